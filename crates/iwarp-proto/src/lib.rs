@@ -1,0 +1,3 @@
+//! The iWARP wire: MPA, DDP and RDMAP.
+#![no_std]
+#![forbid(unsafe_code)]

@@ -1,0 +1,2 @@
+//! The software RNIC, without I/O.
+#![no_std]

@@ -1,0 +1,1 @@
+//! Many RNICs over a simulated TCP, from one seed.

@@ -1,0 +1,1 @@
+//! iWARP RDMA in user space over plain TCP.
