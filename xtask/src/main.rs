@@ -1,2 +1,41 @@
-//! The project's own tasks.
-fn main() {}
+//! The project's own tasks, run as `cargo xtask COMMAND`.
+//!
+//! Everything that continuous integration runs is here, so a developer runs exactly the same thing.
+//! A new subcommand is a variant of [`Command`] and a module; a new step of `test` is one row in [`steps::STEPS`].
+
+mod context;
+mod packages;
+mod process;
+mod runner;
+mod steps;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "The project's own tasks", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run the checks that continuous integration runs
+    Test(runner::TestArgs),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Test(args) => runner::test(&args),
+    };
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! The step `packages`: programs and files from outside the Rust world that some steps need.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::context::{Context, find_program};
+use crate::process::Log;
+use crate::runner::Outcome;
+
+/// What shows that a package is installed.
+enum Proof {
+    /// A program in `PATH`.
+    Program(&'static str),
+    /// A file or directory by its absolute path.
+    #[allow(
+        dead_code,
+        reason = "header and library packages are proved this way once a step needs one"
+    )]
+    File(&'static str),
+}
+
+/// A Debian package, how to see that it is there, and what is lost without it.
+struct Package {
+    name: &'static str,
+    proof: Proof,
+    /// The steps that are skipped without it.
+    needed_by: &'static [&'static str],
+    why: &'static str,
+}
+
+/// One row per package; a new need is a new row.
+const PACKAGES: &[Package] = &[
+    Package {
+        name: "tshark",
+        proof: Proof::Program("tshark"),
+        needed_by: &["tshark"],
+        why: "an independent decoder for what we put on the wire",
+    },
+    Package {
+        name: "iproute2",
+        proof: Proof::Program("ip"),
+        needed_by: &[],
+        why: "shows and builds network interfaces for tests by hand",
+    },
+];
+
+impl Package {
+    fn installed(&self) -> bool {
+        match self.proof {
+            Proof::Program(name) => {
+                find_program(name).is_some() || Path::new("/usr/sbin").join(name).is_file()
+            }
+            Proof::File(path) => Path::new(path).exists(),
+        }
+    }
+
+    /// What a person should know about its absence.
+    fn absence(&self) -> String {
+        let lost = match self.needed_by {
+            [] => "nothing is skipped".to_owned(),
+            steps => format!("skipped without it: {}", steps.join(", ")),
+        };
+        format!("missing package {}: {} ({lost})", self.name, self.why)
+    }
+}
+
+/// Whether the package is installed. A name that is not in the table is a mistake in this program.
+pub(crate) fn have(name: &str) -> bool {
+    PACKAGES
+        .iter()
+        .any(|package| package.name == name && package.installed())
+}
+
+fn missing() -> Vec<&'static Package> {
+    PACKAGES
+        .iter()
+        .filter(|package| !package.installed())
+        .collect()
+}
+
+/// Installs what is missing where that is possible, and says what is not there in the end.
+pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
+    let wanted = missing();
+    if !wanted.is_empty()
+        && context.install
+        && rustix::process::geteuid().is_root()
+        && find_program("apt-get").is_some()
+    {
+        let names: Vec<_> = wanted.iter().map(|package| package.name).collect();
+        log.say(format!("installing {}", names.join(", ")));
+        if let Err(error) = install(log, &names) {
+            // No network is no reason to fail: the steps that need the package are skipped, and say so.
+            log.say(format!("could not install: {error:#}"));
+        }
+    }
+    let absent = missing();
+    for package in &absent {
+        log.say(package.absence());
+    }
+    if absent.is_empty() {
+        log.say(format!("all {} packages are there", PACKAGES.len()));
+        return Ok(Outcome::Passed);
+    }
+    let names: Vec<_> = absent.iter().map(|package| package.name).collect();
+    Ok(Outcome::Skipped(format!(
+        "not installed: {}",
+        names.join(", ")
+    )))
+}
+
+fn install(log: &mut Log, names: &[&str]) -> Result<()> {
+    let apt = || {
+        let mut command = Command::new("apt-get");
+        command.env("DEBIAN_FRONTEND", "noninteractive");
+        command
+    };
+    log.run(apt().args(["-q", "update"]))?;
+    log.run(
+        apt()
+            .args(["-q", "-y", "--no-install-recommends", "install"])
+            .args(names),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::steps::STEPS;
+
+    #[test]
+    fn every_need_names_a_step() {
+        for package in PACKAGES {
+            for need in package.needed_by {
+                assert!(
+                    STEPS.iter().any(|step| step.name == *need),
+                    "{} needs no step {need}",
+                    package.name
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn absence_names_what_is_lost() {
+        let package = Package {
+            name: "surely-not-there",
+            proof: Proof::File("/surely/not/there"),
+            needed_by: &["tshark"],
+            why: "why not",
+        };
+        assert!(!package.installed());
+        assert_eq!(
+            package.absence(),
+            "missing package surely-not-there: why not (skipped without it: tshark)"
+        );
+    }
+
+    #[test]
+    fn a_program_in_the_path_is_found() {
+        let package = Package {
+            name: "dash",
+            proof: Proof::Program("sh"),
+            needed_by: &[],
+            why: "",
+        };
+        assert!(package.installed());
+        assert!(!have("surely-not-there"));
+    }
+}

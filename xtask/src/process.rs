@@ -1,0 +1,270 @@
+//! Runs commands with their output in a log file and a limit on their time.
+//!
+//! A hung test must not hang the whole run, and a child that is killed must not leave its own children behind:
+//! `cargo test` starts the test programs, and those are the ones that hang.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// How often a running command is looked at. Short enough not to be felt at the end of a quick step.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// The log of one step. Commands write into it; [`Log::say`] also writes to the terminal.
+pub(crate) struct Log {
+    file: File,
+    path: PathBuf,
+    deadline: Instant,
+}
+
+impl Log {
+    /// Creates (or empties) the log at `path`. All commands of the step together must end within `limit`.
+    ///
+    /// # Errors
+    /// When the file cannot be created.
+    pub(crate) fn create(path: &Path, limit: Duration) -> Result<Self> {
+        if let Some(dir) = path.parent() {
+            std::fs::create_dir_all(dir)?;
+        }
+        let file = File::options()
+            .create(true)
+            .truncate(true)
+            .read(true)
+            .write(true)
+            .open(path)
+            .with_context(|| format!("cannot create {}", path.display()))?;
+        Ok(Self {
+            file,
+            path: path.to_owned(),
+            deadline: Instant::now() + limit,
+        })
+    }
+
+    /// Where the log is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes a line to the log only.
+    ///
+    /// A log that cannot be written is no reason to fail a check, so errors are ignored here.
+    pub(crate) fn line(&mut self, text: impl AsRef<str>) {
+        let _ = self.file.seek(SeekFrom::End(0));
+        let _ = writeln!(self.file, "{}", text.as_ref());
+    }
+
+    /// Writes a line to the log and, indented, to the terminal.
+    pub(crate) fn say(&mut self, text: impl AsRef<str>) {
+        println!("  {}", text.as_ref());
+        self.line(text);
+    }
+
+    /// Runs a command to its end and fails unless it succeeds.
+    ///
+    /// # Errors
+    /// When the command cannot be started, fails, or is out of time.
+    pub(crate) fn run(&mut self, command: &mut Command) -> Result<()> {
+        let shown = show(command);
+        let status = self.status(command)?;
+        if !status.success() {
+            bail!("`{shown}` failed: {status}");
+        }
+        Ok(())
+    }
+
+    /// Runs a command like [`Log::run`] and returns what it wrote (standard output and error together).
+    ///
+    /// # Errors
+    /// As for [`Log::run`].
+    pub(crate) fn run_and_read(&mut self, command: &mut Command) -> Result<String> {
+        let start = self.file.seek(SeekFrom::End(0))?;
+        self.run(command)?;
+        let mut bytes = Vec::new();
+        self.file.seek(SeekFrom::Start(start))?;
+        self.file.read_to_end(&mut bytes)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    fn status(&mut self, command: &mut Command) -> Result<ExitStatus> {
+        let shown = show(command);
+        self.line(format!("$ {shown}"));
+        self.file.seek(SeekFrom::End(0))?;
+        // Both streams share one file description, so their lines stay in the order in which they were written.
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(self.file.try_clone()?)
+            .stderr(self.file.try_clone()?)
+            .spawn()
+            .with_context(|| format!("cannot start `{shown}`"))?;
+        loop {
+            if let Some(status) = child.try_wait()? {
+                return Ok(status);
+            }
+            if Instant::now() >= self.deadline {
+                kill_tree(&mut child);
+                bail!("`{shown}` did not end within the time limit of this step and was killed");
+            }
+            thread::sleep(POLL_INTERVAL);
+        }
+    }
+
+    /// The last `count` lines of the log.
+    pub(crate) fn tail(&self, count: usize) -> String {
+        let bytes = std::fs::read(&self.path).unwrap_or_default();
+        let text = String::from_utf8_lossy(&bytes);
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(count)..].join("\n")
+    }
+}
+
+/// A cargo command in the workspace root, without the package variables that `cargo run` set for this program:
+/// they would look like a changed environment to build scripts.
+pub(crate) fn cargo(root: &Path) -> Command {
+    let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(program);
+    command.current_dir(root);
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
+            command.env_remove(&name);
+        }
+    }
+    command
+}
+
+/// The command as a person would type it.
+fn show(command: &Command) -> String {
+    let mut words = Vec::new();
+    for (name, value) in command.get_envs() {
+        if let Some(value) = value {
+            words.push(format!(
+                "{}={:?}",
+                name.to_string_lossy(),
+                value.to_string_lossy()
+            ));
+        }
+    }
+    let program = Path::new(command.get_program());
+    words.push(
+        program
+            .file_name()
+            .unwrap_or(program.as_os_str())
+            .to_string_lossy()
+            .into_owned(),
+    );
+    words.extend(
+        command
+            .get_args()
+            .map(|arg| arg.to_string_lossy().into_owned()),
+    );
+    words.join(" ")
+}
+
+/// Kills a child and all that descend from it. Only processes that this program started can be among them.
+fn kill_tree(child: &mut Child) {
+    let mut doomed = vec![child.id()];
+    let mut next = 0;
+    while let Some(&parent) = doomed.get(next) {
+        doomed.extend(children_of(parent));
+        next += 1;
+    }
+    for id in doomed {
+        if let Some(pid) = i32::try_from(id).ok().and_then(Pid::from_raw) {
+            // One that is gone already is as good as killed.
+            let _ = kill_process(pid, Signal::KILL);
+        }
+    }
+    let _ = child.wait();
+}
+
+fn children_of(parent: u32) -> Vec<u32> {
+    let Ok(entries) = std::fs::read_dir("/proc") else {
+        return Vec::new();
+    };
+    entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter(|&id| parent_of(id) == Some(parent))
+        .collect()
+}
+
+fn parent_of(id: u32) -> Option<u32> {
+    let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
+    // The program's name stands in parentheses and may contain anything, so count from the last one.
+    stat.rsplit_once(')')?
+        .1
+        .split_whitespace()
+        .nth(1)?
+        .parse()
+        .ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn log(name: &str, limit: Duration) -> Log {
+        let path = std::env::temp_dir().join(format!("xtask-{}-{name}.log", std::process::id()));
+        Log::create(&path, limit).unwrap()
+    }
+
+    #[test]
+    fn output_is_read_back_and_kept() {
+        let mut log = log("read", Duration::from_secs(20));
+        log.line("before");
+        let text = log
+            .run_and_read(Command::new("sh").args(["-c", "echo out; echo err >&2"]))
+            .unwrap();
+        assert!(text.ends_with("out\nerr\n"), "{text}");
+        assert_eq!(log.tail(2), "out\nerr");
+        assert!(log.tail(100).starts_with("before\n$ sh -c"));
+        std::fs::remove_file(log.path()).unwrap();
+    }
+
+    #[test]
+    fn failure_names_the_command() {
+        let mut log = log("fail", Duration::from_secs(20));
+        let error = log
+            .run(Command::new("sh").args(["-c", "exit 3"]))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("sh -c exit 3") && error.contains('3'),
+            "{error}"
+        );
+        std::fs::remove_file(log.path()).unwrap();
+    }
+
+    #[test]
+    fn out_of_time_kills_grandchildren() {
+        let mut log = log("time", Duration::from_millis(300));
+        let start = Instant::now();
+        let error = log
+            .run(Command::new("sh").args(["-c", "sleep 60 & echo $!; wait"]))
+            .unwrap_err();
+        assert!(error.to_string().contains("time limit"));
+        assert!(start.elapsed() < Duration::from_secs(20));
+        let grandchild: u32 = log.tail(1).trim().parse().unwrap();
+        let gone = || {
+            // A killed orphan may stay as a zombie until its new parent collects it.
+            std::fs::read_to_string(format!("/proc/{grandchild}/stat")).map_or(true, |stat| {
+                stat.rsplit_once(')')
+                    .is_some_and(|(_, rest)| rest.trim_start().starts_with('Z'))
+            })
+        };
+        while !gone() {
+            assert!(
+                start.elapsed() < Duration::from_secs(20),
+                "the grandchild is still running"
+            );
+            thread::sleep(POLL_INTERVAL);
+        }
+        std::fs::remove_file(log.path()).unwrap();
+    }
+}

@@ -1,0 +1,255 @@
+//! The table of steps, and those steps that are little more than one cargo command.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+
+use crate::context::Context;
+use crate::packages;
+use crate::process::{Log, cargo};
+use crate::runner::Outcome;
+
+/// A step of `cargo xtask test`.
+pub(crate) struct Step {
+    /// What a person types after `--only`.
+    pub(crate) name: &'static str,
+    /// One line on what it checks.
+    pub(crate) about: &'static str,
+    /// The longest that it may take, far above what it needs: it only ends a hang.
+    pub(crate) limit: Duration,
+    /// Does the work.
+    pub(crate) run: fn(&Context, &mut Log) -> Result<Outcome>,
+}
+
+const fn minutes(count: u64) -> Duration {
+    Duration::from_secs(count * 60)
+}
+
+/// All steps, the quick ones first.
+pub(crate) const STEPS: &[Step] = &[
+    Step {
+        name: "packages",
+        about: "programs that other steps need",
+        limit: minutes(10),
+        run: packages::run,
+    },
+    Step {
+        name: "fmt",
+        about: "rustfmt would change nothing",
+        limit: minutes(5),
+        run: fmt,
+    },
+    Step {
+        name: "clippy",
+        about: "no lint warnings",
+        limit: minutes(20),
+        run: clippy,
+    },
+    Step {
+        name: "doc",
+        about: "the documentation builds without warnings",
+        limit: minutes(20),
+        run: doc,
+    },
+    Step {
+        name: "unit",
+        about: "all tests and documentation examples",
+        limit: minutes(30),
+        run: unit,
+    },
+    Step {
+        name: "loom",
+        about: "model check of the wake-up protocol",
+        limit: minutes(30),
+        run: loom,
+    },
+    Step {
+        name: "tshark",
+        about: "Wireshark decodes what we send",
+        limit: minutes(10),
+        run: tshark,
+    },
+    Step {
+        name: "sim",
+        about: "random verbs programs on a faulty network",
+        limit: minutes(30),
+        run: sim,
+    },
+];
+
+fn fmt(context: &Context, log: &mut Log) -> Result<Outcome> {
+    log.run(cargo(&context.root).args(["fmt", "--all", "--check"]))?;
+    Ok(Outcome::Passed)
+}
+
+fn clippy(context: &Context, log: &mut Log) -> Result<Outcome> {
+    log.run(cargo(&context.root).args([
+        "clippy",
+        "--workspace",
+        "--all-targets",
+        "--",
+        "-D",
+        "warnings",
+    ]))?;
+    Ok(Outcome::Passed)
+}
+
+fn doc(context: &Context, log: &mut Log) -> Result<Outcome> {
+    log.run(
+        cargo(&context.root)
+            .env("RUSTDOCFLAGS", "-Dwarnings")
+            .args(["doc", "--workspace", "--no-deps"]),
+    )?;
+    Ok(Outcome::Passed)
+}
+
+fn unit(context: &Context, log: &mut Log) -> Result<Outcome> {
+    let mut command = cargo(&context.root);
+    command.args(["test", "--workspace", "--no-fail-fast"]);
+    require_tools(&mut command);
+    let result = log.run_and_read(&mut command);
+    let text = match &result {
+        Ok(text) => text.clone(),
+        Err(_) => log.tail(usize::MAX),
+    };
+    for line in interesting_lines(&text) {
+        println!("  {line}");
+    }
+    let ran = tests_passed(&result?);
+    if ran == 0 {
+        bail!("no test ran");
+    }
+    log.say(format!("{ran} tests passed"));
+    Ok(Outcome::Passed)
+}
+
+/// Tests that need a program skip without it. Where we know that it is there, skipping would hide a failure.
+fn require_tools(command: &mut std::process::Command) {
+    if packages::have("tshark") {
+        command.env("IWARP_REQUIRE_TSHARK", "1");
+    }
+}
+
+/// The protocol between driver threads lives in this file, and its model-check tests with it.
+const BATON: &str = "crates/iwarp/src/progress/baton.rs";
+
+fn loom(context: &Context, log: &mut Log) -> Result<Outcome> {
+    if !context.has(BATON) {
+        return Ok(Outcome::Skipped(format!("there is no {BATON} yet")));
+    }
+    let text = log.run_and_read(
+        cargo(&context.root)
+            .env("RUSTFLAGS", "--cfg loom")
+            .env("CARGO_TARGET_DIR", context.target.join("loom"))
+            .args(["test", "--package", "iwarp", "--lib", "--release", "loom_"]),
+    )?;
+    at_least_one_test(log, &text)
+}
+
+/// The integration test that hands our packets to Wireshark.
+const TSHARK_TEST: &str = "crates/iwarp-cli/tests/tshark.rs";
+
+fn tshark(context: &Context, log: &mut Log) -> Result<Outcome> {
+    if !packages::have("tshark") {
+        return Ok(Outcome::Skipped("tshark is not installed".into()));
+    }
+    if !context.has(TSHARK_TEST) {
+        return Ok(Outcome::Skipped(format!("there is no {TSHARK_TEST} yet")));
+    }
+    let mut command = cargo(&context.root);
+    // The whole workspace, so that features unify as in `unit` and nothing is built twice.
+    command.args(["test", "--workspace", "--test", "tshark"]);
+    require_tools(&mut command);
+    let text = log.run_and_read(&mut command)?;
+    at_least_one_test(log, &text)
+}
+
+fn sim(context: &Context, log: &mut Log) -> Result<Outcome> {
+    if !context.has("crates/iwarp-sim/src/main.rs") {
+        return Ok(Outcome::Skipped("iwarp-sim has no program yet".into()));
+    }
+    let seeds = if context.quick { "1000" } else { "10000" };
+    let text = log.run_and_read(cargo(&context.root).args([
+        "run",
+        "--release",
+        "--package",
+        "iwarp-sim",
+        "--",
+        "--seeds",
+        seeds,
+    ]))?;
+    if let Some(line) = text.lines().rfind(|line| !line.trim().is_empty()) {
+        println!("  {line}");
+    }
+    Ok(Outcome::Passed)
+}
+
+/// A filter that matches nothing looks like success to cargo; here it is a failure.
+fn at_least_one_test(log: &mut Log, text: &str) -> Result<Outcome> {
+    let ran = tests_passed(text);
+    if ran == 0 {
+        bail!("no test ran");
+    }
+    log.say(format!("{ran} tests passed"));
+    Ok(Outcome::Passed)
+}
+
+/// The lines of cargo test's output that say which program ran and how it ended.
+fn interesting_lines(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().map(str::trim).filter(|line| {
+        line.starts_with("test result:")
+            || line.starts_with("Running ")
+            || line.starts_with("Doc-tests ")
+    })
+}
+
+/// Adds up the passed tests of all `test result:` lines.
+fn tests_passed(text: &str) -> u64 {
+    text.lines()
+        .filter_map(|line| line.trim().strip_prefix("test result:"))
+        .filter_map(|rest| {
+            let words: Vec<&str> = rest.split_whitespace().collect();
+            let at = words.iter().position(|word| word.starts_with("passed"))?;
+            words.get(at.checked_sub(1)?)?.parse::<u64>().ok()
+        })
+        .sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OUTPUT: &str = "\
+     Running unittests src/lib.rs (target/debug/deps/x-1)
+running 3 tests
+test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s
+   Doc-tests x
+test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out
+";
+
+    #[test]
+    fn passed_tests_are_added_up() {
+        assert_eq!(tests_passed(OUTPUT), 5);
+        assert_eq!(tests_passed("running 0 tests\n"), 0);
+        assert_eq!(tests_passed("test result: passed\n"), 0);
+    }
+
+    #[test]
+    fn only_headings_and_results_are_shown() {
+        let lines: Vec<_> = interesting_lines(OUTPUT).collect();
+        assert_eq!(lines.len(), 4);
+        assert!(lines[0].starts_with("Running"));
+        assert!(lines[3].contains("2 passed; 1 failed"));
+    }
+
+    #[test]
+    fn names_are_unique() {
+        for (at, step) in STEPS.iter().enumerate() {
+            assert!(
+                STEPS[..at].iter().all(|other| other.name != step.name),
+                "{} twice",
+                step.name
+            );
+        }
+    }
+}
