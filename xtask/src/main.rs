@@ -3,15 +3,19 @@
 //! Everything that continuous integration runs is here, so a developer runs exactly the same thing.
 //! A new subcommand is a variant of [`Command`] and a module; a new step of `test` is one row in [`steps::STEPS`].
 
+mod compliance;
 mod context;
+mod files;
 mod packages;
 mod process;
 mod runner;
 mod steps;
+mod tidy;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use context::Context;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "The project's own tasks", version)]
@@ -24,11 +28,20 @@ struct Cli {
 enum Command {
     /// Run the checks that continuous integration runs
     Test(runner::TestArgs),
+    /// Compare the RFC annotations with the RFCs and write the reports
+    Compliance {
+        /// Rewrite the committed snapshot
+        #[arg(long)]
+        bless: bool,
+    },
 }
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Test(args) => runner::test(&args),
+        Command::Compliance { bless } => {
+            Context::new(false, false).and_then(|context| compliance::command(&context, bless))
+        }
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,

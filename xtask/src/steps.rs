@@ -4,10 +4,12 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 
+use crate::compliance;
 use crate::context::Context;
 use crate::packages;
 use crate::process::{Log, cargo};
 use crate::runner::Outcome;
+use crate::tidy;
 
 /// A step of `cargo xtask test`.
 pub(crate) struct Step {
@@ -38,6 +40,18 @@ pub(crate) const STEPS: &[Step] = &[
         about: "rustfmt would change nothing",
         limit: minutes(5),
         run: fmt,
+    },
+    Step {
+        name: "tidy",
+        about: "rules for the tree that no compiler checks",
+        limit: minutes(5),
+        run: tidy::run,
+    },
+    Step {
+        name: "compliance",
+        about: "quoted rules are in their RFCs",
+        limit: minutes(5),
+        run: compliance::run,
     },
     Step {
         name: "clippy",

@@ -1,0 +1,149 @@
+//! The step and command `compliance`: every quoted rule is really in its RFC, and every rule of the RFCs is accounted for.
+//!
+//! The form of an annotation is described in [`annotations`]. The idea, and the comment marks, are those of `duvet`;
+//! doing it here needs no network and no tool to install.
+
+mod annotations;
+mod report;
+mod rfc;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::context::Context;
+use crate::files;
+use crate::process::Log;
+use crate::runner::Outcome;
+use report::Document;
+
+/// The RFCs that we claim to follow; their texts are in `rfcs/`.
+const RFCS: &[u16] = &[5040, 5041, 5044, 6581, 7306];
+
+/// The committed snapshot.
+const SNAPSHOT: &str = "docs/compliance.md";
+
+/// The command that brings the snapshot up to date.
+const BLESS: &str = "cargo xtask compliance --bless";
+
+/// Reads everything and compares. The strings are what is wrong.
+fn analyse(context: &Context) -> Result<(Vec<Document>, Vec<String>)> {
+    let mut errors = Vec::new();
+    let mut found = Vec::new();
+    for file in files::listed(&context.root)? {
+        let exceptions = file.starts_with("rfcs/exceptions/") && file.ends_with(".txt");
+        // This checker's own tests are full of annotations that are wrong on purpose.
+        let source = file.ends_with(".rs") && !file.starts_with("xtask/");
+        if source || exceptions {
+            let text = files::read(&context.root, &file)?;
+            found.extend(annotations::collect(&file, &text, &mut errors));
+        }
+    }
+    for annotation in &found {
+        if !RFCS.contains(&annotation.rfc) {
+            errors.push(format!(
+                "{}: RFC {} is not in rfcs/",
+                annotation.place(),
+                annotation.rfc
+            ));
+        }
+    }
+    let mut documents = Vec::new();
+    for &number in RFCS {
+        let text = files::read(&context.root, &format!("rfcs/rfc{number}.txt"))?;
+        documents.push(Document::new(
+            number,
+            rfc::parse(&text),
+            &found,
+            &mut errors,
+        ));
+    }
+    Ok((documents, errors))
+}
+
+/// The step: fails on wrong quotes and on an outdated snapshot.
+pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
+    let (documents, errors) = analyse(context)?;
+    write_report(context, &documents)?;
+    for error in &errors {
+        log.line(error);
+    }
+    if !errors.is_empty() {
+        bail!("{} annotations are wrong", errors.len());
+    }
+    for document in &documents {
+        let counts = document.total();
+        log.say(format!(
+            "RFC {}: {} requirements, {} in code, {} in tests, {} exceptions, {} missing",
+            document.number,
+            counts.total,
+            counts.implemented,
+            counts.tested,
+            counts.exception,
+            counts.missing
+        ));
+    }
+    let committed = std::fs::read_to_string(context.root.join(SNAPSHOT)).unwrap_or_default();
+    if committed != report::snapshot(&documents) {
+        bail!("{SNAPSHOT} is out of date: run `{BLESS}` and commit it");
+    }
+    Ok(Outcome::Passed)
+}
+
+/// The command: writes the reports. With `bless` the committed snapshot too.
+///
+/// # Errors
+/// When files cannot be read or written.
+pub(crate) fn command(context: &Context, bless: bool) -> Result<bool> {
+    let (documents, errors) = analyse(context)?;
+    let path = write_report(context, &documents)?;
+    for error in &errors {
+        eprintln!("error: {error}");
+    }
+    println!("full report: {}", path.display());
+    if bless {
+        std::fs::write(context.root.join(SNAPSHOT), report::snapshot(&documents))?;
+        println!("snapshot: {SNAPSHOT}");
+    }
+    Ok(errors.is_empty())
+}
+
+fn write_report(context: &Context, documents: &[Document]) -> Result<std::path::PathBuf> {
+    std::fs::create_dir_all(&context.target)?;
+    let path = context.target.join("compliance.txt");
+    std::fs::write(&path, report::full(documents))
+        .with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Guards against an extractor that silently stops seeing: these RFCs do not change.
+    #[test]
+    fn the_rfcs_are_read_completely() {
+        let context = Context::new(true, false).unwrap();
+        let mut found = Vec::new();
+        for &number in RFCS {
+            let text = files::read(&context.root, &format!("rfcs/rfc{number}.txt")).unwrap();
+            let sections = rfc::parse(&text);
+            let all: String = sections
+                .iter()
+                .map(|section| section.text.as_str())
+                .collect();
+            assert!(!all.contains("[Page "), "RFC {number} keeps a page footer");
+            let all = || sections.iter().flat_map(|section| &section.requirements);
+            let keywords: usize = all().map(|one| one.keywords.len()).sum();
+            found.push((number, sections.len(), keywords, all().count()));
+        }
+        // RFC, sections, keywords, requirements. Headings and capitals were counted by other means,
+        // less the seven capitals of the paragraph that defines the words and one "NOT REQUIRED".
+        let expected = [
+            (5040, 56, 152 - 7, 142),
+            (5041, 44, 135 - 8, 120),
+            (5044, 63, 124 - 7, 110),
+            (6581, 28, 56 - 7, 47),
+            (7306, 37, 69 - 7, 60),
+        ];
+        assert_eq!(found, expected);
+    }
+}

@@ -1,0 +1,50 @@
+//! The files of the tree, as git sees them.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+
+/// All files that are committed or could be (ignored ones are not), relative to the root, sorted, with `/` between parts.
+///
+/// # Errors
+/// When git is missing or this is no work tree.
+pub(crate) fn listed(root: &Path) -> Result<Vec<String>> {
+    let output = Command::new("git")
+        .current_dir(root)
+        .args([
+            "ls-files",
+            "-z",
+            "--cached",
+            "--others",
+            "--exclude-standard",
+        ])
+        .output()
+        .context("cannot start git")?;
+    if !output.status.success() {
+        bail!(
+            "git ls-files failed: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    let mut files: Vec<String> = output
+        .stdout
+        .split(|&byte| byte == 0)
+        .filter(|name| !name.is_empty())
+        .map(|name| String::from_utf8_lossy(name).into_owned())
+        // A file may be deleted but still in the index.
+        .filter(|name| root.join(name).is_file())
+        .collect();
+    files.sort_unstable();
+    files.dedup();
+    Ok(files)
+}
+
+/// Reads a text file. Octets that are not UTF-8 are replaced, so that binary files need no exception.
+///
+/// # Errors
+/// When it cannot be read.
+pub(crate) fn read(root: &Path, file: &str) -> Result<String> {
+    let bytes = std::fs::read(root.join(file)).with_context(|| format!("cannot read {file}"))?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}

@@ -1,0 +1,118 @@
+//! The rules for the project's documents.
+
+use std::path::Path;
+
+use super::{Finding, Severity};
+
+/// What a visitor is told to type; both must work.
+const README_COMMANDS: &[&str] = &["cargo run --release -- perf", "cargo xtask test"];
+/// The first cells of the table of what works and what does not.
+const FEATURE_TABLE: &str = "| Feature | State |";
+
+fn error(place: String, text: String) -> Finding {
+    Finding {
+        severity: Severity::Error,
+        place,
+        text,
+    }
+}
+
+/// Relative links must lead to a file of the tree.
+pub(crate) fn links(root: &Path, file: &str, text: &str) -> Vec<Finding> {
+    let base = root.join(file);
+    let base = base.parent().unwrap_or(root);
+    let mut findings = Vec::new();
+    let mut fenced = false;
+    for (at, line) in text.lines().enumerate() {
+        if line.trim_start().starts_with("```") {
+            fenced = !fenced;
+        }
+        if fenced {
+            continue;
+        }
+        for target in targets(line) {
+            let path = target.split('#').next().unwrap_or_default();
+            let external = target.contains("://") || target.starts_with("mailto:");
+            if !external && !path.is_empty() && !base.join(path).exists() {
+                findings.push(error(
+                    format!("{file}:{}", at + 1),
+                    format!("{target} leads nowhere"),
+                ));
+            }
+        }
+    }
+    findings
+}
+
+/// The targets of the inline links of a line.
+fn targets(line: &str) -> Vec<&str> {
+    line.match_indices("](")
+        .filter_map(|(at, _)| {
+            let rest = &line[at + 2..];
+            let target = &rest[..rest.find(')')?];
+            // A title may follow the target.
+            target.split_whitespace().next()
+        })
+        .collect()
+}
+
+/// The README names the commands and the minimum Rust version, and has the table.
+pub(crate) fn readme(text: &str, manifest: &str) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut add = |text: String| findings.push(error("README.md".into(), text));
+    for command in README_COMMANDS {
+        if !text.contains(command) {
+            add(format!("does not name `{command}`"));
+        }
+    }
+    if !text.lines().any(|line| line.starts_with(FEATURE_TABLE)) {
+        add(format!("has no table that starts with `{FEATURE_TABLE}`"));
+    }
+    let version = manifest
+        .lines()
+        .find_map(|line| line.strip_prefix("rust-version"))
+        .and_then(|rest| rest.split('"').nth(1));
+    match version {
+        Some(version) if text.contains(&format!("Rust {version}")) => {}
+        Some(version) => add(format!(
+            "does not say that it needs Rust {version}, as Cargo.toml does"
+        )),
+        None => add("cannot be compared: Cargo.toml has no rust-version".into()),
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MANIFEST: &str = "[workspace.package]\nrust-version = \"1.95\"\n";
+    const GOOD: &str =
+        "Rust 1.95\n`cargo run --release -- perf`\n`cargo xtask test`\n| Feature | State |\n";
+
+    #[test]
+    fn a_good_readme_is_good() {
+        assert!(readme(GOOD, MANIFEST).is_empty());
+    }
+
+    #[test]
+    fn each_part_of_the_readme_is_missed() {
+        for part in GOOD.lines() {
+            assert_eq!(readme(&GOOD.replace(part, ""), MANIFEST).len(), 1, "{part}");
+        }
+        assert_eq!(readme(GOOD, "").len(), 1);
+    }
+
+    #[test]
+    fn links_must_lead_somewhere() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let check = |text: &str| links(root, "src/README.md", text).len();
+        assert_eq!(check("[a](main.rs) [b](../Cargo.toml#x \"title\")"), 0);
+        assert_eq!(
+            check("[a](https://example.org/x) [b](#here) [c](mailto:a@example.org)"),
+            0
+        );
+        assert_eq!(check("[a](nowhere.rs)"), 1);
+        assert_eq!(check("```\n[a](nowhere.rs)\n```\n"), 0);
+    }
+}

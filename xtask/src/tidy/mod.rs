@@ -1,0 +1,82 @@
+//! The step `tidy`: a lint of the whole tree for what rustc and clippy do not see.
+
+mod code;
+mod markdown;
+mod rules;
+
+use anyhow::{Result, anyhow, bail};
+
+use crate::context::Context;
+use crate::files;
+use crate::process::Log;
+use crate::runner::Outcome;
+use rules::UnsafeModules;
+
+/// The table of modules that may contain `unsafe`.
+const UNSAFE_MODULES: &str = "xtask/unsafe-modules.txt";
+
+/// Files that others wrote or that are no text.
+const FOREIGN: &[&str] = &["Cargo.lock", "rfcs/rfc"];
+const BINARY: &[&str] = &[".pcap", ".pcapng", ".bin", ".png"];
+
+/// Whether a finding fails the step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Severity {
+    Warning,
+    Error,
+}
+
+/// One broken rule.
+struct Finding {
+    severity: Severity,
+    place: String,
+    text: String,
+}
+
+/// Checks every file that git knows or would take.
+pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
+    let root = &context.root;
+    let table = files::read(root, UNSAFE_MODULES)?;
+    let modules =
+        UnsafeModules::parse(&table).map_err(|error| anyhow!("{UNSAFE_MODULES}: {error}"))?;
+    let mut findings = Vec::new();
+    let mut count = 0;
+    for file in files::listed(root)? {
+        let foreign = FOREIGN.iter().any(|start| file.starts_with(start));
+        if foreign || BINARY.iter().any(|end| file.ends_with(end)) {
+            continue;
+        }
+        count += 1;
+        let text = files::read(root, &file)?;
+        findings.extend(rules::any_text(&file, &text));
+        if file.ends_with(".rs") {
+            findings.extend(rules::rust(&file, &text, &modules));
+        }
+        if file.ends_with(".md") {
+            findings.extend(markdown::links(root, &file, &text));
+        }
+    }
+    let readme = files::read(root, "README.md")?;
+    findings.extend(markdown::readme(&readme, &files::read(root, "Cargo.toml")?));
+
+    let mut errors = 0;
+    for Finding {
+        severity,
+        place,
+        text,
+    } in &findings
+    {
+        match severity {
+            Severity::Warning => log.say(format!("warning: {place}: {text}")),
+            Severity::Error => {
+                errors += 1;
+                log.line(format!("{place}: {text}"));
+            }
+        }
+    }
+    if errors > 0 {
+        bail!("{errors} findings in {count} files");
+    }
+    log.say(format!("{count} files"));
+    Ok(Outcome::Passed)
+}

@@ -1,0 +1,265 @@
+//! The rules for Rust source files and for all text files.
+
+use super::code::code_only;
+use super::{Finding, Severity};
+
+/// Above this a file must be divided.
+const LINES_MAX: usize = 900;
+/// Above this it should be.
+const LINES_WARN: usize = 600;
+/// How far above an `unsafe` block its reason may stand: the comment may have several lines.
+const SAFETY_REACH: usize = 10;
+
+/// Written in two halves, or this file would break its own rules.
+const UNFINISHED_WORDS: &[&str] = &[
+    concat!("TO", "DO"),
+    concat!("FIX", "ME"),
+    concat!("XX", "X"),
+];
+const UNFINISHED_MACROS: &[&str] = &[concat!("todo", "!"), concat!("unimplemented", "!")];
+
+/// Paths and names of machines, which mean nothing to anybody else.
+const MACHINE_NAMES: &[&str] = &[
+    concat!("/wo", "rk/"),
+    concat!("/ro", "ot/"),
+    concat!("/fa", "rm/"),
+    concat!("/tmp/", "lab-cache"),
+    concat!(".lib", "rary/"),
+    concat!("farm", "-bench"),
+    concat!("farm", "-studio"),
+];
+
+/// Where `unsafe` may stand, from `unsafe-modules.txt`.
+pub(crate) struct UnsafeModules {
+    paths: Vec<String>,
+}
+
+impl UnsafeModules {
+    /// Reads the table. A line without a reason is an error.
+    ///
+    /// # Errors
+    /// What is wrong with which line.
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        let mut paths = Vec::new();
+        for (at, line) in text.lines().enumerate() {
+            let line = line.trim();
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
+            match line.split_once(char::is_whitespace) {
+                Some((path, _reason)) => paths.push(path.to_owned()),
+                None => return Err(format!("line {}: {line} has no reason", at + 1)),
+            }
+        }
+        Ok(Self { paths })
+    }
+
+    fn allow(&self, file: &str) -> bool {
+        self.paths
+            .iter()
+            .any(|path| file == path || (path.ends_with('/') && file.starts_with(path)))
+    }
+}
+
+/// Rules for one `.rs` file.
+pub(crate) fn rust(file: &str, text: &str, modules: &UnsafeModules) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut add = |line: usize, text: String| {
+        findings.push(Finding {
+            severity: Severity::Error,
+            place: format!("{file}:{line}"),
+            text,
+        });
+    };
+    if !text
+        .lines()
+        .next()
+        .is_some_and(|line| line.starts_with("//!"))
+    {
+        add(
+            1,
+            "a file starts with a `//!` head that says what it is for".into(),
+        );
+    }
+    for (at, line) in text.lines().enumerate() {
+        for word in UNFINISHED_WORDS {
+            if has_word(line, word) {
+                add(at + 1, format!("{word}: finish it, or open an issue"));
+            }
+        }
+    }
+    let code = code_only(text);
+    let raw: Vec<&str> = text.lines().collect();
+    for (at, line) in code.lines().enumerate() {
+        for name in UNFINISHED_MACROS {
+            if line.contains(name) {
+                add(at + 1, format!("{name} is not an implementation"));
+            }
+        }
+        if !has_word(line, "unsafe") {
+            continue;
+        }
+        if !modules.allow(file) {
+            add(
+                at + 1,
+                "`unsafe` stands only in the modules of xtask/unsafe-modules.txt".into(),
+            );
+        }
+        if needs_reason(&code, at) && !has_reason(&raw, at) {
+            add(
+                at + 1,
+                "no SAFETY: comment in the lines above says why this is sound".into(),
+            );
+        }
+    }
+    findings.extend(length(file, raw.len()));
+    findings
+}
+
+fn length(file: &str, lines: usize) -> Option<Finding> {
+    let (severity, limit) = match lines {
+        _ if lines > LINES_MAX => (Severity::Error, LINES_MAX),
+        _ if lines > LINES_WARN => (Severity::Warning, LINES_WARN),
+        _ => return None,
+    };
+    let text = format!("{lines} lines are more than {limit}: divide the file");
+    Some(Finding {
+        severity,
+        place: file.to_owned(),
+        text,
+    })
+}
+
+/// Blocks and impls need a reason beside them; functions and traits have a `# Safety` section instead, which clippy wants.
+fn needs_reason(code: &str, line: usize) -> bool {
+    let rest: String = code
+        .lines()
+        .skip(line)
+        .take(2)
+        .collect::<Vec<_>>()
+        .join(" ");
+    rest.match_indices("unsafe").any(|(at, word)| {
+        let after = rest[at + word.len()..].trim_start();
+        after.starts_with('{') || after.starts_with("impl")
+    }) && has_word(code.lines().nth(line).unwrap_or_default(), "unsafe")
+}
+
+fn has_reason(raw: &[&str], line: usize) -> bool {
+    let from = line.saturating_sub(SAFETY_REACH);
+    raw[from..=line].iter().any(|line| line.contains("SAFETY:"))
+}
+
+/// Rules for every text file.
+pub(crate) fn any_text(file: &str, text: &str) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (at, line) in text.lines().enumerate() {
+        for name in MACHINE_NAMES {
+            if line.contains(name) {
+                let text = format!("{name} is a name of one machine");
+                let place = format!("{file}:{}", at + 1);
+                findings.push(Finding {
+                    severity: Severity::Error,
+                    place,
+                    text,
+                });
+            }
+        }
+    }
+    findings
+}
+
+/// Whether `word` stands in the line, not as a part of a longer word.
+fn has_word(line: &str, word: &str) -> bool {
+    let part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
+    line.match_indices(word).any(|(at, _)| {
+        !part(line[..at].chars().next_back()) && !part(line[at + word.len()..].chars().next())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(text: &str) -> Vec<String> {
+        let modules = UnsafeModules::parse("# why\nok.rs  because\nok/  because too\n").unwrap();
+        rust("ok.rs", text, &modules)
+            .into_iter()
+            .map(|finding| finding.text)
+            .collect()
+    }
+
+    #[test]
+    fn a_clean_file_is_clean() {
+        assert_eq!(check("//! Head.\nfn f() {}\n"), Vec::<String>::new());
+    }
+
+    #[test]
+    fn the_head_is_missed() {
+        assert!(check("fn f() {}\n")[0].contains("head"));
+        assert!(check("")[0].contains("head"));
+    }
+
+    #[test]
+    fn unfinished_spots_are_seen_in_comments_and_code() {
+        for word in UNFINISHED_WORDS {
+            assert_eq!(check(&format!("//! Head.\n// {word}: later\n")).len(), 1);
+            assert_eq!(check(&format!("//! Head.\n// a{word}b\n")).len(), 0);
+        }
+        for name in UNFINISHED_MACROS {
+            assert_eq!(
+                check(&format!("//! Head.\nfn f() {{ {name}() }}\n")).len(),
+                1
+            );
+            assert_eq!(check(&format!("//! Head.\n// says {name}\n")).len(), 0);
+        }
+    }
+
+    #[test]
+    fn unsafe_needs_a_reason_close_by() {
+        assert!(check("//! Head.\nfn f() { unsafe { g() } }\n")[0].contains("SAFETY"));
+        assert!(check("//! Head.\nunsafe impl Send for A {}\n")[0].contains("SAFETY"));
+        assert!(check("//! Head.\nlet a = unsafe\n{ g() };\n")[0].contains("SAFETY"));
+        assert!(check("//! Head.\n// SAFETY: g is fine\nlet a = unsafe { g() };\n").is_empty());
+        assert!(check("//! Head.\nunsafe fn f() {}\n").is_empty());
+        assert!(check("//! Head.\n// unsafe { in a comment }\nlet a = \"unsafe {\";\n").is_empty());
+        let far = "\n".repeat(SAFETY_REACH);
+        assert_eq!(
+            check(&format!(
+                "//! Head.\n// SAFETY: far\n{far}unsafe {{ g() }}\n"
+            ))
+            .len(),
+            1
+        );
+    }
+
+    #[test]
+    fn unsafe_stands_in_listed_modules_only() {
+        let modules = UnsafeModules::parse("ok/  because\n").unwrap();
+        let text = "//! Head.\nunsafe fn f() {}\n";
+        assert_eq!(rust("ok/a.rs", text, &modules).len(), 0);
+        assert_eq!(rust("okay.rs", text, &modules).len(), 1);
+        assert!(rust("okay.rs", "//! Head.\n#![forbid(unsafe_code)]\n", &modules).is_empty());
+        assert!(UnsafeModules::parse("path-only\n").is_err());
+    }
+
+    #[test]
+    fn long_files_are_warned_of_and_then_refused() {
+        assert!(length("a", LINES_WARN).is_none());
+        assert_eq!(
+            length("a", LINES_WARN + 1).unwrap().severity,
+            Severity::Warning
+        );
+        assert_eq!(
+            length("a", LINES_MAX + 1).unwrap().severity,
+            Severity::Error
+        );
+    }
+
+    #[test]
+    fn machine_names_are_seen() {
+        for name in MACHINE_NAMES {
+            assert_eq!(any_text("a.md", &format!("x\nsee {name}y\n")).len(), 1);
+        }
+        assert!(any_text("a.md", "see docs/a.md\n").is_empty());
+    }
+}
