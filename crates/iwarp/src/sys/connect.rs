@@ -1,0 +1,278 @@
+//! Where TCP connections come from: non-blocking connect, listening sockets, accept.
+//!
+//! Invariant: the one `unsafe` call sets an integer socket option on a descriptor that is owned here.
+//! Running out of descriptors is a kind of error of its own ([`NetError::TooManyFiles`]): the level-triggered poller
+//! would report the same waiting connection for ever, so who accepts must pause instead of trying again at once.
+
+use super::stream::TcpStream;
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+/// Why a socket could not be made or used.
+#[derive(Debug)]
+pub(crate) enum NetError {
+    /// No file descriptor left.
+    TooManyFiles {
+        /// True: this process' own limit (`EMFILE`); false: the whole system's (`ENFILE`).
+        process_limit: bool,
+    },
+    /// Any other error of the operating system.
+    Io(io::Error),
+}
+
+impl fmt::Display for NetError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TooManyFiles {
+                process_limit: true,
+            } => f.write_str("this process has no file descriptor left (see ulimit -n)"),
+            Self::TooManyFiles {
+                process_limit: false,
+            } => f.write_str("the system has no file descriptor left"),
+            Self::Io(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for NetError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::TooManyFiles { .. } => None,
+            Self::Io(error) => Some(error),
+        }
+    }
+}
+
+impl From<io::Error> for NetError {
+    fn from(error: io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(libc::EMFILE) => Self::TooManyFiles {
+                process_limit: true,
+            },
+            Some(libc::ENFILE) => Self::TooManyFiles {
+                process_limit: false,
+            },
+            _ => Self::Io(error),
+        }
+    }
+}
+
+impl From<NetError> for io::Error {
+    fn from(error: NetError) -> Self {
+        match error {
+            NetError::TooManyFiles {
+                process_limit: true,
+            } => Self::from_raw_os_error(libc::EMFILE),
+            NetError::TooManyFiles {
+                process_limit: false,
+            } => Self::from_raw_os_error(libc::ENFILE),
+            NetError::Io(error) => error,
+        }
+    }
+}
+
+/// An IPv4 address in its own form, even if a dual-stack socket shows it mapped into IPv6.
+pub(crate) fn canonical(address: SocketAddr) -> SocketAddr {
+    match address.ip().to_canonical() {
+        IpAddr::V4(ip) => SocketAddr::new(IpAddr::V4(ip), address.port()),
+        // Keeps the scope of a link-local address.
+        IpAddr::V6(_) => address,
+    }
+}
+
+fn tcp_socket(address: &SocketAddr) -> io::Result<Socket> {
+    // Close-on-exec from the start: another thread may fork and exec at any time.
+    Socket::new(
+        Domain::for_address(*address),
+        Type::STREAM,
+        Some(Protocol::TCP),
+    )
+}
+
+/// A connect that may not have ended. Poll it for writing, then ask [`Connecting::try_finish`].
+#[derive(Debug)]
+pub(crate) struct Connecting {
+    stream: TcpStream,
+}
+
+/// What became of a [`Connecting`].
+#[derive(Debug)]
+pub(crate) enum Connect {
+    /// Established.
+    Done(TcpStream),
+    /// Not yet; poll it for writing again.
+    Pending(Connecting),
+}
+
+/// Starts to connect to `peer`, from `local` if given (port 0: any free port), without waiting.
+///
+/// # Errors
+/// No descriptor; no route; `local` not an address of this host, in use, or of the other family. Some connects fail at once
+/// (`ConnectionRefused` on loopback); most fail later, in [`Connecting::try_finish`].
+pub(crate) fn connect(peer: SocketAddr, local: Option<SocketAddr>) -> Result<Connecting, NetError> {
+    let socket = tcp_socket(&peer)?;
+    if let Some(local) = local {
+        if local.port() == 0 {
+            choose_port_late(&socket);
+        }
+        socket.bind(&SockAddr::from(local))?;
+    }
+    let stream = TcpStream::from_socket(socket)?;
+    match stream.socket().connect(&SockAddr::from(peer)) {
+        Ok(()) => {}
+        // An interrupted connect goes on in the background like any other.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EINPROGRESS | libc::EINTR)) => {}
+        Err(error) => return Err(error.into()),
+    }
+    Ok(Connecting { stream })
+}
+
+/// With a source address but no source port, lets the kernel choose the port at connect time, so that ports are shared
+/// between different destinations. Without it, a busy client runs out of ports early. Failure changes nothing else.
+fn choose_port_late(socket: &Socket) {
+    let on: libc::c_int = 1;
+    // SAFETY: the option takes one int, which is valid for the length given. The IPv4 level is the right one for both families.
+    unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_IP,
+            libc::IP_BIND_ADDRESS_NO_PORT,
+            (&raw const on).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        );
+    }
+}
+
+impl Connecting {
+    /// Asks how it went; call it when the descriptor is writable (before that it is harmless).
+    ///
+    /// # Errors
+    /// `ConnectionRefused`, `TimedOut`, `HostUnreachable`, `ConnectionReset` …; the attempt is over.
+    pub(crate) fn try_finish(self) -> io::Result<Connect> {
+        if let Some(error) = self.stream.take_error()? {
+            return Err(error);
+        }
+        let peer = match self.stream.peer_addr() {
+            Ok(peer) => peer,
+            Err(error) if error.kind() == io::ErrorKind::NotConnected => {
+                return Ok(Connect::Pending(self));
+            }
+            Err(error) => return Err(error),
+        };
+        // A connect to a free local port can meet itself (simultaneous open of one socket). Nobody was listening.
+        if self.stream.local_addr()? == peer {
+            self.stream.abort();
+            return Err(io::Error::from_raw_os_error(libc::ECONNREFUSED));
+        }
+        Ok(Connect::Done(self.stream))
+    }
+
+    /// This end's address; the port is final once the connect has been started.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub(crate) fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.stream.local_addr()
+    }
+}
+
+impl AsFd for Connecting {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+/// A listening socket. Poll it for reading, then call [`Listener::accept`] until it has nothing.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    socket: Socket,
+}
+
+impl Listener {
+    /// Listens on `address` (port 0: any free port) with room for `backlog` connections that wait to be accepted; the kernel
+    /// caps it at `net.core.somaxconn`.
+    ///
+    /// `only_v6`: whether an IPv6 listener refuses IPv4 peers; `None` leaves the system's default. `SO_REUSEADDR` is set, so that a
+    /// restarted program gets its port back at once; on Linux it does not let two listeners share a port.
+    ///
+    /// # Errors
+    /// No descriptor; `AddrInUse`; `AddrNotAvailable`; `PermissionDenied` for low ports.
+    pub(crate) fn bind(
+        address: SocketAddr,
+        backlog: u32,
+        only_v6: Option<bool>,
+    ) -> Result<Self, NetError> {
+        let socket = tcp_socket(&address)?;
+        socket.set_nonblocking(true)?;
+        if let (Some(only_v6), true) = (only_v6, address.is_ipv6()) {
+            socket.set_only_v6(only_v6)?;
+        }
+        socket.set_reuse_address(true)?;
+        socket.bind(&SockAddr::from(address))?;
+        socket.listen(i32::try_from(backlog).unwrap_or(i32::MAX))?;
+        Ok(Self { socket })
+    }
+
+    /// Takes the next connection, if one waits.
+    ///
+    /// Connections that died while they waited are skipped.
+    ///
+    /// # Errors
+    /// [`NetError::TooManyFiles`]: the connection still waits; stop polling the listener for a while. Others: the listener is unusable
+    /// or the system is out of memory.
+    pub(crate) fn accept(&self) -> Result<Option<(TcpStream, SocketAddr)>, NetError> {
+        loop {
+            let (socket, peer) = match self
+                .socket
+                .accept4(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC)
+            {
+                Ok(accepted) => accepted,
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::EAGAIN) => return Ok(None),
+                    // Linux passes pending errors of the new connection through accept; they concern nobody else.
+                    Some(
+                        libc::EINTR
+                        | libc::ECONNABORTED
+                        | libc::EPROTO
+                        | libc::ENETDOWN
+                        | libc::ENOPROTOOPT
+                        | libc::EHOSTDOWN
+                        | libc::ENONET
+                        | libc::EHOSTUNREACH
+                        | libc::EOPNOTSUPP
+                        | libc::ENETUNREACH,
+                    ) => continue,
+                    _ => return Err(error.into()),
+                },
+            };
+            let Some(peer) = peer.as_socket().map(canonical) else {
+                continue;
+            };
+            return Ok(Some((TcpStream::from_socket(socket)?, peer)));
+        }
+    }
+
+    /// The address listened on, with the port that was chosen.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub(crate) fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.socket
+            .local_addr()?
+            .as_socket()
+            .ok_or_else(|| io::Error::from_raw_os_error(libc::EAFNOSUPPORT))
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+#[cfg(test)]
+#[path = "connect_tests.rs"]
+mod tests;

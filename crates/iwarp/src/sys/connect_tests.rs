@@ -1,0 +1,214 @@
+//! Tests of connect and accept, over loopback.
+
+use super::*;
+use crate::sys::poller::{Interest, wait_fd};
+use std::time::Duration;
+
+const LONG: Option<Duration> = Some(Duration::from_secs(10));
+
+fn address(text: &str) -> SocketAddr {
+    text.parse().expect("address")
+}
+
+fn finish(mut connecting: Connecting) -> io::Result<TcpStream> {
+    loop {
+        assert!(
+            wait_fd(&connecting, Interest::WRITE, LONG).expect("poll"),
+            "connect hangs"
+        );
+        match connecting.try_finish()? {
+            Connect::Done(stream) => return Ok(stream),
+            Connect::Pending(again) => connecting = again,
+        }
+    }
+}
+
+fn accept(listener: &Listener) -> (TcpStream, SocketAddr) {
+    assert!(
+        wait_fd(listener, Interest::READ, LONG).expect("poll"),
+        "nobody came"
+    );
+    listener.accept().expect("accept").expect("a connection")
+}
+
+#[test]
+fn connects_both_families_from_a_chosen_address() {
+    for (listen, local) in [("127.0.0.1:0", "127.0.0.2:0"), ("[::1]:0", "[::1]:0")] {
+        let listener = match Listener::bind(address(listen), 4, None) {
+            Ok(listener) => listener,
+            Err(error) if listen.starts_with('[') => {
+                println!("skipped: no IPv6 loopback here: {error}");
+                continue;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        assert!(listener.accept().expect("accept").is_none());
+        let target = listener.local_addr().expect("address");
+        let stream =
+            finish(connect(target, Some(address(local))).expect("connect")).expect("established");
+        let (accepted, peer) = accept(&listener);
+        assert_eq!(peer.ip(), address(local).ip());
+        assert_eq!(peer, stream.local_addr().expect("local"));
+        assert_eq!(accepted.peer_addr().expect("peer"), peer);
+        assert_eq!(stream.peer_addr().expect("peer"), target);
+        let mut byte = [0];
+        assert_eq!(
+            accepted.recv(&mut byte).expect_err("must not block").kind(),
+            io::ErrorKind::WouldBlock
+        );
+        assert!(
+            rustix::io::fcntl_getfd(&accepted)
+                .expect("flags")
+                .contains(rustix::io::FdFlags::CLOEXEC)
+        );
+        assert!(listener.accept().expect("accept").is_none());
+    }
+}
+
+#[test]
+fn an_ipv4_peer_of_a_dual_listener_looks_like_ipv4() {
+    let Ok(listener) = Listener::bind(address("[::]:0"), 4, Some(false)) else {
+        println!("skipped: no IPv6 here");
+        return;
+    };
+    let port = listener.local_addr().expect("address").port();
+    let stream =
+        finish(connect(SocketAddr::new([127, 0, 0, 1].into(), port), None).expect("connect"))
+            .expect("up");
+    let (accepted, peer) = accept(&listener);
+    assert!(peer.is_ipv4());
+    assert_eq!(
+        accepted.peer_addr().expect("peer"),
+        stream.local_addr().expect("local")
+    );
+
+    let Ok(listener) = Listener::bind(address("[::]:0"), 4, Some(true)) else {
+        panic!("v6-only");
+    };
+    let port = listener.local_addr().expect("address").port();
+    let refused = connect(SocketAddr::new([127, 0, 0, 1].into(), port), None)
+        .map_err(io::Error::from)
+        .and_then(finish);
+    assert_eq!(
+        refused.expect_err("v6 only").kind(),
+        io::ErrorKind::ConnectionRefused
+    );
+}
+
+#[test]
+fn nobody_listening_is_refused() {
+    // A bound socket that does not listen keeps the port from being reused meanwhile.
+    let blocker = tcp_socket(&address("127.0.0.1:0")).expect("socket");
+    blocker
+        .bind(&SockAddr::from(address("127.0.0.1:0")))
+        .expect("bind");
+    let target = blocker
+        .local_addr()
+        .expect("address")
+        .as_socket()
+        .expect("inet");
+    let result = connect(target, None)
+        .map_err(io::Error::from)
+        .and_then(finish);
+    assert_eq!(
+        result.expect_err("refused").kind(),
+        io::ErrorKind::ConnectionRefused
+    );
+}
+
+#[test]
+fn a_socket_that_met_itself_is_refused() {
+    // Connecting a socket to its own address is the certain way to the accident that random ports make rare.
+    let socket = tcp_socket(&address("127.0.0.1:0")).expect("socket");
+    socket
+        .bind(&SockAddr::from(address("127.0.0.1:0")))
+        .expect("bind");
+    let own = socket.local_addr().expect("address");
+    socket.connect(&own).expect("simultaneous open");
+    let connecting = Connecting {
+        stream: TcpStream::from_socket(socket).expect("stream"),
+    };
+    let error = finish(connecting).expect_err("self-connection");
+    assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+}
+
+#[test]
+fn wrong_local_addresses_are_errors() {
+    let target = address("127.0.0.1:9");
+    assert!(
+        connect(target, Some(address("192.0.2.77:0"))).is_err(),
+        "not ours"
+    );
+    assert!(
+        connect(target, Some(address("[::1]:0"))).is_err(),
+        "other family"
+    );
+}
+
+#[test]
+fn a_port_in_use_is_an_error_and_is_free_after_close() {
+    let listener = Listener::bind(address("127.0.0.1:0"), 1, None).expect("listen");
+    let taken = listener.local_addr().expect("address");
+    match Listener::bind(taken, 1, None) {
+        Err(NetError::Io(error)) => assert_eq!(error.kind(), io::ErrorKind::AddrInUse),
+        other => panic!("{other:?}"),
+    }
+    let stream = finish(connect(taken, None).expect("connect")).expect("up");
+    let (accepted, _) = accept(&listener);
+    // The side that closes first keeps the port in TIME_WAIT, which must not keep the listener from coming back.
+    drop(accepted);
+    drop(listener);
+    drop(stream);
+    Listener::bind(taken, 1, None).expect("again");
+}
+
+#[test]
+fn running_out_of_descriptors_has_its_own_error() {
+    assert!(matches!(
+        NetError::from(io::Error::from_raw_os_error(libc::EMFILE)),
+        NetError::TooManyFiles {
+            process_limit: true
+        }
+    ));
+    assert!(matches!(
+        NetError::from(io::Error::from_raw_os_error(libc::ENFILE)),
+        NetError::TooManyFiles {
+            process_limit: false
+        }
+    ));
+    let back = io::Error::from(NetError::TooManyFiles {
+        process_limit: true,
+    });
+    assert_eq!(back.raw_os_error(), Some(libc::EMFILE));
+
+    // The real thing, in a child process: the limit of this one is shared with the other tests.
+    let listener = Listener::bind(address("127.0.0.1:0"), 1, None).expect("listen");
+    let target = listener.local_addr().expect("address");
+    let _client = finish(connect(target, None).expect("connect")).expect("up");
+    assert!(wait_fd(&listener, Interest::READ, LONG).expect("poll"));
+    // SAFETY: the child only makes system calls and leaves by `_exit`: `accept` allocates nothing on this path.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        let none = libc::rlimit {
+            rlim_cur: 0,
+            rlim_max: 0,
+        };
+        // SAFETY: plain system calls on valid arguments.
+        unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const none) };
+        let typed = matches!(
+            listener.accept(),
+            Err(NetError::TooManyFiles {
+                process_limit: true
+            })
+        );
+        // SAFETY: `_exit` is async-signal-safe.
+        unsafe { libc::_exit(if typed { 9 } else { 1 }) };
+    }
+    let mut status = 0;
+    // SAFETY: `status` is a valid place for an int; the child is ours.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(libc::WEXITSTATUS(status), 9, "status {status:#x}");
+    // The connection was not lost.
+    accept(&listener);
+}

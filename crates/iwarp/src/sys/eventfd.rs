@@ -1,0 +1,109 @@
+//! A pollable flag: the file descriptor behind completion channels and connection-event channels.
+//!
+//! No `unsafe`. The descriptor is readable from the first [`EventFd::signal`] until the next [`EventFd::drain`], however many signals
+//! came in between, so it works with level-triggered `poll`, `select` and `epoll` of any application.
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::{Errno, read, write};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+
+/// A non-blocking, close-on-exec eventfd.
+#[derive(Debug)]
+pub(crate) struct EventFd {
+    fd: OwnedFd,
+}
+
+impl EventFd {
+    /// A descriptor that is not readable yet.
+    ///
+    /// # Errors
+    /// No descriptor or memory left (`EMFILE`, `ENFILE`, `ENOMEM`).
+    pub(crate) fn new() -> io::Result<Self> {
+        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { fd })
+    }
+
+    /// Makes the descriptor readable. Everything written before is visible to who drains after.
+    pub(crate) fn signal(&self) {
+        loop {
+            match write(&self.fd, &1u64.to_ne_bytes()) {
+                Err(Errno::INTR) => {}
+                // A full counter is readable already. Nothing else can happen to a descriptor that we own.
+                Ok(_) | Err(_) => return,
+            }
+        }
+    }
+
+    /// Makes the descriptor unreadable. True if there was at least one signal.
+    pub(crate) fn drain(&self) -> bool {
+        self.take() > 0
+    }
+
+    /// Like [`drain`](Self::drain), but says how many signals there were since the last time.
+    pub(crate) fn take(&self) -> u64 {
+        let mut count = [0u8; 8];
+        loop {
+            match read(&self.fd, &mut count) {
+                Ok(_) => return u64::from_ne_bytes(count),
+                Err(Errno::INTR) => {}
+                Err(_) => return 0,
+            }
+        }
+    }
+}
+
+impl AsFd for EventFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl AsRawFd for EventFd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::poller::{Interest, wait_fd};
+    use std::time::Duration;
+
+    #[test]
+    fn readable_from_signal_to_drain() {
+        let event = EventFd::new().expect("eventfd");
+        let readable = |limit| wait_fd(&event, Interest::READ, Some(limit)).expect("poll");
+        assert!(!readable(Duration::ZERO));
+        assert!(!event.drain());
+        event.signal();
+        event.signal();
+        event.signal();
+        assert!(readable(Duration::ZERO));
+        assert!(readable(Duration::ZERO), "level-triggered");
+        assert_eq!(event.take(), 3);
+        assert!(!readable(Duration::ZERO));
+        assert!(!event.drain());
+    }
+
+    #[test]
+    fn a_signal_wakes_a_sleeper() {
+        let event = EventFd::new().expect("eventfd");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(20));
+                event.signal();
+            });
+            assert!(wait_fd(&event, Interest::READ, Some(Duration::from_secs(10))).expect("poll"));
+        });
+        assert!(event.drain());
+    }
+
+    #[test]
+    fn does_not_survive_exec() {
+        let event = EventFd::new().expect("eventfd");
+        let flags = rustix::io::fcntl_getfd(&event).expect("flags");
+        assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
+    }
+}

@@ -1,0 +1,71 @@
+//! Notices `fork`. Threads do not survive it, so a child must not wait for an engine thread that is not there.
+//!
+//! Invariant: the handler given to `pthread_atfork` only adds to an atomic, which is async-signal-safe, takes no lock
+//! and touches no memory that another thread could have left half-written at the time of the fork.
+//! (A raw `clone` system call bypasses the C library and is not noticed.)
+
+use std::io;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+static GENERATION: AtomicU32 = AtomicU32::new(0);
+static INSTALLED: OnceLock<bool> = OnceLock::new();
+
+extern "C" fn in_child() {
+    GENERATION.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Installs the handler if that has not been done. Call it before the first thread is started.
+///
+/// # Errors
+/// The C library had no memory for the handler.
+pub(crate) fn install() -> io::Result<()> {
+    let installed = *INSTALLED.get_or_init(|| {
+        // SAFETY: `in_child` is an `extern "C" fn` that lives as long as the program and obeys the file's invariant.
+        let status = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+        status == 0
+    });
+    if installed {
+        Ok(())
+    } else {
+        Err(io::Error::from_raw_os_error(libc::ENOMEM))
+    }
+}
+
+/// How many forks lie between this process and the one that first asked. Equal numbers: the same process.
+///
+/// One relaxed load once the handler is installed; it may be asked on every post.
+#[inline]
+pub(crate) fn generation() -> u32 {
+    if INSTALLED.get().is_none() {
+        // Without memory for the handler forks go unnoticed, as with any library that has none.
+        let _ = install();
+    }
+    GENERATION.load(Ordering::Relaxed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_sees_another_generation_and_the_parent_does_not() {
+        let before = generation();
+        install().expect("handler");
+        // SAFETY: the child only loads an atomic and leaves by `_exit`; it allocates nothing and takes no lock.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0, "fork: {}", io::Error::last_os_error());
+        if child == 0 {
+            let good = generation() == before.wrapping_add(1);
+            // SAFETY: `_exit` is async-signal-safe.
+            unsafe { libc::_exit(if good { 7 } else { 1 }) };
+        }
+        let mut status = 0;
+        // SAFETY: `status` is a valid place for an int; the child is ours.
+        let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+        assert_eq!(waited, child);
+        assert!(libc::WIFEXITED(status), "status {status:#x}");
+        assert_eq!(libc::WEXITSTATUS(status), 7);
+        assert_eq!(generation(), before);
+    }
+}

@@ -1,0 +1,16 @@
+//! The operating system, and nothing else: every system call of this crate and the `unsafe` it takes lives below here.
+//!
+//! Each file states the invariant that makes its `unsafe` sound. The rest of the crate sees safe types, with a few
+//! clearly named `_raw` functions whose callers own the memory argument (registered memory that peers may write).
+
+pub(crate) mod clock;
+pub(crate) mod connect;
+pub(crate) mod eventfd;
+pub(crate) mod fork;
+pub(crate) mod interfaces;
+pub(crate) mod limits;
+pub(crate) mod mapping;
+pub(crate) mod poller;
+pub(crate) mod probe;
+pub(crate) mod raw_slice;
+pub(crate) mod stream;

@@ -1,0 +1,436 @@
+//! Readiness: `epoll` for the progress thread, `poll` for one descriptor.
+//!
+//! No `unsafe`. Level-triggered throughout: a driver that stops early (its budget is spent, a receive is missing) is reminded, so no
+//! wake-up can be lost here. A descriptor leaves the set when it is removed or when its last duplicate is closed; whoever adds one owns it and
+//! removes it before closing, because a token may outlive its meaning in a batch of events that was already fetched.
+
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use rustix::io::Errno;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+/// The longest single sleep; longer waits loop. Keeps every time-out inside what the kernel's `int` of milliseconds can hold.
+const LONGEST: Duration = Duration::from_secs(24 * 3600);
+
+/// What to be told about. Errors and hang-ups are always reported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Interest {
+    /// Bytes, a connection or the end of the stream can be read.
+    pub(crate) readable: bool,
+    /// Bytes can be written, or a connect has ended.
+    pub(crate) writable: bool,
+}
+
+impl Interest {
+    /// Errors and hang-ups only.
+    pub(crate) const NONE: Self = Self {
+        readable: false,
+        writable: false,
+    };
+    /// Reading only.
+    pub(crate) const READ: Self = Self {
+        readable: true,
+        writable: false,
+    };
+    /// Writing only.
+    pub(crate) const WRITE: Self = Self {
+        readable: false,
+        writable: true,
+    };
+    /// Both.
+    pub(crate) const BOTH: Self = Self {
+        readable: true,
+        writable: true,
+    };
+
+    fn epoll(self) -> epoll::EventFlags {
+        let mut flags = epoll::EventFlags::empty();
+        if self.readable {
+            flags |= epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
+        }
+        if self.writable {
+            flags |= epoll::EventFlags::OUT;
+        }
+        flags
+    }
+
+    fn poll(self) -> PollFlags {
+        let mut flags = PollFlags::empty();
+        if self.readable {
+            flags |= PollFlags::IN;
+        }
+        if self.writable {
+            flags |= PollFlags::OUT;
+        }
+        flags
+    }
+}
+
+/// One event: which descriptor, and what may be tried on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Readiness {
+    /// The token given to [`Poller::add`].
+    pub(crate) token: u64,
+    /// A read will not block: data, end of stream or an error.
+    pub(crate) readable: bool,
+    /// A write will not block: room or an error.
+    pub(crate) writable: bool,
+    /// The stream is over in both directions, or an error is pending.
+    pub(crate) broken: bool,
+}
+
+/// A reusable buffer for the events of one [`Poller::wait`]. Allocates when created and never again.
+pub(crate) struct Events {
+    list: Vec<epoll::Event>,
+}
+
+impl Events {
+    /// Room for `capacity` events per wait; at least one. What does not fit is reported by the next wait.
+    pub(crate) fn with_capacity(capacity: usize) -> Self {
+        Self {
+            list: Vec::with_capacity(capacity.clamp(1, 1 << 16)),
+        }
+    }
+
+    /// The number of events of the last wait.
+    pub(crate) fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    /// True if the last wait timed out.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// The events of the last wait.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Readiness> + '_ {
+        self.list.iter().map(|event| {
+            let (flags, data) = (event.flags, event.data);
+            let broken = flags.intersects(epoll::EventFlags::ERR | epoll::EventFlags::HUP);
+            let readable = flags.intersects(epoll::EventFlags::IN | epoll::EventFlags::RDHUP);
+            Readiness {
+                token: data.u64(),
+                readable: readable || broken,
+                writable: flags.contains(epoll::EventFlags::OUT) || broken,
+                broken,
+            }
+        })
+    }
+}
+
+impl fmt::Debug for Events {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+/// A set of descriptors to wait for. Any thread may change the set while another waits.
+#[derive(Debug)]
+pub(crate) struct Poller {
+    fd: OwnedFd,
+}
+
+impl Poller {
+    /// An empty set.
+    ///
+    /// # Errors
+    /// No descriptor or memory left (`EMFILE`, `ENFILE`, `ENOMEM`).
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self {
+            fd: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+        })
+    }
+
+    /// Adds a descriptor; its events carry `token`.
+    ///
+    /// # Errors
+    /// `EEXIST` if it is in the set; `EPERM` for a descriptor without readiness (a regular file); `ENOSPC`, `ENOMEM`.
+    pub(crate) fn add(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
+        epoll::add(
+            &self.fd,
+            fd,
+            epoll::EventData::new_u64(token),
+            interest.epoll(),
+        )?;
+        Ok(())
+    }
+
+    /// Changes token and interest of a descriptor in the set.
+    ///
+    /// # Errors
+    /// `ENOENT` if it is not in the set.
+    pub(crate) fn modify(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
+        epoll::modify(
+            &self.fd,
+            fd,
+            epoll::EventData::new_u64(token),
+            interest.epoll(),
+        )?;
+        Ok(())
+    }
+
+    /// Takes a descriptor out of the set. Events already fetched by a waiting thread may still name its token.
+    ///
+    /// # Errors
+    /// `ENOENT` if it is not in the set.
+    pub(crate) fn remove(&self, fd: impl AsFd) -> io::Result<()> {
+        epoll::delete(&self.fd, fd)?;
+        Ok(())
+    }
+
+    /// Waits for events, at most for `timeout` (`None`: for ever; rounded up to milliseconds), and says how many came.
+    ///
+    /// A signal does not end the wait early.
+    ///
+    /// # Errors
+    /// None in practice; the kernel's error if the set itself is unusable.
+    pub(crate) fn wait(&self, events: &mut Events, timeout: Option<Duration>) -> io::Result<usize> {
+        let deadline = Deadline::after(timeout);
+        loop {
+            events.list.clear();
+            let step = deadline.remaining();
+            let spec = timespec(step);
+            match epoll::wait(
+                &self.fd,
+                rustix::buffer::spare_capacity(&mut events.list),
+                Some(&spec),
+            ) {
+                Ok(0) if deadline.is_over() => return Ok(0),
+                Ok(0) | Err(Errno::INTR) => {}
+                Ok(count) => return Ok(count),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Fetches what is ready now, without sleeping.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait).
+    pub(crate) fn wait_zero(&self, events: &mut Events) -> io::Result<usize> {
+        events.list.clear();
+        let spec = timespec(Duration::ZERO);
+        match epoll::wait(
+            &self.fd,
+            rustix::buffer::spare_capacity(&mut events.list),
+            Some(&spec),
+        ) {
+            Ok(count) => Ok(count),
+            Err(Errno::INTR) => Ok(0),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl AsFd for Poller {
+    /// The set is itself a descriptor that is readable when one of its members has an event.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Waits until one descriptor has what `interest` asks for, or an error or hang-up. False: the time is over.
+///
+/// # Errors
+/// The kernel's error (`ENOMEM`).
+pub(crate) fn wait_fd(
+    fd: impl AsFd,
+    interest: Interest,
+    timeout: Option<Duration>,
+) -> io::Result<bool> {
+    let deadline = Deadline::after(timeout);
+    let fd = fd.as_fd();
+    loop {
+        let spec = timespec(deadline.remaining());
+        match poll(
+            &mut [PollFd::from_borrowed_fd(fd, interest.poll())],
+            Some(&spec),
+        ) {
+            Ok(0) if deadline.is_over() => return Ok(false),
+            Ok(0) | Err(Errno::INTR) => {}
+            Ok(_) => return Ok(true),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// When to give up. Interrupted waits go on with what is left of the time.
+#[derive(Clone, Copy)]
+enum Deadline {
+    Never,
+    Now,
+    At(Instant),
+}
+
+impl Deadline {
+    fn after(timeout: Option<Duration>) -> Self {
+        match timeout {
+            None => Self::Never,
+            Some(Duration::ZERO) => Self::Now,
+            // A time-out beyond what `Instant` can hold is for ever.
+            Some(timeout) => Instant::now()
+                .checked_add(timeout)
+                .map_or(Self::Never, Self::At),
+        }
+    }
+
+    fn remaining(self) -> Duration {
+        match self {
+            Self::Never => LONGEST,
+            Self::Now => Duration::ZERO,
+            Self::At(at) => at.saturating_duration_since(Instant::now()).min(LONGEST),
+        }
+    }
+
+    fn is_over(self) -> bool {
+        match self {
+            Self::Never => false,
+            Self::Now => true,
+            Self::At(at) => Instant::now() >= at,
+        }
+    }
+}
+
+fn timespec(time: Duration) -> Timespec {
+    let time = time.min(LONGEST);
+    Timespec {
+        tv_sec: time.as_secs() as i64,
+        tv_nsec: time.subsec_nanos().into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::eventfd::EventFd;
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+
+    #[test]
+    fn tells_which_descriptor_until_it_is_served() {
+        let poller = Poller::new().expect("epoll");
+        let (first, second) = (EventFd::new().expect("a"), EventFd::new().expect("b"));
+        poller.add(&first, 11, Interest::READ).expect("add");
+        poller.add(&second, u64::MAX, Interest::READ).expect("add");
+        let mut events = Events::with_capacity(8);
+        assert_eq!(poller.wait_zero(&mut events).expect("wait"), 0);
+        assert!(events.is_empty());
+
+        second.signal();
+        for _ in 0..2 {
+            assert_eq!(poller.wait(&mut events, None).expect("wait"), 1);
+            let event = events.iter().next().expect("event");
+            assert_eq!(event.token, u64::MAX);
+            assert!(event.readable && !event.writable && !event.broken);
+        }
+        assert!(second.drain());
+        first.signal();
+        assert_eq!(poller.wait_zero(&mut events).expect("wait"), 1);
+        assert_eq!(events.iter().next().map(|event| event.token), Some(11));
+
+        poller.modify(&first, 12, Interest::NONE).expect("modify");
+        assert_eq!(poller.wait_zero(&mut events).expect("wait"), 0);
+        poller.modify(&first, 12, Interest::BOTH).expect("modify");
+        assert_eq!(poller.wait_zero(&mut events).expect("wait"), 1);
+        let event = events.iter().next().expect("event");
+        assert!(event.token == 12 && event.readable && event.writable);
+        poller.remove(&first).expect("remove");
+        assert_eq!(poller.wait_zero(&mut events).expect("wait"), 0);
+        assert_eq!(
+            poller.remove(&first).expect_err("gone").raw_os_error(),
+            Some(libc::ENOENT)
+        );
+    }
+
+    #[test]
+    fn a_small_buffer_gets_the_rest_next_time() {
+        let poller = Poller::new().expect("epoll");
+        let all: Vec<EventFd> = (0..5).map(|_| EventFd::new().expect("eventfd")).collect();
+        for (token, event) in all.iter().enumerate() {
+            poller
+                .add(event, token as u64, Interest::READ)
+                .expect("add");
+            event.signal();
+        }
+        let mut events = Events::with_capacity(2);
+        let mut seen = Vec::new();
+        while poller.wait_zero(&mut events).expect("wait") > 0 {
+            assert!(events.len() <= 2);
+            for event in events.iter() {
+                seen.push(event.token);
+                assert!(all[event.token as usize].drain());
+            }
+        }
+        seen.sort_unstable();
+        assert_eq!(seen, [0, 1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn times_out_not_early() {
+        let poller = Poller::new().expect("epoll");
+        let mut events = Events::with_capacity(1);
+        let start = Instant::now();
+        let limit = Duration::from_micros(5_300);
+        assert_eq!(poller.wait(&mut events, Some(limit)).expect("wait"), 0);
+        assert!(start.elapsed() >= limit, "{:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(5));
+    }
+
+    #[test]
+    fn a_reset_is_reported_without_interest() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("listen");
+        let mut peer = TcpStream::connect(listener.local_addr().expect("addr")).expect("connect");
+        let (stream, _) = listener.accept().expect("accept");
+        let poller = Poller::new().expect("epoll");
+        poller.add(&stream, 5, Interest::NONE).expect("add");
+        let mut events = Events::with_capacity(4);
+        assert_eq!(poller.wait_zero(&mut events).expect("wait"), 0);
+        // Unread data turns the peer's close into a reset.
+        peer.write_all(b"unread").expect("write");
+        socket2::SockRef::from(&peer)
+            .set_linger(Some(Duration::ZERO))
+            .expect("linger");
+        drop(peer);
+        assert_eq!(
+            poller
+                .wait(&mut events, Some(Duration::from_secs(10)))
+                .expect("wait"),
+            1
+        );
+        let event = events.iter().next().expect("event");
+        assert!(event.token == 5 && event.broken && event.readable && event.writable);
+    }
+
+    #[test]
+    fn a_signal_does_not_shorten_the_wait() {
+        extern "C" fn nothing(_: libc::c_int) {}
+        // SAFETY: an empty handler without SA_RESTART for a signal that nothing else in this process uses.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = nothing as extern "C" fn(libc::c_int) as usize;
+            assert_eq!(
+                libc::sigaction(libc::SIGURG, &raw const action, std::ptr::null_mut()),
+                0
+            );
+        }
+        // SAFETY: names the calling thread, which outlives the scope below.
+        let sleeper = unsafe { libc::pthread_self() };
+        let poller = Poller::new().expect("epoll");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..5 {
+                    std::thread::sleep(Duration::from_millis(4));
+                    // SAFETY: the thread named is alive until the scope ends.
+                    unsafe { libc::pthread_kill(sleeper, libc::SIGURG) };
+                }
+            });
+            let start = Instant::now();
+            let limit = Duration::from_millis(40);
+            let mut events = Events::with_capacity(1);
+            assert_eq!(poller.wait(&mut events, Some(limit)).expect("wait"), 0);
+            assert!(start.elapsed() >= limit);
+        });
+    }
+}

@@ -1,0 +1,113 @@
+//! A piece of memory by address and length, laid out as the kernel's `iovec`.
+//!
+//! The memory that RDMA moves is registered memory: the application, a peer or the RNIC may write it at any time, so it may never
+//! be seen as `&[u8]`. Invariant: nothing here reads or writes through the address except the `unsafe` functions, whose callers
+//! guarantee that the range is mapped. The layout equals `libc::iovec` (checked at compile time), so a list of slices goes to the kernel as it is.
+
+use std::mem::{align_of, offset_of, size_of};
+
+/// One range of memory of this process. Holding one grants nothing; it is a pair of numbers.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct RawSlice {
+    addr: usize,
+    len: usize,
+}
+
+const _: () = {
+    assert!(size_of::<RawSlice>() == size_of::<libc::iovec>());
+    assert!(align_of::<RawSlice>() == align_of::<libc::iovec>());
+    assert!(offset_of!(RawSlice, addr) == offset_of!(libc::iovec, iov_base));
+    assert!(offset_of!(RawSlice, len) == offset_of!(libc::iovec, iov_len));
+};
+
+impl RawSlice {
+    /// The range `[addr, addr + len)`. An address that does not fit a pointer cannot be mapped and becomes an empty range at 0.
+    #[inline]
+    pub(crate) fn new(addr: u64, len: usize) -> Self {
+        match usize::try_from(addr) {
+            Ok(addr) => Self { addr, len },
+            Err(_) => Self::default(),
+        }
+    }
+
+    /// The range of a slice that the caller keeps alive and, for receiving, unaliased.
+    #[inline]
+    pub(crate) fn of(bytes: &[u8]) -> Self {
+        Self {
+            addr: bytes.as_ptr().expose_provenance(),
+            len: bytes.len(),
+        }
+    }
+
+    /// The range of a slice to be written by the kernel.
+    #[inline]
+    pub(crate) fn of_mut(bytes: &mut [u8]) -> Self {
+        Self {
+            addr: bytes.as_mut_ptr().expose_provenance(),
+            len: bytes.len(),
+        }
+    }
+
+    /// First address.
+    #[inline]
+    pub(crate) fn addr(&self) -> u64 {
+        self.addr as u64
+    }
+
+    /// Length in octets.
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True if there is nothing in it.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Appends at most `limit` octets of the range to `out`, and says how many.
+    ///
+    /// # Safety
+    /// The range is mapped and readable for the length of the call. Other threads and the kernel may write to it: the copy may
+    /// then be a mix of old and new octets, as it would be on a wire.
+    pub(crate) unsafe fn append_to(&self, out: &mut Vec<u8>, limit: usize) -> usize {
+        let count = self.len.min(limit);
+        if count == 0 {
+            return 0;
+        }
+        out.reserve(count);
+        let from: *const u8 = std::ptr::with_exposed_provenance(self.addr);
+        // SAFETY: `count` octets are readable by the caller's promise; `reserve` made room for as many behind `len`, and fresh
+        // spare capacity cannot overlap memory that was mapped for somebody else. All of them are initialised before `set_len`.
+        unsafe {
+            let to = out.as_mut_ptr().add(out.len());
+            std::ptr::copy_nonoverlapping(from, to, count);
+            out.set_len(out.len() + count);
+        }
+        count
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn appends_up_to_the_limit() {
+        let source = *b"octets";
+        let slice = RawSlice::of(&source);
+        assert_eq!(slice.len(), 6);
+        assert_eq!(slice.addr(), source.as_ptr() as u64);
+        let mut out = vec![b'>'];
+        // SAFETY: `source` lives on.
+        unsafe {
+            assert_eq!(slice.append_to(&mut out, 3), 3);
+            assert_eq!(slice.append_to(&mut out, 0), 0);
+            assert_eq!(slice.append_to(&mut out, 100), 6);
+            assert_eq!(RawSlice::new(0, 0).append_to(&mut out, 9), 0);
+        }
+        assert_eq!(out, b">octoctets");
+    }
+}

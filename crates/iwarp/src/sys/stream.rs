@@ -1,0 +1,279 @@
+//! A connected TCP socket for the data path: non-blocking, without Nagle's delay, reading and writing registered memory in place.
+//!
+//! Invariant: the only `unsafe` calls are `sendmsg`, `recvmsg`, `connect` and `ioctl` on a descriptor that this type owns. A bad address in a
+//! list is an error of the kernel's (`EFAULT`), never a crash; what makes the `_raw` functions unsafe is that the kernel reads or
+//! writes memory behind the compiler's back, so the caller must own the right to that memory. RFC 5044 section 4.
+
+use super::connect::canonical;
+use super::raw_slice::RawSlice;
+use socket2::{SockRef, Socket};
+use std::io;
+use std::net::{Shutdown, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::time::Duration;
+
+/// The most entries the kernel takes in one call (`UIO_MAXIOV`). Longer lists are written and read in part.
+pub(crate) const MAX_SLICES: usize = 1024;
+
+/// A TCP connection. All functions take `&self`: one thread may send while another receives.
+#[derive(Debug)]
+pub(crate) struct TcpStream {
+    socket: Socket,
+}
+
+impl TcpStream {
+    /// Takes over a connected or connecting TCP socket, makes it non-blocking and turns Nagle's algorithm off.
+    ///
+    /// # Errors
+    /// The kernel's error, if it is not a TCP socket.
+    pub(crate) fn from_socket(socket: Socket) -> io::Result<Self> {
+        socket.set_nonblocking(true)?;
+        // An FPDU should leave when it is complete; the engine does its own coalescing.
+        socket.set_tcp_nodelay(true)?;
+        Ok(Self { socket })
+    }
+
+    /// Sends from a list of ranges; returns how many octets TCP took, which may be fewer than offered.
+    ///
+    /// `eor` marks the end of a record: TCP will not merge the last segment with later data, which keeps FPDUs aligned
+    /// with segments. `more` says that data follows at once and a partial segment should wait for it. Lists longer
+    /// than [`MAX_SLICES`] are sent in part, and the part is never the end of the record.
+    ///
+    /// # Errors
+    /// `WouldBlock` when the socket's buffer is full; `EFAULT` for unmapped memory; errors of the connection. Never raises `SIGPIPE`.
+    ///
+    /// # Safety
+    /// The caller has the right to have all ranges read for the length of the call. They may change meanwhile: what is sent is
+    /// then a mix of old and new octets.
+    pub(crate) unsafe fn send_vectored_raw(
+        &self,
+        list: &[RawSlice],
+        eor: bool,
+        more: bool,
+    ) -> io::Result<usize> {
+        let whole = list.len() <= MAX_SLICES;
+        let mut flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        if eor && whole {
+            flags |= libc::MSG_EOR;
+        }
+        if more || !whole {
+            flags |= libc::MSG_MORE;
+        }
+        let message = header(list);
+        loop {
+            // SAFETY: `message` names a list that lives on and has the layout of `iovec`; the kernel only reads the ranges,
+            // which the caller allows.
+            let sent = unsafe { libc::sendmsg(self.socket.as_raw_fd(), &raw const message, flags) };
+            if let Some(result) = outcome(sent) {
+                return result;
+            }
+        }
+    }
+
+    /// Receives into a list of ranges; returns how many octets came. 0 is the end of the stream, unless the list has no room.
+    ///
+    /// # Errors
+    /// `WouldBlock` when there is nothing; `EFAULT` for memory that cannot be written; errors of the connection.
+    ///
+    /// # Safety
+    /// The caller has the right to have all ranges written: no reference to them is alive, except to memory that is declared
+    /// shared with the RNIC.
+    pub(crate) unsafe fn recv_vectored_raw(&self, list: &[RawSlice]) -> io::Result<usize> {
+        let mut message = header(list);
+        loop {
+            // SAFETY: as above; the kernel writes only inside the ranges, which the caller allows, and into `message`.
+            let received = unsafe {
+                libc::recvmsg(
+                    self.socket.as_raw_fd(),
+                    &raw mut message,
+                    libc::MSG_DONTWAIT,
+                )
+            };
+            if let Some(result) = outcome(received) {
+                return result;
+            }
+        }
+    }
+
+    /// Sends ordinary bytes.
+    ///
+    /// # Errors
+    /// As [`send_vectored_raw`](Self::send_vectored_raw).
+    pub(crate) fn send(&self, bytes: &[u8]) -> io::Result<usize> {
+        // SAFETY: the range is borrowed for the length of the call and only read.
+        unsafe { self.send_vectored_raw(&[RawSlice::of(bytes)], false, false) }
+    }
+
+    /// Receives ordinary bytes; 0 is the end of the stream, unless `bytes` is empty.
+    ///
+    /// # Errors
+    /// As [`recv_vectored_raw`](Self::recv_vectored_raw).
+    pub(crate) fn recv(&self, bytes: &mut [u8]) -> io::Result<usize> {
+        // SAFETY: the range is borrowed exclusively for the length of the call.
+        unsafe { self.recv_vectored_raw(&[RawSlice::of_mut(bytes)]) }
+    }
+
+    /// The size of the largest segment that TCP sends now, options already deducted: the EMSS of RFC 5044. It may change with
+    /// the path MTU.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub(crate) fn mss(&self) -> io::Result<u32> {
+        self.socket.tcp_mss()
+    }
+
+    /// Ends the outgoing direction after everything written (FIN).
+    ///
+    /// # Errors
+    /// `NotConnected` if the connection is gone.
+    pub(crate) fn shutdown_write(&self) -> io::Result<()> {
+        self.socket.shutdown(Shutdown::Write)
+    }
+
+    /// Breaks the connection now: unsent data is dropped and the peer sees a reset (RST).
+    ///
+    /// Works while other threads use the stream: their calls fail from now on, and a poller reports it as broken.
+    pub(crate) fn abort(&self) {
+        // For a kernel that refuses what follows, the later close becomes the reset.
+        let _ = self.socket.set_linger(Some(Duration::ZERO));
+        let unspecified = libc::sockaddr {
+            sa_family: libc::AF_UNSPEC as libc::sa_family_t,
+            sa_data: [0; 14],
+        };
+        let len = size_of::<libc::sockaddr>() as libc::socklen_t;
+        // Connecting to AF_UNSPEC dissolves a TCP connection with a reset, without closing the descriptor under other threads.
+        // SAFETY: the address is valid for `len` octets; the descriptor is ours.
+        unsafe { libc::connect(self.socket.as_raw_fd(), &raw const unspecified, len) };
+    }
+
+    /// Name of the congestion control in use.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub(crate) fn congestion(&self) -> io::Result<String> {
+        let name = self.socket.tcp_congestion()?;
+        let end = name
+            .iter()
+            .position(|&byte| byte == 0)
+            .unwrap_or(name.len());
+        Ok(String::from_utf8_lossy(name.get(..end).unwrap_or_default()).into_owned())
+    }
+
+    /// Chooses the congestion control.
+    ///
+    /// # Errors
+    /// `NotFound` if the kernel does not have it; `PermissionDenied` if only root may choose it.
+    pub(crate) fn set_congestion(&self, name: &str) -> io::Result<()> {
+        self.socket.set_tcp_congestion(name.as_bytes())
+    }
+
+    /// This end's address.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub(crate) fn local_addr(&self) -> io::Result<SocketAddr> {
+        inet(&self.socket.local_addr()?)
+    }
+
+    /// The other end's address.
+    ///
+    /// # Errors
+    /// `NotConnected` before the connect ended and after the connection died.
+    pub(crate) fn peer_addr(&self) -> io::Result<SocketAddr> {
+        inet(&self.socket.peer_addr()?)
+    }
+
+    /// Takes the pending error of the socket, if there is one; it is then gone.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub(crate) fn take_error(&self) -> io::Result<Option<io::Error>> {
+        self.socket.take_error()
+    }
+
+    /// Octets that have arrived and not been read.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub(crate) fn readable_bytes(&self) -> io::Result<u64> {
+        Ok(rustix::io::ioctl_fionread(&self.socket)?)
+    }
+
+    /// Octets written to the socket that TCP has not put on the wire yet.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub(crate) fn unsent_bytes(&self) -> io::Result<u64> {
+        self.queue_ioctl(SIOCOUTQNSD)
+    }
+
+    /// Octets written to the socket that the peer has not acknowledged yet.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub(crate) fn unacknowledged_bytes(&self) -> io::Result<u64> {
+        self.queue_ioctl(libc::TIOCOUTQ)
+    }
+
+    /// The socket, for options that this type has no function for.
+    pub(crate) fn socket(&self) -> SockRef<'_> {
+        SockRef::from(&self.socket)
+    }
+
+    fn queue_ioctl(&self, request: libc::Ioctl) -> io::Result<u64> {
+        let mut count: libc::c_int = 0;
+        // SAFETY: both requests store one int at the address given.
+        let status = unsafe { libc::ioctl(self.socket.as_raw_fd(), request, &raw mut count) };
+        if status < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(u64::try_from(count).unwrap_or(0))
+    }
+}
+
+/// Not in the `libc` crate; same number on all architectures.
+const SIOCOUTQNSD: libc::Ioctl = 0x894B;
+
+impl AsFd for TcpStream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl AsRawFd for TcpStream {
+    fn as_raw_fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
+    }
+}
+
+fn inet(address: &socket2::SockAddr) -> io::Result<SocketAddr> {
+    address
+        .as_socket()
+        .map(canonical)
+        .ok_or_else(|| io::Error::from_raw_os_error(libc::EAFNOSUPPORT))
+}
+
+/// A message header for at most [`MAX_SLICES`] entries of `list`.
+#[inline]
+fn header(list: &[RawSlice]) -> libc::msghdr {
+    // SAFETY: all zero octets are a valid `msghdr` (null pointers and zero lengths; some targets have private padding).
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    // The kernel reads the list only; the C type has no const.
+    message.msg_iov = list.as_ptr().cast::<libc::iovec>().cast_mut();
+    message.msg_iovlen = list.len().min(MAX_SLICES) as _;
+    message
+}
+
+/// The result of a transfer call; `None` to try again after a signal.
+#[inline]
+fn outcome(returned: libc::ssize_t) -> Option<io::Result<usize>> {
+    if let Ok(count) = usize::try_from(returned) {
+        return Some(Ok(count));
+    }
+    let error = io::Error::last_os_error();
+    (error.kind() != io::ErrorKind::Interrupted).then_some(Err(error))
+}
+
+#[cfg(test)]
+#[path = "stream_tests.rs"]
+mod tests;
