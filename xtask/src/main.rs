@@ -6,6 +6,8 @@
 mod compliance;
 mod context;
 mod files;
+mod licences;
+mod no_std;
 mod packages;
 mod process;
 mod runner;

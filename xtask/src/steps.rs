@@ -6,10 +6,10 @@ use anyhow::{Result, bail};
 
 use crate::compliance;
 use crate::context::Context;
-use crate::packages;
 use crate::process::{Log, cargo};
 use crate::runner::Outcome;
 use crate::tidy;
+use crate::{licences, no_std, packages};
 
 /// A step of `cargo xtask test`.
 pub(crate) struct Step {
@@ -48,6 +48,12 @@ pub(crate) const STEPS: &[Step] = &[
         run: tidy::run,
     },
     Step {
+        name: "deny",
+        about: "licences and sources of all dependencies",
+        limit: minutes(5),
+        run: licences::run,
+    },
+    Step {
         name: "compliance",
         about: "quoted rules are in their RFCs",
         limit: minutes(5),
@@ -76,6 +82,12 @@ pub(crate) const STEPS: &[Step] = &[
         about: "model check of the wake-up protocol",
         limit: minutes(30),
         run: loom,
+    },
+    Step {
+        name: "no-std",
+        about: "protocol and engine need no standard library",
+        limit: minutes(10),
+        run: no_std::run,
     },
     Step {
         name: "tshark",

@@ -1,0 +1,43 @@
+//! What the C library would do: the entry point, the exit and the answer to a panic.
+
+use core::arch::{asm, global_asm};
+use core::panic::PanicInfo;
+
+// The kernel enters with the stack aligned to 16; a function expects it to be so before the call that enters it.
+global_asm!(
+    ".globl _start",
+    "_start:",
+    "xor ebp, ebp",
+    "and rsp, -16",
+    "call {start}",
+    "ud2",
+    start = sym start,
+);
+
+extern "C" fn start() -> ! {
+    exit(crate::run())
+}
+
+fn exit(status: i32) -> ! {
+    // SAFETY: system call 60 is exit; it takes the status and does not return.
+    unsafe {
+        asm!("syscall", in("rax") 60, in("rdi") status, options(noreturn, nostack));
+    }
+}
+
+#[panic_handler]
+fn panic(_: &PanicInfo<'_>) -> ! {
+    exit(101)
+}
+
+/// The prebuilt `alloc` was compiled for unwinding and names this symbol, though nothing here unwinds.
+// SAFETY: nobody else defines the name in this program.
+#[unsafe(no_mangle)]
+extern "C" fn rust_eh_personality() {}
+
+/// As above.
+// SAFETY: nobody else defines the name in this program.
+#[unsafe(no_mangle)]
+extern "C" fn _Unwind_Resume() -> ! {
+    exit(102)
+}
