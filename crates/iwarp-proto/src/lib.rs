@@ -1,3 +1,32 @@
-//! The iWARP wire: MPA, DDP and RDMAP.
+//! The iWARP wire: MPA, DDP and RDMAP codecs, framing and connection negotiation.
+//!
+//! The modules are the layers of the RFCs, so a reader with one open finds its sections by name:
+//!
+//! | module | layer | read |
+//! | --- | --- | --- |
+//! | [`mpa`] | start-up frames, negotiation, FPDU framing, markers | RFC 5044, RFC 6581 |
+//! | [`ddp`] | tagged and untagged headers, STags, queues | RFC 5041 |
+//! | [`rdmap`] | opcodes, Read Request, atomics, Immediate Data, Terminate | RFC 5040, RFC 7306 |
+//! | [`crc32c`] | the checksum of FPDUs | RFC 5044 §4.4 |
+//!
+//! Nothing here does I/O, allocates, reads a clock or panics on what a peer sent. Every frame type comes twice: a
+//! *view* reads and writes fields in place in any octet container, and a *value* is a plain struct that is parsed
+//! and emitted through the view. Values are for protocol code, views for tools and for looking at broken frames.
 #![no_std]
 #![forbid(unsafe_code)]
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::indexing_slicing,
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic
+    )
+)]
+
+pub mod crc32c;
+pub mod ddp;
+pub mod mpa;
+pub mod rdmap;
+
+mod wire;

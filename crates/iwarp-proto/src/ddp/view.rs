@@ -1,0 +1,222 @@
+//! Views of the two DDP segment headers. RFC 5041 §4.2 and §4.3, RFC 5040 §4.1 figure 3.
+//!
+//! A view does not judge: it shows any version, any opcode and the reserved bits as they are. Judging is
+//! [`Header::check`](super::Header::check).
+
+use super::Stag;
+use crate::rdmap::Opcode;
+use crate::wire::{be32, be64, put};
+
+/// Octets before the payload in the ULPDU of a tagged segment.
+pub const TAGGED_HEADER_LEN: usize = 14;
+/// Octets before the payload in the ULPDU of an untagged segment.
+pub const UNTAGGED_HEADER_LEN: usize = 18;
+
+//= rfc5041 section 4.1
+//# This field MUST be set
+//# to one to indicate the version of the specification described in
+//# this document.
+/// DV: the DDP version of RFC 5041.
+pub const DDP_VERSION: u8 = 1;
+/// RV: the RDMAP version of RFC 5040. (0 would be the RDMA Consortium's older protocol.)
+pub const RDMAP_VERSION: u8 = 1;
+
+/// Where the fields are, in octets from the start of the ULPDU.
+mod field {
+    use core::ops::Range;
+    pub(super) const DDP_CONTROL: usize = 0;
+    pub(super) const RDMAP_CONTROL: usize = 1;
+    // Tagged.
+    pub(super) const STAG: Range<usize> = 2..6;
+    pub(super) const TO: Range<usize> = 6..14;
+    // Untagged.
+    pub(super) const RSVD_ULP: Range<usize> = 2..6;
+    pub(super) const QN: Range<usize> = 6..10;
+    pub(super) const MSN: Range<usize> = 10..14;
+    pub(super) const MO: Range<usize> = 14..18;
+}
+
+/// Bits of the two control octets.
+pub(super) mod bit {
+    pub(in crate::ddp) const TAGGED: u8 = 0x80;
+    pub(in crate::ddp) const LAST: u8 = 0x40;
+    pub(in crate::ddp) const DDP_VERSION: u8 = 0x03;
+    pub(in crate::ddp) const OPCODE: u8 = 0x0f;
+    pub(in crate::ddp) const RDMAP_VERSION_SHIFT: u32 = 6;
+}
+
+macro_rules! view {
+    ($(#[$meta:meta])* $name:ident, $len:ident, tagged: $tagged:expr) => {
+        $(#[$meta])*
+        #[derive(Copy, Clone, Debug, PartialEq, Eq)]
+        pub struct $name<T>(T);
+
+        impl<T: AsRef<[u8]>> $name<T> {
+            /// A view of the header at the start of `octets`, or `None` when they are too few. The T bit is not looked at.
+            #[inline]
+            pub fn new(octets: T) -> Option<Self> {
+                (octets.as_ref().len() >= $len).then_some(Self(octets))
+            }
+
+            /// Gives the octets back.
+            pub fn into_inner(self) -> T {
+                self.0
+            }
+
+            #[inline(always)]
+            fn head(&self) -> &[u8; $len] {
+                // `new` has checked the length; a container that shrank since reads as zeros.
+                self.0.as_ref().first_chunk().unwrap_or(&[0; $len])
+            }
+
+            /// T: whether the segment is tagged.
+            #[inline]
+            pub fn tagged(&self) -> bool {
+                self.head()[field::DDP_CONTROL] & bit::TAGGED != 0
+            }
+
+            /// L: whether this is the last segment of its message.
+            #[inline]
+            pub fn last(&self) -> bool {
+                self.head()[field::DDP_CONTROL] & bit::LAST != 0
+            }
+
+            /// DV, 0 to 3.
+            #[inline]
+            pub fn ddp_version(&self) -> u8 {
+                self.head()[field::DDP_CONTROL] & bit::DDP_VERSION
+            }
+
+            /// RV, 0 to 3.
+            #[inline]
+            pub fn rdmap_version(&self) -> u8 {
+                self.head()[field::RDMAP_CONTROL] >> bit::RDMAP_VERSION_SHIFT
+            }
+
+            /// The RDMAP opcode, 0 to 15.
+            #[inline]
+            pub fn opcode(&self) -> Opcode {
+                Opcode(self.head()[field::RDMAP_CONTROL] & bit::OPCODE)
+            }
+
+            /// What follows the header.
+            pub fn payload(&self) -> &[u8] {
+                self.0.as_ref().get($len..).unwrap_or_default()
+            }
+        }
+
+        impl<T: AsRef<[u8]> + AsMut<[u8]>> $name<T> {
+            /// Writes both control octets: T as the type of this view says, versions 1 and 1, reserved bits zero.
+            #[inline]
+            pub fn set_control(&mut self, last: bool, opcode: Opcode) {
+                //= rfc5041 section 4.1
+                //# This field MUST be
+                //# set to zero on transmit, and not checked on receive.
+                let ddp = DDP_VERSION
+                    | if $tagged { bit::TAGGED } else { 0 }
+                    | if last { bit::LAST } else { 0 };
+                //= rfc5040 section 4.1
+                //# Reserved.  MUST be set to zero by sender, ignored by
+                //# the receiver.
+                let rdmap = (RDMAP_VERSION << bit::RDMAP_VERSION_SHIFT) | (opcode.0 & bit::OPCODE);
+                self.put(field::DDP_CONTROL..field::RDMAP_CONTROL + 1, &[ddp, rdmap]);
+            }
+
+            #[inline(always)]
+            fn put(&mut self, at: core::ops::Range<usize>, value: &[u8]) {
+                if let Some(head) = self.0.as_mut().first_chunk_mut::<$len>() {
+                    put(head, at, value);
+                }
+            }
+        }
+    };
+}
+
+view! {
+    /// A view of a tagged header (RDMA Write, Read Response).
+    TaggedView, TAGGED_HEADER_LEN, tagged: true
+}
+view! {
+    /// A view of an untagged header (everything else).
+    UntaggedView, UNTAGGED_HEADER_LEN, tagged: false
+}
+
+impl<T: AsRef<[u8]>> TaggedView<T> {
+    /// The STag of the sink's buffer.
+    #[inline]
+    pub fn stag(&self) -> Stag {
+        Stag(be32(self.head(), field::STAG))
+    }
+
+    /// The tagged offset where the payload of this segment goes, in octets.
+    #[inline]
+    pub fn to(&self) -> u64 {
+        be64(self.head(), field::TO)
+    }
+}
+
+impl<T: AsRef<[u8]> + AsMut<[u8]>> TaggedView<T> {
+    /// Sets the STag.
+    #[inline]
+    pub fn set_stag(&mut self, stag: Stag) {
+        self.put(field::STAG, &stag.0.to_be_bytes());
+    }
+
+    /// Sets the tagged offset.
+    #[inline]
+    pub fn set_to(&mut self, to: u64) {
+        self.put(field::TO, &to.to_be_bytes());
+    }
+}
+
+impl<T: AsRef<[u8]>> UntaggedView<T> {
+    /// The last four RsvdULP octets, where RDMAP keeps the STag to invalidate.
+    #[inline]
+    pub fn invalidate_stag(&self) -> Stag {
+        Stag(be32(self.head(), field::RSVD_ULP))
+    }
+
+    /// The queue number.
+    #[inline]
+    pub fn qn(&self) -> u32 {
+        be32(self.head(), field::QN)
+    }
+
+    /// The message sequence number; the first message of a queue has 1.
+    #[inline]
+    pub fn msn(&self) -> u32 {
+        be32(self.head(), field::MSN)
+    }
+
+    /// The message offset of this segment's payload, in octets.
+    #[inline]
+    pub fn mo(&self) -> u32 {
+        be32(self.head(), field::MO)
+    }
+}
+
+impl<T: AsRef<[u8]> + AsMut<[u8]>> UntaggedView<T> {
+    /// Sets the STag to invalidate; zero in messages that invalidate nothing.
+    #[inline]
+    pub fn set_invalidate_stag(&mut self, stag: Stag) {
+        self.put(field::RSVD_ULP, &stag.0.to_be_bytes());
+    }
+
+    /// Sets the queue number.
+    #[inline]
+    pub fn set_qn(&mut self, qn: u32) {
+        self.put(field::QN, &qn.to_be_bytes());
+    }
+
+    /// Sets the message sequence number.
+    #[inline]
+    pub fn set_msn(&mut self, msn: u32) {
+        self.put(field::MSN, &msn.to_be_bytes());
+    }
+
+    /// Sets the message offset.
+    #[inline]
+    pub fn set_mo(&mut self, mo: u32) {
+        self.put(field::MO, &mo.to_be_bytes());
+    }
+}

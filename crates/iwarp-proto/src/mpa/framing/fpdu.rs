@@ -1,0 +1,321 @@
+//! Whole FPDUs in slices: encoder, decoder, and a walk over the pieces between markers. RFC 5044 §4.1 to §4.4.
+//!
+//! The data path builds and takes apart FPDUs in place; this pair serves tests, fuzzing, tools and the simulator,
+//! and is what the data path is compared with.
+
+use super::{
+    CRC_LEN, MARKER_LEN, MPA_LEN_FIELD, Marker, MarkerClock, fpdu_len_with_markers, pad_len,
+};
+use crate::crc32c::Crc32cFn;
+use crate::rdmap::TerminateCode;
+use core::fmt;
+
+/// What one direction of a stream has agreed on.
+#[derive(Copy, Clone, Debug, Default)]
+pub struct FpduOptions {
+    /// Insert or expect markers.
+    pub markers: bool,
+    /// Compute or check the CRC with this function; `None` leaves the field zero and unchecked.
+    pub crc: Option<Crc32cFn>,
+}
+
+/// Why an FPDU cannot be encoded or decoded.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub enum FramingError {
+    /// The ULPDU is longer than the length field, or the markers' pointer, can express.
+    UlpduTooLong,
+    /// The output buffer is shorter than this many octets.
+    OutputTooSmall {
+        /// Octets needed.
+        needed: usize,
+    },
+    /// The input ends before the FPDU does.
+    Incomplete {
+        /// Octets of input needed before it is worth trying again.
+        needed: usize,
+    },
+    /// The CRC field does not match.
+    BadCrc {
+        /// What the octets give.
+        computed: u32,
+        /// What the field holds.
+        received: u32,
+    },
+    /// A marker does not point to the start of its FPDU.
+    BadMarker {
+        /// What the position of the marker asks for.
+        expected: u16,
+        /// What it holds.
+        received: u16,
+    },
+}
+
+impl FramingError {
+    /// The Terminate that is due, if this is the peer's fault.
+    pub const fn terminate(&self) -> Option<TerminateCode> {
+        match self {
+            Self::BadCrc { .. } => Some(TerminateCode::MPA_CRC),
+            Self::BadMarker { .. } => Some(TerminateCode::MPA_MARKER),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for FramingError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::UlpduTooLong => f.write_str("ULPDU too long for an FPDU"),
+            Self::OutputTooSmall { needed } => write!(f, "output needs {needed} octets"),
+            Self::Incomplete { needed } => write!(f, "FPDU needs {needed} octets"),
+            Self::BadCrc { computed, received } => {
+                write!(
+                    f,
+                    "CRC {received:#010x} received, {computed:#010x} computed"
+                )
+            }
+            Self::BadMarker { expected, received } => {
+                write!(
+                    f,
+                    "marker points {received} octets back instead of {expected}"
+                )
+            }
+        }
+    }
+}
+
+impl core::error::Error for FramingError {}
+
+/// Writes the FPDU of `ulpdu`, with the markers that fall before or into it, and advances the clock. Returns the octets
+/// written; on an error neither `out` nor the clock is touched.
+pub fn encode_fpdu(
+    ulpdu: &[u8],
+    opts: &FpduOptions,
+    clock: &mut MarkerClock,
+    out: &mut [u8],
+) -> Result<usize, FramingError> {
+    let len = u16::try_from(ulpdu.len()).map_err(|_| FramingError::UlpduTooLong)?;
+    let mut next = next_marker(opts, clock);
+    let total = fpdu_len_with_markers(next, ulpdu.len());
+    if opts.markers && total > usize::from(u16::MAX) + 1 {
+        return Err(FramingError::UlpduTooLong);
+    }
+    let small = FramingError::OutputTooSmall { needed: total };
+    let (body, trailer) = out
+        .get_mut(..total)
+        .and_then(|o| o.split_last_chunk_mut::<CRC_LEN>())
+        .ok_or(small)?;
+    let mut w = Writer {
+        out: body,
+        at: 0,
+        next: &mut next,
+        header_at: None,
+    };
+    w.put(&len.to_be_bytes());
+    w.put(ulpdu);
+    //= rfc5044 section 4.1
+    //# The pad data MUST be set to zero by the sender and
+    //# ignored by the receiver (except for CRC checking).
+    w.put([0u8; 3].get(..pad_len(ulpdu.len())).unwrap_or_default());
+    //= rfc5044 section 4.4
+    //# If there is a
+    //# Marker immediately following the PAD, the Marker is included in
+    //# the CRC calculation for this FPDU.
+    w.marker_if_due();
+    //= rfc5044 section 4.4
+    //# When sending an FPDU, the sender MUST include a CRC field.
+    *trailer = opts.crc.map_or(0, |crc| crc(0, body)).to_le_bytes();
+    clock.advance(total);
+    Ok(total)
+}
+
+/// Octets until the next marker; out of reach when markers are off.
+fn next_marker(opts: &FpduOptions, clock: &MarkerClock) -> usize {
+    if opts.markers {
+        clock.next_marker_in()
+    } else {
+        usize::MAX
+    }
+}
+
+/// Copies octets, putting markers where they are due.
+struct Writer<'a> {
+    out: &'a mut [u8],
+    at: usize,
+    /// Position in `out` of the next marker.
+    next: &'a mut usize,
+    /// Position in `out` of the ULPDU length field, once known.
+    header_at: Option<usize>,
+}
+
+impl Writer<'_> {
+    fn raw(&mut self, octets: &[u8]) {
+        if let Some(dst) = self.out.get_mut(self.at..self.at + octets.len()) {
+            dst.copy_from_slice(octets);
+        }
+        self.at += octets.len();
+    }
+
+    fn marker_if_due(&mut self) {
+        if self.at == *self.next {
+            let back = self.header_at.map_or(0, |h| self.at - h);
+            self.raw(&MarkerClock::fpdu_ptr(back).octets());
+            *self.next += super::MARKER_INTERVAL;
+        }
+    }
+
+    fn put(&mut self, mut octets: &[u8]) {
+        while !octets.is_empty() {
+            self.marker_if_due();
+            self.header_at.get_or_insert(self.at);
+            let n = octets.len().min(*self.next - self.at);
+            let (now, later) = octets.split_at_checked(n).unwrap_or((octets, &[]));
+            self.raw(now);
+            octets = later;
+        }
+    }
+}
+
+/// A piece of an FPDU as it lies in the stream.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Piece<'a> {
+    /// A marker, and what it ought to hold.
+    Marker {
+        /// As received.
+        octets: [u8; MARKER_LEN],
+        /// What its position asks for.
+        expected: Marker,
+    },
+    /// Octets of length field, ULPDU, pad or CRC, in order.
+    Octets(&'a [u8]),
+}
+
+/// Walks over an FPDU. See [`fpdu_pieces`].
+#[derive(Clone, Debug)]
+pub struct Pieces<'a> {
+    rest: &'a [u8],
+    at: usize,
+    next: usize,
+    header_at: usize,
+}
+
+/// Walks over stream octets from the start of an FPDU (or the marker in front of it), separating markers from the rest.
+/// The FPDU's end is the caller's business.
+pub fn fpdu_pieces<'a>(stream: &'a [u8], opts: &FpduOptions, clock: &MarkerClock) -> Pieces<'a> {
+    let next = next_marker(opts, clock);
+    Pieces {
+        rest: stream,
+        at: 0,
+        next,
+        header_at: if next == 0 { MARKER_LEN } else { 0 },
+    }
+}
+
+impl<'a> Iterator for Pieces<'a> {
+    type Item = Piece<'a>;
+
+    fn next(&mut self) -> Option<Piece<'a>> {
+        if self.at == self.next {
+            let (octets, rest) = self.rest.split_first_chunk()?;
+            let back = self.at.saturating_sub(self.header_at);
+            self.rest = rest;
+            self.next += super::MARKER_INTERVAL;
+            self.at += MARKER_LEN;
+            return Some(Piece::Marker {
+                octets: *octets,
+                expected: MarkerClock::fpdu_ptr(back),
+            });
+        }
+        if self.rest.is_empty() {
+            return None;
+        }
+        let n = self.rest.len().min(self.next - self.at);
+        let (now, rest) = self.rest.split_at_checked(n)?;
+        self.rest = rest;
+        self.at += n;
+        Some(Piece::Octets(now))
+    }
+}
+
+/// An FPDU taken from a stream.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Decoded {
+    /// Octets of stream it took, markers included.
+    pub consumed: usize,
+    /// Octets of ULPDU written to the output.
+    pub ulpdu_len: usize,
+}
+
+/// Takes the FPDU at the start of `stream`, checks its CRC and markers, copies its ULPDU (without markers) to `ulpdu`
+/// and advances the clock. On an error the clock is not touched; the content of `ulpdu` is then meaningless.
+pub fn decode_fpdu(
+    stream: &[u8],
+    opts: &FpduOptions,
+    clock: &mut MarkerClock,
+    ulpdu: &mut [u8],
+) -> Result<Decoded, FramingError> {
+    let next = next_marker(opts, clock);
+    let header_at = if next == 0 { MARKER_LEN } else { 0 };
+    let header_end = header_at + MPA_LEN_FIELD;
+    // A marker never splits the length field: both sit at multiples of four.
+    let len = stream
+        .get(header_at..header_end)
+        .and_then(|h| h.first_chunk())
+        .ok_or(FramingError::Incomplete { needed: header_end })?;
+    let ulpdu_len = usize::from(u16::from_be_bytes(*len));
+    let total = fpdu_len_with_markers(next, ulpdu_len);
+    let (covered, trailer) = stream
+        .get(..total)
+        .and_then(|f| f.split_last_chunk::<CRC_LEN>())
+        .ok_or(FramingError::Incomplete { needed: total })?;
+    //= rfc5044 section 4.4
+    //# Verify that the calculated CRC-32c value is the same as the
+    //# received CRC-32c value found in the FPDU CRC field.  If not, the
+    //# receiver MUST treat the FPDU as an invalid FPDU.
+    //= rfc5044 section 4.1
+    //# When CRCs are not
+    //# enabled, this field is still present, may contain any value, and MUST
+    //# NOT be checked.
+    if let Some(crc) = opts.crc {
+        let (computed, received) = (crc(0, covered), u32::from_le_bytes(*trailer));
+        if computed != received {
+            return Err(FramingError::BadCrc { computed, received });
+        }
+    }
+    let out = ulpdu
+        .get_mut(..ulpdu_len)
+        .ok_or(FramingError::OutputTooSmall { needed: ulpdu_len })?;
+    let mut skip = MPA_LEN_FIELD;
+    let mut filled = 0;
+    for piece in fpdu_pieces(covered, opts, clock) {
+        match piece {
+            Piece::Marker { octets, expected } => {
+                //= rfc5044 section 8
+                //# If the FPDU start determined from previous ULPDU Length
+                //# fields does not match with the MPA Marker position, MPA SHOULD
+                //# deliver an error to DDP.
+                let received = Marker::parse(octets);
+                if received != expected {
+                    return Err(FramingError::BadMarker {
+                        expected: expected.fpdu_ptr,
+                        received: received.fpdu_ptr,
+                    });
+                }
+            }
+            Piece::Octets(octets) => {
+                let octets = octets.get(skip.min(octets.len())..).unwrap_or_default();
+                skip = 0;
+                // What does not fit any more is pad.
+                let n = octets.len().min(ulpdu_len - filled);
+                if let (Some(dst), Some(src)) = (out.get_mut(filled..filled + n), octets.get(..n)) {
+                    dst.copy_from_slice(src);
+                }
+                filled += n;
+            }
+        }
+    }
+    clock.advance(total);
+    Ok(Decoded {
+        consumed: total,
+        ulpdu_len,
+    })
+}

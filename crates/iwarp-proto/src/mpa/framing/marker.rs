@@ -1,0 +1,111 @@
+//! Markers and where they go. RFC 5044 §4.2 and §4.3.
+
+use super::{MARKER_INTERVAL, MARKER_LEN, fpdu_len};
+
+/// FPDU octets between two markers.
+const GAP: usize = MARKER_INTERVAL - MARKER_LEN;
+
+/// A marker: a pointer back to the start of its FPDU.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Default)]
+pub struct Marker {
+    /// Octets of stream from the ULPDU length field to this marker, other markers included; 0 when the marker is
+    /// directly in front of its FPDU. A multiple of four.
+    pub fpdu_ptr: u16,
+}
+
+impl Marker {
+    /// Reads a marker.
+    #[inline]
+    pub const fn parse(octets: [u8; MARKER_LEN]) -> Self {
+        //= rfc5044 section 4.2
+        //# The least significant two
+        //# bits MUST always be set to zero at the transmitter, and the receivers
+        //# MUST always treat these as zero for calculations.
+        let [_, _, hi, lo] = octets;
+        Self {
+            fpdu_ptr: u16::from_be_bytes([hi, lo & !3]),
+        }
+    }
+
+    /// The octets of the marker.
+    #[inline]
+    pub const fn octets(self) -> [u8; MARKER_LEN] {
+        //= rfc5044 section 4.2
+        //# The Reserved field MUST be set to zero on transmit and
+        //# ignored on receive (except for CRC calculation).
+        let [hi, lo] = self.fpdu_ptr.to_be_bytes();
+        [0, 0, hi, lo & !3]
+    }
+}
+
+/// Counts one direction of a stream modulo 512, to know where markers go. The first one is due at once.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Default)]
+pub struct MarkerClock {
+    /// Octets of stream since the start of the last marker position, 0 to 511.
+    offset: u16,
+}
+
+impl MarkerClock {
+    /// The clock of a stream in which no FPDU has been sent yet.
+    #[inline]
+    pub const fn new() -> Self {
+        //= rfc5044 section 4.3
+        //# When Markers are enabled (see Section 7.1, Connection Setup), the MPA
+        //# Markers MUST be inserted immediately preceding the first FPDU of Full
+        //# Operation Phase, and at every 512th octet of the TCP octet stream
+        //# thereafter.
+        Self { offset: 0 }
+    }
+
+    /// A clock at this offset in the stream, counted from the first marker.
+    #[inline]
+    pub const fn at(stream_offset: u64) -> Self {
+        Self {
+            offset: (stream_offset % MARKER_INTERVAL as u64) as u16,
+        }
+    }
+
+    /// Octets since the start of the last marker position, 0 to 511.
+    #[inline]
+    pub const fn offset(self) -> usize {
+        self.offset as usize
+    }
+
+    /// Octets of stream until the next marker starts; 0 when it is due now.
+    #[inline]
+    pub const fn next_marker_in(self) -> usize {
+        (MARKER_INTERVAL - self.offset as usize) % MARKER_INTERVAL
+    }
+
+    /// Moves on by that many octets of stream, markers included.
+    #[inline]
+    pub const fn advance(&mut self, octets: usize) {
+        self.offset = ((self.offset as usize).wrapping_add(octets) % MARKER_INTERVAL) as u16;
+    }
+
+    /// The marker that is due when `octets_since_length_field` octets of stream, other markers included, lie between
+    /// the FPDU's length field and the marker; 0 for the one in front of the length field.
+    #[inline]
+    pub const fn fpdu_ptr(octets_since_length_field: usize) -> Marker {
+        //= rfc5044 section 4.3
+        //# FPDUPTR MUST contain the number of octets in
+        //# the TCP stream from the beginning of the ULPDU Length field to the
+        //# first octet of the Marker, unless the Marker falls between FPDUs.
+        Marker {
+            fpdu_ptr: octets_since_length_field as u16 & !3,
+        }
+    }
+}
+
+/// Octets of stream that an FPDU takes when the next marker is due in `next_marker_in` octets: the FPDU, the markers
+/// in it, and one in front of it when it is due at once. A marker due right after the CRC is the next FPDU's.
+#[inline]
+pub const fn fpdu_len_with_markers(next_marker_in: usize, ulpdu_len: usize) -> usize {
+    let body = fpdu_len(ulpdu_len);
+    if body > next_marker_in {
+        let markers = (body - 1 - next_marker_in) / GAP + 1;
+        body + markers * MARKER_LEN
+    } else {
+        body
+    }
+}

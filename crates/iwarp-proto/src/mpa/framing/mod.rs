@@ -1,0 +1,74 @@
+//! FPDUs: lengths, pads, markers, CRC. RFC 5044 §4.
+//!
+//! On the wire an FPDU is `ULPDU length (2) | ULPDU | pad (0 to 3) | CRC (4)`. When the receiver asked for markers,
+//! the sender inserts four octets before every 512th octet of the stream; a [`MarkerClock`] counts that for one
+//! direction. A marker directly in front of an FPDU belongs to it.
+
+mod fpdu;
+mod marker;
+
+pub use fpdu::{
+    Decoded, FpduOptions, FramingError, Piece, Pieces, decode_fpdu, encode_fpdu, fpdu_pieces,
+};
+pub use marker::{Marker, MarkerClock, fpdu_len_with_markers};
+
+/// Octets of the ULPDU length field, the FPDU's only header.
+pub const MPA_LEN_FIELD: usize = 2;
+/// Octets of the CRC field. It is always there, in use or not.
+pub const CRC_LEN: usize = 4;
+/// Octets from the start of one marker to the start of the next.
+pub const MARKER_INTERVAL: usize = 512;
+/// Octets of a marker.
+pub const MARKER_LEN: usize = 4;
+/// MULPDU never shrinks below this, however small the segments of TCP (RFC 5044 §4.5).
+pub const MIN_MULPDU: u16 = 128;
+/// The longest ULPDU we send: what the 16-bit length field can say, less one so that no pad is needed.
+pub const MAX_ULPDU: u16 = 65534;
+/// The longest ULPDU we send with markers: the pointer of its last marker must fit in 16 bits.
+pub const MAX_ULPDU_WITH_MARKERS: u16 = 65014;
+
+/// Pad octets after a ULPDU of this length, 0 to 3.
+#[inline]
+pub const fn pad_len(ulpdu_len: usize) -> usize {
+    //= rfc5044 section 4.1
+    //# The length of the
+    //# pad is set so as to make the size of the FPDU an integral multiple of
+    //# four.
+    (MPA_LEN_FIELD + ulpdu_len).wrapping_neg() & 3
+}
+
+/// Octets of an FPDU without markers: length field, ULPDU, pad and CRC.
+#[inline]
+pub const fn fpdu_len(ulpdu_len: usize) -> usize {
+    MPA_LEN_FIELD + ulpdu_len + pad_len(ulpdu_len) + CRC_LEN
+}
+
+/// The longest ULPDU whose FPDU fits a TCP segment of `emss` octets, wherever the markers fall.
+///
+/// Never less than 128, and never more than the length field (and, with markers, their pointer) can express.
+pub fn mulpdu(emss: u32, markers: bool) -> u16 {
+    //= rfc5044 section 4.5
+    //# The maximum ULPDU Length for a single ULPDU when Markers are
+    //# present MUST be computed as:
+    //# MULPDU = EMSS - (6 + 4 * Ceiling(EMSS / 512) + EMSS mod 4)
+    //= rfc5044 section 4.5
+    //# The maximum ULPDU Length for a single ULPDU when Markers are NOT
+    //# present MUST be computed as:
+    //# MULPDU = EMSS - (6 + EMSS mod 4)
+    let marker_room = if markers {
+        4 * u64::from(emss.div_ceil(512))
+    } else {
+        0
+    };
+    let overhead = 6 + marker_room + u64::from(emss % 4);
+    let most = if markers {
+        MAX_ULPDU_WITH_MARKERS
+    } else {
+        MAX_ULPDU
+    };
+    //= rfc5044 section 4.5
+    //# If this occurs, the MPA on TCP sender MUST NOT shrink the
+    //# MULPDU below 128 octets
+    let fits = u64::from(emss).saturating_sub(overhead);
+    u16::try_from(fits).unwrap_or(most).clamp(MIN_MULPDU, most)
+}

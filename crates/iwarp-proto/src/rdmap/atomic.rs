@@ -1,0 +1,218 @@
+//! Atomic Request and Response headers. RFC 7306 §5.2, figures 4 to 6.
+
+use crate::ddp::Stag;
+use crate::wire::{be32, be64, named_values, put};
+
+named_values! {
+    /// AOpCode: four bits on the wire; any value is representable. RFC 7306 has text about a plain Swap but figure 5
+    /// gives it no code; a CmpSwap with compare mask 0 does the same.
+    pub struct AtomicOp(u8) {
+        /// Add `add_swap` under `add_swap_mask`.
+        FETCH_ADD = 0;
+        /// Store `add_swap` under `add_swap_mask` if the value equals `compare` under `compare_mask`.
+        CMP_SWAP = 2;
+    }
+}
+
+mod request {
+    use core::ops::Range;
+    pub(super) const OP: Range<usize> = 0..4;
+    pub(super) const REQUEST_ID: Range<usize> = 4..8;
+    pub(super) const STAG: Range<usize> = 8..12;
+    pub(super) const TO: Range<usize> = 12..20;
+    pub(super) const ADD_SWAP: Range<usize> = 20..28;
+    pub(super) const ADD_SWAP_MASK: Range<usize> = 28..36;
+    pub(super) const COMPARE: Range<usize> = 36..44;
+    pub(super) const COMPARE_MASK: Range<usize> = 44..52;
+}
+
+mod response {
+    use core::ops::Range;
+    pub(super) const REQUEST_ID: Range<usize> = 0..4;
+    pub(super) const ORIGINAL: Range<usize> = 4..12;
+}
+
+/// A view of an Atomic Request header.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct AtomicRequestView<T>(T);
+
+impl<T: AsRef<[u8]>> AtomicRequestView<T> {
+    /// A view of the header at the start of `octets`, or `None` when they are fewer than 52.
+    #[inline]
+    pub fn new(octets: T) -> Option<Self> {
+        (octets.as_ref().len() >= AtomicRequest::LEN).then_some(Self(octets))
+    }
+
+    /// The operation; the 28 reserved bits before it are ignored.
+    #[inline]
+    pub fn op(&self) -> AtomicOp {
+        AtomicOp((be32(self.0.as_ref(), request::OP) & 0xf) as u8)
+    }
+
+    /// Request Identifier.
+    #[inline]
+    pub fn request_id(&self) -> u32 {
+        be32(self.0.as_ref(), request::REQUEST_ID)
+    }
+
+    /// Remote STag.
+    #[inline]
+    pub fn stag(&self) -> Stag {
+        Stag(be32(self.0.as_ref(), request::STAG))
+    }
+
+    /// Remote tagged offset.
+    #[inline]
+    pub fn to(&self) -> u64 {
+        be64(self.0.as_ref(), request::TO)
+    }
+
+    /// Add or Swap Data.
+    #[inline]
+    pub fn add_swap(&self) -> u64 {
+        be64(self.0.as_ref(), request::ADD_SWAP)
+    }
+
+    /// Add or Swap Mask.
+    #[inline]
+    pub fn add_swap_mask(&self) -> u64 {
+        be64(self.0.as_ref(), request::ADD_SWAP_MASK)
+    }
+
+    /// Compare Data.
+    #[inline]
+    pub fn compare(&self) -> u64 {
+        be64(self.0.as_ref(), request::COMPARE)
+    }
+
+    /// Compare Mask.
+    #[inline]
+    pub fn compare_mask(&self) -> u64 {
+        be64(self.0.as_ref(), request::COMPARE_MASK)
+    }
+}
+
+/// An Atomic Request: read a 64-bit value at the target, change it as `op` says, return the original.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Default)]
+pub struct AtomicRequest {
+    /// The operation. Only the low four bits go on the wire.
+    pub op: AtomicOp,
+    /// Chosen by the requester, reflected in the response.
+    pub request_id: u32,
+    /// The target buffer.
+    pub stag: Stag,
+    /// Offset of the target in that buffer; the address it stands for must be a multiple of 8.
+    pub to: u64,
+    /// What to add or to store.
+    pub add_swap: u64,
+    /// Which bits of it count; for additions each set bit ends a field (RFC 7306 §5.1.1).
+    pub add_swap_mask: u64,
+    /// What to compare with (CmpSwap).
+    pub compare: u64,
+    /// Which bits to compare (CmpSwap).
+    pub compare_mask: u64,
+}
+
+impl AtomicRequest {
+    /// Octets on the wire.
+    pub const LEN: usize = 52;
+
+    /// Reads the header; `None` when there are fewer than 52 octets. Unknown operations are not refused here.
+    #[inline]
+    pub fn parse(octets: &[u8]) -> Option<Self> {
+        let v = AtomicRequestView::new(octets.first_chunk::<{ Self::LEN }>()?)?;
+        Some(Self {
+            op: v.op(),
+            request_id: v.request_id(),
+            stag: v.stag(),
+            to: v.to(),
+            add_swap: v.add_swap(),
+            add_swap_mask: v.add_swap_mask(),
+            compare: v.compare(),
+            compare_mask: v.compare_mask(),
+        })
+    }
+
+    /// Writes the header. Returns 52, or 0 when `out` is shorter and nothing was written.
+    #[inline]
+    pub fn emit(&self, out: &mut [u8]) -> usize {
+        let Some(out) = out.first_chunk_mut::<{ Self::LEN }>() else {
+            return 0;
+        };
+        put(out, request::OP, &u32::from(self.op.0 & 0xf).to_be_bytes());
+        put(out, request::REQUEST_ID, &self.request_id.to_be_bytes());
+        put(out, request::STAG, &self.stag.0.to_be_bytes());
+        put(out, request::TO, &self.to.to_be_bytes());
+        put(out, request::ADD_SWAP, &self.add_swap.to_be_bytes());
+        put(
+            out,
+            request::ADD_SWAP_MASK,
+            &self.add_swap_mask.to_be_bytes(),
+        );
+        put(out, request::COMPARE, &self.compare.to_be_bytes());
+        put(out, request::COMPARE_MASK, &self.compare_mask.to_be_bytes());
+        Self::LEN
+    }
+}
+
+/// A view of an Atomic Response header.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct AtomicResponseView<T>(T);
+
+impl<T: AsRef<[u8]>> AtomicResponseView<T> {
+    /// A view of the header at the start of `octets`, or `None` when they are fewer than 12.
+    #[inline]
+    pub fn new(octets: T) -> Option<Self> {
+        (octets.as_ref().len() >= AtomicResponse::LEN).then_some(Self(octets))
+    }
+
+    /// Original Request Identifier.
+    #[inline]
+    pub fn request_id(&self) -> u32 {
+        be32(self.0.as_ref(), response::REQUEST_ID)
+    }
+
+    /// Original Remote Data Value.
+    #[inline]
+    pub fn original(&self) -> u64 {
+        be64(self.0.as_ref(), response::ORIGINAL)
+    }
+}
+
+/// An Atomic Response.
+///
+/// RFC 7306 §4 says the header has 32 octets, but figure 6 and the DDP segment in appendix A.2 show the two fields
+/// below, 12 octets; those are what goes on the wire.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Default)]
+pub struct AtomicResponse {
+    /// The request's identifier.
+    pub request_id: u32,
+    /// The value before the operation.
+    pub original: u64,
+}
+
+impl AtomicResponse {
+    /// Octets on the wire.
+    pub const LEN: usize = 12;
+
+    /// Reads the header; `None` when there are fewer than 12 octets.
+    #[inline]
+    pub fn parse(octets: &[u8]) -> Option<Self> {
+        let v = AtomicResponseView::new(octets.first_chunk::<{ Self::LEN }>()?)?;
+        Some(Self {
+            request_id: v.request_id(),
+            original: v.original(),
+        })
+    }
+
+    /// Writes the header. Returns 12, or 0 when `out` is shorter and nothing was written.
+    #[inline]
+    pub fn emit(&self, out: &mut [u8]) -> usize {
+        let Some(out) = out.first_chunk_mut::<{ Self::LEN }>() else {
+            return 0;
+        };
+        put(out, response::REQUEST_ID, &self.request_id.to_be_bytes());
+        put(out, response::ORIGINAL, &self.original.to_be_bytes());
+        Self::LEN
+    }
+}
