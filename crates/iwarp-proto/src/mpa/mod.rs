@@ -4,3 +4,5 @@
 //! from them. After that both directions are streams of FPDUs: [`framing`].
 
 pub mod framing;
+pub mod negotiate;
+pub mod startup;

@@ -1,0 +1,285 @@
+//! What the start-up frames say and what follows: the two roles as pure state machines. RFC 5044 §7.1.2, RFC 6581 §9.
+//!
+//! Beyond the RFCs, these choices follow what deployed peers do:
+//!
+//! - IRD and ORD are negotiated the relaxed way of siw and cxgb4: ORD is lowered to the peer's IRD, IRD is raised to
+//!   the peer's ORD as far as the device allows. Nobody is refused for wanting more than there is.
+//! - The responder names exactly one RTR message, one that was asked for: cxgb4 as initiator terminates otherwise.
+//!   Given the choice it takes Write (nothing to answer, no IRD used up), then Read, then Send, as siw does.
+//! - A responder that forgets flag A (an early siw did) is taken at its word: client-server model, no RTR.
+//! - Every reply carries C if either side wants CRCs, because siw as initiator looks at the reply alone.
+//! - Reserved bits are never looked at, and a flag S below revision 2 is a reserved bit.
+
+mod initiator;
+mod responder;
+
+pub use initiator::{Initiator, Outcome};
+pub use responder::{PendingRequest, Responder};
+
+use super::startup::{
+    EnhancedPrefix, FRAME_HEADER_LEN, Flags, FrameHeader, FrameKind, MAX_PRIVATE_DATA,
+    NO_NEGOTIATION, StartupError,
+};
+
+/// The largest depth that can be negotiated: 14 bits, with all ones taken for "no negotiation".
+pub const MAX_DEPTH: u16 = NO_NEGOTIATION - 1;
+
+/// The message with which the initiator says that it is ready to receive.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Rtr {
+    /// A zero-length Send.
+    Send,
+    /// A zero-length RDMA Write.
+    Write,
+    /// A zero-length RDMA Read.
+    Read,
+}
+
+/// A set of RTR messages.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub struct RtrSet {
+    /// Zero-length Send.
+    pub send: bool,
+    /// Zero-length Write.
+    pub write: bool,
+    /// Zero-length Read.
+    pub read: bool,
+}
+
+impl RtrSet {
+    /// Nothing.
+    pub const NONE: Self = Self {
+        send: false,
+        write: false,
+        read: false,
+    };
+    /// Everything.
+    pub const ALL: Self = Self {
+        send: true,
+        write: true,
+        read: true,
+    };
+    /// What hardware peers offer and understand: Write and Read.
+    pub const WRITE_READ: Self = Self {
+        send: false,
+        write: true,
+        read: true,
+    };
+
+    /// A set of one.
+    pub const fn only(rtr: Rtr) -> Self {
+        match rtr {
+            Rtr::Send => Self {
+                send: true,
+                ..Self::NONE
+            },
+            Rtr::Write => Self {
+                write: true,
+                ..Self::NONE
+            },
+            Rtr::Read => Self {
+                read: true,
+                ..Self::NONE
+            },
+        }
+    }
+
+    /// Whether `rtr` is in it.
+    pub const fn contains(self, rtr: Rtr) -> bool {
+        match rtr {
+            Rtr::Send => self.send,
+            Rtr::Write => self.write,
+            Rtr::Read => self.read,
+        }
+    }
+
+    /// What is in both.
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        Self {
+            send: self.send && other.send,
+            write: self.write && other.write,
+            read: self.read && other.read,
+        }
+    }
+
+    /// The one to take: Write needs no answer and no IRD, Read is what hardware implements best, and Send uses up a
+    /// receive of the peer.
+    pub const fn preferred(self) -> Option<Rtr> {
+        if self.write {
+            Some(Rtr::Write)
+        } else if self.read {
+            Some(Rtr::Read)
+        } else if self.send {
+            Some(Rtr::Send)
+        } else {
+            None
+        }
+    }
+
+    /// The flags B, C, D of a prefix. With A = 0 they mean nothing.
+    const fn of(prefix: &EnhancedPrefix) -> Self {
+        //= rfc6581 section 9.2
+        //# On reception, if Control
+        //# Flag A is set to 0, then Control Flags B, C, and D MUST be ignored.
+        if prefix.peer_to_peer {
+            Self {
+                send: prefix.rtr_send,
+                write: prefix.rtr_write,
+                read: prefix.rtr_read,
+            }
+        } else {
+            Self::NONE
+        }
+    }
+}
+
+impl Default for RtrSet {
+    fn default() -> Self {
+        Self::WRITE_READ
+    }
+}
+
+/// What this side wants and can do.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub struct LocalParams {
+    /// The MPA revision: 1 (RFC 5044) or 2 (RFC 6581). A responder of revision 2 accepts 0 and 1, too.
+    pub revision: u8,
+    /// Whether this side wants CRCs. They are used if either side does.
+    pub crc: bool,
+    /// Whether the peer is to send us markers.
+    pub markers_rx: bool,
+    /// Inbound Read Requests this side is set up for.
+    pub ird: u16,
+    /// Outbound Read Requests this side wants to have in flight.
+    pub ord: u16,
+    /// To what IRD may be raised for the peer's sake.
+    pub max_ird: u16,
+    /// The most ORD can be.
+    pub max_ord: u16,
+    /// Initiator: ask for the peer-to-peer model. A responder follows the request.
+    pub peer_to_peer: bool,
+    /// The RTR messages this side can send (initiator) or recognise (responder).
+    pub rtr_offer: RtrSet,
+    /// Initiator: whether IRD and ORD are negotiated; if not, both sides keep what they have.
+    pub ird_ord_negotiate: bool,
+}
+
+impl Default for LocalParams {
+    /// Revision 2, peer-to-peer with Write or Read as RTR, CRC, no markers: what hardware and siw both take.
+    fn default() -> Self {
+        //= rfc5044 section 4.4
+        //# The default configuration for a
+        //# connection MUST be to use CRCs.
+        Self {
+            revision: 2,
+            crc: true,
+            markers_rx: false,
+            ird: 16,
+            ord: 16,
+            max_ird: 128,
+            max_ord: 128,
+            peer_to_peer: true,
+            rtr_offer: RtrSet::default(),
+            ird_ord_negotiate: true,
+        }
+    }
+}
+
+impl LocalParams {
+    const fn ird(&self) -> u16 {
+        min(self.ird, self.max_ird())
+    }
+
+    const fn ord(&self) -> u16 {
+        min(self.ord, min(self.max_ord, MAX_DEPTH))
+    }
+
+    const fn max_ird(&self) -> u16 {
+        min(self.max_ird, MAX_DEPTH)
+    }
+}
+
+/// What both sides have agreed on.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Agreed {
+    /// The revision of the frames exchanged.
+    pub revision: u8,
+    /// Whether they were enhanced.
+    pub enhanced: bool,
+    /// Generate and check CRCs, in both directions.
+    pub crc: bool,
+    /// Insert markers in what this side sends.
+    pub markers_tx: bool,
+    /// Expect markers in what this side receives.
+    pub markers_rx: bool,
+    /// Inbound Read Requests this side must be able to hold.
+    pub ird: u16,
+    /// Outbound Read Requests this side may have in flight.
+    pub ord: u16,
+    /// The peer's IRD as its frame said it; [`NO_NEGOTIATION`] if it did not say.
+    pub peer_ird: u16,
+    /// The peer's ORD as its frame said it; [`NO_NEGOTIATION`] if it did not say.
+    pub peer_ord: u16,
+    /// The RTR message the initiator sends first, in the peer-to-peer model. A responder may get another first message
+    /// all the same: siw sends none if it offered none.
+    pub rtr: Option<Rtr>,
+    /// Peer-to-peer model: the RTR message comes first, then either side may send.
+    pub peer_to_peer: bool,
+}
+
+const fn min(a: u16, b: u16) -> u16 {
+    if a < b { a } else { b }
+}
+
+/// Writes a frame. Returns its length.
+fn emit_frame(
+    kind: FrameKind,
+    revision: u8,
+    flags: Flags,
+    prefix: Option<EnhancedPrefix>,
+    private_data: &[u8],
+    out: &mut [u8],
+) -> Result<usize, StartupError> {
+    let prefix_len = if prefix.is_some() {
+        EnhancedPrefix::LEN
+    } else {
+        0
+    };
+    //= rfc5044 section 7.1.1
+    //# The Private Data field MUST be between 0 and 512
+    //# octets in length.
+    let max = MAX_PRIVATE_DATA - prefix_len;
+    if private_data.len() > max {
+        return Err(StartupError::PrivateDataTooLong {
+            len: private_data.len(),
+            max,
+        });
+    }
+    //= rfc5044 section 7.1.1
+    //# This field MUST contain the length in octets of the
+    //# Private Data field.
+    let pd_length = (prefix_len + private_data.len()) as u16;
+    let flags = flags.with(Flags::ENHANCED, prefix.is_some());
+    let header = FrameHeader {
+        kind,
+        flags,
+        revision,
+        pd_length,
+    };
+    let needed = header.frame_len();
+    let out = out
+        .get_mut(..needed)
+        .ok_or(StartupError::OutputTooSmall { needed })?;
+    header.emit(out);
+    let pd = out.get_mut(FRAME_HEADER_LEN..).unwrap_or_default();
+    if let Some(prefix) = prefix {
+        prefix.emit(pd);
+    }
+    if let Some(dst) = pd.get_mut(prefix_len..)
+        && dst.len() == private_data.len()
+    {
+        dst.copy_from_slice(private_data);
+    }
+    Ok(needed)
+}

@@ -1,0 +1,300 @@
+//! The responder: judges the Request, answers it. RFC 5044 §7.1.2 rule 2, RFC 6581 §9 and §10.
+
+use super::{Agreed, LocalParams, Rtr, RtrSet, emit_frame, min};
+use crate::mpa::startup::{
+    EnhancedPrefix, Flags, FrameKind, MAX_REVISION, NO_NEGOTIATION, RequestFrame, StartupError,
+};
+use core::ops::Range;
+
+/// The responder's side of MPA start-up: has no state before a request arrives.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Responder;
+
+impl Responder {
+    /// Judges a request. On an error close the connection, better with a reset than with a FIN: hardware initiators
+    /// fall back to revision 1 only when they are reset.
+    pub fn on_request(
+        request: &RequestFrame<'_>,
+        params: &LocalParams,
+    ) -> Result<PendingRequest, StartupError> {
+        PendingRequest::on_request(request, params)
+    }
+}
+
+/// A valid request that the ULP has yet to accept or reject.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct PendingRequest {
+    revision: u8,
+    crc: bool,
+    markers: bool,
+    prefix: Option<EnhancedPrefix>,
+    private_data: Range<usize>,
+}
+
+impl PendingRequest {
+    fn on_request(request: &RequestFrame<'_>, params: &LocalParams) -> Result<Self, StartupError> {
+        let header = request.header();
+        //= rfc5044 section 7.1.1
+        //# Responder mode receivers MUST check this field for the same value, and
+        //# close the connection and report an error locally if any other
+        //# value is detected.
+        if header.kind != FrameKind::Request {
+            return Err(StartupError::WrongRole);
+        }
+        //= rfc5044 section 7.1.1
+        //# MPA
+        //# receivers compliant with this version of the specification MUST
+        //# check this field.
+        //= rfc6581 section 6
+        //# A host accepting MPA connections
+        //# MUST continue to accept MPA Requests with version one, even if it
+        //# supports version two.
+        let revision = header.revision;
+        if revision > params.revision.clamp(1, MAX_REVISION) {
+            return Err(StartupError::UnsupportedRevision { revision });
+        }
+        let prefix = request.prefix()?;
+        let start = if prefix.is_some() {
+            EnhancedPrefix::LEN
+        } else {
+            0
+        };
+        //= rfc5044 section 7.1.1
+        //# R: This bit is set to zero, and not checked on reception in the MPA
+        //# Request Frame.
+        Ok(Self {
+            revision,
+            crc: header.flags.has(Flags::CRC),
+            markers: header.flags.has(Flags::MARKERS),
+            prefix,
+            private_data: start..request.private_data().len(),
+        })
+    }
+
+    /// The revision asked for, and answered with: 0, 1 or 2.
+    pub const fn revision(&self) -> u8 {
+        self.revision
+    }
+
+    /// Whether the request is enhanced.
+    pub const fn enhanced(&self) -> bool {
+        self.prefix.is_some()
+    }
+
+    /// Whether the initiator wants CRCs.
+    pub const fn crc(&self) -> bool {
+        self.crc
+    }
+
+    /// Whether the initiator wants us to send markers.
+    pub const fn markers(&self) -> bool {
+        self.markers
+    }
+
+    /// The initiator's IRD: our ORD cannot be more. `None` if it did not say, [`NO_NEGOTIATION`] if it leaves that to
+    /// the ULPs.
+    pub fn peer_ird(&self) -> Option<u16> {
+        self.prefix.map(|p| p.ird)
+    }
+
+    /// The initiator's ORD: what it would like our IRD to be. `None` and [`NO_NEGOTIATION`] as above.
+    pub fn peer_ord(&self) -> Option<u16> {
+        self.prefix.map(|p| p.ord)
+    }
+
+    /// Whether the initiator asks for the peer-to-peer model.
+    pub fn peer_to_peer(&self) -> bool {
+        self.prefix.is_some_and(|p| p.peer_to_peer)
+    }
+
+    /// The RTR messages the initiator can send.
+    pub fn rtr_offer(&self) -> RtrSet {
+        self.prefix.as_ref().map_or(RtrSet::NONE, RtrSet::of)
+    }
+
+    /// Where the ULP's private data is within the frame's private data.
+    pub fn private_data(&self) -> Range<usize> {
+        self.private_data.clone()
+    }
+
+    /// Writes an accepting reply. Send it in one write and nothing after it until the first FPDU has come in.
+    pub fn accept(
+        &self,
+        params: &LocalParams,
+        private_data: &[u8],
+        out: &mut [u8],
+    ) -> Result<(usize, Agreed), StartupError> {
+        let mut agreed = Agreed {
+            revision: self.revision,
+            enhanced: self.enhanced(),
+            crc: params.crc || self.crc,
+            markers_tx: self.markers,
+            markers_rx: params.markers_rx,
+            ird: params.ird(),
+            ord: params.ord(),
+            peer_ird: NO_NEGOTIATION,
+            peer_ord: NO_NEGOTIATION,
+            rtr: None,
+            peer_to_peer: false,
+        };
+        //= rfc6581 section 10
+        //# If the responder receives an
+        //# enhanced MPA message, it MUST respond with an enhanced MPA
+        //# message.
+        //= rfc6581 section 10
+        //# If the responder receives an unenhanced
+        //# MPA message ('S' is set to 0), it MUST respond with an unenhanced
+        //# MPA message.
+        let prefix = match &self.prefix {
+            Some(request) => Some(settle(request, params, &mut agreed)),
+            None => {
+                // cxgb4 sends a zero-length Read as RTR on plain connections, too: leave room for one.
+                agreed.ird = agreed.ird.max(1);
+                None
+            }
+        };
+        let flags = Flags::NONE
+            .with(Flags::MARKERS, agreed.markers_rx)
+            .with(Flags::CRC, agreed.crc);
+        let len = emit_frame(
+            FrameKind::Reply,
+            self.revision,
+            flags,
+            prefix,
+            private_data,
+            out,
+        )?;
+        Ok((len, agreed))
+    }
+
+    /// Writes a rejecting reply that blames no depth: it returns the initiator's own values. Returns its length, or 0
+    /// when the private data (512 octets, 508 if enhanced) or the reply does not fit. TCP may stay open afterwards.
+    pub fn reject(&self, private_data: &[u8], out: &mut [u8]) -> usize {
+        let prefix = self.prefix.map(|p| reject_prefix(&p, p.ird));
+        self.emit_reject(prefix, private_data, out)
+    }
+
+    /// Like [`Self::reject`], and says that our ULP needs this ORD, more than the initiator's IRD.
+    pub fn reject_insufficient_ird(
+        &self,
+        required_ord: u16,
+        private_data: &[u8],
+        out: &mut [u8],
+    ) -> usize {
+        //= rfc6581 section 9.1
+        //# The
+        //# responder MAY reject the connection request if the initiator IRD is
+        //# not sufficient for the ULP-required ORD and specify the required ORD
+        //# in the MPA Reject Frame responder ORD.
+        let prefix = self.prefix.map(|p| reject_prefix(&p, required_ord));
+        self.emit_reject(prefix, private_data, out)
+    }
+
+    fn emit_reject(
+        &self,
+        prefix: Option<EnhancedPrefix>,
+        private_data: &[u8],
+        out: &mut [u8],
+    ) -> usize {
+        //= rfc5044 section 7.1.2
+        //# The Responder SHOULD return an MPA Reply Frame with the
+        //# "Reject Connection" bit set to '1' if the validation of the
+        //# Private Data is not acceptable to the ULP.
+        let flags = Flags::REJECT.with(Flags::CRC, self.crc);
+        emit_frame(
+            FrameKind::Reply,
+            self.revision,
+            flags,
+            prefix,
+            private_data,
+            out,
+        )
+        .unwrap_or(0)
+    }
+}
+
+/// Settles depths and RTR with an enhanced request, and says so in a prefix.
+fn settle(request: &EnhancedPrefix, params: &LocalParams, agreed: &mut Agreed) -> EnhancedPrefix {
+    //= rfc6581 section 9.1
+    //# The responder and initiator MUST pass the peer's provided IRD and ORD
+    //# values to the ULP, in addition to using the values as calculated by
+    //# the preceding rules.
+    agreed.peer_ird = request.ird;
+    agreed.peer_ord = request.ord;
+    agreed.peer_to_peer = request.peer_to_peer;
+    if request.peer_to_peer {
+        agreed.rtr = Some(choose_rtr(RtrSet::of(request), params.rtr_offer));
+    }
+    let mut reply = EnhancedPrefix {
+        ird: NO_NEGOTIATION,
+        ord: NO_NEGOTIATION,
+        //= rfc6581 section 9.2
+        //# If Control Flag A
+        //# is 1 in the MPA Request message, then the responder MUST set Control
+        //# Flag A to 1 in the MPA reply message.
+        //= rfc6581 section 9.2
+        //# The responder MUST set Control Flag A to 0 if Control Flag A
+        //# is 0 in the request.
+        peer_to_peer: request.peer_to_peer,
+        //= rfc6581 section 9.2
+        //# The responder is not required to specify all RTR indication
+        //# options it supports.
+        rtr_send: agreed.rtr == Some(Rtr::Send),
+        rtr_write: agreed.rtr == Some(Rtr::Write),
+        rtr_read: agreed.rtr == Some(Rtr::Read),
+    };
+    //= rfc6581 section 9.1
+    //# The responder MUST respond to an initiator ORD value of
+    //# 0x3FFF by leaving its local endpoint IRD value unchanged and setting
+    //# the IRD to 0x3FFF in its reply message.
+    if request.ord != NO_NEGOTIATION {
+        agreed.ird = agreed.ird.max(min(request.ord, params.max_ird()));
+        reply.ird = agreed.ird;
+    }
+    if agreed.rtr == Some(Rtr::Read) {
+        //= rfc6581 section 9.1
+        //# If the initiator ORD is insufficient to support the
+        //# selected connection model, the responder IRD MAY be increased;
+        agreed.ird = agreed.ird.max(1);
+        reply.ird = reply.ird.max(1);
+    }
+    //= rfc6581 section 9.1
+    //# The responder MUST respond to an initiator IRD
+    //# value of 0x3FFF by leaving its local endpoint ORD value unchanged,
+    //# and setting ORD to 0x3FFF in its reply message.
+    if request.ird != NO_NEGOTIATION {
+        //= rfc6581 section 9.1
+        //# The
+        //# responder MUST set its ORD at most to the initiator IRD.
+        agreed.ord = min(agreed.ord, request.ird);
+        reply.ord = agreed.ord;
+    }
+    reply
+}
+
+/// One RTR message: the best of those both sides know, else one that we know.
+fn choose_rtr(offered: RtrSet, supported: RtrSet) -> Rtr {
+    //= rfc6581 section 9.2
+    //# If the responder does
+    //# not support any of the initiator-specified RTR indication options,
+    //# then the responder MUST set at least one RTR indication type option
+    //# it supports.
+    //= rfc6581 section 9.2
+    //# The responder MUST support at least one RTR indication option if it
+    //# supports Enhanced RDMA connection establishment.
+    offered
+        .and(supported)
+        .preferred()
+        .or(supported.preferred())
+        .unwrap_or(Rtr::Write)
+}
+
+/// The prefix of a rejection: the initiator's values seen from this side.
+fn reject_prefix(request: &EnhancedPrefix, ord: u16) -> EnhancedPrefix {
+    EnhancedPrefix {
+        ird: request.ord,
+        ord,
+        peer_to_peer: request.peer_to_peer,
+        ..Default::default()
+    }
+}

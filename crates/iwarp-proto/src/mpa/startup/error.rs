@@ -1,0 +1,132 @@
+//! Everything that can go wrong before full operation, and what to do about it. RFC 5044 §7.1.2 and §8, RFC 6581 §8.
+
+use crate::rdmap::TerminateCode;
+use core::fmt;
+
+/// Why MPA start-up fails.
+///
+/// Errors in a frame of the peer mean: close the connection, report locally. Only some errors an initiator finds in an
+/// enhanced reply are worth a Terminate, because only then is the peer ready to read FPDUs; see [`Self::terminate`].
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub enum StartupError {
+    /// The first 16 octets are no MPA key.
+    BadKey,
+    /// A Request came where a Reply was due, or the other way round: both sides started in the same role.
+    WrongRole,
+    /// A revision this side cannot, or is configured not to, speak.
+    UnsupportedRevision {
+        /// The revision received.
+        revision: u8,
+    },
+    /// The peer announces more than 512 octets of private data.
+    PeerPrivateDataTooLong {
+        /// The length it announces.
+        len: u16,
+    },
+    /// S is set but the private data is shorter than the enhanced prefix.
+    MissingEnhancedPrefix,
+    /// The reply to an enhanced request is not enhanced.
+    NotEnhanced,
+    /// The reply to a plain request is enhanced.
+    EnhancedUnasked,
+    /// The peer's ORD is more than our IRD can become.
+    InsufficientIrd {
+        /// The responder's ORD.
+        needed: u16,
+        /// The most we can have.
+        max: u16,
+    },
+    /// The responder named no RTR message that we can send.
+    NoMatchingRtr,
+    /// Our own private data does not fit.
+    PrivateDataTooLong {
+        /// Its length in octets.
+        len: usize,
+        /// What fits: 512, or 508 in an enhanced frame.
+        max: usize,
+    },
+    /// The output buffer is shorter than the frame.
+    OutputTooSmall {
+        /// Octets needed.
+        needed: usize,
+    },
+    /// Something failed on this side (no memory, no QP) after the peer had accepted.
+    Local,
+}
+
+impl StartupError {
+    /// The Terminate that the initiator owes the responder, if any, before it closes.
+    pub const fn terminate(&self) -> Option<TerminateCode> {
+        match self {
+            //= rfc6581 section 9.1
+            //# If the initiator does not have sufficient
+            //# resources for the required IRD, it MUST send a TERM message to the
+            //# responder indicating insufficient resources and terminate the
+            //# connection due to insufficient resources.
+            Self::InsufficientIrd { .. } => Some(TerminateCode::MPA_INSUFFICIENT_IRD),
+            //= rfc6581 section 9.2
+            //# If
+            //# the initiator is not able to generate any of the responder-supported
+            //# RTR indications, then it MUST send a TERM message to the responder
+            //# indicating failure to negotiate a mutually compatible connection
+            //# model or RTR option, and terminate the connection.
+            Self::NoMatchingRtr => Some(TerminateCode::MPA_NO_MATCHING_RTR),
+            //= rfc6581 section 9.3
+            //# The initiator or responder MUST generate the TERM message that
+            //# contains Layer 2, Error Type 0, Error Code 5 when it encounters
+            //# any error locally for which the special Error Code is not defined
+            //# in Section 8 before resetting the connection.
+            Self::Local => Some(TerminateCode::MPA_LOCAL_CATASTROPHIC),
+            // A malformed frame: who cannot send one will not read a Terminate either. RFC 5044 §8 wants TCP closed
+            // at once.
+            _ => None,
+        }
+    }
+
+    /// The MPA error code of RFC 5044 §8 and RFC 6581 §8 to report locally; `None` for misuse on this side.
+    pub const fn code(&self) -> Option<TerminateCode> {
+        match self {
+            Self::BadKey
+            | Self::WrongRole
+            | Self::UnsupportedRevision { .. }
+            | Self::PeerPrivateDataTooLong { .. }
+            | Self::MissingEnhancedPrefix
+            | Self::NotEnhanced
+            | Self::EnhancedUnasked => Some(TerminateCode::MPA_INVALID_FRAME),
+            Self::PrivateDataTooLong { .. } | Self::OutputTooSmall { .. } => None,
+            _ => self.terminate(),
+        }
+    }
+}
+
+impl fmt::Display for StartupError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::BadKey => f.write_str("no MPA key"),
+            Self::WrongRole => f.write_str("the peer started in the same MPA role"),
+            Self::UnsupportedRevision { revision } => {
+                write!(f, "MPA revision {revision} not supported")
+            }
+            Self::PeerPrivateDataTooLong { len } => {
+                write!(
+                    f,
+                    "peer announces {len} octets of private data, more than 512"
+                )
+            }
+            Self::MissingEnhancedPrefix => f.write_str("enhanced frame without IRD and ORD"),
+            Self::NotEnhanced => f.write_str("reply to an enhanced request is not enhanced"),
+            Self::EnhancedUnasked => f.write_str("reply to a plain request is enhanced"),
+            Self::InsufficientIrd { needed, max } => {
+                write!(f, "peer's ORD {needed} exceeds the largest IRD {max}")
+            }
+            Self::NoMatchingRtr => f.write_str("no common RTR message"),
+            Self::PrivateDataTooLong { len, max } => {
+                write!(f, "private data of {len} octets, at most {max} fit")
+            }
+            Self::OutputTooSmall { needed } => write!(f, "output needs {needed} octets"),
+            Self::Local => f.write_str("local error during MPA start-up"),
+        }
+    }
+}
+
+impl core::error::Error for StartupError {}

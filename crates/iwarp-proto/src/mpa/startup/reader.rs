@@ -1,0 +1,115 @@
+//! Collects one frame from a stream that may arrive in any portions. RFC 5044 §7.1.2 rules 5, 8 and 9.
+
+use super::{FRAME_HEADER_LEN, Frame, FrameHeader, FrameKind, MAX_FRAME_LEN, StartupError};
+use core::fmt;
+
+/// How far [`FrameReader::push`] got.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Progress {
+    /// All octets were taken and the frame is not complete yet.
+    NeedMore,
+    /// The frame is complete.
+    Frame {
+        /// Octets of the last input that belong to the frame. Those after them are the first of full operation.
+        consumed: usize,
+    },
+}
+
+/// Collects one frame in a buffer of its own, never taking an octet that follows it.
+#[derive(Clone)]
+pub struct FrameReader {
+    kind: FrameKind,
+    buf: [u8; MAX_FRAME_LEN],
+    len: usize,
+}
+
+impl FrameReader {
+    /// A reader that waits for this kind of frame.
+    pub const fn new(kind: FrameKind) -> Self {
+        Self {
+            kind,
+            buf: [0; MAX_FRAME_LEN],
+            len: 0,
+        }
+    }
+
+    /// Takes octets of the stream. Errors show as early as possible: a wrong key at its first wrong octet, a length that
+    /// is too long with the header. After an error the connection is of no use; after `Frame`, nothing more is taken.
+    pub fn push(&mut self, mut input: &[u8]) -> Result<Progress, StartupError> {
+        let mut consumed = 0;
+        // Twice at most: up to the end of the header, which tells where the private data ends.
+        loop {
+            let missing = self.missing()?;
+            if missing == 0 {
+                return Ok(Progress::Frame { consumed });
+            }
+            let n = missing.min(input.len());
+            let (now, later) = input.split_at_checked(n).unwrap_or((input, &[]));
+            if now.is_empty() {
+                self.check_key()?;
+                return Ok(Progress::NeedMore);
+            }
+            if let Some(dst) = self.buf.get_mut(self.len..self.len + n) {
+                dst.copy_from_slice(now);
+            }
+            self.len += n;
+            consumed += n;
+            input = later;
+        }
+    }
+
+    /// The most octets to read from the stream next; zero when the frame is complete. A caller that reads no more than
+    /// that can leave what follows in the socket.
+    pub fn missing(&self) -> Result<usize, StartupError> {
+        if self.len < FRAME_HEADER_LEN {
+            return Ok(FRAME_HEADER_LEN - self.len);
+        }
+        self.check_key()?;
+        let header = FrameHeader::parse(self.filled())?;
+        Ok(header.frame_len().saturating_sub(self.len))
+    }
+
+    /// Whether anything has arrived.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The frame, once it is complete.
+    pub fn frame(&self) -> Option<Frame<'_>> {
+        Frame::parse(self.filled()).ok().flatten()
+    }
+
+    fn filled(&self) -> &[u8] {
+        self.buf.get(..self.len).unwrap_or_default()
+    }
+
+    /// Compares as much of the key as there is.
+    fn check_key(&self) -> Result<(), StartupError> {
+        //= rfc5044 section 7.1.2
+        //# If a received "Key" does not match the expected value (see
+        //# Section 7.1.1, MPA Request and Reply Frame Format) the TCP/DDP
+        //# connection MUST be closed, and an error returned to the ULP.
+        //= rfc5044 section 7.1.2
+        //# MPA implementations MUST use the difference between the MPA
+        //# Request Frame and the MPA Reply Frame to check for incorrect
+        //# "Initiator/Initiator" startups.
+        let n = self.len.min(16);
+        let got = self.buf.get(..n);
+        if got == self.kind.key().get(..n) {
+            Ok(())
+        } else if got == self.kind.other().key().get(..n) {
+            Err(StartupError::WrongRole)
+        } else {
+            Err(StartupError::BadKey)
+        }
+    }
+}
+
+impl fmt::Debug for FrameReader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FrameReader")
+            .field("kind", &self.kind)
+            .field("len", &self.len)
+            .finish()
+    }
+}
