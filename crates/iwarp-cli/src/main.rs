@@ -1,2 +1,31 @@
-//! The `iwarp` command.
-fn main() {}
+//! The `iwarp` command: RDMA over plain TCP for people with a shell.
+//!
+//! One folder or file per subcommand; this file only parses, sets up logging and maps the outcome to an exit code:
+//! 0 success, 1 runtime failure, 2 wrong usage.
+#![forbid(unsafe_code)]
+
+mod cli;
+mod completions;
+mod cp;
+mod devices;
+mod error;
+mod logging;
+mod perf;
+mod ping;
+mod units;
+
+use clap::Parser as _;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    // clap itself exits with 2 on wrong usage and 0 on --help and --version.
+    let cli = cli::Cli::parse();
+    logging::init(cli.log_level());
+    match cli.run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("iwarp: {e}");
+            e.exit_code()
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! The command line as a whole. Each subcommand defines its own arguments in its own room.
+
+use crate::error::Result;
+use crate::{completions, cp, devices, perf, ping};
+use clap::{Parser, Subcommand};
+
+/// iWARP RDMA in user space, over plain TCP, with no special hardware and no root.
+#[derive(Debug, Parser)]
+#[command(name = "iwarp", version, about, arg_required_else_help = true)]
+#[command(after_help = "EXAMPLES:
+  iwarp perf --quick                 both ends on this machine, in less than 20 seconds
+  iwarp perf serve                   on one host, then on another:
+  iwarp perf connect HOST            measure between the two
+  iwarp cp serve /srv/drop           accept files into a directory, then elsewhere:
+  iwarp cp big.img HOST:big.img      copy a file by one-sided RDMA
+  iwarp ping HOST -C 10              ten verified pings to an rping server
+
+ENVIRONMENT:
+  RUST_LOG    what is logged to stderr, for example RUST_LOG=iwarp=debug; wins over -v
+
+EXIT CODES:
+  0 success, 1 failure while running, 2 wrong usage")]
+pub(crate) struct Cli {
+    /// Log more to stderr (repeat for even more)
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    verbose: u8,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Measure latency and bandwidth beside plain TCP
+    Perf(Box<perf::PerfArgs>),
+    /// Verified pings by RDMA Read and Write, in the protocol of rdma-core's rping
+    Ping(ping::PingArgs),
+    /// Copy files by one-sided RDMA
+    Cp(Box<cp::CpArgs>),
+    /// Show the RDMA devices of this machine as the library sees them
+    Devices(devices::DevicesArgs),
+    /// Print a shell completion script
+    Completions(completions::CompletionsArgs),
+}
+
+impl Cli {
+    /// How talkative the log shall be: the command's own `-v` and those of the subcommand together.
+    pub(crate) fn log_level(&self) -> u8 {
+        let inner = match &self.command {
+            Command::Perf(a) => a.verbose(),
+            Command::Cp(a) => a.verbose(),
+            Command::Ping(a) => a.log_level(),
+            // `devices -v` is about the listing, not the log.
+            Command::Devices(_) | Command::Completions(_) => 0,
+        };
+        self.verbose.saturating_add(inner)
+    }
+
+    /// Runs the chosen subcommand.
+    pub(crate) fn run(self) -> Result<()> {
+        match self.command {
+            Command::Perf(a) => perf::run(*a),
+            Command::Ping(a) => ping::run(&a),
+            Command::Cp(a) => cp::run(&a),
+            Command::Devices(a) => devices::run(&a),
+            Command::Completions(a) => completions::run(&a),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn definitions_are_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn wrong_usage_is_exit_code_2() {
+        for args in [
+            &["iwarp", "perf", "--op", "sned"][..],
+            &["iwarp", "perf", "--size", "4X"],
+            &["iwarp", "perf", "--iters", "1", "--seconds", "1"],
+            &["iwarp", "perf", "connect"],
+            &["iwarp", "cp"],
+            &["iwarp", "cp", "a"],
+            &["iwarp", "ping"],
+            &["iwarp", "nosuch"],
+        ] {
+            let e = Cli::try_parse_from(args).expect_err("must be refused");
+            assert_eq!(e.exit_code(), 2, "{args:?}: {e}");
+        }
+    }
+
+    #[test]
+    fn usual_calls_parse() {
+        for args in [
+            &["iwarp", "perf"][..],
+            &["iwarp", "perf", "--quick", "--json", "-", "--plot", "a.svg"],
+            &[
+                "iwarp",
+                "perf",
+                "--op",
+                "write,read",
+                "--size",
+                "4,64K",
+                "--crc",
+                "on",
+                "--poll",
+                "spin",
+            ],
+            &["iwarp", "perf", "serve", "--bind", "0.0.0.0"],
+            &["iwarp", "perf", "connect", "host.example:7175", "--quick"],
+            &["iwarp", "ping", "serve", "-p", "7174", "-v"],
+            &[
+                "iwarp",
+                "ping",
+                "192.0.2.1",
+                "-C",
+                "10",
+                "-S",
+                "128",
+                "-V",
+                "-d",
+            ],
+            &["iwarp", "cp", "a", "host:b"],
+            &[
+                "iwarp",
+                "cp",
+                "[::1]:b",
+                "a",
+                "--crc",
+                "off",
+                "--no-resume",
+                "-q",
+            ],
+            &[
+                "iwarp", "cp", "serve", "/srv", "--bind", "::", "--port", "9999",
+            ],
+            &["iwarp", "devices", "-v", "--json"],
+            &["iwarp", "completions", "fish"],
+        ] {
+            if let Err(e) = Cli::try_parse_from(args) {
+                panic!("{args:?}: {e}");
+            }
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! What a subcommand may end with, and the exit code that belongs to it.
+
+use std::fmt;
+use std::process::ExitCode;
+
+/// Result of anything the command does.
+pub(crate) type Result<T> = std::result::Result<T, Error>;
+
+/// A failure, said in words for the person at the terminal.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Error {
+    /// The arguments make no sense together; exit code 2.
+    Usage(String),
+    /// Everything that went wrong while running; exit code 1.
+    Failed(String),
+}
+
+impl Error {
+    /// A runtime failure.
+    pub(crate) fn failed(message: impl Into<String>) -> Self {
+        Self::Failed(message.into())
+    }
+
+    /// A usage failure.
+    pub(crate) fn usage(message: impl Into<String>) -> Self {
+        Self::Usage(message.into())
+    }
+
+    /// The process exit code of this failure.
+    pub(crate) fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Usage(_) => ExitCode::from(2),
+            Self::Failed(_) => ExitCode::from(1),
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Usage(m) | Self::Failed(m) => f.write_str(m),
+        }
+    }
+}
+
+/// Adds "what was being done" in front of a lower error.
+pub(crate) trait Context<T> {
+    /// Turns the error into a runtime failure that starts with `what`.
+    fn context(self, what: impl fmt::Display) -> Result<T>;
+}
+
+impl<T, E: fmt::Display> Context<T> for std::result::Result<T, E> {
+    fn context(self, what: impl fmt::Display) -> Result<T> {
+        self.map_err(|e| Error::Failed(format!("{what}: {e}")))
+    }
+}

@@ -1,0 +1,161 @@
+//! Arguments of `iwarp perf`.
+
+use super::point::{MAX_DEPTH, MAX_QPS, Op, Poll};
+use crate::units;
+use clap::{Args, Subcommand, ValueEnum};
+use std::path::PathBuf;
+
+/// Arguments of `iwarp perf`.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+#[command(
+    after_help = "Every RDMA figure stands beside plain TCP measured next to it in the same run; a ratio is iWARP ÷ TCP,
+the median over the rounds of the ratios inside each round. Latency is half of a round trip; for Read and
+FetchAdd it is half of the time of the operation, which is a round trip by itself.
+
+EXAMPLES:
+  iwarp perf                                    everything, both ends on this machine, below 2 minutes
+  iwarp perf --quick                            the same in less than 20 seconds
+  iwarp perf --op write --size 64K --crc on     one point
+  iwarp perf --op tcp                           only the TCP baseline
+  iwarp perf --quick --json - | jq .results     for programs
+  iwarp perf --plot curves.svg                  latency and bandwidth curves
+  iwarp perf serve --bind 192.0.2.7             on one host, then on another:
+  iwarp perf connect 192.0.2.7 --quick"
+)]
+pub(crate) struct PerfArgs {
+    #[command(subcommand)]
+    pub(crate) command: Option<PerfCommand>,
+    #[command(flatten)]
+    pub(crate) measure: MeasureArgs,
+}
+
+/// One end only.
+#[derive(Debug, Subcommand)]
+pub(crate) enum PerfCommand {
+    /// Wait for `iwarp perf connect` of another host
+    Serve(ServeArgs),
+    /// Measure against `iwarp perf serve` on another host
+    Connect(ConnectArgs),
+}
+
+/// Arguments of `iwarp perf serve`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "One client is served at a time. Anybody who can reach the port can keep a core busy: bind to a trusted network.
+
+EXAMPLES:
+  iwarp perf serve
+  iwarp perf serve --bind [2001:db8::7]:9000"
+)]
+pub(crate) struct ServeArgs {
+    /// Address to listen on, with or without a port [default port: 7175]
+    #[arg(long, value_name = "ADDR", default_value = "0.0.0.0")]
+    pub(crate) bind: String,
+    /// Log more to stderr (repeat for even more)
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    pub(crate) verbose: u8,
+    /// Serve the parent process: end with it, say the address as JSON.
+    #[arg(long, hide = true)]
+    pub(crate) child: bool,
+    /// Run on this CPU only.
+    #[arg(long, hide = true, value_name = "N")]
+    pub(crate) cpu: Option<usize>,
+}
+
+/// Arguments of `iwarp perf connect`.
+#[derive(Debug, Args)]
+#[command(after_help = "EXAMPLES:
+  iwarp perf connect 192.0.2.7
+  iwarp perf connect server.example:9000 --op read --size 1M --seconds 2")]
+pub(crate) struct ConnectArgs {
+    /// Host with or without a port [default port: 7175]
+    #[arg(value_name = "ADDR")]
+    pub(crate) addr: String,
+    #[command(flatten)]
+    pub(crate) measure: MeasureArgs,
+}
+
+/// What to measure and how to show it.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct MeasureArgs {
+    /// Fewer sizes and less time: below 20 seconds
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// Operations to measure [default: send,write,read,fetchadd]
+    #[arg(long, value_name = "OP", value_delimiter = ',')]
+    pub(crate) op: Vec<Op>,
+    /// Message sizes, for example 4,64K,1M (FetchAdd always has 8 octets)
+    #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = units::parse_size)]
+    pub(crate) size: Vec<u64>,
+    /// Operations per measurement
+    #[arg(long, value_name = "N", conflicts_with = "seconds", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    pub(crate) iters: Option<u64>,
+    /// Seconds per measurement
+    #[arg(long, value_name = "S", value_parser = parse_seconds)]
+    pub(crate) seconds: Option<f64>,
+    /// How often every point is measured, TCP and iWARP in turn [default: 3]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) rounds: Option<u32>,
+    /// Parallel connections (bandwidth)
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_QPS)))]
+    pub(crate) qps: u32,
+    /// Outstanding operations per connection (bandwidth)
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_DEPTH)))]
+    pub(crate) depth: u32,
+    /// MPA CRC [default: both]
+    #[arg(long, value_name = "on|off")]
+    pub(crate) crc: Option<OnOff>,
+    /// Use MPA markers
+    #[arg(long)]
+    pub(crate) markers: bool,
+    /// How to wait [default: both]
+    #[arg(long, value_name = "spin|event")]
+    pub(crate) poll: Option<Poll>,
+    /// Let the kernel choose the CPUs (both ends local: they get one each otherwise)
+    #[arg(long)]
+    pub(crate) no_pin: bool,
+    /// Write the results as JSON ('-': to stdout, and nothing else there)
+    #[arg(long, value_name = "FILE|-")]
+    pub(crate) json: Option<PathBuf>,
+    /// Draw latency and bandwidth curves
+    #[arg(long, value_name = "FILE.svg")]
+    pub(crate) plot: Option<PathBuf>,
+    /// Log more to stderr (repeat for even more)
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    pub(crate) verbose: u8,
+}
+
+/// A switch with two spelt-out positions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OnOff {
+    /// Used
+    On,
+    /// Not used
+    Off,
+}
+
+impl OnOff {
+    /// As a truth value.
+    pub(crate) fn is_on(self) -> bool {
+        self == Self::On
+    }
+}
+
+impl PerfArgs {
+    /// How talkative the log shall be.
+    pub(crate) fn verbose(&self) -> u8 {
+        match &self.command {
+            None => self.measure.verbose,
+            Some(PerfCommand::Serve(s)) => s.verbose,
+            Some(PerfCommand::Connect(c)) => c.measure.verbose,
+        }
+    }
+}
+
+fn parse_seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(s) if (0.001..=3600.0).contains(&s) => Ok(s),
+        _ => Err("between 0.001 and 3600".to_owned()),
+    }
+}

@@ -1,0 +1,120 @@
+//! `iwarp perf`: latency, bandwidth and message rate beside plain TCP measured in the same run.
+
+mod args;
+mod control;
+mod hist;
+mod host;
+mod local;
+mod pin;
+mod plan;
+mod point;
+mod rdma;
+mod report;
+mod run;
+mod serve;
+mod tcp;
+
+pub(crate) use args::PerfArgs;
+
+use crate::error::{Context as _, Error, Result};
+use args::{ConnectArgs, MeasureArgs, PerfCommand};
+use control::{Control, DEFAULT_PORT};
+use host::HostInfo;
+use plan::Plan;
+use point::{Transport, Wire};
+use report::Report;
+use std::fs::File;
+use std::io::Write as _;
+use std::path::Path;
+
+/// Runs `iwarp perf`.
+pub(crate) fn run(args: PerfArgs) -> Result<()> {
+    match args.command {
+        None => run_local(&args.measure),
+        Some(PerfCommand::Serve(s)) => serve::run(&s),
+        Some(PerfCommand::Connect(c)) => run_remote(&c),
+    }
+}
+
+/// The implementation of a wire.
+fn transport(wire: Wire) -> &'static dyn Transport {
+    match wire {
+        Wire::Tcp => &tcp::Tcp,
+        Wire::Rdma => &rdma::Rdma,
+    }
+}
+
+fn run_local(m: &MeasureArgs) -> Result<()> {
+    let plan = Plan::new(m)?;
+    let outputs = Outputs::open(m)?;
+    let cpus = if m.no_pin { None } else { pin::two_cpus() };
+    // The peer first: it must not inherit this end's CPU.
+    let peer = local::Peer::spawn(cpus.map(|c| c.1))?;
+    if let Some((cpu, _)) = cpus {
+        pin::pin_to(cpu);
+    }
+    let (control, _) = Control::connect(peer.addr)?;
+    let samples = run::run(&plan, control, false)?;
+    drop(peer);
+    outputs.write(&Report::new(&plan, &samples, HostInfo::here(), None))
+}
+
+fn run_remote(c: &ConnectArgs) -> Result<()> {
+    let plan = Plan::new(&c.measure)?;
+    let outputs = Outputs::open(&c.measure)?;
+    let mut last = Error::failed(format!("'{}' has no address", c.addr));
+    for addr in control::resolve(&c.addr, DEFAULT_PORT)? {
+        match Control::connect(addr) {
+            Ok((control, peer)) => {
+                let samples = run::run(&plan, control, false)?;
+                return outputs.write(&Report::new(&plan, &samples, HostInfo::here(), peer));
+            }
+            Err(e) => last = e,
+        }
+    }
+    Err(last)
+}
+
+/// Files are opened before the run: two minutes of work must not end in "no such directory".
+#[derive(Debug)]
+struct Outputs {
+    json: Option<Option<File>>,
+    plot: Option<File>,
+}
+
+impl Outputs {
+    fn open(m: &MeasureArgs) -> Result<Self> {
+        let create =
+            |p: &Path| File::create(p).context(format_args!("cannot write {}", p.display()));
+        let json = match &m.json {
+            None => None,
+            Some(p) if p.as_os_str() == "-" => Some(None),
+            Some(p) => Some(Some(create(p)?)),
+        };
+        Ok(Self {
+            json,
+            plot: m.plot.as_deref().map(create).transpose()?,
+        })
+    }
+
+    fn write(self, report: &Report) -> Result<()> {
+        if let Some(mut f) = self.plot {
+            f.write_all(report.svg().as_bytes())
+                .context("cannot write the plot")?;
+        }
+        let mut out = std::io::stdout().lock();
+        match self.json {
+            Some(None) => {
+                return out
+                    .write_all(report.json().as_bytes())
+                    .context("cannot write to stdout");
+            }
+            Some(Some(mut f)) => f
+                .write_all(report.json().as_bytes())
+                .context("cannot write the JSON file")?,
+            None => {}
+        }
+        out.write_all(report.table().as_bytes())
+            .context("cannot write to stdout")
+    }
+}

@@ -1,0 +1,344 @@
+//! Which points are measured, in which order, and how much time each may take.
+//!
+//! Everything compared with one TCP figure stands beside it in one group (same size, same way of waiting, same metric) and
+//! is measured next to it in time: on shared machines absolute figures drift by tens of per cent within minutes,
+//! ratios of neighbours do not.
+
+use super::args::MeasureArgs;
+use super::point::{Link, MAX_SIZE, Metric, Op, Point, Poll, Wire};
+use crate::error::{Error, Result};
+use crate::units;
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+/// Time for a default run; with set-up and output it stays below two minutes.
+const DEFAULT_BUDGET: Duration = Duration::from_secs(100);
+/// Time for `--quick`; with set-up and output it stays below 20 seconds.
+const QUICK_BUDGET: Duration = Duration::from_secs(15);
+/// More time than this per measurement buys no steadier median.
+const SLOT_MAX: Duration = Duration::from_millis(400);
+/// Less than this measures nothing but start-up.
+const SLOT_MIN: Duration = Duration::from_millis(3);
+const DEFAULT_SIZES: [u64; 6] = [4, 64, 1024, 8192, 65536, 1 << 20];
+const QUICK_SIZES: [u64; 3] = [4, 65536, 1 << 20];
+const DEFAULT_ROUNDS: u32 = 3;
+/// The only size an atomic has.
+const ATOMIC_SIZE: u64 = 8;
+
+/// How long each measurement lasts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Limit {
+    /// Exactly this many operations.
+    Iters(u64),
+    /// About this long.
+    Each(Duration),
+    /// All measurements together about this long.
+    Total(Duration),
+}
+
+/// Points that are compared with each other; the first is TCP.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Group {
+    /// TCP, then the RDMA points.
+    pub(crate) points: Vec<Point>,
+}
+
+/// The whole run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Plan {
+    /// In order; gone through once per round.
+    pub(crate) groups: Vec<Group>,
+    /// How often.
+    pub(crate) rounds: u32,
+    /// For how long.
+    pub(crate) limit: Limit,
+    /// Parallel connections.
+    pub(crate) qps: u32,
+    /// Outstanding operations per connection.
+    pub(crate) depth: u32,
+    /// MPA markers on the RDMA connections.
+    pub(crate) markers: bool,
+}
+
+impl Plan {
+    /// Makes the plan that the arguments ask for.
+    ///
+    /// # Errors
+    /// A usage error when they contradict each other.
+    pub(crate) fn new(a: &MeasureArgs) -> Result<Self> {
+        let mut ops: Vec<Op> = if a.op.is_empty() {
+            vec![Op::Send, Op::Write, Op::Read, Op::FetchAdd]
+        } else {
+            a.op.clone()
+        };
+        ops.sort_unstable();
+        ops.dedup();
+        ops.retain(|&o| o != Op::Tcp);
+        let crcs: Vec<bool> = a.crc.map_or(vec![false, true], |c| vec![c.is_on()]);
+        let polls: Vec<Poll> = a.poll.map_or(vec![Poll::Spin, Poll::Event], |p| vec![p]);
+        let mut sizes: BTreeSet<u64> = match (a.size.is_empty(), a.quick) {
+            (false, _) => a.size.iter().copied().collect(),
+            (true, true) => QUICK_SIZES.into(),
+            (true, false) => DEFAULT_SIZES.into(),
+        };
+        if let Some(bad) = sizes.iter().find(|&&s| s == 0 || s > MAX_SIZE) {
+            return Err(Error::usage(format!(
+                "--size must be between 1 and {}, not {bad}",
+                units::size(MAX_SIZE)
+            )));
+        }
+        let plain = sizes.clone();
+        if ops == [Op::FetchAdd] {
+            sizes.clear();
+        }
+        if ops.contains(&Op::FetchAdd) {
+            sizes.insert(ATOMIC_SIZE);
+        }
+
+        let mut groups = Vec::new();
+        for &size in &sizes {
+            for metric in [Metric::Latency, Metric::Bandwidth] {
+                for &poll in &polls {
+                    let tcp = Point {
+                        op: Op::Tcp,
+                        size,
+                        crc: false,
+                        poll,
+                        metric,
+                    };
+                    let fits = |op: Op| {
+                        if op == Op::FetchAdd {
+                            size == ATOMIC_SIZE
+                        } else {
+                            plain.contains(&size)
+                        }
+                    };
+                    let rdma = ops
+                        .iter()
+                        .filter(|&&op| fits(op))
+                        .flat_map(|&op| crcs.iter().map(move |&crc| Point { op, crc, ..tcp }));
+                    groups.push(Group {
+                        points: std::iter::once(tcp).chain(rdma).collect(),
+                    });
+                }
+            }
+        }
+        let limit = match (a.iters, a.seconds) {
+            (Some(n), _) => Limit::Iters(n),
+            (None, Some(s)) => Limit::Each(Duration::from_secs_f64(s)),
+            (None, None) if a.quick => Limit::Total(QUICK_BUDGET),
+            (None, None) => Limit::Total(DEFAULT_BUDGET),
+        };
+        Ok(Self {
+            groups,
+            rounds: a.rounds.unwrap_or(DEFAULT_ROUNDS),
+            limit,
+            qps: a.qps,
+            depth: a.depth,
+            markers: a.markers,
+        })
+    }
+
+    /// Measurements per round.
+    pub(crate) fn slots_per_round(&self) -> u64 {
+        self.groups.iter().map(|g| g.points.len() as u64).sum()
+    }
+
+    /// Measurements altogether.
+    pub(crate) fn slots(&self) -> u64 {
+        self.slots_per_round() * u64::from(self.rounds)
+    }
+
+    /// The connections that a point runs on.
+    pub(crate) fn link(&self, p: &Point) -> Link {
+        let max_size = self
+            .groups
+            .iter()
+            .flat_map(|g| &g.points)
+            .map(|p| p.size)
+            .max()
+            .unwrap_or(1);
+        let tcp = p.op == Op::Tcp;
+        Link {
+            wire: if tcp { Wire::Tcp } else { Wire::Rdma },
+            crc: p.crc,
+            markers: self.markers && !tcp,
+            poll: if tcp { Poll::Event } else { p.poll },
+            qps: self.qps,
+            depth: if tcp { 1 } else { self.depth },
+            max_size,
+        }
+    }
+
+    /// One group's points in the order of this round: the start rotates, so that nothing is always first or always
+    /// behind the same neighbour.
+    pub(crate) fn order(group: &Group, round: u32) -> impl Iterator<Item = &Point> {
+        let n = group.points.len();
+        let start = (round as usize * 2) % n.max(1);
+        group.points.iter().cycle().skip(start).take(n)
+    }
+}
+
+/// Shares the time that is left among the measurements that are left, so that a slow start or a slow machine shortens
+/// what follows instead of prolonging the run.
+#[derive(Debug)]
+pub(crate) struct Governor {
+    limit: Limit,
+    end: Option<Instant>,
+    left: u64,
+}
+
+impl Governor {
+    /// Starts the clock.
+    pub(crate) fn start(plan: &Plan, now: Instant) -> Self {
+        let end = match plan.limit {
+            Limit::Total(t) => Some(now + t),
+            Limit::Iters(_) | Limit::Each(_) => None,
+        };
+        Self {
+            limit: plan.limit,
+            end,
+            left: plan.slots(),
+        }
+    }
+
+    /// How long the next measurement may take, and counts it.
+    pub(crate) fn next_slot(&mut self, now: Instant) -> Limit {
+        let left = self.left.max(1);
+        self.left = self.left.saturating_sub(1);
+        match self.end {
+            Some(end) => {
+                let share =
+                    end.saturating_duration_since(now) / u32::try_from(left).unwrap_or(u32::MAX);
+                Limit::Each(share.clamp(SLOT_MIN, SLOT_MAX))
+            }
+            None => self.limit,
+        }
+    }
+
+    /// Whether the time is used up; asked between rounds, because half a round gives no ratios.
+    pub(crate) fn is_over(&self, now: Instant) -> bool {
+        self.end.is_some_and(|end| now >= end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Wrap {
+        #[command(flatten)]
+        m: MeasureArgs,
+    }
+
+    fn plan(args: &[&str]) -> Result<Plan> {
+        Plan::new(&Wrap::try_parse_from([&["x"], args].concat()).unwrap().m)
+    }
+
+    #[test]
+    fn default_covers_what_is_promised() {
+        let p = plan(&[]).unwrap();
+        let all: Vec<_> = p.groups.iter().flat_map(|g| g.points.clone()).collect();
+        for op in [Op::Send, Op::Write, Op::Read] {
+            for size in [4, 64, 65536, 1 << 20] {
+                for crc in [false, true] {
+                    for poll in [Poll::Spin, Poll::Event] {
+                        for metric in [Metric::Latency, Metric::Bandwidth] {
+                            assert!(all.contains(&Point {
+                                op,
+                                size,
+                                crc,
+                                poll,
+                                metric
+                            }));
+                        }
+                    }
+                }
+            }
+        }
+        assert!(all.iter().all(|p| p.op != Op::FetchAdd || p.size == 8));
+        assert!(all.iter().any(|p| p.op == Op::FetchAdd));
+        assert!(
+            all.iter()
+                .all(|p| p.size != 8 || matches!(p.op, Op::FetchAdd | Op::Tcp))
+        );
+        for g in &p.groups {
+            assert_eq!(g.points[0].op, Op::Tcp);
+            assert_eq!(g.points.iter().filter(|p| p.op == Op::Tcp).count(), 1);
+            assert!(g.points.iter().all(|q| q.size == g.points[0].size
+                && q.poll == g.points[0].poll
+                && q.metric == g.points[0].metric));
+        }
+    }
+
+    /// Plays a whole run against a pretended clock in which every measurement takes `k` times what it was given.
+    fn play(p: &Plan, k: f64) -> Duration {
+        let t0 = Instant::now();
+        let mut now = t0;
+        let mut g = Governor::start(p, now);
+        for round in 0..p.rounds {
+            if round > 0 && g.is_over(now) {
+                break;
+            }
+            for _ in 0..p.slots_per_round() {
+                let Limit::Each(d) = g.next_slot(now) else {
+                    panic!("a budget gives times")
+                };
+                now += d.mul_f64(k) + Duration::from_millis(1);
+            }
+        }
+        now - t0
+    }
+
+    #[test]
+    fn total_time_is_bounded() {
+        let (d, q) = (plan(&[]).unwrap(), plan(&["--quick"]).unwrap());
+        assert!(d.slots() < 700, "{}", d.slots());
+        assert!(q.slots() < 350, "{}", q.slots());
+        for k in [0.5, 1.0, 1.5] {
+            assert!(
+                play(&d, k) < Duration::from_secs(115),
+                "{k}: {:?}",
+                play(&d, k)
+            );
+            assert!(
+                play(&q, k) < Duration::from_secs(19),
+                "{k}: {:?}",
+                play(&q, k)
+            );
+        }
+    }
+
+    #[test]
+    fn explicit_options_narrow_the_plan() {
+        let p = plan(&[
+            "--op", "write", "--size", "64K", "--crc", "on", "--poll", "spin", "--iters", "100",
+            "--rounds", "1",
+        ])
+        .unwrap();
+        assert_eq!(p.groups.len(), 2);
+        assert_eq!(p.slots(), 4);
+        assert_eq!(p.limit, Limit::Iters(100));
+        let p = plan(&["--op", "tcp", "--size", "4"]).unwrap();
+        assert!(p.groups.iter().all(|g| g.points.len() == 1));
+        let p = plan(&["--op", "fetchadd", "--size", "4"]).unwrap();
+        assert!(p.groups.iter().flat_map(|g| &g.points).all(|p| p.size == 8));
+        assert!(matches!(plan(&["--size", "0"]), Err(Error::Usage(_))));
+        assert!(matches!(plan(&["--size", "1G"]), Err(Error::Usage(_))));
+    }
+
+    #[test]
+    fn order_rotates_and_keeps_all() {
+        let g = plan(&[]).unwrap().groups[0].clone();
+        let mut firsts = BTreeSet::new();
+        for r in 0..3 {
+            let o: Vec<_> = Plan::order(&g, r).copied().collect();
+            assert_eq!(o.len(), g.points.len());
+            assert!(g.points.iter().all(|p| o.contains(p)));
+            firsts.insert(g.points.iter().position(|p| *p == o[0]));
+        }
+        assert_eq!(firsts.len(), 3);
+    }
+}

@@ -1,0 +1,126 @@
+//! The machine-readable form. Keys are a promise to scripts: add, never rename.
+
+use super::{Report, Row, Spread};
+use serde_json::{Value, json};
+
+impl Report {
+    /// `{"host":{…},"tcp":{…},"results":[…]}`, ending in a line feed.
+    pub(crate) fn json(&self) -> String {
+        let mut all = json!({
+            "host": self.host,
+            "tcp": {
+                "congestion_control": self.host.congestion_control,
+                "nodelay": true,
+                "connections": self.qps,
+                "results": self.tcp.iter().map(tcp).collect::<Vec<_>>(),
+            },
+            "results": self.rows.iter().map(|r| self.result(r)).collect::<Vec<_>>(),
+            "rounds": self.rounds,
+            "markers": self.markers,
+        });
+        if let (Some(peer), Some(map)) = (&self.peer, all.as_object_mut()) {
+            map.insert("peer".to_owned(), json!(peer));
+        }
+        format!("{all:#}\n")
+    }
+
+    fn result(&self, r: &Row) -> Value {
+        let t = self.tcp_for(r);
+        json!({
+            "op": r.op.name(),
+            "size_bytes": r.size,
+            "crc": r.crc,
+            "poll": r.poll.name(),
+            "depth": self.depth,
+            "qps": self.qps,
+            "lat_us_p50": median(r.p50),
+            "lat_us_p99": median(r.p99),
+            "bw_bytes_per_s": median(r.bytes_per_s),
+            "msgs_per_s": median(r.msgs_per_s),
+            "tcp_lat_us_p50": median(t.and_then(|t| t.p50)),
+            "tcp_bw_bytes_per_s": median(t.and_then(|t| t.bytes_per_s)),
+            "lat_ratio": median(r.lat_ratio),
+            "bw_ratio": median(r.bw_ratio),
+            "lat_ratio_min_max": min_max(r.lat_ratio),
+            "bw_ratio_min_max": min_max(r.bw_ratio),
+        })
+    }
+}
+
+fn tcp(t: &Row) -> Value {
+    json!({
+        "size_bytes": t.size,
+        "poll": t.poll.name(),
+        "lat_us_p50": median(t.p50),
+        "lat_us_p99": median(t.p99),
+        "bw_bytes_per_s": median(t.bytes_per_s),
+        "msgs_per_s": median(t.msgs_per_s),
+        "lat_us_p50_min_max": min_max(t.p50),
+        "bw_bytes_per_s_min_max": min_max(t.bytes_per_s),
+    })
+}
+
+/// Six significant digits: more would be noise spelt out.
+fn figure(v: f64) -> f64 {
+    format!("{v:.5e}").parse().unwrap_or(v)
+}
+
+fn median(s: Option<Spread>) -> Value {
+    s.map_or(Value::Null, |s| json!(figure(s.median)))
+}
+
+fn min_max(s: Option<Spread>) -> Value {
+    s.map_or(Value::Null, |s| json!([figure(s.min), figure(s.max)]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::example;
+    use super::*;
+
+    #[test]
+    fn keys_are_the_promised_ones() {
+        let text = example().json();
+        let v: Value = serde_json::from_str(&text).unwrap();
+        for key in ["host", "tcp", "results"] {
+            assert!(v.get(key).is_some(), "{key}");
+        }
+        for key in [
+            "cpu",
+            "cores",
+            "kernel",
+            "congestion_control",
+            "date",
+            "iwarp",
+        ] {
+            assert!(v["host"].get(key).is_some(), "{key}");
+        }
+        let results = v["results"].as_array().unwrap();
+        assert_eq!(results.len(), 6 * 2 * 5);
+        for r in results {
+            for key in [
+                "size_bytes",
+                "depth",
+                "qps",
+                "lat_us_p50",
+                "lat_us_p99",
+                "bw_bytes_per_s",
+                "msgs_per_s",
+                "tcp_lat_us_p50",
+                "tcp_bw_bytes_per_s",
+                "lat_ratio",
+                "bw_ratio",
+            ] {
+                assert!(r[key].is_number(), "{key} in {r}");
+            }
+            assert!(r["op"].is_string() && r["crc"].is_boolean() && r["poll"].is_string());
+        }
+        assert!(text.ends_with("}\n"));
+    }
+
+    #[test]
+    fn figures_keep_six_digits() {
+        assert_eq!(figure(4_521_234_567.8), 4_521_230_000.0);
+        assert_eq!(figure(0.0), 0.0);
+    }
+}

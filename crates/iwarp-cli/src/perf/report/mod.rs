@@ -1,0 +1,302 @@
+//! From samples to results: medians over rounds, ratios inside rounds, and the forms they are shown in.
+
+mod json;
+mod paper;
+mod plot;
+mod table;
+
+use super::host::HostInfo;
+use super::plan::Plan;
+use super::point::{Metric, Op, Point, Poll};
+use super::run::{Sample, Value};
+use std::collections::BTreeSet;
+
+/// Median with its spread over the rounds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Spread {
+    pub(super) median: f64,
+    pub(super) min: f64,
+    pub(super) max: f64,
+}
+
+impl Spread {
+    /// `None` of nothing.
+    fn of(mut v: Vec<f64>) -> Option<Self> {
+        v.retain(|x| x.is_finite());
+        v.sort_unstable_by(f64::total_cmp);
+        let (&min, &max) = (v.first()?, v.last()?);
+        let (a, b) = (v.get((v.len() - 1) / 2)?, v.get(v.len() / 2)?);
+        Some(Self {
+            median: (a + b) / 2.0,
+            min,
+            max,
+        })
+    }
+}
+
+/// One line of results: everything about one operation, size, CRC setting and way of waiting.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Row {
+    pub(super) op: Op,
+    pub(super) size: u64,
+    pub(super) crc: bool,
+    pub(super) poll: Poll,
+    /// Half round trip, microseconds.
+    pub(super) p50: Option<Spread>,
+    pub(super) p99: Option<Spread>,
+    pub(super) bytes_per_s: Option<Spread>,
+    pub(super) msgs_per_s: Option<Spread>,
+    /// iWARP ÷ TCP; `None` for TCP itself.
+    pub(super) lat_ratio: Option<Spread>,
+    pub(super) bw_ratio: Option<Spread>,
+}
+
+/// A finished run.
+#[derive(Debug, Clone)]
+pub(crate) struct Report {
+    host: HostInfo,
+    peer: Option<HostInfo>,
+    depth: u32,
+    qps: u32,
+    markers: bool,
+    tcp: Vec<Row>,
+    rows: Vec<Row>,
+    rounds: u32,
+}
+
+impl Report {
+    /// Digests the samples of a run.
+    pub(crate) fn new(
+        plan: &Plan,
+        samples: &[Sample],
+        host: HostInfo,
+        peer: Option<HostInfo>,
+    ) -> Self {
+        let keys: BTreeSet<_> = samples
+            .iter()
+            .map(|s| (s.point.op, s.point.size, s.point.crc, s.point.poll))
+            .collect();
+        let (tcp, rows) = keys
+            .into_iter()
+            .map(|k| row(samples, k))
+            .partition(|r| r.op == Op::Tcp);
+        let rounds = samples.iter().map(|s| s.round + 1).max().unwrap_or(0);
+        Self {
+            host,
+            peer,
+            depth: plan.depth,
+            qps: plan.qps,
+            markers: plan.markers,
+            tcp,
+            rows,
+            rounds,
+        }
+    }
+
+    /// The TCP row beside a row.
+    fn tcp_for(&self, r: &Row) -> Option<&Row> {
+        self.tcp
+            .iter()
+            .find(|t| t.size == r.size && t.poll == r.poll)
+    }
+}
+
+fn row(samples: &[Sample], (op, size, crc, poll): (Op, u64, bool, Poll)) -> Row {
+    let pick = |metric, f: fn(&Value) -> Option<f64>| {
+        let p = Point {
+            op,
+            size,
+            crc,
+            poll,
+            metric,
+        };
+        Spread::of(
+            samples
+                .iter()
+                .filter(|s| s.point == p)
+                .filter_map(|s| f(&s.value))
+                .collect(),
+        )
+    };
+    let ratio = |metric, f: fn(&Value) -> Option<f64>| {
+        let mine = Point {
+            op,
+            size,
+            crc,
+            poll,
+            metric,
+        };
+        let tcp = Point {
+            op: Op::Tcp,
+            crc: false,
+            ..mine
+        };
+        let in_round = |s: &Sample| {
+            samples
+                .iter()
+                .find(|t| t.round == s.round && t.point == tcp)
+                .and_then(|t| f(&t.value))
+        };
+        Spread::of(
+            samples
+                .iter()
+                .filter(|s| s.point == mine)
+                .filter_map(|s| Some(f(&s.value)? / in_round(s)?))
+                .collect(),
+        )
+    };
+    let rdma = |s: Option<Spread>| if op == Op::Tcp { None } else { s };
+    Row {
+        op,
+        size,
+        crc,
+        poll,
+        p50: pick(Metric::Latency, p50),
+        p99: pick(Metric::Latency, p99),
+        bytes_per_s: pick(Metric::Bandwidth, bytes),
+        msgs_per_s: pick(Metric::Bandwidth, msgs),
+        lat_ratio: rdma(ratio(Metric::Latency, p50)),
+        bw_ratio: rdma(ratio(Metric::Bandwidth, bytes)),
+    }
+}
+
+fn p50(v: &Value) -> Option<f64> {
+    if let Value::Latency { p50, .. } = v {
+        Some(*p50)
+    } else {
+        None
+    }
+}
+
+fn p99(v: &Value) -> Option<f64> {
+    if let Value::Latency { p99, .. } = v {
+        Some(*p99)
+    } else {
+        None
+    }
+}
+
+fn bytes(v: &Value) -> Option<f64> {
+    if let Value::Bandwidth { bytes_per_s, .. } = v {
+        Some(*bytes_per_s)
+    } else {
+        None
+    }
+}
+
+fn msgs(v: &Value) -> Option<f64> {
+    if let Value::Bandwidth { msgs_per_s, .. } = v {
+        Some(*msgs_per_s)
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::super::plan::{Group, Limit};
+    use super::*;
+
+    /// A report of invented but plausible figures: 3 rounds, the machine getting slower by 10 % from round to round.
+    pub(crate) fn example() -> Report {
+        let mut samples = Vec::new();
+        for round in 0..3 {
+            let drift = 1.0 + f64::from(round) * 0.1;
+            for size in [4u64, 64, 1024, 8192, 65536, 1 << 20] {
+                for poll in [Poll::Spin, Poll::Event] {
+                    for (op, crc, k) in [
+                        (Op::Tcp, false, 1.0),
+                        (Op::Send, false, 1.05),
+                        (Op::Send, true, 1.15),
+                        (Op::Write, false, 1.1),
+                        (Op::Write, true, 1.2),
+                        (Op::Read, true, 1.4),
+                    ] {
+                        let base = if poll == Poll::Spin { 3.4 } else { 8.3 };
+                        let lat = (base + size as f64 / 4000.0) * k * drift;
+                        let bw = 6e9 * size as f64 / (size as f64 + 12_000.0) / k / drift;
+                        let point = |metric| Point {
+                            op,
+                            size,
+                            crc,
+                            poll,
+                            metric,
+                        };
+                        samples.push(Sample {
+                            round,
+                            point: point(Metric::Latency),
+                            value: Value::Latency {
+                                p50: lat,
+                                p99: lat * 2.0,
+                            },
+                        });
+                        let value = Value::Bandwidth {
+                            bytes_per_s: bw,
+                            msgs_per_s: bw / size as f64,
+                        };
+                        samples.push(Sample {
+                            round,
+                            point: point(Metric::Bandwidth),
+                            value,
+                        });
+                    }
+                }
+            }
+        }
+        let plan = Plan {
+            groups: vec![Group { points: vec![] }],
+            rounds: 3,
+            limit: Limit::Iters(1),
+            qps: 1,
+            depth: 64,
+            markers: false,
+        };
+        let host = HostInfo {
+            cpu: "Example CPU <3 GHz> & more".to_owned(),
+            cores: 2,
+            kernel: "Linux 6.1".to_owned(),
+            congestion_control: "cubic".to_owned(),
+            date: "2024-02-29T12:00:00Z".to_owned(),
+            iwarp: "0.1.0".to_owned(),
+        };
+        Report::new(&plan, &samples, host, None)
+    }
+
+    #[test]
+    fn ratios_are_formed_inside_rounds() {
+        let r = example();
+        let row = r
+            .rows
+            .iter()
+            .find(|r| r.op == Op::Write && r.crc && r.size == 4)
+            .unwrap();
+        let ratio = row.lat_ratio.unwrap();
+        // The drift of the machine is in the latencies but cancels in the ratios.
+        assert!(
+            (ratio.max - ratio.min).abs() < 1e-9 && (ratio.median - 1.2).abs() < 1e-9,
+            "{ratio:?}"
+        );
+        let lat = row.p50.unwrap();
+        assert!(lat.max / lat.min > 1.19);
+        assert!((row.bw_ratio.unwrap().median - 1.0 / 1.2).abs() < 1e-9);
+        assert!(
+            r.tcp
+                .iter()
+                .all(|t| t.lat_ratio.is_none() && t.bw_ratio.is_none())
+        );
+    }
+
+    #[test]
+    fn medians_of_even_and_odd_counts() {
+        assert_eq!(
+            Spread::of(vec![3.0, 1.0, 2.0]).unwrap(),
+            Spread {
+                median: 2.0,
+                min: 1.0,
+                max: 3.0
+            }
+        );
+        assert_eq!(Spread::of(vec![4.0, 1.0, 2.0, 3.0]).unwrap().median, 2.5);
+        assert_eq!(Spread::of(vec![f64::NAN]), None);
+    }
+}

@@ -1,0 +1,159 @@
+//! The human form: one table per way of waiting, then the comparison with 2005.
+
+use super::{Report, Row, Spread};
+use crate::perf::point::Poll;
+use crate::units::{digits3, message_rate, rate, size};
+use std::fmt::Write as _;
+
+const HEAD: [&str; 9] = [
+    "op",
+    "size",
+    "CRC",
+    "lat p50",
+    "p99 µs",
+    "÷ TCP",
+    "bandwidth",
+    "messages",
+    "÷ TCP",
+];
+
+impl Report {
+    /// Everything, as text for a terminal of 100 columns.
+    pub(crate) fn table(&self) -> String {
+        let mut out = String::new();
+        let h = &self.host;
+        let _ = writeln!(
+            out,
+            "{}, {} CPUs, {}, TCP {}, {}",
+            h.cpu, h.cores, h.kernel, h.congestion_control, h.date
+        );
+        if let Some(p) = &self.peer {
+            let _ = writeln!(
+                out,
+                "peer: {}, {} CPUs, {}, TCP {}",
+                p.cpu, p.cores, p.kernel, p.congestion_control
+            );
+        }
+        let markers = if self.markers { ", markers" } else { "" };
+        let _ = writeln!(
+            out,
+            "half round trips; {} connection(s), {} outstanding{markers}; medians of {} rounds, ratios [min–max]",
+            self.qps, self.depth, self.rounds
+        );
+        for (poll, title) in [(Poll::Spin, "Spinning"), (Poll::Event, "Blocking (event)")] {
+            let mut lines: Vec<_> = self
+                .tcp
+                .iter()
+                .chain(&self.rows)
+                .filter(|r| r.poll == poll)
+                .collect();
+            if lines.is_empty() {
+                continue;
+            }
+            lines.sort_by_key(|r| (r.size, r.op, r.crc));
+            let mut cells = vec![HEAD.map(str::to_owned)];
+            let mut last = None;
+            for r in lines {
+                if last.is_some_and(|s| s != r.size) {
+                    cells.push(Default::default());
+                }
+                last = Some(r.size);
+                cells.push(line(r));
+            }
+            let _ = write!(out, "\n{title}\n{}", align(&cells, 2));
+        }
+        if let Some(paper) = self.paper() {
+            let _ = write!(out, "\n{paper}");
+        }
+        out
+    }
+}
+
+fn line(r: &Row) -> [String; 9] {
+    let tcp = r.lat_ratio.is_none() && r.bw_ratio.is_none();
+    let crc = if tcp {
+        ""
+    } else if r.crc {
+        "on"
+    } else {
+        "off"
+    };
+    let show = |s: Option<Spread>, f: fn(f64) -> String| s.map(|s| f(s.median)).unwrap_or_default();
+    [
+        r.op.name().to_owned(),
+        size(r.size),
+        crc.to_owned(),
+        show(r.p50, digits3),
+        show(r.p99, digits3),
+        ratio(r.lat_ratio),
+        show(r.bytes_per_s, rate),
+        show(r.msgs_per_s, message_rate),
+        ratio(r.bw_ratio),
+    ]
+}
+
+/// `1.04 [0.98–1.10]`.
+pub(super) fn ratio(s: Option<Spread>) -> String {
+    s.map(|s| format!("{:.2} [{:.2}–{:.2}]", s.median, s.min, s.max))
+        .unwrap_or_default()
+}
+
+/// Pads the cells to columns; the first `left` columns start at the left, the others end at the right.
+pub(super) fn align<const N: usize>(lines: &[[String; N]], left: usize) -> String {
+    let width = |i: usize| {
+        lines
+            .iter()
+            .filter_map(|l| l.get(i))
+            .map(|c| c.chars().count())
+            .max()
+            .unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..N).map(width).collect();
+    let mut out = String::new();
+    for l in lines {
+        let mut text = String::from(" ");
+        for (i, (cell, w)) in l.iter().zip(&widths).enumerate() {
+            let _ = if i < left {
+                write!(text, " {cell:<w$} ")
+            } else {
+                write!(text, " {cell:>w$} ")
+            };
+        }
+        let _ = writeln!(out, "{}", text.trim_end());
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::example;
+    use super::*;
+
+    #[test]
+    fn table_is_complete_and_narrow() {
+        let t = example().table();
+        for piece in [
+            "Spinning",
+            "Blocking (event)",
+            "tcp",
+            "write",
+            "64 KiB",
+            "1.20 [1.20–1.20]",
+            "GB/s",
+            "medians of 3 rounds",
+            "2005",
+        ] {
+            assert!(t.contains(piece), "{piece} is missing in\n{t}");
+        }
+        for l in t.lines() {
+            assert!(l.chars().count() <= 120, "too wide: {l}");
+            assert_eq!(l, l.trim_end());
+        }
+    }
+
+    #[test]
+    fn columns_line_up() {
+        let cells = [["a", "bb"], ["ccc", "µ"]].map(|l| l.map(str::to_owned));
+        assert_eq!(align(&cells, 1), "  a    bb\n  ccc   µ\n");
+    }
+}

@@ -1,0 +1,243 @@
+//! The measuring end: goes through the plan, keeps both ends in step and collects the samples.
+
+use super::control::{Control, Reply, Request};
+use super::hist::Histogram;
+use super::plan::{Governor, Limit, Plan};
+use super::point::{Link, Metric, Point, Role, Session};
+use super::transport;
+use crate::error::{Context as _, Error, Result};
+use indicatif::{ProgressBar, ProgressStyle};
+use std::collections::HashMap;
+use std::io::IsTerminal as _;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+/// What one measurement gave.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Value {
+    /// Half round trips in microseconds.
+    Latency {
+        /// Median.
+        p50: f64,
+        /// 99th percentile.
+        p99: f64,
+    },
+    /// A rate.
+    Bandwidth {
+        /// Payload octets per second.
+        bytes_per_s: f64,
+        /// Messages per second.
+        msgs_per_s: f64,
+    },
+}
+
+/// One measurement.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Sample {
+    /// Ratios are formed only between samples of the same round.
+    pub(crate) round: u32,
+    /// What was measured.
+    pub(crate) point: Point,
+    /// The outcome.
+    pub(crate) value: Value,
+}
+
+/// More operations than this in one measurement are not asked for unless `--iters` says so.
+const MAX_ITERS: f64 = 1e8;
+
+struct Runner {
+    control: Control,
+    links: HashMap<Link, (u32, Box<dyn Session>)>,
+    /// Seconds per operation, as last seen.
+    pace: HashMap<Point, f64>,
+    hist: Histogram,
+}
+
+/// Runs the whole plan over an established control connection.
+///
+/// # Errors
+/// The first failure of either end.
+pub(crate) fn run(plan: &Plan, control: Control, quiet: bool) -> Result<Vec<Sample>> {
+    let bar = if !quiet && std::io::stderr().is_terminal() {
+        ProgressBar::new(plan.slots())
+    } else {
+        ProgressBar::hidden()
+    };
+    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len}  {elapsed}  {wide_msg}") {
+        bar.set_style(style);
+    }
+    let mut r = Runner {
+        control,
+        links: HashMap::new(),
+        pace: HashMap::new(),
+        hist: Histogram::new(),
+    };
+    let mut samples = Vec::new();
+    let mut governor = Governor::start(plan, Instant::now());
+    for round in 0..plan.rounds {
+        if round > 0 && governor.is_over(Instant::now()) {
+            tracing::warn!(
+                rounds = round,
+                "the time is used up; fewer rounds than planned"
+            );
+            break;
+        }
+        for group in &plan.groups {
+            for point in Plan::order(group, round) {
+                bar.set_message(describe(point));
+                let limit = governor.next_slot(Instant::now());
+                let value = r.measure(plan, point, limit).context(describe(point))?;
+                samples.push(Sample {
+                    round,
+                    point: *point,
+                    value,
+                });
+                bar.inc(1);
+            }
+        }
+    }
+    bar.finish_and_clear();
+    Ok(samples)
+}
+
+fn describe(p: &Point) -> String {
+    let metric = if p.metric == Metric::Latency {
+        "latency"
+    } else {
+        "bandwidth"
+    };
+    let crc = if p.crc { ", CRC" } else { "" };
+    format!(
+        "{} {} {metric}, {}{crc}",
+        p.op.name(),
+        crate::units::size(p.size),
+        p.poll.name()
+    )
+}
+
+impl Runner {
+    /// Measures one point within `limit`: a short run to warm up and to learn the pace, then the real one.
+    fn measure(&mut self, plan: &Plan, point: &Point, limit: Limit) -> Result<Value> {
+        let slot = match limit {
+            Limit::Iters(n) => {
+                self.execute(plan, point, (n / 10).clamp(1, 1000))?;
+                return self.sample(plan, point, n);
+            }
+            Limit::Each(d) | Limit::Total(d) => d.as_secs_f64(),
+        };
+        let mut pace = match self.pace.get(point) {
+            Some(&pace) => {
+                let n = iterations(slot * 0.1 / pace);
+                self.execute(plan, point, n)?.as_secs_f64() / n as f64
+            }
+            None => self.find_pace(plan, point, slot * 0.1)?,
+        };
+        pace = pace.max(1e-9);
+        self.pace.insert(*point, pace);
+        self.sample(plan, point, iterations(slot * 0.85 / pace))
+    }
+
+    /// Doubles up until a run lasts about `target` seconds. Short runs overstate the time per operation.
+    fn find_pace(&mut self, plan: &Plan, point: &Point, target: f64) -> Result<f64> {
+        let mut n = u64::from(plan.qps) * 2;
+        loop {
+            let t = self.execute(plan, point, n)?.as_secs_f64();
+            if t >= target / 2.0 || n as f64 >= MAX_ITERS {
+                return Ok(t / n as f64);
+            }
+            n = iterations((n * 8) as f64)
+                .min(iterations(n as f64 * target / t.max(1e-9)))
+                .max(n + 1);
+        }
+    }
+
+    fn sample(&mut self, plan: &Plan, point: &Point, iters: u64) -> Result<Value> {
+        let t = self.execute(plan, point, iters)?.as_secs_f64().max(1e-9);
+        self.pace.insert(*point, t / iters as f64);
+        match point.metric {
+            Metric::Latency => {
+                let half = |q| self.hist.quantile(q).map(|ns| ns as f64 / 2000.0);
+                match (half(0.5), half(0.99)) {
+                    // A transport that forgets round trips would flatter itself.
+                    (Some(p50), Some(p99)) if self.hist.len() == iters => {
+                        Ok(Value::Latency { p50, p99 })
+                    }
+                    _ => Err(Error::failed(format!(
+                        "{} of {iters} round trips were measured",
+                        self.hist.len()
+                    ))),
+                }
+            }
+            Metric::Bandwidth => {
+                let msgs_per_s = iters as f64 / t;
+                Ok(Value::Bandwidth {
+                    bytes_per_s: msgs_per_s * point.size as f64,
+                    msgs_per_s,
+                })
+            }
+        }
+    }
+
+    /// One run of both ends; the time it took at this end.
+    fn execute(&mut self, plan: &Plan, point: &Point, iters: u64) -> Result<Duration> {
+        let link = plan.link(point);
+        if !self.links.contains_key(&link) {
+            let opened = self.open(&link)?;
+            self.links.insert(link.clone(), opened);
+        }
+        let Some((id, session)) = self.links.get_mut(&link) else {
+            return Err(Error::failed("link vanished"));
+        };
+        session.prepare(Role::Client, point, iters)?;
+        self.control.say(&Request::Run {
+            id: *id,
+            point: *point,
+            iters,
+        })?;
+        self.control.expect("ready", |r| *r == Reply::Ready {})?;
+        self.hist.clear();
+        let t0 = Instant::now();
+        let outcome = match point.metric {
+            Metric::Latency => session
+                .latency(Role::Client, point, iters, &mut self.hist)
+                .map(|()| t0.elapsed()),
+            Metric::Bandwidth => session.bandwidth(Role::Client, point, iters),
+        };
+        match outcome {
+            Ok(took) => {
+                self.control.expect("done", |r| *r == Reply::Done {})?;
+                Ok(took)
+            }
+            Err(mine) => {
+                // The other end often knows the cause better; its data connection ends with this session.
+                self.links.remove(&link);
+                match self.control.expect("done", |r| *r == Reply::Done {}) {
+                    Err(theirs) => Err(Error::failed(format!("{mine}; {theirs}"))),
+                    Ok(_) => Err(mine),
+                }
+            }
+        }
+    }
+
+    fn open(&mut self, link: &Link) -> Result<(u32, Box<dyn Session>)> {
+        let id = u32::try_from(self.links.len()).context("links")?;
+        self.control.say(&Request::Open {
+            id,
+            link: link.clone(),
+        })?;
+        let reply = self
+            .control
+            .expect("listening", |r| matches!(r, Reply::Listening { .. }))?;
+        let Reply::Listening { port } = reply else {
+            return Err(Error::failed("no port"));
+        };
+        let to = SocketAddr::new(self.control.peer_ip()?, port);
+        let session = transport(link.wire).connect(link, to)?;
+        self.control.expect("opened", |r| *r == Reply::Opened {})?;
+        Ok((id, session))
+    }
+}
+
+fn iterations(n: f64) -> u64 {
+    n.clamp(1.0, MAX_ITERS) as u64
+}

@@ -1,0 +1,368 @@
+//! The yardstick: plain TCP between two processes, done as well as a careful program would do it.
+//!
+//! NODELAY is set. Bandwidth: one `send` per message, `recv` of 256 KiB into one buffer that stays in the cache. Latency: a ping-pong
+//! of whole messages, either sleeping in `recv` or spinning on a non-blocking one.
+
+use super::hist::Histogram;
+use super::point::{
+    Link, Pending, Point, Poll, Role, STALL, Session, SpinGuard, Transport, stalled,
+};
+use crate::error::{Context as _, Error, Result};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+/// What one `recv` asks for.
+const RECV: usize = 256 * 1024;
+
+/// Plain TCP.
+#[derive(Debug)]
+pub(crate) struct Tcp;
+
+#[derive(Debug)]
+struct Waiting {
+    listener: TcpListener,
+    link: Link,
+}
+
+#[derive(Debug)]
+struct Connected {
+    streams: Vec<TcpStream>,
+    /// One buffer per stream; each large enough for a message and for a `recv`.
+    bufs: Vec<Vec<u8>>,
+}
+
+impl Transport for Tcp {
+    fn listen(&self, link: &Link, ip: IpAddr) -> Result<Box<dyn Pending>> {
+        let listener = TcpListener::bind((ip, 0)).context(format_args!("cannot listen on {ip}"))?;
+        listener
+            .set_nonblocking(true)
+            .context("cannot set up the listener")?;
+        Ok(Box::new(Waiting {
+            listener,
+            link: link.clone(),
+        }))
+    }
+
+    fn connect(&self, link: &Link, to: SocketAddr) -> Result<Box<dyn Session>> {
+        let mut streams = Vec::new();
+        for i in 0..link.qps {
+            let mut s = TcpStream::connect_timeout(&to, STALL)
+                .context(format_args!("cannot connect to {to}"))?;
+            set_up(&s)?;
+            // The index keeps both ends' order the same even if the connections overtake each other.
+            s.write_all(&i.to_be_bytes())
+                .context("cannot set up a connection")?;
+            streams.push(s);
+        }
+        Ok(Box::new(Connected::new(streams, link)?))
+    }
+}
+
+impl Pending for Waiting {
+    fn port(&self) -> u16 {
+        self.listener.local_addr().map_or(0, |a| a.port())
+    }
+
+    fn accept(self: Box<Self>) -> Result<Box<dyn Session>> {
+        let end = Instant::now() + STALL;
+        let mut slots: Vec<Option<TcpStream>> = (0..self.link.qps).map(|_| None).collect();
+        let mut missing = slots.len();
+        while missing > 0 {
+            match self.listener.accept() {
+                Ok((mut s, _)) => {
+                    s.set_nonblocking(false)
+                        .context("cannot set up a connection")?;
+                    set_up(&s)?;
+                    let mut index = [0; 4];
+                    s.read_exact(&mut index)
+                        .context("cannot set up a connection")?;
+                    let slot = slots.get_mut(u32::from_be_bytes(index) as usize);
+                    match slot {
+                        Some(free @ None) => *free = Some(s),
+                        _ => {
+                            return Err(Error::failed(
+                                "something else connected to the measurement port",
+                            ));
+                        }
+                    }
+                    missing -= 1;
+                }
+                Err(e) if e.kind() == ErrorKind::WouldBlock => {
+                    if Instant::now() > end {
+                        return Err(Error::failed(
+                            "the client did not open its connections in time",
+                        ));
+                    }
+                    std::thread::sleep(Duration::from_micros(200));
+                }
+                Err(e) => return Err(e).context("cannot accept"),
+            }
+        }
+        Ok(Box::new(Connected::new(
+            slots.into_iter().flatten().collect(),
+            &self.link,
+        )?))
+    }
+}
+
+fn set_up(s: &TcpStream) -> Result<()> {
+    s.set_nodelay(true)
+        .and_then(|()| s.set_read_timeout(Some(STALL)))
+        .and_then(|()| s.set_write_timeout(Some(STALL)))
+        .context("cannot set socket options")
+}
+
+impl Connected {
+    fn new(streams: Vec<TcpStream>, link: &Link) -> Result<Self> {
+        let len = usize::try_from(link.max_size)
+            .context("message size")?
+            .max(RECV);
+        let bufs = streams.iter().map(|_| vec![0x5a; len]).collect();
+        Ok(Self { streams, bufs })
+    }
+}
+
+impl Session for Connected {
+    fn latency(
+        &mut self,
+        role: Role,
+        point: &Point,
+        iters: u64,
+        hist: &mut Histogram,
+    ) -> Result<()> {
+        let (Some(s), Some(buf)) = (
+            self.streams.first(),
+            self.bufs
+                .first_mut()
+                .and_then(|b| b.get_mut(..point.size as usize)),
+        ) else {
+            return Err(Error::failed("message larger than announced"));
+        };
+        let spin = point.poll == Poll::Spin;
+        match role {
+            Role::Client => {
+                let mut t0 = Instant::now();
+                for _ in 0..iters {
+                    send_all(s, buf, spin)?;
+                    recv_all(s, buf, spin)?;
+                    let t1 = Instant::now();
+                    hist.record((t1 - t0).as_nanos() as u64);
+                    t0 = t1;
+                }
+            }
+            Role::Server => {
+                for _ in 0..iters {
+                    recv_all(s, buf, spin)?;
+                    send_all(s, buf, spin)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn bandwidth(&mut self, role: Role, point: &Point, iters: u64) -> Result<Duration> {
+        let t0 = Instant::now();
+        let n = self.streams.len() as u64;
+        let one = |i: u64, s: &TcpStream, buf: &mut [u8]| {
+            let share = iters / n + u64::from(i < iters % n);
+            match role {
+                Role::Client => blast(s, buf, point.size, share),
+                Role::Server => sink(s, buf, point.size, share),
+            }
+        };
+        let mut pairs = (0..).zip(self.streams.iter().zip(self.bufs.iter_mut()));
+        let first = pairs.next();
+        std::thread::scope(|scope| {
+            let others: Vec<_> = pairs
+                .map(|(i, (s, b))| scope.spawn(move || one(i, s, b)))
+                .collect();
+            let mine = first.map_or(Ok(()), |(i, (s, b))| one(i, s, b));
+            others.into_iter().fold(mine, |all, h| {
+                all.and(
+                    h.join()
+                        .unwrap_or_else(|_| Err(Error::failed("a measuring thread failed"))),
+                )
+            })
+        })?;
+        Ok(t0.elapsed())
+    }
+}
+
+fn blast(mut s: &TcpStream, buf: &[u8], size: u64, messages: u64) -> Result<()> {
+    let message = buf
+        .get(..size as usize)
+        .ok_or_else(|| Error::failed("message larger than announced"))?;
+    for _ in 0..messages {
+        send_all(s, message, false)?;
+    }
+    let mut ack = [0; 1];
+    s.read_exact(&mut ack).map_err(broken)
+}
+
+fn sink(mut s: &TcpStream, buf: &mut [u8], size: u64, messages: u64) -> Result<()> {
+    let mut left = size.saturating_mul(messages);
+    while left > 0 {
+        let want = left.min(RECV as u64) as usize;
+        let n = recv_some(s, &mut buf[..want], false, &mut SpinGuard::new())?;
+        left -= n as u64;
+    }
+    s.write_all(&[1]).map_err(broken)
+}
+
+fn send_all(s: &TcpStream, mut data: &[u8], spin: bool) -> Result<()> {
+    let flags = if spin {
+        SendFlags::NOSIGNAL | SendFlags::DONTWAIT
+    } else {
+        SendFlags::NOSIGNAL
+    };
+    let mut guard = SpinGuard::new();
+    while !data.is_empty() {
+        match rustix::net::send(s, data, flags) {
+            Ok(n) => data = data.get(n..).unwrap_or_default(),
+            Err(Errno::AGAIN) if spin => guard.turn()?,
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(broken(e.into())),
+        }
+    }
+    Ok(())
+}
+
+fn recv_all(s: &TcpStream, buf: &mut [u8], spin: bool) -> Result<()> {
+    let mut got = 0;
+    let mut guard = SpinGuard::new();
+    while let Some(rest) = buf.get_mut(got..).filter(|r| !r.is_empty()) {
+        got += recv_some(s, rest, spin, &mut guard)?;
+    }
+    Ok(())
+}
+
+fn recv_some(s: &TcpStream, buf: &mut [u8], spin: bool, guard: &mut SpinGuard) -> Result<usize> {
+    let flags = if spin {
+        RecvFlags::DONTWAIT
+    } else {
+        RecvFlags::empty()
+    };
+    loop {
+        match rustix::net::recv(s, &mut *buf, flags) {
+            Ok((0, _)) => {
+                return Err(Error::failed(
+                    "the peer closed the connection in the middle of a measurement",
+                ));
+            }
+            Ok((n, _)) => {
+                guard.reset();
+                return Ok(n);
+            }
+            Err(Errno::AGAIN) if spin => guard.turn()?,
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(broken(e.into())),
+        }
+    }
+}
+
+fn broken(e: std::io::Error) -> Error {
+    match e.kind() {
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => stalled(),
+        _ => Error::failed(format!("the measured connection broke: {e}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::point::{Metric, Op, Wire};
+    use super::*;
+    use std::net::Ipv4Addr;
+
+    fn pair(link: &Link) -> (Box<dyn Session>, impl FnOnce() -> Box<dyn Session> + use<>) {
+        let pending = Tcp.listen(link, Ipv4Addr::LOCALHOST.into()).unwrap();
+        let to = (Ipv4Addr::LOCALHOST, pending.port()).into();
+        (Tcp.connect(link, to).unwrap(), move || {
+            pending.accept().unwrap()
+        })
+    }
+
+    fn link(qps: u32, max_size: u64) -> Link {
+        Link {
+            wire: Wire::Tcp,
+            crc: false,
+            markers: false,
+            poll: Poll::Event,
+            qps,
+            depth: 1,
+            max_size,
+        }
+    }
+
+    #[test]
+    fn both_metrics_over_several_connections() {
+        let l = link(3, 100_000);
+        let (mut client, accept) = pair(&l);
+        std::thread::scope(|scope| {
+            let mut server = accept();
+            let points = [
+                (4, Poll::Event, Metric::Latency, 50),
+                (100_000, Poll::Spin, Metric::Latency, 20),
+                (100_000, Poll::Event, Metric::Bandwidth, 100),
+                (1, Poll::Event, Metric::Bandwidth, 2),
+            ]
+            .map(|(size, poll, metric, n)| {
+                (
+                    Point {
+                        op: Op::Tcp,
+                        size,
+                        crc: false,
+                        poll,
+                        metric,
+                    },
+                    n,
+                )
+            });
+            scope.spawn(move || {
+                let mut hist = Histogram::new();
+                for (p, n) in points {
+                    match p.metric {
+                        Metric::Latency => server.latency(Role::Server, &p, n, &mut hist).unwrap(),
+                        Metric::Bandwidth => drop(server.bandwidth(Role::Server, &p, n).unwrap()),
+                    }
+                }
+                assert_eq!(hist.len(), 0, "only the client holds the clock");
+            });
+            for (p, n) in points {
+                match p.metric {
+                    Metric::Latency => {
+                        let mut h = Histogram::new();
+                        client.latency(Role::Client, &p, n, &mut h).unwrap();
+                        assert_eq!(h.len(), n);
+                        assert!(
+                            h.quantile(0.5).unwrap() > 500,
+                            "no round trip takes half a microsecond"
+                        );
+                    }
+                    Metric::Bandwidth => {
+                        assert!(client.bandwidth(Role::Client, &p, n).unwrap() > Duration::ZERO)
+                    }
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn a_peer_that_leaves_is_an_error() {
+        let (mut client, accept) = pair(&link(1, 64));
+        drop(accept());
+        let p = Point {
+            op: Op::Tcp,
+            size: 64,
+            crc: false,
+            poll: Poll::Spin,
+            metric: Metric::Latency,
+        };
+        let e = client
+            .latency(Role::Client, &p, 1000, &mut Histogram::new())
+            .unwrap_err();
+        assert!(e.to_string().contains("connection"), "{e}");
+    }
+}

@@ -1,0 +1,260 @@
+//! The `iwarp perf` command as a person runs it: baseline only, so that it needs no RDMA and little time.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+fn iwarp(args: &[&str]) -> Command {
+    let mut c = Command::new(env!("CARGO_BIN_EXE_iwarp"));
+    c.args(args).stdin(Stdio::null()).env_remove("RUST_LOG");
+    c
+}
+
+fn run(args: &[&str]) -> Output {
+    iwarp(args).output().expect("the command starts")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("output is UTF-8")
+}
+
+/// Kills the process when the test ends, however it ends.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts `perf serve` on an ephemeral port and gives its address.
+fn serve() -> (Running, String) {
+    let mut child = iwarp(&["perf", "serve", "--bind", "127.0.0.1:0"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("serve starts");
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().expect("piped"))
+        .read_line(&mut line)
+        .expect("serve says where it listens");
+    let addr = line
+        .split_whitespace()
+        .find(|w| w.starts_with("127.0.0.1:"))
+        .expect("an address");
+    let addr = addr.trim_end_matches(';').to_owned();
+    (Running(child), addr)
+}
+
+const SHORT: [&str; 8] = [
+    "--op",
+    "tcp",
+    "--size",
+    "4,64K",
+    "--seconds",
+    "0.02",
+    "--rounds",
+    "2",
+];
+
+#[test]
+fn baseline_prints_tables_and_leaves_nobody_behind() {
+    let out = run(&[&["perf"][..], &SHORT].concat());
+    let (stdout, stderr) = (text(&out.stdout), text(&out.stderr));
+    assert_eq!(out.status.code(), Some(0), "{stderr}");
+    for piece in [
+        "Spinning",
+        "Blocking",
+        "tcp",
+        "64 KiB",
+        "GB/s",
+        "tcp-tcp",
+        "62.7 / 624.5",
+    ] {
+        assert!(stdout.contains(piece), "{piece} is missing in\n{stdout}");
+    }
+    assert_eq!(stderr, "");
+}
+
+#[test]
+fn json_alone_is_on_stdout_and_plot_is_drawn() {
+    let dir = std::env::temp_dir().join(format!("iwarp-perf-test-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let svg = dir.join("curves.svg");
+    let out = run(&[
+        &["perf", "--json", "-", "--plot", svg.to_str().unwrap()][..],
+        &SHORT,
+    ]
+    .concat());
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+    let v: serde_json::Value =
+        serde_json::from_slice(&out.stdout).expect("stdout is one JSON document");
+    assert_eq!(v["results"].as_array().map(Vec::len), Some(0));
+    let tcp = v["tcp"]["results"].as_array().unwrap();
+    assert_eq!(tcp.len(), 4, "two sizes, two ways of waiting");
+    for t in tcp {
+        let (p50, p99) = (
+            t["lat_us_p50"].as_f64().unwrap(),
+            t["lat_us_p99"].as_f64().unwrap(),
+        );
+        assert!(p50 > 0.5 && p99 >= p50, "{t}");
+        assert!(t["bw_bytes_per_s"].as_f64().unwrap() > 1e4, "{t}");
+    }
+    assert!(std::fs::read_to_string(&svg).unwrap().starts_with("<svg"));
+    std::fs::remove_dir_all(&dir).unwrap();
+}
+
+#[test]
+fn two_hosts_form_and_a_busy_server() {
+    let (_server, addr) = serve();
+    let args = [&["perf", "connect", &addr][..], &SHORT].concat();
+    // Somebody connected who says nothing must not keep others out.
+    let _silent = std::net::TcpStream::connect(&addr).unwrap();
+    let first = run(&args);
+    assert_eq!(first.status.code(), Some(0), "{}", text(&first.stderr));
+    assert!(text(&first.stdout).contains("peer: "));
+    // A client in the middle of its measurements: the next one is told so.
+    let mut busy = std::net::TcpStream::connect(&addr).unwrap();
+    busy.write_all(b"{\"type\":\"hello\",\"protocol\":1,\"version\":\"0\"}\n")
+        .unwrap();
+    let mut hello = String::new();
+    BufReader::new(&busy).read_line(&mut hello).unwrap();
+    assert!(hello.contains("\"hello\""), "{hello}");
+    let second = run(&args);
+    assert_eq!(second.status.code(), Some(1));
+    assert!(
+        text(&second.stderr).contains("another client"),
+        "{}",
+        text(&second.stderr)
+    );
+}
+
+#[test]
+fn server_survives_garbage() {
+    let (_server, addr) = serve();
+    for junk in [
+        &b"GET / HTTP/1.1\r\n\r\n"[..],
+        b"\0\0\0\0\n",
+        b"{\"type\":\"run\",\"id\":0}\n",
+        &vec![b'x'; 100_000],
+    ] {
+        let mut s = std::net::TcpStream::connect(&addr).unwrap();
+        s.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        // The server may close before it has read everything.
+        let _ = s.write_all(junk);
+        let mut answer = Vec::new();
+        let _ = s.read_to_end(&mut answer);
+    }
+    let requests = [
+        r#"{"type":"open","id":0,"link":{"wire":"tcp","crc":false,"markers":false,"poll":"event","qps":1000000,"depth":1,"max_size":4}}"#,
+        r#"{"type":"open","id":0,"link":{"wire":"tcp","crc":false,"markers":false,"poll":"event","qps":1,"depth":1,"max_size":99999999999999}}"#,
+        r#"{"type":"run","id":3,"point":{"op":"tcp","size":4,"crc":false,"poll":"spin","metric":"latency"},"iters":1}"#,
+    ];
+    let mut s = std::net::TcpStream::connect(&addr).unwrap();
+    s.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    s.write_all(b"{\"type\":\"hello\",\"protocol\":1,\"version\":\"0\"}\n")
+        .unwrap();
+    let mut lines = BufReader::new(s.try_clone().unwrap()).lines();
+    lines.next().unwrap().unwrap();
+    for r in requests {
+        writeln!(s, "{r}").unwrap();
+        let answer = lines.next().unwrap().unwrap();
+        assert!(answer.contains("\"error\""), "{r} → {answer}");
+    }
+    drop((s, lines));
+    let t0 = Instant::now();
+    loop {
+        let out = run(&[&["perf", "connect", &addr][..], &SHORT].concat());
+        if out.status.success() {
+            break;
+        }
+        // The previous client's end may not have been noticed yet.
+        assert!(
+            t0.elapsed() < Duration::from_secs(10),
+            "{}",
+            text(&out.stderr)
+        );
+    }
+}
+
+#[test]
+fn peer_process_dies_with_its_parent() {
+    let mut parent = Running(
+        iwarp(&["perf", "--op", "tcp", "--seconds", "60"])
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap(),
+    );
+    let children = format!("/proc/{0}/task/{0}/children", parent.0.id());
+    let t0 = Instant::now();
+    let child: u32 = loop {
+        match std::fs::read_to_string(&children) {
+            Ok(s) if !s.trim().is_empty() => {
+                break s.split_whitespace().next().unwrap().parse().unwrap();
+            }
+            // Kernels without this file cannot be asked.
+            Err(_) => return,
+            Ok(_) => assert!(
+                t0.elapsed() < Duration::from_secs(10),
+                "no peer was started"
+            ),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    parent.0.kill().unwrap();
+    parent.0.wait().unwrap();
+    let alive = || {
+        let stat = std::fs::read_to_string(format!("/proc/{child}/stat")).unwrap_or_default();
+        stat.contains("(iwarp)") && !stat.contains(") Z ")
+    };
+    let t0 = Instant::now();
+    while alive() {
+        assert!(
+            t0.elapsed() < Duration::from_secs(5),
+            "process {child} outlived its parent"
+        );
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn errors_are_short_and_exit_codes_right() {
+    for (args, code, piece) in [
+        (&["perf", "--op", "nothing"][..], 2, "--op"),
+        (&["perf", "--size", "0"], 2, "--size"),
+        (&["perf", "--iters", "1", "--seconds", "1"], 2, "--seconds"),
+        (
+            &["perf", "connect", "127.0.0.1:1", "--op", "tcp"],
+            1,
+            "127.0.0.1:1",
+        ),
+        (&["perf", "connect", "127.0.0.1:99999"], 1, "99999"),
+        (&["perf", "serve", "--bind", "192.0.2.1"], 1, "192.0.2.1"),
+        (
+            &["perf", "--op", "tcp", "--json", "/nonexistent/x.json"],
+            1,
+            "/nonexistent",
+        ),
+    ] {
+        let t0 = Instant::now();
+        let out = run(args);
+        let stderr = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(code), "{args:?}: {stderr}");
+        assert!(stderr.contains(piece), "{args:?}: {stderr}");
+        assert!(
+            out.stdout.is_empty() && t0.elapsed() < Duration::from_secs(15),
+            "{args:?}"
+        );
+    }
+    for args in [
+        &["--help"][..],
+        &["perf", "--help"],
+        &["cp", "--help"],
+        &["ping", "--help"],
+        &["devices", "--help"],
+        &["--version"],
+    ] {
+        assert_eq!(run(args).status.code(), Some(0), "{args:?}");
+    }
+    assert!(text(&run(&["completions", "bash"]).stdout).contains("_iwarp"));
+}
