@@ -96,6 +96,12 @@ pub(crate) const STEPS: &[Step] = &[
         run: tshark,
     },
     Step {
+        name: "fuzz-smoke",
+        about: "parsers survive changed captures and noise",
+        limit: minutes(10),
+        run: fuzz_smoke,
+    },
+    Step {
         name: "sim",
         about: "random verbs programs on a faulty network",
         limit: minutes(30),
@@ -188,6 +194,25 @@ fn tshark(context: &Context, log: &mut Log) -> Result<Outcome> {
     require_tools(&mut command);
     let text = log.run_and_read(&mut command)?;
     at_least_one_test(log, &text)
+}
+
+fn fuzz_smoke(context: &Context, log: &mut Log) -> Result<Outcome> {
+    // Not optimised for release: there, arithmetic that overflows would go unnoticed.
+    let inputs = if context.quick { "100000" } else { "1000000" };
+    let text = log.run_and_read(cargo(&context.root).args([
+        "run",
+        "--package",
+        "iwarp-fuzz",
+        "--bin",
+        "iwarp-fuzz",
+        "--",
+        "--inputs",
+        inputs,
+    ]))?;
+    for line in text.lines().filter(|line| line.contains(" inputs in ")) {
+        println!("  {line}");
+    }
+    Ok(Outcome::Passed)
 }
 
 fn sim(context: &Context, log: &mut Log) -> Result<Outcome> {

@@ -16,7 +16,7 @@ use rules::UnsafeModules;
 const UNSAFE_MODULES: &str = "xtask/unsafe-modules.txt";
 
 /// Files that others wrote or that are no text.
-const FOREIGN: &[&str] = &["Cargo.lock", "rfcs/rfc"];
+const FOREIGN: &[&str] = &["Cargo.lock", "rfcs/rfc", "fuzz/seeds/"];
 const BINARY: &[&str] = &[".pcap", ".pcapng", ".bin", ".png"];
 
 /// Whether a finding fails the step.

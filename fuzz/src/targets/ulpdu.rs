@@ -1,0 +1,100 @@
+//! One ULPDU: the DDP and RDMAP headers, and the payload that its opcode announces. RFC 5041 section 4, RFC 5040
+//! section 4, RFC 7306 sections 5 and 6.
+
+use iwarp_proto::ddp::Header;
+use iwarp_proto::rdmap::{AtomicRequest, AtomicResponse, Immediate, ReadRequest};
+
+use super::print;
+
+/// The data is the ULPDU as it is inside of an FPDU.
+pub fn ulpdu(data: &[u8]) {
+    match Header::parse(data) {
+        Ok(header) => assert_eq!(
+            Header::decode(data),
+            Some(header),
+            "parse and decode differ"
+        ),
+        Err(error) => print(&error),
+    }
+    let Some(header) = Header::decode(data) else {
+        return;
+    };
+    print(&header);
+    print(&header.opcode());
+    print(&(
+        header.last(),
+        header.opcode().queue_number(),
+        header.opcode().is_tagged(),
+    ));
+    same(
+        data,
+        &header,
+        header.len(),
+        |out| header.emit(out),
+        Header::decode,
+    );
+
+    let payload = data
+        .get(header.len()..)
+        .expect("the header is inside of the ULPDU");
+    // All of them, whatever the opcode: it is the sender's word only.
+    if let Some(request) = ReadRequest::parse(payload) {
+        print(&request);
+        same(
+            payload,
+            &request,
+            ReadRequest::LEN,
+            |out| request.emit(out),
+            ReadRequest::parse,
+        );
+    }
+    if let Some(request) = AtomicRequest::parse(payload) {
+        print(&request);
+        same(
+            payload,
+            &request,
+            payload.len(),
+            |out| request.emit(out),
+            AtomicRequest::parse,
+        );
+    }
+    if let Some(response) = AtomicResponse::parse(payload) {
+        print(&response);
+        same(
+            payload,
+            &response,
+            payload.len(),
+            |out| response.emit(out),
+            AtomicResponse::parse,
+        );
+    }
+    if let Some(immediate) = Immediate::parse(payload) {
+        print(&immediate);
+        same(
+            payload,
+            &immediate,
+            payload.len(),
+            |out| immediate.emit(out),
+            Immediate::parse,
+        );
+    }
+    super::terminate(payload);
+}
+
+/// What was parsed can be written in at most the space that it came in, and is the same when it is parsed again.
+fn same<T: PartialEq + std::fmt::Debug>(
+    input: &[u8],
+    value: &T,
+    room: usize,
+    emit: impl Fn(&mut [u8]) -> usize,
+    parse: impl Fn(&[u8]) -> Option<T>,
+) {
+    assert!(room <= input.len());
+    let mut out = vec![0xa5; room];
+    let written = emit(&mut out);
+    assert!(
+        written > 0 && written <= room,
+        "{value:?} does not fit where it came from"
+    );
+    assert_eq!(parse(&out[..written]).as_ref(), Some(value));
+}
