@@ -20,6 +20,11 @@ pub struct Target {
 /// All targets. To add one: a function in [`targets`], a row here, an entry point in `fuzz_targets/`, and a seed.
 pub const TARGETS: &[Target] = &[
     Target {
+        name: "startup",
+        run: targets::startup,
+        len_max: 1024,
+    },
+    Target {
         name: "fpdu",
         run: targets::fpdu,
         len_max: 4096,

@@ -1,10 +1,12 @@
 //! The targets, one file each.
 
 mod fpdu;
+mod startup;
 mod terminate;
 mod ulpdu;
 
 pub use fpdu::fpdu;
+pub use startup::startup;
 pub use terminate::terminate;
 pub use ulpdu::ulpdu;
 

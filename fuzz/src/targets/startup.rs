@@ -1,0 +1,173 @@
+//! MPA Request and Reply frames, read in any portions, and what both roles make of them. RFC 5044 section 7.1, RFC 6581
+//! sections 6 and 9.
+
+use iwarp_proto::mpa::negotiate::{Agreed, Initiator, LocalParams, Outcome, Responder, RtrSet};
+use iwarp_proto::mpa::startup::{
+    EnhancedPrefix, Flags, Frame, FrameHeader, FrameKind, FrameReader, MAX_FRAME_LEN, Progress,
+};
+
+use super::print;
+
+/// The first octet chooses the role and what we want, the second the size of the portions, the rest is the stream.
+pub fn startup(data: &[u8]) {
+    let Some((&[choice, portion], stream)) = data.split_first_chunk() else {
+        return;
+    };
+    let kind = if choice & 1 == 0 {
+        FrameKind::Request
+    } else {
+        FrameKind::Reply
+    };
+    let params = params(choice);
+    let mut reader = FrameReader::new(kind);
+    let whole = Frame::parse(stream);
+    match read(&mut reader, stream, usize::from(portion)) {
+        Ok(true) => {
+            let frame = reader.frame().expect("the reader said that it is complete");
+            assert_eq!(whole, Ok(Some(frame)), "portions change the frame");
+            header(&frame);
+            match kind {
+                FrameKind::Request => answer(&frame, &params),
+                FrameKind::Reply => judge(&frame, params),
+            }
+        }
+        Ok(false) => assert!(
+            !matches!(whole, Ok(Some(_))),
+            "the reader waits for more than the frame"
+        ),
+        Err(()) => assert!(
+            !matches!(&whole, Ok(Some(frame)) if frame.header().kind == kind),
+            "the reader refuses a good frame"
+        ),
+    }
+}
+
+fn params(choice: u8) -> LocalParams {
+    LocalParams {
+        revision: 1 + (choice >> 1 & 1),
+        crc: choice & 4 != 0,
+        markers_rx: choice & 8 != 0,
+        peer_to_peer: choice & 16 != 0,
+        ird_ord_negotiate: choice & 32 != 0,
+        rtr_offer: if choice & 64 != 0 {
+            RtrSet::ALL
+        } else {
+            RtrSet::NONE
+        },
+        max_ird: if choice & 128 != 0 { u16::MAX } else { 16 },
+        ..LocalParams::default()
+    }
+}
+
+/// Whether the stream holds a complete frame, read in portions of this size (0 counts as all).
+fn read(reader: &mut FrameReader, stream: &[u8], portion: usize) -> Result<bool, ()> {
+    let mut taken = 0;
+    while taken < stream.len() {
+        let size = if portion == 0 { stream.len() } else { portion };
+        let input = &stream[taken..stream.len().min(taken + size)];
+        match reader.push(input) {
+            Ok(Progress::NeedMore) => taken += input.len(),
+            Ok(Progress::Frame { consumed }) => {
+                assert!(consumed <= input.len());
+                assert_eq!(reader.missing(), Ok(0));
+                let length = reader.frame().map(|frame| frame.header().frame_len());
+                assert_eq!(
+                    length,
+                    Some(taken + consumed),
+                    "takes octets of what follows"
+                );
+                return Ok(true);
+            }
+            Err(error) => {
+                print(&error);
+                print(&(error.to_string(), error.terminate(), error.code()));
+                return Err(());
+            }
+        }
+    }
+    Ok(false)
+}
+
+/// The header and the prefix survive being written.
+fn header(frame: &Frame<'_>) {
+    print(frame);
+    let mut out = [0xa5; 20];
+    assert_eq!(frame.header().emit(&mut out), out.len());
+    assert_eq!(FrameHeader::parse(&out).as_ref(), Ok(frame.header()));
+    if let Ok(Some(prefix)) = frame.prefix() {
+        let mut out = [0xa5; EnhancedPrefix::LEN];
+        assert_eq!(prefix.emit(&mut out), out.len());
+        assert_eq!(out, frame.private_data()[..out.len()]);
+        assert_eq!(EnhancedPrefix::parse(&out), Some(prefix));
+    }
+}
+
+/// The responder's part: what it answers is a valid reply.
+fn answer(frame: &Frame<'_>, params: &LocalParams) {
+    let pending = match Responder::on_request(frame, params) {
+        Ok(pending) => pending,
+        Err(error) => return print(&error),
+    };
+    print(&pending);
+    let data = frame
+        .private_data()
+        .get(pending.private_data())
+        .expect("the range is in the frame");
+    assert_eq!(data, frame.ulp_private_data());
+    let mut out = [0xa5; MAX_FRAME_LEN];
+    let (length, agreed) = pending
+        .accept(params, data, &mut out)
+        .expect("what fits one way fits the other");
+    plausible(&agreed, params);
+    let reply = Frame::parse(&out[..length])
+        .expect("our reply is valid")
+        .expect("and complete");
+    assert_eq!(reply.header().kind, FrameKind::Reply);
+    assert_eq!(
+        reply.prefix().map(|prefix| prefix.is_some()),
+        Ok(pending.enhanced())
+    );
+    assert!(!reply.header().flags.has(Flags::REJECT));
+    for length in [
+        pending.reject(data, &mut out),
+        pending.reject_insufficient_ird(9, data, &mut out),
+    ] {
+        assert!(length > 0, "a rejection has the same room");
+        let reply = Frame::parse(&out[..length])
+            .expect("our reply is valid")
+            .expect("and complete");
+        assert!(reply.header().flags.has(Flags::REJECT));
+    }
+}
+
+/// The initiator's part.
+fn judge(frame: &Frame<'_>, params: LocalParams) {
+    let initiator = Initiator::new(params, b"fuzz").expect("the parameters are valid");
+    match initiator.on_reply(frame) {
+        Ok(Outcome::Accepted(agreed)) => {
+            assert!(!frame.header().flags.has(Flags::REJECT));
+            plausible(&agreed, &params);
+        }
+        Ok(rejected @ Outcome::Rejected { .. }) => print(&rejected),
+        Err(error) => print(&(error, error.terminate())),
+    }
+}
+
+/// No peer can talk us into more than we can do.
+fn plausible(agreed: &Agreed, params: &LocalParams) {
+    print(agreed);
+    assert!(
+        agreed.ird <= params.max_ird.max(1),
+        "IRD {} of {}",
+        agreed.ird,
+        params.max_ird
+    );
+    assert!(
+        agreed.ord <= params.max_ord,
+        "ORD {} of {}",
+        agreed.ord,
+        params.max_ord
+    );
+    assert!(agreed.crc || !params.crc, "the peer switched the CRC off");
+    assert_eq!(agreed.markers_rx, params.markers_rx);
+}
