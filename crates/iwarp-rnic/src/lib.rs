@@ -1,2 +1,53 @@
-//! The software RNIC, without I/O.
+//! A software RNIC without I/O.
+//!
+//! The verbs objects (protection domains, memory regions and windows, completion
+//! queues, shared receive queues, queue pairs) and the state machines that turn
+//! work requests into FPDUs and FPDUs into completions. Nothing here opens a
+//! socket, takes a lock, reads a clock or draws a random number: those arrive as
+//! arguments, so that a socket, a simulator, a fuzzer and later a kernel drive
+//! the same code.
+//!
+//! * [`memory`] — the STag table and, in `memory::host`, the crate's only `unsafe`.
+//! * [`cq`], [`srq`] — queues that several queue pairs share.
+//! * [`qp`] — one queue pair: posting, transmitting (`qp::tx`), receiving (`qp::rx`).
+//!
+//! Memory is allocated when objects are created. The paths that a peer or a work
+//! request drives allocate nothing, and none of them can panic.
 #![no_std]
+#![deny(unsafe_code)]
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing
+    )
+)]
+
+extern crate alloc;
+#[cfg(test)]
+extern crate std;
+
+pub mod counters;
+pub mod cq;
+pub mod limits;
+pub mod memory;
+pub mod qp;
+pub mod srq;
+mod util;
+mod verbs;
+
+pub use verbs::*;
+
+/// The allocator refused memory for a new object. Nothing was created.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AllocError;
+
+impl core::fmt::Display for AllocError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("out of memory: free objects or ask for smaller queues")
+    }
+}
+
+impl core::error::Error for AllocError {}

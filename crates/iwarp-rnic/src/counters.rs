@@ -1,0 +1,61 @@
+//! What a queue pair counts.
+
+/// Totals since the queue pair was created. All wrap at 2^64.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Counters {
+    /// Octets handed to the stream, framing included.
+    pub tx_bytes: u64,
+    /// Octets taken from the stream, framing included.
+    pub rx_bytes: u64,
+    /// FPDUs built.
+    pub tx_fpdus: u64,
+    /// FPDUs accepted.
+    pub rx_fpdus: u64,
+    /// Messages (work requests, responses, Terminates) sent in full.
+    pub tx_messages: u64,
+    /// Messages received in full.
+    pub rx_messages: u64,
+    /// Payload octets sent.
+    pub tx_payload: u64,
+    /// Payload octets placed.
+    pub rx_payload: u64,
+    /// Payload octets that were read straight to their destination.
+    pub rx_direct: u64,
+    /// RDMA Read Requests and atomics served.
+    pub rx_requests: u64,
+    /// FPDUs dropped because of a wrong CRC.
+    pub crc_errors: u64,
+    /// FPDUs dropped because of a wrong marker.
+    pub marker_errors: u64,
+    /// Sends that arrived before a receive was posted.
+    pub receiver_not_ready: u64,
+    /// Terminates sent.
+    pub terminates_sent: u64,
+    /// Terminates received.
+    pub terminates_received: u64,
+    /// Completions written.
+    pub completions: u64,
+}
+
+impl Counters {
+    /// Adds another set, for totals of a device.
+    pub const fn add(&mut self, o: &Self) {
+        self.tx_bytes = self.tx_bytes.wrapping_add(o.tx_bytes);
+        self.rx_bytes = self.rx_bytes.wrapping_add(o.rx_bytes);
+        self.tx_fpdus = self.tx_fpdus.wrapping_add(o.tx_fpdus);
+        self.rx_fpdus = self.rx_fpdus.wrapping_add(o.rx_fpdus);
+        self.tx_messages = self.tx_messages.wrapping_add(o.tx_messages);
+        self.rx_messages = self.rx_messages.wrapping_add(o.rx_messages);
+        self.tx_payload = self.tx_payload.wrapping_add(o.tx_payload);
+        self.rx_payload = self.rx_payload.wrapping_add(o.rx_payload);
+        self.rx_direct = self.rx_direct.wrapping_add(o.rx_direct);
+        self.rx_requests = self.rx_requests.wrapping_add(o.rx_requests);
+        self.crc_errors = self.crc_errors.wrapping_add(o.crc_errors);
+        self.marker_errors = self.marker_errors.wrapping_add(o.marker_errors);
+        self.receiver_not_ready = self.receiver_not_ready.wrapping_add(o.receiver_not_ready);
+        self.terminates_sent = self.terminates_sent.wrapping_add(o.terminates_sent);
+        self.terminates_received = self.terminates_received.wrapping_add(o.terminates_received);
+        self.completions = self.completions.wrapping_add(o.completions);
+    }
+}

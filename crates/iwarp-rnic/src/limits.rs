@@ -1,0 +1,52 @@
+//! Every maximum of the software RNIC, with the relations between them.
+
+/// Most work requests in one send, receive or shared receive queue.
+pub const MAX_QP_WR: u32 = 1 << 16;
+/// Most scatter/gather elements of one work request.
+pub const MAX_SGE: u32 = 32;
+/// Most octets of inline data that a queue pair can be created for.
+pub const MAX_INLINE: u32 = 1024;
+/// Largest message of one work request, in octets (verbs lengths are 32 bits; IB's limit is 2^31).
+pub const MAX_MESSAGE: u32 = 1 << 31;
+/// Most inbound or outbound RDMA Reads and atomics outstanding (14 bits on the wire, RFC 6581 section 9.1).
+pub const MAX_IRD: u16 = 256;
+/// See [`MAX_IRD`].
+pub const MAX_ORD: u16 = 256;
+/// Most completions in one completion queue.
+pub const MAX_CQE: u32 = 1 << 22;
+/// Most regions and windows of one device: STag indexes have 24 bits, and a full table could be guessed.
+pub const MAX_MR: u32 = 1 << 20;
+
+/// Payload up to this many octets is copied beside its header instead of being sent from where it lies:
+/// a copy this small costs less than one more element of a scatter list.
+pub const TX_COPY_MAX: u32 = 2048;
+/// Scratch of one transmit plan: headers, trailers, copied payload.
+pub const TX_SCRATCH: usize = 288 * 1024;
+/// A plan is closed when it holds this many octets: more does not make `sendmsg` cheaper.
+pub const TX_PLAN_BYTES: usize = 256 * 1024;
+/// Most pieces of one plan; system calls take at most 1024.
+pub const TX_PLAN_PIECES: usize = 512;
+/// Read responses sent in a row while local work requests wait.
+pub const RESPONSE_BURST: u32 = 16;
+
+/// Receive staging of one driver: at least two of the largest FPDUs.
+pub const RX_STAGING: usize = 256 * 1024;
+/// Most octets asked of the stream in one read into staging. More thrashes the second-level cache.
+pub const RX_READ_MAX: usize = 128 * 1024;
+/// Payload of at least this size that has not arrived yet is read straight to its destination.
+pub const RX_DIRECT_MIN: u32 = 8 * 1024;
+/// Staging offered behind a direct read: trailer, next header, and a small FPDU that follows a large one.
+pub const RX_DIRECT_TAIL: usize = 512;
+/// The last octets of an RDMA Write, kept back so that they become visible after all others.
+pub const WRITE_TAIL: u32 = 8;
+/// Longest untagged message that the RNIC itself consumes (Terminate with both headers is 52 octets).
+pub const CONTROL_MAX: usize = 64;
+
+/// Largest FPDU with markers: 65535 of ULPDU, framing, and a marker in every 512 octets.
+pub const MAX_FPDU: usize = 2 + 65535 + 3 + 4 + (65544 / 508 + 2) * 4;
+
+const _: () = assert!(RX_STAGING >= MAX_FPDU + RX_READ_MAX);
+const _: () = assert!(TX_SCRATCH >= 2 * MAX_FPDU);
+const _: () = assert!(TX_PLAN_PIECES <= 1024);
+const _: () = assert!(MAX_IRD < 0x3fff && MAX_ORD < 0x3fff);
+const _: () = assert!(WRITE_TAIL < RX_DIRECT_MIN);

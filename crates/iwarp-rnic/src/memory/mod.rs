@@ -1,0 +1,76 @@
+//! Registered memory: the STag table (RFC 5040 section 2, RFC 5041 section 7, RFC 5042 section 6).
+//!
+//! An STag is a 24-bit index and an 8-bit key. Indexes are drawn at random, so that a
+//! peer that was not told an STag has to guess it, and a wrong guess ends its stream.
+//! The low bits of an index name the slot, which makes look-up one load and one compare.
+//!
+//! Regions, fast-registration regions and windows live in the same table. Look-ups take
+//! `&self`; invalidation is one atomic flag, so the receive path can do it too.
+
+pub mod host;
+mod table;
+mod window;
+
+pub use host::{HostRange, Span};
+pub use table::{Accessor, MemoryTable, RegionInfo};
+pub use window::WindowType;
+
+/// Why an access by STag is refused, in the order of the checks
+/// (RFC 5041 section 5.2 and 7.1; RFC 5040 section 4.8).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AccessError {
+    /// No such STag, or it is invalidated.
+    InvalidStag,
+    /// The STag belongs to another protection domain or queue pair.
+    NotAssociated,
+    /// A right is missing.
+    AccessDenied,
+    /// The tagged offset and length wrap around 64 bits.
+    ToWrap,
+    /// Outside the region.
+    BaseOrBounds,
+}
+
+/// Why a registration, a bind or an invalidation is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemoryError {
+    /// The table has its most entries (ENOMEM).
+    TableFull,
+    /// No memory for the table (ENOMEM).
+    OutOfMemory,
+    /// The rights contradict each other: remote writing needs `LOCAL_WRITE` (EINVAL).
+    BadAccess,
+    /// No such STag, or of another kind (EINVAL).
+    NoSuchStag,
+    /// Another protection domain (EINVAL).
+    WrongProtectionDomain,
+    /// The region does not allow windows, or not these rights (EINVAL).
+    NotBindable,
+    /// The range is outside the region (EINVAL).
+    OutOfRange,
+    /// Windows are bound to it (EBUSY).
+    Busy,
+    /// A valid window or region cannot be bound or registered again before it is invalidated (EINVAL).
+    StillValid,
+    /// It may not be invalidated (EINVAL).
+    NotInvalidatable,
+}
+
+impl core::fmt::Display for MemoryError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(match self {
+            Self::TableFull => "the device has its most memory regions: deregister some",
+            Self::OutOfMemory => "out of memory for the region table",
+            Self::BadAccess => "remote write and remote atomic access need local write access",
+            Self::NoSuchStag => "no such key, or it names another kind of object",
+            Self::WrongProtectionDomain => "the key belongs to another protection domain",
+            Self::NotBindable => "the region was not registered for windows with these rights",
+            Self::OutOfRange => "the range is not inside the region",
+            Self::Busy => "memory windows are bound to the region: unbind them first",
+            Self::StillValid => "invalidate it before binding or registering it again",
+            Self::NotInvalidatable => "this kind of region cannot be invalidated",
+        })
+    }
+}
+
+impl core::error::Error for MemoryError {}

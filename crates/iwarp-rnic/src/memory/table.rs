@@ -1,0 +1,483 @@
+//! The STag table: registration, look-up with every check, invalidation.
+
+use super::host::{HostRange, Span};
+use super::window::WindowType;
+use super::{AccessError, MemoryError};
+use crate::Access;
+use crate::limits::MAX_MR;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+
+const INDEX_MASK: u32 = 0x00ff_ffff;
+const SLOTS_MIN: usize = 64;
+
+/// What an entry is.
+#[derive(Debug)]
+pub(super) enum Kind {
+    /// An ordinary region.
+    Region,
+    /// A region whose range and rights are given by a work request.
+    Fast,
+    /// A memory window.
+    Window {
+        ty: WindowType,
+        /// Region that it is bound to.
+        parent: Option<u32>,
+        /// Type 2 windows serve one queue pair once bound.
+        qp: Option<u32>,
+    },
+}
+
+#[derive(Debug)]
+pub(super) struct Entry {
+    /// 24 bits.
+    pub(super) index: u32,
+    pub(super) key: AtomicU8,
+    pub(super) valid: AtomicBool,
+    pub(super) pd: u32,
+    pub(super) access: Access,
+    /// Tagged offset of the first octet.
+    pub(super) base: u64,
+    /// Octets that can be reached.
+    pub(super) len: u64,
+    /// Where `base` lies in the host range.
+    pub(super) offset: u64,
+    /// The memory itself; windows borrow their parent's.
+    pub(super) host: HostRange,
+    pub(super) kind: Kind,
+    /// Valid windows bound to this region.
+    pub(super) windows: AtomicU32,
+}
+
+impl Entry {
+    fn stag(&self) -> u32 {
+        self.index << 8 | u32::from(self.key.load(Ordering::Relaxed))
+    }
+}
+
+/// Facts about a registered region or window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RegionInfo {
+    /// Its STag now.
+    pub stag: u32,
+    /// Protection domain.
+    pub pd: u32,
+    /// Rights.
+    pub access: Access,
+    /// Tagged offset of the first octet.
+    pub iova: u64,
+    /// Octets.
+    pub len: u64,
+    /// Whether it can be used now.
+    pub valid: bool,
+}
+
+/// All regions and windows of one device.
+///
+/// Registering takes `&mut self`, looking up `&self`: a runtime puts a readers-writer
+/// lock around it, and deregistration then waits for accesses in progress by itself.
+#[derive(Debug, Default)]
+pub struct MemoryTable {
+    slots: Vec<Option<Entry>>,
+    used: usize,
+}
+
+impl MemoryTable {
+    /// An empty table.
+    pub const fn new() -> Self {
+        Self {
+            slots: Vec::new(),
+            used: 0,
+        }
+    }
+
+    /// Regions and windows in it.
+    pub const fn len(&self) -> usize {
+        self.used
+    }
+
+    /// Nothing registered.
+    pub const fn is_empty(&self) -> bool {
+        self.used == 0
+    }
+
+    fn slot_of(&self, index: u32) -> usize {
+        index as usize & self.slots.len().wrapping_sub(1)
+    }
+
+    pub(super) fn entry(&self, stag: u32) -> Option<&Entry> {
+        let index = stag >> 8;
+        self.slots
+            .get(self.slot_of(index))?
+            .as_ref()
+            .filter(|e| e.index == index)
+    }
+
+    pub(super) fn entry_mut(&mut self, stag: u32) -> Option<&mut Entry> {
+        let index = stag >> 8;
+        let slot = self.slot_of(index);
+        self.slots
+            .get_mut(slot)?
+            .as_mut()
+            .filter(|e| e.index == index)
+    }
+
+    fn grow(&mut self) -> Result<(), MemoryError> {
+        let size = (self.slots.len().saturating_mul(2)).max(SLOTS_MIN);
+        let mut slots: Vec<Option<Entry>> = Vec::new();
+        slots
+            .try_reserve_exact(size)
+            .map_err(|_| MemoryError::OutOfMemory)?;
+        slots.resize_with(size, || None);
+        // Two entries never meet: they differ in the low bits that named their old slots.
+        for entry in self.slots.drain(..).flatten() {
+            let slot = entry.index as usize & (size - 1);
+            if let Some(s) = slots.get_mut(slot) {
+                *s = Some(entry);
+            }
+        }
+        self.slots = slots;
+        Ok(())
+    }
+
+    /// Puts an entry under an index made from `random`, and returns its STag.
+    pub(super) fn insert(&mut self, mut entry: Entry, random: u32) -> Result<u32, MemoryError> {
+        if self.used >= MAX_MR as usize {
+            return Err(MemoryError::TableFull);
+        }
+        // At most half full, so that a free slot is near every random one.
+        if (self.used + 1).saturating_mul(2) > self.slots.len() {
+            self.grow()?;
+        }
+        let mask = self.slots.len() - 1;
+        let mut index = random >> 8 & INDEX_MASK;
+        for _ in 0..self.slots.len() {
+            let slot = index as usize & mask;
+            // Index zero is left out: STag 0 means "none" to many programs.
+            if index != 0 && self.slots.get(slot).is_some_and(Option::is_none) {
+                entry.index = index;
+                entry.key = AtomicU8::new(random as u8);
+                let stag = entry.stag();
+                if let Some(s) = self.slots.get_mut(slot) {
+                    *s = Some(entry);
+                    self.used += 1;
+                }
+                return Ok(stag);
+            }
+            // Step the slot bits only; the upper bits keep their randomness.
+            index = index & !(mask as u32) | index.wrapping_add(1) & mask as u32;
+            index &= INDEX_MASK;
+            if index == 0 {
+                index = (mask as u32).wrapping_add(1) & INDEX_MASK;
+            }
+        }
+        Err(MemoryError::TableFull)
+    }
+
+    fn check_access(access: Access) -> Result<(), MemoryError> {
+        if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
+            && !access.contains(Access::LOCAL_WRITE)
+        {
+            return Err(MemoryError::BadAccess);
+        }
+        Ok(())
+    }
+
+    /// Registers memory; tagged offsets start at `iova` (at zero with `ZERO_BASED`).
+    ///
+    /// `random` becomes the STag and must be unguessable. The range stays in use until
+    /// [`deregister`](Self::deregister) gives it back.
+    pub fn register(
+        &mut self,
+        host: HostRange,
+        iova: u64,
+        pd: u32,
+        access: Access,
+        random: u32,
+    ) -> Result<u32, MemoryError> {
+        Self::check_access(access)?;
+        let base = if access.contains(Access::ZERO_BASED) {
+            0
+        } else {
+            iova
+        };
+        let len = host.len();
+        base.checked_add(len).ok_or(MemoryError::OutOfRange)?;
+        let entry = Entry {
+            index: 0,
+            key: AtomicU8::new(0),
+            valid: AtomicBool::new(true),
+            pd,
+            access,
+            base,
+            len,
+            offset: 0,
+            host,
+            kind: Kind::Region,
+            windows: AtomicU32::new(0),
+        };
+        self.insert(entry, random)
+    }
+
+    /// Reserves memory for fast registration: it has an STag but no range or rights before
+    /// [`fast_register`](Self::fast_register).
+    pub fn allocate_fast(
+        &mut self,
+        host: HostRange,
+        pd: u32,
+        random: u32,
+    ) -> Result<u32, MemoryError> {
+        let entry = Entry {
+            index: 0,
+            key: AtomicU8::new(0),
+            valid: AtomicBool::new(false),
+            pd,
+            access: Access::empty(),
+            base: 0,
+            len: 0,
+            offset: 0,
+            host,
+            kind: Kind::Fast,
+            windows: AtomicU32::new(0),
+        };
+        self.insert(entry, random)
+    }
+
+    /// Carries out a fast registration (verbs "Register Memory Region by work request").
+    pub fn fast_register(&mut self, wr: &crate::FastRegister, pd: u32) -> Result<(), MemoryError> {
+        Self::check_access(wr.access)?;
+        let entry = self.entry_mut(wr.new_stag).ok_or(MemoryError::NoSuchStag)?;
+        if !matches!(entry.kind, Kind::Fast) {
+            return Err(MemoryError::NoSuchStag);
+        }
+        if entry.pd != pd {
+            return Err(MemoryError::WrongProtectionDomain);
+        }
+        if entry.valid.load(Ordering::Relaxed) {
+            return Err(MemoryError::StillValid);
+        }
+        let end = wr
+            .offset
+            .checked_add(wr.len)
+            .ok_or(MemoryError::OutOfRange)?;
+        let base = if wr.access.contains(Access::ZERO_BASED) {
+            0
+        } else {
+            wr.iova
+        };
+        if end > entry.host.len() || base.checked_add(wr.len).is_none() {
+            return Err(MemoryError::OutOfRange);
+        }
+        entry.offset = wr.offset;
+        entry.len = wr.len;
+        entry.base = base;
+        entry.access = wr.access;
+        entry.key = AtomicU8::new(wr.new_stag as u8);
+        entry.valid = AtomicBool::new(true);
+        Ok(())
+    }
+
+    /// Changes rights, protection domain or memory of a region; each `None` stays as it is.
+    ///
+    /// The index stays and the key changes, so that STags that were given out stop working.
+    /// Returns the new STag and the range that was replaced.
+    pub fn reregister(
+        &mut self,
+        stag: u32,
+        memory: Option<(HostRange, u64)>,
+        pd: Option<u32>,
+        access: Option<Access>,
+    ) -> Result<(u32, Option<HostRange>), MemoryError> {
+        let entry = self.entry_mut(stag).ok_or(MemoryError::NoSuchStag)?;
+        if !matches!(entry.kind, Kind::Region) || entry.stag() != stag {
+            return Err(MemoryError::NoSuchStag);
+        }
+        if entry.windows.load(Ordering::Relaxed) > 0 {
+            return Err(MemoryError::Busy);
+        }
+        let access = access.unwrap_or(entry.access);
+        Self::check_access(access)?;
+        let iova = memory.as_ref().map_or(entry.base, |m| m.1);
+        let len = memory.as_ref().map_or(entry.len, |m| m.0.len());
+        let base = if access.contains(Access::ZERO_BASED) {
+            0
+        } else {
+            iova
+        };
+        base.checked_add(len).ok_or(MemoryError::OutOfRange)?;
+        entry.access = access;
+        entry.pd = pd.unwrap_or(entry.pd);
+        entry.base = base;
+        entry.len = len;
+        let old = memory.map(|(host, _)| core::mem::replace(&mut entry.host, host));
+        entry.key.store(
+            entry.key.load(Ordering::Relaxed).wrapping_add(1),
+            Ordering::Relaxed,
+        );
+        Ok((entry.stag(), old))
+    }
+
+    /// Removes a region and gives its memory back. Fails with `Busy` while windows are bound to it.
+    pub fn deregister(&mut self, stag: u32) -> Result<HostRange, MemoryError> {
+        let entry = self.entry(stag).ok_or(MemoryError::NoSuchStag)?;
+        if matches!(entry.kind, Kind::Window { .. }) {
+            return Err(MemoryError::NoSuchStag);
+        }
+        if entry.windows.load(Ordering::Relaxed) > 0 {
+            return Err(MemoryError::Busy);
+        }
+        self.remove(stag)
+            .map(|e| e.host)
+            .ok_or(MemoryError::NoSuchStag)
+    }
+
+    pub(super) fn remove(&mut self, stag: u32) -> Option<Entry> {
+        self.entry(stag)?;
+        let slot = self.slot_of(stag >> 8);
+        let entry = self.slots.get_mut(slot)?.take();
+        self.used = self.used.saturating_sub(1);
+        entry
+    }
+
+    /// Facts about an entry, valid or not, looked up by index.
+    pub fn info(&self, stag: u32) -> Option<RegionInfo> {
+        let e = self.entry(stag)?;
+        Some(RegionInfo {
+            stag: e.stag(),
+            pd: e.pd,
+            access: e.access,
+            iova: e.base,
+            len: e.len,
+            valid: e.valid.load(Ordering::Relaxed),
+        })
+    }
+
+    /// Checks an access of `len` octets at tagged offset `to`, and names the memory.
+    ///
+    /// A zero-length access is not checked at all (RFC 5041 section 5.2, RFC 5040 section 7.2).
+    #[inline]
+    pub fn check(
+        &self,
+        stag: u32,
+        to: u64,
+        len: u32,
+        need: Access,
+        who: Accessor,
+    ) -> Result<Span<'_>, AccessError> {
+        if len == 0 {
+            return Ok(Span::EMPTY);
+        }
+        //= rfc5041 section 5.2
+        //# The STag MUST be valid
+        let entry = self.entry(stag).ok_or(AccessError::InvalidStag)?;
+        if entry.key.load(Ordering::Relaxed) != stag as u8 || !entry.valid.load(Ordering::Acquire) {
+            return Err(AccessError::InvalidStag);
+        }
+        if entry.pd != who.pd {
+            return Err(AccessError::NotAssociated);
+        }
+        if let Kind::Window { qp: Some(qp), .. } = entry.kind
+            && qp != who.qp
+        {
+            return Err(AccessError::NotAssociated);
+        }
+        if !entry.access.contains(need) {
+            return Err(AccessError::AccessDenied);
+        }
+        let end = to.checked_add(u64::from(len)).ok_or(AccessError::ToWrap)?;
+        let offset = to
+            .checked_sub(entry.base)
+            .ok_or(AccessError::BaseOrBounds)?;
+        if end.wrapping_sub(entry.base) > entry.len {
+            return Err(AccessError::BaseOrBounds);
+        }
+        let at = entry
+            .offset
+            .checked_add(offset)
+            .ok_or(AccessError::BaseOrBounds)?;
+        let host = match entry.kind {
+            Kind::Window {
+                parent: Some(parent),
+                ..
+            } => &self.entry(parent).ok_or(AccessError::InvalidStag)?.host,
+            Kind::Window { parent: None, .. } => return Err(AccessError::InvalidStag),
+            _ => &entry.host,
+        };
+        host.span(at, len).ok_or(AccessError::BaseOrBounds)
+    }
+
+    /// Is the whole range reachable? As [`check`](Self::check), for ranges above 4 GiB or of zero length too.
+    pub fn covers(
+        &self,
+        stag: u32,
+        to: u64,
+        len: u64,
+        need: Access,
+        who: Accessor,
+    ) -> Result<(), AccessError> {
+        if len == 0 {
+            return Ok(());
+        }
+        self.check(stag, to, 1, need, who)?;
+        let end = to.checked_add(len).ok_or(AccessError::ToWrap)?;
+        self.check(stag, end.wrapping_sub(1), 1, need, who)
+            .map(|_| ())
+    }
+
+    /// Invalidates on behalf of a peer (`remote`) or of a local work request.
+    ///
+    /// Only fast-registration regions and type 2 windows can be invalidated: an ordinary
+    /// region is the program's to deregister (RFC 5042 section 6.2: a peer must not end more than it was given).
+    pub fn invalidate(&self, stag: u32, who: Accessor, remote: bool) -> Result<(), AccessError> {
+        let entry = self.entry(stag).ok_or(AccessError::InvalidStag)?;
+        if entry.key.load(Ordering::Relaxed) != stag as u8 || !entry.valid.load(Ordering::Acquire) {
+            return Err(AccessError::InvalidStag);
+        }
+        if entry.pd != who.pd {
+            return Err(AccessError::NotAssociated);
+        }
+        match entry.kind {
+            Kind::Window {
+                ty: WindowType::Type2,
+                qp,
+                ..
+            } => {
+                if qp != Some(who.qp) {
+                    return Err(AccessError::NotAssociated);
+                }
+            }
+            Kind::Fast => {
+                let remote_rights =
+                    Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+                if remote && !entry.access.intersects(remote_rights) {
+                    return Err(AccessError::AccessDenied);
+                }
+            }
+            _ => return Err(AccessError::AccessDenied),
+        }
+        self.retire(entry);
+        Ok(())
+    }
+
+    /// Marks an entry invalid; a window no longer holds its region then.
+    pub(super) fn retire(&self, entry: &Entry) {
+        if entry.valid.swap(false, Ordering::AcqRel)
+            && let Kind::Window {
+                parent: Some(parent),
+                ..
+            } = entry.kind
+            && let Some(region) = self.entry(parent)
+        {
+            region.windows.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
+
+/// On whose behalf memory is accessed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Accessor {
+    /// Protection domain of the queue pair.
+    pub pd: u32,
+    /// Its number.
+    pub qp: u32,
+}

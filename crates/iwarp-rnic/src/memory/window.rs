@@ -1,0 +1,148 @@
+//! Memory windows, type 1 and 2 (`ibv_alloc_mw(3)`, `ibv_bind_mw(3)`).
+
+use super::MemoryError;
+use super::host::HostRange;
+use super::table::{Accessor, Entry, Kind, MemoryTable};
+use crate::{Access, Bind};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+
+/// Who may rebind a window, and who may use it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WindowType {
+    /// Bound by the bind verb; serves every queue pair of its protection domain.
+    Type1,
+    /// Bound by a send work request with the consumer's key; serves that queue pair alone.
+    Type2,
+}
+
+impl MemoryTable {
+    /// Allocates an unbound window.
+    pub fn allocate_window(
+        &mut self,
+        ty: WindowType,
+        pd: u32,
+        random: u32,
+    ) -> Result<u32, MemoryError> {
+        let entry = Entry {
+            index: 0,
+            key: AtomicU8::new(0),
+            valid: AtomicBool::new(false),
+            pd,
+            access: Access::empty(),
+            base: 0,
+            len: 0,
+            offset: 0,
+            host: HostRange::default(),
+            kind: Kind::Window {
+                ty,
+                parent: None,
+                qp: None,
+            },
+            windows: AtomicU32::new(0),
+        };
+        self.insert(entry, random)
+    }
+
+    /// Removes a window, bound or not.
+    pub fn deallocate_window(&mut self, stag: u32) -> Result<(), MemoryError> {
+        let window = self.entry(stag).ok_or(MemoryError::NoSuchStag)?;
+        if !matches!(window.kind, Kind::Window { .. }) {
+            return Err(MemoryError::NoSuchStag);
+        }
+        self.retire(window);
+        self.remove(stag).map(|_| ()).ok_or(MemoryError::NoSuchStag)
+    }
+
+    /// Carries out a bind for a queue pair.
+    ///
+    /// A type 2 window has to be invalid, and is then tied to the queue pair; a type 1 window
+    /// is rebound at will, and a length of zero unbinds it.
+    pub fn bind(&mut self, wr: &Bind, who: Accessor) -> Result<(), MemoryError> {
+        let window = self.entry(wr.mw_stag).ok_or(MemoryError::NoSuchStag)?;
+        let Kind::Window { ty, .. } = window.kind else {
+            return Err(MemoryError::NoSuchStag);
+        };
+        if window.pd != who.pd {
+            return Err(MemoryError::WrongProtectionDomain);
+        }
+        if window.index != wr.new_stag >> 8
+            || window.key.load(Ordering::Relaxed) != wr.mw_stag as u8
+        {
+            return Err(MemoryError::NoSuchStag);
+        }
+        if ty == WindowType::Type2 && window.valid.load(Ordering::Relaxed) {
+            return Err(MemoryError::StillValid);
+        }
+        if wr.len == 0 && ty == WindowType::Type1 {
+            self.retire(window);
+            if let Some(e) = self.entry_mut(wr.mw_stag) {
+                e.key = AtomicU8::new(wr.new_stag as u8);
+            }
+            return Ok(());
+        }
+        let (parent, offset) = self.bind_target(wr, who)?;
+        self.retire(window);
+        if let Some(region) = self.entry(parent) {
+            region.windows.fetch_add(1, Ordering::AcqRel);
+        }
+        let base = if wr.access.contains(Access::ZERO_BASED) {
+            0
+        } else {
+            wr.addr
+        };
+        if let Some(e) = self.entry_mut(wr.mw_stag) {
+            e.access = wr.access;
+            e.base = base;
+            e.len = wr.len;
+            e.offset = offset;
+            e.kind = Kind::Window {
+                ty,
+                parent: Some(parent),
+                qp: (ty == WindowType::Type2).then_some(who.qp),
+            };
+            e.key = AtomicU8::new(wr.new_stag as u8);
+            e.valid = AtomicBool::new(true);
+        }
+        Ok(())
+    }
+
+    /// Checks the region of a bind; returns its STag and where the window starts in its memory.
+    fn bind_target(&self, wr: &Bind, who: Accessor) -> Result<(u32, u64), MemoryError> {
+        let region = self.entry(wr.mr_stag).ok_or(MemoryError::NoSuchStag)?;
+        if matches!(region.kind, Kind::Window { .. })
+            || region.key.load(Ordering::Relaxed) != wr.mr_stag as u8
+        {
+            return Err(MemoryError::NoSuchStag);
+        }
+        if !region.valid.load(Ordering::Relaxed) {
+            return Err(MemoryError::NoSuchStag);
+        }
+        if region.pd != who.pd {
+            return Err(MemoryError::WrongProtectionDomain);
+        }
+        if !region.access.contains(Access::MW_BIND) || region.access.contains(Access::ZERO_BASED) {
+            return Err(MemoryError::NotBindable);
+        }
+        // A window that may write needs a region that the local side may write.
+        if wr
+            .access
+            .intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
+            && !region.access.contains(Access::LOCAL_WRITE)
+        {
+            return Err(MemoryError::NotBindable);
+        }
+        let from = wr
+            .addr
+            .checked_sub(region.base)
+            .ok_or(MemoryError::OutOfRange)?;
+        let end = from.checked_add(wr.len).ok_or(MemoryError::OutOfRange)?;
+        if end > region.len {
+            return Err(MemoryError::OutOfRange);
+        }
+        let offset = region
+            .offset
+            .checked_add(from)
+            .ok_or(MemoryError::OutOfRange)?;
+        Ok((wr.mr_stag, offset))
+    }
+}

@@ -1,0 +1,110 @@
+//! Staging for octets that have come from the stream and are not consumed yet.
+
+use crate::AllocError;
+use crate::limits::{RX_READ_MAX, RX_STAGING};
+use crate::qp::plan::IoRun;
+use crate::util::filled;
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+/// Staging. Between FPDUs it is empty and serves any queue pair; one with a part of an FPDU in it belongs to its queue pair.
+#[derive(Debug)]
+pub struct RxBuffer {
+    data: Vec<u8>,
+    start: usize,
+    end: usize,
+    /// Room for one ULPDU without its markers; allocated when first needed.
+    pub(super) unmarked: Vec<u8>,
+}
+
+impl RxBuffer {
+    /// An empty buffer of 256 KiB.
+    pub fn new() -> Result<Box<Self>, AllocError> {
+        Ok(Box::new(Self {
+            data: filled(RX_STAGING)?,
+            start: 0,
+            end: 0,
+            unmarked: Vec::new(),
+        }))
+    }
+
+    /// Nothing in it.
+    pub const fn is_empty(&self) -> bool {
+        self.start == self.end
+    }
+
+    /// Octets in it.
+    pub const fn len(&self) -> usize {
+        self.end.wrapping_sub(self.start)
+    }
+
+    /// Forgets what is in it.
+    pub const fn clear(&mut self) {
+        self.start = 0;
+        self.end = 0;
+    }
+
+    /// What is in it.
+    #[inline]
+    pub(super) fn octets(&self) -> &[u8] {
+        self.data.get(self.start..self.end).unwrap_or(&[])
+    }
+
+    /// Octets and the room for an unmarked ULPDU, both at once.
+    pub(super) fn octets_and_unmarked(&mut self) -> (&[u8], &mut Vec<u8>) {
+        (
+            self.data.get(self.start..self.end).unwrap_or(&[]),
+            &mut self.unmarked,
+        )
+    }
+
+    #[inline]
+    pub(super) const fn consume(&mut self, n: usize) {
+        self.start = self.start.wrapping_add(n);
+        if self.start >= self.end {
+            self.start = 0;
+            self.end = 0;
+        }
+    }
+
+    /// `n` octets were read into [`room`](Self::room).
+    pub(super) fn filled(&mut self, n: usize) {
+        self.end = self.end.saturating_add(n).min(self.data.len());
+    }
+
+    /// Where the next octets may be read to, at most `most`.
+    pub(super) fn room(&mut self, most: usize) -> &mut [u8] {
+        let most = most.min(RX_READ_MAX);
+        // A part of an FPDU moves to the front when the space behind it runs out.
+        if self.start > 0 && self.data.len().saturating_sub(self.end) < most {
+            self.data.copy_within(self.start..self.end, 0);
+            self.end -= self.start;
+            self.start = 0;
+        }
+        let end = self.end.saturating_add(most).min(self.data.len());
+        self.data.get_mut(self.end..end).unwrap_or(&mut [])
+    }
+}
+
+/// Where the next octets of a stream should be read to, in order.
+#[derive(Debug)]
+pub struct RxPlan {
+    /// Registered memory first, staging last. Valid while the STag table is borrowed and neither queue pair nor buffer changes.
+    pub runs: Vec<IoRun>,
+    /// How many octets of them are registered memory.
+    pub(super) direct: usize,
+}
+
+impl RxPlan {
+    /// An empty plan for up to `runs` runs.
+    pub fn new(runs: usize) -> Result<Self, AllocError> {
+        let mut v = Vec::new();
+        v.try_reserve_exact(runs).map_err(|_| AllocError)?;
+        Ok(Self { runs: v, direct: 0 })
+    }
+
+    /// Octets that the runs can take.
+    pub fn room(&self) -> usize {
+        self.runs.iter().map(|r| r.len).sum()
+    }
+}

@@ -1,0 +1,390 @@
+//! What goes wrong on a stream, who is to blame, and what the peer and the program are told
+//! (RFC 5040 sections 4.8 and 7, RFC 5041 section 7, RFC 5044 section 8).
+
+use super::state::Closing;
+use super::{Direction, Events, Host, QueuePair};
+use crate::limits::CONTROL_MAX;
+use crate::memory::AccessError;
+use crate::{Cqe, WcStatus};
+use iwarp_proto::ddp::{Header, HeaderError};
+use iwarp_proto::mpa::framing::FramingError;
+use iwarp_proto::rdmap::{Opcode, ReadRequest, Terminate, TerminateCode};
+
+/// Who ended a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Blame {
+    /// The peer broke the protocol or touched memory it may not; we sent a Terminate.
+    Peer,
+    /// The peer sent a Terminate.
+    PeerTerminated,
+    /// One of our own work requests could not be carried out.
+    Local,
+    /// The stream broke or ended inside a message.
+    Transport,
+}
+
+/// Why a stream ended in error. The first reason stays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Fault {
+    /// Whose fault.
+    pub blame: Blame,
+    /// Code of the Terminate that was sent or received, or that describes the end best.
+    pub code: TerminateCode,
+}
+
+impl Fault {
+    pub(super) const fn truncated() -> Self {
+        Self {
+            blame: Blame::Transport,
+            code: TerminateCode::MPA_CONNECTION_LOST,
+        }
+    }
+
+    pub(super) const fn transport() -> Self {
+        Self {
+            blame: Blame::Transport,
+            code: TerminateCode::MPA_CONNECTION_LOST,
+        }
+    }
+}
+
+impl core::fmt::Display for Fault {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let who = match self.blame {
+            Blame::Peer => "the peer broke the protocol, terminated",
+            Blame::PeerTerminated => "terminated by the peer",
+            Blame::Local => "a local work request failed",
+            Blame::Transport => "connection lost",
+        };
+        match self.code.description() {
+            Some(text) => write!(f, "{who} ({text})"),
+            None => write!(
+                f,
+                "{who} (layer {}, type {}, code {})",
+                self.code.layer, self.code.etype, self.code.code
+            ),
+        }
+    }
+}
+
+/// A Terminate that waits to be sent.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PendingTerminate {
+    body: [u8; CONTROL_MAX],
+    len: u8,
+    pending: bool,
+    used: bool,
+}
+
+const _: () = assert!(Terminate::MAX_LEN <= CONTROL_MAX);
+
+impl Default for PendingTerminate {
+    fn default() -> Self {
+        Self {
+            body: [0; CONTROL_MAX],
+            len: 0,
+            pending: false,
+            used: false,
+        }
+    }
+}
+
+impl PendingTerminate {
+    pub(super) const fn is_pending(&self) -> bool {
+        self.pending
+    }
+
+    /// Keeps the first one only.
+    fn set(&mut self, terminate: &Terminate) {
+        //= rfc5040 section 7.1
+        //# the first RDMA
+        //# Message (and its associated DDP Segment) that experienced an
+        //# error MUST be captured by the Terminate Message
+        if self.used {
+            return;
+        }
+        self.len = terminate.emit(&mut self.body) as u8;
+        self.pending = true;
+        self.used = true;
+    }
+
+    /// Takes its octets and their number.
+    pub(super) const fn take(&mut self) -> ([u8; CONTROL_MAX], usize) {
+        self.pending = false;
+        (self.body, self.len as usize)
+    }
+
+    /// Nothing will be sent any more.
+    pub(super) const fn cancel(&mut self) {
+        self.pending = false;
+        self.used = true;
+    }
+}
+
+/// An error found while receiving.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RxFault {
+    terminate: Terminate,
+    /// How the receive that is being filled ends.
+    receive: WcStatus,
+    event: Events,
+    blame: Blame,
+}
+
+impl RxFault {
+    const fn peer(terminate: Terminate) -> Self {
+        Self {
+            terminate,
+            receive: WcStatus::Flushed,
+            event: Events::REQUEST_ERROR,
+            blame: Blame::Peer,
+        }
+    }
+
+    /// About nothing in particular.
+    pub(super) const fn bare(terminate: Terminate) -> Self {
+        Self::peer(terminate)
+    }
+
+    /// About one segment.
+    pub(super) const fn segment(code: TerminateCode, header: &Header, ulpdu_len: u16) -> Self {
+        Self::peer(Terminate::about(code, ulpdu_len, *header, None))
+    }
+
+    /// A wrong CRC.
+    pub(super) const fn crc() -> Self {
+        Self::peer(Terminate::new(TerminateCode::MPA_CRC))
+    }
+
+    /// A header that is wrong by itself.
+    pub(super) fn header(error: &HeaderError, header: Option<Header>, ulpdu_len: u16) -> Self {
+        let code = TerminateCode::from(error);
+        Self::peer(match header {
+            Some(h) => Terminate::about(code, ulpdu_len, h, None),
+            None => Terminate::new(code),
+        })
+    }
+
+    /// Our own trouble.
+    pub(super) const fn local() -> Self {
+        Self {
+            blame: Blame::Local,
+            event: Events::FATAL,
+            ..Self::peer(Terminate::new(TerminateCode::RDMAP_LOCAL_CATASTROPHIC))
+        }
+    }
+
+    /// The receive that is being filled ends like this.
+    pub(super) const fn receive(self, status: WcStatus) -> Self {
+        Self {
+            receive: status,
+            ..self
+        }
+    }
+
+    /// An access to memory was refused.
+    pub(super) const fn access(self) -> Self {
+        Self {
+            event: Events::ACCESS_ERROR,
+            ..self
+        }
+    }
+
+    /// A Read Request or atomic that is refused.
+    pub(super) const fn request(
+        code: TerminateCode,
+        header: &Header,
+        ulpdu_len: u16,
+        request: Option<ReadRequest>,
+    ) -> Self {
+        Self::peer(Terminate::about(code, ulpdu_len, *header, request))
+    }
+}
+
+/// The code for a refused RDMA Read, atomic or invalidation (RFC 5040 section 4.8).
+pub(super) const fn rdmap_code(e: AccessError) -> TerminateCode {
+    match e {
+        AccessError::InvalidStag => TerminateCode::RDMAP_INVALID_STAG,
+        AccessError::NotAssociated => TerminateCode::RDMAP_STAG_NOT_ASSOCIATED,
+        AccessError::AccessDenied => TerminateCode::RDMAP_ACCESS,
+        AccessError::ToWrap => TerminateCode::RDMAP_TO_WRAP,
+        AccessError::BaseOrBounds => TerminateCode::RDMAP_BASE_BOUNDS,
+    }
+}
+
+/// The code for a refused tagged segment (RFC 5041 section 7.2); rights are RDMAP's business.
+pub(super) const fn tagged_code(e: AccessError) -> TerminateCode {
+    match e {
+        AccessError::InvalidStag => TerminateCode::DDP_TAGGED_INVALID_STAG,
+        AccessError::NotAssociated => TerminateCode::DDP_TAGGED_NOT_ASSOCIATED,
+        AccessError::AccessDenied => TerminateCode::RDMAP_ACCESS,
+        AccessError::ToWrap => TerminateCode::DDP_TAGGED_TO_WRAP,
+        AccessError::BaseOrBounds => TerminateCode::DDP_TAGGED_BASE_BOUNDS,
+    }
+}
+
+/// The status of the work request that a peer's Terminate is about.
+pub(super) const fn status_of(code: TerminateCode) -> WcStatus {
+    match (code.layer, code.etype) {
+        (0, 1) | (1, 1) => WcStatus::RemoteAccess,
+        (1, 2) => WcStatus::RemoteInvalidRequest,
+        (0, 2) if code.code == TerminateCode::RDMAP_CATASTROPHIC_STREAM.code => {
+            WcStatus::RemoteInvalidRequest
+        }
+        (0, 2) => WcStatus::RemoteOperation,
+        _ => WcStatus::Fatal,
+    }
+}
+
+impl QueuePair {
+    pub(super) const fn note_fault(&mut self, fault: Fault) {
+        if self.fault.is_none() {
+            self.fault = Some(fault);
+        }
+    }
+
+    pub(super) fn framing_fault(&mut self, e: FramingError) -> RxFault {
+        let code = e.terminate().unwrap_or(TerminateCode::MPA_MARKER);
+        if code == TerminateCode::MPA_CRC {
+            self.counters.crc_errors = self.counters.crc_errors.wrapping_add(1);
+        } else {
+            self.counters.marker_errors = self.counters.marker_errors.wrapping_add(1);
+        }
+        RxFault::peer(Terminate::new(code))
+    }
+
+    /// Placing a segment's payload was refused. Who is to blame depends on whose key it was.
+    pub(super) fn placement_fault(
+        &self,
+        e: AccessError,
+        header: &Header,
+        ulpdu_len: u16,
+    ) -> RxFault {
+        match header {
+            Header::Tagged(h) if h.opcode == Opcode::WRITE => {
+                RxFault::segment(tagged_code(e), header, ulpdu_len).access()
+            }
+            _ => RxFault::local().receive(WcStatus::LocalProtection),
+        }
+    }
+
+    /// Ends the stream because of what was received.
+    pub(super) fn fail_stream<H: Host>(&mut self, fault: &RxFault, host: &mut H) {
+        self.note_fault(Fault {
+            blame: fault.blame,
+            code: fault.terminate.code,
+        });
+        self.events |= fault.event | Events::FATAL;
+        //= rfc5040 section 7.1
+        //# If an error occurs at the Local Peer, the RDMAP layer MUST attempt to
+        //# inform the local ULP that the error has occurred.
+        self.tx.terminate.set(&fault.terminate);
+        if self.rx.taking {
+            self.rx.taking = false;
+            let wr_id = self.rx.taken.wr_id;
+            self.complete_receive(wr_id, fault.receive, host);
+        }
+        self.enter_error(host);
+    }
+
+    /// Ends the stream because one of our own requests cannot be carried out. That request gets
+    /// `status`, all others are flushed.
+    pub(super) fn fail_request<H: Host>(&mut self, seq: u32, status: WcStatus, host: &mut H) {
+        //= rfc5040 section 7.1
+        //# For errors detected while creating RDMA Write, Send, Send with
+        //# Invalidate, Send with Solicited Event, Send with Solicited Event
+        //# and Invalidate, or RDMA Read Requests, or other reasons not
+        //# directly associated with an incoming Message, the Terminate
+        //# Message and Error code are sent instead of the request.
+        self.note_fault(Fault {
+            blame: Blame::Local,
+            code: TerminateCode::RDMAP_LOCAL_CATASTROPHIC,
+        });
+        self.tx
+            .terminate
+            .set(&Terminate::new(TerminateCode::RDMAP_LOCAL_CATASTROPHIC));
+        self.fail_send_queue(seq, status, 0, host);
+        self.enter_error(host);
+    }
+
+    fn fail_send_queue<H: Host>(
+        &mut self,
+        seq: u32,
+        status: WcStatus,
+        vendor_err: u32,
+        host: &mut H,
+    ) {
+        let qp_num = self.config.qp_num;
+        let counters = &mut self.counters;
+        self.sq.fail(seq, status, vendor_err, |cqe| {
+            counters.completions = counters.completions.wrapping_add(1);
+            host.complete(Direction::Send, Cqe { qp_num, ..cqe });
+        });
+    }
+
+    /// A region went away between a Read Request and its answer.
+    pub(super) fn fail_response<H: Host>(
+        &mut self,
+        e: AccessError,
+        request: &ReadRequest,
+        host: &mut H,
+    ) {
+        let code = rdmap_code(e);
+        self.note_fault(Fault {
+            blame: Blame::Peer,
+            code,
+        });
+        self.events |= Events::ACCESS_ERROR | Events::FATAL;
+        let mut terminate = Terminate::new(code);
+        terminate.read_request = Some(*request);
+        self.tx.terminate.set(&terminate);
+        self.enter_error(host);
+    }
+
+    /// A Terminate has come.
+    pub(super) fn terminated_by_peer<H: Host>(&mut self, terminate: &Terminate, host: &mut H) {
+        self.counters.terminates_received = self.counters.terminates_received.wrapping_add(1);
+        let code = terminate.code;
+        self.note_fault(Fault {
+            blame: Blame::PeerTerminated,
+            code,
+        });
+        self.events |= Events::FATAL;
+        // No answer: one Terminate per stream is enough.
+        self.tx.terminate.cancel();
+        if let Some(seq) = self.request_meant_by(terminate) {
+            let vendor_err =
+                u32::from(code.layer) << 12 | u32::from(code.etype) << 8 | u32::from(code.code);
+            self.fail_send_queue(seq, status_of(code), vendor_err, host);
+        }
+        //= rfc5040 section 6.2.1
+        //# The peer SHOULD perform a graceful LLP
+        //# teardown to ensure the Terminate Message is successfully Delivered.
+        if self.tx.closing < Closing::Draining {
+            self.tx.closing = Closing::Draining;
+        }
+        self.enter_error(host);
+    }
+
+    /// The send work request that a Terminate is about: one that waits for an answer.
+    fn request_meant_by(&self, terminate: &Terminate) -> Option<u32> {
+        let by_sink = terminate.read_request.map(|r| r.sink_stag.0);
+        let by_msn = match terminate.ddp_header {
+            Some(Header::Untagged(h)) if h.qn == 1 => Some(h.msn),
+            _ => None,
+        };
+        let mut i = 0;
+        while let Some(a) = self.sq.awaited.get(i) {
+            // The sink STag is ours and unique; some peers fill in a wrong sequence number.
+            let hit = match by_sink {
+                Some(sink) if !a.atomic => a.sink_stag == sink,
+                _ => by_msn == Some(a.msn),
+            };
+            if hit {
+                return Some(a.seq);
+            }
+            i += 1;
+        }
+        None
+    }
+}

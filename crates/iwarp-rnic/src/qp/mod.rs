@@ -1,0 +1,320 @@
+//! One reliable-connected queue pair over one MPA stream (RFC 5040, 5041, 5044, 7306).
+//!
+//! A [`QueuePair`] is a plain value: whoever holds `&mut` to it drives it. It never
+//! calls the stream; it says what should be done and is told what happened:
+//!
+//! * post: [`post_send`](QueuePair::post_send), [`post_recv`](QueuePair::post_recv);
+//! * transmit: [`tx_fill`](QueuePair::tx_fill) puts FPDUs into a [`TxPlan`], the caller writes
+//!   as much of it as the stream takes and reports with [`tx_written`](QueuePair::tx_written);
+//! * receive: [`rx_plan`](QueuePair::rx_plan) says where the next octets should land, the caller
+//!   reads there and reports with [`rx_filled`](QueuePair::rx_filled);
+//! * the end: [`rx_eof`](QueuePair::rx_eof), [`stream_failed`](QueuePair::stream_failed), [`close`](QueuePair::close);
+//! * what is due afterwards: [`wants_tx`](QueuePair::wants_tx), [`rx_interest`](QueuePair::rx_interest),
+//!   [`stream_wish`](QueuePair::stream_wish), [`take_events`](QueuePair::take_events).
+//!
+//! Completions go to the [`Host`] in the order the verbs demand.
+//!
+//! Files: `send_queue` (posting, in-order completion, flush), `tx` and `plan` (FPDUs out),
+//! `rx`, `buffer`, `place` and `deliver` (FPDUs in), `response` (inbound reads and atomics),
+//! `fault` (errors, Terminate), `state` (the state machine).
+
+mod buffer;
+mod deliver;
+mod fault;
+mod place;
+mod plan;
+mod response;
+mod rx;
+mod send_queue;
+mod state;
+mod tx;
+
+pub use buffer::{RxBuffer, RxPlan};
+pub use fault::{Blame, Fault};
+pub use plan::{IoRun, TxPlan};
+pub use rx::{RxInterest, RxStatus};
+pub use state::State;
+pub use tx::TxFill;
+
+use crate::counters::Counters;
+use crate::limits::{MAX_INLINE, MAX_IRD, MAX_ORD, MAX_QP_WR, MAX_SGE};
+use crate::memory::{Accessor, MemoryTable};
+use crate::srq::{ReceiveQueue, TakenRecv};
+use crate::{AllocError, Cqe, PostError, RecvWr};
+use bitflags::bitflags;
+use iwarp_proto::crc32c::Crc32cFn;
+
+/// What a Send meets when no receive is posted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ReceiverNotReady {
+    /// Read no further until one is posted; TCP's flow control holds the peer. The caller bounds the time.
+    #[default]
+    Hold,
+    /// End the stream, as RFC 5041 section 7.1 has it.
+    Terminate,
+}
+
+/// Which of the two completion queues.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// Send queue's.
+    Send,
+    /// Receive queue's.
+    Recv,
+}
+
+/// What a queue pair needs from its surroundings while it works.
+pub trait Host {
+    /// Writes a completion. The host notices overflow by itself and then fails the queue pair.
+    fn complete(&mut self, direction: Direction, cqe: Cqe);
+    /// Takes the oldest request of the shared receive queue; false if there is none.
+    fn take_shared_receive(&mut self, taken: &mut TakenRecv) -> bool;
+}
+
+/// Memory, CRC and host for one call.
+#[derive(Debug)]
+pub struct Env<'a, H> {
+    /// The device's STag table.
+    pub memory: &'a MemoryTable,
+    /// CRC32C in the append convention.
+    pub crc32c: Crc32cFn,
+    /// Where completions go.
+    pub host: &'a mut H,
+}
+
+/// Sizes and rules of a queue pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QpConfig {
+    /// Number, unique on the device.
+    pub qp_num: u32,
+    /// Protection domain.
+    pub pd: u32,
+    /// Send work requests outstanding, up to [`MAX_QP_WR`].
+    pub max_send_wr: u32,
+    /// Receive work requests outstanding; ignored with a shared receive queue.
+    pub max_recv_wr: u32,
+    /// Elements per send work request, up to [`MAX_SGE`].
+    pub max_send_sge: u32,
+    /// Elements per receive work request.
+    pub max_recv_sge: u32,
+    /// Octets of inline data per work request, up to [`MAX_INLINE`].
+    pub max_inline: u32,
+    /// Inbound RDMA Reads and atomics served at a time, up to [`MAX_IRD`].
+    pub max_ird: u16,
+    /// Outbound RDMA Reads and atomics outstanding, up to [`MAX_ORD`].
+    pub max_ord: u16,
+    /// Every send work request writes a completion.
+    pub signal_all: bool,
+    /// Receives come from a shared receive queue.
+    pub shared_receive: bool,
+    /// See [`ReceiverNotReady`].
+    pub receiver_not_ready: ReceiverNotReady,
+}
+
+impl Default for QpConfig {
+    fn default() -> Self {
+        Self {
+            qp_num: 1,
+            pd: 1,
+            max_send_wr: 64,
+            max_recv_wr: 64,
+            max_send_sge: 4,
+            max_recv_sge: 4,
+            max_inline: 64,
+            max_ird: 16,
+            max_ord: 16,
+            signal_all: false,
+            shared_receive: false,
+            receiver_not_ready: ReceiverNotReady::Hold,
+        }
+    }
+}
+
+/// Why a queue pair was not created.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CreateError {
+    /// A size is above its limit (EINVAL).
+    Invalid,
+    /// No memory (ENOMEM).
+    OutOfMemory,
+}
+
+impl From<AllocError> for CreateError {
+    fn from(_: AllocError) -> Self {
+        Self::OutOfMemory
+    }
+}
+
+/// The message that makes a responder ready to send (RFC 6581 section 9.2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rtr {
+    /// Zero-length Send.
+    Send,
+    /// Zero-length RDMA Write.
+    Write,
+    /// Zero-length RDMA Read.
+    Read,
+}
+
+/// What MPA start-up agreed on for a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StreamConfig {
+    /// We sent the MPA request. The responder's first FPDU waits for the initiator's.
+    pub initiator: bool,
+    /// Both sides generate and check CRCs.
+    pub crc: bool,
+    /// The peer asked for markers in what we send.
+    pub markers_tx: bool,
+    /// We asked for markers in what we receive.
+    pub markers_rx: bool,
+    /// Inbound reads we serve at a time.
+    pub ird: u16,
+    /// Outbound reads the peer serves at a time.
+    pub ord: u16,
+    /// As initiator: the RTR message to send first.
+    pub rtr: Option<Rtr>,
+    /// As responder: an RTR message by Send is expected and takes no receive.
+    pub rtr_send_expected: bool,
+    /// Effective maximum segment size of the stream, in octets.
+    pub emss: u32,
+}
+
+bitflags! {
+    /// Things that happened to a queue pair since it was last asked.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub struct Events: u32 {
+        /// As responder: the initiator's first FPDU has come, both sides may send.
+        const ESTABLISHED = 1;
+        /// The send queue is drained in state SQD.
+        const SQ_DRAINED = 1 << 1;
+        /// The queue pair went to the error state because of the stream or the peer.
+        const FATAL = 1 << 2;
+        /// A peer's access to memory was refused.
+        const ACCESS_ERROR = 1 << 3;
+        /// A peer broke the protocol.
+        const REQUEST_ERROR = 1 << 4;
+        /// The last receive was taken from the shared receive queue by a queue pair in error.
+        const LAST_WQE = 1 << 5;
+        /// The stream is over, in whichever way.
+        const DISCONNECTED = 1 << 6;
+    }
+}
+
+/// What the caller should do with the stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StreamWish {
+    /// Nothing.
+    Keep,
+    /// Everything is written: shut down the sending side, go on reading and discard, close at the peer's end.
+    ShutdownWrite,
+    /// Close at once, with a reset.
+    Abort,
+}
+
+/// One queue pair.
+#[derive(Debug)]
+pub struct QueuePair {
+    config: QpConfig,
+    state: State,
+    sq: send_queue::SendQueue,
+    rq: ReceiveQueue,
+    responses: response::ResponseQueue,
+    tx: tx::Tx,
+    rx: rx::Rx,
+    events: Events,
+    fault: Option<Fault>,
+    counters: Counters,
+}
+
+impl QueuePair {
+    /// A queue pair in state RESET.
+    pub fn new(config: QpConfig) -> Result<Self, CreateError> {
+        let c = &config;
+        if c.max_send_wr > MAX_QP_WR
+            || c.max_recv_wr > MAX_QP_WR
+            || c.max_send_sge > MAX_SGE
+            || c.max_recv_sge > MAX_SGE
+            || c.max_inline > MAX_INLINE
+            || c.max_ird > MAX_IRD
+            || c.max_ord > MAX_ORD
+        {
+            return Err(CreateError::Invalid);
+        }
+        let rq_depth = if c.shared_receive { 0 } else { c.max_recv_wr };
+        Ok(Self {
+            config,
+            state: State::Reset,
+            sq: send_queue::SendQueue::new(c)?,
+            rq: ReceiveQueue::new(rq_depth, c.max_recv_sge)?,
+            responses: response::ResponseQueue::new(c.max_ird)?,
+            tx: tx::Tx::default(),
+            rx: rx::Rx::default(),
+            events: Events::empty(),
+            fault: None,
+            counters: Counters::default(),
+        })
+    }
+
+    /// As created.
+    pub const fn config(&self) -> &QpConfig {
+        &self.config
+    }
+
+    /// State now.
+    pub const fn state(&self) -> State {
+        self.state
+    }
+
+    /// Totals.
+    pub const fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Why the stream ended, if it ended in error.
+    pub const fn fault(&self) -> Option<Fault> {
+        self.fault
+    }
+
+    /// Takes the events since the last call.
+    pub const fn take_events(&mut self) -> Events {
+        let events = self.events;
+        self.events = Events::empty();
+        events
+    }
+
+    /// On whose behalf it touches memory.
+    pub const fn accessor(&self) -> Accessor {
+        Accessor {
+            pd: self.config.pd,
+            qp: self.config.qp_num,
+        }
+    }
+
+    /// Queues a receive (`ibv_post_recv(3)`). In state ERR it completes as flushed at once.
+    pub fn post_recv<H: Host>(&mut self, wr: &RecvWr<'_>, host: &mut H) -> Result<(), PostError> {
+        if self.config.shared_receive {
+            return Err(PostError::UsesSharedReceiveQueue);
+        }
+        if self.state == State::Reset {
+            return Err(PostError::InvalidState);
+        }
+        self.rq.post(wr)?;
+        if self.state == State::Error {
+            self.flush_receives(host);
+        }
+        Ok(())
+    }
+
+    /// Receives waiting in the queue pair's own queue.
+    pub const fn receives_posted(&self) -> u32 {
+        self.rq.len()
+    }
+
+    /// A Send waits for a receive: after posting one, process the receive side again.
+    pub const fn is_held(&self) -> bool {
+        self.rx.is_held()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,127 @@
+//! Where payload lands: tagged buffers, receives, read sinks.
+
+use super::send_queue::SendQueue;
+use crate::memory::{AccessError, Accessor, MemoryTable, Span};
+use crate::srq::TakenRecv;
+use crate::{Access, Sge};
+
+/// The destination of the payload of one segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Target {
+    /// A peer's RDMA Write into a tagged buffer.
+    Tagged { stag: u32, to: u64 },
+    /// The receive that is being filled, from this offset on.
+    Receive { off: u32 },
+    /// The elements of the read or atomic that waits first, from this offset on.
+    Sink { seq: u32, off: u32 },
+}
+
+/// What has to be known to resolve a target.
+#[derive(Clone, Copy)]
+pub(super) struct Places<'a> {
+    pub(super) memory: &'a MemoryTable,
+    pub(super) who: Accessor,
+    pub(super) receive: &'a TakenRecv,
+    pub(super) sends: &'a SendQueue,
+}
+
+impl<'a> Places<'a> {
+    /// Visits the memory behind `len` octets of a target that start `skip` octets into it, in order.
+    #[inline]
+    pub(super) fn for_each(
+        &self,
+        target: Target,
+        skip: u32,
+        len: u32,
+        mut visit: impl FnMut(Span<'a>),
+    ) -> Result<(), AccessError> {
+        let (sges, off) = match target {
+            Target::Tagged { stag, to } => {
+                let to = to.wrapping_add(u64::from(skip));
+                visit(
+                    self.memory
+                        .check(stag, to, len, Access::REMOTE_WRITE, self.who)?,
+                );
+                return Ok(());
+            }
+            Target::Receive { off } => (self.receive.sges(), off),
+            Target::Sink { seq, off } => (self.sends.sges(seq), off),
+        };
+        for_each_part(sges, off.saturating_add(skip), len, |lkey, addr, len| {
+            visit(
+                self.memory
+                    .check(lkey, addr, len, Access::LOCAL_WRITE, self.who)?,
+            );
+            Ok(())
+        })
+    }
+
+    /// Copies octets to a target; the last octet becomes visible last.
+    #[inline]
+    pub(super) fn write(
+        &self,
+        target: Target,
+        skip: u32,
+        mut src: &[u8],
+    ) -> Result<(), AccessError> {
+        self.for_each(target, skip, src.len() as u32, |span| {
+            let (now, later) = src
+                .split_at_checked(span.len() as usize)
+                .unwrap_or((src, &[]));
+            span.write_last_octet_last(now);
+            src = later;
+        })
+    }
+}
+
+/// Visits the parts of a scatter/gather list that make up octets `off` to `off + len`.
+/// A list that is too short is a bounds error.
+#[inline]
+pub(super) fn for_each_part(
+    sges: &[Sge],
+    mut off: u32,
+    mut len: u32,
+    mut visit: impl FnMut(u32, u64, u32) -> Result<(), AccessError>,
+) -> Result<(), AccessError> {
+    for sge in sges {
+        if len == 0 {
+            break;
+        }
+        if off >= sge.len {
+            off -= sge.len;
+            continue;
+        }
+        let n = (sge.len - off).min(len);
+        visit(sge.lkey, sge.addr.wrapping_add(u64::from(off)), n)?;
+        off = 0;
+        len -= n;
+    }
+    if len == 0 {
+        Ok(())
+    } else {
+        Err(AccessError::BaseOrBounds)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::vec::Vec;
+
+    proptest! {
+        #[test]
+        fn parts_cover_the_range_once(lens in proptest::collection::vec(0u32..20, 0..6), off in 0u32..60, len in 0u32..60) {
+            let sges: Vec<Sge> = lens.iter().enumerate().map(|(i, l)| Sge { addr: 1000 * i as u64, len: *l, lkey: i as u32 }).collect();
+            let all: Vec<u64> = sges.iter().flat_map(|s| (0..u64::from(s.len)).map(|o| s.addr + o)).collect();
+            let mut got = Vec::new();
+            let r = for_each_part(&sges, off, len, |_, addr, n| { got.extend((0..u64::from(n)).map(|o| addr + o)); Ok(()) });
+            let want = all.get(off as usize..(off + len) as usize);
+            match want {
+                Some(w) => { prop_assert!(r.is_ok()); prop_assert_eq!(&got[..], w); }
+                None if len == 0 => prop_assert!(r.is_ok() && got.is_empty()),
+                None => prop_assert!(r.is_err()),
+            }
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! A transmit plan: FPDUs ready for one vectored write.
+//!
+//! Headers, trailers and small payloads lie in the plan's own scratch; large payloads stay in
+//! registered memory and are named by STag. They are resolved at the moment of the write, so a
+//! region that was deregistered meanwhile is noticed, however long the stream was blocked.
+
+use crate::limits::{MAX_SGE, TX_PLAN_BYTES, TX_PLAN_PIECES, TX_SCRATCH};
+use crate::memory::{AccessError, Accessor, MemoryTable};
+use crate::{Access, AllocError};
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+/// A run of octets of the plan.
+#[derive(Debug, Clone, Copy)]
+enum Piece {
+    Scratch {
+        at: u32,
+        len: u32,
+    },
+    Memory {
+        stag: u32,
+        to: u64,
+        len: u32,
+        need: Access,
+    },
+}
+
+impl Piece {
+    const fn len(&self) -> u32 {
+        match self {
+            Self::Scratch { len, .. } | Self::Memory { len, .. } => *len,
+        }
+    }
+}
+
+/// Something that happens when the plan has been written up to an offset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Milestone {
+    /// This send work request is done.
+    Request(u32),
+    /// A response has gone out.
+    Response,
+    /// The Terminate has gone out.
+    Terminate,
+}
+
+/// One run of octets for a vectored write: an address of this process and a length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub struct IoRun {
+    /// First address.
+    pub addr: usize,
+    /// Octets.
+    pub len: usize,
+}
+
+/// FPDUs ready to be written. Reused: filling a plan allocates nothing.
+#[derive(Debug)]
+pub struct TxPlan {
+    pub(super) scratch: Vec<u8>,
+    pieces: Vec<Piece>,
+    milestones: Vec<(usize, Milestone)>,
+    next_milestone: usize,
+    bytes: usize,
+    written: usize,
+}
+
+impl TxPlan {
+    /// An empty plan. Takes about 300 KiB of address space; share plans between queue pairs.
+    pub fn new() -> Result<Box<Self>, AllocError> {
+        let mut plan = Self {
+            scratch: Vec::new(),
+            pieces: Vec::new(),
+            milestones: Vec::new(),
+            next_milestone: 0,
+            bytes: 0,
+            written: 0,
+        };
+        plan.scratch
+            .try_reserve_exact(TX_SCRATCH)
+            .map_err(|_| AllocError)?;
+        plan.pieces
+            .try_reserve_exact(TX_PLAN_PIECES)
+            .map_err(|_| AllocError)?;
+        plan.milestones
+            .try_reserve_exact(TX_SCRATCH / 20)
+            .map_err(|_| AllocError)?;
+        Ok(Box::new(plan))
+    }
+
+    /// Octets not yet written.
+    pub const fn remaining(&self) -> usize {
+        self.bytes.wrapping_sub(self.written)
+    }
+
+    /// Everything is written.
+    pub const fn is_done(&self) -> bool {
+        self.written >= self.bytes
+    }
+
+    /// Octets of the whole plan.
+    pub const fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Nothing was put in.
+    pub const fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// Empties it for the next use.
+    pub fn clear(&mut self) {
+        self.scratch.clear();
+        self.pieces.clear();
+        self.milestones.clear();
+        self.next_milestone = 0;
+        self.bytes = 0;
+        self.written = 0;
+    }
+
+    /// Is there room for one more FPDU that needs `scratch` octets of scratch?
+    pub(super) fn has_room(&self, scratch: usize) -> bool {
+        self.bytes < TX_PLAN_BYTES
+            && self.pieces.len() + MAX_SGE as usize + 3 <= TX_PLAN_PIECES
+            && self.scratch.len() + scratch <= TX_SCRATCH
+            && self.milestones.len() < self.milestones.capacity()
+    }
+
+    /// The octets of scratch from `from` on become part of the plan.
+    #[inline]
+    pub(super) fn add_scratch(&mut self, from: usize) {
+        let len = self.scratch.len().saturating_sub(from) as u32;
+        if len == 0 {
+            return;
+        }
+        self.bytes += len as usize;
+        // Small FPDUs that follow each other become one run.
+        if let Some(Piece::Scratch { at, len: before }) = self.pieces.last_mut()
+            && *at as usize + *before as usize == from
+        {
+            *before += len;
+            return;
+        }
+        self.pieces.push(Piece::Scratch {
+            at: from as u32,
+            len,
+        });
+    }
+
+    /// A range of registered memory becomes part of the plan.
+    #[inline]
+    pub(super) fn add_memory(&mut self, stag: u32, to: u64, len: u32, need: Access) {
+        if len != 0 {
+            self.bytes += len as usize;
+            self.pieces.push(Piece::Memory {
+                stag,
+                to,
+                len,
+                need,
+            });
+        }
+    }
+
+    /// `what` happens when everything so far is written.
+    #[inline]
+    pub(super) fn add_milestone(&mut self, what: Milestone) {
+        self.milestones.push((self.bytes, what));
+    }
+
+    /// Notes that `n` more octets were written.
+    pub(super) const fn advance(&mut self, n: usize) {
+        self.written = self.written.wrapping_add(n);
+    }
+
+    /// The next thing that has happened by now.
+    #[inline]
+    pub(super) fn next_event(&mut self) -> Option<Milestone> {
+        let (at, what) = *self.milestones.get(self.next_milestone)?;
+        if at > self.written {
+            return None;
+        }
+        self.next_milestone += 1;
+        Some(what)
+    }
+
+    /// Visits every run that is not yet written, in order.
+    fn for_each_run(
+        &self,
+        memory: &MemoryTable,
+        who: Accessor,
+        mut visit: impl FnMut(Run<'_>) -> bool,
+    ) -> Result<(), AccessError> {
+        let mut skip = self.written;
+        for piece in &self.pieces {
+            let len = piece.len();
+            if skip >= len as usize {
+                skip -= len as usize;
+                continue;
+            }
+            let from = skip as u32;
+            skip = 0;
+            let go_on = match *piece {
+                Piece::Scratch { at, len } => {
+                    let range = (at + from) as usize..(at + len) as usize;
+                    visit(Run::Scratch(self.scratch.get(range).unwrap_or(&[])))
+                }
+                Piece::Memory {
+                    stag,
+                    to,
+                    len,
+                    need,
+                } => {
+                    // Checked as a whole: the part that is left must not outlive a change of the region.
+                    let span = memory.check(stag, to, len, need, who)?;
+                    visit(Run::Memory(span.split_at(from).1))
+                }
+            };
+            if !go_on {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// The runs that are not yet written, for `sendmsg`. At most `out`'s capacity.
+    ///
+    /// The addresses are valid while `memory` is borrowed and the plan unchanged. An error means that the
+    /// program took memory away under a request: the stream cannot go on ([`QueuePair::abort`](super::QueuePair::abort)).
+    pub fn runs(
+        &self,
+        memory: &MemoryTable,
+        who: Accessor,
+        out: &mut Vec<IoRun>,
+    ) -> Result<(), AccessError> {
+        out.clear();
+        self.for_each_run(memory, who, |run| {
+            out.push(match run {
+                Run::Scratch(s) => IoRun {
+                    addr: s.as_ptr() as usize,
+                    len: s.len(),
+                },
+                Run::Memory(s) => IoRun {
+                    addr: s.addr() as usize,
+                    len: s.len() as usize,
+                },
+            });
+            out.len() < out.capacity()
+        })
+    }
+
+    /// Copies unwritten octets to `out`, for streams that are not sockets. Returns how many.
+    pub fn copy_to(
+        &self,
+        memory: &MemoryTable,
+        who: Accessor,
+        out: &mut [u8],
+    ) -> Result<usize, AccessError> {
+        let mut n = 0;
+        self.for_each_run(memory, who, |run| {
+            let Some(rest) = out.get_mut(n..) else {
+                return false;
+            };
+            let len = match run {
+                Run::Scratch(s) => {
+                    let len = s.len().min(rest.len());
+                    for (to, from) in rest.iter_mut().zip(s) {
+                        *to = *from;
+                    }
+                    len
+                }
+                Run::Memory(s) => {
+                    s.read(rest);
+                    rest.len().min(s.len() as usize)
+                }
+            };
+            n += len;
+            n < out.len()
+        })?;
+        Ok(n)
+    }
+}
+
+enum Run<'a> {
+    Scratch(&'a [u8]),
+    Memory(crate::memory::Span<'a>),
+}

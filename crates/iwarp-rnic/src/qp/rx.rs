@@ -1,0 +1,524 @@
+//! The receive side: from octets to FPDUs (RFC 5044 sections 4.2 to 4.4 and 6).
+//!
+//! With CRC or markers an FPDU is gathered whole in staging and verified before anything of it is
+//! believed, as RFC 5044 section 6 demands. Without them, the rest of a large payload is read
+//! straight to its destination. What a segment means is the business of `deliver`.
+
+use super::buffer::{RxBuffer, RxPlan};
+use super::fault::RxFault;
+use super::place::{Places, Target};
+use super::plan::IoRun;
+use super::state::Closing;
+use super::{Env, Events, Host, QueuePair, State, StreamConfig};
+use crate::limits::{RX_DIRECT_MIN, RX_DIRECT_TAIL, RX_READ_MAX, WRITE_TAIL};
+use crate::memory::MemoryTable;
+use crate::srq::TakenRecv;
+use iwarp_proto::ddp::{self, Header};
+use iwarp_proto::mpa::framing::{
+    CRC_LEN, FpduOptions, MARKER_LEN, MPA_LEN_FIELD, MarkerClock, decode_fpdu, fpdu_len,
+    fpdu_len_with_markers, pad_len,
+};
+
+/// May the stream be read?
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RxInterest {
+    /// Read.
+    Read,
+    /// A Send waits for a receive: do not read, so that TCP holds the peer.
+    Held,
+    /// The queue pair is done: read and throw away until the peer closes.
+    Discard,
+    /// There is no stream.
+    None,
+}
+
+/// What came of processing received octets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub enum RxStatus {
+    /// All that can be processed is.
+    Ok,
+    /// A Send waits for a receive. Call [`QueuePair::rx_filled`] with zero octets when one is posted.
+    Held,
+    /// The stream has failed; a Terminate may wait to be sent.
+    Failed,
+}
+
+/// An FPDU whose payload is being read straight to its destination.
+#[derive(Debug, Clone, Copy)]
+struct Direct {
+    header: Header,
+    target: Target,
+    /// Payload of the whole segment.
+    payload: u32,
+    /// Payload that is placed.
+    placed: u32,
+    /// Payload that may be read directly; the rest comes through staging so that it becomes visible last.
+    direct_end: u32,
+    ulpdu_len: u16,
+}
+
+#[derive(Debug)]
+pub(super) struct Rx {
+    crc: bool,
+    markers: bool,
+    clock: MarkerClock,
+    direct: Option<Direct>,
+    /// Large FPDUs have been coming: read their headers apart, so that their payload can go straight to memory.
+    large: u8,
+    held: bool,
+    eof: bool,
+    pub(super) seen_fpdu: bool,
+    pub(super) last_wqe_told: bool,
+    /// Next message sequence number expected on queues 0, 1 and 3.
+    pub(super) msn: [u32; 4],
+    /// The receive that is being filled.
+    pub(super) taken: TakenRecv,
+    pub(super) taking: bool,
+    /// Octets of the untagged message so far.
+    pub(super) message_off: u32,
+    /// Immediate data that belong to the Send that follows.
+    pub(super) immediate: Option<(u32, bool)>,
+    /// Octets of the RDMA Write message in progress, and of the last whole one.
+    pub(super) write_len: u32,
+    pub(super) last_write_len: u32,
+    pub(super) rtr_response_due: bool,
+    pub(super) rtr_send_expected: bool,
+}
+
+impl Default for Rx {
+    fn default() -> Self {
+        Self {
+            crc: false,
+            markers: false,
+            clock: MarkerClock::new(),
+            direct: None,
+            large: 0,
+            held: false,
+            eof: false,
+            seen_fpdu: false,
+            last_wqe_told: false,
+            msn: [1; 4],
+            taken: TakenRecv::default(),
+            taking: false,
+            message_off: 0,
+            immediate: None,
+            write_len: 0,
+            last_write_len: 0,
+            rtr_response_due: false,
+            rtr_send_expected: false,
+        }
+    }
+}
+
+impl Rx {
+    pub(super) fn start(&mut self, stream: &StreamConfig) {
+        *self = Self {
+            crc: stream.crc,
+            markers: stream.markers_rx,
+            rtr_send_expected: stream.rtr_send_expected,
+            ..Self::default()
+        };
+    }
+
+    pub(super) fn reset(&mut self) {
+        *self = Self::default();
+    }
+
+    pub(super) const fn is_held(&self) -> bool {
+        self.held
+    }
+
+    pub(super) const fn expect_rtr_response(&mut self) {
+        self.rtr_response_due = true;
+    }
+
+    /// Gives up the receive that is being filled.
+    pub(super) const fn abandon_receive(&mut self) -> Option<u64> {
+        self.direct = None;
+        self.held = false;
+        if self.taking {
+            self.taking = false;
+            Some(self.taken.wr_id)
+        } else {
+            None
+        }
+    }
+}
+
+impl QueuePair {
+    /// May the stream be read now?
+    pub fn rx_interest(&self) -> RxInterest {
+        if self.tx.stream.is_none() || self.tx.closing >= Closing::Abort || self.rx.eof {
+            RxInterest::None
+        } else if self.state == State::Error {
+            RxInterest::Discard
+        } else if self.rx.held {
+            RxInterest::Held
+        } else {
+            RxInterest::Read
+        }
+    }
+
+    fn places<'a>(&'a self, memory: &'a MemoryTable) -> Places<'a> {
+        Places {
+            memory,
+            who: self.accessor(),
+            receive: &self.rx.taken,
+            sends: &self.sq,
+        }
+    }
+
+    /// Says where the next octets should be read to.
+    ///
+    /// `buffer` is this queue pair's own while it is not empty, else any empty one. Read into the runs in
+    /// order, then call [`rx_filled`](Self::rx_filled) with the same buffer and plan.
+    pub fn rx_plan(&self, buffer: &mut RxBuffer, memory: &MemoryTable, plan: &mut RxPlan) {
+        plan.runs.clear();
+        plan.direct = 0;
+        let mut most = RX_READ_MAX;
+        if let Some(d) = &self.rx.direct {
+            let want = d.direct_end.saturating_sub(d.placed);
+            if want > 0 {
+                let runs = &mut plan.runs;
+                let mut direct = 0;
+                let capacity = runs.capacity();
+                let ok = self
+                    .places(memory)
+                    .for_each(d.target, d.placed, want, |span| {
+                        // One run is kept for staging.
+                        if runs.len() + 1 < capacity {
+                            runs.push(IoRun {
+                                addr: span.addr() as usize,
+                                len: span.len() as usize,
+                            });
+                            direct += span.len() as usize;
+                        }
+                    });
+                if ok.is_err() {
+                    // Taken away meanwhile: `rx_filled` will say so.
+                    runs.clear();
+                    direct = 0;
+                }
+                plan.direct = direct;
+                if direct < want as usize && direct > 0 {
+                    return;
+                }
+            }
+        }
+        if self.rx.large > 0 {
+            most = RX_DIRECT_TAIL;
+        }
+        let room = buffer.room(most);
+        plan.runs.push(IoRun {
+            addr: room.as_mut_ptr() as usize,
+            len: room.len(),
+        });
+    }
+
+    /// Processes `n` octets that were read as planned; with `n` zero, what waits in the buffer.
+    pub fn rx_filled<H: Host>(
+        &mut self,
+        buffer: &mut RxBuffer,
+        plan: &RxPlan,
+        n: usize,
+        env: &mut Env<'_, H>,
+    ) -> RxStatus {
+        self.counters.rx_bytes = self.counters.rx_bytes.wrapping_add(n as u64);
+        let direct = n.min(plan.direct);
+        buffer.filled(n - direct);
+        if let Some(d) = &mut self.rx.direct {
+            d.placed = d.placed.saturating_add(direct as u32);
+            self.counters.rx_direct = self.counters.rx_direct.wrapping_add(direct as u64);
+        }
+        self.rx_process(buffer, env)
+    }
+
+    /// For streams that are not sockets: puts octets into staging and processes them. Returns how many were taken.
+    pub fn rx_octets<H: Host>(
+        &mut self,
+        buffer: &mut RxBuffer,
+        octets: &[u8],
+        env: &mut Env<'_, H>,
+    ) -> (usize, RxStatus) {
+        let room = buffer.room(octets.len());
+        let n = room.len().min(octets.len());
+        for (to, from) in room.iter_mut().zip(octets) {
+            *to = *from;
+        }
+        buffer.filled(n);
+        self.counters.rx_bytes = self.counters.rx_bytes.wrapping_add(n as u64);
+        (n, self.rx_process(buffer, env))
+    }
+
+    fn rx_process<H: Host>(&mut self, buffer: &mut RxBuffer, env: &mut Env<'_, H>) -> RxStatus {
+        self.rx.held = false;
+        loop {
+            if self.state == State::Error || self.tx.stream.is_none() {
+                buffer.clear();
+                return RxStatus::Failed;
+            }
+            let step = if self.rx.direct.is_some() {
+                self.continue_direct(buffer, env)
+            } else if self.rx.markers {
+                self.next_marked(buffer, env)
+            } else {
+                self.next_plain(buffer, env)
+            };
+            match step {
+                Ok(Step::Again) => {}
+                Ok(Step::NeedMore) => return RxStatus::Ok,
+                Ok(Step::Hold) => {
+                    self.rx.held = true;
+                    self.counters.receiver_not_ready =
+                        self.counters.receiver_not_ready.wrapping_add(1);
+                    return RxStatus::Held;
+                }
+                Err(fault) => {
+                    buffer.clear();
+                    self.fail_stream(&fault, env.host);
+                    return RxStatus::Failed;
+                }
+            }
+        }
+    }
+
+    /// Takes the next FPDU of a stream without markers.
+    #[inline]
+    fn next_plain<H: Host>(
+        &mut self,
+        buffer: &mut RxBuffer,
+        env: &mut Env<'_, H>,
+    ) -> Result<Step, RxFault> {
+        let octets = buffer.octets();
+        let Some((len_field, rest)) = octets.split_first_chunk::<MPA_LEN_FIELD>() else {
+            return Ok(Step::NeedMore);
+        };
+        let ulpdu_len = usize::from(u16::from_be_bytes(*len_field));
+        let total = fpdu_len(ulpdu_len);
+        let Some(fpdu) = octets.get(..total) else {
+            if self.rx.crc {
+                self.rx.large = 0;
+                return Ok(Step::NeedMore);
+            }
+            return self.begin_direct(buffer, ulpdu_len, env);
+        };
+        if self.rx.crc {
+            //= rfc5044 section 6
+            //# An MPA receiver MUST first verify the FPDU before passing the ULPDU
+            //# to DDP.
+            let (body, trailer) = fpdu
+                .split_at_checked(total - CRC_LEN)
+                .unwrap_or((fpdu, &[]));
+            let computed = (env.crc32c)(0, body);
+            if trailer != computed.to_le_bytes() {
+                self.counters.crc_errors = self.counters.crc_errors.wrapping_add(1);
+                return Err(RxFault::crc());
+            }
+        }
+        let ulpdu = rest.get(..ulpdu_len).unwrap_or(&[]);
+        // The buffer stays as it is while the ULPDU is looked at: split the borrow by pointer-free copy of the range.
+        let step = self.receive_ulpdu(ulpdu, env)?;
+        if step == Step::Again {
+            self.counters.rx_fpdus = self.counters.rx_fpdus.wrapping_add(1);
+            self.rx.large = self.rx.large.saturating_sub(1);
+            buffer.consume(total);
+        }
+        Ok(step)
+    }
+
+    /// Takes the next FPDU of a stream with markers.
+    fn next_marked<H: Host>(
+        &mut self,
+        buffer: &mut RxBuffer,
+        env: &mut Env<'_, H>,
+    ) -> Result<Step, RxFault> {
+        let (octets, unmarked) = buffer.octets_and_unmarked();
+        let lead = if self.rx.clock.next_marker_in() == 0 {
+            MARKER_LEN
+        } else {
+            0
+        };
+        // FPDUs start at multiples of four, so no marker falls into the length field.
+        let Some(len_field) = octets
+            .get(lead..)
+            .and_then(|o| o.first_chunk::<MPA_LEN_FIELD>())
+        else {
+            return Ok(Step::NeedMore);
+        };
+        let ulpdu_len = usize::from(u16::from_be_bytes(*len_field));
+        let total = fpdu_len_with_markers(self.rx.clock.next_marker_in(), ulpdu_len);
+        let Some(fpdu) = octets.get(..total) else {
+            return Ok(Step::NeedMore);
+        };
+        if unmarked.len() < ulpdu_len {
+            // Once per buffer, not per FPDU.
+            let room = usize::from(u16::MAX);
+            unmarked
+                .try_reserve_exact(room)
+                .map_err(|_| RxFault::local())?;
+            unmarked.resize(room, 0);
+        }
+        let mut clock = self.rx.clock;
+        let options = FpduOptions {
+            markers: true,
+            crc: self.rx.crc.then_some(env.crc32c),
+        };
+        let ulpdu = unmarked.get_mut(..ulpdu_len).unwrap_or(&mut []);
+        if let Err(e) = decode_fpdu(fpdu, &options, &mut clock, ulpdu) {
+            return Err(self.framing_fault(e));
+        }
+        let step = self.receive_ulpdu(ulpdu, env)?;
+        if step == Step::Again {
+            self.counters.rx_fpdus = self.counters.rx_fpdus.wrapping_add(1);
+            self.rx.clock = clock;
+            buffer.consume(total);
+        }
+        Ok(step)
+    }
+
+    /// An FPDU has come in part: if its header is there and much of its payload is not, goes over to direct reading.
+    fn begin_direct<H: Host>(
+        &mut self,
+        buffer: &mut RxBuffer,
+        ulpdu_len: usize,
+        env: &mut Env<'_, H>,
+    ) -> Result<Step, RxFault> {
+        let octets = buffer.octets();
+        let ulpdu = octets.get(MPA_LEN_FIELD..).unwrap_or(&[]);
+        let ulpdu = ulpdu.get(..ulpdu.len().min(ulpdu_len)).unwrap_or(&[]);
+        let Some(first) = ulpdu.first() else {
+            return Ok(Step::NeedMore);
+        };
+        let header_len = ddp::header_len(*first);
+        let Some(here) = ulpdu.len().checked_sub(header_len) else {
+            return Ok(Step::NeedMore);
+        };
+        let payload = ulpdu_len.saturating_sub(header_len);
+        if payload.saturating_sub(here) < RX_DIRECT_MIN as usize {
+            return Ok(Step::NeedMore);
+        }
+        let header = self.parse_header(ulpdu, ulpdu_len)?;
+        if !header.opcode().is_send() && !matches!(header, Header::Tagged(_)) {
+            return Ok(Step::NeedMore);
+        }
+        let Some(target) = self.admit(&header, payload as u32, ulpdu_len as u16, env)? else {
+            return Ok(Step::Hold);
+        };
+        let tail = match header {
+            // Programs wait for a Write by looking at its last octet.
+            Header::Tagged(h) if h.last => WRITE_TAIL,
+            _ => 0,
+        };
+        let direct_end = (payload as u32).saturating_sub(tail);
+        let body = ulpdu.get(header_len..).unwrap_or(&[]);
+        let body = body
+            .get(..body.len().min(direct_end as usize))
+            .unwrap_or(&[]);
+        self.places(env.memory)
+            .write(target, 0, body)
+            .map_err(|e| self.placement_fault(e, &header, ulpdu_len as u16))?;
+        let placed = body.len();
+        buffer.consume(MPA_LEN_FIELD + header_len + placed);
+        self.rx.direct = Some(Direct {
+            header,
+            target,
+            payload: payload as u32,
+            placed: placed as u32,
+            direct_end,
+            ulpdu_len: ulpdu_len as u16,
+        });
+        // Stays for the small FPDU that ends a message, too.
+        self.rx.large = 3;
+        Ok(Step::Again)
+    }
+
+    /// Goes on with an FPDU in direct reading.
+    fn continue_direct<H: Host>(
+        &mut self,
+        buffer: &mut RxBuffer,
+        env: &mut Env<'_, H>,
+    ) -> Result<Step, RxFault> {
+        let Some(d) = self.rx.direct else {
+            return Ok(Step::Again);
+        };
+        let octets = buffer.octets();
+        // Payload may still come through staging: octets that were read together with an earlier FPDU.
+        let want = d.direct_end.saturating_sub(d.placed) as usize;
+        if want > 0 {
+            let here = octets.get(..octets.len().min(want)).unwrap_or(&[]);
+            let places = self.places(env.memory);
+            // Checked even if nothing is here, so that a region that was taken away is noticed.
+            places
+                .for_each(d.target, d.placed, want as u32, |_| {})
+                .and_then(|()| places.write(d.target, d.placed, here))
+                .map_err(|e| self.placement_fault(e, &d.header, d.ulpdu_len))?;
+            let n = here.len();
+            buffer.consume(n);
+            if let Some(d) = &mut self.rx.direct {
+                d.placed = d.placed.saturating_add(n as u32);
+            }
+            return Ok(if n < want {
+                Step::NeedMore
+            } else {
+                Step::Again
+            });
+        }
+        let tail = d.payload.saturating_sub(d.placed) as usize;
+        let trailer = tail + pad_len(usize::from(d.ulpdu_len)) + CRC_LEN;
+        let Some(rest) = octets.get(..trailer) else {
+            return Ok(Step::NeedMore);
+        };
+        self.places(env.memory)
+            .write(d.target, d.placed, rest.get(..tail).unwrap_or(&[]))
+            .map_err(|e| self.placement_fault(e, &d.header, d.ulpdu_len))?;
+        buffer.consume(trailer);
+        self.rx.direct = None;
+        self.counters.rx_fpdus = self.counters.rx_fpdus.wrapping_add(1);
+        self.finish_segment(&d.header, d.payload, d.ulpdu_len, env)?;
+        Ok(Step::Again)
+    }
+
+    /// The peer has closed its direction of the stream (RFC 5044 section 7.2).
+    pub fn rx_eof<H: Host>(&mut self, buffer: &mut RxBuffer, host: &mut H) {
+        if self.rx.eof {
+            return;
+        }
+        self.rx.eof = true;
+        let between = buffer.is_empty() && self.rx.direct.is_none() && !self.rx.taking;
+        buffer.clear();
+        self.events |= Events::DISCONNECTED;
+        if self.state == State::Error {
+            return;
+        }
+        if !between {
+            self.note_fault(super::Fault::truncated());
+            self.events |= Events::FATAL;
+        }
+        // RFC 5044 has no half-open phase: what waits is flushed, and our direction is closed in turn.
+        if self.tx.closing < Closing::Draining {
+            self.tx.closing = Closing::Draining;
+        }
+        self.enter_error(host);
+    }
+
+    /// The stream broke: reset, time-out, or an error of the system.
+    pub fn stream_failed<H: Host>(&mut self, host: &mut H) {
+        if self.state != State::Error {
+            self.note_fault(super::Fault::transport());
+            self.events |= Events::FATAL;
+        }
+        self.events |= Events::DISCONNECTED;
+        self.tx.closing = Closing::Gone;
+        self.tx.unwritten = false;
+        self.enter_error(host);
+    }
+}
+
+/// What to do after a step of the receive side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Step {
+    Again,
+    NeedMore,
+    Hold,
+}

@@ -1,0 +1,327 @@
+//! The send queue: posting, what may start next, completion in order, flush.
+
+use super::{Host, QpConfig, QueuePair, State};
+use crate::limits::MAX_MESSAGE;
+use crate::util::{Ring, filled};
+use crate::{AllocError, Cqe, PostError, SendFlags, SendOp, SendWr, Sge, WcStatus};
+use alloc::vec::Vec;
+
+/// A posted send work request.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Slot {
+    pub(super) wr_id: u64,
+    pub(super) op: SendOp,
+    pub(super) flags: SendFlags,
+    pub(super) num_sge: u8,
+    /// Payload, or for reads and atomics the length asked for.
+    pub(super) len: u32,
+    done: bool,
+}
+
+impl Default for Slot {
+    fn default() -> Self {
+        Self {
+            wr_id: 0,
+            op: SendOp::Send,
+            flags: SendFlags::empty(),
+            num_sge: 0,
+            len: 0,
+            done: false,
+        }
+    }
+}
+
+/// A request that waits for the peer's answer.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Awaited {
+    /// Its sequence number in the send queue.
+    pub(super) seq: u32,
+    /// The sink STag of a read: ours alone, for this read alone.
+    pub(super) sink_stag: u32,
+    /// Octets asked for.
+    pub(super) len: u32,
+    /// Octets that have come.
+    pub(super) received: u32,
+    /// Message sequence number of the request on queue 1.
+    pub(super) msn: u32,
+    /// An atomic; its answer comes on queue 3.
+    pub(super) atomic: bool,
+}
+
+/// The send queue and the queue of requests that the peer has yet to answer.
+#[derive(Debug)]
+pub(super) struct SendQueue {
+    slots: Ring<Slot>,
+    sges: Vec<Sge>,
+    inline: Vec<u8>,
+    max_sge: u32,
+    max_inline: u32,
+    signal_all: bool,
+    /// Sequence number of the front slot.
+    front_seq: u32,
+    /// How many slots from the front have been started.
+    started: u32,
+    /// Outbound reads and atomics in flight, oldest first.
+    pub(super) awaited: Ring<Awaited>,
+    ord: u16,
+}
+
+impl SendQueue {
+    pub(super) fn new(c: &QpConfig) -> Result<Self, AllocError> {
+        let depth = c.max_send_wr as usize;
+        Ok(Self {
+            slots: Ring::new(c.max_send_wr)?,
+            sges: filled(depth.saturating_mul(c.max_send_sge as usize))?,
+            inline: filled(depth.saturating_mul(c.max_inline as usize))?,
+            max_sge: c.max_send_sge,
+            max_inline: c.max_inline,
+            signal_all: c.signal_all,
+            front_seq: 0,
+            started: 0,
+            awaited: Ring::new(u32::from(c.max_ord))?,
+            ord: c.max_ord,
+        })
+    }
+
+    pub(super) const fn set_ord(&mut self, ord: u16) {
+        self.ord = ord;
+    }
+
+    pub(super) const fn ord(&self) -> u16 {
+        self.ord
+    }
+
+    /// Every request has been handed to the stream.
+    pub(super) const fn nothing_unsent(&self) -> bool {
+        self.started >= self.slots.len()
+    }
+
+    /// Every started request has completed.
+    pub(super) const fn nothing_outstanding(&self) -> bool {
+        self.started == 0
+    }
+
+    /// Sequence number and slot of the request that would start next.
+    #[inline]
+    pub(super) fn next(&self) -> Option<(u32, &Slot)> {
+        let slot = self.slots.get(self.started)?;
+        Some((self.front_seq.wrapping_add(self.started), slot))
+    }
+
+    /// The next request has been started.
+    #[inline]
+    pub(super) const fn advance(&mut self) {
+        self.started += 1;
+    }
+
+    #[inline]
+    pub(super) fn slot(&self, seq: u32) -> Option<&Slot> {
+        self.slots.get(seq.wrapping_sub(self.front_seq))
+    }
+
+    /// The elements of a request.
+    #[inline]
+    pub(super) fn sges(&self, seq: u32) -> &[Sge] {
+        let index = seq.wrapping_sub(self.front_seq);
+        let Some(slot) = self.slots.get(index) else {
+            return &[];
+        };
+        let at = self.ring_slot(index) * self.max_sge as usize;
+        self.sges.get(at..at + slot.num_sge as usize).unwrap_or(&[])
+    }
+
+    /// The inline data of a request.
+    #[inline]
+    pub(super) fn inline(&self, seq: u32) -> &[u8] {
+        let index = seq.wrapping_sub(self.front_seq);
+        let Some(slot) = self.slots.get(index) else {
+            return &[];
+        };
+        let at = self.ring_slot(index) * self.max_inline as usize;
+        self.inline.get(at..at + slot.len as usize).unwrap_or(&[])
+    }
+
+    /// Slot number of the `index`-th request.
+    #[inline]
+    const fn ring_slot(&self, index: u32) -> usize {
+        let at = self.slots.head_slot() as usize + index as usize;
+        let cap = self.slots.capacity() as usize;
+        if at >= cap { at.wrapping_sub(cap) } else { at }
+    }
+
+    /// Appends a request that was checked by [`check`](Self::check).
+    fn push(&mut self, wr: &SendWr<'_>, len: u32) -> Result<(), PostError> {
+        let inline = wr.flags.contains(SendFlags::INLINE);
+        let num_sge = if inline { 0 } else { wr.sges.len() as u8 };
+        let slot = Slot {
+            wr_id: wr.wr_id,
+            op: wr.op,
+            flags: wr.flags,
+            num_sge,
+            len,
+            done: false,
+        };
+        let at = self.slots.push(slot).map_err(|_| PostError::QueueFull)? as usize;
+        if inline {
+            let mut to = at * self.max_inline as usize;
+            for piece in wr.inline {
+                if let Some(dst) = self.inline.get_mut(to..to + piece.len()) {
+                    dst.copy_from_slice(piece);
+                }
+                to += piece.len();
+            }
+        } else {
+            let from = at * self.max_sge as usize;
+            for (to, sge) in self.sges.iter_mut().skip(from).zip(wr.sges) {
+                *to = *sge;
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks a request against the sizes of the queue; returns its length.
+    fn check(&self, wr: &SendWr<'_>) -> Result<u32, PostError> {
+        if self.slots.is_full() {
+            return Err(PostError::QueueFull);
+        }
+        let inline = wr.flags.contains(SendFlags::INLINE);
+        let len: u64 = if inline {
+            wr.inline.iter().map(|p| p.len() as u64).sum()
+        } else {
+            wr.sges.iter().map(|s| u64::from(s.len)).sum()
+        };
+        if inline {
+            if !wr.op.has_payload() {
+                return Err(PostError::InvalidRequest);
+            }
+            if len > u64::from(self.max_inline) {
+                return Err(PostError::InlineTooLong);
+            }
+        } else if wr.sges.len() > self.max_sge as usize {
+            return Err(PostError::TooManySges);
+        }
+        if len > u64::from(MAX_MESSAGE) {
+            return Err(PostError::MessageTooLong);
+        }
+        match wr.op {
+            SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } if len < 8 => {
+                Err(PostError::InvalidRequest)
+            }
+            _ if wr.op.has_response() && self.awaited.capacity() == 0 => {
+                Err(PostError::InvalidRequest)
+            }
+            _ => Ok(len as u32),
+        }
+    }
+
+    /// Marks a request as done and hands out every completion that is due, in order.
+    #[inline]
+    pub(super) fn complete(&mut self, seq: u32, mut emit: impl FnMut(Cqe)) {
+        if let Some(slot) = self.slots.get_mut(seq.wrapping_sub(self.front_seq)) {
+            slot.done = true;
+        }
+        while self.started > 0 && self.slots.front().is_some_and(|s| s.done) {
+            if let Some(slot) = self.retire()
+                && (self.signal_all || slot.flags.contains(SendFlags::SIGNALED))
+            {
+                emit(Cqe {
+                    wr_id: slot.wr_id,
+                    opcode: slot.op.wc_opcode(),
+                    byte_len: slot.len,
+                    ..Cqe::default()
+                });
+            }
+        }
+    }
+
+    fn retire(&mut self) -> Option<Slot> {
+        let slot = self.slots.pop()?;
+        self.front_seq = self.front_seq.wrapping_add(1);
+        self.started = self.started.saturating_sub(1);
+        Some(slot)
+    }
+
+    /// Ends the queue at request `seq`: those before it are flushed, it fails with `status`.
+    /// The rest is left for [`flush`](Self::flush).
+    pub(super) fn fail(
+        &mut self,
+        seq: u32,
+        status: WcStatus,
+        vendor_err: u32,
+        mut emit: impl FnMut(Cqe),
+    ) {
+        let before = seq.wrapping_sub(self.front_seq);
+        if before >= self.slots.len() {
+            return;
+        }
+        for i in 0..=before {
+            if let Some(slot) = self.retire() {
+                let status = if i == before {
+                    status
+                } else {
+                    WcStatus::Flushed
+                };
+                let vendor_err = if i == before { vendor_err } else { 0 };
+                emit(Cqe {
+                    wr_id: slot.wr_id,
+                    status,
+                    vendor_err,
+                    opcode: slot.op.wc_opcode(),
+                    ..Cqe::default()
+                });
+            }
+        }
+    }
+
+    /// Completes everything as flushed, in order.
+    pub(super) fn flush(&mut self, mut emit: impl FnMut(Cqe)) {
+        while let Some(slot) = self.retire() {
+            emit(Cqe {
+                wr_id: slot.wr_id,
+                status: WcStatus::Flushed,
+                opcode: slot.op.wc_opcode(),
+                ..Cqe::default()
+            });
+        }
+        self.started = 0;
+        self.awaited.clear();
+    }
+
+    /// Forgets everything without completions.
+    pub(super) fn clear(&mut self) {
+        while self.retire().is_some() {}
+        self.started = 0;
+        self.awaited.clear();
+    }
+
+    pub(super) const fn len(&self) -> u32 {
+        self.slots.len()
+    }
+}
+
+impl QueuePair {
+    /// Queues a send work request (`ibv_post_send(3)`). In state ERR it completes as flushed at once.
+    ///
+    /// Nothing is transmitted by this call: see [`wants_tx`](Self::wants_tx). Inline data are copied here;
+    /// other local memory is read when the request is transmitted and must not change before it completes.
+    #[inline]
+    pub fn post_send<H: Host>(&mut self, wr: &SendWr<'_>, host: &mut H) -> Result<(), PostError> {
+        match self.state {
+            State::Rts | State::Sqd | State::Error => {}
+            State::Reset | State::Init | State::Rtr | State::Sqe => {
+                return Err(PostError::InvalidState);
+            }
+        }
+        let len = self.sq.check(wr)?;
+        self.sq.push(wr, len)?;
+        if self.state == State::Error {
+            self.enter_error(host);
+        }
+        Ok(())
+    }
+
+    /// Send work requests that have not completed.
+    pub const fn sends_outstanding(&self) -> u32 {
+        self.sq.len()
+    }
+}

@@ -1,0 +1,243 @@
+//! The states of a queue pair and the transitions between them (`ibv_modify_qp(3)`).
+//!
+//! ```text
+//!  RESET ──► INIT ──► RTR ──► RTS ◄──► SQD
+//!    ▲         │        │      │        │
+//!    │         ╰────────┴──┬───┴────────╯
+//!    ╰───────────────── ERR ◄── stream ends, error, modify
+//! ```
+//! An iWARP queue pair reaches RTS when its stream is handed over ([`QueuePair::start`]);
+//! INIT → RTR → RTS by hand is accepted too, because programs do so around the connection manager.
+//! SQE exists for datagrams only and is never entered.
+
+use super::{Direction, Events, Host, QueuePair, StreamConfig, StreamWish};
+use crate::{Cqe, WcOpcode, WcStatus};
+
+/// State of a queue pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum State {
+    /// Fresh. Takes no work requests.
+    Reset,
+    /// Takes receives.
+    Init,
+    /// Ready to receive.
+    Rtr,
+    /// Ready to send.
+    Rts,
+    /// Send queue draining or drained: requests are queued and not started.
+    Sqd,
+    /// Send queue in error. Never entered by a connected queue pair.
+    Sqe,
+    /// Every work request is flushed.
+    Error,
+}
+
+impl State {
+    /// May a queue pair be modified from here to `to`?
+    pub const fn may_become(self, to: Self) -> bool {
+        use State::{Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
+        match (self, to) {
+            (_, Reset | Error) => true,
+            (Reset | Init, Init) | (Init, Rtr | Rts) | (Rtr, Rts) => true,
+            (Rts | Sqd | Sqe, Rts) | (Rts | Sqd, Sqd) => true,
+            _ => false,
+        }
+    }
+}
+
+/// The state change is not one the verbs allow (EINVAL).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InvalidTransition;
+
+impl core::fmt::Display for InvalidTransition {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("the verbs do not allow this change of state")
+    }
+}
+
+impl core::error::Error for InvalidTransition {}
+
+/// How far the closing of a stream has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub(super) enum Closing {
+    /// Not closing.
+    #[default]
+    No,
+    /// Send what is queued, then shut down.
+    Draining,
+    /// The sending side may be shut down now.
+    Drained,
+    /// The sending side is shut down.
+    ShutDown,
+    /// Reset it.
+    Abort,
+    /// The stream is gone.
+    Gone,
+}
+
+impl QueuePair {
+    /// Changes the state as `ibv_modify_qp` does. A change to ERR flushes everything and resets the
+    /// stream; one to RESET forgets everything.
+    pub fn modify<H: Host>(&mut self, to: State, host: &mut H) -> Result<(), InvalidTransition> {
+        if !self.state.may_become(to) {
+            return Err(InvalidTransition);
+        }
+        match to {
+            State::Error => {
+                if self.tx.closing < Closing::Abort && self.tx.stream.is_some() {
+                    self.tx.closing = Closing::Abort;
+                }
+                self.enter_error(host);
+            }
+            State::Reset => {
+                if self.tx.closing < Closing::Abort && self.tx.stream.is_some() {
+                    self.tx.closing = Closing::Abort;
+                }
+                self.sq.clear();
+                self.rq.clear();
+                self.responses.clear();
+                self.rx.reset();
+                self.state = State::Reset;
+            }
+            _ => {
+                self.state = to;
+                self.note_drained();
+            }
+        }
+        Ok(())
+    }
+
+    /// Hands over a stream after MPA start-up; the queue pair becomes RTS.
+    ///
+    /// From RESET and INIT too: the connection manager does the steps in between.
+    pub fn start(&mut self, stream: StreamConfig) -> Result<(), InvalidTransition> {
+        if matches!(self.state, State::Error | State::Sqe) || self.tx.stream.is_some() {
+            return Err(InvalidTransition);
+        }
+        self.responses.set_limit(stream.ird);
+        self.sq.set_ord(stream.ord.min(self.config.max_ord));
+        self.tx.start(&stream);
+        self.rx.start(&stream);
+        self.state = State::Rts;
+        Ok(())
+    }
+
+    /// A stream was handed over and is not gone.
+    pub fn has_stream(&self) -> bool {
+        self.tx.stream.is_some() && self.tx.closing < Closing::Gone
+    }
+
+    /// Begins the graceful end (`rdma_disconnect(3)`): what is queued is sent, then the sending side is
+    /// shut down and the remaining requests are flushed.
+    pub fn close<H: Host>(&mut self, host: &mut H) {
+        if self.tx.stream.is_none() {
+            self.enter_error(host);
+            return;
+        }
+        if self.tx.closing == Closing::No {
+            self.tx.closing = Closing::Draining;
+        }
+        self.note_drained();
+    }
+
+    /// Ends the stream with a reset and flushes everything.
+    pub fn abort<H: Host>(&mut self, host: &mut H) {
+        if self.tx.stream.is_some() && self.tx.closing < Closing::Abort {
+            self.tx.closing = Closing::Abort;
+        }
+        self.enter_error(host);
+    }
+
+    /// What should be done with the stream. `ShutdownWrite` and `Abort` are asked for until
+    /// [`shutdown_done`](Self::shutdown_done) or [`stream_gone`](Self::stream_gone).
+    pub const fn stream_wish(&self) -> StreamWish {
+        match self.tx.closing {
+            Closing::Drained => StreamWish::ShutdownWrite,
+            Closing::Abort => StreamWish::Abort,
+            _ => StreamWish::Keep,
+        }
+    }
+
+    /// The sending side was shut down. Everything that still waits is flushed.
+    pub fn shutdown_done<H: Host>(&mut self, host: &mut H) {
+        if self.tx.closing == Closing::Drained {
+            self.tx.closing = Closing::ShutDown;
+        }
+        self.enter_error(host);
+    }
+
+    /// The stream is closed.
+    pub fn stream_gone<H: Host>(&mut self, host: &mut H) {
+        self.tx.closing = Closing::Gone;
+        self.enter_error(host);
+    }
+
+    /// Notices that nothing is left to send: for SQD, and for a graceful end.
+    pub(super) fn note_drained(&mut self) {
+        let idle = self.tx.job.is_none() && !self.tx.unwritten;
+        if self.state == State::Sqd
+            && idle
+            && self.sq.nothing_outstanding()
+            && !self.tx.drained_told
+        {
+            self.tx.drained_told = true;
+            self.events |= Events::SQ_DRAINED;
+        }
+        if self.state != State::Sqd {
+            self.tx.drained_told = false;
+        }
+        // A Terminate that waits goes first; requests that wait for the peer are given up.
+        let queue_done =
+            self.sq.nothing_unsent() || self.state == State::Error || !self.tx.may_send();
+        if self.tx.closing == Closing::Draining
+            && idle
+            && queue_done
+            && !self.tx.terminate.is_pending()
+        {
+            self.tx.closing = Closing::Drained;
+        }
+    }
+
+    /// Enters the error state: every request that is outstanding completes as flushed, in order.
+    pub(super) fn enter_error<H: Host>(&mut self, host: &mut H) {
+        if self.state == State::Reset {
+            return;
+        }
+        self.state = State::Error;
+        self.tx.job = None;
+        self.responses.clear();
+        let qp_num = self.config.qp_num;
+        let counters = &mut self.counters;
+        self.sq.flush(|cqe| {
+            counters.completions = counters.completions.wrapping_add(1);
+            host.complete(Direction::Send, Cqe { qp_num, ..cqe });
+        });
+        self.flush_receives(host);
+        self.note_drained();
+    }
+
+    pub(super) fn flush_receives<H: Host>(&mut self, host: &mut H) {
+        if let Some(wr_id) = self.rx.abandon_receive() {
+            self.complete_receive(wr_id, WcStatus::Flushed, host);
+        }
+        while let Some(wr_id) = self.rq.flush_one() {
+            self.complete_receive(wr_id, WcStatus::Flushed, host);
+        }
+        if self.config.shared_receive && !self.rx.last_wqe_told {
+            self.rx.last_wqe_told = true;
+            self.events |= Events::LAST_WQE;
+        }
+    }
+
+    pub(super) fn complete_receive<H: Host>(&mut self, wr_id: u64, status: WcStatus, host: &mut H) {
+        self.counters.completions = self.counters.completions.wrapping_add(1);
+        let cqe = Cqe {
+            wr_id,
+            status,
+            opcode: WcOpcode::Recv,
+            qp_num: self.config.qp_num,
+            ..Cqe::default()
+        };
+        host.complete(Direction::Recv, cqe);
+    }
+}

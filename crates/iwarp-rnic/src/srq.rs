@@ -1,0 +1,303 @@
+//! Receive queues: the ring of receive work requests of a queue pair, and the shared
+//! receive queue with its limit event (`ibv_create_srq(3)`).
+
+use crate::limits::{MAX_QP_WR, MAX_SGE};
+use crate::util::{Ring, filled};
+use crate::{AllocError, PostError, RecvWr, Sge};
+use alloc::vec::Vec;
+
+/// A receive that was taken from its queue and is being filled.
+#[derive(Debug, Clone, Copy)]
+pub struct TakenRecv {
+    /// Of the work request.
+    pub wr_id: u64,
+    sges: [Sge; MAX_SGE as usize],
+    num_sge: u8,
+    /// Sum of the elements' lengths.
+    pub len: u64,
+}
+
+impl Default for TakenRecv {
+    fn default() -> Self {
+        Self {
+            wr_id: 0,
+            sges: [Sge::default(); MAX_SGE as usize],
+            num_sge: 0,
+            len: 0,
+        }
+    }
+}
+
+impl TakenRecv {
+    /// Its elements.
+    #[inline]
+    pub fn sges(&self) -> &[Sge] {
+        self.sges.get(..self.num_sge as usize).unwrap_or(&[])
+    }
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Slot {
+    wr_id: u64,
+    num_sge: u8,
+}
+
+/// A ring of receive work requests of fixed depth.
+#[derive(Debug)]
+pub struct ReceiveQueue {
+    ring: Ring<Slot>,
+    sges: Vec<Sge>,
+    max_sge: u32,
+}
+
+impl ReceiveQueue {
+    /// For `depth` requests of at most `max_sge` elements each. A depth of zero is allowed.
+    pub fn new(depth: u32, max_sge: u32) -> Result<Self, AllocError> {
+        let depth = depth.min(MAX_QP_WR);
+        let max_sge = max_sge.min(MAX_SGE);
+        let sges = filled((depth as usize).saturating_mul(max_sge as usize))?;
+        Ok(Self {
+            ring: Ring::new(depth)?,
+            sges,
+            max_sge,
+        })
+    }
+
+    /// Requests it can hold.
+    pub const fn capacity(&self) -> u32 {
+        self.ring.capacity()
+    }
+
+    /// Requests waiting.
+    pub const fn len(&self) -> u32 {
+        self.ring.len()
+    }
+
+    /// None waiting.
+    pub const fn is_empty(&self) -> bool {
+        self.ring.is_empty()
+    }
+
+    /// Appends a request.
+    #[inline]
+    pub fn post(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
+        if wr.sges.len() > self.max_sge as usize {
+            return Err(PostError::TooManySges);
+        }
+        let slot = Slot {
+            wr_id: wr.wr_id,
+            num_sge: wr.sges.len() as u8,
+        };
+        let at = self.ring.push(slot).map_err(|_| PostError::QueueFull)? as usize
+            * self.max_sge as usize;
+        for (to, from) in self.sges.iter_mut().skip(at).zip(wr.sges) {
+            *to = *from;
+        }
+        Ok(())
+    }
+
+    /// Takes the oldest request into `taken`; false if there is none.
+    #[inline]
+    pub fn take(&mut self, taken: &mut TakenRecv) -> bool {
+        let at = self.ring.head_slot() as usize * self.max_sge as usize;
+        let Some(slot) = self.ring.pop() else {
+            return false;
+        };
+        let from = self.sges.get(at..at + slot.num_sge as usize).unwrap_or(&[]);
+        let mut len = 0u64;
+        for (to, from) in taken.sges.iter_mut().zip(from) {
+            *to = *from;
+            len += u64::from(from.len);
+        }
+        taken.wr_id = slot.wr_id;
+        taken.num_sge = slot.num_sge;
+        taken.len = len;
+        true
+    }
+
+    /// Takes the oldest request without its elements, to flush it.
+    pub fn flush_one(&mut self) -> Option<u64> {
+        self.ring.pop().map(|s| s.wr_id)
+    }
+
+    /// Forgets everything (a queue pair that goes to RESET).
+    pub fn clear(&mut self) {
+        self.ring.clear();
+    }
+}
+
+/// A receive queue that several queue pairs draw from.
+#[derive(Debug)]
+pub struct SharedReceiveQueue {
+    queue: ReceiveQueue,
+    limit: u32,
+}
+
+/// Why a shared receive queue is not as asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SrqError {
+    /// Zero or above a limit, or below the requests it holds (EINVAL).
+    Invalid,
+    /// No memory (ENOMEM).
+    OutOfMemory,
+}
+
+impl SharedReceiveQueue {
+    /// For `depth` requests of at most `max_sge` elements.
+    pub fn new(depth: u32, max_sge: u32) -> Result<Self, SrqError> {
+        if depth == 0 || depth > MAX_QP_WR || max_sge > MAX_SGE {
+            return Err(SrqError::Invalid);
+        }
+        let queue = ReceiveQueue::new(depth, max_sge).map_err(|_| SrqError::OutOfMemory)?;
+        Ok(Self { queue, limit: 0 })
+    }
+
+    /// Requests it can hold.
+    pub const fn capacity(&self) -> u32 {
+        self.queue.capacity()
+    }
+
+    /// Most elements per request.
+    pub const fn max_sge(&self) -> u32 {
+        self.queue.max_sge
+    }
+
+    /// Requests waiting.
+    pub const fn len(&self) -> u32 {
+        self.queue.len()
+    }
+
+    /// None waiting.
+    pub const fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// The limit now; zero when disarmed or reported.
+    pub const fn limit(&self) -> u32 {
+        self.limit
+    }
+
+    /// Asks for one event when fewer than `limit` requests wait; zero disarms.
+    pub fn set_limit(&mut self, limit: u32) -> Result<(), SrqError> {
+        if limit > self.queue.capacity() {
+            return Err(SrqError::Invalid);
+        }
+        self.limit = limit;
+        Ok(())
+    }
+
+    /// Appends a request.
+    pub fn post(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
+        self.queue.post(wr)
+    }
+
+    /// Takes the oldest request. The first answer is false if there is none, the second
+    /// true if the limit event is due.
+    #[inline]
+    pub fn take(&mut self, taken: &mut TakenRecv) -> (bool, bool) {
+        let got = self.queue.take(taken);
+        let due = self.limit != 0 && self.queue.len() < self.limit;
+        if due {
+            self.limit = 0;
+        }
+        (got, due)
+    }
+
+    /// Changes the depth and keeps the waiting requests.
+    pub fn resize(&mut self, depth: u32) -> Result<(), SrqError> {
+        if depth == 0 || depth > MAX_QP_WR || depth < self.queue.len() || self.limit > depth {
+            return Err(SrqError::Invalid);
+        }
+        let mut queue =
+            ReceiveQueue::new(depth, self.queue.max_sge).map_err(|_| SrqError::OutOfMemory)?;
+        let mut taken = TakenRecv::default();
+        while self.queue.take(&mut taken) {
+            // It fits: the length was compared above.
+            let _ = queue.post(&RecvWr {
+                wr_id: taken.wr_id,
+                sges: taken.sges(),
+            });
+        }
+        self.queue = queue;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limit_event_fires_once() {
+        let mut srq = SharedReceiveQueue::new(4, 1).unwrap();
+        for i in 0..3 {
+            srq.post(&RecvWr {
+                wr_id: i,
+                sges: &[Sge {
+                    addr: i,
+                    len: 1,
+                    lkey: 2,
+                }],
+            })
+            .unwrap();
+        }
+        srq.set_limit(2).unwrap();
+        let mut taken = TakenRecv::default();
+        assert_eq!(srq.take(&mut taken), (true, false));
+        assert_eq!(srq.take(&mut taken), (true, true));
+        assert_eq!(
+            taken.sges(),
+            &[Sge {
+                addr: 1,
+                len: 1,
+                lkey: 2
+            }]
+        );
+        assert_eq!(srq.take(&mut taken), (true, false));
+        assert_eq!(srq.take(&mut taken), (false, false));
+        assert_eq!(srq.set_limit(5), Err(SrqError::Invalid));
+    }
+
+    #[test]
+    fn full_and_too_many_elements() {
+        let mut q = ReceiveQueue::new(1, 1).unwrap();
+        let two = [Sge::default(); 2];
+        assert_eq!(
+            q.post(&RecvWr {
+                wr_id: 0,
+                sges: &two
+            }),
+            Err(PostError::TooManySges)
+        );
+        q.post(&RecvWr {
+            wr_id: 0,
+            sges: &[],
+        })
+        .unwrap();
+        assert_eq!(
+            q.post(&RecvWr {
+                wr_id: 0,
+                sges: &[]
+            }),
+            Err(PostError::QueueFull)
+        );
+    }
+
+    #[test]
+    fn resize_keeps_requests() {
+        let mut srq = SharedReceiveQueue::new(2, 2).unwrap();
+        srq.post(&RecvWr {
+            wr_id: 7,
+            sges: &[Sge {
+                addr: 1,
+                len: 9,
+                lkey: 3,
+            }],
+        })
+        .unwrap();
+        srq.resize(8).unwrap();
+        let mut taken = TakenRecv::default();
+        assert!(srq.take(&mut taken).0);
+        assert_eq!((taken.wr_id, taken.len), (7, 9));
+    }
+}

@@ -1,0 +1,163 @@
+//! A ring of fixed capacity, allocated once.
+
+use crate::AllocError;
+use alloc::vec::Vec;
+
+/// First in, first out; never grows. Positions are monotonic counters that wrap.
+#[derive(Debug)]
+pub(crate) struct Ring<T> {
+    slots: Vec<T>,
+    head: u32,
+    len: u32,
+}
+
+impl<T: Copy + Default> Ring<T> {
+    pub(crate) fn new(capacity: u32) -> Result<Self, AllocError> {
+        Ok(Self {
+            slots: filled(capacity as usize)?,
+            head: 0,
+            len: 0,
+        })
+    }
+
+    pub(crate) const fn capacity(&self) -> u32 {
+        self.slots.len() as u32
+    }
+
+    pub(crate) const fn len(&self) -> u32 {
+        self.len
+    }
+
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    pub(crate) const fn is_full(&self) -> bool {
+        self.len >= self.capacity()
+    }
+
+    /// Slot of the `i`-th element.
+    #[inline]
+    const fn slot(&self, i: u32) -> usize {
+        let at = self.head as usize + i as usize;
+        if at >= self.slots.len() {
+            at.wrapping_sub(self.slots.len())
+        } else {
+            at
+        }
+    }
+
+    /// Appends; hands the value back if full. Returns the slot number.
+    #[inline]
+    pub(crate) fn push(&mut self, value: T) -> Result<u32, T> {
+        if self.is_full() {
+            return Err(value);
+        }
+        let slot = self.slot(self.len);
+        match self.slots.get_mut(slot) {
+            Some(s) => {
+                *s = value;
+                self.len += 1;
+                Ok(slot as u32)
+            }
+            None => Err(value),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn front(&self) -> Option<&T> {
+        if self.is_empty() {
+            None
+        } else {
+            self.slots.get(self.head as usize)
+        }
+    }
+
+    #[inline]
+    pub(crate) fn front_mut(&mut self) -> Option<&mut T> {
+        if self.is_empty() {
+            None
+        } else {
+            self.slots.get_mut(self.head as usize)
+        }
+    }
+
+    /// The `i`-th element from the front.
+    #[inline]
+    pub(crate) fn get(&self, i: u32) -> Option<&T> {
+        if i >= self.len {
+            None
+        } else {
+            self.slots.get(self.slot(i))
+        }
+    }
+
+    #[inline]
+    pub(crate) fn get_mut(&mut self, i: u32) -> Option<&mut T> {
+        if i >= self.len {
+            return None;
+        }
+        let slot = self.slot(i);
+        self.slots.get_mut(slot)
+    }
+
+    #[inline]
+    pub(crate) fn pop(&mut self) -> Option<T> {
+        let value = *self.front()?;
+        self.head = self.slot(1) as u32;
+        if self.head as usize >= self.slots.len() {
+            self.head = 0;
+        }
+        self.len -= 1;
+        Some(value)
+    }
+
+    /// Slot number of the front element.
+    #[inline]
+    pub(crate) const fn head_slot(&self) -> u32 {
+        self.head
+    }
+
+    pub(crate) const fn clear(&mut self) {
+        self.head = 0;
+        self.len = 0;
+    }
+}
+
+/// A vector of `n` default values, or an error instead of an abort.
+pub(crate) fn filled<T: Clone + Default>(n: usize) -> Result<Vec<T>, AllocError> {
+    let mut v = Vec::new();
+    v.try_reserve_exact(n).map_err(|_| AllocError)?;
+    v.resize(n, T::default());
+    Ok(v)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::VecDeque;
+
+    proptest! {
+        #[test]
+        fn ring_is_a_bounded_queue(ops in proptest::collection::vec(any::<Option<u16>>(), 0..200), cap in 0u32..9) {
+            let mut ring = Ring::new(cap).unwrap();
+            let mut model = VecDeque::new();
+            for op in ops {
+                match op {
+                    Some(v) if model.len() < cap as usize => {
+                        prop_assert!(ring.push(v).is_ok());
+                        model.push_back(v);
+                    }
+                    Some(v) => prop_assert_eq!(ring.push(v), Err(v)),
+                    None => prop_assert_eq!(ring.pop(), model.pop_front()),
+                }
+                prop_assert_eq!(ring.len() as usize, model.len());
+                prop_assert_eq!(ring.front(), model.front());
+                for i in 0..cap {
+                    prop_assert_eq!(ring.get(i), model.get(i as usize));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,339 @@
+//! The vocabulary of the verbs: access rights, scatter/gather elements, work
+//! requests and work completions, as in the RDMA verbs and `ibv_post_send(3)`.
+
+use bitflags::bitflags;
+
+bitflags! {
+    /// What may be done to a memory region or window. Values as in `ibv_reg_mr(3)`.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+    pub struct Access: u32 {
+        /// The local RNIC may write: receives, read sinks.
+        const LOCAL_WRITE = 1;
+        /// The peer may write. Needs `LOCAL_WRITE`.
+        const REMOTE_WRITE = 1 << 1;
+        /// The peer may read.
+        const REMOTE_READ = 1 << 2;
+        /// The peer may do atomics. Needs `LOCAL_WRITE`.
+        const REMOTE_ATOMIC = 1 << 3;
+        /// Memory windows may be bound to the region.
+        const MW_BIND = 1 << 4;
+        /// Tagged offsets start at zero instead of at the address.
+        const ZERO_BASED = 1 << 5;
+    }
+}
+
+bitflags! {
+    /// Options of one send work request. Values as in `ibv_post_send(3)`.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+    pub struct SendFlags: u32 {
+        /// Wait for all earlier RDMA Reads and atomics of this queue pair.
+        const FENCE = 1;
+        /// Write a completion when done. Failed requests always complete.
+        const SIGNALED = 1 << 1;
+        /// Ask the peer for a solicited event.
+        const SOLICITED = 1 << 2;
+        /// The data were copied when posting; the local keys are not looked at.
+        const INLINE = 1 << 3;
+    }
+}
+
+/// One scatter/gather element: `len` octets at `addr` in the region `lkey`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Sge {
+    /// First address, in the region's own address space (its `iova`).
+    pub addr: u64,
+    /// Length in octets; zero is allowed.
+    pub len: u32,
+    /// Local key: the STag of a region.
+    pub lkey: u32,
+}
+
+/// What a send work request does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SendOp {
+    /// Send to the peer's next receive.
+    Send,
+    /// Send, with four octets of immediate data (host order).
+    SendImm(u32),
+    /// Send, and invalidate this STag of the peer (RFC 5040 section 5.3).
+    SendInv(u32),
+    /// RDMA Write.
+    Write {
+        /// Tagged offset at the peer.
+        remote_addr: u64,
+        /// The peer's STag.
+        rkey: u32,
+    },
+    /// RDMA Write, then Immediate Data (RFC 7306 section 6).
+    WriteImm {
+        /// Tagged offset at the peer.
+        remote_addr: u64,
+        /// The peer's STag.
+        rkey: u32,
+        /// Immediate data in host order.
+        imm: u32,
+    },
+    /// RDMA Read into the local elements.
+    Read {
+        /// Tagged offset at the peer.
+        remote_addr: u64,
+        /// The peer's STag.
+        rkey: u32,
+    },
+    /// Add to eight octets at the peer; the old value lands in the local elements, in host order.
+    FetchAdd {
+        /// Tagged offset at the peer, a multiple of 8.
+        remote_addr: u64,
+        /// The peer's STag.
+        rkey: u32,
+        /// What is added.
+        add: u64,
+        /// Top bit of each field (RFC 7306 section 5.1.1); zero for one 64-bit field.
+        mask: u64,
+    },
+    /// Compare eight octets at the peer and swap if equal; the old value lands in the local elements.
+    CmpSwap {
+        /// Tagged offset at the peer, a multiple of 8.
+        remote_addr: u64,
+        /// The peer's STag.
+        rkey: u32,
+        /// Compared with the peer's memory, under `compare_mask`.
+        compare: u64,
+        /// Written under `swap_mask`.
+        swap: u64,
+        /// Bits that are compared.
+        compare_mask: u64,
+        /// Bits that are swapped.
+        swap_mask: u64,
+    },
+    /// Make a local region or window unusable for the peer and for local requests until it is bound again.
+    LocalInvalidate {
+        /// STag to invalidate.
+        stag: u32,
+    },
+    /// Bind a memory window to a part of a region.
+    Bind(Bind),
+    /// Give a fast-registration region its range, rights and key.
+    FastRegister(FastRegister),
+}
+
+impl SendOp {
+    /// Does it carry local data as its payload?
+    pub const fn has_payload(&self) -> bool {
+        matches!(
+            self,
+            Self::Send
+                | Self::SendImm(_)
+                | Self::SendInv(_)
+                | Self::Write { .. }
+                | Self::WriteImm { .. }
+        )
+    }
+
+    /// Does the peer answer it (RDMA Read and atomics)?
+    pub const fn has_response(&self) -> bool {
+        matches!(
+            self,
+            Self::Read { .. } | Self::FetchAdd { .. } | Self::CmpSwap { .. }
+        )
+    }
+
+    /// The operation that its completion names.
+    pub const fn wc_opcode(&self) -> WcOpcode {
+        match self {
+            Self::Send | Self::SendImm(_) | Self::SendInv(_) => WcOpcode::Send,
+            Self::Write { .. } | Self::WriteImm { .. } => WcOpcode::Write,
+            Self::Read { .. } => WcOpcode::Read,
+            Self::FetchAdd { .. } => WcOpcode::FetchAdd,
+            Self::CmpSwap { .. } => WcOpcode::CmpSwap,
+            Self::LocalInvalidate { .. } => WcOpcode::LocalInvalidate,
+            Self::Bind(_) => WcOpcode::Bind,
+            Self::FastRegister(_) => WcOpcode::FastRegister,
+        }
+    }
+}
+
+/// Parameters of a window bind, as in `ibv_bind_mw(3)` and `IBV_WR_BIND_MW`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bind {
+    /// The window's STag now.
+    pub mw_stag: u32,
+    /// Its STag afterwards: the same index, the consumer's key.
+    pub new_stag: u32,
+    /// STag of the region to bind to; it needs `MW_BIND`.
+    pub mr_stag: u32,
+    /// First address in the region.
+    pub addr: u64,
+    /// Length in octets; zero unbinds a type 1 window.
+    pub len: u64,
+    /// What the peer may do through the window (remote rights and `ZERO_BASED`).
+    pub access: Access,
+}
+
+/// Parameters of a fast registration by work request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FastRegister {
+    /// STag of a fast-registration region, with the consumer's key.
+    pub new_stag: u32,
+    /// Offset of the first octet in the region's reserved range.
+    pub offset: u64,
+    /// Length in octets.
+    pub len: u64,
+    /// Tagged offset of the first octet.
+    pub iova: u64,
+    /// Rights.
+    pub access: Access,
+}
+
+/// A send work request. The elements are copied when posting.
+#[derive(Debug, Clone, Copy)]
+pub struct SendWr<'a> {
+    /// Comes back in the completion.
+    pub wr_id: u64,
+    /// The operation.
+    pub op: SendOp,
+    /// Options.
+    pub flags: SendFlags,
+    /// Local data: source of sends and writes, sink of reads and atomics.
+    pub sges: &'a [Sge],
+    /// Inline data, used when [`SendFlags::INLINE`] is set; pieces are joined.
+    pub inline: &'a [&'a [u8]],
+}
+
+/// A receive work request.
+#[derive(Debug, Clone, Copy)]
+pub struct RecvWr<'a> {
+    /// Comes back in the completion.
+    pub wr_id: u64,
+    /// Where the message lands, in order.
+    pub sges: &'a [Sge],
+}
+
+/// Why a work request ended, as in `ibv_poll_cq(3)`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum WcStatus {
+    /// Done.
+    #[default]
+    Success,
+    /// The message did not fit the receive, or the local length is wrong.
+    LocalLength,
+    /// The queue pair could not do it.
+    LocalQpOperation,
+    /// A local key, range or right does not allow it.
+    LocalProtection,
+    /// Not tried, because the queue pair is in the error state.
+    Flushed,
+    /// A bind was not allowed.
+    MwBind,
+    /// The peer answered something that does not fit.
+    BadResponse,
+    /// A receive's region does not allow the access.
+    LocalAccess,
+    /// The peer says that the request was invalid.
+    RemoteInvalidRequest,
+    /// The peer says that the key, range or right does not allow it.
+    RemoteAccess,
+    /// The peer could not do it.
+    RemoteOperation,
+    /// The connection broke before it was done.
+    TransportRetryExceeded,
+    /// The connection ended for another reason that is fatal.
+    Fatal,
+    /// The peer did not answer in time.
+    ResponseTimeout,
+    /// Something else.
+    General,
+}
+
+/// The operation a completion is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[allow(missing_docs)]
+pub enum WcOpcode {
+    #[default]
+    Send,
+    Write,
+    Read,
+    CmpSwap,
+    FetchAdd,
+    Bind,
+    LocalInvalidate,
+    FastRegister,
+    /// A receive that took a Send.
+    Recv,
+    /// A receive that took the immediate data of an RDMA Write.
+    RecvWriteImm,
+}
+
+bitflags! {
+    /// What else a completion tells.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+    pub struct WcFlags: u32 {
+        /// `imm_or_stag` holds immediate data, in host order.
+        const WITH_IMM = 1 << 1;
+        /// `imm_or_stag` holds the STag that the peer invalidated.
+        const WITH_INV = 1 << 3;
+        /// The peer asked for a solicited event.
+        const SOLICITED = 1 << 8;
+    }
+}
+
+/// A work completion.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Cqe {
+    /// Of the work request.
+    pub wr_id: u64,
+    /// Outcome. With anything but `Success` only `wr_id`, `status`, `qp_num` and `vendor_err` mean something.
+    pub status: WcStatus,
+    /// Operation.
+    pub opcode: WcOpcode,
+    /// Octets received or read.
+    pub byte_len: u32,
+    /// Queue pair number.
+    pub qp_num: u32,
+    /// Further facts.
+    pub flags: WcFlags,
+    /// Immediate data or invalidated STag, see `flags`.
+    pub imm_or_stag: u32,
+    /// For a remote error: layer, type and code of the peer's Terminate, as `0x00LTCC`.
+    pub vendor_err: u32,
+    /// When it was written, in nanoseconds of the caller's clock; zero if that has none.
+    pub timestamp_ns: u64,
+}
+
+/// Why a work request was not taken. Nothing was queued.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PostError {
+    /// The queue is full (ENOMEM).
+    QueueFull,
+    /// More elements than the queue was created for (EINVAL).
+    TooManySges,
+    /// More inline data than the queue pair was created for (EINVAL).
+    InlineTooLong,
+    /// The message would exceed 2^31 octets (EINVAL).
+    MessageTooLong,
+    /// The operation does not fit the queue pair, or its parameters contradict each other (EINVAL).
+    InvalidRequest,
+    /// The queue pair is in a state that takes no such request (EINVAL).
+    InvalidState,
+    /// Receives go to the shared receive queue (EINVAL).
+    UsesSharedReceiveQueue,
+}
+
+impl core::fmt::Display for PostError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(match self {
+            Self::QueueFull => "the queue is full: poll completions before posting more",
+            Self::TooManySges => "more scatter/gather elements than the queue was created for",
+            Self::InlineTooLong => "more inline data than the queue pair was created for",
+            Self::MessageTooLong => "a message has at most 2^31 octets",
+            Self::InvalidRequest => "the operation or its parameters do not fit this queue pair",
+            Self::InvalidState => "the queue pair is in a state that takes no such request",
+            Self::UsesSharedReceiveQueue => {
+                "this queue pair receives through a shared receive queue: post there"
+            }
+        })
+    }
+}
+
+impl core::error::Error for PostError {}
