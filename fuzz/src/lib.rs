@@ -40,3 +40,26 @@ pub const TARGETS: &[Target] = &[
         len_max: 128,
     },
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_target_has_an_entry_point_for_libfuzzer() {
+        let manifest = include_str!("../Cargo.toml");
+        for Target { name, .. } in TARGETS {
+            let path = format!("fuzz_targets/{name}.rs");
+            assert!(
+                manifest.contains(&format!("path = \"{path}\"")),
+                "{name} has no [[bin]]"
+            );
+            let source = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+            let text = std::fs::read_to_string(source).unwrap();
+            assert!(
+                text.contains(&format!("targets::{name}(data)")),
+                "{name} is not called"
+            );
+        }
+    }
+}

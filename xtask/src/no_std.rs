@@ -12,7 +12,8 @@ use crate::context::{Context, find_program};
 use crate::process::{Log, cargo};
 use crate::runner::Outcome;
 
-const PROBE: &str = "xtask/no-std-probe";
+/// The program that links both crates and nothing else.
+pub(crate) const PROBE: &str = "xtask/no-std-probe";
 const CRATES: &[&str] = &["iwarp-proto", "iwarp-rnic"];
 
 /// Builds, runs and examines.

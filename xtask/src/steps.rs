@@ -111,6 +111,8 @@ pub(crate) const STEPS: &[Step] = &[
 
 fn fmt(context: &Context, log: &mut Log) -> Result<Outcome> {
     log.run(cargo(&context.root).args(["fmt", "--all", "--check"]))?;
+    // Not a member of the workspace, so `--all` does not reach it.
+    log.run(cargo(&context.root.join(no_std::PROBE)).args(["fmt", "--check"]))?;
     Ok(Outcome::Passed)
 }
 
@@ -145,6 +147,10 @@ fn unit(context: &Context, log: &mut Log) -> Result<Outcome> {
         Err(_) => log.tail(usize::MAX),
     };
     for line in interesting_lines(&text) {
+        println!("  {line}");
+    }
+    // With many test programs the reason for a failure is far above the end of the log.
+    for line in failures(&text) {
         println!("  {line}");
     }
     let ran = tests_passed(&result?);
@@ -245,6 +251,9 @@ fn at_least_one_test(log: &mut Log, text: &str) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
+/// How much of the output of failing tests is shown; the log has all of it.
+const FAILURE_LINES: usize = 300;
+
 /// The lines of cargo test's output that say which program ran and how it ended.
 fn interesting_lines(text: &str) -> impl Iterator<Item = &str> {
     text.lines().map(str::trim).filter(|line| {
@@ -252,6 +261,24 @@ fn interesting_lines(text: &str) -> impl Iterator<Item = &str> {
             || line.starts_with("Running ")
             || line.starts_with("Doc-tests ")
     })
+}
+
+/// What failing tests wrote: from the heading of their output to the result of their program.
+fn failures(text: &str) -> Vec<&str> {
+    let mut inside = false;
+    let mut out = Vec::new();
+    for line in text.lines() {
+        inside = match line {
+            "failures:" => true,
+            _ if line.starts_with("test result:") => false,
+            _ => inside,
+        };
+        if inside {
+            out.push(line);
+        }
+    }
+    out.truncate(FAILURE_LINES);
+    out
 }
 
 /// Adds up the passed tests of all `test result:` lines.
@@ -291,6 +318,17 @@ test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out
         assert_eq!(lines.len(), 4);
         assert!(lines[0].starts_with("Running"));
         assert!(lines[3].contains("2 passed; 1 failed"));
+    }
+
+    #[test]
+    fn the_output_of_failing_tests_is_found() {
+        let text = "running 2 tests\ntest a ... FAILED\n\nfailures:\n\n---- a stdout ----\nboom\n\n\
+            failures:\n    a\n\ntest result: FAILED. 1 passed; 1 failed\nafter\n";
+        let lines = failures(text);
+        assert_eq!(lines.first(), Some(&"failures:"));
+        assert!(lines.contains(&"boom") && lines.contains(&"    a"));
+        assert!(!lines.contains(&"after") && !lines.contains(&"running 2 tests"));
+        assert!(failures(OUTPUT).is_empty());
     }
 
     #[test]
