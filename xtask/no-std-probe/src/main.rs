@@ -10,12 +10,11 @@ extern crate alloc;
 mod memory;
 mod start;
 
-// Linked even where nothing below calls it.
-use iwarp_rnic as _;
-
 use alloc::vec::Vec;
 use iwarp_proto::crc32c;
 use iwarp_proto::mpa::framing::{FpduOptions, MarkerClock, decode_fpdu, encode_fpdu};
+use iwarp_rnic::cq::CompletionQueue;
+use iwarp_rnic::qp::{QpConfig, QueuePair};
 
 /// The exit status: 0 when everything behaved, else the number of the check that did not.
 fn run() -> i32 {
@@ -38,7 +37,18 @@ fn run() -> i32 {
         return 3;
     };
     match decode_fpdu(&wire[..length], &options, &mut rx, &mut back) {
-        Ok(decoded) if back.get(..decoded.ulpdu_len) == Some(&ulpdu[..]) => 0,
-        _ => 4,
+        Ok(decoded) if back.get(..decoded.ulpdu_len) == Some(&ulpdu[..]) => {}
+        _ => return 4,
+    }
+    let Ok(mut completions) = CompletionQueue::new(16) else {
+        return 5;
+    };
+    if completions.pop().is_some() {
+        return 6;
+    }
+    // Created, and dropped again: the largest object of the engine.
+    match QueuePair::new(QpConfig::default()) {
+        Ok(_) => 0,
+        Err(_) => 7,
     }
 }
