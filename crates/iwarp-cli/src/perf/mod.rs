@@ -47,6 +47,8 @@ fn transport(wire: Wire) -> &'static dyn Transport {
 fn run_local(m: &MeasureArgs) -> Result<()> {
     let plan = Plan::new(m)?;
     let outputs = Outputs::open(m)?;
+    // Before binding to one CPU, or it would be the only one there is.
+    let host = HostInfo::here();
     let cpus = if m.no_pin { None } else { pin::two_cpus() };
     // The peer first: it must not inherit this end's CPU.
     let peer = local::Peer::spawn(cpus.map(|c| c.1))?;
@@ -56,7 +58,7 @@ fn run_local(m: &MeasureArgs) -> Result<()> {
     let (control, _) = Control::connect(peer.addr)?;
     let samples = run::run(&plan, control, false)?;
     drop(peer);
-    outputs.write(&Report::new(&plan, &samples, HostInfo::here(), None))
+    outputs.write(&Report::new(&plan, &samples, host, None))
 }
 
 fn run_remote(c: &ConnectArgs) -> Result<()> {

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 const WIDTH: f64 = 560.0;
 const HEIGHT: f64 = 400.0;
 const LEFT: f64 = 64.0;
-const RIGHT: f64 = 16.0;
+const RIGHT: f64 = 32.0;
 const TOP: f64 = 76.0;
 const BOTTOM: f64 = 96.0;
 const INK: &str = "#24292f";
@@ -216,7 +216,7 @@ fn draw(s: &mut String, p: &Panel) {
     }
     for (i, c) in p.curves.iter().enumerate() {
         let (x, y) = (
-            LEFT + (i % 4) as f64 * 122.0,
+            LEFT + (i % 4) as f64 * 120.0,
             bottom + 42.0 + (i / 4) as f64 * 20.0,
         );
         let (stroke, dash) = (colour(c.op), dash(c));

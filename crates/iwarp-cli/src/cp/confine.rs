@@ -1,0 +1,286 @@
+//! Path confinement: nothing outside the served directory can be reached, whatever the peer asks for.
+//!
+//! Two walls. First the text: relative, no `..`, no empty or hidden-part components, bounded. Then the kernel: every open goes
+//! through `openat2` with RESOLVE_BENEATH, so that a symbolic link out of the tree is refused at the moment of use and no
+//! rename in between can trick us. Where `openat2` is missing, every component is opened by itself with O_NOFOLLOW.
+
+use super::part::PART_SUFFIX;
+use crate::error::{Context as _, Error, Result};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+use std::fs::File;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::Path;
+
+/// Longest path a peer may name, in octets.
+pub(crate) const MAX_PATH: usize = 1024;
+/// Longest component; leaves room for the names of partial files.
+const MAX_COMPONENT: usize = 200;
+
+/// A served directory.
+#[derive(Debug)]
+pub(crate) struct Root {
+    dir: OwnedFd,
+    /// Pretend that the kernel has no `openat2`.
+    no_openat2: bool,
+}
+
+/// A place for one file: its directory, opened, and its checked name.
+#[derive(Debug)]
+pub(crate) struct Place {
+    /// The directory that holds it.
+    pub(crate) dir: OwnedFd,
+    /// One component.
+    pub(crate) name: String,
+}
+
+impl Root {
+    /// Opens the directory to serve.
+    ///
+    /// # Errors
+    /// When it is not a directory that can be opened.
+    pub(crate) fn open(dir: &Path) -> Result<Self> {
+        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+        let dir = rustix::fs::open(dir, flags, Mode::empty()).context(dir.display())?;
+        Ok(Self {
+            dir,
+            no_openat2: false,
+        })
+    }
+
+    /// Opens a regular file below the root for reading.
+    ///
+    /// # Errors
+    /// When the path leaves the root, does not exist or is no regular file.
+    pub(crate) fn read(&self, path: &str) -> Result<File> {
+        check(path)?;
+        // NONBLOCK: opening a FIFO must not hang the server.
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
+        regular(
+            self.beneath(path, flags)
+                .context(format_args!("'{path}'"))?,
+            path,
+        )
+    }
+
+    /// Opens the directory in which a file shall be created.
+    ///
+    /// # Errors
+    /// When the path leaves the root or its directory does not exist.
+    pub(crate) fn place(&self, path: &str) -> Result<Place> {
+        check(path)?;
+        let (parent, name) = path.rsplit_once('/').unwrap_or((".", path));
+        let dir = self
+            .beneath(parent, OFlags::RDONLY | OFlags::DIRECTORY)
+            .context(format_args!("'{path}'"))?;
+        Ok(Place {
+            dir,
+            name: name.to_owned(),
+        })
+    }
+
+    fn beneath(&self, path: &str, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+        let flags = flags | OFlags::CLOEXEC;
+        if !self.no_openat2 {
+            let how = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+            loop {
+                match rustix::fs::openat2(&self.dir, path, flags, Mode::empty(), how) {
+                    // The kernel saw a rename race and could not decide.
+                    Err(Errno::AGAIN | Errno::INTR) => {}
+                    // Old kernels, and sandboxes that know no openat2.
+                    Err(Errno::NOSYS | Errno::PERM) => break,
+                    done => return done,
+                }
+            }
+        }
+        let mut at = self.dir.try_clone().map_err(|_| Errno::MFILE)?;
+        let parts: Vec<_> = path.split('/').collect();
+        for (i, part) in parts.iter().enumerate() {
+            let last = i + 1 == parts.len();
+            let f = if last {
+                flags
+            } else {
+                OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC
+            };
+            at = rustix::fs::openat(&at, *part, f | OFlags::NOFOLLOW, Mode::empty())?;
+        }
+        Ok(at)
+    }
+}
+
+impl Place {
+    /// A place in the local file system, where the user's own path needs no confinement.
+    ///
+    /// # Errors
+    /// When there is no name or no such directory.
+    pub(crate) fn local(path: &Path) -> Result<Self> {
+        let name = path
+            .file_name()
+            .and_then(|n| n.to_str())
+            .ok_or_else(|| Error::usage(format!("'{}' names no file", path.display())))?;
+        let parent = path
+            .parent()
+            .filter(|p| !p.as_os_str().is_empty())
+            .unwrap_or(Path::new("."));
+        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+        let dir =
+            rustix::fs::openat(CWD, parent, flags, Mode::empty()).context(parent.display())?;
+        Ok(Self {
+            dir,
+            name: name.to_owned(),
+        })
+    }
+
+    /// Refuses names that are taken by something that is no regular file: renaming over them would lose it or fail late.
+    ///
+    /// # Errors
+    /// When a directory, link or device has the name.
+    pub(crate) fn check_target(&self) -> Result<()> {
+        match rustix::fs::statat(
+            self.dir.as_fd(),
+            self.name.as_str(),
+            AtFlags::SYMLINK_NOFOLLOW,
+        ) {
+            Ok(s) if FileType::from_raw_mode(s.st_mode) == FileType::RegularFile => Ok(()),
+            Ok(_) => Err(Error::failed(format!(
+                "'{}' exists and is no regular file",
+                self.name
+            ))),
+            Err(Errno::NOENT) => Ok(()),
+            Err(e) => Err(e).context(format_args!("'{}'", self.name)),
+        }
+    }
+}
+
+/// Refuses anything but a regular file.
+pub(crate) fn regular(fd: OwnedFd, name: &str) -> Result<File> {
+    let stat = rustix::fs::fstat(&fd).context(format_args!("'{name}'"))?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Err(Error::failed(format!("'{name}' is no regular file")));
+    }
+    Ok(File::from(fd))
+}
+
+/// The wall of text.
+fn check(path: &str) -> Result<()> {
+    let refuse = |why: &str| {
+        Err(Error::failed(format!(
+            "'{}' is refused: {why}",
+            path.escape_default()
+        )))
+    };
+    if path.is_empty() || path.len() > MAX_PATH {
+        return refuse("paths have 1 to 1024 octets");
+    }
+    if path.starts_with('/') {
+        return refuse("paths are relative to the served directory");
+    }
+    for part in path.split('/') {
+        if matches!(part, "" | "." | "..")
+            || part.len() > MAX_COMPONENT
+            || part.contains(char::is_control)
+        {
+            return refuse("'.', '..', empty, long or unprintable components");
+        }
+        if part.ends_with(PART_SUFFIX) {
+            return refuse("names of partial files are reserved");
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cp::part::tests::TempDir;
+    use std::io::Read as _;
+    use std::os::unix::fs::symlink;
+
+    fn tree() -> TempDir {
+        let t = TempDir::new();
+        std::fs::create_dir_all(t.path("root/sub")).unwrap();
+        std::fs::create_dir_all(t.path("out")).unwrap();
+        std::fs::write(t.path("out/secret"), "secret").unwrap();
+        std::fs::write(t.path("root/sub/file"), "inside").unwrap();
+        symlink(t.path("out"), t.path("root/abs")).unwrap();
+        symlink("../out", t.path("root/rel")).unwrap();
+        symlink("../../out/secret", t.path("root/sub/link")).unwrap();
+        symlink("sub", t.path("root/good")).unwrap();
+        let fifo = t.path("root/fifo");
+        rustix::fs::mknodat(CWD, fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        t
+    }
+
+    #[test]
+    fn nothing_outside_is_reachable() {
+        let t = tree();
+        for no_openat2 in [false, true] {
+            let root = Root {
+                no_openat2,
+                ..Root::open(&t.path("root")).unwrap()
+            };
+            let mut text = String::new();
+            root.read("sub/file")
+                .unwrap()
+                .read_to_string(&mut text)
+                .unwrap();
+            assert_eq!(text, "inside");
+            let absolute = t.path("out/secret").to_str().unwrap().to_owned();
+            for bad in [
+                "",
+                "/",
+                ".",
+                "..",
+                "../out/secret",
+                "sub/../../out/secret",
+                "sub/..",
+                "sub//file",
+                "./sub/file",
+                "abs/secret",
+                "rel/secret",
+                "sub/link",
+                "abs",
+                "sub",
+                "fifo",
+                "nothing",
+                "sub/file/x",
+                "a\0b",
+                "a\nb",
+                "sub/.file.iwarp-part",
+                &absolute,
+                &"x/".repeat(600),
+                &"x".repeat(201),
+            ] {
+                assert!(
+                    root.read(bad).is_err(),
+                    "read {bad:?}, fallback {no_openat2}"
+                );
+            }
+            for bad in [
+                "",
+                "..",
+                "../x",
+                "/x",
+                "abs/x",
+                "rel/x",
+                "nodir/x",
+                "sub/file/x",
+                "sub/",
+                ".x.iwarp-part",
+            ] {
+                assert!(
+                    root.place(bad).is_err(),
+                    "place {bad:?}, fallback {no_openat2}"
+                );
+            }
+            // A link that stays inside is fine for openat2; the careful walk follows none.
+            assert_eq!(root.read("good/file").is_ok(), !no_openat2);
+            let p = root.place("sub/new").unwrap();
+            assert_eq!(p.name, "new");
+            assert!(p.check_target().is_ok());
+            assert!(root.place("sub/link").unwrap().check_target().is_err());
+            assert!(root.place("sub").unwrap().check_target().is_err());
+            assert!(root.place("sub/file").unwrap().check_target().is_ok());
+        }
+    }
+}

@@ -1,0 +1,330 @@
+//! A file on its way in: `.NAME.iwarp-part`, verified, continued, and renamed when complete.
+//!
+//! Data are written strictly in order, so the length of the partial file says how far a copy came. Whether those octets are
+//! the right ones is not believed but checked: the receiver hashes what it has, and the sender compares with its own file.
+//! A crash that left a hole, another file of the same name, a changed source: each shows up as a different hash.
+
+use super::confine::{Place, regular};
+use crate::error::{Context as _, Error, Result};
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use sha2::{Digest as _, Sha256};
+use std::fs::File;
+use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
+
+/// End of the name of a partial file; such names cannot be asked for by a peer.
+pub(crate) const PART_SUFFIX: &str = ".iwarp-part";
+/// What is read at once while hashing.
+const CHUNK: usize = 1 << 20;
+
+/// A SHA-256 value.
+pub(crate) type Hash = [u8; 32];
+
+/// A partial file, locked by this process.
+#[derive(Debug)]
+pub(crate) struct Part {
+    place: Place,
+    name: String,
+    file: File,
+    hash: Sha256,
+    len: u64,
+}
+
+impl Part {
+    /// Opens or creates the partial file of a place and hashes what is there, at most `limit` octets.
+    ///
+    /// # Errors
+    /// When it cannot be created or another copy to the same name is running.
+    pub(crate) fn open(place: Place, keep: bool, limit: u64) -> Result<Self> {
+        place.check_target()?;
+        let name = format!(".{}{PART_SUFFIX}", place.name);
+        let flags =
+            OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let fd = rustix::fs::openat(&place.dir, name.as_str(), flags, Mode::RUSR | Mode::WUSR)
+            .context(format_args!("'{}'", place.name))?;
+        let file = regular(fd, &name)?;
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
+            Error::failed(format!("'{}' is being written by another copy", place.name))
+        })?;
+        let mut part = Self {
+            place,
+            name,
+            file,
+            hash: Sha256::new(),
+            len: 0,
+        };
+        let there = part.file.metadata().context("partial file")?.len();
+        if keep && there <= limit {
+            part.len = hash_prefix(&mut part.file, there, &mut part.hash)?;
+        } else {
+            part.restart()?;
+        }
+        Ok(part)
+    }
+
+    /// How much is there.
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// SHA-256 of what is there.
+    pub(crate) fn hash(&self) -> Hash {
+        self.hash.clone().finalize().into()
+    }
+
+    /// Throws away what is there.
+    ///
+    /// # Errors
+    /// When the file cannot be truncated.
+    pub(crate) fn restart(&mut self) -> Result<()> {
+        self.file
+            .set_len(0)
+            .and_then(|()| self.file.seek(SeekFrom::Start(0)))
+            .context("partial file")?;
+        (self.hash, self.len) = (Sha256::new(), 0);
+        Ok(())
+    }
+
+    /// Appends data.
+    ///
+    /// # Errors
+    /// When the disk is full or broken.
+    pub(crate) fn append(&mut self, data: &[u8]) -> Result<()> {
+        self.file
+            .write_all(data)
+            .context(format_args!("cannot write '{}'", self.place.name))?;
+        self.hash.update(data);
+        self.len += data.len() as u64;
+        Ok(())
+    }
+
+    /// Gives the complete file its name, after its data have reached the disk.
+    ///
+    /// # Errors
+    /// When the hash is not the expected one (the partial file is then removed: it cannot be continued), or the rename fails.
+    pub(crate) fn commit(self, expected: &Hash, mode: u32) -> Result<()> {
+        if self.hash() != *expected {
+            let _ = rustix::fs::unlinkat(
+                &self.place.dir,
+                self.name.as_str(),
+                rustix::fs::AtFlags::empty(),
+            );
+            return Err(Error::failed(format!(
+                "'{}': SHA-256 differs, the data were damaged on the way",
+                self.place.name
+            )));
+        }
+        // Permissions only: a peer shall not create set-uid files.
+        rustix::fs::fchmod(&self.file, Mode::from_raw_mode(mode & 0o777 | 0o600))
+            .context("permissions")?;
+        self.file
+            .sync_all()
+            .context(format_args!("cannot write '{}'", self.place.name))?;
+        let dir = &self.place.dir;
+        rustix::fs::renameat(dir, self.name.as_str(), dir, self.place.name.as_str())
+            .context(format_args!("cannot create '{}'", self.place.name))
+    }
+}
+
+/// A file on its way out, read in order and hashed on the way.
+#[derive(Debug)]
+pub(crate) struct Source {
+    file: File,
+    hash: Sha256,
+    size: u64,
+    at: u64,
+    /// Permission bits.
+    pub(crate) mode: u32,
+}
+
+impl Source {
+    /// Takes over an open file.
+    ///
+    /// # Errors
+    /// When it cannot be examined.
+    pub(crate) fn new(file: File) -> Result<Self> {
+        let stat = rustix::fs::fstat(&file).context("file")?;
+        let size = u64::try_from(stat.st_size).context("file size")?;
+        Ok(Self {
+            file,
+            hash: Sha256::new(),
+            size,
+            at: 0,
+            mode: stat.st_mode & 0o777,
+        })
+    }
+
+    /// Length at the time of opening.
+    pub(crate) fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Whether the peer's first `len` octets are ours; then reading goes on behind them, otherwise from the beginning.
+    /// Gives the offset where reading goes on.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub(crate) fn resume(&mut self, len: u64, hash: &Hash) -> Result<u64> {
+        self.file.seek(SeekFrom::Start(0)).context("file")?;
+        (self.hash, self.at) = (Sha256::new(), 0);
+        if len > 0 && len <= self.size {
+            let read = hash_prefix(&mut self.file, len, &mut self.hash)?;
+            if read == len && Hash::from(self.hash.clone().finalize()) == *hash {
+                self.at = len;
+            } else {
+                self.hash = Sha256::new();
+                self.file.seek(SeekFrom::Start(0)).context("file")?;
+            }
+        }
+        Ok(self.at)
+    }
+
+    /// Fills `buf`.
+    ///
+    /// # Errors
+    /// When the file has become shorter or cannot be read.
+    pub(crate) fn fill(&mut self, buf: &mut [u8]) -> Result<()> {
+        self.file.read_exact(buf).map_err(|e| match e.kind() {
+            std::io::ErrorKind::UnexpectedEof => {
+                Error::failed("the file became shorter while it was copied")
+            }
+            _ => Error::failed(format!("cannot read the file: {e}")),
+        })?;
+        self.hash.update(&*buf);
+        self.at += buf.len() as u64;
+        Ok(())
+    }
+
+    /// SHA-256 of all that was read or skipped as resumed.
+    pub(crate) fn hash(&self) -> Hash {
+        self.hash.clone().finalize().into()
+    }
+}
+
+/// Hashes up to `len` octets from the current position; gives how many there were.
+fn hash_prefix(file: &mut File, len: u64, hash: &mut Sha256) -> Result<u64> {
+    let mut buf = vec![0; CHUNK];
+    let mut done = 0;
+    while done < len {
+        let want = (len - done).min(CHUNK as u64) as usize;
+        match file.read(&mut buf[..want]) {
+            Ok(0) => break,
+            Ok(n) => {
+                hash.update(&buf[..n]);
+                done += n as u64;
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e).context("cannot read the file"),
+        }
+    }
+    Ok(done)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use std::path::{Path, PathBuf};
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    /// A directory that goes away with the test.
+    pub(crate) struct TempDir(PathBuf);
+
+    impl TempDir {
+        pub(crate) fn new() -> Self {
+            static NEXT: AtomicU32 = AtomicU32::new(0);
+            let n = NEXT.fetch_add(1, Ordering::Relaxed);
+            let dir =
+                std::env::temp_dir().join(format!("iwarp-cp-test-{}-{n}", std::process::id()));
+            std::fs::create_dir_all(&dir).unwrap();
+            Self(dir)
+        }
+
+        pub(crate) fn path(&self, name: &str) -> PathBuf {
+            self.0.join(name)
+        }
+    }
+
+    impl Drop for TempDir {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    pub(crate) fn sha(data: &[u8]) -> Hash {
+        Sha256::digest(data).into()
+    }
+
+    fn part(path: &Path, keep: bool) -> Result<Part> {
+        Part::open(Place::local(path)?, keep, 1 << 40)
+    }
+
+    #[test]
+    fn parts_are_continued_and_committed() {
+        let t = TempDir::new();
+        let target = t.path("a");
+        let mut p = part(&target, true).unwrap();
+        p.append(b"hello ").unwrap();
+        assert!(
+            part(&target, true)
+                .unwrap_err()
+                .to_string()
+                .contains("another copy")
+        );
+        drop(p);
+        assert!(!target.exists());
+        let mut p = part(&target, true).unwrap();
+        assert_eq!((p.len(), p.hash()), (6, sha(b"hello ")));
+        p.append(b"world").unwrap();
+        p.commit(&sha(b"hello world"), 0o6755).unwrap();
+        assert_eq!(std::fs::read(&target).unwrap(), b"hello world");
+        let mode = std::os::unix::fs::PermissionsExt::mode(
+            &std::fs::metadata(&target).unwrap().permissions(),
+        );
+        assert_eq!(mode & 0o7777, 0o755);
+        assert!(!t.path(".a.iwarp-part").exists());
+    }
+
+    #[test]
+    fn damage_is_noticed_and_leaves_nothing() {
+        let t = TempDir::new();
+        std::fs::write(t.path("a"), "old").unwrap();
+        let mut p = part(&t.path("a"), true).unwrap();
+        p.append(b"hellX").unwrap();
+        assert!(
+            p.commit(&sha(b"hello"), 0o644)
+                .unwrap_err()
+                .to_string()
+                .contains("SHA-256")
+        );
+        assert_eq!(std::fs::read(t.path("a")).unwrap(), b"old");
+        assert!(!t.path(".a.iwarp-part").exists());
+        // Without resume, and when the part is longer than the file can be, it starts anew.
+        std::fs::write(t.path(".a.iwarp-part"), "12345").unwrap();
+        assert_eq!(
+            Part::open(Place::local(&t.path("a")).unwrap(), true, 4)
+                .unwrap()
+                .len(),
+            0
+        );
+        std::fs::write(t.path(".a.iwarp-part"), "12345").unwrap();
+        assert_eq!(part(&t.path("a"), false).unwrap().len(), 0);
+    }
+
+    #[test]
+    fn sources_resume_only_behind_equal_data() {
+        let t = TempDir::new();
+        std::fs::write(t.path("s"), "hello world").unwrap();
+        let mut s = Source::new(File::open(t.path("s")).unwrap()).unwrap();
+        assert_eq!(s.resume(6, &sha(b"hellO ")).unwrap(), 0);
+        assert_eq!(s.resume(99, &sha(b"")).unwrap(), 0);
+        assert_eq!(s.resume(6, &sha(b"hello ")).unwrap(), 6);
+        let mut rest = [0; 5];
+        s.fill(&mut rest).unwrap();
+        assert_eq!((&rest, s.hash()), (b"world", sha(b"hello world")));
+        assert!(
+            s.fill(&mut rest)
+                .unwrap_err()
+                .to_string()
+                .contains("shorter")
+        );
+    }
+}

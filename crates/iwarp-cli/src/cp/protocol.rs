@@ -1,0 +1,490 @@
+//! The messages of `iwarp cp`, each one RDMA Send. The data themselves never travel in messages: they are written one-sided
+//! into slots of the receiver's registered memory.
+//!
+//! ```text
+//!   client                             server
+//!   Hello                         →
+//!                                 ←    Hello
+//!   upload:   Put                 →
+//!                                 ←    Ready (what is there already, its hash, the slots)
+//!             Start               →         (continue there, or from 0 when the hash differs)
+//!   download: Get (what is there already, its hash, the slots)  →
+//!                                 ←    Start
+//!   then the data, from sender to receiver:
+//!     RDMA Write into a slot, Filled(slot, offset, length) …   and back Free(slot) …
+//!     Finish(SHA-256)             →    Done when the file has its name
+//!   Error ends the connection from either side at any time.
+//! ```
+//!
+//! Layout: all integers in network order. Octet 0 type, octet 1 zero, then the fields in the order of the enum. Text is
+//! a 16-bit length and that many octets of UTF-8. Octets behind the last field are an error, except in Hello.
+
+use super::confine::MAX_PATH;
+use super::part::Hash;
+use crate::error::{Error, Result};
+
+/// Protocol version; both ends must agree.
+pub(crate) const VERSION: u16 = 1;
+/// Receives must have this room: no message is longer.
+pub(crate) const MAX_MESSAGE: usize = 2048;
+/// Most slots that may be granted.
+pub(crate) const MAX_SLOTS: u16 = 256;
+/// Largest slot, in octets.
+pub(crate) const MAX_SLOT_SIZE: u32 = 16 << 20;
+/// Longest error text.
+const MAX_TEXT: usize = 512;
+const MAGIC: u32 = u32::from_be_bytes(*b"IWCP");
+
+/// A ring of equal slots, side by side in one registered region of the receiver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Grant {
+    /// STag of the region, with remote-write access.
+    pub(crate) stag: u32,
+    /// Tagged offset of slot 0.
+    pub(crate) base: u64,
+    /// Octets per slot, 1–16 MiB.
+    pub(crate) slot_size: u32,
+    /// Number of slots, 1–256.
+    pub(crate) slots: u16,
+}
+
+impl Grant {
+    /// Tagged offset of a slot; `None` when there is no such slot.
+    pub(crate) fn slot_at(&self, slot: u16) -> Option<u64> {
+        (slot < self.slots).then_some(())?;
+        self.base
+            .checked_add(u64::from(slot) * u64::from(self.slot_size))
+    }
+}
+
+/// What a receiver has already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Have {
+    /// Octets from the beginning.
+    pub(crate) len: u64,
+    /// Their SHA-256.
+    pub(crate) hash: Hash,
+}
+
+/// All messages.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Message {
+    /// 1: magic, version. More fields may follow in later versions.
+    Hello {
+        /// [`VERSION`] of the sender.
+        version: u16,
+    },
+    /// 2: the client wants to write a file.
+    Put {
+        /// Its size in octets.
+        size: u64,
+        /// Permission bits.
+        mode: u32,
+        /// Keep and continue what is there already.
+        resume: bool,
+        /// Path below the served directory.
+        path: String,
+    },
+    /// 3: answer to Put.
+    Ready {
+        /// What is there already.
+        have: Have,
+        /// Where to write to.
+        grant: Grant,
+    },
+    /// 4: the client wants to read a file.
+    Get {
+        /// What the client has already.
+        have: Have,
+        /// Where to write to.
+        grant: Grant,
+        /// Path below the served directory.
+        path: String,
+    },
+    /// 5: the sender of the data begins at this offset: what the receiver has, or 0.
+    Start {
+        /// Where.
+        offset: u64,
+        /// Size of the whole file.
+        size: u64,
+        /// Permission bits.
+        mode: u32,
+    },
+    /// 6: a slot holds data now.
+    Filled {
+        /// Which.
+        slot: u16,
+        /// Where in the file; always the next expected one.
+        offset: u64,
+        /// How many octets, at most the slot's size.
+        len: u32,
+    },
+    /// 7: a slot may be written again.
+    Free {
+        /// Which.
+        slot: u16,
+    },
+    /// 8: all data have been sent; this is the SHA-256 of the whole file.
+    Finish {
+        /// The value.
+        hash: Hash,
+    },
+    /// 9: the file has been verified and has its name.
+    Done,
+    /// 10: it cannot be done.
+    Error {
+        /// Why, for a person.
+        text: String,
+    },
+}
+
+impl Message {
+    /// The octets of the message; at most [`MAX_MESSAGE`].
+    ///
+    /// # Errors
+    /// When a text is too long.
+    pub(crate) fn encode(&self) -> Result<Vec<u8>> {
+        let mut w = Writer(Vec::with_capacity(64));
+        match self {
+            Self::Hello { version } => w.head(1).u32(MAGIC).u16(*version),
+            Self::Put {
+                size,
+                mode,
+                resume,
+                path,
+            } => w
+                .head(2)
+                .u64(*size)
+                .u32(*mode)
+                .u8(u8::from(*resume))
+                .text(path, MAX_PATH)?,
+            Self::Ready { have, grant } => w.head(3).have(have).grant(grant),
+            Self::Get { have, grant, path } => {
+                w.head(4).have(have).grant(grant).text(path, MAX_PATH)?
+            }
+            Self::Start { offset, size, mode } => w.head(5).u64(*offset).u64(*size).u32(*mode),
+            Self::Filled { slot, offset, len } => w.head(6).u16(*slot).u64(*offset).u32(*len),
+            Self::Free { slot } => w.head(7).u16(*slot),
+            Self::Finish { hash } => w.head(8).raw(hash),
+            Self::Done => w.head(9),
+            Self::Error { text } => {
+                // Cut at a character, so that a long reason is still a reason.
+                let end = (0..=text.len().min(MAX_TEXT))
+                    .rev()
+                    .find(|&i| text.is_char_boundary(i))
+                    .unwrap_or(0);
+                w.head(10)
+                    .text(text.get(..end).unwrap_or_default(), MAX_TEXT)?
+            }
+        };
+        Ok(w.0)
+    }
+
+    /// Reads one message and checks every field by itself.
+    ///
+    /// # Errors
+    /// On anything that [`Message::encode`] would not write.
+    pub(crate) fn decode(octets: &[u8]) -> Result<Self> {
+        if octets.len() > MAX_MESSAGE {
+            return Err(malformed());
+        }
+        let mut r = Reader(octets);
+        let kind = r.u8()?;
+        if r.u8()? != 0 {
+            return Err(malformed());
+        }
+        let message = match kind {
+            1 => {
+                if r.u32()? != MAGIC {
+                    return Err(Error::failed(
+                        "the peer does not speak the iwarp cp protocol",
+                    ));
+                }
+                let version = r.u16()?;
+                r.0 = &[];
+                Self::Hello { version }
+            }
+            2 => Self::Put {
+                size: r.u64()?,
+                mode: r.u32()?,
+                resume: r.bool()?,
+                path: r.text(MAX_PATH)?,
+            },
+            3 => Self::Ready {
+                have: r.have()?,
+                grant: r.grant()?,
+            },
+            4 => Self::Get {
+                have: r.have()?,
+                grant: r.grant()?,
+                path: r.text(MAX_PATH)?,
+            },
+            5 => Self::Start {
+                offset: r.u64()?,
+                size: r.u64()?,
+                mode: r.u32()?,
+            },
+            6 => Self::Filled {
+                slot: r.u16()?,
+                offset: r.u64()?,
+                len: r.u32()?,
+            },
+            7 => Self::Free { slot: r.u16()? },
+            8 => Self::Finish { hash: r.hash()? },
+            9 => Self::Done,
+            10 => Self::Error {
+                text: r
+                    .text(MAX_TEXT)?
+                    .chars()
+                    .filter(|c| !c.is_control())
+                    .collect(),
+            },
+            _ => return Err(malformed()),
+        };
+        if r.0.is_empty() {
+            Ok(message)
+        } else {
+            Err(malformed())
+        }
+    }
+}
+
+fn malformed() -> Error {
+    Error::failed("malformed message from the peer")
+}
+
+struct Writer(Vec<u8>);
+
+impl Writer {
+    fn raw(&mut self, b: &[u8]) -> &mut Self {
+        self.0.extend_from_slice(b);
+        self
+    }
+    fn head(&mut self, kind: u8) -> &mut Self {
+        self.raw(&[kind, 0])
+    }
+    fn u8(&mut self, v: u8) -> &mut Self {
+        self.raw(&[v])
+    }
+    fn u16(&mut self, v: u16) -> &mut Self {
+        self.raw(&v.to_be_bytes())
+    }
+    fn u32(&mut self, v: u32) -> &mut Self {
+        self.raw(&v.to_be_bytes())
+    }
+    fn u64(&mut self, v: u64) -> &mut Self {
+        self.raw(&v.to_be_bytes())
+    }
+    fn have(&mut self, h: &Have) -> &mut Self {
+        self.u64(h.len).raw(&h.hash)
+    }
+    fn grant(&mut self, g: &Grant) -> &mut Self {
+        self.u32(g.stag).u64(g.base).u32(g.slot_size).u16(g.slots)
+    }
+    fn text(&mut self, t: &str, max: usize) -> Result<&mut Self> {
+        match u16::try_from(t.len()) {
+            Ok(n) if t.len() <= max => Ok(self.u16(n).raw(t.as_bytes())),
+            _ => Err(Error::failed(format!(
+                "a name or text has more than {max} octets"
+            ))),
+        }
+    }
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, n: usize) -> Result<&'a [u8]> {
+        let (head, rest) = self.0.split_at_checked(n).ok_or_else(malformed)?;
+        self.0 = rest;
+        Ok(head)
+    }
+    fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
+        self.take(N)?.try_into().map_err(|_| malformed())
+    }
+    fn u8(&mut self) -> Result<u8> {
+        Ok(u8::from_be_bytes(self.array()?))
+    }
+    fn u16(&mut self) -> Result<u16> {
+        Ok(u16::from_be_bytes(self.array()?))
+    }
+    fn u32(&mut self) -> Result<u32> {
+        Ok(u32::from_be_bytes(self.array()?))
+    }
+    fn u64(&mut self) -> Result<u64> {
+        Ok(u64::from_be_bytes(self.array()?))
+    }
+    fn bool(&mut self) -> Result<bool> {
+        match self.u8()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err(malformed()),
+        }
+    }
+    fn hash(&mut self) -> Result<Hash> {
+        self.array()
+    }
+    fn have(&mut self) -> Result<Have> {
+        Ok(Have {
+            len: self.u64()?,
+            hash: self.hash()?,
+        })
+    }
+    fn grant(&mut self) -> Result<Grant> {
+        let g = Grant {
+            stag: self.u32()?,
+            base: self.u64()?,
+            slot_size: self.u32()?,
+            slots: self.u16()?,
+        };
+        let sizes =
+            (1..=MAX_SLOT_SIZE).contains(&g.slot_size) && (1..=MAX_SLOTS).contains(&g.slots);
+        let end = g
+            .base
+            .checked_add(u64::from(g.slot_size) * u64::from(g.slots));
+        if sizes && end.is_some() {
+            Ok(g)
+        } else {
+            Err(malformed())
+        }
+    }
+    fn text(&mut self, max: usize) -> Result<String> {
+        let n = usize::from(self.u16()?);
+        if n > max {
+            return Err(malformed());
+        }
+        String::from_utf8(self.take(n)?.to_vec()).map_err(|_| malformed())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn samples() -> Vec<Message> {
+        let have = Have {
+            len: 77,
+            hash: [7; 32],
+        };
+        let grant = Grant {
+            stag: 0xabcd_ef01,
+            base: 1 << 40,
+            slot_size: 1 << 20,
+            slots: 8,
+        };
+        vec![
+            Message::Hello { version: 1 },
+            Message::Put {
+                size: u64::MAX,
+                mode: 0o644,
+                resume: true,
+                path: "d/ä".into(),
+            },
+            Message::Ready { have, grant },
+            Message::Get {
+                have,
+                grant,
+                path: "x".repeat(MAX_PATH),
+            },
+            Message::Start {
+                offset: 5,
+                size: 9,
+                mode: 0o600,
+            },
+            Message::Filled {
+                slot: 3,
+                offset: 1 << 33,
+                len: 65536,
+            },
+            Message::Free { slot: 255 },
+            Message::Finish { hash: [9; 32] },
+            Message::Done,
+            Message::Error { text: "no".into() },
+        ]
+    }
+
+    #[test]
+    fn every_message_survives_the_wire() {
+        for m in samples() {
+            let octets = m.encode().unwrap();
+            assert!(octets.len() <= MAX_MESSAGE);
+            assert_eq!(Message::decode(&octets).unwrap(), m);
+        }
+        // The layout is a promise: one message octet by octet.
+        let filled = Message::Filled {
+            slot: 3,
+            offset: 0x0102_0304_0506_0708,
+            len: 9,
+        }
+        .encode()
+        .unwrap();
+        assert_eq!(filled, [6, 0, 0, 3, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0, 0, 9]);
+    }
+
+    #[test]
+    fn cut_long_and_changed_messages_are_refused() {
+        for m in samples() {
+            let octets = m.encode().unwrap();
+            for n in 0..octets.len() {
+                assert!(Message::decode(&octets[..n]).is_err(), "{m:?} cut at {n}");
+            }
+            let longer = [&octets[..], &[0]].concat();
+            // Only Hello may grow.
+            assert_eq!(
+                Message::decode(&longer).is_ok(),
+                matches!(m, Message::Hello { .. }),
+                "{m:?}"
+            );
+            for i in 0..octets.len() {
+                for bit in 0..8 {
+                    let mut o = octets.clone();
+                    o[i] ^= 1 << bit;
+                    // Whatever is still accepted must mean exactly what is written.
+                    if let Ok(d) = Message::decode(&o) {
+                        assert!(
+                            d != m || matches!(m, Message::Error { .. }),
+                            "{m:?}: bit {bit} of octet {i} is ignored"
+                        );
+                    }
+                }
+            }
+        }
+        assert!(
+            Message::decode(&[1, 0, b'S', b'S', b'H', b'-', 0, 1])
+                .unwrap_err()
+                .to_string()
+                .contains("protocol")
+        );
+        let wide = Message::Ready {
+            have: Have {
+                len: 0,
+                hash: [0; 32],
+            },
+            grant: Grant {
+                stag: 1,
+                base: u64::MAX,
+                slot_size: 1,
+                slots: 1,
+            },
+        };
+        assert!(Message::decode(&wide.encode().unwrap()).is_err());
+        assert!(
+            Message::Put {
+                size: 0,
+                mode: 0,
+                resume: false,
+                path: "x".repeat(MAX_PATH + 1)
+            }
+            .encode()
+            .is_err()
+        );
+        let long = Message::Error {
+            text: "ä".repeat(1000),
+        }
+        .encode()
+        .unwrap();
+        assert!(
+            matches!(Message::decode(&long).unwrap(), Message::Error { text } if text.len() == MAX_TEXT)
+        );
+    }
+}

@@ -1,0 +1,442 @@
+//! Both ends of a copy, over any transport that can write into granted slots and carry short messages.
+//!
+//! Nothing here knows RDMA, and nothing a peer says is believed: offsets must be the expected ones, lengths must fit the slot
+//! and the file, slots must be free before they are used and taken before they are freed. See `protocol.rs` for the order.
+
+use super::confine::{Place, Root};
+use super::part::{Hash, Part, Source};
+use super::protocol::{Grant, Have, MAX_SLOTS, Message, VERSION};
+use crate::error::{Error, Result};
+
+/// What a copy needs from the connection under it.
+pub(crate) trait Link {
+    /// Sends one message. Both ends have at most twice as many messages in flight as there are slots, plus four.
+    ///
+    /// # Errors
+    /// When the connection is broken.
+    fn send(&mut self, message: &Message) -> Result<()>;
+
+    /// Waits for one message; `None` when the peer has closed. Must be bounded, by a time that allows the peer to hash
+    /// a large file (a minute or more).
+    ///
+    /// # Errors
+    /// On a broken connection, a malformed message or when the time is over.
+    fn recv(&mut self) -> Result<Option<Message>>;
+
+    /// One message if it is there already.
+    ///
+    /// # Errors
+    /// As [`Link::recv`].
+    fn try_recv(&mut self) -> Result<Option<Message>>;
+
+    /// Receiver: the ring of slots that the peer may write to; registered at the first call.
+    ///
+    /// # Errors
+    /// When memory cannot be registered.
+    fn grant(&mut self) -> Result<Grant>;
+
+    /// Receiver: shows the first `len` octets of one of the own slots.
+    ///
+    /// # Errors
+    /// Those of `f`, and when there is no such slot.
+    fn read_slot(
+        &mut self,
+        slot: u16,
+        len: u32,
+        f: &mut dyn FnMut(&[u8]) -> Result<()>,
+    ) -> Result<()>;
+
+    /// Sender: lets `fill` produce `len` octets and writes them to `slot` of the peer. They must be placed before a message
+    /// that is sent afterwards arrives.
+    ///
+    /// # Errors
+    /// Those of `fill`, and when the connection is broken.
+    fn write_slot(
+        &mut self,
+        to: &Grant,
+        slot: u16,
+        len: u32,
+        fill: &mut dyn FnMut(&mut [u8]) -> Result<()>,
+    ) -> Result<()>;
+}
+
+/// Told after every step: octets done, octets in all.
+pub(crate) type Progress<'a> = &'a mut dyn FnMut(u64, u64);
+
+/// What a copy did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Summary {
+    /// Size of the file.
+    pub(crate) size: u64,
+    /// How much of it was there already.
+    pub(crate) resumed: u64,
+    /// SHA-256 of the file, equal at both ends.
+    pub(crate) hash: Hash,
+}
+
+/// Client: writes a file below the served directory.
+///
+/// # Errors
+/// The first failure of either end.
+pub(crate) fn put(
+    link: &mut impl Link,
+    mut source: Source,
+    path: &str,
+    resume: bool,
+    progress: Progress<'_>,
+) -> Result<Summary> {
+    put_inner(link, &mut source, path, resume, progress).map_err(|e| cause(link, e))
+}
+
+fn put_inner(
+    link: &mut impl Link,
+    source: &mut Source,
+    path: &str,
+    resume: bool,
+    progress: Progress<'_>,
+) -> Result<Summary> {
+    hello(link)?;
+    let (size, mode) = (source.size(), source.mode);
+    link.send(&Message::Put {
+        size,
+        mode,
+        resume,
+        path: path.to_owned(),
+    })?;
+    let (have, grant) = match expect(link)? {
+        Message::Ready { have, grant } => (have, grant),
+        other => return Err(unexpected(&other)),
+    };
+    let offset = source.resume(have.len, &have.hash)?;
+    link.send(&Message::Start { offset, size, mode })?;
+    transmit(link, source, offset, &grant, progress)
+}
+
+/// Client: reads a file below the served directory into a local place.
+///
+/// # Errors
+/// The first failure of either end.
+pub(crate) fn get(
+    link: &mut impl Link,
+    place: Place,
+    path: &str,
+    resume: bool,
+    progress: Progress<'_>,
+) -> Result<Summary> {
+    get_inner(link, place, path, resume, progress).map_err(|e| cause(link, e))
+}
+
+fn get_inner(
+    link: &mut impl Link,
+    place: Place,
+    path: &str,
+    resume: bool,
+    progress: Progress<'_>,
+) -> Result<Summary> {
+    hello(link)?;
+    let part = Part::open(place, resume, u64::MAX)?;
+    let (have, grant) = (
+        Have {
+            len: part.len(),
+            hash: part.hash(),
+        },
+        link.grant()?,
+    );
+    link.send(&Message::Get {
+        have,
+        grant,
+        path: path.to_owned(),
+    })?;
+    match expect(link)? {
+        Message::Start { offset, size, mode } => {
+            receive(link, part, Offer { offset, size, mode }, &grant, progress)
+        }
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// Server: answers one client until it closes. A failure is told to the client and ends the connection.
+///
+/// # Errors
+/// The failure that ended the connection.
+pub(crate) fn serve(
+    link: &mut impl Link,
+    root: &Root,
+    log: &mut dyn FnMut(&str, Summary),
+) -> Result<()> {
+    let outcome = serve_requests(link, root, log);
+    if let Err(e) = &outcome {
+        // The client may be gone; then there is nobody to tell.
+        let _ = link.send(&Message::Error {
+            text: e.to_string(),
+        });
+    }
+    outcome
+}
+
+fn serve_requests(
+    link: &mut impl Link,
+    root: &Root,
+    log: &mut dyn FnMut(&str, Summary),
+) -> Result<()> {
+    let Some(first) = link.recv()? else {
+        return Ok(());
+    };
+    let Message::Hello { version } = first else {
+        return Err(unexpected(&first));
+    };
+    // Answered before it is judged, so that the client can say which versions met.
+    link.send(&Message::Hello { version: VERSION })?;
+    same_version(version)?;
+    while let Some(request) = link.recv()? {
+        match request {
+            Message::Put {
+                size, resume, path, ..
+            } => {
+                let part = Part::open(root.place(&path)?, resume, size)?;
+                let (have, grant) = (
+                    Have {
+                        len: part.len(),
+                        hash: part.hash(),
+                    },
+                    link.grant()?,
+                );
+                link.send(&Message::Ready { have, grant })?;
+                match expect(link)? {
+                    Message::Start {
+                        offset,
+                        size: again,
+                        mode,
+                    } if again == size => {
+                        let offer = Offer { offset, size, mode };
+                        log(&path, receive(link, part, offer, &grant, &mut |_, _| {})?);
+                    }
+                    other => return Err(unexpected(&other)),
+                }
+            }
+            Message::Get { have, grant, path } => {
+                let mut source = Source::new(root.read(&path)?)?;
+                let offset = source.resume(have.len, &have.hash)?;
+                link.send(&Message::Start {
+                    offset,
+                    size: source.size(),
+                    mode: source.mode,
+                })?;
+                log(
+                    &path,
+                    transmit(link, &mut source, offset, &grant, &mut |_, _| {})?,
+                );
+            }
+            Message::Error { text } => return Err(peer_says(&text)),
+            other => return Err(unexpected(&other)),
+        }
+    }
+    Ok(())
+}
+
+fn hello(link: &mut impl Link) -> Result<()> {
+    link.send(&Message::Hello { version: VERSION })?;
+    match expect(link)? {
+        Message::Hello { version } => same_version(version),
+        other => Err(unexpected(&other)),
+    }
+}
+
+fn same_version(theirs: u16) -> Result<()> {
+    if theirs == VERSION {
+        return Ok(());
+    }
+    Err(Error::failed(format!(
+        "the peer speaks version {theirs} of the iwarp cp protocol, this is version {VERSION}"
+    )))
+}
+
+/// The peer's slots as the sender sees them.
+#[derive(Debug)]
+struct Window {
+    taken: Vec<bool>,
+    free: Vec<u16>,
+}
+
+impl Window {
+    fn new(grant: &Grant) -> Self {
+        // Reversed, so that slot 0 is used first.
+        Self {
+            taken: vec![false; usize::from(grant.slots)],
+            free: (0..grant.slots).rev().collect(),
+        }
+    }
+
+    fn take(&mut self) -> Option<u16> {
+        let slot = self.free.pop()?;
+        if let Some(t) = self.taken.get_mut(usize::from(slot)) {
+            *t = true;
+        }
+        Some(slot)
+    }
+
+    /// # Errors
+    /// When the peer frees what was not taken: writing there again could overwrite data it has not read.
+    fn give_back(&mut self, slot: u16) -> Result<()> {
+        match self.taken.get_mut(usize::from(slot)) {
+            Some(t @ true) => *t = false,
+            _ => {
+                return Err(Error::failed(format!(
+                    "the peer freed slot {slot}, which was not in use"
+                )));
+            }
+        }
+        self.free.push(slot);
+        Ok(())
+    }
+}
+
+fn transmit(
+    link: &mut impl Link,
+    source: &mut Source,
+    offset: u64,
+    grant: &Grant,
+    progress: Progress<'_>,
+) -> Result<Summary> {
+    let size = source.size();
+    let mut window = Window::new(grant);
+    let mut at = offset;
+    progress(at, size);
+    while at < size {
+        // What is there is taken first: an error of the peer shall stop us now and not a window later.
+        while let Some(m) = link.try_recv()? {
+            freed(&mut window, &m)?;
+        }
+        let slot = loop {
+            match window.take() {
+                Some(slot) => break slot,
+                None => freed(&mut window, &expect(link)?)?,
+            }
+        };
+        let len = u32::try_from(size - at)
+            .unwrap_or(u32::MAX)
+            .min(grant.slot_size);
+        link.write_slot(grant, slot, len, &mut |buf| source.fill(buf))?;
+        link.send(&Message::Filled {
+            slot,
+            offset: at,
+            len,
+        })?;
+        at += u64::from(len);
+        progress(at, size);
+    }
+    let hash = source.hash();
+    link.send(&Message::Finish { hash })?;
+    loop {
+        match expect(link)? {
+            Message::Done => {
+                return Ok(Summary {
+                    size,
+                    resumed: offset,
+                    hash,
+                });
+            }
+            m => freed(&mut window, &m)?,
+        }
+    }
+}
+
+fn freed(window: &mut Window, m: &Message) -> Result<()> {
+    match m {
+        Message::Free { slot } => window.give_back(*slot),
+        other => Err(unexpected(other)),
+    }
+}
+
+/// What the sender of the data has announced.
+#[derive(Debug, Clone, Copy)]
+struct Offer {
+    offset: u64,
+    size: u64,
+    mode: u32,
+}
+
+fn receive(
+    link: &mut impl Link,
+    mut part: Part,
+    offer: Offer,
+    grant: &Grant,
+    progress: Progress<'_>,
+) -> Result<Summary> {
+    if offer.offset != part.len() {
+        if offer.offset != 0 {
+            return Err(Error::failed(
+                "the peer wants to continue where nothing ends",
+            ));
+        }
+        part.restart()?;
+    }
+    if offer.offset > offer.size {
+        return Err(Error::failed(
+            "the peer wants to continue behind the end of the file",
+        ));
+    }
+    progress(part.len(), offer.size);
+    loop {
+        match expect(link)? {
+            Message::Filled { slot, offset, len } => {
+                let left = offer.size.saturating_sub(part.len());
+                if slot >= grant.slots
+                    || len == 0
+                    || len > grant.slot_size
+                    || offset != part.len()
+                    || u64::from(len) > left
+                {
+                    return Err(Error::failed("the peer announced data that do not fit"));
+                }
+                link.read_slot(slot, len, &mut |data| part.append(data))?;
+                link.send(&Message::Free { slot })?;
+                progress(part.len(), offer.size);
+            }
+            Message::Finish { hash } => {
+                if part.len() != offer.size {
+                    return Err(Error::failed(
+                        "the peer finished before the end of the file",
+                    ));
+                }
+                part.commit(&hash, offer.mode)?;
+                link.send(&Message::Done)?;
+                return Ok(Summary {
+                    size: offer.size,
+                    resumed: offer.offset,
+                    hash,
+                });
+            }
+            other => return Err(unexpected(&other)),
+        }
+    }
+}
+
+fn expect(link: &mut impl Link) -> Result<Message> {
+    link.recv()?
+        .ok_or_else(|| Error::failed("the peer closed the connection before the copy was complete"))
+}
+
+fn unexpected(m: &Message) -> Error {
+    match m {
+        Message::Error { text } => peer_says(text),
+        other => Error::failed(format!("unexpected message from the peer: {other:?}")),
+    }
+}
+
+/// A peer that fails says why and closes; if our own sending fails first, the reason may still be waiting to be read.
+fn cause(link: &mut impl Link, mine: Error) -> Error {
+    // Bounded by what can be in flight.
+    for _ in 0..2 * usize::from(MAX_SLOTS) + 4 {
+        match link.try_recv() {
+            Ok(Some(Message::Error { text })) => return peer_says(&text),
+            Ok(Some(_)) => {}
+            Ok(None) | Err(_) => break,
+        }
+    }
+    mine
+}
+
+fn peer_says(text: &str) -> Error {
+    Error::failed(format!("the peer says: {text}"))
+}
