@@ -5,4 +5,5 @@
 
 pub mod framing;
 pub mod negotiate;
+pub mod pretty;
 pub mod startup;

@@ -1,0 +1,409 @@
+//! FPDUs: the RFC's figures, marker positions against a naive model, sizes.
+
+use iwarp_proto::crc32c;
+use iwarp_proto::ddp::{Header, UntaggedHeader};
+use iwarp_proto::mpa::framing::*;
+use iwarp_proto::rdmap::{Opcode, TerminateCode};
+
+const CRC: FpduOptions = FpduOptions {
+    markers: false,
+    crc: Some(crc32c::append),
+};
+const MARKERS: FpduOptions = FpduOptions {
+    markers: true,
+    crc: Some(crc32c::append),
+};
+
+/// The ULPDU of RFC 5044 figures 5 and 6: a Send of 24 zeros.
+fn send(msn: u32) -> [u8; 42] {
+    let mut ulpdu = [0; 42];
+    let header = Header::Untagged(UntaggedHeader {
+        last: true,
+        opcode: Opcode::SEND,
+        msn,
+        ..Default::default()
+    });
+    assert_eq!(header.emit(&mut ulpdu), 18);
+    ulpdu
+}
+
+/// Encodes and compares, decodes and compares.
+fn both_ways(ulpdu: &[u8], wire: &[u8], opts: &FpduOptions, start: MarkerClock) {
+    let mut tx = start;
+    let mut out = vec![0xaa; wire.len()];
+    assert_eq!(encode_fpdu(ulpdu, opts, &mut tx, &mut out), Ok(wire.len()));
+    assert_eq!(out, wire);
+    let mut rx = start;
+    let mut back = vec![0xaa; ulpdu.len()];
+    assert_eq!(
+        decode_fpdu(wire, opts, &mut rx, &mut back),
+        Ok(Decoded {
+            consumed: wire.len(),
+            ulpdu_len: ulpdu.len()
+        })
+    );
+    assert_eq!(back, ulpdu);
+    assert_eq!(tx, rx);
+}
+
+#[test]
+fn figure_5() {
+    //= rfc5044 section 4.3
+    //= type=test
+    //# When Markers are enabled (see Section 7.1, Connection Setup), the MPA
+    //# Markers MUST be inserted immediately preceding the first FPDU of Full
+    //# Operation Phase, and at every 512th octet of the TCP octet stream
+    //# thereafter.
+    //= rfc5044 section 4.4
+    //= type=test
+    //# When CRCs
+    //# are enabled, the CRC field in the MPA FPDU MUST be computed using the
+    //# CRC32c polynomial in the manner described in the iSCSI Protocol
+    //# [iSCSI] document for Header and Data Digests.
+    let mut wire = vec![0, 0, 0, 0]; // marker
+    wire.extend([0x00, 0x2a]); // length
+    wire.extend([0x41, 0x43, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0]);
+    wire.extend([0; 24]);
+    wire.extend([0x52, 0x23, 0x99, 0x83]);
+    assert_eq!(wire.len(), 0x34);
+    both_ways(&send(1), &wire, &MARKERS, MarkerClock::new());
+}
+
+#[test]
+fn figure_6() {
+    //= rfc5044 section 4.3
+    //= type=test
+    //# FPDUPTR MUST contain the number of octets in
+    //# the TCP stream from the beginning of the ULPDU Length field to the
+    //# first octet of the Marker, unless the Marker falls between FPDUs.
+    let mut wire = vec![0x00, 0x2a];
+    wire.extend([0x41, 0x43, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0]);
+    wire.extend([0, 0, 0, 0x14]); // marker at 0x200
+    wire.extend([0; 24]);
+    wire.extend([0x84, 0x92, 0x58, 0x98]);
+    both_ways(&send(2), &wire, &MARKERS, MarkerClock::at(0x1ec));
+}
+
+#[test]
+fn figure_4() {
+    // An FPDU of 16 octets of ULPDU with a marker after 12 octets and two octets of pad; its CRC checked by hand below.
+    let ulpdu: Vec<u8> = (1..=16).collect();
+    let mut wire = vec![0x00, 0x10, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 0, 0, 0x0c];
+    wire.extend([11, 12, 13, 14, 15, 16, 0, 0]);
+    wire.extend(crc32c::append(0, &wire).to_le_bytes());
+    both_ways(&ulpdu, &wire, &MARKERS, MarkerClock::at(500));
+}
+
+#[test]
+fn without_markers_every_pad() {
+    //= rfc5044 section 4.1
+    //= type=test
+    //# The length of the
+    //# pad is set so as to make the size of the FPDU an integral multiple of
+    //# four.
+    //= rfc5044 section 4.1
+    //= type=test
+    //# The pad data MUST be set to zero by the sender and
+    //# ignored by the receiver (except for CRC checking).
+    for (len, pad) in [
+        (0, 2),
+        (1, 1),
+        (2, 0),
+        (3, 3),
+        (4, 2),
+        (5, 1),
+        (6, 0),
+        (1442, 0),
+        (65535, 3),
+    ] {
+        assert_eq!(pad_len(len), pad, "{len}");
+        assert_eq!(fpdu_len(len) % 4, 0);
+        assert_eq!(fpdu_len(len), 2 + len + pad + 4);
+        let ulpdu = vec![0x5a; len];
+        let mut wire = (len as u16).to_be_bytes().to_vec();
+        wire.extend(&ulpdu);
+        wire.resize(2 + len + pad, 0);
+        let body = wire.clone();
+        wire.extend(crc32c::append(0, &body).to_le_bytes());
+        both_ways(&ulpdu, &wire, &CRC, MarkerClock::new());
+        // CRC off: the field is there and zero, and what a peer puts there or in the pad does not matter.
+        let off = FpduOptions::default();
+        let at = wire.len() - 4;
+        wire[at..].fill(0);
+        both_ways(&ulpdu, &wire, &off, MarkerClock::new());
+        wire[at - pad..].fill(0xee);
+        let mut back = vec![0; len];
+        assert!(decode_fpdu(&wire, &off, &mut MarkerClock::new(), &mut back).is_ok());
+        assert_eq!(back, ulpdu);
+    }
+}
+
+#[test]
+fn crc_field_is_not_checked_when_off() {
+    //= rfc5044 section 4.1
+    //= type=test
+    //# When CRCs are not
+    //# enabled, this field is still present, may contain any value, and MUST
+    //# NOT be checked.
+    //= rfc5044 section 4.4
+    //= type=test
+    //# When sending an FPDU, the sender MUST include a CRC field.
+    let mut wire = [0xffu8; 8];
+    assert_eq!(
+        encode_fpdu(
+            b"ab",
+            &FpduOptions::default(),
+            &mut MarkerClock::new(),
+            &mut wire
+        ),
+        Ok(8)
+    );
+    assert_eq!(wire, [0, 2, b'a', b'b', 0, 0, 0, 0]);
+    wire[4..].copy_from_slice(&[1, 2, 3, 4]);
+    let mut out = [0; 2];
+    assert!(
+        decode_fpdu(
+            &wire,
+            &FpduOptions::default(),
+            &mut MarkerClock::new(),
+            &mut out
+        )
+        .is_ok()
+    );
+    let e = decode_fpdu(&wire, &CRC, &mut MarkerClock::new(), &mut out).unwrap_err();
+    assert_eq!(e.terminate(), Some(TerminateCode::MPA_CRC));
+}
+
+/// The stream of `bodies` (FPDUs without markers), with markers put in one octet at a time; FPDUPTRs by looking back for
+/// the start of the FPDU around each marker.
+fn naive_stream(bodies: &[Vec<u8>], start: usize) -> Vec<u8> {
+    let mut out = Vec::new();
+    for body in bodies {
+        let mut header_at = None;
+        for &octet in body {
+            if (start + out.len()).is_multiple_of(512) {
+                let ptr = header_at.map_or(0, |h| out.len() - h) as u16;
+                out.extend([0, 0]);
+                out.extend(ptr.to_be_bytes());
+            }
+            header_at.get_or_insert(out.len());
+            out.push(octet);
+        }
+    }
+    out
+}
+
+#[test]
+fn markers_are_where_a_naive_model_puts_them() {
+    //= rfc5044 section 4.3
+    //= type=test
+    //# If an FPDU is large enough to contain multiple Markers, they MUST all
+    //# point to the same point in the TCP stream: the first octet of the
+    //# ULPDU Length field for the FPDU.
+    let opts = FpduOptions {
+        markers: true,
+        crc: None,
+    };
+    for start in (0..512).step_by(4) {
+        for lens in [
+            &[0, 0, 0][..],
+            &[498, 498],
+            &[1, 2, 3, 500, 501, 502],
+            &[2000, 10, 1442],
+            &[65014],
+        ] {
+            let ulpdus: Vec<Vec<u8>> = lens
+                .iter()
+                .map(|&n| (0..n).map(|i| (i * 7 + n) as u8 | 1).collect())
+                .collect();
+            let bodies: Vec<Vec<u8>> = ulpdus
+                .iter()
+                .map(|u| {
+                    let mut body = vec![0; fpdu_len(u.len())];
+                    encode_fpdu(
+                        u,
+                        &FpduOptions::default(),
+                        &mut MarkerClock::new(),
+                        &mut body,
+                    )
+                    .unwrap();
+                    body
+                })
+                .collect();
+            let expected = naive_stream(&bodies, start);
+            let (mut tx, mut rx) = (MarkerClock::at(start as u64), MarkerClock::at(start as u64));
+            let mut stream = Vec::new();
+            for u in &ulpdus {
+                let total = fpdu_len_with_markers(tx.next_marker_in(), u.len());
+                let mut out = vec![0; total];
+                assert_eq!(encode_fpdu(u, &opts, &mut tx, &mut out), Ok(total));
+                stream.extend(out);
+            }
+            assert!(stream == expected, "start {start} lengths {lens:?}");
+            let mut rest = &stream[..];
+            for u in &ulpdus {
+                let mut out = vec![0; u.len()];
+                let d = decode_fpdu(rest, &opts, &mut rx, &mut out).unwrap();
+                assert_eq!(&out, u);
+                rest = &rest[d.consumed..];
+            }
+            assert!(rest.is_empty());
+            assert_eq!(tx, rx);
+        }
+    }
+}
+
+#[test]
+fn marker_between_pad_and_crc_and_after_the_crc() {
+    //= rfc5044 section 4.4
+    //= type=test
+    //# If there is a
+    //# Marker immediately following the PAD, the Marker is included in
+    //# the CRC calculation for this FPDU.
+    // Length 2, ULPDU 10: 12 octets, then the marker, then the CRC.
+    let mut out = [0; 20];
+    let mut clock = MarkerClock::at(500);
+    assert_eq!(
+        encode_fpdu(&[7; 10], &MARKERS, &mut clock, &mut out),
+        Ok(20)
+    );
+    assert_eq!(out[12..16], [0, 0, 0, 12]);
+    assert_eq!(out[16..], crc32c::append(0, &out[..16]).to_le_bytes());
+    // Four octets earlier the marker falls right behind the CRC: not ours.
+    let mut clock = MarkerClock::at(496);
+    assert_eq!(
+        encode_fpdu(&[7; 10], &MARKERS, &mut clock, &mut out),
+        Ok(16)
+    );
+    assert_eq!(clock.next_marker_in(), 0);
+}
+
+#[test]
+fn bad_markers_are_found() {
+    //= rfc5044 section 8
+    //= type=test
+    //# If the FPDU start determined from previous ULPDU Length
+    //# fields does not match with the MPA Marker position, MPA SHOULD
+    //# deliver an error to DDP.
+    let opts = FpduOptions {
+        markers: true,
+        crc: None,
+    };
+    let mut wire = [0; 64];
+    let n = encode_fpdu(&send(1), &opts, &mut MarkerClock::at(500), &mut wire).unwrap();
+    let mut out = [0; 42];
+    wire[15] = 16;
+    let e = decode_fpdu(&wire[..n], &opts, &mut MarkerClock::at(500), &mut out).unwrap_err();
+    assert_eq!(
+        e,
+        FramingError::BadMarker {
+            expected: 12,
+            received: 16
+        }
+    );
+    assert_eq!(e.terminate(), Some(TerminateCode::MPA_MARKER));
+    //= rfc5044 section 4.2
+    //= type=test
+    //# The least significant two
+    //# bits MUST always be set to zero at the transmitter, and the receivers
+    //# MUST always treat these as zero for calculations.
+    //= rfc5044 section 4.2
+    //= type=test
+    //# The Reserved field MUST be set to zero on transmit and
+    //# ignored on receive (except for CRC calculation).
+    wire[12..16].copy_from_slice(&[0xff, 0xff, 0, 12 | 3]);
+    assert!(decode_fpdu(&wire[..n], &opts, &mut MarkerClock::at(500), &mut out).is_ok());
+    assert_eq!(Marker { fpdu_ptr: 15 }.octets(), [0, 0, 0, 12]);
+}
+
+#[test]
+fn incomplete_input_says_how_much_is_missing() {
+    for opts in [CRC, MARKERS] {
+        let mut wire = [0; 64];
+        let n = encode_fpdu(&send(1), &opts, &mut MarkerClock::new(), &mut wire).unwrap();
+        let mut out = [0; 42];
+        let mut clock = MarkerClock::new();
+        for have in 0..n {
+            match decode_fpdu(&wire[..have], &opts, &mut clock, &mut out) {
+                Err(FramingError::Incomplete { needed }) => assert!(have < needed && needed <= n),
+                other => panic!("{have} octets: {other:?}"),
+            }
+            assert_eq!(clock, MarkerClock::new());
+        }
+        assert!(decode_fpdu(&wire[..n], &opts, &mut clock, &mut out[..41]).is_err());
+        assert!(decode_fpdu(&wire[..n], &opts, &mut clock, &mut out).is_ok());
+    }
+}
+
+#[test]
+fn too_long_or_too_little_room() {
+    let mut out = vec![0; 70000];
+    let clock = &mut MarkerClock::new();
+    assert_eq!(
+        encode_fpdu(&[0; 65536], &CRC, clock, &mut out),
+        Err(FramingError::UlpduTooLong)
+    );
+    // 65535 octets fit the length field, but their last marker could not point back.
+    assert_eq!(
+        encode_fpdu(&[0; 65535], &MARKERS, clock, &mut out),
+        Err(FramingError::UlpduTooLong)
+    );
+    assert_eq!(*clock, MarkerClock::new());
+    let longest = vec![0; usize::from(MAX_ULPDU_WITH_MARKERS)];
+    for start in (0..512).step_by(4) {
+        assert!(encode_fpdu(&longest, &MARKERS, &mut MarkerClock::at(start), &mut out).is_ok());
+    }
+    assert_eq!(
+        encode_fpdu(b"abc", &CRC, clock, &mut out[..11]),
+        Err(FramingError::OutputTooSmall { needed: 12 })
+    );
+}
+
+#[test]
+fn mulpdu_values() {
+    //= rfc5044 section 4.5
+    //= type=test
+    //# MULPDU = EMSS - (6 + 4 * Ceiling(EMSS / 512) + EMSS mod 4)
+    //= rfc5044 section 4.5
+    //= type=test
+    //# MULPDU = EMSS - (6 + EMSS mod 4)
+    //= rfc5044 section 4.5
+    //= type=test
+    //# If this occurs, the MPA on TCP sender MUST NOT shrink the
+    //# MULPDU below 128 octets
+    for (emss, plain, markers) in [
+        (1460, 1454, 1442),
+        (1448, 1442, 1430),
+        (1461, 1454, 1442),
+        (536, 530, 522),
+        (512, 506, 502),
+        (134, 128, 128),
+        (100, 128, 128),
+        (0, 128, 128),
+        (65536, 65530, 65014),
+        (u32::MAX, 65534, 65014),
+    ] {
+        assert_eq!(mulpdu(emss, false), plain, "{emss}");
+        assert_eq!(mulpdu(emss, true), markers, "{emss} with markers");
+    }
+    // Whatever the position of the markers, an FPDU of that size fits.
+    for emss in 140..4000u32 {
+        assert!(fpdu_len(mulpdu(emss, false).into()) <= emss as usize);
+        for next in (0..512).step_by(4) {
+            assert!(fpdu_len_with_markers(next, mulpdu(emss, true).into()) <= emss as usize);
+        }
+    }
+}
+
+#[test]
+fn clock() {
+    let mut c = MarkerClock::new();
+    assert_eq!((c.offset(), c.next_marker_in()), (0, 0));
+    c.advance(4);
+    assert_eq!(c.next_marker_in(), 508);
+    c.advance(508);
+    assert_eq!(c.next_marker_in(), 0);
+    c.advance(usize::MAX);
+    assert_eq!(MarkerClock::at(u64::MAX).offset(), 511);
+    assert_eq!(MarkerClock::at(1024 + 20), MarkerClock::at(20));
+}

@@ -1,0 +1,802 @@
+//! Both roles of MPA start-up: with each other, with old peers, and with odd ones.
+
+use iwarp_proto::mpa::negotiate::*;
+use iwarp_proto::mpa::startup::*;
+use iwarp_proto::rdmap::TerminateCode;
+
+fn frame(kind: FrameKind, revision: u8, flags: u8, pd: &[u8]) -> Vec<u8> {
+    let header = FrameHeader {
+        kind,
+        flags: Flags(flags),
+        revision,
+        pd_length: pd.len() as u16,
+    };
+    let mut out = vec![0; header.frame_len()];
+    header.emit(&mut out);
+    out[20..].copy_from_slice(pd);
+    out
+}
+
+fn prefix(p: EnhancedPrefix) -> [u8; 4] {
+    let mut out = [0; 4];
+    p.emit(&mut out);
+    out
+}
+
+fn parse(octets: &[u8]) -> Frame<'_> {
+    Frame::parse(octets).unwrap().unwrap()
+}
+
+/// A whole start-up: what the initiator and the responder agree on.
+fn connect(i: LocalParams, r: LocalParams) -> (Agreed, Agreed) {
+    let initiator = Initiator::new(i, b"ping").unwrap();
+    let request = initiator.request_octets();
+    let pending = Responder::on_request(&parse(request), &r).unwrap();
+    assert_eq!(
+        &parse(request).private_data()[pending.private_data()],
+        b"ping"
+    );
+    let mut out = [0; MAX_FRAME_LEN];
+    let (n, theirs) = pending.accept(&r, b"pong", &mut out).unwrap();
+    let reply = parse(&out[..n]);
+    assert_eq!(reply.ulp_private_data(), b"pong");
+    match initiator.on_reply(&reply).unwrap() {
+        Outcome::Accepted(ours) => (ours, theirs),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn accepted(i: &Initiator, reply: &[u8]) -> Agreed {
+    match i.on_reply(&parse(reply)) {
+        Ok(Outcome::Accepted(a)) => a,
+        other => panic!("{other:?}"),
+    }
+}
+
+const BASE: LocalParams = LocalParams {
+    revision: 2,
+    crc: true,
+    markers_rx: false,
+    ird: 16,
+    ord: 16,
+    max_ird: 128,
+    max_ord: 128,
+    peer_to_peer: true,
+    rtr_offer: RtrSet::WRITE_READ,
+    ird_ord_negotiate: true,
+};
+
+#[test]
+fn defaults_on_the_wire() {
+    //= rfc5044 section 4.4
+    //= type=test
+    //# The default configuration for a
+    //# connection MUST be to use CRCs.
+    //= rfc5044 section 7.1.2
+    //= type=test
+    //# When MPA is started in the Initiator mode, the MPA implementation
+    //# MUST send a valid MPA Request Frame.
+    //= rfc6581 section 9.2
+    //= type=test
+    //# The initiator MUST set
+    //# Control Flag A to 1 for the peer-to-peer model.
+    //= rfc6581 section 9.2
+    //= type=test
+    //# The initiator MUST
+    //# set each Control Flag B, C, and D to 1 for each of the options it
+    //# supports, if Control Flag A is set to 1.
+    let mut out = [0; 64];
+    let n = Initiator::new(LocalParams::default(), b"x")
+        .unwrap()
+        .request(&mut out);
+    assert_eq!(
+        &out[..n],
+        b"MPA ID Req Frame\x50\x02\x00\x05\x80\x10\xc0\x10x"
+    );
+    let i = Initiator::new(LocalParams::default(), b"x").unwrap();
+    assert_eq!(i.request(&mut out[..n - 1]), 0);
+}
+
+#[test]
+fn plain_when_nothing_enhanced_is_wanted() {
+    //= rfc6581 section 10
+    //= type=test
+    //# The initiator MUST NOT use the enhanced RDMA connection establishment
+    //# formats or function codes when no enhanced functionality is desired.
+    let params = LocalParams {
+        peer_to_peer: false,
+        ird_ord_negotiate: false,
+        ..BASE
+    };
+    let i = Initiator::new(params, b"").unwrap();
+    //= rfc5044 section 7.1.1
+    //= type=test
+    //# For this version of
+    //# the specification, senders MUST set this field to one.
+    assert_eq!(i.request_octets(), b"MPA ID Req Frame\x40\x01\x00\x00");
+    assert_eq!(i.retry_with_revision_1(), None);
+}
+
+#[test]
+fn client_server_model() {
+    //= rfc6581 section 9.2
+    //= type=test
+    //# The initiator MUST set Control Flag A to 0 for the client-server
+    //# model.
+    //= rfc6581 section 9.2
+    //= type=test
+    //# If Control Flag A is set to 0, then Control
+    //# Flags B, C, and D MUST also be set to 0.
+    let params = LocalParams {
+        peer_to_peer: false,
+        ..BASE
+    };
+    let i = Initiator::new(params, b"").unwrap();
+    assert_eq!(i.request_octets()[20..], [0, 16, 0, 16]);
+    let (ours, theirs) = connect(params, BASE);
+    //= rfc6581 section 9.2
+    //= type=test
+    //# The responder MUST set Control Flag A to 0 if Control Flag A
+    //# is 0 in the request.
+    assert_eq!((ours.rtr, ours.peer_to_peer), (None, false));
+    assert_eq!((theirs.rtr, theirs.peer_to_peer), (None, false));
+    // A reply that claims the peer-to-peer model unasked is taken without it.
+    let p = EnhancedPrefix {
+        ird: 1,
+        ord: 1,
+        peer_to_peer: true,
+        rtr_send: true,
+        ..Default::default()
+    };
+    let a = accepted(&i, &frame(FrameKind::Reply, 2, 0x10, &prefix(p)));
+    assert_eq!((a.rtr, a.peer_to_peer), (None, false));
+    //= rfc6581 section 9.2
+    //= type=test
+    //# On reception, if Control
+    //# Flag A is set to 0, then Control Flags B, C, and D MUST be ignored.
+    let p = EnhancedPrefix {
+        rtr_write: true,
+        rtr_read: true,
+        ..Default::default()
+    };
+    let request = frame(FrameKind::Request, 2, 0x10, &prefix(p));
+    let pending = Responder::on_request(&parse(&request), &BASE).unwrap();
+    assert_eq!(
+        (pending.rtr_offer(), pending.peer_to_peer()),
+        (RtrSet::NONE, false)
+    );
+    let mut out = [0; 64];
+    let (n, _) = pending.accept(&BASE, b"", &mut out).unwrap();
+    assert_eq!((out[20] & 0xc0, out[22] & 0xc0, n), (0, 0, 24));
+}
+
+#[test]
+fn crc_and_markers() {
+    //= rfc5044 section 7.1.1
+    //= type=test
+    //# When this bit is '1' in either the MPA Request Frame
+    //# or MPA Reply Frame, CRCs MUST be generated and checked by both
+    //# endpoints.
+    //= rfc5044 section 7.1.1
+    //= type=test
+    //# When '1' Markers MUST be added as described in Section 4.3, MPA
+    //# Markers.
+    for bits in 0..32u8 {
+        let on = |b: u8| bits & (1 << b) != 0;
+        let revision = if on(4) { 2 } else { 1 };
+        let i = LocalParams {
+            revision,
+            crc: on(0),
+            markers_rx: on(1),
+            ..BASE
+        };
+        let r = LocalParams {
+            crc: on(2),
+            markers_rx: on(3),
+            ..BASE
+        };
+        let (ours, theirs) = connect(i, r);
+        for a in [ours, theirs] {
+            assert_eq!(a.crc, on(0) || on(2));
+            assert_eq!((a.revision, a.enhanced), (revision, on(4)));
+        }
+        assert_eq!((ours.markers_rx, ours.markers_tx), (on(1), on(3)));
+        assert_eq!((theirs.markers_rx, theirs.markers_tx), (on(3), on(1)));
+    }
+}
+
+#[test]
+fn ird_and_ord_in_pairs() {
+    //= rfc6581 section 9.1
+    //= type=test
+    //# Upon receiving the MPA Accept Frame from the responder, the initiator
+    //# MUST set its IRD at least to the responder ORD and its ORD at most to
+    //# the responder IRD.
+    //= rfc6581 section 9.1
+    //= type=test
+    //# The
+    //# responder MUST set its ORD at most to the initiator IRD.
+    //= rfc6581 section 9.1
+    //= type=test
+    //# The responder and initiator MUST pass the peer's provided IRD and ORD
+    //# values to the ULP, in addition to using the values as calculated by
+    //# the preceding rules.
+    let depths = [0, 1, 2, 9, 16, 127, 128, 129, 0x3ffe, 0x3fff, 0xffff];
+    for ird in depths {
+        for ord in depths {
+            for rird in depths {
+                for rord in depths {
+                    let i = LocalParams { ird, ord, ..BASE };
+                    let r = LocalParams {
+                        ird: rird,
+                        ord: rord,
+                        ..BASE
+                    };
+                    let (ours, theirs) = connect(i, r);
+                    assert!(
+                        ours.ord <= theirs.ird && theirs.ord <= ours.ird,
+                        "{ours:?} {theirs:?}"
+                    );
+                    assert!(ours.ird <= 128 && theirs.ird <= 128);
+                    assert!(ours.ord <= ord.max(1) && theirs.ord <= rord);
+                    assert_eq!((ours.peer_ird, ours.peer_ord), (theirs.ird, theirs.ord));
+                    assert_eq!(theirs.peer_ird, ird.min(128));
+                    // Nothing is given away: each ORD is as large as both sides' wishes allow.
+                    assert_eq!(theirs.ord, rord.min(128).min(ird));
+                    assert_eq!(ours.ord, ord.clamp(1, 128));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_responder_answers_like_siw() {
+    // Request IRD/ORD, responder's ird/ord, reply IRD/ORD, as observed.
+    for (req, own, reply) in [
+        ((16, 16), (2, 2), (16, 2)),
+        ((2, 2), (16, 16), (16, 2)),
+        ((0, 0), (0, 0), (0, 0)),
+        ((2, 9), (4, 4), (9, 2)),
+    ] {
+        let p = EnhancedPrefix {
+            ird: req.0,
+            ord: req.1,
+            ..Default::default()
+        };
+        let request = frame(FrameKind::Request, 2, 0x10, &prefix(p));
+        let params = LocalParams {
+            ird: own.0,
+            ord: own.1,
+            ..BASE
+        };
+        let mut out = [0; 64];
+        let (n, _) = Responder::on_request(&parse(&request), &params)
+            .unwrap()
+            .accept(&params, b"", &mut out)
+            .unwrap();
+        let p = parse(&out[..n]).prefix().unwrap().unwrap();
+        assert_eq!((p.ird, p.ord), reply, "request {req:?} own {own:?}");
+    }
+}
+
+#[test]
+fn no_negotiation() {
+    //= rfc6581 section 9.1
+    //= type=test
+    //# The responder MUST respond to an initiator ORD value of
+    //# 0x3FFF by leaving its local endpoint IRD value unchanged and setting
+    //# the IRD to 0x3FFF in its reply message.
+    //= rfc6581 section 9.1
+    //= type=test
+    //# The responder MUST respond to an initiator IRD
+    //# value of 0x3FFF by leaving its local endpoint ORD value unchanged,
+    //# and setting ORD to 0x3FFF in its reply message.
+    //= rfc6581 section 9.1
+    //= type=test
+    //# The initiator MUST leave its
+    //# local endpoint ORD value unchanged upon receiving a responder IRD
+    //# value of 0x3FFF.
+    //= rfc6581 section 9.1
+    //= type=test
+    //# The initiator MUST
+    //# leave its local endpoint IRD value unchanged upon receiving a
+    //# responder ORD value of 0x3FFF.
+    let i = LocalParams {
+        ird: 3,
+        ord: 4,
+        ird_ord_negotiate: false,
+        ..BASE
+    };
+    let r = LocalParams {
+        ird: 5,
+        ord: 6,
+        ..BASE
+    };
+    let (ours, theirs) = connect(i, r);
+    assert_eq!((ours.ird, ours.ord, theirs.ird, theirs.ord), (3, 4, 5, 6));
+    for a in [ours, theirs] {
+        assert_eq!((a.peer_ird, a.peer_ord), (NO_NEGOTIATION, NO_NEGOTIATION));
+    }
+    // Each field for itself.
+    let p = EnhancedPrefix {
+        ird: NO_NEGOTIATION,
+        ord: 9,
+        ..Default::default()
+    };
+    let request = frame(FrameKind::Request, 2, 0x10, &prefix(p));
+    let mut out = [0; 64];
+    let pending = Responder::on_request(&parse(&request), &r).unwrap();
+    let (n, a) = pending.accept(&r, b"", &mut out).unwrap();
+    assert_eq!((a.ird, a.ord), (9, 6));
+    let p = parse(&out[..n]).prefix().unwrap().unwrap();
+    assert_eq!((p.ird, p.ord), (9, NO_NEGOTIATION));
+    // siw answers 0x3fff with clamped numbers: left alone, too.
+    let i = Initiator::new(i, b"").unwrap();
+    let p = EnhancedPrefix {
+        ird: 128,
+        ord: 4,
+        peer_to_peer: true,
+        rtr_write: true,
+        ..Default::default()
+    };
+    let a = accepted(&i, &frame(FrameKind::Reply, 2, 0x10, &prefix(p)));
+    assert_eq!((a.ird, a.ord, a.peer_ird, a.peer_ord), (3, 4, 128, 4));
+    // And an initiator that negotiates meets one that does not.
+    let i = Initiator::new(
+        LocalParams {
+            ird: 3,
+            ord: 4,
+            ..BASE
+        },
+        b"",
+    )
+    .unwrap();
+    let p = EnhancedPrefix {
+        ird: NO_NEGOTIATION,
+        ord: NO_NEGOTIATION,
+        ..p
+    };
+    let a = accepted(&i, &frame(FrameKind::Reply, 2, 0x10, &prefix(p)));
+    assert_eq!((a.ird, a.ord), (3, 4));
+}
+
+#[test]
+fn insufficient_ird() {
+    //= rfc6581 section 9.1
+    //= type=test
+    //# If the initiator does not have sufficient
+    //# resources for the required IRD, it MUST send a TERM message to the
+    //# responder indicating insufficient resources and terminate the
+    //# connection due to insufficient resources.
+    let i = Initiator::new(BASE, b"").unwrap();
+    let p = EnhancedPrefix {
+        ird: 16,
+        ord: 200,
+        peer_to_peer: true,
+        rtr_write: true,
+        ..Default::default()
+    };
+    let e = i
+        .on_reply(&parse(&frame(FrameKind::Reply, 2, 0x10, &prefix(p))))
+        .unwrap_err();
+    assert_eq!(
+        e,
+        StartupError::InsufficientIrd {
+            needed: 200,
+            max: 128
+        }
+    );
+    assert_eq!(
+        e.terminate(),
+        Some(TerminateCode {
+            layer: 2,
+            etype: 0,
+            code: 6
+        })
+    );
+    // Raised as far as the device allows.
+    let p = EnhancedPrefix { ord: 128, ..p };
+    assert_eq!(
+        accepted(&i, &frame(FrameKind::Reply, 2, 0x10, &prefix(p))).ird,
+        128
+    );
+}
+
+fn set(bits: u8) -> RtrSet {
+    RtrSet {
+        send: bits & 1 != 0,
+        write: bits & 2 != 0,
+        read: bits & 4 != 0,
+    }
+}
+
+#[test]
+fn every_pair_of_rtr_offers() {
+    //= rfc6581 section 9.2
+    //= type=test
+    //# If Control Flag A
+    //# is 1 in the MPA Request message, then the responder MUST set Control
+    //# Flag A to 1 in the MPA reply message.
+    //= rfc6581 section 9.2
+    //= type=test
+    //# If the responder does
+    //# not support any of the initiator-specified RTR indication options,
+    //# then the responder MUST set at least one RTR indication type option
+    //# it supports.
+    //= rfc6581 section 9.2
+    //= type=test
+    //# Upon receiving the MPA Accept Frame with Control Flag A set to 1, the
+    //# initiator MUST generate one of the negotiated RTR indications.
+    //= rfc6581 section 9.2
+    //= type=test
+    //# If
+    //# the initiator is not able to generate any of the responder-supported
+    //# RTR indications, then it MUST send a TERM message to the responder
+    //# indicating failure to negotiate a mutually compatible connection
+    //# model or RTR option, and terminate the connection.
+    for offered in 1..8 {
+        for supported in 0..8 {
+            let i = LocalParams {
+                rtr_offer: set(offered),
+                ord: 0,
+                ..BASE
+            };
+            let r = LocalParams {
+                rtr_offer: set(supported),
+                ird: 0,
+                peer_to_peer: false,
+                ..BASE
+            };
+            let initiator = Initiator::new(i, b"").unwrap();
+            let pending = Responder::on_request(&parse(initiator.request_octets()), &r).unwrap();
+            assert_eq!(pending.rtr_offer(), set(offered));
+            let mut out = [0; 64];
+            let (n, theirs) = pending.accept(&r, b"", &mut out).unwrap();
+            let p = parse(&out[..n]).prefix().unwrap().unwrap();
+            let named = [p.rtr_send, p.rtr_write, p.rtr_read]
+                .iter()
+                .filter(|&&f| f)
+                .count();
+            assert!(p.peer_to_peer && named == 1, "exactly one: {p:?}");
+            let supported = if supported == 0 { 2 } else { supported };
+            match initiator.on_reply(&parse(&out[..n])) {
+                Ok(Outcome::Accepted(ours)) => {
+                    let rtr = ours.rtr.unwrap();
+                    assert_eq!(theirs.rtr, Some(rtr));
+                    assert!(set(offered).contains(rtr) && set(supported).contains(rtr));
+                    assert!(ours.peer_to_peer && theirs.peer_to_peer);
+                    if offered & supported & 2 != 0 {
+                        assert_eq!(rtr, Rtr::Write);
+                    }
+                    // A Read needs room for one.
+                    if rtr == Rtr::Read {
+                        assert!(ours.ord >= 1 && theirs.ird >= 1);
+                    }
+                }
+                Err(e) => {
+                    assert_eq!(offered & supported, 0);
+                    assert_eq!(e, StartupError::NoMatchingRtr);
+                    assert_eq!(
+                        e.terminate(),
+                        Some(TerminateCode {
+                            layer: 2,
+                            etype: 0,
+                            code: 7
+                        })
+                    );
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn odd_rtr_replies() {
+    let i = Initiator::new(BASE, b"").unwrap();
+    let reply = |p: EnhancedPrefix| frame(FrameKind::Reply, 2, 0x10, &prefix(p));
+    let p2p = EnhancedPrefix {
+        ird: 16,
+        ord: 16,
+        peer_to_peer: true,
+        ..Default::default()
+    };
+    // A responder may list more than was asked for.
+    let a = accepted(
+        &i,
+        &reply(EnhancedPrefix {
+            rtr_send: true,
+            rtr_read: true,
+            ..p2p
+        }),
+    );
+    assert_eq!(a.rtr, Some(Rtr::Read));
+    // Forgetting flag A means client-server.
+    let a = accepted(
+        &i,
+        &reply(EnhancedPrefix {
+            peer_to_peer: false,
+            ..p2p
+        }),
+    );
+    assert_eq!((a.rtr, a.peer_to_peer), (None, false));
+    // An offer of nothing cannot be made: we then offer what every peer knows.
+    let i = Initiator::new(
+        LocalParams {
+            rtr_offer: RtrSet::NONE,
+            ..BASE
+        },
+        b"",
+    )
+    .unwrap();
+    assert_eq!(i.request_octets()[22] & 0xc0, 0xc0);
+    // Initiators that ask for peer-to-peer and offer nothing (siw can) get Write proposed.
+    let request = frame(FrameKind::Request, 2, 0x10, &prefix(p2p));
+    let mut out = [0; 64];
+    let (_, a) = Responder::on_request(&parse(&request), &BASE)
+        .unwrap()
+        .accept(&BASE, b"", &mut out)
+        .unwrap();
+    assert_eq!(a.rtr, Some(Rtr::Write));
+}
+
+/// What a responder makes of every revision, with and without flag S.
+#[test]
+fn revisions_at_the_responder() {
+    //= rfc5044 section 7.1.1
+    //= type=test
+    //# If the MPA receiver cannot interoperate with
+    //# the received version, then it MUST close the connection and
+    //# report an error locally.
+    //= rfc6581 section 6
+    //= type=test
+    //# A host accepting MPA connections
+    //# MUST continue to accept MPA Requests with version one, even if it
+    //# supports version two.
+    //= rfc6581 section 10
+    //= type=test
+    //# If the responder receives an
+    //# enhanced MPA message, it MUST respond with an enhanced MPA
+    //# message.
+    //= rfc6581 section 10
+    //= type=test
+    //# If the responder receives an unenhanced
+    //# MPA message ('S' is set to 0), it MUST respond with an unenhanced
+    //# MPA message.
+    for own in [1, 2] {
+        let params = LocalParams {
+            revision: own,
+            ..BASE
+        };
+        for revision in 0..=255u8 {
+            for flags in 0..=255u8 {
+                let request = frame(FrameKind::Request, revision, flags, &[0; 8]);
+                let result = Responder::on_request(&parse(&request), &params);
+                if revision > own {
+                    assert_eq!(result, Err(StartupError::UnsupportedRevision { revision }));
+                    assert_eq!(result.unwrap_err().terminate(), None);
+                    continue;
+                }
+                let pending = result.unwrap();
+                let enhanced = revision == 2 && flags & 0x10 != 0;
+                assert_eq!(
+                    (pending.revision(), pending.enhanced()),
+                    (revision, enhanced)
+                );
+                assert_eq!(pending.private_data().len(), if enhanced { 4 } else { 8 });
+                assert_eq!(
+                    (pending.crc(), pending.markers()),
+                    (flags & 0x40 != 0, flags & 0x80 != 0)
+                );
+                let mut out = [0; 64];
+                let (n, a) = pending.accept(&params, b"", &mut out).unwrap();
+                // Same revision, same form, no reserved bits, no rejection.
+                assert_eq!(out[17], revision);
+                assert_eq!(out[16], 0x40 | if enhanced { 0x10 } else { 0 });
+                assert_eq!(n, if enhanced { 24 } else { 20 });
+                assert_eq!((a.revision, a.enhanced), (revision, enhanced));
+                let n = pending.reject(b"no", &mut out);
+                assert_eq!(out[16] & 0x30, 0x20 | if enhanced { 0x10 } else { 0 });
+                assert_eq!(out[n - 2..n], *b"no");
+            }
+        }
+    }
+}
+
+/// What an initiator makes of every revision and flag in a reply.
+#[test]
+fn revisions_at_the_initiator() {
+    //= rfc5044 section 7.1.2
+    //= type=test
+    //# MPA Initiator mode implementations MUST receive and validate an
+    //# MPA Reply Frame.
+    for own in [1, 2] {
+        let i = Initiator::new(
+            LocalParams {
+                revision: own,
+                crc: false,
+                ..BASE
+            },
+            b"",
+        )
+        .unwrap();
+        for revision in 0..=255u8 {
+            for flags in 0..=255u8 {
+                // IRD 16 with flag A, ORD 16 with flag C.
+                let reply = frame(FrameKind::Reply, revision, flags, &[0x80, 16, 0x80, 16]);
+                let s = flags & 0x10 != 0 && revision >= 2;
+                match i.on_reply(&parse(&reply)) {
+                    Err(StartupError::UnsupportedRevision { .. }) => assert!(revision > 2),
+                    Ok(Outcome::Rejected { peer_ird, peer_ord }) => {
+                        assert!(revision <= 2 && flags & 0x20 != 0);
+                        let depth = s.then_some(16);
+                        assert_eq!((peer_ird, peer_ord), (depth, depth));
+                    }
+                    Err(StartupError::NotEnhanced) => assert!(own == 2 && !s),
+                    Err(StartupError::EnhancedUnasked) => assert!(own == 1 && s),
+                    Ok(Outcome::Accepted(a)) => {
+                        assert!(revision <= 2 && flags & 0x20 == 0 && s == (own == 2));
+                        assert_eq!(a.enhanced, s);
+                        assert_eq!(
+                            (a.crc, a.markers_tx),
+                            (flags & 0x40 != 0, flags & 0x80 != 0)
+                        );
+                        assert_eq!(a.rtr, s.then_some(Rtr::Write));
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn revision_1_keeps_local_depths() {
+    let i = LocalParams {
+        revision: 1,
+        ird: 3,
+        ord: 4,
+        ..BASE
+    };
+    let r = LocalParams {
+        ird: 0,
+        ord: 6,
+        ..BASE
+    };
+    let (ours, theirs) = connect(i, r);
+    assert_eq!((ours.ird, ours.ord, ours.peer_ird), (3, 4, NO_NEGOTIATION));
+    // Room for the zero-length Read that cxgb4 sends on plain connections.
+    assert_eq!(
+        (theirs.ird, theirs.ord, theirs.peer_ord),
+        (1, 6, NO_NEGOTIATION)
+    );
+}
+
+#[test]
+fn fallback_to_revision_1() {
+    //= rfc6581 section 10
+    //= type=test
+    //# In this case, the
+    //# initiator MAY attempt to establish an RDMA connection using the
+    //# unenhanced MPA protocol as defined in [RFC5044] if this protocol
+    //# is compatible with the application, and let the ULP deal with ORD
+    //# and IRD and peer-to-peer negotiations.
+    let i = Initiator::new(BASE, b"").unwrap();
+    let again = i.retry_with_revision_1().unwrap();
+    let i = Initiator::new(again, b"").unwrap();
+    assert_eq!(i.request_octets(), b"MPA ID Req Frame\x40\x01\x00\x00");
+    assert_eq!(i.retry_with_revision_1(), None);
+    let old = LocalParams {
+        revision: 1,
+        ..BASE
+    };
+    let (ours, _) = connect(again, old);
+    assert_eq!((ours.revision, ours.enhanced, ours.rtr), (1, false, None));
+    for revision in [0, 3, 255] {
+        let e = Initiator::new(LocalParams { revision, ..BASE }, b"").unwrap_err();
+        assert_eq!(e, StartupError::UnsupportedRevision { revision });
+    }
+}
+
+#[test]
+fn wrong_roles() {
+    let i = Initiator::new(BASE, b"").unwrap();
+    assert_eq!(
+        i.on_reply(&parse(i.request_octets())),
+        Err(StartupError::WrongRole)
+    );
+    let reply = frame(FrameKind::Reply, 1, 0, b"");
+    assert_eq!(
+        Responder::on_request(&parse(&reply), &BASE),
+        Err(StartupError::WrongRole)
+    );
+    assert_eq!(
+        StartupError::WrongRole.code(),
+        Some(TerminateCode::MPA_INVALID_FRAME)
+    );
+    assert_eq!(StartupError::WrongRole.terminate(), None);
+    //= rfc6581 section 9.3
+    //= type=test
+    //# The initiator or responder MUST generate the TERM message that
+    //# contains Layer 2, Error Type 0, Error Code 5 when it encounters
+    //# any error locally for which the special Error Code is not defined
+    //# in Section 8 before resetting the connection.
+    assert_eq!(
+        StartupError::Local.terminate(),
+        Some(TerminateCode {
+            layer: 2,
+            etype: 0,
+            code: 5
+        })
+    );
+}
+
+#[test]
+fn private_data_limits() {
+    //= rfc5044 section 7.1.1
+    //= type=test
+    //# The Private Data field MUST be between 0 and 512
+    //# octets in length.
+    let data = [7; 513];
+    for (revision, max) in [(1, 512), (2, 508)] {
+        let params = LocalParams { revision, ..BASE };
+        let i = Initiator::new(params, &data[..max]).unwrap();
+        assert_eq!(i.request_octets().len(), 532);
+        assert_eq!(i.request_octets()[18..20], [2, 0]);
+        let e = Initiator::new(params, &data[..max + 1]).unwrap_err();
+        assert_eq!(e, StartupError::PrivateDataTooLong { len: max + 1, max });
+        let pending = Responder::on_request(&parse(i.request_octets()), &BASE).unwrap();
+        let mut out = [0; MAX_FRAME_LEN];
+        assert_eq!(
+            pending.accept(&BASE, &data[..max], &mut out).unwrap().0,
+            532
+        );
+        assert!(pending.accept(&BASE, &data[..max + 1], &mut out).is_err());
+        assert_eq!(
+            pending.accept(&BASE, &data[..max], &mut out[..531]),
+            Err(StartupError::OutputTooSmall { needed: 532 })
+        );
+        assert_eq!(pending.reject(&data[..max], &mut out), 532);
+        assert_eq!(pending.reject(&data[..max + 1], &mut out), 0);
+    }
+}
+
+#[test]
+fn rejections() {
+    //= rfc5044 section 7.1.2
+    //= type=test
+    //# The Responder SHOULD return an MPA Reply Frame with the
+    //# "Reject Connection" bit set to '1' if the validation of the
+    //# Private Data is not acceptable to the ULP.
+    let i = Initiator::new(
+        LocalParams {
+            ird: 2,
+            ord: 3,
+            ..BASE
+        },
+        b"",
+    )
+    .unwrap();
+    let pending = Responder::on_request(&parse(i.request_octets()), &BASE).unwrap();
+    assert_eq!((pending.peer_ird(), pending.peer_ord()), (Some(2), Some(3)));
+    let mut out = [0; 64];
+    let n = pending.reject(b"sorry", &mut out);
+    let reply = parse(&out[..n]);
+    assert_eq!(reply.ulp_private_data(), b"sorry");
+    assert_eq!(
+        i.on_reply(&reply),
+        Ok(Outcome::Rejected {
+            peer_ird: Some(3),
+            peer_ord: Some(2)
+        })
+    );
+    let n = pending.reject_insufficient_ird(9, b"", &mut out);
+    assert_eq!(
+        i.on_reply(&parse(&out[..n])),
+        Ok(Outcome::Rejected {
+            peer_ird: Some(3),
+            peer_ord: Some(9)
+        })
+    );
+}
