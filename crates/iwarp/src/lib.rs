@@ -2,4 +2,8 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 #[allow(dead_code, reason = "the engine above uses it piece by piece")]
+mod crc;
+#[allow(dead_code, reason = "the engine above uses it piece by piece")]
+mod progress;
+#[allow(dead_code, reason = "the engine above uses it piece by piece")]
 mod sys;

@@ -14,3 +14,4 @@ pub(crate) mod poller;
 pub(crate) mod probe;
 pub(crate) mod raw_slice;
 pub(crate) mod stream;
+pub(crate) mod thread;

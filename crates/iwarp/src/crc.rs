@@ -1,0 +1,174 @@
+//! CRC32C at the speed of the processor (RFC 5044 section 4.4).
+//!
+//! Two routes, chosen by length at run time:
+//! - short inputs (the small FPDUs that decide the message rate): the processor's own CRC32C instruction, inlined, without set-up;
+//! - the rest: `crc-fast`, which folds with carry-less multiplication and is several times faster from a few hundred octets up.
+//!
+//! Invariant of the one `unsafe` block: the instruction is only used after the processor said that it has it.
+
+use crc_fast::{CrcAlgorithm, Digest};
+
+/// From this length on the folding route is at least as fast.
+///
+/// Nanoseconds per call on one core of an AMD EPYC with AVX-512, each call continuing the CRC of the one before:
+///
+/// | octets | instruction | `crc-fast` | `crc32c` crate |
+/// | ---: | ---: | ---: | ---: |
+/// | 20 | 3.3 | 9.0 | 8.3 |
+/// | 64 | 7.1 | 9.0 | 8.2 |
+/// | 100 | 11.2 | 13.6 | 13.7 |
+/// | 256 | 26.7 | 26.7 | 26.7 |
+/// | 512 | 52.8 | 27.7 | 52.8 |
+/// | 1448 | 148 | 53 | 103 |
+/// | 65536 | 6693 | 1136 | 2497 |
+///
+/// The first two columns come from `cargo test -p iwarp --release --lib crc_cost -- --ignored --nocapture`. Continuing by
+/// `crc_fast::checksum_combine` instead of by state costs microseconds, which rules it out.
+#[cfg(target_arch = "x86_64")]
+const FOLD_FROM: usize = 256;
+
+/// Continues a CRC32C over `data`. Start with 0; every returned value is a finished CRC and may be continued.
+#[inline]
+pub(crate) fn crc32c_append(crc: u32, data: &[u8]) -> u32 {
+    #[cfg(target_arch = "x86_64")]
+    if data.len() < FOLD_FROM && std::arch::is_x86_feature_detected!("sse4.2") {
+        // SAFETY: the feature that the function needs was just detected.
+        return unsafe { by_instruction(crc, data) };
+    }
+    by_folding(crc, data)
+}
+
+fn by_folding(crc: u32, data: &[u8]) -> u32 {
+    // The state is the complement of the finished CRC; the upper half is not used by 32-bit algorithms.
+    let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, u64::from(!crc));
+    digest.update(data);
+    digest.finalize() as u32
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "sse4.2")]
+fn by_instruction(crc: u32, data: &[u8]) -> u32 {
+    use std::arch::x86_64::{_mm_crc32_u8, _mm_crc32_u16, _mm_crc32_u32, _mm_crc32_u64};
+    let (words, mut rest) = data.as_chunks::<8>();
+    let mut wide = u64::from(!crc);
+    for word in words {
+        wide = _mm_crc32_u64(wide, u64::from_le_bytes(*word));
+    }
+    // The instruction leaves the upper half zero.
+    let mut state = wide as u32;
+    if let Some((half, after)) = rest.split_first_chunk::<4>() {
+        state = _mm_crc32_u32(state, u32::from_le_bytes(*half));
+        rest = after;
+    }
+    if let Some((pair, after)) = rest.split_first_chunk::<2>() {
+        state = _mm_crc32_u16(state, u16::from_le_bytes(*pair));
+        rest = after;
+    }
+    if let Some(last) = rest.first() {
+        state = _mm_crc32_u8(state, *last);
+    }
+    !state
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// One bit at a time, from the polynomial alone.
+    fn reference(crc: u32, data: &[u8]) -> u32 {
+        let mut state = !crc;
+        for byte in data {
+            state ^= u32::from(*byte);
+            for _ in 0..8 {
+                state = (state >> 1) ^ if state & 1 == 1 { 0x82F6_3B78 } else { 0 };
+            }
+        }
+        !state
+    }
+
+    #[test]
+    fn vectors_of_rfc_3720() {
+        let ascending: Vec<u8> = (0..32).collect();
+        let descending: Vec<u8> = (0..32).rev().collect();
+        assert_eq!(crc32c_append(0, &[0; 32]), 0x8A91_36AA);
+        assert_eq!(crc32c_append(0, &[0xFF; 32]), 0x62A8_AB43);
+        assert_eq!(crc32c_append(0, &ascending), 0x46DD_794E);
+        assert_eq!(crc32c_append(0, &descending), 0x113F_DB5C);
+        assert_eq!(crc32c_append(0, b"123456789"), 0xE306_9283);
+        assert_eq!(crc32c_append(0x1234_5678, b""), 0x1234_5678);
+    }
+
+    #[test]
+    fn every_length_around_the_borders() {
+        let data: Vec<u8> = (0..1200u32)
+            .map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8)
+            .collect();
+        for len in 0..data.len() {
+            let want = reference(0xDEAD_BEEF, &data[..len]);
+            assert_eq!(
+                crc32c_append(0xDEAD_BEEF, &data[..len]),
+                want,
+                "length {len}"
+            );
+            assert_eq!(by_folding(0xDEAD_BEEF, &data[..len]), want, "folding {len}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_data_cut_anywhere(data in proptest::collection::vec(any::<u8>(), 0..5000), start: u32, cut: prop::sample::Index) {
+            let (head, tail) = data.split_at(cut.index(data.len() + 1));
+            let whole = reference(start, &data);
+            prop_assert_eq!(crc32c_append(start, &data), whole);
+            prop_assert_eq!(crc32c_append(crc32c_append(start, head), tail), whole);
+            prop_assert_eq!(by_folding(by_folding(start, head), tail), whole);
+            #[cfg(target_arch = "x86_64")]
+            if std::arch::is_x86_feature_detected!("sse4.2") {
+                // SAFETY: detected.
+                prop_assert_eq!(unsafe { by_instruction(start, &data) }, whole);
+            }
+        }
+    }
+
+    #[test]
+    #[ignore = "prints a measurement"]
+    fn crc_cost() {
+        type Route = fn(u32, &[u8]) -> u32;
+        let mut routes: Vec<(&str, Route)> =
+            vec![("chosen", crc32c_append), ("folding", by_folding)];
+        #[cfg(target_arch = "x86_64")]
+        if std::arch::is_x86_feature_detected!("sse4.2") {
+            fn checked(crc: u32, data: &[u8]) -> u32 {
+                // SAFETY: only used after the check above.
+                unsafe { by_instruction(crc, data) }
+            }
+            routes.push(("instruction", checked));
+        }
+        let data = vec![0xA5u8; 1 << 16];
+        for len in [
+            4, 18, 20, 38, 64, 84, 100, 128, 160, 192, 224, 256, 320, 384, 512, 768, 1024, 1448,
+            4096, 65536,
+        ] {
+            for (name, route) in &routes {
+                let rounds = (20_000_000 / (len + 60)).max(1000) as u32;
+                let best = (0..5)
+                    .map(|_| {
+                        let start = std::time::Instant::now();
+                        let mut crc = 0;
+                        for _ in 0..rounds {
+                            crc = route(
+                                std::hint::black_box(crc),
+                                std::hint::black_box(&data[..len]),
+                            );
+                        }
+                        std::hint::black_box(crc);
+                        start.elapsed().as_nanos() as f64 / f64::from(rounds)
+                    })
+                    .fold(f64::MAX, f64::min);
+                print!("  {name} {best:7.1}");
+            }
+            println!("  at {len}");
+        }
+    }
+}

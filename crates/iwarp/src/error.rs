@@ -1,0 +1,170 @@
+//! Errors of the public API, with the errno that the C library reports for each.
+
+use crate::sys::connect::NetError;
+use iwarp_rnic::cq::CqSizeError;
+use iwarp_rnic::memory::MemoryError;
+use iwarp_rnic::qp::CreateError;
+use iwarp_rnic::srq::SrqError;
+use iwarp_rnic::{AllocError, PostError};
+use std::{fmt, io};
+
+/// Result of this crate's functions.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What went wrong, and whose turn it is.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Error {
+    /// A parameter is out of range or contradicts another one; the text says which (EINVAL).
+    InvalidArgument(&'static str),
+    /// A work request was not taken.
+    Post(PostError),
+    /// A registration, bind or invalidation was refused.
+    Memory(MemoryError),
+    /// The range is not mapped in this process with the access that the rights need (EFAULT).
+    BadAddress,
+    /// No memory for a new object (ENOMEM).
+    OutOfMemory,
+    /// The object is still used by another one (EBUSY).
+    Busy,
+    /// The object is not in a state for this (EINVAL); the text says what it needs.
+    InvalidState(&'static str),
+    /// No device has this address or name (ENODEV).
+    NoDevice,
+    /// This is not supported by the device (EOPNOTSUPP).
+    Unsupported(&'static str),
+    /// The peer refused the connection; its private data says why, if it gave any (ECONNREFUSED).
+    Rejected(Vec<u8>),
+    /// The peer did not answer in time (ETIMEDOUT).
+    TimedOut(&'static str),
+    /// The peer does not speak MPA, or speaks it wrongly (EPROTO).
+    Handshake(String),
+    /// The connection or its queue pair has failed; the text says why (ECONNRESET).
+    ConnectionLost(String),
+    /// A completion queue overflowed: completions are lost, its queue pairs are dead (EOVERFLOW).
+    CompletionQueueOverflow,
+    /// Nothing is ready and the caller does not want to wait (EAGAIN).
+    WouldBlock,
+    /// The operating system's error.
+    Io(io::Error),
+}
+
+impl Error {
+    /// The errno that the verbs and rdma_cm functions report for this error.
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::InvalidArgument(_) | Self::InvalidState(_) => libc::EINVAL,
+            Self::Post(PostError::QueueFull) | Self::OutOfMemory => libc::ENOMEM,
+            Self::Post(_) => libc::EINVAL,
+            Self::Memory(MemoryError::TableFull | MemoryError::OutOfMemory) => libc::ENOMEM,
+            Self::Memory(MemoryError::Busy) | Self::Busy => libc::EBUSY,
+            Self::Memory(_) => libc::EINVAL,
+            Self::BadAddress => libc::EFAULT,
+            Self::NoDevice => libc::ENODEV,
+            Self::Unsupported(_) => libc::EOPNOTSUPP,
+            Self::Rejected(_) => libc::ECONNREFUSED,
+            Self::TimedOut(_) => libc::ETIMEDOUT,
+            Self::Handshake(_) => libc::EPROTO,
+            Self::ConnectionLost(_) => libc::ECONNRESET,
+            Self::CompletionQueueOverflow => libc::EOVERFLOW,
+            Self::WouldBlock => libc::EAGAIN,
+            Self::Io(e) => e.raw_os_error().unwrap_or(libc::EIO),
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::InvalidArgument(what) => write!(f, "invalid argument: {what}"),
+            Self::Post(e) => write!(f, "work request not taken: {e}"),
+            Self::Memory(e) => write!(f, "memory registration: {e}"),
+            Self::BadAddress => f.write_str("the range is not mapped in this process with the access asked for"),
+            Self::OutOfMemory => f.write_str("out of memory: free objects or ask for smaller queues"),
+            Self::Busy => f.write_str("still in use: destroy what depends on it first"),
+            Self::InvalidState(what) => write!(f, "wrong state: {what}"),
+            Self::NoDevice => f.write_str("no device has this address or name: `iwarp devices` lists them"),
+            Self::Unsupported(what) => write!(f, "not supported: {what}"),
+            Self::Rejected(data) if data.is_empty() => f.write_str("the peer refused the connection"),
+            Self::Rejected(data) => write!(f, "the peer refused the connection ({} octets of private data)", data.len()),
+            Self::TimedOut(what) => write!(f, "timed out: {what}"),
+            Self::Handshake(what) => write!(f, "connection set-up failed: {what}"),
+            Self::ConnectionLost(what) => write!(f, "connection lost: {what}"),
+            Self::CompletionQueueOverflow => {
+                f.write_str("completion queue overflow: poll faster or create it larger")
+            }
+            Self::WouldBlock => f.write_str("nothing is ready"),
+            Self::Io(e) => e.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Post(e) => Some(e),
+            Self::Memory(e) => Some(e),
+            Self::Io(e) => Some(e),
+            _ => None,
+        }
+    }
+}
+
+impl From<io::Error> for Error {
+    fn from(e: io::Error) -> Self {
+        Self::Io(e)
+    }
+}
+
+impl From<NetError> for Error {
+    fn from(e: NetError) -> Self {
+        Self::Io(e.into())
+    }
+}
+
+impl From<PostError> for Error {
+    fn from(e: PostError) -> Self {
+        Self::Post(e)
+    }
+}
+
+impl From<MemoryError> for Error {
+    fn from(e: MemoryError) -> Self {
+        Self::Memory(e)
+    }
+}
+
+impl From<AllocError> for Error {
+    fn from(_: AllocError) -> Self {
+        Self::OutOfMemory
+    }
+}
+
+impl From<CreateError> for Error {
+    fn from(e: CreateError) -> Self {
+        match e {
+            CreateError::Invalid => Self::InvalidArgument("a queue size is above the device's limit"),
+            CreateError::OutOfMemory => Self::OutOfMemory,
+        }
+    }
+}
+
+impl From<CqSizeError> for Error {
+    fn from(e: CqSizeError) -> Self {
+        match e {
+            CqSizeError::Invalid => {
+                Self::InvalidArgument("completion queue size: 1 to 4194304, and not below what it holds")
+            }
+            CqSizeError::OutOfMemory => Self::OutOfMemory,
+        }
+    }
+}
+
+impl From<SrqError> for Error {
+    fn from(e: SrqError) -> Self {
+        match e {
+            SrqError::Invalid => Self::InvalidArgument("shared receive queue size or limit out of range"),
+            SrqError::OutOfMemory => Self::OutOfMemory,
+        }
+    }
+}

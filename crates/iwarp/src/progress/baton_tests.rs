@@ -1,0 +1,222 @@
+//! Tests and models of the baton.
+
+use super::*;
+
+#[cfg(not(loom))]
+mod plain {
+    use super::*;
+    use std::sync::atomic::AtomicU64;
+
+    #[test]
+    fn one_at_a_time_and_notes_are_seen() {
+        let baton = Baton::default();
+        assert!(!baton.is_held());
+        let guard = baton.try_take().expect("idle");
+        assert!(baton.is_held());
+        assert!(baton.try_take().is_none());
+        assert!(baton.try_take().is_none());
+        let guard = guard.finish().expect("notes are there");
+        assert!(guard.finish().is_none(), "one look answers all notes");
+        assert!(!baton.is_held());
+
+        let guard = baton.try_take().expect("idle again");
+        assert!(baton.try_take().is_none());
+        assert!(guard.release(), "the note comes out");
+        assert!(!baton.try_take().expect("free").release());
+    }
+
+    #[test]
+    fn unwinding_lets_go() {
+        let baton = Baton::new();
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            baton.drive(|| panic!("driver"))
+        }));
+        assert!(result.is_err());
+        assert!(baton.drive(|| ()));
+    }
+
+    #[test]
+    fn all_work_is_done_under_load() {
+        const EACH: u64 = 20_000;
+        let baton = Baton::new();
+        let (added, done) = (AtomicU64::new(0), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..EACH {
+                        added.fetch_add(1, Ordering::Relaxed);
+                        baton.drive(|| {
+                            // Not atomic as a whole: a second driver would lose counts.
+                            let new = added.swap(0, Ordering::Relaxed);
+                            let old = done.load(Ordering::Relaxed);
+                            done.store(old + new, Ordering::Relaxed);
+                        });
+                    }
+                });
+            }
+        });
+        assert_eq!(added.into_inner(), 0);
+        assert_eq!(done.into_inner(), 4 * EACH);
+    }
+}
+
+#[cfg(loom)]
+mod models {
+    use super::*;
+    use loom::cell::UnsafeCell;
+    use loom::sync::Arc;
+    use loom::sync::atomic::AtomicUsize;
+    use loom::thread;
+
+    /// Work published with no ordering of its own, and a cell that only the driver may touch: the baton must order both.
+    struct Stream {
+        baton: Baton,
+        queued: [AtomicUsize; 3],
+        done: UnsafeCell<usize>,
+    }
+
+    impl Stream {
+        fn new() -> Arc<Self> {
+            Arc::new(Self {
+                baton: Baton::new(),
+                queued: [
+                    AtomicUsize::new(0),
+                    AtomicUsize::new(0),
+                    AtomicUsize::new(0),
+                ],
+                done: UnsafeCell::new(0),
+            })
+        }
+
+        fn post(&self, who: usize) {
+            self.queued[who].store(1, Ordering::Relaxed);
+        }
+
+        /// Takes what it sees. Plain loads, so that seeing old values is possible where the model allows it.
+        fn work(&self) {
+            for slot in &self.queued {
+                if slot.load(Ordering::Relaxed) == 1 {
+                    slot.store(2, Ordering::Relaxed);
+                    // SAFETY: loom checks that only one thread is here; that is the point.
+                    self.done.with_mut(|done| unsafe { *done += 1 });
+                }
+            }
+        }
+
+        fn check(&self, want: usize) {
+            // SAFETY: all other threads have been joined.
+            self.done
+                .with(|done| assert_eq!(unsafe { *done }, want, "work was forgotten"));
+        }
+    }
+
+    fn model(threads: usize, drive: fn(&Stream)) {
+        let mut builder = loom::model::Builder::new();
+        // Three threads in full take minutes; three forced switches are enough to find every bug planted below.
+        builder.preemption_bound = (threads > 2).then_some(3);
+        builder.check(move || {
+            let stream = Stream::new();
+            let others: Vec<_> = (1..threads)
+                .map(|who| {
+                    let stream = Arc::clone(&stream);
+                    thread::spawn(move || {
+                        stream.post(who);
+                        drive(&stream);
+                    })
+                })
+                .collect();
+            stream.post(0);
+            drive(&stream);
+            for other in others {
+                other.join().expect("thread");
+            }
+            stream.check(threads);
+        });
+    }
+
+    fn whole(stream: &Stream) {
+        stream.baton.drive(|| stream.work());
+    }
+
+    #[test]
+    fn loom_baton_two_threads() {
+        model(2, whole);
+    }
+
+    #[test]
+    fn loom_baton_three_threads() {
+        model(3, whole);
+    }
+
+    /// The holder lets go after one round and somebody else must be told: here it tells itself.
+    #[test]
+    fn loom_baton_release_reports_the_note() {
+        fn once(stream: &Stream) {
+            while let Some(guard) = stream.baton.try_take() {
+                stream.work();
+                if !guard.release() {
+                    break;
+                }
+            }
+        }
+        model(2, once);
+        model(3, once);
+    }
+
+    /// Broken: looks for a note, then lets go in a second step.
+    #[test]
+    #[should_panic(expected = "work was forgotten")]
+    fn loom_baton_broken_finish_is_caught() {
+        fn broken(stream: &Stream) {
+            let Some(guard) = stream.baton.try_take() else {
+                return;
+            };
+            stream.work();
+            while stream.baton.0.load(Ordering::Acquire) == NOTED {
+                stream.baton.0.swap(HELD, Ordering::AcqRel);
+                stream.work();
+            }
+            let _ = guard.release();
+        }
+        model(2, broken);
+    }
+
+    /// Broken: gives up without a note.
+    #[test]
+    #[should_panic(expected = "work was forgotten")]
+    fn loom_baton_broken_try_is_caught() {
+        fn broken(stream: &Stream) {
+            if stream
+                .baton
+                .0
+                .compare_exchange(IDLE, HELD, Ordering::AcqRel, Ordering::Relaxed)
+                .is_ok()
+            {
+                let mut guard = Guard {
+                    baton: &stream.baton,
+                };
+                loop {
+                    stream.work();
+                    match guard.finish() {
+                        Some(again) => guard = again,
+                        None => return,
+                    }
+                }
+            }
+        }
+        model(2, broken);
+    }
+
+    /// Broken: a second note is not written because there is one already, so its work is not ordered before the next look.
+    #[test]
+    #[should_panic(expected = "work was forgotten")]
+    fn loom_baton_broken_second_note_is_caught() {
+        fn broken(stream: &Stream) {
+            if stream.baton.0.load(Ordering::Acquire) == NOTED {
+                return;
+            }
+            whole(stream);
+        }
+        model(3, broken);
+    }
+}

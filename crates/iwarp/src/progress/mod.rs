@@ -1,0 +1,9 @@
+//! Who drives a stream and when: the small lock-free protocols on which no wake-up may be lost.
+//!
+//! Every protocol here is checked by `loom` over all interleavings of two or three threads, next to a deliberately broken
+//! variant that the model must catch. Run the models with
+//! `RUSTFLAGS="--cfg loom" cargo test -p iwarp --lib --release loom_`.
+
+pub(crate) mod baton;
+pub(crate) mod parker;
+mod sync;
