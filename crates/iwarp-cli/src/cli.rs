@@ -8,15 +8,15 @@ use clap::{Parser, Subcommand};
 #[derive(Debug, Parser)]
 #[command(name = "iwarp", version, about, arg_required_else_help = true)]
 #[command(after_help = "EXAMPLES:
-  iwarp perf --quick                 both ends on this machine, in less than 20 seconds
+  iwarp perf --quick                 both ends on this machine, below 20 s
   iwarp perf serve                   on one host, then on another:
   iwarp perf connect HOST            measure between the two
-  iwarp cp serve /srv/drop           accept files into a directory, then elsewhere:
+  iwarp cp serve /srv/drop           offer a directory, then elsewhere:
   iwarp cp big.img HOST:big.img      copy a file by one-sided RDMA
   iwarp ping HOST -C 10              ten verified pings to an rping server
 
 ENVIRONMENT:
-  RUST_LOG    what is logged to stderr, for example RUST_LOG=iwarp=debug; wins over -v
+  RUST_LOG    what is logged to stderr, for example iwarp=debug; wins over -v
 
 EXIT CODES:
   0 success, 1 failure while running, 2 wrong usage")]

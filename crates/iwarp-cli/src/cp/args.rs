@@ -15,18 +15,18 @@ pub(crate) const DEFAULT_PORT: u16 = 7176;
        iwarp cp [OPTIONS] HOST:PATH FILE
        iwarp cp [OPTIONS] serve DIR")]
 #[command(
-    after_help = "The data go by RDMA Write straight into the receiver's registered memory. What an interrupted copy has
-left behind (.NAME.iwarp-part) is verified by SHA-256 and continued; the file appears under its name only when complete
-and verified. Anybody who can reach the port can read and write files below DIR, and nothing else: bind to a
-trusted network. A file that is really named 'serve' or contains a colon is written ./serve or ./a:b.
+    after_help = "The data go by RDMA Write straight into the receiver's registered memory. What an interrupted copy \
+has left behind (.NAME.iwarp-part) is verified by SHA-256 and continued; the file appears under its name only when \
+complete and verified. Anybody who can reach the port can read and write files below DIR, and nothing else: bind to \
+a trusted network. A file that is really named 'serve' or contains a colon is written ./serve or ./a:b.
 
 EXAMPLES:
-  iwarp cp serve /srv/drop --bind 192.0.2.7      on one host, then on another:
-  iwarp cp big.img 192.0.2.7:images/big.img      upload
-  iwarp cp 192.0.2.7:images/big.img .            download
-  iwarp cp big.img [2001:db8::7]:big.img         IPv6 addresses stand in brackets
-  iwarp cp big.img 192.0.2.7:big.img --capture run.pcapng --capture-bytes 4M
-                                                 record the first megabytes for Wireshark"
+  iwarp cp serve /srv/drop --bind 192.0.2.7   on one host, then on another:
+  iwarp cp big.img 192.0.2.7:images/big.img   upload
+  iwarp cp 192.0.2.7:images/big.img .         download
+  iwarp cp big.img [2001:db8::7]:big.img      IPv6 addresses in brackets
+  iwarp cp big.img 192.0.2.7: --capture run.pcapng --capture-bytes 4M
+                                              first megabytes for Wireshark"
 )]
 pub(crate) struct CpArgs {
     /// FILE or HOST:PATH, or the word `serve`

@@ -9,18 +9,18 @@ use std::path::PathBuf;
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 #[command(
-    after_help = "Every RDMA figure stands beside plain TCP measured next to it in the same run; a ratio is iWARP ÷ TCP,
-the median over the rounds of the ratios inside each round. Latency is half of a round trip; for Read and
-FetchAdd it is half of the time of the operation, which is a round trip by itself.
+    after_help = "Every RDMA figure stands beside plain TCP measured next to it in the same run; a ratio is \
+iWARP ÷ TCP, the median over the rounds of the ratios inside each round. Latency is half of a round trip; \
+for Read and FetchAdd it is half of the time of the operation, which is a round trip by itself.
 
 EXAMPLES:
-  iwarp perf                                    everything, both ends on this machine, below 2 minutes
-  iwarp perf --quick                            the same in less than 20 seconds
-  iwarp perf --op write --size 64K --crc on     one point
-  iwarp perf --op tcp                           only the TCP baseline
-  iwarp perf --quick --json - | jq .results     for programs
-  iwarp perf --plot curves.svg                  latency and bandwidth curves
-  iwarp perf serve --bind 192.0.2.7             on one host, then on another:
+  iwarp perf                             everything, both ends here, < 2 min
+  iwarp perf --quick                     the same in less than 20 s
+  iwarp perf --op write --size 64K --crc on
+  iwarp perf --op tcp                    only the TCP baseline
+  iwarp perf --quick --json - | jq .results
+  iwarp perf --plot curves.svg           latency and bandwidth curves
+  iwarp perf serve --bind 192.0.2.7      on one host, then on another:
   iwarp perf connect 192.0.2.7 --quick"
 )]
 pub(crate) struct PerfArgs {
@@ -42,7 +42,8 @@ pub(crate) enum PerfCommand {
 /// Arguments of `iwarp perf serve`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "One client is served at a time. Anybody who can reach the port can keep a core busy: bind to a trusted network.
+    after_help = "One client is served at a time. Anybody who can reach the port can keep a core busy: \
+bind to a trusted network.
 
 EXAMPLES:
   iwarp perf serve

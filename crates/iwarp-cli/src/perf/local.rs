@@ -26,6 +26,10 @@ impl Peer {
         let exe = std::env::current_exe().context("cannot find this program")?;
         let mut command = Command::new(exe);
         command.args(["perf", "serve", "--bind", "127.0.0.1:0", "--child"]);
+        // Its failures come back over the control connection and are reported once, by this end.
+        if std::env::var_os("RUST_LOG").is_none() {
+            command.env("RUST_LOG", "error");
+        }
         if let Some(cpu) = cpu {
             command.args(["--cpu", &cpu.to_string()]);
         }
