@@ -39,6 +39,11 @@ pub const TARGETS: &[Target] = &[
         run: targets::terminate,
         len_max: 128,
     },
+    Target {
+        name: "stream",
+        run: targets::stream,
+        len_max: 4096,
+    },
 ];
 
 #[cfg(test)]

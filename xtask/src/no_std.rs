@@ -58,6 +58,12 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
 
 fn build_probe(context: &Context, log: &mut Log, target_dir: &Path) -> Result<PathBuf> {
     let probe = context.root.join(PROBE);
+    // Libraries of earlier builds must not be taken for those of this one.
+    let old = target_dir.join("release");
+    if old.exists() {
+        std::fs::remove_dir_all(&old)
+            .with_context(|| format!("cannot remove {}", old.display()))?;
+    }
     // The same versions as in the workspace; cargo drops the rows that are not needed.
     std::fs::copy(context.root.join("Cargo.lock"), probe.join("Cargo.lock"))
         .context("cannot copy Cargo.lock")?;

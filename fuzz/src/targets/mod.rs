@@ -2,11 +2,13 @@
 
 mod fpdu;
 mod startup;
+mod stream;
 mod terminate;
 mod ulpdu;
 
 pub use fpdu::fpdu;
 pub use startup::startup;
+pub use stream::stream;
 pub use terminate::terminate;
 pub use ulpdu::ulpdu;
 
