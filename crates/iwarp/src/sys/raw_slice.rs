@@ -67,6 +67,16 @@ impl RawSlice {
         self.len == 0
     }
 
+    /// The range without its first `count` octets; empty if it has no more.
+    #[inline]
+    pub(crate) fn after(&self, count: usize) -> Self {
+        let count = count.min(self.len);
+        Self {
+            addr: self.addr.wrapping_add(count),
+            len: self.len - count,
+        }
+    }
+
     /// Appends at most `limit` octets of the range to `out`, and says how many.
     ///
     /// # Safety
@@ -100,6 +110,9 @@ mod tests {
         let slice = RawSlice::of(&source);
         assert_eq!(slice.len(), 6);
         assert_eq!(slice.addr(), source.as_ptr() as u64);
+        assert_eq!(slice.after(2).addr(), slice.addr() + 2);
+        assert_eq!(slice.after(2).len(), 4);
+        assert!(slice.after(7).is_empty());
         let mut out = vec![b'>'];
         // SAFETY: `source` lives on.
         unsafe {

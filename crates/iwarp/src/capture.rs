@@ -1,0 +1,531 @@
+//! A recorder of RDMA traffic that needs no privileges: it writes what passes through the sockets to a pcapng file, with
+//! synthetic TCP/IP headers, so that Wireshark decodes it as iWARP (RFC 5044 section 4, RFC 793).
+//!
+//! What is real: the octets of each direction, their order, the addresses, the time of each system call. What is made up: sequence
+//! numbers, acknowledgements, segment boundaries and the handshake, as if the network were perfect.
+//!
+//! Lock order: a flow's state, then the file. The order of one flow's packets in the file is the order of its sequence numbers.
+
+mod packet;
+mod pcapng;
+
+use crate::sys::fork;
+use crate::sys::raw_slice::RawSlice;
+use packet::{ACK, Addresses, FIN, PSH, RST, SYN, Segment};
+use parking_lot::Mutex;
+use std::collections::HashSet;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, IoSlice, Write};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::SystemTime;
+
+/// The most payload of one synthetic segment: what TCP has on a loopback with an MTU of 65536 and timestamps.
+const MAX_SEGMENT: usize = 65_483;
+/// After so many octets in one direction the other side is made to acknowledge, so that no window seems to be full.
+const ACK_EVERY: u32 = 256 << 10;
+/// The file is written in pieces of about this size.
+const BUFFER: usize = 128 << 10;
+
+/// When a [`Recorder`] stops by itself. The default is never.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct RecorderLimits {
+    /// The largest size of the file in octets.
+    pub max_bytes: Option<u64>,
+    /// The largest number of packets.
+    pub max_packets: Option<u64>,
+}
+
+impl RecorderLimits {
+    /// Stops before the file is larger than `max_bytes` octets.
+    #[must_use]
+    pub fn max_bytes(mut self, max_bytes: u64) -> Self {
+        self.max_bytes = Some(max_bytes);
+        self
+    }
+
+    /// Stops after `max_packets` packets.
+    #[must_use]
+    pub fn max_packets(mut self, max_packets: u64) -> Self {
+        self.max_packets = Some(max_packets);
+        self
+    }
+}
+
+/// Writes the traffic of connections to a pcapng file that Wireshark and `tshark` decode.
+///
+/// Clones write to the same file. It is complete after [`flush`](Self::flush), and when the last clone and the
+/// last connection that records are gone. A recorder never disturbs the traffic: an error of the file stops the recording and is reported
+/// once through `tracing` as a warning. A child made by `fork` does not record.
+///
+/// If both ends of a connection are in this process and record to the same file, each octet is recorded once.
+///
+/// ```
+/// # fn main() -> std::io::Result<()> {
+/// # let path = std::env::temp_dir().join(format!("iwarp-doc-{}.pcapng", std::process::id()));
+/// let limits = iwarp::RecorderLimits::default().max_bytes(8 << 20);
+/// let recorder = iwarp::Recorder::create_with(&path, limits)?;
+/// recorder.flush()?;
+/// # std::fs::remove_file(path)?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Recorder {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    path: PathBuf,
+    /// False after the limit or an error; then every call is one load.
+    active: AtomicBool,
+    generation: u32,
+    next_sequence: AtomicU32,
+    /// The flows that record, as (local, peer).
+    flows: Mutex<HashSet<(SocketAddr, SocketAddr)>>,
+    output: Mutex<Output>,
+}
+
+struct Output {
+    file: File,
+    /// Blocks not written to the file yet. Always whole blocks between two calls.
+    buffer: Vec<u8>,
+    written: u64,
+    packets: u64,
+    last_time: u64,
+    limits: RecorderLimits,
+}
+
+impl Recorder {
+    /// Creates or overwrites the file at `path`, and records without a limit.
+    ///
+    /// # Errors
+    /// The file cannot be created or written.
+    pub fn create(path: impl AsRef<Path>) -> io::Result<Self> {
+        Self::create_with(path, RecorderLimits::default())
+    }
+
+    /// Creates or overwrites the file at `path`, and stops at `limits`. The file is then a correct recording of the beginning.
+    ///
+    /// # Errors
+    /// The file cannot be created or written.
+    pub fn create_with(path: impl AsRef<Path>, limits: RecorderLimits) -> io::Result<Self> {
+        let path = path.as_ref().to_path_buf();
+        let mut output = Output {
+            file: File::create(&path)?,
+            buffer: Vec::with_capacity(BUFFER + MAX_SEGMENT + 256),
+            written: 0,
+            packets: 0,
+            last_time: 0,
+            limits,
+        };
+        pcapng::file_head(&mut output.buffer);
+        // Writing at once tells a full or read-only file system to the caller and not to the log.
+        output.flush()?;
+        Ok(Self {
+            shared: Arc::new(Shared {
+                path,
+                active: AtomicBool::new(true),
+                generation: fork::generation(),
+                next_sequence: AtomicU32::new(0x1000_0000),
+                flows: Mutex::new(HashSet::new()),
+                output: Mutex::new(output),
+            }),
+        })
+    }
+
+    /// Writes everything recorded so far to the file.
+    ///
+    /// # Errors
+    /// The file cannot be written; the recording has then stopped.
+    pub fn flush(&self) -> io::Result<()> {
+        if self.shared.is_child() {
+            return Ok(());
+        }
+        let mut output = self.shared.output.lock();
+        let result = output.flush();
+        if result.is_err() {
+            self.shared.active.store(false, Ordering::Relaxed);
+        }
+        result
+    }
+
+    /// True until a limit or an error has stopped the recording.
+    #[must_use]
+    pub fn is_recording(&self) -> bool {
+        self.shared.is_recording()
+    }
+
+    /// The number of packets recorded so far.
+    #[must_use]
+    pub fn packets(&self) -> u64 {
+        self.shared.output.lock().packets
+    }
+
+    /// Starts to record one connection, which goes on until the result is dropped.
+    pub(crate) fn flow(&self, local: SocketAddr, peer: SocketAddr) -> Flow {
+        // Two different numbers far apart, so that a reused port is not taken for a continuation.
+        let base = self
+            .shared
+            .next_sequence
+            .fetch_add(0x0102_0304, Ordering::Relaxed);
+        let muted = {
+            let mut flows = self.shared.flows.lock();
+            // The other end is in this process: it records both directions.
+            flows.contains(&(peer, local)) || !flows.insert((local, peer))
+        };
+        Flow {
+            shared: Arc::clone(&self.shared),
+            local,
+            peer,
+            addresses: Addresses::new(local, peer),
+            muted,
+            state: Mutex::new(FlowState {
+                stage: Stage::New,
+                ours: Direction::starting_at(base),
+                theirs: Direction::starting_at(base.wrapping_add(0x4000_0000)),
+            }),
+        }
+    }
+}
+
+impl fmt::Debug for Recorder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Recorder")
+            .field("path", &self.shared.path)
+            .field("recording", &self.is_recording())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    fn is_child(&self) -> bool {
+        fork::generation() != self.generation
+    }
+
+    fn is_recording(&self) -> bool {
+        self.active.load(Ordering::Relaxed) && !self.is_child()
+    }
+
+    /// Records one segment whose payload `fill` appends. A segment beyond the limit ends the recording.
+    fn segment(
+        &self,
+        addresses: &Addresses,
+        segment: &Segment,
+        payload_len: usize,
+        fill: impl FnOnce(&mut Vec<u8>),
+    ) {
+        let mut output = self.output.lock();
+        if !self.active.load(Ordering::Relaxed) {
+            return;
+        }
+        let result = output.segment(addresses, segment, payload_len, fill);
+        match result {
+            Ok(true) => {}
+            Ok(false) => self.active.store(false, Ordering::Relaxed),
+            Err(error) => {
+                self.active.store(false, Ordering::Relaxed);
+                tracing::warn!(path = %self.path.display(), %error, "recording of traffic has stopped");
+            }
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if self.is_child() {
+            return;
+        }
+        let active = *self.active.get_mut();
+        if let Err(error) = self.output.get_mut().flush()
+            && active
+        {
+            tracing::warn!(path = %self.path.display(), %error, "the end of the recording is lost");
+        }
+    }
+}
+
+impl Output {
+    fn flush(&mut self) -> io::Result<()> {
+        let result = self.file.write_all(&self.buffer);
+        self.written += self.buffer.len() as u64;
+        // After an error, too: nothing is written twice.
+        self.buffer.clear();
+        result
+    }
+
+    /// False: the limit is reached, and nothing was recorded.
+    fn segment(
+        &mut self,
+        addresses: &Addresses,
+        segment: &Segment,
+        payload_len: usize,
+        fill: impl FnOnce(&mut Vec<u8>),
+    ) -> io::Result<bool> {
+        let packet_len = addresses.header_len(segment) + payload_len;
+        let size = self.written + self.buffer.len() as u64 + pcapng::block_len(packet_len) as u64;
+        if self
+            .limits
+            .max_packets
+            .is_some_and(|max| self.packets >= max)
+            || self.limits.max_bytes.is_some_and(|max| size > max)
+        {
+            self.flush()?;
+            return Ok(false);
+        }
+        let now = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .map_or(0, |time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+        // The clock of the wall may be set back; the recording does not go back.
+        self.last_time = self.last_time.max(now);
+        let block = pcapng::begin_packet(&mut self.buffer, self.last_time, packet_len);
+        let start = self.buffer.len();
+        addresses.append_headers(&mut self.buffer, segment, payload_len);
+        fill(&mut self.buffer);
+        // What was promised in the headers, whatever `fill` did.
+        self.buffer.resize(start + packet_len, 0);
+        if let Some(packet) = self.buffer.get_mut(start..) {
+            addresses.finish_checksums(packet);
+        }
+        pcapng::end_packet(&mut self.buffer, block);
+        self.packets += 1;
+        if self.buffer.len() >= BUFFER {
+            self.flush()?;
+        }
+        Ok(true)
+    }
+}
+
+/// The recording of one connection, seen from this end.
+pub(crate) struct Flow {
+    shared: Arc<Shared>,
+    local: SocketAddr,
+    peer: SocketAddr,
+    addresses: Addresses,
+    /// The other end records the connection.
+    muted: bool,
+    state: Mutex<FlowState>,
+}
+
+struct FlowState {
+    stage: Stage,
+    ours: Direction,
+    theirs: Direction,
+}
+
+#[derive(PartialEq, Eq, Clone, Copy)]
+enum Stage {
+    New,
+    Open,
+    Closed,
+}
+
+/// One direction of the synthetic TCP.
+#[derive(Clone, Copy)]
+struct Direction {
+    next: u32,
+    unacknowledged: u32,
+}
+
+impl Direction {
+    fn starting_at(next: u32) -> Self {
+        Self {
+            next,
+            unacknowledged: 0,
+        }
+    }
+}
+
+impl Flow {
+    /// Records a handshake. `active`: this end connected.
+    pub(crate) fn opened(&self, active: bool) {
+        if self.is_recording() {
+            self.open(&mut self.state.lock(), active);
+        }
+    }
+
+    /// Records ordinary bytes that were sent, in one or more segments.
+    pub(crate) fn sent(&self, parts: &[IoSlice<'_>]) {
+        if self.is_recording() {
+            let list: Vec<RawSlice> = parts.iter().map(|part| RawSlice::of(part)).collect();
+            // SAFETY: the parts are borrowed for the length of the call.
+            unsafe { self.data(true, &list, usize::MAX) };
+        }
+    }
+
+    /// Records ordinary bytes that were received.
+    pub(crate) fn received(&self, parts: &[&[u8]]) {
+        if self.is_recording() {
+            let list: Vec<RawSlice> = parts.iter().map(|part| RawSlice::of(part)).collect();
+            // SAFETY: the parts are borrowed for the length of the call.
+            unsafe { self.data(false, &list, usize::MAX) };
+        }
+    }
+
+    /// Records the first `count` octets of a list, as returned by a send that may have been partial.
+    ///
+    /// # Safety
+    /// The ranges are mapped and readable for the length of the call. They may change meanwhile.
+    pub(crate) unsafe fn sent_raw(&self, list: &[RawSlice], count: usize) {
+        if self.is_recording() {
+            // SAFETY: the caller's promise.
+            unsafe { self.data(true, list, count) };
+        }
+    }
+
+    /// Records the first `count` octets of a list, as returned by a receive. Call it before anybody may overwrite them.
+    ///
+    /// # Safety
+    /// The ranges are mapped and readable for the length of the call. They may change meanwhile.
+    pub(crate) unsafe fn received_raw(&self, list: &[RawSlice], count: usize) {
+        if self.is_recording() {
+            // SAFETY: the caller's promise.
+            unsafe { self.data(false, list, count) };
+        }
+    }
+
+    /// Records the end: a reset, or the closing of both directions. Nothing is recorded afterwards.
+    pub(crate) fn closed(&self, reset: bool) {
+        if !self.is_recording() {
+            return;
+        }
+        let mut state = self.state.lock();
+        if state.stage == Stage::Open {
+            if reset {
+                self.control(&mut state, true, RST | ACK);
+            } else {
+                self.control(&mut state, true, FIN | ACK);
+                self.control(&mut state, false, FIN | ACK);
+                self.control(&mut state, true, ACK);
+            }
+        }
+        state.stage = Stage::Closed;
+    }
+
+    /// True if there is any use in calling the others.
+    #[inline]
+    pub(crate) fn is_recording(&self) -> bool {
+        !self.muted && self.shared.is_recording()
+    }
+
+    fn open(&self, state: &mut FlowState, active: bool) {
+        if state.stage != Stage::New {
+            return;
+        }
+        state.stage = Stage::Open;
+        self.control(state, active, SYN);
+        self.control(state, !active, SYN | ACK);
+        self.control(state, active, ACK);
+    }
+
+    /// A segment without payload. SYN and FIN take a sequence number.
+    fn control(&self, state: &mut FlowState, outgoing: bool, flags: u8) {
+        self.emit(state, outgoing, flags, 0, |_| ());
+        if flags & (SYN | FIN) != 0 {
+            let direction = if outgoing {
+                &mut state.ours
+            } else {
+                &mut state.theirs
+            };
+            direction.next = direction.next.wrapping_add(1);
+        }
+    }
+
+    fn emit(
+        &self,
+        state: &mut FlowState,
+        outgoing: bool,
+        flags: u8,
+        len: usize,
+        fill: impl FnOnce(&mut Vec<u8>),
+    ) {
+        let (from, to) = if outgoing {
+            (state.ours, &mut state.theirs)
+        } else {
+            (state.theirs, &mut state.ours)
+        };
+        let acknowledges = flags & ACK != 0;
+        let segment = Segment {
+            outgoing,
+            flags,
+            sequence: from.next,
+            acknowledgement: if acknowledges { to.next } else { 0 },
+        };
+        if acknowledges {
+            to.unacknowledged = 0;
+        }
+        self.shared.segment(&self.addresses, &segment, len, fill);
+    }
+
+    /// # Safety
+    /// As [`Flow::sent_raw`].
+    unsafe fn data(&self, outgoing: bool, list: &[RawSlice], count: usize) {
+        let mut state = self.state.lock();
+        // A connection recorded from the middle: Wireshark wants a beginning all the same.
+        self.open(&mut state, outgoing);
+        if state.stage != Stage::Open {
+            return;
+        }
+        let total: usize = list
+            .iter()
+            .fold(0, |sum, part| part.len().saturating_add(sum));
+        let mut left = total.min(count);
+        let mut list = list.iter();
+        let mut part = RawSlice::default();
+        while left > 0 {
+            let len = left.min(MAX_SEGMENT);
+            self.emit(&mut state, outgoing, PSH | ACK, len, |out| {
+                let mut room = len;
+                while room > 0 {
+                    if part.is_empty() {
+                        match list.next() {
+                            Some(next) => part = *next,
+                            None => return,
+                        }
+                    }
+                    // SAFETY: a part of the caller's list, readable by the caller's promise.
+                    let copied = unsafe { part.append_to(out, room) };
+                    part = part.after(copied);
+                    room -= copied;
+                }
+            });
+            left -= len;
+            let direction = if outgoing {
+                &mut state.ours
+            } else {
+                &mut state.theirs
+            };
+            direction.next = direction.next.wrapping_add(len as u32);
+            direction.unacknowledged += len as u32;
+            if direction.unacknowledged >= ACK_EVERY {
+                self.control(&mut state, !outgoing, ACK);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Flow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Flow")
+            .field("local", &self.local)
+            .field("peer", &self.peer)
+            .field("muted", &self.muted)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Flow {
+    fn drop(&mut self) {
+        if !self.muted && !self.shared.is_child() {
+            self.shared.flows.lock().remove(&(self.local, self.peer));
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "capture/capture_tests.rs"]
+mod tests;

@@ -1,0 +1,354 @@
+//! Tests of the recorder: the bytes of the file, and `tshark` as an independent judge where it is installed.
+
+use super::*;
+use crate::crc::crc32c_append;
+use std::process::Command;
+use std::sync::atomic::AtomicU64;
+
+/// A file that goes away with the test.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let next = NEXT.fetch_add(1, Ordering::Relaxed);
+        Self(std::env::temp_dir().join(format!(
+            "iwarp-capture-{}-{next}.pcapng",
+            std::process::id()
+        )))
+    }
+
+    /// The packets of the file, each beginning with its IP header.
+    fn packets(&self) -> Vec<Vec<u8>> {
+        let bytes = std::fs::read(&self.0).expect("file");
+        let word =
+            |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("word")) as usize;
+        let (mut at, mut packets) = (0, Vec::new());
+        while at < bytes.len() {
+            if word(at) == 6 {
+                packets.push(bytes[at + 28..at + 28 + word(at + 20)].to_vec());
+            }
+            at += word(at + 4);
+        }
+        assert_eq!(at, bytes.len(), "the last block is whole");
+        packets
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+fn address(text: &str) -> SocketAddr {
+    text.parse().expect("address")
+}
+
+/// (flags, sequence, acknowledgement, payload) of an IPv4 packet.
+fn tcp(packet: &[u8]) -> (u8, u32, u32, &[u8]) {
+    let word = |at: usize| u32::from_be_bytes(packet[at..at + 4].try_into().expect("word"));
+    let head = usize::from(packet[32] >> 4) * 4;
+    (packet[33], word(24), word(28), &packet[20 + head..])
+}
+
+/// RFC 5044 section 7.1.1: request and reply of revision 1 with the CRC flag.
+const REQUEST: &[u8] = b"MPA ID Req Frame\x40\x01\x00\x04ping";
+const REPLY: &[u8] = b"MPA ID Rep Frame\x40\x01\x00\x00";
+/// A Write of five octets, pad and CRC included, as a Linux siw sent it.
+const WRITE_FPDU: [u8; 28] = [
+    0x00, 0x13, 0xC1, 0x40, 0x7D, 0x91, 0x1E, 0x00, 0x00, 0x00, 0x7F, 0x96, 0x22, 0x01, 0x50, 0x00,
+    0x41, 0x42, 0x43, 0x44, 0x45, 0x00, 0x00, 0x00, 0x1F, 0xAA, 0x61, 0xF0,
+];
+
+/// One FPDU of a Write: tagged DDP segment, the last of its message if `last`.
+fn write_fpdu(offset: u64, payload: &[u8], last: bool) -> Vec<u8> {
+    let mut fpdu = ((payload.len() + 14) as u16).to_be_bytes().to_vec();
+    fpdu.extend_from_slice(&[if last { 0xC1 } else { 0x81 }, 0x40]);
+    fpdu.extend_from_slice(&0x1234_5678_u32.to_be_bytes());
+    fpdu.extend_from_slice(&offset.to_be_bytes());
+    fpdu.extend_from_slice(payload);
+    fpdu.resize(fpdu.len().next_multiple_of(4), 0);
+    let crc = crc32c_append(0, &fpdu);
+    fpdu.extend_from_slice(&crc.to_le_bytes());
+    fpdu
+}
+
+#[test]
+fn the_literal_frame_agrees_with_the_generator() {
+    let mut fpdu = write_fpdu(0x7F96_2201_5000, b"ABCDE", true);
+    fpdu[4..8].copy_from_slice(&WRITE_FPDU[4..8]);
+    let crc = crc32c_append(0, &fpdu[..24]);
+    fpdu[24..].copy_from_slice(&crc.to_le_bytes());
+    assert_eq!(fpdu, WRITE_FPDU);
+}
+
+#[test]
+fn sequence_numbers_add_up() {
+    let scratch = Scratch::new();
+    let recorder = Recorder::create(&scratch.0).expect("file");
+    let flow = recorder.flow(address("192.0.2.1:40000"), address("192.0.2.2:7174"));
+    flow.opened(true);
+    flow.opened(true);
+    flow.sent(&[IoSlice::new(b"ab"), IoSlice::new(b""), IoSlice::new(b"cde")]);
+    flow.received(&[b"xyz"]);
+    let long = vec![9u8; 3 * MAX_SEGMENT + 1];
+    // SAFETY: `long` lives on.
+    unsafe {
+        flow.sent_raw(
+            &[RawSlice::of(&long), RawSlice::of(b"not sent")],
+            long.len(),
+        )
+    };
+    flow.closed(false);
+    flow.sent(&[IoSlice::new(b"too late")]);
+    drop(flow);
+    assert_eq!(recorder.packets(), 3 + 2 + 4 + 3);
+    recorder.flush().expect("flush");
+
+    let (mut next, mut payload) = ([None; 2], [Vec::new(), Vec::new()]);
+    for packet in scratch.packets() {
+        let (flags, sequence, acknowledgement, data) = tcp(&packet);
+        let from = usize::from(packet[12..16] != [192, 0, 2, 1]);
+        let expected = next[from].unwrap_or(sequence);
+        assert_eq!(sequence, expected);
+        if flags & ACK != 0 {
+            assert_eq!(Some(acknowledgement), next[1 - from]);
+        }
+        assert!(data.len() <= MAX_SEGMENT);
+        payload[from].extend_from_slice(data);
+        let counted = u32::from(flags & (SYN | FIN) != 0);
+        next[from] = Some(sequence.wrapping_add(data.len() as u32 + counted));
+    }
+    assert_eq!(payload[0], [b"abcde", &long[..]].concat());
+    assert_eq!(payload[1], b"xyz");
+}
+
+#[test]
+fn limits_stop_between_packets() {
+    for limits in [
+        RecorderLimits::default().max_packets(5),
+        RecorderLimits::default().max_bytes(1000),
+    ] {
+        let scratch = Scratch::new();
+        let recorder = Recorder::create_with(&scratch.0, limits).expect("file");
+        let flow = recorder.flow(address("192.0.2.1:1"), address("192.0.2.2:2"));
+        assert!(flow.is_recording());
+        for _ in 0..100 {
+            flow.sent(&[IoSlice::new(b"ten octets")]);
+        }
+        assert!(!recorder.is_recording() && !flow.is_recording());
+        // Complete without a flush: stopping has written everything.
+        let packets = scratch.packets();
+        assert_eq!(packets.len() as u64, recorder.packets());
+        let size = std::fs::metadata(&scratch.0).expect("file").len();
+        assert!(
+            limits
+                .max_packets
+                .is_none_or(|max| packets.len() as u64 == max)
+        );
+        assert!(
+            limits
+                .max_bytes
+                .is_none_or(|max| size <= max && size + 100 > max),
+            "{size}"
+        );
+    }
+}
+
+#[test]
+fn a_full_disk_stops_the_recording_only() {
+    let full = Path::new("/dev/full");
+    if !full.exists() {
+        println!("skipped: no /dev/full");
+        return;
+    }
+    let error = Recorder::create(full).expect_err("the head cannot be written");
+    assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
+    assert!(Recorder::create("/nonexistent/directory/file").is_err());
+
+    let scratch = Scratch::new();
+    let recorder = Recorder::create(&scratch.0).expect("file");
+    recorder.shared.output.lock().file = File::create(full).expect("full");
+    let flow = recorder.flow(address("192.0.2.1:1"), address("192.0.2.2:2"));
+    flow.opened(true);
+    assert!(recorder.is_recording(), "still in the buffer");
+    flow.sent(&[IoSlice::new(&vec![0; BUFFER])]);
+    assert!(!recorder.is_recording());
+    flow.sent(&[IoSlice::new(b"ignored")]);
+    flow.closed(true);
+}
+
+#[test]
+fn both_ends_in_one_process_are_recorded_once() {
+    let scratch = Scratch::new();
+    let recorder = Recorder::create(&scratch.0).expect("file");
+    let (a, b) = (address("127.0.0.1:1000"), address("127.0.0.1:2000"));
+    let first = recorder.flow(a, b);
+    let second = recorder.flow(b, a);
+    assert!(first.is_recording() && !second.is_recording());
+    first.opened(true);
+    second.opened(false);
+    first.sent(&[IoSlice::new(b"once")]);
+    second.received(&[b"once"]);
+    assert_eq!(recorder.packets(), 4);
+    drop(second);
+    drop(first);
+    let again = recorder.flow(b, a);
+    assert!(again.is_recording());
+}
+
+#[test]
+fn a_forked_child_leaves_the_file_alone() {
+    let scratch = Scratch::new();
+    let recorder = Recorder::create(&scratch.0).expect("file");
+    let flow = recorder.flow(address("192.0.2.1:1"), address("192.0.2.2:2"));
+    flow.opened(true);
+    // SAFETY: what the child calls returns before it takes a lock or allocates, and it leaves by `_exit`.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        flow.sent(&[IoSlice::new(b"child")]);
+        flow.closed(false);
+        let good = recorder.flush().is_ok() && !recorder.is_recording();
+        // SAFETY: `_exit` is async-signal-safe.
+        unsafe { libc::_exit(if good { 5 } else { 1 }) };
+    }
+    let mut status = 0;
+    // SAFETY: `status` is a valid place for an int; the child is ours.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(libc::WEXITSTATUS(status), 5, "status {status:#x}");
+    assert_eq!(scratch.packets().len(), 0);
+    drop(flow);
+    drop(recorder);
+    assert_eq!(scratch.packets().len(), 3);
+}
+
+/// Runs tshark with the options that iWARP needs; `None` if it is not installed.
+fn tshark(file: &Path, arguments: &[&str]) -> Option<String> {
+    let output = Command::new("tshark")
+        .args([
+            "--disable-heuristic",
+            "smb_direct_iwarp",
+            "--disable-heuristic",
+            "rpcrdma_iwarp",
+        ])
+        .args([
+            "-o",
+            "tcp.try_heuristic_first:TRUE",
+            "-o",
+            "tcp.check_checksum:TRUE",
+            "-o",
+            "ip.check_checksum:TRUE",
+        ])
+        .arg("-r")
+        .arg(file)
+        .args(arguments)
+        .output();
+    match output {
+        Ok(output) => {
+            assert!(
+                output.status.success(),
+                "{}",
+                String::from_utf8_lossy(&output.stderr)
+            );
+            Some(String::from_utf8(output.stdout).expect("text"))
+        }
+        Err(error) => {
+            let required =
+                std::env::var_os("IWARP_REQUIRE_TSHARK").is_some_and(|value| value == "1");
+            assert!(!required, "tshark is required but cannot be run: {error}");
+            println!("skipped: tshark cannot be run: {error}");
+            None
+        }
+    }
+}
+
+#[test]
+fn tshark_decodes_it_without_complaint() {
+    const MESSAGES: u64 = 40;
+    let scratch = Scratch::new();
+    let recorder = Recorder::create(&scratch.0).expect("file");
+    for (local, peer, active) in [
+        ("10.0.0.1:40001", "10.0.0.2:7174", true),
+        ("[fd00::1]:7471", "[fd00::2]:40002", false),
+    ] {
+        let flow = recorder.flow(address(local), address(peer));
+        flow.opened(active);
+        let (ours, theirs) = if active {
+            (REQUEST, REPLY)
+        } else {
+            (REPLY, REQUEST)
+        };
+        if active {
+            flow.sent(&[IoSlice::new(ours)]);
+            flow.received(&[theirs]);
+        } else {
+            flow.received(&[theirs]);
+            flow.sent(&[IoSlice::new(ours)]);
+        }
+        if active {
+            flow.sent(&[
+                IoSlice::new(&WRITE_FPDU[..10]),
+                IoSlice::new(&WRITE_FPDU[10..]),
+            ]);
+        } else {
+            flow.received(&[&WRITE_FPDU]);
+        }
+        // Messages of 64 KiB and a bit, in two FPDUs each; one call each, more than a segment holds.
+        for message in 0..MESSAGES {
+            let payload = vec![message as u8; 60_000];
+            let mut bytes = write_fpdu(message << 20, &payload, false);
+            bytes.extend_from_slice(&write_fpdu(
+                (message << 20) + 60_000,
+                &payload[..9_001],
+                true,
+            ));
+            if message % 2 == 0 {
+                flow.sent(&[IoSlice::new(&bytes)]);
+            } else {
+                flow.received(&[&bytes]);
+            }
+        }
+        flow.closed(!active);
+    }
+    recorder.flush().expect("flush");
+
+    let Some(expert) = tshark(&scratch.0, &["-q", "-z", "expert"]) else {
+        return;
+    };
+    // Handshakes and closings are "chats" and a reset is a warning of its own; nothing else may be found.
+    for line in expert.lines() {
+        let finding = line.contains(" TCP ")
+            || line.contains("IPv")
+            || line.contains("iWARP")
+            || line.contains("MPA");
+        let expected = ["onnection ", "FIN"].iter().any(|word| line.contains(word));
+        assert!(!finding || expected, "{expert}");
+    }
+    let count = |filter: &str| {
+        let lines = tshark(
+            &scratch.0,
+            &["-Y", filter, "-T", "fields", "-e", "frame.number"],
+        )
+        .expect("ran before");
+        lines.lines().count()
+    };
+    assert_eq!(count("iwarp_mpa.req"), 2);
+    assert_eq!(count("iwarp_mpa.rep"), 2);
+    assert_eq!(count("_ws.malformed"), 0);
+    assert_eq!(
+        count("tcp.checksum.status == 0 || ip.checksum.status == 0"),
+        0
+    );
+    assert_eq!(count("tcp.analysis.flags && !tcp.flags.reset"), 0);
+    let all = tshark(&scratch.0, &["-V", "-Y", "iwarp_mpa.fpdu"]).expect("ran before");
+    let fpdus = 2 * (1 + 2 * MESSAGES as usize);
+    assert_eq!(
+        all.matches("(Good CRC32)").count(),
+        fpdus,
+        "{}",
+        &all[..all.len().min(4000)]
+    );
+    assert_eq!(all.matches("Bad CRC32").count(), 0);
+}
