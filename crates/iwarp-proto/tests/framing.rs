@@ -65,6 +65,15 @@ fn figure_5() {
     wire.extend([0x41, 0x43, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0]);
     wire.extend([0; 24]);
     wire.extend([0x52, 0x23, 0x99, 0x83]);
+    //= rfc5044 section 4.3
+    //= type=test
+    //# In this case, the Marker is considered to be contained in the following
+    //# FPDU; the Marker MUST be included in the CRC calculation of the FPDU
+    //# following the Marker (if CRCs are being generated or checked).
+    //= rfc5044 section 4.4
+    //= type=test
+    //# The fields which MUST be included in the CRC calculation when sending an
+    //# FPDU are as follows:
     assert_eq!(wire.len(), 0x34);
     both_ways(&send(1), &wire, &MARKERS, MarkerClock::new());
 }
@@ -125,6 +134,9 @@ fn without_markers_every_pad() {
         wire.resize(2 + len + pad, 0);
         let body = wire.clone();
         wire.extend(crc32c::append(0, &body).to_le_bytes());
+        //= rfc5044 section 4.1
+        //= type=test
+        //# The format of an FPDU shown below MUST be used for all MPA FPDUs.
         both_ways(&ulpdu, &wire, &CRC, MarkerClock::new());
         // CRC off: the field is there and zero, and what a peer puts there or in the pad does not matter.
         let off = FpduOptions::default();
@@ -159,6 +171,10 @@ fn crc_field_is_not_checked_when_off() {
         Ok(8)
     );
     assert_eq!(wire, [0, 2, b'a', b'b', 0, 0, 0, 0]);
+    //= rfc5044 section 7.1.1
+    //= type=test
+    //# When CRCs are not in use, the CRC field MUST be considered valid for FPDU
+    //# checking regardless of its contents.
     wire[4..].copy_from_slice(&[1, 2, 3, 4]);
     let mut out = [0; 2];
     assert!(
@@ -204,6 +220,27 @@ fn markers_are_where_a_naive_model_puts_them() {
         markers: true,
         crc: None,
     };
+    //= rfc5044 section 4.3
+    //= type=test
+    //# If a Marker interval contains multiple FPDUs (the FPDUs are small), the
+    //# Marker MUST point to the start of the ULPDU Length field for the FPDU
+    //# containing the Marker unless the Marker falls between FPDUs, in which case
+    //# the Marker MUST be zero.
+    //= rfc5044 section 4.3
+    //= type=test
+    //# When Markers are enabled, MPA senders MUST insert a Marker into the data
+    //# stream at a 512-octet periodic interval in the TCP Sequence Number Space.
+    //= rfc5044 section 4.3
+    //= type=test
+    //# All MPA senders MUST be able to generate Markers when their use is declared
+    //# by the opposing receiver (see Section 7.1, Connection Setup).
+    //= rfc5044 section 4.3
+    //= type=test
+    //# MPA Receivers MUST preserve ULPDU boundaries when passing data to DDP.
+    //= rfc5044 section 4.3
+    //= type=test
+    //# MPA Receivers MUST pass the ULPDU data and the ULPDU Length to DDP and not
+    //# the Markers, headers, and CRC.
     for start in (0..512).step_by(4) {
         for lens in [
             &[0, 0, 0][..],
@@ -313,6 +350,13 @@ fn bad_markers_are_found() {
     //# ignored on receive (except for CRC calculation).
     wire[12..16].copy_from_slice(&[0xff, 0xff, 0, 12 | 3]);
     assert!(decode_fpdu(&wire[..n], &opts, &mut MarkerClock::at(500), &mut out).is_ok());
+    //= rfc5044 section 4.2
+    //= type=test
+    //# The format of a Marker MUST be as specified in Figure 3:
+    //= rfc5044 section 4.3
+    //= type=test
+    //# MPA reserves these bits so they MUST be treated as zero for computation at
+    //# the receiver.
     assert_eq!(Marker { fpdu_ptr: 15 }.octets(), [0, 0, 0, 12]);
 }
 
@@ -363,9 +407,13 @@ fn too_long_or_too_little_room() {
 fn mulpdu_values() {
     //= rfc5044 section 4.5
     //= type=test
+    //# The maximum ULPDU Length for a single ULPDU when Markers are
+    //# present MUST be computed as:
     //# MULPDU = EMSS - (6 + 4 * Ceiling(EMSS / 512) + EMSS mod 4)
     //= rfc5044 section 4.5
     //= type=test
+    //# The maximum ULPDU Length for a single ULPDU when Markers are NOT
+    //# present MUST be computed as:
     //# MULPDU = EMSS - (6 + EMSS mod 4)
     //= rfc5044 section 4.5
     //= type=test
@@ -403,6 +451,10 @@ fn clock() {
     assert_eq!(c.next_marker_in(), 508);
     c.advance(508);
     assert_eq!(c.next_marker_in(), 0);
+    //= rfc5044 section 4.3
+    //= type=test
+    //# Note that this computation MUST take into account that the TCP sequence
+    //# number could have wrapped between the Marker and the header.
     c.advance(usize::MAX);
     assert_eq!(MarkerClock::at(u64::MAX).offset(), 511);
     assert_eq!(MarkerClock::at(1024 + 20), MarkerClock::at(20));

@@ -179,7 +179,8 @@ fn every_octet_of_every_capture_is_understood_and_reproduced() {
 fn a_flipped_bit_is_found_by_the_crc() {
     //= rfc5044 section 4.4
     //= type=test
-    //# If not, the
+    //# Verify that the calculated CRC-32c value is the same as the
+    //# received CRC-32c value found in the FPDU CRC field.  If not, the
     //# receiver MUST treat the FPDU as an invalid FPDU.
     let c = &capture("mpa_crc_on")[0];
     let d = dissect(&c.client, FrameKind::Request, true);
@@ -193,6 +194,10 @@ fn a_flipped_bit_is_found_by_the_crc() {
         + decode_fpdu(&c.client[start..], &opts, &mut MarkerClock::new(), &mut buf)
             .unwrap()
             .consumed;
+    //= rfc5044 section 4.4
+    //= type=test
+    //# When an FPDU is received, and CRC checking is enabled, the receiver MUST
+    //# first perform the following:
     for at in start + 2..end {
         let mut broken = c.client[start..end].to_vec();
         broken[at - start] ^= 1 << (at % 8);

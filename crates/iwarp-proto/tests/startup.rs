@@ -206,6 +206,11 @@ fn private_data_up_to_512_octets() {
     //= rfc5044 section 7.1.2
     //= type=test
     //# MPA implementations MUST validate the PD_Length field.
+    //= rfc5044 section 7.1.2
+    //= type=test
+    //# The buffer that receives the Private Data field MUST be large enough to
+    //# receive that data; the amount of Private Data MUST not exceed the PD_Length
+    //# or the application buffer.
     let frame = long_frame(512);
     assert_eq!(
         Frame::parse(&frame).unwrap().unwrap().ulp_private_data(),
@@ -214,6 +219,10 @@ fn private_data_up_to_512_octets() {
     let mut reader = FrameReader::new(FrameKind::Reply);
     assert_eq!(reader.push(&frame), Ok(Progress::Frame { consumed: 532 }));
     for len in [513, 0x8000, 0xffff] {
+        //= rfc5044 section 7.1.2
+        //= type=test
+        //# If any of the above fails, the startup frame MUST be considered improperly
+        //# formatted.
         let frame = long_frame(len);
         assert_eq!(
             Frame::parse(&frame),

@@ -69,6 +69,9 @@ fn codes_are_those_of_the_rfcs() {
 
 #[test]
 fn what_goes_along() {
+    //= rfc5040 section 4.8
+    //= type=test
+    //# See Figure 10 for when this bit SHOULD be set.
     // RFC 5040 figure 10.
     for &(layer, etype, _, code) in TABLE {
         let (header, read) = match (layer, etype) {
@@ -129,6 +132,19 @@ fn with_everything() {
     );
     let mut out = [0u8; Terminate::MAX_LEN];
     assert_eq!(t.emit(&mut out), 52);
+    //= rfc5040 section 4.8
+    //= type=test
+    //# The following figure depicts a Terminate Header that MUST be used for the
+    //# Terminate Message:
+    //= rfc5040 section 4.8
+    //= type=test
+    //# The Terminate Control field MUST have the format defined in Figure 8 below.
+    //= rfc5040 section 4.8
+    //= type=test
+    //# It MUST be present if the D bit is set.
+    //= rfc5040 section 4.8
+    //= type=test
+    //# It MUST be present if the R bit is set.
     assert_eq!(out, READ_BOUNDS);
     assert_eq!(Terminate::parse(&out), Ok((t, Layout::Rfc)));
     assert_eq!(t.emit(&mut out[..51]), 0);

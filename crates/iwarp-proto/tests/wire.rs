@@ -37,6 +37,26 @@ fn tagged_headers() {
     //= type=test
     //# Figure 4 shows the DDP Header format that MUST be used in all DDP
     //# Segments that target Tagged Buffers.
+    //= rfc5040 section 4.1
+    //= type=test
+    //# The ordering of the bits in the first octet MUST be as defined in Figure 3,
+    //# "DDP Control, RDMAP Control, and Invalidate STag Fields".
+    //= rfc5040 section 4.1
+    //= type=test
+    //# The first octet reserved for ULP use in the DDP Protocol MUST be used by the
+    //# RDMAP to carry the RDMAP Control Field.
+    //= rfc5040 section 4.1
+    //= type=test
+    //# All RDMA Messages handed by the RDMAP layer to the DDP layer MUST define the
+    //# value of the Tagged flag in the DDP Header.
+    //= rfc5041 section 4.1
+    //= type=test
+    //# This field MUST be set to one to indicate the version of the specification
+    //# described in this document.
+    //= rfc5041 section 4.1
+    //= type=test
+    //# The value of DV MUST be the same for all the DDP Segments transmitted or
+    //# received on a DDP Stream.
     both_ways(
         &[0x81, 0x40, 0xab, 0xcd, 0xef, 0x12, 1, 2, 3, 4, 5, 6, 7, 8],
         Header::Tagged(TaggedHeader {
@@ -126,6 +146,30 @@ fn opcode_table() {
     //# For an Immediate Data or Immediate Data with SE Message, the Local
     //# Peer's RDMAP Layer MUST request that the DDP layer set the Queue
     //# Number field to zero.
+    //= rfc5040 section 4.1
+    //= type=test
+    //# Figure 4, "RDMA Usage of DDP Fields", MUST be used to define the value of
+    //# the Tagged flag that is handed to the DDP layer for each RDMA Message.
+    //= rfc7306 section 5.2.1
+    //= type=test
+    //# That is, the Local Peer's RDMAP layer MUST request that the DDP mark the
+    //# Message as Untagged.
+    //= rfc7306 section 5.2.2
+    //= type=test
+    //# That is, the Responder RDMAP layer MUST request that the DDP mark the
+    //# Message as Untagged.
+    //= rfc7306 section 6.3
+    //= type=test
+    //# That is, the Local Peer's RDMAP Layer MUST request that the DDP layer mark
+    //# the Message as Untagged.
+    //= rfc7306 section 5.2.1
+    //= type=test
+    //# That is, the Requester's RDMAP layer MUST request that the DDP layer set the
+    //# Queue Number field to one.
+    //= rfc7306 section 5.2.2
+    //= type=test
+    //# That is, the Responder's RDMAP layer MUST request that the DDP layer set the
+    //# Queue Number field to 3.
     // opcode, tagged, queue, invalidates, solicited, is_send
     let table = [
         (0, true, None, false, false, false),
@@ -178,6 +222,21 @@ fn exhaustive_control_octets() {
     //= rfc7306 section 8.2
     //= type=test
     //# The RDMA OpCode MUST be valid.
+    //= rfc5040 section 4.1
+    //= type=test
+    //# For this version of the RDMAP, all RDMA Messages MUST have:
+    //= rfc7306 section 4.1
+    //= type=test
+    //# All RDMA Messages defined in this specification MUST have:
+    //= rfc5040 section 4.1
+    //= type=test
+    //# Reserved.  MUST be set to zero by sender, ignored by the receiver.
+    //= rfc7306 section 8.2
+    //= type=test
+    //# The RDMA Version MUST be valid.
+    //= rfc5041 section 7.1
+    //= type=test
+    //# The QN is valid for this stream.
     for ddp in 0..=255u8 {
         for rdmap in 0..=255u8 {
             for qn in [0u32, 1, 2, 3, 4, u32::MAX] {
@@ -281,6 +340,10 @@ fn read_request() {
         source_stag: Stag(0xcafe_0001),
         source_to: 0x8000_0000_0000_0005,
     };
+    //= rfc5040 section 4.4
+    //= type=test
+    //# The following figure depicts the RDMA Read Request Header that MUST be used
+    //# for all RDMA Read Request Messages:
     assert_eq!(ReadRequest::parse(&octets), Some(r));
     let mut out = [0u8; 28];
     assert_eq!(r.emit(&mut out), 28);
@@ -347,6 +410,10 @@ fn immediates() {
     assert!(!plain.belongs_to_send() && before.belongs_to_send());
     assert_eq!((plain.value(), before.value()), (0x0102_0304, 0x0102_0304));
     let mut out = [9u8; 9];
+    //= rfc7306 section 6.3
+    //= type=test
+    //# For an Immediate Data or Immediate Data with SE Message, the Local Peer's
+    //# RDMAP Layer MUST request that the DDP layer transmit 8 bytes of data.
     assert_eq!(before.emit(&mut out), 8);
     assert_eq!(out, [1, 2, 3, 4, 0, 0, 0, 1, 9]);
     assert_eq!(Immediate::parse(&out[..8]), Some(before));

@@ -165,6 +165,8 @@ impl Header {
         //= reason=Version 0 belongs to the RDMA Consortium's protocol; no known peer sends it over MPA revision 1 or 2.
         //# 00b for an RNIC that complies
         //# with the RDMA Consortium's RDMA protocol specification.
+        //= rfc7306 section 8.2
+        //# The RDMA Version MUST be valid.
         if rdmap_control >> bit::RDMAP_VERSION_SHIFT != RDMAP_VERSION {
             return Err(HeaderError::BadRdmapVersion);
         }

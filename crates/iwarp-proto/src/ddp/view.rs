@@ -18,6 +18,10 @@ pub const UNTAGGED_HEADER_LEN: usize = 18;
 //# this document.
 /// DV: the DDP version of RFC 5041.
 pub const DDP_VERSION: u8 = 1;
+//= rfc5040 section 4.1
+//# For this version of the RDMAP, all RDMA Messages MUST have:
+//= rfc7306 section 4.1
+//# All RDMA Messages defined in this specification MUST have:
 /// RV: the RDMAP version of RFC 5040. (0 would be the RDMA Consortium's older protocol.)
 pub const RDMAP_VERSION: u8 = 1;
 
@@ -25,11 +29,24 @@ pub const RDMAP_VERSION: u8 = 1;
 mod field {
     use core::ops::Range;
     pub(super) const DDP_CONTROL: usize = 0;
+    //= rfc5040 section 4.1
+    //# The first octet reserved for ULP use in the DDP Protocol MUST be used by the
+    //# RDMAP to carry the RDMAP Control Field.
     pub(super) const RDMAP_CONTROL: usize = 1;
     // Tagged.
+    //= rfc5041 section 4.2
+    //# Figure 4 shows the DDP Header format that MUST be used in all DDP Segments
+    //# that target Tagged Buffers.
     pub(super) const STAG: Range<usize> = 2..6;
     pub(super) const TO: Range<usize> = 6..14;
     // Untagged.
+    //= rfc5041 section 4.3
+    //# Figure 5 shows the DDP Header format that MUST be used in all DDP Segments
+    //# that target Untagged Buffers.
+    //= rfc5040 section 4.1
+    //# For Send with Invalidate and Send with Solicited Event and Invalidate, the
+    //# second through fifth octets of the DDP RsvdULP field MUST be used by RDMAP
+    //# to carry the Invalidate STag.
     pub(super) const RSVD_ULP: Range<usize> = 2..6;
     pub(super) const QN: Range<usize> = 6..10;
     pub(super) const MSN: Range<usize> = 10..14;
@@ -112,12 +129,21 @@ macro_rules! view {
                 //= rfc5041 section 4.1
                 //# This field MUST be
                 //# set to zero on transmit, and not checked on receive.
+                //= rfc5041 section 4.1
+                //# The value of DV MUST be the same for all the DDP Segments transmitted or
+                //# received on a DDP Stream.
+                //= rfc5040 section 4.1
+                //# All RDMA Messages handed by the RDMAP layer to the DDP layer MUST define the
+                //# value of the Tagged flag in the DDP Header.
                 let ddp = DDP_VERSION
                     | if $tagged { bit::TAGGED } else { 0 }
                     | if last { bit::LAST } else { 0 };
                 //= rfc5040 section 4.1
                 //# Reserved.  MUST be set to zero by sender, ignored by
                 //# the receiver.
+                //= rfc5040 section 4.1
+                //# The ordering of the bits in the first octet MUST be as defined in Figure 3,
+                //# "DDP Control, RDMAP Control, and Invalidate STag Fields".
                 let rdmap = (RDMAP_VERSION << bit::RDMAP_VERSION_SHIFT) | (opcode.0 & bit::OPCODE);
                 self.put(field::DDP_CONTROL..field::RDMAP_CONTROL + 1, &[ddp, rdmap]);
             }

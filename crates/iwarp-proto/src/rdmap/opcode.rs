@@ -6,6 +6,9 @@ use crate::wire::named_values;
 named_values! {
     /// An RDMAP opcode: four bits on the wire. Any value is representable; see [`Opcode::is_known`].
     pub struct Opcode(u8) {
+        //= rfc5040 section 4.1
+        //# Figure 4 defines the value of the RDMA Opcode field that MUST be used for
+        //# each RDMA Message.
         /// RDMA Write.
         WRITE = 0;
         /// RDMA Read Request.
@@ -56,6 +59,15 @@ impl Opcode {
         //# Figure 4,
         //# "RDMA Usage of DDP Fields", MUST be used to define the value of the
         //# Tagged flag that is handed to the DDP layer for each RDMA Message.
+        //= rfc7306 section 5.2.1
+        //# That is, the Local Peer's RDMAP layer MUST request that the DDP mark the
+        //# Message as Untagged.
+        //= rfc7306 section 5.2.2
+        //# That is, the Responder RDMAP layer MUST request that the DDP mark the
+        //# Message as Untagged.
+        //= rfc7306 section 6.3
+        //# That is, the Local Peer's RDMAP Layer MUST request that the DDP layer mark
+        //# the Message as Untagged.
         matches!(self, Self::WRITE | Self::READ_RESPONSE)
     }
 
@@ -93,8 +105,14 @@ impl Opcode {
             | Self::SEND_SE_INV
             | Self::IMMEDIATE
             | Self::IMMEDIATE_SE => QueueNumber::SEND.0,
+            //= rfc7306 section 5.2.1
+            //# That is, the Requester's RDMAP layer MUST request that the DDP layer set the
+            //# Queue Number field to one.
             Self::READ_REQUEST | Self::ATOMIC_REQUEST => QueueNumber::READ_REQUEST.0,
             Self::TERMINATE => QueueNumber::TERMINATE.0,
+            //= rfc7306 section 5.2.2
+            //# That is, the Responder's RDMAP layer MUST request that the DDP layer set the
+            //# Queue Number field to 3.
             Self::ATOMIC_RESPONSE => QueueNumber::ATOMIC_RESPONSE.0,
             _ => return None,
         })

@@ -5,6 +5,9 @@ use crate::wire::{be32, be64, put};
 
 mod field {
     use core::ops::Range;
+    //= rfc5040 section 4.4
+    //# The following figure depicts the RDMA Read Request Header that MUST be used
+    //# for all RDMA Read Request Messages:
     pub(super) const SINK_STAG: Range<usize> = 0..4;
     pub(super) const SINK_TO: Range<usize> = 4..12;
     pub(super) const SIZE: Range<usize> = 12..16;

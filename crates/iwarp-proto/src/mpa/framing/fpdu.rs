@@ -110,6 +110,8 @@ pub fn encode_fpdu(
         next: &mut next,
         header_at: None,
     };
+    //= rfc5044 section 4.1
+    //# The format of an FPDU shown below MUST be used for all MPA FPDUs.
     w.put(&len.to_be_bytes());
     w.put(ulpdu);
     //= rfc5044 section 4.1
@@ -123,6 +125,13 @@ pub fn encode_fpdu(
     w.marker_if_due();
     //= rfc5044 section 4.4
     //# When sending an FPDU, the sender MUST include a CRC field.
+    //= rfc5044 section 4.4
+    //# The fields which MUST be included in the CRC calculation when sending an
+    //# FPDU are as follows:
+    //= rfc5044 section 4.3
+    //# In this case, the Marker is considered to be contained in the following
+    //# FPDU; the Marker MUST be included in the CRC calculation of the FPDU
+    //# following the Marker (if CRCs are being generated or checked).
     *trailer = opts.crc.map_or(0, |crc| crc(0, body)).to_le_bytes();
     clock.advance(total);
     Ok(total)
@@ -156,7 +165,22 @@ impl Writer<'_> {
     }
 
     fn marker_if_due(&mut self) {
+        //= rfc5044 section 4.3
+        //# When Markers are enabled, MPA senders MUST insert a Marker into the data
+        //# stream at a 512-octet periodic interval in the TCP Sequence Number Space.
+        //= rfc5044 section 4.3
+        //# All MPA senders MUST be able to generate Markers when their use is declared
+        //# by the opposing receiver (see Section 7.1, Connection Setup).
         if self.at == *self.next {
+            //= rfc5044 section 4.3
+            //# If an FPDU is large enough to contain multiple Markers, they MUST all point
+            //# to the same point in the TCP stream: the first octet of the ULPDU Length
+            //# field for the FPDU.
+            //= rfc5044 section 4.3
+            //# If a Marker interval contains multiple FPDUs (the FPDUs are small), the
+            //# Marker MUST point to the start of the ULPDU Length field for the FPDU
+            //# containing the Marker unless the Marker falls between FPDUs, in which case
+            //# the Marker MUST be zero.
             let back = self.header_at.map_or(0, |h| self.at - h);
             self.raw(&MarkerClock::fpdu_ptr(back).octets());
             *self.next += super::MARKER_INTERVAL;
@@ -275,6 +299,12 @@ pub fn decode_fpdu(
     //# When CRCs are not
     //# enabled, this field is still present, may contain any value, and MUST
     //# NOT be checked.
+    //= rfc5044 section 4.4
+    //# When an FPDU is received, and CRC checking is enabled, the receiver MUST
+    //# first perform the following:
+    //= rfc5044 section 7.1.1
+    //# When CRCs are not in use, the CRC field MUST be considered valid for FPDU
+    //# checking regardless of its contents.
     if let Some(crc) = opts.crc {
         let (computed, received) = (crc(0, covered), u32::from_le_bytes(*trailer));
         if computed != received {
@@ -286,6 +316,11 @@ pub fn decode_fpdu(
         .ok_or(FramingError::OutputTooSmall { needed: ulpdu_len })?;
     let mut skip = MPA_LEN_FIELD;
     let mut filled = 0;
+    //= rfc5044 section 4.3
+    //# MPA Receivers MUST pass the ULPDU data and the ULPDU Length to DDP and not
+    //# the Markers, headers, and CRC.
+    //= rfc5044 section 4.3
+    //# MPA Receivers MUST preserve ULPDU boundaries when passing data to DDP.
     for piece in fpdu_pieces(covered, opts, clock) {
         match piece {
             Piece::Marker { octets, expected } => {

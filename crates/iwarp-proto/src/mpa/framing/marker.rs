@@ -21,6 +21,9 @@ impl Marker {
         //# The least significant two
         //# bits MUST always be set to zero at the transmitter, and the receivers
         //# MUST always treat these as zero for calculations.
+        //= rfc5044 section 4.3
+        //# MPA reserves these bits so they MUST be treated as zero for computation at
+        //# the receiver.
         let [_, _, hi, lo] = octets;
         Self {
             fpdu_ptr: u16::from_be_bytes([hi, lo & !3]),
@@ -33,6 +36,8 @@ impl Marker {
         //= rfc5044 section 4.2
         //# The Reserved field MUST be set to zero on transmit and
         //# ignored on receive (except for CRC calculation).
+        //= rfc5044 section 4.2
+        //# The format of a Marker MUST be as specified in Figure 3:
         let [hi, lo] = self.fpdu_ptr.to_be_bytes();
         [0, 0, hi, lo & !3]
     }
@@ -80,6 +85,9 @@ impl MarkerClock {
     /// Moves on by that many octets of stream, markers included.
     #[inline]
     pub const fn advance(&mut self, octets: usize) {
+        //= rfc5044 section 4.3
+        //# Note that this computation MUST take into account that the TCP sequence
+        //# number could have wrapped between the Marker and the header.
         self.offset = ((self.offset as usize).wrapping_add(octets) % MARKER_INTERVAL) as u16;
     }
 

@@ -50,6 +50,12 @@ impl PendingRequest {
         //# MUST continue to accept MPA Requests with version one, even if it
         //# supports version two.
         let revision = header.revision;
+        //= rfc6581 section 10
+        //# If the responder receives an enhanced MPA message and it does not support
+        //# enhanced RDMA connection establishment, it MUST close the TCP connection and
+        //# exit MPA.
+        //= rfc6581 section 10
+        //# The responder MUST continue to accept unenhanced connection requests.
         if revision > params.revision.clamp(1, MAX_REVISION) {
             return Err(StartupError::UnsupportedRevision { revision });
         }
@@ -124,6 +130,14 @@ impl PendingRequest {
         private_data: &[u8],
         out: &mut [u8],
     ) -> Result<(usize, Agreed), StartupError> {
+        //= rfc5044 section 7.1.1
+        //# When this bit is '1' in an MPA Request Frame, the Initiator declares that
+        //# Markers are REQUIRED in FPDUs sent from the Responder.
+        //= rfc5044 section 7.1.1
+        //# When in a received MPA Request Frame or MPA Reply Frame and the value is
+        //# '0', Markers MUST NOT be added to the data stream by that endpoint.
+        //= rfc5044 section 4.4
+        //# An MPA implementation MUST implement CRC support and MUST either:
         let mut agreed = Agreed {
             revision: self.revision,
             enhanced: self.enhanced(),
@@ -145,6 +159,16 @@ impl PendingRequest {
         //# If the responder receives an unenhanced
         //# MPA message ('S' is set to 0), it MUST respond with an unenhanced
         //# MPA message.
+        //= rfc6581 section 10
+        //# All responders are REQUIRED to issue unenhanced RDMA connection
+        //# establishment responses in response to unenhanced RDMA connection
+        //# establishment requests.
+        //= rfc6581 section 10
+        //# The initiator requests enhanced RDMA connection establishment by sending an
+        //# enhanced RDMA establishment request; an enhanced responder is REQUIRED to
+        //# respond with an enhanced RDMA connection establishment response, whereas an
+        //# unenhanced responder treats the enhanced request as incorrectly formatted
+        //# and closes the TCP connection.
         let prefix = match &self.prefix {
             Some(request) => Some(settle(request, params, &mut agreed)),
             None => {
@@ -153,6 +177,14 @@ impl PendingRequest {
                 None
             }
         };
+        //= rfc5044 section 7.1.2
+        //# If the MPA Request Frame is properly formatted and the Private Data is
+        //# acceptable, the implementation SHOULD return an MPA Reply Frame with the
+        //# Rejected Connection bit set to '0';
+        //= rfc6581 section 6
+        //# [RFC5044] specifies that 'Res' MUST be set to zero when sending and MUST NOT
+        //# be checked on reception, making use of 'S' bit backwards compatibility with
+        //# the original MPA Frame format.
         let flags = Flags::NONE
             .with(Flags::MARKERS, agreed.markers_rx)
             .with(Flags::CRC, agreed.crc);
@@ -200,6 +232,10 @@ impl PendingRequest {
         //# The Responder SHOULD return an MPA Reply Frame with the
         //# "Reject Connection" bit set to '1' if the validation of the
         //# Private Data is not acceptable to the ULP.
+        //= rfc5044 section 7.1.2
+        //# If the MPA Request Frame is properly formatted but the Private Data is not
+        //# acceptable, the implementation SHOULD return an MPA Reply Frame with the
+        //# Rejected Connection bit set to '1';
         let flags = Flags::REJECT.with(Flags::CRC, self.crc);
         emit_frame(
             FrameKind::Reply,
@@ -239,6 +275,12 @@ fn settle(request: &EnhancedPrefix, params: &LocalParams, agreed: &mut Agreed) -
         //= rfc6581 section 9.2
         //# The responder is not required to specify all RTR indication
         //# options it supports.
+        //= rfc6581 section 9.2
+        //= type=exception
+        //= reason=one flag only, because deployed initiators terminate the connection when the reply names a type they are not set up for
+        //# For each initiator-supported RTR indication option, the responder SHOULD set
+        //# the corresponding Control Flag if the responder can support that option in
+        //# an MPA reply.
         rtr_send: agreed.rtr == Some(Rtr::Send),
         rtr_write: agreed.rtr == Some(Rtr::Write),
         rtr_read: agreed.rtr == Some(Rtr::Read),
@@ -266,6 +308,9 @@ fn settle(request: &EnhancedPrefix, params: &LocalParams, agreed: &mut Agreed) -
         //= rfc6581 section 9.1
         //# The
         //# responder MUST set its ORD at most to the initiator IRD.
+        //= rfc6581 section 9.1
+        //# The responder ORD SHOULD be set to a value less than or equal to the
+        //# initiator IRD.
         agreed.ord = min(agreed.ord, request.ird);
         reply.ord = agreed.ord;
     }
@@ -282,6 +327,9 @@ fn choose_rtr(offered: RtrSet, supported: RtrSet) -> Rtr {
     //= rfc6581 section 9.2
     //# The responder MUST support at least one RTR indication option if it
     //# supports Enhanced RDMA connection establishment.
+    //= rfc6581 section 9.2
+    //# The responder MUST set at least one RTR indication option if it supports
+    //# more than one initiator-specified RTR indication option.
     offered
         .and(supported)
         .preferred()

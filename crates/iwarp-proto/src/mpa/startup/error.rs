@@ -63,6 +63,8 @@ impl StartupError {
             //# resources for the required IRD, it MUST send a TERM message to the
             //# responder indicating insufficient resources and terminate the
             //# connection due to insufficient resources.
+            //= rfc6581 section 9.1
+            //# Thus, the TERM message MUST contain Layer 2, Error Type 0, Error Code 6.
             Self::InsufficientIrd { .. } => Some(TerminateCode::MPA_INSUFFICIENT_IRD),
             //= rfc6581 section 9.2
             //# If
@@ -70,6 +72,8 @@ impl StartupError {
             //# RTR indications, then it MUST send a TERM message to the responder
             //# indicating failure to negotiate a mutually compatible connection
             //# model or RTR option, and terminate the connection.
+            //= rfc6581 section 9.2
+            //# Thus, the TERM message MUST contain Layer 2, Error Type 0, Error Code 7.
             Self::NoMatchingRtr => Some(TerminateCode::MPA_NO_MATCHING_RTR),
             //= rfc6581 section 9.3
             //# The initiator or responder MUST generate the TERM message that
@@ -84,6 +88,9 @@ impl StartupError {
     }
 
     /// The MPA error code of RFC 5044 §8 and RFC 6581 §8 to report locally; `None` for misuse on this side.
+    //= rfc5044 section 8
+    //# The following errors MUST be detected by MPA and the codes SHOULD be
+    //# provided to DDP or other Consumer:
     pub const fn code(&self) -> Option<TerminateCode> {
         match self {
             Self::BadKey

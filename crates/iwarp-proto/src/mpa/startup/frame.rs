@@ -191,6 +191,9 @@ impl FrameHeader {
         //# MPA implementations MUST validate the PD_Length field.
         let pd_length = v.pd_length();
         if usize::from(pd_length) > MAX_PRIVATE_DATA {
+            //= rfc5044 section 7.1.2
+            //# If any of the above fails, the startup frame MUST be considered improperly
+            //# formatted.
             return Err(StartupError::PeerPrivateDataTooLong { len: pd_length });
         }
         Ok(Self {

@@ -16,6 +16,10 @@ pub use reader::{FrameReader, Progress};
 
 /// Octets before the private data.
 pub const FRAME_HEADER_LEN: usize = 20;
+//= rfc5044 section 7.1.2
+//# The buffer that receives the Private Data field MUST be large enough to
+//# receive that data; the amount of Private Data MUST not exceed the PD_Length
+//# or the application buffer.
 /// Most octets of private data in a frame, enhanced prefix included.
 pub const MAX_PRIVATE_DATA: usize = 512;
 /// Octets of the longest frame.

@@ -76,6 +76,9 @@ pub struct TerminateCode {
 //= rfc5041 section 7.2
 //# The following error numbers MUST be used when reporting errors to the
 //# ULP.
+//= rfc5040 section 4.8
+//# Figure 9, "Terminate Control Field Values", defines the valid values that
+//# MUST be used for this field.
 codes! {
     /// RDMAP: local catastrophic error; the code has no meaning.
     RDMAP_LOCAL_CATASTROPHIC = RDMAP LOCAL_CATASTROPHIC 0x00 "RDMAP: local catastrophic error";
@@ -168,6 +171,8 @@ impl TerminateCode {
 
     /// Whether a Terminate with this code should carry the DDP header and segment length of the offender
     /// (RFC 5040 §4.8 figure 10).
+    //= rfc5040 section 4.8
+    //# See Figure 10 for when this bit SHOULD be set.
     pub const fn wants_ddp_header(self) -> bool {
         match Layer(self.layer) {
             Layer::RDMAP => self.etype != Etype::LOCAL_CATASTROPHIC.0,

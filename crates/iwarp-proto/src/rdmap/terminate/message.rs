@@ -10,6 +10,9 @@ use core::fmt;
 
 mod field {
     use core::ops::Range;
+    //= rfc5040 section 4.8
+    //# The following figure depicts a Terminate Header that MUST be used for the
+    //# Terminate Message:
     pub(super) const LAYER_ETYPE: usize = 0;
     pub(super) const CODE: usize = 1;
     pub(super) const HEADER_CONTROL: usize = 2;
@@ -205,6 +208,8 @@ impl Terminate {
         //= rfc5040 section 4.8
         //# This field MUST be set to zero on transmit,
         //# ignored on receive.
+        //= rfc5040 section 4.8
+        //# The Terminate Control field MUST have the format defined in Figure 8 below.
         *control = [
             (self.code.layer << 4) | (self.code.etype & 0xf),
             self.code.code,
