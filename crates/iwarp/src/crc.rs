@@ -123,6 +123,7 @@ mod tests {
             prop_assert_eq!(crc32c_append(start, &data), whole);
             prop_assert_eq!(crc32c_append(crc32c_append(start, head), tail), whole);
             prop_assert_eq!(by_folding(by_folding(start, head), tail), whole);
+            prop_assert_eq!(iwarp_proto::crc32c::append(start, &data), whole);
             #[cfg(target_arch = "x86_64")]
             if std::arch::is_x86_feature_detected!("sse4.2") {
                 // SAFETY: detected.
