@@ -356,17 +356,17 @@ fn no_negotiation() {
     assert_eq!((a.ird, a.ord), (9, 6));
     let p = parse(&out[..n]).prefix().unwrap().unwrap();
     assert_eq!((p.ird, p.ord), (9, NO_NEGOTIATION));
-    // siw answers 0x3fff with clamped numbers: left alone, too.
+    // siw answers 0x3fff with numbers of its own: left alone, too.
     let i = Initiator::new(i, b"").unwrap();
     let p = EnhancedPrefix {
-        ird: 128,
-        ord: 4,
+        ird: 2,
+        ord: 9,
         peer_to_peer: true,
         rtr_write: true,
         ..Default::default()
     };
     let a = accepted(&i, &frame(FrameKind::Reply, 2, 0x10, &prefix(p)));
-    assert_eq!((a.ird, a.ord, a.peer_ird, a.peer_ord), (3, 4, 128, 4));
+    assert_eq!((a.ird, a.ord, a.peer_ird, a.peer_ord), (3, 4, 2, 9));
     // And an initiator that negotiates meets one that does not.
     let i = Initiator::new(
         LocalParams {
