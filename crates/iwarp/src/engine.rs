@@ -54,7 +54,6 @@ pub(crate) struct Engine {
 }
 
 thread_local! {
-    static ON_PROGRESS_THREAD: Cell<bool> = const { Cell::new(false) };
     static EVENTS: Cell<Option<Box<Events>>> = const { Cell::new(None) };
 }
 
@@ -98,16 +97,17 @@ impl Engine {
     }
 
     /// Watches a descriptor and keeps its source alive until [`remove`](Self::remove).
-    pub(crate) fn add(&self, fd: impl AsFd, token: u64, interest: Interest, source: Arc<dyn Source>) -> io::Result<()> {
+    pub(crate) fn add(
+        &self,
+        fd: impl AsFd,
+        token: u64,
+        interest: Interest,
+        source: Arc<dyn Source>,
+    ) -> io::Result<()> {
         self.sources.write().insert(token, source);
         self.poller.add(fd, token, interest).inspect_err(|_| {
             self.sources.write().remove(&token);
         })
-    }
-
-    /// Keeps a source alive for its timers alone.
-    pub(crate) fn add_timed(&self, token: u64, source: Arc<dyn Source>) {
-        self.sources.write().insert(token, source);
     }
 
     pub(crate) fn modify(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
@@ -157,7 +157,9 @@ impl Engine {
 
     /// Serves whatever is ready, without waiting: for application threads that poll many queue pairs.
     pub(crate) fn poll_once(&self) {
-        let mut events = EVENTS.take().unwrap_or_else(|| Box::new(Events::with_capacity(BATCH)));
+        let mut events = EVENTS
+            .take()
+            .unwrap_or_else(|| Box::new(Events::with_capacity(BATCH)));
         if let Ok(n) = self.poller.wait_zero(&mut events)
             && n > 0
         {
@@ -166,13 +168,7 @@ impl Engine {
         EVENTS.set(Some(events));
     }
 
-    /// Is this the progress thread? It must not wait for itself.
-    pub(crate) fn on_progress_thread() -> bool {
-        ON_PROGRESS_THREAD.get()
-    }
-
     fn run(&self) {
-        ON_PROGRESS_THREAD.set(true);
         let mut events = Events::with_capacity(BATCH);
         let mut park = PARK_MIN;
         loop {
@@ -202,7 +198,10 @@ impl Engine {
             }
             let source = self.sources.read().get(&event.token).cloned();
             if let Some(source) = source {
-                source.ready(event.readable || event.broken, event.writable || event.broken);
+                source.ready(
+                    event.readable || event.broken,
+                    event.writable || event.broken,
+                );
             }
         }
     }
@@ -236,6 +235,8 @@ impl Engine {
 
 impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Engine").field("generation", &self.generation).finish_non_exhaustive()
+        f.debug_struct("Engine")
+            .field("generation", &self.generation)
+            .finish_non_exhaustive()
     }
 }

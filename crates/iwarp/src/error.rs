@@ -79,14 +79,26 @@ impl fmt::Display for Error {
             Self::InvalidArgument(what) => write!(f, "invalid argument: {what}"),
             Self::Post(e) => write!(f, "work request not taken: {e}"),
             Self::Memory(e) => write!(f, "memory registration: {e}"),
-            Self::BadAddress => f.write_str("the range is not mapped in this process with the access asked for"),
-            Self::OutOfMemory => f.write_str("out of memory: free objects or ask for smaller queues"),
+            Self::BadAddress => {
+                f.write_str("the range is not mapped in this process with the access asked for")
+            }
+            Self::OutOfMemory => {
+                f.write_str("out of memory: free objects or ask for smaller queues")
+            }
             Self::Busy => f.write_str("still in use: destroy what depends on it first"),
             Self::InvalidState(what) => write!(f, "wrong state: {what}"),
-            Self::NoDevice => f.write_str("no device has this address or name: `iwarp devices` lists them"),
+            Self::NoDevice => {
+                f.write_str("no device has this address or name: `iwarp devices` lists them")
+            }
             Self::Unsupported(what) => write!(f, "not supported: {what}"),
-            Self::Rejected(data) if data.is_empty() => f.write_str("the peer refused the connection"),
-            Self::Rejected(data) => write!(f, "the peer refused the connection ({} octets of private data)", data.len()),
+            Self::Rejected(data) if data.is_empty() => {
+                f.write_str("the peer refused the connection")
+            }
+            Self::Rejected(data) => write!(
+                f,
+                "the peer refused the connection ({} octets of private data)",
+                data.len()
+            ),
             Self::TimedOut(what) => write!(f, "timed out: {what}"),
             Self::Handshake(what) => write!(f, "connection set-up failed: {what}"),
             Self::ConnectionLost(what) => write!(f, "connection lost: {what}"),
@@ -143,7 +155,9 @@ impl From<AllocError> for Error {
 impl From<CreateError> for Error {
     fn from(e: CreateError) -> Self {
         match e {
-            CreateError::Invalid => Self::InvalidArgument("a queue size is above the device's limit"),
+            CreateError::Invalid => {
+                Self::InvalidArgument("a queue size is above the device's limit")
+            }
             CreateError::OutOfMemory => Self::OutOfMemory,
         }
     }
@@ -152,9 +166,9 @@ impl From<CreateError> for Error {
 impl From<CqSizeError> for Error {
     fn from(e: CqSizeError) -> Self {
         match e {
-            CqSizeError::Invalid => {
-                Self::InvalidArgument("completion queue size: 1 to 4194304, and not below what it holds")
-            }
+            CqSizeError::Invalid => Self::InvalidArgument(
+                "completion queue size: 1 to 4194304, and not below what it holds",
+            ),
             CqSizeError::OutOfMemory => Self::OutOfMemory,
         }
     }
@@ -163,7 +177,9 @@ impl From<CqSizeError> for Error {
 impl From<SrqError> for Error {
     fn from(e: SrqError) -> Self {
         match e {
-            SrqError::Invalid => Self::InvalidArgument("shared receive queue size or limit out of range"),
+            SrqError::Invalid => {
+                Self::InvalidArgument("shared receive queue size or limit out of range")
+            }
             SrqError::OutOfMemory => Self::OutOfMemory,
         }
     }

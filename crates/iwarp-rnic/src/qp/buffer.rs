@@ -103,6 +103,12 @@ impl RxPlan {
         Ok(Self { runs: v, direct: 0 })
     }
 
+    /// Plans nothing: for octets that wait in the buffer.
+    pub fn clear(&mut self) {
+        self.runs.clear();
+        self.direct = 0;
+    }
+
     /// Octets that the runs can take.
     pub fn room(&self) -> usize {
         self.runs.iter().map(|r| r.len).sum()

@@ -120,6 +120,10 @@ pub(crate) fn connect(peer: SocketAddr, local: Option<SocketAddr>) -> Result<Con
         }
         socket.bind(&SockAddr::from(local))?;
     }
+    start_connect(socket, peer)
+}
+
+fn start_connect(socket: Socket, peer: SocketAddr) -> Result<Connecting, NetError> {
     let stream = TcpStream::from_socket(socket)?;
     match stream.socket().connect(&SockAddr::from(peer)) {
         Ok(()) => {}
@@ -185,6 +189,64 @@ impl AsFd for Connecting {
     }
 }
 
+fn address_of(socket: &Socket) -> io::Result<SocketAddr> {
+    let address = socket.local_addr()?;
+    address
+        .as_socket()
+        .ok_or_else(|| io::Error::from_raw_os_error(libc::EAFNOSUPPORT))
+}
+
+/// A socket that has an address and neither listens nor connects yet.
+#[derive(Debug)]
+pub(crate) struct Bound {
+    socket: Socket,
+}
+
+impl Bound {
+    /// Binds to `address` (port 0: a free port, which [`local_addr`](Self::local_addr) tells).
+    ///
+    /// # Errors
+    /// As [`Listener::bind`].
+    pub(crate) fn bind(address: SocketAddr, only_v6: Option<bool>) -> Result<Self, NetError> {
+        let socket = tcp_socket(&address)?;
+        socket.set_nonblocking(true)?;
+        if let (Some(only_v6), true) = (only_v6, address.is_ipv6()) {
+            socket.set_only_v6(only_v6)?;
+        }
+        socket.set_reuse_address(true)?;
+        socket.bind(&SockAddr::from(address))?;
+        Ok(Self { socket })
+    }
+
+    /// Its address.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub(crate) fn local_addr(&self) -> io::Result<SocketAddr> {
+        address_of(&self.socket)
+    }
+
+    /// Listens, see [`Listener::bind`].
+    ///
+    /// # Errors
+    /// `AddrInUse` if another socket listens there.
+    pub(crate) fn listen(self, backlog: u32) -> Result<Listener, NetError> {
+        self.socket
+            .listen(i32::try_from(backlog).unwrap_or(i32::MAX))?;
+        Ok(Listener {
+            socket: self.socket,
+        })
+    }
+
+    /// Connects from this address, see [`connect`].
+    ///
+    /// # Errors
+    /// As [`connect`].
+    pub(crate) fn connect(self, peer: SocketAddr) -> Result<Connecting, NetError> {
+        start_connect(self.socket, peer)
+    }
+}
+
 /// A listening socket. Poll it for reading, then call [`Listener::accept`] until it has nothing.
 #[derive(Debug)]
 pub(crate) struct Listener {
@@ -205,15 +267,7 @@ impl Listener {
         backlog: u32,
         only_v6: Option<bool>,
     ) -> Result<Self, NetError> {
-        let socket = tcp_socket(&address)?;
-        socket.set_nonblocking(true)?;
-        if let (Some(only_v6), true) = (only_v6, address.is_ipv6()) {
-            socket.set_only_v6(only_v6)?;
-        }
-        socket.set_reuse_address(true)?;
-        socket.bind(&SockAddr::from(address))?;
-        socket.listen(i32::try_from(backlog).unwrap_or(i32::MAX))?;
-        Ok(Self { socket })
+        Bound::bind(address, only_v6)?.listen(backlog)
     }
 
     /// Takes the next connection, if one waits.
@@ -260,10 +314,7 @@ impl Listener {
     /// # Errors
     /// The kernel's error.
     pub(crate) fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.socket
-            .local_addr()?
-            .as_socket()
-            .ok_or_else(|| io::Error::from_raw_os_error(libc::EAFNOSUPPORT))
+        address_of(&self.socket)
     }
 }
 

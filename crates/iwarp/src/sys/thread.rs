@@ -8,7 +8,10 @@ use std::mem::MaybeUninit;
 ///
 /// # Errors
 /// The kernel's error if no thread can be made.
-pub(crate) fn spawn_without_signals(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
+pub(crate) fn spawn_without_signals(
+    name: &str,
+    run: impl FnOnce() + Send + 'static,
+) -> io::Result<()> {
     let mut all = MaybeUninit::<libc::sigset_t>::uninit();
     let mut before = MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: both sets are valid to write; `sigfillset` initialises the first before it is read, and

@@ -1,0 +1,140 @@
+//! Settings of a device, from code or from the environment.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What a Send meets when the receiver has posted no receive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReceiverNotReady {
+    /// The stream is held until a receive is posted, for at most this long. TCP's flow control makes this lossless.
+    /// This is the default, because programs written for InfiniBand rely on its receiver-not-ready retry.
+    Hold(Duration),
+    /// The stream is terminated, as RFC 5041 section 7.1 has it.
+    Terminate,
+}
+
+/// Settings of an opened device. [`Config::from_env`] reads them from `IWARP_*` variables.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Config {
+    /// Ask for CRCs (`IWARP_CRC=on|off`; default on). They are used if either side asks (RFC 5044 section 7.1).
+    pub crc: bool,
+    /// Ask the peer for markers in what it sends (`IWARP_MARKERS=on|off`; default off).
+    pub markers: bool,
+    /// MPA revision to initiate with, 1 or 2 (`IWARP_MPA_REV`; default 2, falling back to 1 if the peer closes).
+    pub mpa_revision: u8,
+    /// Initiate in the peer-to-peer model of RFC 6581 (`IWARP_PEER_TO_PEER=on|off`; default on).
+    pub peer_to_peer: bool,
+    /// See [`ReceiverNotReady`] (`IWARP_RNR_TIMEOUT_MS`; 0 terminates; default 10000).
+    pub receiver_not_ready: ReceiverNotReady,
+    /// How long a peer may take to send its MPA request (`IWARP_MPA_TIMEOUT_MS`; default 5000 ms), and twice that for its reply.
+    pub handshake_timeout: Duration,
+    /// How long a closed connection waits for the peer to close, too (`IWARP_LINGER_MS`; default 5000 ms).
+    pub linger: Duration,
+    /// Write all streams to this pcapng file (`IWARP_CAPTURE`).
+    pub capture: Option<PathBuf>,
+    /// At most this many octets of it (`IWARP_CAPTURE_BYTES`).
+    pub capture_bytes: Option<u64>,
+    /// FPDUs are cut for this maximum segment size if it is smaller than TCP's (`IWARP_MSS`).
+    pub mss: Option<u32>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            crc: true,
+            markers: false,
+            mpa_revision: 2,
+            peer_to_peer: true,
+            receiver_not_ready: ReceiverNotReady::Hold(Duration::from_secs(10)),
+            handshake_timeout: Duration::from_secs(5),
+            linger: Duration::from_secs(5),
+            capture: None,
+            capture_bytes: None,
+            mss: None,
+        }
+    }
+}
+
+impl Config {
+    /// The defaults, changed by the `IWARP_*` environment variables. A value that cannot be understood is reported
+    /// by a warning and ignored.
+    pub fn from_env() -> Self {
+        Self::from_lookup(|name| std::env::var(name).ok())
+    }
+
+    fn from_lookup(get: impl Fn(&str) -> Option<String>) -> Self {
+        let mut c = Self::default();
+        let switch = |name: &str, default: bool| match get(name).as_deref() {
+            None => default,
+            Some("on" | "1" | "yes" | "true") => true,
+            Some("off" | "0" | "no" | "false") => false,
+            Some(other) => {
+                tracing::warn!("{name}={other}: on or off, please; using {default}");
+                default
+            }
+        };
+        let number = |name: &str| {
+            let text = get(name)?;
+            let parsed = text.parse::<u64>();
+            if parsed.is_err() {
+                tracing::warn!("{name}={text}: not a number, ignored");
+            }
+            parsed.ok()
+        };
+        c.crc = switch("IWARP_CRC", c.crc);
+        c.markers = switch("IWARP_MARKERS", c.markers);
+        c.peer_to_peer = switch("IWARP_PEER_TO_PEER", c.peer_to_peer);
+        match number("IWARP_MPA_REV") {
+            Some(rev @ (1 | 2)) => c.mpa_revision = rev as u8,
+            Some(other) => tracing::warn!("IWARP_MPA_REV={other}: 1 or 2, please; ignored"),
+            None => {}
+        }
+        match number("IWARP_RNR_TIMEOUT_MS") {
+            Some(0) => c.receiver_not_ready = ReceiverNotReady::Terminate,
+            Some(ms) => c.receiver_not_ready = ReceiverNotReady::Hold(Duration::from_millis(ms)),
+            None => {}
+        }
+        if let Some(ms) = number("IWARP_MPA_TIMEOUT_MS") {
+            c.handshake_timeout = Duration::from_millis(ms.max(1));
+        }
+        if let Some(ms) = number("IWARP_LINGER_MS") {
+            c.linger = Duration::from_millis(ms.max(1));
+        }
+        c.capture = get("IWARP_CAPTURE")
+            .filter(|s| !s.is_empty())
+            .map(PathBuf::from);
+        c.capture_bytes = number("IWARP_CAPTURE_BYTES");
+        c.mss = number("IWARP_MSS").map(|n| u32::try_from(n).unwrap_or(u32::MAX).max(128));
+        c
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn environment_changes_defaults_and_nonsense_does_not() {
+        let vars = |name: &str| {
+            match name {
+                "IWARP_CRC" => Some("off"),
+                "IWARP_MARKERS" => Some("perhaps"),
+                "IWARP_MPA_REV" => Some("1"),
+                "IWARP_RNR_TIMEOUT_MS" => Some("0"),
+                "IWARP_CAPTURE" => Some(""),
+                "IWARP_MSS" => Some("x"),
+                _ => None,
+            }
+            .map(str::to_owned)
+        };
+        let c = Config::from_lookup(vars);
+        let want = Config {
+            crc: false,
+            mpa_revision: 1,
+            receiver_not_ready: ReceiverNotReady::Terminate,
+            ..Config::default()
+        };
+        assert_eq!(c, want);
+    }
+}

@@ -1,0 +1,208 @@
+//! Devices: one software RNIC for each usable interface address.
+
+use crate::error::{Error, Result};
+use crate::sys::interfaces;
+use std::net::{IpAddr, SocketAddr};
+
+/// What a device can do at most. The same for all devices of this crate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Limits {
+    /// Work requests per queue.
+    pub max_qp_wr: u32,
+    /// Scatter/gather elements per work request.
+    pub max_sge: u32,
+    /// Octets of inline data.
+    pub max_inline: u32,
+    /// Completions per completion queue.
+    pub max_cqe: u32,
+    /// Memory regions and windows.
+    pub max_mr: u32,
+    /// Octets of one message.
+    pub max_message: u32,
+    /// Inbound RDMA Reads and atomics of one queue pair.
+    pub max_ird: u16,
+    /// Outbound RDMA Reads and atomics of one queue pair.
+    pub max_ord: u16,
+}
+
+/// The limits.
+pub const LIMITS: Limits = Limits {
+    max_qp_wr: iwarp_rnic::limits::MAX_QP_WR,
+    max_sge: iwarp_rnic::limits::MAX_SGE,
+    max_inline: iwarp_rnic::limits::MAX_INLINE,
+    max_cqe: iwarp_rnic::limits::MAX_CQE,
+    max_mr: iwarp_rnic::limits::MAX_MR,
+    max_message: iwarp_rnic::limits::MAX_MESSAGE,
+    max_ird: iwarp_rnic::limits::MAX_IRD,
+    max_ord: iwarp_rnic::limits::MAX_ORD,
+};
+
+/// A software RNIC on one address of this host.
+///
+/// Devices need no privileges and no set-up: they are derived from the interfaces that are up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Device {
+    /// `iwarp0`, `iwarp1` …, in the order of the interfaces; `IWARP_DEVICE_NAME` replaces the stem.
+    pub name: String,
+    /// Position in [`Device::list`].
+    pub index: u32,
+    /// Its address.
+    pub ip: IpAddr,
+    /// Scope of a link-local IPv6 address, else zero.
+    pub scope_id: u32,
+    /// Name of the network interface.
+    pub interface: String,
+    /// MTU of the interface, in octets.
+    pub mtu: u32,
+    /// A loopback interface.
+    pub loopback: bool,
+    /// EUI-64 made from the interface's MAC, or from its name if it has none.
+    pub guid: u64,
+}
+
+impl Device {
+    /// All devices, in a stable order. `IWARP_BIND` (addresses or interface names, separated by commas) restricts the list.
+    ///
+    /// # Errors
+    /// The operating system's error if it cannot list interfaces.
+    pub fn list() -> Result<Vec<Self>> {
+        let filter = std::env::var("IWARP_BIND").unwrap_or_default();
+        let wanted: Vec<&str> = filter
+            .split(',')
+            .map(str::trim)
+            .filter(|s| !s.is_empty())
+            .collect();
+        let stem = std::env::var("IWARP_DEVICE_NAME")
+            .ok()
+            .filter(|s| !s.is_empty());
+        let stem = stem.as_deref().unwrap_or("iwarp");
+        let mut list = Vec::new();
+        for a in interfaces::addresses()? {
+            let ip = a.ip.to_string();
+            if !wanted.is_empty() && !wanted.iter().any(|w| *w == ip || *w == a.name) {
+                continue;
+            }
+            let index = list.len() as u32;
+            list.push(Self {
+                name: format!("{stem}{index}"),
+                index,
+                ip: a.ip,
+                scope_id: a.scope_id(),
+                guid: guid(a.mac, &a.name, a.ip),
+                interface: a.name,
+                mtu: a.mtu,
+                loopback: a.loopback,
+            });
+        }
+        Ok(list)
+    }
+
+    /// The device called `name`.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`].
+    pub fn by_name(name: &str) -> Result<Self> {
+        Self::list()?
+            .into_iter()
+            .find(|d| d.name == name)
+            .ok_or(Error::NoDevice)
+    }
+
+    /// The device with this address. For another address of a loopback network (127.0.0.2), the loopback device.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`] if it is not an address of this host.
+    pub fn by_address(ip: IpAddr) -> Result<Self> {
+        let ip = ip.to_canonical();
+        let list = Self::list()?;
+        let exact = list.iter().position(|d| d.ip == ip);
+        let at = exact.or_else(|| {
+            list.iter()
+                .position(|d| ip.is_loopback() && d.loopback && d.ip.is_ipv4() == ip.is_ipv4())
+        });
+        at.and_then(|i| list.into_iter().nth(i))
+            .ok_or(Error::NoDevice)
+    }
+
+    /// The device that the host would use to reach `peer`.
+    ///
+    /// # Errors
+    /// The operating system's error if there is no route, [`Error::NoDevice`] if the source address has no device.
+    pub fn route_to(peer: SocketAddr) -> Result<Self> {
+        Self::by_address(source_address(peer)?)
+    }
+
+    /// The socket address of the device with this port.
+    pub fn socket_addr(&self, port: u16) -> SocketAddr {
+        match self.ip {
+            IpAddr::V4(ip) => SocketAddr::from((ip, port)),
+            IpAddr::V6(ip) => std::net::SocketAddrV6::new(ip, port, 0, self.scope_id).into(),
+        }
+    }
+
+    /// The device's GID: its IPv6 address, or its IPv4 address mapped into IPv6.
+    pub const fn gid(&self) -> [u8; 16] {
+        match self.ip {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+            IpAddr::V6(ip) => ip.octets(),
+        }
+    }
+}
+
+/// The source address that the kernel picks for a peer. Sends nothing.
+pub(crate) fn source_address(peer: SocketAddr) -> Result<IpAddr> {
+    let any: SocketAddr = match peer {
+        SocketAddr::V4(_) => (std::net::Ipv4Addr::UNSPECIFIED, 0).into(),
+        SocketAddr::V6(_) => (std::net::Ipv6Addr::UNSPECIFIED, 0).into(),
+    };
+    let probe = std::net::UdpSocket::bind(any)?;
+    // Connecting a datagram socket only looks up the route. Port 0 cannot be connected to.
+    let port = if peer.port() == 0 { 9 } else { peer.port() };
+    let mut target = peer;
+    target.set_port(port);
+    probe.connect(target)?;
+    Ok(probe.local_addr()?.ip())
+}
+
+fn guid(mac: Option<[u8; 6]>, name: &str, ip: IpAddr) -> u64 {
+    if let Some([a, b, c, d, e, f]) = mac
+        && [a, b, c, d, e, f] != [0; 6]
+    {
+        return u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f]);
+    }
+    // Locally administered, and the same every time: FNV-1a over name and address.
+    let mut hash = 0xcbf2_9ce4_8422_2325u64;
+    for byte in name.bytes().chain(ip.to_string().bytes()) {
+        hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    }
+    hash & 0x00ff_ffff_ffff_ffff | 0x0200_0000_0000_0000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_has_a_device_with_a_stable_name() {
+        let list = Device::list().unwrap();
+        let lo = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
+        assert!(lo.loopback && lo.guid != 0);
+        assert_eq!(Device::by_name(&lo.name).unwrap(), lo);
+        assert_eq!(list[lo.index as usize], lo);
+        assert_eq!(
+            Device::by_address("127.9.9.9".parse().unwrap()).unwrap(),
+            lo
+        );
+        assert_eq!(
+            Device::route_to("127.0.0.1:7".parse().unwrap()).unwrap(),
+            lo
+        );
+        assert!(matches!(
+            Device::by_address("192.0.2.1".parse().unwrap()),
+            Err(Error::NoDevice)
+        ));
+        assert_eq!(lo.gid()[10..], [0xff, 0xff, 127, 0, 0, 1]);
+    }
+}

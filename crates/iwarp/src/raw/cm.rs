@@ -1,0 +1,71 @@
+//! Connection management in the shape of rdma_cm (`rdma_cm(7)`): identifiers, events, and MPA start-up behind them.
+//!
+//! An identifier is bound, resolved, connected or listened on; what comes of it arrives as events on its channel.
+//! `id` holds the identifiers, `active` and `passive` the two sides of MPA start-up (RFC 5044 section 7.1, RFC 6581).
+
+mod active;
+mod id;
+mod passive;
+mod startup;
+
+pub use id::{CmId, ConnectionParameters};
+
+use super::events::EventQueue;
+use crate::error::Result;
+use std::sync::Arc;
+
+/// What happened to an identifier. Names as in `rdma_get_cm_event(3)`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum CmEventKind {
+    /// The address was resolved; the identifier has a device.
+    AddrResolved,
+    /// It was not; `status` says why.
+    AddrError,
+    /// The route was resolved.
+    RouteResolved,
+    /// A peer asks to connect; the new identifier is `id`, the listener `listener`.
+    ConnectRequest,
+    /// The attempt failed; `status` says why.
+    ConnectError,
+    /// The peer did not answer.
+    Unreachable,
+    /// The peer refused.
+    Rejected,
+    /// The connection is up.
+    Established,
+    /// The connection is over.
+    Disconnected,
+    /// The identifier's queue pair has left the wait after its end.
+    TimewaitExit,
+}
+
+/// An event of an identifier.
+#[derive(Debug, Clone)]
+pub struct CmEvent {
+    /// What happened.
+    pub kind: CmEventKind,
+    /// Zero, or the errno that describes a failure.
+    pub status: i32,
+    /// To whom. For a connection request the new identifier.
+    pub id: CmId,
+    /// For a connection request, the listening identifier.
+    pub listener: Option<CmId>,
+    /// What the peer sent along, without the RFC 6581 prefix.
+    pub private_data: Vec<u8>,
+    /// RDMA Reads and atomics that the peer may have outstanding towards us; `None` if it did not say.
+    pub responder_resources: Option<u16>,
+    /// RDMA Reads and atomics that the peer can serve; `None` if it did not say.
+    pub initiator_depth: Option<u16>,
+}
+
+/// A queue of connection events (`rdma_create_event_channel(3)`) with a pollable descriptor.
+pub type CmEventChannel = Arc<EventQueue<CmEvent>>;
+
+/// A new event channel.
+///
+/// # Errors
+/// The operating system's error: no descriptors left.
+pub fn create_event_channel() -> Result<CmEventChannel> {
+    Ok(Arc::new(EventQueue::new()?))
+}

@@ -1,0 +1,599 @@
+//! Identifiers: what a program holds for a connection or a listener (`rdma_create_id(3)`).
+
+use super::super::context::Context;
+use super::super::qp::{CmSink, Handover, QueuePair};
+use super::active::Active;
+use super::passive::{Listening, Requested};
+use super::startup;
+use super::{CmEvent, CmEventChannel, CmEventKind};
+use crate::config::Config;
+use crate::device::{Device, source_address};
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::sys::connect::Bound;
+use iwarp_proto::mpa::startup::MAX_FRAME_LEN;
+use iwarp_rnic::qp::{Blame, Events, Fault};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+/// Parameters of `rdma_connect(3)` and `rdma_accept(3)`.
+#[derive(Debug, Clone, Default)]
+pub struct ConnectionParameters {
+    /// Sent along with the MPA frame: at most 508 octets between two of us, 251 towards everybody.
+    pub private_data: Vec<u8>,
+    /// Inbound RDMA Reads and atomics to serve at a time; `None` for as many as the queue pair can.
+    pub responder_resources: Option<u16>,
+    /// Outbound RDMA Reads and atomics to have outstanding; `None` for as many as the queue pair can.
+    pub initiator_depth: Option<u16>,
+}
+
+pub(super) enum Phase {
+    Idle,
+    /// Resolved: a device is known.
+    Resolved,
+    Connecting(Arc<Active>),
+    Listening(Arc<Listening>),
+    /// A peer's request waits for an answer.
+    Requested(Box<Requested>),
+    /// Accepted or connected; `bool`: the event "established" has been given.
+    Connected(bool),
+    Disconnected,
+    Destroyed,
+}
+
+pub(super) struct IdState {
+    pub(super) phase: Phase,
+    pub(super) ctx: Option<Context>,
+    pub(super) qp: Option<QueuePair>,
+    pub(super) bound: Option<Bound>,
+    pub(super) local: Option<SocketAddr>,
+    pub(super) peer: Option<SocketAddr>,
+    pub(super) only_v6: Option<bool>,
+    /// Device contexts are shared between identifiers unless the program brings its own.
+    own_context: bool,
+}
+
+pub(crate) struct CmIdInner {
+    channel: Mutex<CmEventChannel>,
+    pub(super) state: Mutex<IdState>,
+    /// For the program's own use.
+    user: AtomicU64,
+    serial: u64,
+    this: Weak<Self>,
+}
+
+/// An identifier: one end of a connection to be, or a listener.
+#[derive(Clone)]
+pub struct CmId {
+    pub(super) inner: Arc<CmIdInner>,
+}
+
+static SERIAL: AtomicU64 = AtomicU64::new(1);
+static CONTEXTS: Mutex<Option<HashMap<String, Context>>> = Mutex::new(None);
+
+/// The context that identifiers without one of their own share for a device.
+///
+/// # Errors
+/// As [`Context::open`].
+pub(super) fn shared_context(device: &Device) -> Result<Context> {
+    let mut contexts = CONTEXTS.lock();
+    let contexts = contexts.get_or_insert_with(HashMap::new);
+    if let Some(ctx) = contexts.get(&device.name) {
+        return Ok(ctx.clone());
+    }
+    let ctx = Context::open(device, Config::from_env())?;
+    contexts.insert(device.name.clone(), ctx.clone());
+    Ok(ctx)
+}
+
+impl CmId {
+    /// A new identifier whose events go to `channel`. With a context, only its device is used; else the device is
+    /// found by address, and its context is shared between all such identifiers.
+    pub fn create(channel: &CmEventChannel, ctx: Option<&Context>) -> Self {
+        let state = IdState {
+            phase: Phase::Idle,
+            ctx: ctx.cloned(),
+            qp: None,
+            bound: None,
+            local: None,
+            peer: None,
+            only_v6: None,
+            own_context: ctx.is_some(),
+        };
+        Self {
+            inner: Arc::new_cyclic(|this| CmIdInner {
+                channel: Mutex::new(Arc::clone(channel)),
+                state: Mutex::new(state),
+                user: AtomicU64::new(0),
+                serial: SERIAL.fetch_add(1, Ordering::Relaxed),
+                this: Weak::clone(this),
+            }),
+        }
+    }
+
+    /// The identifier of a peer's request.
+    pub(super) fn of_request(
+        channel: &CmEventChannel,
+        ctx: Context,
+        own: bool,
+        requested: Requested,
+    ) -> Self {
+        let id = Self::create(channel, Some(&ctx));
+        {
+            let mut s = id.inner.state.lock();
+            s.own_context = own;
+            s.local = requested.local();
+            s.peer = requested.peer();
+            s.phase = Phase::Requested(Box::new(requested));
+        }
+        id
+    }
+
+    /// A number that no other identifier of this process has.
+    pub fn serial(&self) -> u64 {
+        self.inner.serial
+    }
+
+    /// A value of the program's own.
+    pub fn user_data(&self) -> u64 {
+        self.inner.user.load(Ordering::Acquire)
+    }
+
+    /// Sets [`user_data`](Self::user_data).
+    pub fn set_user_data(&self, value: u64) {
+        self.inner.user.store(value, Ordering::Release);
+    }
+
+    /// Its event channel.
+    pub fn channel(&self) -> CmEventChannel {
+        Arc::clone(&self.inner.channel.lock())
+    }
+
+    /// Moves it, and its events that wait, to another channel (`rdma_migrate_id(3)`).
+    pub fn migrate(&self, channel: &CmEventChannel) {
+        let old = std::mem::replace(&mut *self.inner.channel.lock(), Arc::clone(channel));
+        if Arc::ptr_eq(&old, channel) {
+            return;
+        }
+        let mut moved = Vec::new();
+        old.retain(|event| {
+            let mine = event.concerns(self);
+            if mine {
+                moved.push(event.clone());
+            }
+            !mine
+        });
+        for event in moved {
+            channel.push(event);
+        }
+    }
+
+    /// The device it is on, once known.
+    pub fn context(&self) -> Option<Context> {
+        self.inner.state.lock().ctx.clone()
+    }
+
+    /// Its address and its peer's, as far as known.
+    pub fn addresses(&self) -> (Option<SocketAddr>, Option<SocketAddr>) {
+        let s = self.inner.state.lock();
+        (s.local, s.peer)
+    }
+
+    /// Its queue pair.
+    pub fn queue_pair(&self) -> Option<QueuePair> {
+        self.inner.state.lock().qp.clone()
+    }
+
+    /// The queue pair that the connection will use, made by the program. Takes the place of an earlier one.
+    pub fn set_queue_pair(&self, qp: Option<&QueuePair>) {
+        self.inner.state.lock().qp = qp.cloned();
+    }
+
+    /// Do both handles mean the same identifier?
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
+    /// Whether an IPv6 listener refuses IPv4 peers (`RDMA_OPTION_ID_AFONLY`).
+    pub fn set_only_v6(&self, only: bool) {
+        self.inner.state.lock().only_v6 = Some(only);
+    }
+
+    /// Binds it to an address of this host (`rdma_bind_addr(3)`); port 0 picks a free one. With a specific address the
+    /// device is known afterwards.
+    ///
+    /// # Errors
+    /// [`Error::InvalidState`], [`Error::NoDevice`], and the operating system's: address in use, not of this host.
+    pub fn bind(&self, address: SocketAddr) -> Result<()> {
+        let mut s = self.inner.state.lock();
+        if s.bound.is_some() || !matches!(s.phase, Phase::Idle) {
+            return Err(Error::InvalidState("the identifier is bound already"));
+        }
+        if !address.ip().is_unspecified() {
+            s.adopt_device(address.ip())?;
+        }
+        let bound = Bound::bind(address, s.only_v6)?;
+        s.local = Some(bound.local_addr()?);
+        s.bound = Some(bound);
+        Ok(())
+    }
+
+    /// Resolves a peer's address (`rdma_resolve_addr(3)`): finds the source address and so the device. The event
+    /// [`CmEventKind::AddrResolved`] follows.
+    ///
+    /// # Errors
+    /// [`Error::InvalidState`], [`Error::NoDevice`], and the operating system's: no route.
+    pub fn resolve_addr(&self, source: Option<SocketAddr>, peer: SocketAddr) -> Result<()> {
+        {
+            let mut s = self.inner.state.lock();
+            if !matches!(s.phase, Phase::Idle | Phase::Resolved) {
+                return Err(Error::InvalidState(
+                    "addresses are resolved before connecting",
+                ));
+            }
+            let source_ip = match (s.local, source) {
+                (Some(bound), _) if !bound.ip().is_unspecified() => bound.ip(),
+                (_, Some(source)) if !source.ip().is_unspecified() => source.ip(),
+                _ => source_address(peer)?,
+            };
+            s.adopt_device(source_ip)?;
+            let port = s
+                .local
+                .map_or_else(|| source.map_or(0, |a| a.port()), |a| a.port());
+            let mut local = SocketAddr::new(source_ip, port);
+            if let (SocketAddr::V6(local), SocketAddr::V6(peer)) = (&mut local, peer) {
+                local.set_scope_id(peer.scope_id());
+            }
+            s.local = Some(local);
+            s.peer = Some(peer);
+            s.phase = Phase::Resolved;
+        }
+        self.emit(CmEventKind::AddrResolved, 0);
+        Ok(())
+    }
+
+    /// Resolves the route (`rdma_resolve_route(3)`), which the kernel's routing table has done by now. The event
+    /// [`CmEventKind::RouteResolved`] follows.
+    ///
+    /// # Errors
+    /// [`Error::InvalidState`].
+    pub fn resolve_route(&self) -> Result<()> {
+        if !matches!(self.inner.state.lock().phase, Phase::Resolved) {
+            return Err(Error::InvalidState("resolve the address first"));
+        }
+        self.emit(CmEventKind::RouteResolved, 0);
+        Ok(())
+    }
+
+    /// Connects (`rdma_connect(3)`). One of the events Established, Rejected, Unreachable or `ConnectError` follows.
+    ///
+    /// # Errors
+    /// [`Error::InvalidState`]: not resolved, or without a queue pair. [`Error::InvalidArgument`]: private data too long.
+    pub fn connect(&self, parameters: &ConnectionParameters) -> Result<()> {
+        let active = {
+            let mut s = self.inner.state.lock();
+            if !matches!(s.phase, Phase::Resolved) {
+                return Err(Error::InvalidState("resolve address and route first"));
+            }
+            let qp =
+                s.qp.clone()
+                    .ok_or(Error::InvalidState("create a queue pair first"))?;
+            let ctx = s.ctx.clone().ok_or(Error::NoDevice)?;
+            let peer = s
+                .peer
+                .ok_or(Error::InvalidState("resolve the address first"))?;
+            // A bound socket connects from its port; else the kernel picks one.
+            let bound = s.bound.take();
+            let local = s.local.filter(|_| {
+                s.own_context || bound.is_some() || s.local.is_some_and(|l| l.port() != 0)
+            });
+            let active = Active::new(self, &ctx, qp, peer, local, parameters)?;
+            s.phase = Phase::Connecting(Arc::clone(&active));
+            (active, bound)
+        };
+        let (active, bound) = active;
+        active
+            .start(bound)
+            .inspect_err(|_| self.inner.state.lock().phase = Phase::Resolved)
+    }
+
+    /// Listens (`rdma_listen(3)`) with room for `backlog` requests that are not answered yet. Requests arrive as
+    /// [`CmEventKind::ConnectRequest`].
+    ///
+    /// # Errors
+    /// [`Error::InvalidState`]: not bound. The operating system's: port in use.
+    pub fn listen(&self, backlog: u32) -> Result<()> {
+        let mut s = self.inner.state.lock();
+        if !matches!(s.phase, Phase::Idle) {
+            return Err(Error::InvalidState("only a bound identifier can listen"));
+        }
+        let bound = match s.bound.take() {
+            Some(bound) => bound,
+            None => Bound::bind(SocketAddr::from(([0u8; 4], 0)), s.only_v6)?,
+        };
+        let own = s.ctx.clone().filter(|_| s.own_context);
+        s.local = Some(bound.local_addr()?);
+        let listening = Listening::start(self, bound, backlog, own)?;
+        s.phase = Phase::Listening(listening);
+        Ok(())
+    }
+
+    /// Accepts a peer's request (`rdma_accept(3)`). The event Established follows: at once, or in the peer-to-peer
+    /// model when the peer's first message has come.
+    ///
+    /// # Errors
+    /// [`Error::InvalidState`]: no request, no queue pair; the request stays. [`Error::ConnectionLost`]: the peer has gone.
+    pub fn accept(&self, parameters: &ConnectionParameters) -> Result<()> {
+        let (requested, qp, ctx) = {
+            let mut s = self.inner.state.lock();
+            let qp =
+                s.qp.clone()
+                    .ok_or(Error::InvalidState("create a queue pair first"))?;
+            let ctx = s.ctx.clone().ok_or(Error::NoDevice)?;
+            match std::mem::replace(&mut s.phase, Phase::Connected(false)) {
+                Phase::Requested(requested) => (requested, qp, ctx),
+                other => {
+                    s.phase = other;
+                    return Err(Error::InvalidState("there is no request to accept"));
+                }
+            }
+        };
+        let params = startup::local_params(&ctx, parameters, Some(&qp.config()));
+        let mut frame = [0u8; MAX_FRAME_LEN];
+        let (n, agreed) =
+            match requested
+                .pending
+                .accept(&params, &parameters.private_data, &mut frame)
+            {
+                Ok(accepted) => accepted,
+                Err(_) => {
+                    self.inner.state.lock().phase = Phase::Requested(requested);
+                    return Err(Error::InvalidArgument(
+                        "private data: at most 512 octets, 508 with revision 2",
+                    ));
+                }
+            };
+        let gone = |e: String| {
+            self.inner.state.lock().phase = Phase::Disconnected;
+            Err(Error::ConnectionLost(e))
+        };
+        let Requested { starting, .. } = *requested;
+        if let Err(e) = starting.write(&frame[..n]) {
+            return gone(e.to_string());
+        }
+        let config = startup::stream_config(&agreed, false, &ctx);
+        let cm: Weak<dyn CmSink> = Arc::downgrade(&self.inner) as Weak<dyn CmSink>;
+        let handover = Handover {
+            stream: starting.stream,
+            config,
+            flow: starting.flow,
+            cm: Some(cm),
+        };
+        if let Err(e) = qp.inner.attach(handover) {
+            return gone(e.to_string());
+        }
+        // In the client-server model the program may not wait for the peer: the peer waits for it.
+        if !agreed.peer_to_peer {
+            self.established(Vec::new(), None, None);
+        }
+        Ok(())
+    }
+
+    /// Refuses a peer's request (`rdma_reject(3)`), with up to 508 octets that say why.
+    ///
+    /// # Errors
+    /// [`Error::InvalidState`]: no request.
+    pub fn reject(&self, private_data: &[u8]) -> Result<()> {
+        let requested = {
+            let mut s = self.inner.state.lock();
+            match std::mem::replace(&mut s.phase, Phase::Disconnected) {
+                Phase::Requested(requested) => requested,
+                other => {
+                    s.phase = other;
+                    return Err(Error::InvalidState("there is no request to reject"));
+                }
+            }
+        };
+        requested.reject(private_data);
+        Ok(())
+    }
+
+    /// Ends the connection gracefully (`rdma_disconnect(3)`). The event Disconnected follows.
+    ///
+    /// # Errors
+    /// [`Error::InvalidState`]: never connected.
+    pub fn disconnect(&self) -> Result<()> {
+        let qp = {
+            let s = self.inner.state.lock();
+            match s.phase {
+                Phase::Connected(_) | Phase::Disconnected => s.qp.clone(),
+                _ => return Err(Error::InvalidState("there is no connection")),
+            }
+        };
+        if let Some(qp) = qp {
+            qp.disconnect();
+        }
+        Ok(())
+    }
+
+    /// Gives it up (`rdma_destroy_id(3)`): a listener stops, a request is refused, an attempt ends. Events that wait
+    /// are dropped. Its queue pair is the program's to destroy.
+    pub fn destroy(&self) {
+        let phase = {
+            let mut s = self.inner.state.lock();
+            s.bound = None;
+            s.qp = None;
+            std::mem::replace(&mut s.phase, Phase::Destroyed)
+        };
+        match phase {
+            Phase::Connecting(active) => active.cancel(),
+            Phase::Listening(listening) => listening.stop(),
+            Phase::Requested(requested) => requested.reject(&[]),
+            _ => {}
+        }
+        let mut orphans = Vec::new();
+        self.channel().retain(|event| {
+            let mine = event.concerns(self);
+            if mine && !event.id.is_same(self) {
+                orphans.push(event.id.clone());
+            }
+            !mine
+        });
+        // Requests that nobody will ever see.
+        for id in orphans {
+            id.destroy();
+        }
+    }
+
+    pub(super) fn emit(&self, kind: CmEventKind, status: i32) {
+        self.push(self.event(kind, status));
+    }
+
+    fn event(&self, kind: CmEventKind, status: i32) -> CmEvent {
+        CmEvent {
+            kind,
+            status,
+            id: self.clone(),
+            listener: None,
+            private_data: Vec::new(),
+            responder_resources: None,
+            initiator_depth: None,
+        }
+    }
+
+    pub(super) fn push(&self, event: CmEvent) {
+        // The channel's lock is held while pushing, so that `migrate` misses nothing.
+        let channel = self.inner.channel.lock();
+        channel.push(event);
+    }
+
+    /// The connection is up.
+    pub(super) fn established(
+        &self,
+        private_data: Vec<u8>,
+        peer_ird: Option<u16>,
+        peer_ord: Option<u16>,
+    ) {
+        {
+            let mut s = self.inner.state.lock();
+            match s.phase {
+                Phase::Connected(false) | Phase::Connecting(_) => s.phase = Phase::Connected(true),
+                _ => return,
+            }
+            if let Some((local, peer)) = s.qp.as_ref().and_then(QueuePair::addresses) {
+                s.local = Some(local);
+                s.peer = Some(peer);
+            }
+        }
+        let event = self.event(CmEventKind::Established, 0);
+        self.push(CmEvent {
+            private_data,
+            responder_resources: peer_ord,
+            initiator_depth: peer_ird,
+            ..event
+        });
+    }
+
+    /// The attempt to connect has failed.
+    pub(super) fn failed(&self, kind: CmEventKind, status: i32, private_data: Vec<u8>) {
+        {
+            let mut s = self.inner.state.lock();
+            if !matches!(s.phase, Phase::Connecting(_)) {
+                return;
+            }
+            s.phase = Phase::Resolved;
+        }
+        let event = self.event(kind, status);
+        self.push(CmEvent {
+            private_data,
+            ..event
+        });
+    }
+}
+
+impl IdState {
+    fn adopt_device(&mut self, ip: IpAddr) -> Result<()> {
+        if self.own_context {
+            return Ok(());
+        }
+        self.ctx = Some(shared_context(&Device::by_address(ip)?)?);
+        Ok(())
+    }
+}
+
+impl CmEvent {
+    fn concerns(&self, id: &CmId) -> bool {
+        self.id.is_same(id) || self.listener.as_ref().is_some_and(|l| l.is_same(id))
+    }
+}
+
+impl CmSink for CmIdInner {
+    fn qp_event(&self, events: Events, fault: Option<Fault>) {
+        let over = events.intersects(Events::DISCONNECTED | Events::FATAL);
+        let (established, ended) = {
+            let mut s = self.state.lock();
+            match s.phase {
+                Phase::Connected(told) if over => {
+                    s.phase = Phase::Disconnected;
+                    (false, Some(told))
+                }
+                Phase::Connected(false) if events.contains(Events::ESTABLISHED) => {
+                    s.phase = Phase::Connected(true);
+                    if let Some((local, peer)) = s.qp.as_ref().and_then(QueuePair::addresses) {
+                        s.local = Some(local);
+                        s.peer = Some(peer);
+                    }
+                    (true, None)
+                }
+                _ => (false, None),
+            }
+        };
+        let (kind, status) = match ended {
+            None if established => (CmEventKind::Established, 0),
+            None => return,
+            // First message and end came together: the program has to see both.
+            Some(false) if events.contains(Events::ESTABLISHED) => {
+                self.push_own(CmEventKind::Established, 0);
+                (CmEventKind::Disconnected, 0)
+            }
+            Some(false) => (CmEventKind::ConnectError, libc::ECONNRESET),
+            Some(true) => (CmEventKind::Disconnected, status_of(fault)),
+        };
+        self.push_own(kind, status);
+    }
+}
+
+/// A disconnect says zero unless the connection broke.
+fn status_of(fault: Option<Fault>) -> i32 {
+    match fault {
+        Some(Fault {
+            blame: Blame::Transport,
+            ..
+        }) => libc::ECONNRESET,
+        _ => 0,
+    }
+}
+
+impl CmIdInner {
+    fn push_own(&self, kind: CmEventKind, status: i32) {
+        if let Some(inner) = self.this.upgrade() {
+            CmId { inner }.emit(kind, status);
+        }
+    }
+}
+
+impl std::fmt::Debug for CmId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CmId")
+            .field("serial", &self.inner.serial)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The engine must run before anything can be connected.
+pub(super) fn engine() -> Result<Arc<Engine>> {
+    Ok(Engine::current()?)
+}

@@ -1,0 +1,309 @@
+//! The responder: listening, reading MPA requests, handing them to the program
+//! (RFC 5044 section 7.1.2, RFC 6581 section 9).
+
+use super::super::context::Context;
+use super::id::{CmId, CmIdInner, ConnectionParameters, engine, shared_context};
+use super::startup::{Read, Starting, local_params, record};
+use super::{CmEvent, CmEventKind};
+use crate::device::Device;
+use crate::engine::{Engine, Source};
+use crate::error::Result;
+use crate::sys::connect::{Bound, Listener, NetError};
+use crate::sys::poller::Interest;
+use crate::sys::stream::TcpStream;
+use iwarp_proto::mpa::negotiate::{PendingRequest, Responder};
+use iwarp_proto::mpa::startup::{FrameKind, FrameReader, MAX_FRAME_LEN, NO_NEGOTIATION};
+use parking_lot::Mutex;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// Requests that may wait for an answer if the program asks for no number.
+const BACKLOG_DEFAULT: u32 = 128;
+/// Connections in start-up per listener: a peer that opens many and says nothing gets no further.
+const STARTING_MAX: u32 = 1024;
+/// How long a listener pauses when descriptors run out.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// A listening socket.
+pub(super) struct Listening {
+    id: Weak<CmIdInner>,
+    listener: Listener,
+    engine: Arc<Engine>,
+    token: u64,
+    /// The device that the listener is confined to, if the program chose it.
+    ctx: Option<Context>,
+    /// Connections in start-up, and requests not answered.
+    starting: AtomicU32,
+    waiting: Arc<AtomicU32>,
+    backlog: u32,
+    paused: Mutex<bool>,
+}
+
+impl Listening {
+    pub(super) fn start(
+        id: &CmId,
+        bound: Bound,
+        backlog: u32,
+        ctx: Option<Context>,
+    ) -> Result<Arc<Self>> {
+        let backlog = if backlog == 0 {
+            BACKLOG_DEFAULT
+        } else {
+            backlog
+        };
+        let listener = bound.listen(backlog.max(BACKLOG_DEFAULT))?;
+        let engine = engine()?;
+        let token = engine.token();
+        let this = Arc::new(Self {
+            id: Arc::downgrade(&id.inner),
+            listener,
+            engine: Arc::clone(&engine),
+            token,
+            ctx,
+            starting: AtomicU32::new(0),
+            waiting: Arc::new(AtomicU32::new(0)),
+            backlog,
+            paused: Mutex::new(false),
+        });
+        engine.add(
+            &this.listener,
+            token,
+            Interest::READ,
+            Arc::clone(&this) as Arc<dyn Source>,
+        )?;
+        Ok(this)
+    }
+
+    pub(super) fn stop(&self) {
+        self.engine.remove(&self.listener, self.token);
+    }
+
+    fn pause(&self) {
+        let mut paused = self.paused.lock();
+        if !*paused {
+            *paused = true;
+            let _ = self
+                .engine
+                .modify(&self.listener, self.token, Interest::NONE);
+            self.engine.after(PAUSE, self.token, 0);
+        }
+    }
+
+    fn welcome(self: &Arc<Self>, stream: TcpStream) {
+        let Ok(ctx) = self.context_of(&stream) else {
+            tracing::debug!("a connection came to an address without a device");
+            stream.abort();
+            return;
+        };
+        let flow = record(&ctx, &stream, false);
+        let timeout = ctx.config().handshake_timeout;
+        let token = self.engine.token();
+        let starting = Starting {
+            stream,
+            flow,
+            reader: FrameReader::new(FrameKind::Request),
+        };
+        let greeting = Arc::new(Greeting {
+            listening: Arc::clone(self),
+            ctx,
+            token,
+            starting: Mutex::new(None),
+        });
+        self.starting.fetch_add(1, Ordering::Relaxed);
+        let mut slot = greeting.starting.lock();
+        let watched = self.engine.add(
+            &starting.stream,
+            token,
+            Interest::READ,
+            Arc::clone(&greeting) as Arc<dyn Source>,
+        );
+        if watched.is_err() {
+            self.starting.fetch_sub(1, Ordering::Relaxed);
+            return;
+        }
+        *slot = Some(starting);
+        drop(slot);
+        //= rfc5044 section 7.1.2
+        //# Responder mode implementations MUST
+        self.engine.after(timeout, token, 0);
+    }
+
+    fn context_of(&self, stream: &TcpStream) -> Result<Context> {
+        match &self.ctx {
+            Some(ctx) => Ok(ctx.clone()),
+            None => shared_context(&Device::by_address(stream.local_addr()?.ip())?),
+        }
+    }
+}
+
+impl Source for Listening {
+    fn ready(self: Arc<Self>, _: bool, _: bool) {
+        loop {
+            let busy = self.starting.load(Ordering::Relaxed) >= STARTING_MAX
+                || self.waiting.load(Ordering::Relaxed) >= self.backlog.max(BACKLOG_DEFAULT);
+            if busy {
+                self.pause();
+                return;
+            }
+            match self.listener.accept() {
+                Ok(Some((stream, _))) => self.welcome(stream),
+                Ok(None) => return,
+                Err(e @ NetError::TooManyFiles { .. }) => {
+                    tracing::warn!(error = %std::io::Error::from(e), "cannot accept connections for now");
+                    self.pause();
+                    return;
+                }
+                Err(e) => {
+                    tracing::debug!(error = %std::io::Error::from(e), "accept failed");
+                    return;
+                }
+            }
+        }
+    }
+
+    fn timer(self: Arc<Self>, _: u32) {
+        let mut paused = self.paused.lock();
+        if *paused {
+            *paused = false;
+            let _ = self
+                .engine
+                .modify(&self.listener, self.token, Interest::READ);
+        }
+    }
+}
+
+/// A connection whose MPA request is being read.
+struct Greeting {
+    listening: Arc<Listening>,
+    ctx: Context,
+    token: u64,
+    starting: Mutex<Option<Starting>>,
+}
+
+impl Greeting {
+    fn end(&self, starting: &Starting) {
+        self.listening.engine.remove(&starting.stream, self.token);
+        self.listening.starting.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// The request is whole: judge it, and tell the program.
+    fn deliver(&self, starting: Starting) {
+        let params = local_params(&self.ctx, &ConnectionParameters::default(), None);
+        let Some(frame) = starting.reader.frame() else {
+            return;
+        };
+        let pending = match Responder::on_request(&frame, &params) {
+            Ok(pending) => pending,
+            Err(e) => {
+                tracing::debug!(error = %e, "MPA request refused");
+                // A reset, not an end: hardware falls back to revision 1 only then.
+                starting.stream.abort();
+                return;
+            }
+        };
+        let Some(listener) = self.listening.id.upgrade().map(|inner| CmId { inner }) else {
+            return;
+        };
+        let private_data = frame.ulp_private_data().to_vec();
+        let told = |v: Option<u16>| v.filter(|v| *v != NO_NEGOTIATION);
+        let (responder_resources, initiator_depth) =
+            (told(pending.peer_ord()), told(pending.peer_ird()));
+        let waiting = Arc::clone(&self.listening.waiting);
+        waiting.fetch_add(1, Ordering::Relaxed);
+        let requested = Requested {
+            starting,
+            pending,
+            _waiting: Waiting(waiting),
+        };
+        let channel = listener.channel();
+        let id = CmId::of_request(
+            &channel,
+            self.ctx.clone(),
+            self.listening.ctx.is_some(),
+            requested,
+        );
+        listener.push(CmEvent {
+            kind: CmEventKind::ConnectRequest,
+            status: 0,
+            id,
+            listener: Some(listener.clone()),
+            private_data,
+            responder_resources,
+            initiator_depth,
+        });
+    }
+}
+
+impl Source for Greeting {
+    fn ready(self: Arc<Self>, _: bool, _: bool) {
+        let mut slot = self.starting.lock();
+        let Some(mut starting) = slot.take() else {
+            return;
+        };
+        match starting.read() {
+            Read::NeedMore => {
+                *slot = Some(starting);
+                return;
+            }
+            Read::Frame => {
+                self.end(&starting);
+                self.deliver(starting);
+            }
+            Read::Bad(e) => {
+                tracing::debug!(error = %e, "no MPA request");
+                self.end(&starting);
+                starting.stream.abort();
+            }
+            Read::Closed => self.end(&starting),
+            Read::Broken(e) => {
+                tracing::debug!(error = %e, "connection broke during start-up");
+                self.end(&starting);
+            }
+        }
+    }
+
+    fn timer(self: Arc<Self>, _: u32) {
+        if let Some(starting) = self.starting.lock().take() {
+            tracing::debug!("no MPA request in time");
+            self.end(&starting);
+            starting.stream.abort();
+        }
+    }
+}
+
+/// Counts a request that waits for an answer.
+#[derive(Debug)]
+struct Waiting(Arc<AtomicU32>);
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A peer's request.
+pub(super) struct Requested {
+    pub(super) starting: Starting,
+    pub(super) pending: PendingRequest,
+    _waiting: Waiting,
+}
+
+impl Requested {
+    pub(super) fn local(&self) -> Option<SocketAddr> {
+        self.starting.stream.local_addr().ok()
+    }
+
+    pub(super) fn peer(&self) -> Option<SocketAddr> {
+        self.starting.stream.peer_addr().ok()
+    }
+
+    /// Answers no, and closes.
+    pub(super) fn reject(&self, private_data: &[u8]) {
+        let mut frame = [0u8; MAX_FRAME_LEN];
+        let n = self.pending.reject(private_data, &mut frame);
+        let _ = self.starting.write(&frame[..n]);
+        let _ = self.starting.stream.shutdown_write();
+    }
+}

@@ -1,0 +1,157 @@
+//! What both sides of MPA start-up need.
+
+use super::super::context::Context;
+use super::id::ConnectionParameters;
+use crate::capture::Flow;
+use crate::crc::crc32c_append;
+use crate::sys::stream::TcpStream;
+use iwarp_proto::ddp::{Header, Stag, UntaggedHeader};
+use iwarp_proto::mpa::framing::{FpduOptions, MarkerClock, encode_fpdu};
+use iwarp_proto::mpa::negotiate::{Agreed, LocalParams, Rtr as WireRtr, RtrSet};
+use iwarp_proto::mpa::startup::{FrameReader, MAX_FRAME_LEN, Progress, StartupError};
+use iwarp_proto::rdmap::{Opcode, Terminate, TerminateCode};
+use iwarp_rnic::qp::{QpConfig, Rtr, StreamConfig};
+use std::io::{self, ErrorKind};
+
+/// A stream in start-up.
+#[derive(Debug)]
+pub(super) struct Starting {
+    pub(super) stream: TcpStream,
+    pub(super) flow: Option<Flow>,
+    pub(super) reader: FrameReader,
+}
+
+/// How far reading a frame came.
+pub(super) enum Read {
+    /// The frame is whole.
+    Frame,
+    /// More has to come.
+    NeedMore,
+    /// The peer closed its direction.
+    Closed,
+    /// It is no MPA frame.
+    Bad(StartupError),
+    /// The stream broke.
+    Broken(io::Error),
+}
+
+impl Starting {
+    /// Reads the frame and not an octet more: what follows belongs to full operation.
+    pub(super) fn read(&mut self) -> Read {
+        let mut buf = [0u8; MAX_FRAME_LEN];
+        loop {
+            let missing = match self.reader.missing() {
+                Ok(0) => return Read::Frame,
+                Ok(n) => n.min(buf.len()),
+                Err(e) => return Read::Bad(e),
+            };
+            match self.stream.recv(&mut buf[..missing]) {
+                Ok(0) => return Read::Closed,
+                Ok(n) => {
+                    if let Some(flow) = &self.flow {
+                        flow.received(&[&buf[..n]]);
+                    }
+                    match self.reader.push(&buf[..n]) {
+                        Ok(Progress::Frame { .. }) => return Read::Frame,
+                        Ok(Progress::NeedMore) => {}
+                        Err(e) => return Read::Bad(e),
+                    }
+                }
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Read::NeedMore,
+                Err(e) => return Read::Broken(e),
+            }
+        }
+    }
+
+    /// Writes a frame in one piece, so that it travels in one segment: some receivers insist on that.
+    pub(super) fn write(&self, frame: &[u8]) -> io::Result<()> {
+        let n = self.stream.send(frame)?;
+        if let Some(flow) = &self.flow {
+            flow.sent(&[io::IoSlice::new(&frame[..n])]);
+        }
+        if n == frame.len() {
+            Ok(())
+        } else {
+            // The socket is new and its buffer holds kilobytes.
+            Err(io::Error::new(
+                ErrorKind::WriteZero,
+                "the socket did not take a whole MPA frame",
+            ))
+        }
+    }
+
+    /// Sends a Terminate and closes gracefully.
+    pub(super) fn terminate(&self, code: TerminateCode, crc: bool) {
+        let mut ulpdu = [0u8; 64];
+        let header = Header::Untagged(UntaggedHeader {
+            last: true,
+            opcode: Opcode::TERMINATE,
+            invalidate_stag: Stag(0),
+            qn: 2,
+            msn: 1,
+            mo: 0,
+        });
+        let at = header.emit(&mut ulpdu);
+        let len = at + Terminate::new(code).emit(&mut ulpdu[at..]);
+        let mut fpdu = [0u8; 96];
+        let options = FpduOptions {
+            markers: false,
+            crc: crc.then_some(crc32c_append as _),
+        };
+        if let Ok(n) = encode_fpdu(&ulpdu[..len], &options, &mut MarkerClock::new(), &mut fpdu) {
+            let _ = self.write(&fpdu[..n]);
+        }
+        let _ = self.stream.shutdown_write();
+    }
+}
+
+/// Our side of the negotiation.
+pub(super) fn local_params(
+    ctx: &Context,
+    p: &ConnectionParameters,
+    qp: Option<&QpConfig>,
+) -> LocalParams {
+    let config = ctx.config();
+    let max_ird = qp.map_or(iwarp_rnic::limits::MAX_IRD, |q| q.max_ird);
+    let max_ord = qp.map_or(iwarp_rnic::limits::MAX_ORD, |q| q.max_ord);
+    LocalParams {
+        revision: config.mpa_revision,
+        crc: config.crc,
+        markers_rx: config.markers,
+        ird: p.responder_resources.unwrap_or(max_ird).min(max_ird),
+        ord: p.initiator_depth.unwrap_or(max_ord).min(max_ord),
+        max_ird,
+        max_ord,
+        peer_to_peer: config.peer_to_peer,
+        rtr_offer: RtrSet::WRITE_READ,
+        ird_ord_negotiate: true,
+    }
+}
+
+/// What a queue pair has to know of the agreement.
+pub(super) fn stream_config(agreed: &Agreed, initiator: bool, ctx: &Context) -> StreamConfig {
+    StreamConfig {
+        initiator,
+        crc: agreed.crc,
+        markers_tx: agreed.markers_tx,
+        markers_rx: agreed.markers_rx,
+        ird: agreed.ird,
+        ord: agreed.ord,
+        rtr: match agreed.rtr {
+            Some(WireRtr::Send) if initiator => Some(Rtr::Send),
+            Some(WireRtr::Write) if initiator => Some(Rtr::Write),
+            Some(WireRtr::Read) if initiator => Some(Rtr::Read),
+            _ => None,
+        },
+        rtr_send_expected: !initiator && agreed.rtr == Some(WireRtr::Send),
+        emss: ctx.config().mss.unwrap_or(536),
+    }
+}
+
+/// Records a new connection, if the device records at all.
+pub(super) fn record(ctx: &Context, stream: &TcpStream, active: bool) -> Option<Flow> {
+    let recorder = ctx.inner.recorder.as_ref()?;
+    let flow = recorder.flow(stream.local_addr().ok()?, stream.peer_addr().ok()?);
+    flow.opened(active);
+    Some(flow)
+}

@@ -1,0 +1,361 @@
+//! An opened device: its memory table, its numbers, its asynchronous events.
+
+use super::channel::CompletionChannel;
+use super::cq::CompletionQueue;
+use super::events::{AsyncEvent, AsyncEventKind, EventQueue};
+use super::qp::{QpAttributes, QpInner, QueuePair};
+use super::srq::SharedReceiveQueue;
+use crate::capture::{Recorder, RecorderLimits};
+use crate::config::Config;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::sys::probe::probe_range;
+use iwarp_rnic::counters::Counters;
+use iwarp_rnic::memory::{HostRange, MemoryTable, RegionInfo, WindowType};
+use iwarp_rnic::{Access, FastRegister};
+use parking_lot::{Mutex, RwLock};
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+pub(crate) struct ContextInner {
+    pub(crate) device: Device,
+    pub(crate) config: Config,
+    pub(crate) memory: RwLock<MemoryTable>,
+    pub(crate) async_events: EventQueue<AsyncEvent>,
+    pub(crate) recorder: Option<Recorder>,
+    qps: RwLock<HashMap<u32, Weak<QpInner>>>,
+    next_qp: AtomicU32,
+    next_pd: AtomicU32,
+    /// Totals of queue pairs that are gone.
+    past: Mutex<Counters>,
+}
+
+/// An opened device (`ibv_open_device(3)`).
+#[derive(Clone)]
+pub struct Context {
+    pub(crate) inner: Arc<ContextInner>,
+}
+
+impl Context {
+    /// Opens a device.
+    ///
+    /// # Errors
+    /// The operating system's error: no descriptors left, or the capture file cannot be made.
+    pub fn open(device: &Device, config: Config) -> Result<Self> {
+        let recorder = match &config.capture {
+            Some(path) => Some(shared_recorder(path, config.capture_bytes)?),
+            None => None,
+        };
+        let inner = ContextInner {
+            device: device.clone(),
+            config,
+            memory: RwLock::new(MemoryTable::new()),
+            async_events: EventQueue::new()?,
+            recorder,
+            qps: RwLock::default(),
+            // Queue pair numbers have 24 bits; a random start keeps stale ones from meeting new ones.
+            next_qp: AtomicU32::new(random_u32()? & 0x00ff_ffff),
+            next_pd: AtomicU32::new(1),
+            past: Mutex::default(),
+        };
+        Ok(Self {
+            inner: Arc::new(inner),
+        })
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Device {
+        &self.inner.device
+    }
+
+    /// The settings it was opened with.
+    pub fn config(&self) -> &Config {
+        &self.inner.config
+    }
+
+    /// Do both handles mean the same opened device?
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
+    /// A number for a new protection domain.
+    pub fn allocate_pd(&self) -> u32 {
+        self.inner.next_pd.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Registers `len` octets at `addr` and returns the STag, which is both lkey and rkey (`ibv_reg_mr(3)`).
+    ///
+    /// Tagged offsets start at `iova`. The range is checked to be mapped, and writable if a right writes.
+    ///
+    /// # Errors
+    /// [`Error::BadAddress`], [`Error::Memory`], [`Error::InvalidArgument`] if the range wraps.
+    ///
+    /// # Safety
+    /// Until [`deregister`](Self::deregister) has returned, the range must stay mapped, and no reference to it may
+    /// exist while the RNIC or a peer can access it.
+    pub unsafe fn register(
+        &self,
+        addr: u64,
+        len: u64,
+        iova: u64,
+        pd: u32,
+        access: Access,
+    ) -> Result<u32> {
+        // SAFETY: the caller's promise.
+        let range = unsafe { self.checked_range(addr, len, access) }?;
+        let mut table = self.inner.memory.write();
+        Ok(table.register(range, iova, pd, access, random_u32()?)?)
+    }
+
+    /// # Safety
+    /// As [`register`](Self::register).
+    unsafe fn checked_range(&self, addr: u64, len: u64, access: Access) -> Result<HostRange> {
+        if !probe_range(addr, len, access.contains(Access::LOCAL_WRITE)) {
+            return Err(Error::BadAddress);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { HostRange::new(addr, len) }.ok_or(Error::InvalidArgument(
+            "the range wraps around the address space",
+        ))
+    }
+
+    /// Changes a region (`ibv_rereg_mr(3)`); each `None` stays as it is. Returns the new STag.
+    ///
+    /// # Errors
+    /// As [`register`](Self::register); [`Error::Busy`] via `Memory` while windows are bound.
+    ///
+    /// # Safety
+    /// As [`register`](Self::register), for the new range `(addr, len, iova)`.
+    pub unsafe fn reregister(
+        &self,
+        stag: u32,
+        memory: Option<(u64, u64, u64)>,
+        pd: Option<u32>,
+        access: Option<Access>,
+    ) -> Result<u32> {
+        let memory = match memory {
+            Some((addr, len, iova)) => {
+                let rights = access
+                    .or_else(|| self.region(stag).map(|r| r.access))
+                    .unwrap_or_default();
+                // SAFETY: the caller's promise.
+                Some((unsafe { self.checked_range(addr, len, rights) }?, iova))
+            }
+            None => None,
+        };
+        Ok(self
+            .inner
+            .memory
+            .write()
+            .reregister(stag, memory, pd, access)?
+            .0)
+    }
+
+    /// Ends a registration. When this returns, nothing accesses the memory any more.
+    ///
+    /// # Errors
+    /// [`Error::Memory`]: no such region, or windows are bound to it.
+    pub fn deregister(&self, stag: u32) -> Result<()> {
+        // Waits for accesses in progress: they hold the table for reading.
+        self.inner.memory.write().deregister(stag)?;
+        Ok(())
+    }
+
+    /// Reserves memory for fast registration by work request ([`FastRegister`]).
+    ///
+    /// # Errors
+    /// As [`register`](Self::register).
+    ///
+    /// # Safety
+    /// As [`register`](Self::register).
+    pub unsafe fn allocate_fast(&self, addr: u64, len: u64, pd: u32) -> Result<u32> {
+        // SAFETY: the caller's promise.
+        let range = unsafe { self.checked_range(addr, len, Access::LOCAL_WRITE) }?;
+        Ok(self
+            .inner
+            .memory
+            .write()
+            .allocate_fast(range, pd, random_u32()?)?)
+    }
+
+    /// Carries out a fast registration at once, without a work request.
+    ///
+    /// # Errors
+    /// [`Error::Memory`].
+    pub fn fast_register(&self, wr: &FastRegister, pd: u32) -> Result<()> {
+        Ok(self.inner.memory.write().fast_register(wr, pd)?)
+    }
+
+    /// Facts about a region or window.
+    pub fn region(&self, stag: u32) -> Option<RegionInfo> {
+        self.inner.memory.read().info(stag)
+    }
+
+    /// Allocates a memory window (`ibv_alloc_mw(3)`); returns its STag.
+    ///
+    /// # Errors
+    /// [`Error::Memory`].
+    pub fn allocate_window(&self, ty: WindowType, pd: u32) -> Result<u32> {
+        Ok(self
+            .inner
+            .memory
+            .write()
+            .allocate_window(ty, pd, random_u32()?)?)
+    }
+
+    /// Deallocates a window, bound or not.
+    ///
+    /// # Errors
+    /// [`Error::Memory`].
+    pub fn deallocate_window(&self, stag: u32) -> Result<()> {
+        Ok(self.inner.memory.write().deallocate_window(stag)?)
+    }
+
+    /// A completion channel.
+    ///
+    /// # Errors
+    /// The operating system's error: no descriptors left.
+    pub fn create_channel(&self) -> Result<CompletionChannel> {
+        CompletionChannel::create()
+    }
+
+    /// A completion queue for at least `capacity` completions (`ibv_create_cq(3)`).
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`], [`Error::OutOfMemory`].
+    pub fn create_cq(
+        &self,
+        capacity: u32,
+        channel: Option<&CompletionChannel>,
+    ) -> Result<CompletionQueue> {
+        CompletionQueue::create(&self.inner, capacity, channel)
+    }
+
+    /// A shared receive queue (`ibv_create_srq(3)`).
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`], [`Error::OutOfMemory`].
+    pub fn create_srq(&self, pd: u32, depth: u32, max_sge: u32) -> Result<SharedReceiveQueue> {
+        SharedReceiveQueue::create(&self.inner, pd, depth, max_sge)
+    }
+
+    /// A queue pair (`ibv_create_qp(3)`).
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`], [`Error::OutOfMemory`].
+    pub fn create_qp(&self, attributes: &QpAttributes) -> Result<QueuePair> {
+        QueuePair::create(&self.inner, attributes)
+    }
+
+    /// The queue pair with this number.
+    pub fn queue_pair(&self, qp_num: u32) -> Option<QueuePair> {
+        let inner = self.inner.qps.read().get(&qp_num)?.upgrade()?;
+        Some(QueuePair { inner })
+    }
+
+    /// Takes an asynchronous event.
+    pub fn try_async_event(&self) -> Option<AsyncEvent> {
+        self.inner.async_events.try_next()
+    }
+
+    /// Waits for an asynchronous event; `None` waits for ever.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`].
+    pub fn async_event(&self, timeout: Option<Duration>) -> Result<AsyncEvent> {
+        self.inner.async_events.next(timeout)
+    }
+
+    /// Readable while asynchronous events wait.
+    pub fn async_fd(&self) -> BorrowedFd<'_> {
+        self.inner.async_events.as_fd()
+    }
+
+    /// Totals over all queue pairs since the device was opened.
+    pub fn counters(&self) -> Counters {
+        let mut sum = *self.inner.past.lock();
+        let qps: Vec<_> = self
+            .inner
+            .qps
+            .read()
+            .values()
+            .filter_map(Weak::upgrade)
+            .collect();
+        for qp in qps {
+            sum.add(&qp.counters());
+        }
+        sum
+    }
+}
+
+impl ContextInner {
+    /// Finds a free queue pair number and makes the queue pair with it.
+    pub(super) fn enter_qp(
+        &self,
+        make: impl FnOnce(u32) -> Result<Arc<QpInner>>,
+    ) -> Result<Arc<QpInner>> {
+        let mut qps = self.qps.write();
+        let num = loop {
+            let num = self.next_qp.fetch_add(1, Ordering::Relaxed) & 0x00ff_ffff;
+            // 0 and 1 belong to management on other transports.
+            if num > 1 && !qps.contains_key(&num) {
+                break num;
+            }
+        };
+        let qp = make(num)?;
+        qps.insert(num, Arc::downgrade(&qp));
+        Ok(qp)
+    }
+
+    pub(super) fn leave_qp(&self, num: u32, counters: &Counters) {
+        self.qps.write().remove(&num);
+        self.past.lock().add(counters);
+    }
+
+    pub(crate) fn raise(&self, kind: AsyncEventKind) {
+        self.async_events.push(AsyncEvent { kind });
+    }
+}
+
+impl std::fmt::Debug for ContextInner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Context")
+            .field("device", &self.device.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for Context {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.inner.fmt(f)
+    }
+}
+
+/// 32 bits that a peer cannot guess.
+pub(crate) fn random_u32() -> Result<u32> {
+    getrandom::u32().map_err(|e| Error::Io(std::io::Error::other(e.to_string())))
+}
+
+static RECORDERS: Mutex<Vec<(PathBuf, Recorder)>> = Mutex::new(Vec::new());
+
+/// One recorder for each file, however many devices write to it. `%p` in the name becomes the process number.
+fn shared_recorder(path: &Path, max_bytes: Option<u64>) -> Result<Recorder> {
+    let name = path
+        .to_string_lossy()
+        .replace("%p", &std::process::id().to_string());
+    let path = PathBuf::from(name);
+    let mut recorders = RECORDERS.lock();
+    if let Some((_, recorder)) = recorders.iter().find(|(p, _)| *p == path) {
+        return Ok(recorder.clone());
+    }
+    let limits = max_bytes.map_or_else(RecorderLimits::default, |n| {
+        RecorderLimits::default().max_bytes(n)
+    });
+    let recorder = Recorder::create_with(&path, limits)?;
+    recorders.push((path, recorder.clone()));
+    Ok(recorder)
+}

@@ -1,0 +1,350 @@
+//! Moving bytes between a queue pair and its socket. Run by the holder of the direction's baton.
+//!
+//! Invariant of the `unsafe`: the runs of a plan name octets of the plan's scratch, of staging that this driver
+//! owns, or of registered memory. The last stay valid because the memory table is locked for reading from the
+//! moment the runs are made until the system call has returned.
+
+use super::pool;
+use super::qp::{After, DriveHost, Guarded, QpInner, TIMER_HOLD};
+use crate::config::ReceiverNotReady;
+use crate::crc::crc32c_append;
+use crate::sys::clock::now_ns;
+use crate::sys::raw_slice::RawSlice;
+use iwarp_rnic::qp::{Env, RxInterest, RxStatus, State, TxFill};
+use parking_lot::MutexGuard;
+use std::io::ErrorKind;
+use std::sync::Arc;
+
+/// Octets read in one turn before others get theirs.
+const RX_BUDGET: usize = 1 << 20;
+
+/// Writes until nothing is due or the socket is full.
+pub(super) fn tx(qp: &Arc<QpInner>) {
+    let mut after = After::default();
+    let mut g = qp.state.lock();
+    if g.link.is_none() {
+        return;
+    }
+    if g.machine.wants_tx() || g.stalled.is_some() {
+        g = tx_turns(qp, g, &mut after);
+    }
+    qp.settle(&mut g, &mut after);
+    drop(g);
+    after.run(qp);
+}
+
+fn tx_turns<'a>(
+    qp: &'a Arc<QpInner>,
+    mut g: MutexGuard<'a, Guarded>,
+    after: &mut After,
+) -> MutexGuard<'a, Guarded> {
+    loop {
+        let Some(link) = g.link.clone() else { return g };
+        let memory = qp.ctx.memory.read();
+        let mut plan = match g.stalled.take() {
+            Some(plan) => plan,
+            None => {
+                let Ok(mut plan) = pool::take_tx() else {
+                    g.machine.abort(&mut DriveHost { qp, after });
+                    return g;
+                };
+                let mut host = DriveHost {
+                    qp,
+                    after: &mut *after,
+                };
+                let mut env = Env {
+                    memory: &memory,
+                    crc32c: crc32c_append,
+                    host: &mut host,
+                };
+                match g.machine.tx_fill(&mut plan, &mut env) {
+                    TxFill::Ready => plan,
+                    TxFill::Idle => {
+                        pool::give_tx(plan);
+                        return g;
+                    }
+                    TxFill::Memory => {
+                        pool::give_tx(plan);
+                        drop(memory);
+                        let mut memory = qp.ctx.memory.write();
+                        g.machine
+                            .tx_memory(&mut memory, &mut DriveHost { qp, after });
+                        continue;
+                    }
+                }
+            }
+        };
+        let mut runs = pool::take_runs();
+        let who = g.machine.accessor();
+        let resolved = plan.runs(&memory, who, &mut runs);
+        let result = if resolved.is_ok() {
+            drop(g);
+            let list = RawSlice::from_runs(&runs);
+            // SAFETY: the module's invariant; `plan` is ours and `memory` is locked.
+            let result = unsafe { link.stream.send_vectored_raw(list, false, false) };
+            if let (Some(flow), Ok(n)) = (&link.flow, &result) {
+                // SAFETY: as above; the recorder only reads.
+                unsafe { flow.sent_raw(list, *n) };
+            }
+            g = qp.state.lock();
+            result
+        } else {
+            // The program took memory away under a request that was being sent: the stream cannot go on.
+            Err(std::io::Error::from_raw_os_error(libc::EFAULT))
+        };
+        pool::give_runs(runs);
+        drop(memory);
+        match result {
+            Ok(n) => {
+                g.machine
+                    .tx_written(&mut plan, n, &mut DriveHost { qp, after });
+                if plan.is_empty() {
+                    pool::give_tx(plan);
+                } else {
+                    g.stalled = Some(plan);
+                }
+            }
+            Err(e) if e.kind() == ErrorKind::WouldBlock => {
+                g.stalled = Some(plan);
+                return g;
+            }
+            Err(error) => {
+                tracing::debug!(qp = qp.num, %error, "send failed");
+                pool::give_tx(plan);
+                if error.raw_os_error() == Some(libc::EFAULT) {
+                    g.machine.abort(&mut DriveHost { qp, after });
+                } else {
+                    broken(qp, &mut g, after);
+                }
+                return g;
+            }
+        }
+        if g.link.is_none() || !(g.machine.wants_tx() || g.stalled.is_some()) {
+            return g;
+        }
+    }
+}
+
+/// The stream is broken. What the peer sent before it broke may still be there: a Terminate tells why.
+fn broken(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, Guarded>, after: &mut After) {
+    if g.link.is_none() {
+        return;
+    }
+    g.machine.stream_failed(&mut DriveHost { qp, after });
+    qp.drop_link(g, after);
+}
+
+/// Reads until nothing is there or the budget is used.
+pub(super) fn rx(qp: &Arc<QpInner>) {
+    let mut after = After::default();
+    let mut g = qp.state.lock();
+    if g.link.is_none() {
+        return;
+    }
+    let mut left = RX_BUDGET;
+    loop {
+        let Some(link) = g.link.clone() else { break };
+        match g.machine.rx_interest() {
+            RxInterest::Read => {}
+            RxInterest::Held => {
+                if !resume(qp, &mut g, &mut after) {
+                    break;
+                }
+                continue;
+            }
+            RxInterest::Discard => {
+                g = discard(qp, g, &mut after);
+                break;
+            }
+            RxInterest::None => break,
+        }
+        let (Ok(mut buffer), Ok(mut plan)) = (
+            g.partial.take().map_or_else(pool::take_rx, Ok),
+            pool::take_rx_plan(),
+        ) else {
+            g.machine.abort(&mut DriveHost {
+                qp,
+                after: &mut after,
+            });
+            break;
+        };
+        let memory = qp.ctx.memory.read();
+        g.machine.rx_plan(&mut buffer, &memory, &mut plan);
+        drop(g);
+        // SAFETY: the module's invariant; `buffer` is ours and `memory` is locked.
+        let result = unsafe {
+            link.stream
+                .recv_vectored_raw(RawSlice::from_runs(&plan.runs))
+        };
+        g = qp.state.lock();
+        let mut more = false;
+        match result {
+            Ok(0) => {
+                g.eof = true;
+                g.machine.rx_eof(
+                    &mut buffer,
+                    &mut DriveHost {
+                        qp,
+                        after: &mut after,
+                    },
+                );
+            }
+            Ok(n) => {
+                if let Some(flow) = &link.flow {
+                    // SAFETY: as above; the recorder reads what has just been written there.
+                    unsafe { flow.received_raw(RawSlice::from_runs(&plan.runs), n) };
+                }
+                more = n == plan.room() && left > n;
+                left = left.saturating_sub(n);
+                let mut host = DriveHost {
+                    qp,
+                    after: &mut after,
+                };
+                let mut env = Env {
+                    memory: &memory,
+                    crc32c: crc32c_append,
+                    host: &mut host,
+                };
+                if g.machine.rx_filled(&mut buffer, &plan, n, &mut env) == RxStatus::Held {
+                    held(qp, &mut g);
+                }
+            }
+            Err(e) if e.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => {
+                tracing::debug!(qp = qp.num, %error, "receive failed");
+                buffer.clear();
+                if error.raw_os_error() == Some(libc::EFAULT) {
+                    g.machine.abort(&mut DriveHost {
+                        qp,
+                        after: &mut after,
+                    });
+                } else {
+                    broken(qp, &mut g, &mut after);
+                }
+            }
+        }
+        drop(memory);
+        pool::give_rx_plan(plan);
+        if buffer.is_empty() {
+            pool::give_rx(buffer);
+        } else {
+            g.partial = Some(buffer);
+        }
+        let held_but_posted = g.machine.rx_interest() == RxInterest::Held;
+        if !more && !held_but_posted {
+            break;
+        }
+    }
+    let wants_tx = g.machine.wants_tx();
+    qp.settle(&mut g, &mut after);
+    drop(g);
+    after.run(qp);
+    if wants_tx {
+        qp.drive_tx();
+    }
+}
+
+/// A Send has met no receive: note the time, and be told when one is posted.
+fn held(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, Guarded>) {
+    if g.held_since != 0 {
+        return;
+    }
+    g.held_since = now_ns();
+    tracing::trace!(qp = qp.num, "receiver not ready");
+    if let (ReceiverNotReady::Hold(limit), Some(link)) = (qp.ctx.config.receiver_not_ready, &g.link)
+    {
+        link.engine.after(limit, link.token, TIMER_HOLD);
+    }
+}
+
+/// Offers a held Send again. False if there is still no receive.
+fn resume(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, Guarded>, after: &mut After) -> bool {
+    let ready = match &qp.srq {
+        Some(srq) => !srq.inner.wait(qp),
+        None => g.machine.receives_posted() > 0,
+    };
+    if !ready {
+        return false;
+    }
+    let (Some(mut buffer), Ok(plan)) = (g.partial.take(), pool::take_rx_plan()) else {
+        return false;
+    };
+    let mut plan = plan;
+    plan.clear();
+    let memory = qp.ctx.memory.read();
+    let mut host = DriveHost { qp, after };
+    let mut env = Env {
+        memory: &memory,
+        crc32c: crc32c_append,
+        host: &mut host,
+    };
+    g.held_since = 0;
+    let status = g.machine.rx_filled(&mut buffer, &plan, 0, &mut env);
+    pool::give_rx_plan(plan);
+    if status == RxStatus::Held {
+        held(qp, g);
+    }
+    if buffer.is_empty() {
+        pool::give_rx(buffer);
+    } else {
+        g.partial = Some(buffer);
+    }
+    true
+}
+
+/// The time for a held Send may be over.
+pub(super) fn hold_timer(qp: &Arc<QpInner>) {
+    let ReceiverNotReady::Hold(limit) = qp.ctx.config.receiver_not_ready else {
+        return;
+    };
+    qp.with_machine(|_, _| {});
+    let expired = {
+        let g = qp.state.lock();
+        let since = g.held_since;
+        let limit = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
+        since != 0 && g.machine.is_held() && now_ns().saturating_sub(since) >= limit
+    };
+    if expired {
+        qp.with_machine(|machine, host| machine.hold_expired(host));
+    }
+}
+
+/// The queue pair is done with this stream: throw away what still comes, until the peer closes.
+fn discard<'a>(
+    qp: &'a Arc<QpInner>,
+    g: MutexGuard<'a, Guarded>,
+    after: &mut After,
+) -> MutexGuard<'a, Guarded> {
+    let Some(link) = g.link.clone() else { return g };
+    debug_assert_eq!(g.machine.state(), State::Error);
+    drop(g);
+    let mut sink = [0u8; 16 * 1024];
+    let mut end = None;
+    for _ in 0..RX_BUDGET / sink.len() {
+        match link.stream.recv(&mut sink) {
+            Ok(0) => {
+                end = Some(true);
+                break;
+            }
+            Ok(_) => {}
+            Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+            Err(_) => {
+                end = Some(false);
+                break;
+            }
+        }
+    }
+    let mut g = qp.state.lock();
+    match end {
+        Some(true) => {
+            g.eof = true;
+            if let Ok(mut buffer) = g.partial.take().map_or_else(pool::take_rx, Ok) {
+                g.machine.rx_eof(&mut buffer, &mut DriveHost { qp, after });
+                pool::give_rx(buffer);
+            }
+        }
+        Some(false) => broken(qp, &mut g, after),
+        None => {}
+    }
+    g
+}

@@ -1,0 +1,118 @@
+//! Queues of events with a pollable descriptor, and the asynchronous events of a device.
+
+use super::{CompletionQueue, QueuePair, SharedReceiveQueue};
+use crate::error::{Error, Result};
+use crate::sys::eventfd::EventFd;
+use crate::sys::poller::{Interest, wait_fd};
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+/// Events in the order in which they happened. Its descriptor is readable while any wait (level-triggered);
+/// it may be duplicated and watched by `poll`, `epoll` or an async runtime.
+#[derive(Debug)]
+pub struct EventQueue<T> {
+    queue: Mutex<VecDeque<T>>,
+    fd: EventFd,
+}
+
+impl<T> EventQueue<T> {
+    pub(crate) fn new() -> Result<Self> {
+        Ok(Self {
+            queue: Mutex::default(),
+            fd: EventFd::new()?,
+        })
+    }
+
+    pub(crate) fn push(&self, event: T) {
+        let mut queue = self.queue.lock();
+        queue.push_back(event);
+        // Under the lock, so that the descriptor is never readable without an event for long.
+        if queue.len() == 1 {
+            self.fd.signal();
+        }
+    }
+
+    /// Takes the oldest event; `None` if there is none. Never blocks.
+    pub fn try_next(&self) -> Option<T> {
+        let mut queue = self.queue.lock();
+        let event = queue.pop_front();
+        if queue.is_empty() {
+            self.fd.drain();
+        }
+        event
+    }
+
+    /// Waits for an event; `None` waits for ever.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`]; the operating system's error if it cannot wait.
+    pub fn next(&self, timeout: Option<Duration>) -> Result<T> {
+        let deadline = timeout.map(|t| std::time::Instant::now() + t);
+        loop {
+            if let Some(event) = self.try_next() {
+                return Ok(event);
+            }
+            let left = deadline.map(|d| d.saturating_duration_since(std::time::Instant::now()));
+            if left == Some(Duration::ZERO) {
+                return Err(Error::TimedOut("no event came"));
+            }
+            wait_fd(&self.fd, Interest::READ, left)?;
+        }
+    }
+
+    /// Drops the events that `keep` refuses.
+    pub(crate) fn retain(&self, keep: impl FnMut(&T) -> bool) {
+        let mut queue = self.queue.lock();
+        queue.retain(keep);
+        if queue.is_empty() {
+            self.fd.drain();
+        }
+    }
+
+    /// Events that wait.
+    pub fn len(&self) -> usize {
+        self.queue.lock().len()
+    }
+
+    /// None waits.
+    pub fn is_empty(&self) -> bool {
+        self.queue.lock().is_empty()
+    }
+}
+
+impl<T> AsFd for EventQueue<T> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// What an asynchronous event is about (`ibv_get_async_event(3)`).
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum AsyncEventKind {
+    /// A completion queue overflowed.
+    CqError(CompletionQueue),
+    /// A queue pair failed.
+    QpFatal(QueuePair),
+    /// A peer broke the protocol.
+    QpRequestError(QueuePair),
+    /// A peer's access to memory was refused.
+    QpAccessError(QueuePair),
+    /// A responder has received the initiator's first message.
+    CommunicationEstablished(QueuePair),
+    /// The send queue is drained in state SQD.
+    SqDrained(QueuePair),
+    /// A queue pair in error has given back its last receive to the shared receive queue.
+    LastWqeReached(QueuePair),
+    /// Fewer receives than the limit wait in a shared receive queue.
+    SrqLimitReached(SharedReceiveQueue),
+}
+
+/// An asynchronous event of a device.
+#[derive(Debug, Clone)]
+pub struct AsyncEvent {
+    /// What happened, and to which object.
+    pub kind: AsyncEventKind,
+}

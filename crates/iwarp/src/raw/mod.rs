@@ -1,0 +1,25 @@
+//! The verbs objects without the safety net: shared handles, memory by address.
+//!
+//! This is what the C interface stands on, and what a program uses that manages its own memory. The one
+//! `unsafe` step is registering memory ([`Context::register`]); everything afterwards goes through keys
+//! that are checked at every access. All handles are cheap to clone, `Send` and `Sync`. The safe interface at the
+//! root of the crate wraps these objects.
+
+pub mod cm;
+
+mod channel;
+mod context;
+mod cq;
+mod drive;
+mod events;
+mod linger;
+mod pool;
+mod qp;
+mod srq;
+
+pub use channel::CompletionChannel;
+pub use context::Context;
+pub use cq::{CompletionQueue, CqError};
+pub use events::{AsyncEvent, AsyncEventKind, EventQueue};
+pub use qp::{QpAttributes, QueuePair};
+pub use srq::SharedReceiveQueue;

@@ -1,0 +1,92 @@
+//! Transmit plans and receive staging, shared by all queue pairs of a process.
+//!
+//! A driver keeps one of each per thread. A queue pair keeps its own only while the stream is blocked in the
+//! middle of a plan, or while a part of an FPDU has come: idle queue pairs own none.
+
+use iwarp_rnic::AllocError;
+use iwarp_rnic::qp::{IoRun, RxBuffer, RxPlan, TxPlan};
+use parking_lot::Mutex;
+use std::cell::Cell;
+
+/// Spare ones kept for all threads; more are given back to the system.
+const SPARE_MAX: usize = 16;
+/// Runs of a receive plan: direct placement into many elements, and staging.
+const RX_RUNS: usize = 40;
+
+static TX_SPARE: Mutex<Vec<Box<TxPlan>>> = Mutex::new(Vec::new());
+static RX_SPARE: Mutex<Vec<Box<RxBuffer>>> = Mutex::new(Vec::new());
+
+thread_local! {
+    static TX: Cell<Option<Box<TxPlan>>> = const { Cell::new(None) };
+    static RX: Cell<Option<Box<RxBuffer>>> = const { Cell::new(None) };
+    static RUNS: Cell<Vec<IoRun>> = const { Cell::new(Vec::new()) };
+    static RX_PLAN: Cell<Option<RxPlan>> = const { Cell::new(None) };
+}
+
+/// An empty transmit plan.
+#[inline]
+pub(super) fn take_tx() -> Result<Box<TxPlan>, AllocError> {
+    match TX.take().or_else(|| TX_SPARE.lock().pop()) {
+        Some(plan) => Ok(plan),
+        None => TxPlan::new(),
+    }
+}
+
+#[inline]
+pub(super) fn give_tx(mut plan: Box<TxPlan>) {
+    plan.clear();
+    if let Some(other) = TX.replace(Some(plan)) {
+        let mut spare = TX_SPARE.lock();
+        if spare.len() < SPARE_MAX {
+            spare.push(other);
+        }
+    }
+}
+
+/// Empty staging.
+#[inline]
+pub(super) fn take_rx() -> Result<Box<RxBuffer>, AllocError> {
+    match RX.take().or_else(|| RX_SPARE.lock().pop()) {
+        Some(buffer) => Ok(buffer),
+        None => RxBuffer::new(),
+    }
+}
+
+#[inline]
+pub(super) fn give_rx(mut buffer: Box<RxBuffer>) {
+    buffer.clear();
+    if let Some(other) = RX.replace(Some(buffer)) {
+        let mut spare = RX_SPARE.lock();
+        if spare.len() < SPARE_MAX {
+            spare.push(other);
+        }
+    }
+}
+
+/// A list for the runs of a plan.
+#[inline]
+pub(super) fn take_runs() -> Vec<IoRun> {
+    let mut runs = RUNS.take();
+    if runs.capacity() == 0 {
+        runs.reserve_exact(iwarp_rnic::limits::TX_PLAN_PIECES);
+    }
+    runs
+}
+
+#[inline]
+pub(super) fn give_runs(runs: Vec<IoRun>) {
+    RUNS.set(runs);
+}
+
+#[inline]
+pub(super) fn take_rx_plan() -> Result<RxPlan, AllocError> {
+    match RX_PLAN.take() {
+        Some(plan) => Ok(plan),
+        None => RxPlan::new(RX_RUNS),
+    }
+}
+
+#[inline]
+pub(super) fn give_rx_plan(plan: RxPlan) {
+    RX_PLAN.set(Some(plan));
+}

@@ -1,0 +1,644 @@
+//! Queue pairs: the sans-I/O state machine, its stream, and who may touch them when.
+//!
+//! Locking. `state` guards the state machine and is never held during a system call that moves data. Each
+//! direction of the stream has a baton: its holder alone reads, or writes, the socket, and goes round again if
+//! somebody left a note. Lock order: `state`, then the memory table (reading), then shared receive queue,
+//! then completion queue. Events, wake-ups and callbacks happen after all of them are dropped.
+
+use super::context::{Context, ContextInner};
+use super::cq::{CompletionQueue, Owed};
+use super::events::AsyncEventKind;
+use super::srq::SharedReceiveQueue;
+use super::{drive, linger};
+use crate::capture::Flow;
+use crate::config::ReceiverNotReady;
+use crate::engine::{Engine, Source};
+use crate::error::{Error, Result};
+use crate::progress::baton::Baton;
+use crate::sys::poller::Interest;
+use crate::sys::stream::TcpStream;
+use iwarp_rnic::counters::Counters;
+use iwarp_rnic::qp::{
+    Direction, Events, Fault, Host, QpConfig, QueuePair as Machine, ReceiverNotReady as Policy,
+    RxBuffer, RxInterest, State, StreamConfig, StreamWish, TxPlan,
+};
+use iwarp_rnic::srq::TakenRecv;
+use iwarp_rnic::{Cqe, RecvWr, SendWr};
+use parking_lot::{Mutex, MutexGuard};
+use std::net::SocketAddr;
+use std::sync::{Arc, Weak};
+
+pub(super) const TIMER_HOLD: u32 = 1;
+pub(super) const TIMER_LINGER: u32 = 2;
+
+/// What a queue pair is created with.
+#[derive(Debug, Clone)]
+pub struct QpAttributes {
+    /// Protection domain number.
+    pub pd: u32,
+    /// Completions of the send queue.
+    pub send_cq: CompletionQueue,
+    /// Completions of receives.
+    pub recv_cq: CompletionQueue,
+    /// Takes the place of the receive queue.
+    pub srq: Option<SharedReceiveQueue>,
+    /// Send work requests outstanding.
+    pub max_send_wr: u32,
+    /// Receive work requests outstanding.
+    pub max_recv_wr: u32,
+    /// Elements per send work request.
+    pub max_send_sge: u32,
+    /// Elements per receive work request.
+    pub max_recv_sge: u32,
+    /// Octets of inline data.
+    pub max_inline: u32,
+    /// Every send work request writes a completion.
+    pub signal_all: bool,
+    /// Most inbound RDMA Reads and atomics it will ever serve at a time.
+    pub max_ird: u16,
+    /// Most outbound RDMA Reads and atomics it will ever have outstanding.
+    pub max_ord: u16,
+}
+
+/// A stream that has finished MPA start-up, for [`QpInner::attach`].
+pub(crate) struct Handover {
+    pub(crate) stream: TcpStream,
+    pub(crate) config: StreamConfig,
+    pub(crate) flow: Option<Flow>,
+    pub(crate) cm: Option<Weak<dyn CmSink>>,
+}
+
+/// Who is told about the connection of a queue pair.
+pub(crate) trait CmSink: Send + Sync {
+    /// Something happened; called without locks.
+    fn qp_event(&self, events: Events, fault: Option<Fault>);
+}
+
+/// The connection of a queue pair.
+pub(super) struct Link {
+    pub(super) stream: TcpStream,
+    pub(super) flow: Option<Flow>,
+    pub(super) token: u64,
+    pub(super) engine: Arc<Engine>,
+}
+
+pub(super) struct Guarded {
+    pub(super) machine: Machine,
+    pub(super) link: Option<Arc<Link>>,
+    /// A plan that the stream took in part.
+    pub(super) stalled: Option<Box<TxPlan>>,
+    /// A part of an FPDU.
+    pub(super) partial: Option<Box<RxBuffer>>,
+    pub(super) interest: Interest,
+    pub(super) cm: Option<Weak<dyn CmSink>>,
+    /// When a Send began to wait for a receive, to tell stale timers.
+    pub(super) held_since: u64,
+    pub(super) eof: bool,
+    destroyed: bool,
+}
+
+pub(crate) struct QpInner {
+    pub(super) ctx: Arc<ContextInner>,
+    pub(super) num: u32,
+    pub(super) send_cq: CompletionQueue,
+    pub(super) recv_cq: CompletionQueue,
+    pub(super) srq: Option<SharedReceiveQueue>,
+    pub(super) state: Mutex<Guarded>,
+    pub(super) tx: Baton,
+    pub(super) rx: Baton,
+}
+
+/// A reliable-connected queue pair.
+#[derive(Clone)]
+pub struct QueuePair {
+    pub(crate) inner: Arc<QpInner>,
+}
+
+impl QueuePair {
+    pub(super) fn create(ctx: &Arc<ContextInner>, a: &QpAttributes) -> Result<Self> {
+        let policy = match ctx.config.receiver_not_ready {
+            ReceiverNotReady::Hold(_) => Policy::Hold,
+            ReceiverNotReady::Terminate => Policy::Terminate,
+        };
+        let inner = ctx.enter_qp(|num| {
+            let machine = Machine::new(QpConfig {
+                qp_num: num,
+                pd: a.pd,
+                max_send_wr: a.max_send_wr,
+                max_recv_wr: a.max_recv_wr,
+                max_send_sge: a.max_send_sge,
+                max_recv_sge: a.max_recv_sge,
+                max_inline: a.max_inline,
+                max_ird: a.max_ird,
+                max_ord: a.max_ord,
+                signal_all: a.signal_all,
+                shared_receive: a.srq.is_some(),
+                receiver_not_ready: policy,
+            })?;
+            Ok(Arc::new(QpInner {
+                ctx: Arc::clone(ctx),
+                num,
+                send_cq: a.send_cq.clone(),
+                recv_cq: a.recv_cq.clone(),
+                srq: a.srq.clone(),
+                state: Mutex::new(Guarded {
+                    machine,
+                    link: None,
+                    stalled: None,
+                    partial: None,
+                    interest: Interest::NONE,
+                    cm: None,
+                    held_since: 0,
+                    eof: false,
+                    destroyed: false,
+                }),
+                tx: Baton::new(),
+                rx: Baton::new(),
+            }))
+        })?;
+        inner.send_cq.inner.attach(&inner);
+        if !inner.recv_cq.is_same(&inner.send_cq) {
+            inner.recv_cq.inner.attach(&inner);
+        }
+        Ok(Self { inner })
+    }
+
+    /// Number, unique on the device at any time; 24 bits.
+    pub fn num(&self) -> u32 {
+        self.inner.num
+    }
+
+    /// The device it is on.
+    pub fn context(&self) -> Context {
+        Context {
+            inner: Arc::clone(&self.inner.ctx),
+        }
+    }
+
+    /// Sizes it was created with.
+    pub fn config(&self) -> QpConfig {
+        *self.inner.state.lock().machine.config()
+    }
+
+    /// State now.
+    pub fn state(&self) -> State {
+        self.inner.state.lock().machine.state()
+    }
+
+    /// Why its connection ended, if it ended in error.
+    pub fn fault(&self) -> Option<Fault> {
+        self.inner.state.lock().machine.fault()
+    }
+
+    /// Totals.
+    pub fn counters(&self) -> Counters {
+        self.inner.counters()
+    }
+
+    /// Addresses of its connection, ours first.
+    pub fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
+        let link = self.inner.state.lock().link.clone()?;
+        Some((
+            link.stream.local_addr().ok()?,
+            link.stream.peer_addr().ok()?,
+        ))
+    }
+
+    /// Changes its state as `ibv_modify_qp(3)` does.
+    ///
+    /// # Errors
+    /// [`Error::InvalidState`] if the verbs do not allow the change.
+    pub fn modify(&self, to: State) -> Result<()> {
+        let mut after = After::default();
+        let result = {
+            let mut g = self.inner.state.lock();
+            let result = g.machine.modify(
+                to,
+                &mut DriveHost {
+                    qp: &self.inner,
+                    after: &mut after,
+                },
+            );
+            self.inner.settle(&mut g, &mut after);
+            result
+        };
+        after.run(&self.inner);
+        self.inner.drive_tx();
+        result.map_err(|_| Error::InvalidState("the verbs do not allow this change of state"))
+    }
+
+    /// Queues send work requests, in order, and starts to transmit them from this thread (`ibv_post_send(3)`). Never blocks.
+    ///
+    /// # Errors
+    /// [`Error::Post`] for the first request that is not taken, with the number of those before it, which were.
+    #[inline]
+    pub fn post_send(&self, wrs: &[SendWr<'_>]) -> Result<(), (usize, Error)> {
+        let mut after = After::default();
+        let mut result = Ok(());
+        {
+            let mut g = self.inner.state.lock();
+            let mut host = DriveHost {
+                qp: &self.inner,
+                after: &mut after,
+            };
+            for (i, wr) in wrs.iter().enumerate() {
+                if let Err(e) = g.machine.post_send(wr, &mut host) {
+                    result = Err((i, e.into()));
+                    break;
+                }
+            }
+        }
+        after.run(&self.inner);
+        self.inner.drive_tx();
+        result
+    }
+
+    /// Queues receives, in order (`ibv_post_recv(3)`). Never blocks.
+    ///
+    /// # Errors
+    /// As [`post_send`](Self::post_send).
+    #[inline]
+    pub fn post_recv(&self, wrs: &[RecvWr<'_>]) -> Result<(), (usize, Error)> {
+        let mut after = After::default();
+        let mut result = Ok(());
+        let held = {
+            let mut g = self.inner.state.lock();
+            let mut host = DriveHost {
+                qp: &self.inner,
+                after: &mut after,
+            };
+            for (i, wr) in wrs.iter().enumerate() {
+                if let Err(e) = g.machine.post_recv(wr, &mut host) {
+                    result = Err((i, e.into()));
+                    break;
+                }
+            }
+            g.machine.is_held()
+        };
+        after.run(&self.inner);
+        if held {
+            self.inner.drive_rx();
+        }
+        result
+    }
+
+    /// Begins the graceful end of the connection: what is queued is sent, the rest is flushed.
+    pub fn disconnect(&self) {
+        self.inner.with_machine(|machine, host| machine.close(host));
+    }
+
+    /// Ends the connection with a reset.
+    pub fn abort(&self) {
+        self.inner.with_machine(|machine, host| machine.abort(host));
+    }
+
+    /// Destroys it (`ibv_destroy_qp(3)`): its completions are dropped, its connection is closed in the background.
+    /// Other handles to it find it in the error state.
+    pub fn destroy(&self) {
+        self.inner.destroy();
+    }
+
+    /// Do both handles mean the same queue pair?
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+}
+
+impl QpInner {
+    pub(super) fn counters(&self) -> Counters {
+        *self.state.lock().machine.counters()
+    }
+
+    /// Changes the state machine, then does what that makes due.
+    pub(super) fn with_machine<R>(
+        self: &Arc<Self>,
+        f: impl FnOnce(&mut Machine, &mut DriveHost<'_>) -> R,
+    ) -> R {
+        let mut after = After::default();
+        let result = {
+            let mut g = self.state.lock();
+            let result = f(
+                &mut g.machine,
+                &mut DriveHost {
+                    qp: self,
+                    after: &mut after,
+                },
+            );
+            self.settle(&mut g, &mut after);
+            result
+        };
+        after.run(self);
+        self.drive_tx();
+        result
+    }
+
+    /// Hands over a stream that has finished MPA start-up.
+    pub(crate) fn attach(self: &Arc<Self>, handover: Handover) -> Result<()> {
+        let engine = Engine::current()?;
+        let token = engine.token();
+        let mss = handover.stream.mss().unwrap_or(handover.config.emss);
+        let emss = self.ctx.config.mss.map_or(mss, |limit| limit.min(mss));
+        let link = Arc::new(Link {
+            stream: handover.stream,
+            flow: handover.flow,
+            token,
+            engine: Arc::clone(&engine),
+        });
+        {
+            let mut g = self.state.lock();
+            if g.destroyed || g.link.is_some() {
+                return Err(Error::InvalidState(
+                    "the queue pair is destroyed or has a connection already",
+                ));
+            }
+            g.machine
+                .start(StreamConfig {
+                    emss,
+                    ..handover.config
+                })
+                .map_err(|_| Error::InvalidState("the queue pair is in the error state"))?;
+            g.link = Some(Arc::clone(&link));
+            g.cm = handover.cm;
+            g.interest = Interest::READ;
+            // Under the lock, so that nobody changes the interest before it exists.
+            engine.add(
+                &link.stream,
+                token,
+                Interest::READ,
+                Arc::clone(self) as Arc<dyn Source>,
+            )?;
+        }
+        self.drive();
+        Ok(())
+    }
+
+    /// The connection was agreed on but cannot be used: everything is flushed.
+    pub(crate) fn fail_connection(self: &Arc<Self>) {
+        self.with_machine(|machine, host| machine.abort(host));
+    }
+
+    /// Moves whatever can be moved, in both directions.
+    #[inline]
+    pub(super) fn drive(self: &Arc<Self>) {
+        self.drive_rx();
+        self.drive_tx();
+    }
+
+    /// Reads the socket if nobody else does; else the one who does goes round again.
+    #[inline]
+    pub(super) fn drive_rx(self: &Arc<Self>) {
+        self.rx.drive(|| drive::rx(self));
+    }
+
+    /// Writes to the socket, likewise.
+    #[inline]
+    pub(super) fn drive_tx(self: &Arc<Self>) {
+        self.tx.drive(|| drive::tx(self));
+    }
+
+    /// Does what the state machine asks for after it has changed. The rest is left in `after`.
+    pub(super) fn settle(self: &Arc<Self>, g: &mut MutexGuard<'_, Guarded>, after: &mut After) {
+        let events = g.machine.take_events();
+        if !events.is_empty() {
+            after.events |= events;
+            after.fault = g.machine.fault();
+            after.cm = g.cm.clone();
+        }
+        match g.machine.stream_wish() {
+            StreamWish::Keep => {}
+            StreamWish::ShutdownWrite => {
+                if let Some(link) = g.link.clone() {
+                    let _ = link.stream.shutdown_write();
+                    if let Some(flow) = &link.flow {
+                        flow.closed(false);
+                    }
+                    let linger = self.ctx.config.linger;
+                    link.engine.after(linger, link.token, TIMER_LINGER);
+                }
+                g.machine.shutdown_done(&mut DriveHost { qp: self, after });
+                after.closed_by_us = true;
+                after.cm = g.cm.clone();
+                if g.eof {
+                    self.drop_link(g, after);
+                }
+            }
+            StreamWish::Abort => {
+                if let Some(link) = &g.link {
+                    link.stream.abort();
+                    if let Some(flow) = &link.flow {
+                        flow.closed(true);
+                    }
+                }
+                after.events |= Events::DISCONNECTED;
+                after.cm = g.cm.clone();
+                self.drop_link(g, after);
+            }
+        }
+        if g.eof && !g.machine.wants_tx() {
+            self.drop_link(g, after);
+        }
+        self.update_interest(g);
+    }
+
+    /// The stream is of no use any more.
+    pub(super) fn drop_link(self: &Arc<Self>, g: &mut MutexGuard<'_, Guarded>, after: &mut After) {
+        if let Some(link) = g.link.take() {
+            // Outside the lock: removing it drops the engine's handle to this queue pair.
+            after.dropped = Some(link);
+        }
+        g.stalled = None;
+        g.partial = None;
+        g.machine.stream_gone(&mut DriveHost { qp: self, after });
+    }
+
+    fn update_interest(&self, g: &mut MutexGuard<'_, Guarded>) {
+        let Some(link) = g.link.clone() else { return };
+        let readable = !g.eof
+            && matches!(
+                g.machine.rx_interest(),
+                RxInterest::Read | RxInterest::Discard
+            );
+        let want = Interest {
+            readable,
+            writable: g.stalled.is_some(),
+        };
+        if want != g.interest && link.engine.modify(&link.stream, link.token, want).is_ok() {
+            g.interest = want;
+        }
+    }
+
+    fn destroy(self: &Arc<Self>) {
+        let mut after = After::default();
+        let link = {
+            let mut g = self.state.lock();
+            if g.destroyed {
+                return;
+            }
+            g.destroyed = true;
+            g.cm = None;
+            g.machine.close(&mut DriveHost {
+                qp: self,
+                after: &mut after,
+            });
+            g.link.is_some()
+        };
+        // What is queued still goes out, as far as the socket takes it.
+        if link {
+            self.drive_tx();
+        }
+        let link = {
+            let mut g = self.state.lock();
+            let g = &mut *g;
+            g.machine.abort(&mut DriveHost {
+                qp: self,
+                after: &mut after,
+            });
+            g.machine.stream_gone(&mut DriveHost {
+                qp: self,
+                after: &mut after,
+            });
+            (g.link.take(), g.stalled.take())
+        };
+        self.send_cq.inner.detach(self);
+        self.recv_cq.inner.detach(self);
+        let counters = self.counters();
+        self.ctx.leave_qp(self.num, &counters);
+        if let (Some(link), stalled) = link {
+            linger::leave(self, &link, stalled.is_some());
+        }
+    }
+}
+
+impl Source for QpInner {
+    fn ready(self: Arc<Self>, readable: bool, writable: bool) {
+        if readable {
+            self.drive_rx();
+        }
+        if writable || readable {
+            self.drive_tx();
+        }
+    }
+
+    fn timer(self: Arc<Self>, kind: u32) {
+        match kind {
+            TIMER_HOLD => drive::hold_timer(&self),
+            TIMER_LINGER => {
+                let open = self.state.lock().link.is_some();
+                if open {
+                    self.with_machine(|machine, host| {
+                        tracing::debug!(qp = host.qp.num, "peer did not close in time");
+                        machine.abort(host);
+                    });
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// What is owed once all locks are dropped.
+#[derive(Default)]
+pub(super) struct After {
+    send: Owed,
+    recv: Owed,
+    pub(super) events: Events,
+    fault: Option<Fault>,
+    cm: Option<Weak<dyn CmSink>>,
+    closed_by_us: bool,
+    dropped: Option<Arc<Link>>,
+}
+
+impl After {
+    #[inline]
+    pub(super) fn run(self, qp: &Arc<QpInner>) {
+        let mut overflow = qp.send_cq.inner.settle(self.send);
+        overflow |= qp.recv_cq.inner.settle(self.recv);
+        if overflow {
+            overflowed(qp);
+        }
+        if self.events.is_empty() && self.dropped.is_none() && !self.closed_by_us {
+            return;
+        }
+        self.run_rare(qp);
+    }
+
+    #[cold]
+    fn run_rare(self, qp: &Arc<QpInner>) {
+        if let Some(link) = self.dropped {
+            link.engine.remove(&link.stream, link.token);
+        }
+        let handle = || QueuePair {
+            inner: Arc::clone(qp),
+        };
+        let raise = |flag: Events, kind: fn(QueuePair) -> AsyncEventKind| {
+            if self.events.contains(flag) {
+                qp.ctx.raise(kind(handle()));
+            }
+        };
+        if let Some(fault) = &self.fault
+            && self.events.contains(Events::FATAL)
+        {
+            tracing::debug!(qp = qp.num, %fault, "connection failed");
+        }
+        raise(
+            Events::ESTABLISHED,
+            AsyncEventKind::CommunicationEstablished,
+        );
+        raise(Events::ACCESS_ERROR, AsyncEventKind::QpAccessError);
+        raise(Events::REQUEST_ERROR, AsyncEventKind::QpRequestError);
+        raise(Events::FATAL, AsyncEventKind::QpFatal);
+        raise(Events::SQ_DRAINED, AsyncEventKind::SqDrained);
+        raise(Events::LAST_WQE, AsyncEventKind::LastWqeReached);
+        let mut events = self.events;
+        if self.closed_by_us {
+            events |= Events::DISCONNECTED;
+        }
+        if let Some(cm) = self.cm.and_then(|cm| cm.upgrade()) {
+            cm.qp_event(events, self.fault);
+        }
+    }
+}
+
+/// A completion queue has lost completions: its queue pairs cannot be trusted to report any more.
+#[cold]
+fn overflowed(qp: &Arc<QpInner>) {
+    tracing::warn!(qp = qp.num, "completion queue overflow");
+    for cq in [&qp.send_cq, &qp.recv_cq] {
+        if cq.inner.is_dead() {
+            for member in cq.inner.members() {
+                member.with_machine(|machine, host| machine.abort(host));
+            }
+        }
+    }
+}
+
+/// The state machine's view of completion queues and shared receive queue.
+pub(super) struct DriveHost<'a> {
+    pub(super) qp: &'a Arc<QpInner>,
+    pub(super) after: &'a mut After,
+}
+
+impl Host for DriveHost<'_> {
+    #[inline]
+    fn complete(&mut self, direction: Direction, cqe: Cqe) {
+        match direction {
+            Direction::Send => self.qp.send_cq.inner.push(cqe, &mut self.after.send),
+            Direction::Recv => self.qp.recv_cq.inner.push(cqe, &mut self.after.recv),
+        }
+    }
+
+    fn take_shared_receive(&mut self, taken: &mut TakenRecv) -> bool {
+        self.qp
+            .srq
+            .as_ref()
+            .is_some_and(|srq| srq.inner.take(taken))
+    }
+}
+
+impl std::fmt::Debug for QueuePair {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("QueuePair")
+            .field("num", &self.inner.num)
+            .finish_non_exhaustive()
+    }
+}

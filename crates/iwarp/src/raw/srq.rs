@@ -1,0 +1,154 @@
+//! Shared receive queues (`ibv_create_srq(3)`).
+
+use super::context::ContextInner;
+use super::events::AsyncEventKind;
+use super::qp::QpInner;
+use crate::error::Result;
+use iwarp_rnic::RecvWr;
+use iwarp_rnic::srq::{SharedReceiveQueue as Queue, TakenRecv};
+use parking_lot::Mutex;
+use std::sync::{Arc, Weak};
+
+pub(crate) struct SrqInner {
+    ctx: Arc<ContextInner>,
+    pd: u32,
+    state: Mutex<SrqState>,
+}
+
+struct SrqState {
+    queue: Queue,
+    /// Queue pairs that hold a Send until a receive is posted here.
+    waiting: Vec<Weak<QpInner>>,
+}
+
+/// A receive queue that several queue pairs draw from.
+#[derive(Clone)]
+pub struct SharedReceiveQueue {
+    pub(super) inner: Arc<SrqInner>,
+}
+
+impl SharedReceiveQueue {
+    pub(super) fn create(
+        ctx: &Arc<ContextInner>,
+        pd: u32,
+        depth: u32,
+        max_sge: u32,
+    ) -> Result<Self> {
+        let queue = Queue::new(depth, max_sge)?;
+        let state = Mutex::new(SrqState {
+            queue,
+            waiting: Vec::new(),
+        });
+        Ok(Self {
+            inner: Arc::new(SrqInner {
+                ctx: Arc::clone(ctx),
+                pd,
+                state,
+            }),
+        })
+    }
+
+    /// Protection domain.
+    pub fn pd(&self) -> u32 {
+        self.inner.pd
+    }
+
+    /// Queues receives, in order (`ibv_post_srq_recv(3)`). Never blocks.
+    ///
+    /// # Errors
+    /// [`Error::Post`](crate::Error::Post) for the first request that does not fit; the number of those before it,
+    /// which were queued, is in the first part of the pair.
+    pub fn post(&self, wrs: &[RecvWr<'_>]) -> Result<(), (usize, crate::Error)> {
+        let mut result = Ok(());
+        let waiting = {
+            let mut state = self.inner.state.lock();
+            for (i, wr) in wrs.iter().enumerate() {
+                if let Err(e) = state.queue.post(wr) {
+                    result = Err((i, e.into()));
+                    break;
+                }
+            }
+            std::mem::take(&mut state.waiting)
+        };
+        for qp in waiting.iter().filter_map(Weak::upgrade) {
+            qp.drive_rx();
+        }
+        result
+    }
+
+    /// Capacity, elements per request, and limit.
+    pub fn attributes(&self) -> (u32, u32, u32) {
+        let state = self.inner.state.lock();
+        (
+            state.queue.capacity(),
+            state.queue.max_sge(),
+            state.queue.limit(),
+        )
+    }
+
+    /// Asks for one event when fewer than `limit` receives wait; zero disarms.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if it is above the capacity.
+    pub fn set_limit(&self, limit: u32) -> Result<()> {
+        Ok(self.inner.state.lock().queue.set_limit(limit)?)
+    }
+
+    /// Changes the capacity and keeps what is posted.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument), [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    pub fn resize(&self, depth: u32) -> Result<()> {
+        Ok(self.inner.state.lock().queue.resize(depth)?)
+    }
+
+    /// Receives that wait.
+    pub fn len(&self) -> usize {
+        self.inner.state.lock().queue.len() as usize
+    }
+
+    /// None waits.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Do both handles mean the same queue?
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+}
+
+impl SrqInner {
+    pub(super) fn take(self: &Arc<Self>, taken: &mut TakenRecv) -> bool {
+        let (got, limit_reached) = self.state.lock().queue.take(taken);
+        if limit_reached {
+            let srq = SharedReceiveQueue {
+                inner: Arc::clone(self),
+            };
+            self.ctx.raise(AsyncEventKind::SrqLimitReached(srq));
+        }
+        got
+    }
+
+    /// A queue pair holds a Send: it is told when a receive is posted. False if one is there already.
+    pub(super) fn wait(&self, qp: &Arc<QpInner>) -> bool {
+        let mut state = self.state.lock();
+        if !state.queue.is_empty() {
+            return false;
+        }
+        let weak = Arc::downgrade(qp);
+        if !state.waiting.iter().any(|w| w.ptr_eq(&weak)) {
+            state.waiting.push(weak);
+        }
+        true
+    }
+}
+
+impl std::fmt::Debug for SharedReceiveQueue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (capacity, ..) = self.attributes();
+        f.debug_struct("SharedReceiveQueue")
+            .field("capacity", &capacity)
+            .finish_non_exhaustive()
+    }
+}

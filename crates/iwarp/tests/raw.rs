@@ -1,0 +1,276 @@
+//! The raw objects, end to end over loopback in one process.
+
+use iwarp::raw::cm::{CmEvent, CmEventKind, CmId, ConnectionParameters, create_event_channel};
+use iwarp::raw::{CompletionQueue, Context, QpAttributes, QueuePair};
+use iwarp::{Config, Device};
+use iwarp_rnic::{Access, Cqe, RecvWr, SendFlags, SendOp, SendWr, Sge, WcOpcode, WcStatus};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+const WAIT: Option<Duration> = Some(Duration::from_secs(10));
+
+/// Memory that both ends may touch at any time.
+struct Mem {
+    words: Box<[u64]>,
+    stag: u32,
+}
+
+impl Mem {
+    fn new(ctx: &Context, pd: u32, len: usize) -> Self {
+        let words = vec![0u64; len.div_ceil(8)].into_boxed_slice();
+        let access = Access::all() - Access::ZERO_BASED;
+        let addr = words.as_ptr() as u64;
+        // SAFETY: the memory lives until the end of the test, and is read only after completions.
+        let stag =
+            unsafe { ctx.register(addr, (words.len() * 8) as u64, addr, pd, access) }.unwrap();
+        Self { words, stag }
+    }
+
+    fn addr(&self) -> u64 {
+        self.words.as_ptr() as u64
+    }
+
+    fn sge(&self, len: u32) -> Sge {
+        Sge {
+            addr: self.addr(),
+            len,
+            lkey: self.stag,
+        }
+    }
+
+    fn fill(&self, seed: u64) {
+        for (i, w) in self.words.iter().enumerate() {
+            // SAFETY: the test owns the memory between operations.
+            unsafe {
+                std::ptr::from_ref(w)
+                    .cast_mut()
+                    .write_volatile(seed.wrapping_add(i as u64 * 0x9e37_79b9))
+            };
+        }
+    }
+
+    fn word(&self, i: usize) -> u64 {
+        // SAFETY: as above.
+        unsafe { std::ptr::from_ref(&self.words[i]).read_volatile() }
+    }
+}
+
+struct End {
+    ctx: Context,
+    pd: u32,
+    cq: CompletionQueue,
+    qp: QueuePair,
+    id: CmId,
+}
+
+fn qp(ctx: &Context, pd: u32, cq: &CompletionQueue) -> QueuePair {
+    ctx.create_qp(&QpAttributes {
+        pd,
+        send_cq: cq.clone(),
+        recv_cq: cq.clone(),
+        srq: None,
+        max_send_wr: 128,
+        max_recv_wr: 128,
+        max_send_sge: 4,
+        max_recv_sge: 4,
+        max_inline: 256,
+        signal_all: false,
+        max_ird: 16,
+        max_ord: 16,
+    })
+    .unwrap()
+}
+
+fn expect(channel: &iwarp::raw::EventQueue<CmEvent>, kind: CmEventKind) -> CmEvent {
+    let event = channel.next(WAIT).unwrap();
+    assert_eq!(event.kind, kind, "{event:?}");
+    event
+}
+
+fn pair(config: &Config) -> (End, End) {
+    let device = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
+    let channel = create_event_channel().unwrap();
+    let (sctx, cctx) = (
+        Context::open(&device, config.clone()).unwrap(),
+        Context::open(&device, config.clone()).unwrap(),
+    );
+    let listener = CmId::create(&channel, Some(&sctx));
+    listener
+        .bind(SocketAddr::from(([127, 0, 0, 1], 0)))
+        .unwrap();
+    listener.listen(4).unwrap();
+    let address = listener.addresses().0.unwrap();
+
+    let cchannel = create_event_channel().unwrap();
+    let id = CmId::create(&cchannel, Some(&cctx));
+    id.resolve_addr(None, address).unwrap();
+    expect(&cchannel, CmEventKind::AddrResolved);
+    id.resolve_route().unwrap();
+    expect(&cchannel, CmEventKind::RouteResolved);
+    let (cpd, ccq) = (cctx.allocate_pd(), cctx.create_cq(1024, None).unwrap());
+    let cqp = qp(&cctx, cpd, &ccq);
+    id.set_queue_pair(Some(&cqp));
+    id.connect(&ConnectionParameters {
+        private_data: b"hello".to_vec(),
+        ..Default::default()
+    })
+    .unwrap();
+
+    let request = expect(&channel, CmEventKind::ConnectRequest);
+    assert_eq!(request.private_data, b"hello");
+    let (spd, scq) = (sctx.allocate_pd(), sctx.create_cq(1024, None).unwrap());
+    let sqp = qp(&sctx, spd, &scq);
+    request.id.set_queue_pair(Some(&sqp));
+    request
+        .id
+        .accept(&ConnectionParameters {
+            private_data: b"welcome".to_vec(),
+            ..Default::default()
+        })
+        .unwrap();
+    let e = expect(&cchannel, CmEventKind::Established);
+    assert_eq!(e.private_data, b"welcome");
+    expect(&channel, CmEventKind::Established);
+    listener.destroy();
+    let server = End {
+        ctx: sctx,
+        pd: spd,
+        cq: scq,
+        qp: sqp,
+        id: request.id,
+    };
+    let client = End {
+        ctx: cctx,
+        pd: cpd,
+        cq: ccq,
+        qp: cqp,
+        id,
+    };
+    (client, server)
+}
+
+fn poll(cq: &CompletionQueue) -> Cqe {
+    let mut out = [Cqe::default()];
+    let start = Instant::now();
+    while cq.poll(&mut out).unwrap() == 0 {
+        assert!(start.elapsed() < Duration::from_secs(20), "no completion");
+    }
+    out[0]
+}
+
+fn send(end: &End, op: SendOp, sges: &[Sge]) {
+    end.qp
+        .post_send(&[SendWr {
+            wr_id: 7,
+            op,
+            flags: SendFlags::SIGNALED,
+            sges,
+            inline: &[],
+        }])
+        .unwrap();
+}
+
+fn all_operations(config: &Config) {
+    let (c, s) = pair(config);
+    let (cm, sm) = (
+        Mem::new(&c.ctx, c.pd, 1 << 20),
+        Mem::new(&s.ctx, s.pd, 1 << 20),
+    );
+    for len in [8u32, 0, 64, 4096, 65536, 200_000, 1 << 20] {
+        cm.fill(u64::from(len) + 1);
+        sm.fill(0);
+        // Send
+        s.qp.post_recv(&[RecvWr {
+            wr_id: 9,
+            sges: &[sm.sge(1 << 20)],
+        }])
+        .unwrap();
+        send(&c, SendOp::Send, &[cm.sge(len)]);
+        assert_eq!(poll(&c.cq).status, WcStatus::Success);
+        let got = poll(&s.cq);
+        assert_eq!(
+            (got.status, got.opcode, got.byte_len, got.wr_id),
+            (WcStatus::Success, WcOpcode::Recv, len, 9)
+        );
+        for i in 0..len as usize / 8 {
+            assert_eq!(sm.word(i), cm.word(i), "{len} {i}");
+        }
+        // Write, then Read it back into a cleared buffer.
+        cm.fill(u64::from(len) + 2);
+        send(
+            &c,
+            SendOp::Write {
+                remote_addr: sm.addr(),
+                rkey: sm.stag,
+            },
+            &[cm.sge(len)],
+        );
+        assert_eq!(poll(&c.cq).status, WcStatus::Success);
+        let want: Vec<u64> = (0..len as usize / 8).map(|i| cm.word(i)).collect();
+        cm.fill(0);
+        send(
+            &c,
+            SendOp::Read {
+                remote_addr: sm.addr(),
+                rkey: sm.stag,
+            },
+            &[cm.sge(len)],
+        );
+        let got = poll(&c.cq);
+        assert_eq!(
+            (got.status, got.opcode),
+            (WcStatus::Success, WcOpcode::Read)
+        );
+        for (i, w) in want.iter().enumerate() {
+            assert_eq!(cm.word(i), *w, "{len} {i}");
+        }
+    }
+    sm.fill(100);
+    send(
+        &c,
+        SendOp::FetchAdd {
+            remote_addr: sm.addr(),
+            rkey: sm.stag,
+            add: 5,
+            mask: 0,
+        },
+        &[cm.sge(8)],
+    );
+    assert_eq!(poll(&c.cq).status, WcStatus::Success);
+    assert_eq!((cm.word(0), sm.word(0)), (100, 105));
+    assert!(c.qp.fault().is_none() && s.qp.fault().is_none());
+    let (c_ch, s_ch) = (c.id.channel(), s.id.channel());
+    c.id.disconnect().unwrap();
+    expect(&c_ch, CmEventKind::Disconnected);
+    expect(&s_ch, CmEventKind::Disconnected);
+    c.qp.destroy();
+    s.qp.destroy();
+    c.ctx.deregister(cm.stag).unwrap();
+    s.ctx.deregister(sm.stag).unwrap();
+}
+
+#[test]
+fn operations_with_crc() {
+    all_operations(&Config::default());
+}
+
+#[test]
+fn operations_without_crc() {
+    let mut config = Config::default();
+    config.crc = false;
+    all_operations(&config);
+}
+
+#[test]
+fn operations_with_markers() {
+    let mut config = Config::default();
+    config.markers = true;
+    all_operations(&config);
+}
+
+#[test]
+fn operations_with_small_segments() {
+    let mut config = Config::default();
+    config.mss = Some(1460);
+    all_operations(&config);
+}
