@@ -136,6 +136,11 @@ impl CompletionQueue {
         };
     }
 
+    /// An event was asked for and has not been raised.
+    pub fn is_armed(&self) -> bool {
+        self.armed != Armed::No
+    }
+
     /// Changes the capacity and keeps the completions that wait.
     pub fn resize(&mut self, capacity: u32) -> Result<(), CqSizeError> {
         if capacity == 0 || capacity > MAX_CQE || capacity < self.ring.len() {

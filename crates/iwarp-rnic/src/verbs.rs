@@ -201,6 +201,90 @@ pub struct SendWr<'a> {
     pub inline: &'a [&'a [u8]],
 }
 
+impl<'a> SendWr<'a> {
+    /// A request of any kind with local elements.
+    pub const fn new(wr_id: u64, op: SendOp, sges: &'a [Sge]) -> Self {
+        Self {
+            wr_id,
+            op,
+            flags: SendFlags::empty(),
+            sges,
+            inline: &[],
+        }
+    }
+
+    /// A Send of local elements.
+    pub const fn send(wr_id: u64, sges: &'a [Sge]) -> Self {
+        Self::new(wr_id, SendOp::Send, sges)
+    }
+
+    /// A Send of octets that are copied when posting.
+    pub const fn inline(wr_id: u64, octets: &'a [&'a [u8]]) -> Self {
+        Self {
+            wr_id,
+            op: SendOp::Send,
+            flags: SendFlags::INLINE,
+            sges: &[],
+            inline: octets,
+        }
+    }
+
+    /// An RDMA Write to `remote_addr` in the peer's region `rkey`.
+    pub const fn write(wr_id: u64, remote_addr: u64, rkey: u32, sges: &'a [Sge]) -> Self {
+        Self::new(wr_id, SendOp::Write { remote_addr, rkey }, sges)
+    }
+
+    /// An RDMA Read from `remote_addr` in the peer's region `rkey`.
+    pub const fn read(wr_id: u64, remote_addr: u64, rkey: u32, sges: &'a [Sge]) -> Self {
+        Self::new(wr_id, SendOp::Read { remote_addr, rkey }, sges)
+    }
+
+    /// An atomic addition; the old value lands in the local elements, which have 8 octets.
+    pub const fn fetch_add(
+        wr_id: u64,
+        remote_addr: u64,
+        rkey: u32,
+        add: u64,
+        sges: &'a [Sge],
+    ) -> Self {
+        Self::new(
+            wr_id,
+            SendOp::FetchAdd {
+                remote_addr,
+                rkey,
+                add,
+                mask: 0,
+            },
+            sges,
+        )
+    }
+
+    /// With more options set.
+    #[must_use]
+    pub const fn with_flags(mut self, flags: SendFlags) -> Self {
+        self.flags = self.flags.union(flags);
+        self
+    }
+
+    /// Writes a completion.
+    #[must_use]
+    pub const fn signaled(self) -> Self {
+        self.with_flags(SendFlags::SIGNALED)
+    }
+
+    /// Raises a solicited event at the peer.
+    #[must_use]
+    pub const fn solicited(self) -> Self {
+        self.with_flags(SendFlags::SOLICITED)
+    }
+
+    /// Waits for earlier RDMA Reads and atomics.
+    #[must_use]
+    pub const fn fenced(self) -> Self {
+        self.with_flags(SendFlags::FENCE)
+    }
+}
+
 /// A receive work request.
 #[derive(Debug, Clone, Copy)]
 pub struct RecvWr<'a> {

@@ -2,20 +2,37 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod capture;
+#[cfg(not(loom))]
+pub mod cm;
 mod config;
 mod crc;
 mod device;
 #[cfg(not(loom))]
 mod engine;
 mod error;
+#[cfg(not(loom))]
+mod memory;
 #[allow(dead_code, reason = "pruned when the crate is complete")]
 mod progress;
 #[cfg(not(loom))]
 pub mod raw;
 #[allow(dead_code, reason = "pruned when the crate is complete")]
 mod sys;
+#[cfg(not(loom))]
+mod verbs;
 
 pub use capture::{Recorder, RecorderLimits};
 pub use config::{Config, ReceiverNotReady};
 pub use device::{Device, LIMITS, Limits};
 pub use error::{Error, Result};
+pub use iwarp_rnic::counters::Counters;
+pub use iwarp_rnic::qp::{Blame, Fault, State};
+pub use iwarp_rnic::{
+    Access, Cqe, RecvWr, SendFlags, SendOp, SendWr, Sge, WcFlags, WcOpcode, WcStatus,
+};
+#[cfg(not(loom))]
+pub use memory::{MemoryRegion, ProtectionDomain, RemoteMemory};
+#[cfg(not(loom))]
+pub use raw::{CompletionChannel, CompletionQueue, Context, SharedReceiveQueue};
+#[cfg(not(loom))]
+pub use verbs::{Completions, QueuePair, QueuePairBuilder};

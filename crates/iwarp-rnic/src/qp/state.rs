@@ -36,12 +36,14 @@ impl State {
     /// May a queue pair be modified from here to `to`?
     pub const fn may_become(self, to: Self) -> bool {
         use State::{Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
-        match (self, to) {
-            (_, Reset | Error) => true,
-            (Reset | Init, Init) | (Init, Rtr | Rts) | (Rtr, Rts) => true,
-            (Rts | Sqd | Sqe, Rts) | (Rts | Sqd, Sqd) => true,
-            _ => false,
-        }
+        matches!(
+            (self, to),
+            (_, Reset | Error)
+                | (Reset | Init, Init)
+                | (Init, Rtr | Rts)
+                | (Rtr | Rts | Sqd | Sqe, Rts)
+                | (Rts | Sqd, Sqd)
+        )
     }
 }
 

@@ -270,6 +270,11 @@ impl Context {
         self.inner.async_events.next(timeout)
     }
 
+    /// The queue behind [`async_event`](Self::async_event).
+    pub fn async_events(&self) -> &EventQueue<AsyncEvent> {
+        &self.inner.async_events
+    }
+
     /// Readable while asynchronous events wait.
     pub fn async_fd(&self) -> BorrowedFd<'_> {
         self.inner.async_events.as_fd()

@@ -10,7 +10,7 @@ use crate::sys::clock::now_ns;
 use iwarp_rnic::Cqe;
 use iwarp_rnic::cq::{CompletionQueue as Ring, Pushed};
 use parking_lot::{Mutex, RwLock};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::Waker;
 
@@ -33,6 +33,8 @@ pub(crate) struct CqInner {
     /// Queue pairs that report here; polling drives them.
     qps: RwLock<Vec<Weak<QpInner>>>,
     empty_polls: AtomicU32,
+    /// For the program's own use.
+    user: AtomicU64,
     timestamps: AtomicBool,
     /// Tasks that wait for a completion.
     wakers: Mutex<Vec<Waker>>,
@@ -57,6 +59,7 @@ impl CompletionQueue {
             channel: channel.cloned(),
             qps: RwLock::default(),
             empty_polls: AtomicU32::new(0),
+            user: AtomicU64::new(0),
             timestamps: AtomicBool::new(false),
             wakers: Mutex::default(),
             has_wakers: AtomicBool::new(false),
@@ -83,6 +86,14 @@ impl CompletionQueue {
         self.take(out)
     }
 
+    /// Takes what is there already, and does nothing to make more: for callers that are about to wait.
+    ///
+    /// # Errors
+    /// As [`poll`](Self::poll).
+    pub fn take_ready(&self, out: &mut [Cqe]) -> Result<usize, CqError> {
+        self.take(out)
+    }
+
     #[inline]
     fn take(&self, out: &mut [Cqe]) -> Result<usize, CqError> {
         let mut ring = self.inner.ring.lock();
@@ -97,6 +108,16 @@ impl CompletionQueue {
     pub fn arm(&self, solicited_only: bool) {
         self.inner.ring.lock().arm(solicited_only);
         self.inner.hand_over();
+    }
+
+    /// A value of the program's own.
+    pub fn user_data(&self) -> u64 {
+        self.inner.user.load(Ordering::Acquire)
+    }
+
+    /// Sets [`user_data`](Self::user_data).
+    pub fn set_user_data(&self, value: u64) {
+        self.inner.user.store(value, Ordering::Release);
     }
 
     /// Completions it can hold.
@@ -238,7 +259,10 @@ impl CqInner {
 
     /// An empty poll: this thread drives.
     fn progress(&self) {
-        Engine::note_empty_poll();
+        // A program that has armed the queue looks once more before it waits: that is not driving.
+        if !self.ring.lock().is_armed() {
+            Engine::note_empty_poll();
+        }
         let polls = self.empty_polls.fetch_add(1, Ordering::Relaxed);
         let mut serve_all = polls % SERVE_ALL_EVERY == SERVE_ALL_EVERY - 1;
         let mut few: [Option<Arc<QpInner>>; POLL_DIRECTLY] = Default::default();

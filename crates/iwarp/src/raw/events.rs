@@ -7,6 +7,7 @@ use crate::sys::poller::{Interest, wait_fd};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::task::{Poll, Waker};
 use std::time::Duration;
 
 /// Events in the order in which they happened. Its descriptor is readable while any wait (level-triggered);
@@ -15,6 +16,8 @@ use std::time::Duration;
 pub struct EventQueue<T> {
     queue: Mutex<VecDeque<T>>,
     fd: EventFd,
+    /// Tasks that wait for an event.
+    wakers: Mutex<Vec<Waker>>,
 }
 
 impl<T> EventQueue<T> {
@@ -22,6 +25,7 @@ impl<T> EventQueue<T> {
         Ok(Self {
             queue: Mutex::default(),
             fd: EventFd::new()?,
+            wakers: Mutex::default(),
         })
     }
 
@@ -32,6 +36,23 @@ impl<T> EventQueue<T> {
         if queue.len() == 1 {
             self.fd.signal();
         }
+        drop(queue);
+        for waker in std::mem::take(&mut *self.wakers.lock()) {
+            waker.wake();
+        }
+    }
+
+    /// Waits for an event in a task of any async runtime.
+    pub async fn recv(&self) -> T {
+        std::future::poll_fn(|cx| {
+            if let Some(event) = self.try_next() {
+                return Poll::Ready(event);
+            }
+            self.wakers.lock().push(cx.waker().clone());
+            // One may have come between the look and the wish to be woken.
+            self.try_next().map_or(Poll::Pending, Poll::Ready)
+        })
+        .await
     }
 
     /// Takes the oldest event; `None` if there is none. Never blocks.
@@ -40,6 +61,16 @@ impl<T> EventQueue<T> {
         let event = queue.pop_front();
         if queue.is_empty() {
             self.fd.drain();
+        }
+        event
+    }
+
+    /// Takes the oldest event after the program itself has read the descriptor, which made it unreadable for everybody.
+    pub fn try_next_after_read(&self) -> Option<T> {
+        let mut queue = self.queue.lock();
+        let event = queue.pop_front();
+        if !queue.is_empty() {
+            self.fd.signal();
         }
         event
     }
@@ -63,7 +94,7 @@ impl<T> EventQueue<T> {
     }
 
     /// Drops the events that `keep` refuses.
-    pub(crate) fn retain(&self, keep: impl FnMut(&T) -> bool) {
+    pub fn retain(&self, keep: impl FnMut(&T) -> bool) {
         let mut queue = self.queue.lock();
         queue.retain(keep);
         if queue.is_empty() {

@@ -13,7 +13,10 @@ const SPARE_MAX: usize = 16;
 /// Runs of a receive plan: direct placement into many elements, and staging.
 const RX_RUNS: usize = 40;
 
+// Boxed already when they come here; moving them in and out of boxes would copy.
+#[allow(clippy::vec_box)]
 static TX_SPARE: Mutex<Vec<Box<TxPlan>>> = Mutex::new(Vec::new());
+#[allow(clippy::vec_box)]
 static RX_SPARE: Mutex<Vec<Box<RxBuffer>>> = Mutex::new(Vec::new());
 
 thread_local! {

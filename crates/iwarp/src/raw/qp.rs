@@ -26,6 +26,7 @@ use iwarp_rnic::srq::TakenRecv;
 use iwarp_rnic::{Cqe, RecvWr, SendWr};
 use parking_lot::{Mutex, MutexGuard};
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 pub(super) const TIMER_HOLD: u32 = 1;
@@ -100,6 +101,8 @@ pub(super) struct Guarded {
 pub(crate) struct QpInner {
     pub(super) ctx: Arc<ContextInner>,
     pub(super) num: u32,
+    /// For the program's own use.
+    user: AtomicU64,
     pub(super) send_cq: CompletionQueue,
     pub(super) recv_cq: CompletionQueue,
     pub(super) srq: Option<SharedReceiveQueue>,
@@ -138,6 +141,7 @@ impl QueuePair {
             Ok(Arc::new(QpInner {
                 ctx: Arc::clone(ctx),
                 num,
+                user: AtomicU64::new(0),
                 send_cq: a.send_cq.clone(),
                 recv_cq: a.recv_cq.clone(),
                 srq: a.srq.clone(),
@@ -166,6 +170,16 @@ impl QueuePair {
     /// Number, unique on the device at any time; 24 bits.
     pub fn num(&self) -> u32 {
         self.inner.num
+    }
+
+    /// A value of the program's own.
+    pub fn user_data(&self) -> u64 {
+        self.inner.user.load(Ordering::Acquire)
+    }
+
+    /// Sets [`user_data`](Self::user_data).
+    pub fn set_user_data(&self, value: u64) {
+        self.inner.user.store(value, Ordering::Release);
     }
 
     /// The device it is on.

@@ -7,11 +7,14 @@ use crate::error::Result;
 use iwarp_rnic::RecvWr;
 use iwarp_rnic::srq::{SharedReceiveQueue as Queue, TakenRecv};
 use parking_lot::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 pub(crate) struct SrqInner {
     ctx: Arc<ContextInner>,
     pd: u32,
+    /// For the program's own use.
+    user: AtomicU64,
     state: Mutex<SrqState>,
 }
 
@@ -43,9 +46,20 @@ impl SharedReceiveQueue {
             inner: Arc::new(SrqInner {
                 ctx: Arc::clone(ctx),
                 pd,
+                user: AtomicU64::new(0),
                 state,
             }),
         })
+    }
+
+    /// A value of the program's own.
+    pub fn user_data(&self) -> u64 {
+        self.inner.user.load(Ordering::Acquire)
+    }
+
+    /// Sets [`user_data`](Self::user_data).
+    pub fn set_user_data(&self, value: u64) {
+        self.inner.user.store(value, Ordering::Release);
     }
 
     /// Protection domain.

@@ -28,7 +28,7 @@ enum Stage {
     /// TCP is connecting.
     Tcp(Connecting),
     /// The request is sent.
-    Reply(Starting),
+    Reply(Box<Starting>),
     Done,
 }
 
@@ -173,11 +173,11 @@ impl Active {
             }
         };
         let flow = record(&self.ctx, &stream, true);
-        let starting = Starting {
+        let starting = Box::new(Starting {
             stream,
             flow,
             reader: FrameReader::new(FrameKind::Reply),
-        };
+        });
         let mut s = self.state.lock();
         if let Err(e) = starting.write(s.initiator.request_octets()) {
             self.engine.remove(&starting.stream, token);
@@ -191,7 +191,7 @@ impl Active {
     }
 
     /// Something came while waiting for the reply.
-    fn reply(self: &Arc<Self>, mut starting: Starting) -> Option<End> {
+    fn reply(self: &Arc<Self>, mut starting: Box<Starting>) -> Option<End> {
         let token = self.state.lock().token;
         let read = starting.read();
         if let Read::NeedMore = read {
@@ -200,7 +200,7 @@ impl Active {
         }
         self.engine.remove(&starting.stream, token);
         match read {
-            Read::Frame => Some(self.judge(starting)),
+            Read::Frame => Some(self.judge(*starting)),
             Read::NeedMore => None,
             Read::Bad(e) => Some(self.refuse(&starting, &e)),
             Read::Closed | Read::Broken(_) => self.retry_or_end(),

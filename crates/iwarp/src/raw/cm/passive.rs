@@ -245,7 +245,6 @@ impl Source for Greeting {
         match starting.read() {
             Read::NeedMore => {
                 *slot = Some(starting);
-                return;
             }
             Read::Frame => {
                 self.end(&starting);

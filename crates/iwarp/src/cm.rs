@@ -1,0 +1,413 @@
+//! Connections: listen, connect, accept, reject, disconnect; by thread or by task.
+//!
+//! The semantics are those of `rdma_cm(7)`; the objects behind are in [`raw::cm`](crate::raw::cm).
+//!
+//! ```
+//! use iwarp::{Access, Cqe, Config, Context, Device, ProtectionDomain, RecvWr, SendWr, cm};
+//! # fn main() -> iwarp::Result<()> {
+//! let ctx = Context::open(&Device::by_address("127.0.0.1".parse().unwrap())?, Config::default())?;
+//! let pd = ProtectionDomain::new(&ctx);
+//! let listener = cm::Listener::bind(&ctx, "127.0.0.1:0".parse().unwrap())?;
+//! let address = listener.local_addr();
+//!
+//! let server = std::thread::spawn({
+//!     let (ctx, pd) = (ctx.clone(), pd.clone());
+//!     move || -> iwarp::Result<Vec<u8>> {
+//!         let cq = ctx.create_cq(16, None)?;
+//!         let mr = pd.allocate(64, Access::LOCAL_WRITE)?;
+//!         let request = listener.accept(None)?;
+//!         let qp = pd.queue_pair().build(&cq, &cq)?;
+//!         qp.post_recv(&[RecvWr { wr_id: 1, sges: &[mr.sge(..)?] }]).map_err(|e| e.1)?;
+//!         let connection = request.accept(qp, &Default::default())?;
+//!         let mut done = [Cqe::default()];
+//!         cq.wait(&mut done, None)?;
+//!         drop(connection);
+//!         mr.to_vec(..done[0].byte_len as usize)
+//!     }
+//! });
+//!
+//! let cq = ctx.create_cq(16, None)?;
+//! let qp = pd.queue_pair().build(&cq, &cq)?;
+//! let connection = cm::Connector::new(&ctx).connect(address, qp)?;
+//! connection.post_send(&[SendWr::inline(1, &[b"hello"]).signaled()]).map_err(|e| e.1)?;
+//! assert_eq!(server.join().unwrap()?, b"hello");
+//! # Ok(())
+//! # }
+//! ```
+
+pub use crate::raw::cm::ConnectionParameters;
+
+use crate::error::{Error, Result};
+use crate::raw::Context;
+use crate::raw::cm::{CmEvent, CmEventChannel, CmEventKind, CmId, create_event_channel};
+use crate::verbs::QueuePair;
+use std::io;
+use std::net::SocketAddr;
+use std::ops::Deref;
+use std::time::Duration;
+
+/// Set-up is bounded by the device's own time-outs; this one only guards against their failure.
+const SET_UP: Duration = Duration::from_secs(60);
+
+/// Waits for connections on an address of a device.
+#[derive(Debug)]
+pub struct Listener {
+    id: CmId,
+    channel: CmEventChannel,
+    local: SocketAddr,
+}
+
+impl Listener {
+    /// Listens; port 0 picks a free one. As many requests as the system allows may wait to be answered.
+    ///
+    /// # Errors
+    /// The operating system's: address in use, not of this host, no descriptors.
+    pub fn bind(ctx: &Context, address: SocketAddr) -> Result<Self> {
+        Self::bind_with_backlog(ctx, address, 0)
+    }
+
+    /// Listens with room for `backlog` requests that wait for an answer; 0 means 128.
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind).
+    pub fn bind_with_backlog(ctx: &Context, address: SocketAddr, backlog: u32) -> Result<Self> {
+        let channel = create_event_channel()?;
+        let id = CmId::create(&channel, Some(ctx));
+        id.bind(address)?;
+        id.listen(backlog)?;
+        let local = id.addresses().0.unwrap_or(address);
+        Ok(Self { id, channel, local })
+    }
+
+    /// The address it listens on.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// Waits for a peer that wants to connect; `None` waits for ever.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`].
+    pub fn accept(&self, timeout: Option<Duration>) -> Result<ConnectionRequest> {
+        ConnectionRequest::new(self.channel.next(timeout)?)
+    }
+
+    /// As [`accept`](Self::accept), for tasks.
+    ///
+    /// # Errors
+    /// The operating system's: no descriptors.
+    pub async fn accept_async(&self) -> Result<ConnectionRequest> {
+        ConnectionRequest::new(self.channel.recv().await)
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.id.destroy();
+    }
+}
+
+/// A peer that wants to connect. Dropping it refuses.
+#[derive(Debug)]
+pub struct ConnectionRequest {
+    id: CmId,
+    channel: CmEventChannel,
+    private_data: Vec<u8>,
+    peer_reads: (Option<u16>, Option<u16>),
+    answered: bool,
+}
+
+impl ConnectionRequest {
+    fn new(event: CmEvent) -> Result<Self> {
+        let channel = create_event_channel()?;
+        event.id.migrate(&channel);
+        Ok(Self {
+            id: event.id,
+            channel,
+            private_data: event.private_data,
+            peer_reads: (event.responder_resources, event.initiator_depth),
+            answered: false,
+        })
+    }
+
+    /// What the peer sent along.
+    pub fn private_data(&self) -> &[u8] {
+        &self.private_data
+    }
+
+    /// The peer's address.
+    pub fn peer_addr(&self) -> Option<SocketAddr> {
+        self.id.addresses().1
+    }
+
+    /// The address the peer connected to.
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.id.addresses().0
+    }
+
+    /// RDMA Reads and atomics that the peer wants to have outstanding, and that it can serve, if it said so.
+    pub fn peer_reads(&self) -> (Option<u16>, Option<u16>) {
+        self.peer_reads
+    }
+
+    /// Accepts with a queue pair, and waits until the connection is up. Post receives before.
+    ///
+    /// # Errors
+    /// [`Error::ConnectionLost`]: the peer has gone; [`Error::InvalidArgument`]: private data too long.
+    pub fn accept(
+        mut self,
+        qp: QueuePair,
+        parameters: &ConnectionParameters,
+    ) -> Result<Connection> {
+        self.start(&qp, parameters)?;
+        let event = self.channel.next(Some(SET_UP))?;
+        Connection::settle(&self.id, &self.channel, qp, event)
+    }
+
+    /// As [`accept`](Self::accept), for tasks.
+    ///
+    /// # Errors
+    /// As [`accept`](Self::accept).
+    pub async fn accept_async(
+        mut self,
+        qp: QueuePair,
+        parameters: &ConnectionParameters,
+    ) -> Result<Connection> {
+        self.start(&qp, parameters)?;
+        let event = self.channel.recv().await;
+        Connection::settle(&self.id, &self.channel, qp, event)
+    }
+
+    fn start(&mut self, qp: &QueuePair, parameters: &ConnectionParameters) -> Result<()> {
+        self.id.set_queue_pair(Some(qp));
+        self.id.accept(parameters)?;
+        self.answered = true;
+        Ok(())
+    }
+
+    /// Refuses, with octets that say why.
+    ///
+    /// # Errors
+    /// [`Error::InvalidState`]: the peer has gone.
+    pub fn reject(mut self, private_data: &[u8]) -> Result<()> {
+        self.answered = true;
+        self.id.reject(private_data)
+    }
+}
+
+impl Drop for ConnectionRequest {
+    fn drop(&mut self) {
+        if !self.answered {
+            self.id.destroy();
+        }
+    }
+}
+
+/// Connects queue pairs.
+#[derive(Debug, Clone)]
+pub struct Connector {
+    ctx: Context,
+    source: Option<SocketAddr>,
+    parameters: ConnectionParameters,
+}
+
+impl Connector {
+    /// A connector that uses this device's settings.
+    pub fn new(ctx: &Context) -> Self {
+        Self {
+            ctx: ctx.clone(),
+            source: None,
+            parameters: ConnectionParameters::default(),
+        }
+    }
+
+    /// Sent to the listener with the request.
+    #[must_use]
+    pub fn private_data(mut self, data: &[u8]) -> Self {
+        self.parameters.private_data = data.to_vec();
+        self
+    }
+
+    /// RDMA Reads and atomics in flight: inbound served, outbound outstanding. As many as the queue pair can if not said.
+    #[must_use]
+    pub fn reads(mut self, ird: u16, ord: u16) -> Self {
+        self.parameters.responder_resources = Some(ird);
+        self.parameters.initiator_depth = Some(ord);
+        self
+    }
+
+    /// Connects from this address.
+    #[must_use]
+    pub fn source(mut self, address: SocketAddr) -> Self {
+        self.source = Some(address);
+        self
+    }
+
+    /// Connects, and waits until the connection is up.
+    ///
+    /// # Errors
+    /// [`Error::Rejected`], [`Error::TimedOut`], [`Error::Handshake`], and the operating system's: refused, no route.
+    pub fn connect(&self, peer: SocketAddr, qp: QueuePair) -> Result<Connection> {
+        let (id, channel) = self.start(peer, &qp)?;
+        loop {
+            let event = channel.next(Some(SET_UP))?;
+            if !is_preliminary(event.kind) {
+                return Connection::settle(&id, &channel, qp, event);
+            }
+        }
+    }
+
+    /// As [`connect`](Self::connect), for tasks.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub async fn connect_async(&self, peer: SocketAddr, qp: QueuePair) -> Result<Connection> {
+        let (id, channel) = self.start(peer, &qp)?;
+        let guard = Abandon(&id);
+        loop {
+            let event = channel.recv().await;
+            if !is_preliminary(event.kind) {
+                std::mem::forget(guard);
+                return Connection::settle(&id, &channel, qp, event);
+            }
+        }
+    }
+
+    fn start(&self, peer: SocketAddr, qp: &QueuePair) -> Result<(CmId, CmEventChannel)> {
+        let channel = create_event_channel()?;
+        let id = CmId::create(&channel, Some(&self.ctx));
+        let source = self.source.or_else(|| self.default_source(peer));
+        id.resolve_addr(source, peer)?;
+        id.resolve_route()?;
+        id.set_queue_pair(Some(qp));
+        id.connect(&self.parameters)?;
+        Ok((id, channel))
+    }
+
+    /// The device's own address, if the peer is reached in its family and not on this host's loopback only.
+    fn default_source(&self, peer: SocketAddr) -> Option<SocketAddr> {
+        let own = self.ctx.device().socket_addr(0);
+        let fits =
+            own.is_ipv4() == peer.is_ipv4() && own.ip().is_loopback() == peer.ip().is_loopback();
+        fits.then_some(own)
+    }
+}
+
+/// Ends an attempt whose future was dropped.
+struct Abandon<'a>(&'a CmId);
+
+impl Drop for Abandon<'_> {
+    fn drop(&mut self) {
+        self.0.destroy();
+    }
+}
+
+const fn is_preliminary(kind: CmEventKind) -> bool {
+    matches!(kind, CmEventKind::AddrResolved | CmEventKind::RouteResolved)
+}
+
+/// A connected queue pair. Dropping it disconnects gracefully.
+#[derive(Debug)]
+pub struct Connection {
+    // Dropped in this order: the identifier first hears of nothing any more.
+    id: OwnedId,
+    qp: QueuePair,
+    channel: CmEventChannel,
+    private_data: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct OwnedId(CmId);
+
+impl Drop for OwnedId {
+    fn drop(&mut self) {
+        self.0.destroy();
+    }
+}
+
+impl Connection {
+    fn settle(id: &CmId, channel: &CmEventChannel, qp: QueuePair, event: CmEvent) -> Result<Self> {
+        let id = OwnedId(id.clone());
+        let os = || Error::Io(io::Error::from_raw_os_error(event.status));
+        match event.kind {
+            CmEventKind::Established => Ok(Self {
+                id,
+                qp,
+                channel: channel.clone(),
+                private_data: event.private_data,
+            }),
+            CmEventKind::Rejected
+                if event.status == libc::ECONNREFUSED && !event.private_data.is_empty() =>
+            {
+                Err(Error::Rejected(event.private_data))
+            }
+            CmEventKind::Unreachable if event.status == libc::ETIMEDOUT => {
+                Err(Error::TimedOut("the peer did not answer"))
+            }
+            CmEventKind::ConnectError if event.status == libc::EPROTO => Err(Error::Handshake(
+                "the peer's MPA reply is not one we can work with".into(),
+            )),
+            CmEventKind::Disconnected => {
+                Err(Error::ConnectionLost("the peer closed at once".into()))
+            }
+            _ => Err(os()),
+        }
+    }
+
+    /// What the peer sent along when it accepted.
+    pub fn private_data(&self) -> &[u8] {
+        &self.private_data
+    }
+
+    /// Our address and the peer's.
+    pub fn addresses(&self) -> (Option<SocketAddr>, Option<SocketAddr>) {
+        self.id.0.addresses()
+    }
+
+    /// Its queue pair.
+    pub fn qp(&self) -> &QueuePair {
+        &self.qp
+    }
+
+    /// Begins the graceful end: what is queued is sent, the rest is flushed.
+    ///
+    /// # Errors
+    /// [`Error::InvalidState`]: never connected.
+    pub fn disconnect(&self) -> Result<()> {
+        self.id.0.disconnect()
+    }
+
+    /// Waits until the connection is over, from either side.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`]; [`Error::ConnectionLost`] says why if it did not end gracefully.
+    pub fn wait_disconnected(&self, timeout: Option<Duration>) -> Result<()> {
+        let event = self.channel.next(timeout)?;
+        self.ended(&event)
+    }
+
+    /// As [`wait_disconnected`](Self::wait_disconnected), for tasks.
+    ///
+    /// # Errors
+    /// [`Error::ConnectionLost`].
+    pub async fn disconnected(&self) -> Result<()> {
+        let event = self.channel.recv().await;
+        self.ended(&event)
+    }
+
+    fn ended(&self, event: &CmEvent) -> Result<()> {
+        match self.qp.fault() {
+            Some(fault) => Err(Error::ConnectionLost(fault.to_string())),
+            None if event.status != 0 => Err(Error::Io(io::Error::from_raw_os_error(event.status))),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Deref for Connection {
+    type Target = QueuePair;
+
+    fn deref(&self) -> &QueuePair {
+        &self.qp
+    }
+}

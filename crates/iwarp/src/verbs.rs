@@ -1,0 +1,219 @@
+//! Queue pairs for the safe interface, and waiting for completions: by thread or by task.
+
+use crate::error::{Error, Result};
+use crate::memory::ProtectionDomain;
+use crate::raw::{CompletionQueue, CqError, QpAttributes, QueuePair as Raw, SharedReceiveQueue};
+use iwarp_rnic::Cqe;
+use iwarp_rnic::qp::State;
+use std::future::Future;
+use std::ops::Deref;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context as TaskContext, Poll, Wake, Waker};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+/// Sizes of a queue pair to be created.
+#[derive(Debug, Clone)]
+#[must_use = "a builder does nothing until `build` is called"]
+pub struct QueuePairBuilder {
+    pd: ProtectionDomain,
+    srq: Option<SharedReceiveQueue>,
+    max_send_wr: u32,
+    max_recv_wr: u32,
+    max_send_sge: u32,
+    max_recv_sge: u32,
+    max_inline: u32,
+    signal_all: bool,
+    max_ird: u16,
+    max_ord: u16,
+}
+
+impl QueuePairBuilder {
+    pub(crate) fn new(pd: &ProtectionDomain) -> Self {
+        Self {
+            pd: pd.clone(),
+            srq: None,
+            max_send_wr: 128,
+            max_recv_wr: 128,
+            max_send_sge: 4,
+            max_recv_sge: 4,
+            max_inline: 256,
+            signal_all: false,
+            max_ird: 16,
+            max_ord: 16,
+        }
+    }
+
+    /// Send and receive work requests that may be outstanding; 128 each if not said.
+    pub fn depth(mut self, send: u32, recv: u32) -> Self {
+        self.max_send_wr = send;
+        self.max_recv_wr = recv;
+        self
+    }
+
+    /// Scatter/gather elements per send and receive work request; 4 each if not said.
+    pub fn max_sge(mut self, send: u32, recv: u32) -> Self {
+        self.max_send_sge = send;
+        self.max_recv_sge = recv;
+        self
+    }
+
+    /// Octets of inline data per work request; 256 if not said.
+    pub fn max_inline(mut self, octets: u32) -> Self {
+        self.max_inline = octets;
+        self
+    }
+
+    /// RDMA Reads and atomics in flight: inbound served, outbound outstanding; 16 each if not said.
+    pub fn reads(mut self, ird: u16, ord: u16) -> Self {
+        self.max_ird = ird;
+        self.max_ord = ord;
+        self
+    }
+
+    /// Every send work request writes a completion.
+    pub fn signal_all(mut self, yes: bool) -> Self {
+        self.signal_all = yes;
+        self
+    }
+
+    /// Receives come from this queue.
+    pub fn shared_receive_queue(mut self, srq: &SharedReceiveQueue) -> Self {
+        self.srq = Some(srq.clone());
+        self
+    }
+
+    /// Creates the queue pair. Both completion queues may be the same one.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: a size above the device's limit; [`Error::OutOfMemory`].
+    pub fn build(self, send_cq: &CompletionQueue, recv_cq: &CompletionQueue) -> Result<QueuePair> {
+        let raw = self.pd.context().create_qp(&QpAttributes {
+            pd: self.pd.number(),
+            send_cq: send_cq.clone(),
+            recv_cq: recv_cq.clone(),
+            srq: self.srq,
+            max_send_wr: self.max_send_wr,
+            max_recv_wr: self.max_recv_wr,
+            max_send_sge: self.max_send_sge,
+            max_recv_sge: self.max_recv_sge,
+            max_inline: self.max_inline,
+            signal_all: self.signal_all,
+            max_ird: self.max_ird,
+            max_ord: self.max_ord,
+        })?;
+        // Receives may be posted before the connection is there.
+        raw.modify(State::Init)?;
+        Ok(QueuePair { raw, _pd: self.pd })
+    }
+}
+
+/// A queue pair that is destroyed when dropped. All verbs are those of [`raw::QueuePair`](Raw).
+#[derive(Debug)]
+pub struct QueuePair {
+    raw: Raw,
+    _pd: ProtectionDomain,
+}
+
+impl Deref for QueuePair {
+    type Target = Raw;
+
+    fn deref(&self) -> &Raw {
+        &self.raw
+    }
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        self.raw.destroy();
+    }
+}
+
+/// Wakes a thread that waits.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+thread_local! {
+    static WAKER: Waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+}
+
+impl From<CqError> for Error {
+    fn from(e: CqError) -> Self {
+        match e {
+            CqError::Overflow => Self::CompletionQueueOverflow,
+        }
+    }
+}
+
+impl CompletionQueue {
+    /// Waits for completions and takes up to `out.len()` of them; the thread sleeps meanwhile. `None` waits for ever.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`], [`Error::CompletionQueueOverflow`], [`Error::InvalidArgument`] for an empty `out`.
+    pub fn wait(&self, out: &mut [Cqe], timeout: Option<Duration>) -> Result<usize> {
+        if out.is_empty() {
+            return Err(Error::InvalidArgument(
+                "there must be room for a completion",
+            ));
+        }
+        let deadline = timeout.map(|t| Instant::now() + t);
+        loop {
+            let n = self.poll(out)?;
+            if n > 0 {
+                return Ok(n);
+            }
+            WAKER.with(|waker| self.wake_at_next(waker));
+            // One may have come between the look and the wish to be woken.
+            let n = self.take_ready(out)?;
+            if n > 0 {
+                return Ok(n);
+            }
+            match deadline {
+                None => std::thread::park(),
+                Some(deadline) => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return Err(Error::TimedOut("no completion came"));
+                    }
+                    std::thread::park_timeout(left);
+                }
+            }
+        }
+    }
+
+    /// Waits for completions in a task of any async runtime. See [`wait`](Self::wait).
+    pub fn completions<'a>(&'a self, out: &'a mut [Cqe]) -> Completions<'a> {
+        Completions { cq: self, out }
+    }
+}
+
+/// Future of [`CompletionQueue::completions`]: how many completions were taken. Dropping it loses none.
+#[derive(Debug)]
+#[must_use = "futures do nothing unless polled"]
+pub struct Completions<'a> {
+    cq: &'a CompletionQueue,
+    out: &'a mut [Cqe],
+}
+
+impl Future for Completions<'_> {
+    type Output = Result<usize>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Result<usize>> {
+        let this = &mut *self;
+        match this.cq.poll(this.out) {
+            Ok(0) => {}
+            done => return Poll::Ready(Ok(done?)),
+        }
+        this.cq.wake_at_next(cx.waker());
+        match this.cq.take_ready(this.out) {
+            Ok(0) => Poll::Pending,
+            done => Poll::Ready(Ok(done?)),
+        }
+    }
+}
