@@ -33,6 +33,8 @@ pub mod counters;
 pub mod cq;
 pub mod limits;
 pub mod memory;
+#[cfg(feature = "planted-bugs")]
+pub mod planted;
 pub mod qp;
 pub mod srq;
 mod util;
