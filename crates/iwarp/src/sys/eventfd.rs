@@ -3,10 +3,12 @@
 //! No `unsafe`. The descriptor is readable from the first [`EventFd::signal`] until the next [`EventFd::drain`], however many signals
 //! came in between, so it works with level-triggered `poll`, `select` and `epoll` of any application.
 
+use super::poller::{Interest, wait_fd};
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::io::{Errno, read, write};
-use std::io;
+use rustix::io::{Errno, ReadWriteFlags, preadv2, read, write};
+use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::time::Duration;
 
 /// A non-blocking, close-on-exec eventfd.
 #[derive(Debug)]
@@ -44,11 +46,32 @@ impl EventFd {
     pub(crate) fn take(&self) -> u64 {
         let mut count = [0u8; 8];
         loop {
-            match read(&self.fd, &mut count) {
+            // Programs may clear O_NONBLOCK on a descriptor they were given; this must not wait even then.
+            let got = preadv2(
+                &self.fd,
+                &mut [IoSliceMut::new(&mut count)],
+                u64::MAX,
+                ReadWriteFlags::NOWAIT,
+            );
+            let got = match got {
+                Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::SPIPE) => {
+                    self.take_if_readable(&mut count)
+                }
+                other => other,
+            };
+            match got {
                 Ok(_) => return u64::from_ne_bytes(count),
                 Err(Errno::INTR) => {}
                 Err(_) => return 0,
             }
+        }
+    }
+
+    /// For kernels before 5.8, which cannot be told not to wait.
+    fn take_if_readable(&self, count: &mut [u8; 8]) -> Result<usize, Errno> {
+        match wait_fd(self, Interest::READ, Some(Duration::ZERO)) {
+            Ok(true) => read(&self.fd, &mut count[..]),
+            _ => Err(Errno::AGAIN),
         }
     }
 }
@@ -68,8 +91,6 @@ impl AsRawFd for EventFd {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::poller::{Interest, wait_fd};
-    use std::time::Duration;
 
     #[test]
     fn readable_from_signal_to_drain() {
@@ -98,6 +119,20 @@ mod tests {
             assert!(wait_fd(&event, Interest::READ, Some(Duration::from_secs(10))).expect("poll"));
         });
         assert!(event.drain());
+    }
+
+    #[test]
+    fn draining_never_waits_even_if_the_program_wants_reads_to() {
+        let event = EventFd::new().expect("eventfd");
+        rustix::io::ioctl_fionbio(&event, false).expect("blocking");
+        assert!(!event.drain());
+        let mut count = [0u8; 8];
+        assert_eq!(event.take_if_readable(&mut count), Err(Errno::AGAIN));
+        event.signal();
+        assert_eq!(event.take_if_readable(&mut count), Ok(8));
+        event.signal();
+        assert!(event.drain());
+        assert!(!event.drain());
     }
 
     #[test]
