@@ -1,23 +1,545 @@
 //! iWARP as a wire under test.
+//!
+//! Both ends use the public API as a program would: one completion queue for all queue pairs of a link, work requests
+//! posted in lists while there is room, every fourth part of the depth signalled. A spinning side polls its completion
+//! queue, which drives the socket; a sleeping side waits for completions. An RDMA Write leaves no trace at its
+//! target, so a spinning target watches the last octet while it polls, and a sleeping one is woken by a Write with
+//! immediate data.
 
-use super::point::{Link, Pending, Session, Transport};
+use super::hist::Histogram;
+use super::point::{
+    Link, Metric, Op, Pending, Point, Poll, Role, STALL, Session, SpinGuard, Transport, stalled,
+};
 use crate::error::{Error, Result};
+use iwarp::cm::{Connection, ConnectionParameters, Connector, Listener};
+use iwarp::{
+    Access, CompletionQueue, Config, Context, Cqe, Device, MemoryRegion, ProtectionDomain, RecvWr,
+    RemoteMemory, SendOp, SendWr, Sge, WcOpcode, WcStatus,
+};
 use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+/// Work requests per posting call: as many as a program would collect.
+const BATCH: usize = 64;
+/// Small messages walk through this much memory instead of one cache line.
+const WINDOW: usize = 256 * 1024;
+/// Reads in flight, whatever the depth.
+const MAX_READS: u32 = 64;
+/// Completions taken at a time.
+const POLL_BATCH: usize = 64;
+const ALL: Access = Access::LOCAL_WRITE
+    .union(Access::REMOTE_WRITE)
+    .union(Access::REMOTE_READ)
+    .union(Access::REMOTE_ATOMIC);
 
 /// iWARP.
 #[derive(Debug)]
 pub(crate) struct Rdma;
 
-impl Transport for Rdma {
-    fn listen(&self, _link: &Link, _ip: IpAddr) -> Result<Box<dyn Pending>> {
-        Err(Error::failed(
-            "this build has no RDMA runtime yet; --op tcp measures the baseline",
-        ))
+fn failed(what: &str) -> impl Fn(iwarp::Error) -> Error + '_ {
+    move |e| Error::failed(format!("{what}: {e}"))
+}
+
+fn posted(r: std::result::Result<(), (usize, iwarp::Error)>) -> Result<()> {
+    r.map_err(|(_, e)| Error::failed(format!("posting a work request: {e}")))
+}
+
+/// A device and what all connections of a link share.
+struct Base {
+    ctx: Context,
+    pd: ProtectionDomain,
+    cq: CompletionQueue,
+    link: Link,
+    receives: u32,
+}
+
+impl Base {
+    fn new(link: &Link, device: &Device) -> Result<Self> {
+        let mut config = Config::from_env();
+        config.crc = link.crc;
+        config.markers = link.markers;
+        let ctx = Context::open(device, config).map_err(failed("opening the device"))?;
+        let receives = link.depth.max(16) + 8;
+        let completions = link.qps * (link.depth + 8 + receives) + 64;
+        let cq = ctx
+            .create_cq(completions, None)
+            .map_err(failed("creating a completion queue"))?;
+        Ok(Self {
+            pd: ProtectionDomain::new(&ctx),
+            ctx,
+            cq,
+            link: link.clone(),
+            receives,
+        })
     }
 
-    fn connect(&self, _link: &Link, _to: SocketAddr) -> Result<Box<dyn Session>> {
-        Err(Error::failed(
-            "this build has no RDMA runtime yet; --op tcp measures the baseline",
-        ))
+    fn queue_pair(&self) -> Result<iwarp::QueuePair> {
+        let reads = self.link.depth.clamp(1, MAX_READS) as u16;
+        self.pd
+            .queue_pair()
+            .depth(self.link.depth + 8, self.receives)
+            .max_sge(1, 1)
+            .reads(reads, reads)
+            .build(&self.cq, &self.cq)
+            .map_err(failed("creating a queue pair"))
+    }
+
+    /// Memory for one connection: what we send from, and what the peer writes to and our receives fill.
+    fn memory(&self) -> Result<(MemoryRegion, MemoryRegion)> {
+        let len = usize::try_from(self.link.max_size)
+            .unwrap_or(usize::MAX)
+            .max(WINDOW);
+        let make = || {
+            self.pd
+                .allocate(len, ALL)
+                .map_err(failed("registering memory"))
+        };
+        Ok((make()?, make()?))
+    }
+}
+
+struct Conn {
+    connection: Connection,
+    source: MemoryRegion,
+    target: MemoryRegion,
+    remote: RemoteMemory,
+    /// Receives posted.
+    ready: u32,
+    /// Operations of the point that were started, and that are not done.
+    started: u64,
+    outstanding: u64,
+}
+
+struct RdmaSession {
+    base: Base,
+    conns: Vec<Conn>,
+    /// Messages that have arrived and nobody has asked for yet.
+    arrived: u64,
+}
+
+impl RdmaSession {
+    fn add(
+        &mut self,
+        connection: Connection,
+        memory: (MemoryRegion, MemoryRegion),
+        peer: &[u8],
+    ) -> Result<()> {
+        let remote = RemoteMemory::from_bytes(peer).ok_or_else(|| {
+            Error::failed("the peer is not `iwarp perf`: its private data name no memory")
+        })?;
+        let (source, target) = memory;
+        self.conns.push(Conn {
+            connection,
+            source,
+            target,
+            remote,
+            ready: 0,
+            started: 0,
+            outstanding: 0,
+        });
+        let at = self.conns.len() - 1;
+        self.refill(at)
+    }
+
+    /// Posts the receives that are missing.
+    fn refill(&mut self, at: usize) -> Result<()> {
+        let Some(c) = self.conns.get_mut(at) else {
+            return Ok(());
+        };
+        let sge = [c.target.sge(..).map_err(failed("receive buffer"))?];
+        let missing = self.base.receives - c.ready;
+        let wrs = [RecvWr {
+            wr_id: 0,
+            sges: &sge,
+        }; BATCH];
+        let mut left = missing as usize;
+        while left > 0 {
+            let n = left.min(BATCH);
+            posted(c.connection.post_recv(&wrs[..n]))?;
+            left -= n;
+        }
+        c.ready = self.base.receives;
+        Ok(())
+    }
+
+    /// Takes completions if there are any: counts what arrived and what is done.
+    fn take(&mut self, sleep: bool) -> Result<usize> {
+        let mut done = [Cqe::default(); POLL_BATCH];
+        let n = if sleep {
+            self.base
+                .cq
+                .wait(&mut done, Some(STALL))
+                .map_err(|e| match e {
+                    iwarp::Error::TimedOut(_) => stalled(),
+                    e => Error::failed(e.to_string()),
+                })?
+        } else {
+            self.base
+                .cq
+                .poll(&mut done)
+                .map_err(|e| Error::failed(iwarp::Error::from(e).to_string()))?
+        };
+        for cqe in &done[..n] {
+            self.account(cqe)?;
+        }
+        Ok(n)
+    }
+
+    fn account(&mut self, cqe: &Cqe) -> Result<()> {
+        let at = self
+            .conns
+            .iter()
+            .position(|c| c.connection.num() == cqe.qp_num)
+            .unwrap_or(0);
+        let c = &mut self.conns[at];
+        if cqe.status != WcStatus::Success {
+            let why = c.connection.fault().map_or_else(
+                || "the peer closed the connection".into(),
+                |f| f.to_string(),
+            );
+            return Err(Error::failed(format!(
+                "a work request ended with {:?}: {why}",
+                cqe.status
+            )));
+        }
+        match cqe.opcode {
+            WcOpcode::Recv | WcOpcode::RecvWriteImm => {
+                self.arrived += 1;
+                c.ready -= 1;
+                // In lists, but before the peer can run out of them.
+                if c.ready <= self.base.receives / 2 {
+                    self.refill(at)?;
+                }
+            }
+            // The work request's number says how many are done with it.
+            _ => c.outstanding = c.outstanding.saturating_sub(cqe.wr_id),
+        }
+        Ok(())
+    }
+
+    /// Waits until `enough` says so.
+    fn wait_until(&mut self, poll: Poll, mut enough: impl FnMut(&Self) -> bool) -> Result<()> {
+        let mut guard = SpinGuard::new();
+        while !enough(self) {
+            if self.take(poll == Poll::Event)? == 0 {
+                guard.turn()?;
+            } else {
+                guard.reset();
+            }
+        }
+        Ok(())
+    }
+
+    fn await_message(&mut self, poll: Poll) -> Result<()> {
+        self.wait_until(poll, |s| s.arrived > 0)?;
+        self.arrived -= 1;
+        Ok(())
+    }
+
+    /// Waits until the last octet of the target shows `tag`. Polling in between keeps the socket moving.
+    fn await_octet(&mut self, size: usize, tag: u8) -> Result<()> {
+        let target = self.conns[0].target.clone();
+        let read = || target.load_u8(size - 1).map_err(failed("watching memory"));
+        let mut guard = SpinGuard::new();
+        while read()? != tag {
+            self.take(false)?;
+            guard.turn()?;
+        }
+        Ok(())
+    }
+
+    /// One empty message on each connection: "that was all", or "all has arrived".
+    fn tell(&mut self) -> Result<()> {
+        for c in &mut self.conns {
+            c.outstanding += 1;
+            posted(
+                c.connection
+                    .post_send(&[SendWr::inline(1, &[&[1u8]]).signaled()]),
+            )?;
+        }
+        Ok(())
+    }
+
+    fn await_told(&mut self, poll: Poll, messages: u64) -> Result<()> {
+        let want = messages + self.conns.len() as u64;
+        self.wait_until(poll, |s| s.arrived >= want)?;
+        self.arrived -= want;
+        Ok(())
+    }
+
+    fn await_idle(&mut self, poll: Poll) -> Result<()> {
+        self.wait_until(poll, |s| s.conns.iter().all(|c| c.outstanding == 0))
+    }
+
+    /// Sends the one message of a ping-pong turn.
+    fn ping(&mut self, point: &Point, tag: u8) -> Result<()> {
+        let size = point.size as usize;
+        let c = &mut self.conns[0];
+        c.source
+            .write_at(size - 1, &[tag])
+            .map_err(failed("filling the buffer"))?;
+        let sge = [c.source.sge(..size).map_err(failed("send buffer"))?];
+        let (addr, rkey) = (c.remote.addr, c.remote.rkey);
+        let wr = match (point.op, point.poll) {
+            (Op::Write, Poll::Spin) => SendWr::write(1, addr, rkey, &sge),
+            (Op::Write, Poll::Event) => SendWr::new(
+                1,
+                SendOp::WriteImm {
+                    remote_addr: addr,
+                    rkey,
+                    imm: u32::from(tag),
+                },
+                &sge,
+            ),
+            _ => SendWr::send(1, &sge),
+        };
+        c.outstanding += 1;
+        posted(c.connection.post_send(&[wr.signaled()]))
+    }
+
+    fn pong(&mut self, point: &Point, tag: u8) -> Result<()> {
+        match (point.op, point.poll) {
+            (Op::Write, Poll::Spin) => self.await_octet(point.size as usize, tag),
+            _ => self.await_message(point.poll),
+        }
+    }
+
+    /// One Read or atomic, until its completion.
+    fn fetch(&mut self, point: &Point) -> Result<()> {
+        let size = point.size as usize;
+        let c = &mut self.conns[0];
+        let sge = [c.source.sge(..size).map_err(failed("read buffer"))?];
+        let wr = match point.op {
+            Op::FetchAdd => SendWr::fetch_add(1, c.remote.addr, c.remote.rkey, 1, &sge),
+            _ => SendWr::read(1, c.remote.addr, c.remote.rkey, &sge),
+        };
+        c.outstanding += 1;
+        posted(c.connection.post_send(&[wr.signaled()]))?;
+        self.wait_until(point.poll, |s| s.conns[0].outstanding == 0)
+    }
+
+    /// Starts as many operations as the depth allows; `left` counts down.
+    fn fill(&mut self, at: usize, point: &Point, left: &mut u64) -> Result<()> {
+        let depth = match point.op {
+            Op::Read | Op::FetchAdd => u64::from(self.base.link.depth.min(MAX_READS)),
+            _ => u64::from(self.base.link.depth),
+        };
+        let every = (depth / 4).max(1);
+        let c = &mut self.conns[at];
+        let size = point.size as usize;
+        let slots = (WINDOW / size).max(1) as u64;
+        // Lists of a quarter: shorter ones would spend the time in calls.
+        if *left > 0 && depth - c.outstanding < every {
+            return Ok(());
+        }
+        while *left > 0 && c.outstanding < depth {
+            let n = (depth - c.outstanding)
+                .min(*left)
+                .min(BATCH as u64)
+                .min(every) as usize;
+            let mut sges = [[Sge::default()]; BATCH];
+            let mut remotes = [0u64; BATCH];
+            for i in 0..n {
+                let offset = ((c.started + i as u64) % slots) as usize * size;
+                sges[i] = [c
+                    .source
+                    .sge(offset..offset + size)
+                    .map_err(failed("buffer"))?];
+                remotes[i] = c.remote.addr + offset as u64;
+            }
+            let rkey = c.remote.rkey;
+            let mut wrs = [SendWr::send(0, &[]); BATCH];
+            for (i, wr) in wrs.iter_mut().take(n).enumerate() {
+                let sge = &sges[i];
+                let to = remotes[i];
+                *wr = match point.op {
+                    Op::Write => SendWr::write(0, to, rkey, sge),
+                    Op::Read => SendWr::read(0, to, rkey, sge),
+                    Op::FetchAdd => SendWr::fetch_add(0, to, rkey, 1, sge),
+                    Op::Send | Op::Tcp => SendWr::send(0, sge),
+                };
+            }
+            // The last of a list answers for all of it.
+            let last = &mut wrs[n - 1];
+            last.wr_id = n as u64;
+            *last = last.signaled();
+            posted(c.connection.post_send(&wrs[..n]))?;
+            c.started += n as u64;
+            c.outstanding += n as u64;
+            *left -= n as u64;
+        }
+        Ok(())
+    }
+}
+
+impl Session for RdmaSession {
+    fn prepare(&mut self, _: Role, _: &Point, _: u64) -> Result<()> {
+        for at in 0..self.conns.len() {
+            self.refill(at)?;
+            let c = &mut self.conns[at];
+            c.started = 0;
+            // The last octets tell turns apart: forget those of the point before.
+            for mr in [&c.target, &c.source] {
+                mr.write_at(0, &vec![0; mr.len()])
+                    .map_err(failed("clearing memory"))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn latency(
+        &mut self,
+        role: Role,
+        point: &Point,
+        iters: u64,
+        hist: &mut Histogram,
+    ) -> Result<()> {
+        let tag = |i: u64| (i % 255) as u8 + 1;
+        match (role, point.op) {
+            (Role::Client, Op::Read | Op::FetchAdd) => {
+                for _ in 0..iters {
+                    let start = Instant::now();
+                    self.fetch(point)?;
+                    hist.record(start.elapsed().as_nanos() as u64);
+                }
+                self.tell()?;
+                self.await_told(point.poll, 0)?;
+            }
+            (Role::Server, Op::Read | Op::FetchAdd) => {
+                self.await_told(point.poll, 0)?;
+                self.tell()?;
+            }
+            (Role::Client, _) => {
+                for i in 0..iters {
+                    let start = Instant::now();
+                    self.ping(point, tag(i))?;
+                    self.pong(point, tag(i))?;
+                    hist.record(start.elapsed().as_nanos() as u64);
+                }
+            }
+            (Role::Server, _) => {
+                for i in 0..iters {
+                    self.pong(point, tag(i))?;
+                    self.ping(point, tag(i))?;
+                }
+            }
+        }
+        self.await_idle(point.poll)
+    }
+
+    fn bandwidth(&mut self, role: Role, point: &Point, iters: u64) -> Result<Duration> {
+        debug_assert_eq!(point.metric, Metric::Bandwidth);
+        let start = Instant::now();
+        match role {
+            Role::Server => {
+                let messages = if point.op == Op::Send { iters } else { 0 };
+                self.await_told(point.poll, messages)?;
+                self.tell()?;
+            }
+            Role::Client => {
+                let conns = self.conns.len() as u64;
+                let mut left: Vec<u64> = (0..conns)
+                    .map(|i| iters / conns + u64::from(i < iters % conns))
+                    .collect();
+                let mut guard = SpinGuard::new();
+                while left.iter().any(|l| *l > 0) {
+                    for (at, left) in left.iter_mut().enumerate() {
+                        self.fill(at, point, left)?;
+                    }
+                    if self.take(point.poll == Poll::Event && left.iter().any(|l| *l > 0))? == 0 {
+                        guard.turn()?;
+                    } else {
+                        guard.reset();
+                    }
+                }
+                // Told in order behind the data: the answer says that all of them are there.
+                if matches!(point.op, Op::Read | Op::FetchAdd) {
+                    self.await_idle(point.poll)?;
+                }
+                self.tell()?;
+                self.await_told(point.poll, 0)?;
+            }
+        }
+        let elapsed = start.elapsed();
+        self.await_idle(point.poll)?;
+        Ok(elapsed)
+    }
+}
+
+struct Listening {
+    base: Base,
+    listener: Listener,
+}
+
+impl Pending for Listening {
+    fn port(&self) -> u16 {
+        self.listener.local_addr().port()
+    }
+
+    fn accept(self: Box<Self>) -> Result<Box<dyn Session>> {
+        let Self { base, listener } = *self;
+        let qps = base.link.qps;
+        let mut session = RdmaSession {
+            base,
+            conns: Vec::new(),
+            arrived: 0,
+        };
+        for _ in 0..qps {
+            let request = listener
+                .accept(Some(STALL))
+                .map_err(failed("waiting for the peer"))?;
+            let memory = session.base.memory()?;
+            let qp = session.base.queue_pair()?;
+            let parameters = ConnectionParameters {
+                private_data: memory.1.remote().to_bytes().to_vec(),
+                ..ConnectionParameters::default()
+            };
+            let peer = request.private_data().to_vec();
+            let connection = request
+                .accept(qp, &parameters)
+                .map_err(failed("accepting the peer"))?;
+            session.add(connection, memory, &peer)?;
+        }
+        Ok(Box::new(session))
+    }
+}
+
+impl Transport for Rdma {
+    fn listen(&self, link: &Link, ip: IpAddr) -> Result<Box<dyn Pending>> {
+        let device = if ip.is_unspecified() {
+            Device::list()
+                .map_err(failed("listing devices"))?
+                .into_iter()
+                .next()
+        } else {
+            Device::by_address(ip).ok()
+        };
+        let device =
+            device.ok_or_else(|| Error::failed(format!("no device has the address {ip}")))?;
+        let base = Base::new(link, &device)?;
+        let listener =
+            Listener::bind(&base.ctx, SocketAddr::new(ip, 0)).map_err(failed("listening"))?;
+        Ok(Box::new(Listening { base, listener }))
+    }
+
+    fn connect(&self, link: &Link, to: SocketAddr) -> Result<Box<dyn Session>> {
+        let device = Device::route_to(to).map_err(failed("looking for a device"))?;
+        let base = Base::new(link, &device)?;
+        let mut session = RdmaSession {
+            base,
+            conns: Vec::new(),
+            arrived: 0,
+        };
+        for _ in 0..link.qps {
+            let memory = session.base.memory()?;
+            let qp = session.base.queue_pair()?;
+            let connection = Connector::new(&session.base.ctx)
+                .private_data(&memory.1.remote().to_bytes())
+                .connect(to, qp)
+                .map_err(failed("connecting"))?;
+            let peer = connection.private_data().to_vec();
+            session.add(connection, memory, &peer)?;
+        }
+        Ok(Box::new(session))
     }
 }
