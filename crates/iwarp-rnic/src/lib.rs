@@ -33,8 +33,6 @@ pub mod counters;
 pub mod cq;
 pub mod limits;
 pub mod memory;
-#[cfg(feature = "planted-bugs")]
-pub mod planted;
 pub mod qp;
 pub mod srq;
 mod util;

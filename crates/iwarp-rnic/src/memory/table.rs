@@ -80,6 +80,8 @@ pub struct RegionInfo {
 pub struct MemoryTable {
     slots: Vec<Option<Entry>>,
     used: usize,
+    #[cfg(feature = "planted-bugs")]
+    skip_bounds: bool,
 }
 
 impl MemoryTable {
@@ -88,7 +90,16 @@ impl MemoryTable {
         Self {
             slots: Vec::new(),
             used: 0,
+            #[cfg(feature = "planted-bugs")]
+            skip_bounds: false,
         }
+    }
+
+    /// Plants a bug for the simulator to find: look-ups do not compare with the end of a region or window.
+    /// The host range still bounds them, so the bug shows in windows and memory stays sound.
+    #[cfg(feature = "planted-bugs")]
+    pub const fn plant_skip_bounds(&mut self) {
+        self.skip_bounds = true;
     }
 
     /// Regions and windows in it.
@@ -389,7 +400,7 @@ impl MemoryTable {
             .checked_sub(entry.base)
             .ok_or(AccessError::BaseOrBounds)?;
         #[cfg(feature = "planted-bugs")]
-        let bounded = !crate::planted::SKIP_BOUNDS.load(Ordering::Relaxed);
+        let bounded = !self.skip_bounds;
         #[cfg(not(feature = "planted-bugs"))]
         let bounded = true;
         if bounded && end.wrapping_sub(entry.base) > entry.len {
@@ -422,8 +433,12 @@ impl MemoryTable {
         if len == 0 {
             return Ok(());
         }
-        self.check(stag, to, 1, need, who)?;
-        let end = to.checked_add(len).ok_or(AccessError::ToWrap)?;
+        let end = to.checked_add(len);
+        match self.check(stag, to, 1, need, who) {
+            Err(AccessError::BaseOrBounds) if end.is_none() => return Err(AccessError::ToWrap),
+            first => first?,
+        };
+        let end = end.ok_or(AccessError::ToWrap)?;
         self.check(stag, end.wrapping_sub(1), 1, need, who)
             .map(|_| ())
     }
@@ -454,6 +469,10 @@ impl MemoryTable {
                 let remote_rights =
                     Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
                 if remote && !entry.access.intersects(remote_rights) {
+                    return Err(AccessError::AccessDenied);
+                }
+                // A window must not outlive what it was bound to.
+                if entry.windows.load(Ordering::Acquire) > 0 {
                     return Err(AccessError::AccessDenied);
                 }
             }

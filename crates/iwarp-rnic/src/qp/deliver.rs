@@ -52,6 +52,10 @@ impl QueuePair {
             return Ok(Step::Again);
         }
         let ulpdu_len = ulpdu.len() as u16;
+        if !self.rx.seen_fpdu {
+            // To MPA the FPDU is valid, whatever is in it.
+            self.first_fpdu();
+        }
         let header = self.parse_header(ulpdu, ulpdu.len())?;
         let payload = ulpdu.get(header.len()..).unwrap_or(&[]);
         if let Header::Untagged(h) = &header
@@ -123,7 +127,7 @@ impl QueuePair {
         payload: u32,
         ulpdu_len: u16,
     ) -> Result<Target, RxFault> {
-        let fault = |code| RxFault::segment(code, header, ulpdu_len);
+        let fault = |code| RxFault::segment(code, header, ulpdu_len).request(WcStatus::BadResponse);
         if self.rx.rtr_response_due {
             // The answer to the RTR message: nothing, for nobody.
             return match payload == 0 && h.last {
@@ -192,7 +196,13 @@ impl QueuePair {
             ));
         }
         if !self.rx.taking {
-            if self.rx.rtr_send_expected && payload == 0 && h.last && h.opcode == Opcode::SEND {
+            let first = h.msn == 1 && self.rx.immediate.is_none();
+            if self.rx.rtr_send_expected
+                && first
+                && payload == 0
+                && h.last
+                && h.opcode == Opcode::SEND
+            {
                 // The RTR message is the RNIC's own and takes no receive (RFC 6581 section 9.2).
                 return Ok(Some(Target::Receive { off: 0 }));
             }
@@ -278,6 +288,8 @@ impl QueuePair {
         if let Some(awaited) = self.sq.awaited.pop() {
             self.counters.rx_messages = self.counters.rx_messages.wrapping_add(1);
             self.complete_request(awaited.seq, host);
+            // It may have been the last one that a drained send queue waited for.
+            self.note_drained();
         }
     }
 
@@ -428,7 +440,9 @@ impl QueuePair {
                 Access::REMOTE_READ,
                 self.accessor(),
             )
-            .map_err(|e| RxFault::request(rdmap_code(e), header, ulpdu_len, Some(*r)).access())?;
+            .map_err(|e| {
+                RxFault::about_request(rdmap_code(e), header, ulpdu_len, Some(*r)).access()
+            })?;
         let response = Response::Read {
             sink_stag: r.sink_stag.0,
             sink_to: r.sink_to,
@@ -450,7 +464,9 @@ impl QueuePair {
         //# For inbound RDMA Read Requests, the RDMAP layer MUST NOT exceed
         //# the maximum number of outstanding, inbound RDMA Read Requests that
         //# were negotiated between the ULP and the Local Peer's RDMAP layer.
-        if !self.responses.push(response) {
+        // Without any granted only the RTR message by Read is in order: it asks for nothing.
+        let nothing = matches!(response, Response::Read { len: 0, .. });
+        if self.responses.limit() == 0 && !nothing || !self.responses.push(response) {
             return Err(RxFault::segment(
                 TerminateCode::DDP_UNTAGGED_NO_BUFFER,
                 header,
@@ -468,11 +484,11 @@ impl QueuePair {
         ulpdu_len: u16,
         env: &mut Env<'_, H>,
     ) -> Result<(), RxFault> {
-        let fault = |code| RxFault::request(code, header, ulpdu_len, None);
+        let fault = |code| RxFault::about_request(code, header, ulpdu_len, None);
         if r.op != AtomicOp::FETCH_ADD && r.op != AtomicOp::CMP_SWAP {
             return Err(fault(TerminateCode::RDMAP_UNEXPECTED_OPCODE));
         }
-        if self.responses.is_full() {
+        if self.responses.is_full() || self.responses.limit() == 0 {
             return Err(fault(TerminateCode::DDP_UNTAGGED_NO_BUFFER));
         }
         let span = env
@@ -521,7 +537,8 @@ impl QueuePair {
                 TerminateCode::RDMAP_UNEXPECTED_OPCODE,
                 header,
                 ulpdu_len,
-            ));
+            )
+            .request(WcStatus::BadResponse));
         };
         let places = Places {
             memory: env.memory,
@@ -538,7 +555,7 @@ impl QueuePair {
                 0,
                 &r.original.to_ne_bytes(),
             )
-            .map_err(|_| RxFault::local())?;
+            .map_err(|_| RxFault::local().request(WcStatus::LocalProtection))?;
         self.answered(env.host);
         Ok(())
     }

@@ -127,6 +127,8 @@ pub(super) struct RxFault {
     terminate: Terminate,
     /// How the receive that is being filled ends.
     receive: WcStatus,
+    /// How the request that waits first ends, if the fault is about its answer.
+    request: Option<WcStatus>,
     event: Events,
     blame: Blame,
 }
@@ -136,6 +138,7 @@ impl RxFault {
         Self {
             terminate,
             receive: WcStatus::Flushed,
+            request: None,
             event: Events::REQUEST_ERROR,
             blame: Blame::Peer,
         }
@@ -182,6 +185,14 @@ impl RxFault {
         }
     }
 
+    /// The request whose answer this is about ends like this.
+    pub(super) const fn request(self, status: WcStatus) -> Self {
+        Self {
+            request: Some(status),
+            ..self
+        }
+    }
+
     /// An access to memory was refused.
     pub(super) const fn access(self) -> Self {
         Self {
@@ -191,7 +202,7 @@ impl RxFault {
     }
 
     /// A Read Request or atomic that is refused.
-    pub(super) const fn request(
+    pub(super) const fn about_request(
         code: TerminateCode,
         header: &Header,
         ulpdu_len: u16,
@@ -264,7 +275,8 @@ impl QueuePair {
             Header::Tagged(h) if h.opcode == Opcode::WRITE => {
                 RxFault::segment(tagged_code(e), header, ulpdu_len).access()
             }
-            _ => RxFault::local().receive(WcStatus::LocalProtection),
+            Header::Tagged(_) => RxFault::local().request(WcStatus::LocalProtection),
+            Header::Untagged(_) => RxFault::local().receive(WcStatus::LocalProtection),
         }
     }
 
@@ -279,6 +291,14 @@ impl QueuePair {
         //# If an error occurs at the Local Peer, the RDMAP layer MUST attempt to
         //# inform the local ULP that the error has occurred.
         self.tx.terminate.set(&fault.terminate);
+        if !self.tx.is_open() {
+            // As responder nothing may be sent before a valid FPDU has come, not even this.
+            self.tx.terminate.cancel();
+            self.tx.closing = Closing::Abort;
+        }
+        if let (Some(status), Some(seq)) = (fault.request, self.sq.first_awaited()) {
+            self.fail_send_queue(seq, status, 0, host);
+        }
         if self.rx.taking {
             self.rx.taking = false;
             let wr_id = self.rx.taken.wr_id;

@@ -49,6 +49,11 @@ impl ResponseQueue {
         self.limit = ird;
     }
 
+    /// The IRD that the stream agreed on.
+    pub(super) const fn limit(&self) -> u16 {
+        self.limit
+    }
+
     /// Takes a request; false if the peer has exceeded the IRD.
     pub(super) fn push(&mut self, response: Response) -> bool {
         !self.is_full() && self.ring.push(response).is_ok()

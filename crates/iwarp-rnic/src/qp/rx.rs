@@ -254,7 +254,10 @@ impl QueuePair {
     fn rx_process<H: Host>(&mut self, buffer: &mut RxBuffer, env: &mut Env<'_, H>) -> RxStatus {
         self.rx.held = false;
         loop {
-            if self.state == State::Error || self.tx.stream.is_none() {
+            if self.state == State::Error
+                || self.tx.stream.is_none()
+                || self.tx.closing >= Closing::Abort
+            {
                 buffer.clear();
                 return RxStatus::Failed;
             }
@@ -509,9 +512,7 @@ impl QueuePair {
             self.events |= Events::FATAL;
         }
         self.events |= Events::DISCONNECTED;
-        self.tx.closing = Closing::Gone;
-        self.tx.unwritten = false;
-        self.enter_error(host);
+        self.stream_gone(host);
     }
 }
 

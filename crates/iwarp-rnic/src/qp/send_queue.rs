@@ -210,6 +210,10 @@ impl SendQueue {
             _ if wr.op.has_response() && self.awaited.capacity() == 0 => {
                 Err(PostError::InvalidRequest)
             }
+            // Eight octets come back, however long the elements are.
+            SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } if self.awaited.capacity() > 0 => {
+                Ok(8)
+            }
             _ => Ok(len as u32),
         }
     }
@@ -292,6 +296,11 @@ impl SendQueue {
         while self.retire().is_some() {}
         self.started = 0;
         self.awaited.clear();
+    }
+
+    /// The request whose answer comes next.
+    pub(super) fn first_awaited(&self) -> Option<u32> {
+        self.awaited.front().map(|a| a.seq)
     }
 
     pub(super) const fn len(&self) -> u32 {

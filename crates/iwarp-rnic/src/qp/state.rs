@@ -99,7 +99,14 @@ impl QueuePair {
                 self.rq.clear();
                 self.responses.clear();
                 self.rx.reset();
+                self.tx.job = None;
+                self.tx.terminate.cancel();
                 self.state = State::Reset;
+                self.events = Events::empty();
+                self.fault = None;
+                if self.tx.closing == Closing::Gone {
+                    self.tx = super::tx::Tx::default();
+                }
             }
             _ => {
                 self.state = to;
@@ -171,6 +178,11 @@ impl QueuePair {
     /// The stream is closed.
     pub fn stream_gone<H: Host>(&mut self, host: &mut H) {
         self.tx.closing = Closing::Gone;
+        self.tx.unwritten = false;
+        if self.state == State::Reset {
+            // Ready for another stream.
+            self.tx = super::tx::Tx::default();
+        }
         self.enter_error(host);
     }
 
@@ -190,7 +202,7 @@ impl QueuePair {
         }
         // A Terminate that waits goes first; requests that wait for the peer are given up.
         let queue_done =
-            self.sq.nothing_unsent() || self.state == State::Error || !self.tx.may_send();
+            self.sq.nothing_unsent() || self.state != State::Rts || !self.tx.may_send();
         if self.tx.closing == Closing::Draining
             && idle
             && queue_done

@@ -146,6 +146,11 @@ impl Tx {
             && matches!(self.closing, Closing::No | Closing::Draining)
     }
 
+    /// FPDUs may be sent at all.
+    pub(super) const fn is_open(&self) -> bool {
+        self.open
+    }
+
     /// The first FPDU has come. True if it was waited for.
     pub(super) const fn open_by_peer(&mut self) -> bool {
         let was = self.open;
@@ -347,7 +352,9 @@ impl QueuePair {
         }
         if slot.op.has_response() {
             // ORD zero cannot ever be served: let it start, and fail.
-            if self.sq.ord() > 0 && self.sq.awaited.len() >= u32::from(self.sq.ord()) {
+            // The RTR message by Read is one of those that the peer has to answer.
+            let outstanding = self.sq.awaited.len() + u32::from(self.rx.rtr_response_due);
+            if self.sq.ord() > 0 && outstanding >= u32::from(self.sq.ord()) {
                 return None;
             }
             // A peer exists that answers a zero-length read behind another one with stale octets.
@@ -401,6 +408,8 @@ impl QueuePair {
                     Selected::Nothing => break,
                     Selected::Job(job) => self.tx.job = Some(job),
                     Selected::Rtr(rtr) => self.emit_rtr(rtr, plan, &wire),
+                    // The requests before it may send from that memory: they are written first.
+                    Selected::Invalidate { .. } if !plan.is_empty() => break,
                     Selected::Invalidate { seq, stag } => self.local_invalidate(seq, stag, env),
                     Selected::Memory => {
                         memory_next = true;
@@ -458,6 +467,8 @@ impl QueuePair {
         };
         self.sq.advance();
         self.finish_memory(seq, result, host);
+        // It may have been the last request of a stream that is closing.
+        self.note_drained();
     }
 
     fn finish_memory<H: Host>(&mut self, seq: u32, result: Result<(), MemoryError>, host: &mut H) {
