@@ -1,0 +1,504 @@
+//! The driver: what a runtime does for a queue pair, with simulated sockets.
+//!
+//! It acts only when the queue pair says that something is due, so that a wake-up that gets lost stays lost.
+
+use iwarp_rnic::Cqe;
+use iwarp_rnic::cq::{CompletionQueue, Pushed};
+use iwarp_rnic::memory::MemoryTable;
+use iwarp_rnic::qp::{
+    Direction, Env, Events, Host, RxBuffer, RxInterest, RxPlan, RxStatus, State, StreamWish, TxFill,
+};
+use iwarp_rnic::srq::TakenRecv;
+
+use crate::net::Found;
+use crate::plant::{Plant, Planted};
+use crate::raw;
+use crate::world::{CRC32C, Endpoint, Event, HOLD_TIME, Node, Srq, World};
+
+/// The surroundings of one queue pair during one call.
+pub struct SimHost<'a> {
+    cqs: &'a mut [CompletionQueue],
+    poll_due: &'a mut [bool],
+    srq: Option<&'a mut Srq>,
+    send_cq: usize,
+    recv_cq: usize,
+    planted: &'a mut Planted,
+    /// Completion queues that raised their event.
+    notified: Vec<usize>,
+    overflow: bool,
+    swapped: Option<(usize, Cqe)>,
+}
+
+impl SimHost<'_> {
+    fn push(&mut self, cq: usize, cqe: Cqe) {
+        match self.cqs[cq].push(cqe) {
+            Pushed::Quiet => {}
+            Pushed::Notify => {
+                if !self.planted.bites(Plant::LoseNotify) && !self.poll_due[cq] {
+                    self.poll_due[cq] = true;
+                    self.notified.push(cq);
+                }
+            }
+            Pushed::Overflow { .. } => self.overflow = true,
+        }
+    }
+}
+
+impl Host for SimHost<'_> {
+    fn complete(&mut self, direction: Direction, cqe: Cqe) {
+        let cq = match direction {
+            Direction::Send => self.send_cq,
+            Direction::Recv => self.recv_cq,
+        };
+        if self.planted.bites(Plant::DropCompletion) {
+            return;
+        }
+        if self.planted.bites(Plant::SwapCompletions) {
+            self.swapped = Some((cq, cqe));
+            return;
+        }
+        self.push(cq, cqe);
+        if self.planted.bites(Plant::RepeatCompletion) {
+            self.push(cq, cqe);
+        }
+        if self.swapped.is_some_and(|(c, _)| c == cq)
+            && let Some((cq, cqe)) = self.swapped.take()
+        {
+            self.push(cq, cqe);
+        }
+    }
+
+    fn take_shared_receive(&mut self, taken: &mut TakenRecv) -> bool {
+        let Some(srq) = &mut self.srq else {
+            return false;
+        };
+        let (got, limit) = srq.queue.take(taken);
+        srq.limit_events += u32::from(limit);
+        got
+    }
+}
+
+/// An endpoint and its host's parts, borrowed apart.
+pub struct Call<'a> {
+    /// The endpoint.
+    pub ep: &'a mut Endpoint,
+    /// The STag table.
+    pub table: &'a mut MemoryTable,
+    /// Where completions go.
+    pub host: SimHost<'a>,
+}
+
+impl Call<'_> {
+    fn fill(&mut self, plan: &mut iwarp_rnic::qp::TxPlan) -> TxFill {
+        self.ep.qp.tx_fill(
+            plan,
+            &mut Env {
+                memory: self.table,
+                crc32c: CRC32C,
+                host: &mut self.host,
+            },
+        )
+    }
+}
+
+impl World {
+    /// Calls a queue pair, then does what has become due.
+    pub fn call<R>(&mut self, e: usize, f: impl FnOnce(&mut Call<'_>) -> R) -> R {
+        let ep = &mut self.eps[e];
+        let node_index = ep.node;
+        let Node {
+            table,
+            cqs,
+            poll_due,
+            srq,
+            ..
+        } = &mut self.nodes[node_index];
+        let shared = ep.qp.config().shared_receive;
+        let mut call = Call {
+            host: SimHost {
+                cqs,
+                poll_due,
+                srq: srq.as_mut().filter(|_| shared),
+                send_cq: ep.send_cq,
+                recv_cq: ep.recv_cq,
+                planted: &mut self.planted,
+                notified: Vec::new(),
+                overflow: false,
+                swapped: None,
+            },
+            ep,
+            table,
+        };
+        let result = f(&mut call);
+        if let Some((cq, cqe)) = call.host.swapped.take() {
+            call.host.push(cq, cqe);
+        }
+        let overflow = call.host.overflow;
+        for cq in call.host.notified {
+            let delay = self.rng.below(20_000);
+            self.after(delay, Event::Poll(node_index, cq));
+        }
+        if overflow {
+            self.fail(|| format!("endpoint {e}: a completion queue with room overflowed"));
+        }
+        self.settle(e);
+        result
+    }
+
+    /// Does what the queue pair says is due.
+    fn settle(&mut self, e: usize) {
+        let ep = &mut self.eps[e];
+        let events = ep.qp.take_events();
+        ep.events |= events;
+        if ep.gone {
+            return;
+        }
+        if ep.qp.wants_tx() && !ep.tx_blocked && !ep.tx_due {
+            ep.tx_due = true;
+            if !self.planted.bites(Plant::LoseWakeup) {
+                let delay = self.rng.below(3_000);
+                self.after(delay, Event::Transmit(e));
+            }
+        }
+        let ep = &mut self.eps[e];
+        if ep.queue_full && ep.qp.sends_outstanding() < ep.qp.config().max_send_wr {
+            ep.queue_full = false;
+            self.app_soon(e);
+        }
+        let ep = &mut self.eps[e];
+        if events.contains(Events::SQ_DRAINED) && ep.sqd {
+            let delay = self.rng.below(50_000);
+            self.after(delay, Event::Resume(e));
+        }
+        let ep = &mut self.eps[e];
+        if ep.qp.is_held() && !ep.holding {
+            ep.holding = true;
+            ep.hold_epoch += 1;
+            let epoch = ep.hold_epoch;
+            self.after(HOLD_TIME, Event::HoldExpired(e, epoch));
+        } else if !ep.qp.is_held() {
+            ep.holding = false;
+        }
+        match self.eps[e].qp.stream_wish() {
+            StreamWish::Keep => {}
+            StreamWish::ShutdownWrite => {
+                self.log(|| format!("ep {e}: shutdown"));
+                let at = self.pipes[e].shutdown(self.now);
+                self.at(at, Event::Readable(e ^ 1));
+                self.eps[e].fin_sent = true;
+                self.call(e, |c| c.ep.qp.shutdown_done(&mut c.host));
+                // From now on it discards, even what it would not read before.
+                let now = self.now;
+                self.at(now, Event::Readable(e));
+            }
+            StreamWish::Abort => {
+                self.log(|| format!("ep {e}: abort"));
+                self.break_at(e, self.now + 10_000);
+                self.finish(e);
+            }
+        }
+        let ep = &self.eps[e];
+        if !ep.gone && ep.fin_sent && ep.qp.rx_interest() == RxInterest::None {
+            self.finish(e);
+        }
+    }
+
+    /// The peer of `e` will see a reset.
+    fn break_at(&mut self, e: usize, at: u64) {
+        self.pipes[e].reset_at(at);
+        self.at(at, Event::Readable(e ^ 1));
+        // What the peer writes from now on is lost.
+        self.pipes[e ^ 1].reset_at(self.now);
+    }
+
+    /// The socket is closed.
+    fn finish(&mut self, e: usize) {
+        self.eps[e].gone = true;
+        self.call(e, |c| c.ep.qp.stream_gone(&mut c.host));
+        let ep = &mut self.eps[e];
+        if let Some(mut plan) = ep.plan.take() {
+            plan.clear();
+            self.pool.plans.push(plan);
+        }
+        if let Some(mut buffer) = ep.buffer.take() {
+            buffer.clear();
+            self.pool.buffers.push(buffer);
+        }
+    }
+
+    /// The network breaks both directions.
+    pub fn reset_both(&mut self, conn: usize) {
+        for e in [2 * conn, 2 * conn + 1] {
+            let at = self.now + self.rng.below(1_000);
+            self.pipes[e].reset_at(at);
+            self.at(at, Event::Readable(e ^ 1));
+        }
+    }
+
+    /// Writes what is due until the stream takes no more.
+    pub fn transmit(&mut self, e: usize) {
+        let mut plan = match self.eps[e].plan.take() {
+            Some(plan) => plan,
+            None => self.pool.plan(),
+        };
+        loop {
+            if self.eps[e].gone || self.failure.is_some() {
+                break;
+            }
+            if plan.is_done() {
+                if !self.eps[e].qp.wants_tx() {
+                    break;
+                }
+                // While it is being filled nobody else shall be woken for it.
+                let was_due = std::mem::replace(&mut self.eps[e].tx_due, true);
+                let fill = self.call(e, |c| {
+                    let fill = c.fill(&mut plan);
+                    if fill == TxFill::Memory {
+                        c.ep.qp.tx_memory(c.table, &mut c.host);
+                    }
+                    fill
+                });
+                self.eps[e].tx_due = was_due;
+                match fill {
+                    TxFill::Idle => {
+                        if self.eps[e].qp.wants_tx() {
+                            self.fail(|| format!("endpoint {e} wants to send, and has nothing"));
+                        }
+                        break;
+                    }
+                    TxFill::Memory => continue,
+                    TxFill::Ready => {}
+                }
+            }
+            let most = match self.eps[e].rng.below(4) {
+                0 => self.eps[e].rng.range(1, 64) as usize,
+                1 => self.eps[e].rng.range(1, 3000) as usize,
+                _ => 65536,
+            };
+            let mut octets = std::mem::take(&mut self.pool.octets);
+            octets.resize(most, 0);
+            let ep = &self.eps[e];
+            let who = ep.qp.accessor();
+            let copied = plan.copy_to(&self.nodes[ep.node].table, who, &mut octets);
+            let Ok(n) = copied else {
+                self.pool.octets = octets;
+                self.log(|| format!("ep {e}: memory went away under a request"));
+                self.call(e, |c| c.ep.qp.abort(&mut c.host));
+                break;
+            };
+            let mut arrivals = Vec::new();
+            let written = self.pipes[e].write(self.now, &octets[..n], |at| arrivals.push(at));
+            self.pool.octets = octets;
+            for at in arrivals {
+                self.at(at, Event::Readable(e ^ 1));
+            }
+            if self.planted.bites(Plant::StrayWrite) {
+                let arena = &self.nodes[self.eps[e].node].arena;
+                // The first octets belong to nobody.
+                arena.write(7, &[!arena.copy(7, 1)[0]]);
+            }
+            let was_due = std::mem::replace(&mut self.eps[e].tx_due, true);
+            self.call(e, |c| {
+                c.ep.qp.tx_written(&mut plan, written, &mut c.host);
+            });
+            self.eps[e].tx_due = was_due;
+            if written < n {
+                self.eps[e].tx_blocked = true;
+                break;
+            }
+        }
+        if plan.is_done() || self.eps[e].gone {
+            plan.clear();
+            self.pool.plans.push(plan);
+        } else {
+            self.eps[e].plan = Some(plan);
+        }
+        self.settle(e);
+    }
+
+    /// Reads what has arrived, as far as the queue pair wants it.
+    pub fn receive(&mut self, e: usize) {
+        loop {
+            let ep = &self.eps[e];
+            if ep.gone || ep.stalled || self.failure.is_some() {
+                return;
+            }
+            let interest = ep.qp.rx_interest();
+            let found = self.pipes[e ^ 1].look(self.now);
+            if found == Found::Reset {
+                self.log(|| format!("ep {e}: reset by peer"));
+                self.eps[e].gone = true;
+                self.call(e, |c| c.ep.qp.stream_failed(&mut c.host));
+                self.finish(e);
+                return;
+            }
+            match (interest, found) {
+                (RxInterest::None | RxInterest::Held, _) | (_, Found::Nothing) => return,
+                (_, Found::Fin) => {
+                    self.log(|| format!("ep {e}: end of stream"));
+                    let mut buffer = match self.eps[e].buffer.take() {
+                        Some(buffer) => buffer,
+                        None => self.pool.buffer(),
+                    };
+                    self.call(e, |c| c.ep.qp.rx_eof(&mut buffer, &mut c.host));
+                    buffer.clear();
+                    self.pool.buffers.push(buffer);
+                }
+                (RxInterest::Discard, Found::Octets(n)) => {
+                    let mut octets = std::mem::take(&mut self.pool.octets);
+                    self.pipes[e ^ 1].read(self.now, n, &mut octets);
+                    self.pool.octets = octets;
+                    self.writable(e ^ 1);
+                }
+                (RxInterest::Read, Found::Octets(n)) => {
+                    self.take_octets(e, n);
+                    self.writable(e ^ 1);
+                }
+                (_, Found::Reset) => return,
+            }
+        }
+    }
+
+    /// The reader has made room for this endpoint.
+    fn writable(&mut self, e: usize) {
+        if self.eps[e].tx_blocked {
+            let delay = self.rng.range(100, 5_000);
+            self.after(delay, Event::Writable(e));
+        }
+    }
+
+    fn take_octets(&mut self, e: usize, here: usize) {
+        let mut buffer = match self.eps[e].buffer.take() {
+            Some(buffer) => buffer,
+            None => self.pool.buffer(),
+        };
+        let mut octets = std::mem::take(&mut self.pool.octets);
+        if self.eps[e].rng.chance(60) {
+            self.take_as_planned(e, here, &mut buffer, &mut octets);
+        } else {
+            let n = here.min(60_000);
+            self.pipes[e ^ 1].read(self.now, n, &mut octets);
+            let mut rest = &octets[..];
+            // What was read has to be kept, even if a Send is held meanwhile.
+            while !rest.is_empty()
+                && matches!(
+                    self.eps[e].qp.rx_interest(),
+                    RxInterest::Read | RxInterest::Held
+                )
+            {
+                let (n, status) = self.call(e, |c| {
+                    let mut env = Env {
+                        memory: c.table,
+                        crc32c: CRC32C,
+                        host: &mut c.host,
+                    };
+                    c.ep.qp.rx_octets(&mut buffer, rest, &mut env)
+                });
+                if n == 0 {
+                    self.fail(|| format!("endpoint {e} takes no octets"));
+                    break;
+                }
+                rest = &rest[n..];
+                self.check_status(e, status);
+            }
+        }
+        self.pool.octets = octets;
+        self.keep_buffer(e, buffer);
+    }
+
+    /// Reads to where the queue pair wants it, as `recvmsg` does.
+    fn take_as_planned(
+        &mut self,
+        e: usize,
+        here: usize,
+        buffer: &mut RxBuffer,
+        octets: &mut Vec<u8>,
+    ) {
+        let runs = self.eps[e].rng.pick(&[1, 2, 3, 16]);
+        let mut plan = match self.pool.rx_plan.take() {
+            Some(plan) => plan,
+            None => RxPlan::new(64).expect("memory"),
+        };
+        if runs < 16 {
+            plan = RxPlan::new(runs).expect("memory");
+        }
+        let ep = &self.eps[e];
+        let node = &self.nodes[ep.node];
+        ep.qp.rx_plan(buffer, &node.table, &mut plan);
+        let room = plan.room();
+        self.pipes[e ^ 1].read(self.now, here.min(room), octets);
+        let direct = plan.runs.len() > 1;
+        // SAFETY: the plan was made above; neither table nor buffer has been touched since.
+        #[allow(unsafe_code)]
+        unsafe {
+            raw::read_into(&plan.runs, octets);
+        }
+        if direct && !octets.is_empty() && self.planted.bites(Plant::CorruptPlacement) {
+            octets[0] ^= 1;
+            // SAFETY: as above; the first octet again.
+            #[allow(unsafe_code)]
+            unsafe {
+                raw::read_into(&plan.runs, &octets[..1]);
+            }
+        }
+        let status = self.call(e, |c| {
+            let mut env = Env {
+                memory: c.table,
+                crc32c: CRC32C,
+                host: &mut c.host,
+            };
+            c.ep.qp.rx_filled(buffer, &plan, octets.len(), &mut env)
+        });
+        if room == 0 {
+            self.fail(|| format!("endpoint {e} offers no room to read to"));
+        }
+        self.check_status(e, status);
+        self.pool.rx_plan = Some(plan).filter(|p| p.runs.capacity() >= 64);
+    }
+
+    /// A receive was posted: what was held is looked at again.
+    pub fn retry_held(&mut self, e: usize) {
+        if !self.eps[e].qp.is_held() || self.planted.bites(Plant::ForgetHeld) {
+            return;
+        }
+        let Some(mut buffer) = self.eps[e].buffer.take() else {
+            self.fail(|| format!("endpoint {e} holds a Send and has no octets"));
+            return;
+        };
+        let plan = RxPlan::new(1).expect("memory");
+        let status = self.call(e, |c| {
+            let mut env = Env {
+                memory: c.table,
+                crc32c: CRC32C,
+                host: &mut c.host,
+            };
+            c.ep.qp.rx_filled(&mut buffer, &plan, 0, &mut env)
+        });
+        self.check_status(e, status);
+        self.keep_buffer(e, buffer);
+        self.receive(e);
+    }
+
+    fn keep_buffer(&mut self, e: usize, mut buffer: Box<RxBuffer>) {
+        if buffer.is_empty() || self.eps[e].gone {
+            buffer.clear();
+            self.pool.buffers.push(buffer);
+        } else {
+            self.eps[e].buffer = Some(buffer);
+        }
+    }
+
+    /// The answer of the receive side has to agree with the state.
+    fn check_status(&mut self, e: usize, status: RxStatus) {
+        let qp = &self.eps[e].qp;
+        let (held, state) = (qp.is_held(), qp.state());
+        let fits = match status {
+            RxStatus::Ok => !held,
+            RxStatus::Held => held && state != State::Error,
+            RxStatus::Failed => state == State::Error,
+        };
+        if !fits {
+            self.fail(|| format!("endpoint {e}: {status:?} while held {held} and {state:?}"));
+        }
+    }
+}

@@ -1,0 +1,491 @@
+//! From a seed to a world: hosts, connections with all their options, programs, fates.
+
+use std::collections::{BTreeSet, BinaryHeap};
+
+use iwarp_rnic::Access;
+use iwarp_rnic::cq::CompletionQueue;
+use iwarp_rnic::memory::MemoryTable;
+use iwarp_rnic::qp::{Events, QpConfig, QueuePair, ReceiverNotReady, Rtr, StreamConfig};
+use iwarp_rnic::srq::SharedReceiveQueue;
+
+use crate::memory::ALL_RIGHTS;
+use crate::net::{Flip, Pipe, PipeConfig};
+use crate::plant::{Plant, Planted};
+use crate::raw::Arena;
+use crate::rng::Rng;
+use crate::script::{Side, Target};
+use crate::world::{
+    ARENA, Conn, End, Endpoint, Event, Fate, Node, Pool, Receive, Srq, World, pattern,
+};
+
+const PD: u32 = 1;
+
+impl World {
+    /// The world of a seed.
+    pub fn generate(seed: u64, plant: Option<Plant>, pool: Pool, verbose: bool) -> Self {
+        let mut rng = Rng::new(seed);
+        let planted = Planted::new(plant, &mut rng);
+        let mut w = Self {
+            now: 0,
+            sequence: 0,
+            queue: BinaryHeap::new(),
+            rng,
+            nodes: Vec::new(),
+            eps: Vec::new(),
+            conns: Vec::new(),
+            pipes: Vec::new(),
+            planted,
+            pool,
+            failure: None,
+            verbose,
+            steps: 0,
+        };
+        let nodes = if w.rng.chance(70) {
+            2
+        } else {
+            w.rng.range(3, 6) as usize
+        };
+        for n in 0..nodes {
+            w.node(n);
+        }
+        let conns = w.rng.range(1, if nodes == 2 { 3 } else { 6 });
+        for _ in 0..conns {
+            w.connection(nodes);
+        }
+        for n in 0..nodes {
+            w.finish_node(n);
+        }
+        w
+    }
+
+    fn node(&mut self, n: usize) {
+        let shared = self.rng.chance(30);
+        let cqs = self.rng.range(1, 3) as usize;
+        let mut node = Node {
+            arena: self.pool.arenas.pop().unwrap_or_else(|| Arena::new(ARENA)),
+            used: 0,
+            model: Vec::new(),
+            shadow: Vec::new(),
+            maybe: Vec::new(),
+            wild: Vec::new(),
+            table: MemoryTable::new(),
+            cqs: Vec::new(),
+            poll_due: vec![false; cqs],
+            srq: shared.then(|| Srq {
+                // Made when it is known how many receives there are.
+                queue: SharedReceiveQueue::new(1, 1).expect("memory"),
+                receives: Vec::new(),
+                posted: 0,
+                open: BTreeSet::new(),
+                limit_events: 0,
+                limits_set: 0,
+            }),
+            counter: (0, 0, 0),
+            counter_olds: Vec::new(),
+            counter_posted: 0,
+        };
+        #[cfg(feature = "planted-bugs")]
+        if self.planted.is(Plant::SkipBounds) {
+            node.table.plant_skip_bounds();
+        }
+        let off = node.allocate(n, 8, true, &mut self.rng);
+        self.nodes.push(node);
+        let access = Access::LOCAL_WRITE | Access::REMOTE_ATOMIC;
+        let r = self.register(n, PD, off, 8, access);
+        self.nodes[n].counter = (r.off, r.base, r.stag);
+    }
+
+    fn pipe_config(&mut self) -> PipeConfig {
+        let rng = &mut self.rng;
+        PipeConfig {
+            capacity: rng.pick(&[700, 4096, 16 << 10, 64 << 10, 256 << 10, 1 << 20]),
+            delay: rng.pick(&[500, 5_000, 50_000, 1_000_000]),
+            jitter: rng.pick(&[1, 1_000, 100_000]),
+            per_octet: rng.pick(&[0, 0, 1, 8]),
+            segment_max: rng.pick(&[1448, 1448, 536, 9000, 65536, 64]),
+            short_reads: rng.pick(&[0, 0, 20, 60]),
+        }
+    }
+
+    fn fate(&mut self, crc: bool) -> Fate {
+        let side = self.rng.index(2);
+        let at = self.rng.below(3_000_000);
+        let end = match self.rng.below(6) {
+            0 => End::Abort(side),
+            1 => End::Reset,
+            2 => End::Close(2),
+            _ => End::Close(side),
+        };
+        match self.rng.below(100) {
+            0..=49 => Fate::Clean(end),
+            50..=54 => Fate::Close(side, at),
+            55..=57 => Fate::Close(2, at),
+            58..=60 => Fate::Abort(side, at),
+            61..=63 => Fate::ToError(side, at),
+            64..=67 => Fate::Reset(at),
+            68..=74 if crc => Fate::Flip(side),
+            75..=77 => Fate::Stall(side, at),
+            78..=90 => Fate::Illegal(side),
+            91..=93 => Fate::TooLong(side),
+            94..=96 => Fate::BadReceive(side),
+            97..=99 => Fate::Starve(side),
+            _ => Fate::Clean(end),
+        }
+    }
+
+    fn connection(&mut self, nodes: usize) {
+        let a = self.rng.index(nodes);
+        let mut b = self.rng.index(nodes);
+        if a == b && self.rng.chance(90) {
+            b = (a + 1) % nodes;
+        }
+        let conn = self.conns.len();
+        let crc = self.rng.chance(65);
+        let fate = self.fate(crc);
+        let emss = self
+            .rng
+            .pick(&[536, 1220, 1448, 1460, 1460, 8948, 16344, 65483]);
+        let markers = [self.rng.chance(25), self.rng.chance(25)];
+        let initiator = self.rng.index(2);
+        let rtr = match self.rng.below(5) {
+            0 => None,
+            1 => Some(Rtr::Send),
+            2 => Some(Rtr::Write),
+            _ => Some(Rtr::Read),
+        };
+        let ord: [u16; 2] = std::array::from_fn(|_| self.rng.pick(&[0, 1, 1, 2, 3, 8, 16]));
+        for side in 0..2 {
+            let stream = StreamConfig {
+                initiator: side == initiator,
+                crc,
+                markers_tx: markers[side],
+                markers_rx: markers[side ^ 1],
+                ird: ord[side ^ 1],
+                ord: ord[side],
+                rtr: rtr.filter(|_| side == initiator),
+                rtr_send_expected: side != initiator && rtr == Some(Rtr::Send),
+                emss,
+            };
+            let n = [a, b][side];
+            self.endpoint(2 * conn + side, n, stream, fate);
+        }
+        for side in 0..2 {
+            let config = self.pipe_config();
+            let rng = self.rng.fork();
+            // The flip hits what the victim reads, which is what the other side writes.
+            let flip = matches!(fate, Fate::Flip(victim) if victim != side).then(|| Flip {
+                at: match self.rng.below(3) {
+                    0 => self.rng.below(60),
+                    1 => self.rng.below(2_000),
+                    _ => self.rng.below(20_000),
+                },
+                bit: self.rng.below(8) as u8,
+            });
+            self.pipes.push(Pipe::new(config, rng, flip));
+        }
+        self.conns.push(Conn {
+            fate,
+            illegal_op: None,
+            struck: false,
+        });
+        self.script(conn, initiator, rtr.is_none());
+    }
+
+    fn endpoint(&mut self, e: usize, n: usize, stream: StreamConfig, fate: Fate) {
+        let special = match fate {
+            Fate::TooLong(s) | Fate::BadReceive(s) | Fate::Starve(s) => s == e % 2,
+            _ => false,
+        };
+        let shared = self.nodes[n].srq.is_some() && !special && self.rng.chance(60);
+        let rng = &mut self.rng;
+        let policy = if rng.chance(25) && !shared {
+            ReceiverNotReady::Terminate
+        } else {
+            ReceiverNotReady::Hold
+        };
+        let config = QpConfig {
+            qp_num: e as u32 + 1,
+            pd: PD,
+            max_send_wr: rng.range(1, 24) as u32,
+            max_recv_wr: rng.range(1, 24) as u32,
+            max_send_sge: rng.range(1, 6) as u32,
+            max_recv_sge: rng.range(1, 6) as u32,
+            max_inline: rng.pick(&[0, 16, 64, 256]),
+            max_ird: stream.ird + rng.pick(&[0, 0, 3]),
+            max_ord: stream.ord + rng.pick(&[0, 0, 3]),
+            signal_all: rng.chance(15),
+            shared_receive: shared,
+            receiver_not_ready: policy,
+        };
+        let cqs = self.nodes[n].poll_due.len();
+        let rng = &mut self.rng;
+        let ep = Endpoint {
+            id: e,
+            node: n,
+            qp: QueuePair::new(config).expect("sizes within limits"),
+            stream,
+            send_cq: rng.index(cqs),
+            recv_cq: rng.index(cqs),
+            rng: rng.fork(),
+            plan: None,
+            buffer: None,
+            tx_due: false,
+            tx_blocked: false,
+            stalled: false,
+            fin_sent: false,
+            gone: false,
+            hold_epoch: 0,
+            holding: false,
+            events: Events::empty(),
+            ops: Vec::new(),
+            posted: 0,
+            app_due: false,
+            queue_full: false,
+            stopped: false,
+            extra_posts: rng.index(4),
+            sqd: false,
+            wait_next: false,
+            inbound: Vec::new(),
+            receives: Vec::new(),
+            recv_posted: 0,
+            recv_due: false,
+            next_cqe: 0,
+            first_bad: None,
+            flushed_from: None,
+            first_bad_recv: None,
+            received: 0,
+            recv_cqes: 0,
+            committed: 0,
+            posted_at_close: None,
+        };
+        self.eps.push(ep);
+    }
+
+    fn side(&mut self, e: usize, most: usize) -> Side {
+        let n = self.eps[e].node;
+        let mut src = Vec::new();
+        for _ in 0..self.rng.range(1, 2) {
+            let len = most + self.rng.range(64, 2000) as usize;
+            // Only for reading.
+            src.push(self.region(n, PD, len, Access::empty()));
+        }
+        let len = most.max(64) + self.rng.index(most + 1000);
+        let exposed = self.region(n, PD, len, ALL_RIGHTS);
+        let words = 8 * self.rng.range(1, 6) as usize;
+        let rights = Access::LOCAL_WRITE | Access::REMOTE_ATOMIC | Access::REMOTE_READ;
+        let words = self.region(n, PD, words, rights);
+        Side {
+            e,
+            n,
+            pd: PD,
+            src,
+            exposed,
+            words,
+            sinks: Vec::new(),
+            reading: Vec::new(),
+            written: Vec::new(),
+            most,
+        }
+    }
+
+    fn script(&mut self, conn: usize, initiator: usize, initiator_first: bool) {
+        let emss = self.eps[2 * conn].stream.emss as usize;
+        let (most, steps) = match self.rng.below(100) {
+            0..=49 => (300, self.rng.range(1, 30)),
+            50..=84 => ((4 * emss).min(20_000), self.rng.range(1, 20)),
+            85..=96 => ((4 * emss).min(90_000), self.rng.range(1, 10)),
+            _ => (300_000, self.rng.range(1, 5)),
+        };
+        let a = self.side(2 * conn, most);
+        let b = self.side(2 * conn + 1, most);
+        let mut sides = [a, b];
+        let fate = self.conns[conn].fate;
+        let sinner = match fate {
+            Fate::Illegal(s) => Some((s, self.rng.below(steps))),
+            _ => None,
+        };
+        if initiator_first {
+            let [a, b] = &mut sides;
+            let (us, them) = if initiator == 0 { (a, b) } else { (b, a) };
+            us.write(self, them, Target::Exposed, false);
+        }
+        for step in 0..steps {
+            let s = self.rng.index(2);
+            let [a, b] = &mut sides;
+            let (us, them) = if s == 0 { (a, b) } else { (b, a) };
+            self.step(us, them);
+            if let Some((s, at)) = sinner
+                && at == step
+            {
+                let [a, b] = &mut sides;
+                let (us, them) = if s == 0 { (a, b) } else { (b, a) };
+                let reads = self.eps[us.e].stream.ord > 0;
+                let index = us.sin(self, them, reads);
+                self.conns[conn].illegal_op = Some(index);
+            }
+        }
+        // Fates of receives need a Send to strike.
+        if let Fate::TooLong(s) | Fate::BadReceive(s) | Fate::Starve(s) = fate {
+            let [a, b] = &mut sides;
+            let (us, _) = if s == 0 { (b, a) } else { (a, b) };
+            us.send_of(self, most.min(100), None);
+        }
+    }
+
+    fn step(&mut self, us: &mut Side, them: &mut Side) {
+        let reads = self.eps[us.e].stream.ord > 0;
+        let their_reads = self.eps[them.e].stream.ord > 0;
+        match self.rng.below(100) {
+            0..=37 => drop(us.send(self, None)),
+            38..=57 => drop(us.write(self, them, Target::Exposed, false)),
+            58..=65 => drop(us.write(self, them, Target::Exposed, true)),
+            66..=80 if reads => drop(us.read(self, them, Target::Exposed)),
+            81..=88 if reads => drop(us.atomic(self, them, Target::Exposed)),
+            89..=92 if reads => us.count(self, them),
+            93..=96 => drop(us.episode(self, them, their_reads)),
+            97..=99 => us.local_episode(self),
+            _ => drop(us.send(self, None)),
+        }
+    }
+
+    /// Receives, completion queues, and the first events.
+    fn finish_node(&mut self, n: usize) {
+        let ours: Vec<usize> = (0..self.eps.len())
+            .filter(|&e| self.eps[e].node == n)
+            .collect();
+        let (mut total, mut shared_count, mut shared_most) = (16, 0, 0);
+        for &e in &ours {
+            let ep = &self.eps[e];
+            total += ep.ops.len() + 8;
+            let longest = ep.inbound.iter().map(|m| m.data.len()).max().unwrap_or(0);
+            if ep.qp.config().shared_receive {
+                shared_count += ep.inbound.len();
+                shared_most = shared_most.max(longest);
+            } else {
+                self.own_receives(e);
+                total += self.eps[e].receives.len();
+            }
+        }
+        if self.nodes[n].srq.is_some() {
+            let extra = self.rng.index(4) + 1;
+            let most = self.rng.range(1, 6) as u32;
+            let mut receives = Vec::new();
+            for _ in 0..shared_count + extra {
+                let (sges, parts) = self.scatter(n, PD, shared_most, most, false);
+                receives.push(Receive { sges, parts });
+            }
+            let depth = receives.len() as u32;
+            total += receives.len();
+            if let Some(srq) = &mut self.nodes[n].srq {
+                srq.queue = SharedReceiveQueue::new(depth, most).expect("memory");
+                srq.receives = receives;
+            }
+            self.at(0, Event::PostShared(n));
+        }
+        let node = &mut self.nodes[n];
+        for _ in 0..node.poll_due.len() {
+            let mut cq = CompletionQueue::new(total as u32).expect("memory");
+            cq.arm(false);
+            node.cqs.push(cq);
+        }
+        // Only now is it known how much memory there is.
+        let initial: Vec<u8> = (0..node.used).map(|at| pattern(n, at)).collect();
+        node.arena.write(0, &initial);
+        node.shadow = initial;
+        for e in ours {
+            self.start(e);
+        }
+    }
+
+    fn own_receives(&mut self, e: usize) {
+        let fate = self.conns[e / 2].fate;
+        let side = e % 2;
+        let ep = &self.eps[e];
+        let n = ep.node;
+        let most = ep.qp.config().max_recv_sge;
+        let lens: Vec<usize> = ep.inbound.iter().map(|m| m.data.len()).collect();
+        let mut receives = Vec::new();
+        for &len in &lens {
+            let slack = if self.rng.chance(50) {
+                self.rng.index(40)
+            } else {
+                0
+            };
+            let (sges, parts) = self.scatter(n, PD, len + slack, most, false);
+            receives.push(Receive { sges, parts });
+        }
+        let last = lens.len().saturating_sub(1);
+        match fate {
+            Fate::TooLong(s) if s == side => {
+                let (sges, parts) = self.scatter(n, PD, lens[last] - 1, most, false);
+                receives[last] = Receive { sges, parts };
+            }
+            Fate::BadReceive(s) if s == side => {
+                // Another key: the region may have been registered again meanwhile.
+                for sge in &mut receives[last].sges {
+                    sge.lkey ^= 0x80;
+                }
+            }
+            Fate::Starve(s) if s == side => receives.truncate(last),
+            _ => {
+                for _ in 0..self.rng.index(4) {
+                    let (sges, parts) = self.scatter(n, PD, 10, most, false);
+                    receives.push(Receive { sges, parts });
+                }
+            }
+        }
+        self.eps[e].receives = receives;
+    }
+
+    /// Sets an endpoint going.
+    fn start(&mut self, e: usize) {
+        let stream = self.eps[e].stream;
+        let patient = self.eps[e].qp.config().receiver_not_ready == ReceiverNotReady::Hold;
+        if !patient {
+            // Without patience every receive has to be there before the first octet comes.
+            let depth = self.eps[e].receives.len() as u32;
+            let config = QpConfig {
+                max_recv_wr: depth.max(1),
+                ..*self.eps[e].qp.config()
+            };
+            self.eps[e].qp = QueuePair::new(config).expect("sizes within limits");
+        }
+        let started = self.call(e, |c| {
+            // As programs do: INIT, receives, then the connection.
+            let init = c.ep.qp.modify(iwarp_rnic::qp::State::Init, &mut c.host);
+            init.is_ok()
+        });
+        assert!(started, "a fresh queue pair can become INIT");
+        if !patient {
+            let all = self.eps[e].receives.len() as u64;
+            self.post_receives(e, all);
+        } else if self.rng.chance(50) {
+            let some = self.rng.range(1, 8);
+            self.post_receives(e, some);
+        }
+        self.call(e, |c| c.ep.qp.start(stream).expect("INIT becomes RTS"));
+        self.app_soon(e);
+        self.receives_soon(e);
+        let conn = e / 2;
+        if e.is_multiple_of(2) {
+            match self.conns[conn].fate {
+                Fate::Close(_, at)
+                | Fate::Abort(_, at)
+                | Fate::ToError(_, at)
+                | Fate::Reset(at)
+                | Fate::Stall(_, at) => self.at(at, Event::Fate(conn)),
+                _ => {}
+            }
+        }
+        if self.rng.chance(12) {
+            let at = self.rng.below(500_000);
+            self.at(at, Event::Pause(e));
+        }
+        if self.rng.chance(15) && !self.eps[e].stalled {
+            // Reads nothing for a while.
+            self.eps[e].stalled = true;
+            let at = self.rng.below(2_000_000);
+            self.at(at, Event::Unstall(e));
+        }
+    }
+}

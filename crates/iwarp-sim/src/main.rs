@@ -1,0 +1,111 @@
+//! The simulator's command: runs seeds, and replays one.
+
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use clap::Parser;
+use iwarp_sim::plant::Plant;
+use iwarp_sim::run::run;
+use iwarp_sim::world::Pool;
+
+/// Runs random verbs programs on simulated RNICs, and checks everything.
+#[derive(Parser)]
+#[command(version)]
+struct Args {
+    /// How many seeds to run
+    #[arg(long, default_value_t = 1000)]
+    seeds: u64,
+    /// The first seed
+    #[arg(long, default_value_t = 0)]
+    start: u64,
+    /// Replay this seed alone, and tell what happens
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Threads; as many as the machine has processors if 0
+    #[arg(long, default_value_t = 0)]
+    jobs: usize,
+    /// Plant a bug, to see it found; `list` names them
+    #[arg(long, value_name = "BUG")]
+    plant: Option<String>,
+    /// Go on after so many failures
+    #[arg(long, default_value_t = 10)]
+    failures: u64,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let plant = match args.plant.as_deref() {
+        None => None,
+        Some(name) => match Plant::named(name) {
+            Some(plant) if plant.is_available() => Some(plant),
+            found => {
+                let names: Vec<_> = Plant::ALL.iter().map(|(name, _)| *name).collect();
+                match found {
+                    Some(_) => eprintln!("{name} needs a build with --features planted-bugs"),
+                    None => eprintln!("bugs: {}", names.join(", ")),
+                }
+                return ExitCode::from(2);
+            }
+        },
+    };
+    if let Some(seed) = args.seed {
+        let (failure, _) = run(seed, plant, Pool::default(), true);
+        return match failure {
+            None => {
+                println!("seed {seed} passes");
+                ExitCode::SUCCESS
+            }
+            Some(text) => {
+                println!("seed {seed} fails {text}");
+                ExitCode::FAILURE
+            }
+        };
+    }
+    many(&args, plant)
+}
+
+fn many(args: &Args, plant: Option<Plant>) -> ExitCode {
+    let start = Instant::now();
+    let next = AtomicU64::new(args.start);
+    let end = args.start.saturating_add(args.seeds);
+    let failed = AtomicU64::new(0);
+    let passed = AtomicU64::new(0);
+    let output = Mutex::new(());
+    let jobs = match args.jobs {
+        0 => std::thread::available_parallelism().map_or(1, usize::from),
+        n => n,
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..jobs {
+            scope.spawn(|| {
+                let mut pool = Pool::default();
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= end || failed.load(Ordering::Relaxed) >= args.failures {
+                        return;
+                    }
+                    let (failure, rest) = run(seed, plant, std::mem::take(&mut pool), false);
+                    pool = rest;
+                    if let Some(text) = failure {
+                        failed.fetch_add(1, Ordering::Relaxed);
+                        let _guard = output.lock();
+                        println!("seed {seed} fails {text}");
+                        println!("  replay: iwarp-sim --seed {seed}");
+                    } else {
+                        passed.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+    });
+    let (passed, failed) = (passed.into_inner(), failed.into_inner());
+    let seconds = start.elapsed().as_secs_f64();
+    println!("{passed} passed, {failed} failed in {seconds:.1} s");
+    if failed == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}

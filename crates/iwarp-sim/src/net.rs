@@ -1,0 +1,247 @@
+//! One direction of a simulated TCP connection.
+//!
+//! It keeps the order and loses nothing until it is reset, as TCP does; everything else is up to chance: where the
+//! octets are cut, when they arrive, how many fit, how many a read returns. Times are nanoseconds of virtual time.
+
+use std::collections::VecDeque;
+
+use crate::rng::Rng;
+
+/// How a direction behaves.
+#[derive(Debug, Clone, Copy)]
+pub struct PipeConfig {
+    /// Octets that may be written and not yet read: both sockets' buffers.
+    pub capacity: usize,
+    /// Least time from writing to arrival.
+    pub delay: u64,
+    /// Most additional time of a segment.
+    pub jitter: u64,
+    /// Time that each octet takes on the wire.
+    pub per_octet: u64,
+    /// Longest segment.
+    pub segment_max: usize,
+    /// Percentage of reads that return fewer octets than are there.
+    pub short_reads: u64,
+}
+
+/// One bit that goes wrong on the way.
+#[derive(Debug, Clone, Copy)]
+pub struct Flip {
+    /// Position in the stream.
+    pub at: u64,
+    /// Which bit.
+    pub bit: u8,
+}
+
+#[derive(Debug)]
+struct Segment {
+    at: u64,
+    octets: Vec<u8>,
+    read: usize,
+}
+
+/// What a reader finds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Found {
+    /// Nothing now.
+    Nothing,
+    /// That many octets.
+    Octets(usize),
+    /// The writer has shut down and everything is read.
+    Fin,
+    /// The connection was reset.
+    Reset,
+}
+
+/// One direction.
+#[derive(Debug)]
+pub struct Pipe {
+    config: PipeConfig,
+    rng: Rng,
+    segments: VecDeque<Segment>,
+    unread: usize,
+    /// When the last segment arrives: nothing overtakes it.
+    last_at: u64,
+    fin: Option<u64>,
+    reset: Option<u64>,
+    written: u64,
+    flip: Option<Flip>,
+    /// Position in the stream of the octet that a read gets next.
+    taken: u64,
+}
+
+impl Pipe {
+    /// An open direction.
+    pub const fn new(config: PipeConfig, rng: Rng, flip: Option<Flip>) -> Self {
+        Self {
+            config,
+            rng,
+            segments: VecDeque::new(),
+            unread: 0,
+            last_at: 0,
+            fin: None,
+            reset: None,
+            written: 0,
+            flip,
+            taken: 0,
+        }
+    }
+
+    /// Writes as much as fits; calls `arrive` with the time of every arrival. Returns the number of octets taken.
+    pub fn write(&mut self, now: u64, octets: &[u8], mut arrive: impl FnMut(u64)) -> usize {
+        if self.reset.is_some() {
+            // As the kernel: accepted until the reset is noticed.
+            return octets.len();
+        }
+        assert!(self.fin.is_none(), "write after shutdown");
+        let room = self.config.capacity - self.unread;
+        let mut rest = &octets[..octets.len().min(room)];
+        let taken = rest.len();
+        while !rest.is_empty() {
+            let most = rest.len().min(self.config.segment_max);
+            let n = self.rng.range(1, most as u64) as usize;
+            let n = if self.rng.chance(70) { most } else { n };
+            let (head, tail) = rest.split_at(n);
+            rest = tail;
+            let mut head = head.to_vec();
+            if let Some(flip) = self.flip
+                && (self.written..self.written + n as u64).contains(&flip.at)
+            {
+                head[(flip.at - self.written) as usize] ^= 1 << flip.bit;
+            }
+            self.written += n as u64;
+            self.unread += n;
+            let jitter = self.rng.below(self.config.jitter + 1);
+            let at = (now + self.config.delay + jitter).max(self.last_at)
+                + self.config.per_octet * n as u64;
+            self.last_at = at;
+            arrive(at);
+            self.segments.push_back(Segment {
+                at,
+                octets: head,
+                read: 0,
+            });
+        }
+        taken
+    }
+
+    /// The writer will write no more. Returns when the reader can know.
+    pub fn shutdown(&mut self, now: u64) -> u64 {
+        let at = (now + self.config.delay).max(self.last_at);
+        self.last_at = at;
+        self.fin = Some(at);
+        at
+    }
+
+    /// The connection breaks for the reader of this direction at `at`. What has not been read by then is lost.
+    pub fn reset_at(&mut self, at: u64) {
+        self.reset = Some(self.reset.map_or(at, |r| r.min(at)));
+    }
+
+    /// What a read would find.
+    pub fn look(&self, now: u64) -> Found {
+        if self.reset.is_some_and(|at| at <= now) {
+            return Found::Reset;
+        }
+        let here = self.segments.iter().take_while(|s| s.at <= now);
+        let n: usize = here.map(|s| s.octets.len() - s.read).sum();
+        match self.fin {
+            _ if n > 0 => Found::Octets(n),
+            Some(at) if at <= now && self.segments.is_empty() => Found::Fin,
+            _ => Found::Nothing,
+        }
+    }
+
+    /// Reads at most `most` octets that have arrived.
+    pub fn read(&mut self, now: u64, most: usize, out: &mut Vec<u8>) {
+        out.clear();
+        let most = if most > 1 && self.rng.chance(self.config.short_reads) {
+            self.rng.range(1, most as u64) as usize
+        } else {
+            most
+        };
+        while let Some(s) = self.segments.front_mut().filter(|s| s.at <= now) {
+            let n = (s.octets.len() - s.read).min(most - out.len());
+            out.extend_from_slice(&s.octets[s.read..s.read + n]);
+            s.read += n;
+            if s.read < s.octets.len() {
+                break;
+            }
+            self.segments.pop_front();
+        }
+        self.unread -= out.len();
+        self.taken += out.len() as u64;
+    }
+
+    /// Has the wrong bit been read?
+    pub fn flip_was_read(&self) -> bool {
+        self.flip.is_some_and(|flip| flip.at < self.taken)
+    }
+
+    /// Nothing is on its way, no matter when it arrives.
+    pub fn is_empty(&self) -> bool {
+        self.segments.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CONFIG: PipeConfig = PipeConfig {
+        capacity: 1000,
+        delay: 5,
+        jitter: 50,
+        per_octet: 1,
+        segment_max: 64,
+        short_reads: 50,
+    };
+
+    #[test]
+    fn octets_arrive_in_order_and_are_bounded() {
+        let mut pipe = Pipe::new(CONFIG, Rng::new(1), None);
+        let octets: Vec<u8> = (0..1200u32).map(|i| (i * 7) as u8).collect();
+        let mut last = 0;
+        let n = pipe.write(0, &octets, |at| {
+            assert!(at >= last);
+            last = at;
+        });
+        assert_eq!(n, 1000);
+        assert_eq!(pipe.write(0, &octets[n..], |_| ()), 0);
+        assert_eq!(pipe.look(4), Found::Nothing);
+        pipe.shutdown(1);
+        let (mut all, mut some) = (Vec::new(), Vec::new());
+        let mut now = 0;
+        while all.len() < 1000 {
+            now += 10;
+            while let Found::Octets(n) = pipe.look(now) {
+                pipe.read(now, n, &mut some);
+                assert!(!some.is_empty() && some.len() <= n);
+                all.extend_from_slice(&some);
+            }
+        }
+        assert_eq!(all, &octets[..1000]);
+        assert_eq!(pipe.look(last), Found::Fin);
+    }
+
+    #[test]
+    fn a_flip_changes_one_bit_and_a_reset_ends() {
+        let flip = Flip { at: 10, bit: 3 };
+        let mut pipe = Pipe::new(CONFIG, Rng::new(2), Some(flip));
+        pipe.write(0, &[0; 20], |_| ());
+        let mut out = Vec::new();
+        let mut all = Vec::new();
+        while let Found::Octets(n) = pipe.look(1000) {
+            assert_eq!(pipe.flip_was_read(), all.len() > 10);
+            pipe.read(1000, n, &mut out);
+            all.extend_from_slice(&out);
+        }
+        let mut want = [0; 20];
+        want[10] = 8;
+        assert_eq!(all, want);
+        assert!(pipe.flip_was_read());
+        pipe.reset_at(2000);
+        assert_eq!(pipe.look(1999), Found::Nothing);
+        assert_eq!(pipe.look(2000), Found::Reset);
+    }
+}

@@ -1,0 +1,89 @@
+//! Bugs that are planted on purpose, to show that the checkers find them.
+//!
+//! Most are mutations at the simulator's edge: the driver or the host does what a program or an RNIC with the bug
+//! would do. `SkipBounds` is a mutation of the RNIC itself, and needs the feature `planted-bugs`.
+
+use crate::rng::Rng;
+
+/// A kind of bug.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Plant {
+    /// A completion is not written.
+    DropCompletion,
+    /// A completion is written twice.
+    RepeatCompletion,
+    /// Two completions change places.
+    SwapCompletions,
+    /// A note that there is something to send is lost.
+    LoseWakeup,
+    /// A Send that was held is not looked at again when a receive is posted.
+    ForgetHeld,
+    /// A completion event is lost.
+    LoseNotify,
+    /// Registered ranges are longer than what the program granted.
+    WideGrant,
+    /// The STag table does not compare with the end of a region (feature `planted-bugs`).
+    SkipBounds,
+    /// An octet is placed wrong although the CRC was right.
+    CorruptPlacement,
+    /// An octet outside of every range is changed.
+    StrayWrite,
+}
+
+impl Plant {
+    /// All of them, with the names of the command line.
+    pub const ALL: &'static [(&'static str, Self)] = &[
+        ("drop-completion", Self::DropCompletion),
+        ("repeat-completion", Self::RepeatCompletion),
+        ("swap-completions", Self::SwapCompletions),
+        ("lose-wakeup", Self::LoseWakeup),
+        ("forget-held", Self::ForgetHeld),
+        ("lose-notify", Self::LoseNotify),
+        ("wide-grant", Self::WideGrant),
+        ("skip-bounds", Self::SkipBounds),
+        ("corrupt-placement", Self::CorruptPlacement),
+        ("stray-write", Self::StrayWrite),
+    ];
+
+    /// By name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.iter().find(|(n, _)| *n == name).map(|(_, p)| *p)
+    }
+
+    /// Can this build plant it?
+    pub const fn is_available(self) -> bool {
+        !matches!(self, Self::SkipBounds) || cfg!(feature = "planted-bugs")
+    }
+}
+
+/// The bug of one run, and when it bites.
+#[derive(Debug, Clone, Copy)]
+pub struct Planted {
+    kind: Option<Plant>,
+    countdown: u64,
+}
+
+impl Planted {
+    /// A bug that bites once, at one of its first occasions.
+    pub fn new(kind: Option<Plant>, rng: &mut Rng) -> Self {
+        Self {
+            kind,
+            countdown: rng.below(12),
+        }
+    }
+
+    /// Is this kind planted, whatever the occasion?
+    pub fn is(&self, kind: Plant) -> bool {
+        self.kind == Some(kind)
+    }
+
+    /// An occasion for this kind: does it bite now?
+    pub fn bites(&mut self, kind: Plant) -> bool {
+        if self.kind != Some(kind) {
+            return false;
+        }
+        let now = self.countdown == 0;
+        self.countdown = self.countdown.wrapping_sub(1);
+        now
+    }
+}

@@ -1,0 +1,150 @@
+//! The simulated hosts' memory, and the simulator's only `unsafe`.
+//!
+//! An [`Arena`] is one block of octets that is reached through raw pointers alone, because the RNIC under test
+//! writes to it behind the back of whoever owns it.
+#![allow(unsafe_code)]
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ptr::NonNull;
+
+use iwarp_rnic::memory::HostRange;
+use iwarp_rnic::qp::IoRun;
+
+const ALIGN: usize = 64;
+
+/// The memory of one simulated host.
+#[derive(Debug)]
+pub struct Arena {
+    at: NonNull<u8>,
+    len: usize,
+}
+
+impl Arena {
+    /// `len` octets of zeros, aligned to 64.
+    ///
+    /// # Panics
+    /// If `len` is zero or beyond what an allocation can be.
+    pub fn new(len: usize) -> Self {
+        assert!(len > 0);
+        let layout = Layout::from_size_align(len, ALIGN).expect("arena too long");
+        // SAFETY: the layout is not empty.
+        let at = unsafe { alloc_zeroed(layout) };
+        let Some(at) = NonNull::new(at) else {
+            handle_alloc_error(layout)
+        };
+        Self { at, len }
+    }
+
+    fn check(&self, off: usize, len: usize) {
+        assert!(
+            off <= self.len && len <= self.len - off,
+            "outside the arena"
+        );
+    }
+
+    /// Copies octets out.
+    ///
+    /// # Panics
+    /// If the range is not inside the arena.
+    pub fn read(&self, off: usize, out: &mut [u8]) {
+        self.check(off, out.len());
+        // SAFETY: checked to be inside our allocation; nobody holds references into it, so no overlap with `out`.
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.at.as_ptr().add(off), out.as_mut_ptr(), out.len());
+        }
+    }
+
+    /// A copy of `len` octets.
+    pub fn copy(&self, off: usize, len: usize) -> Vec<u8> {
+        let mut out = vec![0; len];
+        self.read(off, &mut out);
+        out
+    }
+
+    /// Copies octets in.
+    ///
+    /// # Panics
+    /// If the range is not inside the arena.
+    pub fn write(&self, off: usize, src: &[u8]) {
+        self.check(off, src.len());
+        // SAFETY: as in `read`.
+        unsafe {
+            std::ptr::copy_nonoverlapping(src.as_ptr(), self.at.as_ptr().add(off), src.len());
+        }
+    }
+
+    /// A part of it for registration. It must leave the STag table before the arena is dropped.
+    ///
+    /// # Panics
+    /// If the range is not inside the arena.
+    pub fn range(&self, off: usize, len: usize) -> HostRange {
+        self.check(off, len);
+        let addr = self.at.as_ptr() as u64 + off as u64;
+        // SAFETY: the octets live as long as the arena; `World` drops tables and queue pairs with their arena, and
+        // tables do not touch memory when dropped. No reference into the arena is ever made.
+        unsafe { HostRange::new(addr, len as u64) }.expect("an allocation does not wrap")
+    }
+
+    /// Is this run inside the arena?
+    pub fn contains(&self, run: &IoRun) -> bool {
+        let start = self.at.as_ptr() as usize;
+        run.addr >= start
+            && run.addr - start <= self.len
+            && run.len <= self.len - (run.addr - start)
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this very layout, which was valid there.
+        unsafe {
+            dealloc(
+                self.at.as_ptr(),
+                Layout::from_size_align_unchecked(self.len, ALIGN),
+            );
+        }
+    }
+}
+
+/// Plays the kernel: reads `src` into the runs, in order.
+///
+/// # Safety
+/// The runs come from a receive plan whose STag table and buffer have been borrowed since it was made.
+///
+/// # Panics
+/// If they are too short.
+pub unsafe fn read_into(runs: &[IoRun], mut src: &[u8]) {
+    for run in runs {
+        let n = run.len.min(src.len());
+        // SAFETY: the plan's runs are writable for their whole length (contract of this function).
+        unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), run.addr as *mut u8, n) };
+        src = &src[n..];
+    }
+    assert!(src.is_empty(), "the plan is too short");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arena_reads_what_was_written() {
+        let arena = Arena::new(100);
+        arena.write(90, &[1, 2, 3]);
+        assert_eq!(arena.copy(89, 5), [0, 1, 2, 3, 0]);
+        let range = arena.range(90, 3);
+        let mut run = IoRun {
+            addr: range.addr() as usize,
+            len: 10,
+        };
+        assert!(arena.contains(&run));
+        run.len = 11;
+        assert!(!arena.contains(&run));
+    }
+
+    #[test]
+    #[should_panic(expected = "outside the arena")]
+    fn arena_is_bounded() {
+        Arena::new(8).copy(7, 2);
+    }
+}

@@ -1,0 +1,135 @@
+//! One run: from a seed to a verdict.
+
+use std::cmp::Reverse;
+
+use crate::plant::Plant;
+use crate::world::{End, Event, Fate, Pool, World};
+
+/// More events than any sound run has.
+const STEPS_MAX: u64 = 5_000_000;
+
+/// Runs a seed. Returns what went wrong, if anything did, and the buffers for the next run.
+pub fn run(seed: u64, plant: Option<Plant>, pool: Pool, verbose: bool) -> (Option<String>, Pool) {
+    let mut world = World::generate(seed, plant, pool, verbose);
+    world.describe();
+    world.play();
+    let failure = world.failure.take();
+    let mut pool = std::mem::take(&mut world.pool);
+    // What is left of broken runs goes back, too.
+    for mut ep in world.eps.drain(..) {
+        pool.plans.extend(ep.plan.take().map(|mut plan| {
+            plan.clear();
+            plan
+        }));
+        pool.buffers.extend(ep.buffer.take().map(|mut buffer| {
+            buffer.clear();
+            buffer
+        }));
+    }
+    pool.arenas
+        .extend(world.nodes.drain(..).map(|node| node.arena));
+    (failure, pool)
+}
+
+impl World {
+    fn describe(&self) {
+        for (i, conn) in self.conns.iter().enumerate() {
+            for e in [2 * i, 2 * i + 1] {
+                let ep = &self.eps[e];
+                self.log(|| {
+                    format!(
+                        "ep {e} on node {}: {} requests, {} messages come, {:?} {:?} {:?}",
+                        ep.node,
+                        ep.ops.len(),
+                        ep.inbound.len(),
+                        conn.fate,
+                        ep.stream,
+                        ep.qp.config()
+                    )
+                });
+            }
+        }
+    }
+
+    fn play(&mut self) {
+        self.run_until_quiet();
+        if self.failure.is_some() {
+            return;
+        }
+        self.check_quiet();
+        for conn in 0..self.conns.len() {
+            match self.conns[conn].fate {
+                Fate::Clean(end) => self.end(conn, end),
+                _ => self.end(conn, End::Reset),
+            }
+            // Somebody who had stopped reading is gone, too.
+            self.eps[2 * conn].stalled = false;
+            self.eps[2 * conn + 1].stalled = false;
+        }
+        self.run_until_quiet();
+        // Completions whose event was lost stay where they are, and are missed below.
+        if self.failure.is_none() {
+            self.check_end();
+        }
+    }
+
+    fn run_until_quiet(&mut self) {
+        while let Some(Reverse((time, _, event))) = self.queue.pop() {
+            self.now = time;
+            self.steps += 1;
+            if self.steps > STEPS_MAX {
+                self.fail(|| "it goes on for ever".into());
+            }
+            if self.failure.is_some() {
+                return;
+            }
+            self.handle(event);
+        }
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Transmit(e) => {
+                self.eps[e].tx_due = false;
+                self.transmit(e);
+            }
+            Event::Readable(e) => {
+                // Sometimes the host is slow, and more comes together.
+                if self.rng.chance(15) {
+                    let delay = self.rng.below(30_000);
+                    self.after(delay, Event::Readable(e));
+                } else {
+                    self.receive(e);
+                }
+            }
+            Event::Writable(e) => {
+                if std::mem::take(&mut self.eps[e].tx_blocked) {
+                    self.transmit(e);
+                }
+            }
+            Event::App(e) => self.app(e),
+            Event::PostReceives(e) => {
+                let burst = self.rng.range(1, 6);
+                self.post_receives(e, burst);
+            }
+            Event::PostShared(n) => self.post_shared(n),
+            Event::Poll(n, cq) => self.poll(n, cq),
+            Event::HoldExpired(e, epoch) => {
+                if self.eps[e].holding && self.eps[e].hold_epoch == epoch {
+                    self.log(|| format!("ep {e}: no receive came"));
+                    self.call(e, |c| c.ep.qp.hold_expired(&mut c.host));
+                    self.receive(e);
+                }
+            }
+            Event::Fate(conn) => self.strike(conn),
+            Event::Pause(e) => self.pause(e),
+            Event::Resume(e) => self.resume(e),
+            Event::Unstall(e) => {
+                if !matches!(self.conns[e / 2].fate, Fate::Stall(..)) {
+                    self.eps[e].stalled = false;
+                }
+                self.receive(e);
+            }
+        }
+    }
+}

@@ -1,0 +1,513 @@
+//! Random verbs programs for one connection, and what each request is to do.
+//!
+//! The programs of both sides are written as one script whose order both sides keep: a request that depends on what
+//! the other side did before waits for a message (`after_recv`). So the final contents of memory are known exactly.
+
+use iwarp_rnic::memory::WindowType;
+use iwarp_rnic::{Access, Bind, FastRegister, SendFlags, SendOp, Sge, WcFlags, WcOpcode};
+
+use crate::memory::{Region, cut};
+use crate::world::{Effect, Expect, Message, Op, World};
+
+/// What one side of a connection has to work with.
+#[derive(Debug)]
+#[allow(missing_docs)]
+pub struct Side {
+    pub e: usize,
+    pub n: usize,
+    pub pd: u32,
+    pub src: Vec<Region>,
+    /// For the peer's writes, reads and windows.
+    pub exposed: Region,
+    /// For the peer's atomics.
+    pub words: Region,
+    /// Sinks of reads, which later requests may send from behind a fence.
+    pub sinks: Vec<(Sge, usize)>,
+    /// Ranges of the peer that unfenced reads and atomics may still be looking at.
+    pub reading: Vec<(usize, usize)>,
+    /// Ranges of the peer that requests have written.
+    pub written: Vec<(usize, usize, usize)>,
+    /// Longest message.
+    pub most: usize,
+}
+
+/// What a script step may do.
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub enum Target {
+    /// The exposed region, by its own STag.
+    Exposed,
+    /// Through another STag.
+    Through(Region),
+}
+
+const fn overlap(a: (usize, usize), b: (usize, usize)) -> bool {
+    a.0 < b.0 + b.1 && b.0 < a.0 + a.1
+}
+
+impl Side {
+    fn lengths(&self, w: &mut World) -> usize {
+        let mulpdu = usize::from(iwarp_proto::mpa::framing::mulpdu(
+            w.eps[self.e].stream.emss,
+            w.eps[self.e].stream.markers_tx,
+        ));
+        let rng = &mut w.rng;
+        let len = match rng.below(10) {
+            0 => 0,
+            1..=3 => rng.range(1, 64) as usize,
+            4 | 5 => rng.index(self.most + 1),
+            // Around the boundaries of segments.
+            6 => {
+                let segment = mulpdu - if rng.chance(50) { 14 } else { 18 };
+                (segment * rng.range(1, 3) as usize + rng.index(5)).saturating_sub(2)
+            }
+            7 => self.most,
+            _ => rng.index(self.most.min(2000) + 1),
+        };
+        len.min(self.most)
+    }
+
+    /// Where data come from: elements and contents.
+    fn gather(&mut self, w: &mut World, len: usize, flags: &mut SendFlags) -> (Vec<Sge>, Vec<u8>) {
+        let n = self.n;
+        if w.rng.chance(15)
+            && len > 0
+            && let Some(&(sge, off)) = self.sinks.iter().rfind(|s| s.0.len as usize >= len)
+        {
+            // What a read has brought: only behind a fence is it there.
+            *flags |= SendFlags::FENCE;
+            let sge = Sge {
+                len: len as u32,
+                ..sge
+            };
+            return (vec![sge], w.nodes[n].model[off..off + len].to_vec());
+        }
+        let most = w.eps[self.e].qp.config().max_send_sge as usize;
+        let (mut sges, mut data) = (Vec::new(), Vec::new());
+        for l in cut(&mut w.rng, len, most) {
+            let r = self.src[w.rng.index(self.src.len())];
+            let off = r.off + w.rng.index(r.len - l + 1);
+            sges.push(Sge {
+                addr: r.tagged(off),
+                len: l as u32,
+                lkey: r.stag,
+            });
+            data.extend_from_slice(&w.nodes[n].model[off..off + l]);
+        }
+        (sges, data)
+    }
+
+    /// Adds a request to the program.
+    pub fn push(&mut self, w: &mut World, op: SendOp, flags: SendFlags, sges: Vec<Sge>) -> usize {
+        if flags.contains(SendFlags::FENCE) {
+            self.reading.clear();
+        }
+        let byte_len = sges.iter().map(|s| s.len).sum();
+        let after_recv = w.eps[self.e].inbound.len();
+        let ep = &mut w.eps[self.e];
+        // Waiting for every message would make the programs take turns; only those that depend do.
+        let after_recv = if ep.wait_next { after_recv } else { 0 };
+        ep.wait_next = false;
+        let before = ep.ops.last().map_or(0, |o| o.after_recv);
+        ep.ops.push(Op {
+            op,
+            flags,
+            sges,
+            inline: None,
+            after_recv: after_recv.max(before),
+            local: Vec::new(),
+            remote: Vec::new(),
+            exclusive: false,
+            byte_len,
+            shared_sink: None,
+            expect: Expect::Success,
+        });
+        ep.ops.len() - 1
+    }
+
+    fn random_flags(&self, w: &mut World) -> SendFlags {
+        let mut flags = SendFlags::empty();
+        flags.set(SendFlags::SIGNALED, w.rng.chance(60));
+        flags.set(SendFlags::FENCE, w.rng.chance(8));
+        flags.set(SendFlags::SOLICITED, w.rng.chance(20));
+        flags
+    }
+
+    /// Turns a request's payload into inline data sometimes.
+    fn maybe_inline(&self, w: &mut World, index: usize, data: &[u8]) {
+        let most = w.eps[self.e].qp.config().max_inline as usize;
+        if data.len() <= most && w.rng.chance(50) {
+            let op = &mut w.eps[self.e].ops[index];
+            op.flags |= SendFlags::INLINE;
+            op.inline = Some(data.to_vec());
+            // What the elements say does not matter then.
+            op.sges = vec![Sge {
+                addr: 1,
+                len: 2,
+                lkey: 3,
+            }];
+        }
+    }
+
+    fn message(
+        &self,
+        w: &mut World,
+        index: usize,
+        data: Vec<u8>,
+        opcode: WcOpcode,
+        imm: Option<u32>,
+        inv: Option<u32>,
+    ) {
+        let op = &w.eps[self.e].ops[index];
+        let mut flags = WcFlags::empty();
+        flags.set(WcFlags::SOLICITED, op.flags.contains(SendFlags::SOLICITED));
+        flags.set(WcFlags::WITH_IMM, imm.is_some());
+        flags.set(WcFlags::WITH_INV, inv.is_some());
+        let byte_len = op.byte_len;
+        w.eps[self.e ^ 1].inbound.push(Message {
+            op: index,
+            data,
+            opcode,
+            byte_len,
+            flags,
+            imm_or_stag: imm.or(inv).unwrap_or(0),
+        });
+    }
+
+    /// A Send of any kind. Returns its index.
+    pub fn send(&mut self, w: &mut World, inv: Option<u32>) -> usize {
+        let len = self.lengths(w);
+        self.send_of(w, len, inv)
+    }
+
+    /// A Send of a given length.
+    pub fn send_of(&mut self, w: &mut World, len: usize, inv: Option<u32>) -> usize {
+        let mut flags = self.random_flags(w);
+        if inv.is_some() {
+            // Reads through the STag must be over.
+            flags |= SendFlags::FENCE;
+        }
+        let imm = (inv.is_none() && w.rng.chance(25)).then(|| w.rng.next_u32());
+        let (sges, data) = self.gather(w, len, &mut flags);
+        let op = match (inv, imm) {
+            (Some(stag), _) => SendOp::SendInv(stag),
+            (None, Some(imm)) => SendOp::SendImm(imm),
+            (None, None) => SendOp::Send,
+        };
+        let index = self.push(w, op, flags, sges);
+        w.eps[self.e].ops[index].byte_len = len as u32;
+        self.maybe_inline(w, index, &data);
+        self.message(w, index, data, WcOpcode::Recv, imm, inv);
+        index
+    }
+
+    /// An RDMA Write, perhaps with immediate data.
+    pub fn write(&mut self, w: &mut World, peer: &Self, target: Target, imm: bool) -> usize {
+        let region = match target {
+            Target::Exposed => peer.exposed,
+            Target::Through(r) => r,
+        };
+        let len = self.lengths(w).min(region.len);
+        let off = region.off + w.rng.index(region.len - len + 1);
+        let mut flags = self.random_flags(w);
+        if self.reading.iter().any(|r| overlap(*r, (off, len))) {
+            // Else the read could see this write.
+            flags |= SendFlags::FENCE;
+        }
+        let (sges, data) = self.gather(w, len, &mut flags);
+        let (remote_addr, rkey) = (region.tagged(off), region.stag);
+        // Nobody looks at the address of nothing.
+        let (remote_addr, rkey) = if len == 0 && w.rng.chance(50) {
+            (w.rng.next_u64(), w.rng.next_u32())
+        } else {
+            (remote_addr, rkey)
+        };
+        let imm = imm.then(|| w.rng.next_u32());
+        let op = match imm {
+            Some(imm) => SendOp::WriteImm {
+                remote_addr,
+                rkey,
+                imm,
+            },
+            None => SendOp::Write { remote_addr, rkey },
+        };
+        let index = self.push(w, op, flags, sges);
+        self.changes(w, peer, index, off, &data);
+        w.eps[self.e].ops[index].byte_len = len as u32;
+        self.maybe_inline(w, index, &data);
+        if imm.is_some() {
+            self.message(w, index, Vec::new(), WcOpcode::RecvWriteImm, imm, None);
+        }
+        index
+    }
+
+    /// Notes what a request changes at the peer.
+    fn changes(&mut self, w: &mut World, peer: &Self, index: usize, off: usize, data: &[u8]) {
+        w.nodes[peer.n].model[off..off + data.len()].copy_from_slice(data);
+        let mut exclusive = true;
+        for &(o, l, other) in &self.written {
+            if overlap((o, l), (off, data.len())) {
+                exclusive = false;
+                w.eps[self.e].ops[other].exclusive = false;
+            }
+        }
+        self.written.push((off, data.len(), index));
+        let op = &mut w.eps[self.e].ops[index];
+        op.exclusive = exclusive;
+        op.remote.push(Effect {
+            off,
+            data: data.to_vec(),
+        });
+    }
+
+    /// An RDMA Read.
+    pub fn read(&mut self, w: &mut World, peer: &Self, target: Target) -> usize {
+        let region = match target {
+            Target::Exposed => peer.exposed,
+            Target::Through(r) => r,
+        };
+        let len = self.lengths(w).min(region.len);
+        let off = region.off + w.rng.index(region.len - len + 1);
+        let data = w.nodes[peer.n].model[off..off + len].to_vec();
+        let most = w.eps[self.e].qp.config().max_send_sge;
+        let (sges, parts) = w.scatter(self.n, self.pd, len, most, false);
+        let op = SendOp::Read {
+            remote_addr: region.tagged(off),
+            rkey: region.stag,
+        };
+        let flags = self.random_flags(w);
+        let index = self.push(w, op, flags, sges.clone());
+        self.reading.push((off, len));
+        let mut rest = &data[..];
+        for (sge, &(at, l)) in sges.iter().zip(&parts) {
+            let (now, later) = rest.split_at(l);
+            rest = later;
+            w.nodes[self.n].model[at..at + l].copy_from_slice(now);
+            w.eps[self.e].ops[index].local.push(Effect {
+                off: at,
+                data: now.to_vec(),
+            });
+            if sge.len > 0 {
+                self.sinks.push((*sge, at));
+            }
+        }
+        index
+    }
+
+    /// An atomic on one of the peer's words.
+    pub fn atomic(&mut self, w: &mut World, peer: &Self, target: Target) -> usize {
+        let region = match target {
+            Target::Exposed => peer.words,
+            Target::Through(r) => r,
+        };
+        let words = region.len / 8;
+        let off = region.off + 8 * w.rng.index(words);
+        let model = &mut w.nodes[peer.n].model;
+        let old = u64::from_ne_bytes(std::array::from_fn(|i| model[off + i]));
+        let (remote_addr, rkey) = (region.tagged(off), region.stag);
+        let a = w.rng.next_u64();
+        let b = w.rng.next_u64();
+        let (op, new) = match w.rng.below(4) {
+            0 => {
+                let add = SendOp::FetchAdd {
+                    remote_addr,
+                    rkey,
+                    add: a,
+                    mask: 0,
+                };
+                (add, old.wrapping_add(a))
+            }
+            1 => {
+                // Two fields of 32 bits.
+                let mask = 1 << 31;
+                let low = (old as u32).wrapping_add(a as u32);
+                let high = ((old >> 32) as u32).wrapping_add((a >> 32) as u32);
+                let add = SendOp::FetchAdd {
+                    remote_addr,
+                    rkey,
+                    add: a,
+                    mask,
+                };
+                (add, u64::from(high) << 32 | u64::from(low))
+            }
+            2 => {
+                let compare = if w.rng.chance(70) { old } else { a };
+                let swap = SendOp::CmpSwap {
+                    remote_addr,
+                    rkey,
+                    compare,
+                    swap: b,
+                    compare_mask: u64::MAX,
+                    swap_mask: u64::MAX,
+                };
+                (swap, if compare == old { b } else { old })
+            }
+            _ => {
+                let (cm, sm) = (w.rng.next_u64() & a, w.rng.next_u64());
+                let compare = if w.rng.chance(70) { old ^ !cm } else { b };
+                let swap = SendOp::CmpSwap {
+                    remote_addr,
+                    rkey,
+                    compare,
+                    swap: a,
+                    compare_mask: cm,
+                    swap_mask: sm,
+                };
+                let hit = (compare ^ old) & cm == 0;
+                (swap, if hit { old & !sm | a & sm } else { old })
+            }
+        };
+        let mut flags = self.random_flags(w);
+        if self.reading.iter().any(|r| overlap(*r, (off, 8))) {
+            flags |= SendFlags::FENCE;
+        }
+        let aligned = w.rng.chance(50);
+        let (sges, parts) = w.scatter(self.n, self.pd, 8, 1, aligned);
+        let index = self.push(w, op, flags, sges);
+        let at = parts[0].0;
+        w.nodes[self.n].model[at..at + 8].copy_from_slice(&old.to_ne_bytes());
+        w.eps[self.e].ops[index].local.push(Effect {
+            off: at,
+            data: old.to_ne_bytes().to_vec(),
+        });
+        self.changes(w, peer, index, off, &new.to_ne_bytes());
+        index
+    }
+
+    /// Adds one to the counter of the peer's host, which everybody shares.
+    pub fn count(&mut self, w: &mut World, peer: &Self) {
+        let (_, remote_addr, rkey) = w.nodes[peer.n].counter;
+        let op = SendOp::FetchAdd {
+            remote_addr,
+            rkey,
+            add: 1,
+            mask: 0,
+        };
+        let (sges, parts) = w.scatter(self.n, self.pd, 8, 1, true);
+        let flags = self.random_flags(w);
+        let index = self.push(w, op, flags, sges);
+        w.eps[self.e].ops[index].shared_sink = Some(parts[0].0);
+    }
+
+    /// Gives the peer an STag, lets it work, and takes the STag back.
+    pub fn episode(&mut self, w: &mut World, peer: &mut Self, reads: bool) -> Region {
+        let (region, kind) = match w.rng.below(3) {
+            0 => (self.grant_window(w, WindowType::Type1), 0),
+            1 => (self.grant_window(w, WindowType::Type2), 1),
+            _ => (self.grant_fast(w), 1),
+        };
+        // The peer learns of it.
+        self.send_of(w, 8.min(self.most), None);
+        w.eps[peer.e].wait_next = true;
+        for _ in 0..w.rng.range(1, 3) {
+            let through = Target::Through(region);
+            match w.rng.below(3) {
+                0 if reads => drop(peer.read(w, self, through)),
+                1 => drop(peer.write(w, self, through, true)),
+                _ => drop(peer.write(w, self, through, false)),
+            }
+        }
+        let remote = kind == 1 && w.rng.chance(60);
+        if remote {
+            peer.send(w, Some(region.stag));
+        } else {
+            let index = peer.send(w, None);
+            w.eps[peer.e].ops[index].flags |= SendFlags::FENCE;
+            peer.reading.clear();
+            w.eps[self.e].wait_next = true;
+            let flags = self.random_flags(w);
+            let op = if kind == 0 {
+                // Of length zero: unbound.
+                SendOp::Bind(Bind {
+                    mw_stag: region.stag,
+                    new_stag: region.stag ^ 1,
+                    mr_stag: self.exposed.stag,
+                    addr: 0,
+                    len: 0,
+                    access: Access::empty(),
+                })
+            } else {
+                SendOp::LocalInvalidate { stag: region.stag }
+            };
+            self.push(w, op, flags, Vec::new());
+        }
+        region
+    }
+
+    fn grant_window(&mut self, w: &mut World, ty: WindowType) -> Region {
+        let stag = w.window(self.n, self.pd, ty);
+        let new_stag = stag & !0xff | u32::from(w.rng.next_u32() as u8);
+        let len = 1 + w.rng.index(self.exposed.len.min(self.most.max(64)));
+        let off = self.exposed.off + w.rng.index(self.exposed.len - len + 1);
+        let mut access = Access::REMOTE_READ | Access::REMOTE_WRITE;
+        access.set(Access::ZERO_BASED, w.rng.chance(30));
+        let flags = self.random_flags(w);
+        let addr = self.exposed.tagged(off);
+        let bind = Bind {
+            mw_stag: stag,
+            new_stag,
+            mr_stag: self.exposed.stag,
+            addr,
+            len: len as u64,
+            access,
+        };
+        self.push(w, SendOp::Bind(bind), flags, Vec::new());
+        let zero = access.contains(Access::ZERO_BASED);
+        Region {
+            off,
+            len,
+            base: if zero { 0 } else { addr },
+            stag: new_stag,
+        }
+    }
+
+    fn grant_fast(&mut self, w: &mut World) -> Region {
+        let reserved = self.most.max(64) + 64;
+        let whole = w.fast_region(self.n, self.pd, reserved);
+        let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
+        self.fast_register(w, whole, access)
+    }
+
+    fn fast_register(&mut self, w: &mut World, whole: Region, access: Access) -> Region {
+        let len = 1 + w.rng.index(whole.len);
+        let offset = w.rng.index(whole.len - len + 1);
+        let iova = w.iova(len as u64);
+        let new_stag = whole.stag & !0xff | u32::from(w.rng.next_u32() as u8);
+        let flags = self.random_flags(w);
+        let fast = FastRegister {
+            new_stag,
+            offset: offset as u64,
+            len: len as u64,
+            iova,
+            access,
+        };
+        self.push(w, SendOp::FastRegister(fast), flags, Vec::new());
+        Region {
+            off: whole.off + offset,
+            len,
+            base: iova,
+            stag: new_stag,
+        }
+    }
+
+    /// Registers by work request, sends from there, and invalidates behind it.
+    pub fn local_episode(&mut self, w: &mut World) {
+        let whole = w.fast_region(self.n, self.pd, self.most.max(64));
+        for _ in 0..w.rng.range(1, 2) {
+            let region = self.fast_register(w, whole, Access::LOCAL_WRITE);
+            let len = region.len.min(self.most);
+            let flags = self.random_flags(w);
+            let data = w.nodes[self.n].model[region.off..region.off + len].to_vec();
+            let sge = Sge {
+                addr: region.base,
+                len: len as u32,
+                lkey: region.stag,
+            };
+            let index = self.push(w, SendOp::Send, flags, vec![sge]);
+            self.message(w, index, data, WcOpcode::Recv, None, None);
+            let flags = self.random_flags(w);
+            let stag = region.stag;
+            self.push(w, SendOp::LocalInvalidate { stag }, flags, Vec::new());
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! A few seeds, and the planted bugs.
+
+use crate::plant::Plant;
+use crate::run::run;
+use crate::world::Pool;
+
+/// Seeds that each planted bug has to be found in.
+const PLANT_SEEDS: u64 = 300;
+
+#[test]
+fn seeds_pass() {
+    let mut pool = Pool::default();
+    for seed in 0..150 {
+        let (failure, rest) = run(seed, None, pool, false);
+        pool = rest;
+        assert_eq!(failure, None, "seed {seed}");
+    }
+}
+
+#[test]
+fn a_seed_is_the_same_run_every_time() {
+    for plant in [Plant::DropCompletion, Plant::LoseWakeup] {
+        for seed in 0..40 {
+            let once = run(seed, Some(plant), Pool::default(), false).0;
+            assert_eq!(once, run(seed, Some(plant), Pool::default(), false).0);
+        }
+    }
+}
+
+#[test]
+fn every_planted_bug_is_found() {
+    for (name, plant) in Plant::ALL.iter().filter(|(_, p)| p.is_available()) {
+        let mut pool = Pool::default();
+        let mut found = 0;
+        for seed in 0..PLANT_SEEDS {
+            let (failure, rest) = run(seed, Some(*plant), pool, false);
+            pool = rest;
+            found += u32::from(failure.is_some());
+        }
+        assert!(found > 0, "{name} is not found in {PLANT_SEEDS} seeds");
+    }
+}

@@ -1,0 +1,298 @@
+//! The last check: outcomes of all connections, and every octet of every host.
+
+use iwarp_proto::rdmap::TerminateCode;
+use iwarp_rnic::WcStatus;
+use iwarp_rnic::qp::{Blame, Fault, State};
+
+use crate::check::refused_status;
+use crate::world::{Effect, Expect, Fate, World};
+
+impl World {
+    /// Everything is over.
+    pub fn check_end(&mut self) {
+        for e in 0..self.eps.len() {
+            self.check_completions(e);
+            self.check_fault(e);
+            self.settle_memory(e);
+        }
+        for n in 0..self.nodes.len() {
+            self.check_shared(n);
+            self.check_counter(n);
+            self.check_memory(n);
+        }
+    }
+
+    fn check_completions(&mut self, e: usize) {
+        let ep = &self.eps[e];
+        let (state, sends, receives) = (
+            ep.qp.state(),
+            ep.qp.sends_outstanding(),
+            ep.qp.receives_posted(),
+        );
+        if state != State::Error || sends > 0 || receives > 0 {
+            self.fail(|| {
+                format!("endpoint {e} ends in {state:?} with {sends} sends and {receives} receives")
+            });
+            return;
+        }
+        let all = ep.qp.config().signal_all;
+        let silent = ep.first_bad.is_none()
+            && ep.ops[ep.next_cqe..ep.posted]
+                .iter()
+                .all(|op| !crate::app::is_signalled(op.flags, all));
+        if ep.next_cqe < ep.posted && !silent {
+            let (next, posted) = (ep.next_cqe, ep.posted);
+            self.fail(|| format!("endpoint {e}: {next} of {posted} requests completed"));
+            return;
+        }
+        for index in ep.next_cqe..ep.posted {
+            self.succeeded(e, index);
+        }
+        let ep = &self.eps[e];
+        if !ep.qp.config().shared_receive && ep.recv_cqes != ep.recv_posted {
+            let (done, posted) = (ep.recv_cqes, ep.recv_posted);
+            self.fail(|| format!("endpoint {e}: {done} of {posted} receives completed"));
+            return;
+        }
+        // A graceful close sends what was queued.
+        if let (Some(posted), Fate::Close(0 | 1, _)) =
+            (self.eps[e].posted_at_close, self.conns[e / 2].fate)
+            && self.eps[e].qp.counters().rx_fpdus + u64::from(self.eps[e].stream.initiator) > 0
+        {
+            let peer = &self.eps[e ^ 1];
+            let sent = peer.inbound.iter().filter(|m| m.op < posted).count();
+            if peer.received < sent {
+                let got = peer.received;
+                self.fail(|| format!("endpoint {e} closed: {got} of {sent} messages arrived"));
+            }
+        }
+    }
+
+    /// Who is to be blamed, and with which code.
+    fn check_fault(&mut self, e: usize) {
+        let conn = &self.conns[e / 2];
+        let side = e & 1;
+        let fault = self.eps[e].qp.fault();
+        let peer = |code| {
+            Some(Fault {
+                blame: Blame::Peer,
+                code,
+            })
+        };
+        let terminated = |code| {
+            Some(Fault {
+                blame: Blame::PeerTerminated,
+                code,
+            })
+        };
+        let sinner = |s: usize| s == side;
+        let want = match conn.fate {
+            Fate::Clean(_) | Fate::Close(..) => match fault {
+                // The end of a clean connection may be a reset.
+                Some(Fault {
+                    blame: Blame::Transport,
+                    ..
+                }) if !matches!(conn.fate, Fate::Close(..)) => {
+                    return;
+                }
+                _ => None,
+            },
+            Fate::Abort(..) | Fate::ToError(..) | Fate::Reset(_) | Fate::Stall(..) => match fault {
+                None
+                | Some(Fault {
+                    blame: Blame::Transport,
+                    ..
+                }) => return,
+                _ => None,
+            },
+            Fate::Flip(victim) => {
+                let known = [TerminateCode::MPA_CRC, TerminateCode::MPA_MARKER];
+                match fault {
+                    None
+                    | Some(Fault {
+                        blame: Blame::Transport,
+                        ..
+                    }) => return,
+                    Some(Fault {
+                        blame: Blame::Peer,
+                        code,
+                    }) if sinner(victim) && known.contains(&code) => return,
+                    Some(Fault {
+                        blame: Blame::PeerTerminated,
+                        code,
+                    }) if !sinner(victim) && known.contains(&code) => return,
+                    _ => None,
+                }
+            }
+            Fate::Illegal(s) => {
+                let Some(index) = conn.illegal_op else { return };
+                let ep = &self.eps[2 * (e / 2) + s];
+                match ep.ops[index].expect {
+                    Expect::Success => return,
+                    Expect::Local(_) if sinner(s) => Some(Fault {
+                        blame: Blame::Local,
+                        code: TerminateCode::RDMAP_LOCAL_CATASTROPHIC,
+                    }),
+                    Expect::Local(_) => terminated(TerminateCode::RDMAP_LOCAL_CATASTROPHIC),
+                    Expect::Refused(code) if sinner(s) => terminated(code),
+                    Expect::Refused(code) => peer(code),
+                }
+            }
+            Fate::TooLong(s) if sinner(s) => peer(TerminateCode::DDP_UNTAGGED_TOO_LONG),
+            Fate::TooLong(_) => terminated(TerminateCode::DDP_UNTAGGED_TOO_LONG),
+            Fate::BadReceive(s) if sinner(s) => Some(Fault {
+                blame: Blame::Local,
+                code: TerminateCode::RDMAP_LOCAL_CATASTROPHIC,
+            }),
+            Fate::BadReceive(_) => terminated(TerminateCode::RDMAP_LOCAL_CATASTROPHIC),
+            Fate::Starve(s) if sinner(s) => peer(TerminateCode::DDP_UNTAGGED_NO_BUFFER),
+            Fate::Starve(_) => terminated(TerminateCode::DDP_UNTAGGED_NO_BUFFER),
+        };
+        if fault != want {
+            let fate = conn.fate;
+            self.fail(|| {
+                format!("endpoint {e}: ended by {fault:?} instead of {want:?} ({fate:?})")
+            });
+            return;
+        }
+        self.check_status_of_fate(e);
+    }
+
+    fn check_status_of_fate(&mut self, e: usize) {
+        let conn = &self.conns[e / 2];
+        let side = e & 1;
+        let ep = &self.eps[e];
+        match conn.fate {
+            Fate::Illegal(s) if s == side => {
+                let Some(index) = conn.illegal_op else { return };
+                let op = &ep.ops[index];
+                let (status, vendor) = match op.expect {
+                    Expect::Local(status) => (status, 0),
+                    Expect::Refused(code) if op.op.has_response() => (
+                        refused_status(code),
+                        u32::from(code.layer) << 12
+                            | u32::from(code.etype) << 8
+                            | u32::from(code.code),
+                    ),
+                    _ => return,
+                };
+                if ep.first_bad != Some((index, status, vendor)) {
+                    let got = ep.first_bad;
+                    self.fail(|| {
+                        format!(
+                            "endpoint {e}: request {index} should fail with {status:?}, but {got:?}"
+                        )
+                    });
+                }
+            }
+            Fate::TooLong(s) | Fate::BadReceive(s) if s == side => {
+                let want = match conn.fate {
+                    Fate::TooLong(_) => WcStatus::LocalLength,
+                    _ => WcStatus::LocalProtection,
+                };
+                if ep.first_bad_recv != Some(want) {
+                    let got = ep.first_bad_recv;
+                    self.fail(|| {
+                        format!("endpoint {e}: a receive should end with {want:?}, but {got:?}")
+                    });
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Sorts what is proven from what may have happened.
+    fn settle_memory(&mut self, e: usize) {
+        let (n, peer) = (self.eps[e].node, self.eps[e ^ 1].node);
+        let ep = &self.eps[e];
+        let all_done = ep.first_bad.is_none()
+            && ep.posted == ep.ops.len()
+            && matches!(self.conns[e / 2].fate, Fate::Clean(_));
+        if all_done {
+            let upto = ep.posted;
+            self.commit(e, upto);
+            return;
+        }
+        let mut theirs: Vec<Effect> = Vec::new();
+        let mut ours: Vec<Effect> = Vec::new();
+        for op in &ep.ops[ep.committed.min(ep.posted)..ep.posted] {
+            theirs.extend(op.remote.iter().cloned());
+        }
+        let mut wild = Vec::new();
+        let from = ep.first_bad.map_or(ep.posted, |b| b.0).min(ep.posted);
+        // Those before the one to blame may have been flushed too, answered or not.
+        let from = from.min(ep.flushed_from.unwrap_or(from));
+        for op in &ep.ops[from..ep.posted] {
+            ours.extend(op.local.iter().cloned());
+            wild.extend(op.shared_sink);
+        }
+        self.nodes[peer].maybe.extend(theirs);
+        self.nodes[n].maybe.extend(ours);
+        self.nodes[n].wild.extend(wild);
+    }
+
+    fn check_shared(&mut self, n: usize) {
+        let Some(srq) = &self.nodes[n].srq else {
+            return;
+        };
+        let (open, queued) = (srq.open.len(), srq.queue.len());
+        let (limits, set) = (srq.limit_events, srq.limits_set);
+        if open != queued as usize {
+            self.fail(|| format!("node {n}: {open} shared receives are open, {queued} queued"));
+        } else if limits > set {
+            self.fail(|| format!("node {n}: {limits} limit events for {set} limits"));
+        }
+    }
+
+    /// Everybody who added got another old value, and the sum is right.
+    fn check_counter(&mut self, n: usize) {
+        let node = &mut self.nodes[n];
+        let (off, ..) = node.counter;
+        let mut word = [0; 8];
+        node.arena.read(off, &mut word);
+        let value = u64::from_ne_bytes(word);
+        node.shadow[off..off + 8].copy_from_slice(&word);
+        let start = u64::from_ne_bytes(std::array::from_fn(|i| crate::world::pattern(n, off + i)));
+        let added = value.wrapping_sub(start);
+        let mut olds: Vec<u64> = node
+            .counter_olds
+            .iter()
+            .map(|o| o.wrapping_sub(start))
+            .collect();
+        olds.sort_unstable();
+        let before = olds.len();
+        olds.dedup();
+        let posted = node.counter_posted;
+        let fits = olds.len() == before
+            && olds.last().is_none_or(|last| *last < added)
+            && (before as u64..=posted).contains(&added);
+        if !fits {
+            self.fail(|| {
+                format!("node {n}: counter advanced by {added}, {before} know, {posted} tried")
+            });
+        }
+    }
+
+    /// Every octet is what the completions prove, or one of those that a broken stream leaves open.
+    fn check_memory(&mut self, n: usize) {
+        let node = &self.nodes[n];
+        let now = node.arena.copy(0, node.used);
+        if now == node.shadow {
+            return;
+        }
+        let mut allowed = vec![false; node.used];
+        for effect in &node.maybe {
+            for (i, octet) in effect.data.iter().enumerate() {
+                allowed[effect.off + i] |= now[effect.off + i] == *octet;
+            }
+        }
+        for &off in &node.wild {
+            allowed[off..off + 8].fill(true);
+        }
+        let wrong = (0..node.used).find(|&i| now[i] != node.shadow[i] && !allowed[i]);
+        if let Some(at) = wrong {
+            let (is, was) = (now[at], node.shadow[at]);
+            self.fail(|| format!("node {n}: octet {at:#x} is {is:#04x} instead of {was:#04x}"));
+        }
+    }
+}
