@@ -7,6 +7,7 @@ use iwarp_rnic::AllocError;
 use iwarp_rnic::qp::{IoRun, RxBuffer, RxPlan, TxPlan};
 use parking_lot::Mutex;
 use std::cell::Cell;
+use std::thread::LocalKey;
 
 /// Spare ones kept for all threads; more are given back to the system.
 const SPARE_MAX: usize = 16;
@@ -26,10 +27,17 @@ thread_local! {
     static RX_PLAN: Cell<Option<RxPlan>> = const { Cell::new(None) };
 }
 
+/// What this thread keeps; nothing once the thread is ending: a program may destroy its queue pairs in an exit handler,
+/// which runs after the main thread's values are gone.
+#[inline]
+fn local<T: Default>(key: &'static LocalKey<Cell<T>>) -> T {
+    key.try_with(Cell::take).unwrap_or_default()
+}
+
 /// An empty transmit plan.
 #[inline]
 pub(super) fn take_tx() -> Result<Box<TxPlan>, AllocError> {
-    match TX.take().or_else(|| TX_SPARE.lock().pop()) {
+    match local(&TX).or_else(|| TX_SPARE.lock().pop()) {
         Some(plan) => Ok(plan),
         None => TxPlan::new(),
     }
@@ -38,7 +46,7 @@ pub(super) fn take_tx() -> Result<Box<TxPlan>, AllocError> {
 #[inline]
 pub(super) fn give_tx(mut plan: Box<TxPlan>) {
     plan.clear();
-    if let Some(other) = TX.replace(Some(plan)) {
+    if let Ok(Some(other)) = TX.try_with(|cell| cell.replace(Some(plan))) {
         let mut spare = TX_SPARE.lock();
         if spare.len() < SPARE_MAX {
             spare.push(other);
@@ -49,7 +57,7 @@ pub(super) fn give_tx(mut plan: Box<TxPlan>) {
 /// Empty staging.
 #[inline]
 pub(super) fn take_rx() -> Result<Box<RxBuffer>, AllocError> {
-    match RX.take().or_else(|| RX_SPARE.lock().pop()) {
+    match local(&RX).or_else(|| RX_SPARE.lock().pop()) {
         Some(buffer) => Ok(buffer),
         None => RxBuffer::new(),
     }
@@ -58,7 +66,7 @@ pub(super) fn take_rx() -> Result<Box<RxBuffer>, AllocError> {
 #[inline]
 pub(super) fn give_rx(mut buffer: Box<RxBuffer>) {
     buffer.clear();
-    if let Some(other) = RX.replace(Some(buffer)) {
+    if let Ok(Some(other)) = RX.try_with(|cell| cell.replace(Some(buffer))) {
         let mut spare = RX_SPARE.lock();
         if spare.len() < SPARE_MAX {
             spare.push(other);
@@ -69,7 +77,7 @@ pub(super) fn give_rx(mut buffer: Box<RxBuffer>) {
 /// A list for the runs of a plan.
 #[inline]
 pub(super) fn take_runs() -> Vec<IoRun> {
-    let mut runs = RUNS.take();
+    let mut runs = local(&RUNS);
     if runs.capacity() == 0 {
         runs.reserve_exact(iwarp_rnic::limits::TX_PLAN_PIECES);
     }
@@ -78,12 +86,12 @@ pub(super) fn take_runs() -> Vec<IoRun> {
 
 #[inline]
 pub(super) fn give_runs(runs: Vec<IoRun>) {
-    RUNS.set(runs);
+    let _ = RUNS.try_with(|cell| cell.set(runs));
 }
 
 #[inline]
 pub(super) fn take_rx_plan() -> Result<RxPlan, AllocError> {
-    match RX_PLAN.take() {
+    match local(&RX_PLAN) {
         Some(plan) => Ok(plan),
         None => RxPlan::new(RX_RUNS),
     }
@@ -91,5 +99,5 @@ pub(super) fn take_rx_plan() -> Result<RxPlan, AllocError> {
 
 #[inline]
 pub(super) fn give_rx_plan(plan: RxPlan) {
-    RX_PLAN.set(Some(plan));
+    let _ = RX_PLAN.try_with(|cell| cell.set(Some(plan)));
 }
