@@ -37,8 +37,8 @@ static CURRENT: Mutex<Option<Arc<Engine>>> = Mutex::new(None);
 
 /// Something with a file descriptor or a timer.
 pub(crate) trait Source: Send + Sync {
-    /// The descriptor is ready, or has an error that reading or writing will tell.
-    fn ready(self: Arc<Self>, readable: bool, writable: bool);
+    /// The descriptor is ready. `broken`: it has an error, or is closed in both directions, which reading or writing will tell.
+    fn ready(self: Arc<Self>, readable: bool, writable: bool, broken: bool);
     /// A timer has run out. Timers are not cancelled: the source decides if it still means something.
     fn timer(self: Arc<Self>, kind: u32);
 }
@@ -110,13 +110,24 @@ impl Engine {
         })
     }
 
+    /// True in a child of the process that started it. The epoll set and the sockets in it are then shared with the
+    /// parent, and a change here would be one there.
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.generation != fork::generation()
+    }
+
     pub(crate) fn modify(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
+        if self.is_foreign() {
+            return Ok(());
+        }
         self.poller.modify(fd, token, interest)
     }
 
     /// Watches a descriptor no more. Harmless if it was not watched.
     pub(crate) fn remove(&self, fd: impl AsFd, token: u64) {
-        let _ = self.poller.remove(fd);
+        if !self.is_foreign() {
+            let _ = self.poller.remove(fd);
+        }
         self.forget(token);
     }
 
@@ -157,15 +168,16 @@ impl Engine {
 
     /// Serves whatever is ready, without waiting: for application threads that poll many queue pairs.
     pub(crate) fn poll_once(&self) {
-        let mut events = EVENTS
-            .take()
-            .unwrap_or_else(|| Box::new(Events::with_capacity(BATCH)));
+        // Nothing is kept for a thread that is ending.
+        let kept = EVENTS.try_with(Cell::take).ok().flatten();
+        let mut events = kept.unwrap_or_else(|| Box::new(Events::with_capacity(BATCH)));
         if let Ok(n) = self.poller.wait_zero(&mut events)
             && n > 0
         {
-            self.dispatch(&events);
+            // The wake-up is for the progress thread, whose sleep it ends: taken off here, it would be lost.
+            self.dispatch(&events, false);
         }
-        EVENTS.set(Some(events));
+        let _ = EVENTS.try_with(|cell| cell.set(Some(events)));
     }
 
     fn run(&self) {
@@ -185,23 +197,22 @@ impl Engine {
             } else {
                 park = PARK_MIN;
             }
-            self.dispatch(&events);
+            self.dispatch(&events, true);
             self.fire_timers();
         }
     }
 
-    fn dispatch(&self, events: &Events) {
+    fn dispatch(&self, events: &Events, woken: bool) {
         for event in events.iter() {
             if event.token == WAKE_TOKEN {
-                self.wake.drain();
+                if woken {
+                    self.wake.drain();
+                }
                 continue;
             }
             let source = self.sources.read().get(&event.token).cloned();
             if let Some(source) = source {
-                source.ready(
-                    event.readable || event.broken,
-                    event.writable || event.broken,
-                );
+                source.ready(event.readable, event.writable, event.broken);
             }
         }
     }

@@ -310,6 +310,16 @@ impl QueuePair {
         self.rq.len()
     }
 
+    /// The stream is being ended, by either side or by an error, and is not gone.
+    pub fn is_ending(&self) -> bool {
+        self.has_stream() && (self.tx.closing != state::Closing::No || self.state == State::Error)
+    }
+
+    /// As responder: the initiator's first FPDU has not come yet.
+    pub fn awaits_first_fpdu(&self) -> bool {
+        self.tx.stream.is_some_and(|s| !s.initiator) && !self.rx.seen_fpdu
+    }
+
     /// A Send waits for a receive: after posting one, process the receive side again.
     pub const fn is_held(&self) -> bool {
         self.rx.is_held()

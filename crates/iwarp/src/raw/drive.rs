@@ -14,6 +14,7 @@ use iwarp_rnic::qp::{Env, RxInterest, RxStatus, State, TxFill};
 use parking_lot::MutexGuard;
 use std::io::ErrorKind;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Octets read in one turn before others get theirs.
 const RX_BUDGET: usize = 1 << 20;
@@ -86,14 +87,22 @@ fn tx_turns<'a>(
                 // SAFETY: as above; the recorder only reads.
                 unsafe { flow.sent_raw(list, *n) };
             }
+            // First of all: who holds the state may be waiting for the memory table.
+            drop(memory);
             g = qp.state.lock();
+            if !g.is_linked(&link) {
+                // The connection ended meanwhile; its rest must not travel on the next one.
+                pool::give_runs(runs);
+                pool::give_tx(plan);
+                return g;
+            }
             result
         } else {
+            drop(memory);
             // The program took memory away under a request that was being sent: the stream cannot go on.
             Err(std::io::Error::from_raw_os_error(libc::EFAULT))
         };
         pool::give_runs(runs);
-        drop(memory);
         match result {
             Ok(n) => {
                 g.machine
@@ -176,7 +185,19 @@ pub(super) fn rx(qp: &Arc<QpInner>) {
             link.stream
                 .recv_vectored_raw(RawSlice::from_runs(&plan.runs))
         };
+        if let (Some(flow), Ok(n @ 1..)) = (&link.flow, &result) {
+            // SAFETY: as above; the recorder reads what has just been written there.
+            unsafe { flow.received_raw(RawSlice::from_runs(&plan.runs), *n) };
+        }
+        // First of all: who holds the state may be waiting for the memory table.
+        drop(memory);
         g = qp.state.lock();
+        if !g.is_linked(&link) {
+            // The connection ended meanwhile; its octets mean nothing to the next one.
+            pool::give_rx_plan(plan);
+            pool::give_rx(buffer);
+            break;
+        }
         let mut more = false;
         match result {
             Ok(0) => {
@@ -190,12 +211,9 @@ pub(super) fn rx(qp: &Arc<QpInner>) {
                 );
             }
             Ok(n) => {
-                if let Some(flow) = &link.flow {
-                    // SAFETY: as above; the recorder reads what has just been written there.
-                    unsafe { flow.received_raw(RawSlice::from_runs(&plan.runs), n) };
-                }
                 more = n == plan.room() && left > n;
                 left = left.saturating_sub(n);
+                let memory = qp.ctx.memory.read();
                 let mut host = DriveHost {
                     qp,
                     after: &mut after,
@@ -223,7 +241,6 @@ pub(super) fn rx(qp: &Arc<QpInner>) {
                 }
             }
         }
-        drop(memory);
         pool::give_rx_plan(plan);
         if buffer.is_empty() {
             pool::give_rx(buffer);
@@ -251,9 +268,12 @@ fn held(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, Guarded>) {
     }
     g.held_since = now_ns();
     tracing::trace!(qp = qp.num, "receiver not ready");
-    if let (ReceiverNotReady::Hold(limit), Some(link)) = (qp.ctx.config.receiver_not_ready, &g.link)
+    // One timer at a time, however often a peer makes us wait.
+    if let (ReceiverNotReady::Hold(limit), Some(link), false) =
+        (qp.ctx.config.receiver_not_ready, &g.link, g.hold_timer)
     {
         link.engine.after(limit, link.token, TIMER_HOLD);
+        g.hold_timer = true;
     }
 }
 
@@ -297,16 +317,37 @@ pub(super) fn hold_timer(qp: &Arc<QpInner>) {
     let ReceiverNotReady::Hold(limit) = qp.ctx.config.receiver_not_ready else {
         return;
     };
-    qp.with_machine(|_, _| {});
     let expired = {
-        let g = qp.state.lock();
-        let since = g.held_since;
-        let limit = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
-        since != 0 && g.machine.is_held() && now_ns().saturating_sub(since) >= limit
+        let mut g = qp.state.lock();
+        g.hold_timer = false;
+        if g.held_since == 0 || !g.machine.is_held() {
+            return;
+        }
+        let waited = Duration::from_nanos(now_ns().saturating_sub(g.held_since));
+        let left = limit.saturating_sub(waited);
+        // Another Send than the one that the timer was set for may be waiting now.
+        if let (false, Some(link)) = (left.is_zero(), &g.link) {
+            link.engine.after(left, link.token, TIMER_HOLD);
+            g.hold_timer = true;
+        }
+        left.is_zero()
     };
     if expired {
         qp.with_machine(|machine, host| machine.hold_expired(host));
     }
+}
+
+/// The stream has an error or is closed in both directions. Reading tells what it is, but a held stream is not read, and
+/// would be reported for ever.
+pub(super) fn hung_up(qp: &Arc<QpInner>) {
+    let mut after = After::default();
+    let mut g = qp.state.lock();
+    if g.link.is_some() && g.machine.rx_interest() == RxInterest::Held {
+        broken(qp, &mut g, &mut after);
+        qp.settle(&mut g, &mut after);
+    }
+    drop(g);
+    after.run(qp);
 }
 
 /// The queue pair is done with this stream: throw away what still comes, until the peer closes.
@@ -335,6 +376,9 @@ fn discard<'a>(
         }
     }
     let mut g = qp.state.lock();
+    if !g.is_linked(&link) {
+        return g;
+    }
     match end {
         Some(true) => {
             g.eof = true;

@@ -19,6 +19,10 @@ struct Linger {
 /// Gives a stream up. `cut` tells that an FPDU was sent in part: then the peer has to see a reset.
 pub(super) fn leave(qp: &Arc<QpInner>, link: &Arc<Link>, cut: bool) {
     link.engine.remove(&link.stream, link.token);
+    if link.engine.is_foreign() {
+        // In a child of the process whose connection this is: closing the descriptor is all that concerns nobody else.
+        return;
+    }
     if cut {
         link.stream.abort();
         return;
@@ -56,7 +60,7 @@ fn drained(link: &Link) -> bool {
 }
 
 impl Source for Linger {
-    fn ready(self: Arc<Self>, _: bool, _: bool) {
+    fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) {
         if drained(&self.link) {
             self.engine.remove(&self.link.stream, self.token);
         }

@@ -2,8 +2,9 @@
 //!
 //! Locking. `state` guards the state machine and is never held during a system call that moves data. Each
 //! direction of the stream has a baton: its holder alone reads, or writes, the socket, and goes round again if
-//! somebody left a note. Lock order: `state`, then the memory table (reading), then shared receive queue,
-//! then completion queue. Events, wake-ups and callbacks happen after all of them are dropped.
+//! somebody left a note. Lock order: `state`, then the memory table, then shared receive queue, then completion
+//! queue. A driver keeps the memory table during a system call, without `state`, and lets go of it before it takes
+//! `state` again. Events, wake-ups and callbacks happen after all of them are dropped.
 
 use super::context::{Context, ContextInner};
 use super::cq::{CompletionQueue, Owed};
@@ -23,14 +24,16 @@ use iwarp_rnic::qp::{
     RxBuffer, RxInterest, State, StreamConfig, StreamWish, TxPlan,
 };
 use iwarp_rnic::srq::TakenRecv;
-use iwarp_rnic::{Cqe, RecvWr, SendWr};
+use iwarp_rnic::{Cqe, PostError, RecvWr, SendWr};
 use parking_lot::{Mutex, MutexGuard};
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 pub(super) const TIMER_HOLD: u32 = 1;
 pub(super) const TIMER_LINGER: u32 = 2;
+const TIMER_FIRST_MESSAGE: u32 = 3;
 
 /// What a queue pair is created with.
 #[derive(Debug, Clone)]
@@ -67,12 +70,16 @@ pub(crate) struct Handover {
     pub(crate) config: StreamConfig,
     pub(crate) flow: Option<Flow>,
     pub(crate) cm: Option<Weak<dyn CmSink>>,
+    /// How long the peer may take to send its first message, if it has to send one.
+    pub(crate) first_message: Option<Duration>,
 }
 
 /// Who is told about the connection of a queue pair.
 pub(crate) trait CmSink: Send + Sync {
     /// Something happened; called without locks.
     fn qp_event(&self, events: Events, fault: Option<Fault>);
+    /// The peer's first message did not come in time; called without locks.
+    fn first_message_overdue(&self);
 }
 
 /// The connection of a queue pair.
@@ -94,8 +101,20 @@ pub(super) struct Guarded {
     pub(super) cm: Option<Weak<dyn CmSink>>,
     /// When a Send began to wait for a receive, to tell stale timers.
     pub(super) held_since: u64,
+    /// A timer for it is set.
+    pub(super) hold_timer: bool,
     pub(super) eof: bool,
-    destroyed: bool,
+    /// The initiator's first message has come.
+    established: bool,
+    /// The stream is being ended: octets sent when its timer was set.
+    ending: Option<u64>,
+}
+
+impl Guarded {
+    /// Is this still the connection?
+    pub(super) fn is_linked(&self, link: &Arc<Link>) -> bool {
+        self.link.as_ref().is_some_and(|l| Arc::ptr_eq(l, link))
+    }
 }
 
 pub(crate) struct QpInner {
@@ -109,6 +128,8 @@ pub(crate) struct QpInner {
     pub(super) state: Mutex<Guarded>,
     pub(super) tx: Baton,
     pub(super) rx: Baton,
+    /// Changed with `state` locked.
+    destroyed: AtomicBool,
 }
 
 /// A reliable-connected queue pair.
@@ -153,11 +174,14 @@ impl QueuePair {
                     interest: Interest::NONE,
                     cm: None,
                     held_since: 0,
+                    hold_timer: false,
                     eof: false,
-                    destroyed: false,
+                    established: false,
+                    ending: None,
                 }),
                 tx: Baton::new(),
                 rx: Baton::new(),
+                destroyed: AtomicBool::new(false),
             }))
         })?;
         inner.send_cq.inner.attach(&inner);
@@ -251,6 +275,9 @@ impl QueuePair {
         let mut result = Ok(());
         {
             let mut g = self.inner.state.lock();
+            if self.inner.is_destroyed() {
+                return Err((0, PostError::InvalidState.into()));
+            }
             let mut host = DriveHost {
                 qp: &self.inner,
                 after: &mut after,
@@ -277,6 +304,9 @@ impl QueuePair {
         let mut result = Ok(());
         let held = {
             let mut g = self.inner.state.lock();
+            if self.inner.is_destroyed() {
+                return Err((0, PostError::InvalidState.into()));
+            }
             let mut host = DriveHost {
                 qp: &self.inner,
                 after: &mut after,
@@ -306,8 +336,8 @@ impl QueuePair {
         self.inner.with_machine(|machine, host| machine.abort(host));
     }
 
-    /// Destroys it (`ibv_destroy_qp(3)`): its completions are dropped, its connection is closed in the background.
-    /// Other handles to it find it in the error state.
+    /// Destroys it (`ibv_destroy_qp(3)`): its completions and asynchronous events are dropped, its connection is closed in
+    /// the background. Other handles to it find it in the error state and can post nothing.
     pub fn destroy(&self) {
         self.inner.destroy();
     }
@@ -319,6 +349,10 @@ impl QueuePair {
 }
 
 impl QpInner {
+    fn is_destroyed(&self) -> bool {
+        self.destroyed.load(Ordering::Acquire)
+    }
+
     pub(super) fn counters(&self) -> Counters {
         *self.state.lock().machine.counters()
     }
@@ -360,7 +394,7 @@ impl QpInner {
         });
         {
             let mut g = self.state.lock();
-            if g.destroyed || g.link.is_some() {
+            if self.is_destroyed() || g.link.is_some() {
                 return Err(Error::InvalidState(
                     "the queue pair is destroyed or has a connection already",
                 ));
@@ -374,13 +408,31 @@ impl QpInner {
             g.link = Some(Arc::clone(&link));
             g.cm = handover.cm;
             g.interest = Interest::READ;
+            (g.held_since, g.hold_timer, g.ending) = (0, false, None);
+            (g.eof, g.established) = (false, false);
+            (g.stalled, g.partial) = (None, None);
             // Under the lock, so that nobody changes the interest before it exists.
-            engine.add(
+            let watched = engine.add(
                 &link.stream,
                 token,
                 Interest::READ,
                 Arc::clone(self) as Arc<dyn Source>,
-            )?;
+            );
+            if let Err(e) = watched {
+                // Nobody would drive it: as if the stream had broken.
+                (g.link, g.cm) = (None, None);
+                let mut after = After::default();
+                g.machine.stream_failed(&mut DriveHost {
+                    qp: self,
+                    after: &mut after,
+                });
+                drop(g);
+                after.run(self);
+                return Err(e.into());
+            }
+        }
+        if let Some(limit) = handover.first_message {
+            engine.after(limit, token, TIMER_FIRST_MESSAGE);
         }
         self.drive();
         Ok(())
@@ -414,6 +466,7 @@ impl QpInner {
     pub(super) fn settle(self: &Arc<Self>, g: &mut MutexGuard<'_, Guarded>, after: &mut After) {
         let events = g.machine.take_events();
         if !events.is_empty() {
+            g.established |= events.contains(Events::ESTABLISHED);
             after.events |= events;
             after.fault = g.machine.fault();
             after.cm = g.cm.clone();
@@ -421,13 +474,11 @@ impl QpInner {
         match g.machine.stream_wish() {
             StreamWish::Keep => {}
             StreamWish::ShutdownWrite => {
-                if let Some(link) = g.link.clone() {
+                if let Some(link) = g.link.as_ref().filter(|l| !l.engine.is_foreign()) {
                     let _ = link.stream.shutdown_write();
                     if let Some(flow) = &link.flow {
                         flow.closed(false);
                     }
-                    let linger = self.ctx.config.linger;
-                    link.engine.after(linger, link.token, TIMER_LINGER);
                 }
                 g.machine.shutdown_done(&mut DriveHost { qp: self, after });
                 after.closed_by_us = true;
@@ -437,7 +488,7 @@ impl QpInner {
                 }
             }
             StreamWish::Abort => {
-                if let Some(link) = &g.link {
+                if let Some(link) = g.link.as_ref().filter(|l| !l.engine.is_foreign()) {
                     link.stream.abort();
                     if let Some(flow) = &link.flow {
                         flow.closed(true);
@@ -451,6 +502,13 @@ impl QpInner {
         if g.eof && !g.machine.wants_tx() {
             self.drop_link(g, after);
         }
+        // However it ends, a peer that neither reads nor closes does not keep the connection for ever.
+        if let (true, None, Some(link)) = (g.machine.is_ending(), g.ending, &g.link) {
+            link.engine
+                .after(self.ctx.config.linger, link.token, TIMER_LINGER);
+            g.ending = Some(g.machine.counters().tx_bytes);
+        }
+        after.established |= g.established;
         self.update_interest(g);
     }
 
@@ -485,16 +543,16 @@ impl QpInner {
         let mut after = After::default();
         let link = {
             let mut g = self.state.lock();
-            if g.destroyed {
+            // From here on completions go nowhere: a queue shared with others must not overflow from these.
+            if self.destroyed.swap(true, Ordering::AcqRel) {
                 return;
             }
-            g.destroyed = true;
             g.cm = None;
             g.machine.close(&mut DriveHost {
                 qp: self,
                 after: &mut after,
             });
-            g.link.is_some()
+            g.link.as_ref().is_some_and(|l| !l.engine.is_foreign())
         };
         // What is queued still goes out, as far as the socket takes it.
         if link {
@@ -517,32 +575,89 @@ impl QpInner {
         self.recv_cq.inner.detach(self);
         let counters = self.counters();
         self.ctx.leave_qp(self.num, &counters);
+        self.forget_events();
         if let (Some(link), stalled) = link {
             linger::leave(self, &link, stalled.is_some());
         }
     }
 }
 
+impl QpInner {
+    /// The stream is being ended, and some time has passed.
+    fn ending_timer(self: &Arc<Self>) {
+        {
+            let mut g = self.state.lock();
+            let (Some(before), Some(link)) = (g.ending, g.link.clone()) else {
+                return;
+            };
+            let sent = g.machine.counters().tx_bytes;
+            if sent != before {
+                // The peer still takes what was queued before the end.
+                g.ending = Some(sent);
+                link.engine
+                    .after(self.ctx.config.linger, link.token, TIMER_LINGER);
+                return;
+            }
+        }
+        self.with_machine(|machine, host| {
+            tracing::debug!(qp = host.qp.num, "peer did not close in time");
+            machine.abort(host);
+        });
+    }
+
+    /// Drops asynchronous events about it that nobody has taken: they would keep it, and through it the device, for ever.
+    fn forget_events(self: &Arc<Self>) {
+        self.ctx.async_events.retain(|event| match &event.kind {
+            AsyncEventKind::QpFatal(qp)
+            | AsyncEventKind::QpRequestError(qp)
+            | AsyncEventKind::QpAccessError(qp)
+            | AsyncEventKind::CommunicationEstablished(qp)
+            | AsyncEventKind::SqDrained(qp)
+            | AsyncEventKind::LastWqeReached(qp) => !Arc::ptr_eq(&qp.inner, self),
+            AsyncEventKind::CqError(_) | AsyncEventKind::SrqLimitReached(_) => true,
+        });
+    }
+}
+
+impl Drop for QpInner {
+    fn drop(&mut self) {
+        // Given up without `destroy`: its number is free again.
+        if !self.is_destroyed() {
+            let counters = *self.state.get_mut().machine.counters();
+            self.ctx.leave_qp(self.num, &counters);
+        }
+    }
+}
+
 impl Source for QpInner {
-    fn ready(self: Arc<Self>, readable: bool, writable: bool) {
+    fn ready(self: Arc<Self>, readable: bool, writable: bool, broken: bool) {
         if readable {
             self.drive_rx();
         }
         if writable || readable {
             self.drive_tx();
         }
+        if broken {
+            drive::hung_up(&self);
+        }
     }
 
     fn timer(self: Arc<Self>, kind: u32) {
         match kind {
             TIMER_HOLD => drive::hold_timer(&self),
-            TIMER_LINGER => {
-                let open = self.state.lock().link.is_some();
-                if open {
-                    self.with_machine(|machine, host| {
-                        tracing::debug!(qp = host.qp.num, "peer did not close in time");
-                        machine.abort(host);
-                    });
+            TIMER_LINGER => self.ending_timer(),
+            TIMER_FIRST_MESSAGE => {
+                let overdue = {
+                    let g = self.state.lock();
+                    let waits = g.link.is_some() && g.machine.awaits_first_fpdu();
+                    waits.then(|| g.cm.clone())
+                };
+                if let Some(cm) = overdue {
+                    tracing::debug!(qp = self.num, "the peer's first message did not come");
+                    if let Some(cm) = cm.and_then(|cm| cm.upgrade()) {
+                        cm.first_message_overdue();
+                    }
+                    self.with_machine(|machine, host| machine.abort(host));
                 }
             }
             _ => {}
@@ -559,6 +674,8 @@ pub(super) struct After {
     fault: Option<Fault>,
     cm: Option<Weak<dyn CmSink>>,
     closed_by_us: bool,
+    /// The initiator's first message has come, now or earlier.
+    established: bool,
     dropped: Option<Arc<Link>>,
 }
 
@@ -603,9 +720,16 @@ impl After {
         raise(Events::FATAL, AsyncEventKind::QpFatal);
         raise(Events::SQ_DRAINED, AsyncEventKind::SqDrained);
         raise(Events::LAST_WQE, AsyncEventKind::LastWqeReached);
+        if qp.is_destroyed() {
+            qp.forget_events();
+        }
         let mut events = self.events;
         if self.closed_by_us {
             events |= Events::DISCONNECTED;
+        }
+        if self.established && events.intersects(Events::DISCONNECTED | Events::FATAL) {
+            // The thread that saw the first message may not have told of it yet.
+            events |= Events::ESTABLISHED;
         }
         if let Some(cm) = self.cm.and_then(|cm| cm.upgrade()) {
             cm.qp_event(events, self.fault);
@@ -635,6 +759,9 @@ pub(super) struct DriveHost<'a> {
 impl Host for DriveHost<'_> {
     #[inline]
     fn complete(&mut self, direction: Direction, cqe: Cqe) {
+        if self.qp.is_destroyed() {
+            return;
+        }
         match direction {
             Direction::Send => self.qp.send_cq.inner.push(cqe, &mut self.after.send),
             Direction::Recv => self.qp.recv_cq.inner.push(cqe, &mut self.after.recv),

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::sys::connect::{Bound, Connect, Connecting, connect};
 use crate::sys::poller::Interest;
 use iwarp_proto::mpa::negotiate::{Initiator, Outcome};
-use iwarp_proto::mpa::startup::{FrameKind, FrameReader, StartupError};
+use iwarp_proto::mpa::startup::{FrameKind, FrameReader, NO_NEGOTIATION, StartupError};
 use iwarp_proto::rdmap::TerminateCode;
 use parking_lot::Mutex;
 use std::io;
@@ -59,6 +59,14 @@ enum End {
         status: i32,
         private_data: Vec<u8>,
     },
+}
+
+/// What to do after a step.
+enum Next {
+    Wait,
+    End(End),
+    /// A good reply.
+    Answer(Box<Starting>, Outcome),
 }
 
 impl End {
@@ -130,8 +138,11 @@ impl Active {
     }
 
     fn watch(self: &Arc<Self>, connecting: Connecting) -> Result<()> {
+        self.watch_locked(&mut self.state.lock(), connecting)
+    }
+
+    fn watch_locked(self: &Arc<Self>, s: &mut State, connecting: Connecting) -> Result<()> {
         let token = self.engine.token();
-        let mut s = self.state.lock();
         s.token = token;
         self.engine.add(
             &connecting,
@@ -146,7 +157,10 @@ impl Active {
 
     /// Gives the attempt up without an event.
     pub(super) fn cancel(&self) {
-        let mut s = self.state.lock();
+        self.cancel_locked(&mut self.state.lock());
+    }
+
+    fn cancel_locked(&self, s: &mut State) {
         let token = s.token;
         match std::mem::replace(&mut s.stage, Stage::Done) {
             Stage::Tcp(c) => self.engine.remove(&c, token),
@@ -159,17 +173,17 @@ impl Active {
     }
 
     /// TCP is there, or has failed.
-    fn connected(self: &Arc<Self>, connecting: Connecting) -> Option<End> {
-        let token = self.state.lock().token;
+    fn connected(self: &Arc<Self>, s: &mut State, connecting: Connecting) -> Next {
+        let token = s.token;
         let stream = match connecting.try_finish() {
             Ok(Connect::Done(stream)) => stream,
             Ok(Connect::Pending(connecting)) => {
-                self.state.lock().stage = Stage::Tcp(connecting);
-                return None;
+                s.stage = Stage::Tcp(connecting);
+                return Next::Wait;
             }
             Err(e) => {
                 self.engine.forget(token);
-                return Some(End::of_io(&e));
+                return Next::End(End::of_io(&e));
             }
         };
         let flow = record(&self.ctx, &stream, true);
@@ -178,99 +192,101 @@ impl Active {
             flow,
             reader: FrameReader::new(FrameKind::Reply),
         });
-        let mut s = self.state.lock();
         if let Err(e) = starting.write(s.initiator.request_octets()) {
             self.engine.remove(&starting.stream, token);
-            return Some(End::of_io(&e));
+            return Next::End(End::of_io(&e));
         }
         let _ = self.engine.modify(&starting.stream, token, Interest::READ);
         self.engine
             .after(self.ctx.config().handshake_timeout * 2, token, TIMER_REPLY);
         s.stage = Stage::Reply(starting);
-        None
+        Next::Wait
     }
 
     /// Something came while waiting for the reply.
-    fn reply(self: &Arc<Self>, mut starting: Box<Starting>) -> Option<End> {
-        let token = self.state.lock().token;
+    fn reply(self: &Arc<Self>, s: &mut State, mut starting: Box<Starting>) -> Next {
+        let token = s.token;
         let read = starting.read();
         if let Read::NeedMore = read {
-            self.state.lock().stage = Stage::Reply(starting);
-            return None;
+            s.stage = Stage::Reply(starting);
+            return Next::Wait;
         }
         self.engine.remove(&starting.stream, token);
         match read {
-            Read::Frame => Some(self.judge(*starting)),
-            Read::NeedMore => None,
-            Read::Bad(e) => Some(self.refuse(&starting, &e)),
-            Read::Closed | Read::Broken(_) => self.retry_or_end(),
+            Read::Frame => {
+                let outcome = starting.reader.frame().map(|f| s.initiator.on_reply(&f));
+                match outcome {
+                    Some(Ok(outcome)) => Next::Answer(starting, outcome),
+                    Some(Err(e)) => Next::End(self.refuse(&starting, &e)),
+                    None => Next::End(End::failed(CmEventKind::ConnectError, libc::EPROTO)),
+                }
+            }
+            Read::NeedMore => Next::Wait,
+            Read::Bad(e) => Next::End(self.refuse(&starting, &e)),
+            // In the middle of its answer: no matter of revisions.
+            Read::Closed | Read::Broken(_) if !starting.reader.is_empty() => {
+                Next::End(End::failed(CmEventKind::ConnectError, libc::ECONNRESET))
+            }
+            Read::Closed | Read::Broken(_) => self.retry_or_end(s),
         }
     }
 
     /// The peer closed instead of answering. Peers of revision 1 do so when they meet revision 2: try once more with 1.
-    fn retry_or_end(self: &Arc<Self>) -> Option<End> {
-        let again = {
-            let mut s = self.state.lock();
-            let params = s.initiator.retry_with_revision_1();
-            params
-                .and_then(|p| Initiator::new(p, &self.private_data).ok())
-                .inspect(|i| s.initiator = i.clone())
+    fn retry_or_end(self: &Arc<Self>, s: &mut State) -> Next {
+        let again = s
+            .initiator
+            .retry_with_revision_1()
+            .and_then(|p| Initiator::new(p, &self.private_data).ok());
+        let Some(again) = again else {
+            return Next::End(End::failed(CmEventKind::Rejected, libc::ECONNRESET));
         };
-        if again.is_none() {
-            return Some(End::failed(CmEventKind::Rejected, libc::ECONNRESET));
-        }
+        s.initiator = again;
         tracing::debug!(peer = %self.peer, "the peer closed; trying MPA revision 1");
         let local = self.local.map(|l| SocketAddr::new(l.ip(), 0));
         match connect(self.peer, local)
             .map_err(Error::from)
-            .and_then(|c| self.watch(c))
+            .and_then(|c| self.watch_locked(s, c))
         {
-            Ok(()) => None,
-            Err(e) => Some(End::failed(CmEventKind::ConnectError, e.errno())),
+            Ok(()) => Next::Wait,
+            Err(e) => Next::End(End::failed(CmEventKind::ConnectError, e.errno())),
         }
     }
 
-    fn judge(self: &Arc<Self>, starting: Starting) -> End {
-        let (outcome, private_data) = {
-            let s = self.state.lock();
-            let Some(frame) = starting.reader.frame() else {
-                return End::failed(CmEventKind::ConnectError, libc::EPROTO);
-            };
-            (
-                s.initiator.on_reply(&frame),
-                frame.ulp_private_data().to_vec(),
-            )
+    /// The peer has answered. Without locks, because the queue pair starts to work at once.
+    fn answered(self: &Arc<Self>, starting: Starting, outcome: Outcome) -> End {
+        let private_data = match starting.reader.frame() {
+            Some(frame) => frame.ulp_private_data().to_vec(),
+            None => Vec::new(),
         };
-        match outcome {
-            Ok(Outcome::Accepted(agreed)) => {
-                let Some(id) = self.id.upgrade() else {
-                    return End::failed(CmEventKind::ConnectError, libc::ECANCELED);
-                };
-                let config = stream_config(&agreed, true, &self.ctx);
-                let told = |v: u16| (v != iwarp_proto::mpa::startup::NO_NEGOTIATION).then_some(v);
-                let (peer_ird, peer_ord) = (told(agreed.peer_ird), told(agreed.peer_ord));
-                let cm: Weak<dyn CmSink> = Arc::downgrade(&id) as Weak<dyn CmSink>;
-                // Established first: what the peer sends at once must not overtake it.
-                CmId { inner: id }.established(private_data, peer_ird, peer_ord);
-                let handover = Handover {
-                    stream: starting.stream,
-                    config,
-                    flow: starting.flow,
-                    cm: Some(cm),
-                };
-                if let Err(e) = self.qp.inner.attach(handover) {
-                    tracing::debug!(error = %e, "queue pair does not take the connection");
-                    self.qp.inner.fail_connection();
-                }
-                End::Established
-            }
-            Ok(Outcome::Rejected { .. }) => End::Failed {
+        let Outcome::Accepted(agreed) = outcome else {
+            return End::Failed {
                 kind: CmEventKind::Rejected,
                 status: libc::ECONNREFUSED,
                 private_data,
-            },
-            Err(e) => self.refuse(&starting, &e),
+            };
+        };
+        let Some(id) = self.id.upgrade() else {
+            return End::failed(CmEventKind::ConnectError, libc::ECANCELED);
+        };
+        let told = |v: u16| (v != NO_NEGOTIATION).then_some(v);
+        let (peer_ird, peer_ord) = (told(agreed.peer_ird), told(agreed.peer_ord));
+        let handover = Handover {
+            stream: starting.stream,
+            config: stream_config(&agreed, true, &self.ctx),
+            flow: starting.flow,
+            cm: Some(Arc::downgrade(&id) as Weak<dyn CmSink>),
+            first_message: None,
+        };
+        // Before the event: who sees it may post. If the connection ends before the event, the identifier remembers.
+        if let Err(e) = self.qp.inner.attach(handover) {
+            tracing::debug!(error = %e, "queue pair does not take the connection");
+            return End::failed(CmEventKind::ConnectError, e.errno());
         }
+        if !(CmId { inner: id }).established(private_data, peer_ird, peer_ord) {
+            // Destroyed meanwhile.
+            self.qp.inner.fail_connection();
+        }
+        End::Established
     }
 
     /// The reply is not one we can live with.
@@ -303,26 +319,37 @@ impl Active {
 }
 
 impl Source for Active {
-    fn ready(self: Arc<Self>, _: bool, _: bool) {
-        let stage = std::mem::replace(&mut self.state.lock().stage, Stage::Done);
-        let end = match stage {
-            Stage::Tcp(connecting) => self.connected(connecting),
-            Stage::Reply(starting) => self.reply(starting),
-            Stage::New | Stage::Done => None,
+    fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) {
+        // The lock is kept, so that neither `cancel` nor a timer meets an attempt that is nowhere.
+        let next = {
+            let mut s = self.state.lock();
+            match std::mem::replace(&mut s.stage, Stage::Done) {
+                Stage::Tcp(connecting) => self.connected(&mut s, connecting),
+                Stage::Reply(starting) => self.reply(&mut s, starting),
+                Stage::New | Stage::Done => Next::Wait,
+            }
         };
-        if let Some(end) = end {
-            self.finish(end);
+        match next {
+            Next::Wait => {}
+            Next::End(end) => self.finish(end),
+            Next::Answer(starting, outcome) => {
+                let end = self.answered(*starting, outcome);
+                self.finish(end);
+            }
         }
     }
 
     fn timer(self: Arc<Self>, kind: u32) {
-        let due = matches!(
-            (&self.state.lock().stage, kind),
-            (Stage::Tcp(_), TIMER_CONNECT) | (Stage::Reply(_), TIMER_REPLY)
-        );
-        if due {
-            self.cancel();
-            self.finish(End::failed(CmEventKind::Unreachable, libc::ETIMEDOUT));
+        {
+            let mut s = self.state.lock();
+            if !matches!(
+                (&s.stage, kind),
+                (Stage::Tcp(_), TIMER_CONNECT) | (Stage::Reply(_), TIMER_REPLY)
+            ) {
+                return;
+            }
+            self.cancel_locked(&mut s);
         }
+        self.finish(End::failed(CmEventKind::Unreachable, libc::ETIMEDOUT));
     }
 }

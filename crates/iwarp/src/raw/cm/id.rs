@@ -36,6 +36,8 @@ pub(super) enum Phase {
     Resolved,
     Connecting(Arc<Active>),
     Listening(Arc<Listening>),
+    /// In the client-server model: the answer is sent, the event is about to be given.
+    Accepting,
     /// A peer's request waits for an answer.
     Requested(Box<Requested>),
     /// Accepted or connected; `bool`: the event "established" has been given.
@@ -52,6 +54,8 @@ pub(super) struct IdState {
     pub(super) local: Option<SocketAddr>,
     pub(super) peer: Option<SocketAddr>,
     pub(super) only_v6: Option<bool>,
+    /// The connection ended before the event of its beginning was given; the status of the event of its end.
+    ended_early: Option<i32>,
     /// Device contexts are shared between identifiers unless the program brings its own.
     own_context: bool,
 }
@@ -101,6 +105,7 @@ impl CmId {
             local: None,
             peer: None,
             only_v6: None,
+            ended_early: None,
             own_context: ctx.is_some(),
         };
         Self {
@@ -364,6 +369,9 @@ impl CmId {
         if let Err(e) = starting.write(&frame[..n]) {
             return gone(e.to_string());
         }
+        if !agreed.peer_to_peer {
+            self.inner.state.lock().phase = Phase::Accepting;
+        }
         let config = startup::stream_config(&agreed, false, &ctx);
         let cm: Weak<dyn CmSink> = Arc::downgrade(&self.inner) as Weak<dyn CmSink>;
         let handover = Handover {
@@ -371,6 +379,10 @@ impl CmId {
             config,
             flow: starting.flow,
             cm: Some(cm),
+            // In the peer-to-peer model the initiator has to send it (RFC 6581 section 9.2).
+            first_message: agreed
+                .peer_to_peer
+                .then_some(ctx.config().handshake_timeout),
         };
         if let Err(e) = qp.inner.attach(handover) {
             return gone(e.to_string());
@@ -409,7 +421,7 @@ impl CmId {
         let qp = {
             let s = self.inner.state.lock();
             match s.phase {
-                Phase::Connected(_) | Phase::Disconnected => s.qp.clone(),
+                Phase::Connected(_) | Phase::Accepting | Phase::Disconnected => s.qp.clone(),
                 _ => return Err(Error::InvalidState("there is no connection")),
             }
         };
@@ -470,24 +482,29 @@ impl CmId {
         channel.push(event);
     }
 
-    /// The connection is up.
+    /// The connection is up. False if nobody wants it any more.
     pub(super) fn established(
         &self,
         private_data: Vec<u8>,
         peer_ird: Option<u16>,
         peer_ord: Option<u16>,
-    ) {
-        {
+    ) -> bool {
+        let ended = {
             let mut s = self.inner.state.lock();
-            match s.phase {
-                Phase::Connected(false) | Phase::Connecting(_) => s.phase = Phase::Connected(true),
-                _ => return,
+            let ended = s.ended_early.take();
+            match (&s.phase, ended) {
+                (Phase::Connecting(_) | Phase::Accepting, None) => s.phase = Phase::Connected(true),
+                (Phase::Connecting(_) | Phase::Accepting, Some(_)) => s.phase = Phase::Disconnected,
+                (Phase::Destroyed, _) => return false,
+                // The peer's first message was faster.
+                _ => return true,
             }
             if let Some((local, peer)) = s.qp.as_ref().and_then(QueuePair::addresses) {
                 s.local = Some(local);
                 s.peer = Some(peer);
             }
-        }
+            ended
+        };
         let event = self.event(CmEventKind::Established, 0);
         self.push(CmEvent {
             private_data,
@@ -495,6 +512,10 @@ impl CmId {
             initiator_depth: peer_ird,
             ..event
         });
+        if let Some(status) = ended {
+            self.emit(CmEventKind::Disconnected, status);
+        }
+        true
     }
 
     /// The attempt to connect has failed.
@@ -536,6 +557,10 @@ impl CmSink for CmIdInner {
         let (established, ended) = {
             let mut s = self.state.lock();
             match s.phase {
+                Phase::Connecting(_) | Phase::Accepting if over => {
+                    s.ended_early.get_or_insert(status_of(fault));
+                    (false, None)
+                }
                 Phase::Connected(told) if over => {
                     s.phase = Phase::Disconnected;
                     (false, Some(told))
@@ -557,12 +582,23 @@ impl CmSink for CmIdInner {
             // First message and end came together: the program has to see both.
             Some(false) if events.contains(Events::ESTABLISHED) => {
                 self.push_own(CmEventKind::Established, 0);
-                (CmEventKind::Disconnected, 0)
+                (CmEventKind::Disconnected, status_of(fault))
             }
             Some(false) => (CmEventKind::ConnectError, libc::ECONNRESET),
             Some(true) => (CmEventKind::Disconnected, status_of(fault)),
         };
         self.push_own(kind, status);
+    }
+
+    fn first_message_overdue(&self) {
+        {
+            let mut s = self.state.lock();
+            if !matches!(s.phase, Phase::Connected(false)) {
+                return;
+            }
+            s.phase = Phase::Disconnected;
+        }
+        self.push_own(CmEventKind::Unreachable, libc::ETIMEDOUT);
     }
 }
 
@@ -574,6 +610,18 @@ fn status_of(fault: Option<Fault>) -> i32 {
             ..
         }) => libc::ECONNRESET,
         _ => 0,
+    }
+}
+
+impl Drop for CmIdInner {
+    fn drop(&mut self) {
+        // Given up without `destroy`: a listener must not go on accepting for nobody.
+        match std::mem::replace(&mut self.state.get_mut().phase, Phase::Destroyed) {
+            Phase::Connecting(active) => active.cancel(),
+            Phase::Listening(listening) => listening.stop(),
+            Phase::Requested(requested) => requested.reject(&[]),
+            _ => {}
+        }
     }
 }
 

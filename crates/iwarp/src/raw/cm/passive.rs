@@ -2,7 +2,7 @@
 //! (RFC 5044 section 7.1.2, RFC 6581 section 9).
 
 use super::super::context::Context;
-use super::id::{CmId, CmIdInner, ConnectionParameters, engine, shared_context};
+use super::id::{CmId, CmIdInner, ConnectionParameters, Phase, engine, shared_context};
 use super::startup::{Read, Starting, local_params, record};
 use super::{CmEvent, CmEventKind};
 use crate::device::Device;
@@ -14,6 +14,7 @@ use crate::sys::stream::TcpStream;
 use iwarp_proto::mpa::negotiate::{PendingRequest, Responder};
 use iwarp_proto::mpa::startup::{FrameKind, FrameReader, MAX_FRAME_LEN, NO_NEGOTIATION};
 use parking_lot::Mutex;
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
@@ -22,23 +23,30 @@ use std::time::Duration;
 /// Requests that may wait for an answer if the program asks for no number.
 const BACKLOG_DEFAULT: u32 = 128;
 /// Connections in start-up per listener: a peer that opens many and says nothing gets no further.
-const STARTING_MAX: u32 = 1024;
+const STARTING_MAX: usize = 1024;
 /// How long a listener pauses when descriptors run out.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// A listening socket.
 pub(super) struct Listening {
-    id: Weak<CmIdInner>,
     listener: Listener,
-    engine: Arc<Engine>,
     token: u64,
-    /// The device that the listener is confined to, if the program chose it.
-    ctx: Option<Context>,
-    /// Connections in start-up, and requests not answered.
-    starting: AtomicU32,
-    waiting: Arc<AtomicU32>,
     backlog: u32,
     paused: Mutex<bool>,
+    hall: Arc<Hall>,
+}
+
+/// What the connections that came to a listener need of it. It does not hold the socket: when the program is done with
+/// the listener, its port is free at once, even while peers are still starting.
+struct Hall {
+    id: Weak<CmIdInner>,
+    engine: Arc<Engine>,
+    /// The device that the listener is confined to, if the program chose it.
+    ctx: Option<Context>,
+    /// Connections in start-up, the oldest first.
+    starting: Mutex<VecDeque<Weak<Greeting>>>,
+    /// Requests not answered.
+    waiting: Arc<AtomicU32>,
 }
 
 impl Listening {
@@ -57,15 +65,17 @@ impl Listening {
         let engine = engine()?;
         let token = engine.token();
         let this = Arc::new(Self {
-            id: Arc::downgrade(&id.inner),
             listener,
-            engine: Arc::clone(&engine),
             token,
-            ctx,
-            starting: AtomicU32::new(0),
-            waiting: Arc::new(AtomicU32::new(0)),
             backlog,
             paused: Mutex::new(false),
+            hall: Arc::new(Hall {
+                id: Arc::downgrade(&id.inner),
+                engine: Arc::clone(&engine),
+                ctx,
+                starting: Mutex::default(),
+                waiting: Arc::new(AtomicU32::new(0)),
+            }),
         });
         engine.add(
             &this.listener,
@@ -77,20 +87,21 @@ impl Listening {
     }
 
     pub(super) fn stop(&self) {
-        self.engine.remove(&self.listener, self.token);
+        self.hall.engine.remove(&self.listener, self.token);
     }
 
     fn pause(&self) {
         let mut paused = self.paused.lock();
         if !*paused {
             *paused = true;
-            let _ = self
-                .engine
-                .modify(&self.listener, self.token, Interest::NONE);
-            self.engine.after(PAUSE, self.token, 0);
+            let engine = &self.hall.engine;
+            let _ = engine.modify(&self.listener, self.token, Interest::NONE);
+            engine.after(PAUSE, self.token, 0);
         }
     }
+}
 
+impl Hall {
     fn welcome(self: &Arc<Self>, stream: TcpStream) {
         let Ok(ctx) = self.context_of(&stream) else {
             tracing::debug!("a connection came to an address without a device");
@@ -106,12 +117,11 @@ impl Listening {
             reader: FrameReader::new(FrameKind::Request),
         };
         let greeting = Arc::new(Greeting {
-            listening: Arc::clone(self),
+            hall: Arc::clone(self),
             ctx,
             token,
             starting: Mutex::new(None),
         });
-        self.starting.fetch_add(1, Ordering::Relaxed);
         let mut slot = greeting.starting.lock();
         let watched = self.engine.add(
             &starting.stream,
@@ -120,11 +130,24 @@ impl Listening {
             Arc::clone(&greeting) as Arc<dyn Source>,
         );
         if watched.is_err() {
-            self.starting.fetch_sub(1, Ordering::Relaxed);
             return;
         }
         *slot = Some(starting);
         drop(slot);
+        let too_many = {
+            let mut all = self.starting.lock();
+            all.retain(|g| g.strong_count() > 0);
+            all.push_back(Arc::downgrade(&greeting));
+            if all.len() > STARTING_MAX {
+                all.pop_front()
+            } else {
+                None
+            }
+        };
+        // An honest peer's request follows at once, so the oldest is the one that means nothing good.
+        if let Some(oldest) = too_many.and_then(|g| g.upgrade()) {
+            oldest.give_up("too many connections in start-up");
+        }
         //= rfc5044 section 7.1.2
         //# Responder mode implementations MUST
         self.engine.after(timeout, token, 0);
@@ -139,16 +162,14 @@ impl Listening {
 }
 
 impl Source for Listening {
-    fn ready(self: Arc<Self>, _: bool, _: bool) {
+    fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) {
         loop {
-            let busy = self.starting.load(Ordering::Relaxed) >= STARTING_MAX
-                || self.waiting.load(Ordering::Relaxed) >= self.backlog.max(BACKLOG_DEFAULT);
-            if busy {
+            if self.hall.waiting.load(Ordering::Relaxed) >= self.backlog.max(BACKLOG_DEFAULT) {
                 self.pause();
                 return;
             }
             match self.listener.accept() {
-                Ok(Some((stream, _))) => self.welcome(stream),
+                Ok(Some((stream, _))) => self.hall.welcome(stream),
                 Ok(None) => return,
                 Err(e @ NetError::TooManyFiles { .. }) => {
                     tracing::warn!(error = %std::io::Error::from(e), "cannot accept connections for now");
@@ -156,7 +177,9 @@ impl Source for Listening {
                     return;
                 }
                 Err(e) => {
+                    // Out of memory, or forbidden: the poller would report it again at once.
                     tracing::debug!(error = %std::io::Error::from(e), "accept failed");
+                    self.pause();
                     return;
                 }
             }
@@ -167,16 +190,15 @@ impl Source for Listening {
         let mut paused = self.paused.lock();
         if *paused {
             *paused = false;
-            let _ = self
-                .engine
-                .modify(&self.listener, self.token, Interest::READ);
+            let engine = &self.hall.engine;
+            let _ = engine.modify(&self.listener, self.token, Interest::READ);
         }
     }
 }
 
 /// A connection whose MPA request is being read.
 struct Greeting {
-    listening: Arc<Listening>,
+    hall: Arc<Hall>,
     ctx: Context,
     token: u64,
     starting: Mutex<Option<Starting>>,
@@ -184,8 +206,15 @@ struct Greeting {
 
 impl Greeting {
     fn end(&self, starting: &Starting) {
-        self.listening.engine.remove(&starting.stream, self.token);
-        self.listening.starting.fetch_sub(1, Ordering::Relaxed);
+        self.hall.engine.remove(&starting.stream, self.token);
+    }
+
+    fn give_up(&self, why: &str) {
+        if let Some(starting) = self.starting.lock().take() {
+            tracing::debug!("a connection in start-up is given up: {why}");
+            self.end(&starting);
+            starting.stream.abort();
+        }
     }
 
     /// The request is whole: judge it, and tell the program.
@@ -203,14 +232,19 @@ impl Greeting {
                 return;
             }
         };
-        let Some(listener) = self.listening.id.upgrade().map(|inner| CmId { inner }) else {
+        let Some(listener) = self.hall.id.upgrade().map(|inner| CmId { inner }) else {
             return;
         };
         let private_data = frame.ulp_private_data().to_vec();
         let told = |v: Option<u16>| v.filter(|v| *v != NO_NEGOTIATION);
         let (responder_resources, initiator_depth) =
             (told(pending.peer_ord()), told(pending.peer_ird()));
-        let waiting = Arc::clone(&self.listening.waiting);
+        // Kept until the event is pushed, so that `destroy` either prevents it or finds it.
+        let s = listener.inner.state.lock();
+        if !matches!(s.phase, Phase::Listening(_)) {
+            return;
+        }
+        let waiting = Arc::clone(&self.hall.waiting);
         waiting.fetch_add(1, Ordering::Relaxed);
         let requested = Requested {
             starting,
@@ -221,7 +255,7 @@ impl Greeting {
         let id = CmId::of_request(
             &channel,
             self.ctx.clone(),
-            self.listening.ctx.is_some(),
+            self.hall.ctx.is_some(),
             requested,
         );
         listener.push(CmEvent {
@@ -233,11 +267,12 @@ impl Greeting {
             responder_resources,
             initiator_depth,
         });
+        drop(s);
     }
 }
 
 impl Source for Greeting {
-    fn ready(self: Arc<Self>, _: bool, _: bool) {
+    fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) {
         let mut slot = self.starting.lock();
         let Some(mut starting) = slot.take() else {
             return;
@@ -264,11 +299,7 @@ impl Source for Greeting {
     }
 
     fn timer(self: Arc<Self>, _: u32) {
-        if let Some(starting) = self.starting.lock().take() {
-            tracing::debug!("no MPA request in time");
-            self.end(&starting);
-            starting.stream.abort();
-        }
+        self.give_up("no MPA request in time");
     }
 }
 
