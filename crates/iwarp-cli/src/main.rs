@@ -12,6 +12,7 @@ mod error;
 mod logging;
 mod perf;
 mod ping;
+mod rdma;
 mod units;
 
 use clap::Parser as _;

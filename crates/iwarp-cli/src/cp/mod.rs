@@ -1,31 +1,46 @@
 //! `iwarp cp`: one-sided file copy.
 //!
 //! `session` knows what happens in which order, `protocol` how it is said, `part` keeps files that are not complete yet, and
-//! `confine` keeps peers inside the served directory. The RDMA connection is behind the trait [`session::Link`].
+//! `confine` keeps peers inside the served directory. The RDMA connection is behind the trait [`session::Link`] and
+//! implemented in `link`; `client` and `server` are the two ends of the command.
 
 mod args;
-#[cfg_attr(not(test), expect(dead_code, reason = "called by the RDMA link"))]
+mod client;
 mod confine;
+mod link;
 mod part;
-#[cfg_attr(not(test), expect(dead_code, reason = "called by the RDMA link"))]
 mod protocol;
-#[cfg_attr(not(test), expect(dead_code, reason = "called by the RDMA link"))]
+mod server;
 mod session;
 #[cfg(test)]
 mod session_tests;
 
 pub(crate) use args::CpArgs;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use args::{Call, DEFAULT_PORT};
+use iwarp::Config;
 
 /// Runs `iwarp cp`.
 pub(crate) fn run(args: &CpArgs) -> Result<()> {
     let call = args.call()?;
-    tracing::debug!(?call, port = args.port.unwrap_or(DEFAULT_PORT), "cp");
+    let port = args.port.unwrap_or(DEFAULT_PORT);
+    tracing::debug!(?call, port, "cp");
     match call {
-        Call::Serve { .. } | Call::Put { .. } | Call::Get { .. } => {
-            Err(Error::failed("this build has no RDMA runtime yet"))
-        }
+        Call::Serve { dir } => server::run(args, &dir, port),
+        Call::Put { file, host, path } => client::put(args, &file, (&host, port), &path),
+        Call::Get { host, path, file } => client::get(args, (&host, port), &path, &file),
     }
+}
+
+/// The environment's settings, changed by the arguments.
+fn config(args: &CpArgs) -> Config {
+    let mut config = Config::from_env();
+    config.crc = args.crc == args::Crc::On;
+    config.markers |= args.markers;
+    if let Some(path) = &args.capture {
+        config.capture = Some(path.clone());
+        config.capture_bytes = Some(args.capture_bytes);
+    }
+    config
 }

@@ -1,5 +1,10 @@
 //! `iwarp ping`: speaks the protocol of rdma-core's `rping`, so either side may be the real one.
 
+mod client;
+mod link;
+mod server;
+mod wire;
+
 use crate::error::{Error, Result};
 use clap::Args;
 
@@ -7,8 +12,8 @@ use clap::Args;
 pub(crate) const DEFAULT_PORT: u16 = 7174;
 /// Smallest message: the text that `rping` puts in front needs room for its counter.
 pub(crate) const MIN_SIZE: u32 = 16;
-/// Largest message; `rping` has the same limit.
-pub(crate) const MAX_SIZE: u32 = 64 * 1024 - 1;
+/// Largest message. `rping` itself stops one octet below.
+pub(crate) const MAX_SIZE: u32 = 64 * 1024;
 
 /// Arguments of `iwarp ping`.
 #[derive(Debug, Args)]
@@ -25,8 +30,8 @@ pub(crate) struct PingArgs {
     /// Address to listen on (with `serve`)
     #[arg(short = 'a', long, value_name = "ADDR")]
     pub(crate) bind: Option<std::net::IpAddr>,
-    /// TCP port
-    #[arg(short, long, default_value_t = DEFAULT_PORT, value_parser = clap::value_parser!(u16).range(1..))]
+    /// TCP port; with `serve`, 0 picks a free one
+    #[arg(short, long, default_value_t = DEFAULT_PORT)]
     pub(crate) port: u16,
     /// Number of pings; without it, until interrupted
     #[arg(short = 'C', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
@@ -64,5 +69,9 @@ pub(crate) fn run(args: &PingArgs) -> Result<()> {
         return Err(Error::usage("--bind belongs to 'iwarp ping serve'"));
     }
     tracing::debug!(?args, "ping");
-    Err(Error::failed("this build has no RDMA runtime yet"))
+    if args.is_server() {
+        server::run(args)
+    } else {
+        client::run(args)
+    }
 }

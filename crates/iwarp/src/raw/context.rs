@@ -257,6 +257,17 @@ impl Context {
         Some(QueuePair { inner })
     }
 
+    /// Writes what the capture of [`Config::capture`] has recorded so far to its file. Without a capture it does nothing.
+    ///
+    /// # Errors
+    /// The file cannot be written; the recording has then stopped.
+    pub fn flush_capture(&self) -> Result<()> {
+        match &self.inner.recorder {
+            Some(recorder) => Ok(recorder.flush()?),
+            None => Ok(()),
+        }
+    }
+
     /// Takes an asynchronous event.
     pub fn try_async_event(&self) -> Option<AsyncEvent> {
         self.inner.async_events.try_next()

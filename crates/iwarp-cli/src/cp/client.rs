@@ -1,0 +1,118 @@
+//! `iwarp cp FILE HOST:PATH` and back.
+
+use super::CpArgs;
+use super::confine::{Place, regular};
+use super::link::{Half, RdmaLink};
+use super::part::Source;
+use super::session::{self, Summary};
+use crate::error::{Context as _, Error, Result};
+use crate::{rdma, units};
+use indicatif::{ProgressBar, ProgressStyle};
+use iwarp::Context;
+use iwarp::cm::Connector;
+use rustix::fs::{Mode, OFlags};
+use std::path::Path;
+use std::time::Instant;
+
+/// Uploads.
+///
+/// # Errors
+/// The first failure of either end.
+pub(super) fn put(args: &CpArgs, file: &Path, peer: (&str, u16), path: &str) -> Result<()> {
+    // Before anybody is bothered: is there anything to send?
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let fd = rustix::fs::open(file, flags, Mode::empty())
+        .context(format_args!("'{}'", file.display()))?;
+    let source = Source::new(regular(fd, &file.display().to_string())?)?;
+    copy(args, peer, |link, progress| {
+        session::put(link, source, path, !args.no_resume, progress)
+    })
+}
+
+/// Downloads.
+///
+/// # Errors
+/// The first failure of either end.
+pub(super) fn get(args: &CpArgs, peer: (&str, u16), path: &str, file: &Path) -> Result<()> {
+    let target = if file.is_dir() {
+        let name = path.rsplit('/').next().unwrap_or(path);
+        file.join(name)
+    } else {
+        file.to_path_buf()
+    };
+    let place = Place::local(&target)?;
+    place.check_target()?;
+    copy(args, peer, |link, progress| {
+        session::get(link, place, path, !args.no_resume, progress)
+    })
+}
+
+fn copy(
+    args: &CpArgs,
+    (host, port): (&str, u16),
+    work: impl FnOnce(&mut RdmaLink, session::Progress<'_>) -> Result<Summary>,
+) -> Result<()> {
+    if port == 0 {
+        return Err(Error::usage("--port 0 belongs to 'iwarp cp serve'"));
+    }
+    let addresses = rdma::resolve(host, port)?;
+    let (ctx, mut link) =
+        rdma::first_that_answers(&addresses, &super::config(args), |ctx, peer| {
+            let (half, qp) = Half::new(ctx)?;
+            let link = half.connected(rdma::connect(&Connector::new(ctx), peer, qp)?);
+            Ok((ctx.clone(), link))
+        })?;
+    let bar = bar(args.quiet);
+    let start = Instant::now();
+    let outcome = work(&mut link, &mut |done, all| {
+        if bar.length() != Some(all) {
+            bar.set_length(all);
+            // What was there already does not count for the rate.
+            bar.set_position(done);
+            bar.reset_eta();
+        }
+        bar.set_position(done);
+    });
+    link.close();
+    bar.finish_and_clear();
+    let took = start.elapsed().as_secs_f64();
+    flush(&ctx);
+    let done = outcome?;
+    if !args.quiet {
+        summary(done, took);
+    }
+    Ok(())
+}
+
+fn flush(ctx: &Context) {
+    if let Err(e) = ctx.flush_capture() {
+        tracing::warn!("the capture file is not complete: {e}");
+    }
+}
+
+/// On a terminal only: indicatif draws nothing elsewhere.
+fn bar(quiet: bool) -> ProgressBar {
+    if quiet {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new(0);
+    let template = "{bar:30} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta}";
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+    bar
+}
+
+fn summary(done: Summary, took: f64) {
+    let moved = done.size - done.resumed;
+    let hash: String = done.hash.iter().map(|b| format!("{b:02x}")).collect();
+    let resumed = if done.resumed > 0 {
+        format!(", {} octets were there already", done.resumed)
+    } else {
+        String::new()
+    };
+    println!(
+        "{moved} octets in {took:.3} s, {}{resumed}\nSHA-256 {hash}, equal at both ends",
+        units::rate(moved as f64 / took.max(1e-9))
+    );
+}

@@ -1,0 +1,202 @@
+//! One connection of `ping`: a queue pair, its messages of 16 octets, and bounded waits.
+
+use super::wire::Info;
+use crate::error::{Context as _, Error, Result};
+use crate::rdma::failed_completion;
+use iwarp::cm::Connection;
+use iwarp::{
+    Access, CompletionQueue, Context, Cqe, MemoryRegion, ProtectionDomain, QueuePair, RecvWr,
+    SendWr, Sge, WcOpcode, WcStatus,
+};
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// Receives: the peer has one message in flight, and a spare one costs nothing.
+const RECVS: usize = 4;
+/// How long the peer may take for a step. A client that is stopped by hand may hold its server no longer.
+pub(super) const STEP: Duration = Duration::from_secs(30);
+
+/// What is made before the connection is there.
+pub(super) struct Half {
+    pub(super) pd: ProtectionDomain,
+    cq: CompletionQueue,
+    messages: MemoryRegion,
+}
+
+impl Half {
+    /// Makes everything, with receives posted.
+    pub(super) fn new(ctx: &Context) -> Result<(Self, QueuePair)> {
+        let pd = ProtectionDomain::new(ctx);
+        let cq = ctx.create_cq(64, None).context("completion queue")?;
+        let messages = pd
+            .allocate(RECVS * Info::LEN, Access::LOCAL_WRITE)
+            .context("memory")?;
+        // As rping: one RDMA Read in flight.
+        let qp = pd
+            .queue_pair()
+            .depth(16, RECVS as u32)
+            .reads(1, 1)
+            .build(&cq, &cq)
+            .context("queue pair")?;
+        let half = Self { pd, cq, messages };
+        for slot in 0..RECVS {
+            half.receive(&qp, slot)?;
+        }
+        Ok((half, qp))
+    }
+
+    /// The connection is there.
+    pub(super) fn connected(self, connection: Connection) -> Link {
+        Link {
+            half: self,
+            connection,
+            inbox: VecDeque::new(),
+            unsent: 0,
+        }
+    }
+
+    fn receive(&self, qp: &iwarp::raw::QueuePair, slot: usize) -> Result<()> {
+        let at = slot * Info::LEN;
+        let sge = self.messages.sge(at..at + Info::LEN).context("memory")?;
+        let wr = RecvWr {
+            wr_id: slot as u64,
+            sges: &[sge],
+        };
+        qp.post_recv(&[wr]).map_err(|(_, e)| e).context("receive")
+    }
+}
+
+/// A connection.
+pub(super) struct Link {
+    half: Half,
+    connection: Connection,
+    /// Messages that came while something else was waited for.
+    inbox: VecDeque<Info>,
+    /// Sends whose completion has not come.
+    unsent: u32,
+}
+
+/// What a completion was.
+enum Seen {
+    Sent,
+    Message(Info),
+    /// An RDMA Read or Write.
+    Data,
+}
+
+impl Link {
+    /// Memory for data.
+    pub(super) fn allocate(&self, len: usize, access: Access) -> Result<MemoryRegion> {
+        self.half.pd.allocate(len, access).context("memory")
+    }
+
+    /// Sends where a buffer is, or "go ahead".
+    pub(super) fn send(&mut self, info: Info) -> Result<()> {
+        self.unsent += 1;
+        self.connection
+            .post_send(&[SendWr::inline(0, &[&info.encode()]).signaled()])
+            .map_err(|(_, e)| e)
+            .context("send")
+    }
+
+    /// Waits for a message; `None` when the peer has closed.
+    pub(super) fn recv(&mut self) -> Result<Option<Info>> {
+        loop {
+            if let Some(info) = self.inbox.pop_front() {
+                return Ok(Some(info));
+            }
+            match self.step()? {
+                Some(Seen::Message(info)) => return Ok(Some(info)),
+                Some(Seen::Sent) => {}
+                Some(Seen::Data) => return Err(out_of_turn()),
+                None => return Ok(None),
+            }
+        }
+    }
+
+    /// Reads the peer's buffer.
+    pub(super) fn read(&mut self, from: Info, to: Sge) -> Result<()> {
+        self.data(SendWr::read(1, from.addr, from.rkey, &[to]))
+    }
+
+    /// Writes to the peer's buffer.
+    pub(super) fn write(&mut self, to: Info, from: Sge) -> Result<()> {
+        self.data(SendWr::write(2, to.addr, to.rkey, &[from]))
+    }
+
+    fn data(&mut self, wr: SendWr<'_>) -> Result<()> {
+        self.connection
+            .post_send(&[wr.signaled()])
+            .map_err(|(_, e)| e)
+            .context("RDMA")?;
+        loop {
+            match self.step()? {
+                Some(Seen::Data) => return Ok(()),
+                Some(Seen::Sent) => {}
+                Some(Seen::Message(info)) => self.inbox.push_back(info),
+                None => return Err(failed_completion(WcStatus::Flushed, &self.connection)),
+            }
+        }
+    }
+
+    /// One completion. `None`: the connection has ended in order.
+    fn step(&mut self) -> Result<Option<Seen>> {
+        let mut done = [Cqe::default()];
+        match self.half.cq.wait(&mut done, Some(STEP)) {
+            Ok(_) => {}
+            Err(iwarp::Error::TimedOut(_)) => {
+                return Err(Error::failed(format!(
+                    "the peer said nothing for {} s",
+                    STEP.as_secs()
+                )));
+            }
+            Err(e) => return Err(e).context("completion queue"),
+        }
+        let [cqe] = done;
+        match cqe.status {
+            WcStatus::Success => {}
+            WcStatus::Flushed if self.connection.fault().is_none() => return Ok(None),
+            status => return Err(failed_completion(status, &self.connection)),
+        }
+        match cqe.opcode {
+            WcOpcode::Recv => {
+                let slot = cqe.wr_id as usize;
+                let mut octets = [0; Info::LEN];
+                if cqe.byte_len as usize != octets.len() {
+                    return Err(Error::failed(format!(
+                        "the peer sent a message of {} octets, rping's have {}",
+                        cqe.byte_len,
+                        octets.len()
+                    )));
+                }
+                self.half
+                    .messages
+                    .read_at(slot * Info::LEN, &mut octets)
+                    .context("memory")?;
+                self.half.receive(&self.connection, slot)?;
+                Ok(Some(Seen::Message(Info::decode(octets))))
+            }
+            WcOpcode::Send => {
+                self.unsent = self.unsent.saturating_sub(1);
+                Ok(Some(Seen::Sent))
+            }
+            _ => Ok(Some(Seen::Data)),
+        }
+    }
+
+    /// Ends in order: what was said is sent, then the connection is closed from both sides.
+    pub(super) fn close(mut self) {
+        while self.unsent > 0 && matches!(self.step(), Ok(Some(_))) {}
+        if self.connection.disconnect().is_ok() {
+            // A peer that does not close loses nothing any more.
+            let _ = self
+                .connection
+                .wait_disconnected(Some(Duration::from_secs(2)));
+        }
+    }
+}
+
+/// The peer does not keep to the order of the protocol.
+pub(super) fn out_of_turn() -> Error {
+    Error::failed("the peer does not keep to rping's protocol")
+}

@@ -1,0 +1,90 @@
+//! The answering end: what `rping -s -P` does.
+
+use super::link::{Half, Link};
+use super::wire::{Info, printable};
+use super::{MAX_SIZE, PingArgs};
+use crate::error::{Context as _, Error, Result};
+use crate::rdma;
+use iwarp::cm::{ConnectionParameters, ConnectionRequest};
+use iwarp::{Access, Config, Context};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Answers until the count is reached, or for ever.
+pub(super) fn run(args: &PingArgs) -> Result<()> {
+    let (ctx, listener) = rdma::listen(args.bind, args.port, &Config::from_env())?;
+    println!("iwarp ping: listening on {}", listener.local_addr());
+    let answered = Arc::new(AtomicU64::new(0));
+    let (limit, verbose) = (args.count, args.verbose);
+    let enough = {
+        let answered = Arc::clone(&answered);
+        move || limit.is_some_and(|n| answered.load(Ordering::Acquire) >= n)
+    };
+    let stop = enough.clone();
+    rdma::serve_clients(&listener, stop, move |request, from| {
+        let outcome = accept(&ctx, request).and_then(|mut link| {
+            let outcome = answer(&mut link, verbose, &answered, &enough);
+            link.close();
+            outcome
+        });
+        match outcome {
+            Ok(n) => tracing::info!(%from, "{n} pings answered"),
+            Err(e) => tracing::warn!(%from, "{e}"),
+        }
+    })
+}
+
+fn accept(ctx: &Context, request: ConnectionRequest) -> Result<Link> {
+    let (half, qp) = Half::new(ctx)?;
+    let parameters = ConnectionParameters {
+        responder_resources: Some(1),
+        initiator_depth: Some(1),
+        ..ConnectionParameters::default()
+    };
+    let connection = request.accept(qp, &parameters).context("accept")?;
+    Ok(half.connected(connection))
+}
+
+fn answer(
+    link: &mut Link,
+    verbose: bool,
+    answered: &AtomicU64,
+    enough: &dyn Fn() -> bool,
+) -> Result<u64> {
+    let buffer = link.allocate(MAX_SIZE as usize, Access::LOCAL_WRITE)?;
+    let mut count = 0;
+    while !enough() {
+        let Some(source) = link.recv()? else {
+            break;
+        };
+        let len = checked(source)?;
+        let sge = buffer.sge(..len).context("memory")?;
+        link.read(source, sge)?;
+        let data = buffer.to_vec(..len).context("memory")?;
+        if verbose {
+            println!("server ping data: {}", printable(&data));
+        }
+        link.send(Info::default())?;
+        let Some(sink) = link.recv()? else {
+            return Err(Error::failed("the client closed in the middle of a ping"));
+        };
+        // As rping: the text with its NUL, and no more than the sink holds.
+        let text = data.iter().position(|b| *b == 0).map_or(len, |nul| nul + 1);
+        let len = text.min(checked(sink)?);
+        link.write(sink, buffer.sge(..len).context("memory")?)?;
+        link.send(Info::default())?;
+        count += 1;
+        answered.fetch_add(1, Ordering::AcqRel);
+    }
+    Ok(count)
+}
+
+fn checked(info: Info) -> Result<usize> {
+    if info.size > MAX_SIZE {
+        return Err(Error::failed(format!(
+            "the client has a buffer of {} octets, at most {MAX_SIZE} are served",
+            info.size
+        )));
+    }
+    Ok(info.size as usize)
+}

@@ -1,0 +1,112 @@
+//! What travels between two ends of `rping`: 16 octets that say where a buffer is, and the text in it.
+//!
+//! One ping: the client sends where its source is; the server reads it with an RDMA Read and sends "go ahead"; the
+//! client sends where its sink is; the server writes the data there with an RDMA Write and sends "go ahead".
+//! A "go ahead" is a message of the same 16 octets whose content means nothing.
+
+/// Where a buffer is: tagged offset, STag, octets; big-endian.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Info {
+    /// Tagged offset.
+    pub(super) addr: u64,
+    /// STag.
+    pub(super) rkey: u32,
+    /// Octets.
+    pub(super) size: u32,
+}
+
+impl Info {
+    /// Octets of a message.
+    pub(super) const LEN: usize = 16;
+
+    /// The message.
+    pub(super) fn encode(self) -> [u8; Self::LEN] {
+        let mut out = [0; Self::LEN];
+        out[..8].copy_from_slice(&self.addr.to_be_bytes());
+        out[8..12].copy_from_slice(&self.rkey.to_be_bytes());
+        out[12..].copy_from_slice(&self.size.to_be_bytes());
+        out
+    }
+
+    /// The reverse of [`encode`](Self::encode).
+    pub(super) fn decode(octets: [u8; Self::LEN]) -> Self {
+        let n = u128::from_be_bytes(octets);
+        Self {
+            addr: (n >> 64) as u64,
+            rkey: (n >> 32) as u32,
+            size: n as u32,
+        }
+    }
+}
+
+/// The first and the last character of the pattern.
+const PATTERN: std::ops::RangeInclusive<u8> = b'A'..=b'z';
+
+/// The data of ping `number`: a text, the pattern that starts one character later with each ping, and a NUL.
+pub(super) fn data(number: u64, size: usize) -> Vec<u8> {
+    let mut out = format!("rdma-ping-{number}: ").into_bytes();
+    let period = u64::from(PATTERN.end() - PATTERN.start()) + 1;
+    let skip = (number % period) as usize;
+    out.extend(
+        PATTERN
+            .cycle()
+            .skip(skip)
+            .take(size.saturating_sub(out.len())),
+    );
+    out.truncate(size);
+    if let Some(last) = out.last_mut() {
+        *last = 0;
+    }
+    out
+}
+
+/// The text up to the NUL. What a peer sent may be anything: control characters are made harmless.
+pub(super) fn printable(data: &[u8]) -> String {
+    let end = data.iter().position(|b| *b == 0).unwrap_or(data.len());
+    String::from_utf8_lossy(data.get(..end).unwrap_or_default())
+        .chars()
+        .map(|c| if c.is_control() { '.' } else { c })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_have_the_layout_of_rping() {
+        let info = Info {
+            addr: 0x0102_0304_0506_0708,
+            rkey: 0x0a0b_0c0d,
+            size: 64,
+        };
+        let octets = info.encode();
+        assert_eq!(
+            octets,
+            [1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 0, 0, 0, 64]
+        );
+        assert_eq!(Info::decode(octets), info);
+    }
+
+    #[test]
+    fn texts_are_those_of_rping() {
+        // As captured from rping -S 64, first and second ping.
+        assert_eq!(
+            printable(&data(0, 64)),
+            "rdma-ping-0: ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqr"
+        );
+        assert_eq!(
+            printable(&data(1, 64)),
+            "rdma-ping-1: BCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqrs"
+        );
+        // After 'z' comes 'A', within a ping and between pings.
+        assert_eq!(&data(0, 100)[13 + 57..][..3], b"zAB");
+        assert_eq!(data(57, 40)[14..20], *b"zABCDE");
+        assert_eq!(data(58, 40)[14..20], *b"ABCDEF");
+        for size in [16, 17, 26, 64, 65535] {
+            let d = data(u64::MAX, size);
+            assert_eq!((d.len(), d.last()), (size, Some(&0)), "{size}");
+        }
+        assert_eq!(printable(b"a\x1b[2J\xff\0b"), "a.[2J\u{fffd}");
+    }
+}
