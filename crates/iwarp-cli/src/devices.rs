@@ -1,6 +1,7 @@
 //! `iwarp devices`: what the library offers on this machine.
 
 use crate::error::{Context as _, Error, Result};
+use crate::out;
 use clap::Args;
 use iwarp::{Device, LIMITS};
 use serde_json::{Value, json};
@@ -27,7 +28,7 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<()> {
     if args.json {
         let list: Vec<_> = list.iter().map(as_json).collect();
         let text = serde_json::to_string_pretty(&json!({ "devices": list })).context("JSON")?;
-        println!("{text}");
+        out::line(format_args!("{text}"));
         return Ok(());
     }
     if list.is_empty() {
@@ -35,7 +36,7 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<()> {
             "no device: no interface with an address is up, or IWARP_BIND excludes them all",
         ));
     }
-    print!("{}", as_text(&list, args.verbose));
+    out::line(format_args!("{}", as_text(&list, args.verbose).trim_end()));
     Ok(())
 }
 

@@ -6,7 +6,7 @@ use super::link::{Half, RdmaLink};
 use super::part::Source;
 use super::session::{self, Summary};
 use crate::error::{Context as _, Error, Result};
-use crate::{rdma, units};
+use crate::{out, rdma, units};
 use indicatif::{ProgressBar, ProgressStyle};
 use iwarp::Context;
 use iwarp::cm::Connector;
@@ -111,8 +111,8 @@ fn summary(done: Summary, took: f64) {
     } else {
         String::new()
     };
-    println!(
+    out::line(format_args!(
         "{moved} octets in {took:.3} s, {}{resumed}\nSHA-256 {hash}, equal at both ends",
         units::rate(moved as f64 / took.max(1e-9))
-    );
+    ));
 }

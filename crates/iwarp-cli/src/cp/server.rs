@@ -5,7 +5,7 @@ use super::confine::Root;
 use super::link::{Half, RdmaLink};
 use super::session::{self, Summary};
 use crate::error::{Context as _, Result};
-use crate::{rdma, units};
+use crate::{out, rdma, units};
 use iwarp::Context;
 use iwarp::cm::{ConnectionParameters, ConnectionRequest};
 use std::net::SocketAddr;
@@ -19,7 +19,10 @@ pub(super) fn run(args: &CpArgs, dir: &Path, port: u16) -> Result<()> {
     let root = Root::open(dir)?;
     let (ctx, listener) = rdma::listen(args.bind, port, &super::config(args))?;
     // Also with --quiet: who starts a server needs to know where it is, above all with port 0.
-    println!("iwarp cp: serving on {}", listener.local_addr());
+    out::line(format_args!(
+        "iwarp cp: serving on {}",
+        listener.local_addr()
+    ));
     let quiet = args.quiet;
     rdma::serve_clients(
         &listener,
@@ -54,11 +57,11 @@ fn accept(ctx: &Context, request: ConnectionRequest) -> Result<RdmaLink> {
 
 fn log(quiet: bool, from: SocketAddr, path: &str, done: Summary) {
     if !quiet {
-        println!(
+        out::line(format_args!(
             "{from} '{}' {} octets",
             path.escape_default(),
             done.size - done.resumed
-        );
+        ));
     }
     tracing::debug!(%from, path, size = %units::size(done.size), "verified");
 }

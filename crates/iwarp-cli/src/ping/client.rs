@@ -4,7 +4,7 @@ use super::PingArgs;
 use super::link::{Half, Link, out_of_turn};
 use super::wire::{Info, data, printable};
 use crate::error::{Context as _, Error, Result};
-use crate::rdma;
+use crate::{out, rdma};
 use iwarp::cm::Connector;
 use iwarp::{Access, Config, MemoryRegion};
 use std::time::{Duration, Instant};
@@ -46,13 +46,13 @@ pub(super) fn run(args: &PingArgs) -> Result<()> {
     link.close();
     if times.count > 0 {
         let us = |t: Duration| t.as_secs_f64() * 1e6;
-        println!(
+        out::line(format_args!(
             "{} pings of {size} octets, round trip min/avg/max {:.0}/{:.0}/{:.0} us",
             times.count,
             us(times.min),
             us(times.sum) / times.count as f64,
             us(times.max)
-        );
+        ));
     }
     outcome
 }
@@ -81,7 +81,7 @@ fn pings(
                 )));
             }
             if args.verbose {
-                println!("ping data: {}", printable(&back));
+                out::line(format_args!("ping data: {}", printable(&back)));
             }
         }
     }

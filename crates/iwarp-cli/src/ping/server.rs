@@ -4,7 +4,7 @@ use super::link::{Half, Link};
 use super::wire::{Info, printable};
 use super::{MAX_SIZE, PingArgs};
 use crate::error::{Context as _, Error, Result};
-use crate::rdma;
+use crate::{out, rdma};
 use iwarp::cm::{ConnectionParameters, ConnectionRequest};
 use iwarp::{Access, Config, Context};
 use std::sync::Arc;
@@ -13,7 +13,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Answers until the count is reached, or for ever.
 pub(super) fn run(args: &PingArgs) -> Result<()> {
     let (ctx, listener) = rdma::listen(args.bind, args.port, &Config::from_env())?;
-    println!("iwarp ping: listening on {}", listener.local_addr());
+    out::line(format_args!(
+        "iwarp ping: listening on {}",
+        listener.local_addr()
+    ));
     let answered = Arc::new(AtomicU64::new(0));
     let (limit, verbose) = (args.count, args.verbose);
     let enough = {
@@ -62,7 +65,7 @@ fn answer(
         link.read(source, sge)?;
         let data = buffer.to_vec(..len).context("memory")?;
         if verbose {
-            println!("server ping data: {}", printable(&data));
+            out::line(format_args!("server ping data: {}", printable(&data)));
         }
         link.send(Info::default())?;
         let Some(sink) = link.recv()? else {
