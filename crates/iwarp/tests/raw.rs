@@ -2,7 +2,7 @@
 
 use iwarp::raw::cm::{CmEvent, CmEventKind, CmId, ConnectionParameters, create_event_channel};
 use iwarp::raw::{CompletionQueue, Context, QpAttributes, QueuePair};
-use iwarp::{Config, Device};
+use iwarp::{Config, Device, State};
 use iwarp_rnic::{Access, Cqe, RecvWr, SendFlags, SendOp, SendWr, Sge, WcOpcode, WcStatus};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -273,4 +273,68 @@ fn operations_with_small_segments() {
     let mut config = Config::default();
     config.mss = Some(1460);
     all_operations(&config);
+}
+
+/// Queue pairs connected by number, in either order, with work posted before the peer is there.
+fn by_number(client_first: bool) {
+    let device = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
+    let ends: Vec<_> = (0..2)
+        .map(|_| {
+            let ctx = Context::open(&device, Config::default()).unwrap();
+            let (pd, cq) = (ctx.allocate_pd(), ctx.create_cq(64, None).unwrap());
+            let attributes = QpAttributes {
+                pd,
+                send_cq: cq.clone(),
+                recv_cq: cq.clone(),
+                srq: None,
+                max_send_wr: 16,
+                max_recv_wr: 16,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline: 64,
+                signal_all: false,
+                max_ird: 1,
+                max_ord: 1,
+            };
+            let qp = ctx.create_addressable_qp(&attributes).unwrap();
+            qp.modify(State::Init).unwrap();
+            let mem = Mem::new(&ctx, pd, 4096);
+            (ctx, cq, qp, mem)
+        })
+        .collect();
+    let gid = device.gid();
+    let (a, b) = if client_first { (0, 1) } else { (1, 0) };
+    for (me, other) in [(a, b), (b, a)] {
+        let (_, _, qp, mem) = &ends[me];
+        qp.post_recv(&[RecvWr {
+            wr_id: 3,
+            sges: &[mem.sge(64)],
+        }])
+        .unwrap();
+        qp.connect_peer(gid, ends[other].2.num()).unwrap();
+        qp.modify(State::Rts).unwrap();
+        let wr = SendWr::inline(4, &[b"by number"]).signaled();
+        qp.post_send(&[wr]).unwrap();
+    }
+    for (_, cq, qp, _) in &ends {
+        for _ in 0..2 {
+            let cqe = poll(cq);
+            assert_eq!(cqe.status, WcStatus::Success, "{cqe:?}");
+        }
+        assert_eq!(qp.state(), State::Rts);
+    }
+    assert!(
+        ends[0].2.connect_peer(gid, 7).is_ok(),
+        "a connection is there already"
+    );
+    for (ctx, _, qp, mem) in &ends {
+        qp.destroy();
+        ctx.deregister(mem.stag).unwrap();
+    }
+}
+
+#[test]
+fn queue_pairs_connect_by_number() {
+    by_number(true);
+    by_number(false);
 }

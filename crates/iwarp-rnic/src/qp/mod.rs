@@ -216,6 +216,8 @@ pub enum StreamWish {
 pub struct QueuePair {
     config: QpConfig,
     state: State,
+    /// A stream that is handed over leaves the state alone.
+    keep_state: bool,
     sq: send_queue::SendQueue,
     rq: ReceiveQueue,
     responses: response::ResponseQueue,
@@ -244,6 +246,7 @@ impl QueuePair {
         Ok(Self {
             config,
             state: State::Reset,
+            keep_state: false,
             sq: send_queue::SendQueue::new(c)?,
             rq: ReceiveQueue::new(rq_depth, c.max_recv_sge)?,
             responses: response::ResponseQueue::new(c.max_ird)?,

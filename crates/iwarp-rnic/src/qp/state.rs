@@ -127,7 +127,21 @@ impl QueuePair {
         self.sq.set_ord(stream.ord.min(self.config.max_ord));
         self.tx.start(&stream);
         self.rx.start(&stream);
-        self.state = State::Rts;
+        if !self.keep_state {
+            self.state = State::Rts;
+        }
+        Ok(())
+    }
+
+    /// The program goes through RTR and RTS by itself, and the stream comes at any time meanwhile: it must not change
+    /// the state. A queue pair in INIT becomes RTR.
+    pub fn await_stream(&mut self) -> Result<(), InvalidTransition> {
+        match self.state {
+            State::Init => self.state = State::Rtr,
+            State::Rtr | State::Rts => {}
+            _ => return Err(InvalidTransition),
+        }
+        self.keep_state = true;
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 use super::channel::CompletionChannel;
 use super::cq::CompletionQueue;
 use super::events::{AsyncEvent, AsyncEventKind, EventQueue};
+use super::peer::Peers;
 use super::qp::{QpAttributes, QpInner, QueuePair};
 use super::srq::SharedReceiveQueue;
 use crate::capture::{Recorder, RecorderLimits};
@@ -30,6 +31,8 @@ pub(crate) struct ContextInner {
     qps: RwLock<HashMap<u32, Weak<QpInner>>>,
     next_qp: AtomicU32,
     next_pd: AtomicU32,
+    /// Queue pairs that are connected by number; made with the first of them.
+    peers: Mutex<Option<Arc<Peers>>>,
     /// Totals of queue pairs that are gone.
     past: Mutex<Counters>,
 }
@@ -60,6 +63,7 @@ impl Context {
             // Queue pair numbers have 24 bits; a random start keeps stale ones from meeting new ones.
             next_qp: AtomicU32::new(random_u32()? & 0x00ff_ffff),
             next_pd: AtomicU32::new(1),
+            peers: Mutex::new(None),
             past: Mutex::default(),
         };
         Ok(Self {
@@ -251,6 +255,17 @@ impl Context {
         QueuePair::create(&self.inner, attributes)
     }
 
+    /// A queue pair that can be connected by its number ([`QueuePair::connect_peer`]), for programs that exchange
+    /// GIDs and numbers by themselves. While such queue pairs exist, the device listens on a free TCP port of its
+    /// address, which their numbers contain.
+    ///
+    /// # Errors
+    /// As [`create_qp`](Self::create_qp); the operating system's: no descriptors or ports left.
+    pub fn create_addressable_qp(&self, attributes: &QpAttributes) -> Result<QueuePair> {
+        let peers = self.inner.peers()?;
+        QueuePair::create_with(&self.inner, attributes, |taken| peers.number(taken))
+    }
+
     /// The queue pair with this number.
     pub fn queue_pair(&self, qp_num: u32) -> Option<QueuePair> {
         let inner = self.inner.qps.read().get(&qp_num)?.upgrade()?;
@@ -312,28 +327,61 @@ impl ContextInner {
     /// Finds a free queue pair number and makes the queue pair with it.
     pub(super) fn enter_qp(
         &self,
+        number: impl FnOnce(&dyn Fn(u32) -> bool) -> Result<u32>,
         make: impl FnOnce(u32) -> Result<Arc<QpInner>>,
     ) -> Result<Arc<QpInner>> {
         let mut qps = self.qps.write();
-        let num = loop {
-            let num = self.next_qp.fetch_add(1, Ordering::Relaxed) & 0x00ff_ffff;
-            // 0 and 1 belong to management on other transports.
-            if num > 1 && !qps.contains_key(&num) {
-                break num;
-            }
-        };
+        let num = number(&|num| qps.contains_key(&num))?;
         let qp = make(num)?;
         qps.insert(num, Arc::downgrade(&qp));
         Ok(qp)
     }
 
+    /// The next number that is not `taken`.
+    pub(super) fn any_number(&self, taken: &dyn Fn(u32) -> bool) -> u32 {
+        loop {
+            let num = self.next_qp.fetch_add(1, Ordering::Relaxed) & 0x00ff_ffff;
+            // 0 and 1 belong to management on other transports.
+            if num > 1 && !taken(num) {
+                return num;
+            }
+        }
+    }
+
     pub(super) fn leave_qp(&self, num: u32, counters: &Counters) {
         self.qps.write().remove(&num);
         self.past.lock().add(counters);
+        let peers = self.peers.lock().clone();
+        if let Some(peers) = peers {
+            peers.forget(num);
+        }
+    }
+
+    /// What connects queue pairs by number, in this process.
+    pub(super) fn peers(self: &Arc<Self>) -> Result<Arc<Peers>> {
+        let mut peers = self.peers.lock();
+        match &*peers {
+            Some(p) if p.is_ours() => Ok(Arc::clone(p)),
+            _ => {
+                let new = Peers::start(self)?;
+                *peers = Some(Arc::clone(&new));
+                Ok(new)
+            }
+        }
     }
 
     pub(crate) fn raise(&self, kind: AsyncEventKind) {
         self.async_events.push(AsyncEvent { kind });
+    }
+}
+
+impl Drop for ContextInner {
+    fn drop(&mut self) {
+        if let Some(peers) = self.peers.get_mut().take()
+            && peers.is_ours()
+        {
+            peers.stop();
+        }
     }
 }
 

@@ -13,6 +13,7 @@ mod cq;
 mod drive;
 mod events;
 mod linger;
+mod peer;
 mod pool;
 mod qp;
 mod srq;

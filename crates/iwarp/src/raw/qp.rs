@@ -140,11 +140,19 @@ pub struct QueuePair {
 
 impl QueuePair {
     pub(super) fn create(ctx: &Arc<ContextInner>, a: &QpAttributes) -> Result<Self> {
+        Self::create_with(ctx, a, |taken| Ok(ctx.any_number(taken)))
+    }
+
+    pub(super) fn create_with(
+        ctx: &Arc<ContextInner>,
+        a: &QpAttributes,
+        number: impl FnOnce(&dyn Fn(u32) -> bool) -> Result<u32>,
+    ) -> Result<Self> {
         let policy = match ctx.config.receiver_not_ready {
             ReceiverNotReady::Hold(_) => Policy::Hold,
             ReceiverNotReady::Terminate => Policy::Terminate,
         };
-        let inner = ctx.enter_qp(|num| {
+        let inner = ctx.enter_qp(number, |num| {
             let machine = Machine::new(QpConfig {
                 qp_num: num,
                 pd: a.pd,
@@ -334,6 +342,25 @@ impl QueuePair {
     /// Ends the connection with a reset.
     pub fn abort(&self) {
         self.inner.with_machine(|machine, host| machine.abort(host));
+    }
+
+    /// Connects it to a peer known by GID and queue pair number, as a change to RTR with an address does. It becomes
+    /// RTR at once if it is INIT, and nothing waits for the peer: what is posted in RTS goes out when the connection
+    /// is there. The peer has to do the same. Does nothing if there is a connection already.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: the peer is itself; [`Error::InvalidState`]: not INIT, RTR or RTS.
+    pub fn connect_peer(&self, gid: [u8; 16], num: u32) -> Result<()> {
+        {
+            let mut g = self.inner.state.lock();
+            if g.link.is_some() {
+                return Ok(());
+            }
+            g.machine.await_stream().map_err(|_| {
+                Error::InvalidState("a peer is named at the change from INIT to RTR")
+            })?;
+        }
+        self.inner.ctx.peers()?.connect(self, gid, num)
     }
 
     /// Destroys it (`ibv_destroy_qp(3)`): its completions and asynchronous events are dropped, its connection is closed in
