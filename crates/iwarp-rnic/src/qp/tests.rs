@@ -1,1 +1,11 @@
-//! Tests of the queue pair.
+//! Tests of the queue pair, by subject. `harness` has the rig: a queue pair, a table, a host, and FPDUs made by hand.
+
+mod ending;
+mod harness;
+mod memory;
+mod receiving;
+mod refused;
+mod sending;
+mod startup;
+mod stream;
+mod told;

@@ -1,0 +1,235 @@
+//! Ends of streams: graceful, by the peer, broken; states and their changes (RFC 5044 §7.2, `ibv_modify_qp(3)`).
+
+use super::harness::*;
+use crate::qp::*;
+use crate::{SendOp, WcStatus};
+use iwarp_proto::rdmap::{Opcode, TerminateCode as Code};
+use std::format;
+use std::string::String;
+
+const READ: SendOp = SendOp::Read {
+    remote_addr: 0,
+    rkey: 7,
+};
+
+#[test]
+fn a_graceful_close_sends_what_is_queued() {
+    let (mut a, mut b) = pair(STREAM);
+    let src = a.mr(5000, ALL);
+    let dst = b.mr(5000, ALL);
+    b.recv(1, &[dst.sge()]);
+    b.recv(2, &[]);
+    a.post(1, SendOp::Send, &[src.sge()]);
+    a.qp.close(&mut a.host);
+    assert_eq!(a.qp.stream_wish(), StreamWish::Keep);
+    shuttle(&mut a, &mut b, 100_000);
+    assert_eq!(a.qp.stream_wish(), StreamWish::ShutdownWrite);
+    a.qp.shutdown_done(&mut a.host);
+    assert_eq!(
+        (a.qp.state(), a.qp.stream_wish()),
+        (State::Error, StreamWish::Keep)
+    );
+    assert_eq!(a.qp.rx_interest(), RxInterest::Discard);
+    b.eof();
+    assert_eq!(b.qp.stream_wish(), StreamWish::ShutdownWrite);
+    use WcStatus::{Flushed, Success};
+    assert_eq!(brief(&b.host.recvs), [(1, Success), (2, Flushed)]);
+    assert_eq!(
+        b.qp.take_events() - Events::ESTABLISHED,
+        Events::DISCONNECTED
+    );
+    assert_eq!((a.qp.fault(), b.qp.fault()), (None, None));
+    a.eof();
+    assert_eq!(a.qp.rx_interest(), RxInterest::None);
+    a.qp.stream_gone(&mut a.host);
+    assert!(!a.qp.has_stream());
+}
+
+#[test]
+fn a_close_behind_a_bind_or_a_drained_queue() {
+    let mut rig = Rig::new();
+    let mr = rig.mr(8, ALL);
+    let random = rig.random();
+    let mw = rig
+        .table
+        .allocate_window(crate::memory::WindowType::Type2, PD, random)
+        .unwrap();
+    let bind = crate::Bind {
+        mw_stag: mw,
+        new_stag: mw,
+        mr_stag: mr.stag,
+        addr: mr.at,
+        len: 8,
+        access: crate::Access::REMOTE_READ,
+    };
+    rig.post(1, SendOp::Bind(bind), &[]);
+    rig.qp.close(&mut rig.host);
+    assert!(rig.octets_out().is_empty());
+    assert_eq!(rig.qp.stream_wish(), StreamWish::ShutdownWrite);
+    // In SQD the requests that wait are never sent: they do not hold up the close.
+    let mut rig = Rig::new();
+    rig.qp.modify(State::Sqd, &mut rig.host).unwrap();
+    rig.post(1, SendOp::Send, &[]);
+    rig.qp.close(&mut rig.host);
+    assert_eq!(rig.qp.stream_wish(), StreamWish::ShutdownWrite);
+    rig.qp.shutdown_done(&mut rig.host);
+    assert_eq!(brief(&rig.host.sends), [(1, WcStatus::Flushed)]);
+}
+
+#[test]
+fn an_end_inside_a_message_is_a_fault() {
+    let mut rig = Rig::new();
+    let whole = rig.fpdu(&send(1, &[]));
+    for cut in 1..whole.len() {
+        let mut rig = Rig::new();
+        let _ = rig.rx(&whole[..cut]);
+        rig.eof();
+        rig.assert_ended(Blame::Transport, Code::MPA_CONNECTION_LOST);
+        assert!(
+            rig.qp
+                .take_events()
+                .contains(Events::FATAL | Events::DISCONNECTED)
+        );
+    }
+    // Between the FPDUs of one message, too.
+    let mut rig = Rig::new();
+    let mr = rig.mr(8, ALL);
+    rig.recv(1, &[mr.sge()]);
+    let _ = rig.rx_ulpdu(&untagged(Opcode::SEND, 0, 1, 0, false, &[1]));
+    rig.eof();
+    rig.assert_ended(Blame::Transport, Code::MPA_CONNECTION_LOST);
+    assert_eq!(brief(&rig.host.recvs), [(1, WcStatus::Flushed)]);
+}
+
+#[test]
+fn a_broken_stream_flushes_everything_in_order() {
+    let mut rig = Rig::new();
+    let mr = rig.mr(8, ALL);
+    for id in 1..=3 {
+        rig.recv(id, &[]);
+    }
+    rig.post(1, READ, &[mr.sge()]);
+    rig.post_flags(2, SendOp::Send, crate::SendFlags::empty(), &[]);
+    rig.post(3, SendOp::Send, &[]);
+    rig.sent();
+    rig.qp.stream_failed(&mut rig.host);
+    rig.assert_ended(Blame::Transport, Code::MPA_CONNECTION_LOST);
+    use WcStatus::Flushed;
+    let want = [(1, Flushed), (2, Flushed), (3, Flushed)];
+    assert_eq!(brief(&rig.host.sends), want);
+    assert_eq!(brief(&rig.host.recvs), want);
+    assert!(!rig.qp.has_stream() && !rig.qp.wants_tx());
+    assert_eq!(rig.qp.rx_interest(), RxInterest::None);
+    // Once only.
+    rig.qp.stream_gone(&mut rig.host);
+    rig.qp.abort(&mut rig.host);
+    assert_eq!(rig.host.sends.len(), 3);
+}
+
+#[test]
+fn an_abort_asks_for_a_reset() {
+    for modify in [false, true] {
+        let mut rig = Rig::new();
+        rig.post(1, SendOp::Send, &[]);
+        if modify {
+            rig.qp.modify(State::Error, &mut rig.host).unwrap();
+        } else {
+            rig.qp.abort(&mut rig.host);
+        }
+        assert_eq!(rig.qp.stream_wish(), StreamWish::Abort);
+        assert_eq!(brief(&rig.host.sends), [(1, WcStatus::Flushed)]);
+        assert!(!rig.qp.wants_tx());
+        // What still comes is not looked at.
+        let fpdu = rig.fpdu(&send(1, &[]));
+        assert_eq!(rig.rx(&fpdu), RxStatus::Failed);
+        rig.qp.stream_gone(&mut rig.host);
+        assert_eq!(rig.qp.stream_wish(), StreamWish::Keep);
+    }
+}
+
+#[test]
+fn after_a_reset_another_stream_may_begin() {
+    for gone_first in [true, false] {
+        let mut rig = Rig::new();
+        rig.post(1, SendOp::Send, &[]);
+        rig.recv(1, &[]);
+        rig.sent();
+        let _ = rig.rx_ulpdu(&send(7, &[]));
+        assert!(rig.qp.fault().is_some());
+        rig.sent();
+        if gone_first {
+            rig.qp.stream_gone(&mut rig.host);
+        }
+        rig.qp.modify(State::Reset, &mut rig.host).unwrap();
+        if !gone_first {
+            // Octets of the old stream do not come in by the back door.
+            assert_eq!(rig.qp.rx_interest(), RxInterest::None);
+            let fpdu = rig.fpdu(&send(1, &[]));
+            assert_eq!(rig.rx(&fpdu), RxStatus::Failed);
+            rig.qp.stream_gone(&mut rig.host);
+        }
+        assert_eq!((rig.qp.state(), rig.qp.fault()), (State::Reset, None));
+        rig.host = TestHost::default();
+        rig.start(STREAM);
+        rig.recv(2, &[]);
+        rig.post(3, SendOp::Send, &[]);
+        assert_eq!(rig.sent().len(), 1);
+        assert_eq!(rig.rx_ulpdu(&send(1, &[])), RxStatus::Ok);
+        assert_eq!(brief(&rig.host.sends), [(3, WcStatus::Success)]);
+        assert_eq!(brief(&rig.host.recvs), [(2, WcStatus::Success)]);
+    }
+}
+
+#[test]
+fn the_table_of_transitions() {
+    use State::*;
+    let all = [Reset, Init, Rtr, Rts, Sqd, Sqe, Error];
+    let mut table = String::new();
+    for from in all {
+        let row: String = all
+            .map(|to| if from.may_become(to) { 'x' } else { '.' })
+            .iter()
+            .collect();
+        table += &format!("{row}\n");
+    }
+    let want = "xx....x\nxxxx..x\nx..x..x\nx..xx.x\nx..xx.x\nx..x..x\nx.....x\n";
+    assert_eq!(table, want);
+    let mut rig = Rig::fresh(QpConfig::default());
+    assert!(rig.qp.modify(Rts, &mut rig.host).is_err());
+    for to in [Init, Rtr, Rts] {
+        rig.qp.modify(to, &mut rig.host).unwrap();
+        assert_eq!(rig.qp.state(), to);
+    }
+    rig.qp.start(STREAM).unwrap();
+    assert!(rig.qp.start(STREAM).is_err());
+}
+
+#[test]
+fn a_queue_pair_without_a_stream_closes_at_once() {
+    let mut rig = Rig::fresh(QpConfig::default());
+    rig.qp.modify(State::Init, &mut rig.host).unwrap();
+    rig.recv(1, &[]);
+    rig.qp.close(&mut rig.host);
+    assert_eq!(rig.qp.state(), State::Error);
+    assert_eq!(brief(&rig.host.recvs), [(1, WcStatus::Flushed)]);
+    assert_eq!(rig.qp.stream_wish(), StreamWish::Keep);
+}
+
+#[test]
+fn terminate_is_the_last_that_is_sent() {
+    let mut rig = Rig::new();
+    let mr = rig.mr(8, ALL);
+    for id in 0..5 {
+        rig.post(id, SendOp::Send, &[mr.sge()]);
+    }
+    assert_eq!(rig.fill(), TxFill::Ready);
+    // In the middle of writing the plan.
+    rig.write_some(5);
+    let _ = rig.rx_ulpdu(&send(3, &[]));
+    assert!(rig.qp.wants_tx());
+    assert_eq!(rig.qp.stream_wish(), StreamWish::Keep);
+    let octets = rig.octets_out();
+    assert!(octets.len() > 100);
+    assert_eq!(rig.qp.counters().terminates_sent, 1);
+    assert_eq!(rig.qp.stream_wish(), StreamWish::ShutdownWrite);
+}

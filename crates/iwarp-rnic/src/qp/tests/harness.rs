@@ -1,0 +1,418 @@
+//! A queue pair with its surroundings, driven by hand.
+#![allow(unsafe_code)]
+
+use crate::memory::{HostRange, MemoryTable};
+use crate::qp::*;
+use crate::srq::{SharedReceiveQueue, TakenRecv};
+use crate::{Access, Cqe, RecvWr, SendFlags, SendOp, SendWr, Sge, WcStatus};
+use iwarp_proto::crc32c;
+use iwarp_proto::ddp::{Header, Stag, TaggedHeader, UntaggedHeader};
+use iwarp_proto::mpa::framing::{FpduOptions, MarkerClock, decode_fpdu, encode_fpdu};
+use iwarp_proto::rdmap::{Opcode, Terminate, TerminateCode};
+use std::boxed::Box;
+use std::vec;
+use std::vec::Vec;
+
+pub(super) const PD: u32 = 1;
+pub(super) const ALL: Access = Access::all().difference(Access::ZERO_BASED);
+
+/// A registered region. Its memory is never freed.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Mr {
+    pub(super) stag: u32,
+    pub(super) at: u64,
+    pub(super) len: u32,
+}
+
+impl Mr {
+    pub(super) const fn sge(&self) -> Sge {
+        self.part(0, self.len)
+    }
+
+    pub(super) const fn part(&self, off: u32, len: u32) -> Sge {
+        Sge {
+            addr: self.at + off as u64,
+            len,
+            lkey: self.stag,
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct TestHost {
+    pub(super) sends: Vec<Cqe>,
+    pub(super) recvs: Vec<Cqe>,
+    pub(super) srq: Option<SharedReceiveQueue>,
+    pub(super) limit_events: u32,
+}
+
+impl Host for TestHost {
+    fn complete(&mut self, direction: Direction, cqe: Cqe) {
+        match direction {
+            Direction::Send => self.sends.push(cqe),
+            Direction::Recv => self.recvs.push(cqe),
+        }
+    }
+
+    fn take_shared_receive(&mut self, taken: &mut TakenRecv) -> bool {
+        let Some(srq) = &mut self.srq else {
+            return false;
+        };
+        let (got, limit) = srq.take(taken);
+        self.limit_events += u32::from(limit);
+        got
+    }
+}
+
+/// Identifiers and statuses, in order.
+pub(super) fn brief(cqes: &[Cqe]) -> Vec<(u64, WcStatus)> {
+    cqes.iter().map(|c| (c.wr_id, c.status)).collect()
+}
+
+pub(super) struct Rig {
+    pub(super) qp: QueuePair,
+    pub(super) host: TestHost,
+    pub(super) table: MemoryTable,
+    pub(super) buffer: Box<RxBuffer>,
+    pub(super) plan: Box<TxPlan>,
+    pub(super) options: FpduOptions,
+    clock_out: MarkerClock,
+    clock_in: MarkerClock,
+    out: Vec<u8>,
+    random: u32,
+}
+
+pub(super) const STREAM: StreamConfig = StreamConfig {
+    initiator: true,
+    crc: true,
+    markers_tx: false,
+    markers_rx: false,
+    ird: 4,
+    ord: 4,
+    rtr: None,
+    rtr_send_expected: false,
+    emss: 1460,
+};
+
+impl Rig {
+    /// Not started yet.
+    pub(super) fn fresh(config: QpConfig) -> Self {
+        Self {
+            qp: QueuePair::new(config).unwrap(),
+            host: TestHost::default(),
+            table: MemoryTable::new(),
+            buffer: RxBuffer::new().unwrap(),
+            plan: TxPlan::new().unwrap(),
+            options: FpduOptions {
+                markers: false,
+                crc: Some(crc32c::append),
+            },
+            clock_out: MarkerClock::new(),
+            clock_in: MarkerClock::new(),
+            out: Vec::new(),
+            random: 0x1234_5678,
+        }
+    }
+
+    /// In RTS as initiator, with CRC.
+    pub(super) fn new() -> Self {
+        Self::with(QpConfig::default(), STREAM)
+    }
+
+    pub(super) fn with(config: QpConfig, stream: StreamConfig) -> Self {
+        let mut rig = Self::fresh(config);
+        rig.start(stream);
+        rig
+    }
+
+    pub(super) fn start(&mut self, stream: StreamConfig) {
+        self.options.crc = stream.crc.then_some(crc32c::append);
+        self.qp.start(stream).unwrap();
+    }
+
+    /// A region of octets 0, 1, 2 ….
+    pub(super) fn mr(&mut self, len: u32, access: Access) -> Mr {
+        self.mr_in(PD, len, access)
+    }
+
+    pub(super) fn range(&mut self, len: u32) -> HostRange {
+        let words: &'static mut [u64] = Box::leak(vec![0u64; len as usize / 8 + 1].into());
+        let at = words.as_mut_ptr().cast::<u8>();
+        for i in 0..len {
+            // SAFETY: inside the allocation, which nobody else knows yet.
+            unsafe { at.add(i as usize).write(i as u8) };
+        }
+        // SAFETY: leaked, so it stays; the reference is not used any more.
+        unsafe { HostRange::new(at as u64, u64::from(len)) }.unwrap()
+    }
+
+    pub(super) fn mr_in(&mut self, pd: u32, len: u32, access: Access) -> Mr {
+        let range = self.range(len);
+        let at = range.addr();
+        self.random = self.random.wrapping_mul(0x9e37_79b1).wrapping_add(0x701);
+        let stag = self.table.register(range, at, pd, access, self.random);
+        Mr {
+            stag: stag.unwrap(),
+            at,
+            len,
+        }
+    }
+
+    pub(super) fn random(&mut self) -> u32 {
+        self.random = self.random.wrapping_mul(0x9e37_79b1).wrapping_add(0x701);
+        self.random
+    }
+
+    /// What memory holds.
+    pub(super) fn read(&self, mr: &Mr) -> Vec<u8> {
+        let mut out = vec![0; mr.len as usize];
+        for (i, octet) in out.iter_mut().enumerate() {
+            // SAFETY: leaked memory of this test.
+            *octet = unsafe { ((mr.at + i as u64) as *const u8).read_volatile() };
+        }
+        out
+    }
+
+    pub(super) fn recv(&mut self, wr_id: u64, sges: &[Sge]) {
+        let wr = RecvWr { wr_id, sges };
+        self.qp.post_recv(&wr, &mut self.host).unwrap();
+    }
+
+    pub(super) fn post(&mut self, wr_id: u64, op: SendOp, sges: &[Sge]) {
+        self.post_flags(wr_id, op, SendFlags::SIGNALED, sges);
+    }
+
+    pub(super) fn post_flags(&mut self, wr_id: u64, op: SendOp, flags: SendFlags, sges: &[Sge]) {
+        self.try_post(wr_id, op, flags, sges).unwrap();
+    }
+
+    pub(super) fn try_post(
+        &mut self,
+        wr_id: u64,
+        op: SendOp,
+        flags: SendFlags,
+        sges: &[Sge],
+    ) -> Result<(), PostError> {
+        let wr = SendWr {
+            wr_id,
+            op,
+            flags,
+            sges,
+            inline: &[],
+        };
+        self.qp.post_send(&wr, &mut self.host)
+    }
+
+    /// Fills the plan once.
+    pub(super) fn fill(&mut self) -> TxFill {
+        let mut env = Env {
+            memory: &self.table,
+            crc32c: crc32c::append,
+            host: &mut self.host,
+        };
+        self.qp.tx_fill(&mut self.plan, &mut env)
+    }
+
+    /// Writes at most `most` octets of the plan.
+    pub(super) fn write_some(&mut self, most: usize) -> Vec<u8> {
+        let mut out = vec![0; most];
+        let who = self.qp.accessor();
+        let n = self.plan.copy_to(&self.table, who, &mut out).unwrap();
+        out.truncate(n);
+        self.qp.tx_written(&mut self.plan, n, &mut self.host);
+        out
+    }
+
+    /// Everything that it sends now, as octets.
+    pub(super) fn octets_out(&mut self) -> Vec<u8> {
+        let mut all = Vec::new();
+        for _ in 0..10_000 {
+            if self.plan.is_done() {
+                if !self.qp.wants_tx() {
+                    return all;
+                }
+                match self.fill() {
+                    TxFill::Idle => {
+                        assert!(!self.qp.wants_tx(), "it wants to send, and has nothing");
+                        return all;
+                    }
+                    TxFill::Memory => {
+                        self.qp.tx_memory(&mut self.table, &mut self.host);
+                        continue;
+                    }
+                    TxFill::Ready => {}
+                }
+            }
+            all.extend(self.write_some(60_000));
+        }
+        panic!("it sends for ever");
+    }
+
+    /// Everything that it sends now, as segments.
+    pub(super) fn sent(&mut self) -> Vec<(Header, Vec<u8>)> {
+        let octets = self.octets_out();
+        self.out.extend(octets);
+        let mut segments = Vec::new();
+        let mut ulpdu = vec![0; 65536];
+        while !self.out.is_empty() {
+            let d = decode_fpdu(&self.out, &self.options, &mut self.clock_out, &mut ulpdu).unwrap();
+            let header = Header::parse(&ulpdu[..d.ulpdu_len]).unwrap();
+            segments.push((header, ulpdu[header.len()..d.ulpdu_len].to_vec()));
+            self.out.drain(..d.consumed);
+        }
+        segments
+    }
+
+    /// The Terminate that it sends, which has to be the last of what it sends.
+    pub(super) fn terminate(&mut self) -> Terminate {
+        let sent = self.sent();
+        let (header, payload) = sent.last().expect("nothing is sent");
+        assert_eq!(header.opcode(), Opcode::TERMINATE);
+        Terminate::parse(payload).unwrap().0
+    }
+
+    /// An FPDU as the peer would send it.
+    pub(super) fn fpdu(&mut self, ulpdu: &[u8]) -> Vec<u8> {
+        let mut out = vec![0; ulpdu.len() + 16 + ulpdu.len() / 100];
+        let n = encode_fpdu(ulpdu, &self.options, &mut self.clock_in, &mut out).unwrap();
+        out.truncate(n);
+        out
+    }
+
+    pub(super) fn rx_ulpdu(&mut self, ulpdu: &[u8]) -> RxStatus {
+        let fpdu = self.fpdu(ulpdu);
+        self.rx(&fpdu)
+    }
+
+    pub(super) fn rx(&mut self, octets: &[u8]) -> RxStatus {
+        let mut env = Env {
+            memory: &self.table,
+            crc32c: crc32c::append,
+            host: &mut self.host,
+        };
+        let (n, status) = self.qp.rx_octets(&mut self.buffer, octets, &mut env);
+        assert_eq!(n, octets.len());
+        status
+    }
+
+    /// Processes again what waits.
+    pub(super) fn again(&mut self) -> RxStatus {
+        let plan = RxPlan::new(1).unwrap();
+        let mut env = Env {
+            memory: &self.table,
+            crc32c: crc32c::append,
+            host: &mut self.host,
+        };
+        self.qp.rx_filled(&mut self.buffer, &plan, 0, &mut env)
+    }
+
+    pub(super) fn eof(&mut self) {
+        self.qp.rx_eof(&mut self.buffer, &mut self.host);
+    }
+
+    /// The stream is over because of `blame`, with this code; everything is flushed.
+    #[track_caller]
+    pub(super) fn assert_ended(&self, blame: Blame, code: TerminateCode) {
+        assert_eq!(self.qp.fault(), Some(Fault { blame, code }));
+        assert_eq!(self.qp.state(), State::Error);
+        assert_eq!(self.qp.sends_outstanding(), 0);
+        assert_eq!(self.qp.receives_posted(), 0);
+    }
+}
+
+/// An untagged segment.
+pub(super) fn untagged(
+    opcode: Opcode,
+    qn: u32,
+    msn: u32,
+    mo: u32,
+    last: bool,
+    payload: &[u8],
+) -> Vec<u8> {
+    with_payload(
+        &Header::Untagged(UntaggedHeader {
+            last,
+            opcode,
+            invalidate_stag: Stag(0),
+            qn,
+            msn,
+            mo,
+        }),
+        payload,
+    )
+}
+
+/// A whole Send in one segment.
+pub(super) fn send(msn: u32, payload: &[u8]) -> Vec<u8> {
+    untagged(Opcode::SEND, 0, msn, 0, true, payload)
+}
+
+/// A tagged segment.
+pub(super) fn tagged(opcode: Opcode, stag: u32, to: u64, last: bool, payload: &[u8]) -> Vec<u8> {
+    with_payload(
+        &Header::Tagged(TaggedHeader {
+            last,
+            opcode,
+            stag: Stag(stag),
+            to,
+        }),
+        payload,
+    )
+}
+
+pub(super) fn with_payload(header: &Header, payload: &[u8]) -> Vec<u8> {
+    let mut out = vec![0; header.len()];
+    header.emit(&mut out);
+    out.extend_from_slice(payload);
+    out
+}
+
+/// The body of a Read Request.
+pub(super) fn read_request(sink: u32, size: u32, stag: u32, to: u64) -> Vec<u8> {
+    let mut body = vec![0; 28];
+    iwarp_proto::rdmap::ReadRequest {
+        sink_stag: Stag(sink),
+        sink_to: 0,
+        size,
+        source_stag: Stag(stag),
+        source_to: to,
+    }
+    .emit(&mut body);
+    body
+}
+
+/// Moves octets between two rigs until both are quiet, in pieces of at most `piece` octets.
+pub(super) fn shuttle(a: &mut Rig, b: &mut Rig, piece: usize) {
+    for _ in 0..100 {
+        let (x, y) = (a.octets_out(), b.octets_out());
+        if x.is_empty() && y.is_empty() {
+            return;
+        }
+        for part in x.chunks(piece) {
+            let _ = b.rx(part);
+        }
+        for part in y.chunks(piece) {
+            let _ = a.rx(part);
+        }
+    }
+    panic!("they talk for ever");
+}
+
+/// Two ends of one stream.
+pub(super) fn pair(stream: StreamConfig) -> (Rig, Rig) {
+    let config = QpConfig {
+        max_inline: 256,
+        ..QpConfig::default()
+    };
+    let other = StreamConfig {
+        initiator: !stream.initiator,
+        markers_tx: stream.markers_rx,
+        markers_rx: stream.markers_tx,
+        ird: stream.ord,
+        ord: stream.ird,
+        rtr: None,
+        rtr_send_expected: stream.rtr == Some(Rtr::Send),
+        ..stream
+    };
+    (Rig::with(config, stream), Rig::with(config, other))
+}

@@ -1,0 +1,212 @@
+//! Receives: delivery, the patient receiver, immediate data, shared receive queues.
+
+use super::harness::*;
+use crate::qp::*;
+use crate::srq::SharedReceiveQueue;
+use crate::{Access, RecvWr, WcFlags, WcOpcode, WcStatus};
+use iwarp_proto::rdmap::{Immediate, Opcode, TerminateCode as Code};
+
+fn immediate(msn: u32, imm: Immediate, opcode: Opcode) -> std::vec::Vec<u8> {
+    untagged(opcode, 0, msn, 0, true, &imm.octets())
+}
+
+#[test]
+fn a_message_lands_in_the_elements_in_order() {
+    let mut rig = Rig::new();
+    let mr = rig.mr(16, Access::LOCAL_WRITE);
+    rig.recv(1, &[mr.part(8, 3), mr.part(0, 0), mr.part(2, 4)]);
+    assert_eq!(
+        rig.rx_ulpdu(&untagged(Opcode::SEND_SE, 0, 1, 0, false, b"ab")),
+        RxStatus::Ok
+    );
+    assert!(rig.host.recvs.is_empty());
+    assert_eq!(
+        rig.rx_ulpdu(&untagged(Opcode::SEND_SE, 0, 1, 2, true, b"cdef")),
+        RxStatus::Ok
+    );
+    let cqe = rig.host.recvs[0];
+    assert_eq!(
+        (cqe.wr_id, cqe.status, cqe.byte_len),
+        (1, WcStatus::Success, 6)
+    );
+    assert_eq!(
+        (cqe.opcode, cqe.flags),
+        (WcOpcode::Recv, WcFlags::SOLICITED)
+    );
+    assert_eq!(
+        &rig.read(&mr),
+        b"\x00\x01def\x05\x06\x07abc\x0b\x0c\x0d\x0e\x0f"
+    );
+}
+
+#[test]
+fn a_send_without_a_receive_is_held() {
+    let mut rig = Rig::new();
+    let mr = rig.mr(4, Access::LOCAL_WRITE);
+    assert_eq!(rig.rx_ulpdu(&send(1, b"abcd")), RxStatus::Held);
+    assert_eq!(
+        (rig.qp.is_held(), rig.qp.rx_interest()),
+        (true, RxInterest::Held)
+    );
+    assert_eq!(rig.again(), RxStatus::Held);
+    rig.recv(1, &[mr.sge()]);
+    assert_eq!(rig.again(), RxStatus::Ok);
+    assert_eq!(
+        (rig.qp.is_held(), rig.qp.rx_interest()),
+        (false, RxInterest::Read)
+    );
+    assert_eq!(&rig.read(&mr), b"abcd");
+    assert_eq!(brief(&rig.host.recvs), [(1, WcStatus::Success)]);
+    // Not after the fact.
+    rig.qp.hold_expired(&mut rig.host);
+    assert_eq!(rig.qp.state(), State::Rts);
+}
+
+#[test]
+fn patience_ends() {
+    let mut rig = Rig::new();
+    assert_eq!(rig.rx_ulpdu(&send(1, b"abcd")), RxStatus::Held);
+    rig.qp.hold_expired(&mut rig.host);
+    rig.assert_ended(Blame::Peer, Code::DDP_UNTAGGED_NO_BUFFER);
+    assert_eq!(rig.terminate().code, Code::DDP_UNTAGGED_NO_BUFFER);
+    assert_eq!(rig.qp.rx_interest(), RxInterest::Discard);
+}
+
+#[test]
+fn the_impatient_policy_terminates() {
+    let config = QpConfig {
+        receiver_not_ready: ReceiverNotReady::Terminate,
+        ..QpConfig::default()
+    };
+    for imm in [false, true] {
+        let mut rig = Rig::with(config, STREAM);
+        let ulpdu = if imm {
+            immediate(1, Immediate::plain(1), Opcode::IMMEDIATE)
+        } else {
+            send(1, &[])
+        };
+        assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Failed);
+        rig.assert_ended(Blame::Peer, Code::DDP_UNTAGGED_NO_BUFFER);
+        assert_eq!(rig.terminate().code, Code::DDP_UNTAGGED_NO_BUFFER);
+    }
+}
+
+#[test]
+fn immediate_data_of_a_write_takes_a_receive() {
+    let mut rig = Rig::new();
+    let mr = rig.mr(8, ALL);
+    // Held first: the Write before it is placed all the same.
+    assert_eq!(
+        rig.rx_ulpdu(&tagged(Opcode::WRITE, mr.stag, mr.at, true, &[7; 8])),
+        RxStatus::Ok
+    );
+    let imm = immediate(1, Immediate::plain(0xdead_beef), Opcode::IMMEDIATE_SE);
+    assert_eq!(rig.rx_ulpdu(&imm), RxStatus::Held);
+    assert_eq!(rig.read(&mr), [7; 8]);
+    rig.recv(3, &[]);
+    assert_eq!(rig.again(), RxStatus::Ok);
+    //= rfc7306 section 6.3
+    //= type=test
+    //# One Immediate Data or Immediate Data with SE Message MUST consume
+    let cqe = rig.host.recvs[0];
+    assert_eq!((cqe.opcode, cqe.byte_len), (WcOpcode::RecvWriteImm, 8));
+    assert_eq!(cqe.flags, WcFlags::WITH_IMM | WcFlags::SOLICITED);
+    assert_eq!(cqe.imm_or_stag, 0xdead_beef);
+}
+
+#[test]
+fn immediate_data_of_a_send_come_with_it() {
+    let mut rig = Rig::new();
+    let mr = rig.mr(8, ALL);
+    rig.recv(3, &[mr.sge()]);
+    rig.recv(4, &[mr.sge()]);
+    let imm = immediate(1, Immediate::before_send(5), Opcode::IMMEDIATE);
+    assert_eq!(rig.rx_ulpdu(&imm), RxStatus::Ok);
+    assert!(rig.host.recvs.is_empty());
+    let _ = rig.rx_ulpdu(&send(2, &[1]));
+    let _ = rig.rx_ulpdu(&send(3, &[1]));
+    let (a, b) = (rig.host.recvs[0], rig.host.recvs[1]);
+    assert_eq!(
+        (a.opcode, a.flags, a.imm_or_stag),
+        (WcOpcode::Recv, WcFlags::WITH_IMM, 5)
+    );
+    assert_eq!(b.flags, WcFlags::empty());
+}
+
+#[test]
+fn a_receive_with_a_bad_key_fails_on_our_side() {
+    let mut rig = Rig::new();
+    let read_only = rig.mr(8, Access::empty());
+    rig.recv(1, &[read_only.sge()]);
+    rig.recv(2, &[]);
+    assert_eq!(rig.rx_ulpdu(&send(1, &[1])), RxStatus::Failed);
+    rig.assert_ended(Blame::Local, Code::RDMAP_LOCAL_CATASTROPHIC);
+    use WcStatus::{Flushed, LocalProtection};
+    assert_eq!(brief(&rig.host.recvs), [(1, LocalProtection), (2, Flushed)]);
+    assert_eq!(rig.read(&read_only)[0], 0);
+}
+
+#[test]
+fn shared_receives_and_their_limit() {
+    let config = QpConfig {
+        shared_receive: true,
+        ..QpConfig::default()
+    };
+    let mut rig = Rig::with(config, STREAM);
+    let mr = rig.mr(8, Access::LOCAL_WRITE);
+    let wr = RecvWr {
+        wr_id: 1,
+        sges: &[mr.sge()],
+    };
+    let own = rig.qp.post_recv(&wr, &mut rig.host);
+    assert_eq!(own, Err(PostError::UsesSharedReceiveQueue));
+    let mut srq = SharedReceiveQueue::new(4, 1).unwrap();
+    srq.post(&wr).unwrap();
+    srq.post(&RecvWr { wr_id: 2, ..wr }).unwrap();
+    srq.set_limit(1).unwrap();
+    rig.host.srq = Some(srq);
+    let _ = rig.rx_ulpdu(&send(1, &[1]));
+    assert_eq!(rig.host.limit_events, 0);
+    // Half of a message: the receive that it took comes back flushed.
+    let _ = rig.rx_ulpdu(&untagged(Opcode::SEND, 0, 2, 0, false, &[1]));
+    assert_eq!(rig.host.limit_events, 1);
+    rig.qp.abort(&mut rig.host);
+    use WcStatus::{Flushed, Success};
+    assert_eq!(brief(&rig.host.recvs), [(1, Success), (2, Flushed)]);
+    assert!(rig.qp.take_events().contains(Events::LAST_WQE));
+}
+
+#[test]
+fn a_held_send_of_a_shared_queue() {
+    let config = QpConfig {
+        shared_receive: true,
+        ..QpConfig::default()
+    };
+    let mut rig = Rig::with(config, STREAM);
+    rig.host.srq = Some(SharedReceiveQueue::new(4, 1).unwrap());
+    assert_eq!(rig.rx_ulpdu(&send(1, &[])), RxStatus::Held);
+    let wr = RecvWr {
+        wr_id: 1,
+        sges: &[],
+    };
+    rig.host.srq.as_mut().unwrap().post(&wr).unwrap();
+    assert_eq!(rig.again(), RxStatus::Ok);
+    assert_eq!(brief(&rig.host.recvs), [(1, WcStatus::Success)]);
+}
+
+#[test]
+fn writes_between_the_segments_of_a_send() {
+    let mut rig = Rig::new();
+    let mr = rig.mr(8, ALL);
+    rig.recv(1, &[mr.part(0, 4)]);
+    let _ = rig.rx_ulpdu(&untagged(Opcode::SEND, 0, 1, 0, false, b"ab"));
+    let _ = rig.rx_ulpdu(&tagged(Opcode::WRITE, mr.stag, mr.at + 4, true, b"wxyz"));
+    let _ = rig.rx_ulpdu(&untagged(Opcode::SEND, 0, 1, 2, true, b"cd"));
+    assert_eq!(&rig.read(&mr), b"abcdwxyz");
+    // But immediate data share the queue with the Send.
+    rig.recv(2, &[mr.part(0, 4)]);
+    let _ = rig.rx_ulpdu(&untagged(Opcode::SEND, 0, 2, 0, false, &[]));
+    let imm = immediate(2, Immediate::plain(0), Opcode::IMMEDIATE);
+    assert_eq!(rig.rx_ulpdu(&imm), RxStatus::Failed);
+    rig.assert_ended(Blame::Peer, Code::DDP_UNTAGGED_INVALID_MSN);
+}

@@ -1,0 +1,153 @@
+//! The first FPDU: who may send it, and the RTR message (RFC 5044 §7.1.2, RFC 6581 §9.2).
+
+use super::harness::*;
+use crate::qp::*;
+use crate::{Access, SendOp, WcStatus};
+use iwarp_proto::rdmap::{Opcode, TerminateCode as Code};
+
+const RESPONDER: StreamConfig = StreamConfig {
+    initiator: false,
+    ..STREAM
+};
+
+#[test]
+fn a_responder_is_silent_before_the_first_fpdu() {
+    //= rfc5044 section 7.1.2
+    //= type=test
+    //# MPA Responder mode implementations MUST receive and validate at least one FPDU before sending any FPDUs or Markers.
+    let mut rig = Rig::with(QpConfig::default(), RESPONDER);
+    rig.post(1, SendOp::Send, &[]);
+    assert!(!rig.qp.wants_tx());
+    assert_eq!(rig.fill(), TxFill::Idle);
+    let first = rig.fpdu(&tagged(Opcode::WRITE, 1, 0, true, &[]));
+    for octet in &first {
+        assert!(!rig.qp.wants_tx());
+        assert_eq!(rig.qp.take_events(), Events::empty());
+        let _ = rig.rx(&[*octet]);
+    }
+    assert_eq!(rig.qp.take_events(), Events::ESTABLISHED);
+    assert_eq!(rig.sent().len(), 1);
+}
+
+#[test]
+fn a_responder_that_saw_no_valid_fpdu_resets() {
+    let mut rig = Rig::with(QpConfig::default(), RESPONDER);
+    let mut first = rig.fpdu(&send(1, &[]));
+    first[5] ^= 1;
+    assert_eq!(rig.rx(&first), RxStatus::Failed);
+    rig.assert_ended(Blame::Peer, Code::MPA_CRC);
+    assert!(!rig.qp.wants_tx());
+    assert_eq!(rig.qp.stream_wish(), StreamWish::Abort);
+    // Valid for MPA is enough, even if RDMAP does not like it.
+    let mut rig = Rig::with(QpConfig::default(), RESPONDER);
+    let _ = rig.rx_ulpdu(&send(9, &[]));
+    assert_eq!(rig.terminate().code, Code::DDP_UNTAGGED_INVALID_MSN);
+    let mut rig = Rig::with(QpConfig::default(), RESPONDER);
+    let _ = rig.rx_ulpdu(&[0x41, 0x43]);
+    assert_eq!(rig.terminate().code, Code::MPA_MARKER);
+}
+
+#[test]
+fn every_kind_of_rtr_opens_the_responder() {
+    for rtr in [Rtr::Send, Rtr::Write, Rtr::Read] {
+        for ord in [0, 1, 4] {
+            let (mut a, mut b) = pair(StreamConfig {
+                rtr: Some(rtr),
+                ord,
+                ..STREAM
+            });
+            let mr = b.mr(8, ALL);
+            b.post(1, SendOp::Send, &[]);
+            b.recv(2, &[]);
+            a.recv(3, &[]);
+            a.post(4, SendOp::Send, &[]);
+            if ord > 0 {
+                let sink = a.mr(8, Access::LOCAL_WRITE);
+                let read = SendOp::Read {
+                    remote_addr: mr.at,
+                    rkey: mr.stag,
+                };
+                a.post(5, read, &[sink.sge()]);
+                a.post(6, read, &[sink.sge()]);
+            }
+            shuttle(&mut a, &mut b, 7);
+            // The RTR message itself takes no receive and makes no completion.
+            assert_eq!(brief(&b.host.recvs), [(2, WcStatus::Success)]);
+            assert_eq!(brief(&a.host.recvs), [(3, WcStatus::Success)]);
+            assert_eq!(a.host.sends.len(), if ord > 0 { 3 } else { 1 });
+            assert_eq!((a.qp.fault(), b.qp.fault()), (None, None));
+            assert!(b.qp.take_events().contains(Events::ESTABLISHED));
+            assert!(!a.qp.take_events().contains(Events::ESTABLISHED));
+        }
+    }
+}
+
+#[test]
+fn the_rtr_read_counts_as_a_read() {
+    let mut rig = Rig::with(
+        QpConfig::default(),
+        StreamConfig {
+            rtr: Some(Rtr::Read),
+            ord: 1,
+            ..STREAM
+        },
+    );
+    let mr = rig.mr(8, ALL);
+    let read = SendOp::Read {
+        remote_addr: 0,
+        rkey: 9,
+    };
+    rig.post(1, read, &[mr.sge()]);
+    assert_eq!(rig.sent().len(), 1);
+    let _ = rig.rx_ulpdu(&tagged(Opcode::READ_RESPONSE, 1, 0, true, &[]));
+    assert_eq!(rig.sent().len(), 1);
+}
+
+#[test]
+fn an_rtr_by_an_empty_fpdu() {
+    let expected = StreamConfig {
+        rtr_send_expected: true,
+        ..RESPONDER
+    };
+    let mut rig = Rig::with(QpConfig::default(), expected);
+    assert_eq!(rig.rx_ulpdu(&[]), RxStatus::Ok);
+    assert!(rig.qp.take_events().contains(Events::ESTABLISHED));
+    // It has no message sequence number.
+    rig.recv(1, &[]);
+    assert_eq!(rig.rx_ulpdu(&send(1, &[])), RxStatus::Ok);
+    assert_eq!(brief(&rig.host.recvs), [(1, WcStatus::Success)]);
+}
+
+#[test]
+fn a_later_empty_send_is_no_rtr() {
+    let expected = StreamConfig {
+        rtr_send_expected: true,
+        ..RESPONDER
+    };
+    let mut rig = Rig::with(QpConfig::default(), expected);
+    let mr = rig.mr(8, ALL);
+    rig.recv(1, &[mr.sge()]);
+    rig.recv(2, &[]);
+    let _ = rig.rx_ulpdu(&send(1, &[5]));
+    let _ = rig.rx_ulpdu(&send(2, &[]));
+    assert_eq!(rig.host.recvs.len(), 2);
+}
+
+#[test]
+fn reads_without_grant_are_for_the_rtr_only() {
+    let mut rig = Rig::with(
+        QpConfig::default(),
+        StreamConfig {
+            ird: 0,
+            ..RESPONDER
+        },
+    );
+    let body = read_request(1, 0, 1, 0);
+    let ulpdu = untagged(Opcode::READ_REQUEST, 1, 1, 0, true, &body);
+    assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Ok);
+    let sent = rig.sent();
+    assert_eq!(
+        (sent[0].0.opcode(), sent[0].1.len()),
+        (Opcode::READ_RESPONSE, 0)
+    );
+}

@@ -1,0 +1,179 @@
+//! Streams in any pieces: splits, markers, direct placement, partial writes.
+
+use super::harness::*;
+use crate::qp::*;
+use crate::{Access, SendOp, WcStatus};
+use iwarp_proto::crc32c;
+use proptest::prelude::*;
+use std::vec::Vec;
+
+/// Runs one of everything in both directions, in pieces of `piece` octets.
+fn everything(stream: StreamConfig, piece: usize, len: u32) {
+    let (mut a, mut b) = pair(stream);
+    let (src, dst) = (a.mr(len, ALL), b.mr(len, ALL));
+    let (buffer, sink) = (b.mr(len, ALL), a.mr(len, ALL));
+    let filled = a.read(&src);
+    b.recv(1, &[buffer.sge()]);
+    b.recv(2, &[]);
+    let (remote_addr, rkey) = (dst.at, dst.stag);
+    let write = SendOp::WriteImm {
+        remote_addr,
+        rkey,
+        imm: 4,
+    };
+    a.post(
+        1,
+        SendOp::Send,
+        &[src.part(0, len / 2), src.part(len / 2, len - len / 2)],
+    );
+    a.post(2, write, &[src.sge()]);
+    a.post(3, SendOp::Read { remote_addr, rkey }, &[sink.sge()]);
+    let their = buffer_of(&mut a, len);
+    a.recv(5, &[their.sge()]);
+    let back = b.mr(len, ALL);
+    b.post(4, SendOp::Send, &[back.sge()]);
+    shuttle(&mut a, &mut b, piece);
+    use WcStatus::Success;
+    assert_eq!(
+        brief(&a.host.sends),
+        [(1, Success), (2, Success), (3, Success)]
+    );
+    assert_eq!(brief(&b.host.sends), [(4, Success)]);
+    assert_eq!(brief(&b.host.recvs), [(1, Success), (2, Success)]);
+    assert_eq!(brief(&a.host.recvs), [(5, Success)]);
+    for (rig, mr) in [(&b, &dst), (&b, &buffer), (&a, &sink)] {
+        assert_eq!(rig.read(mr), filled);
+    }
+}
+
+fn buffer_of(rig: &mut Rig, len: u32) -> Mr {
+    rig.mr(len, Access::LOCAL_WRITE)
+}
+
+#[test]
+fn octet_by_octet() {
+    for crc in [true, false] {
+        for (markers_tx, markers_rx) in [(false, false), (true, false), (false, true), (true, true)]
+        {
+            let stream = StreamConfig {
+                crc,
+                markers_tx,
+                markers_rx,
+                ..STREAM
+            };
+            everything(stream, 1, 3000);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+    #[test]
+    fn in_any_pieces(crc: bool, tx: bool, rx: bool, piece in 1usize..5000, len in 1u32..40_000, emss in prop_oneof![Just(536u32), Just(1460), Just(9000), Just(65483)]) {
+        everything(StreamConfig { crc, markers_tx: tx, markers_rx: rx, emss, ..STREAM }, piece, len);
+    }
+}
+
+/// Reads the stream as planned, `piece` octets at a time.
+#[allow(unsafe_code)]
+fn read_as_planned(rig: &mut Rig, mut octets: &[u8], piece: usize, runs: usize) -> u64 {
+    let mut plan = RxPlan::new(runs).unwrap();
+    while !octets.is_empty() {
+        rig.qp.rx_plan(&mut rig.buffer, &rig.table, &mut plan);
+        let n = plan.room().min(piece).min(octets.len());
+        assert!(n > 0, "no room");
+        let (now, later) = octets.split_at(n);
+        octets = later;
+        let mut rest = now;
+        for run in &plan.runs {
+            let n = run.len.min(rest.len());
+            // SAFETY: the plan is fresh, and its runs are writable.
+            unsafe { core::ptr::copy_nonoverlapping(rest.as_ptr(), run.addr as *mut u8, n) };
+            rest = &rest[n..];
+        }
+        let mut env = Env {
+            memory: &rig.table,
+            crc32c: crc32c::append,
+            host: &mut rig.host,
+        };
+        let _ = rig.qp.rx_filled(&mut rig.buffer, &plan, n, &mut env);
+    }
+    rig.qp.counters().rx_direct
+}
+
+#[test]
+fn large_payload_is_read_to_its_place() {
+    for piece in [100, 5_000, 100_000] {
+        for runs in [1, 2, 3, 16] {
+            let (mut a, mut b) = pair(StreamConfig {
+                crc: false,
+                emss: 65483,
+                ..STREAM
+            });
+            let src = a.mr(200_000, ALL);
+            let (dst, buffer) = (b.mr(200_000, ALL), b.mr(200_000, ALL));
+            let parts: Vec<_> = (0..4).map(|i| buffer.part(i * 50_000, 50_000)).collect();
+            b.recv(1, &parts);
+            let write = SendOp::Write {
+                remote_addr: dst.at,
+                rkey: dst.stag,
+            };
+            a.post(1, write, &[src.sge()]);
+            a.post(2, SendOp::Send, &[src.sge()]);
+            let octets = a.octets_out();
+            let direct = read_as_planned(&mut b, &octets, piece, runs);
+            assert_eq!(b.read(&dst), a.read(&src));
+            assert_eq!(b.read(&buffer), a.read(&src));
+            assert_eq!(brief(&b.host.recvs), [(1, WcStatus::Success)]);
+            if runs > 1 {
+                assert!(direct > 100_000, "{direct} octets of 400000");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_region_that_goes_away_during_a_direct_read() {
+    let (mut a, mut b) = pair(StreamConfig {
+        crc: false,
+        emss: 65483,
+        ..STREAM
+    });
+    let src = a.mr(60_000, ALL);
+    let dst = b.mr(60_000, ALL);
+    let write = SendOp::Write {
+        remote_addr: dst.at,
+        rkey: dst.stag,
+    };
+    a.post(1, write, &[src.sge()]);
+    let octets = a.octets_out();
+    read_as_planned(&mut b, &octets[..10_000], 1000, 4);
+    let before = b.read(&dst);
+    b.table.deregister(dst.stag).unwrap();
+    read_as_planned(&mut b, &octets[10_000..11_000], 1000, 4);
+    assert_eq!(b.read(&dst), before);
+    let code = iwarp_proto::rdmap::TerminateCode::DDP_TAGGED_INVALID_STAG;
+    b.assert_ended(Blame::Peer, code);
+    assert_eq!(b.terminate().code, code);
+}
+
+#[test]
+fn partial_writes_lose_nothing() {
+    for most in [1, 3, 1000] {
+        let (mut a, mut b) = pair(STREAM);
+        let src = a.mr(5000, ALL);
+        let dst = b.mr(5000, ALL);
+        b.recv(1, &[dst.sge()]);
+        a.post(1, SendOp::Send, &[src.sge()]);
+        assert_eq!(a.fill(), TxFill::Ready);
+        while !a.plan.is_done() {
+            assert!(a.host.sends.is_empty(), "complete before it is written");
+            assert!(a.qp.wants_tx());
+            let octets = a.write_some(most);
+            assert!(octets.len() <= most);
+            let _ = b.rx(&octets);
+        }
+        assert_eq!(brief(&a.host.sends), [(1, WcStatus::Success)]);
+        assert_eq!(b.read(&dst), a.read(&src));
+    }
+}

@@ -1,0 +1,191 @@
+//! What the peer's Terminate and the peer's wrong answers mean for our requests (RFC 5040 §4.8, §7.1).
+
+use super::harness::*;
+use crate::qp::*;
+use crate::{Access, SendOp, WcStatus};
+use iwarp_proto::ddp::{Header, Stag, UntaggedHeader};
+use iwarp_proto::rdmap::{Opcode, ReadRequest, Terminate, TerminateCode as Code};
+use std::vec;
+use std::vec::Vec;
+
+fn read_of(mr: &Mr) -> SendOp {
+    SendOp::Read {
+        remote_addr: 0x1000,
+        rkey: mr.stag,
+    }
+}
+
+/// Three reads on their way, and a Send that is sent.
+fn busy() -> (Rig, Vec<ReadRequest>) {
+    let mut rig = Rig::new();
+    let mr = rig.mr(64, Access::LOCAL_WRITE);
+    for id in 1..=3 {
+        rig.post(id, read_of(&mr), &[mr.part(0, 8)]);
+    }
+    rig.post(4, SendOp::Send, &[mr.part(0, 4)]);
+    rig.recv(9, &[]);
+    let sent = rig.sent();
+    let requests = sent.iter().filter_map(|(_, p)| ReadRequest::parse(p));
+    let requests = requests.collect();
+    (rig, requests)
+}
+
+fn terminate_octets(t: &Terminate) -> Vec<u8> {
+    let mut out = vec![0; Terminate::MAX_LEN];
+    let n = t.emit(&mut out);
+    out.truncate(n);
+    out
+}
+
+fn tell(rig: &mut Rig, octets: &[u8]) {
+    let ulpdu = untagged(Opcode::TERMINATE, 2, 1, 0, true, octets);
+    assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Failed);
+    // A Terminate is not answered by another.
+    assert!(rig.sent().is_empty());
+    assert_eq!(rig.qp.stream_wish(), StreamWish::ShutdownWrite);
+    assert_eq!(rig.qp.counters().terminates_received, 1);
+}
+
+#[test]
+fn the_read_that_was_meant_fails_and_the_rest_is_flushed() {
+    let cases = [
+        (Code::RDMAP_INVALID_STAG, WcStatus::RemoteAccess),
+        (Code::RDMAP_BASE_BOUNDS, WcStatus::RemoteAccess),
+        (Code::RDMAP_ACCESS, WcStatus::RemoteAccess),
+        (Code::RDMAP_UNEXPECTED_OPCODE, WcStatus::RemoteOperation),
+        (
+            Code::RDMAP_CATASTROPHIC_STREAM,
+            WcStatus::RemoteInvalidRequest,
+        ),
+        (Code::DDP_UNTAGGED_NO_BUFFER, WcStatus::RemoteInvalidRequest),
+        (Code::MPA_CRC, WcStatus::Fatal),
+    ];
+    for (code, status) in cases {
+        for by_sink in [true, false] {
+            let (mut rig, requests) = busy();
+            let header = Header::Untagged(UntaggedHeader {
+                last: true,
+                opcode: Opcode::READ_REQUEST,
+                invalidate_stag: Stag(0),
+                qn: 1,
+                msn: 2,
+                mo: 0,
+            });
+            let t = Terminate {
+                code,
+                ddp_segment_len: Some(46),
+                ddp_header: Some(header),
+                read_request: by_sink.then(|| requests[1]),
+            };
+            tell(&mut rig, &terminate_octets(&t));
+            rig.assert_ended(Blame::PeerTerminated, code);
+            use WcStatus::Flushed;
+            assert_eq!(
+                brief(&rig.host.sends),
+                [(1, Flushed), (2, status), (3, Flushed), (4, Flushed)]
+            );
+            let vendor = rig.host.sends[1].vendor_err;
+            let (l, t, c) = (code.layer, code.etype, code.code);
+            assert_eq!(
+                vendor,
+                u32::from(l) << 12 | u32::from(t) << 8 | u32::from(c)
+            );
+            assert_eq!(brief(&rig.host.recvs), [(9, Flushed)]);
+        }
+    }
+}
+
+#[test]
+fn the_layout_of_siw_is_understood() {
+    let (mut rig, requests) = busy();
+    let t = Terminate {
+        code: Code::RDMAP_INVALID_STAG,
+        ddp_segment_len: Some(46),
+        ddp_header: Some(Header::Untagged(UntaggedHeader {
+            last: true,
+            opcode: Opcode::READ_REQUEST,
+            qn: 1,
+            msn: 1,
+            ..UntaggedHeader::default()
+        })),
+        read_request: Some(requests[0]),
+    };
+    let mut octets = terminate_octets(&t);
+    octets[0] = octets[0].rotate_left(4);
+    octets[2] = octets[2].reverse_bits();
+    tell(&mut rig, &octets);
+    rig.assert_ended(Blame::PeerTerminated, Code::RDMAP_INVALID_STAG);
+    assert_eq!(rig.host.sends[0].status, WcStatus::RemoteAccess);
+}
+
+#[test]
+fn a_terminate_about_nothing_flushes_everything() {
+    for octets in [&[0x02, 0x02, 0, 0][..], &[], &[1]] {
+        let (mut rig, _) = busy();
+        tell(&mut rig, octets);
+        assert!(rig.host.sends.iter().all(|c| c.status == WcStatus::Flushed));
+        assert_eq!(rig.host.sends.len(), 4);
+        assert_eq!(rig.qp.fault().map(|f| f.blame), Some(Blame::PeerTerminated));
+    }
+}
+
+#[test]
+fn answers_that_do_not_fit_fail_the_request() {
+    type Make = fn(u32) -> Vec<u8>;
+    let cases: [(Make, Code); 6] = [
+        (
+            |s| tagged(Opcode::READ_RESPONSE, s ^ 1, 0, true, &[0; 8]),
+            Code::DDP_TAGGED_INVALID_STAG,
+        ),
+        (
+            |s| tagged(Opcode::READ_RESPONSE, s, 1, true, &[0; 7]),
+            Code::DDP_TAGGED_BASE_BOUNDS,
+        ),
+        (
+            |s| tagged(Opcode::READ_RESPONSE, s, 0, true, &[0; 9]),
+            Code::DDP_TAGGED_BASE_BOUNDS,
+        ),
+        (
+            |s| tagged(Opcode::READ_RESPONSE, s, 0, true, &[0; 7]),
+            Code::DDP_TAGGED_BASE_BOUNDS,
+        ),
+        (
+            |s| tagged(Opcode::READ_RESPONSE, s, 0, false, &[0; 8]),
+            Code::DDP_TAGGED_BASE_BOUNDS,
+        ),
+        (
+            |_| untagged(Opcode::ATOMIC_RESPONSE, 3, 1, 0, true, &[0; 12]),
+            Code::RDMAP_UNEXPECTED_OPCODE,
+        ),
+    ];
+    for (make, code) in cases {
+        let (mut rig, requests) = busy();
+        let ulpdu = make(requests[0].sink_stag.0);
+        assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Failed);
+        rig.assert_ended(Blame::Peer, code);
+        assert_eq!(rig.host.sends[0].status, WcStatus::BadResponse);
+        assert_eq!(rig.host.sends[1].status, WcStatus::Flushed);
+        assert_eq!(brief(&rig.host.recvs), [(9, WcStatus::Flushed)]);
+        assert_eq!(rig.terminate().code, code);
+    }
+}
+
+#[test]
+fn a_sink_that_went_away_fails_the_read_and_not_a_receive() {
+    let mut rig = Rig::new();
+    let sink = rig.mr(8, Access::LOCAL_WRITE);
+    let buffer = rig.mr(100, Access::LOCAL_WRITE);
+    rig.post(1, read_of(&sink), &[sink.sge()]);
+    let sent = rig.sent();
+    let request = ReadRequest::parse(&sent[0].1).unwrap();
+    rig.recv(2, &[buffer.sge()]);
+    // A Send is half received.
+    let _ = rig.rx_ulpdu(&untagged(Opcode::SEND, 0, 1, 0, false, &[1; 10]));
+    rig.table.deregister(sink.stag).unwrap();
+    let answer = tagged(Opcode::READ_RESPONSE, request.sink_stag.0, 0, true, &[5; 8]);
+    assert_eq!(rig.rx_ulpdu(&answer), RxStatus::Failed);
+    rig.assert_ended(Blame::Local, Code::RDMAP_LOCAL_CATASTROPHIC);
+    assert_eq!(brief(&rig.host.sends), [(1, WcStatus::LocalProtection)]);
+    assert_eq!(brief(&rig.host.recvs), [(2, WcStatus::Flushed)]);
+    assert_eq!(rig.read(&sink), [0, 1, 2, 3, 4, 5, 6, 7]);
+}
