@@ -255,6 +255,15 @@ impl World {
                 Fate::Stall(..) => true,
                 _ => false,
             };
+            let accepted = match fate {
+                // An FPDU that is not accepted stays in the buffer, or ends the stream.
+                Fate::Flip(side) => waits && side == e % 2 && !ep.gone && ep.buffer.is_none(),
+                _ => false,
+            };
+            if accepted {
+                self.fail(|| format!("endpoint {e} accepted an FPDU with a wrong bit"));
+                return;
+            }
             let broken = ep.gone && peer.gone;
             if broken || waits {
                 continue;
