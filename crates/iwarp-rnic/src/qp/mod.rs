@@ -14,17 +14,19 @@
 //!
 //! Completions go to the [`Host`] in the order the verbs demand.
 //!
-//! Files: `send_queue` (posting, in-order completion, flush), `tx` and `plan` (FPDUs out),
+//! Files: `send_queue` (posting, in-order completion, flush), `tx`, `message`, `segment` and `plan` (FPDUs out),
 //! `rx`, `buffer`, `place` and `deliver` (FPDUs in), `response` (inbound reads and atomics),
 //! `fault` (errors, Terminate), `state` (the state machine).
 
 mod buffer;
 mod deliver;
 mod fault;
+mod message;
 mod place;
 mod plan;
 mod response;
 mod rx;
+mod segment;
 mod send_queue;
 mod state;
 mod tx;

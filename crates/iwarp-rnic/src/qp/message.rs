@@ -1,0 +1,471 @@
+//! The messages of the transmit side, segment by segment: Sends and Writes, Read Requests and atomics, immediate
+//! data, the answers to the peer, RTR messages and Terminate (RFC 5040 section 5, RFC 7306 sections 5 and 6,
+//! RFC 6581 section 9.2).
+
+use super::plan::{Milestone, TxPlan};
+use super::response::Response;
+use super::segment::{NO_MEMORY, Payload, Wire};
+use super::send_queue::{Awaited, Slot};
+use super::tx::{Job, Stage};
+use super::{Host, QueuePair, Rtr};
+use crate::{Access, SendFlags, SendOp, WcStatus};
+use iwarp_proto::ddp::{
+    Header, Stag, TAGGED_HEADER_LEN, TaggedHeader, UNTAGGED_HEADER_LEN, UntaggedHeader,
+};
+use iwarp_proto::rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Immediate, Opcode, ReadRequest};
+
+/// Receivers exist that refuse STag 0 whatever the length, so zero-length messages carry 1.
+const STAG_OF_NOTHING: Stag = Stag(1);
+
+impl QueuePair {
+    /// Emits the next FPDU of a job.
+    #[inline]
+    pub(super) fn step<H: Host>(
+        &mut self,
+        job: Job,
+        plan: &mut TxPlan,
+        w: &Wire<'_>,
+        host: &mut H,
+    ) {
+        match job {
+            Job::Response { off } => self.step_response(off, plan, w, host),
+            Job::Request { seq, off, stage } => {
+                let Some(slot) = self.sq.slot(seq).copied() else {
+                    self.tx.job = None;
+                    return;
+                };
+                if let Err(status) = self.step_request(seq, off, stage, &slot, plan, w) {
+                    self.fail_request(seq, status, host);
+                }
+            }
+        }
+    }
+
+    #[inline]
+    fn step_request(
+        &mut self,
+        seq: u32,
+        off: u32,
+        stage: Stage,
+        slot: &Slot,
+        plan: &mut TxPlan,
+        w: &Wire<'_>,
+    ) -> Result<(), WcStatus> {
+        let imm = match slot.op {
+            SendOp::SendImm(imm) | SendOp::WriteImm { imm, .. } => imm,
+            _ => 0,
+        };
+        let solicited = slot.flags.contains(SendFlags::SOLICITED);
+        match (stage, slot.op) {
+            (Stage::ImmediateFirst, _) => {
+                self.emit_immediate(Immediate::before_send(imm), false, plan, w);
+                self.tx.job = Some(Job::Request {
+                    seq,
+                    off: 0,
+                    stage: Stage::Body,
+                });
+                Ok(())
+            }
+            (Stage::ImmediateLast, _) => {
+                self.emit_immediate(Immediate::plain(imm), solicited, plan, w);
+                self.sent(seq, plan);
+                Ok(())
+            }
+            (Stage::Body, SendOp::Read { remote_addr, rkey }) => {
+                self.emit_read(seq, slot.len, remote_addr, rkey, plan, w)
+            }
+            (Stage::Body, SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. }) => {
+                self.emit_atomic(seq, &slot.op, plan, w)
+            }
+            (Stage::Body, _) => self.emit_payload(seq, off, slot, plan, w),
+        }
+    }
+
+    /// The whole request is in the plan.
+    #[inline]
+    fn sent(&mut self, seq: u32, plan: &mut TxPlan) {
+        plan.add_milestone(Milestone::Request(seq));
+        self.tx.job = None;
+    }
+
+    /// Emits the next segment of a Send or RDMA Write.
+    #[inline]
+    fn emit_payload(
+        &mut self,
+        seq: u32,
+        off: u32,
+        slot: &Slot,
+        plan: &mut TxPlan,
+        w: &Wire<'_>,
+    ) -> Result<(), WcStatus> {
+        let left = slot.len.wrapping_sub(off);
+        let tagged = match slot.op {
+            SendOp::Write { remote_addr, rkey }
+            | SendOp::WriteImm {
+                remote_addr, rkey, ..
+            } => Some((remote_addr, rkey)),
+            _ => None,
+        };
+        let header_len = if tagged.is_some() {
+            TAGGED_HEADER_LEN
+        } else {
+            UNTAGGED_HEADER_LEN
+        };
+        let room = u32::from(self.tx.mulpdu).saturating_sub(header_len as u32);
+        let len = left.min(room);
+        let last = len == left;
+        let inline = slot.flags.contains(SendFlags::INLINE);
+        if off == 0 {
+            if !last && !inline {
+                self.check_local(seq, NO_MEMORY, w)?;
+            }
+            if tagged.is_none() {
+                self.tx.next_msn(0);
+            }
+        }
+        let header = match tagged {
+            Some((to, rkey)) => Header::Tagged(TaggedHeader {
+                last,
+                opcode: Opcode::WRITE,
+                stag: if slot.len == 0 && rkey == 0 {
+                    STAG_OF_NOTHING
+                } else {
+                    Stag(rkey)
+                },
+                to: to.wrapping_add(u64::from(off)),
+            }),
+            None => {
+                let (opcode, invalidate) = send_opcode(slot);
+                Header::Untagged(UntaggedHeader {
+                    last,
+                    opcode,
+                    invalidate_stag: Stag(invalidate),
+                    qn: 0,
+                    //= rfc5041 section 4.3
+                    //# The initial
+                    //# value for MSN MUST be one (1).
+                    msn: self.tx.msn.first().copied().unwrap_or(1).wrapping_sub(1),
+                    mo: off,
+                })
+            }
+        };
+        let payload = if inline {
+            let data = self.sq.inline(seq);
+            Payload::Bytes(data.get(off as usize..(off + len) as usize).unwrap_or(&[]))
+        } else {
+            Payload::Local {
+                sges: self.sq.sges(seq),
+                off,
+                len,
+            }
+        };
+        self.tx
+            .emit(plan, &header, payload, w)
+            .map_err(|_| WcStatus::LocalProtection)?;
+        self.count_fpdu(len);
+        if !last {
+            self.tx.job = Some(Job::Request {
+                seq,
+                off: off.wrapping_add(len),
+                stage: Stage::Body,
+            });
+        } else if matches!(slot.op, SendOp::WriteImm { .. }) {
+            self.tx.job = Some(Job::Request {
+                seq,
+                off: 0,
+                stage: Stage::ImmediateLast,
+            });
+        } else {
+            self.sent(seq, plan);
+        }
+        Ok(())
+    }
+
+    #[inline]
+    const fn count_fpdu(&mut self, payload: u32) {
+        self.counters.tx_fpdus = self.counters.tx_fpdus.wrapping_add(1);
+        self.counters.tx_payload = self.counters.tx_payload.wrapping_add(payload as u64);
+    }
+
+    /// May the local elements of a request be used like this, all of them?
+    fn check_local(&self, seq: u32, need: Access, w: &Wire<'_>) -> Result<(), WcStatus> {
+        for sge in self.sq.sges(seq) {
+            w.memory
+                .covers(sge.lkey, sge.addr, u64::from(sge.len), need, w.who)
+                .map_err(|_| WcStatus::LocalProtection)?;
+        }
+        Ok(())
+    }
+
+    fn emit_control(
+        &mut self,
+        opcode: Opcode,
+        qn: u32,
+        body: &[u8],
+        plan: &mut TxPlan,
+        w: &Wire<'_>,
+    ) -> u32 {
+        let msn = self.tx.next_msn(qn);
+        let header = Header::Untagged(UntaggedHeader {
+            last: true,
+            opcode,
+            invalidate_stag: Stag(0),
+            qn,
+            msn,
+            mo: 0,
+        });
+        // Octets of our own: nothing about memory can fail.
+        let _ = self.tx.emit(plan, &header, Payload::Bytes(body), w);
+        self.count_fpdu(0);
+        msn
+    }
+
+    fn emit_immediate(&mut self, imm: Immediate, solicited: bool, plan: &mut TxPlan, w: &Wire<'_>) {
+        let opcode = if solicited {
+            Opcode::IMMEDIATE_SE
+        } else {
+            Opcode::IMMEDIATE
+        };
+        self.emit_control(opcode, 0, &imm.octets(), plan, w);
+    }
+
+    /// A sink STag for one read, never 0 or 1.
+    const fn next_sink(&mut self) -> u32 {
+        let sink = self.tx.next_sink;
+        self.tx.next_sink = if sink == u32::MAX {
+            2
+        } else {
+            sink.wrapping_add(1)
+        };
+        sink
+    }
+
+    fn emit_read(
+        &mut self,
+        seq: u32,
+        len: u32,
+        to: u64,
+        rkey: u32,
+        plan: &mut TxPlan,
+        w: &Wire<'_>,
+    ) -> Result<(), WcStatus> {
+        if self.sq.ord() == 0 {
+            return Err(WcStatus::LocalQpOperation);
+        }
+        self.check_local(seq, Access::LOCAL_WRITE, w)?;
+        let sink_stag = self.next_sink();
+        let request = ReadRequest {
+            sink_stag: Stag(sink_stag),
+            sink_to: 0,
+            size: len,
+            source_stag: if len == 0 && rkey == 0 {
+                STAG_OF_NOTHING
+            } else {
+                Stag(rkey)
+            },
+            source_to: to,
+        };
+        let mut body = [0u8; ReadRequest::LEN];
+        request.emit(&mut body);
+        let msn = self.emit_control(Opcode::READ_REQUEST, 1, &body, plan, w);
+        // There is room: `startable` compared with the ORD.
+        let _ = self.sq.awaited.push(Awaited {
+            seq,
+            sink_stag,
+            len,
+            received: 0,
+            msn,
+            atomic: false,
+        });
+        self.tx.job = None;
+        Ok(())
+    }
+
+    fn emit_atomic(
+        &mut self,
+        seq: u32,
+        op: &SendOp,
+        plan: &mut TxPlan,
+        w: &Wire<'_>,
+    ) -> Result<(), WcStatus> {
+        if self.sq.ord() == 0 {
+            return Err(WcStatus::LocalQpOperation);
+        }
+        self.check_local(seq, Access::LOCAL_WRITE, w)?;
+        let request = match *op {
+            SendOp::FetchAdd {
+                remote_addr,
+                rkey,
+                add,
+                mask,
+            } => AtomicRequest {
+                op: AtomicOp::FETCH_ADD,
+                request_id: seq,
+                stag: Stag(rkey),
+                to: remote_addr,
+                add_swap: add,
+                add_swap_mask: mask,
+                compare: 0,
+                compare_mask: 0,
+            },
+            SendOp::CmpSwap {
+                remote_addr,
+                rkey,
+                compare,
+                swap,
+                compare_mask,
+                swap_mask,
+            } => AtomicRequest {
+                op: AtomicOp::CMP_SWAP,
+                request_id: seq,
+                stag: Stag(rkey),
+                to: remote_addr,
+                add_swap: swap,
+                add_swap_mask: swap_mask,
+                compare,
+                compare_mask,
+            },
+            _ => return Err(WcStatus::LocalQpOperation),
+        };
+        let mut body = [0u8; AtomicRequest::LEN];
+        request.emit(&mut body);
+        let msn = self.emit_control(Opcode::ATOMIC_REQUEST, 1, &body, plan, w);
+        let _ = self.sq.awaited.push(Awaited {
+            seq,
+            sink_stag: 0,
+            len: 8,
+            received: 0,
+            msn,
+            atomic: true,
+        });
+        self.tx.job = None;
+        Ok(())
+    }
+
+    pub(super) fn emit_rtr(&mut self, rtr: Rtr, plan: &mut TxPlan, w: &Wire<'_>) {
+        match rtr {
+            Rtr::Send => {
+                self.emit_control(Opcode::SEND, 0, &[], plan, w);
+            }
+            Rtr::Write => {
+                let header = TaggedHeader {
+                    last: true,
+                    opcode: Opcode::WRITE,
+                    stag: STAG_OF_NOTHING,
+                    to: 0,
+                };
+                let _ = self
+                    .tx
+                    .emit(plan, &Header::Tagged(header), Payload::Bytes(&[]), w);
+                self.count_fpdu(0);
+            }
+            Rtr::Read => {
+                let request = ReadRequest {
+                    sink_stag: STAG_OF_NOTHING,
+                    sink_to: 0,
+                    size: 0,
+                    source_stag: STAG_OF_NOTHING,
+                    source_to: 0,
+                };
+                let mut body = [0u8; ReadRequest::LEN];
+                request.emit(&mut body);
+                self.emit_control(Opcode::READ_REQUEST, 1, &body, plan, w);
+                self.rx.expect_rtr_response();
+            }
+        }
+    }
+
+    fn step_response<H: Host>(&mut self, off: u32, plan: &mut TxPlan, w: &Wire<'_>, host: &mut H) {
+        let Some(response) = self.responses.front().copied() else {
+            self.tx.job = None;
+            return;
+        };
+        let done = match response {
+            Response::Atomic {
+                request_id,
+                original,
+            } => {
+                let mut body = [0u8; AtomicResponse::LEN];
+                AtomicResponse {
+                    request_id,
+                    original,
+                }
+                .emit(&mut body);
+                self.emit_control(Opcode::ATOMIC_RESPONSE, 3, &body, plan, w);
+                true
+            }
+            Response::Read {
+                sink_stag,
+                sink_to,
+                source_stag,
+                source_to,
+                len: total,
+            } => {
+                let left = total.wrapping_sub(off);
+                let len =
+                    left.min(u32::from(self.tx.mulpdu).saturating_sub(TAGGED_HEADER_LEN as u32));
+                let header = Header::Tagged(TaggedHeader {
+                    last: len == left,
+                    opcode: Opcode::READ_RESPONSE,
+                    stag: Stag(sink_stag),
+                    to: sink_to.wrapping_add(u64::from(off)),
+                });
+                let to = source_to.wrapping_add(u64::from(off));
+                if let Err(e) = self.tx.emit(
+                    plan,
+                    &header,
+                    Payload::Remote {
+                        stag: source_stag,
+                        to,
+                        len,
+                    },
+                    w,
+                ) {
+                    // The region went away between the request and its answer.
+                    let request = ReadRequest {
+                        sink_stag: Stag(sink_stag),
+                        sink_to: sink_to.wrapping_add(u64::from(off)),
+                        size: left,
+                        source_stag: Stag(source_stag),
+                        source_to: to,
+                    };
+                    self.fail_response(e, &request, host);
+                    return;
+                }
+                self.count_fpdu(len);
+                self.tx.job = Some(Job::Response {
+                    off: off.wrapping_add(len),
+                });
+                len == left
+            }
+        };
+        if done {
+            plan.add_milestone(Milestone::Response);
+            self.responses.pop();
+            self.tx.job = None;
+        }
+    }
+
+    pub(super) fn emit_terminate(&mut self, plan: &mut TxPlan, w: &Wire<'_>) {
+        let (body, len) = self.tx.terminate.take();
+        self.emit_control(
+            Opcode::TERMINATE,
+            2,
+            body.get(..len).unwrap_or(&[]),
+            plan,
+            w,
+        );
+        plan.add_milestone(Milestone::Terminate);
+    }
+}
+
+/// Opcode of a Send, and the STag it invalidates.
+const fn send_opcode(slot: &Slot) -> (Opcode, u32) {
+    let solicited = slot.flags.contains(SendFlags::SOLICITED);
+    match (slot.op, solicited) {
+        (SendOp::SendInv(stag), false) => (Opcode::SEND_INV, stag),
+        (SendOp::SendInv(stag), true) => (Opcode::SEND_SE_INV, stag),
+        (_, false) => (Opcode::SEND, 0),
+        (_, true) => (Opcode::SEND_SE, 0),
+    }
+}
