@@ -20,6 +20,11 @@ impl CompletionChannel {
         })
     }
 
+    /// The queue behind it.
+    pub fn events(&self) -> &EventQueue<CompletionQueue> {
+        &self.queue
+    }
+
     /// Takes the oldest event: the queue that got a completion after it was armed.
     pub fn try_event(&self) -> Option<CompletionQueue> {
         self.queue.try_next()

@@ -10,7 +10,9 @@ mod startup;
 
 pub use id::{CmId, ConnectionParameters};
 
+use super::context::Context;
 use super::events::EventQueue;
+use crate::device::Device;
 use crate::error::Result;
 use std::sync::Arc;
 
@@ -61,6 +63,14 @@ pub struct CmEvent {
 
 /// A queue of connection events (`rdma_create_event_channel(3)`) with a pollable descriptor.
 pub type CmEventChannel = Arc<EventQueue<CmEvent>>;
+
+/// The context that identifiers without one of their own share for a device.
+///
+/// # Errors
+/// As [`Context::open`].
+pub fn device_context(device: &Device) -> Result<Context> {
+    id::shared_context(device)
+}
 
 /// A new event channel.
 ///
