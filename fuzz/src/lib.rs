@@ -35,6 +35,11 @@ pub const TARGETS: &[Target] = &[
         len_max: 512,
     },
     Target {
+        name: "engine",
+        run: targets::engine,
+        len_max: 2048,
+    },
+    Target {
         name: "terminate",
         run: targets::terminate,
         len_max: 128,

@@ -1,11 +1,13 @@
 //! The targets, one file each.
 
+mod engine;
 mod fpdu;
 mod startup;
 mod stream;
 mod terminate;
 mod ulpdu;
 
+pub use engine::engine;
 pub use fpdu::fpdu;
 pub use startup::startup;
 pub use stream::stream;

@@ -1,0 +1,419 @@
+//! A whole queue pair: what a peer can do to it by its octets alone. RFC 5040, 5041, 5044, 7306.
+//!
+//! Whatever comes, nothing panics, and no octet changes that was not granted.
+
+use iwarp_proto::crc32c::{self, Crc32cFn};
+use iwarp_proto::mpa::framing::{FpduOptions, MarkerClock, encode_fpdu};
+use iwarp_rnic::memory::{HostRange, MemoryTable, WindowType};
+use iwarp_rnic::qp::{
+    Direction, Env, Host, IoRun, QpConfig, QueuePair, ReceiverNotReady, Rtr, RxBuffer, RxInterest,
+    RxPlan, State, StreamConfig, StreamWish, TxFill, TxPlan,
+};
+use iwarp_rnic::srq::TakenRecv;
+use iwarp_rnic::{Access, Bind, Cqe, RecvWr, SendFlags, SendOp, SendWr, Sge};
+
+use super::print;
+
+const RESPONDER: u8 = 1;
+const CRC: u8 = 2;
+const MARKERS: u8 = 4;
+const DIRECT: u8 = 8;
+const TERMINATE: u8 = 16;
+const RTR: u8 = 32;
+/// The input is a list of ULPDUs, each behind a length of two octets; the target makes valid FPDUs of them.
+const FRAMED: u8 = 64;
+const SHARED: u8 = 128;
+
+const ARENA: usize = 64 << 10;
+const PD: u32 = 1;
+/// Ranges that may change: what the peer may write, and what our own requests may.
+const GRANTED: [(usize, usize); 3] = [(4096, 4096), (20480, 16384), (61440, 64)];
+
+struct FuzzHost {
+    sends: Vec<u64>,
+    completions: usize,
+    shared: bool,
+}
+
+impl Host for FuzzHost {
+    fn complete(&mut self, direction: Direction, cqe: Cqe) {
+        self.completions += 1;
+        if direction == Direction::Send {
+            assert!(
+                self.sends.last().is_none_or(|last| *last < cqe.wr_id),
+                "completions out of order"
+            );
+            self.sends.push(cqe.wr_id);
+        }
+    }
+
+    fn take_shared_receive(&mut self, _: &mut TakenRecv) -> bool {
+        // An empty receive now and then is all that it takes to get on.
+        self.shared = !self.shared;
+        self.shared
+    }
+}
+
+struct Engine {
+    qp: QueuePair,
+    host: FuzzHost,
+    table: MemoryTable,
+    crc32c: Crc32cFn,
+    memory: Vec<u64>,
+    buffer: Box<RxBuffer>,
+    tx: Box<TxPlan>,
+    rx: RxPlan,
+    direct: bool,
+    next: u64,
+    sink: Sge,
+}
+
+/// The first octet chooses options, the second the size of the pieces, the next eight what the program does between
+/// them; the rest is what the peer sends.
+pub fn engine(data: &[u8]) {
+    let Some((&[options, piece, ref acts @ ..], stream)) = data.split_first_chunk::<10>() else {
+        return;
+    };
+    let mut engine = Engine::new(options);
+    let framed;
+    let stream = if options & FRAMED != 0 {
+        framed = frame(stream, options);
+        &framed
+    } else {
+        stream
+    };
+    let pieces = stream.chunks(usize::from(piece).max(1) * 4);
+    for (octets, act) in pieces.zip(acts.iter().cycle()) {
+        engine.receive(octets);
+        engine.act(*act);
+        engine.transmit(usize::from(*act));
+    }
+    engine.finish();
+}
+
+/// Makes FPDUs of the ULPDUs in the input.
+fn frame(mut stream: &[u8], options: u8) -> Vec<u8> {
+    let fpdu = FpduOptions {
+        markers: options & MARKERS != 0,
+        crc: (options & CRC != 0).then_some(crc32c::append as Crc32cFn),
+    };
+    let mut clock = MarkerClock::new();
+    let mut all = Vec::new();
+    while let Some((len, rest)) = stream.split_first_chunk::<2>() {
+        let len = usize::from(u16::from_be_bytes(*len)).min(rest.len());
+        let (ulpdu, later) = rest.split_at(len);
+        stream = later;
+        let at = all.len();
+        all.resize(at + len + 16 + len / 100, 0);
+        match encode_fpdu(ulpdu, &fpdu, &mut clock, &mut all[at..]) {
+            Ok(n) => all.truncate(at + n),
+            Err(_) => all.truncate(at),
+        }
+    }
+    all
+}
+
+impl Engine {
+    fn new(options: u8) -> Self {
+        let is = |bit| options & bit != 0;
+        let config = QpConfig {
+            max_send_wr: 8,
+            max_recv_wr: 4,
+            max_ird: 3,
+            max_ord: 3,
+            shared_receive: is(SHARED),
+            receiver_not_ready: if is(TERMINATE) {
+                ReceiverNotReady::Terminate
+            } else {
+                ReceiverNotReady::Hold
+            },
+            ..QpConfig::default()
+        };
+        let stream = StreamConfig {
+            initiator: !is(RESPONDER),
+            crc: is(CRC),
+            markers_tx: is(MARKERS),
+            markers_rx: is(MARKERS),
+            ird: 2,
+            ord: 3,
+            rtr: (is(RTR) && !is(RESPONDER)).then_some(Rtr::Read),
+            rtr_send_expected: is(RTR) && is(RESPONDER),
+            emss: 1460,
+        };
+        let memory = vec![0x5a5a_5a5a_5a5a_5a5a; ARENA / 8];
+        // A CRC that lets everything pass where the input brings its own framing; a real one for ours.
+        let broken: Crc32cFn = |_, _| 0;
+        let mut engine = Self {
+            qp: QueuePair::new(config).expect("sizes within limits"),
+            host: FuzzHost {
+                sends: Vec::new(),
+                completions: 0,
+                shared: false,
+            },
+            table: MemoryTable::new(),
+            crc32c: if is(FRAMED) { crc32c::append } else { broken },
+            memory,
+            buffer: RxBuffer::new().expect("memory"),
+            tx: TxPlan::new().expect("memory"),
+            rx: RxPlan::new(6).expect("memory"),
+            direct: is(DIRECT),
+            next: 1,
+            sink: Sge::default(),
+        };
+        engine.register();
+        engine.qp.start(stream).expect("a fresh queue pair");
+        for _ in 0..2 {
+            engine.act(0);
+        }
+        engine.act(1);
+        engine.act(2);
+        engine
+    }
+
+    fn range(&mut self, (off, len): (usize, usize)) -> HostRange {
+        assert!(off + len <= ARENA);
+        let addr = self.memory.as_mut_ptr() as u64 + off as u64;
+        // SAFETY: inside `memory`, which lives as long as the table and is not touched before the end.
+        unsafe { HostRange::new(addr, len as u64) }.expect("an allocation does not wrap")
+    }
+
+    /// STags are the same in every run, so that seeds can name them.
+    fn register(&mut self) {
+        let [writable, local, window] = GRANTED;
+        let all = Access::LOCAL_WRITE
+            | Access::REMOTE_WRITE
+            | Access::REMOTE_READ
+            | Access::REMOTE_ATOMIC;
+        let range = self.range(writable);
+        let stag = self.table.register(range, 0x1000, PD, all, 0x0000_0101);
+        assert_eq!(stag, Ok(0x0000_0101));
+        let range = self.range((12288, 4096));
+        let stag = self
+            .table
+            .register(range, 0x2000, PD, Access::REMOTE_READ, 0x0000_0202);
+        assert_eq!(stag, Ok(0x0000_0202));
+        let range = self.range(local);
+        let lkey = self
+            .table
+            .register(range, 0, PD, Access::LOCAL_WRITE, 0x0000_0303);
+        self.sink = Sge {
+            addr: 0,
+            len: 9000,
+            lkey: lkey.expect("room"),
+        };
+        // A window of type 2 on a part of a region.
+        let range = self.range((window.0 - 64, 192));
+        let rights = Access::LOCAL_WRITE | Access::MW_BIND;
+        let region = self.table.register(range, 0x4000, PD, rights, 0x0000_0404);
+        let mw = self
+            .table
+            .allocate_window(WindowType::Type2, PD, 0x0000_0505);
+        let (region, mw) = (region.expect("room"), mw.expect("room"));
+        let bind = Bind {
+            mw_stag: mw,
+            new_stag: mw,
+            mr_stag: region,
+            addr: 0x4040,
+            len: 64,
+            access: Access::REMOTE_WRITE | Access::REMOTE_READ,
+        };
+        let bound = self.table.bind(&bind, self.qp.accessor());
+        assert_eq!(bound, Ok(()));
+    }
+
+    /// Something that a program does. A refusal is fine.
+    fn act(&mut self, what: u8) {
+        self.next += 1;
+        let wr_id = self.next;
+        let sges = [self.sink];
+        let host = &mut self.host;
+        let mut post = |op, sges: &[Sge]| {
+            let wr = SendWr {
+                wr_id,
+                op,
+                flags: SendFlags::SIGNALED,
+                sges,
+                inline: &[],
+            };
+            let _ = self.qp.post_send(&wr, host);
+        };
+        let (remote_addr, rkey) = (0, 7);
+        match what % 32 {
+            0 | 3 | 4 => {
+                let wr = RecvWr { wr_id, sges: &sges };
+                if self.qp.post_recv(&wr, &mut self.host).is_ok() && self.qp.is_held() {
+                    self.again();
+                }
+            }
+            1 => post(SendOp::Read { remote_addr, rkey }, &sges),
+            2 => post(
+                SendOp::FetchAdd {
+                    remote_addr,
+                    rkey,
+                    add: 1,
+                    mask: 0,
+                },
+                &[Sge {
+                    len: 8,
+                    ..self.sink
+                }],
+            ),
+            5 => post(SendOp::SendImm(1), &sges),
+            6 => post(SendOp::LocalInvalidate { stag: 0x0505 }, &[]),
+            7 => post(SendOp::Read { remote_addr, rkey }, &[]),
+            8 => self.qp.close(&mut self.host),
+            9 => self.qp.hold_expired(&mut self.host),
+            10 => drop(self.qp.modify(State::Sqd, &mut self.host)),
+            11 => drop(self.qp.modify(State::Rts, &mut self.host)),
+            12 => self.qp.set_emss(536),
+            13 => drop(self.table.deregister(0x0202)),
+            14 => self.qp.rx_eof(&mut self.buffer, &mut self.host),
+            _ => {}
+        }
+    }
+
+    fn again(&mut self) {
+        self.rx.runs.clear();
+        let plan = RxPlan::new(1).expect("memory");
+        let _ = self.qp.rx_filled(
+            &mut self.buffer,
+            &plan,
+            0,
+            &mut Env {
+                memory: &self.table,
+                crc32c: self.crc32c,
+                host: &mut self.host,
+            },
+        );
+    }
+
+    fn receive(&mut self, mut octets: &[u8]) {
+        while !octets.is_empty() && self.qp.rx_interest() == RxInterest::Read {
+            let mut env = Env {
+                memory: &self.table,
+                crc32c: self.crc32c,
+                host: &mut self.host,
+            };
+            let n = if self.direct {
+                self.qp.rx_plan(&mut self.buffer, &self.table, &mut self.rx);
+                let n = self.rx.room().min(octets.len());
+                read_into(&self.rx.runs, &octets[..n]);
+                let _ = self.qp.rx_filled(&mut self.buffer, &self.rx, n, &mut env);
+                n
+            } else {
+                self.qp.rx_octets(&mut self.buffer, octets, &mut env).0
+            };
+            assert!(n > 0, "no room for octets");
+            octets = &octets[n..];
+        }
+    }
+
+    /// Takes what it sends, some octets at a time.
+    fn transmit(&mut self, most: usize) {
+        let mut out = vec![0; 1 + most * 64];
+        for _ in 0..64 {
+            if self.tx.is_done() {
+                if !self.qp.wants_tx() {
+                    break;
+                }
+                let mut env = Env {
+                    memory: &self.table,
+                    crc32c: self.crc32c,
+                    host: &mut self.host,
+                };
+                match self.qp.tx_fill(&mut self.tx, &mut env) {
+                    TxFill::Idle => {
+                        assert!(!self.qp.wants_tx(), "wants to send, and has nothing");
+                        break;
+                    }
+                    TxFill::Memory => {
+                        self.qp.tx_memory(&mut self.table, &mut self.host);
+                        continue;
+                    }
+                    TxFill::Ready => {}
+                }
+            }
+            let who = self.qp.accessor();
+            match self.tx.copy_to(&self.table, who, &mut out) {
+                Ok(n) => self.qp.tx_written(&mut self.tx, n, &mut self.host),
+                Err(_) => {
+                    self.qp.abort(&mut self.host);
+                    self.tx.clear();
+                    break;
+                }
+            }
+        }
+        match self.qp.stream_wish() {
+            StreamWish::Keep => {}
+            StreamWish::ShutdownWrite => self.qp.shutdown_done(&mut self.host),
+            StreamWish::Abort => self.qp.stream_gone(&mut self.host),
+        }
+    }
+
+    /// Ends the stream, and looks at everything.
+    fn finish(mut self) {
+        self.transmit(255);
+        self.qp.stream_failed(&mut self.host);
+        print(&self.qp.fault());
+        if let Some(fault) = self.qp.fault() {
+            let _ = fault.to_string();
+        }
+        assert_eq!(self.qp.state(), State::Error);
+        assert_eq!(
+            (self.qp.sends_outstanding(), self.qp.receives_posted()),
+            (0, 0)
+        );
+        let counters = self.qp.counters();
+        assert_eq!(counters.completions as usize, self.host.completions);
+        assert!(counters.terminates_sent <= 1);
+        // The table goes first: from here on the memory is ours again.
+        drop(self.table);
+        for (i, word) in self.memory.iter().enumerate() {
+            let granted = GRANTED
+                .iter()
+                .any(|(off, len)| (*off..off + len).contains(&(i * 8)));
+            assert!(
+                granted || *word == 0x5a5a_5a5a_5a5a_5a5a,
+                "octet {:#x} changed",
+                i * 8
+            );
+        }
+    }
+}
+
+/// Plays the kernel.
+fn read_into(runs: &[IoRun], mut octets: &[u8]) {
+    for run in runs {
+        let n = run.len.min(octets.len());
+        // SAFETY: the caller has just made the plan, so its runs are writable for their whole length.
+        unsafe { std::ptr::copy_nonoverlapping(octets.as_ptr(), run.addr as *mut u8, n) };
+        octets = &octets[n..];
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Seeds reach what they are meant to reach.
+    #[test]
+    fn framed_writes_change_memory() {
+        for options in [
+            FRAMED,
+            FRAMED | CRC,
+            FRAMED | MARKERS | CRC,
+            FRAMED | RESPONDER,
+        ] {
+            let mut engine = Engine::new(options);
+            let mut ulpdu = vec![0xc1, 0x40, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0x10, 0];
+            ulpdu.extend_from_slice(b"octets");
+            let mut input = (ulpdu.len() as u16).to_be_bytes().to_vec();
+            input.extend_from_slice(&ulpdu);
+            let stream = frame(&input, options);
+            engine.receive(&stream);
+            assert_eq!(engine.qp.fault(), None, "{options:#x}");
+            assert_eq!(engine.memory[4096 / 8].to_ne_bytes()[..6], *b"octets");
+            engine.finish();
+        }
+    }
+}
