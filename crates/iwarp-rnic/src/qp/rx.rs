@@ -488,7 +488,11 @@ impl QueuePair {
             return;
         }
         self.rx.eof = true;
-        let between = buffer.is_empty() && self.rx.direct.is_none() && !self.rx.taking;
+        // Between FPDUs is not enough: a message may want more of them.
+        let between = buffer.is_empty()
+            && self.rx.direct.is_none()
+            && !self.rx.taking
+            && self.rx.write_len == 0;
         buffer.clear();
         self.events |= Events::DISCONNECTED;
         if self.state == State::Error {
