@@ -1,0 +1,379 @@
+//! A peer by hand: a blocking socket that speaks MPA, DDP and RDMAP through the codecs of `iwarp-proto`, and
+//! says whatever a test wants it to say.
+
+use super::{End, LIMIT, Server};
+use iwarp::raw::cm::CmEventKind;
+use iwarp_proto::crc32c;
+use iwarp_proto::ddp::{Header, Stag, TaggedHeader, UntaggedHeader};
+use iwarp_proto::mpa::framing::{
+    CRC_LEN, FpduOptions, MarkerClock, decode_fpdu, encode_fpdu, fpdu_len,
+};
+use iwarp_proto::mpa::startup::{
+    EnhancedPrefix, Flags, FrameHeader, FrameKind, FrameReader, Progress,
+};
+use iwarp_proto::rdmap::{AtomicOp, AtomicRequest, Opcode, ReadRequest, Terminate, TerminateCode};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::time::Duration;
+
+/// What MPA start-up says.
+#[derive(Clone)]
+pub struct Hello {
+    pub revision: u8,
+    pub flags: Flags,
+    pub prefix: Option<EnhancedPrefix>,
+    pub private_data: Vec<u8>,
+}
+
+impl Hello {
+    /// As the enhanced side of hardware says it: peer-to-peer, with these RTR messages.
+    pub fn enhanced(rtr_write: bool, rtr_read: bool) -> Self {
+        Self {
+            revision: 2,
+            flags: Flags::CRC | Flags::ENHANCED,
+            prefix: Some(EnhancedPrefix {
+                ird: 16,
+                ord: 16,
+                peer_to_peer: true,
+                rtr_send: false,
+                rtr_write,
+                rtr_read,
+            }),
+            private_data: Vec::new(),
+        }
+    }
+
+    /// Client-server model.
+    pub fn client_server() -> Self {
+        let mut hello = Self::enhanced(false, false);
+        hello.prefix = Some(EnhancedPrefix {
+            peer_to_peer: false,
+            ..hello.prefix.unwrap_or_default()
+        });
+        hello
+    }
+
+    /// As RFC 5044 alone has it.
+    pub fn plain() -> Self {
+        Self {
+            revision: 1,
+            flags: Flags::CRC,
+            prefix: None,
+            private_data: Vec::new(),
+        }
+    }
+
+    /// The frame's octets.
+    pub fn octets(&self, kind: FrameKind) -> Vec<u8> {
+        let mut body = Vec::new();
+        if let Some(prefix) = &self.prefix {
+            let mut octets = [0; EnhancedPrefix::LEN];
+            prefix.emit(&mut octets);
+            body.extend_from_slice(&octets);
+        }
+        body.extend_from_slice(&self.private_data);
+        let header = FrameHeader {
+            kind,
+            flags: self.flags,
+            revision: self.revision,
+            pd_length: body.len() as u16,
+        };
+        let mut frame = vec![0; 20];
+        header.emit(&mut frame);
+        frame.extend_from_slice(&body);
+        frame
+    }
+}
+
+/// The peer.
+pub struct Wire {
+    pub socket: TcpStream,
+    pub crc: bool,
+    msn: [u32; 4],
+}
+
+impl Wire {
+    pub fn new(socket: TcpStream) -> Self {
+        socket.set_read_timeout(Some(LIMIT)).unwrap();
+        socket.set_write_timeout(Some(LIMIT)).unwrap();
+        socket.set_nodelay(true).unwrap();
+        Self {
+            socket,
+            crc: true,
+            msn: [1; 4],
+        }
+    }
+
+    pub fn connect(address: SocketAddr) -> Self {
+        Self::new(TcpStream::connect(address).unwrap())
+    }
+
+    pub fn write(&mut self, octets: &[u8]) {
+        self.socket.write_all(octets).unwrap();
+    }
+
+    /// Reads the peer's start-up frame: header, prefix, private data.
+    pub fn read_hello(&mut self, kind: FrameKind) -> Hello {
+        let mut reader = FrameReader::new(kind);
+        loop {
+            let missing = reader.missing().unwrap();
+            if missing == 0 {
+                break;
+            }
+            let mut octets = vec![0; missing];
+            self.socket.read_exact(&mut octets).unwrap();
+            if let Progress::Frame { .. } = reader.push(&octets).unwrap() {
+                break;
+            }
+        }
+        let frame = reader.frame().unwrap();
+        Hello {
+            revision: frame.header().revision,
+            flags: frame.header().flags,
+            prefix: frame.prefix().unwrap(),
+            private_data: frame.ulp_private_data().to_vec(),
+        }
+    }
+
+    fn options(&self) -> FpduOptions {
+        FpduOptions {
+            markers: false,
+            crc: self.crc.then_some(crc32c::append as _),
+        }
+    }
+
+    /// A whole FPDU around a ULPDU.
+    pub fn fpdu(&self, ulpdu: &[u8]) -> Vec<u8> {
+        let mut out = vec![0; fpdu_len(ulpdu.len())];
+        encode_fpdu(ulpdu, &self.options(), &mut MarkerClock::new(), &mut out).unwrap();
+        out
+    }
+
+    pub fn send_ulpdu(&mut self, ulpdu: &[u8]) {
+        let fpdu = self.fpdu(ulpdu);
+        self.write(&fpdu);
+    }
+
+    pub fn send(&mut self, header: Header, payload: &[u8]) {
+        self.send_ulpdu(&segment(&header, payload));
+    }
+
+    /// The next message sequence number of a queue.
+    pub fn next_msn(&mut self, qn: u32) -> u32 {
+        let msn = self.msn[qn as usize];
+        self.msn[qn as usize] += 1;
+        msn
+    }
+
+    /// An untagged message in one segment.
+    pub fn untagged(&mut self, opcode: Opcode, payload: &[u8]) {
+        let header = self.untagged_header(opcode);
+        self.send(Header::Untagged(header), payload);
+    }
+
+    pub fn untagged_header(&mut self, opcode: Opcode) -> UntaggedHeader {
+        let qn = opcode.queue_number().unwrap();
+        UntaggedHeader {
+            last: true,
+            opcode,
+            invalidate_stag: Stag(0),
+            qn,
+            msn: self.next_msn(qn),
+            mo: 0,
+        }
+    }
+
+    pub fn write_op(&mut self, stag: u32, to: u64, payload: &[u8]) {
+        self.send(write_header(stag, to, true), payload);
+    }
+
+    pub fn read_op(&mut self, request: ReadRequest) {
+        let mut body = [0; ReadRequest::LEN];
+        request.emit(&mut body);
+        self.untagged(Opcode::READ_REQUEST, &body);
+    }
+
+    pub fn atomic_op(&mut self, op: AtomicOp, stag: u32, to: u64) {
+        let mut body = [0; AtomicRequest::LEN];
+        AtomicRequest {
+            op,
+            request_id: 77,
+            stag: Stag(stag),
+            to,
+            add_swap: 1,
+            ..AtomicRequest::default()
+        }
+        .emit(&mut body);
+        self.untagged(Opcode::ATOMIC_REQUEST, &body);
+    }
+
+    /// The RTR messages as hardware sends them.
+    pub fn rtr_write(&mut self) {
+        self.write_op(1, 0, &[]);
+    }
+
+    pub fn rtr_read(&mut self) {
+        self.read_op(ReadRequest {
+            sink_stag: Stag(1),
+            source_stag: Stag(1),
+            ..ReadRequest::default()
+        });
+    }
+
+    /// The next FPDU: its header and payload.
+    pub fn recv(&mut self) -> (Header, Vec<u8>) {
+        let mut octets = vec![0; 2];
+        self.socket.read_exact(&mut octets).unwrap();
+        let ulpdu_len = usize::from(u16::from_be_bytes([octets[0], octets[1]]));
+        octets.resize(fpdu_len(ulpdu_len), 0);
+        assert!(octets.len() >= 2 + CRC_LEN);
+        self.socket.read_exact(&mut octets[2..]).unwrap();
+        let mut ulpdu = vec![0; ulpdu_len];
+        decode_fpdu(
+            &octets,
+            &self.options(),
+            &mut MarkerClock::new(),
+            &mut ulpdu,
+        )
+        .unwrap();
+        let header = Header::parse(&ulpdu).unwrap();
+        (header, ulpdu[header.len()..].to_vec())
+    }
+
+    /// The next FPDU is an untagged message of this kind.
+    pub fn expect(&mut self, opcode: Opcode) -> Vec<u8> {
+        let (header, payload) = self.recv();
+        assert_eq!(header.opcode(), opcode, "{header:?}");
+        payload
+    }
+
+    /// The next FPDU is this Terminate, and then the peer closes gracefully.
+    pub fn expect_terminate(&mut self, code: TerminateCode) -> Terminate {
+        let (header, payload) = self.recv();
+        let Header::Untagged(h) = header else {
+            panic!("{header:?}");
+        };
+        assert_eq!(
+            (h.opcode, h.qn, h.msn, h.mo, h.last),
+            (Opcode::TERMINATE, 2, 1, 0, true)
+        );
+        let terminate = Terminate::parse(&payload).unwrap().0;
+        assert_eq!(terminate.code, code);
+        assert!(self.ends(), "more after the Terminate, or a reset");
+        terminate
+    }
+
+    /// The peer sends nothing more and closes. True: with a FIN, false: with a reset.
+    pub fn ends(&mut self) -> bool {
+        let mut octets = [0; 64];
+        match self.socket.read(&mut octets) {
+            Ok(0) => true,
+            Ok(n) => panic!("unexpected octets: {:02x?}", &octets[..n]),
+            Err(e) if e.kind() == ErrorKind::ConnectionReset => false,
+            Err(e) => panic!("the peer did not close in time: {e}"),
+        }
+    }
+
+    pub fn ends_with_reset(&mut self) {
+        assert!(!self.ends(), "a FIN instead of a reset");
+    }
+
+    /// Nothing comes for a while.
+    pub fn is_silent(&mut self, time: Duration) {
+        self.socket.set_read_timeout(Some(time)).unwrap();
+        let mut octets = [0; 64];
+        match self.socket.read(&mut octets) {
+            Ok(n) => panic!("unexpected: {:02x?}", &octets[..n]),
+            Err(e) => assert!(
+                matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut),
+                "{e}"
+            ),
+        }
+        self.socket.set_read_timeout(Some(LIMIT)).unwrap();
+    }
+
+    pub fn fin(&mut self) {
+        self.socket.shutdown(Shutdown::Write).unwrap();
+    }
+
+    /// Closes with a reset.
+    pub fn reset(self) {
+        socket2::SockRef::from(&self.socket)
+            .set_linger(Some(Duration::ZERO))
+            .unwrap();
+    }
+}
+
+/// Header and payload in one piece.
+pub fn segment(header: &Header, payload: &[u8]) -> Vec<u8> {
+    let mut octets = vec![0; header.len()];
+    header.emit(&mut octets);
+    octets.extend_from_slice(payload);
+    octets
+}
+
+pub fn write_header(stag: u32, to: u64, last: bool) -> Header {
+    Header::Tagged(TaggedHeader {
+        last,
+        opcode: Opcode::WRITE,
+        stag: Stag(stag),
+        to,
+    })
+}
+
+/// A request to read `size` octets.
+pub fn read(stag: u32, to: u64, size: u32) -> ReadRequest {
+    ReadRequest {
+        sink_stag: Stag(9),
+        sink_to: 0,
+        size,
+        source_stag: Stag(stag),
+        source_to: to,
+    }
+}
+
+/// A hand-made initiator, connected to one of our responders in full operation.
+pub fn initiator(server: &Server, hello: &Hello) -> (Wire, End) {
+    let mut wire = Wire::connect(server.address);
+    wire.write(&hello.octets(FrameKind::Request));
+    let end = server.accept();
+    let reply = wire.read_hello(FrameKind::Reply);
+    assert_eq!(reply.revision, hello.revision);
+    wire.crc = reply.flags.has(Flags::CRC);
+    if let Some(prefix) = reply.prefix.filter(|p| p.peer_to_peer) {
+        match (prefix.rtr_write, prefix.rtr_read) {
+            (true, false) => wire.rtr_write(),
+            (false, true) => {
+                wire.rtr_read();
+                assert_eq!(wire.expect(Opcode::READ_RESPONSE), b"");
+            }
+            other => panic!("not one RTR message: {other:?}"),
+        }
+    }
+    end.expect(CmEventKind::Established);
+    (wire, end)
+}
+
+/// A hand-made responder, connected to an end of ours that initiates; the RTR message is taken off.
+pub fn responder(end: &End, hello: &Hello) -> Wire {
+    let listener = std::net::TcpListener::bind(SocketAddr::new(super::V4, 0)).unwrap();
+    end.connect(listener.local_addr().unwrap(), b"");
+    let mut wire = Wire::new(listener.accept().unwrap().0);
+    wire.read_hello(FrameKind::Request);
+    wire.write(&hello.octets(FrameKind::Reply));
+    end.expect(CmEventKind::Established);
+    let p = hello.prefix.unwrap_or_default();
+    if p.peer_to_peer && p.rtr_write {
+        wire.expect(Opcode::WRITE);
+    } else if p.peer_to_peer && p.rtr_read {
+        wire.expect(Opcode::READ_REQUEST);
+        let header = TaggedHeader {
+            last: true,
+            opcode: Opcode::READ_RESPONSE,
+            stag: Stag(1),
+            to: 0,
+        };
+        wire.send(Header::Tagged(header), &[]);
+    }
+    wire
+}

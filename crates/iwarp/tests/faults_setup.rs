@@ -1,0 +1,328 @@
+//! Peers that spoil MPA start-up while they initiate: they hang, go away, or speak something else. And those that only
+//! speak an older dialect (RFC 5044 section 7.1, RFC 6581 sections 9 and 10).
+
+mod common;
+
+use common::wire::{Hello, Wire, initiator};
+use common::*;
+use iwarp::raw::cm::{CmEventKind, CmId, create_event_channel};
+use iwarp::{Access, Error, SendOp, WcStatus};
+use iwarp_proto::ddp::Stag;
+use iwarp_proto::mpa::startup::{Flags, FrameKind};
+use iwarp_proto::rdmap::{Opcode, ReadRequest};
+use std::net::{SocketAddr, TcpListener};
+use std::time::{Duration, Instant};
+
+#[test]
+fn a_peer_that_hangs_is_given_up() {
+    others_are_served(|| {
+        let server = Server::new(V4, &config());
+        let request = Hello::enhanced(true, true).octets(FrameKind::Request);
+        for len in [0, 1, 16, 20, 23] {
+            let start = Instant::now();
+            let mut wire = Wire::connect(server.address);
+            wire.write(&request[..len]);
+            wire.ends_with_reset();
+            assert!(start.elapsed() >= HANDSHAKE, "after {len} octets");
+        }
+        assert!(server.channel.is_empty());
+    });
+}
+
+#[test]
+fn a_peer_that_goes_in_the_middle_is_forgotten() {
+    others_are_served(|| {
+        let server = Server::new(V6, &config());
+        let request = Hello::enhanced(true, true).octets(FrameKind::Request);
+        for len in [0, 7, 20] {
+            let mut wire = Wire::connect(server.address);
+            wire.write(&request[..len]);
+            wire.fin();
+            assert!(wire.ends(), "after {len} octets");
+            let mut wire = Wire::connect(server.address);
+            wire.write(&request[..len]);
+            wire.reset();
+        }
+        // Still there, and has told the program nothing.
+        let (_wire, _end) = initiator(&server, &Hello::enhanced(true, false));
+        assert!(server.channel.is_empty());
+    });
+}
+
+#[test]
+fn what_is_no_mpa_request_is_refused_at_once() {
+    let hello = Hello::enhanced(true, true);
+    let good = hello.octets(FrameKind::Request);
+    let changed = |at: usize, to: u8| {
+        let mut frame = good.clone();
+        frame[at] = to;
+        frame
+    };
+    let mut oversize = good.clone();
+    oversize[18..20].copy_from_slice(&513u16.to_be_bytes());
+    let random: Vec<u8> = (0..4000u32)
+        .map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8 | 0x80)
+        .collect();
+    let no_prefix = Hello {
+        prefix: None,
+        ..hello.clone()
+    }
+    .octets(FrameKind::Request);
+    let cases = [
+        (
+            "HTTP",
+            b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec(),
+        ),
+        (
+            "TLS",
+            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03".to_vec(),
+        ),
+        ("random", random),
+        ("a reply", hello.octets(FrameKind::Reply)),
+        ("wrong key", changed(15, b'E')),
+        ("revision 3", changed(17, 3)),
+        ("too much private data", oversize),
+        ("enhanced without depths", no_prefix),
+    ];
+    others_are_served(|| {
+        let mut slow = config();
+        slow.handshake_timeout = LIMIT * 10;
+        let server = Server::new(V4, &slow);
+        for (what, octets) in &cases {
+            let mut wire = Wire::connect(server.address);
+            wire.write(octets);
+            // Not FIN: hardware falls back to revision 1 only on a reset.
+            assert!(!wire.ends(), "{what}");
+        }
+        assert!(server.channel.is_empty());
+    });
+}
+
+#[test]
+fn a_peer_that_never_sends_its_first_message() {
+    others_are_served(|| {
+        let server = Server::new(V4, &config());
+        let mut wire = Wire::connect(server.address);
+        wire.write(&Hello::enhanced(true, false).octets(FrameKind::Request));
+        let end = server.accept();
+        wire.read_hello(FrameKind::Reply);
+        let mem = end.mem(8);
+        end.post_recv(1, &[mem.sge(8)]);
+        end.expect_failure(CmEventKind::Unreachable, libc::ETIMEDOUT);
+        end.expect_status(1, WcStatus::Flushed);
+        wire.ends_with_reset();
+    });
+}
+
+#[test]
+fn a_peer_that_goes_before_its_first_message() {
+    others_are_served(|| {
+        let server = Server::new(V4, &config());
+        for reset in [false, true] {
+            let mut wire = Wire::connect(server.address);
+            wire.write(&Hello::enhanced(true, false).octets(FrameKind::Request));
+            let end = server.accept();
+            wire.read_hello(FrameKind::Reply);
+            if reset {
+                wire.reset();
+            } else {
+                wire.fin();
+                assert!(wire.ends());
+            }
+            end.expect_failure(CmEventKind::ConnectError, libc::ECONNRESET);
+        }
+    });
+}
+
+#[test]
+fn a_peer_that_is_gone_when_it_is_accepted() {
+    others_are_served(|| {
+        let server = Server::new(V4, &config());
+        let mut wire = Wire::connect(server.address);
+        wire.write(&Hello::enhanced(true, false).octets(FrameKind::Request));
+        let request = server.request();
+        wire.reset();
+        let end = server.end(request);
+        // Whether the reset is here already is TCP's business.
+        match end.id.accept(&parameters(b"")) {
+            Err(Error::ConnectionLost(_)) => {}
+            Err(e) => panic!("{e}"),
+            Ok(()) => end.expect_failure(CmEventKind::ConnectError, libc::ECONNRESET),
+        }
+        assert!(matches!(
+            end.id.accept(&parameters(b"")),
+            Err(Error::InvalidState(_))
+        ));
+    });
+}
+
+#[test]
+fn private_data_has_a_limit_and_the_request_survives_it() {
+    others_are_served(|| {
+        let server = Server::new(V4, &config());
+        let mut wire = Wire::connect(server.address);
+        let mut hello = Hello::enhanced(true, false);
+        hello.private_data = vec![5; 508];
+        wire.write(&hello.octets(FrameKind::Request));
+        let request = server.request();
+        assert_eq!(request.private_data, hello.private_data);
+        assert_eq!(
+            (request.responder_resources, request.initiator_depth),
+            (Some(16), Some(16))
+        );
+        let end = server.end(request);
+        let too_long = end.id.accept(&parameters(&[1; 509]));
+        assert!(
+            matches!(too_long, Err(Error::InvalidArgument(_))),
+            "{too_long:?}"
+        );
+        end.id.accept(&parameters(&[1; 508])).unwrap();
+        assert_eq!(wire.read_hello(FrameKind::Reply).private_data, [1; 508]);
+        wire.rtr_write();
+        end.expect(CmEventKind::Established);
+    });
+}
+
+#[test]
+fn refusing_says_why_and_closes() {
+    others_are_served(|| {
+        let server = Server::new(V6, &config());
+        for hello in [Hello::enhanced(true, true), Hello::plain()] {
+            let mut wire = Wire::connect(server.address);
+            wire.write(&hello.octets(FrameKind::Request));
+            server.request().id.reject(b"full").unwrap();
+            let reply = wire.read_hello(FrameKind::Reply);
+            assert!(reply.flags.has(Flags::REJECT));
+            assert_eq!(
+                (reply.revision, &reply.private_data[..]),
+                (hello.revision, &b"full"[..])
+            );
+            assert!(wire.ends());
+        }
+    });
+}
+
+#[test]
+fn the_responder_waits_for_the_first_message() {
+    others_are_served(|| {
+        let server = Server::new(V4, &config());
+        for hello in [Hello::plain(), Hello::client_server()] {
+            let (mut wire, end) = initiator(&server, &hello);
+            let mem = end.mem(64);
+            mem.set(0, 42);
+            end.post(1, SendOp::Send, &[mem.sge(8)]);
+            wire.is_silent(Duration::from_millis(100));
+            // As cxgb4 does on plain connections, too, though nothing was agreed on.
+            wire.rtr_read();
+            let (first, second) = (wire.recv(), wire.recv());
+            let mut seen = [first.0.opcode(), second.0.opcode()];
+            seen.sort();
+            assert_eq!(seen, [Opcode::READ_RESPONSE, Opcode::SEND]);
+            end.expect_status(1, WcStatus::Success);
+            assert_eq!(end.qp.counters().tx_messages, 2);
+        }
+    });
+}
+
+#[test]
+fn initiators_of_every_dialect() {
+    others_are_served(|| {
+        let server = Server::new(V4, &config());
+        let ammasso = Hello {
+            revision: 0,
+            ..Hello::plain()
+        };
+        let no_crc = Hello {
+            flags: Flags::NONE,
+            ..Hello::plain()
+        };
+        let both = Hello::enhanced(true, true);
+        let [write, read] = [Hello::enhanced(true, false), Hello::enhanced(false, true)];
+        for hello in [
+            ammasso,
+            no_crc,
+            both,
+            write,
+            read,
+            Hello::plain(),
+            Hello::client_server(),
+        ] {
+            let (mut wire, end) = initiator(&server, &hello);
+            let mem = Mem::with(
+                &end.ctx,
+                end.pd,
+                64,
+                Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ,
+            );
+            end.post_recv(1, &[mem.sge(32)]);
+            wire.untagged(Opcode::SEND, &3u64.to_ne_bytes());
+            end.expect_status(1, WcStatus::Success);
+            wire.write_op(mem.stag, mem.addr() + 8, &4u64.to_ne_bytes());
+            wire.read_op(ReadRequest {
+                sink_stag: Stag(5),
+                sink_to: 6,
+                size: 16,
+                source_stag: Stag(mem.stag),
+                source_to: mem.addr(),
+            });
+            let answer = wire.expect(Opcode::READ_RESPONSE);
+            assert_eq!(answer, [3u64.to_ne_bytes(), 4u64.to_ne_bytes()].concat());
+            end.post(2, SendOp::Send, &[mem.sge(8)]);
+            assert_eq!(wire.expect(Opcode::SEND), 3u64.to_ne_bytes());
+            end.expect_status(2, WcStatus::Success);
+            end.id.disconnect().unwrap();
+            assert_eq!(end.expect_disconnected().status, 0);
+            assert!(wire.ends());
+        }
+    });
+}
+
+#[test]
+fn a_destroyed_listener_frees_its_port_at_once() {
+    others_are_served(|| {
+        let mut slow = config();
+        slow.handshake_timeout = LIMIT * 10;
+        let server = Server::new(V4, &slow);
+        let mut starting = Wire::connect(server.address);
+        let mut asking = Wire::connect(server.address);
+        asking.write(&Hello::enhanced(true, false).octets(FrameKind::Request));
+        until("the request is there", || !server.channel.is_empty());
+        server.id.destroy();
+        assert!(server.channel.is_empty());
+        // Whoever waited for an answer has got one.
+        assert!(asking.read_hello(FrameKind::Reply).flags.has(Flags::REJECT));
+        let _ = starting.socket.set_nodelay(true);
+        starting.write(b"M");
+        // Nobody of ours listens there any more, so the port can be taken even without SO_REUSEADDR's leniency.
+        let again = CmId::create(&create_event_channel().unwrap(), Some(&server.ctx));
+        again.bind(server.address).unwrap();
+        again.listen(1).unwrap();
+        again.destroy();
+    });
+}
+
+#[test]
+fn addresses_that_are_not_ours() {
+    others_are_served(|| {
+        let channel = create_event_channel().unwrap();
+        let id = CmId::create(&channel, None);
+        let foreign: SocketAddr = "203.0.113.77:0".parse().unwrap();
+        assert!(matches!(id.bind(foreign), Err(Error::NoDevice)));
+        let ctx = context(V4, &config());
+        let id = CmId::create(&channel, Some(&ctx));
+        assert!(matches!(id.bind(foreign), Err(Error::Io(_))));
+        // The port is somebody's.
+        let taken = TcpListener::bind(SocketAddr::new(V4, 0)).unwrap();
+        let bound = id
+            .bind(taken.local_addr().unwrap())
+            .and_then(|()| id.listen(1));
+        assert_eq!(bound.unwrap_err().errno(), libc::EADDRINUSE);
+        assert!(matches!(
+            id.accept(&parameters(b"")),
+            Err(Error::InvalidState(_))
+        ));
+        assert!(matches!(id.disconnect(), Err(Error::InvalidState(_))));
+        id.destroy();
+        assert!(channel.is_empty());
+    });
+}

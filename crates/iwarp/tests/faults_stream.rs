@@ -1,0 +1,475 @@
+//! Streams that stop, break or crawl in the middle of a transfer, and receivers that are not ready
+//! (RFC 5041 section 7.1, RFC 5044 section 7.2).
+
+mod common;
+
+use common::wire::{Hello, Wire, initiator, read, responder, segment, write_header};
+use common::*;
+use iwarp::raw::cm::CmEventKind;
+use iwarp::{Blame, ReceiverNotReady, RecvWr, SendOp, State, WcStatus};
+use iwarp_proto::ddp::{Header, Stag, TaggedHeader};
+use iwarp_proto::mpa::startup::Flags;
+use iwarp_proto::rdmap::{Opcode, ReadRequest, Terminate, TerminateCode as Code};
+use std::time::{Duration, Instant};
+
+#[test]
+fn a_send_without_a_receive() {
+    others_are_served(|| {
+        let mut strict = config();
+        strict.receiver_not_ready = ReceiverNotReady::Terminate;
+        let server = Server::new(V4, &strict);
+        let (mut wire, end) = initiator(&server, &Hello::enhanced(true, false));
+        wire.untagged(Opcode::SEND, b"too early");
+        wire.expect_terminate(Code::DDP_UNTAGGED_NO_BUFFER);
+        end.expect_disconnected();
+
+        // The patient receiver waits, but not for ever.
+        let server = Server::new(V4, &config());
+        let (mut wire, end) = initiator(&server, &Hello::enhanced(true, false));
+        wire.untagged(Opcode::SEND, b"too early");
+        wire.is_silent(Duration::from_millis(150));
+        wire.expect_terminate(Code::DDP_UNTAGGED_NO_BUFFER);
+        end.expect_disconnected();
+
+        // And a receive in time is as good as one before.
+        let (mut wire, end) = initiator(&server, &Hello::enhanced(true, false));
+        wire.untagged(Opcode::SEND, b"in time");
+        until("the Send is held", || {
+            end.qp.counters().receiver_not_ready > 0
+        });
+        let mem = end.mem(64);
+        end.post_recv(1, &[mem.sge(64)]);
+        assert_eq!(end.expect_status(1, WcStatus::Success).byte_len, 7);
+    });
+}
+
+#[test]
+fn a_reset_while_a_send_is_held_is_noticed_at_once() {
+    others_are_served(|| {
+        let mut patient = config();
+        patient.receiver_not_ready = ReceiverNotReady::Hold(Duration::from_secs(600));
+        let server = Server::new(V4, &patient);
+        let (mut wire, end) = initiator(&server, &Hello::enhanced(true, false));
+        wire.untagged(Opcode::SEND, b"too early");
+        until("the Send is held", || {
+            end.qp.counters().receiver_not_ready > 0
+        });
+        wire.reset();
+        assert_eq!(end.expect_disconnected().status, libc::ECONNRESET);
+    });
+}
+
+#[test]
+fn fpdus_in_single_octets() {
+    others_are_served(|| {
+        let server = Server::new(V6, &config());
+        let (mut wire, end) = initiator(&server, &Hello::enhanced(true, false));
+        let mem = end.mem(64);
+        end.post_recv(1, &[mem.sge(64)]);
+        let write = wire.fpdu(&segment(
+            &write_header(mem.stag, mem.addr() + 32, true),
+            &7u64.to_ne_bytes(),
+        ));
+        let send = Header::Untagged(wire.untagged_header(Opcode::SEND_SE));
+        let send = wire.fpdu(&segment(&send, &9u64.to_ne_bytes()));
+        for octet in write.iter().chain(&send) {
+            wire.write(&[*octet]);
+        }
+        let got = end.expect_status(1, WcStatus::Success);
+        assert_eq!((got.byte_len, mem.word(0), mem.word(4)), (8, 9, 7));
+        wire.read_op(read(mem.stag, mem.addr() + 32, 8));
+        assert_eq!(wire.expect(Opcode::READ_RESPONSE), 7u64.to_ne_bytes());
+    });
+}
+
+/// A Write of two segments, and a Send of two, as octets.
+fn messages(wire: &mut Wire, mem: &Mem) -> [Vec<u8>; 4] {
+    let payload = [7u8; 4000];
+    let write = |at, last| segment(&write_header(mem.stag, mem.addr() + at, last), &payload);
+    let first = wire.untagged_header(Opcode::SEND);
+    let send = |last, mo| {
+        segment(
+            &Header::Untagged(iwarp_proto::ddp::UntaggedHeader { last, mo, ..first }),
+            &payload,
+        )
+    };
+    [
+        write(0, false),
+        write(4000, true),
+        send(false, 0),
+        send(true, 4000),
+    ]
+    .map(|u| wire.fpdu(&u))
+}
+
+#[test]
+fn the_end_comes_in_the_middle() {
+    // How many whole FPDUs come, and how much of the next one.
+    let cuts = [
+        (0, 1),
+        (0, 2000),
+        (0, 4017),
+        (1, 0),
+        (1, 3000),
+        (2, 1000),
+        (3, 0),
+        (3, 17),
+    ];
+    others_are_served(|| {
+        for crc in [true, false] {
+            let mut c = config();
+            c.crc = crc;
+            let server = Server::new(V4, &c);
+            for (whole, part) in cuts {
+                for reset in [false, true] {
+                    let mut hello = Hello::enhanced(true, false);
+                    hello.flags = if crc { hello.flags } else { Flags::ENHANCED };
+                    let (mut wire, end) = initiator(&server, &hello);
+                    assert_eq!(wire.crc, crc);
+                    let mem = end.mem(16_000);
+                    end.post_recv(1, &[mem.sge(16_000)]);
+                    let fpdus = messages(&mut wire, &mem);
+                    let mut octets = fpdus[..whole].concat();
+                    octets.extend_from_slice(&fpdus[whole][..part]);
+                    wire.write(&octets);
+                    if reset {
+                        wire.reset();
+                    } else {
+                        wire.fin();
+                        assert!(wire.ends());
+                    }
+                    let what = format!("crc {crc}, {whole} FPDUs and {part} octets, reset {reset}");
+                    end.expect_status(1, WcStatus::Flushed);
+                    assert_eq!(end.expect_disconnected().status, libc::ECONNRESET, "{what}");
+                    let fault = end.qp.fault().unwrap();
+                    assert_eq!(
+                        (fault.blame, fault.code),
+                        (Blame::Transport, Code::MPA_CONNECTION_LOST),
+                        "{what}"
+                    );
+                    end.qp.destroy();
+                }
+            }
+            // Between messages it is a good end.
+            let (mut wire, end) = initiator(&server, &Hello::enhanced(true, false));
+            let mem = end.mem(16_000);
+            end.post_recv(1, &[mem.sge(16_000)]);
+            let fpdus = messages(&mut wire, &mem);
+            wire.write(&fpdus.concat());
+            wire.fin();
+            assert_eq!(end.expect_status(1, WcStatus::Success).byte_len, 8000);
+            assert_eq!(end.expect_disconnected().status, 0);
+            assert!(end.qp.fault().is_none());
+            assert!(wire.ends());
+        }
+    });
+}
+
+#[test]
+fn the_end_comes_instead_of_an_answer() {
+    others_are_served(|| {
+        let end = End::new(V4, &config());
+        let mut wire = responder(&end, &Hello::enhanced(true, false));
+        let mem = end.mem(4096);
+        let read = SendOp::Read {
+            remote_addr: 0x1000,
+            rkey: 0x55,
+        };
+        end.post(1, read, &[mem.sge(64)]);
+        end.post(2, SendOp::Send, &[mem.sge(8)]);
+        wire.expect(Opcode::READ_REQUEST);
+        wire.expect(Opcode::SEND);
+        wire.fin();
+        // In order, and both: the Send waits for the Read's completion.
+        end.expect_status(1, WcStatus::Flushed);
+        end.expect_status(2, WcStatus::Flushed);
+        end.expect_disconnected();
+        assert!(wire.ends());
+    });
+}
+
+#[test]
+fn a_peer_that_terminates_says_which_request_it_means() {
+    others_are_served(|| {
+        let end = End::new(V4, &config());
+        let mut wire = responder(&end, &Hello::enhanced(true, false));
+        let mem = end.mem(4096);
+        for wr_id in 1..=3 {
+            let remote_addr = 0x1000 * wr_id;
+            end.post(
+                wr_id,
+                SendOp::Read {
+                    remote_addr,
+                    rkey: 0x55,
+                },
+                &[mem.sge(64)],
+            );
+        }
+        let requests: Vec<_> = (0..3).map(|_| wire.recv()).collect();
+        let mut t = Terminate::new(Code::RDMAP_ACCESS);
+        t.ddp_segment_len = Some(46);
+        t.ddp_header = Some(requests[1].0);
+        t.read_request = ReadRequest::parse(&requests[1].1);
+        let mut body = vec![0; t.wire_len()];
+        t.emit(&mut body);
+        wire.untagged(Opcode::TERMINATE, &body);
+        end.expect_status(1, WcStatus::Flushed);
+        let failed = end.expect_status(2, WcStatus::RemoteAccess);
+        assert_eq!(failed.vendor_err, 0x0102, "layer, type and code");
+        end.expect_status(3, WcStatus::Flushed);
+        end.expect_disconnected();
+        let fault = end.qp.fault().unwrap();
+        assert_eq!(
+            (fault.blame, fault.code),
+            (Blame::PeerTerminated, Code::RDMAP_ACCESS)
+        );
+        // A Terminate is not answered.
+        assert!(wire.ends());
+        assert_eq!(end.qp.counters().terminates_sent, 0);
+    });
+}
+
+#[test]
+fn answers_that_answer_nothing() {
+    others_are_served(|| {
+        let cases: [(&str, fn(&ReadRequest) -> (u32, u64, usize, bool), Code); 4] = [
+            (
+                "another sink",
+                |r| (r.sink_stag.0 ^ 1, 0, 64, true),
+                Code::DDP_TAGGED_INVALID_STAG,
+            ),
+            (
+                "too much",
+                |_| (0, 0, 72, true),
+                Code::DDP_TAGGED_BASE_BOUNDS,
+            ),
+            (
+                "too little",
+                |_| (0, 0, 56, true),
+                Code::DDP_TAGGED_BASE_BOUNDS,
+            ),
+            (
+                "elsewhere",
+                |_| (0, 8, 56, true),
+                Code::DDP_TAGGED_BASE_BOUNDS,
+            ),
+        ];
+        for (what, answer, code) in cases {
+            let end = End::new(V6, &config());
+            let mut wire = responder_v6(&end);
+            let mem = end.mem(4096);
+            end.post(
+                1,
+                SendOp::Read {
+                    remote_addr: 0,
+                    rkey: 0x55,
+                },
+                &[mem.sge(64)],
+            );
+            let request = ReadRequest::parse(&wire.expect(Opcode::READ_REQUEST)).unwrap();
+            let (stag, to, len, last) = answer(&request);
+            let stag = Stag(if stag == 0 { request.sink_stag.0 } else { stag });
+            let opcode = Opcode::READ_RESPONSE;
+            let header = Header::Tagged(TaggedHeader {
+                last,
+                opcode,
+                stag,
+                to,
+            });
+            wire.send(header, &vec![9; len]);
+            wire.expect_terminate(code);
+            let cqe = end.poll();
+            assert!(
+                matches!(cqe.status, WcStatus::Flushed | WcStatus::BadResponse),
+                "{what}: {cqe:?}"
+            );
+            assert!((0..512).all(|i| mem.word(i) == 0), "{what}");
+            end.expect_disconnected();
+        }
+    });
+}
+
+/// A connected hand-made responder on the IPv6 loopback.
+fn responder_v6(end: &End) -> Wire {
+    let listener = std::net::TcpListener::bind((V6, 0)).unwrap();
+    end.connect(listener.local_addr().unwrap(), b"");
+    let mut wire = Wire::new(listener.accept().unwrap().0);
+    wire.read_hello(iwarp_proto::mpa::startup::FrameKind::Request);
+    let hello = Hello::enhanced(true, false);
+    wire.write(&hello.octets(iwarp_proto::mpa::startup::FrameKind::Reply));
+    end.expect(CmEventKind::Established);
+    wire.expect(Opcode::WRITE);
+    wire
+}
+
+/// Fills a connection until our side cannot send any more.
+fn stall(end: &End, mem: &Mem) {
+    for wr_id in 0..100 {
+        end.post(wr_id, SendOp::Send, &[mem.sge(1 << 20)]);
+    }
+}
+
+#[test]
+fn a_peer_that_stops_reading_holds_up_nobody_else() {
+    others_are_served(|| {
+        let end = End::new(V4, &config());
+        let mut wire = responder(&end, &Hello::enhanced(true, false));
+        let mem = end.mem(1 << 20);
+        stall(&end, &mem);
+        let mut other = Healthy::new(V4);
+        for _ in 0..50 {
+            other.check();
+        }
+        // Longer than any time-out of ours: only closing has one.
+        std::thread::sleep(LINGER + HANDSHAKE);
+        other.check();
+        assert_eq!(end.qp.state(), State::Rts);
+        assert!(end.channel.is_empty());
+        // It goes on where it stopped.
+        let reader = std::thread::spawn(move || {
+            let mut got = 0u64;
+            while got < 100 << 20 {
+                got += wire.recv().1.len() as u64;
+            }
+            got
+        });
+        for wr_id in 0..100 {
+            end.expect_status(wr_id, WcStatus::Success);
+        }
+        assert_eq!(reader.join().unwrap(), 100 << 20);
+    });
+}
+
+#[test]
+fn disconnecting_from_a_peer_that_does_not_read_is_bounded() {
+    others_are_served(|| {
+        let end = End::new(V4, &config());
+        let wire = responder(&end, &Hello::enhanced(true, false));
+        let mem = end.mem(1 << 20);
+        stall(&end, &mem);
+        end.id.disconnect().unwrap();
+        let start = Instant::now();
+        end.expect_disconnected();
+        assert!(start.elapsed() >= LINGER / 2);
+        let mut flushed = 0;
+        for wr_id in 0..100 {
+            let cqe = end.poll();
+            assert_eq!(cqe.wr_id, wr_id);
+            flushed += u32::from(cqe.status == WcStatus::Flushed);
+        }
+        assert!(flushed > 0);
+        assert!(end.qp.addresses().is_none(), "the connection is still held");
+        drop(wire);
+    });
+}
+
+#[test]
+fn a_peer_that_breaks_the_rules_and_does_not_read_is_let_go() {
+    others_are_served(|| {
+        let end = End::new(V4, &config());
+        let mut wire = responder(&end, &Hello::enhanced(true, false));
+        let mem = end.mem(1 << 20);
+        stall(&end, &mem);
+        wire.write_op(0x1234_5678, 0, b"12345678");
+        end.expect_disconnected();
+        // The Terminate cannot leave. The socket goes all the same.
+        until("the connection is given up", || {
+            end.qp.addresses().is_none()
+        });
+    });
+}
+
+#[test]
+fn a_peer_that_never_closes_is_let_go() {
+    others_are_served(|| {
+        let server = Server::new(V4, &config());
+        let (mut wire, end) = initiator(&server, &Hello::enhanced(true, false));
+        end.id.disconnect().unwrap();
+        assert_eq!(end.expect_disconnected().status, 0);
+        assert!(wire.ends());
+        assert!(end.qp.addresses().is_some());
+        until("the connection is given up", || {
+            end.qp.addresses().is_none()
+        });
+        // What it sends now is answered by a reset.
+        let gone = (0..1000).any(|_| {
+            std::thread::sleep(Duration::from_millis(1));
+            std::io::Write::write_all(&mut wire.socket, b"anybody?").is_err()
+        });
+        assert!(gone);
+    });
+}
+
+#[test]
+fn a_shared_receive_queue_serves_the_others_when_one_fails() {
+    others_are_served(|| {
+        let server = Server::new(V4, &config());
+        let pd = server.ctx.allocate_pd();
+        let srq = server.ctx.create_srq(pd, 16, 2).unwrap();
+        let mut ends = Vec::new();
+        for _ in 0..3 {
+            let mut wire = Wire::connect(server.address);
+            wire.write(
+                &Hello::enhanced(true, false).octets(iwarp_proto::mpa::startup::FrameKind::Request),
+            );
+            let end = server.end_with(server.request(), Some((&srq, pd)), 16, 64);
+            end.id.accept(&parameters(b"")).unwrap();
+            wire.read_hello(iwarp_proto::mpa::startup::FrameKind::Reply);
+            wire.rtr_write();
+            end.expect(CmEventKind::Established);
+            ends.push((wire, end));
+        }
+        let mem = Mem::new(&server.ctx, pd, 64);
+        // All wait for one receive each; there are two, and the first of them is broken by its Send.
+        for (wire, end) in &mut ends {
+            wire.untagged(Opcode::SEND, b"12345678");
+            until("the Send is held", || {
+                end.qp.counters().receiver_not_ready > 0
+            });
+        }
+        let two = [mem.sge(8)];
+        srq.post(&[
+            RecvWr {
+                wr_id: 1,
+                sges: &two,
+            },
+            RecvWr {
+                wr_id: 2,
+                sges: &two,
+            },
+        ])
+        .unwrap();
+        let mut done = 0;
+        let mut cqe = [iwarp::Cqe::default()];
+        until("two Sends are received", || {
+            for (_, end) in &ends {
+                done += end.cq.poll(&mut cqe).unwrap();
+            }
+            done == 2
+        });
+        // The third runs out of patience, and of nothing else.
+        let mut closed = 0;
+        until("the third is terminated", || {
+            closed = ends
+                .iter()
+                .filter(|(_, e)| e.qp.state() == State::Error)
+                .count();
+            closed == 1
+        });
+        for (wire, end) in &mut ends {
+            if end.qp.state() == State::Error {
+                wire.expect_terminate(Code::DDP_UNTAGGED_NO_BUFFER);
+                end.expect_disconnected();
+                continue;
+            }
+            srq.post(&[RecvWr {
+                wr_id: 3,
+                sges: &two,
+            }])
+            .unwrap();
+            wire.untagged(Opcode::SEND, b"abcdefgh");
+            end.expect_status(3, WcStatus::Success);
+        }
+        assert!(srq.is_empty());
+    });
+}
