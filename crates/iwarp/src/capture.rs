@@ -2,15 +2,18 @@
 //! synthetic TCP/IP headers, so that Wireshark decodes it as iWARP (RFC 5044 section 4, RFC 793).
 //!
 //! What is real: the octets of each direction, their order, the addresses, the time of each system call. What is made up: sequence
-//! numbers, acknowledgements, segment boundaries and the handshake, as if the network were perfect.
+//! numbers, acknowledgements, segment boundaries and the handshake, as if the network were perfect. On a connection with
+//! markers each segment is one FPDU, because Wireshark cannot find markers otherwise; it is recorded when it is complete.
 //!
 //! Lock order: a flow's state, then the file. The order of one flow's packets in the file is the order of its sequence numbers.
 
+mod framing;
 mod packet;
 mod pcapng;
 
 use crate::sys::fork;
 use crate::sys::raw_slice::RawSlice;
+use framing::Framing;
 use packet::{ACK, Addresses, FIN, PSH, RST, SYN, Segment};
 use parking_lot::Mutex;
 use std::collections::HashSet;
@@ -325,10 +328,11 @@ enum Stage {
 }
 
 /// One direction of the synthetic TCP.
-#[derive(Clone, Copy)]
 struct Direction {
     next: u32,
     unacknowledged: u32,
+    /// Makes segments of FPDUs.
+    framing: Option<Framing>,
 }
 
 impl Direction {
@@ -336,6 +340,17 @@ impl Direction {
         Self {
             next,
             unacknowledged: 0,
+            framing: None,
+        }
+    }
+}
+
+impl FlowState {
+    fn direction(&mut self, outgoing: bool) -> &mut Direction {
+        if outgoing {
+            &mut self.ours
+        } else {
+            &mut self.theirs
         }
     }
 }
@@ -345,6 +360,15 @@ impl Flow {
     pub(crate) fn opened(&self, active: bool) {
         if self.is_recording() {
             self.open(&mut self.state.lock(), active);
+        }
+    }
+
+    /// FPDUs begin here, with markers in what we send and receive, or not.
+    pub(crate) fn framed(&self, markers_tx: bool, markers_rx: bool) {
+        if self.is_recording() && (markers_tx || markers_rx) {
+            let mut state = self.state.lock();
+            state.ours.framing = Some(Framing::new(markers_tx));
+            state.theirs.framing = Some(Framing::new(markers_rx));
         }
     }
 
@@ -395,6 +419,12 @@ impl Flow {
         }
         let mut state = self.state.lock();
         if state.stage == Stage::Open {
+            for outgoing in [true, false] {
+                let framing = state.direction(outgoing).framing.take();
+                if let Some(mut framing) = framing {
+                    self.segments(&mut state, outgoing, &framing.rest());
+                }
+            }
             if reset {
                 self.control(&mut state, true, RST | ACK);
             } else {
@@ -426,11 +456,7 @@ impl Flow {
     fn control(&self, state: &mut FlowState, outgoing: bool, flags: u8) {
         self.emit(state, outgoing, flags, 0, |_| ());
         if flags & (SYN | FIN) != 0 {
-            let direction = if outgoing {
-                &mut state.ours
-            } else {
-                &mut state.theirs
-            };
+            let direction = state.direction(outgoing);
             direction.next = direction.next.wrapping_add(1);
         }
     }
@@ -444,9 +470,9 @@ impl Flow {
         fill: impl FnOnce(&mut Vec<u8>),
     ) {
         let (from, to) = if outgoing {
-            (state.ours, &mut state.theirs)
+            (&state.ours, &mut state.theirs)
         } else {
-            (state.theirs, &mut state.ours)
+            (&state.theirs, &mut state.ours)
         };
         let acknowledges = flags & ACK != 0;
         let segment = Segment {
@@ -476,34 +502,56 @@ impl Flow {
         let mut left = total.min(count);
         let mut list = list.iter();
         let mut part = RawSlice::default();
+        let mut copy = |out: &mut Vec<u8>, mut room: usize| {
+            while room > 0 {
+                if part.is_empty() {
+                    match list.next() {
+                        Some(next) => part = *next,
+                        None => return,
+                    }
+                }
+                // SAFETY: a part of the caller's list, readable by the caller's promise.
+                let copied = unsafe { part.append_to(out, room) };
+                part = part.after(copied);
+                room -= copied;
+            }
+        };
+        if let Some(mut framing) = state.direction(outgoing).framing.take() {
+            copy(framing.input(), left);
+            framing.cut(|fpdu| self.segments(&mut state, outgoing, fpdu));
+            state.direction(outgoing).framing = Some(framing);
+            return;
+        }
         while left > 0 {
             let len = left.min(MAX_SEGMENT);
-            self.emit(&mut state, outgoing, PSH | ACK, len, |out| {
-                let mut room = len;
-                while room > 0 {
-                    if part.is_empty() {
-                        match list.next() {
-                            Some(next) => part = *next,
-                            None => return,
-                        }
-                    }
-                    // SAFETY: a part of the caller's list, readable by the caller's promise.
-                    let copied = unsafe { part.append_to(out, room) };
-                    part = part.after(copied);
-                    room -= copied;
-                }
-            });
+            self.payload(&mut state, outgoing, len, |out| copy(out, len));
             left -= len;
-            let direction = if outgoing {
-                &mut state.ours
-            } else {
-                &mut state.theirs
-            };
-            direction.next = direction.next.wrapping_add(len as u32);
-            direction.unacknowledged += len as u32;
-            if direction.unacknowledged >= ACK_EVERY {
-                self.control(&mut state, !outgoing, ACK);
-            }
+        }
+    }
+
+    /// Segments for these octets.
+    fn segments(&self, state: &mut FlowState, outgoing: bool, octets: &[u8]) {
+        for piece in octets.chunks(MAX_SEGMENT) {
+            self.payload(state, outgoing, piece.len(), |out| {
+                out.extend_from_slice(piece);
+            });
+        }
+    }
+
+    /// A segment with payload, and now and then its acknowledgement.
+    fn payload(
+        &self,
+        state: &mut FlowState,
+        outgoing: bool,
+        len: usize,
+        fill: impl FnOnce(&mut Vec<u8>),
+    ) {
+        self.emit(state, outgoing, PSH | ACK, len, fill);
+        let direction = state.direction(outgoing);
+        direction.next = direction.next.wrapping_add(len as u32);
+        direction.unacknowledged += len as u32;
+        if direction.unacknowledged >= ACK_EVERY {
+            self.control(state, !outgoing, ACK);
         }
     }
 }

@@ -432,6 +432,9 @@ impl QpInner {
                     ..handover.config
                 })
                 .map_err(|_| Error::InvalidState("the queue pair is in the error state"))?;
+            if let Some(flow) = &link.flow {
+                flow.framed(handover.config.markers_tx, handover.config.markers_rx);
+            }
             g.link = Some(Arc::clone(&link));
             g.cm = handover.cm;
             g.interest = Interest::READ;

@@ -1,0 +1,95 @@
+//! Cuts one direction of a stream with MPA markers at its FPDUs (RFC 5044 sections 4.1 and 4.3).
+//!
+//! Wireshark finds markers only if each TCP segment carries exactly one FPDU, and then expects them in both directions of
+//! the connection as soon as one has them. Without markers it reassembles FPDUs by itself, and nothing of this is needed.
+
+use iwarp_proto::mpa::framing::{MARKER_LEN, MarkerClock, fpdu_len_with_markers};
+
+/// One direction, from its first FPDU.
+pub(super) struct Framing {
+    /// Absent if this direction has no markers.
+    clock: Option<MarkerClock>,
+    /// Octets of an FPDU that is not complete; less than the longest FPDU and what one system call brings.
+    pending: Vec<u8>,
+}
+
+impl Framing {
+    pub(super) fn new(markers: bool) -> Self {
+        Self {
+            clock: markers.then(MarkerClock::new),
+            pending: Vec::new(),
+        }
+    }
+
+    /// Where the next octets of the stream are to be appended.
+    pub(super) fn input(&mut self) -> &mut Vec<u8> {
+        &mut self.pending
+    }
+
+    /// Gives each complete FPDU to `out`.
+    pub(super) fn cut(&mut self, mut out: impl FnMut(&[u8])) {
+        let mut at = 0;
+        while let Some(len) = self.next_len(at) {
+            let Some(fpdu) = self.pending.get(at..at + len) else {
+                break;
+            };
+            out(fpdu);
+            at += len;
+            if let Some(clock) = &mut self.clock {
+                clock.advance(len);
+            }
+        }
+        self.pending.drain(..at);
+    }
+
+    /// Octets of the FPDU that starts at `at`; `None` if its length is not there yet.
+    fn next_len(&self, at: usize) -> Option<usize> {
+        let next = self
+            .clock
+            .as_ref()
+            .map_or(usize::MAX, |clock| clock.next_marker_in());
+        let header = at + if next == 0 { MARKER_LEN } else { 0 };
+        let len = self.pending.get(header..)?.first_chunk()?;
+        Some(fpdu_len_with_markers(
+            next,
+            usize::from(u16::from_be_bytes(*len)),
+        ))
+    }
+
+    /// What is left when the stream ends in the middle of an FPDU.
+    pub(super) fn rest(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.pending)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use iwarp_proto::mpa::framing::{FpduOptions, encode_fpdu};
+
+    #[test]
+    fn segments_are_fpdus_however_the_octets_come() {
+        for markers in [false, true] {
+            let options = FpduOptions { markers, crc: None };
+            let mut clock = MarkerClock::new();
+            let mut fpdus = Vec::new();
+            for len in [14usize, 500, 20, 1400, 480, 18, 9000, 0, 60_000] {
+                let mut octets = vec![0; 70_000];
+                let n = encode_fpdu(&vec![7; len], &options, &mut clock, &mut octets).unwrap();
+                octets.truncate(n);
+                fpdus.push(octets);
+            }
+            let stream = fpdus.concat();
+            for chunk in [1, 3, 511, 70_000] {
+                let mut framing = Framing::new(markers);
+                let mut seen = Vec::new();
+                for part in stream.chunks(chunk) {
+                    framing.input().extend_from_slice(part);
+                    framing.cut(|fpdu| seen.push(fpdu.to_vec()));
+                }
+                assert_eq!(seen, fpdus, "{markers} {chunk}");
+                assert!(framing.rest().is_empty());
+            }
+        }
+    }
+}
