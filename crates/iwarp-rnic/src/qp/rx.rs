@@ -216,6 +216,12 @@ impl QueuePair {
         });
     }
 
+    /// Will the next plan name registered memory? If not, [`rx_plan`](Self::rx_plan) does not look at the table.
+    #[inline]
+    pub const fn rx_is_direct(&self) -> bool {
+        self.rx.direct.is_some()
+    }
+
     /// Processes `n` octets that were read as planned; with `n` zero, what waits in the buffer.
     pub fn rx_filled<H: Host>(
         &mut self,

@@ -16,6 +16,8 @@ use std::task::Waker;
 
 /// With at most this many queue pairs an empty poll reads their sockets one by one; with more it asks `epoll`.
 const POLL_DIRECTLY: usize = 4;
+/// Every so many empty polls, the progress thread is told that somebody drives. A clock reading costs a tenth of a poll.
+const NOTE_EVERY: u32 = 8;
 /// Every so many empty polls, everything else of the process is served, too.
 const SERVE_ALL_EVERY: u32 = 64;
 
@@ -36,6 +38,11 @@ pub(crate) struct CqInner {
     /// For the program's own use.
     user: AtomicU64,
     timestamps: AtomicBool,
+    /// Times it was polled; tells posting threads whether the program polls between posts.
+    polls: AtomicU32,
+    /// Queue pairs that have put off sending until the next poll.
+    deferred: Mutex<Vec<Arc<QpInner>>>,
+    has_deferred: AtomicBool,
     /// Tasks that wait for a completion.
     wakers: Mutex<Vec<Waker>>,
     has_wakers: AtomicBool,
@@ -61,6 +68,9 @@ impl CompletionQueue {
             empty_polls: AtomicU32::new(0),
             user: AtomicU64::new(0),
             timestamps: AtomicBool::new(false),
+            polls: AtomicU32::new(0),
+            deferred: Mutex::default(),
+            has_deferred: AtomicBool::new(false),
             wakers: Mutex::default(),
             has_wakers: AtomicBool::new(false),
         };
@@ -78,6 +88,7 @@ impl CompletionQueue {
     /// [`CqError::Overflow`] once the completions from before the overflow are taken.
     #[inline]
     pub fn poll(&self, out: &mut [Cqe]) -> Result<usize, CqError> {
+        self.inner.note_poll();
         let n = self.take(out)?;
         if n > 0 || out.is_empty() {
             return Ok(n);
@@ -235,6 +246,41 @@ impl CqInner {
         owed.overflow
     }
 
+    /// Times it was polled.
+    #[inline]
+    pub(super) fn polls(&self) -> u32 {
+        self.polls.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    fn note_poll(&self) {
+        self.polls.fetch_add(1, Ordering::Relaxed);
+        self.send_deferred();
+    }
+
+    /// Sends what was put off.
+    #[inline]
+    fn send_deferred(&self) {
+        if self.has_deferred.load(Ordering::Acquire) {
+            self.send_deferred_now();
+        }
+    }
+
+    #[cold]
+    fn send_deferred_now(&self) {
+        self.has_deferred.store(false, Ordering::Release);
+        let list = std::mem::take(&mut *self.deferred.lock());
+        for qp in list {
+            qp.drive_tx();
+        }
+    }
+
+    /// A queue pair puts off sending until the next poll.
+    pub(super) fn defer(&self, qp: &Arc<QpInner>) {
+        self.deferred.lock().push(Arc::clone(qp));
+        self.has_deferred.store(true, Ordering::Release);
+    }
+
     pub(super) fn attach(&self, qp: &Arc<QpInner>) {
         let mut qps = self.qps.write();
         qps.retain(|q| q.strong_count() > 0);
@@ -259,11 +305,11 @@ impl CqInner {
 
     /// An empty poll: this thread drives.
     fn progress(&self) {
+        let polls = self.empty_polls.fetch_add(1, Ordering::Relaxed);
         // A program that has armed the queue looks once more before it waits: that is not driving.
-        if !self.ring.lock().is_armed() {
+        if polls.is_multiple_of(NOTE_EVERY) && !self.ring.lock().is_armed() {
             Engine::note_empty_poll();
         }
-        let polls = self.empty_polls.fetch_add(1, Ordering::Relaxed);
         let mut serve_all = polls % SERVE_ALL_EVERY == SERVE_ALL_EVERY - 1;
         let mut few: [Option<Arc<QpInner>>; POLL_DIRECTLY] = Default::default();
         {
@@ -277,7 +323,8 @@ impl CqInner {
             }
         }
         for qp in few.iter().flatten() {
-            qp.drive();
+            // Writes, too, if anything waits to be written.
+            qp.drive_rx();
         }
         if serve_all && let Ok(engine) = Engine::current() {
             engine.poll_once();
@@ -286,6 +333,7 @@ impl CqInner {
 
     /// The caller is going to wait: the progress thread takes over.
     fn hand_over(&self) {
+        self.send_deferred();
         if let Ok(engine) = Engine::current() {
             engine.hand_over();
         }

@@ -10,6 +10,7 @@ use crate::config::ReceiverNotReady;
 use crate::crc::crc32c_append;
 use crate::sys::clock::now_ns;
 use crate::sys::raw_slice::RawSlice;
+use iwarp_rnic::memory::MemoryTable;
 use iwarp_rnic::qp::{Env, RxInterest, RxStatus, State, TxFill};
 use parking_lot::MutexGuard;
 use std::io::ErrorKind;
@@ -19,6 +20,9 @@ use std::time::Duration;
 /// Octets read in one turn before others get theirs.
 const RX_BUDGET: usize = 1 << 20;
 
+/// Stands in for the memory table where no memory is named.
+static NO_MEMORY: MemoryTable = MemoryTable::new();
+
 /// Writes until nothing is due or the socket is full.
 pub(super) fn tx(qp: &Arc<QpInner>) {
     let mut after = After::default();
@@ -26,6 +30,7 @@ pub(super) fn tx(qp: &Arc<QpInner>) {
     if g.link.is_none() {
         return;
     }
+    let _ = g.cork.send();
     if g.machine.wants_tx() || g.stalled.is_some() {
         g = tx_turns(qp, g, &mut after);
     }
@@ -177,8 +182,13 @@ pub(super) fn rx(qp: &Arc<QpInner>) {
             });
             break;
         };
-        let memory = qp.ctx.memory.read();
-        g.machine.rx_plan(&mut buffer, &memory, &mut plan);
+        // An empty look must be cheap: the table is locked only when the plan names memory of the program.
+        let memory = g.machine.rx_is_direct().then(|| qp.ctx.memory.read());
+        g.machine.rx_plan(
+            &mut buffer,
+            memory.as_deref().unwrap_or(&NO_MEMORY),
+            &mut plan,
+        );
         drop(g);
         // SAFETY: the module's invariant; `buffer` is ours and `memory` is locked.
         let result = unsafe {

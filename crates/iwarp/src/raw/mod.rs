@@ -9,6 +9,7 @@ pub mod cm;
 
 mod channel;
 mod context;
+mod cork;
 mod cq;
 mod drive;
 mod events;

@@ -7,6 +7,7 @@
 //! `state` again. Events, wake-ups and callbacks happen after all of them are dropped.
 
 use super::context::{Context, ContextInner};
+use super::cork::{Cork, FLUSH_AFTER, Verdict};
 use super::cq::{CompletionQueue, Owed};
 use super::events::AsyncEventKind;
 use super::srq::SharedReceiveQueue;
@@ -33,6 +34,7 @@ use std::time::Duration;
 
 pub(super) const TIMER_HOLD: u32 = 1;
 pub(super) const TIMER_LINGER: u32 = 2;
+const TIMER_FLUSH: u32 = 4;
 const TIMER_FIRST_MESSAGE: u32 = 3;
 
 /// What a queue pair is created with.
@@ -95,6 +97,8 @@ pub(super) struct Guarded {
     pub(super) link: Option<Arc<Link>>,
     /// A plan that the stream took in part.
     pub(super) stalled: Option<Box<TxPlan>>,
+    /// Whether posting sends at once.
+    pub(super) cork: Cork,
     /// A part of an FPDU.
     pub(super) partial: Option<Box<RxBuffer>>,
     pub(super) interest: Interest,
@@ -178,6 +182,7 @@ impl QueuePair {
                     machine,
                     link: None,
                     stalled: None,
+                    cork: Cork::default(),
                     partial: None,
                     interest: Interest::NONE,
                     cm: None,
@@ -280,26 +285,27 @@ impl QueuePair {
     #[inline]
     pub fn post_send(&self, wrs: &[SendWr<'_>]) -> Result<(), (usize, Error)> {
         let mut after = After::default();
-        let mut result = Ok(());
-        {
-            let mut g = self.inner.state.lock();
-            if self.inner.is_destroyed() {
-                return Err((0, PostError::InvalidState.into()));
+        let mut posted = 0;
+        loop {
+            let (result, verdict) = self.inner.post(&wrs[posted..], &mut after);
+            match verdict {
+                Verdict::Send => self.inner.drive_tx(),
+                Verdict::PutOff => self.inner.put_off(),
+                Verdict::Join => {}
             }
-            let mut host = DriveHost {
-                qp: &self.inner,
-                after: &mut after,
-            };
-            for (i, wr) in wrs.iter().enumerate() {
-                if let Err(e) = g.machine.post_send(wr, &mut host) {
-                    result = Err((i, e.into()));
-                    break;
+            match result {
+                Ok(()) => {
+                    after.run(&self.inner);
+                    return Ok(());
+                }
+                // The queue may be full of what was put off, and that has gone out now.
+                Err((n, PostError::QueueFull)) if n > 0 => posted += n,
+                Err((n, e)) => {
+                    after.run(&self.inner);
+                    return Err((posted + n, e.into()));
                 }
             }
         }
-        after.run(&self.inner);
-        self.inner.drive_tx();
-        result
     }
 
     /// Queues receives, in order (`ibv_post_recv(3)`). Never blocks.
@@ -376,6 +382,63 @@ impl QueuePair {
 }
 
 impl QpInner {
+    /// Queues requests and says whether to send now. A full queue always says so.
+    #[inline]
+    fn post(
+        self: &Arc<Self>,
+        wrs: &[SendWr<'_>],
+        after: &mut After,
+    ) -> (Result<(), (usize, PostError)>, Verdict) {
+        let mut g = self.state.lock();
+        if self.is_destroyed() {
+            return (Err((0, PostError::InvalidState)), Verdict::Send);
+        }
+        let g = &mut *g;
+        let mut bytes = 0;
+        for (i, wr) in wrs.iter().enumerate() {
+            let mut host = DriveHost { qp: self, after };
+            if let Err(e) = g.machine.post_send(wr, &mut host) {
+                return (Err((i, e)), g.cork.send());
+            }
+            // Framing included, in round numbers.
+            bytes += wr.sges.iter().map(|s| u64::from(s.len)).sum::<u64>() + 24;
+        }
+        let room = g.machine.sends_outstanding() < g.machine.config().max_send_wr / 2;
+        // A program may look at one of its queues only.
+        let polls = self
+            .send_cq
+            .inner
+            .polls()
+            .wrapping_add(self.recv_cq.inner.polls());
+        let verdict = g.cork.post(polls, bytes, room);
+        (Ok(()), verdict)
+    }
+
+    /// Requests were put off: the next poll sends them, or a timer.
+    #[cold]
+    fn put_off(self: &Arc<Self>) {
+        self.send_cq.inner.defer(self);
+        if !self.recv_cq.is_same(&self.send_cq) {
+            self.recv_cq.inner.defer(self);
+        }
+        let link = {
+            let mut g = self.state.lock();
+            if std::mem::replace(&mut g.cork.timer, true) {
+                return;
+            }
+            g.link.clone()
+        };
+        if let Some(link) = link {
+            link.engine.after(FLUSH_AFTER, link.token, TIMER_FLUSH);
+        }
+    }
+
+    /// Sends what was put off and no poll has sent.
+    fn flush_timer(self: &Arc<Self>) {
+        self.state.lock().cork.timer = false;
+        self.drive_tx();
+    }
+
     fn is_destroyed(&self) -> bool {
         self.destroyed.load(Ordering::Acquire)
     }
@@ -676,6 +739,7 @@ impl Source for QpInner {
         match kind {
             TIMER_HOLD => drive::hold_timer(&self),
             TIMER_LINGER => self.ending_timer(),
+            TIMER_FLUSH => self.flush_timer(),
             TIMER_FIRST_MESSAGE => {
                 let overdue = {
                     let g = self.state.lock();

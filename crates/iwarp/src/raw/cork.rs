@@ -1,0 +1,114 @@
+//! When posting sends at once, and when it waits for company.
+//!
+//! A system call for each small message is the whole cost of small messages. A program that posts one request and then
+//! looks for completions wants it gone at once; one that posts request after request without looking wants rate. So the
+//! first posts after a poll go out at once, and those that follow in quick succession are put off until the next
+//! poll, until enough has gathered, or until a short timer. What is put off is never more than a part of the queue.
+
+use crate::sys::clock::now_ns;
+use std::time::Duration;
+
+/// Posts between two polls that go out at once.
+const AT_ONCE: u32 = 2;
+/// Posts further apart than this are no burst.
+const BURST_GAP_NS: u64 = 3_000;
+/// Enough for one system call.
+const ENOUGH_BYTES: u64 = 64 * 1024;
+/// How long a program may go without polling before its posts are sent anyway.
+pub(super) const FLUSH_AFTER: Duration = Duration::from_micros(100);
+
+/// The posting behaviour of one queue pair.
+#[derive(Debug, Default)]
+pub(super) struct Cork {
+    /// Polls of the completion queues when the current run of posts began.
+    polls: u32,
+    posts: u32,
+    last_ns: u64,
+    /// Payload that is put off.
+    bytes: u64,
+    /// Requests are put off, and the completion queue knows.
+    pub(super) put_off: bool,
+    /// The timer is set.
+    pub(super) timer: bool,
+}
+
+/// What a post does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Send now.
+    Send,
+    /// Put off; the completion queue and the timer have to be told.
+    PutOff,
+    /// Put off together with earlier ones.
+    Join,
+}
+
+impl Cork {
+    /// A post of `bytes` octets; `polls` counts those of its completion queues, `room` whether the queue has room for much more.
+    #[inline]
+    pub(super) fn post(&mut self, polls: u32, bytes: u64, room: bool) -> Verdict {
+        if polls != self.polls {
+            self.polls = polls;
+            self.posts = 0;
+        }
+        self.posts = self.posts.saturating_add(1);
+        if self.posts < AT_ONCE {
+            return self.send();
+        }
+        self.judge(now_ns(), bytes, room)
+    }
+
+    fn judge(&mut self, now: u64, bytes: u64, room: bool) -> Verdict {
+        let gap = now.wrapping_sub(self.last_ns);
+        self.last_ns = now;
+        self.bytes = self.bytes.saturating_add(bytes);
+        if self.posts <= AT_ONCE || gap > BURST_GAP_NS || !room || self.bytes >= ENOUGH_BYTES {
+            return self.send();
+        }
+        if std::mem::replace(&mut self.put_off, true) {
+            Verdict::Join
+        } else {
+            Verdict::PutOff
+        }
+    }
+
+    /// Everything goes out.
+    #[inline]
+    pub(super) fn send(&mut self) -> Verdict {
+        self.bytes = 0;
+        self.put_off = false;
+        Verdict::Send
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_posts_after_a_poll_go_at_once() {
+        let mut cork = Cork::default();
+        for poll in 1..5 {
+            assert_eq!(cork.post(poll, 64, true), Verdict::Send);
+        }
+        assert_eq!(cork.post(4, 64, true), Verdict::Send);
+    }
+
+    #[test]
+    fn a_burst_is_put_off_until_there_is_enough() {
+        let mut cork = Cork {
+            polls: 7,
+            posts: AT_ONCE,
+            last_ns: 1000,
+            ..Cork::default()
+        };
+        cork.posts += 1;
+        assert_eq!(cork.judge(1100, 30_000, true), Verdict::PutOff);
+        assert_eq!(cork.judge(1200, 30_000, true), Verdict::Join);
+        assert_eq!(cork.judge(1300, 30_000, true), Verdict::Send);
+        assert!(!cork.put_off);
+        assert_eq!(cork.judge(1400, 64, true), Verdict::PutOff);
+        assert_eq!(cork.judge(1400 + BURST_GAP_NS + 1, 64, true), Verdict::Send);
+        assert_eq!(cork.judge(9000, 64, false), Verdict::Send);
+    }
+}
