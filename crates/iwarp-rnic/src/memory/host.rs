@@ -175,6 +175,16 @@ pub struct Word<'t> {
 }
 
 impl Word<'_> {
+    //= rfc7306 section 5
+    //# Therefore, the Responder RNIC MUST implement mechanisms to prevent
+    //# Atomic Operations to a memory registered for Atomic Operations while an
+    //# Atomic Operation targeting the memory is in progress.
+    //= rfc7306 section 5.3
+    //# Atomicity of the Read-Modify-Write (RMW) on the Responder's node by the
+    //# Atomic Operation MUST be assured in the context of concurrent atomic
+    //# accesses by other RDMAP Streams on the same RNIC.
+    //= rfc7306 section 5.4
+    //# Atomicity guarantees MUST be provided within the scope of a single RNIC.
     /// Replaces the word by `f` of it, atomically with respect to every processor, and returns the old value.
     pub fn update(&self, mut f: impl FnMut(u64) -> u64) -> u64 {
         // SAFETY: eight valid, aligned octets, only touched atomically here.

@@ -196,6 +196,8 @@ impl MemoryTable {
 
     /// Registers memory; tagged offsets start at `iova` (at zero with `ZERO_BASED`).
     ///
+    //= rfc5040 section 8.1.1
+    //# An RNIC MUST choose the value of STags in a way difficult to predict.
     /// `random` becomes the STag and must be unguessable. The range stays in use until
     /// [`deregister`](Self::deregister) gives it back.
     pub fn register(
@@ -254,6 +256,26 @@ impl MemoryTable {
         self.insert(entry, random)
     }
 
+    //= rfc5040 section 8.1.1
+    //# An RNIC MUST provide a mechanism for the ULP to establish and revoke the
+    //# association of a ULP Buffer to an STag and TO range.
+    //= rfc5040 section 8.1.1
+    //# An RNIC MUST provide a mechanism for the ULP to establish and revoke
+    //# read, write, or read and write access to the ULP Buffer referenced by an
+    //# STag.
+    //= rfc5041 section 8.3.1
+    //# An RNIC MUST provide a mechanism for the ULP to establish and revoke the
+    //# association of a ULP Buffer to an STag and TO range.
+    //= rfc5041 section 8.3.1
+    //# An RNIC MUST provide a mechanism for the ULP to establish and revoke
+    //# read, write, or read and write access to the ULP Buffer referenced by an
+    //# STag.
+    //= rfc5041 section 8.3
+    //# DDP MUST provide a mechanism for the ULP to establish and revoke the TO
+    //# range associated with the ULP Buffer referenced by the STag.
+    //= rfc5041 section 8.3
+    //# DDP MUST provide a mechanism for the ULP to establish and revoke STag
+    //# validity.
     /// Carries out a fast registration (verbs "Register Memory Region by work request").
     pub fn fast_register(&mut self, wr: &crate::FastRegister, pd: u32) -> Result<(), MemoryError> {
         Self::check_access(wr.access)?;
@@ -328,6 +350,14 @@ impl MemoryTable {
         Ok((entry.stag(), old))
     }
 
+    //= rfc5040 section 8.1.1
+    //# An RNIC MUST ensure that the network interface can no longer modify an
+    //# Advertised Buffer after the ULP revokes remote access rights for an
+    //# STag.
+    //= rfc5041 section 8.3.1
+    //# An RNIC MUST ensure that the network interface can no longer modify an
+    //# Advertised Buffer after the ULP revokes remote access rights for an
+    //# STag.
     /// Removes a region and gives its memory back. Fails with `Busy` while windows are bound to it.
     pub fn deregister(&mut self, stag: u32) -> Result<HostRange, MemoryError> {
         let entry = self.entry(stag).ok_or(MemoryError::NoSuchStag)?;
@@ -375,18 +405,51 @@ impl MemoryTable {
         need: Access,
         who: Accessor,
     ) -> Result<Span<'_>, AccessError> {
+        //= rfc5041 section 5.2
+        //# The STag and TO fields MUST NOT be checked for a zero-length Tagged DDP
+        //# Message.
         if len == 0 {
             return Ok(Span::EMPTY);
         }
-        //= rfc5041 section 5.2
-        //# The STag MUST be valid
+        //= rfc5041 section 4.2
+        //# The STag MUST be valid for this DDP Stream.
         let entry = self.entry(stag).ok_or(AccessError::InvalidStag)?;
         if entry.key.load(Ordering::Relaxed) != stag as u8 || !entry.valid.load(Ordering::Acquire) {
             return Err(AccessError::InvalidStag);
         }
+        //= rfc5040 section 8.1.1
+        //# An RNIC MUST ensure that a specific Stream in a specific Protection
+        //# Domain cannot access an STag in a different Protection Domain.
+        //= rfc5041 section 8.3.1
+        //# An RNIC MUST ensure that a specific DDP Stream in a specific Protection
+        //# Domain cannot access an STag in a different Protection Domain.
+        //= rfc5041 section 8.2
+        //# For an incoming DDP Segment of a Tagged DDP Message on a DDP Stream, if
+        //# the PD ID of the DDP Stream is not the same as the PD ID of the STag
+        //# targeted by the Tagged DDP Message, then the DDP Segment is not Placed,
+        //# and the DDP layer MUST surface a local error to the ULP.
         if entry.pd != who.pd {
             return Err(AccessError::NotAssociated);
         }
+        //= rfc5040 section 7.2
+        //# The STag MUST be associated to this RDMAP Stream.
+        //= rfc5040 section 7.2
+        //# The STag MUST be associated to this RDMAP Stream.
+        //= rfc5040 section 8.1.1
+        //# An RNIC MUST ensure that if an STag is limited in scope to a single
+        //# Stream, no other Stream can use the STag.
+        //= rfc5041 section 8.3.1
+        //# An RNIC MUST ensure that if an STag is limited in scope to a single DDP
+        //# Stream, no other DDP Stream can use the STag.
+        //= rfc5041 section 8.2
+        //# In this case, for an incoming DDP Segment of a Tagged DDP Message on a
+        //# DDP Stream, if the DDP Stream ID of the DDP Stream is not the same as
+        //# the DDP Stream ID of the STag targeted by the Tagged DDP Message, then
+        //# the DDP Segment is not Placed and the DDP layer MUST surface a local
+        //# error to the ULP.
+        //= rfc5041 section 8.2
+        //# DDP MUST support Protection Domain association and DDP Stream
+        //# association mechanisms for associating an STag and a DDP Stream.
         if let Kind::Window { qp: Some(qp), .. } = entry.kind
             && qp != who.qp
         {
@@ -395,6 +458,14 @@ impl MemoryTable {
         if !entry.access.contains(need) {
             return Err(AccessError::AccessDenied);
         }
+        //= rfc5040 section 8.1.1
+        //# An RNIC MUST ensure that a Remote Peer is not able to access memory
+        //# outside of the buffer specified when the STag was enabled for remote
+        //# access.
+        //= rfc5041 section 8.3.1
+        //# An RNIC MUST ensure that a Remote Peer is not able to access memory
+        //# outside the buffer specified when the STag was enabled for remote
+        //# access.
         let end = to.checked_add(u64::from(len)).ok_or(AccessError::ToWrap)?;
         let offset = to
             .checked_sub(entry.base)
@@ -430,6 +501,9 @@ impl MemoryTable {
         need: Access,
         who: Accessor,
     ) -> Result<(), AccessError> {
+        //= rfc5040 section 5.2.1
+        //# MUST NOT validate the Data Source STag and Data Source Tagged Offset
+        //# contained in the RDMA Read Request Header, and
         if len == 0 {
             return Ok(());
         }
@@ -476,6 +550,9 @@ impl MemoryTable {
                     return Err(AccessError::AccessDenied);
                 }
             }
+            //= rfc5040 section 8.1.1
+            //# An RNIC MUST ensure that a Remote Peer is not able to invalidate an STag
+            //# enabled for remote access, if the STag is shared on multiple streams.
             _ => return Err(AccessError::AccessDenied),
         }
         self.retire(entry);

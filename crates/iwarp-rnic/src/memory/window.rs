@@ -53,6 +53,9 @@ impl MemoryTable {
         self.remove(stag).map(|_| ()).ok_or(MemoryError::NoSuchStag)
     }
 
+    //= rfc5041 section 8.3
+    //# DDP MUST provide a mechanism for the ULP to communicate the association
+    //# between a STag and a specific DDP Stream.
     /// Carries out a bind for a queue pair.
     ///
     /// A type 2 window has to be invalid, and is then tied to the queue pair; a type 1 window

@@ -1,17 +1,13 @@
 //! What a received segment means: the checks of RFC 5041 section 7.1 and RFC 5040 section 7.2,
 //! and the delivery of whole messages (RFC 5040 section 5, RFC 7306 sections 5 and 6).
 
-use super::fault::{RxFault, rdmap_code};
+use super::fault::RxFault;
 use super::place::{Places, Target};
-use super::response::Response;
 use super::rx::Step;
 use super::{Direction, Env, Events, Host, QueuePair, ReceiverNotReady};
 use crate::{Access, Cqe, WcFlags, WcOpcode, WcStatus};
 use iwarp_proto::ddp::{Header, TaggedHeader, UntaggedHeader};
-use iwarp_proto::rdmap::{
-    AtomicOp, AtomicRequest, AtomicResponse, Immediate, Opcode, ReadRequest, Terminate,
-    TerminateCode,
-};
+use iwarp_proto::rdmap::{Opcode, Terminate, TerminateCode};
 
 impl QueuePair {
     /// Parses and checks a header. The first good one tells that the peer is in full operation.
@@ -38,6 +34,12 @@ impl QueuePair {
         }
     }
 
+    //= rfc5044 section 5.1
+    //# MPA receivers are REQUIRED to be able to operate correctly even if
+    //# alignment is lost (see Section 6).
+    //= rfc5044 section A.4
+    //# However, MPA receivers MUST NOT depend on FPDU Alignment on TCP segment
+    //# boundaries.
     /// Processes one whole ULPDU. With `Step::Hold` nothing has changed and the ULPDU must be offered again.
     #[inline]
     pub(super) fn receive_ulpdu<H: Host>(
@@ -51,6 +53,9 @@ impl QueuePair {
             self.first_fpdu();
             return Ok(Step::Again);
         }
+        //= rfc5044 section 3
+        //# On receive, MPA MUST pass each ULPDU with its length to DDP when it has
+        //# been validated.
         let ulpdu_len = ulpdu.len() as u16;
         if !self.rx.seen_fpdu {
             // To MPA the FPDU is valid, whatever is in it.
@@ -72,6 +77,10 @@ impl QueuePair {
             receive: &self.rx.taken,
             sends: &self.sq,
         };
+        //= rfc5041 section 5.2
+        //# At the Data Sink, the DDP layer MUST Place the ULP Payload contained in
+        //# all valid incoming DDP Segments associated with a DDP Message into the
+        //# ULP Buffer.
         places
             .write(target, 0, payload)
             .map_err(|e| self.placement_fault(e, &header, ulpdu_len))?;
@@ -88,6 +97,12 @@ impl QueuePair {
         ulpdu_len: u16,
         env: &mut Env<'_, H>,
     ) -> Result<Option<Target>, RxFault> {
+        //= rfc5041 section 4.1
+        //# If set to one, the ULP Payload carried in this DDP Segment MUST be
+        //# Placed into a Tagged Buffer.
+        //= rfc5041 section 4.1
+        //# If set to zero, the ULP Payload carried in this DDP Segment MUST be
+        //# Placed into an Untagged Buffer.
         match header {
             Header::Tagged(h) if h.opcode == Opcode::READ_RESPONSE => self
                 .admit_read_response(header, h, payload, ulpdu_len)
@@ -100,6 +115,11 @@ impl QueuePair {
                         ulpdu_len,
                     ));
                 };
+                //= rfc5040 section 7.2
+                //# The DDP layer MUST validate all DDP Segment fields.
+                //= rfc5041 section 7.1
+                //# For non-zero-length Tagged DDP Segments, the segment MUST be validated
+                //# before Placement by verifying:
                 // Refuse before anything is placed, and whole segments only.
                 env.memory
                     .check(
@@ -109,6 +129,10 @@ impl QueuePair {
                         Access::REMOTE_WRITE,
                         self.accessor(),
                     )
+                    //= rfc5041 section 7.1
+                    //# If the DDP layer detects any of the receive errors listed in this
+                    //# section, it MUST cease placing the remainder of the DDP Segment and
+                    //# report the error(s) to the ULP.
                     .map_err(|e| self.placement_fault(e, header, ulpdu_len))?;
                 self.rx.write_len = sum;
                 Ok(Some(Target::Tagged {
@@ -154,14 +178,17 @@ impl QueuePair {
     }
 
     /// Message sequence number of a queue: the next one only, since TCP keeps the order.
-    fn check_msn(
+    pub(super) fn check_msn(
         &self,
         header: &Header,
         h: &UntaggedHeader,
         ulpdu_len: u16,
     ) -> Result<(), RxFault> {
         //= rfc5041 section 5.3
-        //# the data sink's DDP MUST validate
+        //# MUST Deliver a DDP Message to the ULP at most once,
+        //= rfc5041 section 5.3
+        //# MUST Deliver DDP Messages to the ULP in the order they were sent by the
+        //# Data Source.
         if self.rx.msn.get(h.qn as usize) != Some(&h.msn) {
             return Err(RxFault::segment(
                 TerminateCode::DDP_UNTAGGED_INVALID_MSN,
@@ -172,7 +199,7 @@ impl QueuePair {
         Ok(())
     }
 
-    fn advance_msn(&mut self, qn: u32) {
+    pub(super) fn advance_msn(&mut self, qn: u32) {
         if let Some(msn) = self.rx.msn.get_mut(qn as usize) {
             *msn = msn.wrapping_add(1);
         }
@@ -187,6 +214,11 @@ impl QueuePair {
         ulpdu_len: u16,
         env: &mut Env<'_, H>,
     ) -> Result<Option<Target>, RxFault> {
+        //= rfc5040 section 7.2
+        //# The DDP layer MUST validate all Untagged DDP Segment fields.
+        //= rfc5041 section 7.1
+        //# For non-zero-length Untagged DDP Segments, the DDP Segment MUST be
+        //# validated before Placement by verifying:
         self.check_msn(header, h, ulpdu_len)?;
         if h.mo != self.rx.message_off {
             return Err(RxFault::segment(
@@ -206,6 +238,11 @@ impl QueuePair {
                 // The RTR message is the RNIC's own and takes no receive (RFC 6581 section 9.2).
                 return Ok(Some(Target::Receive { off: 0 }));
             }
+            //= rfc5040 section 5.3
+            //# One Send Message Type MUST consume one Untagged Buffer.
+            //= rfc5040 section 5.3
+            //# A zero-length Send Message Type MUST consume an Untagged Buffer at the
+            //# Data Sink.
             if !self.take_receive(env.host) {
                 return match self.config.receiver_not_ready {
                     ReceiverNotReady::Hold => Ok(None),
@@ -225,7 +262,7 @@ impl QueuePair {
     }
 
     #[inline]
-    fn take_receive<H: Host>(&mut self, host: &mut H) -> bool {
+    pub(super) fn take_receive<H: Host>(&mut self, host: &mut H) -> bool {
         self.rx.taking = if self.config.shared_receive {
             host.take_shared_receive(&mut self.rx.taken)
         } else {
@@ -266,6 +303,9 @@ impl QueuePair {
             }
             Header::Tagged(h) => {
                 if h.last {
+                    //= rfc5040 section 5.1
+                    //# A valid RDMA Write Message MUST NOT be delivered to the Data Sink's ULP
+                    //# (i.e., it is placed by the DDP layer).
                     self.rx.last_write_len = self.rx.write_len;
                     self.rx.write_len = 0;
                     self.counters.rx_messages = self.counters.rx_messages.wrapping_add(1);
@@ -275,6 +315,16 @@ impl QueuePair {
             Header::Untagged(h) => {
                 self.rx.message_off = self.rx.message_off.wrapping_add(payload);
                 if h.last {
+                    //= rfc5040 section 5.5
+                    //# At the Data Sink, an incoming Send Message MUST be Delivered to the ULP
+                    //# only after the DDP Message has been Delivered to the RDMAP layer by the
+                    //# DDP layer.
+                    //= rfc5041 section 4.1
+                    //# If the Last flag is set to one, the DDP Message payload MUST be
+                    //# Delivered to the ULP after:
+                    //= rfc5041 section 5.4
+                    //# At the Data Sink, DDP MUST Deliver a DDP Message if and only if all of
+                    //# the following are true:
                     self.deliver_send(header, h, ulpdu_len, env)
                 } else {
                     Ok(())
@@ -284,9 +334,22 @@ impl QueuePair {
     }
 
     /// The request that waited first is answered.
-    fn answered<H: Host>(&mut self, host: &mut H) {
+    pub(super) fn answered<H: Host>(&mut self, host: &mut H) {
         if let Some(awaited) = self.sq.awaited.pop() {
             self.counters.rx_messages = self.counters.rx_messages.wrapping_add(1);
+            //= rfc5040 section 5.2.2
+            //# The RDMAP layer MUST Deliver the RDMA Read Response Message to the ULP.
+            //= rfc5040 section 5.5
+            //# RDMA Read Response Messages MUST be Delivered to the ULP at the Remote
+            //# Peer after they are Delivered to RDMAP by DDP and in the order that the
+            //# they were Delivered to RDMAP.
+            //= rfc5040 section 5.5
+            //# An RDMA Read operation MUST NOT be Completed at the Local Peer until the
+            //# DDP layer Delivers the associated incoming RDMA Read Response Message.
+            //= rfc5040 section 5.5
+            //# This simplifies Local Peer Completion processing for RDMA Reads in that
+            //# a Delivered RDMA Read Response MUST be sufficient to Complete the RDMA
+            //# Read operation.
             self.complete_request(awaited.seq, host);
             // It may have been the last one that a drained send queue waited for.
             self.note_drained();
@@ -308,6 +371,9 @@ impl QueuePair {
             self.rx.rtr_send_expected = false;
             return Ok(());
         }
+        //= rfc5041 section 5.4
+        //# At the Data Sink, DDP MUST provide the ULP Message Length to the ULP
+        //# when an Untagged DDP Message is Delivered.
         let mut cqe = self.receive_cqe(WcOpcode::Recv, byte_len);
         if h.opcode.solicited() {
             cqe.flags |= WcFlags::SOLICITED;
@@ -319,6 +385,10 @@ impl QueuePair {
         if h.opcode.invalidates() {
             //= rfc5040 section 7.2
             //# The Invalidate STag MUST be valid.
+            //= rfc5040 section 5.3
+            //# When the Send with Invalidate and Send with Solicited Event and
+            //# Invalidate Message are Delivered to the Remote Peer's RDMAP layer, the
+            //# RDMAP layer MUST:
             let stag = h.invalidate_stag.0;
             env.memory
                 .invalidate(stag, self.accessor(), true)
@@ -330,11 +400,18 @@ impl QueuePair {
             cqe.flags |= WcFlags::WITH_INV;
             cqe.imm_or_stag = stag;
         }
+        //= rfc5040 section 5.3
+        //# At the Remote Peer, the Send Message Type MUST be Delivered to the
+        //# Remote Peer's ULP in the order they were sent.
+        //= rfc5040 section 5.5
+        //# Send Messages MUST be Delivered to the ULP at the Remote Peer after they
+        //# are Delivered to RDMAP by DDP and in the order that they were Delivered
+        //# to RDMAP.
         self.finish_receive(cqe, env.host);
         Ok(())
     }
 
-    const fn receive_cqe(&self, opcode: WcOpcode, byte_len: u32) -> Cqe {
+    pub(super) const fn receive_cqe(&self, opcode: WcOpcode, byte_len: u32) -> Cqe {
         Cqe {
             wr_id: self.rx.taken.wr_id,
             status: WcStatus::Success,
@@ -349,286 +426,9 @@ impl QueuePair {
     }
 
     #[inline]
-    fn finish_receive<H: Host>(&mut self, cqe: Cqe, host: &mut H) {
+    pub(super) fn finish_receive<H: Host>(&mut self, cqe: Cqe, host: &mut H) {
         self.rx.taking = false;
         self.counters.completions = self.counters.completions.wrapping_add(1);
         host.complete(Direction::Recv, cqe);
-    }
-
-    /// Untagged messages that the RNIC itself consumes. All of them fit one segment.
-    fn control<H: Host>(
-        &mut self,
-        header: &Header,
-        h: &UntaggedHeader,
-        payload: &[u8],
-        env: &mut Env<'_, H>,
-    ) -> Result<Step, RxFault> {
-        let ulpdu_len = (header.len() + payload.len()) as u16;
-        if h.opcode == Opcode::TERMINATE {
-            // Whatever else is wrong with it: the stream is over, and a Terminate is not answered.
-            let terminate = Terminate::parse(payload).map(|(t, _)| t);
-            let unknown = Terminate::new(TerminateCode::RDMAP_OPERATION_UNSPECIFIED);
-            self.terminated_by_peer(&terminate.unwrap_or(unknown), env.host);
-            return Ok(Step::Again);
-        }
-        self.check_msn(header, h, ulpdu_len)?;
-        let bad_offset = if h.qn == 0 {
-            h.mo != self.rx.message_off
-        } else {
-            h.mo != 0
-        };
-        if bad_offset {
-            return Err(RxFault::segment(
-                TerminateCode::DDP_UNTAGGED_INVALID_MO,
-                header,
-                ulpdu_len,
-            ));
-        }
-        let malformed = || {
-            RxFault::segment(
-                TerminateCode::RDMAP_OPERATION_UNSPECIFIED,
-                header,
-                ulpdu_len,
-            )
-        };
-        if !h.last {
-            return Err(malformed());
-        }
-        match h.opcode {
-            Opcode::READ_REQUEST if payload.len() == ReadRequest::LEN => {
-                let request = ReadRequest::parse(payload).ok_or_else(malformed)?;
-                self.read_request(header, &request, ulpdu_len, env)?;
-            }
-            Opcode::ATOMIC_REQUEST if payload.len() == AtomicRequest::LEN => {
-                let request = AtomicRequest::parse(payload).ok_or_else(malformed)?;
-                self.atomic_request(header, &request, ulpdu_len, env)?;
-            }
-            Opcode::ATOMIC_RESPONSE if payload.len() == AtomicResponse::LEN => {
-                let response = AtomicResponse::parse(payload).ok_or_else(malformed)?;
-                self.atomic_response(header, &response, ulpdu_len, env)?;
-            }
-            Opcode::IMMEDIATE | Opcode::IMMEDIATE_SE if payload.len() == Immediate::LEN => {
-                if self.rx.taking {
-                    // In the middle of a Send on the same queue.
-                    return Err(RxFault::segment(
-                        TerminateCode::DDP_UNTAGGED_INVALID_MSN,
-                        header,
-                        ulpdu_len,
-                    ));
-                }
-                let immediate = Immediate::parse(payload).ok_or_else(malformed)?;
-                return self.immediate(header, h, immediate, ulpdu_len, env);
-            }
-            _ => return Err(malformed()),
-        }
-        self.advance_msn(h.qn);
-        Ok(Step::Again)
-    }
-
-    fn read_request<H: Host>(
-        &mut self,
-        header: &Header,
-        r: &ReadRequest,
-        ulpdu_len: u16,
-        env: &mut Env<'_, H>,
-    ) -> Result<(), RxFault> {
-        env.memory
-            .covers(
-                r.source_stag.0,
-                r.source_to,
-                u64::from(r.size),
-                Access::REMOTE_READ,
-                self.accessor(),
-            )
-            .map_err(|e| {
-                RxFault::about_request(rdmap_code(e), header, ulpdu_len, Some(*r)).access()
-            })?;
-        let response = Response::Read {
-            sink_stag: r.sink_stag.0,
-            sink_to: r.sink_to,
-            source_stag: r.source_stag.0,
-            source_to: r.source_to,
-            len: r.size,
-        };
-        self.respond(response, header, ulpdu_len)
-    }
-
-    /// Queues an answer, within the IRD.
-    fn respond(
-        &mut self,
-        response: Response,
-        header: &Header,
-        ulpdu_len: u16,
-    ) -> Result<(), RxFault> {
-        //= rfc5040 section 6.1
-        //# For inbound RDMA Read Requests, the RDMAP layer MUST NOT exceed
-        //# the maximum number of outstanding, inbound RDMA Read Requests that
-        //# were negotiated between the ULP and the Local Peer's RDMAP layer.
-        // Without any granted only the RTR message by Read is in order: it asks for nothing.
-        let nothing = matches!(response, Response::Read { len: 0, .. });
-        if self.responses.limit() == 0 && !nothing || !self.responses.push(response) {
-            return Err(RxFault::segment(
-                TerminateCode::DDP_UNTAGGED_NO_BUFFER,
-                header,
-                ulpdu_len,
-            ));
-        }
-        self.counters.rx_requests = self.counters.rx_requests.wrapping_add(1);
-        Ok(())
-    }
-
-    fn atomic_request<H: Host>(
-        &mut self,
-        header: &Header,
-        r: &AtomicRequest,
-        ulpdu_len: u16,
-        env: &mut Env<'_, H>,
-    ) -> Result<(), RxFault> {
-        let fault = |code| RxFault::about_request(code, header, ulpdu_len, None);
-        if r.op != AtomicOp::FETCH_ADD && r.op != AtomicOp::CMP_SWAP {
-            return Err(fault(TerminateCode::RDMAP_UNEXPECTED_OPCODE));
-        }
-        if self.responses.is_full() || self.responses.limit() == 0 {
-            return Err(fault(TerminateCode::DDP_UNTAGGED_NO_BUFFER));
-        }
-        let span = env
-            .memory
-            .check(r.stag.0, r.to, 8, Access::REMOTE_ATOMIC, self.accessor())
-            .map_err(|e| fault(rdmap_code(e)).access())?;
-        //= rfc7306 section 8.2
-        //# The RDMAP layer MUST validate that the Remote Peer's Tagged ULP
-        //# Buffer address references a ULP Buffer address that is 64-bit
-        //# aligned.
-        let word = span
-            .word()
-            .ok_or_else(|| fault(TerminateCode::RDMAP_CATASTROPHIC_STREAM))?;
-        let original = word.update(|old| match r.op {
-            AtomicOp::FETCH_ADD => masked_add(old, r.add_swap, r.add_swap_mask),
-            _ if (r.compare ^ old) & r.compare_mask == 0 => {
-                old & !r.add_swap_mask | r.add_swap & r.add_swap_mask
-            }
-            _ => old,
-        });
-        self.respond(
-            Response::Atomic {
-                request_id: r.request_id,
-                original,
-            },
-            header,
-            ulpdu_len,
-        )
-    }
-
-    fn atomic_response<H: Host>(
-        &mut self,
-        header: &Header,
-        r: &AtomicResponse,
-        ulpdu_len: u16,
-        env: &mut Env<'_, H>,
-    ) -> Result<(), RxFault> {
-        let Some(awaited) = self
-            .sq
-            .awaited
-            .front()
-            .filter(|a| a.atomic && a.seq == r.request_id)
-            .copied()
-        else {
-            return Err(RxFault::segment(
-                TerminateCode::RDMAP_UNEXPECTED_OPCODE,
-                header,
-                ulpdu_len,
-            )
-            .request(WcStatus::BadResponse));
-        };
-        let places = Places {
-            memory: env.memory,
-            who: self.accessor(),
-            receive: &self.rx.taken,
-            sends: &self.sq,
-        };
-        places
-            .write(
-                Target::Sink {
-                    seq: awaited.seq,
-                    off: 0,
-                },
-                0,
-                &r.original.to_ne_bytes(),
-            )
-            .map_err(|_| RxFault::local().request(WcStatus::LocalProtection))?;
-        self.answered(env.host);
-        Ok(())
-    }
-
-    fn immediate<H: Host>(
-        &mut self,
-        header: &Header,
-        h: &UntaggedHeader,
-        immediate: Immediate,
-        ulpdu_len: u16,
-        env: &mut Env<'_, H>,
-    ) -> Result<Step, RxFault> {
-        if immediate.belongs_to_send() {
-            self.rx.immediate = Some((immediate.value(), h.opcode.solicited()));
-            self.advance_msn(0);
-            return Ok(Step::Again);
-        }
-        //= rfc7306 section 6.3
-        //# One Immediate Data or Immediate Data with SE Message MUST consume
-        if !self.take_receive(env.host) {
-            return match self.config.receiver_not_ready {
-                ReceiverNotReady::Hold => Ok(Step::Hold),
-                ReceiverNotReady::Terminate => Err(RxFault::segment(
-                    TerminateCode::DDP_UNTAGGED_NO_BUFFER,
-                    header,
-                    ulpdu_len,
-                )),
-            };
-        }
-        self.advance_msn(0);
-        let byte_len = core::mem::take(&mut self.rx.last_write_len);
-        let mut cqe = self.receive_cqe(WcOpcode::RecvWriteImm, byte_len);
-        cqe.flags |= WcFlags::WITH_IMM;
-        cqe.imm_or_stag = immediate.value();
-        if h.opcode.solicited() {
-            cqe.flags |= WcFlags::SOLICITED;
-        }
-        self.finish_receive(cqe, env.host);
-        Ok(Step::Again)
-    }
-}
-
-/// Adds field by field; a set bit of `mask` is the top bit of a field, and drops the carry out of it
-/// (RFC 7306 section 5.1.1).
-const fn masked_add(a: u64, b: u64, mask: u64) -> u64 {
-    // The top bits are added without carry, so no field can reach into the next.
-    ((a & !mask).wrapping_add(b & !mask)) ^ ((a ^ b) & mask)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::masked_add;
-    use proptest::prelude::*;
-
-    /// The pseudocode of RFC 7306 section 5.1.1.
-    fn by_the_book(original: u64, add: u64, mask: u64) -> u64 {
-        let (mut carry, mut result) = (0u64, 0u64);
-        for bit in 0..64 {
-            let at = 1u64 << bit;
-            let sum = carry + u64::from(original & at != 0) + u64::from(add & at != 0);
-            if sum & 1 == 1 {
-                result |= at;
-            }
-            carry = u64::from(sum & 2 != 0 && mask & at == 0);
-        }
-        result
-    }
-
-    proptest! {
-        #[test]
-        fn masked_add_is_the_rfcs(a: u64, b: u64, m: u64) {
-            prop_assert_eq!(masked_add(a, b, m), by_the_book(a, b, m));
-            prop_assert_eq!(masked_add(a, b, 0), a.wrapping_add(b));
-        }
     }
 }

@@ -151,9 +151,15 @@ impl RxFault {
 
     /// About one segment.
     pub(super) const fn segment(code: TerminateCode, header: &Header, ulpdu_len: u16) -> Self {
+        //= rfc5041 section 7.1
+        //# The DDP layer SHOULD include in the error report the DDP Header, the
+        //# type of error, and the length of the DDP segment, if available.
         Self::peer(Terminate::about(code, ulpdu_len, *header, None))
     }
 
+    //= rfc5044 section 8
+    //# For Error codes 2 and 3, MPA MUST NOT close the TCP connection following
+    //# a reported error.
     /// A wrong CRC.
     pub(super) const fn crc() -> Self {
         Self::peer(Terminate::new(TerminateCode::MPA_CRC))
@@ -286,10 +292,24 @@ impl QueuePair {
             blame: fault.blame,
             code: fault.terminate.code,
         });
+        //= rfc5041 section 8.3
+        //# If an STag is not valid on a DDP Stream, DDP MUST pass the invalid
+        //# access attempt to the ULP.
         self.events |= fault.event | Events::FATAL;
         //= rfc5040 section 7.1
         //# If an error occurs at the Local Peer, the RDMAP layer MUST attempt to
         //# inform the local ULP that the error has occurred.
+        //= rfc5040 section 6.2.1
+        //# RDMAP defines a Terminate operation that SHOULD be invoked when either
+        //# an RDMAP error is encountered or an LLP error is surfaced to the RDMAP
+        //# layer by the LLP.
+        //= rfc5040 section 6.2.1
+        //# Thus, the state of all outstanding RDMA Messages is indeterminate, and
+        //# the Messages SHOULD be considered Completed in error.
+        //= rfc5041 section 7.1
+        //# Since each of these errors represents a failure of the sending ULP or
+        //# protocol, DDP SHOULD enable the ULP to send one additional DDP Message
+        //# before terminating the DDP Stream.
         self.tx.terminate.set(&fault.terminate);
         if !self.tx.is_open() {
             // As responder nothing may be sent before a valid FPDU has come, not even this.
@@ -320,6 +340,9 @@ impl QueuePair {
             blame: Blame::Local,
             code: TerminateCode::RDMAP_LOCAL_CATASTROPHIC,
         });
+        //= rfc5040 section 7.1
+        //# The Local Peer MUST send a Terminate Message for each of the following
+        //# cases:
         self.tx
             .terminate
             .set(&Terminate::new(TerminateCode::RDMAP_LOCAL_CATASTROPHIC));
@@ -363,6 +386,10 @@ impl QueuePair {
 
     /// A Terminate has come.
     pub(super) fn terminated_by_peer<H: Host>(&mut self, terminate: &Terminate, host: &mut H) {
+        //= rfc5040 section 5.4
+        //# A Terminate Message MUST be Delivered to the Remote Peer's RDMAP layer.
+        //= rfc5040 section 5.4
+        //# The RDMAP layer MUST Deliver the Terminate Message to the ULP.
         self.counters.terminates_received = self.counters.terminates_received.wrapping_add(1);
         let code = terminate.code;
         self.note_fault(Fault {

@@ -98,6 +98,9 @@ impl QueuePair {
         plan: &mut TxPlan,
         w: &Wire<'_>,
     ) -> Result<(), WcStatus> {
+        //= rfc5041 section 5.2
+        //# At the Data Source, the DDP layer MUST send all the data contained in
+        //# the ULP message.
         let left = slot.len.wrapping_sub(off);
         let tagged = match slot.op {
             SendOp::Write { remote_addr, rkey }
@@ -111,8 +114,29 @@ impl QueuePair {
         } else {
             UNTAGGED_HEADER_LEN
         };
+        //= rfc5041 section 5.2
+        //# At the Data Source, the DDP layer MUST segment the data contained in a
+        //# ULP message into a series of DDP Segments, where each DDP Segment
+        //# contains a DDP Header and ULP Payload, and MUST be no larger than the
+        //# MULPDU value Advertised by the LLP.
+        //= rfc5044 section 3
+        //# DDP SHOULD limit each record size to MULPDU.
+        //= rfc5044 section 4.5
+        //# DDP SHOULD provide ULPDUs that are as large as possible, but less than
+        //# or equal to MULPDU.
         let room = u32::from(self.tx.mulpdu).saturating_sub(header_len as u32);
+        //= rfc5041 section 5.2
+        //# A zero-length DDP Message is allowed and MUST consume exactly one DDP
+        //# Segment.
         let len = left.min(room);
+        //= rfc5041 section 4.1
+        //# It MUST be set to one on the last DDP Segment of every DDP Message.
+        //= rfc5041 section 4.1
+        //# It MUST NOT be set to one on any other DDP Segment.
+        //= rfc5041 section 4.1
+        //# The DDP Segment with the L bit set to 1 MUST be posted to the LLP after
+        //# all other DDP Segments of the associated DDP Message have been posted to
+        //# the LLP.
         let last = len == left;
         let inline = slot.flags.contains(SendFlags::INLINE);
         if off == 0 {
@@ -124,6 +148,14 @@ impl QueuePair {
             }
         }
         let header = match tagged {
+            //= rfc5040 section 5.1
+            //# An RDMA Write Message MUST reference a Tagged Buffer.
+            //= rfc5040 section 5.1
+            //# That is, the Data Source RDMAP layer MUST request that the DDP layer
+            //# mark the Message as Tagged.
+            //= rfc5041 section 4.2
+            //# At the Data Source, DDP MUST set the STag field to the value specified
+            //# by the ULP.
             Some((to, rkey)) => Header::Tagged(TaggedHeader {
                 last,
                 opcode: Opcode::WRITE,
@@ -132,19 +164,40 @@ impl QueuePair {
                 } else {
                     Stag(rkey)
                 },
+                //= rfc5041 section 5.2
+                //# For each DDP Segment of a Tagged DDP Message, the TO MUST be set to the
+                //# octet offset from the first octet in the associated ULP Message to the
+                //# first octet in the ULP Payload contained in the DDP Segment, plus the TO
+                //# assigned to the first octet in the associated ULP Message.
                 to: to.wrapping_add(u64::from(off)),
             }),
             None => {
+                //= rfc5040 section 5.3
+                //# A Send Message Type MUST reference an Untagged Buffer.
+                //= rfc5040 section 5.3
+                //# That is, the Local Peer's RDMAP layer MUST request that the DDP layer
+                //# mark the Message as Untagged.
+                //= rfc5040 section 5.3
+                //# For a Send Message Type, the Local Peer's RDMAP layer MUST request that
+                //# the DDP layer set the Queue Number field to zero.
+                //= rfc5040 section 5.3
+                //# The Local Peer MUST issue Send Message Type Messages in the order they
+                //# were submitted by the ULP.
                 let (opcode, invalidate) = send_opcode(slot);
                 Header::Untagged(UntaggedHeader {
                     last,
                     opcode,
                     invalidate_stag: Stag(invalidate),
                     qn: 0,
-                    //= rfc5041 section 4.3
-                    //# The initial
-                    //# value for MSN MUST be one (1).
                     msn: self.tx.msn.first().copied().unwrap_or(1).wrapping_sub(1),
+                    //= rfc5041 section 4.3
+                    //# The MO referencing the first octet of the DDP Message MUST be set to
+                    //# zero by the DDP layer.
+                    //= rfc5041 section 5.2
+                    //# For each DDP Segment of a Untagged DDP Message, the MO MUST be set to
+                    //# the octet offset from the first octet in the associated ULP Message
+                    //# (which is defined to be zero) to the first octet in the ULP Payload
+                    //# contained in the DDP Segment.
                     mo: off,
                 })
             }
@@ -166,6 +219,10 @@ impl QueuePair {
         if !last {
             self.tx.job = Some(Job::Request {
                 seq,
+                //= rfc5041 section 5.3
+                //# SHOULD transmit DDP Segments within a DDP Message in increasing MO order
+                //# for Untagged DDP Messages, and in increasing TO order for Tagged DDP
+                //# Messages.
                 off: off.wrapping_add(len),
                 stage: Stage::Body,
             });
@@ -226,6 +283,12 @@ impl QueuePair {
         } else {
             Opcode::IMMEDIATE
         };
+        //= rfc7306 section 6.3
+        //# An Immediate Data or Immediate Data with SE Message MUST reference an
+        //# Untagged Buffer.
+        //= rfc7306 section 6.3
+        //# The Local Peer MUST issue Immediate Data and Immediate Data with SE
+        //# Messages in the order they were submitted by the ULP.
         self.emit_control(opcode, 0, &imm.octets(), plan, w);
     }
 
@@ -267,6 +330,22 @@ impl QueuePair {
         };
         let mut body = [0u8; ReadRequest::LEN];
         request.emit(&mut body);
+        //= rfc5040 section 5.2
+        //# The RDMA Read operation MUST consist of a single RDMA Read Request
+        //# Message and a single RDMA Read Response Message.
+        //= rfc5040 section 5.2.1
+        //# An RDMA Read Request Message MUST reference an Untagged Buffer.
+        //= rfc5040 section 5.2.1
+        //# That is, the Local Peer's RDMAP layer MUST request that the DDP mark the
+        //# Message as Untagged.
+        //= rfc5040 section 5.2.1
+        //# An RDMA Read Request Message MUST reference the RDMA Read Request Queue.
+        //= rfc5040 section 5.2.1
+        //# That is, the Local Peer's RDMAP layer MUST request that the DDP layer
+        //# set the Queue Number field to one.
+        //= rfc5040 section 5.2.1
+        //# The Local Peer MUST pass to the DDP layer RDMA Read Request Messages in
+        //# the order they were submitted by the ULP.
         let msn = self.emit_control(Opcode::READ_REQUEST, 1, &body, plan, w);
         // There is room: `startable` compared with the ORD.
         let _ = self.sq.awaited.push(Awaited {
@@ -329,6 +408,14 @@ impl QueuePair {
         };
         let mut body = [0u8; AtomicRequest::LEN];
         request.emit(&mut body);
+        //= rfc7306 section 5.2.1
+        //# An Atomic Operation Request Message MUST reference an Untagged Buffer.
+        //= rfc7306 section 5.2.1
+        //# An Atomic Operation Request Message MUST reference the RDMA Read Request
+        //# Queue.
+        //= rfc7306 section 5.2.1
+        //# The Requester MUST pass to the DDP layer Atomic Operation Request
+        //# Messages in the order they were submitted by the ULP.
         let msn = self.emit_control(Opcode::ATOMIC_REQUEST, 1, &body, plan, w);
         let _ = self.sq.awaited.push(Awaited {
             seq,
@@ -391,6 +478,18 @@ impl QueuePair {
                     original,
                 }
                 .emit(&mut body);
+                //= rfc7306 section 5
+                //# Atomic Operation Response Messages MUST use the Untagged Buffer model
+                //# with QN=3.
+                //= rfc7306 section 5.2.2
+                //# An Atomic Operation Response Message MUST consume an Untagged Buffer.
+                //= rfc7306 section 5.2.2
+                //# An Atomic Operation Response Message MUST reference the Queue Number 3.
+                //= rfc7306 section 5.2.2
+                //# When the Responder receives Atomic Operation Request messages, the
+                //# Responder RDMAP layer MUST pass Atomic Operation Response Messages to
+                //# the DDP layer, in the order that the Atomic Operation Request Messages
+                //# were received by the RDMAP layer, at the Responder.
                 self.emit_control(Opcode::ATOMIC_RESPONSE, 3, &body, plan, w);
                 true
             }
@@ -401,11 +500,18 @@ impl QueuePair {
                 source_to,
                 len: total,
             } => {
+                //= rfc5040 section 5.2.1
+                //# MUST respond with a zero-length RDMA Read Response Message.
                 let left = total.wrapping_sub(off);
                 let len =
                     left.min(u32::from(self.tx.mulpdu).saturating_sub(TAGGED_HEADER_LEN as u32));
                 let header = Header::Tagged(TaggedHeader {
                     last: len == left,
+                    //= rfc5040 section 5.2.2
+                    //# An RDMA Read Response Message MUST reference a Tagged Buffer.
+                    //= rfc5040 section 5.2.2
+                    //# That is, the Data Source RDMAP layer MUST request that the DDP mark the
+                    //# Message as Tagged.
                     opcode: Opcode::READ_RESPONSE,
                     stag: Stag(sink_stag),
                     to: sink_to.wrapping_add(u64::from(off)),
@@ -447,6 +553,14 @@ impl QueuePair {
     }
 
     pub(super) fn emit_terminate(&mut self, plan: &mut TxPlan, w: &Wire<'_>) {
+        //= rfc5040 section 5.4
+        //# A Terminate Message MUST reference an Untagged Buffer.
+        //= rfc5040 section 5.4
+        //# That is, the Local Peer's RDMAP layer MUST request that the DDP layer
+        //# mark the Message as Untagged.
+        //= rfc5040 section 5.4
+        //# That is, the Local Peer's RDMAP layer MUST request that the DDP layer
+        //# set the Queue Number field to two.
         let (body, len) = self.tx.terminate.take();
         self.emit_control(
             Opcode::TERMINATE,
@@ -463,6 +577,12 @@ impl QueuePair {
 const fn send_opcode(slot: &Slot) -> (Opcode, u32) {
     let solicited = slot.flags.contains(SendFlags::SOLICITED);
     match (slot.op, solicited) {
+        //= rfc5040 section 5.3
+        //# A Send with Invalidate or Send with Solicited Event and Invalidate
+        //# Message MUST reference an STag.
+        //= rfc5040 section 5.3
+        //# That is, the Local Peer's RDMAP layer MUST pass the RDMA control field
+        //# and the STag that will be Invalidated to the DDP layer.
         (SendOp::SendInv(stag), false) => (Opcode::SEND_INV, stag),
         (SendOp::SendInv(stag), true) => (Opcode::SEND_SE_INV, stag),
         (_, false) => (Opcode::SEND, 0),

@@ -15,10 +15,11 @@
 //! Completions go to the [`Host`] in the order the verbs demand.
 //!
 //! Files: `send_queue` (posting, in-order completion, flush), `tx`, `message`, `segment` and `plan` (FPDUs out),
-//! `rx`, `buffer`, `place` and `deliver` (FPDUs in), `response` (inbound reads and atomics),
+//! `rx`, `buffer`, `place`, `deliver` and `control` (FPDUs in), `response` (inbound reads and atomics),
 //! `fault` (errors, Terminate), `state` (the state machine).
 
 mod buffer;
+mod control;
 mod deliver;
 mod fault;
 mod message;

@@ -28,6 +28,16 @@ impl Default for Response {
     }
 }
 
+//= rfc5040 section 5.2.2
+//# The Data Source RDMAP layer MUST pass RDMA Read Response Messages to the
+//# DDP layer, in the order that the RDMA Read Request Messages were
+//# received by the RDMAP layer, at the Data Source.
+//= rfc5040 section 5.5
+//# If more than one outstanding RDMA Read Request Messages are supported by
+//# both peers, the RDMA Read Response Messages MUST be submitted to the DDP
+//# layer on the Remote Peer in the order the RDMA Read Request Messages
+//# were Delivered by DDP, but the actual read of the buffer contents MAY
+//# take place in any order at the Remote Peer.
 /// Requests that have come and are not answered yet. Its size is the IRD.
 #[derive(Debug)]
 pub(super) struct ResponseQueue {
@@ -39,11 +49,23 @@ impl ResponseQueue {
     pub(super) fn new(max_ird: u16) -> Result<Self, AllocError> {
         // One more than agreed: the RTR message by Read comes on top when no reads were granted.
         Ok(Self {
+            //= rfc5040 section 5.2.2
+            //# The Data Source MUST ensure that a sufficient number of Untagged Buffers
+            //# are available on the RDMA Read Request Queue (Queue with DDP Queue
+            //# Number 1) to support the maximum number of RDMA Read Requests negotiated
+            //# by the ULP.
             ring: Ring::new(u32::from(max_ird) + 1)?,
             limit: max_ird,
         })
     }
 
+    //= rfc5040 section 6.1
+    //# The RDMAP layer MUST provide the maximum number of outstanding, inbound
+    //# RDMA Read Requests per RDMAP Stream direction that were negotiated
+    //# between the ULP and the Local Peer's RDMAP layer.
+    //= rfc5040 section 8.1.1
+    //# An RNIC implementation SHOULD provide a mechanism to cap the number of
+    //# outstanding RDMA Read Requests.
     /// Sets the IRD that the stream agreed on.
     pub(super) const fn set_limit(&mut self, ird: u16) {
         self.limit = ird;
@@ -54,6 +76,9 @@ impl ResponseQueue {
         self.limit
     }
 
+    //= rfc5040 section 5.2.1
+    //# The Remote Peer MUST process the RDMA Read Request Messages in the order
+    //# they were sent.
     /// Takes a request; false if the peer has exceeded the IRD.
     pub(super) fn push(&mut self, response: Response) -> bool {
         !self.is_full() && self.ring.push(response).is_ok()

@@ -56,6 +56,9 @@ impl Tx {
             || payload.len() <= TX_COPY_MAX as usize
             // A response's source may be written by anyone at any time: its CRC must cover what is sent.
             || (w.crc.is_some() && matches!(payload, Payload::Remote { .. }));
+        //= rfc5044 section 3
+        //# MPA MUST encapsulate the ULPDU such that there is exactly one ULPDU
+        //# contained in one FPDU.
         let ulpdu_len = header.len() + payload.len();
         let mut head = [0u8; MPA_LEN_FIELD + UNTAGGED_HEADER_LEN];
         let (len_field, rest) = head.split_at_mut(MPA_LEN_FIELD);

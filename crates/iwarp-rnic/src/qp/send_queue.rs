@@ -78,6 +78,11 @@ impl SendQueue {
             signal_all: c.signal_all,
             front_seq: 0,
             started: 0,
+            //= rfc7306 section 5.2.2
+            //# The Requester MUST ensure that a sufficient number of Untagged Buffers
+            //# are available on the RDMA Atomic Response Queue (Queue with DDP Queue
+            //# Number 3) to support the maximum number of Atomic Operation Requests
+            //# negotiated by the ULP.
             awaited: Ring::new(u32::from(c.max_ord))?,
             ord: c.max_ord,
         })
@@ -200,6 +205,8 @@ impl SendQueue {
         } else if wr.sges.len() > self.max_sge as usize {
             return Err(PostError::TooManySges);
         }
+        //= rfc5041 section 5.2
+        //# The ULP Message Length MUST be less than 2^32.
         if len > u64::from(MAX_MESSAGE) {
             return Err(PostError::MessageTooLong);
         }
@@ -224,6 +231,9 @@ impl SendQueue {
         if let Some(slot) = self.slots.get_mut(seq.wrapping_sub(self.front_seq)) {
             slot.done = true;
         }
+        //= rfc5040 section 5.5
+        //# RDMA Operations MUST be Completed at the Local Peer in the order that
+        //# they were submitted by the ULP.
         while self.started > 0 && self.slots.front().is_some_and(|s| s.done) {
             if let Some(slot) = self.retire()
                 && (self.signal_all || slot.flags.contains(SendFlags::SIGNALED))

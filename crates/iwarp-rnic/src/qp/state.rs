@@ -124,7 +124,15 @@ impl QueuePair {
             return Err(InvalidTransition);
         }
         self.responses.set_limit(stream.ird);
+        //= rfc5040 section 6.1
+        //# The RDMAP layer MUST provide the maximum number of outstanding, outbound
+        //# RDMA Read Requests for the RDMAP Stream direction that were negotiated
+        //# between the ULP and the Local Peer's RDMAP layer.
         self.sq.set_ord(stream.ord.min(self.config.max_ord));
+        //= rfc5040 section 6.1
+        //# Once in RDMA enabled mode, an implementation MUST send only RDMA
+        //# Messages across the transport Stream until the RDMAP Stream is torn
+        //# down.
         self.tx.start(&stream);
         self.rx.start(&stream);
         if !self.keep_state {
@@ -150,6 +158,13 @@ impl QueuePair {
         self.tx.stream.is_some() && self.tx.closing < Closing::Gone
     }
 
+    //= rfc5041 section 6.2
+    //# DDP MUST NOT independently initiate Stream Teardown.
+    //= rfc5041 section 6.2.1
+    //# If the Local Peer ULP indicates graceful teardown, the DDP layer on the
+    //# Local Peer SHOULD ensure that all ULP data would be transferred before
+    //# the underlying LLP Stream and Connection are torn down, and any further
+    //# data transfer requests by the Local Peer ULP MUST return an error.
     /// Begins the graceful end (`rdma_disconnect(3)`): what is queued is sent, then the sending side is
     /// shut down and the remaining requests are flushed.
     pub fn close<H: Host>(&mut self, host: &mut H) {
@@ -226,6 +241,16 @@ impl QueuePair {
         }
     }
 
+    //= rfc5040 section 5.4
+    //# After sending a Terminate Message on an RDMAP Stream, the Local Peer
+    //# MUST NOT send any more Messages on that specific RDMAP Stream.
+    //= rfc5041 section 6.2.2
+    //# If the LLP indicates to the ULP that a fatal error has occurred, the DDP
+    //# layer SHOULD report the error to the ULP (see Section 7.2, DDP Error
+    //# Numbers) and complete all outstanding ULP requests with an error.
+    //= rfc5044 section 8
+    //# Once MPA delivers an error of any type, it MUST NOT pass or deliver any
+    //# additional FPDUs on that half connection.
     /// Enters the error state: every request that is outstanding completes as flushed, in order.
     pub(super) fn enter_error<H: Host>(&mut self, host: &mut H) {
         if self.state == State::Reset {

@@ -5,6 +5,7 @@ mod harness;
 mod memory;
 mod receiving;
 mod refused;
+mod refused_access;
 mod sending;
 mod startup;
 mod stream;

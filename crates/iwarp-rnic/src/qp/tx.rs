@@ -81,6 +81,8 @@ impl Default for Tx {
             rtr: None,
             mulpdu: 128,
             clock: MarkerClock::new(),
+            //= rfc5041 section 4.3
+            //# The initial value for MSN MUST be one.
             msn: [1; 4],
             next_sink: 0,
             responses_in_row: 0,
@@ -93,6 +95,8 @@ impl Tx {
             stream: Some(*stream),
             open: stream.initiator,
             rtr: stream.rtr,
+            //= rfc5044 section 5.1
+            //# MPA transmitters SHOULD calculate a MULPDU as described in Section 4.5.
             mulpdu: mulpdu(stream.emss, stream.markers_tx),
             // Any value but 0 will do; the peer only echoes it.
             next_sink: 0x5100_0001,
@@ -126,6 +130,13 @@ impl Tx {
         match self.msn.get_mut(qn as usize) {
             Some(msn) => {
                 let now = *msn;
+                //= rfc5041 section 4.3
+                //# The Message Sequence Number specifies a sequence number that MUST be
+                //# increased by one (modulo 2^32) with each DDP Message targeting the
+                //# specific Queue Number on the DDP Stream associated with this DDP
+                //# Segment.
+                //= rfc5041 section 4.3
+                //# The MSN value MUST wrap to 0 after a value of 0xFFFFFFFF.
                 *msn = now.wrapping_add(1);
                 now
             }
@@ -172,6 +183,10 @@ impl QueuePair {
         if slot.op.has_response() {
             // ORD zero cannot ever be served: let it start, and fail.
             // The RTR message by Read is one of those that the peer has to answer.
+            //= rfc5040 section 6.1
+            //# For outbound RDMA Read Requests, the RDMAP layer MUST NOT exceed the
+            //# maximum number of outstanding, outbound RDMA Read Requests that were
+            //# negotiated between the ULP and the Local Peer's RDMAP layer.
             let outstanding = self.sq.awaited.len() + u32::from(self.rx.rtr_response_due);
             if self.sq.ord() > 0 && outstanding >= u32::from(self.sq.ord()) {
                 return None;
@@ -256,6 +271,10 @@ impl QueuePair {
         while let Some(event) = plan.next_event() {
             self.counters.tx_messages = self.counters.tx_messages.wrapping_add(1);
             match event {
+                //= rfc5040 section 5.5
+                //# A Send or RDMA Write Message MUST NOT be considered Complete at the
+                //# Local Peer (Data Source) until it has been successfully completed at the
+                //# DDP layer.
                 Milestone::Request(seq) => self.complete_request(seq, host),
                 Milestone::Response => {}
                 Milestone::Terminate => {
@@ -315,7 +334,19 @@ impl QueuePair {
         });
     }
 
+    //= rfc5040 section 5.1
+    //# The Data Source RDMAP layer MUST issue RDMA Write Messages to the DDP
+    //# layer in the order they were submitted by the ULP.
+    //= rfc5040 section 5.5
+    //# The RDMAP layer MUST submit RDMA Messages to the DDP layer in the order
+    //# the RDMA Operations are submitted to the RDMAP layer by the ULP.
+    //= rfc5041 section 5.3
+    //# MUST transmit DDP Messages in the order they were submitted to the DDP
+    //# layer,
     fn select(&mut self) -> Selected {
+        //= rfc6581 section 5
+        //# The RDMA connection initiator MUST NOT allow any later FULPDUs to be
+        //# transmitted before the RTR indication.
         if let Some(rtr) = self.tx.rtr.take() {
             return Selected::Rtr(rtr);
         }

@@ -14,6 +14,12 @@ const READ: SendOp = SendOp::Read {
 
 #[test]
 fn a_graceful_close_sends_what_is_queued() {
+    //= rfc5041 section 6.2.1
+    //= type=test
+    //# If the Local Peer ULP indicates graceful teardown, the DDP layer on the
+    //# Local Peer SHOULD ensure that all ULP data would be transferred before
+    //# the underlying LLP Stream and Connection are torn down, and any further
+    //# data transfer requests by the Local Peer ULP MUST return an error.
     let (mut a, mut b) = pair(STREAM);
     let src = a.mr(5000, ALL);
     let dst = b.mr(5000, ALL);
@@ -103,6 +109,11 @@ fn an_end_inside_a_message_is_a_fault() {
 
 #[test]
 fn a_broken_stream_flushes_everything_in_order() {
+    //= rfc5041 section 6.2.2
+    //= type=test
+    //# If the LLP indicates to the ULP that a fatal error has occurred, the DDP
+    //# layer SHOULD report the error to the ULP (see Section 7.2, DDP Error
+    //# Numbers) and complete all outstanding ULP requests with an error.
     let mut rig = Rig::new();
     let mr = rig.mr(8, ALL);
     for id in 1..=3 {
@@ -217,6 +228,10 @@ fn a_queue_pair_without_a_stream_closes_at_once() {
 
 #[test]
 fn terminate_is_the_last_that_is_sent() {
+    //= rfc5040 section 5.4
+    //= type=test
+    //# After sending a Terminate Message on an RDMAP Stream, the Local Peer
+    //# MUST NOT send any more Messages on that specific RDMAP Stream.
     let mut rig = Rig::new();
     let mr = rig.mr(8, ALL);
     for id in 0..5 {

@@ -43,6 +43,15 @@ fn send_inv(rig: &mut Rig, msn: u32, stag: u32) -> RxStatus {
 
 #[test]
 fn a_type_2_window_lives_from_bind_to_invalidation() {
+    //= rfc5041 section 8.3
+    //= type=test
+    //# DDP MUST provide a mechanism for the ULP to communicate the association
+    //# between a STag and a specific DDP Stream.
+    //= rfc5040 section 5.3
+    //= type=test
+    //# When the Send with Invalidate and Send with Solicited Event and
+    //# Invalidate Message are Delivered to the Remote Peer's RDMAP layer, the
+    //# RDMAP layer MUST:
     let mut rig = Rig::new();
     let mr = rig.mr(64, ALL);
     let mw = window(&mut rig, WindowType::Type2);
@@ -145,6 +154,32 @@ const fn fast_register(stag: u32, offset: u64, len: u64) -> FastRegister {
 
 #[test]
 fn fast_registration_and_local_invalidation() {
+    //= rfc5041 section 8.3
+    //= type=test
+    //# DDP MUST provide a mechanism for the ULP to establish and revoke STag
+    //# validity.
+    //= rfc5041 section 8.3
+    //= type=test
+    //# DDP MUST provide a mechanism for the ULP to establish and revoke the TO
+    //# range associated with the ULP Buffer referenced by the STag.
+    //= rfc5041 section 8.3.1
+    //= type=test
+    //# An RNIC MUST provide a mechanism for the ULP to establish and revoke
+    //# read, write, or read and write access to the ULP Buffer referenced by an
+    //# STag.
+    //= rfc5041 section 8.3.1
+    //= type=test
+    //# An RNIC MUST provide a mechanism for the ULP to establish and revoke the
+    //# association of a ULP Buffer to an STag and TO range.
+    //= rfc5040 section 8.1.1
+    //= type=test
+    //# An RNIC MUST provide a mechanism for the ULP to establish and revoke
+    //# read, write, or read and write access to the ULP Buffer referenced by an
+    //# STag.
+    //= rfc5040 section 8.1.1
+    //= type=test
+    //# An RNIC MUST provide a mechanism for the ULP to establish and revoke the
+    //# association of a ULP Buffer to an STag and TO range.
     let mut rig = Rig::new();
     let (stag, at) = fast(&mut rig, 64);
     let new = stag ^ 0x33;
@@ -244,6 +279,73 @@ fn atomic(rig: &mut Rig, msn: u32, request: &AtomicRequest) -> u64 {
 
 #[test]
 fn atomics_of_the_peer() {
+    //= rfc7306 section 5.4
+    //= type=test
+    //# Atomic Operation Response Messages MUST be submitted to the DDP layer on
+    //# the Responder in the order the Atomic Operation Request Messages were
+    //# Delivered by DDP.
+    //= rfc7306 section 5.4
+    //= type=test
+    //# If more than one outstanding Atomic Request Message is supported by both
+    //# peers, the Atomic Operation Request Messages MUST be processed in the
+    //# order they were delivered by the DDP layer on the Responder.
+    //= rfc7306 section 5.2.2
+    //= type=test
+    //# When the Responder receives Atomic Operation Request messages, the
+    //# Responder RDMAP layer MUST pass Atomic Operation Response Messages to
+    //# the DDP layer, in the order that the Atomic Operation Request Messages
+    //# were received by the RDMAP layer, at the Responder.
+    //= rfc7306 section 5.2.2
+    //= type=test
+    //# An Atomic Operation Response Message MUST reference the Queue Number 3.
+    //= rfc7306 section 5.2.2
+    //= type=test
+    //# An Atomic Operation Response Message MUST consume an Untagged Buffer.
+    //= rfc7306 section 5.2.1
+    //= type=test
+    //# If the Responder receives a valid Atomic Operation Request Message, it
+    //# MUST respond with a valid Atomic Operation Response Message.
+    //= rfc7306 section 5.2.1
+    //= type=test
+    //# The Responder MUST process the Atomic Operation Request Messages in the
+    //# order they were sent.
+    //= rfc7306 section 5.2.1
+    //= type=test
+    //# A valid Atomic Operation Request Message MUST NOT be delivered to the
+    //# Responder's ULP (i.e., it is processed by the RDMAP layer).
+    //= rfc7306 section 5.2.1
+    //= type=test
+    //# The Responder's RDMAP layer MUST process an Atomic Operation Request
+    //# Message.
+    //= rfc7306 section 5.2.1
+    //= type=test
+    //# One Atomic Operation Request Message MUST consume one Untagged Buffer.
+    //= rfc7306 section 5.1.2
+    //= type=test
+    //# After the operation, the remote data Buffer MUST contain the "Original
+    //# Remote Data Value" (if comparison did not match) or the masked "Swap
+    //# Data" (if the comparison did match).
+    //= rfc7306 section 5
+    //= type=test
+    //# Atomic Operation Response Messages MUST use the Untagged Buffer model
+    //# with QN=3.
+    //= rfc7306 section 5
+    //= type=test
+    //# An RNIC that supports Atomic Operations as specified in this document
+    //# MUST implement both the FetchAdd operation as specified in Section 5.1.1
+    //# and the CmpSwap operation as specified in Section 5.1.2.
+    //= rfc5041 section 4.3
+    //= type=test
+    //# The initial value for MSN MUST be one.
+    //= rfc5041 section 4.3
+    //= type=test
+    //# The MSN value MUST wrap to 0 after a value of 0xFFFFFFFF.
+    //= rfc5041 section 4.3
+    //= type=test
+    //# The Message Sequence Number specifies a sequence number that MUST be
+    //# increased by one (modulo 2^32) with each DDP Message targeting the
+    //# specific Queue Number on the DDP Stream associated with this DDP
+    //# Segment.
     let mut rig = Rig::new();
     let mr = rig.mr(8, ALL);
     let word = |rig: &Rig| u64::from_ne_bytes(rig.read(&mr).try_into().unwrap());
@@ -278,6 +380,38 @@ fn atomics_of_the_peer() {
 
 #[test]
 fn atomics_of_our_own() {
+    //= rfc7306 section 5.4
+    //= type=test
+    //# An Atomic Operation MUST NOT be Completed at the Requester until the DDP
+    //# layer Delivers the associated incoming Atomic Operation Response
+    //# Message.
+    //= rfc7306 section 5.4
+    //= type=test
+    //# For an Atomic Operation, the Requester MUST NOT consider the contents of
+    //# the Tagged Buffer at the Responder to be modified by that specific
+    //# Atomic Operation until the Atomic Operation Response Message has been
+    //# Delivered to RDMAP at the Requester.
+    //= rfc7306 section 5.2.2
+    //= type=test
+    //# The Requester MUST ensure that a sufficient number of Untagged Buffers
+    //# are available on the RDMA Atomic Response Queue (Queue with DDP Queue
+    //# Number 3) to support the maximum number of Atomic Operation Requests
+    //# negotiated by the ULP.
+    //= rfc7306 section 5.2.2
+    //= type=test
+    //# The RDMAP layer MUST Deliver the Atomic Operation Response Message to
+    //# the ULP.
+    //= rfc7306 section 5.2.1
+    //= type=test
+    //# The Requester MUST pass to the DDP layer Atomic Operation Request
+    //# Messages in the order they were submitted by the ULP.
+    //= rfc7306 section 5.2.1
+    //= type=test
+    //# An Atomic Operation Request Message MUST reference the RDMA Read Request
+    //# Queue.
+    //= rfc7306 section 5.2.1
+    //= type=test
+    //# An Atomic Operation Request Message MUST reference an Untagged Buffer.
     let (mut a, mut b) = pair(STREAM);
     let sink = a.mr(16, Access::LOCAL_WRITE);
     let target = b.mr(8, ALL);

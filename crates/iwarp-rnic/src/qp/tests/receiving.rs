@@ -12,6 +12,28 @@ fn immediate(msn: u32, imm: Immediate, opcode: Opcode) -> std::vec::Vec<u8> {
 
 #[test]
 fn a_message_lands_in_the_elements_in_order() {
+    //= rfc5041 section 5.4
+    //= type=test
+    //# At the Data Sink, DDP MUST provide the ULP Message Length to the ULP
+    //# when an Untagged DDP Message is Delivered.
+    //= rfc5041 section 5.4
+    //= type=test
+    //# At the Data Sink, DDP MUST Deliver a DDP Message if and only if all of
+    //# the following are true:
+    //= rfc5041 section 4.1
+    //= type=test
+    //# If the Last flag is set to one, the DDP Message payload MUST be
+    //# Delivered to the ULP after:
+    //= rfc5040 section 5.5
+    //= type=test
+    //# At the Data Sink, an incoming Send Message MUST be Delivered to the ULP
+    //# only after the DDP Message has been Delivered to the RDMAP layer by the
+    //# DDP layer.
+    //= rfc5040 section 5.5
+    //= type=test
+    //# Send Messages MUST be Delivered to the ULP at the Remote Peer after they
+    //# are Delivered to RDMAP by DDP and in the order that they were Delivered
+    //# to RDMAP.
     let mut rig = Rig::new();
     let mr = rig.mr(16, Access::LOCAL_WRITE);
     rig.recv(1, &[mr.part(8, 3), mr.part(0, 0), mr.part(2, 4)]);
@@ -93,6 +115,15 @@ fn the_impatient_policy_terminates() {
 
 #[test]
 fn immediate_data_of_a_write_takes_a_receive() {
+    //= rfc7306 section 6.3
+    //= type=test
+    //# At the Remote Peer, the Immediate Data and Immediate Data with SE
+    //# Messages MUST be Delivered to the Remote Peer's ULP in the order they
+    //# were sent.
+    //= rfc5040 section 5.1
+    //= type=test
+    //# A valid RDMA Write Message MUST NOT be delivered to the Data Sink's ULP
+    //# (i.e., it is placed by the DDP layer).
     let mut rig = Rig::new();
     let mr = rig.mr(8, ALL);
     // Held first: the Write before it is placed all the same.
@@ -116,6 +147,13 @@ fn immediate_data_of_a_write_takes_a_receive() {
 
 #[test]
 fn immediate_data_of_a_send_come_with_it() {
+    //= rfc5040 section 5.3
+    //= type=test
+    //# A zero-length Send Message Type MUST consume an Untagged Buffer at the
+    //# Data Sink.
+    //= rfc5040 section 5.3
+    //= type=test
+    //# One Send Message Type MUST consume one Untagged Buffer.
     let mut rig = Rig::new();
     let mr = rig.mr(8, ALL);
     rig.recv(3, &[mr.sge()]);
@@ -148,6 +186,10 @@ fn a_receive_with_a_bad_key_fails_on_our_side() {
 
 #[test]
 fn shared_receives_and_their_limit() {
+    //= rfc5040 section 5.3
+    //= type=test
+    //# At the Remote Peer, the Send Message Type MUST be Delivered to the
+    //# Remote Peer's ULP in the order they were sent.
     let config = QpConfig {
         shared_receive: true,
         ..QpConfig::default()
@@ -196,6 +238,14 @@ fn a_held_send_of_a_shared_queue() {
 
 #[test]
 fn writes_between_the_segments_of_a_send() {
+    //= rfc5041 section 4.1
+    //= type=test
+    //# If set to zero, the ULP Payload carried in this DDP Segment MUST be
+    //# Placed into an Untagged Buffer.
+    //= rfc5041 section 4.1
+    //= type=test
+    //# If set to one, the ULP Payload carried in this DDP Segment MUST be
+    //# Placed into a Tagged Buffer.
     let mut rig = Rig::new();
     let mr = rig.mr(8, ALL);
     rig.recv(1, &[mr.part(0, 4)]);

@@ -1,17 +1,16 @@
 //! What is refused, with the right Terminate: RFC 5040 §4.8 and §7.2, RFC 5041 §7, RFC 5044 §8, RFC 7306 §8.2.
 
 use super::harness::*;
-use crate::memory::{Accessor, WindowType};
+use crate::WcStatus;
 use crate::qp::*;
-use crate::{Access, Bind, WcStatus};
-use iwarp_proto::ddp::{Header, Stag, UntaggedHeader};
-use iwarp_proto::rdmap::{AtomicOp, AtomicRequest, Opcode, TerminateCode as Code};
+use iwarp_proto::ddp::Header;
+use iwarp_proto::rdmap::{Opcode, TerminateCode as Code};
 use std::vec;
 use std::vec::Vec;
 
 /// A ULPDU that must end the stream with this code.
 #[track_caller]
-fn refused(rig: &mut Rig, ulpdu: &[u8], code: Code) {
+pub(super) fn refused(rig: &mut Rig, ulpdu: &[u8], code: Code) {
     assert_eq!(rig.rx_ulpdu(ulpdu), RxStatus::Failed);
     rig.assert_ended(Blame::Peer, code);
     let terminate = rig.terminate();
@@ -31,6 +30,25 @@ fn refused(rig: &mut Rig, ulpdu: &[u8], code: Code) {
 
 #[test]
 fn segments_that_are_wrong_by_themselves() {
+    //= rfc5041 section 7.1
+    //= type=test
+    //# Since each of these errors represents a failure of the sending ULP or
+    //# protocol, DDP SHOULD enable the ULP to send one additional DDP Message
+    //# before terminating the DDP Stream.
+    //= rfc5041 section 7.1
+    //= type=test
+    //# For non-zero-length Untagged DDP Segments, the DDP Segment MUST be
+    //# validated before Placement by verifying:
+    //= rfc5041 section 5.3
+    //= type=test
+    //# MUST Deliver DDP Messages to the ULP in the order they were sent by the
+    //# Data Source.
+    //= rfc5041 section 5.3
+    //= type=test
+    //# MUST Deliver a DDP Message to the ULP at most once,
+    //= rfc5040 section 7.2
+    //= type=test
+    //# The DDP layer MUST validate all Untagged DDP Segment fields.
     use Opcode as O;
     let bad_version = |mut u: Vec<u8>, at: usize, mask: u8| {
         u[at] ^= mask;
@@ -122,6 +140,34 @@ fn a_ulpdu_without_a_header() {
 
 #[test]
 fn wrong_crc() {
+    //= rfc5044 section 8
+    //= type=test
+    //# For Error codes 2 and 3, MPA MUST NOT close the TCP connection following
+    //# a reported error.
+    //= rfc5044 section 8
+    //= type=test
+    //# Once MPA delivers an error of any type, it MUST NOT pass or deliver any
+    //# additional FPDUs on that half connection.
+    //= rfc5040 section 6.2.1
+    //= type=test
+    //# Thus, the state of all outstanding RDMA Messages is indeterminate, and
+    //# the Messages SHOULD be considered Completed in error.
+    //= rfc5040 section 6.2.1
+    //= type=test
+    //# RDMAP defines a Terminate operation that SHOULD be invoked when either
+    //# an RDMAP error is encountered or an LLP error is surfaced to the RDMAP
+    //# layer by the LLP.
+    //= rfc5040 section 5.4
+    //= type=test
+    //# That is, the Local Peer's RDMAP layer MUST request that the DDP layer
+    //# set the Queue Number field to two.
+    //= rfc5040 section 5.4
+    //= type=test
+    //# That is, the Local Peer's RDMAP layer MUST request that the DDP layer
+    //# mark the Message as Untagged.
+    //= rfc5040 section 5.4
+    //= type=test
+    //# A Terminate Message MUST reference an Untagged Buffer.
     for at in 0..30 {
         let mut rig = Rig::new();
         let mr = rig.mr(8, ALL);
@@ -157,181 +203,26 @@ fn wrong_marker() {
     assert_eq!(rig.qp.counters().marker_errors, 1);
 }
 
-/// The ways in which an access can be wrong, with the codes for a Write and for the others.
-fn accesses(rig: &mut Rig, need: Access) -> Vec<(u32, u64, Code, Code)> {
-    let good = rig.mr(64, ALL);
-    let no_right = rig.mr(64, ALL.difference(need | Access::MW_BIND));
-    let other_pd = rig.mr_in(PD + 1, 64, ALL);
-    let random = rig.random();
-    let window = rig
-        .table
-        .allocate_window(WindowType::Type2, PD, random)
-        .unwrap();
-    let bind = Bind {
-        mw_stag: window,
-        new_stag: window,
-        mr_stag: good.stag,
-        addr: good.at,
-        len: 64,
-        access: need,
-    };
-    let other = Accessor { pd: PD, qp: 77 };
-    rig.table.bind(&bind, other).unwrap();
-    vec![
-        (
-            good.stag ^ 0x100,
-            good.at,
-            Code::DDP_TAGGED_INVALID_STAG,
-            Code::RDMAP_INVALID_STAG,
-        ),
-        (
-            good.stag ^ 1,
-            good.at,
-            Code::DDP_TAGGED_INVALID_STAG,
-            Code::RDMAP_INVALID_STAG,
-        ),
-        (
-            good.stag,
-            good.at + 57,
-            Code::DDP_TAGGED_BASE_BOUNDS,
-            Code::RDMAP_BASE_BOUNDS,
-        ),
-        (
-            good.stag,
-            good.at - 1,
-            Code::DDP_TAGGED_BASE_BOUNDS,
-            Code::RDMAP_BASE_BOUNDS,
-        ),
-        (
-            good.stag,
-            u64::MAX - 3,
-            Code::DDP_TAGGED_TO_WRAP,
-            Code::RDMAP_TO_WRAP,
-        ),
-        (
-            no_right.stag,
-            no_right.at,
-            Code::RDMAP_ACCESS,
-            Code::RDMAP_ACCESS,
-        ),
-        (
-            other_pd.stag,
-            other_pd.at,
-            Code::DDP_TAGGED_NOT_ASSOCIATED,
-            Code::RDMAP_STAG_NOT_ASSOCIATED,
-        ),
-        (
-            window,
-            good.at,
-            Code::DDP_TAGGED_NOT_ASSOCIATED,
-            Code::RDMAP_STAG_NOT_ASSOCIATED,
-        ),
-    ]
-}
-
-#[test]
-fn writes_to_where_they_may_not() {
-    for case in 0..8 {
-        let mut rig = Rig::new();
-        let (stag, to, code, _) = accesses(&mut rig, Access::REMOTE_WRITE)[case];
-        refused(
-            &mut rig,
-            &tagged(Opcode::WRITE, stag, to, true, &[9; 8]),
-            code,
-        );
-    }
-}
-
-#[test]
-fn reads_from_where_they_may_not() {
-    for case in 0..8 {
-        let mut rig = Rig::new();
-        let (stag, to, _, code) = accesses(&mut rig, Access::REMOTE_READ)[case];
-        let body = read_request(5, 8, stag, to);
-        let ulpdu = untagged(Opcode::READ_REQUEST, 1, 1, 0, true, &body);
-        assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Failed);
-        rig.assert_ended(Blame::Peer, code);
-        let t = rig.terminate();
-        // The Read Request comes along.
-        assert_eq!(t.read_request.map(|r| r.source_to), Some(to));
-        assert!(rig.qp.take_events().contains(Events::ACCESS_ERROR));
-    }
-}
-
-#[test]
-fn atomics_on_what_they_may_not() {
-    let body = |stag, to, op| {
-        let mut body = vec![0; AtomicRequest::LEN];
-        AtomicRequest {
-            op,
-            request_id: 1,
-            stag: Stag(stag),
-            to,
-            add_swap: 1,
-            add_swap_mask: 0,
-            compare: 0,
-            compare_mask: 0,
-        }
-        .emit(&mut body);
-        untagged(Opcode::ATOMIC_REQUEST, 1, 1, 0, true, &body)
-    };
-    for case in 0..8 {
-        let mut rig = Rig::new();
-        let (stag, to, _, code) = accesses(&mut rig, Access::REMOTE_ATOMIC)[case];
-        refused(&mut rig, &body(stag, to, AtomicOp::FETCH_ADD), code);
-    }
-    //= rfc7306 section 8.2
-    //= type=test
-    //# The RDMAP layer MUST validate that the Remote Peer's Tagged ULP
-    //# Buffer address references a ULP Buffer address that is 64-bit
-    //# aligned.
-    let mut rig = Rig::new();
-    let mr = rig.mr(64, ALL);
-    refused(
-        &mut rig,
-        &body(mr.stag, mr.at + 4, AtomicOp::FETCH_ADD),
-        Code::RDMAP_CATASTROPHIC_STREAM,
-    );
-    let mut rig = Rig::new();
-    let mr = rig.mr(64, ALL);
-    refused(
-        &mut rig,
-        &body(mr.stag, mr.at, AtomicOp(7)),
-        Code::RDMAP_UNEXPECTED_OPCODE,
-    );
-}
-
-#[test]
-fn invalidations_that_may_not_be() {
-    for case in 0..4 {
-        let mut rig = Rig::new();
-        let mr = rig.mr(64, ALL);
-        let random = rig.random();
-        let unbound = rig
-            .table
-            .allocate_window(WindowType::Type2, PD, random)
-            .unwrap();
-        let stag = [mr.stag, mr.stag ^ 1, unbound, 0x55_0000][case];
-        rig.recv(4, &[mr.sge()]);
-        let header = Header::Untagged(UntaggedHeader {
-            last: true,
-            opcode: Opcode::SEND_INV,
-            invalidate_stag: Stag(stag),
-            qn: 0,
-            msn: 1,
-            mo: 0,
-        });
-        refused(
-            &mut rig,
-            &with_payload(&header, &[1]),
-            Code::RDMAP_CANNOT_INVALIDATE,
-        );
-        assert_eq!(brief(&rig.host.recvs), [(4, WcStatus::LocalAccess)]);
-    }
-}
-
 #[test]
 fn more_reads_than_granted() {
+    //= rfc5040 section 8.1.1
+    //= type=test
+    //# An RNIC implementation SHOULD provide a mechanism to cap the number of
+    //# outstanding RDMA Read Requests.
+    //= rfc5040 section 6.1
+    //= type=test
+    //# The RDMAP layer MUST provide the maximum number of outstanding, inbound
+    //# RDMA Read Requests per RDMAP Stream direction that were negotiated
+    //# between the ULP and the Local Peer's RDMAP layer.
+    //= rfc5040 section 5.2.2
+    //= type=test
+    //# The Data Source MUST ensure that a sufficient number of Untagged Buffers
+    //# are available on the RDMA Read Request Queue (Queue with DDP Queue
+    //# Number 1) to support the maximum number of RDMA Read Requests negotiated
+    //# by the ULP.
+    //= rfc5040 section 5.2.1
+    //= type=test
+    //# One RDMA Read Request Message MUST consume one Untagged Buffer.
     //= rfc5040 section 6.1
     //= type=test
     //# For inbound RDMA Read Requests, the RDMAP layer MUST NOT exceed
@@ -350,23 +241,4 @@ fn more_reads_than_granted() {
         let one_more = request(u32::from(ird) + 1);
         refused(&mut rig, &one_more, Code::DDP_UNTAGGED_NO_BUFFER);
     }
-}
-
-#[test]
-fn the_first_segments_of_a_refused_write_stay_inside() {
-    let mut rig = Rig::new();
-    let mr = rig.mr(16, ALL);
-    assert_eq!(
-        rig.rx_ulpdu(&tagged(Opcode::WRITE, mr.stag, mr.at, false, &[9; 8])),
-        RxStatus::Ok
-    );
-    refused(
-        &mut rig,
-        &tagged(Opcode::WRITE, mr.stag, mr.at + 8, true, &[9; 9]),
-        Code::DDP_TAGGED_BASE_BOUNDS,
-    );
-    assert_eq!(
-        rig.read(&mr),
-        [9, 9, 9, 9, 9, 9, 9, 9, 8, 9, 10, 11, 12, 13, 14, 15]
-    );
 }

@@ -26,6 +26,46 @@ fn answer(rig: &mut Rig, request: &[u8], len: usize) {
 
 #[test]
 fn completions_keep_the_order_of_posting() {
+    //= rfc5040 section 5.5
+    //= type=test
+    //# RDMA Operations MUST be Completed at the Local Peer in the order that
+    //# they were submitted by the ULP.
+    //= rfc5040 section 5.5
+    //= type=test
+    //# This simplifies Local Peer Completion processing for RDMA Reads in that
+    //# a Delivered RDMA Read Response MUST be sufficient to Complete the RDMA
+    //# Read operation.
+    //= rfc5040 section 5.5
+    //= type=test
+    //# An RDMA Read operation MUST NOT be Completed at the Local Peer until the
+    //# DDP layer Delivers the associated incoming RDMA Read Response Message.
+    //= rfc5040 section 5.5
+    //= type=test
+    //# RDMA Read Response Messages MUST be Delivered to the ULP at the Remote
+    //# Peer after they are Delivered to RDMAP by DDP and in the order that the
+    //# they were Delivered to RDMAP.
+    //= rfc5040 section 5.3
+    //= type=test
+    //# The Local Peer MUST issue Send Message Type Messages in the order they
+    //# were submitted by the ULP.
+    //= rfc5040 section 5.3
+    //= type=test
+    //# For a Send Message Type, the Local Peer's RDMAP layer MUST request that
+    //# the DDP layer set the Queue Number field to zero.
+    //= rfc5040 section 5.3
+    //= type=test
+    //# That is, the Local Peer's RDMAP layer MUST request that the DDP layer
+    //# mark the Message as Untagged.
+    //= rfc5040 section 5.3
+    //= type=test
+    //# A Send Message Type MUST reference an Untagged Buffer.
+    //= rfc5040 section 5.2.2
+    //= type=test
+    //# The RDMAP layer MUST Deliver the RDMA Read Response Message to the ULP.
+    //= rfc5040 section 5.1
+    //= type=test
+    //# The Data Source RDMAP layer MUST issue RDMA Write Messages to the DDP
+    //# layer in the order they were submitted by the ULP.
     let mut rig = Rig::new();
     let mr = rig.mr(64, Access::LOCAL_WRITE);
     rig.post(1, READ, &[mr.part(0, 4)]);
@@ -48,6 +88,41 @@ fn completions_keep_the_order_of_posting() {
 
 #[test]
 fn at_most_ord_reads_are_outstanding() {
+    //= rfc5041 section 5.3
+    //= type=test
+    //# MUST transmit DDP Messages in the order they were submitted to the DDP
+    //# layer,
+    //= rfc5040 section 6.1
+    //= type=test
+    //# For outbound RDMA Read Requests, the RDMAP layer MUST NOT exceed the
+    //# maximum number of outstanding, outbound RDMA Read Requests that were
+    //# negotiated between the ULP and the Local Peer's RDMAP layer.
+    //= rfc5040 section 5.5
+    //= type=test
+    //# The RDMAP layer MUST submit RDMA Messages to the DDP layer in the order
+    //# the RDMA Operations are submitted to the RDMAP layer by the ULP.
+    //= rfc5040 section 5.2.1
+    //= type=test
+    //# The Local Peer MUST pass to the DDP layer RDMA Read Request Messages in
+    //# the order they were submitted by the ULP.
+    //= rfc5040 section 5.2.1
+    //= type=test
+    //# That is, the Local Peer's RDMAP layer MUST request that the DDP layer
+    //# set the Queue Number field to one.
+    //= rfc5040 section 5.2.1
+    //= type=test
+    //# An RDMA Read Request Message MUST reference the RDMA Read Request Queue.
+    //= rfc5040 section 5.2.1
+    //= type=test
+    //# That is, the Local Peer's RDMAP layer MUST request that the DDP mark the
+    //# Message as Untagged.
+    //= rfc5040 section 5.2.1
+    //= type=test
+    //# An RDMA Read Request Message MUST reference an Untagged Buffer.
+    //= rfc5040 section 5.2
+    //= type=test
+    //# The RDMA Read operation MUST consist of a single RDMA Read Request
+    //# Message and a single RDMA Read Response Message.
     let mut rig = Rig::with(QpConfig::default(), StreamConfig { ord: 2, ..STREAM });
     let mr = rig.mr(64, Access::LOCAL_WRITE);
     for id in 0..4 {
@@ -66,6 +141,11 @@ fn at_most_ord_reads_are_outstanding() {
 
 #[test]
 fn no_reads_without_ord() {
+    //= rfc5040 section 6.1
+    //= type=test
+    //# The RDMAP layer MUST provide the maximum number of outstanding, outbound
+    //# RDMA Read Requests for the RDMAP Stream direction that were negotiated
+    //# between the ULP and the Local Peer's RDMAP layer.
     let config = QpConfig {
         max_ord: 0,
         ..QpConfig::default()
@@ -96,6 +176,10 @@ fn a_fence_waits_for_reads() {
 
 #[test]
 fn a_failing_request_is_named_and_the_rest_is_flushed() {
+    //= rfc5040 section 7.1
+    //= type=test
+    //# The Local Peer MUST send a Terminate Message for each of the following
+    //# cases:
     let mut rig = Rig::new();
     let mr = rig.mr(64, Access::LOCAL_WRITE);
     rig.recv(8, &[]);
@@ -196,6 +280,67 @@ fn inline_data_are_copied_when_posting() {
 
 #[test]
 fn a_write_with_immediate_data_sends_them_behind() {
+    //= rfc7306 section 6.3
+    //= type=test
+    //# The Local Peer MUST issue Immediate Data and Immediate Data with SE
+    //# Messages in the order they were submitted by the ULP.
+    //= rfc7306 section 6.3
+    //= type=test
+    //# An Immediate Data or Immediate Data with SE Message MUST reference an
+    //# Untagged Buffer.
+    //= rfc5044 section 5.1
+    //= type=test
+    //# MPA transmitters SHOULD calculate a MULPDU as described in Section 4.5.
+    //= rfc5044 section 4.5
+    //= type=test
+    //# DDP SHOULD provide ULPDUs that are as large as possible, but less than
+    //# or equal to MULPDU.
+    //= rfc5044 section 3
+    //= type=test
+    //# DDP SHOULD limit each record size to MULPDU.
+    //= rfc5041 section 5.3
+    //= type=test
+    //# SHOULD transmit DDP Segments within a DDP Message in increasing MO order
+    //# for Untagged DDP Messages, and in increasing TO order for Tagged DDP
+    //# Messages.
+    //= rfc5041 section 5.2
+    //= type=test
+    //# For each DDP Segment of a Tagged DDP Message, the TO MUST be set to the
+    //# octet offset from the first octet in the associated ULP Message to the
+    //# first octet in the ULP Payload contained in the DDP Segment, plus the TO
+    //# assigned to the first octet in the associated ULP Message.
+    //= rfc5041 section 5.2
+    //= type=test
+    //# At the Data Source, the DDP layer MUST send all the data contained in
+    //# the ULP message.
+    //= rfc5041 section 5.2
+    //= type=test
+    //# At the Data Source, the DDP layer MUST segment the data contained in a
+    //# ULP message into a series of DDP Segments, where each DDP Segment
+    //# contains a DDP Header and ULP Payload, and MUST be no larger than the
+    //# MULPDU value Advertised by the LLP.
+    //= rfc5041 section 4.2
+    //= type=test
+    //# At the Data Source, DDP MUST set the STag field to the value specified
+    //# by the ULP.
+    //= rfc5041 section 4.1
+    //= type=test
+    //# The DDP Segment with the L bit set to 1 MUST be posted to the LLP after
+    //# all other DDP Segments of the associated DDP Message have been posted to
+    //# the LLP.
+    //= rfc5041 section 4.1
+    //= type=test
+    //# It MUST NOT be set to one on any other DDP Segment.
+    //= rfc5041 section 4.1
+    //= type=test
+    //# It MUST be set to one on the last DDP Segment of every DDP Message.
+    //= rfc5040 section 5.1
+    //= type=test
+    //# That is, the Data Source RDMAP layer MUST request that the DDP layer
+    //# mark the Message as Tagged.
+    //= rfc5040 section 5.1
+    //= type=test
+    //# An RDMA Write Message MUST reference a Tagged Buffer.
     let mut rig = Rig::new();
     let mr = rig.mr(3000, Access::empty());
     let op = SendOp::WriteImm {
@@ -220,6 +365,9 @@ fn a_write_with_immediate_data_sends_them_behind() {
 
 #[test]
 fn what_cannot_be_posted() {
+    //= rfc5041 section 5.2
+    //= type=test
+    //# The ULP Message Length MUST be less than 2^32.
     let config = QpConfig {
         max_send_wr: 2,
         max_send_sge: 1,
@@ -275,6 +423,40 @@ fn draining_waits_for_answers() {
 
 #[test]
 fn answers_come_between_requests() {
+    //= rfc5040 section 5.5
+    //= type=test
+    //# If more than one outstanding RDMA Read Request Messages are supported by
+    //# both peers, the RDMA Read Response Messages MUST be submitted to the DDP
+    //# layer on the Remote Peer in the order the RDMA Read Request Messages
+    //# were Delivered by DDP, but the actual read of the buffer contents MAY
+    //# take place in any order at the Remote Peer.
+    //= rfc5040 section 5.2.2
+    //= type=test
+    //# The Data Source RDMAP layer MUST pass RDMA Read Response Messages to the
+    //# DDP layer, in the order that the RDMA Read Request Messages were
+    //# received by the RDMAP layer, at the Data Source.
+    //= rfc5040 section 5.2.2
+    //= type=test
+    //# That is, the Data Source RDMAP layer MUST request that the DDP mark the
+    //# Message as Tagged.
+    //= rfc5040 section 5.2.2
+    //= type=test
+    //# An RDMA Read Response Message MUST reference a Tagged Buffer.
+    //= rfc5040 section 5.2.1
+    //= type=test
+    //# The Remote Peer MUST process the RDMA Read Request Messages in the order
+    //# they were sent.
+    //= rfc5040 section 5.2.1
+    //= type=test
+    //# If the Data Source receives a valid RDMA Read Request Message, it MUST
+    //# respond with a valid RDMA Read Response Message.
+    //= rfc5040 section 5.2.1
+    //= type=test
+    //# A valid RDMA Read Request Message MUST NOT be delivered to the Data
+    //# Sink's ULP (i.e., it is processed by the RDMAP layer).
+    //= rfc5040 section 5.2.1
+    //= type=test
+    //# The Remote Peer's RDMAP layer MUST process an RDMA Read Request Message.
     let mut rig = Rig::with(
         QpConfig {
             max_ird: 64,

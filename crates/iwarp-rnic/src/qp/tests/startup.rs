@@ -12,6 +12,10 @@ const RESPONDER: StreamConfig = StreamConfig {
 
 #[test]
 fn a_responder_is_silent_before_the_first_fpdu() {
+    //= rfc5041 section 5.2
+    //= type=test
+    //# The STag and TO fields MUST NOT be checked for a zero-length Tagged DDP
+    //# Message.
     //= rfc5044 section 7.1.2
     //= type=test
     //# MPA Responder mode implementations MUST receive and validate at least one FPDU before sending any FPDUs or Markers.
@@ -49,6 +53,14 @@ fn a_responder_that_saw_no_valid_fpdu_resets() {
 
 #[test]
 fn every_kind_of_rtr_opens_the_responder() {
+    //= rfc6581 section 5
+    //= type=test
+    //# The RDMA connection initiator MUST NOT allow any later FULPDUs to be
+    //# transmitted before the RTR indication.
+    //= rfc5041 section 5.2
+    //= type=test
+    //# A zero-length DDP Message is allowed and MUST consume exactly one DDP
+    //# Segment.
     for rtr in [Rtr::Send, Rtr::Write, Rtr::Read] {
         for ord in [0, 1, 4] {
             let (mut a, mut b) = pair(StreamConfig {
@@ -135,6 +147,13 @@ fn a_later_empty_send_is_no_rtr() {
 
 #[test]
 fn reads_without_grant_are_for_the_rtr_only() {
+    //= rfc5040 section 5.2.1
+    //= type=test
+    //# MUST respond with a zero-length RDMA Read Response Message.
+    //= rfc5040 section 5.2.1
+    //= type=test
+    //# MUST NOT validate the Data Source STag and Data Source Tagged Offset
+    //# contained in the RDMA Read Request Header, and
     let mut rig = Rig::with(
         QpConfig::default(),
         StreamConfig {

@@ -52,6 +52,22 @@ fn buffer_of(rig: &mut Rig, len: u32) -> Mr {
 
 #[test]
 fn octet_by_octet() {
+    //= rfc5044 section A.4
+    //= type=test
+    //# However, MPA receivers MUST NOT depend on FPDU Alignment on TCP segment
+    //# boundaries.
+    //= rfc5044 section 5.1
+    //= type=test
+    //# MPA receivers are REQUIRED to be able to operate correctly even if
+    //# alignment is lost (see Section 6).
+    //= rfc5044 section 3
+    //= type=test
+    //# On receive, MPA MUST pass each ULPDU with its length to DDP when it has
+    //# been validated.
+    //= rfc5044 section 3
+    //= type=test
+    //# MPA MUST encapsulate the ULPDU such that there is exactly one ULPDU
+    //# contained in one FPDU.
     for crc in [true, false] {
         for (markers_tx, markers_rx) in [(false, false), (true, false), (false, true), (true, true)]
         {
@@ -134,6 +150,16 @@ fn large_payload_is_read_to_its_place() {
 
 #[test]
 fn a_region_that_goes_away_during_a_direct_read() {
+    //= rfc5041 section 8.3.1
+    //= type=test
+    //# An RNIC MUST ensure that the network interface can no longer modify an
+    //# Advertised Buffer after the ULP revokes remote access rights for an
+    //# STag.
+    //= rfc5040 section 8.1.1
+    //= type=test
+    //# An RNIC MUST ensure that the network interface can no longer modify an
+    //# Advertised Buffer after the ULP revokes remote access rights for an
+    //# STag.
     let (mut a, mut b) = pair(StreamConfig {
         crc: false,
         emss: 65483,
@@ -159,6 +185,22 @@ fn a_region_that_goes_away_during_a_direct_read() {
 
 #[test]
 fn partial_writes_lose_nothing() {
+    //= rfc5041 section 5.2
+    //= type=test
+    //# At the Data Sink, the DDP layer MUST Place the ULP Payload contained in
+    //# all valid incoming DDP Segments associated with a DDP Message into the
+    //# ULP Buffer.
+    //= rfc5041 section 5.2
+    //= type=test
+    //# For each DDP Segment of a Untagged DDP Message, the MO MUST be set to
+    //# the octet offset from the first octet in the associated ULP Message
+    //# (which is defined to be zero) to the first octet in the ULP Payload
+    //# contained in the DDP Segment.
+    //= rfc5040 section 5.5
+    //= type=test
+    //# A Send or RDMA Write Message MUST NOT be considered Complete at the
+    //# Local Peer (Data Source) until it has been successfully completed at the
+    //# DDP layer.
     for most in [1, 3, 1000] {
         let (mut a, mut b) = pair(STREAM);
         let src = a.mr(5000, ALL);

@@ -120,6 +120,16 @@ fn the_layout_of_siw_is_understood() {
 
 #[test]
 fn a_terminate_about_nothing_flushes_everything() {
+    //= rfc5040 section 5.4
+    //= type=test
+    //# On a single RDMAP Stream, the RDMAP layer MUST guarantee placement of a
+    //# single Terminate Message.
+    //= rfc5040 section 5.4
+    //= type=test
+    //# The RDMAP layer MUST Deliver the Terminate Message to the ULP.
+    //= rfc5040 section 5.4
+    //= type=test
+    //# A Terminate Message MUST be Delivered to the Remote Peer's RDMAP layer.
     for octets in [&[0x02, 0x02, 0, 0][..], &[], &[1]] {
         let (mut rig, _) = busy();
         tell(&mut rig, octets);

@@ -1,0 +1,415 @@
+//! Untagged messages that the RNIC itself consumes: Read Requests, atomics and their answers, immediate data,
+//! Terminate (RFC 5040 sections 5.2 and 5.4, RFC 7306 sections 5 and 6).
+
+use super::fault::{RxFault, rdmap_code};
+use super::place::{Places, Target};
+use super::response::Response;
+use super::rx::Step;
+use super::{Env, Host, QueuePair, ReceiverNotReady};
+use crate::{Access, WcFlags, WcOpcode, WcStatus};
+use iwarp_proto::ddp::{Header, UntaggedHeader};
+use iwarp_proto::rdmap::{
+    AtomicOp, AtomicRequest, AtomicResponse, Immediate, Opcode, ReadRequest, Terminate,
+    TerminateCode,
+};
+
+impl QueuePair {
+    /// Untagged messages that the RNIC itself consumes. All of them fit one segment.
+    pub(super) fn control<H: Host>(
+        &mut self,
+        header: &Header,
+        h: &UntaggedHeader,
+        payload: &[u8],
+        env: &mut Env<'_, H>,
+    ) -> Result<Step, RxFault> {
+        let ulpdu_len = (header.len() + payload.len()) as u16;
+        //= rfc5040 section 5.4
+        //# On a single RDMAP Stream, the RDMAP layer MUST guarantee placement of a
+        //# single Terminate Message.
+        if h.opcode == Opcode::TERMINATE {
+            // Whatever else is wrong with it: the stream is over, and a Terminate is not answered.
+            let terminate = Terminate::parse(payload).map(|(t, _)| t);
+            let unknown = Terminate::new(TerminateCode::RDMAP_OPERATION_UNSPECIFIED);
+            self.terminated_by_peer(&terminate.unwrap_or(unknown), env.host);
+            return Ok(Step::Again);
+        }
+        self.check_msn(header, h, ulpdu_len)?;
+        let bad_offset = if h.qn == 0 {
+            h.mo != self.rx.message_off
+        } else {
+            h.mo != 0
+        };
+        if bad_offset {
+            return Err(RxFault::segment(
+                TerminateCode::DDP_UNTAGGED_INVALID_MO,
+                header,
+                ulpdu_len,
+            ));
+        }
+        let malformed = || {
+            RxFault::segment(
+                TerminateCode::RDMAP_OPERATION_UNSPECIFIED,
+                header,
+                ulpdu_len,
+            )
+        };
+        if !h.last {
+            return Err(malformed());
+        }
+        match h.opcode {
+            Opcode::READ_REQUEST if payload.len() == ReadRequest::LEN => {
+                let request = ReadRequest::parse(payload).ok_or_else(malformed)?;
+                //= rfc5040 section 5.2.1
+                //# The Remote Peer's RDMAP layer MUST process an RDMA Read Request Message.
+                //= rfc5040 section 5.2.1
+                //# A valid RDMA Read Request Message MUST NOT be delivered to the Data
+                //# Sink's ULP (i.e., it is processed by the RDMAP layer).
+                //= rfc5040 section 5.2.1
+                //# If the Data Source receives a valid RDMA Read Request Message, it MUST
+                //# respond with a valid RDMA Read Response Message.
+                //= rfc5040 section 5.5
+                //# RDMA Read Request Messages, including zero-length RDMA Read Requests,
+                //# MUST NOT start processing at the Remote Peer until they have been
+                //# Delivered to RDMAP by DDP.
+                //= rfc5040 section 5.5
+                //# RDMA Read Response Message processing at the Remote Peer (reading the
+                //# specified Tagged Buffer) MUST be started only after the RDMA Read
+                //# Request Message has been Delivered by the DDP layer (thus, all previous
+                //# RDMA Messages have been properly submitted for ordered Placement).
+                self.read_request(header, &request, ulpdu_len, env)?;
+            }
+            Opcode::ATOMIC_REQUEST if payload.len() == AtomicRequest::LEN => {
+                let request = AtomicRequest::parse(payload).ok_or_else(malformed)?;
+                //= rfc7306 section 5.2.1
+                //# One Atomic Operation Request Message MUST consume one Untagged Buffer.
+                //= rfc7306 section 5.2.1
+                //# The Responder's RDMAP layer MUST process an Atomic Operation Request
+                //# Message.
+                //= rfc7306 section 5.2.1
+                //# A valid Atomic Operation Request Message MUST NOT be delivered to the
+                //# Responder's ULP (i.e., it is processed by the RDMAP layer).
+                //= rfc7306 section 5.2.1
+                //# The Responder MUST process the Atomic Operation Request Messages in the
+                //# order they were sent.
+                //= rfc7306 section 5.2.1
+                //# If the Responder receives a valid Atomic Operation Request Message, it
+                //# MUST respond with a valid Atomic Operation Response Message.
+                //= rfc7306 section 5.4
+                //# If more than one outstanding Atomic Request Message is supported by both
+                //# peers, the Atomic Operation Request Messages MUST be processed in the
+                //# order they were delivered by the DDP layer on the Responder.
+                //= rfc7306 section 5.4
+                //# Atomic Operation Response Messages MUST be submitted to the DDP layer on
+                //# the Responder in the order the Atomic Operation Request Messages were
+                //# Delivered by DDP.
+                self.atomic_request(header, &request, ulpdu_len, env)?;
+            }
+            Opcode::ATOMIC_RESPONSE if payload.len() == AtomicResponse::LEN => {
+                let response = AtomicResponse::parse(payload).ok_or_else(malformed)?;
+                self.atomic_response(header, &response, ulpdu_len, env)?;
+            }
+            Opcode::IMMEDIATE | Opcode::IMMEDIATE_SE if payload.len() == Immediate::LEN => {
+                if self.rx.taking {
+                    // In the middle of a Send on the same queue.
+                    return Err(RxFault::segment(
+                        TerminateCode::DDP_UNTAGGED_INVALID_MSN,
+                        header,
+                        ulpdu_len,
+                    ));
+                }
+                let immediate = Immediate::parse(payload).ok_or_else(malformed)?;
+                return self.immediate(header, h, immediate, ulpdu_len, env);
+            }
+            _ => return Err(malformed()),
+        }
+        //= rfc5040 section 5.2.1
+        //# One RDMA Read Request Message MUST consume one Untagged Buffer.
+        self.advance_msn(h.qn);
+        Ok(Step::Again)
+    }
+
+    fn read_request<H: Host>(
+        &mut self,
+        header: &Header,
+        r: &ReadRequest,
+        ulpdu_len: u16,
+        env: &mut Env<'_, H>,
+    ) -> Result<(), RxFault> {
+        //= rfc5040 section 5.2.1
+        //# If the Data Source receives a non-zero-length RDMA Read Message Size,
+        //# the Data Source RDMAP MUST validate the Data Source STag and Data Source
+        //# Tagged Offset contained in the RDMA Read Request Header.
+        //= rfc5040 section 7.2
+        //# The Data Source STag MUST be valid.
+        //= rfc5040 section 7.2
+        //# The Data Source STag MUST be associated to this RDMAP Stream.
+        //= rfc5040 section 7.2
+        //# The Data Source Tagged Offset MUST fall in the range of legal offsets
+        //# associated with the Data Source STag.
+        //= rfc5040 section 7.2
+        //# The sum of the Data Source Tagged Offset and the RDMA Read Message Size
+        //# MUST fall in the range of legal offsets associated with the Data Source
+        //# STag.
+        //= rfc5040 section 7.2
+        //# The sum of the Data Source Tagged Offset and the RDMA Read Message Size
+        //# MUST NOT cause the Data Source Tagged Offset to wrap.
+        env.memory
+            .covers(
+                r.source_stag.0,
+                r.source_to,
+                u64::from(r.size),
+                Access::REMOTE_READ,
+                self.accessor(),
+            )
+            .map_err(|e| {
+                RxFault::about_request(rdmap_code(e), header, ulpdu_len, Some(*r)).access()
+            })?;
+        let response = Response::Read {
+            sink_stag: r.sink_stag.0,
+            sink_to: r.sink_to,
+            source_stag: r.source_stag.0,
+            source_to: r.source_to,
+            len: r.size,
+        };
+        self.respond(response, header, ulpdu_len)
+    }
+
+    /// Queues an answer, within the IRD.
+    fn respond(
+        &mut self,
+        response: Response,
+        header: &Header,
+        ulpdu_len: u16,
+    ) -> Result<(), RxFault> {
+        //= rfc5040 section 6.1
+        //# For inbound RDMA Read Requests, the RDMAP layer MUST NOT exceed
+        //# the maximum number of outstanding, inbound RDMA Read Requests that
+        //# were negotiated between the ULP and the Local Peer's RDMAP layer.
+        // Without any granted only the RTR message by Read is in order: it asks for nothing.
+        let nothing = matches!(response, Response::Read { len: 0, .. });
+        if self.responses.limit() == 0 && !nothing || !self.responses.push(response) {
+            return Err(RxFault::segment(
+                TerminateCode::DDP_UNTAGGED_NO_BUFFER,
+                header,
+                ulpdu_len,
+            ));
+        }
+        self.counters.rx_requests = self.counters.rx_requests.wrapping_add(1);
+        Ok(())
+    }
+
+    fn atomic_request<H: Host>(
+        &mut self,
+        header: &Header,
+        r: &AtomicRequest,
+        ulpdu_len: u16,
+        env: &mut Env<'_, H>,
+    ) -> Result<(), RxFault> {
+        let fault = |code| RxFault::about_request(code, header, ulpdu_len, None);
+        //= rfc7306 section 5.2.1
+        //# At the Responder, an error MUST be surfaced in response to delivery to
+        //# the Remote Peer's RDMAP layer of an Atomic Operation Request Message
+        //# with an Atomic Operation Code that the RNIC does not support.
+        //= rfc7306 section 5.2.1
+        //# All Atomic Operation Codes from Figure 5 MUST be implemented by an RNIC
+        //# that supports Atomic Operations.
+        if r.op != AtomicOp::FETCH_ADD && r.op != AtomicOp::CMP_SWAP {
+            return Err(fault(TerminateCode::RDMAP_UNEXPECTED_OPCODE));
+        }
+        if self.responses.is_full() || self.responses.limit() == 0 {
+            return Err(fault(TerminateCode::DDP_UNTAGGED_NO_BUFFER));
+        }
+        let span = env
+            .memory
+            .check(r.stag.0, r.to, 8, Access::REMOTE_ATOMIC, self.accessor())
+            .map_err(|e| fault(rdmap_code(e)).access())?;
+        //= rfc7306 section 8.2
+        //# The RDMAP layer MUST validate that the Remote Peer's Tagged ULP
+        //# Buffer address references a ULP Buffer address that is 64-bit
+        //# aligned.
+        //= rfc7306 section 5.1.1
+        //# FetchAdd Atomic Operations MUST target ULP Buffer addresses that are
+        //# 64-bit aligned.
+        //= rfc7306 section 5.1.1
+        //# FetchAdd Atomic Operations that target ULP Buffer addresses that are not
+        //# 64-bit aligned MUST be surfaced as errors, and the Responder's memory
+        //# MUST NOT be modified in such cases.
+        //= rfc7306 section 5.1.1
+        //# Additionally, an error MUST be surfaced and a terminate message MUST be
+        //# generated.
+        //= rfc7306 section 5.1.2
+        //# CmpSwap Atomic Operations MUST target ULP Buffer addresses that are
+        //# 64-bit aligned.
+        //= rfc7306 section 5.1.2
+        //# The operation MUST NOT be performed,
+        //= rfc7306 section 5.1.2
+        //# The Responder's memory MUST NOT be modified,
+        //= rfc7306 section 5.1.2
+        //# The result MUST be surfaced as an error, and
+        //= rfc7306 section 5.1.2
+        //# A terminate message MUST be generated.
+        //= rfc7306 section 8.2
+        //# On incoming Atomic requests the following additional validation MUST be
+        //# performed:
+        //= rfc7306 section 8.2
+        //# In the case of an error, the RDMAP layer MUST generate a Terminate
+        //# Message indicating RDMA Layer Remote Operation Error with Error Code
+        //# Name "Catastrophic error, localized to RDMAP Stream" as described in
+        //# Section 4.8 of RFC 5040.
+        let word = span
+            .word()
+            .ok_or_else(|| fault(TerminateCode::RDMAP_CATASTROPHIC_STREAM))?;
+        //= rfc7306 section 5
+        //# An RNIC that supports Atomic Operations as specified in this document
+        //# MUST implement both the FetchAdd operation as specified in Section 5.1.1
+        //# and the CmpSwap operation as specified in Section 5.1.2.
+        let original = word.update(|old| match r.op {
+            AtomicOp::FETCH_ADD => masked_add(old, r.add_swap, r.add_swap_mask),
+            //= rfc7306 section 5.1.2
+            //# After the operation, the remote data Buffer MUST contain the "Original
+            //# Remote Data Value" (if comparison did not match) or the masked "Swap
+            //# Data" (if the comparison did match).
+            _ if (r.compare ^ old) & r.compare_mask == 0 => {
+                old & !r.add_swap_mask | r.add_swap & r.add_swap_mask
+            }
+            _ => old,
+        });
+        self.respond(
+            Response::Atomic {
+                request_id: r.request_id,
+                original,
+            },
+            header,
+            ulpdu_len,
+        )
+    }
+
+    fn atomic_response<H: Host>(
+        &mut self,
+        header: &Header,
+        r: &AtomicResponse,
+        ulpdu_len: u16,
+        env: &mut Env<'_, H>,
+    ) -> Result<(), RxFault> {
+        let Some(awaited) = self
+            .sq
+            .awaited
+            .front()
+            .filter(|a| a.atomic && a.seq == r.request_id)
+            .copied()
+        else {
+            return Err(RxFault::segment(
+                TerminateCode::RDMAP_UNEXPECTED_OPCODE,
+                header,
+                ulpdu_len,
+            )
+            .request(WcStatus::BadResponse));
+        };
+        let places = Places {
+            memory: env.memory,
+            who: self.accessor(),
+            receive: &self.rx.taken,
+            sends: &self.sq,
+        };
+        places
+            .write(
+                Target::Sink {
+                    seq: awaited.seq,
+                    off: 0,
+                },
+                0,
+                //= rfc7306 section 5.2.2
+                //# The RDMAP layer MUST Deliver the Atomic Operation Response Message to
+                //# the ULP.
+                //= rfc7306 section 5.4
+                //# For an Atomic Operation, the Requester MUST NOT consider the contents of
+                //# the Tagged Buffer at the Responder to be modified by that specific
+                //# Atomic Operation until the Atomic Operation Response Message has been
+                //# Delivered to RDMAP at the Requester.
+                //= rfc7306 section 5.4
+                //# An Atomic Operation MUST NOT be Completed at the Requester until the DDP
+                //# layer Delivers the associated incoming Atomic Operation Response
+                //# Message.
+                &r.original.to_ne_bytes(),
+            )
+            .map_err(|_| RxFault::local().request(WcStatus::LocalProtection))?;
+        self.answered(env.host);
+        Ok(())
+    }
+
+    fn immediate<H: Host>(
+        &mut self,
+        header: &Header,
+        h: &UntaggedHeader,
+        immediate: Immediate,
+        ulpdu_len: u16,
+        env: &mut Env<'_, H>,
+    ) -> Result<Step, RxFault> {
+        if immediate.belongs_to_send() {
+            self.rx.immediate = Some((immediate.value(), h.opcode.solicited()));
+            self.advance_msn(0);
+            return Ok(Step::Again);
+        }
+        //= rfc7306 section 6.3
+        //# One Immediate Data or Immediate Data with SE Message MUST consume
+        if !self.take_receive(env.host) {
+            return match self.config.receiver_not_ready {
+                ReceiverNotReady::Hold => Ok(Step::Hold),
+                ReceiverNotReady::Terminate => Err(RxFault::segment(
+                    TerminateCode::DDP_UNTAGGED_NO_BUFFER,
+                    header,
+                    ulpdu_len,
+                )),
+            };
+        }
+        self.advance_msn(0);
+        //= rfc7306 section 6.3
+        //# At the Remote Peer, the Immediate Data and Immediate Data with SE
+        //# Messages MUST be Delivered to the Remote Peer's ULP in the order they
+        //# were sent.
+        let byte_len = core::mem::take(&mut self.rx.last_write_len);
+        let mut cqe = self.receive_cqe(WcOpcode::RecvWriteImm, byte_len);
+        cqe.flags |= WcFlags::WITH_IMM;
+        cqe.imm_or_stag = immediate.value();
+        if h.opcode.solicited() {
+            cqe.flags |= WcFlags::SOLICITED;
+        }
+        self.finish_receive(cqe, env.host);
+        Ok(Step::Again)
+    }
+}
+
+/// Adds field by field; a set bit of `mask` is the top bit of a field, and drops the carry out of it
+/// (RFC 7306 section 5.1.1).
+const fn masked_add(a: u64, b: u64, mask: u64) -> u64 {
+    // The top bits are added without carry, so no field can reach into the next.
+    ((a & !mask).wrapping_add(b & !mask)) ^ ((a ^ b) & mask)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::masked_add;
+    use proptest::prelude::*;
+
+    /// The pseudocode of RFC 7306 section 5.1.1.
+    fn by_the_book(original: u64, add: u64, mask: u64) -> u64 {
+        let (mut carry, mut result) = (0u64, 0u64);
+        for bit in 0..64 {
+            let at = 1u64 << bit;
+            let sum = carry + u64::from(original & at != 0) + u64::from(add & at != 0);
+            if sum & 1 == 1 {
+                result |= at;
+            }
+            carry = u64::from(sum & 2 != 0 && mask & at == 0);
+        }
+        result
+    }
+
+    proptest! {
+        #[test]
+        fn masked_add_is_the_rfcs(a: u64, b: u64, m: u64) {
+            prop_assert_eq!(masked_add(a, b, m), by_the_book(a, b, m));
+            prop_assert_eq!(masked_add(a, b, 0), a.wrapping_add(b));
+        }
+    }
+}
