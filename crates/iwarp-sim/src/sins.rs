@@ -269,7 +269,8 @@ impl Side {
             lkey: src.stag,
         };
         let op = SendOp::Write { remote_addr, rkey };
-        let index = self.push(w, op, SendFlags::empty(), vec![sge]);
+        // Its first segments may land where an earlier read still looks.
+        let index = self.push(w, op, SendFlags::FENCE, vec![sge]);
         if sin == Sin::Bounds {
             // Segments before the one that crosses the end are in order, and are placed.
             let good: Region = peer.exposed;
