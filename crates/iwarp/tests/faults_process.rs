@@ -1,0 +1,285 @@
+//! What happens to a whole process: forks, descriptors that run out, floods of connections, and nothing left behind.
+//! Each test runs in a process of its own, because it counts or limits what the process has.
+
+mod common;
+
+use common::wire::{Hello, Wire, initiator, responder};
+use common::*;
+use iwarp::raw::cm::{CmEventKind, CmId, create_event_channel};
+use iwarp::{Context, Device, Error, SendOp, WcStatus};
+use iwarp_proto::mpa::startup::FrameKind;
+use iwarp_proto::rdmap::{Opcode, TerminateCode};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use socket2::{Domain, Socket, Type};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+const CHILD: &str = "IWARP_TEST_ALONE";
+
+/// Runs a test of this file in a fresh process; `body` runs there.
+fn alone(name: &str, body: impl FnOnce()) {
+    if std::env::var_os(CHILD).is_some() {
+        body();
+        return;
+    }
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args([name, "--exact", "--nocapture", "--test-threads=1"])
+        .env(CHILD, "1")
+        .stdin(Stdio::null())
+        .spawn()
+        .unwrap();
+    let start = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        if start.elapsed() > LIMIT * 3 {
+            child.kill().unwrap();
+            panic!("{name} hangs");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    assert!(status.success(), "{name}: {status}");
+}
+
+fn open_files() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+fn processor_time() -> Duration {
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: the structure is valid to write, and all zeros are a valid value.
+    let usage = unsafe {
+        libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr());
+        usage.assume_init()
+    };
+    let of = |t: libc::timeval| {
+        Duration::from_secs(t.tv_sec as u64) + Duration::from_micros(t.tv_usec as u64)
+    };
+    of(usage.ru_utime) + of(usage.ru_stime)
+}
+
+#[test]
+fn parent_and_child_both_work_after_a_fork() {
+    alone("parent_and_child_both_work_after_a_fork", || {
+        let mut healthy = Healthy::new(V4);
+        healthy.check();
+        let ctx = context(V4, &config());
+        // SAFETY: no other thread of this process holds a lock now: the progress thread sleeps, the harness waits.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0);
+        if child == 0 {
+            let good = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                Healthy::new(V4).check();
+                // A device that was opened before the fork serves new connections.
+                let channel = create_event_channel().unwrap();
+                let id = CmId::create(&channel, Some(&ctx));
+                id.bind((V4, 0).into()).unwrap();
+                id.listen(1).unwrap();
+                let end = End::new(V4, &config());
+                end.connect(id.addresses().0.unwrap(), b"");
+                expect(&channel, CmEventKind::ConnectRequest)
+                    .id
+                    .reject(b"")
+                    .unwrap();
+                end.expect(CmEventKind::Rejected);
+                // What it inherited is the parent's to end.
+                drop(healthy);
+            }));
+            // SAFETY: leaves without the harness's ends, which are the parent's.
+            unsafe { libc::_exit(i32::from(good.is_err())) };
+        }
+        let start = Instant::now();
+        let mut status = 0;
+        loop {
+            healthy.check();
+            // SAFETY: the child is ours, `status` a valid place.
+            match unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } {
+                0 if start.elapsed() < LIMIT => {}
+                0 => {
+                    // SAFETY: as above.
+                    unsafe { libc::kill(child, libc::SIGKILL) };
+                    panic!("the child hangs");
+                }
+                got => break assert_eq!(got, child),
+            }
+        }
+        assert_eq!(status, 0, "the child failed");
+        // Without anybody polling, the parent's own engine has to serve it.
+        std::thread::sleep(Duration::from_millis(5));
+        healthy.check();
+        Healthy::new(V6).check();
+    });
+}
+
+#[test]
+fn descriptors_run_out_and_come_back() {
+    alone("descriptors_run_out_and_come_back", || {
+        let few = Rlimit {
+            current: Some(128),
+            maximum: Some(128),
+        };
+        setrlimit(Resource::Nofile, few).unwrap();
+        let mut healthy = Healthy::new(V4);
+        let server = Server::new(V4, &config());
+        let end = End::new(V4, &config());
+        end.resolve(server.address);
+        let waiting = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        let device = Device::by_address(V4).unwrap();
+        let mut all = Vec::new();
+        while let Ok(one) = waiting.try_clone() {
+            all.push(one);
+        }
+        // Whatever needs one says so.
+        let full = |e: Error| assert_eq!(e.errno(), libc::EMFILE, "{e}");
+        full(Context::open(&device, config()).unwrap_err());
+        full(create_event_channel().unwrap_err());
+        full(end.ctx.create_channel().unwrap_err());
+        full(
+            CmId::create(&end.channel, Some(&end.ctx))
+                .bind((V4, 0).into())
+                .unwrap_err(),
+        );
+        end.id.connect(&parameters(b"")).unwrap();
+        end.expect_failure(CmEventKind::ConnectError, libc::EMFILE);
+        healthy.check();
+        // A peer that comes now has to wait, and costs no processor time meanwhile.
+        waiting.connect(&server.address.into()).unwrap();
+        let before = processor_time();
+        std::thread::sleep(Duration::from_millis(400));
+        let used = processor_time() - before;
+        assert!(used < Duration::from_millis(100), "{used:?}");
+        assert!(server.channel.is_empty());
+        healthy.check();
+        drop(all);
+        let mut wire = Wire::new(waiting.into());
+        wire.write(&Hello::enhanced(true, false).octets(FrameKind::Request));
+        let accepted = server.accept();
+        wire.read_hello(FrameKind::Reply);
+        wire.rtr_write();
+        accepted.expect(CmEventKind::Established);
+        end.id.connect(&parameters(b"")).unwrap();
+        let other = server.accept();
+        end.expect(CmEventKind::Established);
+        other.expect(CmEventKind::Established);
+        healthy.check();
+    });
+}
+
+#[test]
+fn a_flood_of_silent_connections_keeps_nobody_out() {
+    alone("a_flood_of_silent_connections_keeps_nobody_out", || {
+        let most = getrlimit(Resource::Nofile).maximum;
+        assert!(
+            most.is_none_or(|n| n >= 4096),
+            "this test needs descriptors: {most:?}"
+        );
+        let mut healthy = Healthy::new(V4);
+        let mut slow = config();
+        slow.handshake_timeout = LIMIT * 10;
+        let server = Server::new(V4, &slow);
+        let mut flood: Vec<Wire> = (0..1100).map(|_| Wire::connect(server.address)).collect();
+        // The oldest are given up, the youngest may still turn out to be honest.
+        flood[0].ends_with_reset();
+        healthy.check();
+        for _ in 0..10 {
+            let (mut wire, end) = initiator(&server, &Hello::enhanced(true, false));
+            let mem = end.mem(8);
+            end.post_recv(1, &[mem.sge(8)]);
+            wire.untagged(Opcode::SEND, b"12345678");
+            end.expect_status(1, WcStatus::Success);
+        }
+        let mut youngest = flood.pop().unwrap();
+        youngest.write(&Hello::enhanced(true, false).octets(FrameKind::Request));
+        server.request().id.destroy();
+        drop(flood);
+        healthy.check();
+    });
+}
+
+#[test]
+fn a_full_backlog_drains() {
+    alone("a_full_backlog_drains", || {
+        let mut healthy = Healthy::new(V4);
+        let mut slow = config();
+        slow.handshake_timeout = LIMIT * 10;
+        let server = Server::new(V4, &slow);
+        let request = Hello::enhanced(true, false).octets(FrameKind::Request);
+        let mut peers = Vec::new();
+        for _ in 0..220 {
+            let mut wire = Wire::connect(server.address);
+            wire.write(&request);
+            peers.push(wire);
+        }
+        until("the backlog is full", || server.channel.len() >= 128);
+        healthy.check();
+        for _ in 0..220 {
+            server.request().id.reject(b"").unwrap();
+        }
+        for wire in &mut peers {
+            wire.read_hello(FrameKind::Reply);
+            assert!(wire.ends());
+        }
+        healthy.check();
+        let (_wire, _end) = initiator(&server, &Hello::enhanced(true, false));
+    });
+}
+
+#[test]
+fn nothing_is_left_behind() {
+    alone("nothing_is_left_behind", || {
+        // The engine stays; so do the staging buffers, which are no descriptors.
+        Healthy::new(V4).check();
+        until("the first connection is gone", || {
+            let now = open_files();
+            std::thread::sleep(Duration::from_millis(50));
+            now == open_files()
+        });
+        std::thread::sleep(LINGER * 2);
+        let before = open_files();
+        for round in 0..20 {
+            let server = Server::new(V4, &config());
+            // A good connection, ended by either side, or dropped.
+            let (client, accepted) = pair(V4, &config());
+            match round % 3 {
+                0 => client.id.disconnect().unwrap(),
+                1 => accepted.qp.abort(),
+                _ => {}
+            }
+            // A queue pair that broke the rules, whose events nobody takes.
+            let (mut wire, guilty) = initiator(&server, &Hello::enhanced(true, false));
+            wire.write_op(1, 1, b"12345678");
+            wire.expect_terminate(TerminateCode::DDP_TAGGED_INVALID_STAG);
+            // One that is stuck.
+            let stuck = End::new(V4, &config());
+            let deaf = responder(&stuck, &Hello::enhanced(true, false));
+            let mem = stuck.mem(1 << 20);
+            for wr_id in 0..20 {
+                stuck.post(wr_id, SendOp::Send, &[mem.sge(1 << 20)]);
+            }
+            // Half a start-up, and a request that nobody answers.
+            let mut half = Wire::connect(server.address);
+            half.write(b"MPA ID");
+            let mut asks = Wire::connect(server.address);
+            asks.write(&Hello::enhanced(true, false).octets(FrameKind::Request));
+            let request = server.request();
+            // An attempt that is given up.
+            let silent = std::net::TcpListener::bind((V4, 0)).unwrap();
+            let trying = End::new(V4, &config());
+            trying.connect(silent.local_addr().unwrap(), b"");
+            if round % 2 == 0 {
+                request.id.destroy();
+            }
+            drop((request, guilty, stuck, deaf, trying, client, accepted));
+        }
+        let start = Instant::now();
+        while open_files() > before {
+            assert!(
+                start.elapsed() < LIMIT,
+                "{} descriptors more than before",
+                open_files() - before
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    });
+}
