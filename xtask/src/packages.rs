@@ -14,10 +14,6 @@ enum Proof {
     /// A program in `PATH`.
     Program(&'static str),
     /// A file or directory by its absolute path.
-    #[allow(
-        dead_code,
-        reason = "header and library packages are proved this way once a step needs one"
-    )]
     File(&'static str),
 }
 
@@ -37,6 +33,36 @@ const PACKAGES: &[Package] = &[
         proof: Proof::Program("tshark"),
         needed_by: &["tshark"],
         why: "an independent decoder for what we put on the wire",
+    },
+    Package {
+        name: "ibverbs-utils",
+        proof: Proof::Program("ibv_devinfo"),
+        needed_by: &[],
+        why: "lists and describes devices through the C library",
+    },
+    Package {
+        name: "rdmacm-utils",
+        proof: Proof::Program("rping"),
+        needed_by: &[],
+        why: "connects, pings and times connections through the C library",
+    },
+    Package {
+        name: "perftest",
+        proof: Proof::Program("ib_write_bw"),
+        needed_by: &[],
+        why: "measures and checks every operation through the C library",
+    },
+    Package {
+        name: "libibverbs-dev",
+        proof: Proof::File("/usr/include/infiniband/verbs.h"),
+        needed_by: &[],
+        why: "the C structures are compared with these headers",
+    },
+    Package {
+        name: "librdmacm-dev",
+        proof: Proof::File("/usr/include/rdma/rdma_cma.h"),
+        needed_by: &[],
+        why: "the C structures are compared with these headers",
     },
     Package {
         name: "iproute2",

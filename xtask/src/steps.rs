@@ -166,6 +166,16 @@ fn require_tools(command: &mut std::process::Command) {
     if packages::have("tshark") {
         command.env("IWARP_REQUIRE_TSHARK", "1");
     }
+    let rdma = [
+        "ibverbs-utils",
+        "rdmacm-utils",
+        "perftest",
+        "libibverbs-dev",
+        "librdmacm-dev",
+    ];
+    if rdma.into_iter().all(packages::have) {
+        command.env("IWARP_REQUIRE_RDMA_TOOLS", "1");
+    }
 }
 
 /// The protocol between driver threads lives in this file, and its model-check tests with it.

@@ -1,0 +1,50 @@
+//! The C structures, by hand. Names and fields are those of `infiniband/verbs.h` and `rdma/rdma_cma.h` (rdma-core 44, amd64).
+//!
+//! `c_struct!` also notes every field's place, so that a test compares all of them with what the C compiler says.
+#![allow(non_camel_case_types, non_snake_case, missing_docs, reason = "C names")]
+
+pub(crate) mod cma;
+pub(crate) mod verbs;
+
+/// Where a field lies: name, offset, size.
+pub(crate) type Field = (&'static str, usize, usize);
+
+/// A structure as the compiler laid it out.
+#[cfg_attr(not(test), allow(dead_code, reason = "read by the layout test"))]
+pub(crate) struct Layout {
+    pub(crate) name: &'static str,
+    pub(crate) size: usize,
+    pub(crate) fields: &'static [Field],
+}
+
+macro_rules! c_structs {
+    ($all:ident; $( $(#[$m:meta])* struct $name:ident [$size:literal] { $($f:ident: $t:ty,)* } )*) => {
+        $(
+            $(#[$m])*
+            #[repr(C)]
+            #[derive(Clone, Copy)]
+            pub(crate) struct $name { $(pub(crate) $f: $t,)* }
+            const _: () = assert!(size_of::<$name>() == $size);
+        )*
+        /// Every structure of this file.
+        #[cfg_attr(not(test), allow(dead_code, reason = "read by the layout test"))]
+        pub(crate) const $all: &[$crate::abi::Layout] = &[$(
+            $crate::abi::Layout {
+                name: stringify!($name),
+                size: size_of::<$name>(),
+                fields: &[$((
+                    stringify!($f),
+                    std::mem::offset_of!($name, $f),
+                    {
+                        const fn size<T>(_: fn(&$name) -> &T) -> usize { size_of::<T>() }
+                        size(|s: &$name| &s.$f)
+                    },
+                ),)*],
+            },
+        )*];
+    };
+}
+pub(crate) use c_structs;
+
+#[cfg(test)]
+mod layout_tests;

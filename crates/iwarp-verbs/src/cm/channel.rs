@@ -1,0 +1,234 @@
+//! Event channels and events.
+
+use super::id::{self, IdObject};
+use crate::abi::cma::*;
+use crate::guard::{EINVAL, Errno, Res, minus_one, pointer, value};
+use crate::object::{self, Kind, Object};
+use crate::{query, wait};
+use iwarp::raw::cm::{CmEvent, CmEventChannel, CmEventKind, create_event_channel};
+use parking_lot::Mutex;
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::os::fd::{AsFd, AsRawFd};
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+pub(crate) struct Channel {
+    pub(crate) queue: CmEventChannel,
+}
+
+pub(crate) type ChannelObject = Object<rdma_event_channel, Channel>;
+
+/// Our part of an event: who counts it, and what the private data pointer shows to.
+pub(crate) struct Event {
+    /// Whose acknowledgement it is: for a request the listener.
+    counted: *mut rdma_cm_id,
+    _private_data: Vec<u8>,
+}
+
+/// Taking an event and counting it is one step for who destroys the identifier.
+pub(crate) static DELIVERY: Mutex<()> = Mutex::new(());
+
+/// # Safety
+/// As [`object::find`].
+pub(crate) unsafe fn find<'a>(channel: *mut rdma_event_channel) -> Res<&'a ChannelObject> {
+    object::find(Kind::CmChannel, channel)
+}
+
+pub(crate) fn create() -> Res<*mut rdma_event_channel> {
+    let queue = create_event_channel()?;
+    let fd = queue.as_fd().as_raw_fd();
+    wait::make_blocking(fd);
+    Ok(object::create(
+        Kind::CmChannel,
+        rdma_event_channel { fd },
+        Channel { queue },
+    ))
+}
+
+/// # Safety
+/// `channel` is no longer used.
+pub(crate) unsafe fn destroy(channel: *mut rdma_event_channel) {
+    if object::retire(Kind::CmChannel, channel).is_ok() {
+        object::free::<rdma_event_channel, Channel>(channel);
+    }
+}
+
+pub(crate) unsafe extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {
+    pointer(create)
+}
+
+pub(crate) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) {
+    value((), || destroy(channel));
+}
+
+const fn number(kind: CmEventKind) -> c_uint {
+    match kind {
+        CmEventKind::AddrResolved => 0,
+        CmEventKind::AddrError => 1,
+        CmEventKind::RouteResolved => 2,
+        CmEventKind::ConnectRequest => 4,
+        CmEventKind::ConnectError => 6,
+        CmEventKind::Unreachable => 7,
+        CmEventKind::Rejected => 8,
+        CmEventKind::Established => 9,
+        CmEventKind::Disconnected => 10,
+        CmEventKind::TimewaitExit => 15,
+        // Kinds that do not exist yet in C.
+        _ => 3,
+    }
+}
+
+/// Depths are octets in C; a peer that does not say gets what a queue pair has room for.
+fn depth(value: Option<u16>) -> u8 {
+    u8::try_from(value.unwrap_or(query::RD_ATOMIC)).unwrap_or(u8::MAX)
+}
+
+/// What an event does to the identifier that programs see; `None` if nobody can be told any more.
+unsafe fn deliver(event: CmEvent) -> Option<*mut rdma_cm_event> {
+    let (id, listener) = match &event.listener {
+        None => {
+            let id = event.id.user_data() as *mut rdma_cm_id;
+            if id.is_null() {
+                return None;
+            }
+            id::refresh(id);
+            (id, null_mut())
+        }
+        Some(listener) => {
+            let listener = listener.user_data() as *mut rdma_cm_id;
+            if listener.is_null() {
+                event.id.destroy();
+                return None;
+            }
+            match id::of_request(listener, &event.id) {
+                Ok(id) => (id, listener),
+                Err(Errno(errno)) => {
+                    tracing::warn!(errno, "a connection request could not be delivered");
+                    event.id.destroy();
+                    return None;
+                }
+            }
+        }
+    };
+    let counted = if listener.is_null() { id } else { listener };
+    let object: &IdObject = object::trusted(counted);
+    object.events.delivered();
+    let private_data = event.private_data;
+    let conn = rdma_conn_param {
+        private_data: if private_data.is_empty() {
+            null_mut()
+        } else {
+            private_data.as_ptr().cast::<c_void>()
+        },
+        private_data_len: u8::try_from(private_data.len()).unwrap_or(u8::MAX),
+        responder_resources: depth(event.responder_resources),
+        initiator_depth: depth(event.initiator_depth),
+        flow_control: 0,
+        retry_count: 0,
+        rnr_retry_count: 0,
+        srq: 0,
+        qp_num: 0,
+    };
+    let mut param: event_param = std::mem::zeroed();
+    param.conn = conn;
+    let c = rdma_cm_event {
+        id,
+        listen_id: listener,
+        event: number(event.kind),
+        // Positive numbers are reasons of InfiniBand; errno is negative.
+        status: -event.status,
+        param,
+    };
+    let own = Event {
+        counted,
+        _private_data: private_data,
+    };
+    Some(object::create(Kind::CmEvent, c, own))
+}
+
+/// Takes one event, counted as delivered.
+unsafe fn take(
+    channel: *mut rdma_event_channel,
+    was_read: bool,
+) -> Res<Option<*mut rdma_cm_event>> {
+    let queue = Arc::clone(&find(channel)?.queue);
+    loop {
+        let _delivery = DELIVERY.lock();
+        let event = if was_read {
+            queue.try_next_after_read()
+        } else {
+            queue.try_next()
+        };
+        let Some(event) = event else { return Ok(None) };
+        if let Some(event) = deliver(event) {
+            return Ok(Some(event));
+        }
+    }
+}
+
+pub(crate) unsafe extern "C-unwind" fn rdma_get_cm_event(
+    channel: *mut rdma_event_channel,
+    to: *mut *mut rdma_cm_event,
+) -> c_int {
+    let mut was_read = false;
+    loop {
+        match value(Err(EINVAL), || take(channel, was_read)) {
+            Ok(Some(event)) => {
+                *to = event;
+                return 0;
+            }
+            Ok(None) => {}
+            Err(e) => return minus_one(|| Err(e)),
+        }
+        if wait::consume((*channel).fd) != 0 {
+            return -1;
+        }
+        was_read = true;
+    }
+}
+
+/// Acknowledges an event and frees it.
+///
+/// # Safety
+/// As [`object::find`].
+pub(crate) unsafe fn acknowledge(event: *mut rdma_cm_event) -> Res<()> {
+    let object: &Object<rdma_cm_event, Event> = object::find(Kind::CmEvent, event)?;
+    object::retire(Kind::CmEvent, event)?;
+    let counted = object.counted;
+    object::free::<rdma_cm_event, Event>(event);
+    // Afterwards, because destroying the identifier may have waited for it.
+    if let Ok(id) = id::find(counted) {
+        id.events.acknowledged(1);
+    }
+    Ok(())
+}
+
+pub(crate) unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
+    minus_one(|| {
+        acknowledge(event)?;
+        Ok(0)
+    })
+}
+
+pub(crate) unsafe extern "C" fn rdma_event_str(event: c_uint) -> *const c_char {
+    let name = match event {
+        0 => c"RDMA_CM_EVENT_ADDR_RESOLVED",
+        1 => c"RDMA_CM_EVENT_ADDR_ERROR",
+        2 => c"RDMA_CM_EVENT_ROUTE_RESOLVED",
+        3 => c"RDMA_CM_EVENT_ROUTE_ERROR",
+        4 => c"RDMA_CM_EVENT_CONNECT_REQUEST",
+        5 => c"RDMA_CM_EVENT_CONNECT_RESPONSE",
+        6 => c"RDMA_CM_EVENT_CONNECT_ERROR",
+        7 => c"RDMA_CM_EVENT_UNREACHABLE",
+        8 => c"RDMA_CM_EVENT_REJECTED",
+        9 => c"RDMA_CM_EVENT_ESTABLISHED",
+        10 => c"RDMA_CM_EVENT_DISCONNECTED",
+        11 => c"RDMA_CM_EVENT_DEVICE_REMOVAL",
+        12 => c"RDMA_CM_EVENT_MULTICAST_JOIN",
+        13 => c"RDMA_CM_EVENT_MULTICAST_ERROR",
+        14 => c"RDMA_CM_EVENT_ADDR_CHANGE",
+        15 => c"RDMA_CM_EVENT_TIMEWAIT_EXIT",
+        _ => c"UNKNOWN EVENT",
+    };
+    name.as_ptr()
+}

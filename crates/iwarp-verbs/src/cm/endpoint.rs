@@ -1,0 +1,373 @@
+//! Queue pairs of identifiers, and the end points of the synchronous interface (`rdma_create_ep(3)`).
+
+use super::channel;
+use super::connect::same_device;
+use super::id::{self, IdObject, QpInit, find};
+use super::sockaddr;
+use crate::abi::cma::*;
+use crate::abi::verbs::*;
+use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, minus_one, value};
+use crate::{cq, qp, srq};
+use std::ffi::c_int;
+use std::ptr::null_mut;
+
+fn last_error() -> Errno {
+    std::io::Error::last_os_error().into()
+}
+
+fn made<T>(p: *mut T) -> Res<*mut T> {
+    if p.is_null() {
+        Err(last_error())
+    } else {
+        Ok(p)
+    }
+}
+
+unsafe fn make_cq(id: *mut rdma_cm_id, depth: u32) -> Res<(*mut ibv_comp_channel, *mut ibv_cq)> {
+    let channel = made(cq::ibv_create_comp_channel((*id).verbs))?;
+    let cq = cq::ibv_create_cq((*id).verbs, depth.max(1) as c_int, id.cast(), channel, 0);
+    match made(cq) {
+        Ok(cq) => Ok((channel, cq)),
+        Err(e) => {
+            cq::ibv_destroy_comp_channel(channel);
+            Err(e)
+        }
+    }
+}
+
+/// Makes the completion queues that the program did not bring.
+unsafe fn fill_cqs(id: *mut rdma_cm_id, object: &IdObject, attr: &mut ibv_qp_init_attr) -> Res<()> {
+    if attr.send_cq.is_null() {
+        if (*id).send_cq.is_null() {
+            ((*id).send_cq_channel, (*id).send_cq) = make_cq(id, attr.cap.max_send_wr)?;
+        }
+        attr.send_cq = (*id).send_cq;
+        object.endpoint.lock().made_cqs = true;
+    }
+    if attr.recv_cq.is_null() {
+        if (*id).recv_cq.is_null() {
+            ((*id).recv_cq_channel, (*id).recv_cq) =
+                make_cq(id, attr.cap.max_recv_wr.max(srq_depth(id)))?;
+        }
+        attr.recv_cq = (*id).recv_cq;
+        object.endpoint.lock().made_cqs = true;
+    }
+    Ok(())
+}
+
+unsafe fn srq_depth(id: *mut rdma_cm_id) -> u32 {
+    srq::find((*id).srq).map_or(0, |s| s.raw.attributes().0)
+}
+
+unsafe fn destroy_cqs(id: *mut rdma_cm_id) {
+    for (cq, channel) in [
+        (&raw mut (*id).send_cq, &raw mut (*id).send_cq_channel),
+        (&raw mut (*id).recv_cq, &raw mut (*id).recv_cq_channel),
+    ] {
+        if !(*cq).is_null() && cq::ibv_destroy_cq(*cq) == 0 {
+            *cq = null_mut();
+            if !(*channel).is_null() {
+                cq::ibv_destroy_comp_channel(*channel);
+                *channel = null_mut();
+            }
+        }
+    }
+}
+
+unsafe fn pd_of(id: *mut rdma_cm_id, pd: *mut ibv_pd) -> Res<*mut ibv_pd> {
+    if (*id).verbs.is_null() {
+        return Err(EINVAL);
+    }
+    let pd = if pd.is_null() { (*id).pd } else { pd };
+    if pd.is_null() || !same_device((*id).verbs, (*pd).context) {
+        return Err(EINVAL);
+    }
+    Ok(pd)
+}
+
+unsafe fn create_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr) -> Res<()> {
+    let object = find(id)?;
+    if !(*id).qp.is_null() {
+        return Err(EINVAL);
+    }
+    let pd = pd_of(id, pd)?;
+    // What the program gets back names the queues that were made.
+    let mut inner = *attr;
+    if inner.srq.is_null() {
+        inner.srq = (*id).srq;
+    }
+    fill_cqs(id, object, &mut inner)?;
+    let made = made(qp::ibv_create_qp(pd, &raw mut inner));
+    let q = match made {
+        Ok(q) => q,
+        Err(e) => {
+            if object.endpoint.lock().made_cqs {
+                destroy_cqs(id);
+            }
+            return Err(e);
+        }
+    };
+    *attr = inner;
+    object.raw.set_queue_pair(Some(&qp::find(q)?.raw));
+    object.endpoint.lock().qp = q as usize;
+    (*id).qp = q;
+    (*id).pd = pd;
+    Ok(())
+}
+
+pub(crate) unsafe extern "C" fn rdma_create_qp(
+    id: *mut rdma_cm_id,
+    pd: *mut ibv_pd,
+    attr: *mut ibv_qp_init_attr,
+) -> c_int {
+    minus_one(|| {
+        create_qp(id, pd, &mut *attr)?;
+        Ok(0)
+    })
+}
+
+const ATTR_PD: u32 = 1;
+
+pub(crate) unsafe extern "C" fn rdma_create_qp_ex(
+    id: *mut rdma_cm_id,
+    attr: *mut ibv_qp_init_attr_ex,
+) -> c_int {
+    minus_one(|| {
+        let object = find(id)?;
+        if !(*id).qp.is_null() {
+            return Err(EINVAL);
+        }
+        let a = &mut *attr;
+        let pd = pd_of(
+            id,
+            if a.comp_mask & ATTR_PD != 0 {
+                a.pd
+            } else {
+                null_mut()
+            },
+        )?;
+        a.comp_mask |= ATTR_PD;
+        a.pd = pd;
+        let mut plain = ibv_qp_init_attr {
+            qp_context: a.qp_context,
+            send_cq: a.send_cq,
+            recv_cq: a.recv_cq,
+            srq: if a.srq.is_null() { (*id).srq } else { a.srq },
+            cap: a.cap,
+            qp_type: a.qp_type,
+            sq_sig_all: a.sq_sig_all,
+        };
+        fill_cqs(id, object, &mut plain)?;
+        (a.send_cq, a.recv_cq, a.srq) = (plain.send_cq, plain.recv_cq, plain.srq);
+        let q = match made(qp::create_qp_ex((*id).verbs, attr)) {
+            Ok(q) => q,
+            Err(e) => {
+                if object.endpoint.lock().made_cqs {
+                    destroy_cqs(id);
+                }
+                return Err(e);
+            }
+        };
+        object.raw.set_queue_pair(Some(&qp::find(q)?.raw));
+        object.endpoint.lock().qp = q as usize;
+        (*id).qp = q;
+        (*id).pd = pd;
+        Ok(0)
+    })
+}
+
+pub(crate) unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
+    value((), || {
+        let Ok(object) = find(id) else { return };
+        object.endpoint.lock().qp = 0;
+        if !(*id).qp.is_null() {
+            qp::ibv_destroy_qp((*id).qp);
+            (*id).qp = null_mut();
+        }
+        if std::mem::take(&mut object.endpoint.lock().made_cqs) {
+            destroy_cqs(id);
+        }
+    });
+}
+
+pub(crate) unsafe extern "C" fn rdma_create_srq(
+    id: *mut rdma_cm_id,
+    pd: *mut ibv_pd,
+    attr: *mut ibv_srq_init_attr,
+) -> c_int {
+    minus_one(|| {
+        let object = find(id)?;
+        if !(*id).srq.is_null() {
+            return Err(EINVAL);
+        }
+        let pd = pd_of(id, pd)?;
+        let s = made(srq::ibv_create_srq(pd, attr))?;
+        object.endpoint.lock().srq = s as usize;
+        (*id).srq = s;
+        (*id).pd = pd;
+        Ok(0)
+    })
+}
+
+pub(crate) unsafe extern "C" fn rdma_create_srq_ex(
+    id: *mut rdma_cm_id,
+    attr: *mut ibv_srq_init_attr_ex,
+) -> c_int {
+    minus_one(|| {
+        let object = find(id)?;
+        if !(*id).srq.is_null() {
+            return Err(EINVAL);
+        }
+        // Bit 1: a protection domain is given.
+        let given = if (*attr).comp_mask & 2 != 0 {
+            (*attr).pd
+        } else {
+            null_mut()
+        };
+        (*attr).pd = pd_of(id, given)?;
+        (*attr).comp_mask |= 2;
+        let s = made(srq::create_srq_ex((*id).verbs, attr))?;
+        object.endpoint.lock().srq = s as usize;
+        (*id).srq = s;
+        Ok(0)
+    })
+}
+
+pub(crate) unsafe extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
+    value((), || {
+        let Ok(object) = find(id) else { return };
+        object.endpoint.lock().srq = 0;
+        if !(*id).srq.is_null() && srq::ibv_destroy_srq((*id).srq) == 0 {
+            (*id).srq = null_mut();
+        }
+    });
+}
+
+const QPT_RC: u32 = 2;
+const RAI_PASSIVE: c_int = 1;
+
+unsafe fn create_ep(
+    id: *mut rdma_cm_id,
+    res: &rdma_addrinfo,
+    pd: *mut ibv_pd,
+    attr: *mut ibv_qp_init_attr,
+) -> Res<()> {
+    let object = find(id)?;
+    if res.ai_flags & RAI_PASSIVE != 0 {
+        object.raw.bind(sockaddr::read(res.ai_src_addr)?)?;
+        id::refresh(id);
+        if !pd.is_null() {
+            (*id).pd = pd;
+        }
+        if !attr.is_null() {
+            (*attr).qp_type = QPT_RC;
+            object.endpoint.lock().qp_init = Some(QpInit(*attr));
+        }
+        return Ok(());
+    }
+    let source = sockaddr::read_optional(res.ai_src_addr)?;
+    object
+        .raw
+        .resolve_addr(source, sockaddr::read(res.ai_dst_addr)?)?;
+    id::complete(id)?;
+    object.raw.resolve_route()?;
+    id::complete(id)?;
+    if !attr.is_null() {
+        // The type is the addresses', whatever the program left here.
+        (*attr).qp_type = QPT_RC;
+        create_qp(id, pd, &mut *attr)?;
+    }
+    if res.ai_connect_len > 0 && !res.ai_connect.is_null() {
+        let data = std::slice::from_raw_parts(res.ai_connect.cast::<u8>(), res.ai_connect_len);
+        object.endpoint.lock().connect_data = data.to_vec();
+    }
+    Ok(())
+}
+
+pub(crate) unsafe extern "C" fn rdma_create_ep(
+    to: *mut *mut rdma_cm_id,
+    res: *mut rdma_addrinfo,
+    pd: *mut ibv_pd,
+    attr: *mut ibv_qp_init_attr,
+) -> c_int {
+    minus_one(|| {
+        if res.is_null() {
+            return Err(EINVAL);
+        }
+        let res = &*res;
+        // Reliable connections only.
+        if res.ai_qp_type != 0 && res.ai_qp_type != 2 {
+            return Err(UNSUPPORTED);
+        }
+        let id = id::create(null_mut(), null_mut(), res.ai_port_space as u32)?;
+        if let Err(e) = create_ep(id, res, pd, attr) {
+            rdma_destroy_ep(id);
+            return Err(e);
+        }
+        *to = id;
+        Ok(0)
+    })
+}
+
+pub(crate) unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
+    value((), || {
+        let Ok(object) = find(id) else { return };
+        let (qp, srq) = {
+            let endpoint = object.endpoint.lock();
+            (endpoint.qp, endpoint.srq)
+        };
+        if qp != 0 || !(*id).qp.is_null() {
+            rdma_destroy_qp(id);
+        }
+        if srq != 0 {
+            rdma_destroy_srq(id);
+        }
+        if let Err(Errno(errno)) = id::destroy(id) {
+            tracing::debug!(errno, "destroying an end point");
+        }
+    });
+}
+
+const EVENT_CONNECT_REQUEST: u32 = 4;
+
+pub(crate) unsafe extern "C" fn rdma_get_request(
+    listen: *mut rdma_cm_id,
+    to: *mut *mut rdma_cm_id,
+) -> c_int {
+    minus_one(|| {
+        let object = find(listen)?;
+        if !object.synchronous {
+            return Err(EINVAL);
+        }
+        id::drop_event(listen)?;
+        let mut event: *mut rdma_cm_event = null_mut();
+        if channel::rdma_get_cm_event((*listen).channel, &raw mut event) != 0 {
+            return Err(last_error());
+        }
+        let refuse = |e: Errno| {
+            channel::acknowledge(event)?;
+            Err(e)
+        };
+        if (*event).status != 0 {
+            return refuse(Errno((*event).status.abs()));
+        }
+        if (*event).event != EVENT_CONNECT_REQUEST {
+            return refuse(EINVAL);
+        }
+        let id = (*event).id;
+        let init = object.endpoint.lock().qp_init;
+        if let Some(QpInit(mut attr)) = init {
+            if !(*listen).srq.is_null() && attr.srq.is_null() {
+                attr.srq = (*listen).srq;
+            }
+            if let Err(e) = create_qp(id, (*listen).pd, &mut attr) {
+                channel::acknowledge(event)?;
+                id::destroy(id)?;
+                return Err(e);
+            }
+        }
+        (*id).event = event;
+        *to = id;
+        Ok(0)
+    })
+}

@@ -1,0 +1,382 @@
+//! Identifiers: creation, addresses, options.
+
+use super::channel::{self, DELIVERY};
+use super::sockaddr;
+use crate::abi::cma::*;
+use crate::abi::verbs::*;
+use crate::device;
+use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, minus_one, value};
+use crate::object::{self, Kind, Object, Unacknowledged};
+use iwarp::raw::cm::CmId;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::ffi::{c_int, c_uint, c_void};
+use std::net::SocketAddr;
+use std::ptr::null_mut;
+
+/// Our part of an identifier.
+pub(crate) struct Id {
+    pub(crate) raw: CmId,
+    /// Made without a channel: calls wait for their event, which stays in `id->event`.
+    pub(crate) synchronous: bool,
+    pub(crate) events: Unacknowledged,
+    pub(crate) endpoint: Mutex<Endpoint>,
+}
+
+/// What is made for the program.
+#[derive(Default)]
+pub(crate) struct Endpoint {
+    /// The channel of a synchronous identifier.
+    pub(crate) channel: usize,
+    /// Queue pair attributes for connections to a passive end point.
+    pub(crate) qp_init: Option<QpInit>,
+    /// Private data from `rdma_getaddrinfo`'s hints.
+    pub(crate) connect_data: Vec<u8>,
+    /// Completion queues and channels that `rdma_create_qp` made.
+    pub(crate) made_cqs: bool,
+    /// As `rdma_create_qp` made it; a program may have changed `id->qp` since.
+    pub(crate) qp: usize,
+    /// The shared receive queue that `rdma_create_srq` made.
+    pub(crate) srq: usize,
+}
+
+/// A copy of `struct ibv_qp_init_attr`.
+#[derive(Clone, Copy)]
+pub(crate) struct QpInit(pub(crate) ibv_qp_init_attr);
+
+// SAFETY: the pointers are the program's, and are only handed back to functions of this library.
+unsafe impl Send for QpInit {}
+
+pub(crate) type IdObject = Object<rdma_cm_id, Id>;
+
+/// # Safety
+/// As [`object::find`].
+pub(crate) unsafe fn find<'a>(id: *mut rdma_cm_id) -> Res<&'a IdObject> {
+    object::find(Kind::CmId, id)
+}
+
+/// A protection domain for each device context of the connection manager.
+unsafe fn default_pd(verbs: *mut ibv_context) -> Res<*mut ibv_pd> {
+    static PDS: Mutex<Option<HashMap<usize, usize>>> = Mutex::new(None);
+    let mut pds = PDS.lock();
+    let pds = pds.get_or_insert_with(HashMap::new);
+    if let Some(pd) = pds.get(&(verbs as usize)) {
+        return Ok(*pd as *mut ibv_pd);
+    }
+    let pd = crate::pd::ibv_alloc_pd(verbs);
+    if pd.is_null() {
+        return Err(Errno(libc::ENOMEM));
+    }
+    pds.insert(verbs as usize, pd as usize);
+    Ok(pd)
+}
+
+fn new_object(
+    raw: &CmId,
+    channel: *mut rdma_event_channel,
+    context: *mut c_void,
+    ps: c_uint,
+    synchronous: bool,
+) -> *mut rdma_cm_id {
+    // SAFETY: integers, pointers and addresses, for which zero is a value.
+    let mut c: rdma_cm_id = unsafe { std::mem::zeroed() };
+    c.channel = channel;
+    c.context = context;
+    c.ps = ps;
+    c.qp_type = 2;
+    let own = Id {
+        raw: raw.clone(),
+        synchronous,
+        events: Unacknowledged::default(),
+        endpoint: Mutex::new(Endpoint {
+            channel: if synchronous { channel as usize } else { 0 },
+            ..Endpoint::default()
+        }),
+    };
+    let id = object::create(Kind::CmId, c, own);
+    raw.set_user_data(id as u64);
+    id
+}
+
+pub(crate) unsafe fn create(
+    channel: *mut rdma_event_channel,
+    context: *mut c_void,
+    ps: c_uint,
+) -> Res<*mut rdma_cm_id> {
+    match ps {
+        PS_TCP | PS_IB => {}
+        // Datagrams: identifiers can be made, and have no device to be bound to.
+        PS_UDP | PS_IPOIB => return Err(Errno(libc::EPROTONOSUPPORT)),
+        _ => return Err(EINVAL),
+    }
+    let synchronous = channel.is_null();
+    let channel = if synchronous {
+        channel::create()?
+    } else {
+        channel
+    };
+    let raw = CmId::create(&channel::find(channel)?.queue, None);
+    Ok(new_object(&raw, channel, context, ps, synchronous))
+}
+
+pub(crate) unsafe extern "C" fn rdma_create_id(
+    channel: *mut rdma_event_channel,
+    to: *mut *mut rdma_cm_id,
+    context: *mut c_void,
+    ps: c_uint,
+) -> c_int {
+    minus_one(|| {
+        *to = create(channel, context, ps)?;
+        Ok(0)
+    })
+}
+
+/// The identifier of a request: on the listener's channel, or on one of its own if the listener is synchronous.
+pub(crate) unsafe fn of_request(listener: *mut rdma_cm_id, raw: &CmId) -> Res<*mut rdma_cm_id> {
+    let l: &IdObject = object::trusted(listener);
+    let channel = if l.synchronous {
+        let channel = channel::create()?;
+        raw.migrate(&channel::find(channel)?.queue);
+        channel
+    } else {
+        (*listener).channel
+    };
+    let id = new_object(
+        raw,
+        channel,
+        (*listener).context,
+        (*listener).ps,
+        l.synchronous,
+    );
+    (*id).qp_type = (*listener).qp_type;
+    refresh(id);
+    Ok(id)
+}
+
+/// Brings the public fields up to date: addresses, device, protection domain.
+pub(crate) unsafe fn refresh(id: *mut rdma_cm_id) {
+    let object: &IdObject = object::trusted(id);
+    let (local, peer) = object.raw.addresses();
+    if let Some(local) = local {
+        (*id).route.addr.src_storage = sockaddr::write(local).0;
+    }
+    if let Some(peer) = peer {
+        (*id).route.addr.dst_storage = sockaddr::write(peer).0;
+    }
+    if (*id).verbs.is_null()
+        && let Some(ctx) = object.raw.context()
+        && let Ok(verbs) = device::shared_context(&ctx)
+    {
+        (*id).verbs = verbs;
+        (*id).port_num = 1;
+        if (*id).pd.is_null() {
+            (*id).pd = default_pd(verbs).unwrap_or(null_mut());
+        }
+        (*id).route.addr.ibaddr.sgid = gid_of(local);
+        (*id).route.addr.ibaddr.dgid = gid_of(peer);
+        (*id).route.addr.ibaddr.pkey = 0xffff;
+    }
+}
+
+pub(crate) fn gid_of(address: Option<SocketAddr>) -> [u64; 2] {
+    let octets = match address.map(|a| a.ip()) {
+        Some(std::net::IpAddr::V4(ip)) => ip.to_ipv6_mapped().octets(),
+        Some(std::net::IpAddr::V6(ip)) => ip.octets(),
+        None => [0; 16],
+    };
+    // SAFETY: any 16 octets are two integers.
+    unsafe { std::mem::transmute::<[u8; 16], [u64; 2]>(octets) }
+}
+
+pub(crate) unsafe fn destroy(id: *mut rdma_cm_id) -> Res<()> {
+    let object = find(id)?;
+    if !(*id).event.is_null() {
+        let event = std::mem::replace(&mut (*id).event, null_mut());
+        channel::acknowledge(event)?;
+    }
+    {
+        let _delivery = DELIVERY.lock();
+        object.raw.set_user_data(0);
+        object.raw.destroy();
+    }
+    object.events.wait();
+    object::retire(Kind::CmId, id)?;
+    let channel = object.endpoint.lock().channel;
+    object::free::<rdma_cm_id, Id>(id);
+    if channel != 0 {
+        channel::destroy(channel as *mut rdma_event_channel);
+    }
+    Ok(())
+}
+
+pub(crate) unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
+    minus_one(|| {
+        destroy(id)?;
+        Ok(0)
+    })
+}
+
+pub(crate) unsafe extern "C" fn rdma_migrate_id(
+    id: *mut rdma_cm_id,
+    channel: *mut rdma_event_channel,
+) -> c_int {
+    minus_one(|| {
+        let object = find(id)?;
+        if object.synchronous && !channel.is_null() && !(*id).event.is_null() {
+            let event = std::mem::replace(&mut (*id).event, null_mut());
+            channel::acknowledge(event)?;
+        }
+        let own = channel.is_null();
+        let to = if own { channel::create()? } else { channel };
+        {
+            let _delivery = DELIVERY.lock();
+            object.raw.migrate(&channel::find(to)?.queue);
+        }
+        // Events that were delivered belong to the old channel, and are acknowledged first.
+        object.events.wait();
+        (*id).channel = to;
+        let old = std::mem::replace(
+            &mut object.endpoint.lock().channel,
+            if own { to as usize } else { 0 },
+        );
+        if old != 0 {
+            channel::destroy(old as *mut rdma_event_channel);
+        }
+        Ok(0)
+    })
+}
+
+/// For a synchronous identifier: waits for the event that a call leads to, and keeps it in `id->event`.
+pub(crate) unsafe fn complete(id: *mut rdma_cm_id) -> Res<c_int> {
+    let object = find(id)?;
+    if !is_synchronous(object) {
+        return Ok(0);
+    }
+    drop_event(id)?;
+    let mut event = null_mut();
+    if channel::rdma_get_cm_event((*id).channel, &raw mut event) != 0 {
+        return Err(std::io::Error::last_os_error().into());
+    }
+    (*id).event = event;
+    match (*event).status {
+        0 => Ok(0),
+        // A refusal's status may be a reason instead of an errno.
+        _ if (*event).event == 8 => Err(Errno(libc::ECONNREFUSED)),
+        errno => Err(Errno(errno.abs())),
+    }
+}
+
+/// Acknowledges the event that the last call of a synchronous identifier has left.
+pub(crate) unsafe fn drop_event(id: *mut rdma_cm_id) -> Res<()> {
+    if !(*id).event.is_null() {
+        let event = std::mem::replace(&mut (*id).event, null_mut());
+        channel::acknowledge(event)?;
+    }
+    Ok(())
+}
+
+/// Its channel is its own: nobody else takes its events.
+fn is_synchronous(object: &IdObject) -> bool {
+    object.endpoint.lock().channel != 0
+}
+
+pub(crate) unsafe extern "C" fn rdma_bind_addr(
+    id: *mut rdma_cm_id,
+    address: *mut libc::sockaddr,
+) -> c_int {
+    minus_one(|| {
+        let address = sockaddr::read(address)?;
+        find(id)?.raw.bind(address)?;
+        refresh(id);
+        Ok(0)
+    })
+}
+
+pub(crate) unsafe extern "C" fn rdma_resolve_addr(
+    id: *mut rdma_cm_id,
+    source: *mut libc::sockaddr,
+    peer: *mut libc::sockaddr,
+    _timeout_ms: c_int,
+) -> c_int {
+    minus_one(|| {
+        let (source, peer) = (sockaddr::read_optional(source)?, sockaddr::read(peer)?);
+        find(id)?.raw.resolve_addr(source, peer)?;
+        refresh(id);
+        complete(id)
+    })
+}
+
+pub(crate) unsafe extern "C" fn rdma_resolve_route(
+    id: *mut rdma_cm_id,
+    _timeout_ms: c_int,
+) -> c_int {
+    minus_one(|| {
+        find(id)?.raw.resolve_route()?;
+        complete(id)
+    })
+}
+
+pub(crate) unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
+    minus_one(|| {
+        find(id)?.raw.listen(backlog.max(0) as u32)?;
+        refresh(id);
+        Ok(0)
+    })
+}
+
+const OPTION_ID: c_int = 0;
+const OPTION_IB: c_int = 1;
+const ID_TOS: c_int = 0;
+const ID_REUSEADDR: c_int = 1;
+const ID_AFONLY: c_int = 2;
+const ID_ACK_TIMEOUT: c_int = 3;
+
+pub(crate) unsafe extern "C" fn rdma_set_option(
+    id: *mut rdma_cm_id,
+    level: c_int,
+    name: c_int,
+    data: *mut c_void,
+    len: usize,
+) -> c_int {
+    minus_one(|| {
+        let object = find(id)?;
+        let int = || {
+            if len == size_of::<c_int>() && !data.is_null() {
+                Ok(*data.cast::<c_int>())
+            } else {
+                Err(EINVAL)
+            }
+        };
+        match (level, name) {
+            (OPTION_ID, ID_AFONLY) => object.raw.set_only_v6(int()? != 0),
+            // Addresses can always be used again, and TCP knows its own timeouts.
+            (OPTION_ID, ID_REUSEADDR) => {
+                int()?;
+            }
+            (OPTION_ID, ID_TOS | ID_ACK_TIMEOUT) if len == 1 && !data.is_null() => {}
+            (OPTION_ID, _) => return Err(EINVAL),
+            // Paths of InfiniBand.
+            (OPTION_IB, _) => return Err(UNSUPPORTED),
+            _ => return Err(Errno(libc::ENOSYS)),
+        }
+        Ok(0)
+    })
+}
+
+/// Port numbers in network order, ours and the peer's; zero if not known.
+unsafe fn ports(id: *mut rdma_cm_id) -> (u16, u16) {
+    value((0, 0), || {
+        let Ok(object) = find(id) else { return (0, 0) };
+        let (local, peer) = object.raw.addresses();
+        let port = |a: Option<SocketAddr>| a.map_or(0, |a| a.port().to_be());
+        (port(local), port(peer))
+    })
+}
+
+pub(crate) unsafe extern "C" fn rdma_get_src_port(id: *mut rdma_cm_id) -> u16 {
+    ports(id).0
+}
+
+pub(crate) unsafe extern "C" fn rdma_get_dst_port(id: *mut rdma_cm_id) -> u16 {
+    ports(id).1
+}

@@ -1,0 +1,11 @@
+//! librdmacm: event channels, identifiers, connections (`rdma_cm(7)`).
+//!
+//! `channel` holds event channels and events, `id` identifiers and addresses, `connect` what makes and ends connections,
+//! `endpoint` queue pairs and the synchronous interface, `address` look-ups of names and devices.
+
+pub(crate) mod address;
+pub(crate) mod channel;
+pub(crate) mod connect;
+pub(crate) mod endpoint;
+pub(crate) mod id;
+pub(crate) mod sockaddr;

@@ -1,0 +1,94 @@
+//! Socket addresses between C and Rust.
+
+use crate::guard::{EINVAL, Errno, Res};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+
+/// # Safety
+/// `from` is NULL or an address of its family's size.
+pub(crate) unsafe fn read(from: *const libc::sockaddr) -> Res<SocketAddr> {
+    if from.is_null() {
+        return Err(EINVAL);
+    }
+    match c_int_family(from) {
+        libc::AF_INET => {
+            let a = &*from.cast::<libc::sockaddr_in>();
+            let ip = Ipv4Addr::from(u32::from_be(a.sin_addr.s_addr));
+            Ok((ip, u16::from_be(a.sin_port)).into())
+        }
+        libc::AF_INET6 => {
+            let a = &*from.cast::<libc::sockaddr_in6>();
+            let ip = Ipv6Addr::from(a.sin6_addr.s6_addr);
+            Ok(SocketAddrV6::new(
+                ip,
+                u16::from_be(a.sin6_port),
+                a.sin6_flowinfo,
+                a.sin6_scope_id,
+            )
+            .into())
+        }
+        _ => Err(Errno(libc::EAFNOSUPPORT)),
+    }
+}
+
+unsafe fn c_int_family(from: *const libc::sockaddr) -> i32 {
+    i32::from((*from).sa_family)
+}
+
+/// As [`read`]; NULL and an unspecified family are no address.
+///
+/// # Safety
+/// As [`read`].
+pub(crate) unsafe fn read_optional(from: *const libc::sockaddr) -> Res<Option<SocketAddr>> {
+    if from.is_null() || c_int_family(from) == libc::AF_UNSPEC {
+        return Ok(None);
+    }
+    read(from).map(Some)
+}
+
+/// The C form, and its length.
+pub(crate) fn write(address: SocketAddr) -> (libc::sockaddr_storage, libc::socklen_t) {
+    // SAFETY: zero is a value of a socket address; both forms fit into the storage and align with it.
+    unsafe {
+        let mut to: libc::sockaddr_storage = std::mem::zeroed();
+        let len = match address {
+            SocketAddr::V4(a) => {
+                let c = &mut *(&raw mut to).cast::<libc::sockaddr_in>();
+                c.sin_family = libc::AF_INET as libc::sa_family_t;
+                c.sin_port = a.port().to_be();
+                c.sin_addr.s_addr = u32::from(*a.ip()).to_be();
+                size_of::<libc::sockaddr_in>()
+            }
+            SocketAddr::V6(a) => {
+                let c = &mut *(&raw mut to).cast::<libc::sockaddr_in6>();
+                c.sin6_family = libc::AF_INET6 as libc::sa_family_t;
+                c.sin6_port = a.port().to_be();
+                c.sin6_flowinfo = a.flowinfo();
+                c.sin6_addr.s6_addr = a.ip().octets();
+                c.sin6_scope_id = a.scope_id();
+                size_of::<libc::sockaddr_in6>()
+            }
+        };
+        (to, len as libc::socklen_t)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_survive_the_way_through_c() {
+        for text in ["127.0.0.1:7174", "[::1]:80", "[fe80::1%3]:9"] {
+            let address: SocketAddr = text.parse().unwrap();
+            let (c, _) = write(address);
+            // SAFETY: just written.
+            assert_eq!(unsafe { read((&raw const c).cast()) }, Ok(address));
+        }
+        // SAFETY: NULL is allowed, and an address without family.
+        unsafe {
+            assert_eq!(read(std::ptr::null()), Err(EINVAL));
+            let none: libc::sockaddr_storage = std::mem::zeroed();
+            assert_eq!(read_optional((&raw const none).cast()), Ok(None));
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Asynchronous events: `ibv_get_async_event(3)`, `ibv_ack_async_event(3)`.
+
+use crate::abi::verbs::*;
+use crate::device::context;
+use crate::guard::value;
+use crate::{cq, qp, srq, wait};
+use iwarp::raw::{AsyncEventKind, CompletionQueue, Context, QueuePair, SharedReceiveQueue};
+use parking_lot::Mutex;
+use std::ffi::{c_int, c_uint};
+
+const CQ_ERR: c_uint = 0;
+const QP_FATAL: c_uint = 1;
+const QP_REQ_ERR: c_uint = 2;
+const QP_ACCESS_ERR: c_uint = 3;
+const COMM_EST: c_uint = 4;
+const SQ_DRAINED: c_uint = 5;
+const SRQ_ERR: c_uint = 14;
+const SRQ_LIMIT_REACHED: c_uint = 15;
+const QP_LAST_WQE_REACHED: c_uint = 16;
+
+/// Taking an event and counting it is one step for who destroys its object.
+static DELIVERY: Mutex<()> = Mutex::new(());
+
+/// An object that events are about.
+pub(crate) trait Subject {
+    fn is(&self, kind: &AsyncEventKind) -> bool;
+    fn disown(&self);
+}
+
+impl Subject for CompletionQueue {
+    fn is(&self, kind: &AsyncEventKind) -> bool {
+        matches!(kind, AsyncEventKind::CqError(cq) if cq.is_same(self))
+    }
+
+    fn disown(&self) {
+        self.set_user_data(0);
+    }
+}
+
+impl Subject for SharedReceiveQueue {
+    fn is(&self, kind: &AsyncEventKind) -> bool {
+        matches!(kind, AsyncEventKind::SrqLimitReached(srq) if srq.is_same(self))
+    }
+
+    fn disown(&self) {
+        self.set_user_data(0);
+    }
+}
+
+impl Subject for QueuePair {
+    fn is(&self, kind: &AsyncEventKind) -> bool {
+        use AsyncEventKind::{
+            CommunicationEstablished, LastWqeReached, QpAccessError, QpFatal, QpRequestError,
+            SqDrained,
+        };
+        match kind {
+            QpFatal(qp)
+            | QpRequestError(qp)
+            | QpAccessError(qp)
+            | CommunicationEstablished(qp)
+            | SqDrained(qp)
+            | LastWqeReached(qp) => qp.is_same(self),
+            _ => false,
+        }
+    }
+
+    fn disown(&self) {
+        self.set_user_data(0);
+    }
+}
+
+/// An object is being destroyed: no event about it is delivered from now on.
+pub(crate) fn forget(ctx: &Context, subject: impl Subject) {
+    let _delivery = DELIVERY.lock();
+    subject.disown();
+    ctx.async_events().retain(|event| !subject.is(&event.kind));
+}
+
+/// Takes one event, counted as delivered.
+unsafe fn take(c: *mut ibv_context, was_read: bool) -> Option<ibv_async_event> {
+    use AsyncEventKind as K;
+    let queue = context(c).raw.async_events();
+    let _delivery = DELIVERY.lock();
+    loop {
+        let event = if was_read {
+            queue.try_next_after_read()
+        } else {
+            queue.try_next()
+        }?;
+        let (object, event_type) = match &event.kind {
+            K::CqError(cq) => (cq.user_data(), CQ_ERR),
+            K::QpFatal(qp) => (qp.user_data(), QP_FATAL),
+            K::QpRequestError(qp) => (qp.user_data(), QP_REQ_ERR),
+            K::QpAccessError(qp) => (qp.user_data(), QP_ACCESS_ERR),
+            K::CommunicationEstablished(qp) => (qp.user_data(), COMM_EST),
+            K::SqDrained(qp) => (qp.user_data(), SQ_DRAINED),
+            K::LastWqeReached(qp) => (qp.user_data(), QP_LAST_WQE_REACHED),
+            K::SrqLimitReached(srq) => (srq.user_data(), SRQ_LIMIT_REACHED),
+            _ => continue,
+        };
+        if object == 0 {
+            continue;
+        }
+        let element = async_element {
+            cq: object as *mut ibv_cq,
+        };
+        let event = ibv_async_event {
+            element,
+            event_type,
+        };
+        if let Some(counter) = counter(&event) {
+            counter.delivered();
+            return Some(event);
+        }
+    }
+}
+
+/// Where the deliveries about an event's object are counted.
+unsafe fn counter<'a>(event: &ibv_async_event) -> Option<&'a crate::object::Unacknowledged> {
+    match event.event_type {
+        CQ_ERR => cq::find(event.element.cq).ok().map(|cq| &cq.asynchronous),
+        QP_FATAL | QP_REQ_ERR | QP_ACCESS_ERR | COMM_EST | SQ_DRAINED | QP_LAST_WQE_REACHED => {
+            qp::find(event.element.qp).ok().map(|qp| &qp.asynchronous)
+        }
+        SRQ_ERR | SRQ_LIMIT_REACHED => srq::find(event.element.srq)
+            .ok()
+            .map(|srq| &srq.asynchronous),
+        _ => None,
+    }
+}
+
+pub(crate) unsafe extern "C-unwind" fn ibv_get_async_event(
+    c: *mut ibv_context,
+    to: *mut ibv_async_event,
+) -> c_int {
+    let mut was_read = false;
+    loop {
+        if let Some(event) = value(None, || take(c, was_read)) {
+            *to = event;
+            return 0;
+        }
+        if wait::consume((*c).async_fd) != 0 {
+            return -1;
+        }
+        was_read = true;
+    }
+}
+
+pub(crate) unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
+    value((), || {
+        if let Some(counter) = counter(&*event) {
+            counter.acknowledged(1);
+        }
+    });
+}

@@ -1,0 +1,91 @@
+//! The border: no panic crosses it, and every failure becomes the errno that the manual pages name.
+//!
+//! The kinds of functions in the C interface: those that answer 0 or a positive errno ([`code`]), those that answer -1 and set
+//! `errno` ([`minus_one`]), those that answer NULL and set `errno` ([`pointer`]), and the rest ([`value`]).
+
+use std::ffi::c_int;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// An errno.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Errno(pub(crate) c_int);
+
+pub(crate) type Res<T> = Result<T, Errno>;
+
+impl From<iwarp::Error> for Errno {
+    fn from(e: iwarp::Error) -> Self {
+        Self(e.errno())
+    }
+}
+
+impl From<std::io::Error> for Errno {
+    fn from(e: std::io::Error) -> Self {
+        Self(e.raw_os_error().unwrap_or(libc::EIO))
+    }
+}
+
+pub(crate) const EINVAL: Errno = Errno(libc::EINVAL);
+pub(crate) const EBUSY: Errno = Errno(libc::EBUSY);
+pub(crate) const ENOMEM: Errno = Errno(libc::ENOMEM);
+pub(crate) const UNSUPPORTED: Errno = Errno(libc::EOPNOTSUPP);
+
+/// Sets the calling thread's `errno`.
+pub(crate) fn set_errno(errno: Errno) {
+    // SAFETY: the C library gives a valid place for each thread.
+    unsafe { *libc::__errno_location() = errno.0 };
+}
+
+fn caught<T>(f: impl FnOnce() -> Res<T>) -> Res<T> {
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or(Err(Errno(libc::EIO)))
+}
+
+/// 0 or a positive errno; `errno` is set, too, because some programs look there.
+#[inline]
+pub(crate) fn code(f: impl FnOnce() -> Res<()>) -> c_int {
+    match caught(f) {
+        Ok(()) => 0,
+        Err(e) => {
+            set_errno(e);
+            e.0
+        }
+    }
+}
+
+/// A value, or -1 and `errno`.
+pub(crate) fn minus_one(f: impl FnOnce() -> Res<c_int>) -> c_int {
+    caught(f).unwrap_or_else(|e| {
+        set_errno(e);
+        -1
+    })
+}
+
+/// A pointer, or NULL and `errno`.
+pub(crate) fn pointer<T>(f: impl FnOnce() -> Res<*mut T>) -> *mut T {
+    caught(f).unwrap_or_else(|e| {
+        set_errno(e);
+        std::ptr::null_mut()
+    })
+}
+
+/// A value, or `fallback` if the function panics.
+pub(crate) fn value<T>(fallback: T, f: impl FnOnce() -> T) -> T {
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or(fallback)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn panics_become_errors() {
+        let hook = std::panic::take_hook();
+        std::panic::set_hook(Box::new(|_| {}));
+        let got = code(|| panic!("inside"));
+        let pointer = pointer::<u8>(|| panic!("inside"));
+        let errno = std::io::Error::last_os_error().raw_os_error();
+        std::panic::set_hook(hook);
+        assert_eq!(got, libc::EIO);
+        assert!(pointer.is_null());
+        assert_eq!(errno, Some(libc::EIO));
+    }
+}

@@ -1,0 +1,38 @@
+//! `libibverbs.so.1` and `librdmacm.so.1` on the software RNIC.
+//!
+//! One library under two names (the second is a link), so that both share one runtime. C structures become `iwarp` objects here and
+//! nothing else happens: no protocol, no sockets. What the functions mean is in the manual pages of rdma-core
+//! (`ibv_post_send(3)`, `rdma_cm(7)`, `rsocket(7)`).
+#![allow(
+    unsafe_op_in_unsafe_fn,
+    reason = "every function is called by C and unsafe as a whole: its contract is that the program obeys the manual page"
+)]
+#![allow(
+    clippy::missing_safety_doc,
+    reason = "C entry points have the manual page's contract"
+)]
+#![cfg_attr(test, allow(dead_code, reason = "what only the exports use"))]
+
+mod abi;
+mod cm;
+mod cq;
+mod device;
+mod events;
+// The versions mean something in the C library only.
+#[cfg(not(test))]
+mod exports;
+mod guard;
+mod kern;
+mod misc;
+mod mr;
+mod mw;
+mod object;
+mod pd;
+mod post;
+mod private;
+mod qp;
+mod qp_ex;
+mod query;
+mod rsocket;
+mod srq;
+mod wait;

@@ -1,0 +1,451 @@
+//! Memory regions, and device memory, which is ordinary memory here.
+
+use crate::abi::verbs::*;
+use crate::device::{checked_context, context};
+use crate::guard::{EBUSY, EINVAL, ENOMEM, Res, UNSUPPORTED, code, pointer};
+use crate::object::{self, Kind, Object, Users};
+use crate::{pd, query};
+use iwarp_rnic::Access;
+use std::alloc::Layout;
+use std::ffi::{c_int, c_uint, c_void};
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+/// Rights that mean something here.
+const RIGHTS: c_uint = 0x3f;
+const ON_DEMAND: c_uint = 0x40;
+const HUGETLB: c_uint = 0x80;
+/// Hints that a device may ignore (`IBV_ACCESS_OPTIONAL_RANGE`); relaxed ordering is one.
+const OPTIONAL: c_uint = 0x3ff0_0000;
+
+/// What an imported region needs to know.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Handle {
+    stag: u32,
+    length: usize,
+}
+
+#[derive(Debug)]
+pub(crate) struct Mr {
+    /// The region of device memory that it is on.
+    dm: Option<Arc<DeviceMemory>>,
+    imported: bool,
+    dm_object: usize,
+}
+
+type MrObject = Object<ibv_mr, Mr>;
+
+unsafe fn find<'a>(mr: *mut ibv_mr) -> Res<&'a MrObject> {
+    object::find(Kind::Mr, mr)
+}
+
+pub(crate) fn rights(access: c_uint) -> Res<Access> {
+    if access & ON_DEMAND != 0 {
+        return Err(UNSUPPORTED);
+    }
+    if access & !(RIGHTS | HUGETLB | OPTIONAL) != 0 {
+        return Err(EINVAL);
+    }
+    Ok(Access::from_bits_truncate(access & RIGHTS))
+}
+
+unsafe fn register(
+    p: *mut ibv_pd,
+    addr: u64,
+    len: usize,
+    iova: u64,
+    access: c_uint,
+) -> Res<*mut ibv_mr> {
+    let pd = pd::find(p)?;
+    let access = rights(access)?;
+    let ctx = context((*p).context);
+    let stag = ctx
+        .raw
+        .register(addr, len as u64, iova, pd.number, access)?;
+    pd.users.add();
+    ctx.handles
+        .mrs
+        .lock()
+        .insert(stag >> 8, Handle { stag, length: len });
+    Ok(create(
+        p,
+        stag,
+        addr as *mut c_void,
+        len,
+        Mr {
+            dm: None,
+            imported: false,
+            dm_object: 0,
+        },
+    ))
+}
+
+unsafe fn create(
+    p: *mut ibv_pd,
+    stag: u32,
+    addr: *mut c_void,
+    length: usize,
+    own: Mr,
+) -> *mut ibv_mr {
+    let mr = ibv_mr {
+        context: (*p).context,
+        pd: p,
+        addr,
+        length,
+        // The index stays the same for the region's life, the key does not.
+        handle: stag >> 8,
+        lkey: stag,
+        rkey: stag,
+    };
+    object::create(Kind::Mr, mr, own)
+}
+
+pub(crate) unsafe extern "C" fn ibv_reg_mr(
+    p: *mut ibv_pd,
+    addr: *mut c_void,
+    len: usize,
+    access: c_int,
+) -> *mut ibv_mr {
+    pointer(|| register(p, addr as u64, len, addr as u64, access as c_uint))
+}
+
+pub(crate) unsafe extern "C" fn ibv_reg_mr_iova(
+    p: *mut ibv_pd,
+    addr: *mut c_void,
+    len: usize,
+    iova: u64,
+    access: c_int,
+) -> *mut ibv_mr {
+    pointer(|| register(p, addr as u64, len, iova, access as c_uint))
+}
+
+pub(crate) unsafe extern "C" fn ibv_reg_mr_iova2(
+    p: *mut ibv_pd,
+    addr: *mut c_void,
+    len: usize,
+    iova: u64,
+    access: c_uint,
+) -> *mut ibv_mr {
+    pointer(|| register(p, addr as u64, len, iova, access & !OPTIONAL))
+}
+
+pub(crate) unsafe extern "C" fn ibv_dereg_mr(m: *mut ibv_mr) -> c_int {
+    code(|| {
+        let mr = find(m)?;
+        let ctx = context((*m).context);
+        if mr.imported {
+            return Err(EINVAL);
+        }
+        ctx.raw.deregister((*m).lkey)?;
+        object::retire(Kind::Mr, m)?;
+        ctx.handles.mrs.lock().remove(&(*m).handle);
+        if let Ok(pd) = pd::find((*m).pd) {
+            pd.users.remove();
+        }
+        if let Ok(dm) = find_dm(mr.dm_object as *mut ibv_dm) {
+            dm.users.remove();
+        }
+        object::free::<ibv_mr, Mr>(m);
+        Ok(())
+    })
+}
+
+const CHANGE_TRANSLATION: c_int = 1;
+const CHANGE_PD: c_int = 2;
+const CHANGE_ACCESS: c_int = 4;
+/// `IBV_REREG_MR_ERR_INPUT`: nothing was changed.
+const ERR_INPUT: c_int = -1;
+
+pub(crate) unsafe extern "C" fn ibv_rereg_mr(
+    m: *mut ibv_mr,
+    flags: c_int,
+    p: *mut ibv_pd,
+    addr: *mut c_void,
+    len: usize,
+    access: c_int,
+) -> c_int {
+    let result = code(|| {
+        let mr = find(m)?;
+        if flags & !(CHANGE_TRANSLATION | CHANGE_PD | CHANGE_ACCESS) != 0
+            || flags == 0
+            || mr.dm.is_some()
+        {
+            return Err(EINVAL);
+        }
+        let translation = flags & CHANGE_TRANSLATION != 0;
+        if translation && (len == 0 || addr.is_null()) {
+            return Err(EINVAL);
+        }
+        let new_pd = if flags & CHANGE_PD != 0 {
+            Some(pd::find(p)?)
+        } else {
+            None
+        };
+        let access = if flags & CHANGE_ACCESS != 0 {
+            Some(rights(access as c_uint)?)
+        } else {
+            None
+        };
+        let ctx = context((*m).context);
+        let stag = ctx.raw.reregister(
+            (*m).lkey,
+            translation.then_some((addr as u64, len as u64, addr as u64)),
+            new_pd.map(|pd| pd.number),
+            access,
+        )?;
+        (*m).lkey = stag;
+        (*m).rkey = stag;
+        if translation {
+            (*m).addr = addr;
+            (*m).length = len;
+        }
+        if let Some(new) = new_pd {
+            new.users.add();
+            if let Ok(old) = pd::find((*m).pd) {
+                old.users.remove();
+            }
+            (*m).pd = p;
+        }
+        let length = (*m).length;
+        ctx.handles
+            .mrs
+            .lock()
+            .insert((*m).handle, Handle { stag, length });
+        Ok(())
+    });
+    if result == 0 { 0 } else { ERR_INPUT }
+}
+
+pub(crate) unsafe extern "C" fn ibv_import_mr(p: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
+    pointer(|| {
+        let pd = pd::find(p)?;
+        let ctx = context((*p).context);
+        let Some(known) = ctx.handles.mrs.lock().get(&handle).copied() else {
+            return Err(EINVAL);
+        };
+        if ctx.raw.region(known.stag).is_none_or(|r| r.pd != pd.number) {
+            return Err(EINVAL);
+        }
+        // As with the kernel's drivers, where the memory lies is not known.
+        Ok(create(
+            p,
+            known.stag,
+            null_mut(),
+            known.length,
+            Mr {
+                dm: None,
+                imported: true,
+                dm_object: 0,
+            },
+        ))
+    })
+}
+
+pub(crate) unsafe extern "C" fn ibv_unimport_mr(m: *mut ibv_mr) {
+    crate::guard::value((), || {
+        if object::retire(Kind::Mr, m).is_ok() {
+            object::free::<ibv_mr, Mr>(m);
+        }
+    });
+}
+
+/// Advice to prefetch; memory that is there needs none.
+pub(crate) unsafe extern "C" fn advise_mr(
+    p: *mut ibv_pd,
+    _advice: c_uint,
+    _flags: u32,
+    _list: *mut ibv_sge,
+    _n: u32,
+) -> c_int {
+    code(|| {
+        pd::find(p)?;
+        // Only regions registered on demand can be advised about.
+        Err(UNSUPPORTED)
+    })
+}
+
+/// Memory in the device's place.
+#[derive(Debug)]
+pub(crate) struct DeviceMemory {
+    start: usize,
+    layout: Layout,
+}
+
+impl DeviceMemory {
+    fn new(len: usize, align: usize) -> Res<Self> {
+        let layout = Layout::from_size_align(len, align.max(64)).map_err(|_| EINVAL)?;
+        // SAFETY: the layout has a size above zero, as the caller has checked.
+        let start = unsafe { std::alloc::alloc_zeroed(layout) };
+        if start.is_null() {
+            return Err(ENOMEM);
+        }
+        Ok(Self {
+            start: start as usize,
+            layout,
+        })
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout, and freed once.
+        unsafe { std::alloc::dealloc(self.start as *mut u8, self.layout) };
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Dm {
+    memory: Arc<DeviceMemory>,
+    users: Users,
+    imported: bool,
+}
+
+unsafe fn find_dm<'a>(dm: *mut ibv_dm) -> Res<&'a Object<ibv_dm, Dm>> {
+    object::find(Kind::Dm, dm)
+}
+
+unsafe fn create_dm(
+    c: *mut ibv_context,
+    handle: u32,
+    memory: Arc<DeviceMemory>,
+    imported: bool,
+) -> *mut ibv_dm {
+    let dm = ibv_dm {
+        context: c,
+        memcpy_to_dm: Some(memcpy_to_dm),
+        memcpy_from_dm: Some(memcpy_from_dm),
+        // The handle is valid.
+        comp_mask: 1,
+        handle,
+    };
+    let own = Dm {
+        memory,
+        users: Users::default(),
+        imported,
+    };
+    object::create(Kind::Dm, dm, own)
+}
+
+pub(crate) unsafe extern "C" fn alloc_dm(
+    c: *mut ibv_context,
+    attr: *mut ibv_alloc_dm_attr,
+) -> *mut ibv_dm {
+    pointer(|| {
+        let ctx = checked_context(c)?;
+        let attr = &*attr;
+        if attr.comp_mask != 0 || attr.length == 0 || attr.log_align_req > 20 {
+            return Err(EINVAL);
+        }
+        if attr.length as u64 > query::MAX_DM {
+            return Err(ENOMEM);
+        }
+        let memory = Arc::new(DeviceMemory::new(attr.length, 1 << attr.log_align_req)?);
+        let mut dms = ctx.handles.dms.lock();
+        let handle = (1..).find(|h| !dms.contains_key(h)).unwrap_or(0);
+        dms.insert(handle, Arc::clone(&memory));
+        Ok(create_dm(c, handle, memory, false))
+    })
+}
+
+pub(crate) unsafe extern "C" fn free_dm(d: *mut ibv_dm) -> c_int {
+    code(|| {
+        let dm = find_dm(d)?;
+        if dm.users.any() {
+            return Err(EBUSY);
+        }
+        object::retire(Kind::Dm, d)?;
+        if !dm.imported {
+            context((*d).context)
+                .handles
+                .dms
+                .lock()
+                .remove(&(*d).handle);
+        }
+        object::free::<ibv_dm, Dm>(d);
+        Ok(())
+    })
+}
+
+pub(crate) unsafe extern "C" fn ibv_import_dm(c: *mut ibv_context, handle: u32) -> *mut ibv_dm {
+    pointer(|| {
+        let ctx = checked_context(c)?;
+        let memory = ctx.handles.dms.lock().get(&handle).cloned().ok_or(EINVAL)?;
+        Ok(create_dm(c, handle, memory, true))
+    })
+}
+
+pub(crate) unsafe extern "C" fn ibv_unimport_dm(d: *mut ibv_dm) {
+    crate::guard::value((), || {
+        if object::retire(Kind::Dm, d).is_ok() {
+            object::free::<ibv_dm, Dm>(d);
+        }
+    });
+}
+
+/// Where `len` octets at `offset` of device memory are.
+unsafe fn range(d: *mut ibv_dm, offset: u64, len: usize) -> Res<*mut u8> {
+    let memory = &find_dm(d)?.memory;
+    let offset = usize::try_from(offset).map_err(|_| EINVAL)?;
+    let end = offset.checked_add(len).ok_or(EINVAL)?;
+    if end > memory.layout.size() {
+        return Err(EINVAL);
+    }
+    Ok((memory.start + offset) as *mut u8)
+}
+
+unsafe extern "C" fn memcpy_to_dm(
+    d: *mut ibv_dm,
+    offset: u64,
+    from: *const c_void,
+    len: usize,
+) -> c_int {
+    code(|| {
+        std::ptr::copy_nonoverlapping(from.cast::<u8>(), range(d, offset, len)?, len);
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn memcpy_from_dm(
+    to: *mut c_void,
+    d: *mut ibv_dm,
+    offset: u64,
+    len: usize,
+) -> c_int {
+    code(|| {
+        std::ptr::copy_nonoverlapping(range(d, offset, len)?, to.cast::<u8>(), len);
+        Ok(())
+    })
+}
+
+/// Addresses in device memory start at zero.
+pub(crate) unsafe extern "C" fn reg_dm_mr(
+    p: *mut ibv_pd,
+    d: *mut ibv_dm,
+    offset: u64,
+    len: usize,
+    access: c_uint,
+) -> *mut ibv_mr {
+    pointer(|| {
+        let pd = pd::find(p)?;
+        let dm = find_dm(d)?;
+        let at = range(d, offset, len)? as u64;
+        let access = rights(access)?;
+        if !access.contains(Access::ZERO_BASED) {
+            return Err(EINVAL);
+        }
+        let ctx = context((*p).context);
+        let stag = ctx.raw.register(at, len as u64, 0, pd.number, access)?;
+        pd.users.add();
+        dm.users.add();
+        ctx.handles
+            .mrs
+            .lock()
+            .insert(stag >> 8, Handle { stag, length: len });
+        let own = Mr {
+            dm: Some(Arc::clone(&dm.memory)),
+            imported: false,
+            dm_object: d as usize,
+        };
+        Ok(create(p, stag, null_mut(), len, own))
+    })
+}

@@ -1,0 +1,127 @@
+//! Memory windows.
+
+use crate::abi::verbs::*;
+use crate::device::context;
+use crate::guard::{EINVAL, Res, code, pointer};
+use crate::object::{self, Kind, Object};
+use crate::{mr, pd, post};
+use iwarp_rnic::memory::WindowType;
+use iwarp_rnic::{Bind, SendFlags, SendOp, SendWr};
+use std::ffi::{c_int, c_uint};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// The STag after the last bind that was posted: binds are carried out in the order of posting.
+#[derive(Debug)]
+pub(crate) struct Mw {
+    posted: AtomicU32,
+}
+
+unsafe fn find<'a>(mw: *mut ibv_mw) -> Res<&'a Object<ibv_mw, Mw>> {
+    object::find(Kind::Mw, mw)
+}
+
+const TYPE_1: c_uint = 1;
+const TYPE_2: c_uint = 2;
+
+pub(crate) unsafe extern "C" fn alloc_mw(p: *mut ibv_pd, ty: c_uint) -> *mut ibv_mw {
+    pointer(|| {
+        let pd = pd::find(p)?;
+        let kind = match ty {
+            TYPE_1 => WindowType::Type1,
+            TYPE_2 => WindowType::Type2,
+            _ => return Err(EINVAL),
+        };
+        let stag = context((*p).context).raw.allocate_window(kind, pd.number)?;
+        pd.users.add();
+        let mw = ibv_mw {
+            context: (*p).context,
+            pd: p,
+            rkey: stag,
+            handle: stag >> 8,
+            r#type: ty,
+        };
+        let own = Mw {
+            posted: AtomicU32::new(stag),
+        };
+        Ok(object::create(Kind::Mw, mw, own))
+    })
+}
+
+pub(crate) unsafe extern "C" fn dealloc_mw(m: *mut ibv_mw) -> c_int {
+    code(|| {
+        let mw = find(m)?;
+        let stag = mw.posted.load(Ordering::Acquire);
+        context((*m).context).raw.deallocate_window(stag)?;
+        object::retire(Kind::Mw, m)?;
+        if let Ok(pd) = pd::find((*m).pd) {
+            pd.users.remove();
+        }
+        object::free::<ibv_mw, Mw>(m);
+        Ok(())
+    })
+}
+
+/// The operation that binds `m` as asked.
+///
+/// # Safety
+/// `m` and the region in `info` are living objects, or NULL.
+pub(crate) unsafe fn bind_op(
+    m: *mut ibv_mw,
+    new_stag: u32,
+    info: &ibv_mw_bind_info,
+) -> Res<SendOp> {
+    if m.is_null() || (info.mr.is_null() && info.length != 0) {
+        return Err(EINVAL);
+    }
+    let mw = find(m)?;
+    Ok(SendOp::Bind(Bind {
+        mw_stag: mw.posted.load(Ordering::Acquire),
+        new_stag,
+        mr_stag: if info.mr.is_null() {
+            0
+        } else {
+            (*info.mr).lkey
+        },
+        addr: info.addr,
+        len: info.length,
+        access: mr::rights(info.mw_access_flags)?,
+    }))
+}
+
+/// A bind was posted: the window's next bind starts from this STag.
+///
+/// # Safety
+/// As [`bind_op`], which has succeeded.
+pub(crate) unsafe fn bound(m: *mut ibv_mw, new_stag: u32) {
+    if let Ok(mw) = find(m) {
+        mw.posted.store(new_stag, Ordering::Release);
+    }
+}
+
+/// `ibv_bind_mw(3)`, for windows of type 1. The new key is the old one plus one.
+pub(crate) unsafe extern "C" fn bind_mw(
+    q: *mut ibv_qp,
+    m: *mut ibv_mw,
+    bind: *mut ibv_mw_bind,
+) -> c_int {
+    code(|| {
+        let bind = &*bind;
+        if (*m).r#type != TYPE_1 {
+            return Err(EINVAL);
+        }
+        let old = find(m)?.posted.load(Ordering::Acquire);
+        let new_stag = old & !0xff | old.wrapping_add(1) & 0xff;
+        let op = bind_op(m, new_stag, &bind.bind_info)?;
+        let wr = SendWr {
+            wr_id: bind.wr_id,
+            op,
+            flags: SendFlags::from_bits_truncate(bind.send_flags & 0x7),
+            sges: &[],
+            inline: &[],
+        };
+        post::qp(q).raw.post_send(&[wr]).map_err(|(_, e)| e)?;
+        bound(m, new_stag);
+        (*m).rkey = new_stag;
+        Ok(())
+    })
+}

@@ -1,0 +1,163 @@
+//! What all C objects have in common: a public part that programs read, our part behind it, and a place in the
+//! register of living objects.
+//!
+//! The public structure is the first field, so both parts have one address. Slow functions look the address up before they
+//! touch it, so that destroying twice is EINVAL and not a crash; fast ones trust the program, as hardware's drivers do.
+
+use crate::guard::{EINVAL, Res};
+use parking_lot::{Condvar, Mutex};
+use std::cell::UnsafeCell;
+use std::collections::HashSet;
+use std::ops::Deref;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Kinds of objects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Kind {
+    Pd,
+    Td,
+    Mr,
+    Mw,
+    Dm,
+    Ah,
+    Channel,
+    Cq,
+    Srq,
+    Qp,
+    CmChannel,
+    CmId,
+    CmEvent,
+}
+
+/// A C object of public type `C` with our data `T`.
+#[repr(C)]
+pub(crate) struct Object<C, T> {
+    c: UnsafeCell<C>,
+    own: T,
+}
+
+impl<C, T> Deref for Object<C, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.own
+    }
+}
+
+impl<C, T> Object<C, T> {
+    /// The public part. Programs read and write it at any time, so it is never borrowed.
+    pub(crate) const fn c(&self) -> *mut C {
+        self.c.get()
+    }
+}
+
+static LIVING: LazyLock<Mutex<HashSet<(Kind, usize)>>> = LazyLock::new(Mutex::default);
+
+/// Puts an object on the heap, where it stays, and registers it.
+pub(crate) fn create<C, T>(kind: Kind, c: C, own: T) -> *mut C {
+    let object = Box::into_raw(Box::new(Object {
+        c: UnsafeCell::new(c),
+        own,
+    }));
+    LIVING.lock().insert((kind, object as usize));
+    object.cast()
+}
+
+/// The object behind a pointer that the program gave us.
+///
+/// # Errors
+/// EINVAL if there is no such living object.
+///
+/// # Safety
+/// `kind` belongs to `C` and `T`, and nobody destroys the object meanwhile.
+pub(crate) unsafe fn find<'a, C, T>(kind: Kind, p: *mut C) -> Res<&'a Object<C, T>> {
+    if !LIVING.lock().contains(&(kind, p as usize)) {
+        return Err(EINVAL);
+    }
+    Ok(trusted(p))
+}
+
+/// The object behind a pointer, without looking it up.
+///
+/// # Safety
+/// It is a living object made by [`create`] with these types.
+#[inline]
+pub(crate) unsafe fn trusted<'a, C, T>(p: *mut C) -> &'a Object<C, T> {
+    &*p.cast::<Object<C, T>>()
+}
+
+/// Takes an object out of the register: from now on nobody finds it. [`free`] comes next.
+///
+/// # Errors
+/// EINVAL if there is no such living object: it was destroyed before.
+pub(crate) fn retire<C>(kind: Kind, p: *mut C) -> Res<()> {
+    if LIVING.lock().remove(&(kind, p as usize)) {
+        Ok(())
+    } else {
+        Err(EINVAL)
+    }
+}
+
+/// Frees an object.
+///
+/// # Safety
+/// As for [`find`]; it was retired and nobody uses it any more.
+pub(crate) unsafe fn free<C, T>(p: *mut C) {
+    drop(Box::from_raw(p.cast::<Object<C, T>>()));
+}
+
+/// How many other objects use an object; destroying it is EBUSY while any does.
+#[derive(Debug, Default)]
+pub(crate) struct Users(AtomicU32);
+
+impl Users {
+    pub(crate) fn add(&self) {
+        self.0.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn remove(&self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn any(&self) -> bool {
+        self.0.load(Ordering::Acquire) != 0
+    }
+}
+
+/// Events that were delivered to the program and not acknowledged. Destroying waits for them.
+#[derive(Debug, Default)]
+pub(crate) struct Unacknowledged {
+    count: Mutex<u64>,
+    zero: Condvar,
+}
+
+impl Unacknowledged {
+    pub(crate) fn delivered(&self) {
+        *self.count.lock() += 1;
+    }
+
+    pub(crate) fn acknowledged(&self, n: u64) {
+        let mut count = self.count.lock();
+        *count = count.saturating_sub(n);
+        if *count == 0 {
+            self.zero.notify_all();
+        }
+    }
+
+    pub(crate) fn wait(&self) {
+        let mut count = self.count.lock();
+        while *count != 0 {
+            self.zero.wait(&mut count);
+        }
+    }
+}
+
+/// Are there living objects of this context? Each begins with a pointer to its context.
+pub(crate) fn any_of(context: *mut crate::abi::verbs::ibv_context) -> bool {
+    LIVING.lock().iter().any(|(kind, p)| {
+        crate::device::KINDS_WITH_CONTEXT.contains(kind)
+            // SAFETY: the object lives, and its first word is the pointer to its context, which does not change.
+            && unsafe { *(*p as *const *mut crate::abi::verbs::ibv_context) } == context
+    })
+}

@@ -1,0 +1,232 @@
+//! Protection domains, thread domains, parent domains, address handles.
+
+use crate::abi::verbs::*;
+use crate::device::{checked_context, context};
+use crate::guard::{EBUSY, EINVAL, UNSUPPORTED, code, minus_one, pointer};
+use crate::object::{self, Kind, Object, Users};
+use std::ffi::c_int;
+
+#[derive(Debug)]
+pub(crate) struct Pd {
+    /// Number in the runtime; a parent domain has its protection domain's.
+    pub(crate) number: u32,
+    pub(crate) users: Users,
+    /// A parent domain's protection domain and thread domain.
+    parent: Option<(usize, usize)>,
+    /// Imported: the number belongs to somebody else.
+    imported: bool,
+}
+
+pub(crate) type PdObject = Object<ibv_pd, Pd>;
+
+/// # Safety
+/// As [`object::find`].
+pub(crate) unsafe fn find<'a>(pd: *mut ibv_pd) -> crate::guard::Res<&'a PdObject> {
+    object::find(Kind::Pd, pd)
+}
+
+fn create(
+    c: *mut ibv_context,
+    number: u32,
+    parent: Option<(usize, usize)>,
+    imported: bool,
+) -> *mut ibv_pd {
+    let own = Pd {
+        number,
+        users: Users::default(),
+        parent,
+        imported,
+    };
+    let pd = ibv_pd {
+        context: c,
+        handle: number,
+    };
+    object::create(Kind::Pd, pd, own)
+}
+
+pub(crate) unsafe extern "C" fn ibv_alloc_pd(c: *mut ibv_context) -> *mut ibv_pd {
+    pointer(|| {
+        let ctx = checked_context(c)?;
+        let number = ctx.raw.allocate_pd();
+        ctx.handles.pds.lock().insert(number, number);
+        Ok(create(c, number, None, false))
+    })
+}
+
+pub(crate) unsafe extern "C" fn ibv_dealloc_pd(p: *mut ibv_pd) -> c_int {
+    code(|| {
+        let pd = find(p)?;
+        if pd.users.any() {
+            return Err(EBUSY);
+        }
+        object::retire(Kind::Pd, p)?;
+        match pd.parent {
+            Some((parent, td)) => {
+                find(parent as *mut ibv_pd)?.users.remove();
+                if let Ok(td) = find_td(td as *mut ibv_td) {
+                    td.remove();
+                }
+            }
+            None if !pd.imported => {
+                context((*p).context).handles.pds.lock().remove(&pd.number);
+            }
+            None => {}
+        }
+        object::free::<ibv_pd, Pd>(p);
+        Ok(())
+    })
+}
+
+pub(crate) unsafe extern "C" fn ibv_import_pd(c: *mut ibv_context, handle: u32) -> *mut ibv_pd {
+    pointer(|| {
+        let ctx = checked_context(c)?;
+        if !ctx.handles.pds.lock().contains_key(&handle) {
+            return Err(EINVAL);
+        }
+        Ok(create(c, handle, None, true))
+    })
+}
+
+pub(crate) unsafe extern "C" fn ibv_unimport_pd(p: *mut ibv_pd) {
+    crate::guard::value((), || {
+        if object::retire(Kind::Pd, p).is_ok() {
+            object::free::<ibv_pd, Pd>(p);
+        }
+    });
+}
+
+unsafe fn find_td<'a>(td: *mut ibv_td) -> crate::guard::Res<&'a Object<ibv_td, Users>> {
+    object::find(Kind::Td, td)
+}
+
+pub(crate) unsafe extern "C" fn alloc_td(
+    c: *mut ibv_context,
+    attr: *mut ibv_td_init_attr,
+) -> *mut ibv_td {
+    pointer(|| {
+        checked_context(c)?;
+        if !attr.is_null() && (*attr).comp_mask != 0 {
+            return Err(UNSUPPORTED);
+        }
+        Ok(object::create(
+            Kind::Td,
+            ibv_td { context: c },
+            Users::default(),
+        ))
+    })
+}
+
+pub(crate) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
+    code(|| {
+        if find_td(td)?.any() {
+            return Err(EBUSY);
+        }
+        object::retire(Kind::Td, td)?;
+        object::free::<ibv_td, Users>(td);
+        Ok(())
+    })
+}
+
+/// Custom allocators are for buffers shared with hardware, of which there are none.
+pub(crate) unsafe extern "C" fn alloc_parent_domain(
+    c: *mut ibv_context,
+    attr: *mut ibv_parent_domain_init_attr,
+) -> *mut ibv_pd {
+    pointer(|| {
+        checked_context(c)?;
+        let attr = &*attr;
+        if attr.comp_mask & !3 != 0 {
+            return Err(UNSUPPORTED);
+        }
+        let parent = find(attr.pd)?;
+        if !attr.td.is_null() {
+            find_td(attr.td)?.add();
+        }
+        parent.users.add();
+        Ok(create(
+            c,
+            parent.number,
+            Some((attr.pd as usize, attr.td as usize)),
+            false,
+        ))
+    })
+}
+
+pub(crate) unsafe extern "C" fn ibv_create_ah(
+    p: *mut ibv_pd,
+    attr: *mut ibv_ah_attr,
+) -> *mut ibv_ah {
+    pointer(|| {
+        let pd = find(p)?;
+        let attr = &*attr;
+        // Ethernet routes by GID only.
+        if attr.port_num != 1 || attr.is_global == 0 || attr.grh.sgid_index != 0 {
+            return Err(EINVAL);
+        }
+        pd.users.add();
+        let ah = ibv_ah {
+            context: (*p).context,
+            pd: p,
+            handle: 0,
+        };
+        Ok(object::create(Kind::Ah, ah, ()))
+    })
+}
+
+pub(crate) unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
+    code(|| {
+        object::find::<ibv_ah, ()>(Kind::Ah, ah)?;
+        object::retire(Kind::Ah, ah)?;
+        find((*ah).pd)?.users.remove();
+        object::free::<ibv_ah, ()>(ah);
+        Ok(())
+    })
+}
+
+/// The peer's address as a datagram's completion gives it.
+unsafe fn from_wc(
+    port_num: u8,
+    wc: *mut ibv_wc,
+    grh: *mut ibv_grh,
+) -> crate::guard::Res<ibv_ah_attr> {
+    // Bit 0: the completion has a global routing header.
+    if wc.is_null() || grh.is_null() || (*wc).wc_flags & 1 == 0 {
+        return Err(EINVAL);
+    }
+    let mut attr: ibv_ah_attr = std::mem::zeroed();
+    let word = u32::from_be((*grh).version_tclass_flow);
+    attr.is_global = 1;
+    attr.port_num = port_num;
+    attr.sl = (*wc).sl;
+    attr.grh.dgid = (*grh).sgid;
+    attr.grh.flow_label = word & 0xf_ffff;
+    attr.grh.traffic_class = (word >> 20) as u8;
+    attr.grh.hop_limit = 64;
+    Ok(attr)
+}
+
+pub(crate) unsafe extern "C" fn ibv_init_ah_from_wc(
+    c: *mut ibv_context,
+    port_num: u8,
+    wc: *mut ibv_wc,
+    grh: *mut ibv_grh,
+    to: *mut ibv_ah_attr,
+) -> c_int {
+    minus_one(|| {
+        checked_context(c)?;
+        *to = from_wc(port_num, wc, grh)?;
+        Ok(0)
+    })
+}
+
+pub(crate) unsafe extern "C" fn ibv_create_ah_from_wc(
+    p: *mut ibv_pd,
+    wc: *mut ibv_wc,
+    grh: *mut ibv_grh,
+    port_num: u8,
+) -> *mut ibv_ah {
+    match from_wc(port_num, wc, grh) {
+        Ok(mut attr) => ibv_create_ah(p, &raw mut attr),
+        Err(e) => pointer(|| Err(e)),
+    }
+}

@@ -1,0 +1,413 @@
+//! The fast paths: posting and polling. C work requests become the runtime's on the stack, nothing is allocated.
+
+use crate::abi::verbs::value::{SEND_FENCE, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED};
+use crate::abi::verbs::*;
+use crate::cq::Cq;
+use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, code, value};
+use crate::mw;
+use crate::object::{self, Object};
+use crate::qp::QpObject;
+use crate::srq::SrqObject;
+use iwarp_rnic::limits::MAX_SGE;
+use iwarp_rnic::{Cqe, RecvWr, SendFlags, SendOp, SendWr, Sge, WcFlags, WcOpcode, WcStatus};
+use std::ffi::{c_int, c_uint};
+
+/// Our part of a queue pair.
+///
+/// # Safety
+/// `q` is a living queue pair.
+#[inline]
+pub(crate) unsafe fn qp<'a>(q: *mut ibv_qp) -> &'a QpObject {
+    object::trusted(q.cast())
+}
+
+const WR_RDMA_WRITE: c_uint = 0;
+const WR_RDMA_WRITE_WITH_IMM: c_uint = 1;
+const WR_SEND: c_uint = 2;
+const WR_SEND_WITH_IMM: c_uint = 3;
+const WR_RDMA_READ: c_uint = 4;
+const WR_ATOMIC_CMP_AND_SWP: c_uint = 5;
+const WR_ATOMIC_FETCH_AND_ADD: c_uint = 6;
+const WR_LOCAL_INV: c_uint = 7;
+const WR_BIND_MW: c_uint = 8;
+const WR_SEND_WITH_INV: c_uint = 9;
+
+pub(crate) const fn fetch_add(remote_addr: u64, rkey: u32, add: u64) -> SendOp {
+    SendOp::FetchAdd {
+        remote_addr,
+        rkey,
+        add,
+        mask: 0,
+    }
+}
+
+pub(crate) const fn cmp_swap(remote_addr: u64, rkey: u32, compare: u64, swap: u64) -> SendOp {
+    SendOp::CmpSwap {
+        remote_addr,
+        rkey,
+        compare,
+        swap,
+        compare_mask: u64::MAX,
+        swap_mask: u64::MAX,
+    }
+}
+
+#[inline]
+unsafe fn op_of(wr: &ibv_send_wr) -> Res<SendOp> {
+    let rdma = wr.wr.rdma;
+    let (remote_addr, rkey) = (rdma.remote_addr, rdma.rkey);
+    Ok(match wr.opcode {
+        WR_SEND => SendOp::Send,
+        WR_RDMA_WRITE => SendOp::Write { remote_addr, rkey },
+        WR_RDMA_READ => SendOp::Read { remote_addr, rkey },
+        WR_RDMA_WRITE_WITH_IMM => SendOp::WriteImm {
+            remote_addr,
+            rkey,
+            imm: u32::from_be(wr.imm_data),
+        },
+        WR_SEND_WITH_IMM => SendOp::SendImm(u32::from_be(wr.imm_data)),
+        WR_SEND_WITH_INV => SendOp::SendInv(wr.imm_data),
+        WR_ATOMIC_CMP_AND_SWP => {
+            let a = wr.wr.atomic;
+            cmp_swap(a.remote_addr, a.rkey, a.compare_add, a.swap)
+        }
+        WR_ATOMIC_FETCH_AND_ADD => {
+            let a = wr.wr.atomic;
+            fetch_add(a.remote_addr, a.rkey, a.compare_add)
+        }
+        WR_LOCAL_INV => SendOp::LocalInvalidate { stag: wr.imm_data },
+        WR_BIND_MW => mw::bind_op(wr.bind_mw.mw, wr.bind_mw.rkey, &wr.bind_mw.bind_info)?,
+        _ => return Err(UNSUPPORTED),
+    })
+}
+
+const FLAGS: c_uint = SEND_FENCE | SEND_SIGNALED | SEND_SOLICITED | SEND_INLINE;
+
+const EMPTY_SEND: SendWr<'static> = SendWr {
+    wr_id: 0,
+    op: SendOp::Send,
+    flags: SendFlags::empty(),
+    sges: &[],
+    inline: &[],
+};
+
+/// The program's octets of one element, for inline data.
+unsafe fn octets<'a>(sge: &ibv_sge) -> &'a [u8] {
+    if sge.length == 0 {
+        return &[];
+    }
+    std::slice::from_raw_parts(sge.addr as *const u8, sge.length as usize)
+}
+
+fn count(n: c_int) -> Res<usize> {
+    usize::try_from(n)
+        .ok()
+        .filter(|n| *n <= MAX_SGE as usize)
+        .ok_or(EINVAL)
+}
+
+/// Posts the first requests of a list, as many as fit into `W` requests and `S` elements. Answers what is left.
+#[inline]
+unsafe fn send_some<const W: usize, const S: usize>(
+    qp: &QpObject,
+    first: *mut ibv_send_wr,
+) -> Result<*mut ibv_send_wr, (*mut ibv_send_wr, Errno)> {
+    let mut sge_room = [Sge::default(); S];
+    let mut inline_room: [&[u8]; S] = [&[]; S];
+    let mut wrs = [EMPTY_SEND; W];
+    let (mut sges, mut pieces) = (&mut sge_room[..], &mut inline_room[..]);
+    let mut at = first;
+    let mut n = 0;
+    let mut stop = None;
+    while !at.is_null() && n < W {
+        let wr = &*at;
+        let op = match op_of(wr).and_then(|op| Ok((op, count(wr.num_sge)?))) {
+            Ok(op) => op,
+            Err(e) => {
+                stop = Some(e);
+                break;
+            }
+        };
+        let (op, num) = op;
+        if num > sges.len() {
+            break;
+        }
+        let list = if num == 0 {
+            &[]
+        } else {
+            std::slice::from_raw_parts(wr.sg_list, num)
+        };
+        let to = &mut wrs[n];
+        to.wr_id = wr.wr_id;
+        to.op = op;
+        to.flags = SendFlags::from_bits_truncate(wr.send_flags & FLAGS);
+        if wr.send_flags & SEND_INLINE == 0 {
+            let (mine, rest) = sges.split_at_mut(num);
+            for (to, from) in mine.iter_mut().zip(list) {
+                *to = Sge {
+                    addr: from.addr,
+                    len: from.length,
+                    lkey: from.lkey,
+                };
+            }
+            to.sges = mine;
+            sges = rest;
+        } else {
+            let (mine, rest) = pieces.split_at_mut(num.min(pieces.len()));
+            for (to, from) in mine.iter_mut().zip(list) {
+                *to = octets(from);
+            }
+            to.inline = mine;
+            pieces = rest;
+        }
+        n += 1;
+        at = wr.next;
+        // The next bind of the same window needs to know that this one was posted.
+        if matches!(op, SendOp::Bind(_)) {
+            break;
+        }
+    }
+    let posted = qp.raw.post_send(&wrs[..n]);
+    if let Err((i, e)) = posted {
+        let mut bad = first;
+        for _ in 0..i {
+            bad = (*bad).next;
+        }
+        return Err((bad, e.into()));
+    }
+    if n > 0
+        && let SendOp::Bind(bind) = wrs[n - 1].op
+    {
+        let mut last = first;
+        for _ in 1..n {
+            last = (*last).next;
+        }
+        mw::bound((*last).bind_mw.mw, bind.new_stag);
+    }
+    match stop {
+        Some(e) => Err((at, e)),
+        None => Ok(at),
+    }
+}
+
+pub(crate) unsafe extern "C" fn post_send(
+    q: *mut ibv_qp,
+    wr: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+) -> c_int {
+    code(|| {
+        let qp = qp(q);
+        let mut at = wr;
+        while !at.is_null() {
+            // Most programs post one request with few elements.
+            let done = if (*at).next.is_null() && (0..=2).contains(&(*at).num_sge) {
+                send_some::<1, 2>(qp, at)
+            } else {
+                send_some::<16, { 2 * MAX_SGE as usize }>(qp, at)
+            };
+            at = done.map_err(|(wr, e)| {
+                if !bad.is_null() {
+                    *bad = wr;
+                }
+                e
+            })?;
+        }
+        Ok(())
+    })
+}
+
+/// Converts receives and gives them to `post`, a few at a time.
+#[inline]
+unsafe fn recv_all<const W: usize, const S: usize>(
+    first: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+    post: impl Fn(&[RecvWr<'_>]) -> Result<(), (usize, iwarp::Error)>,
+) -> Res<()> {
+    let mut at = first;
+    while !at.is_null() {
+        let from = at;
+        let mut room = [Sge::default(); S];
+        let mut wrs = [RecvWr {
+            wr_id: 0,
+            sges: &[],
+        }; W];
+        let mut sges = &mut room[..];
+        let mut n = 0;
+        let mut stop = None;
+        while !at.is_null() && n < W {
+            let wr = &*at;
+            let num = match count(wr.num_sge) {
+                Ok(num) if num <= sges.len() => num,
+                Ok(_) => break,
+                Err(e) => {
+                    stop = Some(e);
+                    break;
+                }
+            };
+            let (mine, rest) = sges.split_at_mut(num);
+            for (i, to) in mine.iter_mut().enumerate() {
+                let sge = &*wr.sg_list.add(i);
+                *to = Sge {
+                    addr: sge.addr,
+                    len: sge.length,
+                    lkey: sge.lkey,
+                };
+            }
+            wrs[n] = RecvWr {
+                wr_id: wr.wr_id,
+                sges: mine,
+            };
+            sges = rest;
+            n += 1;
+            at = wr.next;
+        }
+        let failed = match (post(&wrs[..n]), stop) {
+            (Err((i, e)), _) => Some((i, e.into())),
+            (Ok(()), Some(e)) => Some((n, e)),
+            (Ok(()), None) => None,
+        };
+        if let Some((i, e)) = failed {
+            let mut wr = from;
+            for _ in 0..i {
+                wr = (*wr).next;
+            }
+            if !bad.is_null() {
+                *bad = wr;
+            }
+            return Err(e);
+        }
+    }
+    Ok(())
+}
+
+pub(crate) unsafe extern "C" fn post_recv(
+    q: *mut ibv_qp,
+    wr: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    code(|| {
+        let qp = qp(q);
+        if !wr.is_null() && (*wr).next.is_null() && (0..=2).contains(&(*wr).num_sge) {
+            recv_all::<1, 2>(wr, bad, |wrs| qp.raw.post_recv(wrs))
+        } else {
+            recv_all::<16, { 2 * MAX_SGE as usize }>(wr, bad, |wrs| qp.raw.post_recv(wrs))
+        }
+    })
+}
+
+pub(crate) unsafe extern "C" fn post_srq_recv(
+    s: *mut ibv_srq,
+    wr: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    code(|| {
+        let srq: &SrqObject = object::trusted(s);
+        recv_all::<16, { 2 * MAX_SGE as usize }>(wr, bad, |wrs| srq.raw.post(wrs))
+    })
+}
+
+pub(crate) const fn wc_status(status: WcStatus) -> c_uint {
+    match status {
+        WcStatus::Success => 0,
+        WcStatus::LocalLength => 1,
+        WcStatus::LocalQpOperation => 2,
+        WcStatus::LocalProtection => 4,
+        WcStatus::Flushed => 5,
+        WcStatus::MwBind => 6,
+        WcStatus::BadResponse => 7,
+        WcStatus::LocalAccess => 8,
+        WcStatus::RemoteInvalidRequest => 9,
+        WcStatus::RemoteAccess => 10,
+        WcStatus::RemoteOperation => 11,
+        WcStatus::TransportRetryExceeded => 12,
+        WcStatus::Fatal => 19,
+        WcStatus::ResponseTimeout => 20,
+        WcStatus::General => 21,
+    }
+}
+
+pub(crate) const fn wc_opcode(opcode: WcOpcode) -> c_uint {
+    match opcode {
+        WcOpcode::Send => 0,
+        WcOpcode::Write => 1,
+        WcOpcode::Read => 2,
+        WcOpcode::CmpSwap => 3,
+        WcOpcode::FetchAdd => 4,
+        WcOpcode::Bind => 5,
+        // No work request of this interface registers memory.
+        WcOpcode::LocalInvalidate | WcOpcode::FastRegister => 6,
+        WcOpcode::Recv => 128,
+        WcOpcode::RecvWriteImm => 129,
+    }
+}
+
+/// Immediate data are in network order, an STag is in host order.
+pub(crate) const fn imm_or_stag(cqe: &Cqe) -> u32 {
+    if cqe.flags.contains(WcFlags::WITH_IMM) {
+        cqe.imm_or_stag.to_be()
+    } else {
+        cqe.imm_or_stag
+    }
+}
+
+#[inline]
+const fn to_wc(cqe: &Cqe) -> ibv_wc {
+    ibv_wc {
+        wr_id: cqe.wr_id,
+        status: wc_status(cqe.status),
+        opcode: wc_opcode(cqe.opcode),
+        vendor_err: cqe.vendor_err,
+        byte_len: cqe.byte_len,
+        imm_data: imm_or_stag(cqe),
+        qp_num: cqe.qp_num,
+        src_qp: 0,
+        wc_flags: cqe.flags.bits() & (WcFlags::WITH_IMM.bits() | WcFlags::WITH_INV.bits()),
+        pkey_index: 0,
+        slid: 0,
+        sl: 0,
+        dlid_path_bits: 0,
+    }
+}
+
+/// Polls into an array of `N` and converts. Negative if the queue has overflowed.
+#[inline]
+unsafe fn poll_some<const N: usize>(
+    cq: &Object<ibv_cq_ex, Cq>,
+    n: usize,
+    to: *mut ibv_wc,
+) -> c_int {
+    let mut got = 0;
+    let mut cqes = [Cqe::default(); N];
+    while got < n {
+        let want = (n - got).min(N);
+        match cq.raw.poll(&mut cqes[..want]) {
+            Ok(taken) => {
+                for cqe in &cqes[..taken] {
+                    to.add(got).write(to_wc(cqe));
+                    got += 1;
+                }
+                if taken < want {
+                    break;
+                }
+                // More is only taken if it is there: the sockets were looked at once.
+                if cq.raw.is_empty() {
+                    break;
+                }
+            }
+            Err(_) if got > 0 => break,
+            Err(_) => return -libc::EIO,
+        }
+    }
+    got as c_int
+}
+
+pub(crate) unsafe extern "C" fn poll_cq(c: *mut ibv_cq, n: c_int, to: *mut ibv_wc) -> c_int {
+    value(-libc::EIO, || {
+        let cq: &Object<ibv_cq_ex, Cq> = object::trusted(c.cast());
+        match usize::try_from(n) {
+            Ok(1) => poll_some::<1>(cq, 1, to),
+            Ok(n) => poll_some::<16>(cq, n, to),
+            Err(_) => -libc::EINVAL,
+        }
+    })
+}

@@ -1,0 +1,305 @@
+//! The `ibv_wr_*` interface (`ibv_wr_post(3)`): requests are built one by one between `ibv_wr_start` and `ibv_wr_complete`.
+
+use crate::abi::verbs::*;
+use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, code, value};
+use crate::{mw, post};
+use iwarp_rnic::{SendFlags, SendOp, SendWr, Sge};
+use parking_lot::RawMutex;
+use parking_lot::lock_api::RawMutex as _;
+use std::cell::UnsafeCell;
+use std::ffi::{c_int, c_void};
+use std::ops::Range;
+
+/// `enum ibv_qp_create_send_ops_flags` without segmentation offload (10) and atomic write (12).
+const OPS: u64 = 0x3ff;
+
+struct Built {
+    wr_id: u64,
+    op: SendOp,
+    flags: SendFlags,
+    sges: Range<usize>,
+    inline: Range<usize>,
+    is_inline: bool,
+    window: *mut ibv_mw,
+}
+
+#[derive(Default)]
+struct Batch {
+    wrs: Vec<Built>,
+    sges: Vec<Sge>,
+    inline: Vec<u8>,
+    error: Option<Errno>,
+}
+
+/// Requests of a queue pair that are being built.
+pub(crate) struct Builder {
+    lock: RawMutex,
+    /// Touched by the holder of `lock` only, which is who called `ibv_wr_start`.
+    batch: UnsafeCell<Batch>,
+}
+
+impl Builder {
+    pub(crate) fn new(ops: u64) -> Res<Self> {
+        if ops & !OPS != 0 {
+            return Err(UNSUPPORTED);
+        }
+        Ok(Self {
+            lock: RawMutex::INIT,
+            batch: UnsafeCell::default(),
+        })
+    }
+}
+
+pub(crate) fn fill(c: &mut ibv_qp_ex) {
+    c.wr_atomic_cmp_swp = Some(wr_atomic_cmp_swp);
+    c.wr_atomic_fetch_add = Some(wr_atomic_fetch_add);
+    c.wr_bind_mw = Some(wr_bind_mw);
+    c.wr_local_inv = Some(wr_local_inv);
+    c.wr_rdma_read = Some(wr_rdma_read);
+    c.wr_rdma_write = Some(wr_rdma_write);
+    c.wr_rdma_write_imm = Some(wr_rdma_write_imm);
+    c.wr_send = Some(wr_send);
+    c.wr_send_imm = Some(wr_send_imm);
+    c.wr_send_inv = Some(wr_send_inv);
+    c.wr_send_tso = Some(wr_send_tso);
+    c.wr_set_ud_addr = Some(wr_set_ud_addr);
+    c.wr_set_xrc_srqn = Some(wr_set_xrc_srqn);
+    c.wr_set_inline_data = Some(wr_set_inline_data);
+    c.wr_set_inline_data_list = Some(wr_set_inline_data_list);
+    c.wr_set_sge = Some(wr_set_sge);
+    c.wr_set_sge_list = Some(wr_set_sge_list);
+    c.wr_start = Some(wr_start);
+    c.wr_complete = Some(wr_complete);
+    c.wr_abort = Some(wr_abort);
+    c.wr_atomic_write = Some(wr_atomic_write);
+}
+
+unsafe fn builder<'a>(q: *mut ibv_qp_ex) -> &'a Builder {
+    match &post::qp(q.cast()).builder {
+        Some(builder) => builder,
+        // The functions are only in queue pairs that have one.
+        None => unreachable!("a queue pair without the extended interface"),
+    }
+}
+
+/// Runs `f` on the batch; a panic spoils the batch only.
+unsafe fn with(q: *mut ibv_qp_ex, f: impl FnOnce(&mut Batch) -> Res<()>) {
+    value((), || {
+        let batch = &mut *builder(q).batch.get();
+        if let Err(e) = f(batch) {
+            batch.error.get_or_insert(e);
+        }
+    });
+}
+
+unsafe fn begin(q: *mut ibv_qp_ex, op: Res<SendOp>) {
+    with(q, |batch| {
+        batch.wrs.push(Built {
+            wr_id: (*q).wr_id,
+            op: op?,
+            flags: SendFlags::from_bits_truncate((*q).wr_flags & 0x7),
+            sges: 0..0,
+            inline: 0..0,
+            is_inline: false,
+            window: std::ptr::null_mut(),
+        });
+        Ok(())
+    });
+}
+
+unsafe extern "C" fn wr_send(q: *mut ibv_qp_ex) {
+    begin(q, Ok(SendOp::Send));
+}
+
+unsafe extern "C" fn wr_send_imm(q: *mut ibv_qp_ex, imm: u32) {
+    begin(q, Ok(SendOp::SendImm(u32::from_be(imm))));
+}
+
+unsafe extern "C" fn wr_send_inv(q: *mut ibv_qp_ex, stag: u32) {
+    begin(q, Ok(SendOp::SendInv(stag)));
+}
+
+unsafe extern "C" fn wr_rdma_write(q: *mut ibv_qp_ex, rkey: u32, remote_addr: u64) {
+    begin(q, Ok(SendOp::Write { remote_addr, rkey }));
+}
+
+unsafe extern "C" fn wr_rdma_write_imm(q: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, imm: u32) {
+    let imm = u32::from_be(imm);
+    begin(
+        q,
+        Ok(SendOp::WriteImm {
+            remote_addr,
+            rkey,
+            imm,
+        }),
+    );
+}
+
+unsafe extern "C" fn wr_rdma_read(q: *mut ibv_qp_ex, rkey: u32, remote_addr: u64) {
+    begin(q, Ok(SendOp::Read { remote_addr, rkey }));
+}
+
+unsafe extern "C" fn wr_atomic_cmp_swp(
+    q: *mut ibv_qp_ex,
+    rkey: u32,
+    addr: u64,
+    compare: u64,
+    swap: u64,
+) {
+    begin(q, Ok(post::cmp_swap(addr, rkey, compare, swap)));
+}
+
+unsafe extern "C" fn wr_atomic_fetch_add(q: *mut ibv_qp_ex, rkey: u32, addr: u64, add: u64) {
+    begin(q, Ok(post::fetch_add(addr, rkey, add)));
+}
+
+unsafe extern "C" fn wr_local_inv(q: *mut ibv_qp_ex, stag: u32) {
+    begin(q, Ok(SendOp::LocalInvalidate { stag }));
+}
+
+unsafe extern "C" fn wr_bind_mw(
+    q: *mut ibv_qp_ex,
+    window: *mut ibv_mw,
+    rkey: u32,
+    info: *const ibv_mw_bind_info,
+) {
+    begin(q, mw::bind_op(window, rkey, &*info));
+    with(q, |batch| {
+        if let Some(wr) = batch.wrs.last_mut() {
+            wr.window = window;
+        }
+        Ok(())
+    });
+}
+
+unsafe extern "C" fn wr_send_tso(q: *mut ibv_qp_ex, _: *mut c_void, _: u16, _: u16) {
+    begin(q, Err(UNSUPPORTED));
+}
+
+unsafe extern "C" fn wr_atomic_write(q: *mut ibv_qp_ex, _: u32, _: u64, _: *const c_void) {
+    begin(q, Err(UNSUPPORTED));
+}
+
+unsafe extern "C" fn wr_set_ud_addr(q: *mut ibv_qp_ex, _: *mut ibv_ah, _: u32, _: u32) {
+    with(q, |_| Err(EINVAL));
+}
+
+unsafe extern "C" fn wr_set_xrc_srqn(q: *mut ibv_qp_ex, _: u32) {
+    with(q, |_| Err(EINVAL));
+}
+
+unsafe extern "C" fn wr_set_sge(q: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
+    let sge = ibv_sge { addr, length, lkey };
+    // An element of zero length stands for none.
+    wr_set_sge_list(q, usize::from(length != 0), &raw const sge);
+}
+
+unsafe extern "C" fn wr_set_sge_list(q: *mut ibv_qp_ex, n: usize, list: *const ibv_sge) {
+    with(q, |batch| {
+        let wr = batch.wrs.last_mut().ok_or(EINVAL)?;
+        let from = batch.sges.len();
+        for i in 0..n {
+            let sge = &*list.add(i);
+            batch.sges.push(Sge {
+                addr: sge.addr,
+                len: sge.length,
+                lkey: sge.lkey,
+            });
+        }
+        wr.sges = from..batch.sges.len();
+        Ok(())
+    });
+}
+
+unsafe extern "C" fn wr_set_inline_data(q: *mut ibv_qp_ex, addr: *mut c_void, length: usize) {
+    let buf = ibv_data_buf { addr, length };
+    wr_set_inline_data_list(q, 1, &raw const buf);
+}
+
+unsafe extern "C" fn wr_set_inline_data_list(
+    q: *mut ibv_qp_ex,
+    n: usize,
+    list: *const ibv_data_buf,
+) {
+    let max = post::qp(q.cast()).raw.config().max_inline as usize;
+    with(q, |batch| {
+        let wr = batch.wrs.last_mut().ok_or(EINVAL)?;
+        let from = batch.inline.len();
+        for i in 0..n {
+            let buf = &*list.add(i);
+            if buf.length > max {
+                return Err(EINVAL);
+            }
+            if buf.length > 0 {
+                let data = std::slice::from_raw_parts(buf.addr.cast::<u8>(), buf.length);
+                batch.inline.extend_from_slice(data);
+            }
+        }
+        wr.inline = from..batch.inline.len();
+        wr.is_inline = true;
+        Ok(())
+    });
+}
+
+unsafe extern "C" fn wr_start(q: *mut ibv_qp_ex) {
+    let builder = builder(q);
+    builder.lock.lock();
+    with(q, |batch| {
+        batch.wrs.clear();
+        batch.sges.clear();
+        batch.inline.clear();
+        batch.error = None;
+        Ok(())
+    });
+}
+
+unsafe fn submit(q: *mut ibv_qp_ex, batch: &Batch) -> Res<()> {
+    if let Some(e) = batch.error {
+        return Err(e);
+    }
+    let qp = post::qp(q.cast());
+    for wrs in batch.wrs.chunks(16) {
+        let mut inline: [&[u8]; 16] = [&[]; 16];
+        for (to, wr) in inline.iter_mut().zip(wrs) {
+            *to = &batch.inline[wr.inline.clone()];
+        }
+        let mut list = [SendWr {
+            wr_id: 0,
+            op: SendOp::Send,
+            flags: SendFlags::empty(),
+            sges: &[],
+            inline: &[],
+        }; 16];
+        for ((to, wr), piece) in list.iter_mut().zip(wrs).zip(&inline) {
+            *to = SendWr {
+                wr_id: wr.wr_id,
+                op: wr.op,
+                flags: wr.flags,
+                sges: &batch.sges[wr.sges.clone()],
+                inline: &[],
+            };
+            if wr.is_inline {
+                to.flags |= SendFlags::INLINE;
+                to.inline = std::slice::from_ref(piece);
+            }
+        }
+        qp.raw.post_send(&list[..wrs.len()]).map_err(|(_, e)| e)?;
+        for wr in wrs {
+            if let SendOp::Bind(bind) = wr.op {
+                mw::bound(wr.window, bind.new_stag);
+            }
+        }
+    }
+    Ok(())
+}
+
+unsafe extern "C" fn wr_complete(q: *mut ibv_qp_ex) -> c_int {
+    let builder = builder(q);
+    let result = code(|| submit(q, &*builder.batch.get()));
+    builder.lock.unlock();
+    result
+}
+
+unsafe extern "C" fn wr_abort(q: *mut ibv_qp_ex) {
+    builder(q).lock.unlock();
+}

@@ -1,0 +1,160 @@
+//! Debian's own programs on the library.
+
+mod common;
+
+use std::io::Read;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A port that was free a moment ago.
+fn free_port(host: &str) -> Option<u16> {
+    let socket = std::net::TcpListener::bind((host, 0)).ok()?;
+    Some(socket.local_addr().unwrap().port())
+}
+
+fn start(folder: &common::Folder, program: &str, args: &[&str]) -> Child {
+    Command::new(program)
+        .args(args)
+        .env("LD_LIBRARY_PATH", &folder.0)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// Exit code and output; a program that does not end in time is killed and the test fails.
+fn finish(mut child: Child) -> (i32, String) {
+    let end = Instant::now() + LIMIT;
+    let status = loop {
+        match child.try_wait().unwrap() {
+            Some(status) => break status,
+            None if Instant::now() > end => {
+                child.kill().unwrap();
+                break child.wait().unwrap();
+            }
+            None => std::thread::sleep(Duration::from_millis(10)),
+        }
+    };
+    let mut text = String::new();
+    child
+        .stdout
+        .take()
+        .unwrap()
+        .read_to_string(&mut text)
+        .unwrap();
+    child
+        .stderr
+        .take()
+        .unwrap()
+        .read_to_string(&mut text)
+        .unwrap();
+    (status.code().unwrap_or(-1), text)
+}
+
+/// Runs a client as soon as its server listens; answers the last outputs.
+fn serve(
+    folder: &common::Folder,
+    server: (&str, &[&str]),
+    client: (&str, &[&str]),
+    refused: &str,
+) -> (String, String) {
+    let mut running = start(folder, server.0, server.1);
+    let end = Instant::now() + LIMIT;
+    let (code, text) = loop {
+        let (code, text) = finish(start(folder, client.0, client.1));
+        // It may not listen yet.
+        let early = code != 0 && text.contains(refused);
+        if !early || Instant::now() > end || running.try_wait().unwrap().is_some() {
+            break (code, text);
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    if code != 0 {
+        let _ = running.kill();
+    }
+    let (server_code, server_text) = finish(running);
+    assert_eq!(
+        (code, server_code),
+        (0, 0),
+        "client:\n{text}\nserver:\n{server_text}"
+    );
+    (text, server_text)
+}
+
+#[test]
+fn rping_over_ipv4_and_ipv6() {
+    if !common::installed("rping") {
+        return;
+    }
+    let folder = common::Folder::new("rping");
+    for host in ["127.0.0.1", "::1"] {
+        let Some(port) = free_port(host) else {
+            assert_eq!(host, "::1", "IPv4 loopback is everywhere");
+            continue;
+        };
+        for own_qp in [false, true] {
+            let port = port.to_string();
+            let mut args = vec!["-a", host, "-p", &port, "-C", "10", "-v", "-V"];
+            if own_qp {
+                args.push("-q");
+            }
+            let (s, c) = ([&["-s"], &args[..]].concat(), [&["-c"], &args[..]].concat());
+            let (client, _) = serve(&folder, ("rping", &s), ("rping", &c), "REJECTED");
+            let pings = client
+                .lines()
+                .filter(|l| l.starts_with("ping data: rdma-ping-"))
+                .count();
+            assert_eq!(pings, 10, "{client}");
+        }
+    }
+}
+
+#[test]
+fn ucmatose_moves_data_on_many_connections() {
+    if !common::installed("ucmatose") {
+        return;
+    }
+    let folder = common::Folder::new("ucmatose");
+    let port = free_port("127.0.0.1").unwrap().to_string();
+    let (client, server) = serve(
+        &folder,
+        ("ucmatose", &["-p", &port, "-c", "10", "-m"]),
+        (
+            "ucmatose",
+            &[
+                "-s",
+                "127.0.0.1",
+                "-p",
+                &port,
+                "-c",
+                "10",
+                "-m",
+                "-C",
+                "10",
+                "-S",
+                "4096",
+            ],
+        ),
+        "REJECTED",
+    );
+    for text in [client, server] {
+        assert!(text.contains("return status 0"), "{text}");
+    }
+}
+
+#[test]
+fn the_device_is_listed_as_an_rnic() {
+    if !common::installed("ibv_devinfo") {
+        return;
+    }
+    let folder = common::Folder::new("devinfo");
+    let (code, text) = finish(start(&folder, "ibv_devinfo", &["-v"]));
+    assert_eq!(code, 0, "{text}");
+    assert!(
+        text.contains("iWARP (1)") && text.contains("PORT_ACTIVE"),
+        "{text}"
+    );
+}
