@@ -26,9 +26,11 @@ pub use config::{Config, ReceiverNotReady};
 pub use device::{Device, LIMITS, Limits};
 pub use error::{Error, Result};
 pub use iwarp_rnic::counters::Counters;
+pub use iwarp_rnic::memory::WindowType;
 pub use iwarp_rnic::qp::{Blame, Fault, State};
 pub use iwarp_rnic::{
-    Access, Cqe, RecvWr, SendFlags, SendOp, SendWr, Sge, WcFlags, WcOpcode, WcStatus,
+    Access, Bind, Cqe, FastRegister, RecvWr, SendFlags, SendOp, SendWr, Sge, WcFlags, WcOpcode,
+    WcStatus,
 };
 #[cfg(not(loom))]
 pub use memory::{MemoryRegion, ProtectionDomain, RemoteMemory};

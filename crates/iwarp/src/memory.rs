@@ -9,6 +9,7 @@ use crate::raw::{Context, SharedReceiveQueue};
 use crate::sys::mapping::Mapping;
 use crate::verbs::QueuePairBuilder;
 use iwarp_rnic::{Access, Sge};
+use std::mem::ManuallyDrop;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -52,7 +53,7 @@ impl ProtectionDomain {
             ctx: self.ctx.clone(),
             stag,
             access,
-            mapping,
+            mapping: ManuallyDrop::new(mapping),
         };
         Ok(MemoryRegion {
             inner: Arc::new(inner),
@@ -78,20 +79,23 @@ struct RegionInner {
     ctx: Context,
     stag: u32,
     access: Access,
-    mapping: Mapping,
+    mapping: ManuallyDrop<Mapping>,
 }
 
 impl Drop for RegionInner {
     fn drop(&mut self) {
-        // Returns when no access is in progress; the pages go after that. Windows are not offered for safe regions,
-        // so nothing can keep the registration.
-        if self.ctx.deregister(self.stag).is_err() {
-            debug_assert!(false, "a region of our own is always there");
+        // Returns when no access is in progress; the pages go after that.
+        match self.ctx.deregister(self.stag) {
+            // SAFETY: it is dropped here alone, and nothing accesses the pages any more.
+            Ok(()) => unsafe { ManuallyDrop::drop(&mut self.mapping) },
+            // A window is still bound to it, so a peer may still reach the pages: they have to stay.
+            Err(e) => tracing::warn!("memory is never freed, deallocate windows first: {e}"),
         }
     }
 }
 
-/// Registered memory. Clones mean the same memory; the last one deregisters and frees it.
+/// Registered memory. Clones mean the same memory; the last one deregisters and frees it. While memory windows are bound to
+/// it, it cannot be deregistered: then its pages are never freed. Deallocate windows first.
 ///
 /// Work requests name it by key. One that is still outstanding when the memory goes fails with
 /// [`WcStatus::LocalProtection`](crate::WcStatus::LocalProtection); a peer's access then ends its connection. Neither touches freed memory.
