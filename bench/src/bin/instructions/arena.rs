@@ -1,0 +1,66 @@
+//! Memory that may be registered, and the copy that the kernel would do: the benchmarks' only `unsafe`.
+//!
+//! Invariant: an arena is reached through raw pointers alone, and lives as long as the process, so that no table can
+//! outlive it.
+#![allow(unsafe_code)]
+
+use iwarp_rnic::memory::HostRange;
+use iwarp_rnic::qp::IoRun;
+use std::alloc::{Layout, alloc_zeroed};
+
+/// Octets that are never freed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Arena {
+    addr: u64,
+    len: usize,
+}
+
+impl Arena {
+    /// `len` octets of zeros at a page boundary. Where pages start decides nothing that is counted.
+    pub(crate) fn new(len: usize) -> Self {
+        let layout = Layout::from_size_align(len.max(1), 4096).expect("a length that can be");
+        // SAFETY: the layout is not empty.
+        let at = unsafe { alloc_zeroed(layout) };
+        assert!(!at.is_null(), "out of memory");
+        Self {
+            addr: at as u64,
+            len,
+        }
+    }
+
+    /// First address.
+    pub(crate) const fn addr(&self) -> u64 {
+        self.addr
+    }
+
+    /// All of it, for registration.
+    pub(crate) fn range(&self) -> HostRange {
+        // SAFETY: mapped for the life of the process, and no reference to it exists.
+        unsafe { HostRange::new(self.addr, self.len as u64) }.expect("an allocation does not wrap")
+    }
+
+    /// Fills it with one octet.
+    pub(crate) fn fill(&self, octet: u8) {
+        // SAFETY: our own allocation, to which no reference exists.
+        unsafe { std::ptr::write_bytes(self.addr as *mut u8, octet, self.len) };
+    }
+
+    /// Whether all octets are this one.
+    pub(crate) fn is_filled_with(&self, octet: u8) -> bool {
+        // SAFETY: inside our own allocation.
+        (0..self.len).all(|i| unsafe { (self.addr as *const u8).add(i).read_volatile() } == octet)
+    }
+}
+
+/// Plays the kernel: reads the octets into the runs, in order. Returns how many fitted.
+pub(crate) fn read_into(runs: &[IoRun], src: &[u8]) -> usize {
+    let mut at = 0;
+    for run in runs {
+        let n = run.len.min(src.len() - at);
+        // SAFETY: the runs are those of a receive plan that was just made, and neither its table nor its buffer was
+        // touched since; they are writable for their whole length.
+        unsafe { std::ptr::copy_nonoverlapping(src.as_ptr().add(at), run.addr as *mut u8, n) };
+        at += n;
+    }
+    at
+}

@@ -1,0 +1,183 @@
+//! Two queue pairs whose streams are joined by a vector of octets instead of sockets.
+
+use crate::arena::{Arena, read_into};
+use crate::measured;
+use iwarp_proto::crc32c;
+use iwarp_rnic::cq::{CompletionQueue, Pushed};
+use iwarp_rnic::memory::MemoryTable;
+use iwarp_rnic::qp::{
+    Direction, Env, Host, QpConfig, QueuePair, RxBuffer, RxPlan, RxStatus, StreamConfig, TxFill,
+    TxPlan,
+};
+use iwarp_rnic::srq::TakenRecv;
+use iwarp_rnic::{Access, Cqe, RecvWr, SendWr, Sge, WcStatus};
+
+/// Requests that may be outstanding.
+const DEPTH: u32 = 256;
+/// Everything a peer may be allowed.
+pub(crate) const ALL: Access = Access::LOCAL_WRITE
+    .union(Access::REMOTE_WRITE)
+    .union(Access::REMOTE_READ)
+    .union(Access::REMOTE_ATOMIC);
+
+/// Completions go to a real queue.
+pub(crate) struct Completions(pub(crate) CompletionQueue);
+
+impl Host for Completions {
+    fn complete(&mut self, _: Direction, cqe: Cqe) {
+        assert_ne!(
+            self.0.push(cqe),
+            Pushed::Overflow { first: true },
+            "more room"
+        );
+    }
+
+    fn take_shared_receive(&mut self, _: &mut TakenRecv) -> bool {
+        false
+    }
+}
+
+/// One end.
+pub(crate) struct End {
+    pub(crate) qp: QueuePair,
+    pub(crate) memory: MemoryTable,
+    pub(crate) host: Completions,
+    pub(crate) arena: Arena,
+    pub(crate) stag: u32,
+    tx: Box<TxPlan>,
+    rx: RxPlan,
+    buffer: Box<RxBuffer>,
+}
+
+impl End {
+    fn new(initiator: bool, crc: bool, emss: u32, len: usize) -> Self {
+        let mut qp = QueuePair::new(QpConfig {
+            max_send_wr: DEPTH,
+            max_recv_wr: DEPTH,
+            ..QpConfig::default()
+        })
+        .expect("a queue pair");
+        qp.start(StreamConfig {
+            initiator,
+            crc,
+            markers_tx: false,
+            markers_rx: false,
+            ird: 16,
+            ord: 16,
+            rtr: None,
+            rtr_send_expected: false,
+            emss,
+        })
+        .expect("a fresh queue pair takes a stream");
+        let arena = Arena::new(len);
+        let mut memory = MemoryTable::new();
+        let stag = memory
+            .register(arena.range(), arena.addr(), 1, ALL, 0x1234_5678)
+            .expect("room in an empty table");
+        Self {
+            qp,
+            memory,
+            host: Completions(CompletionQueue::new(4 * DEPTH).expect("a queue")),
+            arena,
+            stag,
+            tx: TxPlan::new().expect("a plan"),
+            rx: RxPlan::new(64).expect("a plan"),
+            buffer: RxBuffer::new().expect("a buffer"),
+        }
+    }
+
+    /// An element of the arena.
+    pub(crate) fn sge(&self, at: usize, len: usize) -> Sge {
+        Sge {
+            addr: self.arena.addr() + at as u64,
+            len: len as u32,
+            lkey: self.stag,
+        }
+    }
+
+    /// Posts one request.
+    pub(crate) fn post(&mut self, wr: &SendWr<'_>) {
+        self.qp.post_send(wr, &mut self.host).expect("room");
+    }
+
+    /// Posts one receive.
+    pub(crate) fn post_recv(&mut self, wr: &RecvWr<'_>) {
+        self.qp.post_recv(wr, &mut self.host).expect("room");
+    }
+
+    /// Builds a plan; false if nothing is to be sent.
+    pub(crate) fn fill(&mut self) -> bool {
+        let mut env = Env {
+            memory: &self.memory,
+            crc32c: crc32c::append,
+            host: &mut self.host,
+        };
+        self.qp.tx_fill(&mut self.tx, &mut env) == TxFill::Ready
+    }
+
+    /// The stream has taken all of the plan.
+    pub(crate) fn written(&mut self) {
+        let n = self.tx.remaining();
+        self.qp.tx_written(&mut self.tx, n, &mut self.host);
+    }
+
+    /// What the plan holds, appended to `out`. Not counted: the kernel does this.
+    pub(crate) fn copy_out(&self, out: &mut Vec<u8>) {
+        let start = out.len();
+        out.resize(start + self.tx.remaining(), 0);
+        self.tx
+            .copy_to(&self.memory, self.qp.accessor(), &mut out[start..])
+            .expect("registered memory");
+    }
+
+    /// Takes all octets in, up to `most` at a time. The copy is the kernel's and not counted.
+    pub(crate) fn take(&mut self, mut octets: &[u8], most: usize) {
+        while !octets.is_empty() {
+            measured(|| {
+                self.qp
+                    .rx_plan(&mut self.buffer, &self.memory, &mut self.rx)
+            });
+            let n = read_into(&self.rx.runs, &octets[..octets.len().min(most)]);
+            octets = &octets[n..];
+            let status = measured(|| {
+                let mut env = Env {
+                    memory: &self.memory,
+                    crc32c: crc32c::append,
+                    host: &mut self.host,
+                };
+                self.qp.rx_filled(&mut self.buffer, &self.rx, n, &mut env)
+            });
+            assert_eq!(status, RxStatus::Ok);
+        }
+        assert!(self.buffer.is_empty(), "whole FPDUs leave nothing behind");
+    }
+
+    /// Takes all completions, which must be good. Returns how many.
+    pub(crate) fn poll(&mut self) -> usize {
+        let mut done = [Cqe::default(); 64];
+        let mut total = 0;
+        loop {
+            let n = self.host.0.poll(&mut done);
+            if n == 0 {
+                return total;
+            }
+            assert!(done[..n].iter().all(|c| c.status == WcStatus::Success));
+            total += n;
+        }
+    }
+}
+
+/// Both ends; the first one has sent a message, so that either may send.
+pub(crate) fn link(crc: bool, emss: u32, len: usize) -> (End, End) {
+    let mut a = End::new(true, crc, emss, len);
+    let mut b = End::new(false, crc, emss, len);
+    a.arena.fill(0x5a);
+    a.post(&SendWr::write(0, 0, 0, &[]).signaled());
+    let mut octets = Vec::new();
+    assert!(a.fill());
+    a.copy_out(&mut octets);
+    a.written();
+    b.take(&octets, usize::MAX);
+    assert_eq!(a.poll(), 1);
+    (a, b)
+}

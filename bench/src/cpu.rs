@@ -1,0 +1,92 @@
+//! CPU time, CPU pinning and memory of this process.
+
+use anyhow::{Context as _, Result, bail};
+use rustix::thread::{CpuSet, sched_setaffinity};
+use rustix::time::{ClockId, clock_gettime};
+
+/// Binds this thread, and every thread it starts later, to one CPU.
+///
+/// # Errors
+/// When there is no such CPU for this process.
+pub(crate) fn pin_to(cpu: usize) -> Result<()> {
+    if cpu >= CpuSet::MAX_CPU {
+        bail!("there is no CPU {cpu}");
+    }
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    sched_setaffinity(None, &set).with_context(|| format!("cannot bind to CPU {cpu}"))
+}
+
+/// User and system time of all threads of this process so far, in microseconds.
+pub(crate) fn process_us() -> f64 {
+    us(ClockId::ProcessCPUTime)
+}
+
+/// User and system time of this thread so far, in microseconds.
+pub(crate) fn thread_us() -> f64 {
+    us(ClockId::ThreadCPUTime)
+}
+
+fn us(clock: ClockId) -> f64 {
+    let t = clock_gettime(clock);
+    t.tv_sec as f64 * 1e6 + t.tv_nsec as f64 / 1e3
+}
+
+/// Octets of memory of this process that are resident, anonymous memory only: pages of programs and libraries that
+/// happen to be read meanwhile are not what a connection costs.
+pub(crate) fn resident() -> u64 {
+    status_field("/proc/self/status", "RssAnon:").unwrap_or(0) * 1024
+}
+
+/// Times that threads of this process went to sleep by themselves. A thread that wakes up has slept before.
+pub(crate) fn sleeps() -> u64 {
+    let Ok(tasks) = std::fs::read_dir("/proc/self/task") else {
+        return 0;
+    };
+    tasks
+        .flatten()
+        .filter_map(|task| {
+            let path = task.path().join("status");
+            status_field(path.to_str()?, "voluntary_ctxt_switches:")
+        })
+        .sum()
+}
+
+/// Octets of kernel slab, of everybody: sockets live there.
+pub(crate) fn slab() -> u64 {
+    status_field("/proc/meminfo", "Slab:").unwrap_or(0) * 1024
+}
+
+fn status_field(path: &str, name: &str) -> Option<u64> {
+    std::fs::read_to_string(path)
+        .ok()?
+        .lines()
+        .find_map(|line| line.strip_prefix(name))?
+        .split_whitespace()
+        .next()?
+        .parse()
+        .ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_costs_time_and_memory() {
+        let (p, t, r) = (process_us(), thread_us(), resident());
+        let block = vec![1u8; 32 << 20];
+        let sum: u64 = block.iter().map(|b| u64::from(*b)).sum();
+        assert_eq!(sum, 32 << 20);
+        assert!(thread_us() > t && process_us() > p);
+        assert!(resident() >= r + (30 << 20));
+    }
+
+    #[test]
+    fn sleeping_is_counted() {
+        let before = sleeps();
+        std::thread::sleep(std::time::Duration::from_millis(2));
+        assert!(sleeps() > before);
+        assert!(slab() > 0);
+    }
+}

@@ -1,0 +1,210 @@
+//! CPU time that nobody asked for: of connected processes that do nothing, and of a target of RDMA Writes.
+
+use crate::peer::{self, Peer};
+use crate::rdma::{ALL, Link, STALL, posted};
+use crate::{Time, cpu};
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use iwarp::cm::{Connection, ConnectionParameters, Connector, Listener};
+use iwarp::{
+    CompletionQueue, Context, Cqe, MemoryRegion, ProtectionDomain, RemoteMemory, SendWr, WcStatus,
+};
+use serde_json::{Value, json};
+use std::net::Ipv4Addr;
+use std::time::{Duration, Instant};
+
+/// Connections of the idle processes.
+const CONNECTIONS: usize = 10;
+/// What the active side writes at a time.
+const PIECE: usize = 64 * 1024;
+/// Writes outstanding.
+const DEPTH: u64 = 16;
+
+#[derive(Debug, Args)]
+pub(crate) struct IdleArgs {
+    /// Seconds to do nothing
+    #[arg(long, default_value_t = 5.0)]
+    seconds: f64,
+    #[command(flatten)]
+    link: Link,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PassiveArgs {
+    #[command(flatten)]
+    time: Time,
+    #[command(flatten)]
+    link: Link,
+}
+
+struct Base {
+    ctx: Context,
+    pd: ProtectionDomain,
+    cq: CompletionQueue,
+    memory: MemoryRegion,
+}
+
+impl Base {
+    fn new(link: &Link) -> Result<Self> {
+        let ctx = link.open()?;
+        let pd = ProtectionDomain::new(&ctx);
+        Ok(Self {
+            cq: ctx.create_cq(1024, None)?,
+            memory: pd.allocate(DEPTH as usize * PIECE, ALL)?,
+            ctx,
+            pd,
+        })
+    }
+
+    fn queue_pair(&self) -> Result<iwarp::QueuePair> {
+        Ok(self
+            .pd
+            .queue_pair()
+            .depth(64, 4)
+            .build(&self.cq, &self.cq)?)
+    }
+
+    fn connect(&self, to: std::net::SocketAddr) -> Result<Connection> {
+        Ok(Connector::new(&self.ctx).connect(to, self.queue_pair()?)?)
+    }
+
+    fn accept(&self, listener: &Listener) -> Result<Connection> {
+        let parameters = ConnectionParameters {
+            private_data: self.memory.remote().to_bytes().to_vec(),
+            ..ConnectionParameters::default()
+        };
+        let request = listener.accept(Some(STALL))?;
+        Ok(request.accept(self.queue_pair()?, &parameters)?)
+    }
+
+    fn listen(&self) -> Result<Listener> {
+        let listener = Listener::bind(&self.ctx, (Ipv4Addr::LOCALHOST, 0).into())?;
+        peer::tell(listener.local_addr())?;
+        Ok(listener)
+    }
+}
+
+/// What this process used while it slept.
+fn nothing(time: Duration) -> Value {
+    // What set-up left to be done is done by then.
+    std::thread::sleep(Duration::from_millis(500));
+    let sleeps0 = cpu::sleeps();
+    let cpu0 = cpu::process_us();
+    std::thread::sleep(time);
+    let cpu_us = cpu::process_us() - cpu0;
+    // One sleep is our own.
+    json!({
+        "cpu_us": cpu_us,
+        "wakeups": cpu::sleeps().saturating_sub(sleeps0 + 1),
+    })
+}
+
+/// The connecting side, doing nothing.
+pub(crate) fn idle(a: &IdleArgs) -> Result<Value> {
+    let mut peer = Peer::start()?;
+    let base = Base::new(&a.link)?;
+    let to = peer.address()?;
+    let connections = (0..CONNECTIONS)
+        .map(|_| base.connect(to))
+        .collect::<Result<Vec<_>>>()?;
+    let time = Duration::from_secs_f64(a.seconds);
+    let ours = nothing(time);
+    let theirs = peer.report()?;
+    drop(connections);
+    let most = |name| peer::number(&ours, name).max(peer::number(&theirs, name));
+    Ok(json!({
+        "cpu_us_per_s": most("cpu_us") / a.seconds,
+        "wakeups_per_s": most("wakeups") / a.seconds,
+        "connections": CONNECTIONS,
+    }))
+}
+
+/// The listening side, doing nothing.
+pub(crate) fn idle_peer(a: &IdleArgs) -> Result<Value> {
+    let base = Base::new(&a.link)?;
+    let listener = base.listen()?;
+    let connections = (0..CONNECTIONS)
+        .map(|_| base.accept(&listener))
+        .collect::<Result<Vec<_>>>()?;
+    peer::tell(nothing(Duration::from_secs_f64(a.seconds)))?;
+    // Nobody disconnects while the other side still counts.
+    peer::hear()?;
+    drop(connections);
+    Ok(json!({}))
+}
+
+/// The side that writes.
+pub(crate) fn passive(a: &PassiveArgs) -> Result<Value> {
+    let mut peer = Peer::start()?;
+    let base = Base::new(&a.link)?;
+    let connection = base.connect(peer.address()?)?;
+    let remote =
+        RemoteMemory::from_bytes(connection.private_data()).context("the peer names no memory")?;
+    // It goes to sleep now.
+    peer.say("begin")?;
+    peer.report()?;
+    std::thread::sleep(Duration::from_millis(50));
+    let start = Instant::now();
+    let (mut posted_so_far, mut done_so_far) = (0u64, 0u64);
+    let time = Duration::from_millis(a.time.ms);
+    let mut done = [Cqe::default(); DEPTH as usize];
+    loop {
+        let more = start.elapsed() < time;
+        while more && posted_so_far - done_so_far < DEPTH {
+            let at = (posted_so_far % DEPTH) as usize * PIECE;
+            let sges = [base.memory.sge(at..at + PIECE)?];
+            let wr = SendWr::write(0, remote.addr + at as u64, remote.rkey, &sges);
+            posted(connection.post_send(&[wr.signaled()]))?;
+            posted_so_far += 1;
+        }
+        let n = base.cq.poll(&mut done).map_err(iwarp::Error::from)?;
+        if done[..n].iter().any(|c| c.status != WcStatus::Success) {
+            bail!("a Write failed");
+        }
+        done_so_far += n as u64;
+        if start.elapsed() > time + STALL {
+            bail!("nothing happens any more");
+        }
+        if !more && done_so_far == posted_so_far {
+            break;
+        }
+    }
+    let ns = start.elapsed().as_nanos() as f64;
+    peer.say("enough")?;
+    let theirs = peer.report()?;
+    let pieces = posted_so_far as f64;
+    let placed = peer::number(&theirs, "placed");
+    if placed < pieces * PIECE as f64 {
+        bail!("the target has {placed} octets of {pieces} pieces");
+    }
+    Ok(json!({
+        "gbps": pieces * PIECE as f64 / ns,
+        "application_cpu_us": peer::number(&theirs, "thread_us"),
+        "target_cpu_us_64k": peer::number(&theirs, "process_us") / pieces,
+    }))
+}
+
+/// The target: its only application thread waits for the end of the measurement.
+pub(crate) fn passive_peer(a: &PassiveArgs) -> Result<Value> {
+    let base = Base::new(&a.link)?;
+    let connection = base.accept(&base.listen()?)?;
+    peer::hear()?;
+    peer::tell(json!({}))?;
+    let (process0, thread0) = (cpu::process_us(), cpu::thread_us());
+    peer::hear()?;
+    let thread_us = cpu::thread_us() - thread0;
+    let end = Instant::now() + STALL;
+    let (mut placed, mut before) = (connection.counters().rx_payload, u64::MAX);
+    // What is still in the sockets.
+    while placed != before && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(20));
+        before = placed;
+        placed = connection.counters().rx_payload;
+    }
+    peer::tell(json!({
+        "placed": placed,
+        "thread_us": thread_us,
+        "process_us": cpu::process_us() - process0,
+    }))?;
+    Ok(json!({}))
+}

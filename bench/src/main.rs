@@ -1,0 +1,127 @@
+//! One measurement per run, as one line of JSON: the building blocks of `cargo xtask bench`.
+//!
+//! Every measurement has two processes on two CPUs: this one sends and holds the clock, and it starts itself once
+//! more as the receiver. Plain TCP and bare framing say what the machine can do; `iwarp` is measured beside them
+//! through its public interface. RFC 5044 section 4 and RFC 5041 section 4 describe the framing.
+
+mod cpu;
+mod host;
+mod idle;
+mod peer;
+mod probe;
+mod rdma;
+mod scale;
+mod stats;
+mod tcp;
+
+use anyhow::Result;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+#[derive(Parser)]
+#[command(
+    name = "iwarp-bench",
+    about = "One measurement, one line of JSON",
+    version
+)]
+struct Cli {
+    /// CPU of the sending process and CPU of the receiving one; empty to leave it to the kernel
+    #[arg(long, value_name = "A,B", default_value = "0,1", global = true)]
+    cpus: String,
+    /// This process is the receiver (started by the sender).
+    #[arg(long, hide = true, global = true)]
+    peer: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Plain TCP in one direction: one `send` per message, `recv` of 256 KiB into one buffer
+    TcpBw(tcp::BandwidthArgs),
+    /// Plain TCP ping-pong: half of the round trip
+    TcpLat(tcp::LatencyArgs),
+    /// FPDU framing with direct placement and nothing else, in one direction: the ceiling
+    ProbeBw(probe::BandwidthArgs),
+    /// FPDU framing ping-pong
+    ProbeLat(probe::LatencyArgs),
+    /// iWARP in one direction
+    IwarpBw(rdma::BandwidthArgs),
+    /// iWARP ping-pong, or half of the time of a Read or FetchAdd
+    IwarpLat(rdma::LatencyArgs),
+    /// Many connections: set-up, memory, 64-octet echo
+    Scale(scale::ScaleArgs),
+    /// CPU time of connected processes that do nothing
+    Idle(idle::IdleArgs),
+    /// CPU time of a target of RDMA Writes
+    Passive(idle::PassiveArgs),
+    /// Facts about this machine
+    Host,
+}
+
+/// A switch with two spelt-out positions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum OnOff {
+    /// Used
+    On,
+    /// Not used
+    Off,
+}
+
+impl OnOff {
+    const fn is_on(self) -> bool {
+        matches!(self, Self::On)
+    }
+}
+
+/// How a side waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Wait {
+    /// Ask again and again
+    Spin,
+    /// Sleep in the kernel
+    Event,
+}
+
+/// How long a measurement in one direction takes.
+#[derive(Debug, Clone, Args)]
+struct Time {
+    /// Milliseconds
+    #[arg(long, default_value_t = 400)]
+    ms: u64,
+}
+
+fn main() -> Result<()> {
+    let cli = Cli::parse();
+    let (sender, receiver) = peer::parse_cpus(&cli.cpus)?;
+    let (sender, receiver) = match cli.command {
+        Command::Host => (None, None),
+        _ => (sender, receiver),
+    };
+    if let Some(cpu) = if cli.peer { receiver } else { sender } {
+        cpu::pin_to(cpu)?;
+    }
+    let is_peer = cli.peer;
+    let result = match &cli.command {
+        Command::TcpBw(a) if is_peer => tcp::bandwidth_peer(a)?,
+        Command::TcpBw(a) => tcp::bandwidth(a)?,
+        Command::TcpLat(a) if is_peer => tcp::latency_peer(a)?,
+        Command::TcpLat(a) => tcp::latency(a)?,
+        Command::ProbeBw(a) if is_peer => probe::bandwidth_peer(a)?,
+        Command::ProbeBw(a) => probe::bandwidth(a)?,
+        Command::ProbeLat(a) if is_peer => probe::latency_peer(a)?,
+        Command::ProbeLat(a) => probe::latency(a)?,
+        Command::IwarpBw(a) if is_peer => rdma::bandwidth_peer(a)?,
+        Command::IwarpBw(a) => rdma::bandwidth(a)?,
+        Command::IwarpLat(a) if is_peer => rdma::latency_peer(a)?,
+        Command::IwarpLat(a) => rdma::latency(a)?,
+        Command::Scale(a) if is_peer => scale::peer(a)?,
+        Command::Scale(a) => scale::measure(a)?,
+        Command::Idle(a) if is_peer => idle::idle_peer(a)?,
+        Command::Idle(a) => idle::idle(a)?,
+        Command::Passive(a) if is_peer => idle::passive_peer(a)?,
+        Command::Passive(a) => idle::passive(a)?,
+        Command::Host => host::facts(),
+    };
+    println!("{result}");
+    Ok(())
+}

@@ -1,0 +1,144 @@
+//! The second process: started with the same arguments, spoken to by lines of text through pipes.
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::Value;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::SocketAddr;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+/// The receiving process, as the sender sees it. Dropping it ends it.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+}
+
+impl Peer {
+    /// Starts this program once more, as the receiver.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub(crate) fn start() -> Result<Self> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .arg("--peer")
+            .args(std::env::args_os().skip(1))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("cannot start the receiving process")?;
+        let input = child.stdin.take();
+        let output = child.stdout.take().context("the pipe was asked for")?;
+        Ok(Self {
+            child,
+            input,
+            output: BufReader::new(output),
+        })
+    }
+
+    fn line(&mut self) -> Result<String> {
+        let mut line = String::new();
+        if self.output.read_line(&mut line)? == 0 {
+            bail!("the receiving process ended early");
+        }
+        Ok(line)
+    }
+
+    /// Waits for the address that the receiver listens on.
+    ///
+    /// # Errors
+    /// When it ends without saying one.
+    pub(crate) fn address(&mut self) -> Result<SocketAddr> {
+        self.line()?
+            .trim()
+            .parse()
+            .context("the receiving process says no address")
+    }
+
+    /// Waits for a line of JSON.
+    ///
+    /// # Errors
+    /// When it ends without one.
+    pub(crate) fn report(&mut self) -> Result<Value> {
+        serde_json::from_str(&self.line()?).context("the receiving process says no JSON")
+    }
+
+    /// Says something to the receiver.
+    ///
+    /// # Errors
+    /// When it has gone.
+    pub(crate) fn say(&mut self, word: &str) -> Result<()> {
+        let input = self.input.as_mut().context("nothing follows the end")?;
+        writeln!(input, "{word}")?;
+        Ok(input.flush()?)
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        self.input = None;
+        // It ends by itself when all went well; when not, nobody waits for it any more.
+        if !matches!(self.child.try_wait(), Ok(Some(_))) {
+            let patience = std::time::Instant::now() + std::time::Duration::from_secs(5);
+            while std::time::Instant::now() < patience {
+                if matches!(self.child.try_wait(), Ok(Some(_))) {
+                    return;
+                }
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+            let _ = self.child.kill();
+        }
+        let _ = self.child.wait();
+    }
+}
+
+/// The receiver tells the sender one line.
+///
+/// # Errors
+/// When the sender has gone.
+pub(crate) fn tell(text: impl std::fmt::Display) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{text}")?;
+    Ok(out.flush()?)
+}
+
+/// The receiver waits for a line of the sender; the end of the pipe counts as one, so that it never outlives it.
+///
+/// # Errors
+/// The operating system's.
+pub(crate) fn hear() -> Result<String> {
+    let mut line = String::new();
+    std::io::stdin().lock().read_line(&mut line)?;
+    Ok(line.trim().to_owned())
+}
+
+/// A number of a report.
+pub(crate) fn number(report: &Value, name: &str) -> f64 {
+    report.get(name).and_then(Value::as_f64).unwrap_or(0.0)
+}
+
+/// `"0,1"` as two CPUs, `""` as none.
+///
+/// # Errors
+/// When it is neither.
+pub(crate) fn parse_cpus(text: &str) -> Result<(Option<usize>, Option<usize>)> {
+    if text.is_empty() {
+        return Ok((None, None));
+    }
+    let (a, b) = text
+        .split_once(',')
+        .context("two CPUs, please, as in 0,1")?;
+    Ok((Some(a.trim().parse()?), Some(b.trim().parse()?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpus() {
+        assert_eq!(parse_cpus("").unwrap(), (None, None));
+        assert_eq!(parse_cpus("2, 3").unwrap(), (Some(2), Some(3)));
+        assert!(parse_cpus("1").is_err() && parse_cpus("a,b").is_err());
+    }
+}

@@ -1,0 +1,598 @@
+//! `iwarp` through its public interface, as a program would use it.
+//!
+//! One completion queue per process. A spinning side polls it, which drives the socket; a sleeping side waits for
+//! completions and leaves the socket to the progress thread. An RDMA Write leaves no completion at its target: a
+//! spinning target watches the last octet while it polls, a sleeping one is woken by a Write with immediate data.
+
+use crate::peer::{self, Peer};
+use crate::stats::{Flow, Samples};
+use crate::{OnOff, Time, Wait, cpu};
+use anyhow::{Context as _, Result, bail};
+use clap::{Args, ValueEnum};
+use iwarp::cm::{Connection, ConnectionParameters, Connector, Listener};
+use iwarp::{
+    Access, CompletionQueue, Config, Context, Cqe, Device, MemoryRegion, ProtectionDomain, RecvWr,
+    RemoteMemory, SendOp, SendWr, Sge, WcFlags, WcOpcode, WcStatus,
+};
+use serde_json::{Value, json};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+/// Work requests of one posting call.
+const LIST: usize = 64;
+/// Completions taken at a time.
+const POLL: usize = 64;
+/// Small messages walk through this much memory instead of one cache line.
+const WINDOW: usize = 256 * 1024;
+/// Reads in flight, whatever the depth.
+const MAX_READS: u32 = 64;
+/// Nothing on the loopback interface takes longer.
+pub(crate) const STALL: Duration = Duration::from_secs(10);
+/// Everything a peer may be allowed.
+pub(crate) const ALL: Access = Access::LOCAL_WRITE
+    .union(Access::REMOTE_WRITE)
+    .union(Access::REMOTE_READ)
+    .union(Access::REMOTE_ATOMIC);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Op {
+    Write,
+    Send,
+    Read,
+    Fetchadd,
+}
+
+impl Op {
+    const fn is_answered(self) -> bool {
+        matches!(self, Self::Read | Self::Fetchadd)
+    }
+}
+
+/// How work requests are handed over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Post {
+    /// Up to 64 per call
+    List,
+    /// One per call
+    Single,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BandwidthArgs {
+    /// The operation
+    #[arg(long)]
+    op: Op,
+    /// Octets per message; 8 for FetchAdd
+    #[arg(long)]
+    size: usize,
+    #[command(flatten)]
+    time: Time,
+    #[command(flatten)]
+    link: Link,
+    /// Operations outstanding
+    #[arg(long, default_value_t = 64)]
+    depth: u32,
+    /// How work requests are handed over
+    #[arg(long, default_value = "list")]
+    post: Post,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LatencyArgs {
+    /// The operation
+    #[arg(long)]
+    op: Op,
+    /// Octets per message; 8 for FetchAdd
+    #[arg(long)]
+    size: usize,
+    /// Round trips; a tenth more to warm up
+    #[arg(long, default_value_t = 10_000)]
+    iters: u32,
+    #[command(flatten)]
+    link: Link,
+}
+
+/// How the two ends are set up.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Link {
+    /// CRCs
+    #[arg(long, default_value = "on")]
+    crc: OnOff,
+    /// How both sides wait
+    #[arg(long, default_value = "spin")]
+    pub(crate) wait: Wait,
+    /// Cut FPDUs for this maximum segment size of TCP
+    #[arg(long)]
+    mss: Option<u32>,
+}
+
+impl Link {
+    /// Opens the loopback device with these settings.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub(crate) fn open(&self) -> Result<Context> {
+        let device = Device::by_address(Ipv4Addr::LOCALHOST.into())?;
+        let mut config = Config::from_env();
+        config.crc = self.crc.is_on();
+        config.mss = self.mss.or(config.mss);
+        Ok(Context::open(&device, config)?)
+    }
+}
+
+/// A posting call as an ordinary result.
+///
+/// # Errors
+/// The first request that was not taken.
+pub(crate) fn posted(r: std::result::Result<(), (usize, iwarp::Error)>) -> Result<()> {
+    r.map_err(|(_, e)| e).context("posting a work request")
+}
+
+struct End {
+    ctx: Context,
+    pd: ProtectionDomain,
+    cq: CompletionQueue,
+    wait: Wait,
+    depth: u32,
+    receives: u32,
+    len: usize,
+}
+
+impl End {
+    fn new(link: &Link, depth: u32, size: usize) -> Result<Self> {
+        let ctx = link.open()?;
+        let receives = depth.max(16) + 8;
+        let cq = ctx.create_cq(depth + receives + 64, None)?;
+        Ok(Self {
+            pd: ProtectionDomain::new(&ctx),
+            ctx,
+            cq,
+            wait: link.wait,
+            depth,
+            receives,
+            len: size.max(WINDOW),
+        })
+    }
+
+    fn queue_pair(&self) -> Result<iwarp::QueuePair> {
+        let reads = self.depth.clamp(1, MAX_READS) as u16;
+        Ok(self
+            .pd
+            .queue_pair()
+            .depth(self.depth + 8, self.receives)
+            .max_sge(1, 1)
+            .reads(reads, reads)
+            .build(&self.cq, &self.cq)?)
+    }
+
+    fn connect(self, to: SocketAddr) -> Result<Wire> {
+        let memory = self.memory()?;
+        let connection = Connector::new(&self.ctx)
+            .private_data(&memory.1.remote().to_bytes())
+            .connect(to, self.queue_pair()?)?;
+        let remote = RemoteMemory::from_bytes(connection.private_data());
+        Wire::new(self, connection, memory, remote)
+    }
+
+    fn accept(self) -> Result<Wire> {
+        let listener = Listener::bind(&self.ctx, (Ipv4Addr::LOCALHOST, 0).into())?;
+        peer::tell(listener.local_addr())?;
+        let request = listener.accept(Some(STALL))?;
+        let memory = self.memory()?;
+        let remote = RemoteMemory::from_bytes(request.private_data());
+        let parameters = ConnectionParameters {
+            private_data: memory.1.remote().to_bytes().to_vec(),
+            ..ConnectionParameters::default()
+        };
+        let connection = request.accept(self.queue_pair()?, &parameters)?;
+        Wire::new(self, connection, memory, remote)
+    }
+
+    /// What we send from, and what the peer writes to and receives fill.
+    fn memory(&self) -> Result<(MemoryRegion, MemoryRegion)> {
+        let make = || -> Result<MemoryRegion> {
+            let mr = self.pd.allocate(self.len, ALL)?;
+            mr.write_at(0, &vec![0; self.len])?;
+            Ok(mr)
+        };
+        Ok((make()?, make()?))
+    }
+}
+
+/// One end of the connection under test.
+struct Wire {
+    // Gone before what its queue pair uses.
+    connection: Connection,
+    end: End,
+    source: MemoryRegion,
+    target: MemoryRegion,
+    remote: RemoteMemory,
+    /// Receives posted.
+    ready: u32,
+    /// Send requests started, and not done.
+    started: u64,
+    outstanding: u64,
+    /// Messages that arrived and nobody has asked for yet.
+    arrived: u64,
+    /// The peer's last word has arrived.
+    told: bool,
+}
+
+impl Wire {
+    fn new(
+        end: End,
+        connection: Connection,
+        memory: (MemoryRegion, MemoryRegion),
+        remote: Option<RemoteMemory>,
+    ) -> Result<Self> {
+        let (source, target) = memory;
+        let mut wire = Self {
+            connection,
+            end,
+            source,
+            target,
+            remote: remote.context("the peer names no memory")?,
+            ready: 0,
+            started: 0,
+            outstanding: 0,
+            arrived: 0,
+            told: false,
+        };
+        wire.refill()?;
+        Ok(wire)
+    }
+
+    /// Posts the receives that are missing.
+    fn refill(&mut self) -> Result<()> {
+        let sges = [self.target.sge(..)?];
+        let list = [RecvWr {
+            wr_id: 0,
+            sges: &sges,
+        }; LIST];
+        while self.ready < self.end.receives {
+            let n = (self.end.receives - self.ready).min(LIST as u32);
+            posted(self.connection.post_recv(&list[..n as usize]))?;
+            self.ready += n;
+        }
+        Ok(())
+    }
+
+    /// Takes the completions that are there; a sleeping side waits for one if told to.
+    fn take(&mut self, may_sleep: bool) -> Result<usize> {
+        let mut done = [Cqe::default(); POLL];
+        let cq = &self.end.cq;
+        let n = if may_sleep && self.end.wait == Wait::Event {
+            cq.wait(&mut done, Some(STALL))?
+        } else {
+            cq.poll(&mut done).map_err(iwarp::Error::from)?
+        };
+        for cqe in &done[..n] {
+            self.account(cqe)?;
+        }
+        Ok(n)
+    }
+
+    fn account(&mut self, cqe: &Cqe) -> Result<()> {
+        if self.told && cqe.status == WcStatus::Flushed {
+            // A peer that has said its last word leaves.
+            return Ok(());
+        }
+        if cqe.status != WcStatus::Success {
+            let why = self.connection.fault().map(|f| f.to_string());
+            bail!("a work request ended with {:?}: {why:?}", cqe.status);
+        }
+        match cqe.opcode {
+            WcOpcode::Recv | WcOpcode::RecvWriteImm => {
+                self.ready -= 1;
+                // Plain Sends and Writes with immediate data are messages; a Send with immediate data is the last word.
+                if cqe.opcode == WcOpcode::Recv && cqe.flags.contains(WcFlags::WITH_IMM) {
+                    self.told = true;
+                } else {
+                    self.arrived += 1;
+                }
+                // In lists, but before the peer can run out of them.
+                if self.ready <= self.end.receives / 2 {
+                    self.refill()?;
+                }
+            }
+            // A request's number says how many are done with it.
+            _ => self.outstanding -= cqe.wr_id,
+        }
+        Ok(())
+    }
+
+    fn wait_until(&mut self, enough: impl Fn(&Self) -> bool) -> Result<()> {
+        let mut idle = Idle::default();
+        while !enough(self) {
+            let n = self.take(true)?;
+            idle.check(n)?;
+        }
+        Ok(())
+    }
+
+    fn await_idle(&mut self) -> Result<()> {
+        self.wait_until(|w| w.outstanding == 0)
+    }
+
+    fn await_message(&mut self) -> Result<()> {
+        self.wait_until(|w| w.arrived > 0)?;
+        self.arrived -= 1;
+        Ok(())
+    }
+
+    /// "That was all", or "all of it has arrived".
+    fn tell(&mut self) -> Result<()> {
+        self.outstanding += 1;
+        let wr = SendWr {
+            op: SendOp::SendImm(0),
+            ..SendWr::inline(1, &[&[1u8]])
+        };
+        posted(self.connection.post_send(&[wr.signaled()]))
+    }
+
+    fn await_told(&mut self) -> Result<()> {
+        self.wait_until(|w| w.told)
+    }
+
+    /// Starts as many operations as the depth allows. Lists are a quarter of the depth: shorter ones would spend the
+    /// time in calls.
+    fn fill(&mut self, a: &BandwidthArgs, depth: u64) -> Result<()> {
+        let every = (depth / 4).clamp(1, LIST as u64);
+        if depth - self.outstanding < every {
+            return Ok(());
+        }
+        let slots = (self.end.len / a.size).max(1) as u64;
+        let per_call = match a.post {
+            Post::List => every,
+            Post::Single => 1,
+        };
+        while self.outstanding < depth {
+            let n = (depth - self.outstanding).min(per_call) as usize;
+            let mut sges = [[Sge::default()]; LIST];
+            let mut list = [SendWr::send(0, &[]); LIST];
+            for (i, sge) in sges.iter_mut().take(n).enumerate() {
+                let slot = (self.started + i as u64) % slots;
+                let at = slot as usize * a.size;
+                *sge = [self.source.sge(at..at + a.size)?];
+            }
+            for (i, (wr, sge)) in list.iter_mut().zip(&sges).take(n).enumerate() {
+                let slot = (self.started + i as u64) % slots;
+                let to = self.remote.addr + slot * a.size as u64;
+                let rkey = self.remote.rkey;
+                *wr = match a.op {
+                    Op::Write => SendWr::write(0, to, rkey, sge),
+                    Op::Send => SendWr::send(0, sge),
+                    Op::Read => SendWr::read(0, to, rkey, sge),
+                    Op::Fetchadd => SendWr::fetch_add(0, to, rkey, 1, sge),
+                };
+            }
+            self.started += n as u64;
+            self.outstanding += n as u64;
+            // The last of a list answers for it; of single requests, every so many.
+            let answers_for = match a.post {
+                Post::List => n as u64,
+                Post::Single if self.started.is_multiple_of(every) => every,
+                Post::Single => 0,
+            };
+            if answers_for > 0 {
+                list[n - 1].wr_id = answers_for;
+                list[n - 1] = list[n - 1].signaled();
+            }
+            posted(self.connection.post_send(&list[..n]))?;
+        }
+        Ok(())
+    }
+
+    /// What single requests left without a completion is done with the one that comes last.
+    fn close_list(&mut self, a: &BandwidthArgs, every: u64) {
+        if a.post == Post::Single {
+            self.outstanding -= self.started % every;
+        }
+    }
+
+    /// Sends the message of one turn.
+    fn ping(&mut self, a: &LatencyArgs, tag: u8) -> Result<()> {
+        self.source.write_at(a.size - 1, &[tag])?;
+        let sges = [self.source.sge(..a.size)?];
+        let RemoteMemory { addr, rkey, .. } = self.remote;
+        let wr = match (a.op, self.end.wait) {
+            (Op::Write, Wait::Spin) => SendWr::write(1, addr, rkey, &sges),
+            (Op::Write, Wait::Event) => SendWr::new(
+                1,
+                SendOp::WriteImm {
+                    remote_addr: addr,
+                    rkey,
+                    imm: 0,
+                },
+                &sges,
+            ),
+            _ => SendWr::send(1, &sges),
+        };
+        self.outstanding += 1;
+        posted(self.connection.post_send(&[wr.signaled()]))
+    }
+
+    /// Waits for the message of one turn. False if the peer has said its last word instead.
+    fn pong(&mut self, a: &LatencyArgs, tag: u8) -> Result<bool> {
+        if a.op == Op::Write && self.end.wait == Wait::Spin {
+            let mut idle = Idle::default();
+            while self.target.load_u8(a.size - 1)? != tag {
+                let n = self.take(false)?;
+                if self.told {
+                    return Ok(false);
+                }
+                idle.check(n)?;
+            }
+            return Ok(true);
+        }
+        self.wait_until(|w| w.arrived > 0 || w.told)?;
+        if self.arrived == 0 {
+            return Ok(false);
+        }
+        self.await_message()?;
+        Ok(true)
+    }
+
+    /// One Read or FetchAdd, until its completion.
+    fn fetch(&mut self, a: &LatencyArgs) -> Result<()> {
+        let sges = [self.source.sge(..a.size)?];
+        let RemoteMemory { addr, rkey, .. } = self.remote;
+        let wr = match a.op {
+            Op::Fetchadd => SendWr::fetch_add(1, addr, rkey, 1, &sges),
+            _ => SendWr::read(1, addr, rkey, &sges),
+        };
+        self.outstanding += 1;
+        posted(self.connection.post_send(&[wr.signaled()]))?;
+        self.await_idle()
+    }
+}
+
+/// Ends a spin that leads to nothing. Looks at the clock only now and then.
+#[derive(Debug, Default)]
+struct Idle {
+    turns: u32,
+    since: Option<Instant>,
+}
+
+impl Idle {
+    fn check(&mut self, progress: usize) -> Result<()> {
+        if progress > 0 {
+            *self = Self::default();
+            return Ok(());
+        }
+        self.turns = self.turns.wrapping_add(1);
+        if self.turns.is_multiple_of(1 << 14) {
+            let since = *self.since.get_or_insert_with(Instant::now);
+            if since.elapsed() > STALL {
+                bail!("nothing happens any more");
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check_size(op: Op, size: usize) -> Result<()> {
+    match (op, size) {
+        (Op::Fetchadd, 8) => Ok(()),
+        (Op::Fetchadd, _) => bail!("FetchAdd works on 8 octets"),
+        (_, 1..=0x400_0000) => Ok(()),
+        _ => bail!("1 to 64 Mi octets per message"),
+    }
+}
+
+fn depth(a: &BandwidthArgs) -> u32 {
+    let most = if a.op.is_answered() { MAX_READS } else { 4096 };
+    a.depth.clamp(1, most)
+}
+
+/// The sending side (for Reads, the side that asks).
+pub(crate) fn bandwidth(a: &BandwidthArgs) -> Result<Value> {
+    check_size(a.op, a.size)?;
+    let depth = depth(a);
+    let mut peer = Peer::start()?;
+    let mut wire = End::new(&a.link, depth, a.size)?.connect(peer.address()?)?;
+    let every = u64::from(depth / 4).clamp(1, LIST as u64);
+    let cpu0 = cpu::process_us();
+    let start = Instant::now();
+    let end = start + Duration::from_millis(a.time.ms);
+    let mut since_clock = 0;
+    let mut idle = Idle::default();
+    loop {
+        let before = wire.started;
+        wire.fill(a, u64::from(depth))?;
+        since_clock += (wire.started - before) as usize * (a.size + 2048);
+        let n = wire.take(true)?;
+        idle.check(n)?;
+        if since_clock >= 64 * 1024 {
+            since_clock = 0;
+            if Instant::now() >= end {
+                break;
+            }
+        }
+    }
+    wire.close_list(a, every);
+    if a.op.is_answered() {
+        wire.await_idle()?;
+    }
+    // In order behind the data: the answer says that all of them are there.
+    wire.tell()?;
+    wire.await_told()?;
+    let ns = start.elapsed().as_nanos() as f64;
+    let tx_cpu_us = cpu::process_us() - cpu0;
+    wire.await_idle()?;
+    let c = wire.connection.counters();
+    let report = peer.report()?;
+    let messages = wire.started;
+    if a.op == Op::Send && peer::number(&report, "arrived") as u64 != messages {
+        bail!("{messages} messages were sent, and the receiver saw others: {report}");
+    }
+    let flow = Flow {
+        bytes: messages as f64 * a.size as f64,
+        size: a.size as f64,
+        ns,
+        tx_cpu_us,
+        rx_cpu_us: peer::number(&report, "cpu_us"),
+    };
+    let mut out = flow.report();
+    out["fpdus_per_message"] = json!(c.tx_fpdus as f64 / messages.max(1) as f64);
+    Ok(out)
+}
+
+/// The receiving side.
+pub(crate) fn bandwidth_peer(a: &BandwidthArgs) -> Result<Value> {
+    let mut wire = End::new(&a.link, depth(a), a.size)?.accept()?;
+    let cpu0 = cpu::process_us();
+    wire.await_told()?;
+    wire.tell()?;
+    let cpu_us = cpu::process_us() - cpu0;
+    wire.await_idle()?;
+    Ok(json!({ "cpu_us": cpu_us, "arrived": wire.arrived }))
+}
+
+const fn tag(i: u32) -> u8 {
+    (i % 255) as u8 + 1
+}
+
+/// The side with the clock.
+pub(crate) fn latency(a: &LatencyArgs) -> Result<Value> {
+    check_size(a.op, a.size)?;
+    let mut peer = Peer::start()?;
+    let mut wire = End::new(&a.link, 16, a.size)?.connect(peer.address()?)?;
+    let mut samples = Samples::with_capacity(a.iters as usize);
+    let warm = a.iters / 10;
+    for i in 0..a.iters + warm {
+        let start = Instant::now();
+        if a.op.is_answered() {
+            wire.fetch(a)?;
+        } else {
+            wire.ping(a, tag(i))?;
+            if !wire.pong(a, tag(i))? {
+                bail!("the receiver has left");
+            }
+        }
+        if i >= warm {
+            samples.round_trip(start.elapsed());
+        }
+    }
+    wire.tell()?;
+    wire.await_told()?;
+    wire.await_idle()?;
+    Ok(samples.report())
+}
+
+/// The side that answers, until it is told that this was all.
+pub(crate) fn latency_peer(a: &LatencyArgs) -> Result<Value> {
+    let mut wire = End::new(&a.link, 16, a.size)?.accept()?;
+    let mut i = 0;
+    if a.op.is_answered() {
+        wire.await_told()?;
+    } else {
+        while wire.pong(a, tag(i))? {
+            wire.ping(a, tag(i))?;
+            i += 1;
+        }
+    }
+    wire.tell()?;
+    wire.await_idle()?;
+    Ok(json!({}))
+}

@@ -1,0 +1,453 @@
+//! Many connections between two processes: how long set-up takes, what an idle one costs, and a 64-octet echo with
+//! one message outstanding per connection. Plain TCP with `epoll`, and `iwarp` with one completion queue.
+//!
+//! The connections of `iwarp` are made as a server with thousands of them makes them: with the identifiers of
+//! `iwarp::raw::cm`, whose events all come through one channel, and some attempts in progress at a time.
+
+use crate::peer::{self, Peer};
+use crate::rdma::{ALL, Link, STALL, posted};
+use crate::tcp::{self, recv_some, send_all};
+use crate::{Wait, cpu};
+use anyhow::{Context as _, Result, bail};
+use clap::{Args, ValueEnum};
+use iwarp::raw::cm::{
+    CmEventChannel, CmEventKind, CmId, ConnectionParameters, create_event_channel,
+};
+use iwarp::{
+    CompletionQueue, Context, Cqe, MemoryRegion, ProtectionDomain, QueuePair, RecvWr, SendWr,
+    WcOpcode, WcStatus,
+};
+use rustix::buffer::spare_capacity;
+use rustix::event::{Timespec, epoll};
+use rustix::fd::OwnedFd;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use serde_json::{Value, json};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Octets of an echoed message.
+const MESSAGE: usize = 64;
+/// Events or completions taken at a time.
+const BATCH: usize = 256;
+/// Queues of a queue pair. One message is outstanding; every fourth request writes a completion.
+const SEND_DEPTH: u32 = 8;
+const RECV_DEPTH: u32 = 2;
+const SIGNAL_EVERY: u32 = 4;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Kind {
+    Tcp,
+    Iwarp,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ScaleArgs {
+    /// What is connected
+    #[arg(long)]
+    kind: Kind,
+    /// Connections
+    #[arg(long)]
+    n: u32,
+    /// Milliseconds of echo; a fifth more to warm up
+    #[arg(long, default_value_t = 1000)]
+    ms: u64,
+    #[command(flatten)]
+    link: Link,
+    /// Attempts to connect in progress at a time (iwarp)
+    #[arg(long, default_value_t = 64)]
+    window: usize,
+}
+
+/// Raises the limit on open files as far as this process may.
+fn raise_file_limit() -> Result<()> {
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: limit.maximum,
+            maximum: limit.maximum,
+        },
+    )
+    .context("raising the limit on open files")
+}
+
+fn open_files() -> usize {
+    std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
+}
+
+/// What one process had before its connections.
+struct Before {
+    resident: u64,
+    files: usize,
+}
+
+impl Before {
+    fn now() -> Self {
+        Self {
+            resident: cpu::resident(),
+            files: open_files(),
+        }
+    }
+
+    /// Octets and files per connection since.
+    fn per_connection(&self, n: u32) -> (f64, f64) {
+        let n = f64::from(n);
+        (
+            cpu::resident().saturating_sub(self.resident) as f64 / n,
+            open_files().saturating_sub(self.files) as f64 / n,
+        )
+    }
+}
+
+/// One end of all connections.
+trait End {
+    /// Sends the first message of every connection.
+    fn start(&mut self) -> Result<()>;
+    /// Answers what has come. Returns how many messages that were.
+    fn turn(&mut self) -> Result<u64>;
+}
+
+struct Tcp {
+    epoll: OwnedFd,
+    events: Vec<epoll::Event>,
+    streams: Vec<TcpStream>,
+}
+
+impl Tcp {
+    fn new(n: u32) -> Result<Self> {
+        Ok(Self {
+            epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+            events: Vec::with_capacity(BATCH),
+            streams: Vec::with_capacity(n as usize),
+        })
+    }
+
+    fn add(&mut self, stream: TcpStream) -> Result<()> {
+        stream.set_nodelay(true)?;
+        let data = epoll::EventData::new_u64(self.streams.len() as u64);
+        epoll::add(&self.epoll, &stream, data, epoll::EventFlags::IN)?;
+        self.streams.push(stream);
+        Ok(())
+    }
+}
+
+impl End for Tcp {
+    fn start(&mut self) -> Result<()> {
+        self.streams
+            .iter()
+            .try_for_each(|s| send_all(s, &[1; MESSAGE], false))
+    }
+
+    fn turn(&mut self) -> Result<u64> {
+        let patience = Timespec {
+            tv_sec: 0,
+            tv_nsec: 100_000_000,
+        };
+        self.events.clear();
+        let room = spare_capacity(&mut self.events);
+        match epoll::wait(&self.epoll, room, Some(&patience)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(e).context("epoll"),
+        }
+        let mut messages = 0;
+        let mut buf = [0u8; 4096];
+        for event in &self.events {
+            let at = { event.data }.u64() as usize;
+            let stream = self.streams.get(at).context("an event of nobody")?;
+            let n = recv_some(stream, &mut buf, false)?;
+            if n == 0 {
+                // The side with the clock has what it wants.
+                epoll::delete(&self.epoll, stream)?;
+                continue;
+            }
+            messages += (n / MESSAGE) as u64;
+            send_all(stream, &buf[..n], false)?;
+        }
+        Ok(messages)
+    }
+}
+
+/// An identifier and its queue pair.
+struct Connection {
+    id: CmId,
+    qp: QueuePair,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.id.destroy();
+    }
+}
+
+struct Rdma {
+    // Gone before what they use.
+    connections: Vec<Connection>,
+    channel: CmEventChannel,
+    sent: Vec<u32>,
+    ctx: Context,
+    pd: ProtectionDomain,
+    cq: CompletionQueue,
+    memory: MemoryRegion,
+    wait: Wait,
+}
+
+impl Rdma {
+    fn new(link: &Link, n: u32) -> Result<Self> {
+        let ctx = link.open()?;
+        let pd = ProtectionDomain::new(&ctx);
+        let memory = pd.allocate(n as usize * MESSAGE, ALL)?;
+        memory.write_at(0, &vec![1; n as usize * MESSAGE])?;
+        Ok(Self {
+            connections: Vec::with_capacity(n as usize),
+            channel: create_event_channel()?,
+            sent: vec![0; n as usize],
+            cq: ctx.create_cq(n * 8 + 64, None)?,
+            ctx,
+            pd,
+            memory,
+            wait: link.wait,
+        })
+    }
+
+    fn queue_pair(&self) -> Result<QueuePair> {
+        let qp = self
+            .pd
+            .queue_pair()
+            .depth(SEND_DEPTH, RECV_DEPTH)
+            .max_sge(1, 1)
+            .max_inline(0)
+            .reads(1, 1)
+            .build(&self.cq, &self.cq)?;
+        let at = self.connections.len();
+        posted(qp.post_recv(&[RecvWr {
+            wr_id: at as u64,
+            sges: &[self.slot(at)?],
+        }]))?;
+        Ok(qp)
+    }
+
+    /// Connects `n` queue pairs, some at a time.
+    fn connect(&mut self, to: SocketAddr, n: u32, window: usize) -> Result<()> {
+        let parameters = ConnectionParameters::default();
+        let own = self.ctx.device().socket_addr(0);
+        let (n, mut up) = (n as usize, 0);
+        while up < n {
+            while self.connections.len() < n && self.connections.len() - up < window.max(1) {
+                let qp = self.queue_pair()?;
+                let id = CmId::create(&self.channel, Some(&self.ctx));
+                id.resolve_addr(Some(own), to)?;
+                id.resolve_route()?;
+                id.set_queue_pair(Some(&qp));
+                id.connect(&parameters)?;
+                self.connections.push(Connection { id, qp });
+            }
+            let event = self.channel.next(Some(STALL))?;
+            match event.kind {
+                CmEventKind::AddrResolved | CmEventKind::RouteResolved => {}
+                CmEventKind::Established => up += 1,
+                other => bail!("connecting ended with {other:?}, {}", event.status),
+            }
+        }
+        Ok(())
+    }
+
+    /// Accepts `n` queue pairs.
+    fn accept(&mut self, listener: &CmId, n: u32) -> Result<()> {
+        let parameters = ConnectionParameters::default();
+        listener.listen(4096)?;
+        let (local, _) = listener.addresses();
+        peer::tell(local.context("a listener has an address")?)?;
+        let mut up = 0;
+        while up < n {
+            let event = self.channel.next(Some(STALL))?;
+            match event.kind {
+                CmEventKind::ConnectRequest => {
+                    let qp = self.queue_pair()?;
+                    event.id.set_queue_pair(Some(&qp));
+                    event.id.accept(&parameters)?;
+                    self.connections.push(Connection { id: event.id, qp });
+                }
+                CmEventKind::Established => up += 1,
+                other => bail!("accepting ended with {other:?}, {}", event.status),
+            }
+        }
+        Ok(())
+    }
+
+    fn slot(&self, at: usize) -> Result<iwarp::Sge> {
+        Ok(self.memory.sge(at * MESSAGE..(at + 1) * MESSAGE)?)
+    }
+
+    fn send(&mut self, at: usize) -> Result<()> {
+        let sges = [self.slot(at)?];
+        let mut wr = SendWr::send(at as u64, &sges);
+        self.sent[at] += 1;
+        if self.sent[at].is_multiple_of(SIGNAL_EVERY) {
+            wr = wr.signaled();
+        }
+        posted(self.connections[at].qp.post_send(&[wr]))
+    }
+}
+
+impl End for Rdma {
+    fn start(&mut self) -> Result<()> {
+        (0..self.connections.len()).try_for_each(|at| self.send(at))
+    }
+
+    fn turn(&mut self) -> Result<u64> {
+        let mut done = [Cqe::default(); BATCH];
+        let n = match self.wait {
+            Wait::Spin => self.cq.poll(&mut done).map_err(iwarp::Error::from)?,
+            Wait::Event => match self.cq.wait(&mut done, Some(Duration::from_millis(100))) {
+                Err(iwarp::Error::TimedOut(_)) => 0,
+                n => n?,
+            },
+        };
+        let mut messages = 0;
+        for cqe in &done[..n] {
+            if cqe.status == WcStatus::Flushed {
+                // The side with the clock has what it wants.
+                continue;
+            }
+            if cqe.status != WcStatus::Success {
+                bail!("a work request ended with {:?}", cqe.status);
+            }
+            if cqe.opcode == WcOpcode::Recv {
+                messages += 1;
+                let at = cqe.wr_id as usize;
+                // The answer leaves from the place that the next message will take: it is sent before that can come.
+                posted(self.connections[at].qp.post_recv(&[RecvWr {
+                    wr_id: cqe.wr_id,
+                    sges: &[self.slot(at)?],
+                }]))?;
+                self.send(at)?;
+            }
+        }
+        Ok(messages)
+    }
+}
+
+/// The side with the clock, which connects.
+pub(crate) fn measure(a: &ScaleArgs) -> Result<Value> {
+    raise_file_limit()?;
+    let slab = cpu::slab();
+    let mut peer = Peer::start()?;
+    let to = peer.address()?;
+    match a.kind {
+        Kind::Tcp => {
+            let mut end = Tcp::new(a.n)?;
+            let before = Before::now();
+            let start = Instant::now();
+            for _ in 0..a.n {
+                end.add(TcpStream::connect(to)?)?;
+            }
+            echo(a, &mut peer, end, &before, start, slab)
+        }
+        Kind::Iwarp => {
+            let mut end = Rdma::new(&a.link, a.n)?;
+            let before = Before::now();
+            let start = Instant::now();
+            end.connect(to, a.n, a.window)?;
+            echo(a, &mut peer, end, &before, start, slab)
+        }
+    }
+}
+
+fn echo(
+    a: &ScaleArgs,
+    peer: &mut Peer,
+    mut end: impl End,
+    before: &Before,
+    start: Instant,
+    slab: u64,
+) -> Result<Value> {
+    let theirs = peer.report()?;
+    let setup = start.elapsed();
+    let (bytes, files) = before.per_connection(a.n);
+    let slab = cpu::slab().saturating_sub(slab);
+    end.start()?;
+    let warm = Duration::from_millis(a.ms / 5);
+    let turns = |end: &mut dyn End, time: Duration| -> Result<(u64, Duration)> {
+        let start = Instant::now();
+        let (mut messages, mut last) = (0, start);
+        loop {
+            let n = end.turn()?;
+            messages += n;
+            if n > 0 {
+                last = Instant::now();
+            } else if last.elapsed() > STALL {
+                bail!("nothing comes back any more");
+            }
+            if start.elapsed() >= time {
+                return Ok((messages, start.elapsed()));
+            }
+        }
+    };
+    turns(&mut end, warm)?;
+    let cpu0 = cpu::process_us();
+    let (messages, time) = turns(&mut end, Duration::from_millis(a.ms))?;
+    let cpu_us = cpu::process_us() - cpu0;
+    peer.say("enough")?;
+    // A client's memory says as much as a server's; the larger one counts.
+    let their_bytes = peer::number(&theirs, "bytes");
+    Ok(json!({
+        "setup_s": setup.as_secs_f64(),
+        "setup_us": setup.as_secs_f64() * 1e6 / f64::from(a.n),
+        "client_bytes": bytes,
+        "server_bytes": their_bytes,
+        "bytes": bytes.max(their_bytes),
+        "client_files": files,
+        "server_files": peer::number(&theirs, "files"),
+        "slab_bytes_both": slab as f64 / f64::from(a.n),
+        "echo_kmsg": messages as f64 / time.as_secs_f64() / 1e3,
+        "client_cpu_us_per_echo": cpu_us / messages.max(1) as f64,
+    }))
+}
+
+/// The side that answers, until it is told that this was enough.
+pub(crate) fn peer(a: &ScaleArgs) -> Result<Value> {
+    raise_file_limit()?;
+    match a.kind {
+        Kind::Tcp => {
+            let mut end = Tcp::new(a.n)?;
+            let listener = tcp::listen()?;
+            let before = Before::now();
+            for _ in 0..a.n {
+                end.add(listener.accept()?.0)?;
+            }
+            answer(a, end, &before)
+        }
+        Kind::Iwarp => {
+            let mut end = Rdma::new(&a.link, a.n)?;
+            let listener = CmId::create(&end.channel, Some(&end.ctx));
+            listener.bind((Ipv4Addr::LOCALHOST, 0).into())?;
+            let before = Before::now();
+            end.accept(&listener, a.n)?;
+            listener.destroy();
+            answer(a, end, &before)
+        }
+    }
+}
+
+fn answer(a: &ScaleArgs, mut end: impl End, before: &Before) -> Result<Value> {
+    let (bytes, files) = before.per_connection(a.n);
+    peer::tell(json!({ "bytes": bytes, "files": files }))?;
+    let enough = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&enough);
+    std::thread::spawn(move || {
+        // The end of the pipe counts, too.
+        let _ = peer::hear();
+        flag.store(true, Ordering::Relaxed);
+    });
+    while !enough.load(Ordering::Relaxed) {
+        match end.turn() {
+            Ok(_) => {}
+            // Closing ten thousand connections takes the other side a while; what breaks meanwhile does not count.
+            Err(_) if enough.load(Ordering::Relaxed) => break,
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(json!({}))
+}

@@ -1,0 +1,225 @@
+//! Plain TCP as a careful program would use it: the yardstick.
+
+use crate::peer::{self, Peer};
+use crate::stats::{Flow, Samples};
+use crate::{Time, Wait, cpu};
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, Shutdown};
+use serde_json::{Value, json};
+use socket2::{Domain, Socket, Type};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+/// What one `recv` asks for.
+pub(crate) const RECV: usize = 256 * 1024;
+
+#[derive(Debug, Args)]
+pub(crate) struct BandwidthArgs {
+    /// Octets per message
+    #[arg(long)]
+    size: usize,
+    #[command(flatten)]
+    time: Time,
+    /// Let the kernel collect small messages (no TCP_NODELAY)
+    #[arg(long)]
+    nagle: bool,
+    /// The receiver spins instead of sleeping
+    #[arg(long)]
+    spin: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LatencyArgs {
+    /// Octets per message
+    #[arg(long)]
+    size: usize,
+    /// Round trips; a tenth more to warm up
+    #[arg(long, default_value_t = 10_000)]
+    iters: u32,
+    /// How both sides wait
+    #[arg(long)]
+    wait: Wait,
+}
+
+/// A listener on a free port of the loopback address, told to the sender.
+///
+/// # Errors
+/// The operating system's.
+pub(crate) fn listen() -> Result<TcpListener> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+    socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into())?;
+    // A queue that overflows costs a retransmission time-out, which is not what is measured.
+    socket.listen(4096).context("cannot listen")?;
+    let listener = TcpListener::from(socket);
+    peer::tell(listener.local_addr()?)?;
+    Ok(listener)
+}
+
+/// Accepts one connection.
+///
+/// # Errors
+/// The operating system's.
+pub(crate) fn accept(nodelay: bool) -> Result<TcpStream> {
+    let stream = listen()?.accept().context("cannot accept")?.0;
+    stream.set_nodelay(nodelay)?;
+    Ok(stream)
+}
+
+/// Connects to the receiver.
+///
+/// # Errors
+/// The operating system's.
+pub(crate) fn connect(to: SocketAddr, nodelay: bool) -> Result<TcpStream> {
+    let stream = TcpStream::connect(to).context("cannot connect")?;
+    stream.set_nodelay(nodelay)?;
+    Ok(stream)
+}
+
+/// The sending side.
+pub(crate) fn bandwidth(a: &BandwidthArgs) -> Result<Value> {
+    let mut peer = Peer::start()?;
+    let stream = connect(peer.address()?, !a.nagle)?;
+    let message = vec![0x5au8; a.size.max(1)];
+    let cpu0 = cpu::process_us();
+    let end = Instant::now() + Duration::from_millis(a.time.ms);
+    let mut since_clock = 0;
+    loop {
+        send_all(&stream, &message, false)?;
+        // Small messages cannot afford to look at the clock each time.
+        since_clock += a.size + 2048;
+        if since_clock >= 64 * 1024 {
+            since_clock = 0;
+            if Instant::now() >= end {
+                break;
+            }
+        }
+    }
+    let tx_cpu_us = cpu::process_us() - cpu0;
+    rustix::net::shutdown(&stream, Shutdown::Write)?;
+    finish_flow(&mut peer, a.size, tx_cpu_us)
+}
+
+/// Joins the sender's CPU time with the receiver's report.
+///
+/// # Errors
+/// When the receiver failed.
+pub(crate) fn finish_flow(peer: &mut Peer, size: usize, tx_cpu_us: f64) -> Result<Value> {
+    let report = peer.report()?;
+    if let Some(error) = report.get("error") {
+        bail!("the receiver: {error}");
+    }
+    Ok(Flow {
+        bytes: peer::number(&report, "bytes"),
+        size: size as f64,
+        ns: peer::number(&report, "ns"),
+        tx_cpu_us,
+        rx_cpu_us: peer::number(&report, "cpu_us"),
+    }
+    .report())
+}
+
+/// The receiving side.
+pub(crate) fn bandwidth_peer(a: &BandwidthArgs) -> Result<Value> {
+    let stream = accept(!a.nagle)?;
+    let mut buf = vec![1u8; RECV];
+    let cpu0 = cpu::process_us();
+    let mut start = None;
+    let mut bytes = 0u64;
+    loop {
+        let n = recv_some(&stream, &mut buf, a.spin)?;
+        if n == 0 {
+            break;
+        }
+        start.get_or_insert_with(Instant::now);
+        bytes += n as u64;
+    }
+    let ns = start.map_or(0, |s| s.elapsed().as_nanos() as u64);
+    Ok(json!({ "bytes": bytes, "ns": ns, "cpu_us": cpu::process_us() - cpu0 }))
+}
+
+/// The side with the clock.
+pub(crate) fn latency(a: &LatencyArgs) -> Result<Value> {
+    let mut peer = Peer::start()?;
+    let stream = connect(peer.address()?, true)?;
+    let mut buf = vec![0x5au8; a.size.max(1)];
+    let spin = a.wait == Wait::Spin;
+    let mut samples = Samples::with_capacity(a.iters as usize);
+    for i in 0..a.iters + a.iters / 10 {
+        let start = Instant::now();
+        send_all(&stream, &buf, spin)?;
+        recv_all(&stream, &mut buf, spin)?;
+        if i >= a.iters / 10 {
+            samples.round_trip(start.elapsed());
+        }
+    }
+    Ok(samples.report())
+}
+
+/// The side that answers, until the other one closes.
+pub(crate) fn latency_peer(a: &LatencyArgs) -> Result<Value> {
+    let stream = accept(true)?;
+    let mut buf = vec![0u8; a.size.max(1)];
+    let spin = a.wait == Wait::Spin;
+    while recv_all(&stream, &mut buf, spin)? {
+        send_all(&stream, &buf, spin)?;
+    }
+    Ok(json!({}))
+}
+
+/// Sends everything.
+///
+/// # Errors
+/// The operating system's.
+pub(crate) fn send_all(s: &TcpStream, mut data: &[u8], spin: bool) -> Result<()> {
+    let flags = if spin {
+        SendFlags::NOSIGNAL | SendFlags::DONTWAIT
+    } else {
+        SendFlags::NOSIGNAL
+    };
+    while !data.is_empty() {
+        match rustix::net::send(s, data, flags) {
+            Ok(n) => data = data.get(n..).unwrap_or_default(),
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(e) => return Err(e).context("send"),
+        }
+    }
+    Ok(())
+}
+
+/// Receives at least one octet; 0 at the end of the stream.
+///
+/// # Errors
+/// The operating system's.
+pub(crate) fn recv_some(s: &TcpStream, buf: &mut [u8], spin: bool) -> Result<usize> {
+    let flags = if spin {
+        RecvFlags::DONTWAIT
+    } else {
+        RecvFlags::empty()
+    };
+    loop {
+        match rustix::net::recv(s, &mut *buf, flags) {
+            Ok((n, _)) => return Ok(n),
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            // The side with the clock leaves when it has what it wants.
+            Err(Errno::CONNRESET) => return Ok(0),
+            Err(e) => return Err(e).context("recv"),
+        }
+    }
+}
+
+/// Fills the buffer; false at the end of the stream.
+///
+/// # Errors
+/// The operating system's.
+pub(crate) fn recv_all(s: &TcpStream, buf: &mut [u8], spin: bool) -> Result<bool> {
+    let mut got = 0;
+    while let Some(rest) = buf.get_mut(got..).filter(|r| !r.is_empty()) {
+        match recv_some(s, rest, spin)? {
+            0 => return Ok(false),
+            n => got += n,
+        }
+    }
+    Ok(true)
+}
