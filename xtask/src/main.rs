@@ -6,6 +6,7 @@
 mod compliance;
 mod context;
 mod files;
+mod instructions;
 mod licences;
 mod no_std;
 mod packages;
@@ -36,6 +37,12 @@ enum Command {
         #[arg(long)]
         bless: bool,
     },
+    /// Count the instructions of fixed work and compare them with recorded values
+    Instructions {
+        /// Record what is counted now
+        #[arg(long)]
+        bless: bool,
+    },
 }
 
 fn main() -> ExitCode {
@@ -44,6 +51,8 @@ fn main() -> ExitCode {
         Command::Compliance { bless } => {
             Context::new(false, false).and_then(|context| compliance::command(&context, bless))
         }
+        Command::Instructions { bless } => Context::new(false, false)
+            .and_then(|context| instructions::command(&context, bless)),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,

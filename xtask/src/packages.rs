@@ -65,6 +65,12 @@ const PACKAGES: &[Package] = &[
         why: "the C structures are compared with these headers",
     },
     Package {
+        name: "valgrind",
+        proof: Proof::Program("valgrind"),
+        needed_by: &["instructions"],
+        why: "counts instructions, which no busy neighbour changes",
+    },
+    Package {
         name: "iproute2",
         proof: Proof::Program("ip"),
         needed_by: &[],

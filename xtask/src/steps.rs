@@ -9,7 +9,7 @@ use crate::context::Context;
 use crate::process::{Log, cargo};
 use crate::runner::Outcome;
 use crate::tidy;
-use crate::{licences, no_std, packages};
+use crate::{instructions, licences, no_std, packages};
 
 /// A step of `cargo xtask test`.
 pub(crate) struct Step {
@@ -100,6 +100,12 @@ pub(crate) const STEPS: &[Step] = &[
         about: "parsers survive changed captures and noise",
         limit: minutes(10),
         run: fuzz_smoke,
+    },
+    Step {
+        name: "instructions",
+        about: "no fixed work takes more instructions than recorded",
+        limit: minutes(15),
+        run: instructions::run,
     },
     Step {
         name: "sim",

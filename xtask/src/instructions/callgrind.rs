@@ -1,0 +1,121 @@
+//! Reads callgrind's output format, as far as needed: cost per object file, and calls from one object into another.
+//!
+//! The format is described in the Valgrind manual, "Callgrind Format Specification". Names are compressed: `ob=(1) name`
+//! defines what `ob=(1)` means later. A line after `calls=` carries the callee's cost, which belongs to the callee.
+
+use std::collections::HashMap;
+
+use anyhow::{Context as _, Result};
+
+/// What one run cost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Counts {
+    /// Instructions in our own object.
+    pub(super) own: u64,
+    /// Calls from it into other objects.
+    pub(super) calls: u64,
+}
+
+/// Adds up a profile; our object is the one whose file name is `program`.
+pub(super) fn parse(text: &str, program: &str) -> Result<Counts> {
+    let mut names: HashMap<&str, &str> = HashMap::new();
+    let mut counts = Counts::default();
+    let is_own = |name: Option<&str>| name.and_then(|n| n.rsplit('/').next()) == Some(program);
+    let mut own = false;
+    let mut callee_own = None;
+    let mut cost_of_call = false;
+    for line in text.lines() {
+        if let Some(name) = line.strip_prefix("ob=") {
+            own = is_own(resolve(&mut names, name));
+        } else if let Some(name) = line.strip_prefix("cob=") {
+            callee_own = Some(is_own(resolve(&mut names, name)));
+        } else if let Some(call) = line.strip_prefix("calls=") {
+            let times: u64 = first(call)?;
+            // Without a word about it, the callee is in the caller's object.
+            if own && !callee_own.take().unwrap_or(own) {
+                counts.calls += times;
+            }
+            callee_own = None;
+            cost_of_call = true;
+        } else if line.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '+' | '-' | '*')) {
+            let after = !std::mem::take(&mut cost_of_call);
+            if own && after {
+                let cost = line.split_whitespace().nth(1);
+                counts.own += cost.context("a cost line without a cost")?.parse::<u64>()?;
+            }
+        }
+    }
+    Ok(counts)
+}
+
+fn first(text: &str) -> Result<u64> {
+    let word = text.split_whitespace().next();
+    Ok(word.context("a number is missing")?.parse()?)
+}
+
+/// `(1) name` defines, `(1)` refers.
+fn resolve<'a>(names: &mut HashMap<&'a str, &'a str>, text: &'a str) -> Option<&'a str> {
+    match text.split_once(' ') {
+        Some((number, name)) => {
+            names.insert(number, name);
+            Some(name)
+        }
+        None if text.starts_with('(') => names.get(text).copied(),
+        None => Some(text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PROFILE: &str = "\
+version: 1
+events: Ir
+ob=(1) /somewhere/prog
+fl=(1) a.rs
+fn=(1) main
+10 5
++1 7
+cob=(2) /lib/libc.so.6
+cfi=(2) memcpy.S
+cfn=(2) memcpy
+calls=3 0
+* 300
+cfn=(3) helper
+calls=2 20
+11 40
+
+fn=(3)
+20 40
+ob=(2)
+fl=(2)
+fn=(2)
+0 300
+cob=(1)
+cfn=(3)
+calls=1 20
+0 9
+ob=(1)
+fn=(3)
+-2 1
+totals: 353
+";
+
+    #[test]
+    fn own_cost_and_calls_outwards() {
+        let want = Counts { own: 53, calls: 3 };
+        assert_eq!(parse(PROFILE, "prog").unwrap(), want);
+        assert_eq!(
+            parse(PROFILE, "libc.so.6").unwrap(),
+            Counts { own: 300, calls: 1 }
+        );
+        assert_eq!(parse(PROFILE, "other").unwrap(), Counts::default());
+    }
+
+    #[test]
+    fn nonsense_is_an_error() {
+        assert!(parse("ob=(1) /x/prog\n10 x\n", "prog").is_err());
+        assert!(parse("calls=x\n", "prog").is_err());
+    }
+}
