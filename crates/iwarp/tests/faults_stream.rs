@@ -229,10 +229,13 @@ fn a_peer_that_terminates_says_which_request_it_means() {
     });
 }
 
+/// Sink (0: the right one), offset, length and last flag of a wrong answer.
+type Answer = fn(&ReadRequest) -> (u32, u64, usize, bool);
+
 #[test]
 fn answers_that_answer_nothing() {
     others_are_served(|| {
-        let cases: [(&str, fn(&ReadRequest) -> (u32, u64, usize, bool), Code); 4] = [
+        let cases: [(&str, Answer, Code); 4] = [
             (
                 "another sink",
                 |r| (r.sink_stag.0 ^ 1, 0, 64, true),

@@ -17,6 +17,7 @@ use iwarp::{
     WcOpcode, WcStatus,
 };
 use std::net::{IpAddr, SocketAddr};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 /// Nothing in these tests takes longer unless it is broken.
@@ -386,8 +387,26 @@ impl Healthy {
     }
 }
 
+/// Ends the process if a test hangs where no time-out of its own can see it.
+pub struct Watchdog(#[expect(dead_code, reason = "dropping it is the signal")] Sender<()>);
+
+impl Watchdog {
+    pub fn new() -> Self {
+        let (alive, watch) = channel();
+        let name = std::thread::current().name().unwrap_or("?").to_owned();
+        std::thread::spawn(move || {
+            if watch.recv_timeout(LIMIT * 4) == Err(RecvTimeoutError::Timeout) {
+                eprintln!("{name} hangs");
+                std::process::abort();
+            }
+        });
+        Self(alive)
+    }
+}
+
 /// Runs a test while another connection is there, which must be served before, after, and anew.
 pub fn others_are_served(test: impl FnOnce()) {
+    let _guard = Watchdog::new();
     let mut other = Healthy::new(V4);
     other.check();
     test();
