@@ -18,6 +18,8 @@ mod progress;
 pub mod raw;
 #[allow(dead_code, reason = "pruned when the crate is complete")]
 mod sys;
+#[cfg(all(feature = "tokio", not(loom)))]
+pub mod tokio;
 #[cfg(not(loom))]
 mod verbs;
 

@@ -1,0 +1,158 @@
+//! Event queues watched by tokio (feature `tokio`).
+//!
+//! The futures of this crate need no runtime: whoever makes progress wakes the task. This module is for programs that want
+//! tokio's own reactor to watch the descriptor, for example beside their other sockets in one `select!`, and for
+//! completion channels that many completion queues share.
+
+use crate::error::Result;
+use crate::raw::{AsyncEvent, CompletionChannel, CompletionQueue, Context, EventQueue};
+use iwarp_rnic::Cqe;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// Something with events and a descriptor that is readable while there are any.
+pub trait EventSource: sealed::Sealed {
+    /// An event.
+    type Event;
+
+    /// Takes the oldest event, without waiting.
+    fn take(&self) -> Option<Self::Event>;
+
+    /// A descriptor of one's own that is readable while there are events.
+    ///
+    /// # Errors
+    /// The operating system's: no descriptors left.
+    fn descriptor(&self) -> Result<OwnedFd>;
+}
+
+impl sealed::Sealed for CompletionChannel {}
+impl EventSource for CompletionChannel {
+    type Event = CompletionQueue;
+
+    fn take(&self) -> Option<CompletionQueue> {
+        self.try_event()
+    }
+
+    fn descriptor(&self) -> Result<OwnedFd> {
+        Ok(self.as_fd().try_clone_to_owned()?)
+    }
+}
+
+impl<T> sealed::Sealed for Arc<EventQueue<T>> {}
+impl<T> EventSource for Arc<EventQueue<T>> {
+    type Event = T;
+
+    fn take(&self) -> Option<T> {
+        self.try_next()
+    }
+
+    fn descriptor(&self) -> Result<OwnedFd> {
+        Ok(self.as_fd().try_clone_to_owned()?)
+    }
+}
+
+impl sealed::Sealed for Context {}
+/// Its asynchronous events.
+impl EventSource for Context {
+    type Event = AsyncEvent;
+
+    fn take(&self) -> Option<AsyncEvent> {
+        self.try_async_event()
+    }
+
+    fn descriptor(&self) -> Result<OwnedFd> {
+        Ok(self.async_fd().try_clone_to_owned()?)
+    }
+}
+
+/// An event source in tokio's reactor.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> iwarp::Result<()> {
+/// use iwarp::{Config, Context, Device, tokio::Watched};
+/// # use std::time::Duration;
+/// let ctx = Context::open(&Device::by_address("127.0.0.1".parse().unwrap())?, Config::default())?;
+/// let events = Watched::new(ctx)?;
+/// tokio::select! {
+///     event = events.next() => println!("{event:?}"),
+///     () = tokio::time::sleep(Duration::from_millis(1)) => println!("all is quiet"),
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Watched<S> {
+    source: S,
+    fd: AsyncFd<OwnedFd>,
+}
+
+impl<S: EventSource> Watched<S> {
+    /// Starts to watch. Call it within a runtime whose I/O is enabled.
+    ///
+    /// # Errors
+    /// The operating system's: no descriptors left.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
+    pub fn new(source: S) -> Result<Self> {
+        let fd = source.descriptor()?;
+        // SAFETY: an `OwnedFd` stays open, and is the same descriptor, until it is dropped.
+        let fd = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) };
+        let fd = fd.map_err(std::io::Error::from)?;
+        Ok(Self { source, fd })
+    }
+
+    /// What is watched.
+    pub fn source(&self) -> &S {
+        &self.source
+    }
+
+    /// The next event. Dropping the future loses none.
+    ///
+    /// # Errors
+    /// The operating system's: the runtime is shutting down.
+    pub async fn next(&self) -> Result<S::Event> {
+        loop {
+            // Many events may stand behind one readiness.
+            if let Some(event) = self.source.take() {
+                return Ok(event);
+            }
+            let mut ready = self.fd.readable().await?;
+            match self.source.take() {
+                Some(event) => return Ok(event),
+                // An event that comes just now makes the descriptor ready again, which this does not undo.
+                None => ready.clear_ready(),
+            }
+        }
+    }
+}
+
+impl Watched<CompletionChannel> {
+    /// Waits for completions of one queue that reports to this channel, and takes up to `out.len()` of them. Events of
+    /// other queues that arrive meanwhile are taken, too; have one task for each channel.
+    ///
+    /// # Errors
+    /// [`Error::CompletionQueueOverflow`](crate::Error::CompletionQueueOverflow), and those of [`next`](Self::next).
+    pub async fn completions(&self, cq: &CompletionQueue, out: &mut [Cqe]) -> Result<usize> {
+        loop {
+            let n = cq.poll(out)?;
+            if n > 0 || out.is_empty() {
+                return Ok(n);
+            }
+            cq.arm(false);
+            // One may have come between the look and the arming.
+            let n = cq.poll(out)?;
+            if n > 0 {
+                return Ok(n);
+            }
+            self.next().await?;
+        }
+    }
+}

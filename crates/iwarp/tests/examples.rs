@@ -1,0 +1,105 @@
+//! Runs each example as a person would, with both ends in one process.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// `cargo test` builds examples; `cargo test --test examples` does not, so it is done here.
+fn example(name: &str) -> PathBuf {
+    let test = std::env::current_exe().expect("the path of this test");
+    let profile = test
+        .parent()
+        .and_then(Path::parent)
+        .expect("a target directory");
+    let path = profile.join("examples").join(name);
+    if !path.exists() {
+        let target = profile.parent().expect("a target directory");
+        let built = Command::new(env!("CARGO"))
+            .args([
+                "build",
+                "--package",
+                "iwarp",
+                "--example",
+                name,
+                "--target-dir",
+            ])
+            .arg(target)
+            .status()
+            .expect("cargo runs");
+        assert!(built.success());
+    }
+    path
+}
+
+fn run(name: &str) -> String {
+    let mut child = Command::new(example(name))
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the example starts");
+    let start = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait().expect("wait") {
+            break status;
+        }
+        if start.elapsed() > LIMIT {
+            let _ = child.kill();
+            let _ = child.wait();
+            panic!("{name} hangs");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    let out = child.wait_with_output().expect("output").stdout;
+    let out = String::from_utf8(out).expect("text");
+    assert!(status.success(), "{name}: {out}");
+    out
+}
+
+#[test]
+fn hello() {
+    let out = run("hello");
+    assert!(
+        out.contains("client heard: you said 'hello over RDMA'"),
+        "{out}"
+    );
+}
+
+#[test]
+fn kv() {
+    let out = run("kv");
+    assert!(
+        out.contains("colour = blue") && out.contains("size is not there"),
+        "{out}"
+    );
+    assert!(out.contains("200 reads of a changing value"), "{out}");
+}
+
+#[test]
+fn counter() {
+    let out = run("counter");
+    assert!(out.contains("4 clients added 500 each: 2000"), "{out}");
+}
+
+#[test]
+fn file_transfer() {
+    let out = run("file_transfer");
+    assert!(out.contains("the copy is the same"), "{out}");
+}
+
+#[test]
+fn echo_async() {
+    let out = run("echo_async");
+    assert_eq!(out.matches("50 messages came back").count(), 8, "{out}");
+}
+
+#[test]
+fn wrong_arguments_are_refused() {
+    let out = Command::new(example("hello"))
+        .arg("x")
+        .output()
+        .expect("runs");
+    assert!(!out.status.success());
+    assert!(String::from_utf8_lossy(&out.stderr).contains("usage: hello"));
+}
