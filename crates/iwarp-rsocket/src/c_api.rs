@@ -1,0 +1,394 @@
+//! The functions of `rdma/rsocket.h` with their C signatures: -1 and `errno` on failure, and no panic gets out.
+//!
+//! They are not exported from here; the library that is `librdmacm.so.1` does that, with symbol versions.
+//! `rfcntl` is variadic in C; an integer or pointer argument is passed like a fixed one on the ABIs that Linux has on
+//! the 64-bit machines that this library supports.
+
+#![allow(
+    clippy::missing_safety_doc,
+    reason = "the contracts are those of the C functions, in rsocket(7)"
+)]
+#![allow(missing_docs, reason = "rsocket(7)")]
+
+use crate::errno::{Errno, Result};
+use crate::poll::{Sets, poll, select};
+use crate::{address, calls};
+use libc::{
+    c_int, c_long, c_void, fd_set, iovec, msghdr, nfds_t, off_t, pollfd, size_t, sockaddr,
+    socklen_t, ssize_t,
+};
+use std::net::SocketAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+/// More pieces are refused, as by the kernel.
+const IOV_MAX: usize = 1024;
+
+fn guarded<T>(failed: T, f: impl FnOnce() -> Result<T>) -> T {
+    match catch_unwind(AssertUnwindSafe(f)).unwrap_or(Err(Errno::IO)) {
+        Ok(value) => value,
+        Err(errno) => {
+            errno.set();
+            failed
+        }
+    }
+}
+
+fn code(f: impl FnOnce() -> Result<()>) -> c_int {
+    guarded(-1, || f().map(|()| 0))
+}
+
+fn count(f: impl FnOnce() -> Result<usize>) -> ssize_t {
+    guarded(-1, || f().map(|n| n as ssize_t))
+}
+
+/// Memory of the program to read.
+unsafe fn octets<'a>(from: *const c_void, len: size_t) -> Result<&'a [u8]> {
+    if len == 0 {
+        return Ok(&[]);
+    }
+    if from.is_null() || len > isize::MAX as usize {
+        return Err(Errno(libc::EFAULT));
+    }
+    // SAFETY: the contract of the C function: `len` readable octets.
+    Ok(unsafe { std::slice::from_raw_parts(from.cast(), len) })
+}
+
+/// Memory of the program to write.
+unsafe fn octets_mut<'a>(to: *mut c_void, len: size_t) -> Result<&'a mut [u8]> {
+    if len == 0 {
+        return Ok(&mut []);
+    }
+    if to.is_null() || len > isize::MAX as usize {
+        return Err(Errno(libc::EFAULT));
+    }
+    // SAFETY: the contract of the C function: `len` writable octets.
+    Ok(unsafe { std::slice::from_raw_parts_mut(to.cast(), len) })
+}
+
+unsafe fn pieces<'a>(iov: *const iovec, n: usize) -> Result<&'a [iovec]> {
+    if n > IOV_MAX {
+        return Err(Errno::INVAL);
+    }
+    if n == 0 {
+        return Ok(&[]);
+    }
+    if iov.is_null() {
+        return Err(Errno(libc::EFAULT));
+    }
+    // SAFETY: the contract of the C function: `n` vectors.
+    Ok(unsafe { std::slice::from_raw_parts(iov, n) })
+}
+
+unsafe fn send_pieces(fd: c_int, iov: *const iovec, n: usize, flags: c_int) -> Result<usize> {
+    // SAFETY: as the caller promises.
+    let iov = unsafe { pieces(iov, n) }?;
+    let data: Result<Vec<&[u8]>> = iov
+        .iter()
+        // SAFETY: each vector tells of readable octets.
+        .map(|v| unsafe { octets(v.iov_base, v.iov_len) })
+        .collect();
+    calls::send_vectored(fd, &data?, flags)
+}
+
+unsafe fn recv_pieces(fd: c_int, iov: *const iovec, n: usize, flags: c_int) -> Result<usize> {
+    // SAFETY: as the caller promises.
+    let iov = unsafe { pieces(iov, n) }?;
+    let places: Result<Vec<&mut [u8]>> = iov
+        .iter()
+        // SAFETY: each vector tells of writable octets.
+        .map(|v| unsafe { octets_mut(v.iov_base, v.iov_len) })
+        .collect();
+    calls::recv_vectored(fd, &mut places?, flags)
+}
+
+pub unsafe extern "C" fn rsocket(domain: c_int, ty: c_int, protocol: c_int) -> c_int {
+    guarded(-1, || calls::socket(domain, ty, protocol))
+}
+
+pub unsafe extern "C" fn rbind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+    // SAFETY: the contract of the C function.
+    code(|| calls::bind(fd, unsafe { address::read(addr, len) }?))
+}
+
+pub unsafe extern "C" fn rlisten(fd: c_int, backlog: c_int) -> c_int {
+    code(|| calls::listen(fd, backlog))
+}
+
+pub unsafe extern "C" fn raccept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    guarded(-1, || {
+        let (new, peer) = calls::accept(fd)?;
+        if let Some(peer) = peer {
+            // SAFETY: the contract of the C function.
+            unsafe { address::write(peer, addr, len) };
+        }
+        Ok(new)
+    })
+}
+
+pub unsafe extern "C" fn rconnect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+    // SAFETY: the contract of the C function.
+    code(|| calls::connect(fd, unsafe { address::read(addr, len) }?))
+}
+
+pub unsafe extern "C" fn rshutdown(fd: c_int, how: c_int) -> c_int {
+    code(|| calls::shutdown(fd, how))
+}
+
+pub unsafe extern "C" fn rclose(fd: c_int) -> c_int {
+    code(|| calls::close(fd))
+}
+
+pub unsafe extern "C" fn rrecv(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
+    // SAFETY: the contract of the C function.
+    count(|| calls::recv(fd, unsafe { octets_mut(buf, len) }?, flags))
+}
+
+pub unsafe extern "C" fn rrecvfrom(
+    fd: c_int,
+    buf: *mut c_void,
+    len: size_t,
+    flags: c_int,
+    addr: *mut sockaddr,
+    addrlen: *mut socklen_t,
+) -> ssize_t {
+    count(|| {
+        // SAFETY: the contract of the C function.
+        let n = calls::recv(fd, unsafe { octets_mut(buf, len) }?, flags)?;
+        if n > 0
+            && let Ok(peer) = calls::peer_address(fd)
+        {
+            // SAFETY: the contract of the C function.
+            unsafe { address::write(peer, addr, addrlen) };
+        }
+        Ok(n)
+    })
+}
+
+pub unsafe extern "C" fn rrecvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
+    count(|| {
+        // SAFETY: the contract of the C function.
+        let msg = unsafe { msg.as_mut() }.ok_or(Errno(libc::EFAULT))?;
+        // SAFETY: the contract of the C function.
+        let n = unsafe { recv_pieces(fd, msg.msg_iov, msg.msg_iovlen, flags) }?;
+        // A stream has neither addresses nor control data.
+        (msg.msg_namelen, msg.msg_controllen, msg.msg_flags) = (0, 0, 0);
+        Ok(n)
+    })
+}
+
+pub unsafe extern "C" fn rread(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t {
+    // SAFETY: the contract of the C function.
+    unsafe { rrecv(fd, buf, len, 0) }
+}
+
+pub unsafe extern "C" fn rreadv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
+    // SAFETY: the contract of the C function.
+    count(|| unsafe { recv_pieces(fd, iov, usize::try_from(n).map_err(|_| Errno::INVAL)?, 0) })
+}
+
+pub unsafe extern "C" fn rsend(
+    fd: c_int,
+    buf: *const c_void,
+    len: size_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the contract of the C function.
+    count(|| calls::send(fd, unsafe { octets(buf, len) }?, flags))
+}
+
+pub unsafe extern "C" fn rsendto(
+    fd: c_int,
+    buf: *const c_void,
+    len: size_t,
+    flags: c_int,
+    to: *const sockaddr,
+    tolen: socklen_t,
+) -> ssize_t {
+    if !to.is_null() || tolen != 0 {
+        return count(|| {
+            if calls::is_rsocket(fd) {
+                Err(Errno::ISCONN)
+            } else {
+                Err(Errno::BADF)
+            }
+        });
+    }
+    // SAFETY: the contract of the C function.
+    unsafe { rsend(fd, buf, len, flags) }
+}
+
+pub unsafe extern "C" fn rsendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
+    count(|| {
+        // SAFETY: the contract of the C function.
+        let msg = unsafe { msg.as_ref() }.ok_or(Errno(libc::EFAULT))?;
+        if !msg.msg_control.is_null() && msg.msg_controllen > 0 {
+            return Err(Errno::NOTSUP);
+        }
+        // SAFETY: the contract of the C function.
+        unsafe { send_pieces(fd, msg.msg_iov, msg.msg_iovlen, flags) }
+    })
+}
+
+pub unsafe extern "C" fn rwrite(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t {
+    // SAFETY: the contract of the C function.
+    unsafe { rsend(fd, buf, len, 0) }
+}
+
+pub unsafe extern "C" fn rwritev(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
+    // SAFETY: the contract of the C function.
+    count(|| unsafe { send_pieces(fd, iov, usize::try_from(n).map_err(|_| Errno::INVAL)?, 0) })
+}
+
+pub unsafe extern "C" fn rpoll(fds: *mut pollfd, n: nfds_t, timeout: c_int) -> c_int {
+    guarded(-1, || {
+        let fds = match (n, fds.is_null()) {
+            (0, _) => &mut [][..],
+            (_, true) => return Err(Errno(libc::EFAULT)),
+            // SAFETY: the contract of the C function.
+            (n, false) => unsafe { std::slice::from_raw_parts_mut(fds, n as usize) },
+        };
+        let timeout = u64::try_from(timeout).ok().map(Duration::from_millis);
+        Ok(poll(fds, timeout)? as c_int)
+    })
+}
+
+pub unsafe extern "C" fn rselect(
+    n: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *mut libc::timeval,
+) -> c_int {
+    guarded(-1, || {
+        // SAFETY: the contract of the C function.
+        let timeout = match unsafe { timeout.as_ref() } {
+            None => None,
+            Some(t) => {
+                let bad = |_| Errno::INVAL;
+                let (s, us) = (
+                    u64::try_from(t.tv_sec).map_err(bad)?,
+                    u64::try_from(t.tv_usec).map_err(bad)?,
+                );
+                Some(Duration::from_secs(s).saturating_add(Duration::from_micros(us)))
+            }
+        };
+        // SAFETY: the contract of the C function.
+        Ok(unsafe {
+            select(
+                n,
+                Sets {
+                    read,
+                    write,
+                    except,
+                },
+                timeout,
+            )
+        }? as c_int)
+    })
+}
+
+unsafe fn name(
+    addr: *mut sockaddr,
+    len: *mut socklen_t,
+    get: impl FnOnce() -> Result<SocketAddr>,
+) -> c_int {
+    code(|| {
+        let address = get()?;
+        if len.is_null() {
+            return Err(Errno(libc::EFAULT));
+        }
+        // SAFETY: the contract of the C function.
+        unsafe { address::write(address, addr, len) };
+        Ok(())
+    })
+}
+
+pub unsafe extern "C" fn rgetpeername(
+    fd: c_int,
+    addr: *mut sockaddr,
+    len: *mut socklen_t,
+) -> c_int {
+    // SAFETY: the contract of the C function.
+    unsafe { name(addr, len, || calls::peer_address(fd)) }
+}
+
+pub unsafe extern "C" fn rgetsockname(
+    fd: c_int,
+    addr: *mut sockaddr,
+    len: *mut socklen_t,
+) -> c_int {
+    // SAFETY: the contract of the C function.
+    unsafe { name(addr, len, || calls::local_address(fd)) }
+}
+
+pub unsafe extern "C" fn rsetsockopt(
+    fd: c_int,
+    level: c_int,
+    option: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> c_int {
+    // SAFETY: the contract of the C function.
+    code(|| calls::set_option(fd, level, option, unsafe { octets(value, len as usize) }?))
+}
+
+pub unsafe extern "C" fn rgetsockopt(
+    fd: c_int,
+    level: c_int,
+    option: c_int,
+    value: *mut c_void,
+    len: *mut socklen_t,
+) -> c_int {
+    code(|| {
+        let got = calls::get_option(fd, level, option)?;
+        // SAFETY: the contract of the C function.
+        let room = unsafe { len.as_mut() }.ok_or(Errno(libc::EFAULT))?;
+        let n = got.len().min(*room as usize);
+        // SAFETY: the contract of the C function.
+        unsafe { octets_mut(value, n) }?.copy_from_slice(&got[..n]);
+        *room = n as socklen_t;
+        Ok(())
+    })
+}
+
+pub unsafe extern "C" fn rfcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
+    guarded(-1, || calls::control(fd, command, argument as c_int))
+}
+
+pub unsafe extern "C" fn riomap(
+    fd: c_int,
+    buf: *mut c_void,
+    len: size_t,
+    prot: c_int,
+    _flags: c_int,
+    offset: off_t,
+) -> off_t {
+    guarded(-1, || {
+        if prot & !(libc::PROT_WRITE | libc::PROT_NONE) != 0 {
+            return Err(Errno::INVAL);
+        }
+        let offset = (offset != -1).then_some(offset as u64);
+        // SAFETY: the contract of the C function, which is that of `calls::iomap`.
+        let got =
+            unsafe { calls::iomap(fd, buf.cast(), len, prot & libc::PROT_WRITE != 0, offset) }?;
+        Ok(got as off_t)
+    })
+}
+
+pub unsafe extern "C" fn riounmap(fd: c_int, buf: *mut c_void, len: size_t) -> c_int {
+    code(|| calls::iounmap(fd, buf.cast(), len))
+}
+
+pub unsafe extern "C" fn riowrite(
+    fd: c_int,
+    buf: *const c_void,
+    len: size_t,
+    offset: off_t,
+    flags: c_int,
+) -> size_t {
+    guarded(usize::MAX, || {
+        // SAFETY: the contract of the C function.
+        calls::iowrite(fd, unsafe { octets(buf, len) }?, offset as u64, flags)
+    })
+}

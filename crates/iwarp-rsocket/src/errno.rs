@@ -1,0 +1,84 @@
+//! Failures as the `errno` values that the manual pages of the socket calls name.
+
+use std::ffi::c_int;
+use std::fmt;
+use std::io;
+
+/// An `errno`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Errno(pub c_int);
+
+/// Result of this crate's functions.
+pub type Result<T, E = Errno> = std::result::Result<T, E>;
+
+#[allow(missing_docs)]
+impl Errno {
+    pub const AGAIN: Self = Self(libc::EAGAIN);
+    pub const ALREADY: Self = Self(libc::EALREADY);
+    pub const BADF: Self = Self(libc::EBADF);
+    pub const CONNREFUSED: Self = Self(libc::ECONNREFUSED);
+    pub const CONNRESET: Self = Self(libc::ECONNRESET);
+    pub const INPROGRESS: Self = Self(libc::EINPROGRESS);
+    pub const INTR: Self = Self(libc::EINTR);
+    pub const INVAL: Self = Self(libc::EINVAL);
+    pub const IO: Self = Self(libc::EIO);
+    pub const ISCONN: Self = Self(libc::EISCONN);
+    pub const NOMEM: Self = Self(libc::ENOMEM);
+    pub const NOPROTOOPT: Self = Self(libc::ENOPROTOOPT);
+    pub const NOTCONN: Self = Self(libc::ENOTCONN);
+    pub const NOTSUP: Self = Self(libc::EOPNOTSUPP);
+    pub const PIPE: Self = Self(libc::EPIPE);
+    pub const PROTO: Self = Self(libc::EPROTO);
+    pub const TIMEDOUT: Self = Self(libc::ETIMEDOUT);
+}
+
+impl Errno {
+    /// Sets the calling thread's `errno`.
+    pub(crate) fn set(self) {
+        // SAFETY: the C library gives each thread a valid place.
+        unsafe { *libc::__errno_location() = self.0 };
+    }
+
+    /// The calling thread's `errno`.
+    pub(crate) fn last() -> Self {
+        Self::from(io::Error::last_os_error())
+    }
+}
+
+impl fmt::Debug for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Errno({}: {self})", self.0)
+    }
+}
+
+impl fmt::Display for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        io::Error::from_raw_os_error(self.0).fmt(f)
+    }
+}
+
+impl std::error::Error for Errno {}
+
+impl From<iwarp::Error> for Errno {
+    fn from(e: iwarp::Error) -> Self {
+        Self(e.errno())
+    }
+}
+
+impl From<io::Error> for Errno {
+    fn from(e: io::Error) -> Self {
+        Self(e.raw_os_error().unwrap_or(libc::EIO))
+    }
+}
+
+impl From<rustix::io::Errno> for Errno {
+    fn from(e: rustix::io::Errno) -> Self {
+        Self(e.raw_os_error())
+    }
+}
+
+impl From<Errno> for io::Error {
+    fn from(e: Errno) -> Self {
+        Self::from_raw_os_error(e.0)
+    }
+}

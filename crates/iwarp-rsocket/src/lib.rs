@@ -1,0 +1,45 @@
+//! Stream sockets over RDMA: the calls of TCP sockets, carried by RDMA Writes.
+//!
+//! Both ends have to be rsockets: this crate's, or those of rdma-core's librdmacm on an iWARP device, with which it
+//! shares the protocol. A socket has a number that no other descriptor of the process has, so that [`poll()`] can
+//! take a mixture of both.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), iwarp_rsocket::Errno> {
+//! let fd = iwarp_rsocket::socket(libc::AF_INET, libc::SOCK_STREAM, 0)?;
+//! iwarp_rsocket::connect(fd, "192.0.2.1:7471".parse().unwrap())?;
+//! iwarp_rsocket::send(fd, b"hello", 0)?;
+//! iwarp_rsocket::close(fd)?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! What differs from TCP:
+//! - Memory is per connection and fixed: `SO_RCVBUF` and `SO_SNDBUF` before connecting or listening.
+//! - [`close`] waits until what was sent is on its way; `SO_LINGER` with zero seconds resets instead.
+//! - Sockets do not survive a fork: in the child they can only be closed, which the peer does not notice.
+//! - There are no datagrams and no out-of-band data, and nothing raises `SIGPIPE`.
+
+mod address;
+pub mod c_api;
+mod calls;
+mod errno;
+mod fork;
+mod notify;
+mod options;
+mod poll;
+mod service;
+mod settings;
+mod socket;
+mod stream;
+mod table;
+mod wire;
+
+pub use calls::{
+    accept, bind, close, connect, control, get_option, iomap, iounmap, iowrite, is_rsocket, listen,
+    local_address, peer_address, recv, recv_vectored, send, send_vectored, set_option, shutdown,
+    socket,
+};
+pub use errno::{Errno, Result};
+pub use options::{RDMA_INLINE, RDMA_IOMAPSIZE, RDMA_ROUTE, RDMA_RQSIZE, RDMA_SQSIZE, SOL_RDMA};
+pub use poll::{Sets, poll, select};

@@ -1,0 +1,249 @@
+//! Waiting: a thread that sleeps is woken by any change of any socket that it watches.
+//!
+//! Invariant: a waiter enters the list of a socket first, then asks the RNIC for a wake-up, then looks at the socket
+//! once more, then sleeps. Who changes a socket signals afterwards. So no change is missed. Nothing is locked while a
+//! waiter is signalled but the list itself: wake-ups come from inside calls that hold a socket's lock.
+
+use crate::errno::{Errno, Result};
+use crate::fork;
+use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, eventfd};
+use std::cell::RefCell;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::task::Wake;
+use std::time::{Duration, Instant};
+
+/// What a thread sleeps on. Its descriptor can stand in a set for `poll` together with others.
+#[derive(Debug)]
+pub(crate) struct Waiter {
+    fd: OwnedFd,
+    signalled: AtomicBool,
+    generation: u32,
+}
+
+thread_local! {
+    static OWN: RefCell<Option<Arc<Waiter>>> = const { RefCell::new(None) };
+}
+
+impl Waiter {
+    fn new() -> Result<Arc<Self>> {
+        Ok(Arc::new(Self {
+            fd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            signalled: AtomicBool::new(false),
+            generation: fork::generation(),
+        }))
+    }
+
+    /// The calling thread's own.
+    pub(crate) fn of_thread() -> Result<Arc<Self>> {
+        let own = OWN.try_with(|own| {
+            let mut own = own.borrow_mut();
+            match &*own {
+                // One inherited by a fork would wake the parent, too.
+                Some(waiter) if waiter.generation == fork::generation() => Ok(Arc::clone(waiter)),
+                _ => Ok(Arc::clone(own.insert(Self::new()?))),
+            }
+        });
+        // A thread that is ending has none any more.
+        own.unwrap_or_else(|_| Self::new())
+    }
+
+    /// Wakes the thread, now or at its next wait.
+    fn signal(&self) {
+        if !self.signalled.swap(true, Ordering::AcqRel) {
+            // It cannot fail but for a full counter, and then the thread wakes anyway.
+            let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// For a set of descriptors.
+    pub(crate) fn raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+
+    /// True if there was a signal already: then there is no need to sleep.
+    pub(crate) fn take_signal(&self) -> bool {
+        self.signalled.swap(false, Ordering::AcqRel)
+    }
+
+    /// After the descriptor became readable. The caller looks at its sockets after this, so it may forget signals.
+    pub(crate) fn drain(&self) {
+        let _ = rustix::io::read(&self.fd, &mut [0u8; 8]);
+        self.signalled.store(false, Ordering::Release);
+    }
+
+    /// Sleeps until a signal or the deadline. False at the deadline.
+    ///
+    /// # Errors
+    /// [`Errno::INTR`] if a signal handler ran.
+    pub(crate) fn wait(&self, deadline: Option<Instant>) -> Result<bool> {
+        if self.take_signal() {
+            return Ok(true);
+        }
+        let mut set = [libc::pollfd {
+            fd: self.raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        }];
+        let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
+        if sys_poll(&mut set, left)? == 0 {
+            return Ok(false);
+        }
+        self.drain();
+        Ok(true)
+    }
+}
+
+/// `poll` by number of system call: the C library's function may be one that came here.
+///
+/// # Errors
+/// [`Errno::INTR`], and what else ppoll(2) names.
+pub(crate) fn sys_poll(set: &mut [libc::pollfd], timeout: Option<Duration>) -> Result<usize> {
+    let limit = timeout.map(|t| libc::timespec {
+        tv_sec: libc::time_t::try_from(t.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: libc::c_long::from(t.subsec_nanos()),
+    });
+    let limit = limit.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    let no_mask = std::ptr::null::<libc::sigset_t>();
+    // SAFETY: the set and the time are valid for the call; no signal mask is given.
+    let n = unsafe {
+        libc::syscall(
+            libc::SYS_ppoll,
+            set.as_mut_ptr(),
+            set.len(),
+            limit,
+            no_mask,
+            size_of::<u64>(),
+        )
+    };
+    usize::try_from(n).map_err(|_| Errno::last())
+}
+
+/// The threads that wait for a change of one socket.
+#[derive(Debug, Default)]
+pub(crate) struct Waiters {
+    count: AtomicUsize,
+    list: Mutex<Vec<Arc<Waiter>>>,
+}
+
+impl Waiters {
+    /// Enters a waiter until the guard is dropped.
+    pub(crate) fn enter(self: &Arc<Self>, waiter: &Arc<Waiter>) -> Entered {
+        let mut list = self.list.lock();
+        list.push(Arc::clone(waiter));
+        self.count.store(list.len(), Ordering::SeqCst);
+        Entered {
+            waiters: Arc::clone(self),
+            waiter: Arc::clone(waiter),
+        }
+    }
+
+    /// Something has changed.
+    pub(crate) fn notify(&self) {
+        if self.count.load(Ordering::SeqCst) > 0 {
+            for waiter in &*self.list.lock() {
+                waiter.signal();
+            }
+        }
+    }
+}
+
+/// Takes a waiter off the list when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Entered {
+    waiters: Arc<Waiters>,
+    waiter: Arc<Waiter>,
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        let mut list = self.waiters.list.lock();
+        if let Some(at) = list.iter().position(|w| Arc::ptr_eq(w, &self.waiter)) {
+            list.swap_remove(at);
+        }
+        self.waiters.count.store(list.len(), Ordering::SeqCst);
+    }
+}
+
+/// Called by the RNIC when there is a completion.
+#[derive(Debug)]
+pub(crate) struct CompletionWaker(pub(crate) Arc<Waiters>);
+
+impl Wake for CompletionWaker {
+    fn wake(self: Arc<Self>) {
+        self.0.notify();
+    }
+}
+
+/// Called by connection management when there is an event.
+#[derive(Debug)]
+pub(crate) struct EventWaker {
+    pub(crate) waiters: Arc<Waiters>,
+    /// Is registered with the event queue, which takes any number of registrations.
+    pub(crate) armed: AtomicBool,
+    /// A listener: somebody has to answer even if the program does not ask.
+    pub(crate) service: AtomicBool,
+}
+
+impl Wake for EventWaker {
+    fn wake(self: Arc<Self>) {
+        self.armed.store(false, Ordering::Release);
+        self.waiters.notify();
+        if self.service.load(Ordering::Acquire) {
+            crate::service::kick();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signals_are_neither_lost_nor_kept() {
+        let waiters = Arc::new(Waiters::default());
+        let waiter = Waiter::of_thread().unwrap();
+        waiters.notify();
+        let soon = || Some(Instant::now() + Duration::from_millis(10));
+        {
+            let _entered = waiters.enter(&waiter);
+            assert!(!waiter.wait(soon()).unwrap(), "nobody signalled");
+            waiters.notify();
+            waiters.notify();
+            assert!(waiter.wait(soon()).unwrap());
+            std::thread::scope(|s| {
+                s.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(20));
+                    waiters.notify();
+                });
+                let late = Instant::now() + Duration::from_secs(10);
+                // One spurious wake-up may be left from the two signals above.
+                let mut woken = 0;
+                while woken < 2 && Instant::now() < late {
+                    match waiter
+                        .wait(Some(Instant::now() + Duration::from_millis(200)))
+                        .unwrap()
+                    {
+                        true => woken += 1,
+                        false => break,
+                    }
+                }
+                assert!(woken >= 1 && Instant::now() < late);
+            });
+        }
+        waiters.notify();
+        assert!(!waiter.wait(soon()).unwrap(), "has left the list");
+    }
+
+    #[test]
+    fn every_thread_has_its_own() {
+        let mine = Waiter::of_thread().unwrap();
+        assert!(Arc::ptr_eq(&mine, &Waiter::of_thread().unwrap()));
+        let other = std::thread::spawn(|| Waiter::of_thread().unwrap())
+            .join()
+            .unwrap();
+        assert!(!Arc::ptr_eq(&mine, &other));
+    }
+}

@@ -1,0 +1,188 @@
+//! `rpoll` and `rselect`: any mixture of rsockets and ordinary descriptors.
+
+use crate::errno::{Errno, Result};
+use crate::notify::{Entered, Waiter, sys_poll};
+use crate::settings::Settings;
+use crate::socket::Socket;
+use crate::table;
+use libc::{c_int, fd_set, pollfd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Waits for an event on any of the descriptors; `None` waits for ever. Returns how many have events.
+///
+/// # Errors
+/// EINTR: a signal handler ran; and those of poll(2).
+pub fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<usize> {
+    let sockets: Vec<_> = fds
+        .iter()
+        .map(|f| table::find(f.fd).filter(|s| !s.is_foreign()))
+        .collect();
+    if sockets.iter().all(Option::is_none) {
+        return sys_poll(fds, timeout);
+    }
+    // An ordinary descriptor keeps its place; an rsocket's place stays empty. The last one is for waking up.
+    let mut set: Vec<pollfd> = fds
+        .iter()
+        .zip(&sockets)
+        .map(|(f, s)| pollfd {
+            fd: if s.is_some() { -1 } else { f.fd },
+            events: f.events,
+            revents: 0,
+        })
+        .chain([pollfd {
+            fd: -1,
+            events: libc::POLLIN,
+            revents: 0,
+        }])
+        .collect();
+    let ordinary = set.iter().any(|f| f.fd >= 0);
+    let start = Instant::now();
+    let deadline = timeout.and_then(|t| start.checked_add(t));
+    let spin = Settings::get().polling_time;
+    loop {
+        let mut n = look(fds, &sockets, true, false);
+        if ordinary {
+            sys_poll(&mut set, Some(Duration::ZERO))?;
+            n += collect(fds, &sockets, &set);
+        }
+        if n > 0 {
+            return Ok(n);
+        }
+        let now = Instant::now();
+        if deadline.is_some_and(|d| now >= d) {
+            return Ok(0);
+        }
+        if now.duration_since(start) >= spin {
+            break;
+        }
+    }
+    let waiter = Waiter::of_thread()?;
+    let _entered: Vec<Entered> = sockets
+        .iter()
+        .flatten()
+        .map(|s| s.waiters().enter(&waiter))
+        .collect();
+    if let Some(last) = set.last_mut() {
+        last.fd = waiter.raw_fd();
+    }
+    loop {
+        let n = look(fds, &sockets, false, true);
+        let now = Instant::now();
+        let left = deadline.map(|d| d.saturating_duration_since(now));
+        // Ready already, or signalled since: ordinary descriptors are looked at, but not waited for.
+        let sleep = match (n, waiter.take_signal()) {
+            (0, false) => {
+                let longest = Settings::get().wake_up_interval;
+                left.map_or(longest, |l| l.min(longest))
+            }
+            _ => Duration::ZERO,
+        };
+        sys_poll(&mut set, Some(sleep))?;
+        if set.last().is_some_and(|f| f.revents != 0) {
+            waiter.drain();
+        }
+        let n = n + collect(fds, &sockets, &set);
+        if n > 0 {
+            return Ok(n);
+        }
+        if left.is_some_and(|l| l.is_zero()) {
+            return Ok(0);
+        }
+    }
+}
+
+/// Events of the rsockets.
+fn look(fds: &mut [pollfd], sockets: &[Option<Arc<Socket>>], drive: bool, arm: bool) -> usize {
+    let mut n = 0;
+    for (fd, socket) in fds.iter_mut().zip(sockets) {
+        if let Some(socket) = socket {
+            fd.revents = socket.poll_events(fd.events, drive, arm);
+            n += usize::from(fd.revents != 0);
+        }
+    }
+    n
+}
+
+/// Events of the others.
+fn collect(fds: &mut [pollfd], sockets: &[Option<Arc<Socket>>], set: &[pollfd]) -> usize {
+    let mut n = 0;
+    for ((fd, socket), got) in fds.iter_mut().zip(sockets).zip(set) {
+        if socket.is_none() {
+            fd.revents = got.revents;
+            n += usize::from(got.revents != 0);
+        }
+    }
+    n
+}
+
+/// The three sets of `select`; null for none.
+#[derive(Debug, Clone, Copy)]
+pub struct Sets {
+    /// Descriptors to read from.
+    pub read: *mut fd_set,
+    /// Descriptors to write to.
+    pub write: *mut fd_set,
+    /// Descriptors whose exceptional conditions matter.
+    pub except: *mut fd_set,
+}
+
+/// As [`poll`], with sets. They are replaced by what is ready.
+///
+/// # Errors
+/// EINVAL: more descriptors than fit in a set; EBADF: one is not open; EINTR.
+///
+/// # Safety
+/// Each set is null or valid for reading and writing.
+pub unsafe fn select(count: c_int, sets: Sets, timeout: Option<Duration>) -> Result<usize> {
+    const READ: i16 = libc::POLLIN | libc::POLLHUP | libc::POLLERR | libc::POLLRDNORM;
+    const WRITE: i16 = libc::POLLOUT | libc::POLLERR | libc::POLLWRNORM;
+    if !usize::try_from(count).is_ok_and(|n| n <= libc::FD_SETSIZE) {
+        return Err(Errno::INVAL);
+    }
+    let mut fds = Vec::new();
+    for fd in 0..count {
+        let has = |set: *mut fd_set, event: i16| {
+            // SAFETY: valid by the caller's promise, and the number is below FD_SETSIZE.
+            if !set.is_null() && unsafe { libc::FD_ISSET(fd, set) } {
+                event
+            } else {
+                0
+            }
+        };
+        let events = has(sets.read, libc::POLLIN)
+            | has(sets.write, libc::POLLOUT)
+            | has(sets.except, libc::POLLPRI);
+        if events != 0 {
+            fds.push(pollfd {
+                fd,
+                events,
+                revents: 0,
+            });
+        }
+    }
+    poll(&mut fds, timeout)?;
+    if fds.iter().any(|f| f.revents & libc::POLLNVAL != 0) {
+        return Err(Errno::BADF);
+    }
+    for set in [sets.read, sets.write, sets.except] {
+        if !set.is_null() {
+            // SAFETY: as above.
+            unsafe { libc::FD_ZERO(set) };
+        }
+    }
+    let mut n = 0;
+    for f in &fds {
+        let mut mark = |set: *mut fd_set, wanted: i16, events: i16| {
+            if f.events & wanted != 0 && f.revents & events != 0 {
+                // SAFETY: asked for, so the set is there.
+                unsafe { libc::FD_SET(f.fd, set) };
+                n += 1;
+            }
+        };
+        mark(sets.read, libc::POLLIN, READ);
+        mark(sets.write, libc::POLLOUT, WRITE);
+        mark(sets.except, libc::POLLPRI, libc::POLLPRI);
+    }
+    Ok(n)
+}

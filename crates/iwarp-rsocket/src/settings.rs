@@ -1,0 +1,132 @@
+//! Sizes: the defaults, the administrator's files in `/etc/rdma/rsocket`, the limits.
+
+use iwarp::LIMITS;
+use std::path::Path;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+/// Work requests of a queue, at least.
+const QUEUE_MIN: u16 = 16;
+/// And at most: sequence numbers have 16 bits, and half of them must tell before from after.
+const QUEUE_MAX: u16 = 0x7fff;
+/// Octets of a buffer, at least and at most.
+const BUFFER_MIN: u32 = 4096;
+const BUFFER_MAX: u32 = 1 << 28;
+
+/// The sizes that a socket is made with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Sizes {
+    /// Work requests of the send queue.
+    pub(crate) send_queue: u16,
+    /// Messages that the peer may have under way.
+    pub(crate) receive_queue: u16,
+    /// Transfers of at most so many octets go without the send buffer.
+    pub(crate) inline: u16,
+    /// Octets of the receive buffer.
+    pub(crate) receive_buffer: u32,
+    /// Octets of the send buffer.
+    pub(crate) send_buffer: u32,
+    /// Buffers that the peer may map for us.
+    pub(crate) mappings: u16,
+}
+
+impl Sizes {
+    /// As a connection can use them.
+    pub(crate) fn bounded(mut self) -> Self {
+        let most = u16::try_from(LIMITS.max_qp_wr)
+            .unwrap_or(QUEUE_MAX)
+            .min(QUEUE_MAX);
+        self.send_queue = self.send_queue.clamp(QUEUE_MIN, most);
+        self.receive_queue = self.receive_queue.clamp(QUEUE_MIN, most);
+        self.inline = self.inline.min(MAX_INLINE);
+        self.receive_buffer = bounded_buffer(self.receive_buffer);
+        self.send_buffer = bounded_buffer(self.send_buffer);
+        self
+    }
+}
+
+/// Octets of inline data that make sense; above it copying twice costs more than it saves.
+pub(crate) const MAX_INLINE: u16 = 512;
+
+/// A size of a buffer that can be had. Even, because the receive buffer is used in halves.
+pub(crate) fn bounded_buffer(size: u32) -> u32 {
+    size.clamp(BUFFER_MIN, BUFFER_MAX) & !7
+}
+
+/// Everything that may be configured.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Settings {
+    pub(crate) sizes: Sizes,
+    /// How long a call looks before it sleeps.
+    pub(crate) polling_time: Duration,
+    /// The longest sleep of `rpoll`, after which it looks by itself.
+    pub(crate) wake_up_interval: Duration,
+}
+
+impl Settings {
+    /// The settings of this process.
+    pub(crate) fn get() -> &'static Self {
+        static SETTINGS: OnceLock<Settings> = OnceLock::new();
+        SETTINGS.get_or_init(|| Self::read(Path::new("/etc/rdma/rsocket")))
+    }
+
+    fn read(dir: &Path) -> Self {
+        let number = |name: &str, default: u32| {
+            std::fs::read_to_string(dir.join(name))
+                .ok()
+                .and_then(|text| text.split_whitespace().next()?.parse().ok())
+                .unwrap_or(default)
+        };
+        let small = |name: &str, default| u16::try_from(number(name, default)).unwrap_or(u16::MAX);
+        let sizes = Sizes {
+            send_queue: small("sqsize_default", 384),
+            receive_queue: small("rqsize_default", 384),
+            inline: small("inline_default", 64),
+            receive_buffer: number("mem_default", 1 << 17),
+            send_buffer: number("wmem_default", 1 << 17),
+            mappings: crate::wire::round_mappings(small("iomap_size", 0)),
+        };
+        Self {
+            sizes: sizes.bounded(),
+            polling_time: Duration::from_micros(u64::from(
+                number("polling_time", 10).min(1_000_000),
+            )),
+            wake_up_interval: Duration::from_millis(u64::from(
+                number("wake_up_interval", 500).max(1),
+            )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_and_limits() {
+        let dir =
+            std::env::temp_dir().join(format!("iwarp-rsocket-settings-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let none = Settings::read(&dir.join("nothing"));
+        assert_eq!(
+            (none.sizes.send_queue, none.sizes.receive_buffer),
+            (384, 131_072)
+        );
+        std::fs::write(dir.join("sqsize_default"), "5\n").unwrap();
+        std::fs::write(dir.join("rqsize_default"), "4000000\n").unwrap();
+        std::fs::write(dir.join("mem_default"), " 100001 ").unwrap();
+        std::fs::write(dir.join("wmem_default"), "many").unwrap();
+        std::fs::write(dir.join("polling_time"), "0").unwrap();
+        let some = Settings::read(&dir);
+        std::fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(
+            (some.sizes.send_queue, some.sizes.receive_queue),
+            (QUEUE_MIN, QUEUE_MAX)
+        );
+        assert_eq!(
+            (some.sizes.receive_buffer, some.sizes.send_buffer),
+            (100_000, 131_072)
+        );
+        assert_eq!(some.polling_time, Duration::ZERO);
+    }
+}

@@ -1,0 +1,362 @@
+//! Sockets: their states, connecting, accepting, waiting, closing.
+//!
+//! One lock for each socket. It is never held while a thread sleeps. Lock order: the table of sockets is never locked
+//! while a socket is; a listener is locked before the sockets that it accepts, which nobody else knows yet.
+
+mod accept;
+mod close;
+mod connect;
+
+use crate::errno::{Errno, Result};
+use crate::fork;
+use crate::notify::{CompletionWaker, EventWaker, Waiter, Waiters};
+use crate::options::Options;
+use crate::settings::Settings;
+use crate::stream::Stream;
+use iwarp::raw::cm::{CmEvent, CmEventChannel, CmEventKind, CmId, create_event_channel};
+use parking_lot::{Mutex, MutexGuard};
+use std::collections::VecDeque;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+/// What a socket is at the moment.
+pub(crate) enum Phase {
+    /// Neither connected nor listening; perhaps bound.
+    Idle,
+    Listening(Listening),
+    Connecting(Box<Stream>),
+    Connected(Box<Stream>),
+    /// The attempt to connect has failed, and nobody has tried again.
+    Failed,
+    Closed,
+}
+
+/// Connections accepted that nobody has asked for yet.
+pub(crate) struct Listening {
+    ready: VecDeque<Arc<Socket>>,
+    backlog: usize,
+}
+
+pub(crate) struct State {
+    pub(crate) phase: Phase,
+    pub(crate) id: CmId,
+    pub(crate) bound: Option<SocketAddr>,
+    pub(crate) options: Options,
+    /// Of an attempt to connect; reported once.
+    error: Option<Errno>,
+    /// Taken from the channel while asking to be woken.
+    early: VecDeque<CmEvent>,
+}
+
+pub(crate) struct Socket {
+    fd: RawFd,
+    pub(crate) domain: i32,
+    generation: u32,
+    channel: CmEventChannel,
+    pub(crate) state: Mutex<State>,
+    waiters: Arc<Waiters>,
+    completion: Waker,
+    event: Arc<EventWaker>,
+}
+
+impl Socket {
+    /// A new socket; `nonblocking` as with `SOCK_NONBLOCK`.
+    pub(crate) fn create(domain: i32, options: Options) -> Result<Self> {
+        let channel = create_event_channel()?;
+        let id = CmId::create(&channel, None);
+        Ok(Self::with(domain, options, channel, id, Phase::Idle))
+    }
+
+    fn with(
+        domain: i32,
+        options: Options,
+        channel: CmEventChannel,
+        id: CmId,
+        phase: Phase,
+    ) -> Self {
+        let waiters = Arc::new(Waiters::default());
+        let event = EventWaker {
+            waiters: Arc::clone(&waiters),
+            armed: AtomicBool::new(false),
+            service: AtomicBool::new(false),
+        };
+        Self {
+            fd: channel.as_fd().as_raw_fd(),
+            domain,
+            generation: fork::generation(),
+            channel,
+            state: Mutex::new(State {
+                phase,
+                id,
+                bound: None,
+                options,
+                error: None,
+                early: VecDeque::new(),
+            }),
+            completion: Waker::from(Arc::new(CompletionWaker(Arc::clone(&waiters)))),
+            event: Arc::new(event),
+            waiters,
+        }
+    }
+
+    /// Its number: the descriptor of its event channel, which lives as long as the socket, so that no other
+    /// descriptor of the process can have the same number.
+    pub(crate) const fn number(&self) -> RawFd {
+        self.fd
+    }
+
+    /// Belongs to the parent of this process.
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.generation != fork::generation()
+    }
+
+    pub(crate) const fn waiters(&self) -> &Arc<Waiters> {
+        &self.waiters
+    }
+
+    /// Lets `f` look at or change the state, without progress.
+    pub(crate) fn with_state<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
+        f(&mut self.state.lock())
+    }
+
+    /// Takes events and completions; with `drive` the thread moves octets itself.
+    pub(crate) fn pump(&self, s: &mut State, drive: bool) {
+        while let Some(event) = s.early.pop_front() {
+            self.handle(s, event);
+        }
+        // Taking from an empty queue costs a system call.
+        while !self.channel.is_empty() {
+            match self.channel.try_next() {
+                Some(event) => self.handle(s, event),
+                None => break,
+            }
+        }
+        if let Phase::Connected(stream) = &mut s.phase {
+            stream.process(drive);
+        }
+    }
+
+    fn handle(&self, s: &mut State, event: CmEvent) {
+        match (&mut s.phase, event.kind) {
+            (Phase::Listening(_), CmEventKind::ConnectRequest) => self.answer(s, event),
+            (_, CmEventKind::ConnectRequest) => {
+                let _ = event.id.reject(&[]);
+            }
+            (Phase::Connecting(_), kind) => s.connecting(kind, &event),
+            (
+                Phase::Connected(stream),
+                CmEventKind::Disconnected
+                | CmEventKind::ConnectError
+                | CmEventKind::Unreachable
+                | CmEventKind::Rejected,
+            ) => {
+                // What came before the end is still in the completion queue.
+                stream.process(false);
+                stream.lost();
+            }
+            _ => {}
+        }
+    }
+
+    /// Asks to be woken by the next change. Look at the socket once more afterwards.
+    pub(crate) fn arm(&self, s: &mut State) {
+        if let Phase::Connected(stream) = &s.phase {
+            stream.cq.wake_at_next(&self.completion);
+        }
+        while !self.event.armed.swap(true, Ordering::AcqRel) {
+            let waker = Waker::from(Arc::clone(&self.event));
+            match pin!(self.channel.recv()).poll(&mut Context::from_waker(&waker)) {
+                Poll::Pending => return,
+                Poll::Ready(event) => {
+                    s.early.push_back(event);
+                    self.event.armed.store(false, Ordering::Release);
+                }
+            }
+        }
+    }
+
+    /// Tries `step` until it gives a result. It is called with the lock held and may be called often.
+    ///
+    /// # Errors
+    /// EAGAIN: it gave none, and the caller does not want to wait, or not longer than `timeout`; EINTR: a signal
+    /// handler ran; and those of `step`.
+    pub(crate) fn until<R>(
+        &self,
+        wait: bool,
+        timeout: Option<Duration>,
+        mut step: impl FnMut(&mut State) -> Option<Result<R>>,
+    ) -> Result<R> {
+        let start = {
+            let mut s = self.state.lock();
+            if let Some(result) = step(&mut s) {
+                return result;
+            }
+            self.pump(&mut s, true);
+            if let Some(result) = step(&mut s) {
+                return result;
+            }
+            if !wait {
+                return Err(Errno::AGAIN);
+            }
+            Instant::now()
+        };
+        while start.elapsed() < Settings::get().polling_time {
+            let mut s = self.state.lock();
+            self.pump(&mut s, true);
+            if let Some(result) = step(&mut s) {
+                return result;
+            }
+        }
+        let deadline = timeout.and_then(|t| start.checked_add(t));
+        let waiter = Waiter::of_thread()?;
+        let _entered = self.waiters.enter(&waiter);
+        loop {
+            {
+                let mut s = self.state.lock();
+                self.arm(&mut s);
+                self.pump(&mut s, false);
+                if let Some(result) = step(&mut s) {
+                    return result;
+                }
+            }
+            if !waiter.wait(deadline)? {
+                return Err(Errno::AGAIN);
+            }
+        }
+    }
+
+    /// What `poll` says of it. With `drive` the thread moves octets itself.
+    pub(crate) fn poll_events(&self, wanted: i16, drive: bool, arm: bool) -> i16 {
+        const IN: i16 = libc::POLLIN | libc::POLLRDNORM;
+        const OUT: i16 = libc::POLLOUT | libc::POLLWRNORM;
+        let mut s = self.state.lock();
+        if arm {
+            self.arm(&mut s);
+        }
+        self.pump(&mut s, drive);
+        match &s.phase {
+            Phase::Idle | Phase::Connecting(_) => 0,
+            Phase::Listening(l) if l.ready.is_empty() => 0,
+            Phase::Listening(_) => wanted & IN,
+            Phase::Failed => (wanted & (IN | OUT)) | libc::POLLERR | libc::POLLHUP,
+            Phase::Closed => libc::POLLNVAL,
+            Phase::Connected(stream) => {
+                let mut events = 0;
+                if stream.is_readable() {
+                    events |= wanted & IN;
+                }
+                if stream.is_writable() {
+                    events |= wanted & OUT;
+                }
+                if stream.is_at_end() {
+                    events |= wanted & libc::POLLRDHUP;
+                }
+                if stream.is_at_end() && stream.cannot_write() {
+                    events |= libc::POLLHUP;
+                }
+                if stream.error().is_some() {
+                    events |= libc::POLLERR;
+                }
+                events
+            }
+        }
+    }
+
+    /// Its address and its peer's.
+    ///
+    /// # Errors
+    /// ENOTCONN: it has no peer.
+    pub(crate) fn addresses(&self) -> (Option<SocketAddr>, Result<SocketAddr>) {
+        let s = self.state.lock();
+        let (local, peer) = s.id.addresses();
+        let peer = match s.phase {
+            Phase::Connected(_) => peer.ok_or(Errno::NOTCONN),
+            _ => Err(Errno::NOTCONN),
+        };
+        let local = local.or(s.bound).map(|a| self.in_domain(a));
+        (local, peer.map(|a| self.in_domain(a)))
+    }
+
+    /// An IPv4 address as a socket of the other kind shows it.
+    fn in_domain(&self, address: SocketAddr) -> SocketAddr {
+        match address {
+            SocketAddr::V4(a) if self.domain == libc::AF_INET6 => {
+                SocketAddr::new(a.ip().to_ipv6_mapped().into(), a.port())
+            }
+            other => other,
+        }
+    }
+
+    /// Binds it.
+    ///
+    /// # Errors
+    /// EINVAL: bound or connected already; and those of bind(2).
+    pub(crate) fn bind(&self, address: SocketAddr) -> Result<()> {
+        let mut s = self.state.lock();
+        if !matches!(s.phase, Phase::Idle | Phase::Failed) || s.bound.is_some() {
+            return Err(Errno::INVAL);
+        }
+        if self.domain == libc::AF_INET && address.is_ipv6() {
+            return Err(Errno(libc::EAFNOSUPPORT));
+        }
+        if let Some(only) = s.options.only_v6 {
+            s.id.set_only_v6(only);
+        }
+        let bound = SocketAddr::new(address.ip().to_canonical(), address.port());
+        let bound = match (address, bound) {
+            // The scope of a link-local address is kept.
+            (SocketAddr::V6(_), SocketAddr::V6(_)) => address,
+            (_, other) => other,
+        };
+        s.id.bind(bound).map_err(|e| match e {
+            iwarp::Error::NoDevice => Errno(libc::EADDRNOTAVAIL),
+            e => e.into(),
+        })?;
+        s.bound = s.id.addresses().0.or(Some(bound));
+        Ok(())
+    }
+
+    /// Sends a message that only shows if the peer is still there.
+    pub(crate) fn keep_alive(&self) {
+        let mut s = self.state.lock();
+        self.pump(&mut s, true);
+        if let Phase::Connected(stream) = &mut s.phase {
+            stream.keep_alive();
+        }
+    }
+
+    /// For the end of the process: the lock, unless a thread has left with it.
+    fn lock_soon(&self) -> Option<MutexGuard<'_, State>> {
+        self.state.try_lock_for(Duration::from_millis(200))
+    }
+}
+
+impl State {
+    /// The stream of a connected socket.
+    ///
+    /// # Errors
+    /// EAGAIN while it is being connected, ENOTCONN, EBADF.
+    pub(crate) fn stream(&mut self) -> Result<&mut Stream> {
+        match &mut self.phase {
+            Phase::Connected(stream) => Ok(stream),
+            Phase::Connecting(_) => Err(Errno::AGAIN),
+            Phase::Failed => Err(self.error.take().unwrap_or(Errno::NOTCONN)),
+            Phase::Idle | Phase::Listening(_) => Err(Errno::NOTCONN),
+            Phase::Closed => Err(Errno::BADF),
+        }
+    }
+
+    /// The error that `SO_ERROR` reports and clears.
+    pub(crate) fn take_error(&mut self) -> Option<Errno> {
+        match &mut self.phase {
+            Phase::Connected(stream) => stream.take_error(),
+            _ => self.error.take(),
+        }
+    }
+}

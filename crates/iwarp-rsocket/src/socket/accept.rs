@@ -1,0 +1,115 @@
+//! The side that listens.
+//!
+//! Requests are answered as they come, by whoever looks at the listener or by the service thread, as TCP completes
+//! connections before `accept` is called.
+
+use super::{Listening, Phase, Socket, State};
+use crate::errno::{Errno, Result};
+use crate::stream::Stream;
+use crate::wire::Hello;
+use iwarp::raw::cm::{CmEvent, ConnectionParameters, create_event_channel};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+impl Socket {
+    /// Listens. A second call changes the backlog.
+    ///
+    /// # Errors
+    /// EINVAL: connected; EADDRINUSE.
+    pub(crate) fn listen(self: &Arc<Self>, backlog: i32) -> Result<()> {
+        let backlog = usize::try_from(backlog).unwrap_or(4096).clamp(1, 4096);
+        {
+            let mut s = self.state.lock();
+            match &mut s.phase {
+                Phase::Idle | Phase::Failed => {}
+                Phase::Listening(l) => {
+                    l.backlog = backlog;
+                    return Ok(());
+                }
+                _ => return Err(Errno::INVAL),
+            }
+            s.id.listen(backlog as u32)?;
+            s.bound = s.id.addresses().0;
+            s.phase = Phase::Listening(Listening {
+                ready: VecDeque::new(),
+                backlog,
+            });
+            self.event.service.store(true, Ordering::Release);
+            self.arm(&mut s);
+        }
+        crate::service::watch_listener(self)
+    }
+
+    /// Takes a connection. It is not in the table of sockets yet.
+    ///
+    /// # Errors
+    /// EINVAL: not listening; EAGAIN, EINTR.
+    pub(crate) fn accept(&self) -> Result<Arc<Self>> {
+        let wait = !self.with_state(|s| s.options.nonblocking);
+        let timeout = self.with_state(|s| s.options.receive_timeout);
+        self.until(wait, timeout, |s| match &mut s.phase {
+            Phase::Listening(l) => l.ready.pop_front().map(Ok),
+            Phase::Closed => Some(Err(Errno::BADF)),
+            _ => Some(Err(Errno::INVAL)),
+        })
+    }
+
+    /// Answers what has come, and asks to be called again. For the service thread.
+    pub(crate) fn serve(&self) {
+        let mut s = self.state.lock();
+        if !matches!(s.phase, Phase::Listening(_)) {
+            return;
+        }
+        self.arm(&mut s);
+        self.pump(&mut s, false);
+        drop(s);
+        self.waiters.notify();
+    }
+
+    /// A peer asks to connect.
+    pub(super) fn answer(&self, s: &mut State, request: CmEvent) {
+        let Phase::Listening(listening) = &mut s.phase else {
+            return;
+        };
+        if listening.ready.len() >= listening.backlog {
+            tracing::debug!("backlog is full; a connection is refused");
+            let _ = request.id.reject(&[]);
+            return;
+        }
+        let id = request.id.clone();
+        match self.answer_with(&s.options, request) {
+            Ok(socket) => listening.ready.push_back(socket),
+            Err(error) => {
+                tracing::debug!(%error, "a connection is refused");
+                let _ = id.reject(&[]);
+            }
+        }
+    }
+
+    fn answer_with(
+        &self,
+        options: &crate::options::Options,
+        request: CmEvent,
+    ) -> Result<Arc<Self>> {
+        let hello = Hello::decode(&request.private_data).map_err(|why| {
+            tracing::debug!(?why, "the peer is no rsocket of ours");
+            Errno::PROTO
+        })?;
+        let ctx = request.id.context().ok_or(Errno(libc::ENODEV))?;
+        let channel = create_event_channel()?;
+        request.id.migrate(&channel);
+        let mut stream = Stream::new(&ctx, options.sizes)?;
+        request.id.set_queue_pair(Some(&stream.qp));
+        stream.greet(&hello);
+        request.id.accept(&ConnectionParameters {
+            private_data: stream.hello().encode().to_vec(),
+            ..Default::default()
+        })?;
+        // Offers the second half of the buffer.
+        stream.process(false);
+        let phase = Phase::Connected(Box::new(stream));
+        let socket = Self::with(self.domain, options.inherited(), channel, request.id, phase);
+        Ok(Arc::new(socket))
+    }
+}

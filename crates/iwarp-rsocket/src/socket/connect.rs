@@ -1,0 +1,134 @@
+//! The side that connects.
+
+use super::{Phase, Socket, State};
+use crate::errno::{Errno, Result};
+use crate::stream::Stream;
+use crate::wire::Hello;
+use iwarp::raw::cm::{CmEvent, CmEventKind, CmId, ConnectionParameters};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+impl Socket {
+    /// Connects, and waits for it unless the socket is nonblocking.
+    ///
+    /// # Errors
+    /// EINPROGRESS, EALREADY, EISCONN, ECONNREFUSED, ETIMEDOUT, EPROTO (the peer is no rsocket), ENODEV (no device
+    /// leads there), and those of connect(2).
+    pub(crate) fn connect(&self, to: SocketAddr) -> Result<()> {
+        let nonblocking = {
+            let mut s = self.state.lock();
+            self.pump(&mut s, true);
+            match &s.phase {
+                Phase::Idle | Phase::Failed => {}
+                Phase::Connecting(_) => return Err(Errno::ALREADY),
+                Phase::Connected(_) => return Err(Errno::ISCONN),
+                Phase::Listening(_) => return Err(Errno::ISCONN),
+                Phase::Closed => return Err(Errno::BADF),
+            }
+            if self.domain == libc::AF_INET && to.is_ipv6() {
+                return Err(Errno(libc::EAFNOSUPPORT));
+            }
+            self.begin(&mut s, to)?;
+            s.options.nonblocking
+        };
+        let done = self.until(!nonblocking, None, |s| match &s.phase {
+            Phase::Connecting(_) => None,
+            Phase::Connected(_) => Some(Ok(())),
+            _ => Some(Err(s.error.take().unwrap_or(Errno::CONNREFUSED))),
+        });
+        match done {
+            Err(Errno::AGAIN) => Err(Errno::INPROGRESS),
+            done => done,
+        }
+    }
+
+    fn begin(&self, s: &mut State, to: SocketAddr) -> Result<()> {
+        s.error = None;
+        if let Phase::Failed = s.phase {
+            // An identifier whose attempt has failed half-way cannot be used again.
+            s.id.destroy();
+            s.id = CmId::create(&self.channel, None);
+            if let Some(bound) = s.bound {
+                s.id.bind(bound)?;
+            }
+            s.phase = Phase::Idle;
+        }
+        s.id.resolve_addr(None, reachable(to))?;
+        s.id.resolve_route()?;
+        // Both are done at once; nothing is learned from their events.
+        while !self.channel.is_empty() {
+            let _ = self.channel.try_next();
+        }
+        let ctx = s.id.context().ok_or(Errno(libc::ENODEV))?;
+        let stream = Stream::new(&ctx, s.options.sizes)?;
+        s.id.set_queue_pair(Some(&stream.qp));
+        let hello = stream.hello().encode().to_vec();
+        s.phase = Phase::Connecting(Box::new(stream));
+        let parameters = ConnectionParameters {
+            private_data: hello,
+            ..Default::default()
+        };
+        s.id.connect(&parameters).map_err(|e| {
+            s.phase = Phase::Failed;
+            e.into()
+        })
+    }
+}
+
+impl State {
+    /// An event while connecting.
+    pub(super) fn connecting(&mut self, kind: CmEventKind, event: &CmEvent) {
+        let Phase::Connecting(_) = &self.phase else {
+            return;
+        };
+        let status = |default: i32| {
+            Errno(if event.status == 0 {
+                default
+            } else {
+                event.status
+            })
+        };
+        let error = match kind {
+            CmEventKind::Established => match Hello::decode(&event.private_data) {
+                Ok(hello) => return self.established(&hello),
+                Err(why) => {
+                    tracing::debug!(?why, "the peer is no rsocket of ours");
+                    Errno::PROTO
+                }
+            },
+            CmEventKind::Rejected => Errno::CONNREFUSED,
+            CmEventKind::Unreachable => status(libc::ETIMEDOUT),
+            CmEventKind::ConnectError => status(libc::ECONNREFUSED),
+            CmEventKind::Disconnected => Errno::CONNRESET,
+            _ => return,
+        };
+        self.error = Some(error);
+        self.phase = Phase::Failed;
+    }
+
+    fn established(&mut self, hello: &Hello) {
+        match std::mem::replace(&mut self.phase, Phase::Failed) {
+            Phase::Connecting(mut stream) => {
+                stream.greet(hello);
+                self.phase = Phase::Connected(stream);
+            }
+            other => self.phase = other,
+        }
+    }
+}
+
+/// To connect to no address in particular is to connect to this host.
+fn reachable(to: SocketAddr) -> SocketAddr {
+    let to = match to.ip().to_canonical() {
+        IpAddr::V4(ip) => SocketAddr::new(ip.into(), to.port()),
+        IpAddr::V6(_) => to,
+    };
+    match to.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => {
+            SocketAddr::new(Ipv4Addr::LOCALHOST.into(), to.port())
+        }
+        IpAddr::V6(ip) if ip.is_unspecified() => {
+            SocketAddr::new(Ipv6Addr::LOCALHOST.into(), to.port())
+        }
+        _ => to,
+    }
+}

@@ -1,0 +1,137 @@
+//! Buffers that programs map for direct writing, ours and the peer's.
+
+use super::Stream;
+use crate::errno::{Errno, Result};
+use crate::wire::{Mapping, Window};
+use iwarp::Access;
+use iwarp::raw::Context;
+
+/// A buffer of this program.
+struct Own {
+    addr: u64,
+    len: usize,
+    stag: u32,
+    offset: u64,
+    /// Entry of the peer's table; none for buffers that the peer may not write.
+    index: Option<u16>,
+    /// The peer has not been told.
+    news: bool,
+}
+
+/// The mapped buffers of one connection.
+#[derive(Default)]
+pub(crate) struct Iomaps {
+    own: Vec<Own>,
+    /// Entries of the peer's table.
+    room: u16,
+    /// The peer's buffers, by entry of our table.
+    peers: Vec<Mapping>,
+}
+
+impl Iomaps {
+    pub(super) const fn set_room(&mut self, room: u16) {
+        self.room = room;
+    }
+
+    pub(super) fn learn(&mut self, index: u32, mapping: Mapping) {
+        let index = index as usize;
+        if self.peers.len() <= index {
+            self.peers.resize(index + 1, Mapping::default());
+        }
+        self.peers[index] = mapping;
+    }
+
+    pub(super) fn find(&self, offset: u64) -> Option<(Mapping, u64)> {
+        self.peers.iter().find_map(|m| Some((*m, m.find(offset)?)))
+    }
+
+    pub(super) fn has_news(&self) -> bool {
+        self.own.iter().any(|o| o.news)
+    }
+
+    pub(super) fn next_news(&mut self) -> Option<(u16, Mapping)> {
+        self.own.iter_mut().find_map(|o| {
+            let index = o.index.filter(|_| o.news)?;
+            o.news = false;
+            let window = Window {
+                addr: o.addr,
+                key: o.stag,
+                len: o.len as u32,
+            };
+            Some((
+                index,
+                Mapping {
+                    offset: o.offset,
+                    window,
+                },
+            ))
+        })
+    }
+
+    fn free_index(&self) -> Option<u16> {
+        (0..self.room).find(|i| self.own.iter().all(|o| o.index != Some(*i)))
+    }
+
+    pub(super) fn clear(&mut self, ctx: &Context) {
+        for own in self.own.drain(..) {
+            let _ = ctx.deregister(own.stag);
+        }
+    }
+}
+
+impl Stream {
+    /// Registers a buffer, for the peer's Writes if `writable`. Without an offset its address is its name.
+    ///
+    /// # Errors
+    /// ENOMEM: the peer has no room for one more. EINVAL: empty or 4 GiB and more. EFAULT: not mapped.
+    ///
+    /// # Safety
+    /// The buffer must stay mapped until it is unmapped here or the connection is destroyed, and the program has to
+    /// expect it to change at any time.
+    pub(crate) unsafe fn map(
+        &mut self,
+        addr: u64,
+        len: usize,
+        writable: bool,
+        offset: Option<u64>,
+    ) -> Result<u64> {
+        if len == 0 || u32::try_from(len).is_err() {
+            return Err(Errno::INVAL);
+        }
+        let index = match writable {
+            true => Some(self.iomaps.free_index().ok_or(Errno::NOMEM)?),
+            false => None,
+        };
+        let mut access = Access::LOCAL_WRITE;
+        access.set(Access::REMOTE_WRITE, writable);
+        let (ctx, pd) = (self.pd.context().clone(), self.pd.number());
+        // SAFETY: the caller's promise.
+        let stag = unsafe { ctx.register(addr, len as u64, addr, pd, access) }?;
+        let offset = offset.unwrap_or(addr);
+        let news = index.is_some();
+        self.iomaps.own.push(Own {
+            addr,
+            len,
+            stag,
+            offset,
+            index,
+            news,
+        });
+        Ok(offset)
+    }
+
+    /// Ends a mapping.
+    ///
+    /// # Errors
+    /// EINVAL: there is none of this buffer.
+    pub(crate) fn unmap(&mut self, addr: u64, len: usize) -> Result<()> {
+        let at = self
+            .iomaps
+            .own
+            .iter()
+            .position(|o| o.addr == addr && o.len == len);
+        let own = self.iomaps.own.swap_remove(at.ok_or(Errno::INVAL)?);
+        self.pd.context().deregister(own.stag)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,76 @@
+//! The receiving half of a stream.
+
+use super::Stream;
+use crate::errno::{Errno, Result};
+
+impl Stream {
+    /// The peer says that it has written `len` octets more.
+    pub(super) fn announce(&mut self, len: u32) {
+        if len > self.offered || self.announced.len() >= usize::from(self.sizes.receive_queue) {
+            self.fail(Errno::PROTO);
+            return;
+        }
+        if len == 0 {
+            self.taken = self.taken.wrapping_add(1);
+            return;
+        }
+        self.offered -= len;
+        self.unread += len;
+        self.announced.push_back(len);
+    }
+
+    /// Octets can be read, or the end of the stream or an error can be seen.
+    pub(crate) const fn is_readable(&self) -> bool {
+        self.unread > 0 || self.is_at_end()
+    }
+
+    /// No more octets will come.
+    pub(crate) const fn is_at_end(&self) -> bool {
+        self.peer_done || self.over || !self.reading
+    }
+
+    /// Octets that can be read at once.
+    pub(crate) const fn available(&self) -> u32 {
+        self.unread
+    }
+
+    /// Copies octets out. `Ok(0)` with room in `out` is the end of the stream.
+    ///
+    /// # Errors
+    /// EAGAIN: there is nothing yet; or why the connection broke, once.
+    pub(crate) fn receive(&mut self, out: &mut [u8], peek: bool) -> Result<usize> {
+        if self.unread == 0 {
+            if !self.is_at_end() {
+                return Err(Errno::AGAIN);
+            }
+            return self.take_error().map_or(Ok(0), Err);
+        }
+        let n = out.len().min(self.unread as usize);
+        let first = n.min((self.sizes.receive_buffer - self.read_at) as usize);
+        let (head, tail) = out[..n].split_at_mut(first);
+        self.rbuf.read_at(self.read_at as usize, head)?;
+        self.rbuf.read_at(0, tail)?;
+        if !peek {
+            self.consume(n as u32);
+        }
+        Ok(n)
+    }
+
+    fn consume(&mut self, len: u32) {
+        self.read_at = (self.read_at + len) % self.sizes.receive_buffer;
+        self.unread -= len;
+        self.freed += len;
+        let mut left = len;
+        while let Some(front) = self.announced.front_mut() {
+            if *front > left {
+                *front -= left;
+                break;
+            }
+            left -= *front;
+            self.announced.pop_front();
+            self.taken = self.taken.wrapping_add(1);
+        }
+        // At once, not at the next call: the program may be busy elsewhere for long.
+        self.settle();
+    }
+}

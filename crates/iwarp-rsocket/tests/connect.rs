@@ -1,0 +1,355 @@
+//! Connecting, accepting, and their failures; polling mixtures.
+
+mod common;
+
+use common::{Rs, limit, listener, pair};
+use iwarp_rsocket as rs;
+use iwarp_rsocket::Errno;
+use std::io::Write;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+#[test]
+fn nonblocking_connect_and_accept() {
+    let (l, address) = listener(Rs::nonblocking);
+    assert_eq!(rs::accept(l.0).unwrap_err(), Errno::AGAIN);
+    assert_eq!(l.poll(libc::POLLIN, 0), 0);
+    let c = Rs::new();
+    c.nonblocking();
+    assert_eq!(rs::peer_address(c.0), Err(Errno::NOTCONN));
+    match rs::connect(c.0, address) {
+        Ok(()) | Err(Errno::INPROGRESS) => {}
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(c.poll(libc::POLLOUT, 10_000), libc::POLLOUT);
+    assert_eq!(c.get(libc::SOL_SOCKET, libc::SO_ERROR), 0);
+    assert_eq!(rs::connect(c.0, address), Err(Errno::ISCONN));
+    assert_eq!(l.poll(libc::POLLIN, 10_000), libc::POLLIN);
+    let s = Rs(rs::accept(l.0).unwrap().0);
+    assert_eq!(
+        rs::control(s.0, libc::F_GETFL, 0).unwrap() & libc::O_NONBLOCK,
+        0,
+        "not inherited"
+    );
+    c.send_all(b"!");
+    assert_eq!(s.recv_n(1), b"!");
+}
+
+#[test]
+fn connections_are_answered_without_accept() {
+    let limit = limit(30);
+    let (l, address) = listener(|_| {});
+    let clients: Vec<_> = (0..8)
+        .map(|i| {
+            let c = Rs::new();
+            rs::connect(c.0, address).unwrap();
+            c.send_all(&[i]);
+            c
+        })
+        .collect();
+    for i in 0..8 {
+        let s = Rs(rs::accept(l.0).unwrap().0);
+        assert_eq!(s.recv_n(1), [i]);
+    }
+    drop(clients);
+    limit.check();
+}
+
+#[test]
+fn a_full_backlog_refuses() {
+    let l = Rs::new();
+    rs::bind(l.0, "127.0.0.1:0".parse().unwrap()).unwrap();
+    rs::listen(l.0, 2).unwrap();
+    let address = rs::local_address(l.0).unwrap();
+    let clients: Vec<_> = (0..2).map(|_| Rs::new()).collect();
+    for c in &clients {
+        rs::connect(c.0, address).unwrap();
+    }
+    let third = Rs::new();
+    assert_eq!(rs::connect(third.0, address), Err(Errno::CONNREFUSED));
+    drop(rs::accept(l.0).map(|(s, _)| Rs(s)).unwrap());
+    rs::connect(third.0, address).unwrap();
+}
+
+#[test]
+fn refused_then_tried_again() {
+    let free = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let c = Rs::new();
+    assert_eq!(rs::connect(c.0, free), Err(Errno::CONNREFUSED));
+    c.nonblocking();
+    assert_eq!(rs::connect(c.0, free), Err(Errno::INPROGRESS));
+    let events = c.poll(libc::POLLOUT, 10_000);
+    assert_ne!(events & libc::POLLERR, 0);
+    assert_eq!(c.get(libc::SOL_SOCKET, libc::SO_ERROR), libc::ECONNREFUSED);
+    assert_eq!(c.get(libc::SOL_SOCKET, libc::SO_ERROR), 0, "reported once");
+    let (l, address) = listener(|_| {});
+    rs::control(c.0, libc::F_SETFL, 0).unwrap();
+    rs::connect(c.0, address).unwrap();
+    let s = Rs(rs::accept(l.0).unwrap().0);
+    s.send_all(b"at last");
+    assert_eq!(c.recv_n(7), b"at last");
+}
+
+#[test]
+fn peers_that_are_no_rsockets() {
+    // One that closes, and one that talks something else.
+    for answer in [
+        &b""[..],
+        b"HTTP/1.1 400 Bad Request\r\n\r\n and more than enough to fill a frame",
+    ] {
+        let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = tcp.local_addr().unwrap();
+        let server = std::thread::spawn(move || {
+            // The second attempt is with an older revision.
+            tcp.set_nonblocking(true).unwrap();
+            let end = Instant::now() + Duration::from_secs(2);
+            while Instant::now() < end {
+                if let Ok((mut stream, _)) = tcp.accept() {
+                    let _ = stream.write_all(answer);
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
+        let c = Rs::new();
+        let e = rs::connect(c.0, address).unwrap_err();
+        assert!(
+            [Errno::CONNREFUSED, Errno::CONNRESET, Errno::PROTO].contains(&e),
+            "{e:?}"
+        );
+        server.join().unwrap();
+    }
+}
+
+#[test]
+fn a_listener_survives_strangers() {
+    let (l, address) = listener(|_| {});
+    for junk in [
+        &b"GET / HTTP/1.0\r\n\r\n012345678901234567890"[..],
+        b"x",
+        b"",
+    ] {
+        let mut tcp = std::net::TcpStream::connect(address).unwrap();
+        tcp.write_all(junk).unwrap();
+    }
+    // One that speaks MPA, but has nothing to say for an rsocket.
+    let channel = iwarp::raw::cm::create_event_channel().unwrap();
+    let id = iwarp::raw::cm::CmId::create(&channel, None);
+    id.resolve_addr(None, address).unwrap();
+    id.resolve_route().unwrap();
+    let ctx = id.context().unwrap();
+    let pd = iwarp::ProtectionDomain::new(&ctx);
+    let qp = {
+        let cq = ctx.create_cq(16, None).unwrap();
+        ctx.create_qp(&iwarp::raw::QpAttributes {
+            pd: pd.number(),
+            send_cq: cq.clone(),
+            recv_cq: cq,
+            srq: None,
+            max_send_wr: 8,
+            max_recv_wr: 8,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline: 0,
+            signal_all: false,
+            max_ird: 1,
+            max_ord: 1,
+        })
+        .unwrap()
+    };
+    id.set_queue_pair(Some(&qp));
+    id.connect(&iwarp::raw::cm::ConnectionParameters {
+        private_data: b"not an rsocket".to_vec(),
+        ..Default::default()
+    })
+    .unwrap();
+    use iwarp::raw::cm::CmEventKind::{AddrResolved, Rejected, RouteResolved};
+    for kind in [AddrResolved, RouteResolved, Rejected] {
+        let event = channel.next(Some(Duration::from_secs(10))).unwrap();
+        assert_eq!(event.kind, kind);
+    }
+    id.destroy();
+    qp.destroy();
+    let c = Rs::new();
+    rs::connect(c.0, address).unwrap();
+    let s = Rs(rs::accept(l.0).unwrap().0);
+    s.send_all(b"fine");
+    assert_eq!(c.recv_n(4), b"fine");
+}
+
+#[test]
+fn kinds_that_do_not_exist() {
+    let kind = |domain, ty, protocol| rs::socket(domain, ty, protocol).unwrap_err().0;
+    assert_eq!(
+        kind(libc::AF_INET, libc::SOCK_DGRAM, 0),
+        libc::EPROTONOSUPPORT
+    );
+    assert_eq!(
+        kind(libc::AF_INET, libc::SOCK_STREAM, libc::IPPROTO_UDP),
+        libc::EPROTONOSUPPORT
+    );
+    assert_eq!(
+        kind(libc::AF_UNIX, libc::SOCK_STREAM, 0),
+        libc::EAFNOSUPPORT
+    );
+}
+
+#[test]
+fn wrong_numbers_and_states() {
+    let address: SocketAddr = "127.0.0.1:1".parse().unwrap();
+    let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+    for fd in [-1, 987_654, tcp.as_raw_fd()] {
+        assert_eq!(rs::close(fd), Err(Errno::BADF));
+        assert_eq!(rs::recv(fd, &mut [0], 0), Err(Errno::BADF));
+        assert_eq!(rs::connect(fd, address), Err(Errno::BADF));
+        assert_eq!(rs::control(fd, libc::F_GETFL, 0), Err(Errno::BADF));
+    }
+    let r = Rs::new();
+    assert_eq!(rs::recv(r.0, &mut [0], 0), Err(Errno::NOTCONN));
+    assert_eq!(rs::send(r.0, &[0], 0), Err(Errno::NOTCONN));
+    assert_eq!(rs::shutdown(r.0, libc::SHUT_WR), Err(Errno::NOTCONN));
+    assert_eq!(rs::accept(r.0).unwrap_err(), Errno::INVAL);
+    assert_eq!(
+        rs::bind(r.0, "[::1]:0".parse().unwrap()),
+        Err(Errno(libc::EAFNOSUPPORT))
+    );
+    rs::bind(r.0, "127.0.0.1:0".parse().unwrap()).unwrap();
+    assert_eq!(
+        rs::bind(r.0, "127.0.0.1:0".parse().unwrap()),
+        Err(Errno::INVAL)
+    );
+    let taken = Rs::new();
+    let (_l, address) = listener(|_| {});
+    let twice = rs::bind(taken.0, address).and_then(|()| rs::listen(taken.0, 1));
+    assert_eq!(twice, Err(Errno(libc::EADDRINUSE)));
+    let (l, address) = listener(|_| {});
+    assert_eq!(rs::connect(l.0, address), Err(Errno::ISCONN));
+}
+
+#[test]
+fn ipv6() {
+    let l = Rs(rs::socket(libc::AF_INET6, libc::SOCK_STREAM, 0).unwrap());
+    if rs::bind(l.0, "[::1]:0".parse().unwrap()).is_err() {
+        eprintln!("no IPv6 here");
+        return;
+    }
+    rs::listen(l.0, 1).unwrap();
+    let address = rs::local_address(l.0).unwrap();
+    let c = Rs(rs::socket(libc::AF_INET6, libc::SOCK_STREAM, 0).unwrap());
+    rs::connect(c.0, address).unwrap();
+    let (s, peer) = rs::accept(l.0).unwrap();
+    let s = Rs(s);
+    assert!(peer.unwrap().is_ipv6());
+    c.send_all(b"six");
+    assert_eq!(s.recv_n(3), b"six");
+    // An IPv4 address as a socket of the other kind writes it.
+    let (l4, address) = listener(|_| {});
+    let c = Rs(rs::socket(libc::AF_INET6, libc::SOCK_STREAM, 0).unwrap());
+    let mapped: SocketAddr = format!("[::ffff:127.0.0.1]:{}", address.port())
+        .parse()
+        .unwrap();
+    rs::connect(c.0, mapped).unwrap();
+    let _s = Rs(rs::accept(l4.0).unwrap().0);
+    assert_eq!(rs::peer_address(c.0), Ok(mapped));
+}
+
+#[test]
+fn poll_takes_mixtures() {
+    let (c, s) = pair();
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let (l, address) = listener(|_| {});
+    let entry = |fd, events| libc::pollfd {
+        fd,
+        events,
+        revents: 0,
+    };
+    let mut set = [
+        entry(reader.as_raw_fd(), libc::POLLIN),
+        entry(s.0, libc::POLLIN),
+        entry(-1, libc::POLLIN),
+        entry(l.0, libc::POLLIN),
+        entry(c.0, libc::POLLIN),
+    ];
+    let ms = |n| Some(Duration::from_millis(n));
+    let start = Instant::now();
+    assert_eq!(rs::poll(&mut set, ms(50)), Ok(0));
+    assert!(start.elapsed() >= Duration::from_millis(50));
+    let seen = |set: &[libc::pollfd]| set.iter().map(|f| f.revents).collect::<Vec<_>>();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(30));
+            writer.write_all(b"x").unwrap();
+        });
+        assert_eq!(rs::poll(&mut set, ms(10_000)), Ok(1));
+        assert_eq!(seen(&set), [libc::POLLIN, 0, 0, 0, 0]);
+    });
+    let mut rest = set;
+    rest[0].fd = -1;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(30));
+            c.send_all(b"y");
+        });
+        assert_eq!(rs::poll(&mut rest, None), Ok(1));
+        assert_eq!(seen(&rest), [0, libc::POLLIN, 0, 0, 0]);
+    });
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(30));
+            let c = Rs::new();
+            rs::connect(c.0, address).unwrap();
+        });
+        let mut one = [entry(l.0, libc::POLLIN)];
+        assert_eq!(rs::poll(&mut one, ms(10_000)), Ok(1));
+    });
+    assert_eq!(rs::poll(&mut set, ms(0)), Ok(3));
+    assert_eq!(seen(&set), [libc::POLLIN, libc::POLLIN, 0, libc::POLLIN, 0]);
+    // Ordinary ones alone, and nothing at all.
+    assert_eq!(rs::poll(&mut set[..1], ms(0)), Ok(1));
+    assert_eq!(rs::poll(&mut [], ms(1)), Ok(0));
+    let mut closed = [entry(s.0, 0), entry(987_654, libc::POLLIN)];
+    assert_eq!(rs::poll(&mut closed, ms(0)), Ok(1));
+    assert_eq!(closed[1].revents, libc::POLLNVAL);
+}
+
+#[test]
+fn select_takes_mixtures() {
+    let (c, s) = pair();
+    let (reader, _writer) = std::io::pipe().unwrap();
+    let fds = [c.0, s.0, reader.as_raw_fd()];
+    let top = fds.into_iter().max().unwrap() + 1;
+    let timeout = Some(Duration::from_millis(20));
+    // SAFETY: the sets are plain bits and live through the calls; the numbers are small.
+    unsafe {
+        let mut read: libc::fd_set = std::mem::zeroed();
+        let mut write: libc::fd_set = std::mem::zeroed();
+        for fd in fds {
+            libc::FD_SET(fd, &raw mut read);
+        }
+        let sets = rs::Sets {
+            read: &raw mut read,
+            write: std::ptr::null_mut(),
+            except: std::ptr::null_mut(),
+        };
+        assert_eq!(rs::select(top, sets, timeout), Ok(0));
+        assert!(!libc::FD_ISSET(s.0, &raw const read), "replaced by nothing");
+        c.send_all(b"x");
+        for fd in fds {
+            libc::FD_SET(fd, &raw mut read);
+        }
+        libc::FD_SET(c.0, &raw mut write);
+        libc::FD_SET(s.0, &raw mut write);
+        let sets = rs::Sets {
+            write: &raw mut write,
+            ..sets
+        };
+        s.poll(libc::POLLIN, 5000);
+        assert_eq!(rs::select(top, sets, timeout), Ok(3));
+        assert!(libc::FD_ISSET(s.0, &raw const read) && !libc::FD_ISSET(c.0, &raw const read));
+        assert!(libc::FD_ISSET(s.0, &raw const write) && libc::FD_ISSET(c.0, &raw const write));
+        assert_eq!(rs::select(-1, sets, timeout), Err(Errno::INVAL));
+    }
+}
