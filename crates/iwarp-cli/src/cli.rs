@@ -1,7 +1,7 @@
 //! The command line as a whole. Each subcommand defines its own arguments in its own room.
 
 use crate::error::Result;
-use crate::{completions, cp, devices, perf, ping};
+use crate::{completions, cp, devices, perf, ping, run};
 use clap::{Parser, Subcommand};
 
 /// iWARP RDMA in user space, over plain TCP, with no special hardware and no root.
@@ -14,6 +14,7 @@ use clap::{Parser, Subcommand};
   iwarp cp serve /srv/drop           offer a directory, then elsewhere:
   iwarp cp big.img HOST:big.img      copy a file by one-sided RDMA
   iwarp ping HOST -C 10              ten verified pings to an rping server
+  iwarp run -- ib_write_bw -R        any verbs program on the software RNIC
 
 ENVIRONMENT:
   RUST_LOG    what is logged to stderr, for example iwarp=debug; wins over -v
@@ -38,6 +39,10 @@ enum Command {
     Cp(Box<cp::CpArgs>),
     /// Show the RDMA devices of this machine as the library sees them
     Devices(devices::DevicesArgs),
+    /// Run any verbs program, and its children, on the software RNIC
+    Run(Box<run::RunArgs>),
+    /// Print the environment that `run` sets, for `eval`
+    Env(Box<run::EnvArgs>),
     /// Print a shell completion script
     Completions(completions::CompletionsArgs),
 }
@@ -50,7 +55,7 @@ impl Cli {
             Command::Cp(a) => a.verbose(),
             Command::Ping(a) => a.log_level(),
             // `devices -v` is about the listing, not the log.
-            Command::Devices(_) | Command::Completions(_) => 0,
+            Command::Devices(_) | Command::Completions(_) | Command::Run(_) | Command::Env(_) => 0,
         };
         self.verbose.saturating_add(inner)
     }
@@ -62,6 +67,8 @@ impl Cli {
             Command::Ping(a) => ping::run(&a),
             Command::Cp(a) => cp::run(&a),
             Command::Devices(a) => devices::run(&a),
+            Command::Run(a) => run::run(&a),
+            Command::Env(a) => run::env(&a),
             Command::Completions(a) => completions::run(&a),
         }
     }

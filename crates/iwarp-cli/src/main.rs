@@ -14,6 +14,7 @@ mod out;
 mod perf;
 mod ping;
 mod rdma;
+mod run;
 mod units;
 
 use clap::Parser as _;

@@ -37,6 +37,8 @@ pub struct Config {
     pub capture_bytes: Option<u64>,
     /// FPDUs are cut for this maximum segment size if it is smaller than TCP's (`IWARP_MSS`).
     pub mss: Option<u32>,
+    /// Print counters to standard error when the process ends (`IWARP_STATS=on|off`; default off).
+    pub stats: bool,
 }
 
 impl Default for Config {
@@ -52,6 +54,7 @@ impl Default for Config {
             capture: None,
             capture_bytes: None,
             mss: None,
+            stats: false,
         }
     }
 }
@@ -84,6 +87,7 @@ impl Config {
         };
         c.crc = switch("IWARP_CRC", c.crc);
         c.markers = switch("IWARP_MARKERS", c.markers);
+        c.stats = switch("IWARP_STATS", c.stats);
         c.peer_to_peer = switch("IWARP_PEER_TO_PEER", c.peer_to_peer);
         match number("IWARP_MPA_REV") {
             Some(rev @ (1 | 2)) => c.mpa_revision = rev as u8,

@@ -6,6 +6,7 @@ use super::events::{AsyncEvent, AsyncEventKind, EventQueue};
 use super::peer::Peers;
 use super::qp::{QpAttributes, QpInner, QueuePair};
 use super::srq::SharedReceiveQueue;
+use super::stats;
 use crate::capture::{Recorder, RecorderLimits};
 use crate::config::Config;
 use crate::device::Device;
@@ -66,9 +67,11 @@ impl Context {
             peers: Mutex::new(None),
             past: Mutex::default(),
         };
-        Ok(Self {
-            inner: Arc::new(inner),
-        })
+        let inner = Arc::new(inner);
+        if inner.config.stats {
+            stats::watch(&inner);
+        }
+        Ok(Self { inner })
     }
 
     /// The device.
@@ -381,6 +384,9 @@ impl Drop for ContextInner {
             && peers.is_ours()
         {
             peers.stop();
+        }
+        if self.config.stats {
+            stats::closed(&self.device.name, *self.past.get_mut());
         }
     }
 }

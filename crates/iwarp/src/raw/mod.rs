@@ -18,6 +18,7 @@ mod peer;
 mod pool;
 mod qp;
 mod srq;
+mod stats;
 
 pub use channel::CompletionChannel;
 pub use context::Context;

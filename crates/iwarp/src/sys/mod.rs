@@ -6,6 +6,7 @@
 pub(crate) mod clock;
 pub(crate) mod connect;
 pub(crate) mod eventfd;
+pub(crate) mod exit;
 pub(crate) mod fork;
 pub(crate) mod interfaces;
 pub(crate) mod limits;

@@ -1,0 +1,230 @@
+//! `iwarp run` and `iwarp env`: any verbs program on the software RNIC.
+//!
+//! The program and its children find our library under the names `libibverbs.so.1` and `librdmacm.so.1` before the
+//! system's, by `LD_LIBRARY_PATH`; everything else is told by `IWARP_*` variables, which the library reads itself.
+//! `iwarp run` becomes the program, so that signals, exit code and terminal are the program's own.
+
+mod library;
+
+use crate::error::{Error, Result};
+use clap::{Args, ValueEnum};
+use std::ffi::{OsStr, OsString};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// On or off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Switch {
+    On,
+    Off,
+}
+
+impl Switch {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::On => "on",
+            Self::Off => "off",
+        }
+    }
+}
+
+/// What both subcommands set up.
+#[derive(Debug, Args)]
+pub(crate) struct Settings {
+    /// Stem of the device names, which otherwise are iwarp0, iwarp1 …
+    #[arg(long, value_name = "NAME")]
+    device_name: Option<String>,
+    /// Offer these addresses or interfaces only (separated by commas)
+    #[arg(long, value_name = "ADDR|IFACE")]
+    bind: Option<String>,
+    /// Ask for CRCs; used if either side does [default: on]
+    #[arg(long, value_enum)]
+    crc: Option<Switch>,
+    /// Ask peers for markers [default: off]
+    #[arg(long, value_enum)]
+    markers: Option<Switch>,
+    /// MPA revision to connect with [default: 2, falling back to 1]
+    #[arg(long, value_name = "1|2", value_parser = clap::value_parser!(u8).range(1..=2))]
+    mpa_rev: Option<u8>,
+    /// End a connection when a Send meets no receive for this long, in ms; 0: at once [default: 10000]
+    #[arg(long, value_name = "MS")]
+    rnr_timeout: Option<u64>,
+    /// Record all connections to this pcapng file; %p becomes the process number
+    #[arg(long, value_name = "FILE")]
+    capture: Option<PathBuf>,
+    /// Record at most so many octets
+    #[arg(long, value_name = "N", requires = "capture")]
+    capture_bytes: Option<u64>,
+    /// Print counters to stderr when a process ends
+    #[arg(long)]
+    stats: bool,
+    /// Carry the program's ordinary TCP sockets over RDMA, too (rsockets)
+    #[arg(long)]
+    rsockets: bool,
+}
+
+impl Settings {
+    /// The variables to set, in a fixed order.
+    fn variables(&self, libs: &library::Libraries) -> Result<Vec<(&'static str, OsString)>> {
+        let mut vars: Vec<(&'static str, OsString)> = Vec::new();
+        let inherited = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty());
+        vars.push((
+            "LD_LIBRARY_PATH",
+            joined(libs.dir.as_os_str(), inherited("LD_LIBRARY_PATH")),
+        ));
+        if self.rsockets {
+            let preload = libs.preload.as_ref().ok_or_else(|| {
+                Error::failed("librspreload.so is not there: build it with `cargo build --release --workspace`")
+            })?;
+            vars.push((
+                "LD_PRELOAD",
+                joined(preload.as_os_str(), inherited("LD_PRELOAD")),
+            ));
+        }
+        let mut set = |name, value: Option<OsString>| vars.extend(value.map(|v| (name, v)));
+        let text = |v: Option<String>| v.map(OsString::from);
+        set("IWARP_DEVICE_NAME", text(self.device_name.clone()));
+        set("IWARP_BIND", text(self.bind.clone()));
+        set("IWARP_CRC", text(self.crc.map(|s| s.name().into())));
+        set("IWARP_MARKERS", text(self.markers.map(|s| s.name().into())));
+        set("IWARP_MPA_REV", text(self.mpa_rev.map(|r| r.to_string())));
+        set(
+            "IWARP_RNR_TIMEOUT_MS",
+            text(self.rnr_timeout.map(|t| t.to_string())),
+        );
+        // The program may change its directory before it opens a device.
+        let capture = self.capture.as_ref().map(std::path::absolute).transpose();
+        let capture =
+            capture.map_err(|e| Error::failed(format!("the capture file's path: {e}")))?;
+        set("IWARP_CAPTURE", capture.map(PathBuf::into_os_string));
+        set(
+            "IWARP_CAPTURE_BYTES",
+            text(self.capture_bytes.map(|n| n.to_string())),
+        );
+        set("IWARP_STATS", self.stats.then(|| "1".into()));
+        Ok(vars)
+    }
+}
+
+/// A path list with `first` in front.
+fn joined(first: &OsStr, rest: Option<OsString>) -> OsString {
+    let mut all = first.to_owned();
+    if let Some(rest) = rest {
+        all.push(":");
+        all.push(rest);
+    }
+    all
+}
+
+/// Arguments of `iwarp run`.
+#[derive(Debug, Args)]
+#[command(after_help = "EXAMPLES:
+  iwarp run -- rping -s -a 127.0.0.1 -C 10 -v
+  iwarp run --stats -- ib_write_bw -R -d iwarp0
+  iwarp run --capture trace.pcapng -- qperf HOST -cm1 rc_bw
+  iwarp run --rsockets -- iperf3 -s
+
+Programs with privileges of their own (setuid) ignore LD_LIBRARY_PATH and keep the system's libraries.")]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    settings: Settings,
+    /// The program and its arguments
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "PROGRAM ARGS"
+    )]
+    command: Vec<OsString>,
+}
+
+/// Arguments of `iwarp env`.
+#[derive(Debug, Args)]
+#[command(after_help = "EXAMPLES:
+  eval \"$(iwarp env)\"; rping -c -a 192.0.2.7
+  eval \"$(iwarp env --crc off --stats)\"")]
+pub(crate) struct EnvArgs {
+    #[command(flatten)]
+    settings: Settings,
+}
+
+/// Becomes the program.
+pub(crate) fn run(args: &RunArgs) -> Result<()> {
+    let libs = library::find()?;
+    let vars = args.settings.variables(&libs)?;
+    let Some((program, rest)) = args.command.split_first() else {
+        return Err(Error::usage("which program?"));
+    };
+    let error = Command::new(program).args(rest).envs(vars).exec();
+    Err(Error::failed(format!(
+        "cannot run {}: {error}",
+        Path::new(program).display()
+    )))
+}
+
+/// Prints what `run` would set, for `eval`.
+pub(crate) fn env(args: &EnvArgs) -> Result<()> {
+    let libs = library::find()?;
+    for (name, value) in args.settings.variables(&libs)? {
+        let value = value.to_string_lossy().replace('\'', r"'\''");
+        crate::out::line(format_args!("export {name}='{value}'"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Run {
+        #[command(flatten)]
+        args: RunArgs,
+    }
+
+    #[test]
+    fn options_become_variables_and_the_rest_is_the_program() {
+        let line = [
+            "iwarp",
+            "--crc",
+            "off",
+            "--stats",
+            "--capture",
+            "/x/y.pcapng",
+            "--",
+            "prog",
+            "-v",
+            "--crc",
+            "on",
+        ];
+        let run = Run::parse_from(line);
+        assert_eq!(run.args.command, ["prog", "-v", "--crc", "on"]);
+        let libs = library::Libraries {
+            dir: "/lib/iwarp".into(),
+            preload: None,
+        };
+        let vars = run.args.settings.variables(&libs).unwrap();
+        let get = |n: &str| {
+            vars.iter()
+                .find(|v| v.0 == n)
+                .map(|v| v.1.to_str().unwrap())
+        };
+        assert!(get("LD_LIBRARY_PATH").unwrap().starts_with("/lib/iwarp"));
+        assert_eq!(get("IWARP_CRC"), Some("off"));
+        assert_eq!(get("IWARP_STATS"), Some("1"));
+        assert_eq!(get("IWARP_CAPTURE"), Some("/x/y.pcapng"));
+        assert_eq!(get("IWARP_MARKERS"), None);
+    }
+
+    #[test]
+    fn rsockets_need_their_library() {
+        let run = Run::parse_from(["iwarp", "--rsockets", "--", "prog"]);
+        let libs = library::Libraries {
+            dir: "/lib/iwarp".into(),
+            preload: None,
+        };
+        assert!(run.args.settings.variables(&libs).is_err());
+    }
+}
