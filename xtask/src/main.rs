@@ -3,6 +3,7 @@
 //! Everything that continuous integration runs is here, so a developer runs exactly the same thing.
 //! A new subcommand is a variant of [`Command`] and a module; a new step of `test` is one row in [`steps::STEPS`].
 
+mod bench;
 mod compliance;
 mod context;
 mod files;
@@ -37,6 +38,8 @@ enum Command {
         #[arg(long)]
         bless: bool,
     },
+    /// Measure everything, interleaved, against plain TCP and other software
+    Bench(bench::BenchArgs),
     /// Count the instructions of fixed work and compare them with recorded values
     Instructions {
         /// Record what is counted now
@@ -51,8 +54,10 @@ fn main() -> ExitCode {
         Command::Compliance { bless } => {
             Context::new(false, false).and_then(|context| compliance::command(&context, bless))
         }
-        Command::Instructions { bless } => Context::new(false, false)
-            .and_then(|context| instructions::command(&context, bless)),
+        Command::Bench(args) => bench::command(&args),
+        Command::Instructions { bless } => {
+            Context::new(false, false).and_then(|context| instructions::command(&context, bless))
+        }
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,

@@ -2,12 +2,16 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::Result;
 
 use crate::context::{Context, find_program};
 use crate::process::Log;
 use crate::runner::Outcome;
+
+/// Far above what installing a few packages takes.
+const INSTALL_LIMIT: Duration = Duration::from_secs(600);
 
 /// What shows that a package is installed.
 enum Proof {
@@ -78,6 +82,28 @@ const PACKAGES: &[Package] = &[
     },
 ];
 
+/// Other software that `cargo xtask bench` compares us with. No check needs it.
+const PEERS: &[Package] = &[
+    Package {
+        name: "libfabric-bin",
+        proof: Proof::Program("fi_pingpong"),
+        needed_by: &[],
+        why: "libfabric over TCP, a ping-pong",
+    },
+    Package {
+        name: "ucx-utils",
+        proof: Proof::Program("ucx_perftest"),
+        needed_by: &[],
+        why: "UCX over TCP",
+    },
+    Package {
+        name: "perftest",
+        proof: Proof::Program("ib_write_bw"),
+        needed_by: &[],
+        why: "the verbs' own benchmarks",
+    },
+];
+
 impl Package {
     fn installed(&self) -> bool {
         match self.proof {
@@ -140,6 +166,26 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
         "not installed: {}",
         names.join(", ")
     )))
+}
+
+/// Installs what `cargo xtask bench` compares us with, where that is possible. What stays missing is left out there.
+pub(crate) fn install_peers(context: &Context) {
+    let names: Vec<_> = PEERS
+        .iter()
+        .filter(|peer| !peer.installed())
+        .map(|peer| peer.name)
+        .collect();
+    if names.is_empty()
+        || !rustix::process::geteuid().is_root()
+        || find_program("apt-get").is_none()
+    {
+        return;
+    }
+    let path = context.log_dir().join("bench-packages.log");
+    let result = Log::create(&path, INSTALL_LIMIT).and_then(|mut log| install(&mut log, &names));
+    if let Err(error) = result {
+        println!("could not install {}: {error:#}", names.join(", "));
+    }
 }
 
 fn install(log: &mut Log, names: &[&str]) -> Result<()> {

@@ -1,0 +1,395 @@
+//! `cargo xtask bench`: everything that is measured, interleaved in rounds, against plain TCP and other software.
+//!
+//! Ratios are formed inside a round, of neighbours in time, because the speed of a shared machine drifts. Samples during
+//! which other programs used the CPUs are taken again. Files: `plan` (what is measured), `peers` (other software),
+//! `quiet` (who uses the CPUs), `samples` (medians and ratios), `targets`, `report` and `plot`.
+
+mod peers;
+mod plan;
+mod plot;
+mod quiet;
+mod report;
+mod samples;
+mod sizes;
+mod targets;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use serde_json::Value;
+
+use crate::context::{Context, find_program};
+use crate::process::{Log, cargo};
+use plan::{Point, What};
+use quiet::Quiet;
+use samples::{Sample, Samples};
+
+/// Set for the copy of this program that runs inside the namespace.
+const INSIDE: &str = "IWARP_BENCH_INSIDE";
+/// How often a disturbed sample is taken.
+const TRIES: u32 = 3;
+/// No single measurement takes longer.
+const LIMIT: Duration = Duration::from_secs(120);
+/// Compiling included.
+const BUILD_LIMIT: Duration = Duration::from_secs(30 * 60);
+
+/// Arguments of `cargo xtask bench`.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct BenchArgs {
+    /// Fewer sizes, shorter samples, 3 rounds
+    #[arg(long)]
+    quick: bool,
+    /// Only these groups: bandwidth, latency, ops, peers, verbs, scale, cpu
+    #[arg(long, value_name = "GROUP", num_args = 1.., value_delimiter = ',')]
+    only: Vec<String>,
+    /// Write all samples and facts here, too
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// How often everything is measured [default: 7, quick: 3]
+    #[arg(long, value_name = "N")]
+    rounds: Option<u32>,
+    /// Seconds to spend in all waiting for other programs to end [default: 300, quick: 10]
+    #[arg(long, value_name = "S")]
+    wait: Option<u64>,
+    /// Keep the results in bench/results and the tables in bench/RESULTS.md
+    #[arg(long)]
+    record: bool,
+    /// Do not install peers from Debian packages, even as root
+    #[arg(long)]
+    no_install: bool,
+    /// Show what would be measured
+    #[arg(long)]
+    list: bool,
+}
+
+/// Runs everything. Returns whether it could be measured; targets that are missed are shown, not failed.
+///
+/// # Errors
+/// When the build fails, a group is unknown, or results cannot be written.
+pub(crate) fn command(args: &BenchArgs) -> Result<bool> {
+    let context = Context::new(args.quick, !args.no_install)?;
+    let points = plan::points(args.quick, &args.only)?;
+    if args.list {
+        for p in &points {
+            println!(
+                "{:10} {:24} {:>8}  {}",
+                p.groups[0],
+                p.series,
+                sizes::show(p.size),
+                p.what
+            );
+        }
+        return Ok(true);
+    }
+    if std::env::var_os(INSIDE).is_none() {
+        build(&context)?;
+        if context.install && points.iter().any(|p| matches!(p.what, What::Peer(_))) {
+            crate::packages::install_peers(&context);
+        }
+        if let Some(done) = in_namespace()? {
+            return Ok(done);
+        }
+        println!("no private network namespace here: the host's own loopback interface is used");
+    }
+    measure(&context, args, &points)
+}
+
+fn build(context: &Context) -> Result<()> {
+    let mut log = Log::create(&context.log_dir().join("bench-build.log"), BUILD_LIMIT)?;
+    let mut command = cargo(&context.root);
+    command.args([
+        "build",
+        "--release",
+        "--package",
+        "iwarp-bench",
+        "--package",
+        "iwarp-cli",
+    ]);
+    // The C libraries serve the verbs group; their crate may be named differently or be left out of a source archive.
+    if context.has("crates/iwarp-verbs/Cargo.toml") {
+        command.args(["--package", "iwarp-verbs"]);
+    }
+    log.run(&mut command)
+        .with_context(|| format!("see {}", log.path().display()))
+}
+
+/// Runs this program once more where nobody else's traffic is; `None` where that is not possible.
+fn in_namespace() -> Result<Option<bool>> {
+    let possible = rustix::process::geteuid().is_root()
+        && find_program("ip").is_some()
+        && Command::new("unshare")
+            .args(["-n", "ip", "link", "set", "lo", "up"])
+            .stderr(Stdio::null())
+            .status()
+            .is_ok_and(|s| s.success());
+    if !possible {
+        return Ok(None);
+    }
+    let status = Command::new("unshare")
+        .args(["-n", "sh", "-c", "ip link set lo up && exec \"$@\"", "sh"])
+        .arg(std::env::current_exe()?)
+        .args(std::env::args_os().skip(1))
+        .env(INSIDE, "1")
+        .status()
+        .context("cannot start inside a network namespace")?;
+    Ok(Some(status.success()))
+}
+
+/// What the measurements need to know.
+struct Bench {
+    program: PathBuf,
+    iwarp: PathBuf,
+    cpus: Option<(usize, usize)>,
+    quiet: Quiet,
+}
+
+impl Bench {
+    fn take(&mut self, point: &Point) -> Result<Value> {
+        match &point.what {
+            What::Own(args) => {
+                let mut command = Command::new(&self.program);
+                let cpus = self
+                    .cpus
+                    .map_or_else(String::new, |(a, b)| format!("{a},{b}"));
+                command.arg("--cpus").arg(cpus).args(args);
+                let text = output(&mut command, LIMIT)?;
+                serde_json::from_str(text.trim()).context("a measurement said no JSON")
+            }
+            What::Peer(peer) => peer.measure(point.size, self.cpus, &self.iwarp),
+        }
+    }
+}
+
+/// Runs a command with a limit on its time; its standard output.
+///
+/// # Errors
+/// When it fails; the last line of what it complained about is part of the error.
+pub(crate) fn output(command: &mut Command, limit: Duration) -> Result<String> {
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .env("RUST_BACKTRACE", "0")
+        .spawn()
+        .with_context(|| format!("cannot start {}", command.get_program().display()))?;
+    fn reader(from: impl std::io::Read + Send + 'static) -> std::thread::JoinHandle<String> {
+        let mut from = from;
+        std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            // What was read until the pipe broke is better than nothing.
+            let _ = from.read_to_end(&mut bytes);
+            String::from_utf8_lossy(&bytes).into_owned()
+        })
+    }
+    let out = child.stdout.take().map(reader);
+    let err = child.stderr.take().map(reader);
+    let end = Instant::now() + limit;
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        if Instant::now() > end {
+            child.kill()?;
+            child.wait()?;
+            bail!("no end after {} s", limit.as_secs());
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    };
+    let text = |r: Option<std::thread::JoinHandle<String>>| {
+        r.and_then(|r| r.join().ok()).unwrap_or_default()
+    };
+    let (out, err) = (text(out), text(err));
+    if !status.success() {
+        let line = err
+            .lines()
+            .chain(out.lines())
+            .find(|l| !l.trim().is_empty());
+        bail!("{status}: {}", line.unwrap_or("it said nothing").trim());
+    }
+    Ok(out)
+}
+
+fn measure(context: &Context, args: &BenchArgs, points: &[Point]) -> Result<bool> {
+    let rounds = args.rounds.unwrap_or(if args.quick { 3 } else { 7 });
+    let wait = args.wait.unwrap_or(if args.quick { 10 } else { 300 });
+    let release = context.target.join("release");
+    let mut bench = Bench {
+        program: release.join("iwarp-bench"),
+        iwarp: release.join("iwarp"),
+        cpus: quiet::two_cpus(),
+        quiet: Quiet::new(Duration::from_secs(wait)),
+    };
+    let facts = facts(context, &bench.program)?;
+    println!("{}", report::facts_line(&facts));
+    let (points, left_out) = available(points, &bench.iwarp);
+    for (who, why) in &left_out {
+        println!("left out: {who}: {why}");
+    }
+    let mut samples = Samples::new(rounds);
+    let mut failures: Vec<(String, String)> = Vec::new();
+    let start = Instant::now();
+    for round in 0..rounds {
+        for (at, point) in points.iter().enumerate() {
+            if round >= point.max_rounds
+                || failures.iter().filter(|f| f.0 == point.name()).count() > 1
+            {
+                continue;
+            }
+            progress(round, rounds, at, points.len(), start, &point.name());
+            let mut tries = 0;
+            loop {
+                tries += 1;
+                bench.quiet.begin();
+                let result = bench.take(point);
+                let others = bench.quiet.others();
+                match result {
+                    Ok(values) => {
+                        let good = others <= quiet::LIMIT;
+                        samples.add(Sample::new(round, point, &values, others, good));
+                        if good || tries >= TRIES {
+                            break;
+                        }
+                        bench.quiet.wait();
+                    }
+                    Err(error) => {
+                        failures.push((point.name(), format!("{error:#}")));
+                        break;
+                    }
+                }
+            }
+        }
+    }
+    eprintln!();
+    let report = report::Report {
+        facts: &facts,
+        samples: &samples,
+        left_out: &left_out,
+        failures: &failures,
+        quick: args.quick,
+    };
+    let text = report.markdown();
+    println!("{text}");
+    let json = serde_json::to_string_pretty(&report.json())?;
+    let mut dirs = vec![context.target.join("bench")];
+    if args.record {
+        dirs.push(context.root.join("bench/results"));
+        record(&context.root.join("bench/RESULTS.md"), &text)?;
+    }
+    for dir in &dirs {
+        std::fs::create_dir_all(dir)?;
+        std::fs::write(dir.join("results.json"), &json)?;
+        std::fs::write(dir.join("summary.md"), &text)?;
+        for (name, svg) in plot::all(&samples, &facts) {
+            std::fs::write(dir.join(name), svg)?;
+        }
+        println!("written: {}", dir.display());
+    }
+    if let Some(file) = &args.json {
+        std::fs::write(file, &json).with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    Ok(!samples.is_empty())
+}
+
+fn progress(round: u32, rounds: u32, at: usize, of: usize, start: Instant, name: &str) {
+    use std::io::IsTerminal as _;
+    if std::io::stderr().is_terminal() {
+        let minutes = start.elapsed().as_secs() / 60;
+        eprint!(
+            "\rround {}/{rounds}, {at}/{of}, {minutes} min, {name:40}",
+            round + 1
+        );
+    } else if at == 0 {
+        eprintln!(
+            "round {}/{rounds} after {} s",
+            round + 1,
+            start.elapsed().as_secs()
+        );
+    }
+}
+
+/// Peers that are not there, or do not run, are left out and named once.
+fn available(points: &[Point], iwarp: &Path) -> (Vec<Point>, Vec<(String, String)>) {
+    let mut left_out: Vec<(String, String)> = Vec::new();
+    let mut kept = Vec::new();
+    for point in points {
+        let reason = match &point.what {
+            What::Peer(peer) => peer
+                .missing(iwarp)
+                .map(|why| (peer.program().to_owned(), why)),
+            What::Own(_) => None,
+        };
+        match reason {
+            None => kept.push(point.clone()),
+            Some(r) if !left_out.contains(&r) => left_out.push(r),
+            Some(_) => {}
+        }
+    }
+    (kept, left_out)
+}
+
+fn facts(context: &Context, program: &Path) -> Result<Value> {
+    let mut facts: Value =
+        serde_json::from_str(&output(Command::new(program).arg("host"), LIMIT)?)?;
+    let say = |program: &str, args: &[&str]| {
+        let mut command = Command::new(program);
+        command.args(args).current_dir(&context.root);
+        output(&mut command, LIMIT).map_or_else(|_| "unknown".into(), |text| text.trim().to_owned())
+    };
+    let changed = say("git", &["status", "--porcelain", "--untracked-files=no"]);
+    let mut commit = say("git", &["rev-parse", "--short", "HEAD"]);
+    if !changed.is_empty() {
+        commit.push_str(" with changes");
+    }
+    facts["commit"] = commit.into();
+    facts["date"] = say("date", &["-u", "+%Y-%m-%dT%H:%M:%SZ"]).into();
+    facts["rustc"] = say("rustc", &["--version"]).into();
+    facts["namespace"] = std::env::var_os(INSIDE).is_some().into();
+    facts["pinned"] = quiet::two_cpus().is_some().into();
+    Ok(facts)
+}
+
+/// Where the written text ends and the tables begin.
+const MARK: &str = "<!-- tables: written by `cargo xtask bench --record` -->";
+
+fn record(path: &Path, tables: &str) -> Result<()> {
+    let old = std::fs::read_to_string(path).unwrap_or_else(|_| format!("# Measured\n\n{MARK}\n"));
+    let head = old.split_once(MARK).map_or(old.as_str(), |(head, _)| head);
+    Ok(std::fs::write(path, format!("{head}{MARK}\n\n{tables}"))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn output_and_failures_of_commands() {
+        let run = |script: &str| {
+            output(
+                Command::new("sh").args(["-c", script]),
+                Duration::from_secs(10),
+            )
+        };
+        assert_eq!(run("echo a; echo b >&2").unwrap(), "a\n");
+        assert!(
+            run("echo why >&2; exit 3")
+                .unwrap_err()
+                .to_string()
+                .contains("why")
+        );
+        let slow = output(Command::new("sleep").arg("30"), Duration::from_millis(50));
+        assert!(slow.unwrap_err().to_string().contains("no end"));
+    }
+
+    #[test]
+    fn written_text_stays() {
+        let path = std::env::temp_dir().join(format!("xtask-record-{}", std::process::id()));
+        std::fs::write(&path, format!("my words\n{MARK}\nold")).unwrap();
+        record(&path, "new").unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(text.starts_with("my words\n") && text.ends_with("new") && !text.contains("old"));
+        std::fs::remove_file(&path).unwrap();
+    }
+}

@@ -1,0 +1,327 @@
+//! Other software over TCP: UCX, libfabric, and the verbs' own benchmarks on our C libraries.
+//!
+//! A peer that is not installed or does not run is named and left out.
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::{Value, json};
+
+use super::output;
+use super::plan::depth;
+use crate::context::find_program;
+
+/// A client takes longer than this only when it hangs.
+const LIMIT: Duration = Duration::from_secs(40);
+/// UCX and perftest count in these.
+const MIB: f64 = 1_048_576.0;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Ucx,
+    Pingpong,
+    Fabtests,
+    Verbs,
+}
+
+/// A test of another program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Peer {
+    kind: Kind,
+    test: &'static str,
+}
+
+impl Peer {
+    /// `ucx_perftest -t TEST`.
+    pub(super) const fn ucx(test: &'static str) -> Self {
+        Self {
+            kind: Kind::Ucx,
+            test,
+        }
+    }
+
+    /// libfabric's own ping-pong; Debian has nothing else of it.
+    pub(super) const fn pingpong() -> Self {
+        Self {
+            kind: Kind::Pingpong,
+            test: "fi_pingpong",
+        }
+    }
+
+    /// A program of libfabric's test suite, which Debian does not package: only if it is in the path.
+    pub(super) const fn fabtests(test: &'static str) -> Self {
+        Self {
+            kind: Kind::Fabtests,
+            test,
+        }
+    }
+
+    /// A program of perftest, under `iwarp run`.
+    pub(super) const fn verbs(test: &'static str) -> Self {
+        Self {
+            kind: Kind::Verbs,
+            test,
+        }
+    }
+
+    /// The program.
+    pub(super) const fn program(&self) -> &'static str {
+        match self.kind {
+            Kind::Ucx => "ucx_perftest",
+            _ => self.test,
+        }
+    }
+
+    /// The test in it.
+    pub(super) const fn test(&self) -> &'static str {
+        self.test
+    }
+
+    fn is_latency(&self) -> bool {
+        self.kind == Kind::Pingpong || self.test.ends_with("_lat")
+    }
+
+    /// Why it cannot be run, if so.
+    pub(super) fn missing(&self, iwarp: &Path) -> Option<String> {
+        if find_program(self.program()).is_none() {
+            return Some("not installed".into());
+        }
+        if self.kind == Kind::Verbs {
+            let mut help = Command::new(iwarp);
+            help.args(["run", "--help"]);
+            if let Err(e) = output(&mut help, LIMIT) {
+                return Some(format!("`iwarp run` does not run: {e:#}"));
+            }
+        }
+        None
+    }
+
+    fn iterations(&self, size: u64) -> u64 {
+        match (self.is_latency(), size) {
+            (true, 0..=4096) => 10_000,
+            (true, 4097..=65_536) => 2000,
+            (true, _) => 400,
+            (false, 0..=256) => 200_000,
+            (false, 257..=4096) => 50_000,
+            (false, 4097..=65_536) => 8000,
+            (false, _) => 800,
+        }
+    }
+
+    /// Arguments of both ends, and those of the client only.
+    fn arguments(&self, size: u64, port: u16) -> (Vec<String>, Vec<String>) {
+        let n = self.iterations(size);
+        let words =
+            |text: String| -> Vec<String> { text.split_whitespace().map(str::to_owned).collect() };
+        match self.kind {
+            Kind::Ucx => {
+                // Its smallest message has 8 octets.
+                let (size, warm) = (size.max(8), (n / 20).max(50));
+                let test = format!(
+                    "127.0.0.1 -t {} -s {size} -n {n} -w {warm} -f -v",
+                    self.test
+                );
+                (words(format!("-p {port}")), words(test))
+            }
+            Kind::Pingpong => {
+                let both = format!("-p tcp -e msg -I {n} -S {size}");
+                // The port has another letter on each end.
+                (words(both), words(format!("-P {port} 127.0.0.1")))
+            }
+            Kind::Fabtests => {
+                let both = format!("-p tcp -e msg -I {n} -S {size} -w {}", n / 20);
+                (words(both), words(format!("-P {port} 127.0.0.1")))
+            }
+            Kind::Verbs => {
+                let mut both = format!("-R -F -p {port} -s {size} -n {n}");
+                if !self.is_latency() {
+                    both.push_str(&format!(" -t {}", depth(size)));
+                }
+                (words(both), words("127.0.0.1".into()))
+            }
+        }
+    }
+
+    fn command(&self, cpu: Option<usize>, iwarp: &Path) -> Command {
+        let mut words: Vec<std::ffi::OsString> = Vec::new();
+        if let Some(cpu) = cpu.filter(|_| find_program("taskset").is_some()) {
+            words.extend(["taskset".into(), "-c".into(), cpu.to_string().into()]);
+        }
+        if self.kind == Kind::Verbs {
+            words.extend([iwarp.as_os_str().to_owned(), "run".into(), "--".into()]);
+        }
+        words.push(self.program().into());
+        let mut command = Command::new(&words[0]);
+        command
+            .args(&words[1..])
+            .env("UCX_TLS", "tcp")
+            .env("UCX_NET_DEVICES", "lo")
+            .env("UCX_WARN_UNUSED_ENV_VARS", "n")
+            .env("FI_LOG_LEVEL", "error")
+            .env("FI_TCP_IFACE", "lo");
+        command
+    }
+
+    /// Runs both ends.
+    ///
+    /// # Errors
+    /// When one of them fails, or says something that is not understood.
+    pub(super) fn measure(
+        &self,
+        size: u64,
+        cpus: Option<(usize, usize)>,
+        iwarp: &Path,
+    ) -> Result<Value> {
+        let port = free_port()?;
+        let (both, client_only) = self.arguments(size, port);
+        let mut server = self.command(cpus.map(|c| c.1), iwarp);
+        server.args(&both);
+        if matches!(self.kind, Kind::Pingpong | Kind::Fabtests) {
+            server.args(["-B", &port.to_string()]);
+        }
+        let server = Server::start(&mut server, port)?;
+        let mut client = self.command(cpus.map(|c| c.0), iwarp);
+        let text = output(client.args(&both).args(&client_only), LIMIT)?;
+        drop(server);
+        self.parse(&text).with_context(|| {
+            format!(
+                "what {} said is not understood: {:?}",
+                self.program(),
+                text.lines().last()
+            )
+        })
+    }
+
+    fn parse(&self, text: &str) -> Result<Value> {
+        let line = text
+            .lines()
+            .map(str::trim)
+            .rfind(|line| line.starts_with(|c: char| c.is_ascii_digit()))
+            .context("no line of figures")?;
+        let words: Vec<&str> = line
+            .split([',', ' ', '\t'])
+            .filter(|w| !w.is_empty())
+            .collect();
+        let number =
+            |at: usize| -> Result<f64> { Ok(words.get(at).context("too few figures")?.parse()?) };
+        let from_end = |at: usize| number(words.len().checked_sub(at).context("too few figures")?);
+        Ok(match (self.kind, self.is_latency()) {
+            // Iterations; latency: median, average, overall; bandwidth: average, overall; rate: average, overall.
+            (Kind::Ucx, true) => json!({ "med_us": number(1)? }),
+            (Kind::Ucx, false) => {
+                json!({ "gbps": number(5)? * MIB / 1e9, "mmsg": number(7)? / 1e6 })
+            }
+            // …, MB/s, microseconds per transfer (a mean), transfers per microsecond.
+            (Kind::Pingpong | Kind::Fabtests, true) => json!({ "med_us": from_end(2)? }),
+            (Kind::Fabtests | Kind::Pingpong, false) => {
+                json!({ "gbps": from_end(3)? / 1e3, "mmsg": from_end(1)? })
+            }
+            // Octets, iterations, least, most, typical, …
+            (Kind::Verbs, true) => json!({ "med_us": number(4)? }),
+            // Octets, iterations, peak, average, rate.
+            (Kind::Verbs, false) => json!({ "gbps": number(3)? * MIB / 1e9, "mmsg": number(4)? }),
+        })
+    }
+}
+
+fn free_port() -> Result<u16> {
+    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?
+        .local_addr()?
+        .port())
+}
+
+/// A server that serves one client. Killed when dropped, if it does not end by itself.
+struct Server(Child);
+
+impl Server {
+    fn start(command: &mut Command, port: u16) -> Result<Self> {
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .with_context(|| format!("cannot start {}", command.get_program().display()))?;
+        let mut server = Self(child);
+        let end = Instant::now() + Duration::from_secs(5);
+        while !listens(port) {
+            if let Some(status) = server.0.try_wait()? {
+                bail!("the server ended at once: {status}");
+            }
+            if Instant::now() > end {
+                bail!("the server does not listen");
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+        Ok(server)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let end = Instant::now() + Duration::from_millis(500);
+        while Instant::now() < end {
+            if matches!(self.0.try_wait(), Ok(Some(_))) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        // Some serve for ever.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Whether a socket listens on the port, as the kernel's tables say.
+fn listens(port: u16) -> bool {
+    let suffix = format!(":{port:04X}");
+    ["/proc/self/net/tcp", "/proc/self/net/tcp6"]
+        .iter()
+        .any(|table| {
+            std::fs::read_to_string(table).is_ok_and(|text| {
+                text.lines().any(|line| {
+                    let words: Vec<&str> = line.split_whitespace().collect();
+                    words.get(1).is_some_and(|w| w.ends_with(&suffix))
+                        && words.get(3) == Some(&"0A")
+                })
+            })
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_they_say_is_understood() {
+        let ucx = "iterations,...\n200000,0.5,0.6,0.7,10.0,2000.0,30,400000\n";
+        let v = Peer::ucx("tag_bw").parse(ucx).unwrap();
+        assert!((v["gbps"].as_f64().unwrap() - 2.097).abs() < 0.001 && v["mmsg"] == 0.4);
+        assert_eq!(Peer::ucx("tag_lat").parse(ucx).unwrap()["med_us"], 0.5);
+        let fi = "bytes #sent #ack total time MB/sec usec/xfer Mxfers/sec\n64 10k =10k 1.2m 0.11s 11.9 5.35 0.19\n";
+        assert_eq!(Peer::pingpong().parse(fi).unwrap()["med_us"], 5.35);
+        let ib = " #bytes #iterations BW peak[MB/sec] BW average[MB/sec] MsgRate[Mpps]\n 65536 5000 4000.1 3900.0 0.0624\n---\n";
+        assert_eq!(
+            Peer::verbs("ib_write_bw").parse(ib).unwrap()["mmsg"],
+            0.0624
+        );
+        let lat = " 2 1000 4.1 90.0 5.0 5.5 1.0 9.0 20.0\n";
+        assert_eq!(
+            Peer::verbs("ib_write_lat").parse(lat).unwrap()["med_us"],
+            5.0
+        );
+        assert!(Peer::pingpong().parse("nothing").is_err());
+    }
+
+    #[test]
+    fn a_listener_is_seen() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        assert!(listens(port));
+        drop(listener);
+        assert!(!listens(port));
+    }
+}

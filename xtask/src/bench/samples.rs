@@ -1,0 +1,267 @@
+//! Samples, their medians, and ratios formed inside rounds.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+
+use super::plan::Point;
+
+/// One measurement.
+#[derive(Debug, Clone)]
+pub(super) struct Sample {
+    pub(super) round: u32,
+    pub(super) series: String,
+    pub(super) size: u64,
+    pub(super) values: BTreeMap<String, f64>,
+    /// CPUs that others used meanwhile.
+    pub(super) others: f64,
+    /// Undisturbed.
+    pub(super) good: bool,
+}
+
+impl Sample {
+    pub(super) fn new(round: u32, point: &Point, values: &Value, others: f64, good: bool) -> Self {
+        let values = values.as_object().map_or_else(BTreeMap::new, |o| {
+            o.iter()
+                .filter_map(|(k, v)| Some((k.clone(), v.as_f64()?)))
+                .collect()
+        });
+        Self {
+            round,
+            series: point.series.to_owned(),
+            size: point.size,
+            values,
+            others,
+            good,
+        }
+    }
+
+    fn json(&self) -> Value {
+        let values: Map<String, Value> = self
+            .values
+            .iter()
+            .map(|(k, v)| (k.clone(), json!(v)))
+            .collect();
+        json!({
+            "round": self.round,
+            "series": self.series,
+            "size": self.size,
+            "others": self.others,
+            "kept": self.good,
+            "values": values,
+        })
+    }
+}
+
+/// Median and extremes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Spread {
+    pub(super) median: f64,
+    pub(super) min: f64,
+    pub(super) max: f64,
+    pub(super) count: usize,
+    /// All of it was measured while others were busy.
+    pub(super) noisy: bool,
+}
+
+impl Spread {
+    fn of(mut values: Vec<f64>, noisy: bool) -> Option<Self> {
+        values.retain(|v| v.is_finite());
+        values.sort_by(f64::total_cmp);
+        let (&min, &max) = (values.first()?, values.last()?);
+        let n = values.len();
+        let median = (values[(n - 1) / 2] + values[n / 2]) / 2.0;
+        Some(Self {
+            median,
+            min,
+            max,
+            count: n,
+            noisy,
+        })
+    }
+}
+
+/// A series at a size.
+pub(super) type Key<'a> = (&'a str, u64);
+
+/// All samples of a run.
+#[derive(Debug, Default)]
+pub(super) struct Samples {
+    all: Vec<Sample>,
+    rounds: u32,
+}
+
+impl Samples {
+    pub(super) fn new(rounds: u32) -> Self {
+        Self {
+            all: Vec::new(),
+            rounds,
+        }
+    }
+
+    pub(super) fn add(&mut self, sample: Sample) {
+        self.all.push(sample);
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    pub(super) fn rounds(&self) -> u32 {
+        self.rounds
+    }
+
+    /// How many were kept, and how many there are.
+    pub(super) fn kept(&self) -> (usize, usize) {
+        (self.all.iter().filter(|s| s.good).count(), self.all.len())
+    }
+
+    pub(super) fn json(&self) -> Value {
+        self.all.iter().map(Sample::json).collect()
+    }
+
+    /// Series with samples at this size, in the order in which they were first measured.
+    pub(super) fn series(&self, prefix: &str, size: u64) -> Vec<&str> {
+        let mut names: Vec<&str> = Vec::new();
+        for s in self
+            .all
+            .iter()
+            .filter(|s| s.size == size && s.series.starts_with(prefix))
+        {
+            if !names.contains(&s.series.as_str()) {
+                names.push(&s.series);
+            }
+        }
+        names
+    }
+
+    /// Sizes of series with this prefix.
+    pub(super) fn sizes(&self, prefix: &str) -> Vec<u64> {
+        let mut sizes: Vec<u64> = self
+            .all
+            .iter()
+            .filter(|s| s.series.starts_with(prefix))
+            .map(|s| s.size)
+            .collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        sizes
+    }
+
+    /// The value of a round: of its undisturbed sample, or with `noisy` of its last one.
+    fn in_round(&self, key: Key<'_>, metric: &str, round: u32, noisy: bool) -> Option<f64> {
+        self.all
+            .iter()
+            .rev()
+            .find(|s| s.round == round && (s.series.as_str(), s.size) == key && (s.good || noisy))
+            .and_then(|s| s.values.get(metric).copied())
+    }
+
+    fn over_rounds(&self, value: impl Fn(u32, bool) -> Option<f64>) -> Option<Spread> {
+        let collect = |noisy| (0..self.rounds).filter_map(|r| value(r, noisy)).collect();
+        Spread::of(collect(false), false).or_else(|| Spread::of(collect(true), true))
+    }
+
+    /// A metric of a series.
+    pub(super) fn value(&self, key: Key<'_>, metric: &str) -> Option<Spread> {
+        self.over_rounds(|round, noisy| self.in_round(key, metric, round, noisy))
+    }
+
+    /// The best of some series in each round: the largest if `large`.
+    fn best(
+        &self,
+        keys: &[Key<'_>],
+        metric: &str,
+        large: bool,
+        round: u32,
+        noisy: bool,
+    ) -> Option<f64> {
+        let values = keys
+            .iter()
+            .filter_map(|k| self.in_round(*k, metric, round, noisy));
+        if large {
+            values.reduce(f64::max)
+        } else {
+            values.reduce(f64::min)
+        }
+    }
+
+    /// The best of `above` divided by the best of `below`, in each round.
+    pub(super) fn ratio(
+        &self,
+        above: &[Key<'_>],
+        below: &[Key<'_>],
+        metric: &str,
+        large: bool,
+    ) -> Option<Spread> {
+        self.over_rounds(|round, noisy| {
+            let a = self.best(above, metric, large, round, noisy)?;
+            let b = self.best(below, metric, large, round, noisy)?;
+            (b > 0.0).then(|| a / b)
+        })
+    }
+
+    /// The best of some series.
+    pub(super) fn best_value(&self, keys: &[Key<'_>], metric: &str, large: bool) -> Option<Spread> {
+        self.over_rounds(|round, noisy| self.best(keys, metric, large, round, noisy))
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub(in super::super) fn sample(
+        round: u32,
+        series: &str,
+        size: u64,
+        values: &[(&str, f64)],
+        good: bool,
+    ) -> Sample {
+        Sample {
+            round,
+            series: series.to_owned(),
+            size,
+            values: values.iter().map(|(k, v)| ((*k).to_owned(), *v)).collect(),
+            others: 0.0,
+            good,
+        }
+    }
+
+    #[test]
+    fn ratios_are_formed_inside_rounds() {
+        let mut s = Samples::new(3);
+        for (round, tcp, iwarp) in [(0, 1.0, 2.0), (1, 10.0, 20.0), (2, 5.0, 15.0)] {
+            s.add(sample(round, "tcp", 64, &[("gbps", tcp)], true));
+            s.add(sample(round, "write", 64, &[("gbps", iwarp)], true));
+        }
+        let r = s
+            .ratio(&[("write", 64)], &[("tcp", 64)], "gbps", true)
+            .unwrap();
+        assert_eq!(
+            (r.median, r.min, r.max, r.count, r.noisy),
+            (2.0, 2.0, 3.0, 3, false)
+        );
+        let best = s
+            .best_value(&[("tcp", 64), ("write", 64)], "gbps", false)
+            .unwrap();
+        assert_eq!(best.median, 5.0);
+        assert!(
+            s.ratio(&[("write", 64)], &[("tcp", 65)], "gbps", true)
+                .is_none()
+        );
+    }
+
+    #[test]
+    fn disturbed_samples_count_only_where_there_are_no_others() {
+        let mut s = Samples::new(2);
+        s.add(sample(0, "tcp", 64, &[("gbps", 9.0)], false));
+        s.add(sample(0, "tcp", 64, &[("gbps", 1.0)], true));
+        s.add(sample(1, "tcp", 64, &[("gbps", 7.0)], false));
+        let v = s.value(("tcp", 64), "gbps").unwrap();
+        assert_eq!((v.median, v.count, v.noisy), (1.0, 1, false));
+        s.add(sample(1, "x", 64, &[("gbps", 3.0)], false));
+        assert!(s.value(("x", 64), "gbps").unwrap().noisy);
+        assert_eq!(s.kept(), (1, 4));
+    }
+}
