@@ -3,7 +3,7 @@
 use crate::errno::{Errno, Result};
 use crate::notify::{Entered, Waiter, sys_poll};
 use crate::settings::Settings;
-use crate::socket::Socket;
+use crate::socket::{Socket, looked_in_vain};
 use crate::table;
 use libc::{c_int, fd_set, pollfd};
 use std::sync::Arc;
@@ -51,6 +51,7 @@ pub fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<usize> {
         }
         let now = Instant::now();
         if deadline.is_some_and(|d| now >= d) {
+            looked_in_vain();
             return Ok(0);
         }
         if now.duration_since(start) >= spin {

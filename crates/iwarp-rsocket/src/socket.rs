@@ -15,6 +15,7 @@ use crate::settings::Settings;
 use crate::stream::Stream;
 use iwarp::raw::cm::{CmEvent, CmEventChannel, CmEventKind, CmId, create_event_channel};
 use parking_lot::{Mutex, MutexGuard};
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::net::SocketAddr;
@@ -52,6 +53,21 @@ pub(crate) struct State {
     error: Option<Errno>,
     /// Taken from the channel while asking to be woken.
     early: VecDeque<CmEvent>,
+}
+
+thread_local! {
+    static IN_VAIN: Cell<u32> = const { Cell::new(0) };
+}
+
+/// A call would have had to wait and did not want to. A program that spins like this offers its processor to others
+/// from time to time: its peer may need it to answer.
+pub(crate) fn looked_in_vain() {
+    const OFTEN: u32 = 16;
+    let looks = IN_VAIN.get().wrapping_add(1);
+    IN_VAIN.set(looks);
+    if looks.is_multiple_of(OFTEN) {
+        std::thread::yield_now();
+    }
 }
 
 pub(crate) struct Socket {
@@ -202,6 +218,8 @@ impl Socket {
                 return result;
             }
             if !wait {
+                drop(s);
+                looked_in_vain();
                 return Err(Errno::AGAIN);
             }
             Instant::now()
@@ -257,7 +275,8 @@ impl Socket {
                 if stream.is_at_end() {
                     events |= wanted & libc::POLLRDHUP;
                 }
-                if stream.is_at_end() && stream.cannot_write() {
+                // Programs that take this for an error would lose what can still be read.
+                if stream.is_at_end() && stream.cannot_write() && stream.available() == 0 {
                     events |= libc::POLLHUP;
                 }
                 if stream.error().is_some() {

@@ -1,20 +1,7 @@
-//! Sockets over RDMA (`rsocket(7)`).
+//! Sockets over RDMA (`rsocket(7)`): the functions of `iwarp-rsocket`, to be exported under their versions.
 
-use crate::guard::{UNSUPPORTED, minus_one};
-use std::ffi::{c_int, c_void};
-
-macro_rules! not_yet {
-    ($($name:ident)*) => { $(
-        pub(crate) unsafe extern "C" fn $name() -> isize {
-            minus_one(|| Err(UNSUPPORTED)) as isize
-        }
-    )* }
-}
-
-not_yet! { raccept rbind rclose rconnect rfcntl rgetpeername rgetsockname rgetsockopt riomap riounmap riowrite rlisten
-rread rreadv rrecv rrecvfrom rrecvmsg rselect rsend rsendmsg rsendto rsetsockopt rshutdown rsocket rwrite rwritev }
-
-/// Programs call it for ordinary descriptors as well.
-pub(crate) unsafe extern "C" fn rpoll(fds: *mut c_void, n: libc::nfds_t, timeout: c_int) -> c_int {
-    libc::poll(fds.cast(), n, timeout)
-}
+pub(crate) use iwarp_rsocket::c_api::{
+    raccept, rbind, rclose, rconnect, rfcntl, rgetpeername, rgetsockname, rgetsockopt, riomap,
+    riounmap, riowrite, rlisten, rpoll, rread, rreadv, rrecv, rrecvfrom, rrecvmsg, rselect, rsend,
+    rsendmsg, rsendto, rsetsockopt, rshutdown, rsocket, rwrite, rwritev,
+};
