@@ -8,6 +8,7 @@ mod compliance;
 mod context;
 mod files;
 mod instructions;
+mod interop;
 mod licences;
 mod no_std;
 mod packages;
@@ -46,6 +47,11 @@ enum Command {
         #[arg(long)]
         bless: bool,
     },
+    /// Run programs between us and other implementations
+    Interop {
+        #[command(subcommand)]
+        peer: interop::Peer,
+    },
 }
 
 fn main() -> ExitCode {
@@ -58,6 +64,7 @@ fn main() -> ExitCode {
         Command::Instructions { bless } => {
             Context::new(false, false).and_then(|context| instructions::command(&context, bless))
         }
+        Command::Interop { peer } => interop::command(&peer),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,

@@ -1,0 +1,145 @@
+/* Runs commands in the guest. One TCP connection is one command.
+ *
+ * The client sends a line with a time limit in seconds and the length of a shell command, and then the command. It gets
+ * what the command writes and at the end an octet 0 and the exit status in decimal. When the client goes away or the time is over, the command is killed
+ * with everything that it started. A status of 124 means "out of time".
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+static long now(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+static int put(int s, const char *p, size_t n)
+{
+	while (n) {
+		ssize_t k = send(s, p, n, MSG_NOSIGNAL);
+		if (k < 0 && errno == EINTR)
+			continue;
+		if (k <= 0)
+			return -1;
+		p += k;
+		n -= (size_t)k;
+	}
+	return 0;
+}
+
+/* Passes on what is there to read. 0: nothing more will come. */
+static int relay(int from, int to)
+{
+	char buf[4096];
+	ssize_t n = read(from, buf, sizeof buf);
+	if (n < 0)
+		return errno == EAGAIN || errno == EINTR;
+	return n > 0 && put(to, buf, (size_t)n) == 0;
+}
+
+static void serve(int s)
+{
+	static char command[65536];
+	char line[32];
+	size_t n = 0, len;
+	long seconds;
+	while (n < sizeof line - 1) {
+		if (read(s, line + n, 1) <= 0)
+			return;
+		if (line[n++] == '\n')
+			break;
+	}
+	line[n] = 0;
+	if (sscanf(line, "%ld %zu", &seconds, &len) != 2 || len >= sizeof command)
+		return;
+	for (n = 0; n < len;) {
+		ssize_t k = read(s, command + n, len - n);
+		if (k <= 0)
+			return;
+		n += (size_t)k;
+	}
+	long end = now() + 1000 * seconds;
+
+	int p[2], status = 0, over = 0, done = 0;
+	if (pipe(p))
+		return;
+	pid_t child = fork();
+	if (child == 0) {
+		setsid();
+		signal(SIGPIPE, SIG_DFL);
+		signal(SIGCHLD, SIG_DFL);
+		dup2(p[1], 1);
+		dup2(p[1], 2);
+		close(p[0]);
+		close(p[1]);
+		close(s);
+		execl("/bin/sh", "sh", "-c", command, (char *)0);
+		_exit(127);
+	}
+	close(p[1]);
+	if (child < 0)
+		return;
+	struct pollfd f[2] = { { p[0], POLLIN, 0 }, { s, POLLRDHUP, 0 } };
+	for (;;) {
+		poll(f, 2, done ? 0 : 20);
+		if (f[1].revents) {
+			kill(-child, SIGKILL);
+			return;
+		}
+		if (f[0].revents && !relay(p[0], s)) {
+			f[0].fd = -1; /* closed by all; the status is still to come */
+			f[0].revents = 0;
+		} else if (done && !f[0].revents) {
+			break; /* what it left running may keep the pipe open for ever */
+		}
+		if (!done && waitpid(child, &status, WNOHANG) == child)
+			done = 1;
+		if (done && f[0].fd < 0)
+			break;
+		if (!over && now() > end) {
+			over = 1;
+			kill(-child, SIGKILL);
+		}
+	}
+	char tail[16];
+	int code = over ? 124 : WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+	int digits = snprintf(tail + 1, sizeof tail - 1, "%d", code);
+	tail[0] = 0;
+	put(s, tail, (size_t)digits + 1);
+}
+
+int main(int argc, char **argv)
+{
+	struct sockaddr_in a = { .sin_family = AF_INET, .sin_port = htons((unsigned short)atoi(argc > 1 ? argv[1] : "22")) };
+	int one = 1, l = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	setsockopt(l, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+	if (bind(l, (struct sockaddr *)&a, sizeof a) || listen(l, 64)) {
+		perror("agent");
+		return 1;
+	}
+	/* This is process 1: children of others end up here, and nobody waits for them. */
+	signal(SIGCHLD, SIG_IGN);
+	for (;;) {
+		int s = accept4(l, NULL, NULL, SOCK_CLOEXEC);
+		if (s < 0)
+			continue;
+		if (fork() == 0) {
+			signal(SIGCHLD, SIG_DFL);
+			close(l);
+			serve(s);
+			_exit(0);
+		}
+		close(s);
+	}
+}

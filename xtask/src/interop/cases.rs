@@ -1,0 +1,119 @@
+//! What is run between us and siw.
+
+use anyhow::{Result, bail};
+
+use super::guest::Net;
+use super::lab::Lab;
+
+/// Our part in setting up the connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum We {
+    /// We are the initiator.
+    Connect,
+    /// siw is the initiator.
+    Serve,
+}
+
+/// Settings of a side: `IWARP_*` for us.
+pub(super) type Settings = &'static [(&'static str, &'static str)];
+
+/// One row of the table.
+pub(super) struct Case {
+    name: String,
+    /// Parameters of siw; none for the unchanged driver.
+    pub(super) driver: &'static str,
+    /// Our settings.
+    pub(super) settings: Settings,
+    /// The network.
+    pub(super) net: Net,
+    /// Who initiates.
+    pub(super) we: We,
+    /// Does it, and returns what is worth a note.
+    pub(super) run: Box<dyn Fn(&Lab, &Self) -> Result<String>>,
+}
+
+impl Case {
+    /// What the case is called in the table.
+    pub(super) fn title(&self) -> String {
+        let direction = match self.we {
+            We::Connect => "us->siw",
+            We::Serve => "siw->us",
+        };
+        format!("{} {direction} {}", self.name, self.net.name())
+    }
+}
+
+const NETS: [Net; 2] = [Net::User, Net::Tap];
+const ROLES: [We; 2] = [We::Connect, We::Serve];
+
+/// The kinds of peers that siw and we can be for each other: a name, siw's parameters, our settings.
+const KINDS: &[(&str, &str, Settings)] = &[
+    ("crc", "", &[]),
+    ("no-crc", "", &[("IWARP_CRC", "off")]),
+    ("client-server", "", &[("IWARP_PEER_TO_PEER", "off")]),
+    ("revision-1", "", &[("IWARP_MPA_REV", "1")]),
+    ("siw-crc", "mpa_crc_required=1", &[("IWARP_CRC", "off")]),
+    ("siw-no-crc", "mpa_crc_strict=1", &[("IWARP_CRC", "off")]),
+    ("siw-revision-1", "mpa_version=1", &[]),
+    ("siw-rtr-write", "peer_to_peer=1 rtr=2", &[]),
+    ("siw-rtr-read", "peer_to_peer=1 rtr=1", &[]),
+    ("siw-rtr-both", "peer_to_peer=1 rtr=3", &[]),
+    ("siw-rtr-none", "peer_to_peer=1 rtr=0", &[]),
+    ("siw-gso", "try_gso=1", &[]),
+];
+
+/// All cases, in groups of one driver setting.
+pub(super) fn all() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (name, driver, settings) in KINDS {
+        for net in NETS {
+            for we in ROLES {
+                for size in [64, 65000] {
+                    cases.push(Case {
+                        name: format!("ping-{name}-{size}"),
+                        driver,
+                        settings,
+                        net,
+                        we,
+                        run: Box::new(move |lab, case| ping(lab, case, size)),
+                    });
+                }
+            }
+        }
+    }
+    // Loading the driver anew takes a second, so that is done once for each kind of peer.
+    let mut order: Vec<&str> = Vec::new();
+    for case in &cases {
+        if !order.contains(&case.driver) {
+            order.push(case.driver);
+        }
+    }
+    cases.sort_by_key(|case| order.iter().position(|driver| *driver == case.driver));
+    cases
+}
+
+/// Five pings take less than a second; the machine may be busy.
+const PING_LIMIT: u64 = 40;
+
+/// `iwarp ping` and `rping`: Send, RDMA Read, RDMA Write, with the data compared.
+fn ping(lab: &Lab, case: &Case, size: u32) -> Result<String> {
+    let both = match case.we {
+        We::Connect => lab.talk(
+            case,
+            &format!("iwarp ping {{addr}} -p {{port}} -C 5 -S {size} -V"),
+            "rping -s -a {addr} -p {port} -C 5",
+            PING_LIMIT,
+        ),
+        We::Serve => lab.talk(
+            case,
+            "iwarp ping serve -a {addr} -p {port} -C 5",
+            &format!("rping -c -a {{addr}} -p {{port}} -C 5 -S {size} -V"),
+            PING_LIMIT,
+        ),
+    }?
+    .succeeded()?;
+    if both.theirs.text.contains("mismatch") {
+        bail!("{}", both.theirs.text);
+    }
+    Ok(String::new())
+}

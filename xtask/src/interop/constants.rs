@@ -1,0 +1,102 @@
+//! siw has no module parameters: what it does is decided by constants. This turns them into parameters, so that one
+//! guest can be every kind of peer. With all parameters at their defaults the driver is the unchanged one.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result, bail};
+
+/// Constants of type `bool` in `siw_main.c`, declared in `siw.h`.
+const SWITCHES: &[&str] = &[
+    "try_gso",
+    "mpa_crc_required",
+    "mpa_crc_strict",
+    "peer_to_peer",
+];
+
+/// Changes the source in `dir`.
+///
+/// # Errors
+/// When a constant is not where it is expected: then this driver is another one than we know.
+pub(super) fn to_parameters(dir: &Path) -> Result<()> {
+    edit(&dir.join("siw.h"), |text| {
+        SWITCHES.iter().try_fold(text, |text, name| {
+            once(
+                &text,
+                &format!("extern const bool {name};"),
+                &format!("extern bool {name};"),
+            )
+        })
+    })?;
+    edit(&dir.join("siw_main.c"), |text| {
+        let text = SWITCHES
+            .iter()
+            .try_fold(text, |text, name| switch(&text, name))?;
+        let revision = "u_char mpa_version = MPA_REVISION_2;";
+        once(
+            &text,
+            revision,
+            &format!("{revision}\nmodule_param(mpa_version, byte, 0444);"),
+        )
+    })?;
+    edit(&dir.join("siw_cm.c"), |text| {
+        // Bit 0: zero-length Read, bit 1: zero-length Write.
+        let text = once(
+            &text,
+            "static __be16 rtr_type = MPA_V2_RDMA_READ_RTR | MPA_V2_RDMA_WRITE_RTR;",
+            "static unsigned int rtr = 3;\nmodule_param(rtr, uint, 0444);\n\
+             #define rtr_type ((rtr & 1 ? MPA_V2_RDMA_READ_RTR : 0) | (rtr & 2 ? MPA_V2_RDMA_WRITE_RTR : 0))",
+        )?;
+        once(
+            &text,
+            "static const bool relaxed_ird_negotiation = true;",
+            "static bool relaxed_ird_negotiation = true;\nmodule_param(relaxed_ird_negotiation, bool, 0444);",
+        )
+    })
+}
+
+/// A switch may be false by omission.
+fn switch(text: &str, name: &str) -> Result<String> {
+    let parameter = format!("module_param({name}, bool, 0444);");
+    let set = format!("const bool {name} = true;");
+    if text.contains(&set) {
+        return once(text, &set, &format!("bool {name} = true;\n{parameter}"));
+    }
+    once(
+        text,
+        &format!("const bool {name};"),
+        &format!("bool {name};\n{parameter}"),
+    )
+}
+
+fn once(text: &str, from: &str, to: &str) -> Result<String> {
+    match text.matches(from).count() {
+        1 => Ok(text.replacen(from, to, 1)),
+        n => bail!("{n} times instead of once: {from}"),
+    }
+}
+
+fn edit(file: &Path, change: impl FnOnce(String) -> Result<String>) -> Result<()> {
+    let text = std::fs::read_to_string(file).with_context(|| file.display().to_string())?;
+    let text = change(text).with_context(|| file.display().to_string())?;
+    std::fs::write(file, text)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn switches_keep_their_value() {
+        assert_eq!(
+            switch("a\nconst bool x = true;\n", "x").unwrap(),
+            "a\nbool x = true;\nmodule_param(x, bool, 0444);\n"
+        );
+        assert_eq!(
+            switch("const bool x;\nconst bool xy;\n", "x").unwrap(),
+            "bool x;\nmodule_param(x, bool, 0444);\nconst bool xy;\n"
+        );
+        assert!(switch("const bool y;", "x").is_err());
+        assert!(once("aa", "a", "b").is_err());
+    }
+}

@@ -1,0 +1,235 @@
+//! Debian's packages: which versions there are, fetched and unpacked without installing anything.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::process::Log;
+
+/// The Linux release whose driver is tested: the newest that bookworm has, and trixie's own.
+const RELEASE: &str = "6.12";
+
+/// Programs of the guest by package. Their libraries come along.
+const PROGRAM_PACKAGES: &[&str] = &[
+    "rdmacm-utils",
+    "ibverbs-utils",
+    "ibverbs-providers",
+    "perftest",
+    "iproute2",
+    "open-iscsi",
+    "e2fsprogs",
+];
+
+/// Never needed in the guest, however the dependencies are written.
+const UNWANTED: &[&str] = &[
+    "perl",
+    "libperl",
+    "debconf",
+    "adduser",
+    "udev",
+    "systemd",
+    "init-system",
+];
+
+/// The packages of one kernel.
+pub(super) struct Kernel {
+    /// What `uname -r` says.
+    pub(super) name: String,
+    /// The package version that image, headers and source share.
+    version: String,
+}
+
+impl Kernel {
+    /// The newest kernel of [`RELEASE`] for which image and source have the same version.
+    ///
+    /// # Errors
+    /// When apt knows of none.
+    pub(super) fn newest(log: &mut Log) -> Result<Self> {
+        let source = format!("linux-source-{RELEASE}");
+        let shown = log.run_and_read(Command::new("apt-cache").args(["show", &source]))?;
+        let versions: Vec<&str> = fields(&shown, "Version").collect();
+        let names = log.run_and_read(
+            Command::new("apt-cache").args(["pkgnames", &format!("linux-image-{RELEASE}.")]),
+        )?;
+        // apt shows the newest first.
+        for version in versions {
+            let upstream = version.split('-').next().unwrap_or(version);
+            let found = names.lines().find_map(|line| {
+                let name = line.strip_prefix("linux-image-")?;
+                let rest = name.strip_prefix(upstream)?;
+                let flavour = rest
+                    .strip_prefix("+deb")?
+                    .trim_start_matches(|c: char| c.is_ascii_digit());
+                (flavour == "-amd64").then_some(name)
+            });
+            if let Some(name) = found {
+                return Ok(Self {
+                    name: name.to_owned(),
+                    version: version.to_owned(),
+                });
+            }
+        }
+        bail!(
+            "apt knows no kernel {RELEASE} with its source; is bookworm-security or trixie in its sources?"
+        );
+    }
+
+    fn packages(&self) -> Vec<String> {
+        let abi = self.name.trim_end_matches("-amd64");
+        [
+            format!("linux-image-{}", self.name),
+            format!("linux-headers-{}", self.name),
+            format!("linux-headers-{abi}-common"),
+            format!("linux-kbuild-{abi}"),
+            format!("linux-source-{RELEASE}"),
+        ]
+        .iter()
+        .map(|name| format!("{name}={}", self.version))
+        .collect()
+    }
+
+    /// Downloads and unpacks image, headers and the driver's source below `dir`.
+    ///
+    /// # Errors
+    /// When apt or the unpacking fails.
+    pub(super) fn fetch(&self, dir: &Path, log: &mut Log) -> Result<()> {
+        fetch(dir, &self.packages(), log)?;
+        // Headers name one another by the places where they would be installed.
+        let makefile = self.headers(dir).join("Makefile");
+        let text = std::fs::read_to_string(&makefile)?;
+        let prefix = format!("{}/usr/", dir.display());
+        if !text.contains(&prefix) {
+            let text = text
+                .replace("/usr/src/", &format!("{prefix}src/"))
+                .replace("/usr/lib/", &format!("{prefix}lib/"));
+            std::fs::write(&makefile, text)?;
+        }
+        // Looking through the whole source takes half a minute.
+        if self.siw_source(dir).exists() {
+            return Ok(());
+        }
+        let tree = format!("linux-source-{RELEASE}");
+        log.run(
+            Command::new("tar")
+                .arg("-C")
+                .arg(dir)
+                .arg("-xf")
+                .arg(dir.join(format!("usr/src/{tree}.tar.xz")))
+                .arg(format!("{tree}/drivers/infiniband/sw/siw")),
+        )
+    }
+
+    /// Where modules are built against.
+    pub(super) fn headers(&self, dir: &Path) -> PathBuf {
+        dir.join("usr/src")
+            .join(format!("linux-headers-{}", self.name))
+    }
+
+    /// The source of siw, as Debian ships it.
+    pub(super) fn siw_source(&self, dir: &Path) -> PathBuf {
+        dir.join(format!("linux-source-{RELEASE}/drivers/infiniband/sw/siw"))
+    }
+
+    /// The kernel itself.
+    pub(super) fn image(&self, dir: &Path) -> PathBuf {
+        dir.join(format!("boot/vmlinuz-{}", self.name))
+    }
+}
+
+/// Downloads and unpacks the guest's programs with their libraries below `dir`.
+///
+/// # Errors
+/// When apt or the unpacking fails.
+pub(super) fn fetch_programs(dir: &Path, log: &mut Log) -> Result<()> {
+    std::fs::create_dir_all(dir)?;
+    // A system on which nothing is installed: so apt names everything that the programs need.
+    let nothing = dir.join("nothing-installed");
+    std::fs::write(&nothing, "")?;
+    let uris = log.run_and_read(
+        Command::new("apt-get")
+            .arg("-o")
+            .arg(format!("Dir::State::status={}", nothing.display()))
+            .args([
+                "-o",
+                "Debug::NoLocking=1",
+                "-qq",
+                "--print-uris",
+                "--no-install-recommends",
+                "install",
+            ])
+            .args(PROGRAM_PACKAGES),
+    )?;
+    let names: BTreeSet<String> = uris
+        .lines()
+        .filter(|line| line.starts_with('\''))
+        .filter_map(|line| {
+            Some(
+                line.split_whitespace()
+                    .nth(1)?
+                    .split('_')
+                    .next()?
+                    .to_owned(),
+            )
+        })
+        .filter(|name| !UNWANTED.iter().any(|word| name.starts_with(word)))
+        .collect();
+    if !names.contains("perftest") {
+        bail!("apt does not say what the guest's programs need");
+    }
+    fetch(dir, &names.into_iter().collect::<Vec<_>>(), log)
+}
+
+/// Downloads packages and unpacks them into `dir`. What is there already is not fetched again.
+fn fetch(dir: &Path, packages: &[String], log: &mut Log) -> Result<()> {
+    let done = dir.join("fetched");
+    let list = packages.join("\n");
+    if std::fs::read_to_string(&done).is_ok_and(|text| text == list) {
+        return Ok(());
+    }
+    let debs = dir.join("debs");
+    std::fs::create_dir_all(&debs)?;
+    log.run(
+        Command::new("apt-get")
+            .current_dir(&debs)
+            .args(["-qq", "download"])
+            .args(packages),
+    )?;
+    for file in std::fs::read_dir(&debs)? {
+        let file = file?.path();
+        log.run(Command::new("dpkg-deb").arg("-x").arg(&file).arg(dir))
+            .with_context(|| format!("cannot unpack {}", file.display()))?;
+    }
+    std::fs::remove_dir_all(&debs)?;
+    std::fs::write(done, list)?;
+    Ok(())
+}
+
+/// The values of a field in apt's output.
+fn fields<'a>(text: &'a str, name: &'a str) -> impl Iterator<Item = &'a str> {
+    text.lines()
+        .filter_map(move |line| line.strip_prefix(name)?.strip_prefix(": "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_found_by_their_whole_name() {
+        let text = "Package: a\nVersion: 2-1\nVersionX: 3\n\nPackage: a\nVersion: 1-1\n";
+        assert_eq!(fields(text, "Version").collect::<Vec<_>>(), ["2-1", "1-1"]);
+    }
+
+    #[test]
+    fn image_headers_and_source_are_of_one_version() {
+        let kernel = Kernel {
+            name: "6.12.1+deb12-amd64".into(),
+            version: "6.12.1-1".into(),
+        };
+        let packages = kernel.packages();
+        assert!(packages.contains(&"linux-headers-6.12.1+deb12-common=6.12.1-1".to_owned()));
+        assert!(packages.iter().all(|name| name.ends_with("=6.12.1-1")));
+    }
+}

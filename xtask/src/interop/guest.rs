@@ -1,0 +1,372 @@
+//! The guest while it runs: QEMU, its network, and commands in it.
+//!
+//! Everything here is undone by process id or by a name that contains ours, whatever else runs on the machine.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+
+use super::image::{Image, sbin};
+use crate::process::Log;
+
+/// An emulated machine on a busy one needs this at worst.
+const BOOT_LIMIT: Duration = Duration::from_secs(300);
+
+/// The guest's addresses.
+pub(super) const GUEST_USER: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
+const GUEST_TAP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
+/// How the guest sees this machine's 127.0.0.1.
+const HOST_USER: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
+const HOST_TAP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
+
+/// Ports on which the guest may listen. Those of the user-mode network are forwarded from free ports here.
+pub(super) const GUEST_PORTS: std::ops::Range<u16> = 7100..7116;
+
+/// How the two ends reach each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Net {
+    /// QEMU's user-mode network. It ends TCP on both sides, so segments do not come through as they were sent.
+    User,
+    /// A TAP device in a network namespace: one TCP connection from end to end, MSS 1460, no offloads.
+    Tap,
+}
+
+impl Net {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::User => "user",
+            Self::Tap => "tap",
+        }
+    }
+}
+
+/// A running guest.
+pub(super) struct Guest {
+    qemu: Child,
+    agent: SocketAddr,
+    forwards: Vec<(u16, u16)>,
+    namespace: Option<String>,
+}
+
+impl Guest {
+    /// Starts it and waits until it takes commands. `tap` needs root.
+    ///
+    /// # Errors
+    /// When QEMU or the network cannot be started, or the guest does not answer in time.
+    pub(super) fn start(image: &Image, cache: &Path, tap: bool, log: &mut Log) -> Result<Self> {
+        let console = cache.join("console.log");
+        let ports = free_ports(GUEST_PORTS.len() + 1)?;
+        let forwards: Vec<_> = GUEST_PORTS.zip(ports.iter().copied()).collect();
+        let agent = SocketAddr::from((Ipv4Addr::LOCALHOST, *ports.last().context("no port")?));
+        let user = forwards.iter().fold(
+            "user,id=user,ipv6=off,net=10.0.2.0/24,host=10.0.2.2".to_owned(),
+            |text, (guest, here)| {
+                format!("{text},hostfwd=tcp:127.0.0.1:{here}-{GUEST_USER}:{guest}")
+            },
+        );
+        let id = std::process::id();
+        let device = format!("iwtap{id}");
+        let mut command = Command::new("qemu-system-x86_64");
+        command
+            .args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-machine", "q35"])
+            .args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "1536"])
+            .arg("-kernel")
+            .arg(&image.kernel)
+            .arg("-initrd")
+            .arg(&image.initramfs)
+            .args(["-append", "console=ttyS0 loglevel=4 panic=-1 rdinit=/init mitigations=off net.ifnames=0"])
+            .args(["-chardev", &format!("file,id=console,path={}", console.display()), "-serial", "chardev:console"])
+            .args(["-device", "virtio-rng-pci"])
+            .args(["-netdev", &user, "-device", &card("user", 1)])
+            .args([
+                "-netdev",
+                &format!("user,id=ctl,ipv6=off,restrict=on,net=10.0.3.0/24,hostfwd=tcp:{agent}-10.0.3.15:22"),
+                "-device",
+                &card("ctl", 2),
+            ]);
+        if tap {
+            // No offloads: what the guest sends and gets are real segments.
+            let plain = "csum=off,gso=off,guest_csum=off,guest_tso4=off,guest_tso6=off,host_tso4=off,host_tso6=off";
+            command.args([
+                "-netdev",
+                &format!("tap,id=tap,ifname={device},script=no,downscript=no"),
+                "-device",
+                &format!("{},{plain}", card("tap", 3)),
+            ]);
+        }
+        let out = File::create(cache.join("qemu.log"))?;
+        let qemu = command
+            .stdin(Stdio::null())
+            .stdout(out.try_clone()?)
+            .stderr(out)
+            .spawn()
+            .context("cannot start qemu-system-x86_64")?;
+        let mut guest = Self {
+            qemu,
+            agent,
+            forwards,
+            namespace: None,
+        };
+        if tap {
+            guest.tap(&format!("iwarp{id}"), &device, log)?;
+        }
+        guest.wait(&console)?;
+        Ok(guest)
+    }
+
+    /// QEMU has made the device. It goes to a namespace, away from this machine's own network.
+    fn tap(&mut self, namespace: &str, device: &str, log: &mut Log) -> Result<()> {
+        let start = Instant::now();
+        while !Path::new("/sys/class/net").join(device).exists() {
+            if start.elapsed() > Duration::from_secs(20) || self.qemu.try_wait()?.is_some() {
+                bail!("QEMU made no TAP device");
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+        log.run(ip().args(["netns", "add", namespace]))?;
+        self.namespace = Some(namespace.to_owned());
+        log.run(ip().args(["link", "set", device, "netns", namespace]))?;
+        log.run(ip().args([
+            "-n",
+            namespace,
+            "addr",
+            "add",
+            &format!("{HOST_TAP}/24"),
+            "dev",
+            device,
+        ]))?;
+        log.run(ip().args(["-n", namespace, "link", "set", device, "up"]))?;
+        log.run(ip().args(["-n", namespace, "link", "set", "lo", "up"]))
+    }
+
+    fn wait(&mut self, console: &Path) -> Result<()> {
+        let start = Instant::now();
+        loop {
+            if let Ok(out) = self.run("true", 20) {
+                if out.code == 0 {
+                    return Ok(());
+                }
+            }
+            if let Some(status) = self.qemu.try_wait()? {
+                bail!(
+                    "QEMU has ended: {status}; see {}",
+                    console.with_file_name("qemu.log").display()
+                );
+            }
+            if start.elapsed() > BOOT_LIMIT {
+                bail!("the guest does not answer; see {}", console.display());
+            }
+            thread::sleep(Duration::from_millis(300));
+        }
+    }
+
+    /// Runs a shell command in the guest, for at most `limit` seconds.
+    ///
+    /// # Errors
+    /// When the guest does not answer.
+    pub(super) fn run(&self, command: &str, limit: u64) -> Result<Output> {
+        self.start_command(command, limit)?.wait()
+    }
+
+    /// Runs a shell command that must succeed.
+    ///
+    /// # Errors
+    /// When it fails.
+    pub(super) fn must(&self, command: &str, limit: u64) -> Result<String> {
+        let out = self.run(command, limit)?;
+        if out.code != 0 {
+            bail!(
+                "in the guest: {command}: exit {}: {}",
+                out.code,
+                out.text.trim()
+            );
+        }
+        Ok(out.text)
+    }
+
+    /// Starts a shell command in the guest. It is killed when the value is dropped.
+    ///
+    /// # Errors
+    /// When the guest does not answer.
+    pub(super) fn start_command(&self, command: &str, limit: u64) -> Result<Running> {
+        let mut stream = TcpStream::connect_timeout(&self.agent, Duration::from_secs(10))?;
+        stream.write_all(format!("{limit} {}\n{command}", command.len()).as_bytes())?;
+        stream.set_read_timeout(Some(Duration::from_secs(limit + 30)))?;
+        Ok(Running {
+            stream,
+            seen: Vec::new(),
+        })
+    }
+
+    /// The namespace of the TAP device.
+    pub(super) fn namespace(&self) -> Option<&str> {
+        self.namespace.as_deref()
+    }
+
+    /// Where the guest's address and port are for programs on this machine.
+    ///
+    /// # Errors
+    /// When the port is not one that is forwarded.
+    pub(super) fn reach(&self, net: Net, port: u16) -> Result<SocketAddr> {
+        match net {
+            Net::Tap => Ok((GUEST_TAP, port).into()),
+            Net::User => {
+                let found = self.forwards.iter().find(|(guest, _)| *guest == port);
+                let (_, here) = found.with_context(|| format!("port {port} is not forwarded"))?;
+                Ok((Ipv4Addr::LOCALHOST, *here).into())
+            }
+        }
+    }
+
+    /// The guest's own address.
+    pub(super) const fn address(net: Net) -> Ipv4Addr {
+        match net {
+            Net::User => GUEST_USER,
+            Net::Tap => GUEST_TAP,
+        }
+    }
+
+    /// Where programs on this machine listen, and how the guest calls that.
+    pub(super) const fn host(net: Net) -> (Ipv4Addr, Ipv4Addr) {
+        match net {
+            Net::User => (Ipv4Addr::LOCALHOST, HOST_USER),
+            Net::Tap => (HOST_TAP, HOST_TAP),
+        }
+    }
+
+    /// Which kind of peer the guest is from now on: driver parameters, none for the unchanged driver.
+    ///
+    /// # Errors
+    /// When the driver cannot be loaded anew.
+    pub(super) fn load_siw(&self, parameters: &str) -> Result<()> {
+        self.must(&format!("siw-load {parameters}"), 60).map(drop)
+    }
+
+    /// What the guest's kernel has to say since the last call.
+    pub(super) fn kernel_messages(&self) -> String {
+        self.run("dmesg -c", 20)
+            .map(|out| out.text)
+            .unwrap_or_default()
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        // The device goes with QEMU.
+        let _ = self.qemu.kill();
+        let _ = self.qemu.wait();
+        if let Some(namespace) = &self.namespace {
+            let _ = ip().args(["netns", "del", namespace]).status();
+        }
+    }
+}
+
+/// A command that has ended.
+#[derive(Debug)]
+pub(super) struct Output {
+    /// Exit status; 124 when it was killed after its time.
+    pub(super) code: i32,
+    /// What it wrote.
+    pub(super) text: String,
+}
+
+/// A command in the guest.
+pub(super) struct Running {
+    stream: TcpStream,
+    seen: Vec<u8>,
+}
+
+impl Running {
+    /// Waits for its end.
+    ///
+    /// # Errors
+    /// When the guest is gone.
+    pub(super) fn wait(mut self) -> Result<Output> {
+        while self.more()? {}
+        let at = self
+            .seen
+            .iter()
+            .rposition(|octet| *octet == 0)
+            .context("the guest's answer has no end")?;
+        let code = std::str::from_utf8(&self.seen[at + 1..])?.parse()?;
+        self.seen.truncate(at);
+        Ok(Output {
+            code,
+            text: String::from_utf8_lossy(&self.seen).into_owned(),
+        })
+    }
+
+    /// Waits until it has written `text`.
+    ///
+    /// # Errors
+    /// When it ends without.
+    pub(super) fn wait_for(&mut self, text: &str) -> Result<()> {
+        loop {
+            if self
+                .seen
+                .windows(text.len())
+                .any(|window| window == text.as_bytes())
+            {
+                return Ok(());
+            }
+            if !self.more()? {
+                bail!(
+                    "in the guest: no {text:?} in: {}",
+                    String::from_utf8_lossy(&self.seen)
+                );
+            }
+        }
+    }
+
+    /// What it has written so far, read without waiting long.
+    pub(super) fn said(&mut self) -> String {
+        let _ = self
+            .stream
+            .set_read_timeout(Some(Duration::from_millis(300)));
+        while matches!(self.more(), Ok(true)) {}
+        String::from_utf8_lossy(&self.seen).trim().to_owned()
+    }
+
+    fn more(&mut self) -> Result<bool> {
+        let mut buffer = [0; 4096];
+        let n = self
+            .stream
+            .read(&mut buffer)
+            .context("the guest does not answer")?;
+        self.seen.extend_from_slice(&buffer[..n]);
+        Ok(n > 0)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // The agent kills the command when nobody listens any more.
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+}
+
+/// A network card; the guest tells them apart by the last octet of their address.
+fn card(net: &str, number: u8) -> String {
+    format!("virtio-net-pci,netdev={net},mac=52:54:00:69:77:{number:02x},romfile=")
+}
+
+pub(super) fn ip() -> Command {
+    Command::new(sbin("ip"))
+}
+
+/// Ports on 127.0.0.1 that nobody uses at the moment.
+fn free_ports(count: usize) -> Result<Vec<u16>> {
+    let listeners: Vec<_> = (0..count)
+        .map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))
+        .collect::<std::io::Result<_>>()?;
+    listeners
+        .iter()
+        .map(|listener| Ok(listener.local_addr()?.port()))
+        .collect()
+}

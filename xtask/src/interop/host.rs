@@ -1,0 +1,171 @@
+//! Our side: programs of this project on this machine, in the namespace of the TAP device when that is the network.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+
+use super::guest::{Guest, Net, Output, ip};
+
+/// Where the built programs are.
+pub(super) struct Host {
+    /// The `iwarp` command.
+    pub(super) iwarp: PathBuf,
+    /// The guest's `peer`, compiled for here.
+    pub(super) peer: PathBuf,
+    /// The directory with our `libibverbs.so.1` and `librdmacm.so.1`.
+    pub(super) libraries: PathBuf,
+}
+
+/// A program of ours. It is killed when the value is dropped.
+pub(super) struct Program {
+    child: Child,
+    lines: Receiver<String>,
+    seen: String,
+    name: String,
+}
+
+impl Program {
+    /// Starts a program with these settings (`IWARP_*`).
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub(super) fn start(
+        guest: &Guest,
+        net: Net,
+        program: &Path,
+        args: &[String],
+        settings: &[(&str, &str)],
+    ) -> Result<Self> {
+        let mut command = match (net, guest.namespace()) {
+            (Net::User, _) => Command::new(program),
+            (Net::Tap, Some(namespace)) => {
+                let mut command = ip();
+                command.args(["netns", "exec", namespace]).arg(program);
+                command
+            }
+            (Net::Tap, None) => bail!("there is no TAP device"),
+        };
+        let name = program
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        let mut child = command
+            .args(args)
+            .envs(settings.iter().copied())
+            .env("RUST_LOG", "warn")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("cannot start {name}"))?;
+        let (sender, lines) = channel();
+        let outputs: [Option<Box<dyn Read + Send>>; 2] = [
+            child.stdout.take().map(|out| Box::new(out) as _),
+            child.stderr.take().map(|out| Box::new(out) as _),
+        ];
+        for out in outputs.into_iter().flatten() {
+            let sender = sender.clone();
+            thread::spawn(move || {
+                for line in BufReader::new(out).lines().map_while(Result::ok) {
+                    if sender.send(line).is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+        Ok(Self {
+            child,
+            lines,
+            seen: String::new(),
+            name,
+        })
+    }
+
+    /// Waits until it has written a line with `text`, and returns the line.
+    ///
+    /// # Errors
+    /// When it ends or nothing comes in time.
+    pub(super) fn wait_for(&mut self, text: &str, limit: u64) -> Result<String> {
+        let end = Instant::now() + Duration::from_secs(limit);
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let Ok(line) = self.lines.recv_timeout(left) else {
+                bail!("{}: no {text:?} in: {}", self.name, self.seen.trim());
+            };
+            self.seen.push_str(&line);
+            self.seen.push('\n');
+            if line.contains(text) {
+                return Ok(line);
+            }
+        }
+    }
+
+    /// Waits for its end; 124 when that does not come in time.
+    ///
+    /// # Errors
+    /// When it cannot be waited for.
+    pub(super) fn wait(mut self, limit: u64) -> Result<Output> {
+        let end = Instant::now() + Duration::from_secs(limit);
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            match self.lines.recv_timeout(left) {
+                Ok(line) => {
+                    self.seen.push_str(&line);
+                    self.seen.push('\n');
+                }
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => {
+                    return Ok(Output {
+                        code: 124,
+                        text: std::mem::take(&mut self.seen),
+                    });
+                }
+            }
+        }
+        let status = self.child.wait()?;
+        Ok(Output {
+            code: status.code().unwrap_or(-1),
+            text: std::mem::take(&mut self.seen),
+        })
+    }
+
+    /// Its process id.
+    pub(super) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Whether it has ended by itself.
+    ///
+    /// # Errors
+    /// When that cannot be found out.
+    pub(super) fn has_ended(&mut self) -> Result<bool> {
+        Ok(self.child.try_wait()?.is_some())
+    }
+
+    /// What it has written so far.
+    pub(super) fn said(&mut self) -> &str {
+        while let Ok(line) = self.lines.recv_timeout(Duration::from_millis(50)) {
+            self.seen.push_str(&line);
+            self.seen.push('\n');
+        }
+        self.seen.trim()
+    }
+
+    /// Kills it as `kill -9` does.
+    pub(super) fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}

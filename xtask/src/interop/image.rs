@@ -1,0 +1,479 @@
+//! The guest: Debian's kernel, siw built from Debian's source in two variants, and a small file system.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+
+use super::debian::{self, Kernel};
+use super::{archive, constants};
+use crate::context::{Context, find_program};
+use crate::process::Log;
+
+/// Programs that this machine must have, and the package of each.
+const TOOLS: &[(&str, &str)] = &[
+    ("qemu-system-x86_64", "qemu-system-x86"),
+    ("busybox", "busybox-static"),
+    ("depmod", "kmod"),
+    ("modprobe", "kmod"),
+    ("gcc", "gcc"),
+    ("make", "make"),
+    ("readelf", "binutils"),
+    ("apt-get", "apt"),
+    ("dpkg-deb", "dpkg"),
+    ("xz", "xz-utils"),
+    ("ip", "iproute2"),
+];
+/// Headers for the guest's own program, and what the kernel's build tools load.
+const FILES: &[(&str, &str)] = &[
+    ("/usr/include/rdma/rdma_cma.h", "librdmacm-dev"),
+    ("/usr/include/infiniband/verbs.h", "libibverbs-dev"),
+    ("/usr/lib/x86_64-linux-gnu/libelf.so.1", "libelf1"),
+];
+
+/// Kernel modules of the guest; what they need comes along.
+const MODULES: &[&str] = &[
+    "virtio_net",
+    "crc32c_generic",
+    "crc32c_intel",
+    "libcrc32c",
+    "crc32_generic",
+    "ib_core",
+    "ib_uverbs",
+    "ib_cm",
+    "iw_cm",
+    "rdma_cm",
+    "rdma_ucm",
+    "ib_iser",
+    "ib_isert",
+    "iscsi_target_mod",
+    "target_core_mod",
+    "target_core_file",
+    "libiscsi",
+    "scsi_transport_iscsi",
+    "sd_mod",
+    "ext4",
+    "nvme-rdma",
+    "nvmet-rdma",
+    "null_blk",
+    "brd",
+    "loop",
+];
+
+/// Programs of the guest. Shared libraries are found by what they name.
+const PROGRAMS: &[&str] = &[
+    "rdma",
+    "rping",
+    "ucmatose",
+    "rdma_client",
+    "rdma_server",
+    "rdma_xclient",
+    "rdma_xserver",
+    "rstream",
+    "ibv_devinfo",
+    "ib_write_bw",
+    "ib_write_lat",
+    "ib_read_bw",
+    "ib_read_lat",
+    "ib_send_bw",
+    "ib_send_lat",
+    "iscsid",
+    "iscsiadm",
+    "mkfs.ext4",
+];
+
+/// What a guest is started from.
+pub(super) struct Image {
+    /// The kernel.
+    pub(super) kernel: PathBuf,
+    /// The file system.
+    pub(super) initramfs: PathBuf,
+    /// What `uname -r` says in the guest.
+    pub(super) release: String,
+}
+
+/// What this machine lacks, as package names.
+pub(super) fn missing_packages() -> Vec<&'static str> {
+    let program = |name: &str| {
+        find_program(name).is_some()
+            || ["/usr/sbin", "/sbin"]
+                .iter()
+                .any(|dir| Path::new(dir).join(name).exists())
+    };
+    let mut names: Vec<&str> = TOOLS
+        .iter()
+        .filter(|(name, _)| !program(name))
+        .chain(FILES.iter().filter(|(path, _)| !Path::new(path).exists()))
+        .map(|(_, package)| *package)
+        .collect();
+    names.dedup();
+    names
+}
+
+/// Builds what is not built yet.
+///
+/// # Errors
+/// When packages cannot be fetched, or the driver or the file system cannot be built.
+pub(super) fn build(context: &Context, cache: &Path, log: &mut Log) -> Result<Image> {
+    let kernel_dir = cache.join("kernel");
+    let programs_dir = cache.join("programs");
+    log.say("fetching Debian's kernel, siw's source and the guest's programs");
+    std::fs::create_dir_all(&kernel_dir)?;
+    let kernel = Kernel::newest(log)?;
+    kernel.fetch(&kernel_dir, log)?;
+    debian::fetch_programs(&programs_dir, log)?;
+
+    log.say(format!(
+        "building siw for {}, as it is and with parameters",
+        kernel.name
+    ));
+    let stock = siw(&kernel, &kernel_dir, &cache.join("siw"), false, log)?;
+    let parameters = siw(
+        &kernel,
+        &kernel_dir,
+        &cache.join("siw-parameters"),
+        true,
+        log,
+    )?;
+
+    log.say("building the file system");
+    let root = cache.join("root");
+    if root.exists() {
+        std::fs::remove_dir_all(&root)?;
+    }
+    let mut stage = Stage {
+        root: &root,
+        programs: &programs_dir,
+        log,
+    };
+    stage.skeleton()?;
+    for (name, source) in [("siw.ko", &stock), ("siw-parameters.ko", &parameters)] {
+        stage.copy(source, &format!("usr/lib/siw/{name}"))?;
+    }
+    stage.kernel_modules(&kernel_dir, &kernel.name)?;
+    stage.guest_files(&context.root.join("interop/siw/guest"), cache)?;
+    stage.user_space()?;
+    let initramfs = cache.join("initramfs.cpio");
+    archive::write(&root, &initramfs)?;
+    Ok(Image {
+        kernel: kernel.image(&kernel_dir),
+        initramfs,
+        release: kernel.name,
+    })
+}
+
+/// Builds the driver in a directory of its own.
+fn siw(
+    kernel: &Kernel,
+    kernel_dir: &Path,
+    dir: &Path,
+    parameters: bool,
+    log: &mut Log,
+) -> Result<PathBuf> {
+    let module = dir.join("siw.ko");
+    let stamp = dir.join("built-for");
+    let wanted = format!("{} {}", kernel.name, include_str!("constants.rs"));
+    if module.exists() && std::fs::read_to_string(&stamp).is_ok_and(|text| text == wanted) {
+        return Ok(module);
+    }
+    if dir.exists() {
+        std::fs::remove_dir_all(dir)?;
+    }
+    log.run(
+        Command::new("cp")
+            .arg("-r")
+            .arg(kernel.siw_source(kernel_dir))
+            .arg(dir),
+    )?;
+    if parameters {
+        constants::to_parameters(dir)?;
+    }
+    log.run(
+        Command::new("make")
+            .arg("-C")
+            .arg(kernel.headers(kernel_dir))
+            .arg(format!("M={}", dir.display()))
+            // Debian's configuration leaves siw out.
+            .args([
+                "CONFIG_RDMA_SIW=m",
+                "CONFIG_DEBUG_INFO_BTF_MODULES=",
+                "modules",
+            ]),
+    )
+    .context("siw does not build")?;
+    log.run(Command::new("strip").arg("--strip-debug").arg(&module))?;
+    std::fs::write(stamp, wanted)?;
+    Ok(module)
+}
+
+/// The file system while it is being put together.
+struct Stage<'a> {
+    root: &'a Path,
+    programs: &'a Path,
+    log: &'a mut Log,
+}
+
+impl Stage<'_> {
+    fn copy(&self, from: &Path, to: &str) -> Result<()> {
+        let to = self.root.join(to);
+        if let Some(dir) = to.parent() {
+            std::fs::create_dir_all(dir)?;
+        }
+        std::fs::copy(from, &to).with_context(|| from.display().to_string())?;
+        Ok(())
+    }
+
+    fn executable(&self, from: &Path, to: &str) -> Result<()> {
+        self.copy(from, to)?;
+        std::fs::set_permissions(self.root.join(to), std::fs::Permissions::from_mode(0o755))?;
+        Ok(())
+    }
+
+    fn skeleton(&mut self) -> Result<()> {
+        for dir in [
+            "usr/bin",
+            "usr/lib",
+            "usr/lib64",
+            "proc",
+            "sys",
+            "dev",
+            "tmp",
+            "run",
+            "etc",
+            "mnt",
+            "var/lib",
+        ] {
+            std::fs::create_dir_all(self.root.join(dir))?;
+        }
+        for (link, target) in [
+            ("bin", "usr/bin"),
+            ("sbin", "usr/bin"),
+            ("usr/sbin", "bin"),
+            ("lib", "usr/lib"),
+            ("lib64", "usr/lib64"),
+            ("var/run", "../run"),
+        ] {
+            symlink(target, self.root.join(link))?;
+        }
+        for (file, text) in [
+            ("passwd", "root:x:0:0:root:/:/bin/sh\n"),
+            ("group", "root:x:0:\n"),
+            ("hosts", "127.0.0.1 localhost guest\n"),
+            ("nsswitch.conf", "hosts: files\n"),
+            ("fstab", ""),
+        ] {
+            std::fs::write(self.root.join("etc").join(file), text)?;
+        }
+        let busybox = find_program("busybox").context("busybox is not installed")?;
+        self.executable(&busybox, "usr/bin/busybox")?;
+        let applets = self
+            .log
+            .run_and_read(Command::new(&busybox).arg("--list"))?;
+        for applet in applets.lines().filter(|name| *name != "busybox") {
+            let link = self.root.join("usr/bin").join(applet);
+            if !link.exists() {
+                symlink("busybox", link)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The wanted modules and what they depend on, unpacked, with an index.
+    fn kernel_modules(&mut self, kernel_dir: &Path, release: &str) -> Result<()> {
+        self.log.run(
+            Command::new(sbin("depmod"))
+                .arg("-b")
+                .arg(kernel_dir)
+                .arg(release),
+        )?;
+        let modules = kernel_dir.join("lib/modules").join(release);
+        for wanted in MODULES {
+            let shown = self.log.run_and_read(
+                Command::new(sbin("modprobe"))
+                    .arg("-d")
+                    .arg(kernel_dir)
+                    .args(["-S", release, "--show-depends", wanted]),
+            );
+            // What is not a module of this kernel is built in, or its test says that it is not there.
+            let Ok(shown) = shown else { continue };
+            for line in shown.lines() {
+                let Some(path) = line.strip_prefix("insmod ").map(str::trim) else {
+                    continue;
+                };
+                let name = Path::new(path).strip_prefix(&modules)?;
+                let to = format!("usr/lib/modules/{release}/{}", name.display());
+                let plain = to.trim_end_matches(".xz");
+                if self.root.join(plain).exists() {
+                    continue;
+                }
+                self.copy(Path::new(path), &to)?;
+                if to != plain {
+                    self.log
+                        .run(Command::new("xz").arg("-d").arg(self.root.join(&to)))?;
+                }
+            }
+        }
+        for index in [
+            "modules.order",
+            "modules.builtin",
+            "modules.builtin.modinfo",
+        ] {
+            self.copy(
+                &modules.join(index),
+                &format!("usr/lib/modules/{release}/{index}"),
+            )?;
+        }
+        self.log.run(
+            Command::new(sbin("depmod"))
+                .arg("-b")
+                .arg(self.root)
+                .arg(release),
+        )
+    }
+
+    /// The first program, and what is written for the guest.
+    fn guest_files(&mut self, source: &Path, cache: &Path) -> Result<()> {
+        self.executable(&source.join("init"), "init")?;
+        self.executable(&source.join("siw-load"), "usr/bin/siw-load")?;
+        for (program, flags) in [
+            ("agent", &["-static"][..]),
+            ("peer", &["-lrdmacm", "-libverbs"][..]),
+        ] {
+            let binary = cache.join(program);
+            self.log.run(
+                Command::new("gcc")
+                    .args(["-O1", "-Wall", "-Werror", "-o"])
+                    .arg(&binary)
+                    .arg(source.join(format!("{program}.c")))
+                    .args(flags),
+            )?;
+            self.executable(&binary, &format!("usr/bin/{program}"))?;
+        }
+        Ok(())
+    }
+
+    /// Debian's programs and the libraries that they name.
+    fn user_space(&mut self) -> Result<()> {
+        let dirs = ["usr/bin", "usr/sbin", "bin", "sbin"];
+        let mut queue = VecDeque::new();
+        for name in PROGRAMS {
+            let found = dirs
+                .iter()
+                .map(|dir| self.programs.join(dir).join(name))
+                .find(|path| path.exists());
+            let found = found.with_context(|| format!("no package has the program {name}"))?;
+            let to = format!("usr/bin/{name}");
+            // Busybox may have one of the same name; a copy must not follow its link.
+            let _ = std::fs::remove_file(self.root.join(&to));
+            self.executable(&found, &to)?;
+            queue.push_back(found);
+        }
+        queue.push_back(self.root.join("usr/bin/peer"));
+        let provider = find(self.programs, |name| name.starts_with("libsiw-rdmav"))
+            .context("rdma-core has no provider for siw")?;
+        let name = provider
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        self.copy(&provider, &format!("{LIBRARIES}/libibverbs/{name}"))?;
+        self.copy(
+            &self.programs.join("etc/libibverbs.d/siw.driver"),
+            "etc/libibverbs.d/siw.driver",
+        )?;
+        queue.push_back(provider);
+
+        // The C library loads this one by itself when a thread ends.
+        let unwinder = find(self.programs, |name| name == "libgcc_s.so.1").context("no libgcc")?;
+        self.executable(&unwinder, &format!("{LIBRARIES}/libgcc_s.so.1"))?;
+
+        let mut seen = BTreeSet::new();
+        while let Some(file) = queue.pop_front() {
+            let shown = self
+                .log
+                .run_and_read(Command::new("readelf").arg("-dW").arg(&file))?;
+            for name in needed(&shown) {
+                if !seen.insert(name.to_owned()) {
+                    continue;
+                }
+                let library = find(self.programs, |file| file == name)
+                    .with_context(|| format!("no package has the library {name}"))?;
+                self.executable(&library, &format!("{LIBRARIES}/{name}"))?;
+                queue.push_back(library);
+            }
+        }
+        // Programs name their loader by its path.
+        let loader = "ld-linux-x86-64.so.2";
+        let library = find(self.programs, |file| file == loader).context("no loader")?;
+        self.executable(&library, &format!("usr/lib64/{loader}"))
+    }
+}
+
+/// Where Debian's loader looks without being told.
+const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
+
+/// Looks for a file; the target of a link counts as the file.
+fn find(dir: &Path, is_it: impl Fn(&str) -> bool + Copy) -> Option<PathBuf> {
+    let mut later = Vec::new();
+    for entry in std::fs::read_dir(dir).ok()?.flatten() {
+        let path = entry.path();
+        if entry.file_type().ok()?.is_dir() {
+            later.push(path);
+        } else if is_it(&entry.file_name().to_string_lossy()) && path.exists() {
+            return Some(path);
+        }
+    }
+    later.iter().find_map(|dir| find(dir, is_it))
+}
+
+/// Libraries that `readelf -d` names.
+fn needed(shown: &str) -> impl Iterator<Item = &str> {
+    shown
+        .lines()
+        .filter(|line| line.contains("(NEEDED)"))
+        .filter_map(|line| Some(line.split_once('[')?.1.split_once(']')?.0))
+}
+
+/// Administrators' programs are not in everybody's `PATH`.
+pub(super) fn sbin(name: &str) -> PathBuf {
+    find_program(name).unwrap_or_else(|| Path::new("/usr/sbin").join(name))
+}
+
+/// Installs what is missing, or says what it is.
+///
+/// # Errors
+/// When something stays missing.
+pub(super) fn require_packages(log: &mut Log) -> Result<()> {
+    let missing = missing_packages();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    if !rustix::process::geteuid().is_root() {
+        bail!("these packages are needed: {}", missing.join(" "));
+    }
+    log.say(format!("installing {}", missing.join(", ")));
+    log.run(Command::new("apt-get").args(["-qq", "update"]))?;
+    log.run(
+        Command::new("apt-get")
+            .env("DEBIAN_FRONTEND", "noninteractive")
+            .args(["-qq", "-y", "--no-install-recommends", "install"])
+            .args(&missing),
+    )?;
+    match missing_packages()[..] {
+        [] => Ok(()),
+        ref still => bail!("these packages are needed: {}", still.join(" ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn needed_libraries_are_read() {
+        let shown = " 0x1 (NEEDED)   Shared library: [libc.so.6]\n 0xe (SONAME) Library soname: [libx.so.1]\n";
+        assert_eq!(needed(shown).collect::<Vec<_>>(), ["libc.so.6"]);
+    }
+}

@@ -1,0 +1,207 @@
+//! One program of ours and one in the guest, connected in either direction.
+
+use std::cell::Cell;
+use std::net::{Ipv4Addr, TcpListener};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+
+use super::cases::{Case, We};
+use super::guest::{Guest, Output, Running};
+use super::host::{Host, Program};
+
+/// How long a server may take until it listens.
+const LISTEN_LIMIT: Duration = Duration::from_secs(30);
+
+/// What the cases work with.
+pub(super) struct Lab {
+    /// The running guest.
+    pub(super) guest: Guest,
+    /// Our programs.
+    pub(super) host: Host,
+    port: Cell<u16>,
+}
+
+/// What both programs have said at their end.
+pub(super) struct Both {
+    /// Our program.
+    pub(super) ours: Output,
+    /// The guest's.
+    pub(super) theirs: Output,
+}
+
+/// Both programs while they run.
+pub(super) struct Pair {
+    /// Our program.
+    pub(super) ours: Program,
+    /// The guest's.
+    pub(super) theirs: Running,
+}
+
+impl Pair {
+    /// Waits for both; the client first, which has the last word.
+    ///
+    /// # Errors
+    /// When the guest does not answer.
+    pub(super) fn wait(self, limit: u64) -> Result<Both> {
+        let ours = self.ours.wait(limit)?;
+        let theirs = self.theirs.wait()?;
+        Ok(Both { ours, theirs })
+    }
+}
+
+impl Both {
+    /// Both must have succeeded.
+    ///
+    /// # Errors
+    /// What the one that has not has written.
+    pub(super) fn succeeded(self) -> Result<Self> {
+        self.ended(0, 0)
+    }
+
+    /// Both must have ended like this.
+    ///
+    /// # Errors
+    /// What was different.
+    pub(super) fn ended(self, ours: i32, theirs: i32) -> Result<Self> {
+        if (self.ours.code, self.theirs.code) != (ours, theirs) {
+            bail!(
+                "ours ended with {} ({ours} expected): {} | theirs with {} ({theirs} expected): {}",
+                self.ours.code,
+                last_lines(&self.ours.text),
+                self.theirs.code,
+                last_lines(&self.theirs.text),
+            );
+        }
+        Ok(self)
+    }
+}
+
+/// The end of an output, in one line.
+fn last_lines(text: &str) -> String {
+    let lines: Vec<&str> = text
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty())
+        .collect();
+    lines[lines.len().saturating_sub(6)..].join(" / ")
+}
+
+impl Lab {
+    pub(super) const fn new(guest: Guest, host: Host) -> Self {
+        Self {
+            guest,
+            host,
+            port: Cell::new(0),
+        }
+    }
+
+    /// Starts a program of ours and one of the guest. `{addr}` and `{port}` in their words are replaced.
+    /// Which of the two is the server follows from the case.
+    ///
+    /// # Errors
+    /// When one of them cannot be started or the server does not listen.
+    pub(super) fn start(&self, case: &Case, ours: &str, theirs: &str, limit: u64) -> Result<Pair> {
+        match case.we {
+            We::Connect => {
+                let port = self.next_port();
+                let theirs = fill(theirs, Guest::address(case.net), port);
+                let mut theirs = self.guest.start_command(&theirs, limit)?;
+                self.guest_listens(port, &mut theirs)?;
+                let at = self.guest.reach(case.net, port)?;
+                let ours = self.our_program(case, &fill(ours, at.ip(), at.port()))?;
+                Ok(Pair { ours, theirs })
+            }
+            We::Serve => {
+                let (bind, reach) = Guest::host(case.net);
+                let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?
+                    .local_addr()?
+                    .port();
+                let mut ours = self.our_program(case, &fill(ours, bind, port))?;
+                ours.listens(port, LISTEN_LIMIT)?;
+                let theirs = self
+                    .guest
+                    .start_command(&fill(theirs, reach, port), limit)?;
+                Ok(Pair { ours, theirs })
+            }
+        }
+    }
+
+    /// [`start`](Self::start) and wait for both ends.
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) fn talk(&self, case: &Case, ours: &str, theirs: &str, limit: u64) -> Result<Both> {
+        self.start(case, ours, theirs, limit)?.wait(limit)
+    }
+
+    fn our_program(&self, case: &Case, words: &str) -> Result<Program> {
+        let mut words = words.split_whitespace().map(str::to_owned);
+        let name = words.next().context("no program")?;
+        let program = match name.as_str() {
+            "iwarp" => self.host.iwarp.clone(),
+            "peer" => self.host.peer.clone(),
+            other => crate::context::find_program(other)
+                .with_context(|| format!("{other} is not installed"))?,
+        };
+        let mut settings = case.settings.to_vec();
+        let libraries = self.host.libraries.to_string_lossy();
+        if name != "iwarp" {
+            settings.push(("LD_LIBRARY_PATH", &libraries));
+        }
+        let args: Vec<String> = words.collect();
+        Program::start(&self.guest, case.net, &program, &args, &settings)
+    }
+
+    /// Ports in turn, so that one case does not meet what another left behind.
+    fn next_port(&self) -> u16 {
+        let ports = super::guest::GUEST_PORTS;
+        let turn = self.port.get();
+        self.port.set((turn + 1) % (ports.end - ports.start));
+        ports.start + turn
+    }
+
+    fn guest_listens(&self, port: u16, server: &mut Running) -> Result<()> {
+        let command = format!(
+            "for i in $(seq 200); do grep -q ':{port:04X} 00000000:0000 0A' /proc/net/tcp && exit 0; usleep 50000; done; exit 1"
+        );
+        if self.guest.run(&command, LISTEN_LIMIT.as_secs())?.code != 0 {
+            bail!("the guest's server does not listen: {}", server.said());
+        }
+        Ok(())
+    }
+}
+
+/// Replaces the places for the address and the port.
+fn fill(words: &str, address: impl ToString, port: u16) -> String {
+    words
+        .replace("{addr}", &address.to_string())
+        .replace("{port}", &port.to_string())
+}
+
+impl Program {
+    /// Waits until the program listens on a port.
+    fn listens(&mut self, port: u16, limit: Duration) -> Result<()> {
+        let start = Instant::now();
+        let wanted = format!(":{port:04X} ");
+        while start.elapsed() < limit {
+            // The table of its own network namespace.
+            let listening = ["tcp", "tcp6"].iter().any(|table| {
+                let text = std::fs::read_to_string(format!("/proc/{}/net/{table}", self.id())).unwrap_or_default();
+                text.lines().any(|line| {
+                    let words: Vec<&str> = line.split_whitespace().collect();
+                    matches!(words[..], [_, local, _, "0A", ..] if format!("{local} ").contains(&wanted))
+                })
+            });
+            if listening {
+                return Ok(());
+            }
+            if self.has_ended()? {
+                break;
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        bail!("our server does not listen: {}", self.said())
+    }
+}

@@ -1,0 +1,242 @@
+//! `cargo xtask interop`: real peers.
+//!
+//! `siw` boots Debian's kernel with the kernel's software iWARP in an emulated machine and runs every program of
+//! [`cases`] between it and us. What is particular about siw is written down in `docs/interop.md`.
+
+mod archive;
+mod cases;
+mod constants;
+mod debian;
+mod guest;
+mod host;
+mod image;
+mod lab;
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use clap::{Args, Subcommand};
+
+use crate::context::Context;
+use crate::process::{Log, cargo};
+use cases::Case;
+use guest::{Guest, Net};
+use host::Host;
+use lab::Lab;
+
+/// Which peer.
+#[derive(Subcommand)]
+pub(crate) enum Peer {
+    /// The Linux kernel's software iWARP, in an emulated machine
+    Siw(SiwArgs),
+}
+
+/// Arguments of `cargo xtask interop siw`.
+#[derive(Args)]
+pub(crate) struct SiwArgs {
+    /// Leave the guest running until Enter is pressed
+    #[arg(long)]
+    keep: bool,
+    /// Run only the cases whose names contain one of these
+    #[arg(long, value_name = "CASE", num_args = 1..)]
+    only: Vec<String>,
+    /// Only over QEMU's user-mode network (the TAP device needs root)
+    #[arg(long)]
+    no_tap: bool,
+    /// List the cases
+    #[arg(long)]
+    list: bool,
+    /// Run a command in the guest instead of the cases
+    #[arg(long, value_name = "COMMAND", conflicts_with = "only")]
+    exec: Option<String>,
+}
+
+/// Everything together; it only ends a hang.
+const LIMIT: Duration = Duration::from_secs(3 * 3600);
+
+/// Runs the cases. Returns whether none failed.
+///
+/// # Errors
+/// When the guest cannot be built or started.
+pub(crate) fn command(peer: &Peer) -> Result<bool> {
+    let Peer::Siw(args) = peer;
+    let chosen: Vec<Case> = cases::all()
+        .into_iter()
+        .filter(|case| !(args.no_tap && case.net == Net::Tap))
+        .filter(|case| {
+            args.only.is_empty()
+                || args
+                    .only
+                    .iter()
+                    .any(|text| case.title().contains(text.as_str()))
+        })
+        .collect();
+    if args.list {
+        for case in &chosen {
+            println!("{}", case.title());
+        }
+        return Ok(true);
+    }
+    if chosen.is_empty() {
+        bail!("no such case; --list shows them");
+    }
+    let context = Context::new(false, true)?;
+    let mut log = Log::create(&context.log_dir().join("interop-siw.log"), LIMIT)?;
+    let cache = context.target.join("interop");
+    std::fs::create_dir_all(&cache)?;
+    // The kernel's build needs absolute paths.
+    let cache = cache.canonicalize()?;
+
+    image::require_packages(&mut log)?;
+    let host = our_programs(&context, &cache, &mut log)?;
+    let start = Instant::now();
+    let image = image::build(&context, &cache, &mut log)?;
+    log.say(format!(
+        "the guest is built: {:.0} s",
+        start.elapsed().as_secs_f64()
+    ));
+
+    let root = rustix::process::geteuid().is_root();
+    let tap = root && !args.no_tap;
+    if !root {
+        log.say("not root: cases over the TAP device are left out");
+    }
+    let start = Instant::now();
+    let guest = Guest::start(&image, &cache, tap, &mut log)?;
+    log.say(format!(
+        "the guest is up: Linux {}, {:.0} s",
+        image.release,
+        start.elapsed().as_secs_f64()
+    ));
+    if let Some(command) = &args.exec {
+        let out = guest.run(command, 300)?;
+        println!("{}", out.text);
+        return Ok(out.code == 0);
+    }
+    let lab = Lab::new(guest, host);
+    let ok = run(
+        &lab,
+        chosen
+            .into_iter()
+            .filter(|case| tap || case.net == Net::User),
+        &mut log,
+    )?;
+    if args.keep {
+        println!("the guest runs until Enter is pressed");
+        let _ = std::io::stdin().read_line(&mut String::new());
+    }
+    Ok(ok)
+}
+
+/// Builds our side.
+fn our_programs(context: &Context, cache: &std::path::Path, log: &mut Log) -> Result<Host> {
+    log.say("building our programs");
+    log.run(cargo(&context.root).args([
+        "build",
+        "--release",
+        "--package",
+        "iwarp-cli",
+        "--package",
+        "iwarp-verbs",
+    ]))?;
+    let release = context.target.join("release");
+    // The names that unmodified programs look for.
+    let libraries = cache.join("libraries");
+    std::fs::create_dir_all(&libraries)?;
+    let library = release
+        .join("libiwarp_verbs.so")
+        .canonicalize()
+        .context("the C library was not built")?;
+    for name in ["libibverbs.so.1", "librdmacm.so.1"] {
+        let link = libraries.join(name);
+        let _ = std::fs::remove_file(&link);
+        std::os::unix::fs::symlink(&library, link)?;
+    }
+    let peer = cache.join("host-peer");
+    let source: PathBuf = context.root.join("interop/siw/guest/peer.c");
+    log.run(
+        Command::new("gcc")
+            .args(["-O1", "-Wall", "-Werror", "-o"])
+            .arg(&peer)
+            .arg(source)
+            .args(["-lrdmacm", "-libverbs"]),
+    )?;
+    Ok(Host {
+        iwarp: release.join("iwarp"),
+        peer,
+        libraries,
+    })
+}
+
+/// Runs the cases in groups of one driver setting, and prints the table.
+fn run(lab: &Lab, cases: impl Iterator<Item = Case>, log: &mut Log) -> Result<bool> {
+    let mut rows: Vec<(String, Result<String>, Duration)> = Vec::new();
+    let mut driver: Option<&'static str> = None;
+    for case in cases {
+        if driver != Some(case.driver) {
+            lab.guest.load_siw(case.driver)?;
+            driver = Some(case.driver);
+        }
+        let start = Instant::now();
+        log.line(format!("==> {}", case.title()));
+        let mut result = (case.run)(lab, &case);
+        let said = lab.guest.kernel_messages();
+        log.line(&said);
+        if said.contains("BUG:") || said.contains("Oops") {
+            result = Err(anyhow::anyhow!(
+                "the guest's kernel is broken: {}",
+                said.lines().next().unwrap_or_default()
+            ));
+        }
+        let time = start.elapsed();
+        match &result {
+            Ok(note) => log.say(format!(
+                "passed {:>5.1} s  {}  {note}",
+                time.as_secs_f64(),
+                case.title()
+            )),
+            Err(error) => log.say(format!(
+                "FAILED {:>5.1} s  {}  {error:#}",
+                time.as_secs_f64(),
+                case.title()
+            )),
+        }
+        let broken = said.contains("BUG:") || said.contains("Oops");
+        rows.push((case.title(), result, time));
+        if broken {
+            break;
+        }
+    }
+    println!("\n{:52} {:6} {:>7}  note", "case", "result", "seconds");
+    let mut failed = 0;
+    for (title, result, time) in &rows {
+        let (word, note) = match result {
+            Ok(note) => ("passed", note.clone()),
+            Err(error) => {
+                failed += 1;
+                (
+                    "FAILED",
+                    format!("{error:#}")
+                        .lines()
+                        .next()
+                        .unwrap_or_default()
+                        .chars()
+                        .take(100)
+                        .collect(),
+                )
+            }
+        };
+        println!(
+            "{}",
+            format!("{title:52} {word:6} {:>7.1}  {note}", time.as_secs_f64()).trim_end()
+        );
+    }
+    println!(
+        "\n{} passed, {failed} failed; log: {}",
+        rows.len() - failed,
+        log.path().display()
+    );
+    Ok(failed == 0)
+}
