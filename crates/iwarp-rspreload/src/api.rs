@@ -1,0 +1,170 @@
+//! The functions behind: those of the C library, and the rsocket functions of librdmacm.
+//!
+//! Invariant of the `unsafe`: a pointer that `dlsym` gives for a name is the function of that name, whose type is
+//! written down here from its manual page.
+
+use libc::{
+    c_char, c_int, c_long, c_ulong, c_void, fd_set, iovec, msghdr, nfds_t, off_t, pollfd, sigset_t,
+    size_t, sockaddr, socklen_t, ssize_t, timespec, timeval,
+};
+use std::cell::Cell;
+use std::ffi::CStr;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+thread_local! {
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Sockets that are made meanwhile on this thread are ordinary ones: librdmacm needs some itself.
+pub(crate) fn inside<R>(f: impl FnOnce() -> R) -> R {
+    let before = INSIDE.replace(true);
+    let result = f();
+    INSIDE.set(before);
+    result
+}
+
+/// Is this a thread of librdmacm, or a call from it?
+pub(crate) fn is_inside() -> bool {
+    if INSIDE.get() {
+        return true;
+    }
+    let mut name = [0u8; 16];
+    // SAFETY: the kernel writes at most 16 octets.
+    unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
+    name.starts_with(b"iwarp-")
+}
+
+fn next(cache: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
+    let known = cache.load(Ordering::Acquire);
+    if !known.is_null() {
+        return known;
+    }
+    // SAFETY: a valid name; RTLD_NEXT is looked up from this library.
+    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+    cache.store(found, Ordering::Release);
+    found
+}
+
+macro_rules! c_library {
+    ($($name:ident, $text:literal, ($($arg:ident: $t:ty),*) -> $r:ty;)*) => {
+        /// The C library's own functions.
+        pub(crate) mod real {
+            use super::*;
+            $(
+                pub(crate) unsafe fn $name($($arg: $t),*) -> $r {
+                    static CACHE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+                    let f = next(&CACHE, $text);
+                    if f.is_null() {
+                        return crate::fail(libc::ENOSYS) as $r;
+                    }
+                    // SAFETY: the file's invariant.
+                    let f: unsafe extern "C" fn($($t),*) -> $r = unsafe { std::mem::transmute(f) };
+                    // SAFETY: the caller's promise.
+                    unsafe { f($($arg),*) }
+                }
+            )*
+        }
+    };
+}
+
+c_library! {
+    socket, c"socket", (domain: c_int, ty: c_int, protocol: c_int) -> c_int;
+    bind, c"bind", (fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int;
+    listen, c"listen", (fd: c_int, backlog: c_int) -> c_int;
+    accept4, c"accept4", (fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int;
+    connect, c"connect", (fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int;
+    shutdown, c"shutdown", (fd: c_int, how: c_int) -> c_int;
+    close, c"close", (fd: c_int) -> c_int;
+    recvfrom, c"recvfrom", (fd: c_int, buf: *mut c_void, len: size_t, flags: c_int, addr: *mut sockaddr, alen: *mut socklen_t) -> ssize_t;
+    recvmsg, c"recvmsg", (fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t;
+    read, c"read", (fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t;
+    readv, c"readv", (fd: c_int, iov: *const iovec, n: c_int) -> ssize_t;
+    sendto, c"sendto", (fd: c_int, buf: *const c_void, len: size_t, flags: c_int, addr: *const sockaddr, alen: socklen_t) -> ssize_t;
+    sendmsg, c"sendmsg", (fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t;
+    write, c"write", (fd: c_int, buf: *const c_void, len: size_t) -> ssize_t;
+    writev, c"writev", (fd: c_int, iov: *const iovec, n: c_int) -> ssize_t;
+    sendfile, c"sendfile64", (out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t;
+    poll, c"poll", (fds: *mut pollfd, n: nfds_t, timeout: c_int) -> c_int;
+    ppoll, c"ppoll", (fds: *mut pollfd, n: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    select, c"select", (n: c_int, r: *mut fd_set, w: *mut fd_set, e: *mut fd_set, timeout: *mut timeval) -> c_int;
+    pselect, c"pselect", (n: c_int, r: *mut fd_set, w: *mut fd_set, e: *mut fd_set, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    fcntl, c"fcntl64", (fd: c_int, command: c_int, argument: c_long) -> c_int;
+    ioctl, c"ioctl", (fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int;
+    getsockopt, c"getsockopt", (fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int;
+    setsockopt, c"setsockopt", (fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int;
+    getpeername, c"getpeername", (fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    getsockname, c"getsockname", (fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    dup, c"dup", (fd: c_int) -> c_int;
+    dup3, c"dup3", (from: c_int, to: c_int, flags: c_int) -> c_int;
+    dup2, c"dup2", (from: c_int, to: c_int) -> c_int;
+    open, c"open64", (path: *const c_char, flags: c_int, mode: c_int) -> c_int;
+}
+
+macro_rules! rsockets {
+    ($($name:ident, $text:literal, ($($t:ty),*) -> $r:ty;)*) => {
+        /// The functions of librdmacm.
+        #[derive(Clone, Copy)]
+        pub(crate) struct Rdma {
+            $(pub(crate) $name: unsafe extern "C" fn($($t),*) -> $r,)*
+        }
+
+        impl Rdma {
+            fn load() -> Option<Self> {
+                // SAFETY: a valid name; the library stays for ever.
+                let library = unsafe { libc::dlopen(c"librdmacm.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
+                if library.is_null() {
+                    return None;
+                }
+                Some(Self {
+                    $($name: {
+                        // SAFETY: an open library and a valid name.
+                        let f = unsafe { libc::dlsym(library, $text.as_ptr()) };
+                        if f.is_null() {
+                            return None;
+                        }
+                        // SAFETY: the file's invariant.
+                        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($t),*) -> $r>(f) }
+                    },)*
+                })
+            }
+        }
+    };
+}
+
+rsockets! {
+    socket, c"rsocket", (c_int, c_int, c_int) -> c_int;
+    bind, c"rbind", (c_int, *const sockaddr, socklen_t) -> c_int;
+    listen, c"rlisten", (c_int, c_int) -> c_int;
+    accept, c"raccept", (c_int, *mut sockaddr, *mut socklen_t) -> c_int;
+    connect, c"rconnect", (c_int, *const sockaddr, socklen_t) -> c_int;
+    shutdown, c"rshutdown", (c_int, c_int) -> c_int;
+    close, c"rclose", (c_int) -> c_int;
+    recvfrom, c"rrecvfrom", (c_int, *mut c_void, size_t, c_int, *mut sockaddr, *mut socklen_t) -> ssize_t;
+    recvmsg, c"rrecvmsg", (c_int, *mut msghdr, c_int) -> ssize_t;
+    recv, c"rrecv", (c_int, *mut c_void, size_t, c_int) -> ssize_t;
+    readv, c"rreadv", (c_int, *const iovec, c_int) -> ssize_t;
+    sendto, c"rsendto", (c_int, *const c_void, size_t, c_int, *const sockaddr, socklen_t) -> ssize_t;
+    sendmsg, c"rsendmsg", (c_int, *const msghdr, c_int) -> ssize_t;
+    send, c"rsend", (c_int, *const c_void, size_t, c_int) -> ssize_t;
+    writev, c"rwritev", (c_int, *const iovec, c_int) -> ssize_t;
+    poll, c"rpoll", (*mut pollfd, nfds_t, c_int) -> c_int;
+    fcntl, c"rfcntl", (c_int, c_int, c_long) -> c_int;
+    getsockopt, c"rgetsockopt", (c_int, c_int, c_int, *mut c_void, *mut socklen_t) -> c_int;
+    setsockopt, c"rsetsockopt", (c_int, c_int, c_int, *const c_void, socklen_t) -> c_int;
+    getpeername, c"rgetpeername", (c_int, *mut sockaddr, *mut socklen_t) -> c_int;
+    getsockname, c"rgetsockname", (c_int, *mut sockaddr, *mut socklen_t) -> c_int;
+}
+
+/// The functions of librdmacm; none if there is no such library. The caller is [`inside`].
+pub(crate) fn rdma() -> Option<&'static Rdma> {
+    static RDMA: OnceLock<Option<Rdma>> = OnceLock::new();
+    RDMA.get_or_init(Rdma::load).as_ref()
+}
+
+/// Calls an rsocket function for a descriptor that stands for an rsocket, and nothing for others.
+pub(crate) fn on_rsocket<R>(fd: c_int, f: impl FnOnce(&'static Rdma, c_int) -> R) -> Option<R> {
+    let socket = crate::table::find(fd)?;
+    let rdma = inside(rdma)?;
+    Some(inside(|| f(rdma, socket)))
+}

@@ -1,0 +1,126 @@
+//! Descriptors as such: closing, duplicating, flags.
+
+use crate::api::{inside, on_rsocket, rdma, real};
+use crate::transfer::readable;
+use crate::{fail, table};
+use libc::{c_int, c_long, c_ulong, c_void};
+
+/// The rsocket goes with the last descriptor that stands for it.
+fn release(fd: c_int) -> c_int {
+    if let Some((socket, true)) = table::remove(fd)
+        && let Some(rdma) = inside(rdma)
+    {
+        // SAFETY: nobody stands for it any more.
+        return inside(|| unsafe { (rdma.close)(socket) });
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn close(fd: c_int) -> c_int {
+    let ours = table::find(fd).is_some();
+    let result = if ours { release(fd) } else { 0 };
+    // SAFETY: the contract of the C function. Last, so that the number is not given to another thread before.
+    let closed = unsafe { real::close(fd) };
+    if ours { result } else { closed }
+}
+
+/// A new descriptor for what an old one stands for.
+fn copied(from: c_int, to: c_int) -> c_int {
+    if to >= 0
+        && let Some(socket) = table::find(from)
+        && !table::insert(to, socket)
+    {
+        // SAFETY: just made, and nobody knows it.
+        unsafe { real::close(to) };
+        return fail(libc::EMFILE);
+    }
+    to
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
+    // SAFETY: the contract of the C function.
+    copied(fd, unsafe { real::dup(fd) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dup2(from: c_int, to: c_int) -> c_int {
+    if from == to {
+        // SAFETY: the contract of the C function.
+        return unsafe { real::dup2(from, to) };
+    }
+    // SAFETY: the contract of the C function.
+    unsafe { replace(from, to, || real::dup2(from, to)) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
+    // SAFETY: the contract of the C function.
+    unsafe { replace(from, to, || real::dup3(from, to, flags)) }
+}
+
+unsafe fn replace(from: c_int, to: c_int, f: impl FnOnce() -> c_int) -> c_int {
+    let new = f();
+    if new >= 0 {
+        release(to);
+    }
+    copied(from, new)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
+    match command {
+        libc::F_GETFL | libc::F_SETFL => {
+            // SAFETY: no pointers.
+            if let Some(result) = on_rsocket(fd, |r, s| unsafe { (r.fcntl)(s, command, argument) })
+            {
+                return result;
+            }
+        }
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
+            // SAFETY: no pointers.
+            return copied(fd, unsafe { real::fcntl(fd, command, argument) });
+        }
+        _ => {}
+    }
+    // SAFETY: the contract of the C function. The flags of the descriptor are those of the one that stands in.
+    unsafe { real::fcntl(fd, command, argument) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: c_long) -> c_int {
+    // SAFETY: the contract of the C function.
+    unsafe { fcntl(fd, command, argument) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    if table::find(fd).is_none() {
+        // SAFETY: the contract of the C function.
+        return unsafe { real::ioctl(fd, request, argument) };
+    }
+    match request {
+        libc::FIONBIO => {
+            // SAFETY: the contract of the C function: an integer.
+            let on = unsafe { argument.cast::<c_int>().read() } != 0;
+            // SAFETY: no pointers.
+            unsafe {
+                fcntl(
+                    fd,
+                    libc::F_SETFL,
+                    if on { libc::O_NONBLOCK.into() } else { 0 },
+                )
+            }
+        }
+        libc::FIONREAD => match readable(fd) {
+            n @ 0.. => {
+                // SAFETY: the contract of the C function: an integer.
+                unsafe { argument.cast::<c_int>().write(n) };
+                0
+            }
+            failed => failed,
+        },
+        _ => fail(libc::ENOTTY),
+    }
+}

@@ -1,0 +1,240 @@
+//! Making sockets, connecting and accepting; options and addresses.
+
+use crate::api::{Rdma, inside, is_inside, on_rsocket, rdma, real};
+use crate::{errno, fail, table};
+use libc::{c_int, c_void, sockaddr, socklen_t};
+
+const FLAGS: c_int = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+const SOL_RDMA: c_int = 0x10000;
+
+/// A descriptor of the program's that stands for an rsocket, which is closed if there can be none.
+fn stand_in(rdma: &Rdma, socket: c_int, flags: c_int) -> c_int {
+    let cloexec = if flags & libc::SOCK_CLOEXEC != 0 {
+        libc::O_CLOEXEC
+    } else {
+        0
+    };
+    // SAFETY: a valid path.
+    let fd = unsafe { real::open(c"/dev/null".as_ptr(), libc::O_RDWR | cloexec, 0) };
+    if fd >= 0 && table::insert(fd, socket) {
+        return fd;
+    }
+    let reason = if fd < 0 { errno() } else { libc::EMFILE };
+    // SAFETY: both are ours and nobody knows them.
+    unsafe {
+        if fd >= 0 {
+            real::close(fd);
+        }
+        (rdma.close)(socket);
+    }
+    fail(reason)
+}
+
+/// `RS_SQ_SIZE` and the like. Defaults remain if they are refused.
+fn tune(rdma: &Rdma, socket: c_int) {
+    for (name, option) in [("RS_SQ_SIZE", 0), ("RS_RQ_SIZE", 1), ("RS_INLINE", 2)] {
+        let value = std::env::var(name)
+            .ok()
+            .and_then(|v| v.parse::<c_int>().ok())
+            .filter(|v| *v > 0);
+        if let Some(value) = value {
+            // SAFETY: a valid integer.
+            unsafe { (rdma.setsockopt)(socket, SOL_RDMA, option, (&raw const value).cast(), 4) };
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn socket(domain: c_int, ty: c_int, protocol: c_int) -> c_int {
+    let stream =
+        ty & !FLAGS == libc::SOCK_STREAM && (protocol == 0 || protocol == libc::IPPROTO_TCP);
+    let inet = domain == libc::AF_INET || domain == libc::AF_INET6;
+    if stream && inet && !is_inside() {
+        let made = inside(|| {
+            let rdma = rdma()?;
+            // SAFETY: any numbers will do.
+            let socket = unsafe { (rdma.socket)(domain, ty, protocol) };
+            (socket >= 0).then(|| {
+                tune(rdma, socket);
+                stand_in(rdma, socket, ty)
+            })
+        });
+        if let Some(fd) = made {
+            return fd;
+        }
+    }
+    // SAFETY: as above.
+    unsafe { real::socket(domain, ty, protocol) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+    // SAFETY: the contract of the C function.
+    on_rsocket(fd, |r, s| unsafe { (r.bind)(s, addr, len) })
+        .unwrap_or_else(|| unsafe { real::bind(fd, addr, len) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
+    // SAFETY: the contract of the C function.
+    on_rsocket(fd, |r, s| unsafe { (r.listen)(s, backlog) })
+        .unwrap_or_else(|| unsafe { real::listen(fd, backlog) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    // SAFETY: the contract of the C function.
+    unsafe { accept4(fd, addr, len, 0) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn accept4(
+    fd: c_int,
+    addr: *mut sockaddr,
+    len: *mut socklen_t,
+    flags: c_int,
+) -> c_int {
+    let taken = on_rsocket(fd, |r, s| {
+        if flags & !FLAGS != 0 {
+            return fail(libc::EINVAL);
+        }
+        // SAFETY: the contract of the C function.
+        let new = unsafe { (r.accept)(s, addr, len) };
+        if new < 0 {
+            return new;
+        }
+        if flags & libc::SOCK_NONBLOCK != 0 {
+            // SAFETY: no pointers.
+            unsafe { (r.fcntl)(new, libc::F_SETFL, libc::O_NONBLOCK.into()) };
+        }
+        stand_in(r, new, flags)
+    });
+    // SAFETY: the contract of the C function.
+    taken.unwrap_or_else(|| unsafe { real::accept4(fd, addr, len, flags) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+    let tried = on_rsocket(fd, |r, s| {
+        // SAFETY: the contract of the C function.
+        let result = unsafe { (r.connect)(s, addr, len) };
+        let why = if result == 0 { 0 } else { errno() };
+        match why {
+            0 => Ok(0),
+            libc::EINPROGRESS
+            | libc::EALREADY
+            | libc::EISCONN
+            | libc::EINTR
+            | libc::EBADF
+            | libc::EFAULT => Ok(-1),
+            // Nobody there who talks RDMA: perhaps somebody who talks TCP.
+            _ if to_tcp(r, fd, s) => Err(()),
+            _ => Ok(fail(why)),
+        }
+    });
+    match tried {
+        Some(Ok(result)) => result,
+        // SAFETY: the contract of the C function.
+        None | Some(Err(())) => unsafe { real::connect(fd, addr, len) },
+    }
+}
+
+/// Puts an ordinary socket in an rsocket's place. False if that cannot be.
+fn to_tcp(rdma: &Rdma, fd: c_int, socket: c_int) -> bool {
+    // SAFETY: the places are valid and as long as told; the descriptors are ours.
+    unsafe {
+        let mut name: libc::sockaddr_storage = std::mem::zeroed();
+        let mut len = size_of_val(&name) as socklen_t;
+        if (rdma.getsockname)(socket, (&raw mut name).cast(), &raw mut len) != 0 {
+            return false;
+        }
+        let flags = (rdma.fcntl)(socket, libc::F_GETFL, 0);
+        let tcp = real::socket(name.ss_family.into(), libc::SOCK_STREAM, 0);
+        if tcp < 0 {
+            return false;
+        }
+        let cloexec = real::fcntl(fd, libc::F_GETFD, 0);
+        for (level, option) in [
+            (libc::SOL_SOCKET, libc::SO_REUSEADDR),
+            (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
+            (libc::IPPROTO_TCP, libc::TCP_NODELAY),
+        ] {
+            let mut value: c_int = 0;
+            let mut len = 4;
+            let place = (&raw mut value).cast::<c_void>();
+            if (rdma.getsockopt)(socket, level, option, place, &raw mut len) == 0 && value != 0 {
+                real::setsockopt(tcp, level, option, place, 4);
+            }
+        }
+        real::fcntl(tcp, libc::F_SETFL, (flags & libc::O_NONBLOCK).into());
+        let placed = real::dup3(
+            tcp,
+            fd,
+            if cloexec & libc::FD_CLOEXEC != 0 {
+                libc::O_CLOEXEC
+            } else {
+                0
+            },
+        );
+        real::close(tcp);
+        if placed < 0 {
+            return false;
+        }
+    }
+    if let Some((socket, true)) = table::remove(fd) {
+        // SAFETY: nobody stands for it any more.
+        unsafe { (rdma.close)(socket) };
+    }
+    true
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
+    // SAFETY: no pointers.
+    on_rsocket(fd, |r, s| unsafe { (r.shutdown)(s, how) })
+        .unwrap_or_else(|| unsafe { real::shutdown(fd, how) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *mut socklen_t,
+) -> c_int {
+    // SAFETY: the contract of the C function.
+    on_rsocket(fd, |r, s| unsafe {
+        (r.getsockopt)(s, level, name, value, len)
+    })
+    .unwrap_or_else(|| unsafe { real::getsockopt(fd, level, name, value, len) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn setsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> c_int {
+    // SAFETY: the contract of the C function.
+    on_rsocket(fd, |r, s| unsafe {
+        (r.setsockopt)(s, level, name, value, len)
+    })
+    .unwrap_or_else(|| unsafe { real::setsockopt(fd, level, name, value, len) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    // SAFETY: the contract of the C function.
+    on_rsocket(fd, |r, s| unsafe { (r.getpeername)(s, addr, len) })
+        .unwrap_or_else(|| unsafe { real::getpeername(fd, addr, len) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    // SAFETY: the contract of the C function.
+    on_rsocket(fd, |r, s| unsafe { (r.getsockname)(s, addr, len) })
+        .unwrap_or_else(|| unsafe { real::getsockname(fd, addr, len) })
+}

@@ -1,0 +1,225 @@
+//! Moving octets.
+
+use crate::api::{on_rsocket, real};
+use crate::{errno, fail, table};
+use libc::{c_int, c_void, iovec, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recv(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
+    // SAFETY: the contract of the C function.
+    unsafe {
+        recvfrom(
+            fd,
+            buf,
+            len,
+            flags,
+            std::ptr::null_mut(),
+            std::ptr::null_mut(),
+        )
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recvfrom(
+    fd: c_int,
+    buf: *mut c_void,
+    len: size_t,
+    flags: c_int,
+    addr: *mut sockaddr,
+    addrlen: *mut socklen_t,
+) -> ssize_t {
+    // SAFETY: the contract of the C function.
+    on_rsocket(fd, |r, s| unsafe {
+        (r.recvfrom)(s, buf, len, flags, addr, addrlen)
+    })
+    .unwrap_or_else(|| unsafe { real::recvfrom(fd, buf, len, flags, addr, addrlen) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: the contract of the C function.
+    on_rsocket(fd, |r, s| unsafe { (r.recvmsg)(s, msg, flags) })
+        .unwrap_or_else(|| unsafe { real::recvmsg(fd, msg, flags) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t {
+    // SAFETY: the contract of the C function.
+    on_rsocket(fd, |r, s| unsafe { (r.recv)(s, buf, len, 0) })
+        .unwrap_or_else(|| unsafe { real::read(fd, buf, len) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
+    // SAFETY: the contract of the C function.
+    on_rsocket(fd, |r, s| unsafe { (r.readv)(s, iov, n) })
+        .unwrap_or_else(|| unsafe { real::readv(fd, iov, n) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn send(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+    // SAFETY: the contract of the C function.
+    unsafe { sendto(fd, buf, len, flags, std::ptr::null(), 0) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendto(
+    fd: c_int,
+    buf: *const c_void,
+    len: size_t,
+    flags: c_int,
+    addr: *const sockaddr,
+    addrlen: socklen_t,
+) -> ssize_t {
+    // SAFETY: the contract of the C function.
+    on_rsocket(fd, |r, s| unsafe {
+        (r.sendto)(s, buf, len, flags, addr, addrlen)
+    })
+    .unwrap_or_else(|| unsafe { real::sendto(fd, buf, len, flags, addr, addrlen) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: the contract of the C function.
+    on_rsocket(fd, |r, s| unsafe { (r.sendmsg)(s, msg, flags) })
+        .unwrap_or_else(|| unsafe { real::sendmsg(fd, msg, flags) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t {
+    // SAFETY: the contract of the C function.
+    on_rsocket(fd, |r, s| unsafe { (r.send)(s, buf, len, 0) })
+        .unwrap_or_else(|| unsafe { real::write(fd, buf, len) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn writev(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
+    // SAFETY: the contract of the C function.
+    on_rsocket(fd, |r, s| unsafe { (r.writev)(s, iov, n) })
+        .unwrap_or_else(|| unsafe { real::writev(fd, iov, n) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendfile(
+    out: c_int,
+    from: c_int,
+    offset: *mut off_t,
+    count: size_t,
+) -> ssize_t {
+    if table::find(out).is_none() {
+        // SAFETY: the contract of the C function.
+        return unsafe { real::sendfile(out, from, offset, count) };
+    }
+    let mut piece = vec![0u8; count.min(64 * 1024)];
+    let mut done: size_t = 0;
+    while done < count {
+        let want = piece.len().min(count - done);
+        // SAFETY: the contract of the C function; the piece is as long as told.
+        let (got, at) = unsafe {
+            let at = match offset.is_null() {
+                true => libc::lseek(from, 0, libc::SEEK_CUR),
+                false => offset.read(),
+            };
+            (libc::pread(from, piece.as_mut_ptr().cast(), want, at), at)
+        };
+        let sent = match got {
+            ..=0 => got,
+            // SAFETY: as above.
+            _ => unsafe { write(out, piece.as_ptr().cast(), got as size_t) },
+        };
+        if sent <= 0 {
+            return if done > 0 { done as ssize_t } else { sent };
+        }
+        let at = at + sent as off_t;
+        // SAFETY: as above.
+        unsafe {
+            match offset.is_null() {
+                true => drop(libc::lseek(from, at, libc::SEEK_SET)),
+                false => offset.write(at),
+            }
+        }
+        done += sent as size_t;
+        if sent < got {
+            break;
+        }
+    }
+    done as ssize_t
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendfile64(
+    out: c_int,
+    from: c_int,
+    offset: *mut off_t,
+    count: size_t,
+) -> ssize_t {
+    // SAFETY: the contract of the C function.
+    unsafe { sendfile(out, from, offset, count) }
+}
+
+/// Programs built with `_FORTIFY_SOURCE` call the checked functions, which do not come by the others.
+fn check(len: size_t, room: size_t) {
+    if len > room {
+        eprintln!("buffer overflow detected");
+        std::process::abort();
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __read_chk(
+    fd: c_int,
+    buf: *mut c_void,
+    len: size_t,
+    room: size_t,
+) -> ssize_t {
+    check(len, room);
+    // SAFETY: the contract of the C function.
+    unsafe { read(fd, buf, len) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __recv_chk(
+    fd: c_int,
+    buf: *mut c_void,
+    len: size_t,
+    room: size_t,
+    flags: c_int,
+) -> ssize_t {
+    check(len, room);
+    // SAFETY: the contract of the C function.
+    unsafe { recv(fd, buf, len, flags) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __recvfrom_chk(
+    fd: c_int,
+    buf: *mut c_void,
+    len: size_t,
+    room: size_t,
+    flags: c_int,
+    addr: *mut sockaddr,
+    addrlen: *mut socklen_t,
+) -> ssize_t {
+    check(len, room);
+    // SAFETY: the contract of the C function.
+    unsafe { recvfrom(fd, buf, len, flags, addr, addrlen) }
+}
+
+/// Octets that can be read at once, for `FIONREAD`.
+pub(crate) fn readable(fd: c_int) -> c_int {
+    let mut piece = vec![0u8; 64 * 1024];
+    // SAFETY: the piece is as long as told.
+    let n = unsafe {
+        recv(
+            fd,
+            piece.as_mut_ptr().cast(),
+            piece.len(),
+            libc::MSG_PEEK | libc::MSG_DONTWAIT,
+        )
+    };
+    match n {
+        0.. => n as c_int,
+        _ if errno() == libc::EAGAIN => 0,
+        _ => fail(errno()),
+    }
+}

@@ -1,0 +1,212 @@
+//! `poll` and `select` over any mixture.
+
+use crate::api::{inside, rdma, real};
+use crate::{errno, fail, table};
+use libc::{c_int, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
+use std::time::Duration;
+
+/// `rpoll` with the program's descriptors translated. None if none of them is ours.
+fn translated(fds: &mut [pollfd], timeout: Option<Duration>) -> Option<c_int> {
+    if fds.iter().all(|f| table::find(f.fd).is_none()) {
+        return None;
+    }
+    let rdma = inside(rdma)?;
+    let mut set: Vec<pollfd> = fds
+        .iter()
+        .map(|f| pollfd {
+            fd: table::find(f.fd).unwrap_or(f.fd),
+            revents: 0,
+            ..*f
+        })
+        .collect();
+    // Rounded up, lest a program that waits for less than a millisecond spins.
+    let ms = timeout.map_or(-1, |t| {
+        c_int::try_from(t.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX)
+    });
+    // SAFETY: the set is valid.
+    let result = inside(|| unsafe { (rdma.poll)(set.as_mut_ptr(), set.len() as nfds_t, ms) });
+    if result >= 0 {
+        for (f, got) in fds.iter_mut().zip(&set) {
+            f.revents = got.revents;
+        }
+    }
+    Some(result)
+}
+
+unsafe fn slice<'a>(fds: *mut pollfd, n: nfds_t) -> &'a mut [pollfd] {
+    if fds.is_null() || n == 0 {
+        return &mut [];
+    }
+    // SAFETY: the contract of the C functions: `n` entries.
+    unsafe { std::slice::from_raw_parts_mut(fds, n as usize) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn poll(fds: *mut pollfd, n: nfds_t, timeout: c_int) -> c_int {
+    let limit = u64::try_from(timeout).ok().map(Duration::from_millis);
+    // SAFETY: the contract of the C function.
+    unsafe { translated(slice(fds, n), limit).unwrap_or_else(|| real::poll(fds, n, timeout)) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ppoll(
+    fds: *mut pollfd,
+    n: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the contract of the C function.
+    let (limit, set) = unsafe { (timeout.as_ref().map(duration), slice(fds, n)) };
+    if set.iter().all(|f| table::find(f.fd).is_none()) {
+        // SAFETY: the contract of the C function.
+        return unsafe { real::ppoll(fds, n, timeout, mask) };
+    }
+    // SAFETY: the contract of the C function.
+    unsafe {
+        masked(mask, || {
+            translated(set, limit).unwrap_or_else(|| fail(libc::EBADF))
+        })
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __poll_chk(
+    fds: *mut pollfd,
+    n: nfds_t,
+    timeout: c_int,
+    _room: size_t,
+) -> c_int {
+    // SAFETY: the contract of the C function.
+    unsafe { poll(fds, n, timeout) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __ppoll_chk(
+    fds: *mut pollfd,
+    n: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+    _room: size_t,
+) -> c_int {
+    // SAFETY: the contract of the C function.
+    unsafe { ppoll(fds, n, timeout, mask) }
+}
+
+fn duration(t: &timespec) -> Duration {
+    Duration::new(
+        u64::try_from(t.tv_sec).unwrap_or(0),
+        u32::try_from(t.tv_nsec).unwrap_or(0).min(999_999_999),
+    )
+}
+
+/// Runs `f` with another signal mask.
+unsafe fn masked(mask: *const sigset_t, f: impl FnOnce() -> c_int) -> c_int {
+    if mask.is_null() {
+        return f();
+    }
+    // SAFETY: a valid mask by the caller's promise; the old one is filled before it is used.
+    unsafe {
+        let mut before: sigset_t = std::mem::zeroed();
+        libc::pthread_sigmask(libc::SIG_SETMASK, mask, &raw mut before);
+        let result = f();
+        let why = errno();
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
+        if result < 0 { fail(why) } else { result }
+    }
+}
+
+/// The three sets as a list, and back. None if none of the descriptors is ours.
+unsafe fn selected(n: c_int, sets: [*mut fd_set; 3], timeout: Option<Duration>) -> Option<c_int> {
+    const WANTED: [i16; 3] = [libc::POLLIN, libc::POLLOUT, libc::POLLPRI];
+    const GOT: [i16; 3] = [
+        libc::POLLIN | libc::POLLHUP | libc::POLLERR,
+        libc::POLLOUT | libc::POLLERR,
+        libc::POLLPRI,
+    ];
+    let mut fds = Vec::new();
+    for fd in 0..n.clamp(0, libc::FD_SETSIZE as c_int) {
+        let mut events = 0;
+        for (set, wanted) in sets.iter().zip(WANTED) {
+            // SAFETY: null or valid by the caller's promise, and the number is below FD_SETSIZE.
+            if !set.is_null() && unsafe { libc::FD_ISSET(fd, *set) } {
+                events |= wanted;
+            }
+        }
+        if events != 0 {
+            fds.push(pollfd {
+                fd,
+                events,
+                revents: 0,
+            });
+        }
+    }
+    let result = translated(&mut fds, timeout)?;
+    if result < 0 {
+        return Some(result);
+    }
+    if fds.iter().any(|f| f.revents & libc::POLLNVAL != 0) {
+        return Some(fail(libc::EBADF));
+    }
+    let mut count = 0;
+    for ((set, wanted), got) in sets.into_iter().zip(WANTED).zip(GOT) {
+        if set.is_null() {
+            continue;
+        }
+        // SAFETY: as above.
+        unsafe { libc::FD_ZERO(set) };
+        for f in fds
+            .iter()
+            .filter(|f| f.events & wanted != 0 && f.revents & got != 0)
+        {
+            // SAFETY: as above.
+            unsafe { libc::FD_SET(f.fd, set) };
+            count += 1;
+        }
+    }
+    Some(count)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn select(
+    n: c_int,
+    r: *mut fd_set,
+    w: *mut fd_set,
+    e: *mut fd_set,
+    timeout: *mut timeval,
+) -> c_int {
+    // SAFETY: the contract of the C function.
+    unsafe {
+        let limit = timeout.as_ref().map(|t| {
+            let seconds = Duration::from_secs(u64::try_from(t.tv_sec).unwrap_or(0));
+            seconds.saturating_add(Duration::from_micros(u64::try_from(t.tv_usec).unwrap_or(0)))
+        });
+        selected(n, [r, w, e], limit).unwrap_or_else(|| real::select(n, r, w, e, timeout))
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pselect(
+    n: c_int,
+    r: *mut fd_set,
+    w: *mut fd_set,
+    e: *mut fd_set,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the contract of the C function.
+    unsafe {
+        let limit = timeout.as_ref().map(duration);
+        let mut ours = true;
+        let result = masked(mask, || {
+            selected(n, [r, w, e], limit).unwrap_or_else(|| {
+                ours = false;
+                0
+            })
+        });
+        if ours {
+            result
+        } else {
+            real::pselect(n, r, w, e, timeout, mask)
+        }
+    }
+}
