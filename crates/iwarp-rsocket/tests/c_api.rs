@@ -1,0 +1,142 @@
+//! The C functions as a C program calls them.
+
+use iwarp_rsocket::c_api::*;
+use std::ptr::{null, null_mut};
+
+fn errno() -> i32 {
+    std::io::Error::last_os_error().raw_os_error().unwrap()
+}
+
+/// `127.0.0.1` and a port in network order.
+fn address(port: u16) -> libc::sockaddr_in {
+    // SAFETY: every bit pattern is an address.
+    let mut a: libc::sockaddr_in = unsafe { std::mem::zeroed() };
+    a.sin_family = libc::AF_INET as libc::sa_family_t;
+    a.sin_addr.s_addr = u32::from_ne_bytes([127, 0, 0, 1]);
+    a.sin_port = port;
+    a
+}
+
+#[test]
+fn a_session() {
+    const LEN: libc::socklen_t = size_of::<libc::sockaddr_in>() as libc::socklen_t;
+    // SAFETY: all pointers are to locals that outlive the calls, with their true lengths.
+    unsafe {
+        let l = rsocket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_NONBLOCK, 0);
+        assert!(l >= 0);
+        assert_ne!(rfcntl(l, libc::F_GETFL, 0) & libc::O_NONBLOCK, 0);
+        let mut a = address(0);
+        assert_eq!(rbind(l, (&raw const a).cast(), LEN), 0);
+        assert_eq!(rlisten(l, 5), 0);
+        assert_eq!(
+            (raccept(l, null_mut(), null_mut()), errno()),
+            (-1, libc::EAGAIN)
+        );
+        let mut len = LEN;
+        assert_eq!(rgetsockname(l, (&raw mut a).cast(), &raw mut len), 0);
+        assert_eq!(
+            (len, a.sin_addr.s_addr),
+            (LEN, u32::from_ne_bytes([127, 0, 0, 1]))
+        );
+
+        let c = rsocket(libc::AF_INET, libc::SOCK_STREAM, libc::IPPROTO_TCP);
+        assert_eq!(
+            (rconnect(c, (&raw const a).cast(), 3), errno()),
+            (-1, libc::EINVAL)
+        );
+        assert_eq!((rconnect(c, null(), 0), errno()), (-1, libc::EFAULT));
+        assert_eq!(rconnect(c, (&raw const a).cast(), LEN), 0);
+        let mut fds = [libc::pollfd {
+            fd: l,
+            events: libc::POLLIN,
+            revents: 0,
+        }];
+        assert_eq!(rpoll(fds.as_mut_ptr(), 1, 10_000), 1);
+        let mut peer = address(0);
+        let mut len = LEN;
+        let s = raccept(l, (&raw mut peer).cast(), &raw mut len);
+        assert!(s >= 0);
+        let mut own = address(0);
+        let mut len = LEN;
+        assert_eq!(rgetsockname(c, (&raw mut own).cast(), &raw mut len), 0);
+        assert_eq!(own.sin_port, peer.sin_port);
+
+        let iov = |data: &mut [u8]| libc::iovec {
+            iov_base: data.as_mut_ptr().cast(),
+            iov_len: data.len(),
+        };
+        let (mut x, mut y) = (*b"ab", *b"cdef");
+        let out = [iov(&mut x), iov(&mut y)];
+        assert_eq!(rwritev(c, out.as_ptr(), 2), 6);
+        let mut msg: libc::msghdr = std::mem::zeroed();
+        (msg.msg_iov, msg.msg_iovlen) = (out.as_ptr().cast_mut(), 2);
+        assert_eq!(rsendmsg(c, &raw const msg, 0), 6);
+        assert_eq!(rsend(c, b"ghi".as_ptr().cast(), 3, libc::MSG_NOSIGNAL), 3);
+        assert_eq!(
+            (
+                rsendto(c, b"x".as_ptr().cast(), 1, 0, (&raw const a).cast(), LEN),
+                errno()
+            ),
+            (-1, libc::EISCONN)
+        );
+        let mut got = [0u8; 15];
+        let mut from = address(0);
+        let mut len = LEN;
+        let n = rrecvfrom(
+            s,
+            got.as_mut_ptr().cast(),
+            15,
+            libc::MSG_WAITALL,
+            (&raw mut from).cast(),
+            &raw mut len,
+        );
+        assert_eq!((n, &got), (15, b"abcdefabcdefghi"));
+        assert_eq!(from.sin_port, own.sin_port);
+        assert_eq!(
+            (rrecv(s, null_mut(), 5, libc::MSG_DONTWAIT), errno()),
+            (-1, libc::EFAULT)
+        );
+        assert_eq!(
+            (rreadv(s, out.as_ptr(), 100_000), errno()),
+            (-1, libc::EINVAL)
+        );
+
+        let mut value = 0i32;
+        let mut len = 4;
+        let place = (&raw mut value).cast();
+        assert_eq!(
+            rgetsockopt(c, libc::SOL_SOCKET, libc::SO_TYPE, place, &raw mut len),
+            0
+        );
+        assert_eq!((value, len), (libc::SOCK_STREAM, 4));
+        assert_eq!(
+            (rsetsockopt(c, 77, 1, place.cast_const(), 4), errno()),
+            (-1, libc::ENOPROTOOPT)
+        );
+
+        assert_eq!(
+            (
+                riomap(c, got.as_mut_ptr().cast(), 15, libc::PROT_READ, 0, -1),
+                errno()
+            ),
+            (-1, libc::EINVAL)
+        );
+        assert_eq!(riowrite(c, b"x".as_ptr().cast(), 1, 0, 0), 0);
+        let mut set: libc::fd_set = std::mem::zeroed();
+        libc::FD_SET(c, &raw mut set);
+        let mut t = libc::timeval {
+            tv_sec: 0,
+            tv_usec: 1000,
+        };
+        assert_eq!(
+            rselect(c + 1, &raw mut set, null_mut(), null_mut(), &raw mut t),
+            0
+        );
+        assert_eq!(rshutdown(c, libc::SHUT_WR), 0);
+        assert_eq!(rread(s, got.as_mut_ptr().cast(), 15), 0);
+        for fd in [c, s, l] {
+            assert_eq!(rclose(fd), 0);
+            assert_eq!((rclose(fd), errno()), (-1, libc::EBADF));
+        }
+    }
+}
