@@ -51,6 +51,7 @@ impl Tx {
         payload: Payload<'_>,
         w: &Wire<'_>,
     ) -> Result<(), AccessError> {
+        self.spoke = true;
         let from = plan.scratch.len();
         let copy = w.markers
             || payload.len() <= TX_COPY_MAX as usize

@@ -60,6 +60,8 @@ pub(super) struct Tx {
     /// FPDUs may be sent; a responder waits for the initiator's first (RFC 5044 section 7.1.2).
     open: bool,
     rtr: Option<Rtr>,
+    /// An FPDU was sent on this stream.
+    pub(super) spoke: bool,
     pub(super) mulpdu: u16,
     pub(super) clock: MarkerClock,
     /// Next message sequence number of queues 0 to 3.
@@ -79,6 +81,7 @@ impl Default for Tx {
             drained_told: false,
             open: false,
             rtr: None,
+            spoke: false,
             mulpdu: 128,
             clock: MarkerClock::new(),
             //= rfc5041 section 4.3
@@ -160,6 +163,23 @@ impl QueuePair {
                 && (self.tx.rtr.is_some()
                     || !self.responses.is_empty()
                     || self.startable().is_some())
+    }
+
+    /// As initiator: says something that means nothing, if we have spoken and nothing has come back yet. Returns whether
+    /// the peer is still silent.
+    ///
+    /// siw as responder overlooks FPDUs that come before it has finished its own part of the start-up, until more come.
+    /// A zero-length RDMA Write is never refused and nobody above notices it.
+    pub fn nudge(&mut self) -> bool {
+        let silent = self.tx.stream.is_some_and(|stream| stream.initiator)
+            && self.tx.may_send()
+            && self.state != State::Error
+            && !self.rx.seen_fpdu;
+        // What is on its way already is as good.
+        if silent && self.tx.spoke && self.tx.job.is_none() && self.tx.rtr.is_none() {
+            self.tx.rtr = Some(Rtr::Write);
+        }
+        silent
     }
 
     /// The stream's maximum segment size has changed.

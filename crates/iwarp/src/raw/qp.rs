@@ -36,6 +36,15 @@ pub(super) const TIMER_HOLD: u32 = 1;
 pub(super) const TIMER_LINGER: u32 = 2;
 const TIMER_FLUSH: u32 = 4;
 const TIMER_FIRST_MESSAGE: u32 = 3;
+/// Nudges of a silent responder: this one and those with the next numbers, one after the other.
+const TIMER_NUDGE: u32 = 16;
+/// How long a responder may be silent before each of them. An emulated siw has needed 30 ms.
+const NUDGES: [Duration; 4] = [
+    Duration::from_millis(50),
+    Duration::from_millis(200),
+    Duration::from_millis(800),
+    Duration::from_millis(3200),
+];
 
 /// What a queue pair is created with.
 #[derive(Debug, Clone)]
@@ -527,6 +536,9 @@ impl QpInner {
         if let Some(limit) = handover.first_message {
             engine.after(limit, token, TIMER_FIRST_MESSAGE);
         }
+        if handover.config.initiator {
+            engine.after(NUDGES[0], token, TIMER_NUDGE);
+        }
         self.drive();
         Ok(())
     }
@@ -534,6 +546,24 @@ impl QpInner {
     /// The connection was agreed on but cannot be used: everything is flushed.
     pub(crate) fn fail_connection(self: &Arc<Self>) {
         self.with_machine(|machine, host| machine.abort(host));
+    }
+
+    /// The responder may not have noticed what we sent.
+    fn nudge(self: &Arc<Self>, count: u32) {
+        let silent = {
+            let mut g = self.state.lock();
+            let silent = g.link.is_some() && g.machine.nudge();
+            let next = NUDGES.get(count as usize + 1);
+            if let (true, Some(limit), Some(link)) = (silent, next, &g.link) {
+                link.engine
+                    .after(*limit, link.token, TIMER_NUDGE + count + 1);
+            }
+            silent
+        };
+        if silent {
+            tracing::trace!(qp = self.num, "the responder is silent");
+            self.drive_tx();
+        }
     }
 
     /// Moves whatever can be moved, in both directions.
@@ -740,6 +770,7 @@ impl Source for QpInner {
             TIMER_HOLD => drive::hold_timer(&self),
             TIMER_LINGER => self.ending_timer(),
             TIMER_FLUSH => self.flush_timer(),
+            TIMER_NUDGE.. => self.nudge(kind - TIMER_NUDGE),
             TIMER_FIRST_MESSAGE => {
                 let overdue = {
                     let g = self.state.lock();
