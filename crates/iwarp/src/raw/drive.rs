@@ -4,8 +4,9 @@
 //! owns, or of registered memory. The last stay valid because the memory table is locked for reading from the
 //! moment the runs are made until the system call has returned.
 
+use super::after::{After, DriveHost};
 use super::pool;
-use super::qp::{After, DriveHost, Guarded, QpInner, TIMER_HOLD};
+use super::qp::{Guarded, QpInner, TIMER_HOLD};
 use crate::config::ReceiverNotReady;
 use crate::crc::crc32c_append;
 use crate::sys::clock::now_ns;

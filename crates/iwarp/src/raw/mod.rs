@@ -7,7 +7,9 @@
 
 pub mod cm;
 
+mod after;
 mod channel;
+mod closing;
 mod context;
 mod cork;
 mod cq;

@@ -6,12 +6,12 @@
 //! queue. A driver keeps the memory table during a system call, without `state`, and lets go of it before it takes
 //! `state` again. Events, wake-ups and callbacks happen after all of them are dropped.
 
+use super::after::{After, DriveHost};
 use super::context::{Context, ContextInner};
 use super::cork::{Cork, FLUSH_AFTER, Verdict};
-use super::cq::{CompletionQueue, Owed};
-use super::events::AsyncEventKind;
+use super::cq::CompletionQueue;
+use super::drive;
 use super::srq::SharedReceiveQueue;
-use super::{drive, linger};
 use crate::capture::Flow;
 use crate::config::ReceiverNotReady;
 use crate::engine::{Engine, Source};
@@ -21,12 +21,11 @@ use crate::sys::poller::Interest;
 use crate::sys::stream::TcpStream;
 use iwarp_rnic::counters::Counters;
 use iwarp_rnic::qp::{
-    Direction, Events, Fault, Host, QpConfig, QueuePair as Machine, ReceiverNotReady as Policy,
-    RxBuffer, RxInterest, State, StreamConfig, StreamWish, TxPlan,
+    Events, Fault, QpConfig, QueuePair as Machine, ReceiverNotReady as Policy, RxBuffer, State,
+    StreamConfig, TxPlan,
 };
-use iwarp_rnic::srq::TakenRecv;
-use iwarp_rnic::{Cqe, PostError, RecvWr, SendWr};
-use parking_lot::{Mutex, MutexGuard};
+use iwarp_rnic::{PostError, RecvWr, SendWr};
+use parking_lot::Mutex;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -118,9 +117,9 @@ pub(super) struct Guarded {
     pub(super) hold_timer: bool,
     pub(super) eof: bool,
     /// The initiator's first message has come.
-    established: bool,
+    pub(super) established: bool,
     /// The stream is being ended: octets sent when its timer was set.
-    ending: Option<u64>,
+    pub(super) ending: Option<u64>,
 }
 
 impl Guarded {
@@ -134,7 +133,7 @@ pub(crate) struct QpInner {
     pub(super) ctx: Arc<ContextInner>,
     pub(super) num: u32,
     /// For the program's own use.
-    user: AtomicU64,
+    pub(super) user: AtomicU64,
     pub(super) send_cq: CompletionQueue,
     pub(super) recv_cq: CompletionQueue,
     pub(super) srq: Option<SharedReceiveQueue>,
@@ -142,7 +141,7 @@ pub(crate) struct QpInner {
     pub(super) tx: Baton,
     pub(super) rx: Baton,
     /// Changed with `state` locked.
-    destroyed: AtomicBool,
+    pub(super) destroyed: AtomicBool,
 }
 
 /// A reliable-connected queue pair.
@@ -448,7 +447,7 @@ impl QpInner {
         self.drive_tx();
     }
 
-    fn is_destroyed(&self) -> bool {
+    pub(super) fn is_destroyed(&self) -> bool {
         self.destroyed.load(Ordering::Acquire)
     }
 
@@ -584,172 +583,6 @@ impl QpInner {
     pub(super) fn drive_tx(self: &Arc<Self>) {
         self.tx.drive(|| drive::tx(self));
     }
-
-    /// Does what the state machine asks for after it has changed. The rest is left in `after`.
-    pub(super) fn settle(self: &Arc<Self>, g: &mut MutexGuard<'_, Guarded>, after: &mut After) {
-        let events = g.machine.take_events();
-        if !events.is_empty() {
-            g.established |= events.contains(Events::ESTABLISHED);
-            after.events |= events;
-            after.fault = g.machine.fault();
-            after.cm = g.cm.clone();
-        }
-        match g.machine.stream_wish() {
-            StreamWish::Keep => {}
-            StreamWish::ShutdownWrite => {
-                if let Some(link) = g.link.as_ref().filter(|l| !l.engine.is_foreign()) {
-                    let _ = link.stream.shutdown_write();
-                    if let Some(flow) = &link.flow {
-                        flow.closed(false);
-                    }
-                }
-                g.machine.shutdown_done(&mut DriveHost { qp: self, after });
-                after.closed_by_us = true;
-                after.cm = g.cm.clone();
-                if g.eof {
-                    self.drop_link(g, after);
-                }
-            }
-            StreamWish::Abort => {
-                if let Some(link) = g.link.as_ref().filter(|l| !l.engine.is_foreign()) {
-                    link.stream.abort();
-                    if let Some(flow) = &link.flow {
-                        flow.closed(true);
-                    }
-                }
-                after.events |= Events::DISCONNECTED;
-                after.cm = g.cm.clone();
-                self.drop_link(g, after);
-            }
-        }
-        if g.eof && !g.machine.wants_tx() {
-            self.drop_link(g, after);
-        }
-        // However it ends, a peer that neither reads nor closes does not keep the connection for ever.
-        if let (true, None, Some(link)) = (g.machine.is_ending(), g.ending, &g.link) {
-            link.engine
-                .after(self.ctx.config.linger, link.token, TIMER_LINGER);
-            g.ending = Some(g.machine.counters().tx_bytes);
-        }
-        after.established |= g.established;
-        self.update_interest(g);
-    }
-
-    /// The stream is of no use any more.
-    pub(super) fn drop_link(self: &Arc<Self>, g: &mut MutexGuard<'_, Guarded>, after: &mut After) {
-        if let Some(link) = g.link.take() {
-            // Outside the lock: removing it drops the engine's handle to this queue pair.
-            after.dropped = Some(link);
-        }
-        g.stalled = None;
-        g.partial = None;
-        g.machine.stream_gone(&mut DriveHost { qp: self, after });
-    }
-
-    fn update_interest(&self, g: &mut MutexGuard<'_, Guarded>) {
-        let Some(link) = g.link.clone() else { return };
-        let readable = !g.eof
-            && matches!(
-                g.machine.rx_interest(),
-                RxInterest::Read | RxInterest::Discard
-            );
-        let want = Interest {
-            readable,
-            writable: g.stalled.is_some(),
-        };
-        if want != g.interest && link.engine.modify(&link.stream, link.token, want).is_ok() {
-            g.interest = want;
-        }
-    }
-
-    fn destroy(self: &Arc<Self>) {
-        let mut after = After::default();
-        let link = {
-            let mut g = self.state.lock();
-            // From here on completions go nowhere: a queue shared with others must not overflow from these.
-            if self.destroyed.swap(true, Ordering::AcqRel) {
-                return;
-            }
-            g.cm = None;
-            g.machine.close(&mut DriveHost {
-                qp: self,
-                after: &mut after,
-            });
-            g.link.as_ref().is_some_and(|l| !l.engine.is_foreign())
-        };
-        // What is queued still goes out, as far as the socket takes it.
-        if link {
-            self.drive_tx();
-        }
-        let link = {
-            let mut g = self.state.lock();
-            let g = &mut *g;
-            g.machine.abort(&mut DriveHost {
-                qp: self,
-                after: &mut after,
-            });
-            g.machine.stream_gone(&mut DriveHost {
-                qp: self,
-                after: &mut after,
-            });
-            (g.link.take(), g.stalled.take())
-        };
-        self.send_cq.inner.detach(self);
-        self.recv_cq.inner.detach(self);
-        let counters = self.counters();
-        self.ctx.leave_qp(self.num, &counters);
-        self.forget_events();
-        if let (Some(link), stalled) = link {
-            linger::leave(self, &link, stalled.is_some());
-        }
-    }
-}
-
-impl QpInner {
-    /// The stream is being ended, and some time has passed.
-    fn ending_timer(self: &Arc<Self>) {
-        {
-            let mut g = self.state.lock();
-            let (Some(before), Some(link)) = (g.ending, g.link.clone()) else {
-                return;
-            };
-            let sent = g.machine.counters().tx_bytes;
-            if sent != before {
-                // The peer still takes what was queued before the end.
-                g.ending = Some(sent);
-                link.engine
-                    .after(self.ctx.config.linger, link.token, TIMER_LINGER);
-                return;
-            }
-        }
-        self.with_machine(|machine, host| {
-            tracing::debug!(qp = host.qp.num, "peer did not close in time");
-            machine.abort(host);
-        });
-    }
-
-    /// Drops asynchronous events about it that nobody has taken: they would keep it, and through it the device, for ever.
-    fn forget_events(self: &Arc<Self>) {
-        self.ctx.async_events.retain(|event| match &event.kind {
-            AsyncEventKind::QpFatal(qp)
-            | AsyncEventKind::QpRequestError(qp)
-            | AsyncEventKind::QpAccessError(qp)
-            | AsyncEventKind::CommunicationEstablished(qp)
-            | AsyncEventKind::SqDrained(qp)
-            | AsyncEventKind::LastWqeReached(qp) => !Arc::ptr_eq(&qp.inner, self),
-            AsyncEventKind::CqError(_) | AsyncEventKind::SrqLimitReached(_) => true,
-        });
-    }
-}
-
-impl Drop for QpInner {
-    fn drop(&mut self) {
-        // Given up without `destroy`: its number is free again.
-        if !self.is_destroyed() {
-            let counters = *self.state.get_mut().machine.counters();
-            self.ctx.leave_qp(self.num, &counters);
-        }
-    }
 }
 
 impl Source for QpInner {
@@ -787,117 +620,6 @@ impl Source for QpInner {
             }
             _ => {}
         }
-    }
-}
-
-/// What is owed once all locks are dropped.
-#[derive(Default)]
-pub(super) struct After {
-    send: Owed,
-    recv: Owed,
-    pub(super) events: Events,
-    fault: Option<Fault>,
-    cm: Option<Weak<dyn CmSink>>,
-    closed_by_us: bool,
-    /// The initiator's first message has come, now or earlier.
-    established: bool,
-    dropped: Option<Arc<Link>>,
-}
-
-impl After {
-    #[inline]
-    pub(super) fn run(self, qp: &Arc<QpInner>) {
-        let mut overflow = qp.send_cq.inner.settle(self.send);
-        overflow |= qp.recv_cq.inner.settle(self.recv);
-        if overflow {
-            overflowed(qp);
-        }
-        if self.events.is_empty() && self.dropped.is_none() && !self.closed_by_us {
-            return;
-        }
-        self.run_rare(qp);
-    }
-
-    #[cold]
-    fn run_rare(self, qp: &Arc<QpInner>) {
-        if let Some(link) = self.dropped {
-            link.engine.remove(&link.stream, link.token);
-        }
-        let handle = || QueuePair {
-            inner: Arc::clone(qp),
-        };
-        let raise = |flag: Events, kind: fn(QueuePair) -> AsyncEventKind| {
-            if self.events.contains(flag) {
-                qp.ctx.raise(kind(handle()));
-            }
-        };
-        if let Some(fault) = &self.fault
-            && self.events.contains(Events::FATAL)
-        {
-            tracing::debug!(qp = qp.num, %fault, "connection failed");
-        }
-        raise(
-            Events::ESTABLISHED,
-            AsyncEventKind::CommunicationEstablished,
-        );
-        raise(Events::ACCESS_ERROR, AsyncEventKind::QpAccessError);
-        raise(Events::REQUEST_ERROR, AsyncEventKind::QpRequestError);
-        raise(Events::FATAL, AsyncEventKind::QpFatal);
-        raise(Events::SQ_DRAINED, AsyncEventKind::SqDrained);
-        raise(Events::LAST_WQE, AsyncEventKind::LastWqeReached);
-        if qp.is_destroyed() {
-            qp.forget_events();
-        }
-        let mut events = self.events;
-        if self.closed_by_us {
-            events |= Events::DISCONNECTED;
-        }
-        if self.established && events.intersects(Events::DISCONNECTED | Events::FATAL) {
-            // The thread that saw the first message may not have told of it yet.
-            events |= Events::ESTABLISHED;
-        }
-        if let Some(cm) = self.cm.and_then(|cm| cm.upgrade()) {
-            cm.qp_event(events, self.fault);
-        }
-    }
-}
-
-/// A completion queue has lost completions: its queue pairs cannot be trusted to report any more.
-#[cold]
-fn overflowed(qp: &Arc<QpInner>) {
-    tracing::warn!(qp = qp.num, "completion queue overflow");
-    for cq in [&qp.send_cq, &qp.recv_cq] {
-        if cq.inner.is_dead() {
-            for member in cq.inner.members() {
-                member.with_machine(|machine, host| machine.abort(host));
-            }
-        }
-    }
-}
-
-/// The state machine's view of completion queues and shared receive queue.
-pub(super) struct DriveHost<'a> {
-    pub(super) qp: &'a Arc<QpInner>,
-    pub(super) after: &'a mut After,
-}
-
-impl Host for DriveHost<'_> {
-    #[inline]
-    fn complete(&mut self, direction: Direction, cqe: Cqe) {
-        if self.qp.is_destroyed() {
-            return;
-        }
-        match direction {
-            Direction::Send => self.qp.send_cq.inner.push(cqe, &mut self.after.send),
-            Direction::Recv => self.qp.recv_cq.inner.push(cqe, &mut self.after.recv),
-        }
-    }
-
-    fn take_shared_receive(&mut self, taken: &mut TakenRecv) -> bool {
-        self.qp
-            .srq
-            .as_ref()
-            .is_some_and(|srq| srq.inner.take(taken))
     }
 }
 

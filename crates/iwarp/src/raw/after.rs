@@ -1,0 +1,120 @@
+//! What is owed once all locks are dropped, and the state machine's way to completion queues meanwhile.
+
+use super::cq::Owed;
+use super::events::AsyncEventKind;
+use super::qp::{CmSink, Link, QpInner, QueuePair};
+use iwarp_rnic::Cqe;
+use iwarp_rnic::qp::{Direction, Events, Fault, Host};
+use iwarp_rnic::srq::TakenRecv;
+use std::sync::{Arc, Weak};
+
+/// What is owed once all locks are dropped.
+#[derive(Default)]
+pub(super) struct After {
+    pub(super) send: Owed,
+    pub(super) recv: Owed,
+    pub(super) events: Events,
+    pub(super) fault: Option<Fault>,
+    pub(super) cm: Option<Weak<dyn CmSink>>,
+    pub(super) closed_by_us: bool,
+    /// The initiator's first message has come, now or earlier.
+    pub(super) established: bool,
+    pub(super) dropped: Option<Arc<Link>>,
+}
+
+impl After {
+    #[inline]
+    pub(super) fn run(self, qp: &Arc<QpInner>) {
+        let mut overflow = qp.send_cq.inner.settle(self.send);
+        overflow |= qp.recv_cq.inner.settle(self.recv);
+        if overflow {
+            overflowed(qp);
+        }
+        if self.events.is_empty() && self.dropped.is_none() && !self.closed_by_us {
+            return;
+        }
+        self.run_rare(qp);
+    }
+
+    #[cold]
+    fn run_rare(self, qp: &Arc<QpInner>) {
+        if let Some(link) = self.dropped {
+            link.engine.remove(&link.stream, link.token);
+        }
+        let handle = || QueuePair {
+            inner: Arc::clone(qp),
+        };
+        let raise = |flag: Events, kind: fn(QueuePair) -> AsyncEventKind| {
+            if self.events.contains(flag) {
+                qp.ctx.raise(kind(handle()));
+            }
+        };
+        if let Some(fault) = &self.fault
+            && self.events.contains(Events::FATAL)
+        {
+            tracing::debug!(qp = qp.num, %fault, "connection failed");
+        }
+        raise(
+            Events::ESTABLISHED,
+            AsyncEventKind::CommunicationEstablished,
+        );
+        raise(Events::ACCESS_ERROR, AsyncEventKind::QpAccessError);
+        raise(Events::REQUEST_ERROR, AsyncEventKind::QpRequestError);
+        raise(Events::FATAL, AsyncEventKind::QpFatal);
+        raise(Events::SQ_DRAINED, AsyncEventKind::SqDrained);
+        raise(Events::LAST_WQE, AsyncEventKind::LastWqeReached);
+        if qp.is_destroyed() {
+            qp.forget_events();
+        }
+        let mut events = self.events;
+        if self.closed_by_us {
+            events |= Events::DISCONNECTED;
+        }
+        if self.established && events.intersects(Events::DISCONNECTED | Events::FATAL) {
+            // The thread that saw the first message may not have told of it yet.
+            events |= Events::ESTABLISHED;
+        }
+        if let Some(cm) = self.cm.and_then(|cm| cm.upgrade()) {
+            cm.qp_event(events, self.fault);
+        }
+    }
+}
+
+/// A completion queue has lost completions: its queue pairs cannot be trusted to report any more.
+#[cold]
+fn overflowed(qp: &Arc<QpInner>) {
+    tracing::warn!(qp = qp.num, "completion queue overflow");
+    for cq in [&qp.send_cq, &qp.recv_cq] {
+        if cq.inner.is_dead() {
+            for member in cq.inner.members() {
+                member.with_machine(|machine, host| machine.abort(host));
+            }
+        }
+    }
+}
+
+/// The state machine's view of completion queues and shared receive queue.
+pub(super) struct DriveHost<'a> {
+    pub(super) qp: &'a Arc<QpInner>,
+    pub(super) after: &'a mut After,
+}
+
+impl Host for DriveHost<'_> {
+    #[inline]
+    fn complete(&mut self, direction: Direction, cqe: Cqe) {
+        if self.qp.is_destroyed() {
+            return;
+        }
+        match direction {
+            Direction::Send => self.qp.send_cq.inner.push(cqe, &mut self.after.send),
+            Direction::Recv => self.qp.recv_cq.inner.push(cqe, &mut self.after.recv),
+        }
+    }
+
+    fn take_shared_receive(&mut self, taken: &mut TakenRecv) -> bool {
+        self.qp
+            .srq
+            .as_ref()
+            .is_some_and(|srq| srq.inner.take(taken))
+    }
+}

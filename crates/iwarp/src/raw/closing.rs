@@ -1,0 +1,176 @@
+//! What a change of the state machine makes due, and the end of connections and queue pairs.
+
+use super::after::{After, DriveHost};
+use super::events::AsyncEventKind;
+use super::linger;
+use super::qp::{Guarded, QpInner, TIMER_LINGER};
+use crate::sys::poller::Interest;
+use iwarp_rnic::qp::{Events, RxInterest, StreamWish};
+use parking_lot::MutexGuard;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+impl QpInner {
+    /// Does what the state machine asks for after it has changed. The rest is left in `after`.
+    pub(super) fn settle(self: &Arc<Self>, g: &mut MutexGuard<'_, Guarded>, after: &mut After) {
+        let events = g.machine.take_events();
+        if !events.is_empty() {
+            g.established |= events.contains(Events::ESTABLISHED);
+            after.events |= events;
+            after.fault = g.machine.fault();
+            after.cm = g.cm.clone();
+        }
+        match g.machine.stream_wish() {
+            StreamWish::Keep => {}
+            StreamWish::ShutdownWrite => {
+                if let Some(link) = g.link.as_ref().filter(|l| !l.engine.is_foreign()) {
+                    let _ = link.stream.shutdown_write();
+                    if let Some(flow) = &link.flow {
+                        flow.closed(false);
+                    }
+                }
+                g.machine.shutdown_done(&mut DriveHost { qp: self, after });
+                after.closed_by_us = true;
+                after.cm = g.cm.clone();
+                if g.eof {
+                    self.drop_link(g, after);
+                }
+            }
+            StreamWish::Abort => {
+                if let Some(link) = g.link.as_ref().filter(|l| !l.engine.is_foreign()) {
+                    link.stream.abort();
+                    if let Some(flow) = &link.flow {
+                        flow.closed(true);
+                    }
+                }
+                after.events |= Events::DISCONNECTED;
+                after.cm = g.cm.clone();
+                self.drop_link(g, after);
+            }
+        }
+        if g.eof && !g.machine.wants_tx() {
+            self.drop_link(g, after);
+        }
+        // However it ends, a peer that neither reads nor closes does not keep the connection for ever.
+        if let (true, None, Some(link)) = (g.machine.is_ending(), g.ending, &g.link) {
+            link.engine
+                .after(self.ctx.config.linger, link.token, TIMER_LINGER);
+            g.ending = Some(g.machine.counters().tx_bytes);
+        }
+        after.established |= g.established;
+        self.update_interest(g);
+    }
+
+    /// The stream is of no use any more.
+    pub(super) fn drop_link(self: &Arc<Self>, g: &mut MutexGuard<'_, Guarded>, after: &mut After) {
+        if let Some(link) = g.link.take() {
+            // Outside the lock: removing it drops the engine's handle to this queue pair.
+            after.dropped = Some(link);
+        }
+        g.stalled = None;
+        g.partial = None;
+        g.machine.stream_gone(&mut DriveHost { qp: self, after });
+    }
+
+    pub(super) fn update_interest(&self, g: &mut MutexGuard<'_, Guarded>) {
+        let Some(link) = g.link.clone() else { return };
+        let readable = !g.eof
+            && matches!(
+                g.machine.rx_interest(),
+                RxInterest::Read | RxInterest::Discard
+            );
+        let want = Interest {
+            readable,
+            writable: g.stalled.is_some(),
+        };
+        if want != g.interest && link.engine.modify(&link.stream, link.token, want).is_ok() {
+            g.interest = want;
+        }
+    }
+
+    pub(super) fn destroy(self: &Arc<Self>) {
+        let mut after = After::default();
+        let link = {
+            let mut g = self.state.lock();
+            // From here on completions go nowhere: a queue shared with others must not overflow from these.
+            if self.destroyed.swap(true, Ordering::AcqRel) {
+                return;
+            }
+            g.cm = None;
+            g.machine.close(&mut DriveHost {
+                qp: self,
+                after: &mut after,
+            });
+            g.link.as_ref().is_some_and(|l| !l.engine.is_foreign())
+        };
+        // What is queued still goes out, as far as the socket takes it.
+        if link {
+            self.drive_tx();
+        }
+        let link = {
+            let mut g = self.state.lock();
+            let g = &mut *g;
+            g.machine.abort(&mut DriveHost {
+                qp: self,
+                after: &mut after,
+            });
+            g.machine.stream_gone(&mut DriveHost {
+                qp: self,
+                after: &mut after,
+            });
+            (g.link.take(), g.stalled.take())
+        };
+        self.send_cq.inner.detach(self);
+        self.recv_cq.inner.detach(self);
+        let counters = self.counters();
+        self.ctx.leave_qp(self.num, &counters);
+        self.forget_events();
+        if let (Some(link), stalled) = link {
+            linger::leave(self, &link, stalled.is_some());
+        }
+    }
+    /// The stream is being ended, and some time has passed.
+    pub(super) fn ending_timer(self: &Arc<Self>) {
+        {
+            let mut g = self.state.lock();
+            let (Some(before), Some(link)) = (g.ending, g.link.clone()) else {
+                return;
+            };
+            let sent = g.machine.counters().tx_bytes;
+            if sent != before {
+                // The peer still takes what was queued before the end.
+                g.ending = Some(sent);
+                link.engine
+                    .after(self.ctx.config.linger, link.token, TIMER_LINGER);
+                return;
+            }
+        }
+        self.with_machine(|machine, host| {
+            tracing::debug!(qp = host.qp.num, "peer did not close in time");
+            machine.abort(host);
+        });
+    }
+
+    /// Drops asynchronous events about it that nobody has taken: they would keep it, and through it the device, for ever.
+    pub(super) fn forget_events(self: &Arc<Self>) {
+        self.ctx.async_events.retain(|event| match &event.kind {
+            AsyncEventKind::QpFatal(qp)
+            | AsyncEventKind::QpRequestError(qp)
+            | AsyncEventKind::QpAccessError(qp)
+            | AsyncEventKind::CommunicationEstablished(qp)
+            | AsyncEventKind::SqDrained(qp)
+            | AsyncEventKind::LastWqeReached(qp) => !Arc::ptr_eq(&qp.inner, self),
+            AsyncEventKind::CqError(_) | AsyncEventKind::SrqLimitReached(_) => true,
+        });
+    }
+}
+
+impl Drop for QpInner {
+    fn drop(&mut self) {
+        // Given up without `destroy`: its number is free again.
+        if !self.is_destroyed() {
+            let counters = *self.state.get_mut().machine.counters();
+            self.ctx.leave_qp(self.num, &counters);
+        }
+    }
+}
