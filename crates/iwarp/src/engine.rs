@@ -116,6 +116,11 @@ impl Engine {
         self.generation != fork::generation()
     }
 
+    /// Keeps a source without a descriptor alive for its timers, until [`forget`](Self::forget).
+    pub(crate) fn add_timed(&self, token: u64, source: Arc<dyn Source>) {
+        self.sources.write().insert(token, source);
+    }
+
     pub(crate) fn modify(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
         if self.is_foreign() {
             return Ok(());

@@ -338,3 +338,44 @@ fn queue_pairs_connect_by_number() {
     by_number(true);
     by_number(false);
 }
+
+#[test]
+fn connecting_a_moment_before_the_peer_listens_succeeds() {
+    let device = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
+    let ctx = Context::open(&device, Config::default()).unwrap();
+    let (channel, cchannel) = (
+        create_event_channel().unwrap(),
+        create_event_channel().unwrap(),
+    );
+    let listener = CmId::create(&channel, Some(&ctx));
+    listener
+        .bind(SocketAddr::from(([127, 0, 0, 1], 0)))
+        .unwrap();
+    let address = listener.addresses().0.unwrap();
+    let start = || {
+        let id = CmId::create(&cchannel, Some(&ctx));
+        id.resolve_addr(None, address).unwrap();
+        expect(&cchannel, CmEventKind::AddrResolved);
+        id.resolve_route().unwrap();
+        expect(&cchannel, CmEventKind::RouteResolved);
+        let cq = ctx.create_cq(16, None).unwrap();
+        id.set_queue_pair(Some(&qp(&ctx, ctx.allocate_pd(), &cq)));
+        id.connect(&ConnectionParameters::default()).unwrap();
+        id
+    };
+    let refused = start();
+    // Nobody listens for good: refused after a while.
+    let e = expect(&cchannel, CmEventKind::Rejected);
+    assert_eq!(e.status, 111);
+    refused.destroy();
+    let id = start();
+    std::thread::sleep(Duration::from_millis(1));
+    listener.listen(1).unwrap();
+    expect(&channel, CmEventKind::ConnectRequest);
+    // Given up while it pauses: no event comes.
+    id.destroy();
+    listener.destroy();
+    let given_up = start();
+    given_up.destroy();
+    assert!(cchannel.next(Some(Duration::from_millis(300))).is_err());
+}

@@ -22,9 +22,20 @@ use std::time::Duration;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 const TIMER_CONNECT: u32 = 1;
 const TIMER_REPLY: u32 = 2;
+const TIMER_AGAIN: u32 = 3;
+/// Pauses before a connect that TCP refused is tried again. Programs tell their peer a port and listen on it
+/// afterwards; where addresses are resolved by a network that takes longer than listening does, and here it does not.
+const REFUSED_PAUSES: [Duration; 4] = [
+    Duration::from_millis(2),
+    Duration::from_millis(8),
+    Duration::from_millis(30),
+    Duration::from_millis(60),
+];
 
 enum Stage {
     New,
+    /// TCP was refused; a timer tries again.
+    Refused,
     /// TCP is connecting.
     Tcp(Connecting),
     /// The request is sent.
@@ -36,6 +47,8 @@ struct State {
     stage: Stage,
     initiator: Initiator,
     token: u64,
+    /// Connects that TCP refused.
+    refused: usize,
 }
 
 /// One attempt to connect.
@@ -117,6 +130,7 @@ impl Active {
                 stage: Stage::New,
                 initiator,
                 token: 0,
+                refused: 0,
             }),
         }))
     }
@@ -130,10 +144,49 @@ impl Active {
         match attempt {
             Ok(connecting) => self.watch(connecting),
             Err(e) => {
-                let e = io::Error::from(e);
-                self.finish(End::of_io(&e));
+                let next = self.not_connected(&mut self.state.lock(), &e.into());
+                if let Next::End(end) = next {
+                    self.finish(end);
+                }
                 Ok(())
             }
+        }
+    }
+
+    /// TCP could not connect. A refusal is not believed at once.
+    fn not_connected(self: &Arc<Self>, s: &mut State, e: &io::Error) -> Next {
+        let pause = REFUSED_PAUSES.get(s.refused).copied();
+        let (Some(libc::ECONNREFUSED), Some(pause)) = (e.raw_os_error(), pause) else {
+            return Next::End(End::of_io(e));
+        };
+        s.refused += 1;
+        s.stage = Stage::Refused;
+        s.token = self.engine.token();
+        self.engine
+            .add_timed(s.token, Arc::clone(self) as Arc<dyn Source>);
+        self.engine.after(pause, s.token, TIMER_AGAIN);
+        Next::Wait
+    }
+
+    /// The pause after a refusal is over.
+    fn again(self: &Arc<Self>) {
+        let next = {
+            let mut s = self.state.lock();
+            if !matches!(s.stage, Stage::Refused) {
+                return;
+            }
+            self.engine.forget(s.token);
+            s.stage = Stage::Done;
+            match connect(self.peer, self.local) {
+                Ok(connecting) => match self.watch_locked(&mut s, connecting) {
+                    Ok(()) => Next::Wait,
+                    Err(e) => Next::End(End::failed(CmEventKind::ConnectError, e.errno())),
+                },
+                Err(e) => self.not_connected(&mut s, &e.into()),
+            }
+        };
+        if let Next::End(end) = next {
+            self.finish(end);
         }
     }
 
@@ -168,6 +221,7 @@ impl Active {
                 self.engine.remove(&starting.stream, token);
                 starting.stream.abort();
             }
+            Stage::Refused => self.engine.forget(token),
             Stage::New | Stage::Done => {}
         }
     }
@@ -183,7 +237,7 @@ impl Active {
             }
             Err(e) => {
                 self.engine.forget(token);
-                return Next::End(End::of_io(&e));
+                return self.not_connected(s, &e);
             }
         };
         let flow = record(&self.ctx, &stream, true);
@@ -326,6 +380,11 @@ impl Source for Active {
             match std::mem::replace(&mut s.stage, Stage::Done) {
                 Stage::Tcp(connecting) => self.connected(&mut s, connecting),
                 Stage::Reply(starting) => self.reply(&mut s, starting),
+                // A timer's, not a descriptor's.
+                Stage::Refused => {
+                    s.stage = Stage::Refused;
+                    Next::Wait
+                }
                 Stage::New | Stage::Done => Next::Wait,
             }
         };
@@ -340,6 +399,10 @@ impl Source for Active {
     }
 
     fn timer(self: Arc<Self>, kind: u32) {
+        if kind == TIMER_AGAIN {
+            self.again();
+            return;
+        }
         {
             let mut s = self.state.lock();
             if !matches!(
