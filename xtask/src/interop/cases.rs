@@ -4,6 +4,7 @@ use anyhow::{Result, bail};
 
 use super::guest::Net;
 use super::lab::Lab;
+use super::{operations, programs};
 
 /// Our part in setting up the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,7 +20,7 @@ pub(super) type Settings = &'static [(&'static str, &'static str)];
 
 /// One row of the table.
 pub(super) struct Case {
-    name: String,
+    pub(super) name: String,
     /// Parameters of siw; none for the unchanged driver.
     pub(super) driver: &'static str,
     /// Our settings.
@@ -43,8 +44,8 @@ impl Case {
     }
 }
 
-const NETS: [Net; 2] = [Net::User, Net::Tap];
-const ROLES: [We; 2] = [We::Connect, We::Serve];
+pub(super) const NETS: [Net; 2] = [Net::User, Net::Tap];
+pub(super) const ROLES: [We; 2] = [We::Connect, We::Serve];
 
 /// The kinds of peers that siw and we can be for each other: a name, siw's parameters, our settings.
 const KINDS: &[(&str, &str, Settings)] = &[
@@ -68,6 +69,10 @@ pub(super) fn all() -> Vec<Case> {
     for (name, driver, settings) in KINDS {
         for net in NETS {
             for we in ROLES {
+                // siw never falls back from revision 2.
+                if *name == "revision-1" && we == We::Serve {
+                    continue;
+                }
                 for size in [64, 65000] {
                     cases.push(Case {
                         name: format!("ping-{name}-{size}"),
@@ -81,6 +86,8 @@ pub(super) fn all() -> Vec<Case> {
             }
         }
     }
+    cases.extend(programs::cases());
+    cases.extend(operations::cases());
     // Loading the driver anew takes a second, so that is done once for each kind of peer.
     let mut order: Vec<&str> = Vec::new();
     for case in &cases {
@@ -97,23 +104,39 @@ const PING_LIMIT: u64 = 40;
 
 /// `iwarp ping` and `rping`: Send, RDMA Read, RDMA Write, with the data compared.
 fn ping(lab: &Lab, case: &Case, size: u32) -> Result<String> {
-    let both = match case.we {
-        We::Connect => lab.talk(
-            case,
-            &format!("iwarp ping {{addr}} -p {{port}} -C 5 -S {size} -V"),
-            "rping -s -a {addr} -p {port} -C 5",
-            PING_LIMIT,
-        ),
-        We::Serve => lab.talk(
-            case,
-            "iwarp ping serve -a {addr} -p {port} -C 5",
-            &format!("rping -c -a {{addr}} -p {{port}} -C 5 -S {size} -V"),
-            PING_LIMIT,
-        ),
-    }?
-    .succeeded()?;
-    if both.theirs.text.contains("mismatch") {
-        bail!("{}", both.theirs.text);
+    let theirs = match case.we {
+        We::Connect => {
+            lab.talk(
+                case,
+                &format!("iwarp ping {{addr}} -p {{port}} -C 5 -S {size} -V"),
+                &format!("rping -s -a {{addr}} -p {{port}} -C 5 -S {size}"),
+                PING_LIMIT,
+            )?
+            .succeeded()?
+            .theirs
+        }
+        We::Serve => {
+            // Our server stays, so that the client closes: rping hangs when it hears of the end before the last message.
+            let mut pair = lab.start(
+                case,
+                "iwarp ping serve -a {addr} -p {port}",
+                &format!("rping -c -a {{addr}} -p {{port}} -C 5 -S {size} -V"),
+                PING_LIMIT,
+            )?;
+            let theirs = pair.theirs.wait()?;
+            if theirs.code != 0 {
+                bail!(
+                    "rping ended with {}: {} | ours: {}",
+                    theirs.code,
+                    theirs.text.trim(),
+                    pair.ours.said()
+                );
+            }
+            theirs
+        }
+    };
+    if theirs.text.contains("mismatch") {
+        bail!("{}", theirs.text);
     }
     Ok(String::new())
 }

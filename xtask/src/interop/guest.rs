@@ -72,7 +72,8 @@ impl Guest {
         );
         let id = std::process::id();
         let device = format!("iwtap{id}");
-        let mut command = Command::new("qemu-system-x86_64");
+        remove_stale_namespaces();
+        let mut command = tied("qemu-system-x86_64");
         command
             .args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-machine", "q35"])
             .args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "1536"])
@@ -302,28 +303,6 @@ impl Running {
         })
     }
 
-    /// Waits until it has written `text`.
-    ///
-    /// # Errors
-    /// When it ends without.
-    pub(super) fn wait_for(&mut self, text: &str) -> Result<()> {
-        loop {
-            if self
-                .seen
-                .windows(text.len())
-                .any(|window| window == text.as_bytes())
-            {
-                return Ok(());
-            }
-            if !self.more()? {
-                bail!(
-                    "in the guest: no {text:?} in: {}",
-                    String::from_utf8_lossy(&self.seen)
-                );
-            }
-        }
-    }
-
     /// What it has written so far, read without waiting long.
     pub(super) fn said(&mut self) -> String {
         let _ = self
@@ -348,6 +327,29 @@ impl Drop for Running {
     fn drop(&mut self) {
         // The agent kills the command when nobody listens any more.
         let _ = self.stream.shutdown(Shutdown::Both);
+    }
+}
+
+/// A command that is killed when this program dies, however that happens.
+pub(super) fn tied(program: impl AsRef<std::ffi::OsStr>) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "--"]).arg(program);
+    command
+}
+
+/// Namespaces of runs that were killed: their names contain the process id.
+fn remove_stale_namespaces() {
+    let Ok(out) = ip().args(["netns", "list"]).output() else {
+        return;
+    };
+    for line in String::from_utf8_lossy(&out.stdout).lines() {
+        let name = line.split_whitespace().next().unwrap_or_default();
+        let id = name
+            .strip_prefix("iwarp")
+            .and_then(|id| id.parse::<u32>().ok());
+        if id.is_some_and(|id| !Path::new("/proc").join(id.to_string()).exists()) {
+            let _ = ip().args(["netns", "del", name]).status();
+        }
     }
 }
 

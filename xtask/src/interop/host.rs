@@ -2,14 +2,16 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
 
-use super::guest::{Guest, Net, Output, ip};
+use super::guest::{Guest, Net, Output, tied};
+use super::image::sbin;
 
 /// Where the built programs are.
 pub(super) struct Host {
@@ -42,9 +44,9 @@ impl Program {
         settings: &[(&str, &str)],
     ) -> Result<Self> {
         let mut command = match (net, guest.namespace()) {
-            (Net::User, _) => Command::new(program),
+            (Net::User, _) => tied(program),
             (Net::Tap, Some(namespace)) => {
-                let mut command = ip();
+                let mut command = tied(sbin("ip"));
                 command.args(["netns", "exec", namespace]).arg(program);
                 command
             }
@@ -138,6 +140,18 @@ impl Program {
     /// Its process id.
     pub(super) fn id(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Asks it to end.
+    ///
+    /// # Errors
+    /// When it is gone.
+    pub(super) fn interrupt(&self) -> Result<()> {
+        let pid = i32::try_from(self.id())
+            .ok()
+            .and_then(Pid::from_raw)
+            .context("no process id")?;
+        Ok(kill_process(pid, Signal::INT)?)
     }
 
     /// Whether it has ended by itself.

@@ -25,6 +25,10 @@ const TOOLS: &[(&str, &str)] = &[
     ("dpkg-deb", "dpkg"),
     ("xz", "xz-utils"),
     ("ip", "iproute2"),
+    ("tcpdump", "tcpdump"),
+    ("tshark", "tshark"),
+    ("rping", "rdmacm-utils"),
+    ("ib_write_bw", "perftest"),
 ];
 /// Headers for the guest's own program, and what the kernel's build tools load.
 const FILES: &[(&str, &str)] = &[

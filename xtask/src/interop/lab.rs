@@ -2,14 +2,16 @@
 
 use std::cell::Cell;
 use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
 use super::cases::{Case, We};
-use super::guest::{Guest, Output, Running};
+use super::guest::{Guest, Net, Output, Running};
 use super::host::{Host, Program};
+use super::image::sbin;
 
 /// How long a server may take until it listens.
 const LISTEN_LIMIT: Duration = Duration::from_secs(30);
@@ -21,6 +23,7 @@ pub(super) struct Lab {
     /// Our programs.
     pub(super) host: Host,
     port: Cell<u16>,
+    captures: PathBuf,
 }
 
 /// What both programs have said at their end.
@@ -89,11 +92,12 @@ fn last_lines(text: &str) -> String {
 }
 
 impl Lab {
-    pub(super) const fn new(guest: Guest, host: Host) -> Self {
+    pub(super) const fn new(guest: Guest, host: Host, captures: PathBuf) -> Self {
         Self {
             guest,
             host,
             port: Cell::new(0),
+            captures,
         }
     }
 
@@ -136,6 +140,31 @@ impl Lab {
         self.start(case, ours, theirs, limit)?.wait(limit)
     }
 
+    /// Where recordings go.
+    pub(super) fn captures(&self) -> PathBuf {
+        self.captures.clone()
+    }
+
+    /// Records the packets on the TAP device.
+    ///
+    /// # Errors
+    /// When tcpdump cannot be started.
+    pub(super) fn capture(&self, dir: &Path, title: &str) -> Result<Capture> {
+        std::fs::create_dir_all(dir)?;
+        let file = dir.join(format!(
+            "{}.pcap",
+            title.replace(' ', "-").replace("->", "-to-")
+        ));
+        let words: Vec<String> = ["-i", "any", "-s", "0", "-U", "-w"]
+            .iter()
+            .map(|word| (*word).to_owned())
+            .chain([file.display().to_string(), "tcp".to_owned()])
+            .collect();
+        let mut tcpdump = Program::start(&self.guest, Net::Tap, &sbin("tcpdump"), &words, &[])?;
+        tcpdump.wait_for("listening on", 20)?;
+        Ok(Capture { tcpdump, file })
+    }
+
     fn our_program(&self, case: &Case, words: &str) -> Result<Program> {
         let mut words = words.split_whitespace().map(str::to_owned);
         let name = words.next().context("no program")?;
@@ -170,6 +199,30 @@ impl Lab {
             bail!("the guest's server does not listen: {}", server.said());
         }
         Ok(())
+    }
+}
+
+/// A recording of packets.
+pub(super) struct Capture {
+    tcpdump: Program,
+    /// Where they are.
+    pub(super) file: PathBuf,
+}
+
+impl Capture {
+    /// Ends it, when all packets have been written.
+    ///
+    /// # Errors
+    /// When tcpdump does not end.
+    pub(super) fn finish(self) -> Result<PathBuf> {
+        // tcpdump gets packets from the kernel in blocks.
+        thread::sleep(Duration::from_millis(500));
+        self.tcpdump.interrupt()?;
+        let out = self.tcpdump.wait(20)?;
+        if out.code == 124 {
+            bail!("tcpdump does not end");
+        }
+        Ok(self.file)
     }
 }
 

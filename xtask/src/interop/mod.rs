@@ -11,8 +11,11 @@ mod guest;
 mod host;
 mod image;
 mod lab;
+mod operations;
+mod programs;
+mod wire;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -45,6 +48,9 @@ pub(crate) struct SiwArgs {
     /// Only over QEMU's user-mode network (the TAP device needs root)
     #[arg(long)]
     no_tap: bool,
+    /// Keep the packets of each case over the TAP device
+    #[arg(long)]
+    capture: bool,
     /// List the cases
     #[arg(long)]
     list: bool,
@@ -115,9 +121,11 @@ pub(crate) fn command(peer: &Peer) -> Result<bool> {
         println!("{}", out.text);
         return Ok(out.code == 0);
     }
-    let lab = Lab::new(guest, host);
+    let lab = Lab::new(guest, host, cache.join("captures"));
+    let captures = args.capture.then(|| lab.captures());
     let ok = run(
         &lab,
+        captures.as_deref(),
         chosen
             .into_iter()
             .filter(|case| tap || case.net == Net::User),
@@ -131,7 +139,7 @@ pub(crate) fn command(peer: &Peer) -> Result<bool> {
 }
 
 /// Builds our side.
-fn our_programs(context: &Context, cache: &std::path::Path, log: &mut Log) -> Result<Host> {
+fn our_programs(context: &Context, cache: &Path, log: &mut Log) -> Result<Host> {
     log.say("building our programs");
     log.run(cargo(&context.root).args([
         "build",
@@ -171,8 +179,15 @@ fn our_programs(context: &Context, cache: &std::path::Path, log: &mut Log) -> Re
 }
 
 /// Runs the cases in groups of one driver setting, and prints the table.
-fn run(lab: &Lab, cases: impl Iterator<Item = Case>, log: &mut Log) -> Result<bool> {
+fn run(
+    lab: &Lab,
+    captures: Option<&Path>,
+    cases: impl Iterator<Item = Case>,
+    log: &mut Log,
+) -> Result<bool> {
     let mut rows: Vec<(String, Result<String>, Duration)> = Vec::new();
+    // What was said while it booted is not about us.
+    lab.guest.kernel_messages();
     let mut driver: Option<&'static str> = None;
     for case in cases {
         if driver != Some(case.driver) {
@@ -181,7 +196,14 @@ fn run(lab: &Lab, cases: impl Iterator<Item = Case>, log: &mut Log) -> Result<bo
         }
         let start = Instant::now();
         log.line(format!("==> {}", case.title()));
+        let capture = match captures {
+            Some(dir) if case.net == Net::Tap => Some(lab.capture(dir, &case.title())?),
+            _ => None,
+        };
         let mut result = (case.run)(lab, &case);
+        if let Some(capture) = capture {
+            capture.finish()?;
+        }
         let said = lab.guest.kernel_messages();
         log.line(&said);
         if said.contains("BUG:") || said.contains("Oops") {

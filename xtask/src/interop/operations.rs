@@ -1,0 +1,416 @@
+//! Single operations with the guest's `peer` on both sides: private data, numbers of reads, refusals, ends of
+//! connections, and errors with their Terminate messages. Here it runs on our C library.
+
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+
+use super::cases::{Case, NETS, ROLES, We};
+use super::guest::Net;
+use super::lab::{Both, Lab};
+
+/// How long one conversation may take.
+const LIMIT: u64 = 40;
+
+/// A conversation: words for the server, words for the client, and what their outputs must contain.
+struct Talk {
+    name: &'static str,
+    server: &'static str,
+    client: &'static str,
+    server_says: &'static [&'static str],
+    client_says: &'static [&'static str],
+    /// Exit status of the client.
+    client_ends: i32,
+}
+
+const ALL_WELL: Talk = Talk {
+    name: "",
+    server: "",
+    client: "",
+    server_says: &["changed 0"],
+    client_says: &["event ESTABLISHED", "event DISCONNECTED"],
+    client_ends: 0,
+};
+
+const TALKS: &[Talk] = &[
+    Talk {
+        name: "private-data-0",
+        server: "priv=0",
+        client: "priv=0 op=send:8",
+        server_says: &["CONNECT_REQUEST status 0 priv 0 "],
+        client_says: &["ESTABLISHED status 0 priv 0 "],
+        ..ALL_WELL
+    },
+    Talk {
+        name: "private-data-1-30",
+        server: "priv=30",
+        client: "priv=1 op=send:8",
+        server_says: &["CONNECT_REQUEST status 0 priv 1 "],
+        client_says: &["ESTABLISHED status 0 priv 30 ", "private data: 0 wrong"],
+        ..ALL_WELL
+    },
+    Talk {
+        name: "private-data-251",
+        server: "priv=251",
+        client: "priv=251 op=send:8",
+        server_says: &[
+            "CONNECT_REQUEST status 0 priv 251 ",
+            "private data: 0 wrong",
+        ],
+        client_says: &["ESTABLISHED status 0 priv 251 ", "private data: 0 wrong"],
+        ..ALL_WELL
+    },
+    Talk {
+        name: "reads-0-0",
+        server: "ird=0 ord=0",
+        client: "ird=0 ord=0 op=write:64,send:8",
+        server_says: &["changed 64"],
+        ..ALL_WELL
+    },
+    Talk {
+        name: "reads-1-1",
+        server: "ird=1 ord=1",
+        client: "ird=1 ord=1 op=read:2000,read:2000,read:2000,read:2000",
+        client_says: &["wc 4 success"],
+        ..ALL_WELL
+    },
+    Talk {
+        name: "reads-server-2-client-16",
+        server: "ird=2 ord=2",
+        client: "ird=16 ord=16 op=read:64,read:64,read:64,read:64,read:64,read:64",
+        client_says: &["wc 6 success"],
+        ..ALL_WELL
+    },
+    Talk {
+        name: "reads-server-16-client-2",
+        server: "ird=16 ord=16",
+        client: "ird=2 ord=2 op=read:64,read:64,read:64,read:64,read:64,read:64",
+        client_says: &["wc 6 success"],
+        ..ALL_WELL
+    },
+    Talk {
+        name: "reads-64-64",
+        server: "ird=64 ord=64",
+        client: "ird=64 ord=64 op=read:64,read:65536",
+        client_says: &["wc 2 success"],
+        ..ALL_WELL
+    },
+    Talk {
+        name: "zero-length",
+        server: "",
+        client: "op=write:0,send:0,read:0",
+        client_says: &["wc 3 success"],
+        ..ALL_WELL
+    },
+    Talk {
+        name: "sizes-around-a-segment",
+        server: "recvs=16",
+        client: "op=write:1421,write:1428,write:1429,send:1420,send:1424,send:1425,read:1427,read:1433,send:3,write:65535",
+        server_says: &["changed 65535"],
+        client_says: &["wc 10 success"],
+        ..ALL_WELL
+    },
+    Talk {
+        name: "server-sends-first",
+        server: "op=send:100 pause=0",
+        client: "pause=500 op=send:8",
+        server_says: &["wc 1000 success"],
+        client_says: &["wc 1000 success len 100"],
+        ..ALL_WELL
+    },
+    Talk {
+        name: "reject",
+        server: "reject=1",
+        client: "",
+        server_says: &["rejected"],
+        client_says: &["event REJECTED"],
+        client_ends: 3,
+    },
+    Talk {
+        name: "reject-with-data",
+        server: "reject=1 priv=64",
+        client: "",
+        server_says: &["rejected"],
+        client_says: &["event REJECTED", "priv 64 "],
+        client_ends: 3,
+    },
+    Talk {
+        name: "server-closes",
+        server: "close=us",
+        client: "close=peer",
+        ..ALL_WELL
+    },
+    Talk {
+        name: "client-exits",
+        server: "",
+        client: "op=send:8 close=exit",
+        server_says: &["wc 1000 success", "event DISCONNECTED"],
+        client_says: &["event ESTABLISHED"],
+        ..ALL_WELL
+    },
+    Talk {
+        name: "client-exits-in-a-write",
+        server: "",
+        client: "op=write:65536,write:65536,write:65536,write:65536 close=exit",
+        server_says: &["event DISCONNECTED"],
+        client_says: &["event ESTABLISHED"],
+        ..ALL_WELL
+    },
+];
+
+/// An operation that the other side must refuse.
+struct Wrong {
+    name: &'static str,
+    server: &'static str,
+    op: &'static str,
+    /// Layer, type and code of the Terminate that RFC 5040 wants from us.
+    terminate: (u8, u8, u8),
+    /// siw lets it pass.
+    allowed_by_siw: bool,
+}
+
+const WRONGS: &[Wrong] = &[
+    Wrong {
+        name: "write-bad-stag",
+        server: "",
+        op: "write+stag:64",
+        terminate: (1, 1, 0),
+        allowed_by_siw: false,
+    },
+    Wrong {
+        name: "write-beyond-the-end",
+        server: "",
+        op: "write+end:64",
+        terminate: (1, 1, 1),
+        allowed_by_siw: false,
+    },
+    Wrong {
+        name: "write-below-the-start",
+        server: "",
+        op: "write+low:64",
+        terminate: (1, 1, 1),
+        allowed_by_siw: false,
+    },
+    Wrong {
+        name: "write-without-permission",
+        server: "access=r",
+        op: "write:64",
+        // DDP has no code for it; RDMAP has.
+        terminate: (0, 1, 2),
+        allowed_by_siw: false,
+    },
+    Wrong {
+        name: "write-other-pd",
+        server: "otherpd=1",
+        op: "write:64",
+        terminate: (1, 1, 2),
+        allowed_by_siw: false,
+    },
+    Wrong {
+        name: "read-bad-stag",
+        server: "",
+        op: "read+stag:64",
+        terminate: (0, 1, 0),
+        allowed_by_siw: false,
+    },
+    Wrong {
+        name: "read-beyond-the-end",
+        server: "",
+        op: "read+end:64",
+        terminate: (0, 1, 1),
+        allowed_by_siw: false,
+    },
+    Wrong {
+        name: "read-without-permission",
+        server: "access=w",
+        op: "read:64",
+        terminate: (0, 1, 2),
+        allowed_by_siw: true,
+    },
+    Wrong {
+        name: "read-other-pd",
+        server: "otherpd=1",
+        op: "read:64",
+        terminate: (0, 1, 3),
+        allowed_by_siw: false,
+    },
+    Wrong {
+        name: "send-too-long",
+        server: "recvlen=64",
+        op: "send:65",
+        terminate: (1, 2, 5),
+        allowed_by_siw: false,
+    },
+    Wrong {
+        name: "send-without-receive",
+        server: "recvs=0",
+        op: "send:8",
+        terminate: (1, 2, 2),
+        allowed_by_siw: false,
+    },
+];
+
+pub(super) fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for net in NETS {
+        for we in ROLES {
+            let case = |name: String, run: Box<dyn Fn(&Lab, &Case) -> Result<String>>| Case {
+                name,
+                driver: "",
+                // A Send without a receive is an error here, or it would be held.
+                settings: &[("IWARP_RNR_TIMEOUT_MS", "0")],
+                net,
+                we,
+                run,
+            };
+            for talk in TALKS {
+                cases.push(case(
+                    talk.name.to_owned(),
+                    Box::new(|lab, case| converse(lab, case, talk)),
+                ));
+            }
+            for wrong in WRONGS {
+                cases.push(case(
+                    format!("error-{}", wrong.name),
+                    Box::new(|lab, case| refuse(lab, case, wrong)),
+                ));
+            }
+            for ours in [true, false] {
+                let who = if ours { "we-die" } else { "siw-dies" };
+                cases.push(case(
+                    who.to_owned(),
+                    Box::new(move |lab, case| die(lab, case, ours)),
+                ));
+            }
+        }
+    }
+    cases
+}
+
+fn talk(lab: &Lab, case: &Case, server: &str, client: &str) -> Result<Both> {
+    let server = format!("peer serve {{addr}} {{port}} {server}");
+    let client = format!("peer connect {{addr}} {{port}} {client}");
+    match case.we {
+        We::Connect => lab.talk(case, &client, &server, LIMIT),
+        We::Serve => lab.talk(case, &server, &client, LIMIT),
+    }
+}
+
+/// Outputs of server and client.
+const fn sides(both: &Both, we: We) -> (&String, &String) {
+    match we {
+        We::Connect => (&both.theirs.text, &both.ours.text),
+        We::Serve => (&both.ours.text, &both.theirs.text),
+    }
+}
+
+fn says(who: &str, text: &str, wanted: &[&str]) -> Result<()> {
+    for words in wanted {
+        if !text.contains(words) {
+            bail!(
+                "{who}: no {words:?} in: {}",
+                text.trim().replace('\n', " / ")
+            );
+        }
+    }
+    match text.lines().find(|line| line.starts_with("failed")) {
+        Some(line) => bail!("{who}: {line}: {}", text.trim().replace('\n', " / ")),
+        None => Ok(()),
+    }
+}
+
+fn converse(lab: &Lab, case: &Case, what: &Talk) -> Result<String> {
+    let both = talk(lab, case, what.server, what.client)?;
+    let both = match case.we {
+        We::Connect => both.ended(what.client_ends, 0),
+        We::Serve => both.ended(0, what.client_ends),
+    }?;
+    let (server, client) = sides(&both, case.we);
+    says("server", server, what.server_says)?;
+    says("client", client, what.client_says)?;
+    Ok(String::new())
+}
+
+fn refuse(lab: &Lab, case: &Case, wrong: &Wrong) -> Result<String> {
+    let capture = match case.net {
+        Net::Tap => Some(lab.capture(&lab.captures(), &case.title())?),
+        Net::User => None,
+    };
+    let both = talk(lab, case, wrong.server, &format!("op={}", wrong.op))?;
+    let both = both.succeeded()?;
+    let (server, client) = sides(&both, case.we);
+    if case.we == We::Connect && wrong.allowed_by_siw {
+        says("client", client, &["wc 1 success"])?;
+        return Ok("siw lets it pass".to_owned());
+    }
+    says("server", server, &["event DISCONNECTED", "changed 0"])?;
+    says("client", client, &["event DISCONNECTED"])?;
+    // A Write or Send may be done for its side before the other has looked at it; a Read is not.
+    if wrong.op.starts_with("read") && client.contains("wc 1 success") {
+        bail!("the read succeeded: {client}");
+    }
+    let Some(capture) = capture else {
+        return Ok(String::new());
+    };
+    let file = capture.finish()?;
+    let seen = super::wire::terminates(&file)?;
+    let [seen] = &seen[..] else {
+        bail!("{} Terminate messages instead of one", seen.len());
+    };
+    match case.we {
+        We::Connect if seen.siw_layout => Ok(format!("siw: {}", seen.shown)),
+        We::Connect => bail!(
+            "siw's Terminate has another layout than we know: {}",
+            seen.shown
+        ),
+        We::Serve if (seen.layer, seen.kind, seen.code) == wrong.terminate => {
+            Ok(format!("we: {}", seen.shown))
+        }
+        We::Serve => bail!(
+            "our Terminate is {}, {:?} expected",
+            seen.shown,
+            wrong.terminate
+        ),
+    }
+}
+
+/// One side is killed in the middle of everything; the other must notice, and the next connection must work.
+fn die(lab: &Lab, case: &Case, ours: bool) -> Result<String> {
+    let (server, client) = (
+        "rping -s -a {addr} -p {port} -S 60000",
+        "rping -c -a {addr} -p {port} -S 60000",
+    );
+    let mut pair = match case.we {
+        We::Connect => lab.start(case, client, server, LIMIT),
+        We::Serve => lab.start(case, server, client, LIMIT),
+    }?;
+    thread::sleep(Duration::from_secs(1));
+    if ours {
+        pair.ours.kill();
+        let theirs = pair.theirs.wait()?;
+        if theirs.code == 124 {
+            bail!("siw's side did not notice: {}", theirs.text);
+        }
+    } else {
+        drop(pair.theirs);
+        let ours = pair.ours.wait(LIMIT)?;
+        if ours.code == 124 {
+            bail!("our side did not notice: {}", ours.text);
+        }
+    }
+    let again = Case {
+        name: String::new(),
+        run: Box::new(|_, _| Ok(String::new())),
+        ..*case
+    };
+    converse(
+        lab,
+        &again,
+        &Talk {
+            client: "op=read:64,send:8",
+            client_says: &["wc 2 success"],
+            ..ALL_WELL
+        },
+    )
+}

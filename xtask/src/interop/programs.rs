@@ -1,0 +1,155 @@
+//! Unmodified programs of rdma-core and perftest: on our C library here, on siw in the guest.
+
+use anyhow::{Context as _, Result, bail};
+
+use super::cases::{Case, NETS, ROLES, We};
+use super::guest::Net;
+use super::lab::{Both, Lab};
+
+/// A program that comes as server and client.
+struct Program {
+    name: &'static str,
+    server: &'static str,
+    client: &'static str,
+}
+
+const PROGRAMS: &[Program] = &[
+    Program {
+        name: "rping",
+        server: "rping -s -a {addr} -p {port} -C 10 -S 64 -V",
+        client: "rping -c -a {addr} -p {port} -C 10 -S 64 -V",
+    },
+    Program {
+        name: "rping-65000",
+        server: "rping -s -a {addr} -p {port} -C 3 -S 65000 -V",
+        client: "rping -c -a {addr} -p {port} -C 3 -S 65000 -V",
+    },
+    Program {
+        name: "ucmatose",
+        server: "ucmatose -b {addr} -p {port} -c 3 -C 5 -S 1000",
+        client: "ucmatose -s {addr} -p {port} -c 3 -C 5 -S 1000",
+    },
+    Program {
+        name: "rdma_client",
+        server: "rdma_server -s {addr} -p {port}",
+        client: "rdma_client -s {addr} -p {port}",
+    },
+    Program {
+        name: "rdma_xclient",
+        server: "rdma_xserver -p {port} -c r",
+        client: "rdma_xclient -s {addr} -p {port} -c r",
+    },
+];
+
+/// Programs of perftest.
+const PERFTEST: &[&str] = &[
+    "ib_write_bw",
+    "ib_read_bw",
+    "ib_send_bw",
+    "ib_write_lat",
+    "ib_read_lat",
+    "ib_send_lat",
+];
+
+/// How long one of them may take in an emulated machine.
+const LIMIT: u64 = 60;
+
+pub(super) fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for net in NETS {
+        for we in ROLES {
+            let case = |name: String, run: Box<dyn Fn(&Lab, &Case) -> Result<String>>| Case {
+                name,
+                driver: "",
+                settings: &[],
+                net,
+                we,
+                run,
+            };
+            for program in PROGRAMS {
+                cases.push(case(
+                    program.name.to_owned(),
+                    Box::new(|lab, case| plain(lab, case, program)),
+                ));
+            }
+            for name in PERFTEST {
+                let sizes: &[u32] = match (net, name.ends_with("_bw")) {
+                    (Net::Tap, true) => &[2, 4096, 65536, 1 << 20],
+                    (Net::User, true) => &[65536],
+                    (_, false) => &[64],
+                };
+                for &size in sizes {
+                    cases.push(case(
+                        format!("{name}-{size}"),
+                        Box::new(move |lab, case| perftest(lab, case, name, size)),
+                    ));
+                }
+            }
+        }
+    }
+    cases
+}
+
+fn plain(lab: &Lab, case: &Case, program: &Program) -> Result<String> {
+    let (ours, theirs) = match case.we {
+        We::Connect => (program.client, program.server),
+        We::Serve => (program.server, program.client),
+    };
+    let both = lab.talk(case, ours, theirs, LIMIT)?.succeeded()?;
+    for text in [&both.ours.text, &both.theirs.text] {
+        if text.contains("mismatch") || text.contains("verify") && text.contains("fail") {
+            bail!("{text}");
+        }
+    }
+    Ok(String::new())
+}
+
+fn perftest(lab: &Lab, case: &Case, name: &str, size: u32) -> Result<String> {
+    let rounds = if size >= 1 << 20 { 10 } else { 100 };
+    let device = match case.net {
+        Net::User => "siw_user",
+        Net::Tap => "siw_tap",
+    };
+    // Both measure; the longer queue of bandwidth tests must not be longer than the test.
+    let depth = if name.ends_with("_bw") { " -t 8" } else { "" };
+    let words = format!("{name} -R -F -p {{port}} -s {size} -n {rounds}{depth}");
+    let (ours, theirs) = match case.we {
+        We::Connect => (format!("{words} {{addr}}"), format!("{words} -d {device}")),
+        We::Serve => (words.clone(), format!("{words} -d {device} {{addr}}")),
+    };
+    let both = lab.talk(case, &ours, &theirs, LIMIT)?;
+    // siw reports a Send as failed that was being sent when the peer's FIN came: the last one, if we are quick.
+    let quirk = case.we == We::Connect
+        && both.theirs.code != 0
+        && both.theirs.text.contains("Failed to close connection");
+    let both = if quirk {
+        both.ended(0, 1)?
+    } else {
+        both.succeeded()?
+    };
+    let figure = figure(&both, name, size, case.we)
+        .with_context(|| format!("no result in: {}", both.ours.text))?;
+    Ok(if quirk {
+        format!("{figure}; siw: last Send failed by our FIN")
+    } else {
+        figure
+    })
+}
+
+/// What the client measured: MB/s or microseconds.
+fn figure(both: &Both, name: &str, size: u32, we: We) -> Option<String> {
+    let text = match we {
+        We::Connect => &both.ours.text,
+        We::Serve => &both.theirs.text,
+    };
+    let row: Vec<&str> = text
+        .lines()
+        .map(|line| line.split_whitespace().collect::<Vec<_>>())
+        .find(|words| words.first().and_then(|word| word.parse().ok()) == Some(size))?;
+    // Size, rounds, then peak and average, or least, most and typical.
+    if name.ends_with("_bw") {
+        row.get(3).map(|value| format!("{value} MB/s"))
+    } else {
+        row.get(4).map(|value| format!("{value} us"))
+    }
+}

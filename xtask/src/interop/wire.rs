@@ -1,0 +1,142 @@
+//! What was on the wire, as tshark reads it.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+
+use super::image::sbin;
+
+/// A Terminate message (RFC 5040 section 4.8).
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Terminate {
+    /// Layer: 0 RDMAP, 1 DDP, 2 MPA.
+    pub(super) layer: u8,
+    /// Error type.
+    pub(super) kind: u8,
+    /// Error code.
+    pub(super) code: u8,
+    /// siw puts layer and type in each other's place, and the flags at the other end of their octet.
+    pub(super) siw_layout: bool,
+    /// The four octets and what they mean.
+    pub(super) shown: String,
+}
+
+/// All Terminate messages of a recording.
+///
+/// # Errors
+/// When tshark fails.
+pub(super) fn terminates(file: &Path) -> Result<Vec<Terminate>> {
+    // A Terminate is an untagged segment for queue 2: opcode 7, and the control word after 18 octets of header.
+    let payloads = fields(file, "iwarp_rdma.opcode == 7", "tcp.payload")?;
+    payloads
+        .iter()
+        .map(|payload| {
+            let octets = octets(payload)?;
+            let at = position(&octets).with_context(|| format!("no Terminate in {payload}"))?;
+            Ok(decode([
+                octets[at],
+                octets[at + 1],
+                octets[at + 2],
+                octets[at + 3],
+            ]))
+        })
+        .collect()
+}
+
+/// Values of a field in the packets of a recording that pass a filter.
+///
+/// # Errors
+/// When tshark fails.
+pub(super) fn fields(file: &Path, filter: &str, field: &str) -> Result<Vec<String>> {
+    let out = Command::new(sbin("tshark"))
+        .args([
+            "--disable-heuristic",
+            "smb_direct_iwarp",
+            "--disable-heuristic",
+            "rpcrdma_iwarp",
+        ])
+        .args(["-o", "tcp.try_heuristic_first:TRUE", "-r"])
+        .arg(file)
+        .args(["-Y", filter, "-T", "fields", "-e", field])
+        .output()
+        .context("tshark")?;
+    if !out.status.success() {
+        bail!("tshark: {}", String::from_utf8_lossy(&out.stderr));
+    }
+    let text = String::from_utf8_lossy(&out.stdout);
+    Ok(text
+        .lines()
+        .map(str::to_owned)
+        .filter(|line| !line.is_empty())
+        .collect())
+}
+
+fn octets(hex: &str) -> Result<Vec<u8>> {
+    let digits: String = hex.chars().filter(char::is_ascii_hexdigit).collect();
+    (0..digits.len() / 2)
+        .map(|i| Ok(u8::from_str_radix(&digits[2 * i..2 * i + 2], 16)?))
+        .collect()
+}
+
+/// Where the control word is: FPDUs stand one after the other, and the Terminate is the last.
+fn position(octets: &[u8]) -> Option<usize> {
+    let mut at = 0;
+    loop {
+        let len = usize::from(u16::from_be_bytes([*octets.get(at)?, *octets.get(at + 1)?]));
+        let header = octets.get(at + 2..at + 2 + len)?;
+        // Not tagged, opcode Terminate.
+        if len >= 22 && header[0] & 0x80 == 0 && header[1] & 0x0f == 7 {
+            return Some(at + 2 + 18);
+        }
+        at += (2 + len).next_multiple_of(4) + 4;
+    }
+}
+
+fn decode(word: [u8; 4]) -> Terminate {
+    let siw_layout = word[2] & 0x07 != 0;
+    let (high, low) = (word[0] >> 4, word[0] & 0x0f);
+    let (layer, kind) = if siw_layout { (low, high) } else { (high, low) };
+    let code = word[1];
+    Terminate {
+        layer,
+        kind,
+        code,
+        siw_layout,
+        shown: format!(
+            "{:02x} {:02x} {:02x} {:02x}: layer {layer} type {kind} code {code}",
+            word[0], word[1], word[2], word[3]
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_layouts_are_told_apart() {
+        let siw = decode([0x21, 0x02, 0x03, 0x00]);
+        assert_eq!(
+            (siw.layer, siw.kind, siw.code, siw.siw_layout),
+            (1, 2, 2, true)
+        );
+        let ours = decode([0x12, 0x02, 0xc0, 0x00]);
+        assert_eq!(
+            (ours.layer, ours.kind, ours.code, ours.siw_layout),
+            (1, 2, 2, false)
+        );
+    }
+
+    #[test]
+    fn a_terminate_is_found_behind_other_fpdus() {
+        // A tagged segment of 14 + 1 octets, then a Terminate of 18 + 4.
+        let mut octets = vec![0, 15, 0xc1, 0x40];
+        octets.resize(2 + 15 + 3 + 4, 0);
+        octets.extend([0, 22, 0x41, 0x47]);
+        octets.resize(24 + 2 + 18, 0);
+        octets.extend([0x11, 0, 0xc0, 0]);
+        assert_eq!(position(&octets), Some(44));
+        assert_eq!(position(&octets[..24]), None);
+    }
+}
