@@ -165,6 +165,11 @@ impl ContextObject {
         // SAFETY: `BEHIND` is the offset of a field of the object.
         unsafe { self.vctx.get().cast::<u8>().add(BEHIND).cast() }
     }
+
+    /// Does it belong to the connection manager?
+    pub(crate) const fn is_shared(&self) -> bool {
+        self.shared
+    }
 }
 
 /// Our part of a context.

@@ -84,7 +84,7 @@ const fn words(gid: [u8; 16]) -> [u64; 2] {
     unsafe { std::mem::transmute::<[u8; 16], [u64; 2]>(gid) }
 }
 
-const fn octets(gid: [u64; 2]) -> [u8; 16] {
+pub(crate) const fn octets(gid: [u64; 2]) -> [u8; 16] {
     // SAFETY: two integers are 16 octets.
     unsafe { std::mem::transmute::<[u64; 2], [u8; 16]>(gid) }
 }

@@ -11,7 +11,10 @@
     clippy::missing_safety_doc,
     reason = "C entry points have the manual page's contract"
 )]
-#![cfg_attr(test, allow(dead_code, unused_imports, reason = "what only the exports use"))]
+#![cfg_attr(
+    test,
+    allow(dead_code, unused_imports, reason = "what only the exports use")
+)]
 
 mod abi;
 mod cm;

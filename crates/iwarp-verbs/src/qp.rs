@@ -67,7 +67,7 @@ unsafe fn create(p: *mut ibv_pd, wanted: &Wanted, cap: &mut ibv_qp_cap) -> Res<*
     // Hardware grants some whether asked or not, and programs rely on it.
     cap.max_inline_data = cap.max_inline_data.max(INLINE_MIN);
     let builder = wanted.ops.map(Builder::new).transpose()?;
-    let raw = context((*p).context).raw.create_qp(&QpAttributes {
+    let attributes = QpAttributes {
         pd: pd.number,
         send_cq: send_cq.raw.clone(),
         recv_cq: recv_cq.raw.clone(),
@@ -80,7 +80,16 @@ unsafe fn create(p: *mut ibv_pd, wanted: &Wanted, cap: &mut ibv_qp_cap) -> Res<*
         signal_all: wanted.sig_all,
         max_ird: query::RD_ATOMIC,
         max_ord: query::RD_ATOMIC,
-    })?;
+    };
+    let ctx = context((*p).context);
+    // On a context of its own the program may connect by GID and number; the connection manager's are for identifiers.
+    let raw = if ctx.is_shared() {
+        ctx.raw.create_qp(&attributes)?
+    } else {
+        ctx.raw
+            .create_addressable_qp(&attributes)
+            .or_else(|_| ctx.raw.create_qp(&attributes))?
+    };
     // An RNIC's queue pair takes receives as soon as it exists.
     raw.modify(State::Init)?;
     cap.max_send_sge = cap.max_send_sge.max(1);
@@ -317,7 +326,15 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
             let to = to_state(attr.qp_state)?;
             // A connected RNIC queue pair is ready to send already, whatever steps the program still wants to take.
             let connected = qp.raw.addresses().is_some() && matches!(to, State::Init | State::Rtr);
-            if !connected {
+            let addressed = QP_AV | QP_DEST_QPN;
+            if to == State::Rtr && mask & addressed == addressed && !connected {
+                if attr.ah_attr.is_global == 0 {
+                    return Err(EINVAL);
+                }
+                let gid = attr.ah_attr.grh.dgid;
+                qp.raw
+                    .connect_peer(crate::kern::octets(gid), attr.dest_qp_num)?;
+            } else if !connected {
                 qp.raw.modify(to)?;
             }
             (*q).state = attr.qp_state;
