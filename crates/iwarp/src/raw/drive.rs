@@ -85,6 +85,7 @@ fn tx_turns<'a>(
         let who = g.machine.accessor();
         let resolved = plan.runs(&memory, who, &mut runs);
         let result = if resolved.is_ok() {
+            g.sending = true;
             drop(g);
             let list = RawSlice::from_runs(&runs);
             // SAFETY: the module's invariant; `plan` is ours and `memory` is locked.
@@ -96,6 +97,7 @@ fn tx_turns<'a>(
             // First of all: who holds the state may be waiting for the memory table.
             drop(memory);
             g = qp.state.lock();
+            g.sending = false;
             if !g.is_linked(&link) {
                 // The connection ended meanwhile; its rest must not travel on the next one.
                 pool::give_runs(runs);
@@ -211,6 +213,9 @@ pub(super) fn rx(qp: &Arc<QpInner>) {
         }
         let mut more = false;
         match result {
+            // What the peer has answered by closing may still be on its way back from the system call: its requests
+            // are done, and must not be flushed. The end is still there at the next look.
+            Ok(0) if g.sending => {}
             Ok(0) => {
                 g.eof = true;
                 g.machine.rx_eof(
