@@ -23,11 +23,21 @@ struct Built {
 fn build() -> Result<Built> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    command.args(["build", "--release", "-p", "iwarp-cli", "-p", "iwarp-verbs", "-p", "iwarp-rspreload"]);
+    command.args([
+        "build",
+        "--release",
+        "-p",
+        "iwarp-cli",
+        "-p",
+        "iwarp-verbs",
+        "-p",
+        "iwarp-rspreload",
+    ]);
     if !command.status().context("starting cargo")?.success() {
         bail!("the build failed");
     }
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
+    let target =
+        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
     let dir = target.join("release");
     let preload = ["librspreload.so", "libiwarp_rspreload.so"].map(|n| dir.join(n));
     Ok(Built {
@@ -53,14 +63,19 @@ pub(crate) fn install(prefix: &Path) -> Result<()> {
     let link = lib.join("librdmacm.so.1");
     let _ = fs::remove_file(&link);
     symlink("libibverbs.so.1", &link).with_context(|| format!("linking {}", link.display()))?;
-    println!("installed {} and {}", bin.join("iwarp").display(), lib.display());
+    println!(
+        "installed {} and {}",
+        bin.join("iwarp").display(),
+        lib.display()
+    );
     Ok(())
 }
 
 /// Copies a file in place of an older one, which running programs keep.
 fn place(from: &Path, to: &Path, mode: u32) -> Result<()> {
     let fresh = to.with_extension("new");
-    fs::copy(from, &fresh).with_context(|| format!("copying {} to {}", from.display(), fresh.display()))?;
+    fs::copy(from, &fresh)
+        .with_context(|| format!("copying {} to {}", from.display(), fresh.display()))?;
     fs::set_permissions(&fresh, fs::Permissions::from_mode(mode))?;
     fs::rename(&fresh, to).with_context(|| format!("putting {} in place", to.display()))
 }
@@ -69,7 +84,12 @@ fn place(from: &Path, to: &Path, mode: u32) -> Result<()> {
 pub(crate) fn bundle(output: &Path) -> Result<()> {
     let built = build()?;
     let verbs = fs::read(&built.verbs).context("reading the library")?;
-    let preload = built.preload.map(fs::read).transpose().context("reading the preload library")?.unwrap_or_default();
+    let preload = built
+        .preload
+        .map(fs::read)
+        .transpose()
+        .context("reading the preload library")?
+        .unwrap_or_default();
     let fresh = output.with_extension("new");
     fs::copy(&built.command, &fresh).with_context(|| format!("writing {}", fresh.display()))?;
     let mut file = fs::OpenOptions::new().append(true).open(&fresh)?;

@@ -7,6 +7,7 @@ mod bench;
 mod compliance;
 mod context;
 mod files;
+mod install;
 mod instructions;
 mod interop;
 mod licences;
@@ -47,6 +48,18 @@ enum Command {
         #[arg(long)]
         bless: bool,
     },
+    /// Build in release mode and put command and libraries below a prefix
+    Install {
+        /// Folder that gets bin/ and lib/iwarp/
+        #[arg(long, value_name = "DIR")]
+        prefix: std::path::PathBuf,
+    },
+    /// Build in release mode and write one file that is the command and carries its libraries
+    Bundle {
+        /// The file to write
+        #[arg(long, value_name = "FILE", default_value = "target/iwarp-bundle")]
+        output: std::path::PathBuf,
+    },
     /// Run programs between us and other implementations
     Interop {
         #[command(subcommand)]
@@ -60,11 +73,13 @@ fn main() -> ExitCode {
         Command::Compliance { bless } => {
             Context::new(false, false).and_then(|context| compliance::command(&context, bless))
         }
+        Command::Install { prefix } => install::install(&prefix).map(|()| true),
+        Command::Bundle { output } => install::bundle(&output).map(|()| true),
+        Command::Interop { peer } => interop::command(&peer),
         Command::Bench(args) => bench::command(&args),
         Command::Instructions { bless } => {
             Context::new(false, false).and_then(|context| instructions::command(&context, bless))
         }
-        Command::Interop { peer } => interop::command(&peer),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,

@@ -12,6 +12,7 @@
  *                +stag (a bad STag), +end (beyond the end), +low (below the start); e.g. op=write:64,read+end:32
  *   close=us|peer|exit   who ends the connection (default: connect side ends it); exit: without a word
  *   wait=SEC     longest wait for anything (default 10)   pause=MS before the first operation (default 100)
+ *   stay=MS      before ending the connection (default 100)
  *
  * It prints one line per event and completion, and ends with "changed N": octets of the region that were written to.
  * Exit status: 0 unless a step that was not asked to fail has failed.
@@ -241,7 +242,8 @@ static void converse(void)
 		}
 		if (wanted > 0)
 			printf("failed: %d completions are missing\n", wanted);
-		usleep(100000);
+		for (long end_ = now() + number("stay", 100); now() < end_; usleep(1000))
+			completions();
 		rdma_disconnect(id);
 	}
 	while ((e = event(until > now() ? until - now() : 0))) {

@@ -149,10 +149,10 @@ impl Guest {
     fn wait(&mut self, console: &Path) -> Result<()> {
         let start = Instant::now();
         loop {
-            if let Ok(out) = self.run("true", 20) {
-                if out.code == 0 {
-                    return Ok(());
-                }
+            if let Ok(out) = self.run("true", 20)
+                && out.code == 0
+            {
+                return Ok(());
             }
             if let Some(status) = self.qemu.try_wait()? {
                 bail!(

@@ -155,7 +155,7 @@ impl Lab {
             "{}.pcap",
             title.replace(' ', "-").replace("->", "-to-")
         ));
-        let words: Vec<String> = ["-i", "any", "-s", "0", "-U", "-w"]
+        let words: Vec<String> = ["-i", "any", "-s", "0", "--immediate-mode", "-U", "-w"]
             .iter()
             .map(|word| (*word).to_owned())
             .chain([file.display().to_string(), "tcp".to_owned()])
@@ -215,8 +215,8 @@ impl Capture {
     /// # Errors
     /// When tcpdump does not end.
     pub(super) fn finish(self) -> Result<PathBuf> {
-        // tcpdump gets packets from the kernel in blocks.
-        thread::sleep(Duration::from_millis(500));
+        // What is on its way to tcpdump.
+        thread::sleep(Duration::from_millis(300));
         self.tcpdump.interrupt()?;
         let out = self.tcpdump.wait(20)?;
         if out.code == 124 {

@@ -58,7 +58,7 @@ pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for net in NETS {
         for we in ROLES {
-            let case = |name: String, run: Box<dyn Fn(&Lab, &Case) -> Result<String>>| Case {
+            let case = |name: String, run: super::cases::Run| Case {
                 name,
                 driver: "",
                 settings: &[],
