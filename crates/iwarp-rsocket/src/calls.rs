@@ -2,7 +2,7 @@
 
 use crate::errno::{Errno, Result};
 use crate::options::{self, Options};
-use crate::socket::{Phase, Socket};
+use crate::socket::{Phase, Socket, State, last_goodbyes};
 use crate::stream::Gather;
 use crate::{fork, table};
 use libc::c_int;
@@ -40,14 +40,7 @@ fn prepare() {
 
 extern "C" fn at_exit() {
     // A panic must not meet the C library.
-    let _ = std::panic::catch_unwind(|| {
-        let deadline = Socket::last_deadline();
-        for socket in table::all() {
-            socket.say_goodbye(deadline);
-            // The rest of it is the kernel's to clean up.
-            std::mem::forget(socket);
-        }
-    });
+    let _ = std::panic::catch_unwind(|| last_goodbyes(table::all()));
 }
 
 /// Is this the number of an rsocket?
@@ -221,7 +214,7 @@ pub fn send_vectored(fd: RawFd, data: &[&[u8]], flags: c_int) -> Result<usize> {
 fn until_sent(
     socket: &Socket,
     flags: c_int,
-    mut step: impl FnMut(&mut crate::socket::State) -> Result<bool>,
+    mut step: impl FnMut(&mut State) -> Result<bool>,
 ) -> Result<()> {
     let (nonblocking, timeout) =
         socket.with_state(|s| (s.options.nonblocking, s.options.send_timeout));

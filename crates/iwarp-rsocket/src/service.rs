@@ -1,12 +1,20 @@
-//! The thread that does what no program thread is there to do: it answers requests to connect, and sends the messages
-//! of `SO_KEEPALIVE`. It starts when there is something to do, and sleeps in between.
+//! The thread that does what no program thread is there to do: it answers requests to connect, sends the messages of
+//! `SO_KEEPALIVE`, and ends connections whose sockets are closed. It starts when there is something to do, and sleeps
+//! in between.
+//!
+//! The end of TCP may not follow the farewell at once. The kernel's siw drops what it has not looked at yet when the
+//! end comes, data and farewell included. So who says goodbye lets the other side close first, for a bounded time.
 
 use crate::errno::Result;
 use crate::fork;
 use crate::socket::Socket;
+use crate::stream::Stream;
+use iwarp::raw::cm::CmId;
 use parking_lot::{Condvar, Mutex};
 use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
+use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
 struct Service {
@@ -15,6 +23,15 @@ struct Service {
     kicked: bool,
     listeners: Vec<Weak<Socket>>,
     alive: Vec<KeepAlive>,
+    ending: Vec<Ending>,
+}
+
+/// A connection whose socket is closed and whose peer has not closed.
+struct Ending {
+    stream: Box<Stream>,
+    /// Takes the connection's events, which nobody reads.
+    _id: CmId,
+    until: Instant,
 }
 
 struct KeepAlive {
@@ -28,7 +45,11 @@ static SERVICE: Mutex<Service> = Mutex::new(Service {
     kicked: false,
     listeners: Vec::new(),
     alive: Vec::new(),
+    ending: Vec::new(),
 });
+/// Connections that are being ended, and by which process.
+static ENDING: AtomicUsize = AtomicUsize::new(0);
+static ENDING_IN: AtomicU32 = AtomicU32::new(0);
 static CHANGED: Condvar = Condvar::new();
 
 /// A listener has something to answer.
@@ -72,6 +93,52 @@ pub(crate) fn keep_alive(socket: &Arc<Socket>, every: Option<Duration>) -> Resul
     Ok(())
 }
 
+/// Ends a connection when the peer has closed, or after `patience`.
+pub(crate) fn end(mut stream: Box<Stream>, id: CmId, patience: Duration) {
+    let Ok(mut service) = running() else {
+        stream.destroy(false);
+        id.destroy();
+        return;
+    };
+    ENDING.fetch_add(1, Ordering::AcqRel);
+    service.ending.push(Ending {
+        stream,
+        _id: id,
+        until: Instant::now() + patience,
+    });
+    service.kicked = true;
+    drop(service);
+    CHANGED.notify_all();
+}
+
+/// Connections that are being ended; at the end of the process it waits for them.
+pub(crate) fn endings() -> usize {
+    if ENDING_IN.load(Ordering::Acquire) != fork::generation() {
+        return 0;
+    }
+    ENDING.load(Ordering::Acquire)
+}
+
+struct Kick;
+
+impl Wake for Kick {
+    fn wake(self: Arc<Self>) {
+        kick();
+    }
+}
+
+/// The peer has closed, or has had its time.
+fn is_ended(ending: &mut Ending, waker: &Waker) -> bool {
+    ending.stream.cq.wake_at_next(waker);
+    ending.stream.process(false);
+    let over = ending.stream.is_over() || Instant::now() >= ending.until;
+    if over {
+        ending.stream.destroy(false);
+        ENDING.fetch_sub(1, Ordering::AcqRel);
+    }
+    over
+}
+
 /// The service with its thread running.
 fn running() -> Result<parking_lot::MutexGuard<'static, Service>> {
     let mut service = SERVICE.lock();
@@ -83,6 +150,11 @@ fn running() -> Result<parking_lot::MutexGuard<'static, Service>> {
         for old in service.alive.drain(..) {
             std::mem::forget(old);
         }
+        for old in service.ending.drain(..) {
+            std::mem::forget(old);
+        }
+        ENDING.store(0, Ordering::Release);
+        ENDING_IN.store(fork::generation(), Ordering::Release);
         spawn_without_signals()?;
         service.generation = Some(fork::generation());
     }
@@ -110,41 +182,67 @@ fn spawn_without_signals() -> Result<()> {
 }
 
 fn run() {
+    let waker = Waker::from(Arc::new(Kick));
     loop {
-        let (listeners, alive) = {
+        let work = {
             let mut service = SERVICE.lock();
-            let now = Instant::now();
-            if !std::mem::take(&mut service.kicked) {
-                match service.alive.iter().map(|k| k.due).min() {
-                    Some(due) if due <= now => {}
-                    Some(due) => {
-                        CHANGED.wait_until(&mut service, due);
-                        continue;
-                    }
-                    None => {
-                        CHANGED.wait(&mut service);
-                        continue;
-                    }
+            match service.next_due() {
+                _ if std::mem::take(&mut service.kicked) => {}
+                Some(due) if due <= Instant::now() => {}
+                Some(due) => {
+                    CHANGED.wait_until(&mut service, due);
+                    continue;
+                }
+                None => {
+                    CHANGED.wait(&mut service);
+                    continue;
                 }
             }
-            service.alive.retain(|k| k.socket.strong_count() > 0);
-            let due: Vec<_> = service
-                .alive
-                .iter_mut()
-                .filter(|k| k.due <= now)
-                .filter_map(|k| {
-                    k.due = now + k.every;
-                    k.socket.upgrade()
-                })
-                .collect();
-            let listeners: Vec<_> = service.listeners.iter().filter_map(Weak::upgrade).collect();
-            (listeners, due)
+            service.take_work()
         };
+        let Work {
+            listeners,
+            alive,
+            mut ending,
+        } = work;
         for listener in listeners {
             listener.serve();
         }
         for socket in alive {
             socket.keep_alive();
+        }
+        ending.retain_mut(|e| !is_ended(e, &waker));
+        SERVICE.lock().ending.append(&mut ending);
+    }
+}
+
+/// What there is to do, to be done without the lock.
+struct Work {
+    listeners: Vec<Arc<Socket>>,
+    alive: Vec<Arc<Socket>>,
+    ending: Vec<Ending>,
+}
+
+impl Service {
+    fn next_due(&self) -> Option<Instant> {
+        let alive = self.alive.iter().map(|k| k.due);
+        alive.chain(self.ending.iter().map(|e| e.until)).min()
+    }
+
+    fn take_work(&mut self) -> Work {
+        let now = Instant::now();
+        self.alive.retain(|k| k.socket.strong_count() > 0);
+        let due = self.alive.iter_mut().filter(|k| k.due <= now);
+        let alive = due
+            .filter_map(|k| {
+                k.due = now + k.every;
+                k.socket.upgrade()
+            })
+            .collect();
+        Work {
+            listeners: self.listeners.iter().filter_map(Weak::upgrade).collect(),
+            alive,
+            ending: std::mem::take(&mut self.ending),
         }
     }
 }

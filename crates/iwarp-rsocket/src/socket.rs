@@ -7,6 +7,8 @@ mod accept;
 mod close;
 mod connect;
 
+pub(crate) use close::last_goodbyes;
+
 use crate::errno::{Errno, Result};
 use crate::fork;
 use crate::notify::{CompletionWaker, EventWaker, Waiter, Waiters};
@@ -14,7 +16,7 @@ use crate::options::Options;
 use crate::settings::Settings;
 use crate::stream::Stream;
 use iwarp::raw::cm::{CmEvent, CmEventChannel, CmEventKind, CmId, create_event_channel};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::future::Future;
@@ -348,11 +350,6 @@ impl Socket {
         if let Phase::Connected(stream) = &mut s.phase {
             stream.keep_alive();
         }
-    }
-
-    /// For the end of the process: the lock, unless a thread has left with it.
-    fn lock_soon(&self) -> Option<MutexGuard<'_, State>> {
-        self.state.try_lock_for(Duration::from_millis(200))
     }
 }
 

@@ -2,12 +2,16 @@
 
 use super::{Phase, Socket, State};
 use crate::errno::{Errno, Result};
+use crate::service;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long a closing socket waits for a peer that takes nothing.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long the peer may take to close after a farewell; see the service thread.
+const FAREWELL: Duration = Duration::from_secs(5);
 /// The same for all sockets together at the end of the process.
-const LAST_PATIENCE: Duration = Duration::from_secs(2);
+const LAST_PATIENCE: Duration = Duration::from_secs(1);
 
 impl Socket {
     /// Closes one or both directions. What was sent before still arrives.
@@ -87,40 +91,65 @@ impl Socket {
         if linger != Some(Duration::ZERO) {
             self.drain(linger.unwrap_or(PATIENCE));
         }
-        let gone = {
+        let (gone, id) = {
             let mut s = self.state.lock();
-            s.id.destroy();
-            std::mem::replace(&mut s.phase, Phase::Closed)
+            self.pump(&mut s, true);
+            (std::mem::replace(&mut s.phase, Phase::Closed), s.id.clone())
         };
-        if let Phase::Connected(mut stream) | Phase::Connecting(mut stream) = gone {
-            stream.destroy(false);
+        match gone {
+            Phase::Connected(stream) if !stream.is_over() => service::end(stream, id, FAREWELL),
+            Phase::Connected(mut stream) | Phase::Connecting(mut stream) => {
+                id.destroy();
+                stream.destroy(false);
+            }
+            _ => id.destroy(),
         }
         self.waiters.notify();
     }
 
-    /// The process ends: what is on its way goes out, and the peer is told.
-    pub(crate) fn say_goodbye(&self, deadline: Instant) {
-        if let Some(mut s) = self.lock_soon()
-            && let Phase::Connected(stream) = &mut s.phase
-        {
-            stream.shut(true, true);
+    /// The process ends: the peer is told, behind what is on its way. True when the peer knows, or never will.
+    pub(crate) fn say_goodbye(&self) -> bool {
+        // A thread may have left with the lock.
+        let Some(mut s) = self.state.try_lock_for(Duration::from_millis(100)) else {
+            return true;
+        };
+        let Phase::Connected(stream) = &mut s.phase else {
+            return true;
+        };
+        stream.shut(true, true);
+        stream.process(true);
+        let done = stream.is_over();
+        if done {
+            stream.destroy(false);
         }
-        while let Some(mut s) = self.lock_soon()
-            && let Phase::Connected(stream) = &mut s.phase
-        {
-            stream.process(true);
-            if stream.is_drained() || Instant::now() >= deadline {
-                stream.destroy(false);
-                return;
-            }
-            drop(s);
-            std::thread::sleep(Duration::from_micros(200));
-        }
+        done
     }
+}
 
-    /// Until when goodbyes may take, from now on.
-    pub(crate) fn last_deadline() -> Instant {
-        Instant::now() + LAST_PATIENCE
+/// Ends all connections of a process that ends.
+pub(crate) fn last_goodbyes(mut sockets: Vec<Arc<Socket>>) {
+    let deadline = Instant::now() + LAST_PATIENCE;
+    loop {
+        sockets.retain(|s| {
+            let stays = !s.say_goodbye();
+            if !stays {
+                // The rest of it is the kernel's to clean up.
+                std::mem::forget(Arc::clone(s));
+            }
+            stays
+        });
+        if sockets.is_empty() && service::endings() == 0 || Instant::now() >= deadline {
+            break;
+        }
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    for socket in sockets {
+        if let Some(mut s) = socket.state.try_lock_for(Duration::from_millis(100))
+            && let Phase::Connected(stream) = &mut s.phase
+        {
+            stream.destroy(false);
+        }
+        std::mem::forget(socket);
     }
 }
 
