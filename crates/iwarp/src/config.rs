@@ -29,6 +29,10 @@ pub struct Config {
     pub receiver_not_ready: ReceiverNotReady,
     /// How long a peer may take to send its MPA request (`IWARP_MPA_TIMEOUT_MS`; default 5000 ms), and twice that for its reply.
     pub handshake_timeout: Duration,
+    /// As responder in the client-server model: how long to wait for the initiator's first message before sending without it
+    /// (`IWARP_SPEAK_FIRST_MS`; 0: wait for ever, as RFC 5044 section 7.1.2 has it; default 200 ms). Programs whose
+    /// server speaks first would wait for ever with initiators that do not ask for peer-to-peer, as siw.
+    pub speak_first: Option<Duration>,
     /// How long a closed connection waits for the peer to close, too (`IWARP_LINGER_MS`; default 5000 ms).
     pub linger: Duration,
     /// Write all streams to this pcapng file (`IWARP_CAPTURE`).
@@ -50,6 +54,7 @@ impl Default for Config {
             peer_to_peer: true,
             receiver_not_ready: ReceiverNotReady::Hold(Duration::from_secs(10)),
             handshake_timeout: Duration::from_secs(5),
+            speak_first: Some(Duration::from_millis(200)),
             linger: Duration::from_secs(5),
             capture: None,
             capture_bytes: None,
@@ -102,6 +107,9 @@ impl Config {
         if let Some(ms) = number("IWARP_MPA_TIMEOUT_MS") {
             c.handshake_timeout = Duration::from_millis(ms.max(1));
         }
+        if let Some(ms) = number("IWARP_SPEAK_FIRST_MS") {
+            c.speak_first = (ms > 0).then(|| Duration::from_millis(ms));
+        }
         if let Some(ms) = number("IWARP_LINGER_MS") {
             c.linger = Duration::from_millis(ms.max(1));
         }
@@ -125,7 +133,7 @@ mod tests {
                 "IWARP_CRC" => Some("off"),
                 "IWARP_MARKERS" => Some("perhaps"),
                 "IWARP_MPA_REV" => Some("1"),
-                "IWARP_RNR_TIMEOUT_MS" => Some("0"),
+                "IWARP_RNR_TIMEOUT_MS" | "IWARP_SPEAK_FIRST_MS" => Some("0"),
                 "IWARP_CAPTURE" => Some(""),
                 "IWARP_MSS" => Some("x"),
                 _ => None,
@@ -137,6 +145,7 @@ mod tests {
             crc: false,
             mpa_revision: 1,
             receiver_not_ready: ReceiverNotReady::Terminate,
+            speak_first: None,
             ..Config::default()
         };
         assert_eq!(c, want);

@@ -7,7 +7,7 @@
 
 mod common;
 
-use common::wire::Wire;
+use common::wire::{Hello, Wire, initiator};
 use common::{End, Mem, Server, V4, Watchdog, config};
 use iwarp::raw::cm::{CmEventKind, ConnectionParameters};
 use iwarp::{Config, ReceiverNotReady, SendOp, SendWr, State, WcStatus};
@@ -18,6 +18,7 @@ use iwarp_proto::rdmap::terminate::Layout;
 use iwarp_proto::rdmap::{Opcode, ReadRequest, Terminate, TerminateCode};
 use std::net::TcpListener;
 use std::path::Path;
+use std::time::Duration;
 
 /// Octets of a connection in the order in which they were sent: true if by the initiator.
 type Recording = Vec<(bool, Vec<u8>)>;
@@ -537,4 +538,28 @@ fn refuse(script: &Script, receives_posted: u64) -> (Terminate, Layout) {
     let parsed = Terminate::parse(&octets).unwrap();
     assert!(wire.ends(), "a Terminate is followed by a FIN");
     parsed
+}
+
+#[test]
+fn a_server_that_speaks_first_speaks_to_an_initiator_that_waits() {
+    let _guard = Watchdog::new();
+    for (patience, spoken) in [(Some(Duration::from_millis(50)), true), (None, false)] {
+        let mut config = config();
+        config.speak_first = patience;
+        let server = Server::new(V4, &config);
+        let (mut wire, end) = initiator(&server, &Hello::client_server());
+        let memory = end.mem(8);
+        memory.set(0, 7);
+        end.post(1, SendOp::Send, &[memory.sge(8)]);
+        if spoken {
+            assert_eq!(wire.expect(Opcode::SEND), 7u64.to_ne_bytes());
+            end.expect_status(1, WcStatus::Success);
+            // What comes then is taken as ever.
+            end.post_recv(2, &[memory.sge(8)]);
+            wire.untagged(Opcode::SEND, &[1; 8]);
+            end.expect_status(2, WcStatus::Success);
+        } else {
+            wire.is_silent(Duration::from_millis(200));
+        }
+    }
 }

@@ -29,7 +29,9 @@ impl QueuePair {
         self.rx.seen_fpdu = true;
         //= rfc5044 section 7.1.2
         //# MPA Responder mode implementations MUST receive and validate at least one FPDU before sending any FPDUs or Markers.
-        if self.tx.open_by_peer() {
+        // One that was told to speak first is open already.
+        let responder = self.tx.stream.is_some_and(|stream| !stream.initiator);
+        if self.tx.open_by_peer() || responder {
             self.events |= Events::ESTABLISHED;
         }
     }

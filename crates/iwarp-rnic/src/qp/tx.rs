@@ -165,6 +165,17 @@ impl QueuePair {
                     || self.startable().is_some())
     }
 
+    /// As responder: speaks before the initiator has, from now on. For programs whose server sends first, and an initiator
+    /// that waits for it: without the RTR messages of RFC 6581 both would wait for ever.
+    ///
+    /// RFC 5044 section 7.1.2 has the responder wait, because an initiator may need time after the reply until it
+    /// takes FPDUs. Who calls this has given it that time.
+    pub fn speak_first(&mut self) {
+        if self.tx.stream.is_some() {
+            self.tx.open = true;
+        }
+    }
+
     /// As initiator: says something that means nothing, if we have spoken and nothing has come back yet. Returns whether
     /// the peer is still silent.
     ///

@@ -35,6 +35,7 @@ pub(super) const TIMER_HOLD: u32 = 1;
 pub(super) const TIMER_LINGER: u32 = 2;
 const TIMER_FLUSH: u32 = 4;
 const TIMER_FIRST_MESSAGE: u32 = 3;
+const TIMER_SPEAK_FIRST: u32 = 5;
 /// Nudges of a silent responder: this one and those with the next numbers, one after the other.
 const TIMER_NUDGE: u32 = 16;
 /// How long a responder may be silent before each of them. An emulated siw has needed 30 ms.
@@ -538,8 +539,13 @@ impl QpInner {
         if let Some(limit) = handover.first_message {
             engine.after(limit, token, TIMER_FIRST_MESSAGE);
         }
-        if handover.config.initiator {
-            engine.after(NUDGES[0], token, TIMER_NUDGE);
+        match (handover.config.initiator, self.ctx.config.speak_first) {
+            (true, _) => engine.after(NUDGES[0], token, TIMER_NUDGE),
+            // In the client-server model nothing makes the initiator speak.
+            (false, Some(limit)) if handover.first_message.is_none() => {
+                engine.after(limit, token, TIMER_SPEAK_FIRST);
+            }
+            _ => {}
         }
         self.drive();
         Ok(())
@@ -606,6 +612,7 @@ impl Source for QpInner {
             TIMER_HOLD => drive::hold_timer(&self),
             TIMER_LINGER => self.ending_timer(),
             TIMER_FLUSH => self.flush_timer(),
+            TIMER_SPEAK_FIRST => self.with_machine(|machine, _| machine.speak_first()),
             TIMER_NUDGE.. => self.nudge(kind - TIMER_NUDGE),
             TIMER_FIRST_MESSAGE => {
                 let overdue = {

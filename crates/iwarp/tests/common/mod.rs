@@ -35,6 +35,8 @@ pub fn config() -> Config {
     let mut c = Config::default();
     c.handshake_timeout = HANDSHAKE;
     c.linger = LINGER;
+    // Whoever tests silence shall not have to hurry.
+    c.speak_first = None;
     c.receiver_not_ready = ReceiverNotReady::Hold(Duration::from_millis(300));
     c
 }
