@@ -3,6 +3,7 @@
 //! Everything that continuous integration runs is here, so a developer runs exactly the same thing.
 //! A new subcommand is a variant of [`Command`] and a module; a new step of `test` is one row in [`steps::STEPS`].
 
+mod apps;
 mod bench;
 mod compliance;
 mod context;

@@ -41,20 +41,44 @@ const PACKAGES: &[Package] = &[
     Package {
         name: "ibverbs-utils",
         proof: Proof::Program("ibv_devinfo"),
-        needed_by: &[],
+        needed_by: &["apps"],
         why: "lists and describes devices through the C library",
     },
     Package {
         name: "rdmacm-utils",
         proof: Proof::Program("rping"),
-        needed_by: &[],
+        needed_by: &["apps"],
         why: "connects, pings and times connections through the C library",
     },
     Package {
         name: "perftest",
         proof: Proof::Program("ib_write_bw"),
-        needed_by: &[],
+        needed_by: &["apps"],
         why: "measures and checks every operation through the C library",
+    },
+    Package {
+        name: "qperf",
+        proof: Proof::Program("qperf"),
+        needed_by: &["apps"],
+        why: "drives every operation through the C library",
+    },
+    Package {
+        name: "fio",
+        proof: Proof::Program("fio"),
+        needed_by: &["apps"],
+        why: "moves and verifies files' blocks by its rdma engine",
+    },
+    Package {
+        name: "iperf3",
+        proof: Proof::Program("iperf3"),
+        needed_by: &["apps"],
+        why: "a TCP program for the preload library",
+    },
+    Package {
+        name: "netcat-openbsd",
+        proof: Proof::Program("nc.openbsd"),
+        needed_by: &["apps"],
+        why: "a TCP program for the preload library",
     },
     Package {
         name: "libibverbs-dev",
@@ -77,10 +101,16 @@ const PACKAGES: &[Package] = &[
     Package {
         name: "iproute2",
         proof: Proof::Program("ip"),
-        needed_by: &[],
-        why: "shows and builds network interfaces for tests by hand",
+        needed_by: &["apps"],
+        why: "makes the networks that programs are tested in",
     },
 ];
+
+/// Whether the package is in the table.
+#[cfg(test)]
+pub(crate) fn known(name: &str) -> bool {
+    PACKAGES.iter().any(|package| package.name == name)
+}
 
 /// Other software that `cargo xtask bench` compares us with. No check needs it.
 const PEERS: &[Package] = &[

@@ -9,7 +9,7 @@ use crate::context::Context;
 use crate::process::{Log, cargo};
 use crate::runner::Outcome;
 use crate::tidy;
-use crate::{instructions, licences, no_std, packages};
+use crate::{apps, instructions, licences, no_std, packages};
 
 /// A step of `cargo xtask test`.
 pub(crate) struct Step {
@@ -94,6 +94,12 @@ pub(crate) const STEPS: &[Step] = &[
         about: "Wireshark decodes what we send",
         limit: minutes(10),
         run: tshark,
+    },
+    Step {
+        name: "apps",
+        about: "programs of the distribution on our libraries",
+        limit: minutes(30),
+        run: apps::step,
     },
     Step {
         name: "fuzz-smoke",

@@ -34,6 +34,8 @@ use lab::Lab;
 pub(crate) enum Peer {
     /// The Linux kernel's software iWARP, in an emulated machine
     Siw(SiwArgs),
+    /// Programs of the distribution, as they are, on our libraries
+    Apps(crate::apps::AppsArgs),
 }
 
 /// Arguments of `cargo xtask interop siw`.
@@ -67,7 +69,13 @@ const LIMIT: Duration = Duration::from_secs(3 * 3600);
 /// # Errors
 /// When the guest cannot be built or started.
 pub(crate) fn command(peer: &Peer) -> Result<bool> {
-    let Peer::Siw(args) = peer;
+    match peer {
+        Peer::Siw(args) => siw(args),
+        Peer::Apps(args) => crate::apps::command(args),
+    }
+}
+
+fn siw(args: &SiwArgs) -> Result<bool> {
     let chosen: Vec<Case> = cases::all()
         .into_iter()
         .filter(|case| !(args.no_tap && case.net == Net::Tap))

@@ -57,6 +57,11 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
         }
     }
     let readme = files::read(root, "README.md")?;
+    findings.extend(crate::apps::stale(&readme).map(|text| Finding {
+        severity: Severity::Error,
+        place: "README.md".into(),
+        text,
+    }));
     findings.extend(markdown::readme(&readme, &files::read(root, "Cargo.toml")?));
 
     let mut errors = 0;

@@ -1,0 +1,138 @@
+//! What a case is, how it can end, and the checks that several cases use.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+
+use super::stage::Stage;
+
+/// How a case that did not fail ended, with a note for the terminal or the reason.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Passed(String),
+    Skipped(String),
+}
+
+impl Verdict {
+    pub(super) fn passed(note: impl Into<String>) -> Self {
+        Self::Passed(note.into())
+    }
+
+    pub(super) fn skipped(why: impl Into<String>) -> Self {
+        Self::Skipped(why.into())
+    }
+}
+
+type Run = Box<dyn Fn(&Stage) -> Result<Verdict> + Send + Sync>;
+
+/// Enough for a quick program on a busy machine.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A program, what of it runs, and the check.
+pub(super) struct Case {
+    program: &'static str,
+    what: String,
+    packages: &'static [&'static str],
+    wire: bool,
+    long: bool,
+    limit: Duration,
+    run: Run,
+}
+
+impl Case {
+    /// A quick case over loopback. See the head of the parent module.
+    pub(super) fn new(
+        program: &'static str,
+        what: impl Into<String>,
+        run: impl Fn(&Stage) -> Result<Verdict> + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            program,
+            what: what.into(),
+            packages: &[],
+            wire: false,
+            long: false,
+            limit: LIMIT,
+            run: Box::new(run),
+        }
+    }
+
+    /// Debian packages without which it is skipped.
+    pub(super) fn needs(mut self, packages: &'static [&'static str]) -> Self {
+        self.packages = packages;
+        self
+    }
+
+    /// It needs an interface that is not loopback.
+    #[allow(dead_code, reason = "for programs that skip loopback")]
+    pub(super) fn wire(mut self) -> Self {
+        self.wire = true;
+        self
+    }
+
+    /// It runs with `--all` only.
+    #[allow(dead_code, reason = "for cases that take long")]
+    pub(super) fn long(mut self) -> Self {
+        self.long = true;
+        self
+    }
+
+    /// How long all its programs together may take.
+    #[allow(dead_code, reason = "for cases that take longer than others")]
+    pub(super) fn limit(mut self, seconds: u64) -> Self {
+        self.limit = Duration::from_secs(seconds);
+        self
+    }
+
+    /// The program, which is a row of the README's table.
+    pub(super) fn program(&self) -> &'static str {
+        self.program
+    }
+
+    /// What of it runs.
+    pub(super) fn what(&self) -> &str {
+        &self.what
+    }
+
+    /// What `--only` looks at.
+    pub(super) fn name(&self) -> String {
+        format!("{}: {}", self.program, self.what)
+    }
+
+    pub(super) fn packages(&self) -> &'static [&'static str] {
+        self.packages
+    }
+
+    pub(super) fn needs_wire(&self) -> bool {
+        self.wire
+    }
+
+    pub(super) fn is_long(&self) -> bool {
+        self.long
+    }
+
+    pub(super) fn time(&self) -> Duration {
+        self.limit
+    }
+
+    pub(super) fn run(&self, stage: &Stage) -> Result<Verdict> {
+        (self.run)(stage)
+    }
+}
+
+/// Fails unless exactly so many lines contain the text.
+pub(super) fn expect_lines(said: &str, text: &str, count: usize) -> Result<()> {
+    let found = said.lines().filter(|line| line.contains(text)).count();
+    if found != count {
+        bail!("{found} lines with {text:?} instead of {count}");
+    }
+    Ok(())
+}
+
+/// Fails unless the text is there.
+pub(super) fn expect(said: &str, text: &str) -> Result<()> {
+    if !said.contains(text) {
+        bail!("no {text:?} in the output");
+    }
+    Ok(())
+}

@@ -1,0 +1,353 @@
+//! `cargo xtask interop apps`: programs of the distribution, as they are, on our libraries.
+//!
+//! Each case runs as an ordinary user (as `nobody` when started as root) with an installed copy of what was built, in
+//! network and process namespaces of its own where that is possible: ports never collide and nothing survives its case.
+//!
+//! # Adding a case
+//!
+//! A file here has a function `cases() -> Vec<Case>` and a row in [`all`]. A case is
+//!
+//! ```ignore
+//! Case::new("rping", "IPv6", |stage| {
+//!     let server = stage.start(&["rping", "-s", "-a", "::1", "-C", "3", "-v"])?;
+//!     stage.wait_for_port(7174)?;
+//!     let client = stage.start(&["rping", "-c", "-a", "::1", "-C", "3", "-v"])?;
+//!     let said = client.success()?;             // exit code 0 within the case's limit, and what it wrote
+//!     expect_lines(&said, "ping data:", 3)?;    // a check of real output
+//!     server.success()?;
+//!     Ok(Verdict::passed("3 pings"))
+//! })
+//! .needs(&["rdmacm-utils"])
+//! ```
+//!
+//! - The first string is the program (one row of the README's table), the second is what ran; both together are the name
+//!   that `--only` looks for.
+//! - [`Case::needs`] names Debian packages, each a row in `packages.rs`. Without them the case is skipped.
+//! - [`Case::wire`] gives an interface with an address for programs that skip loopback ([`stage::WIRE_V4`]).
+//! - [`Case::limit`] is for slow ones; [`Case::long`] leaves it to `--all`.
+//! - `Ok(Verdict::skipped(why))` is for what turns out to be impossible here. Any error is a failure.
+//! - Programs are killed when their value is dropped, and all that is left when the case ends.
+//!
+//! The README's table is written by `--bless`, which replaces the rows of programs all of whose cases ran.
+//! `cargo xtask test --only tidy` fails when the table and the cases differ.
+
+mod case;
+mod enumerate;
+mod program;
+mod rdmacm;
+mod stage;
+mod table;
+
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use clap::Args;
+
+use crate::context::Context;
+use crate::process::Log;
+use crate::runner::Outcome;
+use crate::{install, packages};
+use case::{Case, Verdict};
+use stage::{Isolation, Stage};
+
+pub(crate) use table::stale;
+
+/// Arguments of `cargo xtask interop apps`.
+#[derive(Args, Default)]
+pub(crate) struct AppsArgs {
+    /// Run only the cases whose names contain one of these
+    #[arg(long, value_name = "CASE", num_args = 1..)]
+    only: Vec<String>,
+    /// Run the long cases, too
+    #[arg(long)]
+    all: bool,
+    /// List the cases
+    #[arg(long)]
+    list: bool,
+    /// Write the results into the README
+    #[arg(long)]
+    bless: bool,
+    /// How many cases run at a time
+    #[arg(long, value_name = "N")]
+    jobs: Option<usize>,
+    /// Run each case so often
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    repeat: usize,
+    /// Use this installation (of `cargo xtask install`) instead of building one
+    #[arg(long, value_name = "DIR")]
+    prefix: Option<PathBuf>,
+}
+
+/// All cases, in the order of the README's table.
+fn all() -> Vec<Case> {
+    [enumerate::cases(), rdmacm::cases()]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+/// Everything together; it only ends a hang, for each case has its own limit.
+const LIMIT: Duration = Duration::from_secs(2 * 3600);
+
+/// The subcommand. Returns whether no case failed.
+///
+/// # Errors
+/// When our programs cannot be built or the user's choice is empty.
+pub(crate) fn command(args: &AppsArgs) -> Result<bool> {
+    let context = Context::new(false, true)?;
+    let mut log = Log::create(&context.log_dir().join("interop-apps.log"), LIMIT)?;
+    let rows = match execute(&context, args, &mut log)? {
+        Some(rows) => rows,
+        None => return Ok(true),
+    };
+    let ok = rows.iter().all(|row| row.result.is_ok());
+    if args.bless {
+        table::bless(&context.root, &all(), &rows)?;
+    }
+    Ok(ok)
+}
+
+/// The step of `cargo xtask test`.
+///
+/// # Errors
+/// When a case fails.
+pub(crate) fn step(context: &Context, log: &mut Log) -> Result<Outcome> {
+    let args = AppsArgs {
+        repeat: 1,
+        ..AppsArgs::default()
+    };
+    let rows = execute(context, &args, log)?.unwrap_or_default();
+    let failed: Vec<_> = rows
+        .iter()
+        .filter(|row| row.result.is_err())
+        .map(|row| row.name.as_str())
+        .collect();
+    if !failed.is_empty() {
+        bail!(
+            "{} of {} failed: {}",
+            failed.len(),
+            rows.len(),
+            failed.join("; ")
+        );
+    }
+    if rows
+        .iter()
+        .all(|row| matches!(row.result, Ok(Verdict::Skipped(_))))
+    {
+        return Ok(Outcome::Skipped("none of the programs is installed".into()));
+    }
+    Ok(Outcome::Passed)
+}
+
+/// How one case ended.
+struct Row {
+    program: &'static str,
+    name: String,
+    result: Result<Verdict>,
+    time: Duration,
+}
+
+/// Runs what the arguments choose. `None` if they only ask for the list.
+fn execute(context: &Context, args: &AppsArgs, log: &mut Log) -> Result<Option<Vec<Row>>> {
+    let chosen: Vec<Case> = all()
+        .into_iter()
+        .filter(|case| args.all || !args.only.is_empty() || !case.is_long())
+        .filter(|case| {
+            let name = case.name();
+            args.only.is_empty() || args.only.iter().any(|text| name.contains(text.as_str()))
+        })
+        .collect();
+    if args.list {
+        for case in &chosen {
+            println!("{}", case.name());
+        }
+        return Ok(None);
+    }
+    if chosen.is_empty() {
+        bail!("no such case; --list shows them");
+    }
+    let home = tempdir()?;
+    let prefix = match &args.prefix {
+        Some(prefix) => prefix.clone(),
+        None => {
+            let prefix = home.path.join("prefix");
+            install::install(&prefix)?;
+            prefix
+        }
+    };
+    let isolation = Isolation::find();
+    log.say(isolation.about());
+    let jobs = if isolation == Isolation::Nothing {
+        // They share the machine's ports.
+        1
+    } else {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        args.jobs.unwrap_or(cores.clamp(1, 4)).max(1)
+    };
+    let logs = context.log_dir().join("apps");
+    std::fs::create_dir_all(&logs)?;
+    let rows = run(
+        &Setting {
+            prefix: &prefix,
+            home: &home.path,
+            logs: &logs,
+            isolation,
+        },
+        &chosen,
+        args.repeat.max(1),
+        jobs,
+        log,
+    );
+    summary(&rows, log);
+    Ok(Some(rows))
+}
+
+/// What all cases share.
+struct Setting<'a> {
+    prefix: &'a Path,
+    home: &'a Path,
+    logs: &'a Path,
+    isolation: Isolation,
+}
+
+/// Runs the cases on a few threads. The rows are in the order of the cases.
+fn run(
+    setting: &Setting<'_>,
+    cases: &[Case],
+    repeat: usize,
+    jobs: usize,
+    log: &mut Log,
+) -> Vec<Row> {
+    let next = AtomicUsize::new(0);
+    let done: Mutex<Vec<(usize, Row)>> = Mutex::new(Vec::new());
+    let log = Mutex::new(log);
+    std::thread::scope(|scope| {
+        for _ in 0..jobs {
+            scope.spawn(|| {
+                loop {
+                    let at = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(case) = cases.get(at / repeat) else {
+                        return;
+                    };
+                    let row = run_one(setting, case, at);
+                    if let Ok(mut log) = log.lock() {
+                        report(&row, &mut log);
+                    }
+                    if let Ok(mut done) = done.lock() {
+                        done.push((at, row));
+                    }
+                }
+            });
+        }
+    });
+    let mut rows = done.into_inner().unwrap_or_default();
+    rows.sort_by_key(|(at, _)| *at);
+    rows.into_iter().map(|(_, row)| row).collect()
+}
+
+fn run_one(setting: &Setting<'_>, case: &Case, number: usize) -> Row {
+    let start = Instant::now();
+    let absent: Vec<_> = case
+        .packages()
+        .iter()
+        .copied()
+        .filter(|name| !packages::have(name))
+        .collect();
+    let result = if !absent.is_empty() {
+        Ok(Verdict::skipped(format!(
+            "not installed: {}",
+            absent.join(", ")
+        )))
+    } else if case.needs_wire() && setting.isolation == Isolation::Nothing {
+        Ok(Verdict::skipped(
+            "needs a network namespace: root, or unprivileged user namespaces",
+        ))
+    } else {
+        Stage::open(setting, case, number).and_then(|stage| {
+            let result = case.run(&stage);
+            stage.close(&result);
+            result
+        })
+    };
+    Row {
+        program: case.program(),
+        name: case.name(),
+        result,
+        time: start.elapsed(),
+    }
+}
+
+fn report(row: &Row, log: &mut Log) {
+    let seconds = row.time.as_secs_f64();
+    match &row.result {
+        Ok(Verdict::Passed(note)) => {
+            log.say(format!("passed  {seconds:>5.1} s  {}  {note}", row.name))
+        }
+        Ok(Verdict::Skipped(why)) => {
+            log.say(format!("skipped {seconds:>5.1} s  {}  {why}", row.name))
+        }
+        Err(error) => log.say(format!("FAILED  {seconds:>5.1} s  {}  {error:#}", row.name)),
+    }
+}
+
+fn summary(rows: &[Row], log: &mut Log) {
+    let failed = rows.iter().filter(|row| row.result.is_err()).count();
+    let skipped = rows
+        .iter()
+        .filter(|row| matches!(row.result, Ok(Verdict::Skipped(_))))
+        .count();
+    log.say(format!(
+        "{} cases passed, {failed} failed, {skipped} skipped",
+        rows.len() - failed - skipped
+    ));
+    for row in rows {
+        if let Ok(Verdict::Skipped(why)) = &row.result {
+            log.line(format!("skipped: {}: {why}", row.name));
+        }
+        if let Err(error) = &row.result {
+            log.say(format!("FAILED {}: {error:#}", row.name));
+        }
+    }
+}
+
+/// A directory that is removed with the value. Everybody may read it.
+struct TempDir {
+    path: PathBuf,
+}
+
+impl Drop for TempDir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.path);
+    }
+}
+
+fn tempdir() -> Result<TempDir> {
+    use std::os::unix::fs::PermissionsExt as _;
+    let path = std::env::temp_dir().join(format!("iwarp-apps-{}", std::process::id()));
+    std::fs::create_dir(&path)?;
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755))?;
+    Ok(TempDir { path })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_need_known_packages() {
+        let cases = all();
+        for (at, case) in cases.iter().enumerate() {
+            assert!(
+                cases[..at].iter().all(|other| other.name() != case.name()),
+                "{} twice",
+                case.name()
+            );
+            for package in case.packages() {
+                assert!(packages::known(package), "{}: {package}", case.name());
+            }
+        }
+    }
+}

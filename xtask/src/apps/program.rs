@@ -1,0 +1,169 @@
+//! A running program: its output goes to a file, its end is waited for, and it is killed with all of its group.
+
+use std::fs::File;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use rustix::process::{Pid, Signal, kill_process_group};
+
+/// How often a program or its output is looked at.
+pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(10);
+
+/// A started program, first in a process group of its own. Killed when dropped.
+pub(super) struct Program {
+    child: Child,
+    shown: String,
+    output: PathBuf,
+    deadline: Instant,
+    ended: Option<ExitStatus>,
+}
+
+impl Program {
+    /// Starts it with both outputs into the file.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub(super) fn start(
+        command: &mut Command,
+        shown: String,
+        input: Option<&Path>,
+        output: PathBuf,
+        deadline: Instant,
+    ) -> Result<Self> {
+        // One description for both, so that lines stay in the order in which they were written.
+        let file = File::create(&output)?;
+        let input = match input {
+            Some(path) => File::open(path)?.into(),
+            None => Stdio::null(),
+        };
+        let child = command
+            .stdin(input)
+            .stdout(file.try_clone()?)
+            .stderr(file)
+            .process_group(0)
+            .spawn()
+            .with_context(|| format!("cannot start `{shown}`"))?;
+        Ok(Self {
+            child,
+            shown,
+            output,
+            deadline,
+            ended: None,
+        })
+    }
+
+    /// What it has written so far.
+    pub(super) fn said(&self) -> String {
+        let bytes = std::fs::read(&self.output).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Waits until its output contains the text. Programs that write to files keep what they write back until there is
+    /// much of it; start those through `stdbuf -oL`.
+    ///
+    /// # Errors
+    /// When it ends before, or time is up.
+    pub(super) fn wait_for(&mut self, text: &str) -> Result<()> {
+        loop {
+            if self.said().contains(text) {
+                return Ok(());
+            }
+            if let Some(status) = self.poll()? {
+                if self.said().contains(text) {
+                    return Ok(());
+                }
+                bail!("`{}` ended ({status}) without {text:?}", self.shown);
+            }
+            if Instant::now() >= self.deadline {
+                bail!("`{}` did not say {text:?} in time", self.shown);
+            }
+            thread::sleep(POLL_INTERVAL);
+        }
+    }
+
+    /// Its status if it has ended.
+    ///
+    /// # Errors
+    /// When it cannot be asked for.
+    pub(super) fn poll(&mut self) -> Result<Option<ExitStatus>> {
+        if self.ended.is_none() {
+            self.ended = self.child.try_wait()?;
+        }
+        Ok(self.ended)
+    }
+
+    /// Waits for its end: its exit code, and what it wrote.
+    ///
+    /// # Errors
+    /// When it is killed by a signal or does not end in time.
+    pub(super) fn end(mut self) -> Result<(i32, String)> {
+        loop {
+            if let Some(status) = self.poll()? {
+                let Some(code) = status.code() else {
+                    let signal = status.signal().unwrap_or_default();
+                    bail!(
+                        "`{}` was ended by signal {signal}: {}",
+                        self.shown,
+                        last(&self.said())
+                    );
+                };
+                return Ok((code, self.said()));
+            }
+            if Instant::now() >= self.deadline {
+                bail!(
+                    "`{}` did not end in time: {}",
+                    self.shown,
+                    last(&self.said())
+                );
+            }
+            thread::sleep(POLL_INTERVAL);
+        }
+    }
+
+    /// Waits for its end, which must be exit code 0, and returns what it wrote.
+    ///
+    /// # Errors
+    /// As for [`Program::end`], or for another code.
+    pub(super) fn success(self) -> Result<String> {
+        let shown = self.shown.clone();
+        match self.end()? {
+            (0, said) => Ok(said),
+            (code, said) => bail!("`{shown}` exited with {code}: {}", last(&said)),
+        }
+    }
+
+    /// Sends it and its children a signal.
+    pub(super) fn signal(&self, signal: Signal) {
+        if self.ended.is_some() {
+            return;
+        }
+        if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
+            // A group that is gone needs no signal.
+            let _ = kill_process_group(pid, signal);
+        }
+    }
+
+    /// Its process number, as seen from outside of its namespace.
+    pub(super) fn id(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        self.signal(Signal::KILL);
+        let _ = self.child.wait();
+    }
+}
+
+/// The last line that says something.
+fn last(said: &str) -> &str {
+    said.lines()
+        .map(str::trim)
+        .rfind(|line| !line.is_empty())
+        .unwrap_or("no output")
+}

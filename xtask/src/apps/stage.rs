@@ -1,0 +1,363 @@
+//! Where a case plays: namespaces, a directory to work in, ports, and the user that the programs run as.
+
+use std::cell::{Cell, RefCell};
+use std::fmt::Write as _;
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+
+use super::Setting;
+use super::case::{Case, Verdict};
+use super::program::{POLL_INTERVAL, Program};
+
+/// The address of the interface of [`Case::wire`]; `::2` and `.2` are the other end.
+#[allow(dead_code, reason = "for programs that skip loopback")]
+pub(super) const WIRE_V4: &str = "10.77.0.1";
+#[allow(dead_code, reason = "for programs that skip loopback")]
+pub(super) const WIRE_V6: &str = "fd77::1";
+
+/// The user and group `nobody` of every distribution.
+const NOBODY: &str = "65534";
+/// For how long namespaces outlive a test that was killed.
+const SPARE: u64 = 30;
+
+/// How cases are kept from each other and from the machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Isolation {
+    /// Root makes namespaces and starts the programs as `nobody` in them.
+    Root,
+    /// An ordinary user makes them in a user namespace.
+    User,
+    /// Namespaces are not allowed here: programs run on the machine's loopback.
+    Nothing,
+}
+
+impl Isolation {
+    /// Finds out what this machine allows.
+    pub(super) fn find() -> Self {
+        let kind = if rustix::process::geteuid().is_root() {
+            Self::Root
+        } else {
+            Self::User
+        };
+        let works = kind
+            .unshare()
+            .args(["sh", "-c", "ip link set lo up"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .is_ok_and(|status| status.success());
+        if works { kind } else { Self::Nothing }
+    }
+
+    /// For the terminal.
+    pub(super) fn about(self) -> &'static str {
+        match self {
+            Self::Root => "each case runs as nobody in namespaces of its own",
+            Self::User => "each case runs in a user namespace of its own",
+            Self::Nothing => {
+                "no namespaces here: cases run on the machine's loopback, one after the other"
+            }
+        }
+    }
+
+    /// A command that runs what is appended to it in new namespaces. All of it dies with it.
+    fn unshare(self) -> Command {
+        let mut command = Command::new("unshare");
+        if self == Self::User {
+            command.args(["--user", "--map-current-user", "--keep-caps"]);
+        }
+        command.args([
+            "--net",
+            "--pid",
+            "--mount-proc",
+            "--fork",
+            "--kill-child",
+            "--",
+        ]);
+        command
+    }
+}
+
+/// What a case runs on. Dropping it ends everything that it started.
+pub(super) struct Stage {
+    /// First, so that it goes first: with the process that holds the namespaces everything in them ends.
+    holder: Option<Holder>,
+    isolation: Isolation,
+    iwarp: PathBuf,
+    dir: PathBuf,
+    log: PathBuf,
+    deadline: Instant,
+    count: Cell<usize>,
+    port: Cell<u16>,
+    outputs: RefCell<Vec<(String, PathBuf)>>,
+}
+
+/// The process that keeps the namespaces, and the first process inside. With it all processes inside end, even those that
+/// left their group.
+struct Holder {
+    _program: Program,
+    inside: u32,
+}
+
+impl Stage {
+    /// Makes it.
+    ///
+    /// # Errors
+    /// When directories or namespaces cannot be made.
+    pub(super) fn open(setting: &Setting<'_>, case: &Case, number: usize) -> Result<Self> {
+        let dir = setting.home.join(number.to_string());
+        std::fs::create_dir(&dir)?;
+        // The programs' user writes here.
+        std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o777))?;
+        let deadline = Instant::now() + case.time();
+        let holder = match setting.isolation {
+            Isolation::Nothing => None,
+            kind => Some(Holder::start(kind, case, &dir, deadline)?),
+        };
+        let mut name: String = case
+            .name()
+            .chars()
+            .map(|c| if c.is_ascii_alphanumeric() { c } else { '-' })
+            .collect();
+        let _ = write!(name, "-{number}.log");
+        Ok(Self {
+            holder,
+            isolation: setting.isolation,
+            iwarp: setting.prefix.join("bin/iwarp"),
+            dir,
+            log: setting.logs.join(name),
+            deadline,
+            count: Cell::new(0),
+            port: Cell::new(20_000),
+            outputs: RefCell::new(Vec::new()),
+        })
+    }
+
+    /// A directory that the programs may write to; they start in it.
+    #[allow(dead_code, reason = "for programs that read and write files")]
+    pub(super) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// A port that nothing uses. Programs with a fixed port can have it, too, if there are namespaces.
+    pub(super) fn port(&self) -> Result<u16> {
+        if self.holder.is_some() {
+            // In an empty network every port is free, and these are below those that the kernel gives away.
+            self.port.set(self.port.get() + 1);
+            return Ok(self.port.get());
+        }
+        Ok(TcpListener::bind(("::", 0))?.local_addr()?.port())
+    }
+
+    /// Starts a program with its arguments by `iwarp run`.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub(super) fn start(&self, words: &[&str]) -> Result<Program> {
+        self.start_with(&[], None, &[], words)
+    }
+
+    /// Starts a program with options of `iwarp run`, a file to read, and variables.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub(super) fn start_with(
+        &self,
+        options: &[&str],
+        input: Option<&Path>,
+        variables: &[(&str, &str)],
+        words: &[&str],
+    ) -> Result<Program> {
+        let iwarp = self.iwarp.display().to_string();
+        let mut all = vec![iwarp.as_str(), "run"];
+        all.extend(options);
+        all.push("--");
+        all.extend(words);
+        let mut command = self.command(&all);
+        command.envs(variables.iter().copied());
+        self.launch(&mut command, words.join(" "), input)
+    }
+
+    /// Starts a program without `iwarp run`: helpers that use no verbs.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    #[allow(dead_code, reason = "for helpers that use no verbs")]
+    pub(super) fn start_plain(&self, words: &[&str]) -> Result<Program> {
+        self.launch(&mut self.command(words), words.join(" "), None)
+    }
+
+    fn launch(
+        &self,
+        command: &mut Command,
+        shown: String,
+        input: Option<&Path>,
+    ) -> Result<Program> {
+        self.count.set(self.count.get() + 1);
+        let output = self.dir.join(format!("output.{}", self.count.get()));
+        self.outputs
+            .borrow_mut()
+            .push((shown.clone(), output.clone()));
+        Program::start(
+            command.current_dir(&self.dir),
+            shown,
+            input,
+            output,
+            self.deadline,
+        )
+    }
+
+    /// A command in the namespaces, as the user.
+    fn command(&self, words: &[&str]) -> Command {
+        let mut all: Vec<String> = Vec::new();
+        if let Some(holder) = &self.holder {
+            all.push("nsenter".into());
+            if self.isolation == Isolation::User {
+                all.extend(["--preserve-credentials", "--user"].map(String::from));
+            }
+            all.extend(["--net", "--pid", "--mount"].map(String::from));
+            all.extend(["--target".into(), holder.inside.to_string(), "--".into()]);
+        }
+        if rustix::process::geteuid().is_root() {
+            all.extend(
+                [
+                    "setpriv",
+                    "--reuid",
+                    NOBODY,
+                    "--regid",
+                    NOBODY,
+                    "--clear-groups",
+                ]
+                .map(String::from),
+            );
+            all.push("--".into());
+        }
+        all.extend(words.iter().map(|&word| word.to_owned()));
+        let mut command = Command::new(&all[0]);
+        command
+            .args(&all[1..])
+            // Debian's programs, not another of the same name that a developer has.
+            .env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin")
+            .env("HOME", &self.dir)
+            .env("LC_ALL", "C")
+            .env_remove("LD_LIBRARY_PATH");
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("IWARP_") {
+                command.env_remove(name);
+            }
+        }
+        command
+    }
+
+    /// Waits until something listens on the port, without connecting to it.
+    ///
+    /// # Errors
+    /// When nothing does in time.
+    pub(super) fn wait_for_port(&self, port: u16) -> Result<()> {
+        while !self.listens(port) {
+            if Instant::now() >= self.deadline {
+                bail!("nothing listens on port {port}");
+            }
+            thread::sleep(POLL_INTERVAL);
+        }
+        Ok(())
+    }
+
+    /// Whether something listens on the port.
+    pub(super) fn listens(&self, port: u16) -> bool {
+        let process = self
+            .holder
+            .as_ref()
+            .map_or_else(|| "self".into(), |holder| holder.inside.to_string());
+        ["tcp", "tcp6"].iter().any(|table| {
+            std::fs::read_to_string(format!("/proc/{process}/net/{table}"))
+                .is_ok_and(|text| text.lines().skip(1).any(|line| is_listener(line, port)))
+        })
+    }
+
+    /// How much time the case has left.
+    #[allow(dead_code, reason = "for cases that wait for something else")]
+    pub(super) fn left(&self) -> Duration {
+        self.deadline.saturating_duration_since(Instant::now())
+    }
+
+    /// Ends everything and keeps what was written.
+    pub(super) fn close(mut self, result: &Result<Verdict>) {
+        self.holder = None;
+        let mut text = String::new();
+        for (shown, output) in self.outputs.borrow().iter() {
+            let said = std::fs::read(output).unwrap_or_default();
+            let _ = writeln!(text, "$ {shown}\n{}", String::from_utf8_lossy(&said));
+        }
+        let _ = writeln!(text, "{result:?}");
+        let _ = std::fs::write(&self.log, text);
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+impl Holder {
+    fn start(kind: Isolation, case: &Case, dir: &Path, deadline: Instant) -> Result<Self> {
+        let mut script = String::from("set -e; ip link set lo up; ");
+        if case.needs_wire() {
+            script.push_str(
+                "ip link add wire0 type veth peer name wire1; \
+                 ip addr add 10.77.0.1/24 dev wire0; ip addr add fd77::1/64 dev wire0 nodad; \
+                 ip link set wire0 up; ip link set wire1 up; ",
+            );
+        }
+        // A sleep instead of waiting for good: it ends even if nobody is left to kill it.
+        let _ = write!(
+            script,
+            "echo ready; exec sleep {}",
+            case.time().as_secs() + SPARE
+        );
+        let mut command = kind.unshare();
+        command.args(["sh", "-c", &script]);
+        let output = dir.join("namespace");
+        let mut program = Program::start(&mut command, "unshare".into(), None, output, deadline)?;
+        program.wait_for("ready")?;
+        let id = program.id();
+        let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children"))
+            .context("cannot find the first process of the namespace")?;
+        let inside = children
+            .split_whitespace()
+            .next()
+            .and_then(|word| word.parse().ok())
+            .context("the namespace has no process")?;
+        Ok(Self {
+            _program: program,
+            inside,
+        })
+    }
+}
+
+/// Whether a line of `/proc/net/tcp` is a listener at the port.
+fn is_listener(line: &str, port: u16) -> bool {
+    const LISTEN: &str = "0A";
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let at = words.get(1).and_then(|local| local.rsplit_once(':'));
+    words.get(3) == Some(&LISTEN)
+        && at.and_then(|(_, hex)| u16::from_str_radix(hex, 16).ok()) == Some(port)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn listeners_are_found_in_the_kernels_table() {
+        let line = "   0: 0100007F:1C06 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1 1";
+        assert!(is_listener(line, 0x1c06));
+        assert!(!is_listener(line, 0x1c07));
+        assert!(!is_listener(&line.replace(" 0A ", " 01 "), 0x1c06));
+        let v6 = "   1: 00000000000000000000000001000000:0050 00000000000000000000000000000000:0000 0A 0:0 00:0 0 0 0 1 1";
+        assert!(is_listener(v6, 80));
+    }
+}

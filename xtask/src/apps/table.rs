@@ -1,0 +1,190 @@
+//! The table of programs in the README: made from a run, and compared with the cases.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result, bail};
+
+use super::Row;
+use super::case::{Case, Verdict};
+
+const FILE: &str = "README.md";
+const BEGIN: &str = "<!-- begin: cargo xtask interop apps --all --bless -->";
+const END: &str = "<!-- end -->";
+const HEAD: &str = "| Program | What ran | Result |\n| --- | --- | --- |\n";
+
+/// The programs in the order in which their first case comes, each with all that runs of it.
+fn programs(cases: &[Case]) -> Vec<(&'static str, String)> {
+    let mut out: Vec<(&'static str, String)> = Vec::new();
+    for case in cases {
+        let what = case.what().replace('|', "\\|");
+        match out.iter_mut().find(|(name, _)| *name == case.program()) {
+            Some((_, all)) => {
+                all.push_str("; ");
+                all.push_str(&what);
+            }
+            None => out.push((case.program(), what)),
+        }
+    }
+    out
+}
+
+/// Says how the README's table differs from the cases, if it does.
+pub(crate) fn stale(readme: &str) -> Option<String> {
+    compare(readme, &super::all())
+}
+
+fn compare(readme: &str, cases: &[Case]) -> Option<String> {
+    let Some((_, rows, _)) = split(readme) else {
+        return Some(format!("has no {BEGIN} … {END}"));
+    };
+    let wanted = programs(cases);
+    let found: Vec<[&str; 3]> = rows.lines().filter_map(cells).collect();
+    for (name, what) in &wanted {
+        let row = found.iter().find(|row| row[0] == *name);
+        if row.is_none_or(|row| row[1] != what) {
+            return Some(format!(
+                "the row of {name} is not what runs; `cargo xtask interop apps --all --bless` writes it"
+            ));
+        }
+    }
+    let extra = found
+        .iter()
+        .find(|row| wanted.iter().all(|(name, _)| row[0] != *name))?;
+    Some(format!("no case runs {}", extra[0]))
+}
+
+/// Writes the results of the programs all of whose cases ran; the other rows stay.
+///
+/// # Errors
+/// When the README has no place for them, or something failed: a failure is fixed, not published.
+pub(super) fn bless(root: &Path, cases: &[Case], rows: &[Row]) -> Result<()> {
+    if let Some(row) = rows.iter().find(|row| row.result.is_err()) {
+        bail!("not written to {FILE}: {} failed", row.name);
+    }
+    let path = root.join(FILE);
+    let text = std::fs::read_to_string(&path)?;
+    let (before, old, after) =
+        split(&text).with_context(|| format!("{FILE} has no {BEGIN} … {END}"))?;
+    let old: Vec<[&str; 3]> = old.lines().filter_map(cells).collect();
+    let mut table = String::from(HEAD);
+    for (name, what) in programs(cases) {
+        let complete = cases
+            .iter()
+            .filter(|case| case.program() == name)
+            .all(|case| rows.iter().any(|row| row.name == case.name()));
+        if complete {
+            let result = result(rows.iter().filter(|row| row.program == name));
+            table.push_str(&format!("| {name} | {what} | {result} |\n"));
+        } else if let Some([name, what, result]) = old.iter().find(|row| row[0] == name) {
+            table.push_str(&format!("| {name} | {what} | {result} |\n"));
+        }
+    }
+    std::fs::write(&path, format!("{before}{BEGIN}\n{table}{END}{after}"))?;
+    Ok(())
+}
+
+/// One cell for all cases of a program.
+fn result<'a>(rows: impl Iterator<Item = &'a Row>) -> String {
+    let mut passed = 0;
+    let mut skipped = Vec::new();
+    for row in rows {
+        match &row.result {
+            Ok(Verdict::Skipped(why)) => {
+                let what = row.name.split_once(": ").map_or("", |(_, what)| what);
+                skipped.push(format!("{what} ({why})"));
+            }
+            _ => passed += 1,
+        }
+    }
+    match (passed, skipped.is_empty()) {
+        (_, true) => "passed".into(),
+        (0, false) => format!("not run: {}", skipped.join("; ")),
+        (_, false) => format!("passed; not run: {}", skipped.join("; ")),
+    }
+    .replace('|', "\\|")
+}
+
+/// The text before the table, the table, and the text after it.
+fn split(readme: &str) -> Option<(&str, &str, &str)> {
+    let (before, rest) = readme.split_once(BEGIN)?;
+    let (rows, after) = rest.split_once(END)?;
+    Some((before, rows, after))
+}
+
+/// The cells of a row that is not the head.
+fn cells(line: &str) -> Option<[&str; 3]> {
+    if HEAD.lines().any(|head| head == line) {
+        return None;
+    }
+    let inner = line.strip_prefix("| ")?.strip_suffix(" |")?;
+    let mut parts = inner.split(" | ");
+    let row = [parts.next()?, parts.next()?, parts.next()?];
+    parts.next().is_none().then_some(row)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn case(program: &'static str, what: &str) -> Case {
+        Case::new(program, what, |_| Ok(Verdict::passed("")))
+    }
+
+    fn row(program: &'static str, what: &str, result: Result<Verdict>) -> Row {
+        Row {
+            program,
+            name: format!("{program}: {what}"),
+            result,
+            time: Duration::ZERO,
+        }
+    }
+
+    fn readme(rows: &str) -> String {
+        format!("before\n{BEGIN}\n{HEAD}{rows}{END}\nafter\n")
+    }
+
+    #[test]
+    fn a_table_that_fits_the_cases_is_not_stale() {
+        let cases = [case("a", "one"), case("b", "x | y"), case("a", "two")];
+        let good = "| a | one; two | passed |\n| b | x \\| y | passed |\n";
+        assert_eq!(compare(&readme(good), &cases), None);
+        for bad in [
+            "",
+            "| a | one | passed |\n| b | x \\| y | passed |\n",
+            "| a | one; two | passed |\n",
+            "| a | one; two | passed |\n| b | x \\| y | passed |\n| c | z | passed |\n",
+        ] {
+            assert!(compare(&readme(bad), &cases).is_some(), "{bad}");
+        }
+        assert!(compare("nothing", &cases).is_some());
+    }
+
+    #[test]
+    fn blessing_replaces_complete_programs_only() {
+        let dir = std::env::temp_dir().join(format!("xtask-table-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let old = readme("| a | old | passed |\n| b | old | passed |\n| gone | x | passed |\n");
+        std::fs::write(dir.join(FILE), old).unwrap();
+        let cases = [
+            case("a", "one"),
+            case("a", "two"),
+            case("b", "x"),
+            case("b", "y"),
+        ];
+        let rows = [
+            row("a", "one", Ok(Verdict::passed("note"))),
+            row("a", "two", Ok(Verdict::skipped("why"))),
+            row("b", "x", Ok(Verdict::passed(""))),
+        ];
+        bless(&dir, &cases, &rows).unwrap();
+        let new = std::fs::read_to_string(dir.join(FILE)).unwrap();
+        assert_eq!(
+            new,
+            readme("| a | one; two | passed; not run: two (why) |\n| b | old | passed |\n")
+        );
+        let failed = [row("a", "one", Err(anyhow::anyhow!("no")))];
+        assert!(bless(&dir, &cases, &failed).is_err());
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}
