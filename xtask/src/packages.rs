@@ -104,6 +104,12 @@ const PACKAGES: &[Package] = &[
         needed_by: &["apps"],
         why: "makes the networks that programs are tested in",
     },
+    Package {
+        name: "ethtool",
+        proof: Proof::File("/usr/sbin/ethtool"),
+        needed_by: &[],
+        why: "turns offloads off, so that packets are segments",
+    },
 ];
 
 /// Whether the package is in the table.

@@ -24,6 +24,8 @@ pub const TX_COPY_MAX: u32 = 2048;
 pub const TX_SCRATCH: usize = 288 * 1024;
 /// A plan is closed when it holds this many octets: more does not make `sendmsg` cheaper.
 pub const TX_PLAN_BYTES: usize = 256 * 1024;
+/// Most segments of one plan that have to be written by themselves.
+pub const TX_PLAN_CUTS: usize = 256;
 /// Most pieces of one plan; system calls take at most 1024.
 pub const TX_PLAN_PIECES: usize = 512;
 /// Read responses sent in a row while local work requests wait.

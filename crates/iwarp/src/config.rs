@@ -13,6 +13,31 @@ pub enum ReceiverNotReady {
     Terminate,
 }
 
+/// Whether TCP segments begin with FPDUs and hold whole ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Alignment {
+    /// Where segments are those of a network, and not where loopback has them as large as FPDUs. This is the default.
+    Auto,
+    /// Always.
+    On,
+    /// Never: fewer and larger system calls for messages of medium size.
+    Off,
+}
+
+impl Alignment {
+    /// A network's segments are shorter; loopback's have 64 KiB unless it was changed.
+    const NETWORK_MSS_MAX: u32 = 16 * 1024;
+
+    /// For segments of `mss` octets.
+    pub(crate) const fn applies(self, mss: u32) -> bool {
+        match self {
+            Self::Auto => mss <= Self::NETWORK_MSS_MAX,
+            Self::On => true,
+            Self::Off => false,
+        }
+    }
+}
+
 /// Settings of an opened device. [`Config::from_env`] reads them from `IWARP_*` variables.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -41,6 +66,8 @@ pub struct Config {
     pub capture_bytes: Option<u64>,
     /// FPDUs are cut for this maximum segment size if it is smaller than TCP's (`IWARP_MSS`).
     pub mss: Option<u32>,
+    /// Keep FPDUs aligned with TCP segments (`IWARP_ALIGN=auto|on|off`; default auto). Hardware needs it, and siw with CRC.
+    pub align: Alignment,
     /// Print counters to standard error when the process ends (`IWARP_STATS=on|off`; default off).
     pub stats: bool,
 }
@@ -59,6 +86,7 @@ impl Default for Config {
             capture: None,
             capture_bytes: None,
             mss: None,
+            align: Alignment::Auto,
             stats: false,
         }
     }
@@ -117,6 +145,15 @@ impl Config {
             .filter(|s| !s.is_empty())
             .map(PathBuf::from);
         c.capture_bytes = number("IWARP_CAPTURE_BYTES");
+        c.align = match get("IWARP_ALIGN").as_deref() {
+            None | Some("auto") => c.align,
+            Some("on") => Alignment::On,
+            Some("off") => Alignment::Off,
+            Some(other) => {
+                tracing::warn!("IWARP_ALIGN={other}: auto, on or off, please; ignored");
+                c.align
+            }
+        };
         c.mss = number("IWARP_MSS").map(|n| u32::try_from(n).unwrap_or(u32::MAX).max(128));
         c
     }
@@ -136,6 +173,7 @@ mod tests {
                 "IWARP_RNR_TIMEOUT_MS" | "IWARP_SPEAK_FIRST_MS" => Some("0"),
                 "IWARP_CAPTURE" => Some(""),
                 "IWARP_MSS" => Some("x"),
+                "IWARP_ALIGN" => Some("off"),
                 _ => None,
             }
             .map(str::to_owned)
@@ -146,6 +184,7 @@ mod tests {
             mpa_revision: 1,
             receiver_not_ready: ReceiverNotReady::Terminate,
             speak_first: None,
+            align: Alignment::Off,
             ..Config::default()
         };
         assert_eq!(c, want);

@@ -24,7 +24,7 @@ pub mod tokio;
 mod verbs;
 
 pub use capture::{Recorder, RecorderLimits};
-pub use config::{Config, ReceiverNotReady};
+pub use config::{Alignment, Config, ReceiverNotReady};
 pub use device::{Device, LIMITS, Limits};
 pub use error::{Error, Result};
 pub use iwarp_rnic::counters::Counters;

@@ -4,7 +4,7 @@
 //! registered memory and are named by STag. They are resolved at the moment of the write, so a
 //! region that was deregistered meanwhile is noticed, however long the stream was blocked.
 
-use crate::limits::{MAX_SGE, TX_PLAN_BYTES, TX_PLAN_PIECES, TX_SCRATCH};
+use crate::limits::{MAX_SGE, TX_PLAN_BYTES, TX_PLAN_CUTS, TX_PLAN_PIECES, TX_SCRATCH};
 use crate::memory::{AccessError, Accessor, MemoryTable};
 use crate::{Access, AllocError};
 use alloc::boxed::Box;
@@ -63,6 +63,11 @@ pub struct TxPlan {
     next_milestone: usize,
     bytes: usize,
     written: usize,
+    /// Where writes must end, so that a TCP segment ends there.
+    cuts: Vec<usize>,
+    next_cut: usize,
+    /// Octets since the last place where a segment ends, if segments matter.
+    in_segment: Option<usize>,
 }
 
 impl TxPlan {
@@ -75,6 +80,9 @@ impl TxPlan {
             next_milestone: 0,
             bytes: 0,
             written: 0,
+            cuts: Vec::new(),
+            next_cut: 0,
+            in_segment: None,
         };
         plan.scratch
             .try_reserve_exact(TX_SCRATCH)
@@ -84,6 +92,9 @@ impl TxPlan {
             .map_err(|_| AllocError)?;
         plan.milestones
             .try_reserve_exact(TX_SCRATCH / 20)
+            .map_err(|_| AllocError)?;
+        plan.cuts
+            .try_reserve_exact(TX_PLAN_CUTS)
             .map_err(|_| AllocError)?;
         Ok(Box::new(plan))
     }
@@ -116,6 +127,9 @@ impl TxPlan {
         self.next_milestone = 0;
         self.bytes = 0;
         self.written = 0;
+        self.cuts.clear();
+        self.next_cut = 0;
+        self.in_segment = None;
     }
 
     /// Is there room for one more FPDU that needs `scratch` octets of scratch?
@@ -124,6 +138,7 @@ impl TxPlan {
             && self.pieces.len() + MAX_SGE as usize + 3 <= TX_PLAN_PIECES
             && self.scratch.len() + scratch <= TX_SCRATCH
             && self.milestones.len() < self.milestones.capacity()
+            && self.cuts.len() < TX_PLAN_CUTS
     }
 
     /// The octets of scratch from `from` on become part of the plan.
@@ -167,9 +182,50 @@ impl TxPlan {
         self.milestones.push((self.bytes, what));
     }
 
+    /// An FPDU was added at `start`. If it does not fit into the rest of a TCP segment, a new one has to begin with it.
+    ///
+    /// FPDUs that fill segments exactly need no cut: TCP itself cuts there.
+    //= rfc5044 section 5.1
+    //# MPA transmitters SHOULD also use whatever facilities the TCP stack
+    //# presents to cause the TCP transmitter to start TCP segments at FPDU
+    //# boundaries.  Multiple FPDUs MAY be packed into a single TCP segment
+    //# as determined by the EMSS calculation as long as they are entirely
+    //# contained in the TCP segment.
+    pub(super) fn align(&mut self, start: usize, segment: usize) {
+        let len = self.bytes.saturating_sub(start);
+        let used = self.in_segment.unwrap_or(0);
+        let end = if used != 0 && used.saturating_add(len) > segment {
+            self.cuts.push(start);
+            len
+        } else {
+            used.saturating_add(len)
+        };
+        self.in_segment = Some(if end == segment { 0 } else { end });
+    }
+
+    /// Octets that may be written together, from what is not yet written.
+    #[inline]
+    pub fn together(&self) -> usize {
+        let end = self.cuts.get(self.next_cut).copied().unwrap_or(self.bytes);
+        end.saturating_sub(self.written)
+    }
+
+    /// After writing [`together`](Self::together) octets, TCP must not put later ones into the same segment (`MSG_EOR`).
+    #[inline]
+    pub const fn ends_segment(&self) -> bool {
+        self.in_segment.is_some()
+    }
+
     /// Notes that `n` more octets were written.
-    pub(super) const fn advance(&mut self, n: usize) {
+    pub(super) fn advance(&mut self, n: usize) {
         self.written = self.written.wrapping_add(n);
+        while self
+            .cuts
+            .get(self.next_cut)
+            .is_some_and(|cut| *cut <= self.written)
+        {
+            self.next_cut += 1;
+        }
     }
 
     /// The next thing that has happened by now.
@@ -222,7 +278,7 @@ impl TxPlan {
         Ok(())
     }
 
-    /// The runs that are not yet written, for `sendmsg`. At most `out`'s capacity.
+    /// The runs that are to be written [`together`](Self::together), for `sendmsg`. At most `out`'s capacity.
     ///
     /// The addresses are valid while `memory` is borrowed and the plan unchanged. An error means that the
     /// program took memory away under a request: the stream cannot go on ([`QueuePair::abort`](super::QueuePair::abort)).
@@ -233,18 +289,16 @@ impl TxPlan {
         out: &mut Vec<IoRun>,
     ) -> Result<(), AccessError> {
         out.clear();
+        let mut left = self.together();
         self.for_each_run(memory, who, |run| {
-            out.push(match run {
-                Run::Scratch(s) => IoRun {
-                    addr: s.as_ptr() as usize,
-                    len: s.len(),
-                },
-                Run::Memory(s) => IoRun {
-                    addr: s.addr() as usize,
-                    len: s.len() as usize,
-                },
-            });
-            out.len() < out.capacity()
+            let (addr, len) = match run {
+                Run::Scratch(s) => (s.as_ptr() as usize, s.len()),
+                Run::Memory(s) => (s.addr() as usize, s.len() as usize),
+            };
+            let len = len.min(left);
+            out.push(IoRun { addr, len });
+            left -= len;
+            left > 0 && out.len() < out.capacity()
         })
     }
 

@@ -52,6 +52,21 @@ impl Tx {
         w: &Wire<'_>,
     ) -> Result<(), AccessError> {
         self.spoke = true;
+        let start = plan.len();
+        self.emit_fpdu(plan, header, payload, w)?;
+        if let Some(segment) = self.segment {
+            plan.align(start, segment as usize);
+        }
+        Ok(())
+    }
+
+    fn emit_fpdu(
+        &mut self,
+        plan: &mut TxPlan,
+        header: &Header,
+        payload: Payload<'_>,
+        w: &Wire<'_>,
+    ) -> Result<(), AccessError> {
         let from = plan.scratch.len();
         let copy = w.markers
             || payload.len() <= TX_COPY_MAX as usize

@@ -62,6 +62,8 @@ pub(super) struct Tx {
     rtr: Option<Rtr>,
     /// An FPDU was sent on this stream.
     pub(super) spoke: bool,
+    /// Octets in a TCP segment, if every segment shall begin with an FPDU.
+    pub(super) segment: Option<u32>,
     pub(super) mulpdu: u16,
     pub(super) clock: MarkerClock,
     /// Next message sequence number of queues 0 to 3.
@@ -82,6 +84,7 @@ impl Default for Tx {
             open: false,
             rtr: None,
             spoke: false,
+            segment: None,
             mulpdu: 128,
             clock: MarkerClock::new(),
             //= rfc5041 section 4.3
@@ -163,6 +166,22 @@ impl QueuePair {
                 && (self.tx.rtr.is_some()
                     || !self.responses.is_empty()
                     || self.startable().is_some())
+    }
+
+    /// From now on every TCP segment begins with an FPDU and holds whole ones, if it is of `segment` octets or is the last of a
+    /// write that [`TxPlan::ends_segment`] asks to keep apart.
+    ///
+    /// Does nothing if FPDUs are made for larger segments than that.
+    pub fn align(&mut self, segment: u32) {
+        if self.tx.stream.is_some_and(|stream| stream.emss <= segment) {
+            self.tx.segment = Some(segment);
+        }
+    }
+
+    /// Octets in a TCP segment, if every segment begins with an FPDU.
+    #[inline]
+    pub const fn alignment(&self) -> Option<u32> {
+        self.tx.segment
     }
 
     /// As responder: speaks before the initiator has, from now on. For programs whose server sends first, and an initiator

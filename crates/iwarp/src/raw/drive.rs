@@ -6,7 +6,7 @@
 
 use super::after::{After, DriveHost};
 use super::pool;
-use super::qp::{Guarded, QpInner, TIMER_HOLD};
+use super::qp::{Guarded, Link, QpInner, TIMER_HOLD};
 use crate::config::ReceiverNotReady;
 use crate::crc::crc32c_append;
 use crate::sys::clock::now_ns;
@@ -55,6 +55,9 @@ fn tx_turns<'a>(
                     g.machine.abort(&mut DriveHost { qp, after });
                     return g;
                 };
+                if g.machine.alignment().is_some() {
+                    follow_mss(qp, &mut g, &link);
+                }
                 let mut host = DriveHost {
                     qp,
                     after: &mut *after,
@@ -88,8 +91,11 @@ fn tx_turns<'a>(
             g.sending = true;
             drop(g);
             let list = RawSlice::from_runs(&runs);
+            // A part that was cut short by the number of runs is continued in the same segment.
+            let end = plan.ends_segment()
+                && runs.iter().map(|run| run.len).sum::<usize>() == plan.together();
             // SAFETY: the module's invariant; `plan` is ours and `memory` is locked.
-            let result = unsafe { link.stream.send_vectored_raw(list, false, false) };
+            let result = unsafe { link.stream.send_vectored_raw(list, end, false) };
             if let (Some(flow), Ok(n)) = (&link.flow, &result) {
                 // SAFETY: as above; the recorder only reads.
                 unsafe { flow.sent_raw(list, *n) };
@@ -139,6 +145,17 @@ fn tx_turns<'a>(
         if g.link.is_none() || !(g.machine.wants_tx() || g.stalled.is_some()) {
             return g;
         }
+    }
+}
+
+/// Segments become smaller or larger when the path changes, and FPDUs with them.
+fn follow_mss(qp: &QpInner, g: &mut Guarded, link: &Link) {
+    if let Ok(mss) = link.stream.mss()
+        && g.machine.alignment() != Some(mss)
+    {
+        tracing::debug!(qp = qp.num, mss, "the path has changed");
+        g.machine.set_emss(qp.emss(mss));
+        g.machine.align(mss);
     }
 }
 

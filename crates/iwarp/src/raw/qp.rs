@@ -487,7 +487,7 @@ impl QpInner {
         let engine = Engine::current()?;
         let token = engine.token();
         let mss = handover.stream.mss().unwrap_or(handover.config.emss);
-        let emss = self.ctx.config.mss.map_or(mss, |limit| limit.min(mss));
+        let emss = self.emss(mss);
         let link = Arc::new(Link {
             stream: handover.stream,
             flow: handover.flow,
@@ -507,6 +507,9 @@ impl QpInner {
                     ..handover.config
                 })
                 .map_err(|_| Error::InvalidState("the queue pair is in the error state"))?;
+            if self.ctx.config.align.applies(mss) {
+                g.machine.align(mss);
+            }
             if let Some(flow) = &link.flow {
                 flow.framed(handover.config.markers_tx, handover.config.markers_rx);
             }
@@ -549,6 +552,11 @@ impl QpInner {
         }
         self.drive();
         Ok(())
+    }
+
+    /// Octets in a segment that FPDUs are made for.
+    pub(super) fn emss(&self, mss: u32) -> u32 {
+        self.ctx.config.mss.map_or(mss, |limit| limit.min(mss))
     }
 
     /// The connection was agreed on but cannot be used: everything is flushed.

@@ -1,0 +1,155 @@
+//! FPDUs and TCP segments begin together (RFC 5044 section 5.1).
+
+use super::harness::*;
+use crate::qp::*;
+use crate::{Access, SendOp};
+use std::vec::Vec;
+
+/// Cuts octets into segments as TCP does: whenever one is full, and behind the end of a record (`MSG_EOR`).
+#[derive(Default)]
+struct Segments {
+    done: Vec<Vec<u8>>,
+    open: Vec<u8>,
+}
+
+impl Segments {
+    const LEN: usize = 1460;
+
+    fn write(&mut self, octets: &[u8], end: bool) {
+        for &octet in octets {
+            self.open.push(octet);
+            if self.open.len() == Self::LEN {
+                self.done.push(std::mem::take(&mut self.open));
+            }
+        }
+        if end && !self.open.is_empty() {
+            self.done.push(std::mem::take(&mut self.open));
+        }
+    }
+
+    fn assert_aligned(&self) {
+        assert!(self.open.is_empty(), "nothing may follow in this segment");
+        for segment in &self.done {
+            let mut rest = &segment[..];
+            while let [high, low, ..] = rest {
+                let ulpdu = usize::from(u16::from_be_bytes([*high, *low]));
+                let fpdu = iwarp_proto::mpa::framing::fpdu_len(ulpdu);
+                assert!(
+                    fpdu <= rest.len(),
+                    "an FPDU of {fpdu} in {} octets",
+                    rest.len()
+                );
+                rest = &rest[fpdu..];
+            }
+            assert!(rest.is_empty());
+        }
+    }
+}
+
+const WRITE: SendOp = SendOp::Write {
+    remote_addr: 0,
+    rkey: 7,
+};
+
+/// Writes all that is due; `most` octets at a time. Returns how many calls that takes.
+fn write_aligned(rig: &mut Rig, segments: &mut Segments, most: usize) -> usize {
+    let mut calls = 0;
+    while rig.qp.wants_tx() {
+        assert_eq!(rig.fill(), TxFill::Ready);
+        while !rig.plan.is_done() {
+            assert!(rig.plan.ends_segment());
+            let (together, n) = (rig.plan.together(), rig.plan.together().min(most));
+            assert!(together > 0 && together <= rig.plan.remaining());
+            let octets = rig.write_some(n);
+            // Only a call that takes everything ends the record.
+            segments.write(&octets, n == together);
+            calls += 1;
+        }
+        assert!(!rig.plan.ends_segment() && rig.plan.together() == 0);
+    }
+    calls
+}
+
+#[test]
+fn segments_begin_with_fpdus() {
+    //= rfc5044 section 5.1
+    //= type=test
+    //# MPA transmitters SHOULD also use whatever facilities the TCP stack
+    //# presents to cause the TCP transmitter to start TCP segments at FPDU
+    //# boundaries.  Multiple FPDUs MAY be packed into a single TCP segment
+    //# as determined by the EMSS calculation as long as they are entirely
+    //# contained in the TCP segment.
+    let config = QpConfig {
+        max_send_wr: 128,
+        ..QpConfig::default()
+    };
+    for most in [usize::MAX, 2920, 1460, 999, 1] {
+        let mut rig = Rig::with(config, STREAM);
+        rig.qp.align(1460);
+        let mr = rig.mr(600_000, Access::LOCAL_WRITE);
+        let mut segments = Segments::default();
+        // More than one plan; then a rest, small ones of which many fit into a segment, and those that fit exactly.
+        rig.post(0, WRITE, &[mr.part(0, 600_000)]);
+        for (wr_id, len) in [6000, 6000, 1440, 1440, 1441, 0, 1436, 3]
+            .into_iter()
+            .enumerate()
+        {
+            rig.post(wr_id as u64, WRITE, &[mr.part(0, len)]);
+        }
+        for wr_id in 10..90 {
+            rig.post(wr_id, SendOp::Send, &[mr.part(0, 40)]);
+        }
+        let calls = write_aligned(&mut rig, &mut segments, most);
+        segments.assert_aligned();
+        // What comes later begins anew.
+        rig.post(99, SendOp::Send, &[mr.part(0, 100)]);
+        write_aligned(&mut rig, &mut segments, most);
+        segments.assert_aligned();
+        assert_eq!(rig.host.sends.len(), 90);
+        if most == usize::MAX {
+            // Full segments need no calls of their own, and small messages share one.
+            assert!(calls < 20, "{calls} calls");
+            let full = segments.done.iter().filter(|s| s.len() == 1460).count();
+            assert!(full > 415, "{full} full segments");
+        }
+    }
+}
+
+#[test]
+fn segments_that_hold_no_whole_fpdu_are_cut_short() {
+    // 1462 is no multiple of four: FPDUs have at most 1460 octets.
+    let stream = StreamConfig {
+        emss: 1462,
+        ..STREAM
+    };
+    let mut rig = Rig::with(QpConfig::default(), stream);
+    rig.qp.align(1462);
+    let mr = rig.mr(20_000, Access::LOCAL_WRITE);
+    rig.post(0, WRITE, &[mr.sge()]);
+    assert_eq!(rig.fill(), TxFill::Ready);
+    let mut pieces = Vec::new();
+    while !rig.plan.is_done() {
+        pieces.push(rig.plan.together());
+        rig.write_some(rig.plan.together());
+    }
+    assert_eq!(pieces[..13], [1460; 13]);
+    assert_eq!(pieces.len(), 14);
+}
+
+#[test]
+fn without_alignment_a_plan_is_one_write() {
+    for aligned in [None, Some(100)] {
+        let mut rig = Rig::new();
+        if let Some(segment) = aligned {
+            // FPDUs are larger than that: there is nothing to align.
+            rig.qp.align(segment);
+        }
+        let mr = rig.mr(6000, Access::LOCAL_WRITE);
+        for wr_id in 0..3 {
+            rig.post(wr_id, WRITE, &[mr.sge()]);
+        }
+        assert_eq!(rig.fill(), TxFill::Ready);
+        assert_eq!(rig.plan.together(), rig.plan.len());
+        assert!(!rig.plan.ends_segment());
+    }
+}
