@@ -86,9 +86,15 @@ fn last_lines(text: &str) -> String {
     let lines: Vec<&str> = text
         .lines()
         .map(str::trim)
-        .filter(|line| !line.is_empty())
+        .filter(|line| {
+            !line.is_empty()
+                && !line.starts_with("---")
+                && !line.starts_with("GID")
+                && !line.contains(" : ")
+                && !line.contains("address: LID")
+        })
         .collect();
-    lines[lines.len().saturating_sub(6)..].join(" / ")
+    lines[lines.len().saturating_sub(14)..].join(" / ")
 }
 
 impl Lab {
