@@ -382,10 +382,14 @@ pub(crate) unsafe extern "C" fn ibv_unimport_dm(d: *mut ibv_dm) {
     });
 }
 
-/// Where `len` octets at `offset` of device memory are.
-unsafe fn range(d: *mut ibv_dm, offset: u64, len: usize) -> Res<*mut u8> {
+/// Where `len` octets at `offset` of device memory are, to be copied by the program or registered.
+unsafe fn range(d: *mut ibv_dm, offset: u64, len: usize, copied: bool) -> Res<*mut u8> {
     let memory = &find_dm(d)?.memory;
     let offset = usize::try_from(offset).map_err(|_| EINVAL)?;
+    // As real device memory, which is copied word by word.
+    if copied && !(offset.is_multiple_of(4) && len.is_multiple_of(4)) {
+        return Err(EINVAL);
+    }
     let end = offset.checked_add(len).ok_or(EINVAL)?;
     if end > memory.layout.size() {
         return Err(EINVAL);
@@ -400,7 +404,7 @@ unsafe extern "C" fn memcpy_to_dm(
     len: usize,
 ) -> c_int {
     code(|| {
-        std::ptr::copy_nonoverlapping(from.cast::<u8>(), range(d, offset, len)?, len);
+        std::ptr::copy_nonoverlapping(from.cast::<u8>(), range(d, offset, len, true)?, len);
         Ok(())
     })
 }
@@ -412,7 +416,7 @@ unsafe extern "C" fn memcpy_from_dm(
     len: usize,
 ) -> c_int {
     code(|| {
-        std::ptr::copy_nonoverlapping(range(d, offset, len)?, to.cast::<u8>(), len);
+        std::ptr::copy_nonoverlapping(range(d, offset, len, true)?, to.cast::<u8>(), len);
         Ok(())
     })
 }
@@ -428,7 +432,7 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
     pointer(|| {
         let pd = pd::find(p)?;
         let dm = find_dm(d)?;
-        let at = range(d, offset, len)? as u64;
+        let at = range(d, offset, len, false)? as u64;
         let access = rights(access)?;
         if !access.contains(Access::ZERO_BASED) {
             return Err(EINVAL);

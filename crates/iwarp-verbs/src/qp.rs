@@ -8,6 +8,7 @@ use crate::object::{self, Kind, Object, Unacknowledged};
 use crate::qp_ex::Builder;
 use crate::{cq, events, pd, qp_ex, query, srq};
 use iwarp::raw::{QpAttributes, QueuePair};
+use iwarp_rnic::Access;
 use iwarp_rnic::qp::State;
 use parking_lot::Mutex;
 use std::ffi::{c_int, c_uint, c_void};
@@ -338,6 +339,10 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
                 qp.raw.modify(to)?;
             }
             (*q).state = attr.qp_state;
+        }
+        if mask & QP_ACCESS_FLAGS != 0 {
+            qp.raw
+                .set_remote_access(Access::from_bits_truncate(attr.qp_access_flags));
         }
         *remembered = next;
         Ok(())

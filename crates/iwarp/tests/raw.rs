@@ -275,62 +275,158 @@ fn operations_with_small_segments() {
     all_operations(&config);
 }
 
+/// A queue pair that is connected by number, with what it needs.
+struct Numbered {
+    ctx: Context,
+    cq: CompletionQueue,
+    qp: QueuePair,
+    mem: Mem,
+}
+
+impl Numbered {
+    fn new(device: &Device) -> Self {
+        let ctx = Context::open(device, Config::default()).unwrap();
+        let (pd, cq) = (ctx.allocate_pd(), ctx.create_cq(64, None).unwrap());
+        let attributes = QpAttributes {
+            pd,
+            send_cq: cq.clone(),
+            recv_cq: cq.clone(),
+            srq: None,
+            max_send_wr: 16,
+            max_recv_wr: 16,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline: 64,
+            signal_all: false,
+            max_ird: 1,
+            max_ord: 1,
+        };
+        let qp = ctx.create_addressable_qp(&attributes).unwrap();
+        qp.modify(State::Init).unwrap();
+        let mem = Mem::new(&ctx, pd, 4096);
+        Self { ctx, cq, qp, mem }
+    }
+
+    fn connect(&self, other: &Self) {
+        self.qp
+            .connect_peer(self.ctx.device().gid(), other.qp.num())
+            .unwrap();
+        self.qp.modify(State::Rts).unwrap();
+    }
+
+    /// Writes one word to the peer and waits until that is complete.
+    fn write(&self, peer: &Self, value: u64) -> Cqe {
+        self.mem.fill(value);
+        let op = SendOp::Write {
+            remote_addr: peer.mem.addr(),
+            rkey: peer.mem.stag,
+        };
+        let wr = SendWr {
+            wr_id: value,
+            op,
+            flags: SendFlags::SIGNALED,
+            sges: &[self.mem.sge(8)],
+            inline: &[],
+        };
+        self.qp.post_send(&[wr]).unwrap();
+        poll(&self.cq)
+    }
+
+    fn destroy(&self) {
+        self.qp.destroy();
+        self.ctx.deregister(self.mem.stag).unwrap();
+    }
+}
+
+fn numbered_pair() -> [Numbered; 2] {
+    let device = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
+    [Numbered::new(&device), Numbered::new(&device)]
+}
+
 /// Queue pairs connected by number, in either order, with work posted before the peer is there.
 fn by_number(client_first: bool) {
-    let device = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
-    let ends: Vec<_> = (0..2)
-        .map(|_| {
-            let ctx = Context::open(&device, Config::default()).unwrap();
-            let (pd, cq) = (ctx.allocate_pd(), ctx.create_cq(64, None).unwrap());
-            let attributes = QpAttributes {
-                pd,
-                send_cq: cq.clone(),
-                recv_cq: cq.clone(),
-                srq: None,
-                max_send_wr: 16,
-                max_recv_wr: 16,
-                max_send_sge: 1,
-                max_recv_sge: 1,
-                max_inline: 64,
-                signal_all: false,
-                max_ird: 1,
-                max_ord: 1,
-            };
-            let qp = ctx.create_addressable_qp(&attributes).unwrap();
-            qp.modify(State::Init).unwrap();
-            let mem = Mem::new(&ctx, pd, 4096);
-            (ctx, cq, qp, mem)
-        })
-        .collect();
-    let gid = device.gid();
+    let ends = numbered_pair();
     let (a, b) = if client_first { (0, 1) } else { (1, 0) };
     for (me, other) in [(a, b), (b, a)] {
-        let (_, _, qp, mem) = &ends[me];
-        qp.post_recv(&[RecvWr {
-            wr_id: 3,
-            sges: &[mem.sge(64)],
-        }])
-        .unwrap();
-        qp.connect_peer(gid, ends[other].2.num()).unwrap();
-        qp.modify(State::Rts).unwrap();
+        let me = &ends[me];
+        me.qp
+            .post_recv(&[RecvWr {
+                wr_id: 3,
+                sges: &[me.mem.sge(64)],
+            }])
+            .unwrap();
+        me.connect(&ends[other]);
         let wr = SendWr::inline(4, &[b"by number"]).signaled();
-        qp.post_send(&[wr]).unwrap();
+        me.qp.post_send(&[wr]).unwrap();
     }
-    for (_, cq, qp, _) in &ends {
+    for end in &ends {
         for _ in 0..2 {
-            let cqe = poll(cq);
+            let cqe = poll(&end.cq);
             assert_eq!(cqe.status, WcStatus::Success, "{cqe:?}");
         }
-        assert_eq!(qp.state(), State::Rts);
+        assert_eq!(end.qp.state(), State::Rts);
     }
+    let gid = ends[0].ctx.device().gid();
     assert!(
-        ends[0].2.connect_peer(gid, 7).is_ok(),
+        ends[0].qp.connect_peer(gid, 7).is_ok(),
         "a connection is there already"
     );
-    for (ctx, _, qp, mem) in &ends {
-        qp.destroy();
-        ctx.deregister(mem.stag).unwrap();
+    for end in &ends {
+        end.destroy();
     }
+}
+
+#[test]
+fn writes_between_numbered_queue_pairs_are_placed_when_they_complete() {
+    let [a, b] = numbered_pair();
+    a.connect(&b);
+    b.connect(&a);
+    for value in 1..200 {
+        assert_eq!(a.write(&b, value).status, WcStatus::Success);
+        assert_eq!(b.mem.word(0), value);
+        assert_eq!(b.write(&a, value << 32).status, WcStatus::Success);
+        assert_eq!(a.mem.word(0), value << 32);
+    }
+    a.destroy();
+    b.destroy();
+}
+
+#[test]
+fn numbered_queue_pairs_start_again_after_reset() {
+    let [a, b] = numbered_pair();
+    a.connect(&b);
+    b.connect(&a);
+    for round in 1..30 {
+        assert_eq!(a.write(&b, round).status, WcStatus::Success);
+        assert_eq!(b.mem.word(0), round);
+        // Refused by the peer, and said so.
+        let wrong = SendWr {
+            wr_id: 1000,
+            op: SendOp::Write {
+                remote_addr: b.mem.addr(),
+                rkey: b.mem.stag ^ 1,
+            },
+            flags: SendFlags::SIGNALED,
+            sges: &[a.mem.sge(8)],
+            inline: &[],
+        };
+        a.qp.post_recv(&[RecvWr {
+            wr_id: 9,
+            sges: &[],
+        }])
+        .unwrap();
+        a.qp.post_send(&[wrong]).unwrap();
+        let cqe = poll(&a.cq);
+        assert_eq!((cqe.wr_id, cqe.status), (1000, WcStatus::RemoteAccess));
+        // The flushed receive is not polled: it must not be there in the next life.
+        for (me, other) in [(&b, &a), (&a, &b)] {
+            me.qp.modify(State::Reset).unwrap();
+            me.qp.modify(State::Init).unwrap();
+            me.connect(other);
+        }
+    }
+    a.destroy();
+    b.destroy();
 }
 
 #[test]

@@ -312,7 +312,8 @@ impl MemoryTable {
 
     /// Changes rights, protection domain or memory of a region; each `None` stays as it is.
     ///
-    /// The index stays and the key changes, so that STags that were given out stop working.
+    /// The index stays. New memory gets a new key, so that STags that were given out stop working; with the same memory they
+    /// stay valid, as programs expect that give out a key, and change rights later.
     /// Returns the new STag and the range that was replaced.
     pub fn reregister(
         &mut self,
@@ -343,10 +344,12 @@ impl MemoryTable {
         entry.base = base;
         entry.len = len;
         let old = memory.map(|(host, _)| core::mem::replace(&mut entry.host, host));
-        entry.key.store(
-            entry.key.load(Ordering::Relaxed).wrapping_add(1),
-            Ordering::Relaxed,
-        );
+        if old.is_some() {
+            entry.key.store(
+                entry.key.load(Ordering::Relaxed).wrapping_add(1),
+                Ordering::Relaxed,
+            );
+        }
         Ok((entry.stag(), old))
     }
 

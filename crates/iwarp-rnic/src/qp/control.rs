@@ -6,6 +6,7 @@ use super::place::{Places, Target};
 use super::response::Response;
 use super::rx::Step;
 use super::{Env, Host, QueuePair, ReceiverNotReady};
+use crate::memory::AccessError;
 use crate::{Access, WcFlags, WcOpcode, WcStatus};
 use iwarp_proto::ddp::{Header, UntaggedHeader};
 use iwarp_proto::rdmap::{
@@ -153,6 +154,11 @@ impl QueuePair {
         //= rfc5040 section 7.2
         //# The sum of the Data Source Tagged Offset and the RDMA Read Message Size
         //# MUST NOT cause the Data Source Tagged Offset to wrap.
+        let refused =
+            |e| RxFault::about_request(rdmap_code(e), header, ulpdu_len, Some(*r)).access();
+        if r.size > 0 && !self.remote.contains(Access::REMOTE_READ) {
+            return Err(refused(AccessError::AccessDenied));
+        }
         env.memory
             .covers(
                 r.source_stag.0,
@@ -161,9 +167,7 @@ impl QueuePair {
                 Access::REMOTE_READ,
                 self.accessor(),
             )
-            .map_err(|e| {
-                RxFault::about_request(rdmap_code(e), header, ulpdu_len, Some(*r)).access()
-            })?;
+            .map_err(refused)?;
         let response = Response::Read {
             sink_stag: r.sink_stag.0,
             sink_to: r.sink_to,
@@ -218,6 +222,9 @@ impl QueuePair {
         }
         if self.responses.is_full() || self.responses.limit() == 0 {
             return Err(fault(TerminateCode::DDP_UNTAGGED_NO_BUFFER));
+        }
+        if !self.remote.contains(Access::REMOTE_ATOMIC) {
+            return Err(fault(rdmap_code(AccessError::AccessDenied)).access());
         }
         let span = env
             .memory

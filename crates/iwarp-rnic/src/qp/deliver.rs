@@ -5,6 +5,7 @@ use super::fault::RxFault;
 use super::place::{Places, Target};
 use super::rx::Step;
 use super::{Direction, Env, Events, Host, QueuePair, ReceiverNotReady};
+use crate::memory::AccessError;
 use crate::{Access, Cqe, WcFlags, WcOpcode, WcStatus};
 use iwarp_proto::ddp::{Header, TaggedHeader, UntaggedHeader};
 use iwarp_proto::rdmap::{Opcode, Terminate, TerminateCode};
@@ -122,6 +123,9 @@ impl QueuePair {
                 //= rfc5041 section 7.1
                 //# For non-zero-length Tagged DDP Segments, the segment MUST be validated
                 //# before Placement by verifying:
+                if payload > 0 && !self.remote.contains(Access::REMOTE_WRITE) {
+                    return Err(self.placement_fault(AccessError::AccessDenied, header, ulpdu_len));
+                }
                 // Refuse before anything is placed, and whole segments only.
                 env.memory
                     .check(
@@ -352,7 +356,11 @@ impl QueuePair {
             //# This simplifies Local Peer Completion processing for RDMA Reads in that
             //# a Delivered RDMA Read Response MUST be sufficient to Complete the RDMA
             //# Read operation.
-            self.complete_request(awaited.seq, host);
+            if self.acknowledge.on {
+                self.acknowledged(&awaited, host);
+            } else {
+                self.complete_request(awaited.seq, host);
+            }
             // It may have been the last one that a drained send queue waited for.
             self.note_drained();
         }

@@ -248,7 +248,8 @@ pub(super) const fn status_of(code: TerminateCode) -> WcStatus {
         (0, 2) if code.code == TerminateCode::RDMAP_CATASTROPHIC_STREAM.code => {
             WcStatus::RemoteInvalidRequest
         }
-        (0, 2) => WcStatus::RemoteOperation,
+        // The peer could not go on for reasons of its own.
+        (0, 0 | 2) => WcStatus::RemoteOperation,
         _ => WcStatus::Fatal,
     }
 }
@@ -399,7 +400,10 @@ impl QueuePair {
         self.events |= Events::FATAL;
         // No answer: one Terminate per stream is enough.
         self.tx.terminate.cancel();
-        if let Some(seq) = self.request_meant_by(terminate) {
+        let refused = self.request_meant_by(terminate);
+        let refused = refused.or_else(|| self.refused_request(terminate));
+        if let Some(seq) = refused {
+            self.complete_before(seq, host);
             let vendor_err =
                 u32::from(code.layer) << 12 | u32::from(code.etype) << 8 | u32::from(code.code);
             self.fail_send_queue(seq, status_of(code), vendor_err, host);
@@ -427,7 +431,7 @@ impl QueuePair {
                 Some(sink) if !a.atomic => a.sink_stag == sink,
                 _ => by_msn == Some(a.msn),
             };
-            if hit {
+            if hit && !a.probe {
                 return Some(a.seq);
             }
             i += 1;

@@ -15,7 +15,7 @@ use iwarp_proto::ddp::{
 use iwarp_proto::rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Immediate, Opcode, ReadRequest};
 
 /// Receivers exist that refuse STag 0 whatever the length, so zero-length messages carry 1.
-const STAG_OF_NOTHING: Stag = Stag(1);
+pub(super) const STAG_OF_NOTHING: Stag = Stag(1);
 
 impl QueuePair {
     /// Emits the next FPDU of a job.
@@ -85,6 +85,7 @@ impl QueuePair {
     #[inline]
     fn sent(&mut self, seq: u32, plan: &mut TxPlan) {
         plan.add_milestone(Milestone::Request(seq));
+        self.acknowledge.sent();
         self.tx.job = None;
     }
 
@@ -254,7 +255,7 @@ impl QueuePair {
         Ok(())
     }
 
-    fn emit_control(
+    pub(super) fn emit_control(
         &mut self,
         opcode: Opcode,
         qn: u32,
@@ -293,7 +294,7 @@ impl QueuePair {
     }
 
     /// A sink STag for one read, never 0 or 1.
-    const fn next_sink(&mut self) -> u32 {
+    pub(super) const fn next_sink(&mut self) -> u32 {
         let sink = self.tx.next_sink;
         self.tx.next_sink = if sink == u32::MAX {
             2
@@ -355,7 +356,9 @@ impl QueuePair {
             received: 0,
             msn,
             atomic: false,
+            probe: false,
         });
+        self.acknowledge.asked();
         self.tx.job = None;
         Ok(())
     }
@@ -424,7 +427,9 @@ impl QueuePair {
             received: 0,
             msn,
             atomic: true,
+            probe: false,
         });
+        self.acknowledge.asked();
         self.tx.job = None;
         Ok(())
     }

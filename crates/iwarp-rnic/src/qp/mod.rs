@@ -14,10 +14,12 @@
 //!
 //! Completions go to the [`Host`] in the order the verbs demand.
 //!
-//! Files: `send_queue` (posting, in-order completion, flush), `tx`, `message`, `segment` and `plan` (FPDUs out),
+//! Files: `send_queue` (posting, in-order completion, flush), `acknowledge` (completion when placed), `tx`, `message`,
+//! `segment` and `plan` (FPDUs out),
 //! `rx`, `buffer`, `place`, `deliver` and `control` (FPDUs in), `response` (inbound reads and atomics),
 //! `fault` (errors, Terminate), `state` (the state machine).
 
+mod acknowledge;
 mod buffer;
 mod control;
 mod deliver;
@@ -43,7 +45,7 @@ use crate::counters::Counters;
 use crate::limits::{MAX_INLINE, MAX_IRD, MAX_ORD, MAX_QP_WR, MAX_SGE};
 use crate::memory::{Accessor, MemoryTable};
 use crate::srq::{ReceiveQueue, TakenRecv};
-use crate::{AllocError, Cqe, PostError, RecvWr};
+use crate::{Access, AllocError, Cqe, PostError, RecvWr};
 use bitflags::bitflags;
 use iwarp_proto::crc32c::Crc32cFn;
 
@@ -224,6 +226,9 @@ pub struct QueuePair {
     sq: send_queue::SendQueue,
     rq: ReceiveQueue,
     responses: response::ResponseQueue,
+    acknowledge: acknowledge::Acknowledge,
+    /// What a peer may do to memory through this queue pair, if the region allows it, too.
+    remote: Access,
     tx: tx::Tx,
     rx: rx::Rx,
     events: Events,
@@ -253,12 +258,20 @@ impl QueuePair {
             sq: send_queue::SendQueue::new(c)?,
             rq: ReceiveQueue::new(rq_depth, c.max_recv_sge)?,
             responses: response::ResponseQueue::new(c.max_ird)?,
+            acknowledge: acknowledge::Acknowledge::default(),
+            remote: Access::all(),
             tx: tx::Tx::default(),
             rx: rx::Rx::default(),
             events: Events::empty(),
             fault: None,
             counters: Counters::default(),
         })
+    }
+
+    /// What a peer may do through this queue pair: REMOTE_READ, REMOTE_WRITE and REMOTE_ATOMIC of `access`, as
+    /// `qp_access_flags` of `ibv_modify_qp(3)`. A fresh queue pair allows all that a region allows.
+    pub const fn set_remote_access(&mut self, access: Access) {
+        self.remote = access;
     }
 
     /// As created.

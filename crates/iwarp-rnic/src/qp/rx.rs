@@ -508,6 +508,9 @@ impl QueuePair {
             self.note_fault(super::Fault::truncated());
             self.events |= Events::FATAL;
         }
+        if between {
+            self.end_acknowledging(host);
+        }
         // RFC 5044 has no half-open phase: what waits is flushed, and our direction is closed in turn.
         if self.tx.closing < Closing::Draining {
             self.tx.closing = Closing::Draining;

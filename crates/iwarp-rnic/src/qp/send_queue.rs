@@ -15,7 +15,7 @@ pub(super) struct Slot {
     pub(super) num_sge: u8,
     /// Payload, or for reads and atomics the length asked for.
     pub(super) len: u32,
-    done: bool,
+    pub(super) done: bool,
 }
 
 impl Default for Slot {
@@ -46,6 +46,8 @@ pub(super) struct Awaited {
     pub(super) msn: u32,
     /// An atomic; its answer comes on queue 3.
     pub(super) atomic: bool,
+    /// No request of the program: it asks whether the requests up to `seq` are placed.
+    pub(super) probe: bool,
 }
 
 /// The send queue and the queue of requests that the peer has yet to answer.
@@ -64,6 +66,8 @@ pub(super) struct SendQueue {
     /// Outbound reads and atomics in flight, oldest first.
     pub(super) awaited: Ring<Awaited>,
     ord: u16,
+    /// Reads and atomics can be posted.
+    reads: bool,
 }
 
 impl SendQueue {
@@ -83,8 +87,10 @@ impl SendQueue {
             //# are available on the RDMA Atomic Response Queue (Queue with DDP Queue
             //# Number 3) to support the maximum number of Atomic Operation Requests
             //# negotiated by the ULP.
-            awaited: Ring::new(u32::from(c.max_ord))?,
+            // One more, for a probe where no Reads are granted.
+            awaited: Ring::new(u32::from(c.max_ord).saturating_add(1))?,
             ord: c.max_ord,
+            reads: c.max_ord > 0,
         })
     }
 
@@ -214,23 +220,54 @@ impl SendQueue {
             SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } if len < 8 => {
                 Err(PostError::InvalidRequest)
             }
-            _ if wr.op.has_response() && self.awaited.capacity() == 0 => {
-                Err(PostError::InvalidRequest)
-            }
+            _ if wr.op.has_response() && !self.reads => Err(PostError::InvalidRequest),
             // Eight octets come back, however long the elements are.
-            SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } if self.awaited.capacity() > 0 => {
-                Ok(8)
-            }
+            SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } => Ok(8),
             _ => Ok(len as u32),
         }
     }
 
+    /// The request that was started last, if it is not complete.
+    pub(super) const fn last_started(&self) -> Option<u32> {
+        match self.started.checked_sub(1) {
+            Some(n) => Some(self.front_seq.wrapping_add(n)),
+            None => None,
+        }
+    }
+
+    /// The requests that were started and are not complete, in order.
+    pub(super) fn started(&self) -> impl Iterator<Item = (u32, &Slot)> {
+        (0..self.started).filter_map(|i| {
+            let slot = self.slots.get(i)?;
+            Some((self.front_seq.wrapping_add(i), slot))
+        })
+    }
+
     /// Marks a request as done and hands out every completion that is due, in order.
     #[inline]
-    pub(super) fn complete(&mut self, seq: u32, mut emit: impl FnMut(Cqe)) {
+    pub(super) fn complete(&mut self, seq: u32, emit: impl FnMut(Cqe)) {
         if let Some(slot) = self.slots.get_mut(seq.wrapping_sub(self.front_seq)) {
             slot.done = true;
         }
+        self.retire_done(emit);
+    }
+
+    /// As [`complete`](Self::complete), for all started requests up to `seq`.
+    pub(super) fn complete_through(&mut self, seq: u32, emit: impl FnMut(Cqe)) {
+        let last = seq.wrapping_sub(self.front_seq);
+        if last >= self.started {
+            return;
+        }
+        for i in 0..=last {
+            if let Some(slot) = self.slots.get_mut(i) {
+                slot.done = true;
+            }
+        }
+        self.retire_done(emit);
+    }
+
+    #[inline]
+    fn retire_done(&mut self, mut emit: impl FnMut(Cqe)) {
         //= rfc5040 section 5.5
         //# RDMA Operations MUST be Completed at the Local Peer in the order that
         //# they were submitted by the ULP.

@@ -96,6 +96,7 @@ impl QueuePair {
                     self.tx.closing = Closing::Abort;
                 }
                 self.sq.clear();
+                self.acknowledge.reset();
                 self.rq.clear();
                 self.responses.clear();
                 self.rx.reset();
@@ -134,6 +135,7 @@ impl QueuePair {
         //# Messages across the transport Stream until the RDMAP Stream is torn
         //# down.
         self.tx.start(&stream);
+        self.acknowledge.reset();
         self.rx.start(&stream);
         if !self.keep_state {
             self.state = State::Rts;
@@ -200,6 +202,9 @@ impl QueuePair {
     pub fn shutdown_done<H: Host>(&mut self, host: &mut H) {
         if self.tx.closing == Closing::Drained {
             self.tx.closing = Closing::ShutDown;
+            if self.state == State::Rts {
+                self.end_acknowledging(host);
+            }
         }
         self.enter_error(host);
     }

@@ -1,5 +1,6 @@
 //! Tests of the queue pair, by subject. `harness` has the rig: a queue pair, a table, a host, and FPDUs made by hand.
 
+mod acknowledged;
 mod aligning;
 mod ending;
 mod harness;

@@ -165,7 +165,8 @@ impl QueuePair {
                 && self.state != State::Error
                 && (self.tx.rtr.is_some()
                     || !self.responses.is_empty()
-                    || self.startable().is_some())
+                    || self.startable().is_some()
+                    || self.wants_probe())
     }
 
     /// From now on every TCP segment begins with an FPDU and holds whole ones, if it is of `segment` octets or is the last of a
@@ -292,6 +293,7 @@ impl QueuePair {
                     Selected::Nothing => break,
                     Selected::Job(job) => self.tx.job = Some(job),
                     Selected::Rtr(rtr) => self.emit_rtr(rtr, plan, &wire),
+                    Selected::Probe => self.emit_probe(plan, &wire),
                     // The requests before it may send from that memory: they are written first.
                     Selected::Invalidate { .. } if !plan.is_empty() => break,
                     Selected::Invalidate { seq, stag } => self.local_invalidate(seq, stag, env),
@@ -325,6 +327,7 @@ impl QueuePair {
                 //# A Send or RDMA Write Message MUST NOT be considered Complete at the
                 //# Local Peer (Data Source) until it has been successfully completed at the
                 //# DDP layer.
+                Milestone::Request(seq) if self.acknowledge.on => self.acknowledge.taken(seq),
                 Milestone::Request(seq) => self.complete_request(seq, host),
                 Milestone::Response => {}
                 Milestone::Terminate => {
@@ -407,6 +410,9 @@ impl QueuePair {
             self.tx.responses_in_row = self.tx.responses_in_row.saturating_add(1);
             return Selected::Job(Job::Response { off: 0 });
         }
+        if (request.is_none() || self.acknowledge.is_impatient()) && self.wants_probe() {
+            return Selected::Probe;
+        }
         let Some((seq, op)) = request else {
             return Selected::Nothing;
         };
@@ -427,6 +433,7 @@ enum Selected {
     Nothing,
     Job(Job),
     Rtr(Rtr),
+    Probe,
     Invalidate { seq: u32, stag: u32 },
     Memory,
 }

@@ -67,6 +67,8 @@ impl QpInner {
             // Outside the lock: removing it drops the engine's handle to this queue pair.
             after.dropped = Some(link);
         }
+        // The end of this stream is not the end of the next one.
+        g.eof = false;
         g.stalled = None;
         g.partial = None;
         g.machine.stream_gone(&mut DriveHost { qp: self, after });

@@ -290,7 +290,12 @@ impl CqInner {
     pub(super) fn detach(&self, qp: &Arc<QpInner>) {
         let gone = Arc::downgrade(qp);
         self.qps.write().retain(|q| !q.ptr_eq(&gone));
-        self.ring.lock().purge(qp.num);
+        self.purge(qp.num);
+    }
+
+    /// Drops the completions of a queue pair.
+    pub(super) fn purge(&self, qp_num: u32) {
+        self.ring.lock().purge(qp_num);
     }
 
     /// Completions were lost.

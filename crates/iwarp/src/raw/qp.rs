@@ -24,7 +24,7 @@ use iwarp_rnic::qp::{
     Events, Fault, QpConfig, QueuePair as Machine, ReceiverNotReady as Policy, RxBuffer, State,
     StreamConfig, TxPlan,
 };
-use iwarp_rnic::{PostError, RecvWr, SendWr};
+use iwarp_rnic::{Access, PostError, RecvWr, SendWr};
 use parking_lot::Mutex;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -267,6 +267,11 @@ impl QueuePair {
         ))
     }
 
+    /// What a peer may do to memory through it: the remote rights of `access`, as `qp_access_flags` of `ibv_modify_qp(3)`.
+    pub fn set_remote_access(&self, access: Access) {
+        self.inner.state.lock().machine.set_remote_access(access);
+    }
+
     /// Changes its state as `ibv_modify_qp(3)` does.
     ///
     /// # Errors
@@ -286,6 +291,11 @@ impl QueuePair {
             result
         };
         after.run(&self.inner);
+        if to == State::Reset {
+            // Completions of its former life must not be taken for those of the next.
+            self.inner.send_cq.inner.purge(self.num());
+            self.inner.recv_cq.inner.purge(self.num());
+        }
         self.inner.drive_tx();
         result.map_err(|_| Error::InvalidState("the verbs do not allow this change of state"))
     }
@@ -366,6 +376,8 @@ impl QueuePair {
     /// RTR at once if it is INIT, and nothing waits for the peer: what is posted in RTS goes out when the connection
     /// is there. The peer has to do the same. Does nothing if there is a connection already.
     ///
+    /// Sends and Writes of such a queue pair complete when the peer has placed them, as such programs expect.
+    ///
     /// # Errors
     /// [`Error::InvalidArgument`]: the peer is itself; [`Error::InvalidState`]: not INIT, RTR or RTS.
     pub fn connect_peer(&self, gid: [u8; 16], num: u32) -> Result<()> {
@@ -377,6 +389,7 @@ impl QueuePair {
             g.machine.await_stream().map_err(|_| {
                 Error::InvalidState("a peer is named at the change from INIT to RTR")
             })?;
+            g.machine.complete_when_placed();
         }
         self.inner.ctx.peers()?.connect(self, gid, num)
     }

@@ -66,7 +66,7 @@ fn a_close_behind_a_bind_or_a_drained_queue() {
         mr_stag: mr.stag,
         addr: mr.at,
         len: 8,
-        access: crate::Access::REMOTE_READ,
+        access: Access::REMOTE_READ,
     };
     rig.post(1, SendOp::Bind(bind), &[]);
     rig.qp.close(&mut rig.host);

@@ -430,3 +430,31 @@ fn atomics_of_our_own() {
     assert_eq!([&got[2..7], &got[8..11]].concat(), old);
     assert_eq!(b.read(&target)[0], old[0] + 1);
 }
+
+#[test]
+fn a_changed_region_keeps_its_key_unless_its_memory_changes() {
+    let mut rig = Rig::new();
+    let mr = rig.mr(64, ALL);
+    let (same, old) = rig
+        .table
+        .reregister(mr.stag, None, Some(PD), Some(Access::REMOTE_READ))
+        .unwrap();
+    assert_eq!((same, old.is_none()), (mr.stag, true));
+    let range = rig.range(32);
+    let at = range.addr();
+    let (new, old) = rig
+        .table
+        .reregister(mr.stag, Some((range, at)), None, None)
+        .unwrap();
+    // Who has the old key must not reach the new memory.
+    assert_eq!(new >> 8, mr.stag >> 8);
+    assert_ne!(new, mr.stag);
+    assert_eq!(old.map(|o| o.addr()), Some(mr.at));
+    let who = rig.qp.accessor();
+    let read = |stag| {
+        rig.table
+            .check(stag, at, 8, Access::REMOTE_READ, who)
+            .is_ok()
+    };
+    assert_eq!((read(mr.stag), read(new)), (false, true));
+}

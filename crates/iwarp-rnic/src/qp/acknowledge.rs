@@ -1,0 +1,239 @@
+//! Completion when the peer has the data, instead of when the stream has taken it.
+//!
+//! Programs that connect queue pairs by GID and number were written for InfiniBand, where a Send or Write completes when
+//! the responder has acknowledged it: they look at the peer's memory as soon as their Write is complete, and expect its
+//! error status if the peer refuses it. iWARP has no acknowledgement, but RFC 5040 section 5.5 orders placement: the
+//! answer to an RDMA Read tells that everything sent before the request is placed. So a queue pair in this mode sends a
+//! zero-length RDMA Read, a *probe*, behind its Sends and Writes, and completes them when any later Read is answered.
+//! The peer needs to know nothing about it.
+
+use super::message::STAG_OF_NOTHING;
+use super::plan::TxPlan;
+use super::segment::Wire;
+use super::send_queue::Awaited;
+use super::tx::{Job, Stage};
+use super::{Direction, Host, QueuePair, State};
+use crate::{Cqe, SendOp};
+use iwarp_proto::ddp::{Header, Stag};
+use iwarp_proto::rdmap::{Opcode, ReadRequest, Terminate, TerminateCode};
+
+/// Requests that may be sent before a probe follows although there are more to send.
+const BURST: u32 = 16;
+
+/// What is known about requests that were sent and not acknowledged.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Acknowledge {
+    /// The mode is on.
+    pub(super) on: bool,
+    /// Requests since the last one whose answer would acknowledge them.
+    unasked: u32,
+    /// A probe is on its way. One at a time: its successor covers all that was sent meanwhile.
+    probing: bool,
+    /// The last request that the stream has taken.
+    written: Option<u32>,
+}
+
+impl Acknowledge {
+    /// A new stream, or none.
+    pub(super) const fn reset(&mut self) {
+        self.unasked = 0;
+        self.probing = false;
+        self.written = None;
+    }
+
+    /// A Send or Write is in the plan.
+    pub(super) const fn sent(&mut self) {
+        self.unasked = self.unasked.saturating_add(1);
+    }
+
+    /// A request is in the plan whose answer acknowledges what was sent before.
+    pub(super) const fn asked(&mut self) {
+        self.unasked = 0;
+    }
+
+    /// The stream has taken request `seq`.
+    pub(super) const fn taken(&mut self, seq: u32) {
+        self.written = Some(seq);
+    }
+
+    /// A probe is as good as a pause.
+    pub(super) const fn is_impatient(&self) -> bool {
+        self.unasked >= BURST
+    }
+}
+
+impl QueuePair {
+    /// From now on Sends and Writes complete when the peer has placed them, and with the peer's error status if it refuses
+    /// them. Costs a zero-length RDMA Read for each burst of them.
+    pub const fn complete_when_placed(&mut self) {
+        self.acknowledge.on = true;
+    }
+
+    /// Should a probe be sent, and may it?
+    #[inline]
+    pub(super) fn wants_probe(&self) -> bool {
+        let a = &self.acknowledge;
+        a.on && a.unasked > 0
+            && !a.probing
+            && matches!(self.state, State::Rts | State::Sqd)
+            && !self.tx.rtr_pending()
+            // It takes one of the peer's places for Reads. Zero-length ones are served even if none was granted.
+            && self.sq.awaited.len() + u32::from(self.rx.rtr_response_due)
+                < u32::from(self.sq.ord()).max(1)
+    }
+
+    /// A zero-length Read whose answer tells that all before it is placed.
+    pub(super) fn emit_probe(&mut self, plan: &mut TxPlan, w: &Wire<'_>) {
+        let sink_stag = self.next_sink();
+        let request = ReadRequest {
+            sink_stag: Stag(sink_stag),
+            sink_to: 0,
+            size: 0,
+            source_stag: STAG_OF_NOTHING,
+            source_to: 0,
+        };
+        let mut body = [0u8; ReadRequest::LEN];
+        request.emit(&mut body);
+        let msn = self.emit_control(Opcode::READ_REQUEST, 1, &body, plan, w);
+        self.probed(sink_stag, msn);
+    }
+
+    /// A probe with this message sequence number is in the plan.
+    fn probed(&mut self, sink_stag: u32, msn: u32) {
+        let Some(seq) = self.sq.last_started() else {
+            return;
+        };
+        let probe = Awaited {
+            seq,
+            sink_stag,
+            msn,
+            probe: true,
+            ..Awaited::default()
+        };
+        if self.sq.awaited.push(probe).is_ok() {
+            self.acknowledge.probing = true;
+            self.acknowledge.asked();
+        }
+    }
+
+    /// An answer has come: everything up to its request is placed at the peer.
+    pub(super) fn acknowledged<H: Host>(&mut self, awaited: &Awaited, host: &mut H) {
+        if awaited.probe {
+            self.acknowledge.probing = false;
+        }
+        self.complete_through(awaited.seq, host);
+    }
+
+    /// The stream has come to an orderly end, so the peer's TCP has what ours has taken. That is as much as is known on
+    /// other queue pairs, too.
+    pub(super) fn end_acknowledging<H: Host>(&mut self, host: &mut H) {
+        if let Some(seq) = self.acknowledge.written.take()
+            && self.acknowledge.on
+        {
+            let end = self.first_unanswered().map_or(seq, |read| {
+                // What waits for an answer of its own has not got it.
+                if read.wrapping_sub(seq) as i32 > 0 {
+                    seq
+                } else {
+                    read.wrapping_sub(1)
+                }
+            });
+            self.complete_through(end, host);
+        }
+    }
+
+    /// Completes the requests before `seq` that need no answer of their own: the peer has processed them in order.
+    pub(super) fn complete_before<H: Host>(&mut self, seq: u32, host: &mut H) {
+        if !self.acknowledge.on {
+            return;
+        }
+        let end = match self.first_unanswered() {
+            Some(read) if (read.wrapping_sub(seq) as i32) < 0 => read,
+            _ => seq,
+        };
+        self.complete_through(end.wrapping_sub(1), host);
+    }
+
+    /// The oldest RDMA Read or atomic of the program that waits for its answer.
+    fn first_unanswered(&self) -> Option<u32> {
+        let awaited = &self.sq.awaited;
+        (0..awaited.len())
+            .filter_map(|i| awaited.get(i))
+            .find(|a| !a.probe)
+            .map(|a| a.seq)
+    }
+
+    fn complete_through<H: Host>(&mut self, seq: u32, host: &mut H) {
+        let qp_num = self.config.qp_num;
+        let counters = &mut self.counters;
+        self.sq.complete_through(seq, |cqe| {
+            counters.completions = counters.completions.wrapping_add(1);
+            host.complete(Direction::Send, Cqe { qp_num, ..cqe });
+        });
+    }
+
+    /// The Send or Write that a Terminate is about. Without a header, the oldest one.
+    pub(super) fn refused_request(&self, terminate: &Terminate) -> Option<u32> {
+        if !self.acknowledge.on {
+            return None;
+        }
+        let started = || self.sq.started();
+        match terminate.ddp_header {
+            Some(Header::Tagged(h)) if h.opcode == Opcode::WRITE => started()
+                .find(|(_, slot)| match slot.op {
+                    SendOp::Write { remote_addr, rkey }
+                    | SendOp::WriteImm {
+                        remote_addr, rkey, ..
+                    } => rkey == h.stag.0 && h.to.wrapping_sub(remote_addr) <= u64::from(slot.len),
+                    _ => false,
+                })
+                .map(|(seq, _)| seq),
+            Some(Header::Untagged(h)) if h.qn == 0 => {
+                let (unsent, stage) = match self.tx.job {
+                    Some(Job::Request { seq, off: 0, stage }) => (Some(seq), stage),
+                    _ => (None, Stage::Body),
+                };
+                let total: u32 = started()
+                    .map(|(seq, slot)| match unsent {
+                        Some(s) if s == seq => messages_before(&slot.op, stage),
+                        _ => messages(&slot.op),
+                    })
+                    .sum();
+                // The sequence number that follows the last one sent is known, so count back from it.
+                let next = self.tx.msn.first().copied().unwrap_or(1);
+                let mut left = h.msn.wrapping_sub(next.wrapping_sub(total));
+                for (seq, slot) in started() {
+                    let n = messages(&slot.op);
+                    if left < n {
+                        return Some(seq);
+                    }
+                    left -= n;
+                }
+                None
+            }
+            None if terminate.code.layer == TerminateCode::RDMAP_LOCAL_CATASTROPHIC.layer => {
+                started()
+                    .find(|(_, slot)| !slot.done && !slot.op.has_response())
+                    .map(|(seq, _)| seq)
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Messages on queue 0 that a request sends.
+const fn messages(op: &SendOp) -> u32 {
+    match op {
+        SendOp::Send | SendOp::SendInv(_) | SendOp::WriteImm { .. } => 1,
+        SendOp::SendImm(_) => 2,
+        _ => 0,
+    }
+}
+
+/// Those that it has sent before `stage`.
+const fn messages_before(op: &SendOp, stage: Stage) -> u32 {
+    match (op, stage) {
+        (SendOp::SendImm(_), Stage::Body) => 1,
+        _ => 0,
+    }
+}

@@ -1,0 +1,311 @@
+//! Queue pairs whose Sends and Writes complete when the peer has placed them.
+
+use super::harness::*;
+use crate::qp::*;
+use crate::{Access, SendFlags, SendOp, WcStatus};
+use iwarp_proto::ddp::Header;
+use iwarp_proto::rdmap::{Opcode, ReadRequest, TerminateCode as Code};
+use std::vec;
+use std::vec::Vec;
+
+fn waiting(config: QpConfig, stream: StreamConfig) -> Rig {
+    let mut rig = Rig::fresh(config);
+    rig.qp.complete_when_placed();
+    rig.start(stream);
+    rig
+}
+
+/// Opcodes of what it sends now, and the Read Requests among it.
+fn sends(rig: &mut Rig) -> (Vec<Opcode>, Vec<ReadRequest>) {
+    let sent = rig.sent();
+    let opcodes = sent.iter().map(|(h, _)| h.opcode()).collect();
+    let reads = sent
+        .iter()
+        .filter(|(h, _)| h.opcode() == Opcode::READ_REQUEST);
+    (
+        opcodes,
+        reads.filter_map(|(_, p)| ReadRequest::parse(p)).collect(),
+    )
+}
+
+fn answer(rig: &mut Rig, request: &ReadRequest) {
+    let ulpdu = tagged(Opcode::READ_RESPONSE, request.sink_stag.0, 0, true, &[]);
+    assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Ok);
+}
+
+fn write_to(to: u64, rkey: u32) -> SendOp {
+    SendOp::Write {
+        remote_addr: to,
+        rkey,
+    }
+}
+
+#[test]
+fn a_write_completes_when_the_read_behind_it_is_answered() {
+    let mut rig = waiting(QpConfig::default(), STREAM);
+    let mr = rig.mr(64, Access::LOCAL_WRITE);
+    rig.post(1, write_to(0x1000, 7), &[mr.part(0, 8)]);
+    rig.post(2, SendOp::Send, &[mr.part(0, 8)]);
+    let (opcodes, probes) = sends(&mut rig);
+    assert_eq!(opcodes, [Opcode::WRITE, Opcode::SEND, Opcode::READ_REQUEST]);
+    assert_eq!(probes[0].size, 0);
+    assert_eq!(brief(&rig.host.sends), []);
+    // One probe at a time.
+    rig.post(3, SendOp::Send, &[mr.part(0, 8)]);
+    assert_eq!(sends(&mut rig).0, [Opcode::SEND]);
+    answer(&mut rig, &probes[0]);
+    assert_eq!(
+        brief(&rig.host.sends),
+        [(1, WcStatus::Success), (2, WcStatus::Success)]
+    );
+    let (opcodes, probes) = sends(&mut rig);
+    assert_eq!(opcodes, [Opcode::READ_REQUEST]);
+    answer(&mut rig, &probes[0]);
+    assert_eq!(brief(&rig.host.sends)[2..], [(3, WcStatus::Success)]);
+    assert_eq!(sends(&mut rig).0, []);
+}
+
+#[test]
+fn a_read_of_the_program_serves_as_well() {
+    let mut rig = waiting(QpConfig::default(), STREAM);
+    let mr = rig.mr(64, Access::LOCAL_WRITE);
+    rig.post(1, write_to(0x1000, 7), &[mr.part(0, 8)]);
+    let read = SendOp::Read {
+        remote_addr: 0x1000,
+        rkey: 7,
+    };
+    rig.post(2, read, &[mr.part(8, 4)]);
+    let (opcodes, reads) = sends(&mut rig);
+    assert_eq!(opcodes, [Opcode::WRITE, Opcode::READ_REQUEST]);
+    assert_eq!(brief(&rig.host.sends), []);
+    let ulpdu = tagged(
+        Opcode::READ_RESPONSE,
+        reads[0].sink_stag.0,
+        0,
+        true,
+        &[5; 4],
+    );
+    assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Ok);
+    assert_eq!(
+        brief(&rig.host.sends),
+        [(1, WcStatus::Success), (2, WcStatus::Success)]
+    );
+}
+
+#[test]
+fn it_works_where_no_reads_are_granted() {
+    let none = StreamConfig {
+        ird: 0,
+        ord: 0,
+        ..STREAM
+    };
+    let config = QpConfig {
+        max_ird: 0,
+        max_ord: 0,
+        ..QpConfig::default()
+    };
+    let mut a = waiting(config, none);
+    let mut b = Rig::with(
+        config,
+        StreamConfig {
+            initiator: false,
+            ..none
+        },
+    );
+    let (from, to) = (a.mr(64, ALL), b.mr(64, ALL));
+    for id in 0..40 {
+        a.post(id, write_to(to.at, to.stag), &[from.part(0, 16)]);
+    }
+    shuttle(&mut a, &mut b, 1000);
+    assert_eq!(a.host.sends.len(), 40);
+    assert!(a.host.sends.iter().all(|c| c.status == WcStatus::Success));
+}
+
+#[test]
+fn the_request_that_the_peer_refuses_gets_its_status() {
+    // What is wrong at the peer, and how the second of three requests ends.
+    for (case, status) in [WcStatus::RemoteAccess, WcStatus::RemoteOperation]
+        .iter()
+        .enumerate()
+    {
+        let mut a = waiting(QpConfig::default(), STREAM);
+        let other = StreamConfig {
+            initiator: false,
+            ..STREAM
+        };
+        let mut b = Rig::with(QpConfig::default(), other);
+        let (from, to) = (a.mr(64, ALL), b.mr(64, ALL));
+        let read_only = b.mr(64, Access::REMOTE_READ);
+        b.recv(90, &[to.part(0, 32)]);
+        b.recv(91, &[read_only.part(0, 32)]);
+        let good = write_to(to.at, to.stag);
+        match case {
+            0 => {
+                a.post(1, SendOp::Send, &[from.part(0, 16)]);
+                a.post(2, write_to(to.at, to.stag ^ 1), &[from.part(0, 16)]);
+            }
+            _ => {
+                a.post(1, SendOp::Send, &[from.part(0, 16)]);
+                a.post(2, SendOp::SendImm(5), &[from.part(0, 16)]);
+            }
+        }
+        shuttle(&mut a, &mut b, 1000);
+        a.try_post(3, good, SendFlags::SIGNALED, &[from.part(0, 16)])
+            .unwrap();
+        let mut told = brief(&a.host.sends);
+        if case == 1 {
+            // The peer names no message when its own memory is at fault: the oldest request takes the blame.
+            assert_eq!(told.remove(0), (1, *status));
+            assert_eq!(told, [(2, WcStatus::Flushed), (3, WcStatus::Flushed)]);
+        } else {
+            assert_eq!(
+                told,
+                [(1, WcStatus::Success), (2, *status), (3, WcStatus::Flushed)]
+            );
+        }
+    }
+}
+
+#[test]
+fn a_refused_send_is_found_by_its_number() {
+    let mut a = waiting(QpConfig::default(), STREAM);
+    let mut b = Rig::with(
+        QpConfig::default(),
+        StreamConfig {
+            initiator: false,
+            ..STREAM
+        },
+    );
+    let (from, to) = (a.mr(64, ALL), b.mr(64, ALL));
+    for id in 90..94 {
+        b.recv(id, &[to.part(0, 32)]);
+    }
+    a.post(1, SendOp::SendImm(7), &[from.part(0, 16)]);
+    a.post(2, write_to(to.at, to.stag), &[from.part(0, 16)]);
+    // Longer than the receive that it meets.
+    a.post(3, SendOp::Send, &[from.part(0, 40)]);
+    a.post(4, SendOp::Send, &[from.part(0, 8)]);
+    shuttle(&mut a, &mut b, 1000);
+    assert_eq!(
+        brief(&a.host.sends),
+        [
+            (1, WcStatus::Success),
+            (2, WcStatus::Success),
+            (3, WcStatus::RemoteInvalidRequest),
+            (4, WcStatus::Flushed)
+        ]
+    );
+    assert_eq!(
+        a.qp.fault().map(|f| f.code),
+        Some(Code::DDP_UNTAGGED_TOO_LONG)
+    );
+}
+
+#[test]
+fn an_orderly_end_completes_what_was_written() {
+    let mut rig = waiting(QpConfig::default(), STREAM);
+    let mr = rig.mr(64, Access::LOCAL_WRITE);
+    rig.post(1, SendOp::Send, &[mr.part(0, 8)]);
+    let _ = rig.sent();
+    rig.post(2, SendOp::Send, &[mr.part(0, 8)]);
+    rig.eof();
+    assert_eq!(
+        brief(&rig.host.sends),
+        [(1, WcStatus::Success), (2, WcStatus::Flushed)]
+    );
+}
+
+#[test]
+fn a_read_without_its_answer_is_not_done_at_an_orderly_end() {
+    let mut rig = waiting(QpConfig::default(), STREAM);
+    let mr = rig.mr(64, Access::LOCAL_WRITE);
+    let read = SendOp::Read {
+        remote_addr: 0x1000,
+        rkey: 7,
+    };
+    rig.post(1, SendOp::Send, &[mr.part(0, 8)]);
+    rig.post(2, read, &[mr.part(0, 8)]);
+    rig.post(3, SendOp::Send, &[mr.part(0, 8)]);
+    let _ = rig.sent();
+    rig.eof();
+    assert_eq!(
+        brief(&rig.host.sends),
+        [
+            (1, WcStatus::Success),
+            (2, WcStatus::Flushed),
+            (3, WcStatus::Flushed)
+        ]
+    );
+}
+
+#[test]
+fn reset_forgets_what_was_sent() {
+    let mut rig = waiting(QpConfig::default(), STREAM);
+    let mr = rig.mr(64, Access::LOCAL_WRITE);
+    rig.post(1, SendOp::Send, &[mr.part(0, 8)]);
+    let _ = rig.sent();
+    rig.qp.modify(State::Reset, &mut rig.host).unwrap();
+    rig.qp.stream_gone(&mut rig.host);
+    rig.start(STREAM);
+    assert!(!rig.qp.wants_tx());
+    assert_eq!(brief(&rig.host.sends), []);
+}
+
+#[test]
+fn a_queue_pair_refuses_what_its_own_rights_do_not_allow() {
+    type Case = (Access, fn(&Mr) -> Vec<u8>);
+    let cases: [Case; 3] = [
+        (Access::REMOTE_WRITE, |mr| {
+            tagged(Opcode::WRITE, mr.stag, mr.at, true, &[9; 8])
+        }),
+        (Access::REMOTE_READ, |mr| {
+            let body = read_request(5, 8, mr.stag, mr.at);
+            untagged(Opcode::READ_REQUEST, 1, 1, 0, true, &body)
+        }),
+        (Access::REMOTE_ATOMIC, |mr| {
+            let mut body = vec![0; 52];
+            iwarp_proto::rdmap::AtomicRequest {
+                op: iwarp_proto::rdmap::AtomicOp::FETCH_ADD,
+                request_id: 1,
+                stag: iwarp_proto::ddp::Stag(mr.stag),
+                to: mr.at,
+                add_swap: 1,
+                add_swap_mask: 0,
+                compare: 0,
+                compare_mask: 0,
+            }
+            .emit(&mut body);
+            untagged(Opcode::ATOMIC_REQUEST, 1, 1, 0, true, &body)
+        }),
+    ];
+    for (right, message) in cases {
+        for allowed in [true, false] {
+            let mut rig = Rig::new();
+            let mr = rig.mr(64, ALL);
+            let rights = if allowed {
+                right
+            } else {
+                ALL.difference(right)
+            };
+            rig.qp.set_remote_access(rights);
+            let status = rig.rx_ulpdu(&message(&mr));
+            if allowed {
+                assert_eq!(status, RxStatus::Ok, "{right:?}");
+                continue;
+            }
+            assert_eq!(status, RxStatus::Failed, "{right:?}");
+            rig.assert_ended(Blame::Peer, Code::RDMAP_ACCESS);
+            assert!(rig.qp.take_events().contains(Events::ACCESS_ERROR));
+            let untouched: Vec<u8> = (0..64).collect();
+            assert_eq!(rig.read(&mr), untouched);
+        }
+    }
+    // A Read of nothing touches nothing: a peer's question whether its Writes are placed is answered.
+    let mut rig = Rig::new();
+    rig.qp.set_remote_access(Access::empty());
+    let body = read_request(5, 0, 1, 0);
+    let ulpdu = untagged(Opcode::READ_REQUEST, 1, 1, 0, true, &body);
+    assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Ok);
+    let sent = rig.sent();
+    assert!(matches!(sent[0].0, Header::Tagged(h) if h.opcode == Opcode::READ_RESPONSE));
+}
