@@ -12,6 +12,7 @@ use parking_lot::{Mutex, RawMutex};
 use std::cell::Cell;
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::{AsFd, AsRawFd};
+use std::time::{Duration, Instant};
 
 pub(crate) struct Channel {
     raw: CompletionChannel,
@@ -268,17 +269,40 @@ unsafe fn take_event(channel: *mut ibv_comp_channel, was_read: bool) -> Option<*
     }
 }
 
+/// Polls for a moment if an event is likely to come soon.
+unsafe fn busy_poll(channel: *mut ibv_comp_channel) -> bool {
+    let channel: &ChannelObject = object::trusted(channel);
+    channel.raw.busy_poll(Duration::MAX)
+}
+
+/// The wait for an event that began at `begin` ended in sleep.
+unsafe fn slept(channel: *mut ibv_comp_channel, begin: Instant) {
+    let channel: &ChannelObject = object::trusted(channel);
+    channel.raw.slept(begin.elapsed());
+}
+
 pub(crate) unsafe extern "C-unwind" fn ibv_get_cq_event(
     channel: *mut ibv_comp_channel,
     cq: *mut *mut ibv_cq,
     cq_context: *mut *mut c_void,
 ) -> c_int {
     let mut was_read = false;
+    let mut slept_since = None;
     loop {
         if let Some(got) = value(None, || take_event(channel, was_read)) {
             *cq = got;
             *cq_context = (*got).cq_context;
+            if let Some(begin) = slept_since {
+                value((), || slept(channel, begin));
+            }
             return 0;
+        }
+        if !was_read && wait::blocks((*channel).fd) {
+            let begin = Instant::now();
+            if value(false, || busy_poll(channel)) {
+                continue;
+            }
+            slept_since = Some(begin);
         }
         if wait::consume((*channel).fd) != 0 {
             return -1;

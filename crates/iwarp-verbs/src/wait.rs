@@ -20,6 +20,13 @@ pub(crate) unsafe extern "C-unwind" fn consume(fd: c_int) -> c_int {
     if n < 0 { -1 } else { 0 }
 }
 
+/// Would [`consume`] wait?
+pub(crate) fn blocks(fd: c_int) -> bool {
+    // SAFETY: reads a flag of a descriptor; a bad number only fails.
+    let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+    flags >= 0 && flags & libc::O_NONBLOCK == 0
+}
+
 /// Lets reads of a descriptor wait, which is what programs expect of a new one.
 pub(crate) fn make_blocking(fd: c_int) {
     // SAFETY: changes a flag of a descriptor; a bad number only fails.

@@ -68,6 +68,9 @@ pub struct Config {
     pub mss: Option<u32>,
     /// Keep FPDUs aligned with TCP segments (`IWARP_ALIGN=auto|on|off`; default auto). Hardware needs it, and siw with CRC.
     pub align: Alignment,
+    /// How long a thread that expects its completion soon polls before it sleeps (`IWARP_BUSY_POLL_US`; 0: never; default
+    /// 50 µs, at most 1000). Only blocking waits do so, and only after short waits; see [`CompletionQueue::wait`](crate::raw::CompletionQueue::wait).
+    pub busy_poll: Duration,
     /// Print counters to standard error when the process ends (`IWARP_STATS=on|off`; default off).
     pub stats: bool,
 }
@@ -87,12 +90,16 @@ impl Default for Config {
             capture_bytes: None,
             mss: None,
             align: Alignment::Auto,
+            busy_poll: Duration::from_micros(50),
             stats: false,
         }
     }
 }
 
 impl Config {
+    /// Longer windows than this are CPU time for nothing.
+    const BUSY_POLL_MAX: Duration = Duration::from_millis(1);
+
     /// The defaults, changed by the `IWARP_*` environment variables. A value that cannot be understood is reported
     /// by a warning and ignored.
     pub fn from_env() -> Self {
@@ -141,6 +148,9 @@ impl Config {
         if let Some(ms) = number("IWARP_LINGER_MS") {
             c.linger = Duration::from_millis(ms.max(1));
         }
+        if let Some(us) = number("IWARP_BUSY_POLL_US") {
+            c.busy_poll = Duration::from_micros(us).min(Self::BUSY_POLL_MAX);
+        }
         c.capture = get("IWARP_CAPTURE")
             .filter(|s| !s.is_empty())
             .map(PathBuf::from);
@@ -174,6 +184,7 @@ mod tests {
                 "IWARP_CAPTURE" => Some(""),
                 "IWARP_MSS" => Some("x"),
                 "IWARP_ALIGN" => Some("off"),
+                "IWARP_BUSY_POLL_US" => Some("7000"),
                 _ => None,
             }
             .map(str::to_owned)
@@ -185,6 +196,7 @@ mod tests {
             receiver_not_ready: ReceiverNotReady::Terminate,
             speak_first: None,
             align: Alignment::Off,
+            busy_poll: Duration::from_millis(1),
             ..Config::default()
         };
         assert_eq!(c, want);

@@ -1,10 +1,11 @@
 //! The engine: one epoll set, one table of timers and one progress thread for a process.
 //!
 //! Whoever is already running moves the bytes: posting threads write, polling threads read.
-//! The progress thread serves what nobody is driving. It sleeps in `epoll_wait`; while an
-//! application thread polls completion queues it parks instead, so that packets do not wake
-//! two threads, and looks again after at most [`PARK_MAX`]. It starts with the first socket and
-//! belongs to one process: after a fork the child gets an engine of its own when it needs one.
+//! The progress thread serves what nobody is driving. It sleeps in `epoll_wait`. The sockets of a
+//! queue pair that an application thread polls rest meanwhile: they are taken out of the set, so that
+//! packets wake nobody and cost the sender no look at the set, and the thread looks again after at most
+//! [`PARK_MAX`]. While application threads poll the whole set, it parks. It starts with the first socket
+//! and belongs to one process: after a fork the child gets an engine of its own when it needs one.
 
 use crate::progress::parker::Parker;
 use crate::sys::clock::now_ns;
@@ -18,7 +19,7 @@ use std::collections::{BinaryHeap, HashMap};
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// An empty poll within this time means that an application thread is driving.
@@ -33,15 +34,31 @@ const WAKE_TOKEN: u64 = 0;
 
 /// When an application thread last polled in vain, in nanoseconds of the monotonic clock.
 static LAST_EMPTY_POLL: AtomicU64 = AtomicU64::new(0);
+/// When one last served the whole set, likewise.
+static LAST_POLL_OF_ALL: AtomicU64 = AtomicU64::new(0);
 static CURRENT: Mutex<Option<Arc<Engine>>> = Mutex::new(None);
 
 /// Something with a file descriptor or a timer.
 pub(crate) trait Source: Send + Sync {
     /// The descriptor is ready. `broken`: it has an error, or is closed in both directions, which reading or writing will tell.
-    fn ready(self: Arc<Self>, readable: bool, writable: bool, broken: bool);
+    /// False: another thread is at it and will look again.
+    fn ready(self: Arc<Self>, readable: bool, writable: bool, broken: bool) -> bool;
+    /// Have application threads driven it since this was last asked?
+    fn is_driven(&self) -> bool {
+        false
+    }
+    /// Application threads drive it: [`Engine::pause`]s its descriptor until [`resume`](Self::resume). False if it has none.
+    fn rest(&self) -> bool {
+        false
+    }
+    /// They do so no more.
+    fn resume(&self) {}
     /// A timer has run out. Timers are not cancelled: the source decides if it still means something.
     fn timer(self: Arc<Self>, kind: u32);
 }
+
+/// Sources that rest, by token.
+type Resting = HashMap<u64, Arc<dyn Source>>;
 
 pub(crate) struct Engine {
     generation: u32,
@@ -51,6 +68,10 @@ pub(crate) struct Engine {
     next_token: AtomicU64,
     timers: Mutex<BinaryHeap<Reverse<(u64, u64, u32)>>>,
     parker: Parker,
+    /// Where the progress thread sleeps in `epoll_wait` while sources rest.
+    resting: Parker,
+    /// Times that application threads have stopped driving.
+    hand_overs: AtomicU32,
 }
 
 thread_local! {
@@ -83,6 +104,8 @@ impl Engine {
             next_token: AtomicU64::new(WAKE_TOKEN + 1),
             timers: Mutex::default(),
             parker: Parker::new(),
+            resting: Parker::new(),
+            hand_overs: AtomicU32::new(0),
         });
         let worker = Arc::clone(&engine);
         // All signals stay with the application's threads.
@@ -128,6 +151,21 @@ impl Engine {
         self.poller.modify(fd, token, interest)
     }
 
+    /// Takes a descriptor out of the set for a while; its source stays.
+    pub(crate) fn pause(&self, fd: impl AsFd) {
+        if !self.is_foreign() {
+            let _ = self.poller.remove(fd);
+        }
+    }
+
+    /// Watches a descriptor again after [`pause`](Self::pause). What has arrived meanwhile is reported.
+    pub(crate) fn resume(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
+        if self.is_foreign() {
+            return Ok(());
+        }
+        self.poller.add(fd, token, interest)
+    }
+
     /// Watches a descriptor no more. Harmless if it was not watched.
     pub(crate) fn remove(&self, fd: impl AsFd, token: u64) {
         if !self.is_foreign() {
@@ -157,30 +195,49 @@ impl Engine {
     /// An application thread polled a queue in vain and is driving the sockets itself.
     #[inline]
     pub(crate) fn note_empty_poll() {
-        LAST_EMPTY_POLL.store(now_ns(), Ordering::Relaxed);
+        Self::note_empty_poll_at(now_ns());
+    }
+
+    /// The same, for callers that know the time.
+    #[inline]
+    pub(crate) fn note_empty_poll_at(now: u64) {
+        LAST_EMPTY_POLL.store(now, Ordering::Relaxed);
     }
 
     /// Application threads stop driving now: one of them is going to wait for an event.
     #[inline]
     pub(crate) fn hand_over(&self) {
         LAST_EMPTY_POLL.store(0, Ordering::Relaxed);
+        LAST_POLL_OF_ALL.store(0, Ordering::Relaxed);
+        self.hand_overs.fetch_add(1, Ordering::Relaxed);
         self.parker.unpark();
+        self.resting.unpark_with(|| self.wake.signal());
     }
 
+    fn is_recent(stamp: &AtomicU64) -> bool {
+        now_ns().wrapping_sub(stamp.load(Ordering::Relaxed)) < DRIVING_NS
+    }
+
+    /// Application threads drive queue pairs of their own.
     fn application_drives() -> bool {
-        now_ns().wrapping_sub(LAST_EMPTY_POLL.load(Ordering::Relaxed)) < DRIVING_NS
+        Self::is_recent(&LAST_EMPTY_POLL)
+    }
+
+    /// They drive everything.
+    fn application_drives_all() -> bool {
+        Self::is_recent(&LAST_POLL_OF_ALL)
     }
 
     /// Serves whatever is ready, without waiting: for application threads that poll many queue pairs.
     pub(crate) fn poll_once(&self) {
+        LAST_POLL_OF_ALL.store(now_ns(), Ordering::Relaxed);
         // Nothing is kept for a thread that is ending.
         let kept = EVENTS.try_with(Cell::take).ok().flatten();
         let mut events = kept.unwrap_or_else(|| Box::new(Events::with_capacity(BATCH)));
         if let Ok(n) = self.poller.wait_zero(&mut events)
             && n > 0
         {
-            // The wake-up is for the progress thread, whose sleep it ends: taken off here, it would be lost.
-            self.dispatch(&events, false);
+            self.dispatch(&events, None);
         }
         let _ = EVENTS.try_with(|cell| cell.set(Some(events)));
     }
@@ -188,38 +245,90 @@ impl Engine {
     fn run(&self) {
         let mut events = Events::with_capacity(BATCH);
         let mut park = PARK_MIN;
+        let mut resting = Resting::new();
         loop {
-            if let Err(error) = self.poller.wait(&mut events, self.next_timeout()) {
+            let hand_overs = self.hand_overs.load(Ordering::Relaxed);
+            if let Err(error) = self.sleep(&mut events, !resting.is_empty(), hand_overs) {
                 // Only a programming error can end up here; without progress nothing would ever complete.
                 tracing::error!(%error, "epoll_wait failed");
                 std::thread::sleep(PARK_MAX);
                 continue;
             }
-            if !events.is_empty() && Self::application_drives() {
-                self.parker.park_timeout(park, Self::application_drives);
+            // Before anything rests that has just been handed over.
+            resting.retain(|_, source| {
+                let stays = source.is_driven();
+                if !stays {
+                    source.resume();
+                }
+                stays
+            });
+            if !events.is_empty() && Self::application_drives_all() {
+                self.parker.park_timeout(park, Self::application_drives_all);
                 park = (park * 2).min(PARK_MAX);
                 let _ = self.poller.wait_zero(&mut events);
             } else {
                 park = PARK_MIN;
             }
-            self.dispatch(&events, true);
+            let served = self.dispatch(&events, Some(&mut resting));
             self.fire_timers();
+            if !events.is_empty() && !served {
+                // All of it is in the hands of other threads, and would be reported again at once.
+                self.parker.park_timeout(PARK_MIN, || {
+                    self.hand_overs.load(Ordering::Relaxed) == hand_overs
+                });
+            }
         }
     }
 
-    fn dispatch(&self, events: &Events, woken: bool) {
+    /// Waits for events. Not for long while sources rest, and not if they were handed over since `hand_overs`.
+    fn sleep(&self, events: &mut Events, resting: bool, hand_overs: u32) -> io::Result<()> {
+        let timeout = self.next_timeout();
+        if !resting {
+            self.poller.wait(events, timeout)?;
+            return Ok(());
+        }
+        let _announced = self.resting.announce();
+        if self.hand_overs.load(Ordering::Relaxed) == hand_overs {
+            let limit = timeout.map_or(PARK_MAX, |timeout| timeout.min(PARK_MAX));
+            self.poller.wait(events, Some(limit))?;
+        } else {
+            self.poller.wait_zero(events)?;
+        }
+        Ok(())
+    }
+
+    /// Serves what is ready. False if there was nothing that other threads were not at already.
+    ///
+    /// The progress thread brings a list: what application threads drive is not served but put there to rest.
+    fn dispatch(&self, events: &Events, mut resting: Option<&mut Resting>) -> bool {
+        let driving = resting.is_some() && Self::application_drives();
+        let mut served = false;
         for event in events.iter() {
             if event.token == WAKE_TOKEN {
-                if woken {
+                // It ends the sleep of the progress thread: taken off by another, it would be lost.
+                if resting.is_some() {
                     self.wake.drain();
+                    served = true;
                 }
                 continue;
             }
             let source = self.sources.read().get(&event.token).cloned();
-            if let Some(source) = source {
-                source.ready(event.readable, event.writable, event.broken);
+            let Some(source) = source else {
+                served = true;
+                continue;
+            };
+            if driving
+                && let Some(resting) = &mut resting
+                && source.is_driven()
+                && source.rest()
+            {
+                resting.insert(event.token, source);
+                served = true;
+                continue;
             }
+            served |= source.ready(event.readable, event.writable, event.broken);
         }
+        served
     }
 
     fn next_timeout(&self) -> Option<Duration> {

@@ -154,6 +154,9 @@ impl From<CqError> for Error {
 impl CompletionQueue {
     /// Waits for completions and takes up to `out.len()` of them; the thread sleeps meanwhile. `None` waits for ever.
     ///
+    /// A queue whose last waits were short polls for up to [`Config::busy_poll`](crate::Config::busy_poll) before it sleeps: the
+    /// wake-up would take longer than the rest of the wait.
+    ///
     /// # Errors
     /// [`Error::TimedOut`], [`Error::CompletionQueueOverflow`], [`Error::InvalidArgument`] for an empty `out`.
     pub fn wait(&self, out: &mut [Cqe], timeout: Option<Duration>) -> Result<usize> {
@@ -162,10 +165,19 @@ impl CompletionQueue {
                 "there must be room for a completion",
             ));
         }
-        let deadline = timeout.map(|t| Instant::now() + t);
+        let n = self.poll(out)?;
+        if n > 0 {
+            return Ok(n);
+        }
+        let begin = Instant::now();
+        let deadline = timeout.and_then(|t| begin.checked_add(t));
+        let polled = self.busy_poll(timeout.unwrap_or(Duration::MAX));
         loop {
             let n = self.poll(out)?;
             if n > 0 {
+                if !polled {
+                    self.slept(begin.elapsed());
+                }
                 return Ok(n);
             }
             WAKER.with(|waker| self.wake_at_next(waker));

@@ -5,5 +5,6 @@
 //! `RUSTFLAGS="--cfg loom" cargo test -p iwarp --lib --release loom_`.
 
 pub(crate) mod baton;
+pub(crate) mod busy_poll;
 pub(crate) mod parker;
 mod sync;

@@ -75,7 +75,8 @@ impl QpInner {
     }
 
     pub(super) fn update_interest(&self, g: &mut MutexGuard<'_, Guarded>) {
-        let Some(link) = g.link.clone() else { return };
+        let g = &mut **g;
+        let Some(link) = &g.link else { return };
         let readable = !g.eof
             && matches!(
                 g.machine.rx_interest(),
@@ -85,7 +86,20 @@ impl QpInner {
             readable,
             writable: g.stalled.is_some(),
         };
-        if want != g.interest && link.engine.modify(&link.stream, link.token, want).is_ok() {
+        if want == g.interest {
+            return;
+        }
+        let changed = if !g.resting {
+            link.engine.modify(&link.stream, link.token, want)
+        } else if readable {
+            // Kept for when it is watched again. Who drives writes, too.
+            Ok(())
+        } else {
+            // Who drives does not read now, and would not notice the end of the stream.
+            g.resting = false;
+            link.engine.resume(&link.stream, link.token, want)
+        };
+        if changed.is_ok() {
             g.interest = want;
         }
     }

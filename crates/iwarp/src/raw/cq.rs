@@ -6,6 +6,7 @@ use super::events::AsyncEventKind;
 use super::qp::QpInner;
 use crate::engine::Engine;
 use crate::error::Result;
+use crate::progress::busy_poll::BusyPoll;
 use crate::sys::clock::now_ns;
 use iwarp_rnic::Cqe;
 use iwarp_rnic::cq::{CompletionQueue as Ring, Pushed};
@@ -13,6 +14,7 @@ use parking_lot::{Mutex, RwLock};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::Waker;
+use std::time::Duration;
 
 /// With at most this many queue pairs an empty poll reads their sockets one by one; with more it asks `epoll`.
 const POLL_DIRECTLY: usize = 4;
@@ -20,6 +22,8 @@ const POLL_DIRECTLY: usize = 4;
 const NOTE_EVERY: u32 = 8;
 /// Every so many empty polls, everything else of the process is served, too.
 const SERVE_ALL_EVERY: u32 = 64;
+/// Every so many turns of a busy-poll window another thread may have this processor: the peer may be waiting for it.
+const YIELD_EVERY: u32 = 4;
 
 /// Why a queue gives no completions any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,6 +50,10 @@ pub(crate) struct CqInner {
     /// Tasks that wait for a completion.
     wakers: Mutex<Vec<Waker>>,
     has_wakers: AtomicBool,
+    /// An event was asked for and has not been raised. A hint: the ring knows.
+    armed: AtomicBool,
+    /// What blocking waits have taught.
+    pub(super) busy: BusyPoll,
 }
 
 /// A completion queue.
@@ -73,10 +81,14 @@ impl CompletionQueue {
             has_deferred: AtomicBool::new(false),
             wakers: Mutex::default(),
             has_wakers: AtomicBool::new(false),
+            armed: AtomicBool::new(false),
+            busy: BusyPoll::default(),
         };
-        Ok(Self {
-            inner: Arc::new(inner),
-        })
+        let inner = Arc::new(inner);
+        if let Some(channel) = channel {
+            channel.attach(&inner);
+        }
+        Ok(Self { inner })
     }
 
     /// Takes up to `out.len()` completions (`ibv_poll_cq(3)`). Never blocks.
@@ -117,8 +129,40 @@ impl CompletionQueue {
     /// Asks for one event on the channel at the next completion (`ibv_req_notify_cq(3)`), or only at the next
     /// solicited or failed one. Completions that wait already raise none: poll once more afterwards.
     pub fn arm(&self, solicited_only: bool) {
-        self.inner.ring.lock().arm(solicited_only);
-        self.inner.hand_over();
+        {
+            let mut ring = self.inner.ring.lock();
+            ring.arm(solicited_only);
+            self.inner.armed.store(true, Ordering::Relaxed);
+        }
+        match &self.inner.channel {
+            // A thread is going to wait there, and polls first.
+            Some(channel) if channel.expects_wait() => self.inner.send_deferred(),
+            _ => self.inner.hand_over(),
+        }
+    }
+
+    /// Polls for a moment if a completion is likely to come soon. For blocking waits, before they sleep.
+    pub(crate) fn busy_poll(&self, limit: Duration) -> bool {
+        let window = self.inner.window().min(limit);
+        if window.is_zero() || !self.inner.busy.is_worth_it() {
+            return false;
+        }
+        let found = busy_poll(window, || {
+            self.inner.drive(true, false);
+            let ring = self.inner.ring.lock();
+            !ring.is_empty() || ring.overflowed()
+        });
+        if found {
+            self.inner.busy.hit();
+        } else {
+            self.inner.busy.miss();
+        }
+        found
+    }
+
+    /// A blocking wait ended in sleep.
+    pub(crate) fn slept(&self, waited: Duration) {
+        self.inner.busy.slept(waited, self.inner.window());
     }
 
     /// A value of the program's own.
@@ -207,7 +251,32 @@ pub(super) struct Owed {
     overflow: bool,
 }
 
+/// Calls `look` until it finds something, at most for `window`.
+pub(super) fn busy_poll(window: Duration, mut look: impl FnMut() -> bool) -> bool {
+    let mut now = now_ns();
+    let end = now.saturating_add(u64::try_from(window.as_nanos()).unwrap_or(u64::MAX));
+    for turn in 1u32.. {
+        Engine::note_empty_poll_at(now);
+        if look() {
+            return true;
+        }
+        if turn.is_multiple_of(YIELD_EVERY) {
+            std::thread::yield_now();
+        }
+        now = now_ns();
+        if now >= end {
+            break;
+        }
+    }
+    false
+}
+
 impl CqInner {
+    /// How long blocking waits poll before they sleep.
+    pub(super) fn window(&self) -> Duration {
+        self.ctx.config.busy_poll
+    }
+
     /// Writes a completion; `owed` is settled later, without locks.
     #[inline]
     pub(super) fn push(&self, mut cqe: Cqe, owed: &mut Owed) {
@@ -216,7 +285,10 @@ impl CqInner {
         }
         match self.ring.lock().push(cqe) {
             Pushed::Quiet => {}
-            Pushed::Notify => owed.notify = true,
+            Pushed::Notify => {
+                self.armed.store(false, Ordering::Relaxed);
+                owed.notify = true;
+            }
             Pushed::Overflow { first } => owed.overflow |= first,
         }
         owed.wake |= self.has_wakers.load(Ordering::Acquire);
@@ -309,13 +381,18 @@ impl CqInner {
     }
 
     /// An empty poll: this thread drives.
-    fn progress(&self) {
+    pub(super) fn progress(&self) {
         let polls = self.empty_polls.fetch_add(1, Ordering::Relaxed);
         // A program that has armed the queue looks once more before it waits: that is not driving.
-        if polls.is_multiple_of(NOTE_EVERY) && !self.ring.lock().is_armed() {
+        let driving = !self.armed.load(Ordering::Relaxed);
+        if driving && polls.is_multiple_of(NOTE_EVERY) {
             Engine::note_empty_poll();
         }
-        let mut serve_all = polls % SERVE_ALL_EVERY == SERVE_ALL_EVERY - 1;
+        self.drive(driving, polls % SERVE_ALL_EVERY == SERVE_ALL_EVERY - 1);
+    }
+
+    /// Moves what can be moved for the queue pairs that report here. `driving`: the caller will be back soon.
+    pub(super) fn drive(&self, driving: bool, mut serve_all: bool) {
         let mut few: [Option<Arc<QpInner>>; POLL_DIRECTLY] = Default::default();
         {
             let qps = self.qps.read();
@@ -328,6 +405,9 @@ impl CqInner {
             }
         }
         for qp in few.iter().flatten() {
+            if driving {
+                qp.drives.note();
+            }
             // Writes, too, if anything waits to be written.
             qp.drive_rx();
         }
@@ -337,8 +417,13 @@ impl CqInner {
     }
 
     /// The caller is going to wait: the progress thread takes over.
-    fn hand_over(&self) {
+    pub(super) fn hand_over(&self) {
         self.send_deferred();
+        for qp in self.qps.read().iter().take(POLL_DIRECTLY) {
+            if let Some(qp) = qp.upgrade() {
+                qp.drives.take();
+            }
+        }
         if let Ok(engine) = Engine::current() {
             engine.hand_over();
         }

@@ -60,10 +60,11 @@ fn drained(link: &Link) -> bool {
 }
 
 impl Source for Linger {
-    fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) {
+    fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
         if drained(&self.link) {
             self.engine.remove(&self.link.stream, self.token);
         }
+        true
     }
 
     fn timer(self: Arc<Self>, _: u32) {

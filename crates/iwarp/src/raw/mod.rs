@@ -19,6 +19,7 @@ mod linger;
 mod peer;
 mod pool;
 mod qp;
+mod source;
 mod srq;
 mod stats;
 

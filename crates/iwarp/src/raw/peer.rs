@@ -429,10 +429,11 @@ fn sender(event: &CmEvent) -> Option<(Address, u32)> {
 }
 
 impl Source for Peers {
-    fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) {
+    fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
         while let Some(event) = self.channel.try_next() {
             self.event(event);
         }
+        true
     }
 
     fn timer(self: Arc<Self>, kind: u32) {

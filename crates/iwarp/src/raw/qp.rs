@@ -11,6 +11,7 @@ use super::context::{Context, ContextInner};
 use super::cork::{Cork, FLUSH_AFTER, Verdict};
 use super::cq::CompletionQueue;
 use super::drive;
+use super::source::Drives;
 use super::srq::SharedReceiveQueue;
 use crate::capture::Flow;
 use crate::config::ReceiverNotReady;
@@ -33,11 +34,11 @@ use std::time::Duration;
 
 pub(super) const TIMER_HOLD: u32 = 1;
 pub(super) const TIMER_LINGER: u32 = 2;
-const TIMER_FLUSH: u32 = 4;
-const TIMER_FIRST_MESSAGE: u32 = 3;
-const TIMER_SPEAK_FIRST: u32 = 5;
+pub(super) const TIMER_FLUSH: u32 = 4;
+pub(super) const TIMER_FIRST_MESSAGE: u32 = 3;
+pub(super) const TIMER_SPEAK_FIRST: u32 = 5;
 /// Nudges of a silent responder: this one and those with the next numbers, one after the other.
-const TIMER_NUDGE: u32 = 16;
+pub(super) const TIMER_NUDGE: u32 = 16;
 /// How long a responder may be silent before each of them. An emulated siw has needed 30 ms.
 const NUDGES: [Duration; 4] = [
     Duration::from_millis(50),
@@ -113,6 +114,8 @@ pub(super) struct Guarded {
     /// A part of an FPDU.
     pub(super) partial: Option<Box<RxBuffer>>,
     pub(super) interest: Interest,
+    /// Application threads drive it, and the engine does not watch its socket.
+    pub(super) resting: bool,
     pub(super) cm: Option<Weak<dyn CmSink>>,
     /// When a Send began to wait for a receive, to tell stale timers.
     pub(super) held_since: u64,
@@ -145,6 +148,7 @@ pub(crate) struct QpInner {
     pub(super) rx: Baton,
     /// Changed with `state` locked.
     pub(super) destroyed: AtomicBool,
+    pub(super) drives: Drives,
 }
 
 /// A reliable-connected queue pair.
@@ -197,6 +201,7 @@ impl QueuePair {
                     cork: Cork::default(),
                     partial: None,
                     interest: Interest::NONE,
+                    resting: false,
                     cm: None,
                     held_since: 0,
                     hold_timer: false,
@@ -207,6 +212,7 @@ impl QueuePair {
                 tx: Baton::new(),
                 rx: Baton::new(),
                 destroyed: AtomicBool::new(false),
+                drives: Drives::default(),
             }))
         })?;
         inner.send_cq.inner.attach(&inner);
@@ -311,7 +317,9 @@ impl QueuePair {
         loop {
             let (result, verdict) = self.inner.post(&wrs[posted..], &mut after);
             match verdict {
-                Verdict::Send => self.inner.drive_tx(),
+                Verdict::Send => {
+                    self.inner.drive_tx();
+                }
                 Verdict::PutOff => self.inner.put_off(),
                 Verdict::Join => {}
             }
@@ -459,7 +467,7 @@ impl QpInner {
     }
 
     /// Sends what was put off and no poll has sent.
-    fn flush_timer(self: &Arc<Self>) {
+    pub(super) fn flush_timer(self: &Arc<Self>) {
         self.state.lock().cork.timer = false;
         self.drive_tx();
     }
@@ -528,7 +536,7 @@ impl QpInner {
             }
             g.link = Some(Arc::clone(&link));
             g.cm = handover.cm;
-            g.interest = Interest::READ;
+            (g.interest, g.resting) = (Interest::READ, false);
             (g.held_since, g.hold_timer, g.ending) = (0, false, None);
             (g.eof, g.established) = (false, false);
             (g.stalled, g.partial) = (None, None);
@@ -578,7 +586,7 @@ impl QpInner {
     }
 
     /// The responder may not have noticed what we sent.
-    fn nudge(self: &Arc<Self>, count: u32) {
+    pub(super) fn nudge(self: &Arc<Self>, count: u32) {
         let silent = {
             let mut g = self.state.lock();
             let silent = g.link.is_some() && g.machine.nudge();
@@ -604,53 +612,14 @@ impl QpInner {
 
     /// Reads the socket if nobody else does; else the one who does goes round again.
     #[inline]
-    pub(super) fn drive_rx(self: &Arc<Self>) {
-        self.rx.drive(|| drive::rx(self));
+    pub(super) fn drive_rx(self: &Arc<Self>) -> bool {
+        self.rx.drive(|| drive::rx(self))
     }
 
     /// Writes to the socket, likewise.
     #[inline]
-    pub(super) fn drive_tx(self: &Arc<Self>) {
-        self.tx.drive(|| drive::tx(self));
-    }
-}
-
-impl Source for QpInner {
-    fn ready(self: Arc<Self>, readable: bool, writable: bool, broken: bool) {
-        if readable {
-            self.drive_rx();
-        }
-        if writable || readable {
-            self.drive_tx();
-        }
-        if broken {
-            drive::hung_up(&self);
-        }
-    }
-
-    fn timer(self: Arc<Self>, kind: u32) {
-        match kind {
-            TIMER_HOLD => drive::hold_timer(&self),
-            TIMER_LINGER => self.ending_timer(),
-            TIMER_FLUSH => self.flush_timer(),
-            TIMER_SPEAK_FIRST => self.with_machine(|machine, _| machine.speak_first()),
-            TIMER_NUDGE.. => self.nudge(kind - TIMER_NUDGE),
-            TIMER_FIRST_MESSAGE => {
-                let overdue = {
-                    let g = self.state.lock();
-                    let waits = g.link.is_some() && g.machine.awaits_first_fpdu();
-                    waits.then(|| g.cm.clone())
-                };
-                if let Some(cm) = overdue {
-                    tracing::debug!(qp = self.num, "the peer's first message did not come");
-                    if let Some(cm) = cm.and_then(|cm| cm.upgrade()) {
-                        cm.first_message_overdue();
-                    }
-                    self.with_machine(|machine, host| machine.abort(host));
-                }
-            }
-            _ => {}
-        }
+    pub(super) fn drive_tx(self: &Arc<Self>) -> bool {
+        self.tx.drive(|| drive::tx(self))
     }
 }
 

@@ -70,6 +70,12 @@ impl RawSlice {
         self.addr as u64
     }
 
+    /// First address, for the kernel.
+    #[inline]
+    pub(crate) fn as_ptr(&self) -> *mut libc::c_void {
+        std::ptr::with_exposed_provenance_mut(self.addr)
+    }
+
     /// Length in octets.
     #[inline]
     pub(crate) fn len(&self) -> usize {

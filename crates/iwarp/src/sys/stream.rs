@@ -1,6 +1,6 @@
 //! A connected TCP socket for the data path: non-blocking, without Nagle's delay, reading and writing registered memory in place.
 //!
-//! Invariant: the only `unsafe` calls are `sendmsg`, `recvmsg`, `connect` and `ioctl` on a descriptor that this type owns. A bad address in a
+//! Invariant: the only `unsafe` calls are `send`, `sendmsg`, `recv`, `recvmsg`, `connect` and `ioctl` on a descriptor that this type owns. A bad address in a
 //! list is an error of the kernel's (`EFAULT`), never a crash; what makes the `_raw` functions unsafe is that the kernel reads or
 //! writes memory behind the compiler's back, so the caller must own the right to that memory. RFC 5044 section 4.
 
@@ -59,11 +59,18 @@ impl TcpStream {
         if more || !whole {
             flags |= libc::MSG_MORE;
         }
+        let fd = self.socket.as_raw_fd();
         let message = header(list);
         loop {
-            // SAFETY: `message` names a list that lives on and has the layout of `iovec`; the kernel only reads the ranges,
-            // which the caller allows.
-            let sent = unsafe { libc::sendmsg(self.socket.as_raw_fd(), &raw const message, flags) };
+            let sent = if let [one] = list {
+                // Cheaper for the kernel: there is no header and no list to copy in.
+                // SAFETY: the kernel only reads the range, which the caller allows.
+                unsafe { libc::send(fd, one.as_ptr(), one.len(), flags) }
+            } else {
+                // SAFETY: `message` names a list that lives on and has the layout of `iovec`; the kernel only reads the
+                // ranges, which the caller allows.
+                unsafe { libc::sendmsg(fd, &raw const message, flags) }
+            };
             if let Some(result) = outcome(sent) {
                 return result;
             }
@@ -79,15 +86,15 @@ impl TcpStream {
     /// The caller has the right to have all ranges written: no reference to them is alive, except to memory that is declared
     /// shared with the RNIC.
     pub(crate) unsafe fn recv_vectored_raw(&self, list: &[RawSlice]) -> io::Result<usize> {
+        let fd = self.socket.as_raw_fd();
         let mut message = header(list);
         loop {
-            // SAFETY: as above; the kernel writes only inside the ranges, which the caller allows, and into `message`.
-            let received = unsafe {
-                libc::recvmsg(
-                    self.socket.as_raw_fd(),
-                    &raw mut message,
-                    libc::MSG_DONTWAIT,
-                )
+            let received = if let [one] = list {
+                // SAFETY: the kernel writes only inside the range, which the caller allows.
+                unsafe { libc::recv(fd, one.as_ptr(), one.len(), libc::MSG_DONTWAIT) }
+            } else {
+                // SAFETY: as above, and it writes into `message`.
+                unsafe { libc::recvmsg(fd, &raw mut message, libc::MSG_DONTWAIT) }
             };
             if let Some(result) = outcome(received) {
                 return result;

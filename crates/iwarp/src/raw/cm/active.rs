@@ -373,7 +373,7 @@ impl Active {
 }
 
 impl Source for Active {
-    fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) {
+    fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
         // The lock is kept, so that neither `cancel` nor a timer meets an attempt that is nowhere.
         let next = {
             let mut s = self.state.lock();
@@ -396,6 +396,7 @@ impl Source for Active {
                 self.finish(end);
             }
         }
+        true
     }
 
     fn timer(self: Arc<Self>, kind: u32) {

@@ -162,25 +162,25 @@ impl Hall {
 }
 
 impl Source for Listening {
-    fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) {
+    fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
         loop {
             if self.hall.waiting.load(Ordering::Relaxed) >= self.backlog.max(BACKLOG_DEFAULT) {
                 self.pause();
-                return;
+                return true;
             }
             match self.listener.accept() {
                 Ok(Some((stream, _))) => self.hall.welcome(stream),
-                Ok(None) => return,
+                Ok(None) => return true,
                 Err(e @ NetError::TooManyFiles { .. }) => {
                     tracing::warn!(error = %std::io::Error::from(e), "cannot accept connections for now");
                     self.pause();
-                    return;
+                    return true;
                 }
                 Err(e) => {
                     // Out of memory, or forbidden: the poller would report it again at once.
                     tracing::debug!(error = %std::io::Error::from(e), "accept failed");
                     self.pause();
-                    return;
+                    return true;
                 }
             }
         }
@@ -272,10 +272,10 @@ impl Greeting {
 }
 
 impl Source for Greeting {
-    fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) {
+    fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
         let mut slot = self.starting.lock();
         let Some(mut starting) = slot.take() else {
-            return;
+            return true;
         };
         match starting.read() {
             Read::NeedMore => {
@@ -296,6 +296,7 @@ impl Source for Greeting {
                 self.end(&starting);
             }
         }
+        true
     }
 
     fn timer(self: Arc<Self>, _: u32) {

@@ -1,0 +1,121 @@
+//! A queue pair as the engine sees it: readiness, timers, and rest while application threads drive it.
+
+use super::drive;
+use super::qp::{
+    QpInner, TIMER_FIRST_MESSAGE, TIMER_FLUSH, TIMER_HOLD, TIMER_LINGER, TIMER_NUDGE,
+    TIMER_SPEAK_FIRST,
+};
+use crate::engine::Source;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Tells the engine whether application threads drive a queue pair. Hints: a lost update costs a wake-up or a short delay.
+#[derive(Debug, Default)]
+pub(super) struct Drives {
+    /// Times that they did.
+    count: AtomicU32,
+    /// The count when the engine last asked.
+    seen: AtomicU32,
+}
+
+impl Drives {
+    /// An application thread drives. No locked instruction: it is called for every empty poll.
+    #[inline]
+    pub(super) fn note(&self) {
+        let count = self.count.load(Ordering::Relaxed);
+        self.count.store(count.wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// Has one done so since this was last asked?
+    pub(super) fn take(&self) -> bool {
+        let count = self.count.load(Ordering::Relaxed);
+        self.seen.swap(count, Ordering::Relaxed) != count
+    }
+}
+
+impl Source for QpInner {
+    fn is_driven(&self) -> bool {
+        self.drives.take()
+    }
+
+    fn rest(&self) -> bool {
+        let mut g = self.state.lock();
+        let g = &mut *g;
+        let Some(link) = &g.link else { return false };
+        if !g.interest.readable {
+            // Who drives does not read now, and would not notice the end of the stream.
+            return false;
+        }
+        if !g.resting {
+            link.engine.pause(&link.stream);
+            g.resting = true;
+        }
+        true
+    }
+
+    fn resume(&self) {
+        let mut g = self.state.lock();
+        let g = &mut *g;
+        if let (Some(link), true) = (&g.link, g.resting) {
+            // It cannot fail for want of anything: the descriptor was in the set before.
+            if let Err(error) = link.engine.resume(&link.stream, link.token, g.interest) {
+                tracing::error!(qp = self.num, %error, "the socket cannot be watched");
+            }
+            g.resting = false;
+        }
+    }
+
+    fn ready(self: Arc<Self>, readable: bool, writable: bool, broken: bool) -> bool {
+        let mut served = false;
+        if readable {
+            served |= self.drive_rx();
+        }
+        if writable {
+            served |= self.drive_tx();
+        }
+        if broken {
+            drive::hung_up(&self);
+        }
+        served
+    }
+
+    fn timer(self: Arc<Self>, kind: u32) {
+        match kind {
+            TIMER_HOLD => drive::hold_timer(&self),
+            TIMER_LINGER => self.ending_timer(),
+            TIMER_FLUSH => self.flush_timer(),
+            TIMER_SPEAK_FIRST => self.with_machine(|machine, _| machine.speak_first()),
+            TIMER_NUDGE.. => self.nudge(kind - TIMER_NUDGE),
+            TIMER_FIRST_MESSAGE => {
+                let overdue = {
+                    let g = self.state.lock();
+                    let waits = g.link.is_some() && g.machine.awaits_first_fpdu();
+                    waits.then(|| g.cm.clone())
+                };
+                if let Some(cm) = overdue {
+                    tracing::debug!(qp = self.num, "the peer's first message did not come");
+                    if let Some(cm) = cm.and_then(|cm| cm.upgrade()) {
+                        cm.first_message_overdue();
+                    }
+                    self.with_machine(|machine, host| machine.abort(host));
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_look_is_answered_once() {
+        let drives = Drives::default();
+        assert!(!drives.take());
+        drives.note();
+        drives.note();
+        assert!(drives.take());
+        assert!(!drives.take(), "nothing new");
+    }
+}

@@ -1,0 +1,203 @@
+//! Who drives: connections are served when the program polls, when it stops polling without a word, when it arms its queue,
+//! and when it waits, in any order. No test asserts a time; a wake-up that is lost is a test that does not end.
+
+mod common;
+
+use common::{End, Mem, V4, Watchdog, config, pair, until};
+use iwarp::raw::CompletionChannel;
+use iwarp::raw::{CompletionQueue, Context};
+use iwarp::{Cqe, ProtectionDomain, RecvWr, SendOp, SendWr, WcStatus, cm};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+const SOON: Option<Duration> = Some(Duration::from_secs(20));
+
+/// One Write of 8 octets from `from` to `to`, polled to its completion.
+fn write(from: &End, mine: &Mem, theirs: &Mem, value: u64) {
+    mine.set(0, value);
+    let op = SendOp::Write {
+        remote_addr: theirs.addr(),
+        rkey: theirs.stag,
+    };
+    from.post(value, op, &[mine.sge(8)]);
+    from.expect_status(value, WcStatus::Success);
+}
+
+#[test]
+fn a_target_that_stops_polling_is_served() {
+    let _watchdog = Watchdog::new();
+    let (client, server) = pair(V4, &config());
+    let (mine, theirs) = (client.mem(64), server.mem(64));
+    for round in 1..20u64 {
+        // Long enough that the engine lets the socket rest.
+        let polling = AtomicBool::new(true);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut none = [Cqe::default()];
+                while polling.load(Ordering::Relaxed) {
+                    assert_eq!(server.cq.poll(&mut none).unwrap(), 0);
+                }
+            });
+            for i in 0..200 {
+                write(&client, &mine, &theirs, round << 32 | i);
+            }
+            polling.store(false, Ordering::Relaxed);
+        });
+        // From here on nobody polls there.
+        let value = round << 32 | 0xffff;
+        write(&client, &mine, &theirs, value);
+        until("the target is served", || theirs.word(0) == value);
+        let read = SendOp::Read {
+            remote_addr: theirs.addr(),
+            rkey: theirs.stag,
+        };
+        let back = client.mem(8);
+        client.post(1, read, &[back.sge(8)]);
+        client.expect_status(1, WcStatus::Success);
+        assert_eq!(back.word(0), value);
+    }
+}
+
+/// A connection through the safe interface: server's and client's end, the server's queues with a channel.
+struct Echo {
+    ctx: Context,
+    pd: ProtectionDomain,
+    channel: CompletionChannel,
+}
+
+impl Echo {
+    fn new() -> Self {
+        let ctx = common::context(V4, &config());
+        Self {
+            pd: ProtectionDomain::new(&ctx),
+            channel: ctx.create_channel().unwrap(),
+            ctx,
+        }
+    }
+
+    /// Answers `n` messages, waiting for each with `wait`.
+    fn run(&self, n: u64, wait: impl Fn(&CompletionQueue, &mut [Cqe]) -> usize + Sync) {
+        let listener = cm::Listener::bind(&self.ctx, "127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = listener.local_addr();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let cq = self.ctx.create_cq(64, Some(&self.channel)).unwrap();
+                let mr = self.pd.allocate(64, iwarp::Access::LOCAL_WRITE).unwrap();
+                let qp = self.pd.queue_pair().build(&cq, &cq).unwrap();
+                let sges = [mr.sge(..).unwrap()];
+                let recv = RecvWr {
+                    wr_id: 1,
+                    sges: &sges,
+                };
+                qp.post_recv(&[recv, recv]).map_err(|e| e.1).unwrap();
+                let request = listener.accept(SOON).unwrap();
+                let connection = request.accept(qp, &Default::default()).unwrap();
+                let mut done = [Cqe::default(); 4];
+                let mut answered = 0;
+                while answered < n {
+                    let count = wait(&cq, &mut done);
+                    for _ in done[..count].iter().filter(|c| c.wr_id == 1) {
+                        connection.post_recv(&[recv]).map_err(|e| e.1).unwrap();
+                        let answer = SendWr::inline(2, &[b"pong"]);
+                        connection.post_send(&[answer]).map_err(|e| e.1).unwrap();
+                        answered += 1;
+                    }
+                }
+                // Gone before the client is satisfied, the last answer would be flushed.
+                drop(connection.disconnect());
+            });
+            let cq = self.ctx.create_cq(64, None).unwrap();
+            let mr = self.pd.allocate(64, iwarp::Access::LOCAL_WRITE).unwrap();
+            let qp = self.pd.queue_pair().build(&cq, &cq).unwrap();
+            let sges = [mr.sge(..).unwrap()];
+            let recv = RecvWr {
+                wr_id: 1,
+                sges: &sges,
+            };
+            qp.post_recv(&[recv]).map_err(|e| e.1).unwrap();
+            let connection = cm::Connector::new(&self.ctx).connect(address, qp).unwrap();
+            let mut done = [Cqe::default()];
+            for i in 0..n {
+                // Now and then a pause, after which the server waits in earnest.
+                if i % 97 == 96 {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                let ping = SendWr::inline(2, &[b"ping"]);
+                connection.post_send(&[ping]).map_err(|e| e.1).unwrap();
+                assert_eq!(cq.wait(&mut done, SOON).unwrap(), 1);
+                assert_eq!((done[0].wr_id, done[0].status), (1, WcStatus::Success));
+                if i + 1 < n {
+                    connection.post_recv(&[recv]).map_err(|e| e.1).unwrap();
+                }
+            }
+        });
+    }
+}
+
+const ROUNDS: u64 = 1500;
+
+#[test]
+fn blocking_waits() {
+    let _watchdog = Watchdog::new();
+    Echo::new().run(ROUNDS, |cq, done| cq.wait(done, SOON).unwrap());
+}
+
+#[test]
+fn events_taken_in_the_usual_loop() {
+    let _watchdog = Watchdog::new();
+    let echo = Echo::new();
+    // As programs do it: arm, poll what came before, wait for the event.
+    echo.run(ROUNDS, |cq, done| {
+        loop {
+            let n = cq.poll(done).unwrap();
+            if n > 0 {
+                return n;
+            }
+            cq.arm(false);
+            let n = cq.poll(done).unwrap();
+            if n > 0 {
+                return n;
+            }
+            echo.channel.event(SOON).unwrap();
+        }
+    });
+}
+
+#[test]
+fn events_seen_by_watching_the_descriptor() {
+    let _watchdog = Watchdog::new();
+    let echo = Echo::new();
+    echo.run(ROUNDS, |cq, done| {
+        loop {
+            let n = cq.poll(done).unwrap();
+            if n > 0 {
+                return n;
+            }
+            cq.arm(false);
+            let n = cq.poll(done).unwrap();
+            if n > 0 {
+                return n;
+            }
+            // The library does not know that this thread waits.
+            until("an event", || echo.channel.try_event().is_some());
+        }
+    });
+}
+
+#[test]
+fn now_polling_now_waiting() {
+    let _watchdog = Watchdog::new();
+    let turn = std::sync::atomic::AtomicU32::new(0);
+    Echo::new().run(ROUNDS, |cq, done| {
+        if turn.fetch_add(1, Ordering::Relaxed) % 100 < 50 {
+            let mut n = 0;
+            until("a completion", || {
+                n = cq.poll(done).unwrap();
+                n > 0
+            });
+            n
+        } else {
+            cq.wait(done, SOON).unwrap()
+        }
+    });
+}
