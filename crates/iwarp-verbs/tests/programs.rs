@@ -112,6 +112,33 @@ fn rping_over_ipv4_and_ipv6() {
     }
 }
 
+/// The file is whole when a program has ended that knows nothing of it.
+#[test]
+fn traffic_of_a_program_is_recorded() {
+    if !common::installed("rping") {
+        return;
+    }
+    let folder = common::Folder::new("recorded");
+    let file = folder.0.join("rping.pcapng");
+    let port = free_port("127.0.0.1").unwrap().to_string();
+    let command = format!(
+        "IWARP_CAPTURE={} exec rping -c -a 127.0.0.1 -p {port} -C 3 -v",
+        file.display()
+    );
+    serve(
+        &folder,
+        ("rping", &["-s", "-a", "127.0.0.1", "-p", &port, "-C", "3"]),
+        ("sh", &["-c", &command]),
+        "REJECTED",
+    );
+    let recorded = std::fs::read(&file).unwrap();
+    for ping in 0..3 {
+        let text = format!("rdma-ping-{ping}: ");
+        let found = recorded.windows(text.len()).any(|w| w == text.as_bytes());
+        assert!(found, "ping {ping} is not among {} octets", recorded.len());
+    }
+}
+
 #[test]
 fn ucmatose_moves_data_on_many_connections() {
     if !common::installed("ucmatose") {

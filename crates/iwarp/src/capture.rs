@@ -24,7 +24,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 /// The most payload of one synthetic segment: what TCP has on a loopback with an MTU of 65536 and timestamps.
 const MAX_SEGMENT: usize = 65_483;
@@ -32,6 +32,8 @@ const MAX_SEGMENT: usize = 65_483;
 const ACK_EVERY: u32 = 256 << 10;
 /// The file is written in pieces of about this size.
 const BUFFER: usize = 128 << 10;
+/// How long the end of the process waits for who is writing.
+const EXIT_PATIENCE: Duration = Duration::from_millis(500);
 
 /// When a [`Recorder`] stops by itself. The default is never.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -146,15 +148,17 @@ impl Recorder {
     /// # Errors
     /// The file cannot be written; the recording has then stopped.
     pub fn flush(&self) -> io::Result<()> {
+        self.shared.flush()
+    }
+
+    /// As [`flush`](Self::flush), without waiting for long or telling errors.
+    pub(crate) fn flush_at_exit(&self) {
         if self.shared.is_child() {
-            return Ok(());
+            return;
         }
-        let mut output = self.shared.output.lock();
-        let result = output.flush();
-        if result.is_err() {
-            self.shared.active.store(false, Ordering::Relaxed);
+        if let Some(mut output) = self.shared.output.try_lock_for(EXIT_PATIENCE) {
+            let _ = output.flush();
         }
-        result
     }
 
     /// True until a limit or an error has stopped the recording.
@@ -212,6 +216,17 @@ impl Shared {
 
     fn is_recording(&self) -> bool {
         self.active.load(Ordering::Relaxed) && !self.is_child()
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        if self.is_child() {
+            return Ok(());
+        }
+        let result = self.output.lock().flush();
+        if result.is_err() {
+            self.active.store(false, Ordering::Relaxed);
+        }
+        result
     }
 
     /// Records one segment whose payload `fill` appends. A segment beyond the limit ends the recording.
@@ -434,6 +449,8 @@ impl Flow {
             }
         }
         state.stage = Stage::Closed;
+        // A program that is killed later leaves whole connections.
+        let _ = self.shared.flush();
     }
 
     /// True if there is any use in calling the others.

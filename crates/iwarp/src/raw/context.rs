@@ -11,6 +11,7 @@ use crate::capture::{Recorder, RecorderLimits};
 use crate::config::Config;
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::sys::exit;
 use crate::sys::probe::probe_range;
 use iwarp_rnic::counters::Counters;
 use iwarp_rnic::memory::{HostRange, MemoryTable, RegionInfo, WindowType};
@@ -20,7 +21,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Once, Weak};
 use std::time::Duration;
 
 pub(crate) struct ContextInner {
@@ -414,6 +415,7 @@ static RECORDERS: Mutex<Vec<(PathBuf, Recorder)>> = Mutex::new(Vec::new());
 
 /// One recorder for each file, however many devices write to it. `%p` in the name becomes the process number.
 fn shared_recorder(path: &Path, max_bytes: Option<u64>) -> Result<Recorder> {
+    static ONCE: Once = Once::new();
     let name = path
         .to_string_lossy()
         .replace("%p", &std::process::id().to_string());
@@ -427,5 +429,16 @@ fn shared_recorder(path: &Path, max_bytes: Option<u64>) -> Result<Recorder> {
     });
     let recorder = Recorder::create_with(&path, limits)?;
     recorders.push((path, recorder.clone()));
+    // They are kept for the next device, so nobody drops them.
+    ONCE.call_once(|| exit::at_exit(flush_recorders));
     Ok(recorder)
+}
+
+fn flush_recorders() {
+    // A program may end in a signal handler, on a thread that holds a lock.
+    if let Some(recorders) = RECORDERS.try_lock() {
+        for (_, recorder) in recorders.iter() {
+            recorder.flush_at_exit();
+        }
+    }
 }

@@ -4,7 +4,7 @@ use super::context::{Context, ContextInner};
 use crate::sys::exit;
 use iwarp_rnic::counters::Counters;
 use parking_lot::Mutex;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Once, Weak};
 
 static OPENED: Mutex<Vec<Weak<ContextInner>>> = Mutex::new(Vec::new());
 /// Totals of devices that were closed before the end.
@@ -12,10 +12,11 @@ static CLOSED: Mutex<Vec<(String, Counters)>> = Mutex::new(Vec::new());
 
 /// A device was opened whose counters are wanted.
 pub(super) fn watch(ctx: &Arc<ContextInner>) {
+    static ONCE: Once = Once::new();
     let mut opened = OPENED.lock();
     opened.retain(|c| c.strong_count() > 0);
     opened.push(Arc::downgrade(ctx));
-    exit::at_exit(print);
+    ONCE.call_once(|| exit::at_exit(print));
 }
 
 /// Such a device is closed.

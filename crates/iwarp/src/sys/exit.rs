@@ -2,22 +2,22 @@
 
 use parking_lot::Mutex;
 
-static AT_EXIT: Mutex<Option<fn()>> = Mutex::new(None);
+static AT_EXIT: Mutex<Vec<fn()>> = Mutex::new(Vec::new());
 
 extern "C" fn run() {
-    let work = AT_EXIT.lock().take();
-    if let Some(work) = work {
+    let all = std::mem::take(&mut *AT_EXIT.lock());
+    for work in all {
         // A panic must not cross into C; there is nobody left to tell.
         let _ = std::panic::catch_unwind(work);
     }
 }
 
-/// Calls `work` once at the end of the process, before its exit handlers that were set earlier. Later calls change nothing.
+/// Calls `work` at the end of the process, before its exit handlers that were set earlier. Each call counts.
 pub(crate) fn at_exit(work: fn()) {
-    let mut slot = AT_EXIT.lock();
-    if slot.is_none() {
-        *slot = Some(work);
+    let mut all = AT_EXIT.lock();
+    if all.is_empty() {
         // SAFETY: a function of this program, which stays loaded; the call has no other condition.
         unsafe { libc::atexit(run) };
     }
+    all.push(work);
 }
