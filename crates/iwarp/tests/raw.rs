@@ -475,3 +475,23 @@ fn connecting_a_moment_before_the_peer_listens_succeeds() {
     given_up.destroy();
     assert!(cchannel.next(Some(Duration::from_millis(300))).is_err());
 }
+
+#[test]
+fn the_wait_after_a_connection_ends_by_an_event() {
+    let (c, s) = pair(&Config::default());
+    let (c_ch, s_ch) = (c.id.channel(), s.id.channel());
+    let other = pair(&Config::default());
+    let (gone_ch, gone) = (other.0.id.channel(), other.0);
+    for end in [&c, &gone] {
+        end.id.disconnect().unwrap();
+    }
+    expect(&gone_ch, CmEventKind::Disconnected);
+    gone.id.destroy();
+    for channel in [&c_ch, &s_ch] {
+        expect(channel, CmEventKind::Disconnected);
+        let e = expect(channel, CmEventKind::TimewaitExit);
+        assert_eq!(e.status, 0);
+    }
+    // Later than the other two would have been, and nobody is there to be told.
+    assert!(gone_ch.is_empty());
+}

@@ -163,7 +163,11 @@ pub(crate) unsafe fn refresh(id: *mut rdma_cm_id) {
     if let Some(peer) = peer {
         (*id).route.addr.dst_storage = sockaddr::write(peer).0;
     }
+    // In C an identifier that is bound to a loopback address is on no device, like one bound to the wildcard: libfabric
+    // takes a device that it sees here for the only one to be used.
+    let anywhere = peer.is_none() && local.is_none_or(|a| a.ip().is_loopback());
     if (*id).verbs.is_null()
+        && !anywhere
         && let Some(ctx) = object.raw.context()
         && let Ok(verbs) = device::shared_context(&ctx)
     {
@@ -379,4 +383,42 @@ pub(crate) unsafe extern "C" fn rdma_get_src_port(id: *mut rdma_cm_id) -> u16 {
 
 pub(crate) unsafe extern "C" fn rdma_get_dst_port(id: *mut rdma_cm_id) -> u16 {
     ports(id).1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loopback_address_is_on_no_device_until_there_is_a_peer() {
+        let address: SocketAddr = "127.0.0.1:0".parse().unwrap();
+        let (mut address, _) = sockaddr::write(address);
+        let address = (&raw mut address).cast::<libc::sockaddr>();
+        // SAFETY: identifiers of this test, used as a program would.
+        unsafe {
+            let mut id = null_mut();
+            assert_eq!(
+                rdma_create_id(null_mut(), &raw mut id, null_mut(), PS_TCP),
+                0
+            );
+            assert_eq!(rdma_bind_addr(id, address), 0);
+            assert_eq!(rdma_listen(id, 1), 0);
+            assert!((*id).verbs.is_null() && (*id).pd.is_null());
+            assert_ne!(rdma_get_src_port(id), 0);
+            let mut peer = (*id).route.addr.src_storage;
+            assert_eq!(rdma_destroy_id(id), 0);
+
+            assert_eq!(
+                rdma_create_id(null_mut(), &raw mut id, null_mut(), PS_TCP),
+                0
+            );
+            assert_eq!(rdma_bind_addr(id, address), 0);
+            assert_eq!(
+                rdma_resolve_addr(id, null_mut(), (&raw mut peer).cast(), 1000),
+                0
+            );
+            assert!(!(*id).verbs.is_null() && !(*id).pd.is_null());
+            assert_eq!(rdma_destroy_id(id), 0);
+        }
+    }
 }

@@ -7,6 +7,7 @@ mod active;
 mod id;
 mod passive;
 mod startup;
+mod timewait;
 
 pub use id::{CmId, ConnectionParameters};
 
@@ -38,7 +39,7 @@ pub enum CmEventKind {
     Established,
     /// The connection is over.
     Disconnected,
-    /// The identifier's queue pair has left the wait after its end.
+    /// A second has passed since [`Disconnected`](Self::Disconnected): nothing more comes. Not given to a destroyed identifier.
     TimewaitExit,
 }
 

@@ -4,8 +4,8 @@ use super::super::context::Context;
 use super::super::qp::{CmSink, Handover, QueuePair};
 use super::active::Active;
 use super::passive::{Listening, Requested};
-use super::startup;
 use super::{CmEvent, CmEventChannel, CmEventKind};
+use super::{startup, timewait};
 use crate::config::Config;
 use crate::device::{Device, source_address};
 use crate::engine::Engine;
@@ -131,7 +131,7 @@ impl CmId {
             let mut s = id.inner.state.lock();
             s.own_context = own;
             s.local = requested.local();
-            s.peer = requested.peer();
+            s.peer = Some(requested.peer);
             s.phase = Phase::Requested(Box::new(requested));
         }
         id
@@ -514,6 +514,7 @@ impl CmId {
         });
         if let Some(status) = ended {
             self.emit(CmEventKind::Disconnected, status);
+            timewait::begin(Arc::downgrade(&self.inner));
         }
         true
     }
@@ -588,6 +589,9 @@ impl CmSink for CmIdInner {
             Some(true) => (CmEventKind::Disconnected, status_of(fault)),
         };
         self.push_own(kind, status);
+        if kind == CmEventKind::Disconnected {
+            timewait::begin(Weak::clone(&self.this));
+        }
     }
 
     fn first_message_overdue(&self) {
@@ -626,6 +630,14 @@ impl Drop for CmIdInner {
 }
 
 impl CmIdInner {
+    pub(super) fn timewait_over(&self) {
+        // Kept until the event is pushed, so that `destroy` either prevents it or finds it.
+        let s = self.state.lock();
+        if matches!(s.phase, Phase::Disconnected) {
+            self.push_own(CmEventKind::TimewaitExit, 0);
+        }
+    }
+
     fn push_own(&self, kind: CmEventKind, status: i32) {
         if let Some(inner) = self.this.upgrade() {
             CmId { inner }.emit(kind, status);

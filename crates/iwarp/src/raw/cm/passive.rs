@@ -102,7 +102,7 @@ impl Listening {
 }
 
 impl Hall {
-    fn welcome(self: &Arc<Self>, stream: TcpStream) {
+    fn welcome(self: &Arc<Self>, stream: TcpStream, peer: SocketAddr) {
         let Ok(ctx) = self.context_of(&stream) else {
             tracing::debug!("a connection came to an address without a device");
             stream.abort();
@@ -120,6 +120,7 @@ impl Hall {
             hall: Arc::clone(self),
             ctx,
             token,
+            peer,
             starting: Mutex::new(None),
         });
         let mut slot = greeting.starting.lock();
@@ -169,7 +170,7 @@ impl Source for Listening {
                 return true;
             }
             match self.listener.accept() {
-                Ok(Some((stream, _))) => self.hall.welcome(stream),
+                Ok(Some((stream, peer))) => self.hall.welcome(stream, peer),
                 Ok(None) => return true,
                 Err(e @ NetError::TooManyFiles { .. }) => {
                     tracing::warn!(error = %std::io::Error::from(e), "cannot accept connections for now");
@@ -201,6 +202,8 @@ struct Greeting {
     hall: Arc<Hall>,
     ctx: Context,
     token: u64,
+    /// As `accept` told it: a socket forgets its peer when that resets the connection.
+    peer: SocketAddr,
     starting: Mutex<Option<Starting>>,
 }
 
@@ -248,6 +251,7 @@ impl Greeting {
         waiting.fetch_add(1, Ordering::Relaxed);
         let requested = Requested {
             starting,
+            peer: self.peer,
             pending,
             _waiting: Waiting(waiting),
         };
@@ -317,6 +321,7 @@ impl Drop for Waiting {
 /// A peer's request.
 pub(super) struct Requested {
     pub(super) starting: Starting,
+    pub(super) peer: SocketAddr,
     pub(super) pending: PendingRequest,
     _waiting: Waiting,
 }
@@ -324,10 +329,6 @@ pub(super) struct Requested {
 impl Requested {
     pub(super) fn local(&self) -> Option<SocketAddr> {
         self.starting.stream.local_addr().ok()
-    }
-
-    pub(super) fn peer(&self) -> Option<SocketAddr> {
-        self.starting.stream.peer_addr().ok()
     }
 
     /// Answers no, and closes.
@@ -338,3 +339,7 @@ impl Requested {
         let _ = self.starting.stream.shutdown_write();
     }
 }
+
+#[cfg(test)]
+#[path = "passive_tests.rs"]
+mod tests;

@@ -1,0 +1,51 @@
+//! Requests whose peer has gone.
+
+use super::super::create_event_channel;
+use super::*;
+use crate::config::Config;
+use std::io::{Read, Write};
+
+/// A peer that asks and resets at once: its request is an event like any other, and says who it was.
+#[test]
+fn a_request_names_its_peer_even_if_that_has_gone() {
+    let device = Device::by_address([127, 0, 0, 1].into()).unwrap();
+    let ctx = Context::open(&device, Config::default()).unwrap();
+    let channel = create_event_channel().unwrap();
+    let id = CmId::create(&channel, Some(&ctx));
+    id.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    id.listen(1).unwrap();
+    let hall = match &id.inner.state.lock().phase {
+        Phase::Listening(l) => Arc::clone(&l.hall),
+        _ => unreachable!("it listens"),
+    };
+    let nursery = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut peer = std::net::TcpStream::connect(nursery.local_addr().unwrap()).unwrap();
+    let (mut accepted, address) = nursery.accept().unwrap();
+    // A request of revision 1 without private data (RFC 5044 section 7.1.1).
+    peer.write_all(b"MPA ID Req Frame\x40\x01\x00\x00").unwrap();
+    let mut frame = [0u8; 20];
+    accepted.read_exact(&mut frame).unwrap();
+    let mut reader = FrameReader::new(FrameKind::Request);
+    reader.push(&frame).unwrap();
+    let socket = socket2::SockRef::from(&peer);
+    socket.set_linger(Some(Duration::ZERO)).unwrap();
+    drop(peer);
+    let stream = TcpStream::from_socket(accepted.into()).unwrap();
+    let reset = std::iter::repeat_with(|| stream.peer_addr().is_err());
+    assert!(reset.take(100_000).any(|gone| gone), "a reset arrives");
+    let greeting = Greeting {
+        hall,
+        ctx,
+        token: 0,
+        peer: address,
+        starting: Mutex::new(None),
+    };
+    greeting.deliver(Starting {
+        stream,
+        flow: None,
+        reader,
+    });
+    let event = channel.next(Some(Duration::from_secs(10))).unwrap();
+    assert_eq!(event.kind, CmEventKind::ConnectRequest);
+    assert_eq!(event.id.addresses().1, Some(address));
+}
