@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{fail, finish, run, serve, start, succeed, text};
+use common::{Scratch, fail, finish, iwarp, run, serve, start, succeed, text};
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
@@ -43,6 +43,26 @@ fn several_clients_at_once_and_a_server_that_counts() {
         .wait(Duration::from_secs(20))
         .expect("it has answered enough");
     assert!(status.success());
+}
+
+#[test]
+fn a_recording_has_its_end_when_the_process_ends() {
+    let scratch = Scratch::new();
+    let (_server, at) = serve(&["ping", "serve", "-a", "127.0.0.1", "-p", "0"]);
+    let port = at.port().to_string();
+    let out = iwarp(&["ping", "127.0.0.1", "-p", &port, "-C", "1"])
+        .env("IWARP_CAPTURE", scratch.path("ping-%p.pcapng"))
+        .output()
+        .unwrap();
+    assert!(out.status.success());
+    let files: Vec<_> = std::fs::read_dir(scratch.path("")).unwrap().collect();
+    let [Ok(file)] = &files[..] else {
+        panic!("{files:?}")
+    };
+    // The head of the file is written at once; all else fits into its buffer.
+    let octets = std::fs::read(file.path()).unwrap();
+    let requests = octets.windows(16).filter(|w| w == b"MPA ID Req Frame");
+    assert_eq!(requests.count(), 1, "{} octets", octets.len());
 }
 
 #[test]

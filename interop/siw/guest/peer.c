@@ -10,6 +10,7 @@
  *   otherpd=1    the region is in a protection domain of its own
  *   op=NAME[:LEN][,...]  operations, in order: write read send writeinv readinv sendinv, with the suffixes
  *                +stag (a bad STag), +end (beyond the end), +low (below the start); e.g. op=write:64,read+end:32
+ *                "wait" instead of a name waits until all before it are done
  *   close=us|peer|exit   who ends the connection (default: connect side ends it); exit: without a word
  *   wait=SEC     longest wait for anything (default 10)   pause=MS before the first operation (default 100)
  *   stay=MS      before ending the connection (default 100)
@@ -46,6 +47,7 @@ static struct ibv_mr *region, *local, *inbox;
 static unsigned char memory[REGION], scratch[1 << 20], messages[64 * 65536];
 static struct where there;
 static long limit;
+static unsigned done; /* operations that have completed */
 
 static const char *option(const char *name, const char *otherwise)
 {
@@ -78,15 +80,13 @@ static long now(void)
 }
 
 /* Prints the completions that are there. */
-static int completions(void)
+static void completions(void)
 {
 	struct ibv_wc wc;
-	int n = 0;
 	while (cq && ibv_poll_cq(cq, 1, &wc) > 0) {
 		printf("wc %lu %s len %u\n", (unsigned long)wc.wr_id, ibv_wc_status_str(wc.status), wc.status ? 0 : wc.byte_len);
-		n++;
+		done += wc.wr_id < 1000;
 	}
-	return n;
 }
 
 /* The next connection event, or NULL after `ms`. Completions and asynchronous events are printed meanwhile. */
@@ -228,20 +228,24 @@ static void converse(void)
 	char *ops = strdup(option("op", "")), *save = NULL;
 	const char *end = option("close", serving ? "peer" : "us");
 	struct rdma_cm_event *e;
-	int wanted = 0;
+	unsigned wanted = 0;
 	usleep((useconds_t)number("pause", 100) * 1000);
-	for (char *op = strtok_r(ops, ",", &save); op; op = strtok_r(NULL, ",", &save))
-		operate(op, (uint64_t)++wanted);
+	long start = now();
+	for (char *op = strtok_r(ops, ",", &save); op; op = strtok_r(NULL, ",", &save)) {
+		if (strcmp(op, "wait"))
+			operate(op, (uint64_t)++wanted);
+		else
+			for (; done < wanted && now() < start + limit; usleep(1000))
+				completions();
+	}
 	if (!strcmp(end, "exit"))
 		_exit(0);
 	long until = now() + limit;
 	if (!strcmp(end, "us")) {
-		while (wanted > 0 && now() < until) {
-			wanted -= completions();
-			usleep(1000);
-		}
-		if (wanted > 0)
-			printf("failed: %d completions are missing\n", wanted);
+		for (; done < wanted && now() < until; usleep(1000))
+			completions();
+		if (done < wanted)
+			printf("failed: %u completions are missing\n", wanted - done);
 		for (long end_ = now() + number("stay", 100); now() < end_; usleep(1000))
 			completions();
 		rdma_disconnect(id);

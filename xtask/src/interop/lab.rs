@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::net::{Ipv4Addr, TcpListener};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -24,6 +24,8 @@ pub(super) struct Lab {
     pub(super) host: Host,
     port: Cell<u16>,
     captures: PathBuf,
+    /// Everything is recorded, not only what a case looks at.
+    pub(super) record: bool,
 }
 
 /// What both programs have said at their end.
@@ -98,13 +100,15 @@ fn last_lines(text: &str) -> String {
 }
 
 impl Lab {
-    pub(super) const fn new(guest: Guest, host: Host, captures: PathBuf) -> Self {
-        Self {
+    pub(super) fn new(guest: Guest, host: Host, captures: PathBuf, record: bool) -> Result<Self> {
+        std::fs::create_dir_all(&captures)?;
+        Ok(Self {
             guest,
             host,
             port: Cell::new(0),
             captures,
-        }
+            record,
+        })
     }
 
     /// Starts a program of ours and one of the guest. `{addr}` and `{port}` in their words are replaced.
@@ -146,21 +150,18 @@ impl Lab {
         self.start(case, ours, theirs, limit)?.wait(limit)
     }
 
-    /// Where recordings go.
-    pub(super) fn captures(&self) -> PathBuf {
-        self.captures.clone()
+    /// Where the recording of a case goes, without extension.
+    fn file(&self, title: &str) -> PathBuf {
+        self.captures
+            .join(title.replace(' ', "-").replace("->", "-to-"))
     }
 
     /// Records the packets on the TAP device.
     ///
     /// # Errors
     /// When tcpdump cannot be started.
-    pub(super) fn capture(&self, dir: &Path, title: &str) -> Result<Capture> {
-        std::fs::create_dir_all(dir)?;
-        let file = dir.join(format!(
-            "{}.pcap",
-            title.replace(' ', "-").replace("->", "-to-")
-        ));
+    pub(super) fn capture(&self, title: &str) -> Result<Capture> {
+        let file = self.file(title).with_extension("pcap");
         let words: Vec<String> = ["-i", "any", "-s", "0", "--immediate-mode", "-U", "-w"]
             .iter()
             .map(|word| (*word).to_owned())
@@ -184,6 +185,12 @@ impl Lab {
         let libraries = self.host.libraries.to_string_lossy();
         if name != "iwarp" {
             settings.push(("LD_LIBRARY_PATH", &libraries));
+        }
+        // Packets of the user-mode network are nowhere to be seen, so our library records what it sends.
+        let record;
+        if self.record && case.net == Net::User {
+            record = format!("{}-%p.pcapng", self.file(&case.title()).display());
+            settings.push(("IWARP_CAPTURE", &record));
         }
         let args: Vec<String> = words.collect();
         Program::start(&self.guest, case.net, &program, &args, &settings)

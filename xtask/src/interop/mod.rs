@@ -47,10 +47,13 @@ pub(crate) struct SiwArgs {
     /// Run only the cases whose names contain one of these
     #[arg(long, value_name = "CASE", num_args = 1..)]
     only: Vec<String>,
+    /// Run the cases so often
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    repeat: u32,
     /// Only over QEMU's user-mode network (the TAP device needs root)
     #[arg(long)]
     no_tap: bool,
-    /// Keep the packets of each case over the TAP device
+    /// Keep the packets of each case
     #[arg(long)]
     capture: bool,
     /// List the cases
@@ -76,8 +79,8 @@ pub(crate) fn command(peer: &Peer) -> Result<bool> {
 }
 
 fn siw(args: &SiwArgs) -> Result<bool> {
-    let chosen: Vec<Case> = cases::all()
-        .into_iter()
+    let chosen: Vec<Case> = (0..args.repeat)
+        .flat_map(|_| cases::all())
         .filter(|case| !(args.no_tap && case.net == Net::Tap))
         .filter(|case| {
             args.only.is_empty()
@@ -129,11 +132,9 @@ fn siw(args: &SiwArgs) -> Result<bool> {
         println!("{}", out.text);
         return Ok(out.code == 0);
     }
-    let lab = Lab::new(guest, host, cache.join("captures"));
-    let captures = args.capture.then(|| lab.captures());
+    let lab = Lab::new(guest, host, cache.join("captures"), args.capture)?;
     let ok = run(
         &lab,
-        captures.as_deref(),
         chosen
             .into_iter()
             .filter(|case| tap || case.net == Net::User),
@@ -187,12 +188,7 @@ fn our_programs(context: &Context, cache: &Path, log: &mut Log) -> Result<Host> 
 }
 
 /// Runs the cases in groups of one driver setting, and prints the table.
-fn run(
-    lab: &Lab,
-    captures: Option<&Path>,
-    cases: impl Iterator<Item = Case>,
-    log: &mut Log,
-) -> Result<bool> {
+fn run(lab: &Lab, cases: impl Iterator<Item = Case>, log: &mut Log) -> Result<bool> {
     let mut rows: Vec<(String, Result<String>, Duration)> = Vec::new();
     // What was said while it booted is not about us.
     lab.guest.kernel_messages();
@@ -204,9 +200,10 @@ fn run(
         }
         let start = Instant::now();
         log.line(format!("==> {}", case.title()));
-        let capture = match captures {
-            Some(dir) if case.net == Net::Tap => Some(lab.capture(dir, &case.title())?),
-            _ => None,
+        let capture = if lab.record && case.net == Net::Tap {
+            Some(lab.capture(&case.title())?)
+        } else {
+            None
         };
         let mut result = (case.run)(lab, &case);
         if let Some(capture) = capture {

@@ -278,6 +278,14 @@ impl Wire {
         assert!(!self.ends(), "a FIN instead of a reset");
     }
 
+    /// Whether the peer has not closed after this time. Octets are not looked at.
+    pub fn stays_open(&mut self, time: Duration) -> bool {
+        self.socket.set_read_timeout(Some(time)).unwrap();
+        let end = self.socket.peek(&mut [0]);
+        self.socket.set_read_timeout(Some(LIMIT)).unwrap();
+        !matches!(end, Ok(0))
+    }
+
     /// Nothing comes for a while.
     pub fn is_silent(&mut self, time: Duration) {
         self.socket.set_read_timeout(Some(time)).unwrap();

@@ -15,6 +15,7 @@ use iwarp_proto::mpa::negotiate::{PendingRequest, Responder};
 use iwarp_proto::mpa::startup::{FrameKind, FrameReader, MAX_FRAME_LEN, NO_NEGOTIATION};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
@@ -332,11 +333,59 @@ impl Requested {
     }
 
     /// Answers no, and closes.
-    pub(super) fn reject(&self, private_data: &[u8]) {
+    pub(super) fn reject(self, private_data: &[u8]) {
         let mut frame = [0u8; MAX_FRAME_LEN];
         let n = self.pending.reject(private_data, &mut frame);
         let _ = self.starting.write(&frame[..n]);
-        let _ = self.starting.stream.shutdown_write();
+        if let Ok(engine) = engine() {
+            Refused::linger(&engine, self.starting.stream);
+        }
+    }
+}
+
+/// A connection that was refused, until the peer has closed it or has had the time for that.
+///
+/// siw as initiator forgets what an answer says if the end of the stream comes in the same segment. It closes by itself.
+struct Refused {
+    engine: Arc<Engine>,
+    token: u64,
+    stream: TcpStream,
+}
+
+/// Enough for an answer to be read, and short for those who wait for our end.
+const REFUSED_LINGER: Duration = Duration::from_millis(100);
+
+impl Refused {
+    fn linger(engine: &Arc<Engine>, stream: TcpStream) {
+        let token = engine.token();
+        let refused = Arc::new(Self {
+            engine: Arc::clone(engine),
+            token,
+            stream,
+        });
+        let source = Arc::clone(&refused) as Arc<dyn Source>;
+        if engine
+            .add(&refused.stream, token, Interest::READ, source)
+            .is_ok()
+        {
+            engine.after(REFUSED_LINGER, token, 0);
+        }
+    }
+}
+
+impl Source for Refused {
+    fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) {
+        // Nothing that comes matters any more. What is left unread would make the close a reset.
+        let mut sink = [0u8; 1024];
+        match self.stream.recv(&mut sink) {
+            Ok(1..) => {}
+            Err(e) if e.kind() == ErrorKind::WouldBlock => {}
+            Ok(0) | Err(_) => self.engine.remove(&self.stream, self.token),
+        }
+    }
+
+    fn timer(self: Arc<Self>, _: u32) {
+        self.engine.remove(&self.stream, self.token);
     }
 }
 
