@@ -374,7 +374,7 @@ impl Refused {
 }
 
 impl Source for Refused {
-    fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) {
+    fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
         // Nothing that comes matters any more. What is left unread would make the close a reset.
         let mut sink = [0u8; 1024];
         match self.stream.recv(&mut sink) {
@@ -382,6 +382,7 @@ impl Source for Refused {
             Err(e) if e.kind() == ErrorKind::WouldBlock => {}
             Ok(0) | Err(_) => self.engine.remove(&self.stream, self.token),
         }
+        true
     }
 
     fn timer(self: Arc<Self>, _: u32) {
