@@ -60,6 +60,31 @@ fn a_reset_while_a_send_is_held_is_noticed_at_once() {
 }
 
 #[test]
+fn a_close_while_a_send_is_held_is_noticed_soon() {
+    others_are_served(|| {
+        let mut patient = config();
+        patient.receiver_not_ready = ReceiverNotReady::Hold(Duration::from_secs(600));
+        let server = Server::new(V4, &patient);
+        let (mut wire, end) = initiator(&server, &Hello::enhanced(true, false));
+        wire.untagged(Opcode::SEND, b"too early");
+        wire.fin();
+        until("the Send is held", || {
+            end.qp.counters().receiver_not_ready > 0
+        });
+        // A program that waits for this event posts no receive any more.
+        assert_eq!(end.expect_disconnected().status, 0);
+
+        // A peer that stays has more time.
+        let (mut wire, end) = initiator(&server, &Hello::enhanced(true, false));
+        wire.untagged(Opcode::SEND, b"patience");
+        wire.is_silent(Duration::from_millis(700));
+        let mem = end.mem(64);
+        end.post_recv(1, &[mem.sge(64)]);
+        assert_eq!(end.expect_status(1, WcStatus::Success).byte_len, 8);
+    });
+}
+
+#[test]
 fn fpdus_in_single_octets() {
     others_are_served(|| {
         let server = Server::new(V6, &config());

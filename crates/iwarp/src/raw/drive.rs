@@ -294,6 +294,10 @@ pub(super) fn rx(qp: &Arc<QpInner>) {
     }
 }
 
+/// How long a held Send outlives its sender's close. Whoever closes waits for no credit, and the program that should post
+/// a receive may be waiting for the news that the connection is over.
+const HOLD_CLOSED: Duration = Duration::from_millis(200);
+
 /// A Send has met no receive: note the time, and be told when one is posted.
 fn held(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, Guarded>) {
     if g.held_since != 0 {
@@ -305,7 +309,8 @@ fn held(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, Guarded>) {
     if let (ReceiverNotReady::Hold(limit), Some(link), false) =
         (qp.ctx.config.receiver_not_ready, &g.link, g.hold_timer)
     {
-        link.engine.after(limit, link.token, TIMER_HOLD);
+        link.engine
+            .after(limit.min(HOLD_CLOSED), link.token, TIMER_HOLD);
         g.hold_timer = true;
     }
 }
@@ -357,10 +362,16 @@ pub(super) fn hold_timer(qp: &Arc<QpInner>) {
             return;
         }
         let waited = Duration::from_nanos(now_ns().saturating_sub(g.held_since));
-        let left = limit.saturating_sub(waited);
         // Another Send than the one that the timer was set for may be waiting now.
+        let fresh = HOLD_CLOSED.saturating_sub(waited);
+        let left = match &g.link {
+            // Behind what is held nobody reads, so the end has to be asked for.
+            Some(link) if link.stream.peer_closed() => limit.saturating_sub(waited).min(fresh),
+            _ => limit.saturating_sub(waited),
+        };
+        let pause = if fresh.is_zero() { HOLD_CLOSED } else { fresh };
         if let (false, Some(link)) = (left.is_zero(), &g.link) {
-            link.engine.after(left, link.token, TIMER_HOLD);
+            link.engine.after(left.min(pause), link.token, TIMER_HOLD);
             g.hold_timer = true;
         }
         left.is_zero()

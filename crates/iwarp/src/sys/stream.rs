@@ -206,6 +206,14 @@ impl TcpStream {
         Ok(rustix::io::ioctl_fionread(&self.socket)?)
     }
 
+    /// Whether the peer has closed its direction, even if there are octets before the end that nobody has read.
+    pub(crate) fn peer_closed(&self) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let mut fds = [PollFd::new(&self.socket, PollFlags::RDHUP)];
+        // A poll that fails says nothing about the peer.
+        poll(&mut fds, Some(&Timespec::default())).is_ok() && !fds[0].revents().is_empty()
+    }
+
     /// Octets written to the socket that TCP has not put on the wire yet.
     ///
     /// # Errors
