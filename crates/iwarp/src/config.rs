@@ -8,6 +8,8 @@ use std::time::Duration;
 pub enum ReceiverNotReady {
     /// The stream is held until a receive is posted, for at most this long. TCP's flow control makes this lossless.
     /// This is the default, because programs written for InfiniBand rely on its receiver-not-ready retry.
+    /// Short enough for programs that post no more receives and wait for their peer's disconnect: that comes behind what is
+    /// held, and their peer's next connection often waits for 5 s.
     Hold(Duration),
     /// The stream is terminated, as RFC 5041 section 7.1 has it.
     Terminate,
@@ -50,7 +52,7 @@ pub struct Config {
     pub mpa_revision: u8,
     /// Initiate in the peer-to-peer model of RFC 6581 (`IWARP_PEER_TO_PEER=on|off`; default on).
     pub peer_to_peer: bool,
-    /// See [`ReceiverNotReady`] (`IWARP_RNR_TIMEOUT_MS`; 0 terminates; default 10000).
+    /// See [`ReceiverNotReady`] (`IWARP_RNR_TIMEOUT_MS`; 0 terminates; default 2000).
     pub receiver_not_ready: ReceiverNotReady,
     /// How long a peer may take to send its MPA request (`IWARP_MPA_TIMEOUT_MS`; default 5000 ms), and twice that for its reply.
     pub handshake_timeout: Duration,
@@ -82,7 +84,7 @@ impl Default for Config {
             markers: false,
             mpa_revision: 2,
             peer_to_peer: true,
-            receiver_not_ready: ReceiverNotReady::Hold(Duration::from_secs(10)),
+            receiver_not_ready: ReceiverNotReady::Hold(Duration::from_secs(2)),
             handshake_timeout: Duration::from_secs(5),
             speak_first: Some(Duration::from_millis(200)),
             linger: Duration::from_secs(5),

@@ -47,7 +47,7 @@ pub(crate) struct Settings {
     /// MPA revision to connect with [default: 2, falling back to 1]
     #[arg(long, value_name = "1|2", value_parser = clap::value_parser!(u8).range(1..=2))]
     mpa_rev: Option<u8>,
-    /// End a connection when a Send meets no receive for this long, in ms; 0: at once [default: 10000]
+    /// End a connection when a Send meets no receive for this long, in ms; 0: at once [default: 2000]
     #[arg(long, value_name = "MS")]
     rnr_timeout: Option<u64>,
     /// Record all connections to this pcapng file; %p becomes the process number
