@@ -2,7 +2,7 @@
 
 use crate::abi::verbs::*;
 use crate::device::{checked_context, context};
-use crate::guard::{EBUSY, EINVAL, ENOMEM, Res, UNSUPPORTED, code, pointer};
+use crate::guard::{EBUSY, EINVAL, ENOMEM, Errno, Res, UNSUPPORTED, code, pointer};
 use crate::object::{self, Kind, Object, Users};
 use crate::{pd, query};
 use iwarp_rnic::Access;
@@ -40,10 +40,8 @@ unsafe fn find<'a>(mr: *mut ibv_mr) -> Res<&'a MrObject> {
 }
 
 pub(crate) fn rights(access: c_uint) -> Res<Access> {
-    if access & ON_DEMAND != 0 {
-        return Err(UNSUPPORTED);
-    }
-    if access & !(RIGHTS | HUGETLB | OPTIONAL) != 0 {
+    // Memory is never pinned here, so that each registration is on demand.
+    if access & !(RIGHTS | ON_DEMAND | HUGETLB | OPTIONAL) != 0 {
         return Err(EINVAL);
     }
     Ok(Access::from_bits_truncate(access & RIGHTS))
@@ -57,6 +55,10 @@ unsafe fn register(
     access: c_uint,
 ) -> Res<*mut ibv_mr> {
     let pd = pd::find(p)?;
+    if access & ON_DEMAND != 0 && len == usize::MAX {
+        // The whole address space: a peer could name what is not mapped.
+        return Err(UNSUPPORTED);
+    }
     let access = rights(access)?;
     let ctx = context((*p).context);
     let stag = ctx
@@ -249,18 +251,45 @@ pub(crate) unsafe extern "C" fn ibv_unimport_mr(m: *mut ibv_mr) {
     });
 }
 
-/// Advice to prefetch; memory that is there needs none.
+/// `IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE`; its neighbours are to prefetch for reading and without faults.
+const PREFETCH_WRITE: c_uint = 1;
+const PREFETCH_NO_FAULT: c_uint = 2;
+const ADVISE_FLUSH: u32 = 1;
+
+/// Advice to prefetch (`ibv_advise_mr(3)`): checked as if the pages were brought in, which the processor does by itself.
 pub(crate) unsafe extern "C" fn advise_mr(
     p: *mut ibv_pd,
-    _advice: c_uint,
-    _flags: u32,
-    _list: *mut ibv_sge,
-    _n: u32,
+    advice: c_uint,
+    flags: u32,
+    list: *mut ibv_sge,
+    n: u32,
 ) -> c_int {
     code(|| {
-        pd::find(p)?;
-        // Only regions registered on demand can be advised about.
-        Err(UNSUPPORTED)
+        let pd = pd::find(p)?;
+        if advice > PREFETCH_NO_FAULT || flags & !ADVISE_FLUSH != 0 {
+            return Err(UNSUPPORTED);
+        }
+        if list.is_null() || n == 0 {
+            return Err(EINVAL);
+        }
+        let ctx = context((*p).context);
+        for sge in std::slice::from_raw_parts(list, n as usize) {
+            let bad = Errno(libc::EFAULT);
+            let region = ctx.raw.region(sge.lkey).filter(|r| r.stag == sge.lkey);
+            let region = region.ok_or(bad)?;
+            if region.pd != pd.number {
+                return Err(Errno(libc::EPERM));
+            }
+            let offset = sge.addr.checked_sub(region.iova).ok_or(bad)?;
+            let inside = offset
+                .checked_add(u64::from(sge.length))
+                .is_some_and(|end| end <= region.len);
+            let writable = region.access.contains(Access::LOCAL_WRITE);
+            if !inside || (advice == PREFETCH_WRITE && !writable) {
+                return Err(bad);
+            }
+        }
+        Ok(())
     })
 }
 

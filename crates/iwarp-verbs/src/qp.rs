@@ -7,6 +7,7 @@ use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, code, pointer};
 use crate::object::{self, Kind, Object, Unacknowledged};
 use crate::qp_ex::Builder;
 use crate::{cq, events, pd, qp_ex, query, srq};
+use iwarp::LIMITS;
 use iwarp::raw::{QpAttributes, QueuePair};
 use iwarp_rnic::Access;
 use iwarp_rnic::qp::State;
@@ -28,6 +29,13 @@ pub(crate) struct Qp {
 unsafe impl Sync for Qp {}
 
 pub(crate) type QpObject = Object<ibv_qp_ex, Qp>;
+
+impl Qp {
+    /// What `ibv_query_qp` tells as time-out.
+    pub(crate) fn set_timeout(&self, timeout: u8) {
+        self.attributes.lock().timeout = timeout;
+    }
+}
 
 /// # Safety
 /// As [`object::find`].
@@ -53,8 +61,19 @@ struct Wanted {
     ops: Option<u64>,
 }
 
+/// More than the device can is an error whatever the type.
+fn check_sizes(cap: &ibv_qp_cap) -> Res<()> {
+    let wrs = cap.max_send_wr.max(cap.max_recv_wr);
+    let sges = cap.max_send_sge.max(cap.max_recv_sge);
+    if wrs > LIMITS.max_qp_wr || sges > LIMITS.max_sge || cap.max_inline_data > LIMITS.max_inline {
+        return Err(EINVAL);
+    }
+    Ok(())
+}
+
 unsafe fn create(p: *mut ibv_pd, wanted: &Wanted, cap: &mut ibv_qp_cap) -> Res<*mut ibv_qp> {
     let pd = pd::find(p)?;
+    check_sizes(cap)?;
     if wanted.qp_type != QPT_RC {
         return Err(UNSUPPORTED);
     }
@@ -164,7 +183,11 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
     attr: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
     pointer(|| {
+        if attr.is_null() {
+            return Err(EINVAL);
+        }
         let a = &mut *attr;
+        check_sizes(&a.cap)?;
         let known = ATTR_PD | ATTR_SEND_OPS_FLAGS | ATTR_CREATE_FLAGS;
         if a.comp_mask & !known != 0 || a.qp_type != QPT_RC {
             return Err(UNSUPPORTED);

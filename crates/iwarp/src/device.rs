@@ -68,16 +68,21 @@ impl Device {
     /// # Errors
     /// The operating system's error if it cannot list interfaces.
     pub fn list() -> Result<Vec<Self>> {
-        let filter = std::env::var("IWARP_BIND").unwrap_or_default();
-        let wanted: Vec<&str> = filter
+        let value = |name| std::env::var(name).unwrap_or_default();
+        Self::list_as(&value("IWARP_DEVICE_NAME"), &value("IWARP_BIND"))
+    }
+
+    /// As [`list`](Self::list), with these values instead of those of `IWARP_DEVICE_NAME` and `IWARP_BIND`; empty is the default.
+    ///
+    /// # Errors
+    /// As [`list`](Self::list).
+    pub fn list_as(stem: &str, bind: &str) -> Result<Vec<Self>> {
+        let wanted: Vec<&str> = bind
             .split(',')
             .map(str::trim)
             .filter(|s| !s.is_empty())
             .collect();
-        let stem = std::env::var("IWARP_DEVICE_NAME")
-            .ok()
-            .filter(|s| !s.is_empty());
-        let stem = stem.as_deref().unwrap_or("iwarp");
+        let stem = if stem.is_empty() { "iwarp" } else { stem };
         let mut list = Vec::new();
         for a in interfaces::addresses()? {
             let ip = a.ip.to_string();

@@ -5,9 +5,11 @@
 //! `iwarp run` becomes the program, so that signals, exit code and terminal are the program's own.
 
 mod library;
+mod sysfs;
 
-use crate::error::{Error, Result};
+use crate::error::{Context as _, Error, Result};
 use clap::{Args, ValueEnum};
+use iwarp::Device;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -129,6 +131,9 @@ Programs with privileges of their own (setuid) ignore LD_LIBRARY_PATH and keep t
 pub(crate) struct RunArgs {
     #[command(flatten)]
     settings: Settings,
+    /// Show the devices in /sys/class/infiniband, too, for programs that look there by themselves
+    #[arg(long)]
+    sysfs: bool,
     /// The program and its arguments
     #[arg(
         required = true,
@@ -156,11 +161,26 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     let Some((program, rest)) = args.command.split_first() else {
         return Err(Error::usage("which program?"));
     };
+    if args.sysfs {
+        let list = devices(&vars)?;
+        sysfs::show(&list)?;
+    }
     let error = Command::new(program).args(rest).envs(vars).exec();
     Err(Error::failed(format!(
         "cannot run {}: {error}",
         Path::new(program).display()
     )))
+}
+
+/// The devices that the program will see.
+fn devices(vars: &[(&str, OsString)]) -> Result<Vec<Device>> {
+    let value = |name: &str| {
+        let set = vars.iter().find(|v| v.0 == name).map(|v| v.1.clone());
+        let value = set.or_else(|| std::env::var_os(name)).unwrap_or_default();
+        value.to_string_lossy().into_owned()
+    };
+    Device::list_as(&value("IWARP_DEVICE_NAME"), &value("IWARP_BIND"))
+        .context("cannot list the network interfaces")
 }
 
 /// Prints what `run` would set, for `eval`.

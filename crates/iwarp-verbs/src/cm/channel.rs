@@ -61,6 +61,9 @@ pub(crate) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_ev
     value((), || destroy(channel));
 }
 
+/// The connection is up, and the program has to move its queue pair to RTS and call `rdma_establish(3)`.
+const CONNECT_RESPONSE: c_uint = 5;
+
 const fn number(kind: CmEventKind) -> c_uint {
     match kind {
         CmEventKind::AddrResolved => 0,
@@ -129,12 +132,17 @@ unsafe fn deliver(event: CmEvent) -> Option<*mut rdma_cm_event> {
         srq: 0,
         qp_num: 0,
     };
+    let response = event.kind == CmEventKind::Established && object.endpoint.lock().external_qp;
     let mut param: event_param = std::mem::zeroed();
     param.conn = conn;
     let c = rdma_cm_event {
         id,
         listen_id: listener,
-        event: number(event.kind),
+        event: if response {
+            CONNECT_RESPONSE
+        } else {
+            number(event.kind)
+        },
         // Positive numbers are reasons of InfiniBand; errno is negative.
         status: -event.status,
         param,

@@ -44,6 +44,7 @@ unsafe fn parameters(object: &IdObject, p: *const rdma_conn_param) -> Res<Connec
 /// Gives the connection its queue pair: the identifier's, or the one whose number is in the parameters.
 unsafe fn choose_qp(id: *mut rdma_cm_id, object: &IdObject, p: *const rdma_conn_param) -> Res<()> {
     if !(*id).qp.is_null() {
+        id::show_timeout(id, object);
         object
             .raw
             .set_queue_pair(Some(&crate::qp::find((*id).qp)?.raw));
@@ -67,6 +68,7 @@ pub(crate) unsafe extern "C" fn rdma_connect(
         let object = find(id)?;
         let parameters = parameters(object, p)?;
         choose_qp(id, object, p)?;
+        object.endpoint.lock().external_qp = (*id).qp.is_null();
         drop_event(id)?;
         object.raw.connect(&parameters)?;
         complete(id)

@@ -30,6 +30,10 @@ pub(crate) struct Endpoint {
     pub(crate) channel: usize,
     /// Queue pair attributes for connections to a passive end point.
     pub(crate) qp_init: Option<QpInit>,
+    /// `RDMA_OPTION_ID_ACK_TIMEOUT`.
+    pub(crate) ack_timeout: Option<u8>,
+    /// It connects, and the program moves the queue pair by itself.
+    pub(crate) external_qp: bool,
     /// Private data from `rdma_getaddrinfo`'s hints.
     pub(crate) connect_data: Vec<u8>,
     /// Completion queues and channels that `rdma_create_qp` made.
@@ -335,6 +339,16 @@ const ID_REUSEADDR: c_int = 1;
 const ID_AFONLY: c_int = 2;
 const ID_ACK_TIMEOUT: c_int = 3;
 
+/// TCP knows its own time-outs, but the queue pair's attributes tell what the program has set.
+pub(crate) unsafe fn show_timeout(id: *mut rdma_cm_id, object: &IdObject) {
+    if let (Some(timeout), Ok(qp)) = (
+        object.endpoint.lock().ack_timeout,
+        crate::qp::find((*id).qp),
+    ) {
+        qp.set_timeout(timeout);
+    }
+}
+
 pub(crate) unsafe extern "C" fn rdma_set_option(
     id: *mut rdma_cm_id,
     level: c_int,
@@ -353,11 +367,15 @@ pub(crate) unsafe extern "C" fn rdma_set_option(
         };
         match (level, name) {
             (OPTION_ID, ID_AFONLY) => object.raw.set_only_v6(int()? != 0),
-            // Addresses can always be used again, and TCP knows its own timeouts.
+            // Addresses can always be used again.
             (OPTION_ID, ID_REUSEADDR) => {
                 int()?;
             }
-            (OPTION_ID, ID_TOS | ID_ACK_TIMEOUT) if len == 1 && !data.is_null() => {}
+            (OPTION_ID, ID_TOS) if len == 1 && !data.is_null() => {}
+            (OPTION_ID, ID_ACK_TIMEOUT) if len == 1 && !data.is_null() => {
+                object.endpoint.lock().ack_timeout = Some(*data.cast::<u8>());
+                show_timeout(id, object);
+            }
             (OPTION_ID, _) => return Err(EINVAL),
             // Paths of InfiniBand.
             (OPTION_IB, _) => return Err(UNSUPPORTED),
