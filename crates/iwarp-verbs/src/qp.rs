@@ -110,6 +110,7 @@ unsafe fn create(p: *mut ibv_pd, wanted: &Wanted, cap: &mut ibv_qp_cap) -> Res<*
             .create_addressable_qp(&attributes)
             .or_else(|_| ctx.raw.create_qp(&attributes))?
     };
+    raw.set_snapshot(ctx.raw.config().snapshot);
     // An RNIC's queue pair takes receives as soon as it exists.
     raw.modify(State::Init)?;
     cap.max_send_sge = cap.max_send_sge.max(1);

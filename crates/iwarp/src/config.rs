@@ -73,6 +73,9 @@ pub struct Config {
     /// How long a thread that expects its completion soon polls before it sleeps (`IWARP_BUSY_POLL_US`; 0: never; default
     /// 50 µs, at most 1000). Only blocking waits do so, and only after short waits; see [`CompletionQueue::wait`](crate::raw::CompletionQueue::wait).
     pub busy_poll: Duration,
+    /// For programs on the C libraries: copy what is sent before its CRC is computed, because they may change it meanwhile
+    /// (`IWARP_SNAPSHOT=on|off`; default on). See [`QueuePair::set_snapshot`](crate::raw::QueuePair::set_snapshot).
+    pub snapshot: bool,
     /// Print counters to standard error when the process ends (`IWARP_STATS=on|off`; default off).
     pub stats: bool,
 }
@@ -93,6 +96,7 @@ impl Default for Config {
             mss: None,
             align: Alignment::Auto,
             busy_poll: Duration::from_micros(50),
+            snapshot: true,
             stats: false,
         }
     }
@@ -129,6 +133,7 @@ impl Config {
         };
         c.crc = switch("IWARP_CRC", c.crc);
         c.markers = switch("IWARP_MARKERS", c.markers);
+        c.snapshot = switch("IWARP_SNAPSHOT", c.snapshot);
         c.stats = switch("IWARP_STATS", c.stats);
         c.peer_to_peer = switch("IWARP_PEER_TO_PEER", c.peer_to_peer);
         match number("IWARP_MPA_REV") {

@@ -114,6 +114,8 @@ pub struct QpConfig {
     pub shared_receive: bool,
     /// See [`ReceiverNotReady`].
     pub receiver_not_ready: ReceiverNotReady,
+    /// What is sent with a CRC is copied first. See [`QueuePair::set_snapshot`].
+    pub snapshot: bool,
 }
 
 impl Default for QpConfig {
@@ -131,6 +133,7 @@ impl Default for QpConfig {
             signal_all: false,
             shared_receive: false,
             receiver_not_ready: ReceiverNotReady::Hold,
+            snapshot: false,
         }
     }
 }
@@ -272,6 +275,15 @@ impl QueuePair {
     /// `qp_access_flags` of `ibv_modify_qp(3)`. A fresh queue pair allows all that a region allows.
     pub const fn set_remote_access(&mut self, access: Access) {
         self.remote = access;
+    }
+
+    /// Whether the program may change what it sends while it is being sent, as hypervisors do that copy a running guest.
+    ///
+    /// Then payload is copied before its CRC is computed, and some state of it arrives. Otherwise the CRC would be wrong, and the
+    /// peer would end the stream. RNICs in hardware read memory once, so there nobody notices. Costs up to a tenth of the
+    /// bandwidth.
+    pub const fn set_snapshot(&mut self, on: bool) {
+        self.config.snapshot = on;
     }
 
     /// As created.

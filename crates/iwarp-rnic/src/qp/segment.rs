@@ -40,7 +40,17 @@ pub(super) struct Wire<'a> {
     pub(super) who: Accessor,
     pub(super) crc: Option<Crc32cFn>,
     pub(super) markers: bool,
+    /// The program may change what it sends.
+    pub(super) snapshot: bool,
 }
+
+impl Wire<'_> {
+    /// Copies of any size are made for messages of the program.
+    pub(super) const fn copies_local(&self) -> bool {
+        self.crc.is_some() && self.snapshot
+    }
+}
+
 impl Tx {
     /// Appends one FPDU to the plan. On error the plan is as before.
     #[inline]
@@ -71,7 +81,8 @@ impl Tx {
         let copy = w.markers
             || payload.len() <= TX_COPY_MAX as usize
             // A response's source may be written by anyone at any time: its CRC must cover what is sent.
-            || (w.crc.is_some() && matches!(payload, Payload::Remote { .. }));
+            || (w.crc.is_some() && matches!(payload, Payload::Remote { .. }))
+            || w.copies_local();
         //= rfc5044 section 3
         //# MPA MUST encapsulate the ULPDU such that there is exactly one ULPDU
         //# contained in one FPDU.
@@ -196,9 +207,7 @@ fn append_payload(
     }
     each_piece(payload, w, |stag, to, len, need| {
         let span = w.memory.check(stag, to, len, need, w.who)?;
-        let at = plan.scratch.len();
-        plan.scratch.resize(at + len as usize, 0);
-        span.read(plan.scratch.get_mut(at..).unwrap_or(&mut []));
+        span.append_to(&mut plan.scratch);
         Ok(())
     })
 }

@@ -269,12 +269,14 @@ impl QueuePair {
             who: self.accessor(),
             crc: stream.crc.then_some(env.crc32c),
             markers: stream.markers_tx,
+            snapshot: self.config.snapshot,
         };
         let mut memory_next = false;
         loop {
             let scratch = match self.tx.job {
                 _ if wire.markers => 2 * MAX_FPDU,
                 Some(Job::Response { .. }) if wire.crc.is_some() => MAX_FPDU,
+                _ if wire.copies_local() => MAX_FPDU,
                 _ => TX_COPY_MAX as usize + 128,
             };
             if !plan.has_room(scratch) {

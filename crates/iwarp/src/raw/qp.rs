@@ -185,6 +185,7 @@ impl QueuePair {
                 signal_all: a.signal_all,
                 shared_receive: a.srq.is_some(),
                 receiver_not_ready: policy,
+                snapshot: false,
             })?;
             Ok(Arc::new(QpInner {
                 ctx: Arc::clone(ctx),
@@ -276,6 +277,11 @@ impl QueuePair {
     /// What a peer may do to memory through it: the remote rights of `access`, as `qp_access_flags` of `ibv_modify_qp(3)`.
     pub fn set_remote_access(&self, access: Access) {
         self.inner.state.lock().machine.set_remote_access(access);
+    }
+
+    /// Whether the program may change what it sends while it is being sent ([`Machine::set_snapshot`]).
+    pub fn set_snapshot(&self, on: bool) {
+        self.inner.state.lock().machine.set_snapshot(on);
     }
 
     /// Changes its state as `ibv_modify_qp(3)` does.

@@ -163,6 +163,13 @@ impl Rig {
         self.random
     }
 
+    /// The program writes to memory of its own.
+    pub(super) fn write(&self, mr: &Mr, at: u32, octet: u8) {
+        assert!(at < mr.len);
+        // SAFETY: leaked memory of this test.
+        unsafe { ((mr.at + u64::from(at)) as *mut u8).write_volatile(octet) };
+    }
+
     /// What memory holds.
     pub(super) fn read(&self, mr: &Mr) -> Vec<u8> {
         let mut out = vec![0; mr.len as usize];

@@ -231,6 +231,32 @@ fn memory_that_goes_away_in_the_middle_of_a_message() {
     assert_eq!(brief(&rig.host.sends), [(1, WcStatus::LocalProtection)]);
 }
 
+/// What QEMU does, which sends the memory of a running guest.
+#[test]
+fn memory_that_changes_while_it_is_sent_keeps_its_crc() {
+    const LEN: u32 = 9000;
+    let stream = StreamConfig {
+        emss: 65483,
+        ..STREAM
+    };
+    let mut rig = Rig::with(QpConfig::default(), stream);
+    rig.qp.set_snapshot(true);
+    let mr = rig.mr(LEN, Access::LOCAL_WRITE);
+    let before = rig.read(&mr);
+    let write = SendOp::Write {
+        remote_addr: 0,
+        rkey: 7,
+    };
+    rig.post(1, write, &[mr.sge()]);
+    assert_eq!(rig.fill(), TxFill::Ready);
+    rig.write(&mr, 5000, 99);
+    // Decoding checks the CRC.
+    let sent = rig.sent();
+    assert_eq!(opcodes(&sent), [Opcode::WRITE]);
+    assert_eq!(sent[0].1, before);
+    assert_eq!(brief(&rig.host.sends), [(1, WcStatus::Success)]);
+}
+
 #[test]
 fn inline_data_are_copied_when_posting() {
     let mut rig = Rig::new();
