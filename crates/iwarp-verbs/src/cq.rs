@@ -110,6 +110,10 @@ unsafe fn create(c: *mut ibv_context, wanted: &Wanted) -> Res<*mut ibv_cq_ex> {
     } else {
         Some(find_channel(channel)?)
     };
+    let domain = match wanted.parent_domain {
+        0 => None,
+        p => Some(pd::find(p as *mut ibv_pd)?),
+    };
     let raw = ctx.raw.create_cq(wanted.cqe, raw_channel.map(|c| &c.raw))?;
     if wanted.wc_flags & WC_TIMESTAMP != 0 {
         raw.enable_timestamps();
@@ -118,8 +122,8 @@ unsafe fn create(c: *mut ibv_context, wanted: &Wanted) -> Res<*mut ibv_cq_ex> {
         channel.users.add();
         (*channel.c()).refcnt += 1;
     }
-    if wanted.parent_domain != 0 {
-        pd::find(wanted.parent_domain as *mut ibv_pd)?.users.add();
+    if let Some(domain) = domain {
+        domain.users.add();
     }
     let mut cq: ibv_cq_ex = std::mem::zeroed();
     cq.context = c;

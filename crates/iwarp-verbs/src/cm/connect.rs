@@ -5,7 +5,7 @@ use crate::abi::cma::*;
 use crate::abi::verbs::value as v;
 use crate::abi::verbs::*;
 use crate::device;
-use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, minus_one};
+use crate::guard::{EINVAL, Res, UNSUPPORTED, minus_one};
 use crate::query::RD_ATOMIC;
 use iwarp::raw::cm::ConnectionParameters;
 use std::ffi::{c_int, c_uint, c_void};
@@ -54,7 +54,7 @@ unsafe fn choose_qp(id: *mut rdma_cm_id, object: &IdObject, p: *const rdma_conn_
         return Ok(());
     }
     let num = p.as_ref().map(|p| p.qp_num).ok_or(EINVAL)?;
-    let ctx = object.raw.context().ok_or(Errno(libc::ENODEV))?;
+    let ctx = object.raw.context().ok_or(EINVAL)?;
     let qp = ctx.queue_pair(num).ok_or(EINVAL)?;
     object.raw.set_queue_pair(Some(&qp));
     Ok(())

@@ -32,8 +32,10 @@ pub struct ConnectionParameters {
 
 pub(super) enum Phase {
     Idle,
-    /// Resolved: a device is known.
+    /// The address is resolved: a device is known.
     Resolved,
+    /// The route is, too.
+    Routed,
     Connecting(Arc<Active>),
     Listening(Arc<Listening>),
     /// In the client-server model: the answer is sent, the event is about to be given.
@@ -234,9 +236,9 @@ impl CmId {
     pub fn resolve_addr(&self, source: Option<SocketAddr>, peer: SocketAddr) -> Result<()> {
         {
             let mut s = self.inner.state.lock();
-            if !matches!(s.phase, Phase::Idle | Phase::Resolved) {
+            if !matches!(s.phase, Phase::Idle) {
                 return Err(Error::InvalidState(
-                    "addresses are resolved before connecting",
+                    "an address is resolved once, before connecting",
                 ));
             }
             let source_ip = match (s.local, source) {
@@ -266,8 +268,14 @@ impl CmId {
     /// # Errors
     /// [`Error::InvalidState`].
     pub fn resolve_route(&self) -> Result<()> {
-        if !matches!(self.inner.state.lock().phase, Phase::Resolved) {
-            return Err(Error::InvalidState("resolve the address first"));
+        {
+            let mut s = self.inner.state.lock();
+            if !matches!(s.phase, Phase::Resolved) {
+                return Err(Error::InvalidState(
+                    "a route is resolved once, after the address",
+                ));
+            }
+            s.phase = Phase::Routed;
         }
         self.emit(CmEventKind::RouteResolved, 0);
         Ok(())
@@ -280,7 +288,7 @@ impl CmId {
     pub fn connect(&self, parameters: &ConnectionParameters) -> Result<()> {
         let active = {
             let mut s = self.inner.state.lock();
-            if !matches!(s.phase, Phase::Resolved) {
+            if !matches!(s.phase, Phase::Routed) {
                 return Err(Error::InvalidState("resolve address and route first"));
             }
             let qp =
@@ -302,7 +310,7 @@ impl CmId {
         let (active, bound) = active;
         active
             .start(bound)
-            .inspect_err(|_| self.inner.state.lock().phase = Phase::Resolved)
+            .inspect_err(|_| self.inner.state.lock().phase = Phase::Routed)
     }
 
     /// Listens (`rdma_listen(3)`) with room for `backlog` requests that are not answered yet. Requests arrive as
@@ -526,7 +534,7 @@ impl CmId {
             if !matches!(s.phase, Phase::Connecting(_)) {
                 return;
             }
-            s.phase = Phase::Resolved;
+            s.phase = Phase::Routed;
         }
         let event = self.event(kind, status);
         self.push(CmEvent {

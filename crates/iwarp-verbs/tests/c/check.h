@@ -1,0 +1,87 @@
+/* What the C programs of these tests share: checks that name the place, and count. */
+#ifndef CHECK_H
+#define CHECK_H
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int checks, failures;
+
+/* A check of a condition. */
+#define CHECK(condition) check_((condition) != 0, __FILE__, __LINE__, #condition)
+
+/* A function that answers 0 or an errno answers this. */
+#define CODE(want, call) code_((call), (want), __FILE__, __LINE__, #call)
+
+/* A function that answers -1 and sets errno does so. */
+#define MINUS_ONE(want, call) (errno = 0, minus_one_((call), (want), __FILE__, __LINE__, #call))
+
+/* A function that answers NULL and sets errno does so. */
+#define IS_NULL(want, call) (errno = 0, is_null_((call), (want), __FILE__, __LINE__, #call))
+
+/* What must be there for the rest to make sense. */
+#define NEED(condition) \
+	do { \
+		if (!(condition)) { \
+			fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #condition, strerror(errno)); \
+			exit(2); \
+		} \
+	} while (0)
+
+static inline void failed_(const char *file, int line, const char *what, const char *got)
+{
+	failures++;
+	fprintf(stderr, "%s:%d: %s: %s\n", file, line, what, got);
+}
+
+static inline void check_(int ok, const char *file, int line, const char *what)
+{
+	checks++;
+	if (!ok)
+		failed_(file, line, what, "is false");
+}
+
+static inline void code_(int got, int want, const char *file, int line, const char *what)
+{
+	checks++;
+	if (got != want) {
+		char text[80];
+		snprintf(text, sizeof(text), "%d instead of %d", got, want);
+		failed_(file, line, what, text);
+	}
+}
+
+static inline void minus_one_(int got, int want, const char *file, int line, const char *what)
+{
+	int now = errno;
+
+	checks++;
+	if (got != -1 || now != want) {
+		char text[80];
+		snprintf(text, sizeof(text), "%d and errno %d instead of -1 and %d", got, now, want);
+		failed_(file, line, what, text);
+	}
+}
+
+static inline void is_null_(const void *got, int want, const char *file, int line, const char *what)
+{
+	int now = errno;
+
+	checks++;
+	if (got || now != want) {
+		char text[80];
+		snprintf(text, sizeof(text), "%p and errno %d instead of NULL and %d", got, now, want);
+		failed_(file, line, what, text);
+	}
+}
+
+/* The last thing that main does. */
+static inline int result(void)
+{
+	printf("%d checks, %d failed\n", checks, failures);
+	return failures != 0;
+}
+
+#endif

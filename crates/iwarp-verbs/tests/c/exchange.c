@@ -1,0 +1,322 @@
+/* An exchange like rping's, both ends in one process: every operation, every way of waiting, and everything destroyed.
+ * For runs under memory checkers: what they find here is the library's. */
+#include <arpa/inet.h>
+#include <infiniband/verbs.h>
+#include <pthread.h>
+#include <rdma/rdma_cma.h>
+#include <sys/socket.h>
+
+#include "check.h"
+
+enum { SIZE = 60000, ROUNDS = 20, BATCH = 8 };
+
+struct end {
+	struct rdma_event_channel *channel;
+	struct rdma_cm_id *id;
+	struct ibv_pd *pd;
+	struct ibv_comp_channel *completions;
+	struct ibv_cq *cq;
+	struct ibv_srq *srq;
+	struct ibv_mr *mr;
+	struct ibv_mw *mw;
+	char *buffer;
+};
+
+/* What the passive end tells in its private data. */
+struct target {
+	uint64_t addr;
+	uint32_t rkey;
+};
+
+static int port;
+static pthread_barrier_t ready;
+
+static struct rdma_cm_event *expect(struct end *e, enum rdma_cm_event_type type)
+{
+	struct rdma_cm_event *event = NULL;
+
+	NEED(rdma_get_cm_event(e->channel, &event) == 0);
+	CODE((int)type, (int)event->event);
+	return event;
+}
+
+static void acknowledge(struct rdma_cm_event *event)
+{
+	CODE(0, rdma_ack_cm_event(event));
+}
+
+static void make(struct end *e, int shared)
+{
+	struct ibv_qp_init_attr attr = {
+		.cap = { .max_send_wr = 64, .max_recv_wr = 64, .max_send_sge = 2, .max_recv_sge = 2,
+			 .max_inline_data = 64 },
+		.qp_type = IBV_QPT_RC,
+	};
+	struct ibv_srq_init_attr srq_attr = { .attr = { .max_wr = 64, .max_sge = 2 } };
+
+	e->pd = ibv_alloc_pd(e->id->verbs);
+	e->completions = ibv_create_comp_channel(e->id->verbs);
+	e->cq = ibv_create_cq(e->id->verbs, 256, e, e->completions, 0);
+	NEED(e->pd && e->completions && e->cq);
+	if (shared) {
+		e->srq = ibv_create_srq(e->pd, &srq_attr);
+		NEED(e->srq);
+		attr.srq = e->srq;
+	}
+	attr.send_cq = attr.recv_cq = e->cq;
+	NEED(rdma_create_qp(e->id, e->pd, &attr) == 0);
+	e->buffer = aligned_alloc(64, SIZE + 64);
+	NEED(e->buffer);
+	memset(e->buffer, 0, SIZE + 64);
+	e->mr = ibv_reg_mr(e->pd, e->buffer, SIZE,
+			   IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+				   IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND);
+	e->mw = ibv_alloc_mw(e->pd, IBV_MW_TYPE_2);
+	NEED(e->mr && e->mw);
+}
+
+static void unmake(struct end *e)
+{
+	rdma_destroy_qp(e->id);
+	CODE(0, ibv_dealloc_mw(e->mw));
+	CODE(0, ibv_dereg_mr(e->mr));
+	free(e->buffer);
+	if (e->srq)
+		CODE(0, ibv_destroy_srq(e->srq));
+	CODE(0, ibv_destroy_cq(e->cq));
+	CODE(0, ibv_destroy_comp_channel(e->completions));
+	CODE(0, ibv_dealloc_pd(e->pd));
+	CODE(0, rdma_destroy_id(e->id));
+}
+
+/* Sleeps until there is a completion. */
+static struct ibv_wc wait_for(struct end *e)
+{
+	struct ibv_wc wc;
+	struct ibv_cq *cq;
+	void *own;
+
+	for (;;) {
+		int n = ibv_poll_cq(e->cq, 1, &wc);
+
+		NEED(n >= 0);
+		if (n)
+			break;
+		NEED(ibv_req_notify_cq(e->cq, 0) == 0);
+		n = ibv_poll_cq(e->cq, 1, &wc);
+		NEED(n >= 0);
+		if (n)
+			break;
+		NEED(ibv_get_cq_event(e->completions, &cq, &own) == 0);
+		CHECK(cq == e->cq && own == e);
+		ibv_ack_cq_events(cq, 1);
+	}
+	CODE(IBV_WC_SUCCESS, wc.status);
+	return wc;
+}
+
+static void receive(struct end *e, uint64_t id, uint32_t length)
+{
+	struct ibv_sge sge = { (uintptr_t)e->buffer, length, e->mr->lkey };
+	struct ibv_recv_wr wr = { .wr_id = id, .sg_list = &sge, .num_sge = 1 }, *bad;
+
+	if (e->srq)
+		NEED(ibv_post_srq_recv(e->srq, &wr, &bad) == 0);
+	else
+		NEED(ibv_post_recv(e->id->qp, &wr, &bad) == 0);
+}
+
+static void post(struct end *e, struct ibv_send_wr wr, uint32_t length)
+{
+	struct ibv_sge sge = { (uintptr_t)e->buffer, length, e->mr->lkey };
+	struct ibv_send_wr *bad;
+
+	wr.sg_list = &sge;
+	wr.num_sge = 1;
+	wr.send_flags |= IBV_SEND_SIGNALED;
+	NEED(ibv_post_send(e->id->qp, &wr, &bad) == 0);
+}
+
+static void fill(struct end *e, int round)
+{
+	int i;
+
+	for (i = 0; i < SIZE; i++)
+		e->buffer[i] = (char)(i * 7 + round);
+}
+
+static int is_filled(const struct end *e, int round, int length)
+{
+	int i;
+
+	for (i = 0; i < length; i++)
+		if (e->buffer[i] != (char)(i * 7 + round))
+			return 0;
+	return 1;
+}
+
+static void listen_on(struct end *e)
+{
+	struct sockaddr_in at = { .sin_family = AF_INET };
+
+	at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	e->channel = rdma_create_event_channel();
+	NEED(e->channel && rdma_create_id(e->channel, &e->id, e, RDMA_PS_TCP) == 0);
+	NEED(rdma_bind_addr(e->id, (struct sockaddr *)&at) == 0 && rdma_listen(e->id, 4) == 0);
+	port = ntohs(rdma_get_src_port(e->id));
+}
+
+/* Answers whatever comes: as many Sends as the active end says, and ends when that disconnects. */
+static void *serve(void *unused)
+{
+	struct end listener = { 0 }, e = { 0 };
+	struct rdma_conn_param param = { .responder_resources = 4, .initiator_depth = 4 };
+	struct rdma_cm_event *event;
+	struct target target;
+	int round, i;
+
+	(void)unused;
+	listen_on(&listener);
+	pthread_barrier_wait(&ready);
+	event = expect(&listener, RDMA_CM_EVENT_CONNECT_REQUEST);
+	e.id = event->id;
+	e.channel = listener.channel;
+	acknowledge(event);
+	make(&e, 1);
+	for (i = 0; i < BATCH; i++)
+		receive(&e, i, SIZE);
+	target = (struct target){ (uintptr_t)e.buffer, e.mr->rkey };
+	param.private_data = &target;
+	param.private_data_len = sizeof(target);
+	NEED(rdma_accept(e.id, &param) == 0);
+	acknowledge(expect(&listener, RDMA_CM_EVENT_ESTABLISHED));
+	for (round = 0; round < ROUNDS; round++) {
+		struct ibv_wc wc = wait_for(&e);
+
+		/* Echoed with immediate data. */
+		CHECK(wc.opcode == IBV_WC_RECV && wc.byte_len == SIZE && is_filled(&e, round, SIZE));
+		receive(&e, wc.wr_id, SIZE);
+		post(&e, (struct ibv_send_wr){ .opcode = IBV_WR_SEND_WITH_IMM, .imm_data = htonl(round) }, SIZE);
+		wait_for(&e);
+		/* A Write with immediate data tells that the round is over. */
+		wc = wait_for(&e);
+		CHECK(wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM && ntohl(wc.imm_data) == (uint32_t)round);
+		receive(&e, wc.wr_id, SIZE);
+	}
+	acknowledge(expect(&listener, RDMA_CM_EVENT_DISCONNECTED));
+	unmake(&e);
+	CODE(0, rdma_destroy_id(listener.id));
+	rdma_destroy_event_channel(listener.channel);
+	return NULL;
+}
+
+static struct target connect_to(struct end *e)
+{
+	struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons(port) };
+	struct rdma_conn_param param = { .responder_resources = 4, .initiator_depth = 4 };
+	struct rdma_cm_event *event;
+	struct target target;
+
+	at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	e->channel = rdma_create_event_channel();
+	NEED(e->channel && rdma_create_id(e->channel, &e->id, e, RDMA_PS_TCP) == 0);
+	NEED(rdma_resolve_addr(e->id, NULL, (struct sockaddr *)&at, 1000) == 0);
+	acknowledge(expect(e, RDMA_CM_EVENT_ADDR_RESOLVED));
+	NEED(rdma_resolve_route(e->id, 1000) == 0);
+	acknowledge(expect(e, RDMA_CM_EVENT_ROUTE_RESOLVED));
+	make(e, 0);
+	receive(e, 1, SIZE);
+	NEED(rdma_connect(e->id, &param) == 0);
+	event = expect(e, RDMA_CM_EVENT_ESTABLISHED);
+	NEED(event->param.conn.private_data_len >= sizeof(target));
+	memcpy(&target, event->param.conn.private_data, sizeof(target));
+	acknowledge(event);
+	return target;
+}
+
+/* A window of type 2 on the buffer, and its end. */
+static void bind_and_invalidate(struct end *e)
+{
+	struct ibv_send_wr wr = { .opcode = IBV_WR_BIND_MW, .send_flags = IBV_SEND_SIGNALED }, *bad;
+
+	wr.bind_mw.mw = e->mw;
+	wr.bind_mw.rkey = ibv_inc_rkey(e->mw->rkey);
+	wr.bind_mw.bind_info = (struct ibv_mw_bind_info){ e->mr, (uintptr_t)e->buffer, 64, IBV_ACCESS_REMOTE_READ };
+	NEED(ibv_post_send(e->id->qp, &wr, &bad) == 0);
+	wait_for(e);
+	e->mw->rkey = wr.bind_mw.rkey;
+	CODE(EBUSY, ibv_dereg_mr(e->mr));
+	wr = (struct ibv_send_wr){ .opcode = IBV_WR_LOCAL_INV, .send_flags = IBV_SEND_SIGNALED };
+	wr.invalidate_rkey = e->mw->rkey;
+	NEED(ibv_post_send(e->id->qp, &wr, &bad) == 0);
+	wait_for(e);
+}
+
+static void use(struct end *e, struct target to)
+{
+	int round;
+
+	for (round = 0; round < ROUNDS; round++) {
+		struct ibv_send_wr wr = { .opcode = IBV_WR_SEND };
+		struct ibv_wc wc;
+		int i;
+
+		fill(e, round);
+		post(e, wr, SIZE);
+		/* The Send and the echo, in either order. */
+		for (i = 0; i < 2; i++) {
+			wc = wait_for(e);
+			if (wc.opcode == IBV_WC_RECV) {
+				CHECK(wc.wc_flags & IBV_WC_WITH_IMM && ntohl(wc.imm_data) == (uint32_t)round);
+				CHECK(is_filled(e, round, SIZE));
+			}
+		}
+		receive(e, 1, SIZE);
+		wr.wr.rdma.remote_addr = to.addr;
+		wr.wr.rdma.rkey = to.rkey;
+		wr.opcode = IBV_WR_RDMA_READ;
+		memset(e->buffer, 0, SIZE);
+		post(e, wr, SIZE);
+		wait_for(e);
+		CHECK(is_filled(e, round, SIZE));
+		wr.opcode = IBV_WR_RDMA_WRITE;
+		post(e, wr, SIZE / 2);
+		wait_for(e);
+		wr.send_flags = IBV_SEND_INLINE;
+		post(e, wr, 48);
+		wait_for(e);
+		wr.send_flags = 0;
+		wr.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
+		wr.wr.atomic.remote_addr = to.addr;
+		wr.wr.atomic.rkey = to.rkey;
+		wr.wr.atomic.compare_add = 0;
+		post(e, wr, 8);
+		wait_for(e);
+		CHECK(is_filled(e, round, 8));
+		bind_and_invalidate(e);
+		wr = (struct ibv_send_wr){ .opcode = IBV_WR_RDMA_WRITE_WITH_IMM, .imm_data = htonl(round) };
+		wr.wr.rdma.remote_addr = to.addr;
+		wr.wr.rdma.rkey = to.rkey;
+		post(e, wr, 64);
+		wait_for(e);
+	}
+}
+
+int main(void)
+{
+	struct end e = { 0 };
+	struct target to;
+	pthread_t server;
+
+	NEED(pthread_barrier_init(&ready, NULL, 2) == 0);
+	NEED(pthread_create(&server, NULL, serve, NULL) == 0);
+	pthread_barrier_wait(&ready);
+	to = connect_to(&e);
+	use(&e, to);
+	CODE(0, rdma_disconnect(e.id));
+	acknowledge(expect(&e, RDMA_CM_EVENT_DISCONNECTED));
+	unmake(&e);
+	rdma_destroy_event_channel(e.channel);
+	NEED(pthread_join(server, NULL) == 0);
+	return result();
+}

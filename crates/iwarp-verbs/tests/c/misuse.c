@@ -1,0 +1,539 @@
+/* Programs that use verbs wrongly: each mistake is the error that the manual pages name, and nothing crashes. */
+#include <infiniband/verbs.h>
+#include <stdint.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "check.h"
+
+static struct ibv_context *context;
+static struct ibv_pd *pd;
+static struct ibv_cq *cq;
+static union ibv_gid gid;
+static char buffer[8192];
+static size_t page;
+
+static const int LOCAL = IBV_ACCESS_LOCAL_WRITE;
+static const int ALL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+		       IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND;
+
+static struct ibv_qp_init_attr qp_attributes(void)
+{
+	struct ibv_qp_init_attr attr = {
+		.send_cq = cq,
+		.recv_cq = cq,
+		.cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 2, .max_recv_sge = 2 },
+		.qp_type = IBV_QPT_RC,
+	};
+	return attr;
+}
+
+static struct ibv_qp *new_qp(void)
+{
+	struct ibv_qp_init_attr attr = qp_attributes();
+	struct ibv_qp *qp = ibv_create_qp(pd, &attr);
+
+	NEED(qp);
+	return qp;
+}
+
+static void bad_memory(void)
+{
+	char *pages = mmap(NULL, 4 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	char *high = (char *)(uintptr_t)0xffff800000000000;
+	struct ibv_mr *mr;
+
+	NEED(pages != MAP_FAILED);
+	NEED(munmap(pages + page, page) == 0);
+	NEED(mprotect(pages + 2 * page, page, PROT_READ) == 0);
+	NEED(mprotect(pages + 3 * page, page, PROT_NONE) == 0);
+	/* Nowhere, in a hole, into a hole, around the end of the address space. */
+	IS_NULL(EFAULT, ibv_reg_mr(pd, NULL, 4096, LOCAL));
+	IS_NULL(EFAULT, ibv_reg_mr(pd, high, 4096, LOCAL));
+	IS_NULL(EFAULT, ibv_reg_mr(pd, pages + page, page, LOCAL));
+	IS_NULL(EFAULT, ibv_reg_mr(pd, pages, page + 1, LOCAL));
+	IS_NULL(EFAULT, ibv_reg_mr(pd, pages, SIZE_MAX, LOCAL));
+	IS_NULL(EFAULT, ibv_reg_mr(pd, pages, SIZE_MAX / 2, LOCAL));
+	/* Memory that may be read only, and memory that may not even be read. */
+	IS_NULL(EFAULT, ibv_reg_mr(pd, pages + 2 * page, page, LOCAL));
+	IS_NULL(EFAULT, ibv_reg_mr(pd, pages + 3 * page, page, 0));
+	mr = ibv_reg_mr(pd, pages + 2 * page, page, IBV_ACCESS_REMOTE_READ);
+	CHECK(mr);
+	CODE(0, ibv_dereg_mr(mr));
+	/* Offsets that wrap. */
+	IS_NULL(EINVAL, ibv_reg_mr_iova(pd, buffer, 4096, UINT64_MAX - 4000, LOCAL));
+	NEED(munmap(pages, 4 * page) == 0);
+}
+
+static void bad_rights(void)
+{
+	struct ibv_pd *other = ibv_alloc_pd(context);
+	struct ibv_mr *mr;
+	uint32_t key;
+
+	/* Who lets others write must be able to write. */
+	IS_NULL(EINVAL, ibv_reg_mr(pd, buffer, 64, IBV_ACCESS_REMOTE_WRITE));
+	IS_NULL(EINVAL, ibv_reg_mr(pd, buffer, 64, IBV_ACCESS_REMOTE_ATOMIC));
+	IS_NULL(EINVAL, ibv_reg_mr(pd, buffer, 64, 1 << 15));
+	IS_NULL(EINVAL, ibv_reg_mr(NULL, buffer, 64, LOCAL));
+	mr = ibv_reg_mr(pd, buffer, 64, ALL);
+	NEED(mr && other);
+	key = mr->rkey;
+	CODE(IBV_REREG_MR_ERR_INPUT, ibv_rereg_mr(mr, 0, pd, buffer, 64, LOCAL));
+	CODE(IBV_REREG_MR_ERR_INPUT, ibv_rereg_mr(mr, 1 << 9, pd, buffer, 64, LOCAL));
+	CODE(IBV_REREG_MR_ERR_INPUT, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 2));
+	CODE(IBV_REREG_MR_ERR_INPUT, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_PD, NULL, NULL, 0, 0));
+	CODE(IBV_REREG_MR_ERR_INPUT, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, NULL, 64, 0));
+	CODE(IBV_REREG_MR_ERR_INPUT,
+	     ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, (void *)4096, 64, 0));
+	/* After all that it is what it was. */
+	CHECK(mr->rkey == key && mr->addr == buffer && mr->length == 64 && mr->pd == pd);
+	CODE(0, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_PD, other, NULL, 0, 0));
+	CODE(EBUSY, ibv_dealloc_pd(other));
+	CODE(0, ibv_dereg_mr(mr));
+	CODE(EINVAL, ibv_dereg_mr(mr));
+	CODE(0, ibv_dealloc_pd(other));
+}
+
+/* Destroying twice is found where a function of the library gets the pointer first: those that the headers define read it. */
+static void wrong_order(void)
+{
+	struct ibv_pd *p = ibv_alloc_pd(context);
+	struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
+	struct ibv_cq *q = ibv_create_cq(context, 16, NULL, channel, 0);
+	struct ibv_cq *r = ibv_create_cq(context, 16, NULL, channel, 0);
+	struct ibv_srq_init_attr srq_attr = { .attr = { .max_wr = 4, .max_sge = 1 } };
+	struct ibv_srq *srq = ibv_create_srq(p, &srq_attr);
+	struct ibv_qp_init_attr attr = qp_attributes();
+	struct ibv_ah_attr ah_attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = gid } };
+	struct ibv_td_init_attr td_attr = { 0 };
+	struct ibv_td *td = ibv_alloc_td(context, &td_attr);
+	struct ibv_parent_domain_init_attr domain_attr = { .pd = p, .td = td };
+	struct ibv_alloc_dm_attr dm_attr = { .length = 4096 };
+	struct ibv_pd *domain;
+	struct ibv_qp *qp;
+	struct ibv_mr *mr;
+	struct ibv_mw *mw;
+	struct ibv_ah *ah;
+	struct ibv_dm *dm;
+
+	NEED(p && channel && q && r && srq && td);
+	CODE(EBUSY, ibv_destroy_comp_channel(channel));
+	CODE(EBUSY, ibv_dealloc_pd(p));
+	attr.send_cq = q;
+	attr.recv_cq = r;
+	attr.srq = srq;
+	qp = ibv_create_qp(p, &attr);
+	NEED(qp);
+	CODE(EBUSY, ibv_destroy_srq(srq));
+	CODE(EBUSY, ibv_destroy_cq(q));
+	CODE(EBUSY, ibv_destroy_cq(r));
+	CODE(0, ibv_destroy_qp(qp));
+	CODE(EINVAL, ibv_destroy_qp(qp));
+	CODE(0, ibv_destroy_srq(srq));
+	CODE(EINVAL, ibv_destroy_srq(srq));
+	CODE(0, ibv_dealloc_pd(p));
+	CODE(EINVAL, ibv_dealloc_pd(p));
+
+	p = ibv_alloc_pd(context);
+	mr = ibv_reg_mr(p, buffer, 4096, LOCAL);
+	CODE(EBUSY, ibv_dealloc_pd(p));
+	CODE(0, ibv_dereg_mr(mr));
+	mw = ibv_alloc_mw(p, IBV_MW_TYPE_2);
+	CODE(EBUSY, ibv_dealloc_pd(p));
+	CODE(0, ibv_dealloc_mw(mw));
+	ah = ibv_create_ah(p, &ah_attr);
+	CODE(EBUSY, ibv_dealloc_pd(p));
+	CODE(0, ibv_destroy_ah(ah));
+	CODE(EINVAL, ibv_destroy_ah(ah));
+	domain_attr.pd = p;
+	domain = ibv_alloc_parent_domain(context, &domain_attr);
+	NEED(domain);
+	CODE(EBUSY, ibv_dealloc_pd(p));
+	CODE(EBUSY, ibv_dealloc_td(td));
+	CODE(0, ibv_dealloc_pd(domain));
+	CODE(0, ibv_dealloc_td(td));
+	dm = ibv_alloc_dm(context, &dm_attr);
+	NEED(dm);
+	mr = ibv_reg_dm_mr(p, dm, 0, 4096, IBV_ACCESS_ZERO_BASED | LOCAL);
+	NEED(mr);
+	CODE(EBUSY, ibv_free_dm(dm));
+	CODE(0, ibv_dereg_mr(mr));
+	CODE(0, ibv_free_dm(dm));
+	CODE(0, ibv_dealloc_pd(p));
+	CODE(0, ibv_destroy_cq(q));
+	CODE(EINVAL, ibv_destroy_cq(q));
+	CODE(EBUSY, ibv_destroy_comp_channel(channel));
+	CODE(0, ibv_destroy_cq(r));
+	CODE(0, ibv_destroy_comp_channel(channel));
+	CODE(EINVAL, ibv_destroy_comp_channel(channel));
+}
+
+static void bad_creation(void)
+{
+	struct ibv_qp_init_attr attr = qp_attributes();
+	struct ibv_qp_init_attr_ex ex = { 0 };
+	struct ibv_srq_init_attr srq_attr = { .attr = { .max_wr = 0x7fffffff, .max_sge = 1 } };
+	struct ibv_ah_attr ah_attr = { .port_num = 1 };
+	struct ibv_alloc_dm_attr dm_attr = { .length = 0 };
+	struct ibv_cq_init_attr_ex cq_attr = { .cqe = 16, .wc_flags = 1ull << 40 };
+
+	IS_NULL(EINVAL, ibv_create_cq(context, 0, NULL, NULL, 0));
+	IS_NULL(EINVAL, ibv_create_cq(context, -1, NULL, NULL, 0));
+	IS_NULL(EINVAL, ibv_create_cq(context, 0x7fffffff, NULL, NULL, 0));
+	IS_NULL(EINVAL, ibv_create_cq(context, 16, NULL, NULL, 99));
+	IS_NULL(EOPNOTSUPP, ibv_create_cq_ex(context, &cq_attr));
+	IS_NULL(EINVAL, ibv_create_qp(pd, NULL));
+	IS_NULL(EINVAL, ibv_create_qp(NULL, &attr));
+	attr.qp_type = IBV_QPT_UD;
+	IS_NULL(EOPNOTSUPP, ibv_create_qp(pd, &attr));
+	attr = qp_attributes();
+	attr.cap.max_send_wr = 0x7fffffff;
+	IS_NULL(EINVAL, ibv_create_qp(pd, &attr));
+	attr = qp_attributes();
+	attr.cap.max_recv_sge = 0xffff;
+	IS_NULL(EINVAL, ibv_create_qp(pd, &attr));
+	attr = qp_attributes();
+	attr.cap.max_inline_data = 1 << 30;
+	IS_NULL(EINVAL, ibv_create_qp(pd, &attr));
+	attr = qp_attributes();
+	attr.send_cq = NULL;
+	IS_NULL(EINVAL, ibv_create_qp(pd, &attr));
+	ex.send_cq = ex.recv_cq = cq;
+	ex.qp_type = IBV_QPT_RC;
+	IS_NULL(EINVAL, ibv_create_qp_ex(context, &ex));
+	ex.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+	ex.pd = pd;
+	ex.send_ops_flags = IBV_QP_EX_WITH_TSO;
+	IS_NULL(EOPNOTSUPP, ibv_create_qp_ex(context, &ex));
+	IS_NULL(EINVAL, ibv_create_srq(pd, &srq_attr));
+	IS_NULL(EINVAL, ibv_create_srq(pd, NULL));
+	IS_NULL(EINVAL, ibv_create_ah(pd, &ah_attr));
+	IS_NULL(EINVAL, ibv_alloc_dm(context, &dm_attr));
+	IS_NULL(EINVAL, ibv_alloc_mw(pd, 7));
+}
+
+static void bad_queries(void)
+{
+	struct ibv_port_attr port;
+	struct ibv_gid_entry entry;
+	uint16_t pkey;
+	union ibv_gid none;
+
+	CODE(EINVAL, ibv_query_port(context, 0, &port));
+	CODE(EINVAL, ibv_query_port(context, 2, &port));
+	MINUS_ONE(EINVAL, ibv_query_gid(context, 1, 1000, &none));
+	MINUS_ONE(EINVAL, ibv_query_gid(context, 9, 0, &none));
+	MINUS_ONE(EINVAL, ibv_query_gid(context, 1, -1, &none));
+	CODE(ENODATA, ibv_query_gid_ex(context, 1, 1, &entry, 0));
+	CODE(EINVAL, ibv_query_gid_ex(context, 1, 0, &entry, 1));
+	MINUS_ONE(EINVAL, ibv_query_pkey(context, 1, 5, &pkey));
+	CODE(EINVAL, ibv_query_device(context, NULL));
+}
+
+static int modify(struct ibv_qp *qp, int mask, struct ibv_qp_attr attr)
+{
+	return ibv_modify_qp(qp, &attr, mask);
+}
+
+/* To RTS, connected to a peer that never comes. */
+static void to_rts_alone(struct ibv_qp *qp)
+{
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTR, .dest_qp_num = qp->qp_num ^ 0x10000 };
+
+	attr.ah_attr.is_global = 1;
+	attr.ah_attr.port_num = 1;
+	attr.ah_attr.grh.dgid = gid;
+	NEED(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_DEST_QPN) == 0);
+	NEED(modify(qp, IBV_QP_STATE, (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS }) == 0);
+}
+
+static void bad_modification(void)
+{
+	struct ibv_qp *qp = new_qp();
+	struct ibv_qp_attr attr;
+	struct ibv_qp_init_attr init;
+	struct ibv_srq_init_attr srq_attr = { .attr = { .max_wr = 4, .max_sge = 1 } };
+	struct ibv_srq *srq = ibv_create_srq(pd, &srq_attr);
+
+	NEED(srq);
+	CODE(EINVAL, ibv_modify_qp(qp, NULL, IBV_QP_STATE));
+	CODE(EINVAL, ibv_modify_qp(NULL, &attr, IBV_QP_STATE));
+	CODE(EINVAL, modify(qp, 1 << 30, (struct ibv_qp_attr){ .qp_state = IBV_QPS_INIT }));
+	CODE(EINVAL, modify(qp, IBV_QP_STATE, (struct ibv_qp_attr){ .qp_state = 99 }));
+	CODE(EINVAL, modify(qp, IBV_QP_STATE, (struct ibv_qp_attr){ .qp_state = IBV_QPS_SQD }));
+	CODE(EINVAL, modify(qp, IBV_QP_PORT, (struct ibv_qp_attr){ .port_num = 2 }));
+	CODE(EINVAL, modify(qp, IBV_QP_PKEY_INDEX, (struct ibv_qp_attr){ .pkey_index = 3 }));
+	CODE(EINVAL, modify(qp, IBV_QP_PATH_MTU, (struct ibv_qp_attr){ .path_mtu = 9 }));
+	CODE(EINVAL, modify(qp, IBV_QP_MAX_QP_RD_ATOMIC, (struct ibv_qp_attr){ .max_rd_atomic = 255 }));
+	CODE(EINVAL, modify(qp, IBV_QP_MAX_DEST_RD_ATOMIC, (struct ibv_qp_attr){ .max_dest_rd_atomic = 255 }));
+	CODE(EINVAL, modify(qp, IBV_QP_CUR_STATE | IBV_QP_STATE,
+			    (struct ibv_qp_attr){ .cur_qp_state = IBV_QPS_RTS, .qp_state = IBV_QPS_INIT }));
+	/* Without a global route nobody can be reached, and nobody is connected to itself. */
+	CODE(EINVAL, modify(qp, IBV_QP_STATE | IBV_QP_AV | IBV_QP_DEST_QPN,
+			    (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .dest_qp_num = 77 }));
+	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .dest_qp_num = qp->qp_num };
+	attr.ah_attr.is_global = 1;
+	attr.ah_attr.grh.dgid = gid;
+	CODE(EINVAL, ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_DEST_QPN));
+	/* It is still what it was, and goes on. */
+	CODE(0, ibv_query_qp(qp, &attr, IBV_QP_STATE, &init));
+	CHECK(attr.qp_state == IBV_QPS_INIT || attr.qp_state == IBV_QPS_RTR);
+	CODE(0, modify(qp, IBV_QP_STATE, (struct ibv_qp_attr){ .qp_state = IBV_QPS_ERR }));
+	CODE(EINVAL, modify(qp, IBV_QP_STATE, (struct ibv_qp_attr){ .qp_state = IBV_QPS_INIT }));
+	CODE(EINVAL, modify(qp, IBV_QP_STATE, (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS }));
+	CODE(0, modify(qp, IBV_QP_STATE, (struct ibv_qp_attr){ .qp_state = IBV_QPS_RESET }));
+	CODE(EINVAL, modify(qp, IBV_QP_STATE, (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR }));
+	CODE(0, ibv_destroy_qp(qp));
+	CODE(EINVAL, ibv_modify_qp(qp, &attr, IBV_QP_STATE));
+	CODE(EINVAL, ibv_modify_srq(srq, &srq_attr.attr, 1 << 5));
+	srq_attr.attr.srq_limit = 1000;
+	CODE(EINVAL, ibv_modify_srq(srq, &srq_attr.attr, IBV_SRQ_LIMIT));
+	CODE(0, ibv_destroy_srq(srq));
+	CODE(EINVAL, ibv_resize_cq(cq, 0));
+	CODE(EINVAL, ibv_resize_cq(cq, 0x7fffffff));
+	CODE(EINVAL, ibv_resize_cq(NULL, 16));
+	CHECK(ibv_poll_cq(cq, -1, NULL) < 0);
+	CODE(0, ibv_poll_cq(cq, 0, NULL));
+}
+
+/* A chain of `n` requests, each with `sges` elements of `length` octets. */
+#define CHAIN_MAX 300
+static struct ibv_sge elements[64];
+static struct ibv_send_wr sends[CHAIN_MAX];
+static struct ibv_recv_wr recvs[CHAIN_MAX];
+
+static void chain(struct ibv_mr *mr, int n, int sges, uint32_t length)
+{
+	int i;
+
+	memset(sends, 0, sizeof(sends));
+	memset(recvs, 0, sizeof(recvs));
+	for (i = 0; i < 64; i++)
+		elements[i] = (struct ibv_sge){ (uintptr_t)mr->addr, length, mr->lkey };
+	for (i = 0; i < n; i++) {
+		sends[i].wr_id = recvs[i].wr_id = i;
+		sends[i].sg_list = recvs[i].sg_list = elements;
+		sends[i].num_sge = recvs[i].num_sge = sges;
+		sends[i].opcode = IBV_WR_SEND;
+		sends[i].send_flags = IBV_SEND_SIGNALED;
+		sends[i].next = i + 1 < n ? &sends[i + 1] : NULL;
+		recvs[i].next = i + 1 < n ? &recvs[i + 1] : NULL;
+	}
+}
+
+static void drain(void)
+{
+	struct ibv_wc wc[16];
+
+	while (ibv_poll_cq(cq, 16, wc) > 0)
+		;
+}
+
+static void bad_receives(void)
+{
+	struct ibv_qp_init_attr attr = qp_attributes();
+	struct ibv_srq_init_attr srq_attr = { .attr = { .max_wr = 40, .max_sge = 2 } };
+	struct ibv_srq *srq = ibv_create_srq(pd, &srq_attr);
+	struct ibv_mr *mr = ibv_reg_mr(pd, buffer, sizeof(buffer), ALL);
+	struct ibv_qp *qp = ibv_create_qp(pd, &attr);
+	struct ibv_recv_wr *bad = NULL;
+	int most = attr.cap.max_recv_wr;
+
+	NEED(mr && qp && srq && most + 3 < CHAIN_MAX);
+	/* What fits is posted, the first that does not is named. */
+	chain(mr, most + 3, 1, 64);
+	CODE(ENOMEM, ibv_post_recv(qp, recvs, &bad));
+	CHECK(bad == &recvs[most]);
+	chain(mr, 1, 1, 64);
+	CODE(ENOMEM, ibv_post_recv(qp, recvs, &bad));
+	CHECK(bad == recvs);
+	CODE(0, modify(qp, IBV_QP_STATE, (struct ibv_qp_attr){ .qp_state = IBV_QPS_RESET }));
+	CODE(EINVAL, ibv_post_recv(qp, recvs, &bad));
+	CHECK(bad == recvs);
+	CODE(0, modify(qp, IBV_QP_STATE, (struct ibv_qp_attr){ .qp_state = IBV_QPS_INIT }));
+	chain(mr, 3, 1, 64);
+	recvs[1].num_sge = attr.cap.max_recv_sge + 1;
+	CODE(EINVAL, ibv_post_recv(qp, recvs, &bad));
+	CHECK(bad == &recvs[1]);
+	recvs[1].num_sge = 1 << 20;
+	CODE(EINVAL, ibv_post_recv(qp, &recvs[1], &bad));
+	CHECK(bad == &recvs[1]);
+	recvs[1].num_sge = -1;
+	CODE(EINVAL, ibv_post_recv(qp, &recvs[1], &bad));
+	CHECK(bad == &recvs[1]);
+	CODE(0, ibv_destroy_qp(qp));
+	/* With a shared receive queue there is none of its own. */
+	attr = qp_attributes();
+	attr.srq = srq;
+	qp = ibv_create_qp(pd, &attr);
+	NEED(qp);
+	chain(mr, 1, 1, 64);
+	CODE(EINVAL, ibv_post_recv(qp, recvs, &bad));
+	CHECK(bad == recvs);
+	most = srq_attr.attr.max_wr;
+	chain(mr, most + 2, 1, 64);
+	CODE(ENOMEM, ibv_post_srq_recv(srq, recvs, &bad));
+	CHECK(bad == &recvs[most]);
+	chain(mr, 1, srq_attr.attr.max_sge + 1, 64);
+	CODE(EINVAL, ibv_post_srq_recv(srq, recvs, &bad));
+	CHECK(bad == recvs);
+	CODE(0, ibv_destroy_qp(qp));
+	CODE(0, ibv_destroy_srq(srq));
+	CODE(0, ibv_dereg_mr(mr));
+	drain();
+}
+
+static void bad_sends(void)
+{
+	struct ibv_qp_init_attr attr = qp_attributes();
+	struct ibv_qp *qp = ibv_create_qp(pd, &attr);
+	struct ibv_mr *mr = ibv_reg_mr(pd, buffer, sizeof(buffer), ALL);
+	struct ibv_send_wr *bad = NULL;
+	int most = attr.cap.max_send_wr, i;
+
+	NEED(qp && mr && most + 3 < CHAIN_MAX);
+	chain(mr, 1, 1, 64);
+	CODE(EINVAL, ibv_post_send(qp, sends, &bad));
+	CHECK(bad == sends);
+	to_rts_alone(qp);
+	/* Nothing goes out, so that what is posted stays. Mistakes take no room. */
+	chain(mr, 1, attr.cap.max_send_sge + 1, 64);
+	CODE(EINVAL, ibv_post_send(qp, sends, &bad));
+	CHECK(bad == sends);
+	chain(mr, 1, -1, 64);
+	CODE(EINVAL, ibv_post_send(qp, sends, &bad));
+	chain(mr, 1, 1, attr.cap.max_inline_data + 1);
+	sends[0].send_flags |= IBV_SEND_INLINE;
+	CODE(EINVAL, ibv_post_send(qp, sends, &bad));
+	CHECK(bad == sends);
+	chain(mr, 1, 1, 8);
+	sends[0].send_flags |= IBV_SEND_INLINE;
+	sends[0].opcode = IBV_WR_RDMA_READ;
+	CODE(EINVAL, ibv_post_send(qp, sends, &bad));
+	chain(mr, 1, 1, 4);
+	sends[0].opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
+	CODE(EINVAL, ibv_post_send(qp, sends, &bad));
+	chain(mr, 1, 1, 64);
+	sends[0].opcode = IBV_WR_TSO;
+	CODE(EOPNOTSUPP, ibv_post_send(qp, sends, &bad));
+	sends[0].opcode = 77;
+	CODE(EOPNOTSUPP, ibv_post_send(qp, sends, &bad));
+	sends[0].opcode = IBV_WR_BIND_MW;
+	CODE(EINVAL, ibv_post_send(qp, sends, &bad));
+	/* The one before the mistake is posted. */
+	chain(mr, 3, 1, 64);
+	sends[1].num_sge = attr.cap.max_send_sge + 1;
+	CODE(EINVAL, ibv_post_send(qp, sends, &bad));
+	CHECK(bad == &sends[1]);
+	chain(mr, most + 2, 1, 64);
+	CODE(ENOMEM, ibv_post_send(qp, sends, &bad));
+	CHECK(bad == &sends[most - 1]);
+	chain(mr, 1, 1, 64);
+	CODE(ENOMEM, ibv_post_send(qp, sends, &bad));
+	CHECK(bad == sends);
+	/* All of them are flushed, in order, and no more. */
+	CODE(0, modify(qp, IBV_QP_STATE, (struct ibv_qp_attr){ .qp_state = IBV_QPS_ERR }));
+	for (i = 0; i < most; i++) {
+		struct ibv_wc wc;
+
+		CODE(1, ibv_poll_cq(cq, 1, &wc));
+		CHECK(wc.status == IBV_WC_WR_FLUSH_ERR && wc.qp_num == qp->qp_num);
+		CHECK(wc.wr_id == (uint64_t)(i == 0 ? 0 : i - 1));
+	}
+	{
+		struct ibv_wc wc;
+		CODE(0, ibv_poll_cq(cq, 1, &wc));
+	}
+	CODE(0, ibv_destroy_qp(qp));
+	CODE(0, ibv_dereg_mr(mr));
+}
+
+static void bad_windows(void)
+{
+	struct ibv_qp_init_attr attr = qp_attributes();
+	struct ibv_qp *qp = ibv_create_qp(pd, &attr);
+	struct ibv_mr *mr = ibv_reg_mr(pd, buffer, 4096, ALL);
+	struct ibv_mr *plain = ibv_reg_mr(pd, buffer, 4096, LOCAL);
+	struct ibv_mw *one = ibv_alloc_mw(pd, IBV_MW_TYPE_1);
+	struct ibv_mw *two = ibv_alloc_mw(pd, IBV_MW_TYPE_2);
+	struct ibv_mw_bind bind = {
+		.wr_id = 5,
+		.send_flags = IBV_SEND_SIGNALED,
+		.bind_info = { mr, (uintptr_t)buffer, 64, IBV_ACCESS_REMOTE_READ },
+	};
+	uint32_t key;
+
+	NEED(qp && mr && plain && one && two);
+	key = one->rkey;
+	/* Only windows of type 1 are bound by a call, by queue pairs that may send. */
+	CODE(EINVAL, ibv_bind_mw(qp, two, &bind));
+	CODE(EINVAL, ibv_bind_mw(qp, one, &bind));
+	to_rts_alone(qp);
+	bind.bind_info.mr = NULL;
+	CODE(EINVAL, ibv_bind_mw(qp, one, &bind));
+	bind.bind_info.mr = plain;
+	/* Whether the region allows windows is found out when the bind is carried out. */
+	CODE(0, ibv_bind_mw(qp, one, &bind));
+	CHECK(one->rkey != key);
+	CODE(0, ibv_dealloc_mw(two));
+	CODE(0, ibv_dealloc_mw(one));
+	CODE(0, ibv_destroy_qp(qp));
+	CODE(0, ibv_dereg_mr(plain));
+	CODE(0, ibv_dereg_mr(mr));
+}
+
+static void bad_advice(void)
+{
+	struct ibv_mr *mr = ibv_reg_mr(pd, buffer, 4096, LOCAL | IBV_ACCESS_ON_DEMAND);
+	struct ibv_mr *readable = ibv_reg_mr(pd, buffer, 4096, IBV_ACCESS_ON_DEMAND);
+	struct ibv_pd *other = ibv_alloc_pd(context);
+	struct ibv_sge sge;
+
+	NEED(mr && readable && other);
+	sge = (struct ibv_sge){ (uintptr_t)buffer, 4096, mr->lkey };
+	CODE(0, ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, 0, &sge, 1));
+	CODE(EPERM, ibv_advise_mr(other, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, &sge, 1));
+	CODE(EOPNOTSUPP, ibv_advise_mr(pd, 99, 0, &sge, 1));
+	CODE(EINVAL, ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, NULL, 0));
+	sge.length = 4097;
+	CODE(EFAULT, ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, &sge, 1));
+	sge = (struct ibv_sge){ (uintptr_t)buffer, 64, mr->lkey ^ 1 };
+	CODE(EFAULT, ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, &sge, 1));
+	sge.lkey = readable->lkey;
+	CODE(EFAULT, ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, 0, &sge, 1));
+	/* A peer could name any address. */
+	IS_NULL(EOPNOTSUPP, ibv_reg_mr(pd, NULL, SIZE_MAX, LOCAL | IBV_ACCESS_ON_DEMAND));
+	CODE(0, ibv_dereg_mr(mr));
+	CODE(0, ibv_dereg_mr(readable));
+	CODE(0, ibv_dealloc_pd(other));
+}
+
+int main(void)
+{
+	struct ibv_device **list = ibv_get_device_list(NULL);
+
+	NEED(list && list[0]);
+	page = sysconf(_SC_PAGESIZE);
+	context = ibv_open_device(list[0]);
+	NEED(context);
+	ibv_free_device_list(list);
+	pd = ibv_alloc_pd(context);
+	cq = ibv_create_cq(context, 256, NULL, NULL, 0);
+	NEED(pd && cq && ibv_query_gid(context, 1, 0, &gid) == 0);
+	bad_memory();
+	bad_rights();
+	wrong_order();
+	bad_creation();
+	bad_queries();
+	bad_modification();
+	bad_receives();
+	bad_sends();
+	bad_windows();
+	bad_advice();
+	/* All that failed has left nothing behind. */
+	CODE(0, ibv_destroy_cq(cq));
+	CODE(0, ibv_dealloc_pd(pd));
+	CODE(0, ibv_close_device(context));
+	return result();
+}

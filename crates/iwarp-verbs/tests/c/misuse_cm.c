@@ -1,0 +1,206 @@
+/* Programs that use the connection manager wrongly: calls in the wrong state, bad options, things destroyed twice. */
+#include <arpa/inet.h>
+#include <rdma/rdma_cma.h>
+#include <rdma/rdma_verbs.h>
+#include <sys/socket.h>
+
+#include "check.h"
+
+static struct rdma_event_channel *channel;
+
+static struct sockaddr_in loopback(int port)
+{
+	struct sockaddr_in a = { .sin_family = AF_INET, .sin_port = htons(port) };
+
+	a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	return a;
+}
+
+static struct rdma_cm_id *new_id(void)
+{
+	struct rdma_cm_id *id = NULL;
+
+	NEED(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) == 0);
+	return id;
+}
+
+static struct rdma_cm_event *expect(enum rdma_cm_event_type type)
+{
+	struct rdma_cm_event *event = NULL;
+
+	NEED(rdma_get_cm_event(channel, &event) == 0);
+	CODE((int)type, (int)event->event);
+	return event;
+}
+
+static struct ibv_qp_init_attr qp_attributes(void)
+{
+	struct ibv_qp_init_attr attr = {
+		.cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1 },
+		.qp_type = IBV_QPT_RC,
+	};
+	return attr;
+}
+
+static void before_anything(void)
+{
+	struct rdma_cm_id *id = NULL;
+	struct ibv_qp_init_attr attr = qp_attributes();
+	struct ibv_qp_attr qp_attr = { .qp_state = IBV_QPS_INIT };
+	struct rdma_conn_param param = { 0 };
+	int mask;
+
+	MINUS_ONE(EPROTONOSUPPORT, rdma_create_id(channel, &id, NULL, RDMA_PS_UDP));
+	MINUS_ONE(EINVAL, rdma_create_id(channel, &id, NULL, 0x7777));
+	id = new_id();
+	MINUS_ONE(EINVAL, rdma_resolve_route(id, 1000));
+	MINUS_ONE(EINVAL, rdma_connect(id, &param));
+	MINUS_ONE(EINVAL, rdma_accept(id, &param));
+	MINUS_ONE(EINVAL, rdma_reject(id, NULL, 0));
+	MINUS_ONE(EINVAL, rdma_disconnect(id));
+	MINUS_ONE(EINVAL, rdma_create_qp(id, NULL, &attr));
+	MINUS_ONE(EINVAL, rdma_init_qp_attr(id, &qp_attr, &mask));
+	MINUS_ONE(EINVAL, rdma_get_request(id, &id));
+	MINUS_ONE(EINVAL, rdma_notify(id, IBV_EVENT_SQ_DRAINED));
+	MINUS_ONE(EOPNOTSUPP, rdma_join_multicast(id, NULL, NULL));
+	CHECK(rdma_get_src_port(id) == 0 && rdma_get_dst_port(id) == 0);
+	CODE(0, rdma_destroy_id(id));
+	MINUS_ONE(EINVAL, rdma_destroy_id(id));
+	MINUS_ONE(EINVAL, rdma_listen(id, 1));
+	MINUS_ONE(EINVAL, rdma_destroy_id(NULL));
+}
+
+static void options(void)
+{
+	struct rdma_cm_id *id = new_id();
+	int on = 1;
+	uint8_t octet = 18;
+
+	MINUS_ONE(ENOSYS, rdma_set_option(id, 99, 0, &on, sizeof(on)));
+	MINUS_ONE(EINVAL, rdma_set_option(id, RDMA_OPTION_ID, 99, &on, sizeof(on)));
+	MINUS_ONE(EINVAL, rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &on, 1));
+	MINUS_ONE(EINVAL, rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, NULL, sizeof(on)));
+	MINUS_ONE(EINVAL, rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &on, sizeof(on)));
+	CODE(0, rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &octet, 1));
+	CODE(0, rdma_destroy_id(id));
+}
+
+static void addresses(void)
+{
+	struct rdma_cm_id *id = new_id(), *other = new_id();
+	struct sockaddr_in at = loopback(0), away = loopback(0);
+	struct sockaddr strange = { .sa_family = AF_UNIX };
+	struct rdma_addrinfo hints = { .ai_flags = RAI_NUMERICHOST, .ai_port_space = RDMA_PS_TCP }, *info;
+
+	away.sin_addr.s_addr = inet_addr("192.0.2.254");
+	MINUS_ONE(EAFNOSUPPORT, rdma_bind_addr(id, &strange));
+	MINUS_ONE(EINVAL, rdma_bind_addr(id, NULL));
+	MINUS_ONE(EINVAL, rdma_resolve_addr(id, NULL, NULL, 1000));
+	CODE(0, rdma_bind_addr(id, (struct sockaddr *)&at));
+	MINUS_ONE(EINVAL, rdma_bind_addr(id, (struct sockaddr *)&at));
+	CODE(0, rdma_listen(id, 1));
+	at.sin_port = rdma_get_src_port(id);
+	CHECK(at.sin_port != 0);
+	MINUS_ONE(EADDRINUSE, rdma_bind_addr(other, (struct sockaddr *)&at));
+	MINUS_ONE(ENODEV, rdma_bind_addr(other, (struct sockaddr *)&away));
+	/* A listener connects nowhere. */
+	MINUS_ONE(EINVAL, rdma_resolve_addr(id, NULL, (struct sockaddr *)&at, 1000));
+	MINUS_ONE(EINVAL, rdma_disconnect(id));
+	CHECK(rdma_getaddrinfo("no such address", NULL, &hints, &info) != 0);
+	CODE(0, rdma_destroy_id(other));
+	CODE(0, rdma_destroy_id(id));
+}
+
+static void connecting(void)
+{
+	struct rdma_cm_id *listener = new_id(), *active = new_id(), *passive;
+	struct sockaddr_in at = loopback(0);
+	struct ibv_qp_init_attr attr = qp_attributes();
+	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1 };
+	struct rdma_conn_param greedy = { .responder_resources = 200, .initiator_depth = 1 };
+	struct rdma_cm_event *event;
+	int i;
+
+	CODE(0, rdma_bind_addr(listener, (struct sockaddr *)&at));
+	CODE(0, rdma_listen(listener, 1));
+	at.sin_port = rdma_get_src_port(listener);
+	CODE(0, rdma_resolve_addr(active, NULL, (struct sockaddr *)&at, 1000));
+	/* Once is enough, also before the event is taken. */
+	MINUS_ONE(EINVAL, rdma_resolve_addr(active, NULL, (struct sockaddr *)&at, 1000));
+	event = expect(RDMA_CM_EVENT_ADDR_RESOLVED);
+	CODE(0, rdma_ack_cm_event(event));
+	MINUS_ONE(EINVAL, rdma_ack_cm_event(event));
+	CODE(0, rdma_resolve_route(active, 1000));
+	CODE(0, rdma_ack_cm_event(expect(RDMA_CM_EVENT_ROUTE_RESOLVED)));
+	MINUS_ONE(EINVAL, rdma_resolve_route(active, 1000));
+	/* Without a queue pair, and with a number that is none. */
+	MINUS_ONE(EINVAL, rdma_connect(active, NULL));
+	param.qp_num = 0x00ffffff;
+	MINUS_ONE(EINVAL, rdma_connect(active, &param));
+	param.qp_num = 0;
+	CODE(0, rdma_create_qp(active, NULL, &attr));
+	attr = qp_attributes();
+	MINUS_ONE(EINVAL, rdma_create_qp(active, NULL, &attr));
+	MINUS_ONE(EINVAL, rdma_connect(active, &greedy));
+	MINUS_ONE(EINVAL, rdma_accept(active, &param));
+	MINUS_ONE(EINVAL, rdma_listen(active, 1));
+	CODE(0, rdma_connect(active, &param));
+	MINUS_ONE(EINVAL, rdma_connect(active, &param));
+	event = expect(RDMA_CM_EVENT_CONNECT_REQUEST);
+	passive = event->id;
+	CHECK(event->listen_id == listener);
+	CODE(0, rdma_ack_cm_event(event));
+	MINUS_ONE(EINVAL, rdma_connect(passive, &param));
+	MINUS_ONE(EINVAL, rdma_accept(passive, NULL));
+	attr = qp_attributes();
+	CODE(0, rdma_create_qp(passive, NULL, &attr));
+	CODE(0, rdma_accept(passive, &param));
+	MINUS_ONE(EINVAL, rdma_accept(passive, &param));
+	MINUS_ONE(EINVAL, rdma_reject(passive, NULL, 0));
+	for (i = 0; i < 2; i++)
+		CODE(0, rdma_ack_cm_event(expect(RDMA_CM_EVENT_ESTABLISHED)));
+	MINUS_ONE(EINVAL, rdma_establish(active));
+	MINUS_ONE(EINVAL, rdma_connect(active, &param));
+	CODE(0, rdma_disconnect(active));
+	for (i = 0; i < 2; i++)
+		CODE(0, rdma_ack_cm_event(expect(RDMA_CM_EVENT_DISCONNECTED)));
+	MINUS_ONE(EINVAL, rdma_connect(active, &param));
+	rdma_destroy_qp(active);
+	rdma_destroy_qp(active);
+	rdma_destroy_qp(passive);
+	CODE(0, rdma_destroy_id(active));
+	CODE(0, rdma_destroy_id(passive));
+	CODE(0, rdma_destroy_id(listener));
+	MINUS_ONE(EINVAL, rdma_destroy_id(listener));
+}
+
+static void endpoints(void)
+{
+	struct rdma_addrinfo hints = { .ai_flags = RAI_PASSIVE, .ai_port_space = RDMA_PS_TCP };
+	struct rdma_addrinfo *info = NULL;
+	struct rdma_cm_id *id = NULL;
+
+	MINUS_ONE(EINVAL, rdma_create_ep(&id, NULL, NULL, NULL));
+	NEED(rdma_getaddrinfo("127.0.0.1", NULL, &hints, &info) == 0);
+	info->ai_qp_type = IBV_QPT_UD;
+	MINUS_ONE(EOPNOTSUPP, rdma_create_ep(&id, info, NULL, NULL));
+	info->ai_qp_type = IBV_QPT_RC;
+	CODE(0, rdma_create_ep(&id, info, NULL, NULL));
+	MINUS_ONE(EINVAL, rdma_accept(id, NULL));
+	rdma_destroy_ep(id);
+	rdma_freeaddrinfo(info);
+	rdma_freeaddrinfo(NULL);
+}
+
+int main(void)
+{
+	channel = rdma_create_event_channel();
+	NEED(channel);
+	before_anything();
+	options();
+	addresses();
+	connecting();
+	endpoints();
+	rdma_destroy_event_channel(channel);
+	return result();
+}

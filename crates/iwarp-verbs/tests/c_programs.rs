@@ -1,0 +1,85 @@
+//! C programs of our own on the library, compiled with Debian's headers: every kind of misuse, and an exchange of everything.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn headers_installed() -> bool {
+    let found = ["infiniband/verbs.h", "rdma/rdma_cma.h"]
+        .iter()
+        .all(|h| Path::new("/usr/include").join(h).exists());
+    assert!(
+        found || std::env::var_os("IWARP_REQUIRE_RDMA_TOOLS").is_none(),
+        "libibverbs-dev and librdmacm-dev are required"
+    );
+    if !found {
+        eprintln!("skipped: needs libibverbs-dev and librdmacm-dev");
+    }
+    found
+}
+
+fn compile(name: &str, folder: &common::Folder) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/c/{name}.c"));
+    let exe = folder.0.join(name);
+    let status = Command::new("cc")
+        .args(["-Wall", "-Wextra", "-Werror", "-pthread", "-g", "-o"])
+        .arg(&exe)
+        .arg(&source)
+        .arg("-L")
+        .arg(&folder.0)
+        .args(["-l:libibverbs.so.1", "-l:librdmacm.so.1"])
+        .status()
+        .expect("a C compiler, which linking Rust needs as well");
+    assert!(status.success(), "{} compiles", source.display());
+    exe
+}
+
+/// Runs a program, which says how many of its checks failed.
+fn passes(name: &str) {
+    if !headers_installed() {
+        return;
+    }
+    let folder = common::Folder::new(name);
+    let exe = compile(name, &folder);
+    let mut child = Command::new(exe)
+        .env("LD_LIBRARY_PATH", &folder.0)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let end = Instant::now() + LIMIT;
+    while child.try_wait().unwrap().is_none() {
+        if Instant::now() > end {
+            child.kill().unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let out = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&out.stdout);
+    let complaints = String::from_utf8_lossy(&out.stderr);
+    assert!(
+        out.status.success() && said.ends_with(" checks, 0 failed\n"),
+        "{}\n{said}{complaints}",
+        out.status
+    );
+}
+
+#[test]
+fn misused_verbs_answer_with_the_right_errors() {
+    passes("misuse");
+}
+
+#[test]
+fn a_misused_connection_manager_answers_with_the_right_errors() {
+    passes("misuse_cm");
+}
+
+#[test]
+fn an_exchange_uses_every_operation() {
+    passes("exchange");
+}
