@@ -38,6 +38,8 @@ fn nobody_listens() {
             let server = Server::new(ip, &config());
             end.id.resolve_addr(None, server.address).unwrap();
             end.expect(CmEventKind::AddrResolved);
+            end.id.resolve_route().unwrap();
+            end.expect(CmEventKind::RouteResolved);
             end.id.connect(&parameters(b"")).unwrap();
             let other = server.accept();
             end.expect(CmEventKind::Established);
@@ -49,14 +51,16 @@ fn nobody_listens() {
 #[test]
 fn addresses_that_lead_nowhere() {
     others_are_served(|| {
-        let end = End::new(V4, &config());
         // A broadcast address, and one of the other family: an error at once or an event, but soon.
         for address in ["255.255.255.255:9", "[ff02::1]:9"] {
+            let end = End::new(V4, &config());
             let address: SocketAddr = address.parse().unwrap();
             if end.id.resolve_addr(None, address).is_err() {
                 continue;
             }
             end.expect(CmEventKind::AddrResolved);
+            end.id.resolve_route().unwrap();
+            end.expect(CmEventKind::RouteResolved);
             end.id.set_queue_pair(Some(&end.qp));
             if end.id.connect(&parameters(b"")).is_ok() {
                 let event = end.channel.next(Some(LIMIT)).unwrap();

@@ -36,6 +36,8 @@ pub(super) enum Phase {
     Resolved,
     /// The route is, too.
     Routed,
+    /// An attempt has failed: it may connect again, to the same address or to another.
+    Failed,
     Connecting(Arc<Active>),
     Listening(Arc<Listening>),
     /// In the client-server model: the answer is sent, the event is about to be given.
@@ -236,7 +238,7 @@ impl CmId {
     pub fn resolve_addr(&self, source: Option<SocketAddr>, peer: SocketAddr) -> Result<()> {
         {
             let mut s = self.inner.state.lock();
-            if !matches!(s.phase, Phase::Idle) {
+            if !matches!(s.phase, Phase::Idle | Phase::Failed) {
                 return Err(Error::InvalidState(
                     "an address is resolved once, before connecting",
                 ));
@@ -288,7 +290,7 @@ impl CmId {
     pub fn connect(&self, parameters: &ConnectionParameters) -> Result<()> {
         let active = {
             let mut s = self.inner.state.lock();
-            if !matches!(s.phase, Phase::Routed) {
+            if !matches!(s.phase, Phase::Routed | Phase::Failed) {
                 return Err(Error::InvalidState("resolve address and route first"));
             }
             let qp =
@@ -310,7 +312,7 @@ impl CmId {
         let (active, bound) = active;
         active
             .start(bound)
-            .inspect_err(|_| self.inner.state.lock().phase = Phase::Routed)
+            .inspect_err(|_| self.inner.state.lock().phase = Phase::Failed)
     }
 
     /// Listens (`rdma_listen(3)`) with room for `backlog` requests that are not answered yet. Requests arrive as
@@ -534,7 +536,7 @@ impl CmId {
             if !matches!(s.phase, Phase::Connecting(_)) {
                 return;
             }
-            s.phase = Phase::Routed;
+            s.phase = Phase::Failed;
         }
         let event = self.event(kind, status);
         self.push(CmEvent {
