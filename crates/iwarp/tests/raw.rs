@@ -436,6 +436,45 @@ fn queue_pairs_connect_by_number() {
 }
 
 #[test]
+fn a_numbered_queue_pair_does_not_see_its_peer_leave() {
+    let [a, b] = numbered_pair();
+    let receive = [RecvWr {
+        wr_id: 3,
+        sges: &[b.mem.sge(64)],
+    }];
+    b.qp.post_recv(&receive).unwrap();
+    b.qp.post_recv(&receive).unwrap();
+    a.connect(&b);
+    b.connect(&a);
+    let wr = SendWr::inline(4, &[b"the last word"]).signaled();
+    a.qp.post_send(&[wr]).unwrap();
+    assert_eq!(poll(&a.cq).status, WcStatus::Success);
+    a.destroy();
+    assert_eq!(poll(&b.cq).status, WcStatus::Success);
+    // Long enough for the end of the stream to be seen.
+    let end = Instant::now() + Duration::from_millis(300);
+    let mut out = [Cqe::default()];
+    while Instant::now() < end {
+        assert_eq!(b.cq.poll(&mut out).unwrap(), 0, "{:?}", out[0]);
+    }
+    assert_eq!(b.qp.state(), State::Rts);
+    // A request finds out, and takes everything with it.
+    let wr = SendWr::inline(5, &[b"nobody hears"]).signaled();
+    b.qp.post_send(&[wr]).unwrap();
+    let mut failed: Vec<u64> = (0..2)
+        .map(|_| {
+            let cqe = poll(&b.cq);
+            assert_ne!(cqe.status, WcStatus::Success, "{cqe:?}");
+            cqe.wr_id
+        })
+        .collect();
+    failed.sort_unstable();
+    assert_eq!(failed, [3, 5]);
+    assert_eq!(b.qp.state(), State::Error);
+    b.destroy();
+}
+
+#[test]
 fn connecting_a_moment_before_the_peer_listens_succeeds() {
     let device = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
     let ctx = Context::open(&device, Config::default()).unwrap();

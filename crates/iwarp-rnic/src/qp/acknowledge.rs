@@ -11,8 +11,9 @@ use super::message::STAG_OF_NOTHING;
 use super::plan::TxPlan;
 use super::segment::Wire;
 use super::send_queue::Awaited;
+use super::state::Closing;
 use super::tx::{Job, Stage};
-use super::{Direction, Host, QueuePair, State};
+use super::{Direction, Host, QueuePair, RxBuffer, State};
 use crate::{Cqe, SendOp};
 use iwarp_proto::ddp::{Header, Stag};
 use iwarp_proto::rdmap::{Opcode, ReadRequest, Terminate, TerminateCode};
@@ -67,6 +68,25 @@ impl QueuePair {
     /// them. Costs a zero-length RDMA Read for each burst of them.
     pub const fn complete_when_placed(&mut self) {
         self.acknowledge.on = true;
+    }
+
+    /// Whether there is no connection as far as the program knows, only a peer that has a number.
+    pub const fn is_connectionless(&self) -> bool {
+        self.acknowledge.on
+    }
+
+    /// The stream has ended. True if that is nothing to tell: there is no connection, and nothing is cut off. `complete`
+    /// tells that the peer's TCP has all that was sent. The caller keeps the queue pair as it is, and lets it fail when
+    /// a request has waited for long enough.
+    pub fn peer_left<H: Host>(&mut self, buffer: &RxBuffer, complete: bool, host: &mut H) -> bool {
+        let kept = self.acknowledge.on
+            && self.state != State::Error
+            && self.tx.closing == Closing::No
+            && self.is_between_messages(buffer);
+        if kept && complete {
+            self.end_acknowledging(host);
+        }
+        kept
     }
 
     /// Should a probe be sent, and may it?

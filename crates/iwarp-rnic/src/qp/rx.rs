@@ -488,6 +488,11 @@ impl QueuePair {
         Ok(Step::Again)
     }
 
+    /// Whether what has come ends with a message.
+    pub(super) fn is_between_messages(&self, buffer: &RxBuffer) -> bool {
+        buffer.is_empty() && self.rx.direct.is_none() && !self.rx.taking && self.rx.write_len == 0
+    }
+
     /// The peer has closed its direction of the stream (RFC 5044 section 7.2).
     pub fn rx_eof<H: Host>(&mut self, buffer: &mut RxBuffer, host: &mut H) {
         if self.rx.eof {
@@ -495,10 +500,7 @@ impl QueuePair {
         }
         self.rx.eof = true;
         // Between FPDUs is not enough: a message may want more of them.
-        let between = buffer.is_empty()
-            && self.rx.direct.is_none()
-            && !self.rx.taking
-            && self.rx.write_len == 0;
+        let between = self.is_between_messages(buffer);
         buffer.clear();
         self.events |= Events::DISCONNECTED;
         if self.state == State::Error {

@@ -2,6 +2,7 @@
 
 use super::after::{After, DriveHost};
 use super::events::AsyncEventKind;
+use super::left::Left;
 use super::linger;
 use super::qp::{Guarded, QpInner, TIMER_LINGER};
 use crate::sys::poller::Interest;
@@ -68,7 +69,7 @@ impl QpInner {
             after.dropped = Some(link);
         }
         // The end of this stream is not the end of the next one.
-        g.eof = false;
+        (g.eof, g.left) = (false, Left::default());
         g.stalled = None;
         g.partial = None;
         g.machine.stream_gone(&mut DriveHost { qp: self, after });
@@ -76,7 +77,9 @@ impl QpInner {
 
     pub(super) fn update_interest(&self, g: &mut MutexGuard<'_, Guarded>) {
         let g = &mut **g;
-        let Some(link) = &g.link else { return };
+        let Some(link) = g.link.as_ref().filter(|_| !g.left.rx) else {
+            return;
+        };
         let readable = !g.eof
             && matches!(
                 g.machine.rx_interest(),

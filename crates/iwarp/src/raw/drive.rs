@@ -5,6 +5,7 @@
 //! moment the runs are made until the system call has returned.
 
 use super::after::{After, DriveHost};
+use super::left;
 use super::pool;
 use super::qp::{Guarded, Link, QpInner, TIMER_HOLD};
 use crate::config::ReceiverNotReady;
@@ -12,7 +13,7 @@ use crate::crc::crc32c_append;
 use crate::sys::clock::now_ns;
 use crate::sys::raw_slice::RawSlice;
 use iwarp_rnic::memory::MemoryTable;
-use iwarp_rnic::qp::{Env, RxInterest, RxStatus, State, TxFill};
+use iwarp_rnic::qp::{Env, RxBuffer, RxInterest, RxStatus, State, TxFill};
 use parking_lot::MutexGuard;
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -29,6 +30,10 @@ pub(super) fn tx(qp: &Arc<QpInner>) {
     let mut after = After::default();
     let mut g = qp.state.lock();
     if g.link.is_none() {
+        return;
+    }
+    if g.left.rx || g.left.tx {
+        left::send(&mut g);
         return;
     }
     let _ = g.cork.send();
@@ -136,6 +141,9 @@ fn tx_turns<'a>(
                 pool::give_tx(plan);
                 if error.raw_os_error() == Some(libc::EFAULT) {
                     g.machine.abort(&mut DriveHost { qp, after });
+                } else if g.machine.is_connectionless() {
+                    // What the peer sent before it left may still be there.
+                    g.left.tx = true;
                 } else {
                     broken(qp, &mut g, after);
                 }
@@ -160,7 +168,7 @@ fn follow_mss(qp: &QpInner, g: &mut Guarded, link: &Link) {
 }
 
 /// The stream is broken. What the peer sent before it broke may still be there: a Terminate tells why.
-fn broken(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, Guarded>, after: &mut After) {
+pub(super) fn broken(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, Guarded>, after: &mut After) {
     if g.link.is_none() {
         return;
     }
@@ -172,7 +180,7 @@ fn broken(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, Guarded>, after: &mut After)
 pub(super) fn rx(qp: &Arc<QpInner>) {
     let mut after = After::default();
     let mut g = qp.state.lock();
-    if g.link.is_none() {
+    if g.link.is_none() || g.left.rx {
         return;
     }
     let mut left = RX_BUDGET;
@@ -233,6 +241,7 @@ pub(super) fn rx(qp: &Arc<QpInner>) {
             // What the peer has answered by closing may still be on its way back from the system call: its requests
             // are done, and must not be flushed. The end is still there at the next look.
             Ok(0) if g.sending => {}
+            Ok(0) if peer_left(qp, &mut g, &buffer, true, &mut after) => {}
             Ok(0) => {
                 g.eof = true;
                 g.machine.rx_eof(
@@ -263,8 +272,13 @@ pub(super) fn rx(qp: &Arc<QpInner>) {
             Err(e) if e.kind() == ErrorKind::WouldBlock => {}
             Err(error) => {
                 tracing::debug!(qp = qp.num, %error, "receive failed");
+                let complete = link.stream.unacknowledged_bytes().is_ok_and(|n| n == 0);
+                let left = error.raw_os_error() != Some(libc::EFAULT)
+                    && peer_left(qp, &mut g, &buffer, complete, &mut after);
                 buffer.clear();
-                if error.raw_os_error() == Some(libc::EFAULT) {
+                if left {
+                    // Nothing that the program sees.
+                } else if error.raw_os_error() == Some(libc::EFAULT) {
                     g.machine.abort(&mut DriveHost {
                         qp,
                         after: &mut after,
@@ -297,6 +311,23 @@ pub(super) fn rx(qp: &Arc<QpInner>) {
 /// How long a held Send outlives its sender's close. Whoever closes waits for no credit, and the program that should post
 /// a receive may be waiting for the news that the connection is over.
 const HOLD_CLOSED: Duration = Duration::from_millis(200);
+
+/// The stream has come to its end. True if the program is not told. `complete` tells that the peer's TCP has all of ours.
+fn peer_left(
+    qp: &Arc<QpInner>,
+    g: &mut MutexGuard<'_, Guarded>,
+    buffer: &RxBuffer,
+    complete: bool,
+    after: &mut After,
+) -> bool {
+    let left = g
+        .machine
+        .peer_left(buffer, complete, &mut DriveHost { qp, after });
+    if left {
+        left::leave(qp, g);
+    }
+    left
+}
 
 /// A Send has met no receive: note the time, and be told when one is posted.
 fn held(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, Guarded>) {

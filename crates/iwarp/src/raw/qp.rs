@@ -11,6 +11,7 @@ use super::context::{Context, ContextInner};
 use super::cork::{Cork, FLUSH_AFTER, Verdict};
 use super::cq::CompletionQueue;
 use super::drive;
+use super::left::Left;
 use super::source::Drives;
 use super::srq::SharedReceiveQueue;
 use crate::capture::Flow;
@@ -37,6 +38,7 @@ pub(super) const TIMER_LINGER: u32 = 2;
 pub(super) const TIMER_FLUSH: u32 = 4;
 pub(super) const TIMER_FIRST_MESSAGE: u32 = 3;
 pub(super) const TIMER_SPEAK_FIRST: u32 = 5;
+pub(super) const TIMER_LEFT: u32 = 6;
 /// Nudges of a silent responder: this one and those with the next numbers, one after the other.
 pub(super) const TIMER_NUDGE: u32 = 16;
 /// How long a responder may be silent before each of them. An emulated siw has needed 30 ms.
@@ -122,6 +124,8 @@ pub(super) struct Guarded {
     /// A timer for it is set.
     pub(super) hold_timer: bool,
     pub(super) eof: bool,
+    /// The peer has gone, and the program is not told.
+    pub(super) left: Left,
     /// The initiator's first message has come.
     pub(super) established: bool,
     /// The stream is being ended: octets sent when its timer was set.
@@ -207,6 +211,7 @@ impl QueuePair {
                     held_since: 0,
                     hold_timer: false,
                     eof: false,
+                    left: Left::default(),
                     established: false,
                     ending: None,
                 }),
@@ -544,7 +549,7 @@ impl QpInner {
             g.cm = handover.cm;
             (g.interest, g.resting) = (Interest::READ, false);
             (g.held_since, g.hold_timer, g.ending) = (0, false, None);
-            (g.eof, g.established) = (false, false);
+            (g.eof, g.established, g.left) = (false, false, Left::default());
             (g.stalled, g.partial) = (None, None);
             // Under the lock, so that nobody changes the interest before it exists.
             let watched = engine.add(

@@ -1,8 +1,9 @@
 //! A queue pair as the engine sees it: readiness, timers, and rest while application threads drive it.
 
 use super::drive;
+use super::left;
 use super::qp::{
-    QpInner, TIMER_FIRST_MESSAGE, TIMER_FLUSH, TIMER_HOLD, TIMER_LINGER, TIMER_NUDGE,
+    QpInner, TIMER_FIRST_MESSAGE, TIMER_FLUSH, TIMER_HOLD, TIMER_LEFT, TIMER_LINGER, TIMER_NUDGE,
     TIMER_SPEAK_FIRST,
 };
 use crate::engine::Source;
@@ -84,6 +85,7 @@ impl Source for QpInner {
             TIMER_HOLD => drive::hold_timer(&self),
             TIMER_LINGER => self.ending_timer(),
             TIMER_FLUSH => self.flush_timer(),
+            TIMER_LEFT => left::timer(&self),
             TIMER_SPEAK_FIRST => self.with_machine(|machine, _| machine.speak_first()),
             TIMER_NUDGE.. => self.nudge(kind - TIMER_NUDGE),
             TIMER_FIRST_MESSAGE => {

@@ -1,0 +1,64 @@
+//! Peers that leave a queue pair which is connected by number.
+//!
+//! On InfiniBand nobody is told that the peer's queue pair is gone: receives stay posted, and a request finds out when it is
+//! not answered for some time. Programs that connect by number rely on it: the end that is done first exits, while
+//! the other still looks for its last completions, and a flushed receive among those would be an error.
+
+use super::after::After;
+use super::drive;
+use super::qp::{Guarded, QpInner, TIMER_LEFT};
+use crate::sys::poller::Interest;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a request without a peer takes to fail, about as long as InfiniBand's retries with common settings.
+const RETRIES: Duration = Duration::from_millis(500);
+
+/// What of a stream has ended without the program's knowledge.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Left {
+    /// Nothing more comes.
+    pub(super) rx: bool,
+    /// Nothing can be sent.
+    pub(super) tx: bool,
+    /// The time of a request is running.
+    timer: bool,
+}
+
+/// The program is not told that the stream has ended.
+pub(super) fn leave(qp: &Arc<QpInner>, g: &mut Guarded) {
+    let Some(link) = &g.link else { return };
+    tracing::trace!(qp = qp.num, "the peer has left");
+    // A hang-up is reported whatever one asks for.
+    link.engine.pause(&link.stream);
+    g.resting = false;
+    g.interest = Interest {
+        readable: false,
+        writable: false,
+    };
+    g.stalled = None;
+    g.left.rx = true;
+    send(g);
+}
+
+/// There may be requests that nobody will answer.
+pub(super) fn send(g: &mut Guarded) {
+    let Some(link) = &g.link else { return };
+    if g.left.rx && !g.left.timer && g.machine.sends_outstanding() > 0 {
+        g.left.timer = true;
+        link.engine.after(RETRIES, link.token, TIMER_LEFT);
+    }
+}
+
+/// The time of a request is over.
+pub(super) fn timer(qp: &Arc<QpInner>) {
+    let mut after = After::default();
+    let mut g = qp.state.lock();
+    if !g.left.timer {
+        return;
+    }
+    drive::broken(qp, &mut g, &mut after);
+    qp.settle(&mut g, &mut after);
+    drop(g);
+    after.run(qp);
+}
