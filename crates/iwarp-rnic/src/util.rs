@@ -104,12 +104,17 @@ impl<T: Copy + Default> Ring<T> {
     #[inline]
     pub(crate) fn pop(&mut self) -> Option<T> {
         let value = *self.front()?;
-        self.head = self.slot(1) as u32;
-        if self.head as usize >= self.slots.len() {
-            self.head = 0;
-        }
-        self.len -= 1;
+        self.skip();
         Some(value)
+    }
+
+    /// Drops the front element, if there is one.
+    #[inline]
+    pub(crate) const fn skip(&mut self) {
+        if self.len > 0 {
+            self.head = self.slot(1) as u32;
+            self.len -= 1;
+        }
     }
 
     /// Slot number of the front element.

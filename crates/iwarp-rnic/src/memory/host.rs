@@ -13,7 +13,6 @@
 //! A kernel replaces this file by one that reaches pages.
 #![allow(unsafe_code)]
 
-use alloc::vec::Vec;
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use iwarp_proto::crc32c::Crc32cFn;
@@ -124,20 +123,6 @@ impl<'t> Span<'t> {
         // The two cannot overlap: the program promised not to hold references into registered memory.
         unsafe {
             core::ptr::copy_nonoverlapping(self.addr as usize as *const u8, dst.as_mut_ptr(), n)
-        }
-    }
-
-    /// Appends all octets to `out`, growing it only if its capacity does not suffice.
-    #[inline]
-    pub(crate) fn append_to(&self, out: &mut Vec<u8>) {
-        let n = self.len as usize;
-        out.reserve(n);
-        // SAFETY: the span is valid registered memory (module invariant). There is room for `n` octets behind those of `out`,
-        // which nobody else sees, and they are written before they count.
-        unsafe {
-            let to = out.as_mut_ptr().add(out.len());
-            core::ptr::copy_nonoverlapping(self.addr as usize as *const u8, to, n);
-            out.set_len(out.len() + n);
         }
     }
 

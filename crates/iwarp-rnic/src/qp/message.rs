@@ -30,11 +30,7 @@ impl QueuePair {
         match job {
             Job::Response { off } => self.step_response(off, plan, w, host),
             Job::Request { seq, off, stage } => {
-                let Some(slot) = self.sq.slot(seq).copied() else {
-                    self.tx.job = None;
-                    return;
-                };
-                if let Err(status) = self.step_request(seq, off, stage, &slot, plan, w) {
+                if let Err(status) = self.step_request(seq, off, stage, plan, w) {
                     self.fail_request(seq, status, host);
                 }
             }
@@ -47,37 +43,53 @@ impl QueuePair {
         seq: u32,
         off: u32,
         stage: Stage,
-        slot: &Slot,
         plan: &mut TxPlan,
         w: &Wire<'_>,
     ) -> Result<(), WcStatus> {
-        let imm = match slot.op {
-            SendOp::SendImm(imm) | SendOp::WriteImm { imm, .. } => imm,
-            _ => 0,
+        let Some(slot) = self.sq.slot(seq) else {
+            self.tx.job = None;
+            return Ok(());
         };
-        let solicited = slot.flags.contains(SendFlags::SOLICITED);
-        match (stage, slot.op) {
-            (Stage::ImmediateFirst, _) => {
-                self.emit_immediate(Immediate::before_send(imm), false, plan, w);
-                self.tx.job = Some(Job::Request {
-                    seq,
-                    off: 0,
-                    stage: Stage::Body,
-                });
-                Ok(())
-            }
-            (Stage::ImmediateLast, _) => {
-                self.emit_immediate(Immediate::plain(imm), solicited, plan, w);
-                self.sent(seq, plan);
-                Ok(())
-            }
-            (Stage::Body, SendOp::Read { remote_addr, rkey }) => {
+        if stage != Stage::Body {
+            let imm = match slot.op {
+                SendOp::SendImm(imm) | SendOp::WriteImm { imm, .. } => imm,
+                _ => 0,
+            };
+            let solicited = slot.flags.contains(SendFlags::SOLICITED);
+            self.step_immediate(seq, stage, imm, solicited, plan, w);
+            return Ok(());
+        }
+        match slot.op {
+            SendOp::Read { remote_addr, rkey } => {
                 self.emit_read(seq, slot.len, remote_addr, rkey, plan, w)
             }
-            (Stage::Body, SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. }) => {
-                self.emit_atomic(seq, &slot.op, plan, w)
+            SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } => {
+                let op = slot.op;
+                self.emit_atomic(seq, &op, plan, w)
             }
-            (Stage::Body, _) => self.emit_payload(seq, off, slot, plan, w),
+            _ => self.emit_payload(seq, off, plan, w),
+        }
+    }
+
+    fn step_immediate(
+        &mut self,
+        seq: u32,
+        stage: Stage,
+        imm: u32,
+        solicited: bool,
+        plan: &mut TxPlan,
+        w: &Wire<'_>,
+    ) {
+        if stage == Stage::ImmediateFirst {
+            self.emit_immediate(Immediate::before_send(imm), false, plan, w);
+            self.tx.job = Some(Job::Request {
+                seq,
+                off: 0,
+                stage: Stage::Body,
+            });
+        } else {
+            self.emit_immediate(Immediate::plain(imm), solicited, plan, w);
+            self.sent(seq, plan);
         }
     }
 
@@ -95,10 +107,12 @@ impl QueuePair {
         &mut self,
         seq: u32,
         off: u32,
-        slot: &Slot,
         plan: &mut TxPlan,
         w: &Wire<'_>,
     ) -> Result<(), WcStatus> {
+        let Some(slot) = self.sq.slot(seq) else {
+            return Err(WcStatus::LocalQpOperation);
+        };
         //= rfc5041 section 5.2
         //# At the Data Source, the DDP layer MUST send all the data contained in
         //# the ULP message.
@@ -213,6 +227,7 @@ impl QueuePair {
                 len,
             }
         };
+        let immediate_follows = matches!(slot.op, SendOp::WriteImm { .. });
         self.tx
             .emit(plan, &header, payload, w)
             .map_err(|_| WcStatus::LocalProtection)?;
@@ -227,7 +242,7 @@ impl QueuePair {
                 off: off.wrapping_add(len),
                 stage: Stage::Body,
             });
-        } else if matches!(slot.op, SendOp::WriteImm { .. }) {
+        } else if immediate_follows {
             self.tx.job = Some(Job::Request {
                 seq,
                 off: 0,

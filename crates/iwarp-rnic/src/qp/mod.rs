@@ -16,11 +16,12 @@
 //!
 //! Files: `send_queue` (posting, in-order completion, flush), `acknowledge` (completion when placed), `tx`, `message`,
 //! `segment` and `plan` (FPDUs out),
-//! `rx`, `buffer`, `place`, `deliver` and `control` (FPDUs in), `response` (inbound reads and atomics),
+//! `burst` (runs of small messages, out and in), `rx`, `buffer`, `place`, `deliver` and `control` (FPDUs in), `response` (inbound reads and atomics),
 //! `fault` (errors, Terminate), `state` (the state machine).
 
 mod acknowledge;
 mod buffer;
+mod burst;
 mod control;
 mod deliver;
 mod fault;
@@ -237,6 +238,9 @@ pub struct QueuePair {
     events: Events,
     fault: Option<Fault>,
     counters: Counters,
+    /// Without bursts.
+    #[cfg(test)]
+    plodding: bool,
 }
 
 impl QueuePair {
@@ -268,6 +272,8 @@ impl QueuePair {
             events: Events::empty(),
             fault: None,
             counters: Counters::default(),
+            #[cfg(test)]
+            plodding: false,
         })
     }
 

@@ -6,6 +6,7 @@
 
 use crate::limits::{MAX_SGE, TX_PLAN_BYTES, TX_PLAN_CUTS, TX_PLAN_PIECES, TX_SCRATCH};
 use crate::memory::{AccessError, Accessor, MemoryTable};
+use crate::util::filled;
 use crate::{Access, AllocError};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -57,7 +58,9 @@ pub struct IoRun {
 /// FPDUs ready to be written. Reused: filling a plan allocates nothing.
 #[derive(Debug)]
 pub struct TxPlan {
-    pub(super) scratch: Vec<u8>,
+    scratch: Vec<u8>,
+    /// Octets of the scratch that are in use.
+    used: usize,
     pieces: Vec<Piece>,
     milestones: Vec<(usize, Milestone)>,
     next_milestone: usize,
@@ -74,7 +77,9 @@ impl TxPlan {
     /// An empty plan. Takes about 300 KiB of address space; share plans between queue pairs.
     pub fn new() -> Result<Box<Self>, AllocError> {
         let mut plan = Self {
-            scratch: Vec::new(),
+            // All of it is there from the start, so that frames are built in place.
+            scratch: filled(TX_SCRATCH)?,
+            used: 0,
             pieces: Vec::new(),
             milestones: Vec::new(),
             next_milestone: 0,
@@ -84,9 +89,6 @@ impl TxPlan {
             next_cut: 0,
             in_segment: None,
         };
-        plan.scratch
-            .try_reserve_exact(TX_SCRATCH)
-            .map_err(|_| AllocError)?;
         plan.pieces
             .try_reserve_exact(TX_PLAN_PIECES)
             .map_err(|_| AllocError)?;
@@ -121,7 +123,7 @@ impl TxPlan {
 
     /// Empties it for the next use.
     pub fn clear(&mut self) {
-        self.scratch.clear();
+        self.used = 0;
         self.pieces.clear();
         self.milestones.clear();
         self.next_milestone = 0;
@@ -136,30 +138,69 @@ impl TxPlan {
     pub(super) fn has_room(&self, scratch: usize) -> bool {
         self.bytes < TX_PLAN_BYTES
             && self.pieces.len() + MAX_SGE as usize + 3 <= TX_PLAN_PIECES
-            && self.scratch.len() + scratch <= TX_SCRATCH
+            && self.used + scratch <= TX_SCRATCH
             && self.milestones.len() < self.milestones.capacity()
             && self.cuts.len() < TX_PLAN_CUTS
     }
 
-    /// The octets of scratch from `from` on become part of the plan.
+    /// Where the next octets of scratch lie.
     #[inline]
-    pub(super) fn add_scratch(&mut self, from: usize) {
-        let len = self.scratch.len().saturating_sub(from) as u32;
-        if len == 0 {
-            return;
-        }
-        self.bytes += len as usize;
+    pub(super) const fn scratch_end(&self) -> usize {
+        self.used
+    }
+
+    /// `len` octets of scratch from `at` on, to be written before they become part of the plan. [`has_room`](Self::has_room)
+    /// has seen that they are there.
+    #[inline]
+    pub(super) fn scratch(&mut self, at: usize, len: usize) -> &mut [u8] {
+        self.scratch.get_mut(at..at + len).unwrap_or(&mut [])
+    }
+
+    /// The octets of scratch at `from`, and those behind them.
+    pub(super) fn scratch_and_rest(&mut self, from: usize, len: usize) -> (&[u8], &mut [u8]) {
+        let all = self.scratch.get_mut(from..).unwrap_or(&mut []);
+        let (plain, rest) = all.split_at_mut_checked(len).unwrap_or((&mut [], &mut []));
+        (plain, rest)
+    }
+
+    /// The `len` octets of scratch from `from` on become part of the plan.
+    #[inline]
+    pub(super) fn add_scratch(&mut self, from: usize, len: usize) {
+        self.used = from + len;
+        self.bytes += len;
         // Small FPDUs that follow each other become one run.
         if let Some(Piece::Scratch { at, len: before }) = self.pieces.last_mut()
             && *at as usize + *before as usize == from
         {
-            *before += len;
+            *before += len as u32;
             return;
         }
         self.pieces.push(Piece::Scratch {
             at: from as u32,
-            len,
+            len: len as u32,
         });
+    }
+
+    /// The next `len` octets of scratch, for one of several FPDUs that follow each other.
+    #[inline]
+    pub(super) fn frame(&mut self, len: usize) -> &mut [u8] {
+        self.scratch(self.used, len)
+    }
+
+    /// The octets of [`frame`](Self::frame) are an FPDU, after which `what` happens. It counts, but is written only
+    /// after [`join_frames`](Self::join_frames).
+    #[inline]
+    pub(super) fn framed(&mut self, len: usize, what: Milestone) {
+        self.used += len;
+        self.bytes += len;
+        self.milestones.push((self.bytes, what));
+    }
+
+    /// The frames since `from` become a part of the plan.
+    pub(super) fn join_frames(&mut self, from: usize) {
+        let len = self.used - from;
+        self.bytes -= len;
+        self.add_scratch(from, len);
     }
 
     /// A range of registered memory becomes part of the plan.

@@ -129,6 +129,17 @@ impl Rx {
         self.held
     }
 
+    pub(super) const fn checks_crc(&self) -> bool {
+        self.crc
+    }
+
+    /// So many FPDUs have come whole.
+    pub(super) fn small_fpdus(&mut self, n: u64) {
+        self.large = self
+            .large
+            .saturating_sub(u8::try_from(n).unwrap_or(u8::MAX));
+    }
+
     pub(super) const fn expect_rtr_response(&mut self) {
         self.rtr_response_due = true;
     }
@@ -299,6 +310,7 @@ impl QueuePair {
         buffer: &mut RxBuffer,
         env: &mut Env<'_, H>,
     ) -> Result<Step, RxFault> {
+        self.receive_burst(buffer, env);
         let octets = buffer.octets();
         let Some((len_field, rest)) = octets.split_first_chunk::<MPA_LEN_FIELD>() else {
             return Ok(Step::NeedMore);

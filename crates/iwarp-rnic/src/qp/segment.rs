@@ -10,7 +10,7 @@ use crate::{Access, Sge};
 use iwarp_proto::crc32c::Crc32cFn;
 use iwarp_proto::ddp::{Header, UNTAGGED_HEADER_LEN};
 use iwarp_proto::mpa::framing::{
-    CRC_LEN, FpduOptions, MPA_LEN_FIELD, encode_fpdu, fpdu_len_with_markers, pad_len,
+    CRC_LEN, FpduOptions, MPA_LEN_FIELD, encode_fpdu, fpdu_len, fpdu_len_with_markers, pad_len,
 };
 
 /// Reading local memory needs no right of its own.
@@ -70,6 +70,7 @@ impl Tx {
         Ok(())
     }
 
+    #[inline]
     fn emit_fpdu(
         &mut self,
         plan: &mut TxPlan,
@@ -77,112 +78,124 @@ impl Tx {
         payload: Payload<'_>,
         w: &Wire<'_>,
     ) -> Result<(), AccessError> {
-        let from = plan.scratch.len();
         let copy = w.markers
             || payload.len() <= TX_COPY_MAX as usize
             // A response's source may be written by anyone at any time: its CRC must cover what is sent.
             || (w.crc.is_some() && matches!(payload, Payload::Remote { .. }))
             || w.copies_local();
+        if !copy {
+            return emit_in_place(plan, header, payload, w);
+        }
+        let from = plan.scratch_end();
         //= rfc5044 section 3
         //# MPA MUST encapsulate the ULPDU such that there is exactly one ULPDU
         //# contained in one FPDU.
         let ulpdu_len = header.len() + payload.len();
-        let mut head = [0u8; MPA_LEN_FIELD + UNTAGGED_HEADER_LEN];
-        let (len_field, rest) = head.split_at_mut(MPA_LEN_FIELD);
-        len_field.copy_from_slice(&(ulpdu_len as u16).to_be_bytes());
-        let n = header.emit(rest);
-        plan.scratch
-            .extend_from_slice(head.get(..MPA_LEN_FIELD + n).unwrap_or(&[]));
-        if copy {
-            if let Err(e) = append_payload(plan, payload, w) {
-                plan.scratch.truncate(from);
-                return Err(e);
-            }
-            if w.markers {
-                self.finish_with_markers(plan, from, w);
-            } else {
-                finish(plan, from, ulpdu_len, |b| w.crc.map(|f| f(0, b)));
-                plan.add_scratch(from);
-            }
-            return Ok(());
+        let total = fpdu_len(ulpdu_len);
+        emit_copied(plan.scratch(from, total), header, payload, w)?;
+        if w.markers {
+            self.insert_markers(plan, from, ulpdu_len, w);
+        } else {
+            plan.add_scratch(from, total);
         }
-        self.emit_in_place(plan, from, payload, w)
-    }
-
-    /// Completes an FPDU whose payload stays where it is. The length field and header lie at `from`.
-    fn emit_in_place(
-        &mut self,
-        plan: &mut TxPlan,
-        from: usize,
-        payload: Payload<'_>,
-        w: &Wire<'_>,
-    ) -> Result<(), AccessError> {
-        let mut crc = w.crc.map(|f| f(0, plan.scratch.get(from..).unwrap_or(&[])));
-        // First look at all of it, so that an error leaves the plan alone.
-        let checked = each_piece(payload, w, |stag, to, len, need| {
-            let span = w.memory.check(stag, to, len, need, w.who)?;
-            if let (Some(f), Some(crc)) = (w.crc, crc.as_mut()) {
-                *crc = span.crc32c(f, *crc);
-            }
-            Ok(())
-        });
-        if let Err(e) = checked {
-            plan.scratch.truncate(from);
-            return Err(e);
-        }
-        let ulpdu_len = plan.scratch.len() - from - MPA_LEN_FIELD + payload.len();
-        plan.add_scratch(from);
-        let _ = each_piece(payload, w, |stag, to, len, need| {
-            plan.add_memory(stag, to, len, need);
-            Ok(())
-        });
-        let trailer = plan.scratch.len();
-        finish(plan, trailer, ulpdu_len, |pad| {
-            crc.and_then(|crc| w.crc.map(|f| f(crc, pad)))
-        });
-        plan.add_scratch(trailer);
         Ok(())
     }
 
-    /// Puts markers into the FPDU that was built at `from`.
-    fn finish_with_markers(&mut self, plan: &mut TxPlan, from: usize, w: &Wire<'_>) {
-        let at = plan.scratch.len();
-        let ulpdu_len = at.saturating_sub(from + MPA_LEN_FIELD);
+    /// Puts markers into the FPDU that was built at `from`, in a copy behind it.
+    fn insert_markers(&mut self, plan: &mut TxPlan, from: usize, ulpdu_len: usize, w: &Wire<'_>) {
+        let at = from + MPA_LEN_FIELD + ulpdu_len;
         let total = fpdu_len_with_markers(self.clock.next_marker_in(), ulpdu_len);
-        plan.scratch.resize(at + total, 0);
-        let (plain, out) = plan.scratch.split_at_mut(at);
+        let (plain, rest) = plan.scratch_and_rest(from, at - from);
         let options = FpduOptions {
             markers: true,
             crc: w.crc,
         };
-        let ulpdu = plain.get(from + MPA_LEN_FIELD..).unwrap_or(&[]);
-        // It fits: `out` has just been made long enough, and MULPDU bounds the rest.
+        let ulpdu = plain.get(MPA_LEN_FIELD..).unwrap_or(&[]);
+        // It fits: there was room for two of the largest, and MULPDU bounds the rest.
+        let out = rest.get_mut(..total).unwrap_or(&mut []);
         let _ = encode_fpdu(ulpdu, &options, &mut self.clock, out);
-        plan.add_scratch(at);
+        plan.add_scratch(at, total);
     }
 }
 
-/// Appends pad and CRC. `crc` gets what `from..` holds with the pad.
+/// Writes a whole FPDU without markers to `out`, which is as long.
 #[inline]
-fn finish(
+fn emit_copied(
+    out: &mut [u8],
+    header: &Header,
+    payload: Payload<'_>,
+    w: &Wire<'_>,
+) -> Result<(), AccessError> {
+    let ulpdu_len = header.len() + payload.len();
+    let n = emit_head(out, header, ulpdu_len);
+    let body = out.get_mut(n..n + payload.len()).unwrap_or(&mut []);
+    copy_payload(body, payload, w)?;
+    emit_trailer(out, MPA_LEN_FIELD + ulpdu_len, w.crc);
+    Ok(())
+}
+
+/// Writes pad and CRC of the FPDU in `out`, whose ULPDU ends at `end`.
+#[inline]
+pub(super) fn emit_trailer(out: &mut [u8], end: usize, crc: Option<Crc32cFn>) {
+    if let Some((covered, trailer)) = out.split_last_chunk_mut::<CRC_LEN>() {
+        for octet in covered.iter_mut().skip(end) {
+            *octet = 0;
+        }
+        *trailer = crc.map_or(0, |f| f(0, covered)).to_le_bytes();
+    }
+}
+
+/// Writes length field and header; returns their length.
+#[inline]
+pub(super) fn emit_head(out: &mut [u8], header: &Header, ulpdu_len: usize) -> usize {
+    let Some((len_field, rest)) = out.split_first_chunk_mut::<MPA_LEN_FIELD>() else {
+        return 0;
+    };
+    *len_field = (ulpdu_len as u16).to_be_bytes();
+    MPA_LEN_FIELD + header.emit(rest)
+}
+
+/// Appends an FPDU whose payload stays where it is.
+fn emit_in_place(
     plan: &mut TxPlan,
-    from: usize,
-    ulpdu_len: usize,
-    crc: impl FnOnce(&[u8]) -> Option<u32>,
-) {
+    header: &Header,
+    payload: Payload<'_>,
+    w: &Wire<'_>,
+) -> Result<(), AccessError> {
+    let from = plan.scratch_end();
+    let ulpdu_len = header.len() + payload.len();
+    let head = plan.scratch(from, MPA_LEN_FIELD + UNTAGGED_HEADER_LEN);
+    let n = emit_head(head, header, ulpdu_len);
+    let mut crc = w.crc.map(|f| f(0, head.get(..n).unwrap_or(&[])));
+    // First look at all of it, so that an error leaves the plan alone.
+    each_piece(payload, |stag, to, len, need| {
+        let span = w.memory.check(stag, to, len, need, w.who)?;
+        if let (Some(f), Some(crc)) = (w.crc, crc.as_mut()) {
+            *crc = span.crc32c(f, *crc);
+        }
+        Ok(())
+    })?;
+    plan.add_scratch(from, n);
+    let _ = each_piece(payload, |stag, to, len, need| {
+        plan.add_memory(stag, to, len, need);
+        Ok(())
+    });
+    // Pad and CRC: what they cover lies elsewhere.
+    let at = plan.scratch_end();
     let pad = pad_len(ulpdu_len);
-    plan.scratch
-        .extend_from_slice([0u8; 3].get(..pad).unwrap_or(&[]));
-    let crc = crc(plan.scratch.get(from..).unwrap_or(&[])).unwrap_or(0);
-    let trailer: [u8; CRC_LEN] = crc.to_le_bytes();
-    plan.scratch.extend_from_slice(&trailer);
+    let out = plan.scratch(at, pad + CRC_LEN);
+    let (zeros, trailer) = out.split_at_mut_checked(pad).unwrap_or((&mut [], &mut []));
+    zeros.fill(0);
+    let crc = crc.and_then(|crc| w.crc.map(|f| f(crc, zeros)));
+    trailer.copy_from_slice(&crc.unwrap_or(0).to_le_bytes());
+    plan.add_scratch(at, pad + CRC_LEN);
+    Ok(())
 }
 
 /// Visits the registered ranges of a payload.
 #[inline]
 fn each_piece(
     payload: Payload<'_>,
-    _w: &Wire<'_>,
     mut visit: impl FnMut(u32, u64, u32, Access) -> Result<(), AccessError>,
 ) -> Result<(), AccessError> {
     match payload {
@@ -194,20 +207,21 @@ fn each_piece(
     }
 }
 
-/// Copies a payload to the end of the scratch.
+/// Copies a payload to `out`, which is as long.
 #[inline]
-fn append_payload(
-    plan: &mut TxPlan,
-    payload: Payload<'_>,
-    w: &Wire<'_>,
-) -> Result<(), AccessError> {
+fn copy_payload(mut out: &mut [u8], payload: Payload<'_>, w: &Wire<'_>) -> Result<(), AccessError> {
     if let Payload::Bytes(b) = payload {
-        plan.scratch.extend_from_slice(b);
+        if let Some(out) = out.get_mut(..b.len()) {
+            out.copy_from_slice(b);
+        }
         return Ok(());
     }
-    each_piece(payload, w, |stag, to, len, need| {
+    each_piece(payload, |stag, to, len, need| {
         let span = w.memory.check(stag, to, len, need, w.who)?;
-        span.append_to(&mut plan.scratch);
+        span.read(out);
+        out = core::mem::take(&mut out)
+            .get_mut(len as usize..)
+            .unwrap_or(&mut []);
         Ok(())
     })
 }

@@ -119,6 +119,27 @@ impl SendQueue {
         Some((self.front_seq.wrapping_add(self.started), slot))
     }
 
+    /// As [`next`](Self::next), with the place of its elements and inline data.
+    #[inline]
+    pub(super) fn next_with_place(&self) -> Option<(u32, &Slot, usize)> {
+        let slot = self.slots.get(self.started)?;
+        let seq = self.front_seq.wrapping_add(self.started);
+        Some((seq, slot, self.ring_slot(self.started)))
+    }
+
+    /// The first element at a place.
+    #[inline]
+    pub(super) fn sge_at(&self, place: usize) -> Option<&Sge> {
+        self.sges.get(place * self.max_sge as usize)
+    }
+
+    /// The inline data at a place.
+    #[inline]
+    pub(super) fn inline_at(&self, place: usize, len: usize) -> &[u8] {
+        let at = place * self.max_inline as usize;
+        self.inline.get(at..at + len).unwrap_or(&[])
+    }
+
     /// The next request has been started.
     #[inline]
     pub(super) const fn advance(&mut self) {
@@ -183,8 +204,11 @@ impl SendQueue {
             }
         } else {
             let from = at * self.max_sge as usize;
-            for (to, sge) in self.sges.iter_mut().skip(from).zip(wr.sges) {
-                *to = *sge;
+            if let Some(to) = self.sges.get_mut(from..from + wr.sges.len()) {
+                // Few: not worth a call.
+                for (to, sge) in to.iter_mut().zip(wr.sges) {
+                    *to = *sge;
+                }
             }
         }
         Ok(())
@@ -245,8 +269,14 @@ impl SendQueue {
 
     /// Marks a request as done and hands out every completion that is due, in order.
     #[inline]
-    pub(super) fn complete(&mut self, seq: u32, emit: impl FnMut(Cqe)) {
-        if let Some(slot) = self.slots.get_mut(seq.wrapping_sub(self.front_seq)) {
+    pub(super) fn complete(&mut self, seq: u32, mut emit: impl FnMut(Cqe)) {
+        // Nearly always it is the first one.
+        if seq == self.front_seq && self.started > 0 {
+            self.retire_front(&mut emit);
+            if self.started == 0 {
+                return;
+            }
+        } else if let Some(slot) = self.slots.get_mut(seq.wrapping_sub(self.front_seq)) {
             slot.done = true;
         }
         self.retire_done(emit);
@@ -271,17 +301,29 @@ impl SendQueue {
         //= rfc5040 section 5.5
         //# RDMA Operations MUST be Completed at the Local Peer in the order that
         //# they were submitted by the ULP.
-        while self.started > 0 && self.slots.front().is_some_and(|s| s.done) {
-            if let Some(slot) = self.retire()
-                && (self.signal_all || slot.flags.contains(SendFlags::SIGNALED))
-            {
-                emit(Cqe {
-                    wr_id: slot.wr_id,
-                    opcode: slot.op.wc_opcode(),
-                    byte_len: slot.len,
-                    ..Cqe::default()
-                });
-            }
+        while self.started > 0 && self.slots.front().is_some_and(|slot| slot.done) {
+            self.retire_front(&mut emit);
+        }
+    }
+
+    /// The front request is done.
+    #[inline]
+    fn retire_front(&mut self, emit: &mut impl FnMut(Cqe)) {
+        // Where it lies: slots are large.
+        let cqe = self.slots.front().and_then(|slot| {
+            let told = self.signal_all || slot.flags.contains(SendFlags::SIGNALED);
+            told.then(|| Cqe {
+                wr_id: slot.wr_id,
+                opcode: slot.op.wc_opcode(),
+                byte_len: slot.len,
+                ..Cqe::default()
+            })
+        });
+        self.slots.skip();
+        self.front_seq = self.front_seq.wrapping_add(1);
+        self.started -= 1;
+        if let Some(cqe) = cqe {
+            emit(cqe);
         }
     }
 

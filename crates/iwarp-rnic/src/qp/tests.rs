@@ -2,6 +2,7 @@
 
 mod acknowledged;
 mod aligning;
+mod bursts;
 mod ending;
 mod harness;
 mod memory;

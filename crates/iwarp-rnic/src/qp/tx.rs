@@ -273,12 +273,7 @@ impl QueuePair {
         };
         let mut memory_next = false;
         loop {
-            let scratch = match self.tx.job {
-                _ if wire.markers => 2 * MAX_FPDU,
-                Some(Job::Response { .. }) if wire.crc.is_some() => MAX_FPDU,
-                _ if wire.copies_local() => MAX_FPDU,
-                _ => TX_COPY_MAX as usize + 128,
-            };
+            let scratch = Self::scratch_for(self.tx.job, &wire);
             if !plan.has_room(scratch) {
                 break;
             }
@@ -289,11 +284,19 @@ impl QueuePair {
             if !self.tx.may_send() || self.state == State::Error {
                 break;
             }
+            if self.tx.job.is_none() {
+                self.send_burst(plan, &wire);
+            }
             match self.tx.job {
                 Some(job) => self.step(job, plan, &wire, env.host),
+                None if !plan.has_room(scratch) => break,
                 None => match self.select() {
                     Selected::Nothing => break,
-                    Selected::Job(job) => self.tx.job = Some(job),
+                    // Its first FPDU may need more room than was looked for.
+                    Selected::Job(job) if Self::scratch_for(Some(job), &wire) > scratch => {
+                        self.tx.job = Some(job);
+                    }
+                    Selected::Job(job) => self.step(job, plan, &wire, env.host),
                     Selected::Rtr(rtr) => self.emit_rtr(rtr, plan, &wire),
                     Selected::Probe => self.emit_probe(plan, &wire),
                     // The requests before it may send from that memory: they are written first.
@@ -315,6 +318,17 @@ impl QueuePair {
         }
         self.note_drained();
         TxFill::Idle
+    }
+
+    /// Octets of scratch that the next FPDU of a job may need.
+    #[inline]
+    const fn scratch_for(job: Option<Job>, w: &Wire<'_>) -> usize {
+        match job {
+            _ if w.markers => 2 * MAX_FPDU,
+            Some(Job::Response { .. }) if w.crc.is_some() => MAX_FPDU,
+            _ if w.copies_local() => MAX_FPDU,
+            _ => TX_COPY_MAX as usize + 128,
+        }
     }
 
     /// Reports that the stream took `n` more octets of the plan, and completes what is sent by that.
@@ -405,7 +419,12 @@ impl QueuePair {
         if let Some(rtr) = self.tx.rtr.take() {
             return Selected::Rtr(rtr);
         }
-        let request = self.startable().map(|(seq, slot)| (seq, slot.op));
+        let request = self.startable().map(|(seq, slot)| match slot.op {
+            SendOp::Bind(_) | SendOp::FastRegister(_) => Selected::Memory,
+            SendOp::LocalInvalidate { stag } => Selected::Invalidate { seq, stag },
+            SendOp::SendImm(_) => Selected::request(seq, Stage::ImmediateFirst),
+            _ => Selected::request(seq, Stage::Body),
+        });
         let respond = !self.responses.is_empty()
             && (self.tx.responses_in_row < RESPONSE_BURST || request.is_none());
         if respond {
@@ -415,18 +434,14 @@ impl QueuePair {
         if (request.is_none() || self.acknowledge.is_impatient()) && self.wants_probe() {
             return Selected::Probe;
         }
-        let Some((seq, op)) = request else {
+        let Some(request) = request else {
             return Selected::Nothing;
         };
         self.tx.responses_in_row = 0;
-        let stage = match op {
-            SendOp::Bind(_) | SendOp::FastRegister(_) => return Selected::Memory,
-            SendOp::LocalInvalidate { stag } => return Selected::Invalidate { seq, stag },
-            SendOp::SendImm(_) => Stage::ImmediateFirst,
-            _ => Stage::Body,
-        };
-        self.sq.advance();
-        Selected::Job(Job::Request { seq, off: 0, stage })
+        if matches!(request, Selected::Job(_)) {
+            self.sq.advance();
+        }
+        request
     }
 }
 
@@ -438,4 +453,10 @@ enum Selected {
     Probe,
     Invalidate { seq: u32, stag: u32 },
     Memory,
+}
+
+impl Selected {
+    const fn request(seq: u32, stage: Stage) -> Self {
+        Self::Job(Job::Request { seq, off: 0, stage })
+    }
 }

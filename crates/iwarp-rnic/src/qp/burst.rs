@@ -1,0 +1,252 @@
+//! Runs of small messages, out and in, without the detours that larger or rarer ones take.
+//!
+//! Both functions do exactly what the general paths (`tx` and `message`, `rx` and `deliver`) would do with the same
+//! messages, and stop at the first one that they do not know: an operation that is not a Send or Write, a message of more than one
+//! segment or element, an error of any kind. The general path takes it from there. A test compares the two.
+
+use super::buffer::RxBuffer;
+use super::plan::{Milestone, TxPlan};
+use super::segment::{NO_MEMORY, Wire, emit_head, emit_trailer};
+use super::send_queue::Slot;
+use super::{Env, Host, QueuePair, State};
+use crate::limits::TX_COPY_MAX;
+use crate::{Access, SendFlags, SendOp, WcFlags, WcOpcode};
+use iwarp_proto::ddp::{
+    Header, Stag, TAGGED_HEADER_LEN, TaggedHeader, UNTAGGED_HEADER_LEN, UntaggedHeader,
+};
+use iwarp_proto::mpa::framing::{CRC_LEN, MPA_LEN_FIELD, fpdu_len};
+use iwarp_proto::rdmap::Opcode;
+
+/// Scratch that one message takes at most.
+const FRAME_MAX: usize = fpdu_len(UNTAGGED_HEADER_LEN + TX_COPY_MAX as usize);
+
+impl QueuePair {
+    /// May the next messages be taken by [`send_burst`](Self::send_burst)?
+    #[inline]
+    fn sends_bursts(&self, w: &Wire<'_>) -> bool {
+        self.sq
+            .next()
+            .is_some_and(|(_, slot)| matches!(slot.op, SendOp::Write { .. } | SendOp::Send))
+            && !w.markers
+            && self.tx.segment.is_none()
+            && self.state == State::Rts
+            && self.tx.job.is_none()
+            && !self.tx.rtr_pending()
+            && self.responses.is_empty()
+            && !self.acknowledge.on
+            && !self.is_plodding()
+    }
+
+    /// Puts the next work requests into the plan as long as they are small Sends and Writes.
+    ///
+    /// The caller has seen that FPDUs may be sent and that no Terminate waits.
+    pub(super) fn send_burst(&mut self, plan: &mut TxPlan, w: &Wire<'_>) {
+        if !self.sends_bursts(w) {
+            return;
+        }
+        let len_max = TX_COPY_MAX.min(u32::from(self.tx.mulpdu) - UNTAGGED_HEADER_LEN as u32);
+        let from = plan.scratch_end();
+        let (mut frames, mut payload) = (0u64, 0u64);
+        while plan.has_room(FRAME_MAX)
+            && let Some((seq, slot, at)) = self.sq.next_with_place()
+        {
+            let waits = slot.flags.contains(SendFlags::FENCE) && !self.sq.awaited.is_empty();
+            // Zero-length messages have rules of their own.
+            if waits || slot.len == 0 || slot.len > len_max || slot.num_sge > 1 {
+                break;
+            }
+            let Some(header) = header(slot, self.tx.msn.first().copied().unwrap_or(1)) else {
+                break;
+            };
+            let len = slot.len as usize;
+            let ulpdu_len = header.len() + len;
+            let total = fpdu_len(ulpdu_len);
+            let out = plan.frame(total);
+            let n = emit_head(out, &header, ulpdu_len);
+            let body = out.get_mut(n..n + len).unwrap_or(&mut []);
+            if slot.flags.contains(SendFlags::INLINE) {
+                body.copy_from_slice(self.sq.inline_at(at, len));
+            } else {
+                let Some(sge) = self.sq.sge_at(at).filter(|sge| sge.len == slot.len) else {
+                    break;
+                };
+                match w
+                    .memory
+                    .check(sge.lkey, sge.addr, sge.len, NO_MEMORY, w.who)
+                {
+                    Ok(span) => span.read(body),
+                    Err(_) => break,
+                }
+            }
+            emit_trailer(out, MPA_LEN_FIELD + ulpdu_len, w.crc);
+            if matches!(header, Header::Untagged(_)) {
+                self.tx.next_msn(0);
+            }
+            self.sq.advance();
+            plan.framed(total, Milestone::Request(seq));
+            frames += 1;
+            payload += len as u64;
+        }
+        if frames > 0 {
+            plan.join_frames(from);
+            self.tx.spoke = true;
+            self.tx.responses_in_row = 0;
+            self.counters.tx_fpdus = self.counters.tx_fpdus.wrapping_add(frames);
+            self.counters.tx_payload = self.counters.tx_payload.wrapping_add(payload);
+        }
+    }
+
+    /// Takes what the buffer begins with as long as it is whole FPDUs of RDMA Writes and of Sends of one segment.
+    ///
+    /// The caller has seen that the stream is in full operation and without markers, and that no FPDU is being read directly.
+    pub(super) fn receive_burst<H: Host>(&mut self, buffer: &mut RxBuffer, env: &mut Env<'_, H>) {
+        if !self.rx.seen_fpdu || self.is_plodding() {
+            return;
+        }
+        let octets = buffer.octets();
+        let crc = self.rx.checks_crc().then_some(env.crc32c);
+        let mut rest = octets;
+        let mut frames = 0;
+        while let Some(&[high, low, ddp, rdmap]) = rest.first_chunk::<4>() {
+            let write = ddp | LAST == LAST_WRITE[0] && rdmap == LAST_WRITE[1];
+            if !write && (ddp != LAST_SEND || !matches!(rdmap, SEND | SEND_SE)) {
+                break;
+            }
+            let ulpdu_len = usize::from(u16::from_be_bytes([high, low]));
+            let Some((fpdu, behind)) = rest.split_at_checked(fpdu_len(ulpdu_len)) else {
+                break;
+            };
+            let Some((covered, trailer)) = fpdu.split_last_chunk::<CRC_LEN>() else {
+                break;
+            };
+            if let Some(crc) = crc
+                && crc(0, covered).to_le_bytes() != *trailer
+            {
+                break;
+            }
+            let ulpdu = covered
+                .get(MPA_LEN_FIELD..MPA_LEN_FIELD + ulpdu_len)
+                .unwrap_or(&[]);
+            let taken = if write {
+                self.place_write(ulpdu, env)
+            } else {
+                self.take_send(ulpdu, env)
+            };
+            if taken.is_none() {
+                break;
+            }
+            frames += 1;
+            rest = behind;
+        }
+        if frames > 0 {
+            let n = octets.len() - rest.len();
+            buffer.consume(n);
+            self.rx.small_fpdus(frames);
+            self.counters.rx_fpdus = self.counters.rx_fpdus.wrapping_add(frames);
+        }
+    }
+
+    /// One segment of an RDMA Write. `None`: nothing was done.
+    #[inline]
+    fn place_write<H>(&mut self, ulpdu: &[u8], env: &Env<'_, H>) -> Option<()> {
+        let (header, payload) = ulpdu.split_at_checked(TAGGED_HEADER_LEN)?;
+        let h = TaggedHeader::decode(header)?;
+        let len = payload.len() as u32;
+        if len == 0 || !self.remote.contains(Access::REMOTE_WRITE) {
+            return None;
+        }
+        let message_len = self.rx.write_len.checked_add(len)?;
+        let access = Access::REMOTE_WRITE;
+        let span = env
+            .memory
+            .check(h.stag.0, h.to, len, access, self.accessor());
+        span.ok()?.write_last_octet_last(payload);
+        if h.last {
+            self.rx.last_write_len = message_len;
+            self.rx.write_len = 0;
+            self.counters.rx_messages = self.counters.rx_messages.wrapping_add(1);
+        } else {
+            self.rx.write_len = message_len;
+        }
+        self.counters.rx_payload = self.counters.rx_payload.wrapping_add(u64::from(len));
+        Some(())
+    }
+
+    /// A whole Send. `None`: nothing was done, but a receive may have been taken for it.
+    #[inline]
+    fn take_send<H: Host>(&mut self, ulpdu: &[u8], env: &mut Env<'_, H>) -> Option<()> {
+        let (header, payload) = ulpdu.split_at_checked(UNTAGGED_HEADER_LEN)?;
+        let h = UntaggedHeader::decode(header)?;
+        let len = payload.len() as u32;
+        let expected = h.qn == 0
+            && h.mo == 0
+            && self.rx.msn.first() == Some(&h.msn)
+            && len > 0
+            && !self.rx.taking
+            && !self.rx.rtr_send_expected
+            && self.rx.immediate.is_none();
+        // The general path sees that one is taken already.
+        if !expected || !self.take_receive(env.host) || u64::from(len) > self.rx.taken.len {
+            return None;
+        }
+        let sge = self.rx.taken.sges().first().filter(|sge| sge.len >= len)?;
+        let access = Access::LOCAL_WRITE;
+        let span = env
+            .memory
+            .check(sge.lkey, sge.addr, len, access, self.accessor());
+        span.ok()?.write_last_octet_last(payload);
+        self.counters.rx_payload = self.counters.rx_payload.wrapping_add(u64::from(len));
+        self.advance_msn(0);
+        self.rx.last_write_len = 0;
+        let mut cqe = self.receive_cqe(WcOpcode::Recv, len);
+        if h.opcode.solicited() {
+            cqe.flags |= WcFlags::SOLICITED;
+        }
+        self.finish_receive(cqe, env.host);
+        Some(())
+    }
+
+    /// Do the general paths do everything? Tests compare.
+    #[inline]
+    const fn is_plodding(&self) -> bool {
+        #[cfg(test)]
+        return self.plodding;
+        #[cfg(not(test))]
+        false
+    }
+}
+
+/// The bit of a message's last segment.
+const LAST: u8 = 0x40;
+/// The control octets of the last segment of an RDMA Write, reserved bits zero.
+const LAST_WRITE: [u8; 2] = [0xc1, 0x40];
+/// The DDP control octet of the last segment of a Send, and the RDMAP control octets of two kinds of them.
+const LAST_SEND: u8 = 0x41;
+const SEND: u8 = 0x43;
+const SEND_SE: u8 = 0x45;
+
+/// The header of a message of one segment; `None` for those that have another form.
+#[inline]
+fn header(slot: &Slot, msn: u32) -> Option<Header> {
+    match slot.op {
+        SendOp::Write { remote_addr, rkey } => Some(Header::Tagged(TaggedHeader {
+            last: true,
+            opcode: Opcode::WRITE,
+            stag: Stag(rkey),
+            to: remote_addr,
+        })),
+        SendOp::Send => Some(Header::Untagged(UntaggedHeader {
+            last: true,
+            opcode: if slot.flags.contains(SendFlags::SOLICITED) {
+                Opcode::SEND_SE
+            } else {
+                Opcode::SEND
+            },
+            invalidate_stag: Stag(0),
+            qn: 0,
+            msn,
+            mo: 0,
+        })),
+        _ => None,
+    }
+}
