@@ -216,6 +216,7 @@ impl World {
             signal_all: rng.chance(15),
             shared_receive: shared,
             receiver_not_ready: policy,
+            snapshot: rng.chance(30),
         };
         let cqs = self.nodes[n].poll_due.len();
         let rng = &mut self.rng;

@@ -1,11 +1,13 @@
 //! What is owed once all locks are dropped, and the state machine's way to completion queues meanwhile.
 
-use super::cq::Owed;
+use super::cq::{CqInner, Owed};
 use super::events::AsyncEventKind;
 use super::qp::{CmSink, Link, QpInner, QueuePair};
 use iwarp_rnic::Cqe;
+use iwarp_rnic::cq::CompletionQueue as Ring;
 use iwarp_rnic::qp::{Direction, Events, Fault, Host};
 use iwarp_rnic::srq::TakenRecv;
+use parking_lot::MutexGuard;
 use std::sync::{Arc, Weak};
 
 /// What is owed once all locks are dropped.
@@ -93,10 +95,31 @@ fn overflowed(qp: &Arc<QpInner>) {
     }
 }
 
-/// The state machine's view of completion queues and shared receive queue.
+/// The state machine's view of completion queues and shared receive queue, for one call of it.
+///
+/// The queue that completions go to stays locked from one to the next: they come in runs. It is let go before any other
+/// lock is taken, so no order of locks is broken.
 pub(super) struct DriveHost<'a> {
-    pub(super) qp: &'a Arc<QpInner>,
-    pub(super) after: &'a mut After,
+    qp: &'a Arc<QpInner>,
+    after: &'a mut After,
+    ring: Option<(&'a CqInner, MutexGuard<'a, Ring>)>,
+    /// Completions since it was locked.
+    run: u32,
+}
+
+/// Completions after which others may have the queue.
+const RUN_MAX: u32 = 64;
+
+impl<'a> DriveHost<'a> {
+    #[inline]
+    pub(super) fn new(qp: &'a Arc<QpInner>, after: &'a mut After) -> Self {
+        Self {
+            qp,
+            after,
+            ring: None,
+            run: 0,
+        }
+    }
 }
 
 impl Host for DriveHost<'_> {
@@ -105,13 +128,22 @@ impl Host for DriveHost<'_> {
         if self.qp.is_destroyed() {
             return;
         }
-        match direction {
-            Direction::Send => self.qp.send_cq.inner.push(cqe, &mut self.after.send),
-            Direction::Recv => self.qp.recv_cq.inner.push(cqe, &mut self.after.recv),
+        let (cq, owed) = match direction {
+            Direction::Send => (&*self.qp.send_cq.inner, &mut self.after.send),
+            Direction::Recv => (&*self.qp.recv_cq.inner, &mut self.after.recv),
+        };
+        self.run += 1;
+        let held = self.ring.as_ref();
+        if self.run >= RUN_MAX || !held.is_some_and(|(other, _)| std::ptr::eq(*other, cq)) {
+            self.ring = None;
+            self.run = 0;
         }
+        let (_, ring) = self.ring.get_or_insert_with(|| (cq, cq.ring.lock()));
+        cq.push(ring, cqe, owed);
     }
 
     fn take_shared_receive(&mut self, taken: &mut TakenRecv) -> bool {
+        self.ring = None;
         self.qp
             .srq
             .as_ref()

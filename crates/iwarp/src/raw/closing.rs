@@ -30,7 +30,7 @@ impl QpInner {
                         flow.closed(false);
                     }
                 }
-                g.machine.shutdown_done(&mut DriveHost { qp: self, after });
+                g.machine.shutdown_done(&mut DriveHost::new(self, after));
                 after.closed_by_us = true;
                 after.cm = g.cm.clone();
                 if g.eof {
@@ -72,7 +72,7 @@ impl QpInner {
         (g.eof, g.left) = (false, Left::default());
         g.stalled = None;
         g.partial = None;
-        g.machine.stream_gone(&mut DriveHost { qp: self, after });
+        g.machine.stream_gone(&mut DriveHost::new(self, after));
     }
 
     pub(super) fn update_interest(&self, g: &mut MutexGuard<'_, Guarded>) {
@@ -116,10 +116,7 @@ impl QpInner {
                 return;
             }
             g.cm = None;
-            g.machine.close(&mut DriveHost {
-                qp: self,
-                after: &mut after,
-            });
+            g.machine.close(&mut DriveHost::new(self, &mut after));
             g.link.as_ref().is_some_and(|l| !l.engine.is_foreign())
         };
         // What is queued still goes out, as far as the socket takes it.
@@ -129,14 +126,8 @@ impl QpInner {
         let link = {
             let mut g = self.state.lock();
             let g = &mut *g;
-            g.machine.abort(&mut DriveHost {
-                qp: self,
-                after: &mut after,
-            });
-            g.machine.stream_gone(&mut DriveHost {
-                qp: self,
-                after: &mut after,
-            });
+            g.machine.abort(&mut DriveHost::new(self, &mut after));
+            g.machine.stream_gone(&mut DriveHost::new(self, &mut after));
             (g.link.take(), g.stalled.take())
         };
         self.send_cq.inner.detach(self);
@@ -165,7 +156,7 @@ impl QpInner {
             }
         }
         self.with_machine(|machine, host| {
-            tracing::debug!(qp = host.qp.num, "peer did not close in time");
+            tracing::debug!(qp = self.num, "peer did not close in time");
             machine.abort(host);
         });
     }

@@ -1,17 +1,18 @@
 //! When posting sends at once, and when it waits for company.
 //!
 //! A system call for each small message is the whole cost of small messages. A program that posts one request and then
-//! looks for completions wants it gone at once; one that posts request after request without looking wants rate. So the
-//! first posts after a poll go out at once, and those that follow in quick succession are put off until the next
-//! poll, until enough has gathered, or until a short timer. What is put off is never more than a part of the queue.
+//! waits for completions wants it gone at once; one that posts request after request wants rate. So the first posts after a
+//! poll in vain go out at once, and those that follow in quick succession are put off until the next poll in vain, until
+//! enough has gathered, or until a short timer. A poll that finds completions changes nothing: the program is about to
+//! post again. What is put off is never more than a part of the queue.
 
 use crate::sys::clock::now_ns;
 use std::time::Duration;
 
-/// Posts between two polls that go out at once.
+/// Posts between two polls in vain that go out at once.
 const AT_ONCE: u32 = 2;
-/// Posts further apart than this are no burst.
-const BURST_GAP_NS: u64 = 3_000;
+/// Posts further apart than this, from the end of one to the begin of the next, are no burst.
+const BURST_GAP_NS: u64 = 1_000;
 /// Enough for one system call.
 const ENOUGH_BYTES: u64 = 64 * 1024;
 /// How long a program may go without polling before its posts are sent anyway.
@@ -20,7 +21,7 @@ pub(super) const FLUSH_AFTER: Duration = Duration::from_micros(100);
 /// The posting behaviour of one queue pair.
 #[derive(Debug, Default)]
 pub(super) struct Cork {
-    /// Polls of the completion queues when the current run of posts began.
+    /// Polls in vain of the completion queues when the current run of posts began.
     polls: u32,
     posts: u32,
     last_ns: u64,
@@ -44,7 +45,7 @@ pub(super) enum Verdict {
 }
 
 impl Cork {
-    /// A post of `bytes` octets; `polls` counts those of its completion queues, `room` whether the queue has room for much more.
+    /// A post of `bytes` octets; `polls` counts those in vain of its completion queues, `room` whether the queue has room for much more.
     #[inline]
     pub(super) fn post(&mut self, polls: u32, bytes: u64, room: bool) -> Verdict {
         if polls != self.polls {
@@ -70,6 +71,12 @@ impl Cork {
         } else {
             Verdict::PutOff
         }
+    }
+
+    /// A post has sent and is over. Sending takes longer than the gap, and is no pause of the program's.
+    #[inline]
+    pub(super) fn sent(&mut self) {
+        self.last_ns = now_ns();
     }
 
     /// Everything goes out.
@@ -110,5 +117,12 @@ mod tests {
         assert_eq!(cork.judge(1400, 64, true), Verdict::PutOff);
         assert_eq!(cork.judge(1400 + BURST_GAP_NS + 1, 64, true), Verdict::Send);
         assert_eq!(cork.judge(9000, 64, false), Verdict::Send);
+        cork.sent();
+        let now = now_ns();
+        assert_eq!(
+            cork.judge(now, 64, true),
+            Verdict::PutOff,
+            "the time it took to send is no gap"
+        );
     }
 }

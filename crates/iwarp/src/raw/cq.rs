@@ -34,7 +34,7 @@ pub enum CqError {
 
 pub(crate) struct CqInner {
     ctx: Arc<ContextInner>,
-    ring: Mutex<Ring>,
+    pub(super) ring: Mutex<Ring>,
     channel: Option<CompletionChannel>,
     /// Queue pairs that report here; polling drives them.
     qps: RwLock<Vec<Weak<QpInner>>>,
@@ -42,9 +42,9 @@ pub(crate) struct CqInner {
     /// For the program's own use.
     user: AtomicU64,
     timestamps: AtomicBool,
-    /// Times it was polled; tells posting threads whether the program polls between posts.
+    /// Times it was polled in vain; tells posting threads whether the program waits between posts.
     polls: AtomicU32,
-    /// Queue pairs that have put off sending until the next poll.
+    /// Queue pairs that have put off sending until the next poll in vain.
     deferred: Mutex<Vec<Arc<QpInner>>>,
     has_deferred: AtomicBool,
     /// Tasks that wait for a completion.
@@ -100,11 +100,11 @@ impl CompletionQueue {
     /// [`CqError::Overflow`] once the completions from before the overflow are taken.
     #[inline]
     pub fn poll(&self, out: &mut [Cqe]) -> Result<usize, CqError> {
-        self.inner.note_poll();
         let n = self.take(out)?;
         if n > 0 || out.is_empty() {
             return Ok(n);
         }
+        self.inner.note_poll();
         self.inner.progress();
         self.take(out)
     }
@@ -277,13 +277,13 @@ impl CqInner {
         self.ctx.config.busy_poll
     }
 
-    /// Writes a completion; `owed` is settled later, without locks.
+    /// Writes a completion into its ring, which the caller has locked; `owed` is settled later, without locks.
     #[inline]
-    pub(super) fn push(&self, mut cqe: Cqe, owed: &mut Owed) {
+    pub(super) fn push(&self, ring: &mut Ring, mut cqe: Cqe, owed: &mut Owed) {
         if self.timestamps.load(Ordering::Relaxed) {
             cqe.timestamp_ns = now_ns();
         }
-        match self.ring.lock().push(cqe) {
+        match ring.push(cqe) {
             Pushed::Quiet => {}
             Pushed::Notify => {
                 self.armed.store(false, Ordering::Relaxed);
@@ -318,7 +318,7 @@ impl CqInner {
         owed.overflow
     }
 
-    /// Times it was polled.
+    /// Times it was polled in vain.
     #[inline]
     pub(super) fn polls(&self) -> u32 {
         self.polls.load(Ordering::Relaxed)
@@ -347,7 +347,7 @@ impl CqInner {
         }
     }
 
-    /// A queue pair puts off sending until the next poll.
+    /// A queue pair puts off sending until the next poll in vain.
     pub(super) fn defer(&self, qp: &Arc<QpInner>) {
         self.deferred.lock().push(Arc::clone(qp));
         self.has_deferred.store(true, Ordering::Release);

@@ -57,22 +57,22 @@ fn tx_turns<'a>(
             Some(plan) => plan,
             None => {
                 let Ok(mut plan) = pool::take_tx() else {
-                    g.machine.abort(&mut DriveHost { qp, after });
+                    g.machine.abort(&mut DriveHost::new(qp, after));
                     return g;
                 };
                 if g.machine.alignment().is_some() {
                     follow_mss(qp, &mut g, &link);
                 }
-                let mut host = DriveHost {
-                    qp,
-                    after: &mut *after,
+                let filled = {
+                    let mut host = DriveHost::new(qp, &mut *after);
+                    let mut env = Env {
+                        memory: &memory,
+                        crc32c: crc32c_append,
+                        host: &mut host,
+                    };
+                    g.machine.tx_fill(&mut plan, &mut env)
                 };
-                let mut env = Env {
-                    memory: &memory,
-                    crc32c: crc32c_append,
-                    host: &mut host,
-                };
-                match g.machine.tx_fill(&mut plan, &mut env) {
+                match filled {
                     TxFill::Ready => plan,
                     TxFill::Idle => {
                         pool::give_tx(plan);
@@ -83,7 +83,7 @@ fn tx_turns<'a>(
                         drop(memory);
                         let mut memory = qp.ctx.memory.write();
                         g.machine
-                            .tx_memory(&mut memory, &mut DriveHost { qp, after });
+                            .tx_memory(&mut memory, &mut DriveHost::new(qp, after));
                         continue;
                     }
                 }
@@ -125,7 +125,7 @@ fn tx_turns<'a>(
         match result {
             Ok(n) => {
                 g.machine
-                    .tx_written(&mut plan, n, &mut DriveHost { qp, after });
+                    .tx_written(&mut plan, n, &mut DriveHost::new(qp, after));
                 if plan.is_empty() {
                     pool::give_tx(plan);
                 } else {
@@ -140,7 +140,7 @@ fn tx_turns<'a>(
                 tracing::debug!(qp = qp.num, %error, "send failed");
                 pool::give_tx(plan);
                 if error.raw_os_error() == Some(libc::EFAULT) {
-                    g.machine.abort(&mut DriveHost { qp, after });
+                    g.machine.abort(&mut DriveHost::new(qp, after));
                 } else if g.machine.is_connectionless() {
                     // What the peer sent before it left may still be there.
                     g.left.tx = true;
@@ -172,7 +172,7 @@ pub(super) fn broken(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, Guarded>, after: 
     if g.link.is_none() {
         return;
     }
-    g.machine.stream_failed(&mut DriveHost { qp, after });
+    g.machine.stream_failed(&mut DriveHost::new(qp, after));
     qp.drop_link(g, after);
 }
 
@@ -204,10 +204,7 @@ pub(super) fn rx(qp: &Arc<QpInner>) {
             g.partial.take().map_or_else(pool::take_rx, Ok),
             pool::take_rx_plan(),
         ) else {
-            g.machine.abort(&mut DriveHost {
-                qp,
-                after: &mut after,
-            });
+            g.machine.abort(&mut DriveHost::new(qp, &mut after));
             break;
         };
         // An empty look must be cheap: the table is locked only when the plan names memory of the program.
@@ -244,22 +241,14 @@ pub(super) fn rx(qp: &Arc<QpInner>) {
             Ok(0) if peer_left(qp, &mut g, &buffer, true, &mut after) => {}
             Ok(0) => {
                 g.eof = true;
-                g.machine.rx_eof(
-                    &mut buffer,
-                    &mut DriveHost {
-                        qp,
-                        after: &mut after,
-                    },
-                );
+                g.machine
+                    .rx_eof(&mut buffer, &mut DriveHost::new(qp, &mut after));
             }
             Ok(n) => {
                 more = n == plan.room() && left > n;
                 left = left.saturating_sub(n);
                 let memory = qp.ctx.memory.read();
-                let mut host = DriveHost {
-                    qp,
-                    after: &mut after,
-                };
+                let mut host = DriveHost::new(qp, &mut after);
                 let mut env = Env {
                     memory: &memory,
                     crc32c: crc32c_append,
@@ -279,10 +268,7 @@ pub(super) fn rx(qp: &Arc<QpInner>) {
                 if left {
                     // Nothing that the program sees.
                 } else if error.raw_os_error() == Some(libc::EFAULT) {
-                    g.machine.abort(&mut DriveHost {
-                        qp,
-                        after: &mut after,
-                    });
+                    g.machine.abort(&mut DriveHost::new(qp, &mut after));
                 } else {
                     broken(qp, &mut g, &mut after);
                 }
@@ -322,7 +308,7 @@ fn peer_left(
 ) -> bool {
     let left = g
         .machine
-        .peer_left(buffer, complete, &mut DriveHost { qp, after });
+        .peer_left(buffer, complete, &mut DriveHost::new(qp, after));
     if left {
         left::leave(qp, g);
     }
@@ -361,7 +347,7 @@ fn resume(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, Guarded>, after: &mut After)
     let mut plan = plan;
     plan.clear();
     let memory = qp.ctx.memory.read();
-    let mut host = DriveHost { qp, after };
+    let mut host = DriveHost::new(qp, after);
     let mut env = Env {
         memory: &memory,
         crc32c: crc32c_append,
@@ -458,7 +444,8 @@ fn discard<'a>(
         Some(true) => {
             g.eof = true;
             if let Ok(mut buffer) = g.partial.take().map_or_else(pool::take_rx, Ok) {
-                g.machine.rx_eof(&mut buffer, &mut DriveHost { qp, after });
+                g.machine
+                    .rx_eof(&mut buffer, &mut DriveHost::new(qp, after));
                 pool::give_rx(buffer);
             }
         }

@@ -297,13 +297,9 @@ impl QueuePair {
         let mut after = After::default();
         let result = {
             let mut g = self.inner.state.lock();
-            let result = g.machine.modify(
-                to,
-                &mut DriveHost {
-                    qp: &self.inner,
-                    after: &mut after,
-                },
-            );
+            let result = g
+                .machine
+                .modify(to, &mut DriveHost::new(&self.inner, &mut after));
             self.inner.settle(&mut g, &mut after);
             result
         };
@@ -330,6 +326,7 @@ impl QueuePair {
             match verdict {
                 Verdict::Send => {
                     self.inner.drive_tx();
+                    self.inner.state.lock().cork.sent();
                 }
                 Verdict::PutOff => self.inner.put_off(),
                 Verdict::Join => {}
@@ -362,10 +359,7 @@ impl QueuePair {
             if self.inner.is_destroyed() {
                 return Err((0, PostError::InvalidState.into()));
             }
-            let mut host = DriveHost {
-                qp: &self.inner,
-                after: &mut after,
-            };
+            let mut host = DriveHost::new(&self.inner, &mut after);
             for (i, wr) in wrs.iter().enumerate() {
                 if let Err(e) = g.machine.post_recv(wr, &mut host) {
                     result = Err((i, e.into()));
@@ -440,7 +434,7 @@ impl QpInner {
         let g = &mut *g;
         let mut bytes = 0;
         for (i, wr) in wrs.iter().enumerate() {
-            let mut host = DriveHost { qp: self, after };
+            let mut host = DriveHost::new(self, after);
             if let Err(e) = g.machine.post_send(wr, &mut host) {
                 return (Err((i, e)), g.cork.send());
             }
@@ -499,13 +493,7 @@ impl QpInner {
         let mut after = After::default();
         let result = {
             let mut g = self.state.lock();
-            let result = f(
-                &mut g.machine,
-                &mut DriveHost {
-                    qp: self,
-                    after: &mut after,
-                },
-            );
+            let result = f(&mut g.machine, &mut DriveHost::new(self, &mut after));
             self.settle(&mut g, &mut after);
             result
         };
@@ -562,10 +550,8 @@ impl QpInner {
                 // Nobody would drive it: as if the stream had broken.
                 (g.link, g.cm) = (None, None);
                 let mut after = After::default();
-                g.machine.stream_failed(&mut DriveHost {
-                    qp: self,
-                    after: &mut after,
-                });
+                g.machine
+                    .stream_failed(&mut DriveHost::new(self, &mut after));
                 drop(g);
                 after.run(self);
                 return Err(e.into());
