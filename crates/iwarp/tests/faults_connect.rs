@@ -10,7 +10,7 @@ use iwarp::{Error, SendOp, State, WcStatus};
 use iwarp_proto::mpa::startup::{EnhancedPrefix, Flags, FrameKind};
 use iwarp_proto::rdmap::{Opcode, TerminateCode};
 use std::net::{IpAddr, SocketAddr, TcpListener};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 fn listener(ip: IpAddr) -> (TcpListener, SocketAddr) {
     let listener = TcpListener::bind(SocketAddr::new(ip, 0)).unwrap();
@@ -282,6 +282,27 @@ fn established_comes_before_disconnected_however_short_the_connection() {
             }
         }
     });
+}
+
+#[test]
+fn the_end_does_not_follow_the_first_message_at_once() {
+    // siw's kernel does not survive an end that it sees before the RTR message.
+    for destroy in [false, true] {
+        let apart = (0..5).any(|_| {
+            let end = End::new(V4, &config());
+            let mut wire = responder(&end, &Hello::enhanced(true, false));
+            if destroy {
+                end.qp.destroy();
+            } else {
+                end.id.disconnect().unwrap();
+            }
+            // Late is late enough once in five times, however busy the machine is.
+            let apart = wire.stays_open(Duration::from_millis(20));
+            assert!(wire.ends());
+            apart
+        });
+        assert!(apart, "destroy: {destroy}");
+    }
 }
 
 #[test]

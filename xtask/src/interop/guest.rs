@@ -288,8 +288,39 @@ impl Running {
     ///
     /// # Errors
     /// When the guest is gone.
-    pub(super) fn wait(mut self) -> Result<Output> {
-        while self.more()? {}
+    pub(super) fn wait(self) -> Result<Output> {
+        self.finish(None)
+    }
+
+    /// Waits for its end, but not longer than so many seconds: then the output has status 124, and the command is killed.
+    ///
+    /// # Errors
+    /// When the guest is gone.
+    pub(super) fn wait_at_most(self, seconds: u64) -> Result<Output> {
+        self.finish(Some(Instant::now() + Duration::from_secs(seconds)))
+    }
+
+    fn finish(mut self, end: Option<Instant>) -> Result<Output> {
+        if end.is_some() {
+            self.stream
+                .set_read_timeout(Some(Duration::from_millis(200)))?;
+        }
+        loop {
+            match self.more() {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) => match end {
+                    Some(end) if Instant::now() < end => {}
+                    Some(_) => {
+                        return Ok(Output {
+                            code: 124,
+                            text: String::from_utf8_lossy(&self.seen).into_owned(),
+                        });
+                    }
+                    None => return Err(error),
+                },
+            }
+        }
         let at = self
             .seen
             .iter()

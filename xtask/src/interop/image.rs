@@ -1,4 +1,8 @@
 //! The guest: Debian's kernel, siw built from Debian's source in two variants, and a small file system.
+//!
+//! To have more in the guest: a kernel module is a line in [`MODULES`], with what it depends on (`modprobe NAME` in the guest then
+//! loads it); a program is a line in [`PROGRAMS`], and its package a line in `debian.rs` if it is not there yet. Libraries come along.
+//! `cargo xtask interop siw --exec 'modprobe ib_iser && lsmod'` shows whether it works.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::os::unix::fs::{PermissionsExt, symlink};

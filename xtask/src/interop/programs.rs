@@ -39,6 +39,16 @@ const PROGRAMS: &[Program] = &[
         server: "rdma_xserver -p {port} -c r",
         client: "rdma_xclient -s {addr} -p {port} -c r",
     },
+    Program {
+        name: "rstream",
+        server: "rstream -b {addr} -p {port} -S 65536 -C 20 -I 20 -T v",
+        client: "rstream -s {addr} -p {port} -S 65536 -C 20 -I 20 -T v",
+    },
+    Program {
+        name: "rstream-64",
+        server: "rstream -b {addr} -p {port} -S 64 -C 1 -I 100 -T v",
+        client: "rstream -s {addr} -p {port} -S 64 -C 1 -I 100 -T v",
+    },
 ];
 
 /// Programs of perftest.
@@ -52,7 +62,7 @@ const PERFTEST: &[&str] = &[
 ];
 
 /// How long one of them may take in an emulated machine.
-const LIMIT: u64 = 60;
+pub(super) const LIMIT: u64 = 60;
 
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
@@ -73,10 +83,10 @@ pub(super) fn cases() -> Vec<Case> {
                 ));
             }
             for name in PERFTEST {
-                let sizes: &[u32] = match (net, name.ends_with("_bw")) {
-                    (Net::Tap, true) => &[2, 4096, 65536, 1 << 20],
-                    (Net::User, true) => &[65536],
-                    (_, false) => &[64],
+                let sizes: &[u32] = if name.ends_with("_bw") {
+                    &[2, 4096, 65536, 1 << 20]
+                } else {
+                    &[2, 64, 65536]
                 };
                 for &size in sizes {
                     cases.push(case(
@@ -104,20 +114,47 @@ fn plain(lab: &Lab, case: &Case, program: &Program) -> Result<String> {
     Ok(String::new())
 }
 
-fn perftest(lab: &Lab, case: &Case, name: &str, size: u32) -> Result<String> {
-    let rounds = if size >= 1 << 20 { 10 } else { 100 };
-    let device = match case.net {
+/// The words of a program of perftest in the guest, without the address of the server.
+pub(super) fn words(name: &str, size: u32, rounds: u32, net: Net) -> String {
+    let device = match net {
         Net::User => "siw_user",
         Net::Tap => "siw_tap",
     };
+    format!("{} -d {device}", our_words(name, size, rounds))
+}
+
+fn our_words(name: &str, size: u32, rounds: u32) -> String {
     // Both measure; the longer queue of bandwidth tests must not be longer than the test.
     let depth = if name.ends_with("_bw") { " -t 8" } else { "" };
-    let words = format!("{name} -R -F -p {{port}} -s {size} -n {rounds}{depth}");
-    let (ours, theirs) = match case.we {
-        We::Connect => (format!("{words} {{addr}}"), format!("{words} -d {device}")),
-        We::Serve => (words.clone(), format!("{words} -d {device} {{addr}}")),
-    };
-    let both = lab.talk(case, &ours, &theirs, LIMIT)?;
+    format!("{name} -R -F -p {{port}} -s {size} -n {rounds}{depth}")
+}
+
+fn run_perftest(lab: &Lab, case: &Case, name: &str, size: u32, rounds: u32) -> Result<Both> {
+    let (ours, theirs) = (
+        our_words(name, size, rounds),
+        words(name, size, rounds, case.net),
+    );
+    match case.we {
+        We::Connect => lab.talk(case, &format!("{ours} {{addr}}"), &theirs, LIMIT),
+        We::Serve => lab.talk(case, &ours, &format!("{theirs} {{addr}}"), LIMIT),
+    }
+}
+
+/// What the client measures.
+pub(super) fn measure(
+    lab: &Lab,
+    case: &Case,
+    name: &str,
+    size: u32,
+    rounds: u32,
+) -> Result<String> {
+    let both = run_perftest(lab, case, name, size, rounds)?;
+    figure(&both, name, size, case.we)
+}
+
+fn perftest(lab: &Lab, case: &Case, name: &str, size: u32) -> Result<String> {
+    let rounds = if size >= 1 << 20 { 10 } else { 100 };
+    let both = run_perftest(lab, case, name, size, rounds)?;
     // siw reports a Send as failed that was being sent when the peer's FIN came: the last one, if we are quick.
     let quirk = both.theirs.code == 1
         && both.theirs.text.contains("Bad wc status 2")
@@ -127,8 +164,7 @@ fn perftest(lab: &Lab, case: &Case, name: &str, size: u32) -> Result<String> {
     } else {
         both.succeeded()?
     };
-    let figure = figure(&both, name, size, case.we)
-        .with_context(|| format!("no result in: {}", both.ours.text))?;
+    let figure = figure(&both, name, size, case.we)?;
     Ok(if quirk {
         format!("{figure}; siw: last Send failed by our FIN")
     } else {
@@ -136,12 +172,17 @@ fn perftest(lab: &Lab, case: &Case, name: &str, size: u32) -> Result<String> {
     })
 }
 
-/// What the client measured: MB/s or microseconds.
-fn figure(both: &Both, name: &str, size: u32, we: We) -> Option<String> {
+/// What the client measured.
+fn figure(both: &Both, name: &str, size: u32, we: We) -> Result<String> {
     let text = match we {
         We::Connect => &both.ours.text,
         We::Serve => &both.theirs.text,
     };
+    value(text, name, size).with_context(|| format!("no result in: {text}"))
+}
+
+/// MB/s or microseconds.
+pub(super) fn value(text: &str, name: &str, size: u32) -> Option<String> {
     let row: Vec<&str> = text
         .lines()
         .map(|line| line.split_whitespace().collect::<Vec<_>>())

@@ -196,6 +196,14 @@ impl QueuePair {
         }
     }
 
+    /// As initiator: an RTR message was agreed on, and nothing shows yet that the responder has read it.
+    pub fn awaits_answer(&self) -> bool {
+        self.tx
+            .stream
+            .is_some_and(|stream| stream.initiator && stream.rtr.is_some())
+            && !self.rx.seen_fpdu
+    }
+
     /// As initiator: says something that means nothing, if we have spoken and nothing has come back yet. Returns whether
     /// the peer is still silent.
     ///

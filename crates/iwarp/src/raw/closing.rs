@@ -4,7 +4,7 @@ use super::after::{After, DriveHost};
 use super::events::AsyncEventKind;
 use super::left::Left;
 use super::linger;
-use super::qp::{Guarded, QpInner, TIMER_LINGER};
+use super::qp::{Guarded, QpInner, TIMER_CLOSE, TIMER_LINGER};
 use crate::sys::poller::Interest;
 use iwarp_rnic::qp::{Events, RxInterest, StreamWish};
 use parking_lot::MutexGuard;
@@ -23,6 +23,7 @@ impl QpInner {
         }
         match g.machine.stream_wish() {
             StreamWish::Keep => {}
+            StreamWish::ShutdownWrite if self.put_off_close(g) => {}
             StreamWish::ShutdownWrite => {
                 if let Some(link) = g.link.as_ref().filter(|l| !l.engine.is_foreign()) {
                     let _ = link.stream.shutdown_write();
@@ -60,6 +61,25 @@ impl QpInner {
         }
         after.established |= g.established;
         self.update_interest(g);
+    }
+
+    /// Whether the end of the stream has to wait; a timer brings it up again.
+    fn put_off_close(&self, g: &mut Guarded) -> bool {
+        let Some(link) = &g.link else { return false };
+        let Some(wait) = linger::too_early(&g.machine, link) else {
+            return false;
+        };
+        if !g.close_timer {
+            g.close_timer = true;
+            link.engine.after(wait, link.token, TIMER_CLOSE);
+        }
+        true
+    }
+
+    /// The time for that is over.
+    pub(super) fn close_timer(self: &Arc<Self>) {
+        self.state.lock().close_timer = false;
+        self.with_machine(|_, _| ());
     }
 
     /// The stream is of no use any more.
@@ -123,9 +143,13 @@ impl QpInner {
         if link {
             self.drive_tx();
         }
+        let mut wait = None;
         let link = {
             let mut g = self.state.lock();
             let g = &mut *g;
+            if let Some(link) = &g.link {
+                wait = linger::too_early(&g.machine, link);
+            }
             g.machine.abort(&mut DriveHost::new(self, &mut after));
             g.machine.stream_gone(&mut DriveHost::new(self, &mut after));
             (g.link.take(), g.stalled.take())
@@ -136,7 +160,7 @@ impl QpInner {
         self.ctx.leave_qp(self.num, &counters);
         self.forget_events();
         if let (Some(link), stalled) = link {
-            linger::leave(self, &link, stalled.is_some());
+            linger::leave(self, &link, stalled.is_some(), wait);
         }
     }
     /// The stream is being ended, and some time has passed.

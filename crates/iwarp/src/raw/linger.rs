@@ -5,19 +5,60 @@
 
 use super::qp::{Link, QpInner};
 use crate::engine::{Engine, Source};
+use crate::sys::exit;
 use crate::sys::poller::Interest;
+use iwarp_rnic::qp::QueuePair as Machine;
 use std::io::ErrorKind;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Once};
 use std::time::Duration;
+
+/// How old a connection has to be for its end, unless the responder has spoken.
+///
+/// siw as responder that waits for the RTR message takes the kernel down with it (`BUG` in `iwcm.c`) if the end of the stream
+/// comes before it has looked at that message, which it may overlook for a while. An emulated one has needed 30 ms.
+const MATURITY: Duration = Duration::from_millis(50);
+
+/// How long to wait until the end of this stream may be sent; `None` if it may be sent now.
+pub(super) fn too_early(machine: &Machine, link: &Link) -> Option<Duration> {
+    if !machine.awaits_answer() || link.engine.is_foreign() {
+        return None;
+    }
+    MATURITY
+        .checked_sub(link.start.elapsed())
+        .filter(|wait| !wait.is_zero())
+}
 
 struct Linger {
     link: Arc<Link>,
     token: u64,
     engine: Arc<Engine>,
+    /// Its end is put off.
+    waits: AtomicBool,
 }
 
-/// Gives a stream up. `cut` tells that an FPDU was sent in part: then the peer has to see a reset.
-pub(super) fn leave(qp: &Arc<QpInner>, link: &Arc<Link>, cut: bool) {
+impl Linger {
+    fn waits_no_more(&self) {
+        if self.waits.swap(false, Ordering::Relaxed) {
+            PUT_OFF.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Linger {
+    fn drop(&mut self) {
+        self.waits_no_more();
+    }
+}
+
+const TIMER_END: u32 = 0;
+const TIMER_SHUTDOWN: u32 = 1;
+
+/// Streams whose end is put off. A process does not end before they have ended.
+static PUT_OFF: AtomicU32 = AtomicU32::new(0);
+
+/// Gives a stream up. `cut` tells that an FPDU was sent in part: then the peer has to see a reset. Its end is sent after `wait`.
+pub(super) fn leave(qp: &Arc<QpInner>, link: &Arc<Link>, cut: bool, wait: Option<Duration>) {
     link.engine.remove(&link.stream, link.token);
     if link.engine.is_foreign() {
         // In a child of the process whose connection this is: closing the descriptor is all that concerns nobody else.
@@ -27,9 +68,11 @@ pub(super) fn leave(qp: &Arc<QpInner>, link: &Arc<Link>, cut: bool) {
         link.stream.abort();
         return;
     }
-    let _ = link.stream.shutdown_write();
-    if drained(link) {
-        return;
+    if wait.is_none() {
+        let _ = link.stream.shutdown_write();
+        if drained(link) {
+            return;
+        }
     }
     let engine = Arc::clone(&link.engine);
     let token = engine.token();
@@ -37,12 +80,33 @@ pub(super) fn leave(qp: &Arc<QpInner>, link: &Arc<Link>, cut: bool) {
         link: Arc::clone(link),
         token,
         engine: Arc::clone(&engine),
+        waits: AtomicBool::new(wait.is_some()),
     });
+    if wait.is_some() {
+        static ONCE: Once = Once::new();
+        ONCE.call_once(|| exit::at_exit(end_of_process));
+        PUT_OFF.fetch_add(1, Ordering::Relaxed);
+    }
     if engine
         .add(&link.stream, token, Interest::READ, linger)
         .is_ok()
     {
-        engine.after(qp.ctx.config.linger.min(Duration::from_secs(2)), token, 0);
+        if let Some(wait) = wait {
+            engine.after(wait, token, TIMER_SHUTDOWN);
+        }
+        let limit = qp.ctx.config.linger.min(Duration::from_secs(2));
+        engine.after(limit + wait.unwrap_or_default(), token, TIMER_END);
+    }
+}
+
+/// The engine's thread still runs while the exit handlers do.
+fn end_of_process() {
+    let step = Duration::from_millis(2);
+    for _ in 0..(MATURITY.as_millis() / step.as_millis()) {
+        if PUT_OFF.load(Ordering::Relaxed) == 0 {
+            break;
+        }
+        std::thread::sleep(step);
     }
 }
 
@@ -67,7 +131,12 @@ impl Source for Linger {
         true
     }
 
-    fn timer(self: Arc<Self>, _: u32) {
-        self.engine.remove(&self.link.stream, self.token);
+    fn timer(self: Arc<Self>, kind: u32) {
+        if kind == TIMER_SHUTDOWN {
+            let _ = self.link.stream.shutdown_write();
+            self.waits_no_more();
+        } else {
+            self.engine.remove(&self.link.stream, self.token);
+        }
     }
 }

@@ -31,7 +31,7 @@ use parking_lot::Mutex;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub(super) const TIMER_HOLD: u32 = 1;
 pub(super) const TIMER_LINGER: u32 = 2;
@@ -39,6 +39,7 @@ pub(super) const TIMER_FLUSH: u32 = 4;
 pub(super) const TIMER_FIRST_MESSAGE: u32 = 3;
 pub(super) const TIMER_SPEAK_FIRST: u32 = 5;
 pub(super) const TIMER_LEFT: u32 = 6;
+pub(super) const TIMER_CLOSE: u32 = 7;
 /// Nudges of a silent responder: this one and those with the next numbers, one after the other.
 pub(super) const TIMER_NUDGE: u32 = 16;
 /// How long a responder may be silent before each of them. An emulated siw has needed 30 ms.
@@ -102,6 +103,8 @@ pub(super) struct Link {
     pub(super) flow: Option<Flow>,
     pub(super) token: u64,
     pub(super) engine: Arc<Engine>,
+    /// When full operation began.
+    pub(super) start: Instant,
 }
 
 pub(super) struct Guarded {
@@ -123,6 +126,8 @@ pub(super) struct Guarded {
     pub(super) held_since: u64,
     /// A timer for it is set.
     pub(super) hold_timer: bool,
+    /// A timer will bring up the end of the stream again.
+    pub(super) close_timer: bool,
     pub(super) eof: bool,
     /// The peer has gone, and the program is not told.
     pub(super) left: Left,
@@ -210,6 +215,7 @@ impl QueuePair {
                     cm: None,
                     held_since: 0,
                     hold_timer: false,
+                    close_timer: false,
                     eof: false,
                     left: Left::default(),
                     established: false,
@@ -513,6 +519,7 @@ impl QpInner {
             flow: handover.flow,
             token,
             engine: Arc::clone(&engine),
+            start: Instant::now(),
         });
         {
             let mut g = self.state.lock();
@@ -538,6 +545,7 @@ impl QpInner {
             (g.interest, g.resting) = (Interest::READ, false);
             (g.held_since, g.hold_timer, g.ending) = (0, false, None);
             (g.eof, g.established, g.left) = (false, false, Left::default());
+            g.close_timer = false;
             (g.stalled, g.partial) = (None, None);
             // Under the lock, so that nobody changes the interest before it exists.
             let watched = engine.add(

@@ -1,0 +1,91 @@
+//! Figures: us with siw beside siw with itself, in the same guest. They are of an emulated processor: good for comparing these
+//! columns with each other and for nothing else.
+
+use anyhow::{Context as _, Result};
+
+use super::cases::{Case, Settings, We};
+use super::guest::{Guest, Net};
+use super::lab::Lab;
+use super::programs;
+
+/// What is measured: program, octets, rounds.
+const PROGRAMS: &[(&str, u32, u32)] = &[
+    ("ib_write_bw", 65536, 300),
+    ("ib_send_bw", 65536, 300),
+    ("ib_read_bw", 65536, 300),
+    ("ib_write_lat", 64, 500),
+    ("ib_send_lat", 64, 500),
+];
+
+/// Who is the client, who the server, and how.
+const PAIRS: &[(&str, We, Settings)] = &[
+    ("us->siw", We::Connect, &[]),
+    ("no CRC", We::Connect, &[("IWARP_CRC", "off")]),
+    ("siw->us", We::Serve, &[]),
+    ("no CRC", We::Serve, &[("IWARP_CRC", "off")]),
+];
+
+/// The median of so many.
+const ROUNDS: usize = 3;
+
+/// Measures, and returns a table.
+///
+/// # Errors
+/// When the guest is gone.
+pub(super) fn table(lab: &Lab) -> Result<String> {
+    let mut text = format!("{:20}", "TAP, MSS 1460");
+    for (title, ..) in PAIRS {
+        text.push_str(&format!("{title:>14}"));
+    }
+    text.push_str(&format!("{:>14}\n", "siw->siw"));
+    // Its own address is reached over the loopback device, so that gets the segment size of the TAP device.
+    lab.guest.must("ip link set lo mtu 1500", 20)?;
+    for &(name, size, rounds) in PROGRAMS {
+        text.push_str(&format!("{:20}", format!("{name} {size}")));
+        for (_, we, settings) in PAIRS {
+            let case = Case {
+                name: String::new(),
+                driver: "",
+                settings,
+                net: Net::Tap,
+                we: *we,
+                run: Box::new(|_, _| Ok(String::new())),
+            };
+            let all = (0..ROUNDS).map(|_| programs::measure(lab, &case, name, size, rounds));
+            text.push_str(&column(all));
+        }
+        let all = (0..ROUNDS).map(|round| alone(lab, name, size, rounds, round));
+        text.push_str(&column(all));
+        text.push('\n');
+    }
+    lab.guest.must("ip link set lo mtu 65536", 20)?;
+    Ok(text)
+}
+
+/// The median of the values with their unit.
+fn column(all: impl Iterator<Item = Result<String>>) -> String {
+    let mut values: Vec<(f64, String)> = all
+        .filter_map(Result::ok)
+        .filter_map(|text| Some((text.split_whitespace().next()?.parse().ok()?, text)))
+        .collect();
+    values.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let median = values.get(values.len() / 2);
+    format!("{:>14}", median.map_or("-", |(_, text)| text))
+}
+
+/// Both ends in the guest.
+fn alone(lab: &Lab, name: &str, size: u32, rounds: u32, round: usize) -> Result<String> {
+    let address = Guest::address(Net::Tap);
+    let port = 7200 + round;
+    let words = programs::words(name, size, rounds, Net::Tap).replace("{port}", &port.to_string());
+    let server = lab.guest.start_command(&words, programs::LIMIT)?;
+    let listens = format!(
+        "for i in $(seq 200); do grep -q ':{port:04X} 00000000:0000 0A' /proc/net/tcp && exit 0; usleep 50000; done; exit 1"
+    );
+    lab.guest.must(&listens, 30)?;
+    let client = lab
+        .guest
+        .run(&format!("{words} {address}"), programs::LIMIT)?;
+    let _ = server.wait_at_most(5)?;
+    programs::value(&client.text, name, size).with_context(|| client.text.clone())
+}
