@@ -55,11 +55,17 @@ pub(super) struct Guest {
 }
 
 impl Guest {
-    /// Starts it and waits until it takes commands. `tap` needs root.
+    /// Starts it and waits until it takes commands. `tap` needs root; `record` keeps all packets of the user-mode network.
     ///
     /// # Errors
     /// When QEMU or the network cannot be started, or the guest does not answer in time.
-    pub(super) fn start(image: &Image, cache: &Path, tap: bool, log: &mut Log) -> Result<Self> {
+    pub(super) fn start(
+        image: &Image,
+        cache: &Path,
+        tap: bool,
+        record: bool,
+        log: &mut Log,
+    ) -> Result<Self> {
         let console = cache.join("console.log");
         let ports = free_ports(GUEST_PORTS.len() + 1)?;
         let forwards: Vec<_> = GUEST_PORTS.zip(ports.iter().copied()).collect();
@@ -99,6 +105,13 @@ impl Guest {
                 &format!("tap,id=tap,ifname={device},script=no,downscript=no"),
                 "-device",
                 &format!("{},{plain}", card("tap", 3)),
+            ]);
+        }
+        if record {
+            let file = cache.join("user-network.pcap");
+            command.args([
+                "-object",
+                &format!("filter-dump,id=dump,netdev=user,file={}", file.display()),
             ]);
         }
         let out = File::create(cache.join("qemu.log"))?;

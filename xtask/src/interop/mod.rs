@@ -125,7 +125,7 @@ fn siw(args: &SiwArgs) -> Result<bool> {
         log.say("not root: cases over the TAP device are left out");
     }
     let start = Instant::now();
-    let guest = Guest::start(&image, &cache, tap, &mut log)?;
+    let guest = Guest::start(&image, &cache, tap, args.capture, &mut log)?;
     log.say(format!(
         "the guest is up: Linux {}, {:.0} s",
         image.release,
