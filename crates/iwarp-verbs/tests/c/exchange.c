@@ -25,7 +25,7 @@ struct end {
 /* What the passive end tells in its private data. */
 struct target {
 	uint64_t addr;
-	uint32_t rkey;
+	uint64_t rkey;
 };
 
 static int port;
@@ -65,9 +65,8 @@ static void make(struct end *e, int shared)
 	}
 	attr.send_cq = attr.recv_cq = e->cq;
 	NEED(rdma_create_qp(e->id, e->pd, &attr) == 0);
-	e->buffer = aligned_alloc(64, SIZE + 64);
+	e->buffer = calloc(1, SIZE);
 	NEED(e->buffer);
-	memset(e->buffer, 0, SIZE + 64);
 	e->mr = ibv_reg_mr(e->pd, e->buffer, SIZE,
 			   IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
 				   IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND);
