@@ -81,6 +81,12 @@ const PACKAGES: &[Package] = &[
         why: "a TCP program for the preload library",
     },
     Package {
+        name: "python3-pyverbs",
+        proof: Proof::File("/usr/lib/python3/dist-packages/pyverbs/__init__.py"),
+        needed_by: &["apps"],
+        why: "rdma-core's own tests",
+    },
+    Package {
         name: "libibverbs-dev",
         proof: Proof::File("/usr/include/infiniband/verbs.h"),
         needed_by: &[],
@@ -95,8 +101,8 @@ const PACKAGES: &[Package] = &[
     Package {
         name: "valgrind",
         proof: Proof::Program("valgrind"),
-        needed_by: &["instructions"],
-        why: "counts instructions, which no busy neighbour changes",
+        needed_by: &["instructions", "apps"],
+        why: "counts instructions, which no busy neighbour changes; checks accesses to memory",
     },
     Package {
         name: "iproute2",

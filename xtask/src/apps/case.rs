@@ -64,21 +64,18 @@ impl Case {
     }
 
     /// It needs an interface that is not loopback.
-    #[allow(dead_code, reason = "for programs that skip loopback")]
     pub(super) fn wire(mut self) -> Self {
         self.wire = true;
         self
     }
 
     /// It runs with `--all` only.
-    #[allow(dead_code, reason = "for cases that take long")]
     pub(super) fn long(mut self) -> Self {
         self.long = true;
         self
     }
 
     /// How long all its programs together may take.
-    #[allow(dead_code, reason = "for cases that take longer than others")]
     pub(super) fn limit(mut self, seconds: u64) -> Self {
         self.limit = Duration::from_secs(seconds);
         self

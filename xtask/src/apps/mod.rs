@@ -32,8 +32,10 @@
 //! `cargo xtask test --only tidy` fails when the table and the cases differ.
 
 mod case;
+mod checked;
 mod enumerate;
 mod program;
+mod pyverbs;
 mod rdmacm;
 mod stage;
 mod table;
@@ -83,10 +85,15 @@ pub(crate) struct AppsArgs {
 
 /// All cases, in the order of the README's table.
 fn all() -> Vec<Case> {
-    [enumerate::cases(), rdmacm::cases()]
-        .into_iter()
-        .flatten()
-        .collect()
+    [
+        enumerate::cases(),
+        rdmacm::cases(),
+        pyverbs::cases(),
+        checked::cases(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 /// Everything together; it only ends a hang, for each case has its own limit.

@@ -16,7 +16,6 @@ use super::case::{Case, Verdict};
 use super::program::{POLL_INTERVAL, Program};
 
 /// The address of the interface of [`Case::wire`]; `::2` and `.2` are the other end.
-#[allow(dead_code, reason = "for programs that skip loopback")]
 pub(super) const WIRE_V4: &str = "10.77.0.1";
 #[allow(dead_code, reason = "for programs that skip loopback")]
 pub(super) const WIRE_V6: &str = "fd77::1";
@@ -90,7 +89,7 @@ pub(super) struct Stage {
     /// First, so that it goes first: with the process that holds the namespaces everything in them ends.
     holder: Option<Holder>,
     isolation: Isolation,
-    iwarp: PathBuf,
+    prefix: PathBuf,
     dir: PathBuf,
     log: PathBuf,
     deadline: Instant,
@@ -130,7 +129,7 @@ impl Stage {
         Ok(Self {
             holder,
             isolation: setting.isolation,
-            iwarp: setting.prefix.join("bin/iwarp"),
+            prefix: setting.prefix.to_owned(),
             dir,
             log: setting.logs.join(name),
             deadline,
@@ -141,9 +140,13 @@ impl Stage {
     }
 
     /// A directory that the programs may write to; they start in it.
-    #[allow(dead_code, reason = "for programs that read and write files")]
     pub(super) fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// The folder that has our libraries under their usual names.
+    pub(super) fn libraries(&self) -> PathBuf {
+        self.prefix.join("lib/iwarp")
     }
 
     /// A port that nothing uses. Programs with a fixed port can have it, too, if there are namespaces.
@@ -175,7 +178,7 @@ impl Stage {
         variables: &[(&str, &str)],
         words: &[&str],
     ) -> Result<Program> {
-        let iwarp = self.iwarp.display().to_string();
+        let iwarp = self.prefix.join("bin/iwarp").display().to_string();
         let mut all = vec![iwarp.as_str(), "run"];
         all.extend(options);
         all.push("--");
@@ -189,7 +192,6 @@ impl Stage {
     ///
     /// # Errors
     /// When it cannot be started.
-    #[allow(dead_code, reason = "for helpers that use no verbs")]
     pub(super) fn start_plain(&self, words: &[&str]) -> Result<Program> {
         self.launch(&mut self.command(words), words.join(" "), None)
     }
@@ -223,6 +225,8 @@ impl Stage {
                 all.extend(["--preserve-credentials", "--user"].map(String::from));
             }
             all.extend(["--net", "--pid", "--mount"].map(String::from));
+            // Entering a mount namespace leaves the directory.
+            all.push(format!("--wd={}", self.dir.display()));
             all.extend(["--target".into(), holder.inside.to_string(), "--".into()]);
         }
         if rustix::process::geteuid().is_root() {

@@ -1,0 +1,222 @@
+//! Programs under memory checkers: valgrind's memcheck on the libraries as they are, and AddressSanitizer with an
+//! instrumented build of them.
+//!
+//! Leaks are looked for in our own programs only: Debian's leave some of their memory to the system.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+
+use super::case::{Case, Verdict, expect, expect_lines};
+use super::program::Program;
+use super::pyverbs;
+use super::stage::Stage;
+
+const MEMCHECK: [&str; 4] = [
+    "valgrind",
+    "--tool=memcheck",
+    "--quiet",
+    "--error-exitcode=99",
+];
+const LEAKS: [&str; 2] = ["--leak-check=full", "--errors-for-leak-kinds=definite"];
+/// What is known of perftest, each with its reason.
+const SUPPRESSIONS: &str = include_str!("perftest.supp");
+/// C programs of crates/iwarp-verbs/tests/c.
+const OWN: [&str; 3] = ["exchange", "misuse", "misuse_cm"];
+
+/// The cases of this file.
+pub(super) fn cases() -> Vec<Case> {
+    vec![
+        Case::new("valgrind", "`rping`, both ends", |stage| {
+            rping(stage, &[], &MEMCHECK)
+        })
+        .needs(&["valgrind", "rdmacm-utils"]),
+        Case::new("valgrind", "`ib_write_bw -R`, both ends", |stage| {
+            let file = stage.dir().join("perftest.supp");
+            std::fs::write(&file, SUPPRESSIONS)?;
+            let known = format!("--suppressions={}", file.display());
+            let mut checker = MEMCHECK.to_vec();
+            checker.push(&known);
+            write_bw(stage, &[], &checker, 200)
+        })
+        .needs(&["valgrind", "perftest"]),
+        Case::new("valgrind", "own programs, with leaks", |stage| {
+            let checker: Vec<&str> = MEMCHECK.into_iter().chain(LEAKS).collect();
+            own(stage, &[], &checker)
+        })
+        .needs(&["valgrind", "libibverbs-dev", "librdmacm-dev"]),
+        Case::new(
+            "AddressSanitizer",
+            "`rping`, `ib_write_bw -R`, own programs with leaks, rdma-core's own tests",
+            sanitized,
+        )
+        .needs(&[
+            "rdmacm-utils",
+            "perftest",
+            "libibverbs-dev",
+            "librdmacm-dev",
+            "python3-pyverbs",
+        ])
+        .wire()
+        .long()
+        .limit(900),
+    ]
+}
+
+/// Variables and words in front of a program.
+type Setting<'a> = (&'a [(&'a str, &'a str)], &'a [&'a str]);
+
+fn start(stage: &Stage, (variables, checker): Setting<'_>, words: &[&str]) -> Result<Program> {
+    let all: Vec<&str> = checker.iter().chain(words).copied().collect();
+    stage.start_with(&[], None, variables, &all)
+}
+
+/// A server and a client of rping; the checker's exit code becomes theirs.
+fn rping(stage: &Stage, variables: &[(&str, &str)], checker: &[&str]) -> Result<Verdict> {
+    let how = (variables, checker);
+    let port = stage.port()?;
+    let number = port.to_string();
+    let common = ["-a", "127.0.0.1", "-p", &number, "-C", "10", "-V", "-v"];
+    let words = |side| -> Vec<&str> { ["rping", side].into_iter().chain(common).collect() };
+    let server = start(stage, how, &words("-s"))?;
+    stage.wait_for_port(port)?;
+    let said = start(stage, how, &words("-c"))?.success()?;
+    expect_lines(&said, "ping data: rdma-ping-", 10)?;
+    let said = server.success()?;
+    expect_lines(&said, "server ping data: rdma-ping-", 10)?;
+    Ok(Verdict::passed("10 pings, no error"))
+}
+
+fn write_bw(
+    stage: &Stage,
+    variables: &[(&str, &str)],
+    checker: &[&str],
+    count: u32,
+) -> Result<Verdict> {
+    let how = (variables, checker);
+    let (port, count) = (stage.port()?, count.to_string());
+    let number = port.to_string();
+    let words = [
+        "ib_write_bw",
+        "-R",
+        "-F",
+        "-d",
+        "iwarp0",
+        "-p",
+        &number,
+        "-n",
+        &count,
+        "-s",
+        "65536",
+    ];
+    let server = start(stage, how, &words)?;
+    stage.wait_for_port(port)?;
+    let client: Vec<&str> = words.into_iter().chain(["127.0.0.1"]).collect();
+    let said = start(stage, how, &client)?.success()?;
+    expect(&said, "65536")?;
+    server.success()?;
+    Ok(Verdict::passed(format!("{count} Writes, no error")))
+}
+
+/// Our own programs, which say how many of their checks failed.
+fn own(stage: &Stage, variables: &[(&str, &str)], checker: &[&str]) -> Result<Verdict> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/iwarp-verbs/tests/c");
+    for name in OWN {
+        let program = stage.dir().join(name);
+        let compiled = Command::new("cc")
+            .args(["-Wall", "-Wextra", "-pthread", "-g", "-o"])
+            .arg(&program)
+            .arg(root.join(format!("{name}.c")))
+            .arg("-L")
+            .arg(stage.libraries())
+            .args(["-l:libibverbs.so.1", "-l:librdmacm.so.1"])
+            .output()
+            .context("the C compiler")?;
+        if !compiled.status.success() {
+            bail!("{name}: {}", String::from_utf8_lossy(&compiled.stderr));
+        }
+        let program = program.display().to_string();
+        let said = start(stage, (variables, checker), &[&program])?.success()?;
+        expect(&said, " checks, 0 failed")?;
+    }
+    Ok(Verdict::passed(format!("{} programs, no error", OWN.len())))
+}
+
+/// Builds the library with AddressSanitizer, which stable Rust carries without promising that it stays, and runs everything
+/// with the C compiler's runtime of it in front.
+fn sanitized(stage: &Stage) -> Result<Verdict> {
+    let Some(runtime) = runtime()? else {
+        return Ok(Verdict::skipped("the C compiler has no libasan"));
+    };
+    let built = match build()? {
+        Ok(built) => built,
+        Err(why) => return Ok(Verdict::skipped(why)),
+    };
+    // The programs' user may not be able to read where it was built.
+    let library = stage.dir().join("libiwarp_verbs.so");
+    std::fs::copy(&built, &library)?;
+    let library = library.display().to_string();
+    let preload = format!("LD_PRELOAD={}", runtime.display());
+    let variables = [("IWARP_LIBRARY", library.as_str())];
+    let quiet = ["env", &preload, "ASAN_OPTIONS=detect_leaks=0"];
+    let leaks = ["env", &preload, "ASAN_OPTIONS=detect_leaks=1"];
+    own(stage, &variables, &leaks)?;
+    rping(stage, &variables, &quiet)?;
+    write_bw(stage, &variables, &quiet, 1000)?;
+    if let Some(why) = pyverbs::unpack(stage)? {
+        return Ok(Verdict::skipped(why));
+    }
+    let python: Vec<&str> = quiet.into_iter().chain(["/usr/bin/python3"]).collect();
+    pyverbs::check(&pyverbs::run(stage, &variables, &python)?)?;
+    Ok(Verdict::passed("no error"))
+}
+
+/// The sanitizer's runtime library, which programs that are not instrumented need to load first.
+fn runtime() -> Result<Option<PathBuf>> {
+    let answer = Command::new("cc")
+        .arg("-print-file-name=libasan.so")
+        .output()
+        .context("the C compiler")?;
+    let path = PathBuf::from(String::from_utf8_lossy(&answer.stdout).trim());
+    // A name without a folder is how it says that there is none.
+    Ok(path
+        .is_absolute()
+        .then(|| path.canonicalize())
+        .transpose()?)
+}
+
+/// The instrumented library, or why there is none.
+fn build() -> Result<Result<PathBuf, String>> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let target =
+        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
+    let target = std::path::absolute(target.join("asan"))?;
+    let host = host()?;
+    // With a target, so that what runs during the build is not instrumented.
+    let built = Command::new(cargo)
+        .args(["build", "--package", "iwarp-verbs", "--target", &host])
+        .arg("--target-dir")
+        .arg(&target)
+        .env("RUSTC_BOOTSTRAP", "1")
+        .env("RUSTFLAGS", "-Zsanitizer=address")
+        .output()
+        .context("starting cargo")?;
+    if !built.status.success() {
+        let said = String::from_utf8_lossy(&built.stderr);
+        let line = said.lines().find(|line| line.starts_with("error"));
+        return Ok(Err(format!(
+            "this toolchain cannot build it: {}",
+            line.unwrap_or("no reason given")
+        )));
+    }
+    Ok(Ok(target.join(host).join("debug/libiwarp_verbs.so")))
+}
+
+fn host() -> Result<String> {
+    let answer = Command::new("rustc").arg("-vV").output()?;
+    String::from_utf8_lossy(&answer.stdout)
+        .lines()
+        .find_map(|line| line.strip_prefix("host: ").map(str::to_owned))
+        .context("rustc does not say for which machine it compiles")
+}

@@ -1,0 +1,49 @@
+"""Runs rdma-core's tests and writes a line for each of them: what became of it, its name, and why.
+
+Arguments: the folder of the tests, the file to write to, and then those of the tests' own run_tests.py.
+"""
+import sys
+import unittest
+from importlib.machinery import SourceFileLoader
+
+folder, output = sys.argv[1:3]
+sys.argv[1:] = sys.argv[3:]
+sys.path.insert(0, folder)
+tests = SourceFileLoader('tests', folder + '/__init__.py').load_module()
+
+from args_parser import parser  # noqa: E402  (it is in the folder)
+
+parser.parse_args()
+
+
+class Report(unittest.TestResult):
+    """Writes each result at once, so that a crash loses none."""
+
+    def __init__(self, file):
+        super().__init__()
+        self.file = file
+
+    def tell(self, what, test, why=''):
+        name = test.id().removeprefix('tests.')
+        why = ' '.join(str(why).split())
+        self.file.write(f'{what}\t{name}\t{why}\n')
+        self.file.flush()
+
+    def addSuccess(self, test):
+        self.tell('passed', test)
+
+    def addSkip(self, test, reason):
+        self.tell('skipped', test, reason)
+
+    def addError(self, test, err):
+        self.tell('failed', test, repr(err[1]))
+
+    def addFailure(self, test, err):
+        self.tell('failed', test, repr(err[1]))
+
+
+suite = unittest.defaultTestLoader.loadTestsFromModule(tests)
+with open(output, 'w', encoding='utf-8') as file:
+    count = suite.countTestCases()
+    suite.run(Report(file))
+    file.write(f'end\t{count}\t\n')

@@ -1,0 +1,226 @@
+//! rdma-core's own test suite, by Debian's python3-pyverbs.
+//!
+//! Each test that an RNIC with reliable connections can pass has to pass, and each skip has to have a reason that is
+//! known here: a test that is skipped for a new reason is a failure.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use anyhow::{Context as _, Result, bail};
+
+use super::case::{Case, Verdict};
+use super::stage::{Stage, WIRE_V4};
+
+/// Where the package has the tests, the larger ones compressed.
+const TESTS: &str = "/usr/share/doc/rdma-core/tests";
+/// Debian's own, for which the modules are built.
+const PYTHON: &str = "/usr/bin/python3";
+const RUNNER: &str = include_str!("pyverbs.py");
+
+/// What a test says when it is skipped begins like this, and this is why.
+const REASONS: &[(&str, &str)] = &[
+    ("Create QP type 4 ", "needs unreliable datagrams"),
+    ("Create UD QP ", "needs unreliable datagrams"),
+    ("Create UC QP ", "needs unreliable connections"),
+    ("Create Raw Packet QP ", "needs raw packets"),
+    ("Create QP type 8 ", "needs raw packets"),
+    ("To Create RAW QP ", "needs raw packets"),
+    ("Must be run by root ", "needs raw packets"),
+    ("Create XRCD ", "needs extended reliable connections"),
+    ("Multicast ", "needs multicast"),
+    ("Extended CQ ", "needs tag matching"),
+    (
+        "Extended QP ",
+        "needs unreliable datagrams or atomic writes",
+    ),
+    (
+        "ODP implicit ",
+        "needs a region of the whole address space, in which a peer could name what is not mapped",
+    ),
+    ("ODP is unavailable", "needs unreliable datagrams"),
+    (
+        "There are no huge pages ",
+        "needs huge pages on the machine",
+    ),
+    ("Allocating dmabuf ", "needs a graphics device"),
+    ("cuda-python ", "needs a graphics device"),
+    (
+        "Device ",
+        "needs /sys/class/infiniband, for which user namespaces are missing",
+    ),
+];
+
+/// Tests that cannot skip themselves, and why they fail.
+const IMPOSSIBLE: &[(&str, &str)] = &[(
+    "test_rdmacm.CMTestCase.test_rdmacm_async_udp_traffic",
+    "needs unreliable datagrams",
+)];
+
+/// The cases of this file.
+pub(super) fn cases() -> Vec<Case> {
+    vec![
+        Case::new(
+            "pyverbs",
+            "rdma-core's own tests that need no datagrams, XRC, raw packets, multicast or tag matching",
+            suite,
+        )
+            .needs(&["python3-pyverbs", "iproute2"])
+            .wire()
+            .limit(120),
+    ]
+}
+
+fn suite(stage: &Stage) -> Result<Verdict> {
+    match unpack(stage)? {
+        Some(why) => Ok(Verdict::skipped(why)),
+        None => check(&run(stage, &[], &[PYTHON])?),
+    }
+}
+
+/// Puts the tests where they can be run. Says why, if that cannot be done.
+pub(super) fn unpack(stage: &Stage) -> Result<Option<&'static str>> {
+    // Installations without documentation have the package and not its tests.
+    if !std::path::Path::new(TESTS).join("run_tests.py").exists() {
+        return Ok(Some("the tests are left out of this installation"));
+    }
+    stage.start_plain(&["cp", "-r", TESTS, "."])?.success()?;
+    stage.start_plain(&["gunzip", "-rf", "tests"])?.success()?;
+    std::fs::write(stage.dir().join("runner.py"), RUNNER)?;
+    Ok(None)
+}
+
+/// Runs them by a Python that `words` start, and gives what the runner has written.
+pub(super) fn run(stage: &Stage, variables: &[(&str, &str)], words: &[&str]) -> Result<String> {
+    let mut options = vec!["--bind", WIRE_V4];
+    // Without a mount namespace the tests of the connection manager find no interface, and skip.
+    let may = stage
+        .start_with(&["--sysfs"], None, &[], &["true"])?
+        .end()?;
+    if may.0 == 0 {
+        options.push("--sysfs");
+    }
+    let mut all = words.to_vec();
+    all.extend(["-B", "-W", "ignore", "runner.py", "tests", "results"]);
+    all.extend(["--dev", "iwarp0", "--port", "1"]);
+    stage
+        .start_with(&options, None, variables, &all)?
+        .success()?;
+    std::fs::read_to_string(stage.dir().join("results")).context("the results of the tests")
+}
+
+/// Counts of one file.
+#[derive(Default)]
+struct Counts {
+    passed: usize,
+    skipped: BTreeMap<&'static str, usize>,
+}
+
+/// What a result means.
+enum Meaning {
+    Passed,
+    /// Other devices' own tests.
+    Foreign,
+    Skipped(&'static str),
+}
+
+fn meaning(what: &str, name: &str, why: &str) -> Result<Meaning> {
+    let impossible = IMPOSSIBLE.iter().find(|(test, _)| *test == name);
+    match (what, impossible) {
+        ("failed", Some((_, reason))) => Ok(Meaning::Skipped(reason)),
+        ("passed", Some(_)) => bail!("{name} passes: it is not impossible any more"),
+        ("passed", None) => Ok(Meaning::Passed),
+        ("skipped", _) if name.starts_with("test_mlx5") || name.starts_with("test_efa") => {
+            Ok(Meaning::Foreign)
+        }
+        ("skipped", _) => match REASONS.iter().find(|(begin, _)| why.starts_with(begin)) {
+            Some((_, reason)) => Ok(Meaning::Skipped(reason)),
+            None => bail!("{name} is skipped for a reason that is not known: {why}"),
+        },
+        _ => bail!("{name}: {what}: {why}"),
+    }
+}
+
+/// Checks all results, and makes the table by file.
+pub(super) fn check(results: &str) -> Result<Verdict> {
+    let mut files: BTreeMap<&str, Counts> = BTreeMap::new();
+    let (mut passed, mut skipped, mut foreign) = (0, 0, 0);
+    let mut failures = Vec::new();
+    let mut total = None;
+    for line in results.lines() {
+        let mut cells = line.splitn(3, '\t');
+        let mut cell = || cells.next().unwrap_or_default();
+        let (what, name, why) = (cell(), cell(), cell());
+        if what == "end" {
+            total = name.parse().ok();
+            continue;
+        }
+        let file = name.split('.').next().unwrap_or(name);
+        match meaning(what, name, why) {
+            Ok(Meaning::Foreign) => foreign += 1,
+            Ok(Meaning::Passed) => {
+                passed += 1;
+                files.entry(file).or_default().passed += 1;
+            }
+            Ok(Meaning::Skipped(reason)) => {
+                skipped += 1;
+                let counts = files.entry(file).or_default();
+                *counts.skipped.entry(reason).or_default() += 1;
+            }
+            Err(error) => failures.push(error.to_string()),
+        }
+    }
+    if !failures.is_empty() {
+        bail!(
+            "{} of rdma-core's tests: {}",
+            failures.len(),
+            failures.join("; ")
+        );
+    }
+    if total != Some(passed + skipped + foreign) {
+        bail!("not all tests have a result: {total:?} were to run");
+    }
+    if passed == 0 {
+        bail!("no test passed");
+    }
+    let mut note =
+        format!("{passed} passed, {skipped} skipped, {foreign} of other devices' own skipped");
+    for (file, counts) in files {
+        let _ = write!(note, "\n    {file}: {} passed", counts.passed);
+        for (reason, n) in counts.skipped {
+            let _ = write!(note, ", {n} skipped ({reason})");
+        }
+    }
+    Ok(Verdict::passed(note))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_are_counted_and_unknown_skips_are_failures() {
+        let good = "passed\ttest_pd.PDTest.test_alloc_pd\t\n\
+                    skipped\ttest_cq.CQTest.test_x\tCreate XRCD is not supported\n\
+                    skipped\ttest_mlx5_cq.X.y\twhatever\n\
+                    failed\ttest_rdmacm.CMTestCase.test_rdmacm_async_udp_traffic\tException()\n\
+                    end\t4\t\n";
+        let Verdict::Passed(note) = check(good).unwrap() else {
+            panic!("not passed")
+        };
+        assert!(
+            note.starts_with("1 passed, 2 skipped, 1 of other"),
+            "{note}"
+        );
+        assert!(note.contains("test_cq: 0 passed, 1 skipped (needs extended"));
+        for bad in [
+            "",
+            "end\t0\t\n",
+            "passed\ttest_pd.A.b\t\nend\t2\t\n",
+            "passed\ttest_pd.A.b\t\nskipped\ttest_pd.A.c\tnew reason\nend\t2\t\n",
+            "passed\ttest_pd.A.b\t\nfailed\ttest_pd.A.c\tException()\nend\t2\t\n",
+            "passed\ttest_rdmacm.CMTestCase.test_rdmacm_async_udp_traffic\t\nend\t1\t\n",
+        ] {
+            assert!(check(bad).is_err(), "{bad}");
+        }
+    }
+}
