@@ -534,3 +534,47 @@ fn the_wait_after_a_connection_ends_by_an_event() {
     // Later than the other two would have been, and nobody is there to be told.
     assert!(gone_ch.is_empty());
 }
+
+/// A command that a program has caused by its answer must not be seen before the completion of the answer.
+#[test]
+fn a_send_completes_before_what_it_causes() {
+    const ROUNDS: usize = 4000;
+    let (c, s) = pair(&Config::default());
+    let (cm, sm) = (Mem::new(&c.ctx, c.pd, 64), Mem::new(&s.ctx, s.pd, 64));
+    let post = |end: &End, mem: &Mem| {
+        let sges = [mem.sge(64)];
+        let wr = RecvWr {
+            wr_id: 1,
+            sges: &sges,
+        };
+        end.qp.post_recv(&[wr]).unwrap();
+    };
+    for _ in 0..4 {
+        post(&c, &cm);
+        post(&s, &sm);
+    }
+    let next = |end: &End| {
+        let mut out = [Cqe::default()];
+        assert_eq!(end.cq.wait(&mut out, WAIT).unwrap(), 1);
+        assert_eq!(out[0].status, WcStatus::Success);
+        out[0].opcode
+    };
+    send(&c, SendOp::Send, &[cm.sge(64)]);
+    let server = std::thread::spawn(move || {
+        for round in 0..ROUNDS {
+            assert_eq!(next(&s), WcOpcode::Recv, "{round}");
+            post(&s, &sm);
+            send(&s, SendOp::Send, &[sm.sge(64)]);
+            assert_eq!(next(&s), WcOpcode::Send, "round {round} was overtaken");
+        }
+    });
+    for round in 0..ROUNDS {
+        assert_eq!(next(&c), WcOpcode::Send, "round {round} was overtaken");
+        assert_eq!(next(&c), WcOpcode::Recv, "{round}");
+        post(&c, &cm);
+        if round + 1 < ROUNDS {
+            send(&c, SendOp::Send, &[cm.sge(64)]);
+        }
+    }
+    server.join().unwrap();
+}

@@ -128,6 +128,9 @@ impl Host for DriveHost<'_> {
         if self.qp.is_destroyed() {
             return;
         }
+        if direction == Direction::Recv && self.qp.late.keep(cqe) {
+            return;
+        }
         let (cq, owed) = match direction {
             Direction::Send => (&*self.qp.send_cq.inner, &mut self.after.send),
             Direction::Recv => (&*self.qp.recv_cq.inner, &mut self.after.recv),

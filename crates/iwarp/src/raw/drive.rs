@@ -5,6 +5,7 @@
 //! moment the runs are made until the system call has returned.
 
 use super::after::{After, DriveHost};
+use super::late;
 use super::left;
 use super::pool;
 use super::qp::{Guarded, Link, QpInner, TIMER_HOLD};
@@ -94,6 +95,7 @@ fn tx_turns<'a>(
         let resolved = plan.runs(&memory, who, &mut runs);
         let result = if resolved.is_ok() {
             g.sending = true;
+            qp.late.begin();
             drop(g);
             let list = RawSlice::from_runs(&runs);
             // A part that was cut short by the number of runs is continued in the same segment.
@@ -109,6 +111,11 @@ fn tx_turns<'a>(
             drop(memory);
             g = qp.state.lock();
             g.sending = false;
+            if let (Ok(n), true) = (&result, g.is_linked(&link)) {
+                g.machine
+                    .tx_written(&mut plan, *n, &mut DriveHost::new(qp, after));
+            }
+            late::deliver(qp, after);
             if !g.is_linked(&link) {
                 // The connection ended meanwhile; its rest must not travel on the next one.
                 pool::give_runs(runs);
@@ -123,9 +130,7 @@ fn tx_turns<'a>(
         };
         pool::give_runs(runs);
         match result {
-            Ok(n) => {
-                g.machine
-                    .tx_written(&mut plan, n, &mut DriveHost::new(qp, after));
+            Ok(_) => {
                 if plan.is_empty() {
                     pool::give_tx(plan);
                 } else {

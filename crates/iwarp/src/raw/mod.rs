@@ -15,6 +15,7 @@ mod cork;
 mod cq;
 mod drive;
 mod events;
+mod late;
 mod left;
 mod linger;
 mod peer;

@@ -11,6 +11,7 @@ use super::context::{Context, ContextInner};
 use super::cork::{Cork, FLUSH_AFTER, Verdict};
 use super::cq::CompletionQueue;
 use super::drive;
+use super::late::Late;
 use super::left::Left;
 use super::source::Drives;
 use super::srq::SharedReceiveQueue;
@@ -155,6 +156,7 @@ pub(crate) struct QpInner {
     pub(super) state: Mutex<Guarded>,
     pub(super) tx: Baton,
     pub(super) rx: Baton,
+    pub(super) late: Late,
     /// Changed with `state` locked.
     pub(super) destroyed: AtomicBool,
     pub(super) drives: Drives,
@@ -223,6 +225,7 @@ impl QueuePair {
                 }),
                 tx: Baton::new(),
                 rx: Baton::new(),
+                late: Late::default(),
                 destroyed: AtomicBool::new(false),
                 drives: Drives::default(),
             }))
