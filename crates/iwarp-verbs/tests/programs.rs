@@ -139,6 +139,25 @@ fn traffic_of_a_program_is_recorded() {
     }
 }
 
+/// As with hardware, where loopback belongs to no device either.
+#[test]
+fn a_program_may_bind_to_loopback_even_if_that_has_no_device() {
+    if !common::installed("rping") {
+        return;
+    }
+    let folder = common::Folder::new("nowhere");
+    let port = free_port("127.0.0.1").unwrap();
+    let command = format!("IWARP_BIND=192.0.2.77 exec rping -s -a 127.0.0.1 -p {port} -C 1");
+    let mut server = start(&folder, "sh", &["-c", &command]);
+    let end = Instant::now() + LIMIT;
+    while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
+        assert!(Instant::now() < end && server.try_wait().unwrap().is_none());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    server.kill().unwrap();
+    server.wait().unwrap();
+}
+
 #[test]
 fn ucmatose_moves_data_on_many_connections() {
     if !common::installed("ucmatose") {

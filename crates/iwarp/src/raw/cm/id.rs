@@ -222,7 +222,11 @@ impl CmId {
             return Err(Error::InvalidState("the identifier is bound already"));
         }
         if !address.ip().is_unspecified() {
-            s.adopt_device(address.ip())?;
+            match s.adopt_device(address.ip()) {
+                // Like the wildcard it may be bound to without a device: libfabric does so to find out what there is.
+                Err(Error::NoDevice) if address.ip().is_loopback() => {}
+                adopted => adopted?,
+            }
         }
         let bound = Bound::bind(address, s.only_v6)?;
         s.local = Some(bound.local_addr()?);
