@@ -2,12 +2,13 @@
 //!
 //! Both functions do exactly what the general paths (`tx` and `message`, `rx` and `deliver`) would do with the same
 //! messages, and stop at the first one that they do not know: an operation that is not a Send or Write, a message of more than one
-//! segment or element, an error of any kind. The general path takes it from there. A test compares the two.
+//! element, a segment that is better sent from where its payload lies, an error of any kind. The general path takes it from there. A test compares the two.
 
 use super::buffer::RxBuffer;
 use super::plan::{Milestone, TxPlan};
 use super::segment::{NO_MEMORY, Wire, emit_head, emit_trailer};
 use super::send_queue::Slot;
+use super::tx::{Job, SMALL_FRAME, Stage};
 use super::{Env, Host, QueuePair, State};
 use crate::limits::TX_COPY_MAX;
 use crate::{Access, SendFlags, SendOp, WcFlags, WcOpcode};
@@ -17,57 +18,81 @@ use iwarp_proto::ddp::{
 use iwarp_proto::mpa::framing::{CRC_LEN, MPA_LEN_FIELD, fpdu_len};
 use iwarp_proto::rdmap::Opcode;
 
-/// Scratch that one message takes at most.
-const FRAME_MAX: usize = fpdu_len(UNTAGGED_HEADER_LEN + TX_COPY_MAX as usize);
-
 impl QueuePair {
     /// May the next messages be taken by [`send_burst`](Self::send_burst)?
     #[inline]
     fn sends_bursts(&self, w: &Wire<'_>) -> bool {
-        self.sq
-            .next()
-            .is_some_and(|(_, slot)| matches!(slot.op, SendOp::Write { .. } | SendOp::Send))
+        let known = match self.tx.job {
+            None => self
+                .sq
+                .next()
+                .is_some_and(|(_, slot)| matches!(slot.op, SendOp::Write { .. } | SendOp::Send)),
+            Some(Job::Request { stage, .. }) => {
+                stage == Stage::Body && u32::from(self.tx.mulpdu) <= TX_COPY_MAX
+            }
+            Some(Job::Response { .. }) => false,
+        };
+        known
             && !w.markers
-            && self.tx.segment.is_none()
             && self.state == State::Rts
-            && self.tx.job.is_none()
             && !self.tx.rtr_pending()
             && self.responses.is_empty()
             && !self.acknowledge.on
             && !self.is_plodding()
     }
 
-    /// Puts the next work requests into the plan as long as they are small Sends and Writes.
+    /// Puts the next segments into the plan as long as they are small ones of Sends and Writes.
     ///
     /// The caller has seen that FPDUs may be sent and that no Terminate waits.
     pub(super) fn send_burst(&mut self, plan: &mut TxPlan, w: &Wire<'_>) {
         if !self.sends_bursts(w) {
             return;
         }
-        let len_max = TX_COPY_MAX.min(u32::from(self.tx.mulpdu) - UNTAGGED_HEADER_LEN as u32);
         let from = plan.scratch_end();
+        loop {
+            if self.tx.job.is_none() {
+                self.send_small(plan, w);
+            }
+            if !plan.has_room(SMALL_FRAME) || self.send_segments(plan, w).is_none() {
+                break;
+            }
+        }
+        if plan.scratch_end() > from {
+            plan.join_frames(from);
+            self.tx.spoke = true;
+            self.tx.responses_in_row = 0;
+        }
+    }
+
+    /// Messages of one segment each.
+    #[inline]
+    fn send_small(&mut self, plan: &mut TxPlan, w: &Wire<'_>) {
+        let room = u32::from(self.tx.mulpdu).saturating_sub(UNTAGGED_HEADER_LEN as u32);
+        let len_max = TX_COPY_MAX.min(room);
         let (mut frames, mut payload) = (0u64, 0u64);
-        while plan.has_room(FRAME_MAX)
-            && let Some((seq, slot, at)) = self.sq.next_with_place()
+        while plan.has_room(SMALL_FRAME)
+            && let Some((seq, slot, place)) = self.sq.next_with_place()
         {
             let waits = slot.flags.contains(SendFlags::FENCE) && !self.sq.awaited.is_empty();
             // Zero-length messages have rules of their own.
             if waits || slot.len == 0 || slot.len > len_max || slot.num_sge > 1 {
                 break;
             }
-            let Some(header) = header(slot, self.tx.msn.first().copied().unwrap_or(1)) else {
+            let msn = self.tx.msn.first().copied().unwrap_or(1);
+            let Some(header) = header(slot, msn, 0, true) else {
                 break;
             };
             let len = slot.len as usize;
             let ulpdu_len = header.len() + len;
             let total = fpdu_len(ulpdu_len);
+            let start = plan.len();
             let out = plan.frame(total);
             let n = emit_head(out, &header, ulpdu_len);
             let body = out.get_mut(n..n + len).unwrap_or(&mut []);
             if slot.flags.contains(SendFlags::INLINE) {
-                body.copy_from_slice(self.sq.inline_at(at, len));
+                body.copy_from_slice(self.sq.inline_at(place, len));
             } else {
-                let Some(sge) = self.sq.sge_at(at).filter(|sge| sge.len == slot.len) else {
+                let Some(sge) = self.sq.sge_at(place).filter(|sge| sge.len == slot.len) else {
                     break;
                 };
                 match w
@@ -83,17 +108,86 @@ impl QueuePair {
                 self.tx.next_msn(0);
             }
             self.sq.advance();
-            plan.framed(total, Milestone::Request(seq));
+            plan.framed(total, Some(Milestone::Request(seq)));
+            if let Some(segment) = self.tx.segment {
+                plan.align(start, segment as usize);
+            }
             frames += 1;
             payload += len as u64;
         }
-        if frames > 0 {
-            plan.join_frames(from);
-            self.tx.spoke = true;
-            self.tx.responses_in_row = 0;
-            self.counters.tx_fpdus = self.counters.tx_fpdus.wrapping_add(frames);
-            self.counters.tx_payload = self.counters.tx_payload.wrapping_add(payload);
+        self.counters.tx_fpdus = self.counters.tx_fpdus.wrapping_add(frames);
+        self.counters.tx_payload = self.counters.tx_payload.wrapping_add(payload);
+    }
+
+    /// Segments of one message from memory, until it ends or the plan is full. `None`: there is no such message, or it is
+    /// not for here. The caller has seen that there is room for one.
+    fn send_segments(&mut self, plan: &mut TxPlan, w: &Wire<'_>) -> Option<()> {
+        let (seq, slot, place, mut off) = match self.tx.job {
+            Some(Job::Request { seq, off, .. }) => {
+                let (slot, place) = self.sq.slot_with_place(seq)?;
+                (seq, slot, place, off)
+            }
+            _ => {
+                let (seq, slot, place) = self.sq.next_with_place()?;
+                (seq, slot, place, 0)
+            }
+        };
+        let begins = off == 0;
+        let waits = slot.flags.contains(SendFlags::FENCE) && !self.sq.awaited.is_empty();
+        if slot.num_sge != 1 || (waits && begins) || off >= slot.len {
+            return None;
         }
+        let msn = self.tx.msn.first().copied().unwrap_or(1);
+        let msn = if begins { msn } else { msn.wrapping_sub(1) };
+        let first = header(slot, msn, off, false)?;
+        let room = u32::from(self.tx.mulpdu).saturating_sub(first.len() as u32);
+        if room == 0 || room > TX_COPY_MAX {
+            return None;
+        }
+        let sge = self.sq.sge_at(place).filter(|sge| sge.len == slot.len)?;
+        let addr = sge.addr.wrapping_add(u64::from(off));
+        // All of what is left, so that a message that cannot be sent is not begun.
+        let span = w
+            .memory
+            .check(sge.lkey, addr, slot.len - off, NO_MEMORY, w.who);
+        let mut rest = span.ok()?;
+        let mut frames = 0;
+        let from = off;
+        while off < slot.len && (frames == 0 || plan.has_room(SMALL_FRAME)) {
+            let (now, later) = rest.split_at(room);
+            let last = later.is_empty();
+            let header = header(slot, msn, off, last)?;
+            let ulpdu_len = header.len() + now.len() as usize;
+            let total = fpdu_len(ulpdu_len);
+            let start = plan.len();
+            let out = plan.frame(total);
+            let n = emit_head(out, &header, ulpdu_len);
+            now.read(out.get_mut(n..n + now.len() as usize).unwrap_or(&mut []));
+            emit_trailer(out, MPA_LEN_FIELD + ulpdu_len, w.crc);
+            plan.framed(total, last.then_some(Milestone::Request(seq)));
+            if let Some(segment) = self.tx.segment {
+                plan.align(start, segment as usize);
+            }
+            frames += 1;
+            off += now.len();
+            rest = later;
+        }
+        let ends = off == slot.len;
+        if begins {
+            self.sq.advance();
+            if matches!(first, Header::Untagged(_)) {
+                self.tx.next_msn(0);
+            }
+        }
+        self.tx.job = (!ends).then_some(Job::Request {
+            seq,
+            off,
+            stage: Stage::Body,
+        });
+        self.counters.tx_fpdus = self.counters.tx_fpdus.wrapping_add(frames);
+        let payload = u64::from(off - from);
+        self.counters.tx_payload = self.counters.tx_payload.wrapping_add(payload);
+        Some(())
     }
 
     /// Takes what the buffer begins with as long as it is whole FPDUs of RDMA Writes and of Sends of one segment.
@@ -225,18 +319,18 @@ const LAST_SEND: u8 = 0x41;
 const SEND: u8 = 0x43;
 const SEND_SE: u8 = 0x45;
 
-/// The header of a message of one segment; `None` for those that have another form.
+/// The header of the segment of a Send or Write that begins `off` octets into it; `None` for others.
 #[inline]
-fn header(slot: &Slot, msn: u32) -> Option<Header> {
+fn header(slot: &Slot, msn: u32, off: u32, last: bool) -> Option<Header> {
     match slot.op {
         SendOp::Write { remote_addr, rkey } => Some(Header::Tagged(TaggedHeader {
-            last: true,
+            last,
             opcode: Opcode::WRITE,
             stag: Stag(rkey),
-            to: remote_addr,
+            to: remote_addr.wrapping_add(u64::from(off)),
         })),
         SendOp::Send => Some(Header::Untagged(UntaggedHeader {
-            last: true,
+            last,
             opcode: if slot.flags.contains(SendFlags::SOLICITED) {
                 Opcode::SEND_SE
             } else {
@@ -245,7 +339,7 @@ fn header(slot: &Slot, msn: u32) -> Option<Header> {
             invalidate_stag: Stag(0),
             qn: 0,
             msn,
-            mo: 0,
+            mo: off,
         })),
         _ => None,
     }

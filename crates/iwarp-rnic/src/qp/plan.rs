@@ -190,10 +190,12 @@ impl TxPlan {
     /// The octets of [`frame`](Self::frame) are an FPDU, after which `what` happens. It counts, but is written only
     /// after [`join_frames`](Self::join_frames).
     #[inline]
-    pub(super) fn framed(&mut self, len: usize, what: Milestone) {
+    pub(super) fn framed(&mut self, len: usize, what: Option<Milestone>) {
         self.used += len;
         self.bytes += len;
-        self.milestones.push((self.bytes, what));
+        if let Some(what) = what {
+            self.milestones.push((self.bytes, what));
+        }
     }
 
     /// The frames since `from` become a part of the plan.

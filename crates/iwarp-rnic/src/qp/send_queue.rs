@@ -127,6 +127,13 @@ impl SendQueue {
         Some((seq, slot, self.ring_slot(self.started)))
     }
 
+    /// A request, with the place of its elements and inline data.
+    #[inline]
+    pub(super) fn slot_with_place(&self, seq: u32) -> Option<(&Slot, usize)> {
+        let index = seq.wrapping_sub(self.front_seq);
+        Some((self.slots.get(index)?, self.ring_slot(index)))
+    }
+
     /// The first element at a place.
     #[inline]
     pub(super) fn sge_at(&self, place: usize) -> Option<&Sge> {

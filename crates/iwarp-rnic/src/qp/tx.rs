@@ -16,6 +16,9 @@ use crate::memory::{MemoryError, MemoryTable};
 use crate::{Cqe, SendFlags, SendOp, WcStatus};
 use iwarp_proto::mpa::framing::{MarkerClock, mulpdu};
 
+/// Scratch for an FPDU whose payload is copied, or is elsewhere.
+pub(super) const SMALL_FRAME: usize = TX_COPY_MAX as usize + 128;
+
 /// What [`QueuePair::tx_fill`] has done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
@@ -292,12 +295,13 @@ impl QueuePair {
             if !self.tx.may_send() || self.state == State::Error {
                 break;
             }
-            if self.tx.job.is_none() {
-                self.send_burst(plan, &wire);
+            self.send_burst(plan, &wire);
+            let scratch = Self::scratch_for(self.tx.job, &wire);
+            if !plan.has_room(scratch) {
+                break;
             }
             match self.tx.job {
                 Some(job) => self.step(job, plan, &wire, env.host),
-                None if !plan.has_room(scratch) => break,
                 None => match self.select() {
                     Selected::Nothing => break,
                     // Its first FPDU may need more room than was looked for.
@@ -335,7 +339,7 @@ impl QueuePair {
             _ if w.markers => 2 * MAX_FPDU,
             Some(Job::Response { .. }) if w.crc.is_some() => MAX_FPDU,
             _ if w.copies_local() => MAX_FPDU,
-            _ => TX_COPY_MAX as usize + 128,
+            _ => SMALL_FRAME,
         }
     }
 

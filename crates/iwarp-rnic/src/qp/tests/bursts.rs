@@ -111,23 +111,43 @@ fn post(rig: &mut Rig, mr: &Mr, wr_id: u64, p: &Post) {
     let _ = rig.qp.post_send(&wr, &mut rig.host);
 }
 
+/// Writes what there is in steps of at most `most` octets, and notes how much belongs together before each.
+fn drain(rig: &mut Rig, most: usize, octets: &mut Vec<u8>, parts: &mut Vec<usize>) {
+    loop {
+        while !rig.plan.is_done() {
+            parts.push(rig.plan.together());
+            let n = rig.plan.together().min(most);
+            octets.extend(rig.write_some(n));
+        }
+        if !rig.qp.wants_tx() || rig.fill() != TxFill::Ready {
+            return;
+        }
+    }
+}
+
 proptest! {
     #[test]
-    fn what_is_sent_is_the_same(posts in posts(), crc in 0usize..2, every in 1usize..9) {
+    fn what_is_sent_is_the_same(
+        posts in posts(), crc in 0usize..2, every in 1usize..9, emss in prop_oneof![Just(65_000u32), Just(1460), Just(300)],
+        aligned: bool, most in 1usize..9000,
+    ) {
         let config = QpConfig { max_send_sge: 2, max_inline: 64, ..QpConfig::default() };
-        let mut twins = twins(config, STREAMS[crc]);
-        let mut seen: Vec<(Vec<u8>, Vec<Cqe>, Counters, State)> = Vec::new();
+        let mut twins = twins(config, StreamConfig { emss, ..STREAMS[crc] });
+        let mut seen = Vec::new();
         for rig in &mut twins {
+            if aligned {
+                rig.qp.align(emss);
+            }
             let mr = rig.mr(8192, Access::LOCAL_WRITE);
-            let mut octets = Vec::new();
+            let (mut octets, mut parts) = (Vec::new(), Vec::new());
             for (i, p) in posts.iter().enumerate() {
                 post(rig, &mr, i as u64, p);
                 if i % every == 0 {
-                    octets.extend(rig.octets_out());
+                    drain(rig, most, &mut octets, &mut parts);
                 }
             }
-            octets.extend(rig.octets_out());
-            seen.push((octets, rig.host.sends.clone(), *rig.qp.counters(), rig.qp.state()));
+            drain(rig, most, &mut octets, &mut parts);
+            seen.push((octets, parts, rig.host.sends.clone(), *rig.qp.counters(), rig.qp.state()));
         }
         prop_assert_eq!(&seen[0], &seen[1]);
     }
