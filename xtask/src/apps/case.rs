@@ -133,3 +133,17 @@ pub(super) fn expect(said: &str, text: &str) -> Result<()> {
     }
     Ok(())
 }
+
+/// Octets without a pattern, always the same for a seed.
+pub(super) fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut out = Vec::with_capacity(len + 8);
+    while out.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        out.extend_from_slice(&state.to_le_bytes());
+    }
+    out.truncate(len);
+    out
+}

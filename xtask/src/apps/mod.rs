@@ -34,6 +34,10 @@
 mod case;
 mod checked;
 mod enumerate;
+mod fabric;
+mod iser;
+mod migration;
+mod mpi;
 mod program;
 mod pyverbs;
 mod rdmacm;
@@ -88,6 +92,10 @@ fn all() -> Vec<Case> {
     [
         enumerate::cases(),
         rdmacm::cases(),
+        fabric::cases(),
+        mpi::cases(),
+        iser::cases(),
+        migration::cases(),
         pyverbs::cases(),
         checked::cases(),
     ]

@@ -17,7 +17,6 @@ use super::program::{POLL_INTERVAL, Program};
 
 /// The address of the interface of [`Case::wire`]; `::2` and `.2` are the other end.
 pub(super) const WIRE_V4: &str = "10.77.0.1";
-#[allow(dead_code, reason = "for programs that skip loopback")]
 pub(super) const WIRE_V6: &str = "fd77::1";
 
 /// The user and group `nobody` of every distribution.
@@ -243,6 +242,8 @@ impl Stage {
             );
             all.push("--".into());
         }
+        // nsenter leaves it for the root of the mount namespace.
+        all.extend(["env".into(), format!("--chdir={}", self.dir.display())]);
         all.extend(words.iter().map(|&word| word.to_owned()));
         let mut command = Command::new(&all[0]);
         command
@@ -287,7 +288,6 @@ impl Stage {
     }
 
     /// How much time the case has left.
-    #[allow(dead_code, reason = "for cases that wait for something else")]
     pub(super) fn left(&self) -> Duration {
         self.deadline.saturating_duration_since(Instant::now())
     }

@@ -1,0 +1,196 @@
+/* An MPI program that checks what it computes: a ring, collective operations, long messages in flight in all directions.
+ * Each rank ends with an error if anything differs from what arithmetic says; rank 0 prints one line for each part. */
+
+#include <mpi.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static int rank, ranks;
+
+static void done(const char *part)
+{
+	MPI_Barrier(MPI_COMM_WORLD);
+	if (rank == 0) {
+		printf("%s: correct on %d ranks\n", part, ranks);
+		fflush(stdout);
+	}
+}
+
+static void wrong(const char *part, long at, long have, long want)
+{
+	fprintf(stderr, "rank %d: %s: element %ld is %ld instead of %ld\n", rank, part, at, have, want);
+	MPI_Abort(MPI_COMM_WORLD, 1);
+}
+
+static uint32_t *words(size_t n)
+{
+	uint32_t *p = malloc(n * sizeof *p);
+
+	if (!p) {
+		fprintf(stderr, "no memory\n");
+		MPI_Abort(MPI_COMM_WORLD, 1);
+	}
+	return p;
+}
+
+/* What word `at` of message `message` from rank `from` holds. */
+static uint32_t pattern(int from, int message, size_t at)
+{
+	uint32_t x = (uint32_t)at * 2654435761u + (uint32_t)from * 40503u + (uint32_t)message * 97u;
+
+	return x ^ (x >> 15);
+}
+
+/* A token goes round; each rank adds its number. */
+static void ring(int rounds)
+{
+	int next = (rank + 1) % ranks, previous = (rank + ranks - 1) % ranks;
+	long token = 0;
+
+	for (int i = 0; i < rounds; i++) {
+		if (rank == 0) {
+			MPI_Send(&token, 1, MPI_LONG, next, 1, MPI_COMM_WORLD);
+			MPI_Recv(&token, 1, MPI_LONG, previous, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+		} else {
+			MPI_Recv(&token, 1, MPI_LONG, previous, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+			token += rank;
+			MPI_Send(&token, 1, MPI_LONG, next, 1, MPI_COMM_WORLD);
+		}
+	}
+	if (rank == 0) {
+		long want = (long)rounds * ranks * (ranks - 1) / 2;
+
+		if (token != want)
+			wrong("ring", 0, token, want);
+	}
+	done("ring");
+}
+
+/* Sums over all ranks, of vectors of one word to one mebibyte. */
+static void allreduce(void)
+{
+	for (size_t n = 1; n <= 1 << 17; n *= 16) {
+		double *mine = malloc(n * sizeof *mine), *sum = malloc(n * sizeof *sum);
+
+		if (!mine || !sum)
+			MPI_Abort(MPI_COMM_WORLD, 1);
+		for (size_t i = 0; i < n; i++) {
+			mine[i] = (double)(rank + 1) * (double)(i % 1000);
+			sum[i] = -1;
+		}
+		MPI_Allreduce(mine, sum, (int)n, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+		for (size_t i = 0; i < n; i++) {
+			double want = (double)ranks * (ranks + 1) / 2 * (double)(i % 1000);
+
+			if (sum[i] != want)
+				wrong("allreduce", (long)i, (long)sum[i], (long)want);
+		}
+		free(mine);
+		free(sum);
+	}
+	done("allreduce");
+}
+
+/* Everybody sends everybody a different block. */
+static void alltoall(size_t n)
+{
+	uint32_t *out = words(n * ranks), *in = words(n * ranks);
+
+	for (int to = 0; to < ranks; to++)
+		for (size_t i = 0; i < n; i++)
+			out[(size_t)to * n + i] = pattern(rank, to, i);
+	MPI_Alltoall(out, (int)n, MPI_UINT32_T, in, (int)n, MPI_UINT32_T, MPI_COMM_WORLD);
+	for (int from = 0; from < ranks; from++)
+		for (size_t i = 0; i < n; i++)
+			if (in[(size_t)from * n + i] != pattern(from, rank, i))
+				wrong("alltoall", (long)i, in[(size_t)from * n + i], pattern(from, rank, i));
+	free(out);
+	free(in);
+	done("alltoall");
+}
+
+/* Messages of growing size to both neighbours at once, several in flight, received in another order of tags. */
+static void neighbours(size_t longest)
+{
+	enum { DEPTH = 4 };
+	int peers[2] = { (rank + 1) % ranks, (rank + ranks - 1) % ranks };
+
+	for (size_t n = 1; n <= longest; n *= 8) {
+		uint32_t *out[2][DEPTH], *in[2][DEPTH];
+		MPI_Request requests[4 * DEPTH];
+		int r = 0;
+
+		for (int p = 0; p < 2; p++)
+			for (int d = DEPTH - 1; d >= 0; d--) {
+				in[p][d] = words(n);
+				MPI_Irecv(in[p][d], (int)n, MPI_UINT32_T, peers[p], 10 * d + !p, MPI_COMM_WORLD, &requests[r++]);
+			}
+		for (int p = 0; p < 2; p++)
+			for (int d = 0; d < DEPTH; d++) {
+				out[p][d] = words(n);
+				for (size_t i = 0; i < n; i++)
+					out[p][d][i] = pattern(rank, 10 * d + p, i);
+				MPI_Isend(out[p][d], (int)n, MPI_UINT32_T, peers[p], 10 * d + p, MPI_COMM_WORLD, &requests[r++]);
+			}
+		MPI_Waitall(r, requests, MPI_STATUSES_IGNORE);
+		for (int p = 0; p < 2; p++)
+			for (int d = 0; d < DEPTH; d++) {
+				for (size_t i = 0; i < n; i++) {
+					uint32_t want = pattern(peers[p], 10 * d + !p, i);
+
+					if (in[p][d][i] != want)
+						wrong("neighbours", (long)i, in[p][d][i], want);
+				}
+				free(in[p][d]);
+				free(out[p][d]);
+			}
+	}
+	done("neighbours");
+}
+
+/* One-sided: each rank puts a block into the next one's window and gets the previous one's. */
+static void windows(size_t n)
+{
+	int next = (rank + 1) % ranks, previous = (rank + ranks - 1) % ranks;
+	uint32_t *mine = words(2 * n), *got = words(n), *put = words(n);
+	MPI_Win window;
+
+	for (size_t i = 0; i < n; i++) {
+		mine[i] = pattern(rank, 7, i);
+		mine[n + i] = 0;
+		put[i] = pattern(rank, 8, i);
+	}
+	MPI_Win_create(mine, (MPI_Aint)(2 * n * sizeof *mine), sizeof *mine, MPI_INFO_NULL, MPI_COMM_WORLD, &window);
+	MPI_Win_fence(0, window);
+	MPI_Put(put, (int)n, MPI_UINT32_T, next, (MPI_Aint)n, (int)n, MPI_UINT32_T, window);
+	MPI_Get(got, (int)n, MPI_UINT32_T, previous, 0, (int)n, MPI_UINT32_T, window);
+	MPI_Win_fence(0, window);
+	for (size_t i = 0; i < n; i++) {
+		if (got[i] != pattern(previous, 7, i))
+			wrong("get", (long)i, got[i], pattern(previous, 7, i));
+		if (mine[n + i] != pattern(previous, 8, i))
+			wrong("put", (long)i, mine[n + i], pattern(previous, 8, i));
+	}
+	MPI_Win_free(&window);
+	free(mine);
+	free(got);
+	free(put);
+	done("windows");
+}
+
+int main(int argc, char **argv)
+{
+	size_t longest = argc > 1 ? strtoul(argv[1], NULL, 10) : 1 << 18;
+
+	MPI_Init(&argc, &argv);
+	MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+	MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+	ring(100);
+	allreduce();
+	alltoall(1 << 14);
+	neighbours(longest);
+	windows(1 << 16);
+	MPI_Finalize();
+	return 0;
+}

@@ -1,0 +1,79 @@
+//! libfabric's verbs provider, by itself and under its reliable datagrams. It skips loopback.
+
+use anyhow::{Result, bail};
+
+use super::case::{Case, Verdict, expect};
+use super::stage::{Stage, WIRE_V4, WIRE_V6};
+
+const NEEDS: &[&str] = &["libfabric-bin"];
+const RDM: &str = "verbs;ofi_rxm";
+/// From nothing to 6 MiB.
+const SIZES: usize = 46;
+
+/// The cases of this file.
+pub(super) fn cases() -> Vec<Case> {
+    vec![
+        Case::new("fi_info", "`-p verbs`, IPv4 and IPv6", info),
+        Case::new("fi_pingpong", "`-p verbs -e msg -S all -c`", |stage| {
+            pingpong(stage, "verbs", "msg")
+        }),
+        Case::new(
+            "fi_pingpong",
+            "`-p 'verbs;ofi_rxm' -e rdm -S all -c`",
+            |stage| pingpong(stage, RDM, "rdm"),
+        ),
+    ]
+    .into_iter()
+    .map(|case| case.needs(NEEDS).wire())
+    .collect()
+}
+
+/// Lists the devices of addresses that are not loopback, and finds one by its address.
+fn info(stage: &Stage) -> Result<Verdict> {
+    let said = stage.start(&["fi_info", "-p", "verbs"])?.success()?;
+    for text in [
+        "provider: verbs",
+        "fabric: Ethernet-iWARP",
+        "type: FI_EP_MSG",
+        "protocol: FI_PROTO_IWARP",
+        "provider: verbs;ofi_rxm",
+        "type: FI_EP_RDM",
+    ] {
+        expect(&said, text)?;
+    }
+    // Without a format it takes IPv4 for meant.
+    let formats = [
+        (WIRE_V4, "FI_SOCKADDR_IN", "fi_sockaddr_in://10.77.0.1:0"),
+        (WIRE_V6, "FI_SOCKADDR_IN6", "fi_sockaddr_in6://[fd77::1]:0"),
+    ];
+    for (address, format, found) in formats {
+        #[rustfmt::skip]
+        let words = ["fi_info", "-p", "verbs", "-t", "FI_EP_MSG", "-a", format, "-s", address, "-v"];
+        let said = stage.start(&words)?.success()?;
+        expect(&said, &format!("src_addr: {found}"))?;
+    }
+    Ok(Verdict::passed("messages and datagrams over them"))
+}
+
+/// Messages of all sizes in both directions, with their content checked. Its own control connection knows IPv4 only.
+fn pingpong(stage: &Stage, provider: &str, kind: &str) -> Result<Verdict> {
+    let port = stage.port()?;
+    let number = port.to_string();
+    let common = ["-p", provider, "-e", kind, "-S", "all", "-I", "10", "-c"];
+    let mut words = vec!["fi_pingpong", "-B", &number];
+    words.extend(common);
+    let server = stage.start(&words)?;
+    stage.wait_for_port(port)?;
+    let mut words = vec!["fi_pingpong", "-P", &number];
+    words.extend(common);
+    words.push(WIRE_V4);
+    let said = stage.start(&words)?.success()?;
+    for said in [said, server.success()?] {
+        let done = said.lines().filter(|line| line.contains("=10 ")).count();
+        if done != SIZES {
+            bail!("{done} sizes instead of {SIZES}");
+        }
+        expect(&said, "\n6m ")?;
+    }
+    Ok(Verdict::passed(format!("{SIZES} sizes")))
+}

@@ -1,0 +1,293 @@
+//! tgt's iSER target with libiscsi's tools and QEMU's block layer as initiators.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+
+use super::case::{Case, Verdict, expect, noise};
+use super::program::Program;
+use super::stage::Stage;
+
+const TOOLS: &[&str] = &["tgt", "libiscsi-bin"];
+const IMAGES: &[&str] = &["tgt", "qemu-utils", "qemu-block-extra"];
+const NAME: &str = "iqn.2024-01.example:disk";
+const DISK: usize = 32 << 20;
+/// Who may log in. This version of tgt wants names as well as addresses.
+const INITIATORS: [&str; 5] = [
+    "iqn.2007-10.com.github:sahlberg:libiscsi:iscsi-inq",
+    "iqn.2007-10.com.github:sahlberg:libiscsi:iscsi-readcapacity16",
+    "iqn.2007-10.com.github:sahlberg:libiscsi:iscsi-test",
+    "iqn.2008-11.org.linux-kvm",
+    PERF,
+];
+const PERF: &str = "iqn.2024-01.example:perf";
+
+/// The cases of this file.
+pub(super) fn cases() -> Vec<Case> {
+    vec![
+        Case::new("tgtd", "iSER; sessions are freed at their end", sessions).needs(TOOLS),
+        Case::new("iscsi-inq", "`iser://`", inquiry).needs(TOOLS),
+        Case::new("iscsi-readcapacity16", "`iser://`", capacity).needs(TOOLS),
+        Case::new(
+            "iscsi-perf",
+            "`iser://`, 8 reads of 32 KiB at a time, in order and at random",
+            perf,
+        )
+        .needs(TOOLS),
+        Case::new(
+            "iscsi-test-cu",
+            "`iser://`: Read, Write, WriteSame, Verify, OrWrite, CompareAndWrite",
+            tests,
+        )
+        .needs(TOOLS),
+        Case::new(
+            "qemu-img",
+            "`iser://`: info, convert from and to, compare",
+            images,
+        )
+        .needs(IMAGES),
+    ]
+}
+
+/// A target with one disk. It ends with its stage.
+struct Target<'a> {
+    stage: &'a Stage,
+    _daemon: Program,
+    port: u16,
+    disk: PathBuf,
+}
+
+impl<'a> Target<'a> {
+    fn start(stage: &'a Stage) -> Result<Self> {
+        let (port, other) = (stage.port()?, stage.port()?);
+        let disk = stage.dir().join("disk.img");
+        std::fs::write(&disk, noise(1, DISK))?;
+        readable(&disk)?;
+        // Two listeners on one TCP port are possible only where the kernel's RDMA has ports of its own.
+        let iser = format!("port={port},pool_sz_mb=64");
+        let iscsi = format!("portal=127.0.0.1:{other}");
+        let daemon = stage.start_with(
+            &[],
+            None,
+            &[("TGT_IPC_SOCKET", &ipc(stage))],
+            &["tgtd", "-f", "--iser", &iser, "--iscsi", &iscsi],
+        )?;
+        let target = Self {
+            stage,
+            _daemon: daemon,
+            port,
+            disk,
+        };
+        stage.wait_for_port(port)?;
+        let new = ["--op", "new", "--mode", "target", "--tid", "1", "-T", NAME];
+        // It listens before it takes commands.
+        while target.admin(&new)?.0 != 0 {
+            if stage.left() < Duration::from_secs(1) {
+                bail!("tgtd takes no commands");
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let path = target.disk.display().to_string();
+        #[rustfmt::skip]
+        target.must(&["--op", "new", "--mode", "logicalunit", "--tid", "1", "--lun", "1", "-b", &path])?;
+        target.must(&[
+            "--op", "bind", "--mode", "target", "--tid", "1", "-I", "ALL",
+        ])?;
+        for name in INITIATORS {
+            target.must(&["--op", "bind", "--mode", "target", "--tid", "1", "-Q", name])?;
+        }
+        Ok(target)
+    }
+
+    fn admin(&self, words: &[&str]) -> Result<(i32, String)> {
+        let socket = format!("TGT_IPC_SOCKET={}", ipc(self.stage));
+        let mut all = vec!["env", &socket, "tgtadm", "--lld", "iser"];
+        all.extend(words);
+        self.stage.start_plain(&all)?.end()
+    }
+
+    fn must(&self, words: &[&str]) -> Result<String> {
+        match self.admin(words)? {
+            (0, said) => Ok(said),
+            (code, said) => bail!("tgtadm {} exited with {code}: {said}", words.join(" ")),
+        }
+    }
+
+    /// How many sessions it keeps.
+    fn sessions(&self) -> Result<usize> {
+        let said = self.must(&["--op", "show", "--mode", "target"])?;
+        expect(&said, NAME)?;
+        Ok(said.lines().filter(|l| l.contains("I_T nexus: ")).count())
+    }
+
+    fn url(&self) -> String {
+        format!("iser://127.0.0.1:{}/{NAME}/1", self.port)
+    }
+
+    /// One of libiscsi's programs on the disk, which has to succeed.
+    fn tool(&self, words: &[&str]) -> Result<String> {
+        let url = self.url();
+        let mut words = words.to_vec();
+        words.push(&url);
+        // libiscsi 1.19 counts on fresh memory of the heap to be zero, which this makes of it.
+        self.stage
+            .start_with(&[], None, &[("MALLOC_PERTURB_", "255")], &words)?
+            .success()
+    }
+}
+
+fn ipc(stage: &Stage) -> String {
+    stage.dir().join("tgtd").display().to_string()
+}
+
+/// Files that this program makes may belong to root, and others use them.
+fn readable(file: &std::path::Path) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    std::fs::set_permissions(file, std::fs::Permissions::from_mode(0o666))?;
+    Ok(())
+}
+
+/// tgt frees a session when the wait after its connection is over, which the connection manager tells.
+fn sessions(stage: &Stage) -> Result<Verdict> {
+    let target = Target::start(stage)?;
+    let before = target.sessions()?;
+    for _ in 0..5 {
+        target.tool(&["iscsi-inq"])?;
+    }
+    let during = target.sessions()?;
+    while target.sessions()? > 0 {
+        if stage.left() < Duration::from_secs(1) {
+            bail!("sessions stay");
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    if before != 0 || during > 5 {
+        bail!("{before} sessions before, {during} after 5 logins");
+    }
+    Ok(Verdict::passed("5 sessions freed"))
+}
+
+fn inquiry(stage: &Stage) -> Result<Verdict> {
+    let said = Target::start(stage)?.tool(&["iscsi-inq"])?;
+    expect(&said, "Peripheral Device Type:DIRECT_ACCESS")?;
+    expect(&said, "Product:VIRTUAL-DISK")?;
+    Ok(Verdict::passed(""))
+}
+
+fn capacity(stage: &Stage) -> Result<Verdict> {
+    let said = Target::start(stage)?.tool(&["iscsi-readcapacity16"])?;
+    expect(&said, &format!("Total size:{DISK}"))?;
+    Ok(Verdict::passed(format!("{DISK} octets")))
+}
+
+fn perf(stage: &Stage) -> Result<Verdict> {
+    let target = Target::start(stage)?;
+    let mut reads = 0;
+    for order in [&[][..], &["-r"]] {
+        let mut words = vec!["iscsi-perf", "-i", PERF, "-t", "2", "-m", "8", "-b", "64"];
+        words.extend(order);
+        let said = target.tool(&words)?;
+        expect(&said, "finished.")?;
+        let (_, rest) = said.rsplit_once("iops average ").context("no average")?;
+        let number: String = rest.chars().take_while(char::is_ascii_digit).collect();
+        reads += 2 * number.parse::<u64>().context("the average is no number")?;
+    }
+    if reads == 0 {
+        bail!("nothing was read");
+    }
+    Ok(Verdict::passed(format!("about {reads} reads")))
+}
+
+/// libiscsi's own conformance tests that work with its iSER transport. The asynchronous ones of the suites Read10 and
+/// Write10 post more than that transport has room for, and the suite iSCSI is about the framing over TCP.
+fn tests(stage: &Stage) -> Result<Verdict> {
+    let target = Target::start(stage)?;
+    let mut asserts = 0;
+    for test in [
+        "SCSI.Read6",
+        "SCSI.Read10.Simple",
+        "SCSI.Read12",
+        "SCSI.Read16",
+        "SCSI.Write10.Simple",
+        "SCSI.Write12",
+        "SCSI.Write16",
+        "SCSI.WriteSame10",
+        "SCSI.WriteSame16",
+        "SCSI.WriteVerify10",
+        "SCSI.Verify10",
+        "SCSI.Verify16",
+        "SCSI.OrWrite",
+        "SCSI.CompareAndWrite",
+    ] {
+        let said = target.tool(&["iscsi-test-cu", "--dataloss", "--test", test])?;
+        let line = said.lines().find(|line| line.contains("asserts"));
+        let numbers: Vec<u64> = line
+            .with_context(|| format!("{test} has no summary"))?
+            .split_whitespace()
+            .filter_map(|word| word.parse().ok())
+            .collect();
+        match numbers[..] {
+            [total, ran, passed, 0] if total > 0 && total == ran && ran == passed => {
+                asserts += total;
+            }
+            _ => bail!("{test}: {}", line.unwrap_or_default()),
+        }
+    }
+    Ok(Verdict::passed(format!("{asserts} assertions")))
+}
+
+fn images(stage: &Stage) -> Result<Verdict> {
+    let target = Target::start(stage)?;
+    let said = stage
+        .start(&["qemu-img", "info", "-f", "raw", &target.url()])?
+        .success()?;
+    expect(&said, &format!("({DISK} bytes)"))?;
+    // libiscsi's iSER takes at most 512 KiB for one command and does not say so; QEMU would ask for 2 MiB.
+    let limited = format!(
+        "driver=blkdebug,max-transfer=262144,image.driver=iser,image.transport=iser,\
+         image.portal=127.0.0.1:{},image.target={NAME},image.lun=1",
+        target.port
+    );
+    let (copy, new) = (stage.dir().join("copy.img"), stage.dir().join("new.img"));
+    let shown = copy.display().to_string();
+    stage
+        .start(&[
+            "qemu-img",
+            "convert",
+            "--image-opts",
+            &limited,
+            "-O",
+            "raw",
+            &shown,
+        ])?
+        .success()?;
+    same(&copy, &noise(1, DISK))?;
+    let words = ["qemu-img", "dd", "bs=128k"].map(String::from);
+    let mut words = words.to_vec();
+    words.extend([format!("if={}", target.url()), format!("of={shown}.2")]);
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    stage.start(&words)?.success()?;
+    same(&stage.dir().join("copy.img.2"), &noise(1, DISK))?;
+    // And the other way round.
+    std::fs::write(&new, noise(2, DISK))?;
+    let shown = new.display().to_string();
+    #[rustfmt::skip]
+    stage
+        .start(&["qemu-img", "convert", "-n", "-f", "raw", &shown, "--target-image-opts", &limited])?
+        .success()?;
+    let file = format!("driver=raw,file.filename={shown}");
+    let said = stage
+        .start(&["qemu-img", "compare", "--image-opts", &limited, &file])?
+        .success()?;
+    expect(&said, "Images are identical.")?;
+    same(&target.disk, &noise(2, DISK))?;
+    Ok(Verdict::passed(format!("{} MiB each way", DISK >> 20)))
+}
+
+fn same(file: &std::path::Path, wanted: &[u8]) -> Result<()> {
+    if std::fs::read(file)? != wanted {
+        bail!("{} holds something else", file.display());
+    }
+    Ok(())
+}

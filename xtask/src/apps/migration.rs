@@ -1,0 +1,268 @@
+//! QEMU's live migration over RDMA between two guests that compute. Each is a BIOS of 64 KiB that counts and sweeps
+//! through memory, so that pages change while they are sent, beside memory that was filled before.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::{Value, json};
+
+use super::case::{Case, Verdict, noise};
+use super::program::Program;
+use super::stage::Stage;
+
+/// The cases of this file.
+pub(super) fn cases() -> Vec<Case> {
+    let case = |what, pin| {
+        Case::new("qemu-system-x86_64", what, move |stage| migrate(stage, pin))
+            .needs(&["qemu-system-x86"])
+    };
+    vec![
+        // It refuses IPv6 with anything but InfiniBand.
+        case("migration over `rdma:`", false),
+        case("migration with rdma-pin-all", true),
+    ]
+}
+
+const MEMORY_MIB: usize = 64;
+/// Filled before the guest starts.
+const FILLED: (usize, usize) = (16 << 20, 32 << 20);
+/// Conventional memory, before the adapters' addresses.
+const LOW: (usize, usize) = (0, 640 << 10);
+const COUNTER: usize = 0x7e00;
+/// The counter is stored at the beginning of one of these pages in turn.
+const PAGES: (usize, usize) = (0x2_0000, 64);
+
+/// The guest's program, in real mode.
+#[rustfmt::skip]
+const CODE: &[u8] = &[
+    0x31, 0xc0,                   //        xor ax, ax
+    0x8e, 0xd8,                   //        mov ds, ax
+    0x66, 0xff, 0x06, 0x00, 0x7e, // again: inc dword [0x7e00]
+    0xa1, 0x00, 0x7e,             //        mov ax, [0x7e00]
+    0x83, 0xe0, 0x3f,             //        and ax, 63
+    0x88, 0xc4,                   //        mov ah, al
+    0xb0, 0x00,                   //        mov al, 0
+    0x05, 0x00, 0x20,             //        add ax, 0x2000
+    0x8e, 0xc0,                   //        mov es, ax
+    0x66, 0xa1, 0x00, 0x7e,       //        mov eax, [0x7e00]
+    0x26, 0x66, 0xa3, 0x00, 0x00, //        mov [es:0], eax
+    0xeb, 0xe1,                   //        jmp again
+];
+
+/// The program, and the jump to it where processors start.
+fn bios() -> Vec<u8> {
+    const START: usize = 0xe000;
+    const RESET: usize = 0xfff0;
+    let mut image = vec![0u8; 1 << 16];
+    image[START..START + CODE.len()].copy_from_slice(CODE);
+    let distance = (START as i32 - (RESET as i32 + 3)) as i16;
+    image[RESET] = 0xe9;
+    image[RESET + 1..RESET + 3].copy_from_slice(&distance.to_le_bytes());
+    image
+}
+
+/// One QEMU and its monitor.
+struct Guest<'a> {
+    stage: &'a Stage,
+    name: &'static str,
+    program: Program,
+    monitor: BufReader<UnixStream>,
+}
+
+impl<'a> Guest<'a> {
+    fn start(stage: &'a Stage, name: &'static str, more: &[&str]) -> Result<Self> {
+        let memory = format!("{MEMORY_MIB}");
+        let monitor = format!("unix:{name}.sock,server=on,wait=off");
+        #[rustfmt::skip]
+        let mut words = vec![
+            "qemu-system-x86_64", "-accel", "tcg", "-m", &memory, "-display", "none", "-nodefaults",
+            "-bios", "bios.bin", "-qmp", &monitor,
+        ];
+        words.extend(more);
+        let mut program = stage.start(&words)?;
+        let path = stage.dir().join(format!("{name}.sock"));
+        let stream = loop {
+            if let Ok(stream) = UnixStream::connect(&path) {
+                break stream;
+            }
+            if let Some(status) = program.poll()? {
+                bail!("QEMU ended ({status}): {}", program.said());
+            }
+            if stage.left().is_zero() {
+                bail!("QEMU has no monitor");
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        stream.set_read_timeout(Some(stage.left().max(Duration::from_secs(1))))?;
+        let mut guest = Self {
+            stage,
+            name,
+            program,
+            monitor: BufReader::new(stream),
+        };
+        guest.line()?;
+        guest.command("qmp_capabilities", &json!({}))?;
+        Ok(guest)
+    }
+
+    fn line(&mut self) -> Result<Value> {
+        let mut line = String::new();
+        self.monitor
+            .read_line(&mut line)
+            .with_context(|| format!("{}: no answer from QEMU", self.name))?;
+        if line.is_empty() {
+            bail!("{}: QEMU ended: {}", self.name, self.program.said());
+        }
+        Ok(serde_json::from_str(&line)?)
+    }
+
+    fn command(&mut self, name: &str, arguments: &Value) -> Result<Value> {
+        let request = json!({ "execute": name, "arguments": arguments });
+        writeln!(self.monitor.get_mut(), "{request}")?;
+        loop {
+            let mut answer = self.line()?;
+            if let Some(error) = answer.get("error") {
+                bail!("{}: {name}: {error}", self.name);
+            }
+            // Everything else is an event.
+            if answer.get("return").is_some() {
+                return Ok(answer["return"].take());
+            }
+        }
+    }
+
+    fn ask(&mut self, name: &str, field: &str) -> Result<String> {
+        let answer = self.command(name, &json!({}))?;
+        Ok(answer[field].as_str().unwrap_or_default().to_owned())
+    }
+
+    fn memory(&mut self, (at, len): (usize, usize)) -> Result<Vec<u8>> {
+        let file = self.stage.dir().join(format!("{}.memory", self.name));
+        let arguments = json!({ "val": at, "size": len, "filename": file });
+        self.command("pmemsave", &arguments)?;
+        let found = std::fs::read(&file)?;
+        if found.len() != len {
+            bail!("{} octets of memory instead of {len}", found.len());
+        }
+        Ok(found)
+    }
+
+    fn counter(&mut self) -> Result<u32> {
+        Ok(word(&self.memory((COUNTER, 4))?, 0))
+    }
+
+    fn pin_all(&mut self) -> Result<()> {
+        let arguments =
+            json!({ "capabilities": [{ "capability": "rdma-pin-all", "state": true }] });
+        self.command("migrate-set-capabilities", &arguments)?;
+        Ok(())
+    }
+
+    /// Waits until the counter has changed.
+    fn counts(&mut self) -> Result<u32> {
+        let first = self.counter()?;
+        loop {
+            let now = self.counter()?;
+            if now != first {
+                return Ok(now);
+            }
+            if self.stage.left().is_zero() {
+                bail!("{}: the guest stands still", self.name);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+fn word(octets: &[u8], at: usize) -> u32 {
+    octets
+        .get(at..at + 4)
+        .and_then(|w| w.try_into().ok())
+        .map_or(0, u32::from_le_bytes)
+}
+
+fn migrate(stage: &Stage, pin: bool) -> Result<Verdict> {
+    let filling = noise(3, FILLED.1);
+    std::fs::write(stage.dir().join("bios.bin"), bios())?;
+    std::fs::write(stage.dir().join("filling.bin"), &filling)?;
+    let loader = format!("loader,file=filling.bin,addr={:#x},force-raw=on", FILLED.0);
+    let uri = format!("rdma:127.0.0.1:{}", stage.port()?);
+    let mut from = Guest::start(stage, "from", &["-device", &loader])?;
+    // With -S it waits after its arrival, so that both sides can be compared.
+    let mut to = Guest::start(stage, "to", &["-S", "-incoming", "defer"])?;
+    if pin {
+        from.pin_all()?;
+        to.pin_all()?;
+    }
+    to.command("migrate-incoming", &json!({ "uri": uri }))?;
+    from.counts()?;
+    let fast = json!({ "max-bandwidth": 1u64 << 32 });
+    from.command("migrate-set-parameters", &fast)?;
+    from.command("migrate", &json!({ "uri": uri }))?;
+    for guest in [&mut from, &mut to] {
+        loop {
+            match guest.ask("query-migrate", "status")?.as_str() {
+                "completed" => break,
+                "failed" | "cancelled" => {
+                    bail!("{}: migration failed: {}", guest.name, guest.program.said())
+                }
+                status if stage.left().is_zero() => bail!("{}: migration is {status}", guest.name),
+                _ => std::thread::sleep(Duration::from_millis(50)),
+            }
+        }
+    }
+    let status = from.ask("query-status", "status")?;
+    if status != "postmigrate" {
+        bail!("the source is {status}");
+    }
+    // What was filled, what changed meanwhile, and all the rest that the guest could have written.
+    if to.memory(FILLED)? != filling {
+        bail!("filled memory did not arrive");
+    }
+    let low = to.memory(LOW)?;
+    if low != from.memory(LOW)? {
+        bail!("memory that changed during the migration did not arrive");
+    }
+    let count = word(&low, COUNTER);
+    for page in 0..PAGES.1 {
+        let left = word(&low, PAGES.0 + page * 4096);
+        if left as usize % PAGES.1 != page || count.wrapping_sub(left) > PAGES.1 as u32 {
+            bail!("page {page} holds {left} at {count}");
+        }
+    }
+    to.command("cont", &json!({}))?;
+    let status = to.ask("query-status", "status")?;
+    if status != "running" {
+        bail!("the destination is {status}");
+    }
+    let after = to.counts()?;
+    for mut guest in [from, to] {
+        guest.command("quit", &json!({}))?;
+        guest.program.success()?;
+    }
+    Ok(Verdict::passed(format!(
+        "left at {count}, goes on at {after}"
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_jumps_lead_where_they_should() {
+        let loop_start = 4;
+        let [.., opcode, distance] = CODE else {
+            unreachable!("it has a jump")
+        };
+        assert_eq!(*opcode, 0xeb);
+        let end = CODE.len() as i32;
+        assert_eq!(end + i32::from(*distance as i8), loop_start);
+        let image = bios();
+        let jump = i16::from_le_bytes([image[0xfff1], image[0xfff2]]);
+        assert_eq!(0xfff3 + i32::from(jump), 0xe000);
+        assert_eq!(&image[0xe000..0xe000 + CODE.len()], CODE);
+    }
+}

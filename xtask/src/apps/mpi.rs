@@ -1,0 +1,70 @@
+//! Open MPI over libfabric over verbs, with a program that checks what it computes (`interop/apps/exchange.c`).
+
+use anyhow::{Context as _, Result, bail};
+
+use super::case::{Case, Verdict, expect};
+use super::stage::{Stage, WIRE_V4};
+
+const NEEDS: &[&str] = &["openmpi-bin", "libopenmpi-dev"];
+const SOURCE: &str = include_str!("../../../interop/apps/exchange.c");
+/// What it reports, each when all ranks have checked it.
+const PARTS: [&str; 5] = ["ring", "allreduce", "alltoall", "neighbours", "windows"];
+
+/// The cases of this file.
+pub(super) fn cases() -> Vec<Case> {
+    vec![
+        Case::new(
+            "mpirun",
+            "`--mca mtl ofi`, 4 ranks: ring, allreduce, alltoall, neighbours, windows",
+            |stage| exchange(stage, 4, 1 << 18),
+        ),
+        Case::new("mpirun", "8 ranks, messages up to 8 MiB", |stage| {
+            exchange(stage, 8, 1 << 21)
+        })
+        .long(),
+    ]
+    .into_iter()
+    .map(|case| case.needs(NEEDS).wire())
+    .collect()
+}
+
+/// `longest`: words of the longest message to a neighbour.
+fn exchange(stage: &Stage, ranks: usize, longest: usize) -> Result<Verdict> {
+    std::fs::write(stage.dir().join("exchange.c"), SOURCE)?;
+    stage
+        .start_plain(&["mpicc", "-O2", "-o", "exchange", "exchange.c"])?
+        .success()?;
+    let (count, longest) = (ranks.to_string(), longest.to_string());
+    let dir = stage.dir().display().to_string();
+    // One address, because Open MPI shares ranks out among devices, and those of different families do not meet.
+    let options = ["--bind", WIRE_V4, "--stats"];
+    #[rustfmt::skip]
+    let words = [
+        "mpirun", "-np", &count, "--oversubscribe", "--mca", "plm", "isolated",
+        "--mca", "pml", "cm", "--mca", "mtl", "ofi", "--mca", "mtl_ofi_provider_include", "verbs;ofi_rxm",
+        // Otherwise ranks on one machine put and get through shared memory.
+        "--mca", "osc", "pt2pt", "./exchange", &longest,
+    ];
+    let said = stage
+        .start_with(&options, None, &[("TMPDIR", &dir)], &words)?
+        .success()?;
+    for part in PARTS {
+        expect(&said, &format!("{part}: correct on {ranks} ranks"))?;
+    }
+    // Each rank's messages went through our library.
+    let sent: Vec<u64> = said.lines().filter_map(octets_sent).collect();
+    let busy = sent.iter().filter(|octets| **octets > 1 << 20).count();
+    if busy != ranks {
+        bail!("{busy} of {ranks} ranks sent more than a mebibyte");
+    }
+    let total: u64 = sent.iter().sum();
+    Ok(Verdict::passed(format!("{} MiB sent", total >> 20)))
+}
+
+/// Of a line of `--stats`.
+fn octets_sent(line: &str) -> Option<u64> {
+    let (_, rest) = line.split_once("iwarp: process ")?;
+    let (_, rest) = rest.split_once(" sent ")?;
+    let number = rest.split(' ').next().context("a number").ok()?;
+    number.parse().ok()
+}
