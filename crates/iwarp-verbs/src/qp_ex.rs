@@ -253,45 +253,59 @@ unsafe extern "C" fn wr_start(q: *mut ibv_qp_ex) {
     });
 }
 
+/// Posts the batch: all of it, or nothing and the error.
 unsafe fn submit(q: *mut ibv_qp_ex, batch: &Batch) -> Res<()> {
     if let Some(e) = batch.error {
         return Err(e);
     }
-    let qp = post::qp(q.cast());
-    for wrs in batch.wrs.chunks(16) {
-        let mut inline: [&[u8]; 16] = [&[]; 16];
-        for (to, wr) in inline.iter_mut().zip(wrs) {
-            *to = &batch.inline[wr.inline.clone()];
-        }
-        let mut list = [SendWr {
-            wr_id: 0,
-            op: SendOp::Send,
-            flags: SendFlags::empty(),
-            sges: &[],
+    let n = batch.wrs.len();
+    // A usual batch needs no memory of its own.
+    let (mut few_pieces, mut few) = ([&[][..]; FEW], [EMPTY; FEW]);
+    let (mut many_pieces, mut many) = (Vec::new(), Vec::new());
+    let (pieces, list) = if n <= FEW {
+        (&mut few_pieces[..n], &mut few[..n])
+    } else {
+        many_pieces.resize(n, &[][..]);
+        many.resize(n, EMPTY);
+        (&mut many_pieces[..], &mut many[..])
+    };
+    for (to, wr) in pieces.iter_mut().zip(&batch.wrs) {
+        *to = &batch.inline[wr.inline.clone()];
+    }
+    for ((to, wr), piece) in list.iter_mut().zip(&batch.wrs).zip(&*pieces) {
+        *to = SendWr {
+            wr_id: wr.wr_id,
+            op: wr.op,
+            flags: wr.flags,
+            sges: &batch.sges[wr.sges.clone()],
             inline: &[],
-        }; 16];
-        for ((to, wr), piece) in list.iter_mut().zip(wrs).zip(&inline) {
-            *to = SendWr {
-                wr_id: wr.wr_id,
-                op: wr.op,
-                flags: wr.flags,
-                sges: &batch.sges[wr.sges.clone()],
-                inline: &[],
-            };
-            if wr.is_inline {
-                to.flags |= SendFlags::INLINE;
-                to.inline = std::slice::from_ref(piece);
-            }
+        };
+        if wr.is_inline {
+            to.flags |= SendFlags::INLINE;
+            to.inline = std::slice::from_ref(piece);
         }
-        qp.raw.post_send(&list[..wrs.len()]).map_err(|(_, e)| e)?;
-        for wr in wrs {
-            if let SendOp::Bind(bind) = wr.op {
-                mw::bound(wr.window, bind.new_stag);
-            }
+    }
+    post::qp(q.cast())
+        .raw
+        .post_send_all(list)
+        .map_err(|(_, e)| e)?;
+    for wr in &batch.wrs {
+        if let SendOp::Bind(bind) = wr.op {
+            mw::bound(wr.window, bind.new_stag);
         }
     }
     Ok(())
 }
+
+/// Requests of a batch that are kept on the stack.
+const FEW: usize = 16;
+const EMPTY: SendWr<'static> = SendWr {
+    wr_id: 0,
+    op: SendOp::Send,
+    flags: SendFlags::empty(),
+    sges: &[],
+    inline: &[],
+};
 
 unsafe extern "C" fn wr_complete(q: *mut ibv_qp_ex) -> c_int {
     let builder = builder(q);

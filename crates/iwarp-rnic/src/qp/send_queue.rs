@@ -425,6 +425,22 @@ impl QueuePair {
         Ok(())
     }
 
+    /// Would all of these be taken, one after the other? If not: which is the first that would not, and why.
+    pub fn check_sends(&self, wrs: &[SendWr<'_>]) -> Result<(), (usize, PostError)> {
+        let may_post = matches!(self.state, State::Rts | State::Sqd | State::Error);
+        if !may_post {
+            return Err((0, PostError::InvalidState));
+        }
+        for (i, wr) in wrs.iter().enumerate() {
+            self.sq.check(wr).map_err(|e| (i, e))?;
+        }
+        let room = self.sq.slots.capacity().saturating_sub(self.sq.len()) as usize;
+        if self.state != State::Error && wrs.len() > room {
+            return Err((room, PostError::QueueFull));
+        }
+        Ok(())
+    }
+
     /// Send work requests that have not completed.
     pub const fn sends_outstanding(&self) -> u32 {
         self.sq.len()

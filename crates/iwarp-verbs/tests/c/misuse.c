@@ -449,6 +449,70 @@ static void bad_sends(void)
 	CODE(0, ibv_dereg_mr(mr));
 }
 
+/* One batch of Sends of `length` octets by the extended interface. */
+static int batch(struct ibv_qp_ex *qp, int n, size_t length, int inlined)
+{
+	struct ibv_mr *mr = qp->qp_base.qp_context;
+	int i;
+
+	ibv_wr_start(qp);
+	for (i = 0; i < n; i++) {
+		qp->wr_id = i;
+		qp->wr_flags = IBV_SEND_SIGNALED;
+		ibv_wr_send(qp);
+		if (inlined)
+			ibv_wr_set_inline_data(qp, buffer, length);
+		else
+			ibv_wr_set_sge(qp, mr->lkey, (uintptr_t)buffer, length);
+	}
+	return ibv_wr_complete(qp);
+}
+
+static void bad_batches(void)
+{
+	struct ibv_mr *mr = ibv_reg_mr(pd, buffer, 4096, ALL);
+	struct ibv_qp_init_attr_ex attr = {
+		.qp_context = mr,
+		.send_cq = cq,
+		.recv_cq = cq,
+		.cap = { .max_send_wr = 40, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1 },
+		.qp_type = IBV_QPT_RC,
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+		.pd = pd,
+		.send_ops_flags = IBV_QP_EX_WITH_SEND,
+	};
+	struct ibv_qp *plain = ibv_create_qp_ex(context, &attr);
+	struct ibv_qp_ex *qp = ibv_qp_to_qp_ex(plain);
+	struct ibv_wc wc;
+	int most = attr.cap.max_send_wr, i;
+
+	NEED(mr && qp && most >= 40);
+	/* Not in this state, and data for a request that was not begun. */
+	CODE(EINVAL, batch(qp, 1, 64, 0));
+	to_rts_alone(plain);
+	ibv_wr_start(qp);
+	ibv_wr_set_sge(qp, mr->lkey, (uintptr_t)buffer, 64);
+	CODE(EINVAL, ibv_wr_complete(qp));
+	CODE(EINVAL, batch(qp, 1, attr.cap.max_inline_data + 1, 1));
+	/* Discarded. */
+	ibv_wr_start(qp);
+	ibv_wr_send(qp);
+	ibv_wr_abort(qp);
+	/* All of it or nothing, also when it is long. */
+	CODE(0, batch(qp, 20, 64, 0));
+	CODE(ENOMEM, batch(qp, most - 20 + 1, 64, 0));
+	CODE(0, batch(qp, most - 20, 16, 1));
+	CODE(ENOMEM, batch(qp, 1, 64, 0));
+	CODE(0, modify(plain, IBV_QP_STATE, (struct ibv_qp_attr){ .qp_state = IBV_QPS_ERR }));
+	for (i = 0; i < most; i++) {
+		CODE(1, ibv_poll_cq(cq, 1, &wc));
+		CHECK(wc.status == IBV_WC_WR_FLUSH_ERR && wc.wr_id == (uint64_t)(i < 20 ? i : i - 20));
+	}
+	CODE(0, ibv_poll_cq(cq, 1, &wc));
+	CODE(0, ibv_destroy_qp(plain));
+	CODE(0, ibv_dereg_mr(mr));
+}
+
 static void bad_windows(void)
 {
 	struct ibv_qp_init_attr attr = qp_attributes();
@@ -529,6 +593,7 @@ int main(void)
 	bad_modification();
 	bad_receives();
 	bad_sends();
+	bad_batches();
 	bad_windows();
 	bad_advice();
 	/* All that failed has left nothing behind. */

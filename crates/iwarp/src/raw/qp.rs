@@ -331,15 +331,8 @@ impl QueuePair {
         let mut after = After::default();
         let mut posted = 0;
         loop {
-            let (result, verdict) = self.inner.post(&wrs[posted..], &mut after);
-            match verdict {
-                Verdict::Send => {
-                    self.inner.drive_tx();
-                    self.inner.state.lock().cork.sent();
-                }
-                Verdict::PutOff => self.inner.put_off(),
-                Verdict::Join => {}
-            }
+            let (result, verdict) = self.inner.post::<false>(&wrs[posted..], &mut after);
+            self.inner.obey(verdict);
             match result {
                 Ok(()) => {
                     after.run(&self.inner);
@@ -350,6 +343,27 @@ impl QueuePair {
                 Err((n, e)) => {
                     after.run(&self.inner);
                     return Err((posted + n, e.into()));
+                }
+            }
+        }
+    }
+
+    /// As [`post_send`](Self::post_send), all of the requests or none.
+    ///
+    /// # Errors
+    /// As [`post_send`](Self::post_send).
+    pub fn post_send_all(&self, wrs: &[SendWr<'_>]) -> Result<(), (usize, Error)> {
+        let mut after = After::default();
+        let mut again = true;
+        loop {
+            let (result, verdict) = self.inner.post::<true>(wrs, &mut after);
+            self.inner.obey(verdict);
+            match result {
+                // The queue may be full of what was put off, and that has gone out now.
+                Err((_, PostError::QueueFull)) if std::mem::take(&mut again) => {}
+                result => {
+                    after.run(&self.inner);
+                    return result.map_err(|(n, e)| (n, e.into()));
                 }
             }
         }
@@ -429,9 +443,22 @@ impl QueuePair {
 }
 
 impl QpInner {
-    /// Queues requests and says whether to send now. A full queue always says so.
+    /// Sends now, or later, or leaves it to whom that was left to before.
     #[inline]
-    fn post(
+    fn obey(self: &Arc<Self>, verdict: Verdict) {
+        match verdict {
+            Verdict::Send => {
+                self.drive_tx();
+                self.state.lock().cork.sent();
+            }
+            Verdict::PutOff => self.put_off(),
+            Verdict::Join => {}
+        }
+    }
+
+    /// Queues requests, all of them or none if `WHOLE`, and says whether to send now. A full queue always says so.
+    #[inline]
+    fn post<const WHOLE: bool>(
         self: &Arc<Self>,
         wrs: &[SendWr<'_>],
         after: &mut After,
@@ -441,6 +468,9 @@ impl QpInner {
             return (Err((0, PostError::InvalidState)), Verdict::Send);
         }
         let g = &mut *g;
+        if WHOLE && let Err(e) = g.machine.check_sends(wrs) {
+            return (Err(e), g.cork.send());
+        }
         let mut bytes = 0;
         for (i, wr) in wrs.iter().enumerate() {
             let mut host = DriveHost::new(self, after);

@@ -540,3 +540,42 @@ fn a_silent_responder_is_nudged_until_it_speaks() {
     );
     assert!(!rig.qp.nudge());
 }
+
+#[test]
+fn a_list_of_requests_is_checked_as_a_whole() {
+    let mut rig = Rig::fresh(QpConfig {
+        max_send_wr: 3,
+        ..QpConfig::default()
+    });
+    let mr = rig.mr(64, ALL);
+    let sges = [mr.part(0, 8); 5];
+    let wr = |sges| SendWr {
+        wr_id: 1,
+        op: SendOp::Send,
+        flags: SendFlags::SIGNALED,
+        sges,
+        inline: &[],
+    };
+    let good = wr(&sges[..1]);
+    assert_eq!(
+        rig.qp.check_sends(&[good]),
+        Err((0, PostError::InvalidState))
+    );
+    rig.start(STREAM);
+    assert_eq!(rig.qp.check_sends(&[good; 3]), Ok(()));
+    assert_eq!(
+        rig.qp.check_sends(&[good; 4]),
+        Err((3, PostError::QueueFull))
+    );
+    assert_eq!(
+        rig.qp.check_sends(&[good, wr(&sges)]),
+        Err((1, PostError::TooManySges))
+    );
+    rig.post(1, SendOp::Send, &sges[..1]);
+    assert_eq!(
+        rig.qp.check_sends(&[good; 3]),
+        Err((2, PostError::QueueFull))
+    );
+    // Nothing was posted by looking.
+    assert_eq!(rig.qp.sends_outstanding(), 1);
+}
