@@ -1,5 +1,6 @@
 //! Settings of a device, from code or from the environment.
 
+use crate::portmap;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -76,6 +77,9 @@ pub struct Config {
     /// For programs on the C libraries: copy what is sent before its CRC is computed, because they may change it meanwhile
     /// (`IWARP_SNAPSHOT=on|off`; default on). See [`QueuePair::set_snapshot`](crate::raw::QueuePair::set_snapshot).
     pub snapshot: bool,
+    /// Ask the peer's port mapper behind which TCP port a listener is, at this UDP port; hardware may be in need of it
+    /// (`IWARP_PORT_MAPPER=on|off|PORT`; default off, `on` is 3935).
+    pub port_mapper: Option<u16>,
     /// Print counters to standard error when the process ends (`IWARP_STATS=on|off`; default off).
     pub stats: bool,
 }
@@ -95,6 +99,7 @@ impl Default for Config {
             capture_bytes: None,
             mss: None,
             align: Alignment::Auto,
+            port_mapper: None,
             busy_poll: Duration::from_micros(50),
             snapshot: true,
             stats: false,
@@ -171,6 +176,16 @@ impl Config {
                 c.align
             }
         };
+        c.port_mapper = match get("IWARP_PORT_MAPPER").as_deref() {
+            None | Some("off" | "0") => None,
+            Some("on" | "1") => Some(portmap::PORT),
+            Some(port) => port
+                .parse()
+                .inspect_err(|_| {
+                    tracing::warn!("IWARP_PORT_MAPPER={port}: on, off or a port, please; ignored");
+                })
+                .ok(),
+        };
         c.mss = number("IWARP_MSS").map(|n| u32::try_from(n).unwrap_or(u32::MAX).max(128));
         c
     }
@@ -191,6 +206,7 @@ mod tests {
                 "IWARP_CAPTURE" => Some(""),
                 "IWARP_MSS" => Some("x"),
                 "IWARP_ALIGN" => Some("off"),
+                "IWARP_PORT_MAPPER" => Some("on"),
                 "IWARP_BUSY_POLL_US" => Some("7000"),
                 _ => None,
             }
@@ -203,6 +219,7 @@ mod tests {
             receiver_not_ready: ReceiverNotReady::Terminate,
             speak_first: None,
             align: Alignment::Off,
+            port_mapper: Some(3935),
             busy_poll: Duration::from_millis(1),
             ..Config::default()
         };

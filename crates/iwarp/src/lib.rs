@@ -12,9 +12,10 @@ mod engine;
 mod error;
 #[cfg(not(loom))]
 mod memory;
+#[cfg(not(loom))]
+mod portmap;
 #[allow(dead_code, reason = "pruned when the crate is complete")]
 mod progress;
-#[cfg(not(loom))]
 pub mod raw;
 #[allow(dead_code, reason = "pruned when the crate is complete")]
 mod sys;

@@ -13,6 +13,7 @@ const RELEASE: &str = "6.12";
 
 /// Programs of the guest by package. Their libraries come along.
 const PROGRAM_PACKAGES: &[&str] = &[
+    "rdma-core",
     "rdmacm-utils",
     "ibverbs-utils",
     "ibverbs-providers",

@@ -87,6 +87,7 @@ const PROGRAMS: &[&str] = &[
     "ib_read_lat",
     "ib_send_bw",
     "ib_send_lat",
+    "iwpmd",
     "iscsid",
     "iscsiadm",
     "mkfs.ext4",

@@ -165,11 +165,19 @@ impl Lab {
     /// # Errors
     /// When tcpdump cannot be started.
     pub(super) fn capture(&self, title: &str) -> Result<Capture> {
+        self.capture_of(title, "tcp")
+    }
+
+    /// Records those that pass a filter.
+    ///
+    /// # Errors
+    /// As [`capture`](Self::capture).
+    pub(super) fn capture_of(&self, title: &str, filter: &str) -> Result<Capture> {
         let file = self.file(title).with_extension("pcap");
         let words: Vec<String> = ["-i", "any", "-s", "0", "--immediate-mode", "-U", "-w"]
             .iter()
             .map(|word| (*word).to_owned())
-            .chain([file.display().to_string(), "tcp".to_owned()])
+            .chain([file.display().to_string(), filter.to_owned()])
             .collect();
         let mut tcpdump = Program::start(&self.guest, Net::Tap, &sbin("tcpdump"), &words, &[])?;
         tcpdump.wait_for("listening on", 20)?;

@@ -300,6 +300,13 @@ pub(super) fn cases() -> Vec<Case> {
                     Box::new(|lab, case| refuse(lab, case, wrong)),
                 ));
             }
+            // Datagrams do not come through the user-mode network by themselves.
+            if net == Net::Tap && we == We::Connect {
+                cases.push(Case {
+                    settings: &[("IWARP_PORT_MAPPER", "on")],
+                    ..case("port-mapper".to_owned(), Box::new(ask_port_mapper))
+                });
+            }
             for ours in [true, false] {
                 let who = if ours { "we-die" } else { "siw-dies" };
                 cases.push(case(
@@ -396,6 +403,31 @@ fn refuse(lab: &Lab, case: &Case, wrong: &Wrong) -> Result<String> {
             seen.shown,
             wrong.terminate
         ),
+    }
+}
+
+/// Asks the guest's `iwpmd` first, which says that siw's listener is not mapped.
+fn ask_port_mapper(lab: &Lab, case: &Case) -> Result<String> {
+    lab.guest.must("mkdir -p /run /var/run; iwpmd -s", 20)?;
+    let capture = lab.capture_of(&case.title(), "udp port 3935")?;
+    let result = converse(
+        lab,
+        case,
+        &Talk {
+            client: "op=read:64,send:8",
+            client_says: &["wc 2 success"],
+            ..ALL_WELL
+        },
+    );
+    let file = capture.finish()?;
+    let _ = lab.guest.run("killall iwpmd", 20);
+    result?;
+    // A request of 64 octets from us, and a reject of 48 from the daemon.
+    let kinds = super::wire::fields(&file, "udp.port == 3935", "udp.payload")?;
+    let kinds: Vec<&str> = kinds.iter().map(|octets| &octets[..2]).collect();
+    match kinds[..] {
+        ["04", "34"] => Ok("iwpmd: not mapped".to_owned()),
+        _ => bail!("messages of the kinds {kinds:?}"),
     }
 }
 

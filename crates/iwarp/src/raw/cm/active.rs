@@ -1,12 +1,13 @@
 //! The initiator: TCP connect, MPA request, reply (RFC 5044 section 7.1.2, RFC 6581 section 9).
 
-use super::super::context::Context;
+use super::super::context::{Context, random_u32};
 use super::super::qp::{CmSink, Handover, QueuePair};
 use super::CmEventKind;
 use super::id::{CmId, CmIdInner, ConnectionParameters, engine};
 use super::startup::{Read, Starting, local_params, record, stream_config};
 use crate::engine::{Engine, Source};
 use crate::error::{Error, Result};
+use crate::portmap::{self, Found, Lookup};
 use crate::sys::connect::{Bound, Connect, Connecting, connect};
 use crate::sys::poller::Interest;
 use iwarp_proto::mpa::negotiate::{Initiator, Outcome};
@@ -14,7 +15,7 @@ use iwarp_proto::mpa::startup::{FrameKind, FrameReader, NO_NEGOTIATION, StartupE
 use iwarp_proto::rdmap::TerminateCode;
 use parking_lot::Mutex;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -23,6 +24,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 const TIMER_CONNECT: u32 = 1;
 const TIMER_REPLY: u32 = 2;
 const TIMER_AGAIN: u32 = 3;
+const TIMER_MAPPER: u32 = 4;
 /// Pauses before a connect that TCP refused is tried again. Programs tell their peer a port and listen on it
 /// afterwards; where addresses are resolved by a network that takes longer than listening does, and here it does not.
 const REFUSED_PAUSES: [Duration; 4] = [
@@ -34,6 +36,8 @@ const REFUSED_PAUSES: [Duration; 4] = [
 
 enum Stage {
     New,
+    /// The peer's port mapper is asked. The connection will come from this socket.
+    Mapper(Lookup, Bound),
     /// TCP was refused; a timer tries again.
     Refused,
     /// TCP is connecting.
@@ -47,6 +51,8 @@ struct State {
     stage: Stage,
     initiator: Initiator,
     token: u64,
+    /// Where the peer is: what the program has named, if nothing maps it.
+    target: SocketAddr,
     /// Connects that TCP refused.
     refused: usize,
 }
@@ -130,6 +136,7 @@ impl Active {
                 stage: Stage::New,
                 initiator,
                 token: 0,
+                target: peer,
                 refused: 0,
             }),
         }))
@@ -137,18 +144,92 @@ impl Active {
 
     /// Starts the TCP connect. Errors of the peer come as events, even those that are known at once.
     pub(super) fn start(self: &Arc<Self>, bound: Option<Bound>) -> Result<()> {
+        let mut s = self.state.lock();
+        let next = match self.ctx.config().port_mapper {
+            Some(port) => self.ask_mapper(&mut s, bound, port)?,
+            None => self.connect(&mut s, bound)?,
+        };
+        drop(s);
+        if let Next::End(end) = next {
+            self.finish(end);
+        }
+        Ok(())
+    }
+
+    fn connect(self: &Arc<Self>, s: &mut State, bound: Option<Bound>) -> Result<Next> {
         let attempt = match bound {
-            Some(bound) => bound.connect(self.peer),
-            None => connect(self.peer, self.local),
+            Some(bound) => bound.connect(s.target),
+            None => connect(s.target, self.local),
         };
         match attempt {
-            Ok(connecting) => self.watch(connecting),
-            Err(e) => {
-                let next = self.not_connected(&mut self.state.lock(), &e.into());
-                if let Next::End(end) = next {
-                    self.finish(end);
+            Ok(connecting) => self.watch_locked(s, connecting).map(|()| Next::Wait),
+            Err(e) => Ok(self.not_connected(s, &e.into())),
+        }
+    }
+
+    /// Asks the peer's port mapper where its listener is. Its answer names our port, so we need to have one.
+    fn ask_mapper(
+        self: &Arc<Self>,
+        s: &mut State,
+        bound: Option<Bound>,
+        port: u16,
+    ) -> Result<Next> {
+        let any = match self.peer {
+            SocketAddr::V4(_) => IpAddr::from(Ipv4Addr::UNSPECIFIED),
+            SocketAddr::V6(_) => IpAddr::from(Ipv6Addr::UNSPECIFIED),
+        };
+        let bound = match bound {
+            Some(bound) => bound,
+            None => Bound::bind(self.local.unwrap_or(SocketAddr::new(any, 0)), None)
+                .map_err(Error::from)?,
+        };
+        let handle = u64::from(random_u32()?) << 32 | u64::from(random_u32()?);
+        let lookup = match Lookup::start(self.peer, bound.local_addr()?, port, handle) {
+            Ok(lookup) => lookup,
+            Err(error) => {
+                tracing::debug!(peer = %self.peer, %error, "the port mapper cannot be asked");
+                return self.connect(s, Some(bound));
+            }
+        };
+        s.token = self.engine.token();
+        self.engine.add(
+            &lookup,
+            s.token,
+            Interest::READ,
+            Arc::clone(self) as Arc<dyn Source>,
+        )?;
+        self.engine.after(portmap::PAUSE, s.token, TIMER_MAPPER);
+        s.stage = Stage::Mapper(lookup, bound);
+        Ok(Next::Wait)
+    }
+
+    /// The mapper may have answered, or has been silent for a while.
+    fn mapper(
+        self: &Arc<Self>,
+        s: &mut State,
+        mut lookup: Lookup,
+        bound: Bound,
+        silent: bool,
+    ) -> Next {
+        let mut found = lookup.look();
+        if silent && found == Found::Wait {
+            found = lookup.again();
+            self.engine.after(portmap::PAUSE, s.token, TIMER_MAPPER);
+        }
+        match found {
+            Found::Wait => {
+                s.stage = Stage::Mapper(lookup, bound);
+                Next::Wait
+            }
+            Found::At(target) => {
+                self.engine.remove(&lookup, s.token);
+                if target != self.peer {
+                    tracing::debug!(peer = %self.peer, %target, "the peer's port is mapped");
                 }
-                Ok(())
+                s.target = target;
+                self.connect(s, Some(bound)).unwrap_or_else(|e| {
+                    Next::End(End::failed(CmEventKind::ConnectError, e.errno()))
+                })
             }
         }
     }
@@ -177,7 +258,7 @@ impl Active {
             }
             self.engine.forget(s.token);
             s.stage = Stage::Done;
-            match connect(self.peer, self.local) {
+            match connect(s.target, self.local) {
                 Ok(connecting) => match self.watch_locked(&mut s, connecting) {
                     Ok(()) => Next::Wait,
                     Err(e) => Next::End(End::failed(CmEventKind::ConnectError, e.errno())),
@@ -188,10 +269,6 @@ impl Active {
         if let Next::End(end) = next {
             self.finish(end);
         }
-    }
-
-    fn watch(self: &Arc<Self>, connecting: Connecting) -> Result<()> {
-        self.watch_locked(&mut self.state.lock(), connecting)
     }
 
     fn watch_locked(self: &Arc<Self>, s: &mut State, connecting: Connecting) -> Result<()> {
@@ -221,6 +298,7 @@ impl Active {
                 self.engine.remove(&starting.stream, token);
                 starting.stream.abort();
             }
+            Stage::Mapper(lookup, _) => self.engine.remove(&lookup, token),
             Stage::Refused => self.engine.forget(token),
             Stage::New | Stage::Done => {}
         }
@@ -297,7 +375,7 @@ impl Active {
         s.initiator = again;
         tracing::debug!(peer = %self.peer, "the peer closed; trying MPA revision 1");
         let local = self.local.map(|l| SocketAddr::new(l.ip(), 0));
-        match connect(self.peer, local)
+        match connect(s.target, local)
             .map_err(Error::from)
             .and_then(|c| self.watch_locked(s, c))
         {
@@ -378,6 +456,7 @@ impl Source for Active {
         let next = {
             let mut s = self.state.lock();
             match std::mem::replace(&mut s.stage, Stage::Done) {
+                Stage::Mapper(lookup, bound) => self.mapper(&mut s, lookup, bound, false),
                 Stage::Tcp(connecting) => self.connected(&mut s, connecting),
                 Stage::Reply(starting) => self.reply(&mut s, starting),
                 // A timer's, not a descriptor's.
@@ -402,6 +481,22 @@ impl Source for Active {
     fn timer(self: Arc<Self>, kind: u32) {
         if kind == TIMER_AGAIN {
             self.again();
+            return;
+        }
+        if kind == TIMER_MAPPER {
+            let next = {
+                let mut s = self.state.lock();
+                match std::mem::replace(&mut s.stage, Stage::Done) {
+                    Stage::Mapper(lookup, bound) => self.mapper(&mut s, lookup, bound, true),
+                    other => {
+                        s.stage = other;
+                        Next::Wait
+                    }
+                }
+            };
+            if let Next::End(end) = next {
+                self.finish(end);
+            }
             return;
         }
         {

@@ -515,7 +515,9 @@ impl CmId {
             }
             if let Some((local, peer)) = s.qp.as_ref().and_then(QueuePair::addresses) {
                 s.local = Some(local);
-                s.peer = Some(peer);
+                // A port mapper may have led elsewhere than the program has said.
+                let named = s.peer.filter(|named| !named.ip().is_unspecified());
+                s.peer = named.or(Some(peer));
             }
             ended
         };

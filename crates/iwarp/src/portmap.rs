@@ -1,0 +1,365 @@
+//! Asks a peer's port mapper behind which TCP port a listener really is (`iwpmd(8)`).
+//!
+//! iWARP cards share the address of their host but not its TCP, so Linux lets a card listen on a port of its own, and a daemon on
+//! UDP port 3935 tells peers which: the connecting peer sends a request with the port that the program named, gets an accept with the
+//! real one (or a reject: not mapped, which is as good), and sends an acknowledgement so that the daemon stops repeating itself.
+//! No RFC describes it; this is what the daemon of rdma-core sends and takes. We need no mapping for ourselves: our ports are TCP's.
+//!
+//! One message is 48 octets, a request 64, in network order: version (2 bits, 0), type (2 bits), IP version (4 bits); a time, 0;
+//! the connecting peer's mapped port (requests only); the accepting peer's port; the connecting peer's port; an association handle of
+//! 64 bits; addresses of 16 octets each, IPv4 in the first four: connecting, accepting, and in requests the connecting peer's mapped one.
+
+use rustix::io::Errno;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+/// Where port mappers listen.
+pub(crate) const PORT: u16 = 3935;
+/// The daemon repeats its messages each second; whoever has none needs not wait long.
+pub(crate) const PAUSE: Duration = Duration::from_millis(500);
+/// Requests sent before the port is taken for not mapped.
+const REQUESTS: u32 = 4;
+const MESSAGE_LEN: usize = 48;
+const REQUEST_LEN: usize = 64;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Request,
+    Accept,
+    Ack,
+    Reject,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Message {
+    kind: Kind,
+    handle: u64,
+    /// Who connects, as its program sees it.
+    connecting: SocketAddr,
+    /// The listener: as the program knows it in requests, as it is in accepts.
+    accepting: SocketAddr,
+}
+
+impl Message {
+    fn octets(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(REQUEST_LEN);
+        let kind = match self.kind {
+            Kind::Request => 0,
+            Kind::Accept => 1,
+            Kind::Ack => 2,
+            Kind::Reject => 3,
+        };
+        let version = if self.accepting.is_ipv4() { 4 } else { 6 };
+        let request = self.kind == Kind::Request;
+        // Our connecting port is not mapped.
+        let mapped = if request { self.connecting.port() } else { 0 };
+        out.extend([kind << 4 | version, 0]);
+        out.extend(mapped.to_be_bytes());
+        out.extend(self.accepting.port().to_be_bytes());
+        out.extend(self.connecting.port().to_be_bytes());
+        out.extend(self.handle.to_be_bytes());
+        out.extend(ip_octets(self.connecting.ip()));
+        out.extend(ip_octets(self.accepting.ip()));
+        if request {
+            out.extend(ip_octets(self.connecting.ip()));
+        }
+        out
+    }
+
+    /// `None`: not a message of version 0, or too short.
+    fn parse(octets: &[u8]) -> Option<Self> {
+        let octets = octets.get(..MESSAGE_LEN)?;
+        let first = *octets.first()?;
+        if first >> 6 != 0 {
+            return None;
+        }
+        let kind = match first >> 4 & 3 {
+            0 => Kind::Request,
+            1 => Kind::Accept,
+            2 => Kind::Ack,
+            _ => Kind::Reject,
+        };
+        let port = |at: usize| Some(u16::from_be_bytes(octets.get(at..at + 2)?.try_into().ok()?));
+        let ip = |at: usize| -> Option<IpAddr> {
+            let octets: [u8; 16] = octets.get(at..at + 16)?.try_into().ok()?;
+            match first & 15 {
+                4 => {
+                    let [a, b, c, d, ..] = octets;
+                    Some(Ipv4Addr::new(a, b, c, d).into())
+                }
+                6 => Some(Ipv6Addr::from(octets).into()),
+                _ => None,
+            }
+        };
+        Some(Self {
+            kind,
+            handle: u64::from_be_bytes(octets.get(8..16)?.try_into().ok()?),
+            connecting: SocketAddr::new(ip(16)?, port(6)?),
+            accepting: SocketAddr::new(ip(32)?, port(4)?),
+        })
+    }
+}
+
+fn ip_octets(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V4(v4) => {
+            let [a, b, c, d] = v4.octets();
+            [a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+        }
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
+/// What is known by now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// Nothing: wait for the socket, and call [`Lookup::again`] after [`PAUSE`].
+    Wait,
+    /// Connect there.
+    At(SocketAddr),
+}
+
+/// One question. It does not block.
+#[derive(Debug)]
+pub(crate) struct Lookup {
+    socket: UdpSocket,
+    request: Message,
+    sent: u32,
+}
+
+impl Lookup {
+    /// Asks the mapper at `port` of the peer's host. `local`: where the connection will come from.
+    ///
+    /// # Errors
+    /// No socket, or no way to the peer.
+    pub(crate) fn start(
+        peer: SocketAddr,
+        local: SocketAddr,
+        port: u16,
+        handle: u64,
+    ) -> io::Result<Self> {
+        let socket = UdpSocket::bind(SocketAddr::new(local.ip(), 0))?;
+        socket.set_nonblocking(true)?;
+        // Only the peer's answers are taken, and an unreachable port is an error.
+        socket.connect(SocketAddr::new(peer.ip(), port))?;
+        let connecting = SocketAddr::new(socket.local_addr()?.ip(), local.port());
+        let mut lookup = Self {
+            socket,
+            request: Message {
+                kind: Kind::Request,
+                handle,
+                connecting,
+                accepting: peer,
+            },
+            sent: 0,
+        };
+        lookup.again();
+        Ok(lookup)
+    }
+
+    /// Nothing has come for a while.
+    pub(crate) fn again(&mut self) -> Found {
+        if self.sent == REQUESTS {
+            return Found::At(self.request.accepting);
+        }
+        self.sent += 1;
+        // What cannot be sent now is sent the next time; what is refused is heard of at the next look.
+        let _ = self.socket.send(&self.request.octets());
+        Found::Wait
+    }
+
+    /// Something may have come.
+    pub(crate) fn look(&mut self) -> Found {
+        let unmapped = Found::At(self.request.accepting);
+        let mut octets = [0; REQUEST_LEN];
+        loop {
+            let n = match self.socket.recv(&mut octets) {
+                Ok(n) => n,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Found::Wait,
+                // Nobody is there: nothing is mapped.
+                Err(e) if e.raw_os_error() == Some(Errno::CONNREFUSED.raw_os_error()) => {
+                    return unmapped;
+                }
+                Err(_) => return Found::Wait,
+            };
+            let Some(message) = Message::parse(octets.get(..n).unwrap_or_default()) else {
+                continue;
+            };
+            let ours = message.handle == self.request.handle
+                && message.connecting == self.request.connecting;
+            match message.kind {
+                Kind::Accept if ours && message.accepting.port() != 0 => {
+                    let ack = Message {
+                        kind: Kind::Ack,
+                        ..message
+                    };
+                    let _ = self.socket.send(&ack.octets());
+                    return Found::At(message.accepting);
+                }
+                Kind::Reject if ours => return unmapped,
+                _ => {}
+            }
+        }
+    }
+}
+
+impl AsFd for Lookup {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const V4: &str = "192.0.2.7:18515";
+    const OURS: &str = "192.0.2.1:40000";
+
+    fn message(kind: Kind) -> Message {
+        Message {
+            kind,
+            handle: 0x0102_0304_0506_0708,
+            connecting: OURS.parse().unwrap(),
+            accepting: V4.parse().unwrap(),
+        }
+    }
+
+    #[test]
+    fn octets_of_a_request() {
+        let octets = message(Kind::Request).octets();
+        let mut wanted = vec![
+            0x04, 0, 0x9c, 0x40, 0x48, 0x53, 0x9c, 0x40, 1, 2, 3, 4, 5, 6, 7, 8,
+        ];
+        for ip in [[192, 0, 2, 1], [192, 0, 2, 7], [192, 0, 2, 1]] {
+            wanted.extend(ip);
+            wanted.extend([0; 12]);
+        }
+        assert_eq!(octets, wanted);
+        assert_eq!(Message::parse(&octets), Some(message(Kind::Request)));
+    }
+
+    #[test]
+    fn all_kinds_there_and_back() {
+        for (kind, first) in [
+            (Kind::Accept, 0x14),
+            (Kind::Ack, 0x24),
+            (Kind::Reject, 0x34),
+        ] {
+            let octets = message(kind).octets();
+            assert_eq!((octets.len(), octets[0]), (48, first));
+            assert_eq!(octets[2..4], [0, 0]);
+            assert_eq!(Message::parse(&octets), Some(message(kind)));
+        }
+        let v6 = Message {
+            connecting: "[2001:db8::1]:1".parse().unwrap(),
+            accepting: "[2001:db8::2]:2".parse().unwrap(),
+            ..message(Kind::Accept)
+        };
+        assert_eq!(v6.octets()[0], 0x16);
+        assert_eq!(Message::parse(&v6.octets()), Some(v6));
+    }
+
+    #[test]
+    fn what_is_no_message() {
+        let good = message(Kind::Accept).octets();
+        for len in 0..good.len() {
+            assert_eq!(Message::parse(&good[..len]), None);
+        }
+        for first in [0x54, 0x94, 0x15, 0x10] {
+            let mut bad = good.clone();
+            bad[0] = first;
+            assert_eq!(Message::parse(&bad), None, "{first:02x}");
+        }
+    }
+
+    /// A mapper that answers the first request with what `answer` makes of it; returns it and the question.
+    fn asked(answer: impl Fn(Message) -> Vec<Message>) -> (UdpSocket, Lookup, Message) {
+        let mapper = UdpSocket::bind("127.0.0.1:0").unwrap();
+        mapper
+            .set_read_timeout(Some(Duration::from_secs(10)))
+            .unwrap();
+        let port = mapper.local_addr().unwrap().port();
+        let peer = "127.0.0.1:18515".parse().unwrap();
+        let lookup = Lookup::start(peer, "127.0.0.1:40000".parse().unwrap(), port, 77).unwrap();
+        let mut octets = [0; 100];
+        let (n, from) = mapper.recv_from(&mut octets).unwrap();
+        assert_eq!(n, REQUEST_LEN);
+        let request = Message::parse(&octets[..n]).unwrap();
+        assert_eq!(request.accepting, peer);
+        for message in answer(request) {
+            mapper.send_to(&message.octets(), from).unwrap();
+        }
+        (mapper, lookup, request)
+    }
+
+    #[test]
+    fn an_accept_names_the_port_and_is_acknowledged() {
+        let (mapper, mut lookup, request) = asked(|request| {
+            let accept = Message {
+                kind: Kind::Accept,
+                accepting: "127.0.0.1:555".parse().unwrap(),
+                ..request
+            };
+            // One of another question, one of another peer, and noise do not matter.
+            vec![
+                Message {
+                    handle: 1,
+                    ..accept
+                },
+                Message {
+                    connecting: OURS.parse().unwrap(),
+                    ..accept
+                },
+                request,
+                accept,
+            ]
+        });
+        assert_eq!(lookup.look(), Found::At("127.0.0.1:555".parse().unwrap()));
+        let mut octets = [0; 100];
+        let n = mapper.recv(&mut octets).unwrap();
+        let ack = Message::parse(&octets[..n]).unwrap();
+        assert_eq!(
+            (n, ack.kind, ack.handle),
+            (MESSAGE_LEN, Kind::Ack, request.handle)
+        );
+        assert_eq!(ack.accepting.port(), 555);
+    }
+
+    #[test]
+    fn without_a_mapping_the_port_is_the_programs() {
+        let peer = Found::At("127.0.0.1:18515".parse().unwrap());
+        let (_mapper, mut lookup, _) = asked(|request| {
+            vec![Message {
+                kind: Kind::Reject,
+                ..request
+            }]
+        });
+        assert_eq!(lookup.look(), peer);
+        // Silence: the request is repeated, and then given up.
+        let (mapper, mut lookup, request) = asked(|_| Vec::new());
+        for _ in 1..REQUESTS {
+            assert_eq!(lookup.look(), Found::Wait);
+            assert_eq!(lookup.again(), Found::Wait);
+            let mut octets = [0; 100];
+            let n = mapper.recv(&mut octets).unwrap();
+            assert_eq!(Message::parse(&octets[..n]), Some(request));
+        }
+        assert_eq!(lookup.again(), peer);
+        // Nobody there.
+        let (mapper, mut lookup, _) = asked(|_| Vec::new());
+        drop(mapper);
+        assert_eq!(lookup.again(), Found::Wait);
+        let end = std::time::Instant::now() + Duration::from_secs(10);
+        while lookup.look() == Found::Wait {
+            assert!(std::time::Instant::now() < end);
+        }
+        assert_eq!(
+            lookup.again(),
+            Found::Wait,
+            "it was not given up for its number"
+        );
+    }
+}
