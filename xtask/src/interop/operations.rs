@@ -406,9 +406,14 @@ fn refuse(lab: &Lab, case: &Case, wrong: &Wrong) -> Result<String> {
     }
 }
 
-/// Asks the guest's `iwpmd` first, which says that siw's listener is not mapped.
+/// Asks the guest's `iwpmd` first. siw's listeners are known to it, under the port that they have.
 fn ask_port_mapper(lab: &Lab, case: &Case) -> Result<String> {
-    lab.guest.must("mkdir -p /run /var/run; iwpmd -s", 20)?;
+    // It stays in the foreground, and is killed when this value goes.
+    let _mapper = lab.guest.start_command("exec iwpmd -s", 2 * LIMIT)?;
+    lab.guest.must(
+        "for i in $(seq 200); do grep -q ':0F5F ' /proc/net/udp && exit 0; usleep 50000; done; exit 1",
+        30,
+    )?;
     let capture = lab.capture_of(&case.title(), "udp port 3935")?;
     let result = converse(
         lab,
@@ -420,13 +425,12 @@ fn ask_port_mapper(lab: &Lab, case: &Case) -> Result<String> {
         },
     );
     let file = capture.finish()?;
-    let _ = lab.guest.run("killall iwpmd", 20);
     result?;
-    // A request of 64 octets from us, and a reject of 48 from the daemon.
+    // Our request, the daemon's accept, and our acknowledgement, without which it would repeat itself.
     let kinds = super::wire::fields(&file, "udp.port == 3935", "udp.payload")?;
     let kinds: Vec<&str> = kinds.iter().map(|octets| &octets[..2]).collect();
     match kinds[..] {
-        ["04", "34"] => Ok("iwpmd: not mapped".to_owned()),
+        ["04", "14", "24"] => Ok("iwpmd: asked, accepted, acknowledged".to_owned()),
         _ => bail!("messages of the kinds {kinds:?}"),
     }
 }
