@@ -80,6 +80,10 @@ pub struct Config {
     /// Ask the peer's port mapper behind which TCP port a listener is, at this UDP port; hardware may be in need of it
     /// (`IWARP_PORT_MAPPER=on|off|PORT`; default off, `on` is 3935).
     pub port_mapper: Option<u16>,
+    /// Sends and Writes complete when the peer has placed them, as on InfiniBand, and not already when TCP has taken them
+    /// (`IWARP_PLACED=on|off`; default off). For programs that look at the peer's memory as soon as a Write is complete. It
+    /// costs a zero-length RDMA Read for each burst. Queue pairs that are connected by number always do so.
+    pub placed: bool,
     /// Print counters to standard error when the process ends (`IWARP_STATS=on|off`; default off).
     pub stats: bool,
 }
@@ -102,6 +106,7 @@ impl Default for Config {
             port_mapper: None,
             busy_poll: Duration::from_micros(50),
             snapshot: true,
+            placed: false,
             stats: false,
         }
     }
@@ -139,6 +144,7 @@ impl Config {
         c.crc = switch("IWARP_CRC", c.crc);
         c.markers = switch("IWARP_MARKERS", c.markers);
         c.snapshot = switch("IWARP_SNAPSHOT", c.snapshot);
+        c.placed = switch("IWARP_PLACED", c.placed);
         c.stats = switch("IWARP_STATS", c.stats);
         c.peer_to_peer = switch("IWARP_PEER_TO_PEER", c.peer_to_peer);
         match number("IWARP_MPA_REV") {

@@ -275,6 +275,39 @@ fn operations_with_small_segments() {
     all_operations(&config);
 }
 
+#[test]
+fn writes_are_placed_when_they_complete_if_that_is_asked_for() {
+    let mut config = Config::default();
+    config.placed = true;
+    all_operations(&config);
+    let (c, s) = pair(&config);
+    let (cm, sm) = (Mem::new(&c.ctx, c.pd, 64), Mem::new(&s.ctx, s.pd, 64));
+    for value in 1..200 {
+        cm.fill(value);
+        let op = SendOp::Write {
+            remote_addr: sm.addr(),
+            rkey: sm.stag,
+        };
+        let wr = SendWr {
+            wr_id: value,
+            op,
+            flags: SendFlags::SIGNALED,
+            sges: &[cm.sge(8)],
+            inline: &[],
+        };
+        c.qp.post_send(&[wr]).unwrap();
+        assert_eq!(poll(&c.cq).status, WcStatus::Success);
+        assert_eq!(sm.word(0), value);
+    }
+    // Its end is told, as on every connection of the connection manager.
+    c.id.disconnect().unwrap();
+    let end = Instant::now() + WAIT.unwrap();
+    while s.qp.state() != State::Error {
+        assert!(Instant::now() < end, "the end was not seen");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// A queue pair that is connected by number, with what it needs.
 struct Numbered {
     ctx: Context,

@@ -91,7 +91,8 @@ pub(super) fn unpack(stage: &Stage) -> Result<Option<&'static str>> {
 
 /// Runs them by a Python that `words` start, and gives what the runner has written.
 pub(super) fn run(stage: &Stage, variables: &[(&str, &str)], words: &[&str]) -> Result<String> {
-    let mut options = vec!["--bind", WIRE_V4];
+    // Some tests look at the peer's memory as soon as their own Write is complete.
+    let mut options = vec!["--bind", WIRE_V4, "--placed"];
     // Without a mount namespace the tests of the connection manager find no interface, and skip.
     let may = stage
         .start_with(&["--sysfs"], None, &[], &["true"])?

@@ -52,6 +52,9 @@ pub(crate) struct Settings {
     /// End a connection when a Send meets no receive for this long, in ms; 0: at once [default: 2000]
     #[arg(long, value_name = "MS")]
     rnr_timeout: Option<u64>,
+    /// Sends and Writes complete when the peer has placed them, as on InfiniBand
+    #[arg(long)]
+    placed: bool,
     /// Record all connections to this pcapng file; %p becomes the process number
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
@@ -104,6 +107,7 @@ impl Settings {
             "IWARP_CAPTURE_BYTES",
             text(self.capture_bytes.map(|n| n.to_string())),
         );
+        set("IWARP_PLACED", self.placed.then(|| "on".into()));
         set("IWARP_STATS", self.stats.then(|| "1".into()));
         Ok(vars)
     }

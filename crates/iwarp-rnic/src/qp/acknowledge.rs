@@ -26,6 +26,8 @@ const BURST: u32 = 16;
 pub(super) struct Acknowledge {
     /// The mode is on.
     pub(super) on: bool,
+    /// The program knows of no connection.
+    connectionless: bool,
     /// Requests since the last one whose answer would acknowledge them.
     unasked: u32,
     /// A probe is on its way. One at a time: its successor covers all that was sent meanwhile.
@@ -72,14 +74,19 @@ impl QueuePair {
 
     /// Whether there is no connection as far as the program knows, only a peer that has a number.
     pub const fn is_connectionless(&self) -> bool {
-        self.acknowledge.on
+        self.acknowledge.connectionless
+    }
+
+    /// From now on there is no connection as far as the program knows: [`is_connectionless`](Self::is_connectionless).
+    pub const fn hide_connection(&mut self) {
+        self.acknowledge.connectionless = true;
     }
 
     /// The stream has ended. True if that is nothing to tell: there is no connection, and nothing is cut off. `complete`
     /// tells that the peer's TCP has all that was sent. The caller keeps the queue pair as it is, and lets it fail when
     /// a request has waited for long enough.
     pub fn peer_left<H: Host>(&mut self, buffer: &RxBuffer, complete: bool, host: &mut H) -> bool {
-        let kept = self.acknowledge.on
+        let kept = self.acknowledge.connectionless
             && self.state != State::Error
             && self.tx.closing == Closing::No
             && self.is_between_messages(buffer);

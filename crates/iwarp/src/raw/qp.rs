@@ -426,6 +426,7 @@ impl QueuePair {
                 Error::InvalidState("a peer is named at the change from INIT to RTR")
             })?;
             g.machine.complete_when_placed();
+            g.machine.hide_connection();
         }
         self.inner.ctx.peers()?.connect(self, gid, num)
     }
@@ -560,6 +561,9 @@ impl QpInner {
                 return Err(Error::InvalidState(
                     "the queue pair is destroyed or has a connection already",
                 ));
+            }
+            if self.ctx.config.placed {
+                g.machine.complete_when_placed();
             }
             g.machine
                 .start(StreamConfig {
