@@ -1,7 +1,9 @@
 //! Devices: one software RNIC for each usable interface address.
 
 use crate::error::{Error, Result};
-use crate::sys::interfaces;
+use crate::sys::interfaces::{self, InterfaceAddress};
+use parking_lot::Mutex;
+use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 
 /// What a device can do at most. The same for all devices of this crate.
@@ -44,9 +46,10 @@ pub const LIMITS: Limits = Limits {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Device {
-    /// `iwarp0`, `iwarp1` …, in the order of the interfaces; `IWARP_DEVICE_NAME` replaces the stem.
+    /// `iwarp0`, `iwarp1` …, in the order of the interfaces, link-local addresses last; `IWARP_DEVICE_NAME` replaces the
+    /// stem. In one process an address keeps its name, and gets a new one if it appears later than others.
     pub name: String,
-    /// Position in [`Device::list`].
+    /// The number in its name.
     pub index: u32,
     /// Its address.
     pub ip: IpAddr,
@@ -83,13 +86,19 @@ impl Device {
             .filter(|s| !s.is_empty())
             .collect();
         let stem = if stem.is_empty() { "iwarp" } else { stem };
-        let mut list = Vec::new();
-        for a in interfaces::addresses()? {
+        let mut addresses = interfaces::addresses()?;
+        addresses.retain(|a| {
             let ip = a.ip.to_string();
-            if !wanted.is_empty() && !wanted.iter().any(|w| *w == ip || *w == a.name) {
-                continue;
-            }
-            let index = list.len() as u32;
+            wanted.is_empty() || wanted.iter().any(|w| *w == ip || *w == a.name)
+        });
+        // They come a second or two after their interface, and should move no other name then.
+        addresses.sort_by_key(|a| a.scope_id() != 0);
+        let mut known = NUMBERS.lock();
+        let known = known.get_or_insert_with(HashMap::new);
+        let known = known.entry(bind.to_owned()).or_default();
+        let mut list = Vec::new();
+        for a in addresses {
+            let index = number(known, &a);
             list.push(Self {
                 name: format!("{stem}{index}"),
                 index,
@@ -101,6 +110,7 @@ impl Device {
                 loopback: a.loopback,
             });
         }
+        list.sort_by_key(|device| device.index);
         Ok(list)
     }
 
@@ -156,6 +166,23 @@ impl Device {
     }
 }
 
+/// What has a number: an address of an interface.
+type Key = (IpAddr, String);
+
+/// The numbers given so far are the places, for each value of `IWARP_BIND`.
+static NUMBERS: Mutex<Option<HashMap<String, Vec<Key>>>> = Mutex::new(None);
+
+/// An address's number, the next one for a new address.
+fn number(known: &mut Vec<Key>, a: &InterfaceAddress) -> u32 {
+    let at = known
+        .iter()
+        .position(|(ip, name)| *ip == a.ip && *name == a.name);
+    at.unwrap_or_else(|| {
+        known.push((a.ip, a.name.clone()));
+        known.len() - 1
+    }) as u32
+}
+
 /// The source address that the kernel picks for a peer. Sends nothing.
 pub(crate) fn source_address(peer: SocketAddr) -> Result<IpAddr> {
     let any: SocketAddr = match peer {
@@ -188,6 +215,27 @@ fn guid(mac: Option<[u8; 6]>, name: &str, ip: IpAddr) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_address_keeps_its_number_when_others_come_and_go() {
+        let address = |ip: &str, name: &str| InterfaceAddress {
+            name: name.into(),
+            ip: ip.parse().unwrap(),
+            index: 1,
+            prefix_len: 8,
+            up: true,
+            running: true,
+            mtu: 1500,
+            mac: None,
+            loopback: false,
+        };
+        let (lo, eth) = (address("127.0.0.1", "lo"), address("10.0.0.1", "eth0"));
+        let late = address("fe80::1", "br0");
+        let mut known = Vec::new();
+        assert_eq!([&lo, &eth].map(|a| number(&mut known, a)), [0, 1]);
+        assert_eq!([&late, &lo, &eth].map(|a| number(&mut known, a)), [2, 0, 1]);
+        assert_eq!([&eth, &late].map(|a| number(&mut known, a)), [1, 2]);
+    }
 
     #[test]
     fn loopback_has_a_device_with_a_stable_name() {
