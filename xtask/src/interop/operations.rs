@@ -115,7 +115,8 @@ const TALKS: &[Talk] = &[
     Talk {
         name: "server-sends-first",
         server: "op=send:100 pause=0",
-        client: "pause=500 op=send:8",
+        // Time for the server to lose its patience, on a busy machine, too.
+        client: "pause=1000 stay=1000 op=send:8",
         server_says: &["wc 1000 success"],
         client_says: &["wc 1000 success len 100"],
         ..ALL_WELL
