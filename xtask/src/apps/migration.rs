@@ -120,7 +120,14 @@ impl<'a> Guest<'a> {
 
     fn command(&mut self, name: &str, arguments: &Value) -> Result<Value> {
         let request = json!({ "execute": name, "arguments": arguments });
-        writeln!(self.monitor.get_mut(), "{request}")?;
+        if let Err(error) = writeln!(self.monitor.get_mut(), "{request}") {
+            let status = self.program.poll()?;
+            bail!(
+                "{}: {name}: {error}, {status:?}: {}",
+                self.name,
+                self.program.said()
+            );
+        }
         loop {
             let mut answer = self.line()?;
             if let Some(error) = answer.get("error") {
