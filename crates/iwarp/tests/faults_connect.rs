@@ -306,6 +306,18 @@ fn the_end_does_not_follow_the_first_message_at_once() {
 }
 
 #[test]
+fn who_destroys_its_queue_pair_after_disconnecting_is_told_of_the_end() {
+    let end = End::new(V4, &config());
+    // It has heard nothing but the reply, so its end is put off.
+    let _wire = responder(&end, &Hello::enhanced(true, false));
+    end.id.disconnect().unwrap();
+    end.qp.destroy();
+    assert_eq!(end.expect(CmEventKind::Disconnected).status, 0);
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(end.channel.try_next().is_none(), "told once");
+}
+
+#[test]
 fn who_sees_established_may_post() {
     others_are_served(|| {
         let (socket, address) = listener(V4);

@@ -129,15 +129,16 @@ impl QpInner {
 
     pub(super) fn destroy(self: &Arc<Self>) {
         let mut after = After::default();
-        let link = {
+        let (cm, link) = {
             let mut g = self.state.lock();
             // From here on completions go nowhere: a queue shared with others must not overflow from these.
             if self.destroyed.swap(true, Ordering::AcqRel) {
                 return;
             }
-            g.cm = None;
             g.machine.close(&mut DriveHost::new(self, &mut after));
-            g.link.as_ref().is_some_and(|l| !l.engine.is_foreign())
+            let ours = g.link.as_ref().is_some_and(|l| !l.engine.is_foreign());
+            // Nothing that happens from here on is news, but that it is the end is.
+            (g.cm.take().filter(|_| g.link.is_some()), ours)
         };
         // What is queued still goes out, as far as the socket takes it.
         if link {
@@ -161,6 +162,10 @@ impl QpInner {
         self.forget_events();
         if let (Some(link), stalled) = link {
             linger::leave(self, &link, stalled.is_some(), wait);
+        }
+        // Who disconnects and destroys at once waits for this event. It is not given twice.
+        if let Some(cm) = cm.and_then(|cm| cm.upgrade()) {
+            cm.qp_event(Events::DISCONNECTED, None);
         }
     }
     /// The stream is being ended, and some time has passed.
