@@ -11,9 +11,12 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::null_mut;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 pub(crate) struct Channel {
     pub(crate) queue: CmEventChannel,
+    /// Threads in `rdma_get_cm_event`. One that was cancelled there stays counted.
+    inside: AtomicU32,
 }
 
 pub(crate) type ChannelObject = Object<rdma_event_channel, Channel>;
@@ -41,15 +44,38 @@ pub(crate) fn create() -> Res<*mut rdma_event_channel> {
     Ok(object::create(
         Kind::CmChannel,
         rdma_event_channel { fd },
-        Channel { queue },
+        Channel {
+            queue,
+            inside: AtomicU32::new(0),
+        },
     ))
 }
 
 /// # Safety
 /// `channel` is no longer used.
 pub(crate) unsafe fn destroy(channel: *mut rdma_event_channel) {
+    let Ok(object) = find(channel) else { return };
+    if object.inside.load(Ordering::Acquire) > 0 {
+        // A thread is in, or on its way into, a read of the descriptor. In the kernel it would just never return, and
+        // programs exit meanwhile; a closed descriptor would be an error to it, or be another file by then.
+        std::mem::forget(Arc::clone(&object.queue));
+    }
     if object::retire(Kind::CmChannel, channel).is_ok() {
         object::free::<rdma_event_channel, Channel>(channel);
+    }
+}
+
+/// A thread asks for events from now on. Returns the descriptor, which stays open until it leaves.
+unsafe fn enter(channel: *mut rdma_event_channel) -> Res<c_int> {
+    let object = find(channel)?;
+    object.inside.fetch_add(1, Ordering::AcqRel);
+    Ok((*channel).fd)
+}
+
+/// The thread has its event, or an error.
+unsafe fn leave(channel: *mut rdma_event_channel) {
+    if let Ok(object) = find(channel) {
+        object.inside.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -178,21 +204,27 @@ pub(crate) unsafe extern "C-unwind" fn rdma_get_cm_event(
     channel: *mut rdma_event_channel,
     to: *mut *mut rdma_cm_event,
 ) -> c_int {
+    let fd = match value(Err(EINVAL), || enter(channel)) {
+        Ok(fd) => fd,
+        Err(e) => return minus_one(|| Err(e)),
+    };
     let mut was_read = false;
-    loop {
+    let result = loop {
         match value(Err(EINVAL), || take(channel, was_read)) {
             Ok(Some(event)) => {
                 *to = event;
-                return 0;
+                break 0;
             }
             Ok(None) => {}
-            Err(e) => return minus_one(|| Err(e)),
+            Err(e) => break minus_one(|| Err(e)),
         }
-        if wait::consume((*channel).fd) != 0 {
-            return -1;
+        if wait::consume(fd) != 0 {
+            break -1;
         }
         was_read = true;
-    }
+    };
+    value((), || leave(channel));
+    result
 }
 
 /// Acknowledges an event and frees it.

@@ -1,8 +1,11 @@
 /* Programs that use the connection manager wrongly: calls in the wrong state, bad options, things destroyed twice. */
 #include <arpa/inet.h>
+#include <fcntl.h>
+#include <pthread.h>
 #include <rdma/rdma_cma.h>
 #include <rdma/rdma_verbs.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include "check.h"
 
@@ -192,6 +195,41 @@ static void endpoints(void)
 	rdma_freeaddrinfo(NULL);
 }
 
+static volatile int about_to_wait;
+
+static void *wait_for_an_event(void *of)
+{
+	struct rdma_cm_event *event;
+
+	about_to_wait = 1;
+	rdma_get_cm_event(of, &event);
+	failed_(__FILE__, __LINE__, "rdma_get_cm_event", "has come back from a channel that is gone");
+	return NULL;
+}
+
+/* Many programs exit with a thread at the channel that they have just destroyed. It must not see an error. */
+static void destroyed_under_a_thread(void)
+{
+	struct rdma_event_channel *quiet = rdma_create_event_channel();
+	pthread_t thread;
+	int fd;
+
+	NEED(quiet);
+	fd = quiet->fd;
+	rdma_destroy_event_channel(quiet);
+	CHECK(fcntl(fd, F_GETFD) == -1);
+	quiet = rdma_create_event_channel();
+	NEED(quiet);
+	fd = quiet->fd;
+	NEED(pthread_create(&thread, NULL, wait_for_an_event, quiet) == 0);
+	while (!about_to_wait)
+		usleep(1000);
+	usleep(200000);
+	rdma_destroy_event_channel(quiet);
+	CHECK(fcntl(fd, F_GETFD) != -1);
+	usleep(50000);
+}
+
 int main(void)
 {
 	channel = rdma_create_event_channel();
@@ -202,5 +240,6 @@ int main(void)
 	connecting();
 	endpoints();
 	rdma_destroy_event_channel(channel);
+	destroyed_under_a_thread();
 	return result();
 }
