@@ -35,6 +35,7 @@ pub(super) struct Case {
     packages: &'static [&'static str],
     wire: bool,
     long: bool,
+    spins: bool,
     limit: Duration,
     run: Run,
 }
@@ -52,6 +53,7 @@ impl Case {
             packages: &[],
             wire: false,
             long: false,
+            spins: false,
             limit: LIMIT,
             run: Box::new(run),
         }
@@ -72,6 +74,12 @@ impl Case {
     /// It runs with `--all` only.
     pub(super) fn long(mut self) -> Self {
         self.long = true;
+        self
+    }
+
+    /// Its programs spin instead of waiting, so it runs while no other case does.
+    pub(super) fn spins(mut self) -> Self {
+        self.spins = true;
         self
     }
 
@@ -102,6 +110,10 @@ impl Case {
 
     pub(super) fn needs_wire(&self) -> bool {
         self.wire
+    }
+
+    pub(super) fn is_spinning(&self) -> bool {
+        self.spins
     }
 
     pub(super) fn is_long(&self) -> bool {

@@ -24,6 +24,7 @@
 //!   that `--only` looks for.
 //! - [`Case::needs`] names Debian packages, each a row in `packages.rs`. Without them the case is skipped.
 //! - [`Case::wire`] gives an interface with an address for programs that skip loopback ([`stage::WIRE_V4`]).
+//! - [`Case::spins`] keeps others away from a case that needs the processors for itself.
 //! - [`Case::limit`] is for slow ones; [`Case::long`] leaves it to `--all`.
 //! - `Ok(Verdict::skipped(why))` is for what turns out to be impossible here. Any error is a failure.
 //! - Programs are killed when their value is dropped, and all that is left when the case ends.
@@ -35,18 +36,23 @@ mod case;
 mod checked;
 mod enumerate;
 mod fabric;
+mod fio;
 mod iser;
 mod migration;
 mod mpi;
+mod perftest;
+mod pingpong;
 mod program;
 mod pyverbs;
+mod qperf;
 mod rdmacm;
+mod rsockets;
 mod stage;
 mod table;
 
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, RwLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
@@ -92,6 +98,11 @@ fn all() -> Vec<Case> {
     [
         enumerate::cases(),
         rdmacm::cases(),
+        pingpong::cases(),
+        perftest::cases(),
+        qperf::cases(),
+        fio::cases(),
+        rsockets::cases(),
         fabric::cases(),
         mpi::cases(),
         iser::cases(),
@@ -239,6 +250,7 @@ fn run(
     let next = AtomicUsize::new(0);
     let done: Mutex<Vec<(usize, Row)>> = Mutex::new(Vec::new());
     let log = Mutex::new(log);
+    let stages = RwLock::new(());
     std::thread::scope(|scope| {
         for _ in 0..jobs {
             scope.spawn(|| {
@@ -247,7 +259,14 @@ fn run(
                     let Some(case) = cases.get(at / repeat) else {
                         return;
                     };
+                    // Held for the length of the case.
+                    let (alone, beside) = if case.is_spinning() {
+                        (stages.write().ok(), None)
+                    } else {
+                        (None, stages.read().ok())
+                    };
                     let row = run_one(setting, case, at);
+                    drop((alone, beside));
                     if let Ok(mut log) = log.lock() {
                         report(&row, &mut log);
                     }

@@ -1,28 +1,67 @@
 //! rdmacm-utils: connection set-up in all its forms.
 
-use anyhow::Result;
+use anyhow::{Context as _, Result, bail};
 
 use super::case::{Case, Verdict, expect, expect_lines};
+use super::program::Program;
 use super::stage::Stage;
 
 const NEEDS: &[&str] = &["rdmacm-utils"];
 
 /// The cases of this file.
 pub(super) fn cases() -> Vec<Case> {
+    let pings = |what, address, options: &'static [&str]| {
+        Case::new("rping", what, move |stage| {
+            rping(stage, address, 10, options)
+        })
+    };
+    let cmatose = |what, address, options: &'static [&str]| {
+        Case::new("ucmatose", what, move |stage| {
+            ucmatose(stage, address, options)
+        })
+    };
+    let example = |program, what, peer, address: &'static str, options: &'static [&str]| {
+        Case::new(program, what, move |stage| {
+            rdma_example(stage, peer, program, address, options)
+        })
+    };
     vec![
-        Case::new("rping", "`-C 10 -V`", |stage| {
-            rping(stage, "127.0.0.1", 10, &["-V"])
-        }),
-        Case::new("rping", "IPv6", |stage| rping(stage, "::1", 10, &["-V"])),
-        Case::new("rping", "`-q`", |stage| {
-            rping(stage, "127.0.0.1", 10, &["-V", "-q"])
-        }),
+        pings("`-C 10 -V`", "127.0.0.1", &["-V"]),
+        pings("IPv6", "::1", &["-V"]),
+        pings("`-q`", "127.0.0.1", &["-V", "-q"]),
         Case::new("rping", "`-S 64 … 65000`", |stage| {
             for size in ["64", "100", "1000", "4096", "10000", "65000"] {
                 rping(stage, "127.0.0.1", 20, &["-V", "-S", size])?;
             }
             Ok(Verdict::passed("6 sizes"))
         }),
+        Case::new("rping", "`-P` with 16 clients", persistent),
+        cmatose(
+            "`-c 10 -C 10`",
+            "127.0.0.1",
+            &["-c", "10", "-C", "10", "-S", "4096"],
+        ),
+        cmatose("`-m`", "127.0.0.1", &["-c", "10", "-C", "10", "-m"]),
+        cmatose("IPv6", "::1", &["-c", "10", "-C", "10"]),
+        Case::new("cmtime", "`-c 1000`", |stage| {
+            cmtime(stage, "127.0.0.1", "1000")
+        }),
+        Case::new("cmtime", "IPv6", |stage| cmtime(stage, "::1", "100")),
+        example(
+            "rdma_client",
+            "with `rdma_server`",
+            "rdma_server",
+            "127.0.0.1",
+            &[],
+        ),
+        example("rdma_client", "IPv6", "rdma_server", "::1", &[]),
+        example(
+            "rdma_xclient",
+            "`-c r`, with `rdma_xserver`",
+            "rdma_xserver",
+            "127.0.0.1",
+            &["-c", "r"],
+        ),
     ]
     .into_iter()
     .map(|case| case.needs(NEEDS))
@@ -33,20 +72,138 @@ pub(super) fn cases() -> Vec<Case> {
 fn rping(stage: &Stage, address: &str, count: usize, options: &[&str]) -> Result<Verdict> {
     let (port, pings) = (stage.port()?, count.to_string());
     let number = port.to_string();
-    let mut server = vec![
-        "rping", "-s", "-a", address, "-p", &number, "-C", &pings, "-v",
-    ];
-    server.extend(options);
-    let server = stage.start(&server)?;
+    let common = ["-a", address, "-p", &number, "-C", &pings, "-v"];
+    let server = stage.start(&[&["rping", "-s"], &common[..], options].concat())?;
     stage.wait_for_port(port)?;
-    let mut client = vec![
-        "rping", "-c", "-a", address, "-p", &number, "-C", &pings, "-v",
-    ];
-    client.extend(options);
-    let said = stage.start(&client)?.success()?;
+    let client = stage.start(&[&["rping", "-c"], &common[..], options].concat())?;
+    let said = client.success()?;
     expect_lines(&said, "ping data: rdma-ping-", count)?;
     expect(&said, &format!("rdma-ping-{}", count - 1))?;
     let said = server.success()?;
     expect_lines(&said, "server ping data: rdma-ping-", count)?;
     Ok(Verdict::passed(format!("{count} pings")))
+}
+
+/// All clients are connected at a time, but they start one after another: rping keeps the identifier of a request in one
+/// place until its main thread looks, so two requests that come in the same moment become one, on every device.
+fn persistent(stage: &Stage) -> Result<Verdict> {
+    const CLIENTS: usize = 16;
+    const PINGS: usize = 1500;
+    let port = stage.port()?;
+    let (number, pings) = (port.to_string(), PINGS.to_string());
+    let mut server = stage.start(&["rping", "-s", "-P", "-a", "127.0.0.1", "-p", &number])?;
+    stage.wait_for_port(port)?;
+    let mut clients: Vec<Program> = Vec::new();
+    for _ in 0..CLIENTS {
+        let words = [
+            "stdbuf",
+            "-oL",
+            "rping",
+            "-c",
+            "-a",
+            "127.0.0.1",
+            "-p",
+            &number,
+        ];
+        let more = ["-C", &pings, "-v", "-V"];
+        let mut client = stage.start(&[&words[..], &more].concat())?;
+        client.wait_for("ping data: rdma-ping-0")?;
+        clients.push(client);
+    }
+    let mut together = 0;
+    for client in &mut clients {
+        together += usize::from(client.poll()?.is_none());
+    }
+    for client in clients {
+        expect_lines(&client.success()?, "ping data: rdma-ping-", PINGS)?;
+    }
+    // It serves until it is killed.
+    if let Some(status) = server.poll()? {
+        bail!("the server has ended: {status}");
+    }
+    Ok(Verdict::passed(format!(
+        "{CLIENTS} clients, {together} of them at a time"
+    )))
+}
+
+fn ucmatose(stage: &Stage, address: &str, options: &[&str]) -> Result<Verdict> {
+    let port = stage.port()?;
+    let number = port.to_string();
+    let server = stage.start(&[&["ucmatose", "-b", address, "-p", &number], options].concat())?;
+    stage.wait_for_port(port)?;
+    let client = stage.start(&[&["ucmatose", "-s", address, "-p", &number], options].concat())?;
+    for said in [client.success()?, server.success()?] {
+        expect(&said, "data transfers complete")?;
+        expect(&said, "return status 0")?;
+    }
+    Ok(Verdict::passed("10 connections"))
+}
+
+/// Its server has no end: the loop over events only ends with an error.
+fn cmtime(stage: &Stage, address: &str, count: &str) -> Result<Verdict> {
+    let port = stage.port()?;
+    let number = port.to_string();
+    let mut server = stage.start(&["cmtime", "-b", address, "-p", &number])?;
+    stage.wait_for_port(port)?;
+    let said = stage
+        .start(&["cmtime", "-s", address, "-p", &number, "-c", count])?
+        .success()?;
+    for failure in ["event:", "failure", "error"] {
+        if said.contains(failure) {
+            bail!(
+                "connections failed: {}",
+                said.lines()
+                    .find(|line| line.contains(failure))
+                    .unwrap_or_default()
+            );
+        }
+    }
+    for step in [
+        "create id",
+        "resolve addr",
+        "create qp",
+        "connect",
+        "disconnect",
+        "destroy",
+    ] {
+        let line = said
+            .lines()
+            .find(|line| line.starts_with(step) && line.contains(':'))
+            .with_context(|| format!("no row for {step}"))?;
+        if line
+            .split_whitespace()
+            .filter(|word| word.parse::<f64>().is_ok())
+            .count()
+            != 4
+        {
+            bail!("not a row of four numbers: {line}");
+        }
+    }
+    if let Some(status) = server.poll()? {
+        bail!("the server has ended: {status}");
+    }
+    Ok(Verdict::passed(format!("{count} connections")))
+}
+
+fn rdma_example(
+    stage: &Stage,
+    server_name: &str,
+    client_name: &str,
+    address: &str,
+    options: &[&str],
+) -> Result<Verdict> {
+    let port = stage.port()?;
+    let number = port.to_string();
+    let mut server = vec![server_name, "-p", &number];
+    // One of them takes no address.
+    if server_name == "rdma_server" {
+        server.extend(["-s", address]);
+    }
+    server.extend(options);
+    let server = stage.start(&server)?;
+    stage.wait_for_port(port)?;
+    let client = stage.start(&[&[client_name, "-s", address, "-p", &number], options].concat())?;
+    expect(&client.success()?, &format!("{client_name}: end 0"))?;
+    expect(&server.success()?, &format!("{server_name}: end 0"))?;
+    Ok(Verdict::passed("done"))
 }

@@ -300,7 +300,10 @@ impl Stage {
             let said = std::fs::read(output).unwrap_or_default();
             let _ = writeln!(text, "$ {shown}\n{}", String::from_utf8_lossy(&said));
         }
-        let _ = writeln!(text, "{result:?}");
+        let _ = match result {
+            Ok(verdict) => writeln!(text, "{verdict:?}"),
+            Err(error) => writeln!(text, "error: {error:#}"),
+        };
         let _ = std::fs::write(&self.log, text);
         let _ = std::fs::remove_dir_all(&self.dir);
     }

@@ -1,0 +1,93 @@
+//! fio's rdma engine. The client chooses the verb; with `send` the server's job uses the fourth verb, `recv`, which a client
+//! cannot choose: fio then posts a request that it has not made, and crashes.
+
+use anyhow::{Result, bail};
+
+use super::case::{Case, Verdict, expect};
+use super::program::Program;
+use super::stage::Stage;
+
+/// The cases of this file.
+pub(super) fn cases() -> Vec<Case> {
+    let needs: &[&str] = &["fio"];
+    let verb = |what: &'static str, verb: &'static str| {
+        Case::new("fio", what, move |stage| moves(stage, verb)).needs(needs)
+    };
+    vec![
+        verb("`--verb=write`", "write"),
+        verb("`--verb=read`", "read"),
+        verb("`--verb=send` (its server: `recv`)", "send"),
+        Case::new("fio", "`--verb=send --verify=crc32c`", verified).needs(needs),
+        Case::new(
+            "fio",
+            "`--verify=crc32c` of data without checksums is refused",
+            unverified,
+        )
+        .needs(needs),
+    ]
+}
+
+/// Starts both ends.
+fn start(
+    stage: &Stage,
+    verb: &str,
+    size: &str,
+    server: &[&str],
+    client: &[&str],
+) -> Result<(Program, Program)> {
+    let port = stage.port()?;
+    let (port_option, size) = (format!("--port={port}"), format!("--size={size}"));
+    let common = [
+        "--ioengine=rdma",
+        &port_option,
+        "--bs=64k",
+        &size,
+        "--iodepth=16",
+    ];
+    // Each in a directory of its own: fio leaves files.
+    let run = |name: &str, options: &[&str], more: &[&str]| {
+        let words = [&["fio", name][..], &common[..], options, more].concat();
+        stage.start(&words)
+    };
+    let server = run("--name=server", &["--rw=read"], server)?;
+    stage.wait_for_port(port)?;
+    let verb = format!("--verb={verb}");
+    let options = ["--hostname=127.0.0.1", &verb, "--rw=write"];
+    Ok((server, run("--name=client", &options, client)?))
+}
+
+fn moves(stage: &Stage, verb: &str) -> Result<Verdict> {
+    let (server, client) = start(stage, verb, "64m", &[], &[])?;
+    let said = client.success()?;
+    expect(&said, "err= 0")?;
+    expect(&said, "io=64.0MiB")?;
+    let said = server.success()?;
+    expect(&said, "err= 0")?;
+    if verb == "send" {
+        expect(&said, "io=64.0MiB")?;
+    }
+    Ok(Verdict::passed("64 MiB"))
+}
+
+/// The receiver checks each block.
+fn verified(stage: &Stage) -> Result<Verdict> {
+    let verify = &["--verify=crc32c"][..];
+    let (server, client) = start(stage, "send", "64m", verify, verify)?;
+    expect(&client.success()?, "err= 0")?;
+    let said = server.success()?;
+    expect(&said, "err= 0")?;
+    expect(&said, "io=64.0MiB")?;
+    Ok(Verdict::passed("64 MiB"))
+}
+
+/// That the receiver does check is shown by blocks that it has to refuse.
+fn unverified(stage: &Stage) -> Result<Verdict> {
+    let (server, client) = start(stage, "send", "1m", &["--verify=crc32c"], &[])?;
+    let (code, said) = server.end()?;
+    drop(client);
+    expect(&said, "bad magic header")?;
+    if code == 0 {
+        bail!("the server accepts blocks without checksums");
+    }
+    Ok(Verdict::passed("refused"))
+}

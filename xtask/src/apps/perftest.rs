@@ -1,0 +1,194 @@
+//! perftest: every operation, connected by the connection manager (`-R`) and by GID and number.
+//!
+//! What the programs themselves do not have: the latency programs have no `-b` and `-q`, RDMA Write has no `-e`, atomics
+//! have one size and so no `-a`, and `-R` knows IPv4 only. `ib_send_bw` needs `-R` on iWARP: without it, its server sends
+//! credits from a queue pair that it has left in RTR, and with `-b` it forgets to deregister the memory for them.
+
+use anyhow::{Context as _, Result, bail};
+
+use super::case::{Case, Verdict, expect};
+use super::stage::Stage;
+
+/// A program and what it has.
+struct Program {
+    name: &'static str,
+    latency: bool,
+    all_sizes: bool,
+    events: bool,
+    /// It works without the connection manager.
+    by_number: bool,
+}
+
+const fn program(name: &'static str) -> Program {
+    Program {
+        name,
+        latency: false,
+        all_sizes: true,
+        events: true,
+        by_number: true,
+    }
+}
+
+const PROGRAMS: &[Program] = &[
+    Program {
+        events: false,
+        ..program("ib_write_bw")
+    },
+    program("ib_read_bw"),
+    Program {
+        by_number: false,
+        ..program("ib_send_bw")
+    },
+    Program {
+        all_sizes: false,
+        ..program("ib_atomic_bw")
+    },
+    Program {
+        latency: true,
+        events: false,
+        ..program("ib_write_lat")
+    },
+    Program {
+        latency: true,
+        ..program("ib_read_lat")
+    },
+    Program {
+        latency: true,
+        ..program("ib_send_lat")
+    },
+    Program {
+        latency: true,
+        all_sizes: false,
+        ..program("ib_atomic_lat")
+    },
+];
+
+/// Sizes of `-a`: the powers of two from 2 to 8 MiB.
+const SIZES: usize = 23;
+
+/// The cases of this file.
+pub(super) fn cases() -> Vec<Case> {
+    PROGRAMS.iter().flat_map(of_program).collect()
+}
+
+fn of_program(program: &'static Program) -> Vec<Case> {
+    // Programs that spin on memory wait for their turn on a busy machine at each message.
+    let count = if program.latency { "200" } else { "500" };
+    let few = if program.latency { "10" } else { "30" };
+    let mut out: Vec<(&str, Vec<&str>, usize)> = vec![("`-R`", vec!["-R", "-n", count], 1)];
+    if program.all_sizes {
+        out.push(("`-R -a`", vec!["-R", "-a", "-n", few], SIZES));
+    }
+    if program.events {
+        out.push(("`-R -e`", vec!["-R", "-e", "-n", count], 1));
+    }
+    if !program.latency {
+        out.push(("`-R -q 8`", vec!["-R", "-q", "8", "-n", count], 1));
+        out.push(("`-R -b`", vec!["-R", "-b", "-n", count], 1));
+    }
+    out.push(("`-R -D 3`", vec!["-R", "-D", "3"], 1));
+    if program.by_number {
+        out.push(("without `-R`", vec!["-x", "0", "-n", count], 1));
+        let v6 = vec!["-x", "0", "-d", "iwarp1", "-n", count];
+        out.push(("without `-R`, IPv6 GIDs", v6, 1));
+    }
+    out.into_iter()
+        .map(|(what, options, rows)| {
+            // The latency programs measure the processor's clock for each size, which takes seconds on a busy machine.
+            let long = program.latency && rows == SIZES;
+            let case = Case::new(program.name, what, move |stage| {
+                run(stage, program.name, &options, rows)
+            });
+            let case = case.needs(&["perftest"]).spins().limit(240);
+            if long { case.long() } else { case }
+        })
+        .collect()
+}
+
+/// Runs both ends and looks at the client's table.
+fn run(stage: &Stage, name: &str, options: &[&str], rows: usize) -> Result<Verdict> {
+    let port = stage.port()?;
+    let number = port.to_string();
+    let mut words = vec![name, "-F", "-p", &number];
+    words.extend(options);
+    if !options.contains(&"-d") {
+        words.extend(["-d", "iwarp0"]);
+    }
+    let server = stage.start(&words)?;
+    stage.wait_for_port(port)?;
+    words.push("127.0.0.1");
+    let said = stage.start(&words)?.success()?;
+    server.success()?;
+    expect(&said, "Transport type : IW")?;
+    expect(&said, "Link type       : Ethernet")?;
+    let connected_by = if options.contains(&"-R") {
+        "Data ex. method : rdma_cm"
+    } else {
+        "Data ex. method : Ethernet"
+    };
+    expect(&said, connected_by)?;
+    let results = results(&said)?;
+    if results.len() != rows {
+        bail!("{} rows instead of {rows}", results.len());
+    }
+    for (at, (size, value)) in results.iter().enumerate() {
+        // All sizes, in order, and none without a result.
+        if rows == SIZES && *size != 2 << at {
+            bail!("row {at} is for {size} octets");
+        }
+        // Small sizes may be too slow for the two digits of the table.
+        if *value < 0.0 || *value == 0.0 && *size > 4096 {
+            bail!("no result for {size} octets");
+        }
+    }
+    Ok(Verdict::passed(format!("{rows} rows")))
+}
+
+/// Octets and the average of each row: bandwidth in the fourth column, latency in the sixth, or in the fourth with `-D`.
+fn results(said: &str) -> Result<Vec<(u64, f64)>> {
+    let head = said
+        .lines()
+        .map(str::trim_start)
+        .find(|line| line.starts_with("#bytes"))
+        .context("no table")?;
+    let average = head
+        .replace("BW ", "BW_")
+        .replace("99% percentile", "99%")
+        .replace("99.9% percentile", "99.9%")
+        .split_whitespace()
+        .position(|word| word.contains("average") || word.contains("avg"))
+        .context("no average in the table's head")?;
+    let mut out = Vec::new();
+    for line in said.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let (Some(Ok(size)), Some(Ok(_))) = (
+            words.first().map(|word| word.parse()),
+            words.get(1).map(|word| word.parse::<u64>()),
+        ) else {
+            continue;
+        };
+        let value = words
+            .get(average)
+            .and_then(|word| word.parse().ok())
+            .with_context(|| format!("no average in: {line}"))?;
+        out.push((size, value));
+    }
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn averages_are_found_in_both_tables() {
+        let bw = " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]\n \
+                  65536      500              2640.92            1116.98\t\t   0.017872\n---\n";
+        assert_eq!(results(bw).unwrap(), [(65536, 1116.98)]);
+        let lat = " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]   \
+                   99% percentile[usec]   99.9% percentile[usec] \n \
+                   2       100          14.67          283.22       15.00    \t       21.75       \t24.29  \t\t283.22  \t\t283.22 \n";
+        assert_eq!(results(lat).unwrap(), [(2, 21.75)]);
+        assert!(results("nothing").is_err());
+    }
+}

@@ -1,0 +1,216 @@
+//! Stream sockets over RDMA: the programs that come with them, and TCP programs with the preload library.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result, bail};
+
+use super::case::{Case, Verdict, expect, expect_lines};
+use super::stage::Stage;
+
+/// The cases of this file.
+pub(super) fn cases() -> Vec<Case> {
+    let rdmacm: &[&str] = &["rdmacm-utils"];
+    // The whole table of sizes once; the rest is about how the calls are made.
+    let short = ["-S", "65536", "-C", "100", "-I", "50"];
+    let streams = [
+        (
+            "rstream",
+            "`-T v`, all sizes",
+            "127.0.0.1",
+            vec!["-T", "v"],
+            8,
+        ),
+        (
+            "rstream",
+            "`-T a`",
+            "127.0.0.1",
+            [&["-T", "a"], &short[..]].concat(),
+            1,
+        ),
+        (
+            "rstream",
+            "`-T f`",
+            "127.0.0.1",
+            [&["-T", "f"], &short[..]].concat(),
+            1,
+        ),
+        ("rstream", "IPv6", "::1", short.to_vec(), 1),
+        (
+            "riostream",
+            "`-T v`",
+            "127.0.0.1",
+            [&["-T", "v"], &short[..]].concat(),
+            1,
+        ),
+    ];
+    let mut cases: Vec<Case> = streams
+        .into_iter()
+        .map(|(program, what, address, options, rows)| {
+            Case::new(program, what, move |stage| {
+                stream(stage, program, address, &options, rows)
+            })
+            .needs(rdmacm)
+            .limit(120)
+        })
+        .collect();
+    cases.push(Case::new("rcopy", "a file of 64 MiB", rcopy).needs(rdmacm));
+    cases.push(
+        Case::new("iperf3", "over `librspreload.so`, both directions", iperf3).needs(&["iperf3"]),
+    );
+    for (what, address) in [
+        ("64 MiB over `librspreload.so`", "127.0.0.1"),
+        ("64 MiB over `librspreload.so`, IPv6", "::1"),
+    ] {
+        let case = Case::new("netcat", what, move |stage| netcat(stage, address));
+        cases.push(case.needs(&["netcat-openbsd"]));
+    }
+    cases
+}
+
+/// Both programs print a row for each size.
+fn stream(
+    stage: &Stage,
+    program: &str,
+    address: &str,
+    options: &[&str],
+    rows: usize,
+) -> Result<Verdict> {
+    let port = stage.port()?;
+    let number = port.to_string();
+    let mut server = vec![program, "-b", address, "-p", &number];
+    server.extend(options);
+    let server = stage.start(&server)?;
+    stage.wait_for_port(port)?;
+    let mut client = vec![program, "-s", address, "-p", &number];
+    client.extend(options);
+    let said = stage.start(&client)?.success()?;
+    server.success()?;
+    expect_lines(&said, "usec/xfer", 1)?;
+    let found = said.lines().filter(|line| is_row(line)).count();
+    if found != rows {
+        bail!("{found} rows instead of {rows}");
+    }
+    Ok(Verdict::passed(format!("{rows} rows")))
+}
+
+/// Name, size, transfers, iterations, total, time, rate, time of a transfer.
+fn is_row(line: &str) -> bool {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    words.len() == 8 && words[7].parse::<f64>().is_ok_and(|time| time > 0.0)
+}
+
+const SIZE: usize = 64 << 20;
+
+/// A file that is different at each place, so that no mix-up goes unnoticed.
+fn make_file(path: &Path) -> Result<Vec<u8>> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let bytes: Vec<u8> = std::iter::repeat_with(|| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()
+    })
+    .take(SIZE / 8)
+    .flatten()
+    .collect();
+    std::fs::write(path, &bytes)?;
+    Ok(bytes)
+}
+
+fn compare(path: &Path, wanted: &[u8]) -> Result<()> {
+    let found = std::fs::read(path).with_context(|| format!("no {}", path.display()))?;
+    if let Some(at) = found.iter().zip(wanted).position(|(a, b)| a != b) {
+        bail!("the copy differs at octet {at}");
+    }
+    if found.len() != wanted.len() {
+        bail!(
+            "the copy has {} octets instead of {}",
+            found.len(),
+            wanted.len()
+        );
+    }
+    Ok(())
+}
+
+fn rcopy(stage: &Stage) -> Result<Verdict> {
+    let (source, copy) = (stage.dir().join("source"), stage.dir().join("copy"));
+    let bytes = make_file(&source)?;
+    let port = stage.port()?;
+    let number = port.to_string();
+    // It serves one file after another until it is killed.
+    let _server = stage.start(&["rcopy", "-p", &number])?;
+    stage.wait_for_port(port)?;
+    let target = format!("127.0.0.1:{}", copy.display());
+    let client = stage.start(&[
+        "rcopy",
+        &source.display().to_string(),
+        &target,
+        "-p",
+        &number,
+    ])?;
+    expect(&client.success()?, &format!("{SIZE} bytes in"))?;
+    compare(&copy, &bytes)?;
+    Ok(Verdict::passed("equal"))
+}
+
+fn iperf3(stage: &Stage) -> Result<Verdict> {
+    for direction in [&["-t", "2"][..], &["-t", "2", "-R"]] {
+        let port = stage.port()?;
+        let number = port.to_string();
+        let server = ["iperf3", "-s", "-1", "-p", &number];
+        let mut server = stage.start_with(
+            &["--rsockets"],
+            None,
+            &[],
+            &[&["stdbuf", "-oL"], &server[..]].concat(),
+        )?;
+        server.wait_for("Server listening")?;
+        let mut client = vec!["iperf3", "-c", "127.0.0.1", "-p", &number];
+        client.extend(direction);
+        let said = stage
+            .start_with(&["--rsockets"], None, &[], &client)?
+            .success()?;
+        server.success()?;
+        expect(&said, "receiver")?;
+        expect(&said, "iperf Done.")?;
+    }
+    Ok(Verdict::passed("both directions"))
+}
+
+fn netcat(stage: &Stage, address: &str) -> Result<Verdict> {
+    let source = stage.dir().join("source");
+    let bytes = make_file(&source)?;
+    let port = stage.port()?;
+    let number = port.to_string();
+    let copy = stage.dir().join("copy");
+    let command = format!("exec nc.openbsd -N -l {address} {number} > copy");
+    let server = stage.start_with(&["--rsockets"], None, &[], &["sh", "-c", &command])?;
+    stage.wait_for_port(port)?;
+    stage
+        .start_with(
+            &["--rsockets"],
+            Some(&source),
+            &[],
+            &["nc.openbsd", "-N", address, &number],
+        )?
+        .success()?;
+    server.success()?;
+    compare(&copy, &bytes)?;
+    Ok(Verdict::passed("equal"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_told_from_heads() {
+        assert!(is_row(
+            "64_lat    64      1       100k    12m         4.18s      0.02      20.88"
+        ));
+        assert!(!is_row(
+            "name      bytes   xfers   iters   total       time     Gb/sec    usec/xfer"
+        ));
+        assert!(!is_row(""));
+    }
+}
