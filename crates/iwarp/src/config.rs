@@ -1,6 +1,5 @@
 //! Settings of a device, from code or from the environment.
 
-use crate::portmap;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -113,6 +112,8 @@ impl Default for Config {
 }
 
 impl Config {
+    /// Where port mappers listen.
+    pub(crate) const PORT_MAPPER_PORT: u16 = 3935;
     /// Longer windows than this are CPU time for nothing.
     const BUSY_POLL_MAX: Duration = Duration::from_millis(1);
 
@@ -184,7 +185,7 @@ impl Config {
         };
         c.port_mapper = match get("IWARP_PORT_MAPPER").as_deref() {
             None | Some("off" | "0") => None,
-            Some("on" | "1") => Some(portmap::PORT),
+            Some("on" | "1") => Some(Self::PORT_MAPPER_PORT),
             Some(port) => port
                 .parse()
                 .inspect_err(|_| {

@@ -16,6 +16,7 @@ mod memory;
 mod portmap;
 #[allow(dead_code, reason = "pruned when the crate is complete")]
 mod progress;
+#[cfg(not(loom))]
 pub mod raw;
 #[allow(dead_code, reason = "pruned when the crate is complete")]
 mod sys;

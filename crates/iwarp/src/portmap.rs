@@ -15,8 +15,6 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-/// Where port mappers listen.
-pub(crate) const PORT: u16 = 3935;
 /// The daemon repeats its messages each second; whoever has none needs not wait long.
 pub(crate) const PAUSE: Duration = Duration::from_millis(500);
 /// Requests sent before the port is taken for not mapped.

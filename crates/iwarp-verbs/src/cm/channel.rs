@@ -19,6 +19,9 @@ pub(crate) struct Channel {
     inside: AtomicU32,
 }
 
+/// Of channels that were destroyed under a thread. Nothing tells when that one is gone.
+static LEFT_OPEN: Mutex<Vec<CmEventChannel>> = Mutex::new(Vec::new());
+
 pub(crate) type ChannelObject = Object<rdma_event_channel, Channel>;
 
 /// Our part of an event: who counts it, and what the private data pointer shows to.
@@ -58,7 +61,7 @@ pub(crate) unsafe fn destroy(channel: *mut rdma_event_channel) {
     if object.inside.load(Ordering::Acquire) > 0 {
         // A thread is in, or on its way into, a read of the descriptor. In the kernel it would just never return, and
         // programs exit meanwhile; a closed descriptor would be an error to it, or be another file by then.
-        std::mem::forget(Arc::clone(&object.queue));
+        LEFT_OPEN.lock().push(Arc::clone(&object.queue));
     }
     if object::retire(Kind::CmChannel, channel).is_ok() {
         object::free::<rdma_event_channel, Channel>(channel);
