@@ -2,8 +2,8 @@
 //!
 //! A sleep and the wake-up from it cost more than a short round trip takes. A thread that expects its completion soon
 //! therefore polls for a window before it sleeps; one that has been disappointed sleeps at once. Each queue learns from
-//! its own waits: those that end within the window speak for polling, whether it polled or slept, and a window spent in
-//! vain speaks against it, the louder the more often it happens in a row.
+//! its own waits: those that end soon speak for polling, whether it polled or slept, and a window spent in vain speaks
+//! against it, the louder the more often it happens in a row.
 //!
 //! The counters are hints. They are read and written without order, and a lost update costs a window at most.
 
@@ -12,6 +12,9 @@ use std::time::Duration;
 
 /// Short waits in a row before the first window.
 const TRUST: u32 = 2;
+/// A wait that ended in sleep was short if it took at most so many windows: most of it may have been wake-ups, of this
+/// thread and of the peer's.
+const SLEEPY: u32 = 4;
 /// Most that a row of windows in vain can ask for.
 const DISTRUST_MAX: u32 = 1024;
 
@@ -50,7 +53,7 @@ impl BusyPoll {
 
     /// A wait ended in sleep after `waited`, measured from its begin.
     pub(crate) fn slept(&self, waited: Duration, window: Duration) {
-        if waited <= window {
+        if waited <= window * SLEEPY {
             let short = self.short.load(Ordering::Relaxed);
             self.short.store(short.saturating_add(1), Ordering::Relaxed);
         } else {
@@ -76,7 +79,7 @@ mod tests {
         assert!(b.is_worth_it());
         b.hit();
         assert!(b.is_worth_it(), "a hit keeps it");
-        b.slept(WINDOW * 2, WINDOW);
+        b.slept(WINDOW * 5, WINDOW);
         assert!(!b.is_worth_it(), "a long wait ends it");
     }
 
@@ -98,7 +101,7 @@ mod tests {
             b.slept(SHORT, WINDOW);
         }
         b.hit();
-        b.slept(WINDOW * 2, WINDOW);
+        b.slept(WINDOW * 5, WINDOW);
         b.slept(SHORT, WINDOW);
         b.slept(SHORT, WINDOW);
         assert!(b.is_worth_it(), "one hit forgives");
