@@ -71,7 +71,7 @@ pub struct Config {
     /// Keep FPDUs aligned with TCP segments (`IWARP_ALIGN=auto|on|off`; default auto). Hardware needs it, and siw with CRC.
     pub align: Alignment,
     /// How long a thread that expects its completion soon polls before it sleeps (`IWARP_BUSY_POLL_US`; 0: never; default
-    /// 50 µs, at most 1000). Only blocking waits do so, and only after short waits; see [`CompletionQueue::wait`](crate::raw::CompletionQueue::wait).
+    /// 100 µs, at most 1000). Only blocking waits do so, and only after short waits; see [`CompletionQueue::wait`](crate::raw::CompletionQueue::wait).
     pub busy_poll: Duration,
     /// For programs on the C libraries: copy what is sent before its CRC is computed, because they may change it meanwhile
     /// (`IWARP_SNAPSHOT=on|off`; default on). See [`QueuePair::set_snapshot`](crate::raw::QueuePair::set_snapshot).
@@ -103,7 +103,7 @@ impl Default for Config {
             mss: None,
             align: Alignment::Auto,
             port_mapper: None,
-            busy_poll: Duration::from_micros(50),
+            busy_poll: Duration::from_micros(100),
             snapshot: true,
             placed: false,
             stats: false,
