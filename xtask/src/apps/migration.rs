@@ -15,7 +15,9 @@ use super::stage::Stage;
 /// The cases of this file.
 pub(super) fn cases() -> Vec<Case> {
     let case = |what, pin| {
+        // In one of about eight runs the source leaves by itself after all is proven, and nobody knows why yet.
         Case::new("qemu-system-x86_64", what, move |stage| migrate(stage, pin))
+            .long()
             .needs(&["qemu-system-x86"])
     };
     vec![
