@@ -136,6 +136,22 @@ impl Echo {
 
 const ROUNDS: u64 = 1500;
 
+/// As programs do it: poll, arm, poll what came before, wait for the event.
+fn by_events(cq: &CompletionQueue, done: &mut [Cqe], wait: impl Fn()) -> usize {
+    loop {
+        for arm in [true, false] {
+            let n = cq.poll(done).unwrap();
+            if n > 0 {
+                return n;
+            }
+            if arm {
+                cq.arm(false);
+            }
+        }
+        wait();
+    }
+}
+
 #[test]
 fn blocking_waits() {
     let _watchdog = Watchdog::new();
@@ -146,20 +162,10 @@ fn blocking_waits() {
 fn events_taken_in_the_usual_loop() {
     let _watchdog = Watchdog::new();
     let echo = Echo::new();
-    // As programs do it: arm, poll what came before, wait for the event.
     echo.run(ROUNDS, |cq, done| {
-        loop {
-            let n = cq.poll(done).unwrap();
-            if n > 0 {
-                return n;
-            }
-            cq.arm(false);
-            let n = cq.poll(done).unwrap();
-            if n > 0 {
-                return n;
-            }
+        by_events(cq, done, || {
             echo.channel.event(SOON).unwrap();
-        }
+        })
     });
 }
 
@@ -168,19 +174,10 @@ fn events_seen_by_watching_the_descriptor() {
     let _watchdog = Watchdog::new();
     let echo = Echo::new();
     echo.run(ROUNDS, |cq, done| {
-        loop {
-            let n = cq.poll(done).unwrap();
-            if n > 0 {
-                return n;
-            }
-            cq.arm(false);
-            let n = cq.poll(done).unwrap();
-            if n > 0 {
-                return n;
-            }
+        by_events(cq, done, || {
             // The library does not know that this thread waits.
             until("an event", || echo.channel.try_event().is_some());
-        }
+        })
     });
 }
 
