@@ -71,6 +71,7 @@ pub unsafe extern "C" fn socket(domain: c_int, ty: c_int, protocol: c_int) -> c_
 pub unsafe extern "C" fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
     // SAFETY: the contract of the C function.
     on_rsocket(fd, |r, s| unsafe { (r.bind)(s, addr, len) })
+        // SAFETY: as above.
         .unwrap_or_else(|| unsafe { real::bind(fd, addr, len) })
 }
 
@@ -78,6 +79,7 @@ pub unsafe extern "C" fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) 
 pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
     // SAFETY: the contract of the C function.
     on_rsocket(fd, |r, s| unsafe { (r.listen)(s, backlog) })
+        // SAFETY: as above.
         .unwrap_or_else(|| unsafe { real::listen(fd, backlog) })
 }
 
@@ -192,6 +194,7 @@ fn to_tcp(rdma: &Rdma, fd: c_int, socket: c_int) -> bool {
 pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
     // SAFETY: no pointers.
     on_rsocket(fd, |r, s| unsafe { (r.shutdown)(s, how) })
+        // SAFETY: as above.
         .unwrap_or_else(|| unsafe { real::shutdown(fd, how) })
 }
 
@@ -207,6 +210,7 @@ pub unsafe extern "C" fn getsockopt(
     on_rsocket(fd, |r, s| unsafe {
         (r.getsockopt)(s, level, name, value, len)
     })
+    // SAFETY: as above.
     .unwrap_or_else(|| unsafe { real::getsockopt(fd, level, name, value, len) })
 }
 
@@ -222,6 +226,7 @@ pub unsafe extern "C" fn setsockopt(
     on_rsocket(fd, |r, s| unsafe {
         (r.setsockopt)(s, level, name, value, len)
     })
+    // SAFETY: as above.
     .unwrap_or_else(|| unsafe { real::setsockopt(fd, level, name, value, len) })
 }
 
@@ -229,6 +234,7 @@ pub unsafe extern "C" fn setsockopt(
 pub unsafe extern "C" fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
     // SAFETY: the contract of the C function.
     on_rsocket(fd, |r, s| unsafe { (r.getpeername)(s, addr, len) })
+        // SAFETY: as above.
         .unwrap_or_else(|| unsafe { real::getpeername(fd, addr, len) })
 }
 
@@ -236,5 +242,6 @@ pub unsafe extern "C" fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut s
 pub unsafe extern "C" fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
     // SAFETY: the contract of the C function.
     on_rsocket(fd, |r, s| unsafe { (r.getsockname)(s, addr, len) })
+        // SAFETY: as above.
         .unwrap_or_else(|| unsafe { real::getsockname(fd, addr, len) })
 }

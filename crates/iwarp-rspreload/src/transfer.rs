@@ -32,6 +32,7 @@ pub unsafe extern "C" fn recvfrom(
     on_rsocket(fd, |r, s| unsafe {
         (r.recvfrom)(s, buf, len, flags, addr, addrlen)
     })
+    // SAFETY: as above.
     .unwrap_or_else(|| unsafe { real::recvfrom(fd, buf, len, flags, addr, addrlen) })
 }
 
@@ -39,6 +40,7 @@ pub unsafe extern "C" fn recvfrom(
 pub unsafe extern "C" fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
     // SAFETY: the contract of the C function.
     on_rsocket(fd, |r, s| unsafe { (r.recvmsg)(s, msg, flags) })
+        // SAFETY: as above.
         .unwrap_or_else(|| unsafe { real::recvmsg(fd, msg, flags) })
 }
 
@@ -46,6 +48,7 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> s
 pub unsafe extern "C" fn read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t {
     // SAFETY: the contract of the C function.
     on_rsocket(fd, |r, s| unsafe { (r.recv)(s, buf, len, 0) })
+        // SAFETY: as above.
         .unwrap_or_else(|| unsafe { real::read(fd, buf, len) })
 }
 
@@ -53,6 +56,7 @@ pub unsafe extern "C" fn read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize
 pub unsafe extern "C" fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
     // SAFETY: the contract of the C function.
     on_rsocket(fd, |r, s| unsafe { (r.readv)(s, iov, n) })
+        // SAFETY: as above.
         .unwrap_or_else(|| unsafe { real::readv(fd, iov, n) })
 }
 
@@ -75,6 +79,7 @@ pub unsafe extern "C" fn sendto(
     on_rsocket(fd, |r, s| unsafe {
         (r.sendto)(s, buf, len, flags, addr, addrlen)
     })
+    // SAFETY: as above.
     .unwrap_or_else(|| unsafe { real::sendto(fd, buf, len, flags, addr, addrlen) })
 }
 
@@ -82,6 +87,7 @@ pub unsafe extern "C" fn sendto(
 pub unsafe extern "C" fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
     // SAFETY: the contract of the C function.
     on_rsocket(fd, |r, s| unsafe { (r.sendmsg)(s, msg, flags) })
+        // SAFETY: as above.
         .unwrap_or_else(|| unsafe { real::sendmsg(fd, msg, flags) })
 }
 
@@ -89,6 +95,7 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) ->
 pub unsafe extern "C" fn write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t {
     // SAFETY: the contract of the C function.
     on_rsocket(fd, |r, s| unsafe { (r.send)(s, buf, len, 0) })
+        // SAFETY: as above.
         .unwrap_or_else(|| unsafe { real::write(fd, buf, len) })
 }
 
@@ -96,6 +103,7 @@ pub unsafe extern "C" fn write(fd: c_int, buf: *const c_void, len: size_t) -> ss
 pub unsafe extern "C" fn writev(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
     // SAFETY: the contract of the C function.
     on_rsocket(fd, |r, s| unsafe { (r.writev)(s, iov, n) })
+        // SAFETY: as above.
         .unwrap_or_else(|| unsafe { real::writev(fd, iov, n) })
 }
 
