@@ -16,6 +16,17 @@ pub const fn header_len(first_octet: u8) -> usize {
     }
 }
 
+/// The two control octets of a segment, reserved bits zero: for receivers that compare before they parse.
+#[inline]
+pub const fn control_octets(tagged: bool, last: bool, opcode: Opcode) -> [u8; 2] {
+    let tagged = if tagged { bit::TAGGED } else { 0 };
+    let last = if last { bit::LAST } else { 0 };
+    [
+        DDP_VERSION | tagged | last,
+        RDMAP_VERSION << bit::RDMAP_VERSION_SHIFT | opcode.0 & bit::OPCODE,
+    ]
+}
+
 /// The header of a tagged segment.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct TaggedHeader {

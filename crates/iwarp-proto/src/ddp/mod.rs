@@ -5,7 +5,7 @@ mod header;
 mod stag;
 mod view;
 
-pub use header::{Header, HeaderError, TaggedHeader, UntaggedHeader, header_len};
+pub use header::{Header, HeaderError, TaggedHeader, UntaggedHeader, control_octets, header_len};
 pub use stag::{QueueNumber, Stag};
 pub use view::{
     DDP_VERSION, RDMAP_VERSION, TAGGED_HEADER_LEN, TaggedView, UNTAGGED_HEADER_LEN, UntaggedView,

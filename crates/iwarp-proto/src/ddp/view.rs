@@ -3,7 +3,7 @@
 //! A view does not judge: it shows any version, any opcode and the reserved bits as they are. Judging is
 //! [`Header::check`](super::Header::check).
 
-use super::Stag;
+use super::{Stag, control_octets};
 use crate::rdmap::Opcode;
 use crate::wire::{be32, be64, put};
 
@@ -135,17 +135,14 @@ macro_rules! view {
                 //= rfc5040 section 4.1
                 //# All RDMA Messages handed by the RDMAP layer to the DDP layer MUST define the
                 //# value of the Tagged flag in the DDP Header.
-                let ddp = DDP_VERSION
-                    | if $tagged { bit::TAGGED } else { 0 }
-                    | if last { bit::LAST } else { 0 };
                 //= rfc5040 section 4.1
                 //# Reserved.  MUST be set to zero by sender, ignored by
                 //# the receiver.
                 //= rfc5040 section 4.1
                 //# The ordering of the bits in the first octet MUST be as defined in Figure 3,
                 //# "DDP Control, RDMAP Control, and Invalidate STag Fields".
-                let rdmap = (RDMAP_VERSION << bit::RDMAP_VERSION_SHIFT) | (opcode.0 & bit::OPCODE);
-                self.put(field::DDP_CONTROL..field::RDMAP_CONTROL + 1, &[ddp, rdmap]);
+                let control = control_octets($tagged, last, opcode);
+                self.put(field::DDP_CONTROL..field::RDMAP_CONTROL + 1, &control);
             }
 
             #[inline(always)]

@@ -7,7 +7,6 @@
 //! zero-length RDMA Read, a *probe*, behind its Sends and Writes, and completes them when any later Read is answered.
 //! The peer needs to know nothing about it.
 
-use super::message::STAG_OF_NOTHING;
 use super::plan::TxPlan;
 use super::segment::Wire;
 use super::send_queue::Awaited;
@@ -16,7 +15,7 @@ use super::tx::{Job, Stage};
 use super::{Direction, Host, QueuePair, RxBuffer, State};
 use crate::{Cqe, SendOp};
 use iwarp_proto::ddp::{Header, Stag};
-use iwarp_proto::rdmap::{Opcode, ReadRequest, Terminate, TerminateCode};
+use iwarp_proto::rdmap::{Opcode, Terminate, TerminateCode};
 
 /// Requests that may be sent before a probe follows although there are more to send.
 const BURST: u32 = 16;
@@ -112,16 +111,7 @@ impl QueuePair {
     /// A zero-length Read whose answer tells that all before it is placed.
     pub(super) fn emit_probe(&mut self, plan: &mut TxPlan, w: &Wire<'_>) {
         let sink_stag = self.next_sink();
-        let request = ReadRequest {
-            sink_stag: Stag(sink_stag),
-            sink_to: 0,
-            size: 0,
-            source_stag: STAG_OF_NOTHING,
-            source_to: 0,
-        };
-        let mut body = [0u8; ReadRequest::LEN];
-        request.emit(&mut body);
-        let msn = self.emit_control(Opcode::READ_REQUEST, 1, &body, plan, w);
+        let msn = self.emit_empty_read(Stag(sink_stag), plan, w);
         self.probed(sink_stag, msn);
     }
 

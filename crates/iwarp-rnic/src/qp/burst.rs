@@ -14,6 +14,7 @@ use crate::limits::TX_COPY_MAX;
 use crate::{Access, SendFlags, SendOp, WcFlags, WcOpcode};
 use iwarp_proto::ddp::{
     Header, Stag, TAGGED_HEADER_LEN, TaggedHeader, UNTAGGED_HEADER_LEN, UntaggedHeader,
+    control_octets,
 };
 use iwarp_proto::mpa::framing::{CRC_LEN, MPA_LEN_FIELD, fpdu_len};
 use iwarp_proto::rdmap::Opcode;
@@ -82,38 +83,38 @@ impl QueuePair {
             let Some(header) = header(slot, msn, 0, true) else {
                 break;
             };
-            let len = slot.len as usize;
-            let ulpdu_len = header.len() + len;
-            let total = fpdu_len(ulpdu_len);
-            let start = plan.len();
-            let out = plan.frame(total);
-            let n = emit_head(out, &header, ulpdu_len);
-            let body = out.get_mut(n..n + len).unwrap_or(&mut []);
+            let what = Some(Milestone::Request(seq));
+            let frame = Frame {
+                header: &header,
+                len: slot.len,
+                what,
+                segment: self.tx.segment,
+            };
             if slot.flags.contains(SendFlags::INLINE) {
-                body.copy_from_slice(self.sq.inline_at(place, len));
+                let data = self.sq.inline_at(place, slot.len as usize);
+                frame.append(plan, w, |out| {
+                    if let Some(data) = data.get(..out.len()) {
+                        out.copy_from_slice(data);
+                    }
+                });
             } else {
                 let Some(sge) = self.sq.sge_at(place).filter(|sge| sge.len == slot.len) else {
                     break;
                 };
-                match w
+                let Ok(span) = w
                     .memory
                     .check(sge.lkey, sge.addr, sge.len, NO_MEMORY, w.who)
-                {
-                    Ok(span) => span.read(body),
-                    Err(_) => break,
-                }
+                else {
+                    break;
+                };
+                frame.append(plan, w, |out| span.read(out));
             }
-            emit_trailer(out, MPA_LEN_FIELD + ulpdu_len, w.crc);
+            frames += 1;
+            payload += u64::from(slot.len);
             if matches!(header, Header::Untagged(_)) {
                 self.tx.next_msn(0);
             }
             self.sq.advance();
-            plan.framed(total, Some(Milestone::Request(seq)));
-            if let Some(segment) = self.tx.segment {
-                plan.align(start, segment as usize);
-            }
-            frames += 1;
-            payload += len as u64;
         }
         self.counters.tx_fpdus = self.counters.tx_fpdus.wrapping_add(frames);
         self.counters.tx_payload = self.counters.tx_payload.wrapping_add(payload);
@@ -157,17 +158,13 @@ impl QueuePair {
             let (now, later) = rest.split_at(room);
             let last = later.is_empty();
             let header = header(slot, msn, off, last)?;
-            let ulpdu_len = header.len() + now.len() as usize;
-            let total = fpdu_len(ulpdu_len);
-            let start = plan.len();
-            let out = plan.frame(total);
-            let n = emit_head(out, &header, ulpdu_len);
-            now.read(out.get_mut(n..n + now.len() as usize).unwrap_or(&mut []));
-            emit_trailer(out, MPA_LEN_FIELD + ulpdu_len, w.crc);
-            plan.framed(total, last.then_some(Milestone::Request(seq)));
-            if let Some(segment) = self.tx.segment {
-                plan.align(start, segment as usize);
-            }
+            let frame = Frame {
+                header: &header,
+                len: now.len(),
+                what: last.then_some(Milestone::Request(seq)),
+                segment: self.tx.segment,
+            };
+            frame.append(plan, w, |out| now.read(out));
             frames += 1;
             off += now.len();
             rest = later;
@@ -202,8 +199,8 @@ impl QueuePair {
         let mut rest = octets;
         let mut frames = 0;
         while let Some(&[high, low, ddp, rdmap]) = rest.first_chunk::<4>() {
-            let write = ddp | LAST == LAST_WRITE[0] && rdmap == LAST_WRITE[1];
-            if !write && (ddp != LAST_SEND || !matches!(rdmap, SEND | SEND_SE)) {
+            let write = WRITES.contains(&[ddp, rdmap]);
+            if !write && !SENDS.contains(&[ddp, rdmap]) {
                 break;
             }
             let ulpdu_len = usize::from(u16::from_be_bytes([high, low]));
@@ -310,14 +307,46 @@ impl QueuePair {
     }
 }
 
-/// The bit of a message's last segment.
-const LAST: u8 = 0x40;
-/// The control octets of the last segment of an RDMA Write, reserved bits zero.
-const LAST_WRITE: [u8; 2] = [0xc1, 0x40];
-/// The DDP control octet of the last segment of a Send, and the RDMAP control octets of two kinds of them.
-const LAST_SEND: u8 = 0x41;
-const SEND: u8 = 0x43;
-const SEND_SE: u8 = 0x45;
+/// The control octets of an RDMA Write's segments.
+const WRITES: [[u8; 2]; 2] = [
+    control_octets(true, true, Opcode::WRITE),
+    control_octets(true, false, Opcode::WRITE),
+];
+/// The control octets of the last segments of Sends.
+const SENDS: [[u8; 2]; 2] = [
+    control_octets(false, true, Opcode::SEND),
+    control_octets(false, true, Opcode::SEND_SE),
+];
+
+/// One FPDU of a burst.
+struct Frame<'a> {
+    header: &'a Header,
+    /// Payload.
+    len: u32,
+    /// What happens when it is written.
+    what: Option<Milestone>,
+    /// Octets in a TCP segment, if they matter.
+    segment: Option<u32>,
+}
+
+impl Frame<'_> {
+    /// Puts it into the plan, which has room for it. `fill` writes the payload.
+    #[inline]
+    fn append(self, plan: &mut TxPlan, w: &Wire<'_>, fill: impl FnOnce(&mut [u8])) {
+        let len = self.len as usize;
+        let ulpdu_len = self.header.len() + len;
+        let total = fpdu_len(ulpdu_len);
+        let start = plan.len();
+        let out = plan.frame(total);
+        let n = emit_head(out, self.header, ulpdu_len);
+        fill(out.get_mut(n..n + len).unwrap_or(&mut []));
+        emit_trailer(out, MPA_LEN_FIELD + ulpdu_len, w.crc);
+        plan.framed(total, self.what);
+        if let Some(segment) = self.segment {
+            plan.align(start, segment as usize);
+        }
+    }
+}
 
 /// The header of the segment of a Send or Write that begins `off` octets into it; `None` for others.
 #[inline]

@@ -15,7 +15,7 @@ use iwarp_proto::ddp::{
 use iwarp_proto::rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Immediate, Opcode, ReadRequest};
 
 /// Receivers exist that refuse STag 0 whatever the length, so zero-length messages carry 1.
-pub(super) const STAG_OF_NOTHING: Stag = Stag(1);
+const STAG_OF_NOTHING: Stag = Stag(1);
 
 impl QueuePair {
     /// Emits the next FPDU of a job.
@@ -449,6 +449,25 @@ impl QueuePair {
         Ok(())
     }
 
+    /// A zero-length Read Request; returns its message sequence number.
+    pub(super) fn emit_empty_read(
+        &mut self,
+        sink_stag: Stag,
+        plan: &mut TxPlan,
+        w: &Wire<'_>,
+    ) -> u32 {
+        let request = ReadRequest {
+            sink_stag,
+            sink_to: 0,
+            size: 0,
+            source_stag: STAG_OF_NOTHING,
+            source_to: 0,
+        };
+        let mut body = [0u8; ReadRequest::LEN];
+        request.emit(&mut body);
+        self.emit_control(Opcode::READ_REQUEST, 1, &body, plan, w)
+    }
+
     pub(super) fn emit_rtr(&mut self, rtr: Rtr, plan: &mut TxPlan, w: &Wire<'_>) {
         match rtr {
             Rtr::Send => {
@@ -467,16 +486,7 @@ impl QueuePair {
                 self.count_fpdu(0);
             }
             Rtr::Read => {
-                let request = ReadRequest {
-                    sink_stag: STAG_OF_NOTHING,
-                    sink_to: 0,
-                    size: 0,
-                    source_stag: STAG_OF_NOTHING,
-                    source_to: 0,
-                };
-                let mut body = [0u8; ReadRequest::LEN];
-                request.emit(&mut body);
-                self.emit_control(Opcode::READ_REQUEST, 1, &body, plan, w);
+                self.emit_empty_read(STAG_OF_NOTHING, plan, w);
                 self.rx.expect_rtr_response();
             }
         }

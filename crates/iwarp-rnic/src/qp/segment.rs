@@ -187,7 +187,9 @@ fn emit_in_place(
     let (zeros, trailer) = out.split_at_mut_checked(pad).unwrap_or((&mut [], &mut []));
     zeros.fill(0);
     let crc = crc.and_then(|crc| w.crc.map(|f| f(crc, zeros)));
-    trailer.copy_from_slice(&crc.unwrap_or(0).to_le_bytes());
+    if let Some(trailer) = trailer.first_chunk_mut::<CRC_LEN>() {
+        *trailer = crc.unwrap_or(0).to_le_bytes();
+    }
     plan.add_scratch(at, pad + CRC_LEN);
     Ok(())
 }
