@@ -209,7 +209,7 @@ impl Engine {
     pub(crate) fn hand_over(&self) {
         LAST_EMPTY_POLL.store(0, Ordering::Relaxed);
         LAST_POLL_OF_ALL.store(0, Ordering::Relaxed);
-        self.hand_overs.fetch_add(1, Ordering::Relaxed);
+        self.hand_overs.fetch_add(1, Ordering::Release);
         self.parker.unpark();
         self.resting.unpark_with(|| self.wake.signal());
     }
@@ -246,15 +246,16 @@ impl Engine {
         let mut events = Events::with_capacity(BATCH);
         let mut park = PARK_MIN;
         let mut resting = Resting::new();
+        let mut hand_overs = 0;
         loop {
-            let hand_overs = self.hand_overs.load(Ordering::Relaxed);
             if let Err(error) = self.sleep(&mut events, !resting.is_empty(), hand_overs) {
                 // Only a programming error can end up here; without progress nothing would ever complete.
                 tracing::error!(%error, "epoll_wait failed");
                 std::thread::sleep(PARK_MAX);
                 continue;
             }
-            // Before anything rests that has just been handed over.
+            // Before the look at who drives: what is handed over from here on must not be slept over.
+            hand_overs = self.hand_overs.load(Ordering::Acquire);
             resting.retain(|_, source| {
                 let stays = source.is_driven();
                 if !stays {

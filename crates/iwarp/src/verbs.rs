@@ -171,15 +171,14 @@ impl CompletionQueue {
         }
         let begin = Instant::now();
         let deadline = timeout.and_then(|t| begin.checked_add(t));
-        let polled = self.busy_poll(timeout.unwrap_or(Duration::MAX));
-        loop {
-            let n = self.poll(out)?;
+        if self.busy_poll(timeout.unwrap_or(Duration::MAX)) {
+            let n = self.take_ready(out)?;
+            // Another thread may have been quicker.
             if n > 0 {
-                if !polled {
-                    self.slept(begin.elapsed());
-                }
                 return Ok(n);
             }
+        }
+        loop {
             WAKER.with(|waker| self.wake_at_next(waker));
             // One may have come between the look and the wish to be woken.
             let n = self.take_ready(out)?;
@@ -195,6 +194,11 @@ impl CompletionQueue {
                     }
                     std::thread::park_timeout(left);
                 }
+            }
+            let n = self.poll(out)?;
+            if n > 0 {
+                self.slept(begin.elapsed());
+                return Ok(n);
             }
         }
     }

@@ -128,7 +128,9 @@ impl Host for DriveHost<'_> {
         if self.qp.is_destroyed() {
             return;
         }
-        if direction == Direction::Recv && self.qp.late.keep(cqe) {
+        if direction == Direction::Recv && self.qp.late.is_sending() {
+            self.ring = None;
+            self.qp.late.keep(cqe);
             return;
         }
         let (cq, owed) = match direction {

@@ -18,29 +18,36 @@ pub struct CompletionChannel {
 }
 
 /// What is known of the threads that wait for a channel's events.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Waits {
     busy: BusyPoll,
+    /// How long blocking waits poll before they sleep.
+    window: Duration,
     /// Queues that report here.
     cqs: RwLock<Vec<Weak<CqInner>>>,
-    /// Queues that were armed since a thread last waited here.
+    /// Queues that were armed since a thread last waited here, and whose progress [`CompletionChannel::busy_poll`] takes over.
     armed: AtomicUsize,
 }
 
 impl Waits {
-    /// The queues, and how long to poll them.
-    fn members(&self) -> (Vec<Arc<CqInner>>, Duration) {
-        let cqs: Vec<_> = self.cqs.read().iter().filter_map(Weak::upgrade).collect();
-        let window = cqs.first().map_or(Duration::ZERO, |cq| cq.window());
-        (cqs, window)
+    /// Calls `f` for each queue that reports here.
+    fn each(&self, mut f: impl FnMut(&CqInner)) {
+        for cq in self.cqs.read().iter().filter_map(Weak::upgrade) {
+            f(&cq);
+        }
     }
 }
 
 impl CompletionChannel {
-    pub(super) fn create() -> Result<Self> {
+    pub(super) fn create(window: Duration) -> Result<Self> {
         Ok(Self {
             queue: Arc::new(EventQueue::new()?),
-            waits: Arc::default(),
+            waits: Arc::new(Waits {
+                busy: BusyPoll::default(),
+                window,
+                cqs: RwLock::default(),
+                armed: AtomicUsize::new(0),
+            }),
         })
     }
 
@@ -79,25 +86,21 @@ impl CompletionChannel {
     /// It takes at most `limit` and [`Config::busy_poll`](crate::Config::busy_poll). When it returns false the progress thread
     /// drives, and the caller may sleep.
     pub fn busy_poll(&self, limit: Duration) -> bool {
-        self.waits.armed.store(0, Ordering::Relaxed);
-        if !self.waits.busy.is_worth_it() {
-            return false;
-        }
-        let (cqs, window) = self.waits.members();
-        let found = busy_poll(window.min(limit), || {
-            for cq in &cqs {
-                cq.drive(true, false);
+        let waits = &*self.waits;
+        let left_to_us = waits.armed.swap(0, Ordering::Relaxed) > 0;
+        if waits.busy.is_worth_it() {
+            let found = busy_poll(waits.window.min(limit), || {
+                waits.each(|cq| cq.drive(true, false));
+                !self.queue.is_empty()
+            });
+            if found {
+                waits.busy.hit();
+                return true;
             }
-            !self.queue.is_empty()
-        });
-        if found {
-            self.waits.busy.hit();
-            return true;
+            waits.busy.miss();
         }
-        self.waits.busy.miss();
-        // `arm` has left this to us.
-        for cq in &cqs {
-            cq.hand_over();
+        if left_to_us {
+            waits.each(CqInner::hand_over);
         }
         // One may have come between the last look and the change of hands.
         !self.queue.is_empty()
@@ -105,8 +108,7 @@ impl CompletionChannel {
 
     /// A wait for an event took this long, and the thread slept.
     pub fn slept(&self, waited: Duration) {
-        let (_, window) = self.waits.members();
-        self.waits.busy.slept(waited, window);
+        self.waits.busy.slept(waited, self.waits.window);
     }
 
     pub(super) fn attach(&self, cq: &Arc<CqInner>) {

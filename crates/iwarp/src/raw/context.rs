@@ -228,7 +228,7 @@ impl Context {
     /// # Errors
     /// The operating system's error: no descriptors left.
     pub fn create_channel(&self) -> Result<CompletionChannel> {
-        CompletionChannel::create()
+        CompletionChannel::create(self.inner.config.busy_poll)
     }
 
     /// A completion queue for at least `capacity` completions (`ibv_create_cq(3)`).

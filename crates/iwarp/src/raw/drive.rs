@@ -94,7 +94,6 @@ fn tx_turns<'a>(
         let who = g.machine.accessor();
         let resolved = plan.runs(&memory, who, &mut runs);
         let result = if resolved.is_ok() {
-            g.sending = true;
             qp.late.begin();
             drop(g);
             let list = RawSlice::from_runs(&runs);
@@ -110,7 +109,6 @@ fn tx_turns<'a>(
             // First of all: who holds the state may be waiting for the memory table.
             drop(memory);
             g = qp.state.lock();
-            g.sending = false;
             if let (Ok(n), true) = (&result, g.is_linked(&link)) {
                 g.machine
                     .tx_written(&mut plan, *n, &mut DriveHost::new(qp, after));
@@ -242,7 +240,7 @@ pub(super) fn rx(qp: &Arc<QpInner>) {
         match result {
             // What the peer has answered by closing may still be on its way back from the system call: its requests
             // are done, and must not be flushed. The end is still there at the next look.
-            Ok(0) if g.sending => {}
+            Ok(0) if qp.late.is_sending() => {}
             Ok(0) if peer_left(qp, &mut g, &buffer, true, &mut after) => {}
             Ok(0) => {
                 g.eof = true;

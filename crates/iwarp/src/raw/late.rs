@@ -25,14 +25,15 @@ impl Late {
         self.sending.store(true, Ordering::Relaxed);
     }
 
-    /// Keeps the completion of a receive until the call has returned. False if there is none.
+    /// Is there such a call now?
     #[inline]
-    pub(super) fn keep(&self, cqe: Cqe) -> bool {
-        let sending = self.sending.load(Ordering::Relaxed);
-        if sending {
-            self.receives.lock().push(cqe);
-        }
-        sending
+    pub(super) fn is_sending(&self) -> bool {
+        self.sending.load(Ordering::Relaxed)
+    }
+
+    /// Keeps the completion of a receive until the call has returned.
+    pub(super) fn keep(&self, cqe: Cqe) {
+        self.receives.lock().push(cqe);
     }
 }
 

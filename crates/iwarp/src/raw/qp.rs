@@ -115,8 +115,6 @@ pub(super) struct Guarded {
     pub(super) stalled: Option<Box<TxPlan>>,
     /// Whether posting sends at once.
     pub(super) cork: Cork,
-    /// A plan is being written right now, without the lock.
-    pub(super) sending: bool,
     /// A part of an FPDU.
     pub(super) partial: Option<Box<RxBuffer>>,
     pub(super) interest: Interest,
@@ -209,7 +207,6 @@ impl QueuePair {
                     machine,
                     link: None,
                     stalled: None,
-                    sending: false,
                     cork: Cork::default(),
                     partial: None,
                     interest: Interest::NONE,
