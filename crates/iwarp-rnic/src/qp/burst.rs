@@ -83,32 +83,32 @@ impl QueuePair {
             let Some(header) = header(slot, msn, 0, true) else {
                 break;
             };
-            let what = Some(Milestone::Request(seq));
-            let frame = Frame {
-                header: &header,
-                len: slot.len,
-                what,
-                segment: self.tx.segment,
-            };
-            if slot.flags.contains(SendFlags::INLINE) {
-                let data = self.sq.inline_at(place, slot.len as usize);
-                frame.append(plan, w, |out| {
-                    if let Some(data) = data.get(..out.len()) {
-                        out.copy_from_slice(data);
-                    }
-                });
+            let (inline, span) = if slot.flags.contains(SendFlags::INLINE) {
+                (self.sq.inline_at(place, slot.len as usize), None)
             } else {
                 let Some(sge) = self.sq.sge_at(place).filter(|sge| sge.len == slot.len) else {
                     break;
                 };
-                let Ok(span) = w
+                let checked = w
                     .memory
-                    .check(sge.lkey, sge.addr, sge.len, NO_MEMORY, w.who)
-                else {
-                    break;
-                };
-                frame.append(plan, w, |out| span.read(out));
-            }
+                    .check(sge.lkey, sge.addr, sge.len, NO_MEMORY, w.who);
+                let Ok(span) = checked else { break };
+                (&[][..], Some(span))
+            };
+            let frame = Frame {
+                header: &header,
+                len: slot.len,
+                what: Some(Milestone::Request(seq)),
+                segment: self.tx.segment,
+            };
+            frame.append(plan, w, |out| match span {
+                Some(span) => span.read(out),
+                None => {
+                    if let Some(data) = inline.get(..out.len()) {
+                        out.copy_from_slice(data);
+                    }
+                }
+            });
             frames += 1;
             payload += u64::from(slot.len);
             if matches!(header, Header::Untagged(_)) {
@@ -331,7 +331,7 @@ struct Frame<'a> {
 
 impl Frame<'_> {
     /// Puts it into the plan, which has room for it. `fill` writes the payload.
-    #[inline]
+    #[inline(always)]
     fn append(self, plan: &mut TxPlan, w: &Wire<'_>, fill: impl FnOnce(&mut [u8])) {
         let len = self.len as usize;
         let ulpdu_len = self.header.len() + len;
