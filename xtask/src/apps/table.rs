@@ -11,12 +11,18 @@ const FILE: &str = "README.md";
 const BEGIN: &str = "<!-- begin: cargo xtask interop apps --all --bless -->";
 const END: &str = "<!-- end -->";
 const HEAD: &str = "| Program | What ran | Result |\n| --- | --- | --- |\n";
+/// Behind what runs with `--all` only, and what it means.
+const LONG: &str = " \\*";
+const LEGEND: &str = "\n\\* takes long: runs with `--all`, not in `cargo xtask test`.\n";
 
 /// The programs in the order in which their first case comes, each with all that runs of it.
 fn programs(cases: &[Case]) -> Vec<(&'static str, String)> {
     let mut out: Vec<(&'static str, String)> = Vec::new();
     for case in cases {
-        let what = case.what().replace('|', "\\|");
+        let mut what = case.what().replace('|', "\\|");
+        if case.is_long() {
+            what.push_str(LONG);
+        }
         match out.iter_mut().find(|(name, _)| *name == case.program()) {
             Some((_, all)) => {
                 all.push_str("; ");
@@ -38,6 +44,11 @@ fn compare(readme: &str, cases: &[Case]) -> Option<String> {
         return Some(format!("has no {BEGIN} … {END}"));
     };
     let wanted = programs(cases);
+    if !rows.ends_with(LEGEND) {
+        return Some(format!(
+            "does not say what{LONG} means in the table of programs"
+        ));
+    }
     let found: Vec<[&str; 3]> = rows.lines().filter_map(cells).collect();
     for (name, what) in &wanted {
         let row = found.iter().find(|row| row[0] == *name);
@@ -79,7 +90,10 @@ pub(super) fn bless(root: &Path, cases: &[Case], rows: &[Row]) -> Result<()> {
             table.push_str(&format!("| {name} | {what} | {result} |\n"));
         }
     }
-    std::fs::write(&path, format!("{before}{BEGIN}\n{table}{END}{after}"))?;
+    std::fs::write(
+        &path,
+        format!("{before}{BEGIN}\n{table}{LEGEND}{END}{after}"),
+    )?;
     Ok(())
 }
 
@@ -141,22 +155,28 @@ mod tests {
     }
 
     fn readme(rows: &str) -> String {
-        format!("before\n{BEGIN}\n{HEAD}{rows}{END}\nafter\n")
+        format!("before\n{BEGIN}\n{HEAD}{rows}{LEGEND}{END}\nafter\n")
     }
 
     #[test]
     fn a_table_that_fits_the_cases_is_not_stale() {
-        let cases = [case("a", "one"), case("b", "x | y"), case("a", "two")];
-        let good = "| a | one; two | passed |\n| b | x \\| y | passed |\n";
+        let cases = [
+            case("a", "one"),
+            case("b", "x | y"),
+            case("a", "two").long(),
+        ];
+        let good = "| a | one; two \\* | passed |\n| b | x \\| y | passed |\n";
         assert_eq!(compare(&readme(good), &cases), None);
         for bad in [
             "",
             "| a | one | passed |\n| b | x \\| y | passed |\n",
-            "| a | one; two | passed |\n",
-            "| a | one; two | passed |\n| b | x \\| y | passed |\n| c | z | passed |\n",
+            "| a | one; two | passed |\n| b | x \\| y | passed |\n",
+            "| a | one; two \\* | passed |\n",
+            "| a | one; two \\* | passed |\n| b | x \\| y | passed |\n| c | z | passed |\n",
         ] {
             assert!(compare(&readme(bad), &cases).is_some(), "{bad}");
         }
+        assert!(compare(&readme(good).replace(LEGEND, ""), &cases).is_some());
         assert!(compare("nothing", &cases).is_some());
     }
 
