@@ -105,7 +105,7 @@ pub(crate) fn rust(file: &str, text: &str, modules: &UnsafeModules) -> Vec<Findi
                 "`unsafe` stands only in the modules of xtask/unsafe-modules.txt".into(),
             );
         }
-        if needs_reason(&code, at) && !has_reason(&raw, at) {
+        if needs_reason(&code, at) && !has_reason(&raw, &code, at) {
             add(
                 at + 1,
                 "no SAFETY: comment in the lines above says why this is sound".into(),
@@ -144,9 +144,18 @@ fn needs_reason(code: &str, line: usize) -> bool {
     }) && has_word(code.lines().nth(line).unwrap_or_default(), "unsafe")
 }
 
-fn has_reason(raw: &[&str], line: usize) -> bool {
+/// A SAFETY line close above that no other block has used.
+fn has_reason(raw: &[&str], code: &str, line: usize) -> bool {
     let from = line.saturating_sub(SAFETY_REACH);
-    raw[from..=line].iter().any(|line| line.contains("SAFETY:"))
+    for at in (from..=line).rev() {
+        if raw[at].contains("SAFETY:") {
+            return true;
+        }
+        if at < line && needs_reason(code, at) {
+            return false;
+        }
+    }
+    false
 }
 
 /// Rules for every text file.
@@ -222,6 +231,9 @@ mod tests {
         assert!(check("//! Head.\n// SAFETY: g is fine\nlet a = unsafe { g() };\n").is_empty());
         assert!(check("//! Head.\nunsafe fn f() {}\n").is_empty());
         assert!(check("//! Head.\n// unsafe { in a comment }\nlet a = \"unsafe {\";\n").is_empty());
+        let shared =
+            "//! Head.\n// SAFETY: fine\nlet a = unsafe { g() };\nlet b = unsafe { h() };\n";
+        assert_eq!(check(shared).len(), 1);
         let far = "\n".repeat(SAFETY_REACH);
         assert_eq!(
             check(&format!(
