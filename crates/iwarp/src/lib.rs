@@ -14,11 +14,11 @@ mod error;
 mod memory;
 #[cfg(not(loom))]
 mod portmap;
-#[allow(dead_code, reason = "pruned when the crate is complete")]
+#[cfg_attr(loom, allow(dead_code, reason = "the models use a part"))]
 mod progress;
 #[cfg(not(loom))]
 pub mod raw;
-#[allow(dead_code, reason = "pruned when the crate is complete")]
+#[cfg_attr(loom, allow(dead_code, reason = "the models use a part"))]
 mod sys;
 #[cfg(all(feature = "tokio", not(loom)))]
 pub mod tokio;

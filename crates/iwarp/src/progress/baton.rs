@@ -65,6 +65,7 @@ impl Baton {
     }
 
     /// True if somebody holds it at this moment. Only a hint.
+    #[cfg(test)]
     #[inline]
     pub(crate) fn is_held(&self) -> bool {
         self.0.load(Ordering::Relaxed) != IDLE
@@ -97,6 +98,7 @@ impl Guard<'_> {
 
     /// Lets go in any case. True: there was a note, and somebody must now be told to come and look (the progress thread,
     /// when the caller's budget is spent).
+    #[cfg(test)]
     #[must_use = "a note was taken off: hand the work to somebody"]
     #[inline]
     pub(crate) fn release(self) -> bool {

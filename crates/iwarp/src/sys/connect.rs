@@ -173,14 +173,6 @@ impl Connecting {
         }
         Ok(Connect::Done(self.stream))
     }
-
-    /// This end's address; the port is final once the connect has been started.
-    ///
-    /// # Errors
-    /// The kernel's error.
-    pub(crate) fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.stream.local_addr()
-    }
 }
 
 impl AsFd for Connecting {
@@ -262,6 +254,7 @@ impl Listener {
     ///
     /// # Errors
     /// No descriptor; `AddrInUse`; `AddrNotAvailable`; `PermissionDenied` for low ports.
+    #[cfg(test)]
     pub(crate) fn bind(
         address: SocketAddr,
         backlog: u32,
@@ -313,6 +306,7 @@ impl Listener {
     ///
     /// # Errors
     /// The kernel's error.
+    #[cfg(test)]
     pub(crate) fn local_addr(&self) -> io::Result<SocketAddr> {
         address_of(&self.socket)
     }

@@ -8,7 +8,7 @@ use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::ffi::CStr;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsRawFd;
 use std::ptr;
 
@@ -41,14 +41,6 @@ impl InterfaceAddress {
         match self.ip {
             IpAddr::V6(ip) if ip.is_unicast_link_local() => self.index,
             _ => 0,
-        }
-    }
-
-    /// The address as a socket address to bind or connect to, with the scope where it needs one.
-    pub(crate) fn socket_addr(&self, port: u16) -> SocketAddr {
-        match self.ip {
-            IpAddr::V4(_) => SocketAddr::new(self.ip, port),
-            IpAddr::V6(ip) => SocketAddr::V6(SocketAddrV6::new(ip, port, 0, self.scope_id())),
         }
     }
 
@@ -284,6 +276,7 @@ fn parse_if_inet6(text: &str) -> Vec<(Ipv6Addr, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::{SocketAddr, SocketAddrV6};
 
     #[test]
     fn finds_the_loopback() {
@@ -309,7 +302,11 @@ mod tests {
         );
         assert_eq!(all, addresses().expect("again"));
         for address in &all {
-            std::net::TcpListener::bind(address.socket_addr(0))
+            let socket = match address.ip {
+                IpAddr::V4(ip) => SocketAddr::from((ip, 0)),
+                IpAddr::V6(ip) => SocketAddrV6::new(ip, 0, 0, address.scope_id()).into(),
+            };
+            std::net::TcpListener::bind(socket)
                 .unwrap_or_else(|error| panic!("{address:?}: {error}"));
         }
     }
@@ -366,6 +363,6 @@ garbage
             running: true,
             loopback: false,
         };
-        assert_eq!(address.socket_addr(80).to_string(), "[fe80::1%7]:80");
+        assert_eq!(address.scope_id(), 7);
     }
 }

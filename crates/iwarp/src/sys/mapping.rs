@@ -130,6 +130,7 @@ impl Mapping {
     }
 
     /// True if the length is 0.
+    #[cfg(test)]
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.len == 0

@@ -40,6 +40,7 @@ impl Interest {
         writable: true,
     };
     /// Both.
+    #[cfg(test)]
     pub(crate) const BOTH: Self = Self {
         readable: true,
         writable: true,
@@ -95,6 +96,7 @@ impl Events {
     }
 
     /// The number of events of the last wait.
+    #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.list.len()
     }

@@ -38,6 +38,7 @@ impl RawSlice {
     }
 
     /// The range `[addr, addr + len)`. An address that does not fit a pointer cannot be mapped and becomes an empty range at 0.
+    #[cfg(test)]
     #[inline]
     pub(crate) fn new(addr: u64, len: usize) -> Self {
         match usize::try_from(addr) {
@@ -65,8 +66,8 @@ impl RawSlice {
     }
 
     /// First address.
-    #[inline]
-    pub(crate) fn addr(&self) -> u64 {
+    #[cfg(test)]
+    fn addr(&self) -> u64 {
         self.addr as u64
     }
 

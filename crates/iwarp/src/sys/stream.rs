@@ -153,27 +153,6 @@ impl TcpStream {
         unsafe { libc::connect(self.socket.as_raw_fd(), &raw const unspecified, len) };
     }
 
-    /// Name of the congestion control in use.
-    ///
-    /// # Errors
-    /// The kernel's error.
-    pub(crate) fn congestion(&self) -> io::Result<String> {
-        let name = self.socket.tcp_congestion()?;
-        let end = name
-            .iter()
-            .position(|&byte| byte == 0)
-            .unwrap_or(name.len());
-        Ok(String::from_utf8_lossy(name.get(..end).unwrap_or_default()).into_owned())
-    }
-
-    /// Chooses the congestion control.
-    ///
-    /// # Errors
-    /// `NotFound` if the kernel does not have it; `PermissionDenied` if only root may choose it.
-    pub(crate) fn set_congestion(&self, name: &str) -> io::Result<()> {
-        self.socket.set_tcp_congestion(name.as_bytes())
-    }
-
     /// This end's address.
     ///
     /// # Errors
@@ -198,28 +177,12 @@ impl TcpStream {
         self.socket.take_error()
     }
 
-    /// Octets that have arrived and not been read.
-    ///
-    /// # Errors
-    /// The kernel's error.
-    pub(crate) fn readable_bytes(&self) -> io::Result<u64> {
-        Ok(rustix::io::ioctl_fionread(&self.socket)?)
-    }
-
     /// Whether the peer has closed its direction, even if there are octets before the end that nobody has read.
     pub(crate) fn peer_closed(&self) -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let mut fds = [PollFd::new(&self.socket, PollFlags::RDHUP)];
         // A poll that fails says nothing about the peer.
         poll(&mut fds, Some(&Timespec::default())).is_ok() && !fds[0].revents().is_empty()
-    }
-
-    /// Octets written to the socket that TCP has not put on the wire yet.
-    ///
-    /// # Errors
-    /// The kernel's error.
-    pub(crate) fn unsent_bytes(&self) -> io::Result<u64> {
-        self.queue_ioctl(SIOCOUTQNSD)
     }
 
     /// Octets written to the socket that the peer has not acknowledged yet.
@@ -245,9 +208,6 @@ impl TcpStream {
         Ok(u64::try_from(count).unwrap_or(0))
     }
 }
-
-/// Not in the `libc` crate; same number on all architectures.
-const SIOCOUTQNSD: libc::Ioctl = 0x894B;
 
 impl AsFd for TcpStream {
     fn as_fd(&self) -> BorrowedFd<'_> {

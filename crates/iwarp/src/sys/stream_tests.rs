@@ -37,7 +37,6 @@ fn gathers_and_scatters() {
     let sent = unsafe { a.send_vectored_raw(&list, true, false) }.expect("send");
     assert_eq!(sent, 14);
     assert!(wait_fd(&b, Interest::READ, LONG).expect("poll"));
-    assert_eq!(b.readable_bytes().expect("FIONREAD"), 14);
     let (mut first, mut second) = ([0u8; 5], [0u8; 20]);
     let list = [RawSlice::of_mut(&mut first), RawSlice::of_mut(&mut second)];
     // SAFETY: both buffers live on and nothing else uses them during the call.
@@ -106,15 +105,13 @@ fn a_full_socket_would_block_and_recovers() {
         assert!(total < 1 << 30, "the socket takes everything");
     };
     assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
-    assert!(a.unacknowledged_bytes().expect("SIOCOUTQ") >= a.unsent_bytes().expect("SIOCOUTQNSD"));
-    assert!(a.unsent_bytes().expect("SIOCOUTQNSD") > 0);
+    assert!(a.unacknowledged_bytes().expect("SIOCOUTQ") > 0);
     let mut buffer = vec![0u8; 1 << 20];
     let mut read = 0u64;
     while read < total {
         read += recv_when_ready(&b, &mut buffer).expect("receive") as u64;
     }
     assert!(wait_fd(&a, Interest::WRITE, LONG).expect("poll"));
-    assert_eq!(a.unsent_bytes().expect("SIOCOUTQNSD"), 0);
 }
 
 #[test]
@@ -161,7 +158,7 @@ fn abort_resets_and_is_seen_on_both_sides_at_once() {
 }
 
 #[test]
-fn knows_its_addresses_size_and_congestion_control() {
+fn knows_its_addresses_and_size() {
     for address in ["127.0.0.1:0", "[::1]:0"] {
         if address.starts_with('[') && std::net::TcpListener::bind(address).is_err() {
             println!("skipped: no IPv6 loopback here");
@@ -172,10 +169,6 @@ fn knows_its_addresses_size_and_congestion_control() {
         assert_eq!(a.peer_addr().expect("peer"), b.local_addr().expect("local"));
         let mss = a.mss().expect("mss");
         assert!((500..=65_535).contains(&mss), "{mss}");
-        let name = a.congestion().expect("name");
-        assert!(!name.is_empty() && name.is_ascii(), "{name:?}");
-        a.set_congestion(&name).expect("same again");
-        assert!(a.set_congestion("no-such-control").is_err());
         assert!(a.take_error().expect("SO_ERROR").is_none());
         assert!(a.socket().tcp_nodelay().expect("nodelay"));
     }
