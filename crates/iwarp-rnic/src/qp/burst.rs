@@ -1,7 +1,7 @@
 //! Runs of small messages, out and in, without the detours that larger or rarer ones take.
 //!
 //! Both functions do exactly what the general paths (`tx` and `message`, `rx` and `deliver`) would do with the same
-//! messages, and stop at the first one that they do not know: an operation that is not a Send or Write, a message of more than one
+//! messages, and stop at the first one that they do not know: an operation that is not a Send, Write or Read (`burst_reads`), a message of more than one
 //! element, a segment that is better sent from where its payload lies, an error of any kind. The general path takes it from there. A test compares the two.
 
 use super::buffer::RxBuffer;
@@ -24,10 +24,12 @@ impl QueuePair {
     #[inline]
     fn sends_bursts(&self, w: &Wire<'_>) -> bool {
         let known = match self.tx.job {
-            None => self
-                .sq
-                .next()
-                .is_some_and(|(_, slot)| matches!(slot.op, SendOp::Write { .. } | SendOp::Send)),
+            None => self.sq.next().is_some_and(|(_, slot)| {
+                matches!(
+                    slot.op,
+                    SendOp::Write { .. } | SendOp::Send | SendOp::Read { .. }
+                )
+            }),
             Some(Job::Request { stage, .. }) => {
                 stage == Stage::Body && u32::from(self.tx.mulpdu) <= TX_COPY_MAX
             }
@@ -53,6 +55,9 @@ impl QueuePair {
         loop {
             if self.tx.job.is_none() {
                 self.send_small(plan, w);
+                if self.send_reads(plan, w) {
+                    continue;
+                }
             }
             if !plan.has_room(SMALL_FRAME) || self.send_segments(plan, w).is_none() {
                 break;
@@ -187,7 +192,7 @@ impl QueuePair {
         Some(())
     }
 
-    /// Takes what the buffer begins with as long as it is whole FPDUs of RDMA Writes and of Sends of one segment.
+    /// Takes what the buffer begins with as long as it is whole FPDUs of RDMA Writes, Reads, and Sends of one segment.
     ///
     /// The caller has seen that the stream is in full operation and without markers, and that no FPDU is being read directly.
     pub(super) fn receive_burst<H: Host>(&mut self, buffer: &mut RxBuffer, env: &mut Env<'_, H>) {
@@ -199,10 +204,9 @@ impl QueuePair {
         let mut rest = octets;
         let mut frames = 0;
         while let Some(&[high, low, ddp, rdmap]) = rest.first_chunk::<4>() {
-            let write = WRITES.contains(&[ddp, rdmap]);
-            if !write && !SENDS.contains(&[ddp, rdmap]) {
+            let Some(kind) = Kind::of([ddp, rdmap]) else {
                 break;
-            }
+            };
             let ulpdu_len = usize::from(u16::from_be_bytes([high, low]));
             let Some((fpdu, behind)) = rest.split_at_checked(fpdu_len(ulpdu_len)) else {
                 break;
@@ -218,10 +222,11 @@ impl QueuePair {
             let ulpdu = covered
                 .get(MPA_LEN_FIELD..MPA_LEN_FIELD + ulpdu_len)
                 .unwrap_or(&[]);
-            let taken = if write {
-                self.place_write(ulpdu, env)
-            } else {
-                self.take_send(ulpdu, env)
+            let taken = match kind {
+                Kind::Write => self.place_write(ulpdu, env),
+                Kind::Send => self.take_send(ulpdu, env),
+                Kind::ReadRequest => self.take_read_request(ulpdu, env),
+                Kind::ReadResponse => self.place_response(ulpdu, env),
             };
             if taken.is_none() {
                 break;
@@ -299,7 +304,7 @@ impl QueuePair {
 
     /// Do the general paths do everything? Tests compare.
     #[inline]
-    const fn is_plodding(&self) -> bool {
+    pub(super) const fn is_plodding(&self) -> bool {
         #[cfg(test)]
         return self.plodding;
         #[cfg(not(test))]
@@ -307,32 +312,53 @@ impl QueuePair {
     }
 }
 
-/// The control octets of an RDMA Write's segments.
-const WRITES: [[u8; 2]; 2] = [
-    control_octets(true, true, Opcode::WRITE),
-    control_octets(true, false, Opcode::WRITE),
-];
-/// The control octets of the last segments of Sends.
-const SENDS: [[u8; 2]; 2] = [
-    control_octets(false, true, Opcode::SEND),
-    control_octets(false, true, Opcode::SEND_SE),
-];
+/// What the short way takes, by the first two octets of a segment.
+#[derive(Clone, Copy)]
+enum Kind {
+    Write,
+    Send,
+    ReadRequest,
+    ReadResponse,
+}
+
+impl Kind {
+    #[inline]
+    const fn of(control: [u8; 2]) -> Option<Self> {
+        const fn is(tagged: bool, last: bool, opcode: Opcode) -> u16 {
+            u16::from_be_bytes(control_octets(tagged, last, opcode))
+        }
+        const WRITE: u16 = is(true, false, Opcode::WRITE);
+        const LAST_WRITE: u16 = is(true, true, Opcode::WRITE);
+        const LAST_SEND: u16 = is(false, true, Opcode::SEND);
+        const LAST_SEND_SE: u16 = is(false, true, Opcode::SEND_SE);
+        const REQUEST: u16 = is(false, true, Opcode::READ_REQUEST);
+        const RESPONSE: u16 = is(true, false, Opcode::READ_RESPONSE);
+        const LAST_RESPONSE: u16 = is(true, true, Opcode::READ_RESPONSE);
+        match u16::from_be_bytes(control) {
+            LAST_WRITE | WRITE => Some(Self::Write),
+            LAST_SEND | LAST_SEND_SE => Some(Self::Send),
+            REQUEST => Some(Self::ReadRequest),
+            LAST_RESPONSE | RESPONSE => Some(Self::ReadResponse),
+            _ => None,
+        }
+    }
+}
 
 /// One FPDU of a burst.
-struct Frame<'a> {
-    header: &'a Header,
+pub(super) struct Frame<'a> {
+    pub(super) header: &'a Header,
     /// Payload.
-    len: u32,
+    pub(super) len: u32,
     /// What happens when it is written.
-    what: Option<Milestone>,
+    pub(super) what: Option<Milestone>,
     /// Octets in a TCP segment, if they matter.
-    segment: Option<u32>,
+    pub(super) segment: Option<u32>,
 }
 
 impl Frame<'_> {
     /// Puts it into the plan, which has room for it. `fill` writes the payload.
     #[inline(always)]
-    fn append(self, plan: &mut TxPlan, w: &Wire<'_>, fill: impl FnOnce(&mut [u8])) {
+    pub(super) fn append(self, plan: &mut TxPlan, w: &Wire<'_>, fill: impl FnOnce(&mut [u8])) {
         let len = self.len as usize;
         let ulpdu_len = self.header.len() + len;
         let total = fpdu_len(ulpdu_len);

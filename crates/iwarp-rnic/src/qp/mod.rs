@@ -22,6 +22,7 @@
 mod acknowledge;
 mod buffer;
 mod burst;
+mod burst_reads;
 mod control;
 mod deliver;
 mod fault;

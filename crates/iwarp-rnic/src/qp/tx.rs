@@ -264,6 +264,11 @@ impl QueuePair {
         Some((seq, slot))
     }
 
+    /// May a send work request start now?
+    pub(super) fn has_startable(&self) -> bool {
+        self.startable().is_some()
+    }
+
     /// Fills a plan with as many FPDUs as are due and fit.
     ///
     /// The plan must be empty. Afterwards write it, in one or more steps, and call
@@ -295,6 +300,7 @@ impl QueuePair {
             if !self.tx.may_send() || self.state == State::Error {
                 break;
             }
+            self.respond_burst(plan, &wire);
             self.send_burst(plan, &wire);
             let scratch = Self::scratch_for(self.tx.job, &wire);
             if !plan.has_room(scratch) {

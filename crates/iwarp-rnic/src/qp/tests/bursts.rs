@@ -256,3 +256,116 @@ proptest! {
         prop_assert_eq!(&seen[0], &seen[1]);
     }
 }
+
+/// One RDMA Read, or a Write among them.
+#[derive(Debug, Clone)]
+struct Ask {
+    lens: Vec<u32>,
+    from: u64,
+    flags: u32,
+    kind: u8,
+}
+
+fn asks() -> impl Strategy<Value = Vec<Ask>> {
+    let len = prop_oneof![6 => 0u32..80, 2 => 0u32..2200, 1 => 2000u32..5000];
+    let ask = (
+        proptest::collection::vec(len, 1..3),
+        0u64..3000,
+        0u32..8,
+        0u8..40,
+    )
+        .prop_map(|(lens, from, flags, kind)| Ask {
+            lens,
+            from,
+            flags,
+            kind,
+        });
+    proptest::collection::vec(ask, 1..60)
+}
+
+fn ask(rig: &mut Rig, sink: &Mr, source: &Mr, wr_id: u64, a: &Ask) {
+    let op = match a.kind {
+        // Nothing of the peer's.
+        0 => SendOp::Read {
+            remote_addr: a.from,
+            rkey: source.stag ^ 0x100,
+        },
+        1..=4 => SendOp::Write {
+            remote_addr: a.from,
+            rkey: source.stag,
+        },
+        5 => SendOp::FetchAdd {
+            remote_addr: 8,
+            rkey: source.stag,
+            add: 1,
+            mask: 0,
+        },
+        _ => SendOp::Read {
+            remote_addr: a.from,
+            rkey: source.stag,
+        },
+    };
+    let mut flags = SendFlags::empty();
+    flags.set(SendFlags::SIGNALED, a.flags & 1 != 0);
+    flags.set(SendFlags::FENCE, a.flags & 6 == 6);
+    let lens = if a.kind == 5 { &[8][..] } else { &a.lens };
+    // Now and then a sink that is not all there.
+    let at = (wr_id as u32 * 64) % 3600;
+    let sges: Vec<Sge> = lens.iter().map(|len| sink.part(at, *len)).collect();
+    let _ = rig.try_post(wr_id, op, flags, &sges);
+}
+
+proptest! {
+    #[test]
+    fn what_is_read_is_the_same(
+        asks in asks(), both: bool, crc in 0usize..2, every in 1usize..40, emss in prop_oneof![Just(65_000u32), Just(1460), Just(300)],
+        piece in 1usize..4000, ird in 1u16..40,
+    ) {
+        let config = QpConfig { max_send_sge: 2, max_ird: 40, max_ord: 40, ..QpConfig::default() };
+        let stream = StreamConfig { emss, ird, ord: ird, ..STREAMS[crc] };
+        let mut seen = Vec::new();
+        for plodding in [false, true] {
+            let mut ends = [Rig::with(config, stream), Rig::with(config, StreamConfig { initiator: false, ..stream })];
+            let sources: Vec<Mr> = ends.iter_mut().map(|rig| zero_based(rig, 8192, ALL)).collect();
+            let sinks: Vec<Mr> = ends.iter_mut().map(|rig| rig.mr(8192, Access::LOCAL_WRITE)).collect();
+            for rig in &mut ends {
+                rig.qp.plodding = plodding;
+            }
+            let mut wire = [Vec::new(), Vec::new()];
+            let mut parts = Vec::new();
+            for (i, a) in asks.iter().enumerate() {
+                ask(&mut ends[0], &sinks[0], &sources[1], i as u64, a);
+                if both {
+                    ask(&mut ends[1], &sinks[1], &sources[0], i as u64, a);
+                }
+                let last = i + 1 == asks.len();
+                if i % every != 0 && !last {
+                    continue;
+                }
+                // Once to and fro, and at the end until nothing moves any more.
+                for _ in 0..if last { 200 } else { 1 } {
+                    for (from, to) in [(0, 1), (1, 0)] {
+                        let mut octets = Vec::new();
+                        drain(&mut ends[from], usize::MAX, &mut octets, &mut parts);
+                        for part in octets.chunks(piece) {
+                            if ends[to].qp.state() == State::Rts {
+                                let _ = ends[to].rx(part);
+                            }
+                        }
+                        wire[from].extend(octets);
+                    }
+                }
+            }
+            let ends: Vec<_> = ends
+                .iter()
+                .zip(&sinks)
+                .zip(&sources)
+                .map(|((rig, sink), source)| {
+                    (rig.host.sends.clone(), rig.read(sink), rig.read(source), *rig.qp.counters(), rig.qp.state(), rig.qp.fault())
+                })
+                .collect();
+            seen.push((wire, ends));
+        }
+        prop_assert!(seen[0] == seen[1], "the short way differs");
+    }
+}
