@@ -165,8 +165,16 @@ unsafe extern "C" fn wr_bind_mw(
 ) {
     begin(q, mw::bind_op(window, rkey, &*info));
     with(q, |batch| {
-        if let Some(wr) = batch.wrs.last_mut() {
-            wr.window = window;
+        let Some((last, before)) = batch.wrs.split_last_mut() else {
+            return Ok(());
+        };
+        last.window = window;
+        // What was posted knows nothing of an earlier bind in this batch.
+        let earlier = before.iter().rfind(|wr| wr.window == window);
+        if let (SendOp::Bind(bind), Some(SendOp::Bind(earlier))) =
+            (&mut last.op, earlier.map(|wr| wr.op))
+        {
+            bind.mw_stag = earlier.new_stag;
         }
         Ok(())
     });

@@ -64,7 +64,20 @@ static void make(struct end *e, int shared)
 		attr.srq = e->srq;
 	}
 	attr.send_cq = attr.recv_cq = e->cq;
-	NEED(rdma_create_qp(e->id, e->pd, &attr) == 0);
+	if (shared) {
+		NEED(rdma_create_qp(e->id, e->pd, &attr) == 0);
+	} else {
+		struct ibv_qp_init_attr_ex extended = {
+			.send_cq = e->cq,
+			.recv_cq = e->cq,
+			.cap = attr.cap,
+			.qp_type = IBV_QPT_RC,
+			.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+			.pd = e->pd,
+			.send_ops_flags = IBV_QP_EX_WITH_BIND_MW | IBV_QP_EX_WITH_LOCAL_INV,
+		};
+		NEED(rdma_create_qp_ex(e->id, &extended) == 0);
+	}
 	e->buffer = calloc(1, SIZE);
 	NEED(e->buffer);
 	e->mr = ibv_reg_mr(e->pd, e->buffer, SIZE,
@@ -251,6 +264,46 @@ static void bind_and_invalidate(struct end *e)
 	wait_for(e);
 }
 
+/* In one batch, and in one list, a window is bound, invalidated, and bound again. */
+static void bind_again_and_again(struct end *e)
+{
+	struct ibv_mw_bind_info info = { e->mr, (uintptr_t)e->buffer, 64, IBV_ACCESS_REMOTE_READ };
+	struct ibv_qp_ex *qp = ibv_qp_to_qp_ex(e->id->qp);
+	struct ibv_send_wr list[6] = { 0 }, *bad;
+	uint32_t key = e->mw->rkey;
+	int i;
+
+	NEED(qp);
+	ibv_wr_start(qp);
+	qp->wr_flags = IBV_SEND_SIGNALED;
+	for (i = 0; i < 3; i++) {
+		key = ibv_inc_rkey(key);
+		ibv_wr_bind_mw(qp, e->mw, key, &info);
+		ibv_wr_local_inv(qp, key);
+	}
+	CODE(0, ibv_wr_complete(qp));
+	for (i = 0; i < 6; i++)
+		wait_for(e);
+	for (i = 0; i < 6; i++) {
+		list[i].send_flags = IBV_SEND_SIGNALED;
+		list[i].next = i < 5 ? &list[i + 1] : NULL;
+		if (i % 2) {
+			list[i].opcode = IBV_WR_LOCAL_INV;
+			list[i].invalidate_rkey = key;
+			continue;
+		}
+		key = ibv_inc_rkey(key);
+		list[i].opcode = IBV_WR_BIND_MW;
+		list[i].bind_mw.mw = e->mw;
+		list[i].bind_mw.rkey = key;
+		list[i].bind_mw.bind_info = info;
+	}
+	CODE(0, ibv_post_send(e->id->qp, list, &bad));
+	for (i = 0; i < 6; i++)
+		wait_for(e);
+	e->mw->rkey = key;
+}
+
 static void use(struct end *e, struct target to)
 {
 	int round;
@@ -293,6 +346,7 @@ static void use(struct end *e, struct target to)
 		wait_for(e);
 		CHECK(is_filled(e, round, 8));
 		bind_and_invalidate(e);
+		bind_again_and_again(e);
 		wr = (struct ibv_send_wr){ .opcode = IBV_WR_RDMA_WRITE_WITH_IMM, .imm_data = htonl(round) };
 		wr.wr.rdma.remote_addr = to.addr;
 		wr.wr.rdma.rkey = to.rkey;
