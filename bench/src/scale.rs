@@ -186,6 +186,7 @@ struct Rdma {
     connections: Vec<Connection>,
     channel: CmEventChannel,
     sent: Vec<u32>,
+    done: Vec<Cqe>,
     ctx: Context,
     pd: ProtectionDomain,
     cq: CompletionQueue,
@@ -203,6 +204,7 @@ impl Rdma {
             connections: Vec::with_capacity(n as usize),
             channel: create_event_channel()?,
             sent: vec![0; n as usize],
+            done: vec![Cqe::default(); BATCH],
             cq: ctx.create_cq(n * 8 + 64, None)?,
             ctx,
             pd,
@@ -297,16 +299,19 @@ impl End for Rdma {
     }
 
     fn turn(&mut self) -> Result<u64> {
-        let mut done = [Cqe::default(); BATCH];
         let n = match self.wait {
-            Wait::Spin => self.cq.poll(&mut done).map_err(iwarp::Error::from)?,
-            Wait::Event => match self.cq.wait(&mut done, Some(Duration::from_millis(100))) {
+            Wait::Spin => self.cq.poll(&mut self.done).map_err(iwarp::Error::from)?,
+            Wait::Event => match self
+                .cq
+                .wait(&mut self.done, Some(Duration::from_millis(100)))
+            {
                 Err(iwarp::Error::TimedOut(_)) => 0,
                 n => n?,
             },
         };
         let mut messages = 0;
-        for cqe in &done[..n] {
+        for at in 0..n {
+            let cqe = self.done[at];
             if cqe.status == WcStatus::Flushed {
                 // The side with the clock has what it wants.
                 continue;

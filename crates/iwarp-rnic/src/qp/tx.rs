@@ -207,16 +207,21 @@ impl QueuePair {
             && !self.rx.seen_fpdu
     }
 
+    /// As initiator: nothing has come from the responder yet.
+    pub fn is_unanswered(&self) -> bool {
+        self.tx.stream.is_some_and(|stream| stream.initiator)
+            && self.tx.may_send()
+            && self.state != State::Error
+            && !self.rx.seen_fpdu
+    }
+
     /// As initiator: says something that means nothing, if we have spoken and nothing has come back yet. Returns whether
     /// the peer is still silent.
     ///
     /// siw as responder overlooks FPDUs that come before it has finished its own part of the start-up, until more come.
     /// A zero-length RDMA Write is never refused and nobody above notices it.
     pub fn nudge(&mut self) -> bool {
-        let silent = self.tx.stream.is_some_and(|stream| stream.initiator)
-            && self.tx.may_send()
-            && self.state != State::Error
-            && !self.rx.seen_fpdu;
+        let silent = self.is_unanswered();
         // What is on its way already is as good.
         if silent && self.tx.spoke && self.tx.job.is_none() && self.tx.rtr.is_none() {
             self.tx.rtr = Some(Rtr::Write);

@@ -38,6 +38,8 @@ pub(crate) struct CqInner {
     channel: Option<CompletionChannel>,
     /// Queue pairs that report here; polling drives them.
     qps: RwLock<Vec<Weak<QpInner>>>,
+    /// More than [`POLL_DIRECTLY`] of them. A hint.
+    many: AtomicBool,
     empty_polls: AtomicU32,
     /// For the program's own use.
     user: AtomicU64,
@@ -73,6 +75,7 @@ impl CompletionQueue {
             ring: Mutex::new(Ring::new(capacity)?),
             channel: channel.cloned(),
             qps: RwLock::default(),
+            many: AtomicBool::new(false),
             empty_polls: AtomicU32::new(0),
             user: AtomicU64::new(0),
             timestamps: AtomicBool::new(false),
@@ -102,6 +105,10 @@ impl CompletionQueue {
     pub fn poll(&self, out: &mut [Cqe]) -> Result<usize, CqError> {
         let n = self.take(out)?;
         if n > 0 || out.is_empty() {
+            if self.inner.many.load(Ordering::Relaxed) {
+                // Or else the progress thread would find the next completions first, and this one would never drive.
+                Engine::note_poll_of_all();
+            }
             return Ok(n);
         }
         self.inner.note_poll();
@@ -355,13 +362,26 @@ impl CqInner {
 
     pub(super) fn attach(&self, qp: &Arc<QpInner>) {
         let mut qps = self.qps.write();
-        qps.retain(|q| q.strong_count() > 0);
+        // Now and then, not each time: there may be thousands.
+        if qps.len() == qps.capacity() {
+            qps.retain(|q| q.strong_count() > 0);
+            let live = qps.len();
+            qps.reserve(live + 1);
+        }
         qps.push(Arc::downgrade(qp));
+        self.many
+            .store(qps.len() > POLL_DIRECTLY, Ordering::Relaxed);
     }
 
     pub(super) fn detach(&self, qp: &Arc<QpInner>) {
         let gone = Arc::downgrade(qp);
-        self.qps.write().retain(|q| !q.ptr_eq(&gone));
+        let mut qps = self.qps.write();
+        if let Some(at) = qps.iter().rposition(|q| q.ptr_eq(&gone)) {
+            qps.swap_remove(at);
+        }
+        self.many
+            .store(qps.len() > POLL_DIRECTLY, Ordering::Relaxed);
+        drop(qps);
         self.purge(qp.num);
     }
 

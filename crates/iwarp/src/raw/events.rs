@@ -14,16 +14,40 @@ use std::time::Duration;
 /// it may be duplicated and watched by `poll`, `epoll` or an async runtime.
 #[derive(Debug)]
 pub struct EventQueue<T> {
-    queue: Mutex<VecDeque<T>>,
+    queue: Mutex<Waiting<T>>,
     fd: EventFd,
     /// Tasks that wait for an event.
     wakers: Mutex<Vec<Waker>>,
 }
 
+#[derive(Debug)]
+struct Waiting<T> {
+    events: VecDeque<T>,
+    /// The descriptor was signalled since it was last drained here. A look at an empty queue then costs no system call.
+    signalled: bool,
+}
+
+impl<T> Waiting<T> {
+    fn signal(&mut self, fd: &EventFd) {
+        fd.signal();
+        self.signalled = true;
+    }
+
+    /// Makes the descriptor unreadable if nothing waits.
+    fn drain(&mut self, fd: &EventFd) {
+        if self.events.is_empty() && std::mem::take(&mut self.signalled) {
+            fd.drain();
+        }
+    }
+}
+
 impl<T> EventQueue<T> {
     pub(crate) fn new() -> Result<Self> {
         Ok(Self {
-            queue: Mutex::default(),
+            queue: Mutex::new(Waiting {
+                events: VecDeque::new(),
+                signalled: false,
+            }),
             fd: EventFd::new()?,
             wakers: Mutex::default(),
         })
@@ -31,10 +55,10 @@ impl<T> EventQueue<T> {
 
     pub(crate) fn push(&self, event: T) {
         let mut queue = self.queue.lock();
-        queue.push_back(event);
+        queue.events.push_back(event);
         // Under the lock, so that the descriptor is never readable without an event for long.
-        if queue.len() == 1 {
-            self.fd.signal();
+        if queue.events.len() == 1 {
+            queue.signal(&self.fd);
         }
         drop(queue);
         for waker in std::mem::take(&mut *self.wakers.lock()) {
@@ -58,19 +82,17 @@ impl<T> EventQueue<T> {
     /// Takes the oldest event; `None` if there is none. Never blocks.
     pub fn try_next(&self) -> Option<T> {
         let mut queue = self.queue.lock();
-        let event = queue.pop_front();
-        if queue.is_empty() {
-            self.fd.drain();
-        }
+        let event = queue.events.pop_front();
+        queue.drain(&self.fd);
         event
     }
 
     /// Takes the oldest event after the program itself has read the descriptor, which made it unreadable for everybody.
     pub fn try_next_after_read(&self) -> Option<T> {
         let mut queue = self.queue.lock();
-        let event = queue.pop_front();
-        if !queue.is_empty() {
-            self.fd.signal();
+        let event = queue.events.pop_front();
+        if !queue.events.is_empty() {
+            queue.signal(&self.fd);
         }
         event
     }
@@ -96,20 +118,18 @@ impl<T> EventQueue<T> {
     /// Drops the events that `keep` refuses.
     pub fn retain(&self, keep: impl FnMut(&T) -> bool) {
         let mut queue = self.queue.lock();
-        queue.retain(keep);
-        if queue.is_empty() {
-            self.fd.drain();
-        }
+        queue.events.retain(keep);
+        queue.drain(&self.fd);
     }
 
     /// Events that wait.
     pub fn len(&self) -> usize {
-        self.queue.lock().len()
+        self.queue.lock().events.len()
     }
 
     /// None waits.
     pub fn is_empty(&self) -> bool {
-        self.queue.lock().is_empty()
+        self.queue.lock().events.is_empty()
     }
 }
 

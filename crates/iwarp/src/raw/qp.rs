@@ -20,6 +20,7 @@ use crate::config::ReceiverNotReady;
 use crate::engine::{Engine, Source};
 use crate::error::{Error, Result};
 use crate::progress::baton::Baton;
+use crate::sys::connect::Ends;
 use crate::sys::poller::Interest;
 use crate::sys::stream::TcpStream;
 use iwarp_rnic::counters::Counters;
@@ -34,6 +35,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+// From 8 on those of the attempt to connect, which a queue pair has nothing to do with.
 pub(super) const TIMER_HOLD: u32 = 1;
 pub(super) const TIMER_LINGER: u32 = 2;
 pub(super) const TIMER_FLUSH: u32 = 4;
@@ -41,6 +43,7 @@ pub(super) const TIMER_FIRST_MESSAGE: u32 = 3;
 pub(super) const TIMER_SPEAK_FIRST: u32 = 5;
 pub(super) const TIMER_LEFT: u32 = 6;
 pub(super) const TIMER_CLOSE: u32 = 7;
+pub(super) const TIMERS_END: u32 = 8;
 /// Nudges of a silent responder: this one and those with the next numbers, one after the other.
 pub(super) const TIMER_NUDGE: u32 = 16;
 /// How long a responder may be silent before each of them. An emulated siw has needed 30 ms.
@@ -83,6 +86,9 @@ pub struct QpAttributes {
 /// A stream that has finished MPA start-up, for [`QpInner::attach`].
 pub(crate) struct Handover {
     pub(crate) stream: TcpStream,
+    pub(crate) ends: Ends,
+    /// The token under which the engine watches it already, for reading.
+    pub(crate) watched: Option<u64>,
     pub(crate) config: StreamConfig,
     pub(crate) flow: Option<Flow>,
     pub(crate) cm: Option<Weak<dyn CmSink>>,
@@ -101,6 +107,7 @@ pub(crate) trait CmSink: Send + Sync {
 /// The connection of a queue pair.
 pub(super) struct Link {
     pub(super) stream: TcpStream,
+    pub(super) ends: Ends,
     pub(super) flow: Option<Flow>,
     pub(super) token: u64,
     pub(super) engine: Arc<Engine>,
@@ -278,11 +285,8 @@ impl QueuePair {
 
     /// Addresses of its connection, ours first.
     pub fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
-        let link = self.inner.state.lock().link.clone()?;
-        Some((
-            link.stream.local_addr().ok()?,
-            link.stream.peer_addr().ok()?,
-        ))
+        let ends = self.inner.state.lock().link.as_ref()?.ends;
+        Some((ends.local, ends.peer))
     }
 
     /// What a peer may do to memory through it: the remote rights of `access`, as `qp_access_flags` of `ibv_modify_qp(3)`.
@@ -542,11 +546,12 @@ impl QpInner {
     /// Hands over a stream that has finished MPA start-up.
     pub(crate) fn attach(self: &Arc<Self>, handover: Handover) -> Result<()> {
         let engine = Engine::current()?;
-        let token = engine.token();
+        let token = handover.watched.unwrap_or_else(|| engine.token());
         let mss = handover.stream.mss().unwrap_or(handover.config.emss);
         let emss = self.emss(mss);
         let link = Arc::new(Link {
             stream: handover.stream,
+            ends: handover.ends,
             flow: handover.flow,
             token,
             engine: Arc::clone(&engine),
@@ -555,6 +560,8 @@ impl QpInner {
         {
             let mut g = self.state.lock();
             if self.is_destroyed() || g.link.is_some() {
+                drop(g);
+                engine.remove(&link.stream, token);
                 return Err(Error::InvalidState(
                     "the queue pair is destroyed or has a connection already",
                 ));
@@ -562,12 +569,15 @@ impl QpInner {
             if self.ctx.config.placed {
                 g.machine.complete_when_placed();
             }
-            g.machine
-                .start(StreamConfig {
-                    emss,
-                    ..handover.config
-                })
-                .map_err(|_| Error::InvalidState("the queue pair is in the error state"))?;
+            let started = g.machine.start(StreamConfig {
+                emss,
+                ..handover.config
+            });
+            if started.is_err() {
+                drop(g);
+                engine.remove(&link.stream, token);
+                return Err(Error::InvalidState("the queue pair is in the error state"));
+            }
             if self.ctx.config.align.applies(mss) {
                 g.machine.align(mss);
             }
@@ -582,12 +592,13 @@ impl QpInner {
             g.close_timer = false;
             (g.stalled, g.partial) = (None, None);
             // Under the lock, so that nobody changes the interest before it exists.
-            let watched = engine.add(
-                &link.stream,
-                token,
-                Interest::READ,
-                Arc::clone(self) as Arc<dyn Source>,
-            );
+            let source = Arc::clone(self) as Arc<dyn Source>;
+            let watched = if handover.watched.is_some() {
+                engine.hand_on(token, source);
+                Ok(())
+            } else {
+                engine.add(&link.stream, token, Interest::READ, source)
+            };
             if let Err(e) = watched {
                 // Nobody would drive it: as if the stream had broken.
                 (g.link, g.cm) = (None, None);
@@ -603,14 +614,15 @@ impl QpInner {
             engine.after(limit, token, TIMER_FIRST_MESSAGE);
         }
         match (handover.config.initiator, self.ctx.config.speak_first) {
-            (true, _) => engine.after(NUDGES[0], token, TIMER_NUDGE),
+            (true, _) => engine.after_about(NUDGES[0], token, TIMER_NUDGE),
             // In the client-server model nothing makes the initiator speak.
             (false, Some(limit)) if handover.first_message.is_none() => {
                 engine.after(limit, token, TIMER_SPEAK_FIRST);
             }
             _ => {}
         }
-        self.drive();
+        // What has come already, the engine will tell.
+        self.drive_tx();
         Ok(())
     }
 
@@ -632,7 +644,7 @@ impl QpInner {
             let next = NUDGES.get(count as usize + 1);
             if let (true, Some(limit), Some(link)) = (silent, next, &g.link) {
                 link.engine
-                    .after(*limit, link.token, TIMER_NUDGE + count + 1);
+                    .after_about(*limit, link.token, TIMER_NUDGE + count + 1);
             }
             silent
         };
@@ -640,13 +652,6 @@ impl QpInner {
             tracing::trace!(qp = self.num, "the responder is silent");
             self.drive_tx();
         }
-    }
-
-    /// Moves whatever can be moved, in both directions.
-    #[inline]
-    pub(super) fn drive(self: &Arc<Self>) {
-        self.drive_rx();
-        self.drive_tx();
     }
 
     /// Reads the socket if nobody else does; else the one who does goes round again.

@@ -4,7 +4,7 @@ use super::drive;
 use super::left;
 use super::qp::{
     QpInner, TIMER_CLOSE, TIMER_FIRST_MESSAGE, TIMER_FLUSH, TIMER_HOLD, TIMER_LEFT, TIMER_LINGER,
-    TIMER_NUDGE, TIMER_SPEAK_FIRST,
+    TIMER_NUDGE, TIMER_SPEAK_FIRST, TIMERS_END,
 };
 use crate::engine::Source;
 use std::sync::Arc;
@@ -78,6 +78,22 @@ impl Source for QpInner {
             drive::hung_up(&self);
         }
         served
+    }
+
+    fn awaits(&self, kind: u32) -> bool {
+        match kind {
+            TIMER_FIRST_MESSAGE => {
+                let g = self.state.lock();
+                g.link.is_some() && g.machine.awaits_first_fpdu()
+            }
+            TIMER_HOLD..TIMERS_END => true,
+            TIMER_NUDGE.. => {
+                let g = self.state.lock();
+                g.link.is_some() && g.machine.is_unanswered()
+            }
+            // The attempt to connect is over.
+            _ => false,
+        }
     }
 
     fn timer(self: Arc<Self>, kind: u32) {

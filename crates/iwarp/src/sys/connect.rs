@@ -87,7 +87,7 @@ fn tcp_socket(address: &SocketAddr) -> io::Result<Socket> {
     // Close-on-exec from the start: another thread may fork and exec at any time.
     Socket::new(
         Domain::for_address(*address),
-        Type::STREAM,
+        Type::STREAM.nonblocking(),
         Some(Protocol::TCP),
     )
 }
@@ -96,13 +96,21 @@ fn tcp_socket(address: &SocketAddr) -> io::Result<Socket> {
 #[derive(Debug)]
 pub(crate) struct Connecting {
     stream: TcpStream,
+    peer: SocketAddr,
+}
+
+/// The two ends of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Ends {
+    pub(crate) local: SocketAddr,
+    pub(crate) peer: SocketAddr,
 }
 
 /// What became of a [`Connecting`].
 #[derive(Debug)]
 pub(crate) enum Connect {
     /// Established.
-    Done(TcpStream),
+    Done(TcpStream, Ends),
     /// Not yet; poll it for writing again.
     Pending(Connecting),
 }
@@ -125,13 +133,14 @@ pub(crate) fn connect(peer: SocketAddr, local: Option<SocketAddr>) -> Result<Con
 
 fn start_connect(socket: Socket, peer: SocketAddr) -> Result<Connecting, NetError> {
     let stream = TcpStream::from_socket(socket)?;
+    let peer = canonical(peer);
     match stream.socket().connect(&SockAddr::from(peer)) {
         Ok(()) => {}
         // An interrupted connect goes on in the background like any other.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EINPROGRESS | libc::EINTR)) => {}
         Err(error) => return Err(error.into()),
     }
-    Ok(Connecting { stream })
+    Ok(Connecting { stream, peer })
 }
 
 /// With a source address but no source port, lets the kernel choose the port at connect time, so that ports are shared
@@ -166,12 +175,46 @@ impl Connecting {
             }
             Err(error) => return Err(error),
         };
+        let local = self.stream.local_addr()?;
+        self.done(Ends { local, peer })
+    }
+
+    /// Sends the first octets at once if the connection is there already, as it is on this host. Asks nothing that it does
+    /// not need: what stands in the way is told by the next [`try_finish`](Self::try_finish).
+    ///
+    /// # Errors
+    /// As [`try_finish`](Self::try_finish).
+    pub(crate) fn send_now(self, first: &[u8]) -> io::Result<(Connect, usize)> {
+        let local = self.stream.local_addr()?;
+        let peer = if self.peer.ip().is_unspecified() {
+            // Means this host, under an address that only the connection knows.
+            match self.stream.peer_addr() {
+                Ok(peer) => peer,
+                Err(_) => return Ok((Connect::Pending(self), 0)),
+            }
+        } else {
+            self.peer
+        };
+        // Not to ourselves.
+        if local == peer {
+            return self.done(Ends { local, peer }).map(|done| (done, 0));
+        }
+        match self.stream.send(first) {
+            Ok(n) => self.done(Ends { local, peer }).map(|done| (done, n)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                Ok((Connect::Pending(self), 0))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn done(self, ends: Ends) -> io::Result<Connect> {
         // A connect to a free local port can meet itself (simultaneous open of one socket). Nobody was listening.
-        if self.stream.local_addr()? == peer {
+        if ends.local == ends.peer {
             self.stream.abort();
             return Err(io::Error::from_raw_os_error(libc::ECONNREFUSED));
         }
-        Ok(Connect::Done(self.stream))
+        Ok(Connect::Done(self.stream, ends))
     }
 }
 
@@ -201,7 +244,6 @@ impl Bound {
     /// As [`Listener::bind`].
     pub(crate) fn bind(address: SocketAddr, only_v6: Option<bool>) -> Result<Self, NetError> {
         let socket = tcp_socket(&address)?;
-        socket.set_nonblocking(true)?;
         if let (Some(only_v6), true) = (only_v6, address.is_ipv6()) {
             socket.set_only_v6(only_v6)?;
         }
@@ -223,6 +265,8 @@ impl Bound {
     /// # Errors
     /// `AddrInUse` if another socket listens there.
     pub(crate) fn listen(self, backlog: u32) -> Result<Listener, NetError> {
+        // Accepted sockets inherit it.
+        self.socket.set_tcp_nodelay(true)?;
         self.socket
             .listen(i32::try_from(backlog).unwrap_or(i32::MAX))?;
         Ok(Listener {
@@ -298,7 +342,7 @@ impl Listener {
             let Some(peer) = peer.as_socket().map(canonical) else {
                 continue;
             };
-            return Ok(Some((TcpStream::from_socket(socket)?, peer)));
+            return Ok(Some((TcpStream::accepted(socket), peer)));
         }
     }
 

@@ -17,7 +17,10 @@ fn finish(mut connecting: Connecting) -> io::Result<TcpStream> {
             "connect hangs"
         );
         match connecting.try_finish()? {
-            Connect::Done(stream) => return Ok(stream),
+            Connect::Done(stream, ends) => {
+                assert_eq!(ends.local, stream.local_addr()?);
+                return Ok(stream);
+            }
             Connect::Pending(again) => connecting = again,
         }
     }
@@ -119,17 +122,43 @@ fn nobody_listening_is_refused() {
 #[test]
 fn a_socket_that_met_itself_is_refused() {
     // Connecting a socket to its own address is the certain way to the accident that random ports make rare.
-    let socket = tcp_socket(&address("127.0.0.1:0")).expect("socket");
-    socket
-        .bind(&SockAddr::from(address("127.0.0.1:0")))
-        .expect("bind");
-    let own = socket.local_addr().expect("address");
-    socket.connect(&own).expect("simultaneous open");
-    let connecting = Connecting {
-        stream: TcpStream::from_socket(socket).expect("stream"),
+    let connecting = || {
+        let socket = tcp_socket(&address("127.0.0.1:0")).expect("socket");
+        socket
+            .bind(&SockAddr::from(address("127.0.0.1:0")))
+            .expect("bind");
+        let own = socket.local_addr().expect("address");
+        socket.set_nonblocking(false).expect("blocking");
+        socket.connect(&own).expect("simultaneous open");
+        Connecting {
+            stream: TcpStream::from_socket(socket).expect("stream"),
+            peer: own.as_socket().expect("inet"),
+        }
     };
-    let error = finish(connecting).expect_err("self-connection");
+    let error = finish(connecting()).expect_err("self-connection");
     assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+    let error = connecting().send_now(b"x").expect_err("self-connection");
+    assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+}
+
+#[test]
+fn on_this_host_the_first_octets_go_at_once() {
+    let listener = Listener::bind(address("127.0.0.1:0"), 4, None).expect("listen");
+    let target = listener.local_addr().expect("address");
+    let connecting = connect(target, None).expect("connect");
+    let (stream, ends) = match connecting.send_now(b"first").expect("sent") {
+        (Connect::Done(stream, ends), 5) => (stream, ends),
+        other => panic!("{other:?}"),
+    };
+    let (accepted, peer) = accept(&listener);
+    assert_eq!((ends.local, ends.peer), (peer, target));
+    let mut octets = [0; 8];
+    assert_eq!(accepted.recv(&mut octets).expect("there"), 5);
+    // As the listener was told to.
+    assert!(accepted.socket().tcp_nodelay().expect("option"));
+    assert!(accepted.socket().nonblocking().expect("flags"));
+    assert!(stream.socket().nonblocking().expect("flags"));
+    drop(listener);
 }
 
 #[test]

@@ -22,15 +22,19 @@ pub(crate) struct TcpStream {
 }
 
 impl TcpStream {
-    /// Takes over a connected or connecting TCP socket, makes it non-blocking and turns Nagle's algorithm off.
+    /// Takes over a connected or connecting TCP socket and turns Nagle's algorithm off. The socket is non-blocking already.
     ///
     /// # Errors
     /// The kernel's error, if it is not a TCP socket.
     pub(crate) fn from_socket(socket: Socket) -> io::Result<Self> {
-        socket.set_nonblocking(true)?;
         // An FPDU should leave when it is complete; the engine does its own coalescing.
         socket.set_tcp_nodelay(true)?;
         Ok(Self { socket })
+    }
+
+    /// Takes over what [`Listener`](super::connect::Listener) has accepted, non-blocking. It has the listener's options.
+    pub(super) const fn accepted(socket: Socket) -> Self {
+        Self { socket }
     }
 
     /// Sends from a list of ranges; returns how many octets TCP took, which may be fewer than offered.

@@ -8,23 +8,26 @@ use super::startup::{Read, Starting, local_params, record, stream_config};
 use crate::engine::{Engine, Source};
 use crate::error::{Error, Result};
 use crate::portmap::{self, Found, Lookup};
-use crate::sys::connect::{Bound, Connect, Connecting, connect};
+use crate::sys::connect::{Bound, Connect, Connecting, Ends, connect};
 use crate::sys::poller::Interest;
-use iwarp_proto::mpa::negotiate::{Initiator, Outcome};
+use crate::sys::stream::TcpStream;
+use iwarp_proto::mpa::negotiate::{Agreed, Initiator, Outcome};
 use iwarp_proto::mpa::startup::{FrameKind, FrameReader, NO_NEGOTIATION, StartupError};
 use iwarp_proto::rdmap::TerminateCode;
 use parking_lot::Mutex;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::AsFd;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// How long TCP may take to connect. The kernel would try for two minutes.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
-const TIMER_CONNECT: u32 = 1;
-const TIMER_REPLY: u32 = 2;
-const TIMER_AGAIN: u32 = 3;
-const TIMER_MAPPER: u32 = 4;
+// None that a queue pair has: it takes over the token of the attempt, and what is left of its timers.
+const TIMER_CONNECT: u32 = 8;
+const TIMER_REPLY: u32 = 9;
+const TIMER_AGAIN: u32 = 10;
+const TIMER_MAPPER: u32 = 11;
 /// Pauses before a connect that TCP refused is tried again. Programs tell their peer a port and listen on it
 /// afterwards; where addresses are resolved by a network that takes longer than listening does, and here it does not.
 const REFUSED_PAUSES: [Duration; 4] = [
@@ -84,8 +87,8 @@ enum End {
 enum Next {
     Wait,
     End(End),
-    /// A good reply.
-    Answer(Box<Starting>, Outcome),
+    /// A good reply. The engine watches the socket under this token.
+    Answer(Box<Starting>, u64, Agreed),
 }
 
 impl End {
@@ -162,7 +165,7 @@ impl Active {
             None => connect(s.target, self.local),
         };
         match attempt {
-            Ok(connecting) => self.watch_locked(s, connecting).map(|()| Next::Wait),
+            Ok(connecting) => self.begin(s, connecting),
             Err(e) => Ok(self.not_connected(s, &e.into())),
         }
     }
@@ -259,10 +262,9 @@ impl Active {
             self.engine.forget(s.token);
             s.stage = Stage::Done;
             match connect(s.target, self.local) {
-                Ok(connecting) => match self.watch_locked(&mut s, connecting) {
-                    Ok(()) => Next::Wait,
-                    Err(e) => Next::End(End::failed(CmEventKind::ConnectError, e.errno())),
-                },
+                Ok(connecting) => self.begin(&mut s, connecting).unwrap_or_else(|e| {
+                    Next::End(End::failed(CmEventKind::ConnectError, e.errno()))
+                }),
                 Err(e) => self.not_connected(&mut s, &e.into()),
             }
         };
@@ -271,18 +273,51 @@ impl Active {
         }
     }
 
-    fn watch_locked(self: &Arc<Self>, s: &mut State, connecting: Connecting) -> Result<()> {
-        let token = self.engine.token();
-        s.token = token;
-        self.engine.add(
-            &connecting,
-            token,
-            Interest::WRITE,
-            Arc::clone(self) as Arc<dyn Source>,
-        )?;
-        self.engine.after(CONNECT_TIMEOUT, token, TIMER_CONNECT);
-        s.stage = Stage::Tcp(connecting);
-        Ok(())
+    /// TCP connects. On this host it is there already, and the request goes at once: no other thread has to be woken.
+    fn begin(self: &Arc<Self>, s: &mut State, connecting: Connecting) -> Result<Next> {
+        let octets = s.initiator.request_octets();
+        let (connecting, sent) = match connecting.send_now(octets) {
+            Ok(now) => now,
+            Err(e) => return Ok(self.not_connected(s, &e)),
+        };
+        s.token = self.engine.token();
+        match connecting {
+            Connect::Pending(connecting) => {
+                self.watch(s, &connecting, Interest::WRITE)?;
+                self.engine.after(CONNECT_TIMEOUT, s.token, TIMER_CONNECT);
+                s.stage = Stage::Tcp(connecting);
+            }
+            Connect::Done(stream, ends) => {
+                let starting = self.starting(stream, ends);
+                if let Err(e) = starting.written(octets, sent) {
+                    return Ok(Next::End(End::of_io(&e)));
+                }
+                self.watch(s, &starting.stream, Interest::READ)?;
+                self.await_reply(s, starting);
+            }
+        }
+        Ok(Next::Wait)
+    }
+
+    fn watch(self: &Arc<Self>, s: &State, fd: impl AsFd, interest: Interest) -> Result<()> {
+        let source = Arc::clone(self) as Arc<dyn Source>;
+        Ok(self.engine.add(fd, s.token, interest, source)?)
+    }
+
+    fn starting(&self, stream: TcpStream, ends: Ends) -> Box<Starting> {
+        Box::new(Starting {
+            flow: record(&self.ctx, &ends, true),
+            stream,
+            ends,
+            reader: FrameReader::new(FrameKind::Reply),
+        })
+    }
+
+    /// The request is sent.
+    fn await_reply(&self, s: &mut State, starting: Box<Starting>) {
+        let limit = self.ctx.config().handshake_timeout * 2;
+        self.engine.after(limit, s.token, TIMER_REPLY);
+        s.stage = Stage::Reply(starting);
     }
 
     /// Gives the attempt up without an event.
@@ -307,8 +342,8 @@ impl Active {
     /// TCP is there, or has failed.
     fn connected(self: &Arc<Self>, s: &mut State, connecting: Connecting) -> Next {
         let token = s.token;
-        let stream = match connecting.try_finish() {
-            Ok(Connect::Done(stream)) => stream,
+        let (stream, ends) = match connecting.try_finish() {
+            Ok(Connect::Done(stream, ends)) => (stream, ends),
             Ok(Connect::Pending(connecting)) => {
                 s.stage = Stage::Tcp(connecting);
                 return Next::Wait;
@@ -318,20 +353,13 @@ impl Active {
                 return self.not_connected(s, &e);
             }
         };
-        let flow = record(&self.ctx, &stream, true);
-        let starting = Box::new(Starting {
-            stream,
-            flow,
-            reader: FrameReader::new(FrameKind::Reply),
-        });
+        let starting = self.starting(stream, ends);
         if let Err(e) = starting.write(s.initiator.request_octets()) {
             self.engine.remove(&starting.stream, token);
             return Next::End(End::of_io(&e));
         }
         let _ = self.engine.modify(&starting.stream, token, Interest::READ);
-        self.engine
-            .after(self.ctx.config().handshake_timeout * 2, token, TIMER_REPLY);
-        s.stage = Stage::Reply(starting);
+        self.await_reply(s, starting);
         Next::Wait
     }
 
@@ -343,16 +371,25 @@ impl Active {
             s.stage = Stage::Reply(starting);
             return Next::Wait;
         }
+        let outcome = match &read {
+            Read::Frame => starting.reader.frame().map(|f| s.initiator.on_reply(&f)),
+            _ => None,
+        };
+        if let Some(Ok(Outcome::Accepted(agreed))) = outcome {
+            // The socket stays watched: the queue pair takes the attempt's place.
+            return Next::Answer(starting, token, agreed);
+        }
         self.engine.remove(&starting.stream, token);
         match read {
-            Read::Frame => {
-                let outcome = starting.reader.frame().map(|f| s.initiator.on_reply(&f));
-                match outcome {
-                    Some(Ok(outcome)) => Next::Answer(starting, outcome),
-                    Some(Err(e)) => Next::End(self.refuse(&starting, &e)),
-                    None => Next::End(End::failed(CmEventKind::ConnectError, libc::EPROTO)),
-                }
-            }
+            Read::Frame => match outcome {
+                Some(Ok(_)) => Next::End(End::Failed {
+                    kind: CmEventKind::Rejected,
+                    status: libc::ECONNREFUSED,
+                    private_data: starting.private_data(),
+                }),
+                Some(Err(e)) => Next::End(self.refuse(&starting, &e)),
+                None => Next::End(End::failed(CmEventKind::ConnectError, libc::EPROTO)),
+            },
             Read::NeedMore => Next::Wait,
             Read::Bad(e) => Next::End(self.refuse(&starting, &e)),
             // In the middle of its answer: no matter of revisions.
@@ -377,34 +414,27 @@ impl Active {
         let local = self.local.map(|l| SocketAddr::new(l.ip(), 0));
         match connect(s.target, local)
             .map_err(Error::from)
-            .and_then(|c| self.watch_locked(s, c))
+            .and_then(|c| self.begin(s, c))
         {
-            Ok(()) => Next::Wait,
+            Ok(next) => next,
             Err(e) => Next::End(End::failed(CmEventKind::ConnectError, e.errno())),
         }
     }
 
     /// The peer has answered. Without locks, because the queue pair starts to work at once.
-    fn answered(self: &Arc<Self>, starting: Starting, outcome: Outcome) -> End {
-        let private_data = match starting.reader.frame() {
-            Some(frame) => frame.ulp_private_data().to_vec(),
-            None => Vec::new(),
-        };
-        let Outcome::Accepted(agreed) = outcome else {
-            return End::Failed {
-                kind: CmEventKind::Rejected,
-                status: libc::ECONNREFUSED,
-                private_data,
-            };
-        };
+    fn answered(self: &Arc<Self>, starting: Starting, token: u64, agreed: &Agreed) -> End {
+        let private_data = starting.private_data();
         let Some(id) = self.id.upgrade() else {
+            self.engine.remove(&starting.stream, token);
             return End::failed(CmEventKind::ConnectError, libc::ECANCELED);
         };
         let told = |v: u16| (v != NO_NEGOTIATION).then_some(v);
         let (peer_ird, peer_ord) = (told(agreed.peer_ird), told(agreed.peer_ord));
         let handover = Handover {
             stream: starting.stream,
-            config: stream_config(&agreed, true, &self.ctx),
+            ends: starting.ends,
+            watched: Some(token),
+            config: stream_config(agreed, true, &self.ctx),
             flow: starting.flow,
             cm: Some(Arc::downgrade(&id) as Weak<dyn CmSink>),
             first_message: None,
@@ -470,12 +500,22 @@ impl Source for Active {
         match next {
             Next::Wait => {}
             Next::End(end) => self.finish(end),
-            Next::Answer(starting, outcome) => {
-                let end = self.answered(*starting, outcome);
+            Next::Answer(starting, token, agreed) => {
+                let end = self.answered(*starting, token, &agreed);
                 self.finish(end);
             }
         }
         true
+    }
+
+    fn awaits(&self, kind: u32) -> bool {
+        matches!(
+            (&self.state.lock().stage, kind),
+            (Stage::Tcp(_), TIMER_CONNECT)
+                | (Stage::Reply(_), TIMER_REPLY)
+                | (Stage::Refused, TIMER_AGAIN)
+                | (Stage::Mapper(..), TIMER_MAPPER)
+        )
     }
 
     fn timer(self: Arc<Self>, kind: u32) {

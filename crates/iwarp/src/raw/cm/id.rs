@@ -134,8 +134,8 @@ impl CmId {
         {
             let mut s = id.inner.state.lock();
             s.own_context = own;
-            s.local = requested.local();
-            s.peer = Some(requested.peer);
+            s.local = Some(requested.starting.ends.local);
+            s.peer = Some(requested.starting.ends.peer);
             s.phase = Phase::Requested(Box::new(requested));
         }
         id
@@ -390,6 +390,8 @@ impl CmId {
         let cm: Weak<dyn CmSink> = Arc::downgrade(&self.inner) as Weak<dyn CmSink>;
         let handover = Handover {
             stream: starting.stream,
+            ends: starting.ends,
+            watched: None,
             config,
             flow: starting.flow,
             cm: Some(cm),

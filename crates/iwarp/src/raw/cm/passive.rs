@@ -8,7 +8,7 @@ use super::{CmEvent, CmEventKind};
 use crate::device::Device;
 use crate::engine::{Engine, Source};
 use crate::error::Result;
-use crate::sys::connect::{Bound, Listener, NetError};
+use crate::sys::connect::{Bound, Ends, Listener, NetError, canonical};
 use crate::sys::poller::Interest;
 use crate::sys::stream::TcpStream;
 use iwarp_proto::mpa::negotiate::{PendingRequest, Responder};
@@ -16,7 +16,7 @@ use iwarp_proto::mpa::startup::{FrameKind, FrameReader, MAX_FRAME_LEN, NO_NEGOTI
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::io::ErrorKind;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -44,6 +44,8 @@ struct Hall {
     engine: Arc<Engine>,
     /// The device that the listener is confined to, if the program chose it.
     ctx: Option<Context>,
+    /// Where it listens, if that is one address.
+    local: Option<SocketAddr>,
     /// Connections in start-up, the oldest first.
     starting: Mutex<VecDeque<Weak<Greeting>>>,
     /// Requests not answered.
@@ -62,6 +64,7 @@ impl Listening {
         } else {
             backlog
         };
+        let local = bound.local_addr()?;
         let listener = bound.listen(backlog.max(BACKLOG_DEFAULT))?;
         let engine = engine()?;
         let token = engine.token();
@@ -74,6 +77,7 @@ impl Listening {
                 id: Arc::downgrade(&id.inner),
                 engine: Arc::clone(&engine),
                 ctx,
+                local: (!local.ip().is_unspecified()).then(|| canonical(local)),
                 starting: Mutex::default(),
                 waiting: Arc::new(AtomicU32::new(0)),
             }),
@@ -104,24 +108,46 @@ impl Listening {
 
 impl Hall {
     fn welcome(self: &Arc<Self>, stream: TcpStream, peer: SocketAddr) {
-        let Ok(ctx) = self.context_of(&stream) else {
+        // The peer's as `accept` told it: a socket forgets its peer when that resets the connection.
+        let local = self.local.map_or_else(|| stream.local_addr(), Ok);
+        let found = local.map_err(crate::Error::from).and_then(|local| {
+            let ctx = self.context_of(local.ip())?;
+            Ok((ctx, Ends { local, peer }))
+        });
+        let Ok((ctx, ends)) = found else {
             tracing::debug!("a connection came to an address without a device");
             stream.abort();
             return;
         };
-        let flow = record(&ctx, &stream, false);
-        let timeout = ctx.config().handshake_timeout;
-        let token = self.engine.token();
-        let starting = Starting {
+        let mut starting = Starting {
+            flow: record(&ctx, &ends, false),
             stream,
-            flow,
+            ends,
             reader: FrameReader::new(FrameKind::Request),
         };
+        // Often the request is there already.
+        match starting.read() {
+            Read::NeedMore => self.greet(ctx, starting),
+            Read::Frame => self.deliver(ctx, starting),
+            Read::Bad(e) => {
+                tracing::debug!(error = %e, "no MPA request");
+                starting.stream.abort();
+            }
+            Read::Closed => {}
+            Read::Broken(e) => {
+                tracing::debug!(error = %e, "connection broke during start-up");
+            }
+        }
+    }
+
+    /// Waits for the request.
+    fn greet(self: &Arc<Self>, ctx: Context, starting: Starting) {
+        let timeout = ctx.config().handshake_timeout;
+        let token = self.engine.token();
         let greeting = Arc::new(Greeting {
             hall: Arc::clone(self),
             ctx,
             token,
-            peer,
             starting: Mutex::new(None),
         });
         let mut slot = greeting.starting.lock();
@@ -155,11 +181,59 @@ impl Hall {
         self.engine.after(timeout, token, 0);
     }
 
-    fn context_of(&self, stream: &TcpStream) -> Result<Context> {
+    fn context_of(&self, ip: IpAddr) -> Result<Context> {
         match &self.ctx {
             Some(ctx) => Ok(ctx.clone()),
-            None => shared_context(&Device::by_address(stream.local_addr()?.ip())?),
+            None => shared_context(&Device::by_address(ip)?),
         }
+    }
+
+    /// The request is whole: judge it, and tell the program.
+    fn deliver(self: &Arc<Self>, ctx: Context, starting: Starting) {
+        let params = local_params(&ctx, &ConnectionParameters::default(), None);
+        let Some(frame) = starting.reader.frame() else {
+            return;
+        };
+        let pending = match Responder::on_request(&frame, &params) {
+            Ok(pending) => pending,
+            Err(e) => {
+                tracing::debug!(error = %e, "MPA request refused");
+                // A reset, not an end: hardware falls back to revision 1 only then.
+                starting.stream.abort();
+                return;
+            }
+        };
+        let Some(listener) = self.id.upgrade().map(|inner| CmId { inner }) else {
+            return;
+        };
+        let private_data = frame.ulp_private_data().to_vec();
+        let told = |v: Option<u16>| v.filter(|v| *v != NO_NEGOTIATION);
+        let (responder_resources, initiator_depth) =
+            (told(pending.peer_ord()), told(pending.peer_ird()));
+        // Kept until the event is pushed, so that `destroy` either prevents it or finds it.
+        let s = listener.inner.state.lock();
+        if !matches!(s.phase, Phase::Listening(_)) {
+            return;
+        }
+        let waiting = Arc::clone(&self.waiting);
+        waiting.fetch_add(1, Ordering::Relaxed);
+        let requested = Requested {
+            starting,
+            pending,
+            _waiting: Waiting(waiting),
+        };
+        let channel = listener.channel();
+        let id = CmId::of_request(&channel, ctx, self.ctx.is_some(), requested);
+        listener.push(CmEvent {
+            kind: CmEventKind::ConnectRequest,
+            status: 0,
+            id,
+            listener: Some(listener.clone()),
+            private_data,
+            responder_resources,
+            initiator_depth,
+        });
+        drop(s);
     }
 }
 
@@ -203,8 +277,6 @@ struct Greeting {
     hall: Arc<Hall>,
     ctx: Context,
     token: u64,
-    /// As `accept` told it: a socket forgets its peer when that resets the connection.
-    peer: SocketAddr,
     starting: Mutex<Option<Starting>>,
 }
 
@@ -220,60 +292,6 @@ impl Greeting {
             starting.stream.abort();
         }
     }
-
-    /// The request is whole: judge it, and tell the program.
-    fn deliver(&self, starting: Starting) {
-        let params = local_params(&self.ctx, &ConnectionParameters::default(), None);
-        let Some(frame) = starting.reader.frame() else {
-            return;
-        };
-        let pending = match Responder::on_request(&frame, &params) {
-            Ok(pending) => pending,
-            Err(e) => {
-                tracing::debug!(error = %e, "MPA request refused");
-                // A reset, not an end: hardware falls back to revision 1 only then.
-                starting.stream.abort();
-                return;
-            }
-        };
-        let Some(listener) = self.hall.id.upgrade().map(|inner| CmId { inner }) else {
-            return;
-        };
-        let private_data = frame.ulp_private_data().to_vec();
-        let told = |v: Option<u16>| v.filter(|v| *v != NO_NEGOTIATION);
-        let (responder_resources, initiator_depth) =
-            (told(pending.peer_ord()), told(pending.peer_ird()));
-        // Kept until the event is pushed, so that `destroy` either prevents it or finds it.
-        let s = listener.inner.state.lock();
-        if !matches!(s.phase, Phase::Listening(_)) {
-            return;
-        }
-        let waiting = Arc::clone(&self.hall.waiting);
-        waiting.fetch_add(1, Ordering::Relaxed);
-        let requested = Requested {
-            starting,
-            peer: self.peer,
-            pending,
-            _waiting: Waiting(waiting),
-        };
-        let channel = listener.channel();
-        let id = CmId::of_request(
-            &channel,
-            self.ctx.clone(),
-            self.hall.ctx.is_some(),
-            requested,
-        );
-        listener.push(CmEvent {
-            kind: CmEventKind::ConnectRequest,
-            status: 0,
-            id,
-            listener: Some(listener.clone()),
-            private_data,
-            responder_resources,
-            initiator_depth,
-        });
-        drop(s);
-    }
 }
 
 impl Source for Greeting {
@@ -288,7 +306,7 @@ impl Source for Greeting {
             }
             Read::Frame => {
                 self.end(&starting);
-                self.deliver(starting);
+                self.hall.deliver(self.ctx.clone(), starting);
             }
             Read::Bad(e) => {
                 tracing::debug!(error = %e, "no MPA request");
@@ -322,16 +340,11 @@ impl Drop for Waiting {
 /// A peer's request.
 pub(super) struct Requested {
     pub(super) starting: Starting,
-    pub(super) peer: SocketAddr,
     pub(super) pending: PendingRequest,
     _waiting: Waiting,
 }
 
 impl Requested {
-    pub(super) fn local(&self) -> Option<SocketAddr> {
-        self.starting.stream.local_addr().ok()
-    }
-
     /// Answers no, and closes.
     pub(super) fn reject(self, private_data: &[u8]) {
         let mut frame = [0u8; MAX_FRAME_LEN];

@@ -33,18 +33,16 @@ fn a_request_names_its_peer_even_if_that_has_gone() {
     let stream = TcpStream::from_socket(accepted.into()).unwrap();
     let reset = std::iter::repeat_with(|| stream.peer_addr().is_err());
     assert!(reset.take(100_000).any(|gone| gone), "a reset arrives");
-    let greeting = Greeting {
-        hall,
-        ctx,
-        token: 0,
-        peer: address,
-        starting: Mutex::new(None),
-    };
-    greeting.deliver(Starting {
+    let starting = Starting {
         stream,
+        ends: Ends {
+            local: nursery.local_addr().unwrap(),
+            peer: address,
+        },
         flow: None,
         reader,
-    });
+    };
+    hall.deliver(ctx, starting);
     let event = channel.next(Some(Duration::from_secs(10))).unwrap();
     assert_eq!(event.kind, CmEventKind::ConnectRequest);
     assert_eq!(event.id.addresses().1, Some(address));

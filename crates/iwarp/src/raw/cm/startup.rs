@@ -4,6 +4,7 @@ use super::super::context::Context;
 use super::id::ConnectionParameters;
 use crate::capture::Flow;
 use crate::crc::crc32c_append;
+use crate::sys::connect::Ends;
 use crate::sys::stream::TcpStream;
 use iwarp_proto::ddp::{Header, Stag, UntaggedHeader};
 use iwarp_proto::mpa::framing::{FpduOptions, MarkerClock, encode_fpdu};
@@ -17,6 +18,7 @@ use std::io::{self, ErrorKind};
 #[derive(Debug)]
 pub(super) struct Starting {
     pub(super) stream: TcpStream,
+    pub(super) ends: Ends,
     pub(super) flow: Option<Flow>,
     pub(super) reader: FrameReader,
 }
@@ -66,6 +68,11 @@ impl Starting {
     /// Writes a frame in one piece, so that it travels in one segment: some receivers insist on that.
     pub(super) fn write(&self, frame: &[u8]) -> io::Result<()> {
         let n = self.stream.send(frame)?;
+        self.written(frame, n)
+    }
+
+    /// So much of a frame has been written.
+    pub(super) fn written(&self, frame: &[u8], n: usize) -> io::Result<()> {
         if let Some(flow) = &self.flow {
             flow.sent(&[io::IoSlice::new(&frame[..n])]);
         }
@@ -78,6 +85,12 @@ impl Starting {
                 "the socket did not take a whole MPA frame",
             ))
         }
+    }
+
+    /// What the program at the other end has sent along; nothing before the frame is whole.
+    pub(super) fn private_data(&self) -> Vec<u8> {
+        let frame = self.reader.frame();
+        frame.map_or_else(Vec::new, |frame| frame.ulp_private_data().to_vec())
     }
 
     /// Sends a Terminate and closes gracefully.
@@ -149,9 +162,9 @@ pub(super) fn stream_config(agreed: &Agreed, initiator: bool, ctx: &Context) -> 
 }
 
 /// Records a new connection, if the device records at all.
-pub(super) fn record(ctx: &Context, stream: &TcpStream, active: bool) -> Option<Flow> {
+pub(super) fn record(ctx: &Context, ends: &Ends, active: bool) -> Option<Flow> {
     let recorder = ctx.inner.recorder.as_ref()?;
-    let flow = recorder.flow(stream.local_addr().ok()?, stream.peer_addr().ok()?);
+    let flow = recorder.flow(ends.local, ends.peer);
     flow.opened(active);
     Some(flow)
 }
