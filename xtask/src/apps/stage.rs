@@ -2,7 +2,8 @@
 
 use std::cell::{Cell, RefCell};
 use std::fmt::Write as _;
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
+use std::ops::Range;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -21,6 +22,8 @@ pub(super) const WIRE_V6: &str = "fd77::1";
 
 /// The user and group `nobody` of every distribution.
 const NOBODY: &str = "65534";
+/// Where programs listen.
+const PORTS: Range<u16> = 20_000..30_000;
 /// For how long namespaces outlive a test that was killed.
 const SPARE: u64 = 30;
 
@@ -133,7 +136,7 @@ impl Stage {
             log: setting.logs.join(name),
             deadline,
             count: Cell::new(0),
-            port: Cell::new(20_000),
+            port: Cell::new(first_port(number)),
             outputs: RefCell::new(Vec::new()),
         })
     }
@@ -149,13 +152,20 @@ impl Stage {
     }
 
     /// A port that nothing uses. Programs with a fixed port can have it, too, if there are namespaces.
+    ///
+    /// It is below those that the kernel gives away, and has a sign bit of 0: tgtd keeps it in 16 bits with a sign.
     pub(super) fn port(&self) -> Result<u16> {
-        if self.holder.is_some() {
-            // In an empty network every port is free, and these are below those that the kernel gives away.
-            self.port.set(self.port.get() + 1);
-            return Ok(self.port.get());
+        loop {
+            let port = self.port.get();
+            if !PORTS.contains(&port) {
+                bail!("no port is free");
+            }
+            self.port.set(port + 1);
+            // In an empty network every port is free.
+            if self.holder.is_some() || is_free(port) {
+                return Ok(port);
+            }
         }
-        Ok(TcpListener::bind(("::", 0))?.local_addr()?.port())
     }
 
     /// Starts a program with its arguments by `iwarp run`.
@@ -345,6 +355,19 @@ impl Holder {
     }
 }
 
+/// Other ports for each case: connections of the one before may still wait for their end.
+fn first_port(number: usize) -> u16 {
+    const EACH: usize = 50;
+    let offset = number * EACH % PORTS.len();
+    PORTS.start + u16::try_from(offset).unwrap_or_default()
+}
+
+/// Whether a program can listen at the port now.
+fn is_free(port: u16) -> bool {
+    TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).is_ok()
+        && TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).is_ok()
+}
+
 /// Whether a line of `/proc/net/tcp` is a listener at the port.
 fn is_listener(line: &str, port: u16) -> bool {
     const LISTEN: &str = "0A";
@@ -357,6 +380,15 @@ fn is_listener(line: &str, port: u16) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cases_have_ports_of_their_own() {
+        assert_eq!(first_port(0), PORTS.start);
+        assert!((0..1000).all(|number| PORTS.contains(&first_port(number))));
+        assert_ne!(first_port(7), first_port(8));
+        let taken = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+        assert!(!is_free(taken.local_addr().unwrap().port()));
+    }
 
     #[test]
     fn listeners_are_found_in_the_kernels_table() {
