@@ -216,6 +216,8 @@ struct Wire {
     arrived: u64,
     /// The peer's last word has arrived.
     told: bool,
+    /// Completions that were taken. Clearing so many for each poll would cost as much as the poll.
+    done: Box<[Cqe; POLL]>,
 }
 
 impl Wire {
@@ -237,6 +239,7 @@ impl Wire {
             outstanding: 0,
             arrived: 0,
             told: false,
+            done: Box::new([Cqe::default(); POLL]),
         };
         wire.refill()?;
         Ok(wire)
@@ -259,15 +262,15 @@ impl Wire {
 
     /// Takes the completions that are there; a sleeping side waits for one if told to.
     fn take(&mut self, may_sleep: bool) -> Result<usize> {
-        let mut done = [Cqe::default(); POLL];
         let cq = &self.end.cq;
         let n = if may_sleep && self.end.wait == Wait::Event {
-            cq.wait(&mut done, Some(STALL))?
+            cq.wait(&mut self.done[..], Some(STALL))?
         } else {
-            cq.poll(&mut done).map_err(iwarp::Error::from)?
+            cq.poll(&mut self.done[..]).map_err(iwarp::Error::from)?
         };
-        for cqe in &done[..n] {
-            self.account(cqe)?;
+        for i in 0..n {
+            let cqe = self.done[i];
+            self.account(&cqe)?;
         }
         Ok(n)
     }

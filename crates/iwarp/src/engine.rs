@@ -262,18 +262,17 @@ impl Engine {
         age < PARK_FIRST.as_nanos() as u64
     }
 
-    /// Serves whatever is ready, without waiting: for application threads that poll many queue pairs.
-    pub(crate) fn poll_once(&self) {
+    /// Serves whatever is ready, without waiting: for application threads that poll many queue pairs. False if there was nothing
+    /// that other threads were not at already.
+    pub(crate) fn poll_once(&self) -> bool {
         Self::note_poll_of_all();
         // Nothing is kept for a thread that is ending.
         let kept = EVENTS.try_with(Cell::take).ok().flatten();
         let mut events = kept.unwrap_or_else(|| Box::new(Events::with_capacity(BATCH)));
-        if let Ok(n) = self.poller.wait_zero(&mut events)
-            && n > 0
-        {
-            self.dispatch(&events, None);
-        }
+        let ready = self.poller.wait_zero(&mut events).is_ok_and(|n| n > 0);
+        let served = ready && self.dispatch(&events, None);
         let _ = EVENTS.try_with(|cell| cell.set(Some(events)));
+        served
     }
 
     fn run(&self) {

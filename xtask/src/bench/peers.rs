@@ -32,6 +32,8 @@ enum Kind {
 pub(super) struct Peer {
     kind: Kind,
     test: &'static str,
+    /// Work requests of one posting call.
+    list: u32,
 }
 
 impl Peer {
@@ -40,6 +42,7 @@ impl Peer {
         Self {
             kind: Kind::Ucx,
             test,
+            list: 1,
         }
     }
 
@@ -48,6 +51,7 @@ impl Peer {
         Self {
             kind: Kind::Pingpong,
             test: "fi_pingpong",
+            list: 1,
         }
     }
 
@@ -56,6 +60,7 @@ impl Peer {
         Self {
             kind: Kind::Fabtests,
             test,
+            list: 1,
         }
     }
 
@@ -64,7 +69,13 @@ impl Peer {
         Self {
             kind: Kind::Verbs,
             test,
+            list: 1,
         }
+    }
+
+    /// The same, posting lists of so many.
+    pub(super) const fn in_lists(self, list: u32) -> Self {
+        Self { list, ..self }
     }
 
     /// The program.
@@ -104,6 +115,11 @@ impl Peer {
             (true, 0..=4096) => 10_000,
             (true, 4097..=65_536) => 2000,
             (true, _) => 400,
+            // perftest counts no warm-up and knows no time: enough to be past TCP's slow start. Multiples of the lists.
+            (false, 0..=256) if self.kind == Kind::Verbs => 1_600_000,
+            (false, 257..=4096) if self.kind == Kind::Verbs => 200_000,
+            (false, 4097..=65_536) if self.kind == Kind::Verbs => 24_000,
+            (false, _) if self.kind == Kind::Verbs => 1600,
             (false, 0..=256) => 200_000,
             (false, 257..=4096) => 50_000,
             (false, 4097..=65_536) => 8000,
@@ -139,6 +155,9 @@ impl Peer {
                 let mut both = format!("-R -F -p {port} -s {size} -n {n}");
                 if !self.is_latency() {
                     both.push_str(&format!(" -t {}", depth(size)));
+                    if self.list > 1 {
+                        both.push_str(&format!(" -l {0} --cq-mod {0}", self.list));
+                    }
                 }
                 (words(both), words("127.0.0.1".into()))
             }

@@ -143,7 +143,7 @@ impl Plan {
             let single = format!("{w} --depth {d} --post single");
             self.own(b, "bw:write-single", size, &format!("{single} --crc off"));
             self.own(
-                b,
+                &["bandwidth", "verbs"],
                 "bw:write-single-crc",
                 size,
                 &format!("{single} --crc on"),
@@ -193,6 +193,13 @@ impl Plan {
             &format!("iwarp-bw --op read {s} --depth {d} --crc on"),
         );
         if size == 64 {
+            for (series, op) in [
+                ("bw:send-single-crc", "send"),
+                ("bw:read-single-crc", "read"),
+            ] {
+                let single = format!("iwarp-bw --op {op} {s} --depth {d} --post single --crc on");
+                self.own(&["verbs"], series, size, &single);
+            }
             let f = format!("iwarp-bw --op fetchadd --size 8 --ms {ms} --depth 64");
             self.own(o, "bw:fetchadd-crc", 8, &format!("{f} --crc on"));
         }
@@ -212,6 +219,10 @@ impl Plan {
         self.peer(v, "bw:ib-write", size, Peer::verbs("ib_write_bw"));
         self.peer(v, "bw:ib-send", size, Peer::verbs("ib_send_bw"));
         self.peer(v, "bw:ib-read", size, Peer::verbs("ib_read_bw"));
+        if size == 64 {
+            let lists = Peer::verbs("ib_write_bw").in_lists(64);
+            self.peer(v, "bw:ib-write-list", size, lists);
+        }
     }
 
     fn latency(&mut self, size: u64) {

@@ -261,8 +261,11 @@ pub(super) fn all() -> Vec<Target> {
         ("bw:ib-write", "bw:write-crc", 65_536),
         ("bw:ib-send", "bw:send-crc", 65_536),
         ("bw:ib-read", "bw:read-crc", 65_536),
-        ("bw:ib-write", "bw:write-crc", 64),
-        ("bw:ib-send", "bw:send-crc", 64),
+        // Posted alike: one by one, as perftest does unless told otherwise, and in lists.
+        ("bw:ib-write", "bw:write-single-crc", 64),
+        ("bw:ib-write-list", "bw:write-crc", 64),
+        ("bw:ib-send", "bw:send-single-crc", 64),
+        ("bw:ib-read", "bw:read-single-crc", 64),
     ] {
         let what = format!(
             "{} through the C ABI, {}: ÷ Rust API",

@@ -441,6 +441,11 @@ impl QueuePair {
         Ok(())
     }
 
+    /// Send work requests of which nothing has been put into a plan yet.
+    pub const fn sends_waiting(&self) -> u32 {
+        self.sq.len().saturating_sub(self.sq.started)
+    }
+
     /// Send work requests that have not completed.
     pub const fn sends_outstanding(&self) -> u32 {
         self.sq.len()

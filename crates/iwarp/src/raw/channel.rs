@@ -90,7 +90,9 @@ impl CompletionChannel {
         let left_to_us = waits.armed.swap(0, Ordering::Relaxed) > 0;
         if waits.busy.is_worth_it() {
             let found = busy_poll(waits.window.min(limit), || {
-                waits.each(|cq| cq.drive(true, false));
+                waits.each(|cq| {
+                    cq.drive(true, false);
+                });
                 !self.queue.is_empty()
             });
             if found {

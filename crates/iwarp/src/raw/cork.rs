@@ -38,6 +38,8 @@ pub(super) struct Cork {
 pub(super) enum Verdict {
     /// Send now.
     Send,
+    /// The same; then tell [`Cork::sent`], because the next post is measured against its end.
+    SendInBurst,
     /// Put off; the completion queue and the timer have to be told.
     PutOff,
     /// Put off together with earlier ones.
@@ -64,7 +66,8 @@ impl Cork {
         self.last_ns = now;
         self.bytes = self.bytes.saturating_add(bytes);
         if self.posts <= AT_ONCE || gap > BURST_GAP_NS || !room || self.bytes >= ENOUGH_BYTES {
-            return self.send();
+            self.send();
+            return Verdict::SendInBurst;
         }
         if std::mem::replace(&mut self.put_off, true) {
             Verdict::Join
@@ -98,7 +101,7 @@ mod tests {
         for poll in 1..5 {
             assert_eq!(cork.post(poll, 64, true), Verdict::Send);
         }
-        assert_eq!(cork.post(4, 64, true), Verdict::Send);
+        assert_eq!(cork.post(4, 64, true), Verdict::SendInBurst);
     }
 
     #[test]
@@ -112,11 +115,12 @@ mod tests {
         cork.posts += 1;
         assert_eq!(cork.judge(1100, 30_000, true), Verdict::PutOff);
         assert_eq!(cork.judge(1200, 30_000, true), Verdict::Join);
-        assert_eq!(cork.judge(1300, 30_000, true), Verdict::Send);
+        assert_eq!(cork.judge(1300, 30_000, true), Verdict::SendInBurst);
         assert!(!cork.put_off);
         assert_eq!(cork.judge(1400, 64, true), Verdict::PutOff);
-        assert_eq!(cork.judge(1400 + BURST_GAP_NS + 1, 64, true), Verdict::Send);
-        assert_eq!(cork.judge(9000, 64, false), Verdict::Send);
+        let late = 1400 + BURST_GAP_NS + 1;
+        assert_eq!(cork.judge(late, 64, true), Verdict::SendInBurst);
+        assert_eq!(cork.judge(9000, 64, false), Verdict::SendInBurst);
         cork.sent();
         let now = now_ns();
         assert_eq!(

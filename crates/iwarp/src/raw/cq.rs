@@ -20,7 +20,7 @@ use std::time::Duration;
 const POLL_DIRECTLY: usize = 4;
 /// Every so many empty polls, the progress thread is told that somebody drives. A clock reading costs a tenth of a poll.
 const NOTE_EVERY: u32 = 8;
-/// Every so many empty polls, everything else of the process is served, too.
+/// At least every so many empty polls, everything else of the process is served, too.
 const SERVE_ALL_EVERY: u32 = 64;
 /// Every so many turns of a busy-poll window another thread may have this processor: the peer may be waiting for it.
 const YIELD_EVERY: u32 = 4;
@@ -35,12 +35,17 @@ pub enum CqError {
 pub(crate) struct CqInner {
     ctx: Arc<ContextInner>,
     pub(super) ring: Mutex<Ring>,
+    /// The ring may hold something, or has overflowed. Cleared under the ring's lock only; a poll that sees it clear needs no lock.
+    ready: AtomicBool,
     channel: Option<CompletionChannel>,
     /// Queue pairs that report here; polling drives them.
     qps: RwLock<Vec<Weak<QpInner>>>,
     /// More than [`POLL_DIRECTLY`] of them. A hint.
     many: AtomicBool,
     empty_polls: AtomicU32,
+    /// The empty poll that serves everything else next, and how long after the one before. Hints: a lost update costs a look.
+    serve_all_at: AtomicU32,
+    serve_all_after: AtomicU32,
     /// For the program's own use.
     user: AtomicU64,
     timestamps: AtomicBool,
@@ -73,10 +78,13 @@ impl CompletionQueue {
         let inner = CqInner {
             ctx: Arc::clone(ctx),
             ring: Mutex::new(Ring::new(capacity)?),
+            ready: AtomicBool::new(false),
             channel: channel.cloned(),
             qps: RwLock::default(),
             many: AtomicBool::new(false),
             empty_polls: AtomicU32::new(0),
+            serve_all_at: AtomicU32::new(SERVE_ALL_EVERY),
+            serve_all_after: AtomicU32::new(SERVE_ALL_EVERY),
             user: AtomicU64::new(0),
             timestamps: AtomicBool::new(false),
             polls: AtomicU32::new(0),
@@ -103,17 +111,25 @@ impl CompletionQueue {
     /// [`CqError::Overflow`] once the completions from before the overflow are taken.
     #[inline]
     pub fn poll(&self, out: &mut [Cqe]) -> Result<usize, CqError> {
-        let n = self.take(out)?;
-        if n > 0 || out.is_empty() {
-            if self.inner.many.load(Ordering::Relaxed) {
-                // Or else the progress thread would find the next completions first, and this one would never drive.
-                Engine::note_poll_of_all();
+        if self.inner.ready.load(Ordering::Acquire) {
+            let n = self.take(out)?;
+            if n > 0 {
+                if self.inner.many.load(Ordering::Relaxed) {
+                    // Or else the progress thread would find the next completions first, and this one would never drive.
+                    Engine::note_poll_of_all();
+                }
+                return Ok(n);
             }
-            return Ok(n);
+        }
+        if out.is_empty() {
+            return Ok(0);
         }
         self.inner.note_poll();
         self.inner.progress();
-        self.take(out)
+        match self.inner.ready.load(Ordering::Acquire) {
+            true => self.take(out),
+            false => Ok(0),
+        }
     }
 
     /// Takes what is there already, and does nothing to make more: for callers that are about to wait.
@@ -127,7 +143,11 @@ impl CompletionQueue {
     #[inline]
     fn take(&self, out: &mut [Cqe]) -> Result<usize, CqError> {
         let mut ring = self.inner.ring.lock();
-        match ring.poll(out) {
+        let n = ring.poll(out);
+        if ring.is_empty() && !ring.overflowed() {
+            self.inner.ready.store(false, Ordering::Relaxed);
+        }
+        match n {
             0 if ring.overflowed() && !out.is_empty() => Err(CqError::Overflow),
             n => Ok(n),
         }
@@ -239,6 +259,8 @@ impl CompletionQueue {
             }
             self.inner.has_wakers.store(true, Ordering::Release);
         }
+        // The next poll takes the ring's lock: without it, it could miss a completion whose thread misses the waker.
+        self.inner.ready.store(true, Ordering::Release);
         self.inner.hand_over();
     }
 
@@ -290,6 +312,7 @@ impl CqInner {
         if self.timestamps.load(Ordering::Relaxed) {
             cqe.timestamp_ns = now_ns();
         }
+        self.ready.store(true, Ordering::Release);
         match ring.push(cqe) {
             Pushed::Quiet => {}
             Pushed::Notify => {
@@ -408,11 +431,29 @@ impl CqInner {
         if driving && polls.is_multiple_of(NOTE_EVERY) {
             Engine::note_empty_poll();
         }
-        self.drive(driving, polls % SERVE_ALL_EVERY == SERVE_ALL_EVERY - 1);
+        let serve_all =
+            polls.wrapping_sub(self.serve_all_at.load(Ordering::Relaxed)) < u32::MAX / 2;
+        let served = self.drive(driving, serve_all);
+        if serve_all {
+            self.note_served(polls, served);
+        }
+    }
+
+    /// Where there was something for others there will be more: then the next look comes at once. A program that polls one queue
+    /// while its peer writes to memory behind another is the target of most of the traffic.
+    fn note_served(&self, polls: u32, served: bool) {
+        let after = match served {
+            true => 1,
+            false => (self.serve_all_after.load(Ordering::Relaxed) * 2).min(SERVE_ALL_EVERY),
+        };
+        self.serve_all_after.store(after, Ordering::Relaxed);
+        self.serve_all_at
+            .store(polls.wrapping_add(after), Ordering::Relaxed);
     }
 
     /// Moves what can be moved for the queue pairs that report here. `driving`: the caller will be back soon.
-    pub(super) fn drive(&self, driving: bool, mut serve_all: bool) {
+    /// True if it was asked to serve everything, and something was ready.
+    pub(super) fn drive(&self, driving: bool, mut serve_all: bool) -> bool {
         let mut few: [Option<Arc<QpInner>>; POLL_DIRECTLY] = Default::default();
         {
             let qps = self.qps.read();
@@ -431,9 +472,7 @@ impl CqInner {
             // Writes, too, if anything waits to be written.
             qp.drive_rx();
         }
-        if serve_all && let Ok(engine) = Engine::current() {
-            engine.poll_once();
-        }
+        serve_all && Engine::current().is_ok_and(|engine| engine.poll_once())
     }
 
     /// The caller is going to wait: the progress thread takes over.

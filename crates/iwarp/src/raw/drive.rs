@@ -14,7 +14,7 @@ use crate::crc::crc32c_append;
 use crate::sys::clock::now_ns;
 use crate::sys::raw_slice::RawSlice;
 use iwarp_rnic::memory::MemoryTable;
-use iwarp_rnic::qp::{Env, RxBuffer, RxInterest, RxStatus, State, TxFill};
+use iwarp_rnic::qp::{Env, RxBuffer, RxInterest, RxPlan, RxStatus, State, TxFill};
 use parking_lot::MutexGuard;
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -261,7 +261,18 @@ pub(super) fn rx(qp: &Arc<QpInner>) {
                     held(qp, &mut g);
                 }
             }
-            Err(e) if e.kind() == ErrorKind::WouldBlock => {}
+            Err(e) if e.kind() == ErrorKind::WouldBlock => {
+                if left == RX_BUDGET {
+                    // Nothing has changed, and nobody is owed anything.
+                    put_back(&mut g, plan, buffer);
+                    let wants_tx = g.machine.wants_tx();
+                    drop(g);
+                    if wants_tx {
+                        qp.drive_tx();
+                    }
+                    return;
+                }
+            }
             Err(error) => {
                 tracing::debug!(qp = qp.num, %error, "receive failed");
                 let complete = link.stream.unacknowledged_bytes().is_ok_and(|n| n == 0);
@@ -277,12 +288,7 @@ pub(super) fn rx(qp: &Arc<QpInner>) {
                 }
             }
         }
-        pool::give_rx_plan(plan);
-        if buffer.is_empty() {
-            pool::give_rx(buffer);
-        } else {
-            g.partial = Some(buffer);
-        }
+        put_back(&mut g, plan, buffer);
         let held_but_posted = g.machine.rx_interest() == RxInterest::Held;
         if !more && !held_but_posted {
             break;
@@ -294,6 +300,17 @@ pub(super) fn rx(qp: &Arc<QpInner>) {
     after.run(qp);
     if wants_tx {
         qp.drive_tx();
+    }
+}
+
+/// A part of an FPDU stays with the queue pair.
+#[inline]
+fn put_back(g: &mut Guarded, plan: RxPlan, buffer: Box<RxBuffer>) {
+    pool::give_rx_plan(plan);
+    if buffer.is_empty() {
+        pool::give_rx(buffer);
+    } else {
+        g.partial = Some(buffer);
     }
 }
 

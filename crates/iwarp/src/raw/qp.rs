@@ -451,6 +451,9 @@ impl QpInner {
         match verdict {
             Verdict::Send => {
                 self.drive_tx();
+            }
+            Verdict::SendInBurst => {
+                self.drive_tx();
                 self.state.lock().cork.sent();
             }
             Verdict::PutOff => self.put_off(),
@@ -479,10 +482,15 @@ impl QpInner {
             if let Err(e) = g.machine.post_send(wr, &mut host) {
                 return (Err((i, e)), g.cork.send());
             }
-            // Framing included, in round numbers.
-            bytes += wr.sges.iter().map(|s| u64::from(s.len)).sum::<u64>() + 24;
+            // Framing included, in round numbers. Reads and atomics only ask.
+            bytes += if wr.op.has_response() {
+                64
+            } else {
+                wr.sges.iter().map(|s| u64::from(s.len)).sum::<u64>() + 24
+            };
         }
-        let room = g.machine.sends_outstanding() < g.machine.config().max_send_wr / 2;
+        // Reads that wait for their answers have gone out long ago.
+        let room = g.machine.sends_waiting() < g.machine.config().max_send_wr / 2;
         // A program may look at one of its queues only.
         let polls = self
             .send_cq

@@ -579,3 +579,27 @@ fn a_list_of_requests_is_checked_as_a_whole() {
     // Nothing was posted by looking.
     assert_eq!(rig.qp.sends_outstanding(), 1);
 }
+
+#[test]
+fn requests_that_were_sent_wait_no_more_but_are_outstanding() {
+    let mut rig = Rig::new();
+    let mr = rig.mr(64, Access::LOCAL_WRITE);
+    let read = SendOp::Read {
+        remote_addr: 0,
+        rkey: 7,
+    };
+    // One more than the ORD.
+    for wr_id in 0..u64::from(STREAM.ord) + 1 {
+        rig.post(wr_id, read, &[mr.part(0, 8)]);
+    }
+    let all = u32::from(STREAM.ord) + 1;
+    assert_eq!(
+        (rig.qp.sends_waiting(), rig.qp.sends_outstanding()),
+        (all, all)
+    );
+    let _ = rig.octets_out();
+    assert_eq!(
+        (rig.qp.sends_waiting(), rig.qp.sends_outstanding()),
+        (1, all)
+    );
+}
