@@ -9,10 +9,12 @@ use common::{Scratch, noise, serve, str, succeed};
 use iwarp::cm::{ConnectionParameters, Connector, Listener};
 use iwarp::{
     Access, Bind, CompletionQueue, Config, Context, Cqe, Device, MemoryRegion, ProtectionDomain,
-    RecvWr, RemoteMemory, SendOp, SendWr, WcStatus, WindowType,
+    ReceiverNotReady, RecvWr, RemoteMemory, SendOp, SendWr, WcStatus, WindowType,
 };
+use iwarp_proto::crc32c;
 use std::fs;
-use std::net::SocketAddr;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::time::Duration;
 
@@ -247,5 +249,231 @@ fn every_opcode_in_every_kind_of_stream() {
                 assert!(opcodes.iter().copied().eq(0..=11), "{opcodes:?}");
             }
         }
+    }
+}
+
+/// What a client does wrong.
+struct Offence {
+    name: &'static str,
+    /// What the server's memory is open for.
+    access: Access,
+    /// The length of the server's receive, if it posts one.
+    receive: Option<usize>,
+    /// Does it, with the server's memory.
+    commit: fn(&iwarp::raw::QueuePair, &MemoryRegion, RemoteMemory),
+    /// Layer, type and code of the Terminate that answers it.
+    answer: [u8; 3],
+}
+
+const OFFENCES: &[Offence] = &[
+    Offence {
+        name: "Write with a wrong key",
+        access: Access::REMOTE_WRITE,
+        receive: None,
+        commit: |qp, memory, to| write(qp, memory, to.addr, to.rkey ^ 1),
+        answer: [1, 1, 0],
+    },
+    Offence {
+        name: "Write beyond the end",
+        access: Access::REMOTE_WRITE,
+        receive: None,
+        commit: |qp, memory, to| write(qp, memory, to.addr + 1, to.rkey),
+        answer: [1, 1, 1],
+    },
+    Offence {
+        name: "Write without permission",
+        access: Access::REMOTE_READ,
+        receive: None,
+        commit: |qp, memory, to| write(qp, memory, to.addr, to.rkey),
+        answer: [0, 1, 2],
+    },
+    Offence {
+        name: "Read with a wrong key",
+        access: Access::REMOTE_READ,
+        receive: None,
+        commit: |qp, memory, to| read(qp, memory, to.addr, to.rkey ^ 1),
+        answer: [0, 1, 0],
+    },
+    Offence {
+        name: "Read beyond the end",
+        access: Access::REMOTE_READ,
+        receive: None,
+        commit: |qp, memory, to| read(qp, memory, to.addr + 1, to.rkey),
+        answer: [0, 1, 1],
+    },
+    Offence {
+        name: "Read without permission",
+        access: Access::REMOTE_WRITE,
+        receive: None,
+        commit: |qp, memory, to| read(qp, memory, to.addr, to.rkey),
+        answer: [0, 1, 2],
+    },
+    Offence {
+        name: "Send without a receive",
+        access: Access::REMOTE_WRITE,
+        receive: None,
+        commit: |qp, memory, _| send(qp, memory),
+        answer: [1, 2, 2],
+    },
+    Offence {
+        name: "Send that is too long",
+        access: Access::REMOTE_WRITE,
+        receive: Some(FEW - 1),
+        commit: |qp, memory, _| send(qp, memory),
+        answer: [1, 2, 5],
+    },
+];
+
+/// Octets of the server's memory and of each message.
+const FEW: usize = 64;
+
+fn post(qp: &iwarp::raw::QueuePair, wr: SendWr<'_>) {
+    qp.post_send(&[wr.signaled()]).unwrap();
+}
+
+fn write(qp: &iwarp::raw::QueuePair, memory: &MemoryRegion, addr: u64, rkey: u32) {
+    post(qp, SendWr::write(0, addr, rkey, &[memory.sge(..).unwrap()]));
+}
+
+fn read(qp: &iwarp::raw::QueuePair, memory: &MemoryRegion, addr: u64, rkey: u32) {
+    post(qp, SendWr::read(0, addr, rkey, &[memory.sge(..).unwrap()]));
+}
+
+fn send(qp: &iwarp::raw::QueuePair, memory: &MemoryRegion) {
+    post(qp, SendWr::send(0, &[memory.sge(..).unwrap()]));
+}
+
+/// A context whose connections are recorded.
+fn recorded(file: &Path) -> Context {
+    let mut config = Config::default();
+    config.capture = Some(file.to_path_buf());
+    config.receiver_not_ready = ReceiverNotReady::Terminate;
+    let device = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
+    Context::open(&device, config).unwrap()
+}
+
+/// Layer, type and code of the Terminate messages that tshark sees. `None` if there is no tshark.
+fn terminates(file: &Path) -> Option<Vec<[u8; 3]>> {
+    let words = ["-Y", "iwarp_rdma.terminate", "-T", "fields"];
+    let fields = [
+        "term_layer",
+        "term_etype_rdma",
+        "term_etype_ddp",
+        "term_etype_llp",
+        "term_errcode_rdma",
+        "term_errcode_ddp_tagged",
+        "term_errcode_ddp_untagged",
+        "term_errcode_llp",
+    ]
+    .map(|field| ["-e".to_owned(), format!("iwarp_rdma.{field}")])
+    .concat();
+    let mut args = words.to_vec();
+    args.extend(fields.iter().map(String::as_str));
+    let text = capture::tshark(file, &args)?;
+    let numbers = |line: &str| -> Vec<u8> {
+        let cells = line.split('\t').filter(|cell| !cell.is_empty());
+        cells
+            .map(|cell| u8::from_str_radix(cell.trim_start_matches("0x"), 16).expect(cell))
+            .collect()
+    };
+    Some(
+        text.lines()
+            .map(|line| {
+                numbers(line)
+                    .try_into()
+                    .expect("a layer, a type and a code")
+            })
+            .collect(),
+    )
+}
+
+#[test]
+fn every_terminate_means_to_wireshark_what_it_means_to_us() {
+    let t = Scratch::new();
+    let file = t.path("run.pcapng");
+    let ctx = recorded(&file);
+    for offence in OFFENCES {
+        let listener = Listener::bind(&ctx, SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        let address = listener.local_addr();
+        let server = std::thread::spawn({
+            let ctx = ctx.clone();
+            move || {
+                let pd = ProtectionDomain::new(&ctx);
+                let cq = ctx.create_cq(8, None).unwrap();
+                let memory = pd
+                    .allocate(FEW, offence.access | Access::LOCAL_WRITE)
+                    .unwrap();
+                let request = listener.accept(WAIT).unwrap();
+                let qp = pd.queue_pair().build(&cq, &cq).unwrap();
+                if let Some(len) = offence.receive {
+                    let sges = &[memory.sge(..len).unwrap()];
+                    qp.post_recv(&[RecvWr { wr_id: 0, sges }]).unwrap();
+                }
+                let parameters = ConnectionParameters {
+                    private_data: memory.remote().to_bytes().to_vec(),
+                    ..ConnectionParameters::default()
+                };
+                let connection = request.accept(qp, &parameters).unwrap();
+                let _ = connection.wait_disconnected(WAIT);
+                connection.counters().terminates_sent
+            }
+        });
+        let pd = ProtectionDomain::new(&ctx);
+        let cq = ctx.create_cq(8, None).unwrap();
+        let qp = pd.queue_pair().build(&cq, &cq).unwrap();
+        let connection = Connector::new(&ctx).connect(address, qp).unwrap();
+        let remote = RemoteMemory::from_bytes(connection.private_data()).unwrap();
+        let local = pd.allocate(FEW, Access::LOCAL_WRITE).unwrap();
+        (offence.commit)(&connection, &local, remote);
+        let _ = connection.wait_disconnected(WAIT);
+        drop(connection);
+        assert_eq!(server.join().unwrap(), 1, "{}", offence.name);
+    }
+    ctx.flush_capture().unwrap();
+    let Some(seen) = terminates(&file) else {
+        return;
+    };
+    assert!(seen.into_iter().eq(OFFENCES.iter().map(|o| o.answer)));
+    let text = capture::tshark(&file, &["-V", "-Y", "iwarp_mpa.fpdu"]).expect("ran before");
+    // The message of the set-up, the offence and its answer.
+    assert_eq!(text.matches("(Good CRC32)").count(), 3 * OFFENCES.len());
+    assert!(!text.contains("Malformed") && !text.contains("Bad CRC32"));
+}
+
+/// The layer below, too: a peer by hand whose FPDU has a wrong CRC.
+#[test]
+fn a_terminate_of_mpa_is_decoded() {
+    let t = Scratch::new();
+    let file = t.path("run.pcapng");
+    let ctx = recorded(&file);
+    let listener = Listener::bind(&ctx, SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+    let mut peer = TcpStream::connect(listener.local_addr()).unwrap();
+    peer.set_read_timeout(WAIT).unwrap();
+    // Revision 1 with CRCs and without private data.
+    peer.write_all(b"MPA ID Req Frame\x40\x01\0\0").unwrap();
+    let pd = ProtectionDomain::new(&ctx);
+    let cq = ctx.create_cq(8, None).unwrap();
+    let qp = pd.queue_pair().build(&cq, &cq).unwrap();
+    let request = listener.accept(WAIT).unwrap();
+    let connection = request
+        .accept(qp, &ConnectionParameters::default())
+        .unwrap();
+    let mut reply = [0; 20];
+    peer.read_exact(&mut reply).unwrap();
+    // A zero-length Write for STag 1, and another with octets that are not its CRC.
+    let header = [0, 14, 0xc1, 0x40, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0];
+    let crc = crc32c::append(0, &header).to_le_bytes();
+    for crc in [crc, crc.map(|octet| !octet)] {
+        peer.write_all(&[header.as_slice(), &crc].concat()).unwrap();
+    }
+    let mut rest = Vec::new();
+    peer.read_to_end(&mut rest).unwrap();
+    drop(peer);
+    let _ = connection.wait_disconnected(WAIT);
+    assert_eq!(connection.counters().crc_errors, 1);
+    drop(connection);
+    ctx.flush_capture().unwrap();
+    if let Some(seen) = terminates(&file) {
+        assert_eq!(seen, [[2, 0, 2]]);
     }
 }
