@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 
 use super::guest::Net;
 use super::lab::Lab;
-use super::{operations, programs};
+use super::{iser, operations, programs};
 
 /// Our part in setting up the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,6 +96,7 @@ pub(super) fn all() -> Vec<Case> {
     }
     cases.extend(programs::cases());
     cases.extend(operations::cases());
+    cases.extend(iser::cases());
     // Loading the driver anew takes a second, so that is done once for each kind of peer.
     let mut order: Vec<&str> = Vec::new();
     for case in &cases {

@@ -33,12 +33,20 @@ const TOOLS: &[(&str, &str)] = &[
     ("tshark", "tshark"),
     ("rping", "rdmacm-utils"),
     ("ib_write_bw", "perftest"),
+    ("tgtd", "tgt"),
+    ("iscsi-inq", "libiscsi-bin"),
+    ("qemu-img", "qemu-utils"),
+    ("debugfs", "e2fsprogs"),
 ];
-/// Headers for the guest's own program, and what the kernel's build tools load.
+/// Headers for the guest's own program, what the kernel's build tools load, and QEMU's iSER.
 const FILES: &[(&str, &str)] = &[
     ("/usr/include/rdma/rdma_cma.h", "librdmacm-dev"),
     ("/usr/include/infiniband/verbs.h", "libibverbs-dev"),
     ("/usr/lib/x86_64-linux-gnu/libelf.so.1", "libelf1"),
+    (
+        "/usr/lib/x86_64-linux-gnu/qemu/block-iscsi.so",
+        "qemu-block-extra",
+    ),
 ];
 
 /// Kernel modules of the guest; what they need comes along.
@@ -345,7 +353,9 @@ impl Stage<'_> {
     /// The first program, and what is written for the guest.
     fn guest_files(&mut self, source: &Path, cache: &Path) -> Result<()> {
         self.executable(&source.join("init"), "init")?;
-        self.executable(&source.join("siw-load"), "usr/bin/siw-load")?;
+        for script in ["siw-load", "iser-disk", "iser-target"] {
+            self.executable(&source.join(script), &format!("usr/bin/{script}"))?;
+        }
         for (program, flags) in [
             ("agent", &["-static"][..]),
             ("peer", &["-lrdmacm", "-libverbs"][..]),
@@ -380,6 +390,13 @@ impl Stage<'_> {
             queue.push_back(found);
         }
         queue.push_back(self.root.join("usr/bin/peer"));
+        for settings in ["etc/iscsi/iscsid.conf", "etc/mke2fs.conf"] {
+            self.copy(&self.programs.join(settings), settings)?;
+        }
+        std::fs::write(
+            self.root.join("etc/iscsi/initiatorname.iscsi"),
+            format!("InitiatorName={}\n", super::iser::GUEST_NAME),
+        )?;
         let provider = find(self.programs, |name| name.starts_with("libsiw-rdmav"))
             .context("rdma-core has no provider for siw")?;
         let name = provider

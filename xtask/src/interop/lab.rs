@@ -14,7 +14,7 @@ use super::host::{Host, Program};
 use super::image::sbin;
 
 /// How long a server may take until it listens.
-const LISTEN_LIMIT: Duration = Duration::from_secs(30);
+pub(super) const LISTEN_LIMIT: Duration = Duration::from_secs(30);
 
 /// What the cases work with.
 pub(super) struct Lab {
@@ -208,8 +208,31 @@ impl Lab {
         Program::start(&self.guest, case.net, &program, &args, &settings)
     }
 
+    /// Starts a program of this machine under `iwarp run`.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub(super) fn on_our_library(
+        &self,
+        case: &Case,
+        words: &[&str],
+        settings: &[(&str, &str)],
+    ) -> Result<Program> {
+        let program = sbin(words.first().context("no program")?);
+        let mut args = vec!["run".to_owned(), "--".to_owned()];
+        args.push(program.display().to_string());
+        args.extend(words[1..].iter().map(|word| (*word).to_owned()));
+        let mut settings = settings.to_vec();
+        let record;
+        if self.record && case.net == Net::User {
+            record = format!("{}-%p.pcapng", self.file(&case.title()).display());
+            settings.push(("IWARP_CAPTURE", &record));
+        }
+        Program::start(&self.guest, case.net, &self.host.iwarp, &args, &settings)
+    }
+
     /// Ports in turn, so that one case does not meet what another left behind.
-    fn next_port(&self) -> u16 {
+    pub(super) fn next_port(&self) -> u16 {
         let ports = super::guest::GUEST_PORTS;
         let turn = self.port.get();
         self.port.set((turn + 1) % (ports.end - ports.start));
@@ -260,7 +283,10 @@ fn fill(words: &str, address: impl ToString, port: u16) -> String {
 
 impl Program {
     /// Waits until the program listens on a port.
-    fn listens(&mut self, port: u16, limit: Duration) -> Result<()> {
+    ///
+    /// # Errors
+    /// When it does not, or has ended.
+    pub(super) fn listens(&mut self, port: u16, limit: Duration) -> Result<()> {
         let start = Instant::now();
         let wanted = format!(":{port:04X} ");
         while start.elapsed() < limit {

@@ -11,6 +11,7 @@ mod figures;
 mod guest;
 mod host;
 mod image;
+mod iser;
 mod lab;
 mod operations;
 mod programs;
