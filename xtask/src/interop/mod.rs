@@ -221,8 +221,16 @@ fn excuse(case: &Case, kernel: &str, error: &str) -> Option<&'static str> {
     if case.net == Net::User && kernel.contains("siw: crc error") {
         return Some("siw cannot read a CRC that is split over segments");
     }
-    // The server ends one listener before it has the next, and the emulated machine is slow.
-    if case.we == We::Connect && error.contains("Failed to resolve RDMA CM address") {
+    // The server ends one listener before it has the next, and the machine is slow, emulated or busy.
+    let refused = match case.we {
+        We::Connect => error.contains("Failed to resolve RDMA CM address"),
+        We::Serve => {
+            case.name.starts_with("ib_")
+                && error.contains("Failed to connect through RDMA CM")
+                && error.contains("Connection refused")
+        }
+    };
+    if refused {
         return Some("perftest's server did not listen yet for the second connection");
     }
     None
