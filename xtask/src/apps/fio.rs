@@ -1,5 +1,5 @@
 //! fio's rdma engine. The client chooses the verb; with `send` the server's job uses the fourth verb, `recv`, which a client
-//! cannot choose: fio then posts a request that it has not made, and crashes.
+//! cannot choose: fio then posts a request that it has not made, and crashes. It knows IPv4 only.
 
 use anyhow::{Result, bail};
 

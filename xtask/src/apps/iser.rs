@@ -27,7 +27,14 @@ const PERF: &str = "iqn.2024-01.example:perf";
 pub(super) fn cases() -> Vec<Case> {
     vec![
         Case::new("tgtd", "iSER; sessions are freed at their end", sessions).needs(TOOLS),
-        Case::new("iscsi-inq", "`iser://`", inquiry).needs(TOOLS),
+        Case::new("iscsi-inq", "`iser://`", |stage| {
+            inquiry(&Target::start(stage)?)
+        })
+        .needs(TOOLS),
+        Case::new("iscsi-inq", "IPv6", |stage| {
+            inquiry(&Target::start_at(stage, "[::1]")?)
+        })
+        .needs(TOOLS),
         Case::new("iscsi-readcapacity16", "`iser://`", capacity).needs(TOOLS),
         Case::new(
             "iscsi-perf",
@@ -54,19 +61,25 @@ pub(super) fn cases() -> Vec<Case> {
 struct Target<'a> {
     stage: &'a Stage,
     _daemon: Program,
+    address: &'static str,
     port: u16,
     disk: PathBuf,
 }
 
 impl<'a> Target<'a> {
     fn start(stage: &'a Stage) -> Result<Self> {
+        Self::start_at(stage, "127.0.0.1")
+    }
+
+    /// At an address as it is written in a URL.
+    fn start_at(stage: &'a Stage, address: &'static str) -> Result<Self> {
         let (port, other) = (stage.port()?, stage.port()?);
         let disk = stage.dir().join("disk.img");
         std::fs::write(&disk, noise(1, DISK))?;
         readable(&disk)?;
         // Two listeners on one TCP port are possible only where the kernel's RDMA has ports of its own.
         let iser = format!("port={port},pool_sz_mb=64");
-        let iscsi = format!("portal=127.0.0.1:{other}");
+        let iscsi = format!("portal={address}:{other}");
         let daemon = stage.start_with(
             &[],
             None,
@@ -76,6 +89,7 @@ impl<'a> Target<'a> {
         let target = Self {
             stage,
             _daemon: daemon,
+            address,
             port,
             disk,
         };
@@ -122,7 +136,7 @@ impl<'a> Target<'a> {
     }
 
     fn url(&self) -> String {
-        format!("iser://127.0.0.1:{}/{NAME}/1", self.port)
+        format!("iser://{}:{}/{NAME}/1", self.address, self.port)
     }
 
     /// One of libiscsi's programs on the disk, which has to succeed.
@@ -168,8 +182,8 @@ fn sessions(stage: &Stage) -> Result<Verdict> {
     Ok(Verdict::passed("5 sessions freed"))
 }
 
-fn inquiry(stage: &Stage) -> Result<Verdict> {
-    let said = Target::start(stage)?.tool(&["iscsi-inq"])?;
+fn inquiry(target: &Target<'_>) -> Result<Verdict> {
+    let said = target.tool(&["iscsi-inq"])?;
     expect(&said, "Peripheral Device Type:DIRECT_ACCESS")?;
     expect(&said, "Product:VIRTUAL-DISK")?;
     Ok(Verdict::passed(""))

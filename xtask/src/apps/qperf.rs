@@ -1,4 +1,4 @@
-//! qperf: all tests of reliable connections, by the connection manager.
+//! qperf: all tests of reliable connections, by the connection manager, which it asks for IPv4 only.
 
 use anyhow::{Context as _, Result, bail};
 

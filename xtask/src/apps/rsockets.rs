@@ -42,6 +42,13 @@ pub(super) fn cases() -> Vec<Case> {
             [&["-T", "v"], &short[..]].concat(),
             1,
         ),
+        (
+            "riostream",
+            "IPv6",
+            "::1",
+            [&["-T", "v"], &short[..]].concat(),
+            1,
+        ),
     ];
     let mut cases: Vec<Case> = streams
         .into_iter()
@@ -54,9 +61,13 @@ pub(super) fn cases() -> Vec<Case> {
         })
         .collect();
     cases.push(Case::new("rcopy", "a file of 64 MiB", rcopy).needs(rdmacm));
-    cases.push(
-        Case::new("iperf3", "over `librspreload.so`, both directions", iperf3).needs(&["iperf3"]),
-    );
+    for (what, address) in [
+        ("over `librspreload.so`, both directions", "127.0.0.1"),
+        ("IPv6", "::1"),
+    ] {
+        let case = Case::new("iperf3", what, move |stage| iperf3(stage, address));
+        cases.push(case.needs(&["iperf3"]));
+    }
     for (what, address) in [
         ("64 MiB over `librspreload.so`", "127.0.0.1"),
         ("64 MiB over `librspreload.so`, IPv6", "::1"),
@@ -132,6 +143,7 @@ fn compare(path: &Path, wanted: &[u8]) -> Result<()> {
     Ok(())
 }
 
+/// It takes a name or an IPv4 address, for it looks for the path behind the first colon.
 fn rcopy(stage: &Stage) -> Result<Verdict> {
     let (source, copy) = (stage.dir().join("source"), stage.dir().join("copy"));
     let bytes = make_file(&source)?;
@@ -153,7 +165,7 @@ fn rcopy(stage: &Stage) -> Result<Verdict> {
     Ok(Verdict::passed("equal"))
 }
 
-fn iperf3(stage: &Stage) -> Result<Verdict> {
+fn iperf3(stage: &Stage, address: &str) -> Result<Verdict> {
     for direction in [&["-t", "2"][..], &["-t", "2", "-R"]] {
         let port = stage.port()?;
         let number = port.to_string();
@@ -165,7 +177,7 @@ fn iperf3(stage: &Stage) -> Result<Verdict> {
             &[&["stdbuf", "-oL"], &server[..]].concat(),
         )?;
         server.wait_for("Server listening")?;
-        let mut client = vec!["iperf3", "-c", "127.0.0.1", "-p", &number];
+        let mut client = vec!["iperf3", "-c", address, "-p", &number];
         client.extend(direction);
         let said = stage
             .start_with(&["--rsockets"], None, &[], &client)?
