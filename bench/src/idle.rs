@@ -86,8 +86,8 @@ impl Base {
 
 /// What this process used while it slept.
 fn nothing(time: Duration) -> Value {
-    // What set-up left to be done is done by then: an initiator reminds a silent responder four times, the last time 4.25 s
-    // (by a coarse clock up to 5.5 s) after connecting, because siw may have overlooked its first message. After that nothing is left.
+    // What set-up left to be done is done by then: an initiator reminds a silent responder three times, the last time 4.25 s
+    // (by a coarse clock up to 5.3 s) after connecting, because siw may have overlooked its first message. After that nothing is left.
     std::thread::sleep(Duration::from_secs(6));
     let sleeps0 = cpu::sleeps();
     let cpu0 = cpu::process_us();
