@@ -33,6 +33,8 @@ const PARK_FIRST: Duration = Duration::from_millis(1);
 /// How long it leaves it alone when it has done so for a while. Bounds how late one-sided requests are served when an
 /// application stops polling.
 const PARK_MAX: Duration = Duration::from_millis(4);
+/// A thread that has polled within this time may be one that the scheduler has stopped.
+const PREEMPTED: Duration = Duration::from_millis(20);
 /// Events taken from the kernel at a time. What they bring is answered before the next are taken, and a socket is cheaper
 /// to write to while the processor's cache still knows it from reading: with 128, echoes took a tenth longer.
 const BATCH: usize = 32;
@@ -258,8 +260,19 @@ impl Engine {
 
     /// They drive everything.
     fn application_drives_all() -> bool {
-        let age = now_ns().wrapping_sub(LAST_POLL_OF_ALL.load(Ordering::Relaxed));
-        age < PARK_FIRST.as_nanos() as u64
+        let polled_within = |limit: Duration| {
+            let age = now_ns().wrapping_sub(LAST_POLL_OF_ALL.load(Ordering::Relaxed));
+            age < limit.as_nanos() as u64
+        };
+        if polled_within(PARK_FIRST) {
+            return true;
+        }
+        if !polled_within(PREEMPTED) {
+            return false;
+        }
+        // It may only wait for a processor, perhaps for this one.
+        std::thread::yield_now();
+        polled_within(PARK_FIRST)
     }
 
     /// Serves whatever is ready, without waiting: for application threads that poll many queue pairs. False if there was nothing
