@@ -16,6 +16,7 @@ use parking_lot::{Mutex, RwLock};
 use std::cell::Cell;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -69,14 +70,35 @@ pub(crate) trait Source: Send + Sync {
     fn timer(self: Arc<Self>, kind: u32);
 }
 
-/// Sources that rest, by token.
-type Resting = HashMap<u64, Arc<dyn Source>>;
+/// Sources by token.
+type Sources = HashMap<u64, Arc<dyn Source>, BuildHasherDefault<TokenHasher>>;
+
+/// Tokens are numbers that count up, given by nobody outside: one multiplication spreads them well enough.
+#[derive(Default)]
+struct TokenHasher(u64);
+
+impl Hasher for TokenHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, octets: &[u8]) {
+        for &octet in octets {
+            self.write_u64(u64::from(octet));
+        }
+    }
+
+    fn write_u64(&mut self, token: u64) {
+        // 2^64 divided by the golden ratio.
+        self.0 = (self.0 ^ token).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    }
+}
 
 pub(crate) struct Engine {
     generation: u32,
     poller: Poller,
     wake: EventFd,
-    sources: RwLock<HashMap<u64, Arc<dyn Source>>>,
+    sources: RwLock<Sources>,
     next_token: AtomicU64,
     timers: Mutex<BinaryHeap<Reverse<(u64, u64, u32)>>>,
     parker: Parker,
@@ -290,7 +312,7 @@ impl Engine {
 
     fn run(&self) {
         let mut events = Events::with_capacity(BATCH);
-        let mut resting = Resting::new();
+        let mut resting = Sources::default();
         let mut hand_overs = 0;
         let mut park = PARK_FIRST;
         loop {
@@ -325,7 +347,7 @@ impl Engine {
     }
 
     /// Sources that application threads drive no more are watched again.
-    fn look_after(resting: &mut Resting) {
+    fn look_after(resting: &mut Sources) {
         resting.retain(|_, source| {
             let stays = source.is_driven();
             if !stays {
@@ -336,7 +358,7 @@ impl Engine {
     }
 
     /// Leaves the set to the application threads for as long as they poll it. False if they do not.
-    fn leave_all(&self, resting: &mut Resting) -> bool {
+    fn leave_all(&self, resting: &mut Sources) -> bool {
         let mut left = false;
         let mut park = PARK_FIRST;
         loop {
@@ -386,7 +408,7 @@ impl Engine {
     /// Serves what is ready. False if there was nothing that other threads were not at already.
     ///
     /// The progress thread brings a list: what application threads drive is not served but put there to rest.
-    fn dispatch(&self, events: &Events, mut resting: Option<&mut Resting>) -> bool {
+    fn dispatch(&self, events: &Events, mut resting: Option<&mut Sources>) -> bool {
         let driving = resting.is_some() && Self::application_drives();
         let mut served = false;
         for event in events.iter() {
