@@ -157,7 +157,7 @@ impl SendOp {
 /// Parameters of a window bind, as in `ibv_bind_mw(3)` and `IBV_WR_BIND_MW`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bind {
-    /// The window's STag now.
+    /// The window, by an STag that it has or had: only the index counts.
     pub mw_stag: u32,
     /// Its STag afterwards: the same index, the consumer's key.
     pub new_stag: u32,

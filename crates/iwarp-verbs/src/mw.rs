@@ -8,12 +8,11 @@ use crate::{mr, pd, post};
 use iwarp_rnic::memory::WindowType;
 use iwarp_rnic::{Bind, SendFlags, SendOp, SendWr};
 use std::ffi::{c_int, c_uint};
-use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The STag after the last bind that was posted: binds are carried out in the order of posting.
+/// The STag with which it was allocated. Binds change the key only.
 #[derive(Debug)]
 pub(crate) struct Mw {
-    posted: AtomicU32,
+    stag: u32,
 }
 
 unsafe fn find<'a>(mw: *mut ibv_mw) -> Res<&'a Object<ibv_mw, Mw>> {
@@ -40,18 +39,14 @@ pub(crate) unsafe extern "C" fn alloc_mw(p: *mut ibv_pd, ty: c_uint) -> *mut ibv
             handle: stag >> 8,
             r#type: ty,
         };
-        let own = Mw {
-            posted: AtomicU32::new(stag),
-        };
-        Ok(object::create(Kind::Mw, mw, own))
+        Ok(object::create(Kind::Mw, mw, Mw { stag }))
     })
 }
 
 pub(crate) unsafe extern "C" fn dealloc_mw(m: *mut ibv_mw) -> c_int {
     code(|| {
         let mw = find(m)?;
-        let stag = mw.posted.load(Ordering::Acquire);
-        context((*m).context).raw.deallocate_window(stag)?;
+        context((*m).context).raw.deallocate_window(mw.stag)?;
         object::retire(Kind::Mw, m)?;
         if let Ok(pd) = pd::find((*m).pd) {
             pd.users.remove();
@@ -73,9 +68,8 @@ pub(crate) unsafe fn bind_op(
     if m.is_null() || (info.mr.is_null() && info.length != 0) {
         return Err(EINVAL);
     }
-    let mw = find(m)?;
     Ok(SendOp::Bind(Bind {
-        mw_stag: mw.posted.load(Ordering::Acquire),
+        mw_stag: find(m)?.stag,
         new_stag,
         mr_stag: if info.mr.is_null() {
             0
@@ -86,16 +80,6 @@ pub(crate) unsafe fn bind_op(
         len: info.length,
         access: mr::rights(info.mw_access_flags)?,
     }))
-}
-
-/// A bind was posted: the window's next bind starts from this STag.
-///
-/// # Safety
-/// As [`bind_op`], which has succeeded.
-pub(crate) unsafe fn bound(m: *mut ibv_mw, new_stag: u32) {
-    if let Ok(mw) = find(m) {
-        mw.posted.store(new_stag, Ordering::Release);
-    }
 }
 
 /// `ibv_bind_mw(3)`, for windows of type 1. The new key is the old one plus one.
@@ -109,7 +93,7 @@ pub(crate) unsafe extern "C" fn bind_mw(
         if (*m).r#type != TYPE_1 {
             return Err(EINVAL);
         }
-        let old = find(m)?.posted.load(Ordering::Acquire);
+        let old = (*m).rkey;
         let new_stag = old & !0xff | old.wrapping_add(1) & 0xff;
         let op = bind_op(m, new_stag, &bind.bind_info)?;
         let wr = SendWr {
@@ -120,7 +104,6 @@ pub(crate) unsafe extern "C" fn bind_mw(
             inline: &[],
         };
         post::qp(q).raw.post_send(&[wr]).map_err(|(_, e)| e)?;
-        bound(m, new_stag);
         (*m).rkey = new_stag;
         Ok(())
     })

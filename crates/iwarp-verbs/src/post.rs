@@ -162,10 +162,6 @@ unsafe fn send_some<const W: usize, const S: usize>(
         }
         n += 1;
         at = wr.next;
-        // The next bind of the same window needs to know that this one was posted.
-        if matches!(op, SendOp::Bind(_)) {
-            break;
-        }
     }
     let posted = qp.raw.post_send(&wrs[..n]);
     if let Err((i, e)) = posted {
@@ -174,15 +170,6 @@ unsafe fn send_some<const W: usize, const S: usize>(
             bad = (*bad).next;
         }
         return Err((bad, e.into()));
-    }
-    if n > 0
-        && let SendOp::Bind(bind) = wrs[n - 1].op
-    {
-        let mut last = first;
-        for _ in 1..n {
-            last = (*last).next;
-        }
-        mw::bound((*last).bind_mw.mw, bind.new_stag);
     }
     match stop {
         Some(e) => Err((at, e)),

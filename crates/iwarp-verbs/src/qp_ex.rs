@@ -20,7 +20,6 @@ struct Built {
     sges: Range<usize>,
     inline: Range<usize>,
     is_inline: bool,
-    window: *mut ibv_mw,
 }
 
 #[derive(Default)]
@@ -101,7 +100,6 @@ unsafe fn begin(q: *mut ibv_qp_ex, op: Res<SendOp>) {
             sges: 0..0,
             inline: 0..0,
             is_inline: false,
-            window: std::ptr::null_mut(),
         });
         Ok(())
     });
@@ -164,20 +162,6 @@ unsafe extern "C" fn wr_bind_mw(
     info: *const ibv_mw_bind_info,
 ) {
     begin(q, mw::bind_op(window, rkey, &*info));
-    with(q, |batch| {
-        let Some((last, before)) = batch.wrs.split_last_mut() else {
-            return Ok(());
-        };
-        last.window = window;
-        // What was posted knows nothing of an earlier bind in this batch.
-        let earlier = before.iter().rfind(|wr| wr.window == window);
-        if let (SendOp::Bind(bind), Some(SendOp::Bind(earlier))) =
-            (&mut last.op, earlier.map(|wr| wr.op))
-        {
-            bind.mw_stag = earlier.new_stag;
-        }
-        Ok(())
-    });
 }
 
 unsafe extern "C" fn wr_send_tso(q: *mut ibv_qp_ex, _: *mut c_void, _: u16, _: u16) {
@@ -297,11 +281,6 @@ unsafe fn submit(q: *mut ibv_qp_ex, batch: &Batch) -> Res<()> {
         .raw
         .post_send_all(list)
         .map_err(|(_, e)| e)?;
-    for wr in &batch.wrs {
-        if let SendOp::Bind(bind) = wr.op {
-            mw::bound(wr.window, bind.new_stag);
-        }
-    }
     Ok(())
 }
 

@@ -68,9 +68,8 @@ impl MemoryTable {
         if window.pd != who.pd {
             return Err(MemoryError::WrongProtectionDomain);
         }
-        if window.index != wr.new_stag >> 8
-            || window.key.load(Ordering::Relaxed) != wr.mw_stag as u8
-        {
+        // The key of `mw_stag` may be that of a bind that was flushed.
+        if window.index != wr.new_stag >> 8 {
             return Err(MemoryError::NoSuchStag);
         }
         if ty == WindowType::Type2 && window.valid.load(Ordering::Relaxed) {

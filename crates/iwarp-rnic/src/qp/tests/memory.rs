@@ -114,7 +114,7 @@ fn binds_that_are_refused() {
     let who = rig.qp.accessor();
     let cases: [(Bind, MemoryError); 7] = [
         (bind(mw, mw ^ 0x100, &good, 0, 8), MemoryError::NoSuchStag),
-        (bind(mw ^ 1, mw, &good, 0, 8), MemoryError::NoSuchStag),
+        (bind(mw ^ 0x100, mw, &good, 0, 8), MemoryError::NoSuchStag),
         (
             bind(good.stag, good.stag, &good, 0, 8),
             MemoryError::NoSuchStag,
@@ -131,6 +131,24 @@ fn binds_that_are_refused() {
         assert_eq!(rig.table.bind(&wr, who), Err(error));
     }
     assert!(!rig.table.info(mw).unwrap().valid);
+}
+
+/// The key that a program knows is that of the last bind it posted, whether or not that was carried out.
+#[test]
+fn a_bind_that_was_flushed_leaves_the_window_usable() {
+    let mut rig = Rig::new();
+    let good = rig.mr(64, ALL);
+    let unbindable = rig.mr(64, ALL.difference(Access::MW_BIND));
+    for ty in [WindowType::Type1, WindowType::Type2] {
+        let mw = window(&mut rig, ty);
+        let who = rig.qp.accessor();
+        let refused = rig.table.bind(&bind(mw, mw ^ 1, &unbindable, 0, 8), who);
+        assert_eq!(refused, Err(MemoryError::NotBindable));
+        rig.table
+            .bind(&bind(mw ^ 1, mw ^ 2, &good, 0, 8), who)
+            .unwrap();
+        assert!(rig.table.info(mw ^ 2).unwrap().valid);
+    }
 }
 
 fn fast(rig: &mut Rig, len: u32) -> (u32, u64) {
