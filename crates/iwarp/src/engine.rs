@@ -34,8 +34,6 @@ const PARK_FIRST: Duration = Duration::from_millis(1);
 /// How long it leaves it alone when it has done so for a while. Bounds how late one-sided requests are served when an
 /// application stops polling.
 const PARK_MAX: Duration = Duration::from_millis(4);
-/// A thread that has polled within this time may be one that the scheduler has stopped.
-const PREEMPTED: Duration = Duration::from_millis(20);
 /// Events taken from the kernel at a time. What they bring is answered before the next are taken, and a socket is cheaper
 /// to write to while the processor's cache still knows it from reading: with 128, echoes took a tenth longer.
 const BATCH: usize = 32;
@@ -282,19 +280,8 @@ impl Engine {
 
     /// They drive everything.
     fn application_drives_all() -> bool {
-        let polled_within = |limit: Duration| {
-            let age = now_ns().wrapping_sub(LAST_POLL_OF_ALL.load(Ordering::Relaxed));
-            age < limit.as_nanos() as u64
-        };
-        if polled_within(PARK_FIRST) {
-            return true;
-        }
-        if !polled_within(PREEMPTED) {
-            return false;
-        }
-        // It may only wait for a processor, perhaps for this one.
-        std::thread::yield_now();
-        polled_within(PARK_FIRST)
+        let age = now_ns().wrapping_sub(LAST_POLL_OF_ALL.load(Ordering::Relaxed));
+        age < PARK_FIRST.as_nanos() as u64
     }
 
     /// Serves whatever is ready, without waiting: for application threads that poll many queue pairs. False if there was nothing
@@ -332,7 +319,7 @@ impl Engine {
             } else {
                 (park * 2).min(PARK_MAX)
             };
-            if !events.is_empty() && self.leave_all(&mut resting) {
+            if !events.is_empty() && self.leave_all(&mut events, &mut resting) {
                 continue;
             }
             let served = self.dispatch(&events, Some(&mut resting));
@@ -357,8 +344,24 @@ impl Engine {
         });
     }
 
+    /// Puts to rest what is ready and what application threads drive one by one.
+    fn rest_driven(&self, events: &Events, resting: &mut Sources) {
+        if !Self::application_drives() {
+            return;
+        }
+        for event in events.iter().filter(|event| event.token != WAKE_TOKEN) {
+            let source = self.sources.read().get(&event.token).cloned();
+            if let Some(source) = source
+                && source.is_driven()
+                && source.rest()
+            {
+                resting.insert(event.token, source);
+            }
+        }
+    }
+
     /// Leaves the set to the application threads for as long as they poll it. False if they do not.
-    fn leave_all(&self, resting: &mut Sources) -> bool {
+    fn leave_all(&self, events: &mut Events, resting: &mut Sources) -> bool {
         let mut left = false;
         let mut park = PARK_FIRST;
         loop {
@@ -368,6 +371,7 @@ impl Engine {
                 break;
             }
             left = true;
+            self.rest_driven(events, resting);
             let time = self.next_timeout().map_or(park, |timer| timer.min(park));
             self.parker.park_timeout(time, || {
                 self.hand_overs.load(Ordering::Relaxed) == hand_overs
@@ -375,6 +379,7 @@ impl Engine {
             park = (park * 2).min(PARK_MAX);
             Self::look_after(resting);
             self.fire_timers();
+            let _ = self.poller.wait_zero(events);
         }
         if left {
             // Timers were looked at, and application threads leave this one alone.
@@ -484,3 +489,7 @@ impl std::fmt::Debug for Engine {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+#[path = "engine_tests.rs"]
+mod tests;

@@ -18,7 +18,7 @@ use iwarp_proto::rdmap::terminate::Layout;
 use iwarp_proto::rdmap::{Opcode, ReadRequest, Terminate, TerminateCode};
 use std::net::TcpListener;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Octets of a connection in the order in which they were sent: true if by the initiator.
 type Recording = Vec<(bool, Vec<u8>)>;
@@ -145,6 +145,8 @@ struct Stage {
     memory: Mem,
     wire: Wire,
     posted: u64,
+    /// Payload that the other end has sent.
+    played: u64,
 }
 
 const MEMORY: usize = 1 << 17;
@@ -177,7 +179,20 @@ impl Stage {
             }
             (h, _) => h,
         };
+        if header.opcode() != Opcode::READ_REQUEST {
+            self.played += payload.len() as u64;
+        }
         self.wire.send(header, &payload);
+    }
+
+    /// Waits until what was played is in our memory, or was refused: a program looks at its completions before it uses memory again.
+    fn settle(&self) {
+        let begin = Instant::now();
+        while self.end.qp.counters().rx_payload < self.played
+            && begin.elapsed() < Duration::from_secs(1)
+        {
+            std::thread::yield_now();
+        }
     }
 
     /// The next segment from our side. On a slow machine there may be nudges between (`docs/interop.md`, lost wake-up).
@@ -277,6 +292,7 @@ fn perform(script: &Script, we: bool, stage: &mut Stage) -> Option<Terminate> {
             let (_, octets) = stage.wire.recv();
             return Some(Terminate::parse(&octets).unwrap().0);
         }
+        stage.settle();
         let parts = message(&script.segments, at);
         let mut left = parts.len();
         for (i, (other, h, _)) in script.segments.iter().enumerate().skip(at) {
@@ -367,6 +383,7 @@ fn as_responder(name: &str, receives_posted: u64) -> (Vec<u8>, Script, Option<Te
         memory,
         wire,
         posted: 0,
+        played: 0,
     };
     let terminate = perform(&script, false, &mut stage);
     stage.end.expect(CmEventKind::Established);
@@ -398,6 +415,7 @@ fn as_initiator(name: &str, receives_posted: u64) -> (Vec<u8>, Script, Option<Te
         memory,
         wire,
         posted: 0,
+        played: 0,
     };
     let terminate = perform(&script, true, &mut stage);
     finish(stage, terminate.is_some());
