@@ -84,6 +84,27 @@ fn a_close_while_a_send_is_held_is_noticed_soon() {
     });
 }
 
+/// fio posts receives one behind the peer, and sleeps.
+#[test]
+fn a_stream_that_was_held_is_read_on_without_a_poll() {
+    others_are_served(|| {
+        let server = Server::new(V4, &config());
+        let (mut wire, end) = initiator(&server, &Hello::enhanced(true, false));
+        let mem = end.mem(64);
+        for round in 1..=3 {
+            wire.untagged(Opcode::SEND, b"too early");
+            until("the Send is held", || {
+                end.qp.counters().receiver_not_ready >= round
+            });
+            // Takes what was held and finds nothing behind it.
+            end.post_recv(round, &[mem.sge(32)]);
+            wire.write_op(mem.stag, mem.addr() + 32, &round.to_ne_bytes());
+            until("the Write is placed", || mem.word(4) == round);
+            assert_eq!(end.expect_status(round, WcStatus::Success).byte_len, 9);
+        }
+    });
+}
+
 #[test]
 fn fpdus_in_single_octets() {
     others_are_served(|| {

@@ -187,6 +187,7 @@ pub(super) fn rx(qp: &Arc<QpInner>) {
         return;
     }
     let mut left = RX_BUDGET;
+    let mut resumed = false;
     loop {
         let Some(link) = g.link.clone() else { break };
         match g.machine.rx_interest() {
@@ -195,6 +196,8 @@ pub(super) fn rx(qp: &Arc<QpInner>) {
                 if !resume(qp, &mut g, &mut after) {
                     break;
                 }
+                // It has completed something, and the socket has to be watched again.
+                resumed = true;
                 continue;
             }
             RxInterest::Discard => {
@@ -262,7 +265,7 @@ pub(super) fn rx(qp: &Arc<QpInner>) {
                 }
             }
             Err(e) if e.kind() == ErrorKind::WouldBlock => {
-                if left == RX_BUDGET {
+                if left == RX_BUDGET && !resumed {
                     // Nothing has changed, and nobody is owed anything.
                     put_back(&mut g, plan, buffer);
                     let wants_tx = g.machine.wants_tx();
