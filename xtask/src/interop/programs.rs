@@ -97,7 +97,7 @@ pub(super) fn cases() -> Vec<Case> {
                 let sizes: &[u32] = if name.ends_with("_bw") {
                     &[2, 4096, 65536, 1 << 20]
                 } else {
-                    &[2, 64, 65536]
+                    &[2, 64, 65536, 1 << 20]
                 };
                 for &size in sizes {
                     cases.push(Case {
