@@ -1,9 +1,12 @@
 //! Open MPI over libfabric over verbs, with a program that checks what it computes (`interop/apps/exchange.c`).
+//!
+//! The way is `--mca mtl ofi`. The other one, `--mca btl ofi`, refuses libfabric's reliable datagrams over verbs by name, and there
+//! are no others without unreliable datagrams.
 
 use anyhow::{Context as _, Result, bail};
 
 use super::case::{Case, Verdict, expect};
-use super::stage::{Stage, WIRE_V4};
+use super::stage::{Stage, WIRE_V4, WIRE_V6};
 
 const NEEDS: &[&str] = &["openmpi-bin", "libopenmpi-dev"];
 const SOURCE: &str = include_str!("../../../interop/apps/exchange.c");
@@ -16,10 +19,13 @@ pub(super) fn cases() -> Vec<Case> {
         Case::new(
             "mpirun",
             "`--mca mtl ofi`, 4 ranks: ring, allreduce, alltoall, neighbours, windows",
-            |stage| exchange(stage, 4, 1 << 18),
+            |stage| exchange(stage, 4, 1 << 18, WIRE_V4),
         ),
+        Case::new("mpirun", "IPv6", |stage| {
+            exchange(stage, 4, 1 << 18, WIRE_V6)
+        }),
         Case::new("mpirun", "8 ranks, messages up to 8 MiB", |stage| {
-            exchange(stage, 8, 1 << 21)
+            exchange(stage, 8, 1 << 21, WIRE_V4)
         })
         .long(),
     ]
@@ -29,7 +35,7 @@ pub(super) fn cases() -> Vec<Case> {
 }
 
 /// `longest`: words of the longest message to a neighbour.
-fn exchange(stage: &Stage, ranks: usize, longest: usize) -> Result<Verdict> {
+fn exchange(stage: &Stage, ranks: usize, longest: usize, address: &str) -> Result<Verdict> {
     std::fs::write(stage.dir().join("exchange.c"), SOURCE)?;
     stage
         .start_plain(&["mpicc", "-O2", "-o", "exchange", "exchange.c"])?
@@ -37,7 +43,7 @@ fn exchange(stage: &Stage, ranks: usize, longest: usize) -> Result<Verdict> {
     let (count, longest) = (ranks.to_string(), longest.to_string());
     let dir = stage.dir().display().to_string();
     // One address, because Open MPI shares ranks out among devices, and those of different families do not meet.
-    let options = ["--bind", WIRE_V4, "--stats"];
+    let options = ["--bind", address, "--stats"];
     #[rustfmt::skip]
     let words = [
         "mpirun", "-np", &count, "--oversubscribe", "--mca", "plm", "isolated",
