@@ -240,7 +240,8 @@ impl Engine {
         let earlier = timers.peek().is_none_or(|Reverse((first, ..))| at < *first);
         timers.push(Reverse((at, token, kind)));
         drop(timers);
-        if earlier {
+        // It sleeps in `epoll_wait`, or is parked: then it has to look at the timers again, or put-off requests would be late.
+        if earlier && !self.parker.unpark() {
             self.wake.signal();
         }
     }
@@ -372,9 +373,10 @@ impl Engine {
             }
             left = true;
             self.rest_driven(events, resting);
+            let first = self.first_timer();
             let time = self.next_timeout().map_or(park, |timer| timer.min(park));
             self.parker.park_timeout(time, || {
-                self.hand_overs.load(Ordering::Relaxed) == hand_overs
+                self.hand_overs.load(Ordering::Relaxed) == hand_overs && self.first_timer() == first
             });
             park = (park * 2).min(PARK_MAX);
             Self::look_after(resting);
@@ -442,6 +444,11 @@ impl Engine {
             served |= source.ready(event.readable, event.writable, event.broken);
         }
         served
+    }
+
+    /// When the first timer runs out.
+    fn first_timer(&self) -> Option<u64> {
+        self.timers.lock().peek().map(|Reverse((at, ..))| *at)
     }
 
     /// How long until the first timer that somebody awaits. Those before it are forgotten.
