@@ -69,11 +69,11 @@ impl TcpStream {
             let sent = if let [one] = list {
                 // Cheaper for the kernel: there is no header and no list to copy in.
                 // SAFETY: the kernel only reads the range, which the caller allows.
-                unsafe { libc::send(fd, one.as_ptr(), one.len(), flags) }
+                unsafe { calls::send(fd, one.as_ptr(), one.len(), flags) }
             } else {
                 // SAFETY: `message` names a list that lives on and has the layout of `iovec`; the kernel only reads the
                 // ranges, which the caller allows.
-                unsafe { libc::sendmsg(fd, &raw const message, flags) }
+                unsafe { calls::sendmsg(fd, &raw const message, flags) }
             };
             if let Some(result) = outcome(sent) {
                 return result;
@@ -95,10 +95,10 @@ impl TcpStream {
         loop {
             let received = if let [one] = list {
                 // SAFETY: the kernel writes only inside the range, which the caller allows.
-                unsafe { libc::recv(fd, one.as_ptr(), one.len(), libc::MSG_DONTWAIT) }
+                unsafe { calls::recv(fd, one.as_ptr(), one.len(), libc::MSG_DONTWAIT) }
             } else {
                 // SAFETY: as above, and it writes into `message`.
-                unsafe { libc::recvmsg(fd, &raw mut message, libc::MSG_DONTWAIT) }
+                unsafe { calls::recvmsg(fd, &raw mut message, libc::MSG_DONTWAIT) }
             };
             if let Some(result) = outcome(received) {
                 return result;
@@ -213,6 +213,46 @@ impl TcpStream {
     }
 }
 
+/// The system calls that move data, without the C library's functions of the same names. Those are cancellation points: a program
+/// that cancels a thread inside `ibv_poll_cq` would leave our locks held for ever. A preloaded library may replace them, too.
+mod calls {
+    use libc::{c_int, c_long, c_void, msghdr, size_t};
+
+    /// # Safety
+    /// As `send(2)`.
+    #[inline]
+    pub(super) unsafe fn send(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> c_long {
+        let nowhere = std::ptr::null::<c_void>();
+        // SAFETY: the caller's contract; there is no address.
+        unsafe { libc::syscall(libc::SYS_sendto, fd, from, len, flags, nowhere, 0) }
+    }
+
+    /// # Safety
+    /// As `recv(2)`.
+    #[inline]
+    pub(super) unsafe fn recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> c_long {
+        let nowhere = std::ptr::null_mut::<c_void>();
+        // SAFETY: the caller's contract; nobody asks for the address.
+        unsafe { libc::syscall(libc::SYS_recvfrom, fd, to, len, flags, nowhere, nowhere) }
+    }
+
+    /// # Safety
+    /// As `sendmsg(2)`.
+    #[inline]
+    pub(super) unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> c_long {
+        // SAFETY: the caller's contract.
+        unsafe { libc::syscall(libc::SYS_sendmsg, fd, message, flags) }
+    }
+
+    /// # Safety
+    /// As `recvmsg(2)`.
+    #[inline]
+    pub(super) unsafe fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> c_long {
+        // SAFETY: the caller's contract.
+        unsafe { libc::syscall(libc::SYS_recvmsg, fd, message, flags) }
+    }
+}
+
 impl AsFd for TcpStream {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
@@ -245,7 +285,7 @@ fn header(list: &[RawSlice]) -> libc::msghdr {
 
 /// The result of a transfer call; `None` to try again after a signal.
 #[inline]
-fn outcome(returned: libc::ssize_t) -> Option<io::Result<usize>> {
+fn outcome(returned: libc::c_long) -> Option<io::Result<usize>> {
     if let Ok(count) = usize::try_from(returned) {
         return Some(Ok(count));
     }
