@@ -20,8 +20,9 @@ const MEMCHECK: [&str; 4] = [
     "--error-exitcode=99",
 ];
 const LEAKS: [&str; 2] = ["--leak-check=full", "--errors-for-leak-kinds=definite"];
-/// What is known of perftest, each with its reason.
-const SUPPRESSIONS: &str = include_str!("perftest.supp");
+/// What is known of perftest, and of what we are made of; each with its reason.
+const PERFTEST: &str = include_str!("perftest.supp");
+const RUSTIX: &str = include_str!("rustix.supp");
 /// C programs of crates/iwarp-verbs/tests/c.
 const OWN: [&str; 3] = ["exchange", "misuse", "misuse_cm"];
 
@@ -29,20 +30,17 @@ const OWN: [&str; 3] = ["exchange", "misuse", "misuse_cm"];
 pub(super) fn cases() -> Vec<Case> {
     vec![
         Case::new("valgrind", "`rping`, both ends", |stage| {
-            rping(stage, &[], &MEMCHECK)
+            rping(stage, &[], &words(&memcheck(stage, &[RUSTIX])?))
         })
         .needs(&["valgrind", "rdmacm-utils"]),
         Case::new("valgrind", "`ib_write_bw -R`, both ends", |stage| {
-            let file = stage.dir().join("perftest.supp");
-            std::fs::write(&file, SUPPRESSIONS)?;
-            let known = format!("--suppressions={}", file.display());
-            let mut checker = MEMCHECK.to_vec();
-            checker.push(&known);
-            write_bw(stage, &[], &checker, 200)
+            let checker = memcheck(stage, &[RUSTIX, PERFTEST])?;
+            write_bw(stage, &[], &words(&checker), 200)
         })
         .needs(&["valgrind", "perftest"]),
         Case::new("valgrind", "own programs, with leaks", |stage| {
-            let checker: Vec<&str> = MEMCHECK.into_iter().chain(LEAKS).collect();
+            let checker = memcheck(stage, &[RUSTIX])?;
+            let checker: Vec<&str> = words(&checker).into_iter().chain(LEAKS).collect();
             own(stage, &[], &checker)
         })
         .needs(&["valgrind", "libibverbs-dev", "librdmacm-dev"]),
@@ -62,6 +60,19 @@ pub(super) fn cases() -> Vec<Case> {
         .long()
         .limit(900),
     ]
+}
+
+/// memcheck that keeps silent about what is known.
+fn memcheck(stage: &Stage, known: &[&str]) -> Result<Vec<String>> {
+    let file = stage.dir().join("known.supp");
+    std::fs::write(&file, known.concat())?;
+    let mut words: Vec<String> = MEMCHECK.map(str::to_owned).to_vec();
+    words.push(format!("--suppressions={}", file.display()));
+    Ok(words)
+}
+
+fn words(owned: &[String]) -> Vec<&str> {
+    owned.iter().map(String::as_str).collect()
 }
 
 /// Variables and words in front of a program.
