@@ -13,6 +13,8 @@ use std::time::Duration;
 const AT_ONCE: u32 = 2;
 /// Posts further apart than this, from the end of one to the begin of the next, are no burst.
 const BURST_GAP_NS: u64 = 1_000;
+/// What a request may add to that: the clock is read when a list is posted, and each of it takes time to make and to post.
+const REQUEST_NS: u64 = 100;
 /// Enough for one system call.
 const ENOUGH_BYTES: u64 = 64 * 1024;
 /// How long a program may go without polling before its posts are sent anyway.
@@ -47,9 +49,9 @@ pub(super) enum Verdict {
 }
 
 impl Cork {
-    /// A post of `bytes` octets; `polls` counts those in vain of its completion queues, `room` whether the queue has room for much more.
+    /// A post of `requests` and `bytes` octets; `polls` counts those in vain of its completion queues, `room` whether the queue has room for much more.
     #[inline]
-    pub(super) fn post(&mut self, polls: u32, bytes: u64, room: bool) -> Verdict {
+    pub(super) fn post(&mut self, polls: u32, requests: usize, bytes: u64, room: bool) -> Verdict {
         if polls != self.polls {
             self.polls = polls;
             self.posts = 0;
@@ -58,14 +60,15 @@ impl Cork {
         if self.posts < AT_ONCE {
             return self.send();
         }
-        self.judge(now_ns(), bytes, room)
+        self.judge(now_ns(), requests, bytes, room)
     }
 
-    fn judge(&mut self, now: u64, bytes: u64, room: bool) -> Verdict {
+    fn judge(&mut self, now: u64, requests: usize, bytes: u64, room: bool) -> Verdict {
         let gap = now.wrapping_sub(self.last_ns);
+        let most = BURST_GAP_NS.saturating_add(REQUEST_NS.saturating_mul(requests as u64));
         self.last_ns = now;
         self.bytes = self.bytes.saturating_add(bytes);
-        if self.posts <= AT_ONCE || gap > BURST_GAP_NS || !room || self.bytes >= ENOUGH_BYTES {
+        if self.posts <= AT_ONCE || gap > most || !room || self.bytes >= ENOUGH_BYTES {
             self.send();
             return Verdict::SendInBurst;
         }
@@ -99,9 +102,9 @@ mod tests {
     fn the_first_posts_after_a_poll_go_at_once() {
         let mut cork = Cork::default();
         for poll in 1..5 {
-            assert_eq!(cork.post(poll, 64, true), Verdict::Send);
+            assert_eq!(cork.post(poll, 1, 64, true), Verdict::Send);
         }
-        assert_eq!(cork.post(4, 64, true), Verdict::SendInBurst);
+        assert_eq!(cork.post(4, 1, 64, true), Verdict::SendInBurst);
     }
 
     #[test]
@@ -113,18 +116,25 @@ mod tests {
             ..Cork::default()
         };
         cork.posts += 1;
-        assert_eq!(cork.judge(1100, 30_000, true), Verdict::PutOff);
-        assert_eq!(cork.judge(1200, 30_000, true), Verdict::Join);
-        assert_eq!(cork.judge(1300, 30_000, true), Verdict::SendInBurst);
+        assert_eq!(cork.judge(1100, 1, 30_000, true), Verdict::PutOff);
+        assert_eq!(cork.judge(1200, 1, 30_000, true), Verdict::Join);
+        assert_eq!(cork.judge(1300, 1, 30_000, true), Verdict::SendInBurst);
         assert!(!cork.put_off);
-        assert_eq!(cork.judge(1400, 64, true), Verdict::PutOff);
-        let late = 1400 + BURST_GAP_NS + 1;
-        assert_eq!(cork.judge(late, 64, true), Verdict::SendInBurst);
-        assert_eq!(cork.judge(9000, 64, false), Verdict::SendInBurst);
+        assert_eq!(cork.judge(1400, 1, 64, true), Verdict::PutOff);
+        let late = 1400 + BURST_GAP_NS + REQUEST_NS + 1;
+        assert_eq!(cork.judge(late, 1, 64, true), Verdict::SendInBurst);
+        assert_eq!(cork.judge(9000, 1, 64, false), Verdict::SendInBurst);
+        let list = 9000 + BURST_GAP_NS + 64 * REQUEST_NS;
+        assert_eq!(
+            cork.judge(list, 64, 64, true),
+            Verdict::PutOff,
+            "lists take their time"
+        );
+        assert_eq!(cork.send(), Verdict::Send);
         cork.sent();
         let now = now_ns();
         assert_eq!(
-            cork.judge(now, 64, true),
+            cork.judge(now, 1, 64, true),
             Verdict::PutOff,
             "the time it took to send is no gap"
         );

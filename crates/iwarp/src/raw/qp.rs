@@ -497,7 +497,7 @@ impl QpInner {
             .inner
             .polls()
             .wrapping_add(self.recv_cq.inner.polls());
-        let verdict = g.cork.post(polls, bytes, room);
+        let verdict = g.cork.post(polls, wrs.len(), bytes, room);
         (Ok(()), verdict)
     }
 
