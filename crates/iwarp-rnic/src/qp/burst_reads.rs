@@ -70,15 +70,8 @@ impl QueuePair {
                 request.emit(out);
             });
             // There is room: it was compared with the ORD.
-            let _ = self.sq.awaited.push(Awaited {
-                seq,
-                sink_stag,
-                len,
-                received: 0,
-                msn,
-                atomic: false,
-                probe: false,
-            });
+            let awaited = Awaited::read(seq, sink_stag, len, msn);
+            let _ = self.sq.awaited.push(awaited);
             self.sq.advance();
             frames += 1;
         }
@@ -171,15 +164,8 @@ impl QueuePair {
             .memory
             .check(r.source_stag.0, r.source_to, r.size, access, who);
         source.ok()?;
-        let response = Response::Read {
-            sink_stag: r.sink_stag.0,
-            sink_to: r.sink_to,
-            source_stag: r.source_stag.0,
-            source_to: r.source_to,
-            len: r.size,
-        };
         // False beyond the IRD, which is for the general path to punish.
-        self.responses.push(response).then_some(())?;
+        self.responses.push(Response::to(&r)).then_some(())?;
         self.counters.rx_requests = self.counters.rx_requests.wrapping_add(1);
         self.advance_msn(1);
         Some(())

@@ -168,14 +168,7 @@ impl QueuePair {
                 self.accessor(),
             )
             .map_err(refused)?;
-        let response = Response::Read {
-            sink_stag: r.sink_stag.0,
-            sink_to: r.sink_to,
-            source_stag: r.source_stag.0,
-            source_to: r.source_to,
-            len: r.size,
-        };
-        self.respond(response, header, ulpdu_len)
+        self.respond(Response::to(r), header, ulpdu_len)
     }
 
     /// Queues an answer, within the IRD.

@@ -364,15 +364,8 @@ impl QueuePair {
         //# the order they were submitted by the ULP.
         let msn = self.emit_control(Opcode::READ_REQUEST, 1, &body, plan, w);
         // There is room: `startable` compared with the ORD.
-        let _ = self.sq.awaited.push(Awaited {
-            seq,
-            sink_stag,
-            len,
-            received: 0,
-            msn,
-            atomic: false,
-            probe: false,
-        });
+        let awaited = Awaited::read(seq, sink_stag, len, msn);
+        let _ = self.sq.awaited.push(awaited);
         self.acknowledge.asked();
         self.tx.job = None;
         Ok(())

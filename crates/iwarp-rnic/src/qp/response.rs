@@ -3,6 +3,7 @@
 
 use crate::AllocError;
 use crate::util::Ring;
+use iwarp_proto::rdmap::ReadRequest;
 
 /// An answer that is due.
 #[derive(Debug, Clone, Copy)]
@@ -17,6 +18,19 @@ pub(super) enum Response {
     },
     /// The old value of an atomic.
     Atomic { request_id: u32, original: u64 },
+}
+
+impl Response {
+    /// The answer to a Read Request.
+    pub(super) const fn to(r: &ReadRequest) -> Self {
+        Self::Read {
+            sink_stag: r.sink_stag.0,
+            sink_to: r.sink_to,
+            source_stag: r.source_stag.0,
+            source_to: r.source_to,
+            len: r.size,
+        }
+    }
 }
 
 impl Default for Response {

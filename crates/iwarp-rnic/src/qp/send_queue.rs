@@ -50,6 +50,21 @@ pub(super) struct Awaited {
     pub(super) probe: bool,
 }
 
+impl Awaited {
+    /// An RDMA Read that has been asked for.
+    pub(super) const fn read(seq: u32, sink_stag: u32, len: u32, msn: u32) -> Self {
+        Self {
+            seq,
+            sink_stag,
+            len,
+            received: 0,
+            msn,
+            atomic: false,
+            probe: false,
+        }
+    }
+}
+
 /// The send queue and the queue of requests that the peer has yet to answer.
 #[derive(Debug)]
 pub(super) struct SendQueue {

@@ -35,7 +35,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-// From 8 on those of the attempt to connect, which a queue pair has nothing to do with.
+// From `TIMERS_END` on those of the attempt to connect, which a queue pair has nothing to do with.
 pub(super) const TIMER_HOLD: u32 = 1;
 pub(super) const TIMER_LINGER: u32 = 2;
 pub(super) const TIMER_FLUSH: u32 = 4;

@@ -1,7 +1,7 @@
 //! The initiator: TCP connect, MPA request, reply (RFC 5044 section 7.1.2, RFC 6581 section 9).
 
 use super::super::context::{Context, random_u32};
-use super::super::qp::{CmSink, Handover, QueuePair};
+use super::super::qp::{CmSink, Handover, QueuePair, TIMERS_END};
 use super::CmEventKind;
 use super::id::{CmId, CmIdInner, ConnectionParameters, engine};
 use super::startup::{Read, Starting, local_params, record, stream_config};
@@ -24,10 +24,10 @@ use std::time::Duration;
 /// How long TCP may take to connect. The kernel would try for two minutes.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 // None that a queue pair has: it takes over the token of the attempt, and what is left of its timers.
-const TIMER_CONNECT: u32 = 8;
-const TIMER_REPLY: u32 = 9;
-const TIMER_AGAIN: u32 = 10;
-const TIMER_MAPPER: u32 = 11;
+const TIMER_CONNECT: u32 = TIMERS_END;
+const TIMER_REPLY: u32 = TIMERS_END + 1;
+const TIMER_AGAIN: u32 = TIMERS_END + 2;
+const TIMER_MAPPER: u32 = TIMERS_END + 3;
 /// Pauses before a connect that TCP refused is tried again. Programs tell their peer a port and listen on it
 /// afterwards; where addresses are resolved by a network that takes longer than listening does, and here it does not.
 const REFUSED_PAUSES: [Duration; 4] = [
