@@ -16,7 +16,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A file of 64 MiB through `iwarp cp`; the first 4 MB of it are recorded.
 fn copy(markers: bool) {
@@ -415,7 +415,13 @@ fn every_terminate_means_to_wireshark_what_it_means_to_us() {
                 };
                 let connection = request.accept(qp, &parameters).unwrap();
                 let _ = connection.wait_disconnected(WAIT);
-                connection.counters().terminates_sent
+                // Another thread may be writing it at this moment.
+                let sent = || connection.counters().terminates_sent;
+                let start = Instant::now();
+                while sent() == 0 && Some(start.elapsed()) < WAIT {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                sent()
             }
         });
         let pd = ProtectionDomain::new(&ctx);

@@ -11,6 +11,9 @@ use parking_lot::MutexGuard;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+/// How often who destroys a queue pair lets the thread go first that writes for it.
+const WRITER_TURNS: u32 = 10_000;
+
 impl QpInner {
     /// Does what the state machine asks for after it has changed. The rest is left in `after`.
     pub(super) fn settle(self: &Arc<Self>, g: &mut MutexGuard<'_, Guarded>, after: &mut After) {
@@ -140,9 +143,14 @@ impl QpInner {
             // Nothing that happens from here on is news, but that it is the end is.
             (g.cm.take().filter(|_| g.link.is_some()), ours)
         };
-        // What is queued still goes out, as far as the socket takes it.
+        // What is queued still goes out, as far as the socket takes it, by us or by the thread that is at it: it must be
+        // done before the stream is taken from it. It never blocks, so neither does this, but for its turn on a processor.
         if link {
-            self.drive_tx();
+            let mut turns = 0;
+            while !self.drive_tx() && turns < WRITER_TURNS {
+                turns += 1;
+                std::thread::yield_now();
+            }
         }
         let mut wait = None;
         let link = {

@@ -14,7 +14,7 @@ use crate::crc::crc32c_append;
 use crate::sys::clock::now_ns;
 use crate::sys::raw_slice::RawSlice;
 use iwarp_rnic::memory::MemoryTable;
-use iwarp_rnic::qp::{Env, RxBuffer, RxInterest, RxPlan, RxStatus, State, TxFill};
+use iwarp_rnic::qp::{Env, Events, RxBuffer, RxInterest, RxPlan, RxStatus, State, TxFill};
 use parking_lot::MutexGuard;
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -297,9 +297,14 @@ pub(super) fn rx(qp: &Arc<QpInner>) {
             break;
         }
     }
-    let wants_tx = g.machine.wants_tx();
+    let mut wants_tx = g.machine.wants_tx();
     qp.settle(&mut g, &mut after);
     drop(g);
+    if wants_tx && after.events.contains(Events::FATAL) {
+        // The Terminate goes out before the program hears of the end, and does away with the queue pair.
+        qp.drive_tx();
+        wants_tx = false;
+    }
     after.run(qp);
     if wants_tx {
         qp.drive_tx();
