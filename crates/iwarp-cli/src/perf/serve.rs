@@ -9,13 +9,15 @@ use super::{local, pin, transport};
 use crate::error::{Context as _, Error, Result};
 use std::collections::HashMap;
 use std::net::{TcpListener, TcpStream};
-use std::sync::Mutex;
-use std::time::Duration;
+use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::time::{Duration, Instant};
 
 /// More links than any plan needs; a client that asks for more is broken.
 const MAX_LINKS: usize = 64;
 /// Handlers that wait to say "busy"; a flood of connections waits in the kernel's backlog.
 const MAX_HANDLERS: usize = 32;
+/// What a client that has its figures may take to leave, queue pairs and memory included.
+const LEAVING: Duration = Duration::from_secs(1);
 
 /// Serves until killed; as a child, until the parent has gone.
 ///
@@ -69,12 +71,26 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     })
 }
 
+/// The right to measure; `None` if another client has it. One that is leaving is given the time to.
+fn turn(busy: &Mutex<()>) -> Option<MutexGuard<'_, ()>> {
+    let end = Instant::now() + LEAVING;
+    loop {
+        match busy.try_lock() {
+            Ok(turn) => return Some(turn),
+            // Nothing is guarded but the turn itself.
+            Err(TryLockError::Poisoned(e)) => return Some(e.into_inner()),
+            Err(TryLockError::WouldBlock) if Instant::now() >= end => return None,
+            Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(5)),
+        }
+    }
+}
+
 fn one_client(stream: TcpStream, busy: &Mutex<()>) -> Result<()> {
     let mut c = Control::new(stream)?;
     match c.hear(ANSWER)? {
         Some(Request::Hello { protocol, .. }) => {
             // A second measurement at the same time would spoil both.
-            let Ok(_turn) = busy.try_lock() else {
+            let Some(_turn) = turn(busy) else {
                 return c.say(&Reply::Busy {});
             };
             let version = env!("CARGO_PKG_VERSION").to_owned();
