@@ -181,6 +181,12 @@ const PEERS: &[Package] = &[
         why: "libfabric over TCP, a ping-pong",
     },
     Package {
+        name: "libfabric-dev",
+        proof: Proof::File("/usr/include/rdma/fabric.h"),
+        needed_by: &[],
+        why: "libfabric over TCP, a program of our own for bandwidth",
+    },
+    Package {
         name: "ucx-utils",
         proof: Proof::Program("ucx_perftest"),
         needed_by: &[],

@@ -141,7 +141,7 @@ fn in_namespace() -> Result<Option<bool>> {
 /// What the measurements need to know.
 struct Bench {
     program: PathBuf,
-    iwarp: PathBuf,
+    programs: peers::Programs,
     cpus: Option<(usize, usize)>,
     quiet: Quiet,
 }
@@ -158,7 +158,7 @@ impl Bench {
                 let text = output(&mut command, LIMIT)?;
                 serde_json::from_str(text.trim()).context("a measurement said no JSON")
             }
-            What::Peer(peer) => peer.measure(point.size, self.cpus, &self.iwarp),
+            What::Peer(peer) => peer.measure(point.size, self.cpus, &self.programs),
         }
     }
 }
@@ -218,13 +218,13 @@ fn measure(context: &Context, args: &BenchArgs, points: &[Point]) -> Result<bool
     let release = context.target.join("release");
     let mut bench = Bench {
         program: release.join("iwarp-bench"),
-        iwarp: release.join("iwarp"),
+        programs: peers::Programs::new(context),
         cpus: quiet::two_cpus(),
         quiet: Quiet::new(Duration::from_secs(wait)),
     };
     let facts = facts(context, &bench.program)?;
     println!("{}", report::facts_line(&facts));
-    let (points, left_out) = available(points, &bench.iwarp);
+    let (points, left_out) = available(points, &bench.programs);
     for (who, why) in &left_out {
         println!("left out: {who}: {why}");
     }
@@ -311,13 +311,13 @@ fn progress(round: u32, rounds: u32, at: usize, of: usize, start: Instant, name:
 }
 
 /// Peers that are not there, or do not run, are left out and named once.
-fn available(points: &[Point], iwarp: &Path) -> (Vec<Point>, Vec<(String, String)>) {
+fn available(points: &[Point], programs: &peers::Programs) -> (Vec<Point>, Vec<(String, String)>) {
     let mut left_out: Vec<(String, String)> = Vec::new();
     let mut kept = Vec::new();
     for point in points {
         let reason = match &point.what {
             What::Peer(peer) => peer
-                .missing(iwarp)
+                .missing(programs)
                 .map(|why| (peer.program().to_owned(), why)),
             What::Own(_) => None,
         };

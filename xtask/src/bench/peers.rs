@@ -1,9 +1,11 @@
 //! Other software over TCP: UCX, libfabric, and the verbs' own benchmarks on our C libraries.
 //!
+//! Debian has no bandwidth test of libfabric: `bench/peers/fi_bw.c` is compiled against its headers.
+//!
 //! A peer that is not installed or does not run is named and left out.
 
 use std::net::{Ipv4Addr, TcpListener};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -12,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::output;
 use super::plan::depth;
-use crate::context::find_program;
+use crate::context::{Context, find_program};
 
 /// A client takes longer than this only when it hangs.
 const LIMIT: Duration = Duration::from_secs(40);
@@ -23,7 +25,7 @@ const MIB: f64 = 1_048_576.0;
 enum Kind {
     Ucx,
     Pingpong,
-    Fabtests,
+    Fabric,
     Verbs,
 }
 
@@ -36,6 +38,43 @@ pub(super) struct Peer {
     list: u32,
 }
 
+/// What peers need that is in no package.
+pub(super) struct Programs {
+    /// For `iwarp run`.
+    pub(super) iwarp: PathBuf,
+    /// Our program on libfabric, or why there is none.
+    fabric: std::result::Result<PathBuf, String>,
+}
+
+impl Programs {
+    /// Compiles what needs to be, into the target directory.
+    pub(super) fn new(context: &Context) -> Self {
+        let fabric = compile(
+            &context.root.join("bench/peers/fi_bw.c"),
+            &context.target.join("bench"),
+        );
+        Self {
+            iwarp: context.target.join("release/iwarp"),
+            fabric: fabric.map_err(|e| format!("{e:#}")),
+        }
+    }
+}
+
+fn compile(source: &Path, into: &Path) -> Result<PathBuf> {
+    if find_program("cc").is_none() {
+        bail!("there is no C compiler, cc");
+    }
+    std::fs::create_dir_all(into)?;
+    let program = into.join(source.file_stem().context("a source without a name")?);
+    let mut cc = Command::new("cc");
+    cc.args(["-O2", "-Wall", "-Wextra", "-Werror", "-o"])
+        .args([&program, source])
+        .arg("-lfabric");
+    output(&mut cc, LIMIT)
+        .context("it does not compile; Debian has its headers in libfabric-dev")?;
+    Ok(program)
+}
+
 impl Peer {
     /// `ucx_perftest -t TEST`.
     pub(super) const fn ucx(test: &'static str) -> Self {
@@ -46,7 +85,7 @@ impl Peer {
         }
     }
 
-    /// libfabric's own ping-pong; Debian has nothing else of it.
+    /// libfabric's own ping-pong.
     pub(super) const fn pingpong() -> Self {
         Self {
             kind: Kind::Pingpong,
@@ -55,10 +94,10 @@ impl Peer {
         }
     }
 
-    /// A program of libfabric's test suite, which Debian does not package: only if it is in the path.
-    pub(super) const fn fabtests(test: &'static str) -> Self {
+    /// libfabric in our own program: `rma` writes, `msg` sends into posted receives.
+    pub(super) const fn fabric(test: &'static str) -> Self {
         Self {
-            kind: Kind::Fabtests,
+            kind: Kind::Fabric,
             test,
             list: 1,
         }
@@ -82,7 +121,8 @@ impl Peer {
     pub(super) const fn program(&self) -> &'static str {
         match self.kind {
             Kind::Ucx => "ucx_perftest",
-            _ => self.test,
+            Kind::Fabric => "fi_bw",
+            Kind::Pingpong | Kind::Verbs => self.test,
         }
     }
 
@@ -96,12 +136,15 @@ impl Peer {
     }
 
     /// Why it cannot be run, if so.
-    pub(super) fn missing(&self, iwarp: &Path) -> Option<String> {
+    pub(super) fn missing(&self, programs: &Programs) -> Option<String> {
+        if self.kind == Kind::Fabric {
+            return programs.fabric.as_ref().err().cloned();
+        }
         if find_program(self.program()).is_none() {
             return Some("not installed".into());
         }
         if self.kind == Kind::Verbs {
-            let mut help = Command::new(iwarp);
+            let mut help = Command::new(&programs.iwarp);
             help.args(["run", "--help"]);
             if let Err(e) = output(&mut help, LIMIT) {
                 return Some(format!("`iwarp run` does not run: {e:#}"));
@@ -147,9 +190,9 @@ impl Peer {
                 // The port has another letter on each end.
                 (words(both), words(format!("-P {port} 127.0.0.1")))
             }
-            Kind::Fabtests => {
-                let both = format!("-p tcp -e msg -I {n} -S {size} -w {}", n / 20);
-                (words(both), words(format!("-P {port} 127.0.0.1")))
+            Kind::Fabric => {
+                let both = format!("{} {size} {n} {} {port}", self.test, depth(size));
+                (words(both), words("127.0.0.1".into()))
             }
             Kind::Verbs => {
                 let mut both = format!("-R -F -p {port} -s {size} -n {n}");
@@ -164,15 +207,19 @@ impl Peer {
         }
     }
 
-    fn command(&self, cpu: Option<usize>, iwarp: &Path) -> Command {
+    fn command(&self, cpu: Option<usize>, programs: &Programs) -> Command {
         let mut words: Vec<std::ffi::OsString> = Vec::new();
         if let Some(cpu) = cpu.filter(|_| find_program("taskset").is_some()) {
             words.extend(["taskset".into(), "-c".into(), cpu.to_string().into()]);
         }
         if self.kind == Kind::Verbs {
-            words.extend([iwarp.as_os_str().to_owned(), "run".into(), "--".into()]);
+            let iwarp = programs.iwarp.as_os_str();
+            words.extend([iwarp.to_owned(), "run".into(), "--".into()]);
         }
-        words.push(self.program().into());
+        words.push(match &programs.fabric {
+            Ok(program) if self.kind == Kind::Fabric => program.into(),
+            _ => self.program().into(),
+        });
         let mut command = Command::new(&words[0]);
         command
             .args(&words[1..])
@@ -192,17 +239,17 @@ impl Peer {
         &self,
         size: u64,
         cpus: Option<(usize, usize)>,
-        iwarp: &Path,
+        programs: &Programs,
     ) -> Result<Value> {
         let port = free_port()?;
         let (both, client_only) = self.arguments(size, port);
-        let mut server = self.command(cpus.map(|c| c.1), iwarp);
+        let mut server = self.command(cpus.map(|c| c.1), programs);
         server.args(&both);
-        if matches!(self.kind, Kind::Pingpong | Kind::Fabtests) {
+        if self.kind == Kind::Pingpong {
             server.args(["-B", &port.to_string()]);
         }
         let server = Server::start(&mut server, port)?;
-        let mut client = self.command(cpus.map(|c| c.0), iwarp);
+        let mut client = self.command(cpus.map(|c| c.0), programs);
         let text = output(client.args(&both).args(&client_only), LIMIT)?;
         drop(server);
         self.parse(&text).with_context(|| {
@@ -234,10 +281,9 @@ impl Peer {
                 json!({ "gbps": number(5)? * MIB / 1e9, "mmsg": number(7)? / 1e6 })
             }
             // …, MB/s, microseconds per transfer (a mean), transfers per microsecond.
-            (Kind::Pingpong | Kind::Fabtests, true) => json!({ "med_us": from_end(2)? }),
-            (Kind::Fabtests | Kind::Pingpong, false) => {
-                json!({ "gbps": from_end(3)? / 1e3, "mmsg": from_end(1)? })
-            }
+            (Kind::Pingpong, _) => json!({ "med_us": from_end(2)? }),
+            // Octets, operations, depth, GB/s, rate.
+            (Kind::Fabric, _) => json!({ "gbps": number(3)?, "mmsg": number(4)? }),
             // Octets, iterations, least, most, typical, …
             (Kind::Verbs, true) => json!({ "med_us": number(4)? }),
             // Octets, iterations, peak, average, rate.
@@ -332,7 +378,32 @@ mod tests {
             Peer::verbs("ib_write_lat").parse(lat).unwrap()["med_us"],
             5.0
         );
+        let bw = Peer::fabric("rma")
+            .parse("64 1000 256 0.0128 0.2\n")
+            .unwrap();
+        assert_eq!((&bw["gbps"], &bw["mmsg"]), (&json!(0.0128), &json!(0.2)));
         assert!(Peer::pingpong().parse("nothing").is_err());
+    }
+
+    #[test]
+    fn our_program_on_libfabric_runs() {
+        let headers = Path::new("/usr/include/rdma/fabric.h").exists();
+        if !headers || find_program("cc").is_none() {
+            eprintln!("not run: no headers of libfabric, or no C compiler");
+            return;
+        }
+        let context = Context::new(true, false).unwrap();
+        let dir = std::env::temp_dir().join(format!("xtask-fi-bw-{}", std::process::id()));
+        let programs = Programs {
+            iwarp: PathBuf::new(),
+            fabric: Ok(compile(&context.root.join("bench/peers/fi_bw.c"), &dir).unwrap()),
+        };
+        for (test, size) in [("rma", 64), ("msg", 64), ("rma", 1 << 20), ("msg", 1 << 20)] {
+            let said = Peer::fabric(test).measure(size, None, &programs).unwrap();
+            assert!(said["gbps"].as_f64().unwrap() > 0.0, "{test} {size}");
+            assert!(said["mmsg"].as_f64().unwrap() > 0.0, "{test} {size}");
+        }
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]

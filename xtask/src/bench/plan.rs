@@ -214,8 +214,8 @@ impl Plan {
         self.peer(p, "bw:ucx-tag", size, Peer::ucx("tag_bw"));
         self.peer(p, "bw:ucx-put", size, Peer::ucx("ucp_put_bw"));
         self.peer(p, "bw:ucx-stream", size, Peer::ucx("stream_bw"));
-        self.peer(p, "bw:fi-rma", size, Peer::fabtests("fi_rma_bw"));
-        self.peer(p, "bw:fi-msg", size, Peer::fabtests("fi_msg_bw"));
+        self.peer(p, "bw:fi-rma", size, Peer::fabric("rma"));
+        self.peer(p, "bw:fi-msg", size, Peer::fabric("msg"));
         self.peer(v, "bw:ib-write", size, Peer::verbs("ib_write_bw"));
         self.peer(v, "bw:ib-send", size, Peer::verbs("ib_send_bw"));
         self.peer(v, "bw:ib-read", size, Peer::verbs("ib_read_bw"));

@@ -1,0 +1,298 @@
+/*
+ * Bandwidth of libfabric's tcp provider between two processes: one-sided writes, or messages into posted receives.
+ *
+ *   fi_bw rma|msg OCTETS COUNT DEPTH PORT            serves one client
+ *   fi_bw rma|msg OCTETS COUNT DEPTH PORT ADDRESS    is that client and prints one line:
+ *                                                    octets, count, depth, GB/s, million messages/s
+ *
+ * Up to DEPTH operations are outstanding, in a window that rolls. Time ends when the server has said that everything
+ * is there, so that what is counted has arrived.
+ *
+ * It is to be as fast as the provider can be asked to be. Tried: small operations injected (some percent faster, kept),
+ * one completion for a quarter of the window (as good or better than one for each, kept), a window of 1024 instead of
+ * the provider's 256 for small operations and larger buffers of its own (no difference: it hands each operation to the
+ * socket by itself unless that is full). TCP_NODELAY is on, as the provider has it and as everybody here has it.
+ */
+#include <netinet/in.h>
+#include <rdma/fabric.h>
+#include <rdma/fi_cm.h>
+#include <rdma/fi_domain.h>
+#include <rdma/fi_endpoint.h>
+#include <rdma/fi_eq.h>
+#include <rdma/fi_errno.h>
+#include <rdma/fi_rma.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+/* Small messages walk through this much memory, as those of the other benchmarks do. */
+#define WINDOW (256 * 1024)
+/* Completions taken at a time. */
+#define TAKEN 64
+/* Seconds; nothing on the loopback interface takes longer. */
+#define LIMIT 35
+
+/* Where the client may write; the server says so when it accepts. */
+struct target {
+	uint64_t address;
+	uint64_t key;
+};
+
+static struct fi_info *info;
+static struct fid_fabric *fabric;
+static struct fid_eq *eq;
+static struct fid_cq *tx_cq, *rx_cq;
+static struct fid_ep *ep;
+static struct target target;
+static char *memory;
+static size_t size, slots;
+/* Operations started and done, messages that have arrived, receives that are posted. */
+static uint64_t depth, sent, done, arrived, ready;
+static int is_rma;
+
+static void fail(const char *what, long error)
+{
+	fprintf(stderr, "fi_bw: %s: %s\n", what, fi_strerror(error < 0 ? (int)-error : (int)error));
+	exit(1);
+}
+
+static void check(const char *what, long result)
+{
+	if (result < 0)
+		fail(what, result);
+}
+
+static void too_long(int signal)
+{
+	static const char text[] = "fi_bw: no end in time\n";
+
+	(void)signal;
+	_exit(write(STDERR_FILENO, text, sizeof(text) - 1) > 0 ? 1 : 2);
+}
+
+static double now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* Takes what is complete, which drives the endpoint. A context is how many operations are done with it. */
+static uint64_t completed(struct fid_cq *cq)
+{
+	struct fi_cq_entry entries[TAKEN];
+	struct fi_cq_err_entry error = {0};
+	uint64_t sum = 0;
+	ssize_t n = fi_cq_read(cq, entries, TAKEN);
+
+	if (n < 0 && n != -FI_EAGAIN) {
+		fi_cq_readerr(cq, &error, 0);
+		fail("an operation or a receive", error.err ? error.err : n);
+	}
+	for (ssize_t i = 0; i < n; i++)
+		sum += (uintptr_t)entries[i].op_context;
+	return sum;
+}
+
+static char *slot(uint64_t at)
+{
+	return memory + at % slots * size;
+}
+
+static void drive_receives(void)
+{
+	uint64_t n = completed(rx_cq);
+
+	arrived += n;
+	ready -= n;
+	/* Posted in runs, but before the peer can use all of them up. */
+	for (int run = ready <= depth / 2; run && ready < depth; ready++)
+		check("fi_recv", fi_recv(ep, slot(ready), size, NULL, 0, (void *)1));
+}
+
+/* One operation, started; not when the provider has no room for it. */
+static int start(int write, size_t length, uint64_t ends, int inject)
+{
+	char *from = slot(sent);
+	uint64_t flags = ends ? FI_COMPLETION : 0;
+	void *context = (void *)(uintptr_t)ends;
+	struct iovec part = {from, length};
+	struct fi_rma_iov there = {target.address + (uint64_t)(from - memory), length, target.key};
+	struct fi_msg_rma writing = {&part, NULL, 1, 0, &there, 1, context, 0};
+	struct fi_msg sending = {&part, NULL, 1, 0, context, 0};
+	long r;
+
+	if (write)
+		r = inject ? fi_inject_write(ep, from, length, 0, there.addr, target.key) : fi_writemsg(ep, &writing, flags);
+	else
+		r = inject ? fi_inject(ep, from, length, 0) : fi_sendmsg(ep, &sending, flags);
+	if (r == -FI_EAGAIN)
+		return 0;
+	check("starting an operation", r);
+	sent++;
+	return 1;
+}
+
+/* A word to the peer, behind everything else. */
+static void tell(void)
+{
+	for (int started = 0; !started || done < sent; done += completed(tx_cq))
+		started = started || start(0, 1, 1, 0);
+}
+
+static void client(uint64_t count)
+{
+	int inject = size <= info->tx_attr->inject_size;
+	uint64_t run = depth < 4 ? 1 : depth / 4, unsignalled = 0, awaited = arrived + 1;
+
+	for (uint64_t i = 0; i < count;) {
+		uint64_t ends = !inject && (unsignalled + 1 == run || i + 1 == count) ? unsignalled + 1 : 0;
+
+		/* What is injected completes silently: then the provider itself says when its window is full. */
+		if (sent - done < depth && start(is_rma, size, ends, inject)) {
+			unsignalled = ends ? 0 : unsignalled + 1;
+			done += inject;
+			i++;
+		} else {
+			done += completed(tx_cq);
+		}
+	}
+	if (is_rma)
+		tell();
+	while (arrived < awaited) {
+		done += completed(tx_cq);
+		drive_receives();
+	}
+}
+
+static void server(uint64_t count)
+{
+	uint64_t awaited = arrived + (is_rma ? 1 : count);
+
+	while (arrived < awaited)
+		drive_receives();
+	tell();
+}
+
+static void await_event(uint32_t wanted, struct fi_eq_cm_entry *entry, size_t room)
+{
+	struct fi_eq_err_entry error = {.err = FI_EOTHER};
+	uint32_t event = 0;
+	ssize_t n = fi_eq_sread(eq, &event, entry, room, LIMIT * 1000, 0);
+
+	if (n == -FI_EAVAIL)
+		fi_eq_readerr(eq, &error, 0);
+	if (n < 0 || event != wanted)
+		fail("connecting", n == -FI_EAVAIL || n >= 0 ? error.err : n);
+}
+
+/* The endpoint, with the receives that it needs before the peer may speak. */
+static void open_endpoint(void)
+{
+	struct fi_cq_attr attributes = {.format = FI_CQ_FORMAT_CONTEXT, .size = 2 * depth + 64};
+	size_t length = size > WINDOW ? size : WINDOW;
+	struct fid_domain *domain;
+	struct fid_mr *mr;
+
+	check("fi_domain", fi_domain(fabric, info, &domain, NULL));
+	check("fi_cq_open", fi_cq_open(domain, &attributes, &tx_cq, NULL));
+	check("fi_cq_open", fi_cq_open(domain, &attributes, &rx_cq, NULL));
+	check("fi_endpoint", fi_endpoint(domain, info, &ep, NULL));
+	check("fi_ep_bind", fi_ep_bind(ep, &eq->fid, 0));
+	check("fi_ep_bind", fi_ep_bind(ep, &tx_cq->fid, FI_TRANSMIT | FI_SELECTIVE_COMPLETION));
+	check("fi_ep_bind", fi_ep_bind(ep, &rx_cq->fid, FI_RECV));
+	slots = length / size;
+	if (posix_memalign((void **)&memory, 4096, length))
+		fail("memory", FI_ENOMEM);
+	memset(memory, 1, length);
+	check("fi_mr_reg", fi_mr_reg(domain, memory, length, FI_REMOTE_WRITE, 0, 1, 0, &mr, NULL));
+	/* By its address where the provider wants that, else by the offset. */
+	target.address = info->domain_attr->mr_mode & FI_MR_VIRT_ADDR ? (uintptr_t)memory : 0;
+	target.key = fi_mr_key(mr);
+	check("fi_enable", fi_enable(ep));
+	drive_receives();
+}
+
+static void open_fabric(const char *address, const char *port, uint64_t flags)
+{
+	struct fi_info *hints = fi_allocinfo();
+	struct fi_eq_attr attributes = {.wait_obj = FI_WAIT_UNSPEC};
+
+	if (!hints)
+		fail("fi_allocinfo", FI_ENOMEM);
+	hints->fabric_attr->prov_name = strdup("tcp");
+	hints->ep_attr->type = FI_EP_MSG;
+	hints->caps = FI_MSG | FI_RMA;
+	hints->addr_format = FI_SOCKADDR_IN;
+	hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
+	/* Who polls drives, alone: no thread of the provider's, no locks. */
+	hints->domain_attr->threading = FI_THREAD_DOMAIN;
+	hints->domain_attr->control_progress = FI_PROGRESS_MANUAL;
+	hints->domain_attr->data_progress = FI_PROGRESS_MANUAL;
+	check("fi_getinfo", fi_getinfo(FI_VERSION(1, 17), address, port, flags, hints, &info));
+	fi_freeinfo(hints);
+	/* Its own limit, if that is lower; FI_TCP_TX_SIZE and FI_TCP_RX_SIZE change it. */
+	depth = depth < info->tx_attr->size ? depth : info->tx_attr->size;
+	depth = depth < info->rx_attr->size ? depth : info->rx_attr->size;
+	check("fi_fabric", fi_fabric(info->fabric_attr, &fabric, NULL));
+	check("fi_eq_open", fi_eq_open(fabric, &attributes, &eq, NULL));
+}
+
+static void connect_or_accept(const char *port, const char *address)
+{
+	char room[sizeof(struct fi_eq_cm_entry) + sizeof(struct target)] = {0};
+	struct fi_eq_cm_entry *entry = (struct fi_eq_cm_entry *)room;
+	struct fid_pep *listener;
+
+	open_fabric(address ? address : "127.0.0.1", port, address ? 0 : FI_SOURCE);
+	if (address) {
+		open_endpoint();
+		check("fi_connect", fi_connect(ep, info->dest_addr, NULL, 0));
+		await_event(FI_CONNECTED, entry, sizeof(room));
+		memcpy(&target, entry->data, sizeof(target));
+		return;
+	}
+	check("fi_passive_ep", fi_passive_ep(fabric, info, &listener, NULL));
+	check("fi_pep_bind", fi_pep_bind(listener, &eq->fid, 0));
+	check("fi_listen", fi_listen(listener));
+	await_event(FI_CONNREQ, entry, sizeof(room));
+	info = entry->info;
+	open_endpoint();
+	check("fi_accept", fi_accept(ep, &target, sizeof(target)));
+	await_event(FI_CONNECTED, entry, sizeof(room));
+}
+
+int main(int argc, char **argv)
+{
+	uint64_t count, warm;
+	double begin, seconds;
+
+	if (argc < 6 || argc > 7 || (strcmp(argv[1], "rma") && strcmp(argv[1], "msg"))) {
+		fprintf(stderr, "usage: fi_bw rma|msg OCTETS COUNT DEPTH PORT [ADDRESS]\n");
+		return 2;
+	}
+	is_rma = !strcmp(argv[1], "rma");
+	size = strtoull(argv[2], NULL, 10);
+	count = strtoull(argv[3], NULL, 10);
+	depth = strtoull(argv[4], NULL, 10);
+	if (!size || !count || !depth)
+		fail("octets, count and depth are numbers above 0", FI_EINVAL);
+	signal(SIGALRM, too_long);
+	alarm(LIMIT);
+	connect_or_accept(argv[5], argc == 7 ? argv[6] : NULL);
+	warm = count / 20 + 1;
+	(argc == 6 ? server : client)(warm);
+	begin = now();
+	(argc == 6 ? server : client)(count);
+	seconds = now() - begin;
+	if (argc == 6)
+		return 0;
+	printf("%zu %llu %llu %.6f %.6f\n", size, (unsigned long long)count, (unsigned long long)depth,
+	       (double)(size * count) / seconds / 1e9, (double)count / seconds / 1e6);
+	return 0;
+}
