@@ -16,9 +16,6 @@ use iwarp_proto::mpa::framing::{
 /// Reading local memory needs no right of its own.
 pub(super) const NO_MEMORY: Access = Access::empty();
 
-/// Octets copied before their CRC is computed, while they are still in the first-level cache.
-const CRC_PIECE: usize = 8 * 1024;
-
 /// Where the payload of a segment comes from.
 #[derive(Clone, Copy)]
 pub(super) enum Payload<'a> {
@@ -131,32 +128,10 @@ fn emit_copied(
 ) -> Result<(), AccessError> {
     let ulpdu_len = header.len() + payload.len();
     let n = emit_head(out, header, ulpdu_len);
-    let head_crc = match w.crc {
-        Some(f) if payload.len() > CRC_PIECE => Some(f(0, out.get(..n).unwrap_or(&[]))),
-        _ => None,
-    };
     let body = out.get_mut(n..n + payload.len()).unwrap_or(&mut []);
-    match (w.crc, head_crc) {
-        (Some(f), Some(mut crc)) => {
-            copy_payload(body, payload, w, CRC_PIECE, |piece| crc = f(crc, piece))?;
-            emit_trailer_after(out, MPA_LEN_FIELD + ulpdu_len, crc, f);
-        }
-        _ => {
-            copy_payload(body, payload, w, usize::MAX, |_| {})?;
-            emit_trailer(out, MPA_LEN_FIELD + ulpdu_len, w.crc);
-        }
-    }
+    copy_payload(body, payload, w)?;
+    emit_trailer(out, MPA_LEN_FIELD + ulpdu_len, w.crc);
     Ok(())
-}
-
-/// Writes pad and CRC of the FPDU in `out`, whose ULPDU ends at `end` and has this CRC so far.
-fn emit_trailer_after(out: &mut [u8], end: usize, crc: u32, f: Crc32cFn) {
-    if let Some((covered, trailer)) = out.split_last_chunk_mut::<CRC_LEN>()
-        && let Some(pad) = covered.get_mut(end..)
-    {
-        pad.fill(0);
-        *trailer = f(crc, pad).to_le_bytes();
-    }
 }
 
 /// Writes pad and CRC of the FPDU in `out`, whose ULPDU ends at `end`.
@@ -234,35 +209,21 @@ fn each_piece(
     }
 }
 
-/// Copies a payload to `out`, which is as long, in pieces of at most `most` octets, and shows each piece when it is there.
+/// Copies a payload to `out`, which is as long.
 #[inline]
-fn copy_payload(
-    mut out: &mut [u8],
-    payload: Payload<'_>,
-    w: &Wire<'_>,
-    most: usize,
-    mut copied: impl FnMut(&[u8]),
-) -> Result<(), AccessError> {
+fn copy_payload(mut out: &mut [u8], payload: Payload<'_>, w: &Wire<'_>) -> Result<(), AccessError> {
     if let Payload::Bytes(b) = payload {
         if let Some(out) = out.get_mut(..b.len()) {
             out.copy_from_slice(b);
-            copied(out);
         }
         return Ok(());
     }
-    let most = most.min(u32::MAX as usize) as u32;
     each_piece(payload, |stag, to, len, need| {
-        let mut span = w.memory.check(stag, to, len, need, w.who)?;
-        while !span.is_empty() {
-            let (now, later) = span.split_at(most);
-            let (piece, rest) = core::mem::take(&mut out)
-                .split_at_mut_checked(now.len() as usize)
-                .unwrap_or((&mut [], &mut []));
-            now.read(piece);
-            copied(piece);
-            out = rest;
-            span = later;
-        }
+        let span = w.memory.check(stag, to, len, need, w.who)?;
+        span.read(out);
+        out = core::mem::take(&mut out)
+            .get_mut(len as usize..)
+            .unwrap_or(&mut []);
         Ok(())
     })
 }

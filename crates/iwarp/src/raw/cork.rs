@@ -7,6 +7,7 @@
 //! post again. What is put off is never more than a part of the queue.
 
 use crate::sys::clock::now_ns;
+use iwarp_rnic::limits::TX_PLAN_BYTES;
 use std::time::Duration;
 
 /// Posts between two polls in vain that go out at once.
@@ -15,8 +16,8 @@ const AT_ONCE: u32 = 2;
 const BURST_GAP_NS: u64 = 1_000;
 /// What a request may add to that: the clock is read when a list is posted, and each of it takes time to make and to post.
 const REQUEST_NS: u64 = 100;
-/// Enough for one system call.
-const ENOUGH_BYTES: u64 = 64 * 1024;
+/// Enough for one system call: as much as one plan takes. Each call ends with a short TCP segment.
+const ENOUGH_BYTES: u64 = TX_PLAN_BYTES as u64;
 /// How long a program may go without polling before its posts are sent anyway.
 pub(super) const FLUSH_AFTER: Duration = Duration::from_micros(100);
 
@@ -116,9 +117,9 @@ mod tests {
             ..Cork::default()
         };
         cork.posts += 1;
-        assert_eq!(cork.judge(1100, 1, 30_000, true), Verdict::PutOff);
-        assert_eq!(cork.judge(1200, 1, 30_000, true), Verdict::Join);
-        assert_eq!(cork.judge(1300, 1, 30_000, true), Verdict::SendInBurst);
+        assert_eq!(cork.judge(1100, 1, 100_000, true), Verdict::PutOff);
+        assert_eq!(cork.judge(1200, 1, 100_000, true), Verdict::Join);
+        assert_eq!(cork.judge(1300, 1, 100_000, true), Verdict::SendInBurst);
         assert!(!cork.put_off);
         assert_eq!(cork.judge(1400, 1, 64, true), Verdict::PutOff);
         let late = 1400 + BURST_GAP_NS + REQUEST_NS + 1;
