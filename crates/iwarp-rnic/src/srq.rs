@@ -120,6 +120,17 @@ impl ReceiveQueue {
         self.ring.pop().map(|s| s.wr_id)
     }
 
+    /// Addresses of the next request to be taken and of the next to be posted.
+    #[inline]
+    pub(crate) fn touches(&self, touch: &impl Fn(*const u8)) {
+        for slot in [self.ring.head_slot(), self.ring.tail_slot()] {
+            self.ring.touch(slot, touch);
+            if let Some(sge) = self.sges.get(slot as usize * self.max_sge as usize) {
+                touch(core::ptr::from_ref(sge).cast());
+            }
+        }
+    }
+
     /// Forgets everything (a queue pair that goes to RESET).
     pub fn clear(&mut self) {
         self.ring.clear();
@@ -226,6 +237,29 @@ impl SharedReceiveQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_next_is_told() {
+        let mut queue = ReceiveQueue::new(2, 3).unwrap();
+        let told = |queue: &ReceiveQueue| {
+            let list = core::cell::RefCell::new(Vec::new());
+            queue.touches(&|at| list.borrow_mut().push(at as usize));
+            list.into_inner()
+        };
+        let first = queue.sges.as_ptr() as usize;
+        let second = first + 3 * size_of::<Sge>();
+        let next = |queue: &ReceiveQueue| (told(queue)[1], told(queue)[3]);
+        assert_eq!(next(&queue), (first, first));
+        let wr = RecvWr {
+            wr_id: 1,
+            sges: &[],
+        };
+        queue.post(&wr).unwrap();
+        assert_eq!(next(&queue), (first, second));
+        assert!(queue.take(&mut TakenRecv::default()));
+        assert_eq!(next(&queue), (second, second));
+        assert!(told(&ReceiveQueue::new(0, 1).unwrap()).is_empty());
+    }
 
     #[test]
     fn limit_event_fires_once() {

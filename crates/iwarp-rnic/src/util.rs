@@ -64,6 +64,20 @@ impl<T: Copy + Default> Ring<T> {
         }
     }
 
+    /// Slot number of the next element to be pushed.
+    #[inline]
+    pub(crate) const fn tail_slot(&self) -> u32 {
+        self.slot(self.len) as u32
+    }
+
+    /// The address of a slot.
+    #[inline]
+    pub(crate) fn touch(&self, slot: u32, touch: &impl Fn(*const u8)) {
+        if let Some(slot) = self.slots.get(slot as usize) {
+            touch(core::ptr::from_ref(slot).cast());
+        }
+    }
+
     #[inline]
     pub(crate) fn front(&self) -> Option<&T> {
         if self.is_empty() {

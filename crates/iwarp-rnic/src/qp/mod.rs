@@ -343,6 +343,13 @@ impl QueuePair {
         Ok(())
     }
 
+    /// Addresses outside of it that the next small message and its answer will touch, for a hint to the processor.
+    #[inline]
+    pub fn touches(&self, touch: impl Fn(*const u8)) {
+        self.rq.touches(&touch);
+        self.sq.touches(&touch);
+    }
+
     /// Receives waiting in the queue pair's own queue.
     pub const fn receives_posted(&self) -> u32 {
         self.rq.len()

@@ -162,6 +162,16 @@ impl SendQueue {
         self.inline.get(at..at + len).unwrap_or(&[])
     }
 
+    /// Addresses of the next request to be posted.
+    #[inline]
+    pub(super) fn touches(&self, touch: &impl Fn(*const u8)) {
+        let slot = self.slots.tail_slot();
+        self.slots.touch(slot, touch);
+        if let Some(sge) = self.sge_at(slot as usize) {
+            touch(core::ptr::from_ref(sge).cast());
+        }
+    }
+
     /// The next request has been started.
     #[inline]
     pub(super) const fn advance(&mut self) {

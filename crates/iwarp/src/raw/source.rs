@@ -7,6 +7,7 @@ use super::qp::{
     TIMER_NUDGE, TIMER_SPEAK_FIRST, TIMERS_END,
 };
 use crate::engine::Source;
+use crate::sys::prefetch;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -35,6 +36,21 @@ impl Drives {
 }
 
 impl Source for QpInner {
+    fn approach(&self) {
+        prefetch::object(self);
+    }
+
+    fn come_next(&self) {
+        // Who has the lock has it all close already.
+        if let Some(g) = self.state.try_lock() {
+            if let Some(link) = &g.link {
+                prefetch::counts(link);
+                prefetch::object(&**link);
+            }
+            g.machine.touches(prefetch::line);
+        }
+    }
+
     fn is_driven(&self) -> bool {
         self.drives.take()
     }
