@@ -58,6 +58,34 @@ fn a_target_that_stops_polling_is_served() {
     }
 }
 
+/// Linux begins with segments of half the peer's first window, and loopback's are twice as large once the window has opened.
+#[test]
+fn fpdus_grow_with_the_segments_of_the_stream() {
+    const LEN: u32 = 1 << 20;
+    let _watchdog = Watchdog::new();
+    let (client, server) = pair(V4, &config());
+    let (mine, theirs) = (client.mem(LEN as usize), server.mem(LEN as usize));
+    let op = SendOp::Write {
+        remote_addr: theirs.addr(),
+        rkey: theirs.stag,
+    };
+    let fpdus: Vec<u64> = (0..40)
+        .map(|i| {
+            let before = client.qp.counters().tx_fpdus;
+            client.post(i, op, &[mine.sge(LEN)]);
+            client.expect_status(i, WcStatus::Success);
+            client.qp.counters().tx_fpdus - before
+        })
+        .collect();
+    let (first, last) = (fpdus[0], fpdus[fpdus.len() - 1]);
+    assert!(last <= first, "{fpdus:?}");
+    let mtu = std::fs::read_to_string("/sys/class/net/lo/mtu").unwrap();
+    if mtu.trim() == "65536" {
+        // Payload of 65,460 octets at most.
+        assert_eq!(last, 17, "{fpdus:?}");
+    }
+}
+
 /// A connection through the safe interface: server's and client's end, the server's queues with a channel.
 struct Echo {
     ctx: Context,

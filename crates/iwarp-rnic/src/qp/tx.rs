@@ -7,6 +7,7 @@
 
 use super::fault::PendingTerminate;
 use super::plan::{Milestone, TxPlan};
+use super::response::Response;
 use super::segment::Wire;
 use super::send_queue::Slot;
 use super::state::Closing;
@@ -14,6 +15,7 @@ use super::{Direction, Env, Host, QueuePair, Rtr, State, StreamConfig};
 use crate::limits::{MAX_FPDU, RESPONSE_BURST, TX_COPY_MAX};
 use crate::memory::{MemoryError, MemoryTable};
 use crate::{Cqe, SendFlags, SendOp, WcStatus};
+use iwarp_proto::ddp::UNTAGGED_HEADER_LEN;
 use iwarp_proto::mpa::framing::{MarkerClock, mulpdu};
 
 /// Scratch for an FPDU whose payload is copied, or is elsewhere.
@@ -186,6 +188,16 @@ impl QueuePair {
     #[inline]
     pub const fn alignment(&self) -> Option<u32> {
         self.tx.segment
+    }
+
+    /// Is the next message cut into segments? Then it matters how large they may be.
+    pub fn is_segmenting(&self) -> bool {
+        let most = u32::from(self.tx.mulpdu).saturating_sub(UNTAGGED_HEADER_LEN as u32);
+        let long =
+            |response: &Response| matches!(response, Response::Read { len, .. } if *len > most);
+        self.tx.job.is_some()
+            || self.responses.front().is_some_and(long)
+            || self.sq.next().is_some_and(|(_, slot)| slot.len > most)
     }
 
     /// As responder: speaks before the initiator has, from now on. For programs whose server sends first, and an initiator

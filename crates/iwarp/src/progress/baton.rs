@@ -65,7 +65,6 @@ impl Baton {
     }
 
     /// True if somebody holds it at this moment. Only a hint.
-    #[cfg(test)]
     #[inline]
     pub(crate) fn is_held(&self) -> bool {
         self.0.load(Ordering::Relaxed) != IDLE

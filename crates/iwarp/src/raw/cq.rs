@@ -465,12 +465,18 @@ impl CqInner {
                 serve_all = true;
             }
         }
+        let mut others = false;
         for qp in few.iter().flatten() {
             if driving {
                 qp.drives.note();
             }
             // Writes, too, if anything waits to be written.
             qp.drive_rx();
+            others |= qp.is_driven_elsewhere();
+        }
+        if others {
+            // Who does may be waiting for this very processor, and there is nothing to do here meanwhile.
+            std::thread::yield_now();
         }
         serve_all && Engine::current().is_ok_and(|engine| engine.poll_once())
     }

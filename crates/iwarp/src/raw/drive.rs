@@ -61,7 +61,7 @@ fn tx_turns<'a>(
                     g.machine.abort(&mut DriveHost::new(qp, after));
                     return g;
                 };
-                if g.machine.alignment().is_some() {
+                if wants_mss(&mut g) {
                     follow_mss(qp, &mut g, &link);
                 }
                 let filled = {
@@ -159,14 +159,32 @@ fn tx_turns<'a>(
     }
 }
 
-/// Segments become smaller or larger when the path changes, and FPDUs with them.
+/// Plans of large messages between two looks at the size of segments, where FPDUs need not begin with them.
+const MSS_PLANS: u8 = 16;
+
+/// Whether to look if segments have another size by now. What is aligned to them has to be right for every plan.
+fn wants_mss(g: &mut Guarded) -> bool {
+    if g.machine.alignment().is_some() {
+        return true;
+    }
+    if !g.machine.is_segmenting() {
+        return false;
+    }
+    g.mss_age = g.mss_age.wrapping_add(1) % MSS_PLANS;
+    g.mss_age == 1
+}
+
+/// Segments become smaller or larger when the path changes, or the peer's window opens, and FPDUs with them.
 fn follow_mss(qp: &QpInner, g: &mut Guarded, link: &Link) {
-    if let Ok(mss) = link.stream.mss()
-        && g.machine.alignment() != Some(mss)
-    {
-        tracing::debug!(qp = qp.num, mss, "the path has changed");
-        g.machine.set_emss(qp.emss(mss));
-        g.machine.align(mss);
+    let Ok(mss) = link.stream.mss() else { return };
+    match g.machine.alignment() {
+        Some(now) if now == mss => {}
+        Some(_) => {
+            tracing::debug!(qp = qp.num, mss, "the path has changed");
+            g.machine.set_emss(qp.emss(mss));
+            g.machine.align(mss);
+        }
+        None => g.machine.set_emss(qp.emss(mss)),
     }
 }
 

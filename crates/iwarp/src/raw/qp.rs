@@ -141,6 +141,8 @@ pub(super) struct Guarded {
     pub(super) established: bool,
     /// The stream is being ended: octets sent when its timer was set.
     pub(super) ending: Option<u64>,
+    /// Plans of large messages since the size of segments was asked for.
+    pub(super) mss_age: u8,
 }
 
 impl Guarded {
@@ -226,6 +228,7 @@ impl QueuePair {
                     left: Left::default(),
                     established: false,
                     ending: None,
+                    mss_age: 0,
                 }),
                 tx: Baton::new(),
                 rx: Baton::new(),
@@ -597,7 +600,7 @@ impl QpInner {
             (g.interest, g.resting) = (Interest::READ, false);
             (g.held_since, g.hold_timer, g.ending) = (0, false, None);
             (g.eof, g.established, g.left) = (false, false, Left::default());
-            g.close_timer = false;
+            (g.close_timer, g.mss_age) = (false, 0);
             (g.stalled, g.partial) = (None, None);
             // Under the lock, so that nobody changes the interest before it exists.
             let source = Arc::clone(self) as Arc<dyn Source>;
@@ -672,6 +675,12 @@ impl QpInner {
     #[inline]
     pub(super) fn drive_tx(self: &Arc<Self>) -> bool {
         self.tx.drive(|| drive::tx(self))
+    }
+
+    /// Does another thread read or write the socket at this moment? Only a hint.
+    #[inline]
+    pub(super) fn is_driven_elsewhere(&self) -> bool {
+        self.rx.is_held() || self.tx.is_held()
     }
 }
 
