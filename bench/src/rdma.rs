@@ -25,7 +25,7 @@ const POLL: usize = 64;
 /// Small messages walk through this much memory instead of one cache line.
 const WINDOW: usize = 256 * 1024;
 /// Reads in flight, whatever the depth.
-const MAX_READS: u32 = 256;
+const MAX_READS: u32 = 4096;
 /// Nothing on the loopback interface takes longer.
 pub(crate) const STALL: Duration = Duration::from_secs(10);
 /// Everything a peer may be allowed.

@@ -8,10 +8,11 @@ pub const MAX_SGE: u32 = 32;
 pub const MAX_INLINE: u32 = 1024;
 /// Largest message of one work request, in octets (verbs lengths are 32 bits; IB's limit is 2^31).
 pub const MAX_MESSAGE: u32 = 1 << 31;
-/// Most inbound or outbound RDMA Reads and atomics outstanding (14 bits on the wire, RFC 6581 section 9.1).
-pub const MAX_IRD: u16 = 256;
+/// Most inbound or outbound RDMA Reads and atomics outstanding (14 bits on the wire, RFC 6581 section 9.1). A queue pair keeps
+/// an entry for each that it is made for; small Reads come in runs only if many may be outstanding.
+pub const MAX_IRD: u16 = 4096;
 /// See [`MAX_IRD`].
-pub const MAX_ORD: u16 = 256;
+pub const MAX_ORD: u16 = 4096;
 /// Most completions in one completion queue.
 pub const MAX_CQE: u32 = 1 << 22;
 /// Most regions and windows of one device: STag indexes have 24 bits, and a full table could be guessed.

@@ -65,7 +65,7 @@ impl QueuePairBuilder {
         self
     }
 
-    /// RDMA Reads and atomics in flight: inbound served, outbound outstanding; 16 each if not said.
+    /// RDMA Reads and atomics in flight: inbound served, outbound outstanding; 16 each if not said, 4096 at most.
     pub fn reads(mut self, ird: u16, ord: u16) -> Self {
         self.max_ird = ird;
         self.max_ord = ord;

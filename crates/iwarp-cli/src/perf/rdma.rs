@@ -24,7 +24,7 @@ const BATCH: usize = 64;
 /// Small messages walk through this much memory instead of one cache line.
 const WINDOW: usize = 256 * 1024;
 /// Reads in flight, whatever the depth.
-const MAX_READS: u32 = 64;
+const MAX_READS: u32 = 4096;
 /// Completions taken at a time.
 const POLL_BATCH: usize = 64;
 const ALL: Access = Access::LOCAL_WRITE
