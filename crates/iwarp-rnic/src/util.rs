@@ -126,8 +126,13 @@ impl<T: Copy + Default> Ring<T> {
     #[inline]
     pub(crate) const fn skip(&mut self) {
         if self.len > 0 {
-            self.head = self.slot(1) as u32;
             self.len -= 1;
+            // An empty ring starts over, so that one that is larger than it needs to be stays in the cache.
+            self.head = if self.len == 0 {
+                0
+            } else {
+                self.slot(1) as u32
+            };
         }
     }
 

@@ -280,6 +280,13 @@ pub(super) struct Owed {
     overflow: bool,
 }
 
+impl Owed {
+    #[inline]
+    pub(super) const fn is_nothing(self) -> bool {
+        !(self.notify | self.wake | self.overflow)
+    }
+}
+
 /// Calls `look` until it finds something, at most for `window`.
 pub(super) fn busy_poll(window: Duration, mut look: impl FnMut() -> bool) -> bool {
     let mut now = now_ns();
