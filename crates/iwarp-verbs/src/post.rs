@@ -11,6 +11,7 @@ use crate::srq::SrqObject;
 use iwarp_rnic::limits::MAX_SGE;
 use iwarp_rnic::{Cqe, RecvWr, SendFlags, SendOp, SendWr, Sge, WcFlags, WcOpcode, WcStatus};
 use std::ffi::{c_int, c_uint};
+use std::mem::MaybeUninit;
 
 /// Our part of a queue pair.
 ///
@@ -83,14 +84,6 @@ unsafe fn op_of(wr: &ibv_send_wr) -> Res<SendOp> {
 
 const FLAGS: c_uint = SEND_FENCE | SEND_SIGNALED | SEND_SOLICITED | SEND_INLINE;
 
-const EMPTY_SEND: SendWr<'static> = SendWr {
-    wr_id: 0,
-    op: SendOp::Send,
-    flags: SendFlags::empty(),
-    sges: &[],
-    inline: &[],
-};
-
 /// The program's octets of one element, for inline data.
 unsafe fn octets<'a>(sge: &ibv_sge) -> &'a [u8] {
     if sge.length == 0 {
@@ -106,15 +99,25 @@ fn count(n: c_int) -> Res<usize> {
         .ok_or(EINVAL)
 }
 
+/// A list whose elements have been written.
+///
+/// # Safety
+/// All of them have.
+#[inline]
+const unsafe fn written<T>(list: &[MaybeUninit<T>]) -> &[T] {
+    &*(std::ptr::from_ref(list) as *const [T])
+}
+
 /// Posts the first requests of a list, as many as fit into `W` requests and `S` elements. Answers what is left.
 #[inline]
 unsafe fn send_some<const W: usize, const S: usize>(
     qp: &QpObject,
     first: *mut ibv_send_wr,
 ) -> Result<*mut ibv_send_wr, (*mut ibv_send_wr, Errno)> {
-    let mut sge_room = [Sge::default(); S];
-    let mut inline_room: [&[u8]; S] = [&[]; S];
-    let mut wrs = [EMPTY_SEND; W];
+    // Not cleared: that would take as long as filling them.
+    let mut sge_room = [const { MaybeUninit::<Sge>::uninit() }; S];
+    let mut inline_room = [const { MaybeUninit::<&[u8]>::uninit() }; S];
+    let mut wrs = [const { MaybeUninit::<SendWr<'_>>::uninit() }; W];
     let (mut sges, mut pieces) = (&mut sge_room[..], &mut inline_room[..]);
     let mut at = first;
     let mut n = 0;
@@ -129,7 +132,7 @@ unsafe fn send_some<const W: usize, const S: usize>(
             }
         };
         let (op, num) = op;
-        if num > sges.len() {
+        if num > sges.len().min(pieces.len()) {
             break;
         }
         let list = if num == 0 {
@@ -137,33 +140,38 @@ unsafe fn send_some<const W: usize, const S: usize>(
         } else {
             std::slice::from_raw_parts(wr.sg_list, num)
         };
-        let to = &mut wrs[n];
-        to.wr_id = wr.wr_id;
-        to.op = op;
-        to.flags = SendFlags::from_bits_truncate(wr.send_flags & FLAGS);
+        let mut to = SendWr {
+            wr_id: wr.wr_id,
+            op,
+            flags: SendFlags::from_bits_truncate(wr.send_flags & FLAGS),
+            sges: &[],
+            inline: &[],
+        };
         if wr.send_flags & SEND_INLINE == 0 {
             let (mine, rest) = sges.split_at_mut(num);
             for (to, from) in mine.iter_mut().zip(list) {
-                *to = Sge {
+                to.write(Sge {
                     addr: from.addr,
                     len: from.length,
                     lkey: from.lkey,
-                };
+                });
             }
-            to.sges = mine;
+            to.sges = written(mine);
             sges = rest;
         } else {
-            let (mine, rest) = pieces.split_at_mut(num.min(pieces.len()));
+            let (mine, rest) = pieces.split_at_mut(num);
             for (to, from) in mine.iter_mut().zip(list) {
-                *to = octets(from);
+                to.write(octets(from));
             }
-            to.inline = mine;
+            to.inline = written(mine);
             pieces = rest;
         }
+        wrs[n].write(to);
         n += 1;
         at = wr.next;
     }
-    let posted = qp.raw.post_send(&wrs[..n]);
+    let wrs = written(&wrs[..n]);
+    let posted = qp.raw.post_send(wrs);
     if let Err((i, e)) = posted {
         let mut bad = first;
         for _ in 0..i {
@@ -190,7 +198,7 @@ pub(crate) unsafe extern "C" fn post_send(
             let done = if (*at).next.is_null() && (0..=2).contains(&(*at).num_sge) {
                 send_some::<1, 2>(qp, at)
             } else {
-                send_some::<16, { 2 * MAX_SGE as usize }>(qp, at)
+                send_some::<32, { 2 * MAX_SGE as usize }>(qp, at)
             };
             at = done.map_err(|(wr, e)| {
                 if !bad.is_null() {
@@ -213,11 +221,8 @@ unsafe fn recv_all<const W: usize, const S: usize>(
     let mut at = first;
     while !at.is_null() {
         let from = at;
-        let mut room = [Sge::default(); S];
-        let mut wrs = [RecvWr {
-            wr_id: 0,
-            sges: &[],
-        }; W];
+        let mut room = [const { MaybeUninit::<Sge>::uninit() }; S];
+        let mut wrs = [const { MaybeUninit::<RecvWr<'_>>::uninit() }; W];
         let mut sges = &mut room[..];
         let mut n = 0;
         let mut stop = None;
@@ -234,21 +239,21 @@ unsafe fn recv_all<const W: usize, const S: usize>(
             let (mine, rest) = sges.split_at_mut(num);
             for (i, to) in mine.iter_mut().enumerate() {
                 let sge = &*wr.sg_list.add(i);
-                *to = Sge {
+                to.write(Sge {
                     addr: sge.addr,
                     len: sge.length,
                     lkey: sge.lkey,
-                };
+                });
             }
-            wrs[n] = RecvWr {
+            wrs[n].write(RecvWr {
                 wr_id: wr.wr_id,
-                sges: mine,
-            };
+                sges: written(mine),
+            });
             sges = rest;
             n += 1;
             at = wr.next;
         }
-        let failed = match (post(&wrs[..n]), stop) {
+        let failed = match (post(written(&wrs[..n])), stop) {
             (Err((i, e)), _) => Some((i, e.into())),
             (Ok(()), Some(e)) => Some((n, e)),
             (Ok(()), None) => None,
@@ -267,6 +272,20 @@ unsafe fn recv_all<const W: usize, const S: usize>(
     Ok(())
 }
 
+/// Most programs post one receive with few elements.
+#[inline]
+unsafe fn recv_list(
+    wr: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+    post: impl Fn(&[RecvWr<'_>]) -> Result<(), (usize, iwarp::Error)>,
+) -> Res<()> {
+    if !wr.is_null() && (*wr).next.is_null() && (0..=2).contains(&(*wr).num_sge) {
+        recv_all::<1, 2>(wr, bad, post)
+    } else {
+        recv_all::<32, { 2 * MAX_SGE as usize }>(wr, bad, post)
+    }
+}
+
 pub(crate) unsafe extern "C" fn post_recv(
     q: *mut ibv_qp,
     wr: *mut ibv_recv_wr,
@@ -274,11 +293,7 @@ pub(crate) unsafe extern "C" fn post_recv(
 ) -> c_int {
     code(|| {
         let qp = qp(q);
-        if !wr.is_null() && (*wr).next.is_null() && (0..=2).contains(&(*wr).num_sge) {
-            recv_all::<1, 2>(wr, bad, |wrs| qp.raw.post_recv(wrs))
-        } else {
-            recv_all::<16, { 2 * MAX_SGE as usize }>(wr, bad, |wrs| qp.raw.post_recv(wrs))
-        }
+        recv_list(wr, bad, |wrs| qp.raw.post_recv(wrs))
     })
 }
 
@@ -289,7 +304,7 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
 ) -> c_int {
     code(|| {
         let srq: &SrqObject = object::trusted(s);
-        recv_all::<16, { 2 * MAX_SGE as usize }>(wr, bad, |wrs| srq.raw.post(wrs))
+        recv_list(wr, bad, |wrs| srq.raw.post(wrs))
     })
 }
 

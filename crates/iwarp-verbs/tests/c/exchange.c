@@ -48,7 +48,7 @@ static void acknowledge(struct rdma_cm_event *event)
 static void make(struct end *e, int shared)
 {
 	struct ibv_qp_init_attr attr = {
-		.cap = { .max_send_wr = 64, .max_recv_wr = 64, .max_send_sge = 2, .max_recv_sge = 2,
+		.cap = { .max_send_wr = 64, .max_recv_wr = 64, .max_send_sge = 4, .max_recv_sge = 2,
 			 .max_inline_data = 64 },
 		.qp_type = IBV_QPT_RC,
 	};
@@ -304,6 +304,51 @@ static void bind_again_and_again(struct end *e)
 	e->mw->rkey = key;
 }
 
+/* A list that is longer than what is converted at a time, of requests with none to four elements, some of them inline. */
+static void write_a_long_list(struct end *e, struct target to)
+{
+	enum { N = 60, BACK = SIZE / 2 };
+	static struct ibv_send_wr list[N];
+	static struct ibv_sge elements[N][4];
+	static char expected[BACK];
+	struct ibv_send_wr read = { .opcode = IBV_WR_RDMA_READ }, *bad;
+	struct ibv_sge back;
+	uint32_t total = 0;
+	int i, j;
+
+	fill(e, 3);
+	for (i = 0; i < N; i++) {
+		list[i].wr_id = i;
+		list[i].next = i + 1 < N ? &list[i + 1] : NULL;
+		list[i].sg_list = elements[i];
+		list[i].num_sge = i % 11 == 5 ? 0 : 1 + i % 4;
+		list[i].opcode = IBV_WR_RDMA_WRITE;
+		list[i].send_flags = i % 7 ? 0 : IBV_SEND_INLINE;
+		list[i].wr.rdma.remote_addr = to.addr + total;
+		list[i].wr.rdma.rkey = to.rkey;
+		for (j = 0; j < list[i].num_sge; j++) {
+			char *from = e->buffer + 100 * i + 20 * j;
+			uint32_t length = 5 + 2 * j + i % 5;
+
+			elements[i][j] = (struct ibv_sge){ (uintptr_t)from, length, e->mr->lkey };
+			memcpy(expected + total, from, length);
+			total += length;
+		}
+	}
+	list[N - 1].send_flags |= IBV_SEND_SIGNALED;
+	NEED(ibv_post_send(e->id->qp, list, &bad) == 0);
+	CODE(N - 1, (int)wait_for(e).wr_id);
+	back = (struct ibv_sge){ (uintptr_t)e->buffer + BACK, total, e->mr->lkey };
+	read.send_flags = IBV_SEND_SIGNALED;
+	read.sg_list = &back;
+	read.num_sge = 1;
+	read.wr.rdma.remote_addr = to.addr;
+	read.wr.rdma.rkey = to.rkey;
+	NEED(ibv_post_send(e->id->qp, &read, &bad) == 0);
+	wait_for(e);
+	CHECK(memcmp(e->buffer + BACK, expected, total) == 0);
+}
+
 static void use(struct end *e, struct target to)
 {
 	int round;
@@ -365,6 +410,7 @@ int main(void)
 	NEED(pthread_create(&server, NULL, serve, NULL) == 0);
 	pthread_barrier_wait(&ready);
 	to = connect_to(&e);
+	write_a_long_list(&e, to);
 	use(&e, to);
 	CODE(0, rdma_disconnect(e.id));
 	acknowledge(expect(&e, RDMA_CM_EVENT_DISCONNECTED));
