@@ -23,8 +23,9 @@ pub const MAX_MR: u32 = 1 << 20;
 pub const TX_COPY_MAX: u32 = 2048;
 /// Scratch of one transmit plan: headers, trailers, copied payload.
 pub const TX_SCRATCH: usize = 288 * 1024;
-/// A plan is closed when it holds this many octets: more does not make `sendmsg` cheaper.
-pub const TX_PLAN_BYTES: usize = 256 * 1024;
+/// A plan is closed when it holds this many octets: five of loopback's segments, so that few `sendmsg` end with a short one. More only
+/// delays the first.
+pub const TX_PLAN_BYTES: usize = 312 * 1024;
 /// Most segments of one plan that have to be written by themselves.
 pub const TX_PLAN_CUTS: usize = 256;
 /// Most pieces of one plan; system calls take at most 1024.

@@ -117,9 +117,9 @@ mod tests {
             ..Cork::default()
         };
         cork.posts += 1;
-        assert_eq!(cork.judge(1100, 1, 100_000, true), Verdict::PutOff);
-        assert_eq!(cork.judge(1200, 1, 100_000, true), Verdict::Join);
-        assert_eq!(cork.judge(1300, 1, 100_000, true), Verdict::SendInBurst);
+        assert_eq!(cork.judge(1100, 1, 110_000, true), Verdict::PutOff);
+        assert_eq!(cork.judge(1200, 1, 110_000, true), Verdict::Join);
+        assert_eq!(cork.judge(1300, 1, 110_000, true), Verdict::SendInBurst);
         assert!(!cork.put_off);
         assert_eq!(cork.judge(1400, 1, 64, true), Verdict::PutOff);
         let late = 1400 + BURST_GAP_NS + REQUEST_NS + 1;
