@@ -104,6 +104,9 @@ pub(crate) struct Link {
     /// Cut FPDUs for this maximum segment size of TCP
     #[arg(long)]
     mss: Option<u32>,
+    /// Reads and atomics that may be in flight, if fewer than the depth
+    #[arg(long)]
+    reads: Option<u16>,
 }
 
 impl Link {
@@ -133,6 +136,7 @@ struct End {
     pd: ProtectionDomain,
     cq: CompletionQueue,
     wait: Wait,
+    reads: Option<u16>,
     depth: u32,
     receives: u32,
     len: usize,
@@ -148,6 +152,7 @@ impl End {
             ctx,
             cq,
             wait: link.wait,
+            reads: link.reads,
             depth,
             receives,
             len: size.max(WINDOW),
@@ -155,7 +160,8 @@ impl End {
     }
 
     fn queue_pair(&self) -> Result<iwarp::QueuePair> {
-        let reads = self.depth.clamp(1, MAX_READS) as u16;
+        let most = self.reads.map_or(MAX_READS, u32::from);
+        let reads = self.depth.clamp(1, most.clamp(1, MAX_READS)) as u16;
         Ok(self
             .pd
             .queue_pair()

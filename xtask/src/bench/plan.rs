@@ -197,7 +197,10 @@ impl Plan {
                 ("bw:send-single-crc", "send"),
                 ("bw:read-single-crc", "read"),
             ] {
-                let single = format!("iwarp-bw --op {op} {s} --depth {d} --post single --crc on");
+                // The C library's queue pairs have room for as many.
+                let reads = if op == "read" { " --reads 64" } else { "" };
+                let single =
+                    format!("iwarp-bw --op {op} {s} --depth {d} --post single --crc on{reads}");
                 self.own(&["verbs"], series, size, &single);
             }
             let f = format!("iwarp-bw --op fetchadd --size 8 --ms {ms} --depth 64");
