@@ -23,6 +23,7 @@ const LEAKS: [&str; 2] = ["--leak-check=full", "--errors-for-leak-kinds=definite
 /// What is known of perftest, and of what we are made of; each with its reason.
 const PERFTEST: &str = include_str!("perftest.supp");
 const RUSTIX: &str = include_str!("rustix.supp");
+const INSTRUMENTED: &str = "-Zsanitizer=address";
 /// C programs of crates/iwarp-verbs/tests/c.
 const OWN: [&str; 3] = ["exchange", "misuse", "misuse_cm"];
 
@@ -160,10 +161,10 @@ fn sanitized(stage: &Stage) -> Result<Verdict> {
     let Some(runtime) = runtime()? else {
         return Ok(Verdict::skipped("the C compiler has no libasan"));
     };
-    let built = match build()? {
-        Ok(built) => built,
-        Err(why) => return Ok(Verdict::skipped(why)),
-    };
+    if let Err(why) = instruments(stage)? {
+        return Ok(Verdict::skipped(why));
+    }
+    let built = build()?;
     // The programs' user may not be able to read where it was built.
     let library = stage.dir().join("libiwarp_verbs.so");
     std::fs::copy(&built, &library)?;
@@ -197,8 +198,31 @@ fn runtime() -> Result<Option<PathBuf>> {
         .transpose()?)
 }
 
-/// The instrumented library, or why there is none.
-fn build() -> Result<Result<PathBuf, String>> {
+/// Whether this compiler can instrument at all, or what it said to the smallest of programs.
+fn instruments(stage: &Stage) -> Result<Result<(), String>> {
+    let source = stage.dir().join("instrumented.rs");
+    std::fs::write(&source, "fn main() {}")?;
+    let built = Command::new("rustc")
+        .args([INSTRUMENTED, "--target", &host()?, "-o"])
+        .arg(source.with_extension(""))
+        .arg(&source)
+        .env("RUSTC_BOOTSTRAP", "1")
+        .output()
+        .context("starting rustc")?;
+    Ok(if built.status.success() {
+        Ok(())
+    } else {
+        let said = String::from_utf8_lossy(&built.stderr);
+        let line = said.lines().find(|line| line.starts_with("error"));
+        Err(format!(
+            "this toolchain cannot instrument programs: {}",
+            line.unwrap_or("no reason given")
+        ))
+    })
+}
+
+/// The instrumented library.
+fn build() -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let target =
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
@@ -210,18 +234,16 @@ fn build() -> Result<Result<PathBuf, String>> {
         .arg("--target-dir")
         .arg(&target)
         .env("RUSTC_BOOTSTRAP", "1")
-        .env("RUSTFLAGS", "-Zsanitizer=address")
+        .env("RUSTFLAGS", INSTRUMENTED)
         .output()
         .context("starting cargo")?;
     if !built.status.success() {
-        let said = String::from_utf8_lossy(&built.stderr);
-        let line = said.lines().find(|line| line.starts_with("error"));
-        return Ok(Err(format!(
-            "this toolchain cannot build it: {}",
-            line.unwrap_or("no reason given")
-        )));
+        bail!(
+            "the instrumented library cannot be built: {}",
+            String::from_utf8_lossy(&built.stderr)
+        );
     }
-    Ok(Ok(target.join(host).join("debug/libiwarp_verbs.so")))
+    Ok(target.join(host).join("debug/libiwarp_verbs.so"))
 }
 
 fn host() -> Result<String> {
