@@ -43,8 +43,10 @@ const WAKE_TOKEN: u64 = 0;
 
 /// When an application thread last polled in vain, in nanoseconds of the monotonic clock.
 static LAST_EMPTY_POLL: AtomicU64 = AtomicU64::new(0);
-/// When one last served the whole set, likewise.
+/// When one last served the whole set or was about to, likewise.
 static LAST_POLL_OF_ALL: AtomicU64 = AtomicU64::new(0);
+/// When one last did so.
+static LAST_SERVED_ALL: AtomicU64 = AtomicU64::new(0);
 static CURRENT: Mutex<Option<Arc<Engine>>> = Mutex::new(None);
 
 /// Something with a file descriptor or a timer.
@@ -285,10 +287,12 @@ impl Engine {
         now_ns().wrapping_sub(LAST_EMPTY_POLL.load(Ordering::Relaxed)) < DRIVING_NS
     }
 
-    /// They drive everything.
+    /// They drive everything. Who finds completions with every poll never comes to that.
     fn application_drives_all() -> bool {
-        let age = now_ns().wrapping_sub(LAST_POLL_OF_ALL.load(Ordering::Relaxed));
-        age < PARK_FIRST.as_nanos() as u64
+        let now = now_ns();
+        let since = |stamp: &AtomicU64| now.saturating_sub(stamp.load(Ordering::Relaxed));
+        since(&LAST_POLL_OF_ALL) < PARK_FIRST.as_nanos() as u64
+            && since(&LAST_SERVED_ALL) < PARK_MAX.as_nanos() as u64
     }
 
     /// They have driven everything lately, and do so no more or are kept from it.
@@ -300,7 +304,9 @@ impl Engine {
     /// Serves whatever is ready, without waiting: for application threads that poll many queue pairs. False if there was nothing
     /// that other threads were not at already.
     pub(crate) fn poll_once(&self) -> bool {
-        Self::note_poll_of_all();
+        let now = now_ns();
+        LAST_POLL_OF_ALL.store(now, Ordering::Relaxed);
+        LAST_SERVED_ALL.store(now, Ordering::Relaxed);
         // Nothing is kept for a thread that is ending.
         let kept = EVENTS.try_with(Cell::take).ok().flatten();
         let mut events = kept.unwrap_or_else(|| Box::new(Events::with_capacity(BATCH)));

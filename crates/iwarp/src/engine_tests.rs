@@ -42,7 +42,7 @@ fn what_is_driven_rests_even_while_the_set_is_polled() {
         fd: EventFd::new().expect("eventfd"),
         rests: AtomicBool::new(false),
     });
-    Engine::note_poll_of_all();
+    engine.poll_once();
     Engine::note_empty_poll();
     let watched = Arc::clone(&source) as Arc<dyn Source>;
     engine
@@ -52,7 +52,7 @@ fn what_is_driven_rests_even_while_the_set_is_polled() {
     let begin = Instant::now();
     while !source.rests.load(Ordering::Relaxed) {
         assert!(begin.elapsed() < LONG, "it does not rest");
-        Engine::note_poll_of_all();
+        engine.poll_once();
         Engine::note_empty_poll();
         std::thread::yield_now();
     }

@@ -3,12 +3,15 @@
 
 mod common;
 
-use common::{End, Mem, V4, Watchdog, config, pair, until};
+use common::wire::{Hello, initiator};
+use common::{End, LIMIT, Mem, Server, V4, Watchdog, config, pair, queue_pair, until};
 use iwarp::raw::CompletionChannel;
+use iwarp::raw::cm::{CmEventKind, CmId, create_event_channel};
 use iwarp::raw::{CompletionQueue, Context};
-use iwarp::{Cqe, ProtectionDomain, RecvWr, SendOp, SendWr, WcStatus, cm};
+use iwarp::{Cqe, ProtectionDomain, RecvWr, SendOp, SendWr, Sge, State, WcStatus, cm};
+use std::io::Read;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const SOON: Option<Duration> = Some(Duration::from_secs(20));
 
@@ -55,6 +58,105 @@ fn a_target_that_stops_polling_is_served() {
         client.post(1, read, &[back.sge(8)]);
         client.expect_status(1, WcStatus::Success);
         assert_eq!(back.word(0), value);
+    }
+}
+
+/// What is posted in quick succession may wait for more, but not for ever: the timer that ends the wait is set anew after a
+/// connection has ended while it ran.
+#[test]
+fn what_is_put_off_is_sent_on_the_second_connection_too() {
+    let _watchdog = Watchdog::new();
+    let server = Server::new(V4, &config());
+    let mut client = End::new(V4, &config());
+    let mine = client.mem(64);
+    for value in 1..=2u64 {
+        client.connect(server.address, b"");
+        let target = server.accept();
+        target.expect(CmEventKind::Established);
+        client.expect(CmEventKind::Established);
+        let theirs = target.mem(64);
+        // An answer, so that nothing reminds the peer of us any more.
+        let read = SendOp::Read {
+            remote_addr: theirs.addr(),
+            rkey: theirs.stag,
+        };
+        client.post(9, read, &[mine.sge(8)]);
+        client.expect_status(9, WcStatus::Success);
+        for i in 0..5 {
+            mine.set(i as usize, value << 8 | i);
+            let op = SendOp::Write {
+                remote_addr: theirs.addr(),
+                rkey: theirs.stag,
+            };
+            let from = Sge {
+                addr: mine.addr() + 8 * i,
+                ..mine.sge(8)
+            };
+            client.post(i, op, &[from]);
+        }
+        if value == 2 {
+            // Nobody polls.
+            until("all of it", || theirs.word(0) == value << 8 | 4);
+            continue;
+        }
+        client.qp.abort();
+        client.id.destroy();
+        client.qp.modify(State::Reset).unwrap();
+        client.channel = create_event_channel().unwrap();
+        client.id = CmId::create(&client.channel, Some(&client.ctx));
+    }
+}
+
+/// A program with many queue pairs that finds a completion of its own with each poll, and never polls in vain.
+#[test]
+fn a_target_that_is_busy_with_its_own_completions_is_served() {
+    let _watchdog = Watchdog::new();
+    let server = Server::new(V4, &config());
+    let (mut wire, target) = initiator(&server, &Hello::enhanced(true, false));
+    let (sink, busy) = initiator(&server, &Hello::enhanced(true, false));
+    // So many that polling one queue means polling the whole set.
+    let others: Vec<_> = (0..4)
+        .map(|_| queue_pair(&busy.ctx, busy.pd, &busy.cq, None, 1))
+        .collect();
+    let (from, to) = (busy.mem(64), target.mem(64));
+    let op = SendOp::Write {
+        remote_addr: 0,
+        rkey: 1,
+    };
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // The peer takes everything and looks at nothing.
+            let mut octets = vec![0; 1 << 16];
+            while (&sink.socket).read(&mut octets).unwrap() > 0 {}
+        });
+        scope.spawn(|| {
+            let begin = Instant::now();
+            while !done.load(Ordering::Relaxed) && begin.elapsed() < LIMIT {
+                busy.post(1, op, &[from.sge(8)]);
+                busy.expect_status(1, WcStatus::Success);
+                // It computes for a moment, so that no post is a part of a burst and waits for others.
+                let pause = Instant::now();
+                while pause.elapsed() < Duration::from_micros(5) {
+                    std::hint::spin_loop();
+                }
+            }
+            busy.qp.disconnect();
+        });
+        let begin = Instant::now();
+        let mut served = 0;
+        while served < 50 && begin.elapsed() < LIMIT / 2 {
+            wire.write_op(to.stag, to.addr(), &(served + 1u64).to_ne_bytes());
+            while to.word(0) == served && begin.elapsed() < LIMIT / 2 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            served = to.word(0);
+        }
+        done.store(true, Ordering::Relaxed);
+        assert_eq!(served, 50, "the target was not served");
+    });
+    for qp in others {
+        qp.destroy();
     }
 }
 

@@ -513,14 +513,14 @@ impl QpInner {
         }
         let link = {
             let mut g = self.state.lock();
+            // Without a connection there is nothing to be late for: what waits is sent when it comes.
+            let Some(link) = g.link.clone() else { return };
             if std::mem::replace(&mut g.cork.timer, true) {
                 return;
             }
-            g.link.clone()
+            link
         };
-        if let Some(link) = link {
-            link.engine.after(FLUSH_AFTER, link.token, TIMER_FLUSH);
-        }
+        link.engine.after(FLUSH_AFTER, link.token, TIMER_FLUSH);
     }
 
     /// Sends what was put off and no poll has sent.
@@ -602,6 +602,8 @@ impl QpInner {
             (g.eof, g.established, g.left) = (false, false, Left::default());
             (g.close_timer, g.mss_age) = (false, 0);
             (g.stalled, g.partial) = (None, None);
+            // Timers of an earlier connection do not run out any more.
+            g.cork = Cork::default();
             // Under the lock, so that nobody changes the interest before it exists.
             let source = Arc::clone(self) as Arc<dyn Source>;
             let watched = if handover.watched.is_some() {
