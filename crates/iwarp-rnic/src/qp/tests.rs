@@ -3,6 +3,7 @@
 mod acknowledged;
 mod aligning;
 mod bursts;
+mod bursts_peers;
 mod ending;
 mod harness;
 mod memory;

@@ -209,7 +209,7 @@ proptest! {
                 let sges = [part(wr_id * 64, 40 + wr_id as u32 % 3 * 30), part(3000, 900)];
                 rig.qp.post_recv(&RecvWr { wr_id, sges: &sges }, &mut rig.host).unwrap();
             }
-            let (mut msn, mut mo) = (1, 0);
+            let (mut msn, mut mo, mut request) = (1, 0, 1);
             let mut octets = Vec::new();
             for (i, s) in segments.iter().enumerate() {
                 let payload: Vec<u8> = (0..s.len).map(|j| (i * 31 + j) as u8).collect();
@@ -227,9 +227,12 @@ proptest! {
                         let imm = Immediate::plain(i as u32).octets();
                         untagged(Opcode::IMMEDIATE, 0, msn - 1, 0, true, &imm)
                     }
-                    _ => read_request(i as u32 + 2, 16, target.stag, s.to),
+                    _ => {
+                        request += 1;
+                        let body = read_request(i as u32 + 2, 16, target.stag, s.to);
+                        untagged(Opcode::READ_REQUEST, 1, request - 1, 0, true, &body)
+                    }
                 };
-                // Read Requests have a queue of their own, whose numbers are not kept here: only the first one is good.
                 let mut fpdu = rig.fpdu(&ulpdu);
                 if let Some((at, with)) = s.mangle && at < fpdu.len() {
                     fpdu[at] ^= with;
