@@ -204,3 +204,26 @@ fn the_device_is_listed_as_an_rnic() {
         "{text}"
     );
 }
+
+/// A C program has no log: what is wrong with a setting must reach its terminal, once.
+#[test]
+fn a_setting_that_makes_no_sense_is_named_on_standard_error() {
+    if !common::installed("ibv_devinfo") {
+        return;
+    }
+    let folder = common::Folder::new("settings");
+    for (name, value) in [
+        ("IWARP_CRC", "maybe"),
+        ("IWARP_MSS", "x"),
+        ("IWARP_BIND", "lo,no-such-interface"),
+        ("IWARP_DEVICE_NAME", "a/b"),
+        ("IWARP_CAPTURE", "/nonexistent/file.pcapng"),
+    ] {
+        let command = format!("{name}={value} exec ibv_devinfo -v");
+        let (_, text) = finish(start(&folder, "sh", &["-c", &command]));
+        let said = text.lines().filter(|l| l.starts_with("iwarp: "));
+        let said: Vec<_> = said.filter(|l| l.contains(value)).collect();
+        let named = name == "IWARP_CAPTURE" || said.iter().all(|l| l.contains(name));
+        assert!(said.len() == 1 && named, "{name}={value}: {text}");
+    }
+}

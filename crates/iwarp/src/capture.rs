@@ -8,23 +8,26 @@
 //! Lock order: a flow's state, then the file. The order of one flow's packets in the file is the order of its sequence numbers.
 
 mod framing;
+mod output;
 mod packet;
 mod pcapng;
 
+use crate::complain;
 use crate::sys::fork;
 use crate::sys::raw_slice::RawSlice;
 use framing::Framing;
+use output::Output;
 use packet::{ACK, Addresses, FIN, PSH, RST, SYN, Segment};
 use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::fmt;
 use std::fs::File;
-use std::io::{self, IoSlice, Write};
+use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 /// The most payload of one synthetic segment: what TCP has on a loopback with an MTU of 65536 and timestamps.
 const MAX_SEGMENT: usize = 65_483;
@@ -65,7 +68,7 @@ impl RecorderLimits {
 ///
 /// Clones write to the same file. It is complete after [`flush`](Self::flush), and when the last clone and the
 /// last connection that records are gone. A recorder never disturbs the traffic: an error of the file stops the recording and is reported
-/// once through `tracing` as a warning. A child made by `fork` does not record.
+/// once, as by [`Config::from_env`](crate::Config::from_env). A child made by `fork` does not record.
 ///
 /// If both ends of a connection are in this process and record to the same file, each octet is recorded once.
 ///
@@ -95,16 +98,6 @@ struct Shared {
     output: Mutex<Output>,
 }
 
-struct Output {
-    file: File,
-    /// Blocks not written to the file yet. Always whole blocks between two calls.
-    buffer: Vec<u8>,
-    written: u64,
-    packets: u64,
-    last_time: u64,
-    limits: RecorderLimits,
-}
-
 impl Recorder {
     /// Creates or overwrites the file at `path`, and records without a limit.
     ///
@@ -120,20 +113,20 @@ impl Recorder {
     /// The file cannot be created or written.
     pub fn create_with(path: impl AsRef<Path>, limits: RecorderLimits) -> io::Result<Self> {
         let path = path.as_ref().to_path_buf();
-        let mut output = Output {
-            file: File::create(&path)?,
-            buffer: Vec::with_capacity(BUFFER + MAX_SEGMENT + 256),
-            written: 0,
-            packets: 0,
-            last_time: 0,
-            limits,
-        };
+        Self::start(&path, limits).inspect_err(|error| {
+            // Through the C library the program hears of an error number and of no file.
+            complain::once(format!("cannot record to {}: {error}", path.display()));
+        })
+    }
+
+    fn start(path: &Path, limits: RecorderLimits) -> io::Result<Self> {
+        let mut output = Output::new(File::create(path)?, limits);
         pcapng::file_head(&mut output.buffer);
         // Writing at once tells a full or read-only file system to the caller and not to the log.
         output.flush()?;
         Ok(Self {
             shared: Arc::new(Shared {
-                path,
+                path: path.to_owned(),
                 active: AtomicBool::new(true),
                 generation: fork::generation(),
                 next_sequence: AtomicU32::new(0x1000_0000),
@@ -151,13 +144,14 @@ impl Recorder {
         self.shared.flush()
     }
 
-    /// As [`flush`](Self::flush), without waiting for long or telling errors.
+    /// As [`flush`](Self::flush), without waiting for long.
     pub(crate) fn flush_at_exit(&self) {
         if self.shared.is_child() {
             return;
         }
         if let Some(mut output) = self.shared.output.try_lock_for(EXIT_PATIENCE) {
-            let _ = output.flush();
+            let result = output.flush();
+            self.shared.tell_of_the_end(result);
         }
     }
 
@@ -229,6 +223,18 @@ impl Shared {
         result
     }
 
+    /// The result of writing what was left.
+    fn tell_of_the_end(&self, result: io::Result<()>) {
+        if let Err(error) = result
+            && self.active.swap(false, Ordering::Relaxed)
+        {
+            complain::once(format!(
+                "the end of the recording in {} is lost: {error}",
+                self.path.display()
+            ));
+        }
+    }
+
     /// Records one segment whose payload `fill` appends. A segment beyond the limit ends the recording.
     fn segment(
         &self,
@@ -247,7 +253,10 @@ impl Shared {
             Ok(false) => self.active.store(false, Ordering::Relaxed),
             Err(error) => {
                 self.active.store(false, Ordering::Relaxed);
-                tracing::warn!(path = %self.path.display(), %error, "recording of traffic has stopped");
+                complain::once(format!(
+                    "recording to {} has stopped: {error}",
+                    self.path.display()
+                ));
             }
         }
     }
@@ -258,63 +267,8 @@ impl Drop for Shared {
         if self.is_child() {
             return;
         }
-        let active = *self.active.get_mut();
-        if let Err(error) = self.output.get_mut().flush()
-            && active
-        {
-            tracing::warn!(path = %self.path.display(), %error, "the end of the recording is lost");
-        }
-    }
-}
-
-impl Output {
-    fn flush(&mut self) -> io::Result<()> {
-        let result = self.file.write_all(&self.buffer);
-        self.written += self.buffer.len() as u64;
-        // After an error, too: nothing is written twice.
-        self.buffer.clear();
-        result
-    }
-
-    /// False: the limit is reached, and nothing was recorded.
-    fn segment(
-        &mut self,
-        addresses: &Addresses,
-        segment: &Segment,
-        payload_len: usize,
-        fill: impl FnOnce(&mut Vec<u8>),
-    ) -> io::Result<bool> {
-        let packet_len = addresses.header_len(segment) + payload_len;
-        let size = self.written + self.buffer.len() as u64 + pcapng::block_len(packet_len) as u64;
-        if self
-            .limits
-            .max_packets
-            .is_some_and(|max| self.packets >= max)
-            || self.limits.max_bytes.is_some_and(|max| size > max)
-        {
-            self.flush()?;
-            return Ok(false);
-        }
-        let now = SystemTime::now()
-            .duration_since(SystemTime::UNIX_EPOCH)
-            .map_or(0, |time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
-        // The clock of the wall may be set back; the recording does not go back.
-        self.last_time = self.last_time.max(now);
-        let block = pcapng::begin_packet(&mut self.buffer, self.last_time, packet_len);
-        let start = self.buffer.len();
-        addresses.append_headers(&mut self.buffer, segment, payload_len);
-        fill(&mut self.buffer);
-        // What was promised in the headers, whatever `fill` did.
-        self.buffer.resize(start + packet_len, 0);
-        if let Some(packet) = self.buffer.get_mut(start..) {
-            addresses.finish_checksums(packet);
-        }
-        pcapng::end_packet(&mut self.buffer, block);
-        self.packets += 1;
-        if self.buffer.len() >= BUFFER {
-            self.flush()?;
-        }
-        Ok(true)
+        let result = self.output.get_mut().flush();
+        self.tell_of_the_end(result);
     }
 }
 

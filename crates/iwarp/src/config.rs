@@ -1,5 +1,9 @@
 //! Settings of a device, from code or from the environment.
 
+use crate::complain;
+use std::cell::RefCell;
+use std::ffi::OsString;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -115,32 +119,53 @@ impl Config {
     /// Where port mappers listen.
     pub(crate) const PORT_MAPPER_PORT: u16 = 3935;
     /// Longer windows than this are CPU time for nothing.
-    const BUSY_POLL_MAX: Duration = Duration::from_millis(1);
+    const BUSY_POLL_MAX_US: u64 = 1000;
 
-    /// The defaults, changed by the `IWARP_*` environment variables. A value that cannot be understood is reported
-    /// by a warning and ignored.
+    /// The defaults, changed by the `IWARP_*` environment variables. A value that cannot be understood is ignored, and
+    /// reported once: by a `tracing` warning, or on standard error in a program without a subscriber.
     pub fn from_env() -> Self {
-        Self::from_lookup(|name| std::env::var(name).ok())
+        let (config, complaints) = Self::from_lookup(|name| std::env::var_os(name));
+        complaints.into_iter().for_each(complain::once);
+        config
     }
 
-    fn from_lookup(get: impl Fn(&str) -> Option<String>) -> Self {
+    /// The settings, and what is wrong with the values.
+    fn from_lookup(get: impl Fn(&str) -> Option<OsString>) -> (Self, Vec<String>) {
         let mut c = Self::default();
+        let complaints = RefCell::new(Vec::new());
+        let complain = |text: String| complaints.borrow_mut().push(text);
+        // What is set to nothing is not set.
+        let path = |name: &str| get(name).filter(|value| !value.is_empty());
+        let get = |name: &str| path(name).map(|value| value.to_string_lossy().into_owned());
         let switch = |name: &str, default: bool| match get(name).as_deref() {
             None => default,
             Some("on" | "1" | "yes" | "true") => true,
             Some("off" | "0" | "no" | "false") => false,
             Some(other) => {
-                tracing::warn!("{name}={other}: on or off, please; using {default}");
+                let used = if default { "on" } else { "off" };
+                complain(format!("{name}={other}: neither on nor off; it is {used}"));
                 default
             }
         };
         let number = |name: &str| {
             let text = get(name)?;
-            let parsed = text.parse::<u64>();
-            if parsed.is_err() {
-                tracing::warn!("{name}={text}: not a number, ignored");
+            let parsed = text.parse::<u64>().ok();
+            if parsed.is_none() {
+                complain(format!("{name}={text}: not a whole number; ignored"));
             }
-            parsed.ok()
+            parsed
+        };
+        let within = |name: &str, range: RangeInclusive<u64>| {
+            let value = number(name)?;
+            let used = value.clamp(*range.start(), *range.end());
+            if used != value {
+                complain(format!(
+                    "{name}={value}: from {} to {}; it is {used}",
+                    range.start(),
+                    range.end()
+                ));
+            }
+            Some(used)
         };
         c.crc = switch("IWARP_CRC", c.crc);
         c.markers = switch("IWARP_MARKERS", c.markers);
@@ -150,7 +175,7 @@ impl Config {
         c.peer_to_peer = switch("IWARP_PEER_TO_PEER", c.peer_to_peer);
         match number("IWARP_MPA_REV") {
             Some(rev @ (1 | 2)) => c.mpa_revision = rev as u8,
-            Some(other) => tracing::warn!("IWARP_MPA_REV={other}: 1 or 2, please; ignored"),
+            Some(other) => complain(format!("IWARP_MPA_REV={other}: neither 1 nor 2; it is 2")),
             None => {}
         }
         match number("IWARP_RNR_TIMEOUT_MS") {
@@ -167,34 +192,37 @@ impl Config {
         if let Some(ms) = number("IWARP_LINGER_MS") {
             c.linger = Duration::from_millis(ms.max(1));
         }
-        if let Some(us) = number("IWARP_BUSY_POLL_US") {
-            c.busy_poll = Duration::from_micros(us).min(Self::BUSY_POLL_MAX);
+        if let Some(us) = within("IWARP_BUSY_POLL_US", 0..=Self::BUSY_POLL_MAX_US) {
+            c.busy_poll = Duration::from_micros(us);
         }
-        c.capture = get("IWARP_CAPTURE")
-            .filter(|s| !s.is_empty())
-            .map(PathBuf::from);
+        c.capture = path("IWARP_CAPTURE").map(PathBuf::from);
         c.capture_bytes = number("IWARP_CAPTURE_BYTES");
         c.align = match get("IWARP_ALIGN").as_deref() {
             None | Some("auto") => c.align,
             Some("on") => Alignment::On,
             Some("off") => Alignment::Off,
             Some(other) => {
-                tracing::warn!("IWARP_ALIGN={other}: auto, on or off, please; ignored");
+                complain(format!(
+                    "IWARP_ALIGN={other}: not auto, on or off; it is auto"
+                ));
                 c.align
             }
         };
         c.port_mapper = match get("IWARP_PORT_MAPPER").as_deref() {
             None | Some("off" | "0") => None,
             Some("on" | "1") => Some(Self::PORT_MAPPER_PORT),
-            Some(port) => port
-                .parse()
-                .inspect_err(|_| {
-                    tracing::warn!("IWARP_PORT_MAPPER={port}: on, off or a port, please; ignored");
-                })
-                .ok(),
+            Some(other) => {
+                let port = other.parse().ok();
+                if port.is_none() {
+                    complain(format!(
+                        "IWARP_PORT_MAPPER={other}: not on, off or a port; it is off"
+                    ));
+                }
+                port
+            }
         };
-        c.mss = number("IWARP_MSS").map(|n| u32::try_from(n).unwrap_or(u32::MAX).max(128));
-        c
+        c.mss = within("IWARP_MSS", 128..=u64::from(u32::MAX)).map(|n| n as u32);
+        (c, complaints.into_inner())
     }
 }
 
@@ -202,34 +230,79 @@ impl Config {
 mod tests {
     use super::*;
 
+    fn lookup(vars: &[(&str, &str)]) -> (Config, Vec<String>) {
+        Config::from_lookup(|name| {
+            let var = vars.iter().find(|v| v.0 == name)?;
+            Some(var.1.into())
+        })
+    }
+
     #[test]
-    fn environment_changes_defaults_and_nonsense_does_not() {
-        let vars = |name: &str| {
-            match name {
-                "IWARP_CRC" => Some("off"),
-                "IWARP_MARKERS" => Some("perhaps"),
-                "IWARP_MPA_REV" => Some("1"),
-                "IWARP_RNR_TIMEOUT_MS" | "IWARP_SPEAK_FIRST_MS" => Some("0"),
-                "IWARP_CAPTURE" => Some(""),
-                "IWARP_MSS" => Some("x"),
-                "IWARP_ALIGN" => Some("off"),
-                "IWARP_PORT_MAPPER" => Some("on"),
-                "IWARP_BUSY_POLL_US" => Some("7000"),
-                _ => None,
-            }
-            .map(str::to_owned)
-        };
-        let c = Config::from_lookup(vars);
+    fn environment_changes_defaults() {
+        let (c, complaints) = lookup(&[
+            ("IWARP_CRC", "off"),
+            ("IWARP_MPA_REV", "1"),
+            ("IWARP_RNR_TIMEOUT_MS", "0"),
+            ("IWARP_SPEAK_FIRST_MS", "0"),
+            ("IWARP_CAPTURE", ""),
+            ("IWARP_MARKERS", ""),
+            ("IWARP_MSS", "1400"),
+            ("IWARP_ALIGN", "off"),
+            ("IWARP_PORT_MAPPER", "on"),
+            ("IWARP_BUSY_POLL_US", "70"),
+        ]);
         let want = Config {
             crc: false,
             mpa_revision: 1,
             receiver_not_ready: ReceiverNotReady::Terminate,
             speak_first: None,
+            mss: Some(1400),
             align: Alignment::Off,
             port_mapper: Some(3935),
-            busy_poll: Duration::from_millis(1),
+            busy_poll: Duration::from_micros(70),
             ..Config::default()
         };
-        assert_eq!(c, want);
+        assert_eq!((c, complaints), (want, vec![]));
+    }
+
+    #[test]
+    fn nonsense_changes_nothing_and_is_named() {
+        for (name, value) in [
+            ("IWARP_CRC", "maybe"),
+            ("IWARP_MARKERS", "ON"),
+            ("IWARP_SNAPSHOT", "2"),
+            ("IWARP_PLACED", "x"),
+            ("IWARP_STATS", "x"),
+            ("IWARP_PEER_TO_PEER", "x"),
+            ("IWARP_MPA_REV", "3"),
+            ("IWARP_MPA_REV", "0"),
+            ("IWARP_RNR_TIMEOUT_MS", "-1"),
+            ("IWARP_MPA_TIMEOUT_MS", "5s"),
+            ("IWARP_SPEAK_FIRST_MS", "x"),
+            ("IWARP_LINGER_MS", "1.5"),
+            ("IWARP_BUSY_POLL_US", "x"),
+            ("IWARP_CAPTURE_BYTES", "4M"),
+            ("IWARP_ALIGN", "yes"),
+            ("IWARP_PORT_MAPPER", "99999"),
+            ("IWARP_MSS", "x"),
+        ] {
+            let (c, complaints) = lookup(&[(name, value)]);
+            assert_eq!(c, Config::default(), "{name}={value}");
+            let [complaint] = &complaints[..] else {
+                panic!("{name}={value}: {complaints:?}")
+            };
+            assert!(complaint.starts_with(&format!("{name}={value}: ")));
+        }
+    }
+
+    #[test]
+    fn what_is_out_of_range_is_cut_and_named() {
+        let (c, complaints) = lookup(&[("IWARP_BUSY_POLL_US", "7000"), ("IWARP_MSS", "1")]);
+        assert_eq!(c.busy_poll, Duration::from_millis(1));
+        assert_eq!(c.mss, Some(128));
+        assert_eq!(complaints.len(), 2, "{complaints:?}");
+        assert!(
+            complaints.contains(&"IWARP_BUSY_POLL_US=7000: from 0 to 1000; it is 1000".to_owned())
+        );
     }
 }

@@ -1,5 +1,6 @@
 //! Devices: one software RNIC for each usable interface address.
 
+use crate::complain;
 use crate::error::{Error, Result};
 use crate::sys::interfaces::{self, InterfaceAddress};
 use parking_lot::Mutex;
@@ -66,12 +67,16 @@ pub struct Device {
 }
 
 impl Device {
-    /// All devices, in a stable order. `IWARP_BIND` (addresses or interface names, separated by commas) restricts the list.
+    /// All devices, in a stable order. `IWARP_BIND` (addresses or interface names, separated by commas) restricts the list;
+    /// what in it is neither is reported as by [`Config::from_env`](crate::Config::from_env).
     ///
     /// # Errors
     /// The operating system's error if it cannot list interfaces.
     pub fn list() -> Result<Vec<Self>> {
-        let value = |name| std::env::var(name).unwrap_or_default();
+        let value = |name| {
+            let value = std::env::var_os(name).unwrap_or_default();
+            value.to_string_lossy().into_owned()
+        };
         Self::list_as(&value("IWARP_DEVICE_NAME"), &value("IWARP_BIND"))
     }
 
@@ -80,17 +85,27 @@ impl Device {
     /// # Errors
     /// As [`list`](Self::list).
     pub fn list_as(stem: &str, bind: &str) -> Result<Vec<Self>> {
-        let wanted: Vec<&str> = bind
-            .split(',')
-            .map(str::trim)
-            .filter(|s| !s.is_empty())
-            .collect();
-        let stem = if stem.is_empty() { "iwarp" } else { stem };
+        let wanted = wanted(bind);
+        let stem = if stem.is_empty() || Self::is_stem(stem) {
+            stem
+        } else {
+            complain::once(format!(
+                "IWARP_DEVICE_NAME={stem}: not a name for devices ({STEM_RULE}); it is {STEM}"
+            ));
+            ""
+        };
+        let stem = if stem.is_empty() { STEM } else { stem };
         let mut addresses = interfaces::addresses()?;
-        addresses.retain(|a| {
-            let ip = a.ip.to_string();
-            wanted.is_empty() || wanted.iter().any(|w| *w == ip || *w == a.name)
-        });
+        for unknown in wanted
+            .iter()
+            .filter(|w| !addresses.iter().any(|a| w.matches(a)))
+        {
+            complain::once(format!(
+                "IWARP_BIND={bind}: '{}' is neither an address of this host nor an interface that is up and has one",
+                unknown.text
+            ));
+        }
+        addresses.retain(|a| wanted.is_empty() || wanted.iter().any(|w| w.matches(a)));
         // They come a second or two after their interface, and should move no other name then.
         addresses.sort_by_key(|a| a.scope_id() != 0);
         let mut known = NUMBERS.lock();
@@ -112,6 +127,12 @@ impl Device {
         }
         list.sort_by_key(|device| device.index);
         Ok(list)
+    }
+
+    /// Can device names be made of this? A number is put behind it, and C programs have room for 63 octets.
+    pub fn is_stem(text: &str) -> bool {
+        let usual = |b: u8| b.is_ascii_alphanumeric() || b"_-.".contains(&b);
+        (1..=STEM_MAX).contains(&text.len()) && text.bytes().all(usual)
     }
 
     /// The device called `name`.
@@ -164,6 +185,35 @@ impl Device {
             IpAddr::V6(ip) => ip.octets(),
         }
     }
+}
+
+/// What device names begin with unless it is chosen.
+const STEM: &str = "iwarp";
+const STEM_MAX: usize = 48;
+/// [`Device::is_stem`] in words.
+const STEM_RULE: &str = "letters, digits, '_', '-' and '.', at most 48";
+
+/// An entry of `IWARP_BIND`.
+struct Wanted<'a> {
+    text: &'a str,
+    /// One address may be written in many ways.
+    ip: Option<IpAddr>,
+}
+
+impl Wanted<'_> {
+    fn matches(&self, a: &InterfaceAddress) -> bool {
+        self.ip == Some(a.ip) || self.text == a.name
+    }
+}
+
+fn wanted(bind: &str) -> Vec<Wanted<'_>> {
+    let entries = bind.split(',').map(str::trim).filter(|s| !s.is_empty());
+    entries
+        .map(|text| Wanted {
+            text,
+            ip: text.parse().ok(),
+        })
+        .collect()
 }
 
 /// What has a number: an address of an interface.
@@ -235,6 +285,41 @@ mod tests {
         assert_eq!([&lo, &eth].map(|a| number(&mut known, a)), [0, 1]);
         assert_eq!([&late, &lo, &eth].map(|a| number(&mut known, a)), [2, 0, 1]);
         assert_eq!([&eth, &late].map(|a| number(&mut known, a)), [1, 2]);
+    }
+
+    #[test]
+    fn an_address_may_be_written_in_any_way() {
+        let a = InterfaceAddress {
+            name: "eth0".into(),
+            ip: "2001:db8::1".parse().unwrap(),
+            index: 1,
+            prefix_len: 64,
+            up: true,
+            running: true,
+            mtu: 1500,
+            mac: None,
+            loopback: false,
+        };
+        let found = |bind: &str| wanted(bind).iter().any(|w| w.matches(&a));
+        for bind in ["eth0", "lo, eth0", "2001:db8::1", "2001:DB8:0:0::0001,,"] {
+            assert!(found(bind), "{bind}");
+        }
+        for bind in ["", "eth", "2001:db8::2", "eth0:1"] {
+            assert!(!found(bind), "{bind}");
+        }
+    }
+
+    #[test]
+    fn names_that_programs_cannot_use_are_not_made() {
+        for bad in ["a/b", "../x", "my dev", "é", &"a".repeat(49), ""] {
+            assert!(!Device::is_stem(bad), "{bad}");
+        }
+        assert!(Device::is_stem("siw_0-x.y") && Device::is_stem(&"a".repeat(48)));
+        let names = |stem| -> Vec<_> {
+            let list = Device::list_as(stem, "").unwrap();
+            list.into_iter().map(|d| d.name).collect()
+        };
+        assert_eq!(names("a/b"), names(""));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 mod capture;
 #[cfg(not(loom))]
 pub mod cm;
+mod complain;
 mod config;
 mod crc;
 mod device;

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::crc::crc32c_append;
+use std::io::Write as _;
 use std::process::Command;
 use std::sync::atomic::AtomicU64;
 
@@ -154,6 +155,35 @@ fn limits_stop_between_packets() {
             "{size}"
         );
     }
+}
+
+/// As after a write for which the disk had room in part.
+#[test]
+fn a_file_that_was_cut_ends_with_a_whole_packet() {
+    let path = std::env::temp_dir().join(format!("iwarp-cut-{}", std::process::id()));
+    let recorder = Recorder::create(&path).expect("recorder");
+    let mut output = recorder.shared.output.lock();
+    let head = output.written;
+    for packet in [[1u8; 40], [2; 40]] {
+        let block = pcapng::begin_packet(&mut output.buffer, 0, packet.len());
+        output.buffer.extend_from_slice(&packet);
+        pcapng::end_packet(&mut output.buffer, block);
+    }
+    let one = pcapng::block_len(40);
+    for (taken, whole) in [(one + 5, one), (one - 1, 0), (2 * one, 2 * one)] {
+        output.file.set_len(head).expect("empty again");
+        let part = output.buffer[..taken].to_vec();
+        let mut end = &output.file;
+        io::Seek::seek(&mut end, io::SeekFrom::Start(head)).expect("seek");
+        end.write_all(&part).expect("part");
+        output.end_with_a_whole_block();
+        let there = std::fs::metadata(&path).expect("file").len();
+        assert_eq!(there, head + whole as u64);
+    }
+    output.buffer.clear();
+    drop(output);
+    drop(recorder);
+    std::fs::remove_file(&path).expect("removed");
 }
 
 #[test]

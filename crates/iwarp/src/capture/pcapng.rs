@@ -60,6 +60,12 @@ pub(super) fn end_packet(out: &mut Vec<u8>, start: usize) {
     }
 }
 
+/// The size of the block that `blocks` begins with; `None` at the end.
+pub(super) fn first_block_len(blocks: &[u8]) -> Option<usize> {
+    let len = blocks.get(4..)?.first_chunk()?;
+    usize::try_from(u32::from_le_bytes(*len)).ok()
+}
+
 fn begin_block(out: &mut Vec<u8>, kind: u32) -> usize {
     let start = out.len();
     out.extend_from_slice(&kind.to_le_bytes());
@@ -107,10 +113,12 @@ mod tests {
             let len = word(at + 4) as usize;
             assert_eq!(len % 4, 0);
             assert_eq!(word(at + len - 4) as usize, len);
+            assert_eq!(first_block_len(&out[at..]), Some(len));
             kinds.push(word(at));
             at += len;
         }
         assert_eq!(at, out.len());
+        assert_eq!(first_block_len(&out[at..]), None);
         assert_eq!(kinds[..2], [SECTION_HEADER, INTERFACE_DESCRIPTION]);
         assert_eq!(kinds[2..], [ENHANCED_PACKET; 9]);
     }

@@ -1,0 +1,102 @@
+//! The file of a recorder: blocks are gathered and written in large pieces (draft-ietf-opsawg-pcapng section 3).
+
+use super::packet::{Addresses, Segment};
+use super::{BUFFER, MAX_SEGMENT, RecorderLimits, pcapng};
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::time::SystemTime;
+
+/// The file of a recording, and what is not in it yet.
+pub(super) struct Output {
+    pub(super) file: File,
+    /// Blocks not written to the file yet. Always whole blocks between two calls.
+    pub(super) buffer: Vec<u8>,
+    pub(super) written: u64,
+    pub(super) packets: u64,
+    last_time: u64,
+    limits: RecorderLimits,
+}
+
+impl Output {
+    pub(super) fn new(file: File, limits: RecorderLimits) -> Self {
+        Self {
+            file,
+            buffer: Vec::with_capacity(BUFFER + MAX_SEGMENT + 256),
+            written: 0,
+            packets: 0,
+            last_time: 0,
+            limits,
+        }
+    }
+
+    /// Writes the buffer.
+    pub(super) fn flush(&mut self) -> io::Result<()> {
+        let result = self.file.write_all(&self.buffer);
+        if result.is_err() {
+            self.end_with_a_whole_block();
+        }
+        self.written += self.buffer.len() as u64;
+        // After an error, too: nothing is written twice.
+        self.buffer.clear();
+        result
+    }
+
+    /// A full disk takes a part of what it is given. The file stays readable without the packet that was cut.
+    pub(super) fn end_with_a_whole_block(&mut self) {
+        let Ok(there) = self.file.metadata().map(|m| m.len()) else {
+            return;
+        };
+        let mut whole = self.written;
+        let mut rest = &self.buffer[..];
+        while let Some(length) = pcapng::first_block_len(rest)
+            && whole + length as u64 <= there
+        {
+            whole += length as u64;
+            rest = rest.get(length..).unwrap_or_default();
+        }
+        if whole < there {
+            let _ = self.file.set_len(whole);
+        }
+    }
+
+    /// False: the limit is reached, and nothing was recorded.
+    pub(super) fn segment(
+        &mut self,
+        addresses: &Addresses,
+        segment: &Segment,
+        payload_len: usize,
+        fill: impl FnOnce(&mut Vec<u8>),
+    ) -> io::Result<bool> {
+        let packet_len = addresses.header_len(segment) + payload_len;
+        let size = self.written + self.buffer.len() as u64 + pcapng::block_len(packet_len) as u64;
+        if self
+            .limits
+            .max_packets
+            .is_some_and(|max| self.packets >= max)
+            || self.limits.max_bytes.is_some_and(|max| size > max)
+        {
+            self.flush()?;
+            return Ok(false);
+        }
+        let now = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .map_or(0, |time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+        // The clock of the wall may be set back; the recording does not go back.
+        self.last_time = self.last_time.max(now);
+        let block = pcapng::begin_packet(&mut self.buffer, self.last_time, packet_len);
+        let start = self.buffer.len();
+        addresses.append_headers(&mut self.buffer, segment, payload_len);
+        fill(&mut self.buffer);
+        // What was promised in the headers, whatever `fill` did.
+        self.buffer.resize(start + packet_len, 0);
+        if let Some(packet) = self.buffer.get_mut(start..) {
+            addresses.finish_checksums(packet);
+        }
+        pcapng::end_packet(&mut self.buffer, block);
+        self.packets += 1;
+        if self.buffer.len() >= BUFFER {
+            self.flush()?;
+        }
+        Ok(true)
+    }
+}
