@@ -19,6 +19,11 @@ struct Built {
     preload: Option<PathBuf>,
 }
 
+/// Cargo's output folder.
+fn target() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from)
+}
+
 /// Builds everything in release mode.
 fn build() -> Result<Built> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
@@ -36,9 +41,7 @@ fn build() -> Result<Built> {
     if !command.status().context("starting cargo")?.success() {
         bail!("the build failed");
     }
-    let target =
-        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
-    let dir = target.join("release");
+    let dir = target().join("release");
     let preload = ["librspreload.so", "libiwarp_rspreload.so"].map(|n| dir.join(n));
     Ok(Built {
         command: dir.join("iwarp"),
@@ -81,8 +84,13 @@ fn place(from: &Path, to: &Path, mode: u32) -> Result<()> {
 }
 
 /// Writes one file that is the command and carries the libraries.
-pub(crate) fn bundle(output: &Path) -> Result<()> {
+pub(crate) fn bundle(output: Option<&Path>) -> Result<()> {
     let built = build()?;
+    let default = target().join("iwarp-bundle");
+    let output = output.unwrap_or(&default);
+    if let Some(dir) = output.parent() {
+        fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
+    }
     let verbs = fs::read(&built.verbs).context("reading the library")?;
     let preload = built
         .preload

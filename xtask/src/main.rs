@@ -57,9 +57,9 @@ enum Command {
     },
     /// Build in release mode and write one file that is the command and carries its libraries
     Bundle {
-        /// The file to write
-        #[arg(long, value_name = "FILE", default_value = "target/iwarp-bundle")]
-        output: std::path::PathBuf,
+        /// The file to write [default: iwarp-bundle in the target folder]
+        #[arg(long, value_name = "FILE")]
+        output: Option<std::path::PathBuf>,
     },
     /// Run programs between us and other implementations
     Interop {
@@ -75,7 +75,7 @@ fn main() -> ExitCode {
             Context::new(false, false).and_then(|context| compliance::command(&context, bless))
         }
         Command::Install { prefix } => install::install(&prefix).map(|()| true),
-        Command::Bundle { output } => install::bundle(&output).map(|()| true),
+        Command::Bundle { output } => install::bundle(output.as_deref()).map(|()| true),
         Command::Interop { peer } => interop::command(&peer),
         Command::Bench(args) => bench::command(&args),
         Command::Instructions { bless } => {

@@ -6,7 +6,7 @@ use clap::{Parser, Subcommand};
 
 /// iWARP RDMA in user space, over plain TCP, with no special hardware and no root.
 #[derive(Debug, Parser)]
-#[command(name = "iwarp", version, about, arg_required_else_help = true)]
+#[command(name = "iwarp", version, arg_required_else_help = true)]
 #[command(after_help = "EXAMPLES:
   iwarp perf --quick                 both ends on this machine, below 20 s
   iwarp perf serve                   on one host, then on another:
@@ -20,7 +20,8 @@ ENVIRONMENT:
   RUST_LOG    what is logged to stderr, for example iwarp=debug; wins over -v
 
 EXIT CODES:
-  0 success, 1 failure while running, 2 wrong usage")]
+  0 success, 1 failure while running, 2 wrong usage; `run`: those of the program, 127 if it is not there, 126 if it
+  cannot be run")]
 pub(crate) struct Cli {
     /// Log more to stderr (repeat for even more)
     #[arg(short, long, action = clap::ArgAction::Count)]

@@ -13,6 +13,8 @@ pub(crate) enum Error {
     Usage(String),
     /// Everything that went wrong while running; exit code 1.
     Failed(String),
+    /// A program that cannot be started, and the exit code that shells have for that.
+    Program(String, u8),
 }
 
 impl Error {
@@ -31,6 +33,7 @@ impl Error {
         match self {
             Self::Usage(_) => ExitCode::from(2),
             Self::Failed(_) => ExitCode::from(1),
+            Self::Program(_, code) => ExitCode::from(*code),
         }
     }
 }
@@ -38,7 +41,7 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Usage(m) | Self::Failed(m) => f.write_str(m),
+            Self::Usage(m) | Self::Failed(m) | Self::Program(m, _) => f.write_str(m),
         }
     }
 }

@@ -10,7 +10,15 @@ pub(crate) fn init(verbosity: u8) {
         2 => "debug",
         _ => "trace",
     };
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
+    let wanted = std::env::var_os(EnvFilter::DEFAULT_ENV).filter(|v| !v.is_empty());
+    let wanted = wanted.map(|v| EnvFilter::try_new(v.to_string_lossy()));
+    let refused = wanted
+        .as_ref()
+        .and_then(|w| w.as_ref().err())
+        .map(ToString::to_string);
+    let filter = wanted
+        .and_then(Result::ok)
+        .unwrap_or_else(|| EnvFilter::new(default));
     // A second initialisation (as in tests) is harmless and keeps the first.
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
@@ -18,4 +26,7 @@ pub(crate) fn init(verbosity: u8) {
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .with_target(false)
         .try_init();
+    if let Some(why) = refused {
+        tracing::warn!("RUST_LOG is ignored: {why}");
+    }
 }

@@ -7,7 +7,9 @@ use std::io::Write as _;
 /// Prints a line at once.
 pub(crate) fn line(text: Arguments<'_>) {
     let mut out = std::io::stdout().lock();
-    if let Err(e) = writeln!(out, "{text}").and_then(|()| out.flush()) {
-        tracing::debug!("stdout: {e}");
+    match writeln!(out, "{text}").and_then(|()| out.flush()) {
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => tracing::debug!("stdout: {e}"),
+        Err(e) => tracing::warn!("cannot write to stdout: {e}"),
+        Ok(()) => {}
     }
 }

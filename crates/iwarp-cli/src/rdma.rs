@@ -127,9 +127,13 @@ pub(crate) fn listen(
     }
     let mut last = Error::failed("there is no address to listen on");
     for ip in candidates {
-        let at = SocketAddr::new(ip, port);
-        let ctx =
-            Context::open(&device_for(ip)?, config.clone()).context("cannot open the device")?;
+        let device = device_for(ip)?;
+        // A link-local address is one of an interface, and only the device knows which.
+        let at = match device.ip == ip {
+            true => device.socket_addr(port),
+            false => SocketAddr::new(ip, port),
+        };
+        let ctx = Context::open(&device, config.clone()).context("cannot open the device")?;
         // A host without IPv6 has no [::]; then 0.0.0.0 is all there is.
         match Listener::bind(&ctx, at) {
             Ok(listener) => return Ok((ctx, listener)),

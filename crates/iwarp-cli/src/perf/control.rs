@@ -9,7 +9,7 @@ use crate::error::{Context as _, Error, Result};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
-use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs as _};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs as _};
 use std::time::Duration;
 
 /// Changes with every incompatible change of the messages or of what the two ends do between them.
@@ -146,24 +146,20 @@ impl Control {
         }
     }
 
-    /// Address of the other end.
-    pub(crate) fn peer_ip(&self) -> Result<IpAddr> {
-        Ok(self
-            .lines
-            .get_ref()
-            .peer_addr()
-            .context("control connection")?
-            .ip())
+    /// Address of the other end, with another port. A link-local address keeps its scope.
+    pub(crate) fn peer_at(&self, port: u16) -> Result<SocketAddr> {
+        let peer = self.lines.get_ref().peer_addr();
+        let mut peer = peer.context("control connection")?;
+        peer.set_port(port);
+        Ok(peer)
     }
 
-    /// Address of this end.
-    pub(crate) fn local_ip(&self) -> Result<IpAddr> {
-        Ok(self
-            .lines
-            .get_ref()
-            .local_addr()
-            .context("control connection")?
-            .ip())
+    /// Address of this end, with any port.
+    pub(crate) fn here(&self) -> Result<SocketAddr> {
+        let local = self.lines.get_ref().local_addr();
+        let mut local = local.context("control connection")?;
+        local.set_port(0);
+        Ok(local)
     }
 
     /// Sends one message.
@@ -238,22 +234,34 @@ impl Control {
 /// # Errors
 /// When the name is not known.
 pub(crate) fn resolve(text: &str, default_port: u16) -> Result<Vec<SocketAddr>> {
-    let bare = text
-        .strip_prefix('[')
-        .and_then(|t| t.strip_suffix(']'))
-        .unwrap_or(text);
-    if let Ok(ip) = bare.parse::<IpAddr>() {
-        return Ok(vec![(ip, default_port).into()]);
-    }
-    let found = match text.rsplit_once(':') {
-        Some(_) => text.to_socket_addrs(),
-        None => (text, default_port).to_socket_addrs(),
+    let (host, port) = host_and_port(text);
+    let port = match port {
+        None => default_port,
+        Some(port) => port
+            .parse()
+            .map_err(|_| Error::failed(format!("'{text}': '{port}' is not a port (0 to 65535)")))?,
     };
+    let found = (host, port).to_socket_addrs();
     let found: Vec<_> = found.context(format_args!("'{text}'"))?.collect();
     if found.is_empty() {
         return Err(Error::failed(format!("'{text}' has no address")));
     }
     Ok(found)
+}
+
+/// What is before the port, and the port. An IPv6 address has more colons, so it is in brackets if a port follows.
+fn host_and_port(text: &str) -> (&str, Option<&str>) {
+    if let Some((host, rest)) = text.strip_prefix('[').and_then(|t| t.split_once(']')) {
+        match rest.strip_prefix(':') {
+            Some(port) => return (host, Some(port)),
+            None if rest.is_empty() => return (host, None),
+            None => return (text, None),
+        }
+    }
+    match text.split_once(':') {
+        Some((host, port)) if !port.contains(':') => (host, Some(port)),
+        _ => (text, None),
+    }
 }
 
 #[cfg(test)]
@@ -269,6 +277,9 @@ mod tests {
             ("::1", "[::1]:7175"),
             ("[::1]", "[::1]:7175"),
             ("[::1]:9", "[::1]:9"),
+            // A scope may be a number, and loopback's is 1 everywhere.
+            ("fe80::1%1", "[fe80::1%1]:7175"),
+            ("[fe80::1%1]:9", "[fe80::1%1]:9"),
         ] {
             assert_eq!(
                 resolve(text, 7175).unwrap(),
@@ -276,7 +287,11 @@ mod tests {
                 "{text}"
             );
         }
-        assert!(resolve("127.0.0.1:99999", 7175).is_err());
+        for text in ["127.0.0.1:99999", "[::1]:x", "127.0.0.1:"] {
+            let e = resolve(text, 7175).unwrap_err().to_string();
+            assert!(e.contains("is not a port"), "{e}");
+        }
+        assert!(resolve("[::1]9", 7175).is_err());
         assert!(resolve("", 7175).is_err() || resolve(":", 7175).is_err());
     }
 

@@ -6,7 +6,7 @@ use super::hist::Histogram;
 use crate::error::{Error, Result};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 /// Largest message a peer may ask for, in octets.
@@ -180,7 +180,7 @@ pub(crate) trait Transport {
     ///
     /// # Errors
     /// When the address cannot be bound or the link cannot be offered.
-    fn listen(&self, link: &Link, ip: IpAddr) -> Result<Box<dyn Pending>>;
+    fn listen(&self, link: &Link, at: SocketAddr) -> Result<Box<dyn Pending>>;
 
     /// Client: connects to where the peer's `listen` said it listens. Bounded by [`STALL`].
     ///

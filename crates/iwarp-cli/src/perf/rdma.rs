@@ -16,7 +16,7 @@ use iwarp::{
     Access, CompletionQueue, Config, Context, Cqe, Device, MemoryRegion, ProtectionDomain, RecvWr,
     RemoteMemory, SendOp, SendWr, Sge, WcOpcode, WcStatus,
 };
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 /// Work requests per posting call: as many as a program would collect.
@@ -27,6 +27,8 @@ const WINDOW: usize = 256 * 1024;
 const MAX_READS: u32 = 4096;
 /// Completions taken at a time.
 const POLL_BATCH: usize = 64;
+/// What memory is cleared with.
+const ZEROS: [u8; 4096] = [0; 4096];
 const ALL: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_WRITE)
     .union(Access::REMOTE_READ)
@@ -380,8 +382,11 @@ impl Session for RdmaSession {
             c.started = 0;
             // The last octets tell turns apart: forget those of the point before.
             for mr in [&c.target, &c.source] {
-                mr.write_at(0, &vec![0; mr.len()])
-                    .map_err(failed("clearing memory"))?;
+                for from in (0..mr.len()).step_by(ZEROS.len()) {
+                    let zeros = &ZEROS[..ZEROS.len().min(mr.len() - from)];
+                    mr.write_at(from, zeros)
+                        .map_err(failed("clearing memory"))?;
+                }
             }
         }
         Ok(())
@@ -505,7 +510,8 @@ impl Pending for Listening {
 }
 
 impl Transport for Rdma {
-    fn listen(&self, link: &Link, ip: IpAddr) -> Result<Box<dyn Pending>> {
+    fn listen(&self, link: &Link, at: SocketAddr) -> Result<Box<dyn Pending>> {
+        let ip = at.ip();
         let device = if ip.is_unspecified() {
             Device::list()
                 .map_err(failed("listing devices"))?
@@ -517,8 +523,7 @@ impl Transport for Rdma {
         let device =
             device.ok_or_else(|| Error::failed(format!("no device has the address {ip}")))?;
         let base = Base::new(link, &device)?;
-        let listener =
-            Listener::bind(&base.ctx, SocketAddr::new(ip, 0)).map_err(failed("listening"))?;
+        let listener = Listener::bind(&base.ctx, at).map_err(failed("listening"))?;
         Ok(Box::new(Listening { base, listener }))
     }
 

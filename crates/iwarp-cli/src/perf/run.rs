@@ -9,7 +9,6 @@ use crate::error::{Context as _, Error, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::collections::HashMap;
 use std::io::IsTerminal as _;
-use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 /// What one measurement gave.
@@ -231,7 +230,7 @@ impl Runner {
         let Reply::Listening { port } = reply else {
             return Err(Error::failed("no port"));
         };
-        let to = SocketAddr::new(self.control.peer_ip()?, port);
+        let to = self.control.peer_at(port)?;
         let session = transport(link.wire).connect(link, to)?;
         self.control.expect("opened", |r| *r == Reply::Opened {})?;
         Ok((id, session))

@@ -150,7 +150,7 @@ fn open(c: &mut Control, id: u32, link: Link, links: &mut HashMap<u32, Opened>) 
             "too many links, or one of this number is open",
         ));
     }
-    let pending = transport(link.wire).listen(&link, c.local_ip()?)?;
+    let pending = transport(link.wire).listen(&link, c.here()?)?;
     c.say(&Reply::Listening {
         port: pending.port(),
     })?;

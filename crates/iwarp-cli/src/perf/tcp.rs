@@ -11,7 +11,7 @@ use crate::error::{Context as _, Error, Result};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use std::io::{ErrorKind, Read as _, Write as _};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 /// What one `recv` asks for.
@@ -35,8 +35,8 @@ struct Connected {
 }
 
 impl Transport for Tcp {
-    fn listen(&self, link: &Link, ip: IpAddr) -> Result<Box<dyn Pending>> {
-        let listener = TcpListener::bind((ip, 0)).context(format_args!("cannot listen on {ip}"))?;
+    fn listen(&self, link: &Link, at: SocketAddr) -> Result<Box<dyn Pending>> {
+        let listener = TcpListener::bind(at).context(format_args!("cannot listen on {at}"))?;
         listener
             .set_nonblocking(true)
             .context("cannot set up the listener")?;
@@ -120,9 +120,18 @@ impl Connected {
         let len = usize::try_from(link.max_size)
             .context("message size")?
             .max(RECV);
-        let bufs = streams.iter().map(|_| vec![0x5a; len]).collect();
+        let bufs = streams.iter().map(|_| buffer(len)).collect::<Result<_>>()?;
         Ok(Self { streams, bufs })
     }
+}
+
+/// A buffer of `len` octets. The size is the client's choice, and must not end a server that has less.
+fn buffer(len: usize) -> Result<Vec<u8>> {
+    let mut buf = Vec::new();
+    buf.try_reserve_exact(len)
+        .context(format_args!("no memory for a buffer of {len} octets"))?;
+    buf.resize(len, 0x5a);
+    Ok(buf)
 }
 
 impl Session for Connected {
@@ -277,7 +286,7 @@ mod tests {
     use std::net::Ipv4Addr;
 
     fn pair(link: &Link) -> (Box<dyn Session>, impl FnOnce() -> Box<dyn Session> + use<>) {
-        let pending = Tcp.listen(link, Ipv4Addr::LOCALHOST.into()).unwrap();
+        let pending = Tcp.listen(link, (Ipv4Addr::LOCALHOST, 0).into()).unwrap();
         let to = (Ipv4Addr::LOCALHOST, pending.port()).into();
         (Tcp.connect(link, to).unwrap(), move || {
             pending.accept().unwrap()
@@ -294,6 +303,13 @@ mod tests {
             depth: 1,
             max_size,
         }
+    }
+
+    #[test]
+    fn a_buffer_too_large_is_an_error_and_no_abort() {
+        assert_eq!(buffer(3).unwrap(), [0x5a; 3]);
+        let e = buffer(isize::MAX as usize).unwrap_err().to_string();
+        assert!(e.contains("no memory"), "{e}");
     }
 
     #[test]

@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 const NAMES: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
 const BUILT: &str = "libiwarp_verbs.so";
 const PRELOAD_BUILT: &str = "librspreload.so";
+/// Names a library file that is not where it is looked for.
+const VARIABLE: &str = "IWARP_LIBRARY";
 /// Ends a bundle: after the libraries come their lengths and this.
 const MAGIC: &[u8; 8] = b"iwarplib";
 
@@ -30,8 +32,13 @@ pub(super) struct Libraries {
 /// # Errors
 /// When they are nowhere, or no folder for the links can be made.
 pub(super) fn find() -> Result<Libraries> {
-    if let Some(file) = std::env::var_os("IWARP_LIBRARY") {
-        return linked(Path::new(&file), None);
+    if let Some(file) = std::env::var_os(VARIABLE).filter(|f| !f.is_empty()) {
+        let file = Path::new(&file);
+        // A folder is a likely mistake, and the loader's message would name neither it nor the variable.
+        if !fs::metadata(file).context(named(file))?.is_file() {
+            return Err(Error::failed(format!("{}: not a file", named(file))));
+        }
+        return linked(file, preload_in(file.parent().unwrap_or(Path::new(""))));
     }
     let exe = std::env::current_exe().context("looking for this command's own file")?;
     let here = exe.parent().unwrap_or(Path::new("/"));
@@ -45,8 +52,7 @@ pub(super) fn find() -> Result<Libraries> {
     for dir in [here, here.parent().unwrap_or(here)] {
         let built = dir.join(BUILT);
         if built.exists() {
-            let preload = [PRELOAD_BUILT, "libiwarp_rspreload.so"].map(|n| dir.join(n));
-            return linked(&built, preload.into_iter().find(|p| p.exists()));
+            return linked(&built, preload_in(dir));
         }
     }
     if let Some(libs) = bundled(&exe)? {
@@ -55,6 +61,18 @@ pub(super) fn find() -> Result<Libraries> {
     Err(Error::failed(format!(
         "{BUILT} is not there: build it with `cargo build --release --workspace`, or set IWARP_LIBRARY to its path"
     )))
+}
+
+/// The preload library in a folder. Absolute, because the program may have another directory.
+fn preload_in(dir: &Path) -> Option<PathBuf> {
+    let names = [PRELOAD_BUILT, "libiwarp_rspreload.so"];
+    names
+        .iter()
+        .find_map(|name| dir.join(name).canonicalize().ok())
+}
+
+fn named(file: &Path) -> String {
+    format!("{VARIABLE}={}", file.display())
 }
 
 /// Gives a library file its two names, in a folder made for that.

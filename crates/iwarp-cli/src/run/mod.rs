@@ -8,6 +8,7 @@ mod library;
 mod sysfs;
 
 use crate::error::{Context as _, Error, Result};
+use crate::units;
 use clap::{Args, ValueEnum};
 use iwarp::Device;
 use std::ffi::{OsStr, OsString};
@@ -35,7 +36,7 @@ impl Switch {
 #[derive(Debug, Args)]
 pub(crate) struct Settings {
     /// Stem of the device names, which otherwise are iwarp0, iwarp1 …
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = stem)]
     device_name: Option<String>,
     /// Offer these addresses or interfaces only (separated by commas)
     #[arg(long, value_name = "ADDR|IFACE")]
@@ -58,8 +59,8 @@ pub(crate) struct Settings {
     /// Record all connections to this pcapng file; %p becomes the process number
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
-    /// Record at most so many octets
-    #[arg(long, value_name = "N", requires = "capture")]
+    /// Record at most so many octets, for example 4M
+    #[arg(long, value_name = "SIZE", requires = "capture", value_parser = units::parse_size)]
     capture_bytes: Option<u64>,
     /// Print counters to stderr when a process ends
     #[arg(long)]
@@ -111,6 +112,13 @@ impl Settings {
         set("IWARP_STATS", self.stats.then(|| "1".into()));
         Ok(vars)
     }
+}
+
+fn stem(text: &str) -> std::result::Result<String, String> {
+    if Device::is_stem(text) {
+        return Ok(text.to_owned());
+    }
+    Err("letters, digits, '_', '-' and '.', at most 48 of them".to_owned())
 }
 
 /// A path list with `first` in front.
@@ -170,10 +178,15 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         sysfs::show(&list)?;
     }
     let error = Command::new(program).args(rest).envs(vars).exec();
-    Err(Error::failed(format!(
-        "cannot run {}: {error}",
-        Path::new(program).display()
-    )))
+    let code = match error.kind() {
+        std::io::ErrorKind::NotFound => 127,
+        _ => 126,
+    };
+    let program = Path::new(program).display();
+    Err(Error::Program(
+        format!("cannot run {program}: {error}"),
+        code,
+    ))
 }
 
 /// The devices that the program will see.
@@ -240,6 +253,20 @@ mod tests {
         assert_eq!(get("IWARP_STATS"), Some("1"));
         assert_eq!(get("IWARP_CAPTURE"), Some("/x/y.pcapng"));
         assert_eq!(get("IWARP_MARKERS"), None);
+    }
+
+    #[test]
+    fn values_are_checked_before_the_program_runs() {
+        let parse = |option: &str, value: &str| {
+            Run::try_parse_from(["iwarp", "--capture", "x", option, value, "--", "prog"])
+        };
+        for bad in ["a/b", "../x", "my dev", ""] {
+            assert!(parse("--device-name", bad).is_err(), "{bad}");
+        }
+        assert!(parse("--device-name", "siw").is_ok());
+        let run = parse("--capture-bytes", "4M").ok().unwrap();
+        assert_eq!(run.args.settings.capture_bytes, Some(4 << 20));
+        assert!(parse("--capture-bytes", "4X").is_err());
     }
 
     #[test]

@@ -1,0 +1,91 @@
+//! `iwarp run`: exit codes, and what is said when something is not there.
+
+mod common;
+
+use common::{Scratch, iwarp, text};
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::Output;
+
+/// Runs `iwarp run -- PROGRAM…` with a library that no program here loads.
+fn run(command: &[&str]) -> Output {
+    let scratch = Scratch::new();
+    let library = scratch.path("libiwarp_verbs.so");
+    std::fs::write(&library, b"").unwrap();
+    iwarp(&[&["run", "--"], command].concat())
+        .env("IWARP_LIBRARY", &library)
+        .output()
+        .unwrap()
+}
+
+#[test]
+fn the_end_of_the_program_is_that_of_the_command() {
+    assert_eq!(run(&["true"]).status.code(), Some(0));
+    assert_eq!(run(&["sh", "-c", "exit 77"]).status.code(), Some(77));
+    assert_eq!(
+        run(&["sh", "-c", "kill -TERM $$"]).status.signal(),
+        Some(15)
+    );
+}
+
+/// As with a shell, so that a script can tell it from what the program says.
+#[test]
+fn a_program_that_cannot_be_started_has_an_exit_code_of_its_own() {
+    for (program, code) in [("/nonexistent/program", 127), ("/etc/passwd", 126)] {
+        let out = run(&[program, "argument"]);
+        let error = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(code), "{error}");
+        assert!(
+            error.starts_with(&format!("iwarp: cannot run {program}: ")),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn a_wrong_library_is_named_with_its_variable() {
+    let scratch = Scratch::new();
+    let missing = scratch.path("missing.so");
+    for path in [missing, scratch.path("")] {
+        let out = iwarp(&["run", "--", "true"])
+            .env("IWARP_LIBRARY", &path)
+            .output()
+            .unwrap();
+        let error = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(1), "{error}");
+        assert!(
+            error.contains("IWARP_LIBRARY=") && error.contains(path.to_str().unwrap()),
+            "{error}"
+        );
+    }
+}
+
+/// `--rsockets` takes the preload library that lies beside the library.
+#[test]
+fn the_preload_library_is_looked_for_beside_the_library() {
+    let scratch = Scratch::new();
+    let env = || {
+        let out = iwarp(&["env", "--rsockets"])
+            .env("IWARP_LIBRARY", scratch.path("libiwarp_verbs.so"))
+            .output()
+            .unwrap();
+        (out.status.success(), text(&out.stdout))
+    };
+    std::fs::write(scratch.path("libiwarp_verbs.so"), b"").unwrap();
+    assert!(!env().0);
+    std::fs::write(scratch.path("librspreload.so"), b"").unwrap();
+    let (success, said) = env();
+    assert!(success && said.contains("/librspreload.so'"), "{said}");
+}
+
+#[test]
+fn a_wrong_filter_of_the_log_is_named() {
+    let out = iwarp(&["devices"])
+        .env("RUST_LOG", "iwarp=loud")
+        .output()
+        .unwrap();
+    let error = text(&out.stderr);
+    assert!(
+        out.status.success() && error.contains("RUST_LOG is ignored"),
+        "{error}"
+    );
+}
