@@ -11,6 +11,7 @@ mod peer;
 mod probe;
 mod rdma;
 mod scale;
+mod spin;
 mod stats;
 mod tcp;
 
@@ -48,6 +49,8 @@ enum Command {
     IwarpBw(rdma::BandwidthArgs),
     /// iWARP ping-pong, or half of the time of a Read or FetchAdd
     IwarpLat(rdma::LatencyArgs),
+    /// Ping-pongs of plain TCP, bare framing and RDMA Writes in turns, so that all meet the same machine
+    SpinLat(spin::SpinArgs),
     /// Many connections: set-up, memory, 64-octet echo
     Scale(scale::ScaleArgs),
     /// CPU time of connected processes that do nothing
@@ -114,6 +117,8 @@ fn main() -> Result<()> {
         Command::IwarpBw(a) => rdma::bandwidth(a)?,
         Command::IwarpLat(a) if is_peer => rdma::latency_peer(a)?,
         Command::IwarpLat(a) => rdma::latency(a)?,
+        Command::SpinLat(a) if is_peer => spin::peer(a)?,
+        Command::SpinLat(a) => spin::measure(a)?,
         Command::Scale(a) if is_peer => scale::peer(a)?,
         Command::Scale(a) => scale::measure(a)?,
         Command::Idle(a) if is_peer => idle::idle_peer(a)?,

@@ -64,20 +64,28 @@ pub(crate) struct LatencyArgs {
     framing: Framing,
 }
 
+/// Payload octets of an FPDU that fills a segment of the loopback interface.
+const FPDU: usize = 65460;
+
 #[derive(Debug, Args)]
-struct Framing {
+pub(crate) struct Framing {
     /// CRCs
     #[arg(long)]
     crc: OnOff,
     /// Payload octets per FPDU; the default fills a segment of the loopback interface
-    #[arg(long, default_value_t = 65460)]
+    #[arg(long, default_value_t = FPDU)]
     fpdu: usize,
 }
 
 impl Framing {
+    /// Frames that fill segments of the loopback interface.
+    pub(crate) const fn with_crc(crc: OnOff) -> Self {
+        Self { crc, fpdu: FPDU }
+    }
+
     fn check(&self, size: usize) -> Result<()> {
-        if size == 0 || size > TARGET || self.fpdu == 0 || self.fpdu > 65460 {
-            bail!("1 to {TARGET} octets per message, 1 to 65460 per FPDU");
+        if size == 0 || size > TARGET || self.fpdu == 0 || self.fpdu > FPDU {
+            bail!("1 to {TARGET} octets per message, 1 to {FPDU} per FPDU");
         }
         Ok(())
     }
@@ -406,21 +414,59 @@ pub(crate) fn bandwidth_peer(a: &BandwidthArgs) -> Result<Value> {
     Ok(json!({ "bytes": bytes, "ns": ns, "cpu_us": cpu::process_us() - cpu0 }))
 }
 
+/// One end of a ping-pong.
+pub(crate) struct PingPong<'a> {
+    sender: Sender<'a>,
+    receiver: Receiver<'a>,
+    size: usize,
+}
+
+impl<'a> PingPong<'a> {
+    pub(crate) fn new(stream: &'a TcpStream, framing: &Framing, size: usize, wait: Wait) -> Self {
+        Self {
+            sender: Sender::new(stream, framing, size),
+            receiver: Receiver::new(stream, framing.crc.is_on(), wait == Wait::Spin),
+            size,
+        }
+    }
+
+    /// Sends a message and waits for the answer.
+    ///
+    /// # Errors
+    /// When the peer has left, or a CRC is wrong.
+    pub(crate) fn ask(&mut self) -> Result<()> {
+        self.sender.message()?;
+        self.sender.flush()?;
+        if !self.receiver.message(self.size)? {
+            bail!("the receiver has left");
+        }
+        Ok(())
+    }
+
+    /// Waits for a message and answers it. False at the end of the stream.
+    ///
+    /// # Errors
+    /// The operating system's, or when a CRC is wrong.
+    pub(crate) fn answer(&mut self) -> Result<bool> {
+        if !self.receiver.message(self.size)? {
+            return Ok(false);
+        }
+        self.sender.message()?;
+        self.sender.flush()?;
+        Ok(true)
+    }
+}
+
 /// The side with the clock.
 pub(crate) fn latency(a: &LatencyArgs) -> Result<Value> {
     a.framing.check(a.size)?;
     let mut peer = Peer::start()?;
     let stream = tcp::connect(peer.address()?, true)?;
-    let mut sender = Sender::new(&stream, &a.framing, a.size);
-    let mut receiver = Receiver::new(&stream, a.framing.crc.is_on(), a.wait == Wait::Spin);
+    let mut end = PingPong::new(&stream, &a.framing, a.size, a.wait);
     let mut samples = Samples::with_capacity(a.iters as usize);
     for i in 0..a.iters + a.iters / 10 {
         let start = Instant::now();
-        sender.message()?;
-        sender.flush()?;
-        if !receiver.message(a.size)? {
-            bail!("the receiver has left");
-        }
+        end.ask()?;
         if i >= a.iters / 10 {
             samples.round_trip(start.elapsed());
         }
@@ -431,12 +477,8 @@ pub(crate) fn latency(a: &LatencyArgs) -> Result<Value> {
 /// The side that answers.
 pub(crate) fn latency_peer(a: &LatencyArgs) -> Result<Value> {
     let stream = tcp::accept(true)?;
-    let mut sender = Sender::new(&stream, &a.framing, a.size);
-    let mut receiver = Receiver::new(&stream, a.framing.crc.is_on(), a.wait == Wait::Spin);
-    while receiver.message(a.size)? {
-        sender.message()?;
-        sender.flush()?;
-    }
+    let mut end = PingPong::new(&stream, &a.framing, a.size, a.wait);
+    while end.answer()? {}
     Ok(json!({}))
 }
 

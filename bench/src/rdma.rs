@@ -77,7 +77,7 @@ pub(crate) struct BandwidthArgs {
     post: Post,
 }
 
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub(crate) struct LatencyArgs {
     /// The operation
     #[arg(long)]
@@ -107,6 +107,23 @@ pub(crate) struct Link {
     /// Reads and atomics that may be in flight, if fewer than the depth
     #[arg(long)]
     reads: Option<u16>,
+}
+
+impl LatencyArgs {
+    /// RDMA Writes, both sides spinning.
+    pub(crate) const fn writes(size: usize, crc: OnOff) -> Self {
+        Self {
+            op: Op::Write,
+            size,
+            iters: 0,
+            link: Link {
+                crc,
+                wait: Wait::Spin,
+                mss: None,
+                reads: None,
+            },
+        }
+    }
 }
 
 impl Link {
@@ -562,46 +579,112 @@ const fn tag(i: u32) -> u8 {
     (i % 255) as u8 + 1
 }
 
+/// One end of a ping-pong.
+pub(crate) struct PingPong {
+    wire: Wire,
+    args: LatencyArgs,
+    turn: u32,
+}
+
+impl PingPong {
+    /// The side that asks.
+    ///
+    /// # Errors
+    /// When there is no such peer.
+    pub(crate) fn connect(args: &LatencyArgs, to: SocketAddr) -> Result<Self> {
+        check_size(args.op, args.size)?;
+        Ok(Self {
+            wire: End::new(&args.link, 16, args.size)?.connect(to)?,
+            args: args.clone(),
+            turn: 0,
+        })
+    }
+
+    /// The side that answers; it tells the other one where.
+    ///
+    /// # Errors
+    /// When nobody comes.
+    pub(crate) fn accept(args: &LatencyArgs) -> Result<Self> {
+        Ok(Self {
+            wire: End::new(&args.link, 16, args.size)?.accept()?,
+            args: args.clone(),
+            turn: 0,
+        })
+    }
+
+    /// One round trip: a message and its answer, or a Read or FetchAdd.
+    ///
+    /// # Errors
+    /// When the peer has left.
+    pub(crate) fn ask(&mut self) -> Result<()> {
+        if self.args.op.is_answered() {
+            return self.wire.fetch(&self.args);
+        }
+        let tag = tag(self.turn);
+        self.turn = self.turn.wrapping_add(1);
+        self.wire.ping(&self.args, tag)?;
+        if !self.wire.pong(&self.args, tag)? {
+            bail!("the receiver has left");
+        }
+        Ok(())
+    }
+
+    /// Waits for a message and answers it. False if the peer has said instead that this was all.
+    ///
+    /// # Errors
+    /// When the connection has failed.
+    pub(crate) fn answer(&mut self) -> Result<bool> {
+        let tag = tag(self.turn);
+        if !self.wire.pong(&self.args, tag)? {
+            return Ok(false);
+        }
+        self.turn = self.turn.wrapping_add(1);
+        self.wire.ping(&self.args, tag)?;
+        Ok(true)
+    }
+
+    /// Says that this was all, and waits until the peer has heard it.
+    ///
+    /// # Errors
+    /// When the connection has failed.
+    pub(crate) fn leave(mut self) -> Result<()> {
+        self.wire.tell()?;
+        self.wire.await_told()?;
+        self.wire.await_idle()
+    }
+
+    /// Waits until the peer says that this was all.
+    ///
+    /// # Errors
+    /// When the connection has failed.
+    pub(crate) fn see_off(mut self) -> Result<()> {
+        self.wire.await_told()?;
+        self.wire.tell()?;
+        self.wire.await_idle()
+    }
+}
+
 /// The side with the clock.
 pub(crate) fn latency(a: &LatencyArgs) -> Result<Value> {
-    check_size(a.op, a.size)?;
     let mut peer = Peer::start()?;
-    let mut wire = End::new(&a.link, 16, a.size)?.connect(peer.address()?)?;
+    let mut end = PingPong::connect(a, peer.address()?)?;
     let mut samples = Samples::with_capacity(a.iters as usize);
     let warm = a.iters / 10;
     for i in 0..a.iters + warm {
         let start = Instant::now();
-        if a.op.is_answered() {
-            wire.fetch(a)?;
-        } else {
-            wire.ping(a, tag(i))?;
-            if !wire.pong(a, tag(i))? {
-                bail!("the receiver has left");
-            }
-        }
+        end.ask()?;
         if i >= warm {
             samples.round_trip(start.elapsed());
         }
     }
-    wire.tell()?;
-    wire.await_told()?;
-    wire.await_idle()?;
+    end.leave()?;
     Ok(samples.report())
 }
 
 /// The side that answers, until it is told that this was all.
 pub(crate) fn latency_peer(a: &LatencyArgs) -> Result<Value> {
-    let mut wire = End::new(&a.link, 16, a.size)?.accept()?;
-    let mut i = 0;
-    if a.op.is_answered() {
-        wire.await_told()?;
-    } else {
-        while wire.pong(a, tag(i))? {
-            wire.ping(a, tag(i))?;
-            i += 1;
-        }
-    }
-    wire.tell()?;
-    wire.await_idle()?;
+    let mut end = PingPong::accept(a)?;
+    while !a.op.is_answered() && end.answer()? {}
+    end.see_off()?;
     Ok(json!({}))
 }

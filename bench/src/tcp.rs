@@ -139,17 +139,55 @@ pub(crate) fn bandwidth_peer(a: &BandwidthArgs) -> Result<Value> {
     Ok(json!({ "bytes": bytes, "ns": ns, "cpu_us": cpu::process_us() - cpu0 }))
 }
 
+/// One end of a ping-pong.
+pub(crate) struct PingPong {
+    stream: TcpStream,
+    buf: Vec<u8>,
+    spin: bool,
+}
+
+impl PingPong {
+    pub(crate) fn new(stream: TcpStream, size: usize, wait: Wait) -> Self {
+        Self {
+            stream,
+            buf: vec![0x5au8; size.max(1)],
+            spin: wait == Wait::Spin,
+        }
+    }
+
+    /// Sends a message and waits for the answer.
+    ///
+    /// # Errors
+    /// When the peer has left.
+    pub(crate) fn ask(&mut self) -> Result<()> {
+        send_all(&self.stream, &self.buf, self.spin)?;
+        if !recv_all(&self.stream, &mut self.buf, self.spin)? {
+            bail!("the receiver has left");
+        }
+        Ok(())
+    }
+
+    /// Waits for a message and answers it. False at the end of the stream.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub(crate) fn answer(&mut self) -> Result<bool> {
+        if !recv_all(&self.stream, &mut self.buf, self.spin)? {
+            return Ok(false);
+        }
+        send_all(&self.stream, &self.buf, self.spin)?;
+        Ok(true)
+    }
+}
+
 /// The side with the clock.
 pub(crate) fn latency(a: &LatencyArgs) -> Result<Value> {
     let mut peer = Peer::start()?;
-    let stream = connect(peer.address()?, true)?;
-    let mut buf = vec![0x5au8; a.size.max(1)];
-    let spin = a.wait == Wait::Spin;
+    let mut end = PingPong::new(connect(peer.address()?, true)?, a.size, a.wait);
     let mut samples = Samples::with_capacity(a.iters as usize);
     for i in 0..a.iters + a.iters / 10 {
         let start = Instant::now();
-        send_all(&stream, &buf, spin)?;
-        recv_all(&stream, &mut buf, spin)?;
+        end.ask()?;
         if i >= a.iters / 10 {
             samples.round_trip(start.elapsed());
         }
@@ -159,12 +197,8 @@ pub(crate) fn latency(a: &LatencyArgs) -> Result<Value> {
 
 /// The side that answers, until the other one closes.
 pub(crate) fn latency_peer(a: &LatencyArgs) -> Result<Value> {
-    let stream = accept(true)?;
-    let mut buf = vec![0u8; a.size.max(1)];
-    let spin = a.wait == Wait::Spin;
-    while recv_all(&stream, &mut buf, spin)? {
-        send_all(&stream, &buf, spin)?;
-    }
+    let mut end = PingPong::new(accept(true)?, a.size, a.wait);
+    while end.answer()? {}
     Ok(json!({}))
 }
 

@@ -248,7 +248,10 @@ fn measure(context: &Context, args: &BenchArgs, points: &[Point]) -> Result<bool
                 match result {
                     Ok(values) => {
                         let good = others <= quiet::LIMIT;
-                        samples.add(Sample::new(round, point, &values, others, good));
+                        for (series, values) in point.results(&values) {
+                            let size = point.size;
+                            samples.add(Sample::new(round, series, size, values, others, good));
+                        }
                         if good || tries >= TRIES {
                             break;
                         }

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use anyhow::{Result, bail};
+use serde_json::Value;
 
 use super::peers::Peer;
 
@@ -40,7 +41,7 @@ impl fmt::Display for What {
 pub(super) struct Point {
     /// The groups that need it; the first is its own.
     pub(super) groups: &'static [&'static str],
-    /// `bw:`, `lat:`, `scale:` or `cpu:` and a name.
+    /// `bw:`, `lat:`, `scale:` or `cpu:` and a name; that of the run, if it measures several.
     pub(super) series: &'static str,
     /// Octets per message, or connections.
     pub(super) size: u64,
@@ -52,6 +53,21 @@ pub(super) struct Point {
 impl Point {
     pub(super) fn name(&self) -> String {
         format!("{}/{}", self.series, super::sizes::show(self.size))
+    }
+
+    /// What was measured, by series. A run that measures several names them itself.
+    pub(super) fn results<'a>(&self, values: &'a Value) -> Vec<(String, &'a Value)> {
+        let of_run = |name: &str| {
+            let kind = self.series.split(':').next().unwrap_or_default();
+            format!("{kind}:{name}")
+        };
+        match values.as_object() {
+            Some(several) if several.values().any(Value::is_object) => several
+                .iter()
+                .map(|(name, values)| (of_run(name), values))
+                .collect(),
+            _ => vec![(self.series.to_owned(), values)],
+        }
     }
 }
 
@@ -67,6 +83,9 @@ pub(super) const fn depth(size: u64) -> u32 {
         _ => 4,
     }
 }
+
+/// Several series of one run, which names them.
+const SPIN: &str = "lat:spin";
 
 struct Plan {
     quick: bool,
@@ -237,41 +256,25 @@ impl Plan {
         let iters = if self.quick { full / 5 } else { full };
         let s = format!("--size {size} --iters {iters}");
         let l: Groups = &["latency"];
-        for (wait, tcp, probe, probe_crc, write, write_crc) in [
-            (
-                "event",
-                "lat:tcp-block",
-                "lat:probe-block",
-                "lat:probe-block-crc",
-                "lat:write-event",
-                "lat:write-event-crc",
-            ),
-            (
-                "spin",
-                "lat:tcp-spin",
-                "lat:probe-spin",
-                "lat:probe-spin-crc",
-                "lat:write-spin",
-                "lat:write-spin-crc",
-            ),
-        ] {
-            self.own(LAT_BASE, tcp, size, &format!("tcp-lat {s} --wait {wait}"));
-            self.own(
-                l,
-                probe,
-                size,
-                &format!("probe-lat {s} --wait {wait} --crc off"),
-            );
-            self.own(
-                l,
-                probe_crc,
-                size,
-                &format!("probe-lat {s} --wait {wait} --crc on"),
-            );
-            let w = format!("iwarp-lat --op write {s} --wait {wait}");
-            self.own(LAT_BASE, write, size, &format!("{w} --crc off"));
-            self.own(LAT_BASE, write_crc, size, &format!("{w} --crc on"));
-        }
+        self.own(
+            LAT_BASE,
+            "lat:tcp-block",
+            size,
+            &format!("tcp-lat {s} --wait event"),
+        );
+        let p = format!("probe-lat {s} --wait event");
+        self.own(l, "lat:probe-block", size, &format!("{p} --crc off"));
+        self.own(l, "lat:probe-block-crc", size, &format!("{p} --crc on"));
+        let w = format!("iwarp-lat --op write {s} --wait event");
+        self.own(LAT_BASE, "lat:write-event", size, &format!("{w} --crc off"));
+        self.own(
+            LAT_BASE,
+            "lat:write-event-crc",
+            size,
+            &format!("{w} --crc on"),
+        );
+        // One run for all that spin: these differ by less than the machine does from one second to the next.
+        self.own(LAT_BASE, SPIN, size, &format!("spin-lat {s}"));
         let o: Groups = &["ops", "verbs"];
         let op = |op: &str| format!("iwarp-lat --op {op} {s} --wait spin --crc on");
         self.own(o, "lat:send-spin-crc", size, &op("send"));
@@ -394,12 +397,22 @@ mod tests {
     }
 
     #[test]
+    fn a_run_may_measure_several() {
+        let all = points(false, &[]).unwrap();
+        let of = |series: &str| all.iter().find(|p| p.series == series).unwrap();
+        let one = serde_json::json!({ "med_us": 1.0 });
+        assert_eq!(of("bw:tcp").results(&one)[0].0, "bw:tcp");
+        let two = serde_json::json!({ "tcp-spin": one, "write-spin": { "med_us": 2.0 } });
+        let several = of(SPIN).results(&two);
+        assert_eq!(several[1].0, "lat:write-spin");
+        assert_eq!(several[1].1["med_us"], 2.0);
+    }
+
+    #[test]
     fn a_group_brings_its_yardsticks() {
         let of = |group: &str| points(false, &[group.to_owned()]).unwrap();
         let has = |group, name| of(group).iter().any(|p| p.series == name);
-        assert!(
-            has("peers", "bw:tcp") && has("peers", "bw:write-crc") && has("peers", "lat:tcp-spin")
-        );
+        assert!(has("peers", "bw:tcp") && has("peers", "bw:write-crc") && has("peers", SPIN));
         assert!(!has("scale", "bw:tcp") && has("ops", "bw:write"));
         assert!(points(false, &["scales".to_owned()]).is_err());
     }

@@ -4,8 +4,6 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
-use super::plan::Point;
-
 /// One measurement.
 #[derive(Debug, Clone)]
 pub(super) struct Sample {
@@ -20,7 +18,14 @@ pub(super) struct Sample {
 }
 
 impl Sample {
-    pub(super) fn new(round: u32, point: &Point, values: &Value, others: f64, good: bool) -> Self {
+    pub(super) fn new(
+        round: u32,
+        series: String,
+        size: u64,
+        values: &Value,
+        others: f64,
+        good: bool,
+    ) -> Self {
         let values = values.as_object().map_or_else(BTreeMap::new, |o| {
             o.iter()
                 .filter_map(|(k, v)| Some((k.clone(), v.as_f64()?)))
@@ -28,8 +33,8 @@ impl Sample {
         });
         Self {
             round,
-            series: point.series.to_owned(),
-            size: point.size,
+            series,
+            size,
             values,
             others,
             good,

@@ -1,0 +1,148 @@
+//! Ping-pongs that take turns: plain TCP, bare framing and RDMA Writes, both ends spinning.
+//!
+//! A virtual processor changes its speed several times a second, by half and more, as its neighbours come and go. Programs
+//! that are measured one after the other meet different machines; here each has some milliseconds, then the next one, over
+//! and over, so that all have met the same ones in the end.
+
+use crate::peer::Peer;
+use crate::probe::{self, Framing};
+use crate::rdma::{self, LatencyArgs};
+use crate::stats::Samples;
+use crate::{OnOff, Wait, tcp};
+use anyhow::{Result, bail};
+use clap::Args;
+use serde_json::{Map, Value, json};
+use std::time::Instant;
+
+/// What takes turns, by the names that the results have.
+const NAMES: [&str; 5] = [
+    "tcp-spin",
+    "probe-spin",
+    "probe-spin-crc",
+    "write-spin",
+    "write-spin-crc",
+];
+/// How often each has its turn.
+const TURNS: u32 = 40;
+
+#[derive(Debug, Args)]
+pub(crate) struct SpinArgs {
+    /// Octets per message
+    #[arg(long)]
+    size: usize,
+    /// Round trips of each; a tenth more of every turn to warm up
+    #[arg(long, default_value_t = 20_000)]
+    iters: u32,
+}
+
+impl SpinArgs {
+    const fn per_turn(&self) -> u32 {
+        self.iters.div_ceil(TURNS)
+    }
+
+    /// The first of a turn find the caches full of the others.
+    const fn warm(&self) -> u32 {
+        self.per_turn().div_ceil(10)
+    }
+}
+
+/// Calls `turn` for the round trips of each of the five, in turns, and tells it which it is and if it counts.
+fn take_turns(a: &SpinArgs, mut turn: impl FnMut(usize, bool) -> Result<()>) -> Result<()> {
+    for _ in 0..TURNS {
+        for who in 0..NAMES.len() {
+            for i in 0..a.warm() + a.per_turn() {
+                turn(who, i >= a.warm())?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The side with the clock.
+pub(crate) fn measure(a: &SpinArgs) -> Result<Value> {
+    let mut peer = Peer::start()?;
+    let mut stream = || tcp::connect(peer.address()?, true);
+    let (plain, off, on) = (stream()?, stream()?, stream()?);
+    let mut tcp = tcp::PingPong::new(plain, a.size, Wait::Spin);
+    let probe =
+        |stream, crc| probe::PingPong::new(stream, &Framing::with_crc(crc), a.size, Wait::Spin);
+    let (mut probe, mut probe_crc) = (probe(&off, OnOff::Off), probe(&on, OnOff::On));
+    let mut writes =
+        |crc| rdma::PingPong::connect(&LatencyArgs::writes(a.size, crc), peer.address()?);
+    let (mut write, mut write_crc) = (writes(OnOff::Off)?, writes(OnOff::On)?);
+    let room = (TURNS * a.per_turn()) as usize;
+    let mut samples: Vec<Samples> = NAMES.map(|_| Samples::with_capacity(room)).into();
+    take_turns(a, |who, counts| {
+        let start = Instant::now();
+        match who {
+            0 => tcp.ask(),
+            1 => probe.ask(),
+            2 => probe_crc.ask(),
+            3 => write.ask(),
+            _ => write_crc.ask(),
+        }?;
+        let took = start.elapsed();
+        if let Some(samples) = samples.get_mut(who).filter(|_| counts) {
+            samples.round_trip(took);
+        }
+        Ok(())
+    })?;
+    write.leave()?;
+    write_crc.leave()?;
+    let named = NAMES.iter().zip(&samples);
+    Ok(Value::Object(
+        named
+            .map(|(name, samples)| ((*name).to_owned(), samples.report()))
+            .collect::<Map<String, Value>>(),
+    ))
+}
+
+/// The side that answers.
+pub(crate) fn peer(a: &SpinArgs) -> Result<Value> {
+    let (plain, off, on) = (tcp::accept(true)?, tcp::accept(true)?, tcp::accept(true)?);
+    let mut tcp = tcp::PingPong::new(plain, a.size, Wait::Spin);
+    let probe =
+        |stream, crc| probe::PingPong::new(stream, &Framing::with_crc(crc), a.size, Wait::Spin);
+    let (mut probe, mut probe_crc) = (probe(&off, OnOff::Off), probe(&on, OnOff::On));
+    let writes = |crc| rdma::PingPong::accept(&LatencyArgs::writes(a.size, crc));
+    let (mut write, mut write_crc) = (writes(OnOff::Off)?, writes(OnOff::On)?);
+    take_turns(a, |who, _| {
+        let answered = match who {
+            0 => tcp.answer(),
+            1 => probe.answer(),
+            2 => probe_crc.answer(),
+            3 => write.answer(),
+            _ => write_crc.answer(),
+        }?;
+        if !answered {
+            bail!("the sender has left in the middle");
+        }
+        Ok(())
+    })?;
+    write.see_off()?;
+    write_crc.see_off()?;
+    Ok(json!({}))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everybody_has_as_many_round_trips() {
+        let a = SpinArgs {
+            size: 4,
+            iters: 1001,
+        };
+        let mut counted = [0; NAMES.len()];
+        let mut all = [0; NAMES.len()];
+        take_turns(&a, |who, counts| {
+            all[who] += 1;
+            counted[who] += u32::from(counts);
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(counted, [26 * TURNS; NAMES.len()]);
+        assert_eq!(all, [29 * TURNS; NAMES.len()]);
+    }
+}
