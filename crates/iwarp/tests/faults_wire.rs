@@ -5,9 +5,11 @@ mod common;
 
 use common::wire::{Hello, Wire, initiator, read, segment, write_header};
 use common::*;
-use iwarp::{Access, Blame, Config, WcStatus};
+use iwarp::raw::cm::CmEventKind;
+use iwarp::{Access, Blame, Config, State, WcStatus};
 use iwarp_proto::ddp::{Header, Stag};
-use iwarp_proto::rdmap::{AtomicOp, Opcode, TerminateCode as Code};
+use iwarp_proto::mpa::startup::{EnhancedPrefix, FrameKind};
+use iwarp_proto::rdmap::{AtomicOp, Opcode, ReadRequest, TerminateCode as Code};
 use std::net::IpAddr;
 
 /// What a peer may and may not touch.
@@ -423,6 +425,72 @@ fn more_reads_than_were_granted() {
             .0;
         assert_eq!(t.code, Code::DDP_UNTAGGED_NO_BUFFER);
         assert!(wire.ends());
+        end.qp.destroy();
+        end.ctx.deregister(mem.stag).unwrap();
+    });
+}
+
+/// Octets of memory that this process uses.
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:"));
+    let kilobytes: u64 = line
+        .unwrap()
+        .split_whitespace()
+        .nth(1)
+        .unwrap()
+        .parse()
+        .unwrap();
+    kilobytes << 10
+}
+
+/// As many Reads as a device grants, of four gigabytes altogether, and nobody reads the answers.
+#[test]
+fn a_peer_that_asks_for_all_it_may_costs_little() {
+    const MOST: u16 = 4096;
+    const EACH: u32 = 1 << 20;
+    others_are_served(|| {
+        let server = Server::new(V4, &config());
+        let mut hello = Hello::client_server();
+        hello.prefix = hello.prefix.map(|prefix| EnhancedPrefix {
+            ord: MOST,
+            ..prefix
+        });
+        let mut wire = Wire::connect(server.address);
+        wire.write(&hello.octets(FrameKind::Request));
+        let end = server.end_with(server.request(), None, MOST, 1024);
+        end.id.accept(&parameters(b"")).unwrap();
+        let reply = wire.read_hello(FrameKind::Reply);
+        assert_eq!(reply.prefix.map(|prefix| prefix.ird), Some(MOST));
+        let mem = end.mem(EACH as usize);
+        let before = resident();
+        for _ in 0..MOST {
+            wire.read_op(read(mem.stag, mem.addr(), EACH));
+        }
+        until("all requests are taken", || {
+            end.qp.counters().rx_requests == u64::from(MOST)
+        });
+        let mut other = Healthy::new(V4);
+        other.check();
+        assert_eq!(end.qp.state(), State::Rts);
+        let more = resident().saturating_sub(before);
+        assert!(more < 64 << 20, "{more} octets");
+        // The socket has taken the first few answers. These are too many.
+        let mut octets = Vec::new();
+        for _ in 0..64 {
+            let mut body = [0; ReadRequest::LEN];
+            read(mem.stag, mem.addr(), EACH).emit(&mut body);
+            let header = Header::Untagged(wire.untagged_header(Opcode::READ_REQUEST));
+            octets.extend(wire.fpdu(&segment(&header, &body)));
+        }
+        wire.write(&octets);
+        end.expect(CmEventKind::Established);
+        end.expect_disconnected();
+        assert_eq!(
+            end.qp.fault().map(|fault| fault.code),
+            Some(Code::DDP_UNTAGGED_NO_BUFFER)
+        );
+        other.check();
         end.qp.destroy();
         end.ctx.deregister(mem.stag).unwrap();
     });
