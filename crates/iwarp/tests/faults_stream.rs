@@ -6,10 +6,11 @@ mod common;
 use common::wire::{Hello, Wire, initiator, read, responder, segment, write_header};
 use common::*;
 use iwarp::raw::cm::CmEventKind;
-use iwarp::{Blame, ReceiverNotReady, RecvWr, SendOp, State, WcStatus};
+use iwarp::{Blame, Cqe, ReceiverNotReady, RecvWr, SendOp, State, WcStatus};
 use iwarp_proto::ddp::{Header, Stag, TaggedHeader};
 use iwarp_proto::mpa::startup::Flags;
 use iwarp_proto::rdmap::{Opcode, ReadRequest, Terminate, TerminateCode as Code};
+use std::io::Read;
 use std::time::{Duration, Instant};
 
 #[test]
@@ -207,6 +208,37 @@ fn the_end_comes_in_the_middle() {
             assert_eq!(end.expect_disconnected().status, 0);
             assert!(end.qp.fault().is_none());
             assert!(wire.ends());
+        }
+    });
+}
+
+/// What was being sent fits into the socket again when the end is seen, so the stream is closed in turn at once. The program is told
+/// all the same that it broke.
+#[test]
+fn the_end_comes_in_the_middle_of_both_directions() {
+    others_are_served(|| {
+        for _ in 0..10 {
+            let end = End::new(V4, &config());
+            let mut wire = responder(&end, &Hello::enhanced(true, false));
+            let mem = end.mem(1 << 20);
+            stall(&end, &mem);
+            let write = segment(&write_header(mem.stag, mem.addr(), true), &[1; 64]);
+            wire.write(&wire.fpdu(&write)[..40]);
+            // While this thread polls, it alone reads and writes.
+            let mut out = [Cqe::default(); 8];
+            let begin = Instant::now();
+            while begin.elapsed() < Duration::from_millis(20) {
+                end.cq.poll(&mut out).unwrap();
+            }
+            wire.socket.set_nonblocking(true).unwrap();
+            let mut octets = vec![0; 1 << 20];
+            while wire.socket.read(&mut octets).is_ok_and(|n| n > 0) {}
+            wire.fin();
+            until("the end", || {
+                end.cq.poll(&mut out).unwrap();
+                !end.channel.is_empty()
+            });
+            assert_eq!(end.expect_disconnected().status, libc::ECONNRESET);
         }
     });
 }
@@ -489,7 +521,7 @@ fn a_shared_receive_queue_serves_the_others_when_one_fails() {
         ])
         .unwrap();
         let mut done = 0;
-        let mut cqe = [iwarp::Cqe::default()];
+        let mut cqe = [Cqe::default()];
         until("two Sends are received", || {
             for (_, end) in &ends {
                 done += end.cq.poll(&mut cqe).unwrap();

@@ -36,6 +36,8 @@ impl QpInner {
                 }
                 g.machine.shutdown_done(&mut DriveHost::new(self, after));
                 after.closed_by_us = true;
+                // This may be told before the events that another driver has taken.
+                after.fault = g.machine.fault();
                 after.cm = g.cm.clone();
                 if g.eof {
                     self.drop_link(g, after);

@@ -35,6 +35,11 @@ impl Late {
     pub(super) fn keep(&self, cqe: Cqe) {
         self.receives.lock().push(cqe);
     }
+
+    /// Drops what is kept: the queue pair begins anew.
+    pub(super) fn forget(&self) {
+        self.receives.lock().clear();
+    }
 }
 
 /// The call has returned, and what it has sent is complete.
@@ -47,5 +52,59 @@ pub(super) fn deliver(qp: &Arc<QpInner>, after: &mut After) {
         for cqe in receives.drain(..) {
             host.complete(Direction::Recv, cqe);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::context::Context;
+    use super::super::qp::QpAttributes;
+    use super::*;
+    use crate::config::Config;
+    use crate::device::Device;
+    use iwarp_rnic::RecvWr;
+    use iwarp_rnic::qp::State;
+
+    /// As the verbs have it: a change to RESET drops the completions that were not polled.
+    #[test]
+    fn a_reset_drops_what_is_kept() {
+        let device = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
+        let ctx = Context::open(&device, Config::default()).unwrap();
+        let cq = ctx.create_cq(4, None).unwrap();
+        let qp = ctx
+            .create_qp(&QpAttributes {
+                pd: ctx.allocate_pd(),
+                send_cq: cq.clone(),
+                recv_cq: cq.clone(),
+                srq: None,
+                max_send_wr: 1,
+                max_recv_wr: 1,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline: 0,
+                signal_all: false,
+                max_ird: 0,
+                max_ord: 0,
+            })
+            .unwrap();
+        let mut out = [Cqe::default(); 2];
+        for sending in [false, true] {
+            qp.modify(State::Init).unwrap();
+            let wr = RecvWr {
+                wr_id: 1,
+                sges: &[],
+            };
+            qp.post_recv(&[wr]).unwrap();
+            if sending {
+                qp.inner.late.begin();
+            }
+            qp.modify(State::Error).unwrap();
+            qp.modify(State::Reset).unwrap();
+            // The system call returns.
+            let mut after = After::default();
+            deliver(&qp.inner, &mut after);
+            assert_eq!(cq.poll(&mut out), Ok(0), "{:?}", out[0]);
+        }
+        qp.destroy();
     }
 }

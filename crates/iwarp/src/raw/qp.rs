@@ -314,6 +314,9 @@ impl QueuePair {
                 .machine
                 .modify(to, &mut DriveHost::new(&self.inner, &mut after));
             self.inner.settle(&mut g, &mut after);
+            if to == State::Reset {
+                self.inner.late.forget();
+            }
             result
         };
         after.run(&self.inner);
