@@ -2,6 +2,7 @@
 
 use crate::complain;
 use crate::error::{Error, Result};
+use crate::sys::connect::canonical;
 use crate::sys::interfaces::{self, InterfaceAddress};
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -235,6 +236,7 @@ fn number(known: &mut Vec<Key>, a: &InterfaceAddress) -> u32 {
 
 /// The source address that the kernel picks for a peer. Sends nothing.
 pub(crate) fn source_address(peer: SocketAddr) -> Result<IpAddr> {
+    let peer = canonical(peer);
     let any: SocketAddr = match peer {
         SocketAddr::V4(_) => (std::net::Ipv4Addr::UNSPECIFIED, 0).into(),
         SocketAddr::V6(_) => (std::net::Ipv6Addr::UNSPECIFIED, 0).into(),

@@ -384,3 +384,20 @@ fn attempts_that_are_given_up() {
         }
     });
 }
+
+/// Programs that know one family only name an IPv4 peer like this.
+#[test]
+fn a_peer_named_by_an_ipv4_address_in_the_form_of_ipv6_is_reached() {
+    others_are_served(|| {
+        let server = Server::new(V4, &config());
+        let client = End::new(V4, &config());
+        let SocketAddr::V4(address) = server.address else {
+            panic!("{}", server.address);
+        };
+        let mapped = IpAddr::from(address.ip().to_ipv6_mapped());
+        client.connect(SocketAddr::new(mapped, address.port()), b"");
+        let accepted = server.accept();
+        client.expect(CmEventKind::Established);
+        accepted.expect(CmEventKind::Established);
+    });
+}

@@ -121,8 +121,10 @@ pub(crate) enum Connect {
 /// No descriptor; no route; `local` not an address of this host, in use, or of the other family. Some connects fail at once
 /// (`ConnectionRefused` on loopback); most fail later, in [`Connecting::try_finish`].
 pub(crate) fn connect(peer: SocketAddr, local: Option<SocketAddr>) -> Result<Connecting, NetError> {
+    // An IPv4 peer in the form of IPv6 gets a socket of its own family.
+    let peer = canonical(peer);
     let socket = tcp_socket(&peer)?;
-    if let Some(local) = local {
+    if let Some(local) = local.map(canonical) {
         if local.port() == 0 {
             choose_port_late(&socket);
         }
@@ -133,13 +135,13 @@ pub(crate) fn connect(peer: SocketAddr, local: Option<SocketAddr>) -> Result<Con
 
 fn start_connect(socket: Socket, peer: SocketAddr) -> Result<Connecting, NetError> {
     let stream = TcpStream::from_socket(socket)?;
-    let peer = canonical(peer);
     match stream.socket().connect(&SockAddr::from(peer)) {
         Ok(()) => {}
         // An interrupted connect goes on in the background like any other.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EINPROGRESS | libc::EINTR)) => {}
         Err(error) => return Err(error.into()),
     }
+    let peer = canonical(peer);
     Ok(Connecting { stream, peer })
 }
 
@@ -279,6 +281,12 @@ impl Bound {
     /// # Errors
     /// As [`connect`].
     pub(crate) fn connect(self, peer: SocketAddr) -> Result<Connecting, NetError> {
+        let peer = match (self.local_addr()?, canonical(peer)) {
+            (SocketAddr::V6(_), SocketAddr::V4(peer)) => {
+                (peer.ip().to_ipv6_mapped(), peer.port()).into()
+            }
+            (_, peer) => peer,
+        };
         start_connect(self.socket, peer)
     }
 }

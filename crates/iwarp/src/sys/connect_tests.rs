@@ -98,6 +98,37 @@ fn an_ipv4_peer_of_a_dual_listener_looks_like_ipv4() {
     );
 }
 
+/// Programs that know one family only name an IPv4 peer like this.
+#[test]
+fn a_peer_may_be_an_ipv4_address_in_the_form_of_ipv6() {
+    let listener = Listener::bind(address("127.0.0.1:0"), 8, None).expect("listener");
+    let port = listener.local_addr().expect("address").port();
+    let mapped = SocketAddr::new(address("[::ffff:127.0.0.1]:0").ip(), port);
+    let free = |local| connect(mapped, local);
+    let bound = |local| Bound::bind(local, None)?.connect(mapped);
+    let mut attempts = vec![
+        free(None),
+        free(Some(address("[::ffff:127.0.0.1]:0"))),
+        free(Some(address("127.0.0.2:0"))),
+        bound(address("127.0.0.2:0")),
+    ];
+    if Listener::bind(address("[::]:0"), 1, Some(false)).is_ok() {
+        attempts.push(bound(address("[::]:0")));
+        attempts.push(bound(address("[::ffff:127.0.0.1]:0")));
+    }
+    for attempt in attempts {
+        let connecting = attempt.expect("connect");
+        match connecting.send_now(b"first").expect("send") {
+            (Connect::Done(stream, ends), 5) => {
+                assert_eq!(ends.local, stream.local_addr().expect("local"));
+                assert_eq!(ends.peer, stream.peer_addr().expect("peer"));
+                assert_eq!(accept(&listener).1, ends.local);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
 #[test]
 fn nobody_listening_is_refused() {
     // A bound socket that does not listen keeps the port from being reused meanwhile.
