@@ -41,6 +41,18 @@ fn a_program_that_cannot_be_started_has_an_exit_code_of_its_own() {
     }
 }
 
+/// Not as the name of a program that is not there.
+#[test]
+fn a_misspelt_option_is_wrong_usage() {
+    for args in [
+        &["run", "--capure", "x", "--", "true"][..],
+        &["run", "--crc", "off", "-v", "--", "true"],
+    ] {
+        let error = common::fail(args, 2);
+        assert!(error.contains("is no option of `iwarp run`"), "{error}");
+    }
+}
+
 #[test]
 fn a_wrong_library_is_named_with_its_variable() {
     let scratch = Scratch::new();

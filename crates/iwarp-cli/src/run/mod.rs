@@ -168,11 +168,18 @@ pub(crate) struct EnvArgs {
 
 /// Becomes the program.
 pub(crate) fn run(args: &RunArgs) -> Result<()> {
-    let libs = library::find()?;
-    let vars = args.settings.variables(&libs)?;
     let Some((program, rest)) = args.command.split_first() else {
         return Err(Error::usage("which program?"));
     };
+    // What is not known as an option begins the program: most likely it is misspelt.
+    if program.as_encoded_bytes().starts_with(b"-") {
+        return Err(Error::usage(format!(
+            "'{}' is no option of `iwarp run` (see `iwarp run --help`), and no name of a program",
+            Path::new(program).display()
+        )));
+    }
+    let libs = library::find()?;
+    let vars = args.settings.variables(&libs)?;
     if args.sysfs {
         let list = devices(&vars)?;
         sysfs::show(&list)?;
