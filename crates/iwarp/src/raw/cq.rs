@@ -51,8 +51,9 @@ pub(crate) struct CqInner {
     timestamps: AtomicBool,
     /// Times it was polled in vain; tells posting threads whether the program waits between posts.
     polls: AtomicU32,
-    /// Queue pairs that have put off sending until the next poll in vain.
-    deferred: Mutex<Vec<Arc<QpInner>>>,
+    /// Queue pairs that have put off sending until the next poll in vain, each of them once: that poll may never come, because
+    /// the program looks at another queue.
+    deferred: Mutex<Vec<Weak<QpInner>>>,
     has_deferred: AtomicBool,
     /// Tasks that wait for a completion.
     wakers: Mutex<Vec<Waker>>,
@@ -379,15 +380,28 @@ impl CqInner {
     fn send_deferred_now(&self) {
         self.has_deferred.store(false, Ordering::Release);
         let list = std::mem::take(&mut *self.deferred.lock());
-        for qp in list {
+        for qp in list.iter().filter_map(Weak::upgrade) {
+            // First: what is posted from here on is seen now, or brings it back.
+            self.defers(&qp).swap(false, Ordering::AcqRel);
             qp.drive_tx();
         }
     }
 
     /// A queue pair puts off sending until the next poll in vain.
     pub(super) fn defer(&self, qp: &Arc<QpInner>) {
-        self.deferred.lock().push(Arc::clone(qp));
-        self.has_deferred.store(true, Ordering::Release);
+        if !self.defers(qp).swap(true, Ordering::AcqRel) {
+            self.deferred.lock().push(Arc::downgrade(qp));
+            self.has_deferred.store(true, Ordering::Release);
+        }
+    }
+
+    /// Whether a queue pair waits here for that.
+    fn defers<'a>(&self, qp: &'a QpInner) -> &'a AtomicBool {
+        let [send, recv] = &qp.deferred;
+        match std::ptr::eq(&*qp.send_cq.inner, self) {
+            true => send,
+            false => recv,
+        }
     }
 
     pub(super) fn attach(&self, qp: &Arc<QpInner>) {
@@ -412,6 +426,7 @@ impl CqInner {
         self.many
             .store(qps.len() > POLL_DIRECTLY, Ordering::Relaxed);
         drop(qps);
+        self.deferred.lock().retain(|q| !q.ptr_eq(&gone));
         self.purge(qp.num);
     }
 
@@ -515,5 +530,55 @@ impl std::fmt::Debug for CqInner {
 impl std::fmt::Debug for CompletionQueue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.inner.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::context::Context;
+    use super::super::qp::QpAttributes;
+    use super::*;
+    use crate::config::Config;
+    use crate::device::Device;
+
+    /// Who only sends polls one of its queues only, for days.
+    #[test]
+    fn a_queue_that_nobody_polls_keeps_no_more_than_its_queue_pairs() {
+        let device = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
+        let ctx = Context::open(&device, Config::default()).unwrap();
+        let [polled, other] = [0; 2].map(|_| ctx.create_cq(4, None).unwrap());
+        let pd = ctx.allocate_pd();
+        let create = |_| {
+            let attributes = QpAttributes {
+                pd,
+                send_cq: polled.clone(),
+                recv_cq: other.clone(),
+                srq: None,
+                max_send_wr: 1,
+                max_recv_wr: 1,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline: 0,
+                signal_all: false,
+                max_ird: 0,
+                max_ord: 0,
+            };
+            ctx.create_qp(&attributes).unwrap()
+        };
+        let qps = [0; 2].map(create);
+        let waiting = |cq: &CompletionQueue| cq.inner.deferred.lock().len();
+        for _ in 0..10 {
+            for qp in &qps {
+                qp.inner.put_off();
+            }
+            assert_eq!(waiting(&polled), 2);
+            assert_eq!(polled.poll(&mut [Cqe::default()]), Ok(0));
+            assert_eq!(waiting(&polled), 0);
+        }
+        assert_eq!(waiting(&other), 2);
+        for (gone, qp) in qps.iter().enumerate() {
+            qp.destroy();
+            assert_eq!(waiting(&other), 1 - gone);
+        }
     }
 }

@@ -167,6 +167,8 @@ pub(crate) struct QpInner {
     /// Changed with `state` locked.
     pub(super) destroyed: AtomicBool,
     pub(super) drives: Drives,
+    /// It has put off sending, and its completion queues know: that of the send queue, that of receives.
+    pub(super) deferred: [AtomicBool; 2],
 }
 
 /// A reliable-connected queue pair.
@@ -235,6 +237,7 @@ impl QueuePair {
                 late: Late::default(),
                 destroyed: AtomicBool::new(false),
                 drives: Drives::default(),
+                deferred: [const { AtomicBool::new(false) }; 2],
             }))
         })?;
         inner.send_cq.inner.attach(&inner);
@@ -509,7 +512,7 @@ impl QpInner {
 
     /// Requests were put off: the next poll sends them, or a timer.
     #[cold]
-    fn put_off(self: &Arc<Self>) {
+    pub(super) fn put_off(self: &Arc<Self>) {
         self.send_cq.inner.defer(self);
         if !self.recv_cq.is_same(&self.send_cq) {
             self.recv_cq.inner.defer(self);
