@@ -239,6 +239,8 @@ fn the_end_comes_in_the_middle_of_both_directions() {
                 !end.channel.is_empty()
             });
             assert_eq!(end.expect_disconnected().status, libc::ECONNRESET);
+            end.qp.destroy();
+            end.ctx.deregister(mem.stag).unwrap();
         }
     });
 }
