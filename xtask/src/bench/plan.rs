@@ -55,6 +55,12 @@ impl Point {
         format!("{}/{}", self.series, super::sizes::show(self.size))
     }
 
+    /// Is this one of several series that a run brings?
+    #[cfg(test)]
+    pub(super) fn brings(&self, series: &str) -> bool {
+        self.series == SPIN && SPINNING.contains(&series)
+    }
+
     /// What was measured, by series. A run that measures several names them itself.
     pub(super) fn results<'a>(&self, values: &'a Value) -> Vec<(String, &'a Value)> {
         let of_run = |name: &str| {
@@ -86,6 +92,15 @@ pub(super) const fn depth(size: u64) -> u32 {
 
 /// Several series of one run, which names them.
 const SPIN: &str = "lat:spin";
+/// Those.
+#[cfg(test)]
+const SPINNING: [&str; 5] = [
+    "lat:tcp-spin",
+    "lat:probe-spin",
+    "lat:probe-spin-crc",
+    "lat:write-spin",
+    "lat:write-spin-crc",
+];
 
 struct Plan {
     quick: bool,

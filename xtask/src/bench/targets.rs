@@ -453,8 +453,9 @@ mod tests {
                 Measure::Value(a) => a.clone(),
             };
             for (series, size) in keys {
+                let brings = |p: &plan::Point| p.series == series || p.brings(series);
                 assert!(
-                    points.iter().any(|p| p.series == series && p.size == size),
+                    points.iter().any(|p| p.size == size && brings(p)),
                     "{}: {series}/{size} is not measured",
                     t.what
                 );
