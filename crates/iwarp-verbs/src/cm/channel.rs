@@ -110,9 +110,11 @@ const fn number(kind: CmEventKind) -> c_uint {
     }
 }
 
-/// Depths are octets in C; a peer that does not say gets what a queue pair has room for.
+/// What a program is told of a depth: no more than a queue pair has room for, because many accept with what they were told, and
+/// as much where the peer does not say.
 fn depth(value: Option<u16>) -> u8 {
-    u8::try_from(value.unwrap_or(query::RD_ATOMIC)).unwrap_or(u8::MAX)
+    let most = query::RD_ATOMIC;
+    u8::try_from(value.unwrap_or(most).min(most)).unwrap_or(u8::MAX)
 }
 
 /// What an event does to the identifier that programs see; `None` if nobody can be told any more.
@@ -274,4 +276,25 @@ pub(crate) unsafe extern "C" fn rdma_event_str(event: c_uint) -> *const c_char {
         _ => c"UNKNOWN EVENT",
     };
     name.as_ptr()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_may_accept_with_the_depths_that_it_is_told() {
+        for offered in [
+            None,
+            Some(0),
+            Some(1),
+            Some(64),
+            Some(65),
+            Some(255),
+            Some(u16::MAX),
+        ] {
+            assert!(u16::from(depth(offered)) <= query::RD_ATOMIC, "{offered:?}");
+        }
+        assert_eq!((depth(Some(0)), depth(Some(64))), (0, 64));
+    }
 }
