@@ -48,8 +48,13 @@ impl SpinArgs {
 
 /// Calls `turn` for the round trips of each of the five, in turns, and tells it which it is and if it counts.
 fn take_turns(a: &SpinArgs, mut turn: impl FnMut(usize, bool) -> Result<()>) -> Result<()> {
-    for _ in 0..TURNS {
-        for who in 0..NAMES.len() {
+    for turn_of_all in 0..TURNS {
+        for at in 0..NAMES.len() {
+            // There and back, so that nobody always follows the same one.
+            let who = match turn_of_all % 2 {
+                0 => at,
+                _ => NAMES.len() - 1 - at,
+            };
             for i in 0..a.warm() + a.per_turn() {
                 turn(who, i >= a.warm())?;
             }

@@ -25,6 +25,14 @@ const SERVE_ALL_EVERY: u32 = 64;
 /// Every so many turns of a busy-poll window another thread may have this processor: the peer may be waiting for it.
 const YIELD_EVERY: u32 = 4;
 
+/// Counts, and returns how many there were. A hint: no locked instruction, so two threads at once may count for one.
+#[inline]
+fn count(counter: &AtomicU32) -> u32 {
+    let before = counter.load(Ordering::Relaxed);
+    counter.store(before.wrapping_add(1), Ordering::Relaxed);
+    before
+}
+
 /// Why a queue gives no completions any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CqError {
@@ -364,7 +372,7 @@ impl CqInner {
 
     #[inline]
     fn note_poll(&self) {
-        self.polls.fetch_add(1, Ordering::Relaxed);
+        count(&self.polls);
         self.send_deferred();
     }
 
@@ -447,7 +455,7 @@ impl CqInner {
 
     /// An empty poll: this thread drives.
     pub(super) fn progress(&self) {
-        let polls = self.empty_polls.fetch_add(1, Ordering::Relaxed);
+        let polls = count(&self.empty_polls);
         // A program that has armed the queue looks once more before it waits: that is not driving.
         let driving = !self.armed.load(Ordering::Relaxed);
         if driving && polls.is_multiple_of(NOTE_EVERY) {

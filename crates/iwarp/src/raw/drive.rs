@@ -238,12 +238,25 @@ pub(super) fn rx(qp: &Arc<QpInner>) {
             memory.as_deref().unwrap_or(&NO_MEMORY),
             &mut plan,
         );
+        // What an empty look needs to know, so that it can end without the lock: nothing has changed then, and nobody is owed anything.
+        let vain = left == RX_BUDGET && !resumed && buffer.is_empty();
+        let waiting_tx = vain && g.machine.wants_tx();
         drop(g);
         // SAFETY: the module's invariant; `buffer` is ours and `memory` is locked.
         let result = unsafe {
             link.stream
                 .recv_vectored_raw(RawSlice::from_runs(&plan.runs))
         };
+        let nothing = |e: &std::io::Error| e.kind() == ErrorKind::WouldBlock;
+        if vain && result.as_ref().is_err_and(nothing) {
+            drop(memory);
+            pool::give_rx_plan(plan);
+            pool::give_rx(buffer);
+            if waiting_tx {
+                qp.drive_tx();
+            }
+            return;
+        }
         if let (Some(flow), Ok(n @ 1..)) = (&link.flow, &result) {
             // SAFETY: as above; the recorder reads what has just been written there.
             unsafe { flow.received_raw(RawSlice::from_runs(&plan.runs), *n) };
