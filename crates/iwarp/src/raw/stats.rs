@@ -33,10 +33,10 @@ fn print() {
     }));
     let process = std::process::id();
     for (device, c) in totals {
-        eprintln!(
+        crate::complain::stderr(&format!(
             "iwarp: process {process}, {device}: sent {} octets in {} FPDUs ({} messages), received {} octets in {} FPDUs \
              ({} messages, {} payload octets placed directly), {} requests served, {} completions, {} receiver-not-ready, \
-             {} CRC errors, {} marker errors, Terminates {} sent and {} received",
+             {} CRC errors, {} marker errors, Terminates {} sent and {} received\n",
             c.tx_bytes,
             c.tx_fpdus,
             c.tx_messages,
@@ -51,6 +51,6 @@ fn print() {
             c.marker_errors,
             c.terminates_sent,
             c.terminates_received,
-        );
+        ));
     }
 }

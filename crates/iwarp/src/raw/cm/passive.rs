@@ -248,7 +248,8 @@ impl Source for Listening {
                 Ok(Some((stream, peer))) => self.hall.welcome(stream, peer),
                 Ok(None) => return true,
                 Err(e @ NetError::TooManyFiles { .. }) => {
-                    tracing::warn!(error = %std::io::Error::from(e), "cannot accept connections for now");
+                    let why = std::io::Error::from(e);
+                    crate::complain::once(format!("cannot accept connections for now: {why}"));
                     self.pause();
                     return true;
                 }
