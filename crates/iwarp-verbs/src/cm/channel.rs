@@ -11,12 +11,52 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::null_mut;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::time::Duration;
 
 pub(crate) struct Channel {
     pub(crate) queue: CmEventChannel,
     /// Threads in `rdma_get_cm_event`. One that was cancelled there stays counted.
     inside: AtomicU32,
+    /// The thread that took an event last; 0: none has.
+    reader: AtomicI32,
+}
+
+/// How long a channel waits for its reader before it is destroyed, and between two looks.
+const READER_LOOKS: u32 = 20;
+const READER_PAUSE: Duration = Duration::from_micros(500);
+
+impl Channel {
+    /// Programs end when the news that their connection is over is acknowledged, while the thread that acknowledged it is on its way
+    /// back for the next event. It would find the channel gone, and say so. In the kernel's queue it just waits until the
+    /// program is over, so it is given the time to arrive there. True if it has.
+    fn await_reader(&self) -> bool {
+        let reader = self.reader.load(Ordering::Acquire);
+        if reader == 0 || reader == this_thread() {
+            return false;
+        }
+        for _ in 0..READER_LOOKS {
+            if self.inside.load(Ordering::Acquire) > 0 {
+                return true;
+            }
+            if !is_alive(reader) {
+                return false;
+            }
+            std::thread::sleep(READER_PAUSE);
+        }
+        false
+    }
+}
+
+fn this_thread() -> i32 {
+    // SAFETY: only returns a number.
+    unsafe { libc::gettid() }
+}
+
+/// Is there such a thread in this process?
+fn is_alive(thread: i32) -> bool {
+    // SAFETY: signal 0 is not sent; the numbers are only looked up.
+    unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, 0) == 0 }
 }
 
 /// Of channels that were destroyed under a thread. Nothing tells when that one is gone.
@@ -50,6 +90,7 @@ pub(crate) fn create() -> Res<*mut rdma_event_channel> {
         Channel {
             queue,
             inside: AtomicU32::new(0),
+            reader: AtomicI32::new(0),
         },
     ))
 }
@@ -58,6 +99,7 @@ pub(crate) fn create() -> Res<*mut rdma_event_channel> {
 /// `channel` is no longer used.
 pub(crate) unsafe fn destroy(channel: *mut rdma_event_channel) {
     let Ok(object) = find(channel) else { return };
+    object.await_reader();
     if object.inside.load(Ordering::Acquire) > 0 {
         // A thread is in, or on its way into, a read of the descriptor. In the kernel it would just never return, and
         // programs exit meanwhile; a closed descriptor would be an error to it, or be another file by then.
@@ -78,6 +120,7 @@ unsafe fn enter(channel: *mut rdma_event_channel) -> Res<c_int> {
 /// The thread has its event, or an error.
 unsafe fn leave(channel: *mut rdma_event_channel) {
     if let Ok(object) = find(channel) {
+        object.reader.store(this_thread(), Ordering::Release);
         object.inside.fetch_sub(1, Ordering::AcqRel);
     }
 }
@@ -281,6 +324,37 @@ pub(crate) unsafe extern "C" fn rdma_event_str(event: c_uint) -> *const c_char {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_channel_waits_for_the_thread_that_reads_it() {
+        let channel = Channel {
+            queue: create_event_channel().unwrap(),
+            inside: AtomicU32::new(0),
+            reader: AtomicI32::new(0),
+        };
+        assert!(!channel.await_reader(), "nobody has read it");
+        let read = || channel.reader.store(this_thread(), Ordering::Release);
+        read();
+        assert!(!channel.await_reader(), "who read it destroys it");
+        let barrier = std::sync::Barrier::new(2);
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                read();
+                barrier.wait();
+                barrier.wait();
+                channel.inside.store(1, Ordering::Release);
+                barrier.wait();
+            });
+            barrier.wait();
+            assert!(!channel.await_reader(), "it does not come back");
+            barrier.wait();
+            barrier.wait();
+            assert!(channel.await_reader(), "it is there");
+            reader.join().unwrap();
+        });
+        channel.inside.store(0, Ordering::Release);
+        assert!(!channel.await_reader(), "it has ended");
+    }
 
     #[test]
     fn a_program_may_accept_with_the_depths_that_it_is_told() {
