@@ -1,6 +1,6 @@
-//! `cargo xtask bench`: everything that is measured, interleaved in rounds, against plain TCP and other software.
+//! `cargo xtask bench`: everything that is measured, interleaved in rounds and turns, against plain TCP and other software.
 //!
-//! Ratios are formed inside a round, of neighbours in time, because the speed of a shared machine drifts. Samples during
+//! Ratios are formed inside a turn, of neighbours in time, because the speed of a shared machine drifts. Samples during
 //! which other programs used the CPUs are taken again. Files: `plan` (what is measured), `peers` (other software),
 //! `quiet` (who uses the CPUs), `samples` (medians and ratios), `targets`, `report` and `plot`.
 
@@ -48,7 +48,7 @@ pub(crate) struct BenchArgs {
     /// Write all samples and facts here, too
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// How often everything is measured [default: 7, quick: 3]
+    /// How often everything is measured, in up to three turns [default: 5, quick: 3]
     #[arg(long, value_name = "N")]
     rounds: Option<u32>,
     /// Seconds to spend in all waiting for other programs to end [default: 300, quick: 10]
@@ -213,7 +213,7 @@ pub(crate) fn output(command: &mut Command, limit: Duration) -> Result<String> {
 }
 
 fn measure(context: &Context, args: &BenchArgs, points: &[Point]) -> Result<bool> {
-    let rounds = args.rounds.unwrap_or(if args.quick { 3 } else { 7 });
+    let rounds = args.rounds.unwrap_or(if args.quick { 3 } else { 5 });
     let wait = args.wait.unwrap_or(if args.quick { 10 } else { 300 });
     let release = context.target.join("release");
     let mut bench = Bench {
@@ -228,17 +228,20 @@ fn measure(context: &Context, args: &BenchArgs, points: &[Point]) -> Result<bool
     for (who, why) in &left_out {
         println!("left out: {who}: {why}");
     }
-    let mut samples = Samples::new(rounds);
+    let (plan, turns) = (plan::in_turns(&points), plan::turns_of_a_round(&points));
+    let mut samples = Samples::new(rounds, turns);
     let mut failures: Vec<(String, String)> = Vec::new();
     let start = Instant::now();
     for round in 0..rounds {
-        for (at, point) in points.iter().enumerate() {
+        for (step, &(turn, at)) in plan.iter().enumerate() {
+            let point = &points[at];
             if round >= point.max_rounds
                 || failures.iter().filter(|f| f.0 == point.name()).count() > 1
             {
                 continue;
             }
-            progress(round, rounds, at, points.len(), start, &point.name());
+            progress(round, rounds, step, plan.len(), start, &point.name());
+            let turn = round * turns + turn;
             let mut tries = 0;
             loop {
                 tries += 1;
@@ -250,7 +253,7 @@ fn measure(context: &Context, args: &BenchArgs, points: &[Point]) -> Result<bool
                         let good = others <= quiet::LIMIT;
                         for (series, values) in point.results(&values) {
                             let size = point.size;
-                            samples.add(Sample::new(round, series, size, values, others, good));
+                            samples.add(Sample::new(turn, series, size, values, others, good));
                         }
                         if good || tries >= TRIES {
                             break;

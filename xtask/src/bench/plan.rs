@@ -1,4 +1,6 @@
-//! What is measured, in the order of one round: everything of one size side by side.
+//! What is measured, in the order of one round: everything of one size side by side, and next to it what it is
+//! compared with. Those of one size take several turns, there and back: a machine that others share is another one
+//! after a few seconds.
 
 use std::fmt;
 
@@ -48,6 +50,10 @@ pub(super) struct Point {
     pub(super) what: What,
     /// It is left out of later rounds.
     pub(super) max_rounds: u32,
+    /// Points that take their turns together have the same.
+    pub(super) block: u32,
+    /// How often it is measured in a round.
+    pub(super) turns: u32,
 }
 
 impl Point {
@@ -90,6 +96,11 @@ pub(super) const fn depth(size: u64) -> u32 {
     }
 }
 
+/// Turns of one size in a round.
+const fn turns(quick: bool) -> u32 {
+    if quick { 1 } else { 3 }
+}
+
 /// Several series of one run, which names them.
 const SPIN: &str = "lat:spin";
 /// Those.
@@ -105,6 +116,8 @@ const SPINNING: [&str; 5] = [
 struct Plan {
     quick: bool,
     points: Vec<Point>,
+    block: u32,
+    turns: u32,
 }
 
 type Groups = &'static [&'static str];
@@ -114,58 +127,53 @@ const BW_BASE: Groups = &["bandwidth", "ops", "peers", "verbs"];
 const LAT_BASE: Groups = &["latency", "peers", "verbs"];
 
 impl Plan {
-    fn own(&mut self, groups: Groups, series: &'static str, size: u64, args: &str) {
+    /// What follows takes so many turns of its own.
+    fn begin(&mut self, turns: u32) {
+        self.block += 1;
+        self.turns = turns;
+    }
+
+    fn add(&mut self, groups: Groups, series: &'static str, size: u64, what: What) {
         self.points.push(Point {
             groups,
             series,
             size,
-            what: What::Own(args.split_whitespace().map(str::to_owned).collect()),
+            what,
             max_rounds: u32::MAX,
+            block: self.block,
+            turns: self.turns,
         });
     }
 
-    fn peer(&mut self, group: Groups, series: &'static str, size: u64, peer: Peer) {
-        self.points.push(Point {
-            groups: group,
-            series,
-            size,
-            what: What::Peer(peer),
-            max_rounds: u32::MAX,
-        });
+    fn own(&mut self, groups: Groups, series: &'static str, size: u64, args: &str) {
+        let args = args.split_whitespace().map(str::to_owned).collect();
+        self.add(groups, series, size, What::Own(args));
+    }
+
+    fn peer(&mut self, groups: Groups, series: &'static str, size: u64, peer: Peer) {
+        self.add(groups, series, size, What::Peer(peer));
     }
 
     fn bandwidth(&mut self, size: u64) {
-        let ms = if self.quick { 100 } else { 300 };
-        let (s, d) = (format!("--size {size} --ms {ms}"), depth(size));
+        self.begin(turns(self.quick));
+        let s = format!("--size {size} --ms {}", if self.quick { 100 } else { 150 });
+        let w = format!("iwarp-bw --op write {s}");
+        self.bare_framing(size, &s);
         let b: Groups = &["bandwidth"];
-        self.own(BW_BASE, "bw:tcp", size, &format!("tcp-bw {s}"));
+        for (series, more) in [
+            ("bw:write-event", "--wait event --crc off"),
+            ("bw:write-event-crc", "--wait event --crc on"),
+        ] {
+            self.own(
+                b,
+                series,
+                size,
+                &format!("{w} --depth {} {more}", depth(size)),
+            );
+        }
         if size <= 4096 {
             self.own(b, "bw:tcp-nagle", size, &format!("tcp-bw {s} --nagle"));
         }
-        self.own(b, "bw:probe", size, &format!("probe-bw {s} --crc off"));
-        self.own(b, "bw:probe-crc", size, &format!("probe-bw {s} --crc on"));
-        let batch = (256 * 1024 / size).clamp(1, 1024);
-        if batch > 1 {
-            let p = format!("probe-bw {s} --batch {batch}");
-            self.own(b, "bw:probe-batch", size, &format!("{p} --crc off"));
-            self.own(b, "bw:probe-batch-crc", size, &format!("{p} --crc on"));
-        }
-        let w = format!("iwarp-bw --op write {s}");
-        self.own(
-            BW_BASE,
-            "bw:write",
-            size,
-            &format!("{w} --depth {d} --crc off"),
-        );
-        self.own(
-            BW_BASE,
-            "bw:write-crc",
-            size,
-            &format!("{w} --depth {d} --crc on"),
-        );
-        let event = format!("{w} --depth {d} --wait event");
-        self.own(b, "bw:write-event", size, &format!("{event} --crc off"));
-        self.own(b, "bw:write-event-crc", size, &format!("{event} --crc on"));
         self.own(b, "bw:write-one", size, &format!("{w} --depth 1 --crc off"));
         self.own(
             b,
@@ -173,113 +181,109 @@ impl Plan {
             size,
             &format!("{w} --depth 1 --crc on"),
         );
-        if size <= 65_536 {
-            let single = format!("{w} --depth {d} --post single");
-            self.own(b, "bw:write-single", size, &format!("{single} --crc off"));
-            self.own(
-                &["bandwidth", "verbs"],
-                "bw:write-single-crc",
-                size,
-                &format!("{single} --crc on"),
-            );
-        }
         if size == 65_536 {
-            let mtu = format!("{w} --depth {d} --mss 1460");
-            self.own(
-                b,
-                "bw:probe-mtu",
-                size,
-                &format!("probe-bw {s} --fpdu 1440 --crc off"),
-            );
-            self.own(
-                b,
-                "bw:probe-mtu-crc",
-                size,
-                &format!("probe-bw {s} --fpdu 1440 --crc on"),
-            );
+            let mtu = format!("{w} --depth {} --mss 1460", depth(size));
             self.own(b, "bw:write-mtu", size, &format!("{mtu} --crc off"));
             self.own(b, "bw:write-mtu-crc", size, &format!("{mtu} --crc on"));
         }
-        let o: Groups = &["ops"];
-        let verbs: Groups = &["ops", "verbs"];
-        self.own(
-            verbs,
-            "bw:send",
-            size,
-            &format!("iwarp-bw --op send {s} --depth {d} --crc off"),
-        );
-        self.own(
-            verbs,
-            "bw:send-crc",
-            size,
-            &format!("iwarp-bw --op send {s} --depth {d} --crc on"),
-        );
-        self.own(
-            verbs,
-            "bw:read",
-            size,
-            &format!("iwarp-bw --op read {s} --depth {d} --crc off"),
-        );
-        self.own(
-            verbs,
-            "bw:read-crc",
-            size,
-            &format!("iwarp-bw --op read {s} --depth {d} --crc on"),
-        );
+        self.operations(size, &s);
         if size == 64 {
-            for (series, op) in [
-                ("bw:send-single-crc", "send"),
-                ("bw:read-single-crc", "read"),
-            ] {
-                // The C library's queue pairs have room for as many.
-                let reads = if op == "read" { " --reads 64" } else { "" };
-                let single =
-                    format!("iwarp-bw --op {op} {s} --depth {d} --post single --crc on{reads}");
-                self.own(&["verbs"], series, size, &single);
-            }
-            let f = format!("iwarp-bw --op fetchadd --size 8 --ms {ms} --depth 64");
-            self.own(o, "bw:fetchadd-crc", 8, &format!("{f} --crc on"));
-        }
-        if matches!(size, 64 | 4096 | 65_536 | 1_048_576) {
-            self.bandwidth_peers(size);
+            let f = s.replace("--size 64", "--size 8");
+            let f = format!("iwarp-bw --op fetchadd {f} --depth 64 --crc on");
+            self.own(&["ops"], "bw:fetchadd-crc", 8, &f);
         }
     }
 
-    fn bandwidth_peers(&mut self, size: u64) {
+    /// What there is to reach: FPDUs without anything behind them.
+    fn bare_framing(&mut self, size: u64, s: &str) {
+        let batch = (256 * 1024 / size).clamp(1, 1024);
+        let batch = format!("--batch {batch}");
+        for (series, more, used) in [
+            ("bw:probe", "--crc off", true),
+            ("bw:probe-crc", "--crc on", true),
+            (
+                "bw:probe-batch",
+                &*format!("{batch} --crc off"),
+                size < 262_144,
+            ),
+            (
+                "bw:probe-batch-crc",
+                &*format!("{batch} --crc on"),
+                size < 262_144,
+            ),
+            ("bw:probe-mtu", "--fpdu 1440 --crc off", size == 65_536),
+            ("bw:probe-mtu-crc", "--fpdu 1440 --crc on", size == 65_536),
+        ] {
+            if used {
+                let args = format!("probe-bw {s} {more}");
+                self.own(&["bandwidth"], series, size, &args);
+            }
+        }
+    }
+
+    /// Each operation, and beside it what it is compared with.
+    fn operations(&mut self, size: u64, s: &str) {
+        let o: Groups = &["ops"];
+        let ov: Groups = &["ops", "verbs"];
+        let b: Groups = &["bandwidth"];
+        let bv: Groups = &["bandwidth", "verbs"];
+        let with =
+            |op: &str, more: &str| format!("iwarp-bw --op {op} {s} --depth {} {more}", depth(size));
+        self.own(o, "bw:read", size, &with("read", "--crc off"));
+        self.own(o, "bw:send", size, &with("send", "--crc off"));
+        self.own(BW_BASE, "bw:write", size, &with("write", "--crc off"));
+        self.own(BW_BASE, "bw:tcp", size, &format!("tcp-bw {s}"));
+        self.own(BW_BASE, "bw:write-crc", size, &with("write", "--crc on"));
+        self.own(ov, "bw:send-crc", size, &with("send", "--crc on"));
+        self.own(ov, "bw:read-crc", size, &with("read", "--crc on"));
+        if size <= 65_536 {
+            let single = |crc: &str| with("write", &format!("--post single --crc {crc}"));
+            self.own(bv, "bw:write-single-crc", size, &single("on"));
+            self.own(b, "bw:write-single", size, &single("off"));
+        }
+        if matches!(size, 64 | 4096 | 65_536 | 1_048_576) {
+            self.programs(size, s);
+        }
+    }
+
+    /// Programs that we did not write.
+    fn programs(&mut self, size: u64, s: &str) {
         let p: Groups = &["peers"];
         let v: Groups = &["verbs"];
+        if size == 64 {
+            // Posted as perftest does, one by one. The C library's queue pairs have room for as many Reads.
+            let single = format!("{s} --depth {} --post single --crc on", depth(size));
+            let read = format!("iwarp-bw --op read {single} --reads 64");
+            self.own(v, "bw:read-single-crc", size, &read);
+            let send = format!("iwarp-bw --op send {single}");
+            self.own(v, "bw:send-single-crc", size, &send);
+            let lists = Peer::verbs("ib_write_bw").in_lists(64);
+            self.peer(v, "bw:ib-write-list", size, lists);
+        }
+        self.peer(v, "bw:ib-read", size, Peer::verbs("ib_read_bw"));
+        self.peer(v, "bw:ib-send", size, Peer::verbs("ib_send_bw"));
+        self.peer(v, "bw:ib-write", size, Peer::verbs("ib_write_bw"));
         self.peer(p, "bw:ucx-tag", size, Peer::ucx("tag_bw"));
         self.peer(p, "bw:ucx-put", size, Peer::ucx("ucp_put_bw"));
         self.peer(p, "bw:ucx-stream", size, Peer::ucx("stream_bw"));
         self.peer(p, "bw:fi-rma", size, Peer::fabric("rma"));
         self.peer(p, "bw:fi-msg", size, Peer::fabric("msg"));
-        self.peer(v, "bw:ib-write", size, Peer::verbs("ib_write_bw"));
-        self.peer(v, "bw:ib-send", size, Peer::verbs("ib_send_bw"));
-        self.peer(v, "bw:ib-read", size, Peer::verbs("ib_read_bw"));
-        if size == 64 {
-            let lists = Peer::verbs("ib_write_bw").in_lists(64);
-            self.peer(v, "bw:ib-write-list", size, lists);
-        }
     }
 
     fn latency(&mut self, size: u64) {
+        self.begin(turns(self.quick));
         let full = match size {
-            0..=4096 => 10_000,
-            4097..=65_536 => 3000,
-            _ => 600,
+            0..=4096 => 5000,
+            4097..=65_536 => 1500,
+            _ => 300,
         };
-        let iters = if self.quick { full / 5 } else { full };
+        let iters = if self.quick { full / 3 } else { full };
         let s = format!("--size {size} --iters {iters}");
-        let l: Groups = &["latency"];
-        self.own(
-            LAT_BASE,
-            "lat:tcp-block",
-            size,
-            &format!("tcp-lat {s} --wait event"),
-        );
-        let p = format!("probe-lat {s} --wait event");
-        self.own(l, "lat:probe-block", size, &format!("{p} --crc off"));
-        self.own(l, "lat:probe-block-crc", size, &format!("{p} --crc on"));
+        let (l, o, p, v): (Groups, Groups, Groups, Groups) =
+            (&["latency"], &["ops"], &["peers"], &["verbs"]);
+        let probe = format!("probe-lat {s} --wait event");
+        self.own(l, "lat:probe-block", size, &format!("{probe} --crc off"));
+        self.own(l, "lat:probe-block-crc", size, &format!("{probe} --crc on"));
         let w = format!("iwarp-lat --op write {s} --wait event");
         self.own(LAT_BASE, "lat:write-event", size, &format!("{w} --crc off"));
         self.own(
@@ -288,28 +292,33 @@ impl Plan {
             size,
             &format!("{w} --crc on"),
         );
-        // One run for all that spin: these differ by less than the machine does from one second to the next.
-        self.own(LAT_BASE, SPIN, size, &format!("spin-lat {s}"));
-        let o: Groups = &["ops", "verbs"];
+        self.own(
+            LAT_BASE,
+            "lat:tcp-block",
+            size,
+            &format!("tcp-lat {s} --wait event"),
+        );
+        self.peer(v, "lat:ib-write", size, Peer::verbs("ib_write_lat"));
+        self.peer(v, "lat:ib-send", size, Peer::verbs("ib_send_lat"));
         let op = |op: &str| format!("iwarp-lat --op {op} {s} --wait spin --crc on");
-        self.own(o, "lat:send-spin-crc", size, &op("send"));
-        self.own(o, "lat:read-spin-crc", size, &op("read"));
+        let ov: Groups = &["ops", "verbs"];
+        self.own(ov, "lat:send-spin-crc", size, &op("send"));
+        self.own(ov, "lat:read-spin-crc", size, &op("read"));
         if size == 4 {
-            let f =
-                format!("iwarp-lat --op fetchadd --size 8 --iters {iters} --wait spin --crc on");
-            self.own(&["ops"], "lat:fetchadd-spin-crc", 8, &f);
+            let f = op("fetchadd").replace("--size 4", "--size 8");
+            self.own(o, "lat:fetchadd-spin-crc", 8, &f);
         }
-        let p: Groups = &["peers"];
-        let v: Groups = &["verbs"];
+        // One run for all that spin: these differ by less than the machine does from one second to the next.
+        let spin = format!("spin-lat --size {size} --iters {}", 2 * iters);
+        self.own(LAT_BASE, SPIN, size, &spin);
         self.peer(p, "lat:ucx-tag", size, Peer::ucx("tag_lat"));
         self.peer(p, "lat:ucx-stream", size, Peer::ucx("stream_lat"));
         self.peer(p, "lat:ucx-put", size, Peer::ucx("ucp_put_lat"));
         self.peer(p, "lat:fi-pingpong", size, Peer::pingpong());
-        self.peer(v, "lat:ib-write", size, Peer::verbs("ib_write_lat"));
-        self.peer(v, "lat:ib-send", size, Peer::verbs("ib_send_lat"));
     }
 
     fn scale(&mut self, n: u64) {
+        self.begin(1);
         let ms = if self.quick { 200 } else { 1000 };
         let s: Groups = &["scale"];
         let args = format!("--n {n} --ms {ms}");
@@ -329,6 +338,7 @@ impl Plan {
     }
 
     fn cpu(&mut self) {
+        self.begin(1);
         let c: Groups = &["cpu"];
         let (seconds, ms) = if self.quick { (2, 200) } else { (5, 1000) };
         self.own(
@@ -361,6 +371,8 @@ pub(super) fn points(quick: bool, only: &[String]) -> Result<Vec<Point>> {
     let mut plan = Plan {
         quick,
         points: Vec::new(),
+        block: 0,
+        turns: 1,
     };
     let bandwidth: &[u64] = if quick {
         &[64, 4096, 65_536, 1 << 20]
@@ -392,6 +404,29 @@ pub(super) fn points(quick: bool, only: &[String]) -> Result<Vec<Point>> {
     Ok(plan.points)
 }
 
+/// The turns that a round has for those that take the most.
+pub(super) fn turns_of_a_round(points: &[Point]) -> u32 {
+    points.iter().map(|p| p.turns).max().unwrap_or(1)
+}
+
+/// A round: which turn, and which point. There and back, so that nobody always follows the same one.
+pub(super) fn in_turns(points: &[Point]) -> Vec<(u32, usize)> {
+    let mut round = Vec::new();
+    let mut from = 0;
+    for block in points.chunk_by(|a, b| a.block == b.block) {
+        for turn in 0..turns_of_a_round(block) {
+            let mut these: Vec<usize> = (from..from + block.len()).collect();
+            if turn % 2 == 1 {
+                these.reverse();
+            }
+            these.retain(|&at| turn < points[at].turns);
+            round.extend(these.into_iter().map(|at| (turn, at)));
+        }
+        from += block.len();
+    }
+    round
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -409,6 +444,29 @@ mod tests {
                     .all(|g| GROUPS.contains(g))
             );
         }
+    }
+
+    #[test]
+    fn turns_go_there_and_back() {
+        let all = points(false, &["ops".to_owned()]).unwrap();
+        let taken = in_turns(&all);
+        let most = taken.iter().map(|t| t.0).max().unwrap();
+        assert_eq!(most + 1, turns_of_a_round(&all));
+        let of_64 = |turn| -> Vec<&str> {
+            let mine = taken.iter().filter(|(t, _)| *t == turn);
+            let names = mine.map(|(_, at)| &all[*at]);
+            names
+                .filter(|p| p.block == all[0].block)
+                .map(|p| p.series)
+                .collect()
+        };
+        let mut back = of_64(1);
+        assert!(back.len() > 3);
+        back.reverse();
+        assert_eq!((&of_64(0), &of_64(2)), (&back, &back));
+        // All turns of one size come before the next size.
+        let blocks: Vec<u32> = taken.iter().map(|(_, at)| all[*at].block).collect();
+        assert!(blocks.is_sorted());
     }
 
     #[test]

@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn curves_are_finite_and_what_is_missing_is_left_out() {
-        let mut samples = Samples::new(1);
+        let mut samples = Samples::new(1, 1);
         for (size, v) in [(64, 0.03), (1 << 20, 5.0)] {
             samples.add(sample(0, "bw:tcp", size, &[("gbps", v)], true));
         }
@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn a_single_point_can_be_drawn() {
-        let mut samples = Samples::new(1);
+        let mut samples = Samples::new(1, 1);
         samples.add(sample(0, "lat:tcp-spin", 4, &[("med_us", 10.0)], true));
         let drawn = all(&samples, &json!({}));
         assert!(drawn[0].1.contains("<circle") && !drawn[0].1.contains("NaN"));

@@ -75,9 +75,10 @@ impl Report<'_> {
         let _ = writeln!(text, "{}.\n", facts_line(self.facts));
         let _ = writeln!(
             text,
-            "Rounds: {}{}; {kept} of {all} samples undisturbed. Median [least–most]; ratios are formed inside rounds. (!): \
-             only disturbed samples.\n",
+            "Rounds: {}, of {} turns{}; {kept} of {all} samples undisturbed. Median [least–most]; ratios are formed inside \
+             turns, which go through what is compared there and back. (!): only disturbed samples.\n",
             self.samples.rounds(),
+            self.samples.turns(),
             if self.quick {
                 " (quick: short samples)"
             } else {
@@ -233,7 +234,7 @@ impl Report<'_> {
                     "median": spread.map(|s| s.median),
                     "min": spread.map(|s| s.min),
                     "max": spread.map(|s| s.max),
-                    "rounds": spread.map(|s| s.count),
+                    "turns": spread.map(|s| s.count),
                     "met": match verdict {
                         Verdict::Met => json!(true),
                         Verdict::Missed => json!(false),
@@ -245,6 +246,7 @@ impl Report<'_> {
         json!({
             "facts": self.facts,
             "rounds": self.samples.rounds(),
+            "turns": self.samples.turns(),
             "quick": self.quick,
             "left_out": pairs(self.left_out),
             "failures": pairs(self.failures),
@@ -261,7 +263,7 @@ mod tests {
 
     #[test]
     fn tables_and_json_of_a_small_run() {
-        let mut samples = Samples::new(1);
+        let mut samples = Samples::new(1, 1);
         samples.add(sample(
             0,
             "bw:tcp",

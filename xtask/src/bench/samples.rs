@@ -1,4 +1,4 @@
-//! Samples, their medians, and ratios formed inside rounds.
+//! Samples, their medians, and ratios formed inside turns: of samples taken one soon after the other.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,8 @@ use serde_json::{Map, Value, json};
 /// One measurement.
 #[derive(Debug, Clone)]
 pub(super) struct Sample {
-    pub(super) round: u32,
+    /// Counted over all rounds.
+    pub(super) turn: u32,
     pub(super) series: String,
     pub(super) size: u64,
     pub(super) values: BTreeMap<String, f64>,
@@ -19,7 +20,7 @@ pub(super) struct Sample {
 
 impl Sample {
     pub(super) fn new(
-        round: u32,
+        turn: u32,
         series: String,
         size: u64,
         values: &Value,
@@ -32,7 +33,7 @@ impl Sample {
                 .collect()
         });
         Self {
-            round,
+            turn,
             series,
             size,
             values,
@@ -48,7 +49,7 @@ impl Sample {
             .map(|(k, v)| (k.clone(), json!(v)))
             .collect();
         json!({
-            "round": self.round,
+            "turn": self.turn,
             "series": self.series,
             "size": self.size,
             "others": self.others,
@@ -94,13 +95,16 @@ pub(super) type Key<'a> = (&'a str, u64);
 pub(super) struct Samples {
     all: Vec<Sample>,
     rounds: u32,
+    /// In each round.
+    turns: u32,
 }
 
 impl Samples {
-    pub(super) fn new(rounds: u32) -> Self {
+    pub(super) fn new(rounds: u32, turns: u32) -> Self {
         Self {
             all: Vec::new(),
             rounds,
+            turns,
         }
     }
 
@@ -114,6 +118,10 @@ impl Samples {
 
     pub(super) fn rounds(&self) -> u32 {
         self.rounds
+    }
+
+    pub(super) fn turns(&self) -> u32 {
+        self.turns
     }
 
     /// How many were kept, and how many there are.
@@ -153,37 +161,41 @@ impl Samples {
         sizes
     }
 
-    /// The value of a round: of its undisturbed sample, or with `noisy` of its last one.
-    fn in_round(&self, key: Key<'_>, metric: &str, round: u32, noisy: bool) -> Option<f64> {
+    /// The value of a turn: of its undisturbed sample, or with `noisy` of its last one.
+    fn in_turn(&self, key: Key<'_>, metric: &str, turn: u32, noisy: bool) -> Option<f64> {
         self.all
             .iter()
             .rev()
-            .find(|s| s.round == round && (s.series.as_str(), s.size) == key && (s.good || noisy))
+            .find(|s| s.turn == turn && (s.series.as_str(), s.size) == key && (s.good || noisy))
             .and_then(|s| s.values.get(metric).copied())
     }
 
-    fn over_rounds(&self, value: impl Fn(u32, bool) -> Option<f64>) -> Option<Spread> {
-        let collect = |noisy| (0..self.rounds).filter_map(|r| value(r, noisy)).collect();
+    fn over_turns(&self, value: impl Fn(u32, bool) -> Option<f64>) -> Option<Spread> {
+        let collect = |noisy| {
+            (0..self.rounds * self.turns)
+                .filter_map(|t| value(t, noisy))
+                .collect()
+        };
         Spread::of(collect(false), false).or_else(|| Spread::of(collect(true), true))
     }
 
     /// A metric of a series.
     pub(super) fn value(&self, key: Key<'_>, metric: &str) -> Option<Spread> {
-        self.over_rounds(|round, noisy| self.in_round(key, metric, round, noisy))
+        self.over_turns(|turn, noisy| self.in_turn(key, metric, turn, noisy))
     }
 
-    /// The best of some series in each round: the largest if `large`.
+    /// The best of some series in a turn: the largest if `large`.
     fn best(
         &self,
         keys: &[Key<'_>],
         metric: &str,
         large: bool,
-        round: u32,
+        turn: u32,
         noisy: bool,
     ) -> Option<f64> {
         let values = keys
             .iter()
-            .filter_map(|k| self.in_round(*k, metric, round, noisy));
+            .filter_map(|k| self.in_turn(*k, metric, turn, noisy));
         if large {
             values.reduce(f64::max)
         } else {
@@ -191,7 +203,7 @@ impl Samples {
         }
     }
 
-    /// The best of `above` divided by the best of `below`, in each round.
+    /// The best of `above` divided by the best of `below`, in each turn.
     pub(super) fn ratio(
         &self,
         above: &[Key<'_>],
@@ -199,16 +211,16 @@ impl Samples {
         metric: &str,
         large: bool,
     ) -> Option<Spread> {
-        self.over_rounds(|round, noisy| {
-            let a = self.best(above, metric, large, round, noisy)?;
-            let b = self.best(below, metric, large, round, noisy)?;
+        self.over_turns(|turn, noisy| {
+            let a = self.best(above, metric, large, turn, noisy)?;
+            let b = self.best(below, metric, large, turn, noisy)?;
             (b > 0.0).then(|| a / b)
         })
     }
 
     /// The best of some series.
     pub(super) fn best_value(&self, keys: &[Key<'_>], metric: &str, large: bool) -> Option<Spread> {
-        self.over_rounds(|round, noisy| self.best(keys, metric, large, round, noisy))
+        self.over_turns(|turn, noisy| self.best(keys, metric, large, turn, noisy))
     }
 }
 
@@ -217,14 +229,14 @@ pub(super) mod tests {
     use super::*;
 
     pub(in super::super) fn sample(
-        round: u32,
+        turn: u32,
         series: &str,
         size: u64,
         values: &[(&str, f64)],
         good: bool,
     ) -> Sample {
         Sample {
-            round,
+            turn,
             series: series.to_owned(),
             size,
             values: values.iter().map(|(k, v)| ((*k).to_owned(), *v)).collect(),
@@ -234,11 +246,11 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn ratios_are_formed_inside_rounds() {
-        let mut s = Samples::new(3);
-        for (round, tcp, iwarp) in [(0, 1.0, 2.0), (1, 10.0, 20.0), (2, 5.0, 15.0)] {
-            s.add(sample(round, "tcp", 64, &[("gbps", tcp)], true));
-            s.add(sample(round, "write", 64, &[("gbps", iwarp)], true));
+    fn ratios_are_formed_inside_turns() {
+        let mut s = Samples::new(1, 3);
+        for (turn, tcp, iwarp) in [(0, 1.0, 2.0), (1, 10.0, 20.0), (2, 5.0, 15.0)] {
+            s.add(sample(turn, "tcp", 64, &[("gbps", tcp)], true));
+            s.add(sample(turn, "write", 64, &[("gbps", iwarp)], true));
         }
         let r = s
             .ratio(&[("write", 64)], &[("tcp", 64)], "gbps", true)
@@ -259,7 +271,7 @@ pub(super) mod tests {
 
     #[test]
     fn disturbed_samples_count_only_where_there_are_no_others() {
-        let mut s = Samples::new(2);
+        let mut s = Samples::new(2, 1);
         s.add(sample(0, "tcp", 64, &[("gbps", 9.0)], false));
         s.add(sample(0, "tcp", 64, &[("gbps", 1.0)], true));
         s.add(sample(1, "tcp", 64, &[("gbps", 7.0)], false));

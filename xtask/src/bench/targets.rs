@@ -1,4 +1,4 @@
-//! What is to be reached, and whether it is: ratios to plain TCP and to other software in the same rounds.
+//! What is to be reached, and whether it is: ratios to plain TCP and to other software in the same turns.
 
 use super::samples::{Key, Samples, Spread};
 
@@ -466,7 +466,7 @@ mod tests {
 
     #[test]
     fn verdicts() {
-        let mut s = Samples::new(1);
+        let mut s = Samples::new(1, 1);
         s.add(sample(0, "bw:tcp", 64, &[("gbps", 1.0)], true));
         s.add(sample(
             0,
