@@ -48,7 +48,7 @@ pub(crate) struct BenchArgs {
     /// Write all samples and facts here, too
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// How often everything is measured, in up to three turns [default: 5, quick: 3]
+    /// How often everything is measured, in up to six turns [default: 5, quick: 3]
     #[arg(long, value_name = "N")]
     rounds: Option<u32>,
     /// Seconds to spend in all waiting for other programs to end [default: 300, quick: 10]
