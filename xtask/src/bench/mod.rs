@@ -278,7 +278,7 @@ fn measure(context: &Context, args: &BenchArgs, points: &[Point]) -> Result<bool
     };
     let text = report.markdown();
     println!("{text}");
-    let json = serde_json::to_string_pretty(&report.json())?;
+    let json = report::lines(&report.json())?;
     let mut dirs = vec![context.target.join("bench")];
     if args.record {
         dirs.push(context.root.join("bench/results"));

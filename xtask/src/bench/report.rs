@@ -17,6 +17,21 @@ pub(super) struct Report<'a> {
     pub(super) quick: bool,
 }
 
+/// JSON with a line for each sample: there are thousands, and each has a dozen figures.
+///
+/// # Errors
+/// When a figure cannot be written as JSON.
+pub(super) fn lines(all: &Value) -> serde_json::Result<String> {
+    let mut rest = all.clone();
+    let Some(Value::Array(samples)) = rest.get_mut("samples").map(Value::take) else {
+        return serde_json::to_string_pretty(all);
+    };
+    let samples: Vec<String> = samples.iter().map(Value::to_string).collect();
+    let samples = format!("\"samples\": [\n{}\n]", samples.join(",\n"));
+    let rest = serde_json::to_string_pretty(&rest)?;
+    Ok(rest.replacen("\"samples\": null", &samples, 1))
+}
+
 /// One line on the machine and the moment.
 pub(super) fn facts_line(facts: &Value) -> String {
     let text = |name: &str| match &facts[name] {
@@ -309,5 +324,9 @@ mod tests {
         let j = report.json();
         assert_eq!(j["targets"][0]["met"], true);
         assert_eq!(j["samples"].as_array().unwrap().len(), 3);
+        let file = lines(&j).unwrap();
+        assert_eq!(serde_json::from_str::<Value>(&file).unwrap(), j);
+        let sample = |line: &&str| line.contains("\"series\"");
+        assert_eq!(file.lines().filter(sample).count(), 3);
     }
 }
