@@ -238,9 +238,9 @@ pub(super) fn rx(qp: &Arc<QpInner>) {
             memory.as_deref().unwrap_or(&NO_MEMORY),
             &mut plan,
         );
-        // What an empty look needs to know, so that it can end without the lock: nothing has changed then, and nobody is owed anything.
-        let vain = left == RX_BUDGET && !resumed && buffer.is_empty();
-        let waiting_tx = vain && g.machine.wants_tx();
+        // A first look in vain changes nothing, so nobody is owed anything: what it needs to know for its early end.
+        let first = left == RX_BUDGET && !resumed;
+        let waiting_tx = first && g.machine.wants_tx();
         drop(g);
         // SAFETY: the module's invariant; `buffer` is ours and `memory` is locked.
         let result = unsafe {
@@ -248,10 +248,10 @@ pub(super) fn rx(qp: &Arc<QpInner>) {
                 .recv_vectored_raw(RawSlice::from_runs(&plan.runs))
         };
         let nothing = |e: &std::io::Error| e.kind() == ErrorKind::WouldBlock;
-        if vain && result.as_ref().is_err_and(nothing) {
+        if first && result.as_ref().is_err_and(nothing) {
             drop(memory);
             pool::give_rx_plan(plan);
-            pool::give_rx(buffer);
+            keep_part(qp, &link, buffer);
             if waiting_tx {
                 qp.drive_tx();
             }
@@ -295,18 +295,7 @@ pub(super) fn rx(qp: &Arc<QpInner>) {
                     held(qp, &mut g);
                 }
             }
-            Err(e) if e.kind() == ErrorKind::WouldBlock => {
-                if left == RX_BUDGET && !resumed {
-                    // Nothing has changed, and nobody is owed anything.
-                    put_back(&mut g, plan, buffer);
-                    let wants_tx = g.machine.wants_tx();
-                    drop(g);
-                    if wants_tx {
-                        qp.drive_tx();
-                    }
-                    return;
-                }
-            }
+            Err(e) if nothing(&e) => {}
             Err(error) => {
                 tracing::debug!(qp = qp.num, %error, "receive failed");
                 let complete = link.stream.unacknowledged_bytes().is_ok_and(|n| n == 0);
@@ -350,6 +339,16 @@ fn put_back(g: &mut Guarded, plan: RxPlan, buffer: Box<RxBuffer>) {
         pool::give_rx(buffer);
     } else {
         g.partial = Some(buffer);
+    }
+}
+
+/// The same without the lock, which is taken only if there is such a part, and the connection's end may have come before that.
+#[inline]
+fn keep_part(qp: &QpInner, link: &Arc<Link>, buffer: Box<RxBuffer>) {
+    let state = (!buffer.is_empty()).then(|| qp.state.lock());
+    match state.filter(|g| g.is_linked(link)) {
+        Some(mut g) => g.partial = Some(buffer),
+        None => pool::give_rx(buffer),
     }
 }
 
