@@ -543,37 +543,15 @@ impl std::fmt::Debug for CompletionQueue {
 
 #[cfg(test)]
 mod tests {
-    use super::super::context::Context;
-    use super::super::qp::QpAttributes;
+    use super::super::testing;
     use super::*;
-    use crate::config::Config;
-    use crate::device::Device;
 
     /// Who only sends polls one of its queues only, for days.
     #[test]
     fn a_queue_that_nobody_polls_keeps_no_more_than_its_queue_pairs() {
-        let device = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
-        let ctx = Context::open(&device, Config::default()).unwrap();
+        let ctx = testing::context();
         let [polled, other] = [0; 2].map(|_| ctx.create_cq(4, None).unwrap());
-        let pd = ctx.allocate_pd();
-        let create = |_| {
-            let attributes = QpAttributes {
-                pd,
-                send_cq: polled.clone(),
-                recv_cq: other.clone(),
-                srq: None,
-                max_send_wr: 1,
-                max_recv_wr: 1,
-                max_send_sge: 1,
-                max_recv_sge: 1,
-                max_inline: 0,
-                signal_all: false,
-                max_ird: 0,
-                max_ord: 0,
-            };
-            ctx.create_qp(&attributes).unwrap()
-        };
-        let qps = [0; 2].map(create);
+        let qps = [0; 2].map(|_| testing::queue_pair(&ctx, &polled, &other));
         let waiting = |cq: &CompletionQueue| cq.inner.deferred.lock().len();
         for _ in 0..10 {
             for qp in &qps {

@@ -57,36 +57,17 @@ pub(super) fn deliver(qp: &Arc<QpInner>, after: &mut After) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::context::Context;
-    use super::super::qp::QpAttributes;
+    use super::super::testing;
     use super::*;
-    use crate::config::Config;
-    use crate::device::Device;
     use iwarp_rnic::RecvWr;
     use iwarp_rnic::qp::State;
 
     /// As the verbs have it: a change to RESET drops the completions that were not polled.
     #[test]
     fn a_reset_drops_what_is_kept() {
-        let device = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
-        let ctx = Context::open(&device, Config::default()).unwrap();
+        let ctx = testing::context();
         let cq = ctx.create_cq(4, None).unwrap();
-        let qp = ctx
-            .create_qp(&QpAttributes {
-                pd: ctx.allocate_pd(),
-                send_cq: cq.clone(),
-                recv_cq: cq.clone(),
-                srq: None,
-                max_send_wr: 1,
-                max_recv_wr: 1,
-                max_send_sge: 1,
-                max_recv_sge: 1,
-                max_inline: 0,
-                signal_all: false,
-                max_ird: 0,
-                max_ord: 0,
-            })
-            .unwrap();
+        let qp = testing::queue_pair(&ctx, &cq, &cq);
         let mut out = [Cqe::default(); 2];
         for sending in [false, true] {
             qp.modify(State::Init).unwrap();

@@ -24,6 +24,8 @@ mod qp;
 mod source;
 mod srq;
 mod stats;
+#[cfg(test)]
+pub(crate) mod testing;
 
 pub use channel::CompletionChannel;
 pub use context::Context;

@@ -1,15 +1,14 @@
 //! Requests whose peer has gone.
 
+use super::super::super::testing;
 use super::super::create_event_channel;
 use super::*;
-use crate::config::Config;
 use std::io::{Read, Write};
 
 /// A peer that asks and resets at once: its request is an event like any other, and says who it was.
 #[test]
 fn a_request_names_its_peer_even_if_that_has_gone() {
-    let device = Device::by_address([127, 0, 0, 1].into()).unwrap();
-    let ctx = Context::open(&device, Config::default()).unwrap();
+    let ctx = testing::context();
     let channel = create_event_channel().unwrap();
     let id = CmId::create(&channel, Some(&ctx));
     id.bind(([127, 0, 0, 1], 0).into()).unwrap();
