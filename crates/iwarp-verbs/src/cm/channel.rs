@@ -27,24 +27,20 @@ const READER_LOOKS: u32 = 20;
 const READER_PAUSE: Duration = Duration::from_micros(500);
 
 impl Channel {
-    /// Programs end when the news that their connection is over is acknowledged, while the thread that acknowledged it is on its way
-    /// back for the next event. It would find the channel gone, and say so. In the kernel's queue it just waits until the
-    /// program is over, so it is given the time to arrive there. True if it has.
-    fn await_reader(&self) -> bool {
+    /// Is a thread in a read, or about to be? Programs end when the news that their connection is over is acknowledged, while the
+    /// thread that acknowledged it is on its way back for the next event. It would find the channel gone, and say so. In the
+    /// kernel's queue it just waits until the program is over, so it is given the time to arrive there.
+    fn is_read(&self) -> bool {
+        let inside = || self.inside.load(Ordering::Acquire) > 0;
         let reader = self.reader.load(Ordering::Acquire);
-        if reader == 0 || reader == this_thread() {
-            return false;
-        }
+        let comes_back = || reader != 0 && reader != this_thread() && is_alive(reader);
         for _ in 0..READER_LOOKS {
-            if self.inside.load(Ordering::Acquire) > 0 {
-                return true;
-            }
-            if !is_alive(reader) {
-                return false;
+            if inside() || !comes_back() {
+                break;
             }
             std::thread::sleep(READER_PAUSE);
         }
-        false
+        inside()
     }
 }
 
@@ -99,9 +95,8 @@ pub(crate) fn create() -> Res<*mut rdma_event_channel> {
 /// `channel` is no longer used.
 pub(crate) unsafe fn destroy(channel: *mut rdma_event_channel) {
     let Ok(object) = find(channel) else { return };
-    object.await_reader();
-    if object.inside.load(Ordering::Acquire) > 0 {
-        // A thread is in, or on its way into, a read of the descriptor. In the kernel it would just never return, and
+    if object.is_read() {
+        // In the kernel it would just never return, and
         // programs exit meanwhile; a closed descriptor would be an error to it, or be another file by then.
         LEFT_OPEN.lock().push(Arc::clone(&object.queue));
     }
@@ -332,10 +327,10 @@ mod tests {
             inside: AtomicU32::new(0),
             reader: AtomicI32::new(0),
         };
-        assert!(!channel.await_reader(), "nobody has read it");
+        assert!(!channel.is_read(), "nobody has read it");
         let read = || channel.reader.store(this_thread(), Ordering::Release);
         read();
-        assert!(!channel.await_reader(), "who read it destroys it");
+        assert!(!channel.is_read(), "who read it destroys it");
         let barrier = std::sync::Barrier::new(2);
         std::thread::scope(|scope| {
             let reader = scope.spawn(|| {
@@ -346,14 +341,14 @@ mod tests {
                 barrier.wait();
             });
             barrier.wait();
-            assert!(!channel.await_reader(), "it does not come back");
+            assert!(!channel.is_read(), "it does not come back");
             barrier.wait();
             barrier.wait();
-            assert!(channel.await_reader(), "it is there");
+            assert!(channel.is_read(), "it is there");
             reader.join().unwrap();
         });
         channel.inside.store(0, Ordering::Release);
-        assert!(!channel.await_reader(), "it has ended");
+        assert!(!channel.is_read(), "it has ended");
     }
 
     #[test]
