@@ -39,7 +39,7 @@ const BUILD_LIMIT: Duration = Duration::from_secs(30 * 60);
 /// Arguments of `cargo xtask bench`.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct BenchArgs {
-    /// Fewer sizes, shorter samples, 3 rounds
+    /// Fewer sizes and turns, shorter samples, 3 rounds
     #[arg(long)]
     quick: bool,
     /// Only these groups: bandwidth, latency, ops, peers, verbs, scale, cpu

@@ -131,6 +131,11 @@ impl Peer {
         self.test
     }
 
+    /// Beside a run of our own; perftest does not.
+    pub(super) const fn takes_long(&self) -> bool {
+        !matches!(self.kind, Kind::Verbs)
+    }
+
     fn is_latency(&self) -> bool {
         self.kind == Kind::Pingpong || self.test.ends_with("_lat")
     }

@@ -152,6 +152,9 @@ impl Plan {
 
     fn peer(&mut self, groups: Groups, series: &'static str, size: u64, peer: Peer) {
         self.add(groups, series, size, What::Peer(peer));
+        if let (true, Some(point)) = (peer.takes_long(), self.points.last_mut()) {
+            point.turns = point.turns.min(turns(self.quick));
+        }
     }
 
     fn bandwidth(&mut self, size: u64) {
@@ -198,26 +201,26 @@ impl Plan {
     /// What there is to reach: FPDUs without anything behind them.
     fn bare_framing(&mut self, size: u64, s: &str) {
         let batch = (256 * 1024 / size).clamp(1, 1024);
-        let batch = format!("--batch {batch}");
-        for (series, more, used) in [
-            ("bw:probe", "--crc off", true),
-            ("bw:probe-crc", "--crc on", true),
+        for (off, on, more, used) in [
+            ("bw:probe", "bw:probe-crc", String::new(), true),
             (
                 "bw:probe-batch",
-                &*format!("{batch} --crc off"),
-                size < 262_144,
+                "bw:probe-batch-crc",
+                format!("--batch {batch}"),
+                batch > 1,
             ),
             (
-                "bw:probe-batch-crc",
-                &*format!("{batch} --crc on"),
-                size < 262_144,
+                "bw:probe-mtu",
+                "bw:probe-mtu-crc",
+                "--fpdu 1440".to_owned(),
+                size == 65_536,
             ),
-            ("bw:probe-mtu", "--fpdu 1440 --crc off", size == 65_536),
-            ("bw:probe-mtu-crc", "--fpdu 1440 --crc on", size == 65_536),
         ] {
-            if used {
-                let args = format!("probe-bw {s} {more}");
-                self.own(&["bandwidth"], series, size, &args);
+            for (series, crc) in [(off, "off"), (on, "on")] {
+                if used {
+                    let args = format!("probe-bw {s} {more} --crc {crc}");
+                    self.own(&["bandwidth"], series, size, &args);
+                }
             }
         }
     }
@@ -264,8 +267,6 @@ impl Plan {
         self.peer(v, "bw:ib-read", size, Peer::verbs("ib_read_bw"));
         self.peer(v, "bw:ib-send", size, Peer::verbs("ib_send_bw"));
         self.peer(v, "bw:ib-write", size, Peer::verbs("ib_write_bw"));
-        // These take five times as long.
-        self.turns = turns(self.quick);
         self.peer(p, "bw:ucx-tag", size, Peer::ucx("tag_bw"));
         self.peer(p, "bw:ucx-put", size, Peer::ucx("ucp_put_bw"));
         self.peer(p, "bw:ucx-stream", size, Peer::ucx("stream_bw"));
