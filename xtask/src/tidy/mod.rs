@@ -2,6 +2,7 @@
 
 mod code;
 mod markdown;
+mod options;
 mod rules;
 
 use anyhow::{Result, anyhow, bail};
@@ -40,6 +41,7 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
     let modules =
         UnsafeModules::parse(&table).map_err(|error| anyhow!("{UNSAFE_MODULES}: {error}"))?;
     let mut findings = Vec::new();
+    let mut variables = options::Variables::default();
     let mut count = 0;
     for file in files::listed(root)? {
         let foreign = FOREIGN.iter().any(|start| file.starts_with(start));
@@ -51,6 +53,7 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
         findings.extend(rules::any_text(&file, &text));
         if file.ends_with(".rs") {
             findings.extend(rules::rust(&file, &text, &modules));
+            variables.add(&file, &text);
         }
         if file.ends_with(".md") {
             findings.extend(markdown::links(root, &file, &text));
@@ -62,6 +65,7 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
         place: "README.md".into(),
         text,
     }));
+    findings.extend(variables.compare(&files::read(root, options::FILE)?));
     findings.extend(markdown::readme(&readme, &files::read(root, "Cargo.toml")?));
 
     let mut errors = 0;
