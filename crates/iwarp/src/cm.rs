@@ -48,6 +48,8 @@ use std::time::Duration;
 
 /// Set-up is bounded by the device's own time-outs; this one only guards against their failure.
 const SET_UP: Duration = Duration::from_secs(60);
+/// Tells a peer that its request cannot be answered for lack of descriptors.
+const NO_DESCRIPTORS: &[u8] = b"the listener has no file descriptors left";
 
 /// Waits for connections on an address of a device.
 #[derive(Debug)]
@@ -119,7 +121,10 @@ pub struct ConnectionRequest {
 
 impl ConnectionRequest {
     fn new(event: CmEvent) -> Result<Self> {
-        let channel = create_event_channel()?;
+        let channel = create_event_channel().inspect_err(|_| {
+            // Without a reason the peer could only say that it was refused.
+            let _ = event.id.reject(NO_DESCRIPTORS);
+        })?;
         event.id.migrate(&channel);
         Ok(Self {
             id: event.id,
@@ -336,16 +341,15 @@ impl Connection {
                 channel: channel.clone(),
                 private_data: event.private_data,
             }),
-            CmEventKind::Rejected
-                if event.status == libc::ECONNREFUSED && !event.private_data.is_empty() =>
-            {
-                Err(Error::Rejected(event.private_data))
-            }
+            CmEventKind::Rejected if event.replied => Err(Error::Rejected(event.private_data)),
             CmEventKind::Unreachable if event.status == libc::ETIMEDOUT => {
                 Err(Error::TimedOut("the peer did not answer"))
             }
             CmEventKind::ConnectError if event.status == libc::EPROTO => Err(Error::Handshake(
                 "the peer's MPA reply is not one we can work with".into(),
+            )),
+            CmEventKind::ConnectError if event.status == libc::ENOSPC => Err(Error::Unsupported(
+                "the peer's reply asks for more RDMA Reads at a time (its ORD) than this end serves (our IRD)",
             )),
             CmEventKind::Disconnected => {
                 Err(Error::ConnectionLost("the peer closed at once".into()))

@@ -197,6 +197,51 @@ fn a_refusal_carries_its_reason() {
     });
 }
 
+/// What the safe API says of a failed attempt names the cause: neither "no space left on device" for a depth, nor
+/// "connection refused", which sounds as if nobody listened, for a refusal without a word.
+#[test]
+fn failures_of_the_safe_api_name_their_cause() {
+    let (socket, address) = listener(V4);
+    let greedy = Hello {
+        prefix: Some(EnhancedPrefix {
+            ird: 16,
+            ord: 200,
+            peer_to_peer: true,
+            rtr_write: true,
+            ..EnhancedPrefix::default()
+        }),
+        ..Hello::enhanced(false, false)
+    };
+    let silent = Hello {
+        flags: Hello::enhanced(true, false).flags | Flags::REJECT,
+        private_data: Vec::new(),
+        ..Hello::enhanced(true, false)
+    };
+    for (reply, words) in [(greedy, "RDMA Reads"), (silent, "the peer refused")] {
+        let attempt = std::thread::spawn(move || {
+            let ctx = context(V4, &config());
+            let pd = iwarp::ProtectionDomain::new(&ctx);
+            let cq = ctx.create_cq(16, None).unwrap();
+            let qp = pd.queue_pair().build(&cq, &cq).unwrap();
+            iwarp::cm::Connector::new(&ctx).connect(address, qp)
+        });
+        let (mut wire, _) = incoming(&socket);
+        wire.write(&reply.octets(FrameKind::Reply));
+        let error = attempt.join().unwrap().unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    }
+    drop(socket);
+    let ctx = context(V4, &config());
+    let pd = iwarp::ProtectionDomain::new(&ctx);
+    let cq = ctx.create_cq(16, None).unwrap();
+    let qp = pd.queue_pair().build(&cq, &cq).unwrap();
+    let error = iwarp::cm::Connector::new(&ctx).connect(address, qp);
+    assert!(
+        matches!(&error, Err(Error::Io(e)) if e.raw_os_error() == Some(libc::ECONNREFUSED)),
+        "{error:?}"
+    );
+}
+
 #[test]
 fn responders_of_revision_1() {
     others_are_served(|| {

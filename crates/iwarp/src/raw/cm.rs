@@ -56,6 +56,9 @@ pub struct CmEvent {
     pub listener: Option<CmId>,
     /// What the peer sent along, without the RFC 6581 prefix.
     pub private_data: Vec<u8>,
+    /// For [`CmEventKind::Rejected`]: `true` if the peer's MPA reply refused, `false` if the peer's TCP did, so that
+    /// probably nobody listens there.
+    pub replied: bool,
     /// RDMA Reads and atomics that the peer may have outstanding towards us; `None` if it did not say.
     pub responder_resources: Option<u16>,
     /// RDMA Reads and atomics that the peer can serve; `None` if it did not say.

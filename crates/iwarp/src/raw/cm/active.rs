@@ -79,7 +79,8 @@ enum End {
     Failed {
         kind: CmEventKind,
         status: i32,
-        private_data: Vec<u8>,
+        /// The private data of the peer's MPA reply, if that refused.
+        refusal: Option<Vec<u8>>,
     },
 }
 
@@ -96,7 +97,7 @@ impl End {
         Self::Failed {
             kind,
             status,
-            private_data: Vec::new(),
+            refusal: None,
         }
     }
 
@@ -385,7 +386,7 @@ impl Active {
                 Some(Ok(_)) => Next::End(End::Failed {
                     kind: CmEventKind::Rejected,
                     status: libc::ECONNREFUSED,
-                    private_data: starting.private_data(),
+                    refusal: Some(starting.private_data()),
                 }),
                 Some(Err(e)) => Next::End(self.refuse(&starting, &e)),
                 None => Next::End(End::failed(CmEventKind::ConnectError, libc::EPROTO)),
@@ -472,10 +473,10 @@ impl Active {
         if let End::Failed {
             kind,
             status,
-            private_data,
+            refusal,
         } = end
         {
-            CmId { inner }.failed(kind, status, private_data);
+            CmId { inner }.failed(kind, status, refusal);
         }
     }
 }

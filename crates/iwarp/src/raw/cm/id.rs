@@ -487,6 +487,7 @@ impl CmId {
             id: self.clone(),
             listener: None,
             private_data: Vec::new(),
+            replied: false,
             responder_resources: None,
             initiator_depth: None,
         }
@@ -537,8 +538,8 @@ impl CmId {
         true
     }
 
-    /// The attempt to connect has failed.
-    pub(super) fn failed(&self, kind: CmEventKind, status: i32, private_data: Vec<u8>) {
+    /// The attempt to connect has failed. `refusal` is the private data of the peer's MPA reply, if one refused.
+    pub(super) fn failed(&self, kind: CmEventKind, status: i32, refusal: Option<Vec<u8>>) {
         {
             let mut s = self.inner.state.lock();
             if !matches!(s.phase, Phase::Connecting(_)) {
@@ -548,7 +549,8 @@ impl CmId {
         }
         let event = self.event(kind, status);
         self.push(CmEvent {
-            private_data,
+            replied: refusal.is_some(),
+            private_data: refusal.unwrap_or_default(),
             ..event
         });
     }

@@ -230,6 +230,7 @@ impl Hall {
             id,
             listener: Some(listener.clone()),
             private_data,
+            replied: false,
             responder_resources,
             initiator_depth,
         });
