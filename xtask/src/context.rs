@@ -5,15 +5,15 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 
 /// Where things are, and how thorough to be.
-pub(crate) struct Context {
+pub struct Context {
     /// The root of the workspace.
-    pub(crate) root: PathBuf,
+    pub root: PathBuf,
     /// Cargo's target directory.
-    pub(crate) target: PathBuf,
+    pub target: PathBuf,
     /// Do less where a step can be made shorter.
-    pub(crate) quick: bool,
+    pub quick: bool,
     /// Let the `packages` step install what is missing.
-    pub(crate) install: bool,
+    pub install: bool,
 }
 
 impl Context {
@@ -21,7 +21,7 @@ impl Context {
     ///
     /// # Errors
     /// When the workspace is no longer where it was at build time.
-    pub(crate) fn new(quick: bool, install: bool) -> Result<Self> {
+    pub fn new(quick: bool, install: bool) -> Result<Self> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"))
             .parent()
             .context("xtask has no parent directory")?
@@ -40,18 +40,18 @@ impl Context {
     }
 
     /// Where the full output of each step goes.
-    pub(crate) fn log_dir(&self) -> PathBuf {
+    pub fn log_dir(&self) -> PathBuf {
         self.target.join("xtask-logs")
     }
 
     /// Whether a path relative to the root exists.
-    pub(crate) fn has(&self, relative: &str) -> bool {
+    pub fn has(&self, relative: &str) -> bool {
         self.root.join(relative).exists()
     }
 }
 
 /// Finds a program in `PATH`.
-pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
+pub fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path)
         .map(|dir| dir.join(name))

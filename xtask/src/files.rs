@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail};
 ///
 /// # Errors
 /// When git is missing or this is no work tree.
-pub(crate) fn listed(root: &Path) -> Result<Vec<String>> {
+pub fn listed(root: &Path) -> Result<Vec<String>> {
     let output = Command::new("git")
         .current_dir(root)
         .args([
@@ -44,7 +44,7 @@ pub(crate) fn listed(root: &Path) -> Result<Vec<String>> {
 ///
 /// # Errors
 /// When it cannot be read.
-pub(crate) fn read(root: &Path, file: &str) -> Result<String> {
+pub fn read(root: &Path, file: &str) -> Result<String> {
     let bytes = std::fs::read(root.join(file)).with_context(|| format!("cannot read {file}"))?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }

@@ -51,7 +51,7 @@ fn build() -> Result<Built> {
 }
 
 /// Puts command and libraries below `prefix`.
-pub(crate) fn install(prefix: &Path) -> Result<()> {
+pub fn install(prefix: &Path) -> Result<()> {
     let built = build()?;
     let (bin, lib) = (prefix.join("bin"), prefix.join("lib/iwarp"));
     for dir in [&bin, &lib] {
@@ -84,7 +84,7 @@ fn place(from: &Path, to: &Path, mode: u32) -> Result<()> {
 }
 
 /// Writes one file that is the command and carries the libraries.
-pub(crate) fn bundle(output: Option<&Path>) -> Result<()> {
+pub fn bundle(output: Option<&Path>) -> Result<()> {
     let built = build()?;
     let default = target().join("iwarp-bundle");
     let output = output.unwrap_or(&default);

@@ -14,10 +14,10 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::context::{Context, find_program};
-use crate::process::{Log, cargo};
-use crate::runner::Outcome;
 use callgrind::Counts;
+use xtask::context::{Context, find_program};
+use xtask::outcome::Outcome;
+use xtask::process::{Log, cargo};
 
 /// The recorded values.
 const RECORD: &str = "bench/instructions.toml";
@@ -98,7 +98,7 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
 }
 
 fn check(context: &Context, log: &mut Log) -> Result<Outcome> {
-    let record = read(&crate::files::read(&context.root, RECORD)?)?;
+    let record = read(&xtask::files::read(&context.root, RECORD)?)?;
     let (cases, costs) = count(context, log)?;
     let (table, bad) = compare(&record, &cases, &costs);
     for line in table.lines() {

@@ -8,10 +8,10 @@ use std::collections::BTreeSet;
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
-use crate::context::{Context, find_program};
-use crate::files;
-use crate::process::{Log, cargo};
-use crate::runner::Outcome;
+use xtask::context::{Context, find_program};
+use xtask::files;
+use xtask::outcome::Outcome;
+use xtask::process::{Log, cargo};
 
 /// What `deny.toml` allows.
 struct Rules {

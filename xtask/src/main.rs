@@ -6,15 +6,10 @@
 mod apps;
 mod bench;
 mod compliance;
-mod context;
-mod files;
-mod install;
 mod instructions;
 mod interop;
 mod licences;
 mod no_std;
-mod packages;
-mod process;
 mod runner;
 mod steps;
 mod tidy;
@@ -22,7 +17,8 @@ mod tidy;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use context::Context;
+use xtask::context::Context;
+use xtask::install;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "The project's own tasks", version)]

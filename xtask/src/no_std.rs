@@ -8,9 +8,9 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::context::{Context, find_program};
-use crate::process::{Log, cargo};
-use crate::runner::Outcome;
+use xtask::context::{Context, find_program};
+use xtask::outcome::Outcome;
+use xtask::process::{Log, cargo};
 
 /// The program that links both crates and nothing else.
 pub(crate) const PROBE: &str = "xtask/no-std-probe";

@@ -7,8 +7,8 @@ use std::time::Duration;
 use anyhow::Result;
 
 use crate::context::{Context, find_program};
+use crate::outcome::Outcome;
 use crate::process::Log;
-use crate::runner::Outcome;
 
 /// Far above what installing a few packages takes.
 const INSTALL_LIMIT: Duration = Duration::from_secs(600);
@@ -166,10 +166,17 @@ const PACKAGES: &[Package] = &[
     },
 ];
 
-/// Whether the package is in the table.
-#[cfg(test)]
-pub(crate) fn known(name: &str) -> bool {
+/// Returns `true` if the package is in the table.
+#[must_use]
+pub fn known(name: &str) -> bool {
     PACKAGES.iter().any(|package| package.name == name)
+}
+
+/// Each package with the steps that are skipped without it.
+pub fn needs() -> impl Iterator<Item = (&'static str, &'static [&'static str])> {
+    PACKAGES
+        .iter()
+        .map(|package| (package.name, package.needed_by))
 }
 
 /// Other software that `cargo xtask bench` compares us with. No check needs it.
@@ -220,8 +227,9 @@ impl Package {
     }
 }
 
-/// Whether the package is installed. A name that is not in the table is a mistake in this program.
-pub(crate) fn have(name: &str) -> bool {
+/// Returns `true` if the package is installed. A name that is not in the table is a mistake in this program.
+#[must_use]
+pub fn have(name: &str) -> bool {
     PACKAGES
         .iter()
         .any(|package| package.name == name && package.installed())
@@ -235,7 +243,7 @@ fn missing() -> Vec<&'static Package> {
 }
 
 /// Installs what is missing where that is possible, and says what is not there in the end.
-pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
+pub fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
     let wanted = missing();
     if !wanted.is_empty()
         && context.install
@@ -265,7 +273,7 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
 }
 
 /// Installs what `cargo xtask bench` compares us with, where that is possible. What stays missing is left out there.
-pub(crate) fn install_peers(context: &Context) {
+pub fn install_peers(context: &Context) {
     let names: Vec<_> = PEERS
         .iter()
         .filter(|peer| !peer.installed())
@@ -301,20 +309,6 @@ fn install(log: &mut Log, names: &[&str]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::steps::STEPS;
-
-    #[test]
-    fn every_need_names_a_step() {
-        for package in PACKAGES {
-            for need in package.needed_by {
-                assert!(
-                    STEPS.iter().any(|step| step.name == *need),
-                    "{} needs no step {need}",
-                    package.name
-                );
-            }
-        }
-    }
 
     #[test]
     fn absence_names_what_is_lost() {

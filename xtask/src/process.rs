@@ -13,11 +13,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::outcome::Outcome;
+
 /// How often a running command is looked at. Short enough not to be felt at the end of a quick step.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The log of one step. Commands write into it; [`Log::say`] also writes to the terminal.
-pub(crate) struct Log {
+pub struct Log {
     file: File,
     path: PathBuf,
     deadline: Instant,
@@ -28,7 +30,7 @@ impl Log {
     ///
     /// # Errors
     /// When the file cannot be created.
-    pub(crate) fn create(path: &Path, limit: Duration) -> Result<Self> {
+    pub fn create(path: &Path, limit: Duration) -> Result<Self> {
         if let Some(dir) = path.parent() {
             std::fs::create_dir_all(dir)?;
         }
@@ -47,20 +49,20 @@ impl Log {
     }
 
     /// Where the log is.
-    pub(crate) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// Writes a line to the log only.
     ///
     /// A log that cannot be written is no reason to fail a check, so errors are ignored here.
-    pub(crate) fn line(&mut self, text: impl AsRef<str>) {
+    pub fn line(&mut self, text: impl AsRef<str>) {
         let _ = self.file.seek(SeekFrom::End(0));
         let _ = writeln!(self.file, "{}", text.as_ref());
     }
 
     /// Writes a line to the log and, indented, to the terminal.
-    pub(crate) fn say(&mut self, text: impl AsRef<str>) {
+    pub fn say(&mut self, text: impl AsRef<str>) {
         println!("  {}", text.as_ref());
         self.line(text);
     }
@@ -69,9 +71,9 @@ impl Log {
     ///
     /// # Errors
     /// When the command cannot be started, fails, or is out of time.
-    pub(crate) fn run(&mut self, command: &mut Command) -> Result<()> {
+    pub fn run(&mut self, command: &mut Command) -> Result<()> {
         let shown = show(command);
-        let status = self.status(command)?;
+        let status = self.status(command, None)?;
         if !status.success() {
             bail!("`{shown}` failed: {status}");
         }
@@ -82,7 +84,7 @@ impl Log {
     ///
     /// # Errors
     /// As for [`Log::run`].
-    pub(crate) fn run_and_read(&mut self, command: &mut Command) -> Result<String> {
+    pub fn run_and_read(&mut self, command: &mut Command) -> Result<String> {
         let start = self.file.seek(SeekFrom::End(0))?;
         self.run(command)?;
         let mut bytes = Vec::new();
@@ -91,9 +93,27 @@ impl Log {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    fn status(&mut self, command: &mut Command) -> Result<ExitStatus> {
+    /// Runs a program of ours to its end, shows what it writes as it comes, and returns how it ended.
+    ///
+    /// # Errors
+    /// As for [`Log::run`].
+    pub fn run_program(&mut self, command: &mut Command) -> Result<Outcome> {
+        let shown = show(command);
+        let start = self.file.seek(SeekFrom::End(0))?;
+        let status = self.status(command, Some(Echo::new(&self.path)?))?;
+        let mut output = Vec::new();
+        self.file.seek(SeekFrom::Start(start))?;
+        self.file.read_to_end(&mut output)?;
+        Outcome::of_program(status, &String::from_utf8_lossy(&output))
+            .with_context(|| format!("`{shown}` failed: {status}"))
+    }
+
+    fn status(&mut self, command: &mut Command, mut echo: Option<Echo>) -> Result<ExitStatus> {
         let shown = show(command);
         self.line(format!("$ {shown}"));
+        if let Some(echo) = &mut echo {
+            echo.skip()?;
+        }
         self.file.seek(SeekFrom::End(0))?;
         // Both streams share one file description, so their lines stay in the order in which they were written.
         let mut child = command
@@ -103,7 +123,11 @@ impl Log {
             .spawn()
             .with_context(|| format!("cannot start `{shown}`"))?;
         loop {
-            if let Some(status) = child.try_wait()? {
+            let ended = child.try_wait()?;
+            if let Some(echo) = &mut echo {
+                echo.copy()?;
+            }
+            if let Some(status) = ended {
                 return Ok(status);
             }
             if Instant::now() >= self.deadline {
@@ -115,7 +139,7 @@ impl Log {
     }
 
     /// The last `count` lines of the log.
-    pub(crate) fn tail(&self, count: usize) -> String {
+    pub fn tail(&self, count: usize) -> String {
         let bytes = std::fs::read(&self.path).unwrap_or_default();
         let text = String::from_utf8_lossy(&bytes);
         let lines: Vec<&str> = text.lines().collect();
@@ -123,9 +147,51 @@ impl Log {
     }
 }
 
+/// Copies what a command appends to a log to the terminal, line by line.
+///
+/// It has a file description of its own: the command writes at the position of the log's.
+struct Echo {
+    file: File,
+    /// The beginning of a line that is not complete yet.
+    rest: Vec<u8>,
+}
+
+impl Echo {
+    fn new(path: &Path) -> Result<Self> {
+        let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
+        Ok(Self {
+            file,
+            rest: Vec::new(),
+        })
+    }
+
+    /// Leaves out what is there already.
+    fn skip(&mut self) -> Result<()> {
+        self.file.seek(SeekFrom::End(0))?;
+        Ok(())
+    }
+
+    fn copy(&mut self) -> Result<()> {
+        self.file.read_to_end(&mut self.rest)?;
+        if let Some(end) = self.rest.iter().rposition(|&byte| byte == b'\n') {
+            print!("{}", String::from_utf8_lossy(&self.rest[..=end]));
+            self.rest.drain(..=end);
+        }
+        Ok(())
+    }
+}
+
+/// A program of the workspace, which cargo builds if need be; append its arguments.
+#[must_use]
+pub fn program(root: &Path, package: &str) -> Command {
+    let mut command = cargo(root);
+    command.args(["run", "--quiet", "--package", package, "--"]);
+    command
+}
+
 /// A cargo command in the workspace root, without the package variables that `cargo run` set for this program:
 /// they would look like a changed environment to build scripts.
-pub(crate) fn cargo(root: &Path) -> Command {
+pub fn cargo(root: &Path) -> Command {
     let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(program);
     command.current_dir(root);
@@ -238,6 +304,19 @@ mod tests {
             error.contains("sh -c exit 3") && error.contains('3'),
             "{error}"
         );
+        std::fs::remove_file(log.path()).unwrap();
+    }
+
+    #[test]
+    fn a_program_can_say_that_it_could_not_check() {
+        let mut log = log("skip", Duration::from_secs(20));
+        let mut run = |script: &str| log.run_program(Command::new("sh").args(["-c", script]));
+        assert_eq!(run("echo fine").unwrap(), Outcome::Passed);
+        assert_eq!(
+            run("echo 'skipped: no network'; exit 77").unwrap(),
+            Outcome::Skipped("no network".into())
+        );
+        assert!(run("exit 1").unwrap_err().to_string().contains("exit 1"));
         std::fs::remove_file(log.path()).unwrap();
     }
 

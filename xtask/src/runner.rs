@@ -5,8 +5,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use clap::Args;
 
-use crate::context::Context;
-use crate::process::Log;
+use xtask::context::Context;
+use xtask::outcome::Outcome;
+use xtask::process::Log;
+
 use crate::steps::{STEPS, Step};
 
 /// How many lines of a failing step's log are shown.
@@ -33,15 +35,6 @@ pub(crate) struct TestArgs {
     /// List the steps and what each is for
     #[arg(long)]
     list: bool,
-}
-
-/// How a step that did not fail ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    /// It checked what it is for.
-    Passed,
-    /// It could not check it here, and why.
-    Skipped(String),
 }
 
 enum Status {

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 
-use crate::compliance;
-use crate::context::Context;
-use crate::process::{Log, cargo};
-use crate::runner::Outcome;
-use crate::tidy;
-use crate::{apps, instructions, licences, no_std, packages};
+use xtask::context::Context;
+use xtask::outcome::Outcome;
+use xtask::packages;
+use xtask::process::{Log, cargo};
+
+use crate::{apps, compliance, instructions, licences, no_std, tidy};
 
 /// A step of `cargo xtask test`.
 pub(crate) struct Step {
@@ -351,6 +351,18 @@ test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out
         assert!(lines.contains(&"boom") && lines.contains(&"    a"));
         assert!(!lines.contains(&"after") && !lines.contains(&"running 2 tests"));
         assert!(failures(OUTPUT).is_empty());
+    }
+
+    #[test]
+    fn every_package_is_needed_by_steps_that_exist() {
+        for (package, steps) in packages::needs() {
+            for need in steps {
+                assert!(
+                    STEPS.iter().any(|step| step.name == *need),
+                    "{package} needs no step {need}"
+                );
+            }
+        }
     }
 
     #[test]

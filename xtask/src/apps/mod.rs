@@ -58,12 +58,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use clap::Args;
 
-use crate::context::Context;
-use crate::process::Log;
-use crate::runner::Outcome;
-use crate::{install, packages};
 use case::{Case, Verdict};
 use stage::{Isolation, Stage};
+use xtask::context::Context;
+use xtask::outcome::Outcome;
+use xtask::process::Log;
+use xtask::{install, packages};
 
 pub(crate) use table::stale;
 

@@ -21,11 +21,11 @@ use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use serde_json::Value;
 
-use crate::context::{Context, find_program};
-use crate::process::{Log, cargo};
 use plan::{Point, What};
 use quiet::Quiet;
 use samples::{Sample, Samples};
+use xtask::context::{Context, find_program};
+use xtask::process::{Log, cargo};
 
 /// Set for the copy of this program that runs inside the namespace.
 const INSIDE: &str = "IWARP_BENCH_INSIDE";
@@ -87,7 +87,7 @@ pub(crate) fn command(args: &BenchArgs) -> Result<bool> {
     if std::env::var_os(INSIDE).is_none() {
         build(&context)?;
         if context.install && points.iter().any(|p| matches!(p.what, What::Peer(_))) {
-            crate::packages::install_peers(&context);
+            xtask::packages::install_peers(&context);
         }
         if let Some(done) = in_namespace()? {
             return Ok(done);

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::output;
 use super::plan::depth;
-use crate::context::{Context, find_program};
+use xtask::context::{Context, find_program};
 
 /// A client takes longer than this only when it hangs.
 const LIMIT: Duration = Duration::from_secs(40);

@@ -9,11 +9,11 @@ mod rfc;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::context::Context;
-use crate::files;
-use crate::process::Log;
-use crate::runner::Outcome;
 use report::Document;
+use xtask::context::Context;
+use xtask::files;
+use xtask::outcome::Outcome;
+use xtask::process::Log;
 
 /// The RFCs that we claim to follow; their texts are in `rfcs/`.
 const RFCS: &[u16] = &[5040, 5041, 5044, 6581, 7306];

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::process::Log;
+use xtask::process::Log;
 
 /// The Linux release whose driver is tested: the newest that bookworm has, and trixie's own.
 const RELEASE: &str = "6.12";

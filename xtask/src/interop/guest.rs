@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 
 use super::image::{Image, sbin};
-use crate::process::Log;
+use xtask::process::Log;
 
 /// An emulated machine on a busy one needs this at worst.
 const BOOT_LIMIT: Duration = Duration::from_secs(300);

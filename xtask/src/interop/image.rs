@@ -13,8 +13,8 @@ use anyhow::{Context as _, Result, bail};
 
 use super::debian::{self, Kernel};
 use super::{archive, constants};
-use crate::context::{Context, find_program};
-use crate::process::Log;
+use xtask::context::{Context, find_program};
+use xtask::process::Log;
 
 /// Programs that this machine must have, and the package of each.
 const TOOLS: &[(&str, &str)] = &[

@@ -190,7 +190,7 @@ impl Lab {
         let program = match name.as_str() {
             "iwarp" => self.host.iwarp.clone(),
             "peer" => self.host.peer.clone(),
-            other => crate::context::find_program(other)
+            other => xtask::context::find_program(other)
                 .with_context(|| format!("{other} is not installed"))?,
         };
         let mut settings = case.settings.to_vec();

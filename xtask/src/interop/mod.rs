@@ -24,12 +24,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, Subcommand};
 
-use crate::context::Context;
-use crate::process::{Log, cargo};
 use cases::{Case, We};
 use guest::{Guest, Net};
 use host::Host;
 use lab::Lab;
+use xtask::context::Context;
+use xtask::process::{Log, cargo};
 
 /// Which peer.
 #[derive(Subcommand)]

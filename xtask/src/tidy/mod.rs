@@ -7,11 +7,11 @@ mod rules;
 
 use anyhow::{Result, anyhow, bail};
 
-use crate::context::Context;
-use crate::files;
-use crate::process::Log;
-use crate::runner::Outcome;
 use rules::UnsafeModules;
+use xtask::context::Context;
+use xtask::files;
+use xtask::outcome::Outcome;
+use xtask::process::Log;
 
 /// The table of modules that may contain `unsafe`.
 const UNSAFE_MODULES: &str = "xtask/unsafe-modules.txt";
