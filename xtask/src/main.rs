@@ -3,22 +3,24 @@
 //! Everything that continuous integration runs is here, so a developer runs exactly the same thing.
 //! A new subcommand is a variant of [`Command`] and a module; a new step of `test` is one row in [`steps::STEPS`].
 
-mod apps;
 mod bench;
 mod compliance;
 mod instructions;
-mod interop;
 mod licences;
 mod no_std;
 mod runner;
 mod steps;
 mod tidy;
 
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt as _;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use anyhow::{Context as _, Result};
+use clap::{Args, Parser, Subcommand};
 use xtask::context::Context;
 use xtask::install;
+use xtask::process::program;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "The project's own tasks", version)]
@@ -58,10 +60,24 @@ enum Command {
         output: Option<std::path::PathBuf>,
     },
     /// Run programs between us and other implementations
-    Interop {
-        #[command(subcommand)]
-        peer: interop::Peer,
-    },
+    #[command(disable_help_flag = true)]
+    Interop(Passed),
+}
+
+/// What another program of the project understands, its `--help` included.
+#[derive(Args)]
+struct Passed {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    args: Vec<OsString>,
+}
+
+impl Passed {
+    /// Becomes that program, so that it has this one's terminal and exit code. Returns only if it cannot be started.
+    fn run(&self, package: &str) -> Result<bool> {
+        let context = Context::new(false, false)?;
+        let error = program(&context.root, package).args(&self.args).exec();
+        Err(error).with_context(|| format!("cannot start {package}"))
+    }
 }
 
 fn main() -> ExitCode {
@@ -72,7 +88,7 @@ fn main() -> ExitCode {
         }
         Command::Install { prefix } => install::install(&prefix).map(|()| true),
         Command::Bundle { output } => install::bundle(output.as_deref()).map(|()| true),
-        Command::Interop { peer } => interop::command(&peer),
+        Command::Interop(args) => args.run(steps::CONFORMANCE),
         Command::Bench(args) => bench::command(&args),
         Command::Instructions { bless } => {
             Context::new(false, false).and_then(|context| instructions::command(&context, bless))

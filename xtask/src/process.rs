@@ -181,11 +181,14 @@ impl Echo {
     }
 }
 
-/// A program of the workspace, which cargo builds if need be; append its arguments.
+/// A program of the workspace, which cargo builds if need be; append its arguments. It runs in the current directory.
 #[must_use]
 pub fn program(root: &Path, package: &str) -> Command {
-    let mut command = cargo(root);
-    command.args(["run", "--quiet", "--package", package, "--"]);
+    let mut command = cargo(Path::new("."));
+    command
+        .args(["run", "--quiet", "--package", package, "--manifest-path"])
+        .arg(root.join("Cargo.toml"))
+        .arg("--");
     command
 }
 

@@ -7,9 +7,9 @@ use anyhow::{Result, bail};
 use xtask::context::Context;
 use xtask::outcome::Outcome;
 use xtask::packages;
-use xtask::process::{Log, cargo};
+use xtask::process::{Log, cargo, program};
 
-use crate::{apps, compliance, instructions, licences, no_std, tidy};
+use crate::{compliance, instructions, licences, no_std, tidy};
 
 /// A step of `cargo xtask test`.
 pub(crate) struct Step {
@@ -26,6 +26,9 @@ pub(crate) struct Step {
 const fn minutes(count: u64) -> Duration {
     Duration::from_secs(count * 60)
 }
+
+/// The package whose program runs others' programs.
+pub(crate) const CONFORMANCE: &str = "iwarp-conformance";
 
 /// All steps, the quick ones first.
 pub(crate) const STEPS: &[Step] = &[
@@ -99,7 +102,7 @@ pub(crate) const STEPS: &[Step] = &[
         name: "apps",
         about: "programs of the distribution on our libraries",
         limit: minutes(30),
-        run: apps::step,
+        run: apps,
     },
     Step {
         name: "fuzz-smoke",
@@ -222,6 +225,10 @@ fn tshark(context: &Context, log: &mut Log) -> Result<Outcome> {
     require_tools(&mut command);
     let text = log.run_and_read(&mut command)?;
     at_least_one_test(log, &text)
+}
+
+fn apps(context: &Context, log: &mut Log) -> Result<Outcome> {
+    log.run_program(program(&context.root, CONFORMANCE).args(["apps", "--step"]))
 }
 
 fn fuzz_smoke(context: &Context, log: &mut Log) -> Result<Outcome> {

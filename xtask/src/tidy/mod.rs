@@ -60,11 +60,6 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
         }
     }
     let readme = files::read(root, "README.md")?;
-    findings.extend(crate::apps::stale(&readme).map(|text| Finding {
-        severity: Severity::Error,
-        place: "README.md".into(),
-        text,
-    }));
     findings.extend(variables.compare(&files::read(root, options::FILE)?));
     findings.extend(markdown::readme(&readme, &files::read(root, "Cargo.toml")?));
 

@@ -1,4 +1,4 @@
-//! Open MPI over libfabric over verbs, with a program that checks what it computes (`interop/apps/exchange.c`).
+//! Open MPI over libfabric over verbs, with a program that checks what it computes (`exchange.c`).
 //!
 //! The way is `--mca mtl ofi`. The other one, `--mca btl ofi`, refuses libfabric's reliable datagrams over verbs by name, and there
 //! are no others without unreliable datagrams.
@@ -9,7 +9,7 @@ use super::case::{Case, Verdict, expect};
 use super::stage::{Stage, WIRE_V4, WIRE_V6};
 
 const NEEDS: &[&str] = &["openmpi-bin", "libopenmpi-dev"];
-const SOURCE: &str = include_str!("../../../interop/apps/exchange.c");
+const SOURCE: &str = include_str!("exchange.c");
 /// What it reports, each when all ranks have checked it.
 const PARTS: [&str; 5] = ["ring", "allreduce", "alltoall", "neighbours", "windows"];
 

@@ -1,6 +1,6 @@
-//! `cargo xtask interop`: real peers.
+//! `cargo xtask interop siw`: the Linux kernel as a peer.
 //!
-//! `siw` boots Debian's kernel with the kernel's software iWARP in an emulated machine and runs every program of
+//! It boots Debian's kernel with the kernel's software iWARP in an emulated machine and runs every program of
 //! [`cases`] between it and us. What is particular about siw is written down in `docs/interop.md`.
 
 mod archive;
@@ -22,7 +22,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use clap::{Args, Subcommand};
+use clap::Args;
 
 use cases::{Case, We};
 use guest::{Guest, Net};
@@ -30,15 +30,6 @@ use host::Host;
 use lab::Lab;
 use xtask::context::Context;
 use xtask::process::{Log, cargo};
-
-/// Which peer.
-#[derive(Subcommand)]
-pub(crate) enum Peer {
-    /// The Linux kernel's software iWARP, in an emulated machine
-    Siw(SiwArgs),
-    /// Programs of the distribution, as they are, on our libraries
-    Apps(crate::apps::AppsArgs),
-}
 
 /// Arguments of `cargo xtask interop siw`.
 #[derive(Args)]
@@ -72,18 +63,11 @@ pub(crate) struct SiwArgs {
 /// Everything together; it only ends a hang.
 const LIMIT: Duration = Duration::from_secs(3 * 3600);
 
-/// Runs the cases. Returns whether none failed.
+/// Runs the cases.
 ///
 /// # Errors
-/// When the guest cannot be built or started.
-pub(crate) fn command(peer: &Peer) -> Result<bool> {
-    match peer {
-        Peer::Siw(args) => siw(args),
-        Peer::Apps(args) => crate::apps::command(args),
-    }
-}
-
-fn siw(args: &SiwArgs) -> Result<bool> {
+/// When the guest cannot be built or started, or a case fails.
+pub(crate) fn command(args: &SiwArgs) -> Result<()> {
     let chosen: Vec<Case> = (0..args.repeat)
         .flat_map(|_| cases::all())
         .filter(|case| !(args.no_tap && case.net == Net::Tap))
@@ -99,7 +83,7 @@ fn siw(args: &SiwArgs) -> Result<bool> {
         for case in &chosen {
             println!("{}", case.title());
         }
-        return Ok(true);
+        return Ok(());
     }
     if chosen.is_empty() {
         bail!("no such case; --list shows them");
@@ -135,10 +119,13 @@ fn siw(args: &SiwArgs) -> Result<bool> {
     if let Some(command) = &args.exec {
         let out = guest.run(command, 300)?;
         println!("{}", out.text);
-        return Ok(out.code == 0);
+        if out.code != 0 {
+            bail!("the command ended with {}", out.code);
+        }
+        return Ok(());
     }
     let lab = Lab::new(guest, host, cache.join("captures"), args.capture)?;
-    let ok = run(
+    let failed = run(
         &lab,
         chosen
             .into_iter()
@@ -154,7 +141,10 @@ fn siw(args: &SiwArgs) -> Result<bool> {
         println!("the guest runs until Enter is pressed");
         let _ = std::io::stdin().read_line(&mut String::new());
     }
-    Ok(ok)
+    if failed > 0 {
+        bail!("{failed} cases failed");
+    }
+    Ok(())
 }
 
 /// Builds our side.
@@ -182,7 +172,7 @@ fn our_programs(context: &Context, cache: &Path, log: &mut Log) -> Result<Host> 
         std::os::unix::fs::symlink(&library, link)?;
     }
     let peer = cache.join("host-peer");
-    let source: PathBuf = context.root.join("interop/siw/guest/peer.c");
+    let source: PathBuf = context.root.join("conformance/guest/peer.c");
     log.run(
         Command::new("gcc")
             .args(["-O1", "-Wall", "-Werror", "-o"])
@@ -240,8 +230,8 @@ fn is_broken(kernel: &str) -> bool {
     kernel.contains("BUG:") || kernel.contains("Oops")
 }
 
-/// Runs the cases in groups of one driver setting, and prints the table.
-fn run(lab: &Lab, cases: impl Iterator<Item = Case>, log: &mut Log) -> Result<bool> {
+/// Runs the cases in groups of one driver setting, and prints the table. Returns how many failed.
+fn run(lab: &Lab, cases: impl Iterator<Item = Case>, log: &mut Log) -> Result<usize> {
     let mut rows: Vec<(String, Result<String>, Duration)> = Vec::new();
     // What was said while it booted is not about us.
     lab.guest.kernel_messages();
@@ -327,5 +317,5 @@ fn run(lab: &Lab, cases: impl Iterator<Item = Case>, log: &mut Log) -> Result<bo
         rows.len() - failed,
         log.path().display()
     );
-    Ok(failed == 0)
+    Ok(failed)
 }

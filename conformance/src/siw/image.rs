@@ -170,7 +170,7 @@ pub(super) fn build(context: &Context, cache: &Path, log: &mut Log) -> Result<Im
         stage.copy(source, &format!("usr/lib/siw/{name}"))?;
     }
     stage.kernel_modules(&kernel_dir, &kernel.name)?;
-    stage.guest_files(&context.root.join("interop/siw/guest"), cache)?;
+    stage.guest_files(&context.root.join("conformance/guest"), cache)?;
     stage.user_space()?;
     let initramfs = cache.join("initramfs.cpio");
     archive::write(&root, &initramfs)?;

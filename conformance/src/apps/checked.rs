@@ -3,10 +3,11 @@
 //!
 //! Leaks are looked for in our own programs only: Debian's leave some of their memory to the system.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
+use xtask::context::Context;
 
 use super::case::{Case, Verdict, expect, expect_lines};
 use super::program::Program;
@@ -133,13 +134,15 @@ fn write_bw(
 
 /// Our own programs, which say how many of their checks failed.
 fn own(stage: &Stage, variables: &[(&str, &str)], checker: &[&str]) -> Result<Verdict> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/iwarp-verbs/tests/c");
+    let sources = Context::new(false, false)?
+        .root
+        .join("crates/iwarp-verbs/tests/c");
     for name in OWN {
         let program = stage.dir().join(name);
         let compiled = Command::new("cc")
             .args(["-Wall", "-Wextra", "-pthread", "-g", "-o"])
             .arg(&program)
-            .arg(root.join(format!("{name}.c")))
+            .arg(sources.join(format!("{name}.c")))
             .arg("-L")
             .arg(stage.libraries())
             .args(["-l:libibverbs.so.1", "-l:librdmacm.so.1"])

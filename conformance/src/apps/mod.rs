@@ -22,7 +22,7 @@
 //!
 //! - The first string is the program (one row of the README's table), the second is what ran; both together are the name
 //!   that `--only` looks for.
-//! - [`Case::needs`] names Debian packages, each a row in `packages.rs`. Without them the case is skipped.
+//! - [`Case::needs`] names Debian packages, each a row in `xtask/src/packages.rs`. Without them the case is skipped.
 //! - [`Case::wire`] gives an interface with an address for programs that skip loopback ([`stage::WIRE_V4`]).
 //! - [`Case::spins`] keeps others away from a case that needs the processors for itself.
 //! - [`Case::limit`] is for slow ones; [`Case::long`] leaves it to `--all`.
@@ -30,7 +30,7 @@
 //! - Programs are killed when their value is dropped, and all that is left when the case ends.
 //!
 //! The README's table is written by `--bless`, which replaces the rows of programs all of whose cases ran.
-//! `cargo xtask test --only tidy` fails when the table and the cases differ.
+//! A unit test fails when the table and the cases differ.
 
 mod case;
 mod checked;
@@ -65,10 +65,8 @@ use xtask::outcome::Outcome;
 use xtask::process::Log;
 use xtask::{install, packages};
 
-pub(crate) use table::stale;
-
 /// Arguments of `cargo xtask interop apps`.
-#[derive(Args, Default)]
+#[derive(Args)]
 pub(crate) struct AppsArgs {
     /// Run only the cases whose names contain one of these
     #[arg(long, value_name = "CASE", num_args = 1..)]
@@ -91,6 +89,9 @@ pub(crate) struct AppsArgs {
     /// Use this installation (of `cargo xtask install`) instead of building one
     #[arg(long, value_name = "DIR")]
     prefix: Option<PathBuf>,
+    /// Exit with 77 if none of the programs is installed, which a step of `cargo xtask test` has to tell from success
+    #[arg(long, hide = true)]
+    step: bool,
 }
 
 /// All cases, in the order of the README's table.
@@ -118,34 +119,19 @@ fn all() -> Vec<Case> {
 /// Everything together; it only ends a hang, for each case has its own limit.
 const LIMIT: Duration = Duration::from_secs(2 * 3600);
 
-/// The subcommand. Returns whether no case failed.
+/// Runs the cases that the arguments choose.
 ///
 /// # Errors
-/// When our programs cannot be built or the user's choice is empty.
-pub(crate) fn command(args: &AppsArgs) -> Result<bool> {
+/// When our programs cannot be built, the user's choice is empty, or a case fails.
+pub(crate) fn command(args: &AppsArgs) -> Result<Outcome> {
     let context = Context::new(false, true)?;
     let mut log = Log::create(&context.log_dir().join("interop-apps.log"), LIMIT)?;
-    let rows = match execute(&context, args, &mut log)? {
-        Some(rows) => rows,
-        None => return Ok(true),
+    let Some(rows) = execute(&context, args, &mut log)? else {
+        return Ok(Outcome::Passed);
     };
-    let ok = rows.iter().all(|row| row.result.is_ok());
     if args.bless {
         table::bless(&context.root, &all(), &rows)?;
     }
-    Ok(ok)
-}
-
-/// The step of `cargo xtask test`.
-///
-/// # Errors
-/// When a case fails.
-pub(crate) fn step(context: &Context, log: &mut Log) -> Result<Outcome> {
-    let args = AppsArgs {
-        repeat: 1,
-        ..AppsArgs::default()
-    };
-    let rows = execute(context, &args, log)?.unwrap_or_default();
     let failed: Vec<_> = rows
         .iter()
         .filter(|row| row.result.is_err())
@@ -159,10 +145,8 @@ pub(crate) fn step(context: &Context, log: &mut Log) -> Result<Outcome> {
             failed.join("; ")
         );
     }
-    if rows
-        .iter()
-        .all(|row| matches!(row.result, Ok(Verdict::Skipped(_))))
-    {
+    let skipped = |row: &Row| matches!(row.result, Ok(Verdict::Skipped(_)));
+    if args.step && rows.iter().all(skipped) {
         return Ok(Outcome::Skipped("none of the programs is installed".into()));
     }
     Ok(Outcome::Passed)
