@@ -3,9 +3,7 @@
 //! Everything that continuous integration runs is here, so a developer runs exactly the same thing.
 //! A new subcommand is a variant of [`Command`] and a module; a new step of `test` is one row in [`steps::STEPS`].
 
-mod bench;
 mod compliance;
-mod instructions;
 mod licences;
 mod no_std;
 mod runner;
@@ -40,13 +38,11 @@ enum Command {
         bless: bool,
     },
     /// Measure everything, interleaved, against plain TCP and other software
-    Bench(bench::BenchArgs),
+    #[command(disable_help_flag = true)]
+    Bench(Passed),
     /// Count the instructions of fixed work and compare them with recorded values
-    Instructions {
-        /// Record what is counted now
-        #[arg(long)]
-        bless: bool,
-    },
+    #[command(disable_help_flag = true)]
+    Instructions(Passed),
     /// Build in release mode and put command and libraries below a prefix
     Install {
         /// Folder that gets bin/ and lib/iwarp/
@@ -73,9 +69,12 @@ struct Passed {
 
 impl Passed {
     /// Becomes that program, so that it has this one's terminal and exit code. Returns only if it cannot be started.
-    fn run(&self, package: &str) -> Result<bool> {
+    fn run(&self, package: &str, subcommand: &[&str]) -> Result<bool> {
         let context = Context::new(false, false)?;
-        let error = program(&context.root, package).args(&self.args).exec();
+        let error = program(&context.root, package)
+            .args(subcommand)
+            .args(&self.args)
+            .exec();
         Err(error).with_context(|| format!("cannot start {package}"))
     }
 }
@@ -88,11 +87,9 @@ fn main() -> ExitCode {
         }
         Command::Install { prefix } => install::install(&prefix).map(|()| true),
         Command::Bundle { output } => install::bundle(output.as_deref()).map(|()| true),
-        Command::Interop(args) => args.run(steps::CONFORMANCE),
-        Command::Bench(args) => bench::command(&args),
-        Command::Instructions { bless } => {
-            Context::new(false, false).and_then(|context| instructions::command(&context, bless))
-        }
+        Command::Interop(args) => args.run(steps::CONFORMANCE, &[]),
+        Command::Bench(args) => args.run(steps::BENCH, &["bench"]),
+        Command::Instructions(args) => args.run(steps::BENCH, &["instructions"]),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,

@@ -65,11 +65,11 @@ pub(crate) struct BenchArgs {
     list: bool,
 }
 
-/// Runs everything. Returns whether it could be measured; targets that are missed are shown, not failed.
+/// Runs everything. Targets that are missed are shown, not failed.
 ///
 /// # Errors
-/// When the build fails, a group is unknown, or results cannot be written.
-pub(crate) fn command(args: &BenchArgs) -> Result<bool> {
+/// When the build fails, a group is unknown, nothing could be measured, or results cannot be written.
+pub(crate) fn command(args: &BenchArgs) -> Result<()> {
     let context = Context::new(args.quick, !args.no_install)?;
     let points = plan::points(args.quick, &args.only)?;
     if args.list {
@@ -82,15 +82,15 @@ pub(crate) fn command(args: &BenchArgs) -> Result<bool> {
                 p.what
             );
         }
-        return Ok(true);
+        return Ok(());
     }
     if std::env::var_os(INSIDE).is_none() {
         build(&context)?;
         if context.install && points.iter().any(|p| matches!(p.what, What::Peer(_))) {
             xtask::packages::install_peers(&context);
         }
-        if let Some(done) = in_namespace()? {
-            return Ok(done);
+        if in_namespace()? {
+            return Ok(());
         }
         println!("no private network namespace here: the host's own loopback interface is used");
     }
@@ -116,8 +116,8 @@ fn build(context: &Context) -> Result<()> {
         .with_context(|| format!("see {}", log.path().display()))
 }
 
-/// Runs this program once more where nobody else's traffic is; `None` where that is not possible.
-fn in_namespace() -> Result<Option<bool>> {
+/// Runs this program once more where nobody else's traffic is. Returns `false` where that is not possible.
+fn in_namespace() -> Result<bool> {
     let possible = rustix::process::geteuid().is_root()
         && find_program("ip").is_some()
         && Command::new("unshare")
@@ -126,7 +126,7 @@ fn in_namespace() -> Result<Option<bool>> {
             .status()
             .is_ok_and(|s| s.success());
     if !possible {
-        return Ok(None);
+        return Ok(false);
     }
     let status = Command::new("unshare")
         .args(["-n", "sh", "-c", "ip link set lo up && exec \"$@\"", "sh"])
@@ -135,7 +135,10 @@ fn in_namespace() -> Result<Option<bool>> {
         .env(INSIDE, "1")
         .status()
         .context("cannot start inside a network namespace")?;
-    Ok(Some(status.success()))
+    if !status.success() {
+        bail!("inside the network namespace: {status}");
+    }
+    Ok(true)
 }
 
 /// What the measurements need to know.
@@ -212,7 +215,7 @@ pub(crate) fn output(command: &mut Command, limit: Duration) -> Result<String> {
     Ok(out)
 }
 
-fn measure(context: &Context, args: &BenchArgs, points: &[Point]) -> Result<bool> {
+fn measure(context: &Context, args: &BenchArgs, points: &[Point]) -> Result<()> {
     let rounds = args.rounds.unwrap_or(if args.quick { 3 } else { 5 });
     let wait = args.wait.unwrap_or(if args.quick { 10 } else { 300 });
     let release = context.target.join("release");
@@ -296,7 +299,10 @@ fn measure(context: &Context, args: &BenchArgs, points: &[Point]) -> Result<bool
     if let Some(file) = &args.json {
         std::fs::write(file, &json).with_context(|| format!("cannot write {}", file.display()))?;
     }
-    Ok(!samples.is_empty())
+    if samples.is_empty() {
+        bail!("nothing could be measured");
+    }
+    Ok(())
 }
 
 fn progress(round: u32, rounds: u32, at: usize, of: usize, start: Instant, name: &str) {
@@ -391,7 +397,7 @@ mod tests {
 
     #[test]
     fn written_text_stays() {
-        let path = std::env::temp_dir().join(format!("xtask-record-{}", std::process::id()));
+        let path = std::env::temp_dir().join(format!("bench-record-{}", std::process::id()));
         std::fs::write(&path, format!("my words\n{MARK}\nold")).unwrap();
         record(&path, "new").unwrap();
         let text = std::fs::read_to_string(&path).unwrap();

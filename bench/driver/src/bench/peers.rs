@@ -402,7 +402,7 @@ mod tests {
             return;
         }
         let context = Context::new(true, false).unwrap();
-        let dir = std::env::temp_dir().join(format!("xtask-fi-bw-{}", std::process::id()));
+        let dir = std::env::temp_dir().join(format!("bench-fi-bw-{}", std::process::id()));
         let programs = Programs {
             iwarp: PathBuf::new(),
             fabric: Ok(compile(&context.root.join("bench/peers/fi_bw.c"), &dir).unwrap()),

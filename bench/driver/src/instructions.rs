@@ -13,6 +13,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use clap::Args;
 
 use callgrind::Counts;
 use xtask::context::{Context, find_program};
@@ -30,6 +31,17 @@ const TOLERANCE: f64 = 0.03;
 const SLACK: f64 = 0.5;
 /// Far above what it needs.
 const LIMIT: Duration = Duration::from_secs(15 * 60);
+
+/// Arguments of `cargo xtask instructions`.
+#[derive(Args)]
+pub(crate) struct InstructionsArgs {
+    /// Record what is counted now
+    #[arg(long)]
+    bless: bool,
+    /// Exit with 77 if nothing can be compared here, which a step of `cargo xtask test` has to tell from success
+    #[arg(long, hide = true)]
+    step: bool,
+}
 
 /// One line of the program's list.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,17 +67,21 @@ struct Record {
     costs: BTreeMap<String, Cost>,
 }
 
-/// `cargo xtask instructions`. Returns whether nothing regressed.
+/// Counts, and compares or records.
 ///
 /// # Errors
-/// When valgrind is missing, the build or a run fails, or the record cannot be read.
-pub(crate) fn command(context: &Context, bless: bool) -> Result<bool> {
-    let path = context.log_dir().join("instructions.log");
-    let mut log = Log::create(&path, LIMIT)?;
+/// When valgrind is missing, the build or a run fails, the record cannot be read, or something regressed.
+pub(crate) fn command(context: &Context, args: &InstructionsArgs) -> Result<Outcome> {
     if find_program("valgrind").is_none() {
-        bail!("valgrind is not installed");
+        let why = "valgrind is not installed";
+        if args.step {
+            return Ok(Outcome::Skipped(why.into()));
+        }
+        bail!(why);
     }
-    if bless {
+    let path = context.log_dir().join("instructions-counted.log");
+    let mut log = Log::create(&path, LIMIT)?;
+    if args.bless {
         let (cases, costs) = count(context, &mut log)?;
         let now = Record {
             rustc: compiler(context)?,
@@ -74,27 +90,15 @@ pub(crate) fn command(context: &Context, bless: bool) -> Result<bool> {
         };
         std::fs::write(context.root.join(RECORD), write(&now, &cases))?;
         println!("  {} recorded in {RECORD}", cases.len());
-        return Ok(true);
+        return Ok(Outcome::Passed);
     }
-    match check(context, &mut log) {
-        Ok(Outcome::Skipped(why)) => {
+    match check(context, &mut log)? {
+        Outcome::Skipped(why) if !args.step => {
             println!("  not compared: {why}");
-            Ok(true)
+            Ok(Outcome::Passed)
         }
-        Ok(Outcome::Passed) => Ok(true),
-        Err(error) => Err(error),
+        outcome => Ok(outcome),
     }
-}
-
-/// The step of `cargo xtask test`.
-///
-/// # Errors
-/// When something regressed, or could not be counted.
-pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
-    if find_program("valgrind").is_none() {
-        return Ok(Outcome::Skipped("valgrind is not installed".into()));
-    }
-    check(context, log)
 }
 
 fn check(context: &Context, log: &mut Log) -> Result<Outcome> {

@@ -1,0 +1,44 @@
+//! `cargo xtask bench` and `cargo xtask instructions`: everything that is measured, with verdicts and pictures.
+//!
+//! The measured programs are in the package above this one, built for release. This program only starts them and works
+//! on their figures, so it needs none of the libraries that it measures.
+
+mod bench;
+mod instructions;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use xtask::context::Context;
+use xtask::outcome::Outcome;
+
+#[derive(Parser)]
+#[command(name = "iwarp-bench-driver", bin_name = "cargo xtask", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Measure everything, interleaved, against plain TCP and other software
+    Bench(bench::BenchArgs),
+    /// Count the instructions of fixed work and compare them with recorded values
+    Instructions(instructions::InstructionsArgs),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Bench(args) => bench::command(&args).map(|()| Outcome::Passed),
+        Command::Instructions(args) => {
+            Context::new(false, false).and_then(|context| instructions::command(&context, &args))
+        }
+    };
+    result.map_or_else(
+        |error| {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        },
+        |outcome| outcome.exit_code(),
+    )
+}
