@@ -6,6 +6,7 @@
 mod compliance;
 mod licences;
 mod no_std;
+mod package;
 mod runner;
 mod steps;
 mod tidy;

@@ -9,7 +9,7 @@ use xtask::outcome::Outcome;
 use xtask::packages;
 use xtask::process::{Log, cargo, program};
 
-use crate::{compliance, licences, no_std, tidy};
+use crate::{compliance, licences, no_std, package, tidy};
 
 /// A step of `cargo xtask test`.
 pub(crate) struct Step {
@@ -93,6 +93,12 @@ pub(crate) const STEPS: &[Step] = &[
         about: "protocol and engine need no standard library",
         limit: minutes(10),
         run: no_std::run,
+    },
+    Step {
+        name: "package",
+        about: "crates can be packaged for the registry",
+        limit: minutes(5),
+        run: package::run,
     },
     Step {
         name: "tshark",

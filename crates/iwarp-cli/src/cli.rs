@@ -1,7 +1,7 @@
 //! The command line as a whole. Each subcommand defines its own arguments in its own room.
 
 use crate::error::Result;
-use crate::{completions, cp, devices, perf, ping, run};
+use crate::{completions, cp, devices, man, perf, ping, run};
 use clap::{Parser, Subcommand};
 
 /// iWARP RDMA in user space, over plain TCP, with no special hardware and no root.
@@ -46,6 +46,9 @@ enum Command {
     Env(Box<run::EnvArgs>),
     /// Print a shell completion script
     Completions(completions::CompletionsArgs),
+    /// Write the manual pages into a folder
+    #[command(hide = true)]
+    Man(man::ManArgs),
 }
 
 impl Cli {
@@ -56,7 +59,11 @@ impl Cli {
             Command::Cp(a) => a.verbose(),
             Command::Ping(a) => a.log_level(),
             // `devices -v` is about the listing, not the log.
-            Command::Devices(_) | Command::Completions(_) | Command::Run(_) | Command::Env(_) => 0,
+            Command::Devices(_)
+            | Command::Completions(_)
+            | Command::Man(_)
+            | Command::Run(_)
+            | Command::Env(_) => 0,
         };
         self.verbose.saturating_add(inner)
     }
@@ -71,6 +78,7 @@ impl Cli {
             Command::Run(a) => run::run(&a),
             Command::Env(a) => run::env(&a),
             Command::Completions(a) => completions::run(&a),
+            Command::Man(a) => man::run(&a),
         }
     }
 }

@@ -10,6 +10,7 @@ mod cp;
 mod devices;
 mod error;
 mod logging;
+mod man;
 mod out;
 mod perf;
 mod ping;

@@ -101,3 +101,40 @@ fn a_wrong_filter_of_the_log_is_named() {
         "{error}"
     );
 }
+
+/// As `cargo install` leaves the command: the message says what to type, and what it promises is true.
+#[test]
+fn a_command_without_its_libraries_says_how_to_get_them() {
+    let scratch = Scratch::new();
+    let bin = scratch.path("prefix/bin");
+    std::fs::create_dir_all(&bin).unwrap();
+    let command = bin.join("iwarp");
+    std::fs::copy(env!("CARGO_BIN_EXE_iwarp"), &command).unwrap();
+    let run = || {
+        std::process::Command::new(&command)
+            .args(["run", "--", "true"])
+            .env_remove("IWARP_LIBRARY")
+            .env_remove("RUST_LOG")
+            .output()
+            .unwrap()
+    };
+    let out = run();
+    let error = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(1), "{error}");
+    let prefix = bin.parent().unwrap().canonicalize().unwrap();
+    for part in [
+        format!("cargo xtask install --prefix {}\n", prefix.display()),
+        format!("git clone --branch v{} https://", env!("CARGO_PKG_VERSION")),
+        "IWARP_LIBRARY".to_owned(),
+    ] {
+        assert!(error.contains(&part), "{part:?} is not in: {error}");
+    }
+    // Where `cargo xtask install --prefix` puts them, the same command finds them.
+    let lib = prefix.join("lib/iwarp");
+    std::fs::create_dir_all(&lib).unwrap();
+    for name in ["libibverbs.so.1", "librdmacm.so.1"] {
+        std::fs::write(lib.join(name), b"").unwrap();
+    }
+    let out = run();
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+}

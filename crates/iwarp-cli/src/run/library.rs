@@ -4,6 +4,7 @@
 //! `IWARP_LIBRARY` names, the folder of an installation (`../lib/iwarp` beside `bin`), the build folder that this
 //! command is in, and the command's own tail (`cargo xtask bundle` appends the libraries to it).
 
+use super::missing;
 use crate::error::{Context as _, Error, Result};
 use std::fs;
 use std::io::{Read as _, Seek as _, SeekFrom};
@@ -58,9 +59,7 @@ pub(super) fn find() -> Result<Libraries> {
     if let Some(libs) = bundled(&exe)? {
         return Ok(libs);
     }
-    Err(Error::failed(format!(
-        "{BUILT} is not there: build it with `cargo build --release --workspace`, or set IWARP_LIBRARY to its path"
-    )))
+    Err(Error::failed(missing::advice(&exe)))
 }
 
 /// The preload library in a folder. Absolute, because the program may have another directory.

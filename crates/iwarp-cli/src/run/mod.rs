@@ -5,6 +5,7 @@
 //! `iwarp run` becomes the program, so that signals, exit code and terminal are the program's own.
 
 mod library;
+mod missing;
 mod sysfs;
 
 use crate::error::{Context as _, Error, Result};
@@ -81,7 +82,9 @@ impl Settings {
         ));
         if self.rsockets {
             let preload = libs.preload.as_ref().ok_or_else(|| {
-                Error::failed("librspreload.so is not there: build it with `cargo build --release --workspace`")
+                Error::failed(
+                    "librspreload.so is not beside the other library: build it there with `cargo build --release -p iwarp-rspreload`",
+                )
             })?;
             vars.push((
                 "LD_PRELOAD",
