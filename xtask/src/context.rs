@@ -1,8 +1,12 @@
 //! What every step needs to know about the tree it works on.
 
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
+use serde_json::Value;
+
+use crate::process::cargo;
 
 /// Where things are, and how thorough to be.
 pub struct Context {
@@ -17,23 +21,35 @@ pub struct Context {
 }
 
 impl Context {
-    /// Finds the workspace from where this program was built, so that the current directory does not matter.
+    /// Finds the workspace that the current directory is in. Not the one that this program was built in: that may have
+    /// been moved, or be another working tree of the same repository.
     ///
     /// # Errors
-    /// When the workspace is no longer where it was at build time.
+    /// When the current directory is in no workspace, or in that of another project.
     pub fn new(quick: bool, install: bool) -> Result<Self> {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR"))
-            .parent()
-            .context("xtask has no parent directory")?
-            .canonicalize()
-            .context("the workspace has moved since xtask was built")?;
-        let target = match std::env::var_os("CARGO_TARGET_DIR") {
-            Some(dir) => std::env::current_dir()?.join(dir),
-            None => root.join("target"),
+        let output = cargo(Path::new("."))
+            .args(["metadata", "--no-deps", "--format-version=1"])
+            .stderr(Stdio::inherit())
+            .output()
+            .context("cannot start cargo")?;
+        if !output.status.success() {
+            bail!("start this inside of the project's tree");
+        }
+        let metadata: Value = serde_json::from_slice(&output.stdout).context("cargo metadata")?;
+        let path = |name: &str| {
+            let text = metadata[name].as_str().map(PathBuf::from);
+            text.with_context(|| format!("cargo metadata says nothing of {name}"))
         };
+        let root = path("workspace_root")?;
+        if !root.join("xtask/Cargo.toml").is_file() {
+            bail!(
+                "{} is another project: start this inside of the project's tree",
+                root.display()
+            );
+        }
         Ok(Self {
             root,
-            target,
+            target: path("target_directory")?,
             quick,
             install,
         })

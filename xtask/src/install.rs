@@ -1,7 +1,7 @@
 //! `cargo xtask install --prefix DIR` and `cargo xtask bundle`: the command together with its libraries.
 //!
 //! An installation has the libraries in `lib/iwarp`, where `bin/iwarp run` finds them. A bundle is the command's own
-//! file with the libraries behind its end: one file to drop into a container.
+//! file with the libraries behind its end: one file to drop into a container. `iwarp-cli/src/run/bundle.rs` reads it.
 
 use anyhow::{Context as _, Result, bail};
 use std::fs;
@@ -9,6 +9,9 @@ use std::io::Write as _;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use crate::context::Context;
+use crate::process::cargo;
 
 /// Ends a bundle; `iwarp run` looks for it.
 const MAGIC: &[u8; 8] = b"iwarplib";
@@ -19,29 +22,15 @@ struct Built {
     preload: Option<PathBuf>,
 }
 
-/// Cargo's output folder.
-fn target() -> PathBuf {
-    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from)
-}
-
 /// Builds everything in release mode.
-fn build() -> Result<Built> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
-    command.args([
-        "build",
-        "--release",
-        "-p",
-        "iwarp-cli",
-        "-p",
-        "iwarp-verbs",
-        "-p",
-        "iwarp-rspreload",
-    ]);
-    if !command.status().context("starting cargo")?.success() {
-        bail!("the build failed");
+fn build(context: &Context) -> Result<Built> {
+    let mut command = cargo(&context.root);
+    command.args(["build", "--release"]);
+    for name in ["iwarp-cli", "iwarp-verbs", "iwarp-rspreload"] {
+        command.args(["--package", name]);
     }
-    let dir = target().join("release");
+    run(&mut command)?;
+    let dir = context.target.join("release");
     let preload = ["librspreload.so", "libiwarp_rspreload.so"].map(|n| dir.join(n));
     Ok(Built {
         command: dir.join("iwarp"),
@@ -50,9 +39,23 @@ fn build() -> Result<Built> {
     })
 }
 
+fn run(command: &mut Command) -> Result<()> {
+    let program = command.get_program().to_owned();
+    let status = command
+        .status()
+        .with_context(|| format!("starting {}", program.display()))?;
+    if !status.success() {
+        bail!("{} failed: {status}", program.display());
+    }
+    Ok(())
+}
+
 /// Puts command and libraries below `prefix`.
-pub fn install(prefix: &Path) -> Result<()> {
-    let built = build()?;
+///
+/// # Errors
+/// When the build fails, or a file cannot be put in place.
+pub fn install(context: &Context, prefix: &Path) -> Result<()> {
+    let built = build(context)?;
     let (bin, lib) = (prefix.join("bin"), prefix.join("lib/iwarp"));
     for dir in [&bin, &lib] {
         fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
@@ -84,14 +87,18 @@ fn place(from: &Path, to: &Path, mode: u32) -> Result<()> {
 }
 
 /// Writes one file that is the command and carries the libraries.
-pub fn bundle(output: Option<&Path>) -> Result<()> {
-    let built = build()?;
-    let default = target().join("iwarp-bundle");
+///
+/// # Errors
+/// When the build fails, or the file cannot be written.
+pub fn bundle(context: &Context, output: Option<&Path>) -> Result<()> {
+    let built = build(context)?;
+    let default = context.target.join("iwarp-bundle");
     let output = output.unwrap_or(&default);
     if let Some(dir) = output.parent() {
         fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
     }
     let verbs = fs::read(&built.verbs).context("reading the library")?;
+    let second_name = second_name(context, &built.verbs)?;
     let preload = built
         .preload
         .map(fs::read)
@@ -101,7 +108,7 @@ pub fn bundle(output: Option<&Path>) -> Result<()> {
     let fresh = output.with_extension("new");
     fs::copy(&built.command, &fresh).with_context(|| format!("writing {}", fresh.display()))?;
     let mut file = fs::OpenOptions::new().append(true).open(&fresh)?;
-    file.write_all(&bundle_tail(&verbs, &preload))?;
+    file.write_all(&bundle_tail([&verbs, &second_name, &preload]))?;
     drop(file);
     fs::set_permissions(&fresh, fs::Permissions::from_mode(0o755))?;
     fs::rename(&fresh, output).with_context(|| format!("writing {}", output.display()))?;
@@ -109,13 +116,29 @@ pub fn bundle(output: Option<&Path>) -> Result<()> {
     Ok(())
 }
 
-/// What follows the command in a bundle.
-fn bundle_tail(verbs: &[u8], preload: &[u8]) -> Vec<u8> {
-    let mut tail = Vec::with_capacity(verbs.len() + preload.len() + 24);
-    tail.extend_from_slice(verbs);
-    tail.extend_from_slice(preload);
-    tail.extend_from_slice(&(verbs.len() as u64).to_le_bytes());
-    tail.extend_from_slice(&(preload.len() as u64).to_le_bytes());
+/// Makes a library that is named `librdmacm.so.1` and has only that library's versions in it and a dependency on ours.
+/// A program can load ours from memory then, where no folder gives it the second name.
+fn second_name(context: &Context, verbs: &Path) -> Result<Vec<u8>> {
+    let file = context.target.join("release/librdmacm-name.so");
+    let versions = context.root.join("crates/iwarp-verbs/symbols.map");
+    let mut linker = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
+    linker
+        .args(["-shared", "-nostdlib", "-s", "-Wl,-soname,librdmacm.so.1"])
+        .arg(format!("-Wl,--version-script={}", versions.display()))
+        .args(["-Wl,--no-as-needed", "-Wl,-z,nodelete"])
+        .arg(verbs)
+        .arg("-o")
+        .arg(&file);
+    run(&mut linker)?;
+    fs::read(&file).with_context(|| format!("reading {}", file.display()))
+}
+
+/// What follows the command in a bundle: the parts, their lengths, and the mark.
+fn bundle_tail(parts: [&[u8]; 3]) -> Vec<u8> {
+    let mut tail = parts.concat();
+    for part in parts {
+        tail.extend_from_slice(&(part.len() as u64).to_le_bytes());
+    }
     tail.extend_from_slice(MAGIC);
     tail
 }
@@ -126,10 +149,11 @@ mod tests {
 
     #[test]
     fn the_tail_ends_with_lengths_and_magic() {
-        let tail = bundle_tail(b"abc", b"de");
-        assert_eq!(&tail[..5], b"abcde");
-        assert_eq!(tail[5..13], 3u64.to_le_bytes());
-        assert_eq!(tail[13..21], 2u64.to_le_bytes());
-        assert_eq!(&tail[21..], MAGIC);
+        let tail = bundle_tail([b"abc", b"d", b"ef"]);
+        assert_eq!(&tail[..6], b"abcdef");
+        assert_eq!(tail[6..14], 3u64.to_le_bytes());
+        assert_eq!(tail[14..22], 1u64.to_le_bytes());
+        assert_eq!(tail[22..30], 2u64.to_le_bytes());
+        assert_eq!(&tail[30..], MAGIC);
     }
 }

@@ -86,8 +86,10 @@ fn main() -> ExitCode {
         Command::Compliance { bless } => {
             Context::new(false, false).and_then(|context| compliance::command(&context, bless))
         }
-        Command::Install { prefix } => install::install(&prefix).map(|()| true),
-        Command::Bundle { output } => install::bundle(output.as_deref()).map(|()| true),
+        Command::Install { prefix } => Context::new(false, false)
+            .and_then(|context| install::install(&context, &prefix).map(|()| true)),
+        Command::Bundle { output } => Context::new(false, false)
+            .and_then(|context| install::bundle(&context, output.as_deref()).map(|()| true)),
         Command::Interop(args) => args.run(steps::CONFORMANCE, &[]),
         Command::Bench(args) => args.run(steps::BENCH, &["bench"]),
         Command::Instructions(args) => args.run(steps::BENCH, &["instructions"]),

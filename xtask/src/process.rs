@@ -204,6 +204,10 @@ pub fn cargo(root: &Path) -> Command {
             command.env_remove(&name);
         }
     }
+    // Relative to where this program was started, and the command runs elsewhere.
+    if let Some(Ok(target)) = std::env::var_os("CARGO_TARGET_DIR").map(std::path::absolute) {
+        command.env("CARGO_TARGET_DIR", target);
+    }
     command
 }
 

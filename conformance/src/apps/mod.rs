@@ -184,7 +184,7 @@ fn execute(context: &Context, args: &AppsArgs, log: &mut Log) -> Result<Option<V
         Some(prefix) => prefix.clone(),
         None => {
             let prefix = home.path.join("prefix");
-            install::install(&prefix)?;
+            install::install(context, &prefix)?;
             prefix
         }
     };

@@ -1,0 +1,87 @@
+//! `xtask` works on the tree that it is started in, wherever it was built.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// A folder that is removed again.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let dir = std::env::temp_dir().join(format!("xtask-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&dir);
+        fs::create_dir(&dir).unwrap();
+        // As cargo tells it.
+        Self(dir.canonicalize().unwrap())
+    }
+
+    fn write(&self, file: &str, text: &str) {
+        let file = self.0.join(file);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, text).unwrap();
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn xtask(dir: &Path, args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_xtask"))
+        .args(args)
+        .current_dir(dir)
+        .env_remove("CARGO_TARGET_DIR")
+        .output()
+        .unwrap()
+}
+
+fn package(name: &str) -> String {
+    format!("[package]\nname = \"{name}\"\nedition = \"2024\"\n")
+}
+
+#[test]
+fn the_tree_is_that_of_the_current_directory() {
+    let tree = Folder::new("tree");
+    tree.write(
+        "Cargo.toml",
+        "[workspace]\nresolver = \"3\"\nmembers = [\"xtask\"]\n",
+    );
+    tree.write("xtask/Cargo.toml", &package("xtask"));
+    tree.write("xtask/src/main.rs", "fn   main() {}\n");
+    let probe = format!("{}[workspace]\n", package("probe"));
+    tree.write("xtask/no-std-probe/Cargo.toml", &probe);
+    tree.write("xtask/no-std-probe/src/main.rs", "fn main() {}\n");
+
+    let check = || xtask(&tree.0.join("xtask/src"), &["test", "--only", "fmt"]);
+    let out = check();
+    let said = String::from_utf8_lossy(&out.stdout);
+    let source = tree.0.join("xtask/src/main.rs");
+    assert!(!out.status.success(), "{said}");
+    assert!(said.contains(source.to_str().unwrap()), "{said}");
+    assert!(tree.0.join("target/xtask-logs/fmt.log").is_file());
+
+    fs::write(source, "fn main() {}\n").unwrap();
+    let out = check();
+    assert!(out.status.success(), "{out:?}");
+}
+
+#[test]
+fn other_folders_are_refused() {
+    let folder = Folder::new("other");
+    let refused = || {
+        let out = xtask(&folder.0, &["test", "--only", "fmt"]);
+        assert_eq!(out.status.code(), Some(1), "{out:?}");
+        let error = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(error.contains("inside of the project's tree"), "{error}");
+        error
+    };
+    refused();
+    folder.write("Cargo.toml", &package("other"));
+    folder.write("src/main.rs", "fn main() {}\n");
+    let error = refused();
+    assert!(error.contains(folder.0.to_str().unwrap()), "{error}");
+    assert!(!folder.0.join("target").exists());
+}
