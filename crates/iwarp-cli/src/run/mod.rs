@@ -4,6 +4,7 @@
 //! system's, by `LD_LIBRARY_PATH`; everything else is told by `IWARP_*` variables, which the library reads itself.
 //! `iwarp run` becomes the program, so that signals, exit code and terminal are the program's own.
 
+mod bundle;
 mod library;
 mod missing;
 mod sysfs;
@@ -76,20 +77,23 @@ impl Settings {
     fn variables(&self, libs: &library::Libraries) -> Result<Vec<(&'static str, OsString)>> {
         let mut vars: Vec<(&'static str, OsString)> = Vec::new();
         let inherited = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty());
-        vars.push((
-            "LD_LIBRARY_PATH",
-            joined(libs.dir.as_os_str(), inherited("LD_LIBRARY_PATH")),
-        ));
+        let mut preloaded = Vec::new();
+        match &libs.verbs {
+            library::Verbs::Folder(dir) => vars.push((
+                "LD_LIBRARY_PATH",
+                joined([dir], inherited("LD_LIBRARY_PATH")),
+            )),
+            library::Verbs::Memory { files, .. } => preloaded.extend(files),
+        }
         if self.rsockets {
-            let preload = libs.preload.as_ref().ok_or_else(|| {
+            preloaded.push(libs.preload.as_ref().ok_or_else(|| {
                 Error::failed(
                     "librspreload.so is not beside the other library: build it there with `cargo build --release -p iwarp-rspreload`",
                 )
-            })?;
-            vars.push((
-                "LD_PRELOAD",
-                joined(preload.as_os_str(), inherited("LD_PRELOAD")),
-            ));
+            })?);
+        }
+        if !preloaded.is_empty() {
+            vars.push(("LD_PRELOAD", joined(preloaded, inherited("LD_PRELOAD"))));
         }
         let mut set = |name, value: Option<OsString>| vars.extend(value.map(|v| (name, v)));
         let text = |v: Option<String>| v.map(OsString::from);
@@ -125,13 +129,10 @@ fn stem(text: &str) -> std::result::Result<String, String> {
 }
 
 /// A path list with `first` in front.
-fn joined(first: &OsStr, rest: Option<OsString>) -> OsString {
-    let mut all = first.to_owned();
-    if let Some(rest) = rest {
-        all.push(":");
-        all.push(rest);
-    }
-    all
+fn joined<'a>(first: impl IntoIterator<Item = &'a PathBuf>, rest: Option<OsString>) -> OsString {
+    let paths = first.into_iter().map(|path| path.as_os_str().to_owned());
+    let all: Vec<OsString> = paths.chain(rest).collect();
+    all.join(OsStr::new(":"))
 }
 
 /// Arguments of `iwarp run`.
@@ -181,7 +182,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
             Path::new(program).display()
         )));
     }
-    let libs = library::find()?;
+    let libs = library::find(false)?;
     let vars = args.settings.variables(&libs)?;
     if args.sysfs {
         let list = devices(&vars)?;
@@ -212,7 +213,7 @@ fn devices(vars: &[(&str, OsString)]) -> Result<Vec<Device>> {
 
 /// Prints what `run` would set, for `eval`.
 pub(crate) fn env(args: &EnvArgs) -> Result<()> {
-    let libs = library::find()?;
+    let libs = library::find(true)?;
     for (name, value) in args.settings.variables(&libs)? {
         let value = value.to_string_lossy().replace('\'', r"'\''");
         crate::out::line(format_args!("export {name}='{value}'"));
@@ -249,7 +250,7 @@ mod tests {
         let run = Run::parse_from(line);
         assert_eq!(run.args.command, ["prog", "-v", "--crc", "on"]);
         let libs = library::Libraries {
-            dir: "/lib/iwarp".into(),
+            verbs: library::Verbs::Folder("/lib/iwarp".into()),
             preload: None,
         };
         let vars = run.args.settings.variables(&libs).unwrap();
@@ -283,7 +284,7 @@ mod tests {
     fn rsockets_need_their_library() {
         let run = Run::parse_from(["iwarp", "--rsockets", "--", "prog"]);
         let libs = library::Libraries {
-            dir: "/lib/iwarp".into(),
+            verbs: library::Verbs::Folder("/lib/iwarp".into()),
             preload: None,
         };
         assert!(run.args.settings.variables(&libs).is_err());

@@ -1,0 +1,316 @@
+//! Libraries that this command's own file carries behind its end (`cargo xtask bundle` appends them).
+//!
+//! Unpacked into the first of these folders in which the loader can use them: one beside the program, then one of this
+//! user's own in `XDG_RUNTIME_DIR` or the temporary folder. Where no folder is writable, or all are mounted `noexec`,
+//! the libraries stay in memory: files without a name (`memfd`), which `LD_PRELOAD` gives to the loader by their
+//! descriptors. That takes one more library, because the loader knows a preloaded file by the one name that is written in
+//! it: the second has the name `librdmacm.so.1` and nothing in it, but depends on the first.
+
+use super::library::{Libraries, NAMES, PRELOAD_BUILT, Verbs, check_trusted, private_dir};
+use crate::error::{Context as _, Error, Result};
+use rustix::fs::{MemfdFlags, SealFlags, StatVfsMountFlags};
+use std::fs;
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt as _, symlink};
+use std::path::{Path, PathBuf};
+
+/// The last octets of a bundle, behind the lengths of the parts.
+const MAGIC: &[u8; 8] = b"iwarplib";
+/// Three lengths of 8 octets, little endian, and [`MAGIC`].
+const TAIL: usize = 32;
+/// Descriptors for memory begin here: scripts use the small numbers themselves (`exec 3>file`).
+const FIRST_DESCRIPTOR: i32 = 100;
+const HELP: &str = "set TMPDIR to a folder of yours that is not mounted noexec, put this file into one, or set \
+    IWARP_LIBRARY to an unpacked libibverbs.so.1";
+
+/// The libraries of a bundle, in the order in which they stand in the file.
+struct Bundle {
+    /// The library with both names.
+    verbs: Vec<u8>,
+    /// A library named `librdmacm.so.1` that only depends on `verbs`.
+    second_name: Vec<u8>,
+    /// `librspreload.so`; empty if there is none.
+    preload: Vec<u8>,
+}
+
+/// Takes the libraries out of the command's own file; `None` if it carries none.
+///
+/// With `lasting` they must still be there when this process and the program that it becomes have ended.
+///
+/// # Errors
+/// When the file cannot be read, and when neither a folder nor memory can hold the libraries.
+pub(super) fn find(exe: &Path, lasting: bool) -> Result<Option<Libraries>> {
+    let Some(bundle) = Bundle::read(exe).context("reading this command's own file")? else {
+        return Ok(None);
+    };
+    let mut reasons = Vec::new();
+    let folders: [&dyn Fn() -> Result<PathBuf>; 2] = [&|| Ok(beside(exe)), &|| private_dir(exe)];
+    for folder in folders {
+        let unpacked = folder().and_then(|dir| bundle.unpack(&dir).context(dir.display()));
+        match unpacked {
+            Ok(libraries) => return Ok(Some(libraries)),
+            Err(e) => reasons.push(e.to_string()),
+        }
+    }
+    if lasting {
+        reasons.push("memory: only for `iwarp run`, because it ends with the process".to_owned());
+    } else {
+        match bundle.into_memory() {
+            Ok(libraries) => return Ok(Some(libraries)),
+            Err(e) => reasons.push(format!("memory: {e}")),
+        }
+    }
+    Err(Error::failed(format!(
+        "there is no place for the libraries that this command carries ({}): {HELP}",
+        reasons.join("; ")
+    )))
+}
+
+/// The folder for the libraries beside a program.
+fn beside(exe: &Path) -> PathBuf {
+    let mut name = exe.file_name().unwrap_or_default().to_owned();
+    name.push("-lib");
+    exe.with_file_name(name)
+}
+
+impl Bundle {
+    fn read(exe: &Path) -> io::Result<Option<Self>> {
+        let mut file = fs::File::open(exe)?;
+        let len = file.metadata()?.len();
+        let Some([verbs, second_name, preload]) = lengths(&mut file, len) else {
+            return Ok(None);
+        };
+        let start = len - TAIL as u64 - verbs - second_name - preload;
+        file.seek(SeekFrom::Start(start))?;
+        let mut part = |len: u64| {
+            let mut octets = Vec::new();
+            (&mut file).take(len).read_to_end(&mut octets)?;
+            match octets.len() as u64 == len {
+                true => Ok(octets),
+                false => Err(io::Error::from(io::ErrorKind::UnexpectedEof)),
+            }
+        };
+        Ok(Some(Self {
+            verbs: part(verbs)?,
+            second_name: part(second_name)?,
+            preload: part(preload)?,
+        }))
+    }
+
+    /// Makes, or finds made, the files and names of an installation in `dir`.
+    fn unpack(&self, dir: &Path) -> io::Result<Libraries> {
+        match fs::DirBuilder::new().mode(0o755).create(dir) {
+            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
+            _ => {}
+        }
+        check_trusted(dir)?;
+        let flags = rustix::fs::statvfs(dir)?.f_flag;
+        if flags.contains(StatVfsMountFlags::NOEXEC) {
+            return Err(io::Error::other("mounted noexec"));
+        }
+        let [verbs, second] = NAMES;
+        put(&self.verbs, &dir.join(verbs))?;
+        // A link and not a copy: two files would be two engines in one process.
+        let link = dir.join(second);
+        if !fs::read_link(&link).is_ok_and(|to| to == Path::new(verbs)) {
+            let fresh = fresh(&link);
+            let _ = fs::remove_file(&fresh);
+            symlink(verbs, &fresh)?;
+            fs::rename(&fresh, &link)?;
+        }
+        let preload = (!self.preload.is_empty()).then(|| dir.join(PRELOAD_BUILT));
+        if let Some(file) = &preload {
+            put(&self.preload, file)?;
+        }
+        Ok(Libraries {
+            verbs: Verbs::Folder(dir.to_owned()),
+            preload,
+        })
+    }
+
+    /// Keeps the libraries in memory, for this process, what it becomes, and their children.
+    fn into_memory(self) -> io::Result<Libraries> {
+        let mut held = Vec::new();
+        let mut keep = |name: &str, octets: &[u8]| {
+            let (descriptor, path) = in_memory(name, octets)?;
+            held.push(descriptor);
+            Ok::<_, io::Error>(path)
+        };
+        let files = [
+            keep(NAMES[0], &self.verbs)?,
+            keep(NAMES[1], &self.second_name)?,
+        ];
+        let preload = match self.preload.as_slice() {
+            [] => None,
+            octets => Some(keep(PRELOAD_BUILT, octets)?),
+        };
+        Ok(Libraries {
+            verbs: Verbs::Memory { files, _held: held },
+            preload,
+        })
+    }
+}
+
+/// Lengths of the libraries at the end of a bundle.
+fn lengths(file: &mut fs::File, len: u64) -> Option<[u64; 3]> {
+    let mut tail = [0u8; TAIL];
+    let rest = len.checked_sub(TAIL as u64)?;
+    file.seek(SeekFrom::Start(rest)).ok()?;
+    file.read_exact(&mut tail).ok()?;
+    let (words, magic) = tail.split_at(TAIL - MAGIC.len());
+    let mut lengths = [0; 3];
+    for (length, word) in lengths.iter_mut().zip(words.chunks_exact(8)) {
+        *length = u64::from_le_bytes(word.try_into().ok()?);
+    }
+    let sum = lengths
+        .iter()
+        .try_fold(0u64, |sum, &len| sum.checked_add(len))?;
+    (magic == MAGIC && sum < rest && lengths[0] > 0 && lengths[1] > 0).then_some(lengths)
+}
+
+/// Writes a file, unless it has these contents already.
+fn put(octets: &[u8], to: &Path) -> io::Result<()> {
+    if fs::read(to).is_ok_and(|there| there == octets) {
+        return Ok(());
+    }
+    // Put in place by renaming: another process may be doing the same, or have the older file open.
+    let fresh = fresh(to);
+    let written = fs::write(&fresh, octets).and_then(|()| fs::rename(&fresh, to));
+    if written.is_err() {
+        let _ = fs::remove_file(&fresh);
+    }
+    written
+}
+
+/// A name beside `path` that no other process uses.
+fn fresh(path: &Path) -> PathBuf {
+    path.with_extension(format!("new-{}", std::process::id()))
+}
+
+/// Puts octets into memory that can be loaded by the path returned, as long as this process has the descriptor.
+fn in_memory(name: &str, octets: &[u8]) -> io::Result<(OwnedFd, PathBuf)> {
+    let flags = MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC;
+    // Kernels before 6.3 do not know the second flag, and need none.
+    let file = rustix::fs::memfd_create(name, flags | MemfdFlags::EXEC)
+        .or_else(|_| rustix::fs::memfd_create(name, flags))?;
+    let mut file = fs::File::from(file);
+    file.write_all(octets)?;
+    rustix::fs::fcntl_add_seals(
+        &file,
+        SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE | SealFlags::SEAL,
+    )?;
+    let descriptor = rustix::io::fcntl_dupfd_cloexec(&file, FIRST_DESCRIPTOR)
+        .unwrap_or_else(|_| OwnedFd::from(file));
+    // The program that this process becomes must keep it.
+    rustix::io::fcntl_setfd(&descriptor, rustix::io::FdFlags::empty())?;
+    // Not /proc/self: many programs close all descriptors in their children, which this path still serves.
+    let path = format!("/proc/{}/fd/{}", std::process::id(), descriptor.as_raw_fd());
+    Ok((descriptor, path.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    const PARTS: [&[u8]; 3] = [b"LIBRARY", b"NAME", b"PRE"];
+
+    fn bytes(parts: [&[u8]; 3]) -> Vec<u8> {
+        let mut bytes = b"program".to_vec();
+        bytes.extend(parts.concat());
+        for part in parts {
+            bytes.extend((part.len() as u64).to_le_bytes());
+        }
+        bytes.extend(MAGIC);
+        bytes
+    }
+
+    /// A bundle in a folder of its own.
+    fn bundle(name: &str, bytes: &[u8]) -> (PathBuf, PathBuf) {
+        let dir = std::env::temp_dir().join(format!("iwarp-bundle-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&dir);
+        fs::create_dir(&dir).unwrap();
+        let exe = dir.join("iwarp");
+        fs::write(&exe, bytes).unwrap();
+        (dir, exe)
+    }
+
+    #[test]
+    fn a_bundle_is_unpacked_beside_the_program() {
+        let (dir, exe) = bundle("beside", &bytes(PARTS));
+        // The second time everything is there.
+        for _ in 0..2 {
+            let libs = find(&exe, true).unwrap().unwrap();
+            let Verbs::Folder(folder) = libs.verbs else {
+                panic!("in memory")
+            };
+            assert_eq!(folder, dir.join("iwarp-lib"));
+            for name in NAMES {
+                assert_eq!(fs::read(folder.join(name)).unwrap(), PARTS[0]);
+            }
+            assert_eq!(fs::read(libs.preload.unwrap()).unwrap(), PARTS[2]);
+            assert_eq!(fs::read_dir(&folder).unwrap().count(), 3);
+        }
+        // A new version of the same length in the same place.
+        fs::write(&exe, bytes([b"library", b"NAME", b""])).unwrap();
+        let libs = find(&exe, true).unwrap().unwrap();
+        assert!(libs.preload.is_none());
+        assert_eq!(
+            fs::read(dir.join("iwarp-lib").join(NAMES[1])).unwrap(),
+            b"library"
+        );
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn what_is_no_bundle_has_no_libraries() {
+        let mut cut = bytes(PARTS);
+        cut.drain(..8);
+        let mut huge = bytes(PARTS);
+        let at = huge.len() - TAIL;
+        huge[at..at + 8].fill(0xff);
+        for (name, bytes) in [
+            (
+                "none",
+                &b"no bundle at all, but quite long enough to be one"[..],
+            ),
+            ("short", b"x"),
+            ("cut", &cut),
+            ("huge", &huge),
+            ("empty", &bytes([b"", b"NAME", b""])),
+        ] {
+            let (dir, exe) = bundle(name, bytes);
+            assert!(find(&exe, true).unwrap().is_none(), "{name}");
+            fs::remove_dir_all(dir).unwrap();
+        }
+    }
+
+    /// Whoever can write there could give us his library.
+    #[test]
+    fn a_folder_that_others_can_write_is_not_used() {
+        let (dir, exe) = bundle("open", &bytes(PARTS));
+        let folder = beside(&exe);
+        fs::create_dir(&folder).unwrap();
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).unwrap();
+        let bundle = Bundle::read(&exe).unwrap().unwrap();
+        let error = bundle.unpack(&folder).err().unwrap().to_string();
+        assert!(error.contains("somebody else"), "{error}");
+        // Nor where he made a link to a folder of ours.
+        let link = dir.join("link");
+        symlink(&dir, &link).unwrap();
+        assert!(check_trusted(&link).is_err() && check_trusted(&dir).is_ok());
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn memory_is_read_by_its_path_and_cannot_be_changed() {
+        let (descriptor, path) = in_memory("name", b"octets").unwrap();
+        assert!(descriptor.as_raw_fd() >= FIRST_DESCRIPTOR);
+        assert!(rustix::io::fcntl_getfd(&descriptor).unwrap().is_empty());
+        assert_eq!(fs::read(&path).unwrap(), b"octets");
+        assert!(fs::write(&path, b"other").is_err());
+        drop(descriptor);
+        assert!(fs::read(&path).is_err());
+    }
+}
