@@ -1,4 +1,94 @@
-//! iWARP RDMA in user space over plain TCP.
+//! RDMA over plain TCP, in user space: a software RNIC that speaks iWARP (RFC 5040, 5041, 5044, 6581, 7306).
+//!
+//! Programs get RDMA verbs without RDMA hardware, without root and without a kernel module. The peer may be another
+//! program with this crate, any C program on the project's `libibverbs`, or the Linux kernel's `siw`.
+//!
+//! # A complete program
+//!
+//! The server grants 4 KiB of memory. The client writes to it, and the server's program takes no part in that.
+//!
+//! ```
+//! use iwarp::cm::{ConnectionParameters, Connector, Listener};
+//! use iwarp::{Access, Config, Context, Cqe, Device, ProtectionDomain, RemoteMemory, SendWr};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let ctx = Context::open(&Device::by_address("127.0.0.1".parse()?)?, Config::default())?;
+//! let (pd, cq) = (ProtectionDomain::new(&ctx), ctx.create_cq(16, None)?);
+//! let granted = pd.allocate(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+//! let server_qp = pd.queue_pair().build(&cq, &cq)?;
+//! let client_qp = pd.queue_pair().build(&cq, &cq)?;
+//! let listener = Listener::bind(&ctx, "127.0.0.1:0".parse()?)?;
+//! let address = listener.local_addr();
+//! let private_data = granted.remote().to_bytes().to_vec();
+//! let server = std::thread::spawn(move || {
+//!     let parameters = ConnectionParameters { private_data, ..Default::default() };
+//!     listener.accept(None)?.accept(server_qp, &parameters)?.wait_disconnected(None)
+//! });
+//!
+//! let client = Connector::new(&ctx).connect(address, client_qp)?;
+//! let there = RemoteMemory::from_bytes(client.private_data()).ok_or("no memory granted")?;
+//! let source = pd.allocate(5, Access::empty())?;
+//! source.write_at(0, b"hello")?;
+//! let elements = [source.sge(..)?];
+//! let write = SendWr::write(1, there.addr, there.rkey, &elements).signaled();
+//! client.post_send(&[write]).map_err(|(_, error)| error)?;
+//! cq.wait(&mut [Cqe::default()], None)?;
+//! drop(client); // disconnects gracefully
+//! server.join().unwrap()?;
+//! assert_eq!(granted.to_vec(..5)?, b"hello");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Objects
+//!
+//! - A [`Device`] is an address of this machine. [`Context::open`] opens it with a [`Config`], which has the settings.
+//! - A [`ProtectionDomain`] ties memory and queue pairs together: a queue pair uses the memory of its own domain only.
+//! - A [`MemoryRegion`] owns memory that the RNIC may touch. [`MemoryRegion::sge`] names a part of it in a work request;
+//!   [`MemoryRegion::remote`] is what a peer has to know to reach it.
+//! - A [`QueuePair`] is one end of a connection. Work requests ([`SendWr`], [`RecvWr`]) are posted to it.
+//! - A [`CompletionQueue`] reports finished work requests as [`Cqe`]s. Several queue pairs may share one.
+//! - [`cm`] connects queue pairs: [`cm::Listener`] and [`cm::Connector`] give a [`cm::Connection`].
+//!
+//! Contexts, domains, regions and completion queues are handles: a clone names the same object. A queue pair has one
+//! owner and is destroyed when it is dropped. All of them may be used by several threads at once. [`raw`] has the same
+//! objects with memory by address, and everything else that the C library needs.
+//!
+//! # Blocking, polling, async
+//!
+//! - [`CompletionQueue::wait`] blocks the thread. It polls for up to [`Config::busy_poll`] before it sleeps.
+//! - [`CompletionQueue::poll`] never blocks. The polling thread reads the sockets itself, which gives the lowest latency.
+//! - [`CompletionQueue::completions`] is a future for any runtime. The feature `tokio` adds a module that watches events
+//!   in tokio's reactor.
+//!
+//! The crate starts one thread in each process, with the first socket. It moves octets when no thread of the program
+//! does, so a peer's Writes and Reads are served while the program computes or sleeps.
+//!
+//! # What a peer may do to memory
+//!
+//! A peer reaches only memory that was registered with remote rights ([`Access`]), only within the bounds of the region,
+//! and only over queue pairs of the same protection domain. It may change such memory at any time until the region is
+//! dropped. Therefore the crate never gives out a reference to the memory of a region: octets are copied in and out
+//! ([`MemoryRegion::read_at`], [`MemoryRegion::write_at`]), and words are atomic ([`MemoryRegion::load_u64`]). Treat what
+//! is there as input from the network. A region is freed when its last handle is dropped; a peer that accesses it later
+//! loses its connection.
+//!
+//! CRCs protect against accidents, not against attackers: nothing is encrypted or authenticated.
+//!
+//! # Errors
+//!
+//! - A call that cannot be carried out returns an [`Error`]; [`Error::errno`] is what the C library reports for it.
+//! - A work request that fails has a [`WcStatus`] in its completion. The queue pair is then in the error state, and all
+//!   other requests complete as [`WcStatus::Flushed`]; [`raw::QueuePair::fault`] says which end is to blame and why.
+//! - A completion queue that overflows fails its queue pairs; [`CompletionQueue::poll`] and the waits report it.
+//!
+//! # Features
+//!
+//! - `tokio`: the module `tokio`. Off by default.
+//!
+//! # Settings
+//!
+//! [`Config::from_env`] reads the same `IWARP_*` variables as the C libraries do.
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod capture;
@@ -43,3 +133,8 @@ pub use memory::{MemoryRegion, ProtectionDomain, RemoteMemory};
 pub use raw::{CompletionChannel, CompletionQueue, Context, SharedReceiveQueue};
 #[cfg(not(loom))]
 pub use verbs::{Completions, QueuePair, QueuePairBuilder};
+
+/// The programs of the guide compile and run.
+#[cfg(all(doctest, not(loom)))]
+#[doc = include_str!("../../../docs/rust.md")]
+struct Guide;
