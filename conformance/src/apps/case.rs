@@ -89,7 +89,7 @@ impl Case {
         self
     }
 
-    /// The program, which is a row of the README's table.
+    /// The program, which is a row of the table.
     pub(super) fn program(&self) -> &'static str {
         self.program
     }

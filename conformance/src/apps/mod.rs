@@ -20,7 +20,7 @@
 //! .needs(&["rdmacm-utils"])
 //! ```
 //!
-//! - The first string is the program (one row of the README's table), the second is what ran; both together are the name
+//! - The first string is the program (one row of the table in `docs/programs.md`), the second is what ran; both together are the name
 //!   that `--only` looks for.
 //! - [`Case::needs`] names Debian packages, each a row in `xtask/src/packages.rs`. Without them the case is skipped.
 //! - [`Case::wire`] gives an interface with an address for programs that skip loopback ([`stage::WIRE_V4`]).
@@ -29,7 +29,7 @@
 //! - `Ok(Verdict::skipped(why))` is for what turns out to be impossible here. Any error is a failure.
 //! - Programs are killed when their value is dropped, and all that is left when the case ends.
 //!
-//! The README's table is written by `--bless`, which replaces the rows of programs all of whose cases ran.
+//! The table in `docs/programs.md` is written by `--bless`, which replaces the rows of programs all of whose cases ran.
 //! A unit test fails when the table and the cases differ.
 
 mod case;
@@ -77,7 +77,7 @@ pub(crate) struct AppsArgs {
     /// List the cases
     #[arg(long)]
     list: bool,
-    /// Write the results into the README
+    /// Write the results into docs/programs.md
     #[arg(long)]
     bless: bool,
     /// How many cases run at a time
@@ -94,7 +94,7 @@ pub(crate) struct AppsArgs {
     step: bool,
 }
 
-/// All cases, in the order of the README's table.
+/// All cases, in the order of the table.
 fn all() -> Vec<Case> {
     [
         enumerate::cases(),

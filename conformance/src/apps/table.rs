@@ -1,4 +1,4 @@
-//! The table of programs in the README: made from a run, and compared with the cases.
+//! The table of programs in `docs/programs.md`: made from a run, and compared with the cases.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail};
 use super::Row;
 use super::case::{Case, Verdict};
 
-const FILE: &str = "README.md";
+const FILE: &str = "docs/programs.md";
 const BEGIN: &str = "<!-- begin: cargo xtask interop apps --all --bless -->";
 const END: &str = "<!-- end -->";
 const HEAD: &str = "| Program | What ran | Result |\n| --- | --- | --- |\n";
@@ -34,10 +34,10 @@ fn programs(cases: &[Case]) -> Vec<(&'static str, String)> {
     out
 }
 
-/// Says how the README's table differs from the cases, if it does.
+/// Says how the committed table differs from the cases, if it does.
 #[cfg(test)]
-fn compare(readme: &str, cases: &[Case]) -> Option<String> {
-    let Some((_, rows, _)) = split(readme) else {
+fn compare(document: &str, cases: &[Case]) -> Option<String> {
+    let Some((_, rows, _)) = split(document) else {
         return Some(format!("has no {BEGIN} … {END}"));
     };
     let wanted = programs(cases);
@@ -64,7 +64,7 @@ fn compare(readme: &str, cases: &[Case]) -> Option<String> {
 /// Writes the results of the programs all of whose cases ran; the other rows stay.
 ///
 /// # Errors
-/// When the README has no place for them, or something failed: a failure is fixed, not published.
+/// When the document has no place for them, or something failed: a failure is fixed, not published.
 pub(super) fn bless(root: &Path, cases: &[Case], rows: &[Row]) -> Result<()> {
     if let Some(row) = rows.iter().find(|row| row.result.is_err()) {
         bail!("not written to {FILE}: {} failed", row.name);
@@ -116,8 +116,8 @@ fn result<'a>(rows: impl Iterator<Item = &'a Row>) -> String {
 }
 
 /// The text before the table, the table, and the text after it.
-fn split(readme: &str) -> Option<(&str, &str, &str)> {
-    let (before, rest) = readme.split_once(BEGIN)?;
+fn split(document: &str) -> Option<(&str, &str, &str)> {
+    let (before, rest) = document.split_once(BEGIN)?;
     let (rows, after) = rest.split_once(END)?;
     Some((before, rows, after))
 }
@@ -151,7 +151,7 @@ mod tests {
         }
     }
 
-    fn readme(rows: &str) -> String {
+    fn document(rows: &str) -> String {
         format!("before\n{BEGIN}\n{HEAD}{rows}{LEGEND}{END}\nafter\n")
     }
 
@@ -163,7 +163,7 @@ mod tests {
             case("a", "two").long(),
         ];
         let good = "| a | one; two \\* | passed |\n| b | x \\| y | passed |\n";
-        assert_eq!(compare(&readme(good), &cases), None);
+        assert_eq!(compare(&document(good), &cases), None);
         for bad in [
             "",
             "| a | one | passed |\n| b | x \\| y | passed |\n",
@@ -171,24 +171,24 @@ mod tests {
             "| a | one; two \\* | passed |\n",
             "| a | one; two \\* | passed |\n| b | x \\| y | passed |\n| c | z | passed |\n",
         ] {
-            assert!(compare(&readme(bad), &cases).is_some(), "{bad}");
+            assert!(compare(&document(bad), &cases).is_some(), "{bad}");
         }
-        assert!(compare(&readme(good).replace(LEGEND, ""), &cases).is_some());
+        assert!(compare(&document(good).replace(LEGEND, ""), &cases).is_some());
         assert!(compare("nothing", &cases).is_some());
     }
 
     #[test]
     fn the_committed_table_lists_what_runs() {
         let root = xtask::context::Context::new(false, false).unwrap().root;
-        let readme = std::fs::read_to_string(root.join(FILE)).unwrap();
-        assert_eq!(compare(&readme, &crate::apps::all()), None, "{FILE}");
+        let text = std::fs::read_to_string(root.join(FILE)).unwrap();
+        assert_eq!(compare(&text, &crate::apps::all()), None, "{FILE}");
     }
 
     #[test]
     fn blessing_replaces_complete_programs_only() {
         let dir = std::env::temp_dir().join(format!("conformance-table-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
-        let old = readme("| a | old | passed |\n| b | old | passed |\n| gone | x | passed |\n");
+        std::fs::create_dir_all(dir.join("docs")).unwrap();
+        let old = document("| a | old | passed |\n| b | old | passed |\n| gone | x | passed |\n");
         std::fs::write(dir.join(FILE), old).unwrap();
         let cases = [
             case("a", "one"),
@@ -205,7 +205,7 @@ mod tests {
         let new = std::fs::read_to_string(dir.join(FILE)).unwrap();
         assert_eq!(
             new,
-            readme("| a | one; two | passed; not run: two (why) |\n| b | old | passed |\n")
+            document("| a | one; two | passed; not run: two (why) |\n| b | old | passed |\n")
         );
         let failed = [row("a", "one", Err(anyhow::anyhow!("no")))];
         assert!(bless(&dir, &cases, &failed).is_err());
