@@ -39,6 +39,28 @@ pub struct Counters {
 }
 
 impl Counters {
+    /// All of them with their names, in this order, for who writes them out.
+    pub const fn named(&self) -> [(&'static str, u64); 16] {
+        [
+            ("tx_bytes", self.tx_bytes),
+            ("rx_bytes", self.rx_bytes),
+            ("tx_fpdus", self.tx_fpdus),
+            ("rx_fpdus", self.rx_fpdus),
+            ("tx_messages", self.tx_messages),
+            ("rx_messages", self.rx_messages),
+            ("tx_payload", self.tx_payload),
+            ("rx_payload", self.rx_payload),
+            ("rx_direct", self.rx_direct),
+            ("rx_requests", self.rx_requests),
+            ("crc_errors", self.crc_errors),
+            ("marker_errors", self.marker_errors),
+            ("receiver_not_ready", self.receiver_not_ready),
+            ("terminates_sent", self.terminates_sent),
+            ("terminates_received", self.terminates_received),
+            ("completions", self.completions),
+        ]
+    }
+
     /// Adds another set, for totals of a device.
     pub const fn add(&mut self, o: &Self) {
         self.tx_bytes = self.tx_bytes.wrapping_add(o.tx_bytes);
@@ -57,5 +79,41 @@ impl Counters {
         self.terminates_sent = self.terminates_sent.wrapping_add(o.terminates_sent);
         self.terminates_received = self.terminates_received.wrapping_add(o.terminates_received);
         self.completions = self.completions.wrapping_add(o.completions);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A counter that is forgotten in one of the lists would stay zero there.
+    #[test]
+    fn every_counter_is_added_and_named() {
+        let fields = size_of::<Counters>() / size_of::<u64>();
+        let mut sum = Counters::default();
+        assert_eq!(sum.named().len(), fields);
+        let one = Counters {
+            tx_bytes: 1,
+            rx_bytes: 2,
+            tx_fpdus: 3,
+            rx_fpdus: 4,
+            tx_messages: 5,
+            rx_messages: 6,
+            tx_payload: 7,
+            rx_payload: 8,
+            rx_direct: 9,
+            rx_requests: 10,
+            crc_errors: 11,
+            marker_errors: 12,
+            receiver_not_ready: 13,
+            terminates_sent: 14,
+            terminates_received: 15,
+            completions: 16,
+        };
+        sum.add(&one);
+        sum.add(&one);
+        for (at, (name, value)) in sum.named().into_iter().enumerate() {
+            assert_eq!(value, 2 * (at as u64 + 1), "{name}");
+        }
     }
 }

@@ -151,6 +151,7 @@ impl Engine {
         // All signals stay with the application's threads.
         crate::sys::thread::spawn_without_signals("iwarp-progress", move || worker.run())?;
         *current = Some(Arc::clone(&engine));
+        crate::stat::start(&engine);
         Ok(engine)
     }
 

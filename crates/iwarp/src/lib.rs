@@ -109,6 +109,8 @@ mod portmap;
 mod progress;
 #[cfg(not(loom))]
 pub mod raw;
+#[cfg(not(loom))]
+pub mod stat;
 #[cfg_attr(loom, allow(dead_code, reason = "the models use a part"))]
 mod sys;
 #[cfg(all(feature = "tokio", not(loom)))]

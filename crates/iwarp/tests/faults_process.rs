@@ -11,40 +11,7 @@ use iwarp_proto::mpa::startup::FrameKind;
 use iwarp_proto::rdmap::{Opcode, TerminateCode};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use socket2::{Domain, Socket, Type};
-use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-
-const CHILD: &str = "IWARP_TEST_ALONE";
-
-/// Runs a test of this file in a fresh process; `body` runs there.
-fn alone(name: &str, body: impl FnOnce()) {
-    if std::env::var_os(CHILD).is_some() {
-        body();
-        return;
-    }
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args([name, "--exact", "--nocapture", "--test-threads=1"])
-        .env(CHILD, "1")
-        .stdin(Stdio::null())
-        .spawn()
-        .unwrap();
-    let start = Instant::now();
-    let status = loop {
-        if let Some(status) = child.try_wait().unwrap() {
-            break status;
-        }
-        if start.elapsed() > LIMIT * 3 {
-            child.kill().unwrap();
-            panic!("{name} hangs");
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    };
-    assert!(status.success(), "{name}: {status}");
-}
-
-fn open_files() -> usize {
-    std::fs::read_dir("/proc/self/fd").unwrap().count()
-}
 
 fn processor_time() -> Duration {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();

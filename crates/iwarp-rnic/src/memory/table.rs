@@ -80,6 +80,8 @@ pub struct RegionInfo {
 pub struct MemoryTable {
     slots: Vec<Option<Entry>>,
     used: usize,
+    /// Octets of all regions.
+    octets: u64,
     #[cfg(feature = "planted-bugs")]
     skip_bounds: bool,
 }
@@ -90,6 +92,7 @@ impl MemoryTable {
         Self {
             slots: Vec::new(),
             used: 0,
+            octets: 0,
             #[cfg(feature = "planted-bugs")]
             skip_bounds: false,
         }
@@ -105,6 +108,11 @@ impl MemoryTable {
     /// Regions and windows in it.
     pub const fn len(&self) -> usize {
         self.used
+    }
+
+    /// Octets of memory that regions were registered with; what two of them share counts twice.
+    pub const fn octets(&self) -> u64 {
+        self.octets
     }
 
     /// Nothing registered.
@@ -169,6 +177,7 @@ impl MemoryTable {
                 entry.index = index;
                 entry.key = AtomicU8::new(random as u8);
                 let stag = entry.stag();
+                self.octets = self.octets.saturating_add(entry.host.len());
                 if let Some(s) = self.slots.get_mut(slot) {
                     *s = Some(entry);
                     self.used += 1;
@@ -350,7 +359,14 @@ impl MemoryTable {
                 Ordering::Relaxed,
             );
         }
-        Ok((entry.stag(), old))
+        let (stag, new_len) = (entry.stag(), entry.host.len());
+        if let Some(old) = &old {
+            self.octets = self
+                .octets
+                .saturating_sub(old.len())
+                .saturating_add(new_len);
+        }
+        Ok((stag, old))
     }
 
     //= rfc5040 section 8.1.1
@@ -380,6 +396,8 @@ impl MemoryTable {
         let slot = self.slot_of(stag >> 8);
         let entry = self.slots.get_mut(slot)?.take();
         self.used = self.used.saturating_sub(1);
+        let octets = entry.as_ref().map_or(0, |e| e.host.len());
+        self.octets = self.octets.saturating_sub(octets);
         entry
     }
 

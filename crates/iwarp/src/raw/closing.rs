@@ -93,6 +93,7 @@ impl QpInner {
             // Outside the lock: removing it drops the engine's handle to this queue pair.
             after.dropped = Some(link);
         }
+        g.end_hold();
         // The end of this stream is not the end of the next one.
         (g.eof, g.left) = (false, Left::default());
         g.stalled = None;

@@ -11,12 +11,12 @@ use crate::capture::{Recorder, RecorderLimits};
 use crate::config::Config;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::sys::exit;
 use crate::sys::probe::probe_range;
+use crate::sys::{exit, fork};
 use iwarp_rnic::counters::Counters;
 use iwarp_rnic::memory::{HostRange, MemoryTable, RegionInfo, WindowType};
 use iwarp_rnic::{Access, FastRegister};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
@@ -31,6 +31,10 @@ pub(crate) struct ContextInner {
     pub(crate) async_events: EventQueue<AsyncEvent>,
     pub(crate) recorder: Option<Recorder>,
     qps: RwLock<HashMap<u32, Weak<QpInner>>>,
+    /// Completion queues that exist.
+    pub(super) cqs: AtomicU32,
+    /// The process that opened it.
+    generation: u32,
     next_qp: AtomicU32,
     next_pd: AtomicU32,
     /// Queue pairs that are connected by number; made with the first of them.
@@ -62,6 +66,8 @@ impl Context {
             async_events: EventQueue::new()?,
             recorder,
             qps: RwLock::default(),
+            cqs: AtomicU32::new(0),
+            generation: fork::generation(),
             // Queue pair numbers have 24 bits; a random start keeps stale ones from meeting new ones.
             next_qp: AtomicU32::new(random_u32()? & 0x00ff_ffff),
             next_pd: AtomicU32::new(1),
@@ -69,9 +75,7 @@ impl Context {
             past: Mutex::default(),
         };
         let inner = Arc::new(inner);
-        if inner.config.stats {
-            stats::watch(&inner);
-        }
+        stats::watch(&inner);
         Ok(Self { inner })
     }
 
@@ -312,18 +316,7 @@ impl Context {
 
     /// Totals over all queue pairs since the device was opened.
     pub fn counters(&self) -> Counters {
-        let mut sum = *self.inner.past.lock();
-        let qps: Vec<_> = self
-            .inner
-            .qps
-            .read()
-            .values()
-            .filter_map(Weak::upgrade)
-            .collect();
-        for qp in qps {
-            sum.add(&qp.counters());
-        }
-        sum
+        self.inner.totals().unwrap_or_default()
     }
 }
 
@@ -353,12 +346,75 @@ impl ContextInner {
     }
 
     pub(super) fn leave_qp(&self, num: u32, counters: &Counters) {
-        self.qps.write().remove(&num);
-        self.past.lock().add(counters);
+        {
+            // Together: who adds everything up must neither miss it nor count it twice.
+            let mut past = self.past.lock();
+            self.qps.write().remove(&num);
+            past.add(counters);
+        }
         let peers = self.peers.lock().clone();
         if let Some(peers) = peers {
             peers.forget(num);
         }
+    }
+
+    /// `past` and what `counters` tells of the queue pairs that exist.
+    fn sum(
+        past: MutexGuard<'_, Counters>,
+        qps: RwLockReadGuard<'_, HashMap<u32, Weak<QpInner>>>,
+        counters: impl Fn(&QpInner) -> Option<Counters>,
+    ) -> Counters {
+        let mut sum = *past;
+        let members: Vec<_> = qps.values().filter_map(Weak::upgrade).collect();
+        drop(qps);
+        for counters in members.iter().filter_map(|qp| counters(qp)) {
+            sum.add(&counters);
+        }
+        // Before the members: the last handle to one of them may be there, and its end takes this lock.
+        drop(past);
+        sum
+    }
+
+    /// Returns `true` if it was opened by this process, and not by one that forked it.
+    pub(super) fn is_ours(&self) -> bool {
+        self.generation == fork::generation()
+    }
+
+    /// Totals over all queue pairs since it was opened. In a child of the process that opened it without those whose locks are
+    /// held; `None` if the lists are locked there.
+    pub(super) fn totals(&self) -> Option<Counters> {
+        if self.is_ours() {
+            let past = self.past.lock();
+            return Some(Self::sum(past, self.qps.read(), |qp| Some(qp.counters())));
+        }
+        let past = self.past.try_lock()?;
+        let qps = self.qps.try_read()?;
+        Some(Self::sum(past, qps, QpInner::counters_if_free))
+    }
+
+    /// The numbers of its queue pairs, in no order. `None` in a child of the process that opened it, if the list is locked.
+    pub(super) fn qp_numbers(&self) -> Option<Vec<u32>> {
+        let qps = if self.is_ours() {
+            self.qps.read()
+        } else {
+            self.qps.try_read()?
+        };
+        Some(qps.keys().copied().collect())
+    }
+
+    /// The queue pair with this number, likewise.
+    pub(super) fn qp_if_free(&self, num: u32) -> Option<Arc<QpInner>> {
+        let qps = if self.is_ours() {
+            self.qps.read()
+        } else {
+            self.qps.try_read()?
+        };
+        qps.get(&num)?.upgrade()
+    }
+
+    /// Completion queues that exist.
+    pub(super) fn completion_queues(&self) -> u32 {
+        self.cqs.load(Ordering::Relaxed)
     }
 
     /// What connects queue pairs by number, in this process.
@@ -386,9 +442,8 @@ impl Drop for ContextInner {
         {
             peers.stop();
         }
-        if self.config.stats {
-            stats::closed(&self.device.name, *self.past.get_mut());
-        }
+        let past = *self.past.get_mut();
+        stats::closed(self, &past);
     }
 }
 

@@ -105,6 +105,7 @@ impl CompletionQueue {
             busy: BusyPoll::default(),
         };
         let inner = Arc::new(inner);
+        ctx.cqs.fetch_add(1, Ordering::Relaxed);
         if let Some(channel) = channel {
             channel.attach(&inner);
         }
@@ -314,6 +315,12 @@ pub(super) fn busy_poll(window: Duration, mut look: impl FnMut() -> bool) -> boo
         }
     }
     false
+}
+
+impl Drop for CqInner {
+    fn drop(&mut self) {
+        self.ctx.cqs.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl CqInner {

@@ -411,7 +411,7 @@ fn resume(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, Guarded>, after: &mut After)
         crc32c: crc32c_append,
         host: &mut host,
     };
-    g.held_since = 0;
+    g.end_hold();
     let status = g.machine.rx_filled(&mut buffer, &plan, 0, &mut env);
     pool::give_rx_plan(plan);
     if status == RxStatus::Held {

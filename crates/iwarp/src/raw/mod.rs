@@ -21,6 +21,7 @@ mod linger;
 mod peer;
 mod pool;
 mod qp;
+pub(crate) mod report;
 mod source;
 mod srq;
 mod stats;

@@ -20,6 +20,7 @@ use crate::config::ReceiverNotReady;
 use crate::engine::{Engine, Source};
 use crate::error::{Error, Result};
 use crate::progress::baton::Baton;
+use crate::sys::clock::now_ns;
 use crate::sys::connect::Ends;
 use crate::sys::poller::Interest;
 use crate::sys::stream::TcpStream;
@@ -130,6 +131,8 @@ pub(super) struct Guarded {
     pub(super) cm: Option<Weak<dyn CmSink>>,
     /// When a Send began to wait for a receive, to tell stale timers.
     pub(super) held_since: u64,
+    /// How long Sends have waited that wait no more, in nanoseconds.
+    pub(super) held_ns: u64,
     /// A timer for it is set.
     pub(super) hold_timer: bool,
     /// A timer will bring up the end of the stream again.
@@ -149,6 +152,14 @@ impl Guarded {
     /// Is this still the connection?
     pub(super) fn is_linked(&self, link: &Arc<Link>) -> bool {
         self.link.as_ref().is_some_and(|l| Arc::ptr_eq(l, link))
+    }
+
+    /// No Send waits for a receive any more.
+    pub(super) fn end_hold(&mut self) {
+        let since = std::mem::take(&mut self.held_since);
+        if since != 0 {
+            self.held_ns += now_ns().saturating_sub(since);
+        }
     }
 }
 
@@ -224,6 +235,7 @@ impl QueuePair {
                     resting: false,
                     cm: None,
                     held_since: 0,
+                    held_ns: 0,
                     hold_timer: false,
                     close_timer: false,
                     eof: false,
@@ -541,6 +553,11 @@ impl QpInner {
 
     pub(super) fn counters(&self) -> Counters {
         *self.state.lock().machine.counters()
+    }
+
+    /// The same, if nobody has it locked.
+    pub(super) fn counters_if_free(&self) -> Option<Counters> {
+        Some(*self.state.try_lock()?.machine.counters())
     }
 
     /// Changes the state machine, then does what that makes due.

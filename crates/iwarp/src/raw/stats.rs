@@ -1,36 +1,85 @@
-//! Counters on standard error when the process ends, for programs that cannot ask for them (`IWARP_STATS=1`).
+//! The devices that this process has opened, and what they have counted: for those who ask while it runs ([`super::report`]), and on
+//! standard error when it ends, for programs that cannot ask (`IWARP_STATS=1`).
 
-use super::context::{Context, ContextInner};
+use super::context::ContextInner;
 use crate::sys::exit;
 use iwarp_rnic::counters::Counters;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
+use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::{Arc, Once, Weak};
+use std::time::Duration;
+
+/// How long to wait for the list. In a child of a fork another thread of the parent may have had it locked: then it stays so.
+const PATIENCE: Duration = Duration::from_millis(100);
 
 static OPENED: Mutex<Vec<Weak<ContextInner>>> = Mutex::new(Vec::new());
-/// Totals of devices that were closed before the end.
-static CLOSED: Mutex<Vec<(String, Counters)>> = Mutex::new(Vec::new());
+/// Totals of devices that were closed, by name, and by whether they are to be printed.
+static CLOSED: Mutex<Vec<Closed>> = Mutex::new(Vec::new());
 
-/// A device was opened whose counters are wanted.
+/// What a device has counted until it was closed, each time that it was open.
+#[derive(Clone)]
+pub(super) struct Closed {
+    pub(super) name: String,
+    pub(super) address: IpAddr,
+    pub(super) counters: Counters,
+    print: bool,
+}
+
+/// A device was opened.
 pub(super) fn watch(ctx: &Arc<ContextInner>) {
     static ONCE: Once = Once::new();
     let mut opened = OPENED.lock();
     opened.retain(|c| c.strong_count() > 0);
     opened.push(Arc::downgrade(ctx));
-    ONCE.call_once(|| exit::at_exit(print));
+    if ctx.config.stats {
+        ONCE.call_once(|| exit::at_exit(print));
+    }
 }
 
-/// Such a device is closed.
-pub(super) fn closed(device: &str, counters: Counters) {
-    CLOSED.lock().push((device.to_owned(), counters));
+/// A device is closed.
+pub(super) fn closed(ctx: &ContextInner, counters: &Counters) {
+    let (device, print) = (&ctx.device, ctx.config.stats);
+    let mut all = CLOSED.lock();
+    let known = all
+        .iter_mut()
+        .find(|c| c.name == device.name && c.address == device.ip && c.print == print);
+    match known {
+        Some(known) => known.counters.add(counters),
+        None => all.push(Closed {
+            name: device.name.clone(),
+            address: device.ip,
+            counters: *counters,
+            print,
+        }),
+    }
+}
+
+/// The devices that are open now.
+pub(super) fn opened() -> Vec<Arc<ContextInner>> {
+    let opened = OPENED.try_lock_for(PATIENCE);
+    opened.map_or_else(Vec::new, |all| {
+        all.iter().filter_map(Weak::upgrade).collect()
+    })
+}
+
+/// The totals of those that were closed.
+pub(super) fn closed_devices() -> Vec<Closed> {
+    let closed: Option<MutexGuard<'_, Vec<Closed>>> = CLOSED.try_lock_for(PATIENCE);
+    closed.map_or_else(Vec::new, |all| all.clone())
 }
 
 fn print() {
-    let opened: Vec<_> = OPENED.lock().iter().filter_map(Weak::upgrade).collect();
-    let mut totals: Vec<(String, Counters)> = std::mem::take(&mut *CLOSED.lock());
-    totals.extend(opened.into_iter().map(|inner| {
-        let ctx = Context { inner };
-        (ctx.device().name.clone(), ctx.counters())
-    }));
+    let mut totals: BTreeMap<String, Counters> = BTreeMap::new();
+    let mut add = |name: &str, counters: &Counters| {
+        totals.entry(name.to_owned()).or_default().add(counters);
+    };
+    for closed in closed_devices().iter().filter(|closed| closed.print) {
+        add(&closed.name, &closed.counters);
+    }
+    for ctx in opened().iter().filter(|ctx| ctx.config.stats) {
+        add(&ctx.device.name, &ctx.totals().unwrap_or_default());
+    }
     let process = std::process::id();
     for (device, c) in totals {
         crate::complain::stderr(&format!(

@@ -1,18 +1,34 @@
 //! Notices `fork`. Threads do not survive it, so a child must not wait for an engine thread that is not there.
 //!
-//! Invariant: the handler given to `pthread_atfork` only adds to an atomic, which is async-signal-safe, takes no lock
-//! and touches no memory that another thread could have left half-written at the time of the fork.
+//! Invariant: the handler given to `pthread_atfork` only changes two atomics and closes a descriptor, which is async-signal-safe,
+//! takes no lock and touches no memory that another thread could have left half-written at the time of the fork.
 //! (A raw `clone` system call bypasses the C library and is not noticed.)
 
 use std::io;
+use std::os::fd::RawFd;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 static INSTALLED: OnceLock<bool> = OnceLock::new();
 
+/// A descriptor that belongs to this process alone, or -1.
+static OWN: AtomicI32 = AtomicI32::new(-1);
+
 extern "C" fn in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
+    let own = OWN.swap(-1, Ordering::Relaxed);
+    if own >= 0 {
+        // SAFETY: `close_in_child` was promised that nobody uses this descriptor in a child.
+        unsafe { libc::close(own) };
+    }
+}
+
+/// Closes `fd` in each child of this process from now on, at the moment of the fork. There is one such descriptor; -1 ends it.
+///
+/// Nothing in a child may use or close it: its owner belongs to an engine, and a child leaks that of its parent.
+pub(crate) fn close_in_child(fd: RawFd) {
+    OWN.store(fd, Ordering::Relaxed);
 }
 
 /// Installs the handler if that has not been done. Call it before the first thread is started.

@@ -17,6 +17,7 @@ use iwarp::{
     WcOpcode, WcStatus,
 };
 use std::net::{IpAddr, SocketAddr};
+use std::process::{Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -419,3 +420,42 @@ pub fn others_are_served(test: impl FnOnce()) {
 
 /// Signalled and solicited.
 pub const SOLICITED: SendFlags = SendFlags::SIGNALED.union(SendFlags::SOLICITED);
+
+const CHILD: &str = "IWARP_TEST_ALONE";
+
+/// Runs a test of this file in a fresh process; `body` runs there.
+pub fn alone(name: &str, body: impl FnOnce()) {
+    alone_with(name, &[], body);
+}
+
+/// The same with these variables in its environment.
+pub fn alone_with(name: &str, variables: &[(&str, &str)], body: impl FnOnce()) {
+    if std::env::var_os(CHILD).is_some() {
+        body();
+        return;
+    }
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args([name, "--exact", "--nocapture", "--test-threads=1"])
+        .env(CHILD, "1")
+        .envs(variables.iter().copied())
+        .stdin(Stdio::null())
+        .spawn()
+        .unwrap();
+    let start = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        if start.elapsed() > LIMIT * 3 {
+            child.kill().unwrap();
+            panic!("{name} hangs");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    assert!(status.success(), "{name}: {status}");
+}
+
+/// Descriptors of this process.
+pub fn open_files() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}

@@ -476,3 +476,22 @@ fn a_changed_region_keeps_its_key_unless_its_memory_changes() {
     };
     assert_eq!((read(mr.stag), read(new)), (false, true));
 }
+
+#[test]
+fn the_table_knows_how_much_memory_is_registered() {
+    let mut rig = Rig::new();
+    let before = rig.table.octets();
+    let (first, second) = (rig.mr(64, ALL), rig.mr(100, ALL));
+    window(&mut rig, WindowType::Type2);
+    assert_eq!(rig.table.octets(), before + 164);
+    let range = rig.range(32);
+    let at = range.addr();
+    let (new, _) = rig
+        .table
+        .reregister(first.stag, Some((range, at)), None, None)
+        .unwrap();
+    assert_eq!(rig.table.octets(), before + 132);
+    rig.table.deregister(new).unwrap();
+    rig.table.deregister(second.stag).unwrap();
+    assert_eq!(rig.table.octets(), before);
+}

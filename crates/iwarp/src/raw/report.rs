@@ -1,0 +1,199 @@
+//! What queue pairs and devices are doing, for those who ask while the process runs ([`crate::stat`]).
+//!
+//! Everything is read from what the objects keep for their own work, an object at a time, under its lock for as long as copying takes.
+//! A child of a fork has copies of its parent's objects, and a lock that was held at the moment of the fork stays held there for ever.
+//! So objects from before the fork are only looked at if their locks are free.
+
+use super::context::ContextInner;
+use super::qp::{Guarded, QpInner};
+use super::stats;
+use crate::sys::clock::now_ns;
+use crate::sys::sockopt::{TcpInfo, tcp_info};
+use iwarp_rnic::counters::Counters;
+use iwarp_rnic::qp::{Fault, State};
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// A queue pair at the moment of asking.
+pub(crate) struct QpReport {
+    pub(crate) number: u32,
+    pub(crate) state: &'static str,
+    /// Connected by number and GID instead of by the connection manager.
+    pub(crate) numbered: bool,
+    pub(crate) pd: u32,
+    /// Send work requests posted and not complete.
+    pub(crate) sends_outstanding: u32,
+    /// Receives posted; `None` with a shared receive queue.
+    pub(crate) receives_posted: Option<u32>,
+    /// Completions that wait in the queues it reports to, which others may share.
+    pub(crate) send_completions: usize,
+    pub(crate) recv_completions: usize,
+    /// How long a Send has been waiting for a receive, if one is.
+    pub(crate) held_ns: Option<u64>,
+    /// The sum of all these times.
+    pub(crate) held_total_ns: u64,
+    pub(crate) counters: Counters,
+    /// Why its last connection ended, if it ended in error.
+    pub(crate) fault: Option<Fault>,
+    pub(crate) link: Option<LinkReport>,
+}
+
+/// Its connection.
+pub(crate) struct LinkReport {
+    pub(crate) local: SocketAddr,
+    pub(crate) peer: SocketAddr,
+    pub(crate) age: Duration,
+    /// Octets that TCP has taken and the peer has not acknowledged.
+    pub(crate) unacknowledged_octets: Option<u64>,
+    /// `None` if the kernel does not tell.
+    pub(crate) tcp: Option<TcpInfo>,
+}
+
+/// A device of the process, however often it is opened.
+pub(crate) struct DeviceReport {
+    pub(crate) name: String,
+    pub(crate) address: IpAddr,
+    /// Times that it is open.
+    pub(crate) opened: u32,
+    pub(crate) queue_pairs: usize,
+    pub(crate) completion_queues: u32,
+    /// Regions and windows.
+    pub(crate) registrations: usize,
+    pub(crate) registered_octets: u64,
+    /// Of all queue pairs since the process began, those that are gone too.
+    pub(crate) counters: Counters,
+}
+
+/// The queue pairs of one opened device, to be looked at one after the other.
+pub(crate) struct Shelf {
+    ctx: Weak<ContextInner>,
+    device: String,
+    numbers: Vec<u32>,
+}
+
+/// The queue pairs that there are now.
+pub(crate) fn shelves() -> Vec<Shelf> {
+    let shelf = |ctx: &Arc<ContextInner>| Shelf {
+        ctx: Arc::downgrade(ctx),
+        device: ctx.device.name.clone(),
+        numbers: ctx.qp_numbers().unwrap_or_default(),
+    };
+    stats::opened().iter().map(shelf).collect()
+}
+
+impl Shelf {
+    pub(crate) fn device(&self) -> &str {
+        &self.device
+    }
+
+    /// The next queue pair: `None` after the last, `Some(None)` for one that is gone or cannot be looked at.
+    pub(crate) fn next(&mut self) -> Option<Option<QpReport>> {
+        let number = self.numbers.pop()?;
+        Some(self.ctx.upgrade().and_then(|ctx| look(&ctx, number)))
+    }
+}
+
+fn look(ctx: &ContextInner, number: u32) -> Option<QpReport> {
+    let qp = ctx.qp_if_free(number)?;
+    let (mut report, link) = {
+        let g = if ctx.is_ours() {
+            qp.state.lock()
+        } else {
+            qp.state.try_lock()?
+        };
+        // In a child, the connection of its parent.
+        if g.link.as_ref().is_some_and(|l| l.engine.is_foreign()) {
+            return None;
+        }
+        (report(&qp, &g), g.link.clone())
+    };
+    // Without the lock: these are system calls.
+    report.link = link.map(|link| LinkReport {
+        local: link.ends.local,
+        peer: link.ends.peer,
+        age: link.start.elapsed(),
+        unacknowledged_octets: link.stream.unacknowledged_bytes().ok(),
+        tcp: tcp_info(&link.stream).ok(),
+    });
+    if ctx.is_ours() {
+        report.send_completions = qp.send_cq.len();
+        report.recv_completions = qp.recv_cq.len();
+    }
+    Some(report)
+}
+
+fn report(qp: &QpInner, g: &Guarded) -> QpReport {
+    let machine = &g.machine;
+    // What is held when a connection ends is held no more.
+    let held = g.held_since != 0 && g.link.is_some() && machine.is_held();
+    let held_ns = held.then(|| now_ns().saturating_sub(g.held_since));
+    QpReport {
+        number: qp.num,
+        state: name_of(machine.state()),
+        numbered: machine.is_connectionless(),
+        pd: machine.config().pd,
+        sends_outstanding: machine.sends_outstanding(),
+        receives_posted: qp.srq.is_none().then(|| machine.receives_posted()),
+        send_completions: 0,
+        recv_completions: 0,
+        held_ns,
+        held_total_ns: g.held_ns.saturating_add(held_ns.unwrap_or(0)),
+        counters: *machine.counters(),
+        fault: machine.fault(),
+        link: None,
+    }
+}
+
+/// As the verbs call it.
+const fn name_of(state: State) -> &'static str {
+    match state {
+        State::Reset => "RESET",
+        State::Init => "INIT",
+        State::Rtr => "RTR",
+        State::Rts => "RTS",
+        State::Sqd => "SQD",
+        State::Sqe => "SQE",
+        State::Error => "ERR",
+    }
+}
+
+/// The devices that this process has open or had open, by name.
+pub(crate) fn devices() -> Vec<DeviceReport> {
+    let mut all: BTreeMap<String, DeviceReport> = BTreeMap::new();
+    let mut add = |name: &str, address, counters: &Counters, open: Option<&ContextInner>| {
+        let d = all.entry(name.to_owned()).or_insert_with(|| DeviceReport {
+            name: name.to_owned(),
+            address,
+            opened: 0,
+            queue_pairs: 0,
+            completion_queues: 0,
+            registrations: 0,
+            registered_octets: 0,
+            counters: Counters::default(),
+        });
+        d.counters.add(counters);
+        let Some(ctx) = open else { return };
+        d.opened += 1;
+        d.queue_pairs += ctx.qp_numbers().map_or(0, |numbers| numbers.len());
+        d.completion_queues += ctx.completion_queues();
+        let memory = if ctx.is_ours() {
+            Some(ctx.memory.read())
+        } else {
+            ctx.memory.try_read()
+        };
+        if let Some(memory) = memory {
+            d.registrations += memory.len();
+            d.registered_octets = d.registered_octets.saturating_add(memory.octets());
+        }
+    };
+    for closed in stats::closed_devices() {
+        add(&closed.name, closed.address, &closed.counters, None);
+    }
+    for ctx in stats::opened() {
+        let counters = ctx.totals().unwrap_or_default();
+        add(&ctx.device.name, ctx.device.ip, &counters, Some(&ctx));
+    }
+    all.into_values().collect()
+}

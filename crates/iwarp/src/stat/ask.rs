@@ -1,0 +1,198 @@
+//! Asking other processes. All at once: one that does not answer costs its time once, and not for each.
+
+use super::place::{Candidate, Connected, candidates, places};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Processes asked at the same time, which needs a descriptor for each.
+const BATCH: usize = 256;
+/// Processes of one other user that root asks. Each may be made to waste its time.
+const STRANGERS_MAX: u32 = 1024;
+/// Octets of an answer: 60,000 queue pairs.
+const ANSWER_MAX: usize = 64 << 20;
+/// The longest wait for all of them together.
+const LONGEST: Duration = Duration::from_secs(24 * 3600);
+
+/// Whom to ask, and how long to wait.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Question {
+    /// Only this process.
+    pub pid: Option<u32>,
+    /// Look for sockets in this directory only, as processes do that have it in `IWARP_STAT`.
+    pub directory: Option<PathBuf>,
+    /// How long the processes may take to answer; default 3 s. With very many it is taken several times.
+    pub patience: Duration,
+}
+
+impl Default for Question {
+    fn default() -> Self {
+        Self {
+            pid: None,
+            directory: None,
+            patience: Duration::from_secs(3),
+        }
+    }
+}
+
+/// What one process has answered.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Answer {
+    /// Its number, as the kernel tells it; `None` if it is in a pid namespace that is not seen from here.
+    pub pid: Option<u32>,
+    /// Its user, as the kernel tells it.
+    pub uid: u32,
+    /// Its document, JSON in UTF-8 unless the process lies. The error says why there is none: [`TimedOut`](io::ErrorKind::TimedOut)
+    /// for a process that is stopped or asked by too many others.
+    pub document: io::Result<Vec<u8>>,
+}
+
+impl Question {
+    /// Asks all processes of this user; root asks those of all users. Blocks for about [`patience`](Self::patience) at most. The order
+    /// of the answers means nothing.
+    ///
+    /// # Errors
+    /// The system's error if it has no descriptors or memory left. A process that cannot be asked is no error.
+    pub fn ask(&self) -> io::Result<Vec<Answer>> {
+        let uid = rustix::process::geteuid().as_raw();
+        let places = match &self.directory {
+            Some(dir) => vec![dir.clone()],
+            None => places(uid),
+        };
+        let all: Vec<_> = places.iter().flat_map(|home| candidates(home)).collect();
+        let Some(pid) = self.pid else {
+            return self.ask_these(&all, uid);
+        };
+        // The number in a name is that in the namespace of the process: nearly always the same as here.
+        let (likely, others): (Vec<_>, Vec<_>) = all.into_iter().partition(|c| c.named == pid);
+        let found = self.ask_these(&likely, uid)?;
+        if !found.is_empty() {
+            return Ok(found);
+        }
+        self.ask_these(&others, uid)
+    }
+
+    fn ask_these(&self, candidates: &[Candidate], uid: u32) -> io::Result<Vec<Answer>> {
+        let mut asked: HashMap<u32, u32> = HashMap::new();
+        let mut answers = Vec::new();
+        for batch in candidates.chunks(BATCH) {
+            let mut open = Vec::new();
+            for candidate in batch {
+                let (pid, owner, socket) = match candidate.connect(uid)? {
+                    Connected::Process(socket, who) => (who.pid, who.uid, Some(socket)),
+                    Connected::Busy(owner) => (Some(candidate.named), owner, None),
+                    Connected::Nothing => continue,
+                };
+                // A process of another namespace has no number here. The one in its name is its own.
+                let number = pid.unwrap_or(candidate.named);
+                if self.pid.is_some_and(|wanted| wanted != number) {
+                    continue;
+                }
+                let count = asked.entry(owner).or_default();
+                *count += 1;
+                if owner != uid && *count > STRANGERS_MAX {
+                    continue;
+                }
+                let answer = Answer {
+                    pid,
+                    uid: owner,
+                    document: Err(overdue()),
+                };
+                match socket {
+                    Some(socket) => open.push(Reading {
+                        answer,
+                        socket,
+                        document: Vec::new(),
+                    }),
+                    None => answers.push(answer),
+                }
+            }
+            answers.extend(collect(open, self.patience));
+        }
+        Ok(answers)
+    }
+}
+
+fn overdue() -> io::Error {
+    io::ErrorKind::TimedOut.into()
+}
+
+/// A process that is being asked.
+struct Reading {
+    /// Its answer, if no more comes.
+    answer: Answer,
+    socket: OwnedFd,
+    /// What has come.
+    document: Vec<u8>,
+}
+
+impl Reading {
+    /// Reads what is there. Returns `true` when the answer is complete, or there is none.
+    fn go_on(&mut self) -> bool {
+        match read_some(&self.socket, &mut self.document) {
+            Ok(false) => return false,
+            Ok(true) => self.answer.document = Ok(std::mem::take(&mut self.document)),
+            Err(e) => self.answer.document = Err(e),
+        }
+        true
+    }
+}
+
+/// Reads from all of them until each has ended or the time is over.
+fn collect(mut open: Vec<Reading>, patience: Duration) -> Vec<Answer> {
+    let mut answers = Vec::new();
+    let end = Instant::now().checked_add(patience);
+    while !open.is_empty() {
+        let left = end.map_or(LONGEST, |end| end.saturating_duration_since(Instant::now()));
+        if left.is_zero() || !wait(&open, left.min(LONGEST)) {
+            break;
+        }
+        for reading in open.extract_if(.., Reading::go_on) {
+            answers.push(reading.answer);
+        }
+    }
+    answers.extend(open.into_iter().map(|reading| reading.answer));
+    answers
+}
+
+/// Waits until one of the sockets can be read. Returns `false` if that fails or takes longer than `left`.
+fn wait(open: &[Reading], left: Duration) -> bool {
+    let mut fds: Vec<_> = open
+        .iter()
+        .map(|reading| PollFd::new(&reading.socket, PollFlags::IN))
+        .collect();
+    let limit = Timespec::try_from(left).unwrap_or_default();
+    match poll(&mut fds, Some(&limit)) {
+        Ok(ready) => ready > 0,
+        Err(Errno::INTR) => true,
+        Err(_) => false,
+    }
+}
+
+/// Reads what is there. Returns `true` at the end of the answer.
+fn read_some(socket: &OwnedFd, document: &mut Vec<u8>) -> io::Result<bool> {
+    let mut piece = [0u8; 16 * 1024];
+    // A turn each, so that one that floods keeps no other from being read.
+    for _ in 0..16 {
+        match rustix::io::read(socket, &mut piece[..]) {
+            Ok(0) => return Ok(true),
+            Ok(n) if document.len() + n > ANSWER_MAX => {
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    "its answer has no end",
+                ));
+            }
+            Ok(n) => document.extend_from_slice(piece.get(..n).unwrap_or_default()),
+            Err(Errno::AGAIN) => return Ok(false),
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Ok(false)
+}

@@ -1,0 +1,124 @@
+//! Live statistics: a process that uses the library can be asked while it runs.
+//!
+//! From the moment its progress thread starts, a process listens on a Unix socket (`place`), which only its own user and root can
+//! connect to. Whoever connects gets one JSON document (`document`) and the end of the stream. Nothing listens on the network, the data
+//! path keeps no figures for this, and nobody wakes up while nobody asks.
+//!
+//! * `IWARP_STAT=off` turns it off; `IWARP_STAT=/DIRECTORY` puts the socket there. A socket that cannot be made is no error.
+//! * A child of `fork` has a socket of its own when it first uses the library, and does not keep its parent's.
+//! * A process whose mounts hide `/tmp` and `/run/user` (a container) is asked from inside, or through a directory that both see.
+//! * `chroot` and a change of user do not close the socket. After a change of user only root and the old user find it, and
+//!   only root and the new user are answered.
+//!
+//! [`Question`] asks; the command `iwarp stat` shows the answers.
+
+mod ask;
+mod document;
+mod json;
+mod place;
+mod serve;
+
+pub use ask::{Answer, Question};
+
+use crate::complain;
+use crate::engine::Engine;
+use crate::sys::clock::now_ns;
+use crate::sys::{exit, fork, secure};
+use parking_lot::Mutex;
+use std::ffi::OsString;
+use std::os::fd::AsRawFd as _;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Once};
+
+/// When this process began to use the library, in nanoseconds of the monotonic clock.
+static BEGAN: AtomicU64 = AtomicU64::new(0);
+/// The entry to remove at the end of the process, and the process that made it.
+static ENTRY: Mutex<Option<(u32, PathBuf)>> = Mutex::new(None);
+
+/// Begins to answer questions, unless the environment says no. Called once for each process, with its engine.
+pub(crate) fn start(engine: &Arc<Engine>) {
+    static ONCE: Once = Once::new();
+    BEGAN.store(now_ns(), Ordering::Relaxed);
+    let untrusted = secure::environment_is_untrusted();
+    let Some(directory) = setting(std::env::var_os("IWARP_STAT"), untrusted) else {
+        return;
+    };
+    let opened = place::open(directory.as_deref());
+    let (socket, path) = match opened {
+        Ok(opened) => opened,
+        Err(error) => {
+            // Where the environment asks for it, somebody expects it.
+            match directory {
+                Some(dir) => complain::once(format!(
+                    "IWARP_STAT={}: no socket can be made there ({error}); this process cannot be asked",
+                    dir.display()
+                )),
+                None => tracing::debug!(%error, "this process cannot be asked"),
+            }
+            return;
+        }
+    };
+    fork::close_in_child(socket.as_raw_fd());
+    *ENTRY.lock() = Some((std::process::id(), path));
+    ONCE.call_once(|| exit::at_exit(remove_entry));
+    if let Err(error) = serve::Desk::open(engine, socket) {
+        fork::close_in_child(-1);
+        remove_entry();
+        tracing::debug!(%error, "this process cannot be asked");
+    }
+}
+
+/// Where `IWARP_STAT` wants the socket: `None` nowhere, `Some(None)` where sockets are by default.
+fn setting(value: Option<OsString>, untrusted: bool) -> Option<Option<PathBuf>> {
+    let value = value.unwrap_or_default();
+    match value.to_str() {
+        Some("off" | "0" | "no" | "false") => return None,
+        Some("" | "on" | "1" | "yes" | "true") => return Some(None),
+        _ if untrusted => return Some(None),
+        _ => {}
+    }
+    let path = PathBuf::from(value);
+    if path.is_absolute() {
+        return Some(Some(path));
+    }
+    complain::once(format!(
+        "IWARP_STAT={}: neither on nor off nor an absolute path; it is on",
+        path.display()
+    ));
+    Some(None)
+}
+
+/// A child of the process inherits what is to be done at its end, but not the entry.
+fn remove_entry() {
+    // A program may end in a signal handler, on a thread that holds the lock.
+    let Some(mut entry) = ENTRY.try_lock() else {
+        return;
+    };
+    if let Some((_, path)) = entry.take_if(|(pid, _)| *pid == std::process::id()) {
+        let _ = std::fs::remove_file(path);
+    }
+}
+
+/// How long this process has used the library.
+fn age_ns() -> u64 {
+    now_ns().saturating_sub(BEGAN.load(Ordering::Relaxed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_setting_is_on_off_or_a_directory() {
+        let set = |value: &str, untrusted| setting(Some(value.into()), untrusted);
+        assert_eq!(setting(None, false), Some(None));
+        assert_eq!(set("off", false), None);
+        assert_eq!(set("off", true), None);
+        assert_eq!(set("on", false), Some(None));
+        assert_eq!(set("/srv/iwarp", false), Some(Some("/srv/iwarp".into())));
+        // A caller with fewer rights names no place to write to.
+        assert_eq!(set("/srv/iwarp", true), Some(None));
+        assert_eq!(set("relative", false), Some(None));
+    }
+}

@@ -1,0 +1,204 @@
+//! Where the sockets are through which processes are asked, and who may be trusted behind one.
+//!
+//! Each process has a Unix socket in the first of these directories where it can make one: `/run/user/UID`, `/tmp`; or in the one
+//! that `IWARP_STAT` names. Its name is `iwarp-stat.PID.RANDOM` and its mode 0600, so that the kernel lets only the same user and root
+//! connect. `/tmp` is shared with other users. They gain nothing there, for these reasons:
+//!
+//! * the name is not to be guessed, so nobody can occupy it before;
+//! * who asks opens the entry without following a symbolic link, looks at what was opened, and connects to that very entry;
+//! * who asks (but root) skips entries of other users, and everybody skips a socket whose process runs as another user than
+//!   the entry's owner.
+//!
+//! A process that is killed leaves its entry. Nobody listens there any more, which the next one to ask finds out, and removes it.
+
+use crate::sys::sockopt::{PeerCredentials, peer_credentials};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, fchmod, fstat, openat, unlinkat};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+const PREFIX: &str = "iwarp-stat.";
+/// Connections that wait until they are accepted.
+const BACKLOG: i32 = 16;
+/// Entries looked at in one directory, so that a crowded one costs bounded time.
+const ENTRIES_MAX: usize = 65_536;
+/// Sockets in one directory that are asked.
+const CANDIDATES_MAX: usize = 4096;
+
+const SHARED: &str = "/tmp";
+const RUNTIME: &str = "/run/user";
+
+/// The directories for a socket of user `uid`, the best first.
+fn homes(uid: u32) -> Vec<PathBuf> {
+    vec![Path::new(RUNTIME).join(uid.to_string()), SHARED.into()]
+}
+
+/// The directories in which user `uid` looks for sockets. Root looks into those of all users.
+pub(super) fn places(uid: u32) -> Vec<PathBuf> {
+    if uid != 0 {
+        return homes(uid);
+    }
+    let users = std::fs::read_dir(RUNTIME).into_iter().flatten().flatten();
+    let mut places: Vec<_> = users.map(|entry| entry.path()).collect();
+    places.push(SHARED.into());
+    places
+}
+
+fn unix_socket() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    Ok(socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        flags,
+        None,
+    )?)
+}
+
+/// Makes this process's socket, in `chosen` or where sockets are by default, and listens there.
+///
+/// # Errors
+/// The error of the last directory that was tried.
+pub(super) fn open(chosen: Option<&Path>) -> io::Result<(OwnedFd, PathBuf)> {
+    let homes = chosen.map_or_else(
+        || homes(rustix::process::geteuid().as_raw()),
+        |dir| vec![dir.to_owned()],
+    );
+    let mut error = io::Error::from(io::ErrorKind::NotFound);
+    for home in homes {
+        match open_in(&home) {
+            Ok(opened) => return Ok(opened),
+            Err(e) => error = e,
+        }
+    }
+    Err(error)
+}
+
+fn open_in(home: &Path) -> io::Result<(OwnedFd, PathBuf)> {
+    let random = getrandom::u64().map_err(|e| io::Error::other(e.to_string()))?;
+    let name = format!("{PREFIX}{}.{random:016x}", std::process::id());
+    let (path, hidden) = (home.join(&name), home.join(format!(".{name}")));
+    let socket = unix_socket()?;
+    // Before it has a name: `bind` gives the entry these rights, less the umask.
+    fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    // Under its own name only when it listens: before, it would be taken for the entry of a dead process.
+    bind(&socket, &SocketAddrUnix::new(&hidden)?)?;
+    let named = listen(&socket, BACKLOG)
+        .map_err(io::Error::from)
+        .and_then(|()| std::fs::rename(&hidden, &path));
+    if let Err(e) = named {
+        let _ = std::fs::remove_file(&hidden);
+        return Err(e);
+    }
+    // Where nobody ever asks, the entries of processes that were killed would pile up.
+    if random.is_multiple_of(64) {
+        sweep(home);
+    }
+    Ok((socket, path))
+}
+
+/// Removes the entries of dead processes of this user.
+fn sweep(home: &Path) {
+    let uid = rustix::process::geteuid().as_raw();
+    for candidate in candidates(home) {
+        let _ = candidate.connect(uid);
+    }
+}
+
+/// An entry that may be the socket of a process.
+pub(super) struct Candidate {
+    home: Arc<OwnedFd>,
+    name: String,
+    /// Process number in the namespace of the process itself.
+    pub(super) named: u32,
+}
+
+/// The entries of a directory that have the name of such a socket; none if it cannot be read.
+pub(super) fn candidates(home: &Path) -> Vec<Candidate> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let (Ok(dir), Ok(entries)) = (
+        openat(CWD, home, flags, Mode::empty()),
+        std::fs::read_dir(home),
+    ) else {
+        return Vec::new();
+    };
+    let dir = Arc::new(dir);
+    entries
+        .take(ENTRIES_MAX)
+        .flatten()
+        .filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            let named = process_of(&name)?;
+            Some(Candidate {
+                home: Arc::clone(&dir),
+                name,
+                named,
+            })
+        })
+        .take(CANDIDATES_MAX)
+        .collect()
+}
+
+/// The process number in the name of a socket.
+fn process_of(name: &str) -> Option<u32> {
+    let (pid, random) = name.strip_prefix(PREFIX)?.split_once('.')?;
+    let hexadecimal = random.len() == 16 && random.bytes().all(|b| b.is_ascii_hexdigit());
+    let pid = pid.parse().ok()?;
+    hexadecimal.then_some(pid)
+}
+
+/// What connecting to an entry came to.
+pub(super) enum Connected {
+    /// A process that may be believed is there. The socket does not block.
+    Process(OwnedFd, PeerCredentials),
+    /// One is there that accepts nobody at the moment; the owner of its entry.
+    Busy(u32),
+    /// The entry is of no use: not a socket, somebody else's, or its process is dead.
+    Nothing,
+}
+
+impl Candidate {
+    /// Connects on behalf of user `uid`. Never blocks. Removes the entry if its process is dead.
+    ///
+    /// # Errors
+    /// The system's error, if it is neither about this entry nor about its process: no descriptors left.
+    pub(super) fn connect(&self, uid: u32) -> io::Result<Connected> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let entry = match openat(&*self.home, &self.name, flags, Mode::empty()) {
+            Ok(entry) => entry,
+            Err(e @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => return Err(e.into()),
+            Err(_) => return Ok(Connected::Nothing),
+        };
+        let stat = fstat(&entry)?;
+        let is_socket = FileType::from_raw_mode(stat.st_mode) == FileType::Socket;
+        if !is_socket || (uid != 0 && stat.st_uid != uid) {
+            return Ok(Connected::Nothing);
+        }
+        let socket = unix_socket()?;
+        // This entry and no other: its name may mean another one by now.
+        let through = format!("/proc/self/fd/{}", entry.as_fd().as_raw_fd());
+        match connect(&socket, &SocketAddrUnix::new(through)?) {
+            Ok(()) => {}
+            Err(Errno::AGAIN) => return Ok(Connected::Busy(stat.st_uid)),
+            Err(Errno::CONNREFUSED) => {
+                let _ = unlinkat(&*self.home, &self.name, AtFlags::empty());
+                return Ok(Connected::Nothing);
+            }
+            Err(_) => return Ok(Connected::Nothing),
+        }
+        let who = peer_credentials(&socket)?;
+        if who.uid != stat.st_uid {
+            tracing::debug!(name = self.name, "a socket of one user, served by another");
+            return Ok(Connected::Nothing);
+        }
+        Ok(Connected::Process(socket, who))
+    }
+}
+
+#[cfg(test)]
+#[path = "place_tests.rs"]
+mod tests;

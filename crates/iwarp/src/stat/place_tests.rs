@@ -1,0 +1,136 @@
+//! Tests of entries: who is believed, what is removed, and what is left alone.
+
+use super::*;
+use rustix::fs::{Gid, Uid};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
+use std::os::unix::net::UnixListener;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A directory that goes with the test.
+struct Dir(PathBuf);
+
+impl Dir {
+    fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
+        let dir = std::env::temp_dir().join(format!("iwarp-place-{}-{n}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        Self(dir)
+    }
+
+    fn entry(&self, name: &str) -> PathBuf {
+        self.0.join(format!("iwarp-stat.7.{name:0>16}"))
+    }
+
+    /// What connecting to the only entry comes to, on behalf of this user.
+    fn connect(&self, uid: u32) -> Connected {
+        let all = candidates(&self.0);
+        assert_eq!(all.len(), 1);
+        all[0].connect(uid).unwrap()
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn uid() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+#[test]
+fn only_the_owner_may_write_to_the_socket() {
+    let dir = Dir::new();
+    let (_socket, path) = open(Some(&dir.0)).unwrap();
+    let meta = std::fs::symlink_metadata(&path).unwrap();
+    assert_eq!(meta.permissions().mode() & 0o077, 0);
+    assert_eq!(meta.uid(), uid());
+    let all = candidates(&dir.0);
+    assert_eq!(all[0].named, std::process::id());
+    let Connected::Process(_, who) = all[0].connect(uid()).unwrap() else {
+        panic!("this process listens there");
+    };
+    assert_eq!(who.pid, Some(std::process::id()));
+}
+
+#[test]
+fn the_entry_of_a_dead_process_is_removed() {
+    let dir = Dir::new();
+    let (socket, path) = open(Some(&dir.0)).unwrap();
+    drop(socket);
+    assert!(matches!(dir.connect(uid()), Connected::Nothing));
+    assert!(!path.exists());
+    // What is not there any more is no error either.
+    assert!(candidates(&dir.0).is_empty());
+}
+
+#[test]
+fn links_and_files_are_neither_followed_nor_removed() {
+    let dir = Dir::new();
+    let target = dir.0.join("target.sock");
+    let _listener = UnixListener::bind(&target).unwrap();
+    let link = dir.entry("1");
+    symlink(&target, &link).unwrap();
+    assert!(matches!(dir.connect(uid()), Connected::Nothing));
+    assert!(link.symlink_metadata().is_ok());
+    std::fs::remove_file(&link).unwrap();
+
+    let file = dir.entry("2");
+    std::fs::write(&file, "").unwrap();
+    assert!(matches!(dir.connect(uid()), Connected::Nothing));
+    assert!(file.exists());
+}
+
+/// Whoever may write to a shared directory can put a socket there.
+#[test]
+fn the_socket_of_another_user_is_not_believed() {
+    let dir = Dir::new();
+    let path = dir.entry("3");
+    let _listener = UnixListener::bind(&path).unwrap();
+    assert!(matches!(dir.connect(uid()), Connected::Process(..)));
+    if uid() != 0 {
+        eprintln!("partly skipped: only root can give an entry away");
+        return;
+    }
+    let (user, group) = (Uid::from_raw(1), Gid::from_raw(1));
+    rustix::fs::chown(&path, Some(user), Some(group)).unwrap();
+    // An entry of user 1 that a process of root serves. Another user does not even look at it, and root does not believe it.
+    assert!(matches!(dir.connect(2), Connected::Nothing));
+    assert!(matches!(dir.connect(0), Connected::Nothing));
+    assert!(path.exists());
+}
+
+#[test]
+fn who_accepts_nobody_is_busy_and_keeps_its_entry() {
+    let dir = Dir::new();
+    let (_socket, path) = open(Some(&dir.0)).unwrap();
+    let mut waiting = Vec::new();
+    for _ in 0..=2 * BACKLOG {
+        match dir.connect(uid()) {
+            Connected::Process(socket, _) => waiting.push(socket),
+            Connected::Busy(owner) => {
+                assert_eq!(owner, uid());
+                assert!(path.exists());
+                return;
+            }
+            Connected::Nothing => panic!("it listens"),
+        }
+    }
+    panic!("{} wait, and there is no end", waiting.len());
+}
+
+#[test]
+fn names_of_other_things_are_not_taken_for_sockets() {
+    assert_eq!(process_of("iwarp-stat.12.0123456789abcdef"), Some(12));
+    for name in [
+        "iwarp-stat.12",
+        "iwarp-stat.12.0123456789abcde",
+        "iwarp-stat.12.0123456789abcdeg",
+        "iwarp-stat.x.0123456789abcdef",
+        ".iwarp-stat.12.0123456789abcdef",
+    ] {
+        assert_eq!(process_of(name), None, "{name}");
+    }
+}

@@ -1,0 +1,244 @@
+//! The side that is asked: the socket, and the few who ask at a time.
+//!
+//! All of it runs on the progress thread, a piece at a time, with a pause after each, so that it is never long away from
+//! the sockets of queue pairs. An application thread that polls the whole set may be the first to see that somebody asks. It only
+//! takes the socket out of the set and sets a timer, which is the progress thread's to serve.
+
+use super::document::Document;
+use crate::engine::{Engine, Source};
+use crate::sys::poller::Interest;
+use crate::sys::sockopt::peer_credentials;
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use rustix::net::{SendFlags, Shutdown, SocketFlags, accept_with, send, shutdown};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// Answered at the same time. More wait until one of them has its answer.
+const ASKERS_MAX: usize = 4;
+/// Accepted or refused in one turn.
+const TURN_MAX: usize = 16;
+/// Between two pieces of an answer.
+const PAUSE: Duration = Duration::from_micros(500);
+/// Who has read nothing of its answer for this long does not get the rest.
+const DEADLINE: Duration = Duration::from_secs(2);
+/// Nor does who reads it slowly, after this long.
+const LONGEST: Duration = Duration::from_secs(30);
+
+const TIMER_TURN: u32 = 0;
+const TIMER_DEADLINE: u32 = 1;
+
+/// The socket at which this process is asked.
+pub(super) struct Desk {
+    engine: Arc<Engine>,
+    token: u64,
+    socket: OwnedFd,
+    askers: AtomicUsize,
+}
+
+impl Desk {
+    /// Serves a listening socket for as long as the process lives.
+    ///
+    /// # Errors
+    /// The kernel's error if it cannot be watched.
+    pub(super) fn open(engine: &Arc<Engine>, socket: OwnedFd) -> std::io::Result<Arc<Self>> {
+        let token = engine.token();
+        let desk = Arc::new(Self {
+            engine: Arc::clone(engine),
+            token,
+            socket,
+            askers: AtomicUsize::new(0),
+        });
+        engine.add(
+            &desk.socket,
+            token,
+            Interest::READ,
+            Arc::clone(&desk) as Arc<dyn Source>,
+        )?;
+        Ok(desk)
+    }
+
+    /// Accepts who waits. Returns `false` if nobody more is to be accepted for the moment.
+    fn accept(self: &Arc<Self>) -> bool {
+        for _ in 0..TURN_MAX {
+            if self.askers.load(Ordering::Relaxed) >= ASKERS_MAX {
+                return false;
+            }
+            match accept_with(&self.socket, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
+                Ok(socket) if may_ask(socket.as_fd()) => Asker::begin(self, socket),
+                Ok(_) | Err(Errno::CONNABORTED | Errno::INTR) => {}
+                Err(Errno::AGAIN) => return true,
+                // No descriptors left. The one who asks is not worth trying again and again, but may be later.
+                Err(_) => {
+                    self.engine.after(DEADLINE, self.token, TIMER_TURN);
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    /// One of those who asked is done.
+    fn leave(&self) {
+        self.askers.fetch_sub(1, Ordering::Relaxed);
+        self.engine.after(Duration::ZERO, self.token, TIMER_TURN);
+    }
+}
+
+/// Only the same user and root may ask. The socket's mode says so, too; this holds even where somebody has changed that.
+fn may_ask(socket: BorrowedFd<'_>) -> bool {
+    let own = rustix::process::geteuid().as_raw();
+    peer_credentials(socket).is_ok_and(|who| who.uid == 0 || who.uid == own)
+}
+
+impl Source for Desk {
+    fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
+        self.engine.pause(&self.socket);
+        self.engine.after(Duration::ZERO, self.token, TIMER_TURN);
+        true
+    }
+
+    fn timer(self: Arc<Self>, _: u32) {
+        if self.accept() {
+            // It may be in the set already, if two timers were set.
+            let _ = self.engine.resume(&self.socket, self.token, Interest::READ);
+        }
+    }
+}
+
+/// One who asks.
+struct Asker {
+    desk: Arc<Desk>,
+    token: u64,
+    socket: OwnedFd,
+    begin: Instant,
+    /// `None` once it is over.
+    answer: Mutex<Option<Pieces>>,
+}
+
+/// An answer under way.
+struct Pieces {
+    document: Document,
+    /// What is to be written next.
+    piece: Vec<u8>,
+    written: usize,
+    /// When the socket has last taken something.
+    moved: Instant,
+}
+
+/// How far a turn has come.
+enum Turn {
+    /// The next piece comes after a pause.
+    Again,
+    /// The socket is full.
+    Full,
+    /// It has its answer, or is gone.
+    Over,
+}
+
+impl Asker {
+    fn begin(desk: &Arc<Desk>, socket: OwnedFd) {
+        let engine = &desk.engine;
+        let token = engine.token();
+        desk.askers.fetch_add(1, Ordering::Relaxed);
+        let asker = Arc::new(Self {
+            desk: Arc::clone(desk),
+            token,
+            socket,
+            begin: Instant::now(),
+            answer: Mutex::new(Some(Pieces {
+                document: Document::new(),
+                piece: Vec::new(),
+                written: 0,
+                moved: Instant::now(),
+            })),
+        });
+        engine.add_timed(token, asker);
+        engine.after(Duration::ZERO, token, TIMER_TURN);
+        engine.after(DEADLINE, token, TIMER_DEADLINE);
+    }
+
+    fn turn(&self) -> Turn {
+        let mut answer = self.answer.lock();
+        let Some(pieces) = &mut *answer else {
+            return Turn::Over;
+        };
+        if pieces.written == pieces.piece.len() {
+            match pieces.document.next() {
+                Some(text) => (pieces.piece, pieces.written) = (text.into_bytes(), 0),
+                None => return Turn::Over,
+            }
+        }
+        let rest = pieces.piece.get(pieces.written..).unwrap_or_default();
+        match send(
+            &self.socket,
+            rest,
+            SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
+        ) {
+            Ok(n) => {
+                pieces.written += n;
+                pieces.moved = Instant::now();
+                Turn::Again
+            }
+            Err(Errno::INTR) => Turn::Again,
+            Err(Errno::AGAIN) => Turn::Full,
+            Err(_) => Turn::Over,
+        }
+    }
+
+    /// It may be over for an asker that does not read.
+    fn deadline(&self) {
+        let silent = match &*self.answer.lock() {
+            Some(pieces) => pieces.moved.elapsed(),
+            None => return,
+        };
+        let left = DEADLINE.saturating_sub(silent);
+        if left.is_zero() || self.begin.elapsed() >= LONGEST {
+            self.end();
+        } else {
+            self.desk.engine.after(left, self.token, TIMER_DEADLINE);
+        }
+    }
+
+    fn end(&self) {
+        if self.answer.lock().take().is_none() {
+            return;
+        }
+        // A child that was forked meanwhile has this descriptor, too: closing it would not end the answer.
+        let _ = shutdown(&self.socket, Shutdown::Both);
+        self.desk.engine.remove(&self.socket, self.token);
+        self.desk.leave();
+    }
+}
+
+impl Source for Asker {
+    fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
+        self.desk.engine.pause(&self.socket);
+        self.desk
+            .engine
+            .after(Duration::ZERO, self.token, TIMER_TURN);
+        true
+    }
+
+    fn timer(self: Arc<Self>, kind: u32) {
+        let engine = &self.desk.engine;
+        if kind == TIMER_DEADLINE {
+            self.deadline();
+            return;
+        }
+        match self.turn() {
+            Turn::Again => engine.after(PAUSE, self.token, TIMER_TURN),
+            Turn::Full => {
+                if engine
+                    .resume(&self.socket, self.token, Interest::WRITE)
+                    .is_err_and(|e| e.kind() != std::io::ErrorKind::AlreadyExists)
+                {
+                    self.end();
+                }
+            }
+            Turn::Over => self.end(),
+        }
+    }
+}

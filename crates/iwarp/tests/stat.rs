@@ -1,0 +1,441 @@
+//! Asking a process what it does while it runs: that the figures are right, who is answered, and that nobody is kept from working.
+//! Each test runs in a process of its own, because it counts what a process has.
+
+mod common;
+
+use common::*;
+use iwarp::stat::{Answer, Question};
+use iwarp::{SendOp, WcStatus};
+use serde_json::Value;
+use std::io::Read as _;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+/// A directory for sockets that goes with the test.
+struct Dir(PathBuf);
+
+impl Dir {
+    fn new(name: &str) -> Self {
+        let dir = std::env::temp_dir().join(format!("iwarp-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        Self(dir)
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().unwrap()
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn ask(pid: u32) -> Vec<Answer> {
+    let mut question = Question::default();
+    question.pid = Some(pid);
+    question.patience = LIMIT;
+    question.ask().unwrap()
+}
+
+/// What a process says of itself.
+fn tell(pid: u32) -> Value {
+    let mut answers = ask(pid);
+    assert_eq!(answers.len(), 1, "{answers:?}");
+    let answer = answers.remove(0);
+    assert_eq!(answer.pid, Some(pid));
+    let document: Value = serde_json::from_slice(&answer.document.unwrap()).unwrap();
+    assert_eq!(document["format"], 1);
+    assert_eq!(document["process"]["pid"], pid);
+    document
+}
+
+fn own() -> Value {
+    tell(std::process::id())
+}
+
+fn queue_pair(document: &Value, number: u32) -> &Value {
+    let all = document["queue_pairs"].as_array().unwrap();
+    let mut found = all.iter().filter(|qp| qp["number"] == number);
+    let qp = found
+        .next()
+        .unwrap_or_else(|| panic!("{number}: {document}"));
+    assert!(found.next().is_none(), "{number} twice");
+    qp
+}
+
+fn number(value: &Value) -> u64 {
+    value
+        .as_u64()
+        .unwrap_or_else(|| panic!("{value} is no number"))
+}
+
+#[test]
+fn the_figures_are_those_of_the_queue_pairs() {
+    alone("the_figures_are_those_of_the_queue_pairs", || {
+        let (client, server) = pair(V4, &config());
+        let (mine, theirs) = (client.mem(1 << 16), server.mem(1 << 16));
+        let mut before = 0;
+        for _ in 0..3 {
+            let op = SendOp::Write {
+                remote_addr: theirs.addr(),
+                rkey: theirs.stag,
+            };
+            client.post(1, op, &[mine.sge(40_000)]);
+            client.expect_status(1, WcStatus::Success);
+            let read = SendOp::Read {
+                remote_addr: theirs.addr(),
+                rkey: theirs.stag,
+            };
+            client.post(2, read, &[mine.sge(8)]);
+            client.expect_status(2, WcStatus::Success);
+            let document = own();
+            for end in [&client, &server] {
+                let qp = queue_pair(&document, end.qp.num());
+                for (name, value) in end.qp.counters().named() {
+                    assert_eq!(number(&qp["counters"][name]), value, "{name}");
+                }
+                let (local, peer) = end.qp.addresses().unwrap();
+                assert_eq!(qp["connection"]["local"], local.to_string());
+                assert_eq!(qp["connection"]["peer"], peer.to_string());
+                assert_eq!((&qp["state"], &qp["kind"]), (&"RTS".into(), &"cm".into()));
+                assert_eq!((&qp["held_ns"], &qp["end"]), (&Value::Null, &Value::Null));
+                assert!(number(&qp["connection"]["tcp_congestion_window_segments"]) > 0);
+                assert!(number(&qp["connection"]["tcp_rtt_us"]) > 0);
+            }
+            let sent = number(&queue_pair(&document, client.qp.num())["counters"]["tx_payload"]);
+            assert!(sent >= before + 40_000, "{before} and then {sent}");
+            before = sent;
+            // Both ends opened the same device.
+            let devices = document["devices"].as_array().unwrap();
+            assert_eq!(devices.len(), 1);
+            let device = &devices[0];
+            assert_eq!(device["name"], client.ctx.device().name);
+            let mut both = client.ctx.counters();
+            both.add(&server.ctx.counters());
+            assert_eq!(number(&device["counters"]["tx_bytes"]), both.tx_bytes);
+            assert_eq!(number(&device["queue_pairs"]), 2);
+            assert_eq!(number(&device["completion_queues"]), 2);
+            assert_eq!(number(&device["registrations"]), 2);
+            assert_eq!(number(&device["registered_octets"]), 2 << 16);
+        }
+        // What is gone still counts.
+        let total = client.ctx.counters().tx_bytes + server.ctx.counters().tx_bytes;
+        client.ctx.deregister(mine.stag).unwrap();
+        drop((client, mine));
+        let device = &own()["devices"][0];
+        assert!(number(&device["counters"]["tx_bytes"]) >= total);
+        assert_eq!(number(&device["registered_octets"]), 1 << 16);
+        assert_eq!(number(&device["completion_queues"]), 1);
+    });
+}
+
+#[test]
+fn held_sends_and_reasons_of_ends_are_told() {
+    alone("held_sends_and_reasons_of_ends_are_told", || {
+        let mut long = config();
+        long.receiver_not_ready = iwarp::ReceiverNotReady::Hold(LIMIT);
+        let (client, server) = pair(V4, &long);
+        let (mine, theirs) = (client.mem(64), server.mem(64));
+        let of_server = || queue_pair(&own(), server.qp.num()).clone();
+        client.post(1, SendOp::Send, &[mine.sge(8)]);
+        until("the Send is held", || of_server()["held_ns"].is_u64());
+        assert_eq!(number(&of_server()["counters"]["receiver_not_ready"]), 1);
+        assert_eq!(number(&of_server()["receives_posted"]), 0);
+        server.post_recv(2, &[theirs.sge(8)]);
+        server.expect_status(2, WcStatus::Success);
+        let after = of_server();
+        assert_eq!(after["held_ns"], Value::Null);
+        assert!(number(&after["held_total_ns"]) > 0);
+        client.expect_status(1, WcStatus::Success);
+
+        let op = SendOp::Write {
+            remote_addr: theirs.addr(),
+            rkey: theirs.stag ^ 0x1_0000,
+        };
+        client.post(3, op, &[mine.sge(8)]);
+        server.expect_disconnected();
+        client.expect_disconnected();
+        let document = own();
+        let (c, s) = (
+            queue_pair(&document, client.qp.num()),
+            queue_pair(&document, server.qp.num()),
+        );
+        assert_eq!(number(&s["counters"]["terminates_sent"]), 1);
+        assert_eq!(number(&c["counters"]["terminates_received"]), 1);
+        let end = c["end"].as_str().unwrap();
+        assert!(end.starts_with("terminated by the peer ("), "{end}");
+        assert_eq!(c["state"], "ERR");
+    });
+}
+
+/// Many who connect, and many who read nothing of an answer that no socket's buffer can hold.
+#[test]
+fn who_does_not_read_keeps_nobody_from_working_and_leaves_nothing() {
+    let name = "who_does_not_read_keeps_nobody_from_working_and_leaves_nothing";
+    let dir = Dir::new("stalled");
+    alone_with(name, &[("IWARP_STAT", dir.path())], || {
+        let dir = std::env::var_os("IWARP_STAT").unwrap();
+        let mut healthy = Healthy::new(V4);
+        healthy.check();
+        let ctx = context(V4, &config());
+        let (pd, cq) = (ctx.allocate_pd(), ctx.create_cq(16, None).unwrap());
+        let crowd: Vec<_> = (0..2000)
+            .map(|_| common::queue_pair(&ctx, pd, &cq, None, 1))
+            .collect();
+        let entry = entry_of(Path::new(&dir));
+        let files = open_files();
+        let mut stalled = Vec::new();
+        let mut refused = 0;
+        for _ in 0..1000 {
+            let socket = rustix::net::socket_with(
+                rustix::net::AddressFamily::UNIX,
+                rustix::net::SocketType::STREAM,
+                rustix::net::SocketFlags::NONBLOCK,
+                None,
+            )
+            .unwrap();
+            let address = rustix::net::SocketAddrUnix::new(&entry).unwrap();
+            match rustix::net::connect(&socket, &address) {
+                Ok(()) => stalled.push(socket),
+                Err(_) => refused += 1,
+            }
+        }
+        assert!(refused > 900, "only a few are waited for: {refused}");
+        for _ in 0..100 {
+            healthy.check();
+        }
+        // Beside each stalled one are two ends of a connection at most, and that is all.
+        assert!(open_files() <= files + 2 * stalled.len());
+        stalled.truncate(8);
+        // They are thrown out after a while, and then others have their turn.
+        let mut question = Question::default();
+        question.directory = Some(dir.into());
+        until("somebody else is answered", || {
+            healthy.check();
+            let mut answers = question.ask().unwrap();
+            answers.pop().is_some_and(|a| a.document.is_ok())
+        });
+        drop(stalled);
+        until("nothing is left", || open_files() == files);
+        let document =
+            serde_json::from_slice::<Value>(&question.ask().unwrap().remove(0).document.unwrap())
+                .unwrap();
+        let told = document["queue_pairs"].as_array().unwrap().len();
+        assert_eq!(told, crowd.len() + 2);
+    });
+}
+
+/// The only entry in a directory.
+fn entry_of(dir: &Path) -> PathBuf {
+    let mut entries = std::fs::read_dir(dir).unwrap();
+    let entry = entries.next().expect("an entry").unwrap().path();
+    assert!(entries.next().is_none());
+    entry
+}
+
+#[test]
+fn a_process_that_was_asked_sleeps_again() {
+    alone("a_process_that_was_asked_sleeps_again", || {
+        let (_client, _server) = pair(V4, &config());
+        own();
+        // The last reminder of a silent responder is out by then, and the deadline of the one who asked over.
+        std::thread::sleep(std::time::Duration::from_secs(6));
+        let before = wake_ups();
+        std::thread::sleep(std::time::Duration::from_secs(2));
+        assert_eq!(wake_ups(), before);
+        own();
+        assert!(wake_ups() > before, "it is this thread that answers");
+    });
+}
+
+/// How often the progress thread has gone to sleep.
+fn wake_ups() -> u64 {
+    for task in std::fs::read_dir("/proc/self/task").unwrap() {
+        let task = task.unwrap().path();
+        let read = |file| std::fs::read_to_string(task.join(file)).unwrap_or_default();
+        if read("comm").trim() == "iwarp-progress" {
+            let status = read("status");
+            let line = status
+                .lines()
+                .find(|l| l.starts_with("voluntary_ctxt_switches"));
+            return line.unwrap().split('\t').nth(1).unwrap().parse().unwrap();
+        }
+    }
+    panic!("no progress thread")
+}
+
+#[test]
+fn a_child_answers_for_itself() {
+    alone("a_child_answers_for_itself", || {
+        let mut healthy = Healthy::new(V4);
+        healthy.check();
+        let parent = std::process::id();
+        let (mut told, tell_parent) = UnixStream::pair().unwrap();
+        // SAFETY: no other thread of this process holds a lock now: the progress thread sleeps, the harness waits.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0);
+        if child == 0 {
+            let good = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                Healthy::new(V4).check();
+                let document = own();
+                assert_eq!(document["queue_pairs"].as_array().unwrap().len(), 0);
+                let mut mine = Healthy::new(V4);
+                mine.check();
+                assert_eq!(own()["queue_pairs"].as_array().unwrap().len(), 2);
+                // The parent is still there, and answers for itself, too.
+                assert_eq!(super_document(parent), 2);
+                std::io::Write::write_all(&mut &tell_parent, b"x").unwrap();
+                std::thread::sleep(LIMIT);
+            }));
+            // SAFETY: leaves without the harness's ends, which are the parent's.
+            unsafe { libc::_exit(i32::from(good.is_err())) };
+        }
+        drop(tell_parent);
+        let mut one = [0];
+        let came = told.read_exact(&mut one);
+        if came.is_ok() {
+            assert_eq!(super_document(child as u32), 2);
+            assert_eq!(super_document(parent), 2);
+            healthy.check();
+        }
+        // SAFETY: the child is ours.
+        unsafe {
+            libc::kill(child, libc::SIGKILL);
+            libc::waitpid(child, std::ptr::null_mut(), 0);
+        }
+        came.expect("the child says that it is well");
+    });
+}
+
+/// How many queue pairs a process has.
+fn super_document(pid: u32) -> usize {
+    tell(pid)["queue_pairs"].as_array().unwrap().len()
+}
+
+/// A child that does not use the library has nothing of its parent's socket: when the parent is dead, nobody seems to listen.
+#[test]
+fn a_child_does_not_keep_the_socket_of_its_parent() {
+    let name = "a_child_does_not_keep_the_socket_of_its_parent";
+    let dir = Dir::new("orphan");
+    let (mut over, keep) = UnixStream::pair().unwrap();
+    // SAFETY: the descriptor is open; this makes it one that the child process inherits.
+    unsafe { libc::fcntl(std::os::fd::AsRawFd::as_raw_fd(&keep), libc::F_SETFD, 0) };
+    alone_with(name, &[("IWARP_STAT", dir.path())], || {
+        let (_client, _server) = pair(V4, &config());
+        let dir = std::env::var_os("IWARP_STAT").unwrap();
+        entry_of(Path::new(&dir));
+        // SAFETY: as above; the child only sleeps, with system calls.
+        unsafe {
+            if libc::fork() == 0 {
+                libc::alarm(10);
+                libc::pause();
+                libc::_exit(0);
+            }
+            // Without the handlers that would remove the entry, as if it were killed.
+            libc::_exit(0);
+        }
+    });
+    drop(keep);
+    if std::env::var_os("IWARP_STAT").is_some_and(|d| Path::new(&d) == dir.0) {
+        return;
+    }
+    // The grandchild has the other end of this pair: it lives.
+    over.set_nonblocking(true).unwrap();
+    let alive = over
+        .read(&mut [0])
+        .is_err_and(|e| e.kind() == std::io::ErrorKind::WouldBlock);
+    assert!(alive, "the grandchild has ended already");
+    let mut question = Question::default();
+    question.directory = Some(dir.0.clone());
+    assert_eq!(question.ask().unwrap().len(), 0);
+    assert!(std::fs::read_dir(&dir.0).unwrap().next().is_none());
+}
+
+#[test]
+fn the_entry_goes_with_the_process_and_off_means_none() {
+    let name = "the_entry_goes_with_the_process_and_off_means_none";
+    let dir = Dir::new("entry");
+    alone_with(name, &[("IWARP_STAT", dir.path())], || {
+        if let Some(dir) = std::env::var_os("IWARP_STAT") {
+            let _pair = pair(V4, &config());
+            entry_of(Path::new(&dir));
+        }
+    });
+    if dir.0.exists() {
+        assert!(std::fs::read_dir(&dir.0).unwrap().next().is_none());
+    }
+}
+
+#[test]
+fn a_process_with_the_setting_off_cannot_be_asked() {
+    let name = "a_process_with_the_setting_off_cannot_be_asked";
+    alone_with(name, &[("IWARP_STAT", "off")], || {
+        let mut healthy = Healthy::new(V4);
+        healthy.check();
+        assert!(ask(std::process::id()).is_empty());
+    });
+}
+
+/// A directory where nothing can be made does not matter to the program.
+#[test]
+fn a_socket_that_cannot_be_made_fails_nothing() {
+    let name = "a_socket_that_cannot_be_made_fails_nothing";
+    alone_with(name, &[("IWARP_STAT", "/proc/nowhere")], || {
+        let mut healthy = Healthy::new(V4);
+        healthy.check();
+        assert!(ask(std::process::id()).is_empty());
+    });
+}
+
+#[test]
+fn another_user_is_not_answered() {
+    let name = "another_user_is_not_answered";
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root can become another user");
+        return;
+    }
+    let dir = Dir::new("other");
+    // Others may look into the directory: all that keeps them out is the socket.
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&dir.0, open).unwrap();
+    alone_with(name, &[("IWARP_STAT", dir.path())], || {
+        let (_client, _server) = pair(V4, &config());
+        let dir = std::env::var_os("IWARP_STAT").unwrap();
+        let entry = entry_of(Path::new(&dir));
+        let as_nobody = |work: &dyn Fn() -> i32| {
+            // SAFETY: no other thread of this process holds a lock now; the child leaves by `_exit`.
+            unsafe {
+                let child = libc::fork();
+                if child == 0 {
+                    let changed = libc::setgid(65534) == 0 && libc::setuid(65534) == 0;
+                    libc::_exit(if changed { work() } else { 99 });
+                }
+                let mut status = 0;
+                libc::waitpid(child, &raw mut status, 0);
+                libc::WEXITSTATUS(status)
+            }
+        };
+        let octets = || match UnixStream::connect(&entry) {
+            Ok(mut socket) => {
+                let mut answer = Vec::new();
+                let read = socket.read_to_end(&mut answer);
+                i32::from(!answer.is_empty()) + 10 * i32::from(read.is_ok())
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => 42,
+            Err(_) => 98,
+        };
+        assert_eq!(as_nobody(&octets), 42, "the kernel lets nobody in");
+        // Even if the socket's rights were changed, the process itself refuses.
+        let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+        std::fs::set_permissions(&entry, open).unwrap();
+        assert_eq!(as_nobody(&octets) % 10, 0, "not an octet");
+        // And a user who asks looks at no entry but his own.
+        let mut question = Question::default();
+        question.directory = Some(dir.clone().into());
+        let found = || question.ask().map_or(97, |all| all.len() as i32);
+        assert_eq!(as_nobody(&found), 0);
+        assert_eq!(found(), 1, "root is answered");
+    });
+}
