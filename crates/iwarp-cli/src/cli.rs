@@ -11,9 +11,10 @@ use clap::{Parser, Subcommand};
   iwarp perf --quick                 both ends on this machine, below 20 s
   iwarp perf serve                   on one host, then on another:
   iwarp perf connect HOST            measure between the two
-  iwarp cp serve /srv/drop           offer a directory, then elsewhere:
-  iwarp cp big.img HOST:big.img      copy a file by one-sided RDMA
-  iwarp ping HOST -C 10              ten verified pings to an rping server
+  iwarp cp serve /srv/drop --writable
+                                     offer a directory to this host, then in another terminal:
+  iwarp cp big.img 127.0.0.1:        copy a file by one-sided RDMA
+  iwarp ping HOST                    a ping each second to an rping server
   iwarp run -- ib_write_bw -R        any verbs program on the software RNIC
 
 ENVIRONMENT:
@@ -153,7 +154,15 @@ mod tests {
                 "-q",
             ],
             &[
-                "iwarp", "cp", "serve", "/srv", "--bind", "::", "--port", "9999",
+                "iwarp",
+                "cp",
+                "serve",
+                "/srv",
+                "--bind",
+                "::",
+                "--port",
+                "9999",
+                "--anonymous",
             ],
             &["iwarp", "devices", "-v", "--json"],
             &["iwarp", "completions", "fish"],

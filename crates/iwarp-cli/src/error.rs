@@ -1,5 +1,6 @@
 //! What a subcommand may end with, and the exit code that belongs to it.
 
+use crate::text::printable;
 use std::fmt;
 use std::process::ExitCode;
 
@@ -13,6 +14,8 @@ pub(crate) enum Error {
     Usage(String),
     /// Everything that went wrong while running; exit code 1.
     Failed(String),
+    /// The server has no place for another client now; exit code 1 if that does not change.
+    Busy(String),
     /// A program that cannot be started, and the exit code that shells have for that.
     Program(String, u8),
 }
@@ -32,16 +35,20 @@ impl Error {
     pub(crate) fn exit_code(&self) -> ExitCode {
         match self {
             Self::Usage(_) => ExitCode::from(2),
-            Self::Failed(_) => ExitCode::from(1),
+            Self::Failed(_) | Self::Busy(_) => ExitCode::from(1),
             Self::Program(_, code) => ExitCode::from(*code),
         }
     }
 }
 
+/// The message, with everything escaped that a terminal or a log could mistake.
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Usage(m) | Self::Failed(m) | Self::Program(m, _) => f.write_str(m),
+            Self::Usage(m) | Self::Failed(m) | Self::Busy(m) | Self::Program(m, _) => {
+                // Names of files and the words of peers are in it.
+                f.write_str(&printable(m))
+            }
         }
     }
 }

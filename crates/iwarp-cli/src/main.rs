@@ -16,6 +16,9 @@ mod perf;
 mod ping;
 mod rdma;
 mod run;
+mod service;
+mod signals;
+mod text;
 mod units;
 
 use clap::Parser as _;

@@ -1,18 +1,17 @@
-//! What `ping` and `cp` both need from the library: names to addresses, devices, listeners, one thread per client, and
-//! failures in words for the person at the terminal.
+//! What the clients of `ping` and `cp` need from the library: names to addresses, devices, connecting, and failures in
+//! words for the person at the terminal. The serving ends have `service`.
 
 use crate::error::{Context as _, Error, Result};
-use iwarp::cm::{Connection, ConnectionRequest, Connector, Listener};
+use iwarp::cm::{Connection, Connector};
 use iwarp::{Config, Context, Device, QueuePair, WcStatus};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use rustix::io::Errno;
+use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::time::{Duration, Instant};
 
-/// Clients that are served at a time; the next ones are told to come back.
-pub(crate) const MAX_CLIENTS: usize = 64;
-/// What a client is told that is one too many; goes into the private data of the reject.
-const BUSY: &[u8] = b"the server has too many clients, try again later";
+/// How the private data of a reject begin if the server has no place now, and will have one later.
+pub(crate) const BUSY: &str = "busy: ";
+/// How long a client goes on asking a server that has no place.
+const BUSY_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Turns a host name or an address (IPv6 with or without brackets) into socket addresses.
 ///
@@ -33,7 +32,8 @@ pub(crate) fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
     Ok(found)
 }
 
-/// Tries the addresses of a peer in turn; `attempt` gets the device that reaches it.
+/// Tries the addresses of a peer in turn; `attempt` gets the device that reaches it. While the server has no place for
+/// another client, it is asked again for ten seconds.
 ///
 /// # Errors
 /// The failure of the last attempt.
@@ -42,11 +42,30 @@ pub(crate) fn first_that_answers<T>(
     config: &Config,
     mut attempt: impl FnMut(&Context, SocketAddr) -> Result<T>,
 ) -> Result<T> {
+    let until = Instant::now() + BUSY_PATIENCE;
+    let mut pause = Duration::from_millis(50);
+    loop {
+        match each_address(addresses, config, &mut attempt) {
+            Err(Error::Busy(why)) if Instant::now() + pause < until => {
+                tracing::info!("{why}; asking again");
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(Duration::from_secs(1));
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+fn each_address<T>(
+    addresses: &[SocketAddr],
+    config: &Config,
+    attempt: &mut impl FnMut(&Context, SocketAddr) -> Result<T>,
+) -> Result<T> {
     let mut last = Error::failed("there is no address to connect to");
     for &peer in addresses {
         let device = Device::route_to(peer).map_err(|e| cannot_connect(peer, &e));
         let outcome = device
-            .and_then(|d| Context::open(&d, config.clone()).context("cannot open the device"))
+            .and_then(|d| Context::open(&d, config.clone()).map_err(|e| cannot_connect(peer, &e)))
             .and_then(|ctx| attempt(&ctx, peer));
         match outcome {
             Ok(x) => return Ok(x),
@@ -73,6 +92,7 @@ pub(crate) fn connect(
 fn cannot_connect(peer: SocketAddr, e: &iwarp::Error) -> Error {
     use std::io::ErrorKind;
     let why = match e {
+        iwarp::Error::Io(io) if let Some(what) = descriptors(io) => what.to_owned(),
         iwarp::Error::Io(io) => match io.kind() {
             ErrorKind::ConnectionRefused => "connection refused: nobody listens there".to_owned(),
             ErrorKind::ConnectionReset => {
@@ -89,11 +109,28 @@ fn cannot_connect(peer: SocketAddr, e: &iwarp::Error) -> Error {
         }
         // Private data are the peer's: printed only if they are plain text.
         iwarp::Error::Rejected(data) if is_text(data) => {
-            format!("refused: {}", String::from_utf8_lossy(data))
+            let text = String::from_utf8_lossy(data);
+            if let Some(why) = text.strip_prefix(BUSY) {
+                return Error::Busy(format!("cannot connect to {peer}: refused: {why}"));
+            }
+            format!("refused: {text}")
         }
         other => other.to_string(),
     };
     Error::failed(format!("cannot connect to {peer}: {why}"))
+}
+
+/// What to do if the error is that there are no descriptors.
+pub(crate) fn descriptors(e: &std::io::Error) -> Option<&'static str> {
+    match Errno::from_io_error(e)? {
+        Errno::MFILE => Some(
+            "this process may have no more file descriptors: raise its limit (`ulimit -n`), or end what it does at the same time",
+        ),
+        Errno::NFILE => Some(
+            "the system has no more file descriptors: end programs, or raise the limit (`sysctl fs.file-max`)",
+        ),
+        _ => None,
+    }
 }
 
 fn is_text(data: &[u8]) -> bool {
@@ -106,118 +143,6 @@ pub(crate) fn failed_completion(status: WcStatus, qp: &iwarp::raw::QueuePair) ->
         (Some(fault), _) => Error::failed(format!("connection lost: {fault}")),
         (None, WcStatus::Flushed) => Error::failed("the peer closed the connection"),
         (None, status) => Error::failed(format!("a work request failed: {status:?}")),
-    }
-}
-
-/// Listens on one address, or on all (IPv6 and IPv4) when none is given. Port 0 picks a free one.
-///
-/// # Errors
-/// When the address is in use or not of this host.
-pub(crate) fn listen(
-    bind: Option<IpAddr>,
-    port: u16,
-    config: &Config,
-) -> Result<(Context, Listener)> {
-    let mut candidates = vec![
-        IpAddr::V6(Ipv6Addr::UNSPECIFIED),
-        IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-    ];
-    if let Some(ip) = bind {
-        candidates = vec![ip];
-    }
-    let mut last = Error::failed("there is no address to listen on");
-    for ip in candidates {
-        let device = device_for(ip)?;
-        // A link-local address is one of an interface, and only the device knows which.
-        let at = match device.ip == ip {
-            true => device.socket_addr(port),
-            false => SocketAddr::new(ip, port),
-        };
-        let ctx = Context::open(&device, config.clone()).context("cannot open the device")?;
-        // A host without IPv6 has no [::]; then 0.0.0.0 is all there is.
-        match Listener::bind(&ctx, at) {
-            Ok(listener) => return Ok((ctx, listener)),
-            Err(e) => last = Error::failed(format!("cannot listen on {at}: {e}")),
-        }
-    }
-    Err(last)
-}
-
-/// Any device can listen on all addresses: connections take the settings from it, and the address from TCP.
-fn device_for(ip: IpAddr) -> Result<Device> {
-    if !ip.is_unspecified() {
-        return Device::by_address(ip).context(format_args!("cannot listen on {ip}"));
-    }
-    let list = Device::list().context("devices")?;
-    list.into_iter()
-        .next()
-        .ok_or_else(|| Error::failed("this machine has no usable network address"))
-}
-
-/// Serves clients until `stop`, each in a thread of its own and at most [`MAX_CLIENTS`] at a time. What one client does or
-/// suffers never ends the others.
-///
-/// # Errors
-/// When the listener fails.
-pub(crate) fn serve_clients(
-    listener: &Listener,
-    stop: impl Fn() -> bool,
-    client: impl Fn(ConnectionRequest, SocketAddr) + Send + Sync + 'static,
-) -> Result<()> {
-    let client = Arc::new(client);
-    let active = Arc::new(AtomicUsize::new(0));
-    while !stop() {
-        let request = match listener.accept(Some(Duration::from_millis(200))) {
-            Ok(request) => request,
-            Err(iwarp::Error::TimedOut(_)) => continue,
-            Err(e) => {
-                // Out of descriptors: that passes when clients leave.
-                tracing::warn!("accept: {e}");
-                std::thread::sleep(Duration::from_millis(100));
-                continue;
-            }
-        };
-        let from = request.peer_addr().map_or_else(
-            || SocketAddr::from(([0; 4], 0)),
-            |a| SocketAddr::new(a.ip().to_canonical(), a.port()),
-        );
-        if active.load(Ordering::Acquire) >= MAX_CLIENTS {
-            tracing::warn!(%from, "refused: {MAX_CLIENTS} clients already");
-            let _ = request.reject(BUSY);
-            continue;
-        }
-        let turn = Turn::take(&active);
-        let client = Arc::clone(&client);
-        let spawned = std::thread::Builder::new()
-            .name(format!("client {from}"))
-            .spawn(move || {
-                let _turn = turn;
-                client(request, from);
-            });
-        if let Err(e) = spawned {
-            tracing::warn!(%from, "no thread for a client: {e}");
-        }
-    }
-    // Those that are still at work finish.
-    while active.load(Ordering::Acquire) > 0 {
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    Ok(())
-}
-
-/// Counts a client as long as it lives, even if its thread panics.
-struct Turn(Arc<AtomicUsize>);
-
-impl Turn {
-    fn take(active: &Arc<AtomicUsize>) -> Self {
-        active.fetch_add(1, Ordering::AcqRel);
-        Self(Arc::clone(active))
-    }
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -243,6 +168,9 @@ mod tests {
             (iwarp::Error::Rejected(b"too busy".to_vec()), "too busy"),
             (iwarp::Error::Rejected(vec![0, 1]), "2 octets"),
             (iwarp::Error::TimedOut("x"), "no answer"),
+            (iwarp::Error::Rejected(Vec::new()), "the peer refused"),
+            (std::io::Error::from(Errno::MFILE).into(), "ulimit -n"),
+            (std::io::Error::from(Errno::NFILE).into(), "fs.file-max"),
         ] {
             let text = cannot_connect(peer, &e).to_string();
             assert!(
@@ -250,5 +178,7 @@ mod tests {
                 "{text}"
             );
         }
+        let busy = iwarp::Error::Rejected(format!("{BUSY}full").into_bytes());
+        assert!(matches!(cannot_connect(peer, &busy), Error::Busy(why) if why.ends_with("full")));
     }
 }

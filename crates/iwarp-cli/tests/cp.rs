@@ -8,7 +8,17 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 fn server(dir: &Path, ip: &str) -> (Running, String) {
-    let (server, at) = serve(&["cp", "serve", str(dir), "--bind", ip, "-p", "0", "-q"]);
+    let (server, at) = serve(&[
+        "cp",
+        "serve",
+        str(dir),
+        "--overwrite",
+        "--bind",
+        ip,
+        "-p",
+        "0",
+        "-q",
+    ]);
     (server, at.port().to_string())
 }
 

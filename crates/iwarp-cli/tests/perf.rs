@@ -30,10 +30,12 @@ impl Drop for Running {
 
 /// Starts `perf serve` on an ephemeral port and gives its address.
 fn serve() -> (Running, String) {
-    let mut child = iwarp(&["perf", "serve", "--bind", "127.0.0.1:0"])
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("serve starts");
+    let mut command = iwarp(&["perf", "serve", "--bind", "127.0.0.1:0"]);
+    serve_as(command.stdout(Stdio::piped()))
+}
+
+fn serve_as(command: &mut Command) -> (Running, String) {
+    let mut child = command.spawn().expect("serve starts");
     let mut line = String::new();
     BufReader::new(child.stdout.take().expect("piped"))
         .read_line(&mut line)
@@ -121,6 +123,14 @@ fn two_hosts_form_and_a_busy_server() {
     let mut hello = String::new();
     BufReader::new(&busy).read_line(&mut hello).unwrap();
     assert!(hello.contains("\"hello\""), "{hello}");
+    // One that asks for nothing would lose its turn: this one keeps asking, until it is dropped.
+    let mut asking = busy.try_clone().unwrap();
+    std::thread::spawn(move || {
+        let again = b"{\"type\":\"hello\",\"protocol\":1,\"version\":\"0\"}\n";
+        while asking.write_all(again).is_ok() && asking.read(&mut [0; 512]).is_ok_and(|n| n > 0) {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    });
     let second = run(&args);
     assert_eq!(second.status.code(), Some(1));
     assert!(
@@ -128,6 +138,39 @@ fn two_hosts_form_and_a_busy_server() {
         "{}",
         text(&second.stderr)
     );
+}
+
+/// All places are taken by connections that say nothing, and the turn by a client that asks for nothing.
+#[test]
+fn those_who_do_nothing_give_way() {
+    let mut child = iwarp(&[
+        "perf",
+        "serve",
+        "--bind",
+        "127.0.0.1:0",
+        "--max-clients",
+        "2",
+    ]);
+    let (_server, addr) = serve_as(child.stdout(Stdio::piped()));
+    let args = [&["perf", "connect", &addr][..], &SHORT].concat();
+    let _silent: Vec<_> = (0..2)
+        .map(|_| std::net::TcpStream::connect(&addr).unwrap())
+        .collect();
+    // A connection that is silent for two seconds may be evicted for a new one. After five it is given up.
+    std::thread::sleep(Duration::from_millis(2200));
+    let out = run(&args);
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+    let mut holder = std::net::TcpStream::connect(&addr).unwrap();
+    holder
+        .write_all(b"{\"type\":\"hello\",\"protocol\":1,\"version\":\"0\"}\n")
+        .unwrap();
+    let begun = Instant::now();
+    while !run(&args).status.success() {
+        assert!(
+            begun.elapsed() < Duration::from_secs(25),
+            "the turn is only given up after 30 s of silence"
+        );
+    }
 }
 
 #[test]

@@ -3,7 +3,8 @@
 mod common;
 
 use common::{Scratch, fail, finish, iwarp, run, serve, start, succeed, text};
-use std::io::{Read as _, Write as _};
+use iwarp::Access;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
@@ -27,6 +28,153 @@ fn pings_of_every_size_over_ipv4_and_ipv6() {
         );
         assert_eq!(lines.len(), 3, "{out}");
     }
+}
+
+/// What comes out is what `-S` says, at the other end, too.
+#[test]
+fn pings_have_the_size_that_was_asked_for() {
+    let mut server = start(&["ping", "serve", "-a", "127.0.0.1", "-p", "0", "-v"]);
+    let mut lines = BufReader::new(server.0.stdout.take().unwrap()).lines();
+    let mut line = || lines.next().unwrap().unwrap();
+    let port = line().rsplit(':').next().unwrap().to_owned();
+    // What is shown has to fit the pipe, which nobody reads meanwhile.
+    for size in [16, 17, 1460, 40_000] {
+        let text = size.to_string();
+        succeed(&["ping", "127.0.0.1", "-p", &port, "-C", "1", "-S", &text]);
+        let shown = line();
+        let data = shown.strip_prefix("server ping data: ").unwrap();
+        // The last octet is the NUL. Backslashes are shown as they are.
+        assert_eq!(data.len(), size - 1, "{shown}");
+    }
+}
+
+/// A client by hand: buffers that are larger than what it tells, or told to be larger than is allowed.
+struct Hand {
+    connection: iwarp::cm::Connection,
+    cq: iwarp::CompletionQueue,
+    buffer: iwarp::MemoryRegion,
+    answer: iwarp::MemoryRegion,
+}
+
+impl Hand {
+    fn new(at: std::net::SocketAddr) -> Self {
+        let device = iwarp::Device::route_to(at).unwrap();
+        let ctx = iwarp::Context::open(&device, iwarp::Config::default()).unwrap();
+        let pd = iwarp::ProtectionDomain::new(&ctx);
+        let cq = ctx.create_cq(16, None).unwrap();
+        let all = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
+        let qp = pd.queue_pair().reads(1, 1).build(&cq, &cq).unwrap();
+        let connector = iwarp::cm::Connector::new(&ctx).reads(1, 1);
+        Self {
+            buffer: pd.allocate(128 << 10, all).unwrap(),
+            answer: pd.allocate(16, Access::LOCAL_WRITE).unwrap(),
+            connection: connector.connect(at, qp).unwrap(),
+            cq,
+        }
+    }
+
+    /// Tells of so much of the buffer; returns `true` if the server says "go ahead".
+    fn tell(&self, size: u32) -> bool {
+        let sge = [self.answer.sge(..).unwrap()];
+        let wr = iwarp::RecvWr {
+            wr_id: 1,
+            sges: &sge,
+        };
+        self.connection.post_recv(&[wr]).unwrap();
+        let mut info = self.buffer.remote().addr.to_be_bytes().to_vec();
+        info.extend(self.buffer.remote().rkey.to_be_bytes());
+        info.extend(size.to_be_bytes());
+        let pieces = [&info[..]];
+        let send = iwarp::SendWr::inline(2, &pieces);
+        self.connection.post_send(&[send.signaled()]).unwrap();
+        loop {
+            let mut done = [iwarp::Cqe::default()];
+            self.cq.wait(&mut done, Some(common::LIMIT)).unwrap();
+            if done[0].wr_id == 1 {
+                return done[0].status == iwarp::WcStatus::Success;
+            }
+        }
+    }
+}
+
+#[test]
+fn no_more_is_read_or_written_than_the_peer_says() {
+    let mut server = start(&["ping", "serve", "-a", "127.0.0.1", "-p", "0"]);
+    let mut line = String::new();
+    let mut out = BufReader::new(server.0.stdout.take().unwrap());
+    out.read_line(&mut line).unwrap();
+    let at = line.split_whitespace().last().unwrap().parse().unwrap();
+    let hand = Hand::new(at);
+    // The largest ping there is, and a sink that holds less than what comes.
+    hand.buffer.write_at(0, &[b'x'; 128 << 10]).unwrap();
+    assert!(hand.tell(65536));
+    hand.buffer.write_at(0, &[0; 128 << 10]).unwrap();
+    assert!(hand.tell(16));
+    let seen = hand.buffer.to_vec(..).unwrap();
+    assert_eq!(seen.iter().filter(|b| **b == b'x').count(), 16);
+    assert_eq!(seen[..16], [b'x'; 16]);
+    // As source, then as sink.
+    assert!(!hand.tell(65537), "more is read than a ping may have");
+    let hand = Hand::new(at);
+    assert!(hand.tell(64));
+    assert!(!hand.tell(65537), "a sink that no ping can have");
+    server.0.kill().unwrap();
+    let said = text(&finish(server, &["ping", "serve"]).stderr);
+    let refusals = said.matches("has a buffer of 65537 octets, at most 65536");
+    assert_eq!(refusals.count(), 2, "{said}");
+}
+
+/// As ping(8): a line for each, and the figures when it is interrupted.
+#[test]
+fn pings_without_a_count_are_shown_one_by_one() {
+    let (_server, at) = serve(&["ping", "serve", "-a", "127.0.0.1", "-p", "0"]);
+    let port = at.port().to_string();
+    let args = ["ping", "127.0.0.1", "-p", &port];
+    let mut client = start(&args);
+    let mut lines = BufReader::new(client.0.stdout.take().unwrap()).lines();
+    for number in 0..2 {
+        let line = lines.next().unwrap().unwrap();
+        let expected = format!("64 octets from {at}: seq={number} time=");
+        assert!(
+            line.starts_with(&expected) && line.ends_with(" us"),
+            "{line}"
+        );
+    }
+    let id = rustix::process::Pid::from_child(&client.0);
+    rustix::process::kill_process(id, rustix::process::Signal::INT).unwrap();
+    let last = lines.last().unwrap().unwrap();
+    assert!(
+        last.contains(" answered, 0 % lost, round trip min/avg/p50/p99/max "),
+        "{last}"
+    );
+    assert_eq!(finish(client, &args).status.code(), Some(0));
+    // With a count there is no pause unless one is asked for.
+    let out = succeed(&["ping", "127.0.0.1", "-p", &port, "-C", "3", "-i", "0.01"]);
+    assert_eq!(out.lines().count(), 4, "{out}");
+    let out = succeed(&["ping", "127.0.0.1", "-p", &port, "-C", "3"]);
+    assert!(
+        out.starts_with("3 pings of 64 octets, 3 answered, 0 % lost"),
+        "{out}"
+    );
+    assert_eq!(out.lines().count(), 1, "{out}");
+}
+
+/// The server goes away in the middle: what was lost is counted.
+#[test]
+fn lost_pings_are_counted() {
+    let (server, at) = serve(&["ping", "serve", "-a", "127.0.0.1", "-p", "0"]);
+    let port = at.port().to_string();
+    let args = ["ping", "127.0.0.1", "-p", &port, "-i", "0.05"];
+    let mut client = start(&args);
+    let mut lines = BufReader::new(client.0.stdout.take().unwrap()).lines();
+    lines.next().unwrap().unwrap();
+    drop(server);
+    let last = lines.last().unwrap().unwrap();
+    assert!(
+        !last.contains(" 0 % lost") && last.contains("% lost, round trip"),
+        "{last}"
+    );
+    assert_eq!(finish(client, &args).status.code(), Some(1));
 }
 
 #[test]
@@ -75,6 +223,10 @@ fn wrong_usage_is_exit_code_2() {
         &["ping", "127.0.0.1", "-p", "0"],
         &["ping", "127.0.0.1", "-a", "127.0.0.1"],
         &["ping", "127.0.0.1", "-p", "65536"],
+        &["ping", "127.0.0.1", "-i", "11"],
+        &["ping", "127.0.0.1", "-i", "-1"],
+        &["ping", "127.0.0.1", "--max-clients", "2"],
+        &["ping", "serve", "-i", "1"],
     ] {
         fail(args, 2);
     }

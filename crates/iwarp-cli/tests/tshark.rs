@@ -29,6 +29,7 @@ fn copy(markers: bool) {
         "cp",
         "serve",
         str(&dir),
+        "--writable",
         "--bind",
         "127.0.0.1",
         "-p",

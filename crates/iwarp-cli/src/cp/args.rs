@@ -1,6 +1,10 @@
 //! Arguments of `iwarp cp`.
 
+use super::auth::Secret;
+use super::part::Existing;
+use super::session::Terms;
 use crate::error::{Error, Result};
+use crate::service::{self, Limits};
 use crate::units;
 use clap::{Args, ValueEnum};
 use std::net::IpAddr;
@@ -8,6 +12,8 @@ use std::path::PathBuf;
 
 /// Port of `iwarp cp serve` when none is given.
 pub(crate) const DEFAULT_PORT: u16 = 7176;
+/// Memory for all clients of a server when nothing else is said, in octets.
+const DEFAULT_MEMORY: u64 = 256 << 20;
 
 /// Arguments of `iwarp cp`.
 #[derive(Debug, Args)]
@@ -17,13 +23,21 @@ pub(crate) const DEFAULT_PORT: u16 = 7176;
 #[command(
     after_help = "The data go by RDMA Write straight into the receiver's registered memory. What an interrupted copy \
 has left behind (.NAME.iwarp-part) is verified by SHA-256 and continued; the file appears under its name only when \
-complete and verified. Anybody who can reach the port can read and write files below DIR, and nothing else: bind to \
-a trusted network. A file that is really named 'serve' or contains a colon is written ./serve or ./a:b.
+complete and verified. A download replaces a local file of that name, as cp and scp do. A file that is really named \
+'serve' or '-' or contains a colon is written ./serve, ./- or ./a:b.
+
+A server gives the files below DIR to this host only, and takes none. --writable and --overwrite let clients write. \
+With --bind it serves other hosts; it then wants a secret (--secret-file, at both ends), or --anonymous. The secret keeps \
+strangers out; it encrypts nothing.
 
 EXAMPLES:
-  iwarp cp serve /srv/drop --bind 192.0.2.7   on one host, then on another:
-  iwarp cp big.img 192.0.2.7:images/big.img   upload
-  iwarp cp 192.0.2.7:images/big.img .         download
+  iwarp cp serve /srv/drop --writable         on this host only; in another terminal:
+  iwarp cp big.img 127.0.0.1:                 upload
+  (umask 077; head -c 32 /dev/urandom | base64 > key)
+                                              a secret, to be copied to the other host
+  iwarp cp serve /srv/drop --bind 192.0.2.7 --writable --secret-file key
+  iwarp cp --secret-file key big.img 192.0.2.7:images/big.img   upload from there
+  iwarp cp --secret-file key 192.0.2.7:images/big.img .         download
   iwarp cp big.img [2001:db8::7]:big.img      IPv6 addresses in brackets
   iwarp cp big.img 192.0.2.7: --capture run.pcapng --capture-bytes 4M
                                               first megabytes for Wireshark"
@@ -35,9 +49,9 @@ pub(crate) struct CpArgs {
     /// HOST:PATH or FILE, or the directory to serve
     #[arg(value_name = "TO|DIR")]
     to: String,
-    /// Address to listen on (with `serve`) [default: all]
-    #[arg(long, value_name = "ADDR")]
-    pub(crate) bind: Option<IpAddr>,
+    /// A file with a secret of 16 octets at least that the other end has, too. Others must not be able to read the file
+    #[arg(long, value_name = "FILE")]
+    secret_file: Option<PathBuf>,
     /// TCP port [default: 7176]
     #[arg(short, long)]
     pub(crate) port: Option<u16>,
@@ -62,6 +76,64 @@ pub(crate) struct CpArgs {
     /// Log more to stderr (repeat for even more)
     #[arg(short, long, action = clap::ArgAction::Count)]
     verbose: u8,
+    #[command(flatten)]
+    pub(crate) serve: ServeOptions,
+}
+
+/// What belongs to `serve` alone.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Options of `serve`")]
+pub(crate) struct ServeOptions {
+    /// Address to listen on; 0.0.0.0 or :: for all [default: loopback, which only this host reaches]
+    #[arg(long, value_name = "ADDR")]
+    bind: Option<IpAddr>,
+    /// Let clients write new files
+    #[arg(long)]
+    writable: bool,
+    /// Let clients replace files, too (implies --writable)
+    #[arg(long)]
+    overwrite: bool,
+    /// Serve everybody who can reach the address, without a secret
+    #[arg(long, conflicts_with = "secret_file")]
+    anonymous: bool,
+    /// Memory for all clients together [default: 256M]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
+    memory: Option<u64>,
+    #[command(flatten)]
+    pub(crate) limits: Limits,
+}
+
+impl ServeOptions {
+    /// Where to listen: the first of these that can be listened on.
+    pub(crate) fn addresses(&self) -> Vec<IpAddr> {
+        self.bind
+            .map_or_else(|| service::LOOPBACK.to_vec(), |ip| vec![ip])
+    }
+
+    /// Memory for all clients together, in octets.
+    pub(crate) fn memory(&self) -> u64 {
+        self.memory.unwrap_or(DEFAULT_MEMORY)
+    }
+
+    fn is_local(&self) -> bool {
+        self.addresses()
+            .iter()
+            .all(|ip| ip.to_canonical().is_loopback())
+    }
+
+    /// The first option that was given.
+    fn given(&self) -> Option<&'static str> {
+        [
+            (self.bind.is_some(), "--bind"),
+            (self.writable, "--writable"),
+            (self.overwrite, "--overwrite"),
+            (self.anonymous, "--anonymous"),
+            (self.memory.is_some(), "--memory"),
+        ]
+        .into_iter()
+        .find_map(|(given, name)| given.then_some(name))
+        .or_else(|| self.limits.given())
+    }
 }
 
 /// The MPA CRC switch.
@@ -107,6 +179,39 @@ impl CpArgs {
         self.verbose
     }
 
+    /// The secret, if one is to be used.
+    ///
+    /// # Errors
+    /// When the file is none that a secret can be in.
+    pub(crate) fn secret(&self) -> Result<Option<Secret>> {
+        self.secret_file.as_deref().map(Secret::read).transpose()
+    }
+
+    /// What a server allows.
+    ///
+    /// # Errors
+    /// When it would be open to strangers without anybody having said so.
+    pub(crate) fn terms(&self) -> Result<Terms> {
+        let secret = self.secret()?;
+        if secret.is_none() && !self.serve.anonymous && !self.serve.is_local() {
+            return Err(Error::usage(
+                "with --bind other hosts can reach the server: give --secret-file FILE with a secret that clients need, too, \
+                 or --anonymous if everybody who can reach it may come in",
+            ));
+        }
+        let writing = match (self.serve.writable, self.serve.overwrite) {
+            (_, true) => Some(Existing::Replace),
+            (true, false) => Some(Existing::Keep),
+            (false, false) => None,
+        };
+        Ok(Terms { writing, secret })
+    }
+
+    /// Whether other hosts come in without a secret.
+    pub(crate) fn is_anonymous(&self) -> bool {
+        self.serve.anonymous && !self.serve.is_local()
+    }
+
     /// Sorts out which of the three forms this is.
     ///
     /// # Errors
@@ -117,8 +222,16 @@ impl CpArgs {
                 dir: self.to.clone().into(),
             });
         }
-        if self.bind.is_some() {
-            return Err(Error::usage("--bind belongs to 'iwarp cp serve'"));
+        if let Some(option) = self.serve.given() {
+            return Err(Error::usage(format!(
+                "{option} belongs to 'iwarp cp serve'"
+            )));
+        }
+        if self.from == "-" || self.to == "-" {
+            return Err(Error::usage(
+                "'-' is not copied to or from: a copy can only be verified and continued in a file (one that is really \
+                 named '-' is written ./-)",
+            ));
         }
         match (remote(&self.from)?, remote(&self.to)?) {
             (None, Some((host, path))) => {
@@ -226,8 +339,48 @@ mod tests {
             &["h:", "b"],
             &["h:d/", "b"],
             &["a", "h:b", "--bind", "::1"],
+            &["a", "h:b", "--writable"],
+            &["a", "h:b", "--anonymous"],
+            &["a", "h:b", "--max-clients", "3"],
+            &["h:a", "-"],
+            &["-", "h:b"],
         ] {
             assert!(matches!(call(bad), Err(Error::Usage(_))), "{bad:?}");
         }
+        assert_eq!(call(&["./-", "h:c"]).unwrap(), put("./-", "h", "c"));
+    }
+
+    fn terms(args: &[&str]) -> Result<Terms> {
+        Wrap::try_parse_from([&["cp", "serve", "/srv"], args].concat())
+            .unwrap()
+            .a
+            .terms()
+    }
+
+    #[test]
+    fn servers_are_local_and_read_only_unless_told_otherwise() {
+        assert_eq!(terms(&[]).unwrap().writing, None);
+        assert_eq!(
+            terms(&["--writable"]).unwrap().writing,
+            Some(Existing::Keep)
+        );
+        assert_eq!(
+            terms(&["--overwrite"]).unwrap().writing,
+            Some(Existing::Replace)
+        );
+        for local in ["127.0.0.1", "127.1.2.3", "::1", "::ffff:127.0.0.1"] {
+            assert!(terms(&["--bind", local]).is_ok(), "{local}");
+        }
+        for open in ["0.0.0.0", "::", "192.0.2.7", "fe80::1"] {
+            let e = terms(&["--bind", open]).unwrap_err();
+            assert!(
+                matches!(&e, Error::Usage(why) if why.contains("--secret-file") && why.contains("--anonymous"))
+            );
+            assert!(terms(&["--bind", open, "--anonymous"]).is_ok(), "{open}");
+        }
+        assert!(
+            Wrap::try_parse_from(["cp", "serve", "/srv", "--anonymous", "--secret-file", "x"])
+                .is_err()
+        );
     }
 }

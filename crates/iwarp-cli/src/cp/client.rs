@@ -1,18 +1,29 @@
 //! `iwarp cp FILE HOST:PATH` and back.
 
 use super::CpArgs;
+use super::auth::Secret;
 use super::confine::{Place, regular};
 use super::link::{Half, RdmaLink};
 use super::part::Source;
 use super::session::{self, Summary};
 use crate::error::{Context as _, Error, Result};
+use crate::service::Budget;
+use crate::signals;
 use crate::{out, rdma, units};
 use indicatif::{ProgressBar, ProgressStyle};
 use iwarp::Context;
 use iwarp::cm::Connector;
 use rustix::fs::{Mode, OFlags};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
+
+/// What a person needs to know when a copy ends early. Nothing of what has arrived is lost.
+const RESUME: &str = "what has arrived is kept: the same command continues there";
+/// As [`RESUME`], if the command said not to continue.
+const RESUME_WITHOUT: &str =
+    "what has arrived is kept: the same command without --no-resume continues there";
 
 /// Uploads.
 ///
@@ -24,8 +35,8 @@ pub(super) fn put(args: &CpArgs, file: &Path, peer: (&str, u16), path: &str) -> 
     let fd = rustix::fs::open(file, flags, Mode::empty())
         .context(format_args!("'{}'", file.display()))?;
     let source = Source::new(regular(fd, &file.display().to_string())?)?;
-    copy(args, peer, |link, progress| {
-        session::put(link, source, path, !args.no_resume, progress)
+    copy(args, peer, |link, secret, progress| {
+        session::put(link, source, wish(args, path, secret), progress)
     })
 }
 
@@ -42,29 +53,57 @@ pub(super) fn get(args: &CpArgs, peer: (&str, u16), path: &str, file: &Path) -> 
     };
     let place = Place::local(&target)?;
     place.check_target()?;
-    copy(args, peer, |link, progress| {
-        session::get(link, place, path, !args.no_resume, progress)
+    copy(args, peer, |link, secret, progress| {
+        session::get(link, place, wish(args, path, secret), progress)
     })
+}
+
+fn wish<'a>(args: &CpArgs, path: &'a str, secret: Option<&'a Secret>) -> session::Wish<'a> {
+    session::Wish {
+        path,
+        resume: !args.no_resume,
+        secret,
+    }
 }
 
 fn copy(
     args: &CpArgs,
     (host, port): (&str, u16),
-    work: impl FnOnce(&mut RdmaLink, session::Progress<'_>) -> Result<Summary>,
+    work: impl FnOnce(&mut RdmaLink, Option<&Secret>, session::Progress<'_>) -> Result<Summary>,
 ) -> Result<()> {
     if port == 0 {
         return Err(Error::usage("--port 0 belongs to 'iwarp cp serve'"));
     }
+    let secret = args.secret()?;
+    // Nobody shares this process's memory.
+    let budget = Budget::new(u64::MAX);
     let addresses = rdma::resolve(host, port)?;
     let (ctx, mut link) =
         rdma::first_that_answers(&addresses, &super::config(args), |ctx, peer| {
-            let (half, qp) = Half::new(ctx)?;
-            let link = half.connected(rdma::connect(&Connector::new(ctx), peer, qp)?);
+            let (half, qp) = Half::new(ctx, &budget)?;
+            let link = half.connected(rdma::connect(&Connector::new(ctx), peer, qp)?, None);
             Ok((ctx.clone(), link))
         })?;
     let bar = bar(args.quiet);
+    let hint = if args.no_resume {
+        RESUME_WITHOUT
+    } else {
+        RESUME
+    };
+    // Between the first octet and the last an early end leaves something to continue.
+    let begun = Arc::new(AtomicBool::new(false));
+    let (seen, shown, recorded) = (Arc::clone(&begun), bar.clone(), ctx.clone());
+    signals::on_interrupt(move |code| {
+        shown.finish_and_clear();
+        match seen.load(Ordering::Acquire) {
+            true => eprintln!("iwarp: interrupted; {hint}"),
+            false => eprintln!("iwarp: interrupted"),
+        }
+        flush(&recorded);
+        code
+    })?;
     let start = Instant::now();
-    let outcome = work(&mut link, &mut |done, all| {
+    let outcome = work(&mut link, secret.as_ref(), &mut |done, all| {
         if bar.length() != Some(all) {
             bar.set_length(all);
             // What was there already does not count for the rate.
@@ -72,12 +111,16 @@ fn copy(
             bar.reset_eta();
         }
         bar.set_position(done);
+        begun.store(0 < done && done < all, Ordering::Release);
     });
     link.close();
     bar.finish_and_clear();
     let took = start.elapsed().as_secs_f64();
     flush(&ctx);
-    let done = outcome?;
+    let done = outcome.map_err(|e| match begun.load(Ordering::Acquire) {
+        true => Error::failed(format!("{e}; {hint}")),
+        false => e,
+    })?;
     if !args.quiet {
         summary(done, took);
     }

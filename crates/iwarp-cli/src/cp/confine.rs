@@ -6,7 +6,7 @@
 
 use super::part::PART_SUFFIX;
 use crate::error::{Context as _, Error, Result};
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags};
 use rustix::io::Errno;
 use std::fs::File;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -131,22 +131,39 @@ impl Place {
         })
     }
 
+    /// Gives a file of this directory the place's name, in one step and only if nothing has it.
+    ///
+    /// # Errors
+    /// [`Errno::EXIST`] when something has the name.
+    pub(crate) fn rename_new(&self, from: &str) -> rustix::io::Result<()> {
+        let (dir, to) = (&self.dir, self.name.as_str());
+        match rustix::fs::renameat_with(dir, from, dir, to, RenameFlags::NOREPLACE) {
+            // File systems that cannot do this can usually link, which replaces nothing either.
+            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
+                rustix::fs::linkat(dir, from, dir, to, AtFlags::empty())?;
+                rustix::fs::unlinkat(dir, from, AtFlags::empty())
+            }
+            done => done,
+        }
+    }
+
     /// Refuses names that are taken by something that is no regular file: renaming over them would lose it or fail late.
+    /// Returns `true` if a regular file has the name.
     ///
     /// # Errors
     /// When a directory, link or device has the name.
-    pub(crate) fn check_target(&self) -> Result<()> {
+    pub(crate) fn check_target(&self) -> Result<bool> {
         match rustix::fs::statat(
             self.dir.as_fd(),
             self.name.as_str(),
             AtFlags::SYMLINK_NOFOLLOW,
         ) {
-            Ok(s) if FileType::from_raw_mode(s.st_mode) == FileType::RegularFile => Ok(()),
+            Ok(s) if FileType::from_raw_mode(s.st_mode) == FileType::RegularFile => Ok(true),
             Ok(_) => Err(Error::failed(format!(
                 "'{}' exists and is no regular file",
                 self.name
             ))),
-            Err(Errno::NOENT) => Ok(()),
+            Err(Errno::NOENT) => Ok(false),
             Err(e) => Err(e).context(format_args!("'{}'", self.name)),
         }
     }
@@ -163,12 +180,7 @@ pub(crate) fn regular(fd: OwnedFd, name: &str) -> Result<File> {
 
 /// The wall of text.
 fn check(path: &str) -> Result<()> {
-    let refuse = |why: &str| {
-        Err(Error::failed(format!(
-            "'{}' is refused: {why}",
-            path.escape_default()
-        )))
-    };
+    let refuse = |why: &str| Err(Error::failed(format!("'{path}' is refused: {why}")));
     if path.is_empty() || path.len() > MAX_PATH {
         return refuse("paths have 1 to 1024 octets");
     }
@@ -277,10 +289,10 @@ mod tests {
             assert_eq!(root.read("good/file").is_ok(), !no_openat2);
             let p = root.place("sub/new").unwrap();
             assert_eq!(p.name, "new");
-            assert!(p.check_target().is_ok());
+            assert!(!p.check_target().unwrap());
             assert!(root.place("sub/link").unwrap().check_target().is_err());
             assert!(root.place("sub").unwrap().check_target().is_err());
-            assert!(root.place("sub/file").unwrap().check_target().is_ok());
+            assert!(root.place("sub/file").unwrap().check_target().unwrap());
         }
     }
 }

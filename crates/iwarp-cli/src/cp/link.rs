@@ -3,32 +3,38 @@
 //! Octets are copied once between registered memory and the buffer that is hashed and written: the file and the hash need
 //! a slice, and safe code forms none into memory that a peer may write to.
 
-use super::protocol::{Grant, MAX_MESSAGE, MAX_SLOT_SIZE, MAX_SLOTS, Message};
+use super::part;
+use super::protocol::{Grant, MAX_MESSAGE, Message};
 use super::session;
 use crate::error::{Context as _, Error, Result};
 use crate::rdma::failed_completion;
+use crate::service::{self, Budget, Guest, Share, zeros};
 use iwarp::cm::Connection;
 use iwarp::{
     Access, CompletionQueue, Context, Cqe, MemoryRegion, ProtectionDomain, QueuePair, RecvWr,
     SendWr, WcOpcode, WcStatus,
 };
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Slots that a receiver grants.
+/// Slots that a receiver grants, if it has the memory.
 const SLOTS: u16 = 16;
-/// Their size: large enough that messages cost nothing, small enough for the caches.
+/// Their size: large enough that messages cost nothing, small enough for the caches. Also what a sender sends at once,
+/// whatever the peer's slots could hold.
 const SLOT_SIZE: u32 = 512 << 10;
+/// Less than this is not sent at once for lack of memory.
+const MIN_CHUNK: u32 = 16 << 10;
 /// Buffers that are filled while earlier ones are on their way.
 const STAGES: usize = 4;
 /// Receives, enough for a window of our own size; a peer that has more to say is held by TCP.
 const RECVS: usize = 2 * SLOTS as usize + 32;
 /// Messages that may wait to be sent.
 const SENDS: usize = 64;
-/// How long the peer may stay silent: it may have a large file to hash before it can resume.
-const SILENCE: Duration = Duration::from_secs(600);
+/// How long the peer may stay silent. One that has a large file to hash says so every few seconds.
+const SILENCE: Duration = Duration::from_secs(30);
 /// How long the peer may refuse to take data.
-const STALL: Duration = Duration::from_secs(60);
+const STALL: Duration = Duration::from_secs(30);
 
 const WRITE: u64 = 1 << 32;
 
@@ -36,13 +42,17 @@ const WRITE: u64 = 1 << 32;
 pub(super) struct Half {
     pd: ProtectionDomain,
     cq: CompletionQueue,
-    /// Receives, then sends.
+    /// Receives, then sends. Nobody else can reach them.
     messages: MemoryRegion,
+    budget: Arc<Budget>,
+    /// For `messages`, and for the buffer of whoever hashes.
+    _share: Share,
 }
 
 impl Half {
     /// Makes everything, with receives posted.
-    pub(super) fn new(ctx: &Context) -> Result<(Self, QueuePair)> {
+    pub(super) fn new(ctx: &Context, budget: &Arc<Budget>) -> Result<(Self, QueuePair)> {
+        let share = budget.take((RECVS + SENDS) * MAX_MESSAGE + part::CHUNK)?;
         let pd = ProtectionDomain::new(ctx);
         let sends = SENDS + STAGES;
         let cq = ctx
@@ -58,18 +68,25 @@ impl Half {
             .reads(1, 1)
             .build(&cq, &cq)
             .context("queue pair")?;
-        let half = Self { pd, cq, messages };
+        let half = Self {
+            pd,
+            cq,
+            messages,
+            budget: Arc::clone(budget),
+            _share: share,
+        };
         for slot in 0..RECVS {
             half.receive(&qp, slot)?;
         }
         Ok((half, qp))
     }
 
-    /// The connection is there.
-    pub(super) fn connected(self, connection: Connection) -> RdmaLink {
+    /// The connection is there. A server's client is a guest.
+    pub(super) fn connected(self, connection: Connection, guest: Option<Guest>) -> RdmaLink {
         RdmaLink {
             half: self,
             connection,
+            guest,
             inbox: VecDeque::new(),
             closed: false,
             sends: 0,
@@ -78,7 +95,6 @@ impl Half {
             stage: None,
             next_stage: 0,
             writes: 0,
-            buffer: Vec::new(),
         }
     }
 
@@ -97,6 +113,7 @@ impl Half {
 pub(super) struct RdmaLink {
     half: Half,
     connection: Connection,
+    guest: Option<Guest>,
     /// Messages that came: slot and length. Their receive is posted again when they are looked at, so that a peer cannot
     /// make this grow.
     inbox: VecDeque<(usize, usize)>,
@@ -105,12 +122,33 @@ pub(super) struct RdmaLink {
     /// Messages and writes on their way. They end in the order in which they were posted.
     sends: usize,
     next_send: usize,
-    slots: Option<(MemoryRegion, Grant)>,
-    stage: Option<MemoryRegion>,
+    slots: Option<(Room, Grant)>,
+    stage: Option<Room>,
     next_stage: usize,
     writes: usize,
-    /// What is filled from, or written to, the file.
+}
+
+/// Registered memory in equal parts, and a buffer for one of them: what is filled from, or written to, the file.
+struct Room {
+    mr: MemoryRegion,
+    part: u32,
     buffer: Vec<u8>,
+    _share: Share,
+}
+
+impl Room {
+    fn new(half: &Half, parts: usize, part: u32, access: Access) -> Result<Self> {
+        let share = half.budget.take((parts + 1) * part as usize)?;
+        Ok(Self {
+            mr: half
+                .pd
+                .allocate(parts * part as usize, access)
+                .context("memory")?,
+            part,
+            buffer: zeros(part as usize)?,
+            _share: share,
+        })
+    }
 }
 
 impl RdmaLink {
@@ -131,6 +169,10 @@ impl RdmaLink {
             }
             Err(e) => return Err(e).context("completion queue"),
         };
+        if let Some(guest) = self.guest.as_ref().filter(|_| n > 0) {
+            guest.touch();
+            service::still_welcome(guest)?;
+        }
         for cqe in done.iter().take(n) {
             match cqe.status {
                 WcStatus::Success if cqe.opcode == WcOpcode::Recv => {
@@ -227,20 +269,34 @@ impl session::Link for RdmaLink {
         self.next_message()
     }
 
+    fn peer_waits(&mut self, yes: bool) {
+        match &self.guest {
+            Some(guest) if yes => guest.at_work(),
+            Some(guest) => guest.touch(),
+            None => {}
+        }
+    }
+
     fn grant(&mut self) -> Result<Grant> {
         if let Some((_, grant)) = &self.slots {
             return Ok(*grant);
         }
-        let len = usize::from(SLOTS) * SLOT_SIZE as usize;
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        let mr = self.half.pd.allocate(len, access).context("memory")?;
-        let grant = Grant {
-            stag: mr.remote().rkey,
-            base: mr.remote().addr,
-            slot_size: SLOT_SIZE,
-            slots: SLOTS,
+        // With fewer slots it is slower. That is better than a refusal.
+        let mut slots = SLOTS;
+        let room = loop {
+            match Room::new(&self.half, usize::from(slots), SLOT_SIZE, access) {
+                Err(_) if slots > 1 => slots /= 2,
+                room => break room?,
+            }
         };
-        self.slots = Some((mr, grant));
+        let grant = Grant {
+            stag: room.mr.remote().rkey,
+            base: room.mr.remote().addr,
+            slot_size: room.part,
+            slots,
+        };
+        self.slots = Some((room, grant));
         Ok(grant)
     }
 
@@ -251,15 +307,31 @@ impl session::Link for RdmaLink {
         f: &mut dyn FnMut(&[u8]) -> Result<()>,
     ) -> Result<()> {
         let outside = || Error::failed("no such slot");
-        let (mr, grant) = self.slots.as_ref().ok_or_else(outside)?;
+        let (room, grant) = self.slots.as_mut().ok_or_else(outside)?;
         if slot >= grant.slots || len > grant.slot_size {
             return Err(outside());
         }
         let at = usize::from(slot) * grant.slot_size as usize;
-        self.buffer.resize(grant.slot_size as usize, 0);
-        let data = self.buffer.get_mut(..len as usize).ok_or_else(outside)?;
-        mr.read_at(at, data).context("memory")?;
+        let data = room.buffer.get_mut(..len as usize).ok_or_else(outside)?;
+        room.mr.read_at(at, data).context("memory")?;
         f(data)
+    }
+
+    fn chunk(&mut self, to: &Grant) -> Result<u32> {
+        // Made once: what does not depend on the peer's slots serves for all of its copies.
+        let stage = match self.stage.take() {
+            Some(stage) => stage,
+            None => {
+                let mut chunk = SLOT_SIZE;
+                loop {
+                    match Room::new(&self.half, STAGES, chunk, Access::LOCAL_WRITE) {
+                        Err(_) if chunk > MIN_CHUNK => chunk /= 2,
+                        room => break room?,
+                    }
+                }
+            }
+        };
+        Ok(self.stage.insert(stage).part.min(to.slot_size))
     }
 
     fn write_slot(
@@ -271,27 +343,18 @@ impl session::Link for RdmaLink {
     ) -> Result<()> {
         let outside = || Error::failed("no such slot");
         let target = to.slot_at(slot).ok_or_else(outside)?;
-        if len > to.slot_size || to.slot_size > MAX_SLOT_SIZE || to.slots > MAX_SLOTS {
+        if len > self.chunk(to)? {
             return Err(outside());
         }
-        self.buffer.resize(to.slot_size as usize, 0);
-        fill(self.buffer.get_mut(..len as usize).ok_or_else(outside)?)?;
+        let stage = self.stage.as_mut().ok_or_else(outside)?;
+        fill(stage.buffer.get_mut(..len as usize).ok_or_else(outside)?)?;
         // Only now, so that the network works while the file is read.
         self.until(STALL, |l| l.writes < STAGES)?;
-        let size = to.slot_size as usize;
-        let stage = match &self.stage {
-            Some(mr) if mr.len() >= STAGES * size => mr,
-            _ => {
-                // Peers grant one size; another one means that all writes of the earlier copy are over, or wait for it.
-                self.until(STALL, |l| l.writes == 0)?;
-                let mr = self.half.pd.allocate(STAGES * size, Access::LOCAL_WRITE);
-                self.stage.insert(mr.context("memory")?)
-            }
-        };
-        let at = self.next_stage * size;
-        let data = self.buffer.get(..len as usize).ok_or_else(outside)?;
-        stage.write_at(at, data).context("memory")?;
-        let sge = stage.sge(at..at + len as usize).context("memory")?;
+        let stage = self.stage.as_ref().ok_or_else(outside)?;
+        let at = self.next_stage * stage.part as usize;
+        let data = stage.buffer.get(..len as usize).ok_or_else(outside)?;
+        stage.mr.write_at(at, data).context("memory")?;
+        let sge = stage.mr.sge(at..at + len as usize).context("memory")?;
         self.connection
             .post_send(&[SendWr::write(WRITE, target, to.stag, &[sge]).signaled()])
             .map_err(|(_, e)| e)

@@ -5,6 +5,7 @@
 //! implemented in `link`; `client` and `server` are the two ends of the command.
 
 mod args;
+mod auth;
 mod client;
 mod confine;
 mod link;

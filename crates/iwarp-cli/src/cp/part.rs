@@ -6,7 +6,9 @@
 
 use super::confine::{Place, regular};
 use crate::error::{Context as _, Error, Result};
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use crate::service::zeros;
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
 use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
@@ -14,7 +16,9 @@ use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 /// End of the name of a partial file; such names cannot be asked for by a peer.
 pub(crate) const PART_SUFFIX: &str = ".iwarp-part";
 /// What is read at once while hashing.
-const CHUNK: usize = 1 << 20;
+pub(crate) const CHUNK: usize = 256 << 10;
+/// How often a partial file is opened that vanishes before it is locked. Each time another copy has been completed.
+const LOCK_ATTEMPTS: usize = 100;
 
 /// A SHA-256 value.
 pub(crate) type Hash = [u8; 32];
@@ -27,30 +31,47 @@ pub(crate) struct Part {
     file: File,
     hash: Sha256,
     len: u64,
+    existing: Existing,
+}
+
+/// What becomes of a file that has the name already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Existing {
+    /// It is replaced in one step.
+    Replace,
+    /// It stays, and the copy is refused.
+    Keep,
 }
 
 impl Part {
     /// Opens or creates the partial file of a place and hashes what is there, at most `limit` octets.
     ///
     /// # Errors
-    /// When it cannot be created or another copy to the same name is running.
-    pub(crate) fn open(place: Place, keep: bool, limit: u64) -> Result<Self> {
-        place.check_target()?;
+    /// When it cannot be created, another copy to the same name is running, or the name is taken by what must stay.
+    pub(crate) fn open(place: Place, keep: bool, limit: u64, existing: Existing) -> Result<Self> {
+        Self::open_with(place, keep, limit, existing, &mut || {})
+    }
+
+    /// As [`open`](Self::open); `opened` is called between opening and locking.
+    fn open_with(
+        place: Place,
+        keep: bool,
+        limit: u64,
+        existing: Existing,
+        opened: &mut dyn FnMut(),
+    ) -> Result<Self> {
+        let there = place.check_target()?;
+        if there && existing == Existing::Keep {
+            return Err(exists(&place.name));
+        }
         let name = format!(".{}{PART_SUFFIX}", place.name);
-        let flags =
-            OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let fd = rustix::fs::openat(&place.dir, name.as_str(), flags, Mode::RUSR | Mode::WUSR)
-            .context(format_args!("'{}'", place.name))?;
-        let file = regular(fd, &name)?;
-        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
-            Error::failed(format!("'{}' is being written by another copy", place.name))
-        })?;
         let mut part = Self {
+            file: lock(&place, &name, opened)?,
             place,
             name,
-            file,
             hash: Sha256::new(),
             len: 0,
+            existing,
         };
         let there = part.file.metadata().context("partial file")?.len();
         if keep && there <= limit {
@@ -103,11 +124,7 @@ impl Part {
     /// When the hash is not the expected one (the partial file is then removed: it cannot be continued), or the rename fails.
     pub(crate) fn commit(self, expected: &Hash, mode: u32) -> Result<()> {
         if self.hash() != *expected {
-            let _ = rustix::fs::unlinkat(
-                &self.place.dir,
-                self.name.as_str(),
-                rustix::fs::AtFlags::empty(),
-            );
+            self.remove();
             return Err(Error::failed(format!(
                 "'{}': SHA-256 differs, the data were damaged on the way",
                 self.place.name
@@ -119,10 +136,66 @@ impl Part {
         self.file
             .sync_all()
             .context(format_args!("cannot write '{}'", self.place.name))?;
-        let dir = &self.place.dir;
-        rustix::fs::renameat(dir, self.name.as_str(), dir, self.place.name.as_str())
-            .context(format_args!("cannot create '{}'", self.place.name))
+        let (from, to) = (self.name.as_str(), self.place.name.as_str());
+        match self.existing {
+            Existing::Replace => {
+                let dir = &self.place.dir;
+                rustix::fs::renameat(dir, from, dir, to)
+                    .context(format_args!("cannot create '{to}'"))
+            }
+            Existing::Keep => self.place.rename_new(from).map_err(|e| {
+                if e != Errno::EXIST {
+                    return Error::failed(format!("cannot create '{to}': {e}"));
+                }
+                // Nobody can continue it: the name is taken.
+                self.remove();
+                exists(to)
+            }),
+        }
     }
+
+    fn remove(&self) {
+        let _ = rustix::fs::unlinkat(&self.place.dir, self.name.as_str(), AtFlags::empty());
+    }
+}
+
+fn exists(name: &str) -> Error {
+    Error::failed(format!(
+        "'{name}' exists already, and nothing is replaced here (the server was started without --overwrite)"
+    ))
+}
+
+/// Opens or creates a partial file and locks it. Between the two the copy that had the lock may have given the file its final
+/// name: then what we have locked is a finished file that we must not touch, and the name is opened again.
+fn lock(place: &Place, name: &str, opened: &mut dyn FnMut()) -> Result<File> {
+    let flags =
+        OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    for _ in 0..LOCK_ATTEMPTS {
+        let fd = rustix::fs::openat(&place.dir, name, flags, Mode::RUSR | Mode::WUSR)
+            .context(format_args!("'{}'", place.name))?;
+        let file = regular(fd, name)?;
+        opened();
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(
+            |e| match e {
+                Errno::WOULDBLOCK => {
+                    Error::failed(format!("'{}' is being written by another copy", place.name))
+                }
+                e => Error::failed(format!("'{}' cannot be locked: {e}", place.name)),
+            },
+        )?;
+        let locked = rustix::fs::fstat(&file).context("partial file")?;
+        match rustix::fs::statat(&place.dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(named) if (named.st_dev, named.st_ino) == (locked.st_dev, locked.st_ino) => {
+                return Ok(file);
+            }
+            Ok(_) | Err(Errno::NOENT) => {}
+            Err(e) => return Err(e).context("partial file"),
+        }
+    }
+    Err(Error::failed(format!(
+        "'{}' is being written by many copies at a time",
+        place.name
+    )))
 }
 
 /// A file on its way out, read in order and hashed on the way.
@@ -202,7 +275,7 @@ impl Source {
 
 /// Hashes up to `len` octets from the current position; gives how many there were.
 fn hash_prefix(file: &mut File, len: u64, hash: &mut Sha256) -> Result<u64> {
-    let mut buf = vec![0; CHUNK];
+    let mut buf = zeros(CHUNK)?;
     let mut done = 0;
     while done < len {
         let want = (len - done).min(CHUNK as u64) as usize;
@@ -254,7 +327,64 @@ pub(crate) mod tests {
     }
 
     fn part(path: &Path, keep: bool) -> Result<Part> {
-        Part::open(Place::local(path)?, keep, 1 << 40)
+        Part::open(Place::local(path)?, keep, 1 << 40, Existing::Replace)
+    }
+
+    /// The second copy has opened the partial file, and the first is completed before the second has locked it.
+    #[test]
+    fn a_completed_file_is_not_mistaken_for_a_partial_one() {
+        for keep in [true, false] {
+            let t = TempDir::new();
+            let target = t.path("a");
+            let mut first = part(&target, true).unwrap();
+            first.append(b"complete").unwrap();
+            let mut first = Some(first);
+            let mut second = Part::open_with(
+                Place::local(&target).unwrap(),
+                keep,
+                1 << 40,
+                Existing::Replace,
+                &mut || {
+                    if let Some(first) = first.take() {
+                        first.commit(&sha(b"complete"), 0o644).unwrap();
+                    }
+                },
+            )
+            .unwrap();
+            assert_eq!(second.len(), 0, "it begins anew");
+            second.append(b"half").unwrap();
+            assert_eq!(std::fs::read(&target).unwrap(), b"complete");
+            assert_eq!(std::fs::read(t.path(".a.iwarp-part")).unwrap(), b"half");
+        }
+    }
+
+    #[test]
+    fn what_is_there_stays_unless_it_may_be_replaced() {
+        let t = TempDir::new();
+        let target = t.path("a");
+        let open = || Part::open(Place::local(&target).unwrap(), true, 99, Existing::Keep);
+        std::fs::write(&target, "old").unwrap();
+        let e = open().unwrap_err().to_string();
+        assert!(e.contains("exists already"), "{e}");
+        assert!(
+            !t.path(".a.iwarp-part").exists(),
+            "refused before anything is made"
+        );
+        // The name is taken while the copy runs.
+        std::fs::remove_file(&target).unwrap();
+        let mut p = open().unwrap();
+        p.append(b"new").unwrap();
+        std::fs::write(&target, "old").unwrap();
+        let e = p.commit(&sha(b"new"), 0o644).unwrap_err().to_string();
+        assert!(e.contains("exists already"), "{e}");
+        assert_eq!(std::fs::read(&target).unwrap(), b"old");
+        assert!(!t.path(".a.iwarp-part").exists());
+        // And where nothing is.
+        std::fs::remove_file(&target).unwrap();
+        let mut p = open().unwrap();
+        p.append(b"new").unwrap();
+        p.commit(&sha(b"new"), 0o644).unwrap();
+        assert_eq!(std::fs::read(&target).unwrap(), b"new");
     }
 
     #[test]
@@ -300,9 +430,14 @@ pub(crate) mod tests {
         // Without resume, and when the part is longer than the file can be, it starts anew.
         std::fs::write(t.path(".a.iwarp-part"), "12345").unwrap();
         assert_eq!(
-            Part::open(Place::local(&t.path("a")).unwrap(), true, 4)
-                .unwrap()
-                .len(),
+            Part::open(
+                Place::local(&t.path("a")).unwrap(),
+                true,
+                4,
+                Existing::Replace
+            )
+            .unwrap()
+            .len(),
             0
         );
         std::fs::write(t.path(".a.iwarp-part"), "12345").unwrap();

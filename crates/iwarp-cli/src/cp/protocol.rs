@@ -5,6 +5,8 @@
 //!   client                             server
 //!   Hello                         →
 //!                                 ←    Hello
+//!   if both have a secret (see `auth`): Proof  →
+//!                                 ←    Proof
 //!   upload:   Put                 →
 //!                                 ←    Ready (what is there already, its hash, the slots)
 //!             Start               →         (continue there, or from 0 when the hash differs)
@@ -13,7 +15,7 @@
 //!   then the data, from sender to receiver:
 //!     RDMA Write into a slot, Filled(slot, offset, length) …   and back Free(slot) …
 //!     Finish(SHA-256)             →    Done when the file has its name
-//!   Error ends the connection from either side at any time.
+//!   Error ends the connection from either side at any time. Working says that what was asked for takes long.
 //! ```
 //!
 //! Layout: all integers in network order. Octet 0 type, octet 1 zero, then the fields in the order of the enum. Text is
@@ -22,9 +24,14 @@
 use super::confine::MAX_PATH;
 use super::part::Hash;
 use crate::error::{Error, Result};
+use crate::text::printable;
 
 /// Protocol version; both ends must agree.
-pub(crate) const VERSION: u16 = 1;
+pub(crate) const VERSION: u16 = 2;
+/// A random number.
+pub(crate) type Nonce = [u8; 32];
+/// A message authentication code.
+pub(crate) type Proof = [u8; 32];
 /// Receives must have this room: no message is longer.
 pub(crate) const MAX_MESSAGE: usize = 2048;
 /// Most slots that may be granted.
@@ -69,10 +76,14 @@ pub(crate) struct Have {
 /// All messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Message {
-    /// 1: magic, version. More fields may follow in later versions.
+    /// 1: magic, version. More fields may follow in later versions; those behind the version came with version 2.
     Hello {
         /// [`VERSION`] of the sender.
         version: u16,
+        /// Whether the sender has a secret and wants a proof that the other end has it, too.
+        secret: bool,
+        /// Fresh for each conversation.
+        nonce: Nonce,
     },
     /// 2: the client wants to write a file.
     Put {
@@ -136,6 +147,13 @@ pub(crate) enum Message {
         /// Why, for a person.
         text: String,
     },
+    /// 11: the sender knows the secret.
+    Proof {
+        /// See `auth`.
+        proof: Proof,
+    },
+    /// 12: the sender hashes or writes a large file, and is not silent for another reason.
+    Working,
 }
 
 impl Message {
@@ -146,7 +164,16 @@ impl Message {
     pub(crate) fn encode(&self) -> Result<Vec<u8>> {
         let mut w = Writer(Vec::with_capacity(64));
         match self {
-            Self::Hello { version } => w.head(1).u32(MAGIC).u16(*version),
+            Self::Hello {
+                version,
+                secret,
+                nonce,
+            } => w
+                .head(1)
+                .u32(MAGIC)
+                .u16(*version)
+                .u8(u8::from(*secret))
+                .raw(nonce),
             Self::Put {
                 size,
                 mode,
@@ -176,6 +203,8 @@ impl Message {
                 w.head(10)
                     .text(text.get(..end).unwrap_or_default(), MAX_TEXT)?
             }
+            Self::Proof { proof } => w.head(11).raw(proof),
+            Self::Working => w.head(12),
         };
         Ok(w.0)
     }
@@ -201,8 +230,17 @@ impl Message {
                     ));
                 }
                 let version = r.u16()?;
+                // Only the version counts if it is not ours.
+                let (secret, nonce) = match version {
+                    VERSION => (r.bool()?, r.array()?),
+                    _ => (false, Nonce::default()),
+                };
                 r.0 = &[];
-                Self::Hello { version }
+                Self::Hello {
+                    version,
+                    secret,
+                    nonce,
+                }
             }
             2 => Self::Put {
                 size: r.u64()?,
@@ -232,13 +270,12 @@ impl Message {
             7 => Self::Free { slot: r.u16()? },
             8 => Self::Finish { hash: r.hash()? },
             9 => Self::Done,
+            // Here, so that nobody can forget it.
             10 => Self::Error {
-                text: r
-                    .text(MAX_TEXT)?
-                    .chars()
-                    .filter(|c| !c.is_control())
-                    .collect(),
+                text: printable(&r.text(MAX_TEXT)?),
             },
+            11 => Self::Proof { proof: r.array()? },
+            12 => Self::Working,
             _ => return Err(malformed()),
         };
         if r.0.is_empty() {
@@ -373,7 +410,11 @@ mod tests {
             slots: 8,
         };
         vec![
-            Message::Hello { version: 1 },
+            Message::Hello {
+                version: VERSION,
+                secret: true,
+                nonce: [5; 32],
+            },
             Message::Put {
                 size: u64::MAX,
                 mode: 0o644,
@@ -400,6 +441,8 @@ mod tests {
             Message::Finish { hash: [9; 32] },
             Message::Done,
             Message::Error { text: "no".into() },
+            Message::Proof { proof: [3; 32] },
+            Message::Working,
         ]
     }
 
@@ -450,6 +493,10 @@ mod tests {
             }
         }
         assert!(
+            Message::decode(&[1, 0, b'I', b'W', b'C', b'P', 0, 1]).is_ok(),
+            "the first version is understood well enough to be refused by name"
+        );
+        assert!(
             Message::decode(&[1, 0, b'S', b'S', b'H', b'-', 0, 1])
                 .unwrap_err()
                 .to_string()
@@ -477,6 +524,15 @@ mod tests {
             }
             .encode()
             .is_err()
+        );
+        let rude = Message::Error {
+            text: "\u{1b}[2Jgpj.\u{202e}exe\n".into(),
+        };
+        assert_eq!(
+            Message::decode(&rude.encode().unwrap()).unwrap(),
+            Message::Error {
+                text: "\\u{1b}[2Jgpj.\\u{202e}exe\\n".into()
+            }
         );
         let long = Message::Error {
             text: "ä".repeat(1000),

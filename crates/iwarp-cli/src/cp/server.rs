@@ -4,32 +4,52 @@ use super::CpArgs;
 use super::confine::Root;
 use super::link::{Half, RdmaLink};
 use super::session::{self, Summary};
-use crate::error::{Context as _, Result};
-use crate::{out, rdma, units};
+use crate::error::Result;
+use crate::service::{self, Budget, Guest};
+use crate::text::printable;
+use crate::{out, units};
 use iwarp::Context;
 use iwarp::cm::{ConnectionParameters, ConnectionRequest};
 use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::Arc;
 
 /// Serves a directory.
 ///
 /// # Errors
 /// When the directory cannot be opened or the address not be listened on.
 pub(super) fn run(args: &CpArgs, dir: &Path, port: u16) -> Result<()> {
+    let terms = args.terms()?;
     let root = Root::open(dir)?;
-    let (ctx, listener) = rdma::listen(args.bind, port, &super::config(args))?;
+    let bind = args.serve.addresses();
+    let (ctx, listener) = service::listen(&bind, port, &super::config(args))?;
+    let gate = service::gate(&args.serve.limits);
+    let budget = Budget::new(args.serve.memory());
     // Also with --quiet: who starts a server needs to know where it is, above all with port 0.
     out::line(format_args!(
         "iwarp cp: serving on {}",
         listener.local_addr()
     ));
+    if args.is_anonymous() {
+        eprintln!(
+            "iwarp: warning: --anonymous: everybody who can reach {} can read {}the files below '{}'",
+            listener.local_addr(),
+            if terms.writing.is_some() {
+                "and write "
+            } else {
+                ""
+            },
+            printable(&dir.display().to_string())
+        );
+    }
     let quiet = args.quiet;
-    rdma::serve_clients(
+    service::serve_clients(
         &listener,
+        &gate,
         || false,
-        move |request, from| {
-            let outcome = accept(&ctx, request).and_then(|mut link| {
-                let outcome = session::serve(&mut link, &root, &mut |path, done| {
+        move |request, guest, from| {
+            let outcome = accept(&ctx, &budget, request, guest).and_then(|mut link| {
+                let outcome = session::serve(&mut link, &root, &terms, &mut |path, done| {
                     log(quiet, from, path, done);
                 });
                 link.close();
@@ -47,19 +67,25 @@ pub(super) fn run(args: &CpArgs, dir: &Path, port: u16) -> Result<()> {
     )
 }
 
-fn accept(ctx: &Context, request: ConnectionRequest) -> Result<RdmaLink> {
-    let (half, qp) = Half::new(ctx)?;
-    let connection = request
-        .accept(qp, &ConnectionParameters::default())
-        .context("accept")?;
-    Ok(half.connected(connection))
+fn accept(
+    ctx: &Context,
+    budget: &Arc<Budget>,
+    request: ConnectionRequest,
+    guest: Guest,
+) -> Result<RdmaLink> {
+    let (half, qp) = match Half::new(ctx, budget) {
+        Ok(made) => made,
+        Err(e) => return Err(service::refuse(request, e)),
+    };
+    let connection = service::accept(request, qp, &ConnectionParameters::default(), &guest)?;
+    Ok(half.connected(connection, Some(guest)))
 }
 
 fn log(quiet: bool, from: SocketAddr, path: &str, done: Summary) {
     if !quiet {
         out::line(format_args!(
             "{from} '{}' {} octets",
-            path.escape_default(),
+            printable(path),
             done.size - done.resumed
         ));
     }

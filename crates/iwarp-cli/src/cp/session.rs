@@ -3,10 +3,16 @@
 //! Nothing here knows RDMA, and nothing a peer says is believed: offsets must be the expected ones, lengths must fit the slot
 //! and the file, slots must be free before they are used and taken before they are freed. See `protocol.rs` for the order.
 
+use super::auth::{Secret, greet, welcome};
 use super::confine::{Place, Root};
-use super::part::{Hash, Part, Source};
-use super::protocol::{Grant, Have, MAX_SLOTS, Message, VERSION};
-use crate::error::{Error, Result};
+use super::part::{Existing, Hash, Part, Source};
+use super::protocol::{Grant, Have, MAX_SLOTS, Message};
+use crate::error::{Context as _, Error, Result};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+/// How often the peer is told that we are still at work. Well below the silence that either end tolerates.
+const STILL_THERE: Duration = Duration::from_secs(5);
 
 /// What a copy needs from the connection under it.
 pub(crate) trait Link {
@@ -16,8 +22,7 @@ pub(crate) trait Link {
     /// When the connection is broken.
     fn send(&mut self, message: &Message) -> Result<()>;
 
-    /// Waits for one message; `None` when the peer has closed. Must be bounded, by a time that allows the peer to hash
-    /// a large file (a minute or more).
+    /// Waits for one message; `None` when the peer has closed. Must be bounded, by a time above [`STILL_THERE`].
     ///
     /// # Errors
     /// On a broken connection, a malformed message or when the time is over.
@@ -28,6 +33,9 @@ pub(crate) trait Link {
     /// # Errors
     /// As [`Link::recv`].
     fn try_recv(&mut self) -> Result<Option<Message>>;
+
+    /// From now on the peer waits for this end, or no longer does. It must not be taken for idle meanwhile.
+    fn peer_waits(&mut self, yes: bool);
 
     /// Receiver: the ring of slots that the peer may write to; registered at the first call.
     ///
@@ -45,6 +53,13 @@ pub(crate) trait Link {
         len: u32,
         f: &mut dyn FnMut(&[u8]) -> Result<()>,
     ) -> Result<()>;
+
+    /// Sender: how many octets one [`write_slot`](Self::write_slot) to these slots may carry at most. That is the sender's own
+    /// choice: a peer that grants large slots must not decide how much memory is spent here.
+    ///
+    /// # Errors
+    /// When there is no memory.
+    fn chunk(&mut self, to: &Grant) -> Result<u32>;
 
     /// Sender: lets `fill` produce `len` octets and writes them to `slot` of the peer. They must be placed before a message
     /// that is sent afterwards arrives.
@@ -74,6 +89,26 @@ pub(crate) struct Summary {
     pub(crate) hash: Hash,
 }
 
+/// What a client asks for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wish<'a> {
+    /// Path below the served directory.
+    pub(crate) path: &'a str,
+    /// Continue what is there already.
+    pub(crate) resume: bool,
+    /// What the server has to know, too.
+    pub(crate) secret: Option<&'a Secret>,
+}
+
+/// What a server allows.
+#[derive(Debug, Default)]
+pub(crate) struct Terms {
+    /// What happens to existing files when clients write; `None` if clients may only read.
+    pub(crate) writing: Option<Existing>,
+    /// What clients have to know.
+    pub(crate) secret: Option<Secret>,
+}
+
 /// Client: writes a file below the served directory.
 ///
 /// # Errors
@@ -81,33 +116,31 @@ pub(crate) struct Summary {
 pub(crate) fn put(
     link: &mut impl Link,
     mut source: Source,
-    path: &str,
-    resume: bool,
+    wish: Wish<'_>,
     progress: Progress<'_>,
 ) -> Result<Summary> {
-    put_inner(link, &mut source, path, resume, progress).map_err(|e| cause(link, e))
+    put_inner(link, &mut source, wish, progress).map_err(|e| cause(link, e))
 }
 
 fn put_inner(
     link: &mut impl Link,
     source: &mut Source,
-    path: &str,
-    resume: bool,
+    wish: Wish<'_>,
     progress: Progress<'_>,
 ) -> Result<Summary> {
-    hello(link)?;
+    greet(link, wish.secret)?;
     let (size, mode) = (source.size(), source.mode);
     link.send(&Message::Put {
         size,
         mode,
-        resume,
-        path: path.to_owned(),
+        resume: wish.resume,
+        path: wish.path.to_owned(),
     })?;
     let (have, grant) = match expect(link)? {
         Message::Ready { have, grant } => (have, grant),
         other => return Err(unexpected(&other)),
     };
-    let offset = source.resume(have.len, &have.hash)?;
+    let offset = at_work(link, || source.resume(have.len, &have.hash))?;
     link.send(&Message::Start { offset, size, mode })?;
     transmit(link, source, offset, &grant, progress)
 }
@@ -119,22 +152,23 @@ fn put_inner(
 pub(crate) fn get(
     link: &mut impl Link,
     place: Place,
-    path: &str,
-    resume: bool,
+    wish: Wish<'_>,
     progress: Progress<'_>,
 ) -> Result<Summary> {
-    get_inner(link, place, path, resume, progress).map_err(|e| cause(link, e))
+    get_inner(link, place, wish, progress).map_err(|e| cause(link, e))
 }
 
 fn get_inner(
     link: &mut impl Link,
     place: Place,
-    path: &str,
-    resume: bool,
+    wish: Wish<'_>,
     progress: Progress<'_>,
 ) -> Result<Summary> {
-    hello(link)?;
-    let part = Part::open(place, resume, u64::MAX)?;
+    greet(link, wish.secret)?;
+    // The user's own file is replaced, as `cp` and `scp` do it.
+    let part = at_work(link, || {
+        Part::open(place, wish.resume, u64::MAX, Existing::Replace)
+    })?;
     let (have, grant) = (
         Have {
             len: part.len(),
@@ -145,7 +179,7 @@ fn get_inner(
     link.send(&Message::Get {
         have,
         grant,
-        path: path.to_owned(),
+        path: wish.path.to_owned(),
     })?;
     match expect(link)? {
         Message::Start { offset, size, mode } => {
@@ -162,9 +196,10 @@ fn get_inner(
 pub(crate) fn serve(
     link: &mut impl Link,
     root: &Root,
+    terms: &Terms,
     log: &mut dyn FnMut(&str, Summary),
 ) -> Result<()> {
-    let outcome = serve_requests(link, root, log);
+    let outcome = serve_requests(link, root, terms, log);
     if let Err(e) = &outcome {
         // The client may be gone; then there is nobody to tell.
         let _ = link.send(&Message::Error {
@@ -177,46 +212,23 @@ pub(crate) fn serve(
 fn serve_requests(
     link: &mut impl Link,
     root: &Root,
+    terms: &Terms,
     log: &mut dyn FnMut(&str, Summary),
 ) -> Result<()> {
-    let Some(first) = link.recv()? else {
+    if !welcome(link, terms.secret.as_ref())? {
         return Ok(());
-    };
-    let Message::Hello { version } = first else {
-        return Err(unexpected(&first));
-    };
-    // Answered before it is judged, so that the client can say which versions met.
-    link.send(&Message::Hello { version: VERSION })?;
-    same_version(version)?;
-    while let Some(request) = link.recv()? {
+    }
+    while let Some(request) = hear(link)? {
         match request {
             Message::Put {
                 size, resume, path, ..
             } => {
-                let part = Part::open(root.place(&path)?, resume, size)?;
-                let (have, grant) = (
-                    Have {
-                        len: part.len(),
-                        hash: part.hash(),
-                    },
-                    link.grant()?,
-                );
-                link.send(&Message::Ready { have, grant })?;
-                match expect(link)? {
-                    Message::Start {
-                        offset,
-                        size: again,
-                        mode,
-                    } if again == size => {
-                        let offer = Offer { offset, size, mode };
-                        log(&path, receive(link, part, offer, &grant, &mut |_, _| {})?);
-                    }
-                    other => return Err(unexpected(&other)),
-                }
+                let done = take(link, root, terms, &path, (size, resume))?;
+                log(&path, done);
             }
             Message::Get { have, grant, path } => {
                 let mut source = Source::new(root.read(&path)?)?;
-                let offset = source.resume(have.len, &have.hash)?;
+                let offset = at_work(link, || source.resume(have.len, &have.hash))?;
                 link.send(&Message::Start {
                     offset,
                     size: source.size(),
@@ -234,21 +246,67 @@ fn serve_requests(
     Ok(())
 }
 
-fn hello(link: &mut impl Link) -> Result<()> {
-    link.send(&Message::Hello { version: VERSION })?;
+/// Server: takes a file from a client.
+fn take(
+    link: &mut impl Link,
+    root: &Root,
+    terms: &Terms,
+    path: &str,
+    (size, resume): (u64, bool),
+) -> Result<Summary> {
+    let Some(existing) = terms.writing else {
+        return Err(Error::failed(
+            "this server only gives files and takes none (it was started without --writable)",
+        ));
+    };
+    let place = root.place(path)?;
+    let part = at_work(link, || Part::open(place, resume, size, existing))?;
+    let (have, grant) = (
+        Have {
+            len: part.len(),
+            hash: part.hash(),
+        },
+        link.grant()?,
+    );
+    link.send(&Message::Ready { have, grant })?;
     match expect(link)? {
-        Message::Hello { version } => same_version(version),
+        Message::Start {
+            offset,
+            size: again,
+            mode,
+        } if again == size => {
+            let offer = Offer { offset, size, mode };
+            receive(link, part, offer, &grant, &mut |_, _| {})
+        }
         other => Err(unexpected(&other)),
     }
 }
 
-fn same_version(theirs: u16) -> Result<()> {
-    if theirs == VERSION {
-        return Ok(());
-    }
-    Err(Error::failed(format!(
-        "the peer speaks version {theirs} of the iwarp cp protocol, this is version {VERSION}"
-    )))
+/// Does what may take long (hashing, waiting for the disk) in a thread of its own, and tells the peer meanwhile that we are
+/// still there: it would give us up otherwise.
+fn at_work<T: Send>(link: &mut impl Link, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    link.peer_waits(true);
+    let outcome = std::thread::scope(|scope| {
+        let (done, finished) = channel::<()>();
+        let worker = std::thread::Builder::new()
+            .name("work".to_owned())
+            .spawn_scoped(scope, move || {
+                // Dropped at the end, however that comes.
+                let _done = done;
+                work()
+            })
+            .context("cannot start a thread")?;
+        let mut told = Ok(());
+        while told.is_ok() && finished.recv_timeout(STILL_THERE) == Err(RecvTimeoutError::Timeout) {
+            told = link.send(&Message::Working);
+        }
+        let outcome = worker
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        told.and(outcome)
+    });
+    link.peer_waits(false);
+    outcome
 }
 
 /// The peer's slots as the sender sees them.
@@ -300,6 +358,7 @@ fn transmit(
 ) -> Result<Summary> {
     let size = source.size();
     let mut window = Window::new(grant);
+    let chunk = link.chunk(grant)?;
     let mut at = offset;
     progress(at, size);
     while at < size {
@@ -313,9 +372,7 @@ fn transmit(
                 None => freed(&mut window, &expect(link)?)?,
             }
         };
-        let len = u32::try_from(size - at)
-            .unwrap_or(u32::MAX)
-            .min(grant.slot_size);
+        let len = u32::try_from(size - at).unwrap_or(u32::MAX).min(chunk);
         link.write_slot(grant, slot, len, &mut |buf| source.fill(buf))?;
         link.send(&Message::Filled {
             slot,
@@ -344,6 +401,7 @@ fn transmit(
 fn freed(window: &mut Window, m: &Message) -> Result<()> {
     match m {
         Message::Free { slot } => window.give_back(*slot),
+        Message::Working => Ok(()),
         other => Err(unexpected(other)),
     }
 }
@@ -399,7 +457,7 @@ fn receive(
                         "the peer finished before the end of the file",
                     ));
                 }
-                part.commit(&hash, offer.mode)?;
+                at_work(link, || part.commit(&hash, offer.mode))?;
                 link.send(&Message::Done)?;
                 return Ok(Summary {
                     size: offer.size,
@@ -412,12 +470,23 @@ fn receive(
     }
 }
 
-fn expect(link: &mut impl Link) -> Result<Message> {
-    link.recv()?
+/// The next message that is about the copy; `None` when the peer has closed.
+fn hear(link: &mut impl Link) -> Result<Option<Message>> {
+    loop {
+        match link.recv()? {
+            Some(Message::Working) => {}
+            other => return Ok(other),
+        }
+    }
+}
+
+/// As [`hear`], where the peer may not close.
+pub(super) fn expect(link: &mut impl Link) -> Result<Message> {
+    hear(link)?
         .ok_or_else(|| Error::failed("the peer closed the connection before the copy was complete"))
 }
 
-fn unexpected(m: &Message) -> Error {
+pub(super) fn unexpected(m: &Message) -> Error {
     match m {
         Message::Error { text } => peer_says(text),
         other => Error::failed(format!("unexpected message from the peer: {other:?}")),

@@ -1,10 +1,11 @@
 //! Both ends of a copy against each other, and against liars, over a transport in memory.
 
+use super::auth::Secret;
 use super::confine::{Place, Root};
 use super::part::tests::{TempDir, sha};
-use super::part::{Hash, Source};
-use super::protocol::{Grant, Have, Message};
-use super::session::{Link, Summary, get, put, serve};
+use super::part::{Existing, Hash, Source};
+use super::protocol::{Grant, Have, Message, VERSION};
+use super::session::{Link, Summary, Terms, Wish, get, put, serve};
 use crate::error::{Error, Result};
 use std::fs::File;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -76,6 +77,8 @@ impl Link for Memory {
             .transpose()
     }
 
+    fn peer_waits(&mut self, _: bool) {}
+
     fn grant(&mut self) -> Result<Grant> {
         Ok(Grant {
             stag: 1,
@@ -93,6 +96,10 @@ impl Link for Memory {
     ) -> Result<()> {
         let at = usize::from(slot) * SLOT as usize;
         f(&self.mine.lock().unwrap()[at..at + len as usize])
+    }
+
+    fn chunk(&mut self, to: &Grant) -> Result<u32> {
+        Ok(to.slot_size)
     }
 
     fn write_slot(
@@ -118,9 +125,22 @@ fn data(n: usize) -> Vec<u8> {
     (0..n).map(|i| (i * i / 7 + i) as u8).collect()
 }
 
-/// Runs `client` against a server of `root`; gives both outcomes.
+/// Runs `client` against a server of `root` that takes everything; gives both outcomes.
 fn with_server<T>(
     t: &TempDir,
+    fix: impl FnOnce(&mut Memory, &mut Memory),
+    client: impl FnOnce(&mut Memory) -> T,
+) -> (T, Result<()>) {
+    let terms = Terms {
+        writing: Some(Existing::Replace),
+        secret: None,
+    };
+    with_terms(t, &terms, fix, client)
+}
+
+fn with_terms<T>(
+    t: &TempDir,
+    terms: &Terms,
     fix: impl FnOnce(&mut Memory, &mut Memory),
     client: impl FnOnce(&mut Memory) -> T,
 ) -> (T, Result<()>) {
@@ -129,7 +149,7 @@ fn with_server<T>(
     let (mut a, mut b) = pair();
     fix(&mut a, &mut b);
     std::thread::scope(|s| {
-        let server = s.spawn(move || serve(&mut b, &root, &mut |_, _| {}));
+        let server = s.spawn(move || serve(&mut b, &root, terms, &mut |_, _| {}));
         let mine = client(&mut a);
         drop(a);
         (mine, server.join().unwrap())
@@ -138,17 +158,32 @@ fn with_server<T>(
 
 fn upload(link: &mut Memory, t: &TempDir, path: &str, resume: bool) -> Result<Summary> {
     let source = Source::new(File::open(t.path("src")).unwrap()).unwrap();
-    put(link, source, path, resume, &mut |_, _| {})
+    put(link, source, wish(path, resume), &mut |_, _| {})
 }
 
 fn download(link: &mut Memory, t: &TempDir, path: &str) -> Result<Summary> {
     get(
         link,
         Place::local(&t.path("back")).unwrap(),
-        path,
-        true,
+        wish(path, true),
         &mut |_, _| {},
     )
+}
+
+const fn wish(path: &str, resume: bool) -> Wish<'_> {
+    Wish {
+        path,
+        resume,
+        secret: None,
+    }
+}
+
+const fn hello(version: u16) -> Message {
+    Message::Hello {
+        version,
+        secret: false,
+        nonce: [4; 32],
+    }
 }
 
 #[test]
@@ -171,7 +206,11 @@ fn files_of_all_lengths_go_there_and_back() {
         let (down, served) = with_server(
             &t,
             |_, _| {},
-            |l| get(l, place, "f", true, &mut |done, all| seen.push((done, all))),
+            |l| {
+                get(l, place, wish("f", true), &mut |done, all| {
+                    seen.push((done, all))
+                })
+            },
         );
         assert_eq!(down.unwrap().hash, sha(&data(n)));
         served.unwrap();
@@ -262,7 +301,7 @@ fn a_broken_connection_is_explained_by_what_came_before() {
         grant: b.grant().unwrap(),
     };
     for m in [
-        Message::Hello { version: 1 },
+        hello(VERSION),
         ready,
         Message::Free { slot: 9 },
         Message::Error {
@@ -299,7 +338,7 @@ fn lie(t: &TempDir, script: Vec<Message>) -> String {
 #[test]
 fn lying_clients_achieve_nothing() {
     let t = TempDir::new();
-    let hello = Message::Hello { version: 1 };
+    let first = hello(VERSION);
     let put = Message::Put {
         size: 1500,
         mode: 0o644,
@@ -312,11 +351,11 @@ fn lying_clients_achieve_nothing() {
         mode: 0o644,
     };
     let fill = |slot, offset, len| Message::Filled { slot, offset, len };
-    let up = |more: &[Message]| [&[hello.clone(), put.clone()], more].concat();
+    let up = |more: &[Message]| [&[first.clone(), put.clone()], more].concat();
     for (script, why) in [
         (vec![put.clone()], "unexpected"),
-        (vec![Message::Hello { version: 2 }], "version 2"),
-        (vec![hello.clone(), Message::Free { slot: 0 }], "unexpected"),
+        (vec![hello(9)], "version 9"),
+        (vec![first.clone(), Message::Free { slot: 0 }], "unexpected"),
         (
             up(&[Message::Start {
                 offset: 0,
@@ -379,7 +418,7 @@ fn lying_clients_achieve_nothing() {
     let error = lie(
         &t,
         vec![
-            hello,
+            first,
             get,
             Message::Free { slot: 0 },
             Message::Free { slot: 0 },
@@ -409,19 +448,205 @@ fn lying_servers_achieve_nothing() {
             },
             "where nothing ends",
         ),
-        (Message::Hello { version: 1 }, "unexpected"),
+        (hello(VERSION), "unexpected"),
         (
             Message::Error {
                 text: "full\u{7}".into(),
             },
-            "the peer says: full",
+            "the peer says: full\\u{7}",
         ),
     ] {
         let (mut a, mut b) = pair();
-        b.send(&Message::Hello { version: 1 }).unwrap();
+        b.send(&hello(VERSION)).unwrap();
         b.send(&start).unwrap();
         let e = download(&mut a, &t, "f").unwrap_err().to_string();
         assert!(e.contains(why), "{e}");
         assert!(!t.path("back").exists());
     }
+}
+
+/// Which files a client may put where, by what the server allows.
+#[test]
+fn servers_take_only_what_they_were_told_to() {
+    let t = TempDir::new();
+    std::fs::create_dir_all(t.path("root")).unwrap();
+    std::fs::write(t.path("src"), data(3000)).unwrap();
+    std::fs::write(t.path("root/old"), "old").unwrap();
+    for (writing, path, refused) in [
+        (None, "new", Some("--writable")),
+        (None, "old", Some("--writable")),
+        (Some(Existing::Keep), "old", Some("exists already")),
+        (Some(Existing::Keep), "new", None),
+        (Some(Existing::Replace), "old", None),
+    ] {
+        let terms = Terms {
+            writing,
+            secret: None,
+        };
+        let mut moved = 0;
+        let (up, served) = with_terms(
+            &t,
+            &terms,
+            |_, _| {},
+            |l| {
+                let source = Source::new(File::open(t.path("src")).unwrap()).unwrap();
+                let up = put(l, source, wish(path, true), &mut |_, _| {});
+                moved = l.writes;
+                up
+            },
+        );
+        match refused {
+            Some(why) => {
+                let e = up.unwrap_err().to_string();
+                assert!(e.contains("the peer says") && e.contains(why), "{e}");
+                assert!(served.is_err());
+                assert_eq!(moved, 0, "refused before any data move");
+                assert_eq!(std::fs::read(t.path("root/old")).unwrap(), b"old");
+            }
+            None => {
+                up.unwrap();
+                let there = std::fs::read(t.path("root").join(path)).unwrap();
+                assert_eq!(there, data(3000));
+            }
+        }
+        let parts = std::fs::read_dir(t.path("root")).unwrap();
+        assert!(
+            !parts
+                .flatten()
+                .any(|f| f.file_name().to_string_lossy().contains("part"))
+        );
+        // Reading is always allowed.
+        let (down, _) = with_terms(&t, &terms, |_, _| {}, |l| download(l, &t, "old"));
+        down.unwrap();
+    }
+}
+
+fn secret(t: &TempDir, octets: &[u8]) -> Secret {
+    let path = t.path("secret");
+    std::fs::write(&path, octets).unwrap();
+    let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    std::fs::set_permissions(&path, private).unwrap();
+    Secret::read(&path).unwrap()
+}
+
+/// Both ends need the same secret, and nothing is granted or opened before.
+#[test]
+fn nobody_gets_anywhere_without_the_secret() {
+    let t = TempDir::new();
+    std::fs::create_dir_all(t.path("root")).unwrap();
+    std::fs::write(t.path("root/f"), data(3000)).unwrap();
+    let (good, bad) = ([b'g'; 16], [b'b'; 16]);
+    for (server, client, why) in [
+        (Some(good), Some(good), None),
+        (None, None, None),
+        (Some(good), Some(bad), Some("not the same secret")),
+        (Some(good), None, Some("--secret-file")),
+        (None, Some(good), Some("the server has no secret")),
+    ] {
+        let terms = Terms {
+            writing: Some(Existing::Replace),
+            secret: server.map(|s| secret(&t, &s)),
+        };
+        let mine = client.map(|s| secret(&t, &s));
+        let place = Place::local(&t.path("back")).unwrap();
+        let wish = Wish {
+            secret: mine.as_ref(),
+            ..wish("f", false)
+        };
+        let (down, _) = with_terms(
+            &t,
+            &terms,
+            |_, _| {},
+            |l| get(l, place, wish, &mut |_, _| {}),
+        );
+        match why {
+            None => assert_eq!(down.unwrap().hash, sha(&data(3000))),
+            Some(why) => {
+                let e = down.unwrap_err().to_string();
+                assert!(e.contains(why), "{e}");
+                assert!(!t.path("back").exists() && !t.path(".back.iwarp-part").exists());
+            }
+        }
+        let _ = std::fs::remove_file(t.path("back"));
+    }
+    // A client that goes on as if nothing had been asked gets neither a grant nor a file.
+    for first in [
+        Message::Proof { proof: [0; 32] },
+        Message::Put {
+            size: 1,
+            mode: 0o644,
+            resume: false,
+            path: "x".into(),
+        },
+        Message::Get {
+            have: Have {
+                len: 0,
+                hash: sha(b""),
+            },
+            grant: Grant {
+                stag: 1,
+                base: 0,
+                slot_size: SLOT,
+                slots: SLOTS,
+            },
+            path: "f".into(),
+        },
+    ] {
+        for claims in [true, false] {
+            let terms = Terms {
+                writing: Some(Existing::Replace),
+                secret: Some(secret(&t, &good)),
+            };
+            let hello = Message::Hello {
+                version: VERSION,
+                secret: claims,
+                nonce: [4; 32],
+            };
+            let (heard, served) = with_terms(
+                &t,
+                &terms,
+                |_, _| {},
+                |l| {
+                    for m in [hello, first.clone()] {
+                        let _ = l.send(&m);
+                    }
+                    l.out = None;
+                    std::iter::from_fn(|| l.recv().unwrap()).collect::<Vec<_>>()
+                },
+            );
+            assert!(served.is_err());
+            assert!(
+                matches!(
+                    &heard[..],
+                    [Message::Hello { secret: true, .. }, Message::Error { .. }]
+                ),
+                "{heard:?}"
+            );
+            assert!(!t.path("root/x").exists() && !t.path("root/.x.iwarp-part").exists());
+        }
+    }
+}
+
+/// A server that answers with the client's own nonce, or echoes its proof, has not proved anything.
+#[test]
+fn a_proof_cannot_be_sent_back() {
+    let t = TempDir::new();
+    let mine = secret(&t, &[b'g'; 16]);
+    let (mut a, mut b) = pair();
+    let mirror = std::thread::spawn(move || {
+        for _ in 0..2 {
+            match b.recv() {
+                Ok(Some(m)) => b.send(&m).unwrap(),
+                _ => return,
+            }
+        }
+    });
+    let wish = Wish {
+        secret: Some(&mine),
+        ..wish("f", false)
+    };
+    let place = Place::local(&t.path("back")).unwrap();
+    let e = get(&mut a, place, wish, &mut |_, _| {}).unwrap_err();
+    assert!(e.to_string().contains("not the same secret"), "{e}");
+    mirror.join().unwrap();
 }

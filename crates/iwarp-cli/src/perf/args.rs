@@ -1,6 +1,7 @@
 //! Arguments of `iwarp perf`.
 
 use super::point::{MAX_DEPTH, MAX_QPS, Op, Poll};
+use crate::service::Limits;
 use crate::units;
 use clap::{Args, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -53,6 +54,8 @@ pub(crate) struct ServeArgs {
     /// Address to listen on, with or without a port [default port: 7175]
     #[arg(long, value_name = "ADDR", default_value = "0.0.0.0")]
     pub(crate) bind: String,
+    #[command(flatten)]
+    pub(crate) limits: Limits,
     /// Log more to stderr (repeat for even more)
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,

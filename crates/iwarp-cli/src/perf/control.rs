@@ -20,8 +20,10 @@ pub(crate) const DEFAULT_PORT: u16 = 7175;
 const MAX_LINE: u64 = 64 * 1024;
 /// How long an answer may take on top of the measurement itself.
 pub(crate) const ANSWER: Duration = Duration::from_secs(STALL.as_secs() + 5);
-/// How long a server waits for a client that says nothing.
-pub(crate) const IDLE: Duration = Duration::from_secs(60);
+/// How long a server waits for the first word of a client.
+pub(crate) const HELLO: Duration = Duration::from_secs(5);
+/// How long a server waits for the next request of a client. Between two requests a client does nothing that takes long.
+pub(crate) const IDLE: Duration = Duration::from_secs(30);
 
 /// What the client says.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -2,7 +2,7 @@
 
 mod args;
 mod control;
-mod hist;
+pub(crate) mod hist;
 mod host;
 mod local;
 mod pin;

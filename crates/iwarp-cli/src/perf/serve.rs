@@ -1,23 +1,24 @@
 //! The answering end: `iwarp perf serve`, and the peer process of a local run.
 
 use super::args::ServeArgs;
-use super::control::{ANSWER, Control, DEFAULT_PORT, IDLE, PROTOCOL, Reply, Request, resolve};
+use super::control::{Control, DEFAULT_PORT, HELLO, IDLE, PROTOCOL, Reply, Request, resolve};
 use super::hist::Histogram;
 use super::host::HostInfo;
 use super::point::{Link, Metric, Point, Role, Session, check_link, check_point};
 use super::{local, pin, transport};
 use crate::error::{Context as _, Error, Result};
+use crate::service::{self, Gate, Guest};
 use std::collections::HashMap;
-use std::net::{TcpListener, TcpStream};
-use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// More links than any plan needs; a client that asks for more is broken.
 const MAX_LINKS: usize = 64;
-/// Handlers that wait to say "busy"; a flood of connections waits in the kernel's backlog.
-const MAX_HANDLERS: usize = 32;
 /// What a client that has its figures may take to leave, queue pairs and memory included.
 const LEAVING: Duration = Duration::from_secs(1);
+/// A client that has the turn and asks for nothing for this long loses it to the next one.
+const TURN_IDLE: Duration = Duration::from_secs(5);
 
 /// Serves until killed; as a child, until the parent has gone.
 ///
@@ -41,8 +42,8 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
         );
     }
 
-    let busy = Mutex::new(());
-    let handlers = std::sync::atomic::AtomicUsize::new(0);
+    let gate = service::gate(&args.limits);
+    let turns = Turns::default();
     std::thread::scope(|scope| {
         loop {
             let (stream, from) = match listener.accept() {
@@ -54,45 +55,98 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
                     continue;
                 }
             };
-            let (busy, handlers) = (&busy, &handlers);
-            use std::sync::atomic::Ordering::Relaxed;
-            while handlers.load(Relaxed) >= MAX_HANDLERS {
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            handlers.fetch_add(1, Relaxed);
-            scope.spawn(move || {
-                match one_client(stream, busy) {
-                    Ok(()) => tracing::info!(%from, "client done"),
-                    Err(e) => tracing::warn!(%from, "{e}"),
+            let guest = match admit(&gate, &stream, from) {
+                Ok(guest) => guest,
+                Err(e) => {
+                    tracing::info!(%from, "refused: {e}");
+                    // The answer fits into the buffer of a new socket, so nobody is waited for.
+                    let _ = Control::new(stream).and_then(|mut c| c.say(&Reply::Busy {}));
+                    continue;
                 }
-                handlers.fetch_sub(1, Relaxed);
-            });
+            };
+            let turns = &turns;
+            let spawned = std::thread::Builder::new()
+                .name(format!("client {from}"))
+                .spawn_scoped(scope, move || {
+                    let guest = Arc::new(guest);
+                    match one_client(stream, &guest, turns) {
+                        Ok(()) => tracing::info!(%from, "client done"),
+                        Err(e) => tracing::warn!(%from, "{e}"),
+                    }
+                });
+            if let Err(e) = spawned {
+                tracing::warn!(%from, "no thread for a client: {e}");
+            }
         }
     })
 }
 
-/// The right to measure; `None` if another client has it. One that is leaving is given the time to.
-fn turn(busy: &Mutex<()>) -> Option<MutexGuard<'_, ()>> {
-    let end = Instant::now() + LEAVING;
-    loop {
-        match busy.try_lock() {
-            Ok(turn) => return Some(turn),
-            // Nothing is guarded but the turn itself.
-            Err(TryLockError::Poisoned(e)) => return Some(e.into_inner()),
-            Err(TryLockError::WouldBlock) if Instant::now() >= end => return None,
-            Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(5)),
+fn admit(gate: &Arc<Gate>, stream: &TcpStream, from: SocketAddr) -> Result<Guest> {
+    let guest = gate.admit(from.ip()).context("no place")?;
+    let other = stream.try_clone().context("control connection")?;
+    guest.on_evict(move || {
+        let _ = other.shutdown(Shutdown::Both);
+    });
+    Ok(guest)
+}
+
+/// Who measures: one client at a time, because a second measurement would spoil both.
+#[derive(Default)]
+struct Turns {
+    holder: Mutex<Option<Arc<Guest>>>,
+}
+
+impl Turns {
+    fn holder(&self) -> MutexGuard<'_, Option<Arc<Guest>>> {
+        // The holder is set or not; a thread that panics leaves nothing half done.
+        self.holder.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The right to measure; `None` if another client has it. One that is leaving is given the time to, and one that has it
+    /// and does nothing is sent away.
+    fn take(&self, guest: &Arc<Guest>) -> Option<Turn<'_>> {
+        let end = Instant::now() + LEAVING;
+        loop {
+            {
+                let mut holder = self.holder();
+                match &*holder {
+                    None => {
+                        *holder = Some(Arc::clone(guest));
+                        return Some(Turn(self));
+                    }
+                    Some(other) if other.idle() >= TURN_IDLE && !other.is_evicted() => {
+                        tracing::info!("a client that does not measure loses its turn");
+                        other.evict();
+                    }
+                    Some(_) => {}
+                }
+            }
+            if Instant::now() >= end {
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(5));
         }
     }
 }
 
-fn one_client(stream: TcpStream, busy: &Mutex<()>) -> Result<()> {
+/// The right to measure, until this is dropped.
+struct Turn<'a>(&'a Turns);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        *self.0.holder() = None;
+    }
+}
+
+fn one_client(stream: TcpStream, guest: &Arc<Guest>, turns: &Turns) -> Result<()> {
     let mut c = Control::new(stream)?;
-    match c.hear(ANSWER)? {
+    match c.hear(HELLO)? {
         Some(Request::Hello { protocol, .. }) => {
-            // A second measurement at the same time would spoil both.
-            let Some(_turn) = turn(busy) else {
+            guest.at_work();
+            let Some(_turn) = turns.take(guest) else {
                 return c.say(&Reply::Busy {});
             };
+            guest.touch();
             let version = env!("CARGO_PKG_VERSION").to_owned();
             c.say(&Reply::Hello {
                 protocol: PROTOCOL,
@@ -100,7 +154,7 @@ fn one_client(stream: TcpStream, busy: &Mutex<()>) -> Result<()> {
                 host: Some(HostInfo::here()),
             })?;
             if protocol == PROTOCOL {
-                serve_requests(&mut c)
+                serve_requests(&mut c, guest)
             } else {
                 Ok(())
             }
@@ -117,10 +171,15 @@ struct Opened {
     session: Box<dyn Session>,
 }
 
-fn serve_requests(c: &mut Control) -> Result<()> {
+fn serve_requests(c: &mut Control, guest: &Guest) -> Result<()> {
     let mut links: HashMap<u32, Opened> = HashMap::new();
     let mut hist = Histogram::new();
-    while let Some(request) = c.hear::<Request>(IDLE)? {
+    loop {
+        guest.touch();
+        let Some(request) = c.hear::<Request>(IDLE)? else {
+            return Ok(());
+        };
+        guest.at_work();
         let result = match request {
             Request::Hello { .. } => Err(Error::failed("hello was said already")),
             Request::Open { id, link } => open(c, id, link, &mut links),
@@ -140,7 +199,6 @@ fn serve_requests(c: &mut Control) -> Result<()> {
             })?;
         }
     }
-    Ok(())
 }
 
 fn open(c: &mut Control, id: u32, link: Link, links: &mut HashMap<u32, Opened>) -> Result<()> {

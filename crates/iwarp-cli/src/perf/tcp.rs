@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 
 /// What one `recv` asks for.
 const RECV: usize = 256 * 1024;
+/// Connections to the measuring port that have not said yet which ones they are.
+const MAX_FRESH: usize = 256;
 
 /// Plain TCP.
 #[derive(Debug)]
@@ -69,26 +71,21 @@ impl Pending for Waiting {
     fn accept(self: Box<Self>) -> Result<Box<dyn Session>> {
         let end = Instant::now() + STALL;
         let mut slots: Vec<Option<TcpStream>> = (0..self.link.qps).map(|_| None).collect();
-        let mut missing = slots.len();
-        while missing > 0 {
+        let mut fresh: Vec<Fresh> = Vec::new();
+        while slots.iter().any(Option::is_none) {
             match self.listener.accept() {
-                Ok((mut s, _)) => {
-                    s.set_nonblocking(false)
+                Ok((stream, _)) => {
+                    stream
+                        .set_nonblocking(true)
                         .context("cannot set up a connection")?;
-                    set_up(&s)?;
-                    let mut index = [0; 4];
-                    s.read_exact(&mut index)
-                        .context("cannot set up a connection")?;
-                    let slot = slots.get_mut(u32::from_be_bytes(index) as usize);
-                    match slot {
-                        Some(free @ None) => *free = Some(s),
-                        _ => {
-                            return Err(Error::failed(
-                                "something else connected to the measurement port",
-                            ));
-                        }
+                    // The oldest ones that say nothing are not our client's.
+                    if fresh.len() >= MAX_FRESH {
+                        fresh.remove(0);
                     }
-                    missing -= 1;
+                    fresh.push(Fresh {
+                        stream,
+                        index: Vec::new(),
+                    });
                 }
                 Err(e) if e.kind() == ErrorKind::WouldBlock => {
                     if Instant::now() > end {
@@ -100,11 +97,48 @@ impl Pending for Waiting {
                 }
                 Err(e) => return Err(e).context("cannot accept"),
             }
+            let mut waiting = Vec::new();
+            for f in fresh.drain(..) {
+                waiting.extend(f.sort(&mut slots)?);
+            }
+            fresh = waiting;
         }
         Ok(Box::new(Connected::new(
             slots.into_iter().flatten().collect(),
             &self.link,
         )?))
+    }
+}
+
+/// A connection that has not said yet which one it is. Anybody may have opened it.
+struct Fresh {
+    stream: TcpStream,
+    index: Vec<u8>,
+}
+
+impl Fresh {
+    /// Puts the connection into its slot once it has named one. Gives it back if it has not; it is closed if it names none
+    /// that is free.
+    fn sort(mut self, slots: &mut [Option<TcpStream>]) -> Result<Option<Self>> {
+        let mut octets = [0; 4];
+        let missing = octets.len() - self.index.len();
+        match self.stream.read(&mut octets[..missing]) {
+            Ok(0) => return Ok(None),
+            Ok(n) => self.index.extend_from_slice(&octets[..n]),
+            Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(Some(self)),
+            Err(_) => return Ok(None),
+        }
+        let Ok(index) = self.index.as_slice().try_into() else {
+            return Ok(Some(self));
+        };
+        if let Some(free @ None) = slots.get_mut(u32::from_be_bytes(index) as usize) {
+            self.stream
+                .set_nonblocking(false)
+                .context("cannot set up a connection")?;
+            set_up(&self.stream)?;
+            *free = Some(self.stream);
+        }
+        Ok(None)
     }
 }
 
@@ -310,6 +344,31 @@ mod tests {
         assert_eq!(buffer(3).unwrap(), [0x5a; 3]);
         let e = buffer(isize::MAX as usize).unwrap_err().to_string();
         assert!(e.contains("no memory"), "{e}");
+    }
+
+    /// Strangers on the measuring port, silent or not, neither take a place nor cost time.
+    #[test]
+    fn strangers_do_not_get_in_between() {
+        let l = link(2, 64);
+        let pending = Tcp.listen(&l, (Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let to: SocketAddr = (Ipv4Addr::LOCALHOST, pending.port()).into();
+        let silent: Vec<_> = (0..3).map(|_| TcpStream::connect(to).unwrap()).collect();
+        let mut wrong = TcpStream::connect(to).unwrap();
+        wrong.write_all(&9u32.to_be_bytes()).unwrap();
+        let mut client = Tcp.connect(&l, to).unwrap();
+        let mut server = pending.accept().unwrap();
+        drop((silent, wrong));
+        let point = Point {
+            op: Op::Tcp,
+            size: 64,
+            crc: false,
+            poll: Poll::Event,
+            metric: Metric::Bandwidth,
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(move || server.bandwidth(Role::Server, &point, 10).unwrap());
+            client.bandwidth(Role::Client, &point, 10).unwrap();
+        });
     }
 
     #[test]

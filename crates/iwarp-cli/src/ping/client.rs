@@ -4,73 +4,127 @@ use super::PingArgs;
 use super::link::{Half, Link, out_of_turn};
 use super::wire::{Info, data, printable};
 use crate::error::{Context as _, Error, Result};
-use crate::{out, rdma};
+use crate::perf::hist::Histogram;
+use crate::{out, rdma, signals};
 use iwarp::cm::Connector;
 use iwarp::{Access, Config, MemoryRegion};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Round trips, for the summary.
-#[derive(Default)]
 struct Times {
-    count: u64,
+    size: u32,
+    sent: u64,
     min: Duration,
     max: Duration,
     sum: Duration,
+    all: Histogram,
 }
 
 impl Times {
-    fn add(&mut self, t: Duration) {
-        self.min = if self.count == 0 { t } else { self.min.min(t) };
+    fn new(size: u32) -> Self {
+        Self {
+            size,
+            sent: 0,
+            min: Duration::MAX,
+            max: Duration::ZERO,
+            sum: Duration::ZERO,
+            all: Histogram::new(),
+        }
+    }
+
+    fn answered(&mut self, t: Duration) {
+        self.min = self.min.min(t);
         self.max = self.max.max(t);
         self.sum += t;
-        self.count += 1;
+        self.all.record(t.as_nanos() as u64);
+    }
+
+    /// One line; nothing if nothing was sent.
+    fn summary(&self) -> Option<String> {
+        let answered = self.all.len();
+        let lost = self.sent - answered;
+        let mut text = format!(
+            "{} pings of {} octets, {answered} answered, {:.0} % lost",
+            self.sent,
+            self.size,
+            lost as f64 * 100.0 / self.sent.max(1) as f64
+        );
+        if let (Some(p50), Some(p99)) = (self.all.quantile(0.5), self.all.quantile(0.99)) {
+            let us = |t: Duration| t.as_secs_f64() * 1e6;
+            text += &format!(
+                ", round trip min/avg/p50/p99/max {:.0}/{:.0}/{:.0}/{:.0}/{:.0} us",
+                us(self.min),
+                us(self.sum) / answered as f64,
+                p50 as f64 / 1e3,
+                p99 as f64 / 1e3,
+                us(self.max)
+            );
+        }
+        (self.sent > 0).then_some(text)
     }
 }
 
-/// Pings until the count is reached, or for ever.
+fn lock(times: &Mutex<Times>) -> MutexGuard<'_, Times> {
+    // Figures are whole after each statement that changes them.
+    times.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Pings until the count is reached, or until interrupted.
 pub(super) fn run(args: &PingArgs) -> Result<()> {
     if args.port == 0 {
         return Err(Error::usage("--port 0 belongs to 'iwarp ping serve'"));
     }
     let addresses = rdma::resolve(&args.target, args.port)?;
-    let mut link = rdma::first_that_answers(&addresses, &Config::from_env(), |ctx, peer| {
-        let (half, qp) = Half::new(ctx)?;
-        let connector = Connector::new(ctx).reads(1, 1);
-        Ok(half.connected(rdma::connect(&connector, peer, qp)?))
-    })?;
+    let (ctx, peer, mut link) =
+        rdma::first_that_answers(&addresses, &Config::from_env(), |ctx, peer| {
+            let (half, qp) = Half::new(ctx)?;
+            let connector = Connector::new(ctx).reads(1, 1);
+            let link = half.connected(rdma::connect(&connector, peer, qp)?, None);
+            Ok((ctx.clone(), peer, link))
+        })?;
     let size = args.size as usize;
     let source = link.allocate(size, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
     let sink = link.allocate(size, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
-    let mut times = Times::default();
-    let outcome = pings(args, &mut link, &source, &sink, &mut times);
+    let times = Arc::new(Mutex::new(Times::new(args.size)));
+    let shown = Arc::clone(&times);
+    signals::on_interrupt(move |_| {
+        let times = lock(&shown);
+        if let Some(text) = times.summary() {
+            out::line(format_args!("{text}"));
+        }
+        if let Err(e) = ctx.flush_capture() {
+            tracing::warn!("the capture file is not complete: {e}");
+        }
+        // As ping(8): interrupting it is how it is ended.
+        i32::from(times.all.len() == 0)
+    })?;
+    let outcome = pings(args, peer, &mut link, (&source, &sink), &times);
     link.close();
-    if times.count > 0 {
-        let us = |t: Duration| t.as_secs_f64() * 1e6;
-        out::line(format_args!(
-            "{} pings of {size} octets, round trip min/avg/max {:.0}/{:.0}/{:.0} us",
-            times.count,
-            us(times.min),
-            us(times.sum) / times.count as f64,
-            us(times.max)
-        ));
+    if let Some(text) = lock(&times).summary() {
+        out::line(format_args!("{text}"));
     }
     outcome
 }
 
 fn pings(
     args: &PingArgs,
+    peer: SocketAddr,
     link: &mut Link,
-    source: &MemoryRegion,
-    sink: &MemoryRegion,
-    times: &mut Times,
+    (source, sink): (&MemoryRegion, &MemoryRegion),
+    times: &Mutex<Times>,
 ) -> Result<()> {
+    let interval = args.interval();
     for number in 0..args.count.unwrap_or(u64::MAX) {
         let sent = data(number, args.size as usize);
         source.write_at(0, &sent).context("memory")?;
         let start = Instant::now();
+        lock(times).sent += 1;
         ask(link, source)?;
         ask(link, sink)?;
-        times.add(start.elapsed());
+        let took = start.elapsed();
+        lock(times).answered(took);
         if args.validate || args.verbose {
             let back = sink.to_vec(..).context("memory")?;
             if args.validate && back != sent {
@@ -82,6 +136,16 @@ fn pings(
             }
             if args.verbose {
                 out::line(format_args!("ping data: {}", printable(&back)));
+            }
+        }
+        if !interval.is_zero() {
+            out::line(format_args!(
+                "{} octets from {peer}: seq={number} time={:.0} us",
+                args.size,
+                took.as_secs_f64() * 1e6
+            ));
+            if Some(number + 1) != args.count {
+                std::thread::sleep(interval.saturating_sub(start.elapsed()));
             }
         }
     }

@@ -3,6 +3,7 @@
 use super::wire::Info;
 use crate::error::{Context as _, Error, Result};
 use crate::rdma::failed_completion;
+use crate::service::{self, Guest};
 use iwarp::cm::Connection;
 use iwarp::{
     Access, CompletionQueue, Context, Cqe, MemoryRegion, ProtectionDomain, QueuePair, RecvWr,
@@ -13,8 +14,9 @@ use std::time::Duration;
 
 /// Receives: the peer has one message in flight, and a spare one costs nothing.
 const RECVS: usize = 4;
-/// How long the peer may take for a step. A client that is stopped by hand may hold its server no longer.
-pub(super) const STEP: Duration = Duration::from_secs(30);
+/// How long the peer may take for a step. A client that is stopped by hand may hold its server no longer. Above
+/// [`MAX_INTERVAL`](super::MAX_INTERVAL).
+pub(super) const STEP: Duration = Duration::from_secs(15);
 
 /// What is made before the connection is there.
 pub(super) struct Half {
@@ -45,11 +47,12 @@ impl Half {
         Ok((half, qp))
     }
 
-    /// The connection is there.
-    pub(super) fn connected(self, connection: Connection) -> Link {
+    /// The connection is there. A server's client is a guest.
+    pub(super) fn connected(self, connection: Connection, guest: Option<Guest>) -> Link {
         Link {
             half: self,
             connection,
+            guest,
             inbox: VecDeque::new(),
             unsent: 0,
         }
@@ -70,6 +73,7 @@ impl Half {
 pub(super) struct Link {
     half: Half,
     connection: Connection,
+    guest: Option<Guest>,
     /// Messages that came while something else was waited for.
     inbox: VecDeque<Info>,
     /// Sends whose completion has not come.
@@ -153,6 +157,10 @@ impl Link {
             Err(e) => return Err(e).context("completion queue"),
         }
         let [cqe] = done;
+        if let Some(guest) = &self.guest {
+            guest.touch();
+            service::still_welcome(guest)?;
+        }
         match cqe.status {
             WcStatus::Success => {}
             WcStatus::Flushed if self.connection.fault().is_none() => return Ok(None),

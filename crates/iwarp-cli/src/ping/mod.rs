@@ -6,7 +6,9 @@ mod server;
 mod wire;
 
 use crate::error::{Error, Result};
+use crate::service::Limits;
 use clap::Args;
+use std::time::Duration;
 
 /// Port that `rping` uses when none is given.
 pub(crate) const DEFAULT_PORT: u16 = 7174;
@@ -14,12 +16,16 @@ pub(crate) const DEFAULT_PORT: u16 = 7174;
 pub(crate) const MIN_SIZE: u32 = 16;
 /// Largest message. `rping` itself stops one octet below.
 pub(crate) const MAX_SIZE: u32 = 64 * 1024;
+/// Longest pause between two pings, in seconds. A server gives up a client that is silent for longer.
+const MAX_INTERVAL: f64 = 10.0;
 
 /// Arguments of `iwarp ping`.
 #[derive(Debug, Args)]
 #[command(after_help = "EXAMPLES:
   iwarp ping serve                      answer pings on port 7174
-  iwarp ping 192.0.2.7 -C 10 -v         ten pings, show the data
+  iwarp ping 192.0.2.7                  a ping each second until Ctrl-C
+  iwarp ping 192.0.2.7 -C 10 -v         ten pings without pauses, show the data
+  iwarp ping 192.0.2.7 -C 10 -i 0.2     ten pings in two seconds, a line for each
   iwarp ping 192.0.2.7 -S 4096 -V       4 KiB each, compare what comes back
   rping -s -a 0.0.0.0 -v                the other side may be the real rping,
   rping -c -a 192.0.2.7 -C 10 -v        in either role")]
@@ -33,9 +39,12 @@ pub(crate) struct PingArgs {
     /// TCP port; with `serve`, 0 picks a free one
     #[arg(short, long, default_value_t = DEFAULT_PORT)]
     pub(crate) port: u16,
-    /// Number of pings; without it, until interrupted
+    /// Number of pings; without it, until interrupted (Ctrl-C)
     #[arg(short = 'C', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) count: Option<u64>,
+    /// Seconds from one ping to the next, 0 to 10; with pauses each ping prints a line [default: 1; with -C: 0]
+    #[arg(short, long, value_name = "SECONDS", value_parser = parse_interval)]
+    pub(crate) interval: Option<Duration>,
     /// Octets per ping
     #[arg(short = 'S', long, value_name = "OCTETS", default_value_t = 64,
         value_parser = clap::value_parser!(u32).range(i64::from(MIN_SIZE)..=i64::from(MAX_SIZE)))]
@@ -49,6 +58,8 @@ pub(crate) struct PingArgs {
     /// Log every step to stderr
     #[arg(short, long)]
     pub(crate) debug: bool,
+    #[command(flatten)]
+    pub(crate) limits: Limits,
 }
 
 impl PingArgs {
@@ -57,9 +68,24 @@ impl PingArgs {
         if self.debug { 2 } else { 0 }
     }
 
+    /// From one ping to the next.
+    pub(crate) fn interval(&self) -> Duration {
+        self.interval.unwrap_or(match self.count {
+            Some(_) => Duration::ZERO,
+            None => Duration::from_secs(1),
+        })
+    }
+
     /// Whether this is the answering side.
     pub(crate) fn is_server(&self) -> bool {
         self.target == "serve"
+    }
+}
+
+fn parse_interval(text: &str) -> std::result::Result<Duration, String> {
+    match text.parse::<f64>() {
+        Ok(s) if (0.0..=MAX_INTERVAL).contains(&s) => Ok(Duration::from_secs_f64(s)),
+        _ => Err(format!("between 0 and {MAX_INTERVAL} seconds")),
     }
 }
 
@@ -67,6 +93,14 @@ impl PingArgs {
 pub(crate) fn run(args: &PingArgs) -> Result<()> {
     if args.bind.is_some() && !args.is_server() {
         return Err(Error::usage("--bind belongs to 'iwarp ping serve'"));
+    }
+    if args.interval.is_some() && args.is_server() {
+        return Err(Error::usage("--interval belongs to the end that asks"));
+    }
+    if let Some(option) = args.limits.given().filter(|_| !args.is_server()) {
+        return Err(Error::usage(format!(
+            "{option} belongs to 'iwarp ping serve'"
+        )));
     }
     tracing::debug!(?args, "ping");
     if args.is_server() {

@@ -4,7 +4,8 @@ use super::link::{Half, Link};
 use super::wire::{Info, printable};
 use super::{MAX_SIZE, PingArgs};
 use crate::error::{Context as _, Error, Result};
-use crate::{out, rdma};
+use crate::out;
+use crate::service::{self, Guest};
 use iwarp::cm::{ConnectionParameters, ConnectionRequest};
 use iwarp::{Access, Config, Context};
 use std::sync::Arc;
@@ -12,7 +13,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Answers until the count is reached, or for ever.
 pub(super) fn run(args: &PingArgs) -> Result<()> {
-    let (ctx, listener) = rdma::listen(args.bind, args.port, &Config::from_env())?;
+    let bind = args
+        .bind
+        .map_or_else(|| service::EVERYWHERE.to_vec(), |ip| vec![ip]);
+    let (ctx, listener) = service::listen(&bind, args.port, &Config::from_env())?;
+    let gate = service::gate(&args.limits);
     out::line(format_args!(
         "iwarp ping: listening on {}",
         listener.local_addr()
@@ -24,8 +29,8 @@ pub(super) fn run(args: &PingArgs) -> Result<()> {
         move || limit.is_some_and(|n| answered.load(Ordering::Acquire) >= n)
     };
     let stop = enough.clone();
-    rdma::serve_clients(&listener, stop, move |request, from| {
-        let outcome = accept(&ctx, request).and_then(|mut link| {
+    service::serve_clients(&listener, &gate, stop, move |request, guest, from| {
+        let outcome = accept(&ctx, request, guest).and_then(|mut link| {
             let outcome = answer(&mut link, verbose, &answered, &enough);
             link.close();
             outcome
@@ -37,15 +42,18 @@ pub(super) fn run(args: &PingArgs) -> Result<()> {
     })
 }
 
-fn accept(ctx: &Context, request: ConnectionRequest) -> Result<Link> {
-    let (half, qp) = Half::new(ctx)?;
+fn accept(ctx: &Context, request: ConnectionRequest, guest: Guest) -> Result<Link> {
+    let (half, qp) = match Half::new(ctx) {
+        Ok(made) => made,
+        Err(e) => return Err(service::refuse(request, e)),
+    };
     let parameters = ConnectionParameters {
         responder_resources: Some(1),
         initiator_depth: Some(1),
         ..ConnectionParameters::default()
     };
-    let connection = request.accept(qp, &parameters).context("accept")?;
-    Ok(half.connected(connection))
+    let connection = service::accept(request, qp, &parameters, &guest)?;
+    Ok(half.connected(connection, Some(guest)))
 }
 
 fn answer(

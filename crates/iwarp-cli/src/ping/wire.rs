@@ -4,6 +4,8 @@
 //! client sends where its sink is; the server writes the data there with an RDMA Write and sends "go ahead".
 //! A "go ahead" is a message of the same 16 octets whose content means nothing.
 
+use crate::text;
+
 /// Where a buffer is: tagged offset, STag, octets; big-endian.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Info {
@@ -60,13 +62,12 @@ pub(super) fn data(number: u64, size: usize) -> Vec<u8> {
     out
 }
 
-/// The text up to the NUL. What a peer sent may be anything: control characters are made harmless.
+/// The text up to the NUL. What a peer sent may be anything: what a terminal would obey is escaped.
 pub(super) fn printable(data: &[u8]) -> String {
     let end = data.iter().position(|b| *b == 0).unwrap_or(data.len());
-    String::from_utf8_lossy(data.get(..end).unwrap_or_default())
-        .chars()
-        .map(|c| if c.is_control() { '.' } else { c })
-        .collect()
+    text::printable(&String::from_utf8_lossy(
+        data.get(..end).unwrap_or_default(),
+    ))
 }
 
 #[cfg(test)]
@@ -107,6 +108,6 @@ mod tests {
             let d = data(u64::MAX, size);
             assert_eq!((d.len(), d.last()), (size, Some(&0)), "{size}");
         }
-        assert_eq!(printable(b"a\x1b[2J\xff\0b"), "a.[2J\u{fffd}");
+        assert_eq!(printable(b"a\x1b[2J\xff\0b"), "a\\u{1b}[2J\u{fffd}");
     }
 }

@@ -105,7 +105,12 @@ impl Drop for Running {
 
 /// Starts a server that says on its first line where it listens.
 pub(crate) fn serve(args: &[&str]) -> (Running, SocketAddr) {
-    let child = iwarp(args)
+    serve_as(iwarp(args))
+}
+
+/// As [`serve`], with a command of the caller's making.
+pub(crate) fn serve_as(mut command: Command) -> (Running, SocketAddr) {
+    let child = command
         .stdout(Stdio::piped())
         .spawn()
         .expect("the server starts");
@@ -115,7 +120,7 @@ pub(crate) fn serve(args: &[&str]) -> (Running, SocketAddr) {
     let mut line = String::new();
     lines.read_line(&mut line).expect("a line");
     let at = line.split_whitespace().last().and_then(|w| w.parse().ok());
-    let at = at.unwrap_or_else(|| panic!("{args:?} says '{line}'"));
+    let at = at.unwrap_or_else(|| panic!("{command:?} says '{line}'"));
     // Its further output is read, so that it never waits for us.
     std::thread::spawn(move || std::io::copy(&mut lines, &mut std::io::sink()));
     (running, at)

@@ -1,0 +1,286 @@
+//! The beginning of a conversation: versions, and the proof that both ends know the same secret.
+//!
+//! Each end draws a random number (nonce). The client proves itself first, so that a stranger who connects gets nothing that
+//! he could use to guess the secret at leisure; then the server does. A proof is HMAC-SHA-256, keyed with the secret, over
+//! the protocol and its version, the role of who proves, and both nonces: so it is worth nothing at another time, in the
+//! other direction, or in another version. All of it happens before the server opens a file or registers memory that this
+//! client could reach. What comes afterwards is neither encrypted nor authenticated: see SECURITY.md.
+
+use super::protocol::{Message, Nonce, Proof, VERSION};
+use super::session::{Link, expect, unexpected};
+use crate::error::{Context as _, Error, Result};
+use hmac::{Hmac, KeyInit as _, Mac as _};
+use rustix::fs::{FileType, Mode, OFlags};
+use sha2::Sha256;
+use std::fs::File;
+use std::io::Read as _;
+use std::path::Path;
+
+/// Shortest secret, in octets. A shorter one could be guessed from one conversation that was overheard.
+const MIN_SECRET: usize = 16;
+/// Longest secret, in octets.
+const MAX_SECRET: usize = 4096;
+
+/// A secret that both ends have.
+pub(crate) struct Secret(Vec<u8>);
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+/// Said by whichever end notices first.
+const WANTED: &str = "the server wants a secret: give the same one with --secret-file";
+
+/// Who proves. Both names have the same length, so that no two inputs of the MAC can be the same octets.
+#[derive(Debug, Clone, Copy)]
+enum Role {
+    Client,
+    Server,
+}
+
+impl Role {
+    const fn label(self) -> &'static [u8; 6] {
+        match self {
+            Self::Client => b"client",
+            Self::Server => b"server",
+        }
+    }
+}
+
+impl Secret {
+    /// Reads the secret from a file: its octets without the line break at the end.
+    ///
+    /// # Errors
+    /// When others can read or change the file, or when the secret is too short or too long.
+    pub(crate) fn read(path: &Path) -> Result<Self> {
+        let refuse = |why: String| Error::failed(format!("'{}' {why}", path.display()));
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let fd = rustix::fs::open(path, flags, Mode::empty())
+            .context(format_args!("'{}'", path.display()))?;
+        let stat = rustix::fs::fstat(&fd).context(format_args!("'{}'", path.display()))?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(refuse("is no regular file, so it holds no secret".into()));
+        }
+        // A group may read it: service managers hand credentials to a service in that way.
+        if stat.st_mode & 0o027 != 0 {
+            return Err(refuse(format!(
+                "has the permissions {:03o}: others can read it, or a group can change it, so it is no secret; \
+                 do `chmod 600` first",
+                stat.st_mode & 0o777
+            )));
+        }
+        let me = rustix::process::geteuid().as_raw();
+        if stat.st_uid != me && stat.st_uid != 0 {
+            return Err(refuse("belongs to another user, who can change it".into()));
+        }
+        let mut octets = Vec::new();
+        File::from(fd)
+            .take(MAX_SECRET as u64 + 3)
+            .read_to_end(&mut octets)
+            .context(format_args!("'{}'", path.display()))?;
+        let end = octets.strip_suffix(b"\n").map_or(octets.len(), |line| {
+            line.strip_suffix(b"\r").unwrap_or(line).len()
+        });
+        octets.truncate(end);
+        if !(MIN_SECRET..=MAX_SECRET).contains(&octets.len()) {
+            return Err(refuse(format!(
+                "holds a secret of {} octets: it must have {MIN_SECRET} to {MAX_SECRET}, best from \
+                 `head -c 32 /dev/urandom | base64`",
+                octets.len()
+            )));
+        }
+        Ok(Self(octets))
+    }
+
+    fn mac(&self, role: Role, client: &Nonce, server: &Nonce) -> Result<Hmac<Sha256>> {
+        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).context("secret")?;
+        mac.update(b"iwarp cp");
+        mac.update(&VERSION.to_be_bytes());
+        mac.update(role.label());
+        mac.update(client);
+        mac.update(server);
+        Ok(mac)
+    }
+
+    fn prove(&self, role: Role, client: &Nonce, server: &Nonce) -> Result<Proof> {
+        Ok(self
+            .mac(role, client, server)?
+            .finalize()
+            .into_bytes()
+            .into())
+    }
+
+    /// Compares in constant time.
+    fn verify(&self, role: Role, client: &Nonce, server: &Nonce, proof: &Proof) -> Result<()> {
+        self.mac(role, client, server)?
+            .verify_slice(proof)
+            .map_err(|_| Error::failed("the other end has not the same secret"))
+    }
+}
+
+fn nonce() -> Result<Nonce> {
+    let mut nonce = Nonce::default();
+    getrandom::fill(&mut nonce).context("no random numbers")?;
+    Ok(nonce)
+}
+
+/// The client's half.
+///
+/// # Errors
+/// When the versions differ, or when one end wants a proof that the other cannot give.
+pub(crate) fn greet(link: &mut impl Link, secret: Option<&Secret>) -> Result<()> {
+    let mine = nonce()?;
+    link.send(&Message::Hello {
+        version: VERSION,
+        secret: secret.is_some(),
+        nonce: mine,
+    })?;
+    let theirs = match expect(link)? {
+        Message::Hello {
+            version,
+            secret: wanted,
+            nonce,
+        } => {
+            same_version(version)?;
+            match (secret, wanted) {
+                (None, true) => {
+                    return Err(Error::failed(WANTED));
+                }
+                (Some(_), false) => {
+                    return Err(Error::failed(
+                        "the server has no secret, so it cannot prove that it is the one you mean: start it with \
+                         --secret-file, or leave that out here",
+                    ));
+                }
+                _ => nonce,
+            }
+        }
+        other => return Err(unexpected(&other)),
+    };
+    let Some(secret) = secret else { return Ok(()) };
+    link.send(&Message::Proof {
+        proof: secret.prove(Role::Client, &mine, &theirs)?,
+    })?;
+    match expect(link)? {
+        Message::Proof { proof } => secret.verify(Role::Server, &mine, &theirs, &proof),
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// The server's half. Returns `false` if the client has closed before it said anything.
+///
+/// # Errors
+/// As [`greet`].
+pub(crate) fn welcome(link: &mut impl Link, secret: Option<&Secret>) -> Result<bool> {
+    let Some(first) = link.recv()? else {
+        return Ok(false);
+    };
+    let Message::Hello {
+        version,
+        secret: theirs_too,
+        nonce: theirs,
+    } = first
+    else {
+        return Err(unexpected(&first));
+    };
+    let mine = nonce()?;
+    // Answered before it is judged, so that the client can say which versions met, and which end has a secret.
+    link.send(&Message::Hello {
+        version: VERSION,
+        secret: secret.is_some(),
+        nonce: mine,
+    })?;
+    same_version(version)?;
+    let Some(secret) = secret else {
+        return Ok(true);
+    };
+    if !theirs_too {
+        return Err(Error::failed(WANTED));
+    }
+    match expect(link)? {
+        Message::Proof { proof } => secret.verify(Role::Client, &theirs, &mine, &proof)?,
+        other => return Err(unexpected(&other)),
+    }
+    link.send(&Message::Proof {
+        proof: secret.prove(Role::Server, &theirs, &mine)?,
+    })?;
+    Ok(true)
+}
+
+fn same_version(theirs: u16) -> Result<()> {
+    if theirs == VERSION {
+        return Ok(());
+    }
+    Err(Error::failed(format!(
+        "the peer speaks version {theirs} of the iwarp cp protocol, this is version {VERSION}"
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cp::part::tests::TempDir;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    fn file(t: &TempDir, content: &[u8], mode: u32) -> Result<Secret> {
+        let path = t.path("secret");
+        let _ = std::fs::remove_file(&path);
+        std::fs::write(&path, content).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        Secret::read(&path)
+    }
+
+    #[test]
+    fn secrets_are_long_and_kept() {
+        let t = TempDir::new();
+        let long = [b'x'; 16];
+        assert_eq!(file(&t, &long, 0o600).unwrap().0, long);
+        assert_eq!(
+            file(&t, &[&long[..], b"\r\n"].concat(), 0o440).unwrap().0,
+            long
+        );
+        assert_eq!(file(&t, &[b'x'; 4096], 0o600).unwrap().0.len(), 4096);
+        for (content, mode, why) in [
+            (&b""[..], 0o600, "octets"),
+            (b"\n", 0o600, "octets"),
+            (&long[1..], 0o600, "octets"),
+            (&[b'x'; 4097], 0o600, "octets"),
+            (&long, 0o644, "chmod"),
+            (&long, 0o604, "chmod"),
+            (&long, 0o620, "chmod"),
+        ] {
+            let e = file(&t, content, mode).unwrap_err().to_string();
+            assert!(e.contains(why), "{mode:o} {e}");
+        }
+        assert!(
+            Secret::read(&t.path(""))
+                .unwrap_err()
+                .to_string()
+                .contains("regular")
+        );
+        assert!(Secret::read(&t.path("nothing")).is_err());
+        assert_eq!(format!("{:?}", Secret(vec![1])), "Secret");
+    }
+
+    #[test]
+    fn a_proof_is_for_one_role_and_one_conversation() {
+        let secret = Secret(vec![7; 16]);
+        let (a, b) = ([1; 32], [2; 32]);
+        let proof = secret.prove(Role::Client, &a, &b).unwrap();
+        secret.verify(Role::Client, &a, &b, &proof).unwrap();
+        assert!(secret.verify(Role::Server, &a, &b, &proof).is_err());
+        assert!(secret.verify(Role::Client, &b, &a, &proof).is_err());
+        assert!(secret.verify(Role::Client, &a, &[3; 32], &proof).is_err());
+        assert!(
+            Secret(vec![8; 16])
+                .verify(Role::Client, &a, &b, &proof)
+                .is_err()
+        );
+        let mut changed = proof;
+        changed[31] ^= 1;
+        assert!(secret.verify(Role::Client, &a, &b, &changed).is_err());
+        assert_ne!(nonce().unwrap(), nonce().unwrap());
+    }
+}

@@ -1,0 +1,95 @@
+//! A bound on the memory that all clients of a server have together. Registered memory and buffers are charged before they
+//! are allocated; who cannot be given any more is told so, and the others do not notice.
+
+use crate::error::{Error, Result};
+use crate::units;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Octets that may be in use.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    left: AtomicU64,
+}
+
+impl Budget {
+    /// A budget of so many octets.
+    pub(crate) fn new(octets: u64) -> Arc<Self> {
+        Arc::new(Self {
+            left: AtomicU64::new(octets),
+        })
+    }
+
+    /// Takes `octets`, until the share is dropped.
+    ///
+    /// # Errors
+    /// When less is left.
+    pub(crate) fn take(self: &Arc<Self>, octets: usize) -> Result<Share> {
+        let octets = octets as u64;
+        self.left
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| {
+                left.checked_sub(octets)
+            })
+            .map_err(|left| {
+                Error::failed(format!(
+                    "no memory for this connection: it needs {}, and {} are left for all clients (see --memory); \
+                     try again later",
+                    units::size(octets),
+                    units::size(left)
+                ))
+            })?;
+        Ok(Share {
+            budget: Arc::clone(self),
+            octets,
+        })
+    }
+}
+
+/// Octets taken from a budget.
+#[derive(Debug)]
+pub(crate) struct Share {
+    budget: Arc<Budget>,
+    octets: u64,
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.budget.left.fetch_add(self.octets, Ordering::AcqRel);
+    }
+}
+
+/// A buffer of zeros whose allocation may fail.
+///
+/// # Errors
+/// When there is no memory.
+pub(crate) fn zeros(len: usize) -> Result<Vec<u8>> {
+    let mut buffer = Vec::new();
+    buffer.try_reserve_exact(len).map_err(|_| {
+        Error::failed(format!(
+            "no memory for a buffer of {}",
+            units::size(len as u64)
+        ))
+    })?;
+    buffer.resize(len, 0);
+    Ok(buffer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_taken_and_come_back() {
+        let budget = Budget::new(100);
+        let share = budget.take(60).unwrap();
+        let e = budget.take(41).unwrap_err().to_string();
+        assert!(e.contains("40 B are left"), "{e}");
+        let rest = budget.take(40).unwrap();
+        drop(share);
+        assert!(budget.take(61).is_err());
+        assert!(budget.take(60).is_ok());
+        drop(rest);
+        assert!(budget.take(100).is_ok());
+        assert!(zeros(isize::MAX as usize).is_err());
+    }
+}

@@ -1,0 +1,353 @@
+//! Admission: how many clients are served at a time, in all and for each address, and which one has to leave when a new one
+//! comes and there is no room.
+//!
+//! A client that says nothing and takes nothing costs a place. So the places are not closed while idle clients hold them:
+//! the client that has been idle for longest, and for [`GRACE`] at least, is evicted for a new one. Clients at work are
+//! never evicted; if all places are held by such clients, the new one is refused and may try again.
+
+use clap::Args;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A client that has made no progress for this long may be evicted for a new one.
+pub(crate) const GRACE: Duration = Duration::from_secs(2);
+
+/// The time of the last progress of a client for which the server works.
+const AT_WORK: u64 = u64::MAX;
+
+/// Limits of a server.
+#[derive(Debug, Clone, Copy, Args)]
+#[command(next_help_heading = "Limits (with `serve`)")]
+pub(crate) struct Limits {
+    /// Clients served at a time [default: 64]. When all places are taken, a new client takes that of the client that has
+    /// been idle for longest (2 s at least), or is told to come back
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    max_clients: Option<u32>,
+    /// Clients of one address served at a time [default: 32]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    max_per_address: Option<u32>,
+}
+
+impl Limits {
+    /// Clients served at a time.
+    pub(crate) fn clients(&self) -> usize {
+        self.max_clients.unwrap_or(64) as usize
+    }
+
+    /// Clients of one address served at a time.
+    pub(crate) fn per_address(&self) -> usize {
+        self.max_per_address.unwrap_or(32) as usize
+    }
+
+    /// The first option that was given, for a complaint when there is nothing to limit.
+    pub(crate) fn given(&self) -> Option<&'static str> {
+        match self {
+            Self {
+                max_clients: Some(_),
+                ..
+            } => Some("--max-clients"),
+            Self {
+                max_per_address: Some(_),
+                ..
+            } => Some("--max-per-address"),
+            _ => None,
+        }
+    }
+}
+
+/// Why a client is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Full {
+    /// All places are held by clients at work.
+    All(usize),
+    /// All places of its address are.
+    Address(usize),
+}
+
+impl std::fmt::Display for Full {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::All(n) => write!(f, "the server has {n} clients already, try again later"),
+            Self::Address(n) => write!(
+                f,
+                "the server has {n} clients of your address already, try again later"
+            ),
+        }
+    }
+}
+
+/// The places of a server. Shared between the accepting thread and the guests.
+#[derive(Debug)]
+pub(crate) struct Gate {
+    clients: usize,
+    per_address: usize,
+    guests: Mutex<Vec<Arc<Place>>>,
+    epoch: Instant,
+}
+
+/// One place that is taken.
+struct Place {
+    address: IpAddr,
+    /// Milliseconds since the gate's epoch.
+    last: AtomicU64,
+    evicted: AtomicBool,
+    evict: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
+
+impl std::fmt::Debug for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Place")
+            .field("address", &self.address)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Gate {
+    /// A gate with all places free.
+    pub(crate) fn new(clients: usize, per_address: usize) -> Arc<Self> {
+        Arc::new(Self {
+            clients,
+            per_address,
+            guests: Mutex::default(),
+            epoch: Instant::now(),
+        })
+    }
+
+    fn guests(&self) -> MutexGuard<'_, Vec<Arc<Place>>> {
+        // The list is whole between any two statements, also if a thread panics.
+        self.guests.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.epoch.elapsed().as_millis() as u64
+    }
+
+    /// Gives a new client a place, if necessary that of the client that has been idle for longest.
+    ///
+    /// # Errors
+    /// When there is no place, and nobody has been idle for [`GRACE`].
+    pub(crate) fn admit(self: &Arc<Self>, address: IpAddr) -> Result<Guest, Full> {
+        let address = address.to_canonical();
+        let now = self.now_ms();
+        let mut guests = self.guests();
+        let here = guests.iter().filter(|g| g.holds(Some(address))).count();
+        let full = if here >= self.per_address {
+            Some((Full::Address(here), Some(address)))
+        } else {
+            let all = guests.iter().filter(|g| g.holds(None)).count();
+            (all >= self.clients).then_some((Full::All(all), None))
+        };
+        let mut victim = None;
+        if let Some((full, whose)) = full {
+            // An evicted client holds no place, but its thread may need a moment; those moments must not add up.
+            if guests.len() >= 2 * self.clients {
+                return Err(full);
+            }
+            victim = guests
+                .iter()
+                .filter(|g| {
+                    g.holds(whose) && now.saturating_sub(g.last()) >= GRACE.as_millis() as u64
+                })
+                .min_by_key(|g| g.last())
+                .cloned();
+            if victim.is_none() {
+                return Err(full);
+            }
+        }
+        let place = Arc::new(Place {
+            address,
+            last: AtomicU64::new(now),
+            evicted: AtomicBool::new(false),
+            evict: Mutex::new(None),
+        });
+        guests.push(Arc::clone(&place));
+        if let Some(victim) = &victim {
+            victim.evicted.store(true, Ordering::Release);
+        }
+        drop(guests);
+        if let Some(victim) = victim {
+            tracing::info!(address = %victim.address, "an idle client is evicted for a new one");
+            victim.run_evict();
+        }
+        Ok(Guest {
+            gate: Arc::clone(self),
+            place,
+        })
+    }
+
+    /// Whether any thread still serves a client.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.guests().is_empty()
+    }
+}
+
+impl Place {
+    fn last(&self) -> u64 {
+        self.last.load(Ordering::Relaxed)
+    }
+
+    /// Whether it is taken by a client (of this address) that is not evicted.
+    fn holds(&self, address: Option<IpAddr>) -> bool {
+        !self.evicted.load(Ordering::Acquire) && address.is_none_or(|a| a == self.address)
+    }
+
+    fn run_evict(&self) {
+        let evict = self
+            .evict
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(evict) = evict {
+            evict();
+        }
+    }
+}
+
+/// A client that has a place until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Guest {
+    gate: Arc<Gate>,
+    place: Arc<Place>,
+}
+
+impl Guest {
+    /// Says how to end the client's connection from another thread. Called at once if the client is evicted already.
+    pub(crate) fn on_evict(&self, evict: impl FnOnce() + Send + 'static) {
+        *self
+            .place
+            .evict
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some(Box::new(evict));
+        if self.is_evicted() {
+            self.place.run_evict();
+        }
+    }
+
+    /// Whether the place has been given to somebody else.
+    pub(crate) fn is_evicted(&self) -> bool {
+        self.place.evicted.load(Ordering::Acquire)
+    }
+
+    /// The client has made progress.
+    pub(crate) fn touch(&self) {
+        self.place.last.store(self.gate.now_ms(), Ordering::Relaxed);
+    }
+
+    /// From now on it is the server that works for the client, until [`touch`](Self::touch).
+    pub(crate) fn at_work(&self) {
+        self.place.last.store(AT_WORK, Ordering::Relaxed);
+    }
+
+    /// Takes the place away.
+    pub(crate) fn evict(&self) {
+        self.place.evicted.store(true, Ordering::Release);
+        self.place.run_evict();
+    }
+
+    /// How long the client has made no progress.
+    pub(crate) fn idle(&self) -> Duration {
+        Duration::from_millis(self.gate.now_ms().saturating_sub(self.place.last()))
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.gate.guests().retain(|g| !Arc::ptr_eq(g, &self.place));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
+    const B: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));
+
+    /// As if the guest had done nothing for so long.
+    fn age(guest: &Guest, ms: u64) {
+        let last = guest.gate.now_ms() - ms;
+        guest.place.last.store(last, Ordering::Relaxed);
+    }
+
+    /// A gate whose clock has run for an hour.
+    fn old_gate(clients: usize, per_address: usize) -> Arc<Gate> {
+        Arc::new(Gate {
+            clients,
+            per_address,
+            guests: Mutex::default(),
+            epoch: Instant::now() - Duration::from_secs(3600),
+        })
+    }
+
+    #[test]
+    fn places_are_limited_and_come_back() {
+        let gate = old_gate(3, 2);
+        let first = gate.admit(A).unwrap();
+        let _second = gate.admit(A).unwrap();
+        assert_eq!(gate.admit(A).unwrap_err(), Full::Address(2));
+        // The same host, spelt as IPv6 spells it.
+        let IpAddr::V4(v4) = A else { unreachable!() };
+        let mapped = IpAddr::V6(v4.to_ipv6_mapped());
+        assert_eq!(gate.admit(mapped).unwrap_err(), Full::Address(2));
+        let _third = gate.admit(B).unwrap();
+        assert_eq!(gate.admit(B).unwrap_err(), Full::All(3));
+        drop(first);
+        let _fourth = gate.admit(B).unwrap();
+        assert_eq!(gate.admit(A).unwrap_err(), Full::All(3));
+    }
+
+    #[test]
+    fn the_idlest_leaves_for_a_new_one() {
+        let gate = old_gate(2, 2);
+        let (one, two) = (gate.admit(A).unwrap(), gate.admit(A).unwrap());
+        let told = Arc::new(AtomicBool::new(false));
+        let tell = Arc::clone(&told);
+        two.on_evict(move || tell.store(true, Ordering::Release));
+        age(&one, GRACE.as_millis() as u64 + 1000);
+        age(&two, GRACE.as_millis() as u64 + 2000);
+        let _three = gate.admit(B).unwrap();
+        assert!(told.load(Ordering::Acquire) && two.is_evicted() && !one.is_evicted());
+        // The other one has just done something, or is waited for.
+        one.touch();
+        assert_eq!(gate.admit(B).unwrap_err(), Full::All(2));
+        one.at_work();
+        assert_eq!(one.idle(), Duration::ZERO);
+        assert_eq!(gate.admit(B).unwrap_err(), Full::All(2));
+        // An eviction that came before the connection was there ends it as soon as it is.
+        age(&one, GRACE.as_millis() as u64);
+        let _four = gate.admit(B).unwrap();
+        let late = Arc::new(AtomicBool::new(false));
+        let tell = Arc::clone(&late);
+        one.on_evict(move || tell.store(true, Ordering::Release));
+        assert!(late.load(Ordering::Acquire));
+    }
+
+    #[test]
+    fn an_address_that_is_full_costs_nobody_else_a_place() {
+        let gate = old_gate(3, 1);
+        let (a, b) = (gate.admit(A).unwrap(), gate.admit(B).unwrap());
+        age(&b, 60_000);
+        age(&a, 1000);
+        assert_eq!(gate.admit(A).unwrap_err(), Full::Address(1));
+        assert!(!b.is_evicted(), "it is of another address");
+        age(&a, 60_000);
+        let _again = gate.admit(A).unwrap();
+        assert!(a.is_evicted() && !b.is_evicted());
+    }
+
+    #[test]
+    fn threads_that_do_not_end_are_bounded_too() {
+        let gate = old_gate(2, 2);
+        let mut stuck = Vec::new();
+        for _ in 0..4 {
+            let guest = gate.admit(A).unwrap();
+            age(&guest, 60_000);
+            stuck.push(guest);
+        }
+        assert!(gate.admit(A).is_err());
+        stuck.pop();
+        assert!(gate.admit(A).is_ok());
+    }
+}

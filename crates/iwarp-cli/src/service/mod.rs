@@ -1,0 +1,233 @@
+//! What `cp serve`, `ping serve` and `perf serve` have in common: where they listen, whom they let in, and how much memory
+//! their clients may have. What one client does or suffers never ends the others.
+
+mod budget;
+mod gate;
+
+pub(crate) use budget::{Budget, Share, zeros};
+pub(crate) use gate::{Gate, Guest, Limits};
+
+use crate::error::{Context as _, Error, Result};
+use crate::rdma::BUSY;
+use iwarp::cm::{Connection, ConnectionParameters, ConnectionRequest, Listener};
+use iwarp::{Config, Context, Device, QueuePair};
+use rustix::process::{Resource, getrlimit, setrlimit};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Descriptors that a client needs at most: its socket, the channels of its events, and files.
+const DESCRIPTORS_PER_CLIENT: u64 = 8;
+/// Descriptors that the process needs itself, and that connections may take which have not said yet what they want.
+const DESCRIPTORS_OF_SERVER: u64 = 128;
+
+/// Longest reason of a refusal, in octets: less than the private data of any MPA reply may have.
+const MAX_REASON: usize = 240;
+
+/// The addresses that stand for all addresses of this host, the wider one first: a host without IPv6 has only the other.
+pub(crate) const EVERYWHERE: [IpAddr; 2] = [
+    IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+    IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+];
+/// The addresses that only this host reaches.
+pub(crate) const LOOPBACK: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::LOCALHOST),
+    IpAddr::V6(Ipv6Addr::LOCALHOST),
+];
+
+/// Listens on the first of these addresses that works. Port 0 picks a free one.
+///
+/// # Errors
+/// When an address is in use or not of this host.
+pub(crate) fn listen(
+    candidates: &[IpAddr],
+    port: u16,
+    config: &Config,
+) -> Result<(Context, Listener)> {
+    let mut last = Error::failed("there is no address to listen on");
+    for &ip in candidates {
+        let device = match device_for(ip) {
+            Ok(device) => device,
+            Err(e) => {
+                last = e;
+                continue;
+            }
+        };
+        // A link-local address is one of an interface, and only the device knows which.
+        let at = match device.ip == ip {
+            true => device.socket_addr(port),
+            false => SocketAddr::new(ip, port),
+        };
+        let ctx = Context::open(&device, config.clone()).context("cannot open the device")?;
+        match Listener::bind(&ctx, at) {
+            Ok(listener) => return Ok((ctx, listener)),
+            Err(e) => last = Error::failed(format!("cannot listen on {at}: {e}")),
+        }
+    }
+    Err(last)
+}
+
+/// Any device can listen on all addresses: connections take the settings from it, and the address from TCP.
+fn device_for(ip: IpAddr) -> Result<Device> {
+    if !ip.is_unspecified() {
+        return Device::by_address(ip).context(format_args!("cannot listen on {ip}"));
+    }
+    let list = Device::list().context("devices")?;
+    list.into_iter()
+        .next()
+        .ok_or_else(|| Error::failed("this machine has no usable network address"))
+}
+
+/// Makes a gate whose places the process has descriptors for: the soft limit is raised as far as the hard one allows, and
+/// if that is too low, fewer clients are served, with a warning.
+pub(crate) fn gate(limits: &Limits) -> Arc<Gate> {
+    let clients = limits.clients();
+    let needed = DESCRIPTORS_OF_SERVER + clients as u64 * DESCRIPTORS_PER_CLIENT;
+    let mut limit = getrlimit(Resource::Nofile);
+    if limit.current.is_some_and(|soft| soft < needed) {
+        limit.current = limit
+            .maximum
+            .map_or(Some(needed), |hard| Some(hard.min(needed)));
+        if let Err(e) = setrlimit(Resource::Nofile, limit) {
+            tracing::debug!("the limit of descriptors stays as it is: {e}");
+        }
+    }
+    let fits = descriptors_for(getrlimit(Resource::Nofile).current);
+    if fits < clients {
+        tracing::warn!(
+            "only {fits} clients are served at a time: there are too few file descriptors for {clients} \
+             (raise the hard limit to {needed}, for example with `ulimit -Hn`)"
+        );
+    }
+    Gate::new(clients.min(fits), limits.per_address())
+}
+
+/// Clients that so many descriptors are enough for; one at least, so that a server with few is of some use.
+fn descriptors_for(limit: Option<u64>) -> usize {
+    let left = limit.map_or(u64::MAX, |n| n.saturating_sub(DESCRIPTORS_OF_SERVER));
+    usize::try_from(left / DESCRIPTORS_PER_CLIENT)
+        .unwrap_or(usize::MAX)
+        .max(1)
+}
+
+/// Serves clients until `stop`, each in a thread of its own. The gate decides who gets a place. Nothing that a peer does
+/// or fails to do holds up the accepting of others: queue pairs are made and connections are set up in the client's thread.
+///
+/// # Errors
+/// Never at present; failures of the listener pass when clients leave.
+pub(crate) fn serve_clients(
+    listener: &Listener,
+    gate: &Arc<Gate>,
+    stop: impl Fn() -> bool,
+    client: impl Fn(ConnectionRequest, Guest, SocketAddr) + Send + Sync + 'static,
+) -> Result<()> {
+    let client = Arc::new(client);
+    while !stop() {
+        let request = match listener.accept(Some(Duration::from_millis(200))) {
+            Ok(request) => request,
+            Err(iwarp::Error::TimedOut(_)) => continue,
+            Err(e) => {
+                // Out of descriptors: that passes when clients leave.
+                tracing::warn!("accept: {e}");
+                std::thread::sleep(Duration::from_millis(100));
+                continue;
+            }
+        };
+        let from = request.peer_addr().map_or_else(
+            || SocketAddr::from(([0; 4], 0)),
+            |a| SocketAddr::new(a.ip().to_canonical(), a.port()),
+        );
+        let guest = match gate.admit(from.ip()) {
+            Ok(guest) => guest,
+            Err(full) => {
+                // Not a warning: a crowd must not fill the log.
+                tracing::info!(%from, "refused: {full}");
+                let _ = request.reject(format!("{BUSY}{full}").as_bytes());
+                continue;
+            }
+        };
+        start(&client, request, guest, from);
+    }
+    // Those that are still at work finish.
+    while !gate.is_empty() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+/// Hands a request to a thread of its own, or refuses it if there can be none.
+fn start(
+    client: &Arc<impl Fn(ConnectionRequest, Guest, SocketAddr) + Send + Sync + 'static>,
+    request: ConnectionRequest,
+    guest: Guest,
+    from: SocketAddr,
+) {
+    // In a drawer, so that the request is still ours to answer if there is no thread.
+    let drawer = Arc::new(Mutex::new(Some((request, guest))));
+    let take = |d: &Mutex<Option<_>>| d.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let (theirs, client) = (Arc::clone(&drawer), Arc::clone(client));
+    let spawned = std::thread::Builder::new()
+        .name(format!("client {from}"))
+        .spawn(move || {
+            if let Some((request, guest)) = take(&theirs) {
+                client(request, guest, from);
+            }
+        });
+    if let Err(e) = spawned {
+        tracing::warn!(%from, "no thread for a client: {e}");
+        if let Some((request, _guest)) = take(&drawer) {
+            let _ = request.reject(format!("{BUSY}the server has no thread for you").as_bytes());
+        }
+    }
+}
+
+/// Accepts a request, in the client's own thread. From here on an eviction ends the connection.
+///
+/// # Errors
+/// When the peer has gone, does not go on in time, or has been evicted meanwhile.
+pub(crate) fn accept(
+    request: ConnectionRequest,
+    qp: QueuePair,
+    parameters: &ConnectionParameters,
+    guest: &Guest,
+) -> Result<Connection> {
+    let handle = (*qp).clone();
+    guest.on_evict(move || handle.abort());
+    let connection = request.accept(qp, parameters).context("accept")?;
+    still_welcome(guest)?;
+    Ok(connection)
+}
+
+/// Says why the connection of a guest has ended, if that is our own doing.
+///
+/// # Errors
+/// When the guest has been evicted.
+pub(crate) fn still_welcome(guest: &Guest) -> Result<()> {
+    match guest.is_evicted() {
+        true => Err(Error::failed(
+            "it was idle, and its place was needed for another client",
+        )),
+        false => Ok(()),
+    }
+}
+
+/// Tells a peer that asks to connect why it cannot be served, and gives the reason back.
+pub(crate) fn refuse(request: ConnectionRequest, why: Error) -> Error {
+    let mut text = format!("{BUSY}{why}");
+    text.truncate(text.floor_char_boundary(MAX_REASON));
+    let _ = request.reject(text.as_bytes());
+    why
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descriptors_bound_the_clients() {
+        assert!(descriptors_for(None) > 1 << 24);
+        assert_eq!(descriptors_for(Some(1024)), 112);
+        assert_eq!(descriptors_for(Some(200)), 9);
+        assert_eq!(descriptors_for(Some(20)), 1);
+    }
+}

@@ -1,0 +1,302 @@
+//! What `iwarp cp serve` lets clients do: whom it lets in, what they may write, and that it says so before it starts.
+
+mod common;
+
+use common::{
+    Running, Scratch, fail, finish, iwarp, noise, run, serve, serve_as, start, str, succeed, text,
+};
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+fn server(dir: &Path, args: &[&str]) -> (Running, String) {
+    let (server, at) = serve(&[&["cp", "serve", str(dir), "-p", "0", "-q"], args].concat());
+    assert!(at.ip().is_loopback(), "nobody else was meant: {at}");
+    (server, at.port().to_string())
+}
+
+#[test]
+fn without_options_it_serves_this_host_and_takes_nothing() {
+    let t = Scratch::new();
+    let dir = t.sub("served");
+    fs::write(dir.join("there"), "old").unwrap();
+    let (_server, port) = server(&dir, &[]);
+    let source = t.path("source");
+    fs::write(&source, "new").unwrap();
+    for name in ["there", "elsewhere"] {
+        let to = format!("127.0.0.1:{name}");
+        let err = fail(&["cp", "-p", &port, "-q", str(&source), &to], 1);
+        assert!(err.contains("--writable"), "{err}");
+    }
+    assert_eq!(fs::read(dir.join("there")).unwrap(), b"old");
+    assert_eq!(fs::read_dir(&dir).unwrap().count(), 1);
+    succeed(&[
+        "cp",
+        "-p",
+        &port,
+        "-q",
+        "127.0.0.1:there",
+        str(&t.path("back")),
+    ]);
+    assert_eq!(fs::read(t.path("back")).unwrap(), b"old");
+}
+
+#[test]
+fn writable_is_not_yet_overwrite() {
+    let t = Scratch::new();
+    let dir = t.sub("served");
+    fs::write(dir.join("there"), "old").unwrap();
+    let source = t.path("source");
+    fs::write(&source, "new").unwrap();
+    let up = |port: &str, name: &str| {
+        let to = format!("127.0.0.1:{name}");
+        run(&["cp", "-p", port, "-q", str(&source), &to])
+    };
+    let (_one, port) = server(&dir, &["--writable"]);
+    assert!(up(&port, "fresh").status.success());
+    let out = up(&port, "there");
+    assert_eq!(out.status.code(), Some(1));
+    assert!(
+        text(&out.stderr).contains("exists already"),
+        "{}",
+        text(&out.stderr)
+    );
+    assert_eq!(fs::read(dir.join("there")).unwrap(), b"old");
+    assert_eq!(fs::read(dir.join("fresh")).unwrap(), b"new");
+    let (_two, port) = server(&dir, &["--overwrite"]);
+    assert!(up(&port, "there").status.success());
+    assert_eq!(fs::read(dir.join("there")).unwrap(), b"new");
+}
+
+/// A name that is taken by something else than a file is no target, whatever the server allows.
+#[test]
+fn directories_and_links_are_not_replaced() {
+    let t = Scratch::new();
+    let dir = t.sub("served");
+    fs::create_dir(dir.join("directory")).unwrap();
+    fs::write(t.path("outside"), "outside").unwrap();
+    std::os::unix::fs::symlink(t.path("outside"), dir.join("link")).unwrap();
+    let source = t.path("source");
+    fs::write(&source, noise(100_000)).unwrap();
+    let (_server, port) = server(&dir, &["--overwrite"]);
+    for name in ["directory", "link"] {
+        let to = format!("127.0.0.1:{name}");
+        let err = fail(&["cp", "-p", &port, "-q", str(&source), &to], 1);
+        assert!(err.contains("no regular file"), "{err}");
+    }
+    // The client looks at its own target before it asks anybody.
+    let err = fail(&["cp", "-p", "1", "127.0.0.1:x", str(&dir.join("link"))], 1);
+    assert!(err.contains("no regular file"), "{err}");
+    assert_eq!(fs::read(t.path("outside")).unwrap(), b"outside");
+    assert!(dir.join("link").is_symlink() && dir.join("directory").is_dir());
+    assert_eq!(
+        fs::read_dir(&dir).unwrap().count(),
+        2,
+        "nothing is left behind"
+    );
+}
+
+#[test]
+fn other_hosts_need_a_secret_or_a_word() {
+    let t = Scratch::new();
+    let dir = t.sub("served");
+    for everywhere in ["0.0.0.0", "::"] {
+        let err = fail(
+            &["cp", "serve", str(&dir), "-p", "0", "--bind", everywhere],
+            2,
+        );
+        assert!(
+            err.contains("--secret-file") && err.contains("--anonymous"),
+            "{err}"
+        );
+    }
+    let mut command = iwarp(&[
+        "cp",
+        "serve",
+        str(&dir),
+        "-p",
+        "0",
+        "--bind",
+        "0.0.0.0",
+        "--anonymous",
+    ]);
+    command.stderr(Stdio::piped());
+    let (mut server, at) = serve_as(command);
+    fs::write(dir.join("f"), "x").unwrap();
+    let port = at.port().to_string();
+    succeed(&["cp", "-p", &port, "-q", "127.0.0.1:f", str(&t.path("back"))]);
+    let stderr = server.0.stderr.take().unwrap();
+    drop(server);
+    let said = std::io::read_to_string(stderr).unwrap();
+    assert!(
+        said.contains("warning") && said.contains("can read the files"),
+        "{said}"
+    );
+}
+
+fn secret(t: &Scratch, name: &str, content: &str, mode: u32) -> PathBuf {
+    let path = t.path(name);
+    fs::write(&path, content).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+    path
+}
+
+#[test]
+fn a_secret_is_wanted_of_both_ends() {
+    let t = Scratch::new();
+    let dir = t.sub("served");
+    fs::write(dir.join("f"), "content").unwrap();
+    let good = secret(&t, "good", "correct horse battery staple\n", 0o600);
+    let bad = secret(&t, "bad", "incorrect horse battery staple\n", 0o600);
+    let open = secret(&t, "open", "correct horse battery staple\n", 0o644);
+    let short = secret(&t, "short", "horse\n", 0o600);
+    let (_server, port) = server(&dir, &["--secret-file", str(&good)]);
+    let back = t.path("back");
+    let get = |file: Option<&Path>| {
+        let mut args = vec!["cp", "-p", &port, "-q", "127.0.0.1:f", str(&back)];
+        if let Some(file) = file {
+            args.extend(["--secret-file", str(file)]);
+        }
+        run(&args)
+    };
+    for (file, why) in [
+        (None, "--secret-file"),
+        (Some(&bad), "not the same secret"),
+        (Some(&open), "chmod 600"),
+        (Some(&short), "5 octets"),
+    ] {
+        let out = get(file.map(PathBuf::as_path));
+        assert_eq!(out.status.code(), Some(1));
+        assert!(text(&out.stderr).contains(why), "{}", text(&out.stderr));
+        assert!(!back.exists());
+    }
+    assert!(get(Some(&good)).status.success());
+    assert_eq!(fs::read(&back).unwrap(), b"content");
+    // A client that has a secret does not talk to a server that has none.
+    let (_other, port) = server(&dir, &[]);
+    let err = fail(
+        &[
+            "cp",
+            "-p",
+            &port,
+            "--secret-file",
+            str(&good),
+            "127.0.0.1:f",
+            str(&back),
+        ],
+        1,
+    );
+    assert!(err.contains("the server has no secret"), "{err}");
+    for file in [&open, &short] {
+        fail(
+            &[
+                "cp",
+                "serve",
+                str(&dir),
+                "-p",
+                "0",
+                "--secret-file",
+                str(file),
+            ],
+            1,
+        );
+    }
+    fail(
+        &[
+            "cp",
+            "serve",
+            str(&dir),
+            "-p",
+            "0",
+            "--secret-file",
+            str(&good),
+            "--anonymous",
+        ],
+        2,
+    );
+}
+
+/// Names of files reach terminals and logs: what a terminal would obey is escaped.
+#[test]
+fn names_cannot_fool_the_reader() {
+    let t = Scratch::new();
+    let dir = t.sub("served");
+    let name = "gpj.\u{202e}exe";
+    fs::write(dir.join(name), "x").unwrap();
+    let mut server = start(&["cp", "serve", str(&dir), "-p", "0"]);
+    let mut out = std::io::BufReader::new(server.0.stdout.take().unwrap());
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut out, &mut line).unwrap();
+    let port = line.trim().rsplit(':').next().unwrap().to_owned();
+    let back = t.path("back");
+    succeed(&["cp", "-p", &port, &format!("127.0.0.1:{name}"), str(&back)]);
+    line.clear();
+    std::io::BufRead::read_line(&mut out, &mut line).unwrap();
+    assert!(line.contains("gpj.\\u{202e}exe"), "{line}");
+    // In what a peer says, and in what we say of our own files.
+    for (from, to) in [
+        (format!("127.0.0.1:{name}.no"), str(&back).to_owned()),
+        (
+            str(&t.path(&format!("{name}.no"))).to_owned(),
+            "127.0.0.1:x".to_owned(),
+        ),
+    ] {
+        let err = fail(&["cp", "-p", &port, &from, &to], 1);
+        assert!(
+            err.contains("gpj.\\u{202e}exe") && !err.contains(name),
+            "{err}"
+        );
+    }
+}
+
+#[test]
+fn an_interrupted_copy_says_how_it_goes_on() {
+    let t = Scratch::new();
+    let dir = t.sub("served");
+    let (server, port) = server(&dir, &["--writable"]);
+    let source = t.path("big");
+    fs::File::create(&source).unwrap().set_len(1 << 30).unwrap();
+    let part = dir.join(".big.iwarp-part");
+    let arrived = |n: u64| {
+        let end = std::time::Instant::now() + Duration::from_secs(60);
+        while fs::metadata(&part).map_or(0, |m| m.len()) < n {
+            assert!(std::time::Instant::now() < end, "nothing arrives");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    let args = ["cp", "-p", &port, str(&source), "127.0.0.1:big"];
+    let client = start(&args);
+    arrived(1 << 20);
+    let id = rustix::process::Pid::from_child(&client.0);
+    rustix::process::kill_process(id, rustix::process::Signal::INT).unwrap();
+    let out = finish(client, &args);
+    assert_eq!(out.status.code(), Some(130));
+    let said = text(&out.stderr);
+    assert!(said.contains("the same command continues there"), "{said}");
+    // A connection that is lost says the same. The server lets go of the part a moment after the client has gone.
+    let have = fs::metadata(&part).unwrap().len();
+    let end = std::time::Instant::now() + Duration::from_secs(60);
+    let client = loop {
+        let mut client = start(&args);
+        let gone = loop {
+            if fs::metadata(&part).unwrap().len() > have + (1 << 20) {
+                break false;
+            }
+            if client.0.try_wait().unwrap().is_some() {
+                break true;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        };
+        if !gone {
+            break client;
+        }
+        assert!(std::time::Instant::now() < end, "the part stays locked");
+    };
+    drop(server);
+    let out = finish(client, &args);
+    assert_eq!(out.status.code(), Some(1));
+    let said = text(&out.stderr);
+    assert!(said.contains("the same command continues there"), "{said}");
+}
