@@ -1,10 +1,10 @@
-//! The command line as a whole. Each subcommand defines its own arguments in its own room.
+//! The command line as a whole. Each subcommand defines its own arguments in its own module.
 
 use crate::error::Result;
 use crate::{completions, cp, devices, man, perf, ping, run};
 use clap::{Parser, Subcommand};
 
-/// iWARP RDMA in user space, over plain TCP, with no special hardware and no root.
+/// RDMA (iWARP) in user space over plain TCP: no special hardware, no root
 #[derive(Debug, Parser)]
 #[command(name = "iwarp", version, arg_required_else_help = true)]
 #[command(after_help = "EXAMPLES:
@@ -53,7 +53,7 @@ enum Command {
 }
 
 impl Cli {
-    /// How talkative the log shall be: the command's own `-v` and those of the subcommand together.
+    /// Returns how much to log: the `-v` of the command and those of the subcommand together.
     pub(crate) fn log_level(&self) -> u8 {
         let inner = match &self.command {
             Command::Perf(a) => a.verbose(),

@@ -18,7 +18,7 @@ pub(crate) struct CompletionsArgs {
 
 /// Writes the script to stdout.
 pub(crate) fn run(args: &CompletionsArgs) -> Result<()> {
-    // Generated into memory first: a closed pipe must be an error and not a panic.
+    // The script is made in memory first, so that a closed pipe is an error and not a panic.
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "iwarp", &mut script);
     std::io::stdout()

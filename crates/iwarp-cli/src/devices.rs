@@ -1,4 +1,4 @@
-//! `iwarp devices`: what the library offers on this machine.
+//! `iwarp devices`: lists the devices of this machine.
 
 use crate::error::{Context as _, Error, Result};
 use crate::out;

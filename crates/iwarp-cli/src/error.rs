@@ -1,18 +1,18 @@
-//! What a subcommand may end with, and the exit code that belongs to it.
+//! The errors that a subcommand may end with, and the exit code of each.
 
 use crate::text::printable;
 use std::fmt;
 use std::process::ExitCode;
 
-/// Result of anything the command does.
+/// Result of the functions of this command.
 pub(crate) type Result<T> = std::result::Result<T, Error>;
 
-/// A failure, said in words for the person at the terminal.
+/// A failure, in words for the person at the terminal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Error {
-    /// The arguments make no sense together; exit code 2.
+    /// The arguments do not fit each other; exit code 2.
     Usage(String),
-    /// Everything that went wrong while running; exit code 1.
+    /// Something failed while running; exit code 1.
     Failed(String),
     /// The server has no place for another client now; exit code 1 if that does not change.
     Busy(String),
@@ -53,7 +53,7 @@ impl fmt::Display for Error {
     }
 }
 
-/// Adds "what was being done" in front of a lower error.
+/// Adds a description of what was being done in front of a lower error.
 pub(crate) trait Context<T> {
     /// Turns the error into a runtime failure that starts with `what`.
     fn context(self, what: impl fmt::Display) -> Result<T>;

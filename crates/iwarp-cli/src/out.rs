@@ -1,5 +1,4 @@
-//! Lines on stdout that nobody may be reading any more: `iwarp … | head -1` ends the reader first, and that is no reason
-//! to panic, nor to stop serving others.
+//! Lines on stdout. In `iwarp … | head -1` the reader ends first; a failed write must then neither panic nor stop a server.
 
 use std::fmt::Arguments;
 use std::io::Write as _;

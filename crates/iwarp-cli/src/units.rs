@@ -3,7 +3,7 @@
 /// Parses `4`, `64K`, `64KiB`, `1M` … (binary multiples) into octets.
 ///
 /// # Errors
-/// A sentence that names the offending text.
+/// A sentence that names the text that cannot be parsed.
 pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     let t = text.trim();
     let digits = t.len() - t.trim_start_matches(|c: char| c.is_ascii_digit()).len();
@@ -27,7 +27,7 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("'{text}' is too large"))
 }
 
-/// `4 B`, `64 KiB`, `1 MiB`; anything uneven stays in octets.
+/// Formats a size as `4 B`, `64 KiB`, `1 MiB`; a size that is no multiple of a unit stays in octets.
 pub(crate) fn size(octets: u64) -> String {
     for (shift, unit) in [(30, "GiB"), (20, "MiB"), (10, "KiB")] {
         if octets >> shift > 0 && octets.trailing_zeros() >= shift {
@@ -37,7 +37,7 @@ pub(crate) fn size(octets: u64) -> String {
     format!("{octets} B")
 }
 
-/// Three significant digits, never in exponent form.
+/// Formats a number with three significant digits, never in exponent form.
 pub(crate) fn digits3(v: f64) -> String {
     if !v.is_finite() {
         return "–".to_owned();

@@ -1,11 +1,11 @@
 //! A recorder of RDMA traffic that needs no privileges: it writes what passes through the sockets to a pcapng file, with
 //! synthetic TCP/IP headers, so that Wireshark decodes it as iWARP (RFC 5044 section 4, RFC 793).
 //!
-//! What is real: the octets of each direction, their order, the addresses, the time of each system call. What is made up: sequence
-//! numbers, acknowledgements, segment boundaries and the handshake, as if the network were perfect. On a connection with
-//! markers each segment is one FPDU, because Wireshark cannot find markers otherwise; it is recorded when it is complete.
+//! What is real: the octets of each direction, their order, the addresses, the time of each system call. What is made up:
+//! sequence numbers, acknowledgements, segment boundaries and the handshake, as if the network were perfect. On a connection
+//! with markers each segment is one FPDU, because Wireshark cannot find markers otherwise; it is recorded when it is complete.
 //!
-//! Lock order: a flow's state, then the file. The order of one flow's packets in the file is the order of its sequence numbers.
+//! Lock order: a flow's state, then the file. The packets of a flow are in the file in the order of its sequence numbers.
 
 mod framing;
 mod output;
@@ -29,16 +29,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-/// The most payload of one synthetic segment: what TCP has on a loopback with an MTU of 65536 and timestamps.
+/// The most payload of one synthetic segment, which is TCP's on a loopback with an MTU of 65536 and timestamps.
 const MAX_SEGMENT: usize = 65_483;
-/// After so many octets in one direction the other side is made to acknowledge, so that no window seems to be full.
+/// After so many octets in one direction the recorder makes the other side acknowledge, so that no window seems full.
 const ACK_EVERY: u32 = 256 << 10;
 /// The file is written in pieces of about this size.
 const BUFFER: usize = 128 << 10;
-/// How long the end of the process waits for who is writing.
+/// How long the end of the process waits for a thread that is writing to the file.
 const EXIT_PATIENCE: Duration = Duration::from_millis(500);
 
-/// When a [`Recorder`] stops by itself. The default is never.
+/// When a [`Recorder`] stops by itself. By default it never does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct RecorderLimits {
@@ -66,9 +66,9 @@ impl RecorderLimits {
 
 /// Writes the traffic of connections to a pcapng file that Wireshark and `tshark` decode.
 ///
-/// Clones write to the same file. It is complete after [`flush`](Self::flush), and when the last clone and the
-/// last connection that records are gone. A recorder never disturbs the traffic: an error of the file stops the recording and is reported
-/// once, as by [`Config::from_env`](crate::Config::from_env). A child made by `fork` does not record.
+/// A clone writes to the same file. The file is complete after [`flush`](Self::flush), and when the last clone and the last
+/// connection that records are gone. A recorder never disturbs the traffic: an error of the file stops the recording and is
+/// reported once, as by [`Config::from_env`](crate::Config::from_env). A child made by `fork` does not record.
 ///
 /// If both ends of a connection are in this process and record to the same file, each octet is recorded once.
 ///
@@ -89,11 +89,11 @@ pub struct Recorder {
 
 struct Shared {
     path: PathBuf,
-    /// False after the limit or an error; then every call is one load.
+    /// Becomes `false` after the limit or an error. Then every call costs one load.
     active: AtomicBool,
     generation: u32,
     next_sequence: AtomicU32,
-    /// The flows that record, as (local, peer).
+    /// The connections that record, as (local, peer).
     flows: Mutex<HashSet<(SocketAddr, SocketAddr)>>,
     output: Mutex<Output>,
 }
@@ -114,7 +114,7 @@ impl Recorder {
     pub fn create_with(path: impl AsRef<Path>, limits: RecorderLimits) -> io::Result<Self> {
         let path = path.as_ref().to_path_buf();
         Self::start(&path, limits).inspect_err(|error| {
-            // Through the C library the program hears of an error number and of no file.
+            // A C program gets an error number only, which names no file.
             complain::once(format!("cannot record to {}: {error}", path.display()));
         })
     }
@@ -122,7 +122,7 @@ impl Recorder {
     fn start(path: &Path, limits: RecorderLimits) -> io::Result<Self> {
         let mut output = Output::new(File::create(path)?, limits);
         pcapng::file_head(&mut output.buffer);
-        // Writing at once tells a full or read-only file system to the caller and not to the log.
+        // Writing at once reports a full or read-only file system to the caller instead of to the log.
         output.flush()?;
         Ok(Self {
             shared: Arc::new(Shared {
@@ -144,7 +144,7 @@ impl Recorder {
         self.shared.flush()
     }
 
-    /// As [`flush`](Self::flush), without waiting for long.
+    /// Writes everything recorded so far to the file, but does not wait long for other threads.
     pub(crate) fn flush_at_exit(&self) {
         if self.shared.is_child() {
             return;
@@ -155,19 +155,19 @@ impl Recorder {
         }
     }
 
-    /// True until a limit or an error has stopped the recording.
+    /// Returns `true` until a limit or an error has stopped the recording.
     #[must_use]
     pub fn is_recording(&self) -> bool {
         self.shared.is_recording()
     }
 
-    /// The number of packets recorded so far.
+    /// Returns the number of packets recorded so far.
     #[must_use]
     pub fn packets(&self) -> u64 {
         self.shared.output.lock().packets
     }
 
-    /// Starts to record one connection, which goes on until the result is dropped.
+    /// Starts to record one connection. The recording goes on until the result is dropped.
     pub(crate) fn flow(&self, local: SocketAddr, peer: SocketAddr) -> Flow {
         // Two different numbers far apart, so that a reused port is not taken for a continuation.
         let base = self
@@ -223,7 +223,7 @@ impl Shared {
         result
     }
 
-    /// The result of writing what was left.
+    /// Reports it if writing the rest of the recording failed.
     fn tell_of_the_end(&self, result: io::Result<()>) {
         if let Err(error) = result
             && self.active.swap(false, Ordering::Relaxed)
@@ -325,14 +325,14 @@ impl FlowState {
 }
 
 impl Flow {
-    /// Records a handshake. `active`: this end connected.
+    /// Records a handshake. `active` is `true` if this end connected.
     pub(crate) fn opened(&self, active: bool) {
         if self.is_recording() {
             self.open(&mut self.state.lock(), active);
         }
     }
 
-    /// FPDUs begin here, with markers in what we send and receive, or not.
+    /// From here on there are FPDUs. Says whether what we send and what we receive has markers.
     pub(crate) fn framed(&self, markers_tx: bool, markers_rx: bool) {
         if self.is_recording() && (markers_tx || markers_rx) {
             let mut state = self.state.lock();
@@ -403,11 +403,11 @@ impl Flow {
             }
         }
         state.stage = Stage::Closed;
-        // A program that is killed later leaves whole connections.
+        // If the program is killed later, the file has whole connections.
         let _ = self.shared.flush();
     }
 
-    /// True if there is any use in calling the others.
+    /// Returns `true` if the other calls record anything.
     #[inline]
     pub(crate) fn is_recording(&self) -> bool {
         !self.muted && self.shared.is_recording()
@@ -462,7 +462,7 @@ impl Flow {
     /// As [`Flow::sent_raw`].
     unsafe fn data(&self, outgoing: bool, list: &[RawSlice], count: usize) {
         let mut state = self.state.lock();
-        // A connection recorded from the middle: Wireshark wants a beginning all the same.
+        // The connection is recorded from the middle. Wireshark still wants a beginning.
         self.open(&mut state, outgoing);
         if state.stage != Stage::Open {
             return;
@@ -500,7 +500,7 @@ impl Flow {
         }
     }
 
-    /// Segments for these octets.
+    /// Records these octets as one or more segments.
     fn segments(&self, state: &mut FlowState, outgoing: bool, octets: &[u8]) {
         for piece in octets.chunks(MAX_SEGMENT) {
             self.payload(state, outgoing, piece.len(), |out| {
@@ -509,7 +509,7 @@ impl Flow {
         }
     }
 
-    /// A segment with payload, and now and then its acknowledgement.
+    /// Records a segment with payload, and now and then its acknowledgement.
     fn payload(
         &self,
         state: &mut FlowState,

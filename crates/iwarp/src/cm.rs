@@ -1,6 +1,6 @@
-//! Connections: listen, connect, accept, reject, disconnect; by thread or by task.
+//! Connections: listen, connect, accept, reject, disconnect; for threads and for async tasks.
 //!
-//! The semantics are those of `rdma_cm(7)`; the objects behind are in [`raw::cm`](crate::raw::cm).
+//! The semantics are those of `rdma_cm(7)`; the objects below are in [`raw::cm`](crate::raw::cm).
 //!
 //! ```
 //! use iwarp::{Access, Cqe, Config, Context, Device, ProtectionDomain, RecvWr, SendWr, cm};
@@ -46,12 +46,12 @@ use std::net::SocketAddr;
 use std::ops::Deref;
 use std::time::Duration;
 
-/// Set-up is bounded by the device's own time-outs; this one only guards against their failure.
+/// The device's own time limits end a set-up earlier; this one only guards against a mistake in them.
 const SET_UP: Duration = Duration::from_secs(60);
-/// Tells a peer that its request cannot be answered for lack of descriptors.
+/// The private data that tell a peer that its request cannot be answered for lack of descriptors.
 const NO_DESCRIPTORS: &[u8] = b"the listener has no file descriptors left";
 
-/// Waits for connections on an address of a device.
+/// A listener: waits for connections to an address of a device.
 #[derive(Debug)]
 pub struct Listener {
     id: CmId,
@@ -60,7 +60,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens; port 0 picks a free one. As many requests as the system allows may wait to be answered.
+    /// Listens on an address; port 0 picks a free port. Up to 128 requests may wait for an answer.
     ///
     /// # Errors
     /// The operating system's: address in use, not of this host, no descriptors.
@@ -68,7 +68,7 @@ impl Listener {
         Self::bind_with_backlog(ctx, address, 0)
     }
 
-    /// Listens with room for `backlog` requests that wait for an answer; 0 means 128.
+    /// Listens on an address, with room for `backlog` requests that wait for an answer; 0 means 128.
     ///
     /// # Errors
     /// As [`bind`](Self::bind).
@@ -81,12 +81,12 @@ impl Listener {
         Ok(Self { id, channel, local })
     }
 
-    /// The address it listens on.
+    /// Returns the address it listens on, with the port that was picked.
     pub fn local_addr(&self) -> SocketAddr {
         self.local
     }
 
-    /// Waits for a peer that wants to connect; `None` waits for ever.
+    /// Waits for a connection request; `None` waits without limit. Blocks the thread.
     ///
     /// # Errors
     /// [`Error::TimedOut`].
@@ -94,7 +94,7 @@ impl Listener {
         ConnectionRequest::new(self.channel.next(timeout)?)
     }
 
-    /// As [`accept`](Self::accept), for tasks.
+    /// Waits for a connection request in an async task; see [`accept`](Self::accept).
     ///
     /// # Errors
     /// The operating system's: no descriptors.
@@ -109,7 +109,7 @@ impl Drop for Listener {
     }
 }
 
-/// A peer that wants to connect. Dropping it refuses.
+/// A connection request of a peer. Dropping it refuses the connection.
 #[derive(Debug)]
 pub struct ConnectionRequest {
     id: CmId,
@@ -122,7 +122,7 @@ pub struct ConnectionRequest {
 impl ConnectionRequest {
     fn new(event: CmEvent) -> Result<Self> {
         let channel = create_event_channel().inspect_err(|_| {
-            // Without a reason the peer could only say that it was refused.
+            // Without these private data the peer could only report that it was refused.
             let _ = event.id.reject(NO_DESCRIPTORS);
         })?;
         event.id.migrate(&channel);
@@ -135,30 +135,31 @@ impl ConnectionRequest {
         })
     }
 
-    /// What the peer sent along.
+    /// Returns the private data that the peer sent with its request.
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }
 
-    /// The peer's address.
+    /// Returns the peer's address.
     pub fn peer_addr(&self) -> Option<SocketAddr> {
         self.id.addresses().1
     }
 
-    /// The address the peer connected to.
+    /// Returns the local address that the peer connected to.
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.id.addresses().0
     }
 
-    /// RDMA Reads and atomics that the peer wants to have outstanding, and that it can serve, if it said so.
+    /// Returns how many RDMA Reads and atomics the peer wants to have outstanding, and how many it can serve; `None` if it
+    /// did not say.
     pub fn peer_reads(&self) -> (Option<u16>, Option<u16>) {
         self.peer_reads
     }
 
-    /// Accepts with a queue pair, and waits until the connection is up. Post receives before.
+    /// Accepts the connection with a queue pair, and blocks until the connection is up. Post receives before.
     ///
     /// # Errors
-    /// [`Error::ConnectionLost`]: the peer has gone; [`Error::InvalidArgument`]: private data too long.
+    /// [`Error::ConnectionLost`]: the peer is gone; [`Error::InvalidArgument`]: the private data are too long.
     pub fn accept(
         mut self,
         qp: QueuePair,
@@ -169,7 +170,7 @@ impl ConnectionRequest {
         Connection::settle(&self.id, &self.channel, qp, event)
     }
 
-    /// As [`accept`](Self::accept), for tasks.
+    /// Accepts the connection in an async task; see [`accept`](Self::accept).
     ///
     /// # Errors
     /// As [`accept`](Self::accept).
@@ -190,10 +191,10 @@ impl ConnectionRequest {
         Ok(())
     }
 
-    /// Refuses, with octets that say why.
+    /// Refuses the connection. The peer gets `private_data`, for example the reason.
     ///
     /// # Errors
-    /// [`Error::InvalidState`]: the peer has gone.
+    /// [`Error::InvalidState`]: the peer is gone.
     pub fn reject(mut self, private_data: &[u8]) -> Result<()> {
         self.answered = true;
         self.id.reject(private_data)
@@ -208,7 +209,7 @@ impl Drop for ConnectionRequest {
     }
 }
 
-/// Connects queue pairs.
+/// Connects queue pairs to listeners.
 #[derive(Debug, Clone)]
 pub struct Connector {
     ctx: Context,
@@ -217,7 +218,7 @@ pub struct Connector {
 }
 
 impl Connector {
-    /// A connector that uses this device's settings.
+    /// Makes a connector that uses this device and its settings.
     pub fn new(ctx: &Context) -> Self {
         Self {
             ctx: ctx.clone(),
@@ -226,14 +227,15 @@ impl Connector {
         }
     }
 
-    /// Sent to the listener with the request.
+    /// Sets the private data that the listener gets with the request.
     #[must_use]
     pub fn private_data(mut self, data: &[u8]) -> Self {
         self.parameters.private_data = data.to_vec();
         self
     }
 
-    /// RDMA Reads and atomics in flight: inbound served, outbound outstanding. As many as the queue pair can if not said.
+    /// Sets how many RDMA Reads and atomics may be in flight: inbound to serve (`ird`), outbound to have outstanding (`ord`).
+    /// Without it, both are as many as the queue pair can.
     #[must_use]
     pub fn reads(mut self, ird: u16, ord: u16) -> Self {
         self.parameters.responder_resources = Some(ird);
@@ -241,17 +243,17 @@ impl Connector {
         self
     }
 
-    /// Connects from this address.
+    /// Sets the local address to connect from.
     #[must_use]
     pub fn source(mut self, address: SocketAddr) -> Self {
         self.source = Some(address);
         self
     }
 
-    /// Connects, and waits until the connection is up.
+    /// Connects, and blocks until the connection is up.
     ///
     /// # Errors
-    /// [`Error::Rejected`], [`Error::TimedOut`], [`Error::Handshake`], and the operating system's: refused, no route.
+    /// [`Error::Rejected`], [`Error::TimedOut`], [`Error::Handshake`], and the operating system's: connection refused, no route.
     pub fn connect(&self, peer: SocketAddr, qp: QueuePair) -> Result<Connection> {
         let (id, channel) = self.start(peer, &qp)?;
         loop {
@@ -262,7 +264,7 @@ impl Connector {
         }
     }
 
-    /// As [`connect`](Self::connect), for tasks.
+    /// Connects in an async task; see [`connect`](Self::connect). Dropping the future ends the attempt.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
@@ -289,7 +291,7 @@ impl Connector {
         Ok((id, channel))
     }
 
-    /// The device's own address, if the peer is reached in its family and not on this host's loopback only.
+    /// Returns the device's own address, unless the peer is of another family or only one of the two is on the loopback.
     fn default_source(&self, peer: SocketAddr) -> Option<SocketAddr> {
         let own = self.ctx.device().socket_addr(0);
         let fits =
@@ -298,7 +300,7 @@ impl Connector {
     }
 }
 
-/// Ends an attempt whose future was dropped.
+/// Ends an attempt to connect whose future was dropped.
 struct Abandon<'a>(&'a CmId);
 
 impl Drop for Abandon<'_> {
@@ -314,7 +316,7 @@ const fn is_preliminary(kind: CmEventKind) -> bool {
 /// A connected queue pair. Dropping it disconnects gracefully.
 #[derive(Debug)]
 pub struct Connection {
-    // Dropped in this order: the identifier first hears of nothing any more.
+    // Fields are dropped in this order: the identifier goes first, so that no event arrives for what follows.
     id: OwnedId,
     qp: QueuePair,
     channel: CmEventChannel,
@@ -358,22 +360,22 @@ impl Connection {
         }
     }
 
-    /// What the peer sent along when it accepted.
+    /// Returns the private data that the peer sent when it accepted.
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }
 
-    /// Our address and the peer's.
+    /// Returns the local address and the peer's.
     pub fn addresses(&self) -> (Option<SocketAddr>, Option<SocketAddr>) {
         self.id.0.addresses()
     }
 
-    /// Its queue pair.
+    /// Returns the queue pair.
     pub fn qp(&self) -> &QueuePair {
         &self.qp
     }
 
-    /// Begins the graceful end: what is queued is sent, the rest is flushed.
+    /// Begins the graceful end: queued requests that TCP takes are sent, the others are flushed. Does not block.
     ///
     /// # Errors
     /// [`Error::InvalidState`]: never connected.
@@ -381,16 +383,16 @@ impl Connection {
         self.id.0.disconnect()
     }
 
-    /// Waits until the connection is over, from either side.
+    /// Blocks until either side has ended the connection; `None` waits without limit.
     ///
     /// # Errors
-    /// [`Error::TimedOut`]; [`Error::ConnectionLost`] says why if it did not end gracefully.
+    /// [`Error::TimedOut`]; [`Error::ConnectionLost`] with the reason if the end was not graceful.
     pub fn wait_disconnected(&self, timeout: Option<Duration>) -> Result<()> {
         let event = self.channel.next(timeout)?;
         self.ended(&event)
     }
 
-    /// As [`wait_disconnected`](Self::wait_disconnected), for tasks.
+    /// Waits for the end of the connection in an async task; see [`wait_disconnected`](Self::wait_disconnected).
     ///
     /// # Errors
     /// [`Error::ConnectionLost`].

@@ -7,34 +7,35 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What a Send meets when the receiver has posted no receive.
+/// What happens to a Send if the receiver has posted no receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReceiverNotReady {
-    /// The stream is held until a receive is posted, for at most this long. TCP's flow control makes this lossless.
-    /// This is the default, because programs written for InfiniBand rely on its receiver-not-ready retry.
-    /// Short enough for programs that post no more receives and wait for their peer's disconnect: that comes behind what is
-    /// held, and their peer's next connection often waits for 5 s.
+    /// The receiver stops reading until a receive is posted, for at most this long; then it ends the stream. TCP's flow
+    /// control stops the sender meanwhile, so nothing is lost. This is the default, because programs written for InfiniBand
+    /// rely on its receiver-not-ready retry. The default time is short, because some programs post no more receives and wait
+    /// for their peer's disconnect. The disconnect comes behind the held message, and the peer's next connection often waits
+    /// for at most 5 s.
     Hold(Duration),
-    /// The stream is terminated, as RFC 5041 section 7.1 has it.
+    /// The receiver ends the stream with a Terminate at once, as RFC 5041 section 7.1 has it.
     Terminate,
 }
 
 /// Whether TCP segments begin with FPDUs and hold whole ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Alignment {
-    /// Where segments are those of a network, and not where loopback has them as large as FPDUs. This is the default.
+    /// On networks, but not on loopback, whose segments are as large as FPDUs. This is the default.
     Auto,
     /// Always.
     On,
-    /// Never: fewer and larger system calls for messages of medium size.
+    /// Never. Messages of medium size then take fewer and larger system calls.
     Off,
 }
 
 impl Alignment {
-    /// A network's segments are shorter; loopback's have 64 KiB unless it was changed.
+    /// Segments of a network are shorter than this; those of loopback have 64 KiB unless its MTU was changed.
     const NETWORK_MSS_MAX: u32 = 16 * 1024;
 
-    /// For segments of `mss` octets.
+    /// Returns `true` if segments of `mss` octets are aligned.
     pub(crate) const fn applies(self, mss: u32) -> bool {
         match self {
             Self::Auto => mss <= Self::NETWORK_MSS_MAX,
@@ -48,46 +49,48 @@ impl Alignment {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Config {
-    /// Ask for CRCs (`IWARP_CRC=on|off`; default on). They are used if either side asks (RFC 5044 section 7.1).
+    /// Asks for CRCs (`IWARP_CRC=on|off`; default on). They are used if either side asks (RFC 5044 section 7.1).
     pub crc: bool,
-    /// Ask the peer for markers in what it sends (`IWARP_MARKERS=on|off`; default off).
+    /// Asks the peer for markers in what it sends (`IWARP_MARKERS=on|off`; default off).
     pub markers: bool,
-    /// MPA revision to initiate with, 1 or 2 (`IWARP_MPA_REV`; default 2, falling back to 1 if the peer closes).
+    /// MPA revision to connect with, 1 or 2 (`IWARP_MPA_REV`; default 2). With 2, a peer that closes at once is tried again
+    /// with 1.
     pub mpa_revision: u8,
-    /// Initiate in the peer-to-peer model of RFC 6581 (`IWARP_PEER_TO_PEER=on|off`; default on).
+    /// Connects in the peer-to-peer model of RFC 6581 (`IWARP_PEER_TO_PEER=on|off`; default on).
     pub peer_to_peer: bool,
     /// See [`ReceiverNotReady`] (`IWARP_RNR_TIMEOUT_MS`; 0 terminates; default 2000).
     pub receiver_not_ready: ReceiverNotReady,
-    /// How long a peer may take to send its MPA request (`IWARP_MPA_TIMEOUT_MS`; default 5000 ms), and twice that for its reply.
+    /// How long a peer may take to send its MPA request (`IWARP_MPA_TIMEOUT_MS`; default 5000 ms). Its reply may take twice
+    /// that.
     pub handshake_timeout: Duration,
-    /// As responder in the client-server model: how long to wait for the initiator's first message before sending without it
-    /// (`IWARP_SPEAK_FIRST_MS`; 0: wait for ever, as RFC 5044 section 7.1.2 has it; default 200 ms). Programs whose
-    /// server speaks first would wait for ever with initiators that do not ask for peer-to-peer, as siw.
+    /// How long a responder in the client-server model waits for the initiator's first message before it sends without it
+    /// (`IWARP_SPEAK_FIRST_MS`; default 200 ms). `None` (0) waits without limit, as RFC 5044 section 7.1.2 has it; then a
+    /// server that speaks first hangs with initiators that do not ask for peer-to-peer, such as siw.
     pub speak_first: Option<Duration>,
     /// How long a closed connection waits for the peer to close, too (`IWARP_LINGER_MS`; default 5000 ms).
     pub linger: Duration,
-    /// Write all streams to this pcapng file (`IWARP_CAPTURE`).
+    /// Records all connections to this pcapng file (`IWARP_CAPTURE`). `%p` in the name becomes the process number.
     pub capture: Option<PathBuf>,
-    /// At most this many octets of it (`IWARP_CAPTURE_BYTES`).
+    /// Stops recording before the file is larger than this many octets (`IWARP_CAPTURE_BYTES`).
     pub capture_bytes: Option<u64>,
-    /// FPDUs are cut for this maximum segment size if it is smaller than TCP's (`IWARP_MSS`).
+    /// Cuts FPDUs for this maximum segment size if it is smaller than TCP's (`IWARP_MSS`).
     pub mss: Option<u32>,
-    /// Keep FPDUs aligned with TCP segments (`IWARP_ALIGN=auto|on|off`; default auto). Hardware needs it, and siw with CRC.
+    /// Begins each TCP segment with an FPDU (`IWARP_ALIGN=auto|on|off`; default auto). Hardware needs it, and siw with CRCs.
     pub align: Alignment,
-    /// How long a thread that expects its completion soon polls before it sleeps (`IWARP_BUSY_POLL_US`; 0: never; default
-    /// 100 µs, at most 1000). Only blocking waits do so, and only after short waits; see [`CompletionQueue::wait`](crate::raw::CompletionQueue::wait).
+    /// How long a blocking wait polls before it sleeps, if its last waits were short (`IWARP_BUSY_POLL_US`; default 100 µs, at
+    /// most 1000; 0: never). See [`CompletionQueue::wait`](crate::raw::CompletionQueue::wait).
     pub busy_poll: Duration,
-    /// For programs on the C libraries: copy what is sent before its CRC is computed, because they may change it meanwhile
-    /// (`IWARP_SNAPSHOT=on|off`; default on). See [`QueuePair::set_snapshot`](crate::raw::QueuePair::set_snapshot).
+    /// For programs on the C libraries: copies what is sent before its CRC is computed, because the program may change it
+    /// meanwhile (`IWARP_SNAPSHOT=on|off`; default on). See [`QueuePair::set_snapshot`](crate::raw::QueuePair::set_snapshot).
     pub snapshot: bool,
-    /// Ask the peer's port mapper behind which TCP port a listener is, at this UDP port; hardware may be in need of it
-    /// (`IWARP_PORT_MAPPER=on|off|PORT`; default off, `on` is 3935).
+    /// Asks the peer's port mapper, at this UDP port, for the TCP port of a listener (`IWARP_PORT_MAPPER=on|off|PORT`;
+    /// default off, `on` is 3935). Listeners on hardware may need it.
     pub port_mapper: Option<u16>,
-    /// Sends and Writes complete when the peer has placed them, as on InfiniBand, and not already when TCP has taken them
+    /// Completes Sends and Writes when the peer has placed them, as on InfiniBand, instead of when TCP has taken them
     /// (`IWARP_PLACED=on|off`; default off). For programs that look at the peer's memory as soon as a Write is complete. It
     /// costs a zero-length RDMA Read for each burst. Queue pairs that are connected by number always do so.
     pub placed: bool,
-    /// Print counters to standard error when the process ends (`IWARP_STATS=on|off`; default off).
+    /// Prints counters to standard error when the process ends (`IWARP_STATS=on|off`; default off).
     pub stats: bool,
 }
 
@@ -116,12 +119,12 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Where port mappers listen.
+    /// The UDP port of port mappers.
     pub(crate) const PORT_MAPPER_PORT: u16 = 3935;
-    /// Longer windows than this are CPU time for nothing.
+    /// The longest window for busy polling. Longer ones only cost CPU time.
     const BUSY_POLL_MAX_US: u64 = 1000;
 
-    /// The defaults, changed by the `IWARP_*` environment variables. A value that cannot be understood is ignored, and
+    /// Returns the defaults, changed by the `IWARP_*` environment variables. A value that cannot be understood is ignored and
     /// reported once: by a `tracing` warning, or on standard error in a program without a subscriber.
     pub fn from_env() -> Self {
         let (config, complaints) = Self::from_lookup(|name| std::env::var_os(name));
@@ -129,12 +132,12 @@ impl Config {
         config
     }
 
-    /// The settings, and what is wrong with the values.
+    /// Returns the settings and one complaint for each bad value.
     fn from_lookup(get: impl Fn(&str) -> Option<OsString>) -> (Self, Vec<String>) {
         let mut c = Self::default();
         let complaints = RefCell::new(Vec::new());
         let complain = |text: String| complaints.borrow_mut().push(text);
-        // What is set to nothing is not set.
+        // An empty variable is the same as none.
         let path = |name: &str| get(name).filter(|value| !value.is_empty());
         let get = |name: &str| path(name).map(|value| value.to_string_lossy().into_owned());
         let switch = |name: &str, default: bool| match get(name).as_deref() {

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 
-/// What a device can do at most. The same for all devices of this crate.
+/// The limits of a device. They are the same for all devices of this crate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
@@ -30,7 +30,7 @@ pub struct Limits {
     pub max_ord: u16,
 }
 
-/// The limits.
+/// The limits of every device.
 pub const LIMITS: Limits = Limits {
     max_qp_wr: iwarp_rnic::limits::MAX_QP_WR,
     max_sge: iwarp_rnic::limits::MAX_SGE,
@@ -55,21 +55,21 @@ pub struct Device {
     pub index: u32,
     /// Its address.
     pub ip: IpAddr,
-    /// Scope of a link-local IPv6 address, else zero.
+    /// Scope number of a link-local IPv6 address; zero for all other addresses.
     pub scope_id: u32,
     /// Name of the network interface.
     pub interface: String,
     /// MTU of the interface, in octets.
     pub mtu: u32,
-    /// A loopback interface.
+    /// Is it on a loopback interface?
     pub loopback: bool,
     /// EUI-64 made from the interface's MAC, or from its name if it has none.
     pub guid: u64,
 }
 
 impl Device {
-    /// All devices, in a stable order. `IWARP_BIND` (addresses or interface names, separated by commas) restricts the list;
-    /// what in it is neither is reported as by [`Config::from_env`](crate::Config::from_env).
+    /// Lists all devices, in a stable order. `IWARP_BIND` (addresses or interface names, separated by commas) restricts the
+    /// list; an entry that is neither is reported as by [`Config::from_env`](crate::Config::from_env).
     ///
     /// # Errors
     /// The operating system's error if it cannot list interfaces.
@@ -81,7 +81,8 @@ impl Device {
         Self::list_as(&value("IWARP_DEVICE_NAME"), &value("IWARP_BIND"))
     }
 
-    /// As [`list`](Self::list), with these values instead of those of `IWARP_DEVICE_NAME` and `IWARP_BIND`; empty is the default.
+    /// Lists devices as [`list`](Self::list) does, with these values instead of those of `IWARP_DEVICE_NAME` and `IWARP_BIND`.
+    /// An empty value means the default.
     ///
     /// # Errors
     /// As [`list`](Self::list).
@@ -107,7 +108,7 @@ impl Device {
             ));
         }
         addresses.retain(|a| wanted.is_empty() || wanted.iter().any(|w| w.matches(a)));
-        // They come a second or two after their interface, and should move no other name then.
+        // Link-local addresses appear a second or two after their interface. At the end they renumber no other device.
         addresses.sort_by_key(|a| a.scope_id() != 0);
         let mut known = NUMBERS.lock();
         let known = known.get_or_insert_with(HashMap::new);
@@ -130,13 +131,13 @@ impl Device {
         Ok(list)
     }
 
-    /// Can device names be made of this? A number is put behind it, and C programs have room for 63 octets.
+    /// Returns `true` if device names can begin with this text. A number follows it, and C programs have room for 63 octets.
     pub fn is_stem(text: &str) -> bool {
         let usual = |b: u8| b.is_ascii_alphanumeric() || b"_-.".contains(&b);
         (1..=STEM_MAX).contains(&text.len()) && text.bytes().all(usual)
     }
 
-    /// The device called `name`.
+    /// Finds the device called `name`.
     ///
     /// # Errors
     /// [`Error::NoDevice`].
@@ -147,7 +148,7 @@ impl Device {
             .ok_or(Error::NoDevice)
     }
 
-    /// The device with this address. For another address of a loopback network (127.0.0.2), the loopback device.
+    /// Finds the device with this address. For another address of a loopback network (127.0.0.2) it is the loopback device.
     ///
     /// # Errors
     /// [`Error::NoDevice`] if it is not an address of this host.
@@ -163,7 +164,7 @@ impl Device {
             .ok_or(Error::NoDevice)
     }
 
-    /// The device that the host would use to reach `peer`.
+    /// Finds the device that the host would use to reach `peer`.
     ///
     /// # Errors
     /// The operating system's error if there is no route, [`Error::NoDevice`] if the source address has no device.
@@ -171,7 +172,7 @@ impl Device {
         Self::by_address(source_address(peer)?)
     }
 
-    /// The socket address of the device with this port.
+    /// Returns the socket address of the device with this port.
     pub fn socket_addr(&self, port: u16) -> SocketAddr {
         match self.ip {
             IpAddr::V4(ip) => SocketAddr::from((ip, port)),
@@ -179,7 +180,7 @@ impl Device {
         }
     }
 
-    /// The device's GID: its IPv6 address, or its IPv4 address mapped into IPv6.
+    /// Returns the device's GID: its IPv6 address, or its IPv4 address mapped into IPv6.
     pub const fn gid(&self) -> [u8; 16] {
         match self.ip {
             IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
@@ -188,7 +189,7 @@ impl Device {
     }
 }
 
-/// What device names begin with unless it is chosen.
+/// The stem of device names if none is chosen.
 const STEM: &str = "iwarp";
 const STEM_MAX: usize = 48;
 /// [`Device::is_stem`] in words.
@@ -217,13 +218,13 @@ fn wanted(bind: &str) -> Vec<Wanted<'_>> {
         .collect()
 }
 
-/// What has a number: an address of an interface.
+/// An address of an interface. Each has a number of its own.
 type Key = (IpAddr, String);
 
-/// The numbers given so far are the places, for each value of `IWARP_BIND`.
+/// The addresses that have a number, for each value of `IWARP_BIND`; the number is the position in the list.
 static NUMBERS: Mutex<Option<HashMap<String, Vec<Key>>>> = Mutex::new(None);
 
-/// An address's number, the next one for a new address.
+/// Returns the number of an address, and gives a new address the next number.
 fn number(known: &mut Vec<Key>, a: &InterfaceAddress) -> u32 {
     let at = known
         .iter()
@@ -234,7 +235,7 @@ fn number(known: &mut Vec<Key>, a: &InterfaceAddress) -> u32 {
     }) as u32
 }
 
-/// The source address that the kernel picks for a peer. Sends nothing.
+/// Returns the source address that the kernel chooses for a peer. Sends nothing.
 pub(crate) fn source_address(peer: SocketAddr) -> Result<IpAddr> {
     let peer = canonical(peer);
     let any: SocketAddr = match peer {

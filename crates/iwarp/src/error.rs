@@ -11,13 +11,13 @@ use std::{fmt, io};
 /// Result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong, and whose turn it is.
+/// Why a call failed.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// A parameter is out of range or contradicts another one; the text says which (EINVAL).
+    /// A parameter is out of range or contradicts another one; the text says which one (EINVAL).
     InvalidArgument(&'static str),
-    /// A work request was not taken.
+    /// A work request was not accepted.
     Post(PostError),
     /// A registration, bind or invalidation was refused.
     Memory(MemoryError),
@@ -27,11 +27,11 @@ pub enum Error {
     OutOfMemory,
     /// The object is still used by another one (EBUSY).
     Busy,
-    /// The object is not in a state for this (EINVAL); the text says what it needs.
+    /// The object is in the wrong state for this call (EINVAL); the text says what the call needs.
     InvalidState(&'static str),
     /// No device has this address or name (ENODEV).
     NoDevice,
-    /// This is not supported by the device (EOPNOTSUPP).
+    /// The device does not support this (EOPNOTSUPP).
     Unsupported(&'static str),
     /// The peer refused the connection; its private data says why, if it gave any (ECONNREFUSED).
     Rejected(Vec<u8>),
@@ -41,16 +41,16 @@ pub enum Error {
     Handshake(String),
     /// The connection or its queue pair has failed; the text says why (ECONNRESET).
     ConnectionLost(String),
-    /// A completion queue overflowed: completions are lost, its queue pairs are dead (EOVERFLOW).
+    /// A completion queue overflowed: completions are lost, and its queue pairs are in the error state (EOVERFLOW).
     CompletionQueueOverflow,
-    /// Nothing is ready and the caller does not want to wait (EAGAIN).
+    /// Nothing is ready, and the caller does not want to wait (EAGAIN).
     WouldBlock,
     /// The operating system's error.
     Io(io::Error),
 }
 
 impl Error {
-    /// The errno that the verbs and rdma_cm functions report for this error.
+    /// Returns the errno that the verbs and rdma_cm functions report for this error.
     pub fn errno(&self) -> i32 {
         match self {
             Self::InvalidArgument(_) | Self::InvalidState(_) => libc::EINVAL,

@@ -22,7 +22,7 @@ pub struct ProtectionDomain {
 }
 
 impl ProtectionDomain {
-    /// A new domain on a device.
+    /// Makes a new domain on a device.
     pub fn new(ctx: &Context) -> Self {
         Self {
             ctx: ctx.clone(),
@@ -30,12 +30,12 @@ impl ProtectionDomain {
         }
     }
 
-    /// Its device.
+    /// Returns its device.
     pub fn context(&self) -> &Context {
         &self.ctx
     }
 
-    /// Its number, for the raw interface.
+    /// Returns its number, for the raw interface.
     pub fn number(&self) -> u32 {
         self.num
     }
@@ -60,12 +60,12 @@ impl ProtectionDomain {
         })
     }
 
-    /// A queue pair on this domain.
+    /// Begins to make a queue pair in this domain.
     pub fn queue_pair(&self) -> QueuePairBuilder {
         QueuePairBuilder::new(self)
     }
 
-    /// A shared receive queue for `depth` receives of up to `max_sge` elements.
+    /// Makes a shared receive queue for `depth` receives of up to `max_sge` elements each.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`], [`Error::OutOfMemory`].
@@ -84,42 +84,43 @@ struct RegionInner {
 
 impl Drop for RegionInner {
     fn drop(&mut self) {
-        // Returns when no access is in progress; the pages go after that.
+        // `deregister` returns when no access is in progress, so the pages may go after it.
         match self.ctx.deregister(self.stag) {
             // SAFETY: it is dropped here alone, and nothing accesses the pages any more.
             Ok(()) => unsafe { ManuallyDrop::drop(&mut self.mapping) },
-            // A window is still bound to it, so a peer may still reach the pages: they have to stay.
+            // A window is still bound to the region, so a peer may still reach the pages: they have to stay.
             Err(e) => tracing::warn!("memory is never freed, deallocate windows first: {e}"),
         }
     }
 }
 
-/// Registered memory. Clones mean the same memory; the last one deregisters and frees it. While memory windows are bound to
-/// it, it cannot be deregistered: then its pages are never freed. Deallocate windows first.
+/// Registered memory. A clone names the same memory; dropping the last clone deregisters and frees it. While memory windows
+/// are bound to it, it cannot be deregistered, and its pages are never freed: deallocate windows first.
 ///
-/// Work requests name it by key. One that is still outstanding when the memory goes fails with
-/// [`WcStatus::LocalProtection`](crate::WcStatus::LocalProtection); a peer's access then ends its connection. Neither touches freed memory.
+/// Work requests name it by key. If the memory goes while a request is outstanding, the request fails with
+/// [`WcStatus::LocalProtection`](crate::WcStatus::LocalProtection). If a peer accesses it afterwards, the peer's
+/// connection ends. In neither case is freed memory touched.
 #[derive(Debug, Clone)]
 pub struct MemoryRegion {
     inner: Arc<RegionInner>,
 }
 
-/// A peer's memory, as the peer told it: what RDMA Writes, Reads and atomics are aimed at.
+/// A peer's memory, as the peer has advertised it: the target of RDMA Writes, Reads and atomics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RemoteMemory {
     /// Tagged offset of the first octet.
     pub addr: u64,
-    /// Octets.
+    /// Length in octets.
     pub len: u64,
     /// The peer's STag.
     pub rkey: u32,
 }
 
 impl RemoteMemory {
-    /// Octets of [`to_bytes`](Self::to_bytes).
+    /// Length of [`to_bytes`](Self::to_bytes) in octets.
     pub const ENCODED_LEN: usize = 20;
 
-    /// Big-endian address, length and key: small enough for private data.
+    /// Encodes address, length and key in big-endian order. The result is small enough for private data.
     pub fn to_bytes(self) -> [u8; Self::ENCODED_LEN] {
         let mut out = [0; Self::ENCODED_LEN];
         out[..8].copy_from_slice(&self.addr.to_be_bytes());
@@ -128,7 +129,7 @@ impl RemoteMemory {
         out
     }
 
-    /// The reverse of [`to_bytes`](Self::to_bytes); `None` if there are too few octets.
+    /// Decodes the result of [`to_bytes`](Self::to_bytes). Returns `None` if there are too few octets.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (addr, rest) = bytes.split_first_chunk()?;
         let (len, rest) = rest.split_first_chunk()?;
@@ -140,7 +141,7 @@ impl RemoteMemory {
         })
     }
 
-    /// A part of it; `None` if it is not inside.
+    /// Returns a part of it, or `None` if the part is not inside.
     pub fn slice(self, offset: u64, len: u64) -> Option<Self> {
         let end = offset.checked_add(len)?;
         (end <= self.len).then_some(Self {
@@ -152,27 +153,27 @@ impl RemoteMemory {
 }
 
 impl MemoryRegion {
-    /// Octets.
+    /// Returns its length in octets.
     pub fn len(&self) -> usize {
         self.inner.mapping.len()
     }
 
-    /// No octets.
+    /// Returns `true` if it has no octets.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The rights it was registered with.
+    /// Returns the rights it was registered with.
     pub fn access(&self) -> Access {
         self.inner.access
     }
 
-    /// Its key for local use.
+    /// Returns its key for local use.
     pub fn lkey(&self) -> u32 {
         self.inner.stag
     }
 
-    /// What a peer has to know to access it, as far as its rights go.
+    /// Returns what a peer has to know to access it. What the peer may do is decided by the region's rights.
     pub fn remote(&self) -> RemoteMemory {
         RemoteMemory {
             addr: self.inner.mapping.addr(),
@@ -181,10 +182,10 @@ impl MemoryRegion {
         }
     }
 
-    /// A scatter/gather element for a part of it.
+    /// Makes a scatter/gather element for a part of it.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: outside the region, or 4 GiB and more.
+    /// [`Error::InvalidArgument`]: the range is outside the region, or has 4 GiB or more.
     pub fn sge(&self, range: impl RangeBounds<usize>) -> Result<Sge> {
         let (start, len) = self.resolve(range)?;
         let len = u32::try_from(len)
@@ -219,7 +220,7 @@ impl MemoryRegion {
         Ok(unsafe { self.inner.mapping.as_ptr().add(start) })
     }
 
-    /// Copies octets out. If a peer or the RNIC writes them at this moment, the result is a mix of old and new.
+    /// Copies octets out. If a peer or the RNIC writes them at the same time, the result is a mix of old and new octets.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`]: outside the region.
@@ -252,8 +253,8 @@ impl MemoryRegion {
         Ok(out)
     }
 
-    /// Loads one octet, with acquire ordering: what a peer's RDMA Write placed before it is visible afterwards.
-    /// Programs wait for a Write by looking at its last octet.
+    /// Loads one octet, with acquire ordering: what a peer's RDMA Write placed before this octet is visible afterwards.
+    /// Programs that wait for a Write without a message look at its last octet.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`]: outside the region.
@@ -273,7 +274,7 @@ impl MemoryRegion {
         Ok(unsafe { AtomicU64::from_ptr(at.cast()) })
     }
 
-    /// Loads the word at a multiple of 8, in the order of this machine. Atomic with respect to RDMA atomics.
+    /// Loads the word at `offset`, a multiple of 8, in this machine's byte order. Atomic with respect to RDMA atomics.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`]: outside the region or misaligned.
@@ -281,7 +282,7 @@ impl MemoryRegion {
         Ok(self.word(offset)?.load(Ordering::Acquire))
     }
 
-    /// Stores the word at a multiple of 8.
+    /// Stores the word at `offset`, a multiple of 8, in this machine's byte order.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`]: outside the region or misaligned.
@@ -290,7 +291,7 @@ impl MemoryRegion {
         Ok(())
     }
 
-    /// Adds to the word at a multiple of 8 and returns the old value. Atomic with respect to RDMA atomics.
+    /// Adds to the word at `offset`, a multiple of 8, and returns the old value. Atomic with respect to RDMA atomics.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`]: outside the region or misaligned.

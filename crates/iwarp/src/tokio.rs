@@ -1,7 +1,7 @@
 //! Event queues watched by tokio (feature `tokio`).
 //!
-//! The futures of this crate need no runtime: whoever makes progress wakes the task. This module is for programs that want
-//! tokio's own reactor to watch the descriptor, for example beside their other sockets in one `select!`, and for
+//! The futures of this crate need no runtime: the thread that makes progress wakes the task. This module is for programs
+//! that want tokio's own reactor to watch the descriptor, for example beside other sockets in one `select!`, and for
 //! completion channels that many completion queues share.
 
 use crate::error::Result;
@@ -24,7 +24,7 @@ pub trait EventSource: sealed::Sealed {
     /// Takes the oldest event, without waiting.
     fn take(&self) -> Option<Self::Event>;
 
-    /// A descriptor of one's own that is readable while there are events.
+    /// Duplicates the descriptor, which is readable while there are events.
     ///
     /// # Errors
     /// The operating system's: no descriptors left.
@@ -58,7 +58,7 @@ impl<T> EventSource for Arc<EventQueue<T>> {
 }
 
 impl sealed::Sealed for Context {}
-/// Its asynchronous events.
+/// The events are the asynchronous events of the device.
 impl EventSource for Context {
     type Event = AsyncEvent;
 
@@ -94,7 +94,7 @@ pub struct Watched<S> {
 }
 
 impl<S: EventSource> Watched<S> {
-    /// Starts to watch. Call it within a runtime whose I/O is enabled.
+    /// Starts to watch the source. Call it within a runtime whose I/O is enabled.
     ///
     /// # Errors
     /// The operating system's: no descriptors left.
@@ -109,25 +109,25 @@ impl<S: EventSource> Watched<S> {
         Ok(Self { source, fd })
     }
 
-    /// What is watched.
+    /// Returns the source.
     pub fn source(&self) -> &S {
         &self.source
     }
 
-    /// The next event. Dropping the future loses none.
+    /// Waits for the next event. Dropping the future loses none.
     ///
     /// # Errors
-    /// The operating system's: the runtime is shutting down.
+    /// The operating system's: the runtime shuts down.
     pub async fn next(&self) -> Result<S::Event> {
         loop {
-            // Many events may stand behind one readiness.
+            // Several events may have made the descriptor readable once.
             if let Some(event) = self.source.take() {
                 return Ok(event);
             }
             let mut ready = self.fd.readable().await?;
             match self.source.take() {
                 Some(event) => return Ok(event),
-                // An event that comes just now makes the descriptor ready again, which this does not undo.
+                // An event that comes at this moment makes the descriptor readable again; clearing the readiness does not undo that.
                 None => ready.clear_ready(),
             }
         }
@@ -135,8 +135,8 @@ impl<S: EventSource> Watched<S> {
 }
 
 impl Watched<CompletionChannel> {
-    /// Waits for completions of one queue that reports to this channel, and takes up to `out.len()` of them. Events of
-    /// other queues that arrive meanwhile are taken, too; have one task for each channel.
+    /// Waits for completions of one queue that reports to this channel, and takes up to `out.len()` of them. It also takes the
+    /// events of other queues that arrive meanwhile, so have one task for each channel.
     ///
     /// # Errors
     /// [`Error::CompletionQueueOverflow`](crate::Error::CompletionQueueOverflow), and those of [`next`](Self::next).
@@ -147,7 +147,7 @@ impl Watched<CompletionChannel> {
                 return Ok(n);
             }
             cq.arm(false);
-            // One may have come between the look and the arming.
+            // A completion may have come after the poll and before the queue was armed.
             let n = cq.poll(out)?;
             if n > 0 {
                 return Ok(n);

@@ -1,4 +1,4 @@
-//! Queue pairs for the safe interface, and waiting for completions: by thread or by task.
+//! Queue pairs for the safe interface, and waiting for completions, for threads and for async tasks.
 
 use crate::error::{Error, Result};
 use crate::memory::ProtectionDomain;
@@ -13,7 +13,7 @@ use std::task::{Context as TaskContext, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-/// Sizes of a queue pair to be created.
+/// The sizes of a queue pair that is to be created.
 #[derive(Debug, Clone)]
 #[must_use = "a builder does nothing until `build` is called"]
 pub struct QueuePairBuilder {
@@ -45,40 +45,41 @@ impl QueuePairBuilder {
         }
     }
 
-    /// Send and receive work requests that may be outstanding; 128 each if not said.
+    /// Sets how many send and receive work requests may be outstanding; default 128 each.
     pub fn depth(mut self, send: u32, recv: u32) -> Self {
         self.max_send_wr = send;
         self.max_recv_wr = recv;
         self
     }
 
-    /// Scatter/gather elements per send and receive work request; 4 each if not said.
+    /// Sets the scatter/gather elements per send and receive work request; default 4 each.
     pub fn max_sge(mut self, send: u32, recv: u32) -> Self {
         self.max_send_sge = send;
         self.max_recv_sge = recv;
         self
     }
 
-    /// Octets of inline data per work request; 256 if not said.
+    /// Sets the octets of inline data per work request; default 256.
     pub fn max_inline(mut self, octets: u32) -> Self {
         self.max_inline = octets;
         self
     }
 
-    /// RDMA Reads and atomics in flight: inbound served, outbound outstanding; 16 each if not said, 4096 at most.
+    /// Sets how many RDMA Reads and atomics may be in flight: inbound to serve (`ird`), outbound to have outstanding (`ord`);
+    /// default 16 each, at most 4096.
     pub fn reads(mut self, ird: u16, ord: u16) -> Self {
         self.max_ird = ird;
         self.max_ord = ord;
         self
     }
 
-    /// Every send work request writes a completion.
+    /// If `yes`, every send work request writes a completion. Otherwise only signaled ones do.
     pub fn signal_all(mut self, yes: bool) -> Self {
         self.signal_all = yes;
         self
     }
 
-    /// Receives come from this queue.
+    /// Takes receives from this shared receive queue instead of a receive queue of its own.
     pub fn shared_receive_queue(mut self, srq: &SharedReceiveQueue) -> Self {
         self.srq = Some(srq.clone());
         self
@@ -109,7 +110,7 @@ impl QueuePairBuilder {
     }
 }
 
-/// A queue pair that is destroyed when dropped. All verbs are those of [`raw::QueuePair`](Raw).
+/// A queue pair that is destroyed when it is dropped. All verbs are those of [`raw::QueuePair`](Raw).
 #[derive(Debug)]
 pub struct QueuePair {
     raw: Raw,
@@ -130,7 +131,7 @@ impl Drop for QueuePair {
     }
 }
 
-/// Wakes a thread that waits.
+/// Wakes a thread that is parked.
 struct Unpark(Thread);
 
 impl Wake for Unpark {
@@ -152,10 +153,10 @@ impl From<CqError> for Error {
 }
 
 impl CompletionQueue {
-    /// Waits for completions and takes up to `out.len()` of them; the thread sleeps meanwhile. `None` waits for ever.
+    /// Waits for completions and takes up to `out.len()` of them. The thread sleeps meanwhile. `None` waits without limit.
     ///
-    /// A queue whose last waits were short polls for up to [`Config::busy_poll`](crate::Config::busy_poll) before it sleeps: the
-    /// wake-up would take longer than the rest of the wait.
+    /// If the last waits on this queue were short, it polls for up to [`Config::busy_poll`](crate::Config::busy_poll) before
+    /// it sleeps, because the wake-up would take longer than the rest of the wait.
     ///
     /// # Errors
     /// [`Error::TimedOut`], [`Error::CompletionQueueOverflow`], [`Error::InvalidArgument`] for an empty `out`.
@@ -173,14 +174,14 @@ impl CompletionQueue {
         let deadline = timeout.and_then(|t| begin.checked_add(t));
         if self.busy_poll(timeout.unwrap_or(Duration::MAX)) {
             let n = self.take_ready(out)?;
-            // Another thread may have been quicker.
+            // Another thread may have taken the completion.
             if n > 0 {
                 return Ok(n);
             }
         }
         loop {
             WAKER.with(|waker| self.wake_at_next(waker));
-            // One may have come between the look and the wish to be woken.
+            // A completion may have come after the poll and before the waker was set.
             let n = self.take_ready(out)?;
             if n > 0 {
                 return Ok(n);
@@ -203,13 +204,13 @@ impl CompletionQueue {
         }
     }
 
-    /// Waits for completions in a task of any async runtime. See [`wait`](Self::wait).
+    /// Waits for completions in an async task of any runtime; see [`wait`](Self::wait).
     pub fn completions<'a>(&'a self, out: &'a mut [Cqe]) -> Completions<'a> {
         Completions { cq: self, out }
     }
 }
 
-/// Future of [`CompletionQueue::completions`]: how many completions were taken. Dropping it loses none.
+/// The future of [`CompletionQueue::completions`]. It returns how many completions were taken. Dropping it loses none.
 #[derive(Debug)]
 #[must_use = "futures do nothing unless polled"]
 pub struct Completions<'a> {

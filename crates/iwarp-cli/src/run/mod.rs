@@ -1,7 +1,7 @@
 //! `iwarp run` and `iwarp env`: any verbs program on the software RNIC.
 //!
 //! The program and its children find our library under the names `libibverbs.so.1` and `librdmacm.so.1` before the
-//! system's, by `LD_LIBRARY_PATH`; everything else is told by `IWARP_*` variables, which the library reads itself.
+//! system's, by `LD_LIBRARY_PATH`. The library reads all other settings from `IWARP_*` variables.
 //! `iwarp run` becomes the program, so that signals, exit code and terminal are the program's own.
 
 mod bundle;
@@ -34,16 +34,16 @@ impl Switch {
     }
 }
 
-/// What both subcommands set up.
+/// The settings that both subcommands take.
 #[derive(Debug, Args)]
 pub(crate) struct Settings {
     /// Stem of the device names, which otherwise are iwarp0, iwarp1 …
     #[arg(long, value_name = "NAME", value_parser = stem)]
     device_name: Option<String>,
-    /// Offer these addresses or interfaces only (separated by commas)
+    /// Offer only these addresses or interfaces as devices (separated by commas)
     #[arg(long, value_name = "ADDR|IFACE")]
     bind: Option<String>,
-    /// Ask for CRCs; used if either side does [default: on]
+    /// Ask for CRCs, which are used if either side asks [default: on]
     #[arg(long, value_enum)]
     crc: Option<Switch>,
     /// Ask peers for markers [default: off]
@@ -52,7 +52,7 @@ pub(crate) struct Settings {
     /// MPA revision to connect with [default: 2, falling back to 1]
     #[arg(long, value_name = "1|2", value_parser = clap::value_parser!(u8).range(1..=2))]
     mpa_rev: Option<u8>,
-    /// End a connection when a Send meets no receive for this long, in ms; 0: at once [default: 2000]
+    /// How long a Send waits until the receiver posts a receive, in ms; then the connection ends; 0: at once [default: 2000]
     #[arg(long, value_name = "MS")]
     rnr_timeout: Option<u64>,
     /// Sends and Writes complete when the peer has placed them, as on InfiniBand
@@ -61,7 +61,7 @@ pub(crate) struct Settings {
     /// Record all connections to this pcapng file; %p becomes the process number
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
-    /// Record at most so many octets, for example 4M
+    /// Stop recording at this size, for example 4M
     #[arg(long, value_name = "SIZE", requires = "capture", value_parser = units::parse_size)]
     capture_bytes: Option<u64>,
     /// Print counters to stderr when a process ends
@@ -73,7 +73,7 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// The variables to set, in a fixed order.
+    /// Returns the variables to set, in a fixed order.
     fn variables(&self, libs: &library::Libraries) -> Result<Vec<(&'static str, OsString)>> {
         let mut vars: Vec<(&'static str, OsString)> = Vec::new();
         let inherited = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty());
@@ -128,7 +128,7 @@ fn stem(text: &str) -> std::result::Result<String, String> {
     Err("letters, digits, '_', '-' and '.', at most 48 of them".to_owned())
 }
 
-/// A path list with `first` in front.
+/// Returns a path list with `first` in front.
 fn joined<'a>(first: impl IntoIterator<Item = &'a PathBuf>, rest: Option<OsString>) -> OsString {
     let paths = first.into_iter().map(|path| path.as_os_str().to_owned());
     let all: Vec<OsString> = paths.chain(rest).collect();
@@ -170,12 +170,12 @@ pub(crate) struct EnvArgs {
     settings: Settings,
 }
 
-/// Becomes the program.
+/// Replaces this process by the program.
 pub(crate) fn run(args: &RunArgs) -> Result<()> {
     let Some((program, rest)) = args.command.split_first() else {
         return Err(Error::usage("which program?"));
     };
-    // What is not known as an option begins the program: most likely it is misspelt.
+    // clap takes an unknown option for the program's name. Most likely it is misspelt.
     if program.as_encoded_bytes().starts_with(b"-") {
         return Err(Error::usage(format!(
             "'{}' is no option of `iwarp run` (see `iwarp run --help`), and no name of a program",
@@ -200,7 +200,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     ))
 }
 
-/// The devices that the program will see.
+/// Returns the devices that the program will see.
 fn devices(vars: &[(&str, OsString)]) -> Result<Vec<Device>> {
     let value = |name: &str| {
         let set = vars.iter().find(|v| v.0 == name).map(|v| v.1.clone());

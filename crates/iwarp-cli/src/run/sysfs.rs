@@ -1,8 +1,8 @@
 //! `iwarp run --sysfs`: the devices in `/sys/class/infiniband`, for programs that look there by themselves.
 //!
-//! The kernel lets nobody add to sysfs. So the program gets a mount namespace in which a small file system covers
-//! `/sys/class`: the classes of the machine are bound into it as they are, and `infiniband` is ours. An ordinary user may do
-//! that in a user namespace, in which he keeps his number and gains nothing.
+//! Nobody can add devices to the kernel's sysfs. So the program gets a mount namespace in which a small file system covers
+//! `/sys/class`. The machine's other classes are bound into it unchanged; `infiniband` is ours. An ordinary user may do that
+//! in a user namespace, in which the user keeps the same number and gains no rights.
 
 use crate::error::{Context as _, Error, Result};
 use iwarp::Device;
@@ -47,7 +47,7 @@ fn enter() -> std::io::Result<()> {
         return Ok(());
     }
     unshare(UnshareFlags::NEWUSER | UnshareFlags::NEWNS)?;
-    // Without this the kernel takes no group from us. A kernel before 3.19 has no such file, and takes it.
+    // Without this the kernel does not let us set the group. A kernel before 3.19 has no such file, and needs none.
     let _ = fs::write("/proc/self/setgroups", "deny");
     fs::write("/proc/self/uid_map", format!("{0} {0} 1", user.as_raw()))?;
     fs::write("/proc/self/gid_map", format!("{0} {0} 1", group.as_raw()))?;
@@ -71,7 +71,7 @@ fn cover(devices: &[Device]) -> std::io::Result<()> {
         FsMountFlags::FSMOUNT_CLOEXEC,
         MountAttrFlags::MOUNT_ATTR_NODEV | MountAttrFlags::MOUNT_ATTR_NOSUID,
     )?;
-    // Filled before it is seen.
+    // The file system is filled before it becomes visible.
     let root = PathBuf::from(format!("/proc/self/fd/{}", mount.as_raw_fd()));
     fill(&root.join(OURS), devices)?;
     let mut classes = Vec::new();
@@ -116,13 +116,13 @@ fn fill(dir: &Path, devices: &[Device]) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Four hexadecimal digits at a time.
+/// Formats numbers as four hexadecimal digits each, separated by colons.
 fn in_groups(groups: impl IntoIterator<Item = u16>) -> String {
     let groups: Vec<String> = groups.into_iter().map(|g| format!("{g:04x}")).collect();
     groups.join(":")
 }
 
-/// Names and contents, as `ibv_query_device` and its relatives tell them.
+/// Returns names and contents of the files, with the values that `ibv_query_device` and similar calls report.
 fn files(device: &Device) -> Vec<(String, String)> {
     let guid = in_groups([48, 32, 16, 0].map(|shift| (device.guid >> shift) as u16));
     let gid = match device.ip {
@@ -163,7 +163,7 @@ fn files(device: &Device) -> Vec<(String, String)> {
     files
 }
 
-/// Entries of the GID table, of which the first is filled.
+/// Size of the GID table. Only the first entry is used.
 const GID_TABLE: u32 = 4;
 
 #[cfg(test)]
