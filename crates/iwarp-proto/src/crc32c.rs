@@ -1,10 +1,10 @@
 //! CRC32c (Castagnoli), the checksum of FPDUs. RFC 5044 §4.4, which refers to iSCSI (RFC 3720 §12.1) for the algorithm.
 //!
-//! Floors above may have something faster (SIMD, CPU instructions), so wherever this project computes a CRC it takes
-//! a [`Crc32cFn`]. The version here is portable: eight tables, eight octets per step, no CPU detection.
+//! Crates above may have something faster (SIMD, CPU instructions), so each function of this project that computes a CRC
+//! takes a [`Crc32cFn`]. The version here is portable: eight tables, eight octets per step, no CPU detection.
 
-/// A CRC32c implementation in the *append* convention: start with 0, and the value returned is a finished CRC that
-/// can be continued, so `f(f(0, a), b) == f(0, a ++ b)`.
+/// A CRC32c implementation in the *append* convention: it starts with 0, and each result is a finished CRC that can be
+/// continued, so `f(f(0, a), b) == f(0, a ++ b)`.
 pub type Crc32cFn = fn(crc: u32, data: &[u8]) -> u32;
 
 /// The Castagnoli polynomial 0x1EDC6F41 with its bits reversed, because the CRC shifts to the right.
@@ -40,7 +40,7 @@ const fn tables() -> [[u32; 256]; 8] {
     t
 }
 
-/// Continues `crc` (0 to start) over `data`. Portable slicing-by-8.
+/// Continues `crc` (0 to start) over `data`, by portable slicing-by-8.
 #[allow(
     clippy::indexing_slicing,
     reason = "tables have 256 entries and are indexed by octets"

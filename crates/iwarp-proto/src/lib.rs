@@ -1,6 +1,6 @@
 //! The iWARP wire: MPA, DDP and RDMAP codecs, framing and connection negotiation.
 //!
-//! The modules are the layers of the RFCs, so a reader with one open finds its sections by name:
+//! The modules are the layers of the RFCs, so a reader of an RFC finds its sections by name:
 //!
 //! | module | layer | read |
 //! | --- | --- | --- |
@@ -9,8 +9,8 @@
 //! | [`rdmap`] | opcodes, Read Request, atomics, Immediate Data, Terminate | RFC 5040, RFC 7306 |
 //! | [`crc32c`] | the checksum of FPDUs | RFC 5044 §4.4 |
 //!
-//! Nothing here does I/O, allocates, reads a clock or panics on what a peer sent. Every frame type comes twice: a
-//! *view* reads and writes fields in place in any octet container, and a *value* is a plain struct that is parsed
+//! Nothing here does I/O, allocates, reads a clock or panics because of what a peer sent. Each frame type comes twice: a
+//! *view* reads and writes fields in place in any container of octets, and a *value* is a plain struct that is parsed
 //! and emitted through the view. Values are for protocol code, views for tools and for looking at broken frames.
 #![no_std]
 #![forbid(unsafe_code)]

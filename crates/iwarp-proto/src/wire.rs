@@ -1,7 +1,7 @@
 //! Big-endian field access that cannot panic. All multi-octet fields of MPA, DDP and RDMAP are in network order.
 //!
-//! Offsets are constants and buffers are arrays, so the bounds tests vanish when these are inlined. The zero that a
-//! field outside the buffer would read as is unreachable for the ranges in this crate.
+//! Offsets are constants and buffers are arrays, so the compiler removes the bounds checks. A field outside of the buffer
+//! would read as zero; with the ranges of this crate that cannot happen.
 
 use core::ops::Range;
 

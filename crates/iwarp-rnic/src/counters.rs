@@ -1,4 +1,4 @@
-//! What a queue pair counts.
+//! The counters of a queue pair.
 
 /// Totals since the queue pair was created. All wrap at 2^64.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -39,7 +39,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// All of them with their names, in this order, for who writes them out.
+    /// Returns all of them with their names, in a fixed order.
     pub const fn named(&self) -> [(&'static str, u64); 16] {
         [
             ("tx_bytes", self.tx_bytes),
@@ -61,7 +61,7 @@ impl Counters {
         ]
     }
 
-    /// Adds another set, for totals of a device.
+    /// Adds another set. Used for the totals of a device.
     pub const fn add(&mut self, o: &Self) {
         self.tx_bytes = self.tx_bytes.wrapping_add(o.tx_bytes);
         self.rx_bytes = self.rx_bytes.wrapping_add(o.rx_bytes);

@@ -12,18 +12,18 @@ enum Armed {
     Solicited,
 }
 
-/// What came of writing a completion.
+/// The result of writing a completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum Pushed {
     /// Written.
     Quiet,
-    /// Written, and the queue was armed for it: raise one completion event.
+    /// Written, and the queue was armed for it: the caller raises one completion event.
     Notify,
-    /// The queue is full. The completion is lost, the queue is dead from now on, and the
-    /// asynchronous event "CQ error" is due if this is the first loss.
+    /// The queue is full. The completion is lost, and the queue cannot be used any more. If this is the first loss, the caller
+    /// raises the asynchronous event "CQ error".
     Overflow {
-        /// The event has not been reported before.
+        /// `true` for the first loss.
         first: bool,
     },
 }
@@ -36,7 +36,7 @@ pub struct CompletionQueue {
     overflowed: bool,
 }
 
-/// Why a completion queue cannot have the asked size.
+/// Why a completion queue cannot have the size that was asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CqSizeError {
     /// Zero, above the limit, or below the completions it holds (EINVAL).
@@ -52,7 +52,7 @@ impl From<AllocError> for CqSizeError {
 }
 
 impl CompletionQueue {
-    /// A queue for `capacity` completions, 1 to [`MAX_CQE`].
+    /// Makes a queue for `capacity` completions, 1 to [`MAX_CQE`].
     pub fn new(capacity: u32) -> Result<Self, CqSizeError> {
         if capacity == 0 || capacity > MAX_CQE {
             return Err(CqSizeError::Invalid);
@@ -64,22 +64,22 @@ impl CompletionQueue {
         })
     }
 
-    /// Completions it can hold.
+    /// Returns how many completions it can hold.
     pub const fn capacity(&self) -> u32 {
         self.ring.capacity()
     }
 
-    /// Completions waiting.
+    /// Returns how many completions wait.
     pub const fn len(&self) -> u32 {
         self.ring.len()
     }
 
-    /// None waiting.
+    /// Returns `true` if no completion waits.
     pub const fn is_empty(&self) -> bool {
         self.ring.is_empty()
     }
 
-    /// A completion was lost; queue pairs that report here are of no use any more.
+    /// Returns `true` after a completion was lost. The queue pairs that report here must fail.
     pub const fn overflowed(&self) -> bool {
         self.overflowed
     }
@@ -127,8 +127,8 @@ impl CompletionQueue {
         n
     }
 
-    /// Asks for one event at the next completion, or the next solicited or failed one.
-    /// Completions that wait already raise none. A wish for any completion is not weakened by a later one for solicited only.
+    /// Asks for one event at the next completion, or at the next solicited or failed one. Completions that wait already raise
+    /// none. A request for any completion stays in force if one for solicited completions follows.
     pub fn arm(&mut self, solicited_only: bool) {
         self.armed = match (self.armed, solicited_only) {
             (Armed::Any, _) | (_, false) => Armed::Any,
@@ -136,7 +136,7 @@ impl CompletionQueue {
         };
     }
 
-    /// An event was asked for and has not been raised.
+    /// Returns `true` if an event was asked for and has not been raised.
     pub fn is_armed(&self) -> bool {
         self.armed != Armed::No
     }
@@ -186,7 +186,7 @@ mod tests {
         assert_eq!(cq.push(cqe(3)), Pushed::Overflow { first: true });
         assert_eq!(cq.push(cqe(4)), Pushed::Overflow { first: false });
         assert_eq!(cq.pop().map(|c| c.wr_id), Some(1));
-        // Dead for good, even with room again.
+        // The queue stays unusable, even when it has room again.
         assert_eq!(cq.push(cqe(5)), Pushed::Overflow { first: false });
         assert_eq!(cq.pop().map(|c| c.wr_id), Some(2));
         assert_eq!(cq.pop(), None);

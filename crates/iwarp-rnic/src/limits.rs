@@ -1,4 +1,4 @@
-//! Every maximum of the software RNIC, with the relations between them.
+//! All maxima of the software RNIC, with the relations between them.
 
 /// Most work requests in one send, receive or shared receive queue.
 pub const MAX_QP_WR: u32 = 1 << 16;
@@ -8,14 +8,14 @@ pub const MAX_SGE: u32 = 32;
 pub const MAX_INLINE: u32 = 1024;
 /// Largest message of one work request, in octets (verbs lengths are 32 bits; IB's limit is 2^31).
 pub const MAX_MESSAGE: u32 = 1 << 31;
-/// Most inbound or outbound RDMA Reads and atomics outstanding (14 bits on the wire, RFC 6581 section 9.1). A queue pair keeps
-/// an entry for each that it is made for; small Reads come in runs only if many may be outstanding.
+/// Most inbound or outbound RDMA Reads and atomics outstanding (14 bits on the wire, RFC 6581 section 9.1). A queue pair
+/// allocates an entry for each that it is created for. Small Reads share a plan only if many may be outstanding.
 pub const MAX_IRD: u16 = 4096;
 /// See [`MAX_IRD`].
 pub const MAX_ORD: u16 = 4096;
 /// Most completions in one completion queue.
 pub const MAX_CQE: u32 = 1 << 22;
-/// Most regions and windows of one device: STag indexes have 24 bits, and a full table could be guessed.
+/// Most regions and windows of one device. STag indexes have 24 bits; in a full table a peer could guess one.
 pub const MAX_MR: u32 = 1 << 20;
 
 /// Payload up to this many octets is copied beside its header instead of being sent from where it lies:
@@ -23,19 +23,19 @@ pub const MAX_MR: u32 = 1 << 20;
 pub const TX_COPY_MAX: u32 = 2048;
 /// Scratch of one transmit plan: headers, trailers, copied payload.
 pub const TX_SCRATCH: usize = 288 * 1024;
-/// A plan is closed when it holds this many octets: five of loopback's segments, so that few `sendmsg` end with a short one. More only
-/// delays the first.
+/// A plan is closed when it holds this many octets: about five 64 KiB loopback segments. Larger plans only delay the first
+/// octet; smaller ones end more often with a short segment.
 pub const TX_PLAN_BYTES: usize = 312 * 1024;
-/// Most segments of one plan that have to be written by themselves.
+/// Most segments of one plan that need a write of their own.
 pub const TX_PLAN_CUTS: usize = 256;
-/// Most pieces of one plan; system calls take at most 1024.
+/// Most pieces of one plan. One system call takes at most 1024.
 pub const TX_PLAN_PIECES: usize = 512;
-/// Read responses sent in a row while local work requests wait.
+/// Read responses sent in a row while local work requests wait, so that a peer's Reads cannot stop local requests.
 pub const RESPONSE_BURST: u32 = 16;
 
 /// Receive staging of one driver: at least two of the largest FPDUs.
 pub const RX_STAGING: usize = 256 * 1024;
-/// Most octets asked of the stream in one read into staging. More thrashes the second-level cache.
+/// Most octets asked of the stream in one read into staging. Larger reads no longer fit the second-level cache.
 pub const RX_READ_MAX: usize = 128 * 1024;
 /// Payload of at least this size that has not arrived yet is read straight to its destination.
 pub const RX_DIRECT_MIN: u32 = 8 * 1024;

@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 /// A receive that was taken from its queue and is being filled.
 #[derive(Debug, Clone, Copy)]
 pub struct TakenRecv {
-    /// Of the work request.
+    /// The `wr_id` of the work request.
     pub wr_id: u64,
     sges: [Sge; MAX_SGE as usize],
     num_sge: u8,
@@ -51,7 +51,7 @@ pub struct ReceiveQueue {
 }
 
 impl ReceiveQueue {
-    /// For `depth` requests of at most `max_sge` elements each. A depth of zero is allowed.
+    /// Makes a ring for `depth` requests of at most `max_sge` elements each. A depth of zero is allowed.
     pub fn new(depth: u32, max_sge: u32) -> Result<Self, AllocError> {
         let depth = depth.min(MAX_QP_WR);
         let max_sge = max_sge.min(MAX_SGE);
@@ -96,7 +96,7 @@ impl ReceiveQueue {
         Ok(())
     }
 
-    /// Takes the oldest request into `taken`; false if there is none.
+    /// Takes the oldest request into `taken`. Returns `false` if there is none.
     #[inline]
     pub fn take(&mut self, taken: &mut TakenRecv) -> bool {
         let at = self.ring.head_slot() as usize * self.max_sge as usize;
@@ -120,7 +120,7 @@ impl ReceiveQueue {
         self.ring.pop().map(|s| s.wr_id)
     }
 
-    /// Addresses of the next request to be taken and of the next to be posted.
+    /// Returns addresses of the next request to be taken and of the next to be posted, for prefetching.
     #[inline]
     pub(crate) fn touches(&self, touch: &impl Fn(*const u8)) {
         for slot in [self.ring.head_slot(), self.ring.tail_slot()] {
@@ -131,7 +131,7 @@ impl ReceiveQueue {
         }
     }
 
-    /// Forgets everything (a queue pair that goes to RESET).
+    /// Drops everything (for a queue pair that goes to RESET).
     pub fn clear(&mut self) {
         self.ring.clear();
     }
@@ -144,7 +144,7 @@ pub struct SharedReceiveQueue {
     limit: u32,
 }
 
-/// Why a shared receive queue is not as asked.
+/// Why a shared receive queue cannot be as asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SrqError {
     /// Zero or above a limit, or below the requests it holds (EINVAL).
@@ -183,12 +183,12 @@ impl SharedReceiveQueue {
         self.queue.is_empty()
     }
 
-    /// The limit now; zero when disarmed or reported.
+    /// Returns the limit; zero if it is disarmed or has been reported.
     pub const fn limit(&self) -> u32 {
         self.limit
     }
 
-    /// Asks for one event when fewer than `limit` requests wait; zero disarms.
+    /// Asks for one event when fewer than `limit` requests wait. Zero disarms.
     pub fn set_limit(&mut self, limit: u32) -> Result<(), SrqError> {
         if limit > self.queue.capacity() {
             return Err(SrqError::Invalid);
@@ -202,8 +202,7 @@ impl SharedReceiveQueue {
         self.queue.post(wr)
     }
 
-    /// Takes the oldest request. The first answer is false if there is none, the second
-    /// true if the limit event is due.
+    /// Takes the oldest request. The first result is `false` if there is none; the second is `true` if the limit event is due.
     #[inline]
     pub fn take(&mut self, taken: &mut TakenRecv) -> (bool, bool) {
         let got = self.queue.take(taken);

@@ -47,7 +47,7 @@ impl<T: Copy + Default> Ring<T> {
         }
     }
 
-    /// Appends; hands the value back if full. Returns the slot number.
+    /// Appends a value. Returns its slot number, or the value if the ring is full.
     #[inline]
     pub(crate) fn push(&mut self, value: T) -> Result<u32, T> {
         if self.is_full() {
@@ -127,7 +127,7 @@ impl<T: Copy + Default> Ring<T> {
     pub(crate) const fn skip(&mut self) {
         if self.len > 0 {
             self.len -= 1;
-            // An empty ring starts over, so that one that is larger than it needs to be stays in the cache.
+            // An empty ring starts over, so that a ring that is larger than needed stays in the cache.
             self.head = if self.len == 0 {
                 0
             } else {
@@ -148,7 +148,7 @@ impl<T: Copy + Default> Ring<T> {
     }
 }
 
-/// A vector of `n` default values, or an error instead of an abort.
+/// Makes a vector of `n` default values. Returns an error instead of aborting if there is no memory.
 pub(crate) fn filled<T: Clone + Default>(n: usize) -> Result<Vec<T>, AllocError> {
     let mut v = Vec::new();
     v.try_reserve_exact(n).map_err(|_| AllocError)?;

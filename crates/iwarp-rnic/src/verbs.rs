@@ -26,13 +26,13 @@ bitflags! {
     /// Options of one send work request. Values as in `ibv_post_send(3)`.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct SendFlags: u32 {
-        /// Wait for all earlier RDMA Reads and atomics of this queue pair.
+        /// Wait until all earlier RDMA Reads and atomics of this queue pair are complete.
         const FENCE = 1;
-        /// Write a completion when done. Failed requests always complete.
+        /// Write a completion when done. A failed request always writes one.
         const SIGNALED = 1 << 1;
         /// Ask the peer for a solicited event.
         const SOLICITED = 1 << 2;
-        /// The data were copied when posting; the local keys are not looked at.
+        /// The data are copied when the request is posted; local keys are not looked at.
         const INLINE = 1 << 3;
     }
 }
@@ -48,7 +48,7 @@ pub struct Sge {
     pub lkey: u32,
 }
 
-/// What a send work request does.
+/// The operation of a send work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SendOp {
@@ -119,7 +119,7 @@ pub enum SendOp {
 }
 
 impl SendOp {
-    /// Does it carry local data as its payload?
+    /// Returns `true` if it carries local data as its payload.
     pub const fn has_payload(&self) -> bool {
         matches!(
             self,
@@ -131,7 +131,7 @@ impl SendOp {
         )
     }
 
-    /// Does the peer answer it (RDMA Read and atomics)?
+    /// Returns `true` if the peer answers it (RDMA Read and atomics).
     pub const fn has_response(&self) -> bool {
         matches!(
             self,
@@ -139,7 +139,7 @@ impl SendOp {
         )
     }
 
-    /// The operation that its completion names.
+    /// Returns the operation that its completion names.
     pub const fn wc_opcode(&self) -> WcOpcode {
         match self {
             Self::Send | Self::SendImm(_) | Self::SendInv(_) => WcOpcode::Send,
@@ -157,7 +157,7 @@ impl SendOp {
 /// Parameters of a window bind, as in `ibv_bind_mw(3)` and `IBV_WR_BIND_MW`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bind {
-    /// The window, by an STag that it has or had: only the index counts.
+    /// The window, named by any STag that it has or had: only the index counts.
     pub mw_stag: u32,
     /// Its STag afterwards: the same index, the consumer's key.
     pub new_stag: u32,
@@ -189,7 +189,7 @@ pub struct FastRegister {
 /// A send work request. The elements are copied when posting.
 #[derive(Debug, Clone, Copy)]
 pub struct SendWr<'a> {
-    /// Comes back in the completion.
+    /// A number of the program's, which comes back in the completion.
     pub wr_id: u64,
     /// The operation.
     pub op: SendOp,
@@ -202,7 +202,7 @@ pub struct SendWr<'a> {
 }
 
 impl<'a> SendWr<'a> {
-    /// A request of any kind with local elements.
+    /// Makes a request of any kind with local elements.
     pub const fn new(wr_id: u64, op: SendOp, sges: &'a [Sge]) -> Self {
         Self {
             wr_id,
@@ -213,12 +213,12 @@ impl<'a> SendWr<'a> {
         }
     }
 
-    /// A Send of local elements.
+    /// Makes a Send of local elements.
     pub const fn send(wr_id: u64, sges: &'a [Sge]) -> Self {
         Self::new(wr_id, SendOp::Send, sges)
     }
 
-    /// A Send of octets that are copied when posting.
+    /// Makes a Send of octets that are copied when it is posted.
     pub const fn inline(wr_id: u64, octets: &'a [&'a [u8]]) -> Self {
         Self {
             wr_id,
@@ -229,17 +229,17 @@ impl<'a> SendWr<'a> {
         }
     }
 
-    /// An RDMA Write to `remote_addr` in the peer's region `rkey`.
+    /// Makes an RDMA Write to `remote_addr` in the peer's region `rkey`.
     pub const fn write(wr_id: u64, remote_addr: u64, rkey: u32, sges: &'a [Sge]) -> Self {
         Self::new(wr_id, SendOp::Write { remote_addr, rkey }, sges)
     }
 
-    /// An RDMA Read from `remote_addr` in the peer's region `rkey`.
+    /// Makes an RDMA Read from `remote_addr` in the peer's region `rkey`.
     pub const fn read(wr_id: u64, remote_addr: u64, rkey: u32, sges: &'a [Sge]) -> Self {
         Self::new(wr_id, SendOp::Read { remote_addr, rkey }, sges)
     }
 
-    /// An atomic addition; the old value lands in the local elements, which have 8 octets.
+    /// Makes an atomic addition. The old value lands in the local elements, which have 8 octets.
     pub const fn fetch_add(
         wr_id: u64,
         remote_addr: u64,
@@ -259,26 +259,26 @@ impl<'a> SendWr<'a> {
         )
     }
 
-    /// With more options set.
+    /// Adds options.
     #[must_use]
     pub const fn with_flags(mut self, flags: SendFlags) -> Self {
         self.flags = self.flags.union(flags);
         self
     }
 
-    /// Writes a completion.
+    /// Asks for a completion.
     #[must_use]
     pub const fn signaled(self) -> Self {
         self.with_flags(SendFlags::SIGNALED)
     }
 
-    /// Raises a solicited event at the peer.
+    /// Asks for a solicited event at the peer.
     #[must_use]
     pub const fn solicited(self) -> Self {
         self.with_flags(SendFlags::SOLICITED)
     }
 
-    /// Waits for earlier RDMA Reads and atomics.
+    /// Makes it wait until earlier RDMA Reads and atomics are complete.
     #[must_use]
     pub const fn fenced(self) -> Self {
         self.with_flags(SendFlags::FENCE)
@@ -288,7 +288,7 @@ impl<'a> SendWr<'a> {
 /// A receive work request.
 #[derive(Debug, Clone, Copy)]
 pub struct RecvWr<'a> {
-    /// Comes back in the completion.
+    /// A number of the program's, which comes back in the completion.
     pub wr_id: u64,
     /// Where the message lands, in order.
     pub sges: &'a [Sge],
@@ -302,15 +302,15 @@ pub enum WcStatus {
     Success,
     /// The message did not fit the receive, or the local length is wrong.
     LocalLength,
-    /// The queue pair could not do it.
+    /// The queue pair could not carry it out.
     LocalQpOperation,
     /// A local key, range or right does not allow it.
     LocalProtection,
-    /// Not tried, because the queue pair is in the error state.
+    /// Not carried out, because the queue pair is in the error state.
     Flushed,
     /// A bind was not allowed.
     MwBind,
-    /// The peer answered something that does not fit.
+    /// The peer's answer does not fit the request.
     BadResponse,
     /// A receive's region does not allow the access.
     LocalAccess,
@@ -318,7 +318,7 @@ pub enum WcStatus {
     RemoteInvalidRequest,
     /// The peer says that the key, range or right does not allow it.
     RemoteAccess,
-    /// The peer could not do it.
+    /// The peer could not carry it out.
     RemoteOperation,
     /// The connection broke before it was done.
     TransportRetryExceeded,
@@ -330,7 +330,7 @@ pub enum WcStatus {
     General,
 }
 
-/// The operation a completion is about.
+/// The operation that a completion is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[allow(missing_docs)]
 pub enum WcOpcode {
@@ -350,7 +350,7 @@ pub enum WcOpcode {
 }
 
 bitflags! {
-    /// What else a completion tells.
+    /// Further facts about a completion.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct WcFlags: u32 {
         /// `imm_or_stag` holds immediate data, in host order.
@@ -365,9 +365,9 @@ bitflags! {
 /// A work completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Cqe {
-    /// Of the work request.
+    /// The `wr_id` of the work request.
     pub wr_id: u64,
-    /// Outcome. With anything but `Success` only `wr_id`, `status`, `qp_num` and `vendor_err` mean something.
+    /// Outcome. If it is not `Success`, only `wr_id`, `status`, `qp_num` and `vendor_err` have a meaning.
     pub status: WcStatus,
     /// Operation.
     pub opcode: WcOpcode,
@@ -381,11 +381,11 @@ pub struct Cqe {
     pub imm_or_stag: u32,
     /// For a remote error: layer, type and code of the peer's Terminate, as `0x00LTCC`.
     pub vendor_err: u32,
-    /// When it was written, in nanoseconds of the caller's clock; zero if that has none.
+    /// Time at which it was written, in nanoseconds of the caller's clock; zero if the caller has none.
     pub timestamp_ns: u64,
 }
 
-/// Why a work request was not taken. Nothing was queued.
+/// Why a work request was not accepted. Nothing was queued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PostError {
     /// The queue is full (ENOMEM).
@@ -400,7 +400,7 @@ pub enum PostError {
     InvalidRequest,
     /// The queue pair is in a state that takes no such request (EINVAL).
     InvalidState,
-    /// Receives go to the shared receive queue (EINVAL).
+    /// The queue pair receives through a shared receive queue: post there (EINVAL).
     UsesSharedReceiveQueue,
 }
 

@@ -1,12 +1,12 @@
-//! Header values: what a segment is, parsed and checked. RFC 5041 §4 and §7.1, RFC 5040 §4.1 figure 4 and §7.2.
+//! Header values: the headers of a segment, parsed and checked. RFC 5041 §4 and §7.1, RFC 5040 §4.1 figure 4 and §7.2.
 
 use super::view::{DDP_VERSION, RDMAP_VERSION, bit};
 use super::{QueueNumber, Stag, TAGGED_HEADER_LEN, TaggedView, UNTAGGED_HEADER_LEN, UntaggedView};
 use crate::rdmap::Opcode;
 use core::fmt;
 
-/// The header length that the first octet of a ULPDU announces: 14 when its T bit is set, else 18. A stream receiver
-/// gathers that much before it parses.
+/// Returns the header length that the first octet of a ULPDU announces: 14 if its T bit is set, else 18. A stream receiver
+/// gathers so many octets before it parses.
 #[inline]
 pub const fn header_len(first_octet: u8) -> usize {
     if first_octet & bit::TAGGED != 0 {
@@ -16,7 +16,7 @@ pub const fn header_len(first_octet: u8) -> usize {
     }
 }
 
-/// The two control octets of a segment, reserved bits zero: for receivers that compare before they parse.
+/// Returns the two control octets of a segment, with reserved bits zero. Receivers compare them before they parse.
 #[inline]
 pub const fn control_octets(tagged: bool, last: bool, opcode: Opcode) -> [u8; 2] {
     let tagged = if tagged { bit::TAGGED } else { 0 };
@@ -41,7 +41,7 @@ pub struct TaggedHeader {
 }
 
 impl TaggedHeader {
-    /// Reads the fields without judging them; `None` when there are fewer than 14 octets.
+    /// Reads the fields without checking them. Returns `None` if there are fewer than 14 octets.
     #[inline]
     pub fn decode(ulpdu: &[u8]) -> Option<Self> {
         let v = TaggedView::new(ulpdu.first_chunk::<TAGGED_HEADER_LEN>()?)?;
@@ -87,7 +87,7 @@ pub struct UntaggedHeader {
 }
 
 impl UntaggedHeader {
-    /// Reads the fields without judging them; `None` when there are fewer than 18 octets.
+    /// Reads the fields without checking them. Returns `None` if there are fewer than 18 octets.
     #[inline]
     pub fn decode(ulpdu: &[u8]) -> Option<Self> {
         let v = UntaggedView::new(ulpdu.first_chunk::<UNTAGGED_HEADER_LEN>()?)?;
@@ -122,14 +122,14 @@ impl UntaggedHeader {
 /// A DDP segment's header with its RDMAP control octet: everything in the ULPDU before the payload.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Header {
-    /// T = 1.
+    /// A tagged segment (T = 1).
     Tagged(TaggedHeader),
-    /// T = 0.
+    /// An untagged segment (T = 0).
     Untagged(UntaggedHeader),
 }
 
 impl Header {
-    /// Octets on the wire: 14 or 18.
+    /// Returns its length on the wire in octets: 14 or 18.
     #[inline]
     #[allow(clippy::len_without_is_empty, reason = "a header is never empty")]
     pub const fn len(&self) -> usize {
@@ -139,7 +139,7 @@ impl Header {
         }
     }
 
-    /// Reads a header without judging it, whatever its versions, opcode or queue; `None` when it is cut short.
+    /// Reads a header without checking version, opcode or queue. Returns `None` if it is cut short.
     #[inline]
     pub fn decode(ulpdu: &[u8]) -> Option<Self> {
         if ulpdu.first()? & bit::TAGGED != 0 {
@@ -149,8 +149,8 @@ impl Header {
         }
     }
 
-    /// Reads and checks the header at the start of a ULPDU: versions, opcode, that the opcode suits the T bit, and that
-    /// an untagged one is on the opcode's queue. Everything that needs state (STags, MSN, MO) is left to the caller.
+    /// Reads and checks the header at the start of a ULPDU: versions, opcode, that the opcode suits the T bit, and that an
+    /// untagged segment is on the opcode's queue. Checks that need state (STags, MSN, MO) are left to the caller.
     #[inline]
     pub fn parse(ulpdu: &[u8]) -> Result<Self, HeaderError> {
         let &[ddp, rdmap, ..] = ulpdu else {
@@ -162,7 +162,7 @@ impl Header {
         Ok(header)
     }
 
-    /// Checks the two control octets, which are all it takes to refuse a segment of another protocol version.
+    /// Checks the two control octets. They are enough to refuse a segment of another protocol version.
     #[inline]
     pub fn check_control(ddp_control: u8, rdmap_control: u8) -> Result<(), HeaderError> {
         let tagged = ddp_control & bit::TAGGED != 0;
@@ -192,7 +192,7 @@ impl Header {
         Ok(())
     }
 
-    /// Checks that an untagged header's queue is the one of its opcode.
+    /// Checks that an untagged header names the queue of its opcode.
     #[inline]
     fn check_queue(&self) -> Result<(), HeaderError> {
         //= rfc5041 section 7.1
@@ -205,7 +205,7 @@ impl Header {
         } else if h.qn > QueueNumber::ATOMIC_RESPONSE.0 {
             Err(HeaderError::InvalidQueue { qn: h.qn })
         } else {
-            // The queue exists, so to DDP all is well: it is RDMAP that did not expect this opcode there.
+            // The queue exists, so this is no error of DDP: RDMAP did not expect this opcode on it.
             Err(HeaderError::UnexpectedOpcode(h.opcode.0))
         }
     }
@@ -219,7 +219,7 @@ impl Header {
         }
     }
 
-    /// Whether this is the last segment of its message.
+    /// Returns `true` if this is the last segment of its message.
     #[inline]
     pub const fn last(&self) -> bool {
         match self {
@@ -238,22 +238,21 @@ impl Header {
     }
 }
 
-/// What can be wrong with a segment as far as its header alone tells. Each has a
-/// [`TerminateCode`](crate::rdmap::TerminateCode).
+/// What a header alone can have wrong. Each error has a [`TerminateCode`](crate::rdmap::TerminateCode).
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub enum HeaderError {
     /// The ULPDU ends before its header does.
     TooShort,
     /// DV is not 1.
     BadDdpVersion {
-        /// T bit of the segment: tagged and untagged buffers have error codes of their own.
+        /// The T bit of the segment: tagged and untagged buffers have error codes of their own.
         tagged: bool,
     },
     /// RV is not 1.
     BadRdmapVersion,
-    /// An opcode nobody defined, one with the wrong T bit, or one on another opcode's queue.
+    /// The opcode is not defined, has the wrong T bit, or is on another opcode's queue.
     UnexpectedOpcode(u8),
-    /// No such untagged queue.
+    /// There is no untagged queue of this number.
     InvalidQueue {
         /// The queue number received.
         qn: u32,

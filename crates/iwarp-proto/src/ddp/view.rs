@@ -1,7 +1,7 @@
 //! Views of the two DDP segment headers. RFC 5041 §4.2 and §4.3, RFC 5040 §4.1 figure 3.
 //!
-//! A view does not judge: it shows any version, any opcode and the reserved bits as they are. Judging is
-//! [`Header::check`](super::Header::check).
+//! A view does not check anything: it shows each version, opcode and reserved bit as it is.
+//! [`Header::parse`](super::Header::parse) checks.
 
 use super::{Stag, control_octets};
 use crate::rdmap::Opcode;
@@ -69,30 +69,30 @@ macro_rules! view {
         pub struct $name<T>(T);
 
         impl<T: AsRef<[u8]>> $name<T> {
-            /// A view of the header at the start of `octets`, or `None` when they are too few. The T bit is not looked at.
+            /// Makes a view of the header at the start of `octets`. Returns `None` if there are too few. The T bit is not looked at.
             #[inline]
             pub fn new(octets: T) -> Option<Self> {
                 (octets.as_ref().len() >= $len).then_some(Self(octets))
             }
 
-            /// Gives the octets back.
+            /// Returns the octets.
             pub fn into_inner(self) -> T {
                 self.0
             }
 
             #[inline(always)]
             fn head(&self) -> &[u8; $len] {
-                // `new` has checked the length; a container that shrank since reads as zeros.
+                // `new` has checked the length. If the container has shrunk since then, the missing octets read as zero.
                 self.0.as_ref().first_chunk().unwrap_or(&[0; $len])
             }
 
-            /// T: whether the segment is tagged.
+            /// Returns the T bit: `true` if the segment is tagged.
             #[inline]
             pub fn tagged(&self) -> bool {
                 self.head()[field::DDP_CONTROL] & bit::TAGGED != 0
             }
 
-            /// L: whether this is the last segment of its message.
+            /// Returns the L bit: `true` if this is the last segment of its message.
             #[inline]
             pub fn last(&self) -> bool {
                 self.head()[field::DDP_CONTROL] & bit::LAST != 0
@@ -116,14 +116,14 @@ macro_rules! view {
                 Opcode(self.head()[field::RDMAP_CONTROL] & bit::OPCODE)
             }
 
-            /// What follows the header.
+            /// Returns what follows the header.
             pub fn payload(&self) -> &[u8] {
                 self.0.as_ref().get($len..).unwrap_or_default()
             }
         }
 
         impl<T: AsRef<[u8]> + AsMut<[u8]>> $name<T> {
-            /// Writes both control octets: T as the type of this view says, versions 1 and 1, reserved bits zero.
+            /// Writes both control octets: T as the type of this view has it, versions 1 and 1, reserved bits zero.
             #[inline]
             pub fn set_control(&mut self, last: bool, opcode: Opcode) {
                 //= rfc5041 section 4.1

@@ -1,5 +1,5 @@
-//! Prints one direction of an MPA connection in words, one line per frame or FPDU. For tools, and as the cheapest fuzz
-//! target: it sends any octets through every decoder of this crate.
+//! Prints one direction of an MPA connection, one line for each frame or FPDU. It serves tools, and is the cheapest fuzz
+//! target, because it sends any octets through every decoder of this crate.
 
 use super::framing::{
     FpduOptions, MARKER_LEN, MPA_LEN_FIELD, MarkerClock, Piece, fpdu_len_with_markers, fpdu_pieces,
@@ -11,7 +11,7 @@ use crate::rdmap::{
 };
 use core::fmt;
 
-/// As much of a ULPDU as is needed to describe it: the longest header and what may follow it.
+/// Octets of a ULPDU that are enough to describe it: the longest header and what may follow it.
 const HEAD: usize = UNTAGGED_HEADER_LEN + AtomicRequest::LEN;
 const _: () = assert!(AtomicRequest::LEN >= Terminate::MAX_LEN);
 
@@ -23,8 +23,8 @@ pub struct Stream<'a> {
 }
 
 impl<'a> Stream<'a> {
-    /// Octets of one direction from its first, or from the start of any FPDU as long as there are no markers. A leading
-    /// Request or Reply frame is recognised by its key.
+    /// The octets of one direction, from its first octet, or from the start of any FPDU if there are no markers. A Request or
+    /// Reply frame at the beginning is recognised by its key.
     pub const fn new(octets: &'a [u8], opts: FpduOptions) -> Self {
         Self { octets, opts }
     }
@@ -91,7 +91,7 @@ fn print_frame(f: &mut fmt::Formatter<'_>, frame: &Frame<'_>) -> fmt::Result {
     )
 }
 
-/// What there is to say about one FPDU.
+/// The description of one FPDU.
 struct Fpdu {
     total: usize,
     ulpdu_len: usize,

@@ -4,7 +4,7 @@ use crate::ddp::Stag;
 use crate::wire::{be32, be64, named_values, put};
 
 named_values! {
-    /// AOpCode: four bits on the wire; any value is representable. RFC 7306 has text about a plain Swap but figure 5
+    /// AOpCode: four bits on the wire; any value can be represented. RFC 7306 has text about a plain Swap, but figure 5
     /// gives it no code; a CmpSwap with compare mask 0 does the same.
     pub struct AtomicOp(u8) {
         /// Add `add_swap` under `add_swap_mask`.

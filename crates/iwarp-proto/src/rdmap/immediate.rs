@@ -38,7 +38,7 @@ impl Immediate {
         Self((((imm as u64) << 32) | word as u64).to_be_bytes())
     }
 
-    /// Takes the octets as they are, whatever the second word.
+    /// Takes the octets as they are, with any second word.
     #[inline]
     pub const fn from_octets(octets: [u8; 8]) -> Self {
         Self(octets)
@@ -56,8 +56,8 @@ impl Immediate {
         (u64::from_be_bytes(self.0) >> 32) as u32
     }
 
-    /// Whether the Send that follows carries this value. Second words other than 1 count as plain: another
-    /// implementation may use all 8 octets for its own purposes.
+    /// Returns `true` if the Send that follows carries this value. A second word other than 1 counts as plain, because
+    /// another implementation may use all 8 octets for its own purposes.
     #[inline]
     pub const fn belongs_to_send(self) -> bool {
         u64::from_be_bytes(self.0) as u32 == Self::BEFORE_SEND

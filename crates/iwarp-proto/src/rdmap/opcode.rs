@@ -4,7 +4,7 @@ use crate::ddp::QueueNumber;
 use crate::wire::named_values;
 
 named_values! {
-    /// An RDMAP opcode: four bits on the wire. Any value is representable; see [`Opcode::is_known`].
+    /// An RDMAP opcode: four bits on the wire. Any value can be represented; see [`Opcode::is_known`].
     pub struct Opcode(u8) {
         //= rfc5040 section 4.1
         //# Figure 4 defines the value of the RDMA Opcode field that MUST be used for
@@ -37,13 +37,13 @@ named_values! {
 }
 
 impl Opcode {
-    /// Whether RFC 5040 or RFC 7306 defines it.
+    /// Returns `true` if RFC 5040 or RFC 7306 defines it.
     #[inline]
     pub const fn is_known(self) -> bool {
         self.0 <= Self::ATOMIC_RESPONSE.0
     }
 
-    /// One of the four Sends. Immediate Data is not among them although it consumes a receive, too.
+    /// Returns `true` for the four Sends. Immediate Data is not one of them, although it consumes a receive, too.
     #[inline]
     pub const fn is_send(self) -> bool {
         matches!(
@@ -52,7 +52,7 @@ impl Opcode {
         )
     }
 
-    /// Whether its segments are tagged: Write and Read Response.
+    /// Returns `true` if its segments are tagged: Write and Read Response.
     #[inline]
     pub const fn is_tagged(self) -> bool {
         //= rfc5040 section 4.1
@@ -71,13 +71,13 @@ impl Opcode {
         matches!(self, Self::WRITE | Self::READ_RESPONSE)
     }
 
-    /// Whether it asks for a solicited event at the data sink.
+    /// Returns `true` if it asks for a solicited event at the data sink.
     #[inline]
     pub const fn solicited(self) -> bool {
         matches!(self, Self::SEND_SE | Self::SEND_SE_INV | Self::IMMEDIATE_SE)
     }
 
-    /// Whether it carries an STag to invalidate.
+    /// Returns `true` if it carries an STag to invalidate.
     #[inline]
     pub const fn invalidates(self) -> bool {
         matches!(self, Self::SEND_INV | Self::SEND_SE_INV)

@@ -1,23 +1,21 @@
-//! The RNIC's hands on host memory: the crate's only `unsafe`.
+//! Access to host memory: the crate's only `unsafe`.
 //!
-//! Invariant: a [`Span`] denotes octets that lie inside a [`HostRange`] whose creator
-//! promised that they stay readable and writable for as long as the range is in a
-//! [`MemoryTable`](super::MemoryTable). A span borrows that table and only the table
-//! makes spans, so no span outlives its registration.
+//! Invariant: a [`Span`] denotes octets that lie inside a [`HostRange`]. The creator of the range has promised that they
+//! stay readable and writable for as long as the range is in a [`MemoryTable`](super::MemoryTable). Only the table makes
+//! spans, and a span borrows the table, so no span outlives its registration.
 //!
-//! Other threads, the peer and the kernel change this memory at any time, so no
-//! reference to it is ever formed: octets are copied through raw pointers, as a
-//! device would. The program that shares the memory with the RNIC has to read it the
+//! Other threads, the peer and the kernel change this memory at any time, so no reference to it is ever formed: octets are
+//! copied through raw pointers, as a device would. The program that shares the memory with the RNIC has to read it in the
 //! same way (volatile or atomic, or after a completion).
 //!
-//! A kernel replaces this file by one that reaches pages.
+//! A port to a kernel replaces this file by one that maps pages.
 #![allow(unsafe_code)]
 
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use iwarp_proto::crc32c::Crc32cFn;
 
-/// A range of host memory that may be registered. The default is empty.
+/// A range of host memory that may be registered. The default range is empty.
 #[derive(Debug, Default)]
 pub struct HostRange {
     addr: u64,
@@ -57,7 +55,7 @@ impl HostRange {
         self.len == 0
     }
 
-    /// The part of it at `offset`; `None` if that is not inside.
+    /// Returns the part of it at `offset`; `None` if that is not inside.
     pub(super) fn span(&self, offset: u64, len: u32) -> Option<Span<'_>> {
         let end = offset.checked_add(u64::from(len))?;
         if end > self.len {
@@ -80,7 +78,7 @@ pub struct Span<'t> {
 }
 
 impl<'t> Span<'t> {
-    /// No octets at all: what a zero-length access gets.
+    /// No octets: the result of a zero-length access.
     pub const EMPTY: Span<'static> = Span {
         addr: 8,
         len: 0,
@@ -102,7 +100,7 @@ impl<'t> Span<'t> {
         self.len == 0
     }
 
-    /// The first `at` octets and the rest; everything and nothing if it is shorter.
+    /// Splits it into the first `at` octets and the rest. If it is shorter, the first part is all of it.
     pub fn split_at(self, at: u32) -> (Self, Self) {
         let at = at.min(self.len);
         (
@@ -134,8 +132,8 @@ impl<'t> Span<'t> {
         unsafe { core::ptr::copy_nonoverlapping(src.as_ptr(), self.addr as usize as *mut u8, n) }
     }
 
-    /// Copies octets in so that the last one becomes visible after all others:
-    /// programs wait for an RDMA Write by looking at its last octet.
+    /// Copies octets in so that the last one becomes visible after all others, because programs wait for an RDMA Write by
+    /// looking at its last octet.
     #[inline]
     pub fn write_last_octet_last(&self, src: &[u8]) {
         let n = src.len().min(self.len as usize);
@@ -158,7 +156,7 @@ impl<'t> Span<'t> {
         })
     }
 
-    /// The aligned 64-bit word, for atomics; `None` if it is not 8 octets or not aligned.
+    /// Returns the aligned 64-bit word, for atomics; `None` if it has not 8 octets or is not aligned.
     pub fn word(&self) -> Option<Word<'t>> {
         (self.len == 8 && self.addr.is_multiple_of(8)).then_some(Word {
             addr: self.addr,
@@ -185,12 +183,12 @@ impl Word<'_> {
     //# accesses by other RDMAP Streams on the same RNIC.
     //= rfc7306 section 5.4
     //# Atomicity guarantees MUST be provided within the scope of a single RNIC.
-    /// Replaces the word by `f` of it, atomically with respect to every processor, and returns the old value.
+    /// Replaces the word by the result of `f`, atomically with respect to every processor, and returns the old value.
     pub fn update(&self, mut f: impl FnMut(u64) -> u64) -> u64 {
         // SAFETY: eight valid, aligned octets, only touched atomically here.
         let word = unsafe { AtomicU64::from_ptr(self.addr as usize as *mut u64) };
         let mut old = word.load(Ordering::Relaxed);
-        // Bounded: a failed exchange means that another processor made progress.
+        // The loop ends: a failed exchange means that another processor made progress.
         while let Err(now) =
             word.compare_exchange_weak(old, f(old), Ordering::AcqRel, Ordering::Relaxed)
         {

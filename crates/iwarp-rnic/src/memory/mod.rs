@@ -1,8 +1,8 @@
 //! Registered memory: the STag table (RFC 5040 section 2, RFC 5041 section 7, RFC 5042 section 6).
 //!
-//! An STag is a 24-bit index and an 8-bit key. Indexes are drawn at random, so that a
-//! peer that was not told an STag has to guess it, and a wrong guess ends its stream.
-//! The low bits of an index name the slot, which makes look-up one load and one compare.
+//! An STag is a 24-bit index and an 8-bit key. Indexes are drawn at random, so a peer that was not told an STag has to
+//! guess it, and a wrong guess ends its stream. The low bits of an index are the slot, so that a look-up is one load and one
+//! compare.
 //!
 //! Regions, fast-registration regions and windows live in the same table. Look-ups take
 //! `&self`; invalidation is one atomic flag, so the receive path can do it too.
@@ -34,7 +34,7 @@ pub enum AccessError {
 /// Why a registration, a bind or an invalidation is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryError {
-    /// The table has its most entries (ENOMEM).
+    /// The table has its maximum of entries (ENOMEM).
     TableFull,
     /// No memory for the table (ENOMEM).
     OutOfMemory,

@@ -11,7 +11,7 @@ use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 const INDEX_MASK: u32 = 0x00ff_ffff;
 const SLOTS_MIN: usize = 64;
 
-/// What an entry is.
+/// The kind of an entry.
 #[derive(Debug)]
 pub(super) enum Kind {
     /// An ordinary region.
@@ -21,16 +21,16 @@ pub(super) enum Kind {
     /// A memory window.
     Window {
         ty: WindowType,
-        /// Region that it is bound to.
+        /// The region that it is bound to.
         parent: Option<u32>,
-        /// Type 2 windows serve one queue pair once bound.
+        /// The queue pair that it serves. A type 2 window serves one once it is bound.
         qp: Option<u32>,
     },
 }
 
 #[derive(Debug)]
 pub(super) struct Entry {
-    /// 24 bits.
+    /// The index, 24 bits.
     pub(super) index: u32,
     pub(super) key: AtomicU8,
     pub(super) valid: AtomicBool,
@@ -74,8 +74,8 @@ pub struct RegionInfo {
 
 /// All regions and windows of one device.
 ///
-/// Registering takes `&mut self`, looking up `&self`: a runtime puts a readers-writer
-/// lock around it, and deregistration then waits for accesses in progress by itself.
+/// Registering takes `&mut self`, looking up `&self`. A runtime puts a readers-writer lock around it; deregistration then
+/// waits for accesses in progress.
 #[derive(Debug, Default)]
 pub struct MemoryTable {
     slots: Vec<Option<Entry>>,
@@ -87,7 +87,7 @@ pub struct MemoryTable {
 }
 
 impl MemoryTable {
-    /// An empty table.
+    /// Makes an empty table.
     pub const fn new() -> Self {
         Self {
             slots: Vec::new(),
@@ -105,17 +105,17 @@ impl MemoryTable {
         self.skip_bounds = true;
     }
 
-    /// Regions and windows in it.
+    /// Returns how many regions and windows are in it.
     pub const fn len(&self) -> usize {
         self.used
     }
 
-    /// Octets of memory that regions were registered with; what two of them share counts twice.
+    /// Returns how many octets all regions have. Memory that two regions share counts twice.
     pub const fn octets(&self) -> u64 {
         self.octets
     }
 
-    /// Nothing registered.
+    /// Returns `true` if nothing is registered.
     pub const fn is_empty(&self) -> bool {
         self.used == 0
     }
@@ -148,7 +148,7 @@ impl MemoryTable {
             .try_reserve_exact(size)
             .map_err(|_| MemoryError::OutOfMemory)?;
         slots.resize_with(size, || None);
-        // Two entries never meet: they differ in the low bits that named their old slots.
+        // Two entries never collide: the low bits that were their old slots differ.
         for entry in self.slots.drain(..).flatten() {
             let slot = entry.index as usize & (size - 1);
             if let Some(s) = slots.get_mut(slot) {
@@ -164,7 +164,7 @@ impl MemoryTable {
         if self.used >= MAX_MR as usize {
             return Err(MemoryError::TableFull);
         }
-        // At most half full, so that a free slot is near every random one.
+        // The table is at most half full, so that a free slot is near every random one.
         if (self.used + 1).saturating_mul(2) > self.slots.len() {
             self.grow()?;
         }
@@ -172,7 +172,7 @@ impl MemoryTable {
         let mut index = random >> 8 & INDEX_MASK;
         for _ in 0..self.slots.len() {
             let slot = index as usize & mask;
-            // Index zero is left out: STag 0 means "none" to many programs.
+            // Index zero is left out, because STag 0 means "none" to many programs.
             if index != 0 && self.slots.get(slot).is_some_and(Option::is_none) {
                 entry.index = index;
                 entry.key = AtomicU8::new(random as u8);
@@ -184,7 +184,7 @@ impl MemoryTable {
                 }
                 return Ok(stag);
             }
-            // Step the slot bits only; the upper bits keep their randomness.
+            // Advance the slot bits only; the upper bits stay random.
             index = index & !(mask as u32) | index.wrapping_add(1) & mask as u32;
             index &= INDEX_MASK;
             if index == 0 {
@@ -319,11 +319,11 @@ impl MemoryTable {
         Ok(())
     }
 
-    /// Changes rights, protection domain or memory of a region; each `None` stays as it is.
+    /// Changes rights, protection domain or memory of a region; each `None` stays as it is. Returns the new STag and the range
+    /// that was replaced.
     ///
-    /// The index stays. New memory gets a new key, so that STags that were given out stop working; with the same memory they
-    /// stay valid, as programs expect that give out a key, and change rights later.
-    /// Returns the new STag and the range that was replaced.
+    /// The index stays. New memory gets a new key, so that STags that a peer knows stop working. With the same memory the STag
+    /// stays valid, because programs tell a peer the key first and change rights later.
     pub fn reregister(
         &mut self,
         stag: u32,
@@ -401,7 +401,7 @@ impl MemoryTable {
         entry
     }
 
-    /// Facts about an entry, valid or not, looked up by index.
+    /// Looks up an entry by index, valid or not.
     pub fn info(&self, stag: u32) -> Option<RegionInfo> {
         let e = self.entry(stag)?;
         Some(RegionInfo {
@@ -513,7 +513,7 @@ impl MemoryTable {
         host.span(at, len).ok_or(AccessError::BaseOrBounds)
     }
 
-    /// Is the whole range reachable? As [`check`](Self::check), for ranges above 4 GiB or of zero length too.
+    /// Returns `true` if the whole range can be reached. As [`check`](Self::check), also for ranges above 4 GiB or of zero length.
     pub fn covers(
         &self,
         stag: u32,
@@ -538,10 +538,10 @@ impl MemoryTable {
             .map(|_| ())
     }
 
-    /// Invalidates on behalf of a peer (`remote`) or of a local work request.
+    /// Invalidates an STag for a peer (`remote`) or for a local work request.
     ///
-    /// Only fast-registration regions and type 2 windows can be invalidated: an ordinary
-    /// region is the program's to deregister (RFC 5042 section 6.2: a peer must not end more than it was given).
+    /// Only fast-registration regions and type 2 windows can be invalidated. Only the program ends an ordinary region, because a
+    /// peer must not end more than it was given (RFC 5042 section 6.2).
     pub fn invalidate(&self, stag: u32, who: Accessor, remote: bool) -> Result<(), AccessError> {
         let entry = self.entry(stag).ok_or(AccessError::InvalidStag)?;
         if entry.key.load(Ordering::Relaxed) != stag as u8 || !entry.valid.load(Ordering::Acquire) {
@@ -594,7 +594,7 @@ impl MemoryTable {
     }
 }
 
-/// On whose behalf memory is accessed.
+/// The queue pair for which memory is accessed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Accessor {
     /// Protection domain of the queue pair.

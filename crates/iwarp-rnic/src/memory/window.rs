@@ -6,7 +6,7 @@ use super::table::{Accessor, Entry, Kind, MemoryTable};
 use crate::{Access, Bind};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
-/// Who may rebind a window, and who may use it.
+/// The type of a window: how it is bound, and which queue pairs may use it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WindowType {
     /// Bound by the bind verb; serves every queue pair of its protection domain.
@@ -58,8 +58,8 @@ impl MemoryTable {
     //# between a STag and a specific DDP Stream.
     /// Carries out a bind for a queue pair.
     ///
-    /// A type 2 window has to be invalid, and is then tied to the queue pair; a type 1 window
-    /// is rebound at will, and a length of zero unbinds it.
+    /// A type 2 window has to be invalid, and afterwards serves this queue pair only. A type 1 window can be bound again at
+    /// any time; a length of zero unbinds it.
     pub fn bind(&mut self, wr: &Bind, who: Accessor) -> Result<(), MemoryError> {
         let window = self.entry(wr.mw_stag).ok_or(MemoryError::NoSuchStag)?;
         let Kind::Window { ty, .. } = window.kind else {
@@ -68,7 +68,7 @@ impl MemoryTable {
         if window.pd != who.pd {
             return Err(MemoryError::WrongProtectionDomain);
         }
-        // The key of `mw_stag` may be that of a bind that was flushed.
+        // The key in `mw_stag` may be that of a bind that was flushed.
         if window.index != wr.new_stag >> 8 {
             return Err(MemoryError::NoSuchStag);
         }
@@ -125,7 +125,7 @@ impl MemoryTable {
         if !region.access.contains(Access::MW_BIND) || region.access.contains(Access::ZERO_BASED) {
             return Err(MemoryError::NotBindable);
         }
-        // A window that may write needs a region that the local side may write.
+        // A window with a right to write needs a region that the local side may write.
         if wr
             .access
             .intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)

@@ -1,11 +1,11 @@
 //! Completion when the peer has the data, instead of when the stream has taken it.
 //!
-//! Programs that connect queue pairs by GID and number were written for InfiniBand, where a Send or Write completes when
-//! the responder has acknowledged it: they look at the peer's memory as soon as their Write is complete, and expect its
-//! error status if the peer refuses it. iWARP has no acknowledgement, but RFC 5040 section 5.5 orders placement: the
+//! Programs that connect queue pairs by GID and number were written for InfiniBand. There a Send or Write completes when the
+//! responder has acknowledged it, so these programs look at the peer's memory as soon as their Write is complete, and expect
+//! an error status if the peer refuses it. iWARP has no acknowledgement, but RFC 5040 section 5.5 orders placement: the
 //! answer to an RDMA Read tells that everything sent before the request is placed. So a queue pair in this mode sends a
 //! zero-length RDMA Read, a *probe*, behind its Sends and Writes, and completes them when any later Read is answered.
-//! The peer needs to know nothing about it.
+//! The peer needs no support for this.
 
 use super::plan::TxPlan;
 use super::segment::Wire;
@@ -17,38 +17,38 @@ use crate::{Cqe, SendOp};
 use iwarp_proto::ddp::{Header, Stag};
 use iwarp_proto::rdmap::{Opcode, Terminate, TerminateCode};
 
-/// Requests that may be sent before a probe follows although there are more to send.
+/// Requests that may be sent before a probe follows, even if there are more to send.
 const BURST: u32 = 16;
 
-/// What is known about requests that were sent and not acknowledged.
+/// The state of requests that were sent and not acknowledged.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Acknowledge {
-    /// The mode is on.
+    /// Is the mode on?
     pub(super) on: bool,
-    /// The program knows of no connection.
+    /// Is there no connection as far as the program knows?
     connectionless: bool,
-    /// Requests since the last one whose answer would acknowledge them.
+    /// Requests since the last one whose answer acknowledges them.
     unasked: u32,
-    /// A probe is on its way. One at a time: its successor covers all that was sent meanwhile.
+    /// A probe is on its way. There is one at a time: the next one covers all that was sent meanwhile.
     probing: bool,
     /// The last request that the stream has taken.
     written: Option<u32>,
 }
 
 impl Acknowledge {
-    /// A new stream, or none.
+    /// A stream begins or is gone.
     pub(super) const fn reset(&mut self) {
         self.unasked = 0;
         self.probing = false;
         self.written = None;
     }
 
-    /// A Send or Write is in the plan.
+    /// A Send or Write was put into the plan.
     pub(super) const fn sent(&mut self) {
         self.unasked = self.unasked.saturating_add(1);
     }
 
-    /// A request is in the plan whose answer acknowledges what was sent before.
+    /// A request was put into the plan whose answer acknowledges what was sent before.
     pub(super) const fn asked(&mut self) {
         self.unasked = 0;
     }
@@ -58,32 +58,32 @@ impl Acknowledge {
         self.written = Some(seq);
     }
 
-    /// A probe is as good as a pause.
+    /// Returns `true` after `BURST` requests without a probe, so that a program that never pauses still gets completions.
     pub(super) const fn is_impatient(&self) -> bool {
         self.unasked >= BURST
     }
 }
 
 impl QueuePair {
-    /// From now on Sends and Writes complete when the peer has placed them, and with the peer's error status if it refuses
-    /// them. Costs a zero-length RDMA Read for each burst of them.
+    /// Lets Sends and Writes complete when the peer has placed them, from now on, and with the peer's error status if it refuses
+    /// them. This costs a zero-length RDMA Read for each burst of them.
     pub const fn complete_when_placed(&mut self) {
         self.acknowledge.on = true;
     }
 
-    /// Whether there is no connection as far as the program knows, only a peer that has a number.
+    /// Returns `true` if the program knows of no connection, only of a peer that has a number.
     pub const fn is_connectionless(&self) -> bool {
         self.acknowledge.connectionless
     }
 
-    /// From now on there is no connection as far as the program knows: [`is_connectionless`](Self::is_connectionless).
+    /// Hides the connection from the program from now on; see [`is_connectionless`](Self::is_connectionless).
     pub const fn hide_connection(&mut self) {
         self.acknowledge.connectionless = true;
     }
 
-    /// The stream has ended. True if that is nothing to tell: there is no connection, and nothing is cut off. `complete`
-    /// tells that the peer's TCP has all that was sent. The caller keeps the queue pair as it is, and lets it fail when
-    /// a request has waited for long enough.
+    /// Handles the end of the stream. Returns `true` if the program must not see a disconnect: the queue pair was connected by
+    /// number, and no message was cut off. The caller then keeps the queue pair as it is, and lets it fail when a request has
+    /// waited for long enough. `complete` means that the peer's TCP has all that was sent.
     pub fn peer_left<H: Host>(&mut self, buffer: &RxBuffer, complete: bool, host: &mut H) -> bool {
         let kept = self.acknowledge.connectionless
             && self.state != State::Error
@@ -95,7 +95,7 @@ impl QueuePair {
         kept
     }
 
-    /// Should a probe be sent, and may it?
+    /// Returns `true` if a probe is due and may be sent.
     #[inline]
     pub(super) fn wants_probe(&self) -> bool {
         let a = &self.acknowledge;
@@ -103,19 +103,19 @@ impl QueuePair {
             && !a.probing
             && matches!(self.state, State::Rts | State::Sqd)
             && !self.tx.rtr_pending()
-            // It takes one of the peer's places for Reads. Zero-length ones are served even if none was granted.
+            // A probe takes one of the peer's places for Reads. Peers serve zero-length Reads even if they granted none.
             && self.sq.awaited.len() + u32::from(self.rx.rtr_response_due)
                 < u32::from(self.sq.ord()).max(1)
     }
 
-    /// A zero-length Read whose answer tells that all before it is placed.
+    /// Writes a probe into the plan: a zero-length Read.
     pub(super) fn emit_probe(&mut self, plan: &mut TxPlan, w: &Wire<'_>) {
         let sink_stag = self.next_sink();
         let msn = self.emit_empty_read(Stag(sink_stag), plan, w);
         self.probed(sink_stag, msn);
     }
 
-    /// A probe with this message sequence number is in the plan.
+    /// The probe with this message sequence number was put into the plan.
     fn probed(&mut self, sink_stag: u32, msn: u32) {
         let Some(seq) = self.sq.last_started() else {
             return;
@@ -133,7 +133,7 @@ impl QueuePair {
         }
     }
 
-    /// An answer has come: everything up to its request is placed at the peer.
+    /// An answer has come: the peer has placed everything up to its request.
     pub(super) fn acknowledged<H: Host>(&mut self, awaited: &Awaited, host: &mut H) {
         if awaited.probe {
             self.acknowledge.probing = false;
@@ -141,14 +141,14 @@ impl QueuePair {
         self.complete_through(awaited.seq, host);
     }
 
-    /// The stream has come to an orderly end, so the peer's TCP has what ours has taken. That is as much as is known on
-    /// other queue pairs, too.
+    /// Handles an orderly end of the stream: the peer's TCP has what ours has taken. Other queue pairs complete requests on the
+    /// same knowledge.
     pub(super) fn end_acknowledging<H: Host>(&mut self, host: &mut H) {
         if let Some(seq) = self.acknowledge.written.take()
             && self.acknowledge.on
         {
             let end = self.first_unanswered().map_or(seq, |read| {
-                // What waits for an answer of its own has not got it.
+                // Reads and atomics have not got their answer.
                 if read.wrapping_sub(seq) as i32 > 0 {
                     seq
                 } else {
@@ -159,7 +159,7 @@ impl QueuePair {
         }
     }
 
-    /// Completes the requests before `seq` that need no answer of their own: the peer has processed them in order.
+    /// Completes the requests before `seq` that need no answer of their own, because the peer has processed them in order.
     pub(super) fn complete_before<H: Host>(&mut self, seq: u32, host: &mut H) {
         if !self.acknowledge.on {
             return;
@@ -171,7 +171,7 @@ impl QueuePair {
         self.complete_through(end.wrapping_sub(1), host);
     }
 
-    /// The oldest RDMA Read or atomic of the program that waits for its answer.
+    /// Returns the program's oldest RDMA Read or atomic that waits for its answer.
     fn first_unanswered(&self) -> Option<u32> {
         let awaited = &self.sq.awaited;
         (0..awaited.len())
@@ -189,7 +189,7 @@ impl QueuePair {
         });
     }
 
-    /// The Send or Write that a Terminate is about. Without a header, the oldest one.
+    /// Finds the Send or Write that a Terminate is about; without a header in it, the oldest one.
     pub(super) fn refused_request(&self, terminate: &Terminate) -> Option<u32> {
         if !self.acknowledge.on {
             return None;
@@ -216,7 +216,7 @@ impl QueuePair {
                         _ => messages(&slot.op),
                     })
                     .sum();
-                // The sequence number that follows the last one sent is known, so count back from it.
+                // The sequence number after the last one sent is known, so count back from it.
                 let next = self.tx.msn.first().copied().unwrap_or(1);
                 let mut left = h.msn.wrapping_sub(next.wrapping_sub(total));
                 for (seq, slot) in started() {
@@ -238,7 +238,7 @@ impl QueuePair {
     }
 }
 
-/// Messages on queue 0 that a request sends.
+/// Returns how many messages on queue 0 a request sends.
 const fn messages(op: &SendOp) -> u32 {
     match op {
         SendOp::Send | SendOp::SendInv(_) | SendOp::WriteImm { .. } => 1,
@@ -247,7 +247,7 @@ const fn messages(op: &SendOp) -> u32 {
     }
 }
 
-/// Those that it has sent before `stage`.
+/// Returns how many of them it has sent before `stage`.
 const fn messages_before(op: &SendOp, stage: Stage) -> u32 {
     match (op, stage) {
         (SendOp::SendImm(_), Stage::Body) => 1,

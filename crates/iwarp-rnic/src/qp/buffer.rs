@@ -1,4 +1,4 @@
-//! Staging for octets that have come from the stream and are not consumed yet.
+//! Staging: a buffer for octets that have come from the stream and are not processed yet.
 
 use crate::AllocError;
 use crate::limits::{RX_READ_MAX, RX_STAGING};
@@ -7,13 +7,14 @@ use crate::util::filled;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-/// Staging. Between FPDUs it is empty and serves any queue pair; one with a part of an FPDU in it belongs to its queue pair.
+/// A staging buffer. Between FPDUs it is empty and may serve any queue pair. With a part of an FPDU in it, it belongs to
+/// that FPDU's queue pair.
 #[derive(Debug)]
 pub struct RxBuffer {
     data: Vec<u8>,
     start: usize,
     end: usize,
-    /// Room for one ULPDU without its markers; allocated when first needed.
+    /// Room for one ULPDU without its markers, allocated at first use.
     pub(super) unmarked: Vec<u8>,
 }
 
@@ -38,7 +39,7 @@ impl RxBuffer {
         self.end.wrapping_sub(self.start)
     }
 
-    /// Forgets what is in it.
+    /// Drops its contents.
     pub const fn clear(&mut self) {
         self.start = 0;
         self.end = 0;
@@ -50,7 +51,7 @@ impl RxBuffer {
         self.data.get(self.start..self.end).unwrap_or(&[])
     }
 
-    /// Octets and the room for an unmarked ULPDU, both at once.
+    /// Returns the octets and the room for an unmarked ULPDU together.
     pub(super) fn octets_and_unmarked(&mut self) -> (&[u8], &mut Vec<u8>) {
         (
             self.data.get(self.start..self.end).unwrap_or(&[]),
@@ -67,12 +68,12 @@ impl RxBuffer {
         }
     }
 
-    /// `n` octets were read into [`room`](Self::room).
+    /// Notes that `n` octets were read into [`room`](Self::room).
     pub(super) fn filled(&mut self, n: usize) {
         self.end = self.end.saturating_add(n).min(self.data.len());
     }
 
-    /// Where the next octets may be read to, at most `most`.
+    /// Returns where the next octets may be read to, at most `most`.
     pub(super) fn room(&mut self, most: usize) -> &mut [u8] {
         let most = most.min(RX_READ_MAX);
         // A part of an FPDU moves to the front when the space behind it runs out.
@@ -89,21 +90,21 @@ impl RxBuffer {
 /// Where the next octets of a stream should be read to, in order.
 #[derive(Debug)]
 pub struct RxPlan {
-    /// Registered memory first, staging last. Valid while the STag table is borrowed and neither queue pair nor buffer changes.
+    /// Registered memory comes first, staging last. Valid while the STag table is borrowed and neither queue pair nor buffer changes.
     pub runs: Vec<IoRun>,
-    /// How many octets of them are registered memory.
+    /// How many octets of them are in registered memory.
     pub(super) direct: usize,
 }
 
 impl RxPlan {
-    /// An empty plan for up to `runs` runs.
+    /// Makes an empty plan for up to `runs` runs.
     pub fn new(runs: usize) -> Result<Self, AllocError> {
         let mut v = Vec::new();
         v.try_reserve_exact(runs).map_err(|_| AllocError)?;
         Ok(Self { runs: v, direct: 0 })
     }
 
-    /// Plans nothing: for octets that wait in the buffer.
+    /// A plan for nothing: for processing octets that wait in the buffer.
     pub fn clear(&mut self) {
         self.runs.clear();
         self.direct = 0;

@@ -1,8 +1,9 @@
-//! Runs of small messages, out and in, without the detours that larger or rarer ones take.
+//! The short path: runs of small messages, sent and received without the general code.
 //!
-//! Both functions do exactly what the general paths (`tx` and `message`, `rx` and `deliver`) would do with the same
-//! messages, and stop at the first one that they do not know: an operation that is not a Send, Write or Read (`burst_reads`), a message of more than one
-//! element, a segment that is better sent from where its payload lies, an error of any kind. The general path takes it from there. A test compares the two.
+//! Each function does exactly what the general paths (`tx` and `message`, `rx` and `deliver`) would do with the same
+//! messages. It stops at the first message that it does not handle, and the general path goes on there. Such messages are:
+//! an operation other than Send, Write or Read (`burst_reads`), a message of more than one element, a segment that is better
+//! sent from where its payload lies, and each error. A test compares the two paths octet for octet.
 
 use super::buffer::RxBuffer;
 use super::plan::{Milestone, TxPlan};
@@ -20,7 +21,7 @@ use iwarp_proto::mpa::framing::{CRC_LEN, MPA_LEN_FIELD, fpdu_len};
 use iwarp_proto::rdmap::Opcode;
 
 impl QueuePair {
-    /// May the next messages be taken by [`send_burst`](Self::send_burst)?
+    /// Returns `true` if [`send_burst`](Self::send_burst) may be tried with the next messages.
     #[inline]
     fn sends_bursts(&self, w: &Wire<'_>) -> bool {
         let known = match self.tx.job {
@@ -44,9 +45,9 @@ impl QueuePair {
             && !self.is_plodding()
     }
 
-    /// Puts the next segments into the plan as long as they are small ones of Sends and Writes.
+    /// Puts the next segments into the plan, as long as they are small segments of Sends and Writes.
     ///
-    /// The caller has seen that FPDUs may be sent and that no Terminate waits.
+    /// The caller has checked that FPDUs may be sent and that no Terminate waits.
     pub(super) fn send_burst(&mut self, plan: &mut TxPlan, w: &Wire<'_>) {
         if !self.sends_bursts(w) {
             return;
@@ -70,7 +71,7 @@ impl QueuePair {
         }
     }
 
-    /// Messages of one segment each.
+    /// Sends messages of one segment each.
     #[inline]
     fn send_small(&mut self, plan: &mut TxPlan, w: &Wire<'_>) {
         let room = u32::from(self.tx.mulpdu).saturating_sub(UNTAGGED_HEADER_LEN as u32);
@@ -80,7 +81,7 @@ impl QueuePair {
             && let Some((seq, slot, place)) = self.sq.next_with_place()
         {
             let waits = slot.flags.contains(SendFlags::FENCE) && !self.sq.awaited.is_empty();
-            // Zero-length messages have rules of their own.
+            // Zero-length messages have other rules.
             if waits || slot.len == 0 || slot.len > len_max || slot.num_sge > 1 {
                 break;
             }
@@ -125,8 +126,8 @@ impl QueuePair {
         self.counters.tx_payload = self.counters.tx_payload.wrapping_add(payload);
     }
 
-    /// Segments of one message from memory, until it ends or the plan is full. `None`: there is no such message, or it is
-    /// not for here. The caller has seen that there is room for one.
+    /// Sends segments of one message from memory, until it ends or the plan is full. Returns `None` if there is no message that
+    /// this path handles. The caller has checked that there is room for one segment.
     fn send_segments(&mut self, plan: &mut TxPlan, w: &Wire<'_>) -> Option<()> {
         let (seq, slot, place, mut off) = match self.tx.job {
             Some(Job::Request { seq, off, .. }) => {
@@ -152,7 +153,7 @@ impl QueuePair {
         }
         let sge = self.sq.sge_at(place).filter(|sge| sge.len == slot.len)?;
         let addr = sge.addr.wrapping_add(u64::from(off));
-        // All of what is left, so that a message that cannot be sent is not begun.
+        // All of the rest is checked first, so that a message that cannot be sent is not begun.
         let span = w
             .memory
             .check(sge.lkey, addr, slot.len - off, NO_MEMORY, w.who);
@@ -192,9 +193,9 @@ impl QueuePair {
         Some(())
     }
 
-    /// Takes what the buffer begins with as long as it is whole FPDUs of RDMA Writes, Reads, and Sends of one segment.
+    /// Processes whole FPDUs at the start of the buffer, as long as they are RDMA Writes, Reads, or Sends of one segment.
     ///
-    /// The caller has seen that the stream is in full operation and without markers, and that no FPDU is being read directly.
+    /// The caller has checked that the stream is in full operation and without markers, and that no FPDU is being read directly.
     pub(super) fn receive_burst<H: Host>(&mut self, buffer: &mut RxBuffer, env: &mut Env<'_, H>) {
         if !self.rx.seen_fpdu || self.is_plodding() {
             return;
@@ -242,7 +243,7 @@ impl QueuePair {
         }
     }
 
-    /// One segment of an RDMA Write. `None`: nothing was done.
+    /// Processes one segment of an RDMA Write. Returns `None` if nothing was done.
     #[inline]
     fn place_write<H>(&mut self, ulpdu: &[u8], env: &Env<'_, H>) -> Option<()> {
         let (header, payload) = ulpdu.split_at_checked(TAGGED_HEADER_LEN)?;
@@ -268,7 +269,7 @@ impl QueuePair {
         Some(())
     }
 
-    /// A whole Send. `None`: nothing was done, but a receive may have been taken for it.
+    /// Processes a whole Send. Returns `None` if nothing was placed; a receive may have been taken for it.
     #[inline]
     fn take_send<H: Host>(&mut self, ulpdu: &[u8], env: &mut Env<'_, H>) -> Option<()> {
         let (header, payload) = ulpdu.split_at_checked(UNTAGGED_HEADER_LEN)?;
@@ -281,7 +282,7 @@ impl QueuePair {
             && !self.rx.taking
             && !self.rx.rtr_send_expected
             && self.rx.immediate.is_none();
-        // The general path sees that one is taken already.
+        // The general path finds the receive that was taken.
         if !expected || !self.take_receive(env.host) || u64::from(len) > self.rx.taken.len {
             return None;
         }
@@ -302,7 +303,7 @@ impl QueuePair {
         Some(())
     }
 
-    /// Do the general paths do everything? Tests compare.
+    /// Returns `true` if the short path is off, for tests that compare the two.
     #[inline]
     pub(super) const fn is_plodding(&self) -> bool {
         #[cfg(test)]
@@ -312,7 +313,7 @@ impl QueuePair {
     }
 }
 
-/// What the short way takes, by the first two octets of a segment.
+/// The messages that the short path takes, by the first two octets of a segment.
 #[derive(Clone, Copy)]
 enum Kind {
     Write,
@@ -344,14 +345,14 @@ impl Kind {
     }
 }
 
-/// One FPDU of a burst.
+/// One FPDU of a run.
 pub(super) struct Frame<'a> {
     pub(super) header: &'a Header,
     /// Payload.
     pub(super) len: u32,
-    /// What happens when it is written.
+    /// The event after it is written.
     pub(super) what: Option<Milestone>,
-    /// Octets in a TCP segment, if they matter.
+    /// Octets in a TCP segment, if FPDUs are aligned with segments.
     pub(super) segment: Option<u32>,
 }
 
@@ -374,7 +375,7 @@ impl Frame<'_> {
     }
 }
 
-/// The header of the segment of a Send or Write that begins `off` octets into it; `None` for others.
+/// Returns the header of the segment that begins `off` octets into a Send or Write; `None` for other requests.
 #[inline]
 fn header(slot: &Slot, msn: u32, off: u32, last: bool) -> Option<Header> {
     match slot.op {

@@ -1,7 +1,7 @@
-//! Runs of RDMA Reads, asked for and answered, without the detours of the general paths (RFC 5040 section 5.2).
+//! The short path for RDMA Reads: runs of requests and of answers, without the general code (RFC 5040 section 5.2).
 //!
-//! As in `burst`: each function does what `message`, `control` and `deliver` would do with the same messages, and leaves
-//! to them what it does not know. Zero-length Reads, atomics, scattered sinks and all errors are such.
+//! As in `burst`, each function does what `message`, `control` and `deliver` would do with the same messages. Zero-length
+//! Reads, atomics, scattered sinks and errors take the general path.
 
 use super::burst::Frame;
 use super::plan::{Milestone, TxPlan};
@@ -18,10 +18,10 @@ use iwarp_proto::ddp::{
 use iwarp_proto::rdmap::{Opcode, ReadRequest};
 
 impl QueuePair {
-    /// Puts the next Read Requests into the plan, up to the ORD. False: none.
+    /// Puts the next Read Requests into the plan, up to the ORD. Returns `false` if there was none.
     #[inline]
     pub(super) fn send_reads(&mut self, plan: &mut TxPlan, w: &Wire<'_>) -> bool {
-        // The RTR message by Read is one of those that the peer has to answer.
+        // An RTR message by Read also waits for an answer of the peer.
         let ord = u32::from(self.sq.ord()).saturating_sub(u32::from(self.rx.rtr_response_due));
         let mut frames = 0u64;
         while plan.has_room(SMALL_FRAME)
@@ -69,7 +69,7 @@ impl QueuePair {
             frame.append(plan, w, |out| {
                 request.emit(out);
             });
-            // There is room: it was compared with the ORD.
+            // There is room: the number was compared with the ORD.
             let awaited = Awaited::read(seq, sink_stag, len, msn);
             let _ = self.sq.awaited.push(awaited);
             self.sq.advance();
@@ -79,9 +79,9 @@ impl QueuePair {
         frames > 0
     }
 
-    /// Puts the answers that are due into the plan as long as they are small ones to Reads.
+    /// Puts the answers that are due into the plan, as long as they are small answers to Reads.
     ///
-    /// The caller has seen that FPDUs may be sent and that no Terminate waits.
+    /// The caller has checked that FPDUs may be sent and that no Terminate waits.
     pub(super) fn respond_burst(&mut self, plan: &mut TxPlan, w: &Wire<'_>) {
         if self.responses.is_empty()
             || self.tx.job.is_some()
@@ -143,7 +143,7 @@ impl QueuePair {
         self.counters.tx_payload = self.counters.tx_payload.wrapping_add(payload);
     }
 
-    /// A Read Request of the peer. `None`: nothing was done.
+    /// Processes a Read Request of the peer. Returns `None` if nothing was done.
     #[inline(never)]
     pub(super) fn take_read_request<H>(&mut self, ulpdu: &[u8], env: &Env<'_, H>) -> Option<()> {
         let (header, body) = ulpdu.split_at_checked(UNTAGGED_HEADER_LEN)?;
@@ -164,14 +164,14 @@ impl QueuePair {
             .memory
             .check(r.source_stag.0, r.source_to, r.size, access, who);
         source.ok()?;
-        // False beyond the IRD, which is for the general path to punish.
+        // Returns `false` beyond the IRD; the general path then ends the stream.
         self.responses.push(Response::to(&r)).then_some(())?;
         self.counters.rx_requests = self.counters.rx_requests.wrapping_add(1);
         self.advance_msn(1);
         Some(())
     }
 
-    /// One segment of the answer to the Read that waits first. `None`: nothing was done.
+    /// Processes one segment of the answer to the oldest Read. Returns `None` if nothing was done.
     #[inline(never)]
     pub(super) fn place_response<H: Host>(
         &mut self,

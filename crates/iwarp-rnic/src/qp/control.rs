@@ -15,7 +15,7 @@ use iwarp_proto::rdmap::{
 };
 
 impl QueuePair {
-    /// Untagged messages that the RNIC itself consumes. All of them fit one segment.
+    /// Processes an untagged message that the RNIC itself consumes. Each of them fits one segment.
     pub(super) fn control<H: Host>(
         &mut self,
         header: &Header,
@@ -28,7 +28,7 @@ impl QueuePair {
         //# On a single RDMAP Stream, the RDMAP layer MUST guarantee placement of a
         //# single Terminate Message.
         if h.opcode == Opcode::TERMINATE {
-            // Whatever else is wrong with it: the stream is over, and a Terminate is not answered.
+            // Other mistakes in it do not matter: the stream is over, and a Terminate is not answered.
             let terminate = Terminate::parse(payload).map(|(t, _)| t);
             let unknown = Terminate::new(TerminateCode::RDMAP_OPERATION_UNSPECIFIED);
             self.terminated_by_peer(&terminate.unwrap_or(unknown), env.host);
@@ -111,7 +111,7 @@ impl QueuePair {
             }
             Opcode::IMMEDIATE | Opcode::IMMEDIATE_SE if payload.len() == Immediate::LEN => {
                 if self.rx.taking {
-                    // In the middle of a Send on the same queue.
+                    // It comes in the middle of a Send on the same queue.
                     return Err(RxFault::segment(
                         TerminateCode::DDP_UNTAGGED_INVALID_MSN,
                         header,
@@ -182,7 +182,7 @@ impl QueuePair {
         //# For inbound RDMA Read Requests, the RDMAP layer MUST NOT exceed
         //# the maximum number of outstanding, inbound RDMA Read Requests that
         //# were negotiated between the ULP and the Local Peer's RDMAP layer.
-        // Without any granted only the RTR message by Read is in order: it asks for nothing.
+        // If no Reads were granted, only the RTR message by Read is allowed, which reads nothing.
         let nothing = matches!(response, Response::Read { len: 0, .. });
         if self.responses.limit() == 0 && !nothing || !self.responses.push(response) {
             return Err(RxFault::segment(

@@ -1,5 +1,5 @@
-//! What a received segment means: the checks of RFC 5041 section 7.1 and RFC 5040 section 7.2,
-//! and the delivery of whole messages (RFC 5040 section 5, RFC 7306 sections 5 and 6).
+//! The meaning of received segments: the checks of RFC 5041 section 7.1 and RFC 5040 section 7.2, and the delivery of whole
+//! messages (RFC 5040 section 5, RFC 7306 sections 5 and 6).
 
 use super::fault::RxFault;
 use super::place::{Places, Target};
@@ -11,7 +11,7 @@ use iwarp_proto::ddp::{Header, TaggedHeader, UntaggedHeader};
 use iwarp_proto::rdmap::{Opcode, Terminate, TerminateCode};
 
 impl QueuePair {
-    /// Parses and checks a header. The first good one tells that the peer is in full operation.
+    /// Parses and checks a header. The first valid one tells that the peer is in full operation.
     #[inline]
     pub(super) fn parse_header(
         &mut self,
@@ -30,7 +30,7 @@ impl QueuePair {
         self.rx.seen_fpdu = true;
         //= rfc5044 section 7.1.2
         //# MPA Responder mode implementations MUST receive and validate at least one FPDU before sending any FPDUs or Markers.
-        // One that was told to speak first is open already.
+        // A responder that was told to speak first may send already.
         let responder = self.tx.stream.is_some_and(|stream| !stream.initiator);
         if self.tx.open_by_peer() || responder {
             self.events |= Events::ESTABLISHED;
@@ -51,7 +51,7 @@ impl QueuePair {
         env: &mut Env<'_, H>,
     ) -> Result<Step, RxFault> {
         if ulpdu.is_empty() && !self.rx.seen_fpdu && self.rx.rtr_send_expected {
-            // RFC 6581 section 9.2 speaks of a zero-length FULPDU: an FPDU without even a header will do.
+            // RFC 6581 section 9.2 speaks of a zero-length FULPDU; we also accept an FPDU without a header.
             self.rx.rtr_send_expected = false;
             self.first_fpdu();
             return Ok(Step::Again);
@@ -61,7 +61,7 @@ impl QueuePair {
         //# been validated.
         let ulpdu_len = ulpdu.len() as u16;
         if !self.rx.seen_fpdu {
-            // To MPA the FPDU is valid, whatever is in it.
+            // For MPA the FPDU is valid, whatever is in it.
             self.first_fpdu();
         }
         let header = self.parse_header(ulpdu, ulpdu.len())?;
@@ -91,7 +91,7 @@ impl QueuePair {
         Ok(Step::Again)
     }
 
-    /// Checks a segment that carries user payload and says where that goes; `None` if it has to wait for a receive.
+    /// Checks a segment that carries user payload, and returns where the payload goes; `None` if it has to wait for a receive.
     #[inline]
     pub(super) fn admit<H: Host>(
         &mut self,
@@ -126,7 +126,7 @@ impl QueuePair {
                 if payload > 0 && !self.remote.contains(Access::REMOTE_WRITE) {
                     return Err(self.placement_fault(AccessError::AccessDenied, header, ulpdu_len));
                 }
-                // Refuse before anything is placed, and whole segments only.
+                // Whole segments are refused, before anything is placed.
                 env.memory
                     .check(
                         h.stag.0,
@@ -159,7 +159,7 @@ impl QueuePair {
     ) -> Result<Target, RxFault> {
         let fault = |code| RxFault::segment(code, header, ulpdu_len).request(WcStatus::BadResponse);
         if self.rx.rtr_response_due {
-            // The answer to the RTR message: nothing, for nobody.
+            // The answer to the RTR message: it has no payload, and no request waits for it.
             return match payload == 0 && h.last {
                 true => Ok(Target::Receive { off: 0 }),
                 false => Err(fault(TerminateCode::RDMAP_UNEXPECTED_OPCODE)),
@@ -168,7 +168,7 @@ impl QueuePair {
         let Some(awaited) = self.sq.awaited.front().filter(|a| !a.atomic) else {
             return Err(fault(TerminateCode::RDMAP_UNEXPECTED_OPCODE));
         };
-        // A peer exists that echoes STag 0 for a zero-length read.
+        // Some peers return STag 0 for a zero-length Read.
         if awaited.sink_stag != h.stag.0 && awaited.len != 0 {
             return Err(fault(TerminateCode::DDP_TAGGED_INVALID_STAG));
         }
@@ -183,7 +183,7 @@ impl QueuePair {
         })
     }
 
-    /// Message sequence number of a queue: the next one only, since TCP keeps the order.
+    /// Checks the message sequence number of a queue: only the next one is valid, since TCP keeps the order.
     pub(super) fn check_msn(
         &self,
         header: &Header,
@@ -241,7 +241,7 @@ impl QueuePair {
                 && h.last
                 && h.opcode == Opcode::SEND
             {
-                // The RTR message is the RNIC's own and takes no receive (RFC 6581 section 9.2).
+                // The RTR message is consumed by the RNIC and takes no receive (RFC 6581 section 9.2).
                 return Ok(Some(Target::Receive { off: 0 }));
             }
             //= rfc5040 section 5.3
@@ -277,7 +277,7 @@ impl QueuePair {
         self.rx.taking
     }
 
-    /// The policy's time for a held Send is over: ends the stream as RFC 5041 section 7.1 has it.
+    /// Ends the stream as RFC 5041 section 7.1 has it, after the time that the policy gives a held Send.
     pub fn hold_expired<H: Host>(&mut self, host: &mut H) {
         if self.is_held() {
             let terminate = Terminate::new(TerminateCode::DDP_UNTAGGED_NO_BUFFER);
@@ -339,7 +339,7 @@ impl QueuePair {
         }
     }
 
-    /// The request that waited first is answered.
+    /// The answer to the oldest request is complete.
     pub(super) fn answered<H: Host>(&mut self, host: &mut H) {
         if let Some(awaited) = self.sq.awaited.pop() {
             self.counters.rx_messages = self.counters.rx_messages.wrapping_add(1);
@@ -361,7 +361,7 @@ impl QueuePair {
             } else {
                 self.complete_request(awaited.seq, host);
             }
-            // It may have been the last one that a drained send queue waited for.
+            // It may have been the last one for which a send queue that is being drained waited.
             self.note_drained();
         }
     }

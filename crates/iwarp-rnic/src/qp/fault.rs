@@ -1,4 +1,4 @@
-//! What goes wrong on a stream, who is to blame, and what the peer and the program are told
+//! Errors of a stream: which end is to blame, and what the peer and the program are told
 //! (RFC 5040 sections 4.8 and 7, RFC 5041 section 7, RFC 5044 section 8).
 
 use super::state::Closing;
@@ -10,10 +10,10 @@ use iwarp_proto::ddp::{Header, HeaderError};
 use iwarp_proto::mpa::framing::FramingError;
 use iwarp_proto::rdmap::{Opcode, ReadRequest, Terminate, TerminateCode};
 
-/// Who ended a stream.
+/// Which end ended a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Blame {
-    /// The peer broke the protocol or touched memory it may not; we sent a Terminate.
+    /// The peer broke the protocol or accessed memory without permission; we sent a Terminate.
     Peer,
     /// The peer sent a Terminate.
     PeerTerminated,
@@ -23,10 +23,10 @@ pub enum Blame {
     Transport,
 }
 
-/// Why a stream ended in error. The first reason stays.
+/// Why a stream ended in error. Only the first reason is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fault {
-    /// Whose fault.
+    /// The end that is to blame.
     pub blame: Blame,
     /// Code of the Terminate that was sent or received, or that describes the end best.
     pub code: TerminateCode,
@@ -94,7 +94,7 @@ impl PendingTerminate {
         self.pending
     }
 
-    /// Keeps the first one only.
+    /// Keeps the first Terminate only.
     fn set(&mut self, terminate: &Terminate) {
         //= rfc5040 section 7.1
         //# the first RDMA
@@ -114,7 +114,7 @@ impl PendingTerminate {
         (self.body, self.len as usize)
     }
 
-    /// Nothing will be sent any more.
+    /// Drops it: nothing will be sent any more.
     pub(super) const fn cancel(&mut self) {
         self.pending = false;
         self.used = true;
@@ -125,9 +125,9 @@ impl PendingTerminate {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RxFault {
     terminate: Terminate,
-    /// How the receive that is being filled ends.
+    /// The status of the receive that is being filled.
     receive: WcStatus,
-    /// How the request that waits first ends, if the fault is about its answer.
+    /// The status of the request that waits first, if the error is in its answer.
     request: Option<WcStatus>,
     event: Events,
     blame: Blame,
@@ -144,12 +144,12 @@ impl RxFault {
         }
     }
 
-    /// About nothing in particular.
+    /// An error that belongs to no segment.
     pub(super) const fn bare(terminate: Terminate) -> Self {
         Self::peer(terminate)
     }
 
-    /// About one segment.
+    /// An error of one segment.
     pub(super) const fn segment(code: TerminateCode, header: &Header, ulpdu_len: u16) -> Self {
         //= rfc5041 section 7.1
         //# The DDP layer SHOULD include in the error report the DDP Header, the
@@ -165,7 +165,7 @@ impl RxFault {
         Self::peer(Terminate::new(TerminateCode::MPA_CRC))
     }
 
-    /// A header that is wrong by itself.
+    /// A header that is invalid in itself.
     pub(super) fn header(error: &HeaderError, header: Option<Header>, ulpdu_len: u16) -> Self {
         let code = TerminateCode::from(error);
         Self::peer(match header {
@@ -174,7 +174,7 @@ impl RxFault {
         })
     }
 
-    /// Our own trouble.
+    /// An error of this end.
     pub(super) const fn local() -> Self {
         Self {
             blame: Blame::Local,
@@ -183,7 +183,7 @@ impl RxFault {
         }
     }
 
-    /// The receive that is being filled ends like this.
+    /// Sets the status of the receive that is being filled.
     pub(super) const fn receive(self, status: WcStatus) -> Self {
         Self {
             receive: status,
@@ -191,7 +191,7 @@ impl RxFault {
         }
     }
 
-    /// The request whose answer this is about ends like this.
+    /// Sets the status of the request whose answer has the error.
     pub(super) const fn request(self, status: WcStatus) -> Self {
         Self {
             request: Some(status),
@@ -229,7 +229,7 @@ pub(super) const fn rdmap_code(e: AccessError) -> TerminateCode {
     }
 }
 
-/// The code for a refused tagged segment (RFC 5041 section 7.2); rights are RDMAP's business.
+/// The code for a refused tagged segment (RFC 5041 section 7.2). Missing rights are an error of RDMAP.
 pub(super) const fn tagged_code(e: AccessError) -> TerminateCode {
     match e {
         AccessError::InvalidStag => TerminateCode::DDP_TAGGED_INVALID_STAG,
@@ -240,7 +240,7 @@ pub(super) const fn tagged_code(e: AccessError) -> TerminateCode {
     }
 }
 
-/// The status of the work request that a peer's Terminate is about.
+/// The completion status of the work request that a peer's Terminate is about.
 pub(super) const fn status_of(code: TerminateCode) -> WcStatus {
     match (code.layer, code.etype) {
         (0, 1) | (1, 1) => WcStatus::RemoteAccess,
@@ -248,7 +248,7 @@ pub(super) const fn status_of(code: TerminateCode) -> WcStatus {
         (0, 2) if code.code == TerminateCode::RDMAP_CATASTROPHIC_STREAM.code => {
             WcStatus::RemoteInvalidRequest
         }
-        // The peer could not go on for reasons of its own.
+        // The peer could not go on for a reason of its own.
         (0, 0 | 2) => WcStatus::RemoteOperation,
         _ => WcStatus::Fatal,
     }
@@ -271,7 +271,7 @@ impl QueuePair {
         RxFault::peer(Terminate::new(code))
     }
 
-    /// Placing a segment's payload was refused. Who is to blame depends on whose key it was.
+    /// The error if a segment's payload could not be placed. The owner of the key decides which end is to blame.
     pub(super) fn placement_fault(
         &self,
         e: AccessError,
@@ -313,7 +313,7 @@ impl QueuePair {
         //# before terminating the DDP Stream.
         self.tx.terminate.set(&fault.terminate);
         if !self.tx.is_open() {
-            // As responder nothing may be sent before a valid FPDU has come, not even this.
+            // A responder may send nothing before a valid FPDU has come, not even a Terminate.
             self.tx.terminate.cancel();
             self.tx.closing = Closing::Abort;
         }
@@ -328,8 +328,8 @@ impl QueuePair {
         self.enter_error(host);
     }
 
-    /// Ends the stream because one of our own requests cannot be carried out. That request gets
-    /// `status`, all others are flushed.
+    /// Ends the stream because one of our own requests cannot be carried out. That request gets `status`; all others are
+    /// flushed.
     pub(super) fn fail_request<H: Host>(&mut self, seq: u32, status: WcStatus, host: &mut H) {
         //= rfc5040 section 7.1
         //# For errors detected while creating RDMA Write, Send, Send with
@@ -366,7 +366,7 @@ impl QueuePair {
         });
     }
 
-    /// A region went away between a Read Request and its answer.
+    /// A region was deregistered between a Read Request and its answer.
     pub(super) fn fail_response<H: Host>(
         &mut self,
         e: AccessError,
@@ -385,7 +385,7 @@ impl QueuePair {
         self.enter_error(host);
     }
 
-    /// A Terminate has come.
+    /// Handles a Terminate of the peer.
     pub(super) fn terminated_by_peer<H: Host>(&mut self, terminate: &Terminate, host: &mut H) {
         //= rfc5040 section 5.4
         //# A Terminate Message MUST be Delivered to the Remote Peer's RDMAP layer.
@@ -398,7 +398,7 @@ impl QueuePair {
             code,
         });
         self.events |= Events::FATAL;
-        // No answer: one Terminate per stream is enough.
+        // It is not answered: there is one Terminate per stream.
         self.tx.terminate.cancel();
         let refused = self.request_meant_by(terminate);
         let refused = refused.or_else(|| self.refused_request(terminate));
@@ -417,7 +417,7 @@ impl QueuePair {
         self.enter_error(host);
     }
 
-    /// The send work request that a Terminate is about: one that waits for an answer.
+    /// Finds the send work request that a Terminate is about: one that waits for an answer.
     fn request_meant_by(&self, terminate: &Terminate) -> Option<u32> {
         let by_sink = terminate.read_request.map(|r| r.sink_stag.0);
         let by_msn = match terminate.ddp_header {
@@ -426,7 +426,7 @@ impl QueuePair {
         };
         let mut i = 0;
         while let Some(a) = self.sq.awaited.get(i) {
-            // The sink STag is ours and unique; some peers fill in a wrong sequence number.
+            // We made the sink STag for this Read alone. Some peers return a wrong sequence number, so look at the STag.
             let hit = match by_sink {
                 Some(sink) if !a.atomic => a.sink_stag == sink,
                 _ => by_msn == Some(a.msn),

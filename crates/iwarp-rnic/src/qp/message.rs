@@ -14,11 +14,11 @@ use iwarp_proto::ddp::{
 };
 use iwarp_proto::rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Immediate, Opcode, ReadRequest};
 
-/// Receivers exist that refuse STag 0 whatever the length, so zero-length messages carry 1.
+/// Some receivers refuse STag 0 whatever the length, so zero-length messages carry STag 1.
 const STAG_OF_NOTHING: Stag = Stag(1);
 
 impl QueuePair {
-    /// Emits the next FPDU of a job.
+    /// Emits the next FPDU of the message that is being sent.
     #[inline]
     pub(super) fn step<H: Host>(
         &mut self,
@@ -260,7 +260,7 @@ impl QueuePair {
         self.counters.tx_payload = self.counters.tx_payload.wrapping_add(payload as u64);
     }
 
-    /// May the local elements of a request be used like this, all of them?
+    /// Returns `true` if all local elements of a request may be used like this.
     fn check_local(&self, seq: u32, need: Access, w: &Wire<'_>) -> Result<(), WcStatus> {
         for sge in self.sq.sges(seq) {
             w.memory
@@ -287,7 +287,7 @@ impl QueuePair {
             msn,
             mo: 0,
         });
-        // Octets of our own: nothing about memory can fail.
+        // Inline octets are ours: no access to memory can fail.
         let _ = self.tx.emit(plan, &header, Payload::Bytes(body), w);
         self.count_fpdu(0);
         msn
@@ -308,7 +308,7 @@ impl QueuePair {
         self.emit_control(opcode, 0, &imm.octets(), plan, w);
     }
 
-    /// A sink STag for one read, never 0 or 1.
+    /// Makes a sink STag for one Read. It is never 0 or 1.
     pub(super) const fn next_sink(&mut self) -> u32 {
         let sink = self.tx.next_sink;
         self.tx.next_sink = if sink == u32::MAX {
@@ -363,7 +363,7 @@ impl QueuePair {
         //# The Local Peer MUST pass to the DDP layer RDMA Read Request Messages in
         //# the order they were submitted by the ULP.
         let msn = self.emit_control(Opcode::READ_REQUEST, 1, &body, plan, w);
-        // There is room: `startable` compared with the ORD.
+        // There is room: `startable` compared the number with the ORD.
         let awaited = Awaited::read(seq, sink_stag, len, msn);
         let _ = self.sq.awaited.push(awaited);
         self.acknowledge.asked();
@@ -442,7 +442,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// A zero-length Read Request; returns its message sequence number.
+    /// Emits a zero-length Read Request, and returns its message sequence number.
     pub(super) fn emit_empty_read(
         &mut self,
         sink_stag: Stag,
@@ -550,7 +550,7 @@ impl QueuePair {
                     },
                     w,
                 ) {
-                    // The region went away between the request and its answer.
+                    // The region was deregistered between the request and its answer.
                     let request = ReadRequest {
                         sink_stag: Stag(sink_stag),
                         sink_to: sink_to.wrapping_add(u64::from(off)),
@@ -596,7 +596,7 @@ impl QueuePair {
     }
 }
 
-/// Opcode of a Send, and the STag it invalidates.
+/// Returns the opcode of a Send, and the STag it invalidates.
 const fn send_opcode(slot: &Slot) -> (Opcode, u32) {
     let solicited = slot.flags.contains(SendFlags::SOLICITED);
     match (slot.op, solicited) {

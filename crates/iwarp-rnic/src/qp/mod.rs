@@ -1,7 +1,7 @@
 //! One reliable-connected queue pair over one MPA stream (RFC 5040, 5041, 5044, 7306).
 //!
-//! A [`QueuePair`] is a plain value: whoever holds `&mut` to it drives it. It never
-//! calls the stream; it says what should be done and is told what happened:
+//! A [`QueuePair`] is a plain value: its driver is whatever holds `&mut` to it. It never calls the stream. It says what
+//! should be done, and is told what happened:
 //!
 //! * post: [`post_send`](QueuePair::post_send), [`post_recv`](QueuePair::post_recv);
 //! * transmit: [`tx_fill`](QueuePair::tx_fill) puts FPDUs into a [`TxPlan`], the caller writes
@@ -15,9 +15,9 @@
 //! Completions go to the [`Host`] in the order the verbs demand.
 //!
 //! Files: `send_queue` (posting, in-order completion, flush), `acknowledge` (completion when placed), `tx`, `message`,
-//! `segment` and `plan` (FPDUs out),
-//! `burst` (runs of small messages, out and in), `rx`, `buffer`, `place`, `deliver` and `control` (FPDUs in), `response` (inbound reads and atomics),
-//! `fault` (errors, Terminate), `state` (the state machine).
+//! `segment` and `plan` (FPDUs out), `rx`, `buffer`, `place`, `deliver` and `control` (FPDUs in), `burst` and `burst_reads`
+//! (the short path for runs of small messages, out and in), `response` (inbound Reads and atomics), `fault` (errors,
+//! Terminate), `state` (the state machine).
 
 mod acknowledge;
 mod buffer;
@@ -51,41 +51,41 @@ use crate::{Access, AllocError, Cqe, PostError, RecvWr};
 use bitflags::bitflags;
 use iwarp_proto::crc32c::Crc32cFn;
 
-/// What a Send meets when no receive is posted.
+/// What happens to a Send for which no receive is posted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ReceiverNotReady {
-    /// Read no further until one is posted; TCP's flow control holds the peer. The caller bounds the time.
+    /// Read no further until a receive is posted; TCP's flow control stops the peer. The caller limits the time.
     #[default]
     Hold,
     /// End the stream, as RFC 5041 section 7.1 has it.
     Terminate,
 }
 
-/// Which of the two completion queues.
+/// One of the two completion queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
-    /// Send queue's.
+    /// That of the send queue.
     Send,
-    /// Receive queue's.
+    /// That of the receive queue.
     Recv,
 }
 
-/// What a queue pair needs from its surroundings while it works.
+/// The functions of its surroundings that a queue pair calls while it works.
 pub trait Host {
-    /// Writes a completion. The host notices overflow by itself and then fails the queue pair.
+    /// Writes a completion. If the queue overflows, the host notices that and fails the queue pair afterwards.
     fn complete(&mut self, direction: Direction, cqe: Cqe);
-    /// Takes the oldest request of the shared receive queue; false if there is none.
+    /// Takes the oldest request of the shared receive queue. Returns `false` if there is none.
     fn take_shared_receive(&mut self, taken: &mut TakenRecv) -> bool;
 }
 
-/// Memory, CRC and host for one call.
+/// Memory, CRC function and host for one call.
 #[derive(Debug)]
 pub struct Env<'a, H> {
     /// The device's STag table.
     pub memory: &'a MemoryTable,
     /// CRC32C in the append convention.
     pub crc32c: Crc32cFn,
-    /// Where completions go.
+    /// The receiver of completions.
     pub host: &'a mut H,
 }
 
@@ -116,7 +116,7 @@ pub struct QpConfig {
     pub shared_receive: bool,
     /// See [`ReceiverNotReady`].
     pub receiver_not_ready: ReceiverNotReady,
-    /// What is sent with a CRC is copied first. See [`QueuePair::set_snapshot`].
+    /// Payload that is sent with a CRC is copied first. See [`QueuePair::set_snapshot`].
     pub snapshot: bool,
 }
 
@@ -166,7 +166,7 @@ pub enum Rtr {
     Read,
 }
 
-/// What MPA start-up agreed on for a stream.
+/// What MPA start-up has agreed on for a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamConfig {
     /// We sent the MPA request. The responder's first FPDU waits for the initiator's.
@@ -190,7 +190,7 @@ pub struct StreamConfig {
 }
 
 bitflags! {
-    /// Things that happened to a queue pair since it was last asked.
+    /// What happened to a queue pair since the last [`QueuePair::take_events`].
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
     pub struct Events: u32 {
         /// As responder: the initiator's first FPDU has come, both sides may send.
@@ -205,7 +205,7 @@ bitflags! {
         const REQUEST_ERROR = 1 << 4;
         /// The last receive was taken from the shared receive queue by a queue pair in error.
         const LAST_WQE = 1 << 5;
-        /// The stream is over, in whichever way.
+        /// The stream is over, for whatever reason.
         const DISCONNECTED = 1 << 6;
     }
 }
@@ -215,7 +215,7 @@ bitflags! {
 pub enum StreamWish {
     /// Nothing.
     Keep,
-    /// Everything is written: shut down the sending side, go on reading and discard, close at the peer's end.
+    /// Everything is written: shut down the sending side, go on reading and discard the octets, close when the peer closes.
     ShutdownWrite,
     /// Close at once, with a reset.
     Abort,
@@ -226,7 +226,7 @@ pub enum StreamWish {
 pub struct QueuePair {
     config: QpConfig,
     state: State,
-    /// A stream that is handed over leaves the state alone.
+    /// A stream that is handed over does not change the state.
     keep_state: bool,
     sq: send_queue::SendQueue,
     rq: ReceiveQueue,
@@ -239,13 +239,13 @@ pub struct QueuePair {
     events: Events,
     fault: Option<Fault>,
     counters: Counters,
-    /// Without bursts.
+    /// The short path is off, for tests.
     #[cfg(test)]
     plodding: bool,
 }
 
 impl QueuePair {
-    /// A queue pair in state RESET.
+    /// Makes a queue pair in state RESET.
     pub fn new(config: QpConfig) -> Result<Self, CreateError> {
         let c = &config;
         if c.max_send_wr > MAX_QP_WR
@@ -278,37 +278,37 @@ impl QueuePair {
         })
     }
 
-    /// What a peer may do through this queue pair: REMOTE_READ, REMOTE_WRITE and REMOTE_ATOMIC of `access`, as
-    /// `qp_access_flags` of `ibv_modify_qp(3)`. A fresh queue pair allows all that a region allows.
+    /// Sets what a peer may do through this queue pair: REMOTE_READ, REMOTE_WRITE and REMOTE_ATOMIC of `access`, as
+    /// `qp_access_flags` of `ibv_modify_qp(3)`. A new queue pair allows all that a region allows.
     pub const fn set_remote_access(&mut self, access: Access) {
         self.remote = access;
     }
 
-    /// Whether the program may change what it sends while it is being sent, as hypervisors do that copy a running guest.
+    /// Allows the program to change octets while they are being sent (`true`), as hypervisors do that copy a running guest.
     ///
-    /// Then payload is copied before its CRC is computed, and some state of it arrives. Otherwise the CRC would be wrong, and the
-    /// peer would end the stream. RNICs in hardware read memory once, so there nobody notices. Costs up to a tenth of the
-    /// bandwidth.
+    /// Payload is then copied before its CRC is computed, and the peer gets some state of it. Without the copy the CRC would be
+    /// wrong and the peer would end the stream. Hardware reads memory once and has no such problem, so programs rely on it. This
+    /// costs up to a tenth of the bandwidth.
     pub const fn set_snapshot(&mut self, on: bool) {
         self.config.snapshot = on;
     }
 
-    /// As created.
+    /// Returns the sizes it was created with.
     pub const fn config(&self) -> &QpConfig {
         &self.config
     }
 
-    /// State now.
+    /// Returns its state.
     pub const fn state(&self) -> State {
         self.state
     }
 
-    /// Totals.
+    /// Returns its counters.
     pub const fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// Why the stream ended, if it ended in error.
+    /// Returns why the stream ended, if it ended in error.
     pub const fn fault(&self) -> Option<Fault> {
         self.fault
     }
@@ -320,7 +320,7 @@ impl QueuePair {
         events
     }
 
-    /// On whose behalf it touches memory.
+    /// The identity with which it accesses memory.
     pub const fn accessor(&self) -> Accessor {
         Accessor {
             pd: self.config.pd,
@@ -343,29 +343,29 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Addresses outside of it that the next small message and its answer will touch, for a hint to the processor.
+    /// Returns addresses of other objects that the next small message and its answer will access, for prefetching.
     #[inline]
     pub fn touches(&self, touch: impl Fn(*const u8)) {
         self.rq.touches(&touch);
         self.sq.touches(&touch);
     }
 
-    /// Receives waiting in the queue pair's own queue.
+    /// Returns how many receives wait in the queue pair's own queue.
     pub const fn receives_posted(&self) -> u32 {
         self.rq.len()
     }
 
-    /// The stream is being ended, by either side or by an error, and is not gone.
+    /// Returns `true` if the stream is being ended, by either side or by an error, and is not gone.
     pub fn is_ending(&self) -> bool {
         self.has_stream() && (self.tx.closing != state::Closing::No || self.state == State::Error)
     }
 
-    /// As responder: the initiator's first FPDU has not come yet.
+    /// Returns `true` for a responder to which the initiator's first FPDU has not come yet.
     pub fn awaits_first_fpdu(&self) -> bool {
         self.tx.stream.is_some_and(|s| !s.initiator) && !self.rx.seen_fpdu
     }
 
-    /// A Send waits for a receive: after posting one, process the receive side again.
+    /// Returns `true` if a Send waits for a receive: after posting one, process the receive side again.
     pub const fn is_held(&self) -> bool {
         self.rx.is_held()
     }

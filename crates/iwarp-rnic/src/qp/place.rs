@@ -1,4 +1,4 @@
-//! Where payload lands: tagged buffers, receives, read sinks.
+//! Places payload in memory: tagged buffers, receives, sinks of Reads.
 
 use super::send_queue::SendQueue;
 use crate::memory::{AccessError, Accessor, MemoryTable, Span};
@@ -12,11 +12,11 @@ pub(super) enum Target {
     Tagged { stag: u32, to: u64 },
     /// The receive that is being filled, from this offset on.
     Receive { off: u32 },
-    /// The elements of the read or atomic that waits first, from this offset on.
+    /// The elements of the oldest Read or atomic that waits for its answer, from this offset on.
     Sink { seq: u32, off: u32 },
 }
 
-/// What has to be known to resolve a target.
+/// What is needed to resolve a target.
 #[derive(Clone, Copy)]
 pub(super) struct Places<'a> {
     pub(super) memory: &'a MemoryTable,
@@ -74,8 +74,8 @@ impl<'a> Places<'a> {
     }
 }
 
-/// Visits the parts of a scatter/gather list that make up octets `off` to `off + len`.
-/// A list that is too short is a bounds error.
+/// Visits the parts of a scatter/gather list that make up octets `off` to `off + len`. If the list is too short, that is a
+/// bounds error.
 #[inline]
 pub(super) fn for_each_part(
     sges: &[Sge],

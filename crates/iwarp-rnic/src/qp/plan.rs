@@ -1,8 +1,8 @@
 //! A transmit plan: FPDUs ready for one vectored write.
 //!
-//! Headers, trailers and small payloads lie in the plan's own scratch; large payloads stay in
-//! registered memory and are named by STag. They are resolved at the moment of the write, so a
-//! region that was deregistered meanwhile is noticed, however long the stream was blocked.
+//! Headers, trailers and small payloads lie in the plan's own scratch memory. Large payloads stay in registered memory and
+//! are named by STag. They are resolved when they are written: if the stream was blocked and the region was deregistered
+//! meanwhile, that is noticed.
 
 use crate::limits::{MAX_SGE, TX_PLAN_BYTES, TX_PLAN_CUTS, TX_PLAN_PIECES, TX_SCRATCH};
 use crate::memory::{AccessError, Accessor, MemoryTable};
@@ -34,7 +34,7 @@ impl Piece {
     }
 }
 
-/// Something that happens when the plan has been written up to an offset.
+/// An event that happens when the plan has been written up to an offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Milestone {
     /// This send work request is done.
@@ -66,18 +66,18 @@ pub struct TxPlan {
     next_milestone: usize,
     bytes: usize,
     written: usize,
-    /// Where writes must end, so that a TCP segment ends there.
+    /// Offsets where a write must end, so that a TCP segment ends there.
     cuts: Vec<usize>,
     next_cut: usize,
-    /// Octets since the last place where a segment ends, if segments matter.
+    /// Octets since the last place where a segment ends, if FPDUs are aligned with segments.
     in_segment: Option<usize>,
 }
 
 impl TxPlan {
-    /// An empty plan. Takes about 300 KiB of address space; share plans between queue pairs.
+    /// Makes an empty plan. It takes about 300 KiB of address space; share plans between queue pairs.
     pub fn new() -> Result<Box<Self>, AllocError> {
         let mut plan = Self {
-            // All of it is there from the start, so that frames are built in place.
+            // The scratch is allocated in full at the start, so that frames are built in place.
             scratch: filled(TX_SCRATCH)?,
             used: 0,
             pieces: Vec::new(),
@@ -101,12 +101,12 @@ impl TxPlan {
         Ok(Box::new(plan))
     }
 
-    /// Octets not yet written.
+    /// Returns how many octets are not yet written.
     pub const fn remaining(&self) -> usize {
         self.bytes.wrapping_sub(self.written)
     }
 
-    /// Everything is written.
+    /// Returns `true` if everything is written.
     pub const fn is_done(&self) -> bool {
         self.written >= self.bytes
     }
@@ -116,7 +116,7 @@ impl TxPlan {
         self.bytes
     }
 
-    /// Nothing was put in.
+    /// Returns `true` if nothing was put in.
     pub const fn is_empty(&self) -> bool {
         self.bytes == 0
     }
@@ -134,7 +134,7 @@ impl TxPlan {
         self.in_segment = None;
     }
 
-    /// Is there room for one more FPDU that needs `scratch` octets of scratch?
+    /// Returns `true` if there is room for one more FPDU that needs `scratch` octets of scratch.
     pub(super) fn has_room(&self, scratch: usize) -> bool {
         self.bytes < TX_PLAN_BYTES
             && self.pieces.len() + MAX_SGE as usize + 3 <= TX_PLAN_PIECES
@@ -143,27 +143,27 @@ impl TxPlan {
             && self.cuts.len() < TX_PLAN_CUTS
     }
 
-    /// Where the next octets of scratch lie.
+    /// Returns where the next octets of scratch lie.
     #[inline]
     pub(super) const fn scratch_end(&self) -> usize {
         self.used
     }
 
-    /// `len` octets of scratch from `at` on, to be written before they become part of the plan. [`has_room`](Self::has_room)
-    /// has seen that they are there.
+    /// Returns `len` octets of scratch from `at` on, to be written before they become part of the plan. The caller has asked
+    /// [`has_room`](Self::has_room).
     #[inline]
     pub(super) fn scratch(&mut self, at: usize, len: usize) -> &mut [u8] {
         self.scratch.get_mut(at..at + len).unwrap_or(&mut [])
     }
 
-    /// The octets of scratch at `from`, and those behind them.
+    /// Splits the scratch into the octets at `from` and those behind them.
     pub(super) fn scratch_and_rest(&mut self, from: usize, len: usize) -> (&[u8], &mut [u8]) {
         let all = self.scratch.get_mut(from..).unwrap_or(&mut []);
         let (plain, rest) = all.split_at_mut_checked(len).unwrap_or((&mut [], &mut []));
         (plain, rest)
     }
 
-    /// The `len` octets of scratch from `from` on become part of the plan.
+    /// Makes the `len` octets of scratch from `from` on a part of the plan.
     #[inline]
     pub(super) fn add_scratch(&mut self, from: usize, len: usize) {
         self.used = from + len;
@@ -181,14 +181,14 @@ impl TxPlan {
         });
     }
 
-    /// The next `len` octets of scratch, for one of several FPDUs that follow each other.
+    /// Returns the next `len` octets of scratch, for one of several FPDUs that follow each other.
     #[inline]
     pub(super) fn frame(&mut self, len: usize) -> &mut [u8] {
         self.scratch(self.used, len)
     }
 
-    /// The octets of [`frame`](Self::frame) are an FPDU, after which `what` happens. It counts, but is written only
-    /// after [`join_frames`](Self::join_frames).
+    /// Counts the octets of [`frame`](Self::frame) as an FPDU after which `what` happens. It is written only after
+    /// [`join_frames`](Self::join_frames).
     #[inline]
     pub(super) fn framed(&mut self, len: usize, what: Option<Milestone>) {
         self.used += len;
@@ -198,14 +198,14 @@ impl TxPlan {
         }
     }
 
-    /// The frames since `from` become a part of the plan.
+    /// Makes the frames since `from` a part of the plan.
     pub(super) fn join_frames(&mut self, from: usize) {
         let len = self.used - from;
         self.bytes -= len;
         self.add_scratch(from, len);
     }
 
-    /// A range of registered memory becomes part of the plan.
+    /// Makes a range of registered memory a part of the plan.
     #[inline]
     pub(super) fn add_memory(&mut self, stag: u32, to: u64, len: u32, need: Access) {
         if len != 0 {
@@ -219,13 +219,14 @@ impl TxPlan {
         }
     }
 
-    /// `what` happens when everything so far is written.
+    /// Notes that `what` happens when everything so far is written.
     #[inline]
     pub(super) fn add_milestone(&mut self, what: Milestone) {
         self.milestones.push((self.bytes, what));
     }
 
-    /// An FPDU was added at `start`. If it does not fit into the rest of a TCP segment, a new one has to begin with it.
+    /// Notes that an FPDU was added at `start`. If it does not fit into the rest of a TCP segment, a new segment has to begin
+    /// with it.
     ///
     /// FPDUs that fill segments exactly need no cut: TCP itself cuts there.
     //= rfc5044 section 5.1
@@ -246,7 +247,7 @@ impl TxPlan {
         self.in_segment = Some(if end == segment { 0 } else { end });
     }
 
-    /// Octets that may be written together, from what is not yet written.
+    /// Returns how many of the unwritten octets may be written together.
     #[inline]
     pub fn together(&self) -> usize {
         let end = self.cuts.get(self.next_cut).copied().unwrap_or(self.bytes);
@@ -271,7 +272,7 @@ impl TxPlan {
         }
     }
 
-    /// The next thing that has happened by now.
+    /// Takes the next event that has happened by now.
     #[inline]
     pub(super) fn next_event(&mut self) -> Option<Milestone> {
         let (at, what) = *self.milestones.get(self.next_milestone)?;
@@ -309,7 +310,7 @@ impl TxPlan {
                     len,
                     need,
                 } => {
-                    // Checked as a whole: the part that is left must not outlive a change of the region.
+                    // The range is checked as a whole, so that the rest of it is not sent after a change of the region.
                     let span = memory.check(stag, to, len, need, who)?;
                     visit(Run::Memory(span.split_at(from).1))
                 }
@@ -321,10 +322,10 @@ impl TxPlan {
         Ok(())
     }
 
-    /// The runs that are to be written [`together`](Self::together), for `sendmsg`. At most `out`'s capacity.
+    /// Fills `out` with the runs that are to be written [`together`](Self::together), for `sendmsg`; at most its capacity.
     ///
-    /// The addresses are valid while `memory` is borrowed and the plan unchanged. An error means that the
-    /// program took memory away under a request: the stream cannot go on ([`QueuePair::abort`](super::QueuePair::abort)).
+    /// The addresses are valid while `memory` is borrowed and the plan does not change. An error means that the program
+    /// deregistered memory while a request used it: the stream cannot go on ([`QueuePair::abort`](super::QueuePair::abort)).
     pub fn runs(
         &self,
         memory: &MemoryTable,

@@ -1,5 +1,4 @@
-//! What the peer asked of us: inbound RDMA Reads and atomics, answered in order
-//! (RFC 5040 section 5.2, RFC 7306 section 5).
+//! Requests of the peer: inbound RDMA Reads and atomics, answered in order (RFC 5040 section 5.2, RFC 7306 section 5).
 
 use crate::AllocError;
 use crate::util::Ring;
@@ -61,7 +60,7 @@ pub(super) struct ResponseQueue {
 
 impl ResponseQueue {
     pub(super) fn new(max_ird: u16) -> Result<Self, AllocError> {
-        // One more than agreed: the RTR message by Read comes on top when no reads were granted.
+        // One more than agreed, because the RTR message by Read needs a place even if no Reads were granted.
         Ok(Self {
             //= rfc5040 section 5.2.2
             //# The Data Source MUST ensure that a sufficient number of Untagged Buffers
@@ -93,7 +92,7 @@ impl ResponseQueue {
     //= rfc5040 section 5.2.1
     //# The Remote Peer MUST process the RDMA Read Request Messages in the order
     //# they were sent.
-    /// Takes a request; false if the peer has exceeded the IRD.
+    /// Adds a request. Returns `false` if the peer has exceeded the IRD.
     pub(super) fn push(&mut self, response: Response) -> bool {
         !self.is_full() && self.ring.push(response).is_ok()
     }

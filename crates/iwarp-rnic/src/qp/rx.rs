@@ -1,8 +1,8 @@
 //! The receive side: from octets to FPDUs (RFC 5044 sections 4.2 to 4.4 and 6).
 //!
-//! With CRC or markers an FPDU is gathered whole in staging and verified before anything of it is
-//! believed, as RFC 5044 section 6 demands. Without them, the rest of a large payload is read
-//! straight to its destination. What a segment means is the business of `deliver`.
+//! With CRC or markers an FPDU is gathered whole in staging, and verified before any part of it is used, as RFC 5044 section
+//! 6 demands. Without them, the rest of a large payload is read straight to its destination. `deliver` processes the
+//! segments.
 
 use super::buffer::{RxBuffer, RxPlan};
 use super::fault::RxFault;
@@ -19,24 +19,24 @@ use iwarp_proto::mpa::framing::{
     fpdu_len_with_markers, pad_len,
 };
 
-/// May the stream be read?
+/// What to do with the stream's octets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RxInterest {
     /// Read.
     Read,
     /// A Send waits for a receive: do not read, so that TCP holds the peer.
     Held,
-    /// The queue pair is done: read and throw away until the peer closes.
+    /// The queue pair is done: read and discard until the peer closes.
     Discard,
     /// There is no stream.
     None,
 }
 
-/// What came of processing received octets.
+/// The result of processing received octets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum RxStatus {
-    /// All that can be processed is.
+    /// Everything that can be processed now is processed.
     Ok,
     /// A Send waits for a receive. Call [`QueuePair::rx_filled`] with zero octets when one is posted.
     Held,
@@ -64,7 +64,7 @@ pub(super) struct Rx {
     markers: bool,
     clock: MarkerClock,
     direct: Option<Direct>,
-    /// Large FPDUs have been coming: read their headers apart, so that their payload can go straight to memory.
+    /// Large FPDUs have been coming: their headers are read separately, so that their payload can go straight to memory.
     large: u8,
     held: bool,
     eof: bool,
@@ -133,7 +133,7 @@ impl Rx {
         self.crc
     }
 
-    /// So many FPDUs have come whole.
+    /// This many FPDUs have come whole.
     pub(super) fn small_fpdus(&mut self, n: u64) {
         self.large = self
             .large
@@ -144,7 +144,7 @@ impl Rx {
         self.rtr_response_due = true;
     }
 
-    /// Gives up the receive that is being filled.
+    /// Drops the receive that is being filled.
     pub(super) const fn abandon_receive(&mut self) -> Option<u64> {
         self.direct = None;
         self.held = false;
@@ -158,7 +158,7 @@ impl Rx {
 }
 
 impl QueuePair {
-    /// May the stream be read now?
+    /// Returns whether the stream may be read now.
     pub fn rx_interest(&self) -> RxInterest {
         if self.tx.stream.is_none() || self.tx.closing >= Closing::Abort || self.rx.eof {
             RxInterest::None
@@ -180,10 +180,10 @@ impl QueuePair {
         }
     }
 
-    /// Says where the next octets should be read to.
+    /// Returns where the next octets should be read to.
     ///
-    /// `buffer` is this queue pair's own while it is not empty, else any empty one. Read into the runs in
-    /// order, then call [`rx_filled`](Self::rx_filled) with the same buffer and plan.
+    /// `buffer` is this queue pair's own if it is not empty; otherwise any empty buffer serves. Read into the runs in order, then
+    /// call [`rx_filled`](Self::rx_filled) with the same buffer and plan.
     pub fn rx_plan(&self, buffer: &mut RxBuffer, memory: &MemoryTable, plan: &mut RxPlan) {
         plan.runs.clear();
         plan.direct = 0;
@@ -207,7 +207,7 @@ impl QueuePair {
                         }
                     });
                 if ok.is_err() {
-                    // Taken away meanwhile: `rx_filled` will say so.
+                    // The region was deregistered meanwhile; `rx_filled` reports that.
                     runs.clear();
                     direct = 0;
                 }
@@ -227,13 +227,13 @@ impl QueuePair {
         });
     }
 
-    /// Will the next plan name registered memory? If not, [`rx_plan`](Self::rx_plan) does not look at the table.
+    /// Returns `true` if the next plan names registered memory. If not, [`rx_plan`](Self::rx_plan) does not look at the table.
     #[inline]
     pub const fn rx_is_direct(&self) -> bool {
         self.rx.direct.is_some()
     }
 
-    /// Processes `n` octets that were read as planned; with `n` zero, what waits in the buffer.
+    /// Processes `n` octets that were read as planned. With `n` zero it processes what waits in the buffer.
     pub fn rx_filled<H: Host>(
         &mut self,
         buffer: &mut RxBuffer,
@@ -338,7 +338,7 @@ impl QueuePair {
             }
         }
         let ulpdu = rest.get(..ulpdu_len).unwrap_or(&[]);
-        // The buffer stays as it is while the ULPDU is looked at: split the borrow by pointer-free copy of the range.
+        // Copy the range first: `receive_ulpdu` needs `&mut self`, and the ULPDU does not move meanwhile.
         let step = self.receive_ulpdu(ulpdu, env)?;
         if step == Step::Again {
             self.counters.rx_fpdus = self.counters.rx_fpdus.wrapping_add(1);
@@ -373,7 +373,7 @@ impl QueuePair {
             return Ok(Step::NeedMore);
         };
         if unmarked.len() < ulpdu_len {
-            // Once per buffer, not per FPDU.
+            // Done once per buffer, not per FPDU.
             let room = usize::from(u16::MAX);
             unmarked
                 .try_reserve_exact(room)
@@ -398,7 +398,7 @@ impl QueuePair {
         Ok(step)
     }
 
-    /// An FPDU has come in part: if its header is there and much of its payload is not, goes over to direct reading.
+    /// Handles an FPDU that has come in part: if its header is there and much of its payload is not, begins direct reading.
     fn begin_direct<H: Host>(
         &mut self,
         buffer: &mut RxBuffer,
@@ -449,7 +449,7 @@ impl QueuePair {
             direct_end,
             ulpdu_len: ulpdu_len as u16,
         });
-        // Stays for the small FPDU that ends a message, too.
+        // The mode stays on for the small FPDU that ends a message.
         self.rx.large = 3;
         Ok(Step::Again)
     }
@@ -464,12 +464,12 @@ impl QueuePair {
             return Ok(Step::Again);
         };
         let octets = buffer.octets();
-        // Payload may still come through staging: octets that were read together with an earlier FPDU.
+        // Payload may still come through staging, if it was read together with an earlier FPDU.
         let want = d.direct_end.saturating_sub(d.placed) as usize;
         if want > 0 {
             let here = octets.get(..octets.len().min(want)).unwrap_or(&[]);
             let places = self.places(env.memory);
-            // Checked even if nothing is here, so that a region that was taken away is noticed.
+            // Checked even if no octets are here, so that a region that was deregistered is noticed.
             places
                 .for_each(d.target, d.placed, want as u32, |_| {})
                 .and_then(|()| places.write(d.target, d.placed, here))
@@ -500,18 +500,18 @@ impl QueuePair {
         Ok(Step::Again)
     }
 
-    /// Whether what has come ends with a message.
+    /// Returns `true` if the octets so far end with a whole message.
     pub(super) fn is_between_messages(&self, buffer: &RxBuffer) -> bool {
         buffer.is_empty() && self.rx.direct.is_none() && !self.rx.taking && self.rx.write_len == 0
     }
 
-    /// The peer has closed its direction of the stream (RFC 5044 section 7.2).
+    /// Handles the peer's close of its direction of the stream (RFC 5044 section 7.2).
     pub fn rx_eof<H: Host>(&mut self, buffer: &mut RxBuffer, host: &mut H) {
         if self.rx.eof {
             return;
         }
         self.rx.eof = true;
-        // Between FPDUs is not enough: a message may want more of them.
+        // The end of an FPDU is not enough: a message may need more of them.
         let between = self.is_between_messages(buffer);
         buffer.clear();
         self.events |= Events::DISCONNECTED;
@@ -525,14 +525,14 @@ impl QueuePair {
         if between {
             self.end_acknowledging(host);
         }
-        // RFC 5044 has no half-open phase: what waits is flushed, and our direction is closed in turn.
+        // RFC 5044 has no half-open phase: outstanding requests are flushed, and our direction is closed, too.
         if self.tx.closing < Closing::Draining {
             self.tx.closing = Closing::Draining;
         }
         self.enter_error(host);
     }
 
-    /// The stream broke: reset, time-out, or an error of the system.
+    /// Handles a stream that broke: reset, time-out, or an error of the system.
     pub fn stream_failed<H: Host>(&mut self, host: &mut H) {
         if self.state != State::Error {
             self.note_fault(super::Fault::transport());

@@ -33,26 +33,26 @@ impl Payload<'_> {
     }
 }
 
-/// What all emissions of one fill share.
+/// What all FPDUs of one plan share.
 #[derive(Clone, Copy)]
 pub(super) struct Wire<'a> {
     pub(super) memory: &'a MemoryTable,
     pub(super) who: Accessor,
     pub(super) crc: Option<Crc32cFn>,
     pub(super) markers: bool,
-    /// The program may change what it sends.
+    /// The program may change octets while they are sent.
     pub(super) snapshot: bool,
 }
 
 impl Wire<'_> {
-    /// Copies of any size are made for messages of the program.
+    /// Payload of any size is copied, for messages of the program.
     pub(super) const fn copies_local(&self) -> bool {
         self.crc.is_some() && self.snapshot
     }
 }
 
 impl Tx {
-    /// Appends one FPDU to the plan. On error the plan is as before.
+    /// Appends one FPDU to the plan. On an error the plan does not change.
     #[inline]
     pub(super) fn emit(
         &mut self,
@@ -80,7 +80,7 @@ impl Tx {
     ) -> Result<(), AccessError> {
         let copy = w.markers
             || payload.len() <= TX_COPY_MAX as usize
-            // A response's source may be written by anyone at any time: its CRC must cover what is sent.
+            // Anybody may write to a response's source at any time, and its CRC must cover what is sent.
             || (w.crc.is_some() && matches!(payload, Payload::Remote { .. }))
             || w.copies_local();
         if !copy {
@@ -111,14 +111,14 @@ impl Tx {
             crc: w.crc,
         };
         let ulpdu = plain.get(MPA_LEN_FIELD..).unwrap_or(&[]);
-        // It fits: there was room for two of the largest, and MULPDU bounds the rest.
+        // It fits: there was room for two of the largest, and MULPDU limits the rest.
         let out = rest.get_mut(..total).unwrap_or(&mut []);
         let _ = encode_fpdu(ulpdu, &options, &mut self.clock, out);
         plan.add_scratch(at, total);
     }
 }
 
-/// Writes a whole FPDU without markers to `out`, which is as long.
+/// Writes a whole FPDU without markers to `out`, which has its length.
 #[inline]
 fn emit_copied(
     out: &mut [u8],
@@ -167,7 +167,7 @@ fn emit_in_place(
     let head = plan.scratch(from, MPA_LEN_FIELD + UNTAGGED_HEADER_LEN);
     let n = emit_head(head, header, ulpdu_len);
     let mut crc = w.crc.map(|f| f(0, head.get(..n).unwrap_or(&[])));
-    // First look at all of it, so that an error leaves the plan alone.
+    // All of it is checked first, so that an error does not change the plan.
     each_piece(payload, |stag, to, len, need| {
         let span = w.memory.check(stag, to, len, need, w.who)?;
         if let (Some(f), Some(crc)) = (w.crc, crc.as_mut()) {
@@ -180,7 +180,7 @@ fn emit_in_place(
         plan.add_memory(stag, to, len, need);
         Ok(())
     });
-    // Pad and CRC: what they cover lies elsewhere.
+    // Pad and CRC. The octets that they belong to lie elsewhere.
     let at = plan.scratch_end();
     let pad = pad_len(ulpdu_len);
     let out = plan.scratch(at, pad + CRC_LEN);
@@ -209,7 +209,7 @@ fn each_piece(
     }
 }
 
-/// Copies a payload to `out`, which is as long.
+/// Copies a payload to `out`, which has its length.
 #[inline]
 fn copy_payload(mut out: &mut [u8], payload: Payload<'_>, w: &Wire<'_>) -> Result<(), AccessError> {
     if let Payload::Bytes(b) = payload {

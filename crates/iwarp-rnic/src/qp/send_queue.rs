@@ -1,4 +1,4 @@
-//! The send queue: posting, what may start next, completion in order, flush.
+//! The send queue: posting, which request may start next, completion in order, flush.
 
 use super::{Host, QpConfig, QueuePair, State};
 use crate::limits::MAX_MESSAGE;
@@ -13,7 +13,7 @@ pub(super) struct Slot {
     pub(super) op: SendOp,
     pub(super) flags: SendFlags,
     pub(super) num_sge: u8,
-    /// Payload, or for reads and atomics the length asked for.
+    /// Octets of payload, or octets asked for by a Read or atomic.
     pub(super) len: u32,
     pub(super) done: bool,
 }
@@ -36,7 +36,7 @@ impl Default for Slot {
 pub(super) struct Awaited {
     /// Its sequence number in the send queue.
     pub(super) seq: u32,
-    /// The sink STag of a read: ours alone, for this read alone.
+    /// The sink STag of a Read. It serves this Read alone.
     pub(super) sink_stag: u32,
     /// Octets asked for.
     pub(super) len: u32,
@@ -46,7 +46,7 @@ pub(super) struct Awaited {
     pub(super) msn: u32,
     /// An atomic; its answer comes on queue 3.
     pub(super) atomic: bool,
-    /// No request of the program: it asks whether the requests up to `seq` are placed.
+    /// It belongs to no request of the program: it asks whether the requests up to `seq` are placed.
     pub(super) probe: bool,
 }
 
@@ -65,7 +65,7 @@ impl Awaited {
     }
 }
 
-/// The send queue and the queue of requests that the peer has yet to answer.
+/// The send queue, and the queue of requests that the peer has not answered yet.
 #[derive(Debug)]
 pub(super) struct SendQueue {
     slots: Ring<Slot>,
@@ -102,7 +102,7 @@ impl SendQueue {
             //# are available on the RDMA Atomic Response Queue (Queue with DDP Queue
             //# Number 3) to support the maximum number of Atomic Operation Requests
             //# negotiated by the ULP.
-            // One more, for a probe where no Reads are granted.
+            // One more than the ORD, because a probe needs a place even where no Reads are granted.
             awaited: Ring::new(u32::from(c.max_ord).saturating_add(1))?,
             ord: c.max_ord,
             reads: c.max_ord > 0,
@@ -117,24 +117,24 @@ impl SendQueue {
         self.ord
     }
 
-    /// Every request has been handed to the stream.
+    /// Returns `true` if every request has been handed to the stream.
     pub(super) const fn nothing_unsent(&self) -> bool {
         self.started >= self.slots.len()
     }
 
-    /// Every started request has completed.
+    /// Returns `true` if every started request has completed.
     pub(super) const fn nothing_outstanding(&self) -> bool {
         self.started == 0
     }
 
-    /// Sequence number and slot of the request that would start next.
+    /// Returns sequence number and slot of the request that starts next.
     #[inline]
     pub(super) fn next(&self) -> Option<(u32, &Slot)> {
         let slot = self.slots.get(self.started)?;
         Some((self.front_seq.wrapping_add(self.started), slot))
     }
 
-    /// As [`next`](Self::next), with the place of its elements and inline data.
+    /// As [`next`](Self::next), with the position of its elements and inline data.
     #[inline]
     pub(super) fn next_with_place(&self) -> Option<(u32, &Slot, usize)> {
         let slot = self.slots.get(self.started)?;
@@ -142,7 +142,7 @@ impl SendQueue {
         Some((seq, slot, self.ring_slot(self.started)))
     }
 
-    /// A request, with the place of its elements and inline data.
+    /// Returns a request, with the position of its elements and inline data.
     #[inline]
     pub(super) fn slot_with_place(&self, seq: u32) -> Option<(&Slot, usize)> {
         let index = seq.wrapping_sub(self.front_seq);
@@ -162,7 +162,7 @@ impl SendQueue {
         self.inline.get(at..at + len).unwrap_or(&[])
     }
 
-    /// Addresses of the next request to be posted.
+    /// Returns addresses of the next request to be posted, for prefetching.
     #[inline]
     pub(super) fn touches(&self, touch: &impl Fn(*const u8)) {
         let slot = self.slots.tail_slot();
@@ -172,7 +172,7 @@ impl SendQueue {
         }
     }
 
-    /// The next request has been started.
+    /// Notes that the next request has been started.
     #[inline]
     pub(super) const fn advance(&mut self) {
         self.started += 1;
@@ -237,7 +237,7 @@ impl SendQueue {
         } else {
             let from = at * self.max_sge as usize;
             if let Some(to) = self.sges.get_mut(from..from + wr.sges.len()) {
-                // Few: not worth a call.
+                // There are few elements: a call to copy them would cost more.
                 for (to, sge) in to.iter_mut().zip(wr.sges) {
                     *to = *sge;
                 }
@@ -283,7 +283,7 @@ impl SendQueue {
         }
     }
 
-    /// The request that was started last, if it is not complete.
+    /// Returns the request that was started last, if it is not complete.
     pub(super) const fn last_started(&self) -> Option<u32> {
         match self.started.checked_sub(1) {
             Some(n) => Some(self.front_seq.wrapping_add(n)),
@@ -299,10 +299,10 @@ impl SendQueue {
         })
     }
 
-    /// Marks a request as done and hands out every completion that is due, in order.
+    /// Marks a request as done, and writes every completion that is due, in order.
     #[inline]
     pub(super) fn complete(&mut self, seq: u32, mut emit: impl FnMut(Cqe)) {
-        // Nearly always it is the first one.
+        // Nearly always it is the front request.
         if seq == self.front_seq && self.started > 0 {
             self.retire_front(&mut emit);
             if self.started == 0 {
@@ -338,10 +338,10 @@ impl SendQueue {
         }
     }
 
-    /// The front request is done.
+    /// Completes the front request.
     #[inline]
     fn retire_front(&mut self, emit: &mut impl FnMut(Cqe)) {
-        // Where it lies: slots are large.
+        // Take the position only, because slots are large.
         let cqe = self.slots.front().and_then(|slot| {
             let told = self.signal_all || slot.flags.contains(SendFlags::SIGNALED);
             told.then(|| Cqe {
@@ -366,8 +366,8 @@ impl SendQueue {
         Some(slot)
     }
 
-    /// Ends the queue at request `seq`: those before it are flushed, it fails with `status`.
-    /// The rest is left for [`flush`](Self::flush).
+    /// Ends the queue at request `seq`: the requests before it are flushed, and it fails with `status`. The rest is left for
+    /// [`flush`](Self::flush).
     pub(super) fn fail(
         &mut self,
         seq: u32,
@@ -412,7 +412,7 @@ impl SendQueue {
         self.awaited.clear();
     }
 
-    /// Forgets everything without completions.
+    /// Drops everything without completions.
     pub(super) fn clear(&mut self) {
         while self.retire().is_some() {}
         self.started = 0;
@@ -450,7 +450,8 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Would all of these be taken, one after the other? If not: which is the first that would not, and why.
+    /// Returns `Ok` if all of these would be accepted, one after the other; otherwise the index of the first that would not,
+    /// and the reason.
     pub fn check_sends(&self, wrs: &[SendWr<'_>]) -> Result<(), (usize, PostError)> {
         let may_post = matches!(self.state, State::Rts | State::Sqd | State::Error);
         if !may_post {
@@ -466,12 +467,12 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Send work requests of which nothing has been put into a plan yet.
+    /// Returns how many send work requests have no octet in a plan yet.
     pub const fn sends_waiting(&self) -> u32 {
         self.sq.len().saturating_sub(self.sq.started)
     }
 
-    /// Send work requests that have not completed.
+    /// Returns how many send work requests have not completed.
     pub const fn sends_outstanding(&self) -> u32 {
         self.sq.len()
     }

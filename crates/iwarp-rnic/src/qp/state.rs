@@ -6,9 +6,9 @@
 //!    │         ╰────────┴──┬───┴────────╯
 //!    ╰───────────────── ERR ◄── stream ends, error, modify
 //! ```
-//! An iWARP queue pair reaches RTS when its stream is handed over ([`QueuePair::start`]);
-//! INIT → RTR → RTS by hand is accepted too, because programs do so around the connection manager.
-//! SQE exists for datagrams only and is never entered.
+//! An iWARP queue pair enters RTS when its stream is handed over ([`QueuePair::start`]). The changes INIT → RTR → RTS by the
+//! program are accepted, too, because some programs make them although they use the connection manager. SQE exists for
+//! datagrams only and is never entered.
 
 use super::{Direction, Events, Host, QueuePair, StreamConfig, StreamWish};
 use crate::{Cqe, WcOpcode, WcStatus};
@@ -16,7 +16,7 @@ use crate::{Cqe, WcOpcode, WcStatus};
 /// State of a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum State {
-    /// Fresh. Takes no work requests.
+    /// New. Takes no work requests.
     Reset,
     /// Takes receives.
     Init,
@@ -33,7 +33,7 @@ pub enum State {
 }
 
 impl State {
-    /// May a queue pair be modified from here to `to`?
+    /// Returns `true` if a queue pair may be modified from this state to `to`.
     pub const fn may_become(self, to: Self) -> bool {
         use State::{Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
         matches!(
@@ -59,7 +59,7 @@ impl core::fmt::Display for InvalidTransition {
 
 impl core::error::Error for InvalidTransition {}
 
-/// How far the closing of a stream has come.
+/// The phase of closing a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(super) enum Closing {
     /// Not closing.
@@ -71,15 +71,15 @@ pub(super) enum Closing {
     Drained,
     /// The sending side is shut down.
     ShutDown,
-    /// Reset it.
+    /// It must be reset.
     Abort,
     /// The stream is gone.
     Gone,
 }
 
 impl QueuePair {
-    /// Changes the state as `ibv_modify_qp` does. A change to ERR flushes everything and resets the
-    /// stream; one to RESET forgets everything.
+    /// Changes the state as `ibv_modify_qp` does. A change to ERR flushes everything and resets the stream; a change to RESET
+    /// drops everything.
     pub fn modify<H: Host>(&mut self, to: State, host: &mut H) -> Result<(), InvalidTransition> {
         if !self.state.may_become(to) {
             return Err(InvalidTransition);
@@ -119,7 +119,7 @@ impl QueuePair {
 
     /// Hands over a stream after MPA start-up; the queue pair becomes RTS.
     ///
-    /// From RESET and INIT too: the connection manager does the steps in between.
+    /// This is also allowed in RESET and INIT: the connection manager does the steps in between.
     pub fn start(&mut self, stream: StreamConfig) -> Result<(), InvalidTransition> {
         if matches!(self.state, State::Error | State::Sqe) || self.tx.stream.is_some() {
             return Err(InvalidTransition);
@@ -143,8 +143,8 @@ impl QueuePair {
         Ok(())
     }
 
-    /// The program goes through RTR and RTS by itself, and the stream comes at any time meanwhile: it must not change
-    /// the state. A queue pair in INIT becomes RTR.
+    /// Tells that the program moves the queue pair to RTR and RTS itself. The stream may attach before, between or after;
+    /// attaching does not change the state. A queue pair in INIT becomes RTR.
     pub fn await_stream(&mut self) -> Result<(), InvalidTransition> {
         match self.state {
             State::Init => self.state = State::Rtr,
@@ -155,7 +155,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// A stream was handed over and is not gone.
+    /// Returns `true` if a stream was handed over and is not gone.
     pub fn has_stream(&self) -> bool {
         self.tx.stream.is_some() && self.tx.closing < Closing::Gone
     }
@@ -188,8 +188,8 @@ impl QueuePair {
         self.enter_error(host);
     }
 
-    /// What should be done with the stream. `ShutdownWrite` and `Abort` are asked for until
-    /// [`shutdown_done`](Self::shutdown_done) or [`stream_gone`](Self::stream_gone).
+    /// Returns what should be done with the stream. `ShutdownWrite` and `Abort` are returned again until
+    /// [`shutdown_done`](Self::shutdown_done) or [`stream_gone`](Self::stream_gone) is called.
     pub const fn stream_wish(&self) -> StreamWish {
         match self.tx.closing {
             Closing::Drained => StreamWish::ShutdownWrite,
@@ -198,7 +198,7 @@ impl QueuePair {
         }
     }
 
-    /// The sending side was shut down. Everything that still waits is flushed.
+    /// Notes that the sending side was shut down. Everything that still waits is flushed.
     pub fn shutdown_done<H: Host>(&mut self, host: &mut H) {
         if self.tx.closing == Closing::Drained {
             self.tx.closing = Closing::ShutDown;
@@ -209,18 +209,18 @@ impl QueuePair {
         self.enter_error(host);
     }
 
-    /// The stream is closed.
+    /// Notes that the stream is closed.
     pub fn stream_gone<H: Host>(&mut self, host: &mut H) {
         self.tx.closing = Closing::Gone;
         self.tx.unwritten = false;
         if self.state == State::Reset {
-            // Ready for another stream.
+            // The queue pair is ready for another stream.
             self.tx = super::tx::Tx::default();
         }
         self.enter_error(host);
     }
 
-    /// Notices that nothing is left to send: for SQD, and for a graceful end.
+    /// Checks whether nothing is left to send, for SQD and for a graceful end.
     pub(super) fn note_drained(&mut self) {
         let idle = self.tx.job.is_none() && !self.tx.unwritten;
         if self.state == State::Sqd
@@ -234,7 +234,7 @@ impl QueuePair {
         if self.state != State::Sqd {
             self.tx.drained_told = false;
         }
-        // A Terminate that waits goes first; requests that wait for the peer are given up.
+        // A Terminate that waits is sent first. Requests that wait for the peer are given up.
         let queue_done =
             self.sq.nothing_unsent() || self.state != State::Rts || !self.tx.may_send();
         if self.tx.closing == Closing::Draining

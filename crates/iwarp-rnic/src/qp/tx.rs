@@ -1,9 +1,8 @@
-//! The transmit side: which message goes next, how plans are filled and their end is noted
+//! The transmit side: which message goes next, how plans are filled, and what happens when they are written
 //! (RFC 5041 section 5.1, RFC 5044 section 4.5).
 //!
-//! Order: a Terminate that is due, then answers to the peer within a burst limit, then the
-//! send queue. A message is finished before another starts, because receivers exist that
-//! cannot take tagged messages apart again.
+//! Order: a Terminate that is due, then answers to the peer up to a limit, then the send queue. A message is finished before
+//! another starts, because some receivers cannot handle interleaved tagged messages.
 
 use super::fault::PendingTerminate;
 use super::plan::{Milestone, TxPlan};
@@ -18,10 +17,10 @@ use crate::{Cqe, SendFlags, SendOp, WcStatus};
 use iwarp_proto::ddp::UNTAGGED_HEADER_LEN;
 use iwarp_proto::mpa::framing::{MarkerClock, mulpdu};
 
-/// Scratch for an FPDU whose payload is copied, or is elsewhere.
+/// Scratch that an FPDU needs: with its payload copied, and with its payload elsewhere.
 pub(super) const SMALL_FRAME: usize = TX_COPY_MAX as usize + 128;
 
-/// What [`QueuePair::tx_fill`] has done.
+/// The result of [`QueuePair::tx_fill`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum TxFill {
@@ -42,12 +41,12 @@ pub(super) enum Job {
     Request { seq: u32, off: u32, stage: Stage },
 }
 
-/// Which message of a work request.
+/// Which message of a work request is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
     /// Immediate data in front of a Send.
     ImmediateFirst,
-    /// The message proper.
+    /// The main message.
     Body,
     /// Immediate data behind an RDMA Write.
     ImmediateLast,
@@ -57,12 +56,12 @@ pub(super) enum Stage {
 pub(super) struct Tx {
     pub(super) stream: Option<StreamConfig>,
     pub(super) closing: Closing,
-    /// A plan was filled and is not written in full.
+    /// A plan was filled and is not fully written.
     pub(super) unwritten: bool,
     pub(super) job: Option<Job>,
     pub(super) terminate: PendingTerminate,
     pub(super) drained_told: bool,
-    /// FPDUs may be sent; a responder waits for the initiator's first (RFC 5044 section 7.1.2).
+    /// FPDUs may be sent; a responder waits for the initiator's first FPDU (RFC 5044 section 7.1.2).
     open: bool,
     rtr: Option<Rtr>,
     /// An FPDU was sent on this stream.
@@ -109,7 +108,7 @@ impl Tx {
             //= rfc5044 section 5.1
             //# MPA transmitters SHOULD calculate a MULPDU as described in Section 4.5.
             mulpdu: mulpdu(stream.emss, stream.markers_tx),
-            // Any value but 0 will do; the peer only echoes it.
+            // Any value except 0 serves; the peer only returns it.
             next_sink: 0x5100_0001,
             ..Self::default()
         };
@@ -121,12 +120,12 @@ impl Tx {
             && matches!(self.closing, Closing::No | Closing::Draining)
     }
 
-    /// FPDUs may be sent at all.
+    /// Returns `true` if FPDUs may be sent.
     pub(super) const fn is_open(&self) -> bool {
         self.open
     }
 
-    /// The first FPDU has come. True if it was waited for.
+    /// Notes that the first FPDU has come. Returns `true` if sending had waited for it.
     pub(super) const fn open_by_peer(&mut self) -> bool {
         let was = self.open;
         self.open = true;
@@ -157,7 +156,7 @@ impl Tx {
 }
 
 impl QueuePair {
-    /// Is there anything to write, or to do before something can be written?
+    /// Returns `true` if there is something to write, or something to do before that.
     #[inline]
     pub fn wants_tx(&self) -> bool {
         if self.tx.stream.is_none() || self.tx.closing >= Closing::Drained {
@@ -174,8 +173,8 @@ impl QueuePair {
                     || self.wants_probe())
     }
 
-    /// From now on every TCP segment begins with an FPDU and holds whole ones, if it is of `segment` octets or is the last of a
-    /// write that [`TxPlan::ends_segment`] asks to keep apart.
+    /// From now on every TCP segment begins with an FPDU and holds whole FPDUs only, if it has `segment` octets or is the last
+    /// of a write that [`TxPlan::ends_segment`] asks to keep apart.
     ///
     /// Does nothing if FPDUs are made for larger segments than that.
     pub fn align(&mut self, segment: u32) {
@@ -190,7 +189,7 @@ impl QueuePair {
         self.tx.segment
     }
 
-    /// Is the next message cut into segments? Then it matters how large they may be.
+    /// Returns `true` if the next message is cut into segments, so that their size matters.
     pub fn is_segmenting(&self) -> bool {
         let most = u32::from(self.tx.mulpdu).saturating_sub(UNTAGGED_HEADER_LEN as u32);
         let long =
@@ -200,18 +199,18 @@ impl QueuePair {
             || self.sq.next().is_some_and(|(_, slot)| slot.len > most)
     }
 
-    /// As responder: speaks before the initiator has, from now on. For programs whose server sends first, and an initiator
-    /// that waits for it: without the RTR messages of RFC 6581 both would wait for ever.
+    /// As responder: sends before the initiator has sent, from now on. For programs whose server sends first while the
+    /// initiator waits for it: without the RTR messages of RFC 6581 both would wait without end.
     ///
     /// RFC 5044 section 7.1.2 has the responder wait, because an initiator may need time after the reply until it
-    /// takes FPDUs. Who calls this has given it that time.
+    /// accepts FPDUs. Call this only after `IWARP_SPEAK_FIRST_MS`, which gives the initiator that time.
     pub fn speak_first(&mut self) {
         if self.tx.stream.is_some() {
             self.tx.open = true;
         }
     }
 
-    /// As initiator: an RTR message was agreed on, and nothing shows yet that the responder has read it.
+    /// Returns `true` for an initiator that has agreed on an RTR message and has no sign yet that the responder has read it.
     pub fn awaits_answer(&self) -> bool {
         self.tx
             .stream
@@ -219,7 +218,7 @@ impl QueuePair {
             && !self.rx.seen_fpdu
     }
 
-    /// As initiator: nothing has come from the responder yet.
+    /// Returns `true` for an initiator that has received nothing from the responder yet.
     pub fn is_unanswered(&self) -> bool {
         self.tx.stream.is_some_and(|stream| stream.initiator)
             && self.tx.may_send()
@@ -227,21 +226,21 @@ impl QueuePair {
             && !self.rx.seen_fpdu
     }
 
-    /// As initiator: says something that means nothing, if we have spoken and nothing has come back yet. Returns whether
-    /// the peer is still silent.
+    /// As initiator: sends a zero-length Write if we have sent something and nothing has come back yet. Returns `true` if the
+    /// peer is still silent.
     ///
     /// siw as responder overlooks FPDUs that come before it has finished its own part of the start-up, until more come.
-    /// A zero-length RDMA Write is never refused and nobody above notices it.
+    /// A zero-length RDMA Write is never refused, and no program notices it.
     pub fn nudge(&mut self) -> bool {
         let silent = self.is_unanswered();
-        // What is on its way already is as good.
+        // If something is on its way already, that serves the same purpose.
         if silent && self.tx.spoke && self.tx.job.is_none() && self.tx.rtr.is_none() {
             self.tx.rtr = Some(Rtr::Write);
         }
         silent
     }
 
-    /// The stream's maximum segment size has changed.
+    /// Notes that the stream's maximum segment size has changed.
     pub fn set_emss(&mut self, emss: u32) {
         if let Some(stream) = &mut self.tx.stream {
             stream.emss = emss;
@@ -249,7 +248,7 @@ impl QueuePair {
         }
     }
 
-    /// The send work request that may start now, if any.
+    /// Returns the send work request that may start now, if any.
     #[inline]
     fn startable(&self) -> Option<(u32, &Slot)> {
         if self.state != State::Rts {
@@ -260,8 +259,8 @@ impl QueuePair {
             return None;
         }
         if slot.op.has_response() {
-            // ORD zero cannot ever be served: let it start, and fail.
-            // The RTR message by Read is one of those that the peer has to answer.
+            // With an ORD of zero it could never be served: let it start, so that it fails.
+            // An RTR message by Read also waits for an answer of the peer.
             //= rfc5040 section 6.1
             //# For outbound RDMA Read Requests, the RDMAP layer MUST NOT exceed the
             //# maximum number of outstanding, outbound RDMA Read Requests that were
@@ -270,7 +269,7 @@ impl QueuePair {
             if self.sq.ord() > 0 && outstanding >= u32::from(self.sq.ord()) {
                 return None;
             }
-            // A peer exists that answers a zero-length read behind another one with stale octets.
+            // Some peers answer a zero-length Read behind another one with the octets of the other.
             if slot.len == 0 && !self.sq.awaited.is_empty() {
                 return None;
             }
@@ -281,7 +280,7 @@ impl QueuePair {
         Some((seq, slot))
     }
 
-    /// May a send work request start now?
+    /// Returns `true` if a send work request may start now.
     pub(super) fn has_startable(&self) -> bool {
         self.startable().is_some()
     }
@@ -327,14 +326,14 @@ impl QueuePair {
                 Some(job) => self.step(job, plan, &wire, env.host),
                 None => match self.select() {
                     Selected::Nothing => break,
-                    // Its first FPDU may need more room than was looked for.
+                    // Its first FPDU may need more room than was checked.
                     Selected::Job(job) if Self::scratch_for(Some(job), &wire) > scratch => {
                         self.tx.job = Some(job);
                     }
                     Selected::Job(job) => self.step(job, plan, &wire, env.host),
                     Selected::Rtr(rtr) => self.emit_rtr(rtr, plan, &wire),
                     Selected::Probe => self.emit_probe(plan, &wire),
-                    // The requests before it may send from that memory: they are written first.
+                    // Earlier requests may send from that memory, so they are written first.
                     Selected::Invalidate { .. } if !plan.is_empty() => break,
                     Selected::Invalidate { seq, stag } => self.local_invalidate(seq, stag, env),
                     Selected::Memory => {
@@ -355,7 +354,7 @@ impl QueuePair {
         TxFill::Idle
     }
 
-    /// Octets of scratch that the next FPDU of a job may need.
+    /// Returns how many octets of scratch the next FPDU of a message may need.
     #[inline]
     const fn scratch_for(job: Option<Job>, w: &Wire<'_>) -> usize {
         match job {
@@ -480,7 +479,7 @@ impl QueuePair {
     }
 }
 
-/// What [`QueuePair::select`] found.
+/// The result of [`QueuePair::select`].
 enum Selected {
     Nothing,
     Job(Job),

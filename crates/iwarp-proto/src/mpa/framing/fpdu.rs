@@ -1,7 +1,7 @@
 //! Whole FPDUs in slices: encoder, decoder, and a walk over the pieces between markers. RFC 5044 §4.1 to §4.4.
 //!
-//! The data path builds and takes apart FPDUs in place; this pair serves tests, fuzzing, tools and the simulator,
-//! and is what the data path is compared with.
+//! The data path builds and parses FPDUs in place. The encoder and decoder here serve tests, fuzzing, tools and the
+//! simulator; tests compare the data path with them.
 
 use super::{
     CRC_LEN, MARKER_LEN, MPA_LEN_FIELD, Marker, MarkerClock, fpdu_len_with_markers, pad_len,
@@ -10,7 +10,7 @@ use crate::crc32c::Crc32cFn;
 use crate::rdmap::TerminateCode;
 use core::fmt;
 
-/// What one direction of a stream has agreed on.
+/// What has been agreed on for one direction of a stream.
 #[derive(Copy, Clone, Debug, Default)]
 pub struct FpduOptions {
     /// Insert or expect markers.
@@ -31,27 +31,27 @@ pub enum FramingError {
     },
     /// The input ends before the FPDU does.
     Incomplete {
-        /// Octets of input needed before it is worth trying again.
+        /// Octets of input that are needed before the next attempt.
         needed: usize,
     },
     /// The CRC field does not match.
     BadCrc {
-        /// What the octets give.
+        /// The CRC that was computed from the octets.
         computed: u32,
-        /// What the field holds.
+        /// The CRC that the field holds.
         received: u32,
     },
     /// A marker does not point to the start of its FPDU.
     BadMarker {
-        /// What the position of the marker asks for.
+        /// The pointer that belongs at this position.
         expected: u16,
-        /// What it holds.
+        /// The pointer that the marker holds.
         received: u16,
     },
 }
 
 impl FramingError {
-    /// The Terminate that is due, if this is the peer's fault.
+    /// Returns the Terminate that is due if the peer made this error.
     pub const fn terminate(&self) -> Option<TerminateCode> {
         match self {
             Self::BadCrc { .. } => Some(TerminateCode::MPA_CRC),
@@ -86,7 +86,7 @@ impl fmt::Display for FramingError {
 impl core::error::Error for FramingError {}
 
 /// Writes the FPDU of `ulpdu`, with the markers that fall before or into it, and advances the clock. Returns the octets
-/// written; on an error neither `out` nor the clock is touched.
+/// written. On an error neither `out` nor the clock changes.
 pub fn encode_fpdu(
     ulpdu: &[u8],
     opts: &FpduOptions,
@@ -137,7 +137,7 @@ pub fn encode_fpdu(
     Ok(total)
 }
 
-/// Octets until the next marker; out of reach when markers are off.
+/// Octets until the next marker; a number that is never reached if markers are off.
 fn next_marker(opts: &FpduOptions, clock: &MarkerClock) -> usize {
     if opts.markers {
         clock.next_marker_in()
@@ -146,7 +146,7 @@ fn next_marker(opts: &FpduOptions, clock: &MarkerClock) -> usize {
     }
 }
 
-/// Copies octets, putting markers where they are due.
+/// Copies octets, with markers where they are due.
 struct Writer<'a> {
     out: &'a mut [u8],
     at: usize,
@@ -202,11 +202,11 @@ impl Writer<'_> {
 /// A piece of an FPDU as it lies in the stream.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Piece<'a> {
-    /// A marker, and what it ought to hold.
+    /// A marker, and the pointer that belongs there.
     Marker {
         /// As received.
         octets: [u8; MARKER_LEN],
-        /// What its position asks for.
+        /// The pointer that belongs at its position.
         expected: Marker,
     },
     /// Octets of length field, ULPDU, pad or CRC, in order.
@@ -222,8 +222,8 @@ pub struct Pieces<'a> {
     header_at: usize,
 }
 
-/// Walks over stream octets from the start of an FPDU (or the marker in front of it), separating markers from the rest.
-/// The FPDU's end is the caller's business.
+/// Walks over octets of a stream, from the start of an FPDU or the marker in front of it, and separates markers from the
+/// rest. The caller finds the FPDU's end.
 pub fn fpdu_pieces<'a>(stream: &'a [u8], opts: &FpduOptions, clock: &MarkerClock) -> Pieces<'a> {
     let next = next_marker(opts, clock);
     Pieces {
@@ -270,7 +270,7 @@ pub struct Decoded {
 }
 
 /// Takes the FPDU at the start of `stream`, checks its CRC and markers, copies its ULPDU (without markers) to `ulpdu`
-/// and advances the clock. On an error the clock is not touched; the content of `ulpdu` is then meaningless.
+/// and advances the clock. On an error the clock does not change, and the content of `ulpdu` means nothing.
 pub fn decode_fpdu(
     stream: &[u8],
     opts: &FpduOptions,
@@ -280,7 +280,7 @@ pub fn decode_fpdu(
     let next = next_marker(opts, clock);
     let header_at = if next == 0 { MARKER_LEN } else { 0 };
     let header_end = header_at + MPA_LEN_FIELD;
-    // A marker never splits the length field: both sit at multiples of four.
+    // A marker never splits the length field: both start at multiples of four.
     let len = stream
         .get(header_at..header_end)
         .and_then(|h| h.first_chunk())
@@ -339,7 +339,7 @@ pub fn decode_fpdu(
             Piece::Octets(octets) => {
                 let octets = octets.get(skip.min(octets.len())..).unwrap_or_default();
                 skip = 0;
-                // What does not fit any more is pad.
+                // Octets that do not fit any more are pad.
                 let n = octets.len().min(ulpdu_len - filled);
                 if let (Some(dst), Some(src)) = (out.get_mut(filled..filled + n), octets.get(..n)) {
                     dst.copy_from_slice(src);

@@ -43,7 +43,7 @@ impl Marker {
     }
 }
 
-/// Counts one direction of a stream modulo 512, to know where markers go. The first one is due at once.
+/// Counts the octets of one direction of a stream modulo 512, to know where markers go. The first marker is due at once.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct MarkerClock {
     /// Octets of stream since the start of the last marker position, 0 to 511.
@@ -51,7 +51,7 @@ pub struct MarkerClock {
 }
 
 impl MarkerClock {
-    /// The clock of a stream in which no FPDU has been sent yet.
+    /// Makes the clock of a stream in which no FPDU has been sent yet.
     #[inline]
     pub const fn new() -> Self {
         //= rfc5044 section 4.3
@@ -82,7 +82,7 @@ impl MarkerClock {
         (MARKER_INTERVAL - self.offset as usize) % MARKER_INTERVAL
     }
 
-    /// Moves on by that many octets of stream, markers included.
+    /// Advances by that many octets of stream, markers included.
     #[inline]
     pub const fn advance(&mut self, octets: usize) {
         //= rfc5044 section 4.3
@@ -91,8 +91,8 @@ impl MarkerClock {
         self.offset = ((self.offset as usize).wrapping_add(octets) % MARKER_INTERVAL) as u16;
     }
 
-    /// The marker that is due when `octets_since_length_field` octets of stream, other markers included, lie between
-    /// the FPDU's length field and the marker; 0 for the one in front of the length field.
+    /// Returns the marker that is due when `octets_since_length_field` octets of stream, other markers included, lie between
+    /// the FPDU's length field and the marker. For the marker in front of the length field pass 0.
     #[inline]
     pub const fn fpdu_ptr(octets_since_length_field: usize) -> Marker {
         //= rfc5044 section 4.3

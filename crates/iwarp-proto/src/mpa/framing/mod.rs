@@ -1,8 +1,8 @@
 //! FPDUs: lengths, pads, markers, CRC. RFC 5044 §4.
 //!
-//! On the wire an FPDU is `ULPDU length (2) | ULPDU | pad (0 to 3) | CRC (4)`. When the receiver asked for markers,
+//! On the wire an FPDU is `ULPDU length (2) | ULPDU | pad (0 to 3) | CRC (4)`. If the receiver asked for markers,
 //! the sender inserts four octets before every 512th octet of the stream; a [`MarkerClock`] counts that for one
-//! direction. A marker directly in front of an FPDU belongs to it.
+//! direction. A marker directly in front of an FPDU belongs to that FPDU.
 
 mod fpdu;
 mod marker;
@@ -14,15 +14,15 @@ pub use marker::{Marker, MarkerClock, fpdu_len_with_markers};
 
 /// Octets of the ULPDU length field, the FPDU's only header.
 pub const MPA_LEN_FIELD: usize = 2;
-/// Octets of the CRC field. It is always there, in use or not.
+/// Octets of the CRC field. The field is always there, even if CRCs are off.
 pub const CRC_LEN: usize = 4;
 /// Octets from the start of one marker to the start of the next.
 pub const MARKER_INTERVAL: usize = 512;
 /// Octets of a marker.
 pub const MARKER_LEN: usize = 4;
-/// MULPDU never shrinks below this, however small the segments of TCP (RFC 5044 §4.5).
+/// MULPDU is never smaller than this, however small the segments of TCP are (RFC 5044 §4.5).
 pub const MIN_MULPDU: u16 = 128;
-/// The longest ULPDU we send: what the 16-bit length field can say, less one so that no pad is needed.
+/// The longest ULPDU we send: the largest value of the 16-bit length field, less one so that no pad is needed.
 pub const MAX_ULPDU: u16 = 65534;
 /// The longest ULPDU we send with markers: the pointer of its last marker must fit in 16 bits.
 pub const MAX_ULPDU_WITH_MARKERS: u16 = 65014;

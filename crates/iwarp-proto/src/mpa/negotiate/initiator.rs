@@ -1,4 +1,4 @@
-//! The initiator: sends the Request, judges the Reply. RFC 5044 §7.1.2 rules 1 and 3, RFC 6581 §9.
+//! The initiator: sends the Request and checks the Reply. RFC 5044 §7.1.2 rules 1 and 3, RFC 6581 §9.
 
 use super::{Agreed, LocalParams, Rtr, RtrSet, emit_frame, min};
 use crate::mpa::startup::{
@@ -12,11 +12,11 @@ use core::fmt;
 pub enum Outcome {
     /// The connection enters full operation. If [`Agreed::rtr`] is set, that message must be the first one sent.
     Accepted(Agreed),
-    /// The responder's ULP said no. TCP is still open and belongs to the ULP.
+    /// The responder's ULP refused. TCP is still open and belongs to the ULP.
     Rejected {
         /// The responder's IRD, if it said.
         peer_ird: Option<u16>,
-        /// The responder's ORD, if it said; more than the IRD we sent may be why it refused.
+        /// The responder's ORD, if it said. If it is more than the IRD we sent, that may be why it refused.
         peer_ord: Option<u16>,
     },
 }
@@ -85,7 +85,7 @@ impl Initiator {
         }
     }
 
-    /// The ORD to ask for. With a Read as RTR on offer one Read must be possible, even if the ULP uses none.
+    /// The ORD to ask for. If a Read is offered as RTR message, one Read must be possible, even if the ULP uses none.
     fn wanted_ord(&self) -> u16 {
         let ord = self.params.ord();
         if self.offer().read && self.params.max_ord > 0 {
@@ -146,11 +146,11 @@ impl Initiator {
         }
     }
 
-    /// When the peer closed or reset the connection instead of replying: what to reconnect with, once. A responder
-    /// without RFC 6581 closes on an enhanced request. `None` when there is nothing left to try.
+    /// If the peer closed or reset the connection instead of replying: returns what to reconnect with, once. A responder
+    /// without RFC 6581 closes on an enhanced request. Returns `None` if there is nothing left to try.
     ///
-    /// The caller adds the same private data to a new [`Initiator`]; IRD, ORD and the connection model are then the
-    /// ULP's business.
+    /// The caller adds the same private data to a new [`Initiator`]. The ULP then decides about IRD, ORD and the connection
+    /// model.
     pub fn retry_with_revision_1(&self) -> Option<LocalParams> {
         //= rfc6581 section 10
         //# In this case, the
@@ -164,7 +164,7 @@ impl Initiator {
         })
     }
 
-    /// Judges the reply. On an error: send the Terminate of [`StartupError::terminate`], if any, and close.
+    /// Checks the reply. After an error, send the Terminate of [`StartupError::terminate`], if any, and close.
     pub fn on_reply(&self, reply: &ReplyFrame<'_>) -> Result<Outcome, StartupError> {
         //= rfc5044 section 7.1.2
         //# MPA Initiator mode implementations MUST receive and validate an
@@ -187,7 +187,7 @@ impl Initiator {
                 revision: header.revision,
             });
         }
-        // A rejection in plain form is good enough, whatever the request was.
+        // A rejection in plain form is accepted, whatever the request was.
         if header.flags.has(Flags::REJECT) {
             let prefix = reply.prefix().ok().flatten();
             //= rfc6581 section 9.1
@@ -239,7 +239,7 @@ impl Initiator {
         Ok(Outcome::Accepted(agreed))
     }
 
-    /// Settles depths and RTR with an enhanced reply.
+    /// Decides depths and RTR message from an enhanced reply.
     fn settle(&self, reply: &EnhancedPrefix, agreed: &mut Agreed) -> Result<(), StartupError> {
         //= rfc6581 section 9.1
         //# The responder and initiator MUST pass the peer's provided IRD and ORD
@@ -273,7 +273,7 @@ impl Initiator {
             }
             agreed.ird = agreed.ird.max(reply.ord);
         }
-        // Flag A that we did not set is ignored.
+        // Flag A is ignored if we did not set it.
         if self.params.peer_to_peer && reply.peer_to_peer {
             agreed.rtr = Some(self.rtr(reply)?);
             agreed.peer_to_peer = true;

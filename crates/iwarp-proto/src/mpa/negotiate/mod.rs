@@ -1,14 +1,14 @@
-//! What the start-up frames say and what follows: the two roles as pure state machines. RFC 5044 §7.1.2, RFC 6581 §9.
+//! What the start-up frames say, and what follows: both roles as pure state machines. RFC 5044 §7.1.2, RFC 6581 §9.
 //!
-//! Beyond the RFCs, these choices follow what deployed peers do:
+//! Beyond the RFCs, these choices follow what peers in use do:
 //!
-//! - IRD and ORD are negotiated the relaxed way of siw and cxgb4: ORD is lowered to the peer's IRD, IRD is raised to
-//!   the peer's ORD as far as the device allows. Nobody is refused for wanting more than there is.
-//! - The responder names exactly one RTR message, one that was asked for: cxgb4 as initiator terminates otherwise.
-//!   Given the choice it takes Write (nothing to answer, no IRD used up), then Read, then Send, as siw does.
-//! - A responder that forgets flag A (an early siw did) is taken at its word: client-server model, no RTR.
+//! - IRD and ORD are negotiated in the relaxed way of siw and cxgb4: ORD is lowered to the peer's IRD, and IRD is raised to
+//!   the peer's ORD as far as the device allows. No peer is refused because it asks for more than there is.
+//! - The responder names exactly one RTR message, one that was offered: cxgb4 as initiator terminates otherwise.
+//!   If several were offered it takes Write (no answer, no IRD used up), then Read, then Send, as siw does.
+//! - A responder that does not return flag A (an early siw did not) gets the client-server model without RTR message.
 //! - Every reply carries C if either side wants CRCs, because siw as initiator looks at the reply alone.
-//! - Reserved bits are never looked at, and a flag S below revision 2 is a reserved bit.
+//! - Reserved bits are never looked at. Below revision 2 flag S is a reserved bit.
 
 mod initiator;
 mod responder;
@@ -21,10 +21,10 @@ use super::startup::{
     NO_NEGOTIATION, StartupError,
 };
 
-/// The largest depth that can be negotiated: 14 bits, with all ones taken for "no negotiation".
+/// The largest depth that can be negotiated: 14 bits, but all ones mean "no negotiation".
 pub const MAX_DEPTH: u16 = NO_NEGOTIATION - 1;
 
-/// The message with which the initiator says that it is ready to receive.
+/// The message by which the initiator tells that it is ready to receive.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Rtr {
     /// A zero-length Send.
@@ -47,26 +47,26 @@ pub struct RtrSet {
 }
 
 impl RtrSet {
-    /// Nothing.
+    /// The empty set.
     pub const NONE: Self = Self {
         send: false,
         write: false,
         read: false,
     };
-    /// Everything.
+    /// All three.
     pub const ALL: Self = Self {
         send: true,
         write: true,
         read: true,
     };
-    /// What hardware peers offer and understand: Write and Read.
+    /// The messages that hardware peers offer and understand: Write and Read.
     pub const WRITE_READ: Self = Self {
         send: false,
         write: true,
         read: true,
     };
 
-    /// A set of one.
+    /// The set of this one.
     pub const fn only(rtr: Rtr) -> Self {
         match rtr {
             Rtr::Send => Self {
@@ -84,7 +84,7 @@ impl RtrSet {
         }
     }
 
-    /// Whether `rtr` is in it.
+    /// Returns `true` if `rtr` is in the set.
     pub const fn contains(self, rtr: Rtr) -> bool {
         match rtr {
             Rtr::Send => self.send,
@@ -93,7 +93,7 @@ impl RtrSet {
         }
     }
 
-    /// What is in both.
+    /// Returns the messages that are in both sets.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self {
@@ -103,8 +103,8 @@ impl RtrSet {
         }
     }
 
-    /// The one to take: Write needs no answer and no IRD, Read is what hardware implements best, and Send uses up a
-    /// receive of the peer.
+    /// Returns the message to use: Write if possible, because it needs no answer and no IRD; then Read, which hardware
+    /// implements best; then Send, which uses up a receive of the peer.
     pub const fn preferred(self) -> Option<Rtr> {
         if self.write {
             Some(Rtr::Write)
@@ -117,7 +117,7 @@ impl RtrSet {
         }
     }
 
-    /// The flags B, C, D of a prefix. With A = 0 they mean nothing.
+    /// The flags B, C, D of a prefix. If A is 0 they mean nothing.
     const fn of(prefix: &EnhancedPrefix) -> Self {
         //= rfc6581 section 9.2
         //# On reception, if Control
@@ -140,33 +140,33 @@ impl Default for RtrSet {
     }
 }
 
-/// What this side wants and can do.
+/// What this side wants and what it can do.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LocalParams {
     /// The MPA revision: 1 (RFC 5044) or 2 (RFC 6581). A responder of revision 2 accepts 0 and 1, too.
     pub revision: u8,
-    /// Whether this side wants CRCs. They are used if either side does.
+    /// Does this side want CRCs? They are used if either side does.
     pub crc: bool,
-    /// Whether the peer is to send us markers.
+    /// Shall the peer send us markers?
     pub markers_rx: bool,
     /// Inbound Read Requests this side is set up for.
     pub ird: u16,
     /// Outbound Read Requests this side wants to have in flight.
     pub ord: u16,
-    /// To what IRD may be raised for the peer's sake.
+    /// The highest IRD that may be granted if the peer asks for more.
     pub max_ird: u16,
-    /// The most ORD can be.
+    /// The highest ORD possible.
     pub max_ord: u16,
     /// Initiator: ask for the peer-to-peer model. A responder follows the request.
     pub peer_to_peer: bool,
     /// The RTR messages this side can send (initiator) or recognise (responder).
     pub rtr_offer: RtrSet,
-    /// Initiator: whether IRD and ORD are negotiated; if not, both sides keep what they have.
+    /// Initiator: negotiate IRD and ORD. If `false`, both sides keep what they have.
     pub ird_ord_negotiate: bool,
 }
 
 impl Default for LocalParams {
-    /// Revision 2, peer-to-peer with Write or Read as RTR, CRC, no markers: what hardware and siw both take.
+    /// Revision 2, peer-to-peer with Write or Read as RTR message, CRC, no markers: hardware and siw both accept it.
     fn default() -> Self {
         //= rfc5044 section 4.4
         //# The default configuration for a
@@ -205,7 +205,7 @@ impl LocalParams {
 pub struct Agreed {
     /// The revision of the frames exchanged.
     pub revision: u8,
-    /// Whether they were enhanced.
+    /// Were the frames enhanced?
     pub enhanced: bool,
     /// Generate and check CRCs, in both directions.
     pub crc: bool,
@@ -217,12 +217,12 @@ pub struct Agreed {
     pub ird: u16,
     /// Outbound Read Requests this side may have in flight.
     pub ord: u16,
-    /// The peer's IRD as its frame said it; [`NO_NEGOTIATION`] if it did not say.
+    /// The peer's IRD as its frame has it; [`NO_NEGOTIATION`] if the frame has none.
     pub peer_ird: u16,
-    /// The peer's ORD as its frame said it; [`NO_NEGOTIATION`] if it did not say.
+    /// The peer's ORD as its frame has it; [`NO_NEGOTIATION`] if the frame has none.
     pub peer_ord: u16,
-    /// The RTR message the initiator sends first, in the peer-to-peer model. A responder may get another first message
-    /// all the same: siw sends none if it offered none.
+    /// The RTR message that the initiator sends first, in the peer-to-peer model. A responder may still get another first
+    /// message: siw sends no RTR message if it offered none.
     pub rtr: Option<Rtr>,
     /// Peer-to-peer model: the RTR message comes first, then either side may send.
     pub peer_to_peer: bool,

@@ -1,4 +1,4 @@
-//! The responder: judges the Request, answers it. RFC 5044 §7.1.2 rule 2, RFC 6581 §9 and §10.
+//! The responder: checks the Request and answers it. RFC 5044 §7.1.2 rule 2, RFC 6581 §9 and §10.
 
 use super::{Agreed, LocalParams, Rtr, RtrSet, emit_frame, min};
 use crate::mpa::startup::{
@@ -6,13 +6,13 @@ use crate::mpa::startup::{
 };
 use core::ops::Range;
 
-/// The responder's side of MPA start-up: has no state before a request arrives.
+/// The responder's side of MPA start-up. It has no state before a request arrives.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Responder;
 
 impl Responder {
-    /// Judges a request. On an error close the connection, better with a reset than with a FIN: hardware initiators
-    /// fall back to revision 1 only when they are reset.
+    /// Checks a request. After an error close the connection, if possible with a reset instead of a FIN: initiators in
+    /// hardware fall back to revision 1 only after a reset.
     pub fn on_request(
         request: &RequestFrame<'_>,
         params: &LocalParams,
@@ -21,7 +21,7 @@ impl Responder {
     }
 }
 
-/// A valid request that the ULP has yet to accept or reject.
+/// A valid request that the ULP has not accepted or rejected yet.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PendingRequest {
     revision: u8,
@@ -77,48 +77,48 @@ impl PendingRequest {
         })
     }
 
-    /// The revision asked for, and answered with: 0, 1 or 2.
+    /// Returns the revision of the request, which is also that of the reply: 0, 1 or 2.
     pub const fn revision(&self) -> u8 {
         self.revision
     }
 
-    /// Whether the request is enhanced.
+    /// Returns `true` if the request is enhanced.
     pub const fn enhanced(&self) -> bool {
         self.prefix.is_some()
     }
 
-    /// Whether the initiator wants CRCs.
+    /// Returns `true` if the initiator wants CRCs.
     pub const fn crc(&self) -> bool {
         self.crc
     }
 
-    /// Whether the initiator wants us to send markers.
+    /// Returns `true` if the initiator wants us to send markers.
     pub const fn markers(&self) -> bool {
         self.markers
     }
 
-    /// The initiator's IRD: our ORD cannot be more. `None` if it did not say, [`NO_NEGOTIATION`] if it leaves that to
-    /// the ULPs.
+    /// Returns the initiator's IRD: our ORD cannot be higher. `None` if the request has none, [`NO_NEGOTIATION`] if the
+    /// ULPs shall decide.
     pub fn peer_ird(&self) -> Option<u16> {
         self.prefix.map(|p| p.ird)
     }
 
-    /// The initiator's ORD: what it would like our IRD to be. `None` and [`NO_NEGOTIATION`] as above.
+    /// Returns the initiator's ORD: the IRD it would like us to have. `None` and [`NO_NEGOTIATION`] as above.
     pub fn peer_ord(&self) -> Option<u16> {
         self.prefix.map(|p| p.ord)
     }
 
-    /// Whether the initiator asks for the peer-to-peer model.
+    /// Returns `true` if the initiator asks for the peer-to-peer model.
     pub fn peer_to_peer(&self) -> bool {
         self.prefix.is_some_and(|p| p.peer_to_peer)
     }
 
-    /// The RTR messages the initiator can send.
+    /// Returns the RTR messages that the initiator can send.
     pub fn rtr_offer(&self) -> RtrSet {
         self.prefix.as_ref().map_or(RtrSet::NONE, RtrSet::of)
     }
 
-    /// Where the ULP's private data is within the frame's private data.
+    /// Returns where the ULP's private data are within the frame's private data.
     pub fn private_data(&self) -> Range<usize> {
         self.private_data.clone()
     }
@@ -172,7 +172,7 @@ impl PendingRequest {
         let prefix = match &self.prefix {
             Some(request) => Some(settle(request, params, &mut agreed)),
             None => {
-                // cxgb4 sends a zero-length Read as RTR on plain connections, too: leave room for one.
+                // cxgb4 sends a zero-length Read as RTR message on plain connections, too, so one must fit.
                 agreed.ird = agreed.ird.max(1);
                 None
             }
@@ -199,14 +199,14 @@ impl PendingRequest {
         Ok((len, agreed))
     }
 
-    /// Writes a rejecting reply that blames no depth: it returns the initiator's own values. Returns its length, or 0
-    /// when the private data (512 octets, 508 if enhanced) or the reply does not fit. TCP may stay open afterwards.
+    /// Writes a rejecting reply that returns the initiator's own depths, so that it blames none. Returns its length, or 0 if
+    /// the private data (512 octets, 508 if enhanced) or the reply do not fit. TCP may stay open afterwards.
     pub fn reject(&self, private_data: &[u8], out: &mut [u8]) -> usize {
         let prefix = self.prefix.map(|p| reject_prefix(&p, p.ird));
         self.emit_reject(prefix, private_data, out)
     }
 
-    /// Like [`Self::reject`], and says that our ULP needs this ORD, more than the initiator's IRD.
+    /// As [`Self::reject`], but tells that our ULP needs this ORD, which is more than the initiator's IRD.
     pub fn reject_insufficient_ird(
         &self,
         required_ord: u16,
@@ -249,7 +249,7 @@ impl PendingRequest {
     }
 }
 
-/// Settles depths and RTR with an enhanced request, and says so in a prefix.
+/// Decides depths and RTR message from an enhanced request, and writes them to a prefix.
 fn settle(request: &EnhancedPrefix, params: &LocalParams, agreed: &mut Agreed) -> EnhancedPrefix {
     //= rfc6581 section 9.1
     //# The responder and initiator MUST pass the peer's provided IRD and ORD
@@ -317,7 +317,7 @@ fn settle(request: &EnhancedPrefix, params: &LocalParams, agreed: &mut Agreed) -
     reply
 }
 
-/// One RTR message: the best of those both sides know, else one that we know.
+/// One RTR message: the best that both sides know, else one that we know.
 fn choose_rtr(offered: RtrSet, supported: RtrSet) -> Rtr {
     //= rfc6581 section 9.2
     //# If the responder does

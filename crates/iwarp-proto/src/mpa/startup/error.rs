@@ -1,19 +1,19 @@
-//! Everything that can go wrong before full operation, and what to do about it. RFC 5044 §7.1.2 and §8, RFC 6581 §8.
+//! The errors before full operation, and what to do about each. RFC 5044 §7.1.2 and §8, RFC 6581 §8.
 
 use crate::rdmap::TerminateCode;
 use core::fmt;
 
 /// Why MPA start-up fails.
 ///
-/// Errors in a frame of the peer mean: close the connection, report locally. Only some errors an initiator finds in an
-/// enhanced reply are worth a Terminate, because only then is the peer ready to read FPDUs; see [`Self::terminate`].
+/// After an error in a peer's frame, close the connection and report the error locally. An initiator sends a Terminate
+/// only after some errors of an enhanced reply, because only then does the peer read FPDUs; see [`Self::terminate`].
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub enum StartupError {
     /// The first 16 octets are no MPA key.
     BadKey,
-    /// A Request came where a Reply was due, or the other way round: both sides started in the same role.
+    /// A Request came instead of a Reply, or the other way round: both sides started in the same role.
     WrongRole,
-    /// A revision this side cannot, or is configured not to, speak.
+    /// This side cannot use that revision, or is configured not to.
     UnsupportedRevision {
         /// The revision received.
         revision: u8,
@@ -33,7 +33,7 @@ pub enum StartupError {
     InsufficientIrd {
         /// The responder's ORD.
         needed: u16,
-        /// The most we can have.
+        /// The highest IRD that we can have.
         max: u16,
     },
     /// The responder named no RTR message that we can send.
@@ -42,7 +42,7 @@ pub enum StartupError {
     PrivateDataTooLong {
         /// Its length in octets.
         len: usize,
-        /// What fits: 512, or 508 in an enhanced frame.
+        /// The length that fits: 512, or 508 in an enhanced frame.
         max: usize,
     },
     /// The output buffer is shorter than the frame.
@@ -55,7 +55,7 @@ pub enum StartupError {
 }
 
 impl StartupError {
-    /// The Terminate that the initiator owes the responder, if any, before it closes.
+    /// Returns the Terminate that the initiator sends before it closes, if any.
     pub const fn terminate(&self) -> Option<TerminateCode> {
         match self {
             //= rfc6581 section 9.1
@@ -81,13 +81,13 @@ impl StartupError {
             //# any error locally for which the special Error Code is not defined
             //# in Section 8 before resetting the connection.
             Self::Local => Some(TerminateCode::MPA_LOCAL_CATASTROPHIC),
-            // A malformed frame: who cannot send one will not read a Terminate either. RFC 5044 §8 wants TCP closed
+            // A malformed frame. A peer that cannot send a frame does not read a Terminate either, and RFC 5044 §8 wants TCP closed
             // at once.
             _ => None,
         }
     }
 
-    /// The MPA error code of RFC 5044 §8 and RFC 6581 §8 to report locally; `None` for misuse on this side.
+    /// Returns the MPA error code of RFC 5044 §8 and RFC 6581 §8 to report locally; `None` if this side misused the call.
     //= rfc5044 section 8
     //# The following errors MUST be detected by MPA and the codes SHOULD be
     //# provided to DDP or other Consumer:

@@ -24,7 +24,7 @@ pub enum FrameKind {
 }
 
 impl FrameKind {
-    /// The key that starts such a frame.
+    /// Returns the key that starts a frame of this kind.
     pub const fn key(self) -> &'static [u8; 16] {
         match self {
             Self::Request => &REQUEST_KEY,
@@ -32,7 +32,7 @@ impl FrameKind {
         }
     }
 
-    /// The other kind.
+    /// Returns the other kind.
     pub const fn other(self) -> Self {
         match self {
             Self::Request => Self::Reply,
@@ -54,12 +54,12 @@ impl Flags {
     pub const CRC: Self = Self(0x40);
     /// R: the responder rejects the connection. Not looked at in a request.
     pub const REJECT: Self = Self(0x20);
-    /// S: the private data starts with an enhanced prefix. Means something from revision 2 on.
+    /// S: the private data start with an enhanced prefix. It has a meaning from revision 2 on.
     pub const ENHANCED: Self = Self(0x10);
-    /// All bits that mean something.
+    /// All bits that have a meaning.
     pub const DEFINED: Self = Self(0xf0);
 
-    /// Whether all bits of `flag` are set.
+    /// Returns `true` if all bits of `flag` are set.
     #[inline]
     pub const fn has(self, flag: Self) -> bool {
         self.0 & flag.0 == flag.0
@@ -80,12 +80,12 @@ impl BitOr for Flags {
     }
 }
 
-/// A view of a frame: at least 20 octets, of whatever content.
+/// A view of a frame: at least 20 octets, with any content.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct FrameView<T>(T);
 
 impl<T: AsRef<[u8]>> FrameView<T> {
-    /// A view of the frame at the start of `octets`, or `None` when they are fewer than 20.
+    /// Makes a view of the frame at the start of `octets`. Returns `None` if they are fewer than 20.
     pub fn new(octets: T) -> Option<Self> {
         (octets.as_ref().len() >= FRAME_HEADER_LEN).then_some(Self(octets))
     }
@@ -102,7 +102,7 @@ impl<T: AsRef<[u8]>> FrameView<T> {
         self.head().get(field::KEY).unwrap_or_default()
     }
 
-    /// What the key says the frame is.
+    /// Returns the kind of frame that the key names.
     pub fn kind(&self) -> Option<FrameKind> {
         [FrameKind::Request, FrameKind::Reply]
             .into_iter()
@@ -222,7 +222,7 @@ impl FrameHeader {
         FRAME_HEADER_LEN + self.pd_length as usize
     }
 
-    /// Whether the private data starts with an enhanced prefix. In revisions 0 and 1 the S bit is a reserved bit, and
+    /// Returns `true` if the private data start with an enhanced prefix. In revisions 0 and 1 the S bit is a reserved bit, and
     /// reserved bits are not looked at.
     pub const fn is_enhanced(&self) -> bool {
         //= rfc6581 section 6
@@ -246,7 +246,7 @@ pub type RequestFrame<'a> = Frame<'a>;
 pub type ReplyFrame<'a> = Frame<'a>;
 
 impl<'a> Frame<'a> {
-    /// Reads the frame at the start of `octets`; `Ok(None)` when they end before it does.
+    /// Reads the frame at the start of `octets`. Returns `Ok(None)` if they end before the frame does.
     pub fn parse(octets: &'a [u8]) -> Result<Option<Self>, StartupError> {
         if octets.len() < FRAME_HEADER_LEN {
             return Ok(None);
@@ -285,7 +285,7 @@ impl<'a> Frame<'a> {
             .ok_or(StartupError::MissingEnhancedPrefix)
     }
 
-    /// The private data that is the ULP's: without the enhanced prefix.
+    /// Returns the ULP's private data: without the enhanced prefix.
     pub fn ulp_private_data(&self) -> &'a [u8] {
         let skip = if self.header.is_enhanced() {
             EnhancedPrefix::LEN

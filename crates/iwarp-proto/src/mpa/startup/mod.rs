@@ -1,8 +1,8 @@
 //! The MPA Request and Reply frames. RFC 5044 §7.1.1 and §7.1.2, RFC 6581 §6 and §9.
 //!
 //! Each side sends one frame: key (16), flags (1), revision (1), length of private data (2), private data. In enhanced
-//! frames (S set, revision 2) the private data begins with 4 octets of IRD, ORD and RTR offers. [`FrameReader`]
-//! collects a frame from a stream; what frames mean is [`negotiate`](super::negotiate)'s business.
+//! frames (S set, revision 2) the private data begin with 4 octets of IRD, ORD and RTR offers. [`FrameReader`]
+//! collects a frame from a stream; [`negotiate`](super::negotiate) decides what frames mean.
 
 mod error;
 mod frame;

@@ -15,10 +15,10 @@ const LOW: u16 = 0x4000;
 /// The 14 bits of IRD or ORD.
 const DEPTH: u16 = 0x3fff;
 
-/// As IRD or ORD: the sender does not negotiate it.
+/// This value of IRD or ORD means that the sender does not negotiate it.
 pub const NO_NEGOTIATION: u16 = 0x3fff;
 
-/// What precedes the ULP's private data in an enhanced frame.
+/// The octets before the ULP's private data in an enhanced frame.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct EnhancedPrefix {
     /// Inbound Read Requests the sender can take, 0 to 0x3ffe, or [`NO_NEGOTIATION`].

@@ -1,21 +1,21 @@
-//! Collects one frame from a stream that may arrive in any portions. RFC 5044 §7.1.2 rules 5, 8 and 9.
+//! Collects one frame from a stream that arrives in portions of any size. RFC 5044 §7.1.2 rules 5, 8 and 9.
 
 use super::{FRAME_HEADER_LEN, Frame, FrameHeader, FrameKind, MAX_FRAME_LEN, StartupError};
 use core::fmt;
 
-/// How far [`FrameReader::push`] got.
+/// The result of [`FrameReader::push`].
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Progress {
     /// All octets were taken and the frame is not complete yet.
     NeedMore,
     /// The frame is complete.
     Frame {
-        /// Octets of the last input that belong to the frame. Those after them are the first of full operation.
+        /// Octets of the last input that belong to the frame. The octets after them are the first of full operation.
         consumed: usize,
     },
 }
 
-/// Collects one frame in a buffer of its own, never taking an octet that follows it.
+/// Collects one frame in its own buffer, and never takes an octet that follows the frame.
 #[derive(Clone)]
 pub struct FrameReader {
     kind: FrameKind,
@@ -24,7 +24,7 @@ pub struct FrameReader {
 }
 
 impl FrameReader {
-    /// A reader that waits for this kind of frame.
+    /// Makes a reader that waits for this kind of frame.
     pub const fn new(kind: FrameKind) -> Self {
         Self {
             kind,
@@ -33,11 +33,12 @@ impl FrameReader {
         }
     }
 
-    /// Takes octets of the stream. Errors show as early as possible: a wrong key at its first wrong octet, a length that
-    /// is too long with the header. After an error the connection is of no use; after `Frame`, nothing more is taken.
+    /// Takes octets of the stream. Errors are reported as early as possible: a wrong key at its first wrong octet, a length
+    /// that is too long together with the header. After an error the connection cannot be used. After `Frame` nothing more is
+    /// taken.
     pub fn push(&mut self, mut input: &[u8]) -> Result<Progress, StartupError> {
         let mut consumed = 0;
-        // Twice at most: up to the end of the header, which tells where the private data ends.
+        // At most two turns: the first ends with the header, which tells where the private data end.
         loop {
             let missing = self.missing()?;
             if missing == 0 {
@@ -58,8 +59,8 @@ impl FrameReader {
         }
     }
 
-    /// The most octets to read from the stream next; zero when the frame is complete. A caller that reads no more than
-    /// that can leave what follows in the socket.
+    /// Returns how many octets to read from the stream next; zero if the frame is complete. A caller that reads no more than
+    /// that leaves in the socket what follows the frame.
     pub fn missing(&self) -> Result<usize, StartupError> {
         if self.len < FRAME_HEADER_LEN {
             return Ok(FRAME_HEADER_LEN - self.len);
@@ -69,12 +70,12 @@ impl FrameReader {
         Ok(header.frame_len().saturating_sub(self.len))
     }
 
-    /// Whether anything has arrived.
+    /// Returns `true` if any octet has arrived.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The frame, once it is complete.
+    /// Returns the frame if it is complete.
     pub fn frame(&self) -> Option<Frame<'_>> {
         Frame::parse(self.filled()).ok().flatten()
     }
@@ -83,7 +84,7 @@ impl FrameReader {
         self.buf.get(..self.len).unwrap_or_default()
     }
 
-    /// Compares as much of the key as there is.
+    /// Compares as much of the key as has arrived.
     fn check_key(&self) -> Result<(), StartupError> {
         //= rfc5044 section 7.1.2
         //# If a received "Key" does not match the expected value (see

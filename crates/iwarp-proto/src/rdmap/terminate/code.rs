@@ -53,7 +53,7 @@ macro_rules! codes {
             /// Every code the RFCs define.
             pub const ALL: &'static [Self] = &[$(Self::$name),*];
 
-            /// What the code means, in words; `None` for a code that no RFC defines.
+            /// Returns the meaning of the code in words; `None` for a code that no RFC defines.
             pub fn description(self) -> Option<&'static str> {
                 $(if self == Self::$name { return Some($text); })*
                 None
@@ -62,7 +62,7 @@ macro_rules! codes {
     };
 }
 
-/// Why a stream is terminated. Every value is representable; the named ones are all that the RFCs define.
+/// Why a stream is terminated. Every value can be represented; the named ones are those that the RFCs define.
 #[derive(Copy, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct TerminateCode {
     /// See [`Layer`]; four bits.
@@ -158,8 +158,8 @@ impl TerminateCode {
         }
     }
 
-    /// The same code with layer and error type exchanged, which is what one reads when the sender filled the first
-    /// octet in the wrong nibble order.
+    /// Returns the same code with layer and error type exchanged. That is what a receiver reads if the sender filled the
+    /// first octet in the wrong nibble order.
     #[inline]
     pub const fn swapped(self) -> Self {
         Self {
@@ -169,7 +169,7 @@ impl TerminateCode {
         }
     }
 
-    /// Whether a Terminate with this code should carry the DDP header and segment length of the offender
+    /// Returns `true` if a Terminate with this code shall carry DDP header and length of the segment that caused it
     /// (RFC 5040 §4.8 figure 10).
     //= rfc5040 section 4.8
     //# See Figure 10 for when this bit SHOULD be set.
@@ -181,7 +181,7 @@ impl TerminateCode {
         }
     }
 
-    /// Whether it should also carry the Read Request header, if a Read Request caused it.
+    /// Returns `true` if it shall also carry the Read Request header, if a Read Request caused it.
     pub const fn wants_read_request(self) -> bool {
         matches!(
             (Layer(self.layer), Etype(self.etype)),
@@ -193,7 +193,7 @@ impl TerminateCode {
 impl From<&HeaderError> for TerminateCode {
     fn from(error: &HeaderError) -> Self {
         match error {
-            // No RFC names this one. MPA's code 3 says that framing and content disagree; siw sends it, too.
+            // No RFC has this row. MPA's code 3 says that framing and content disagree; siw sends it, too.
             HeaderError::TooShort => Self::MPA_MARKER,
             HeaderError::BadDdpVersion { tagged: true } => Self::DDP_TAGGED_INVALID_VERSION,
             HeaderError::BadDdpVersion { tagged: false } => Self::DDP_UNTAGGED_INVALID_VERSION,

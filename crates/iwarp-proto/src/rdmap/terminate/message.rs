@@ -25,10 +25,10 @@ const M: u8 = 0x80;
 const D: u8 = 0x40;
 /// Terminated RDMA Header included.
 const R: u8 = 0x20;
-/// The same three in siw's places; mirrored, so `M` is the lowest bit.
+/// The same three at siw's positions, which are mirrored: `M` is the lowest bit.
 const SIW_MDR: u8 = 0x07;
 
-/// How the control word was laid out.
+/// The layout of the control word.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Layout {
     /// As RFC 5040 §4.8 draws it.
@@ -53,7 +53,7 @@ impl core::error::Error for TerminateError {}
 /// The content of a Terminate message, after the DDP header.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Terminate {
-    /// Why.
+    /// The reason.
     pub code: TerminateCode,
     /// Length of the offending DDP segment in octets, if known (M).
     pub ddp_segment_len: Option<u16>,
@@ -69,7 +69,7 @@ impl Terminate {
     /// Octets of the longest Terminate: control, length, untagged DDP header, Read Request.
     pub const MAX_LEN: usize = Self::CONTROL_LEN + 2 + UNTAGGED_HEADER_LEN + ReadRequest::LEN;
 
-    /// A Terminate that names no offender.
+    /// Makes a Terminate that carries no header of a segment.
     pub const fn new(code: TerminateCode) -> Self {
         Self {
             code,
@@ -79,7 +79,7 @@ impl Terminate {
         }
     }
 
-    /// A Terminate about a received segment, with as much of it as RFC 5040 §4.8 figure 10 wants for this code.
+    /// Makes a Terminate about a received segment, with the parts of it that RFC 5040 §4.8 figure 10 wants for this code.
     pub const fn about(
         code: TerminateCode,
         segment_len: u16,
@@ -116,11 +116,12 @@ impl Terminate {
         len
     }
 
-    /// Reads a Terminate. What its M, D and R bits announce but the octets do not hold is `None`: the stream is dead
-    /// either way, and the code is what matters.
+    /// Reads a Terminate. If its M, D and R bits announce more than the octets hold, the missing parts are `None`: the stream
+    /// ends in any case, and only the code matters.
     ///
-    /// A third octet with any of the low three bits is siw's layout. Without any of the six bits both layouts look
-    /// alike; then a code that is only defined with its nibbles exchanged counts as siw's, everything else as the RFC's.
+    /// If any of the low three bits of the third octet is set, the layout is siw's. If none of the six bits is set, both
+    /// layouts look alike: a code that is defined only with its nibbles exchanged is then read in siw's layout, every other
+    /// code in the RFC's.
     pub fn parse(octets: &[u8]) -> Result<(Self, Layout), TerminateError> {
         let control: &[u8; Self::CONTROL_LEN] = octets.first_chunk().ok_or(TerminateError)?;
         let flags = control[field::HEADER_CONTROL];
