@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
+use iwarp_figures::load::two_cpus;
 use serde_json::Value;
 
 use plan::{Point, What};
@@ -27,6 +28,8 @@ use samples::{Sample, Samples};
 use xtask::context::{Context, find_program};
 use xtask::process::{Log, cargo};
 
+/// Where recorded results are kept.
+const RESULTS: &str = "bench/results";
 /// Set for the copy of this program that runs inside the namespace.
 const INSIDE: &str = "IWARP_BENCH_INSIDE";
 /// How often a disturbed sample is taken.
@@ -57,6 +60,9 @@ pub(crate) struct BenchArgs {
     /// Keep the results in bench/results and the tables in bench/RESULTS.md
     #[arg(long)]
     record: bool,
+    /// Draw the results in bench/results once more, without measuring
+    #[arg(long, conflicts_with_all = ["quick", "only", "json", "rounds", "wait", "record", "list"])]
+    draw: bool,
     /// Do not install peers from Debian packages, even as root
     #[arg(long)]
     no_install: bool,
@@ -71,6 +77,9 @@ pub(crate) struct BenchArgs {
 /// When the build fails, a group is unknown, nothing could be measured, or results cannot be written.
 pub(crate) fn command(args: &BenchArgs) -> Result<()> {
     let context = Context::new(args.quick, !args.no_install)?;
+    if args.draw {
+        return draw_again(&context.root.join(RESULTS));
+    }
     let points = plan::points(args.quick, &args.only)?;
     if args.list {
         for p in &points {
@@ -222,7 +231,7 @@ fn measure(context: &Context, args: &BenchArgs, points: &[Point]) -> Result<()> 
     let mut bench = Bench {
         program: release.join("iwarp-bench"),
         programs: peers::Programs::new(context),
-        cpus: quiet::two_cpus(),
+        cpus: two_cpus(),
         quiet: Quiet::new(Duration::from_secs(wait)),
     };
     let facts = facts(context, &bench.program)?;
@@ -284,16 +293,14 @@ fn measure(context: &Context, args: &BenchArgs, points: &[Point]) -> Result<()> 
     let json = report::lines(&report.json())?;
     let mut dirs = vec![context.target.join("bench")];
     if args.record {
-        dirs.push(context.root.join("bench/results"));
+        dirs.push(context.root.join(RESULTS));
         record(&context.root.join("bench/RESULTS.md"), &text)?;
     }
     for dir in &dirs {
         std::fs::create_dir_all(dir)?;
         std::fs::write(dir.join("results.json"), &json)?;
         std::fs::write(dir.join("summary.md"), &text)?;
-        for (name, svg) in plot::all(&samples, &facts) {
-            std::fs::write(dir.join(name), svg)?;
-        }
+        draw(dir, &samples, &facts)?;
         println!("written: {}", dir.display());
     }
     if let Some(file) = &args.json {
@@ -303,6 +310,19 @@ fn measure(context: &Context, args: &BenchArgs, points: &[Point]) -> Result<()> 
         bail!("nothing could be measured");
     }
     Ok(())
+}
+
+fn draw(dir: &Path, samples: &Samples, facts: &Value) -> Result<()> {
+    for (name, svg) in plot::all(samples, facts)? {
+        std::fs::write(dir.join(name), svg)?;
+    }
+    Ok(())
+}
+
+fn draw_again(dir: &Path) -> Result<()> {
+    let results: Value = serde_json::from_slice(&std::fs::read(dir.join("results.json"))?)?;
+    let samples = Samples::of_results(&results).context("results.json has no samples")?;
+    draw(dir, &samples, &results["facts"])
 }
 
 fn progress(round: u32, rounds: u32, at: usize, of: usize, start: Instant, name: &str) {
@@ -359,7 +379,7 @@ fn facts(context: &Context, program: &Path) -> Result<Value> {
     facts["date"] = say("date", &["-u", "+%Y-%m-%dT%H:%M:%SZ"]).into();
     facts["rustc"] = say("rustc", &["--version"]).into();
     facts["namespace"] = std::env::var_os(INSIDE).is_some().into();
-    facts["pinned"] = quiet::two_cpus().is_some().into();
+    facts["pinned"] = two_cpus().is_some().into();
     Ok(facts)
 }
 

@@ -1,196 +1,173 @@
-//! Curves over the message size as SVG, double logarithmic.
+//! Curves over the message size: which series are shown, and how.
 
-use std::fmt::Write as _;
-
+use anyhow::{Result, anyhow};
+use iwarp_figures::plot::{Band, Curve, Figure, Mark, Panel, Style, Unit};
 use serde_json::Value;
 
 use super::report::facts_line;
 use super::samples::Samples;
-use super::sizes::{digits, show};
 
-const WIDTH: f64 = 860.0;
-const HEIGHT: f64 = 520.0;
-const LEFT: f64 = 70.0;
-const RIGHT: f64 = 230.0;
-const TOP: f64 = 64.0;
-const BOTTOM: f64 = 56.0;
-const INK: &str = "#24292f";
-const GRID: &str = "#e1e4e8";
+/// A file with one panel.
+struct Drawing {
+    file: &'static str,
+    title: &'static str,
+    metric: &'static str,
+    unit: Unit,
+    /// The metric's own unit in that of the axis.
+    factor: f64,
+    series: &'static [Series],
+}
 
-/// A curve: series, name, colour (Okabe–Ito, which colour-blind readers can tell apart), dashed.
-type Style = (&'static str, &'static str, &'static str, bool);
+/// Series, name in the legend, colour (Okabe–Ito, which colour-blind readers can tell apart), mark, dashed.
+type Series = (&'static str, &'static str, (u8, u8, u8), Mark, bool);
 
-const BANDWIDTH: &[Style] = &[
-    ("bw:tcp", "TCP", "#000000", false),
-    ("bw:tcp-nagle", "TCP, Nagle", "#000000", true),
-    ("bw:probe-batch", "framing only", "#999999", true),
-    ("bw:probe-batch-crc", "framing only, CRC", "#999999", false),
-    ("bw:write", "Write", "#d55e00", true),
-    ("bw:write-crc", "Write, CRC", "#d55e00", false),
-    ("bw:send-crc", "Send, CRC", "#0072b2", false),
-    ("bw:read-crc", "Read, CRC", "#009e73", false),
-    ("bw:ib-write", "ib_write_bw", "#56b4e9", false),
-    ("bw:ucx-tag", "UCX tag", "#cc79a7", false),
-    ("bw:ucx-stream", "UCX stream", "#cc79a7", true),
-    ("bw:fi-msg", "libfabric msg", "#e69f00", false),
-];
+const BLACK: (u8, u8, u8) = (0, 0, 0);
+const GREY: (u8, u8, u8) = (0x99, 0x99, 0x99);
+const RED: (u8, u8, u8) = (0xd5, 0x5e, 0x00);
+const BLUE: (u8, u8, u8) = (0x00, 0x72, 0xb2);
+const GREEN: (u8, u8, u8) = (0x00, 0x9e, 0x73);
+const SKY: (u8, u8, u8) = (0x56, 0xb4, 0xe9);
+const PINK: (u8, u8, u8) = (0xcc, 0x79, 0xa7);
+const ORANGE: (u8, u8, u8) = (0xe6, 0x9f, 0x00);
 
-const LATENCY: &[Style] = &[
-    ("lat:tcp-block", "TCP blocking", "#000000", true),
-    ("lat:tcp-spin", "TCP spinning", "#000000", false),
-    ("lat:probe-spin-crc", "framing only, CRC", "#999999", false),
-    ("lat:write-event-crc", "Write, event, CRC", "#d55e00", true),
-    (
-        "lat:write-spin-crc",
-        "Write, spinning, CRC",
-        "#d55e00",
-        false,
-    ),
-    ("lat:send-spin-crc", "Send, spinning, CRC", "#0072b2", false),
-    ("lat:ib-write", "ib_write_lat", "#56b4e9", false),
-    ("lat:ucx-tag", "UCX tag", "#cc79a7", false),
-    ("lat:fi-pingpong", "libfabric ping-pong", "#e69f00", false),
+const DRAWINGS: &[Drawing] = &[
+    Drawing {
+        file: "bandwidth.svg",
+        title: "One direction",
+        metric: "gbps",
+        unit: Unit::OctetsPerSecond,
+        factor: 1e9,
+        series: &[
+            ("bw:tcp", "TCP", BLACK, Mark::Circle, false),
+            ("bw:tcp-nagle", "TCP, Nagle", BLACK, Mark::Circle, true),
+            (
+                "bw:probe-batch-crc",
+                "framing only, CRC",
+                GREY,
+                Mark::Pentagon,
+                false,
+            ),
+            (
+                "bw:probe-batch",
+                "framing only, no CRC",
+                GREY,
+                Mark::Pentagon,
+                true,
+            ),
+            ("bw:write-crc", "Write, CRC", RED, Mark::Triangle, false),
+            ("bw:write", "Write, no CRC", RED, Mark::Triangle, true),
+            ("bw:send-crc", "Send, CRC", BLUE, Mark::Square, false),
+            ("bw:read-crc", "Read, CRC", GREEN, Mark::Diamond, false),
+            ("bw:ib-write", "ib_write_bw", SKY, Mark::Diamond, true),
+            ("bw:ucx-tag", "UCX tag", PINK, Mark::Inverted, false),
+            ("bw:ucx-stream", "UCX stream", PINK, Mark::Inverted, true),
+            ("bw:fi-msg", "libfabric msg", ORANGE, Mark::Square, true),
+        ],
+    },
+    Drawing {
+        file: "latency.svg",
+        title: "Half round trip",
+        metric: "med_us",
+        unit: Unit::Seconds,
+        factor: 1e-6,
+        series: &[
+            ("lat:tcp-spin", "TCP spinning", BLACK, Mark::Circle, false),
+            ("lat:tcp-block", "TCP blocking", BLACK, Mark::Circle, true),
+            (
+                "lat:probe-spin-crc",
+                "framing only, CRC",
+                GREY,
+                Mark::Pentagon,
+                false,
+            ),
+            (
+                "lat:write-spin-crc",
+                "Write, spinning, CRC",
+                RED,
+                Mark::Triangle,
+                false,
+            ),
+            (
+                "lat:write-event-crc",
+                "Write, event, CRC",
+                RED,
+                Mark::Triangle,
+                true,
+            ),
+            (
+                "lat:send-spin-crc",
+                "Send, spinning, CRC",
+                BLUE,
+                Mark::Square,
+                false,
+            ),
+            ("lat:ib-write", "ib_write_lat", SKY, Mark::Diamond, false),
+            ("lat:ucx-tag", "UCX tag", PINK, Mark::Inverted, false),
+            (
+                "lat:fi-pingpong",
+                "libfabric ping-pong",
+                ORANGE,
+                Mark::Square,
+                true,
+            ),
+        ],
+    },
 ];
 
 /// File names and drawings; none for what was not measured.
-pub(super) fn all(samples: &Samples, facts: &Value) -> Vec<(&'static str, String)> {
-    let line = facts_line(facts);
-    [
-        ("bandwidth.svg", "One direction, GB/s", "gbps", BANDWIDTH),
-        ("latency.svg", "Half round trip, µs", "med_us", LATENCY),
-    ]
-    .into_iter()
-    .filter_map(|(file, title, metric, styles)| {
-        Some((file, draw(samples, title, &line, metric, styles)?))
-    })
-    .collect()
-}
-
-fn draw(
-    samples: &Samples,
-    title: &str,
-    line: &str,
-    metric: &str,
-    styles: &[Style],
-) -> Option<String> {
-    let curves: Vec<(&Style, Vec<(f64, f64)>)> = styles
+///
+/// # Errors
+/// When something cannot be drawn.
+pub(super) fn all(samples: &Samples, facts: &Value) -> Result<Vec<(&'static str, String)>> {
+    let facts = facts_line(facts);
+    DRAWINGS
         .iter()
-        .map(|style| {
-            let points = samples.sizes(style.0).into_iter().filter_map(|size| {
-                let spread = samples.value((style.0, size), metric)?;
-                (spread.median > 0.0).then_some((size as f64, spread.median))
-            });
-            (style, points.collect::<Vec<_>>())
-        })
-        .filter(|(_, points)| !points.is_empty())
-        .collect();
-    let all = || curves.iter().flat_map(|c| &c.1);
-    let range = |of: fn(&(f64, f64)) -> f64| {
-        all()
-            .map(of)
-            .fold((f64::MAX, 0.0f64), |(a, b), v| (a.min(v), b.max(v)))
-    };
-    if curves.is_empty() {
-        return None;
-    }
-    let ((x0, x1), (y0, y1)) = (range(|p| p.0), range(|p| p.1));
-    // A single size still needs an axis with some length.
-    let (x0, x1) = (x0 / 1.2, x1 * 1.2);
-    let (y0, y1) = (
-        10f64.powf(y0.log10().floor()),
-        10f64.powf(y1.log10().ceil()),
-    );
-    let y1 = if y1 > y0 { y1 } else { y0 * 10.0 };
-    let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
-    let px = |v: f64| LEFT + (v / x0).ln() / (x1 / x0).ln() * (right - LEFT);
-    let py = |v: f64| bottom - (v / y0).ln() / (y1 / y0).ln() * (bottom - TOP);
-    let mut s = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{HEIGHT}\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
-         font-family=\"sans-serif\" font-size=\"12\" fill=\"{INK}\">\n\
-         <rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n\
-         <text x=\"{LEFT}\" y=\"26\" font-size=\"16\" font-weight=\"bold\">{title}</text>\n\
-         <text x=\"{LEFT}\" y=\"44\" font-size=\"10\">{}</text>\n",
-        escape(line)
-    );
-    let mut ten = y0;
-    while ten <= y1 * 1.001 {
-        for step in [1.0, 2.0, 5.0] {
-            let v = ten * step;
-            if v > y1 * 1.001 {
-                break;
+        .filter_map(|drawing| {
+            let panel = drawing.panel(samples);
+            if panel.curves.is_empty() {
+                return None;
             }
-            let y = py(v);
-            let _ = writeln!(
-                s,
-                "<line x1=\"{LEFT}\" y1=\"{y:.1}\" x2=\"{right}\" y2=\"{y:.1}\" stroke=\"{GRID}\"/>"
-            );
-            let _ = writeln!(
-                s,
-                "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
-                LEFT - 6.0,
-                y + 4.0,
-                digits(v)
-            );
-        }
-        ten *= 10.0;
-    }
-    let mut sizes: Vec<f64> = all().map(|p| p.0).collect();
-    sizes.sort_by(f64::total_cmp);
-    sizes.dedup();
-    for v in sizes {
-        let x = px(v);
-        let _ = writeln!(
-            s,
-            "<line x1=\"{x:.1}\" y1=\"{TOP}\" x2=\"{x:.1}\" y2=\"{bottom}\" stroke=\"{GRID}\"/>"
-        );
-        let _ = writeln!(
-            s,
-            "<text x=\"{x:.1}\" y=\"{}\" text-anchor=\"middle\">{}</text>",
-            bottom + 18.0,
-            show(v as u64)
-        );
-    }
-    for (at, ((_, name, colour, dashed), points)) in curves.iter().enumerate() {
-        let dash = if *dashed {
-            " stroke-dasharray=\"6 4\""
-        } else {
-            ""
-        };
-        let path: Vec<String> = points
-            .iter()
-            .map(|&(x, y)| format!("{:.1},{:.1}", px(x), py(y)))
-            .collect();
-        let _ = writeln!(
-            s,
-            "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"{dash}/>",
-            path.join(" ")
-        );
-        for &(x, y) in points {
-            let _ = writeln!(
-                s,
-                "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"3\" fill=\"{colour}\"/>",
-                px(x),
-                py(y)
-            );
-        }
-        let (x, y) = (right + 16.0, TOP + 10.0 + at as f64 * 20.0);
-        let _ = writeln!(
-            s,
-            "<line x1=\"{x}\" y1=\"{y}\" x2=\"{}\" y2=\"{y}\" stroke=\"{colour}\" stroke-width=\"2\"{dash}/>\
-             <text x=\"{}\" y=\"{}\">{name}</text>",
-            x + 26.0,
-            x + 32.0,
-            y + 4.0
-        );
-    }
-    s.push_str("</svg>\n");
-    Some(s)
+            let figure = Figure {
+                title: "iwarp beside others".into(),
+                band: Band::Quartiles,
+                facts: facts.clone(),
+                panels: vec![panel],
+            };
+            let svg = figure
+                .svg()
+                .map_err(|error| anyhow!("cannot draw {}: {error}", drawing.file));
+            Some(svg.map(|svg| (drawing.file, svg)))
+        })
+        .collect()
 }
 
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
+impl Drawing {
+    fn panel(&self, samples: &Samples) -> Panel {
+        let curve = |&(series, name, colour, mark, dashed): &Series| {
+            let points: Vec<_> = samples
+                .sizes(series)
+                .into_iter()
+                .filter_map(|size| {
+                    let measured = samples.value((series, size), self.metric)?;
+                    Some((size, measured.spread.times(self.factor)))
+                })
+                .collect();
+            (!points.is_empty()).then(|| Curve {
+                name: name.to_owned(),
+                style: Style {
+                    colour,
+                    mark,
+                    dashed,
+                },
+                points,
+            })
+        };
+        Panel {
+            title: self.title.into(),
+            unit: self.unit,
+            curves: self.series.iter().filter_map(curve).collect(),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -200,30 +177,33 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn curves_are_finite_and_what_is_missing_is_left_out() {
+    fn what_is_missing_is_left_out_and_units_are_those_of_the_axis() {
         let mut samples = Samples::new(1, 1);
         for (size, v) in [(64, 0.03), (1 << 20, 5.0)] {
             samples.add(sample(0, "bw:tcp", size, &[("gbps", v)], true));
         }
-        let drawn = all(&samples, &json!({ "cpu": "<a> & b" }));
+        let drawn = all(&samples, &json!({ "cpu": "<a> & b" })).unwrap();
         assert_eq!(drawn.len(), 1);
         let svg = &drawn[0].1;
-        assert!(svg.contains("&lt;a&gt; &amp; b") && svg.ends_with("</svg>\n"));
-        assert!(!svg.contains("NaN") && !svg.contains("inf"));
-        assert_eq!(
-            (
-                svg.matches("<circle").count(),
-                svg.matches("<polyline").count()
-            ),
-            (2, 1)
-        );
+        assert!(svg.contains("&lt;a&gt; &amp; b") && svg.contains("\n1 GB/s\n"));
+        assert!(svg.contains("\nTCP\n") && !svg.contains("\nWrite, CRC\n"));
+        samples.add(sample(0, "lat:tcp-spin", 4, &[("med_us", 10.0)], true));
+        let drawn = all(&samples, &json!({})).unwrap();
+        assert!(drawn[1].1.contains("\n10 µs\n"), "{}", drawn[1].1);
     }
 
     #[test]
-    fn a_single_point_can_be_drawn() {
-        let mut samples = Samples::new(1, 1);
-        samples.add(sample(0, "lat:tcp-spin", 4, &[("med_us", 10.0)], true));
-        let drawn = all(&samples, &json!({}));
-        assert!(drawn[0].1.contains("<circle") && !drawn[0].1.contains("NaN"));
+    fn curves_of_a_drawing_differ_without_colour() {
+        for drawing in DRAWINGS {
+            for (at, one) in drawing.series.iter().enumerate() {
+                assert!(
+                    drawing.series[..at]
+                        .iter()
+                        .all(|other| (one.3, one.4) != (other.3, other.4)),
+                    "{} looks like another curve",
+                    one.1
+                );
+            }
+        }
     }
 }

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
-use super::samples::{Samples, Spread};
+use super::samples::{Measured, Samples};
 use super::sizes::{digits, show};
 use super::targets::{self, Verdict};
 
@@ -60,7 +60,7 @@ pub(super) fn facts_line(facts: &Value) -> String {
     )
 }
 
-fn cell(spread: Option<Spread>) -> String {
+fn cell(spread: Option<Measured>) -> String {
     spread.map_or_else(
         || "–".into(),
         |s| {
@@ -75,7 +75,7 @@ fn cell(spread: Option<Spread>) -> String {
     )
 }
 
-fn short(spread: Option<Spread>) -> String {
+fn short(spread: Option<Measured>) -> String {
     spread.map_or_else(|| "–".into(), |s| digits(s.median))
 }
 

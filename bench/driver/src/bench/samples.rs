@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use iwarp_figures::Spread;
 use serde_json::{Map, Value, json};
 
 /// One measurement.
@@ -59,31 +60,25 @@ impl Sample {
     }
 }
 
-/// Median and extremes.
+/// A metric of a series at a size, or a ratio of two.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Spread {
-    pub(super) median: f64,
-    pub(super) min: f64,
-    pub(super) max: f64,
-    pub(super) count: usize,
+pub(super) struct Measured {
+    pub(super) spread: Spread,
     /// All of it was measured while others were busy.
     pub(super) noisy: bool,
 }
 
-impl Spread {
-    fn of(mut values: Vec<f64>, noisy: bool) -> Option<Self> {
-        values.retain(|v| v.is_finite());
-        values.sort_by(f64::total_cmp);
-        let (&min, &max) = (values.first()?, values.last()?);
-        let n = values.len();
-        let median = (values[(n - 1) / 2] + values[n / 2]) / 2.0;
-        Some(Self {
-            median,
-            min,
-            max,
-            count: n,
-            noisy,
-        })
+impl Measured {
+    fn of(values: Vec<f64>, noisy: bool) -> Option<Self> {
+        Spread::of(values).map(|spread| Self { spread, noisy })
+    }
+}
+
+impl std::ops::Deref for Measured {
+    type Target = Spread;
+
+    fn deref(&self) -> &Spread {
+        &self.spread
     }
 }
 
@@ -106,6 +101,23 @@ impl Samples {
             rounds,
             turns,
         }
+    }
+
+    /// Reads back what was written to `results.json`. Returns `None` if it is something else.
+    pub(super) fn of_results(results: &Value) -> Option<Self> {
+        let count = |name: &str| u32::try_from(results.get(name)?.as_u64()?).ok();
+        let mut samples = Self::new(count("rounds")?, count("turns")?);
+        for sample in results.get("samples")?.as_array()? {
+            samples.add(Sample::new(
+                u32::try_from(sample.get("turn")?.as_u64()?).ok()?,
+                sample.get("series")?.as_str()?.to_owned(),
+                sample.get("size")?.as_u64()?,
+                sample.get("values")?,
+                sample.get("others")?.as_f64()?,
+                sample.get("kept")?.as_bool()?,
+            ));
+        }
+        Some(samples)
     }
 
     pub(super) fn add(&mut self, sample: Sample) {
@@ -170,17 +182,17 @@ impl Samples {
             .and_then(|s| s.values.get(metric).copied())
     }
 
-    fn over_turns(&self, value: impl Fn(u32, bool) -> Option<f64>) -> Option<Spread> {
+    fn over_turns(&self, value: impl Fn(u32, bool) -> Option<f64>) -> Option<Measured> {
         let collect = |noisy| {
             (0..self.rounds * self.turns)
                 .filter_map(|t| value(t, noisy))
                 .collect()
         };
-        Spread::of(collect(false), false).or_else(|| Spread::of(collect(true), true))
+        Measured::of(collect(false), false).or_else(|| Measured::of(collect(true), true))
     }
 
     /// A metric of a series.
-    pub(super) fn value(&self, key: Key<'_>, metric: &str) -> Option<Spread> {
+    pub(super) fn value(&self, key: Key<'_>, metric: &str) -> Option<Measured> {
         self.over_turns(|turn, noisy| self.in_turn(key, metric, turn, noisy))
     }
 
@@ -210,7 +222,7 @@ impl Samples {
         below: &[Key<'_>],
         metric: &str,
         large: bool,
-    ) -> Option<Spread> {
+    ) -> Option<Measured> {
         self.over_turns(|turn, noisy| {
             let a = self.best(above, metric, large, turn, noisy)?;
             let b = self.best(below, metric, large, turn, noisy)?;
@@ -219,7 +231,12 @@ impl Samples {
     }
 
     /// The best of some series.
-    pub(super) fn best_value(&self, keys: &[Key<'_>], metric: &str, large: bool) -> Option<Spread> {
+    pub(super) fn best_value(
+        &self,
+        keys: &[Key<'_>],
+        metric: &str,
+        large: bool,
+    ) -> Option<Measured> {
         self.over_turns(|turn, noisy| self.best(keys, metric, large, turn, noisy))
     }
 }
@@ -267,6 +284,19 @@ pub(super) mod tests {
             s.ratio(&[("write", 64)], &[("tcp", 65)], "gbps", true)
                 .is_none()
         );
+    }
+
+    #[test]
+    fn results_can_be_read_back() {
+        let mut samples = Samples::new(2, 1);
+        samples.add(sample(1, "tcp", 64, &[("gbps", 9.0)], false));
+        let results = json!({ "rounds": 2, "turns": 1, "samples": samples.json() });
+        let back = Samples::of_results(&results).unwrap();
+        assert_eq!(
+            (back.json(), back.rounds(), back.turns()),
+            (samples.json(), 2, 1)
+        );
+        assert!(Samples::of_results(&json!({ "rounds": 2 })).is_none());
     }
 
     #[test]

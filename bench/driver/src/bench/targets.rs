@@ -1,6 +1,6 @@
 //! What is to be reached, and whether it is: ratios to plain TCP and to other software in the same turns.
 
-use super::samples::{Key, Samples, Spread};
+use super::samples::{Key, Measured, Samples};
 
 /// How a target is computed.
 #[derive(Debug, Clone)]
@@ -42,7 +42,7 @@ impl Verdict {
 }
 
 impl Target {
-    pub(super) fn check(&self, samples: &Samples) -> (Option<Spread>, Verdict) {
+    pub(super) fn check(&self, samples: &Samples) -> (Option<Measured>, Verdict) {
         let large = self.metric_is_better_large();
         let spread = match &self.measure {
             Measure::Ratio(a, b) => samples.ratio(a, b, self.metric, large),

@@ -58,6 +58,13 @@ impl Peer {
     }
 }
 
+impl Peer {
+    /// Its process.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+}
+
 impl Drop for Peer {
     fn drop(&mut self) {
         // Errors mean that it is dead already.

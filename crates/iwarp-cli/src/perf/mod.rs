@@ -20,9 +20,10 @@ use crate::error::{Context as _, Error, Result};
 use args::{ConnectArgs, MeasureArgs, PerfCommand};
 use control::{Control, DEFAULT_PORT};
 use host::HostInfo;
+use iwarp_figures::load::{self, Watch, Watched};
 use plan::Plan;
 use point::{Transport, Wire};
-use report::Report;
+use report::{Others, Report};
 use std::fs::File;
 use std::io::Write as _;
 use std::path::Path;
@@ -49,16 +50,18 @@ fn run_local(m: &MeasureArgs) -> Result<()> {
     let outputs = Outputs::open(m)?;
     // Before binding to one CPU, or it would be the only one there is.
     let host = HostInfo::here();
-    let cpus = if m.no_pin { None } else { pin::two_cpus() };
+    let cpus = if m.no_pin { None } else { load::two_cpus() };
     // The peer first: it must not inherit this end's CPU.
     let peer = local::Peer::spawn(cpus.map(|c| c.1))?;
     if let Some((cpu, _)) = cpus {
         pin::pin_to(cpu);
     }
     let (control, _) = Control::connect(peer.addr)?;
+    let watch = Watching::start(cpus, Some(peer.id()));
     let samples = run::run(&plan, control, false)?;
+    let others = watch.others();
     drop(peer);
-    outputs.write(&Report::new(&plan, &samples, host, None))
+    outputs.write(&Report::new(&plan, &samples, host, None, others))
 }
 
 fn run_remote(c: &ConnectArgs) -> Result<()> {
@@ -68,13 +71,46 @@ fn run_remote(c: &ConnectArgs) -> Result<()> {
     for addr in control::resolve(&c.addr, DEFAULT_PORT)? {
         match Control::connect(addr) {
             Ok((control, peer)) => {
+                let watch = Watching::start(None, None);
                 let samples = run::run(&plan, control, false)?;
-                return outputs.write(&Report::new(&plan, &samples, HostInfo::here(), peer));
+                let host = HostInfo::here();
+                let report = Report::new(&plan, &samples, host, peer, watch.others());
+                return outputs.write(&report);
             }
             Err(e) => last = e,
         }
     }
     Err(last)
+}
+
+/// Looks at what other programs do while a run goes on.
+#[derive(Debug)]
+struct Watching {
+    watch: Watch,
+    cpus: usize,
+}
+
+impl Watching {
+    /// Begins. The run is bound to `pinned`, or uses any CPU that it may; `peer` is its other process on this machine.
+    fn start(pinned: Option<(usize, usize)>, peer: Option<u32>) -> Self {
+        let cpus = pinned.map_or_else(load::allowed_cpus, |(a, b)| vec![a, b]);
+        Self {
+            cpus: cpus.len(),
+            watch: Watch::start(Watched {
+                cpus,
+                own: peer.into_iter().collect(),
+                interrupts: false,
+            }),
+        }
+    }
+
+    /// What they did until now.
+    fn others(&self) -> Others {
+        Others {
+            used: self.watch.others(),
+            of: self.cpus,
+        }
+    }
 }
 
 /// Files are opened before the run: two minutes of work must not end in "no such directory".
@@ -101,7 +137,7 @@ impl Outputs {
 
     fn write(self, report: &Report) -> Result<()> {
         if let Some(mut f) = self.plot {
-            f.write_all(report.svg().as_bytes())
+            f.write_all(report.svg()?.as_bytes())
                 .context("cannot write the plot")?;
         }
         let mut out = std::io::stdout().lock();

@@ -1,14 +1,7 @@
 //! One CPU for each end when both are on this machine: without it the scheduler moves them about and latency jumps between
 //! "same CPU" and "two CPUs" from run to run.
 
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-
-/// Two CPUs this process may use, the second for the peer; `None` when there is only one.
-pub(crate) fn two_cpus() -> Option<(usize, usize)> {
-    let allowed = sched_getaffinity(None).ok()?;
-    let mut cpus = (0..CpuSet::MAX_CPU).filter(|&c| allowed.is_set(c));
-    Some((cpus.next()?, cpus.next()?))
-}
+use rustix::thread::{CpuSet, sched_setaffinity};
 
 /// Binds the calling thread, and every thread it starts later, to one CPU. Not being allowed to only costs steadiness.
 pub(crate) fn pin_to(cpu: usize) {

@@ -75,10 +75,7 @@ pub(crate) fn run(plan: &Plan, control: Control, quiet: bool) -> Result<Vec<Samp
     let mut governor = Governor::start(plan, Instant::now());
     for round in 0..plan.rounds {
         if round > 0 && governor.is_over(Instant::now()) {
-            tracing::warn!(
-                rounds = round,
-                "the time is used up; fewer rounds than planned"
-            );
+            // The report says how many rounds there were.
             break;
         }
         for group in &plan.groups {

@@ -1,6 +1,7 @@
 //! The machine-readable form. Keys are a promise to scripts: add, never rename.
 
-use super::{Report, Row, Spread};
+use super::{Report, Row};
+use iwarp_figures::Spread;
 use serde_json::{Value, json};
 
 impl Report {
@@ -17,6 +18,8 @@ impl Report {
             "results": self.rows.iter().map(|r| self.result(r)).collect::<Vec<_>>(),
             "rounds": self.rounds,
             "markers": self.markers,
+            "cpus": self.others.of,
+            "cpus_used_by_others": figure(self.others.used),
         });
         if let (Some(peer), Some(map)) = (&self.peer, all.as_object_mut()) {
             map.insert("peer".to_owned(), json!(peer));
@@ -82,7 +85,7 @@ mod tests {
     fn keys_are_the_promised_ones() {
         let text = example().json();
         let v: Value = serde_json::from_str(&text).unwrap();
-        for key in ["host", "tcp", "results"] {
+        for key in ["host", "tcp", "results", "cpus", "cpus_used_by_others"] {
             assert!(v.get(key).is_some(), "{key}");
         }
         for key in [

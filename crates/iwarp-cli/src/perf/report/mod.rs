@@ -9,30 +9,20 @@ use super::host::HostInfo;
 use super::plan::Plan;
 use super::point::{Metric, Op, Point, Poll};
 use super::run::{Sample, Value};
+use iwarp_figures::Spread;
 use std::collections::BTreeSet;
 
-/// Median with its spread over the rounds.
+/// CPUs that other programs used during a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Spread {
-    pub(super) median: f64,
-    pub(super) min: f64,
-    pub(super) max: f64,
+pub(super) struct Others {
+    /// On average.
+    pub(super) used: f64,
+    /// How many CPUs were watched: those that the run was bound to, or all that it might use.
+    pub(super) of: usize,
 }
 
-impl Spread {
-    /// `None` of nothing.
-    fn of(mut v: Vec<f64>) -> Option<Self> {
-        v.retain(|x| x.is_finite());
-        v.sort_unstable_by(f64::total_cmp);
-        let (&min, &max) = (v.first()?, v.last()?);
-        let (a, b) = (v.get((v.len() - 1) / 2)?, v.get(v.len() / 2)?);
-        Some(Self {
-            median: (a + b) / 2.0,
-            min,
-            max,
-        })
-    }
-}
+/// Above this share of the CPUs others disturb the figures: then a person has to know.
+const BUSY: f64 = 0.1;
 
 /// One line of results: everything about one operation, size, CRC setting and way of waiting.
 #[derive(Debug, Clone, PartialEq)]
@@ -62,6 +52,8 @@ pub(crate) struct Report {
     tcp: Vec<Row>,
     rows: Vec<Row>,
     rounds: u32,
+    planned: u32,
+    others: Others,
 }
 
 impl Report {
@@ -71,6 +63,7 @@ impl Report {
         samples: &[Sample],
         host: HostInfo,
         peer: Option<HostInfo>,
+        others: Others,
     ) -> Self {
         let keys: BTreeSet<_> = samples
             .iter()
@@ -90,7 +83,19 @@ impl Report {
             tcp,
             rows,
             rounds,
+            planned: plan.rounds,
+            others,
         }
+    }
+
+    /// Says that other programs disturbed the run, if they did.
+    fn busy(&self) -> Option<String> {
+        let Others { used, of } = self.others;
+        (used > of as f64 * BUSY).then(|| {
+            format!(
+                "Busy machine: other programs used {used:.1} of {of} CPU(s) during this run. Expect better and steadier figures without them."
+            )
+        })
     }
 
     /// The TCP row beside a row.
@@ -259,7 +264,8 @@ pub(super) mod tests {
             date: "2024-02-29T12:00:00Z".to_owned(),
             iwarp: "0.1.0".to_owned(),
         };
-        Report::new(&plan, &samples, host, None)
+        let others = Others { used: 0.1, of: 2 };
+        Report::new(&plan, &samples, host, None, others)
     }
 
     #[test]
@@ -284,19 +290,5 @@ pub(super) mod tests {
                 .iter()
                 .all(|t| t.lat_ratio.is_none() && t.bw_ratio.is_none())
         );
-    }
-
-    #[test]
-    fn medians_of_even_and_odd_counts() {
-        assert_eq!(
-            Spread::of(vec![3.0, 1.0, 2.0]).unwrap(),
-            Spread {
-                median: 2.0,
-                min: 1.0,
-                max: 3.0
-            }
-        );
-        assert_eq!(Spread::of(vec![4.0, 1.0, 2.0, 3.0]).unwrap().median, 2.5);
-        assert_eq!(Spread::of(vec![f64::NAN]), None);
     }
 }

@@ -1,8 +1,9 @@
 //! The human form: one table per way of waiting, then the comparison with 2005.
 
-use super::{Report, Row, Spread};
+use super::{Report, Row};
 use crate::perf::point::Poll;
 use crate::units::{digits3, message_rate, rate, size};
+use iwarp_figures::Spread;
 use std::fmt::Write as _;
 
 const HEAD: [&str; 9] = [
@@ -34,12 +35,22 @@ impl Report {
                 p.cpu, p.cores, p.kernel, p.congestion_control
             );
         }
+        if let Some(busy) = self.busy() {
+            let _ = writeln!(out, "{busy}");
+        }
         let markers = if self.markers { ", markers" } else { "" };
         let _ = writeln!(
             out,
             "half round trips; {} connection(s), {} outstanding{markers}; medians of {} rounds, ratios [min–max]",
             self.qps, self.depth, self.rounds
         );
+        if self.rounds < self.planned {
+            let _ = writeln!(
+                out,
+                "{} rounds were planned, but then the time was over",
+                self.planned
+            );
+        }
         for (poll, title) in [(Poll::Spin, "Spinning"), (Poll::Event, "Blocking (event)")] {
             let mut lines: Vec<_> = self
                 .tcp
@@ -149,6 +160,24 @@ mod tests {
             assert!(l.chars().count() <= 120, "too wide: {l}");
             assert_eq!(l, l.trim_end());
         }
+    }
+
+    #[test]
+    fn a_busy_machine_and_missing_rounds_are_named_before_the_table() {
+        let mut report = example();
+        let before = |report: &Report, piece: &str| {
+            let table = report.table();
+            let head = table.split("Spinning").next().unwrap_or_default();
+            head.contains(piece)
+        };
+        assert!(!before(&report, "Busy") && !before(&report, "planned"));
+        report.others.used = 1.3;
+        report.planned = 5;
+        assert!(before(
+            &report,
+            "Busy machine: other programs used 1.3 of 2 CPU(s)"
+        ));
+        assert!(before(&report, "5 rounds were planned"));
     }
 
     #[test]

@@ -1,0 +1,181 @@
+//! Who uses the processors: the kernel's account of them, less what the measuring processes used.
+
+use std::time::Instant;
+
+use rustix::thread::{CpuSet, sched_getaffinity};
+
+/// Ticks of /proc per second: fixed for programs on Linux, whatever the kernel's own.
+const TICKS: f64 = 100.0;
+
+/// Columns of /proc/stat: user, nice, system, and what a hypervisor took away.
+const PROGRAMS: &[usize] = &[0, 1, 2, 7];
+/// The same with interrupts.
+const INTERRUPTS: &[usize] = &[0, 1, 2, 5, 6, 7];
+
+/// The CPUs that this thread may use, in ascending order. Empty if the kernel does not tell.
+#[must_use]
+pub fn allowed_cpus() -> Vec<usize> {
+    sched_getaffinity(None).map_or_else(
+        |_| Vec::new(),
+        |allowed| {
+            (0..CpuSet::MAX_CPU)
+                .filter(|&cpu| allowed.is_set(cpu))
+                .collect()
+        },
+    )
+}
+
+/// Two CPUs for the two ends of a connection. Returns `None` where only one may be used.
+#[must_use]
+pub fn two_cpus() -> Option<(usize, usize)> {
+    match allowed_cpus()[..] {
+        [first, second, ..] => Some((first, second)),
+        _ => None,
+    }
+}
+
+/// What is watched.
+#[derive(Debug, Clone, Default)]
+pub struct Watched {
+    /// These CPUs only; all of the machine's if empty.
+    pub cpus: Vec<usize>,
+    /// Running processes whose time does not count, beside this one and its children that have ended.
+    pub own: Vec<u32>,
+    /// Count interrupts, too. Some kernels charge the packets of a connection to them and not to the processes at its
+    /// ends, so that the measured connection itself looks like somebody else.
+    pub interrupts: bool,
+}
+
+/// A period in which processors are watched.
+#[derive(Debug)]
+pub struct Watch {
+    watched: Watched,
+    start: Reading,
+}
+
+/// CPU time used so far, in seconds.
+#[derive(Debug, Clone, Copy)]
+struct Reading {
+    at: Instant,
+    all: f64,
+    own: f64,
+}
+
+impl Watch {
+    /// Begins a period.
+    #[must_use]
+    pub fn start(watched: Watched) -> Self {
+        let start = Reading::now(&watched);
+        Self { watched, start }
+    }
+
+    /// CPUs that others have used since the period began, on average: between 0 and the number of watched CPUs. The
+    /// processes of [`Watched::own`] must still be there; where the kernel shows nothing this is 0.
+    #[must_use]
+    pub fn others(&self) -> f64 {
+        self.start.others_until(&Reading::now(&self.watched))
+    }
+}
+
+impl Reading {
+    fn now(watched: &Watched) -> Self {
+        let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+        let columns = if watched.interrupts {
+            INTERRUPTS
+        } else {
+            PROGRAMS
+        };
+        let process = |pid: &str| {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            with_children(&stat)
+        };
+        let own = watched.own.iter().map(|pid| process(&pid.to_string()));
+        Self {
+            at: Instant::now(),
+            all: busy(&stat, &watched.cpus, columns),
+            own: process("self") + own.sum::<f64>(),
+        }
+    }
+
+    fn others_until(&self, end: &Self) -> f64 {
+        let time = (end.at - self.at).as_secs_f64().max(1e-3);
+        ((end.all - self.all) - (end.own - self.own)).max(0.0) / time
+    }
+}
+
+/// Seconds that some CPUs, or all if none are named, have spent in some columns of /proc/stat.
+fn busy(stat: &str, cpus: &[usize], columns: &[usize]) -> f64 {
+    let names: Vec<String> = match cpus {
+        [] => vec!["cpu".to_owned()],
+        _ => cpus.iter().map(|cpu| format!("cpu{cpu}")).collect(),
+    };
+    let ticks: f64 = stat
+        .lines()
+        .filter_map(|line| {
+            let mut words = line.split_whitespace();
+            let name = words.next()?;
+            names.iter().any(|known| known == name).then_some(words)
+        })
+        .map(|words| {
+            words
+                .enumerate()
+                .filter(|(at, _)| columns.contains(at))
+                .filter_map(|(_, word)| word.parse::<f64>().ok())
+                .sum::<f64>()
+        })
+        .sum();
+    ticks / TICKS
+}
+
+/// Seconds that a process and its children that have ended used, from its /proc/PID/stat.
+fn with_children(stat: &str) -> f64 {
+    // The program's name stands in parentheses and may contain anything.
+    let Some((_, rest)) = stat.rsplit_once(')') else {
+        return 0.0;
+    };
+    let fields = rest.split_whitespace().skip(11).take(4);
+    fields
+        .filter_map(|word| word.parse::<f64>().ok())
+        .sum::<f64>()
+        / TICKS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn fields_of_proc() {
+        let stat = "cpu  100 20 300 9999 50 1 2 7 0 0\ncpu0 1 0 0\ncpu1 2 0 0\ncpu10 4 0 0 9 9 3 9\nintr 1\n";
+        assert_eq!(busy(stat, &[], INTERRUPTS), 4.3);
+        assert_eq!(busy(stat, &[], PROGRAMS), 4.27);
+        assert_eq!(busy(stat, &[1, 10], PROGRAMS), 0.06);
+        assert_eq!(
+            with_children("7 (a) b) S 1 2 3 4 5 6 7 8 9 10 100 50 30 20 0 0"),
+            2.0
+        );
+        assert_eq!((busy("", &[], PROGRAMS), with_children("")), (0.0, 0.0));
+    }
+
+    #[test]
+    fn own_work_is_not_that_of_others() {
+        let at = Instant::now();
+        let reading = |seconds, all, own| Reading {
+            at: at + Duration::from_secs(seconds),
+            all,
+            own,
+        };
+        let start = reading(0, 100.0, 10.0);
+        assert_eq!(start.others_until(&reading(2, 103.0, 12.0)), 0.5);
+        assert_eq!(start.others_until(&reading(2, 101.0, 12.0)), 0.0);
+        assert!(Watch::start(Watched::default()).others() >= 0.0);
+    }
+
+    #[test]
+    fn two_cpus_are_two_of_those_allowed() {
+        let allowed = allowed_cpus();
+        assert!(!allowed.is_empty());
+        assert_eq!(two_cpus().is_some(), allowed.len() > 1);
+    }
+}

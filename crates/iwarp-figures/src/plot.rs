@@ -1,0 +1,454 @@
+//! Curves over the message size as an SVG document: double logarithmic, one legend for all panels, the spread of repeated
+//! measurements as a band, and marks that tell the curves apart without colour.
+
+use std::error::Error;
+use std::ops::Range;
+
+use plotters::coord::Shift;
+use plotters::element::DashedPathElement;
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+
+use crate::Spread;
+
+/// Pixels of a panel, and of one that is alone.
+const PANEL: (u32, u32) = (760, 500);
+const ALONE: (u32, u32) = (1080, 640);
+/// Height of the title, and of a line of facts below it.
+const TITLE: u32 = 40;
+const LINE: u32 = 20;
+/// Width of a letter of the facts, rounded up.
+const LETTER: u32 = 8;
+/// Room for one entry of the legend.
+const ENTRY: (u32, u32) = (240, 28);
+/// Half the width of a mark.
+const MARK: i32 = 6;
+const FONT: &str = "sans-serif";
+const INK: RGBColor = RGBColor(0x24, 0x29, 0x2f);
+const GRID: RGBColor = RGBColor(0xe1, 0xe4, 0xe8);
+/// An axis of rates covers at most this ratio. The rate of tiny messages would otherwise take half of the panel, and it says
+/// nothing that their latency does not say better.
+const RATES: f64 = 1e4;
+
+/// What a curve shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unit {
+    /// Times, in seconds.
+    Seconds,
+    /// Rates, in octets per second.
+    OctetsPerSecond,
+}
+
+/// The shape at each measured size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mark {
+    /// ●
+    Circle,
+    /// ■
+    Square,
+    /// ▲
+    Triangle,
+    /// ▼
+    Inverted,
+    /// ◆
+    Diamond,
+    /// ⬟
+    Pentagon,
+}
+
+/// How a curve looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Style {
+    /// Red, green and blue.
+    pub colour: (u8, u8, u8),
+    /// The shape of its marks.
+    pub mark: Mark,
+    /// Dashed line and hollow marks.
+    pub dashed: bool,
+}
+
+/// A curve and its name, by which the legend knows it: curves of one name look alike in all panels.
+#[derive(Debug, Clone)]
+pub struct Curve {
+    /// For the legend.
+    pub name: String,
+    /// The same in all panels.
+    pub style: Style,
+    /// Message size in octets, and what was measured there. Points that are not positive are left out.
+    pub points: Vec<(u64, Spread)>,
+}
+
+/// One coordinate system.
+#[derive(Debug, Clone)]
+pub struct Panel {
+    /// What is shown.
+    pub title: String,
+    /// Of the values.
+    pub unit: Unit,
+    /// In the order of the legend.
+    pub curves: Vec<Curve>,
+}
+
+/// What the band around a curve spans.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Band {
+    /// From the smallest to the largest value: for a few repetitions.
+    Extremes,
+    /// The middle half of the values: for many.
+    Quartiles,
+}
+
+/// A picture of some panels, two beside each other.
+#[derive(Debug, Clone)]
+pub struct Figure {
+    /// The heading; what the bands are is added.
+    pub title: String,
+    /// What the bands are.
+    pub band: Band,
+    /// On which machine, and when.
+    pub facts: String,
+    /// Panels without any point are left out.
+    pub panels: Vec<Panel>,
+}
+
+type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+type Pixel = (i32, i32);
+
+impl Figure {
+    /// Draws it.
+    ///
+    /// # Errors
+    /// When the drawing library refuses, which no input is known to cause.
+    pub fn svg(&self) -> Outcome<String> {
+        let panels: Vec<&Panel> = self
+            .panels
+            .iter()
+            .filter(|panel| panel.points().next().is_some())
+            .collect();
+        let legend = legend(&panels);
+        let columns = panels.len().clamp(1, 2);
+        let rows = panels.len().div_ceil(columns);
+        let panel = if panels.len() > 1 { PANEL } else { ALONE };
+        let width = panel.0 * columns as u32;
+        let facts = wrap(&self.facts, ((width - 40) / LETTER) as usize);
+        let top = TITLE + LINE * facts.len() as u32;
+        let per_line = (width / ENTRY.0).max(1) as usize;
+        let foot = ENTRY.1 * (legend.len().div_ceil(per_line) as u32 + 1);
+        let height = top + panel.1 * rows as u32 + foot;
+        let title = format!("{}; medians, and {}", self.title, self.band.about());
+
+        let mut svg = String::new();
+        {
+            let root = SVGBackend::with_string(&mut svg, (width, height)).into_drawing_area();
+            root.fill(&WHITE)?;
+            let (head, rest) = root.split_vertically(top);
+            head.draw_text(&title, &(FONT, 22).into_font().color(&INK), (20, 12))?;
+            for (at, line) in facts.iter().enumerate() {
+                head.draw_text(
+                    line,
+                    &text(14, HPos::Left),
+                    (20, 48 + at as i32 * LINE as i32),
+                )?;
+            }
+            let (body, foot) = rest.split_vertically(panel.1 * rows as u32);
+            for (panel, area) in panels.iter().zip(body.split_evenly((rows, columns))) {
+                panel.draw(&area, self.band)?;
+            }
+            for (at, curve) in legend.into_iter().enumerate() {
+                let x = 20 + (at % per_line) as i32 * ENTRY.0 as i32;
+                let y = 20 + (at / per_line) as i32 * ENTRY.1 as i32;
+                curve.style.line(&foot, &[(x, y), (x + 44, y)])?;
+                curve.style.mark(&foot, (x + 22, y))?;
+                foot.draw_text(&curve.name, &text(16, HPos::Left), (x + 54, y))?;
+            }
+            root.present()?;
+        }
+        Ok(svg)
+    }
+}
+
+/// The first curve of each name.
+fn legend<'a>(panels: &[&'a Panel]) -> Vec<&'a Curve> {
+    let mut out: Vec<&Curve> = Vec::new();
+    for curve in panels.iter().flat_map(|panel| &panel.curves) {
+        if !out.iter().any(|known| known.name == curve.name) {
+            out.push(curve);
+        }
+    }
+    out
+}
+
+fn text(size: u32, to: HPos) -> TextStyle<'static> {
+    (FONT, size)
+        .into_font()
+        .color(&INK)
+        .pos(Pos::new(to, VPos::Center))
+}
+
+impl Panel {
+    fn points(&self) -> impl Iterator<Item = &(u64, Spread)> {
+        self.curves
+            .iter()
+            .flat_map(|curve| &curve.points)
+            .filter(|(size, spread)| *size > 0 && spread.min > 0.0)
+    }
+
+    /// The range of values: from one round number to another, with some air.
+    fn values(&self, band: Band) -> Range<f64> {
+        let bands = || self.points().map(|(_, spread)| band.of(spread));
+        let low = bands().map(|(low, _)| low).fold(f64::MAX, f64::min);
+        let high = bands().map(|(_, high)| high).fold(0.0, f64::max);
+        let low = match self.unit {
+            Unit::Seconds => low,
+            Unit::OctetsPerSecond => low.max(high / RATES),
+        };
+        round_below(low * 0.95)..round_above(high * 1.05)
+    }
+
+    /// The range of sizes. A single size still needs an axis with some length.
+    fn sizes(&self) -> Range<f64> {
+        let sizes = || self.points().map(|(size, _)| *size as f64);
+        let low = sizes().fold(f64::MAX, f64::min);
+        let high = sizes().fold(0.0, f64::max);
+        low / 1.3..high * 1.3
+    }
+
+    /// The title, and how many points have no place in the frame.
+    fn caption(&self, lowest: f64) -> String {
+        let below = self.points().filter(|(_, s)| s.median < lowest).count();
+        match below {
+            0 => self.title.clone(),
+            _ => format!("{} ({below} below the frame)", self.title),
+        }
+    }
+
+    fn draw(&self, area: &Area<'_>, band: Band) -> Outcome<()> {
+        let (sizes, values) = (self.sizes(), self.values(band));
+        let mut chart = ChartBuilder::on(area)
+            .margin(14)
+            .margin_right(28)
+            .caption(
+                self.caption(values.start),
+                (FONT, 18).into_font().color(&INK),
+            )
+            .x_label_area_size(34)
+            .y_label_area_size(84)
+            .build_cartesian_2d(
+                sizes
+                    .clone()
+                    .log_scale()
+                    .with_key_points(powers_of_two(&sizes)),
+                values.clone().log_scale().with_key_points(ticks(&values)),
+            )?;
+        chart
+            .configure_mesh()
+            .max_light_lines(0)
+            .bold_line_style(GRID)
+            .axis_style(INK)
+            .label_style((FONT, 15).into_font().color(&INK))
+            .x_label_formatter(&|size| octets(*size))
+            .y_label_formatter(&|value| self.unit.label(*value))
+            .draw()?;
+        // Everything else in pixels, as the legend, which shares the shapes.
+        let (x, y) = area.get_base_pixel();
+        let place = |size: u64, value: f64| -> Pixel {
+            let at = chart.backend_coord(&(size as f64, value.max(values.start)));
+            (at.0 - x, at.1 - y)
+        };
+        let points = |curve: &Curve| -> Vec<(Pixel, Pixel, Pixel)> {
+            curve
+                .points
+                .iter()
+                // Below the frame is no place for a point.
+                .filter(|(size, spread)| *size > 0 && spread.median >= values.start)
+                .map(|(size, spread)| {
+                    let at = |value| place(*size, value);
+                    let (low, high) = band.of(spread);
+                    (at(low), at(spread.median), at(high))
+                })
+                .collect()
+        };
+        // No band covers another curve's marks.
+        for curve in &self.curves {
+            curve.style.band(area, &points(curve))?;
+        }
+        for curve in &self.curves {
+            let line: Vec<Pixel> = points(curve).iter().map(|(_, median, _)| *median).collect();
+            curve.style.line(area, &line)?;
+            for at in line {
+                curve.style.mark(area, at)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Band {
+    fn of(self, spread: &Spread) -> (f64, f64) {
+        match self {
+            Self::Extremes => (spread.min, spread.max),
+            Self::Quartiles => spread.quartiles,
+        }
+    }
+
+    fn about(self) -> &'static str {
+        match self {
+            Self::Extremes => "bands from the smallest to the largest value",
+            Self::Quartiles => "bands with the middle half of the values",
+        }
+    }
+}
+
+/// Lines of at most `length` letters.
+fn wrap(text: &str, length: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        if let Some(line) = lines.last_mut() {
+            if line.is_empty() {
+                line.push_str(word);
+                continue;
+            }
+            if line.chars().count() + 1 + word.chars().count() <= length {
+                line.push(' ');
+                line.push_str(word);
+                continue;
+            }
+        }
+        lines.push(word.to_owned());
+    }
+    lines
+}
+
+impl Style {
+    fn colour(self) -> RGBColor {
+        let (red, green, blue) = self.colour;
+        RGBColor(red, green, blue)
+    }
+
+    /// From the smallest to the largest value at each size; at a single size a line.
+    fn band(self, area: &Area<'_>, points: &[(Pixel, Pixel, Pixel)]) -> Outcome<()> {
+        if let [(low, _, high)] = points {
+            let path = PathElement::new(vec![*low, *high], self.colour().stroke_width(2));
+            return Ok(area.draw(&path)?);
+        }
+        let below = points.iter().map(|(low, _, _)| *low);
+        let above = points.iter().rev().map(|(_, _, high)| *high);
+        let outline: Vec<Pixel> = below.chain(above).collect();
+        Ok(area.draw(&Polygon::new(outline, self.colour().mix(0.16)))?)
+    }
+
+    fn line(self, area: &Area<'_>, points: &[Pixel]) -> Outcome<()> {
+        let stroke = self.colour().stroke_width(2);
+        if self.dashed {
+            let path = DashedPathElement::new(points.iter().copied(), 9, 6, stroke);
+            return Ok(area.draw(&path)?);
+        }
+        Ok(area.draw(&PathElement::new(points.to_vec(), stroke))?)
+    }
+
+    fn mark(self, area: &Area<'_>, (x, y): Pixel) -> Outcome<()> {
+        let (colour, m) = (self.colour(), MARK);
+        let inside = if self.dashed { WHITE } else { colour };
+        let corners: &[Pixel] = match self.mark {
+            Mark::Circle => {
+                area.draw(&Circle::new((x, y), m - 1, inside.filled()))?;
+                return Ok(area.draw(&Circle::new((x, y), m - 1, colour.stroke_width(2)))?);
+            }
+            Mark::Square => &[(-5, -5), (5, -5), (5, 5), (-5, 5)],
+            Mark::Triangle => &[(0, -m - 1), (m, m - 2), (-m, m - 2)],
+            Mark::Inverted => &[(0, m + 1), (m, 2 - m), (-m, 2 - m)],
+            Mark::Diamond => &[(0, -m - 1), (m + 1, 0), (0, m + 1), (-m - 1, 0)],
+            Mark::Pentagon => &[(0, -m), (m, -1), (4, m), (-4, m), (-m, -1)],
+        };
+        let mut outline: Vec<Pixel> = corners.iter().map(|(dx, dy)| (x + dx, y + dy)).collect();
+        area.draw(&Polygon::new(outline.clone(), inside.filled()))?;
+        outline.extend(outline.first().copied());
+        Ok(area.draw(&PathElement::new(outline, colour.stroke_width(2)))?)
+    }
+}
+
+impl Unit {
+    /// `10 µs`, `1 GB/s`: for round numbers, of which no digit is lost.
+    fn label(self, value: f64) -> String {
+        let (unit, prefixes): (_, &[(f64, &str)]) = match self {
+            Self::Seconds => ("s", &[(1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n")]),
+            Self::OctetsPerSecond => ("B/s", &[(1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, "")]),
+        };
+        let fits = |(factor, _): &&(f64, &str)| value >= factor * 0.999_999;
+        let (factor, prefix) = prefixes
+            .iter()
+            .find(fits)
+            .or(prefixes.last())
+            .unwrap_or(&(1.0, ""));
+        // Six digits hide what dividing by a power of ten leaves behind.
+        let number = (value / factor * 1e6).round() / 1e6;
+        format!("{number} {prefix}{unit}")
+    }
+}
+
+/// `4 B`, `64 KiB`, `1 MiB`.
+fn octets(size: f64) -> String {
+    let (factor, unit) = [(30, "GiB"), (20, "MiB"), (10, "KiB"), (0, "B")]
+        .map(|(power, unit)| (2f64.powi(power), unit))
+        .into_iter()
+        .find(|(factor, _)| size >= *factor)
+        .unwrap_or((1.0, "B"));
+    format!("{} {unit}", size / factor)
+}
+
+/// Powers of two inside a range, evenly spaced, at most nine.
+fn powers_of_two(range: &Range<f64>) -> Vec<f64> {
+    let (low, high) = (
+        range.start.log2().ceil() as i32,
+        range.end.log2().floor() as i32,
+    );
+    let step = [1, 2, 4, 8]
+        .into_iter()
+        .find(|step| (high - low) / step < 9)
+        .unwrap_or(16);
+    (low..=high)
+        .filter(|power| (power - low).rem_euclid(step) == 0)
+        .map(|power| 2f64.powi(power))
+        .collect()
+}
+
+/// …, 1, 2, 5, 10, … inside a range; over many decades only the powers of ten.
+fn ticks(range: &Range<f64>) -> Vec<f64> {
+    let (low, high) = (
+        range.start.log10().floor() as i32,
+        range.end.log10().ceil() as i32,
+    );
+    let steps: &[f64] = if range.end / range.start > 2e3 {
+        &[1.0]
+    } else {
+        &[1.0, 2.0, 5.0]
+    };
+    (low..=high)
+        .flat_map(|power| steps.iter().map(move |step| step * 10f64.powi(power)))
+        .filter(|tick| (range.start * 0.999..=range.end * 1.001).contains(tick))
+        .collect()
+}
+
+/// The nearest of …, 1, 2, 5, 10, … at or below a positive value.
+fn round_below(value: f64) -> f64 {
+    let ten = 10f64.powf(value.log10().floor());
+    [5.0, 2.0, 1.0]
+        .into_iter()
+        .map(|step| step * ten)
+        .find(|round| *round <= value * 1.000_001)
+        .unwrap_or(ten)
+}
+
+/// The nearest of …, 1, 2, 5, 10, … at or above a positive value.
+fn round_above(value: f64) -> f64 {
+    let ten = 10f64.powf(value.log10().floor());
+    [1.0, 2.0, 5.0]
+        .into_iter()
+        .map(|step| step * ten)
+        .find(|round| *round >= value * 0.999_999)
+        .unwrap_or(ten * 10.0)
+}
+
+#[cfg(test)]
+mod tests;

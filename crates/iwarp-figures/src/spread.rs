@@ -1,0 +1,81 @@
+//! Repeated measurements in a few numbers.
+
+/// Median and extremes of a measurement that was repeated.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Spread {
+    /// Half of the values are below it; of an even number of values the mean of the middle two.
+    pub median: f64,
+    /// The smallest value.
+    pub min: f64,
+    /// The largest value.
+    pub max: f64,
+    /// A quarter and three quarters of the values are below these.
+    pub quartiles: (f64, f64),
+    /// How many values there were.
+    pub count: usize,
+}
+
+impl Spread {
+    /// Digests values in any order; those that are not finite are left out. Returns `None` if nothing remains.
+    #[must_use]
+    pub fn of(mut values: Vec<f64>) -> Option<Self> {
+        values.retain(|value| value.is_finite());
+        values.sort_unstable_by(f64::total_cmp);
+        let (&min, &max) = (values.first()?, values.last()?);
+        let count = values.len();
+        // Between two values in proportion, as the median of an even number is.
+        let below = |share: f64| {
+            let at = share * (count - 1) as f64;
+            let (low, high) = (at.floor() as usize, at.ceil() as usize);
+            Some(values.get(low)? + (values.get(high)? - values.get(low)?) * at.fract())
+        };
+        Some(Self {
+            median: below(0.5)?,
+            min,
+            max,
+            quartiles: (below(0.25)?, below(0.75)?),
+            count,
+        })
+    }
+
+    /// All of it times `factor`, which must be positive.
+    #[must_use]
+    pub fn times(self, factor: f64) -> Self {
+        Self {
+            median: self.median * factor,
+            min: self.min * factor,
+            max: self.max * factor,
+            quartiles: (self.quartiles.0 * factor, self.quartiles.1 * factor),
+            count: self.count,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians_of_even_and_odd_counts() {
+        let spread = |median, min, max, quartiles, count| Spread {
+            median,
+            min,
+            max,
+            quartiles,
+            count,
+        };
+        assert_eq!(
+            Spread::of(vec![3.0, 1.0, 2.0]),
+            Some(spread(2.0, 1.0, 3.0, (1.5, 2.5), 3))
+        );
+        assert_eq!(
+            Spread::of(vec![4.0, 1.0, f64::INFINITY, 2.0, 3.0]),
+            Some(spread(2.5, 1.0, 4.0, (1.75, 3.25), 4))
+        );
+        assert_eq!(Spread::of(vec![f64::NAN]), None);
+        assert_eq!(
+            Spread::of(vec![1.0, 2.0]).unwrap().times(2.0),
+            spread(3.0, 2.0, 4.0, (2.5, 3.5), 2)
+        );
+    }
+}
