@@ -29,7 +29,7 @@ pub(crate) unsafe fn read(addr: *const sockaddr, len: socklen_t) -> Result<Socke
             let ip = Ipv4Addr::from(u32::from_be(a.sin_addr.s_addr));
             Ok(SocketAddrV4::new(ip, u16::from_be(a.sin_port)).into())
         }
-        // Without the scope, which old programs leave out, it has 24 octets.
+        // Without the scope, which old programs leave out, the structure has 24 octets.
         libc::AF_INET6 if len >= 24 => {
             let mut a = MaybeUninit::<sockaddr_in6>::zeroed();
             let n = len.min(size_of::<sockaddr_in6>());
@@ -101,7 +101,7 @@ mod tests {
                 assert_eq!(read(p, len), Ok(a));
                 assert_eq!(read(p, 1), Err(Errno::INVAL));
                 assert_eq!(read(p, 15), Err(Errno::INVAL));
-                // A caller with little room learns the size.
+                // A caller with too little room learns the size.
                 let mut short: socklen_t = 4;
                 write(a, p, &raw mut short);
                 assert_eq!(short, len);

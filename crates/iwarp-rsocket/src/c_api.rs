@@ -1,8 +1,8 @@
-//! The functions of `rdma/rsocket.h` with their C signatures: -1 and `errno` on failure, and no panic gets out.
+//! The functions of `rdma/rsocket.h` with their C signatures: -1 and `errno` on failure; no panic leaves them.
 //!
-//! They are not exported from here; the library that is `librdmacm.so.1` does that, with symbol versions.
-//! `rfcntl` is variadic in C; an integer or pointer argument is passed like a fixed one on the ABIs that Linux has on
-//! the 64-bit machines that this library supports.
+//! They are not exported from here; the library `librdmacm.so.1` exports them, with symbol versions. `rfcntl` is variadic in
+//! C; the ABIs of Linux on the 64-bit machines that this library supports pass an integer or pointer there like a fixed
+//! argument.
 
 #![allow(
     clippy::missing_safety_doc,
@@ -21,7 +21,7 @@ use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-/// More pieces are refused, as by the kernel.
+/// More pieces are refused, as the kernel does.
 const IOV_MAX: usize = 1024;
 
 fn guarded<T>(failed: T, f: impl FnOnce() -> Result<T>) -> T {
@@ -42,7 +42,7 @@ fn count(f: impl FnOnce() -> Result<usize>) -> ssize_t {
     guarded(-1, || f().map(|n| n as ssize_t))
 }
 
-/// Memory of the program to read.
+/// Memory of the program, to read from.
 unsafe fn octets<'a>(from: *const c_void, len: size_t) -> Result<&'a [u8]> {
     if len == 0 {
         return Ok(&[]);
@@ -54,7 +54,7 @@ unsafe fn octets<'a>(from: *const c_void, len: size_t) -> Result<&'a [u8]> {
     Ok(unsafe { std::slice::from_raw_parts(from.cast(), len) })
 }
 
-/// Memory of the program to write.
+/// Memory of the program, to write to.
 unsafe fn octets_mut<'a>(to: *mut c_void, len: size_t) -> Result<&'a mut [u8]> {
     if len == 0 {
         return Ok(&mut []);

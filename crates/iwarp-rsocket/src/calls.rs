@@ -1,4 +1,4 @@
-//! The calls on sockets, by number, as a program sees them.
+//! The calls on sockets by number, as a program sees them.
 
 use crate::errno::{Errno, Result};
 use crate::options::{self, Options};
@@ -28,7 +28,7 @@ pub fn socket(domain: c_int, ty: c_int, protocol: c_int) -> Result<RawFd> {
     Ok(table::insert(Arc::new(Socket::create(domain, options)?)))
 }
 
-/// Once for a process.
+/// Done once for a process.
 fn prepare() {
     static ONCE: Once = Once::new();
     fork::install();
@@ -39,11 +39,11 @@ fn prepare() {
 }
 
 extern "C" fn at_exit() {
-    // A panic must not meet the C library.
+    // A panic must not unwind into the C library.
     let _ = std::panic::catch_unwind(|| last_goodbyes(table::all()));
 }
 
-/// Is this the number of an rsocket?
+/// Returns `true` if this is the number of an rsocket.
 pub fn is_rsocket(fd: RawFd) -> bool {
     table::find(fd).is_some()
 }
@@ -64,7 +64,7 @@ pub fn listen(fd: RawFd, backlog: c_int) -> Result<()> {
     table::get(fd)?.listen(backlog)
 }
 
-/// Takes a connection (`accept(2)`); the peer's address comes with it.
+/// Accepts a connection (`accept(2)`), and returns the peer's address with it.
 ///
 /// # Errors
 /// EBADF, EINVAL, EAGAIN, EINTR.
@@ -90,14 +90,14 @@ pub fn shutdown(fd: RawFd, how: c_int) -> Result<()> {
     table::get(fd)?.shutdown(how)
 }
 
-/// Closes (`close(2)`). What was sent still arrives; the call waits until it is on its way.
+/// Closes (`close(2)`). What was sent still arrives; the call blocks until it is on its way.
 ///
 /// # Errors
 /// EBADF.
 pub fn close(fd: RawFd) -> Result<()> {
     let socket = table::remove(fd)?;
     if socket.is_foreign() {
-        // A parent's socket: its locks may be held by threads that are not here, and its peer must not notice.
+        // The socket belongs to the parent: threads that are not here may hold its locks, and its peer must not notice anything.
         std::mem::forget(socket);
         // SAFETY: nobody in this process uses the number any more.
         unsafe { libc::close(fd) };
@@ -107,7 +107,7 @@ pub fn close(fd: RawFd) -> Result<()> {
     Ok(())
 }
 
-/// Receives (`recv(2)`), with `MSG_PEEK`, `MSG_DONTWAIT`, `MSG_WAITALL`. Zero is the end of the stream.
+/// Receives (`recv(2)`), with `MSG_PEEK`, `MSG_DONTWAIT`, `MSG_WAITALL`. Returns zero at the end of the stream.
 ///
 /// # Errors
 /// EBADF, ENOTCONN, EAGAIN, EINTR, ECONNRESET, EOPNOTSUPP (`MSG_OOB`).
@@ -115,7 +115,7 @@ pub fn recv(fd: RawFd, out: &mut [u8], flags: c_int) -> Result<usize> {
     recv_vectored(fd, &mut [out], flags)
 }
 
-/// As [`recv`], into several places.
+/// As [`recv`], into several buffers.
 ///
 /// # Errors
 /// As [`recv`].
@@ -134,7 +134,7 @@ pub fn recv_vectored(fd: RawFd, out: &mut [&mut [u8]], flags: c_int) -> Result<u
     let result = socket.until(wait, timeout, |s| {
         let stream = match s.stream() {
             Ok(stream) => stream,
-            // Not connected yet: as if nothing had come.
+            // Not connected yet: the same as if nothing had come.
             Err(Errno::AGAIN) => return None,
             Err(e) => return Some(Err(e)),
         };
@@ -142,7 +142,7 @@ pub fn recv_vectored(fd: RawFd, out: &mut [&mut [u8]], flags: c_int) -> Result<u
             return Some(Ok(()));
         }
         if peek {
-            // All or what there is, without taking anything away.
+            // Returns all, or what there is, and leaves it in the buffer.
             let most = total.min(stream.sizes().receive_buffer as usize / 2);
             let enough = !all || stream.available() as usize >= most || stream.is_at_end();
             if !enough {
@@ -173,7 +173,7 @@ pub fn recv_vectored(fd: RawFd, out: &mut [&mut [u8]], flags: c_int) -> Result<u
     }
 }
 
-/// Where octet number `at` goes, and those behind it in the same place.
+/// Returns where octet number `at` goes, and the rest of that buffer.
 fn place_at<'a>(out: &'a mut [&mut [u8]], mut at: usize) -> &'a mut [u8] {
     for place in out {
         if at < place.len() {
@@ -184,7 +184,7 @@ fn place_at<'a>(out: &'a mut [&mut [u8]], mut at: usize) -> &'a mut [u8] {
     &mut []
 }
 
-/// Sends (`send(2)`), with `MSG_DONTWAIT`. There is no `SIGPIPE`.
+/// Sends (`send(2)`), with `MSG_DONTWAIT`. It never raises `SIGPIPE`.
 ///
 /// # Errors
 /// EBADF, ENOTCONN, EAGAIN, EINTR, EPIPE, ECONNRESET, EOPNOTSUPP (`MSG_OOB`).
@@ -192,7 +192,7 @@ pub fn send(fd: RawFd, data: &[u8], flags: c_int) -> Result<usize> {
     send_vectored(fd, &[data], flags)
 }
 
-/// As [`send`], from several places.
+/// As [`send`], from several buffers.
 ///
 /// # Errors
 /// As [`send`].
@@ -210,7 +210,7 @@ pub fn send_vectored(fd: RawFd, data: &[&[u8]], flags: c_int) -> Result<usize> {
     finished(result, total - data.left())
 }
 
-/// Repeats `step` while it says "not all" or EAGAIN and the caller wants to wait.
+/// Repeats `step` while it returns "not all" or EAGAIN and the caller wants to wait.
 fn until_sent(
     socket: &Socket,
     flags: c_int,
@@ -233,8 +233,8 @@ fn finished(result: Result<()>, done: usize) -> Result<usize> {
     }
 }
 
-/// Maps a buffer for the peer's direct Writes (`riomap`), or with `writable` false registers it only. Returns the
-/// offset that the peer writes to: the one given, or the buffer's address.
+/// Maps a buffer for the peer's direct Writes (`riomap`); if `writable` is `false` it only registers the buffer. Returns
+/// the offset that the peer writes to: the given one, or the buffer's address.
 ///
 /// # Errors
 /// EBADF, EINVAL: not connected or a bad length, ENOMEM: the peer has no room (`RDMA_IOMAPSIZE`), EFAULT.
@@ -271,8 +271,8 @@ pub fn iounmap(fd: RawFd, buffer: *mut u8, len: usize) -> Result<()> {
     })
 }
 
-/// Writes into a buffer that the peer has mapped (`riowrite`). Less than asked for means that the rest is not mapped,
-/// or, on a nonblocking socket, that there was no more room.
+/// Writes into a buffer that the peer has mapped (`riowrite`). If it returns less than asked for, the rest is not mapped,
+/// or the socket is nonblocking and there was no more room.
 ///
 /// # Errors
 /// As [`send`].
@@ -283,7 +283,7 @@ pub fn iowrite(fd: RawFd, data: &[u8], offset: u64, flags: c_int) -> Result<usiz
     let mut at = offset;
     let result = until_sent(&socket, flags, |s| {
         let left = rest.left();
-        // Nothing done without an error: not mapped.
+        // Nothing was done, and there was no error: the range is not mapped.
         let n = s.stream()?.write_mapped(&mut rest, &mut at)?;
         Ok(n == 0 || n == left)
     });

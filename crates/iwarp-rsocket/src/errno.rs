@@ -1,4 +1,4 @@
-//! Failures as the `errno` values that the manual pages of the socket calls name.
+//! Errors as the `errno` values that the manual pages of the socket calls name.
 
 use std::ffi::c_int;
 use std::fmt;

@@ -1,5 +1,5 @@
-//! Forks. A connection belongs to the process that made it: threads and locks do not survive a fork, and the child
-//! must say nothing on its parent's connections.
+//! Forks. A connection belongs to the process that made it: threads and locks do not survive a fork, and the child must not
+//! send anything on its parent's connections.
 //!
 //! Invariant: the handler only adds to an atomic, which is safe whatever other threads did at the time of the fork.
 
@@ -13,7 +13,7 @@ extern "C" fn in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Notices forks from now on.
+/// Counts forks from now on.
 pub(crate) fn install() {
     INSTALL.call_once(|| {
         // SAFETY: the handler obeys the file's invariant and lives as long as the program.
@@ -21,7 +21,7 @@ pub(crate) fn install() {
     });
 }
 
-/// Forks between this process and the first one.
+/// Returns how many forks are between this process and the first one.
 #[inline]
 pub(crate) fn generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)

@@ -1,8 +1,8 @@
 //! Stream sockets over RDMA: the calls of TCP sockets, carried by RDMA Writes.
 //!
-//! Both ends have to be rsockets: this crate's, or those of rdma-core's librdmacm on an iWARP device, with which it
-//! shares the protocol. A socket has a number that no other descriptor of the process has, so that [`poll()`] can
-//! take a mixture of both.
+//! Both ends have to be rsockets: this crate's, or those of rdma-core's librdmacm on an iWARP device; both speak the same
+//! protocol. The number of a socket is that of no other descriptor of the process, so that [`poll()`] can take a mixture
+//! of both.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), iwarp_rsocket::Errno> {
@@ -15,9 +15,9 @@
 //! ```
 //!
 //! What differs from TCP:
-//! - Memory is per connection and fixed: `SO_RCVBUF` and `SO_SNDBUF` before connecting or listening.
-//! - [`close`] waits until what was sent is on its way; `SO_LINGER` with zero seconds resets instead.
-//! - Sockets do not survive a fork: in the child they can only be closed, which the peer does not notice.
+//! - Memory has a fixed size for each connection: set `SO_RCVBUF` and `SO_SNDBUF` before connecting or listening.
+//! - [`close`] blocks until what was sent is on its way; with `SO_LINGER` of zero seconds it resets instead.
+//! - Sockets do not survive a fork: the child can only close them, which the peer does not notice.
 //! - There are no datagrams and no out-of-band data, and nothing raises `SIGPIPE`.
 
 mod address;

@@ -1,8 +1,8 @@
-//! Waiting: a thread that sleeps is woken by any change of any socket that it watches.
+//! Waiting: any change of a socket that a thread watches wakes the thread.
 //!
-//! Invariant: a waiter enters the list of a socket first, then asks the RNIC for a wake-up, then looks at the socket
-//! once more, then sleeps. Who changes a socket signals afterwards. So no change is missed. Nothing is locked while a
-//! waiter is signalled but the list itself: wake-ups come from inside calls that hold a socket's lock.
+//! Invariant: a waiter first enters the list of a socket, then asks the RNIC for a wake-up, then looks at the socket
+//! once more, then sleeps. A thread that changes a socket signals afterwards. So no change is missed. While a waiter is
+//! signalled, only the list is locked, because wake-ups come from calls that hold a socket's lock.
 
 use crate::errno::{Errno, Result};
 use crate::fork;
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::Wake;
 use std::time::{Duration, Instant};
 
-/// What a thread sleeps on. Its descriptor can stand in a set for `poll` together with others.
+/// What a thread sleeps on. Its descriptor can be in a set for `poll` together with others.
 #[derive(Debug)]
 pub(crate) struct Waiter {
     fd: OwnedFd,
@@ -36,12 +36,12 @@ impl Waiter {
         }))
     }
 
-    /// The calling thread's own.
+    /// Returns the calling thread's own waiter.
     pub(crate) fn of_thread() -> Result<Arc<Self>> {
         let own = OWN.try_with(|own| {
             let mut own = own.borrow_mut();
             match &*own {
-                // One inherited by a fork would wake the parent, too.
+                // A waiter inherited by a fork would wake the parent, too.
                 Some(waiter) if waiter.generation == fork::generation() => Ok(Arc::clone(waiter)),
                 _ => Ok(Arc::clone(own.insert(Self::new()?))),
             }
@@ -53,28 +53,28 @@ impl Waiter {
     /// Wakes the thread, now or at its next wait.
     fn signal(&self) {
         if !self.signalled.swap(true, Ordering::AcqRel) {
-            // It cannot fail but for a full counter, and then the thread wakes anyway.
+            // It can fail only if the counter is full, and then the thread wakes anyway.
             let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
         }
     }
 
-    /// For a set of descriptors.
+    /// Returns the descriptor, for a set of descriptors.
     pub(crate) fn raw_fd(&self) -> RawFd {
         self.fd.as_raw_fd()
     }
 
-    /// True if there was a signal already: then there is no need to sleep.
+    /// Returns `true` if there was a signal already, so that there is no need to sleep.
     pub(crate) fn take_signal(&self) -> bool {
         self.signalled.swap(false, Ordering::AcqRel)
     }
 
-    /// After the descriptor became readable. The caller looks at its sockets after this, so it may forget signals.
+    /// Call it after the descriptor became readable. It drops signals; the caller looks at its sockets afterwards.
     pub(crate) fn drain(&self) {
         let _ = rustix::io::read(&self.fd, &mut [0u8; 8]);
         self.signalled.store(false, Ordering::Release);
     }
 
-    /// Sleeps until a signal or the deadline. False at the deadline.
+    /// Sleeps until a signal or the deadline. Returns `false` at the deadline.
     ///
     /// # Errors
     /// [`Errno::INTR`] if a signal handler ran.
@@ -96,7 +96,7 @@ impl Waiter {
     }
 }
 
-/// `poll` by number of system call: the C library's function may be one that came here.
+/// Calls `poll` by its system call, because the C library's function may be the one that led here.
 ///
 /// # Errors
 /// [`Errno::INTR`], and what else ppoll(2) names.
@@ -140,7 +140,7 @@ impl Waiters {
         }
     }
 
-    /// Something has changed.
+    /// Wakes all waiters after a change.
     pub(crate) fn notify(&self) {
         if self.count.load(Ordering::SeqCst) > 0 {
             for waiter in &*self.list.lock() {
@@ -181,9 +181,9 @@ impl Wake for CompletionWaker {
 #[derive(Debug)]
 pub(crate) struct EventWaker {
     pub(crate) waiters: Arc<Waiters>,
-    /// Is registered with the event queue, which takes any number of registrations.
+    /// Used as a key in the event queue, which takes any number of registrations.
     pub(crate) armed: AtomicBool,
-    /// A listener: somebody has to answer even if the program does not ask.
+    /// A listener. Requests must be answered even if the program does not call `accept`.
     pub(crate) service: AtomicBool,
 }
 
@@ -219,7 +219,7 @@ mod tests {
                     waiters.notify();
                 });
                 let late = Instant::now() + Duration::from_secs(10);
-                // One spurious wake-up may be left from the two signals above.
+                // The two signals above may leave one spurious wake-up.
                 let mut woken = 0;
                 while woken < 2 && Instant::now() < late {
                     match waiter

@@ -9,27 +9,27 @@ use libc::c_int;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Level of the options of rsockets.
+/// Level of the options that only rsockets have.
 pub const SOL_RDMA: c_int = 0x10000;
 /// Work requests of the send queue.
 pub const RDMA_SQSIZE: c_int = 0;
 /// Messages that the peer may have under way.
 pub const RDMA_RQSIZE: c_int = 1;
-/// Transfers of at most so many octets go without the send buffer.
+/// Transfers of up to so many octets skip the send buffer.
 pub const RDMA_INLINE: c_int = 2;
 /// Buffers that the peer may map for us with `riomap`.
 pub const RDMA_IOMAPSIZE: c_int = 3;
-/// A path record of InfiniBand; there is none on iWARP.
+/// A path record of InfiniBand. iWARP has none.
 pub const RDMA_ROUTE: c_int = 4;
 
-/// What is set on a socket.
+/// The options of a socket.
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
     pub(crate) nonblocking: bool,
     pub(crate) close_on_exec: bool,
     pub(crate) sizes: Sizes,
     pub(crate) only_v6: Option<bool>,
-    /// `None`: closing waits with patience; zero: it resets.
+    /// `None`: closing waits as long as octets move; zero: it resets.
     pub(crate) linger: Option<Duration>,
     pub(crate) receive_timeout: Option<Duration>,
     pub(crate) send_timeout: Option<Duration>,
@@ -62,9 +62,9 @@ impl Options {
         }
     }
 
-    /// What an accepted socket takes from its listener.
+    /// Returns the options that an accepted socket takes from its listener.
     pub(crate) fn inherited(&self) -> Self {
-        // Not the flags of the descriptor, as with accept(2).
+        // The flags of the descriptor are not inherited, as with accept(2).
         Self {
             nonblocking: false,
             close_on_exec: false,
@@ -90,7 +90,7 @@ fn int(value: &[u8]) -> Result<c_int> {
     Ok(c_int::from_ne_bytes(*bytes))
 }
 
-/// Two numbers of a machine word each, as in `struct timeval`.
+/// Reads two numbers of a machine word each, as in `struct timeval`.
 fn time(value: &[u8]) -> Result<Option<Duration>> {
     let half = size_of::<libc::timeval>() / 2;
     let part = |at: usize| -> Result<u64> {
@@ -132,20 +132,20 @@ pub(crate) fn set(socket: &Arc<Socket>, level: c_int, name: c_int, value: &[u8])
     }
 }
 
-/// `Some` if the keep-alive messages change.
+/// Returns `Some` if the keep-alive messages change.
 fn set_locked(
     s: &mut State,
     level: c_int,
     name: c_int,
     value: &[u8],
 ) -> Result<Option<Option<Duration>>> {
-    // Buffers and queues cannot change once they are there.
+    // Buffers and queues cannot change once they are made.
     let fixed = matches!(s.phase, Phase::Connecting(_) | Phase::Connected(_));
     let o = &mut s.options;
     match (level, name) {
         (libc::SOL_SOCKET, libc::SO_RCVBUF | libc::SO_SNDBUF) => {
             let size = u32::try_from(int(value)?.max(0)).unwrap_or_default();
-            // Twice as much, as Linux does it.
+            // Twice as much is reported, as on Linux.
             let size = bounded_buffer(size.saturating_mul(2));
             if !fixed {
                 match name {
@@ -184,7 +184,7 @@ fn set_locked(
             }
         }
         (libc::IPPROTO_TCP, libc::TCP_NODELAY) => o.no_delay = int(value)? != 0,
-        // Taken, without effect: the connection below has its own.
+        // Accepted without effect: the connection below has its own.
         (
             libc::IPPROTO_TCP,
             libc::TCP_MAXSEG
@@ -211,7 +211,7 @@ fn set_locked(
                 _ => o.sizes.mappings = round_mappings(n),
             }
         }
-        // The route is what the kernel's routing table says.
+        // The route is that of the kernel's routing table.
         (SOL_RDMA, RDMA_ROUTE) => {}
         _ => return Err(Errno::NOPROTOOPT),
     }
@@ -281,7 +281,7 @@ fn get_locked(socket: &Socket, s: &mut State, level: c_int, name: c_int) -> Resu
     Ok(number.to_ne_bytes().to_vec())
 }
 
-/// The state and nothing else: programs read it for statistics, which this library has elsewhere.
+/// Reports the state and nothing else. Programs read it for statistics, which this library offers elsewhere.
 fn tcp_info(s: &State) -> Vec<u8> {
     const ESTABLISHED: u8 = 1;
     const CLOSED: u8 = 7;

@@ -9,7 +9,7 @@ use libc::{c_int, fd_set, pollfd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Waits for an event on any of the descriptors; `None` waits for ever. Returns how many have events.
+/// Waits for an event on any of the descriptors; `None` waits without limit. Returns how many have events.
 ///
 /// # Errors
 /// EINTR: a signal handler ran; and those of poll(2).
@@ -21,7 +21,7 @@ pub fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<usize> {
     if sockets.iter().all(Option::is_none) {
         return sys_poll(fds, timeout);
     }
-    // An ordinary descriptor keeps its place; an rsocket's place stays empty. The last one is for waking up.
+    // An ordinary descriptor keeps its position; the position of an rsocket stays empty. The last one is for waking up.
     let mut set: Vec<pollfd> = fds
         .iter()
         .zip(&sockets)
@@ -71,7 +71,7 @@ pub fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<usize> {
         let n = look(fds, &sockets, false, true);
         let now = Instant::now();
         let left = deadline.map(|d| d.saturating_duration_since(now));
-        // Ready already, or signalled since: ordinary descriptors are looked at, but not waited for.
+        // If something is ready already, ordinary descriptors are looked at, but not waited for.
         let sleep = match (n, waiter.take_signal()) {
             (0, false) => {
                 let longest = Settings::get().wake_up_interval;
@@ -93,7 +93,7 @@ pub fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<usize> {
     }
 }
 
-/// Events of the rsockets.
+/// Finds the events of the rsockets.
 fn look(fds: &mut [pollfd], sockets: &[Option<Arc<Socket>>], drive: bool, arm: bool) -> usize {
     let mut n = 0;
     for (fd, socket) in fds.iter_mut().zip(sockets) {
@@ -105,7 +105,7 @@ fn look(fds: &mut [pollfd], sockets: &[Option<Arc<Socket>>], drive: bool, arm: b
     n
 }
 
-/// Events of the others.
+/// Finds the events of the others.
 fn collect(fds: &mut [pollfd], sockets: &[Option<Arc<Socket>>], set: &[pollfd]) -> usize {
     let mut n = 0;
     for ((fd, socket), got) in fds.iter_mut().zip(sockets).zip(set) {

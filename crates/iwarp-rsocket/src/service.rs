@@ -1,9 +1,10 @@
-//! The thread that does what no program thread is there to do: it answers requests to connect, sends the messages of
-//! `SO_KEEPALIVE`, and ends connections whose sockets are closed. It starts when there is something to do, and sleeps
-//! in between.
+//! The service thread works when no thread of the program does: it answers requests to connect, sends the messages of
+//! `SO_KEEPALIVE`, and ends connections whose sockets are closed. It starts when there is something to do, and sleeps in
+//! between.
 //!
-//! The end of TCP may not follow the farewell at once. The kernel's siw drops what it has not looked at yet when the
-//! end comes, data and farewell included. So who says goodbye lets the other side close first, for a bounded time.
+//! The end of TCP must not follow the farewell message at once: the kernel's siw drops what it has not processed when the
+//! end comes, data and farewell included. So the side that sends the farewell first lets the other side close, for a bounded
+//! time.
 
 use crate::errno::Result;
 use crate::fork;
@@ -18,7 +19,7 @@ use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
 struct Service {
-    /// The process whose thread it is.
+    /// The process that the thread belongs to.
     generation: Option<u32>,
     kicked: bool,
     listeners: Vec<Weak<Socket>>,
@@ -47,36 +48,36 @@ static SERVICE: Mutex<Service> = Mutex::new(Service {
     alive: Vec::new(),
     ending: Vec::new(),
 });
-/// Connections that are being ended, and by which process.
+/// Connections that are being ended, and the process they belong to.
 static ENDING: AtomicUsize = AtomicUsize::new(0);
 static ENDING_IN: AtomicU32 = AtomicU32::new(0);
 static CHANGED: Condvar = Condvar::new();
 
-/// A listener has something to answer.
+/// Notes that a listener has something to answer.
 pub(crate) fn kick() {
     SERVICE.lock().kicked = true;
     CHANGED.notify_all();
 }
 
-/// Answers for a listener from now on.
+/// Answers requests of a listener from now on.
 ///
 /// # Errors
-/// No thread can be started.
+/// The thread cannot be started.
 pub(crate) fn watch_listener(socket: &Arc<Socket>) -> Result<()> {
     let mut service = running()?;
     service.listeners.retain(|l| l.strong_count() > 0);
     service.listeners.push(Arc::downgrade(socket));
-    // A request may have come before it was listed.
+    // A request may have come before the listener was entered.
     service.kicked = true;
     drop(service);
     CHANGED.notify_all();
     Ok(())
 }
 
-/// Sends a message on an otherwise silent connection every so often; `None` ends it.
+/// Sends a message at this interval on a connection that is otherwise silent; `None` ends that.
 ///
 /// # Errors
-/// No thread can be started.
+/// The thread cannot be started.
 pub(crate) fn keep_alive(socket: &Arc<Socket>, every: Option<Duration>) -> Result<()> {
     let mut service = running()?;
     let this = Arc::downgrade(socket);
@@ -111,7 +112,7 @@ pub(crate) fn end(mut stream: Box<Stream>, id: CmId, patience: Duration) {
     CHANGED.notify_all();
 }
 
-/// Connections that are being ended; at the end of the process it waits for them.
+/// Connections that are being ended. The end of the process waits for them.
 pub(crate) fn endings() -> usize {
     if ENDING_IN.load(Ordering::Acquire) != fork::generation() {
         return 0;
@@ -127,7 +128,7 @@ impl Wake for Kick {
     }
 }
 
-/// The peer has closed, or has had its time.
+/// Returns `true` if the peer has closed, or its time is over.
 fn is_ended(ending: &mut Ending, waker: &Waker) -> bool {
     ending.stream.cq.wake_at_next(waker);
     ending.stream.process(false);
@@ -139,11 +140,11 @@ fn is_ended(ending: &mut Ending, waker: &Waker) -> bool {
     over
 }
 
-/// The service with its thread running.
+/// Returns the service with its thread running.
 fn running() -> Result<parking_lot::MutexGuard<'static, Service>> {
     let mut service = SERVICE.lock();
     if service.generation != Some(fork::generation()) {
-        // What a parent of this process had is none of our business.
+        // The entries of this process's parent are not ours.
         for old in service.listeners.drain(..) {
             std::mem::forget(old);
         }
@@ -161,7 +162,7 @@ fn running() -> Result<parking_lot::MutexGuard<'static, Service>> {
     Ok(service)
 }
 
-/// The program's signal handlers run on the program's threads only.
+/// Signals are blocked here, so that the program's signal handlers run on the program's threads only.
 fn spawn_without_signals() -> Result<()> {
     let mut all = MaybeUninit::<libc::sigset_t>::uninit();
     let mut before = MaybeUninit::<libc::sigset_t>::uninit();
@@ -216,7 +217,7 @@ fn run() {
     }
 }
 
-/// What there is to do, to be done without the lock.
+/// The work that is due. It is done without the lock.
 struct Work {
     listeners: Vec<Arc<Socket>>,
     alive: Vec<Arc<Socket>>,

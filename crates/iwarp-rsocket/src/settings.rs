@@ -5,11 +5,11 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// Work requests of a queue, at least.
+/// Fewest work requests of a queue.
 const QUEUE_MIN: u16 = 16;
-/// And at most: sequence numbers have 16 bits, and half of them must tell before from after.
+/// Most work requests of a queue: sequence numbers have 16 bits, and half of them must tell before from after.
 const QUEUE_MAX: u16 = 0x7fff;
-/// Octets of a buffer, at least and at most.
+/// Fewest and most octets of a buffer.
 const BUFFER_MIN: u32 = 4096;
 const BUFFER_MAX: u32 = 1 << 28;
 
@@ -20,7 +20,7 @@ pub(crate) struct Sizes {
     pub(crate) send_queue: u16,
     /// Messages that the peer may have under way.
     pub(crate) receive_queue: u16,
-    /// Transfers of at most so many octets go without the send buffer.
+    /// Transfers of up to so many octets skip the send buffer.
     pub(crate) inline: u16,
     /// Octets of the receive buffer.
     pub(crate) receive_buffer: u32,
@@ -31,7 +31,7 @@ pub(crate) struct Sizes {
 }
 
 impl Sizes {
-    /// As a connection can use them.
+    /// Returns the sizes moved into the limits.
     pub(crate) fn bounded(mut self) -> Self {
         let most = u16::try_from(LIMITS.max_qp_wr)
             .unwrap_or(QUEUE_MAX)
@@ -45,26 +45,26 @@ impl Sizes {
     }
 }
 
-/// Octets of inline data that make sense; above it copying twice costs more than it saves.
+/// Most octets of inline data. Above it, copying twice costs more than it saves.
 pub(crate) const MAX_INLINE: u16 = 512;
 
-/// A size of a buffer that can be had. Even, because the receive buffer is used in halves.
+/// Returns a buffer size moved into the limits. It is even, because the receive buffer is used in halves.
 pub(crate) fn bounded_buffer(size: u32) -> u32 {
     size.clamp(BUFFER_MIN, BUFFER_MAX) & !7
 }
 
-/// Everything that may be configured.
+/// All settings.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Settings {
     pub(crate) sizes: Sizes,
-    /// How long a call looks before it sleeps.
+    /// How long a call polls before it sleeps.
     pub(crate) polling_time: Duration,
-    /// The longest sleep of `rpoll`, after which it looks by itself.
+    /// The longest sleep of `rpoll`. After it `rpoll` looks at the sockets by itself.
     pub(crate) wake_up_interval: Duration,
 }
 
 impl Settings {
-    /// The settings of this process.
+    /// Returns the settings of this process.
     pub(crate) fn get() -> &'static Self {
         static SETTINGS: OnceLock<Settings> = OnceLock::new();
         SETTINGS.get_or_init(|| Self::read(Path::new("/etc/rdma/rsocket")))

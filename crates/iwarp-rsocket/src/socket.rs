@@ -1,7 +1,7 @@
 //! Sockets: their states, connecting, accepting, waiting, closing.
 //!
-//! One lock for each socket. It is never held while a thread sleeps. Lock order: the table of sockets is never locked
-//! while a socket is; a listener is locked before the sockets that it accepts, which nobody else knows yet.
+//! Each socket has a lock. It is never held while a thread sleeps. Lock order: the table of sockets is never locked while a
+//! socket is; a listener is locked before the sockets that it accepts, which no other thread knows yet.
 
 mod accept;
 mod close;
@@ -28,19 +28,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-/// What a socket is at the moment.
+/// The state of a socket.
 pub(crate) enum Phase {
-    /// Neither connected nor listening; perhaps bound.
+    /// Neither connected nor listening; it may be bound.
     Idle,
     Listening(Listening),
     Connecting(Box<Stream>),
     Connected(Box<Stream>),
-    /// The attempt to connect has failed, and nobody has tried again.
+    /// The attempt to connect has failed, and the program has not tried again.
     Failed,
     Closed,
 }
 
-/// Connections accepted that nobody has asked for yet.
+/// Accepted connections that the program has not taken yet.
 pub(crate) struct Listening {
     ready: VecDeque<Arc<Socket>>,
     backlog: usize,
@@ -51,9 +51,9 @@ pub(crate) struct State {
     pub(crate) id: CmId,
     pub(crate) bound: Option<SocketAddr>,
     pub(crate) options: Options,
-    /// Of an attempt to connect; reported once.
+    /// The error of an attempt to connect. It is reported once.
     error: Option<Errno>,
-    /// Taken from the channel while asking to be woken.
+    /// Events that were taken from the channel while asking for a wake-up.
     early: VecDeque<CmEvent>,
 }
 
@@ -61,8 +61,8 @@ thread_local! {
     static IN_VAIN: Cell<u32> = const { Cell::new(0) };
 }
 
-/// A call would have had to wait and did not want to. A program that spins like this offers its processor to others
-/// from time to time: its peer may need it to answer.
+/// Counts calls that would have to wait on a nonblocking socket. A program that spins like this yields its processor now
+/// and then, because its peer may need it to answer.
 pub(crate) fn looked_in_vain() {
     const OFTEN: u32 = 16;
     let looks = IN_VAIN.get().wrapping_add(1);
@@ -84,7 +84,7 @@ pub(crate) struct Socket {
 }
 
 impl Socket {
-    /// A new socket; `nonblocking` as with `SOCK_NONBLOCK`.
+    /// Makes a socket. `nonblocking` is as with `SOCK_NONBLOCK`.
     pub(crate) fn create(domain: i32, options: Options) -> Result<Self> {
         let channel = create_event_channel()?;
         let id = CmId::create(&channel, None);
@@ -123,13 +123,13 @@ impl Socket {
         }
     }
 
-    /// Its number: the descriptor of its event channel, which lives as long as the socket, so that no other
-    /// descriptor of the process can have the same number.
+    /// Returns its number: the descriptor of its event channel. That lives as long as the socket, so that no other descriptor of
+    /// the process has the same number.
     pub(crate) const fn number(&self) -> RawFd {
         self.fd
     }
 
-    /// Belongs to the parent of this process.
+    /// Returns `true` if it belongs to the parent of this process.
     pub(crate) fn is_foreign(&self) -> bool {
         self.generation != fork::generation()
     }
@@ -138,12 +138,12 @@ impl Socket {
         &self.waiters
     }
 
-    /// Lets `f` look at or change the state, without progress.
+    /// Lets `f` look at or change the state, without making progress.
     pub(crate) fn with_state<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
         f(&mut self.state.lock())
     }
 
-    /// Takes events and completions; with `drive` the thread moves octets itself.
+    /// Takes events and completions. With `drive` the thread moves octets itself.
     pub(crate) fn pump(&self, s: &mut State, drive: bool) {
         while let Some(event) = s.early.pop_front() {
             self.handle(s, event);
@@ -182,7 +182,7 @@ impl Socket {
         }
     }
 
-    /// Asks to be woken by the next change. Look at the socket once more afterwards.
+    /// Asks to be woken by the next change. The caller looks at the socket once more afterwards.
     pub(crate) fn arm(&self, s: &mut State) {
         if let Phase::Connected(stream) = &s.phase {
             stream.cq.wake_at_next(&self.completion);
@@ -199,10 +199,10 @@ impl Socket {
         }
     }
 
-    /// Tries `step` until it gives a result. It is called with the lock held and may be called often.
+    /// Repeats `step` until it gives a result. It is called with the lock held, and possibly often.
     ///
     /// # Errors
-    /// EAGAIN: it gave none, and the caller does not want to wait, or not longer than `timeout`; EINTR: a signal
+    /// EAGAIN: it gave no result, and the caller does not want to wait, or waits no longer than `timeout`; EINTR: a signal
     /// handler ran; and those of `step`.
     pub(crate) fn until<R>(
         &self,
@@ -251,7 +251,7 @@ impl Socket {
         }
     }
 
-    /// What `poll` says of it. With `drive` the thread moves octets itself.
+    /// Returns the events that `poll` reports. With `drive` the thread moves octets itself.
     pub(crate) fn poll_events(&self, wanted: i16, drive: bool, arm: bool) -> i16 {
         const IN: i16 = libc::POLLIN | libc::POLLRDNORM;
         const OUT: i16 = libc::POLLOUT | libc::POLLWRNORM;
@@ -289,7 +289,7 @@ impl Socket {
         }
     }
 
-    /// Its address and its peer's.
+    /// Returns its address and its peer's.
     ///
     /// # Errors
     /// ENOTCONN: it has no peer.
@@ -304,7 +304,7 @@ impl Socket {
         (local, peer.map(|a| self.in_domain(a)))
     }
 
-    /// An IPv4 address as a socket of the other kind shows it.
+    /// Returns an IPv4 address as an IPv6 socket shows it.
     fn in_domain(&self, address: SocketAddr) -> SocketAddr {
         match address {
             SocketAddr::V4(a) if self.domain == libc::AF_INET6 => {
@@ -343,7 +343,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Sends a message that only shows if the peer is still there.
+    /// Sends a message whose only purpose is to find out whether the peer is still there.
     pub(crate) fn keep_alive(&self) {
         let mut s = self.state.lock();
         self.pump(&mut s, true);
@@ -354,7 +354,7 @@ impl Socket {
 }
 
 impl State {
-    /// The stream of a connected socket.
+    /// Returns the stream of a connected socket.
     ///
     /// # Errors
     /// EAGAIN while it is being connected, ENOTCONN, EBADF.
@@ -368,7 +368,7 @@ impl State {
         }
     }
 
-    /// The error that `SO_ERROR` reports and clears.
+    /// Returns and clears the error that `SO_ERROR` reports.
     pub(crate) fn take_error(&mut self) -> Option<Errno> {
         match &mut self.phase {
             Phase::Connected(stream) => stream.take_error(),

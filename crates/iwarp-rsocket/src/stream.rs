@@ -1,11 +1,11 @@
-//! One end of a connection: its queue pair, its buffers, and the accounts of what may be sent.
+//! One end of a connection: its queue pair, its buffers, and the counts of what may be sent.
 //!
-//! The receive buffer is used in halves. Each half is offered to the peer through an entry of the peer's directory;
-//! the peer fills it with RDMA Writes, each announced by a message, and when the program has read a half's worth of
-//! octets, a half is offered again. A second account is that of messages: the peer may have as many under way as we
-//! have receives. Both accounts are settled by `Credit` messages.
+//! The receive buffer is used in halves. Each half is offered to the peer through an entry of the peer's directory. The peer
+//! fills it with RDMA Writes, each announced by a message. When the program has read as many octets as a half has, a half is
+//! offered again. Messages are counted, too: the peer may have as many under way as we have receives. `Credit` messages
+//! raise both limits.
 //!
-//! Nothing here waits. The peer is not trusted: what it says is checked against what it was offered.
+//! Nothing here waits. The peer is not trusted: its messages are checked against what it was offered.
 
 mod iomap;
 mod recv;
@@ -28,12 +28,12 @@ use std::collections::VecDeque;
 
 /// Send work requests that data leave free for control messages.
 const CONTROL_SLOTS: u32 = 4;
-/// Receives of the peer that data leave free for control messages, because a kernel's RNIC terminates a connection
-/// whose receives have run out, where ours waits.
+/// Receives of the peer that data leave free for control messages: a kernel's RNIC terminates a connection whose receives
+/// have run out, where ours waits.
 const CONTROL_CREDITS: u16 = 4;
-/// Work request numbers of receives; those of sends tell how many requests and octets of the buffer they free.
+/// Work request numbers of receives. Those of sends tell how many requests and octets of the buffer they free.
 const RECEIVE: u64 = 1 << 63;
-/// Rounds of one look at the completion queue, so that a fast peer does not keep a call for ever.
+/// Most rounds of one look at the completion queue, so that a fast peer cannot keep a call forever.
 const ROUNDS: u32 = 4;
 const BATCH: usize = 32;
 
@@ -46,7 +46,7 @@ pub(crate) struct Stream {
 
     /// The receive buffer.
     rbuf: MemoryRegion,
-    /// Where the next octet to read stands.
+    /// Position of the next octet to read.
     read_at: u32,
     /// Octets announced and not read.
     unread: u32,
@@ -64,23 +64,23 @@ pub(crate) struct Stream {
     idle_slots: Vec<u16>,
     /// Messages about data read to their end, modulo 2^16.
     taken: u16,
-    /// From which number of them on credits are due.
+    /// Credits are due from this number of them on.
     credit_due: u16,
 
-    /// The peer's directory: where we offer.
+    /// The peer's directory, where we offer buffers.
     peer: Option<Hello>,
     next_entry: u32,
 
     sbuf: MemoryRegion,
-    /// Where the next octet goes, and octets in use.
+    /// Position of the next octet, and octets in use.
     write_at: u32,
     in_use: u32,
     /// Send work requests that are free.
     sq_free: u32,
-    /// Messages about data sent, and how far they may go, modulo 2^16.
+    /// Messages about data that were sent, and the number up to which they may be sent, modulo 2^16.
     sent: u16,
     allowed: u16,
-    /// Where the peer offers: entries, then mapped buffers.
+    /// Where the peer offers buffers: its entries, then mapped buffers.
     directory: MemoryRegion,
     /// The entry that the peer fills next.
     expect_entry: u32,
@@ -91,21 +91,21 @@ pub(crate) struct Stream {
 
     pub(crate) iomaps: Iomaps,
 
-    /// The program still reads, and writes.
+    /// The program still reads, and still writes.
     reading: bool,
     writing: bool,
     /// The peer writes no more.
     peer_done: bool,
     /// No more can be sent or received.
     over: bool,
-    /// We have said that it is over.
+    /// We have sent the farewell.
     said_bye: bool,
-    /// To be reported once.
+    /// An error that will be reported once.
     error: Option<Errno>,
 }
 
 impl Stream {
-    /// A stream on a device, with all receives posted. Its queue pair has no connection yet.
+    /// Makes a stream on a device, with all receives posted. Its queue pair has no connection yet.
     ///
     /// # Errors
     /// ENOMEM, EMFILE.
@@ -136,7 +136,7 @@ impl Stream {
             max_ird: 4,
             max_ord: 4,
         })?;
-        // From here on it takes receives.
+        // From here on it accepts receives.
         qp.modify(State::Init)?;
         let half = sizes.receive_buffer / 2;
         let mut stream = Self {
@@ -180,7 +180,7 @@ impl Stream {
         Ok(stream)
     }
 
-    /// What to tell the peer.
+    /// Returns what to tell the peer.
     pub(crate) fn hello(&self) -> Hello {
         let (rbuf, directory) = (self.rbuf.remote(), self.directory.remote());
         Hello {
@@ -199,7 +199,7 @@ impl Stream {
         }
     }
 
-    /// What the peer has told.
+    /// Takes what the peer has told.
     pub(crate) fn greet(&mut self, peer: &Hello) {
         self.peer = Some(*peer);
         self.allowed = peer.credits;
@@ -207,7 +207,7 @@ impl Stream {
         self.iomaps.set_room(peer.mappings);
     }
 
-    /// The sizes in use.
+    /// Returns the sizes in use.
     pub(crate) const fn sizes(&self) -> &Sizes {
         &self.sizes
     }
@@ -216,8 +216,8 @@ impl Stream {
         self.sizes.receive_buffer / 2
     }
 
-    /// Takes completions and does what they make due. With `drive` the thread moves octets itself, else it takes
-    /// only what is there.
+    /// Takes completions and acts on them. With `drive` the thread moves octets itself; otherwise it takes only completions that
+    /// are there.
     pub(crate) fn process(&mut self, drive: bool) {
         self.settle();
         let mut batch = [Cqe::default(); BATCH];
@@ -297,11 +297,10 @@ impl Stream {
         }
     }
 
-    /// The peer may have offered another buffer.
+    /// Looks whether the peer has offered another buffer.
     ///
-    /// An entry is written before the message, but the next one may be half-written at this very moment. Its length
-    /// is always that of the first buffer and stands at its end, so what has another length is not whole yet; its own
-    /// message will follow.
+    /// An entry is written before its message, but the next entry may be half-written at this moment. Its length is at its end
+    /// and is always that of the first buffer, so an entry with another length is not complete yet; its own message will follow.
     fn look_at_directory(&mut self) {
         let Some(peer) = &self.peer else { return };
         while self.targets.len() < DIRECTORY as usize {
@@ -331,7 +330,7 @@ impl Stream {
         }
     }
 
-    /// Sends what is due to the peer apart from data: a farewell, an offer, credits.
+    /// Sends the messages that are due to the peer: a farewell, an offer, credits.
     fn settle(&mut self) {
         let Some(peer) = self.peer else { return };
         if self.over || self.said_bye {
@@ -385,7 +384,7 @@ impl Stream {
         self.post(&[SendWr::inline(1 << 32, &pieces).signaled()]);
     }
 
-    /// A few octets into the peer's memory and the message about them.
+    /// Writes a few octets into the peer's memory, and sends the message about them.
     fn post_inline_pair(&mut self, addr: u64, rkey: u32, octets: &[u8], message: Message) {
         let message = message.encode();
         let (data, text): ([&[u8]; 1], [&[u8]; 1]) = ([octets], [&message]);
@@ -403,7 +402,7 @@ impl Stream {
         self.post(&[write, SendWr::inline(2 << 32, &text).signaled()]);
     }
 
-    /// Octets of the send buffer into the peer's memory, and a message about them if there is one.
+    /// Writes octets of the send buffer into the peer's memory, and sends a message about them if there is one.
     fn post_buffered(
         &mut self,
         addr: u64,
@@ -471,7 +470,7 @@ impl Stream {
         Ok(())
     }
 
-    /// A message that needs no receive at the peer and no answer: TCP finds out if the peer is still there.
+    /// Sends a message that needs no receive at the peer and no answer. TCP finds out whether the peer is still there.
     pub(crate) fn keep_alive(&mut self) {
         if self.peer.is_some() && !self.over && !self.said_bye && self.sq_free > 0 {
             self.sq_free -= 1;
@@ -479,13 +478,13 @@ impl Stream {
         }
     }
 
-    /// The connection has ended, with or without a farewell.
+    /// Handles the end of the connection, with or without a farewell.
     pub(crate) fn lost(&mut self) {
         if self.over {
             return;
         }
         let error = match self.qp.fault() {
-            // Closed in good order by a peer that just went, or by us.
+            // It is closed in good order, by us or by a peer that sent no farewell.
             None => None,
             Some(fault) if fault.blame == Blame::Transport => Some(Errno::CONNRESET),
             Some(_) => Some(Errno::IO),
@@ -497,7 +496,7 @@ impl Stream {
         }
     }
 
-    /// The peer does what no rsocket does.
+    /// Handles a peer that breaks the protocol of rsockets.
     fn fail(&mut self, error: Errno) {
         tracing::debug!(qp = self.qp.num(), %error, "the peer breaks the rsocket protocol");
         self.error = self.error.or(Some(error));
@@ -506,7 +505,7 @@ impl Stream {
         self.qp.abort();
     }
 
-    /// Half or all of it is closed by the program; the peer is told behind the data.
+    /// The program closes one direction or both. The peer is told behind the data.
     pub(crate) fn shut(&mut self, read: bool, write: bool) {
         let before = (self.reading, self.writing);
         self.reading &= !read;
@@ -515,7 +514,7 @@ impl Stream {
             return;
         }
         if self.writing {
-            // Only reading is closed, of which the protocol knows nothing.
+            // Only reading is closed. The protocol has no message for that.
             return;
         }
         let all = !self.reading || self.peer_done;
@@ -527,19 +526,19 @@ impl Stream {
         self.settle();
     }
 
-    /// Everything posted has been sent, or never will be.
+    /// Returns `true` if everything posted has been sent, or never will be.
     pub(crate) fn is_drained(&self) -> bool {
         self.over && !self.said_bye
             || self.farewell.is_none() && self.sq_free == u32::from(self.sizes.send_queue)
             || self.qp.state() == State::Error
     }
 
-    /// Send work requests that are free; grows while the peer takes what was sent.
+    /// Returns how many send work requests are free. The number grows while the peer takes what was sent.
     pub(crate) const fn free_requests(&self) -> u32 {
         self.sq_free
     }
 
-    /// The error that has not been reported.
+    /// Returns the error that has not been reported.
     pub(crate) const fn take_error(&mut self) -> Option<Errno> {
         self.error.take()
     }
@@ -548,12 +547,12 @@ impl Stream {
         self.error
     }
 
-    /// No more can be sent or received, but for what is in the buffer.
+    /// Returns `true` if no more can be sent or received, except what is in the buffer.
     pub(crate) const fn is_over(&self) -> bool {
         self.over
     }
 
-    /// Gives the connection up. Call before the buffers go.
+    /// Ends the connection. Call it before the buffers are freed.
     pub(crate) fn destroy(&mut self, abort: bool) {
         if abort {
             self.qp.abort();

@@ -20,19 +20,19 @@ pub(crate) fn insert(socket: Arc<Socket>) -> RawFd {
         table[index].replace(socket)
     };
     if let Some(old) = old {
-        // The program has closed the descriptor behind our back, or it is a parent's: nobody may run its end.
+        // The program has closed the descriptor without `close`, or the socket is a parent's: nobody may run its end.
         std::mem::forget(old);
     }
     number
 }
 
-/// The socket with this number, if there is one.
+/// Returns the socket with this number, if there is one.
 pub(crate) fn find(number: RawFd) -> Option<Arc<Socket>> {
     let index = usize::try_from(number).ok()?;
     TABLE.read().get(index)?.clone()
 }
 
-/// The socket with this number, which this process may use.
+/// Returns the socket with this number, if this process may use it.
 ///
 /// # Errors
 /// EBADF: there is none. EOPNOTSUPP: it belongs to the parent of this process.
@@ -57,7 +57,7 @@ pub(crate) fn remove(number: RawFd) -> Result<Arc<Socket>> {
         .ok_or(Errno::BADF)
 }
 
-/// All sockets of this process, for its end. None if a thread has left with the table locked.
+/// Returns all sockets of this process, for its end. Returns none if a thread has ended with the table locked.
 pub(crate) fn all() -> Vec<Arc<Socket>> {
     let Some(table) = TABLE.try_read_for(std::time::Duration::from_millis(200)) else {
         return Vec::new();

@@ -1,9 +1,9 @@
-//! What two ends say to each other: the private data of the connection set-up and the four-octet messages.
+//! The messages between two ends: the private data of the connection set-up and the four-octet messages.
 //!
-//! The figures are those of rdma-core's rsockets in their iWARP form, where a message travels as a Send of its own
-//! because RDMA Write with immediate data does not exist (RFC 5040 has none). A stream is a sequence of RDMA Writes
-//! into the peer's receive buffer, each followed by a message that tells its length. All messages, and what is
-//! written into the peer's directory, are in the byte order of the machine that sends them.
+//! The values are those of rdma-core's rsockets in their iWARP form, where each message is a Send because RFC 5040 has no
+//! RDMA Write with immediate data. A stream is a sequence of RDMA Writes into the peer's receive buffer, each followed by a
+//! message with its length. All messages, and all entries of the peer's directory, are in the byte order of the machine that
+//! sends them.
 
 /// Octets of the private data.
 pub(crate) const HELLO_LEN: usize = 40;
@@ -27,7 +27,7 @@ const FLAG_IOMAP: u8 = 2;
 pub(crate) struct Window {
     pub(crate) addr: u64,
     pub(crate) key: u32,
-    /// Octets; for the directory itself its entries.
+    /// Length in octets; for the directory the number of entries.
     pub(crate) len: u32,
 }
 
@@ -48,7 +48,7 @@ impl Window {
         }
     }
 
-    /// As it stands in a directory.
+    /// Encodes it as it is in a directory.
     pub(crate) fn to_native(self) -> [u8; WINDOW_LEN] {
         let mut out = [0; WINDOW_LEN];
         out[..8].copy_from_slice(&self.addr.to_ne_bytes());
@@ -57,7 +57,7 @@ impl Window {
         out
     }
 
-    /// The reverse of [`to_native`](Self::to_native).
+    /// Decodes [`to_native`](Self::to_native).
     pub(crate) fn from_native(bytes: &[u8; WINDOW_LEN]) -> Self {
         Self {
             addr: u64::from_ne_bytes(part(bytes, 0)),
@@ -70,7 +70,7 @@ impl Window {
 /// A buffer that a program has mapped for its peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Mapping {
-    /// What the programs call its first octet.
+    /// The offset that programs use for its first octet.
     pub(crate) offset: u64,
     pub(crate) window: Window,
 }
@@ -90,14 +90,14 @@ impl Mapping {
         }
     }
 
-    /// The distance of `offset` from its first octet, if it is inside.
+    /// Returns the distance of `offset` from its first octet, if it is inside.
     pub(crate) fn find(&self, offset: u64) -> Option<u64> {
         let within = offset.checked_sub(self.offset)?;
         (within < u64::from(self.window.len)).then_some(within)
     }
 }
 
-/// `N` octets from `at` on. The callers know that they are there.
+/// Returns `N` octets from `at` on. The callers know that they are there.
 fn part<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     let mut out = [0; N];
     out.copy_from_slice(&bytes[at..at + N]);
@@ -111,20 +111,20 @@ pub(crate) struct Hello {
     pub(crate) credits: u16,
     /// Buffers that the peer may map for us.
     pub(crate) mappings: u16,
-    /// Where the peer writes its receive buffers; mapped buffers follow behind.
+    /// Where the peer writes its receive buffers; mapped buffers follow.
     pub(crate) directory: Window,
     /// The first receive buffer.
     pub(crate) buffer: Window,
 }
 
-/// Why an answer or request cannot be lived with.
+/// Why a request or an answer is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BadHello {
-    /// Too short, or of another version: no rsocket.
+    /// Too short, or of another version: the peer is no rsocket.
     Foreign,
-    /// Of a machine with the other byte order, whose messages would mean nothing here.
+    /// The peer's machine has the other byte order, so its messages cannot be read.
     ByteOrder,
-    /// No room to send anything to.
+    /// There is no room to send anything to.
     Unusable,
 }
 
@@ -163,7 +163,7 @@ impl Hello {
             directory: Window::from_be(&part(bytes, 8)),
             buffer: Window::from_be(&part(bytes, 24)),
         };
-        // With one entry we would have to overwrite it while the peer may still use it.
+        // With one entry we would overwrite it while the peer may still use it.
         if hello.credits == 0 || hello.buffer.len == 0 || hello.directory.len < 2 {
             return Err(BadHello::Unusable);
         }
@@ -171,7 +171,7 @@ impl Hello {
     }
 }
 
-/// Numbers of mappings travel in eight bits: as they are up to 128, then in steps of 256.
+/// The number of mappings is sent in eight bits: exact up to 128, then in steps of 256.
 const fn to_scale(value: u16) -> u8 {
     if value <= 128 {
         value as u8
@@ -188,7 +188,7 @@ const fn from_scale(scale: u8) -> u16 {
     }
 }
 
-/// The nearest number of mappings that can be told to the peer.
+/// Returns the nearest number of mappings that can be sent to the peer.
 pub(crate) const fn round_mappings(value: u16) -> u16 {
     from_scale(to_scale(value))
 }
@@ -202,7 +202,7 @@ const CONTROL_KEEPALIVE: u32 = 1;
 const CONTROL_SHUTDOWN: u32 = 2;
 const VALUE: u32 = (1 << 29) - 1;
 
-/// Messages: three bits say what, the other 29 how much.
+/// A message: three bits are the kind, the other 29 the value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Message {
     /// So many octets have been written behind the last ones.
@@ -240,7 +240,7 @@ impl Message {
         let value = raw & VALUE;
         match (raw >> 29, value) {
             (OP_DATA, n) => Self::Data(n),
-            // Sequence numbers have 16 bits; what stands above them is a carry.
+            // Sequence numbers have 16 bits; the bits above them are a carry.
             (OP_CREDIT, n) => Self::Credit(n as u16),
             (OP_MAPPING, n) => Self::Mapping(n),
             (OP_CONTROL, CONTROL_DISCONNECT) => Self::Disconnect,
@@ -279,7 +279,7 @@ mod tests {
         want.extend([0x55, 0x66, 0x77, 0x88, 0, 1, 0, 0]);
         assert_eq!(HELLO.encode().to_vec(), want);
         assert_eq!(Hello::decode(&want), Ok(HELLO));
-        // What follows is of no concern: the transport may pad.
+        // Octets behind it are ignored: the transport may pad.
         want.extend([9; 12]);
         assert_eq!(Hello::decode(&want), Ok(HELLO));
     }
@@ -300,7 +300,7 @@ mod tests {
         let mut bytes = good;
         bytes[36..].fill(0);
         assert_eq!(Hello::decode(&bytes), Err(BadHello::Unusable));
-        // Older peers do not set the flag; the field then means nothing.
+        // Older peers do not set the flag; the field then has no meaning.
         assert_eq!(with(1, good[1] & !2).unwrap().mappings, 0);
     }
 

@@ -1,4 +1,4 @@
-//! The functions behind: those of the C library, and the rsocket functions of librdmacm.
+//! The functions that are called: those of the C library, and the rsocket functions of librdmacm.
 //!
 //! Invariant of the `unsafe`: a pointer that `dlsym` gives for a name is the function of that name, whose type is
 //! written down here from its manual page.
@@ -16,7 +16,7 @@ thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Sockets that are made meanwhile on this thread are ordinary ones: librdmacm needs some itself.
+/// While this is set, sockets made on this thread are ordinary ones: librdmacm needs some itself.
 pub(crate) fn inside<R>(f: impl FnOnce() -> R) -> R {
     let before = INSIDE.replace(true);
     let result = f();
@@ -24,7 +24,7 @@ pub(crate) fn inside<R>(f: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Is this a thread of librdmacm, or a call from it?
+/// Returns `true` on a thread of librdmacm, and in a call from it.
 pub(crate) fn is_inside() -> bool {
     if INSIDE.get() {
         return true;
@@ -156,13 +156,13 @@ rsockets! {
     getsockname, c"rgetsockname", (c_int, *mut sockaddr, *mut socklen_t) -> c_int;
 }
 
-/// The functions of librdmacm; none if there is no such library. The caller is [`inside`].
+/// Returns the functions of librdmacm, or `None` if there is no such library. The caller is [`inside`].
 pub(crate) fn rdma() -> Option<&'static Rdma> {
     static RDMA: OnceLock<Option<Rdma>> = OnceLock::new();
     RDMA.get_or_init(Rdma::load).as_ref()
 }
 
-/// Calls an rsocket function for a descriptor that stands for an rsocket, and nothing for others.
+/// Calls an rsocket function for a descriptor that stands for an rsocket. Returns `None` for other descriptors.
 pub(crate) fn on_rsocket<R>(fd: c_int, f: impl FnOnce(&'static Rdma, c_int) -> R) -> Option<R> {
     let socket = crate::table::find(fd)?;
     let rdma = inside(rdma)?;

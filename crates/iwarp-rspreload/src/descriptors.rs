@@ -1,11 +1,11 @@
-//! Descriptors as such: closing, duplicating, flags.
+//! Descriptors: closing, duplicating, flags.
 
 use crate::api::{inside, on_rsocket, rdma, real};
 use crate::transfer::readable;
 use crate::{fail, table};
 use libc::{c_int, c_long, c_ulong, c_void};
 
-/// The rsocket goes with the last descriptor that stands for it.
+/// Closes the rsocket with the last descriptor that stands for it.
 fn release(fd: c_int) -> c_int {
     if let Some((socket, true)) = table::remove(fd)
         && let Some(rdma) = inside(rdma)
@@ -25,7 +25,7 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
     if ours { result } else { closed }
 }
 
-/// A new descriptor for what an old one stands for.
+/// Makes a new descriptor stand for the same rsocket as an old one.
 fn copied(from: c_int, to: c_int) -> c_int {
     if to >= 0
         && let Some(socket) = table::find(from)

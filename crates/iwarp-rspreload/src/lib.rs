@@ -1,14 +1,14 @@
 //! `LD_PRELOAD=librspreload.so`: the TCP sockets of a program become rsockets (`rsocket(7)`).
 //!
-//! The functions of the C library stand here a second time. For a descriptor of ours they call the rsocket functions
-//! of `librdmacm.so.1`, whichever the loader finds, for all others those of the C library. There is no RDMA in here.
-//! A program's descriptor is `/dev/null` as far as the kernel is concerned, and only this library knows better.
+//! This library has functions of the same names as the C library. For a descriptor that stands for an rsocket they call the
+//! rsocket functions of the `librdmacm.so.1` that the loader finds, for all others those of the C library. There is no RDMA in
+//! here. For the kernel the program's descriptor is `/dev/null`; only this library knows that it stands for an rsocket.
 //!
 //! - A `connect` that fails because the peer is no rsocket is repeated as ordinary TCP.
-//! - What a program does not do through these functions goes to `/dev/null`: stdio streams on sockets, `splice`,
-//!   `io_uring`. `epoll_ctl` fails with EPERM; programs that can use `poll` or `select` instead do so.
+//! - Operations that bypass these functions reach `/dev/null`: stdio streams on sockets, `splice`, `io_uring`. `epoll_ctl`
+//!   fails with EPERM; programs that can use `poll` or `select` instead do so.
 //! - After a fork the child can only close the sockets that it inherits. `RDMAV_FORK_SAFE` has no effect.
-//! - `ppoll` and `pselect` change the signal mask in a step of its own.
+//! - `ppoll` and `pselect` change the signal mask in a separate step.
 //! - `RS_SQ_SIZE`, `RS_RQ_SIZE`, `RS_INLINE` set the options of the same names on all sockets.
 #![allow(
     clippy::missing_safety_doc,

@@ -7,7 +7,7 @@ use libc::{c_int, c_void, sockaddr, socklen_t};
 const FLAGS: c_int = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
 const SOL_RDMA: c_int = 0x10000;
 
-/// A descriptor of the program's that stands for an rsocket, which is closed if there can be none.
+/// Makes a descriptor of the program that stands for an rsocket. If that fails, the rsocket is closed.
 fn stand_in(rdma: &Rdma, socket: c_int, flags: c_int) -> c_int {
     let cloexec = if flags & libc::SOCK_CLOEXEC != 0 {
         libc::O_CLOEXEC
@@ -30,7 +30,7 @@ fn stand_in(rdma: &Rdma, socket: c_int, flags: c_int) -> c_int {
     fail(reason)
 }
 
-/// `RS_SQ_SIZE` and the like. Defaults remain if they are refused.
+/// Sets the options from `RS_SQ_SIZE`, `RS_RQ_SIZE` and `RS_INLINE`. If one is refused, its default remains.
 fn tune(rdma: &Rdma, socket: c_int) {
     for (name, option) in [("RS_SQ_SIZE", 0), ("RS_RQ_SIZE", 1), ("RS_INLINE", 2)] {
         let value = std::env::var(name)
@@ -129,7 +129,7 @@ pub unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: socklen_
             | libc::EINTR
             | libc::EBADF
             | libc::EFAULT => Ok(-1),
-            // Nobody there who talks RDMA: perhaps somebody who talks TCP.
+            // The peer does not speak RDMA; perhaps it speaks TCP.
             _ if to_tcp(r, fd, s) => Err(()),
             _ => Ok(fail(why)),
         }
@@ -141,7 +141,7 @@ pub unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: socklen_
     }
 }
 
-/// Puts an ordinary socket in an rsocket's place. False if that cannot be.
+/// Replaces an rsocket by an ordinary socket. Returns `false` if that is not possible.
 fn to_tcp(rdma: &Rdma, fd: c_int, socket: c_int) -> bool {
     // SAFETY: the places are valid and as long as told; the descriptors are ours.
     unsafe {

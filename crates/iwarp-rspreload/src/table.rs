@@ -1,12 +1,12 @@
-//! Which descriptors of the program are rsockets. Looking one up is one load, since every `read` does it.
+//! Which descriptors of the program stand for rsockets. A look-up is one load, because every `read` makes one.
 
 use libc::c_int;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
-/// Descriptors above it are never ours.
+/// Descriptors above it never stand for an rsocket.
 const MAX: usize = 1 << 16;
 
-/// The number of the rsocket and one, or zero.
+/// The number of the rsocket plus one, or zero.
 static SOCKETS: [AtomicI32; MAX] = [const { AtomicI32::new(0) }; MAX];
 /// How many descriptors stand for an rsocket.
 static USERS: [AtomicU32; MAX] = [const { AtomicU32::new(0) }; MAX];
@@ -19,7 +19,7 @@ fn users(socket: c_int) -> Option<&'static AtomicU32> {
     USERS.get(usize::try_from(socket).ok()?)
 }
 
-/// The rsocket behind a descriptor.
+/// Returns the rsocket behind a descriptor.
 #[inline]
 pub(crate) fn find(fd: c_int) -> Option<c_int> {
     match slot(fd)?.load(Ordering::Acquire) {
@@ -28,7 +28,7 @@ pub(crate) fn find(fd: c_int) -> Option<c_int> {
     }
 }
 
-/// Lets a descriptor stand for an rsocket. False if the numbers are too high.
+/// Lets a descriptor stand for an rsocket. Returns `false` if a number is too high.
 pub(crate) fn insert(fd: c_int, socket: c_int) -> bool {
     let (Some(slot), Some(users)) = (slot(fd), users(socket)) else {
         return false;
@@ -38,7 +38,7 @@ pub(crate) fn insert(fd: c_int, socket: c_int) -> bool {
     true
 }
 
-/// The descriptor stands for nothing any more. The rsocket, and if it was the last one.
+/// Lets the descriptor stand for nothing. Returns the rsocket, and whether this was its last descriptor.
 pub(crate) fn remove(fd: c_int) -> Option<(c_int, bool)> {
     let socket = match slot(fd)?.swap(0, Ordering::AcqRel) {
         0 => return None,

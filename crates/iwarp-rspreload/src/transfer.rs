@@ -1,4 +1,4 @@
-//! Moving octets.
+//! Reading and writing.
 
 use crate::api::{on_rsocket, real};
 use crate::{errno, fail, table};
@@ -165,7 +165,7 @@ pub unsafe extern "C" fn sendfile64(
     unsafe { sendfile(out, from, offset, count) }
 }
 
-/// Programs built with `_FORTIFY_SOURCE` call the checked functions, which do not come by the others.
+/// Programs built with `_FORTIFY_SOURCE` call the checked functions, which do not pass through the others.
 fn check(len: size_t, room: size_t) {
     if len > room {
         eprintln!("buffer overflow detected");
@@ -213,7 +213,7 @@ pub unsafe extern "C" fn __recvfrom_chk(
     unsafe { recvfrom(fd, buf, len, flags, addr, addrlen) }
 }
 
-/// Octets that can be read at once, for `FIONREAD`.
+/// Returns how many octets can be read at once, for `FIONREAD`.
 pub(crate) fn readable(fd: c_int) -> c_int {
     let mut piece = vec![0u8; 64 * 1024];
     // SAFETY: the piece is as long as told.

@@ -1,11 +1,11 @@
-//! `poll` and `select` over any mixture.
+//! `poll` and `select` over any mixture of rsockets and other descriptors.
 
 use crate::api::{inside, rdma, real};
 use crate::{errno, fail, table};
 use libc::{c_int, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use std::time::Duration;
 
-/// `rpoll` with the program's descriptors translated. None if none of them is ours.
+/// Calls `rpoll` with the program's descriptors translated. Returns `None` if none of them stands for an rsocket.
 fn translated(fds: &mut [pollfd], timeout: Option<Duration>) -> Option<c_int> {
     if fds.iter().all(|f| table::find(f.fd).is_none()) {
         return None;
@@ -19,7 +19,7 @@ fn translated(fds: &mut [pollfd], timeout: Option<Duration>) -> Option<c_int> {
             ..*f
         })
         .collect();
-    // Rounded up, lest a program that waits for less than a millisecond spins.
+    // Rounded up, so that a program that waits for less than a millisecond does not spin.
     let ms = timeout.map_or(-1, |t| {
         c_int::try_from(t.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX)
     });
@@ -115,7 +115,7 @@ unsafe fn masked(mask: *const sigset_t, f: impl FnOnce() -> c_int) -> c_int {
     }
 }
 
-/// The three sets as a list, and back. None if none of the descriptors is ours.
+/// Turns the three sets into a list, and back. Returns `None` if no descriptor stands for an rsocket.
 unsafe fn selected(n: c_int, sets: [*mut fd_set; 3], timeout: Option<Duration>) -> Option<c_int> {
     const WANTED: [i16; 3] = [libc::POLLIN, libc::POLLOUT, libc::POLLPRI];
     const GOT: [i16; 3] = [

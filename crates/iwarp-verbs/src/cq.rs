@@ -33,7 +33,7 @@ pub(crate) struct Cq {
 pub(crate) type CqObject = Object<ibv_cq_ex, Cq>;
 type ChannelObject = Object<ibv_comp_channel, Channel>;
 
-/// Taking an event and counting it is one step for who destroys the queue.
+/// Taking an event and counting it is one step, as seen by the thread that destroys the queue.
 static DELIVERY: Mutex<()> = Mutex::new(());
 
 unsafe fn find_channel<'a>(c: *mut ibv_comp_channel) -> Res<&'a ChannelObject> {
@@ -84,7 +84,7 @@ pub(crate) unsafe extern "C" fn ibv_destroy_comp_channel(c: *mut ibv_comp_channe
     })
 }
 
-/// What a queue is made with.
+/// The parameters of a new queue.
 #[derive(Default)]
 struct Wanted {
     cqe: u32,
@@ -95,7 +95,7 @@ struct Wanted {
     parent_domain: usize,
 }
 
-/// Everything that a completion of a connected queue pair can tell.
+/// All fields that a completion of a connected queue pair can have.
 const WC_FLAGS: u64 = 0x7f | 1 << 7 | 1 << 11;
 const WC_TIMESTAMP: u64 = 1 << 7 | 1 << 11;
 
@@ -189,7 +189,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
         if attr.comp_mask & !3 != 0 || attr.wc_flags & !WC_FLAGS != 0 {
             return Err(UNSUPPORTED);
         }
-        // Single-threaded use is a hint; overruns cannot be ignored.
+        // Single-threaded use is a hint. Overruns cannot be ignored.
         if attr.comp_mask & 1 != 0 && attr.flags & !1 != 0 {
             return Err(UNSUPPORTED);
         }
@@ -265,7 +265,7 @@ unsafe fn take_event(channel: *mut ibv_comp_channel, was_read: bool) -> Option<*
             queue.try_next()
         }?;
         let object = cq.user_data() as *mut ibv_cq_ex;
-        // A queue that is being destroyed has no events any more.
+        // A queue that is being destroyed delivers no more events.
         if !object.is_null() {
             trusted(object).comp.delivered();
             return Some(object.cast());
@@ -279,7 +279,7 @@ unsafe fn busy_poll(channel: *mut ibv_comp_channel) -> bool {
     channel.raw.busy_poll(Duration::MAX)
 }
 
-/// The wait for an event that began at `begin` ended in sleep.
+/// Notes that the wait for an event, which began at `begin`, ended in sleep.
 unsafe fn slept(channel: *mut ibv_comp_channel, begin: Instant) {
     let channel: &ChannelObject = object::trusted(channel);
     channel.raw.slept(begin.elapsed());

@@ -31,10 +31,10 @@ impl DeviceObject {
     }
 }
 
-/// Devices never go: programs keep pointers to them.
+/// Devices are never freed: programs keep pointers to them.
 static DEVICES: Mutex<Vec<&'static DeviceObject>> = Mutex::new(Vec::new());
 
-/// The interfaces of this host change rarely, and each state of them is kept once.
+/// The lists of devices. Interfaces change rarely, so each different list is kept once.
 fn device_object(device: Device) -> &'static DeviceObject {
     let mut devices = DEVICES.lock();
     if let Some(known) = devices.iter().find(|d| d.device == device) {
@@ -69,7 +69,7 @@ fn device_object(device: Device) -> &'static DeviceObject {
     object
 }
 
-/// Copies text into a C array, cut if it must be, with the zero at its end.
+/// Copies text into a C array, cut if necessary, with a zero at its end.
 pub(crate) fn fill(to: &mut [c_char], text: &str) {
     let room = to.len() - 1;
     for (to, from) in to.iter_mut().zip(text.bytes().take(room)) {
@@ -133,14 +133,14 @@ pub(crate) struct Handles {
     pub(crate) dms: Mutex<HashMap<u32, Arc<mr::DeviceMemory>>>,
 }
 
-/// An opened device. The public context is the last part of what programs' inline functions look at.
+/// An opened device. The public context is the last part, because programs' inline functions look in front of it.
 #[repr(C)]
 pub(crate) struct ContextObject {
     vctx: UnsafeCell<verbs_context>,
     pub(crate) raw: Context,
     pub(crate) device: &'static DeviceObject,
     pub(crate) handles: Arc<Handles>,
-    /// Kept open for `ibv_import_device`; its inode says which context is meant.
+    /// Kept open for `ibv_import_device`; its inode identifies the context.
     cmd: OwnedFd,
     inode: (u64, u64),
     /// Made for the connection manager, which never closes it.
@@ -156,7 +156,7 @@ struct Importable {
     handles: Arc<Handles>,
 }
 
-/// Contexts by the inode of their `cmd_fd`, so that a duplicate of it finds them.
+/// Contexts by the inode of their `cmd_fd`, so that a duplicate of the descriptor finds them.
 static BY_INODE: LazyLock<Mutex<HashMap<(u64, u64), Importable>>> = LazyLock::new(Mutex::default);
 
 impl ContextObject {
@@ -166,7 +166,7 @@ impl ContextObject {
         unsafe { self.vctx.get().cast::<u8>().add(BEHIND).cast() }
     }
 
-    /// Does it belong to the connection manager?
+    /// Returns `true` if it belongs to the connection manager.
     pub(crate) const fn is_shared(&self) -> bool {
         self.shared
     }
@@ -181,7 +181,7 @@ pub(crate) unsafe fn context<'a>(context: *mut ibv_context) -> &'a ContextObject
     &*context.cast::<u8>().sub(BEHIND).cast::<ContextObject>()
 }
 
-/// As [`context`], for a pointer that may be anything.
+/// As [`context`], for a pointer that may be invalid.
 pub(crate) unsafe fn checked_context<'a>(c: *mut ibv_context) -> Res<&'a ContextObject> {
     if is_open(c) {
         Ok(context(c))
@@ -295,7 +295,7 @@ fn make(
 pub(crate) unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
     pointer(|| {
         let device = device_of(device)?;
-        // Only an address that is still there can be opened.
+        // An address can be opened only while the host has it.
         let device = device_object(device.device.clone());
         let raw = Context::open(&device.device, Config::from_env())?;
         make(raw, device, Arc::default(), new_cmd_fd()?, false, true)
@@ -361,7 +361,7 @@ pub(crate) unsafe extern "C" fn ibv_close_device(c: *mut ibv_context) -> c_int {
             }
         }
         drop(by_inode);
-        // Objects of a closed context can still be destroyed, and they refer to it; without any it is freed.
+        // Objects of a closed context can still be destroyed, and they refer to it. Without any it is freed.
         if object::any_of(c) {
             tracing::debug!("a context was closed before its objects were destroyed");
         } else {

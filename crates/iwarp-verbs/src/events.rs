@@ -18,10 +18,10 @@ const SRQ_ERR: c_uint = 14;
 const SRQ_LIMIT_REACHED: c_uint = 15;
 const QP_LAST_WQE_REACHED: c_uint = 16;
 
-/// Taking an event and counting it is one step for who destroys its object.
+/// Taking an event and counting it is one step, as seen by the thread that destroys its object.
 static DELIVERY: Mutex<()> = Mutex::new(());
 
-/// An object that events are about.
+/// An object that an event is about.
 pub(crate) trait Subject {
     fn is(&self, kind: &AsyncEventKind) -> bool;
     fn disown(&self);
@@ -69,7 +69,7 @@ impl Subject for QueuePair {
     }
 }
 
-/// An object is being destroyed: no event about it is delivered from now on.
+/// Notes that an object is being destroyed: from now on no event about it is delivered.
 pub(crate) fn forget(ctx: &Context, subject: impl Subject) {
     let _delivery = DELIVERY.lock();
     subject.disown();
@@ -115,7 +115,7 @@ unsafe fn take(c: *mut ibv_context, was_read: bool) -> Option<ibv_async_event> {
     }
 }
 
-/// Where the deliveries about an event's object are counted.
+/// Returns the counter of deliveries of an event's object.
 unsafe fn counter<'a>(event: &ibv_async_event) -> Option<&'a crate::object::Unacknowledged> {
     match event.event_type {
         CQ_ERR => cq::find(event.element.cq).ok().map(|cq| &cq.asynchronous),

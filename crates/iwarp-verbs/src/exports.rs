@@ -35,7 +35,7 @@ macro_rules! export {
     )* }
 }
 
-// The one object: providers set it and nothing reads it.
+// The only object. Providers set it, and nothing reads it.
 std::arch::global_asm!(
     ".pushsection .data.verbs_allow_disassociate_destroy,\"aw\",@progbits",
     ".globl __sv_allow_disassociate",
@@ -260,7 +260,7 @@ export! {
     cm::connect::rdma_get_remote_ece => "rdma_get_remote_ece" "@@" "RDMACM_1.3";
     cm::connect::rdma_reject_ece => "rdma_reject_ece" "@@" "RDMACM_1.3";
     cm::connect::rdma_set_local_ece => "rdma_set_local_ece" "@@" "RDMACM_1.3";
-    // Programs from before version 1.1 bring structures of another shape; none of them is around any more.
+    // Programs built for versions before 1.1 pass structures of another layout. No such programs are left.
     device::unsupported_code => "ibv_ack_async_event" "@" "IBVERBS_1.0";
     device::unsupported_code => "ibv_ack_cq_events" "@" "IBVERBS_1.0";
     device::unsupported_pointer => "ibv_alloc_pd" "@" "IBVERBS_1.0";

@@ -1,7 +1,7 @@
-//! The border: no panic crosses it, and every failure becomes the errno that the manual pages name.
+//! The border to C: no panic crosses it, and every failure becomes the errno that the manual pages name.
 //!
-//! The kinds of functions in the C interface: those that answer 0 or a positive errno ([`code`]), those that answer -1 and set
-//! `errno` ([`minus_one`]), those that answer NULL and set `errno` ([`pointer`]), and the rest ([`value`]).
+//! The C functions are of four kinds: those that return 0 or a positive errno ([`code`]), those that return -1 and set
+//! `errno` ([`minus_one`]), those that return NULL and set `errno` ([`pointer`]), and the rest ([`value`]).
 
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -39,7 +39,7 @@ fn caught<T>(f: impl FnOnce() -> Res<T>) -> Res<T> {
     catch_unwind(AssertUnwindSafe(f)).unwrap_or(Err(Errno(libc::EIO)))
 }
 
-/// 0 or a positive errno; `errno` is set, too, because some programs look there.
+/// Returns 0 or a positive errno. `errno` is set, too, because some programs look there.
 #[inline]
 pub(crate) fn code(f: impl FnOnce() -> Res<()>) -> c_int {
     match caught(f) {
@@ -51,7 +51,7 @@ pub(crate) fn code(f: impl FnOnce() -> Res<()>) -> c_int {
     }
 }
 
-/// A value, or -1 and `errno`.
+/// Returns a value, or -1 with `errno` set.
 pub(crate) fn minus_one(f: impl FnOnce() -> Res<c_int>) -> c_int {
     caught(f).unwrap_or_else(|e| {
         set_errno(e);
@@ -59,7 +59,7 @@ pub(crate) fn minus_one(f: impl FnOnce() -> Res<c_int>) -> c_int {
     })
 }
 
-/// A pointer, or NULL and `errno`.
+/// Returns a pointer, or NULL with `errno` set.
 pub(crate) fn pointer<T>(f: impl FnOnce() -> Res<*mut T>) -> *mut T {
     caught(f).unwrap_or_else(|e| {
         set_errno(e);
@@ -67,7 +67,7 @@ pub(crate) fn pointer<T>(f: impl FnOnce() -> Res<*mut T>) -> *mut T {
     })
 }
 
-/// A value, or `fallback` if the function panics.
+/// Returns a value, or `fallback` if the function panics.
 pub(crate) fn value<T>(fallback: T, f: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(f)).unwrap_or(fallback)
 }

@@ -1,4 +1,4 @@
-//! Copies from and to the kernel's structures (`rdma/ib_user_verbs.h`, `rdma/ib_user_sa.h`). Only another librdmacm would call them.
+//! Copies from and to the kernel's structures (`rdma/ib_user_verbs.h`, `rdma/ib_user_sa.h`). Only another librdmacm calls them.
 #![allow(non_camel_case_types, reason = "C names")]
 
 use crate::abi::verbs::*;

@@ -1,8 +1,8 @@
 //! `libibverbs.so.1` and `librdmacm.so.1` on the software RNIC.
 //!
-//! One library under two names (the second is a link), so that both share one runtime. C structures become `iwarp` objects here and
-//! nothing else happens: no protocol, no sockets. What the functions mean is in the manual pages of rdma-core
-//! (`ibv_post_send(3)`, `rdma_cm(7)`, `rsocket(7)`).
+//! One library has both names (the second is a link), so that both share one runtime. The functions convert C structures to
+//! `iwarp` objects, and contain no protocol and no sockets. rdma-core's manual pages describe them (`ibv_post_send(3)`,
+//! `rdma_cm(7)`, `rsocket(7)`).
 #![allow(
     unsafe_op_in_unsafe_fn,
     reason = "every function is called by C and unsafe as a whole: its contract is that the program obeys the manual page"
@@ -21,7 +21,7 @@ mod cm;
 mod cq;
 mod device;
 mod events;
-// The versions mean something in the C library only.
+// The versions have a meaning in the C library only.
 #[cfg(not(test))]
 mod exports;
 mod guard;

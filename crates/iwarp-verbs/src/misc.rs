@@ -90,7 +90,7 @@ pub(crate) unsafe extern "C" fn ibv_wc_status_str(status: c_uint) -> *const c_ch
     name(&NAMES, status, c"unknown")
 }
 
-/// `enum ibv_rate`, multiple of 2.5 Gb/s if it is one, and Mb/s.
+/// The rates: `enum ibv_rate`, multiple of 2.5 Gb/s if it is one, and Mb/s.
 const RATES: [(c_uint, c_int, c_int); 23] = [
     (2, 1, 2500),
     (5, 2, 5000),
@@ -116,7 +116,7 @@ const RATES: [(c_uint, c_int, c_int); 23] = [
     (23, 320, 800_000),
     (24, 480, 1_200_000),
 ];
-/// `IBV_RATE_MAX`: whatever the port can.
+/// `IBV_RATE_MAX`: as fast as the port can.
 const RATE_MAX: c_uint = 0;
 
 /// Rates below 200 Gb/s of the two-digit generation have no multiple in the older enumeration.
@@ -139,7 +139,7 @@ pub(crate) unsafe extern "C" fn mbps_to_ibv_rate(mbps: c_int) -> c_uint {
     RATES.iter().find(|r| r.2 == mbps).map_or(RATE_MAX, |r| r.0)
 }
 
-/// Registered memory is not pinned and children do not share it with a device: forking needs no preparation.
+/// Registered memory is not pinned, and no device shares it with children: forking needs no preparation.
 pub(crate) unsafe extern "C" fn ibv_fork_init() -> c_int {
     0
 }
@@ -157,7 +157,7 @@ pub(crate) unsafe extern "C" fn ibv_get_sysfs_path() -> *const c_char {
     c"/sys".as_ptr()
 }
 
-/// Reads `dir/file` into `buf`, without the newline at its end. Octets read, or -1.
+/// Reads `dir/file` into `buf`, without the newline at its end. Returns the number of octets, or -1.
 pub(crate) unsafe extern "C" fn ibv_read_sysfs_file(
     dir: *const c_char,
     file: *const c_char,
@@ -181,7 +181,7 @@ pub(crate) unsafe extern "C" fn ibv_read_sysfs_file(
     })
 }
 
-/// Memory behind another device's buffer cannot be reached by a program's addresses.
+/// Memory behind another device's buffer cannot be reached through a program's addresses.
 pub(crate) unsafe extern "C" fn ibv_reg_dmabuf_mr(
     _: *mut ibv_pd,
     _offset: u64,
@@ -193,7 +193,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_dmabuf_mr(
     pointer(|| Err(UNSUPPORTED))
 }
 
-/// Addresses of the link layer are the kernel's business with TCP.
+/// With TCP the kernel resolves addresses of the link layer.
 pub(crate) unsafe extern "C" fn ibv_resolve_eth_l2_from_gid(
     _: *mut ibv_context,
     _: *mut ibv_ah_attr,

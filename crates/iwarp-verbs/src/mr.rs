@@ -11,14 +11,14 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// Rights that mean something here.
+/// Rights that have a meaning here.
 const RIGHTS: c_uint = 0x3f;
 const ON_DEMAND: c_uint = 0x40;
 const HUGETLB: c_uint = 0x80;
 /// Hints that a device may ignore (`IBV_ACCESS_OPTIONAL_RANGE`); relaxed ordering is one.
 const OPTIONAL: c_uint = 0x3ff0_0000;
 
-/// What an imported region needs to know.
+/// What an imported region has to know.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Handle {
     stag: u32,
@@ -27,7 +27,7 @@ pub(crate) struct Handle {
 
 #[derive(Debug)]
 pub(crate) struct Mr {
-    /// The region of device memory that it is on.
+    /// The region of the device memory that it is in.
     dm: Option<Arc<DeviceMemory>>,
     imported: bool,
     dm_object: usize,
@@ -40,7 +40,7 @@ unsafe fn find<'a>(mr: *mut ibv_mr) -> Res<&'a MrObject> {
 }
 
 pub(crate) fn rights(access: c_uint) -> Res<Access> {
-    // Memory is never pinned here, so that each registration is on demand.
+    // Memory is never pinned here, so each registration is on demand.
     if access & !(RIGHTS | ON_DEMAND | HUGETLB | OPTIONAL) != 0 {
         return Err(EINVAL);
     }
@@ -56,7 +56,7 @@ unsafe fn register(
 ) -> Res<*mut ibv_mr> {
     let pd = pd::find(p)?;
     if access & ON_DEMAND != 0 && len == usize::MAX {
-        // The whole address space: a peer could name what is not mapped.
+        // The whole address space is refused, because a peer could name memory that is not mapped.
         return Err(UNSUPPORTED);
     }
     let access = rights(access)?;
@@ -94,7 +94,7 @@ unsafe fn create(
         pd: p,
         addr,
         length,
-        // The index stays the same for the region's life, the key does not.
+        // The index stays the same for the region's life; the key does not.
         handle: stag >> 8,
         lkey: stag,
         rkey: stag,
@@ -228,7 +228,7 @@ pub(crate) unsafe extern "C" fn ibv_import_mr(p: *mut ibv_pd, handle: u32) -> *m
         if ctx.raw.region(known.stag).is_none_or(|r| r.pd != pd.number) {
             return Err(EINVAL);
         }
-        // As with the kernel's drivers, where the memory lies is not known.
+        // As with the kernel's drivers, it is not known where the memory lies.
         Ok(create(
             p,
             known.stag,
@@ -251,12 +251,12 @@ pub(crate) unsafe extern "C" fn ibv_unimport_mr(m: *mut ibv_mr) {
     });
 }
 
-/// `IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE`; its neighbours are to prefetch for reading and without faults.
+/// `IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE`. The values beside it mean to prefetch for reading and without faults.
 const PREFETCH_WRITE: c_uint = 1;
 const PREFETCH_NO_FAULT: c_uint = 2;
 const ADVISE_FLUSH: u32 = 1;
 
-/// Advice to prefetch (`ibv_advise_mr(3)`): checked as if the pages were brought in, which the processor does by itself.
+/// Advice to prefetch (`ibv_advise_mr(3)`). The arguments are checked; the processor brings the pages in by itself.
 pub(crate) unsafe extern "C" fn advise_mr(
     p: *mut ibv_pd,
     advice: c_uint,
@@ -293,7 +293,7 @@ pub(crate) unsafe extern "C" fn advise_mr(
     })
 }
 
-/// Memory in the device's place.
+/// Ordinary memory that stands for device memory.
 #[derive(Debug)]
 pub(crate) struct DeviceMemory {
     start: usize,
@@ -411,11 +411,11 @@ pub(crate) unsafe extern "C" fn ibv_unimport_dm(d: *mut ibv_dm) {
     });
 }
 
-/// Where `len` octets at `offset` of device memory are, to be copied by the program or registered.
+/// Returns the address of `len` octets at `offset` of device memory, for the program to copy or register.
 unsafe fn range(d: *mut ibv_dm, offset: u64, len: usize, copied: bool) -> Res<*mut u8> {
     let memory = &find_dm(d)?.memory;
     let offset = usize::try_from(offset).map_err(|_| EINVAL)?;
-    // As real device memory, which is copied word by word.
+    // Real device memory is copied word by word, so the same alignment is asked for.
     if copied && !(offset.is_multiple_of(4) && len.is_multiple_of(4)) {
         return Err(EINVAL);
     }

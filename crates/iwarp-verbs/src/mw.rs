@@ -9,7 +9,7 @@ use iwarp_rnic::memory::WindowType;
 use iwarp_rnic::{Bind, SendFlags, SendOp, SendWr};
 use std::ffi::{c_int, c_uint};
 
-/// The STag with which it was allocated. Binds change the key only.
+/// The STag that it was allocated with. Binds change only the key.
 #[derive(Debug)]
 pub(crate) struct Mw {
     stag: u32,
@@ -56,7 +56,7 @@ pub(crate) unsafe extern "C" fn dealloc_mw(m: *mut ibv_mw) -> c_int {
     })
 }
 
-/// The operation that binds `m` as asked.
+/// Returns the operation that binds `m` as asked.
 ///
 /// # Safety
 /// `m` and the region in `info` are living objects, or NULL.

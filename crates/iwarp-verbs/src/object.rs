@@ -1,8 +1,9 @@
-//! What all C objects have in common: a public part that programs read, our part behind it, and a place in the
-//! register of living objects.
+//! What all C objects share: a public part that programs read, our part behind it, and an entry in the register of living
+//! objects.
 //!
 //! The public structure is the first field, so both parts have one address. Slow functions look the address up before they
-//! touch it, so that destroying twice is EINVAL and not a crash; fast ones trust the program, as hardware's drivers do.
+//! use it, so that destroying an object twice returns EINVAL instead of crashing. Fast functions trust the program, as
+//! drivers of hardware do.
 
 use crate::guard::{EINVAL, Res};
 use parking_lot::{Condvar, Mutex};
@@ -46,7 +47,7 @@ impl<C, T> Deref for Object<C, T> {
 }
 
 impl<C, T> Object<C, T> {
-    /// The public part. Programs read and write it at any time, so it is never borrowed.
+    /// Returns the public part. Programs read and write it at any time, so it is never borrowed.
     pub(crate) const fn c(&self) -> *mut C {
         self.c.get()
     }
@@ -64,7 +65,7 @@ pub(crate) fn create<C, T>(kind: Kind, c: C, own: T) -> *mut C {
     object.cast()
 }
 
-/// The object behind a pointer that the program gave us.
+/// Looks up the object behind a pointer of the program.
 ///
 /// # Errors
 /// EINVAL if there is no such living object.
@@ -78,7 +79,7 @@ pub(crate) unsafe fn find<'a, C, T>(kind: Kind, p: *mut C) -> Res<&'a Object<C, 
     Ok(trusted(p))
 }
 
-/// The object behind a pointer, without looking it up.
+/// Returns the object behind a pointer, without looking it up.
 ///
 /// # Safety
 /// It is a living object made by [`create`] with these types.
@@ -87,10 +88,10 @@ pub(crate) unsafe fn trusted<'a, C, T>(p: *mut C) -> &'a Object<C, T> {
     &*p.cast::<Object<C, T>>()
 }
 
-/// Takes an object out of the register: from now on nobody finds it. [`free`] comes next.
+/// Takes an object out of the register, so that no later call finds it. [`free`] comes next.
 ///
 /// # Errors
-/// EINVAL if there is no such living object: it was destroyed before.
+/// EINVAL if there is no such living object, for example because it was destroyed before.
 pub(crate) fn retire<C>(kind: Kind, p: *mut C) -> Res<()> {
     if LIVING.lock().remove(&(kind, p as usize)) {
         Ok(())
@@ -107,7 +108,7 @@ pub(crate) unsafe fn free<C, T>(p: *mut C) {
     drop(Box::from_raw(p.cast::<Object<C, T>>()));
 }
 
-/// How many other objects use an object; destroying it is EBUSY while any does.
+/// Counts how many other objects use an object. While there are any, destroying it returns EBUSY.
 #[derive(Debug, Default)]
 pub(crate) struct Users(AtomicU32);
 
@@ -125,7 +126,7 @@ impl Users {
     }
 }
 
-/// Events that were delivered to the program and not acknowledged. Destroying waits for them.
+/// Counts events that were delivered to the program and not acknowledged. Destroying the object waits for them.
 #[derive(Debug, Default)]
 pub(crate) struct Unacknowledged {
     count: Mutex<u64>,
@@ -153,7 +154,7 @@ impl Unacknowledged {
     }
 }
 
-/// Are there living objects of this context? Each begins with a pointer to its context.
+/// Returns `true` if objects of this context are alive. Each begins with a pointer to its context.
 pub(crate) fn any_of(context: *mut crate::abi::verbs::ibv_context) -> bool {
     LIVING.lock().iter().any(|(kind, p)| {
         crate::device::KINDS_WITH_CONTEXT.contains(kind)

@@ -8,12 +8,12 @@ use std::ffi::c_int;
 
 #[derive(Debug)]
 pub(crate) struct Pd {
-    /// Number in the runtime; a parent domain has its protection domain's.
+    /// Number in the runtime. A parent domain has the number of its protection domain.
     pub(crate) number: u32,
     pub(crate) users: Users,
-    /// A parent domain's protection domain and thread domain.
+    /// The protection domain and thread domain of a parent domain.
     parent: Option<(usize, usize)>,
-    /// Imported: the number belongs to somebody else.
+    /// It was imported: the number belongs to another domain.
     imported: bool,
 }
 
@@ -127,7 +127,7 @@ pub(crate) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
     })
 }
 
-/// Custom allocators are for buffers shared with hardware, of which there are none.
+/// Custom allocators are for buffers that hardware shares; there are none here.
 pub(crate) unsafe extern "C" fn alloc_parent_domain(
     c: *mut ibv_context,
     attr: *mut ibv_parent_domain_init_attr,
@@ -183,7 +183,7 @@ pub(crate) unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
     })
 }
 
-/// The peer's address as a datagram's completion gives it.
+/// Makes the peer's address from a datagram's completion.
 unsafe fn from_wc(
     port_num: u8,
     wc: *mut ibv_wc,

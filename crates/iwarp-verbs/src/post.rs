@@ -1,4 +1,4 @@
-//! The fast paths: posting and polling. C work requests become the runtime's on the stack, nothing is allocated.
+//! The fast paths: posting and polling. C work requests are converted on the stack; nothing is allocated.
 
 use crate::abi::verbs::value::{SEND_FENCE, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED};
 use crate::abi::verbs::*;
@@ -84,7 +84,7 @@ unsafe fn op_of(wr: &ibv_send_wr) -> Res<SendOp> {
 
 const FLAGS: c_uint = SEND_FENCE | SEND_SIGNALED | SEND_SOLICITED | SEND_INLINE;
 
-/// The program's octets of one element, for inline data.
+/// Returns the program's octets of one element, for inline data.
 unsafe fn octets<'a>(sge: &ibv_sge) -> &'a [u8] {
     if sge.length == 0 {
         return &[];
@@ -102,19 +102,19 @@ fn count(n: c_int) -> Res<usize> {
 /// A list whose elements have been written.
 ///
 /// # Safety
-/// All of them have.
+/// The whole list: all elements have been written.
 #[inline]
 const unsafe fn written<T>(list: &[MaybeUninit<T>]) -> &[T] {
     &*(std::ptr::from_ref(list) as *const [T])
 }
 
-/// Posts the first requests of a list, as many as fit into `W` requests and `S` elements. Answers what is left.
+/// Posts the first requests of a list, as many as fit into `W` requests and `S` elements. Returns the rest of the list.
 #[inline]
 unsafe fn send_some<const W: usize, const S: usize>(
     qp: &QpObject,
     first: *mut ibv_send_wr,
 ) -> Result<*mut ibv_send_wr, (*mut ibv_send_wr, Errno)> {
-    // Not cleared: that would take as long as filling them.
+    // The arrays are not cleared: that would take as long as filling them.
     let mut sge_room = [const { MaybeUninit::<Sge>::uninit() }; S];
     let mut inline_room = [const { MaybeUninit::<&[u8]>::uninit() }; S];
     let mut wrs = [const { MaybeUninit::<SendWr<'_>>::uninit() }; W];
@@ -211,7 +211,7 @@ pub(crate) unsafe extern "C" fn post_send(
     })
 }
 
-/// Converts receives and gives them to `post`, a few at a time.
+/// Converts receives and passes them to `post`, a few at a time.
 #[inline]
 unsafe fn recv_all<const W: usize, const S: usize>(
     first: *mut ibv_recv_wr,
@@ -343,7 +343,7 @@ pub(crate) const fn wc_opcode(opcode: WcOpcode) -> c_uint {
     }
 }
 
-/// Immediate data are in network order, an STag is in host order.
+/// Returns immediate data in network order, or an STag in host order.
 pub(crate) const fn imm_or_stag(cqe: &Cqe) -> u32 {
     if cqe.flags.contains(WcFlags::WITH_IMM) {
         cqe.imm_or_stag.to_be()
@@ -371,7 +371,7 @@ const fn to_wc(cqe: &Cqe) -> ibv_wc {
     }
 }
 
-/// Polls into an array of `N` and converts. Negative if the queue has overflowed.
+/// Polls into an array of `N` and converts. Returns a negative number if the queue has overflowed.
 #[inline]
 unsafe fn poll_some<const N: usize>(
     cq: &Object<ibv_cq_ex, Cq>,
@@ -391,7 +391,7 @@ unsafe fn poll_some<const N: usize>(
                 if taken < want {
                     break;
                 }
-                // More is only taken if it is there: the sockets were looked at once.
+                // Further completions are taken only if they are there: the sockets were looked at once.
                 if cq.raw.is_empty() {
                     break;
                 }

@@ -1,15 +1,15 @@
-//! What providers' libraries (libmlx5, libefa) import. They load with these, and find no device of theirs.
+//! Functions that providers' libraries (libmlx5, libefa) import. With these they load, and find no device of theirs.
 
 use crate::guard::{UNSUPPORTED, set_errno};
 use std::ffi::{c_char, c_int, c_void};
 
-/// Providers register themselves; there is nothing that would ask them for devices.
+/// Registers a provider. Nothing here asks providers for devices.
 pub(crate) unsafe extern "C" fn verbs_register_driver(_: *const c_void) {}
 
-/// Messages of providers, of which none is active.
+/// Prints messages of providers, of which none is active.
 pub(crate) unsafe extern "C" fn verbs_log(_: *mut c_void, _level: u32, _format: *const c_char) {}
 
-/// Commands to the kernel's driver: there is none.
+/// Sends a command to the kernel's driver: there is none.
 pub(crate) unsafe extern "C" fn command() -> c_int {
     set_errno(UNSUPPORTED);
     libc::EOPNOTSUPP
@@ -26,7 +26,7 @@ pub(crate) unsafe extern "C" fn zero() -> c_int {
     0
 }
 
-/// Octets of a file below a device's directory in sysfs, or -1.
+/// Returns octets of a file below a device's directory in sysfs, or -1.
 pub(crate) unsafe extern "C" fn read_ibdev_sysfs_file() -> c_int {
     set_errno(UNSUPPORTED);
     -1

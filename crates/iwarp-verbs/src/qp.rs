@@ -18,7 +18,7 @@ use std::ptr::null_mut;
 pub(crate) struct Qp {
     pub(crate) raw: QueuePair,
     pub(crate) asynchronous: Unacknowledged,
-    /// What `ibv_query_qp` tells besides the state.
+    /// What `ibv_query_qp` reports besides the state.
     attributes: Mutex<ibv_qp_attr>,
     sig_all: bool,
     /// The `ibv_wr_*` interface, if it was asked for.
@@ -31,7 +31,7 @@ unsafe impl Sync for Qp {}
 pub(crate) type QpObject = Object<ibv_qp_ex, Qp>;
 
 impl Qp {
-    /// What `ibv_query_qp` tells as time-out.
+    /// The value that `ibv_query_qp` reports as time-out.
     pub(crate) fn set_timeout(&self, timeout: u8) {
         self.attributes.lock().timeout = timeout;
     }
@@ -50,7 +50,7 @@ const ATTR_CREATE_FLAGS: u32 = 1 << 2;
 /// Inline data that every queue pair takes, in octets.
 const INLINE_MIN: u32 = 32;
 
-/// What both ways of creating a queue pair share.
+/// The steps that both ways of creating a queue pair share.
 struct Wanted {
     qp_context: *mut c_void,
     send_cq: *mut ibv_cq,
@@ -61,7 +61,7 @@ struct Wanted {
     ops: Option<u64>,
 }
 
-/// More than the device can is an error whatever the type.
+/// More than the device can do is an error for every type.
 fn check_sizes(cap: &ibv_qp_cap) -> Res<()> {
     let wrs = cap.max_send_wr.max(cap.max_recv_wr);
     let sges = cap.max_send_sge.max(cap.max_recv_sge);
@@ -84,7 +84,7 @@ unsafe fn create(p: *mut ibv_pd, wanted: &Wanted, cap: &mut ibv_qp_cap) -> Res<*
     } else {
         Some(srq::find(wanted.srq)?)
     };
-    // Hardware grants some whether asked or not, and programs rely on it.
+    // Hardware grants some inline data whether asked or not, and programs rely on it.
     cap.max_inline_data = cap.max_inline_data.max(INLINE_MIN);
     let builder = wanted.ops.map(Builder::new).transpose()?;
     let attributes = QpAttributes {
@@ -102,7 +102,8 @@ unsafe fn create(p: *mut ibv_pd, wanted: &Wanted, cap: &mut ibv_qp_cap) -> Res<*
         max_ord: query::RD_ATOMIC,
     };
     let ctx = context((*p).context);
-    // On a context of its own the program may connect by GID and number; the connection manager's are for identifiers.
+    // A queue pair on a context of the program's own may be connected by GID and number. The connection manager's contexts are for
+    // identifiers.
     let raw = if ctx.is_shared() {
         ctx.raw.create_qp(&attributes)?
     } else {
@@ -111,7 +112,7 @@ unsafe fn create(p: *mut ibv_pd, wanted: &Wanted, cap: &mut ibv_qp_cap) -> Res<*
             .or_else(|_| ctx.raw.create_qp(&attributes))?
     };
     raw.set_snapshot(ctx.raw.config().snapshot);
-    // An RNIC's queue pair takes receives as soon as it exists.
+    // A queue pair of an RNIC accepts receives as soon as it exists.
     raw.modify(State::Init)?;
     cap.max_send_sge = cap.max_send_sge.max(1);
     cap.max_recv_sge = if srq.is_some() {
@@ -224,7 +225,7 @@ pub(crate) unsafe extern "C" fn ibv_destroy_qp(q: *mut ibv_qp) -> c_int {
         let qp = find(q)?;
         qp.raw.destroy();
         events::forget(&context((*q).context).raw, qp.raw.clone());
-        // Acknowledging finds the object, so it is retired afterwards.
+        // Acknowledging an event finds the object, so it is retired only afterwards.
         qp.asynchronous.wait();
         object::retire(Kind::Qp, q.cast::<ibv_qp_ex>())?;
         let c = &*q;
@@ -349,7 +350,7 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
         remember(&mut next, attr, mask)?;
         if mask & QP_STATE != 0 {
             let to = to_state(attr.qp_state)?;
-            // A connected RNIC queue pair is ready to send already, whatever steps the program still wants to take.
+            // A connected queue pair of an RNIC is ready to send already, whatever steps the program still makes.
             let connected = qp.raw.addresses().is_some() && matches!(to, State::Init | State::Rtr);
             let addressed = QP_AV | QP_DEST_QPN;
             if to == State::Rtr && mask & addressed == addressed && !connected {
@@ -400,7 +401,7 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
     })
 }
 
-/// Only the last octets of a Write are known to come last.
+/// Only of the last octets of a Write is it known that they come last.
 pub(crate) unsafe extern "C" fn ibv_query_qp_data_in_order(
     _: *mut ibv_qp,
     _op: c_uint,

@@ -33,7 +33,7 @@ struct Batch {
 /// Requests of a queue pair that are being built.
 pub(crate) struct Builder {
     lock: RawMutex,
-    /// Touched by the holder of `lock` only, which is who called `ibv_wr_start`.
+    /// Touched only by the holder of `lock`, which is the thread that called `ibv_wr_start`.
     batch: UnsafeCell<Batch>,
 }
 
@@ -76,12 +76,12 @@ pub(crate) fn fill(c: &mut ibv_qp_ex) {
 unsafe fn builder<'a>(q: *mut ibv_qp_ex) -> &'a Builder {
     match &post::qp(q.cast()).builder {
         Some(builder) => builder,
-        // The functions are only in queue pairs that have one.
+        // Only queue pairs that have a batch have these functions.
         None => unreachable!("a queue pair without the extended interface"),
     }
 }
 
-/// Runs `f` on the batch; a panic spoils the batch only.
+/// Runs `f` on the batch. A panic makes only the batch fail.
 unsafe fn with(q: *mut ibv_qp_ex, f: impl FnOnce(&mut Batch) -> Res<()>) {
     value((), || {
         let batch = &mut *builder(q).batch.get();
@@ -245,13 +245,13 @@ unsafe extern "C" fn wr_start(q: *mut ibv_qp_ex) {
     });
 }
 
-/// Posts the batch: all of it, or nothing and the error.
+/// Posts the batch: either all of it, or nothing with an error.
 unsafe fn submit(q: *mut ibv_qp_ex, batch: &Batch) -> Res<()> {
     if let Some(e) = batch.error {
         return Err(e);
     }
     let n = batch.wrs.len();
-    // A usual batch needs no memory of its own.
+    // A batch of usual size needs no allocation.
     let (mut few_pieces, mut few) = ([&[][..]; FEW], [EMPTY; FEW]);
     let (mut many_pieces, mut many) = (Vec::new(), Vec::new());
     let (pieces, list) = if n <= FEW {
@@ -284,7 +284,7 @@ unsafe fn submit(q: *mut ibv_qp_ex, batch: &Batch) -> Res<()> {
     Ok(())
 }
 
-/// Requests of a batch that are kept on the stack.
+/// Requests of a batch that fit on the stack.
 const FEW: usize = 16;
 const EMPTY: SendWr<'static> = SendWr {
     wr_id: 0,

@@ -6,7 +6,7 @@ use crate::guard::{EINVAL, Errno, Res, code, minus_one, value};
 use iwarp::LIMITS;
 use std::ffi::{c_int, c_uint, c_void};
 
-/// RDMA Reads and atomics that a queue pair has room for in each direction.
+/// RDMA Reads and atomics that a queue pair has room for, in each direction.
 pub(crate) const RD_ATOMIC: u16 = 64;
 /// Octets of emulated device memory per allocation.
 pub(crate) const MAX_DM: u64 = 1 << 20;
@@ -15,7 +15,7 @@ const GID_TABLE: u32 = 4;
 /// GID types as in sysfs and in `struct ibv_gid_entry`.
 const GID_TYPE_SYSFS_ROCE_V2: c_uint = 1;
 const GID_TYPE_ROCE_V2: u32 = 2;
-/// Neither Mellanox nor anybody else whose direct interface a program might use: "iW" and a zero.
+/// The vendor: "iW" and a zero, so that no program takes it for a vendor with an interface of its own.
 const VENDOR_ID: u32 = 0x69_57_00;
 
 /// Window types 1 and 2B, events on notification, resizing of shared receive queues, GUIDs.
@@ -75,7 +75,7 @@ pub(crate) unsafe extern "C" fn ibv_query_device(
     })
 }
 
-/// `ibv_query_device_ex(3)`: `size` is what the program's header knows; no more is written.
+/// `ibv_query_device_ex(3)`. `size` is the size that the program's header knows; no more is written.
 pub(crate) unsafe extern "C" fn query_device_ex(
     c: *mut ibv_context,
     input: *const c_void,
@@ -159,7 +159,7 @@ pub(crate) unsafe extern "C" fn query_port(
     })
 }
 
-/// The exported one, for programs from before `link_layer`: their structure has 48 octets.
+/// The exported function, for programs built before `link_layer` existed: their structure has 48 octets.
 pub(crate) unsafe extern "C" fn ibv_query_port(
     c: *mut ibv_context,
     port_num: u8,
@@ -301,7 +301,7 @@ pub(crate) unsafe extern "C" fn query_rt_values(
         if asked & 1 != 0 {
             let mut now: libc::timespec = std::mem::zeroed();
             libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now);
-            // As with the kernel's drivers, the value is in the nanoseconds' place.
+            // As with the kernel's drivers, the value is in the field of the nanoseconds.
             (*to).raw_clock = [0, now.tv_sec * 1_000_000_000 + now.tv_nsec];
             (*to).comp_mask = 1;
         }

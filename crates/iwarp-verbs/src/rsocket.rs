@@ -1,4 +1,4 @@
-//! Sockets over RDMA (`rsocket(7)`): the functions of `iwarp-rsocket`, to be exported under their versions.
+//! Sockets over RDMA (`rsocket(7)`): exports the functions of `iwarp-rsocket` under their versions.
 
 pub(crate) use iwarp_rsocket::c_api::{
     raccept, rbind, rclose, rconnect, rfcntl, rgetpeername, rgetsockname, rgetsockopt, riomap,

@@ -63,7 +63,7 @@ pub(crate) unsafe extern "C" fn ibv_create_srq(
 
 const ATTR_TYPE: u32 = 1;
 const ATTR_PD: u32 = 2;
-/// The basic type; extended reliable connections and tag matching have others.
+/// The basic type only. Extended reliable connections and tag matching have others.
 const TYPE_BASIC: c_uint = 0;
 
 pub(crate) unsafe extern "C" fn create_srq_ex(
@@ -126,7 +126,7 @@ pub(crate) unsafe extern "C" fn ibv_destroy_srq(s: *mut ibv_srq) -> c_int {
             return Err(EBUSY);
         }
         events::forget(&context((*s).context).raw, srq.raw.clone());
-        // Acknowledging finds the object, so it is retired afterwards.
+        // Acknowledging an event finds the object, so it is retired only afterwards.
         srq.asynchronous.wait();
         object::retire(Kind::Srq, s)?;
         if let Ok(pd) = pd::find((*s).pd) {

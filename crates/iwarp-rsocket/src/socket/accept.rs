@@ -1,7 +1,7 @@
 //! The side that listens.
 //!
-//! Requests are answered as they come, by whoever looks at the listener or by the service thread, as TCP completes
-//! connections before `accept` is called.
+//! Requests are answered as they come, by any thread that looks at the listener or by the service thread, because TCP
+//! completes connections before `accept` is called, too.
 
 use super::{Listening, Phase, Socket, State};
 use crate::errno::{Errno, Result};
@@ -55,7 +55,7 @@ impl Socket {
         })
     }
 
-    /// Answers what has come, and asks to be called again. For the service thread.
+    /// Answers requests that have come, and asks to be called again. For the service thread.
     pub(crate) fn serve(&self) {
         let mut s = self.state.lock();
         if !matches!(s.phase, Phase::Listening(_)) {
@@ -67,7 +67,7 @@ impl Socket {
         self.waiters.notify();
     }
 
-    /// A peer asks to connect.
+    /// Answers a peer that asks to connect.
     pub(super) fn answer(&self, s: &mut State, request: CmEvent) {
         let Phase::Listening(listening) = &mut s.phase else {
             return;

@@ -6,11 +6,11 @@ use crate::service;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a closing socket waits for a peer that takes nothing.
+/// How long a closing socket waits for a peer that takes no octets.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long the peer may take to close after a farewell; see the service thread.
+/// How long the peer may take to close after a farewell message; see the service thread.
 const FAREWELL: Duration = Duration::from_secs(5);
-/// The same for all sockets together at the end of the process.
+/// The same at the end of the process, for all sockets together.
 const LAST_PATIENCE: Duration = Duration::from_secs(1);
 
 impl Socket {
@@ -29,7 +29,7 @@ impl Socket {
             let mut s = self.state.lock();
             self.pump(&mut s, true);
             if let Phase::Listening(_) = s.phase {
-                // As TCP does it: the listener is woken and listens no more.
+                // As with TCP, the listener is woken and listens no more.
                 self.stop_listening(&mut s);
             } else {
                 s.stream().map_err(|_| Errno::NOTCONN)?.shut(read, write);
@@ -52,7 +52,7 @@ impl Socket {
         s.bound = None;
     }
 
-    /// Waits until everything is sent. Gives up if nothing moves for as long as `patience`.
+    /// Waits until everything is sent. Gives up if no octet moves for as long as `patience`.
     fn drain(&self, patience: Duration) {
         let mut free = 0;
         loop {
@@ -107,9 +107,10 @@ impl Socket {
         self.waiters.notify();
     }
 
-    /// The process ends: the peer is told, behind what is on its way. True when the peer knows, or never will.
+    /// Tells the peer that the process ends, behind the octets that are on their way. Returns `true` when the peer knows, or never
+    /// will.
     pub(crate) fn say_goodbye(&self) -> bool {
-        // A thread may have left with the lock.
+        // A thread may have ended with the lock held.
         let Some(mut s) = self.state.try_lock_for(Duration::from_millis(100)) else {
             return true;
         };
@@ -133,7 +134,7 @@ pub(crate) fn last_goodbyes(mut sockets: Vec<Arc<Socket>>) {
         sockets.retain(|s| {
             let stays = !s.say_goodbye();
             if !stays {
-                // The rest of it is the kernel's to clean up.
+                // The kernel cleans up the rest.
                 std::mem::forget(Arc::clone(s));
             }
             stays
@@ -155,7 +156,7 @@ pub(crate) fn last_goodbyes(mut sockets: Vec<Arc<Socket>>) {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        // Accepted, but never asked for.
+        // Accepted, but never taken by the program.
         let s = self.state.get_mut();
         if let Phase::Connected(stream) = &mut s.phase
             && self.generation == crate::fork::generation()

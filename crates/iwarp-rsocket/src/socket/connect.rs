@@ -8,7 +8,7 @@ use iwarp::raw::cm::{CmEvent, CmEventKind, CmId, ConnectionParameters};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 impl Socket {
-    /// Connects, and waits for it unless the socket is nonblocking.
+    /// Connects, and blocks until it is connected unless the socket is nonblocking.
     ///
     /// # Errors
     /// EINPROGRESS, EALREADY, EISCONN, ECONNREFUSED, ETIMEDOUT, EPROTO (the peer is no rsocket), ENODEV (no device
@@ -54,7 +54,7 @@ impl Socket {
         }
         s.id.resolve_addr(None, reachable(to))?;
         s.id.resolve_route()?;
-        // Both are done at once; nothing is learned from their events.
+        // Both are done at once, and their events tell nothing new.
         while !self.channel.is_empty() {
             let _ = self.channel.try_next();
         }
@@ -75,7 +75,7 @@ impl Socket {
 }
 
 impl State {
-    /// An event while connecting.
+    /// Handles an event while connecting.
     pub(super) fn connecting(&mut self, kind: CmEventKind, event: &CmEvent) {
         let Phase::Connecting(_) = &self.phase else {
             return;
@@ -116,7 +116,7 @@ impl State {
     }
 }
 
-/// To connect to no address in particular is to connect to this host.
+/// Connecting to the unspecified address means connecting to this host.
 fn reachable(to: SocketAddr) -> SocketAddr {
     let to = match to.ip().to_canonical() {
         IpAddr::V4(ip) => SocketAddr::new(ip.into(), to.port()),

@@ -12,7 +12,7 @@ struct Own {
     len: usize,
     stag: u32,
     offset: u64,
-    /// Entry of the peer's table; none for buffers that the peer may not write.
+    /// Entry of the peer's table; `None` for buffers that the peer may not write.
     index: Option<u16>,
     /// The peer has not been told.
     news: bool,
@@ -80,7 +80,7 @@ impl Iomaps {
 }
 
 impl Stream {
-    /// Registers a buffer, for the peer's Writes if `writable`. Without an offset its address is its name.
+    /// Registers a buffer, for the peer's Writes if `writable`. Without an offset its address is the offset.
     ///
     /// # Errors
     /// ENOMEM: the peer has no room for one more. EINVAL: empty or 4 GiB and more. EFAULT: not mapped.
@@ -123,7 +123,7 @@ impl Stream {
     /// Ends a mapping.
     ///
     /// # Errors
-    /// EINVAL: there is none of this buffer.
+    /// EINVAL: this buffer has no mapping.
     pub(crate) fn unmap(&mut self, addr: u64, len: usize) -> Result<()> {
         let at = self
             .iomaps

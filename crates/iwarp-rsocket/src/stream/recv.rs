@@ -4,7 +4,7 @@ use super::Stream;
 use crate::errno::{Errno, Result};
 
 impl Stream {
-    /// The peer says that it has written `len` octets more.
+    /// Handles the peer's message that it has written `len` octets more.
     pub(super) fn announce(&mut self, len: u32) {
         if len > self.offered || self.announced.len() >= usize::from(self.sizes.receive_queue) {
             self.fail(Errno::PROTO);
@@ -19,17 +19,17 @@ impl Stream {
         self.announced.push_back(len);
     }
 
-    /// Octets can be read, or the end of the stream or an error can be seen.
+    /// Returns `true` if octets can be read, or the end of the stream or an error.
     pub(crate) const fn is_readable(&self) -> bool {
         self.unread > 0 || self.is_at_end()
     }
 
-    /// No more octets will come.
+    /// Returns `true` if no more octets will come.
     pub(crate) const fn is_at_end(&self) -> bool {
         self.peer_done || self.over || !self.reading
     }
 
-    /// Octets that can be read at once.
+    /// Returns how many octets can be read at once.
     pub(crate) const fn available(&self) -> u32 {
         self.unread
     }
@@ -37,7 +37,7 @@ impl Stream {
     /// Copies octets out. `Ok(0)` with room in `out` is the end of the stream.
     ///
     /// # Errors
-    /// EAGAIN: there is nothing yet; or why the connection broke, once.
+    /// EAGAIN: there is nothing yet; or, once, why the connection broke.
     pub(crate) fn receive(&mut self, out: &mut [u8], peek: bool) -> Result<usize> {
         if self.unread == 0 {
             if !self.is_at_end() {
@@ -70,7 +70,7 @@ impl Stream {
             self.announced.pop_front();
             self.taken = self.taken.wrapping_add(1);
         }
-        // At once, not at the next call: the program may be busy elsewhere for long.
+        // Send it now and not in the next call: the program may be busy elsewhere for long.
         self.settle();
     }
 }

@@ -6,12 +6,12 @@ use crate::settings::MAX_INLINE;
 use crate::wire::Message;
 use iwarp::Sge;
 
-/// Octets of one transfer at most. The peer can read one while the next is under way.
+/// Most octets of one transfer, so that the peer can read one while the next is under way.
 const TRANSFER_MAX: u32 = 64 * 1024;
-/// No transfers below this for want of room in the buffer, lest there are very many.
+/// Smaller transfers wait for room in the buffer, so that there are not too many.
 const LOW_WATER: u32 = 2048;
 
-/// Octets of a program in several pieces, taken from front to back.
+/// The program's octets in several pieces, taken from front to back.
 pub(crate) struct Gather<'a> {
     pieces: &'a [&'a [u8]],
     /// Octets taken of the first piece.
@@ -32,7 +32,7 @@ impl<'a> Gather<'a> {
         self.left
     }
 
-    /// Hands over the next `len` octets piece by piece, with their distance from the first.
+    /// Passes on the next `len` octets piece by piece, with their distance from the first.
     fn take(&mut self, len: usize, mut put: impl FnMut(usize, &[u8])) {
         let mut done = 0;
         while done < len {
@@ -53,12 +53,12 @@ impl<'a> Gather<'a> {
 }
 
 impl Stream {
-    /// Room in the buffer.
+    /// Returns the room in the buffer.
     const fn room(&self) -> u32 {
         self.sizes.send_buffer - self.in_use
     }
 
-    /// The peer has receives for more messages about data.
+    /// Returns `true` if the peer has receives for more messages about data.
     fn has_credit(&self) -> bool {
         let reserve = match &self.peer {
             Some(peer) if peer.credits > 2 * CONTROL_CREDITS => CONTROL_CREDITS,
@@ -75,12 +75,12 @@ impl Stream {
         self.has_slots() && self.has_credit() && !self.targets.is_empty()
     }
 
-    /// The next send takes some octets, or fails at once.
+    /// Returns `true` if the next send takes octets or fails at once.
     pub(crate) fn is_writable(&self) -> bool {
         self.cannot_write() || self.can_send()
     }
 
-    /// Sending is over.
+    /// Returns `true` if sending is over.
     pub(crate) const fn cannot_write(&self) -> bool {
         self.over || !self.writing
     }
@@ -96,7 +96,7 @@ impl Stream {
         }
     }
 
-    /// Sends what can be sent now.
+    /// Sends as much as can be sent now.
     ///
     /// # Errors
     /// EAGAIN: nothing could be sent. EPIPE: closed for writing here. ECONNRESET: the peer has gone.
@@ -119,14 +119,14 @@ impl Stream {
         }
     }
 
-    /// One transfer. There is room for it.
+    /// Sends one transfer. The caller has checked that there is room for it.
     fn transfer(&mut self, data: &mut Gather<'_>) {
         let Some(target) = self.targets.front().copied() else {
             return;
         };
         let left = u32::try_from(data.left()).unwrap_or(u32::MAX);
         let len = left.min(TRANSFER_MAX).min(target.len).min(self.room());
-        // Before posting: the peer may answer at once.
+        // Do this before posting, because the peer may answer at once.
         if len == target.len {
             self.targets.pop_front();
         } else if let Some(front) = self.targets.front_mut() {
@@ -153,7 +153,7 @@ impl Stream {
         }
     }
 
-    /// Copies octets to the buffer, which goes round, and tells where they are.
+    /// Copies octets to the ring buffer, and returns where they are.
     fn store(&mut self, data: &mut Gather<'_>, len: u32) -> ([Sge; 2], usize) {
         let (base, key) = (self.sbuf.remote().addr, self.sbuf.lkey());
         let size = self.sizes.send_buffer;
@@ -161,7 +161,7 @@ impl Stream {
         let first = len.min(size - start);
         let sbuf = &self.sbuf;
         let mut put = |from: u32, count: u32| {
-            // Inside the region by construction.
+            // Inside the region, because the ring has its length.
             data.take(count as usize, |at, piece| {
                 let _ = sbuf.write_at(from as usize + at, piece);
             });
@@ -181,10 +181,10 @@ impl Stream {
         )
     }
 
-    /// Writes into a buffer that the peer has mapped, as far as it can be done now.
+    /// Writes into a buffer that the peer has mapped, as much as can be written now.
     ///
     /// # Errors
-    /// As [`send`](Self::send). `Ok` with less than asked for: the rest is not mapped.
+    /// As [`send`](Self::send). If `Ok` is less than asked for, the rest is not mapped.
     pub(crate) fn write_mapped(
         &mut self,
         data: &mut Gather<'_>,
@@ -195,7 +195,7 @@ impl Stream {
         self.send_mappings();
         while data.left() > 0 {
             let Some((mapping, within)) = self.iomaps.find(*offset) else {
-                // The message that tells of it may wait to be read.
+                // The message about it may wait to be read.
                 self.process(true);
                 match self.iomaps.find(*offset) {
                     Some(_) => continue,
@@ -222,7 +222,7 @@ impl Stream {
         }
     }
 
-    /// Tells the peer of buffers mapped since, as far as it can be done now.
+    /// Tells the peer about buffers mapped since the last time, as many as can be told now.
     pub(crate) fn send_mappings(&mut self) {
         while let Some(peer) = self.peer.filter(|_| self.iomaps.has_news() && !self.over) {
             if !self.has_slots() || !self.has_credit() {

@@ -1,11 +1,11 @@
-//! Compares every structure with what the C compiler makes of Debian's headers.
+//! Compares the layout of every structure with what the C compiler makes of Debian's headers.
 
 use super::{Layout, cma, verbs};
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
-/// C names of fields that are called otherwise here: parts of anonymous unions, and Rust keywords.
+/// C names of fields that have another name here: parts of anonymous unions, and Rust keywords.
 fn c_name<'a>(layout: &Layout, field: &'a str) -> &'a str {
     match (layout.name, field) {
         ("rdma_addr", "ibaddr") => "addr.ibaddr",

@@ -6,7 +6,7 @@
 pub(crate) mod cma;
 pub(crate) mod verbs;
 
-/// Where a field lies: name, offset, size.
+/// The position of a field: name, offset, size.
 pub(crate) type Field = (&'static str, usize, usize);
 
 /// A structure as the compiler laid it out.

@@ -597,7 +597,7 @@ pub(crate) union async_element {
     pub(crate) port_num: c_int,
 }
 
-/// Values that several files need; the rest is named where it is used.
+/// Values that several files need. The others are named where they are used.
 pub(crate) mod value {
     use std::ffi::c_uint;
 

@@ -29,7 +29,7 @@ unsafe fn copy_address(
     Ok(to.cast())
 }
 
-/// The address that getaddrinfo finds first.
+/// Returns the address that getaddrinfo finds first.
 unsafe fn look_up(
     node: *const c_char,
     service: *const c_char,
@@ -110,7 +110,7 @@ pub(crate) unsafe extern "C" fn rdma_getaddrinfo(
         };
         if let Err(code) = filled {
             rdma_freeaddrinfo(to);
-            // The codes of getaddrinfo are passed on: programs print them with gai_strerror.
+            // The codes of getaddrinfo are passed on, because programs print them with gai_strerror.
             status = code;
             return Err(Errno(libc::EADDRNOTAVAIL));
         }

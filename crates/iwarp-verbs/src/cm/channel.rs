@@ -16,20 +16,20 @@ use std::time::Duration;
 
 pub(crate) struct Channel {
     pub(crate) queue: CmEventChannel,
-    /// Threads in `rdma_get_cm_event`. One that was cancelled there stays counted.
+    /// Threads in `rdma_get_cm_event`. A thread that was cancelled there stays counted.
     inside: AtomicU32,
-    /// The thread that took an event last; 0: none has.
+    /// The thread that took an event last; 0 if none has.
     reader: AtomicI32,
 }
 
-/// How long a channel waits for its reader before it is destroyed, and between two looks.
+/// How often a channel looks for its reader before it is destroyed, and the time between two looks.
 const READER_LOOKS: u32 = 20;
 const READER_PAUSE: Duration = Duration::from_micros(500);
 
 impl Channel {
-    /// Is a thread in a read, or about to be? Programs end when the news that their connection is over is acknowledged, while the
-    /// thread that acknowledged it is on its way back for the next event. It would find the channel gone, and say so. In the
-    /// kernel's queue it just waits until the program is over, so it is given the time to arrive there.
+    /// Returns `true` if a thread reads from the channel, or is about to. Some programs acknowledge the last event on one thread
+    /// and end on another, while the first is on its way back for the next event. It would find the channel destroyed, and report
+    /// that. On the kernel's queue it would wait until the program is over. So it is given time to arrive here.
     fn is_read(&self) -> bool {
         let inside = || self.inside.load(Ordering::Acquire) > 0;
         let reader = self.reader.load(Ordering::Acquire);
@@ -49,25 +49,25 @@ fn this_thread() -> i32 {
     unsafe { libc::gettid() }
 }
 
-/// Is there such a thread in this process?
+/// Returns `true` if this process has such a thread.
 fn is_alive(thread: i32) -> bool {
     // SAFETY: signal 0 is not sent; the numbers are only looked up.
     unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, 0) == 0 }
 }
 
-/// Of channels that were destroyed under a thread. Nothing tells when that one is gone.
+/// The queues of channels that were destroyed while a thread was in them. Nothing tells when that thread has left.
 static LEFT_OPEN: Mutex<Vec<CmEventChannel>> = Mutex::new(Vec::new());
 
 pub(crate) type ChannelObject = Object<rdma_event_channel, Channel>;
 
-/// Our part of an event: who counts it, and what the private data pointer shows to.
+/// Our part of an event: who counts it, and the memory of the private data.
 pub(crate) struct Event {
-    /// Whose acknowledgement it is: for a request the listener.
+    /// The object whose acknowledgement it counts for. For a request that is the listener.
     counted: *mut rdma_cm_id,
     _private_data: Vec<u8>,
 }
 
-/// Taking an event and counting it is one step for who destroys the identifier.
+/// Taking an event and counting it is one step, as seen by the thread that destroys the identifier.
 pub(crate) static DELIVERY: Mutex<()> = Mutex::new(());
 
 /// # Safety
@@ -96,8 +96,8 @@ pub(crate) fn create() -> Res<*mut rdma_event_channel> {
 pub(crate) unsafe fn destroy(channel: *mut rdma_event_channel) {
     let Ok(object) = find(channel) else { return };
     if object.is_read() {
-        // In the kernel it would just never return, and
-        // programs exit meanwhile; a closed descriptor would be an error to it, or be another file by then.
+        // On the kernel's queue the thread would never return. Here a closed descriptor would be an error to it, or be another file
+        // by then.
         LEFT_OPEN.lock().push(Arc::clone(&object.queue));
     }
     if object::retire(Kind::CmChannel, channel).is_ok() {
@@ -105,14 +105,14 @@ pub(crate) unsafe fn destroy(channel: *mut rdma_event_channel) {
     }
 }
 
-/// A thread asks for events from now on. Returns the descriptor, which stays open until it leaves.
+/// Counts a thread that asks for events. Returns the descriptor, which stays open until the thread leaves.
 unsafe fn enter(channel: *mut rdma_event_channel) -> Res<c_int> {
     let object = find(channel)?;
     object.inside.fetch_add(1, Ordering::AcqRel);
     Ok((*channel).fd)
 }
 
-/// The thread has its event, or an error.
+/// Counts a thread that has its event, or an error.
 unsafe fn leave(channel: *mut rdma_event_channel) {
     if let Ok(object) = find(channel) {
         object.reader.store(this_thread(), Ordering::Release);
@@ -128,7 +128,7 @@ pub(crate) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_ev
     value((), || destroy(channel));
 }
 
-/// The connection is up, and the program has to move its queue pair to RTS and call `rdma_establish(3)`.
+/// The event if the connection is up, and the program has to move its queue pair to RTS and call `rdma_establish(3)`.
 const CONNECT_RESPONSE: c_uint = 5;
 
 const fn number(kind: CmEventKind) -> c_uint {
@@ -143,19 +143,19 @@ const fn number(kind: CmEventKind) -> c_uint {
         CmEventKind::Established => 9,
         CmEventKind::Disconnected => 10,
         CmEventKind::TimewaitExit => 15,
-        // Kinds that do not exist yet in C.
+        // Kinds that C programs do not know.
         _ => 3,
     }
 }
 
-/// What a program is told of a depth: no more than a queue pair has room for, because many accept with what they were told, and
-/// as much where the peer does not say.
+/// Returns the depth that a program is told: no more than a queue pair has room for, because many programs accept with the
+/// values of the event; and all of that if the peer did not say.
 fn depth(value: Option<u16>) -> u8 {
     let most = query::RD_ATOMIC;
     u8::try_from(value.unwrap_or(most).min(most)).unwrap_or(u8::MAX)
 }
 
-/// What an event does to the identifier that programs see; `None` if nobody can be told any more.
+/// Applies an event to the identifier that programs see. Returns `None` if the identifier is gone.
 unsafe fn deliver(event: CmEvent) -> Option<*mut rdma_cm_event> {
     let (id, listener) = match &event.listener {
         None => {

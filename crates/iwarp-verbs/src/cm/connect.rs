@@ -21,7 +21,7 @@ fn depth(value: u8) -> Res<Option<u16>> {
     }
 }
 
-/// What the program wants of a connection; NULL for as much as possible.
+/// Returns the program's connection parameters; NULL stands for as much as possible.
 unsafe fn parameters(object: &IdObject, p: *const rdma_conn_param) -> Res<ConnectionParameters> {
     let mut to = ConnectionParameters {
         private_data: object.endpoint.lock().connect_data.clone(),
@@ -105,7 +105,7 @@ pub(crate) unsafe extern "C" fn rdma_reject(
     minus_one(|| reject(id, data, len))
 }
 
-/// Enhanced connection establishment is of InfiniBand; here it is an ordinary refusal.
+/// Enhanced connection establishment belongs to InfiniBand; here this is an ordinary refusal.
 pub(crate) unsafe extern "C" fn rdma_reject_ece(
     id: *mut rdma_cm_id,
     data: *const c_void,
@@ -121,7 +121,7 @@ pub(crate) unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
     })
 }
 
-/// Only needed where the program moves the queue pair itself, and then it is done by the time the event comes.
+/// Needed only if the program moves the queue pair itself. It is done by the time the event comes.
 pub(crate) unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
     minus_one(|| {
         find(id)?;
@@ -135,7 +135,7 @@ pub(crate) unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
 
 const EVENT_COMM_EST: c_uint = 4;
 
-/// Tells the connection manager that data came before its event: it knows, because the data came through it.
+/// Tells the connection manager that data came before its event. It knows that, because the data came through it.
 pub(crate) unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: c_uint) -> c_int {
     minus_one(|| {
         find(id)?;
@@ -147,7 +147,7 @@ pub(crate) unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: c_uint) 
     })
 }
 
-/// What a program that moves its queue pair itself should give to `ibv_modify_qp` next.
+/// Returns the attributes for the next `ibv_modify_qp` of a program that moves its queue pair itself.
 pub(crate) unsafe extern "C" fn rdma_init_qp_attr(
     id: *mut rdma_cm_id,
     attr: *mut ibv_qp_attr,
@@ -194,7 +194,7 @@ pub(crate) unsafe extern "C" fn rdma_set_local_ece(
         if ece.is_null() || (*ece).comp_mask != 0 {
             return Err(EINVAL);
         }
-        // Without a vendor there is nothing to agree on.
+        // There is no vendor, so there is nothing to agree on.
         Ok(0)
     })
 }
@@ -229,7 +229,7 @@ pub(crate) unsafe extern "C" fn rdma_leave_multicast(
     no_multicast(id)
 }
 
-/// Is the context one of the connection manager's?
+/// Returns `true` if the context belongs to the connection manager.
 pub(crate) unsafe fn same_device(verbs: *mut ibv_context, other: *mut ibv_context) -> bool {
     verbs == other
         || device::context(verbs)

@@ -35,7 +35,7 @@ unsafe fn make_cq(id: *mut rdma_cm_id, depth: u32) -> Res<(*mut ibv_comp_channel
     }
 }
 
-/// Makes the completion queues that the program did not bring.
+/// Makes the completion queues that the program did not pass.
 unsafe fn fill_cqs(id: *mut rdma_cm_id, object: &IdObject, attr: &mut ibv_qp_init_attr) -> Res<()> {
     if attr.send_cq.is_null() {
         if (*id).send_cq.is_null() {
@@ -91,7 +91,7 @@ unsafe fn create_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, attr: &mut ibv_qp_init
         return Err(EINVAL);
     }
     let pd = pd_of(id, pd)?;
-    // What the program gets back names the queues that were made.
+    // The structure that the program gets back names the queues that were made.
     let mut inner = *attr;
     if inner.srq.is_null() {
         inner.srq = (*id).srq;
@@ -273,7 +273,7 @@ unsafe fn create_ep(
     object.raw.resolve_route()?;
     id::complete(id)?;
     if !attr.is_null() {
-        // The type is the addresses', whatever the program left here.
+        // The type is that of the addresses, whatever the program left here.
         (*attr).qp_type = QPT_RC;
         create_qp(id, pd, &mut *attr)?;
     }

@@ -23,7 +23,7 @@ pub(crate) struct Id {
     pub(crate) endpoint: Mutex<Endpoint>,
 }
 
-/// What is made for the program.
+/// Objects that were made for the program.
 #[derive(Default)]
 pub(crate) struct Endpoint {
     /// The channel of a synchronous identifier.
@@ -32,13 +32,13 @@ pub(crate) struct Endpoint {
     pub(crate) qp_init: Option<QpInit>,
     /// `RDMA_OPTION_ID_ACK_TIMEOUT`.
     pub(crate) ack_timeout: Option<u8>,
-    /// It connects, and the program moves the queue pair by itself.
+    /// It connects, and the program moves the queue pair itself.
     pub(crate) external_qp: bool,
     /// Private data from `rdma_getaddrinfo`'s hints.
     pub(crate) connect_data: Vec<u8>,
     /// Completion queues and channels that `rdma_create_qp` made.
     pub(crate) made_cqs: bool,
-    /// As `rdma_create_qp` made it; a program may have changed `id->qp` since.
+    /// The queue pair as `rdma_create_qp` made it; a program may have changed `id->qp` since.
     pub(crate) qp: usize,
     /// The shared receive queue that `rdma_create_srq` made.
     pub(crate) srq: usize,
@@ -109,7 +109,7 @@ pub(crate) unsafe fn create(
 ) -> Res<*mut rdma_cm_id> {
     match ps {
         PS_TCP | PS_IB => {}
-        // Datagrams: identifiers can be made, and have no device to be bound to.
+        // Identifiers for datagrams can be made. They have no device to be bound to.
         PS_UDP | PS_IPOIB => return Err(Errno(libc::EPROTONOSUPPORT)),
         _ => return Err(EINVAL),
     }
@@ -135,7 +135,7 @@ pub(crate) unsafe extern "C" fn rdma_create_id(
     })
 }
 
-/// The identifier of a request: on the listener's channel, or on one of its own if the listener is synchronous.
+/// Makes the identifier of a request: on the listener's channel, or on one of its own if the listener is synchronous.
 pub(crate) unsafe fn of_request(listener: *mut rdma_cm_id, raw: &CmId) -> Res<*mut rdma_cm_id> {
     let l: &IdObject = object::trusted(listener);
     let channel = if l.synchronous {
@@ -157,7 +157,7 @@ pub(crate) unsafe fn of_request(listener: *mut rdma_cm_id, raw: &CmId) -> Res<*m
     Ok(id)
 }
 
-/// Brings the public fields up to date: addresses, device, protection domain.
+/// Updates the public fields: addresses, device, protection domain.
 pub(crate) unsafe fn refresh(id: *mut rdma_cm_id) {
     let object: &IdObject = object::trusted(id);
     let (local, peer) = object.raw.addresses();
@@ -167,8 +167,8 @@ pub(crate) unsafe fn refresh(id: *mut rdma_cm_id) {
     if let Some(peer) = peer {
         (*id).route.addr.dst_storage = sockaddr::write(peer).0;
     }
-    // In C an identifier that is bound to a loopback address is on no device, like one bound to the wildcard: libfabric
-    // takes a device that it sees here for the only one to be used.
+    // In C an identifier that is bound to a loopback address is on no device, as if bound to the wildcard. libfabric would take
+    // a device that it sees here for the only one to be used.
     let anywhere = peer.is_none() && local.is_none_or(|a| a.ip().is_loopback());
     if (*id).verbs.is_null()
         && !anywhere
@@ -254,7 +254,7 @@ pub(crate) unsafe extern "C" fn rdma_migrate_id(
     })
 }
 
-/// For a synchronous identifier: waits for the event that a call leads to, and keeps it in `id->event`.
+/// For a synchronous identifier: waits for the event of a call, and keeps it in `id->event`.
 pub(crate) unsafe fn complete(id: *mut rdma_cm_id) -> Res<c_int> {
     let object = find(id)?;
     if !is_synchronous(object) {
@@ -274,7 +274,7 @@ pub(crate) unsafe fn complete(id: *mut rdma_cm_id) -> Res<c_int> {
     }
 }
 
-/// Acknowledges the event that the last call of a synchronous identifier has left.
+/// Acknowledges the event that the last call of a synchronous identifier has kept.
 pub(crate) unsafe fn drop_event(id: *mut rdma_cm_id) -> Res<()> {
     if !(*id).event.is_null() {
         let event = std::mem::replace(&mut (*id).event, null_mut());
@@ -283,7 +283,7 @@ pub(crate) unsafe fn drop_event(id: *mut rdma_cm_id) -> Res<()> {
     Ok(())
 }
 
-/// Its channel is its own: nobody else takes its events.
+/// Returns `true` if the channel is the identifier's own, so that nobody else takes its events.
 fn is_synchronous(object: &IdObject) -> bool {
     object.endpoint.lock().channel != 0
 }
@@ -339,7 +339,7 @@ const ID_REUSEADDR: c_int = 1;
 const ID_AFONLY: c_int = 2;
 const ID_ACK_TIMEOUT: c_int = 3;
 
-/// TCP knows its own time-outs, but the queue pair's attributes tell what the program has set.
+/// TCP has its own time-outs. The value is kept because the queue pair's attributes report it.
 pub(crate) unsafe fn show_timeout(id: *mut rdma_cm_id, object: &IdObject) {
     if let (Some(timeout), Ok(qp)) = (
         object.endpoint.lock().ack_timeout,
@@ -385,7 +385,7 @@ pub(crate) unsafe extern "C" fn rdma_set_option(
     })
 }
 
-/// Port numbers in network order, ours and the peer's; zero if not known.
+/// Returns the port numbers in network order, ours and the peer's; zero if not known.
 unsafe fn ports(id: *mut rdma_cm_id) -> (u16, u16) {
     value((0, 0), || {
         let Ok(object) = find(id) else { return (0, 0) };

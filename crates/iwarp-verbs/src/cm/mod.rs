@@ -1,7 +1,7 @@
 //! librdmacm: event channels, identifiers, connections (`rdma_cm(7)`).
 //!
-//! `channel` holds event channels and events, `id` identifiers and addresses, `connect` what makes and ends connections,
-//! `endpoint` queue pairs and the synchronous interface, `address` look-ups of names and devices.
+//! `channel` has event channels and events, `id` identifiers and addresses, `connect` the calls that make and end
+//! connections, `endpoint` queue pairs and the synchronous interface, `address` look-ups of names and devices.
 
 pub(crate) mod address;
 pub(crate) mod channel;

@@ -34,7 +34,7 @@ unsafe fn c_int_family(from: *const libc::sockaddr) -> i32 {
     i32::from((*from).sa_family)
 }
 
-/// As [`read`]; NULL and an unspecified family are no address.
+/// As [`read`], but NULL and an unspecified family mean no address.
 ///
 /// # Safety
 /// As [`read`].
@@ -45,7 +45,7 @@ pub(crate) unsafe fn read_optional(from: *const libc::sockaddr) -> Res<Option<So
     read(from).map(Some)
 }
 
-/// The C form, and its length.
+/// Returns the C form, and its length.
 pub(crate) fn write(address: SocketAddr) -> (libc::sockaddr_storage, libc::socklen_t) {
     // SAFETY: zero is a value of a socket address; both forms fit into the storage and align with it.
     unsafe {
