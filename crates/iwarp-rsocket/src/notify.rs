@@ -181,7 +181,7 @@ impl Wake for CompletionWaker {
 #[derive(Debug)]
 pub(crate) struct EventWaker {
     pub(crate) waiters: Arc<Waiters>,
-    /// Used as a key in the event queue, which takes any number of registrations.
+    /// `true` while it is registered with the event queue, which would take it any number of times.
     pub(crate) armed: AtomicBool,
     /// A listener. Requests must be answered even if the program does not call `accept`.
     pub(crate) service: AtomicBool,

@@ -1,11 +1,11 @@
-//! The programs: they post work requests, poll completions when told to, and suffer fate.
+//! The programs: they post work requests, poll completions when told to, and carry out the fate of their connection.
 
 use iwarp_rnic::qp::{Events, State};
 use iwarp_rnic::{Cqe, PostError, RecvWr, SendFlags, SendWr};
 
 use crate::world::{End, Event, Fate, World};
 
-/// Work request identifiers: who, and which.
+/// Work request identifiers: kind and number.
 pub const fn wr_id(kind: u64, owner: usize, index: usize) -> u64 {
     kind << 56 | (owner as u64) << 32 | index as u64
 }
@@ -18,7 +18,7 @@ pub const RECV: u64 = 2;
 pub const SHARED: u64 = 3;
 
 impl World {
-    /// The program of an endpoint is to go on soon.
+    /// Plans that the program of an endpoint goes on soon.
     pub fn app_soon(&mut self, e: usize) {
         if !self.eps[e].app_due && !self.eps[e].stopped {
             self.eps[e].app_due = true;
@@ -38,7 +38,7 @@ impl World {
                 return;
             }
             if ep.qp.state() == State::Error {
-                // A few more, to see them flushed.
+                // A few more requests, which must be flushed.
                 if ep.extra_posts == 0 {
                     self.eps[e].stopped = true;
                     return;
@@ -117,7 +117,7 @@ impl World {
         self.receives_soon(e);
     }
 
-    /// More receives are to be posted.
+    /// Plans that more receives are posted.
     pub fn receives_soon(&mut self, e: usize) {
         let ep = &mut self.eps[e];
         if ep.recv_posted < ep.receives.len() && !ep.recv_due {
@@ -165,7 +165,7 @@ impl World {
         self.after(delay, Event::PostShared(n));
     }
 
-    /// Takes all completions of a queue, and arms it in the order that loses none.
+    /// Takes all completions of a queue, and arms it in the order that loses no event.
     pub fn poll(&mut self, n: usize, cq: usize) {
         self.nodes[n].poll_due[cq] = false;
         let mut out = [Cqe::default(); 4];
@@ -206,7 +206,7 @@ impl World {
         self.receives_soon(e);
     }
 
-    /// Fate strikes a connection in the middle of its work.
+    /// Carries out the fate of a connection in the middle of its work.
     pub fn strike(&mut self, conn: usize) {
         let fate = self.conns[conn].fate;
         self.log(|| format!("conn {conn}: {fate:?}"));
@@ -231,7 +231,7 @@ impl World {
         }
     }
 
-    /// Ends a connection on which all went well.
+    /// Ends a connection on which everything succeeded.
     pub fn end(&mut self, conn: usize, end: End) {
         self.conns[conn].struck = true;
         match end {
@@ -258,7 +258,7 @@ impl World {
         self.call(e, |c| c.ep.qp.close(&mut c.host));
     }
 
-    /// A program drains its send queue, and goes on when that is done.
+    /// A program drains its send queue, and goes on when it is drained.
     pub fn pause(&mut self, e: usize) {
         if self.eps[e].qp.state() != State::Rts || self.eps[e].stopped {
             return;
@@ -290,7 +290,7 @@ impl World {
     }
 }
 
-/// Does a request with these flags write a completion when it succeeds?
+/// Returns `true` if a request with these flags writes a completion when it succeeds.
 pub const fn is_signalled(flags: SendFlags, signal_all: bool) -> bool {
     signal_all || flags.contains(SendFlags::SIGNALED)
 }

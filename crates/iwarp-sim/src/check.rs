@@ -7,7 +7,7 @@ use iwarp_rnic::{Cqe, WcFlags, WcStatus};
 use crate::app::{SHARED, is_signalled};
 use crate::world::{Effect, Expect, Fate, Message, World};
 
-/// What a request that the peer refused is to report.
+/// Status that a request reports if the peer refused it.
 pub const fn refused_status(code: TerminateCode) -> WcStatus {
     match (code.layer, code.etype, code.code) {
         (0 | 1, 1, _) => WcStatus::RemoteAccess,
@@ -18,7 +18,7 @@ pub const fn refused_status(code: TerminateCode) -> WcStatus {
 }
 
 impl World {
-    /// A completion of a send queue.
+    /// Checks a completion of a send queue.
     pub fn check_send(&mut self, e: usize, cqe: &Cqe) {
         let index = cqe.wr_id as u32 as usize;
         let owner = (cqe.wr_id >> 32) as usize & 0xff_ffff;
@@ -53,7 +53,7 @@ impl World {
                 self.fail(|| format!("endpoint {e}: request {index} fails after another"));
                 return;
             } else if cqe.status != WcStatus::Flushed {
-                // Those before it were flushed; this one is to blame.
+                // Those before it were flushed; this one has failed.
                 ep.first_bad = Some((index, cqe.status, cqe.vendor_err));
             }
             if !self.may_break(e) {
@@ -71,7 +71,7 @@ impl World {
         self.succeeded(e, index);
     }
 
-    /// A request is known to have succeeded: its sink holds what it should, and the peer has done it.
+    /// Notes that a request has succeeded: its sink holds the right octets, and the peer has carried it out.
     pub fn succeeded(&mut self, e: usize, index: usize) {
         let n = self.eps[e].node;
         let op = self.eps[e].ops[index].clone();
@@ -108,7 +108,7 @@ impl World {
             .copy_from_slice(&effect.data);
     }
 
-    /// The first `upto` requests of an endpoint have had their effects on its peer's memory.
+    /// Notes that the first `upto` requests of an endpoint have changed its peer's memory.
     pub fn commit(&mut self, e: usize, upto: usize) {
         let n = self.eps[e ^ 1].node;
         for index in self.eps[e].committed..upto {
@@ -127,7 +127,7 @@ impl World {
         self.eps[e].committed = self.eps[e].committed.max(upto);
     }
 
-    /// A completion of a receive.
+    /// Checks a completion of a receive.
     pub fn check_receive(&mut self, e: usize, cqe: &Cqe) {
         let index = cqe.wr_id as u32 as usize;
         let owner = (cqe.wr_id >> 32) as usize & 0xff_ffff;
@@ -178,7 +178,7 @@ impl World {
         self.commit(e ^ 1, m.op + 1);
     }
 
-    /// What a message changes in a receive's memory.
+    /// Returns what a message changes in a receive's memory.
     fn parts(&self, e: usize, shared: bool, index: usize, message: &Message) -> Vec<Effect> {
         let ep = &self.eps[e];
         let receive = if shared {
@@ -225,7 +225,7 @@ impl World {
         }
     }
 
-    /// Is an error to be expected on this endpoint's connection?
+    /// Returns `true` if an error is expected on this endpoint's connection.
     fn may_break(&self, e: usize) -> bool {
         let conn = &self.conns[e / 2];
         conn.struck
@@ -238,7 +238,7 @@ impl World {
             }
     }
 
-    /// Nothing is on its way: has everything happened that should?
+    /// Nothing is on its way. Checks that everything has happened that must happen.
     pub fn check_quiet(&mut self) {
         for e in 0..self.eps.len() {
             let conn = e / 2;
@@ -288,7 +288,7 @@ impl World {
             } else {
                 match fate {
                     Fate::Clean(_) | Fate::Flip(_) => continue,
-                    // It may have come after everything was done; then it has not struck yet.
+                    // The fate may have been planned for a time after everything was done.
                     _ => "although fate has struck",
                 }
             };

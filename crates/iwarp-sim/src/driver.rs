@@ -1,6 +1,6 @@
-//! The driver: what a runtime does for a queue pair, with simulated sockets.
+//! The driver: does what a runtime does for a queue pair, with simulated sockets.
 //!
-//! It acts only when the queue pair says that something is due, so that a wake-up that gets lost stays lost.
+//! It acts only when the queue pair asks for it, so that a wake-up that gets lost is noticed.
 
 use iwarp_rnic::Cqe;
 use iwarp_rnic::cq::{CompletionQueue, Pushed};
@@ -102,7 +102,7 @@ impl Call<'_> {
 }
 
 impl World {
-    /// Calls a queue pair, then does what has become due.
+    /// Calls a queue pair, then does what it asks for.
     pub fn call<R>(&mut self, e: usize, f: impl FnOnce(&mut Call<'_>) -> R) -> R {
         let ep = &mut self.eps[e];
         let node_index = ep.node;
@@ -145,7 +145,7 @@ impl World {
         result
     }
 
-    /// Does what the queue pair says is due.
+    /// Does what the queue pair asks for.
     fn settle(&mut self, e: usize) {
         let ep = &mut self.eps[e];
         let events = ep.qp.take_events();
@@ -187,7 +187,7 @@ impl World {
                 self.at(at, Event::Readable(e ^ 1));
                 self.eps[e].fin_sent = true;
                 self.call(e, |c| c.ep.qp.shutdown_done(&mut c.host));
-                // From now on it discards, even what it would not read before.
+                // From now on it discards, even what it would not have read before.
                 let now = self.now;
                 self.at(now, Event::Readable(e));
             }
@@ -249,7 +249,7 @@ impl World {
                 if !self.eps[e].qp.wants_tx() {
                     break;
                 }
-                // While it is being filled nobody else shall be woken for it.
+                // While the plan is being filled, no other endpoint is woken for it.
                 let was_due = std::mem::replace(&mut self.eps[e].tx_due, true);
                 let fill = self.call(e, |c| {
                     let fill = c.fill(&mut plan);
@@ -294,7 +294,7 @@ impl World {
             }
             if self.planted.bites(Plant::StrayWrite) {
                 let arena = &self.nodes[self.eps[e].node].arena;
-                // The first octets belong to nobody.
+                // The first octets belong to no region.
                 arena.write(7, &[!arena.copy(7, 1)[0]]);
             }
             let was_due = std::mem::replace(&mut self.eps[e].tx_due, true);
@@ -406,7 +406,7 @@ impl World {
         self.keep_buffer(e, buffer);
     }
 
-    /// Reads to where the queue pair wants it, as `recvmsg` does.
+    /// Reads to the places that the queue pair names, as `recvmsg` does.
     fn take_as_planned(
         &mut self,
         e: usize,
@@ -456,7 +456,7 @@ impl World {
         self.pool.rx_plan = Some(plan).filter(|p| p.runs.capacity() >= 64);
     }
 
-    /// A receive was posted: what was held is looked at again.
+    /// A receive was posted: processes what was held.
     pub fn retry_held(&mut self, e: usize) {
         if !self.eps[e].qp.is_held() || self.planted.bites(Plant::ForgetHeld) {
             return;
@@ -488,7 +488,7 @@ impl World {
         }
     }
 
-    /// The answer of the receive side has to agree with the state.
+    /// Checks that the result of the receive side agrees with the state.
     fn check_status(&mut self, e: usize, status: RxStatus) {
         let qp = &self.eps[e].qp;
         let (held, state) = (qp.is_held(), qp.state());

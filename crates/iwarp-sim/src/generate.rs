@@ -1,4 +1,4 @@
-//! From a seed to a world: hosts, connections with all their options, programs, fates.
+//! Makes a world from a seed: hosts, connections with all their options, programs, fates.
 
 use std::collections::{BTreeSet, BinaryHeap};
 
@@ -21,7 +21,7 @@ use crate::world::{
 const PD: u32 = 1;
 
 impl World {
-    /// The world of a seed.
+    /// Makes the world of a seed.
     pub fn generate(seed: u64, plant: Option<Plant>, pool: Pool, verbose: bool) -> Self {
         let mut rng = Rng::new(seed);
         let planted = Planted::new(plant, &mut rng);
@@ -72,7 +72,7 @@ impl World {
             cqs: Vec::new(),
             poll_due: vec![false; cqs],
             srq: shared.then(|| Srq {
-                // Made when it is known how many receives there are.
+                // Made only now, because the number of receives is known now.
                 queue: SharedReceiveQueue::new(1, 1).expect("memory"),
                 receives: Vec::new(),
                 posted: 0,
@@ -172,7 +172,7 @@ impl World {
         for side in 0..2 {
             let config = self.pipe_config();
             let rng = self.rng.fork();
-            // The flip hits what the victim reads, which is what the other side writes.
+            // The flip hits what the victim reads, which the other side writes.
             let flip = matches!(fate, Fate::Flip(victim) if victim != side).then(|| Flip {
                 at: match self.rng.below(3) {
                     0 => self.rng.below(60),
@@ -325,7 +325,7 @@ impl World {
                 self.conns[conn].illegal_op = Some(index);
             }
         }
-        // Fates of receives need a Send to strike.
+        // A fate of a receive needs a Send that meets it.
         if let Fate::TooLong(s) | Fate::BadReceive(s) | Fate::Starve(s) = fate {
             let [a, b] = &mut sides;
             let (us, _) = if s == 0 { (b, a) } else { (a, b) };
@@ -389,7 +389,7 @@ impl World {
             cq.arm(false);
             node.cqs.push(cq);
         }
-        // Only now is it known how much memory there is.
+        // The amount of memory is known only now.
         let initial: Vec<u8> = (0..node.used).map(|at| pattern(n, at)).collect();
         node.arena.write(0, &initial);
         node.shadow = initial;
@@ -422,7 +422,7 @@ impl World {
                 receives[last] = Receive { sges, parts };
             }
             Fate::BadReceive(s) if s == side => {
-                // Another key: the region may have been registered again meanwhile.
+                // Another key, because the region may have been registered again meanwhile.
                 for sge in &mut receives[last].sges {
                     sge.lkey ^= 0x80;
                 }
@@ -438,12 +438,12 @@ impl World {
         self.eps[e].receives = receives;
     }
 
-    /// Sets an endpoint going.
+    /// Starts an endpoint.
     fn start(&mut self, e: usize) {
         let stream = self.eps[e].stream;
         let patient = self.eps[e].qp.config().receiver_not_ready == ReceiverNotReady::Hold;
         if !patient {
-            // Without patience every receive has to be there before the first octet comes.
+            // If Sends are not held, every receive has to be posted before the first octet comes.
             let depth = self.eps[e].receives.len() as u32;
             let config = QpConfig {
                 max_recv_wr: depth.max(1),
@@ -483,7 +483,7 @@ impl World {
             self.at(at, Event::Pause(e));
         }
         if self.rng.chance(15) && !self.eps[e].stalled {
-            // Reads nothing for a while.
+            // Stops reading for a while.
             self.eps[e].stalled = true;
             let at = self.rng.below(2_000_000);
             self.at(at, Event::Unstall(e));

@@ -20,13 +20,13 @@ struct Args {
     /// The first seed
     #[arg(long, default_value_t = 0)]
     start: u64,
-    /// Replay this seed alone, and tell what happens
+    /// Replay this seed alone, and print what happens
     #[arg(long)]
     seed: Option<u64>,
     /// Threads; as many as the machine has processors if 0
     #[arg(long, default_value_t = 0)]
     jobs: usize,
-    /// Plant a bug, to see it found; `list` names them
+    /// Plant a bug, to see it found; `list` prints their names
     #[arg(long, value_name = "BUG")]
     plant: Option<String>,
     /// Go on after so many failures

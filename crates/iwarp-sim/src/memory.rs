@@ -7,7 +7,7 @@ use crate::plant::Plant;
 use crate::rng::Rng;
 use crate::world::{ARENA, Node, World, pattern};
 
-/// A registered range, or one that is going to be.
+/// A range that is registered, or will be.
 #[derive(Debug, Clone, Copy)]
 pub struct Region {
     /// Offset in the arena.
@@ -27,7 +27,7 @@ impl Region {
     }
 }
 
-/// Everything remote and local.
+/// All local and remote rights.
 pub const ALL_RIGHTS: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_WRITE)
     .union(Access::REMOTE_READ)
@@ -35,7 +35,7 @@ pub const ALL_RIGHTS: Access = Access::LOCAL_WRITE
     .union(Access::MW_BIND);
 
 impl Node {
-    /// Reserves octets, with octets around them that belong to nobody.
+    /// Reserves octets, with octets around them that belong to no range.
     pub fn allocate(&mut self, n: usize, len: usize, aligned: bool, rng: &mut Rng) -> usize {
         let guard = rng.range(64, 200) as usize;
         let mut off = self.used + guard;
@@ -95,7 +95,7 @@ impl World {
         }
     }
 
-    /// A tagged offset for a range: anywhere, also at the very end of 64 bits.
+    /// A tagged offset for a range: any, also at the very end of 64 bits.
     pub fn iova(&mut self, len: u64) -> u64 {
         match self.rng.below(8) {
             // One octet short of the end, which no range can include.

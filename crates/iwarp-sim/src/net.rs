@@ -1,13 +1,13 @@
 //! One direction of a simulated TCP connection.
 //!
-//! It keeps the order and loses nothing until it is reset, as TCP does; everything else is up to chance: where the
-//! octets are cut, when they arrive, how many fit, how many a read returns. Times are nanoseconds of virtual time.
+//! As TCP it keeps the order, and loses nothing until it is reset. Everything else is random: where the octets are cut,
+//! when they arrive, how many fit, how many a read returns. Times are nanoseconds of virtual time.
 
 use std::collections::VecDeque;
 
 use crate::rng::Rng;
 
-/// How a direction behaves.
+/// The parameters of a direction.
 #[derive(Debug, Clone, Copy)]
 pub struct PipeConfig {
     /// Octets that may be written and not yet read: both sockets' buffers.
@@ -40,7 +40,7 @@ struct Segment {
     read: usize,
 }
 
-/// What a reader finds.
+/// The result of a look by the reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Found {
     /// Nothing now.
@@ -60,7 +60,7 @@ pub struct Pipe {
     rng: Rng,
     segments: VecDeque<Segment>,
     unread: usize,
-    /// When the last segment arrives: nothing overtakes it.
+    /// When the last segment arrives. No later one overtakes it.
     last_at: u64,
     fin: Option<u64>,
     reset: Option<u64>,
@@ -90,7 +90,7 @@ impl Pipe {
     /// Writes as much as fits; calls `arrive` with the time of every arrival. Returns the number of octets taken.
     pub fn write(&mut self, now: u64, octets: &[u8], mut arrive: impl FnMut(u64)) -> usize {
         if self.reset.is_some() {
-            // As the kernel: accepted until the reset is noticed.
+            // As in the kernel: octets are accepted until the reset is noticed.
             return octets.len();
         }
         assert!(self.fin.is_none(), "write after shutdown");
@@ -125,7 +125,7 @@ impl Pipe {
         taken
     }
 
-    /// The writer will write no more. Returns when the reader can know.
+    /// The writer will write no more. Returns when the reader can see that.
     pub fn shutdown(&mut self, now: u64) -> u64 {
         let at = (now + self.config.delay).max(self.last_at);
         self.last_at = at;
@@ -133,12 +133,12 @@ impl Pipe {
         at
     }
 
-    /// The connection breaks for the reader of this direction at `at`. What has not been read by then is lost.
+    /// The connection breaks at `at` for the reader of this direction. What has not been read by then is lost.
     pub fn reset_at(&mut self, at: u64) {
         self.reset = Some(self.reset.map_or(at, |r| r.min(at)));
     }
 
-    /// What a read would find.
+    /// Returns what a read would find.
     pub fn look(&self, now: u64) -> Found {
         if self.reset.is_some_and(|at| at <= now) {
             return Found::Reset;
@@ -173,12 +173,12 @@ impl Pipe {
         self.taken += out.len() as u64;
     }
 
-    /// Has the wrong bit been read?
+    /// Returns `true` if the wrong bit has been read.
     pub fn flip_was_read(&self) -> bool {
         self.flip.is_some_and(|flip| flip.at < self.taken)
     }
 
-    /// Nothing is on its way, no matter when it arrives.
+    /// Returns `true` if nothing is on its way, no matter when it would arrive.
     pub fn is_empty(&self) -> bool {
         self.segments.is_empty()
     }

@@ -1,7 +1,7 @@
 //! Bugs that are planted on purpose, to show that the checkers find them.
 //!
-//! Most are mutations at the simulator's edge: the driver or the host does what a program or an RNIC with the bug
-//! would do. `SkipBounds` is a mutation of the RNIC itself, and needs the feature `planted-bugs`.
+//! Most bugs are planted at the simulator's edge: the driver or the host does what a program or an RNIC with the bug would
+//! do. `SkipBounds` is in the RNIC itself, and needs the feature `planted-bugs`.
 
 use crate::rng::Rng;
 
@@ -56,7 +56,7 @@ impl Plant {
     }
 }
 
-/// The bug of one run, and when it bites.
+/// The bug of one run, and at which occasion it happens.
 #[derive(Debug, Clone, Copy)]
 pub struct Planted {
     kind: Option<Plant>,
@@ -64,7 +64,7 @@ pub struct Planted {
 }
 
 impl Planted {
-    /// A bug that bites once, at one of its first occasions.
+    /// A bug that happens once, at one of its first occasions.
     pub fn new(kind: Option<Plant>, rng: &mut Rng) -> Self {
         Self {
             kind,
@@ -72,12 +72,12 @@ impl Planted {
         }
     }
 
-    /// Is this kind planted, whatever the occasion?
+    /// Returns `true` if this kind is planted.
     pub fn is(&self, kind: Plant) -> bool {
         self.kind == Some(kind)
     }
 
-    /// An occasion for this kind: does it bite now?
+    /// Notes an occasion for this kind. Returns `true` if the bug happens now.
     pub fn bites(&mut self, kind: Plant) -> bool {
         if self.kind != Some(kind) {
             return false;

@@ -1,7 +1,7 @@
 //! The simulated hosts' memory, and the simulator's only `unsafe`.
 //!
-//! An [`Arena`] is one block of octets that is reached through raw pointers alone, because the RNIC under test
-//! writes to it behind the back of whoever owns it.
+//! An [`Arena`] is one block of octets that is only reached through raw pointers, because the RNIC under test writes to it
+//! while its owner does not know.
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
@@ -85,7 +85,7 @@ impl Arena {
         unsafe { HostRange::new(addr, len as u64) }.expect("an allocation does not wrap")
     }
 
-    /// Is this run inside the arena?
+    /// Returns `true` if this run is inside the arena.
     pub fn contains(&self, run: &IoRun) -> bool {
         let start = self.at.as_ptr() as usize;
         run.addr >= start
@@ -106,7 +106,7 @@ impl Drop for Arena {
     }
 }
 
-/// Plays the kernel: reads `src` into the runs, in order.
+/// Does the kernel's part: copies `src` into the runs, in order.
 ///
 /// # Safety
 /// The runs come from a receive plan whose STag table and buffer have been borrowed since it was made.

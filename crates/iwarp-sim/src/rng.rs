@@ -1,4 +1,4 @@
-//! The simulator's only source of chance: xoshiro256++ (Blackman and Vigna), seeded through SplitMix64.
+//! The simulator's only source of randomness: xoshiro256++ (Blackman and Vigna), seeded through SplitMix64.
 //!
 //! Everything a run does follows from the seed, on every machine.
 
@@ -61,7 +61,7 @@ impl Rng {
         self.below(n as u64) as usize
     }
 
-    /// True in `percent` of a hundred cases.
+    /// Returns `true` in `percent` of a hundred cases.
     pub const fn chance(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use crate::plant::Plant;
 use crate::world::{End, Event, Fate, Pool, World};
 
-/// More events than any sound run has.
+/// More events than a correct run has.
 const STEPS_MAX: u64 = 5_000_000;
 
 /// Runs a seed. Returns what went wrong, if anything did, and the buffers for the next run.
@@ -15,7 +15,7 @@ pub fn run(seed: u64, plant: Option<Plant>, pool: Pool, verbose: bool) -> (Optio
     world.play();
     let failure = world.failure.take();
     let mut pool = std::mem::take(&mut world.pool);
-    // What is left of broken runs goes back, too.
+    // The buffers of broken runs are returned, too.
     for mut ep in world.eps.drain(..) {
         pool.plans.extend(ep.plan.take().map(|mut plan| {
             plan.clear();
@@ -62,12 +62,12 @@ impl World {
                 Fate::Clean(end) => self.end(conn, end),
                 _ => self.end(conn, End::Reset),
             }
-            // Somebody who had stopped reading is gone, too.
+            // An endpoint that had stopped reading is gone, too.
             self.eps[2 * conn].stalled = false;
             self.eps[2 * conn + 1].stalled = false;
         }
         self.run_until_quiet();
-        // Completions whose event was lost stay where they are, and are missed below.
+        // Completions whose event was lost stay in the queue, and are missed below.
         if self.failure.is_none() {
             self.check_end();
         }
@@ -94,7 +94,7 @@ impl World {
                 self.transmit(e);
             }
             Event::Readable(e) => {
-                // Sometimes the host is slow, and more comes together.
+                // Sometimes the host is slow, and several events come together.
                 if self.rng.chance(15) {
                     let delay = self.rng.below(30_000);
                     self.after(delay, Event::Readable(e));

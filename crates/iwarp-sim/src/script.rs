@@ -1,4 +1,4 @@
-//! Random verbs programs for one connection, and what each request is to do.
+//! Random verbs programs for one connection, and the outcome of each request.
 //!
 //! The programs of both sides are written as one script whose order both sides keep: a request that depends on what
 //! the other side did before waits for a message (`after_recv`). So the final contents of memory are known exactly.
@@ -9,7 +9,7 @@ use iwarp_rnic::{Access, Bind, FastRegister, SendFlags, SendOp, Sge, WcFlags, Wc
 use crate::memory::{Region, cut};
 use crate::world::{Effect, Expect, Message, Op, World};
 
-/// What one side of a connection has to work with.
+/// What one side of a connection can use.
 #[derive(Debug)]
 #[allow(missing_docs)]
 pub struct Side {
@@ -21,7 +21,7 @@ pub struct Side {
     pub exposed: Region,
     /// For the peer's atomics.
     pub words: Region,
-    /// Sinks of reads, which later requests may send from behind a fence.
+    /// Sinks of reads. Later requests may send from them behind a fence.
     pub sinks: Vec<(Sge, usize)>,
     /// Ranges of the peer that unfenced reads and atomics may still be looking at.
     pub reading: Vec<(usize, usize)>,
@@ -31,7 +31,7 @@ pub struct Side {
     pub most: usize,
 }
 
-/// What a script step may do.
+/// What a step of the script may do.
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)]
 pub enum Target {
@@ -67,14 +67,14 @@ impl Side {
         len.min(self.most)
     }
 
-    /// Where data come from: elements and contents.
+    /// The source of data: elements and contents.
     fn gather(&mut self, w: &mut World, len: usize, flags: &mut SendFlags) -> (Vec<Sge>, Vec<u8>) {
         let n = self.n;
         if w.rng.chance(15)
             && len > 0
             && let Some(&(sge, off)) = self.sinks.iter().rfind(|s| s.0.len as usize >= len)
         {
-            // What a read has brought: only behind a fence is it there.
+            // What a read has brought is there only behind a fence.
             *flags |= SendFlags::FENCE;
             let sge = Sge {
                 len: len as u32,
@@ -105,7 +105,7 @@ impl Side {
         let byte_len = sges.iter().map(|s| s.len).sum();
         let after_recv = w.eps[self.e].inbound.len();
         let ep = &mut w.eps[self.e];
-        // Waiting for every message would make the programs take turns; only those that depend do.
+        // If every request waited for its message, the programs would take turns; only those that depend on it wait.
         let after_recv = if ep.wait_next { after_recv } else { 0 };
         ep.wait_next = false;
         let before = ep.ops.last().map_or(0, |o| o.after_recv);
@@ -140,7 +140,7 @@ impl Side {
             let op = &mut w.eps[self.e].ops[index];
             op.flags |= SendFlags::INLINE;
             op.inline = Some(data.to_vec());
-            // What the elements say does not matter then.
+            // Then the contents of the elements do not matter.
             op.sges = vec![Sge {
                 addr: 1,
                 len: 2,
@@ -184,7 +184,7 @@ impl Side {
     pub fn send_of(&mut self, w: &mut World, len: usize, inv: Option<u32>) -> usize {
         let mut flags = self.random_flags(w);
         if inv.is_some() {
-            // Reads through the STag must be over.
+            // Reads through the STag must be complete.
             flags |= SendFlags::FENCE;
         }
         let imm = (inv.is_none() && w.rng.chance(25)).then(|| w.rng.next_u32());
@@ -211,12 +211,12 @@ impl Side {
         let off = region.off + w.rng.index(region.len - len + 1);
         let mut flags = self.random_flags(w);
         if self.reading.iter().any(|r| overlap(*r, (off, len))) {
-            // Else the read could see this write.
+            // Otherwise the read could see this write.
             flags |= SendFlags::FENCE;
         }
         let (sges, data) = self.gather(w, len, &mut flags);
         let (remote_addr, rkey) = (region.tagged(off), region.stag);
-        // Nobody looks at the address of nothing.
+        // The address of an empty access is not looked at.
         let (remote_addr, rkey) = if len == 0 && w.rng.chance(50) {
             (w.rng.next_u64(), w.rng.next_u32())
         } else {
@@ -374,7 +374,7 @@ impl Side {
         index
     }
 
-    /// Adds one to the counter of the peer's host, which everybody shares.
+    /// Adds one to the counter of the peer's host, which all connections share.
     pub fn count(&mut self, w: &mut World, peer: &Self) {
         let (_, remote_addr, rkey) = w.nodes[peer.n].counter;
         let op = SendOp::FetchAdd {
@@ -396,7 +396,7 @@ impl Side {
             1 => (self.grant_window(w, WindowType::Type2), 1),
             _ => (self.grant_fast(w), 1),
         };
-        // The peer learns of it.
+        // The peer is told about it.
         self.send_of(w, 8.min(self.most), None);
         w.eps[peer.e].wait_next = true;
         for _ in 0..w.rng.range(1, 3) {

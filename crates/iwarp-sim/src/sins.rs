@@ -1,4 +1,4 @@
-//! Requests that must not succeed, each with the Terminate and the status that are due
+//! Sins: requests that must not succeed, each with the Terminate and the status that must follow
 //! (RFC 5040 section 4.8, RFC 5041 section 7.2, RFC 7306 section 8.2).
 
 use iwarp_proto::rdmap::TerminateCode as Code;
@@ -9,7 +9,7 @@ use crate::memory::Region;
 use crate::script::{Side, Target};
 use crate::world::{Effect, Expect, World};
 
-/// What is wrong with an access.
+/// The mistake in an access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sin {
     Index,
@@ -54,7 +54,7 @@ const fn rdmap(sin: Sin) -> Code {
 }
 
 impl Side {
-    /// One illegal request. Returns its index.
+    /// Makes one illegal request. Returns its index.
     pub fn sin(&mut self, w: &mut World, peer: &mut Self, reads: bool) -> usize {
         match w.rng.below(if reads { 10 } else { 6 }) {
             0 => self.local_sin(w, peer, reads),
@@ -66,7 +66,7 @@ impl Side {
         }
     }
 
-    /// A request whose local elements or parameters are wrong.
+    /// Makes a request whose local elements or parameters are wrong.
     fn local_sin(&mut self, w: &mut World, peer: &Self, reads: bool) -> usize {
         let flags = SendFlags::empty();
         match w.rng.below(if reads { 5 } else { 4 }) {
@@ -121,7 +121,7 @@ impl Side {
         index
     }
 
-    /// A Send that tries to invalidate what it may not.
+    /// Makes a Send that invalidates an STag that it may not.
     fn bad_invalidate(&mut self, w: &mut World, peer: &Self) -> usize {
         let stag = match w.rng.below(3) {
             0 => peer.exposed.stag,
@@ -129,14 +129,14 @@ impl Side {
             _ => w.window(peer.n, peer.pd, WindowType::Type2),
         };
         let index = self.send(w, Some(stag));
-        // It is placed and not delivered.
+        // The payload is placed and not delivered.
         if let Some(message) = w.eps[peer.e].inbound.last_mut() {
             message.byte_len = u32::MAX;
         }
         self.expect(w, index, Expect::Refused(Code::RDMAP_CANNOT_INVALIDATE))
     }
 
-    /// The region that a sin is about, with the access spoiled.
+    /// Returns the region that a sin is about, with the access changed to be wrong.
     fn spoil(&self, w: &mut World, peer: &Self, sin: Sin, len: u64, need: Access) -> (u64, u32) {
         let good = peer.exposed;
         let inside = good.tagged(good.off);
@@ -155,7 +155,7 @@ impl Side {
             Sin::Bounds => {
                 let end = good.base.wrapping_add(good.len as u64);
                 let over = 1 + w.rng.below(len.min(32));
-                // With one octet or more outside, in whatever way.
+                // With one octet or more outside, at any end.
                 (end.wrapping_sub(len).wrapping_add(over), good.stag)
             }
             Sin::Before => (good.base.wrapping_sub(1 + w.rng.below(16)), good.stag),
@@ -216,11 +216,11 @@ impl Side {
         (addr, len, stag)
     }
 
-    /// A Write (0), Read (1) or atomic (2) that the peer has to refuse.
+    /// Makes a Write (0), Read (1) or atomic (2) that the peer has to refuse.
     fn remote_sin(&mut self, w: &mut World, peer: &Self, kind: u32) -> usize {
         let mut sin = SINS[w.rng.index(SINS.len())];
         if sin == Sin::Before && peer.exposed.base < 64 {
-            // There is nothing before zero but the end.
+            // Nothing is in front of tagged offset zero.
             sin = Sin::Bounds;
         }
         let need = [
@@ -230,7 +230,7 @@ impl Side {
         ][kind as usize];
         let len = match kind {
             2 => 8,
-            // Checked segment by segment: a long Write would leave the region before it wraps.
+            // Segments are checked one by one: a long Write would leave the region before it wraps.
             _ if w.rng.chance(70) || sin == Sin::Wrap => w.rng.range(2, 16),
             _ => w.rng.range(2, peer.exposed.len as u64),
         }
@@ -279,7 +279,7 @@ impl Side {
                 let inside = (good.len - from as usize).min(len);
                 let data = w.nodes[self.n].model[src.off..src.off + inside].to_vec();
                 for &(_, _, other) in &self.written {
-                    // It may be overwritten before anybody looks.
+                    // It may be overwritten before it is looked at.
                     w.eps[self.e].ops[other].exclusive = false;
                 }
                 w.eps[self.e].ops[index].remote.push(Effect {
@@ -288,11 +288,11 @@ impl Side {
                 });
             }
         }
-        // A long one may run into another rule first: its first segments can be inside by themselves.
+        // A long one may break another rule first, because its first segments can be inside by themselves.
         self.expect(w, index, Expect::Refused(tagged(sin)))
     }
 
-    /// An atomic on octets that are no aligned word.
+    /// Makes an atomic on octets that are no aligned word.
     fn misaligned(&mut self, w: &mut World, peer: &Self) -> usize {
         let (sges, _) = w.scatter(self.n, self.pd, 8, 1, true);
         let op = SendOp::FetchAdd {

@@ -68,7 +68,7 @@ impl World {
         }
     }
 
-    /// Who is to be blamed, and with which code.
+    /// Returns which end is to blame, and with which code.
     fn check_fault(&mut self, e: usize) {
         let conn = &self.conns[e / 2];
         let side = e & 1;
@@ -201,7 +201,7 @@ impl World {
         }
     }
 
-    /// Sorts what is proven from what may have happened.
+    /// Separates what is proven from what may have happened.
     fn settle_memory(&mut self, e: usize) {
         let (n, peer) = (self.eps[e].node, self.eps[e ^ 1].node);
         let ep = &self.eps[e];
@@ -220,7 +220,7 @@ impl World {
         }
         let mut wild = Vec::new();
         let from = ep.first_bad.map_or(ep.posted, |b| b.0).min(ep.posted);
-        // Those before the one to blame may have been flushed too, answered or not.
+        // Those before the failed one may have been flushed too, answered or not.
         let from = from.min(ep.flushed_from.unwrap_or(from));
         for op in &ep.ops[from..ep.posted] {
             ours.extend(op.local.iter().cloned());
@@ -244,7 +244,7 @@ impl World {
         }
     }
 
-    /// Everybody who added got another old value, and the sum is right.
+    /// Each addition got another old value, and the sum is right.
     fn check_counter(&mut self, n: usize) {
         let node = &mut self.nodes[n];
         let (off, ..) = node.counter;

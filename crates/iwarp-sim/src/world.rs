@@ -1,4 +1,4 @@
-//! What a run consists of: hosts, connections, programs, and the clock.
+//! The parts of a run: hosts, connections, programs, and the clock.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
@@ -16,34 +16,34 @@ use crate::plant::Planted;
 use crate::raw::Arena;
 use crate::rng::{Rng, mix};
 
-/// Octets of one host's memory. Only what is used costs anything.
+/// Octets of one host's memory. Only octets that are used cost anything.
 pub const ARENA: usize = 32 << 20;
 /// CRC32C for everything in the simulator.
 pub const CRC32C: Crc32cFn = iwarp_proto::crc32c::append;
 /// How long a Send may wait for a receive: far longer than any program posts late.
 pub const HOLD_TIME: u64 = 100_000_000_000;
 
-/// Octets that are to appear at an offset of an arena.
+/// Octets that will appear at an offset of an arena.
 #[derive(Debug, Clone)]
 pub struct Effect {
-    /// Where.
+    /// The offset.
     pub off: usize,
-    /// What.
+    /// The octets.
     pub data: Vec<u8>,
 }
 
-/// How a work request is to end.
+/// The outcome of a work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expect {
-    /// Well.
+    /// It succeeds.
     Success,
-    /// With this status; the peer hears of a local catastrophe.
+    /// It fails with this status; the peer is told of a local catastrophe.
     Local(WcStatus),
-    /// The peer refuses it with this code. The request itself learns of it if it has an answer.
+    /// The peer refuses it with this code. The request itself reports that if it has an answer.
     Refused(TerminateCode),
 }
 
-/// A send work request and what is to come of it.
+/// A send work request and its expected outcome.
 #[derive(Debug, Clone)]
 pub struct Op {
     /// The operation.
@@ -70,7 +70,7 @@ pub struct Op {
     pub expect: Expect,
 }
 
-/// What a receive is to report.
+/// What a receive must report.
 #[derive(Debug, Clone)]
 pub struct Message {
     /// The peer's request that sends it.
@@ -126,7 +126,7 @@ pub struct Node {
     pub shadow: Vec<u8>,
     /// What may or may not have happened when a stream broke.
     pub maybe: Vec<Effect>,
-    /// Eight octets that nobody can foretell.
+    /// Eight octets whose final value cannot be predicted.
     pub wild: Vec<usize>,
     /// The STag table.
     pub table: MemoryTable,
@@ -136,15 +136,15 @@ pub struct Node {
     pub poll_due: Vec<bool>,
     /// The shared receive queue, if any.
     pub srq: Option<Srq>,
-    /// The counter that everybody adds to: offset, tagged offset and STag.
+    /// The counter that all connections add to: offset, tagged offset and STag.
     pub counter: (usize, u64, u32),
-    /// What those who added got back.
+    /// The old values that additions returned.
     pub counter_olds: Vec<u64>,
     /// Additions that were posted.
     pub counter_posted: u64,
 }
 
-/// What befalls a connection.
+/// The fate of a connection.
 #[derive(Debug, Clone, Copy)]
 pub enum Fate {
     /// Nothing until everything is done; then this.
@@ -171,7 +171,7 @@ pub enum Fate {
     Starve(usize),
 }
 
-/// How a connection on which all went well ends.
+/// The end of a connection on which everything succeeded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
     /// One side closes (0, 1), or both (2).
@@ -189,7 +189,7 @@ pub struct Conn {
     pub fate: Fate,
     /// The index of the illegal request, once generated.
     pub illegal_op: Option<usize>,
-    /// Fate has struck: completions with errors are to be expected.
+    /// The fate has happened: completions with errors are expected.
     pub struck: bool,
 }
 
@@ -253,7 +253,7 @@ impl Endpoint {
     }
 }
 
-/// Something that happens at a time.
+/// An event at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(missing_docs)]
 pub enum Event {
@@ -318,7 +318,7 @@ impl Pool {
     }
 }
 
-/// What memory holds before anything happens.
+/// The contents of memory before anything happens.
 pub const fn pattern(node: usize, off: usize) -> u8 {
     mix((node as u64) << 48 | (off as u64 >> 3)).to_le_bytes()[off & 7]
 }
