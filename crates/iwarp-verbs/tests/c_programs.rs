@@ -83,3 +83,8 @@ fn a_misused_connection_manager_answers_with_the_right_errors() {
 fn an_exchange_uses_every_operation() {
     passes("exchange");
 }
+
+#[test]
+fn an_event_for_solicited_completions_comes_for_nothing_else() {
+    passes("solicited");
+}

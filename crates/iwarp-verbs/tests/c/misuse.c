@@ -95,6 +95,30 @@ static void bad_rights(void)
 	CODE(0, ibv_dealloc_pd(other));
 }
 
+/* A region is imported into the protection domain that it was registered in, and into no other. */
+static void bad_imports(void)
+{
+	struct ibv_pd *other = ibv_alloc_pd(context);
+	struct ibv_mr *mr = ibv_reg_mr(pd, buffer, 64, ALL), *imported;
+
+	NEED(mr && other);
+	IS_NULL(EINVAL, ibv_import_mr(other, mr->handle));
+	IS_NULL(EINVAL, ibv_import_mr(pd, mr->handle + 1));
+	IS_NULL(EINVAL, ibv_import_mr(NULL, mr->handle));
+	imported = ibv_import_mr(pd, mr->handle);
+	NEED(imported);
+	CHECK(imported->pd == pd && imported->rkey == mr->rkey && imported->length == 64);
+	ibv_unimport_mr(imported);
+	/* The region itself is as before, and moves to the other domain. */
+	CODE(0, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_PD, other, NULL, 0, 0));
+	IS_NULL(EINVAL, ibv_import_mr(pd, mr->handle));
+	imported = ibv_import_mr(other, mr->handle);
+	CHECK(imported);
+	ibv_unimport_mr(imported);
+	CODE(0, ibv_dereg_mr(mr));
+	CODE(0, ibv_dealloc_pd(other));
+}
+
 /* Destroying twice is found where a function of the library gets the pointer first: those that the headers define read it. */
 static void wrong_order(void)
 {
@@ -587,6 +611,7 @@ int main(void)
 	NEED(pd && cq && ibv_query_gid(context, 1, 0, &gid) == 0);
 	bad_memory();
 	bad_rights();
+	bad_imports();
 	wrong_order();
 	bad_creation();
 	bad_queries();
