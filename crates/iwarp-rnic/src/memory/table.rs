@@ -6,6 +6,7 @@ use super::{AccessError, MemoryError};
 use crate::Access;
 use crate::limits::MAX_MR;
 use alloc::vec::Vec;
+use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
 const INDEX_MASK: u32 = 0x00ff_ffff;
@@ -80,8 +81,6 @@ pub struct RegionInfo {
 pub struct MemoryTable {
     slots: Vec<Option<Entry>>,
     used: usize,
-    /// Octets of all regions.
-    octets: u64,
     #[cfg(feature = "planted-bugs")]
     skip_bounds: bool,
 }
@@ -92,7 +91,6 @@ impl MemoryTable {
         Self {
             slots: Vec::new(),
             used: 0,
-            octets: 0,
             #[cfg(feature = "planted-bugs")]
             skip_bounds: false,
         }
@@ -110,9 +108,12 @@ impl MemoryTable {
         self.used
     }
 
-    /// Returns how many octets all regions have. Memory that two regions share counts twice.
-    pub const fn octets(&self) -> u64 {
-        self.octets
+    /// Returns how many octets the regions in some slots of the table have, `None` if there are no such slots. Memory that two
+    /// regions share counts twice. Callers ask for a part at a time, because the table may have two million slots and is locked meanwhile.
+    pub fn octets_in(&self, slots: Range<usize>) -> Option<u64> {
+        let end = slots.end.min(self.slots.len());
+        let part = self.slots.get(slots.start..end).filter(|p| !p.is_empty())?;
+        Some(part.iter().flatten().map(|e| e.host.len()).sum())
     }
 
     /// Returns `true` if nothing is registered.
@@ -177,7 +178,6 @@ impl MemoryTable {
                 entry.index = index;
                 entry.key = AtomicU8::new(random as u8);
                 let stag = entry.stag();
-                self.octets = self.octets.saturating_add(entry.host.len());
                 if let Some(s) = self.slots.get_mut(slot) {
                     *s = Some(entry);
                     self.used += 1;
@@ -359,14 +359,7 @@ impl MemoryTable {
                 Ordering::Relaxed,
             );
         }
-        let (stag, new_len) = (entry.stag(), entry.host.len());
-        if let Some(old) = &old {
-            self.octets = self
-                .octets
-                .saturating_sub(old.len())
-                .saturating_add(new_len);
-        }
-        Ok((stag, old))
+        Ok((entry.stag(), old))
     }
 
     //= rfc5040 section 8.1.1
@@ -396,8 +389,6 @@ impl MemoryTable {
         let slot = self.slot_of(stag >> 8);
         let entry = self.slots.get_mut(slot)?.take();
         self.used = self.used.saturating_sub(1);
-        let octets = entry.as_ref().map_or(0, |e| e.host.len());
-        self.octets = self.octets.saturating_sub(octets);
         entry
     }
 

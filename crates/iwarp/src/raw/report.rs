@@ -10,7 +10,9 @@ use super::stats;
 use crate::sys::clock::now_ns;
 use crate::sys::sockopt::{TcpInfo, tcp_info};
 use iwarp_rnic::counters::Counters;
+use iwarp_rnic::memory::MemoryTable;
 use iwarp_rnic::qp::{Fault, State};
+use parking_lot::RwLockReadGuard;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Weak};
@@ -159,8 +161,61 @@ const fn name_of(state: State) -> &'static str {
     }
 }
 
-/// The devices that this process has open or had open, by name.
-pub(crate) fn devices() -> Vec<DeviceReport> {
+/// Slots of a memory table that are looked at in one go: a few dozen microseconds.
+const SLOTS: usize = 4096;
+
+/// Adds up how much memory is registered, a part of a table at a time.
+pub(crate) struct MemoryWalk {
+    rest: Vec<Weak<ContextInner>>,
+    /// Where to go on in the last of them.
+    slot: usize,
+    octets: BTreeMap<String, u64>,
+}
+
+impl MemoryWalk {
+    pub(crate) fn new() -> Self {
+        Self {
+            rest: stats::opened().iter().map(Arc::downgrade).collect(),
+            slot: 0,
+            octets: BTreeMap::new(),
+        }
+    }
+
+    /// Looks at the next part. Returns `false` if there is no more.
+    pub(crate) fn step(&mut self) -> bool {
+        let Some(ctx) = self.rest.last() else {
+            return false;
+        };
+        let part = ctx.upgrade().and_then(|ctx| {
+            let octets = memory(&ctx)?.octets_in(self.slot..self.slot + SLOTS)?;
+            Some((ctx, octets))
+        });
+        match part {
+            Some((ctx, octets)) => {
+                let sum = self.octets.entry(ctx.device.name.clone()).or_default();
+                *sum = sum.saturating_add(octets);
+                self.slot += SLOTS;
+            }
+            None => {
+                self.rest.pop();
+                self.slot = 0;
+            }
+        }
+        true
+    }
+}
+
+/// The memory table of a device, locked.
+fn memory(ctx: &ContextInner) -> Option<RwLockReadGuard<'_, MemoryTable>> {
+    if ctx.is_ours() {
+        Some(ctx.memory.read())
+    } else {
+        ctx.memory.try_read()
+    }
+}
+
+/// The devices that this process has open or had open, by name. `walk` has come to its end.
+pub(crate) fn devices(walk: &MemoryWalk) -> Vec<DeviceReport> {
     let mut all: BTreeMap<String, DeviceReport> = BTreeMap::new();
     let mut add = |name: &str, address, counters: &Counters, open: Option<&ContextInner>| {
         let d = all.entry(name.to_owned()).or_insert_with(|| DeviceReport {
@@ -170,7 +225,7 @@ pub(crate) fn devices() -> Vec<DeviceReport> {
             queue_pairs: 0,
             completion_queues: 0,
             registrations: 0,
-            registered_octets: 0,
+            registered_octets: walk.octets.get(name).copied().unwrap_or(0),
             counters: Counters::default(),
         });
         d.counters.add(counters);
@@ -178,15 +233,7 @@ pub(crate) fn devices() -> Vec<DeviceReport> {
         d.opened += 1;
         d.queue_pairs += ctx.qp_numbers().map_or(0, |numbers| numbers.len());
         d.completion_queues += ctx.completion_queues();
-        let memory = if ctx.is_ours() {
-            Some(ctx.memory.read())
-        } else {
-            ctx.memory.try_read()
-        };
-        if let Some(memory) = memory {
-            d.registrations += memory.len();
-            d.registered_octets = d.registered_octets.saturating_add(memory.octets());
-        }
+        d.registrations += memory(ctx).map_or(0, |memory| memory.len());
     };
     for closed in stats::closed_devices() {
         add(&closed.name, closed.address, &closed.counters, None);

@@ -4,7 +4,7 @@
 //! process lives. Durations are whole nanoseconds, names say so.
 
 use super::json::Json;
-use crate::raw::report::{self, DeviceReport, LinkReport, QpReport, Shelf};
+use crate::raw::report::{self, DeviceReport, LinkReport, MemoryWalk, QpReport, Shelf};
 use iwarp_rnic::counters::Counters;
 use std::io::Read as _;
 
@@ -18,7 +18,7 @@ const COMMAND_MAX: u64 = 1024;
 enum Step {
     Process,
     QueuePairs(Vec<Shelf>),
-    Devices,
+    Memory(MemoryWalk),
     Over,
 }
 
@@ -66,16 +66,18 @@ impl Document {
                 }
                 if shelves.is_empty() {
                     json.close(']');
-                    self.step = Step::Devices;
+                    self.step = Step::Memory(MemoryWalk::new());
                 }
             }
-            Step::Devices => {
-                json.name("devices");
-                json.open('[');
-                report::devices().iter().for_each(|d| device(json, d));
-                json.close(']');
-                json.close('}');
-                self.step = Step::Over;
+            Step::Memory(walk) => {
+                if !walk.step() {
+                    json.name("devices");
+                    json.open('[');
+                    report::devices(walk).iter().for_each(|d| device(json, d));
+                    json.close(']');
+                    json.close('}');
+                    self.step = Step::Over;
+                }
             }
             Step::Over => return None,
         }

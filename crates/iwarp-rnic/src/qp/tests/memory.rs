@@ -479,19 +479,24 @@ fn a_changed_region_keeps_its_key_unless_its_memory_changes() {
 
 #[test]
 fn the_table_knows_how_much_memory_is_registered() {
+    fn octets(rig: &Rig) -> u64 {
+        // In parts, as who asks does it.
+        let parts = (0..).map(|at| rig.table.octets_in(at * 10..at * 10 + 10));
+        parts.map_while(|part| part).sum()
+    }
     let mut rig = Rig::new();
-    let before = rig.table.octets();
+    let before = octets(&rig);
     let (first, second) = (rig.mr(64, ALL), rig.mr(100, ALL));
     window(&mut rig, WindowType::Type2);
-    assert_eq!(rig.table.octets(), before + 164);
+    assert_eq!(octets(&rig), before + 164);
     let range = rig.range(32);
     let at = range.addr();
     let (new, _) = rig
         .table
         .reregister(first.stag, Some((range, at)), None, None)
         .unwrap();
-    assert_eq!(rig.table.octets(), before + 132);
+    assert_eq!(octets(&rig), before + 132);
     rig.table.deregister(new).unwrap();
     rig.table.deregister(second.stag).unwrap();
-    assert_eq!(rig.table.octets(), before);
+    assert_eq!(octets(&rig), before);
 }
