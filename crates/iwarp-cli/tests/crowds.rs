@@ -166,10 +166,21 @@ fn memory_for_all_clients_is_bounded() {
     succeed(&["cp", "-p", &port, "-q", "127.0.0.1:f", str(&t.path("back"))]);
 }
 
-/// Limits the address space of the server to what it has when it starts and a little more.
-fn tight(args: &[&str], octets: u64) -> Command {
+/// A server, if there is a `prlimit` to start it with.
+fn start_limited(command: Command) -> Option<(Running, SocketAddr)> {
+    match Command::new("prlimit").arg("--version").output() {
+        Ok(_) => Some(serve_as(command)),
+        Err(_) => {
+            println!("skipped: there is no prlimit");
+            None
+        }
+    }
+}
+
+/// The command under a limit of the kernel.
+fn limited(limit: &str, args: &[&str]) -> Command {
     let mut c = Command::new("prlimit");
-    c.arg(format!("--as={octets}"));
+    c.arg(limit);
     let inner = iwarp(args);
     c.arg(inner.get_program()).args(inner.get_args());
     for (name, value) in inner.get_envs() {
@@ -189,14 +200,12 @@ fn a_server_without_memory_lives_on() {
     let dir = t.sub("served");
     fs::write(dir.join("f"), noise(8 << 20)).unwrap();
     let args = ["cp", "serve", str(&dir), "-p", "0", "-q", "--memory", "8G"];
-    // Threads have address space of their own: 2 MiB of stack, and 64 MiB for an arena of the C library.
-    let mut command = tight(&args, 1 << 30);
+    // Threads have address space of their own: 2 MiB of stack, and elsewhere 64 MiB for an arena of the C library.
+    let mut command = limited("--as=1073741824", &args);
     command.env("MALLOC_ARENA_MAX", "1").stderr(Stdio::null());
-    if Command::new("prlimit").arg("--version").output().is_err() {
-        println!("skipped: there is no prlimit");
+    let Some((mut server, at)) = start_limited(command) else {
         return;
-    }
-    let (mut server, at) = serve_as(command);
+    };
     let mut rude = Vec::new();
     for _ in 0..40 {
         let Ok(mut raw) = Raw::connect(at) else {
@@ -222,6 +231,24 @@ fn a_server_without_memory_lives_on() {
         }
         assert!(Instant::now() < end, "{}", text(&out.stderr));
     }
+}
+
+/// More connections than there are descriptors, and none of them says a word: the next one that does is served.
+#[test]
+fn silent_connections_do_not_use_up_the_descriptors() {
+    let t = Scratch::new();
+    let dir = t.sub("served");
+    fs::write(dir.join("f"), noise(100_000)).unwrap();
+    let args = ["cp", "serve", str(&dir), "-p", "0", "-q"];
+    let mut command = limited("--nofile=160:160", &args);
+    command.stderr(Stdio::null());
+    let Some((_server, at)) = start_limited(command) else {
+        return;
+    };
+    let silent: Vec<_> = (0..500).map(|_| TcpStream::connect(at).unwrap()).collect();
+    let port = at.port().to_string();
+    succeed(&["cp", "-p", &port, "-q", "127.0.0.1:f", str(&t.path("back"))]);
+    drop(silent);
 }
 
 /// A listener that has no descriptors left says so, instead of sounding as if nobody listened.

@@ -192,6 +192,8 @@ fn server_survives_garbage() {
     let requests = [
         r#"{"type":"open","id":0,"link":{"wire":"tcp","crc":false,"markers":false,"poll":"event","qps":1000000,"depth":1,"max_size":4}}"#,
         r#"{"type":"open","id":0,"link":{"wire":"tcp","crc":false,"markers":false,"poll":"event","qps":1,"depth":1,"max_size":99999999999999}}"#,
+        // Within the limits of each, and 8 GiB in all.
+        r#"{"type":"open","id":0,"link":{"wire":"tcp","crc":false,"markers":false,"poll":"event","qps":64,"depth":1,"max_size":67108864}}"#,
         r#"{"type":"run","id":3,"point":{"op":"tcp","size":4,"crc":false,"poll":"spin","metric":"latency"},"iters":1}"#,
     ];
     let mut s = std::net::TcpStream::connect(&addr).unwrap();

@@ -36,7 +36,42 @@ const SILENCE: Duration = Duration::from_secs(30);
 /// How long the peer may refuse to take data.
 const STALL: Duration = Duration::from_secs(30);
 
+/// How often it is looked whether octets move while no request completes. Below the time after which a client counts as idle.
+const LOOK: Duration = Duration::from_millis(500);
+
 const WRITE: u64 = 1 << 32;
+
+/// How long nothing has moved in either direction. A large request takes its time on a slow network, and that is no silence.
+struct Patience {
+    limit: Duration,
+    moved: u64,
+    since: Instant,
+}
+
+impl Patience {
+    fn new(limit: Duration, moved: u64) -> Self {
+        Self {
+            limit,
+            moved,
+            since: Instant::now(),
+        }
+    }
+
+    /// So many octets have moved until now. Returns `true` if some have since the last look.
+    ///
+    /// # Errors
+    /// When none have for too long.
+    fn look(&mut self, moved: u64, now: Instant) -> Result<bool> {
+        if moved != self.moved {
+            (self.moved, self.since) = (moved, now);
+            return Ok(true);
+        }
+        match now.saturating_duration_since(self.since) >= self.limit {
+            true => Err(Error::failed("the peer does not answer any more")),
+            false => Ok(false),
+        }
+    }
+}
 
 /// What is made before the connection is there.
 pub(super) struct Half {
@@ -152,22 +187,33 @@ impl Room {
 }
 
 impl RdmaLink {
-    /// Takes completions; waits for at least one until the deadline.
-    fn pump(&mut self, deadline: Option<Instant>) -> Result<()> {
+    fn patience(&self, limit: Duration) -> Patience {
+        Patience::new(limit, self.moved())
+    }
+
+    /// Octets that have moved in either direction.
+    fn moved(&self) -> u64 {
+        let counters = self.connection.counters();
+        counters.tx_bytes.wrapping_add(counters.rx_bytes)
+    }
+
+    /// Takes completions; with patience it waits for at least one.
+    fn pump(&mut self, mut patience: Option<&mut Patience>) -> Result<()> {
         let mut done = [Cqe::default(); 16];
-        let n = match deadline {
-            None => self.half.cq.poll(&mut done).map_err(iwarp::Error::from),
-            Some(d) => {
-                let left = d.saturating_duration_since(Instant::now());
-                self.half.cq.wait(&mut done, Some(left))
+        let n = loop {
+            let n = match patience {
+                None => self.half.cq.poll(&mut done).map_err(iwarp::Error::from),
+                Some(_) => self.half.cq.wait(&mut done, Some(LOOK)),
+            };
+            match (n, patience.as_deref_mut()) {
+                (Err(iwarp::Error::TimedOut(_)), Some(patience)) => {
+                    let moves = patience.look(self.moved(), Instant::now())?;
+                    if let Some(guest) = self.guest.as_ref().filter(|_| moves) {
+                        guest.touch();
+                    }
+                }
+                (n, _) => break n.context("completion queue")?,
             }
-        };
-        let n = match n {
-            Ok(n) => n,
-            Err(iwarp::Error::TimedOut(_)) => {
-                return Err(Error::failed("the peer does not answer any more"));
-            }
-            Err(e) => return Err(e).context("completion queue"),
         };
         if let Some(guest) = self.guest.as_ref().filter(|_| n > 0) {
             guest.touch();
@@ -190,12 +236,12 @@ impl RdmaLink {
 
     /// Waits until `done` says so, or the peer closes.
     fn until(&mut self, limit: Duration, done: impl Fn(&Self) -> bool) -> Result<()> {
-        let deadline = Instant::now() + limit;
+        let mut patience = self.patience(limit);
         while !done(self) {
             if self.closed {
                 return Err(failed_completion(WcStatus::Flushed, &self.connection));
             }
-            self.pump(Some(deadline))?;
+            self.pump(Some(&mut patience))?;
         }
         Ok(())
     }
@@ -250,7 +296,7 @@ impl session::Link for RdmaLink {
     }
 
     fn recv(&mut self) -> Result<Option<Message>> {
-        let deadline = Instant::now() + SILENCE;
+        let mut patience = self.patience(SILENCE);
         loop {
             if let Some(m) = self.next_message()? {
                 return Ok(Some(m));
@@ -258,7 +304,7 @@ impl session::Link for RdmaLink {
             if self.closed {
                 return Ok(None);
             }
-            self.pump(Some(deadline))?;
+            self.pump(Some(&mut patience))?;
         }
     }
 
@@ -362,5 +408,24 @@ impl session::Link for RdmaLink {
         self.next_stage = (self.next_stage + 1) % STAGES;
         self.writes += 1;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patience_lasts_while_octets_move() {
+        let mut patience = Patience::new(SILENCE, 7);
+        let mut now = patience.since;
+        assert!(!patience.look(7, now + SILENCE / 2).unwrap());
+        // Slow, but moving: for longer than silence would be tolerated.
+        for moved in 8..20 {
+            now += SILENCE / 2;
+            assert!(patience.look(moved, now).unwrap());
+        }
+        assert!(!patience.look(19, now + SILENCE / 2).unwrap());
+        assert!(patience.look(19, now + SILENCE).is_err());
     }
 }

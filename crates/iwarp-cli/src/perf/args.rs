@@ -54,6 +54,9 @@ pub(crate) struct ServeArgs {
     /// Address to listen on, with or without a port [default port: 7175]
     #[arg(long, value_name = "ADDR", default_value = "0.0.0.0")]
     pub(crate) bind: String,
+    /// Memory for the connections of the client that measures
+    #[arg(long, value_name = "SIZE", default_value = "2G", value_parser = units::parse_size)]
+    pub(crate) memory: u64,
     #[command(flatten)]
     pub(crate) limits: Limits,
     /// Log more to stderr (repeat for even more)

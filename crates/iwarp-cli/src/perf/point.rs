@@ -15,6 +15,8 @@ pub(crate) const MAX_SIZE: u64 = 64 << 20;
 pub(crate) const MAX_QPS: u32 = 64;
 /// Largest number of outstanding operations per connection.
 pub(crate) const MAX_DEPTH: u32 = 4096;
+/// Smallest buffer of a connection, in octets.
+const MIN_BUFFER: u64 = 256 << 10;
 /// An operation that takes longer than this ends the run: the peer hangs.
 pub(crate) const STALL: Duration = Duration::from_secs(10);
 
@@ -136,6 +138,11 @@ pub(crate) fn check_link(l: &Link) -> Result<()> {
     in_range("qps", u64::from(l.qps), u64::from(MAX_QPS))?;
     in_range("depth", u64::from(l.depth), u64::from(MAX_DEPTH))?;
     in_range("size", l.max_size, MAX_SIZE)
+}
+
+/// Memory that one end of a link needs at most, in octets: two buffers for each connection.
+pub(crate) fn memory_of(l: &Link) -> u64 {
+    u64::from(l.qps) * 2 * l.max_size.max(MIN_BUFFER)
 }
 
 /// Checks a point against the link it shall run on.

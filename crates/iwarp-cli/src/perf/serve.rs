@@ -4,10 +4,10 @@ use super::args::ServeArgs;
 use super::control::{Control, DEFAULT_PORT, HELLO, IDLE, PROTOCOL, Reply, Request, resolve};
 use super::hist::Histogram;
 use super::host::HostInfo;
-use super::point::{Link, Metric, Point, Role, Session, check_link, check_point};
+use super::point::{Link, Metric, Point, Role, Session, check_link, check_point, memory_of};
 use super::{local, pin, transport};
 use crate::error::{Context as _, Error, Result};
-use crate::service::{self, Gate, Guest};
+use crate::service::{self, Budget, Gate, Guest, Share};
 use std::collections::HashMap;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -43,6 +43,8 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     }
 
     let gate = service::gate(&args.limits);
+    // Of a local run both ends are the user's own.
+    let budget = Budget::new(if args.child { u64::MAX } else { args.memory });
     let turns = Turns::default();
     std::thread::scope(|scope| {
         loop {
@@ -64,12 +66,12 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
                     continue;
                 }
             };
-            let turns = &turns;
+            let (turns, budget) = (&turns, &budget);
             let spawned = std::thread::Builder::new()
                 .name(format!("client {from}"))
                 .spawn_scoped(scope, move || {
                     let guest = Arc::new(guest);
-                    match one_client(stream, &guest, turns) {
+                    match one_client(stream, &guest, turns, budget) {
                         Ok(()) => tracing::info!(%from, "client done"),
                         Err(e) => tracing::warn!(%from, "{e}"),
                     }
@@ -138,7 +140,12 @@ impl Drop for Turn<'_> {
     }
 }
 
-fn one_client(stream: TcpStream, guest: &Arc<Guest>, turns: &Turns) -> Result<()> {
+fn one_client(
+    stream: TcpStream,
+    guest: &Arc<Guest>,
+    turns: &Turns,
+    budget: &Arc<Budget>,
+) -> Result<()> {
     let mut c = Control::new(stream)?;
     match c.hear(HELLO)? {
         Some(Request::Hello { protocol, .. }) => {
@@ -154,7 +161,7 @@ fn one_client(stream: TcpStream, guest: &Arc<Guest>, turns: &Turns) -> Result<()
                 host: Some(HostInfo::here()),
             })?;
             if protocol == PROTOCOL {
-                serve_requests(&mut c, guest)
+                serve_requests(&mut c, guest, budget)
             } else {
                 Ok(())
             }
@@ -167,11 +174,12 @@ fn one_client(stream: TcpStream, guest: &Arc<Guest>, turns: &Turns) -> Result<()
 }
 
 struct Opened {
+    _share: Share,
     link: Link,
     session: Box<dyn Session>,
 }
 
-fn serve_requests(c: &mut Control, guest: &Guest) -> Result<()> {
+fn serve_requests(c: &mut Control, guest: &Guest, budget: &Arc<Budget>) -> Result<()> {
     let mut links: HashMap<u32, Opened> = HashMap::new();
     let mut hist = Histogram::new();
     loop {
@@ -182,7 +190,7 @@ fn serve_requests(c: &mut Control, guest: &Guest) -> Result<()> {
         guest.at_work();
         let result = match request {
             Request::Hello { .. } => Err(Error::failed("hello was said already")),
-            Request::Open { id, link } => open(c, id, link, &mut links),
+            Request::Open { id, link } => open(c, id, link, &mut links, budget),
             Request::Run { id, point, iters } => {
                 let r = measure(c, id, &point, iters, &mut links, &mut hist);
                 if r.is_err() {
@@ -201,19 +209,31 @@ fn serve_requests(c: &mut Control, guest: &Guest) -> Result<()> {
     }
 }
 
-fn open(c: &mut Control, id: u32, link: Link, links: &mut HashMap<u32, Opened>) -> Result<()> {
+fn open(
+    c: &mut Control,
+    id: u32,
+    link: Link,
+    links: &mut HashMap<u32, Opened>,
+    budget: &Arc<Budget>,
+) -> Result<()> {
     check_link(&link)?;
     if links.len() >= MAX_LINKS || links.contains_key(&id) {
         return Err(Error::failed(
             "too many links, or one of this number is open",
         ));
     }
+    let share = budget.take(memory_of(&link) as usize)?;
     let pending = transport(link.wire).listen(&link, c.here()?)?;
     c.say(&Reply::Listening {
         port: pending.port(),
     })?;
     let session = pending.accept()?;
-    links.insert(id, Opened { link, session });
+    let opened = Opened {
+        _share: share,
+        link,
+        session,
+    };
+    links.insert(id, opened);
     c.say(&Reply::Opened {})
 }
 

@@ -23,8 +23,11 @@ use std::time::Duration;
 
 /// Requests that may wait for an answer if the program asks for no number.
 const BACKLOG_DEFAULT: u32 = 128;
-/// Connections in start-up per listener: a peer that opens many and says nothing gets no further.
+/// Connections in start-up per listener: a peer that opens many and says nothing gets no further. Fewer if the process
+/// may have few descriptors: see [`starting_max`].
 const STARTING_MAX: usize = 1024;
+/// So many may be in start-up however few descriptors there are.
+const STARTING_MIN: usize = 16;
 /// How long a listener pauses when descriptors run out.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -166,19 +169,30 @@ impl Hall {
             let mut all = self.starting.lock();
             all.retain(|g| g.strong_count() > 0);
             all.push_back(Arc::downgrade(&greeting));
-            if all.len() > STARTING_MAX {
-                all.pop_front()
-            } else {
-                None
-            }
+            all.len() > STARTING_MIN && all.len() > starting_max()
         };
         // An honest peer's request follows at once, so the oldest is the one that means nothing good.
-        if let Some(oldest) = too_many.and_then(|g| g.upgrade()) {
-            oldest.give_up("too many connections in start-up");
+        if too_many {
+            self.give_up_oldest("too many connections in start-up");
         }
         //= rfc5044 section 7.1.2
         //# Responder mode implementations MUST
         self.engine.after(timeout, token, 0);
+    }
+
+    /// Gives up the connection that has been in start-up for longest. Returns `false` if there is none.
+    fn give_up_oldest(&self, why: &str) -> bool {
+        // The lock is dropped before the connection, which takes others.
+        let oldest = loop {
+            let Some(oldest) = self.starting.lock().pop_front() else {
+                return false;
+            };
+            if let Some(oldest) = oldest.upgrade() {
+                break oldest;
+            }
+        };
+        oldest.give_up(why);
+        true
     }
 
     fn context_of(&self, ip: IpAddr) -> Result<Context> {
@@ -238,6 +252,15 @@ impl Hall {
     }
 }
 
+/// Connections in start-up have a quarter of the process's descriptors at most: those that are accepted need more than one.
+fn starting_max() -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let quarter = limit.map_or(STARTING_MAX, |n| {
+        usize::try_from(n / 4).unwrap_or(STARTING_MAX)
+    });
+    quarter.clamp(STARTING_MIN, STARTING_MAX)
+}
+
 impl Source for Listening {
     fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
         loop {
@@ -248,6 +271,9 @@ impl Source for Listening {
             match self.listener.accept() {
                 Ok(Some((stream, peer))) => self.hall.welcome(stream, peer),
                 Ok(None) => return true,
+                // Connections that say nothing must not keep others out.
+                Err(NetError::TooManyFiles { .. })
+                    if self.hall.give_up_oldest("its descriptor is needed") => {}
                 Err(e @ NetError::TooManyFiles { .. }) => {
                     let why = std::io::Error::from(e);
                     crate::complain::once(format!("cannot accept connections for now: {why}"));
