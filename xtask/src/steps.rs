@@ -199,6 +199,15 @@ fn require_tools(command: &mut std::process::Command) {
     if rdma.into_iter().all(packages::have) {
         command.env("IWARP_REQUIRE_RDMA_TOOLS", "1");
     }
+    let mut namespaces = std::process::Command::new("unshare");
+    namespaces.args(["--user", "--map-root-user", "--net", "true"]);
+    let allowed = namespaces
+        .stderr(std::process::Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success());
+    if allowed && packages::have("iproute2") {
+        command.env("IWARP_REQUIRE_NAMESPACES", "1");
+    }
 }
 
 /// The protocol between driver threads lives in this file, and its model-check tests with it.

@@ -191,7 +191,17 @@ impl World {
                 let now = self.now;
                 self.at(now, Event::Readable(e));
             }
-            StreamWish::Abort => {
+            StreamWish::Leave { cut: false } => {
+                self.log(|| format!("ep {e}: leaves"));
+                let at = self.pipes[e].shutdown(self.now);
+                self.at(at, Event::Readable(e ^ 1));
+                // What the peer writes is thrown away, however much it is.
+                self.pipes[e ^ 1].reset_at(self.now);
+                let now = self.now;
+                self.at(now, Event::Writable(e ^ 1));
+                self.finish(e);
+            }
+            StreamWish::Abort | StreamWish::Leave { cut: true } => {
                 self.log(|| format!("ep {e}: abort"));
                 self.break_at(e, self.now + 10_000);
                 self.finish(e);

@@ -67,8 +67,16 @@ pub struct Config {
     /// (`IWARP_SPEAK_FIRST_MS`; default 200 ms). `None` (0) waits without limit, as RFC 5044 section 7.1.2 has it; then a
     /// server that speaks first hangs with initiators that do not ask for peer-to-peer, such as siw.
     pub speak_first: Option<Duration>,
-    /// How long a closed connection waits for the peer to close, too (`IWARP_LINGER_MS`; default 5000 ms).
+    /// How long a connection that is being closed waits while the peer's TCP acknowledges nothing, and then until the peer
+    /// closes, too (`IWARP_LINGER_MS`; default 5000 ms). If the peer does not answer at all, [`peer_timeout`](Self::peer_timeout)
+    /// holds instead if it is longer. Afterwards the descriptor is closed, and the kernel delivers the rest alone. Only a peer
+    /// that answers, and does not read the rest of an FPDU, is reset.
     pub linger: Duration,
+    /// How long a peer may be silent (`IWARP_PEER_TIMEOUT_S`; default 60 s; whole seconds, at most 32,767). If it answers neither
+    /// keep-alive probes nor what was sent for about this time, the connection ends as if it had broken: after one and a half
+    /// times this at most, or two minutes later if the peer's window was closed. A peer that answers may take any time.
+    /// `None` (0) waits without limit.
+    pub peer_timeout: Option<Duration>,
     /// Records all connections to this pcapng file (`IWARP_CAPTURE`). `%p` in the name becomes the process number.
     pub capture: Option<PathBuf>,
     /// Stops recording before the file is larger than this many octets (`IWARP_CAPTURE_BYTES`).
@@ -105,6 +113,7 @@ impl Default for Config {
             handshake_timeout: Duration::from_secs(5),
             speak_first: Some(Duration::from_millis(200)),
             linger: Duration::from_secs(5),
+            peer_timeout: Some(Duration::from_secs(60)),
             capture: None,
             capture_bytes: None,
             mss: None,
@@ -121,6 +130,8 @@ impl Default for Config {
 impl Config {
     /// The UDP port of port mappers.
     pub(crate) const PORT_MAPPER_PORT: u16 = 3935;
+    /// The longest keep-alive time of Linux.
+    const PEER_TIMEOUT_MAX_S: u64 = 32_767;
     /// The longest window for busy polling. Longer ones only cost CPU time.
     const BUSY_POLL_MAX_US: u64 = 1000;
 
@@ -195,6 +206,9 @@ impl Config {
         if let Some(ms) = number("IWARP_LINGER_MS") {
             c.linger = Duration::from_millis(ms.max(1));
         }
+        if let Some(s) = within("IWARP_PEER_TIMEOUT_S", 0..=Self::PEER_TIMEOUT_MAX_S) {
+            c.peer_timeout = (s > 0).then(|| Duration::from_secs(s));
+        }
         if let Some(us) = within("IWARP_BUSY_POLL_US", 0..=Self::BUSY_POLL_MAX_US) {
             c.busy_poll = Duration::from_micros(us);
         }
@@ -253,6 +267,7 @@ mod tests {
             ("IWARP_ALIGN", "off"),
             ("IWARP_PORT_MAPPER", "on"),
             ("IWARP_BUSY_POLL_US", "70"),
+            ("IWARP_PEER_TIMEOUT_S", "0"),
         ]);
         let want = Config {
             crc: false,
@@ -263,6 +278,7 @@ mod tests {
             align: Alignment::Off,
             port_mapper: Some(3935),
             busy_poll: Duration::from_micros(70),
+            peer_timeout: None,
             ..Config::default()
         };
         assert_eq!((c, complaints), (want, vec![]));
@@ -283,6 +299,7 @@ mod tests {
             ("IWARP_MPA_TIMEOUT_MS", "5s"),
             ("IWARP_SPEAK_FIRST_MS", "x"),
             ("IWARP_LINGER_MS", "1.5"),
+            ("IWARP_PEER_TIMEOUT_S", "1m"),
             ("IWARP_BUSY_POLL_US", "x"),
             ("IWARP_CAPTURE_BYTES", "4M"),
             ("IWARP_ALIGN", "yes"),
@@ -300,10 +317,15 @@ mod tests {
 
     #[test]
     fn what_is_out_of_range_is_cut_and_named() {
-        let (c, complaints) = lookup(&[("IWARP_BUSY_POLL_US", "7000"), ("IWARP_MSS", "1")]);
+        let (c, complaints) = lookup(&[
+            ("IWARP_BUSY_POLL_US", "7000"),
+            ("IWARP_MSS", "1"),
+            ("IWARP_PEER_TIMEOUT_S", "99999"),
+        ]);
+        assert_eq!(c.peer_timeout, Some(Duration::from_secs(32_767)));
         assert_eq!(c.busy_poll, Duration::from_millis(1));
         assert_eq!(c.mss, Some(128));
-        assert_eq!(complaints.len(), 2, "{complaints:?}");
+        assert_eq!(complaints.len(), 3, "{complaints:?}");
         assert!(
             complaints.contains(&"IWARP_BUSY_POLL_US=7000: from 0 to 1000; it is 1000".to_owned())
         );

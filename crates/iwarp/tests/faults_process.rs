@@ -193,6 +193,21 @@ fn a_full_backlog_drains() {
 }
 
 #[test]
+fn a_destroyed_connection_is_let_go_though_its_peer_never_closes() {
+    let name = "a_destroyed_connection_is_let_go_though_its_peer_never_closes";
+    alone(name, || {
+        let end = End::new(V4, &config());
+        let before = sockets();
+        let mut wire = responder(&end, &Hello::enhanced(true, false));
+        assert_eq!(sockets(), before + 2, "one at either end");
+        end.qp.destroy();
+        assert!(wire.ends());
+        until("its descriptor is closed", || sockets() == before + 1);
+        drop(wire);
+    });
+}
+
+#[test]
 fn nothing_is_left_behind() {
     alone("nothing_is_left_behind", || {
         // The engine stays; so do the staging buffers, which are no descriptors.

@@ -395,7 +395,10 @@ fn stall(end: &End, mem: &Mem) {
 #[test]
 fn a_peer_that_stops_reading_holds_up_nobody_else() {
     others_are_served(|| {
-        let end = End::new(V4, &config());
+        let mut c = config();
+        // It answers all the same.
+        c.peer_timeout = Some(Duration::from_secs(1));
+        let end = End::new(V4, &c);
         let mut wire = responder(&end, &Hello::enhanced(true, false));
         let mem = end.mem(1 << 20);
         stall(&end, &mem);

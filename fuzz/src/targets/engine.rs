@@ -346,7 +346,7 @@ impl Engine {
         match self.qp.stream_wish() {
             StreamWish::Keep => {}
             StreamWish::ShutdownWrite => self.qp.shutdown_done(&mut self.host),
-            StreamWish::Abort => self.qp.stream_gone(&mut self.host),
+            StreamWish::Leave { .. } | StreamWish::Abort => self.qp.stream_gone(&mut self.host),
         }
     }
 

@@ -217,6 +217,13 @@ pub enum StreamWish {
     Keep,
     /// Everything is written: shut down the sending side, go on reading and discard the octets, close when the peer closes.
     ShutdownWrite,
+    /// The queue pair is done with the stream. The caller takes it away, tells [`QueuePair::stream_gone`], and ends
+    /// the stream in the background so that the peer's TCP gets what was written.
+    Leave {
+        /// A plan was written in part and nothing follows. The peer must not take the end for a good one: a reset,
+        /// once the peer's TCP has acknowledged what was written.
+        cut: bool,
+    },
     /// Close at once, with a reset.
     Abort,
 }

@@ -160,7 +160,7 @@ impl Rx {
 impl QueuePair {
     /// Returns whether the stream may be read now.
     pub fn rx_interest(&self) -> RxInterest {
-        if self.tx.stream.is_none() || self.tx.closing >= Closing::Abort || self.rx.eof {
+        if self.tx.stream.is_none() || self.tx.closing >= Closing::Leave || self.rx.eof {
             RxInterest::None
         } else if self.state == State::Error {
             RxInterest::Discard
@@ -273,7 +273,7 @@ impl QueuePair {
         loop {
             if self.state == State::Error
                 || self.tx.stream.is_none()
-                || self.tx.closing >= Closing::Abort
+                || self.tx.closing >= Closing::Leave
             {
                 buffer.clear();
                 return RxStatus::Failed;

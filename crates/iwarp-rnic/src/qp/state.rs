@@ -71,6 +71,8 @@ pub(super) enum Closing {
     Drained,
     /// The sending side is shut down.
     ShutDown,
+    /// The stream must be taken away, and ends without the queue pair.
+    Leave,
     /// It must be reset.
     Abort,
     /// The stream is gone.
@@ -78,23 +80,21 @@ pub(super) enum Closing {
 }
 
 impl QueuePair {
-    /// Changes the state as `ibv_modify_qp` does. A change to ERR flushes everything and resets the stream; a change to RESET
-    /// drops everything.
+    /// Changes the state as `ibv_modify_qp` does. A change to ERR flushes everything; a change to RESET drops everything. Both
+    /// ask for the end of the stream ([`StreamWish::Leave`]). If the stream is ending already, ERR leaves it alone.
     pub fn modify<H: Host>(&mut self, to: State, host: &mut H) -> Result<(), InvalidTransition> {
         if !self.state.may_become(to) {
             return Err(InvalidTransition);
         }
         match to {
             State::Error => {
-                if self.tx.closing < Closing::Abort && self.tx.stream.is_some() {
-                    self.tx.closing = Closing::Abort;
+                // In the error state the stream is ending already, perhaps with a Terminate that is still to be sent.
+                if self.state != State::Error {
+                    self.leave(host);
                 }
-                self.enter_error(host);
             }
             State::Reset => {
-                if self.tx.closing < Closing::Abort && self.tx.stream.is_some() {
-                    self.tx.closing = Closing::Abort;
-                }
+                self.leave_stream();
                 self.sq.clear();
                 self.acknowledge.reset();
                 self.rq.clear();
@@ -180,6 +180,19 @@ impl QueuePair {
         self.note_drained();
     }
 
+    /// Gives the stream up and flushes everything ([`StreamWish::Leave`]).
+    pub fn leave<H: Host>(&mut self, host: &mut H) {
+        self.leave_stream();
+        self.enter_error(host);
+    }
+
+    /// Gives the stream up, as it is. What TCP has taken is not taken back, because it may have completed.
+    fn leave_stream(&mut self) {
+        if self.tx.stream.is_some() && self.tx.closing < Closing::Leave {
+            self.tx.closing = Closing::Leave;
+        }
+    }
+
     /// Ends the stream with a reset and flushes everything.
     pub fn abort<H: Host>(&mut self, host: &mut H) {
         if self.tx.stream.is_some() && self.tx.closing < Closing::Abort {
@@ -188,11 +201,14 @@ impl QueuePair {
         self.enter_error(host);
     }
 
-    /// Returns what should be done with the stream. `ShutdownWrite` and `Abort` are returned again until
-    /// [`shutdown_done`](Self::shutdown_done) or [`stream_gone`](Self::stream_gone) is called.
+    /// Returns what should be done with the stream. `ShutdownWrite` is returned again until
+    /// [`shutdown_done`](Self::shutdown_done) is called, `Leave` and `Abort` until [`stream_gone`](Self::stream_gone) is.
     pub const fn stream_wish(&self) -> StreamWish {
         match self.tx.closing {
             Closing::Drained => StreamWish::ShutdownWrite,
+            Closing::Leave => StreamWish::Leave {
+                cut: self.tx.unwritten,
+            },
             Closing::Abort => StreamWish::Abort,
             _ => StreamWish::Keep,
         }
@@ -207,6 +223,11 @@ impl QueuePair {
             }
         }
         self.enter_error(host);
+    }
+
+    /// Returns `true` if the sending side was shut down ([`shutdown_done`](Self::shutdown_done)): TCP has everything.
+    pub fn is_shut_down(&self) -> bool {
+        self.tx.closing == Closing::ShutDown
     }
 
     /// Notes that the stream is closed.

@@ -160,7 +160,7 @@ impl QueuePair {
     #[inline]
     pub fn wants_tx(&self) -> bool {
         if self.tx.stream.is_none() || self.tx.closing >= Closing::Drained {
-            return self.tx.unwritten && self.tx.closing < Closing::Abort;
+            return self.tx.unwritten && self.tx.closing < Closing::Leave;
         }
         self.tx.unwritten
             || self.tx.terminate.is_pending()

@@ -2,6 +2,7 @@
 
 use super::cq::{CqInner, Owed};
 use super::events::AsyncEventKind;
+use super::linger::{self, Farewell};
 use super::qp::{CmSink, Link, QpInner, QueuePair};
 use iwarp_rnic::Cqe;
 use iwarp_rnic::cq::CompletionQueue as Ring;
@@ -22,6 +23,8 @@ pub(super) struct After {
     /// The initiator's first message has come, now or earlier.
     pub(super) established: bool,
     pub(super) dropped: Option<Arc<Link>>,
+    /// What was dropped is to be ended in the background.
+    pub(super) farewell: Option<Farewell>,
 }
 
 impl After {
@@ -54,7 +57,10 @@ impl After {
     #[cold]
     fn run_rare(self, qp: &Arc<QpInner>) {
         if let Some(link) = self.dropped {
-            link.engine.remove(&link.stream, link.token);
+            match self.farewell {
+                Some(farewell) => linger::leave(qp, &link, farewell),
+                None => link.engine.remove(&link.stream, link.token),
+            }
         }
         let handle = || QueuePair {
             inner: Arc::clone(qp),

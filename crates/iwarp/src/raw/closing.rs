@@ -3,7 +3,7 @@
 use super::after::{After, DriveHost};
 use super::events::AsyncEventKind;
 use super::left::Left;
-use super::linger;
+use super::linger::{self, Farewell};
 use super::qp::{Guarded, QpInner, TIMER_CLOSE, TIMER_LINGER};
 use crate::sys::poller::Interest;
 use iwarp_rnic::qp::{Events, RxInterest, StreamWish};
@@ -43,16 +43,18 @@ impl QpInner {
                     self.drop_link(g, after);
                 }
             }
+            StreamWish::Leave { cut } => {
+                after.farewell = g.link.as_ref().map(|link| Farewell {
+                    cut,
+                    wait: linger::too_early(&g.machine, link),
+                });
+                self.end_link(g, after, cut);
+            }
             StreamWish::Abort => {
                 if let Some(link) = g.link.as_ref().filter(|l| !l.engine.is_foreign()) {
                     link.stream.abort();
-                    if let Some(flow) = &link.flow {
-                        flow.closed(true);
-                    }
                 }
-                after.events |= Events::DISCONNECTED;
-                after.cm = g.cm.clone();
-                self.drop_link(g, after);
+                self.end_link(g, after, true);
             }
         }
         if g.eof && !g.machine.wants_tx() {
@@ -62,7 +64,7 @@ impl QpInner {
         if let (true, None, Some(link)) = (g.machine.is_ending(), g.ending, &g.link) {
             link.engine
                 .after(self.ctx.config.linger, link.token, TIMER_LINGER);
-            g.ending = Some(g.machine.counters().tx_bytes);
+            g.ending = Some(linger::acknowledged(&g.machine, link));
         }
         after.established |= g.established;
         self.update_interest(g);
@@ -85,6 +87,17 @@ impl QpInner {
     pub(super) fn close_timer(self: &Arc<Self>) {
         self.state.lock().close_timer = false;
         self.with_machine(|_, _| ());
+    }
+
+    /// The queue pair is done with the stream, and who knows of the connection is told.
+    fn end_link(self: &Arc<Self>, g: &mut MutexGuard<'_, Guarded>, after: &mut After, reset: bool) {
+        let link = g.link.as_ref().filter(|l| !l.engine.is_foreign());
+        if let Some(flow) = link.and_then(|link| link.flow.as_ref()) {
+            flow.closed(reset);
+        }
+        after.events |= Events::DISCONNECTED;
+        after.cm = g.cm.clone();
+        self.drop_link(g, after);
     }
 
     /// The stream is of no use any more.
@@ -155,24 +168,25 @@ impl QpInner {
                 std::thread::yield_now();
             }
         }
-        let mut wait = None;
         let link = {
             let mut g = self.state.lock();
             let g = &mut *g;
-            if let Some(link) = &g.link {
-                wait = linger::too_early(&g.machine, link);
-            }
+            let cut = g.stalled.take().is_some();
+            let link = g.link.take().map(|link| {
+                let wait = linger::too_early(&g.machine, &link);
+                (link, Farewell { cut, wait })
+            });
             g.machine.abort(&mut DriveHost::new(self, &mut after));
             g.machine.stream_gone(&mut DriveHost::new(self, &mut after));
-            (g.link.take(), g.stalled.take())
+            link
         };
         self.send_cq.inner.detach(self);
         self.recv_cq.inner.detach(self);
         let counters = self.counters();
         self.ctx.leave_qp(self.num, &counters);
         self.forget_events();
-        if let (Some(link), stalled) = link {
-            linger::leave(self, &link, stalled.is_some(), wait);
+        if let Some((link, farewell)) = link {
+            linger::leave(self, &link, farewell);
         }
         // Who disconnects and destroys at once waits for this event. It is not given twice.
         if let Some(cm) = cm.and_then(|cm| cm.upgrade()) {
@@ -181,24 +195,29 @@ impl QpInner {
     }
     /// The stream is being ended, and some time has passed.
     pub(super) fn ending_timer(self: &Arc<Self>) {
-        {
-            let mut g = self.state.lock();
-            let (Some(before), Some(link)) = (g.ending, g.link.clone()) else {
-                return;
-            };
-            let sent = g.machine.counters().tx_bytes;
-            if sent != before {
-                // The peer still takes what was queued before the end.
-                g.ending = Some(sent);
-                link.engine
-                    .after(self.ctx.config.linger, link.token, TIMER_LINGER);
-                return;
-            }
+        let mut after = After::default();
+        let mut g = self.state.lock();
+        let (Some(before), Some(link)) = (g.ending, g.link.clone()) else {
+            return;
+        };
+        let acknowledged = linger::acknowledged(&g.machine, &link);
+        if acknowledged != before {
+            // The peer still takes what was queued before the end.
+            g.ending = Some(acknowledged);
+            link.engine
+                .after(self.ctx.config.linger, link.token, TIMER_LINGER);
+            return;
         }
-        self.with_machine(|machine, host| {
-            tracing::debug!(qp = self.num, "peer did not close in time");
-            machine.abort(host);
-        });
+        tracing::debug!(qp = self.num, "peer did not close in time");
+        if g.machine.is_shut_down() && link.is_reachable() {
+            // The peer has everything, or reads nothing. The kernel goes on alone.
+            self.drop_link(&mut g, &mut after);
+        } else {
+            g.machine.leave(&mut DriveHost::new(self, &mut after));
+        }
+        self.settle(&mut g, &mut after);
+        drop(g);
+        after.run(self);
     }
 
     /// Drops asynchronous events about it that nobody has taken: they would keep it, and through it the device, for ever.

@@ -9,6 +9,7 @@ use super::late;
 use super::left;
 use super::pool;
 use super::qp::{Guarded, Link, QpInner, TIMER_HOLD};
+use super::silence;
 use crate::config::ReceiverNotReady;
 use crate::crc::crc32c_append;
 use crate::sys::clock::now_ns;
@@ -40,6 +41,7 @@ pub(super) fn tx(qp: &Arc<QpInner>) {
     let _ = g.cork.send();
     if g.machine.wants_tx() || g.stalled.is_some() {
         g = tx_turns(qp, g, &mut after);
+        silence::watch(qp, &mut g);
     }
     qp.settle(&mut g, &mut after);
     drop(g);
@@ -143,7 +145,7 @@ fn tx_turns<'a>(
                 tracing::debug!(qp = qp.num, %error, "send failed");
                 pool::give_tx(plan);
                 if error.raw_os_error() == Some(libc::EFAULT) {
-                    g.machine.abort(&mut DriveHost::new(qp, after));
+                    g.machine.leave(&mut DriveHost::new(qp, after));
                 } else if g.machine.is_connectionless() {
                     // What the peer sent before it left may still be there.
                     g.left.tx = true;

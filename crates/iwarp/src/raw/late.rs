@@ -62,6 +62,47 @@ mod tests {
     use iwarp_rnic::RecvWr;
     use iwarp_rnic::qp::State;
 
+    /// A peer that has everything may close before the system call has returned: the request is done, and must not be flushed.
+    #[test]
+    fn the_end_of_the_stream_waits_for_what_is_being_sent() {
+        let ctx = testing::context();
+        let cq = ctx.create_cq(4, None).unwrap();
+        let qp = testing::queue_pair(&ctx, &cq, &cq);
+        let peer = testing::connected(&qp);
+        let wr = RecvWr {
+            wr_id: 1,
+            sges: &[],
+        };
+        qp.post_recv(&[wr]).unwrap();
+        {
+            let g = qp.inner.state.lock();
+            qp.inner.late.begin();
+            drop(g);
+        }
+        peer.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut out = [Cqe::default(); 2];
+        let link = qp.inner.state.lock().link.clone().unwrap();
+        let start = std::time::Instant::now();
+        while !link.stream.peer_closed() {
+            assert!(start.elapsed().as_secs() < 20);
+            std::thread::yield_now();
+        }
+        qp.inner.drive_rx();
+        assert_eq!((qp.state(), cq.poll(&mut out)), (State::Rts, Ok(0)));
+        // The system call returns.
+        let mut after = After::default();
+        deliver(&qp.inner, &mut after);
+        qp.inner.drive_rx();
+        while qp.state() != State::Error {
+            // Another thread is at it.
+            assert!(start.elapsed().as_secs() < 20);
+            std::thread::yield_now();
+        }
+        assert_eq!(cq.poll(&mut out), Ok(1));
+        assert_eq!(out[0].status, iwarp_rnic::WcStatus::Flushed);
+        qp.destroy();
+    }
+
     /// As the verbs have it: a change to RESET drops the completions that were not polled.
     #[test]
     fn a_reset_drops_what_is_kept() {

@@ -1,17 +1,24 @@
-//! Connections whose queue pair is destroyed: they are closed in the background, so that what was sent last arrives.
+//! Connections that their queue pair has left, because it is destroyed or in error: they are closed in the background, so that what was
+//! sent last arrives, and the peer hears of the end.
+//!
+//! The end is a FIN, which TCP sends again until it is acknowledged. A reset is a single packet: it is sent where the last FPDU is
+//! cut, and if it is lost, the peer learns of the end from what it sends next or from its keep-alive.
 //!
 //! Closing a socket with unread data resets the connection, and a reset overtakes data on their way. So the rest of the
-//! stream is read and thrown away until the peer closes too, for a bounded time.
+//! stream is read and thrown away until the peer closes too. The descriptor is kept while the peer's TCP acknowledges what was
+//! sent, and then for a bounded time, which is longer if the peer does not answer at all: what it has sent meanwhile comes when it can be
+//! reached again, and would meet a closed socket. Closing takes nothing else back: the kernel goes on alone.
 
 use super::qp::{Link, QpInner};
 use crate::engine::{Engine, Source};
 use crate::sys::exit;
 use crate::sys::poller::Interest;
 use iwarp_rnic::qp::QueuePair as Machine;
+use parking_lot::Mutex;
 use std::io::ErrorKind;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Once};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How old a connection has to be for its end, unless the responder has spoken.
 ///
@@ -29,18 +36,91 @@ pub(super) fn too_early(machine: &Machine, link: &Link) -> Option<Duration> {
         .filter(|wait| !wait.is_zero())
 }
 
+/// How a queue pair leaves its stream.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Farewell {
+    /// The last FPDU was written in part: the peer has to see a reset.
+    pub(super) cut: bool,
+    /// The end is put off for this time.
+    pub(super) wait: Option<Duration>,
+}
+
 struct Linger {
     link: Arc<Link>,
     token: u64,
     engine: Arc<Engine>,
+    cut: bool,
+    /// How long the peer's TCP may acknowledge nothing if it answers.
+    patience: Duration,
+    /// How long it may if it does not answer, not shorter than that.
+    outage: Duration,
+    progress: Mutex<Progress>,
     /// Its end is put off.
     waits: AtomicBool,
+}
+
+/// How far the peer's TCP has come.
+struct Progress {
+    unacknowledged: u64,
+    /// When that number was last seen to change.
+    since: Instant,
+    /// Until the next look.
+    pause: Duration,
 }
 
 impl Linger {
     fn waits_no_more(&self) {
         if self.waits.swap(false, Ordering::Relaxed) {
             PUT_OFF.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Closes the descriptor. What TCP has and the peer's TCP has not acknowledged, the kernel goes on sending, with the end
+    /// behind it, for a time of its own (`tcp_orphan_retries`).
+    fn remove(&self) {
+        self.engine.remove(&self.link.stream, self.token);
+    }
+
+    /// Looks how far the peer's TCP has come, and ends it if it is done or makes no progress.
+    fn look(&self) {
+        let unacknowledged = self.link.stream.unacknowledged_bytes().unwrap_or(0);
+        if self.cut && unacknowledged == 0 {
+            self.link.stream.abort();
+            return self.remove();
+        }
+        let mut progress = self.progress.lock();
+        if unacknowledged < progress.unacknowledged {
+            (progress.unacknowledged, progress.since) = (unacknowledged, Instant::now());
+        }
+        let reachable = self.link.is_reachable();
+        let limit = if reachable {
+            self.patience
+        } else {
+            self.outage
+        };
+        let left = limit.saturating_sub(progress.since.elapsed());
+        if !left.is_zero() {
+            progress.pause = (progress.pause * 2).min(self.pause_max());
+            let pause = progress.pause.min(left);
+            drop(progress);
+            self.engine.after(pause, self.token, TIMER_LOOK);
+            return;
+        }
+        drop(progress);
+        if self.cut && reachable {
+            // It does not read. One that cannot be reached may be later: the kernel sends what it has then, and the end
+            // behind it, which MPA finds in the middle of an FPDU.
+            self.link.stream.abort();
+        }
+        self.remove();
+    }
+
+    /// The longest time between two looks.
+    fn pause_max(&self) -> Duration {
+        if self.cut {
+            CUT_PAUSE_MAX
+        } else {
+            self.patience
         }
     }
 }
@@ -51,35 +131,66 @@ impl Drop for Linger {
     }
 }
 
-const TIMER_END: u32 = 0;
+const TIMER_LOOK: u32 = 0;
 const TIMER_SHUTDOWN: u32 = 1;
+
+/// How long the peer may take to close its direction after a queue pair was destroyed.
+const PATIENCE_MAX: Duration = Duration::from_secs(2);
+/// Between looks whether the peer's TCP has everything. Nothing tells that, and a reset is due then.
+const CUT_PAUSE_MIN: Duration = Duration::from_millis(1);
+const CUT_PAUSE_MAX: Duration = Duration::from_millis(64);
 
 /// Streams whose end is put off. A process does not end before they have ended.
 static PUT_OFF: AtomicU32 = AtomicU32::new(0);
 
-/// Gives a stream up. `cut` tells that an FPDU was sent in part: then the peer has to see a reset. Its end is sent after `wait`.
-pub(super) fn leave(qp: &Arc<QpInner>, link: &Arc<Link>, cut: bool, wait: Option<Duration>) {
+/// Octets that the peer's TCP has acknowledged since the queue pair was created; the end of the stream counts as one.
+pub(super) fn acknowledged(machine: &Machine, link: &Link) -> u64 {
+    let waiting = link.stream.unacknowledged_bytes().unwrap_or(0);
+    machine.counters().tx_bytes.wrapping_sub(waiting)
+}
+
+/// Gives a stream up, and ends it in the background.
+pub(super) fn leave(qp: &Arc<QpInner>, link: &Arc<Link>, farewell: Farewell) {
+    let Farewell { cut, wait } = farewell;
     link.engine.remove(&link.stream, link.token);
     if link.engine.is_foreign() {
         // In a child of the process whose connection this is: closing the descriptor is all that concerns nobody else.
         return;
     }
-    if cut {
-        link.stream.abort();
-        return;
-    }
-    if wait.is_none() {
+    if !cut && wait.is_none() {
         let _ = link.stream.shutdown_write();
         if drained(link) {
             return;
         }
     }
+    let unacknowledged = link.stream.unacknowledged_bytes().unwrap_or(0);
+    if cut && unacknowledged == 0 {
+        return link.stream.abort();
+    }
     let engine = Arc::clone(&link.engine);
     let token = engine.token();
-    let linger = Arc::new(Linger {
+    let wait = wait.filter(|_| !cut);
+    let linger = qp.ctx.config.linger;
+    let (patience, pause) = if cut {
+        (linger, CUT_PAUSE_MIN)
+    } else {
+        let patience = linger.min(PATIENCE_MAX);
+        (patience, patience)
+    };
+    let outage = qp.ctx.config.peer_timeout.unwrap_or_default().max(patience);
+    let begin = wait.unwrap_or_default();
+    let left = Arc::new(Linger {
         link: Arc::clone(link),
         token,
         engine: Arc::clone(&engine),
+        cut,
+        patience,
+        outage,
+        progress: Mutex::new(Progress {
+            unacknowledged,
+            since: Instant::now() + begin,
+            pause,
+        }),
         waits: AtomicBool::new(wait.is_some()),
     });
     if wait.is_some() {
@@ -88,15 +199,16 @@ pub(super) fn leave(qp: &Arc<QpInner>, link: &Arc<Link>, cut: bool, wait: Option
         PUT_OFF.fetch_add(1, Ordering::Relaxed);
     }
     if engine
-        .add(&link.stream, token, Interest::READ, linger)
-        .is_ok()
+        .add(&link.stream, token, Interest::READ, left)
+        .is_err()
     {
-        if let Some(wait) = wait {
-            engine.after(wait, token, TIMER_SHUTDOWN);
-        }
-        let limit = qp.ctx.config.linger.min(Duration::from_secs(2));
-        engine.after(limit + wait.unwrap_or_default(), token, TIMER_END);
+        // Nobody would look after it: the kernel does what is left to do.
+        return;
     }
+    if wait.is_some() {
+        engine.after(begin, token, TIMER_SHUTDOWN);
+    }
+    engine.after(begin + pause, token, TIMER_LOOK);
 }
 
 /// The engine's thread still runs while the exit handlers do.
@@ -126,7 +238,11 @@ fn drained(link: &Link) -> bool {
 impl Source for Linger {
     fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
         if drained(&self.link) {
-            self.engine.remove(&self.link.stream, self.token);
+            if self.cut {
+                // The peer has ended its direction and reads no more.
+                self.link.stream.abort();
+            }
+            self.remove();
         }
         true
     }
@@ -136,7 +252,7 @@ impl Source for Linger {
             let _ = self.link.stream.shutdown_write();
             self.waits_no_more();
         } else {
-            self.engine.remove(&self.link.stream, self.token);
+            self.look();
         }
     }
 }

@@ -22,6 +22,7 @@ mod peer;
 mod pool;
 mod qp;
 pub(crate) mod report;
+mod silence;
 mod source;
 mod srq;
 mod stats;

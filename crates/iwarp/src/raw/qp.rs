@@ -13,6 +13,7 @@ use super::cq::CompletionQueue;
 use super::drive;
 use super::late::Late;
 use super::left::Left;
+use super::silence::Silence;
 use super::source::Drives;
 use super::srq::SharedReceiveQueue;
 use crate::capture::Flow;
@@ -44,7 +45,8 @@ pub(super) const TIMER_FIRST_MESSAGE: u32 = 3;
 pub(super) const TIMER_SPEAK_FIRST: u32 = 5;
 pub(super) const TIMER_LEFT: u32 = 6;
 pub(super) const TIMER_CLOSE: u32 = 7;
-pub(super) const TIMERS_END: u32 = 8;
+pub(super) const TIMER_SILENCE: u32 = 8;
+pub(super) const TIMERS_END: u32 = 9;
 /// Nudges of a silent responder: this one and those with the next numbers, one after the other.
 pub(super) const TIMER_NUDGE: u32 = 16;
 /// How long a responder may be silent before each of them. An emulated siw has needed 30 ms; the later ones are for guests
@@ -116,6 +118,13 @@ pub(super) struct Link {
     pub(super) start: Instant,
 }
 
+impl Link {
+    /// Whether nothing that TCP has sent again is without an answer.
+    pub(super) fn is_reachable(&self) -> bool {
+        !matches!(self.stream.unanswered(), Ok(Some(_)))
+    }
+}
+
 pub(super) struct Guarded {
     pub(super) machine: Machine,
     pub(super) link: Option<Arc<Link>>,
@@ -142,10 +151,11 @@ pub(super) struct Guarded {
     pub(super) left: Left,
     /// The initiator's first message has come.
     pub(super) established: bool,
-    /// The stream is being ended: octets sent when its timer was set.
+    /// The stream is being ended: octets that the peer's TCP had acknowledged when its timer was set.
     pub(super) ending: Option<u64>,
     /// Plans of large messages since the size of segments was asked for.
     pub(super) mss_age: u8,
+    pub(super) silence: Silence,
 }
 
 impl Guarded {
@@ -243,6 +253,7 @@ impl QueuePair {
                     established: false,
                     ending: None,
                     mss_age: 0,
+                    silence: Silence::default(),
                 }),
                 tx: Baton::new(),
                 rx: Baton::new(),
@@ -317,7 +328,8 @@ impl QueuePair {
         self.inner.state.lock().machine.set_snapshot(on);
     }
 
-    /// Changes its state as `ibv_modify_qp(3)` does.
+    /// Changes its state as `ibv_modify_qp(3)` does. ERR and RESET end its connection: what has completed is still
+    /// delivered, and then the peer hears of the end. Both happen in the background.
     ///
     /// # Errors
     /// [`Error::InvalidState`] if the verbs do not allow the change.
@@ -425,7 +437,8 @@ impl QueuePair {
         self.inner.with_machine(|machine, host| machine.close(host));
     }
 
-    /// Ends the connection with a reset.
+    /// Ends the connection with a reset: what the peer's TCP has not acknowledged yet is lost. The reset is a single packet. If it
+    /// is lost, the peer learns of the end from the answer to what it sends next.
     pub fn abort(&self) {
         self.inner.with_machine(|machine, host| machine.abort(host));
     }
@@ -581,6 +594,10 @@ impl QpInner {
     pub(crate) fn attach(self: &Arc<Self>, handover: Handover) -> Result<()> {
         let engine = Engine::current()?;
         let token = handover.watched.unwrap_or_else(|| engine.token());
+        if let Some(limit) = self.ctx.config.peer_timeout {
+            let asks = handover.stream.keep_alive(limit);
+            debug_assert!(asks.is_ok(), "{asks:?}");
+        }
         let mss = handover.stream.mss().unwrap_or(handover.config.emss);
         let emss = self.emss(mss);
         let link = Arc::new(Link {
@@ -623,8 +640,7 @@ impl QpInner {
             (g.interest, g.resting) = (Interest::READ, false);
             (g.held_since, g.hold_timer, g.ending) = (0, false, None);
             (g.eof, g.established, g.left) = (false, false, Left::default());
-            (g.close_timer, g.mss_age) = (false, 0);
-            (g.stalled, g.partial) = (None, None);
+            (g.close_timer, g.mss_age, g.silence) = (false, 0, Silence::default());
             // Timers of an earlier connection do not run out any more.
             g.cork = Cork::default();
             // Under the lock, so that nobody changes the interest before it exists.

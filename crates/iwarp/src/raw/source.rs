@@ -4,8 +4,9 @@ use super::drive;
 use super::left;
 use super::qp::{
     QpInner, TIMER_CLOSE, TIMER_FIRST_MESSAGE, TIMER_FLUSH, TIMER_HOLD, TIMER_LEFT, TIMER_LINGER,
-    TIMER_NUDGE, TIMER_SPEAK_FIRST, TIMERS_END,
+    TIMER_NUDGE, TIMER_SILENCE, TIMER_SPEAK_FIRST, TIMERS_END,
 };
+use super::silence;
 use crate::engine::Source;
 use crate::sys::prefetch;
 use std::sync::Arc;
@@ -118,6 +119,7 @@ impl Source for QpInner {
             TIMER_LINGER => self.ending_timer(),
             TIMER_FLUSH => self.flush_timer(),
             TIMER_LEFT => left::timer(&self),
+            TIMER_SILENCE => silence::timer(&self),
             TIMER_CLOSE => self.close_timer(),
             TIMER_SPEAK_FIRST => self.with_machine(|machine, _| machine.speak_first()),
             TIMER_NUDGE.. => self.nudge(kind - TIMER_NUDGE),

@@ -1,8 +1,12 @@
 //! What unit tests of these objects begin with.
 
+use super::qp::Handover;
 use super::{CompletionQueue, Context, QpAttributes, QueuePair};
 use crate::config::Config;
 use crate::device::Device;
+use crate::sys::connect::Ends;
+use crate::sys::stream::TcpStream;
+use iwarp_rnic::qp::StreamConfig;
 
 /// On the loopback interface.
 pub(crate) fn context() -> Context {
@@ -31,4 +35,37 @@ pub(super) fn queue_pair(
         max_ord: 0,
     };
     ctx.create_qp(&attributes).unwrap()
+}
+
+/// Connects it, as the initiator, in full operation without CRCs. Returns the peer.
+pub(super) fn connected(qp: &QueuePair) -> std::net::TcpStream {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let ours = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    ours.set_nonblocking(true).unwrap();
+    let ends = Ends {
+        local: ours.local_addr().unwrap(),
+        peer: ours.peer_addr().unwrap(),
+    };
+    let config = StreamConfig {
+        initiator: true,
+        crc: false,
+        markers_tx: false,
+        markers_rx: false,
+        ird: 0,
+        ord: 0,
+        rtr: None,
+        rtr_send_expected: false,
+        emss: 1460,
+    };
+    let handover = Handover {
+        stream: TcpStream::from_socket(ours.into()).unwrap(),
+        ends,
+        watched: None,
+        config,
+        flow: None,
+        cm: None,
+        first_message: None,
+    };
+    qp.inner.attach(handover).unwrap();
+    listener.accept().unwrap().0
 }

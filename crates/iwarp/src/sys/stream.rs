@@ -1,12 +1,12 @@
 //! A connected TCP socket for the data path: non-blocking, without Nagle's delay, reading and writing registered memory in place.
 //!
-//! Invariant: the only `unsafe` calls are `send`, `sendmsg`, `recv`, `recvmsg`, `connect` and `ioctl` on a descriptor that this type owns. A bad address in a
+//! Invariant: the only `unsafe` calls are `send`, `sendmsg`, `recv`, `recvmsg`, `connect`, `getsockopt` and `ioctl` on a descriptor that this type owns. A bad address in a
 //! list is an error of the kernel's (`EFAULT`), never a crash; what makes the `_raw` functions unsafe is that the kernel reads or
 //! writes memory behind the compiler's back, so the caller must own the right to that memory. RFC 5044 section 4.
 
 use super::connect::canonical;
 use super::raw_slice::RawSlice;
-use socket2::{SockRef, Socket};
+use socket2::{SockRef, Socket, TcpKeepalive};
 use std::io;
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -195,6 +195,58 @@ impl TcpStream {
     /// The kernel's error.
     pub(crate) fn unacknowledged_bytes(&self) -> io::Result<u64> {
         self.queue_ioctl(libc::TIOCOUTQ)
+    }
+
+    /// Has the kernel ask a peer whether it is still there: first after half of `limit` without a segment from it, then at most
+    /// three times more. If `limit` passes without an answer, the stream fails with `TimedOut`. The kernel counts in seconds,
+    /// and takes from 2 to 32,767 of them. While octets wait for their acknowledgement it does not ask; see [`unanswered`](Self::unanswered).
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub(crate) fn keep_alive(&self, limit: Duration) -> io::Result<()> {
+        const ASKS: u64 = 4;
+        let seconds = limit.as_secs().clamp(2, 32_767);
+        let idle = seconds / 2;
+        let asks = (seconds - idle).min(ASKS);
+        let options = TcpKeepalive::new()
+            .with_time(Duration::from_secs(idle))
+            .with_interval(Duration::from_secs((seconds - idle).div_ceil(asks)))
+            .with_retries(asks as u32);
+        self.socket.set_tcp_keepalive(&options)
+    }
+
+    /// If TCP has sent something again, or has asked for room in the peer's window, and waits for the answer: the time since the
+    /// peer's last acknowledgement.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub(crate) fn unanswered(&self) -> io::Result<Option<Duration>> {
+        // SAFETY: all zero octets are a valid `tcp_info`: it has numbers only.
+        let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+        let mut len = size_of::<libc::tcp_info>() as libc::socklen_t;
+        // SAFETY: the kernel writes at most `len` octets to `info`; both live on.
+        let status = unsafe {
+            libc::getsockopt(
+                self.socket.as_raw_fd(),
+                libc::IPPROTO_TCP,
+                libc::TCP_INFO,
+                (&raw mut info).cast(),
+                &raw mut len,
+            )
+        };
+        if status < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // A peer whose buffer is full may drop what is sent again, but says so: octets that were sent before its last
+        // acknowledgement are answered.
+        let again = info.tcpi_retransmits > 0 && info.tcpi_last_data_sent < info.tcpi_last_ack_recv;
+        // Of two questions that come within half a second Linux answers one.
+        let asked = match info.tcpi_probes {
+            0 => false,
+            1 => info.tcpi_last_ack_recv > 2000,
+            _ => true,
+        };
+        Ok((again || asked).then(|| Duration::from_millis(info.tcpi_last_ack_recv.into())))
     }
 
     /// The socket, for options that this type has no function for.

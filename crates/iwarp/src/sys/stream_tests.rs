@@ -173,3 +173,45 @@ fn knows_its_addresses_and_size() {
         assert!(a.socket().tcp_nodelay().expect("nodelay"));
     }
 }
+
+#[test]
+fn keep_alive_asks_within_the_limit() {
+    let (a, _b) = pair();
+    // Seconds: the limit, those before the first question, those between two, and how many questions.
+    for (limit, idle, interval, asks) in [
+        (0, 1, 1, 1),
+        (2, 1, 1, 1),
+        (3, 1, 1, 2),
+        (60, 30, 8, 4),
+        (u64::MAX, 16_383, 4096, 4),
+    ] {
+        a.keep_alive(Duration::from_secs(limit)).expect("options");
+        let socket = a.socket();
+        assert!(socket.keepalive().expect("SO_KEEPALIVE"));
+        let set = (
+            socket.tcp_keepalive_time().expect("TCP_KEEPIDLE").as_secs(),
+            socket
+                .tcp_keepalive_interval()
+                .expect("TCP_KEEPINTVL")
+                .as_secs(),
+            socket.tcp_keepalive_retries().expect("TCP_KEEPCNT"),
+        );
+        assert_eq!(set, (idle, interval, asks), "{limit}");
+    }
+}
+
+#[test]
+fn a_peer_that_does_not_read_answers() {
+    let (a, _b) = pair();
+    assert_eq!(a.unanswered().expect("TCP_INFO"), None);
+    while a.send(&[1; 1 << 16]).is_ok() {}
+    let start = std::time::Instant::now();
+    while start.elapsed() < Duration::from_millis(1500) {
+        // A question may be on its way, but not for long.
+        if let Some(time) = a.unanswered().expect("TCP_INFO") {
+            assert!(time < Duration::from_secs(5), "{time:?}");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(a.unacknowledged_bytes().expect("SIOCOUTQ") > 0);
+}

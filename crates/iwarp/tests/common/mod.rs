@@ -52,6 +52,15 @@ pub fn until(what: &str, mut look: impl FnMut() -> bool) {
     }
 }
 
+/// Sockets that this process has open.
+pub fn sockets() -> usize {
+    std::fs::read_dir("/proc/self/fd")
+        .unwrap()
+        .filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok())
+        .filter(|to| to.to_string_lossy().starts_with("socket:"))
+        .count()
+}
+
 /// Memory that both ends may touch at any time.
 pub struct Mem {
     words: Box<[u64]>,

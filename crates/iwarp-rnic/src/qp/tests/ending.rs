@@ -138,7 +138,7 @@ fn a_broken_stream_flushes_everything_in_order() {
 }
 
 #[test]
-fn an_abort_asks_for_a_reset() {
+fn an_abort_asks_for_a_reset_and_a_change_to_err_for_an_end() {
     for modify in [false, true] {
         let mut rig = Rig::new();
         rig.post(1, SendOp::Send, &[]);
@@ -147,7 +147,12 @@ fn an_abort_asks_for_a_reset() {
         } else {
             rig.qp.abort(&mut rig.host);
         }
-        assert_eq!(rig.qp.stream_wish(), StreamWish::Abort);
+        let wish = if modify {
+            StreamWish::Leave { cut: false }
+        } else {
+            StreamWish::Abort
+        };
+        assert_eq!(rig.qp.stream_wish(), wish);
         assert_eq!(brief(&rig.host.sends), [(1, WcStatus::Flushed)]);
         assert!(!rig.qp.wants_tx());
         // What still comes is not looked at.
@@ -156,6 +161,42 @@ fn an_abort_asks_for_a_reset() {
         rig.qp.stream_gone(&mut rig.host);
         assert_eq!(rig.qp.stream_wish(), StreamWish::Keep);
     }
+}
+
+#[test]
+fn a_stream_that_is_left_inside_a_plan_is_cut() {
+    for to in [State::Error, State::Reset] {
+        let mut rig = Rig::new();
+        let mr = rig.mr(8, ALL);
+        rig.post(1, SendOp::Send, &[mr.sge()]);
+        assert_eq!(rig.fill(), TxFill::Ready);
+        rig.write_some(5);
+        rig.qp.modify(to, &mut rig.host).unwrap();
+        assert_eq!(rig.qp.stream_wish(), StreamWish::Leave { cut: true });
+        assert!(!rig.qp.wants_tx(), "the rest is not written");
+    }
+}
+
+#[test]
+fn a_change_to_err_leaves_an_end_alone_that_has_begun() {
+    // After a graceful close.
+    let mut rig = Rig::new();
+    rig.qp.close(&mut rig.host);
+    rig.qp.shutdown_done(&mut rig.host);
+    assert!(rig.qp.is_shut_down());
+    rig.qp.modify(State::Error, &mut rig.host).unwrap();
+    assert_eq!(rig.qp.stream_wish(), StreamWish::Keep);
+    assert_eq!(rig.qp.rx_interest(), RxInterest::Discard);
+    // RESET needs the queue pair for another stream.
+    rig.qp.modify(State::Reset, &mut rig.host).unwrap();
+    assert_eq!(rig.qp.stream_wish(), StreamWish::Leave { cut: false });
+    // A Terminate is still sent.
+    let mut rig = Rig::new();
+    let _ = rig.rx_ulpdu(&send(3, &[]));
+    rig.qp.modify(State::Error, &mut rig.host).unwrap();
+    assert_eq!(rig.sent().len(), 1);
+    assert_eq!(rig.qp.counters().terminates_sent, 1);
+    assert_eq!(rig.qp.stream_wish(), StreamWish::ShutdownWrite);
 }
 
 #[test]

@@ -1,0 +1,74 @@
+//! Peers that vanish: their host is gone, or their reset was lost, and nobody says so.
+//!
+//! The kernel's keep-alive asks a peer that neither sends nor is sent anything ([`TcpStream::keep_alive`]); it costs this process
+//! nothing. It does not ask while octets wait for their acknowledgement: then TCP sends those again, for a quarter of an
+//! hour, and the queue pair looks four times within [`Config::peer_timeout`] whether anything answers. `TCP_USER_TIMEOUT`
+//! would do the same without a timer of ours, but it also ends connections whose peer answers and does not read for a while,
+//! as a process does that is stopped.
+//!
+//! [`TcpStream::keep_alive`]: crate::sys::stream::TcpStream::keep_alive
+//! [`Config::peer_timeout`]: crate::Config::peer_timeout
+
+use super::after::After;
+use super::drive;
+use super::qp::{Guarded, QpInner, TIMER_SILENCE};
+use std::sync::Arc;
+
+/// Looks within the time that a peer may be silent.
+const LOOKS: u32 = 4;
+
+/// What a queue pair knows about the silence of its peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Silence {
+    /// A timer for the next look is set.
+    watched: bool,
+    /// Looks one after the other that have found no answer.
+    unanswered: u32,
+}
+
+/// Something was sent: whether it is answered will be looked at.
+#[inline]
+pub(super) fn watch(qp: &QpInner, g: &mut Guarded) {
+    if !g.silence.watched {
+        begin(qp, g);
+    }
+}
+
+#[cold]
+fn begin(qp: &QpInner, g: &mut Guarded) {
+    if let (Some(limit), Some(link)) = (qp.ctx.config.peer_timeout, &g.link) {
+        g.silence.watched = true;
+        link.engine
+            .after_about(limit / LOOKS, link.token, TIMER_SILENCE);
+    }
+}
+
+/// It is time for a look.
+pub(super) fn timer(qp: &Arc<QpInner>) {
+    let mut after = After::default();
+    let mut g = qp.state.lock();
+    let unanswered = std::mem::take(&mut g.silence).unanswered;
+    let (Some(limit), Some(link)) = (qp.ctx.config.peer_timeout, g.link.clone()) else {
+        return;
+    };
+    // Without octets on their way nothing has to be answered, and the next that are sent begin anew. A peer that has left is
+    // not waited for.
+    if g.left.rx || !link.stream.unacknowledged_bytes().is_ok_and(|n| n > 0) {
+        return;
+    }
+    let silent = link.stream.unanswered().unwrap_or_default();
+    g.silence.unanswered = match silent {
+        Some(time) if time >= limit / LOOKS => unanswered + 1,
+        _ => 0,
+    };
+    // The first look may come right after the octets.
+    if g.silence.unanswered <= LOOKS {
+        watch(qp, &mut g);
+        return;
+    }
+    tracing::debug!(qp = qp.num, "the peer has vanished");
+    drive::broken(qp, &mut g, &mut after);
+    qp.settle(&mut g, &mut after);
+    drop(g);
+    after.run(qp);
+}

@@ -1,0 +1,327 @@
+//! Connections that end while the network is out: what has completed still arrives, and the other end hears of the end.
+//! Peers that never come back are noticed.
+//!
+//! Each test runs itself again in a network namespace of its own. A thread of it lives in a second one, and a pair of virtual
+//! network cards joins the two. What the test makes goes with it. `IWARP_REQUIRE_NAMESPACES=1` makes it a failure if
+//! namespaces are not allowed here.
+
+mod common;
+
+use common::wire::{Hello, Wire};
+use common::*;
+use iwarp::raw::cm::CmEventKind;
+use iwarp::{Blame, Config, Cqe, SendOp, State, WcStatus};
+use iwarp_proto::mpa::startup::FrameKind;
+use iwarp_proto::rdmap::Opcode;
+use std::net::{IpAddr, Ipv4Addr, TcpListener};
+use std::process::Command;
+use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
+
+const NEAR: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 7, 1));
+const FAR: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 7, 2));
+/// Set for the copy of this program inside of its namespace.
+const INSIDE: &str = "IWARP_TEST_OUTAGE_INSIDE";
+
+/// Two network namespaces that are joined: this thread lives in one of them.
+struct Net {
+    /// Work for the thread that lives in the other one.
+    far: Sender<Box<dyn FnOnce() + Send>>,
+}
+
+/// Runs `ip` in the namespace of this thread.
+fn ip(args: &str) {
+    let out = Command::new("ip").args(args.split(' ')).output().unwrap();
+    assert!(out.status.success(), "ip {args}: {out:?}");
+}
+
+impl Net {
+    fn new() -> Self {
+        let (far, work) = channel::<Box<dyn FnOnce() + Send>>();
+        let (tell, place) = channel();
+        std::thread::spawn(move || {
+            // SAFETY: a new namespace concerns this thread only.
+            let status = unsafe { libc::unshare(libc::CLONE_NEWNET) };
+            assert_eq!(status, 0, "{}", std::io::Error::last_os_error());
+            let thread = std::fs::read_link("/proc/thread-self").unwrap();
+            tell.send(format!("/proc/{}/ns/net", thread.display()))
+                .unwrap();
+            work.into_iter().for_each(|job| job());
+        });
+        let place = place.recv().unwrap();
+        ip(&format!(
+            "link add near type veth peer name far netns {place}"
+        ));
+        ip(&format!("addr add {NEAR}/24 dev near"));
+        ip("link set lo up");
+        ip("link set near up");
+        let net = Self { far };
+        net.at_far(|| {
+            ip(&format!("addr add {FAR}/24 dev far"));
+            ip("link set far up");
+        });
+        net
+    }
+
+    /// Runs `job` in the other namespace: sockets and devices that it opens belong there.
+    fn at_far<R: Send + 'static>(&self, job: impl FnOnce() -> R + Send + 'static) -> R {
+        let (tell, result) = channel();
+        let job = move || tell.send(job()).unwrap();
+        self.far.send(Box::new(job)).unwrap();
+        result.recv().unwrap()
+    }
+
+    /// The network is out while `during` runs.
+    fn outage<R>(&self, during: impl FnOnce() -> R) -> R {
+        ip("link set near down");
+        let result = during();
+        ip("link set near up");
+        result
+    }
+
+    /// A connection, the initiator near.
+    fn pair(&self, config: &Config) -> (End, End) {
+        // First, so that the progress thread lives here.
+        let near = End::new(NEAR, config);
+        let server = self.at_far({
+            let config = config.clone();
+            move || Server::new(FAR, &config)
+        });
+        near.connect(server.address, b"");
+        let far = server.accept();
+        near.expect(CmEventKind::Established);
+        far.expect(CmEventKind::Established);
+        (near, far)
+    }
+}
+
+/// A command with a network namespace of its own; for others than root with a user namespace, too.
+fn namespace() -> Command {
+    let mut command = Command::new("unshare");
+    command.arg("--net");
+    // SAFETY: no condition.
+    if unsafe { libc::geteuid() } != 0 {
+        command.args(["--user", "--map-root-user"]);
+    }
+    let paths = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
+    command.env("PATH", paths);
+    command
+}
+
+/// Runs the test of this name in namespaces; `body` runs there.
+fn inside(name: &str, body: impl FnOnce(&Net)) {
+    if std::env::var_os(INSIDE).is_some() {
+        let _guard = Watchdog::new();
+        return body(&Net::new());
+    }
+    // Everything that the test needs to be allowed to do.
+    let probe =
+        "ip link add near type veth peer name far && ip link set near up && unshare --net true";
+    let out = namespace().args(["sh", "-c", probe]).output();
+    let obstacle = match out {
+        Ok(out) if out.status.success() => None,
+        Ok(out) => Some(String::from_utf8_lossy(&out.stderr).trim().to_owned()),
+        Err(e) => Some(format!("unshare: {e}")),
+    };
+    if let Some(reason) = obstacle {
+        let required = std::env::var_os("IWARP_REQUIRE_NAMESPACES").is_some_and(|v| v == "1");
+        assert!(!required, "no network namespaces: {reason}");
+        println!("skipped: no network namespaces: {reason}");
+        return;
+    }
+    let out = namespace()
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "--nocapture", name])
+        .env(INSIDE, "1")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&out.stdout);
+    let err = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "{text}{err}");
+    assert!(text.contains("1 passed"), "{text}{err}");
+}
+
+/// An outage is longer than this, several times over.
+const BRIEF: Duration = Duration::from_millis(250);
+
+/// Nobody is given up because of silence.
+fn patient() -> Config {
+    let mut c = config();
+    c.linger = BRIEF;
+    c.peer_timeout = None;
+    c
+}
+
+/// The ways to end a connection that let what has completed arrive.
+#[derive(Debug, Clone, Copy)]
+enum Way {
+    Disconnect,
+    Error,
+    Reset,
+    Destroy,
+}
+
+const WAYS: [Way; 4] = [Way::Disconnect, Way::Error, Way::Reset, Way::Destroy];
+
+impl Way {
+    fn end(self, end: &End) {
+        match self {
+            Self::Disconnect => end.id.disconnect().unwrap(),
+            Self::Error => end.qp.modify(State::Error).unwrap(),
+            Self::Reset => end.qp.modify(State::Reset).unwrap(),
+            Self::Destroy => end.qp.destroy(),
+        }
+    }
+}
+
+#[test]
+fn what_has_completed_arrives_after_an_outage() {
+    inside("what_has_completed_arrives_after_an_outage", |net| {
+        let pairs = WAYS.map(|way| (way, net.pair(&patient())));
+        let before = sockets();
+        let memory = net.outage(|| {
+            let memory = pairs.each_ref().map(|(way, (near, far))| {
+                let (from, to) = (near.mem(8), far.mem(8));
+                from.set(0, 77);
+                far.post_recv(1, &[to.sge(8)]);
+                near.post(1, SendOp::Send, &[from.sge(8)]);
+                near.expect_status(1, WcStatus::Success);
+                way.end(near);
+                (from, to)
+            });
+            // Nothing can be acknowledged, so the descriptors go. A reset would be the end of the Sends now.
+            until("the connections are let go", || {
+                sockets() + WAYS.len() <= before
+            });
+            std::thread::sleep(BRIEF);
+            memory
+        });
+        for ((way, (_near, far)), (_, to)) in pairs.iter().zip(memory) {
+            println!("{way:?}");
+            assert_eq!(far.expect_status(1, WcStatus::Success).byte_len, 8);
+            assert_eq!(to.word(0), 77, "{way:?}");
+            assert_eq!(far.expect_disconnected().status, 0, "{way:?}");
+        }
+    });
+}
+
+/// What the peer has sent meanwhile comes when the network is back, perhaps before ours has left, and must not meet a closed socket.
+#[test]
+fn what_has_completed_arrives_though_both_have_sent() {
+    inside("what_has_completed_arrives_though_both_have_sent", |net| {
+        let mut c = patient();
+        c.peer_timeout = config().peer_timeout;
+        let pairs = [0; 6].map(|_| net.pair(&c));
+        let memory = net.outage(|| {
+            // Theirs goes first, so that it is sent again first.
+            let memory = pairs.each_ref().map(|(_, far)| {
+                let (from, to) = (far.mem(8), far.mem(8));
+                far.post_recv(1, &[to.sge(8)]);
+                far.post(2, SendOp::Send, &[from.sge(8)]);
+                far.expect_status(2, WcStatus::Success);
+                (from, to)
+            });
+            std::thread::sleep(BRIEF / 5);
+            let ours = pairs.each_ref().map(|(near, _)| near.mem(8));
+            for (i, ((near, _), mem)) in pairs.iter().zip(&ours).enumerate() {
+                near.post(1, SendOp::Send, &[mem.sge(8)]);
+                near.expect_status(1, WcStatus::Success);
+                WAYS[i % WAYS.len()].end(near);
+            }
+            std::thread::sleep(BRIEF * 6);
+            (memory, ours)
+        });
+        for (_near, far) in &pairs {
+            far.expect_status(1, WcStatus::Success);
+            far.expect_disconnected();
+        }
+        drop(memory);
+    });
+}
+
+#[test]
+fn the_end_of_an_idle_connection_is_heard_after_an_outage() {
+    inside(
+        "the_end_of_an_idle_connection_is_heard_after_an_outage",
+        |net| {
+            let pairs = WAYS.map(|way| (way, net.pair(&patient())));
+            let mut out = [Cqe::default(); 1];
+            net.outage(|| {
+                for (way, (near, _)) in &pairs {
+                    way.end(near);
+                }
+                std::thread::sleep(BRIEF * 2);
+            });
+            for (way, (_near, far)) in &pairs {
+                println!("{way:?}");
+                assert_eq!(far.expect_disconnected().status, 0, "{way:?}");
+                assert_eq!(far.cq.poll(&mut out), Ok(0), "{way:?}");
+            }
+        },
+    );
+}
+
+#[test]
+fn what_has_completed_arrives_though_the_rest_is_cut() {
+    inside("what_has_completed_arrives_though_the_rest_is_cut", |net| {
+        for way in [Way::Disconnect, Way::Error, Way::Destroy] {
+            println!("{way:?}");
+            let end = End::new(NEAR, &patient());
+            let listener = net.at_far(|| TcpListener::bind((FAR, 0)).unwrap());
+            end.connect(listener.local_addr().unwrap(), b"");
+            let mut wire = Wire::new(listener.accept().unwrap().0);
+            wire.read_hello(FrameKind::Request);
+            wire.write(&Hello::enhanced(true, false).octets(FrameKind::Reply));
+            end.expect(CmEventKind::Established);
+            wire.expect(Opcode::WRITE);
+            let (small, large) = (end.mem(8), end.mem(1 << 20));
+            small.set(0, 77);
+            let before = sockets();
+            net.outage(|| {
+                end.post(1, SendOp::Send, &[small.sge(8)]);
+                end.expect_status(1, WcStatus::Success);
+                // More than the socket takes: the last FPDU of it is cut.
+                for wr_id in 2..20 {
+                    end.post(wr_id, SendOp::Send, &[large.sge(1 << 20)]);
+                }
+                way.end(&end);
+                until("the connection is let go", || sockets() < before);
+                std::thread::sleep(BRIEF);
+            });
+            // A responder that says nothing is sent empty Writes.
+            let first = std::iter::repeat_with(|| wire.recv())
+                .find(|(header, _)| header.opcode() != Opcode::WRITE)
+                .unwrap();
+            assert_eq!(first.0.opcode(), Opcode::SEND);
+            assert_eq!(first.1, 77u64.to_ne_bytes(), "{way:?}");
+            // The end comes inside of a message, and soon.
+            let mut rest = Vec::new();
+            let end = std::io::Read::read_to_end(&mut wire.socket, &mut rest);
+            println!("{} octets more, then {end:?}", rest.len());
+            assert!(rest.len() < 18 << 20);
+        }
+    });
+}
+
+#[test]
+fn a_peer_that_has_vanished_is_noticed() {
+    inside("a_peer_that_has_vanished_is_noticed", |net| {
+        let mut c = config();
+        c.peer_timeout = Some(Duration::from_secs(2));
+        let idle = net.pair(&c);
+        let busy = net.pair(&c);
+        let unaware = net.pair(&patient());
+        let memory = busy.0.mem(8);
+        ip("link set near down");
+        busy.0.post(1, SendOp::Send, &[memory.sge(8)]);
+        busy.0.expect_status(1, WcStatus::Success);
+        for end in [&idle.0, &idle.1, &busy.0, &busy.1] {
+            assert_eq!(end.expect_disconnected().status, libc::ECONNRESET);
+            assert_eq!(end.qp.fault().unwrap().blame, Blame::Transport);
+        }
+        for end in [&unaware.0, &unaware.1] {
+            assert_eq!(end.qp.state(), State::Rts);
+            assert!(end.channel.is_empty());
+        }
+    });
+}
