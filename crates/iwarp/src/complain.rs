@@ -1,15 +1,15 @@
-//! Warnings for the person who set the environment. They go to the log; a C program has none, and gets them on standard
-//! error, as `IWARP_STATS` does it.
+//! Warnings for the person who set the environment. They go to the log. A C program has no log, and gets them on standard error,
+//! as `IWARP_STATS` does it.
 
 use parking_lot::Mutex;
 use std::io::Write as _;
 
-/// What was said already. Settings are read again for each device that is opened.
+/// The texts that were reported. Settings are read again for each device that is opened.
 static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
-/// More different complaints than this are not worth the memory.
+/// Most different texts that are kept. Further ones are not reported.
 const MANY: usize = 64;
 
-/// Says `text`, once in a process.
+/// Reports `text`, once in a process.
 pub(crate) fn once(text: String) {
     {
         let mut said = SAID.lock();
@@ -25,7 +25,7 @@ pub(crate) fn once(text: String) {
     }
 }
 
-/// Writes to standard error at once: other processes write there, too, and pieces would mingle.
+/// Writes to standard error in one call: other processes write there, too, and the pieces would mingle.
 pub(crate) fn stderr(text: &str) {
     let _ = std::io::stderr().lock().write_all(text.as_bytes());
 }

@@ -1,9 +1,10 @@
-//! Asks a peer's port mapper behind which TCP port a listener really is (`iwpmd(8)`).
+//! Asks a peer's port mapper for the TCP port at which a listener really is (`iwpmd(8)`).
 //!
-//! iWARP cards share the address of their host but not its TCP, so Linux lets a card listen on a port of its own, and a daemon on
-//! UDP port 3935 tells peers which: the connecting peer sends a request with the port that the program named, gets an accept with the
-//! real one (or a reject: not mapped, which is as good), and sends an acknowledgement so that the daemon stops repeating itself.
-//! No RFC describes it; this is what the daemon of rdma-core sends and takes. We need no mapping for ourselves: our ports are TCP's.
+//! iWARP cards share the address of their host but not its TCP. So Linux lets a card listen on a port of its own, and a daemon
+//! on UDP port 3935 tells peers the port. The connecting peer sends a request with the port that the program named. It gets an
+//! accept with the real port, or a reject if the port is not mapped. It then sends an acknowledgement, so that the daemon stops
+//! repeating itself. No RFC describes this; the messages here are those of rdma-core's daemon. We need no mapping for
+//! ourselves: our ports are TCP's.
 //!
 //! One message is 48 octets, a request 64, in network order: version (2 bits, 0), type (2 bits), IP version (4 bits); a time, 0;
 //! the connecting peer's mapped port (requests only); the accepting peer's port; the connecting peer's port; an association handle of
@@ -15,9 +16,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-/// The daemon repeats its messages each second; whoever has none needs not wait long.
+/// The daemon repeats its messages each second; a host without a daemon should not cost much time.
 pub(crate) const PAUSE: Duration = Duration::from_millis(500);
-/// Requests sent before the port is taken for not mapped.
+/// Requests sent before the port is taken as not mapped.
 const REQUESTS: u32 = 4;
 const MESSAGE_LEN: usize = 48;
 const REQUEST_LEN: usize = 64;
@@ -34,9 +35,9 @@ enum Kind {
 struct Message {
     kind: Kind,
     handle: u64,
-    /// Who connects, as its program sees it.
+    /// The connecting peer, as its program sees it.
     connecting: SocketAddr,
-    /// The listener: as the program knows it in requests, as it is in accepts.
+    /// The listener: as the program knows it in requests, as it really is in accepts.
     accepting: SocketAddr,
 }
 
@@ -66,7 +67,7 @@ impl Message {
         out
     }
 
-    /// `None`: not a message of version 0, or too short.
+    /// Returns `None` if it is no message of version 0, or too short.
     fn parse(octets: &[u8]) -> Option<Self> {
         let octets = octets.get(..MESSAGE_LEN)?;
         let first = *octets.first()?;
@@ -110,16 +111,16 @@ fn ip_octets(ip: IpAddr) -> [u8; 16] {
     }
 }
 
-/// What is known by now.
+/// The state of a question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// Nothing: wait for the socket, and call [`Lookup::again`] after [`PAUSE`].
+    /// No answer yet: wait for the socket, and call [`Lookup::again`] after [`PAUSE`].
     Wait,
-    /// Connect there.
+    /// The address to connect to.
     At(SocketAddr),
 }
 
-/// One question. It does not block.
+/// One question. It never blocks.
 #[derive(Debug)]
 pub(crate) struct Lookup {
     socket: UdpSocket,
@@ -128,10 +129,10 @@ pub(crate) struct Lookup {
 }
 
 impl Lookup {
-    /// Asks the mapper at `port` of the peer's host. `local`: where the connection will come from.
+    /// Asks the mapper at `port` of the peer's host. `local` is the address that the connection will come from.
     ///
     /// # Errors
-    /// No socket, or no way to the peer.
+    /// No socket, or no route to the peer.
     pub(crate) fn start(
         peer: SocketAddr,
         local: SocketAddr,
@@ -140,7 +141,7 @@ impl Lookup {
     ) -> io::Result<Self> {
         let socket = UdpSocket::bind(SocketAddr::new(local.ip(), 0))?;
         socket.set_nonblocking(true)?;
-        // Only the peer's answers are taken, and an unreachable port is an error.
+        // Only the peer's messages are received, and an unreachable port is an error.
         socket.connect(SocketAddr::new(peer.ip(), port))?;
         let connecting = SocketAddr::new(socket.local_addr()?.ip(), local.port());
         let mut lookup = Self {
@@ -157,18 +158,18 @@ impl Lookup {
         Ok(lookup)
     }
 
-    /// Nothing has come for a while.
+    /// Call this if nothing has come for [`PAUSE`].
     pub(crate) fn again(&mut self) -> Found {
         if self.sent == REQUESTS {
             return Found::At(self.request.accepting);
         }
         self.sent += 1;
-        // What cannot be sent now is sent the next time; what is refused is heard of at the next look.
+        // What cannot be sent now is sent the next time. A refusal shows at the next look.
         let _ = self.socket.send(&self.request.octets());
         Found::Wait
     }
 
-    /// Something may have come.
+    /// Call this when something may have come.
     pub(crate) fn look(&mut self) -> Found {
         let unmapped = Found::At(self.request.accepting);
         let mut octets = [0; REQUEST_LEN];
@@ -176,7 +177,7 @@ impl Lookup {
             let n = match self.socket.recv(&mut octets) {
                 Ok(n) => n,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Found::Wait,
-                // Nobody is there: nothing is mapped.
+                // There is no daemon, so nothing is mapped.
                 Err(e) if e.raw_os_error() == Some(Errno::CONNREFUSED.raw_os_error()) => {
                     return unmapped;
                 }

@@ -1,4 +1,4 @@
-//! Cuts one direction of a stream with MPA markers at its FPDUs (RFC 5044 sections 4.1 and 4.3).
+//! Cuts one direction of a stream with MPA markers into its FPDUs (RFC 5044 sections 4.1 and 4.3).
 //!
 //! Wireshark finds markers only if each TCP segment carries exactly one FPDU, and then expects them in both directions of
 //! the connection as soon as one has them. Without markers it reassembles FPDUs by itself, and nothing of this is needed.
@@ -7,9 +7,9 @@ use iwarp_proto::mpa::framing::{MARKER_LEN, MarkerClock, fpdu_len_with_markers};
 
 /// One direction, from its first FPDU.
 pub(super) struct Framing {
-    /// Absent if this direction has no markers.
+    /// `None` if this direction has no markers.
     clock: Option<MarkerClock>,
-    /// Octets of an FPDU that is not complete; less than the longest FPDU and what one system call brings.
+    /// Octets of an FPDU that is not complete; fewer than the longest FPDU and the octets of one system call.
     pending: Vec<u8>,
 }
 
@@ -21,12 +21,12 @@ impl Framing {
         }
     }
 
-    /// Where the next octets of the stream are to be appended.
+    /// Returns where the next octets of the stream are to be appended.
     pub(super) fn input(&mut self) -> &mut Vec<u8> {
         &mut self.pending
     }
 
-    /// Gives each complete FPDU to `out`.
+    /// Passes each complete FPDU to `out`.
     pub(super) fn cut(&mut self, mut out: impl FnMut(&[u8])) {
         let mut at = 0;
         while let Some(len) = self.next_len(at) {
@@ -42,7 +42,7 @@ impl Framing {
         self.pending.drain(..at);
     }
 
-    /// Octets of the FPDU that starts at `at`; `None` if its length is not there yet.
+    /// Returns the octets of the FPDU that starts at `at`; `None` if its length is not there yet.
     fn next_len(&self, at: usize) -> Option<usize> {
         let next = self
             .clock
@@ -56,7 +56,7 @@ impl Framing {
         ))
     }
 
-    /// What is left when the stream ends in the middle of an FPDU.
+    /// Returns the rest if the stream ends in the middle of an FPDU.
     pub(super) fn rest(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.pending)
     }

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::{self, Write as _};
 use std::time::SystemTime;
 
-/// The file of a recording, and what is not in it yet.
+/// The file of a recording, and the blocks that are not in it yet.
 pub(super) struct Output {
     pub(super) file: File,
     /// Blocks not written to the file yet. Always whole blocks between two calls.
@@ -36,12 +36,12 @@ impl Output {
             self.end_with_a_whole_block();
         }
         self.written += self.buffer.len() as u64;
-        // After an error, too: nothing is written twice.
+        // Done after an error, too: nothing is written twice.
         self.buffer.clear();
         result
     }
 
-    /// A full disk takes a part of what it is given. The file stays readable without the packet that was cut.
+    /// A full disk takes a part of a write. The file stays readable, without the packet that was cut.
     pub(super) fn end_with_a_whole_block(&mut self) {
         let Ok(there) = self.file.metadata().map(|m| m.len()) else {
             return;
@@ -59,7 +59,7 @@ impl Output {
         }
     }
 
-    /// False: the limit is reached, and nothing was recorded.
+    /// Returns `false` if the limit is reached; nothing was recorded then.
     pub(super) fn segment(
         &mut self,
         addresses: &Addresses,
@@ -81,13 +81,13 @@ impl Output {
         let now = SystemTime::now()
             .duration_since(SystemTime::UNIX_EPOCH)
             .map_or(0, |time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
-        // The clock of the wall may be set back; the recording does not go back.
+        // Somebody may set the clock back; the times of the recording do not go back.
         self.last_time = self.last_time.max(now);
         let block = pcapng::begin_packet(&mut self.buffer, self.last_time, packet_len);
         let start = self.buffer.len();
         addresses.append_headers(&mut self.buffer, segment, payload_len);
         fill(&mut self.buffer);
-        // What was promised in the headers, whatever `fill` did.
+        // The octets that the headers announce, whatever `fill` did.
         self.buffer.resize(start + packet_len, 0);
         if let Some(packet) = self.buffer.get_mut(start..) {
             addresses.finish_checksums(packet);

@@ -10,7 +10,7 @@ pub(super) const ACK: u8 = 0x10;
 
 const TCP_PROTOCOL: u8 = 6;
 const TCP_HEADER: usize = 20;
-/// Maximum segment size 65483, no-operation, window scale 14: all the window there can be.
+/// Maximum segment size 65483, no-operation, window scale 14, which gives the largest window.
 const SYN_OPTIONS: [u8; 8] = [2, 4, 0xFF, 0xCB, 1, 3, 3, 14];
 const TCP_CHECKSUM: usize = 16;
 
@@ -22,10 +22,10 @@ pub(super) struct Addresses {
     v6: bool,
 }
 
-/// What is particular to one segment.
+/// The properties of one segment.
 #[derive(Debug)]
 pub(super) struct Segment {
-    /// From local to peer.
+    /// `true` for a segment from the local end to the peer.
     pub(super) outgoing: bool,
     pub(super) flags: u8,
     pub(super) sequence: u32,
@@ -37,7 +37,7 @@ impl Addresses {
         Self {
             local,
             peer,
-            // Of two families only if a caller mixes them up; IPv6 can show both.
+            // They are of two families only if a caller mixes them up; IPv6 can show both.
             v6: local.is_ipv6() || peer.is_ipv6(),
         }
     }

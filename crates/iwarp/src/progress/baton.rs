@@ -1,11 +1,11 @@
-//! The baton of one stream direction: one driver at a time, and who comes too late leaves a note.
+//! The baton of one stream direction: one thread drives at a time, and a thread that comes too late leaves a note.
 //!
-//! Work is published first (a work request queued, a socket found readable), then the baton is tried. Whoever gets it does all
-//! the work there is. Whoever does not get it leaves a note and goes away, and the holder cannot let go without seeing the note:
-//! it must look for work once more. So no work is forgotten and nobody ever waits.
+//! A thread first publishes its work (a work request queued, a socket found readable), then tries to take the baton. If it gets
+//! the baton, it does all the work there is. If not, it leaves a note and returns. The holder cannot let go without seeing the
+//! note, and then looks for work once more. So no work is forgotten, and no thread waits.
 //!
-//! One byte, three states. Every attempt that fails to take the baton is a read-modify-write even if a note is there already: it
-//! puts this thread's published work into the release sequence that the holder acquires, and a plain load would not.
+//! One byte, three states. Every failed attempt to take the baton is a read-modify-write, even if a note is there already: it
+//! puts this thread's published work into the release sequence that the holder acquires. A plain load would not do that.
 
 use super::sync::{AtomicU8, Ordering};
 
@@ -13,7 +13,7 @@ const IDLE: u8 = 0;
 const HELD: u8 = 1;
 const NOTED: u8 = 2;
 
-/// A try-lock whose losers leave a note.
+/// A lock that is only tried, where a thread that does not get it leaves a note.
 #[derive(Debug)]
 pub(crate) struct Baton(AtomicU8);
 
@@ -24,7 +24,7 @@ impl Default for Baton {
 }
 
 impl Baton {
-    /// A baton that nobody holds.
+    /// Makes a baton that no thread holds.
     pub(crate) fn new() -> Self {
         Self(AtomicU8::new(IDLE))
     }
@@ -41,16 +41,16 @@ impl Baton {
         {
             return Some(Guard { baton: self });
         }
-        // If it was let go between the two steps, this takes it, with a note to ourselves that costs one more look at most.
+        // If the holder lets go between the two steps, this takes the baton, with a note to this thread that costs one more look.
         match self.0.swap(NOTED, Ordering::AcqRel) {
             IDLE => Some(Guard { baton: self }),
             _ => None,
         }
     }
 
-    /// Does all the work there is, or leaves it to the thread that is at it. True if this thread did it.
+    /// Does all the work there is, or leaves it to the thread that holds the baton. Returns `true` if this thread did it.
     ///
-    /// `work` is called at least once and again for every note; it must look at everything that may have been published.
+    /// `work` is called at least once, and again for every note. It must look at everything that may have been published.
     pub(crate) fn drive(&self, mut work: impl FnMut()) -> bool {
         let Some(mut guard) = self.try_take() else {
             return false;
@@ -64,7 +64,7 @@ impl Baton {
         }
     }
 
-    /// True if somebody holds it at this moment. Only a hint.
+    /// Returns `true` if a thread holds it at this moment. This is only a hint.
     #[inline]
     pub(crate) fn is_held(&self) -> bool {
         self.0.load(Ordering::Relaxed) != IDLE
@@ -90,13 +90,13 @@ impl Guard<'_> {
             std::mem::forget(self);
             return None;
         }
-        // A note. Taking it off must be a read-modify-write, to acquire what its writers (all of them) have published.
+        // There is a note. Taking it off must be a read-modify-write, to acquire what all of its writers have published.
         state.swap(HELD, Ordering::AcqRel);
         Some(self)
     }
 
-    /// Lets go in any case. True: there was a note, and somebody must now be told to come and look (the progress thread,
-    /// when the caller's budget is spent).
+    /// Lets go in any case. Returns `true` if there was a note. Then another thread must be told to look for work: the progress
+    /// thread, if the caller's budget is spent.
     #[cfg(test)]
     #[must_use = "a note was taken off: hand the work to somebody"]
     #[inline]
@@ -112,7 +112,7 @@ impl Guard<'_> {
 }
 
 impl Drop for Guard<'_> {
-    /// Only when the driver unwinds: the next one who comes may drive. A note is then lost with the work in hand.
+    /// Only when the driver unwinds: the next thread may drive. A note is then lost together with the work.
     fn drop(&mut self) {
         // A model that has failed is over; loom allows no further step.
         if cfg!(loom) && std::thread::panicking() {

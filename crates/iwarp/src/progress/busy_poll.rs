@@ -1,9 +1,9 @@
-//! Whether to look for a while before going to sleep.
+//! Decides whether a thread polls for a while before it sleeps.
 //!
 //! A sleep and the wake-up from it cost more than a short round trip takes. A thread that expects its completion soon
-//! therefore polls for a window before it sleeps; one that has been disappointed sleeps at once. Each queue learns from
-//! its own waits: those that end soon speak for polling, whether it polled or slept, and a window spent in vain speaks
-//! against it, the louder the more often it happens in a row.
+//! therefore polls for a window of time before it sleeps. Each queue learns from its own waits. A wait that ends soon counts
+//! for polling, whether the thread polled or slept. A window without result counts against it, the more the more of them follow
+//! each other.
 //!
 //! The counters are hints. They are read and written without order, and a lost update costs a window at most.
 
@@ -12,23 +12,23 @@ use std::time::Duration;
 
 /// Short waits in a row before the first window.
 const TRUST: u32 = 2;
-/// A wait that ended in sleep was short if it took at most so many windows: most of it may have been wake-ups, of this
+/// A wait that ended in sleep was short if it took at most so many windows: most of it may have been the wake-ups of this
 /// thread and of the peer's.
 const SLEEPY: u32 = 4;
-/// Most that a row of windows in vain can ask for.
+/// The most short waits that a row of windows without result can ask for.
 const DISTRUST_MAX: u32 = 1024;
 
-/// What the waits of one queue have taught.
+/// What the waits of one queue have shown.
 #[derive(Debug, Default)]
 pub(crate) struct BusyPoll {
     /// Short waits in a row.
     short: AtomicU32,
-    /// How many of those it takes, beyond [`TRUST`].
+    /// How many short waits a window takes, beyond [`TRUST`].
     distrust: AtomicU32,
 }
 
 impl BusyPoll {
-    /// Is it worth polling before the next sleep?
+    /// Returns `true` if the thread should poll before it sleeps.
     #[inline]
     pub(crate) fn is_worth_it(&self) -> bool {
         let need = TRUST + self.distrust.load(Ordering::Relaxed);
@@ -43,7 +43,7 @@ impl BusyPoll {
         }
     }
 
-    /// A window was spent in vain.
+    /// A window ended without result.
     pub(crate) fn miss(&self) {
         let distrust = self.distrust.load(Ordering::Relaxed);
         let more = (distrust * 2 + 2).min(DISTRUST_MAX);
@@ -51,7 +51,7 @@ impl BusyPoll {
         self.short.store(0, Ordering::Relaxed);
     }
 
-    /// A wait ended in sleep after `waited`, measured from its begin.
+    /// A wait ended in sleep after `waited`, measured from its beginning.
     pub(crate) fn slept(&self, waited: Duration, window: Duration) {
         if waited <= window * SLEEPY {
             let short = self.short.load(Ordering::Relaxed);

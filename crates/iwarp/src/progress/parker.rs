@@ -1,9 +1,9 @@
-//! How the progress thread goes to sleep while others may be giving it work.
+//! How the progress thread goes to sleep while other threads may be giving it work.
 //!
-//! The sleeper announces that it is about to sleep and then looks for work once more; the others publish work and then look whether
-//! somebody has announced. Both sides have a full fence between their store and their load, so at least one sees the other: either the
-//! sleeper finds the work, or the other finds the sleeper and wakes it. While nobody sleeps, [`Parker::unpark`] is a fence
-//! and one load, and writes no shared memory.
+//! The sleeper announces that it is about to sleep, and then looks for work once more. The other threads publish work, and then
+//! look for an announcement. Both sides have a full fence between their store and their load, so at least one sees the other:
+//! either the sleeper finds the work, or the other thread finds the sleeper and wakes it. While no thread sleeps,
+//! [`Parker::unpark`] is a fence and one load, and writes no shared memory.
 //!
 //! One thread sleeps; any number may wake it. The sleeper may wait on the condition variable in here ([`Parker::park_timeout`]) or, between
 //! [`Parker::announce`] and the end of its guard, in `epoll` on a descriptor that the wakers signal ([`Parker::unpark_with`]).
@@ -30,7 +30,7 @@ impl Default for Parker {
 }
 
 impl Parker {
-    /// Nobody sleeps yet.
+    /// Makes one with no sleeper.
     pub(crate) fn new() -> Self {
         Self {
             state: AtomicU8::new(AWAKE),
@@ -39,17 +39,17 @@ impl Parker {
         }
     }
 
-    /// Says that the calling thread, which is the only sleeper, may sleep from now on.
+    /// Announces that the calling thread, which is the only sleeper, may sleep from now on.
     ///
-    /// Afterwards look for work once more, and sleep only if there is none. Dropping the result ends it.
+    /// Look for work once more afterwards, and sleep only if there is none. Dropping the result ends the announcement.
     pub(crate) fn announce(&self) -> Announced<'_> {
         self.state.store(PARKED, Ordering::Relaxed);
-        // The announcement before the look for work, seen from all threads.
+        // All threads see the announcement before the look for work.
         fence(Ordering::SeqCst);
         Announced { parker: self }
     }
 
-    /// Sleeps until woken, at most for `timeout`, unless `idle` says that there is work. True if it was woken.
+    /// Sleeps until woken, at most for `timeout`, unless `idle` returns `false`. Returns `true` if it was woken.
     ///
     /// `idle` is called after the announcement, and must see all work that was published before an [`unpark`](Self::unpark).
     pub(crate) fn park_timeout(&self, timeout: Duration, idle: impl FnOnce() -> bool) -> bool {
@@ -57,20 +57,20 @@ impl Parker {
         idle() && announced.sleep(timeout)
     }
 
-    /// Wakes the sleeper if there is one. Publish the work before the call. True if this call woke it.
+    /// Wakes the sleeper if there is one. Publish the work before the call. Returns `true` if this call woke it.
     #[inline]
     pub(crate) fn unpark(&self) -> bool {
         self.unpark_with(|| {
-            // Taking the lock waits until the sleeper, which checks the state under it, is really asleep.
+            // Taking the lock waits until the sleeper, which checks the state under it, really sleeps.
             drop(self.lock.lock());
             self.wake.notify_one();
         })
     }
 
-    /// Like [`unpark`](Self::unpark) for a sleeper that waits elsewhere: `wake` is called by one of the wakers of each sleep.
+    /// As [`unpark`](Self::unpark) for a sleeper that waits elsewhere: exactly one of the wakers of each sleep calls `wake`.
     #[inline]
     pub(crate) fn unpark_with(&self, wake: impl FnOnce()) -> bool {
-        // The work before the look for a sleeper, seen from all threads.
+        // All threads see the work before the look for a sleeper.
         fence(Ordering::SeqCst);
         if self.state.load(Ordering::Relaxed) != PARKED {
             return false;
@@ -80,7 +80,7 @@ impl Parker {
             .compare_exchange(PARKED, WOKEN, Ordering::AcqRel, Ordering::Relaxed)
             .is_err()
         {
-            // Somebody else is waking it, or it woke by itself. Either way it looks for work after this.
+            // Another thread is waking it, or it woke by itself. In both cases it looks for work after this.
             return false;
         }
         wake();
@@ -88,7 +88,7 @@ impl Parker {
     }
 }
 
-/// An announcement in force. While it lives, wakers make the effort to wake this thread.
+/// An announcement. While it lives, wakers wake this thread.
 #[must_use = "the announcement ends when this is dropped"]
 #[derive(Debug)]
 pub(crate) struct Announced<'a> {
@@ -96,16 +96,16 @@ pub(crate) struct Announced<'a> {
 }
 
 impl Announced<'_> {
-    /// True if somebody has already woken this thread: not worth going to sleep.
+    /// Returns `true` if another thread has already woken this one, so that it should not sleep.
     pub(crate) fn is_woken(&self) -> bool {
         self.parker.state.load(Ordering::Acquire) == WOKEN
     }
 
-    /// Sleeps until woken, at most for `timeout`. True if woken.
+    /// Sleeps until woken, at most for `timeout`. Returns `true` if it was woken.
     pub(crate) fn sleep(self, timeout: Duration) -> bool {
-        // A time-out beyond what the clock can hold is for ever.
+        // A time-out beyond the range of the clock means without limit.
         let deadline = Instant::now().checked_add(timeout);
-        // Nothing panics under this lock and it guards no data, so a poisoned one is as good.
+        // Nothing panics under this lock, and it guards no data, so a poisoned one serves as well.
         let mut held = match self.parker.lock.lock() {
             Ok(held) => held,
             Err(poisoned) => poisoned.into_inner(),

@@ -17,7 +17,7 @@ pub struct CompletionChannel {
     waits: Arc<Waits>,
 }
 
-/// What is known of the threads that wait for a channel's events.
+/// What the waits of a channel's threads have shown.
 #[derive(Debug)]
 struct Waits {
     busy: BusyPoll,
@@ -25,7 +25,7 @@ struct Waits {
     window: Duration,
     /// Queues that report here.
     cqs: RwLock<Vec<Weak<CqInner>>>,
-    /// Queues that were armed since a thread last waited here, and whose progress [`CompletionChannel::busy_poll`] takes over.
+    /// Queues that were armed since a thread last waited here. [`CompletionChannel::busy_poll`] drives their progress.
     armed: AtomicUsize,
 }
 
@@ -61,7 +61,7 @@ impl CompletionChannel {
         self.queue.try_next()
     }
 
-    /// Waits for an event (`ibv_get_cq_event(3)`); `None` waits for ever. Polls for a moment before it sleeps, as
+    /// Waits for an event (`ibv_get_cq_event(3)`); `None` waits without limit. Polls for a moment before it sleeps, as
     /// [`CompletionQueue::wait`] does.
     ///
     /// # Errors
@@ -80,10 +80,10 @@ impl CompletionChannel {
         Ok(cq)
     }
 
-    /// Polls the queues that report here for a moment, if an event is likely to come soon. True if one has come. Call it before
-    /// sleeping on the descriptor, and [`slept`](Self::slept) afterwards unless this was true.
+    /// Polls the queues that report here for a moment, if an event is likely to come soon. Returns `true` if one has come. If not,
+    /// the caller sleeps on the descriptor and calls [`slept`](Self::slept) afterwards.
     ///
-    /// It takes at most `limit` and [`Config::busy_poll`](crate::Config::busy_poll). When it returns false the progress thread
+    /// It takes at most `limit` and [`Config::busy_poll`](crate::Config::busy_poll). When it returns `false`, the progress thread
     /// drives, and the caller may sleep.
     pub fn busy_poll(&self, limit: Duration) -> bool {
         let waits = &*self.waits;
@@ -104,11 +104,11 @@ impl CompletionChannel {
         if left_to_us {
             waits.each(CqInner::hand_over);
         }
-        // One may have come between the last look and the change of hands.
+        // An event may have come between the last look and the hand-over.
         !self.queue.is_empty()
     }
 
-    /// A wait for an event took this long, and the thread slept.
+    /// Notes that a wait for an event took this long, and that the thread slept.
     pub fn slept(&self, waited: Duration) {
         self.waits.busy.slept(waited, self.waits.window);
     }
@@ -119,9 +119,9 @@ impl CompletionChannel {
         cqs.push(Arc::downgrade(cq));
     }
 
-    /// A queue is being armed: will a thread come to [`busy_poll`](Self::busy_poll), and drive?
+    /// A queue is being armed. Returns `true` if a thread will call [`busy_poll`](Self::busy_poll) and drive.
     ///
-    /// One that arms again and again without coming watches the descriptor by other means.
+    /// A program that arms again and again without such a call watches the descriptor in another way.
     pub(super) fn expects_wait(&self) -> bool {
         if !self.waits.busy.is_worth_it() {
             return false;

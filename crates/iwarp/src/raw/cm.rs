@@ -1,6 +1,6 @@
-//! Connection management in the shape of rdma_cm (`rdma_cm(7)`): identifiers, events, and MPA start-up behind them.
+//! Connection management as in rdma_cm (`rdma_cm(7)`): identifiers, events, and MPA start-up below them.
 //!
-//! An identifier is bound, resolved, connected or listened on; what comes of it arrives as events on its channel.
+//! An identifier is bound, resolved, connected, or listens. The results arrive as events on its channel.
 //! `id` holds the identifiers, `active` and `passive` the two sides of MPA start-up (RFC 5044 section 7.1, RFC 6581).
 
 mod active;
@@ -17,13 +17,13 @@ use crate::device::Device;
 use crate::error::Result;
 use std::sync::Arc;
 
-/// What happened to an identifier. Names as in `rdma_get_cm_event(3)`.
+/// The kind of an event. Names as in `rdma_get_cm_event(3)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CmEventKind {
     /// The address was resolved; the identifier has a device.
     AddrResolved,
-    /// It was not; `status` says why.
+    /// The address was not resolved; `status` says why.
     AddrError,
     /// The route was resolved.
     RouteResolved,
@@ -39,22 +39,22 @@ pub enum CmEventKind {
     Established,
     /// The connection is over.
     Disconnected,
-    /// A second has passed since [`Disconnected`](Self::Disconnected): nothing more comes. Not given to a destroyed identifier.
+    /// A second has passed since [`Disconnected`](Self::Disconnected): no more events come. A destroyed identifier does not get it.
     TimewaitExit,
 }
 
 /// An event of an identifier.
 #[derive(Debug, Clone)]
 pub struct CmEvent {
-    /// What happened.
+    /// The kind of the event.
     pub kind: CmEventKind,
     /// Zero, or the errno that describes a failure.
     pub status: i32,
-    /// To whom. For a connection request the new identifier.
+    /// The identifier of the event. For a connection request it is the new one.
     pub id: CmId,
     /// For a connection request, the listening identifier.
     pub listener: Option<CmId>,
-    /// What the peer sent along, without the RFC 6581 prefix.
+    /// The private data of the peer, without the RFC 6581 prefix.
     pub private_data: Vec<u8>,
     /// For [`CmEventKind::Rejected`]: `true` if the peer's MPA reply refused, `false` if the peer's TCP did, so that
     /// probably nobody listens there.
@@ -68,7 +68,7 @@ pub struct CmEvent {
 /// A queue of connection events (`rdma_create_event_channel(3)`) with a pollable descriptor.
 pub type CmEventChannel = Arc<EventQueue<CmEvent>>;
 
-/// The context that identifiers without one of their own share for a device.
+/// The context that all identifiers without a context of their own share for a device.
 ///
 /// # Errors
 /// As [`Context::open`].
@@ -76,7 +76,7 @@ pub fn device_context(device: &Device) -> Result<Context> {
     id::shared_context(device)
 }
 
-/// A new event channel.
+/// Makes an event channel.
 ///
 /// # Errors
 /// The operating system's error: no descriptors left.

@@ -1,8 +1,8 @@
-//! Peers that leave a queue pair which is connected by number.
+//! What happens when the peer of a queue pair that is connected by number leaves.
 //!
-//! On InfiniBand nobody is told that the peer's queue pair is gone: receives stay posted, and a request finds out when it is
-//! not answered for some time. Programs that connect by number rely on it: the end that is done first exits, while
-//! the other still looks for its last completions, and a flushed receive among those would be an error.
+//! On InfiniBand no event tells that the peer's queue pair is gone: receives stay posted, and a request fails when it is not
+//! answered for some time. Programs that connect by number rely on that: the end that is done first exits while the other
+//! still looks for its last completions, where a flushed receive would be an error.
 
 use super::after::After;
 use super::drive;
@@ -11,15 +11,15 @@ use crate::sys::poller::Interest;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a request without a peer takes to fail, about as long as InfiniBand's retries with common settings.
+/// How long a request without a peer takes to fail; about as long as InfiniBand's retries with common settings.
 const RETRIES: Duration = Duration::from_millis(500);
 
-/// What of a stream has ended without the program's knowledge.
+/// Which part of a stream has ended while the program was not told.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Left {
-    /// Nothing more comes.
+    /// No more octets come.
     pub(super) rx: bool,
-    /// Nothing can be sent.
+    /// No octets can be sent.
     pub(super) tx: bool,
     /// The time of a request is running.
     timer: bool,
@@ -29,7 +29,7 @@ pub(super) struct Left {
 pub(super) fn leave(qp: &Arc<QpInner>, g: &mut Guarded) {
     let Some(link) = &g.link else { return };
     tracing::trace!(qp = qp.num, "the peer has left");
-    // A hang-up is reported whatever one asks for.
+    // A hang-up is reported whatever events are asked for.
     link.engine.pause(&link.stream);
     g.resting = false;
     g.interest = Interest {
@@ -41,7 +41,7 @@ pub(super) fn leave(qp: &Arc<QpInner>, g: &mut Guarded) {
     send(g);
 }
 
-/// There may be requests that nobody will answer.
+/// Handles requests that no peer will answer.
 pub(super) fn send(g: &mut Guarded) {
     let Some(link) = &g.link else { return };
     if g.left.rx && !g.left.timer && g.machine.sends_outstanding() > 0 {

@@ -1,11 +1,11 @@
-//! Connecting queue pairs by number, as programs do that exchange GIDs and queue pair numbers by themselves
+//! Connects queue pairs by number, for programs that exchange GIDs and queue pair numbers themselves
 //! (`ibv_modify_qp(3)` to RTR with an address) instead of using the connection manager.
 //!
-//! iWARP has no such thing: an MPA connection needs a port and two roles. So the number carries the port. The low
-//! 16 bits of an addressable queue pair's number are the TCP port of a listener on its device's address; the
-//! address is the GID. Both sides learn of each other at RTR and neither waits for the other: the one with the
-//! smaller (GID, number) connects, the other accepts, and what is posted meanwhile waits. The MPA private data name
-//! both numbers, so a listener answers only those that one of its queue pairs asked for.
+//! iWARP has no such way to connect: an MPA connection needs a port and two roles. So the number carries the port. The low 16
+//! bits of an addressable queue pair's number are the TCP port of a listener on its device's address; the address is the
+//! GID. Each side learns of the other at RTR, and neither waits for the other. The side with the smaller (GID, number) connects
+//! and the other accepts; requests posted meanwhile wait. The MPA private data name both numbers, so a listener answers
+//! only those peers that one of its queue pairs has named.
 //!
 //! An early request waits for its queue pair, and an early connector tries again, both for a bounded time.
 
@@ -25,7 +25,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 const MAGIC: [u8; 8] = *b"iwarp-qp";
-/// Queue pair numbers per listener: what is left of 24 bits beside the port.
+/// Queue pair numbers per listener: those that differ in the 8 of 24 bits that are not the port.
 const PER_PORT: usize = 256;
 /// Early requests kept per device.
 const EARLY_MAX: usize = 1024;
@@ -33,7 +33,7 @@ const EARLY_MAX: usize = 1024;
 const PATIENCE: Duration = Duration::from_secs(30);
 const RETRY: Duration = Duration::from_millis(50);
 
-/// Another queue pair.
+/// The peer of a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Address {
     gid: [u8; 16],
@@ -48,7 +48,7 @@ struct Port {
 
 /// A queue pair between RTR and its connection.
 enum Waiting {
-    /// The peer is going to connect.
+    /// The peer connects.
     ForPeer { qp: QueuePair, peer: Address },
     /// We connect; `id` is the attempt in progress.
     Connecting {
@@ -98,7 +98,7 @@ impl Peers {
         Ok(this)
     }
 
-    /// Belongs to this process, and not to the one that forked it.
+    /// Returns `true` if it belongs to this process, and not to the one that forked it.
     pub(super) fn is_ours(&self) -> bool {
         !self.engine.is_foreign()
     }
@@ -120,7 +120,7 @@ impl Peers {
         })
     }
 
-    /// A number whose port is ours. `taken` tells numbers in use.
+    /// Returns a number whose port is ours. `taken` returns `true` for numbers in use.
     pub(super) fn number(&self, taken: impl Fn(u32) -> bool) -> Result<u32> {
         let ctx = self.context().ok_or(Error::NoDevice)?;
         let random = random_u32()? as usize;
@@ -151,7 +151,7 @@ impl Peers {
         Err(Error::OutOfMemory)
     }
 
-    /// A queue pair is gone.
+    /// Handles a queue pair that is gone.
     pub(super) fn forget(&self, num: u32) {
         let gone = {
             let mut state = self.state.lock();
@@ -159,7 +159,7 @@ impl Peers {
             if let Some(p) = state.ports.iter_mut().find(|p| p.port == port) {
                 p.used[(num >> 16) as usize % PER_PORT] = false;
             }
-            // A listener without queue pairs is closed: nobody should be able to connect to nothing.
+            // A listener without queue pairs is closed, so that no peer connects to it.
             let idle = state.ports.iter().position(|p| !p.used.contains(&true));
             let idle = idle.map(|i| state.ports.swap_remove(i).id);
             let early = state.early.remove(&num).map(|e| e.0);
@@ -179,7 +179,7 @@ impl Peers {
         }
     }
 
-    /// A queue pair has become RTR with this peer.
+    /// Handles a queue pair that has become RTR with this peer.
     pub(super) fn connect(self: &Arc<Self>, qp: &QueuePair, gid: [u8; 16], num: u32) -> Result<()> {
         let ctx = self.context().ok_or(Error::NoDevice)?;
         let own = Address {
@@ -348,7 +348,7 @@ impl Peers {
         }
     }
 
-    /// An attempt failed: the peer may not be RTR yet, or not even listen. Try again for a while.
+    /// Handles a failed attempt: the peer may not be RTR yet, or may not listen yet. Tries again for a while.
     fn failed(self: &Arc<Self>, event: &CmEvent) {
         let lost = {
             let mut state = self.state.lock();
@@ -387,7 +387,7 @@ impl Peers {
         }
     }
 
-    /// Requests that waited too long.
+    /// Ends requests that waited too long.
     fn expire(&self) {
         let now = now_ns();
         let late: Vec<CmId> = {
@@ -410,7 +410,7 @@ impl Peers {
     }
 }
 
-/// Who sends a request, and to which queue pair; `None` if it is not one of ours.
+/// Returns the sender of a request and the queue pair that it names; `None` if that is not one of ours.
 fn sender(event: &CmEvent) -> Option<(Address, u32)> {
     let rest = event.private_data.strip_prefix(&MAGIC)?;
     let (from, rest) = rest.split_first_chunk()?;

@@ -1,7 +1,7 @@
 //! Transmit plans and receive staging, shared by all queue pairs of a process.
 //!
-//! A driver keeps one of each per thread. A queue pair keeps its own only while the stream is blocked in the
-//! middle of a plan, or while a part of an FPDU has come: idle queue pairs own none.
+//! Each driving thread keeps one of each. A queue pair keeps its own only while the stream is blocked in the middle of a plan, or
+//! while a part of an FPDU has come. Idle queue pairs own none.
 
 use iwarp_rnic::AllocError;
 use iwarp_rnic::qp::{IoRun, RxBuffer, RxPlan, TxPlan};
@@ -9,12 +9,12 @@ use parking_lot::Mutex;
 use std::cell::Cell;
 use std::thread::LocalKey;
 
-/// Spare ones kept for all threads; more are given back to the system.
+/// Spare ones kept for all threads. More than these are freed.
 const SPARE_MAX: usize = 16;
 /// Runs of a receive plan: direct placement into many elements, and staging.
 const RX_RUNS: usize = 40;
 
-// Boxed already when they come here; moving them in and out of boxes would copy.
+// They come in boxes; moving them in and out of boxes would copy them.
 #[allow(clippy::vec_box)]
 static TX_SPARE: Mutex<Vec<Box<TxPlan>>> = Mutex::new(Vec::new());
 #[allow(clippy::vec_box)]
@@ -27,8 +27,8 @@ thread_local! {
     static RX_PLAN: Cell<Option<RxPlan>> = const { Cell::new(None) };
 }
 
-/// What this thread keeps; nothing once the thread is ending: a program may destroy its queue pairs in an exit handler,
-/// which runs after the main thread's values are gone.
+/// What this thread keeps. Nothing if the thread is ending: a program may destroy its queue pairs in an exit handler, which
+/// runs after the main thread's values are gone.
 #[inline]
 fn local<T: Default>(key: &'static LocalKey<Cell<T>>) -> T {
     key.try_with(Cell::take).unwrap_or_default()

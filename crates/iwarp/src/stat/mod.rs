@@ -1,8 +1,8 @@
 //! Live statistics: a process that uses the library can be asked while it runs.
 //!
-//! From the moment its progress thread starts, a process listens on a Unix socket (`place`), which only its own user and root can
-//! connect to. Whoever connects gets one JSON document (`document`) and the end of the stream. Nothing listens on the network, the data
-//! path keeps no figures for this, and nobody wakes up while nobody asks.
+//! From the moment its progress thread starts, a process listens on a Unix socket (`place`), to which only its own user and root
+//! can connect. A process that connects gets one JSON document (`document`) and the end of the stream. Nothing listens on the
+//! network, the data path keeps no figures for this, and while no process asks, no thread wakes up.
 //!
 //! * `IWARP_STAT=off` turns it off; `IWARP_STAT=/DIRECTORY` puts the socket there. A socket that cannot be made is no error.
 //! * A child of `fork` has a socket of its own when it first uses the library, and does not keep its parent's.
@@ -48,7 +48,7 @@ pub(crate) fn start(engine: &Arc<Engine>) {
     let (socket, path) = match opened {
         Ok(opened) => opened,
         Err(error) => {
-            // Where the environment asks for it, somebody expects it.
+            // If the environment names a directory, somebody expects the socket there, so a failure is reported.
             match directory {
                 Some(dir) => complain::once(format!(
                     "IWARP_STAT={}: no socket can be made there ({error}); this process cannot be asked",

@@ -1,15 +1,16 @@
-//! Where the sockets are through which processes are asked, and who may be trusted behind one.
+//! The directories and names of the sockets through which processes are asked, and which of them are trusted.
 //!
 //! Each process has a Unix socket in the first of these directories where it can make one: `/run/user/UID`, `/tmp`; or in the one
 //! that `IWARP_STAT` names. Its name is `iwarp-stat.PID.RANDOM` and its mode 0600, so that the kernel lets only the same user and root
 //! connect. `/tmp` is shared with other users. They gain nothing there, for these reasons:
 //!
 //! * the name is not to be guessed, so nobody can occupy it before;
-//! * who asks opens the entry without following a symbolic link, looks at what was opened, and connects to that very entry;
-//! * who asks (but root) skips entries of other users, and everybody skips a socket whose process runs as another user than
-//!   the entry's owner.
+//! * the process that asks opens the entry without following a symbolic link, looks at what was opened, and connects to that
+//!   very entry;
+//! * it skips entries of other users, unless it is root, and it skips a socket whose process runs as another user than the
+//!   entry's owner.
 //!
-//! A process that is killed leaves its entry. Nobody listens there any more, which the next one to ask finds out, and removes it.
+//! A process that is killed leaves its entry. The next process that asks finds that nothing listens there, and removes it.
 
 use crate::sys::sockopt::{PeerCredentials, peer_credentials};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, fchmod, fstat, openat, unlinkat};
@@ -94,7 +95,7 @@ fn open_in(home: &Path) -> io::Result<(OwnedFd, PathBuf)> {
         let _ = std::fs::remove_file(&hidden);
         return Err(e);
     }
-    // Where nobody ever asks, the entries of processes that were killed would pile up.
+    // If no process ever asks, the entries of killed processes would pile up.
     if random.is_multiple_of(64) {
         sweep(home);
     }
@@ -151,13 +152,13 @@ fn process_of(name: &str) -> Option<u32> {
     hexadecimal.then_some(pid)
 }
 
-/// What connecting to an entry came to.
+/// The result of connecting to an entry.
 pub(super) enum Connected {
-    /// A process that may be believed is there. The socket does not block.
+    /// A trusted process is there. The socket does not block.
     Process(OwnedFd, PeerCredentials),
-    /// One is there that accepts nobody at the moment; the owner of its entry.
+    /// A process is there that accepts no connection at the moment; with the owner of its entry.
     Busy(u32),
-    /// The entry is of no use: not a socket, somebody else's, or its process is dead.
+    /// The entry cannot be used: it is no socket, belongs to another user, or its process is dead.
     Nothing,
 }
 

@@ -1,8 +1,8 @@
-//! The side that is asked: the socket, and the few who ask at a time.
+//! The side that is asked: its socket, and the few connections that it answers at a time.
 //!
-//! All of it runs on the progress thread, a piece at a time, with a pause after each, so that it is never long away from
-//! the sockets of queue pairs. An application thread that polls the whole set may be the first to see that somebody asks. It only
-//! takes the socket out of the set and sets a timer, which is the progress thread's to serve.
+//! All of it runs on the progress thread, a piece at a time with a pause after each, so that this thread is never long away from
+//! the sockets of queue pairs. An application thread that polls the whole set may see a new connection first. It only takes the
+//! socket out of the set and sets a timer, which the progress thread serves.
 
 use super::document::Document;
 use crate::engine::{Engine, Source};
@@ -16,15 +16,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Answered at the same time. More wait until one of them has its answer.
+/// Connections answered at the same time. More wait until one of them has its answer.
 const ASKERS_MAX: usize = 4;
 /// Accepted or refused in one turn.
 const TURN_MAX: usize = 16;
 /// Between two pieces of an answer.
 const PAUSE: Duration = Duration::from_micros(500);
-/// Who has read nothing of its answer for this long does not get the rest.
+/// A connection that has taken no octet of its answer for this long is ended.
 const DEADLINE: Duration = Duration::from_secs(2);
-/// Nor does who reads it slowly, after this long.
+/// A connection that takes its answer slowly is ended after this long.
 const LONGEST: Duration = Duration::from_secs(30);
 
 const TIMER_TURN: u32 = 0;
@@ -60,7 +60,7 @@ impl Desk {
         Ok(desk)
     }
 
-    /// Accepts who waits. Returns `false` if nobody more is to be accepted for the moment.
+    /// Accepts waiting connections. Returns `false` if no more are to be accepted for the moment.
     fn accept(self: &Arc<Self>) -> bool {
         for _ in 0..TURN_MAX {
             if self.askers.load(Ordering::Relaxed) >= ASKERS_MAX {
@@ -70,7 +70,7 @@ impl Desk {
                 Ok(socket) if may_ask(socket.as_fd()) => Asker::begin(self, socket),
                 Ok(_) | Err(Errno::CONNABORTED | Errno::INTR) => {}
                 Err(Errno::AGAIN) => return true,
-                // No descriptors left. The one who asks is not worth trying again and again, but may be later.
+                // No descriptors are left. Do not try again at once; there may be some later.
                 Err(_) => {
                     self.engine.after(DEADLINE, self.token, TIMER_TURN);
                     return false;
@@ -80,14 +80,14 @@ impl Desk {
         true
     }
 
-    /// One of those who asked is done.
+    /// A connection is done.
     fn leave(&self) {
         self.askers.fetch_sub(1, Ordering::Relaxed);
         self.engine.after(Duration::ZERO, self.token, TIMER_TURN);
     }
 }
 
-/// Only the same user and root may ask. The socket's mode says so, too; this holds even where somebody has changed that.
+/// Returns `true` for the same user and root. The socket's mode has the same effect, unless somebody has changed the mode.
 fn may_ask(socket: BorrowedFd<'_>) -> bool {
     let own = rustix::process::geteuid().as_raw();
     peer_credentials(socket).is_ok_and(|who| who.uid == 0 || who.uid == own)
@@ -108,7 +108,7 @@ impl Source for Desk {
     }
 }
 
-/// One who asks.
+/// A connection that is answered.
 struct Asker {
     desk: Arc<Desk>,
     token: u64,

@@ -1,4 +1,4 @@
-//! The monotonic clock. The rooms below the runtime have no clock; this is where their `now` arguments come from.
+//! The monotonic clock. The crates below the runtime have no clock; their `now` arguments come from here.
 //!
 //! No `unsafe`. `CLOCK_MONOTONIC` is read through the vDSO, about 20 ns a call.
 

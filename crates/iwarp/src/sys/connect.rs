@@ -1,8 +1,8 @@
-//! Where TCP connections come from: non-blocking connect, listening sockets, accept.
+//! Makes TCP connections: non-blocking connect, listening sockets, accept.
 //!
 //! Invariant: the one `unsafe` call sets an integer socket option on a descriptor that is owned here.
-//! Running out of descriptors is a kind of error of its own ([`NetError::TooManyFiles`]): the level-triggered poller
-//! would report the same waiting connection for ever, so who accepts must pause instead of trying again at once.
+//! Running out of descriptors is an error kind of its own ([`NetError::TooManyFiles`]): the level-triggered poller would report
+//! the same waiting connection without end, so the thread that accepts must pause instead of trying again at once.
 
 use super::stream::TcpStream;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
@@ -16,7 +16,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 pub(crate) enum NetError {
     /// No file descriptor left.
     TooManyFiles {
-        /// True: this process' own limit (`EMFILE`); false: the whole system's (`ENFILE`).
+        /// `true`: this process's own limit (`EMFILE`); `false`: that of the whole system (`ENFILE`).
         process_limit: bool,
     },
     /// Any other error of the operating system.
@@ -74,7 +74,7 @@ impl From<NetError> for io::Error {
     }
 }
 
-/// An IPv4 address in its own form, even if a dual-stack socket shows it mapped into IPv6.
+/// Returns an IPv4 address in its own form, even if a dual-stack socket shows it mapped into IPv6.
 pub(crate) fn canonical(address: SocketAddr) -> SocketAddr {
     match address.ip().to_canonical() {
         IpAddr::V4(ip) => SocketAddr::new(IpAddr::V4(ip), address.port()),
@@ -92,7 +92,7 @@ fn tcp_socket(address: &SocketAddr) -> io::Result<Socket> {
     )
 }
 
-/// A connect that may not have ended. Poll it for writing, then ask [`Connecting::try_finish`].
+/// A connect that may still be in progress. Poll it for writing, then call [`Connecting::try_finish`].
 #[derive(Debug)]
 pub(crate) struct Connecting {
     stream: TcpStream,
@@ -106,7 +106,7 @@ pub(crate) struct Ends {
     pub(crate) peer: SocketAddr,
 }
 
-/// What became of a [`Connecting`].
+/// The state of a [`Connecting`].
 #[derive(Debug)]
 pub(crate) enum Connect {
     /// Established.
@@ -162,7 +162,7 @@ fn choose_port_late(socket: &Socket) {
 }
 
 impl Connecting {
-    /// Asks how it went; call it when the descriptor is writable (before that it is harmless).
+    /// Checks the attempt. Call it when the descriptor is writable; before that it does no harm.
     ///
     /// # Errors
     /// `ConnectionRefused`, `TimedOut`, `HostUnreachable`, `ConnectionReset` …; the attempt is over.
@@ -181,15 +181,15 @@ impl Connecting {
         self.done(Ends { local, peer })
     }
 
-    /// Sends the first octets at once if the connection is there already, as it is on this host. Asks nothing that it does
-    /// not need: what stands in the way is told by the next [`try_finish`](Self::try_finish).
+    /// Sends the first octets at once if the connection is established already, as on this host. It makes no other check: an error
+    /// shows at the next [`try_finish`](Self::try_finish).
     ///
     /// # Errors
     /// As [`try_finish`](Self::try_finish).
     pub(crate) fn send_now(self, first: &[u8]) -> io::Result<(Connect, usize)> {
         let local = self.stream.local_addr()?;
         let peer = if self.peer.ip().is_unspecified() {
-            // Means this host, under an address that only the connection knows.
+            // The unspecified address means this host, under an address that only the connection knows.
             match self.stream.peer_addr() {
                 Ok(peer) => peer,
                 Err(_) => return Ok((Connect::Pending(self), 0)),
@@ -197,7 +197,7 @@ impl Connecting {
         } else {
             self.peer
         };
-        // Not to ourselves.
+        // It must not connect to itself.
         if local == peer {
             return self.done(Ends { local, peer }).map(|done| (done, 0));
         }
@@ -211,7 +211,7 @@ impl Connecting {
     }
 
     fn done(self, ends: Ends) -> io::Result<Connect> {
-        // A connect to a free local port can meet itself (simultaneous open of one socket). Nobody was listening.
+        // A connect to a free local port can meet itself (simultaneous open of one socket). Then no program listens there.
         if ends.local == ends.peer {
             self.stream.abort();
             return Err(io::Error::from_raw_os_error(libc::ECONNREFUSED));
@@ -291,7 +291,7 @@ impl Bound {
     }
 }
 
-/// A listening socket. Poll it for reading, then call [`Listener::accept`] until it has nothing.
+/// A listening socket. Poll it for reading, then call [`Listener::accept`] until it returns `None`.
 #[derive(Debug)]
 pub(crate) struct Listener {
     socket: Socket,
@@ -301,8 +301,8 @@ impl Listener {
     /// Listens on `address` (port 0: any free port) with room for `backlog` connections that wait to be accepted; the kernel
     /// caps it at `net.core.somaxconn`.
     ///
-    /// `only_v6`: whether an IPv6 listener refuses IPv4 peers; `None` leaves the system's default. `SO_REUSEADDR` is set, so that a
-    /// restarted program gets its port back at once; on Linux it does not let two listeners share a port.
+    /// `only_v6`: whether an IPv6 listener refuses IPv4 peers; `None` keeps the system's default. `SO_REUSEADDR` is set, so that a
+    /// restarted program gets its port back at once. On Linux it does not let two listeners share a port.
     ///
     /// # Errors
     /// No descriptor; `AddrInUse`; `AddrNotAvailable`; `PermissionDenied` for low ports.
@@ -331,7 +331,7 @@ impl Listener {
                 Ok(accepted) => accepted,
                 Err(error) => match error.raw_os_error() {
                     Some(libc::EAGAIN) => return Ok(None),
-                    // Linux passes pending errors of the new connection through accept; they concern nobody else.
+                    // Linux passes pending errors of the new connection through accept. They do not concern the listener.
                     Some(
                         libc::EINTR
                         | libc::ECONNABORTED

@@ -26,7 +26,7 @@ impl EventFd {
         Ok(Self { fd })
     }
 
-    /// Makes the descriptor readable. Everything written before is visible to who drains after.
+    /// Makes the descriptor readable. A thread that drains afterwards sees everything written before.
     pub(crate) fn signal(&self) {
         loop {
             match write(&self.fd, &1u64.to_ne_bytes()) {
@@ -37,16 +37,16 @@ impl EventFd {
         }
     }
 
-    /// Makes the descriptor unreadable. True if there was at least one signal.
+    /// Makes the descriptor unreadable. Returns `true` if there was at least one signal.
     pub(crate) fn drain(&self) -> bool {
         self.take() > 0
     }
 
-    /// Like [`drain`](Self::drain), but says how many signals there were since the last time.
+    /// As [`drain`](Self::drain), but returns how many signals there were since the last time.
     pub(crate) fn take(&self) -> u64 {
         let mut count = [0u8; 8];
         loop {
-            // Programs may clear O_NONBLOCK on a descriptor they were given; this must not wait even then.
+            // Programs may clear O_NONBLOCK on a descriptor that they got; this call must not block even then.
             let got = preadv2(
                 &self.fd,
                 &mut [IoSliceMut::new(&mut count)],

@@ -7,12 +7,12 @@ static AT_EXIT: Mutex<Vec<fn()>> = Mutex::new(Vec::new());
 extern "C" fn run() {
     let all = std::mem::take(&mut *AT_EXIT.lock());
     for work in all {
-        // A panic must not cross into C; there is nobody left to tell.
+        // A panic must not cross into C, and at this point it cannot be reported.
         let _ = std::panic::catch_unwind(work);
     }
 }
 
-/// Calls `work` at the end of the process, before its exit handlers that were set earlier. Each call counts.
+/// Calls `work` at the end of the process, before exit handlers that were set earlier. Each call adds one.
 pub(crate) fn at_exit(work: fn()) {
     let mut all = AT_EXIT.lock();
     if all.is_empty() {

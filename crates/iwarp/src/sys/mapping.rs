@@ -1,7 +1,7 @@
 //! Page-aligned anonymous memory: staging buffers, and regions that the library allocates for its users.
 //!
-//! Invariant: a [`Mapping`] owns the pages `[ptr, ptr + mapped)`, which nobody else knows until it hands out the address, and
-//! unmaps them exactly once. It never makes references to the memory; who does must know that nobody else writes there.
+//! Invariant: a [`Mapping`] owns the pages `[ptr, ptr + mapped)`. No other code knows them until it hands out the address, and
+//! it unmaps them exactly once. It never makes references to the memory; code that does must know that nothing else writes there.
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::fmt;
@@ -17,7 +17,7 @@ pub(crate) fn page_size() -> usize {
 /// Why there is no memory.
 #[derive(Debug)]
 pub(crate) enum MappingError {
-    /// Longer than any address range of this process can be.
+    /// Longer than any address range of a process can be.
     TooLong {
         /// The length asked for, in octets.
         len: usize,
@@ -61,7 +61,7 @@ impl From<MappingError> for io::Error {
     }
 }
 
-/// Zeroed, readable, writable memory that begins on a page. Not touched memory takes no space.
+/// Zeroed, readable, writable memory that begins on a page. Memory that was never touched takes no space.
 pub(crate) struct Mapping {
     ptr: NonNull<u8>,
     len: usize,
@@ -75,14 +75,14 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// `len` octets of zeros. A length of 0 is fine and takes no memory.
+    /// Maps `len` octets of zeros. A length of 0 is allowed and takes no memory.
     ///
     /// # Errors
     /// [`MappingError`].
     pub(crate) fn new(len: usize) -> Result<Self, MappingError> {
         let page = page_size();
         if len == 0 {
-            // Aligned like a real one, and never used for access.
+            // Aligned like a real address, and never used for access.
             let ptr =
                 NonNull::new(ptr::without_provenance_mut(page)).unwrap_or(NonNull::dangling());
             return Ok(Self {
@@ -111,13 +111,13 @@ impl Mapping {
         Ok(Self { ptr, len, mapped })
     }
 
-    /// First octet. Valid for reads and writes of [`len`](Self::len) octets while `self` lives.
+    /// Returns the address of the first octet. Valid for reads and writes of [`len`](Self::len) octets while `self` lives.
     #[inline]
     pub(crate) fn as_ptr(&self) -> *mut u8 {
         self.ptr.as_ptr()
     }
 
-    /// The address as a number, known to the compiler as reachable by number from now on.
+    /// Returns the address as a number. From now on the compiler expects accesses through that number.
     #[inline]
     pub(crate) fn addr(&self) -> u64 {
         self.ptr.as_ptr().expose_provenance() as u64
@@ -129,7 +129,7 @@ impl Mapping {
         self.len
     }
 
-    /// True if the length is 0.
+    /// Returns `true` if the length is 0.
     #[cfg(test)]
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {

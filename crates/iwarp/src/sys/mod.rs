@@ -1,4 +1,4 @@
-//! The operating system, and nothing else: every system call of this crate and the `unsafe` it takes lives below here.
+//! The operating system: every system call of this crate, and the `unsafe` for it, is in here.
 //!
 //! Each file states the invariant that makes its `unsafe` sound. The rest of the crate sees safe types, with a few
 //! clearly named `_raw` functions whose callers own the memory argument (registered memory that peers may write).

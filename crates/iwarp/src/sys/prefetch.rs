@@ -1,6 +1,6 @@
-//! Hints to the processor that memory is going to be used.
+//! Hints to the processor that memory will be used soon.
 //!
-//! Invariant of the `unsafe`: a hint reads nothing as far as the language is concerned and cannot fault, so any address will do.
+//! Invariant of the `unsafe`: for the language a hint reads nothing, and it cannot fault, so any address is allowed.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! Is a range of addresses mapped? Asked once per memory registration, so that a bad address is an error and never a crash.
+//! Checks whether a range of addresses is mapped. Done once per memory registration, so that a bad address is an error and never
+//! a crash.
 //!
 //! Nothing is read from or written to the range, and no page is brought in: only the kernel's list of mappings is consulted.
 //! - Linux 6.11 and later: one `PROCMAP_QUERY` per mapping that the range touches; 4 µs for the usual single mapping, of any size.
@@ -6,9 +7,9 @@
 //! - Without `/proc`: `MADV_POPULATE_READ`/`_WRITE` (Linux 5.14). It touches no content but brings the pages in, so a large untouched
 //!   range takes memory and time, as pinning it for a hardware RNIC would. If that is missing too, the range counts as bad.
 //!
-//! What the answer cannot promise: that the range stays mapped (the application's duty until it deregisters), that a mapped
-//! file is long enough, and that pages of a main stack that has not grown yet are there (they count as unmapped).
-//! Invariant: the `unsafe` calls below only hand the kernel addresses as numbers, and places for its answers that live on.
+//! The answer does not promise that the range stays mapped (the application must ensure that until it deregisters), that a
+//! mapped file is long enough, or that pages of a main stack that has not grown yet are there (they count as unmapped).
+//! Invariant: the `unsafe` calls below only pass addresses as numbers to the kernel, and places for its answers that live on.
 
 use super::mapping::page_size;
 use rustix::fs::{Mode, OFlags, open};
@@ -18,9 +19,9 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::fd::{AsFd, OwnedFd};
 
-/// True if `[addr, addr + len)` is mapped in this process, all of it readable, and writable if `write`.
+/// Returns `true` if `[addr, addr + len)` is mapped in this process, all of it readable, and writable if `write`.
 ///
-/// An empty range is fine anywhere. A range that wraps around is not.
+/// An empty range is valid anywhere. A range that wraps around is not.
 pub(crate) fn probe_range(addr: u64, len: u64, write: bool) -> bool {
     let Some(end) = addr.checked_add(len) else {
         return false;

@@ -1,4 +1,4 @@
-//! A piece of memory by address and length, laid out as the kernel's `iovec`.
+//! A range of memory by address and length, laid out as the kernel's `iovec`.
 //!
 //! The memory that RDMA moves is registered memory: the application, a peer or the RNIC may write it at any time, so it may never
 //! be seen as `&[u8]`. Invariant: nothing here reads or writes through the address except the `unsafe` functions, whose callers
@@ -7,7 +7,7 @@
 use iwarp_rnic::qp::IoRun;
 use std::mem::{align_of, offset_of, size_of};
 
-/// One range of memory of this process. Holding one grants nothing; it is a pair of numbers.
+/// One range of memory of this process. It is only a pair of numbers, and gives no right to access the memory.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct RawSlice {
@@ -37,7 +37,7 @@ impl RawSlice {
         unsafe { std::slice::from_raw_parts(runs.as_ptr().cast(), runs.len()) }
     }
 
-    /// The range `[addr, addr + len)`. An address that does not fit a pointer cannot be mapped and becomes an empty range at 0.
+    /// Makes the range `[addr, addr + len)`. An address that does not fit a pointer cannot be mapped, and becomes an empty range at 0.
     #[cfg(test)]
     #[inline]
     pub(crate) fn new(addr: u64, len: usize) -> Self {
@@ -83,13 +83,13 @@ impl RawSlice {
         self.len
     }
 
-    /// True if there is nothing in it.
+    /// Returns `true` if it is empty.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The range without its first `count` octets; empty if it has no more.
+    /// Returns the range without its first `count` octets; empty if it has no more.
     #[inline]
     pub(crate) fn after(&self, count: usize) -> Self {
         let count = count.min(self.len);
@@ -99,7 +99,7 @@ impl RawSlice {
         }
     }
 
-    /// Appends at most `limit` octets of the range to `out`, and says how many.
+    /// Appends at most `limit` octets of the range to `out`, and returns how many.
     ///
     /// # Safety
     /// The range is mapped and readable for the length of the call. Other threads and the kernel may write to it: the copy may

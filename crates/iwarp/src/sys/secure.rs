@@ -1,4 +1,5 @@
-//! Whether the program runs with privileges that its caller does not have. Invariant: `getauxval` reads a table that never changes.
+//! Finds out whether the program has privileges that its caller does not have. Invariant: `getauxval` reads a table that never
+//! changes.
 
 /// Returns `true` if the environment comes from somebody with fewer rights than the program (setuid, file capabilities). Then no
 /// variable of it may name a file to write.

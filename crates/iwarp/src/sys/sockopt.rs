@@ -1,4 +1,4 @@
-//! Socket options that no safe crate reads: who is at the other end of a Unix socket, and what TCP knows of a connection.
+//! Socket options that no safe crate reads: the process at the other end of a Unix socket, and TCP's figures for a connection.
 //!
 //! Invariant of the `unsafe`: `getsockopt` writes at most as many octets as it is told that the array has. Both options are plain
 //! numbers, laid out by the kernel's stable interface (`struct ucred` in `socket.h`, `struct tcp_info` in `linux/tcp.h`).
@@ -18,14 +18,14 @@ pub(crate) struct PeerCredentials {
     pub(crate) uid: u32,
 }
 
-/// What TCP says about a connection.
+/// TCP's figures for a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TcpInfo {
     /// Octets of a segment that it sends.
     pub(crate) segment_octets: u32,
     /// Segments sent and not acknowledged.
     pub(crate) unacknowledged_segments: u32,
-    /// Segments taken for lost.
+    /// Segments that TCP counts as lost.
     pub(crate) lost_segments: u32,
     /// Smoothed round-trip time in microseconds.
     pub(crate) rtt_us: u32,
@@ -37,7 +37,7 @@ pub(crate) struct TcpInfo {
     pub(crate) retransmits: u32,
 }
 
-/// Reads an option. What an older kernel does not fill in is zero.
+/// Reads an option. Fields that an older kernel does not fill in are zero.
 fn read<const N: usize>(fd: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<[u8; N]> {
     let mut value = [0u8; N];
     let mut len = N as libc::socklen_t;
@@ -57,13 +57,13 @@ fn read<const N: usize>(fd: BorrowedFd<'_>, level: i32, name: i32) -> io::Result
     Ok(value)
 }
 
-/// A number of the kernel's at octet `at`.
+/// Returns the kernel's number at octet `at`.
 fn number(value: &[u8], at: usize) -> u32 {
     let octets = value.get(at..).and_then(|rest| rest.first_chunk());
     octets.map_or(0, |octets| u32::from_ne_bytes(*octets))
 }
 
-/// Asks who is at the other end of a Unix stream socket.
+/// Returns the process at the other end of a Unix stream socket.
 ///
 /// # Errors
 /// The kernel's error, if it is no such socket.
@@ -77,7 +77,7 @@ pub(crate) fn peer_credentials(fd: impl AsFd) -> io::Result<PeerCredentials> {
     })
 }
 
-/// Asks what TCP knows of a connection.
+/// Returns TCP's figures for a connection.
 ///
 /// # Errors
 /// The kernel's error, if it is no TCP socket.

@@ -23,13 +23,13 @@ use std::time::Duration;
 
 /// How long TCP may take to connect. The kernel would try for two minutes.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
-// None that a queue pair has: it takes over the token of the attempt, and what is left of its timers.
+// No queue pair has this token: the queue pair takes over the token of the attempt, and its remaining timers.
 const TIMER_CONNECT: u32 = TIMERS_END;
 const TIMER_REPLY: u32 = TIMERS_END + 1;
 const TIMER_AGAIN: u32 = TIMERS_END + 2;
 const TIMER_MAPPER: u32 = TIMERS_END + 3;
-/// Pauses before a connect that TCP refused is tried again. Programs tell their peer a port and listen on it
-/// afterwards; where addresses are resolved by a network that takes longer than listening does, and here it does not.
+/// Pauses before a connect that TCP refused is tried again. Some programs tell their peer a port and listen on it only
+/// afterwards. Where a network resolves addresses, that takes longer than listening does; here it does not.
 const REFUSED_PAUSES: [Duration; 4] = [
     Duration::from_millis(2),
     Duration::from_millis(8),
@@ -39,7 +39,7 @@ const REFUSED_PAUSES: [Duration; 4] = [
 
 enum Stage {
     New,
-    /// The peer's port mapper is asked. The connection will come from this socket.
+    /// The peer's port mapper was asked. The connection will come from this socket.
     Mapper(Lookup, Bound),
     /// TCP was refused; a timer tries again.
     Refused,
@@ -54,9 +54,9 @@ struct State {
     stage: Stage,
     initiator: Initiator,
     token: u64,
-    /// Where the peer is: what the program has named, if nothing maps it.
+    /// The peer's address: the one that the program has named, if no mapper knows another.
     target: SocketAddr,
-    /// Connects that TCP refused.
+    /// Number of connects that TCP refused.
     refused: usize,
 }
 
@@ -72,7 +72,7 @@ pub(super) struct Active {
     state: Mutex<State>,
 }
 
-/// How an attempt ends.
+/// The end of an attempt.
 enum End {
     /// The event has been given.
     Established,
@@ -84,11 +84,11 @@ enum End {
     },
 }
 
-/// What to do after a step.
+/// The next step.
 enum Next {
     Wait,
     End(End),
-    /// A good reply. The engine watches the socket under this token.
+    /// The reply is valid. The engine watches the socket under this token.
     Answer(Box<Starting>, u64, Agreed),
 }
 
@@ -146,7 +146,7 @@ impl Active {
         }))
     }
 
-    /// Starts the TCP connect. Errors of the peer come as events, even those that are known at once.
+    /// Starts the TCP connect. Errors of the peer come as events, even if they are known at once.
     pub(super) fn start(self: &Arc<Self>, bound: Option<Bound>) -> Result<()> {
         let mut s = self.state.lock();
         let next = match self.ctx.config().port_mapper {
@@ -171,7 +171,7 @@ impl Active {
         }
     }
 
-    /// Asks the peer's port mapper where its listener is. Its answer names our port, so we need to have one.
+    /// Asks the peer's port mapper for its listener. The question names our port, so we need to have one.
     fn ask_mapper(
         self: &Arc<Self>,
         s: &mut State,
@@ -207,7 +207,7 @@ impl Active {
         Ok(Next::Wait)
     }
 
-    /// The mapper may have answered, or has been silent for a while.
+    /// Looks for the mapper's answer, or handles its silence.
     fn mapper(
         self: &Arc<Self>,
         s: &mut State,
@@ -238,7 +238,7 @@ impl Active {
         }
     }
 
-    /// TCP could not connect. A refusal is not believed at once.
+    /// Handles a connect that failed. A refusal is tried again before it counts.
     fn not_connected(self: &Arc<Self>, s: &mut State, e: &io::Error) -> Next {
         let pause = REFUSED_PAUSES.get(s.refused).copied();
         let (Some(libc::ECONNREFUSED), Some(pause)) = (e.raw_os_error(), pause) else {
@@ -274,7 +274,7 @@ impl Active {
         }
     }
 
-    /// TCP connects. On this host it is there already, and the request goes at once: no other thread has to be woken.
+    /// TCP connects. On this host it is connected already, and the request is sent at once, so that no other thread has to wake.
     fn begin(self: &Arc<Self>, s: &mut State, connecting: Connecting) -> Result<Next> {
         let octets = s.initiator.request_octets();
         let (connecting, sent) = match connecting.send_now(octets) {
@@ -321,7 +321,7 @@ impl Active {
         s.stage = Stage::Reply(starting);
     }
 
-    /// Gives the attempt up without an event.
+    /// Ends the attempt without an event.
     pub(super) fn cancel(&self) {
         self.cancel_locked(&mut self.state.lock());
     }
@@ -340,7 +340,7 @@ impl Active {
         }
     }
 
-    /// TCP is there, or has failed.
+    /// TCP is connected, or has failed.
     fn connected(self: &Arc<Self>, s: &mut State, connecting: Connecting) -> Next {
         let token = s.token;
         let (stream, ends) = match connecting.try_finish() {
@@ -393,7 +393,7 @@ impl Active {
             },
             Read::NeedMore => Next::Wait,
             Read::Bad(e) => Next::End(self.refuse(&starting, &e)),
-            // In the middle of its answer: no matter of revisions.
+            // It ended in the middle of its reply, so the revision is not the reason.
             Read::Closed | Read::Broken(_) if !starting.reader.is_empty() => {
                 Next::End(End::failed(CmEventKind::ConnectError, libc::ECONNRESET))
             }
@@ -401,7 +401,7 @@ impl Active {
         }
     }
 
-    /// The peer closed instead of answering. Peers of revision 1 do so when they meet revision 2: try once more with 1.
+    /// The peer closed instead of replying. Peers of revision 1 do so on revision 2: try once more with 1.
     fn retry_or_end(self: &Arc<Self>, s: &mut State) -> Next {
         let again = s
             .initiator
@@ -422,7 +422,7 @@ impl Active {
         }
     }
 
-    /// The peer has answered. Without locks, because the queue pair starts to work at once.
+    /// The peer has replied. No locks are held, because the queue pair starts to work at once.
     fn answered(self: &Arc<Self>, starting: Starting, token: u64, agreed: &Agreed) -> End {
         let private_data = starting.private_data();
         let Some(id) = self.id.upgrade() else {
@@ -440,19 +440,19 @@ impl Active {
             cm: Some(Arc::downgrade(&id) as Weak<dyn CmSink>),
             first_message: None,
         };
-        // Before the event: who sees it may post. If the connection ends before the event, the identifier remembers.
+        // Before the event, because a program that sees it may post. If the connection ends before the event, the identifier keeps that.
         if let Err(e) = self.qp.inner.attach(handover) {
             tracing::debug!(error = %e, "queue pair does not take the connection");
             return End::failed(CmEventKind::ConnectError, e.errno());
         }
         if !(CmId { inner: id }).established(private_data, peer_ird, peer_ord) {
-            // Destroyed meanwhile.
+            // It was destroyed meanwhile.
             self.qp.inner.fail_connection();
         }
         End::Established
     }
 
-    /// The reply is not one we can live with.
+    /// The reply cannot be accepted.
     fn refuse(&self, starting: &Starting, e: &StartupError) -> End {
         tracing::debug!(peer = %self.peer, error = %e, "MPA reply refused");
         match e.terminate() {
@@ -483,14 +483,14 @@ impl Active {
 
 impl Source for Active {
     fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
-        // The lock is kept, so that neither `cancel` nor a timer meets an attempt that is nowhere.
+        // The lock is kept, so that neither `cancel` nor a timer finds the attempt between two states.
         let next = {
             let mut s = self.state.lock();
             match std::mem::replace(&mut s.stage, Stage::Done) {
                 Stage::Mapper(lookup, bound) => self.mapper(&mut s, lookup, bound, false),
                 Stage::Tcp(connecting) => self.connected(&mut s, connecting),
                 Stage::Reply(starting) => self.reply(&mut s, starting),
-                // A timer's, not a descriptor's.
+                // A timer's token, not a descriptor's.
                 Stage::Refused => {
                     s.stage = Stage::Refused;
                     Next::Wait

@@ -1,4 +1,4 @@
-//! What both sides of MPA start-up need.
+//! What both sides of MPA start-up share.
 
 use super::super::context::Context;
 use super::id::ConnectionParameters;
@@ -23,7 +23,7 @@ pub(super) struct Starting {
     pub(super) reader: FrameReader,
 }
 
-/// How far reading a frame came.
+/// The result of reading a frame.
 pub(super) enum Read {
     /// The frame is whole.
     Frame,
@@ -38,7 +38,7 @@ pub(super) enum Read {
 }
 
 impl Starting {
-    /// Reads the frame and not an octet more: what follows belongs to full operation.
+    /// Reads the frame and not an octet more: the octets behind it belong to full operation.
     pub(super) fn read(&mut self) -> Read {
         let mut buf = [0u8; MAX_FRAME_LEN];
         loop {
@@ -65,13 +65,13 @@ impl Starting {
         }
     }
 
-    /// Writes a frame in one piece, so that it travels in one segment: some receivers insist on that.
+    /// Writes a frame in one call, so that it is sent in one segment: some receivers require that.
     pub(super) fn write(&self, frame: &[u8]) -> io::Result<()> {
         let n = self.stream.send(frame)?;
         self.written(frame, n)
     }
 
-    /// So much of a frame has been written.
+    /// This many octets of a frame have been written.
     pub(super) fn written(&self, frame: &[u8], n: usize) -> io::Result<()> {
         if let Some(flow) = &self.flow {
             flow.sent(&[io::IoSlice::new(&frame[..n])]);
@@ -87,7 +87,7 @@ impl Starting {
         }
     }
 
-    /// What the program at the other end has sent along; nothing before the frame is whole.
+    /// Returns the private data of the other end's program; empty before the frame is complete.
     pub(super) fn private_data(&self) -> Vec<u8> {
         let frame = self.reader.frame();
         frame.map_or_else(Vec::new, |frame| frame.ulp_private_data().to_vec())
@@ -141,7 +141,7 @@ pub(super) fn local_params(
     }
 }
 
-/// What a queue pair has to know of the agreement.
+/// Returns what a queue pair has to know of the agreement.
 pub(super) fn stream_config(agreed: &Agreed, initiator: bool, ctx: &Context) -> StreamConfig {
     StreamConfig {
         initiator,
@@ -161,7 +161,7 @@ pub(super) fn stream_config(agreed: &Agreed, initiator: bool, ctx: &Context) -> 
     }
 }
 
-/// Records a new connection, if the device records at all.
+/// Starts to record a new connection if the device records.
 pub(super) fn record(ctx: &Context, ends: &Ends, active: bool) -> Option<Flow> {
     let recorder = ctx.inner.recorder.as_ref()?;
     let flow = recorder.flow(ends.local, ends.peer);

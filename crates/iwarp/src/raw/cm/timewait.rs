@@ -1,15 +1,15 @@
 //! The event after the end: `RDMA_CM_EVENT_TIMEWAIT_EXIT`.
 //!
-//! InfiniBand keeps a queue pair's number from being used again for a while, and tells when that is over. iWARP leaves such
-//! waiting to TCP, and kernel drivers give no such event. But programs that were written for InfiniBand count on it: tgt frees
-//! a connection only then. So it is given here, as late as there, when most programs have long destroyed the identifier.
+//! On InfiniBand a queue pair's number is not used again for a while, and an event tells when that time is over. With iWARP TCP
+//! waits instead, and kernel drivers give no such event. But some programs that were written for InfiniBand need it: tgt frees
+//! a connection only then. So it is given here after the same time, when most programs have destroyed the identifier long ago.
 
 use super::id::CmIdInner;
 use crate::engine::{Engine, Source};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// Long enough for a program to be done with everything that it waits for after a disconnect.
+/// A program has finished everything that follows a disconnect by then.
 const WAIT: Duration = Duration::from_secs(1);
 
 struct Timewait {
@@ -18,7 +18,7 @@ struct Timewait {
     token: u64,
 }
 
-/// The identifier's connection has ended, and it has been told so.
+/// The identifier's connection has ended, and the event for that was given.
 pub(super) fn begin(id: Weak<CmIdInner>) {
     let Ok(engine) = Engine::current() else {
         return;
