@@ -223,6 +223,10 @@ impl Engine {
     }
 
     pub(crate) fn forget(&self, token: u64) {
+        if self.is_foreign() {
+            // The lock may have been copied while it was held, and nobody serves this table here.
+            return;
+        }
         // Dropped outside the lock: it may remove others.
         let source = self.sources.write().remove(&token);
         drop(source);

@@ -6,8 +6,10 @@
 
 use crate::error::{Error, Result};
 use crate::raw::{Context, SharedReceiveQueue};
+use crate::sys::fork::Origin;
 use crate::sys::mapping::Mapping;
 use crate::verbs::QueuePairBuilder;
+use iwarp_rnic::memory::MemoryError;
 use iwarp_rnic::{Access, Sge};
 use std::mem::ManuallyDrop;
 use std::ops::{Bound, RangeBounds};
@@ -53,6 +55,12 @@ impl ProtectionDomain {
             ctx: self.ctx.clone(),
             stag,
             access,
+            base: if access.contains(Access::ZERO_BASED) {
+                0
+            } else {
+                addr
+            },
+            origin: Origin::here(),
             mapping: ManuallyDrop::new(mapping),
         };
         Ok(MemoryRegion {
@@ -79,15 +87,26 @@ struct RegionInner {
     ctx: Context,
     stag: u32,
     access: Access,
+    /// Tagged offset of the first octet: what elements and peers call its address.
+    base: u64,
+    origin: Origin,
     mapping: ManuallyDrop<Mapping>,
 }
 
 impl Drop for RegionInner {
     fn drop(&mut self) {
+        if self.origin.is_foreign() {
+            // A forked child: the table's lock may be held by a thread that does not exist here, and the entry stays, so the
+            // pages stay, too. They are a copy, which ends with this process.
+            return;
+        }
         // `deregister` returns when no access is in progress, so the pages may go after it.
         match self.ctx.deregister(self.stag) {
-            // SAFETY: it is dropped here alone, and nothing accesses the pages any more.
-            Ok(()) => unsafe { ManuallyDrop::drop(&mut self.mapping) },
+            // The program has ended the registration by its key: then nothing accesses the pages, either.
+            Ok(()) | Err(Error::Memory(MemoryError::NoSuchStag)) => {
+                // SAFETY: it is dropped here alone, and nothing accesses the pages any more.
+                unsafe { ManuallyDrop::drop(&mut self.mapping) }
+            }
             // A window is still bound to the region, so a peer may still reach the pages: they have to stay.
             Err(e) => tracing::warn!("memory is never freed, deallocate windows first: {e}"),
         }
@@ -95,7 +114,8 @@ impl Drop for RegionInner {
 }
 
 /// Registered memory. A clone names the same memory; dropping the last clone deregisters and frees it. While memory windows
-/// are bound to it, it cannot be deregistered, and its pages are never freed: deallocate windows first.
+/// are bound to it, it cannot be deregistered, and its pages are never freed: deallocate windows first. In a forked child,
+/// dropping what the parent has registered does nothing.
 ///
 /// Work requests name it by key. If the memory goes while a request is outstanding, the request fails with
 /// [`WcStatus::LocalProtection`](crate::WcStatus::LocalProtection). If a peer accesses it afterwards, the peer's
@@ -176,7 +196,7 @@ impl MemoryRegion {
     /// Returns what a peer has to know to access it. What the peer may do is decided by the region's rights.
     pub fn remote(&self) -> RemoteMemory {
         RemoteMemory {
-            addr: self.inner.mapping.addr(),
+            addr: self.inner.base,
             len: self.len() as u64,
             rkey: self.inner.stag,
         }
@@ -191,7 +211,7 @@ impl MemoryRegion {
         let len = u32::try_from(len)
             .map_err(|_| Error::InvalidArgument("an element has less than 4 GiB"))?;
         Ok(Sge {
-            addr: self.inner.mapping.addr() + start as u64,
+            addr: self.inner.base + start as u64,
             len,
             lkey: self.inner.stag,
         })
@@ -328,5 +348,21 @@ mod tests {
         let stag = mr.lkey();
         drop(mr);
         assert!(ctx.region(stag).is_none());
+    }
+
+    /// The tagged offsets of such a region begin at zero, for its owner's elements as for peers.
+    #[test]
+    fn a_zero_based_region_says_where_it_begins() {
+        let device = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
+        let ctx = Context::open(&device, Config::default()).unwrap();
+        let pd = ProtectionDomain::new(&ctx);
+        for zero_based in [Access::empty(), Access::ZERO_BASED] {
+            let rights = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
+            let mr = pd.allocate(64, rights | zero_based).unwrap();
+            let iova = ctx.region(mr.lkey()).unwrap().iova;
+            assert_eq!(iova == 0, !zero_based.is_empty());
+            assert_eq!(mr.remote().addr, iova);
+            assert_eq!(mr.sge(5..9).unwrap().addr, iova + 5);
+        }
     }
 }

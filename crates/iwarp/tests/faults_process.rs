@@ -6,7 +6,10 @@ mod common;
 use common::wire::{Hello, Wire, initiator, responder};
 use common::*;
 use iwarp::raw::cm::{CmEventKind, CmId, create_event_channel};
-use iwarp::{Context, Device, Error, SendOp, WcStatus};
+use iwarp::{
+    Access, Context, Cqe, Device, Error, MemoryRegion, ProtectionDomain, QueuePair, SendOp,
+    WcStatus, cm,
+};
 use iwarp_proto::mpa::startup::FrameKind;
 use iwarp_proto::rdmap::{Opcode, TerminateCode};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -76,6 +79,151 @@ fn parent_and_child_both_work_after_a_fork() {
         std::thread::sleep(Duration::from_millis(5));
         healthy.check();
         Healthy::new(V6).check();
+    });
+}
+
+/// Reads from `end`'s peer without a pause, so that at any moment some lock is held.
+fn read_for_ever(end: &End, theirs: &Mem) {
+    let mine = end.mem(1 << 16);
+    let read = SendOp::Read {
+        remote_addr: theirs.addr(),
+        rkey: theirs.stag,
+    };
+    loop {
+        end.post(1, read, &[mine.sge(1 << 16)]);
+        end.expect_status(1, WcStatus::Success);
+    }
+}
+
+/// A child gets a copy of every lock as it was at the time of the fork. What was held then stays held: the thread that had it does
+/// not exist there. To be rid of what it inherited, a child must not need any.
+#[test]
+fn a_child_forked_under_traffic_drops_what_it_inherited() {
+    alone(
+        "a_child_forked_under_traffic_drops_what_it_inherited",
+        || {
+            let mut inherited = Some(Inherited::new());
+            let (client, server) = {
+                let both = inherited.as_mut().unwrap();
+                (both.client.take().unwrap(), both.server.take().unwrap())
+            };
+            let (theirs, ctx) = (server.mem(1 << 16), server.ctx.clone());
+            let registers = server.ctx.clone();
+            std::thread::spawn(move || {
+                let pd = ProtectionDomain::new(&registers);
+                loop {
+                    drop(pd.allocate(64, Access::LOCAL_WRITE).unwrap());
+                }
+            });
+            std::thread::spawn(move || read_for_ever(&client, &theirs));
+            std::thread::spawn(move || {
+                let mut none = [Cqe::default()];
+                loop {
+                    assert_eq!(server.cq.poll(&mut none), Ok(0));
+                }
+            });
+            for _ in 0..150 {
+                // SAFETY: the child drops what it inherited, which is what is tested, and leaves by `_exit`.
+                let child = unsafe { libc::fork() };
+                assert!(child >= 0);
+                if child == 0 {
+                    let stag = inherited.as_ref().unwrap().region.lkey();
+                    drop(inherited.take());
+                    // The raw interface may not know that the region is the parent's, but it does not wait for ever.
+                    let _ = ctx.deregister(stag);
+                    // SAFETY: leaves without the harness's ends, which are the parent's.
+                    unsafe { libc::_exit(0) };
+                }
+                let (start, mut status) = (Instant::now(), 0);
+                // SAFETY: the child is ours, `status` a valid place.
+                while unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == 0 {
+                    if start.elapsed() > LIMIT {
+                        // SAFETY: as above.
+                        unsafe { libc::kill(child, libc::SIGKILL) };
+                        panic!("the child hangs");
+                    }
+                    std::thread::sleep(Duration::from_micros(200));
+                }
+                assert_eq!(status, 0, "the child failed");
+                // Nothing of the parent's has ended.
+                let parents = inherited.as_ref().unwrap();
+                assert!(parents.ctx.region(parents.region.lkey()).is_some());
+            }
+            let parents = inherited.unwrap();
+            let again = std::net::TcpStream::connect(parents.listener.local_addr());
+            assert!(again.is_ok(), "it listens no more: {again:?}");
+            parents.connection.disconnect().unwrap();
+            parents.connection.wait_disconnected(Some(LIMIT)).unwrap();
+        },
+    );
+}
+
+/// One of everything that has an end.
+struct Inherited {
+    ctx: Context,
+    region: MemoryRegion,
+    connection: cm::Connection,
+    listener: cm::Listener,
+    _unconnected: QueuePair,
+    client: Option<End>,
+    server: Option<End>,
+}
+
+impl Inherited {
+    /// All on the device that serves the traffic between `client` and `server`.
+    fn new() -> Self {
+        let (client, server) = pair(V4, &config());
+        let ctx = server.ctx.clone();
+        let pd = ProtectionDomain::new(&ctx);
+        let region = pd.allocate(1 << 16, Access::LOCAL_WRITE).unwrap();
+        let listener = cm::Listener::bind(&ctx, (V4, 0).into()).unwrap();
+        let qp = || pd.queue_pair().build(&server.cq, &server.cq).unwrap();
+        let peer = (qp(), listener.local_addr(), ctx.clone());
+        let connecting = std::thread::spawn(move || {
+            let connection = cm::Connector::new(&peer.2).connect(peer.1, peer.0);
+            // Ends with the process that is left.
+            std::mem::forget(connection.unwrap());
+        });
+        let request = listener.accept(Some(LIMIT)).unwrap();
+        let connection = request.accept(qp(), &Default::default()).unwrap();
+        connecting.join().unwrap();
+        Self {
+            _unconnected: qp(),
+            ctx,
+            region,
+            connection,
+            listener,
+            client: Some(client),
+            server: Some(server),
+        }
+    }
+}
+
+/// `Context::deregister` is safe to call for any key. The pages of a region that was deregistered by its key belong to nobody else.
+#[test]
+fn pages_deregistered_by_key_are_freed_all_the_same() {
+    alone("pages_deregistered_by_key_are_freed_all_the_same", || {
+        const LEN: usize = 1 << 30;
+        let ctx = context(V4, &config());
+        let pd = ProtectionDomain::new(&ctx);
+        let mapped = || {
+            let status = std::fs::read_to_string("/proc/self/status").unwrap();
+            let size = status.lines().find_map(|l| l.strip_prefix("VmSize:"));
+            let size: usize = size.unwrap().trim_end_matches("kB").trim().parse().unwrap();
+            size * 1024
+        };
+        for by_key in [false, true] {
+            let before = mapped();
+            let mr = pd.allocate(LEN, Access::LOCAL_WRITE).unwrap();
+            assert!(mapped() >= before + LEN);
+            if by_key {
+                ctx.deregister(mr.lkey()).unwrap();
+                mr.write_at(0, b"its pages are there as long as it is")
+                    .unwrap();
+            }
+            drop(mr);
+            assert!(mapped() < before + LEN / 2, "by key: {by_key}");
+        }
     });
 }
 

@@ -147,6 +147,9 @@ impl QpInner {
     }
 
     pub(super) fn destroy(self: &Arc<Self>) {
+        if self.origin.is_foreign() {
+            return;
+        }
         let mut after = After::default();
         let (cm, link) = {
             let mut g = self.state.lock();
@@ -237,7 +240,7 @@ impl QpInner {
 impl Drop for QpInner {
     fn drop(&mut self) {
         // Given up without `destroy`: its number is free again.
-        if !self.is_destroyed() {
+        if !self.is_destroyed() && !self.origin.is_foreign() {
             let counters = *self.state.get_mut().machine.counters();
             self.ctx.leave_qp(self.num, &counters);
         }

@@ -12,7 +12,7 @@ use crate::config::Config;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::sys::probe::probe_range;
-use crate::sys::{exit, fork};
+use crate::sys::{exit, fork::Origin};
 use iwarp_rnic::counters::Counters;
 use iwarp_rnic::memory::{HostRange, MemoryTable, RegionInfo, WindowType};
 use iwarp_rnic::{Access, FastRegister};
@@ -24,6 +24,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Once, Weak};
 use std::time::Duration;
 
+/// How long a forked child waits for the memory table of a device that its parent has opened. It may have been copied while it was
+/// locked, by a thread that does not exist in the child.
+const INHERITED_PATIENCE: Duration = Duration::from_secs(1);
+
 pub(crate) struct ContextInner {
     pub(crate) device: Device,
     pub(crate) config: Config,
@@ -33,14 +37,14 @@ pub(crate) struct ContextInner {
     qps: RwLock<HashMap<u32, Weak<QpInner>>>,
     /// Completion queues that exist.
     pub(super) cqs: AtomicU32,
-    /// The process that opened it.
-    generation: u32,
     next_qp: AtomicU32,
     next_pd: AtomicU32,
     /// Queue pairs that are connected by number; made with the first of them.
     peers: Mutex<Option<Arc<Peers>>>,
     /// Totals of queue pairs that are gone.
     past: Mutex<Counters>,
+    /// The process that opened it.
+    origin: Origin,
 }
 
 /// An opened device (`ibv_open_device(3)`).
@@ -67,12 +71,12 @@ impl Context {
             recorder,
             qps: RwLock::default(),
             cqs: AtomicU32::new(0),
-            generation: fork::generation(),
             // Queue pair numbers have 24 bits; a random start keeps stale ones from meeting new ones.
             next_qp: AtomicU32::new(random_u32()? & 0x00ff_ffff),
             next_pd: AtomicU32::new(1),
             peers: Mutex::new(None),
             past: Mutex::default(),
+            origin: Origin::here(),
         };
         let inner = Arc::new(inner);
         stats::watch(&inner);
@@ -170,10 +174,18 @@ impl Context {
     /// Ends a registration. When this returns, nothing accesses the memory any more.
     ///
     /// # Errors
-    /// [`Error::Memory`]: no such region, or windows are bound to it.
+    /// [`Error::Memory`]: no such region, or windows are bound to it. [`Error::Busy`] after a second in a forked child, if the
+    /// parent was using the device's memory at the time of the fork.
     pub fn deregister(&self, stag: u32) -> Result<()> {
         // Waits for accesses in progress: they hold the table for reading.
-        self.inner.memory.write().deregister(stag)?;
+        let mut table = match self.inner.origin.is_foreign() {
+            false => self.inner.memory.write(),
+            true => {
+                let table = self.inner.memory.try_write_for(INHERITED_PATIENCE);
+                table.ok_or(Error::Busy)?
+            }
+        };
+        table.deregister(stag)?;
         Ok(())
     }
 
@@ -377,7 +389,7 @@ impl ContextInner {
 
     /// Returns `true` if it was opened by this process, and not by one that forked it.
     pub(super) fn is_ours(&self) -> bool {
-        self.generation == fork::generation()
+        !self.origin.is_foreign()
     }
 
     /// Totals over all queue pairs since it was opened. In a child of the process that opened it without those whose locks are
@@ -442,8 +454,10 @@ impl Drop for ContextInner {
         {
             peers.stop();
         }
-        let past = *self.past.get_mut();
-        stats::closed(self, &past);
+        if !self.origin.is_foreign() {
+            let past = *self.past.get_mut();
+            stats::closed(self, &past);
+        }
     }
 }
 

@@ -23,6 +23,7 @@ use crate::error::{Error, Result};
 use crate::progress::baton::Baton;
 use crate::sys::clock::now_ns;
 use crate::sys::connect::Ends;
+use crate::sys::fork::Origin;
 use crate::sys::poller::Interest;
 use crate::sys::stream::TcpStream;
 use iwarp_rnic::counters::Counters;
@@ -190,6 +191,7 @@ pub(crate) struct QpInner {
     pub(super) drives: Drives,
     /// It has put off sending, and its completion queues know: that of the send queue, that of receives.
     pub(super) deferred: [AtomicBool; 2],
+    pub(super) origin: Origin,
 }
 
 /// A reliable-connected queue pair.
@@ -261,6 +263,7 @@ impl QueuePair {
                 destroyed: AtomicBool::new(false),
                 drives: Drives::default(),
                 deferred: [const { AtomicBool::new(false) }; 2],
+                origin: Origin::here(),
             }))
         })?;
         inner.send_cq.inner.attach(&inner);
@@ -467,7 +470,8 @@ impl QueuePair {
     }
 
     /// Destroys it (`ibv_destroy_qp(3)`): its completions and asynchronous events are dropped, its connection is closed in
-    /// the background. Other handles to it find it in the error state and can post nothing.
+    /// the background. Other handles to it find it in the error state and can post nothing. In a forked child it does nothing:
+    /// the queue pair is the parent's.
     pub fn destroy(&self) {
         self.inner.destroy();
     }

@@ -60,6 +60,23 @@ pub(crate) fn generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
+/// The process in which something was made. In a child of that process its locks may have been copied while they were held, by
+/// threads that do not exist there; so the child takes none of them to be rid of what it inherited.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Origin(u32);
+
+impl Origin {
+    /// This process.
+    pub(crate) fn here() -> Self {
+        Self(generation())
+    }
+
+    /// Returns `true` if a fork lies between that process and this one.
+    pub(crate) fn is_foreign(self) -> bool {
+        self != Self::here()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

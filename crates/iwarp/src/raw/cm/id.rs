@@ -11,6 +11,7 @@ use crate::device::{Device, source_address};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::sys::connect::Bound;
+use crate::sys::fork::Origin;
 use iwarp_proto::mpa::startup::MAX_FRAME_LEN;
 use iwarp_rnic::qp::{Blame, Events, Fault};
 use parking_lot::Mutex;
@@ -71,6 +72,7 @@ pub(crate) struct CmIdInner {
     user: AtomicU64,
     serial: u64,
     this: Weak<Self>,
+    origin: Origin,
 }
 
 /// An identifier: one end of a connection to be, or a listener.
@@ -119,6 +121,7 @@ impl CmId {
                 user: AtomicU64::new(0),
                 serial: SERIAL.fetch_add(1, Ordering::Relaxed),
                 this: Weak::clone(this),
+                origin: Origin::here(),
             }),
         }
     }
@@ -448,8 +451,11 @@ impl CmId {
     }
 
     /// Gives it up (`rdma_destroy_id(3)`): a listener stops, a request is refused, an attempt ends. Events that wait
-    /// are dropped. Its queue pair is the program's to destroy.
+    /// are dropped. Its queue pair is the program's to destroy. In a forked child it does nothing: the identifier is the parent's.
     pub fn destroy(&self) {
+        if self.inner.origin.is_foreign() {
+            return;
+        }
         let phase = {
             let mut s = self.inner.state.lock();
             s.bound = None;
@@ -639,6 +645,9 @@ fn status_of(fault: Option<Fault>) -> i32 {
 
 impl Drop for CmIdInner {
     fn drop(&mut self) {
+        if self.origin.is_foreign() {
+            return;
+        }
         // Given up without `destroy`: a listener must not go on accepting for nobody.
         match std::mem::replace(&mut self.state.get_mut().phase, Phase::Destroyed) {
             Phase::Connecting(active) => active.cancel(),
