@@ -181,15 +181,12 @@ impl Wake for CompletionWaker {
 #[derive(Debug)]
 pub(crate) struct EventWaker {
     pub(crate) waiters: Arc<Waiters>,
-    /// `true` while it is registered with the event queue, which would take it any number of times.
-    pub(crate) armed: AtomicBool,
     /// A listener. Requests must be answered even if the program does not call `accept`.
     pub(crate) service: AtomicBool,
 }
 
 impl Wake for EventWaker {
     fn wake(self: Arc<Self>) {
-        self.armed.store(false, Ordering::Release);
         self.waiters.notify();
         if self.service.load(Ordering::Acquire) {
             crate::service::kick();

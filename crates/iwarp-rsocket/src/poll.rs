@@ -50,8 +50,8 @@ pub fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<usize> {
             return Ok(n);
         }
         let now = Instant::now();
+        looked_in_vain();
         if deadline.is_some_and(|d| now >= d) {
-            looked_in_vain();
             return Ok(0);
         }
         if now.duration_since(start) >= spin {

@@ -19,13 +19,11 @@ use iwarp::raw::cm::{CmEvent, CmEventChannel, CmEventKind, CmId, create_event_ch
 use parking_lot::Mutex;
 use std::cell::Cell;
 use std::collections::VecDeque;
-use std::future::Future;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
-use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, Waker};
+use std::sync::atomic::AtomicBool;
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
 /// The state of a socket.
@@ -53,23 +51,18 @@ pub(crate) struct State {
     pub(crate) options: Options,
     /// The error of an attempt to connect. It is reported once.
     error: Option<Errno>,
-    /// Events that were taken from the channel while asking for a wake-up.
-    early: VecDeque<CmEvent>,
 }
 
 thread_local! {
     static IN_VAIN: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Counts calls that would have to wait on a nonblocking socket. A program that spins like this yields its processor now
-/// and then, because its peer may need it to answer.
+/// Counts calls that found nothing: those that would have to wait on a nonblocking socket, and polls before a sleep. A program
+/// that spins like this yields its processor now and then, because its peer may need it to answer.
 pub(crate) fn looked_in_vain() {
-    const OFTEN: u32 = 16;
-    let looks = IN_VAIN.get().wrapping_add(1);
-    IN_VAIN.set(looks);
-    if looks.is_multiple_of(OFTEN) {
-        std::thread::yield_now();
-    }
+    let looks = IN_VAIN.get();
+    IN_VAIN.set(looks.wrapping_add(1));
+    iwarp::raw::looked_in_vain(looks);
 }
 
 pub(crate) struct Socket {
@@ -81,6 +74,8 @@ pub(crate) struct Socket {
     waiters: Arc<Waiters>,
     completion: Waker,
     event: Arc<EventWaker>,
+    /// Calls `event`.
+    event_waker: Waker,
 }
 
 impl Socket {
@@ -99,11 +94,10 @@ impl Socket {
         phase: Phase,
     ) -> Self {
         let waiters = Arc::new(Waiters::default());
-        let event = EventWaker {
+        let event = Arc::new(EventWaker {
             waiters: Arc::clone(&waiters),
-            armed: AtomicBool::new(false),
             service: AtomicBool::new(false),
-        };
+        });
         Self {
             fd: channel.as_fd().as_raw_fd(),
             domain,
@@ -115,10 +109,10 @@ impl Socket {
                 bound: None,
                 options,
                 error: None,
-                early: VecDeque::new(),
             }),
             completion: Waker::from(Arc::new(CompletionWaker(Arc::clone(&waiters)))),
-            event: Arc::new(event),
+            event_waker: Waker::from(Arc::clone(&event)),
+            event,
             waiters,
         }
     }
@@ -145,9 +139,6 @@ impl Socket {
 
     /// Takes events and completions. With `drive` the thread moves octets itself.
     pub(crate) fn pump(&self, s: &mut State, drive: bool) {
-        while let Some(event) = s.early.pop_front() {
-            self.handle(s, event);
-        }
         // Taking from an empty queue costs a system call.
         while !self.channel.is_empty() {
             match self.channel.try_next() {
@@ -183,20 +174,11 @@ impl Socket {
     }
 
     /// Asks to be woken by the next change. The caller looks at the socket once more afterwards.
-    pub(crate) fn arm(&self, s: &mut State) {
+    pub(crate) fn arm(&self, s: &State) {
         if let Phase::Connected(stream) = &s.phase {
             stream.cq.wake_at_next(&self.completion);
         }
-        while !self.event.armed.swap(true, Ordering::AcqRel) {
-            let waker = Waker::from(Arc::clone(&self.event));
-            match pin!(self.channel.recv()).poll(&mut Context::from_waker(&waker)) {
-                Poll::Pending => return,
-                Poll::Ready(event) => {
-                    s.early.push_back(event);
-                    self.event.armed.store(false, Ordering::Release);
-                }
-            }
-        }
+        self.channel.wake_at_next(&self.event_waker);
     }
 
     /// Repeats `step` until it gives a result. It is called with the lock held, and possibly often.
@@ -232,6 +214,8 @@ impl Socket {
             if let Some(result) = step(&mut s) {
                 return result;
             }
+            drop(s);
+            looked_in_vain();
         }
         let deadline = timeout.and_then(|t| start.checked_add(t));
         let waiter = Waiter::of_thread()?;
@@ -239,7 +223,7 @@ impl Socket {
         loop {
             {
                 let mut s = self.state.lock();
-                self.arm(&mut s);
+                self.arm(&s);
                 self.pump(&mut s, false);
                 if let Some(result) = step(&mut s) {
                     return result;
@@ -257,7 +241,7 @@ impl Socket {
         const OUT: i16 = libc::POLLOUT | libc::POLLWRNORM;
         let mut s = self.state.lock();
         if arm {
-            self.arm(&mut s);
+            self.arm(&s);
         }
         self.pump(&mut s, drive);
         match &s.phase {

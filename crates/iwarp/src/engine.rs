@@ -287,6 +287,12 @@ impl Engine {
         self.resting.unpark_with(|| self.wake.signal());
     }
 
+    /// How often that has happened.
+    #[cfg(test)]
+    pub(crate) fn times_handed_over(&self) -> u32 {
+        self.hand_overs.load(Ordering::Acquire)
+    }
+
     /// Application threads drive queue pairs of their own.
     fn application_drives() -> bool {
         now_ns().wrapping_sub(LAST_EMPTY_POLL.load(Ordering::Relaxed)) < DRIVING_NS

@@ -6,6 +6,7 @@
 
 use crate::error::Result;
 use crate::raw::{AsyncEvent, CompletionChannel, CompletionQueue, Context, EventQueue};
+use crate::verbs::room_in;
 use iwarp_rnic::Cqe;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -139,11 +140,13 @@ impl Watched<CompletionChannel> {
     /// events of other queues that arrive meanwhile, so have one task for each channel.
     ///
     /// # Errors
-    /// [`Error::CompletionQueueOverflow`](crate::Error::CompletionQueueOverflow), and those of [`next`](Self::next).
+    /// [`Error::CompletionQueueOverflow`](crate::Error::CompletionQueueOverflow),
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for an empty `out`, and those of [`next`](Self::next).
     pub async fn completions(&self, cq: &CompletionQueue, out: &mut [Cqe]) -> Result<usize> {
+        room_in(out)?;
         loop {
             let n = cq.poll(out)?;
-            if n > 0 || out.is_empty() {
+            if n > 0 {
                 return Ok(n);
             }
             cq.arm(false);

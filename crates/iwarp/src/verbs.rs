@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::memory::ProtectionDomain;
+use crate::progress::wakers::Registration;
 use crate::raw::{CompletionQueue, CqError, QpAttributes, QueuePair as Raw, SharedReceiveQueue};
 use iwarp_rnic::Cqe;
 use iwarp_rnic::qp::State;
@@ -161,11 +162,7 @@ impl CompletionQueue {
     /// # Errors
     /// [`Error::TimedOut`], [`Error::CompletionQueueOverflow`], [`Error::InvalidArgument`] for an empty `out`.
     pub fn wait(&self, out: &mut [Cqe], timeout: Option<Duration>) -> Result<usize> {
-        if out.is_empty() {
-            return Err(Error::InvalidArgument(
-                "there must be room for a completion",
-            ));
-        }
+        room_in(out)?;
         let n = self.poll(out)?;
         if n > 0 {
             return Ok(n);
@@ -179,8 +176,9 @@ impl CompletionQueue {
                 return Ok(n);
             }
         }
+        let mut wait = self.waits();
         loop {
-            WAKER.with(|waker| self.wake_at_next(waker));
+            WAKER.with(|waker| self.wake_wait(&mut wait, waker));
             // A completion may have come after the poll and before the waker was set.
             let n = self.take_ready(out)?;
             if n > 0 {
@@ -204,9 +202,23 @@ impl CompletionQueue {
         }
     }
 
-    /// Waits for completions in an async task of any runtime; see [`wait`](Self::wait).
+    /// Waits for completions in an async task of any runtime; see [`wait`](Self::wait), also for the errors.
     pub fn completions<'a>(&'a self, out: &'a mut [Cqe]) -> Completions<'a> {
-        Completions { cq: self, out }
+        Completions {
+            cq: self,
+            out,
+            wait: self.waits(),
+        }
+    }
+}
+
+/// Nobody can wait for completions without room for one: the wait would never end.
+pub(crate) fn room_in(out: &[Cqe]) -> Result<()> {
+    match out.is_empty() {
+        true => Err(Error::InvalidArgument(
+            "there must be room for a completion",
+        )),
+        false => Ok(()),
     }
 }
 
@@ -216,6 +228,7 @@ impl CompletionQueue {
 pub struct Completions<'a> {
     cq: &'a CompletionQueue,
     out: &'a mut [Cqe],
+    wait: Registration<'a>,
 }
 
 impl Future for Completions<'_> {
@@ -223,11 +236,12 @@ impl Future for Completions<'_> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Result<usize>> {
         let this = &mut *self;
+        room_in(this.out)?;
         match this.cq.poll(this.out) {
             Ok(0) => {}
             done => return Poll::Ready(Ok(done?)),
         }
-        this.cq.wake_at_next(cx.waker());
+        this.cq.wake_wait(&mut this.wait, cx.waker());
         match this.cq.take_ready(this.out) {
             Ok(0) => Poll::Pending,
             done => Poll::Ready(Ok(done?)),

@@ -36,7 +36,7 @@ impl Socket {
                 backlog,
             });
             self.event.service.store(true, Ordering::Release);
-            self.arm(&mut s);
+            self.arm(&s);
         }
         crate::service::watch_listener(self)
     }
@@ -61,7 +61,7 @@ impl Socket {
         if !matches!(s.phase, Phase::Listening(_)) {
             return;
         }
-        self.arm(&mut s);
+        self.arm(&s);
         self.pump(&mut s, false);
         drop(s);
         self.waiters.notify();

@@ -48,6 +48,9 @@ impl After {
         if overflow {
             overflowed(qp);
         }
+        if let (true, Some(srq)) = (self.recv.srq_limit, &qp.srq) {
+            srq.inner.tell_limit();
+        }
         if self.events.is_empty() && self.dropped.is_none() && !self.closed_by_us {
             return;
         }
@@ -168,9 +171,11 @@ impl Host for DriveHost<'_> {
 
     fn take_shared_receive(&mut self, taken: &mut TakenRecv) -> bool {
         self.ring = None;
-        self.qp
-            .srq
-            .as_ref()
-            .is_some_and(|srq| srq.inner.take(taken))
+        let Some(srq) = &self.qp.srq else {
+            return false;
+        };
+        let (got, limit_reached) = srq.inner.take(taken);
+        self.after.recv.srq_limit |= limit_reached;
+        got
     }
 }

@@ -7,6 +7,8 @@ use super::qp::QpInner;
 use crate::engine::Engine;
 use crate::error::Result;
 use crate::progress::busy_poll::BusyPoll;
+use crate::progress::in_vain::looked_in_vain;
+use crate::progress::wakers::{Registration, Wakers};
 use crate::sys::clock::now_ns;
 use iwarp_rnic::Cqe;
 use iwarp_rnic::cq::{CompletionQueue as Ring, Pushed};
@@ -22,8 +24,6 @@ const POLL_DIRECTLY: usize = 4;
 const NOTE_EVERY: u32 = 8;
 /// At least every so many empty polls, everything else of the process is served, too.
 const SERVE_ALL_EVERY: u32 = 64;
-/// Every so many turns of a busy-poll window another thread may have this processor: the peer may be waiting for it.
-const YIELD_EVERY: u32 = 4;
 
 /// Counts, and returns how many there were. A hint: no locked instruction, so two threads at once may count for one.
 #[inline]
@@ -64,8 +64,7 @@ pub(crate) struct CqInner {
     deferred: Mutex<Vec<Weak<QpInner>>>,
     has_deferred: AtomicBool,
     /// Tasks that wait for a completion.
-    wakers: Mutex<Vec<Waker>>,
-    has_wakers: AtomicBool,
+    wakers: Wakers,
     /// An event was asked for and has not been raised. A hint: the ring knows.
     armed: AtomicBool,
     /// What blocking waits have taught.
@@ -99,8 +98,7 @@ impl CompletionQueue {
             polls: AtomicU32::new(0),
             deferred: Mutex::default(),
             has_deferred: AtomicBool::new(false),
-            wakers: Mutex::default(),
-            has_wakers: AtomicBool::new(false),
+            wakers: Wakers::default(),
             armed: AtomicBool::new(false),
             busy: BusyPoll::default(),
         };
@@ -135,11 +133,12 @@ impl CompletionQueue {
             return Ok(0);
         }
         self.inner.note_poll();
-        self.inner.progress();
-        match self.inner.ready.load(Ordering::Acquire) {
-            true => self.take(out),
-            false => Ok(0),
+        let looks = self.inner.progress();
+        if self.inner.ready.load(Ordering::Acquire) {
+            return self.take(out);
         }
+        looked_in_vain(looks);
+        Ok(0)
     }
 
     /// Takes what is there already, and does nothing to make more: for callers that are about to wait.
@@ -261,17 +260,23 @@ impl CompletionQueue {
     }
 
     /// Wakes a task at the next completion. Poll once more after this, then wait.
+    ///
+    /// The waker is called once, by the thread that writes the completion, with no lock held; it may poll this queue. It stays
+    /// registered until then.
     pub fn wake_at_next(&self, waker: &Waker) {
-        {
-            let mut wakers = self.inner.wakers.lock();
-            if !wakers.iter().any(|w| w.will_wake(waker)) {
-                wakers.push(waker.clone());
-            }
-            self.inner.has_wakers.store(true, Ordering::Release);
-        }
-        // The next poll takes the ring's lock: without it, it could miss a completion whose thread misses the waker.
-        self.inner.ready.store(true, Ordering::Release);
-        self.inner.hand_over();
+        self.inner.wakers.register(waker);
+        self.inner.expect_wake();
+    }
+
+    /// A place for a wait that may be given up.
+    pub(crate) fn waits(&self) -> Registration<'_> {
+        self.inner.wakers.registration()
+    }
+
+    /// As [`wake_at_next`](Self::wake_at_next), until `wait` is dropped.
+    pub(crate) fn wake_wait(&self, wait: &mut Registration<'_>, waker: &Waker) {
+        wait.renew(waker);
+        self.inner.expect_wake();
     }
 
     /// Drops the channel events that were raised for this queue and not taken.
@@ -288,12 +293,14 @@ pub(super) struct Owed {
     notify: bool,
     wake: bool,
     overflow: bool,
+    /// The limit of the shared receive queue was reached.
+    pub(super) srq_limit: bool,
 }
 
 impl Owed {
     #[inline]
     pub(super) const fn is_nothing(self) -> bool {
-        !(self.notify | self.wake | self.overflow)
+        !(self.notify | self.wake | self.overflow | self.srq_limit)
     }
 }
 
@@ -306,9 +313,7 @@ pub(super) fn busy_poll(window: Duration, mut look: impl FnMut() -> bool) -> boo
         if look() {
             return true;
         }
-        if turn.is_multiple_of(YIELD_EVERY) {
-            std::thread::yield_now();
-        }
+        looked_in_vain(turn);
         now = now_ns();
         if now >= end {
             break;
@@ -344,7 +349,8 @@ impl CqInner {
             }
             Pushed::Overflow { first } => owed.overflow |= first,
         }
-        owed.wake |= self.has_wakers.load(Ordering::Acquire);
+        // A lost completion is news, too.
+        owed.wake |= self.wakers.any();
     }
 
     /// Raises the events that are due. True if the queue overflowed just now.
@@ -357,11 +363,8 @@ impl CqInner {
                 inner: Arc::clone(self),
             });
         }
-        if owed.wake || owed.overflow {
-            self.has_wakers.store(false, Ordering::Release);
-            for waker in std::mem::take(&mut *self.wakers.lock()) {
-                waker.wake();
-            }
+        if owed.wake {
+            self.wakers.wake_all();
         }
         if owed.overflow {
             self.ctx.raise(AsyncEventKind::CqError(CompletionQueue {
@@ -460,8 +463,15 @@ impl CqInner {
         self.qps.read().iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// An empty poll: this thread drives.
-    pub(super) fn progress(&self) {
+    /// Somebody is registered and is about to wait.
+    fn expect_wake(&self) {
+        // The next poll takes the ring's lock: without it, it could miss a completion whose thread misses the waker.
+        self.ready.store(true, Ordering::Release);
+        self.hand_over();
+    }
+
+    /// An empty poll: this thread drives. Returns how many there were before.
+    pub(super) fn progress(&self) -> u32 {
         let polls = count(&self.empty_polls);
         // A program that has armed the queue looks once more before it waits: that is not driving.
         let driving = !self.armed.load(Ordering::Relaxed);
@@ -474,6 +484,7 @@ impl CqInner {
         if serve_all {
             self.note_served(polls, served);
         }
+        polls
     }
 
     /// Where there was something for others there will be more: then the next look comes at once. A program that polls one queue
@@ -549,29 +560,5 @@ impl std::fmt::Debug for CompletionQueue {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::testing;
-    use super::*;
-
-    /// Who only sends polls one of its queues only, for days.
-    #[test]
-    fn a_queue_that_nobody_polls_keeps_no_more_than_its_queue_pairs() {
-        let ctx = testing::context();
-        let [polled, other] = [0; 2].map(|_| ctx.create_cq(4, None).unwrap());
-        let qps = [0; 2].map(|_| testing::queue_pair(&ctx, &polled, &other));
-        let waiting = |cq: &CompletionQueue| cq.inner.deferred.lock().len();
-        for _ in 0..10 {
-            for qp in &qps {
-                qp.inner.put_off();
-            }
-            assert_eq!(waiting(&polled), 2);
-            assert_eq!(polled.poll(&mut [Cqe::default()]), Ok(0));
-            assert_eq!(waiting(&polled), 0);
-        }
-        assert_eq!(waiting(&other), 2);
-        for (gone, qp) in qps.iter().enumerate() {
-            qp.destroy();
-            assert_eq!(waiting(&other), 1 - gone);
-        }
-    }
-}
+#[path = "cq_tests.rs"]
+mod tests;

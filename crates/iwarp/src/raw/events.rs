@@ -2,13 +2,14 @@
 
 use super::{CompletionQueue, QueuePair, SharedReceiveQueue};
 use crate::error::{Error, Result};
+use crate::progress::wakers::Wakers;
 use crate::sys::eventfd::EventFd;
 use crate::sys::poller::{Interest, wait_fd};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::task::{Poll, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Events in the order in which they happened. Its descriptor is readable while any wait (level-triggered);
 /// it may be duplicated and watched by `poll`, `epoll` or an async runtime.
@@ -17,7 +18,7 @@ pub struct EventQueue<T> {
     queue: Mutex<Waiting<T>>,
     fd: EventFd,
     /// Tasks that wait for an event.
-    wakers: Mutex<Vec<Waker>>,
+    wakers: Wakers,
 }
 
 #[derive(Debug)]
@@ -49,30 +50,46 @@ impl<T> EventQueue<T> {
                 signalled: false,
             }),
             fd: EventFd::new()?,
-            wakers: Mutex::default(),
+            wakers: Wakers::default(),
         })
     }
 
+    /// Adds an event and wakes who waits. Call it with no lock held; else [`put`](Self::put), and [`wake`](Self::wake) later.
     pub(crate) fn push(&self, event: T) {
+        self.put(event);
+        self.wake();
+    }
+
+    /// Adds an event. Threads that watch the descriptor see it; tasks are told by [`wake`](Self::wake).
+    pub(crate) fn put(&self, event: T) {
         let mut queue = self.queue.lock();
         queue.events.push_back(event);
         // Under the lock, so that the descriptor is never readable without an event for long.
         if queue.events.len() == 1 {
             queue.signal(&self.fd);
         }
-        drop(queue);
-        for waker in std::mem::take(&mut *self.wakers.lock()) {
-            waker.wake();
+    }
+
+    /// Wakes the tasks that wait. Wakers are code of the program: call it with no lock held.
+    pub(crate) fn wake(&self) {
+        if self.wakers.any() {
+            self.wakers.wake_all();
         }
     }
 
-    /// Waits for an event in a task of any async runtime.
+    /// Wakes a task at the next event. Look once more after this, then wait. The waker is called once, with no lock held.
+    pub fn wake_at_next(&self, waker: &Waker) {
+        self.wakers.register(waker);
+    }
+
+    /// Waits for an event in a task of any async runtime. Dropping the future loses no event and leaves nothing behind.
     pub async fn recv(&self) -> T {
+        let mut wait = self.wakers.registration();
         std::future::poll_fn(|cx| {
             if let Some(event) = self.try_next() {
                 return Poll::Ready(event);
             }
-            self.wakers.lock().push(cx.waker().clone());
+            wait.renew(cx.waker());
             // One may have come between the look and the wish to be woken.
             self.try_next().map_or(Poll::Pending, Poll::Ready)
         })
@@ -102,12 +119,13 @@ impl<T> EventQueue<T> {
     /// # Errors
     /// [`Error::TimedOut`]; the operating system's error if it cannot wait.
     pub fn next(&self, timeout: Option<Duration>) -> Result<T> {
-        let deadline = timeout.map(|t| std::time::Instant::now() + t);
+        // A time beyond what the clock can hold is for ever.
+        let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
         loop {
             if let Some(event) = self.try_next() {
                 return Ok(event);
             }
-            let left = deadline.map(|d| d.saturating_duration_since(std::time::Instant::now()));
+            let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
             if left == Some(Duration::ZERO) {
                 return Err(Error::TimedOut("no event came"));
             }

@@ -29,6 +29,7 @@ mod stats;
 #[cfg(test)]
 pub(crate) mod testing;
 
+pub use crate::progress::in_vain::looked_in_vain;
 pub use channel::CompletionChannel;
 pub use context::Context;
 pub use cq::{CompletionQueue, CqError};

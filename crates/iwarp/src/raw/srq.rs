@@ -133,15 +133,18 @@ impl SharedReceiveQueue {
 }
 
 impl SrqInner {
-    pub(super) fn take(self: &Arc<Self>, taken: &mut TakenRecv) -> bool {
-        let (got, limit_reached) = self.state.lock().queue.take(taken);
-        if limit_reached {
-            let srq = SharedReceiveQueue {
-                inner: Arc::clone(self),
-            };
-            self.ctx.raise(AsyncEventKind::SrqLimitReached(srq));
-        }
-        got
+    /// Takes a receive: whether there was one, and whether [`tell_limit`](Self::tell_limit) is due, without locks.
+    pub(super) fn take(&self, taken: &mut TakenRecv) -> (bool, bool) {
+        self.state.lock().queue.take(taken)
+    }
+
+    /// Fewer receives than the limit wait.
+    #[cold]
+    pub(super) fn tell_limit(self: &Arc<Self>) {
+        let srq = SharedReceiveQueue {
+            inner: Arc::clone(self),
+        };
+        self.ctx.raise(AsyncEventKind::SrqLimitReached(srq));
     }
 
     /// A queue pair holds a Send: it is told when a receive is posted. False if one is there already.

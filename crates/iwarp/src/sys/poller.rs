@@ -11,6 +11,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+/// Shorter sleeps end to the microsecond. `epoll_wait(2)` counts in milliseconds and would make them twice as long or longer.
+const PRECISE_BELOW: Duration = Duration::from_micros(500);
 /// The longest single sleep; longer waits loop. Keeps every time-out inside what the kernel's `int` of milliseconds can hold.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
@@ -182,7 +184,8 @@ impl Poller {
         Ok(())
     }
 
-    /// Waits for events, at most for `timeout` (`None`: for ever; rounded up to milliseconds), and says how many came.
+    /// Waits for events, at most for `timeout` (`None`: for ever), and says how many came. A `timeout` of 500 µs and more is rounded
+    /// up to milliseconds.
     ///
     /// A signal does not end the wait early.
     ///
@@ -191,14 +194,7 @@ impl Poller {
     pub(crate) fn wait(&self, events: &mut Events, timeout: Option<Duration>) -> io::Result<usize> {
         let deadline = Deadline::after(timeout);
         loop {
-            events.list.clear();
-            let step = deadline.remaining();
-            let spec = timespec(step);
-            match epoll::wait(
-                &self.fd,
-                rustix::buffer::spare_capacity(&mut events.list),
-                Some(&spec),
-            ) {
+            match self.step(events, deadline.remaining()) {
                 Ok(0) if deadline.is_over() => return Ok(0),
                 Ok(0) | Err(Errno::INTR) => {}
                 Ok(count) => return Ok(count),
@@ -207,18 +203,27 @@ impl Poller {
         }
     }
 
+    /// One sleep.
+    fn step(&self, events: &mut Events, mut time: Duration) -> Result<usize, Errno> {
+        events.list.clear();
+        if !time.is_zero() && time < PRECISE_BELOW {
+            // `epoll_pwait2(2)` would do it in one call, but older kernels do not have it, and sandboxes may kill who tries.
+            let mut set = [PollFd::new(&self.fd, PollFlags::IN)];
+            if poll(&mut set, Some(&timespec(time)))? == 0 {
+                return Ok(0);
+            }
+            time = Duration::ZERO;
+        }
+        let room = rustix::buffer::spare_capacity(&mut events.list);
+        epoll::wait(&self.fd, room, Some(&timespec(time)))
+    }
+
     /// Fetches what is ready now, without sleeping.
     ///
     /// # Errors
     /// As [`wait`](Self::wait).
     pub(crate) fn wait_zero(&self, events: &mut Events) -> io::Result<usize> {
-        events.list.clear();
-        let spec = timespec(Duration::ZERO);
-        match epoll::wait(
-            &self.fd,
-            rustix::buffer::spare_capacity(&mut events.list),
-            Some(&spec),
-        ) {
+        match self.step(events, Duration::ZERO) {
             Ok(count) => Ok(count),
             Err(Errno::INTR) => Ok(0),
             Err(error) => Err(error.into()),
@@ -378,6 +383,31 @@ mod tests {
         assert_eq!(poller.wait(&mut events, Some(limit)).expect("wait"), 0);
         assert!(start.elapsed() >= limit, "{:?}", start.elapsed());
         assert!(start.elapsed() < Duration::from_secs(5));
+    }
+
+    /// What is put off for 100 µs would otherwise wait for a millisecond.
+    #[test]
+    fn a_short_wait_is_not_made_a_millisecond() {
+        let poller = Poller::new().expect("epoll");
+        let event = EventFd::new().expect("eventfd");
+        poller.add(&event, 3, Interest::READ).expect("add");
+        let mut events = Events::with_capacity(1);
+        let short = Duration::from_micros(100);
+        let begin = Instant::now();
+        // A busy machine may delay some of them, but not all.
+        loop {
+            let start = Instant::now();
+            assert_eq!(poller.wait(&mut events, Some(short)).expect("wait"), 0);
+            let took = start.elapsed();
+            assert!(took >= short, "{took:?}");
+            if took < Duration::from_micros(900) {
+                break;
+            }
+            assert!(begin.elapsed() < Duration::from_secs(20), "{took:?}");
+        }
+        event.signal();
+        assert_eq!(poller.wait(&mut events, Some(short)).expect("wait"), 1);
+        assert_eq!(events.iter().next().map(|event| event.token), Some(3));
     }
 
     #[test]

@@ -482,7 +482,7 @@ impl CmId {
         }
     }
 
-    pub(super) fn emit(&self, kind: CmEventKind, status: i32) {
+    fn emit(&self, kind: CmEventKind, status: i32) {
         self.push(self.event(kind, status));
     }
 
@@ -499,10 +499,18 @@ impl CmId {
         }
     }
 
-    pub(super) fn push(&self, event: CmEvent) {
-        // The channel's lock is held while pushing, so that `migrate` misses nothing.
+    /// Gives an event. Call it with no lock held; else [`put`](Self::put).
+    fn push(&self, event: CmEvent) {
+        self.put(event).wake();
+    }
+
+    /// Gives an event and returns its channel, whose tasks have to be woken when all locks are dropped.
+    #[must_use = "the channel's tasks have to be woken"]
+    pub(super) fn put(&self, event: CmEvent) -> CmEventChannel {
+        // The channel's lock is held meanwhile, so that `migrate` misses nothing.
         let channel = self.inner.channel.lock();
-        channel.push(event);
+        channel.put(event);
+        Arc::clone(&channel)
     }
 
     /// The connection is up. False if nobody wants it any more.
@@ -660,11 +668,17 @@ impl Drop for CmIdInner {
 
 impl CmIdInner {
     pub(super) fn timewait_over(&self) {
-        // Kept until the event is pushed, so that `destroy` either prevents it or finds it.
+        let Some(id) = self.this.upgrade().map(|inner| CmId { inner }) else {
+            return;
+        };
+        // Kept until the event is there, so that `destroy` either prevents it or finds it.
         let s = self.state.lock();
-        if matches!(s.phase, Phase::Disconnected) {
-            self.push_own(CmEventKind::TimewaitExit, 0);
+        if !matches!(s.phase, Phase::Disconnected) {
+            return;
         }
+        let channel = id.put(id.event(CmEventKind::TimewaitExit, 0));
+        drop(s);
+        channel.wake();
     }
 
     fn push_own(&self, kind: CmEventKind, status: i32) {

@@ -224,7 +224,7 @@ impl Hall {
         let told = |v: Option<u16>| v.filter(|v| *v != NO_NEGOTIATION);
         let (responder_resources, initiator_depth) =
             (told(pending.peer_ord()), told(pending.peer_ird()));
-        // Kept until the event is pushed, so that `destroy` either prevents it or finds it.
+        // Kept until the event is there, so that `destroy` either prevents it or finds it.
         let s = listener.inner.state.lock();
         if !matches!(s.phase, Phase::Listening(_)) {
             return;
@@ -238,7 +238,7 @@ impl Hall {
         };
         let channel = listener.channel();
         let id = CmId::of_request(&channel, ctx, self.ctx.is_some(), requested);
-        listener.push(CmEvent {
+        let channel = listener.put(CmEvent {
             kind: CmEventKind::ConnectRequest,
             status: 0,
             id,
@@ -249,6 +249,7 @@ impl Hall {
             initiator_depth,
         });
         drop(s);
+        channel.wake();
     }
 }
 
@@ -334,6 +335,8 @@ impl Source for Greeting {
             }
             Read::Frame => {
                 self.end(&starting);
+                // The program is told without locks.
+                drop(slot);
                 self.hall.deliver(self.ctx.clone(), starting);
             }
             Read::Bad(e) => {

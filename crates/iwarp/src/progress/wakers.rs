@@ -1,0 +1,250 @@
+//! Tasks and threads that want to be woken once.
+//!
+//! A waker is code of the program: it may poll, register again, take locks of its own, or panic. So it is called with no lock
+//! held, not even that of the list, and a panic of one neither ends the calling thread nor keeps the others from being woken.
+//! Cloning and dropping a waker may run code of the program, too, and both happen outside the lock.
+
+use parking_lot::Mutex;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Waker;
+
+/// Everybody who waits for one queue.
+#[derive(Debug, Default)]
+pub(crate) struct Wakers {
+    list: Mutex<List>,
+    /// The list is not empty. Changed with the list locked.
+    any: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct List {
+    last_key: u64,
+    entries: Vec<Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    /// Which registration; `None` for one that nobody takes back.
+    key: Option<u64>,
+    waker: Waker,
+}
+
+/// A place in the list for one wait. Dropping it takes the waker off the list.
+#[derive(Debug)]
+pub(crate) struct Registration<'a> {
+    wakers: &'a Wakers,
+    key: Option<u64>,
+}
+
+impl Wakers {
+    /// Wakes `waker` once, by the next [`wake_all`](Self::wake_all). If it is registered already, nothing changes.
+    pub(crate) fn register(&self, waker: &Waker) {
+        let waker = waker.clone();
+        let mut list = self.list.lock();
+        if list
+            .entries
+            .iter()
+            .any(|e| e.key.is_none() && e.waker.will_wake(&waker))
+        {
+            // The clone is dropped after the lock.
+            drop(list);
+            return;
+        }
+        list.entries.push(Entry { key: None, waker });
+        self.any.store(true, Ordering::Release);
+    }
+
+    /// A place for a wait that may be given up. Nobody is registered yet.
+    pub(crate) const fn registration(&self) -> Registration<'_> {
+        Registration {
+            wakers: self,
+            key: None,
+        }
+    }
+
+    /// Returns `true` if somebody is registered. One load, for the data path.
+    #[inline]
+    pub(crate) fn any(&self) -> bool {
+        self.any.load(Ordering::Acquire)
+    }
+
+    /// Wakes everybody and empties the list. Call it with no lock held.
+    pub(crate) fn wake_all(&self) {
+        let (first, others) = {
+            let mut list = self.list.lock();
+            self.any.store(false, Ordering::Release);
+            // Nearly always there is one: then the list keeps its memory, and the next registration allocates nothing.
+            match list.entries.len() {
+                0 | 1 => (list.entries.pop(), Vec::new()),
+                _ => (None, std::mem::take(&mut list.entries)),
+            }
+        };
+        for entry in first.into_iter().chain(others) {
+            wake(entry.waker);
+        }
+    }
+}
+
+/// Wakes one, whatever it does.
+fn wake(waker: Waker) {
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
+        tracing::error!("a waker of the program panicked");
+        // Dropping it may panic again.
+        std::mem::forget(payload);
+    }
+}
+
+impl Registration<'_> {
+    /// Registers `waker` in the place of the one of the last poll.
+    pub(crate) fn renew(&mut self, waker: &Waker) {
+        let mut waker = waker.clone();
+        let mut list = self.wakers.list.lock();
+        let mine = self.key.and_then(|key| list.position(key));
+        if let Some(entry) = mine.and_then(|at| list.entries.get_mut(at)) {
+            std::mem::swap(&mut entry.waker, &mut waker);
+            // What was replaced is dropped after the lock.
+            drop(list);
+            return;
+        }
+        list.last_key += 1;
+        let key = Some(list.last_key);
+        list.entries.push(Entry { key, waker });
+        self.key = key;
+        self.wakers.any.store(true, Ordering::Release);
+    }
+}
+
+impl List {
+    fn position(&self, key: u64) -> Option<usize> {
+        self.entries.iter().position(|e| e.key == Some(key))
+    }
+}
+
+impl Drop for Registration<'_> {
+    fn drop(&mut self) {
+        let Some(key) = self.key.filter(|_| self.wakers.any()) else {
+            // Nobody is registered: this one was woken.
+            return;
+        };
+        let gone = {
+            let mut list = self.wakers.list.lock();
+            let gone = list.position(key).map(|at| list.entries.swap_remove(at));
+            self.wakers
+                .any
+                .store(!list.entries.is_empty(), Ordering::Release);
+            gone
+        };
+        // It may be the last handle to a task, which then goes with all that it owns.
+        drop(gone);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicU32;
+    use std::task::Wake;
+
+    /// Counts, and registers itself again from inside `wake`, as an executor does that polls at once.
+    struct Again {
+        wakers: Arc<Wakers>,
+        woken: AtomicU32,
+    }
+
+    impl Wake for Again {
+        fn wake(self: Arc<Self>) {
+            self.woken.fetch_add(1, Ordering::Relaxed);
+            let wakers = Arc::clone(&self.wakers);
+            wakers.register(&Waker::from(self));
+        }
+    }
+
+    struct Panics;
+
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("as this test wants it");
+        }
+    }
+
+    #[derive(Default)]
+    struct Counts(AtomicU32);
+
+    impl Wake for Counts {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn count(wakers: &Wakers) -> usize {
+        let n = wakers.list.lock().entries.len();
+        assert_eq!(n > 0, wakers.any());
+        n
+    }
+
+    #[test]
+    fn one_that_registers_again_is_woken_once_each_time() {
+        let wakers = Arc::new(Wakers::default());
+        for others in 0..3 {
+            let again = Arc::new(Again {
+                wakers: Arc::clone(&wakers),
+                woken: AtomicU32::new(0),
+            });
+            let more: Vec<_> = (0..others).map(|_| Arc::new(Counts::default())).collect();
+            wakers.register(&Waker::from(Arc::clone(&again)));
+            for round in 1..4 {
+                for other in &more {
+                    wakers.register(&Waker::from(Arc::clone(other)));
+                }
+                wakers.wake_all();
+                assert_eq!(again.woken.load(Ordering::Relaxed), round);
+            }
+            assert!(more.iter().all(|o| o.0.load(Ordering::Relaxed) == 3));
+            assert_eq!(count(&wakers), 1);
+            wakers.list.lock().entries.clear();
+            wakers.any.store(false, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_panic_keeps_nobody_from_being_woken() {
+        let wakers = Wakers::default();
+        let counts = [(); 3].map(|()| Arc::new(Counts::default()));
+        for one in &counts {
+            wakers.register(&Waker::from(Arc::clone(one)));
+            wakers.register(&Waker::from(Arc::new(Panics)));
+        }
+        wakers.wake_all();
+        assert!(counts.iter().all(|c| c.0.load(Ordering::Relaxed) == 1));
+        assert_eq!(count(&wakers), 0);
+    }
+
+    #[test]
+    fn a_wait_has_one_place_and_leaves_it() {
+        let wakers = Wakers::default();
+        let tasks = [(); 2].map(|()| Arc::new(Counts::default()));
+        let [first, second] = tasks.each_ref().map(|t| Waker::from(Arc::clone(t)));
+        let mut wait = wakers.registration();
+        assert_eq!(count(&wakers), 0);
+        for _ in 0..5 {
+            wait.renew(&first);
+            wait.renew(&second);
+            wakers.register(&first);
+        }
+        assert_eq!(count(&wakers), 2);
+        drop(wait);
+        assert_eq!(count(&wakers), 1, "the other is nobody's to take back");
+        let mut wait = wakers.registration();
+        wait.renew(&second);
+        wakers.wake_all();
+        assert_eq!(
+            tasks.each_ref().map(|t| t.0.load(Ordering::Relaxed)),
+            [1, 1]
+        );
+        wakers.register(&first);
+        drop(wait);
+        assert_eq!(count(&wakers), 1, "it was woken, and has no place any more");
+    }
+}

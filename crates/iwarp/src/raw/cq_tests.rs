@@ -1,0 +1,156 @@
+//! Tests of completion queues: what polling, arming and waiting leave behind, and who is told.
+
+use super::super::testing;
+use super::*;
+use iwarp_rnic::qp::State;
+use iwarp_rnic::{RecvWr, WcStatus};
+use std::task::Wake;
+
+/// Who only sends polls one of its queues only, for days.
+#[test]
+fn a_queue_that_nobody_polls_keeps_no_more_than_its_queue_pairs() {
+    let ctx = testing::context();
+    let [polled, other] = [0; 2].map(|_| ctx.create_cq(4, None).unwrap());
+    let qps = [0; 2].map(|_| testing::queue_pair(&ctx, &polled, &other));
+    let waiting = |cq: &CompletionQueue| cq.inner.deferred.lock().len();
+    for _ in 0..10 {
+        for qp in &qps {
+            qp.inner.put_off();
+        }
+        assert_eq!(waiting(&polled), 2);
+        assert_eq!(polled.poll(&mut [Cqe::default()]), Ok(0));
+        assert_eq!(waiting(&polled), 0);
+    }
+    assert_eq!(waiting(&other), 2);
+    for (gone, qp) in qps.iter().enumerate() {
+        qp.destroy();
+        assert_eq!(waiting(&other), 1 - gone);
+    }
+}
+
+/// A program that polls drives its queue pairs, and the progress thread leaves them alone. One that arms is about to wait: what
+/// was put off is sent, and the queue pairs count as driven no more.
+#[test]
+fn arming_hands_the_queue_pairs_over() {
+    let ctx = testing::context();
+    let channel = ctx.create_channel().unwrap();
+    for channel in [None, Some(&channel)] {
+        let cq = ctx.create_cq(4, channel).unwrap();
+        let qp = testing::queue_pair(&ctx, &cq, &cq);
+        for solicited_only in [false, true] {
+            // An armed queue is polled once more before the wait, and that is not driving. A completion ends it.
+            cq.inner.armed.store(false, Ordering::Relaxed);
+            assert_eq!(cq.poll(&mut [Cqe::default()]), Ok(0));
+            qp.inner.put_off();
+            assert_eq!(cq.inner.deferred.lock().len(), 1);
+            let before = Engine::current().unwrap().times_handed_over();
+            cq.arm(solicited_only);
+            assert!(!qp.inner.drives.take(), "it still counts as driven");
+            assert_eq!(cq.inner.deferred.lock().len(), 0, "not sent");
+            assert_ne!(Engine::current().unwrap().times_handed_over(), before);
+        }
+        qp.destroy();
+    }
+}
+
+/// The thread that writes a completion says that the queue is not empty, writes, and looks for wakers. A task on another processor
+/// may register between its two looks and see neither: so who registers makes the next poll take the lock.
+#[test]
+fn the_poll_after_asking_to_be_woken_misses_no_completion() {
+    let ctx = testing::context();
+    let cq = ctx.create_cq(4, None).unwrap();
+    // As that task sees it: the completion is there, and the word that it is has not come through.
+    let _ = cq.inner.ring.lock().push(completion(7));
+    let mut out = [Cqe::default(); 2];
+    assert_eq!(
+        cq.poll(&mut out),
+        Ok(0),
+        "the state that this test is about"
+    );
+    cq.wake_at_next(Waker::noop());
+    assert_eq!(cq.poll(&mut out), Ok(1));
+    assert_eq!(out[0].wr_id, 7);
+    // The same for a wait that may be given up.
+    let _ = cq.inner.ring.lock().push(completion(8));
+    let mut wait = cq.waits();
+    cq.wake_wait(&mut wait, Waker::noop());
+    assert_eq!(cq.poll(&mut out), Ok(1));
+    assert_eq!(out[0].wr_id, 8);
+}
+
+fn completion(wr_id: u64) -> Cqe {
+    Cqe {
+        wr_id,
+        ..Cqe::default()
+    }
+}
+
+/// Writes a completion as a driver does.
+fn complete(cq: &CompletionQueue, wr_id: u64) -> bool {
+    let mut owed = Owed::default();
+    let mut ring = cq.inner.ring.lock();
+    cq.inner.push(&mut ring, completion(wr_id), &mut owed);
+    drop(ring);
+    cq.inner.settle(owed)
+}
+
+#[derive(Default)]
+struct Counts(AtomicU32);
+
+impl Wake for Counts {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A task that waits for room, or for the end, while the queue is full must hear that it has overflowed.
+#[test]
+fn an_overflow_wakes_tasks() {
+    let ctx = testing::context();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let (task, capacity) = (Arc::new(Counts::default()), u64::from(cq.capacity()));
+    let waker = Waker::from(Arc::clone(&task));
+    for wr_id in 0..capacity {
+        assert!(!complete(&cq, wr_id));
+    }
+    for overflows in 1..3 {
+        cq.wake_at_next(&waker);
+        assert_eq!(complete(&cq, 99), overflows == 1, "it is told of once");
+        assert_eq!(task.0.load(Ordering::Relaxed), overflows);
+    }
+    let mut out = vec![Cqe::default(); 2 * capacity as usize];
+    assert_eq!(cq.poll(&mut out), Ok(capacity as usize));
+    assert_eq!(cq.poll(&mut out), Err(CqError::Overflow));
+    assert!(matches!(
+        ctx.try_async_event().map(|e| e.kind),
+        Some(AsyncEventKind::CqError(dead)) if dead.is_same(&cq)
+    ));
+}
+
+/// As `ibv_destroy_qp(3)`: nobody can tell afterwards which queue pair a completion belonged to, and its number may be used again.
+#[test]
+fn destroying_a_queue_pair_drops_its_completions() {
+    let ctx = testing::context();
+    let [send, recv] = [0; 2].map(|_| ctx.create_cq(4, None).unwrap());
+    for cqs in [[&send, &send], [&recv, &recv], [&send, &recv]] {
+        let [gone, stays] = [0; 2].map(|_| testing::queue_pair(&ctx, cqs[0], cqs[1]));
+        for qp in [&gone, &stays] {
+            qp.modify(State::Init).unwrap();
+            let wr = RecvWr {
+                wr_id: u64::from(qp.num()),
+                sges: &[],
+            };
+            qp.post_recv(&[wr]).unwrap();
+            qp.modify(State::Error).unwrap();
+        }
+        assert_eq!(cqs[1].len(), 2);
+        gone.destroy();
+        let mut out = [Cqe::default(); 4];
+        assert_eq!(cqs[1].poll(&mut out), Ok(1));
+        assert_eq!(
+            (out[0].qp_num, out[0].status),
+            (stays.num(), WcStatus::Flushed)
+        );
+        stays.destroy();
+    }
+}

@@ -1,0 +1,352 @@
+//! Waiting by task, and what may happen in a waker: it is code of the program, called by whichever thread brings the news.
+//! No test asserts a time; a wake-up that is lost or a lock that is held is a test that does not end.
+
+mod common;
+
+use common::{End, LIMIT, Server, V4, Watchdog, config, context, pair, parameters, queue_pair};
+use iwarp::raw::cm::{CmEvent, CmEventChannel, CmEventKind, create_event_channel};
+use iwarp::raw::{
+    AsyncEvent, AsyncEventKind, CompletionQueue, Context, EventQueue, QueuePair, SharedReceiveQueue,
+};
+use iwarp::tokio::Watched;
+use iwarp::{Cqe, Error, RecvWr, SendOp, WcStatus, cm};
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::task::{Context as TaskContext, Wake, Waker};
+use std::time::Duration;
+
+struct Panics;
+
+impl Wake for Panics {
+    fn wake(self: Arc<Self>) {
+        panic!("as this test wants it");
+    }
+}
+
+/// Says that it was called.
+struct Tells(Sender<()>);
+
+impl Wake for Tells {
+    fn wake(self: Arc<Self>) {
+        let _ = self.0.send(());
+    }
+}
+
+fn tells() -> (Waker, Receiver<()>) {
+    let (tell, told) = channel();
+    (Waker::from(Arc::new(Tells(tell))), told)
+}
+
+/// Registers one that panics on either side of one that tells.
+fn surrounded(register: impl Fn(&Waker)) -> Receiver<()> {
+    let (tells, told) = tells();
+    register(&Waker::from(Arc::new(Panics)));
+    register(&tells);
+    register(&Waker::from(Arc::new(Panics)));
+    told
+}
+
+fn heard(what: &str, told: &Receiver<()>) {
+    told.recv_timeout(LIMIT)
+        .unwrap_or_else(|_| panic!("nobody was told of {what}"));
+}
+
+/// An end with a shared receive queue, which asks for an event when it is empty, and its peer.
+fn with_limit() -> (End, End, SharedReceiveQueue) {
+    let server = Server::new(V4, &config());
+    let client = End::new(V4, &config());
+    client.connect(server.address, b"");
+    let pd = server.ctx.allocate_pd();
+    let srq = server.ctx.create_srq(pd, 16, 1).unwrap();
+    let accepted = server.end_with(server.request(), Some((&srq, pd)), 16, 64);
+    accepted.id.accept(&parameters(b"")).unwrap();
+    client.expect(CmEventKind::Established);
+    accepted.expect(CmEventKind::Established);
+    (client, accepted, srq)
+}
+
+fn empty_recv(wr_id: u64) -> RecvWr<'static> {
+    RecvWr { wr_id, sges: &[] }
+}
+
+/// Nobody polls the target: the progress thread writes its completions and events, and calls the wakers.
+#[test]
+fn a_panicking_waker_ends_nothing() {
+    let _watchdog = Watchdog::new();
+    let (client, target, srq) = with_limit();
+    let (mine, theirs) = (client.mem(64), target.mem(64));
+    for round in 1..4u64 {
+        srq.post(&[empty_recv(round)]).unwrap();
+        srq.set_limit(1).unwrap();
+        let completion = surrounded(|w| target.cq.wake_at_next(w));
+        let limit = surrounded(|w| target.ctx.async_events().wake_at_next(w));
+        client.post(round, SendOp::Send, &[]);
+        heard("the completion", &completion);
+        heard("the limit", &limit);
+        client.expect_status(round, WcStatus::Success);
+        target.expect_status(round, WcStatus::Success);
+        // Whoever serves the target, it must still be there.
+        theirs.set(0, round);
+        let read = SendOp::Read {
+            remote_addr: theirs.addr(),
+            rkey: theirs.stag,
+        };
+        client.post(9, read, &[mine.sge(8)]);
+        client.expect_status(9, WcStatus::Success);
+        assert_eq!(mine.word(0), round);
+    }
+    let end = surrounded(|w| target.channel.wake_at_next(w));
+    client.qp.disconnect();
+    heard("the end", &end);
+    target.expect(CmEventKind::Disconnected);
+}
+
+/// A program that does everything in its wakers, as one does that polls its tasks there.
+struct Busy {
+    ctx: Context,
+    cq: CompletionQueue,
+    qp: QueuePair,
+    srq: SharedReceiveQueue,
+    ids: Vec<iwarp::raw::cm::CmId>,
+    channels: Vec<CmEventChannel>,
+    /// What was taken.
+    done: Sender<Taken>,
+}
+
+#[derive(Debug)]
+enum Taken {
+    Completion(Cqe),
+    Device(AsyncEvent),
+    Connection(CmEvent),
+}
+
+impl Wake for Busy {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        let waker = Waker::from(Arc::clone(self));
+        // Each of these takes a lock of ours.
+        let _ = (self.qp.state(), self.qp.addresses(), self.qp.counters());
+        let _ = (self.ctx.region(1), self.ctx.counters(), self.cq.len());
+        let _ = (self.srq.len(), self.srq.attributes());
+        self.srq.post(&[empty_recv(1)]).unwrap();
+        for id in &self.ids {
+            let _ = (id.addresses(), id.channel(), id.queue_pair());
+        }
+        self.cq.arm(false);
+        self.cq.wake_at_next(&waker);
+        let mut out = [Cqe::default()];
+        while self.cq.poll(&mut out).unwrap() > 0 {
+            let _ = self.done.send(Taken::Completion(out[0]));
+        }
+        take(self.ctx.async_events(), &waker, |e| {
+            let _ = self.done.send(Taken::Device(e));
+        });
+        for channel in &self.channels {
+            take(channel, &waker, |e| {
+                let _ = self.done.send(Taken::Connection(e));
+            });
+        }
+    }
+}
+
+fn take<T>(queue: &EventQueue<T>, waker: &Waker, mut taken: impl FnMut(T)) {
+    queue.wake_at_next(waker);
+    while let Some(event) = queue.try_next() {
+        taken(event);
+    }
+}
+
+#[test]
+fn a_waker_may_do_everything_that_a_program_does() {
+    let _watchdog = Watchdog::new();
+    let (client, target, srq) = with_limit();
+    let server = Server::new(V4, &config());
+    let (done, taken) = channel();
+    let busy = Arc::new(Busy {
+        ctx: target.ctx.clone(),
+        cq: target.cq.clone(),
+        qp: target.qp.clone(),
+        srq: srq.clone(),
+        ids: vec![target.id.clone(), server.id.clone()],
+        channels: vec![Arc::clone(&target.channel), Arc::clone(&server.channel)],
+        done,
+    });
+    let next = |what: &str, wanted: &dyn Fn(&Taken) -> bool| loop {
+        let one = taken.recv_timeout(LIMIT);
+        let one = one.unwrap_or_else(|_| panic!("{what} did not come"));
+        if wanted(&one) {
+            return one;
+        }
+    };
+    let of_connection = |kind| move |t: &Taken| matches!(t, Taken::Connection(e) if e.kind == kind);
+    busy.wake_by_ref();
+    for round in 0..3 {
+        srq.set_limit(15).unwrap();
+        client.post(round, SendOp::Send, &[]);
+        client.expect_status(round, WcStatus::Success);
+        // The order in which the two are told is nobody's business.
+        let (mut limit, mut completion) = (false, false);
+        while !(limit && completion) {
+            match next("news", &|_| true) {
+                Taken::Completion(cqe) => completion = cqe.status == WcStatus::Success,
+                Taken::Device(e) => {
+                    limit |=
+                        matches!(e.kind, AsyncEventKind::SrqLimitReached(of) if of.is_same(&srq));
+                }
+                Taken::Connection(e) => panic!("{e:?}"),
+            }
+        }
+    }
+    let other = End::new(V4, &config());
+    other.connect(server.address, b"");
+    let request = next("a request", &of_connection(CmEventKind::ConnectRequest));
+    let Taken::Connection(request) = request else {
+        unreachable!()
+    };
+    request.id.reject(b"no").unwrap();
+    other.expect(CmEventKind::Rejected);
+    client.qp.disconnect();
+    next("the end", &of_connection(CmEventKind::Disconnected));
+    next(
+        "the end of the end",
+        &of_connection(CmEventKind::TimewaitExit),
+    );
+}
+
+#[derive(Default)]
+struct Counts(AtomicU32);
+
+impl Wake for Counts {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn poll_once<F: Future>(future: F, waker: &Waker) -> bool {
+    pin!(future)
+        .poll(&mut TaskContext::from_waker(waker))
+        .is_ready()
+}
+
+/// A task that looks at several things at once drops the futures that were not ready, and begins anew at its next turn.
+#[test]
+fn waits_that_are_given_up_leave_nothing_behind() {
+    let end = End::new(V4, &config());
+    let polls: [&dyn Fn(&Waker); 3] = [
+        &|w| assert!(!poll_once(end.channel.recv(), w)),
+        &|w| assert!(!poll_once(end.ctx.async_events().recv(), w)),
+        &|w| {
+            let mut out = [Cqe::default()];
+            assert!(!poll_once(end.cq.completions(&mut out), w));
+        },
+    ];
+    for poll in polls {
+        let task = Arc::new(Counts::default());
+        let waker = Waker::from(Arc::clone(&task));
+        for _ in 0..100 {
+            poll(&waker);
+            let other = Arc::new(Counts::default());
+            poll(&Waker::from(Arc::clone(&other)));
+            assert_eq!(Arc::strong_count(&other), 1);
+        }
+        assert_eq!(Arc::strong_count(&task), 2, "this one and the waker");
+    }
+    // A future that is polled again and again has one place, and what woke it leaves none.
+    let task = Arc::new(Counts::default());
+    let waker = Waker::from(Arc::clone(&task));
+    let mut wait = pin!(end.channel.recv());
+    for _ in 0..100 {
+        let poll = wait.as_mut().poll(&mut TaskContext::from_waker(&waker));
+        assert!(poll.is_pending());
+    }
+    assert_eq!(Arc::strong_count(&task), 3);
+    end.id.resolve_addr(None, (V4, 1).into()).unwrap();
+    assert_eq!(task.0.load(Ordering::Relaxed), 1);
+    assert_eq!(Arc::strong_count(&task), 2);
+}
+
+#[test]
+fn a_wait_without_room_for_a_completion_is_refused() {
+    let _watchdog = Watchdog::new();
+    let (client, target) = pair(V4, &config());
+    target.post_recv(1, &[]);
+    client.post(2, SendOp::Send, &[]);
+    client.expect_status(2, WcStatus::Success);
+    let refused = |r: iwarp::Result<usize>| assert!(matches!(r, Err(Error::InvalidArgument(_))));
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let limit = tokio::time::timeout(LIMIT, target.cq.completions(&mut []));
+        refused(limit.await.expect("it waits"));
+        let channel = Watched::new(target.ctx.create_channel().unwrap()).unwrap();
+        let limit = tokio::time::timeout(LIMIT, channel.completions(&target.cq, &mut []));
+        refused(limit.await.expect("it waits"));
+    });
+    refused(target.cq.wait(&mut [], None));
+    target.expect_status(1, WcStatus::Success);
+}
+
+/// The longest time there is does not fit on the clock, and means for ever.
+#[test]
+fn the_longest_time_there_is_may_be_waited() {
+    const LONGEST: Option<Duration> = Some(Duration::MAX);
+    let _watchdog = Watchdog::new();
+    let ctx = context(V4, &config());
+    let pd = iwarp::ProtectionDomain::new(&ctx);
+    let listener = cm::Listener::bind(&ctx, (V4, 0).into()).unwrap();
+    let address = listener.local_addr();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let cq = ctx.create_cq(16, None).unwrap();
+            let qp = pd.queue_pair().build(&cq, &cq).unwrap();
+            let connection = cm::Connector::new(&ctx).connect(address, qp).unwrap();
+            let send = iwarp::SendWr::inline(1, &[b"x"]).signaled();
+            connection.post_send(&[send]).map_err(|e| e.1).unwrap();
+            assert_eq!(cq.wait(&mut [Cqe::default()], LONGEST).unwrap(), 1);
+            connection.wait_disconnected(LONGEST).unwrap();
+        });
+        let request = listener.accept(LONGEST).unwrap();
+        let channel = ctx.create_channel().unwrap();
+        let cq = ctx.create_cq(16, Some(&channel)).unwrap();
+        let qp = pd.queue_pair().build(&cq, &cq).unwrap();
+        let mr = pd.allocate(64, iwarp::Access::LOCAL_WRITE).unwrap();
+        let sges = [mr.sge(..).unwrap()];
+        qp.post_recv(&[RecvWr {
+            wr_id: 1,
+            sges: &sges,
+        }])
+        .map_err(|e| e.1)
+        .unwrap();
+        cq.arm(false);
+        let connection = request.accept(qp, &Default::default()).unwrap();
+        assert!(channel.event(LONGEST).unwrap().is_same(&cq));
+        assert_eq!(cq.wait(&mut [Cqe::default()], LONGEST).unwrap(), 1);
+        let event = ctx.async_event(LONGEST).unwrap();
+        assert!(matches!(
+            event.kind,
+            AsyncEventKind::CommunicationEstablished(_)
+        ));
+        connection.disconnect().unwrap();
+    });
+    // And of an object that nothing is connected to.
+    let events = create_event_channel().unwrap();
+    let pd = ctx.allocate_pd();
+    let cq = ctx.create_cq(1, None).unwrap();
+    let qp = queue_pair(&ctx, pd, &cq, None, 1);
+    let id = iwarp::raw::cm::CmId::create(&events, Some(&ctx));
+    id.resolve_addr(None, address).unwrap();
+    assert_eq!(
+        events.next(LONGEST).unwrap().kind,
+        CmEventKind::AddrResolved
+    );
+    qp.destroy();
+    id.destroy();
+}
