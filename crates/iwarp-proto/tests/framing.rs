@@ -247,7 +247,8 @@ fn markers_are_where_a_naive_model_puts_them() {
             &[498, 498],
             &[1, 2, 3, 500, 501, 502],
             &[2000, 10, 1442],
-            &[65014],
+            &[64766],
+            &[64768],
         ] {
             let ulpdus: Vec<Vec<u8>> = lens
                 .iter()
@@ -393,7 +394,7 @@ fn too_long_or_too_little_room() {
         Err(FramingError::UlpduTooLong)
     );
     assert_eq!(*clock, MarkerClock::new());
-    let longest = vec![0; usize::from(MAX_ULPDU_WITH_MARKERS)];
+    let longest = vec![0; usize::from(MAX_ULPDU)];
     for start in (0..512).step_by(4) {
         assert!(encode_fpdu(&longest, &MARKERS, &mut MarkerClock::at(start), &mut out).is_ok());
     }
@@ -428,11 +429,24 @@ fn mulpdu_values() {
         (134, 128, 128),
         (100, 128, 128),
         (0, 128, 128),
-        (65536, 65530, 65014),
-        (u32::MAX, 65534, 65014),
+        (64772, 64766, 64258),
+        (65280, 64766, 64762),
+        (65284, 64766, 64766),
+        (65483, 64766, 64766),
+        (65536, 64766, 64766),
+        (u32::MAX, 64766, 64766),
     ] {
         assert_eq!(mulpdu(emss, false), plain, "{emss}");
         assert_eq!(mulpdu(emss, true), markers, "{emss} with markers");
+    }
+    //= rfc5044 section 3
+    //= type=test
+    //# The range of MULPDU values MUST be
+    //# between 128 octets and 64768 octets, inclusive.
+    for emss in (0..200).chain(64_000..66_000).chain([1 << 20, u32::MAX]) {
+        for markers in [false, true] {
+            assert!((128..=64768).contains(&mulpdu(emss, markers)), "{emss}");
+        }
     }
     // Whatever the position of the markers, an FPDU of that size fits.
     for emss in 140..4000u32 {

@@ -191,7 +191,7 @@ fn fpdus_grow_with_the_segments_of_the_stream() {
     assert!(last <= first, "{fpdus:?}");
     let mtu = std::fs::read_to_string("/sys/class/net/lo/mtu").unwrap();
     if mtu.trim() == "65536" {
-        // Payload of 65,460 octets at most.
+        // Payload of 64,752 octets at most.
         assert_eq!(last, 17, "{fpdus:?}");
     }
 }

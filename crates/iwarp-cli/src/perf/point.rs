@@ -5,6 +5,7 @@
 use super::hist::Histogram;
 use crate::error::{Error, Result};
 use clap::ValueEnum;
+use iwarp::raw::looked_in_vain;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -256,6 +257,16 @@ impl SpinGuard {
             spins: 0,
             deadline: None,
         }
+    }
+
+    /// To be called on every fruitless turn that has looked at no completion queue: the peer may be waiting for this processor.
+    /// Polling a completion queue offers it by itself.
+    ///
+    /// # Errors
+    /// As [`SpinGuard::turn`].
+    pub(crate) fn turn_of_its_own(&mut self) -> Result<()> {
+        looked_in_vain(self.spins);
+        self.turn()
     }
 
     /// To be called on every fruitless turn.

@@ -265,7 +265,7 @@ fn send_all(s: &TcpStream, mut data: &[u8], spin: bool) -> Result<()> {
     while !data.is_empty() {
         match rustix::net::send(s, data, flags) {
             Ok(n) => data = data.get(n..).unwrap_or_default(),
-            Err(Errno::AGAIN) if spin => guard.turn()?,
+            Err(Errno::AGAIN) if spin => guard.turn_of_its_own()?,
             Err(Errno::INTR) => {}
             Err(e) => return Err(broken(e.into())),
         }
@@ -299,7 +299,7 @@ fn recv_some(s: &TcpStream, buf: &mut [u8], spin: bool, guard: &mut SpinGuard) -
                 guard.reset();
                 return Ok(n);
             }
-            Err(Errno::AGAIN) if spin => guard.turn()?,
+            Err(Errno::AGAIN) if spin => guard.turn_of_its_own()?,
             Err(Errno::INTR) => {}
             Err(e) => return Err(broken(e.into())),
         }

@@ -135,6 +135,9 @@ impl QueuePair {
         //# contains a DDP Header and ULP Payload, and MUST be no larger than the
         //# MULPDU value Advertised by the LLP.
         //= rfc5044 section 3
+        //# The sending DDP MUST NOT post a ULPDU larger than 64768 octets to
+        //# MPA.
+        //= rfc5044 section 3
         //# DDP SHOULD limit each record size to MULPDU.
         //= rfc5044 section 4.5
         //# DDP SHOULD provide ULPDUs that are as large as possible, but less than

@@ -22,10 +22,12 @@ pub const MARKER_INTERVAL: usize = 512;
 pub const MARKER_LEN: usize = 4;
 /// MULPDU is never smaller than this, however small the segments of TCP are (RFC 5044 §4.5).
 pub const MIN_MULPDU: u16 = 128;
-/// The longest ULPDU we send: the largest value of the 16-bit length field, less one so that no pad is needed.
-pub const MAX_ULPDU: u16 = 65534;
-/// The longest ULPDU we send with markers: the pointer of its last marker must fit in 16 bits.
-pub const MAX_ULPDU_WITH_MARKERS: u16 = 65014;
+/// The longest ULPDU that may be sent (RFC 5044 §3). Loopback's segments have room for longer ones, and so has the length field.
+pub const MAX_ULPDU: u16 = 64768;
+/// MULPDU never grows beyond this: the longest ULPDU that may be sent and needs no pad.
+pub const MAX_MULPDU: u16 = MAX_ULPDU - 2;
+
+const _: () = assert!(pad_len(MAX_MULPDU as usize) == 0);
 
 /// Pad octets after a ULPDU of this length, 0 to 3.
 #[inline]
@@ -45,7 +47,7 @@ pub const fn fpdu_len(ulpdu_len: usize) -> usize {
 
 /// The longest ULPDU whose FPDU fits a TCP segment of `emss` octets, wherever the markers fall.
 ///
-/// Never less than 128, and never more than the length field (and, with markers, their pointer) can express.
+/// Never less than [`MIN_MULPDU`], and never more than [`MAX_MULPDU`].
 pub fn mulpdu(emss: u32, markers: bool) -> u16 {
     //= rfc5044 section 4.5
     //# The maximum ULPDU Length for a single ULPDU when Markers are
@@ -61,14 +63,14 @@ pub fn mulpdu(emss: u32, markers: bool) -> u16 {
         0
     };
     let overhead = 6 + marker_room + u64::from(emss % 4);
-    let most = if markers {
-        MAX_ULPDU_WITH_MARKERS
-    } else {
-        MAX_ULPDU
-    };
+    let fits = u64::from(emss).saturating_sub(overhead);
     //= rfc5044 section 4.5
     //# If this occurs, the MPA on TCP sender MUST NOT shrink the
     //# MULPDU below 128 octets
-    let fits = u64::from(emss).saturating_sub(overhead);
-    u16::try_from(fits).unwrap_or(most).clamp(MIN_MULPDU, most)
+    //= rfc5044 section 3
+    //# The range of MULPDU values MUST be
+    //# between 128 octets and 64768 octets, inclusive.
+    u16::try_from(fits)
+        .unwrap_or(MAX_MULPDU)
+        .clamp(MIN_MULPDU, MAX_MULPDU)
 }

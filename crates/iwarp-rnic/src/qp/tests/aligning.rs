@@ -3,6 +3,7 @@
 use super::harness::*;
 use crate::qp::*;
 use crate::{Access, SendOp};
+use iwarp_proto::rdmap::Opcode;
 use std::vec::Vec;
 
 /// Cuts octets into segments as TCP does: whenever one is full, and behind the end of a record (`MSG_EOR`).
@@ -151,5 +152,50 @@ fn without_alignment_a_plan_is_one_write() {
         assert_eq!(rig.fill(), TxFill::Ready);
         assert_eq!(rig.plan.together(), rig.plan.len());
         assert!(!rig.plan.ends_segment());
+    }
+}
+
+/// Loopback's segments have room for more.
+#[test]
+fn no_ulpdu_is_longer_than_may_be_sent() {
+    //= rfc5044 section 3
+    //= type=test
+    //# The sending DDP MUST NOT post a ULPDU larger than 64768 octets to
+    //# MPA.
+    const LEN: u32 = 200_000;
+    const MOST: usize = 64768;
+    for (emss, markers) in [
+        (65483, false),
+        (65483, true),
+        (1 << 20, false),
+        (1 << 20, true),
+    ] {
+        let stream = StreamConfig {
+            emss,
+            markers_tx: markers,
+            markers_rx: markers,
+            ..STREAM
+        };
+        let mut rig = Rig::with(QpConfig::default(), stream);
+        let mr = rig.mr(LEN, Access::REMOTE_READ);
+        let write = SendOp::Write {
+            remote_addr: 0,
+            rkey: 7,
+        };
+        rig.post(1, SendOp::Send, &[mr.part(0, LEN)]);
+        rig.post(2, write, &[mr.part(0, LEN)]);
+        let request = read_request(5, LEN, mr.stag, mr.at);
+        let request = untagged(Opcode::READ_REQUEST, 1, 1, 0, true, &request);
+        assert_eq!(rig.rx_ulpdu(&request), RxStatus::Ok);
+        let sent = rig.sent();
+        let longest = |opcode| {
+            let of_it = sent.iter().filter(|(h, _)| h.opcode() == opcode);
+            of_it.map(|(h, payload)| h.len() + payload.len()).max()
+        };
+        for opcode in [Opcode::SEND, Opcode::WRITE, Opcode::READ_RESPONSE] {
+            let longest = longest(opcode).unwrap();
+            assert!(longest <= MOST, "{opcode:?} {longest}, {emss}");
+            assert!(longest > MOST - 8, "{opcode:?} {longest}, {emss}");
+        }
     }
 }

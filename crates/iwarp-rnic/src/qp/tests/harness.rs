@@ -127,6 +127,8 @@ impl Rig {
 
     pub(super) fn start(&mut self, stream: StreamConfig) {
         self.options.crc = stream.crc.then_some(crc32c::append);
+        // What it sends and gets is framed alike.
+        self.options.markers = stream.markers_tx && stream.markers_rx;
         self.qp.start(stream).unwrap();
     }
 
