@@ -463,7 +463,7 @@ pub(crate) fn latency(a: &LatencyArgs) -> Result<Value> {
     let mut peer = Peer::start()?;
     let stream = tcp::connect(peer.address()?, true)?;
     let mut end = PingPong::new(&stream, &a.framing, a.size, a.wait);
-    let mut samples = Samples::with_capacity(a.iters as usize);
+    let mut samples = Samples::default();
     for i in 0..a.iters + a.iters / 10 {
         let start = Instant::now();
         end.ask()?;

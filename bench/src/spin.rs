@@ -75,8 +75,7 @@ pub(crate) fn measure(a: &SpinArgs) -> Result<Value> {
     let mut writes =
         |crc| rdma::PingPong::connect(&LatencyArgs::writes(a.size, crc), peer.address()?);
     let (mut write, mut write_crc) = (writes(OnOff::Off)?, writes(OnOff::On)?);
-    let room = (TURNS * a.per_turn()) as usize;
-    let mut samples: Vec<Samples> = NAMES.map(|_| Samples::with_capacity(room)).into();
+    let mut samples: Vec<Samples> = NAMES.map(|_| Samples::default()).into();
     take_turns(a, |who, counts| {
         let start = Instant::now();
         match who {

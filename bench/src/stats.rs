@@ -1,43 +1,28 @@
 //! Quantiles of round trips, and the figures that every measurement prints in the same way.
 
+use iwarp_figures::Latencies;
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// Half round trips, in nanoseconds.
+/// Half round trips.
 #[derive(Debug, Default)]
-pub(crate) struct Samples {
-    ns: Vec<u64>,
-}
+pub(crate) struct Samples(Latencies);
 
 impl Samples {
-    /// Room for `n` samples, touched so that recording causes no page faults.
-    pub(crate) fn with_capacity(n: usize) -> Self {
-        let mut ns = vec![1; n];
-        ns.clear();
-        Self { ns }
-    }
-
     /// Notes a round trip.
-    pub(crate) fn round_trip(&mut self, t: Duration) {
-        self.ns.push(t.as_nanos() as u64 / 2);
+    pub(crate) fn round_trip(&mut self, took: Duration) {
+        self.0.record(took / 2);
     }
 
-    fn quantile(sorted: &[u64], q: f64) -> f64 {
-        let at = ((sorted.len() as f64 * q) as usize).min(sorted.len().saturating_sub(1));
-        sorted.get(at).copied().unwrap_or(0) as f64 / 1e3
-    }
-
-    /// Median, 99th percentile, minimum and mean of half a round trip, in microseconds.
+    /// Median, 99th percentile, minimum and mean of half a round trip, in microseconds; 0 without any.
     pub(crate) fn report(&self) -> Value {
-        let mut sorted = self.ns.clone();
-        sorted.sort_unstable();
-        let mean = sorted.iter().sum::<u64>() as f64 / sorted.len().max(1) as f64 / 1e3;
+        let quantile = |share| self.0.quantile_us(share).unwrap_or(0.0);
         json!({
-            "med_us": Self::quantile(&sorted, 0.5),
-            "p99_us": Self::quantile(&sorted, 0.99),
-            "min_us": Self::quantile(&sorted, 0.0),
-            "mean_us": mean,
-            "samples": sorted.len(),
+            "med_us": quantile(0.5),
+            "p99_us": quantile(0.99),
+            "min_us": quantile(0.0),
+            "mean_us": self.0.mean_us().unwrap_or(0.0),
+            "samples": self.0.count(),
         })
     }
 }
@@ -76,17 +61,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantiles_and_units() {
-        let mut s = Samples::with_capacity(100);
+    fn a_round_trip_counts_half() {
+        let mut samples = Samples::default();
+        assert_eq!(samples.report()["med_us"], 0.0);
         for i in 1..=100u64 {
-            s.round_trip(Duration::from_nanos(i * 2000));
+            samples.round_trip(Duration::from_nanos(i * 2000));
         }
-        let r = s.report();
-        assert_eq!(r["min_us"], 1.0);
-        assert_eq!(r["med_us"], 51.0);
-        assert_eq!(r["p99_us"], 100.0);
-        assert_eq!(r["mean_us"], 50.5);
-        assert_eq!(Samples::default().report()["med_us"], 0.0);
+        let report = samples.report();
+        let close = |name: &str, exact: f64| {
+            let got = report[name].as_f64().unwrap();
+            assert!(
+                (got / exact - 1.0).abs() < 1e-3,
+                "{name}: {got} instead of {exact}"
+            );
+        };
+        close("min_us", 1.0);
+        close("med_us", 50.0);
+        close("p99_us", 99.0);
+        close("mean_us", 50.5);
+        assert_eq!(report["samples"], 100);
     }
 
     #[test]

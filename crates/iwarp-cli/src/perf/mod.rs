@@ -2,7 +2,6 @@
 
 mod args;
 mod control;
-pub(crate) mod hist;
 mod host;
 mod local;
 mod pin;

@@ -2,10 +2,10 @@
 //!
 //! TCP implements them in `tcp.rs`, RDMA in `rdma.rs`; everything else of `perf` knows only this file.
 
-use super::hist::Histogram;
 use crate::error::{Error, Result};
 use clap::ValueEnum;
 use iwarp::raw::looked_in_vain;
+use iwarp_figures::Latencies;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -231,7 +231,7 @@ pub(crate) trait Session: Send {
         role: Role,
         point: &Point,
         iters: u64,
-        hist: &mut Histogram,
+        hist: &mut Latencies,
     ) -> Result<()>;
 
     /// `iters` messages altogether, spread over the connections. The client gives the time from its first operation

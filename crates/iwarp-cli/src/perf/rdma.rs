@@ -6,7 +6,6 @@
 //! target, so a spinning target watches the last octet while it polls, and a sleeping one is woken by a Write with
 //! immediate data.
 
-use super::hist::Histogram;
 use super::point::{
     Link, Metric, Op, Pending, Point, Poll, Role, STALL, Session, SpinGuard, Transport, stalled,
 };
@@ -16,6 +15,7 @@ use iwarp::{
     Access, CompletionQueue, Config, Context, Cqe, Device, MemoryRegion, ProtectionDomain, RecvWr,
     RemoteMemory, SendOp, SendWr, Sge, WcOpcode, WcStatus,
 };
+use iwarp_figures::Latencies;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -397,7 +397,7 @@ impl Session for RdmaSession {
         role: Role,
         point: &Point,
         iters: u64,
-        hist: &mut Histogram,
+        hist: &mut Latencies,
     ) -> Result<()> {
         let tag = |i: u64| (i % 255) as u8 + 1;
         match (role, point.op) {
@@ -405,7 +405,7 @@ impl Session for RdmaSession {
                 for _ in 0..iters {
                     let start = Instant::now();
                     self.fetch(point)?;
-                    hist.record(start.elapsed().as_nanos() as u64);
+                    hist.record(start.elapsed());
                 }
                 self.tell()?;
                 self.await_told(point.poll, 0)?;
@@ -419,7 +419,7 @@ impl Session for RdmaSession {
                     let start = Instant::now();
                     self.ping(point, tag(i))?;
                     self.pong(point, tag(i))?;
-                    hist.record(start.elapsed().as_nanos() as u64);
+                    hist.record(start.elapsed());
                 }
             }
             (Role::Server, _) => {

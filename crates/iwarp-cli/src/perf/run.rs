@@ -1,12 +1,12 @@
 //! The measuring end: goes through the plan, keeps both ends in step and collects the samples.
 
 use super::control::{Control, Reply, Request};
-use super::hist::Histogram;
 use super::plan::{Governor, Limit, Plan};
 use super::point::{Link, Metric, Point, Role, Session};
 use super::transport;
 use crate::error::{Context as _, Error, Result};
 use indicatif::{ProgressBar, ProgressStyle};
+use iwarp_figures::Latencies;
 use std::collections::HashMap;
 use std::io::IsTerminal as _;
 use std::time::{Duration, Instant};
@@ -49,7 +49,7 @@ struct Runner {
     links: HashMap<Link, (u32, Box<dyn Session>)>,
     /// Seconds per operation, as last seen.
     pace: HashMap<Point, f64>,
-    hist: Histogram,
+    hist: Latencies,
 }
 
 /// Runs the whole plan over an established control connection.
@@ -69,7 +69,7 @@ pub(crate) fn run(plan: &Plan, control: Control, quiet: bool) -> Result<Vec<Samp
         control,
         links: HashMap::new(),
         pace: HashMap::new(),
-        hist: Histogram::new(),
+        hist: Latencies::new(),
     };
     let mut samples = Vec::new();
     let mut governor = Governor::start(plan, Instant::now());
@@ -152,15 +152,15 @@ impl Runner {
         self.pace.insert(*point, t / iters as f64);
         match point.metric {
             Metric::Latency => {
-                let half = |q| self.hist.quantile(q).map(|ns| ns as f64 / 2000.0);
+                let half = |share| self.hist.quantile_us(share).map(|us| us / 2.0);
                 match (half(0.5), half(0.99)) {
                     // A transport that forgets round trips would flatter itself.
-                    (Some(p50), Some(p99)) if self.hist.len() == iters => {
+                    (Some(p50), Some(p99)) if self.hist.count() == iters => {
                         Ok(Value::Latency { p50, p99 })
                     }
                     _ => Err(Error::failed(format!(
                         "{} of {iters} round trips were measured",
-                        self.hist.len()
+                        self.hist.count()
                     ))),
                 }
             }

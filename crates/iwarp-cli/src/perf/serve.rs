@@ -2,12 +2,12 @@
 
 use super::args::ServeArgs;
 use super::control::{Control, DEFAULT_PORT, HELLO, IDLE, PROTOCOL, Reply, Request, resolve};
-use super::hist::Histogram;
 use super::host::HostInfo;
 use super::point::{Link, Metric, Point, Role, Session, check_link, check_point, memory_of};
 use super::{local, pin, transport};
 use crate::error::{Context as _, Error, Result};
 use crate::service::{self, Budget, Gate, Guest, Share};
+use iwarp_figures::Latencies;
 use std::collections::HashMap;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -181,7 +181,7 @@ struct Opened {
 
 fn serve_requests(c: &mut Control, guest: &Guest, budget: &Arc<Budget>) -> Result<()> {
     let mut links: HashMap<u32, Opened> = HashMap::new();
-    let mut hist = Histogram::new();
+    let mut hist = Latencies::new();
     loop {
         guest.touch();
         let Some(request) = c.hear::<Request>(IDLE)? else {
@@ -243,7 +243,7 @@ fn measure(
     point: &Point,
     iters: u64,
     links: &mut HashMap<u32, Opened>,
-    hist: &mut Histogram,
+    hist: &mut Latencies,
 ) -> Result<()> {
     let o = links
         .get_mut(&id)

@@ -3,11 +3,11 @@
 //! NODELAY is set. Bandwidth: one `send` per message, `recv` of 256 KiB into one buffer that stays in the cache. Latency: a ping-pong
 //! of whole messages, either sleeping in `recv` or spinning on a non-blocking one.
 
-use super::hist::Histogram;
 use super::point::{
     Link, Pending, Point, Poll, Role, STALL, Session, SpinGuard, Transport, stalled,
 };
 use crate::error::{Context as _, Error, Result};
+use iwarp_figures::Latencies;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use std::io::{ErrorKind, Read as _, Write as _};
@@ -174,7 +174,7 @@ impl Session for Connected {
         role: Role,
         point: &Point,
         iters: u64,
-        hist: &mut Histogram,
+        hist: &mut Latencies,
     ) -> Result<()> {
         let (Some(s), Some(buf)) = (
             self.streams.first(),
@@ -192,7 +192,7 @@ impl Session for Connected {
                     send_all(s, buf, spin)?;
                     recv_all(s, buf, spin)?;
                     let t1 = Instant::now();
-                    hist.record((t1 - t0).as_nanos() as u64);
+                    hist.record(t1 - t0);
                     t0 = t1;
                 }
             }
@@ -396,23 +396,23 @@ mod tests {
                 )
             });
             scope.spawn(move || {
-                let mut hist = Histogram::new();
+                let mut hist = Latencies::new();
                 for (p, n) in points {
                     match p.metric {
                         Metric::Latency => server.latency(Role::Server, &p, n, &mut hist).unwrap(),
                         Metric::Bandwidth => drop(server.bandwidth(Role::Server, &p, n).unwrap()),
                     }
                 }
-                assert_eq!(hist.len(), 0, "only the client holds the clock");
+                assert_eq!(hist.count(), 0, "only the client holds the clock");
             });
             for (p, n) in points {
                 match p.metric {
                     Metric::Latency => {
-                        let mut h = Histogram::new();
+                        let mut h = Latencies::new();
                         client.latency(Role::Client, &p, n, &mut h).unwrap();
-                        assert_eq!(h.len(), n);
+                        assert_eq!(h.count(), n);
                         assert!(
-                            h.quantile(0.5).unwrap() > 500,
+                            h.quantile_us(0.5).unwrap() > 0.5,
                             "no round trip takes half a microsecond"
                         );
                     }
@@ -436,7 +436,7 @@ mod tests {
             metric: Metric::Latency,
         };
         let e = client
-            .latency(Role::Client, &p, 1000, &mut Histogram::new())
+            .latency(Role::Client, &p, 1000, &mut Latencies::new())
             .unwrap_err();
         assert!(e.to_string().contains("connection"), "{e}");
     }

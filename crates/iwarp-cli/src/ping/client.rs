@@ -4,10 +4,10 @@ use super::PingArgs;
 use super::link::{Half, Link, out_of_turn};
 use super::wire::{Info, data, printable};
 use crate::error::{Context as _, Error, Result};
-use crate::perf::hist::Histogram;
 use crate::{out, rdma, signals};
 use iwarp::cm::Connector;
 use iwarp::{Access, Config, MemoryRegion};
+use iwarp_figures::Latencies;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,10 +16,7 @@ use std::time::{Duration, Instant};
 struct Times {
     size: u32,
     sent: u64,
-    min: Duration,
-    max: Duration,
-    sum: Duration,
-    all: Histogram,
+    all: Latencies,
 }
 
 impl Times {
@@ -27,23 +24,17 @@ impl Times {
         Self {
             size,
             sent: 0,
-            min: Duration::MAX,
-            max: Duration::ZERO,
-            sum: Duration::ZERO,
-            all: Histogram::new(),
+            all: Latencies::new(),
         }
     }
 
     fn answered(&mut self, t: Duration) {
-        self.min = self.min.min(t);
-        self.max = self.max.max(t);
-        self.sum += t;
-        self.all.record(t.as_nanos() as u64);
+        self.all.record(t);
     }
 
     /// One line; nothing if nothing was sent.
     fn summary(&self) -> Option<String> {
-        let answered = self.all.len();
+        let answered = self.all.count();
         let lost = self.sent - answered;
         let mut text = format!(
             "{} pings of {} octets, {answered} answered, {:.0} % lost",
@@ -51,15 +42,14 @@ impl Times {
             self.size,
             lost as f64 * 100.0 / self.sent.max(1) as f64
         );
-        if let (Some(p50), Some(p99)) = (self.all.quantile(0.5), self.all.quantile(0.99)) {
-            let us = |t: Duration| t.as_secs_f64() * 1e6;
+        if let Some(avg) = self.all.mean_us() {
+            let us = |share| self.all.quantile_us(share).unwrap_or(avg);
             text += &format!(
-                ", round trip min/avg/p50/p99/max {:.0}/{:.0}/{:.0}/{:.0}/{:.0} us",
-                us(self.min),
-                us(self.sum) / answered as f64,
-                p50 as f64 / 1e3,
-                p99 as f64 / 1e3,
-                us(self.max)
+                ", round trip min/avg/p50/p99/max {:.0}/{avg:.0}/{:.0}/{:.0}/{:.0} us",
+                us(0.0),
+                us(0.5),
+                us(0.99),
+                us(1.0)
             );
         }
         (self.sent > 0).then_some(text)
@@ -98,7 +88,7 @@ pub(super) fn run(args: &PingArgs) -> Result<()> {
             tracing::warn!("the capture file is not complete: {e}");
         }
         // As ping(8): interrupting it is how it is ended.
-        i32::from(times.all.len() == 0)
+        i32::from(times.all.count() == 0)
     })?;
     let outcome = pings(args, peer, &mut link, (&source, &sink), &times);
     link.close();
