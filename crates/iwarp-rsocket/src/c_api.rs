@@ -66,7 +66,9 @@ unsafe fn octets_mut<'a>(to: *mut c_void, len: size_t) -> Result<&'a mut [u8]> {
     Ok(unsafe { std::slice::from_raw_parts_mut(to.cast(), len) })
 }
 
-unsafe fn pieces<'a>(iov: *const iovec, n: usize) -> Result<&'a [iovec]> {
+/// Vectors of the program. The type of their number differs between functions, and between C libraries.
+unsafe fn pieces<'a>(iov: *const iovec, n: impl TryInto<usize>) -> Result<&'a [iovec]> {
+    let n = n.try_into().map_err(|_| Errno::INVAL)?;
     if n > IOV_MAX {
         return Err(Errno::INVAL);
     }
@@ -80,7 +82,12 @@ unsafe fn pieces<'a>(iov: *const iovec, n: usize) -> Result<&'a [iovec]> {
     Ok(unsafe { std::slice::from_raw_parts(iov, n) })
 }
 
-unsafe fn send_pieces(fd: c_int, iov: *const iovec, n: usize, flags: c_int) -> Result<usize> {
+unsafe fn send_pieces(
+    fd: c_int,
+    iov: *const iovec,
+    n: impl TryInto<usize>,
+    flags: c_int,
+) -> Result<usize> {
     // SAFETY: as the caller promises.
     let iov = unsafe { pieces(iov, n) }?;
     let data: Result<Vec<&[u8]>> = iov
@@ -91,7 +98,12 @@ unsafe fn send_pieces(fd: c_int, iov: *const iovec, n: usize, flags: c_int) -> R
     calls::send_vectored(fd, &data?, flags)
 }
 
-unsafe fn recv_pieces(fd: c_int, iov: *const iovec, n: usize, flags: c_int) -> Result<usize> {
+unsafe fn recv_pieces(
+    fd: c_int,
+    iov: *const iovec,
+    n: impl TryInto<usize>,
+    flags: c_int,
+) -> Result<usize> {
     // SAFETY: as the caller promises.
     let iov = unsafe { pieces(iov, n) }?;
     let places: Result<Vec<&mut [u8]>> = iov
@@ -184,7 +196,7 @@ pub unsafe extern "C" fn rread(fd: c_int, buf: *mut c_void, len: size_t) -> ssiz
 
 pub unsafe extern "C" fn rreadv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
     // SAFETY: the contract of the C function.
-    count(|| unsafe { recv_pieces(fd, iov, usize::try_from(n).map_err(|_| Errno::INVAL)?, 0) })
+    count(|| unsafe { recv_pieces(fd, iov, n, 0) })
 }
 
 pub unsafe extern "C" fn rsend(
@@ -237,7 +249,7 @@ pub unsafe extern "C" fn rwrite(fd: c_int, buf: *const c_void, len: size_t) -> s
 
 pub unsafe extern "C" fn rwritev(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
     // SAFETY: the contract of the C function.
-    count(|| unsafe { send_pieces(fd, iov, usize::try_from(n).map_err(|_| Errno::INVAL)?, 0) })
+    count(|| unsafe { send_pieces(fd, iov, n, 0) })
 }
 
 pub unsafe extern "C" fn rpoll(fds: *mut pollfd, n: nfds_t, timeout: c_int) -> c_int {

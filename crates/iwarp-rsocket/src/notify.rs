@@ -102,7 +102,8 @@ impl Waiter {
 /// [`Errno::INTR`], and what else ppoll(2) names.
 pub(crate) fn sys_poll(set: &mut [libc::pollfd], timeout: Option<Duration>) -> Result<usize> {
     let limit = timeout.map(|t| libc::timespec {
-        tv_sec: libc::time_t::try_from(t.as_secs()).unwrap_or(libc::time_t::MAX),
+        // No wait lasts 68 years, and this fits into the seconds of every C library.
+        tv_sec: t.as_secs().min(i32::MAX as u64) as _,
         tv_nsec: libc::c_long::from(t.subsec_nanos()),
     });
     let limit = limit.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);

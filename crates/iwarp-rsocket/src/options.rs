@@ -113,11 +113,16 @@ fn time(value: &[u8]) -> Result<Option<Duration>> {
 
 fn put_time(time: Option<Duration>) -> Vec<u8> {
     let time = time.unwrap_or_default();
-    let value = (
-        time.as_secs() as libc::time_t,
-        time.subsec_micros() as libc::suseconds_t,
-    );
-    [value.0.to_ne_bytes().as_slice(), &value.1.to_ne_bytes()].concat()
+    // The widths of both differ between C libraries.
+    let value = libc::timeval {
+        tv_sec: time.as_secs() as _,
+        tv_usec: time.subsec_micros() as _,
+    };
+    [
+        value.tv_sec.to_ne_bytes().as_slice(),
+        &value.tv_usec.to_ne_bytes(),
+    ]
+    .concat()
 }
 
 /// Sets an option.

@@ -4,8 +4,8 @@
 //! written down here from its manual page.
 
 use libc::{
-    c_char, c_int, c_long, c_ulong, c_void, fd_set, iovec, msghdr, nfds_t, off_t, pollfd, sigset_t,
-    size_t, sockaddr, socklen_t, ssize_t, timespec, timeval,
+    c_char, c_int, c_long, c_void, fd_set, iovec, msghdr, nfds_t, off_t, pollfd, sigset_t, size_t,
+    sockaddr, socklen_t, ssize_t, timespec, timeval,
 };
 use std::cell::Cell;
 use std::ffi::CStr;
@@ -90,7 +90,7 @@ c_library! {
     select, c"select", (n: c_int, r: *mut fd_set, w: *mut fd_set, e: *mut fd_set, timeout: *mut timeval) -> c_int;
     pselect, c"pselect", (n: c_int, r: *mut fd_set, w: *mut fd_set, e: *mut fd_set, timeout: *const timespec, mask: *const sigset_t) -> c_int;
     fcntl, c"fcntl64", (fd: c_int, command: c_int, argument: c_long) -> c_int;
-    ioctl, c"ioctl", (fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int;
+    ioctl, c"ioctl", (fd: c_int, request: libc::Ioctl, argument: *mut c_void) -> c_int;
     getsockopt, c"getsockopt", (fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int;
     setsockopt, c"setsockopt", (fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int;
     getpeername, c"getpeername", (fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int;

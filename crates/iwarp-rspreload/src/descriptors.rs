@@ -3,7 +3,7 @@
 use crate::api::{inside, on_rsocket, rdma, real};
 use crate::transfer::readable;
 use crate::{fail, table};
-use libc::{c_int, c_long, c_ulong, c_void};
+use libc::{c_int, c_long, c_void};
 
 /// Closes the rsocket with the last descriptor that stands for it.
 fn release(fd: c_int) -> c_int {
@@ -95,7 +95,7 @@ pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: c_long) ->
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+pub unsafe extern "C" fn ioctl(fd: c_int, request: libc::Ioctl, argument: *mut c_void) -> c_int {
     if table::find(fd).is_none() {
         // SAFETY: the contract of the C function.
         return unsafe { real::ioctl(fd, request, argument) };

@@ -22,8 +22,9 @@ fn exports_are_debians() {
             // Number, value, size, type, binding, visibility, section, name.
             let columns: Vec<&str> = line.split_whitespace().collect();
             match columns[..] {
-                [number, _, _, _, _, _, section, name]
-                    if number.ends_with(':') && section != "UND" =>
+                // Absolute ones are the names of the versions, which only some linkers write.
+                [number, _, _, _, "GLOBAL", _, section, name]
+                    if number.ends_with(':') && !["UND", "ABS"].contains(&section) =>
                 {
                     Some(name)
                 }
@@ -55,4 +56,41 @@ fn the_library_stays_loaded_and_has_its_name() {
     let text = String::from_utf8(out.stdout).unwrap();
     assert!(text.contains("[libibverbs.so.1]"), "{text}");
     assert!(text.contains("NODELETE"), "{text}");
+}
+
+/// As rustc does where lld is not its linker: on aarch64, and in the packages of distributions.
+#[test]
+fn gnus_linker_takes_the_versions_beside_the_script_of_rustc() {
+    if !common::installed("ld.bfd") {
+        return;
+    }
+    let folder = common::Folder::new("linker");
+    let path = |name: &str| folder.0.join(name);
+    let source = "void inside(void) {} void behind(void) {}\n\
+        __asm__(\".symver behind, ibv_query_gid@@IBVERBS_1.1\");\n";
+    std::fs::write(path("x.c"), source).unwrap();
+    std::fs::write(path("list"), "{\n\n  local:\n    *;\n};\n").unwrap();
+    let map = concat!(env!("CARGO_MANIFEST_DIR"), "/symbols.map");
+    let link = |script: &[&str]| {
+        let status = Command::new("cc")
+            .current_dir(&folder.0)
+            .args(["-shared", "-fPIC", "-fuse-ld=bfd", "-o", "x.so", "x.c"])
+            .args(["-B", concat!(env!("OUT_DIR"), "/")])
+            .args(script)
+            .arg(format!("-Wl,--version-script={map}"))
+            .status()
+            .expect("a C compiler, which linking Rust needs as well");
+        assert!(status.success(), "{script:?}");
+        let out = Command::new("readelf")
+            .args(["--dyn-syms", "-W"])
+            .arg(path("x.so"))
+            .output()
+            .unwrap();
+        let text = String::from_utf8(out.stdout).unwrap();
+        assert!(text.contains("ibv_query_gid@@IBVERBS_1.1"), "{text}");
+        assert!(!text.contains("inside"), "{text}");
+    };
+    // Both spellings.
+    link(&["-Wl,--version-script=list"]);
+    link(&["-Wl,--version-script", "-Wl,list"]);
 }

@@ -136,6 +136,7 @@ mod tests {
     #[ignore = "prints a measurement"]
     fn crc_cost() {
         type Route = fn(u32, &[u8]) -> u32;
+        #[allow(unused_mut, reason = "the third route is for one architecture")]
         let mut routes: Vec<(&str, Route)> =
             vec![("chosen", crc32c_append), ("folding", by_folding)];
         #[cfg(target_arch = "x86_64")]

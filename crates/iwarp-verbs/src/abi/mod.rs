@@ -1,4 +1,5 @@
-//! The C structures, by hand. Names and fields are those of `infiniband/verbs.h` and `rdma/rdma_cma.h` (rdma-core 44, amd64).
+//! The C structures, by hand. Names and fields are those of `infiniband/verbs.h` and `rdma/rdma_cma.h` (rdma-core 44)
+//! on systems with 64 bits.
 //!
 //! `c_struct!` also notes every field's place, so that a test compares all of them with what the C compiler says.
 #![allow(non_camel_case_types, non_snake_case, missing_docs, reason = "C names")]
@@ -18,7 +19,7 @@ pub(crate) struct Layout {
 }
 
 macro_rules! c_structs {
-    ($all:ident; $( $(#[$m:meta])* struct $name:ident [$size:literal] { $($f:ident: $t:ty,)* } )*) => {
+    ($all:ident; $( $(#[$m:meta])* struct $name:ident [$size:expr] { $($f:ident: $t:ty,)* } )*) => {
         $(
             $(#[$m])*
             #[repr(C)]

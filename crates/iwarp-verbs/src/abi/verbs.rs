@@ -11,6 +11,10 @@ pub(crate) type ReadU16 = unsafe extern "C" fn(*mut ibv_cq_ex) -> u16;
 pub(crate) type ReadU32 = unsafe extern "C" fn(*mut ibv_cq_ex) -> u32;
 pub(crate) type ReadU64 = unsafe extern "C" fn(*mut ibv_cq_ex) -> u64;
 
+/// These differ between architectures and C libraries.
+const MUTEX: usize = size_of::<libc::pthread_mutex_t>();
+const COND: usize = size_of::<libc::pthread_cond_t>();
+
 c_structs! { ALL;
     struct ibv_device [664] {
         _ops: [usize; 2],
@@ -55,7 +59,7 @@ c_structs! { ALL;
         _compat_detach_mcast: Slot,
         _compat_async_event: Slot,
     }
-    struct ibv_context [328] {
+    struct ibv_context [288 + MUTEX] {
         device: *mut ibv_device,
         ops: ibv_context_ops,
         cmd_fd: c_int,
@@ -64,7 +68,7 @@ c_structs! { ALL;
         mutex: libc::pthread_mutex_t,
         abi_compat: *mut c_void,
     }
-    struct verbs_context [648] {
+    struct verbs_context [608 + MUTEX] {
         query_port: Option<PortQuery>,
         advise_mr: Option<unsafe extern "C" fn(*mut ibv_pd, c_uint, u32, *mut ibv_sge, u32) -> c_int>,
         alloc_null_mr: Option<unsafe extern "C" fn(*mut ibv_pd) -> *mut ibv_mr>,
@@ -163,7 +167,7 @@ c_structs! { ALL;
         fd: c_int,
         refcnt: c_int,
     }
-    struct ibv_cq [128] {
+    struct ibv_cq [40 + MUTEX + COND] {
         context: *mut ibv_context,
         channel: *mut ibv_comp_channel,
         cq_context: *mut c_void,
@@ -174,7 +178,7 @@ c_structs! { ALL;
         comp_events_completed: u32,
         async_events_completed: u32,
     }
-    struct ibv_cq_ex [288] {
+    struct ibv_cq_ex [200 + MUTEX + COND] {
         context: *mut ibv_context,
         channel: *mut ibv_comp_channel,
         cq_context: *mut c_void,
@@ -219,7 +223,7 @@ c_structs! { ALL;
         flags: u32,
         parent_domain: *mut ibv_pd,
     }
-    struct ibv_srq [128] {
+    struct ibv_srq [40 + MUTEX + COND] {
         context: *mut ibv_context,
         srq_context: *mut c_void,
         pd: *mut ibv_pd,
@@ -247,7 +251,7 @@ c_structs! { ALL;
         cq: *mut ibv_cq,
         tm_cap: [u32; 2],
     }
-    struct ibv_qp [160] {
+    struct ibv_qp [72 + MUTEX + COND] {
         context: *mut ibv_context,
         qp_context: *mut c_void,
         pd: *mut ibv_pd,
@@ -262,7 +266,7 @@ c_structs! { ALL;
         cond: libc::pthread_cond_t,
         events_completed: u32,
     }
-    struct ibv_qp_ex [352] {
+    struct ibv_qp_ex [264 + MUTEX + COND] {
         qp_base: ibv_qp,
         comp_mask: u64,
         wr_id: u64,

@@ -133,9 +133,9 @@ mod tests {
         );
         assert_eq!(cork.send(), Verdict::Send);
         cork.sent();
-        let now = now_ns();
+        assert_ne!(cork.last_ns, list);
         assert_eq!(
-            cork.judge(now, 1, 64, true),
+            cork.judge(cork.last_ns + BURST_GAP_NS, 1, 64, true),
             Verdict::PutOff,
             "the time it took to send is no gap"
         );

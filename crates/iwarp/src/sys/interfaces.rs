@@ -238,7 +238,13 @@ fn mtu_of(name: &str) -> io::Result<u32> {
         *to = from as libc::c_char;
     }
     // SAFETY: the request reads the name and stores an int in the union of the structure given.
-    let status = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU, &raw mut request) };
+    let status = unsafe {
+        libc::ioctl(
+            socket.as_raw_fd(),
+            libc::SIOCGIFMTU as libc::Ioctl,
+            &raw mut request,
+        )
+    };
     if status < 0 {
         return Ok(0);
     }
