@@ -119,7 +119,9 @@ pub(crate) fn serve_as(mut command: Command) -> (Running, SocketAddr) {
     let mut lines = BufReader::new(stdout);
     let mut line = String::new();
     lines.read_line(&mut line).expect("a line");
-    let at = line.split_whitespace().last().and_then(|w| w.parse().ok());
+    let at = line
+        .split_whitespace()
+        .find_map(|w| w.trim_end_matches(';').parse().ok());
     let at = at.unwrap_or_else(|| panic!("{command:?} says '{line}'"));
     // Its further output is read, so that it never waits for us.
     std::thread::spawn(move || std::io::copy(&mut lines, &mut std::io::sink()));
