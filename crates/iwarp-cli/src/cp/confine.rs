@@ -1,12 +1,14 @@
 //! Path confinement: nothing outside the served directory can be reached, whatever the peer asks for.
 //!
-//! Two walls. First the text: relative, no `..`, no empty or hidden-part components, bounded. Then the kernel: every open goes
+//! Two walls. First the text: relative, no `..`, no empty or hidden-part components, bounded. Then `cap-std`: every open goes
 //! through `openat2` with RESOLVE_BENEATH, so that a symbolic link out of the tree is refused at the moment of use and no
-//! rename in between can trick us. Where `openat2` is missing, every component is opened by itself with O_NOFOLLOW.
+//! rename in between can trick us. Where `openat2` is missing, `cap-std` walks the components one by one to the same effect.
 
 use super::part::PART_SUFFIX;
 use crate::error::{Context as _, Error, Result};
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags};
+use cap_std::ambient_authority;
+use cap_std::fs::{Dir, OpenOptions, OpenOptionsExt as _};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use std::fs::File;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -20,9 +22,7 @@ const MAX_COMPONENT: usize = 200;
 /// A served directory.
 #[derive(Debug)]
 pub(crate) struct Root {
-    dir: OwnedFd,
-    /// Pretend that the kernel has no `openat2`.
-    no_openat2: bool,
+    dir: Dir,
 }
 
 /// A place for one file: its directory, opened, and its checked name.
@@ -40,12 +40,8 @@ impl Root {
     /// # Errors
     /// When it is not a directory that can be opened.
     pub(crate) fn open(dir: &Path) -> Result<Self> {
-        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
-        let dir = rustix::fs::open(dir, flags, Mode::empty()).context(dir.display())?;
-        Ok(Self {
-            dir,
-            no_openat2: false,
-        })
+        let dir = Dir::open_ambient_dir(dir, ambient_authority()).context(dir.display())?;
+        Ok(Self { dir })
     }
 
     /// Opens a regular file below the root for reading.
@@ -55,12 +51,14 @@ impl Root {
     pub(crate) fn read(&self, path: &str) -> Result<File> {
         check(path)?;
         // NONBLOCK: opening a FIFO must not hang the server.
-        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
-        regular(
-            self.beneath(path, flags)
-                .context(format_args!("'{path}'"))?,
-            path,
-        )
+        let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
+        let mut options = OpenOptions::new();
+        options.read(true).custom_flags(flags.bits().cast_signed());
+        let file = self
+            .dir
+            .open_with(path, &options)
+            .context(format_args!("'{path}'"))?;
+        regular(file.into_std().into(), path)
     }
 
     /// Opens the directory in which a file shall be created.
@@ -71,40 +69,13 @@ impl Root {
         check(path)?;
         let (parent, name) = path.rsplit_once('/').unwrap_or((".", path));
         let dir = self
-            .beneath(parent, OFlags::RDONLY | OFlags::DIRECTORY)
+            .dir
+            .open_dir(parent)
             .context(format_args!("'{path}'"))?;
         Ok(Place {
-            dir,
+            dir: dir.into_std_file().into(),
             name: name.to_owned(),
         })
-    }
-
-    fn beneath(&self, path: &str, flags: OFlags) -> rustix::io::Result<OwnedFd> {
-        let flags = flags | OFlags::CLOEXEC;
-        if !self.no_openat2 {
-            let how = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-            loop {
-                match rustix::fs::openat2(&self.dir, path, flags, Mode::empty(), how) {
-                    // The kernel saw a rename race and could not decide.
-                    Err(Errno::AGAIN | Errno::INTR) => {}
-                    // Old kernels, and sandboxes that know no openat2.
-                    Err(Errno::NOSYS | Errno::PERM) => break,
-                    done => return done,
-                }
-            }
-        }
-        let mut at = self.dir.try_clone().map_err(|_| Errno::MFILE)?;
-        let parts: Vec<_> = path.split('/').collect();
-        for (i, part) in parts.iter().enumerate() {
-            let last = i + 1 == parts.len();
-            let f = if last {
-                flags
-            } else {
-                OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC
-            };
-            at = rustix::fs::openat(&at, *part, f | OFlags::NOFOLLOW, Mode::empty())?;
-        }
-        Ok(at)
     }
 }
 
@@ -226,73 +197,62 @@ mod tests {
     #[test]
     fn nothing_outside_is_reachable() {
         let t = tree();
-        for no_openat2 in [false, true] {
-            let root = Root {
-                no_openat2,
-                ..Root::open(&t.path("root")).unwrap()
-            };
-            let mut text = String::new();
-            root.read("sub/file")
-                .unwrap()
-                .read_to_string(&mut text)
-                .unwrap();
-            assert_eq!(text, "inside");
-            let absolute = t.path("out/secret").to_str().unwrap().to_owned();
-            for bad in [
-                "",
-                "/",
-                ".",
-                "..",
-                "../out/secret",
-                "sub/../../out/secret",
-                "sub/..",
-                "sub//file",
-                "./sub/file",
-                "abs/secret",
-                "rel/secret",
-                "sub/link",
-                "abs",
-                "sub",
-                "fifo",
-                "nothing",
-                "sub/file/x",
-                "a\0b",
-                "a\nb",
-                "sub/.file.iwarp-part",
-                &absolute,
-                &"x/".repeat(600),
-                &"x".repeat(201),
-            ] {
-                assert!(
-                    root.read(bad).is_err(),
-                    "read {bad:?}, fallback {no_openat2}"
-                );
-            }
-            for bad in [
-                "",
-                "..",
-                "../x",
-                "/x",
-                "abs/x",
-                "rel/x",
-                "nodir/x",
-                "sub/file/x",
-                "sub/",
-                ".x.iwarp-part",
-            ] {
-                assert!(
-                    root.place(bad).is_err(),
-                    "place {bad:?}, fallback {no_openat2}"
-                );
-            }
-            // A link that stays inside is fine for openat2; the careful walk follows none.
-            assert_eq!(root.read("good/file").is_ok(), !no_openat2);
-            let p = root.place("sub/new").unwrap();
-            assert_eq!(p.name, "new");
-            assert!(!p.check_target().unwrap());
-            assert!(root.place("sub/link").unwrap().check_target().is_err());
-            assert!(root.place("sub").unwrap().check_target().is_err());
-            assert!(root.place("sub/file").unwrap().check_target().unwrap());
+        let root = Root::open(&t.path("root")).unwrap();
+        let mut text = String::new();
+        root.read("sub/file")
+            .unwrap()
+            .read_to_string(&mut text)
+            .unwrap();
+        assert_eq!(text, "inside");
+        let absolute = t.path("out/secret").to_str().unwrap().to_owned();
+        for bad in [
+            "",
+            "/",
+            ".",
+            "..",
+            "../out/secret",
+            "sub/../../out/secret",
+            "sub/..",
+            "sub//file",
+            "./sub/file",
+            "abs/secret",
+            "rel/secret",
+            "sub/link",
+            "abs",
+            "sub",
+            "fifo",
+            "nothing",
+            "sub/file/x",
+            "a\0b",
+            "a\nb",
+            "sub/.file.iwarp-part",
+            &absolute,
+            &"x/".repeat(600),
+            &"x".repeat(201),
+        ] {
+            assert!(root.read(bad).is_err(), "read {bad:?}");
         }
+        for bad in [
+            "",
+            "..",
+            "../x",
+            "/x",
+            "abs/x",
+            "rel/x",
+            "nodir/x",
+            "sub/file/x",
+            "sub/",
+            ".x.iwarp-part",
+        ] {
+            assert!(root.place(bad).is_err(), "place {bad:?}");
+        }
+        // A link that stays inside is fine.
+        assert!(root.read("good/file").is_ok());
+        let p = root.place("sub/new").unwrap();
+        assert_eq!(p.name, "new");
+        assert!(!p.check_target().unwrap());
+        assert!(root.place("sub/link").unwrap().check_target().is_err());
+        assert!(root.place("sub").unwrap().check_target().is_err());
+        assert!(root.place("sub/file").unwrap().check_target().unwrap());
     }
 }
