@@ -21,8 +21,12 @@ ENVIRONMENT:
   RUST_LOG    what is logged to stderr, for example iwarp=debug; wins over -v
 
 EXIT CODES:
-  0 success, 1 failure while running, 2 wrong usage; `run`: those of the program, 127 if it is not there, 126 if it
-  cannot be run")]
+  0    success
+  1    failure while running
+  2    wrong usage
+  126  `run`: the program cannot be run
+  127  `run`: the program is not there
+  `run` otherwise ends as the program does.")]
 pub(crate) struct Cli {
     /// Log more to stderr (repeat for even more)
     #[arg(short, long, action = clap::ArgAction::Count)]

@@ -2,6 +2,7 @@
 
 mod code;
 mod markdown;
+mod messages;
 mod options;
 mod rules;
 
@@ -42,6 +43,7 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
         UnsafeModules::parse(&table).map_err(|error| anyhow!("{UNSAFE_MODULES}: {error}"))?;
     let mut findings = Vec::new();
     let mut variables = options::Variables::default();
+    let mut sources = messages::Sources::default();
     let mut count = 0;
     for file in files::listed(root)? {
         let foreign = FOREIGN.iter().any(|start| file.starts_with(start));
@@ -54,6 +56,7 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
         if file.ends_with(".rs") {
             findings.extend(rules::rust(&file, &text, &modules));
             variables.add(&file, &text);
+            sources.add(&text);
         }
         if file.ends_with(".md") {
             findings.extend(markdown::links(root, &file, &text));
@@ -61,6 +64,7 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
     }
     let readme = files::read(root, "README.md")?;
     findings.extend(variables.compare(&files::read(root, options::FILE)?));
+    findings.extend(sources.compare(&files::read(root, messages::FILE)?));
     findings.extend(markdown::readme(&readme, &files::read(root, "Cargo.toml")?));
 
     let mut errors = 0;
