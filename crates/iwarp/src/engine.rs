@@ -1,11 +1,10 @@
 //! The engine: one epoll set, one table of timers and one progress thread for a process.
 //!
-//! Whoever is already running moves the bytes: posting threads write, polling threads read.
-//! The progress thread serves what nobody is driving. It sleeps in `epoll_wait`. The sockets of a
-//! queue pair that an application thread polls rest meanwhile: they are taken out of the set, so that
-//! packets wake nobody and cost the sender no look at the set, and the thread looks again after at most
-//! [`PARK_MAX`]. While application threads poll the whole set, it parks. It starts with the first socket
-//! and belongs to one process: after a fork the child gets an engine of its own when it needs one.
+//! The threads that are running already move the octets: posting threads write, polling threads read. The progress thread does
+//! what no other thread does, and sleeps in `epoll_wait`. While an application thread polls, the sockets of its queue pairs are
+//! taken out of the set, so that packets wake no thread and cost the sender no look at the set; the progress thread looks again
+//! after at most [`PARK_MAX`]. While application threads poll the whole set, it parks. It starts with the first socket and
+//! belongs to one process: after a fork the child gets an engine of its own when it needs one.
 
 use crate::progress::parker::Parker;
 use crate::sys::clock::now_ns;
@@ -25,61 +24,61 @@ use std::time::Duration;
 
 /// An empty poll within this time means that an application thread is driving.
 const DRIVING_NS: u64 = 50_000;
-/// How long the progress thread looks away from what other threads are at.
+/// How long the progress thread leaves alone what other threads are driving.
 const PARK_MIN: Duration = Duration::from_micros(200);
-/// How long an application thread that has polled counts as driving, and how long the progress thread leaves it alone at
-/// first. Longer than a program takes to answer a batch of completions: who came between would take the processor from it,
-/// and find nothing to do that would not have been done.
+/// How long an application thread that has polled counts as driving, and how long the progress thread leaves it alone at first.
+/// This is longer than a program takes to answer a batch of completions: a thread that came between would take its processor,
+/// and find nothing to do that the program would not do.
 const PARK_FIRST: Duration = Duration::from_millis(1);
-/// How long it leaves it alone when it has done so for a while. Bounds how late one-sided requests are served when an
-/// application stops polling.
+/// How long it leaves the application thread alone after that has driven for a while. It limits how late one-sided requests are
+/// served when an application stops polling.
 const PARK_MAX: Duration = Duration::from_millis(4);
-/// An application thread that has polled everything within this time may only be kept from doing so.
+/// An application thread that has polled everything within this time may only be waiting for a processor.
 const LATELY_NS: u64 = 20_000_000;
-/// Events taken from the kernel at a time. What they bring is answered before the next are taken, and a socket is cheaper
-/// to write to while the processor's cache still knows it from reading: with 128, echoes took a tenth longer.
+/// Events taken from the kernel at a time. Their answers are sent before the next are taken, and writing to a socket is cheaper
+/// while the processor's cache still has it from reading: with 128, echoes took a tenth longer.
 const BATCH: usize = 32;
 const WAKE_TOKEN: u64 = 0;
 
 /// When an application thread last polled in vain, in nanoseconds of the monotonic clock.
 static LAST_EMPTY_POLL: AtomicU64 = AtomicU64::new(0);
-/// When one last served the whole set or was about to, likewise.
+/// When one last served the whole set or was about to, in the same clock.
 static LAST_POLL_OF_ALL: AtomicU64 = AtomicU64::new(0);
-/// When one last did so.
+/// When one last served the whole set.
 static LAST_SERVED_ALL: AtomicU64 = AtomicU64::new(0);
 static CURRENT: Mutex<Option<Arc<Engine>>> = Mutex::new(None);
 
 /// Something with a file descriptor or a timer.
 pub(crate) trait Source: Send + Sync {
     /// The descriptor is ready. `broken`: it has an error, or is closed in both directions, which reading or writing will tell.
-    /// False: another thread is at it and will look again.
+    /// Returns `false` if another thread is driving it and will look again.
     fn ready(self: Arc<Self>, readable: bool, writable: bool, broken: bool) -> bool;
-    /// It is served after a few others. The processor may fetch what it consists of meanwhile.
+    /// It is served after a few others. The processor may prefetch its own state meanwhile.
     fn approach(&self) {}
-    /// It is served next. The processor may fetch what it refers to meanwhile.
+    /// It is served next. The processor may prefetch what its state refers to meanwhile.
     fn come_next(&self) {}
-    /// Have application threads driven it since this was last asked?
+    /// Returns `true` if application threads have driven it since the last call.
     fn is_driven(&self) -> bool {
         false
     }
-    /// Application threads drive it: [`Engine::pause`]s its descriptor until [`resume`](Self::resume). False if it has none.
+    /// Application threads drive it: [`Engine::pause`]s its descriptor until [`resume`](Self::resume). Returns `false` if it has none.
     fn rest(&self) -> bool {
         false
     }
-    /// They do so no more.
+    /// They no longer drive it.
     fn resume(&self) {}
-    /// Does this timer still mean something? If not, nobody is woken for it.
+    /// Returns `true` if this timer still has a purpose. If not, no thread is woken for it.
     fn awaits(&self, _: u32) -> bool {
         true
     }
-    /// A timer has run out. Timers are not cancelled: the source decides if it still means something.
+    /// A timer has expired. Timers are not cancelled: the source decides whether it still has a purpose.
     fn timer(self: Arc<Self>, kind: u32);
 }
 
 /// Sources by token.
 type Sources = HashMap<u64, Arc<dyn Source>, BuildHasherDefault<TokenHasher>>;
 
-/// Tokens are numbers that count up, given by nobody outside: one multiplication spreads them well enough.
+/// Tokens count up, and only this file makes them, so one multiplication spreads them well enough.
 #[derive(Default)]
 struct TokenHasher(u64);
 
@@ -181,8 +180,8 @@ impl Engine {
         drop(before);
     }
 
-    /// True in a child of the process that started it. The epoll set and the sockets in it are then shared with the
-    /// parent, and a change here would be one there.
+    /// Returns `true` in a child of the process that started it. The epoll set and its sockets are then shared with the parent, and
+    /// a change here would be one there.
     pub(crate) fn is_foreign(&self) -> bool {
         self.generation != fork::generation()
     }
@@ -224,7 +223,7 @@ impl Engine {
 
     pub(crate) fn forget(&self, token: u64) {
         if self.is_foreign() {
-            // The lock may have been copied while it was held, and nobody serves this table here.
+            // The lock may have been copied while it was held, and no thread serves this table here.
             return;
         }
         // Dropped outside the lock: it may remove others.
@@ -238,7 +237,7 @@ impl Engine {
         self.set_timer(at, token, kind);
     }
 
-    /// Like [`after`](Self::after), up to a quarter later, so that one wake-up serves many sources.
+    /// As [`after`](Self::after), up to a quarter later, so that one wake-up serves many sources.
     pub(crate) fn after_about(&self, delay: Duration, token: u64, kind: u32) {
         let delay = u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX);
         let at = now_ns().saturating_add(delay);
@@ -253,7 +252,7 @@ impl Engine {
         let earlier = timers.peek().is_none_or(|Reverse((first, ..))| at < *first);
         timers.push(Reverse((at, token, kind)));
         drop(timers);
-        // It sleeps in `epoll_wait`, or is parked: then it has to look at the timers again, or put-off requests would be late.
+        // It sleeps in `epoll_wait`, or is parked: it has to look at the timers again, or waiting requests would be sent late.
         if earlier && !self.parker.unpark() {
             self.wake.signal();
         }
@@ -277,7 +276,7 @@ impl Engine {
         LAST_POLL_OF_ALL.store(now_ns(), Ordering::Relaxed);
     }
 
-    /// Application threads stop driving now: one of them is going to wait for an event.
+    /// Application threads stop driving now: one of them is about to wait for an event.
     #[inline]
     pub(crate) fn hand_over(&self) {
         LAST_EMPTY_POLL.store(0, Ordering::Relaxed);
@@ -298,7 +297,7 @@ impl Engine {
         now_ns().wrapping_sub(LAST_EMPTY_POLL.load(Ordering::Relaxed)) < DRIVING_NS
     }
 
-    /// They drive everything. Who finds completions with every poll never comes to that.
+    /// They drive everything. A thread that finds completions with every poll never drives for nothing.
     fn application_drives_all() -> bool {
         let now = now_ns();
         let since = |stamp: &AtomicU64| now.saturating_sub(stamp.load(Ordering::Relaxed));
@@ -306,14 +305,14 @@ impl Engine {
             && since(&LAST_SERVED_ALL) < PARK_MAX.as_nanos() as u64
     }
 
-    /// They have driven everything lately, and do so no more or are kept from it.
+    /// They have driven everything lately, and have stopped or are kept from it.
     fn application_was_driving_all() -> bool {
         let age = now_ns().wrapping_sub(LAST_POLL_OF_ALL.load(Ordering::Relaxed));
         (PARK_FIRST.as_nanos() as u64..LATELY_NS).contains(&age)
     }
 
-    /// Serves whatever is ready, without waiting: for application threads that poll many queue pairs. False if there was nothing
-    /// that other threads were not at already.
+    /// Serves whatever is ready, without waiting: for application threads that poll many queue pairs. Returns `false` if other
+    /// threads are driving all of it.
     pub(crate) fn poll_once(&self) -> bool {
         let now = now_ns();
         LAST_POLL_OF_ALL.store(now, Ordering::Relaxed);
@@ -335,12 +334,12 @@ impl Engine {
         loop {
             let limit = (!resting.is_empty()).then_some(park);
             if let Err(error) = self.sleep(&mut events, limit, hand_overs) {
-                // Only a programming error can end up here; without progress nothing would ever complete.
+                // Only a programming error leads here; without progress nothing would ever complete.
                 tracing::error!(%error, "epoll_wait failed");
                 std::thread::sleep(PARK_MAX);
                 continue;
             }
-            // Before the look at who drives: what is handed over from here on must not be slept over.
+            // Done before the look at which thread drives: a hand-over after this moment must not be slept through.
             let before =
                 std::mem::replace(&mut hand_overs, self.hand_overs.load(Ordering::Acquire));
             Self::look_after(&mut resting);
@@ -359,7 +358,7 @@ impl Engine {
             let served = self.dispatch(&events, Some(&mut resting));
             self.fire_timers();
             if !events.is_empty() && !served {
-                // All of it is in the hands of other threads, and would be reported again at once.
+                // Other threads are driving all of it, and it would be reported again at once.
                 self.parker.park_timeout(PARK_MIN, || {
                     self.hand_overs.load(Ordering::Relaxed) == hand_overs
                 });
@@ -367,7 +366,7 @@ impl Engine {
         }
     }
 
-    /// Sources that application threads drive no more are watched again.
+    /// Watches sources again that application threads no longer drive.
     fn look_after(resting: &mut Sources) {
         resting.retain(|_, source| {
             let stays = source.is_driven();
@@ -378,7 +377,7 @@ impl Engine {
         });
     }
 
-    /// Puts to rest what is ready and what application threads drive one by one.
+    /// Pauses what is ready and what application threads drive one by one.
     fn rest_driven(&self, events: &Events, resting: &mut Sources) {
         if !Self::application_drives() {
             return;
@@ -394,12 +393,12 @@ impl Engine {
         }
     }
 
-    /// Leaves the set to the application threads for as long as they poll it. False if they do not.
+    /// Leaves the set to the application threads for as long as they poll it. Returns `false` if they do not.
     fn leave_all(&self, events: &mut Events, resting: &mut Sources) -> bool {
         let mut left = false;
         let mut park = PARK_FIRST;
         loop {
-            // Before the look at who drives, as in `run`.
+            // Done before the look at which thread drives, as in `run`.
             let hand_overs = self.hand_overs.load(Ordering::Acquire);
             if !Self::application_drives_all() {
                 break;
@@ -445,9 +444,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Serves what is ready. False if there was nothing that other threads were not at already.
+    /// Serves what is ready. Returns `false` if other threads are driving all of it.
     ///
-    /// The progress thread brings a list: what application threads drive is not served but put there to rest.
+    /// The progress thread passes a list: sources that application threads drive are not served, but put there to be paused.
     fn dispatch(&self, events: &Events, mut resting: Option<&mut Sources>) -> bool {
         let driving = resting.is_some() && Self::application_drives();
         let mut served = false;
@@ -505,12 +504,12 @@ impl Engine {
         sources
     }
 
-    /// When the first timer runs out.
+    /// Returns when the first timer expires.
     fn first_timer(&self) -> Option<u64> {
         self.timers.lock().peek().map(|Reverse((at, ..))| *at)
     }
 
-    /// How long until the first timer that somebody awaits. Those before it are forgotten.
+    /// Returns how long it is until the first timer with a purpose. Those before it are dropped.
     fn next_timeout(&self) -> Option<Duration> {
         loop {
             let Reverse(first) = *self.timers.lock().peek()?;

@@ -1,4 +1,4 @@
-//! What is owed once all locks are dropped, and the state machine's way to completion queues meanwhile.
+//! Work that is done after all locks are dropped, and the state machine's way to completion queues meanwhile.
 
 use super::cq::{CqInner, Owed};
 use super::events::AsyncEventKind;
@@ -11,7 +11,7 @@ use iwarp_rnic::srq::TakenRecv;
 use parking_lot::MutexGuard;
 use std::sync::{Arc, Weak};
 
-/// What is owed once all locks are dropped.
+/// Work that is done after all locks are dropped.
 #[derive(Default)]
 pub(super) struct After {
     pub(super) send: Owed,
@@ -23,14 +23,14 @@ pub(super) struct After {
     /// The initiator's first message has come, now or earlier.
     pub(super) established: bool,
     pub(super) dropped: Option<Arc<Link>>,
-    /// What was dropped is to be ended in the background.
+    /// The dropped connection must be ended in the background.
     pub(super) farewell: Option<Farewell>,
 }
 
 impl After {
     #[inline]
     pub(super) fn run(self, qp: &Arc<QpInner>) {
-        // Four times for each message, and nothing is owed nearly every time.
+        // Called four times for each message, and nearly always there is nothing to do.
         let quiet = self.events.is_empty()
             && self.dropped.is_none()
             && !self.closed_by_us
@@ -95,7 +95,7 @@ impl After {
             events |= Events::DISCONNECTED;
         }
         if self.established && events.intersects(Events::DISCONNECTED | Events::FATAL) {
-            // The thread that saw the first message may not have told of it yet.
+            // The thread that saw the first message may not have reported it yet.
             events |= Events::ESTABLISHED;
         }
         if let Some(cm) = self.cm.and_then(|cm| cm.upgrade()) {
@@ -104,7 +104,7 @@ impl After {
     }
 }
 
-/// A completion queue has lost completions: its queue pairs cannot be trusted to report any more.
+/// A completion queue has lost completions, so its queue pairs cannot report reliably any more.
 #[cold]
 fn overflowed(qp: &Arc<QpInner>) {
     tracing::warn!(qp = qp.num, "completion queue overflow");
@@ -119,8 +119,8 @@ fn overflowed(qp: &Arc<QpInner>) {
 
 /// The state machine's view of completion queues and shared receive queue, for one call of it.
 ///
-/// The queue that completions go to stays locked from one to the next: they come in runs. It is let go before any other
-/// lock is taken, so no order of locks is broken.
+/// The completion queue stays locked from one completion to the next, because they come in runs. It is unlocked before any
+/// other lock is taken, so the order of locks is kept.
 pub(super) struct DriveHost<'a> {
     qp: &'a Arc<QpInner>,
     after: &'a mut After,
@@ -129,7 +129,7 @@ pub(super) struct DriveHost<'a> {
     run: u32,
 }
 
-/// Completions after which others may have the queue.
+/// Completions after which other threads may have the queue.
 const RUN_MAX: u32 = 64;
 
 impl<'a> DriveHost<'a> {

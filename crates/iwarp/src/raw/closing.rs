@@ -1,4 +1,4 @@
-//! What a change of the state machine makes due, and the end of connections and queue pairs.
+//! What has to be done after a change of the state machine, and the end of connections and queue pairs.
 
 use super::after::{After, DriveHost};
 use super::events::AsyncEventKind;
@@ -11,7 +11,7 @@ use parking_lot::MutexGuard;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// How often who destroys a queue pair lets the thread go first that writes for it.
+/// How often a thread that destroys a queue pair yields to the thread that writes for it.
 const WRITER_TURNS: u32 = 10_000;
 
 impl QpInner {
@@ -36,7 +36,7 @@ impl QpInner {
                 }
                 g.machine.shutdown_done(&mut DriveHost::new(self, after));
                 after.closed_by_us = true;
-                // This may be told before the events that another driver has taken.
+                // This may be reported before the events that another driver has taken.
                 after.fault = g.machine.fault();
                 after.cm = g.cm.clone();
                 if g.eof {
@@ -60,7 +60,7 @@ impl QpInner {
         if g.eof && !g.machine.wants_tx() {
             self.drop_link(g, after);
         }
-        // However it ends, a peer that neither reads nor closes does not keep the connection for ever.
+        // In any case, a peer that neither reads nor closes does not keep the connection forever.
         if let (true, None, Some(link)) = (g.machine.is_ending(), g.ending, &g.link) {
             link.engine
                 .after(self.ctx.config.linger, link.token, TIMER_LINGER);
@@ -70,7 +70,7 @@ impl QpInner {
         self.update_interest(g);
     }
 
-    /// Whether the end of the stream has to wait; a timer brings it up again.
+    /// Returns `true` if the end of the stream has to wait; a timer handles it later.
     fn put_off_close(&self, g: &mut Guarded) -> bool {
         let Some(link) = &g.link else { return false };
         let Some(wait) = linger::too_early(&g.machine, link) else {
@@ -89,7 +89,7 @@ impl QpInner {
         self.with_machine(|_, _| ());
     }
 
-    /// The queue pair is done with the stream, and who knows of the connection is told.
+    /// The queue pair is done with the stream, and the connection's owner is told.
     fn end_link(self: &Arc<Self>, g: &mut MutexGuard<'_, Guarded>, after: &mut After, reset: bool) {
         let link = g.link.as_ref().filter(|l| !l.engine.is_foreign());
         if let Some(flow) = link.and_then(|link| link.flow.as_ref()) {
@@ -100,7 +100,7 @@ impl QpInner {
         self.drop_link(g, after);
     }
 
-    /// The stream is of no use any more.
+    /// The stream cannot be used any more.
     pub(super) fn drop_link(self: &Arc<Self>, g: &mut MutexGuard<'_, Guarded>, after: &mut After) {
         if let Some(link) = g.link.take() {
             // Outside the lock: removing it drops the engine's handle to this queue pair.
@@ -134,10 +134,10 @@ impl QpInner {
         let changed = if !g.resting {
             link.engine.modify(&link.stream, link.token, want)
         } else if readable {
-            // Kept for when it is watched again. Who drives writes, too.
+            // Kept until it is watched again. A driving thread writes, too.
             Ok(())
         } else {
-            // Who drives does not read now, and would not notice the end of the stream.
+            // The driving thread does not read now, and would not notice the end of the stream.
             g.resting = false;
             link.engine.resume(&link.stream, link.token, want)
         };
@@ -159,11 +159,11 @@ impl QpInner {
             }
             g.machine.close(&mut DriveHost::new(self, &mut after));
             let ours = g.link.as_ref().is_some_and(|l| !l.engine.is_foreign());
-            // Nothing that happens from here on is news, but that it is the end is.
+            // Of what happens from here on, only the end is reported.
             (g.cm.take().filter(|_| g.link.is_some()), ours)
         };
-        // What is queued still goes out, as far as the socket takes it, by us or by the thread that is at it: it must be
-        // done before the stream is taken from it. It never blocks, so neither does this, but for its turn on a processor.
+        // Queued octets are still sent, as many as the socket takes, by this thread or by the one that is sending: this must be done
+        // before the stream is taken away from it. Sending never blocks, so this waits only for the other thread's turn on a processor.
         if link {
             let mut turns = 0;
             while !self.drive_tx() && turns < WRITER_TURNS {
@@ -191,7 +191,7 @@ impl QpInner {
         if let Some((link, farewell)) = link {
             linger::leave(self, &link, farewell);
         }
-        // Who disconnects and destroys at once waits for this event. It is not given twice.
+        // A program that disconnects and destroys at once waits for this event. It is not given twice.
         if let Some(cm) = cm.and_then(|cm| cm.upgrade()) {
             cm.qp_event(Events::DISCONNECTED, None);
         }
@@ -223,7 +223,7 @@ impl QpInner {
         after.run(self);
     }
 
-    /// Drops asynchronous events about it that nobody has taken: they would keep it, and through it the device, for ever.
+    /// Drops asynchronous events about it that no thread has taken: they would keep it, and through it the device, forever.
     pub(super) fn forget_events(self: &Arc<Self>) {
         self.ctx.async_events.retain(|event| match &event.kind {
             AsyncEventKind::QpFatal(qp)
@@ -239,7 +239,7 @@ impl QpInner {
 
 impl Drop for QpInner {
     fn drop(&mut self) {
-        // Given up without `destroy`: its number is free again.
+        // Dropped without `destroy`: its number is free again.
         if !self.is_destroyed() && !self.origin.is_foreign() {
             let counters = *self.state.get_mut().machine.counters();
             self.ctx.leave_qp(self.num, &counters);

@@ -93,12 +93,12 @@ impl Context {
         &self.inner.config
     }
 
-    /// Do both handles mean the same opened device?
+    /// Returns `true` if both handles mean the same opened device.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// A number for a new protection domain.
+    /// Returns a number for a new protection domain.
     pub fn allocate_pd(&self) -> u32 {
         self.inner.next_pd.fetch_add(1, Ordering::Relaxed)
     }
@@ -177,7 +177,7 @@ impl Context {
     /// [`Error::Memory`]: no such region, or windows are bound to it. [`Error::Busy`] after a second in a forked child, if the
     /// parent was using the device's memory at the time of the fork.
     pub fn deregister(&self, stag: u32) -> Result<()> {
-        // Waits for accesses in progress: they hold the table for reading.
+        // Waits for accesses in progress, which hold the table for reading.
         let mut table = match self.inner.origin.is_foreign() {
             false => self.inner.memory.write(),
             true => {
@@ -214,7 +214,7 @@ impl Context {
         Ok(self.inner.memory.write().fast_register(wr, pd)?)
     }
 
-    /// Facts about a region or window.
+    /// Looks up a region or window.
     pub fn region(&self, stag: u32) -> Option<RegionInfo> {
         self.inner.memory.read().info(stag)
     }
@@ -275,9 +275,9 @@ impl Context {
         QueuePair::create(&self.inner, attributes)
     }
 
-    /// A queue pair that can be connected by its number ([`QueuePair::connect_peer`]), for programs that exchange
-    /// GIDs and numbers by themselves. While such queue pairs exist, the device listens on a free TCP port of its
-    /// address, which their numbers contain.
+    /// Creates a queue pair that can be connected by its number ([`QueuePair::connect_peer`]), for programs that exchange GIDs
+    /// and numbers themselves. While there are such queue pairs, the device listens on a free TCP port of its address, which their
+    /// numbers contain.
     ///
     /// # Errors
     /// As [`create_qp`](Self::create_qp); the operating system's: no descriptors or ports left.
@@ -308,7 +308,7 @@ impl Context {
         self.inner.async_events.try_next()
     }
 
-    /// Waits for an asynchronous event; `None` waits for ever.
+    /// Waits for an asynchronous event; `None` waits without limit.
     ///
     /// # Errors
     /// [`Error::TimedOut`].
@@ -359,7 +359,7 @@ impl ContextInner {
 
     pub(super) fn leave_qp(&self, num: u32, counters: &Counters) {
         {
-            // Together: who adds everything up must neither miss it nor count it twice.
+            // Both at once: a thread that adds everything up must neither miss it nor count it twice.
             let mut past = self.past.lock();
             self.qps.write().remove(&num);
             past.add(counters);
@@ -370,7 +370,7 @@ impl ContextInner {
         }
     }
 
-    /// `past` and what `counters` tells of the queue pairs that exist.
+    /// Adds `past` and the counters of the queue pairs that exist.
     fn sum(
         past: MutexGuard<'_, Counters>,
         qps: RwLockReadGuard<'_, HashMap<u32, Weak<QpInner>>>,
@@ -429,7 +429,7 @@ impl ContextInner {
         self.cqs.load(Ordering::Relaxed)
     }
 
-    /// What connects queue pairs by number, in this process.
+    /// The part that connects queue pairs by number, in this process.
     pub(super) fn peers(self: &Arc<Self>) -> Result<Arc<Peers>> {
         let mut peers = self.peers.lock();
         match &*peers {
@@ -498,7 +498,7 @@ fn shared_recorder(path: &Path, max_bytes: Option<u64>) -> Result<Recorder> {
     });
     let recorder = Recorder::create_with(&path, limits)?;
     recorders.push((path, recorder.clone()));
-    // They are kept for the next device, so nobody drops them.
+    // They are kept for the next device, so their drop does not flush them.
     ONCE.call_once(|| exit::at_exit(flush_recorders));
     Ok(recorder)
 }

@@ -1,22 +1,22 @@
-//! When posting sends at once, and when it waits for company.
+//! Decides when posting sends at once, and when it waits for more requests.
 //!
-//! A system call for each small message is the whole cost of small messages. A program that posts one request and then
-//! waits for completions wants it gone at once; one that posts request after request wants rate. So the first posts after a
-//! poll in vain go out at once, and those that follow in quick succession are put off until the next poll in vain, until
-//! enough has gathered, or until a short timer. A poll that finds completions changes nothing: the program is about to
-//! post again. What is put off is never more than a part of the queue.
+//! For small messages, the system call is nearly the whole cost. A program that posts one request and then waits for
+//! completions needs it sent at once; a program that posts request after request needs rate. So the first posts after a poll
+//! without result are sent at once. Posts that follow in quick succession wait until the next poll without result, until enough
+//! has gathered, or until a short timer expires. A poll that finds completions changes nothing, because the program is about to
+//! post again. At most a part of the queue waits.
 
 use crate::sys::clock::now_ns;
 use iwarp_rnic::limits::TX_PLAN_BYTES;
 use std::time::Duration;
 
-/// Posts between two polls in vain that go out at once.
+/// Posts between two polls without result that are sent at once.
 const AT_ONCE: u32 = 2;
-/// Posts further apart than this, from the end of one to the begin of the next, are no burst.
+/// Posts further apart than this, from the end of one to the beginning of the next, are no burst.
 const BURST_GAP_NS: u64 = 1_000;
-/// What a request may add to that: the clock is read when a list is posted, and each of it takes time to make and to post.
+/// What each request adds to that: the clock is read when a list is posted, and each request takes time to make and to post.
 const REQUEST_NS: u64 = 100;
-/// Enough for one system call: as much as one plan takes. Each call ends with a short TCP segment.
+/// Enough for one system call: as much as one plan holds. Each call ends with a short TCP segment.
 const ENOUGH_BYTES: u64 = TX_PLAN_BYTES as u64;
 /// How long a program may go without polling before its posts are sent anyway.
 pub(super) const FLUSH_AFTER: Duration = Duration::from_micros(100);
@@ -24,13 +24,13 @@ pub(super) const FLUSH_AFTER: Duration = Duration::from_micros(100);
 /// The posting behaviour of one queue pair.
 #[derive(Debug, Default)]
 pub(super) struct Cork {
-    /// Polls in vain of the completion queues when the current run of posts began.
+    /// Polls without result of the completion queues when the current run of posts began.
     polls: u32,
     posts: u32,
     last_ns: u64,
-    /// Payload that is put off.
+    /// Octets of payload that wait.
     bytes: u64,
-    /// Requests are put off, and the completion queue knows.
+    /// Requests wait, and the completion queue knows that.
     pub(super) put_off: bool,
     /// The timer is set.
     pub(super) timer: bool,
@@ -43,9 +43,9 @@ pub(super) enum Verdict {
     Send,
     /// The same; then tell [`Cork::sent`], because the next post is measured against its end.
     SendInBurst,
-    /// Put off; the completion queue and the timer have to be told.
+    /// Wait; the completion queue and the timer have to be told.
     PutOff,
-    /// Put off together with earlier ones.
+    /// Wait together with earlier ones.
     Join,
 }
 
@@ -80,13 +80,13 @@ impl Cork {
         }
     }
 
-    /// A post has sent and is over. Sending takes longer than the gap, and is no pause of the program's.
+    /// A post has sent and returned. Sending takes longer than the gap, and is no pause of the program.
     #[inline]
     pub(super) fn sent(&mut self) {
         self.last_ns = now_ns();
     }
 
-    /// Everything goes out.
+    /// Everything that waits is sent.
     #[inline]
     pub(super) fn send(&mut self) -> Verdict {
         self.bytes = 0;

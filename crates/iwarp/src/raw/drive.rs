@@ -21,10 +21,10 @@ use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Octets read in one turn before others get theirs.
+/// Octets read in one turn before other queue pairs get theirs.
 const RX_BUDGET: usize = 1 << 20;
 
-/// Stands in for the memory table where no memory is named.
+/// Stands for the memory table where no memory is named.
 static NO_MEMORY: MemoryTable = MemoryTable::new();
 
 /// Writes until nothing is due or the socket is full.
@@ -108,7 +108,7 @@ fn tx_turns<'a>(
                 // SAFETY: as above; the recorder only reads.
                 unsafe { flow.sent_raw(list, *n) };
             }
-            // First of all: who holds the state may be waiting for the memory table.
+            // Done first: the thread that holds the state may be waiting for the memory table.
             drop(memory);
             g = qp.state.lock();
             if let (Ok(n), true) = (&result, g.is_linked(&link)) {
@@ -117,7 +117,7 @@ fn tx_turns<'a>(
             }
             late::deliver(qp, after);
             if !g.is_linked(&link) {
-                // The connection ended meanwhile; its rest must not travel on the next one.
+                // The connection has ended meanwhile. The rest of its plan must not be sent on the next one.
                 pool::give_runs(runs);
                 pool::give_tx(plan);
                 return g;
@@ -125,7 +125,7 @@ fn tx_turns<'a>(
             result
         } else {
             drop(memory);
-            // The program took memory away under a request that was being sent: the stream cannot go on.
+            // The program deregistered memory that a request was sending from: the stream cannot go on.
             Err(std::io::Error::from_raw_os_error(libc::EFAULT))
         };
         pool::give_runs(runs);
@@ -164,7 +164,7 @@ fn tx_turns<'a>(
 /// Plans of large messages between two looks at the size of segments, where FPDUs need not begin with them.
 const MSS_PLANS: u8 = 16;
 
-/// Whether to look if segments have another size by now. What is aligned to them has to be right for every plan.
+/// Returns `true` if the size of segments should be looked at. For FPDUs aligned with segments it has to be right in every plan.
 fn wants_mss(g: &mut Guarded) -> bool {
     if g.machine.alignment().is_some() {
         return true;
@@ -190,7 +190,7 @@ fn follow_mss(qp: &QpInner, g: &mut Guarded, link: &Link) {
     }
 }
 
-/// The stream is broken. What the peer sent before it broke may still be there: a Terminate tells why.
+/// The stream is broken. Octets that the peer sent before may still be there: a Terminate tells why.
 pub(super) fn broken(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, Guarded>, after: &mut After) {
     if g.link.is_none() {
         return;
@@ -199,7 +199,7 @@ pub(super) fn broken(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, Guarded>, after: 
     qp.drop_link(g, after);
 }
 
-/// Reads until nothing is there or the budget is used.
+/// Reads until nothing is there or the budget is spent.
 pub(super) fn rx(qp: &Arc<QpInner>) {
     let mut after = After::default();
     let mut g = qp.state.lock();
@@ -240,7 +240,7 @@ pub(super) fn rx(qp: &Arc<QpInner>) {
             memory.as_deref().unwrap_or(&NO_MEMORY),
             &mut plan,
         );
-        // A first look in vain changes nothing, so nobody is owed anything: what it needs to know for its early end.
+        // A first look without result changes nothing, so it needs no further work, only what its early end needs.
         let first = left == RX_BUDGET && !resumed;
         let waiting_tx = first && g.machine.wants_tx();
         drop(g);
@@ -263,19 +263,19 @@ pub(super) fn rx(qp: &Arc<QpInner>) {
             // SAFETY: as above; the recorder reads what has just been written there.
             unsafe { flow.received_raw(RawSlice::from_runs(&plan.runs), *n) };
         }
-        // First of all: who holds the state may be waiting for the memory table.
+        // Done first: the thread that holds the state may be waiting for the memory table.
         drop(memory);
         g = qp.state.lock();
         if !g.is_linked(&link) {
-            // The connection ended meanwhile; its octets mean nothing to the next one.
+            // The connection has ended meanwhile; its octets do not belong to the next one.
             pool::give_rx_plan(plan);
             pool::give_rx(buffer);
             break;
         }
         let mut more = false;
         match result {
-            // What the peer has answered by closing may still be on its way back from the system call: its requests
-            // are done, and must not be flushed. The end is still there at the next look.
+            // The request that the peer has answered by closing may still be in the system call: it is done, and must not be flushed. The
+            // end is still there at the next look.
             Ok(0) if qp.late.is_sending() => {}
             Ok(0) if peer_left(qp, &mut g, &buffer, true, &mut after) => {}
             Ok(0) => {
@@ -323,7 +323,7 @@ pub(super) fn rx(qp: &Arc<QpInner>) {
     qp.settle(&mut g, &mut after);
     drop(g);
     if wants_tx && after.events.contains(Events::FATAL) {
-        // The Terminate goes out before the program hears of the end, and does away with the queue pair.
+        // The Terminate is sent before the program hears of the end and destroys the queue pair.
         qp.drive_tx();
         wants_tx = false;
     }
@@ -354,11 +354,12 @@ fn keep_part(qp: &QpInner, link: &Arc<Link>, buffer: Box<RxBuffer>) {
     }
 }
 
-/// How long a held Send outlives its sender's close. Whoever closes waits for no credit, and the program that should post
-/// a receive may be waiting for the news that the connection is over.
+/// How long a held Send stays held after its sender has closed. A sender that closes waits for no receive, and the program that
+/// should post one may be waiting for the event that the connection is over.
 const HOLD_CLOSED: Duration = Duration::from_millis(200);
 
-/// The stream has come to its end. True if the program is not told. `complete` tells that the peer's TCP has all of ours.
+/// The stream has come to its end. Returns `true` if the program must not see it. `complete` means that the peer's TCP has all
+/// octets.
 fn peer_left(
     qp: &Arc<QpInner>,
     g: &mut MutexGuard<'_, Guarded>,
@@ -392,7 +393,7 @@ fn held(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, Guarded>) {
     }
 }
 
-/// Offers a held Send again. False if there is still no receive.
+/// Offers a held Send again. Returns `false` if there is still no receive.
 fn resume(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, Guarded>, after: &mut After) -> bool {
     let ready = match &qp.srq {
         Some(srq) => !srq.inner.wait(qp),
@@ -439,10 +440,10 @@ pub(super) fn hold_timer(qp: &Arc<QpInner>) {
             return;
         }
         let waited = Duration::from_nanos(now_ns().saturating_sub(g.held_since));
-        // Another Send than the one that the timer was set for may be waiting now.
+        // Another Send than the timer's may be waiting now.
         let fresh = HOLD_CLOSED.saturating_sub(waited);
         let left = match &g.link {
-            // Behind what is held nobody reads, so the end has to be asked for.
+            // Nothing is read behind a held Send, so the end has to be looked for.
             Some(link) if link.stream.peer_closed() => limit.saturating_sub(waited).min(fresh),
             _ => limit.saturating_sub(waited),
         };

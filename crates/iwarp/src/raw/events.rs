@@ -54,7 +54,8 @@ impl<T> EventQueue<T> {
         })
     }
 
-    /// Adds an event and wakes who waits. Call it with no lock held; else [`put`](Self::put), and [`wake`](Self::wake) later.
+    /// Adds an event and wakes waiting threads and tasks. Call it with no lock held; otherwise use [`put`](Self::put), and
+    /// [`wake`](Self::wake) later.
     pub(crate) fn push(&self, event: T) {
         self.put(event);
         self.wake();
@@ -90,7 +91,7 @@ impl<T> EventQueue<T> {
                 return Poll::Ready(event);
             }
             wait.renew(cx.waker());
-            // One may have come between the look and the wish to be woken.
+            // An event may have come between the look and the setting of the waker.
             self.try_next().map_or(Poll::Pending, Poll::Ready)
         })
         .await
@@ -114,12 +115,12 @@ impl<T> EventQueue<T> {
         event
     }
 
-    /// Waits for an event; `None` waits for ever.
+    /// Waits for an event; `None` waits without limit.
     ///
     /// # Errors
     /// [`Error::TimedOut`]; the operating system's error if it cannot wait.
     pub fn next(&self, timeout: Option<Duration>) -> Result<T> {
-        // A time beyond what the clock can hold is for ever.
+        // A time beyond the range of the clock means without limit.
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
         loop {
             if let Some(event) = self.try_next() {
@@ -140,12 +141,12 @@ impl<T> EventQueue<T> {
         queue.drain(&self.fd);
     }
 
-    /// Events that wait.
+    /// Returns how many events wait.
     pub fn len(&self) -> usize {
         self.queue.lock().events.len()
     }
 
-    /// None waits.
+    /// Returns `true` if no event waits.
     pub fn is_empty(&self) -> bool {
         self.queue.lock().events.is_empty()
     }
@@ -157,7 +158,7 @@ impl<T> AsFd for EventQueue<T> {
     }
 }
 
-/// What an asynchronous event is about (`ibv_get_async_event(3)`).
+/// The kind of an asynchronous event (`ibv_get_async_event(3)`).
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum AsyncEventKind {
@@ -182,6 +183,6 @@ pub enum AsyncEventKind {
 /// An asynchronous event of a device.
 #[derive(Debug, Clone)]
 pub struct AsyncEvent {
-    /// What happened, and to which object.
+    /// The kind, and the object that it is about.
     pub kind: AsyncEventKind,
 }

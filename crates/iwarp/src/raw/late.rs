@@ -1,8 +1,8 @@
 //! Receives that complete while a system call sends.
 //!
-//! What is being sent completes when the call has returned. The peer may be faster: its answer comes, and another thread
-//! reads it. Programs count on the order of cause and effect (tgt takes a command that overtakes the completion of its login
-//! response for a violation), so what is received meanwhile completes after what was sent.
+//! What is being sent completes when the call has returned. The peer may be faster: its answer comes, and another thread reads
+//! it. Programs rely on the order of cause and effect (tgt treats a command that arrives before the completion of its login
+//! response as a violation). So receives that complete during the call are reported after the sent requests.
 
 use super::after::{After, DriveHost};
 use super::qp::QpInner;
@@ -25,7 +25,7 @@ impl Late {
         self.sending.store(true, Ordering::Relaxed);
     }
 
-    /// Is there such a call now?
+    /// Returns `true` during such a call.
     #[inline]
     pub(super) fn is_sending(&self) -> bool {
         self.sending.load(Ordering::Relaxed)
@@ -36,7 +36,7 @@ impl Late {
         self.receives.lock().push(cqe);
     }
 
-    /// Drops what is kept: the queue pair begins anew.
+    /// Drops the kept completions: the queue pair starts anew.
     pub(super) fn forget(&self) {
         self.receives.lock().clear();
     }

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 /// comes before it has looked at that message, which it may overlook for a while. An emulated one has needed 30 ms.
 const MATURITY: Duration = Duration::from_millis(50);
 
-/// How long to wait until the end of this stream may be sent; `None` if it may be sent now.
+/// Returns how long the end of this stream has to wait; `None` if it may be sent now.
 pub(super) fn too_early(machine: &Machine, link: &Link) -> Option<Duration> {
     if !machine.awaits_answer() || link.engine.is_foreign() {
         return None;
@@ -41,7 +41,7 @@ pub(super) fn too_early(machine: &Machine, link: &Link) -> Option<Duration> {
 pub(super) struct Farewell {
     /// The last FPDU was written in part: the peer has to see a reset.
     pub(super) cut: bool,
-    /// The end is put off for this time.
+    /// The end waits for this time.
     pub(super) wait: Option<Duration>,
 }
 
@@ -55,7 +55,7 @@ struct Linger {
     /// How long it may if it does not answer, not shorter than that.
     outage: Duration,
     progress: Mutex<Progress>,
-    /// Its end is put off.
+    /// Its end waits.
     waits: AtomicBool,
 }
 
@@ -140,7 +140,7 @@ const PATIENCE_MAX: Duration = Duration::from_secs(2);
 const CUT_PAUSE_MIN: Duration = Duration::from_millis(1);
 const CUT_PAUSE_MAX: Duration = Duration::from_millis(64);
 
-/// Streams whose end is put off. A process does not end before they have ended.
+/// Streams whose end waits. A process does not end before they have ended.
 static PUT_OFF: AtomicU32 = AtomicU32::new(0);
 
 /// Octets that the peer's TCP has acknowledged since the queue pair was created; the end of the stream counts as one.
@@ -154,7 +154,7 @@ pub(super) fn leave(qp: &Arc<QpInner>, link: &Arc<Link>, farewell: Farewell) {
     let Farewell { cut, wait } = farewell;
     link.engine.remove(&link.stream, link.token);
     if link.engine.is_foreign() {
-        // In a child of the process whose connection this is: closing the descriptor is all that concerns nobody else.
+        // In a child of the process whose connection this is, closing the descriptor is the only thing that does not affect the parent.
         return;
     }
     if !cut && wait.is_none() {
@@ -202,7 +202,7 @@ pub(super) fn leave(qp: &Arc<QpInner>, link: &Arc<Link>, farewell: Farewell) {
         .add(&link.stream, token, Interest::READ, left)
         .is_err()
     {
-        // Nobody would look after it: the kernel does what is left to do.
+        // No thread would look after it: the kernel does the rest.
         return;
     }
     if wait.is_some() {
@@ -222,7 +222,7 @@ fn end_of_process() {
     }
 }
 
-/// Reads and throws away. True at the end of the stream.
+/// Reads and discards. Returns `true` at the end of the stream.
 fn drained(link: &Link) -> bool {
     let mut sink = [0u8; 16 * 1024];
     for _ in 0..64 {

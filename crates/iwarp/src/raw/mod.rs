@@ -1,9 +1,8 @@
-//! The verbs objects without the safety net: shared handles, memory by address.
+//! The verbs objects without the safe interface: shared handles, memory by address.
 //!
-//! This is what the C interface stands on, and what a program uses that manages its own memory. The one
-//! `unsafe` step is registering memory ([`Context::register`]); everything afterwards goes through keys
-//! that are checked at every access. All handles are cheap to clone, `Send` and `Sync`. The safe interface at the
-//! root of the crate wraps these objects.
+//! The C libraries use these objects, and so can programs that manage their own memory. The one `unsafe` step is registering
+//! memory ([`Context::register`]); all later calls use keys that are checked at every access. All handles are cheap to clone,
+//! `Send` and `Sync`. The safe interface at the root of the crate wraps these objects.
 
 pub mod cm;
 

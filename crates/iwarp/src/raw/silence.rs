@@ -1,10 +1,10 @@
-//! Peers that vanish: their host is gone, or their reset was lost, and nobody says so.
+//! Peers that vanish: their host is gone, or their reset was lost, and no packet tells that.
 //!
-//! The kernel's keep-alive asks a peer that neither sends nor is sent anything ([`TcpStream::keep_alive`]); it costs this process
-//! nothing. It does not ask while octets wait for their acknowledgement: then TCP sends those again, for a quarter of an
-//! hour, and the queue pair looks four times within [`Config::peer_timeout`] whether anything answers. `TCP_USER_TIMEOUT`
-//! would do the same without a timer of ours, but it also ends connections whose peer answers and does not read for a while,
-//! as a process does that is stopped.
+//! The kernel's keep-alive probes a peer on a silent connection ([`TcpStream::keep_alive`]); it costs this process nothing. It
+//! does not probe while octets wait for their acknowledgement: then TCP sends those again, for a quarter of an hour, and the
+//! queue pair looks four times within [`Config::peer_timeout`] whether anything is answered. `TCP_USER_TIMEOUT` would do the
+//! same without a timer of ours, but it also ends connections whose peer answers and does not read for a while, such as a
+//! stopped process.
 //!
 //! [`TcpStream::keep_alive`]: crate::sys::stream::TcpStream::keep_alive
 //! [`Config::peer_timeout`]: crate::Config::peer_timeout
@@ -17,16 +17,16 @@ use std::sync::Arc;
 /// Looks within the time that a peer may be silent.
 const LOOKS: u32 = 4;
 
-/// What a queue pair knows about the silence of its peer.
+/// What a queue pair has seen of its peer's silence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Silence {
     /// A timer for the next look is set.
     watched: bool,
-    /// Looks one after the other that have found no answer.
+    /// Looks in a row that have found no answer.
     unanswered: u32,
 }
 
-/// Something was sent: whether it is answered will be looked at.
+/// Something was sent: a later look checks whether it is answered.
 #[inline]
 pub(super) fn watch(qp: &QpInner, g: &mut Guarded) {
     if !g.silence.watched {
@@ -51,8 +51,7 @@ pub(super) fn timer(qp: &Arc<QpInner>) {
     let (Some(limit), Some(link)) = (qp.ctx.config.peer_timeout, g.link.clone()) else {
         return;
     };
-    // Without octets on their way nothing has to be answered, and the next that are sent begin anew. A peer that has left is
-    // not waited for.
+    // If no octets are on their way, no answer is due, and the next ones start anew. A peer that has left is not waited for.
     if g.left.rx || !link.stream.unacknowledged_bytes().is_ok_and(|n| n > 0) {
         return;
     }

@@ -1,4 +1,4 @@
-//! A queue pair as the engine sees it: readiness, timers, and rest while application threads drive it.
+//! A queue pair as the engine sees it: readiness, timers, and pauses while application threads drive it.
 
 use super::drive;
 use super::left;
@@ -15,21 +15,21 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// Tells the engine whether application threads drive a queue pair. Hints: a lost update costs a wake-up or a short delay.
 #[derive(Debug, Default)]
 pub(super) struct Drives {
-    /// Times that they did.
+    /// How often they have driven it.
     count: AtomicU32,
     /// The count when the engine last asked.
     seen: AtomicU32,
 }
 
 impl Drives {
-    /// An application thread drives. No locked instruction: it is called for every empty poll.
+    /// An application thread drives. It is called for every poll without result, so it uses no locked instruction.
     #[inline]
     pub(super) fn note(&self) {
         let count = self.count.load(Ordering::Relaxed);
         self.count.store(count.wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// Has one done so since this was last asked?
+    /// Returns `true` if one has done so since the last call.
     pub(super) fn take(&self) -> bool {
         let count = self.count.load(Ordering::Relaxed);
         self.seen.swap(count, Ordering::Relaxed) != count
@@ -61,7 +61,7 @@ impl Source for QpInner {
         let g = &mut *g;
         let Some(link) = &g.link else { return false };
         if !g.interest.readable {
-            // Who drives does not read now, and would not notice the end of the stream.
+            // The driving thread does not read now, and would not notice the end of the stream.
             return false;
         }
         if !g.resting {
@@ -75,7 +75,7 @@ impl Source for QpInner {
         let mut g = self.state.lock();
         let g = &mut *g;
         if let (Some(link), true) = (&g.link, g.resting) {
-            // It cannot fail for want of anything: the descriptor was in the set before.
+            // It cannot fail for lack of anything: the descriptor was in the set before.
             if let Err(error) = link.engine.resume(&link.stream, link.token, g.interest) {
                 tracing::error!(qp = self.num, %error, "the socket cannot be watched");
             }

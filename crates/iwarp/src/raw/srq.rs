@@ -126,14 +126,14 @@ impl SharedReceiveQueue {
         self.len() == 0
     }
 
-    /// Do both handles mean the same queue?
+    /// Returns `true` if both handles mean the same queue.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 }
 
 impl SrqInner {
-    /// Takes a receive: whether there was one, and whether [`tell_limit`](Self::tell_limit) is due, without locks.
+    /// Takes a receive. Returns whether there was one, and whether [`tell_limit`](Self::tell_limit) must be called, without locks.
     pub(super) fn take(&self, taken: &mut TakenRecv) -> (bool, bool) {
         self.state.lock().queue.take(taken)
     }
@@ -147,7 +147,7 @@ impl SrqInner {
         self.ctx.raise(AsyncEventKind::SrqLimitReached(srq));
     }
 
-    /// A queue pair holds a Send: it is told when a receive is posted. False if one is there already.
+    /// Enters a queue pair that holds a Send: it is told when a receive is posted. Returns `false` if one is there already.
     pub(super) fn wait(&self, qp: &Arc<QpInner>) -> bool {
         let mut state = self.state.lock();
         if !state.queue.is_empty() {

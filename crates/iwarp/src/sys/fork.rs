@@ -1,4 +1,4 @@
-//! Notices `fork`. Threads do not survive it, so a child must not wait for an engine thread that is not there.
+//! Notices `fork`. Threads do not survive a fork, so a child must not wait for an engine thread that it does not have.
 //!
 //! Invariant: the handler given to `pthread_atfork` only changes two atomics and closes a descriptor, which is async-signal-safe,
 //! takes no lock and touches no memory that another thread could have left half-written at the time of the fork.
@@ -48,13 +48,13 @@ pub(crate) fn install() -> io::Result<()> {
     }
 }
 
-/// How many forks lie between this process and the one that first asked. Equal numbers: the same process.
+/// Returns how many forks lie between this process and the one that first asked. Equal numbers mean the same process.
 ///
 /// One relaxed load once the handler is installed; it may be asked on every post.
 #[inline]
 pub(crate) fn generation() -> u32 {
     if INSTALLED.get().is_none() {
-        // Without memory for the handler forks go unnoticed, as with any library that has none.
+        // Without memory for the handler forks are not noticed.
         let _ = install();
     }
     GENERATION.load(Ordering::Relaxed)

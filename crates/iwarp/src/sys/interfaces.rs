@@ -31,7 +31,7 @@ pub(crate) struct InterfaceAddress {
     pub(crate) up: bool,
     /// It has a carrier.
     pub(crate) running: bool,
-    /// It leads back to this host.
+    /// It is a loopback interface.
     pub(crate) loopback: bool,
 }
 
@@ -94,7 +94,7 @@ pub(crate) fn addresses() -> io::Result<Vec<InterfaceAddress>> {
         });
     }
     for address in &mut found {
-        // A MAC of zeros (loopback) is none.
+        // A MAC of zeros (loopback) means none.
         address.mac = macs
             .get(&address.name)
             .copied()

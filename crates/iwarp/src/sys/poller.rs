@@ -1,8 +1,8 @@
 //! Readiness: `epoll` for the progress thread, `poll` for one descriptor.
 //!
-//! No `unsafe`. Level-triggered throughout: a driver that stops early (its budget is spent, a receive is missing) is reminded, so no
-//! wake-up can be lost here. A descriptor leaves the set when it is removed or when its last duplicate is closed; whoever adds one owns it and
-//! removes it before closing, because a token may outlive its meaning in a batch of events that was already fetched.
+//! No `unsafe`. Level-triggered: a driver that stops early (its budget is spent, a receive is missing) gets the event again, so
+//! no wake-up can be lost here. A descriptor leaves the set when it is removed or when its last duplicate is closed. Its owner
+//! adds it, and removes it before closing, because a batch of events that was already fetched may still contain its token.
 
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::Errno;
@@ -16,7 +16,7 @@ const PRECISE_BELOW: Duration = Duration::from_micros(500);
 /// The longest single sleep; longer waits loop. Keeps every time-out inside what the kernel's `int` of milliseconds can hold.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
-/// What to be told about. Errors and hang-ups are always reported.
+/// The events to report. Errors and hang-ups are always reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Interest {
     /// Bytes, a connection or the end of the stream can be read.
@@ -103,7 +103,7 @@ impl Events {
         self.list.len()
     }
 
-    /// True if the last wait timed out.
+    /// Returns `true` if the last wait timed out.
     pub(crate) fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
@@ -184,8 +184,8 @@ impl Poller {
         Ok(())
     }
 
-    /// Waits for events, at most for `timeout` (`None`: for ever), and says how many came. A `timeout` of 500 µs and more is rounded
-    /// up to milliseconds.
+    /// Waits for events, at most for `timeout` (`None`: without limit), and returns how many came. A `timeout` of 500 µs or more is
+    /// rounded up to milliseconds.
     ///
     /// A signal does not end the wait early.
     ///
@@ -207,7 +207,7 @@ impl Poller {
     fn step(&self, events: &mut Events, mut time: Duration) -> Result<usize, Errno> {
         events.list.clear();
         if !time.is_zero() && time < PRECISE_BELOW {
-            // `epoll_pwait2(2)` would do it in one call, but older kernels do not have it, and sandboxes may kill who tries.
+            // `epoll_pwait2(2)` would do it in one call, but older kernels do not have it, and sandboxes may kill a process that calls it.
             let mut set = [PollFd::new(&self.fd, PollFlags::IN)];
             if poll(&mut set, Some(&timespec(time)))? == 0 {
                 return Ok(0);
@@ -238,7 +238,7 @@ impl AsFd for Poller {
     }
 }
 
-/// Waits until one descriptor has what `interest` asks for, or an error or hang-up. False: the time is over.
+/// Waits until one descriptor has an event of `interest`, an error or a hang-up. Returns `false` if the time is over.
 ///
 /// # Errors
 /// The kernel's error (`ENOMEM`).
@@ -276,7 +276,7 @@ impl Deadline {
         match timeout {
             None => Self::Never,
             Some(Duration::ZERO) => Self::Now,
-            // A time-out beyond what `Instant` can hold is for ever.
+            // A time-out beyond the range of `Instant` means without limit.
             Some(timeout) => Instant::now()
                 .checked_add(timeout)
                 .map_or(Self::Never, Self::At),

@@ -67,7 +67,7 @@ impl TcpStream {
         let message = header(list);
         loop {
             let sent = if let [one] = list {
-                // Cheaper for the kernel: there is no header and no list to copy in.
+                // Cheaper for the kernel: it has no header and no list to copy.
                 // SAFETY: the kernel only reads the range, which the caller allows.
                 unsafe { calls::send(fd, one.as_ptr(), one.len(), flags) }
             } else {
@@ -152,7 +152,7 @@ impl TcpStream {
             sa_data: [0; 14],
         };
         let len = size_of::<libc::sockaddr>() as libc::socklen_t;
-        // Connecting to AF_UNSPEC dissolves a TCP connection with a reset, without closing the descriptor under other threads.
+        // Connecting to AF_UNSPEC ends a TCP connection with a reset, and does not close the descriptor that other threads use.
         // SAFETY: the address is valid for `len` octets; the descriptor is ours.
         unsafe { libc::connect(self.socket.as_raw_fd(), &raw const unspecified, len) };
     }
@@ -181,7 +181,7 @@ impl TcpStream {
         self.socket.take_error()
     }
 
-    /// Whether the peer has closed its direction, even if there are octets before the end that nobody has read.
+    /// Returns `true` if the peer has closed its direction, even if unread octets come before the end.
     pub(crate) fn peer_closed(&self) -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let mut fds = [PollFd::new(&self.socket, PollFlags::RDHUP)];
@@ -265,8 +265,8 @@ impl TcpStream {
     }
 }
 
-/// The system calls that move data, without the C library's functions of the same names. Those are cancellation points: a program
-/// that cancels a thread inside `ibv_poll_cq` would leave our locks held for ever. A preloaded library may replace them, too.
+/// The system calls that move data, without the C library's functions of the same names. Those are cancellation points: a
+/// program that cancels a thread inside `ibv_poll_cq` would leave our locks held forever. A preloaded library may also replace them.
 mod calls {
     use libc::{c_int, c_long, c_void, msghdr, size_t};
 

@@ -23,7 +23,7 @@ use std::sync::{Arc, Weak};
 /// Parameters of `rdma_connect(3)` and `rdma_accept(3)`.
 #[derive(Debug, Clone, Default)]
 pub struct ConnectionParameters {
-    /// Sent along with the MPA frame: at most 508 octets between two of us, 251 towards everybody.
+    /// Private data, sent with the MPA frame: at most 508 octets to another `iwarp`, at most 251 that every peer accepts.
     pub private_data: Vec<u8>,
     /// Inbound RDMA Reads and atomics to serve at a time; `None` for as many as the queue pair can.
     pub responder_resources: Option<u16>,
@@ -35,7 +35,7 @@ pub(super) enum Phase {
     Idle,
     /// The address is resolved: a device is known.
     Resolved,
-    /// The route is, too.
+    /// The route is resolved, too.
     Routed,
     /// An attempt has failed: it may connect again, to the same address or to another.
     Failed,
@@ -59,7 +59,7 @@ pub(super) struct IdState {
     pub(super) local: Option<SocketAddr>,
     pub(super) peer: Option<SocketAddr>,
     pub(super) only_v6: Option<bool>,
-    /// The connection ended before the event of its beginning was given; the status of the event of its end.
+    /// The connection ended before its Established event was given. The value is the status of the event of its end.
     ended_early: Option<i32>,
     /// Device contexts are shared between identifiers unless the program brings its own.
     own_context: bool,
@@ -84,7 +84,7 @@ pub struct CmId {
 static SERIAL: AtomicU64 = AtomicU64::new(1);
 static CONTEXTS: Mutex<Option<HashMap<String, Context>>> = Mutex::new(None);
 
-/// The context that identifiers without one of their own share for a device.
+/// The context that all identifiers without a context of their own share for a device.
 ///
 /// # Errors
 /// As [`Context::open`].
@@ -100,8 +100,8 @@ pub(super) fn shared_context(device: &Device) -> Result<Context> {
 }
 
 impl CmId {
-    /// A new identifier whose events go to `channel`. With a context, only its device is used; else the device is
-    /// found by address, and its context is shared between all such identifiers.
+    /// Makes an identifier whose events go to `channel`. With a context, only its device is used. Otherwise the device is found by
+    /// address, and all such identifiers share its context.
     pub fn create(channel: &CmEventChannel, ctx: Option<&Context>) -> Self {
         let state = IdState {
             phase: Phase::Idle,
@@ -183,12 +183,12 @@ impl CmId {
         }
     }
 
-    /// The device it is on, once known.
+    /// Returns its device, if it is known.
     pub fn context(&self) -> Option<Context> {
         self.inner.state.lock().ctx.clone()
     }
 
-    /// Its address and its peer's, as far as known.
+    /// Returns its address and its peer's, as far as they are known.
     pub fn addresses(&self) -> (Option<SocketAddr>, Option<SocketAddr>) {
         let s = self.inner.state.lock();
         (s.local, s.peer)
@@ -199,17 +199,17 @@ impl CmId {
         self.inner.state.lock().qp.clone()
     }
 
-    /// The queue pair that the connection will use, made by the program. Takes the place of an earlier one.
+    /// Sets the queue pair that the connection will use; it replaces an earlier one. The program makes the queue pair.
     pub fn set_queue_pair(&self, qp: Option<&QueuePair>) {
         self.inner.state.lock().qp = qp.cloned();
     }
 
-    /// Do both handles mean the same identifier?
+    /// Returns `true` if both handles mean the same identifier.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// Whether an IPv6 listener refuses IPv4 peers (`RDMA_OPTION_ID_AFONLY`).
+    /// Sets whether an IPv6 listener refuses IPv4 peers (`RDMA_OPTION_ID_AFONLY`).
     pub fn set_only_v6(&self, only: bool) {
         self.inner.state.lock().only_v6 = Some(only);
     }
@@ -450,8 +450,8 @@ impl CmId {
         Ok(())
     }
 
-    /// Gives it up (`rdma_destroy_id(3)`): a listener stops, a request is refused, an attempt ends. Events that wait
-    /// are dropped. Its queue pair is the program's to destroy. In a forked child it does nothing: the identifier is the parent's.
+    /// Destroys it (`rdma_destroy_id(3)`): a listener stops, a request is refused, an attempt ends. Events that wait are dropped.
+    /// The program destroys its queue pair itself. In a forked child this does nothing: the identifier is the parent's.
     pub fn destroy(&self) {
         if self.inner.origin.is_foreign() {
             return;
@@ -476,7 +476,7 @@ impl CmId {
             }
             !mine
         });
-        // Requests that nobody will ever see.
+        // Requests that no program will see.
         for id in orphans {
             id.destroy();
         }
@@ -513,7 +513,7 @@ impl CmId {
         Arc::clone(&channel)
     }
 
-    /// The connection is up. False if nobody wants it any more.
+    /// The connection is up. Returns `false` if the identifier is gone.
     pub(super) fn established(
         &self,
         private_data: Vec<u8>,
@@ -527,12 +527,12 @@ impl CmId {
                 (Phase::Connecting(_) | Phase::Accepting, None) => s.phase = Phase::Connected(true),
                 (Phase::Connecting(_) | Phase::Accepting, Some(_)) => s.phase = Phase::Disconnected,
                 (Phase::Destroyed, _) => return false,
-                // The peer's first message was faster.
+                // The peer's first message came earlier.
                 _ => return true,
             }
             if let Some((local, peer)) = s.qp.as_ref().and_then(QueuePair::addresses) {
                 s.local = Some(local);
-                // A port mapper may have led elsewhere than the program has said.
+                // A port mapper may have named another address than the program.
                 let named = s.peer.filter(|named| !named.ip().is_unspecified());
                 s.peer = named.or(Some(peer));
             }
@@ -640,7 +640,7 @@ impl CmSink for CmIdInner {
     }
 }
 
-/// A disconnect says zero unless the connection broke.
+/// A disconnect has status zero unless the connection broke.
 fn status_of(fault: Option<Fault>) -> i32 {
     match fault {
         Some(Fault {
@@ -656,7 +656,7 @@ impl Drop for CmIdInner {
         if self.origin.is_foreign() {
             return;
         }
-        // Given up without `destroy`: a listener must not go on accepting for nobody.
+        // Dropped without `destroy`: a listener must not go on accepting without a program.
         match std::mem::replace(&mut self.state.get_mut().phase, Phase::Destroyed) {
             Phase::Connecting(active) => active.cancel(),
             Phase::Listening(listening) => listening.stop(),

@@ -23,10 +23,10 @@ use std::time::Duration;
 
 /// Requests that may wait for an answer if the program asks for no number.
 const BACKLOG_DEFAULT: u32 = 128;
-/// Connections in start-up per listener: a peer that opens many and says nothing gets no further. Fewer if the process
-/// may have few descriptors: see [`starting_max`].
+/// Connections in start-up per listener, so that a peer that opens many and sends nothing gets no further. Fewer if the
+/// process may have few descriptors: see [`starting_max`].
 const STARTING_MAX: usize = 1024;
-/// So many may be in start-up however few descriptors there are.
+/// This many may be in start-up, however few descriptors there are.
 const STARTING_MIN: usize = 16;
 /// How long a listener pauses when descriptors run out.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -40,8 +40,8 @@ pub(super) struct Listening {
     hall: Arc<Hall>,
 }
 
-/// What the connections that came to a listener need of it. It does not hold the socket: when the program is done with
-/// the listener, its port is free at once, even while peers are still starting.
+/// What the connections of a listener need of it. It does not hold the socket: when the program closes the listener, its port
+/// is free at once, even while connections are still starting.
 struct Hall {
     id: Weak<CmIdInner>,
     engine: Arc<Engine>,
@@ -111,7 +111,7 @@ impl Listening {
 
 impl Hall {
     fn welcome(self: &Arc<Self>, stream: TcpStream, peer: SocketAddr) {
-        // The peer's as `accept` told it: a socket forgets its peer when that resets the connection.
+        // The peer's address as `accept` returned it: a socket forgets its peer when that resets the connection.
         let local = self.local.map_or_else(|| stream.local_addr(), Ok);
         let found = local.map_err(crate::Error::from).and_then(|local| {
             let ctx = self.context_of(local.ip())?;
@@ -171,7 +171,7 @@ impl Hall {
             all.push_back(Arc::downgrade(&greeting));
             all.len() > STARTING_MIN && all.len() > starting_max()
         };
-        // An honest peer's request follows at once, so the oldest is the one that means nothing good.
+        // An honest peer sends its request at once, so the oldest connection is the most suspicious one.
         if too_many {
             self.give_up_oldest("too many connections in start-up");
         }
@@ -202,7 +202,7 @@ impl Hall {
         }
     }
 
-    /// The request is whole: judge it, and tell the program.
+    /// The request is complete: check it, and tell the program.
     fn deliver(self: &Arc<Self>, ctx: Context, starting: Starting) {
         let params = local_params(&ctx, &ConnectionParameters::default(), None);
         let Some(frame) = starting.reader.frame() else {
@@ -272,7 +272,7 @@ impl Source for Listening {
             match self.listener.accept() {
                 Ok(Some((stream, peer))) => self.hall.welcome(stream, peer),
                 Ok(None) => return true,
-                // Connections that say nothing must not keep others out.
+                // Connections that send nothing must not keep others out.
                 Err(NetError::TooManyFiles { .. })
                     if self.hall.give_up_oldest("its descriptor is needed") => {}
                 Err(e @ NetError::TooManyFiles { .. }) => {
@@ -376,7 +376,7 @@ pub(super) struct Requested {
 }
 
 impl Requested {
-    /// Answers no, and closes.
+    /// Sends a refusal, and closes.
     pub(super) fn reject(self, private_data: &[u8]) {
         let mut frame = [0u8; MAX_FRAME_LEN];
         let n = self.pending.reject(private_data, &mut frame);
@@ -396,7 +396,7 @@ struct Refused {
     stream: TcpStream,
 }
 
-/// Enough for an answer to be read, and short for those who wait for our end.
+/// Long enough for a reply to be read, and short for a peer that waits for our end.
 const REFUSED_LINGER: Duration = Duration::from_millis(100);
 
 impl Refused {
@@ -419,7 +419,7 @@ impl Refused {
 
 impl Source for Refused {
     fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
-        // Nothing that comes matters any more. What is left unread would make the close a reset.
+        // What comes now does not matter. If it stayed unread, the close would become a reset.
         let mut sink = [0u8; 1024];
         match self.stream.recv(&mut sink) {
             Ok(1..) => {}
