@@ -32,8 +32,11 @@ pub fn listed(root: &Path) -> Result<Vec<String>> {
         .split(|&byte| byte == 0)
         .filter(|name| !name.is_empty())
         .map(|name| String::from_utf8_lossy(name).into_owned())
-        // A file may be deleted but still in the index.
-        .filter(|name| root.join(name).is_file())
+        // A file may be deleted but still in the index. What a link leads to is listed under its own name.
+        .filter(|name| {
+            let meta = root.join(name).symlink_metadata();
+            meta.is_ok_and(|meta| meta.is_file())
+        })
         .collect();
     files.sort_unstable();
     files.dedup();

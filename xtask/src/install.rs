@@ -6,24 +6,31 @@
 use anyhow::{Context as _, Result, bail};
 use std::fs;
 use std::io::Write as _;
-use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::context::Context;
+use crate::layout;
 use crate::process::cargo;
 
 /// Ends a bundle; `iwarp run` looks for it.
 const MAGIC: &[u8; 8] = b"iwarplib";
 /// The built files: the command, the C library, the preload library.
-struct Built {
-    command: PathBuf,
-    verbs: PathBuf,
-    preload: Option<PathBuf>,
+pub struct Built {
+    /// `iwarp`.
+    pub command: PathBuf,
+    /// The library with both names.
+    pub verbs: PathBuf,
+    /// `librspreload.so`.
+    pub preload: Option<PathBuf>,
 }
 
 /// Builds everything in release mode.
-fn build(context: &Context) -> Result<Built> {
+///
+/// # Errors
+/// When the build fails.
+pub fn build(context: &Context) -> Result<Built> {
     let mut command = cargo(&context.root);
     command.args(["build", "--release"]);
     for name in ["iwarp-cli", "iwarp-verbs", "iwarp-rspreload"] {
@@ -39,7 +46,7 @@ fn build(context: &Context) -> Result<Built> {
     })
 }
 
-fn run(command: &mut Command) -> Result<()> {
+pub(crate) fn run(command: &mut Command) -> Result<()> {
     let program = command.get_program().to_owned();
     let status = command
         .status()
@@ -50,40 +57,21 @@ fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Puts command and libraries below `prefix`.
+/// Puts command, libraries, manual pages and completions below `prefix`.
 ///
 /// # Errors
 /// When the build fails, or a file cannot be put in place.
 pub fn install(context: &Context, prefix: &Path) -> Result<()> {
     let built = build(context)?;
-    let (bin, lib) = (prefix.join("bin"), prefix.join("lib/iwarp"));
-    for dir in [&bin, &lib] {
-        fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
-    }
-    place(&built.command, &bin.join("iwarp"), 0o755)?;
-    place(&built.verbs, &lib.join("libibverbs.so.1"), 0o644)?;
-    if let Some(preload) = &built.preload {
-        place(preload, &lib.join("librspreload.so"), 0o644)?;
-    }
-    // A link and not a copy: two files would be two engines in one process.
-    let link = lib.join("librdmacm.so.1");
-    let _ = fs::remove_file(&link);
-    symlink("libibverbs.so.1", &link).with_context(|| format!("linking {}", link.display()))?;
+    let files = layout::files(context, &built)?;
+    layout::put(&files, prefix)?;
     println!(
-        "installed {} and {}",
-        bin.join("iwarp").display(),
-        lib.display()
+        "installed {} and {}; manual pages and completions are in {}",
+        prefix.join("bin/iwarp").display(),
+        prefix.join("lib/iwarp").display(),
+        prefix.join("share").display()
     );
     Ok(())
-}
-
-/// Copies a file in place of an older one, which running programs keep.
-fn place(from: &Path, to: &Path, mode: u32) -> Result<()> {
-    let fresh = to.with_extension("new");
-    fs::copy(from, &fresh)
-        .with_context(|| format!("copying {} to {}", from.display(), fresh.display()))?;
-    fs::set_permissions(&fresh, fs::Permissions::from_mode(mode))?;
-    fs::rename(&fresh, to).with_context(|| format!("putting {} in place", to.display()))
 }
 
 /// Writes one file that is the command and carries the libraries.

@@ -6,6 +6,7 @@
 pub mod context;
 pub mod files;
 pub mod install;
+pub mod layout;
 pub mod outcome;
 pub mod packages;
 pub mod process;

@@ -4,6 +4,7 @@
 //! A new subcommand is a variant of [`Command`] and a module; a new step of `test` is one row in [`steps::STEPS`].
 
 mod compliance;
+mod deb;
 mod licences;
 mod no_std;
 mod package;
@@ -44,9 +45,9 @@ enum Command {
     /// Count the instructions of fixed work and compare them with recorded values
     #[command(disable_help_flag = true)]
     Instructions(Passed),
-    /// Build in release mode and put command and libraries below a prefix
+    /// Build in release mode and put command, libraries, manual pages and completions below a prefix
     Install {
-        /// Folder that gets bin/ and lib/iwarp/
+        /// Folder that gets bin/, lib/iwarp/ and share/
         #[arg(long, value_name = "DIR")]
         prefix: std::path::PathBuf,
     },
@@ -56,6 +57,8 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         output: Option<std::path::PathBuf>,
     },
+    /// Build in release mode and write a Debian package
+    Deb(deb::DebArgs),
     /// Run programs between us and other implementations
     #[command(disable_help_flag = true)]
     Interop(Passed),
@@ -90,6 +93,7 @@ fn main() -> ExitCode {
             .and_then(|context| install::install(&context, &prefix).map(|()| true)),
         Command::Bundle { output } => Context::new(false, false)
             .and_then(|context| install::bundle(&context, output.as_deref()).map(|()| true)),
+        Command::Deb(args) => deb::command(&args),
         Command::Interop(args) => args.run(steps::CONFORMANCE, &[]),
         Command::Bench(args) => args.run(steps::BENCH, &["bench"]),
         Command::Instructions(args) => args.run(steps::BENCH, &["instructions"]),

@@ -9,7 +9,7 @@ use xtask::outcome::Outcome;
 use xtask::packages;
 use xtask::process::{Log, cargo, program};
 
-use crate::{compliance, licences, no_std, package, tidy};
+use crate::{compliance, deb, licences, no_std, package, tidy};
 
 /// A step of `cargo xtask test`.
 pub(crate) struct Step {
@@ -111,6 +111,13 @@ pub(crate) const STEPS: &[Step] = &[
         about: "programs of the distribution on our libraries",
         limit: minutes(30),
         run: apps,
+    },
+    // Behind `apps`, which has compiled the same programs in release mode.
+    Step {
+        name: "deb",
+        about: "the Debian package has what it should and nothing else",
+        limit: minutes(20),
+        run: deb::step,
     },
     Step {
         name: "fuzz-smoke",

@@ -138,5 +138,5 @@ pub use verbs::{Completions, QueuePair, QueuePairBuilder};
 
 /// The programs of the guide compile and run.
 #[cfg(all(doctest, not(loom)))]
-#[doc = include_str!("../../../docs/rust.md")]
+#[doc = include_str!("../guide.md")]
 struct Guide;

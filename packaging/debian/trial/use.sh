@@ -1,0 +1,40 @@
+# Run as an ordinary user behind install.sh: uses what the package installed.
+set -eux
+id
+cd "$HOME"
+iwarp --version
+iwarp devices
+iwarp perf --quick
+
+# A server ends when the script does.
+trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
+# Repeats a client until its server listens.
+again() {
+    for _ in $(seq 100); do
+        if "$@"; then return; fi
+        sleep 0.2
+    done
+    return 1
+}
+
+iwarp ping serve --bind 127.0.0.1 &
+again iwarp ping 127.0.0.1 -C 10 -v
+
+mkdir -p served
+head -c 3000000 /dev/urandom > served/file
+iwarp cp serve "$HOME/served" &
+again iwarp cp -q 127.0.0.1:file copy
+cmp served/file copy
+
+# Debian's own program, both ends on our libraries.
+iwarp run -- ib_write_bw -R -d iwarp0 > server.txt &
+again iwarp run -- ib_write_bw -R -d iwarp0 127.0.0.1
+iwarp run -- ldd "$(command -v ib_write_bw)" | grep -F " => /usr/lib/iwarp/"
+
+for page in /usr/share/man/man1/iwarp*.1.gz; do
+    MANWIDTH=100 man --warnings -l "$page" 2> warnings > page
+    test ! -s warnings
+    grep -q 'SEE ALSO' page
+done
+MANWIDTH=100 man iwarp-cp | head -n 30
+bash -ec '. /usr/share/bash-completion/bash_completion; . /usr/share/bash-completion/completions/iwarp; complete -p iwarp'

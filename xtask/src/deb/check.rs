@@ -1,0 +1,331 @@
+//! Looks at a built package: what is in it, with which permissions, and what dpkg is told.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Result, bail};
+use xtask::context::{Context, find_program};
+use xtask::process::Log;
+
+use super::{PACKAGING, SCRIPTS, output};
+
+/// Files without which the package does not do what it is for. A manual page for each subcommand comes on top.
+const WANTED: &[&str] = &[
+    "/usr/bin/iwarp",
+    "/usr/lib/iwarp/libibverbs.so.1",
+    "/usr/lib/iwarp/librspreload.so",
+    "/usr/lib/systemd/system/iwarp-cp.service",
+    "/etc/default/iwarp-cp",
+    "/usr/share/bash-completion/completions/iwarp",
+    "/usr/share/zsh/vendor-completions/_iwarp",
+    "/usr/share/fish/vendor_completions.d/iwarp.fish",
+    "/usr/share/man/man1/iwarp.1.gz",
+    "/usr/share/doc/iwarp/copyright",
+    "/usr/share/doc/iwarp/changelog.gz",
+    "/usr/share/doc/iwarp/changelog.Debian.gz",
+    "/usr/share/doc/iwarp/third-party-licences.gz",
+    "/usr/share/doc/iwarp/README.md",
+];
+/// A file below one of these folders is no surprise.
+const FOLDERS: &[&str] = &[
+    "/usr/bin/",
+    "/usr/lib/iwarp/",
+    "/usr/lib/systemd/system/",
+    "/usr/share/",
+    "/etc/default/",
+];
+/// What each control file has.
+const FIELDS: &[&str] = &[
+    "Package",
+    "Version",
+    "Architecture",
+    "Maintainer",
+    "Installed-Size",
+    "Depends",
+    "Section",
+    "Priority",
+    "Homepage",
+    "Description",
+];
+/// `systemd-analyze security` rates from 0 (all protections) to 10; this service needs the network.
+const EXPOSURE_MAX: &str = "15";
+
+/// A file of the package, as `dpkg-deb --contents` lists it.
+#[derive(Debug)]
+struct Entry<'a> {
+    mode: &'a str,
+    owner: &'a str,
+    path: &'a str,
+    link: Option<&'a str>,
+}
+
+impl<'a> Entry<'a> {
+    /// `-rw-r--r-- root/root  1234 2026-01-01 00:00 ./usr/…`, and ` -> TARGET` behind a link.
+    fn parse(line: &'a str) -> Option<Self> {
+        let (mode, rest) = line.split_once(' ')?;
+        let (owner, _) = rest.trim_start().split_once(' ')?;
+        let (_, path) = line.split_once(" .")?;
+        let (path, link) = match path.split_once(" -> ") {
+            Some((path, link)) => (path, Some(link)),
+            None => (path, None),
+        };
+        Some(Self {
+            mode,
+            owner,
+            path,
+            link,
+        })
+    }
+
+    fn complaint(&self) -> Option<String> {
+        let program = self.path == "/usr/bin/iwarp";
+        let mode = match (self.mode.chars().next(), program) {
+            (Some('d'), _) => "drwxr-xr-x",
+            (Some('l'), _) => "lrwxrwxrwx",
+            (_, true) => "-rwxr-xr-x",
+            _ => "-rw-r--r--",
+        };
+        if self.owner != "root/root" || self.mode != mode {
+            let Self { path, owner, .. } = self;
+            return Some(format!("{path} belongs to {owner} and has {}", self.mode));
+        }
+        let file = !self.mode.starts_with('d');
+        let surprise = file && !FOLDERS.iter().any(|folder| self.path.starts_with(folder));
+        surprise.then(|| format!("{} is in a folder that it should not be in", self.path))
+    }
+}
+
+/// Checks a package.
+///
+/// # Errors
+/// All that is wrong with it.
+pub(super) fn run(context: &Context, log: &mut Log, package: &Path) -> Result<()> {
+    let ask = |option: &str| {
+        let mut command = Command::new("dpkg-deb");
+        command.arg(option).arg(package);
+        command
+    };
+    let contents = output(&mut ask("--contents"))?;
+    let control = output(&mut ask("--field"))?;
+    let mut found = files(&contents);
+    found.extend(fields(&control));
+
+    let unpacked = context.target.join("deb/unpacked");
+    let _ = std::fs::remove_dir_all(&unpacked);
+    log.run(
+        Command::new("dpkg-deb")
+            .arg("--raw-extract")
+            .arg(package)
+            .arg(&unpacked),
+    )?;
+    found.extend(pages(&contents, &unpacked)?);
+    log.run(Command::new("md5sum").current_dir(&unpacked).args([
+        "--check",
+        "--quiet",
+        "DEBIAN/md5sums",
+    ]))?;
+    if std::fs::read_to_string(unpacked.join("DEBIAN/conffiles"))? != "/etc/default/iwarp-cp\n" {
+        found.push("/etc/default/iwarp-cp is no conffile".into());
+    }
+    for script in SCRIPTS {
+        log.run(
+            Command::new("sh")
+                .arg("-n")
+                .arg(unpacked.join("DEBIAN").join(script)),
+        )?;
+    }
+    if !found.is_empty() {
+        bail!("{}", found.join("\n"));
+    }
+    unit(context, log)?;
+    lintian(log, package)
+}
+
+/// What is wrong with the list of files.
+fn files(contents: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut entries = Vec::new();
+    for line in contents.lines() {
+        match Entry::parse(line) {
+            Some(entry) => entries.push(entry),
+            None => found.push(format!("dpkg-deb lists {line:?}")),
+        }
+    }
+    found.extend(entries.iter().filter_map(Entry::complaint));
+    for path in WANTED {
+        if !entries.iter().any(|entry| entry.path == *path) {
+            found.push(format!("there is no {path}"));
+        }
+    }
+    // A copy would be a second engine in a process that loads both names.
+    let link = entries
+        .iter()
+        .find(|entry| entry.path == "/usr/lib/iwarp/librdmacm.so.1")
+        .and_then(|entry| entry.link);
+    if link != Some("libibverbs.so.1") {
+        found.push("librdmacm.so.1 is no link to libibverbs.so.1".into());
+    }
+    found
+}
+
+/// What is missing in the control file.
+fn fields(control: &str) -> Vec<String> {
+    let value = |name: &str| {
+        let line = control.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|rest| rest.strip_prefix(": "))
+    };
+    let mut found: Vec<String> = FIELDS
+        .iter()
+        .filter(|name| value(name).is_none_or(|value| value.trim().is_empty()))
+        .map(|name| format!("control has no {name}"))
+        .collect();
+    if !value("Depends").is_some_and(|value| value.contains("libc6 (>= ")) {
+        found.push("control does not say which libc6 is needed".into());
+    }
+    found
+}
+
+/// Whether each subcommand that the command names has a page.
+fn pages(contents: &str, unpacked: &Path) -> Result<Vec<String>> {
+    let help = output(Command::new(unpacked.join("usr/bin/iwarp")).arg("--help"))?;
+    let names: Vec<&str> = subcommands(&help).collect();
+    if names.is_empty() {
+        bail!("the packaged command names no subcommands: {help}");
+    }
+    Ok(names
+        .into_iter()
+        .filter(|name| *name != "help")
+        .map(|name| format!("/usr/share/man/man1/iwarp-{name}.1.gz"))
+        .filter(|page| !contents.lines().any(|line| line.ends_with(page.as_str())))
+        .map(|page| format!("there is no {page}"))
+        .collect())
+}
+
+/// The names in the list of commands of a help text.
+fn subcommands(help: &str) -> impl Iterator<Item = &str> {
+    help.lines()
+        .skip_while(|line| *line != "Commands:")
+        .skip(1)
+        .take_while(|line| line.starts_with("  "))
+        // Continued descriptions are indented further.
+        .filter(|line| !line.starts_with("   "))
+        .filter_map(|line| line.split_whitespace().next())
+}
+
+/// Lets systemd judge the unit, where systemd is installed.
+fn unit(context: &Context, log: &mut Log) -> Result<()> {
+    if find_program("systemd-analyze").is_none() {
+        log.say("systemd-analyze is not installed: the unit was not judged");
+        return Ok(());
+    }
+    let unit = context.root.join(PACKAGING).join("iwarp-cp.service");
+    let threshold = format!("--threshold={EXPOSURE_MAX}");
+    let verdict = log.run_and_read(
+        Command::new("systemd-analyze")
+            .args(["security", "--no-pager", "--offline=yes", &threshold])
+            .arg(&unit),
+    )?;
+    let overall = verdict.lines().find(|line| line.contains("Overall"));
+    log.say(
+        overall
+            .unwrap_or("the unit was judged")
+            .trim_start_matches("→ "),
+    );
+    Ok(())
+}
+
+/// Debian's own check of packages, where it is installed. Errors are failures, warnings are in the log.
+fn lintian(log: &mut Log, package: &Path) -> Result<()> {
+    if find_program("lintian").is_none() {
+        return Ok(());
+    }
+    let verdict = log.run_and_read(
+        Command::new("lintian")
+            .args([
+                "--allow-root",
+                "--fail-on",
+                "error",
+                "--tag-display-limit",
+                "0",
+            ])
+            .arg(package),
+    )?;
+    let count = |start: &str| {
+        verdict
+            .lines()
+            .filter(|line| line.starts_with(start))
+            .count()
+    };
+    log.say(format!("lintian: no errors, {} warnings", count("W:")));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A listing with nothing wrong in it.
+    fn good() -> String {
+        let mut text = String::from("drwxr-xr-x root/root         0 2026-01-01 00:00 ./\n");
+        for path in WANTED {
+            let mode = if *path == "/usr/bin/iwarp" {
+                "-rwxr-xr-x"
+            } else {
+                "-rw-r--r--"
+            };
+            text += &format!("{mode} root/root      1234 2026-01-01 00:00 .{path}\n");
+        }
+        text + "lrwxrwxrwx root/root         0 2026-01-01 00:00 ./usr/lib/iwarp/librdmacm.so.1 -> libibverbs.so.1\n"
+    }
+
+    #[test]
+    fn each_fault_of_the_list_is_named() {
+        assert_eq!(files(&good()), Vec::<String>::new());
+        for (from, to, word) in [
+            ("-rwxr-xr-x root/root", "-rwsr-xr-x root/root", "-rws"),
+            ("-rwxr-xr-x root/root", "-rwxr-xr-x ann/ann", "ann/ann"),
+            ("-rw-r--r--", "-rw-rw-r--", "-rw-rw-r--"),
+            ("drwxr-xr-x", "drwxrwxr-x", "drwxrwxr-x"),
+            (" -> libibverbs.so.1", " -> libibverbs.so", "librdmacm"),
+            (
+                "./usr/share/man/man1/iwarp.1.gz",
+                "./usr/share/man/iwarp.1.gz",
+                "man1/iwarp.1.gz",
+            ),
+            (
+                "./usr/lib/iwarp/librspreload.so",
+                "./usr/lib/librspreload.so",
+                "should not be in",
+            ),
+        ] {
+            let found = files(&good().replacen(from, to, 1));
+            assert!(
+                found.iter().any(|text| text.contains(word)),
+                "{to}: {found:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn each_missing_field_is_named() {
+        let good: String = FIELDS
+            .iter()
+            .map(|name| match *name {
+                "Depends" => "Depends: libc6 (>= 2.34)\n".to_owned(),
+                _ => format!("{name}: x\n"),
+            })
+            .collect();
+        assert!(fields(&good).is_empty());
+        assert_eq!(
+            fields(&good.replace("Homepage: x", "Homepage: ")),
+            ["control has no Homepage"]
+        );
+        assert_eq!(fields(&good.replace("libc6 (>= 2.34)", "libm6")).len(), 1);
+    }
+
+    #[test]
+    fn subcommands_are_those_of_the_help() {
+        let help = "About\n\nUsage: x\n\nCommands:\n  perf  Measure\n        more\n  help  Print\n\nOptions:\n  -v  Log\n";
+        assert_eq!(subcommands(help).collect::<Vec<_>>(), ["perf", "help"]);
+    }
+}

@@ -1,0 +1,239 @@
+//! `cargo xtask deb`: one Debian package with everything, and the checks of it.
+//!
+//! It is one package because its parts need each other in the same version: the command finds the libraries in its
+//! private folder, and the service is one of the command's subcommands. Together they have a few megabytes. `dpkg-deb`
+//! builds it, with no helper from the registry; `packaging/debian/` has the files that are the package's own.
+
+mod check;
+mod control;
+mod notices;
+mod trial;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use xtask::context::{Context, find_program};
+use xtask::install;
+use xtask::layout::{self, File, Source};
+use xtask::outcome::Outcome;
+use xtask::process::Log;
+
+/// The files that are the package's own.
+const PACKAGING: &str = "packaging/debian";
+/// The scripts that dpkg runs.
+const SCRIPTS: [&str; 3] = ["postinst", "prerm", "postrm"];
+/// Where Debian's zsh looks for completions of packages.
+const ZSH: (&str, &str) = (
+    "share/zsh/site-functions/_iwarp",
+    "share/zsh/vendor-completions/_iwarp",
+);
+/// Programs without which no package can be built.
+const TOOLS: [&str; 5] = ["dpkg-deb", "dpkg-shlibdeps", "dpkg", "strip", "gzip"];
+/// A build in release mode is minutes; a Debian root is fetched and unpacked within some more.
+const LIMIT: Duration = Duration::from_secs(3600);
+
+/// Arguments of `cargo xtask deb`.
+#[derive(Args)]
+pub(crate) struct DebArgs {
+    /// The folder that gets the package [default: deb in the target folder]
+    #[arg(long, value_name = "DIR")]
+    output: Option<PathBuf>,
+    /// Install, use and remove the package in a fresh Debian root (as root, with debootstrap)
+    #[arg(long)]
+    test: bool,
+    /// The Debian release of that root
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "bookworm",
+        requires = "test"
+    )]
+    suite: String,
+}
+
+/// Builds, checks and, if asked to, tries the package.
+///
+/// # Errors
+/// When a tool is missing, or something is wrong with the package.
+pub(crate) fn command(args: &DebArgs) -> Result<bool> {
+    let context = Context::new(false, false)?;
+    let mut log = Log::create(&context.log_dir().join("deb.log"), LIMIT)?;
+    if let Some(tool) = missing() {
+        bail!("{tool} is not installed (Debian: dpkg-dev, binutils, gzip)");
+    }
+    let output = match &args.output {
+        Some(dir) => dir.clone(),
+        None => context.target.join("deb"),
+    };
+    let package = build(&context, &mut log, &output)?;
+    check::run(&context, &mut log, &package)?;
+    if args.test {
+        trial::run(&context, &mut log, &package, &args.suite)?;
+    }
+    Ok(true)
+}
+
+/// The step of `cargo xtask test`: builds the package and looks at what is in it.
+pub(crate) fn step(context: &Context, log: &mut Log) -> Result<Outcome> {
+    if let Some(tool) = missing() {
+        return Ok(Outcome::Skipped(format!("{tool} is not installed")));
+    }
+    let package = build(context, log, &context.target.join("deb"))?;
+    check::run(context, log, &package)?;
+    Ok(Outcome::Passed)
+}
+
+fn missing() -> Option<&'static str> {
+    TOOLS.into_iter().find(|tool| find_program(tool).is_none())
+}
+
+/// What a command prints, without its warnings.
+///
+/// # Errors
+/// When it cannot be started or fails.
+fn output(command: &mut Command) -> Result<String> {
+    let program = command.get_program().to_owned();
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("cannot start {}", program.display()))?;
+    if !output.status.success() {
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        bail!("{} failed: {}: {error}", program.display(), output.status);
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Builds the package and returns its path.
+fn build(context: &Context, log: &mut Log, output: &Path) -> Result<PathBuf> {
+    let built = install::build(context)?;
+    let mut files = layout::files(context, &built)?;
+    for file in &mut files {
+        if file.to == Path::new(ZSH.0) {
+            file.to = ZSH.1.into();
+        }
+    }
+    let stage = context.target.join("deb/stage");
+    let _ = fs::remove_dir_all(&stage);
+    layout::put(&files, &stage.join("usr"))?;
+    strip(log, &stage, &files)?;
+    layout::put(&own_files(context)?, &stage)?;
+    let facts = control::Facts::find(context, &stage)?;
+    documents(context, &stage, &facts)?;
+    compress(log, &stage)?;
+
+    let debian = stage.join("DEBIAN");
+    fs::create_dir_all(&debian)?;
+    fs::write(debian.join("control"), facts.control(&stage)?)?;
+    fs::write(debian.join("md5sums"), control::sums(&stage)?)?;
+    fs::write(debian.join("conffiles"), "/etc/default/iwarp-cp\n")?;
+    for script in SCRIPTS {
+        let from = context.root.join(PACKAGING).join(script);
+        layout::put(&[File::program(from, script)], &debian)?;
+    }
+    permissions(&stage)?;
+
+    fs::create_dir_all(output)?;
+    let package = output.join(facts.file_name());
+    log.run(
+        Command::new("dpkg-deb")
+            .env("SOURCE_DATE_EPOCH", &facts.epoch)
+            .args(["--root-owner-group", "-Zxz", "--build"])
+            .arg(&stage)
+            .arg(&package),
+    )?;
+    let octets = fs::metadata(&package)?.len();
+    log.say(format!("{}, {} KiB", package.display(), octets / 1024));
+    Ok(package)
+}
+
+/// Takes away what only debuggers read. Names that the loader needs stay.
+fn strip(log: &mut Log, stage: &Path, files: &[File]) -> Result<()> {
+    let built = files.iter().filter(|file| {
+        let built = file.to.starts_with("bin") || file.to.starts_with("lib");
+        built && matches!(file.source, Source::Copy(_))
+    });
+    for file in built {
+        log.run(
+            Command::new("strip")
+                .args(["--strip-unneeded", "-R", ".comment", "-R", ".note"])
+                .arg(stage.join("usr").join(&file.to)),
+        )?;
+    }
+    Ok(())
+}
+
+/// The service and the documents that are in the repository.
+fn own_files(context: &Context) -> Result<Vec<File>> {
+    let own = |name: &str| context.root.join(PACKAGING).join(name);
+    let mut files = vec![
+        File::copy(
+            own("iwarp-cp.service"),
+            "usr/lib/systemd/system/iwarp-cp.service",
+        ),
+        File::copy(own("iwarp-cp.default"), "etc/default/iwarp-cp"),
+        File::copy(own("copyright"), "usr/share/doc/iwarp/copyright"),
+        File::copy(
+            own("lintian-overrides"),
+            "usr/share/lintian/overrides/iwarp",
+        ),
+    ];
+    for name in ["README.md", "SECURITY.md", "ARCHITECTURE.md"] {
+        let to = Path::new("usr/share/doc/iwarp").join(name);
+        files.push(File::copy(context.root.join(name), to));
+    }
+    for document in fs::read_dir(context.root.join("docs"))? {
+        let document = document?;
+        if document.path().extension().is_some_and(|end| end == "md") {
+            let to = Path::new("usr/share/doc/iwarp/docs").join(document.file_name());
+            files.push(File::copy(document.path(), to));
+        }
+    }
+    Ok(files)
+}
+
+/// The documents that are made here: both changelogs, and the licences of others.
+fn documents(context: &Context, stage: &Path, facts: &control::Facts) -> Result<()> {
+    let doc = stage.join("usr/share/doc/iwarp");
+    fs::copy(context.root.join("CHANGELOG.md"), doc.join("changelog"))?;
+    fs::write(doc.join("changelog.Debian"), facts.changelog())?;
+    fs::write(doc.join("third-party-licences"), notices::text(context)?)?;
+    Ok(())
+}
+
+/// Compresses what policy wants compressed, without a name and a time in it.
+fn compress(log: &mut Log, stage: &Path) -> Result<()> {
+    let doc = stage.join("usr/share/doc/iwarp");
+    let mut files: Vec<PathBuf> = ["changelog", "changelog.Debian", "third-party-licences"]
+        .iter()
+        .map(|name| doc.join(name))
+        .collect();
+    for page in fs::read_dir(stage.join("usr/share/man/man1"))? {
+        files.push(page?.path());
+    }
+    log.run(Command::new("gzip").arg("-9n").args(files))
+}
+
+/// Everything is readable by all and writable by root, whatever the umask was.
+fn permissions(dir: &Path) -> Result<()> {
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o755))?;
+    for entry in fs::read_dir(dir).with_context(|| format!("reading {}", dir.display()))? {
+        let path = entry?.path();
+        let meta = fs::symlink_metadata(&path)?;
+        if meta.is_dir() {
+            permissions(&path)?;
+        } else if meta.is_file() {
+            let mode = match meta.permissions().mode() & 0o100 {
+                0 => 0o644,
+                _ => 0o755,
+            };
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode))?;
+        }
+    }
+    Ok(())
+}

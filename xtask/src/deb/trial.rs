@@ -1,0 +1,193 @@
+//! `cargo xtask deb --test`: installs the package in a fresh Debian root, uses it as an ordinary user, removes it, and
+//! compares the files before and after.
+//!
+//! The root is made by `debootstrap` and kept in the target folder; each trial works on a copy. The programs run in
+//! namespaces of their own, so that they find no network and leave no processes. Nothing of this runs in continuous
+//! integration: it wants root and fetches a Debian.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+use xtask::context::{Context, find_program};
+use xtask::process::Log;
+
+use super::{PACKAGING, output};
+
+/// What the root has beside the essential packages: a verbs program, and what reads pages, units and completions.
+const INCLUDE: &str = "--include=perftest,man-db,systemd,bash-completion,procps";
+/// The ordinary user of the trial.
+const USER: &str = "ann";
+/// Folders whose contents change without a package being left behind: caches, logs, and dpkg's own list, which is looked at apart.
+const IGNORED: &[&str] = &[
+    "./proc",
+    "./sys",
+    "./dev",
+    "./run",
+    "./tmp",
+    "./home",
+    "./var/cache",
+    "./var/log",
+    "./var/lib/apt",
+    "./var/lib/dpkg",
+];
+
+/// Runs the trial. All that the programs print is shown.
+///
+/// # Errors
+/// When anything does not work, or a file is left behind.
+pub(super) fn run(context: &Context, log: &mut Log, package: &Path, suite: &str) -> Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        bail!("--test makes a Debian root, which only root can");
+    }
+    for tool in ["debootstrap", "unshare", "chroot", "ip"] {
+        if find_program(tool).is_none() {
+            bail!("{tool} is not installed");
+        }
+    }
+    let base = base(context, log, suite)?;
+    let root = context.target.join(format!("deb/trial-{suite}"));
+    if root.exists() {
+        fs::remove_dir_all(&root)?;
+    }
+    log.run(Command::new("cp").arg("--archive").arg(&base).arg(&root))?;
+    log.run(
+        Command::new("chroot")
+            .arg(&root)
+            .args(["useradd", "--create-home", USER]),
+    )?;
+    fs::copy(package, root.join("tmp/iwarp.deb"))?;
+
+    let before = files(&root)?;
+    inside(context, log, &root, "root", "install.sh")?;
+    let installed = files(&root)?;
+    inside(context, log, &root, USER, "use.sh")?;
+    inside(context, log, &root, "root", "remove.sh")?;
+    let after = files(&root)?;
+    let left: Vec<&String> = after.symmetric_difference(&before).collect();
+    if !left.is_empty() {
+        bail!("files are left behind, gone or changed: {left:#?}");
+    }
+    log.say(format!(
+        "{} files before, {} installed, {} after: nothing is left behind",
+        before.len(),
+        installed.len(),
+        after.len()
+    ));
+    fs::remove_dir_all(&root).context("removing the root")
+}
+
+/// A fresh Debian, made at the first time.
+fn base(context: &Context, log: &mut Log, suite: &str) -> Result<PathBuf> {
+    let base = context.target.join(format!("deb/base-{suite}"));
+    if base.is_dir() {
+        return Ok(base);
+    }
+    // From where this machine takes its packages, if it is a Debian of the same release.
+    let targets = output(Command::new("apt-get").args([
+        "indextargets",
+        "--format",
+        "$(CODENAME) $(REPO_URI)",
+        "Created-By: Packages",
+    ]))
+    .unwrap_or_default();
+    let mirror = targets.lines().find_map(|line| {
+        let (codename, uri) = line.split_once(' ')?;
+        (codename == suite).then_some(uri)
+    });
+    let fresh = base.with_extension("new");
+    let _ = fs::remove_dir_all(&fresh);
+    let mut debootstrap = Command::new("debootstrap");
+    debootstrap
+        .args(["--variant=minbase", INCLUDE, suite])
+        .arg(&fresh)
+        .args(mirror);
+    log.run(&mut debootstrap)?;
+    fs::rename(&fresh, &base)?;
+    Ok(base)
+}
+
+/// Runs one of the trial's scripts in the root, in namespaces of its own, and shows what it prints.
+fn inside(context: &Context, log: &mut Log, root: &Path, user: &str, script: &str) -> Result<()> {
+    let from = context.root.join(PACKAGING).join("trial").join(script);
+    fs::copy(&from, root.join("tmp").join(script))?;
+    // What comes last becomes the script; everything before it is for the machine that the script sees.
+    let setup = r#"
+        set -e
+        ip link set lo up
+        mount -t proc proc "$1/proc"
+        mount -t sysfs -o ro sysfs "$1/sys" || true
+        mount -t tmpfs tmpfs "$1/run"
+        mkdir -p "$1/dev/shm" "$1/dev/pts"
+        mount -t tmpfs tmpfs "$1/dev/shm"
+        mount -t devpts -o newinstance,ptmxmode=0666 devpts "$1/dev/pts"
+        home=/root
+        [ "$2" = root ] || home=/home/$2
+        exec chroot --userspec="$2:$2" "$1" /usr/bin/env -i HOME="$home" LANG=C.UTF-8 TERM=dumb \
+            DEBIAN_FRONTEND=noninteractive PATH=/usr/sbin:/usr/bin:/sbin:/bin \
+            bash "/tmp/$3" /tmp/iwarp.deb
+    "#;
+    log.say(format!("---- {script}, as {user}"));
+    let result = log.run_and_read(
+        Command::new("unshare")
+            .args([
+                "--mount",
+                "--net",
+                "--ipc",
+                "--pid",
+                "--fork",
+                "--kill-child",
+            ])
+            .args(["sh", "-c", setup, "sh"])
+            .arg(root)
+            .args([user, script]),
+    );
+    let text = match &result {
+        Ok(text) => text.clone(),
+        Err(_) => log.tail(200),
+    };
+    // The first line is the command line of above.
+    let text: Vec<&str> = text
+        .lines()
+        .skip_while(|line| !line.starts_with('+'))
+        .collect();
+    println!("{}", text.join("\n"));
+    result.with_context(|| format!("{script} in {}", root.display()))?;
+    Ok(())
+}
+
+/// Every file with its kind, permissions, owner, target and contents.
+fn files(root: &Path) -> Result<BTreeSet<String>> {
+    let mut find = Command::new("find");
+    find.current_dir(root).arg(".").arg("(");
+    for (at, path) in IGNORED.iter().enumerate() {
+        if at > 0 {
+            find.arg("-o");
+        }
+        find.args(["-path", path]);
+    }
+    find.args([")", "-prune", "-o", "-printf", "%y %m %U:%G %p %l\n"]);
+    let mut all: BTreeSet<String> = output(&mut find)?.lines().map(str::to_owned).collect();
+    let mut sums = Command::new("find");
+    sums.current_dir(root).args([
+        "etc",
+        "usr",
+        "var/lib",
+        "-type",
+        "f",
+        "-not",
+        "-path",
+        "var/lib/dpkg/*",
+        "-not",
+        "-path",
+        "var/lib/apt/*",
+        "-exec",
+        "sha256sum",
+        "{}",
+        "+",
+    ]);
+    all.extend(output(&mut sums)?.lines().map(str::to_owned));
+    Ok(all)
+}

@@ -1,0 +1,174 @@
+//! What an installation consists of, and where each file goes below a prefix.
+//!
+//! `cargo xtask install` and the Debian package put the same files. Manual pages and completions come from the built
+//! command itself, so they always describe that command.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::context::Context;
+use crate::install::{Built, run};
+
+/// A shell, and where it looks for the completions of other programs below a prefix.
+const COMPLETIONS: &[(&str, &str)] = &[
+    ("bash", "share/bash-completion/completions/iwarp"),
+    ("zsh", "share/zsh/site-functions/_iwarp"),
+    ("fish", "share/fish/vendor_completions.d/iwarp.fish"),
+];
+
+/// What is behind a name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// A copy of this file.
+    Copy(PathBuf),
+    /// A symbolic link to this name.
+    Link(&'static str),
+}
+
+/// A file of an installation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct File {
+    /// Relative to the prefix.
+    pub to: PathBuf,
+    /// What it is.
+    pub source: Source,
+    /// The permissions of a copy.
+    pub mode: u32,
+}
+
+impl File {
+    /// A copy that everybody may read.
+    pub fn copy(from: impl Into<PathBuf>, to: impl Into<PathBuf>) -> Self {
+        Self {
+            to: to.into(),
+            source: Source::Copy(from.into()),
+            mode: 0o644,
+        }
+    }
+
+    /// The same, but a program.
+    pub fn program(from: impl Into<PathBuf>, to: impl Into<PathBuf>) -> Self {
+        Self {
+            mode: 0o755,
+            ..Self::copy(from, to)
+        }
+    }
+}
+
+/// The files of an installation: the built ones, and the documents that the built command writes.
+///
+/// # Errors
+/// When the command cannot be run or writes no documents.
+pub fn files(context: &Context, built: &Built) -> Result<Vec<File>> {
+    let mut files = vec![
+        File::program(&built.command, "bin/iwarp"),
+        File::copy(&built.verbs, "lib/iwarp/libibverbs.so.1"),
+        // A link and not a copy: two files would be two engines in one process.
+        File {
+            source: Source::Link("libibverbs.so.1"),
+            ..File::copy("", "lib/iwarp/librdmacm.so.1")
+        },
+    ];
+    let preload = built.preload.iter();
+    files.extend(preload.map(|from| File::copy(from, "lib/iwarp/librspreload.so")));
+
+    let documents = context.target.join("documents");
+    let _ = fs::remove_dir_all(&documents);
+    let man = documents.join("man");
+    run(Command::new(&built.command).arg("man").arg(&man))?;
+    let mut pages = fs::read_dir(&man)?
+        .map(|page| page.map(|page| page.path()))
+        .collect::<Result<Vec<_>, _>>()?;
+    if pages.is_empty() {
+        bail!("{} wrote no manual page", built.command.display());
+    }
+    pages.sort();
+    for page in pages {
+        let name = page.file_name().context("a page without a name")?;
+        let to = Path::new("share/man/man1").join(name);
+        files.push(File::copy(page, to));
+    }
+    for (shell, to) in COMPLETIONS {
+        let file = documents.join(shell);
+        let output = Command::new(&built.command)
+            .args(["completions", shell])
+            .output()?;
+        if !output.status.success() || output.stdout.is_empty() {
+            bail!("there are no completions for {shell}: {}", output.status);
+        }
+        fs::write(&file, output.stdout)?;
+        files.push(File::copy(file, *to));
+    }
+    Ok(files)
+}
+
+/// Puts files below `prefix`, which is made if it is not there.
+///
+/// # Errors
+/// When a file cannot be read or written.
+pub fn put(files: &[File], prefix: &Path) -> Result<()> {
+    for file in files {
+        let to = prefix.join(&file.to);
+        if let Some(dir) = to.parent() {
+            fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
+        }
+        match &file.source {
+            Source::Copy(from) => place(from, &to, file.mode)?,
+            Source::Link(name) => {
+                let _ = fs::remove_file(&to);
+                symlink(name, &to).with_context(|| format!("linking {}", to.display()))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Copies a file in place of an older one, which running programs keep.
+fn place(from: &Path, to: &Path, mode: u32) -> Result<()> {
+    let mut fresh = to.as_os_str().to_owned();
+    fresh.push(".new");
+    fs::copy(from, &fresh).with_context(|| {
+        let fresh = Path::new(&fresh).display();
+        format!("copying {} to {fresh}", from.display())
+    })?;
+    fs::set_permissions(&fresh, fs::Permissions::from_mode(mode))?;
+    fs::rename(&fresh, to).with_context(|| format!("putting {} in place", to.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_and_links_are_put_with_their_modes() {
+        let dir = std::env::temp_dir().join(format!("xtask-layout-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&dir);
+        fs::create_dir(&dir).unwrap();
+        fs::write(dir.join("from"), b"x").unwrap();
+        let link = File {
+            source: Source::Link("a.so.1"),
+            ..File::copy("", "lib/b.so.1")
+        };
+        let files = [
+            File::program(dir.join("from"), "bin/program"),
+            File::copy(dir.join("from"), "lib/a.so.1"),
+            link,
+        ];
+        // The second time in place of the first.
+        for _ in 0..2 {
+            put(&files, &dir.join("prefix")).unwrap();
+        }
+        let mode = |file: &str| {
+            let meta = fs::metadata(dir.join("prefix").join(file)).unwrap();
+            meta.permissions().mode() & 0o777
+        };
+        assert_eq!((mode("bin/program"), mode("lib/a.so.1")), (0o755, 0o644));
+        assert_eq!(fs::read(dir.join("prefix/lib/b.so.1")).unwrap(), b"x");
+        assert_eq!(fs::read_dir(dir.join("prefix/lib")).unwrap().count(), 2);
+        fs::remove_dir_all(dir).unwrap();
+    }
+}
