@@ -1,7 +1,7 @@
 //! The command line as a whole. Each subcommand defines its own arguments in its own module.
 
 use crate::error::Result;
-use crate::{completions, cp, devices, man, perf, ping, run};
+use crate::{completions, cp, devices, man, perf, ping, run, stat};
 use clap::{Parser, Subcommand};
 
 /// RDMA (iWARP) in user space over plain TCP: no special hardware, no root
@@ -16,6 +16,7 @@ use clap::{Parser, Subcommand};
   iwarp cp big.img 127.0.0.1:        copy a file by one-sided RDMA
   iwarp ping HOST                    a ping each second to an rping server
   iwarp run -- ib_write_bw -R        any verbs program on the software RNIC
+  iwarp stat --watch                 what all of them are doing
 
 ENVIRONMENT:
   RUST_LOG    what is logged to stderr, for example iwarp=debug; wins over -v
@@ -45,6 +46,8 @@ enum Command {
     Cp(Box<cp::CpArgs>),
     /// Show the RDMA devices of this machine as the library sees them
     Devices(devices::DevicesArgs),
+    /// Show what the processes that use the library are doing now
+    Stat(stat::StatArgs),
     /// Run any verbs program, and its children, on the software RNIC
     Run(Box<run::RunArgs>),
     /// Print the environment that `run` sets, for `eval`
@@ -67,6 +70,7 @@ impl Cli {
             Command::Devices(_)
             | Command::Completions(_)
             | Command::Man(_)
+            | Command::Stat(_)
             | Command::Run(_)
             | Command::Env(_) => 0,
         };
@@ -80,6 +84,7 @@ impl Cli {
             Command::Ping(a) => ping::run(&a),
             Command::Cp(a) => cp::run(&a),
             Command::Devices(a) => devices::run(&a),
+            Command::Stat(a) => stat::run(&a),
             Command::Run(a) => run::run(&a),
             Command::Env(a) => run::env(&a),
             Command::Completions(a) => completions::run(&a),
@@ -108,6 +113,9 @@ mod tests {
             &["iwarp", "cp"],
             &["iwarp", "cp", "a"],
             &["iwarp", "ping"],
+            &["iwarp", "stat", "0"],
+            &["iwarp", "stat", "--json", "--openmetrics"],
+            &["iwarp", "stat", "--watch=0"],
             &["iwarp", "nosuch"],
         ] {
             let e = Cli::try_parse_from(args).expect_err("must be refused");
@@ -169,6 +177,9 @@ mod tests {
                 "--anonymous",
             ],
             &["iwarp", "devices", "-v", "--json"],
+            &["iwarp", "stat", "--watch", "4711"],
+            &["iwarp", "stat", "4711", "--watch=0.2", "--json"],
+            &["iwarp", "stat", "--openmetrics", "--directory", "/srv"],
             &["iwarp", "completions", "fish"],
         ] {
             if let Err(e) = Cli::try_parse_from(args) {

@@ -18,6 +18,7 @@ mod rdma;
 mod run;
 mod service;
 mod signals;
+mod stat;
 mod text;
 mod units;
 

@@ -112,6 +112,47 @@ fn rping_over_ipv4_and_ipv6() {
     }
 }
 
+/// A program that knows nothing of it tells what it does, under the number that it has.
+#[test]
+fn a_program_can_be_asked_while_it_runs() {
+    if !common::installed("rping") {
+        return;
+    }
+    let folder = common::Folder::new("asked");
+    let port = free_port("127.0.0.1").unwrap().to_string();
+    let args = ["-a", "127.0.0.1", "-p", &port];
+    let mut server = start(&folder, "rping", &[&["-s"], &args[..]].concat());
+    let mut question = iwarp::stat::Question::default();
+    question.pid = Some(server.id());
+    let ask = || {
+        let answer = question.ask().unwrap().pop()?;
+        String::from_utf8(answer.document.ok()?).ok()
+    };
+    let mut client: Option<Child> = None;
+    let end = Instant::now() + LIMIT;
+    let told = loop {
+        let told = ask().unwrap_or_default();
+        // Connected with the client, and not with the system's library: the state is ours to tell.
+        if told.contains("\"state\":\"RTS\"") || Instant::now() > end {
+            break told;
+        }
+        // It may not have listened yet when the last one came.
+        let gone = |c: &mut Child| c.try_wait().unwrap().is_some();
+        if client.as_mut().is_none_or(gone) {
+            client = Some(start(&folder, "rping", &[&["-c"], &args[..]].concat()));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    for child in client.iter_mut().chain([&mut server]) {
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+    let command = format!("\"command\":\"rping -s -a 127.0.0.1 -p {port}\"");
+    for part in [&command[..], "\"local\":\"127.0.0.1:", "\"tcp_rtt_us\":"] {
+        assert!(told.contains(part), "{part} in {told}");
+    }
+}
+
 /// The file is whole when a program has ended that knows nothing of it.
 #[test]
 fn traffic_of_a_program_is_recorded() {

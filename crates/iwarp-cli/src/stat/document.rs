@@ -1,0 +1,144 @@
+//! What a process says of itself, as `iwarp::stat` defines it: format 1 of its JSON document. Members that are not known are
+//! ignored, and those that a library of another version does not tell are empty.
+
+use serde::Deserialize;
+use std::collections::BTreeMap;
+
+/// The version of the format that is read here.
+pub(super) const FORMAT: u64 = 1;
+
+/// Counters by name, as `iwarp::Counters::named` has them.
+pub(super) type Counters = BTreeMap<String, u64>;
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Document {
+    pub(super) format: u64,
+    pub(super) process: Process,
+    pub(super) queue_pairs: Vec<QueuePair>,
+    pub(super) devices: Vec<Device>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Process {
+    /// As the process sees itself; the kernel's number is the one to believe.
+    pub(super) pid: u32,
+    pub(super) uid: u32,
+    pub(super) command: String,
+    pub(super) version: String,
+    pub(super) age_ns: u64,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Device {
+    pub(super) name: String,
+    pub(super) address: String,
+    pub(super) queue_pairs: u64,
+    pub(super) completion_queues: u64,
+    pub(super) registrations: u64,
+    pub(super) registered_octets: u64,
+    pub(super) counters: Counters,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct QueuePair {
+    pub(super) device: String,
+    pub(super) number: u32,
+    pub(super) state: String,
+    pub(super) kind: String,
+    pub(super) sends_outstanding: u64,
+    pub(super) receives_posted: Option<u64>,
+    pub(super) held_ns: Option<u64>,
+    pub(super) held_total_ns: u64,
+    pub(super) counters: Counters,
+    pub(super) end: Option<String>,
+    pub(super) connection: Option<Connection>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Connection {
+    pub(super) local: String,
+    pub(super) peer: String,
+    pub(super) age_ns: u64,
+    pub(super) unacknowledged_octets: Option<u64>,
+    pub(super) tcp_retransmits: Option<u64>,
+    pub(super) tcp_unacknowledged_segments: Option<u64>,
+    pub(super) tcp_congestion_window_segments: Option<u64>,
+    pub(super) tcp_rtt_us: Option<u64>,
+}
+
+/// A counter, 0 if the process does not tell it.
+pub(super) fn counter(counters: &Counters, name: &str) -> u64 {
+    counters.get(name).copied().unwrap_or(0)
+}
+
+/// One process that has answered.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Told {
+    /// As the kernel tells it, or the process's own number if it has none here.
+    pub(super) pid: u32,
+    /// As the kernel tells it.
+    pub(super) uid: u32,
+    /// Its document as it came, for `--json`.
+    pub(super) raw: serde_json::Value,
+    pub(super) document: Document,
+}
+
+impl Told {
+    /// Reads an answer.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(super) fn read(pid: Option<u32>, uid: u32, text: &[u8]) -> Result<Self, String> {
+        let raw: serde_json::Value =
+            serde_json::from_slice(text).map_err(|e| format!("its answer is not JSON: {e}"))?;
+        let mut document: Document = Document::deserialize(&raw)
+            .map_err(|e| format!("its answer is not understood: {e}"))?;
+        if document.format != FORMAT {
+            return Err(format!(
+                "its library speaks format {} of the statistics, and this command format {FORMAT}",
+                document.format
+            ));
+        }
+        document.queue_pairs.sort_by(|a, b| {
+            let place = |qp: &QueuePair| (qp.connection.is_none(), qp.device.clone(), qp.number);
+            place(a).cmp(&place(b))
+        });
+        let pid = pid.unwrap_or(document.process.pid);
+        Ok(Self {
+            pid,
+            uid,
+            raw,
+            document,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_version_is_named_and_unknown_members_are_ignored() {
+        let error = Told::read(None, 0, br#"{"format":2}"#).unwrap_err();
+        assert!(error.contains("format 2"), "{error}");
+        let error = Told::read(None, 0, b"{").unwrap_err();
+        assert!(error.contains("not JSON"), "{error}");
+        let error = Told::read(None, 0, br#"{"format":1,"devices":7}"#).unwrap_err();
+        assert!(error.contains("not understood"), "{error}");
+        let told = Told::read(
+            None,
+            5,
+            br#"{"format":1,"new":[],"process":{"pid":9,"colour":"red"}}"#,
+        )
+        .unwrap();
+        assert_eq!((told.pid, told.uid), (9, 5));
+        // The kernel knows better.
+        let told = Told::read(Some(7), 5, br#"{"format":1,"process":{"pid":9}}"#).unwrap();
+        assert_eq!(told.pid, 7);
+    }
+}

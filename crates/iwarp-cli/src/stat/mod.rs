@@ -1,0 +1,217 @@
+//! `iwarp stat`: what the processes that use the library are doing now.
+//!
+//! `document` is what a process tells, `table` and `openmetrics` are two ways to show it, `rates` compares two answers.
+
+mod document;
+mod openmetrics;
+mod rates;
+mod table;
+
+use crate::error::{Context as _, Error, Result};
+use clap::Args;
+use document::Told;
+use iwarp::stat::{Answer, Question};
+use rates::Since;
+use serde_json::{Value, json};
+use std::io::{ErrorKind, IsTerminal as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Arguments of `iwarp stat`.
+#[derive(Debug, Args)]
+#[command(after_help = "COLUMNS:
+  QP          number of the queue pair; # in front: connected by number, not by the connection manager
+  STATE       as ibv_query_qp(3) tells it
+  PEER        address at the other end
+  SENT, RECEIVED          octets since it was created, framing included
+  SENDING, RECEIVING      the same per second, with --watch
+  OUT, IN     send requests that are not complete; receives that are posted (srq: in a shared queue)
+  RETRANS     segments that TCP sent again
+  RTT         TCP's round-trip time
+Below them, if there are any: CRC errors, Terminates, why a connection ended, Sends that wait for a receive.
+
+EXAMPLES:
+  iwarp stat                     all processes of this user (of all users for root)
+  iwarp stat 4711 --watch        one process, with rates, every second
+  iwarp stat --watch=0.2 --json  a line of JSON five times a second
+  iwarp stat --openmetrics       for Prometheus: let a cron job or its textfile collector take it
+
+A process can be asked from the moment when it first listens, connects or creates a queue pair that has a number
+to connect to. It says nothing to other users, and nothing listens on the network. A process in a container is asked
+inside of it, or through a shared directory: IWARP_STAT=DIRECTORY for the process, --directory DIRECTORY here.
+IWARP_STAT=off for a process that shall not be asked.")]
+pub(crate) struct StatArgs {
+    /// Number of the process; all of them if it is left out
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    pid: Option<u32>,
+    /// Print JSON
+    #[arg(long, conflicts_with = "openmetrics")]
+    json: bool,
+    /// Print OpenMetrics text
+    #[arg(long, conflicts_with = "watch")]
+    openmetrics: bool,
+    /// Ask again every SECONDS (1 if left out, at least 0.1) and show rates
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "1",
+        value_parser = interval)]
+    watch: Option<Duration>,
+    /// Look for processes that have IWARP_STAT=DIRECTORY
+    #[arg(long, value_name = "DIRECTORY")]
+    directory: Option<PathBuf>,
+}
+
+fn interval(text: &str) -> std::result::Result<Duration, String> {
+    match text.parse::<f64>() {
+        Ok(s) if (0.1..=86400.0).contains(&s) => Ok(Duration::from_secs_f64(s)),
+        _ => Err("seconds, from 0.1 to 86400".to_owned()),
+    }
+}
+
+/// Shows what the processes say.
+pub(crate) fn run(args: &StatArgs) -> Result<()> {
+    let mut question = Question::default();
+    question.pid = args.pid;
+    // What is set for the processes of a shell is set for this command, too.
+    let set = std::env::var_os("IWARP_STAT").map(PathBuf::from);
+    question.directory = args.directory.clone().or(set.filter(|p| p.is_absolute()));
+    let mut before = Since::default();
+    let mut seen = false;
+    loop {
+        let answers = question.ask().context("cannot ask")?;
+        let (told, silent) = sorted(answers);
+        if let Some(pid) = args.pid.filter(|_| told.is_empty()) {
+            return ended(pid, &silent, seen);
+        }
+        seen = true;
+        for s in &silent {
+            eprintln!("iwarp: {}", s.sentence());
+        }
+        let text = show(args, &told, &silent, &before)?;
+        if !print(args, &text) {
+            return Ok(());
+        }
+        let Some(pause) = args.watch else {
+            return Ok(());
+        };
+        before = Since::remember(&told);
+        std::thread::sleep(pause);
+    }
+}
+
+/// A process that has not answered, and why.
+struct Silent {
+    pid: Option<u32>,
+    uid: u32,
+    why: String,
+}
+
+impl Silent {
+    fn sentence(&self) -> String {
+        let who = match self.pid {
+            Some(pid) => format!("process {pid}"),
+            None => "a process of another container".to_owned(),
+        };
+        format!("{who} of user {} has not answered: {}", self.uid, self.why)
+    }
+}
+
+/// Those who have answered, by process number, and those who have not.
+fn sorted(answers: Vec<Answer>) -> (Vec<Told>, Vec<Silent>) {
+    let (mut told, mut silent) = (Vec::new(), Vec::new());
+    for answer in answers {
+        let document = answer.document.map_err(|e| match e.kind() {
+            ErrorKind::TimedOut => "it is stopped, or asked by too many others".to_owned(),
+            _ => e.to_string(),
+        });
+        let read = document.and_then(|text| Told::read(answer.pid, answer.uid, &text));
+        match read {
+            Ok(one) => told.push(one),
+            Err(why) => silent.push(Silent {
+                pid: answer.pid,
+                uid: answer.uid,
+                // It may contain what the process has said.
+                why: table::harmless(&why, 200),
+            }),
+        }
+    }
+    told.sort_by_key(|one| (one.uid, one.pid));
+    (told, silent)
+}
+
+/// The process that was asked for has not answered.
+fn ended(pid: u32, silent: &[Silent], seen: bool) -> Result<()> {
+    if let Some(silent) = silent.first() {
+        return Err(Error::failed(silent.sentence()));
+    }
+    if !Path::new("/proc").join(pid.to_string()).exists() {
+        if seen {
+            return Ok(());
+        }
+        return Err(Error::failed(format!("there is no process {pid}")));
+    }
+    Err(Error::failed(format!(
+        "process {pid} cannot be asked: it does not use iwarp (or not yet), has IWARP_STAT=off, belongs to another user, or has a /tmp of \
+         its own (a container: run `iwarp stat` inside)"
+    )))
+}
+
+fn show(args: &StatArgs, told: &[Told], silent: &[Silent], before: &Since) -> Result<String> {
+    if args.openmetrics {
+        return Ok(openmetrics::text(told));
+    }
+    if args.json {
+        let value = as_json(told, silent);
+        // A line for each time that was asked, so that a program can read them one by one.
+        let text = match args.watch {
+            Some(_) => serde_json::to_string(&value),
+            None => serde_json::to_string_pretty(&value),
+        };
+        return Ok(text.context("JSON")? + "\n");
+    }
+    if told.is_empty() {
+        return Ok("no process that uses iwarp\n".to_owned());
+    }
+    Ok(table::table(told, before))
+}
+
+fn as_json(told: &[Told], silent: &[Silent]) -> Value {
+    let told: Vec<_> = told
+        .iter()
+        .map(|one| json!({ "pid": one.pid, "uid": one.uid, "statistics": one.raw }))
+        .collect();
+    let silent: Vec<_> = silent
+        .iter()
+        .map(|one| json!({ "pid": one.pid, "uid": one.uid, "why": one.why }))
+        .collect();
+    json!({ "format": document::FORMAT, "processes": told, "silent": silent })
+}
+
+/// Prints a table or a document. Returns `false` if nobody reads any more.
+fn print(args: &StatArgs, text: &str) -> bool {
+    let mut out = std::io::stdout().lock();
+    let mut all = String::new();
+    if args.watch.is_some() && !args.json {
+        if out.is_terminal() {
+            // The cursor to the top, and everything below it empty: the next table in the place of the last.
+            all.push_str("\x1b[H\x1b[2J");
+        } else {
+            all.push_str("--\n");
+        }
+    }
+    all.push_str(text);
+    out.write_all(all.as_bytes())
+        .and_then(|()| out.flush())
+        .is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interval_is_neither_too_short_nor_nonsense() {
+        assert_eq!(interval("0.5"), Ok(Duration::from_millis(500)));
+        for bad in ["0", "0.05", "-1", "NaN", "inf", "1e9", "x", ""] {
+            assert!(interval(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! The statistics as a table for people: at most 100 columns, unless a name or an address is longer than usual.
+
+use super::document::{Counters, Device, Document, QueuePair, Told, counter};
+use super::rates::{Rates, Since};
+use crate::units::{digits3, rate};
+use std::fmt::Write as _;
+
+/// Columns of a terminal.
+const COLUMNS: usize = 100;
+
+/// Text of somebody else, made harmless: control characters and those that turn the direction of writing are escaped. What is then
+/// longer than `max` characters is cut, which an ellipsis shows.
+pub(super) fn harmless(text: &str, max: usize) -> String {
+    let mut out = String::new();
+    let mut len = 0;
+    for c in text.chars() {
+        let turns = matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
+        let piece = match c.is_control() || turns {
+            true => c.escape_default().to_string(),
+            false => c.to_string(),
+        };
+        len += piece.chars().count();
+        if len > max {
+            out.push('…');
+            break;
+        }
+        out.push_str(&piece);
+    }
+    out
+}
+
+/// Octets in decimal units.
+fn octets(n: u64) -> String {
+    rate(n as f64).trim_end_matches("/s").to_owned()
+}
+
+/// A time in the unit that suits it.
+fn duration(ns: u64) -> String {
+    let s = ns / 1_000_000_000;
+    match ns {
+        0..1_000_000 => format!("{} µs", digits3(ns as f64 / 1e3)),
+        1_000_000..1_000_000_000 => format!("{} ms", digits3(ns as f64 / 1e6)),
+        1_000_000_000..100_000_000_000 => format!("{} s", digits3(ns as f64 / 1e9)),
+        _ if s < 100 * 60 => format!("{} min", s / 60),
+        _ if s < 100 * 3600 => format!("{} h", s / 3600),
+        _ => format!("{} d", s / 86400),
+    }
+}
+
+/// All processes. `before` is what they said the last time, for rates.
+pub(super) fn table(told: &[Told], before: &Since) -> String {
+    let mut out = String::new();
+    for (at, one) in told.iter().enumerate() {
+        if at > 0 {
+            out.push('\n');
+        }
+        process(&mut out, one);
+        devices(&mut out, &one.document.devices);
+        queue_pairs(&mut out, one, before);
+        troubles(&mut out, &one.document);
+    }
+    out
+}
+
+fn process(out: &mut String, told: &Told) {
+    let p = &told.document.process;
+    let head = format!(
+        "process {}, user {}, for {}, iwarp {}: ",
+        told.pid,
+        told.uid,
+        duration(p.age_ns),
+        harmless(&p.version, 20),
+    );
+    let rest = COLUMNS.saturating_sub(head.chars().count() + 1);
+    let _ = writeln!(out, "{head}{}", harmless(&p.command, rest));
+    if told.document.devices.is_empty() {
+        out.push_str("  no device is open\n");
+    }
+}
+
+fn devices(out: &mut String, all: &[Device]) {
+    for d in all {
+        let plural = |n: u64, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
+        let _ = writeln!(
+            out,
+            "  {} ({}): {}, {}, {} with {}\n    sent {}, received {} since the process began",
+            harmless(&d.name, 64),
+            harmless(&d.address, 64),
+            plural(d.queue_pairs, "queue pair"),
+            plural(d.completion_queues, "completion queue"),
+            plural(d.registrations, "region"),
+            octets(d.registered_octets),
+            octets(counter(&d.counters, "tx_bytes")),
+            octets(counter(&d.counters, "rx_bytes")),
+        );
+    }
+}
+
+/// The columns of the queue pairs: the head, and `true` for numbers, which stand to the right.
+const HEADS: [(&str, bool); 9] = [
+    ("QP", true),
+    ("STATE", false),
+    ("PEER", false),
+    ("SENT", true),
+    ("RECEIVED", true),
+    ("OUT", true),
+    ("IN", true),
+    ("RETRANS", true),
+    ("RTT", true),
+];
+
+fn queue_pairs(out: &mut String, told: &Told, before: &Since) {
+    let all = &told.document.queue_pairs;
+    if all.is_empty() {
+        return;
+    }
+    let mut rows = vec![HEADS.map(|(head, _)| head.to_owned())];
+    for qp in all {
+        rows.push(cells(qp, before.of(told, qp)));
+    }
+    if before.is_some() {
+        rows[0][3] = "SENDING".to_owned();
+        rows[0][4] = "RECEIVING".to_owned();
+    }
+    let mut widths = [0; HEADS.len()];
+    for row in &rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = cell.chars().count().max(*width);
+        }
+    }
+    for row in &rows {
+        let mut line = String::from(" ");
+        for ((cell, width), (_, right)) in row.iter().zip(widths).zip(HEADS) {
+            let _ = match right {
+                true => write!(line, " {cell:>width$} "),
+                false => write!(line, " {cell:<width$} "),
+            };
+        }
+        let _ = writeln!(out, "{}", line.trim_end());
+    }
+}
+
+fn cells(qp: &QueuePair, rates: Option<Rates>) -> [String; HEADS.len()] {
+    let link = qp.connection.as_ref();
+    let none = || "–".to_owned();
+    let number = |n: Option<u64>| n.map_or_else(none, |n| n.to_string());
+    let flow = |total: &str, rate_of: fn(Rates) -> f64| match rates {
+        Some(r) => rate(rate_of(r)),
+        None => octets(counter(&qp.counters, total)),
+    };
+    let mark = if qp.kind == "numbered" { "#" } else { "" };
+    [
+        format!("{mark}{}", qp.number),
+        harmless(&qp.state, 8),
+        link.map_or_else(none, |l| harmless(&l.peer, 64)),
+        flow("tx_bytes", |r| r.sent_octets),
+        flow("rx_bytes", |r| r.received_octets),
+        qp.sends_outstanding.to_string(),
+        qp.receives_posted
+            .map_or_else(|| "srq".to_owned(), |n| n.to_string()),
+        number(link.and_then(|l| l.tcp_retransmits)),
+        link.and_then(|l| l.tcp_rtt_us)
+            .map_or_else(none, |us| duration(us * 1000)),
+    ]
+}
+
+/// What went wrong, a line each: nearly always none.
+fn troubles(out: &mut String, document: &Document) {
+    let mut line = |name: &str, counters: &Counters, rest: Vec<String>| {
+        let mut parts = rest;
+        for (counter_name, what) in [
+            ("crc_errors", "CRC errors"),
+            ("marker_errors", "marker errors"),
+            ("terminates_sent", "Terminates sent"),
+            ("terminates_received", "Terminates received"),
+            ("receiver_not_ready", "Sends that met no receive"),
+        ] {
+            match counter(counters, counter_name) {
+                0 => {}
+                n => parts.push(format!("{what}: {n}")),
+            }
+        }
+        for part in parts {
+            let _ = writeln!(out, "  {name}: {part}");
+        }
+    };
+    for qp in &document.queue_pairs {
+        let mut rest = Vec::new();
+        if let Some(end) = &qp.end {
+            rest.push(format!("ended: {}", harmless(end, 72)));
+        }
+        if let Some(ns) = qp.held_ns {
+            rest.push(format!(
+                "a Send has been waiting for a receive for {}",
+                duration(ns)
+            ));
+        }
+        if qp.held_total_ns > 0 {
+            rest.push(format!("held for {} in all", duration(qp.held_total_ns)));
+        }
+        line(&format!("QP {}", qp.number), &qp.counters, rest);
+    }
+    // Those of queue pairs that are gone are only known here.
+    for d in &document.devices {
+        let of_device = d.counters.iter().map(|(name, n)| {
+            let living = document.queue_pairs.iter().filter(|qp| qp.device == d.name);
+            let living: u64 = living.map(|qp| counter(&qp.counters, name)).sum();
+            (name.clone(), n.saturating_sub(living))
+        });
+        let gone: Counters = of_device.collect();
+        line(
+            &format!("queue pairs of {} that are gone", harmless(&d.name, 64)),
+            &gone,
+            Vec::new(),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn told() -> Told {
+        let counters = json!({"tx_bytes": 1_234_567_890u64, "rx_bytes": 42, "crc_errors": 2, "terminates_sent": 1});
+        let text = json!({
+            "format": 1,
+            "process": {"pid": 4_194_304, "command": format!("evil\u{1b}[2J\u{202e}name {}", "x".repeat(200)), "version": "0.1.0", "age_ns": 90_000_000_000u64},
+            "devices": [{"name": "iwarp0", "address": "192.168.100.200", "queue_pairs": 2, "completion_queues": 1,
+                "registrations": 1, "registered_octets": 65536, "counters": {"crc_errors": 5}}],
+            "queue_pairs": [
+                {"device": "iwarp0", "number": 16_777_215, "state": "RTS", "kind": "cm", "sends_outstanding": 65536,
+                 "receives_posted": 65536, "held_ns": 1_500_000u64, "held_total_ns": 2_500_000u64, "counters": counters,
+                 "connection": {"peer": "192.168.100.200:65535", "tcp_retransmits": 123_456, "tcp_rtt_us": 123_456}},
+                {"device": "iwarp0", "number": 2, "state": "ERR", "kind": "numbered", "sends_outstanding": 0,
+                 "end": "connection lost", "counters": {}},
+            ],
+        });
+        Told::read(Some(4_194_304), 1000, text.to_string().as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn a_table_fits_a_terminal_and_says_everything() {
+        let text = table(&[told()], &Since::default());
+        for line in text.lines() {
+            assert!(line.chars().count() <= COLUMNS, "{line}");
+        }
+        for part in [
+            "process 4194304, user 1000, for 90.0 s, iwarp 0.1.0: evil\\u{1b}[2J\\u{202e}name",
+            "iwarp0 (192.168.100.200): 2 queue pairs, 1 completion queue, 1 region with 65.5 kB",
+            "1.23 GB",
+            "192.168.100.200:65535",
+            "123456",
+            "123 ms",
+            "#2",
+            "QP 16777215: a Send has been waiting for a receive for 1.50 ms",
+            "QP 16777215: held for 2.50 ms in all",
+            "QP 16777215: CRC errors: 2",
+            "QP 16777215: Terminates sent: 1",
+            "QP 2: ended: connection lost",
+            "queue pairs of iwarp0 that are gone: CRC errors: 3",
+        ] {
+            assert!(text.contains(part), "{part} in\n{text}");
+        }
+    }
+
+    #[test]
+    fn no_octet_of_somebody_else_reaches_the_terminal_as_it_is() {
+        let text = table(&[told()], &Since::default());
+        assert!(
+            text.chars().all(|c| c == '\n' || !c.is_control()),
+            "{text:?}"
+        );
+        assert!(!text.contains('\u{202e}'));
+        assert_eq!(harmless("abc", 2), "ab…");
+    }
+
+    #[test]
+    fn times_have_the_unit_that_suits_them() {
+        for (ns, text) in [
+            (0, "0 µs"),
+            (56_000, "56.0 µs"),
+            (1_500_000, "1.50 ms"),
+            (99_000_000_000, "99.0 s"),
+            (100_000_000_000, "1 min"),
+            (100 * 60 * 1_000_000_000, "1 h"),
+            (100 * 3600 * 1_000_000_000, "4 d"),
+        ] {
+            assert_eq!(duration(ns), text);
+        }
+    }
+}
