@@ -280,6 +280,32 @@ fn descriptors_that_are_used_up_are_named() {
     panic!("it never connected");
 }
 
+/// The same at the server: with fewer and fewer descriptors there comes a point where it can take a connection, and nothing
+/// that belongs to it.
+#[test]
+fn a_server_without_descriptors_says_so() {
+    let t = Scratch::new();
+    let dir = t.sub("served");
+    let args = ["cp", "serve", str(&dir), "-p", "0", "-q"];
+    for limit in (8..40).rev() {
+        let mut command = limited(&format!("--nofile={limit}:{limit}"), &args);
+        command.stderr(Stdio::null());
+        let Some((_server, at)) = start_limited(command) else {
+            return;
+        };
+        let port = at.port().to_string();
+        let err = fail(
+            &["cp", "-p", &port, "127.0.0.1:none", str(&t.path("back"))],
+            1,
+        );
+        if err.contains("the listener has no file descriptors left") {
+            return;
+        }
+        assert!(err.contains("the peer says"), "{limit}: {err}");
+    }
+    panic!("it always has enough");
+}
+
 /// 200 idle clients, 16 that read nothing of a large file, 40 silent connections: figures for each, and for a good client
 /// beside them.
 #[test]

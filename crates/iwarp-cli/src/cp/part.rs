@@ -330,12 +330,14 @@ pub(crate) mod tests {
         Part::open(Place::local(path)?, keep, 1 << 40, Existing::Replace)
     }
 
-    /// The second copy has opened the partial file, and the first is completed before the second has locked it.
+    /// The second copy has opened the partial file, and the first is completed before the second has locked it. A third may
+    /// have begun a new partial file by then.
     #[test]
     fn a_completed_file_is_not_mistaken_for_a_partial_one() {
-        for keep in [true, false] {
+        for (keep, third) in [(true, false), (false, false), (true, true), (false, true)] {
             let t = TempDir::new();
             let target = t.path("a");
+            let partial = t.path(".a.iwarp-part");
             let mut first = part(&target, true).unwrap();
             first.append(b"complete").unwrap();
             let mut first = Some(first);
@@ -347,14 +349,21 @@ pub(crate) mod tests {
                 &mut || {
                     if let Some(first) = first.take() {
                         first.commit(&sha(b"complete"), 0o644).unwrap();
+                        if third {
+                            std::fs::write(&partial, "third").unwrap();
+                        }
                     }
                 },
             )
             .unwrap();
-            assert_eq!(second.len(), 0, "it begins anew");
+            let there = if keep && third { "third" } else { "" };
+            assert_eq!(second.len(), there.len() as u64, "not the finished file");
             second.append(b"half").unwrap();
             assert_eq!(std::fs::read(&target).unwrap(), b"complete");
-            assert_eq!(std::fs::read(t.path(".a.iwarp-part")).unwrap(), b"half");
+            assert_eq!(
+                std::fs::read(&partial).unwrap(),
+                format!("{there}half").as_bytes()
+            );
         }
     }
 

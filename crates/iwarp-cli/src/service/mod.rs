@@ -95,8 +95,8 @@ pub(crate) fn gate(limits: &Limits) -> Arc<Gate> {
     let fits = descriptors_for(getrlimit(Resource::Nofile).current);
     if fits < clients {
         tracing::warn!(
-            "only {fits} clients are served at a time: there are too few file descriptors for {clients} \
-             (raise the hard limit to {needed}, for example with `ulimit -Hn`)"
+            "clients served at a time: {fits} instead of {clients}, for lack of file descriptors \
+             (the process needs a hard limit of {needed}: see `ulimit -Hn`)"
         );
     }
     Gate::new(clients.min(fits), limits.per_address())
