@@ -1,10 +1,10 @@
-//! The beginning of a conversation: versions, and the proof that both ends know the same secret.
+//! The beginning of a connection: versions, and the proof that both ends know the same secret.
 //!
 //! Each end draws a random number (nonce). The client proves itself first, so that a stranger who connects gets nothing that
-//! he could use to guess the secret at leisure; then the server does. A proof is HMAC-SHA-256, keyed with the secret, over
-//! the protocol and its version, the role of who proves, and both nonces: so it is worth nothing at another time, in the
-//! other direction, or in another version. All of it happens before the server opens a file or registers memory that this
-//! client could reach. What comes afterwards is neither encrypted nor authenticated: see SECURITY.md.
+//! helps to guess the secret; then the server does. A proof is HMAC-SHA-256, keyed with the secret, over the protocol and its
+//! version, the role of the sender, and both nonces, so it cannot be used at another time, in the other direction, or in another
+//! version. All of it happens before the server opens a file or registers memory that this client could reach. What comes
+//! afterwards is neither encrypted nor authenticated: see SECURITY.md.
 
 use super::protocol::{Message, Nonce, Proof, VERSION};
 use super::session::{Link, expect, unexpected};
@@ -16,7 +16,7 @@ use std::fs::File;
 use std::io::Read as _;
 use std::path::Path;
 
-/// Shortest secret, in octets. A shorter one could be guessed from one conversation that was overheard.
+/// Shortest secret, in octets. Somebody who has recorded one connection could guess a shorter one.
 const MIN_SECRET: usize = 16;
 /// Longest secret, in octets.
 const MAX_SECRET: usize = 4096;
@@ -30,10 +30,10 @@ impl std::fmt::Debug for Secret {
     }
 }
 
-/// Said by whichever end notices first.
+/// The message of the end that notices it first.
 const WANTED: &str = "the server wants a secret: give the same one with --secret-file";
 
-/// Who proves. Both names have the same length, so that no two inputs of the MAC can be the same octets.
+/// The role of the sender. Both names have the same length, so that no two inputs of the MAC can be the same octets.
 #[derive(Debug, Clone, Copy)]
 enum Role {
     Client,
@@ -63,7 +63,7 @@ impl Secret {
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(refuse("is no regular file, so it holds no secret".into()));
         }
-        // A group may read it: service managers hand credentials to a service in that way.
+        // A group may read it: service managers pass credentials to a service in that way.
         if stat.st_mode & 0o027 != 0 {
             return Err(refuse(format!(
                 "has the permissions {:03o}: others can read it, or a group can change it, so it is no secret; \
@@ -186,7 +186,7 @@ pub(crate) fn welcome(link: &mut impl Link, secret: Option<&Secret>) -> Result<b
         return Err(unexpected(&first));
     };
     let mine = nonce()?;
-    // Answered before it is judged, so that the client can say which versions met, and which end has a secret.
+    // Answered before it is checked, so that the client can report which versions met, and which end has a secret.
     link.send(&Message::Hello {
         version: VERSION,
         secret: secret.is_some(),

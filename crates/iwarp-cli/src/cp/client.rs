@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// What a person needs to know when a copy ends early. Nothing of what has arrived is lost.
+/// What the user needs to know when a copy ends early. Nothing of what has arrived is lost.
 const RESUME: &str = "what has arrived is kept: the same command continues there";
 /// As [`RESUME`], if the command said not to continue.
 const RESUME_WITHOUT: &str =
@@ -30,7 +30,7 @@ const RESUME_WITHOUT: &str =
 /// # Errors
 /// The first failure of either end.
 pub(super) fn put(args: &CpArgs, file: &Path, peer: (&str, u16), path: &str) -> Result<()> {
-    // Before anybody is bothered: is there anything to send?
+    // Before the server is asked: is there anything to send?
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let fd = rustix::fs::open(file, flags, Mode::empty())
         .context(format_args!("'{}'", file.display()))?;
@@ -75,7 +75,7 @@ fn copy(
         return Err(Error::usage("--port 0 belongs to 'iwarp cp serve'"));
     }
     let secret = args.secret()?;
-    // Nobody shares this process's memory.
+    // No other code has this process's memory.
     let budget = Budget::new(u64::MAX);
     let addresses = rdma::resolve(host, port)?;
     let (ctx, mut link) =
@@ -90,7 +90,7 @@ fn copy(
     } else {
         RESUME
     };
-    // Between the first octet and the last an early end leaves something to continue.
+    // Between the first octet and the last, a copy that ends early leaves a part that can be continued.
     let begun = Arc::new(AtomicBool::new(false));
     let (seen, shown, recorded) = (Arc::clone(&begun), bar.clone(), ctx.clone());
     signals::on_interrupt(move |code| {

@@ -1,8 +1,8 @@
-//! Path confinement: nothing outside the served directory can be reached, whatever the peer asks for.
+//! Path confinement: nothing outside the served directory can be reached, whatever path the peer sends.
 //!
-//! Two walls. First the text: relative, no `..`, no empty or hidden-part components, bounded. Then `cap-std`: every open goes
-//! through `openat2` with RESOLVE_BENEATH, so that a symbolic link out of the tree is refused at the moment of use and no
-//! rename in between can trick us. Where `openat2` is missing, `cap-std` walks the components one by one to the same effect.
+//! Two checks. First the text: relative, no `..`, no empty or hidden components, limited length. Then `cap-std`: every open goes
+//! through `openat2` with RESOLVE_BENEATH, so that a symbolic link out of the tree is refused when it is used, and no rename in
+//! between can change that. Where `openat2` is missing, `cap-std` walks the components one by one to the same effect.
 
 use super::part::PART_SUFFIX;
 use crate::error::{Context as _, Error, Result};

@@ -1,7 +1,7 @@
 //! Both ends of a copy, over any transport that can write into granted slots and carry short messages.
 //!
-//! Nothing here knows RDMA, and nothing a peer says is believed: offsets must be the expected ones, lengths must fit the slot
-//! and the file, slots must be free before they are used and taken before they are freed. See `protocol.rs` for the order.
+//! Nothing here knows RDMA, and no message of a peer is trusted: offsets must be the expected ones, lengths must fit the slot
+//! and the file, slots must be free before they are used and used before they are freed. See `protocol.rs` for the order.
 
 use super::auth::{Secret, greet, welcome};
 use super::confine::{Place, Root};
@@ -11,10 +11,10 @@ use crate::error::{Context as _, Error, Result};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-/// How often the peer is told that we are still at work. Well below the silence that either end tolerates.
+/// How often the peer is told that this end is still working; well below the silence that either end accepts.
 const STILL_THERE: Duration = Duration::from_secs(5);
 
-/// What a copy needs from the connection under it.
+/// The functions of the connection that a copy uses.
 pub(crate) trait Link {
     /// Sends one message. Both ends have at most twice as many messages in flight as there are slots, plus four.
     ///
@@ -34,7 +34,7 @@ pub(crate) trait Link {
     /// As [`Link::recv`].
     fn try_recv(&mut self) -> Result<Option<Message>>;
 
-    /// From now on the peer waits for this end, or no longer does. It must not be taken for idle meanwhile.
+    /// Notes that the peer waits for this end, or no longer does. While it waits, it must not be taken for idle.
     fn peer_waits(&mut self, yes: bool);
 
     /// Receiver: the ring of slots that the peer may write to; registered at the first call.
@@ -78,7 +78,7 @@ pub(crate) trait Link {
 /// Told after every step: octets done, octets in all.
 pub(crate) type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
-/// What a copy did.
+/// The result of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Summary {
     /// Size of the file.
@@ -201,7 +201,7 @@ pub(crate) fn serve(
 ) -> Result<()> {
     let outcome = serve_requests(link, root, terms, log);
     if let Err(e) = &outcome {
-        // The client may be gone; then there is nobody to tell.
+        // The client may be gone; then the error cannot be reported to it.
         let _ = link.send(&Message::Error {
             text: e.to_string(),
         });
@@ -282,8 +282,8 @@ fn take(
     }
 }
 
-/// Does what may take long (hashing, waiting for the disk) in a thread of its own, and tells the peer meanwhile that we are
-/// still there: it would give us up otherwise.
+/// Does what may take long (hashing, waiting for the disk) in a thread of its own, and tells the peer meanwhile that this end
+/// still works. Otherwise the peer would end the connection.
 fn at_work<T: Send>(link: &mut impl Link, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     link.peer_waits(true);
     let outcome = std::thread::scope(|scope| {
@@ -362,7 +362,7 @@ fn transmit(
     let mut at = offset;
     progress(at, size);
     while at < size {
-        // What is there is taken first: an error of the peer shall stop us now and not a window later.
+        // Messages that have come are handled first, so that an error of the peer stops the copy now and not a window later.
         while let Some(m) = link.try_recv()? {
             freed(&mut window, &m)?;
         }

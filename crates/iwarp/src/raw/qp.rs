@@ -1,10 +1,10 @@
-//! Queue pairs: the sans-I/O state machine, its stream, and who may touch them when.
+//! Queue pairs: the sans-I/O state machine, its stream, and which thread may use them when.
 //!
-//! Locking. `state` guards the state machine and is never held during a system call that moves data. Each
-//! direction of the stream has a baton: its holder alone reads, or writes, the socket, and goes round again if
-//! somebody left a note. Lock order: `state`, then the memory table, then shared receive queue, then completion
-//! queue. A driver keeps the memory table during a system call, without `state`, and lets go of it before it takes
-//! `state` again. Events, wake-ups and callbacks happen after all of them are dropped.
+//! Locking. `state` guards the state machine and is never held during a system call that moves data. Each direction of the
+//! stream has a baton: only its holder reads or writes the socket, and it goes round again if another thread left a note. Lock
+//! order: `state`, then the memory table, then shared receive queue, then completion queue. A driver keeps the memory table
+//! locked during a system call, without `state`, and unlocks it before it takes `state` again. Events, wake-ups and callbacks
+//! happen after all locks are dropped.
 
 use super::after::{After, DriveHost};
 use super::context::{Context, ContextInner};
@@ -38,7 +38,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-// From `TIMERS_END` on those of the attempt to connect, which a queue pair has nothing to do with.
+// From `TIMERS_END` on are the timers of the attempt to connect, which do not concern the queue pair.
 pub(super) const TIMER_HOLD: u32 = 1;
 pub(super) const TIMER_LINGER: u32 = 2;
 pub(super) const TIMER_FLUSH: u32 = 4;
@@ -48,17 +48,17 @@ pub(super) const TIMER_LEFT: u32 = 6;
 pub(super) const TIMER_CLOSE: u32 = 7;
 pub(super) const TIMER_SILENCE: u32 = 8;
 pub(super) const TIMERS_END: u32 = 9;
-/// Nudges of a silent responder: this one and those with the next numbers, one after the other.
+/// Reminders for a silent responder: this timer and those with the next numbers, one after the other.
 pub(super) const TIMER_NUDGE: u32 = 16;
 /// How long a responder may be silent before each of them. An emulated siw has needed 30 ms; the later ones are for guests
-/// that were held up. Each costs both ends a system call per connection, so they are few.
+/// that were held up. Each reminder costs both ends a system call per connection, so there are few.
 const NUDGES: [Duration; 3] = [
     Duration::from_millis(50),
     Duration::from_millis(1000),
     Duration::from_millis(3200),
 ];
 
-/// What a queue pair is created with.
+/// The attributes of a new queue pair.
 #[derive(Debug, Clone)]
 pub struct QpAttributes {
     /// Protection domain number.
@@ -67,7 +67,7 @@ pub struct QpAttributes {
     pub send_cq: CompletionQueue,
     /// Completions of receives.
     pub recv_cq: CompletionQueue,
-    /// Takes the place of the receive queue.
+    /// Used instead of a receive queue of its own.
     pub srq: Option<SharedReceiveQueue>,
     /// Send work requests outstanding.
     pub max_send_wr: u32,
@@ -100,11 +100,11 @@ pub(crate) struct Handover {
     pub(crate) first_message: Option<Duration>,
 }
 
-/// Who is told about the connection of a queue pair.
+/// The part of the connection manager that is told about the connection of a queue pair.
 pub(crate) trait CmSink: Send + Sync {
-    /// Something happened; called without locks.
+    /// Something happened. Called without locks.
     fn qp_event(&self, events: Events, fault: Option<Fault>);
-    /// The peer's first message did not come in time; called without locks.
+    /// The peer's first message did not come in time. Called without locks.
     fn first_message_overdue(&self);
 }
 
@@ -120,7 +120,7 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// Whether nothing that TCP has sent again is without an answer.
+    /// `true` if the peer has answered everything that TCP has sent again.
     pub(super) fn is_reachable(&self) -> bool {
         !matches!(self.stream.unanswered(), Ok(Some(_)))
     }
@@ -131,7 +131,7 @@ pub(super) struct Guarded {
     pub(super) link: Option<Arc<Link>>,
     /// A plan that the stream took in part.
     pub(super) stalled: Option<Box<TxPlan>>,
-    /// Whether posting sends at once.
+    /// Decides whether posting sends at once.
     pub(super) cork: Cork,
     /// A part of an FPDU.
     pub(super) partial: Option<Box<RxBuffer>>,
@@ -139,16 +139,16 @@ pub(super) struct Guarded {
     /// Application threads drive it, and the engine does not watch its socket.
     pub(super) resting: bool,
     pub(super) cm: Option<Weak<dyn CmSink>>,
-    /// When a Send began to wait for a receive, to tell stale timers.
+    /// When a Send began to wait for a receive. It identifies timers that are too old.
     pub(super) held_since: u64,
-    /// How long Sends have waited that wait no more, in nanoseconds.
+    /// How long Sends have waited that no longer wait, in nanoseconds.
     pub(super) held_ns: u64,
     /// A timer for it is set.
     pub(super) hold_timer: bool,
-    /// A timer will bring up the end of the stream again.
+    /// A timer will handle the end of the stream later.
     pub(super) close_timer: bool,
     pub(super) eof: bool,
-    /// The peer has gone, and the program is not told.
+    /// The peer has left, and the program is not told.
     pub(super) left: Left,
     /// The initiator's first message has come.
     pub(super) established: bool,
@@ -160,7 +160,7 @@ pub(super) struct Guarded {
 }
 
 impl Guarded {
-    /// Is this still the connection?
+    /// Returns `true` if this is still the connection.
     pub(super) fn is_linked(&self, link: &Arc<Link>) -> bool {
         self.link.as_ref().is_some_and(|l| Arc::ptr_eq(l, link))
     }
@@ -189,7 +189,7 @@ pub(crate) struct QpInner {
     /// Changed with `state` locked.
     pub(super) destroyed: AtomicBool,
     pub(super) drives: Drives,
-    /// It has put off sending, and its completion queues know: that of the send queue, that of receives.
+    /// It waits with sending, and its completion queues know that: that of the send queue, that of receives.
     pub(super) deferred: [AtomicBool; 2],
     pub(super) origin: Origin,
 }
@@ -288,50 +288,50 @@ impl QueuePair {
         self.inner.user.store(value, Ordering::Release);
     }
 
-    /// The device it is on.
+    /// Returns the device it is on.
     pub fn context(&self) -> Context {
         Context {
             inner: Arc::clone(&self.inner.ctx),
         }
     }
 
-    /// Sizes it was created with.
+    /// Returns the sizes it was created with.
     pub fn config(&self) -> QpConfig {
         *self.inner.state.lock().machine.config()
     }
 
-    /// State now.
+    /// Returns its state.
     pub fn state(&self) -> State {
         self.inner.state.lock().machine.state()
     }
 
-    /// Why its connection ended, if it ended in error.
+    /// Returns why its connection ended, if it ended in error.
     pub fn fault(&self) -> Option<Fault> {
         self.inner.state.lock().machine.fault()
     }
 
-    /// Totals.
+    /// Returns its counters.
     pub fn counters(&self) -> Counters {
         self.inner.counters()
     }
 
-    /// Addresses of its connection, ours first.
+    /// Returns the addresses of its connection, ours first.
     pub fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
         let ends = self.inner.state.lock().link.as_ref()?.ends;
         Some((ends.local, ends.peer))
     }
 
-    /// What a peer may do to memory through it: the remote rights of `access`, as `qp_access_flags` of `ibv_modify_qp(3)`.
+    /// Sets what a peer may do to memory through it: the remote rights of `access`, as `qp_access_flags` of `ibv_modify_qp(3)`.
     pub fn set_remote_access(&self, access: Access) {
         self.inner.state.lock().machine.set_remote_access(access);
     }
 
-    /// Whether the program may change what it sends while it is being sent ([`Machine::set_snapshot`]).
+    /// Allows the program to change octets while they are being sent ([`Machine::set_snapshot`]).
     pub fn set_snapshot(&self, on: bool) {
         self.inner.state.lock().machine.set_snapshot(on);
     }
 
-    /// Changes its state as `ibv_modify_qp(3)` does. ERR and RESET end its connection: what has completed is still
+    /// Changes its state as `ibv_modify_qp(3)` does. ERR and RESET end its connection: data of completed requests are still
     /// delivered, and then the peer hears of the end. Both happen in the background.
     ///
     /// # Errors
@@ -351,7 +351,7 @@ impl QueuePair {
         };
         after.run(&self.inner);
         if to == State::Reset {
-            // Completions of its former life must not be taken for those of the next.
+            // Completions from before must not be taken for those of the next connection.
             self.inner.send_cq.inner.purge(self.num());
             self.inner.recv_cq.inner.purge(self.num());
         }
@@ -362,7 +362,7 @@ impl QueuePair {
     /// Queues send work requests, in order, and starts to transmit them from this thread (`ibv_post_send(3)`). Never blocks.
     ///
     /// # Errors
-    /// [`Error::Post`] for the first request that is not taken, with the number of those before it, which were.
+    /// [`Error::Post`] for the first request that is not accepted, with the number of those before it, which were.
     #[inline]
     pub fn post_send(&self, wrs: &[SendWr<'_>]) -> Result<(), (usize, Error)> {
         let mut after = After::default();
@@ -375,7 +375,7 @@ impl QueuePair {
                     after.run(&self.inner);
                     return Ok(());
                 }
-                // The queue may be full of what was put off, and that has gone out now.
+                // The queue may be full of requests that waited, and those have been sent now.
                 Err((n, PostError::QueueFull)) if n > 0 => posted += n,
                 Err((n, e)) => {
                     after.run(&self.inner);
@@ -385,7 +385,7 @@ impl QueuePair {
         }
     }
 
-    /// As [`post_send`](Self::post_send), all of the requests or none.
+    /// As [`post_send`](Self::post_send), but accepts all of the requests or none.
     ///
     /// # Errors
     /// As [`post_send`](Self::post_send).
@@ -396,7 +396,7 @@ impl QueuePair {
             let (result, verdict) = self.inner.post::<true>(wrs, &mut after);
             self.inner.obey(verdict);
             match result {
-                // The queue may be full of what was put off, and that has gone out now.
+                // The queue may be full of requests that waited, and those have been sent now.
                 Err((_, PostError::QueueFull)) if std::mem::take(&mut again) => {}
                 result => {
                     after.run(&self.inner);
@@ -435,20 +435,20 @@ impl QueuePair {
         result
     }
 
-    /// Begins the graceful end of the connection: what is queued is sent, the rest is flushed.
+    /// Begins the graceful end of the connection: queued requests that TCP takes are sent, the others are flushed.
     pub fn disconnect(&self) {
         self.inner.with_machine(|machine, host| machine.close(host));
     }
 
-    /// Ends the connection with a reset: what the peer's TCP has not acknowledged yet is lost. The reset is a single packet. If it
-    /// is lost, the peer learns of the end from the answer to what it sends next.
+    /// Ends the connection with a reset: octets that the peer's TCP has not acknowledged yet are lost. The reset is a single
+    /// packet. If it is lost, the peer learns of the end from the answer to the next octets that it sends.
     pub fn abort(&self) {
         self.inner.with_machine(|machine, host| machine.abort(host));
     }
 
-    /// Connects it to a peer known by GID and queue pair number, as a change to RTR with an address does. It becomes
-    /// RTR at once if it is INIT, and nothing waits for the peer: what is posted in RTS goes out when the connection
-    /// is there. The peer has to do the same. Does nothing if there is a connection already.
+    /// Connects it to a peer known by GID and queue pair number, as a change to RTR with an address does. It becomes RTR at once if
+    /// it is INIT, and does not wait for the peer: requests posted in RTS are sent when the connection is there. The peer has to
+    /// do the same. Does nothing if there is a connection already.
     ///
     /// Sends and Writes of such a queue pair complete when the peer has placed them, as such programs expect.
     ///
@@ -476,14 +476,14 @@ impl QueuePair {
         self.inner.destroy();
     }
 
-    /// Do both handles mean the same queue pair?
+    /// Returns `true` if both handles mean the same queue pair.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 }
 
 impl QpInner {
-    /// Sends now, or later, or leaves it to whom that was left to before.
+    /// Sends now, or later, or leaves it to the thread or timer that is going to send already.
     #[inline]
     fn obey(self: &Arc<Self>, verdict: Verdict) {
         match verdict {
@@ -499,7 +499,7 @@ impl QpInner {
         }
     }
 
-    /// Queues requests, all of them or none if `WHOLE`, and says whether to send now. A full queue always says so.
+    /// Queues requests, all of them or none if `WHOLE`, and returns whether to send now. If the queue is full, it is sent now.
     #[inline]
     fn post<const WHOLE: bool>(
         self: &Arc<Self>,
@@ -520,14 +520,14 @@ impl QpInner {
             if let Err(e) = g.machine.post_send(wr, &mut host) {
                 return (Err((i, e)), g.cork.send());
             }
-            // Framing included, in round numbers. Reads and atomics only ask.
+            // Framing included, in round numbers. Reads and atomics send only a request.
             bytes += if wr.op.has_response() {
                 64
             } else {
                 wr.sges.iter().map(|s| u64::from(s.len)).sum::<u64>() + 24
             };
         }
-        // Reads that wait for their answers have gone out long ago.
+        // Reads that wait for their answers were sent long ago.
         let room = g.machine.sends_waiting() < g.machine.config().max_send_wr / 2;
         // A program may look at one of its queues only.
         let polls = self
@@ -539,7 +539,7 @@ impl QpInner {
         (Ok(()), verdict)
     }
 
-    /// Requests were put off: the next poll sends them, or a timer.
+    /// Requests wait: the next poll sends them, or a timer.
     #[cold]
     pub(super) fn put_off(self: &Arc<Self>) {
         self.send_cq.inner.defer(self);
@@ -548,7 +548,7 @@ impl QpInner {
         }
         let link = {
             let mut g = self.state.lock();
-            // Without a connection there is nothing to be late for: what waits is sent when it comes.
+            // Without a connection nothing is late: the requests are sent when it is there.
             let Some(link) = g.link.clone() else { return };
             if std::mem::replace(&mut g.cork.timer, true) {
                 return;
@@ -558,7 +558,7 @@ impl QpInner {
         link.engine.after(FLUSH_AFTER, link.token, TIMER_FLUSH);
     }
 
-    /// Sends what was put off and no poll has sent.
+    /// Sends requests that waited and that no poll has sent.
     pub(super) fn flush_timer(self: &Arc<Self>) {
         self.state.lock().cork.timer = false;
         self.drive_tx();
@@ -572,12 +572,12 @@ impl QpInner {
         *self.state.lock().machine.counters()
     }
 
-    /// The same, if nobody has it locked.
+    /// The same, if no thread has it locked.
     pub(super) fn counters_if_free(&self) -> Option<Counters> {
         Some(*self.state.try_lock()?.machine.counters())
     }
 
-    /// Changes the state machine, then does what that makes due.
+    /// Changes the state machine, then does what follows from the change.
     pub(super) fn with_machine<R>(
         self: &Arc<Self>,
         f: impl FnOnce(&mut Machine, &mut DriveHost<'_>) -> R,
@@ -645,7 +645,7 @@ impl QpInner {
             (g.held_since, g.hold_timer, g.ending) = (0, false, None);
             (g.eof, g.established, g.left) = (false, false, Left::default());
             (g.close_timer, g.mss_age, g.silence) = (false, 0, Silence::default());
-            // Timers of an earlier connection do not run out any more.
+            // Timers of an earlier connection do not count any more.
             g.cork = Cork::default();
             // Under the lock, so that nobody changes the interest before it exists.
             let source = Arc::clone(self) as Arc<dyn Source>;
@@ -656,7 +656,7 @@ impl QpInner {
                 engine.add(&link.stream, token, Interest::READ, source)
             };
             if let Err(e) = watched {
-                // Nobody would drive it: as if the stream had broken.
+                // It cannot be driven: treat it as a stream that broke.
                 (g.link, g.cm) = (None, None);
                 let mut after = After::default();
                 g.machine
@@ -671,23 +671,23 @@ impl QpInner {
         }
         match (handover.config.initiator, self.ctx.config.speak_first) {
             (true, _) => engine.after_about(NUDGES[0], token, TIMER_NUDGE),
-            // In the client-server model nothing makes the initiator speak.
+            // In the client-server model the initiator need not send anything.
             (false, Some(limit)) if handover.first_message.is_none() => {
                 engine.after(limit, token, TIMER_SPEAK_FIRST);
             }
             _ => {}
         }
-        // What has come already, the engine will tell.
+        // The engine will report what has come already.
         self.drive_tx();
         Ok(())
     }
 
-    /// Octets in a segment that FPDUs are made for.
+    /// Octets in a segment, for which FPDUs are made.
     pub(super) fn emss(&self, mss: u32) -> u32 {
         self.ctx.config.mss.map_or(mss, |limit| limit.min(mss))
     }
 
-    /// The connection was agreed on but cannot be used: everything is flushed.
+    /// The connection was agreed on but cannot be used: all requests are flushed.
     pub(crate) fn fail_connection(self: &Arc<Self>) {
         self.with_machine(|machine, host| machine.abort(host));
     }
@@ -710,19 +710,19 @@ impl QpInner {
         }
     }
 
-    /// Reads the socket if nobody else does; else the one who does goes round again.
+    /// Reads the socket, unless another thread does; that thread then goes round again.
     #[inline]
     pub(super) fn drive_rx(self: &Arc<Self>) -> bool {
         self.rx.drive(|| drive::rx(self))
     }
 
-    /// Writes to the socket, likewise.
+    /// Writes to the socket in the same way.
     #[inline]
     pub(super) fn drive_tx(self: &Arc<Self>) -> bool {
         self.tx.drive(|| drive::tx(self))
     }
 
-    /// Does another thread read or write the socket at this moment? Only a hint.
+    /// Returns `true` if another thread reads or writes the socket at this moment. This is only a hint.
     #[inline]
     pub(super) fn is_driven_elsewhere(&self) -> bool {
         self.rx.is_held() || self.tx.is_held()

@@ -1,8 +1,8 @@
-//! What queue pairs and devices are doing, for those who ask while the process runs ([`crate::stat`]).
+//! The state of queue pairs and devices, for processes that ask while this one runs ([`crate::stat`]).
 //!
-//! Everything is read from what the objects keep for their own work, an object at a time, under its lock for as long as copying takes.
-//! A child of a fork has copies of its parent's objects, and a lock that was held at the moment of the fork stays held there for ever.
-//! So objects from before the fork are only looked at if their locks are free.
+//! Everything is read from what the objects keep for their own work, one object at a time, under its lock for as long as
+//! copying takes. A child of a fork has copies of its parent's objects, where a lock that was held at the moment of the fork stays
+//! held forever. So objects from before the fork are only looked at if their locks are free.
 
 use super::context::ContextInner;
 use super::qp::{Guarded, QpInner};
@@ -49,7 +49,7 @@ pub(crate) struct LinkReport {
     pub(crate) age: Duration,
     /// Octets that TCP has taken and the peer has not acknowledged.
     pub(crate) unacknowledged_octets: Option<u64>,
-    /// `None` if the kernel does not tell.
+    /// `None` if the kernel does not report it.
     pub(crate) tcp: Option<TcpInfo>,
 }
 
@@ -57,14 +57,14 @@ pub(crate) struct LinkReport {
 pub(crate) struct DeviceReport {
     pub(crate) name: String,
     pub(crate) address: IpAddr,
-    /// Times that it is open.
+    /// How often it is open.
     pub(crate) opened: u32,
     pub(crate) queue_pairs: usize,
     pub(crate) completion_queues: u32,
     /// Regions and windows.
     pub(crate) registrations: usize,
     pub(crate) registered_octets: u64,
-    /// Of all queue pairs since the process began, those that are gone too.
+    /// Of all queue pairs since the process began, also of those that are gone.
     pub(crate) counters: Counters,
 }
 
@@ -128,7 +128,7 @@ fn look(ctx: &ContextInner, number: u32) -> Option<QpReport> {
 
 fn report(qp: &QpInner, g: &Guarded) -> QpReport {
     let machine = &g.machine;
-    // What is held when a connection ends is held no more.
+    // A Send that is held when a connection ends is not held any more.
     let held = g.held_since != 0 && g.link.is_some() && machine.is_held();
     let held_ns = held.then(|| now_ns().saturating_sub(g.held_since));
     QpReport {
