@@ -10,7 +10,7 @@ use iwarp::raw::cm::{CmEventKind, CmId, create_event_channel};
 use iwarp::raw::{CompletionQueue, Context};
 use iwarp::{Cqe, ProtectionDomain, RecvWr, SendOp, SendWr, Sge, State, WcStatus, cm};
 use std::io::Read;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 const SOON: Option<Duration> = Some(Duration::from_secs(20));
@@ -322,7 +322,7 @@ fn events_seen_by_watching_the_descriptor() {
 #[test]
 fn now_polling_now_waiting() {
     let _watchdog = Watchdog::new();
-    let turn = std::sync::atomic::AtomicU32::new(0);
+    let turn = AtomicU32::new(0);
     Echo::new().run(ROUNDS, |cq, done| {
         if turn.fetch_add(1, Ordering::Relaxed) % 100 < 50 {
             let mut n = 0;
@@ -335,4 +335,49 @@ fn now_polling_now_waiting() {
             cq.wait(done, SOON).unwrap()
         }
     });
+}
+
+/// Where there are fewer processors than threads, the peer that a polling thread waits for may need its processor. Nothing but
+/// the polls themselves gives it away here: they take less time than the scheduler leaves a thread alone.
+#[test]
+fn a_thread_that_polls_offers_its_processor() {
+    const POLLS: u32 = 3200;
+    let _watchdog = Watchdog::new();
+    let ctx = common::context(V4, &config());
+    let cq = ctx.create_cq(1, None).unwrap();
+    let polls = AtomicU32::new(0);
+    // A thread of its own: its affinity is inherited by those that it starts, and ends with it.
+    let turns = std::thread::scope(|scope| {
+        let pinned = scope.spawn(|| {
+            on_one_processor();
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    for poll in 1..=POLLS {
+                        assert_eq!(cq.poll(&mut [Cqe::default()]), Ok(0));
+                        polls.store(poll, Ordering::Relaxed);
+                    }
+                });
+                let (mut turns, mut last) = (0, 0);
+                while last < POLLS {
+                    let now = polls.load(Ordering::Relaxed);
+                    turns += u32::from(now != last);
+                    last = now;
+                    std::thread::yield_now();
+                }
+                turns
+            })
+        });
+        pinned.join().unwrap()
+    });
+    // One for every 16 polls, and a few less if the scheduler has other plans.
+    assert!(turns >= POLLS / 16 / 4, "{turns} turns");
+}
+
+/// Pins the calling thread to the first processor that it may use.
+fn on_one_processor() {
+    use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+    let allowed = sched_getaffinity(None).unwrap();
+    let mut one = CpuSet::new();
+    one.set((0..CpuSet::MAX_CPU).find(|&i| allowed.is_set(i)).unwrap());
+    sched_setaffinity(None, &one).unwrap();
 }

@@ -7,7 +7,7 @@ use super::qp::QpInner;
 use crate::engine::Engine;
 use crate::error::Result;
 use crate::progress::busy_poll::BusyPoll;
-use crate::progress::in_vain::looked_in_vain;
+use crate::progress::in_vain::{looked_before_sleep, looked_in_vain};
 use crate::progress::wakers::{Registration, Wakers};
 use crate::sys::clock::now_ns;
 use iwarp_rnic::Cqe;
@@ -308,12 +308,12 @@ impl Owed {
 pub(super) fn busy_poll(window: Duration, mut look: impl FnMut() -> bool) -> bool {
     let mut now = now_ns();
     let end = now.saturating_add(u64::try_from(window.as_nanos()).unwrap_or(u64::MAX));
-    for turn in 1u32.. {
+    for turn in 0u32.. {
         Engine::note_empty_poll_at(now);
         if look() {
             return true;
         }
-        looked_in_vain(turn);
+        looked_before_sleep(turn);
         now = now_ns();
         if now >= end {
             break;
