@@ -20,4 +20,4 @@ grep -q changed /etc/default/iwarp-cp
 apt-get purge --yes iwarp
 rmdir /etc/credstore
 if dpkg -s iwarp; then exit 1; fi
-if ls /var/lib/dpkg/info | grep iwarp; then exit 1; fi
+if compgen -G "/var/lib/dpkg/info/iwarp*"; then exit 1; fi

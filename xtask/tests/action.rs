@@ -1,0 +1,179 @@
+//! `action.yml`: what the scripts behind it refuse, and what they do otherwise. Stand-ins take the place of `apt-get`,
+//! `sudo` and `curl`, so nothing is installed and nothing is fetched.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// A folder with stand-ins and packages, which is removed again.
+struct Runner(PathBuf);
+
+impl Runner {
+    fn new(name: &str) -> Self {
+        let dir = std::env::temp_dir().join(format!("xtask-action-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&dir);
+        fs::create_dir_all(dir.join("bin")).unwrap();
+        let runner = Self(dir.canonicalize().unwrap());
+        // Nothing else of the machine is found, in particular no cargo.
+        for tool in ["bash", "dirname", "env", "id", "realpath", "sha256sum"] {
+            symlink(
+                Path::new("/usr/bin").join(tool),
+                runner.0.join("bin").join(tool),
+            )
+            .unwrap();
+        }
+        // Each notes its arguments.
+        runner.program("apt-get", "echo \"apt-get $*\" >> \"$RUNNER_TEMP/calls\"");
+        runner.program("sudo", "exec \"$@\"");
+        runner.program(
+            "curl",
+            "echo \"curl $*\" >> \"$RUNNER_TEMP/calls\"; echo fetched > \"$RUNNER_TEMP/iwarp.deb\"",
+        );
+        runner
+    }
+
+    fn program(&self, name: &str, text: &str) {
+        let file = self.0.join("bin").join(name);
+        fs::write(&file, format!("#!/bin/sh\n{text}\n")).unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    fn run(&self, script: &str, variables: &[(&str, &str)]) -> Output {
+        let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/action");
+        let path = self.0.join("bin");
+        Command::new("bash")
+            .arg(scripts.join(script))
+            .current_dir(&self.0)
+            .env_clear()
+            .env("PATH", path)
+            .env("RUNNER_TEMP", &self.0)
+            .env("SHA256", "")
+            .envs(variables.iter().copied())
+            .output()
+            .unwrap()
+    }
+
+    fn calls(&self) -> String {
+        fs::read_to_string(self.0.join("calls")).unwrap_or_default()
+    }
+}
+
+impl Drop for Runner {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn text(output: &Output) -> String {
+    let streams = [&output.stdout[..], &output.stderr[..]].concat();
+    String::from_utf8_lossy(&streams).into_owned()
+}
+
+/// The SHA-256 of "fetched\n".
+fn checksum(runner: &Runner) -> String {
+    fs::write(runner.0.join("same"), "fetched\n").unwrap();
+    let output = Command::new("sha256sum")
+        .arg(runner.0.join("same"))
+        .output();
+    let text = String::from_utf8(output.unwrap().stdout).unwrap();
+    text.split(' ').next().unwrap().to_owned()
+}
+
+#[test]
+fn one_package_is_installed_by_its_full_path() {
+    let runner = Runner::new("path");
+    fs::create_dir(runner.0.join("a b")).unwrap();
+    fs::write(runner.0.join("a b/iwarp_1_amd64.deb"), "x").unwrap();
+    let output = runner.run("package.sh", &[("PACKAGE", "a b/iwarp_*.deb")]);
+    assert!(output.status.success(), "{}", text(&output));
+    let end = format!("{}/a b/iwarp_1_amd64.deb\n", runner.0.display());
+    let calls = runner.calls();
+    assert!(
+        calls.contains("apt-get install --yes") && calls.ends_with(&end),
+        "{calls}"
+    );
+}
+
+#[test]
+fn a_pattern_must_name_one_file_and_an_address_must_be_https() {
+    let runner = Runner::new("refused");
+    for file in ["1.deb", "2.deb"] {
+        fs::write(runner.0.join(file), "x").unwrap();
+    }
+    for (package, word) in [
+        ("*.deb", "names 2 files"),
+        ("none/*.deb", "names 0 files"),
+        ("http://example.org/iwarp.deb", "not an https address"),
+    ] {
+        let output = runner.run("package.sh", &[("PACKAGE", package)]);
+        assert_eq!(output.status.code(), Some(1), "{package}");
+        assert!(text(&output).contains(word), "{}", text(&output));
+    }
+    assert_eq!(runner.calls(), "");
+}
+
+#[test]
+fn a_download_is_compared_with_its_checksum_before_it_is_installed() {
+    let runner = Runner::new("sum");
+    let address = ("PACKAGE", "https://example.org/iwarp.deb");
+    let wrong = "0".repeat(64);
+    let output = runner.run("package.sh", &[address, ("SHA256", &wrong)]);
+    assert!(!output.status.success());
+    assert!(!runner.calls().contains("apt-get"), "{}", runner.calls());
+    let right = checksum(&runner);
+    let output = runner.run("package.sh", &[address, ("SHA256", &right)]);
+    assert!(output.status.success(), "{}", text(&output));
+    assert!(
+        runner.calls().contains("apt-get install"),
+        "{}",
+        runner.calls()
+    );
+    // Without a checksum it works, and the log of the job says what that means.
+    let output = runner.run("package.sh", &[address]);
+    assert!(output.status.success() && text(&output).contains("::warning::sha256 is not set"));
+}
+
+#[test]
+fn a_build_goes_to_the_prefix_and_into_the_path_of_later_steps() {
+    let runner = Runner::new("build");
+    let paths = runner.0.join("paths");
+    let path_file = paths.to_str().unwrap();
+    let output = runner.run(
+        "build.sh",
+        &[("PREFIX", "relative"), ("GITHUB_PATH", path_file)],
+    );
+    assert!(
+        text(&output).contains("not an absolute path"),
+        "{}",
+        text(&output)
+    );
+    let output = runner.run("build.sh", &[("GITHUB_PATH", path_file)]);
+    assert!(
+        text(&output).contains("there is no cargo"),
+        "{}",
+        text(&output)
+    );
+    runner.program(
+        "cargo",
+        "echo \"cargo $* in $PWD\" >> \"$RUNNER_TEMP/calls\"",
+    );
+    let output = runner.run("build.sh", &[("GITHUB_PATH", path_file)]);
+    assert!(output.status.success(), "{}", text(&output));
+    let prefix = runner.0.join("iwarp");
+    let calls = runner.calls();
+    let call = format!(
+        "cargo --locked xtask install --prefix {} in ",
+        prefix.display()
+    );
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    assert!(calls.starts_with(&call), "{calls}");
+    assert!(
+        calls.trim_end().ends_with(root.to_str().unwrap()),
+        "{calls}"
+    );
+    assert_eq!(
+        fs::read_to_string(paths).unwrap(),
+        format!("{}/bin\n", prefix.display())
+    );
+}
