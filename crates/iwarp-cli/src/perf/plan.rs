@@ -1,8 +1,8 @@
 //! Which points are measured, in which order, and how much time each may take.
 //!
-//! Everything compared with one TCP figure stands beside it in one group (same size, same way of waiting, same metric) and
-//! is measured next to it in time: on shared machines absolute figures drift by tens of per cent within minutes,
-//! ratios of neighbours do not.
+//! All points that are compared with one TCP figure are in one group (same size, same way of waiting, same metric) and are
+//! measured next to it in time. On shared machines absolute figures drift by tens of per cent within minutes; ratios of
+//! neighbours do not.
 
 use super::args::MeasureArgs;
 use super::point::{Link, MAX_SIZE, Metric, Op, Point, Poll, Wire};
@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 const DEFAULT_BUDGET: Duration = Duration::from_secs(100);
 /// Time for `--quick`; with set-up and output it stays below 20 seconds.
 const QUICK_BUDGET: Duration = Duration::from_secs(15);
-/// More time than this per measurement buys no steadier median.
+/// A longer measurement gives no steadier median.
 const SLOT_MAX: Duration = Duration::from_millis(400);
-/// Less than this measures nothing but start-up.
+/// A shorter measurement measures only start-up.
 const SLOT_MIN: Duration = Duration::from_millis(3);
 const DEFAULT_SIZES: [u64; 6] = [4, 64, 1024, 8192, 65536, 1 << 20];
 const QUICK_SIZES: [u64; 3] = [4, 65536, 1 << 20];
@@ -170,8 +170,8 @@ impl Plan {
         }
     }
 
-    /// One group's points in the order of this round: the start rotates, so that nothing is always first or always
-    /// behind the same neighbour.
+    /// Returns one group's points in the order of this round. The first one changes from round to round, so that no point is always
+    /// first or always behind the same neighbour.
     pub(crate) fn order(group: &Group, round: u32) -> impl Iterator<Item = &Point> {
         let n = group.points.len();
         let start = (round as usize * 2) % n.max(1);
@@ -202,7 +202,7 @@ impl Governor {
         }
     }
 
-    /// How long the next measurement may take, and counts it.
+    /// Returns how long the next measurement may take, and counts it.
     pub(crate) fn next_slot(&mut self, now: Instant) -> Limit {
         let left = self.left.max(1);
         self.left = self.left.saturating_sub(1);
@@ -216,7 +216,7 @@ impl Governor {
         }
     }
 
-    /// Whether the time is used up; asked between rounds, because half a round gives no ratios.
+    /// Returns `true` if the time is used up. It is asked between rounds, because half a round gives no ratios.
     pub(crate) fn is_over(&self, now: Instant) -> bool {
         self.end.is_some_and(|end| now >= end)
     }

@@ -1,4 +1,4 @@
-//! What is measured (a point) and what a wire under test must be able to do (the traits).
+//! What is measured (a point), and what a connection under test must be able to do (the traits).
 //!
 //! TCP implements them in `tcp.rs`, RDMA in `rdma.rs`; everything else of `perf` knows only this file.
 
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// Largest message a peer may ask for, in octets.
+/// Largest message that a peer may ask for, in octets.
 pub(crate) const MAX_SIZE: u64 = 64 << 20;
 /// Largest number of parallel connections.
 pub(crate) const MAX_QPS: u32 = 64;
@@ -18,7 +18,7 @@ pub(crate) const MAX_QPS: u32 = 64;
 pub(crate) const MAX_DEPTH: u32 = 4096;
 /// Smallest buffer of a connection, in octets.
 const MIN_BUFFER: u64 = 256 << 10;
-/// An operation that takes longer than this ends the run: the peer hangs.
+/// An operation that takes longer than this ends the run, because the peer hangs.
 pub(crate) const STALL: Duration = Duration::from_secs(10);
 
 /// The operation under test.
@@ -75,7 +75,7 @@ impl Poll {
     }
 }
 
-/// Which of the two figures is taken.
+/// Latency or bandwidth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Metric {
@@ -85,7 +85,7 @@ pub(crate) enum Metric {
     Bandwidth,
 }
 
-/// Which wire carries the operations.
+/// Plain TCP or iWARP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Wire {
@@ -197,7 +197,7 @@ pub(crate) trait Transport {
     fn connect(&self, link: &Link, to: SocketAddr) -> Result<Box<dyn Session>>;
 }
 
-/// A listening server side, before its client came.
+/// A listening server side, before its client has connected.
 pub(crate) trait Pending: Send {
     /// Where the client shall connect to.
     fn port(&self) -> u16;
@@ -243,7 +243,7 @@ pub(crate) trait Session: Send {
     fn bandwidth(&mut self, role: Role, point: &Point, iters: u64) -> Result<Duration>;
 }
 
-/// A bound for spinning loops: looks at the clock only now and then.
+/// A time limit for spinning loops. It looks at the clock only now and then.
 #[derive(Debug)]
 pub(crate) struct SpinGuard {
     spins: u32,
@@ -259,8 +259,8 @@ impl SpinGuard {
         }
     }
 
-    /// To be called on every fruitless turn that has looked at no completion queue: the peer may be waiting for this processor.
-    /// Polling a completion queue offers it by itself.
+    /// Call this after every turn without result that has looked at no completion queue, because the peer may be waiting for this
+    /// processor. Polling a completion queue yields by itself.
     ///
     /// # Errors
     /// As [`SpinGuard::turn`].
@@ -269,7 +269,7 @@ impl SpinGuard {
         self.turn()
     }
 
-    /// To be called on every fruitless turn.
+    /// Call this after every turn without result.
     ///
     /// # Errors
     /// After [`STALL`] without [`SpinGuard::reset`].
@@ -285,7 +285,7 @@ impl SpinGuard {
         Ok(())
     }
 
-    /// Something happened: the time starts anew.
+    /// Call this when something has happened: the time starts anew.
     pub(crate) fn reset(&mut self) {
         (self.spins, self.deadline) = (0, None);
     }

@@ -1,10 +1,9 @@
 //! iWARP as a wire under test.
 //!
-//! Both ends use the public API as a program would: one completion queue for all queue pairs of a link, work requests
-//! posted in lists while there is room, every fourth part of the depth signalled. A spinning side polls its completion
-//! queue, which drives the socket; a sleeping side waits for completions. An RDMA Write leaves no trace at its
-//! target, so a spinning target watches the last octet while it polls, and a sleeping one is woken by a Write with
-//! immediate data.
+//! Both ends use the public interface as a program would: one completion queue for all queue pairs of a link, work requests
+//! posted in lists while there is room, and a quarter of the depth signaled at a time. A spinning side polls its completion
+//! queue, which drives the socket; a sleeping side waits for completions. An RDMA Write gives its target no completion, so a
+//! spinning target watches the last octet while it polls, and a sleeping one is woken by a Write with immediate data.
 
 use super::point::{
     Link, Metric, Op, Pending, Point, Poll, Role, STALL, Session, SpinGuard, Transport, stalled,
@@ -21,7 +20,7 @@ use std::time::{Duration, Instant};
 
 /// Work requests per posting call: as many as a program would collect.
 const BATCH: usize = 64;
-/// Small messages walk through this much memory instead of one cache line.
+/// Small messages use this much memory in turn, instead of one cache line.
 const WINDOW: usize = 256 * 1024;
 /// Reads in flight, whatever the depth.
 const MAX_READS: u32 = 4096;
@@ -115,7 +114,7 @@ struct Conn {
 struct RdmaSession {
     base: Base,
     conns: Vec<Conn>,
-    /// Messages that have arrived and nobody has asked for yet.
+    /// Messages that have arrived and have not been counted yet.
     arrived: u64,
 }
 
@@ -213,13 +212,13 @@ impl RdmaSession {
                     self.refill(at)?;
                 }
             }
-            // The work request's number says how many are done with it.
+            // The work request's number is the number of requests that are done with it.
             _ => c.outstanding = c.outstanding.saturating_sub(cqe.wr_id),
         }
         Ok(())
     }
 
-    /// Waits until `enough` says so.
+    /// Waits until `enough` returns `true`.
     fn wait_until(&mut self, poll: Poll, mut enough: impl FnMut(&Self) -> bool) -> Result<()> {
         let mut guard = SpinGuard::new();
         while !enough(self) {
@@ -361,7 +360,7 @@ impl RdmaSession {
                     Op::Send | Op::Tcp => SendWr::send(0, sge),
                 };
             }
-            // The last of a list answers for all of it.
+            // The completion of the last request stands for the whole list.
             let last = &mut wrs[n - 1];
             last.wr_id = n as u64;
             *last = last.signaled();
@@ -457,7 +456,7 @@ impl Session for RdmaSession {
                         guard.reset();
                     }
                 }
-                // Told in order behind the data: the answer says that all of them are there.
+                // Sent behind the data: its answer shows that all of them have arrived.
                 if matches!(point.op, Op::Read | Op::FetchAdd) {
                     self.await_idle(point.poll)?;
                 }

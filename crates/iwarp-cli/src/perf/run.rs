@@ -154,7 +154,7 @@ impl Runner {
             Metric::Latency => {
                 let half = |share| self.hist.quantile_us(share).map(|us| us / 2.0);
                 match (half(0.5), half(0.99)) {
-                    // A transport that forgets round trips would flatter itself.
+                    // A transport that loses round trips would seem faster.
                     (Some(p50), Some(p99)) if self.hist.count() == iters => {
                         Ok(Value::Latency { p50, p99 })
                     }
@@ -205,7 +205,7 @@ impl Runner {
                 Ok(took)
             }
             Err(mine) => {
-                // The other end often knows the cause better; its data connection ends with this session.
+                // The other end often knows the cause better, because its data connection ends with this session.
                 self.links.remove(&link);
                 match self.control.expect("done", |r| *r == Reply::Done {}) {
                     Err(theirs) => Err(Error::failed(format!("{mine}; {theirs}"))),

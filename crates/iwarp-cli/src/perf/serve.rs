@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 
 /// More links than any plan needs; a client that asks for more is broken.
 const MAX_LINKS: usize = 64;
-/// What a client that has its figures may take to leave, queue pairs and memory included.
+/// How long a client that has its figures may take to leave, until its queue pairs and memory are freed.
 const LEAVING: Duration = Duration::from_secs(1);
-/// A client that has the turn and asks for nothing for this long loses it to the next one.
+/// A client that may measure and asks for nothing for this long loses its turn to the next one.
 const TURN_IDLE: Duration = Duration::from_secs(5);
 
 /// Serves until killed; as a child, until the parent has gone.
@@ -43,7 +43,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     }
 
     let gate = service::gate(&args.limits);
-    // Of a local run both ends are the user's own.
+    // Both ends of a local run belong to the same user.
     let budget = Budget::new(if args.child { u64::MAX } else { args.memory });
     let turns = Turns::default();
     std::thread::scope(|scope| {
@@ -61,7 +61,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
                 Ok(guest) => guest,
                 Err(e) => {
                     tracing::info!(%from, "refused: {e}");
-                    // The answer fits into the buffer of a new socket, so nobody is waited for.
+                    // The answer fits into the buffer of a new socket, so this does not block.
                     let _ = Control::new(stream).and_then(|mut c| c.say(&Reply::Busy {}));
                     continue;
                 }
@@ -92,7 +92,7 @@ fn admit(gate: &Arc<Gate>, stream: &TcpStream, from: SocketAddr) -> Result<Guest
     Ok(guest)
 }
 
-/// Who measures: one client at a time, because a second measurement would spoil both.
+/// The client that measures: one at a time, because a second measurement would disturb both.
 #[derive(Default)]
 struct Turns {
     holder: Mutex<Option<Arc<Guest>>>,
@@ -104,8 +104,8 @@ impl Turns {
         self.holder.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The right to measure; `None` if another client has it. One that is leaving is given the time to, and one that has it
-    /// and does nothing is sent away.
+    /// The right to measure; `None` if another client has it. A client that is leaving gets time for that, and a client that has it
+    /// and does nothing is disconnected.
     fn take(&self, guest: &Arc<Guest>) -> Option<Turn<'_>> {
         let end = Instant::now() + LEAVING;
         loop {

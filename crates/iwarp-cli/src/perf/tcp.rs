@@ -1,4 +1,4 @@
-//! The yardstick: plain TCP between two processes, done as well as a careful program would do it.
+//! The baseline: plain TCP between two processes, used as well as a careful program would use it.
 //!
 //! NODELAY is set. Bandwidth: one `send` per message, `recv` of 256 KiB into one buffer that stays in the cache. Latency: a ping-pong
 //! of whole messages, either sleeping in `recv` or spinning on a non-blocking one.
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 /// What one `recv` asks for.
 const RECV: usize = 256 * 1024;
-/// Connections to the measuring port that have not said yet which ones they are.
+/// Connections to the measuring port that have not named their slot yet.
 const MAX_FRESH: usize = 256;
 
 /// Plain TCP.
@@ -78,7 +78,7 @@ impl Pending for Waiting {
                     stream
                         .set_nonblocking(true)
                         .context("cannot set up a connection")?;
-                    // The oldest ones that say nothing are not our client's.
+                    // The oldest connections that send nothing are not our client's.
                     if fresh.len() >= MAX_FRESH {
                         fresh.remove(0);
                     }
@@ -110,7 +110,7 @@ impl Pending for Waiting {
     }
 }
 
-/// A connection that has not said yet which one it is. Anybody may have opened it.
+/// A connection that has not named its slot yet. Anybody may have opened it.
 struct Fresh {
     stream: TcpStream,
     index: Vec<u8>,
@@ -159,7 +159,7 @@ impl Connected {
     }
 }
 
-/// A buffer of `len` octets. The size is the client's choice, and must not end a server that has less.
+/// A buffer of `len` octets. The client chooses the size, and a server with less memory must survive that.
 fn buffer(len: usize) -> Result<Vec<u8>> {
     let mut buf = Vec::new();
     buf.try_reserve_exact(len)

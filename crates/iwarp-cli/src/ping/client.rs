@@ -1,4 +1,4 @@
-//! The asking end: what `rping -c` does.
+//! The asking end, as `rping -c`.
 
 use super::PingArgs;
 use super::link::{Half, Link, out_of_turn};
@@ -87,7 +87,7 @@ pub(super) fn run(args: &PingArgs) -> Result<()> {
         if let Err(e) = ctx.flush_capture() {
             tracing::warn!("the capture file is not complete: {e}");
         }
-        // As ping(8): interrupting it is how it is ended.
+        // As with ping(8), interrupting it is the way to end it.
         i32::from(times.all.count() == 0)
     })?;
     let outcome = pings(args, peer, &mut link, (&source, &sink), &times);

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 /// Receives: the peer has one message in flight, and a spare one costs nothing.
 const RECVS: usize = 4;
-/// How long the peer may take for a step. A client that is stopped by hand may hold its server no longer. Above
+/// How long the peer may take for a step. A client that was stopped by hand holds its server no longer than that. Longer than
 /// [`MAX_INTERVAL`](super::MAX_INTERVAL).
 pub(super) const STEP: Duration = Duration::from_secs(15);
 
@@ -94,7 +94,7 @@ impl Link {
         self.half.pd.allocate(len, access).context("memory")
     }
 
-    /// Sends where a buffer is, or "go ahead".
+    /// Sends the position of a buffer, or "go ahead".
     pub(super) fn send(&mut self, info: Info) -> Result<()> {
         self.unsent += 1;
         self.connection
@@ -192,11 +192,11 @@ impl Link {
         }
     }
 
-    /// Ends in order: what was said is sent, then the connection is closed from both sides.
+    /// Ends in order: queued messages are sent, then the connection is closed from both sides.
     pub(super) fn close(mut self) {
         while self.unsent > 0 && matches!(self.step(), Ok(Some(_))) {}
         if self.connection.disconnect().is_ok() {
-            // A peer that does not close loses nothing any more.
+            // If the peer does not close, no data are lost any more.
             let _ = self
                 .connection
                 .wait_disconnected(Some(Duration::from_secs(2)));

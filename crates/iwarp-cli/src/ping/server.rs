@@ -1,4 +1,4 @@
-//! The answering end: what `rping -s -P` does.
+//! The answering end, as `rping -s -P`.
 
 use super::link::{Half, Link};
 use super::wire::{Info, printable};
@@ -11,7 +11,7 @@ use iwarp::{Access, Config, Context};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Answers until the count is reached, or for ever.
+/// Answers until the count is reached, or without end.
 pub(super) fn run(args: &PingArgs) -> Result<()> {
     let bind = args
         .bind

@@ -1,8 +1,8 @@
-//! What travels between two ends of `rping`: 16 octets that say where a buffer is, and the text in it.
+//! The messages between two ends of `rping`: 16 octets that name a buffer, and the text in it.
 //!
-//! One ping: the client sends where its source is; the server reads it with an RDMA Read and sends "go ahead"; the
-//! client sends where its sink is; the server writes the data there with an RDMA Write and sends "go ahead".
-//! A "go ahead" is a message of the same 16 octets whose content means nothing.
+//! One ping: the client names its source; the server reads it with an RDMA Read and sends "go ahead"; the client names its
+//! sink; the server writes the data there with an RDMA Write and sends "go ahead". A "go ahead" is a message of the same 16
+//! octets whose content has no meaning.
 
 use crate::text;
 
@@ -62,7 +62,7 @@ pub(super) fn data(number: u64, size: usize) -> Vec<u8> {
     out
 }
 
-/// The text up to the NUL. What a peer sent may be anything: what a terminal would obey is escaped.
+/// Returns the text up to the NUL. The peer may have sent anything, so octets that control a terminal are escaped.
 pub(super) fn printable(data: &[u8]) -> String {
     let end = data.iter().position(|b| *b == 0).unwrap_or(data.len());
     text::printable(&String::from_utf8_lossy(

@@ -1,5 +1,5 @@
-//! A bound on the memory that all clients of a server have together. Registered memory and buffers are charged before they
-//! are allocated; who cannot be given any more is told so, and the others do not notice.
+//! A limit for the memory of all clients of a server together. Registered memory and buffers are counted before they are
+//! allocated. A client that gets no more is told so, and the others do not notice.
 
 use crate::error::{Error, Result};
 use crate::units;

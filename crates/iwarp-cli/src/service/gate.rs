@@ -1,9 +1,9 @@
 //! Admission: how many clients are served at a time, in all and for each address, and which one has to leave when a new one
 //! comes and there is no room.
 //!
-//! A client that says nothing and takes nothing costs a place. So the places are not closed while idle clients hold them:
-//! the client that has been idle for longest, and for [`GRACE`] at least, is evicted for a new one. Clients at work are
-//! never evicted; if all places are held by such clients, the new one is refused and may try again.
+//! A client that sends nothing and takes nothing uses a place. So that idle clients cannot keep others out, the client that has
+//! been idle for longest, and for at least [`GRACE`], is evicted for a new one. Clients at work are never evicted. If they hold all
+//! places, the new one is refused and may try again.
 
 use clap::Args;
 use std::net::IpAddr;
@@ -177,7 +177,7 @@ impl Gate {
         })
     }
 
-    /// Whether any thread still serves a client.
+    /// Returns `true` while any thread still serves a client.
     pub(crate) fn is_empty(&self) -> bool {
         self.guests().is_empty()
     }
@@ -188,7 +188,7 @@ impl Place {
         self.last.load(Ordering::Relaxed)
     }
 
-    /// Whether it is taken by a client (of this address) that is not evicted.
+    /// Returns `true` if a client (of this address) that is not evicted has the place.
     fn holds(&self, address: Option<IpAddr>) -> bool {
         !self.evicted.load(Ordering::Acquire) && address.is_none_or(|a| a == self.address)
     }
@@ -225,7 +225,7 @@ impl Guest {
         }
     }
 
-    /// Whether the place has been given to somebody else.
+    /// Returns `true` if another client has got the place.
     pub(crate) fn is_evicted(&self) -> bool {
         self.place.evicted.load(Ordering::Acquire)
     }

@@ -1,5 +1,5 @@
-//! What `cp serve`, `ping serve` and `perf serve` have in common: where they listen, whom they let in, and how much memory
-//! their clients may have. What one client does or suffers never ends the others.
+//! The parts that `cp serve`, `ping serve` and `perf serve` share: where they listen, which clients they serve, and how much
+//! memory these may have. A failure of one client never ends the others.
 
 mod budget;
 mod gate;
@@ -18,7 +18,7 @@ use std::time::Duration;
 
 /// Descriptors that a client needs at most: its socket, the channels of its events, and files.
 const DESCRIPTORS_PER_CLIENT: u64 = 8;
-/// Descriptors that the process needs itself, and that connections may take which have not said yet what they want.
+/// Descriptors that the process needs itself, and that connections may take before they have sent a request.
 const DESCRIPTORS_OF_SERVER: u64 = 128;
 
 /// Longest reason of a refusal, in octets: less than the private data of any MPA reply may have.
@@ -140,7 +140,7 @@ pub(crate) fn serve_clients(
         let guest = match gate.admit(from.ip()) {
             Ok(guest) => guest,
             Err(full) => {
-                // Not a warning: a crowd must not fill the log.
+                // This is no warning, so that many clients cannot fill the log.
                 tracing::info!(%from, "refused: {full}");
                 let _ = request.reject(format!("{BUSY}{full}").as_bytes());
                 continue;
@@ -162,7 +162,7 @@ fn start(
     guest: Guest,
     from: SocketAddr,
 ) {
-    // In a drawer, so that the request is still ours to answer if there is no thread.
+    // The request is kept in a shared place, so that it can still be answered if there is no thread.
     let drawer = Arc::new(Mutex::new(Some((request, guest))));
     let take = |d: &Mutex<Option<_>>| d.lock().unwrap_or_else(PoisonError::into_inner).take();
     let (theirs, client) = (Arc::clone(&drawer), Arc::clone(client));

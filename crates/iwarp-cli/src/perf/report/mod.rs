@@ -21,7 +21,7 @@ pub(super) struct Others {
     pub(super) of: usize,
 }
 
-/// Above this share of the CPUs others disturb the figures: then a person has to know.
+/// If others use more than this share of the CPUs, they disturb the figures, and the report names it.
 const BUSY: f64 = 0.1;
 
 /// One line of results: everything about one operation, size, CRC setting and way of waiting.
