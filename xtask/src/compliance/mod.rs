@@ -1,7 +1,8 @@
 //! The step and command `compliance`: every quoted rule is really in its RFC, and every rule of the RFCs is accounted for.
 //!
-//! The form of an annotation is described in [`annotations`]. The idea, and the comment marks, are those of `duvet`;
-//! doing it here needs no network and no tool to install.
+//! The form of an annotation is described in [`annotations`]. The idea and the comment marks are those of `duvet`. It is not
+//! used, because no registry ships it as a program, and compiling its 200 crates takes five minutes of processor time on every
+//! new machine (duvet 0.4.3). With references like `rfcs/rfc5040.txt#section-4.1` it reads our annotations unchanged, in 0.3 s.
 
 mod annotations;
 mod report;
