@@ -668,15 +668,7 @@ impl PingPong {
 pub(crate) fn latency(a: &LatencyArgs) -> Result<Value> {
     let mut peer = Peer::start()?;
     let mut end = PingPong::connect(a, peer.address()?)?;
-    let mut samples = Samples::default();
-    let warm = a.iters / 10;
-    for i in 0..a.iters + warm {
-        let start = Instant::now();
-        end.ask()?;
-        if i >= warm {
-            samples.round_trip(start.elapsed());
-        }
-    }
+    let samples = Samples::of(a.iters.into(), || end.ask())?;
     end.leave()?;
     Ok(samples.report())
 }

@@ -1,14 +1,32 @@
 //! Quantiles of round trips, and the figures that every measurement prints in the same way.
 
+use anyhow::Result;
 use iwarp_figures::Latencies;
 use serde_json::{Value, json};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Half round trips.
 #[derive(Debug, Default)]
 pub(crate) struct Samples(Latencies);
 
 impl Samples {
+    /// Takes the time of `iters` round trips, after a tenth as many to warm up.
+    ///
+    /// # Errors
+    /// The first that `ask` returns.
+    pub(crate) fn of(iters: u64, mut ask: impl FnMut() -> Result<()>) -> Result<Self> {
+        for _ in 0..iters / 10 {
+            ask()?;
+        }
+        let mut samples = Self::default();
+        for _ in 0..iters {
+            let start = Instant::now();
+            ask()?;
+            samples.round_trip(start.elapsed());
+        }
+        Ok(samples)
+    }
+
     /// Notes a round trip.
     pub(crate) fn round_trip(&mut self, took: Duration) {
         self.0.record(took / 2);
@@ -59,6 +77,17 @@ impl Flow {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn warming_up_is_not_counted() {
+        let mut asked = 0;
+        let samples = Samples::of(50, || {
+            asked += 1;
+            Ok(())
+        });
+        assert_eq!((samples.unwrap().0.count(), asked), (50, 55));
+        assert!(Samples::of(1, || anyhow::bail!("no")).is_err());
+    }
 
     #[test]
     fn a_round_trip_counts_half() {

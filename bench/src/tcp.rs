@@ -184,15 +184,7 @@ impl PingPong {
 pub(crate) fn latency(a: &LatencyArgs) -> Result<Value> {
     let mut peer = Peer::start()?;
     let mut end = PingPong::new(connect(peer.address()?, true)?, a.size, a.wait);
-    let mut samples = Samples::default();
-    for i in 0..a.iters + a.iters / 10 {
-        let start = Instant::now();
-        end.ask()?;
-        if i >= a.iters / 10 {
-            samples.round_trip(start.elapsed());
-        }
-    }
-    Ok(samples.report())
+    Ok(Samples::of(a.iters.into(), || end.ask())?.report())
 }
 
 /// The side that answers, until the other one closes.

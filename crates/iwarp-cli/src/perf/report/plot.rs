@@ -43,8 +43,13 @@ impl Report {
             title: format!("iwarp {} beside TCP, {} rounds", host.iwarp, self.rounds),
             band: Band::Extremes,
             facts: format!(
-                "{} · {} · TCP {} · {}",
-                host.cpu, host.kernel, host.congestion_control, host.date
+                "{} · {} · TCP {} · {} {}",
+                host.cpu,
+                host.kernel,
+                host.congestion_control,
+                host.date,
+                self.busy()
+                    .map_or_else(String::new, |busy| format!("· {busy}"))
             ),
             panels: vec![
                 self.panel("Half round trip, spinning", Unit::Seconds, Poll::Spin, us),
@@ -124,7 +129,14 @@ mod tests {
             1,
             "one legend for four panels"
         );
-        assert!(svg.contains("&lt;3 GHz&gt; &amp; more"));
+        assert!(svg.contains("&lt;3 GHz&gt; &amp; more") && !svg.contains("Busy"));
+        let mut busy = example();
+        busy.others.used = 1.0;
+        let busy = busy.svg().unwrap();
+        assert!(
+            busy.contains("Busy machine: other programs used 1.0 of 2"),
+            "{busy}"
+        );
         if let Some(file) = std::env::var_os("IWARP_TEST_PLOT") {
             std::fs::write(file, svg).unwrap();
         }
