@@ -90,7 +90,14 @@ fn the_figures_are_those_of_the_queue_pairs() {
             };
             client.post(2, read, &[mine.sge(8)]);
             client.expect_status(2, WcStatus::Success);
-            let document = own();
+            // The thread that has sent the answer may count it when we have it already.
+            let counted = || [client.qp.counters(), server.qp.counters()];
+            let mut document = Value::Null;
+            until("nothing changes while we ask", || {
+                let before = counted();
+                document = own();
+                counted() == before
+            });
             for end in [&client, &server] {
                 let qp = queue_pair(&document, end.qp.num());
                 for (name, value) in end.qp.counters().named() {
@@ -233,6 +240,37 @@ fn entry_of(dir: &Path) -> PathBuf {
     let entry = entries.next().expect("an entry").unwrap().path();
     assert!(entries.next().is_none());
     entry
+}
+
+/// A program that polls the whole set of sockets in a loop keeps the progress thread away from it, but not from answering.
+#[test]
+fn a_program_that_polls_without_a_pause_answers() {
+    alone("a_program_that_polls_without_a_pause_answers", || {
+        let (client, server) = pair(V4, &config());
+        // So many that polling one queue means polling the whole set.
+        let others: Vec<_> = (0..8)
+            .map(|_| common::queue_pair(&client.ctx, client.pd, &client.cq, None, 1))
+            .collect();
+        let over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut none = [iwarp::Cqe::default()];
+                while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                    assert_eq!(client.cq.poll(&mut none).unwrap(), 0);
+                }
+            });
+            // The loop ends even if there is no answer: `ask` has a patience.
+            let told: Vec<_> = (0..10).map(|_| ask(std::process::id())).collect();
+            over.store(true, std::sync::atomic::Ordering::Relaxed);
+            for answers in told {
+                let document = answers[0].document.as_ref().unwrap();
+                let document: Value = serde_json::from_slice(document).unwrap();
+                let all = document["queue_pairs"].as_array().unwrap();
+                assert_eq!(all.len(), others.len() + 2);
+            }
+        });
+        drop(server);
+    });
 }
 
 #[test]

@@ -10,6 +10,21 @@
 //! * `chroot` and a change of user do not close the socket. After a change of user only root and the old user find it, and
 //!   only root and the new user are answered.
 //!
+//! # The document
+//!
+//! An object with `format` (1; a reader refuses others and ignores members that it does not know) and
+//!
+//! * `process`: `pid` and `uid` as the process sees itself, `command`, `version` of the library, `age_ns` since it began to use the library;
+//! * `queue_pairs`: `device`, `number`, `state`, `kind` (`cm`, or `numbered` for those that are connected by number), `pd`,
+//!   `sends_outstanding`, `receives_posted` (null with a shared receive queue), `send_completions_waiting`, `recv_completions_waiting`, `held_ns`
+//!   (how long a Send has been waiting for a receive, or null), `held_total_ns`, `counters` (those of [`Counters`](crate::Counters), by name),
+//!   `end` (why the last connection ended, or null), and `connection`: null, or `local`, `peer`, `age_ns`, `unacknowledged_octets` and what
+//!   TCP tells of it (`tcp_…`);
+//! * `devices`: `name`, `address`, `opened` (how often), `queue_pairs`, `completion_queues`, `registrations` (regions and windows),
+//!   `registered_octets`, and `counters` of all queue pairs since the process began, those that are gone too.
+//!
+//! Queue pairs stand in no order. They are looked at one after the other while they work, so their figures are not of one moment.
+//!
 //! [`Question`] asks; the command `iwarp stat` shows the answers.
 
 mod ask;
