@@ -10,6 +10,7 @@ mod no_std;
 mod package;
 mod runner;
 mod steps;
+mod targets;
 mod tidy;
 
 use std::ffi::OsString;

@@ -30,28 +30,16 @@ const PACKAGE_BYTES_MAX: u64 = 10 << 20;
 pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
     // Everything later is offline, which is quick and shows that the lock file suffices.
     log.run(cargo(&context.root).args(["fetch", "--locked"]))?;
-    let mut metadata = cargo(&context.root);
-    metadata.args([
-        "metadata",
-        "--no-deps",
-        "--format-version=1",
-        "--offline",
-        "--locked",
-    ]);
-    let metadata: Value = serde_json::from_slice(&metadata.output()?.stdout)
-        .context("reading what cargo metadata says")?;
-    let empty = Vec::new();
-    let all = metadata["packages"].as_array().unwrap_or(&empty);
+    let all = published(context)?;
     let published: BTreeSet<&str> = all
         .iter()
-        .filter(|package| is_published(package))
         .filter_map(|package| package["name"].as_str())
         .collect();
     if published.is_empty() {
         bail!("no crate is meant for the registry");
     }
     let mut found = Vec::new();
-    for package in all.iter().filter(|package| is_published(package)) {
+    for package in &all {
         found.extend(complaints(package, &published));
         let name = package["name"].as_str().unwrap_or_default();
         let list = log.run_and_read(cargo(&context.root).args([
@@ -75,7 +63,7 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
     package.args(published.iter().flat_map(|name| ["-p", name]));
     log.run(&mut package)?;
     let mut octets = 0;
-    for package in all.iter().filter(|package| is_published(package)) {
+    for package in &all {
         octets += size(context, package)?;
     }
     log.say(format!(
@@ -84,6 +72,27 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
         octets.div_ceil(1024)
     ));
     Ok(Outcome::Passed)
+}
+
+/// What cargo knows of each crate that is not `publish = false`.
+///
+/// # Errors
+/// When cargo cannot be asked, or the lock file does not fit.
+pub(crate) fn published(context: &Context) -> Result<Vec<Value>> {
+    let mut metadata = cargo(&context.root);
+    metadata.args([
+        "metadata",
+        "--no-deps",
+        "--format-version=1",
+        "--offline",
+        "--locked",
+    ]);
+    let mut metadata: Value = serde_json::from_slice(&metadata.output()?.stdout)
+        .context("reading what cargo metadata says")?;
+    match metadata["packages"].take() {
+        Value::Array(all) => Ok(all.into_iter().filter(is_published).collect()),
+        _ => bail!("cargo metadata names no packages"),
+    }
 }
 
 /// `publish = false` is an empty list of registries in the metadata.

@@ -9,7 +9,7 @@ use xtask::outcome::Outcome;
 use xtask::packages;
 use xtask::process::{Log, cargo, program};
 
-use crate::{compliance, deb, licences, no_std, package, tidy};
+use crate::{compliance, deb, licences, no_std, package, targets, tidy};
 
 /// A step of `cargo xtask test`.
 pub(crate) struct Step {
@@ -93,6 +93,12 @@ pub(crate) const STEPS: &[Step] = &[
         about: "protocol and engine need no standard library",
         limit: minutes(10),
         run: no_std::run,
+    },
+    Step {
+        name: "targets",
+        about: "everything compiles for aarch64 and for musl",
+        limit: minutes(20),
+        run: targets::run,
     },
     Step {
         name: "package",

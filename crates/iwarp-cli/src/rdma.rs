@@ -92,13 +92,12 @@ pub(crate) fn connect(
 fn cannot_connect(peer: SocketAddr, e: &iwarp::Error) -> Error {
     use std::io::ErrorKind;
     let why = match e {
-        iwarp::Error::Io(io) if let Some(what) = descriptors(io) => what.to_owned(),
         iwarp::Error::Io(io) => match io.kind() {
             ErrorKind::ConnectionRefused => "connection refused: nobody listens there".to_owned(),
             ErrorKind::ConnectionReset => {
                 "the peer closed during set-up: perhaps it does not speak iWARP".to_owned()
             }
-            _ => io.to_string(),
+            _ => descriptors(io).map_or_else(|| io.to_string(), str::to_owned),
         },
         iwarp::Error::NoDevice => {
             "no device can reach it (`iwarp devices` lists them; is IWARP_BIND set?)".to_owned()

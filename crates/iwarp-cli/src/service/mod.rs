@@ -214,7 +214,10 @@ pub(crate) fn still_welcome(guest: &Guest) -> Result<()> {
 /// Tells a peer that asks to connect why it cannot be served, and gives the reason back.
 pub(crate) fn refuse(request: ConnectionRequest, why: Error) -> Error {
     let mut text = format!("{BUSY}{why}");
-    text.truncate(text.floor_char_boundary(MAX_REASON));
+    // Cut between characters, so that the peer gets valid text.
+    let fits = |at: &usize| text.is_char_boundary(*at);
+    let end = (0..=MAX_REASON.min(text.len())).rev().find(fits);
+    text.truncate(end.unwrap_or(0));
     let _ = request.reject(text.as_bytes());
     why
 }

@@ -1,0 +1,97 @@
+//! The step `targets`: the published crates compile for another architecture and for another C library.
+//!
+//! Compiling needs the target's standard library, linking and running also a linker and an emulator. So nothing is linked here.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::package;
+use xtask::context::Context;
+use xtask::outcome::Outcome;
+use xtask::process::{Log, cargo};
+
+const TARGETS: &[&str] = &["aarch64-unknown-linux-gnu", "x86_64-unknown-linux-musl"];
+
+/// Checks the targets whose standard library is there.
+pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
+    let mut missing = Vec::new();
+    for target in TARGETS {
+        if !library_folder(target)?.is_dir() {
+            missing.push(*target);
+            continue;
+        }
+        let mut command = cargo(&context.root);
+        command.args(["check", "--target", target]);
+        // With the C library linked in, as is usual for musl, there are no shared libraries, and ours would be left out.
+        command.env(flags_variable(target), "-Ctarget-feature=-crt-static");
+        for package in package::published(context)? {
+            command.arg("--package");
+            command.arg(package["name"].as_str().context("a package has a name")?);
+        }
+        log.run(&mut command)?;
+        log.say(format!("the published crates compile for {target}"));
+    }
+    if missing.is_empty() {
+        return Ok(Outcome::Passed);
+    }
+    let install = format!(
+        "no standard library for {}: rustup target add {}",
+        missing.join(" and "),
+        missing.join(" ")
+    );
+    if missing.len() == TARGETS.len() {
+        return Ok(Outcome::Skipped(install));
+    }
+    log.say(install);
+    Ok(Outcome::Passed)
+}
+
+/// Where the compiler that cargo uses looks for a target's standard library, whether it is there or not.
+fn library_folder(target: &str) -> Result<PathBuf> {
+    let output = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()))
+        .args(["--print", "target-libdir", "--target", target])
+        .output()
+        .context("cannot start rustc")?;
+    if !output.status.success() {
+        bail!("rustc does not know {target}");
+    }
+    Ok(String::from_utf8(output.stdout)?.trim().into())
+}
+
+/// The variable from which cargo takes the compiler's flags for a target.
+fn flags_variable(target: &str) -> String {
+    let name = target.to_uppercase().replace('-', "_");
+    format!("CARGO_TARGET_{name}_RUSTFLAGS")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_compiler_knows_the_targets() {
+        for target in TARGETS {
+            let folder = library_folder(target).unwrap();
+            assert!(folder.to_str().unwrap().contains(target), "{folder:?}");
+        }
+        assert!(library_folder("no-such-target").is_err());
+    }
+
+    #[test]
+    fn this_machine_has_its_own_library() {
+        let host = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+        if cfg!(target_env = "gnu") {
+            assert!(library_folder(&host).unwrap().is_dir());
+        }
+    }
+
+    #[test]
+    fn cargo_reads_the_flags_of_a_target_from_this_variable() {
+        assert_eq!(
+            flags_variable("x86_64-unknown-linux-musl"),
+            "CARGO_TARGET_X86_64_UNKNOWN_LINUX_MUSL_RUSTFLAGS"
+        );
+    }
+}
