@@ -4,19 +4,17 @@
 /// U+202E (they reverse or hide what is beside them) and line breaks (they forge lines of a log). Quotes and backslashes
 /// stay as they are, so that escaping twice changes nothing.
 pub(crate) fn printable(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    let mut pair = String::new();
-    for c in text.chars() {
-        if matches!(c, '\'' | '"' | '\\') {
-            out.push(c);
-            continue;
-        }
-        // Behind a letter, because `escape_debug` escapes an accent that stands alone, and accents may follow a letter.
-        pair.clear();
-        pair.extend(['a', c]);
-        out.extend(pair.escape_debug().skip(1));
+    text.chars().map(visible).collect()
+}
+
+/// A character as [`printable`] shows it.
+pub(crate) fn visible(c: char) -> String {
+    if matches!(c, '\'' | '"' | '\\') {
+        return c.to_string();
     }
-    out
+    // Behind a letter, because `escape_debug` escapes an accent that stands alone, and accents may follow a letter.
+    let pair = String::from_iter(['a', c]);
+    pair.escape_debug().skip(1).collect()
 }
 
 #[cfg(test)]

@@ -2,23 +2,19 @@
 
 use super::document::{Counters, Device, Document, QueuePair, Told, counter};
 use super::rates::{Rates, Since};
+use crate::text::visible;
 use crate::units::{digits3, rate};
 use std::fmt::Write as _;
 
 /// Columns of a terminal.
 const COLUMNS: usize = 100;
 
-/// Text of somebody else, made harmless: control characters and those that turn the direction of writing are escaped. What is then
-/// longer than `max` characters is cut, which an ellipsis shows.
+/// Text of somebody else, made harmless as everywhere. What is then longer than `max` characters is cut, which an ellipsis shows.
 pub(super) fn harmless(text: &str, max: usize) -> String {
     let mut out = String::new();
     let mut len = 0;
     for c in text.chars() {
-        let turns = matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
-        let piece = match c.is_control() || turns {
-            true => c.escape_default().to_string(),
-            false => c.to_string(),
-        };
+        let piece = visible(c);
         len += piece.chars().count();
         if len > max {
             out.push('…');
