@@ -20,7 +20,7 @@ use std::time::Duration;
 /// Arguments of `iwarp stat`.
 #[derive(Debug, Args)]
 #[command(after_help = "COLUMNS:
-  QP          number of the queue pair; # in front: connected by number, not by the connection manager
+  QP          number of the queue pair; # in front: connected by number instead of rdma_cm
   STATE       as ibv_query_qp(3) tells it
   PEER        address at the other end
   SENT, RECEIVED          octets since it was created, framing included
@@ -28,7 +28,8 @@ use std::time::Duration;
   OUT, IN     send requests that are not complete; receives that are posted (srq: in a shared queue)
   RETRANS     segments that TCP sent again
   RTT         TCP's round-trip time
-Below them, if there are any: CRC errors, Terminates, why a connection ended, Sends that wait for a receive.
+Below them, if there are any: CRC errors, Terminates, why a connection ended,
+Sends that wait for a receive.
 
 EXAMPLES:
   iwarp stat                     all processes of this user (of all users for root)
@@ -36,9 +37,10 @@ EXAMPLES:
   iwarp stat --watch=0.2 --json  a line of JSON five times a second
   iwarp stat --openmetrics       for Prometheus: let a cron job or its textfile collector take it
 
-A process can be asked from the moment when it first listens, connects or creates a queue pair that has a number
-to connect to. It says nothing to other users, and nothing listens on the network. A process in a container is asked
-inside of it, or through a shared directory: IWARP_STAT=DIRECTORY for the process, --directory DIRECTORY here.
+A process can be asked from the moment when it first listens, connects, or creates a queue pair
+that others connect to by number. It says nothing to other users, and nothing listens on the
+network. A process in a container is asked inside of it, or through a shared directory:
+IWARP_STAT=DIRECTORY for the process, --directory DIRECTORY here.
 IWARP_STAT=off for a process that shall not be asked.")]
 pub(crate) struct StatArgs {
     /// Number of the process; all of them if it is left out
