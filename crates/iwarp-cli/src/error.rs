@@ -16,6 +16,8 @@ pub(crate) enum Error {
     Failed(String),
     /// The server has no place for another client now; exit code 1 if that does not change.
     Busy(String),
+    /// Something failed while running, and the message has several lines of our own; exit code 1.
+    Advice(String),
     /// A program that cannot be started, and the exit code that shells have for that.
     Program(String, u8),
 }
@@ -35,7 +37,7 @@ impl Error {
     pub(crate) fn exit_code(&self) -> ExitCode {
         match self {
             Self::Usage(_) => ExitCode::from(2),
-            Self::Failed(_) | Self::Busy(_) => ExitCode::from(1),
+            Self::Failed(_) | Self::Busy(_) | Self::Advice(_) => ExitCode::from(1),
             Self::Program(_, code) => ExitCode::from(*code),
         }
     }
@@ -48,6 +50,10 @@ impl fmt::Display for Error {
             Self::Usage(m) | Self::Failed(m) | Self::Busy(m) | Self::Program(m, _) => {
                 // Names of files and the words of peers are in it.
                 f.write_str(&printable(m))
+            }
+            Self::Advice(m) => {
+                let lines: Vec<_> = m.split('\n').map(printable).collect();
+                f.write_str(&lines.join("\n"))
             }
         }
     }

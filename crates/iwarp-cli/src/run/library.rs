@@ -78,7 +78,7 @@ pub(super) fn find(lasting: bool) -> Result<Libraries> {
     if let Some(libs) = bundle::find(&exe, lasting)? {
         return Ok(libs);
     }
-    Err(Error::failed(missing::advice(&exe)))
+    Err(Error::Advice(missing::advice(&exe)))
 }
 
 /// The preload library in a folder. Absolute, because the program may have another directory.
