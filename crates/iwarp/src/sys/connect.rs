@@ -4,12 +4,14 @@
 //! Running out of descriptors is an error kind of its own ([`NetError::TooManyFiles`]): the level-triggered poller would report
 //! the same waiting connection without end, so the thread that accepts must pause instead of trying again at once.
 
+use super::poller::{Interest, wait_fd};
 use super::stream::TcpStream;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::time::Duration;
 
 /// Why a socket could not be made or used.
 #[derive(Debug)]
@@ -344,6 +346,8 @@ impl Listener {
                         | libc::EOPNOTSUPP
                         | libc::ENETUNREACH,
                     ) => continue,
+                    // The kernel takes a descriptor before it looks whether a connection waits.
+                    Some(libc::EMFILE | libc::ENFILE) if !self.has_waiting() => return Ok(None),
                     _ => return Err(error.into()),
                 },
             };
@@ -352,6 +356,11 @@ impl Listener {
             };
             return Ok(Some((TcpStream::accepted(socket), peer)));
         }
+    }
+
+    /// Returns `true` if a connection waits to be accepted, or if the kernel cannot tell.
+    fn has_waiting(&self) -> bool {
+        wait_fd(&self.socket, Interest::READ, Some(Duration::ZERO)).unwrap_or(true)
     }
 
     /// The address listened on, with the port that was chosen.
