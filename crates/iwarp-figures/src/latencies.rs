@@ -1,16 +1,16 @@
-//! Many short times in constant memory.
+//! Keeps many short times in constant memory.
 
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
-/// Times above this, in nanoseconds, count as this: a hundred seconds.
+/// The longest time that is kept, in nanoseconds: 100 s. A longer one counts as this.
 const LONGEST: u64 = 100_000_000_000;
 /// Each time is kept with this many significant digits.
 const DIGITS: u8 = 3;
 
-/// How long operations took. Recording allocates nothing and takes constant time, so it can stand in a measured loop;
-/// figures are within a thousandth of the truth.
+/// The times that operations took. Recording allocates nothing and takes constant time, so a measured loop may do it. The
+/// figures are exact to a thousandth.
 #[derive(Debug, Clone)]
 pub struct Latencies(Histogram<u64>);
 
@@ -21,7 +21,7 @@ impl Default for Latencies {
 }
 
 impl Latencies {
-    /// None yet.
+    /// Makes an empty collection.
     #[must_use]
     #[expect(
         clippy::missing_panics_doc,
@@ -31,7 +31,7 @@ impl Latencies {
         Self(Histogram::new_with_bounds(1, LONGEST, DIGITS).expect("these bounds are valid"))
     }
 
-    /// Forgets everything, keeps the memory.
+    /// Forgets all times and keeps the memory.
     pub fn clear(&mut self) {
         self.0.reset();
     }
@@ -42,21 +42,22 @@ impl Latencies {
         self.0.saturating_record(ns);
     }
 
-    /// How many there are.
+    /// Returns the number of times.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.0.len()
     }
 
-    /// The time that a share (0 to 1) of all took at most, in microseconds. Returns `None` if there are none.
+    /// Returns the time in microseconds that the share `share` (0 to 1) of the operations did not exceed, or `None` if there are no
+    /// times.
     #[must_use]
     pub fn quantile_us(&self, share: f64) -> Option<f64> {
-        // The middle of the times that the histogram cannot tell apart.
+        // The histogram cannot tell some times apart; take the middle of them.
         let ns = |hist: &Histogram<u64>| hist.median_equivalent(hist.value_at_quantile(share));
         (!self.0.is_empty()).then(|| ns(&self.0) as f64 / 1e3)
     }
 
-    /// The mean, in microseconds. Returns `None` if there are none.
+    /// Returns the mean in microseconds, or `None` if there are no times.
     #[must_use]
     pub fn mean_us(&self) -> Option<f64> {
         (!self.0.is_empty()).then(|| self.0.mean() / 1e3)

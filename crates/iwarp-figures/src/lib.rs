@@ -1,5 +1,6 @@
-//! What `iwarp perf` and the project's own benchmarks share: the times of many operations, the spread of repeated
-//! measurements, curves over the message size as SVG, and how much of the processors other programs used meanwhile.
+//! Shared by `iwarp perf` and the project's own benchmarks. This crate collects the times of many operations, computes the
+//! spread of repeated measurements, draws curves over the message size as SVG, and measures how much processor time other
+//! programs used meanwhile.
 #![forbid(unsafe_code)]
 
 mod latencies;

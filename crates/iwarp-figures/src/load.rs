@@ -1,18 +1,18 @@
-//! Who uses the processors: the kernel's account of them, less what the measuring processes used.
+//! Measures how much processor time other programs use: the kernel's total less the time of the measuring processes.
 
 use std::time::Instant;
 
 use rustix::thread::{CpuSet, sched_getaffinity};
 
-/// Ticks of /proc per second: fixed for programs on Linux, whatever the kernel's own.
+/// Ticks per second in /proc. Linux shows programs this number, whatever the kernel uses itself.
 const TICKS: f64 = 100.0;
 
-/// Columns of /proc/stat: user, nice, system, and what a hypervisor took away.
+/// Columns of /proc/stat: user, nice, system, and steal (time that a hypervisor took away).
 const PROGRAMS: &[usize] = &[0, 1, 2, 7];
 /// The same with interrupts.
 const INTERRUPTS: &[usize] = &[0, 1, 2, 5, 6, 7];
 
-/// The CPUs that this thread may use, in ascending order. Empty if the kernel does not tell.
+/// Returns the CPUs that this thread may use, in ascending order. The list is empty if the kernel does not tell.
 #[must_use]
 pub fn allowed_cpus() -> Vec<usize> {
     sched_getaffinity(None).map_or_else(
@@ -25,7 +25,7 @@ pub fn allowed_cpus() -> Vec<usize> {
     )
 }
 
-/// Two CPUs for the two ends of a connection. Returns `None` where only one may be used.
+/// Returns two CPUs for the two ends of a connection, or `None` if this thread may use only one.
 #[must_use]
 pub fn two_cpus() -> Option<(usize, usize)> {
     match allowed_cpus()[..] {
@@ -34,19 +34,19 @@ pub fn two_cpus() -> Option<(usize, usize)> {
     }
 }
 
-/// What is watched.
+/// The CPUs to watch, and the processes that do not count.
 #[derive(Debug, Clone, Default)]
 pub struct Watched {
-    /// These CPUs only; all of the machine's if empty.
+    /// The CPUs to watch. If empty, all CPUs of the machine are watched.
     pub cpus: Vec<usize>,
-    /// Running processes whose time does not count, beside this one and its children that have ended.
+    /// Running processes whose time does not count. This process and its children that have ended never count.
     pub own: Vec<u32>,
-    /// Count interrupts, too. Some kernels charge the packets of a connection to them and not to the processes at its
-    /// ends, so that the measured connection itself looks like somebody else.
+    /// `true` to count interrupts, too. Some kernels charge the packets of a connection to interrupts and not to the processes at
+    /// its ends. The measured connection itself then looks like another program.
     pub interrupts: bool,
 }
 
-/// A period in which processors are watched.
+/// A period in which CPUs are watched.
 #[derive(Debug)]
 pub struct Watch {
     watched: Watched,
@@ -69,8 +69,8 @@ impl Watch {
         Self { watched, start }
     }
 
-    /// CPUs that others have used since the period began, on average: between 0 and the number of watched CPUs. The
-    /// processes of [`Watched::own`] must still be there; where the kernel shows nothing this is 0.
+    /// Returns how many CPUs other programs have used on average since the period began, between 0 and the number of watched CPUs.
+    /// The processes of [`Watched::own`] must still run. If the kernel does not show the figures, this is 0.
     #[must_use]
     pub fn others(&self) -> f64 {
         self.start.others_until(&Reading::now(&self.watched))
@@ -103,7 +103,7 @@ impl Reading {
     }
 }
 
-/// Seconds that some CPUs, or all if none are named, have spent in some columns of /proc/stat.
+/// Returns the seconds that `cpus`, or all CPUs if it is empty, have spent in `columns` of /proc/stat.
 fn busy(stat: &str, cpus: &[usize], columns: &[usize]) -> f64 {
     let names: Vec<String> = match cpus {
         [] => vec!["cpu".to_owned()],
@@ -127,9 +127,9 @@ fn busy(stat: &str, cpus: &[usize], columns: &[usize]) -> f64 {
     ticks / TICKS
 }
 
-/// Seconds that a process and its children that have ended used, from its /proc/PID/stat.
+/// Returns the seconds that a process and its children that have ended have used, from its /proc/PID/stat.
 fn with_children(stat: &str) -> f64 {
-    // The program's name stands in parentheses and may contain anything.
+    // The program's name stands in parentheses and may contain any characters, parentheses too.
     let Some((_, rest)) = stat.rsplit_once(')') else {
         return 0.0;
     };

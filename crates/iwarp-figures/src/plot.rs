@@ -1,5 +1,5 @@
-//! Curves over the message size as an SVG document: double logarithmic, one legend for all panels, the spread of repeated
-//! measurements as a band, and marks that tell the curves apart without colour.
+//! Draws curves over the message size as an SVG document. Both axes are logarithmic. All panels share one legend, a band shows
+//! the spread of repeated measurements, and marks tell the curves apart without colour.
 
 use std::error::Error;
 use std::ops::Range;
@@ -11,26 +11,26 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::Spread;
 
-/// Pixels of a panel, and of one that is alone.
+/// Width and height of a panel in pixels. The next constant is for a panel that is alone.
 const PANEL: (u32, u32) = (760, 500);
 const ALONE: (u32, u32) = (1080, 640);
-/// Height of the title, and of a line of facts below it.
+/// Height of the title in pixels. The next constant is the height of a line of facts below it.
 const TITLE: u32 = 40;
 const LINE: u32 = 20;
-/// Width of a letter of the facts, rounded up.
+/// Width of a letter of the facts in pixels, rounded up.
 const LETTER: u32 = 8;
-/// Room for one entry of the legend.
+/// Width and height of one entry of the legend in pixels.
 const ENTRY: (u32, u32) = (240, 28);
-/// Half the width of a mark.
+/// Half the width of a mark in pixels.
 const MARK: i32 = 6;
 const FONT: &str = "sans-serif";
 const INK: RGBColor = RGBColor(0x24, 0x29, 0x2f);
 const GRID: RGBColor = RGBColor(0xe1, 0xe4, 0xe8);
-/// An axis of rates covers at most this ratio. The rate of tiny messages would otherwise take half of the panel, and it says
-/// nothing that their latency does not say better.
+/// Largest ratio of the highest to the lowest rate on an axis. Without it the rates of tiny messages would take half of the
+/// panel, although the latency of these messages tells more.
 const RATES: f64 = 1e4;
 
-/// What a curve shows.
+/// The unit of a curve's values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
     /// Times, in seconds.
@@ -56,7 +56,7 @@ pub enum Mark {
     Pentagon,
 }
 
-/// How a curve looks.
+/// The look of a curve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Style {
     /// Red, green and blue.
@@ -67,45 +67,45 @@ pub struct Style {
     pub dashed: bool,
 }
 
-/// A curve and its name, by which the legend knows it: curves of one name look alike in all panels.
+/// A curve. The legend has one entry for each name, so curves with the same name must look alike in all panels.
 #[derive(Debug, Clone)]
 pub struct Curve {
-    /// For the legend.
+    /// The name in the legend.
     pub name: String,
-    /// The same in all panels.
+    /// The look, which must be the same in all panels for one name.
     pub style: Style,
-    /// Message size in octets, and what was measured there. Points that are not positive are left out.
+    /// The message sizes in octets, each with its measurement. Points that are not positive are left out.
     pub points: Vec<(u64, Spread)>,
 }
 
-/// One coordinate system.
+/// One coordinate system with its curves.
 #[derive(Debug, Clone)]
 pub struct Panel {
-    /// What is shown.
+    /// The heading of the panel.
     pub title: String,
-    /// Of the values.
+    /// The unit of the values.
     pub unit: Unit,
-    /// In the order of the legend.
+    /// The curves, in the order of the legend.
     pub curves: Vec<Curve>,
 }
 
-/// What the band around a curve spans.
+/// The range of values that the band around a curve shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Band {
-    /// From the smallest to the largest value: for a few repetitions.
+    /// From the smallest to the largest value. For few repetitions.
     Extremes,
-    /// The middle half of the values: for many.
+    /// The middle half of the values. For many repetitions.
     Quartiles,
 }
 
-/// A picture of some panels, two beside each other.
+/// A picture of one or more panels, two beside each other.
 #[derive(Debug, Clone)]
 pub struct Figure {
-    /// The heading; what the bands are is added.
+    /// The heading. A description of the bands is added to it.
     pub title: String,
-    /// What the bands are.
+    /// The range that the bands show.
     pub band: Band,
-    /// On which machine, and when.
+    /// The machine and the time of the measurement.
     pub facts: String,
     /// Panels without any point are left out.
     pub panels: Vec<Panel>,
@@ -116,10 +116,10 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Pixel = (i32, i32);
 
 impl Figure {
-    /// Draws it.
+    /// Draws the picture and returns the SVG document.
     ///
     /// # Errors
-    /// When the drawing library refuses, which no input is known to cause.
+    /// If the drawing library fails. No input is known to cause this.
     pub fn svg(&self) -> Outcome<String> {
         let panels: Vec<&Panel> = self
             .panels
@@ -168,7 +168,7 @@ impl Figure {
     }
 }
 
-/// The first curve of each name.
+/// Returns the first curve of each name.
 fn legend<'a>(panels: &[&'a Panel]) -> Vec<&'a Curve> {
     let mut out: Vec<&Curve> = Vec::new();
     for curve in panels.iter().flat_map(|panel| &panel.curves) {
@@ -194,7 +194,7 @@ impl Panel {
             .filter(|(size, spread)| *size > 0 && spread.min > 0.0)
     }
 
-    /// The range of values: from one round number to another, with some air.
+    /// Returns the range of the axis of values. It begins and ends at round numbers and leaves some room around the curves.
     fn values(&self, band: Band) -> Range<f64> {
         let bands = || self.points().map(|(_, spread)| band.of(spread));
         let low = bands().map(|(low, _)| low).fold(f64::MAX, f64::min);
@@ -206,7 +206,7 @@ impl Panel {
         round_below(low * 0.95)..round_above(high * 1.05)
     }
 
-    /// The range of sizes. A single size still needs an axis with some length.
+    /// Returns the range of the axis of sizes. It has some length even if there is only one size.
     fn sizes(&self) -> Range<f64> {
         let sizes = || self.points().map(|(size, _)| *size as f64);
         let low = sizes().fold(f64::MAX, f64::min);
@@ -214,7 +214,7 @@ impl Panel {
         low / 1.3..high * 1.3
     }
 
-    /// The title, and how many points have no place in the frame.
+    /// Returns the title, with the number of points below the frame if there are any.
     fn caption(&self, lowest: f64) -> String {
         let below = self.points().filter(|(_, s)| s.median < lowest).count();
         match below {
@@ -250,7 +250,7 @@ impl Panel {
             .x_label_formatter(&|size| octets(*size))
             .y_label_formatter(&|value| self.unit.label(*value))
             .draw()?;
-        // Everything else in pixels, as the legend, which shares the shapes.
+        // Draw everything else in pixels: the legend uses the same shapes, and it has no axes.
         let (x, y) = area.get_base_pixel();
         let place = |size: u64, value: f64| -> Pixel {
             let at = chart.backend_coord(&(size as f64, value.max(values.start)));
@@ -260,7 +260,7 @@ impl Panel {
             curve
                 .points
                 .iter()
-                // Below the frame is no place for a point.
+                // Leave out points that would be below the frame.
                 .filter(|(size, spread)| *size > 0 && spread.median >= values.start)
                 .map(|(size, spread)| {
                     let at = |value| place(*size, value);
@@ -269,7 +269,7 @@ impl Panel {
                 })
                 .collect()
         };
-        // No band covers another curve's marks.
+        // Draw all bands first, so that no band covers another curve's marks.
         for curve in &self.curves {
             curve.style.band(area, &points(curve))?;
         }
@@ -300,7 +300,7 @@ impl Band {
     }
 }
 
-/// Lines of at most `length` letters.
+/// Breaks `text` between words into lines of at most `length` letters. A longer word gets a line of its own.
 fn wrap(text: &str, length: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {
@@ -326,7 +326,7 @@ impl Style {
         RGBColor(red, green, blue)
     }
 
-    /// From the smallest to the largest value at each size; at a single size a line.
+    /// Draws the band through the lowest and highest value at each size. If there is only one size, it draws a line.
     fn band(self, area: &Area<'_>, points: &[(Pixel, Pixel, Pixel)]) -> Outcome<()> {
         if let [(low, _, high)] = points {
             let path = PathElement::new(vec![*low, *high], self.colour().stroke_width(2));
@@ -369,7 +369,7 @@ impl Style {
 }
 
 impl Unit {
-    /// `10 µs`, `1 GB/s`: for round numbers, of which no digit is lost.
+    /// Formats a round number as the label of an axis, for example `10 µs` or `1 GB/s`. No digit is lost.
     fn label(self, value: f64) -> String {
         let (unit, prefixes): (_, &[(f64, &str)]) = match self {
             Self::Seconds => ("s", &[(1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n")]),
@@ -381,13 +381,13 @@ impl Unit {
             .find(fits)
             .or(prefixes.last())
             .unwrap_or(&(1.0, ""));
-        // Six digits hide what dividing by a power of ten leaves behind.
+        // Round to six digits, which removes the error of dividing by a power of ten.
         let number = (value / factor * 1e6).round() / 1e6;
         format!("{number} {prefix}{unit}")
     }
 }
 
-/// `4 B`, `64 KiB`, `1 MiB`.
+/// Formats a size as the label of an axis, for example `4 B`, `64 KiB` or `1 MiB`.
 fn octets(size: f64) -> String {
     let (factor, unit) = [(30, "GiB"), (20, "MiB"), (10, "KiB"), (0, "B")]
         .map(|(power, unit)| (2f64.powi(power), unit))
@@ -397,7 +397,7 @@ fn octets(size: f64) -> String {
     format!("{} {unit}", size / factor)
 }
 
-/// Powers of two inside a range, evenly spaced, at most nine.
+/// Returns the powers of two inside a range, evenly spaced, at most nine.
 fn powers_of_two(range: &Range<f64>) -> Vec<f64> {
     let (low, high) = (
         range.start.log2().ceil() as i32,
@@ -413,7 +413,7 @@ fn powers_of_two(range: &Range<f64>) -> Vec<f64> {
         .collect()
 }
 
-/// …, 1, 2, 5, 10, … inside a range; over many decades only the powers of ten.
+/// Returns the numbers …, 1, 2, 5, 10, … inside a range. If the range covers many decades, it returns only the powers of ten.
 fn ticks(range: &Range<f64>) -> Vec<f64> {
     let (low, high) = (
         range.start.log10().floor() as i32,
@@ -430,7 +430,7 @@ fn ticks(range: &Range<f64>) -> Vec<f64> {
         .collect()
 }
 
-/// The nearest of …, 1, 2, 5, 10, … at or below a positive value.
+/// Returns the nearest of …, 1, 2, 5, 10, … at or below a positive value.
 fn round_below(value: f64) -> f64 {
     let ten = 10f64.powf(value.log10().floor());
     [5.0, 2.0, 1.0]
@@ -440,7 +440,7 @@ fn round_below(value: f64) -> f64 {
         .unwrap_or(ten)
 }
 
-/// The nearest of …, 1, 2, 5, 10, … at or above a positive value.
+/// Returns the nearest of …, 1, 2, 5, 10, … at or above a positive value.
 fn round_above(value: f64) -> f64 {
     let ten = 10f64.powf(value.log10().floor());
     [1.0, 2.0, 5.0]

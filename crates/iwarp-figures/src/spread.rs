@@ -1,29 +1,29 @@
-//! Repeated measurements in a few numbers.
+//! Describes a repeated measurement by a few numbers.
 
-/// Median and extremes of a measurement that was repeated.
+/// Median, extremes and quartiles of a repeated measurement.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Spread {
-    /// Half of the values are below it; of an even number of values the mean of the middle two.
+    /// The middle value, or the mean of the middle two if the number of values is even.
     pub median: f64,
     /// The smallest value.
     pub min: f64,
     /// The largest value.
     pub max: f64,
-    /// A quarter and three quarters of the values are below these.
+    /// The values below which a quarter and three quarters of all values are.
     pub quartiles: (f64, f64),
-    /// How many values there were.
+    /// The number of values.
     pub count: usize,
 }
 
 impl Spread {
-    /// Digests values in any order; those that are not finite are left out. Returns `None` if nothing remains.
+    /// Computes the spread of values in any order. Values that are not finite are left out. Returns `None` if none remain.
     #[must_use]
     pub fn of(mut values: Vec<f64>) -> Option<Self> {
         values.retain(|value| value.is_finite());
         values.sort_unstable_by(f64::total_cmp);
         let (&min, &max) = (values.first()?, values.last()?);
         let count = values.len();
-        // Between two values in proportion, as the median of an even number is.
+        // Interpolate between two values, as the median of an even number of values does.
         let below = |share: f64| {
             let at = share * (count - 1) as f64;
             let (low, high) = (at.floor() as usize, at.ceil() as usize);
@@ -38,7 +38,7 @@ impl Spread {
         })
     }
 
-    /// All of it times `factor`, which must be positive.
+    /// Returns the spread with all values multiplied by `factor`, which must be positive.
     #[must_use]
     pub fn times(self, factor: f64) -> Self {
         Self {

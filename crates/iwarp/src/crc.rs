@@ -1,16 +1,16 @@
 //! CRC32C at the speed of the processor (RFC 5044 section 4.4).
 //!
-//! Two routes, chosen by length at run time:
+//! There are two routes, chosen by length at run time:
 //! - short inputs (the small FPDUs that decide the message rate): the processor's own CRC32C instruction, inlined, without set-up;
 //! - the rest: `crc-fast`, which folds with carry-less multiplication and is several times faster from a few hundred octets up.
 //!
-//! Invariant of the one `unsafe` block: the instruction is only used after the processor said that it has it.
+//! Invariant of the one `unsafe` block: the instruction is used only after it was detected at run time.
 
 use crc_fast::{CrcAlgorithm, Digest};
 
-/// From this length on the folding route is at least as fast.
+/// Length in octets from which the folding route is at least as fast.
 ///
-/// Nanoseconds per call on one core of an AMD EPYC with AVX-512, each call continuing the CRC of the one before:
+/// Nanoseconds per call on one core of an AMD EPYC with AVX-512. Each call continues the CRC of the one before:
 ///
 /// | octets | instruction | `crc-fast` | `crc32c` crate |
 /// | ---: | ---: | ---: | ---: |
@@ -22,12 +22,12 @@ use crc_fast::{CrcAlgorithm, Digest};
 /// | 1448 | 148 | 53 | 103 |
 /// | 65536 | 6693 | 1136 | 2497 |
 ///
-/// The first two columns come from `cargo test -p iwarp --release --lib crc_cost -- --ignored --nocapture`. Continuing by
-/// `crc_fast::checksum_combine` instead of by state costs microseconds, which rules it out.
+/// The first two columns of times come from `cargo test -p iwarp --release --lib crc_cost -- --ignored --nocapture`. To continue
+/// by `crc_fast::checksum_combine` instead of by state costs microseconds, so it is not used.
 #[cfg(target_arch = "x86_64")]
 const FOLD_FROM: usize = 256;
 
-/// Continues a CRC32C over `data`. Start with 0; every returned value is a finished CRC and may be continued.
+/// Continues the CRC32C `crc` over `data`. Start with 0. Every returned value is a finished CRC and may be continued.
 #[inline]
 pub(crate) fn crc32c_append(crc: u32, data: &[u8]) -> u32 {
     #[cfg(target_arch = "x86_64")]
@@ -39,7 +39,7 @@ pub(crate) fn crc32c_append(crc: u32, data: &[u8]) -> u32 {
 }
 
 fn by_folding(crc: u32, data: &[u8]) -> u32 {
-    // The state is the complement of the finished CRC; the upper half is not used by 32-bit algorithms.
+    // The state is the complement of the finished CRC. 32-bit algorithms do not use its upper half.
     let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, u64::from(!crc));
     digest.update(data);
     digest.finalize() as u32
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// One bit at a time, from the polynomial alone.
+    /// Computes the CRC one bit at a time, from the polynomial alone.
     fn reference(crc: u32, data: &[u8]) -> u32 {
         let mut state = !crc;
         for byte in data {
@@ -126,7 +126,7 @@ mod tests {
             prop_assert_eq!(iwarp_proto::crc32c::append(start, &data), whole);
             #[cfg(target_arch = "x86_64")]
             if std::arch::is_x86_feature_detected!("sse4.2") {
-                // SAFETY: detected.
+                // SAFETY: the feature that the function needs was just detected.
                 prop_assert_eq!(unsafe { by_instruction(start, &data) }, whole);
             }
         }
@@ -142,7 +142,7 @@ mod tests {
         #[cfg(target_arch = "x86_64")]
         if std::arch::is_x86_feature_detected!("sse4.2") {
             fn checked(crc: u32, data: &[u8]) -> u32 {
-                // SAFETY: only used after the check above.
+                // SAFETY: this closure is called only after the check above has detected the feature.
                 unsafe { by_instruction(crc, data) }
             }
             routes.push(("instruction", checked));

@@ -10,9 +10,9 @@ use clap::{Args, ValueEnum};
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-/// Port of `iwarp cp serve` when none is given.
+/// Port of `iwarp cp serve` without `--port`.
 pub(crate) const DEFAULT_PORT: u16 = 7176;
-/// Memory for all clients of a server when nothing else is said, in octets.
+/// Memory for all clients of a server without `--memory`, in octets.
 const DEFAULT_MEMORY: u64 = 256 << 20;
 
 /// Arguments of `iwarp cp`.
@@ -49,7 +49,7 @@ pub(crate) struct CpArgs {
     /// HOST:PATH or FILE, or the directory to serve
     #[arg(value_name = "TO|DIR")]
     to: String,
-    /// A file with a secret of 16 octets at least that the other end has, too. Others must not be able to read the file
+    /// File with the secret that both ends have, of at least 16 octets. Other users must not be able to read it
     #[arg(long, value_name = "FILE")]
     secret_file: Option<PathBuf>,
     /// TCP port [default: 7176]
@@ -64,7 +64,7 @@ pub(crate) struct CpArgs {
     /// Record the connection in a pcapng file (needs no privileges)
     #[arg(long, value_name = "FILE.pcapng")]
     pub(crate) capture: Option<PathBuf>,
-    /// Stop recording after this much
+    /// Stop recording at this size, for example 4M
     #[arg(long, value_name = "SIZE", default_value = "16M", requires = "capture", value_parser = units::parse_size)]
     pub(crate) capture_bytes: u64,
     /// Start from the beginning even if part of the file is there
@@ -80,7 +80,7 @@ pub(crate) struct CpArgs {
     pub(crate) serve: ServeOptions,
 }
 
-/// What belongs to `serve` alone.
+/// Options of `serve` alone.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Options of `serve`")]
 pub(crate) struct ServeOptions {
@@ -104,13 +104,13 @@ pub(crate) struct ServeOptions {
 }
 
 impl ServeOptions {
-    /// Where to listen: the first of these that can be listened on.
+    /// Returns the addresses to listen on. The server uses the first one that works.
     pub(crate) fn addresses(&self) -> Vec<IpAddr> {
         self.bind
             .map_or_else(|| service::LOOPBACK.to_vec(), |ip| vec![ip])
     }
 
-    /// Memory for all clients together, in octets.
+    /// Returns the memory for all clients together, in octets.
     pub(crate) fn memory(&self) -> u64 {
         self.memory.unwrap_or(DEFAULT_MEMORY)
     }
@@ -121,7 +121,7 @@ impl ServeOptions {
             .all(|ip| ip.to_canonical().is_loopback())
     }
 
-    /// The first option that was given.
+    /// Returns the first of these options that was given, for the error message if they are not allowed.
     fn given(&self) -> Option<&'static str> {
         [
             (self.bind.is_some(), "--bind"),
@@ -145,15 +145,15 @@ pub(crate) enum Crc {
     Off,
 }
 
-/// What the arguments ask for.
+/// The task that the arguments ask for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Call {
-    /// Serve a directory.
+    /// Serves a directory.
     Serve {
-        /// Nothing outside is reachable.
+        /// The directory. Clients reach no file outside of it.
         dir: PathBuf,
     },
-    /// Upload.
+    /// Uploads a file.
     Put {
         /// Local file.
         file: PathBuf,
@@ -162,7 +162,7 @@ pub(crate) enum Call {
         /// Path below the served directory.
         path: String,
     },
-    /// Download.
+    /// Downloads a file.
     Get {
         /// Peer.
         host: String,
@@ -174,23 +174,23 @@ pub(crate) enum Call {
 }
 
 impl CpArgs {
-    /// How talkative the log shall be.
+    /// Returns how often `--verbose` was given.
     pub(crate) fn verbose(&self) -> u8 {
         self.verbose
     }
 
-    /// The secret, if one is to be used.
+    /// Reads the secret. Returns `None` without `--secret-file`.
     ///
     /// # Errors
-    /// When the file is none that a secret can be in.
+    /// If the file cannot be read, if other users can read it, or if the secret is too short or too long.
     pub(crate) fn secret(&self) -> Result<Option<Secret>> {
         self.secret_file.as_deref().map(Secret::read).transpose()
     }
 
-    /// What a server allows.
+    /// Returns what a server allows to its clients.
     ///
     /// # Errors
-    /// When it would be open to strangers without anybody having said so.
+    /// If other hosts could reach the server without a secret, and `--anonymous` was not given.
     pub(crate) fn terms(&self) -> Result<Terms> {
         let secret = self.secret()?;
         if secret.is_none() && !self.serve.anonymous && !self.serve.is_local() {
@@ -207,15 +207,15 @@ impl CpArgs {
         Ok(Terms { writing, secret })
     }
 
-    /// Whether other hosts come in without a secret.
+    /// Returns `true` if the server serves other hosts without a secret.
     pub(crate) fn is_anonymous(&self) -> bool {
         self.serve.anonymous && !self.serve.is_local()
     }
 
-    /// Sorts out which of the three forms this is.
+    /// Finds out which of the three forms of the command this is.
     ///
     /// # Errors
-    /// A usage error when it is none of them.
+    /// A usage error if it is none of them.
     pub(crate) fn call(&self) -> Result<Call> {
         if self.from == "serve" {
             return Ok(Call::Serve {
@@ -267,7 +267,7 @@ impl CpArgs {
     }
 }
 
-/// `HOST:PATH` → both; `None` for a local file. A slash before the first colon means local, as with scp.
+/// Splits `HOST:PATH`. Returns `None` for a local file. A slash before the first colon means a local file, as with scp.
 fn remote(text: &str) -> Result<Option<(String, String)>> {
     let (host, path) = if let Some(rest) = text.strip_prefix('[') {
         match rest.split_once("]:") {

@@ -1,10 +1,11 @@
 //! The beginning of a connection: versions, and the proof that both ends know the same secret.
 //!
-//! Each end draws a random number (nonce). The client proves itself first, so that a stranger who connects gets nothing that
-//! helps to guess the secret; then the server does. A proof is HMAC-SHA-256, keyed with the secret, over the protocol and its
-//! version, the role of the sender, and both nonces, so it cannot be used at another time, in the other direction, or in another
-//! version. All of it happens before the server opens a file or registers memory that this client could reach. What comes
-//! afterwards is neither encrypted nor authenticated: see SECURITY.md.
+//! Each end draws a random number (nonce). The client sends its proof first, and the server answers with its own only if the
+//! client's is right. A stranger who connects therefore gets nothing that helps to guess the secret. A proof is HMAC-SHA-256,
+//! keyed with the secret, over the protocol and its version, the role of the sender, and both nonces. It is therefore worthless
+//! at another time, in the other direction, and in another version. All of it happens before the server opens a file or
+//! registers memory that this client could reach. The rest of the connection is neither encrypted nor authenticated: see
+//! SECURITY.md.
 
 use super::protocol::{Message, Nonce, Proof, VERSION};
 use super::session::{Link, expect, unexpected};
@@ -16,7 +17,7 @@ use std::fs::File;
 use std::io::Read as _;
 use std::path::Path;
 
-/// Shortest secret, in octets. Somebody who has recorded one connection could guess a shorter one.
+/// Shortest secret, in octets. An attacker who has recorded one connection could guess a shorter secret.
 const MIN_SECRET: usize = 16;
 /// Longest secret, in octets.
 const MAX_SECRET: usize = 4096;
@@ -30,10 +31,10 @@ impl std::fmt::Debug for Secret {
     }
 }
 
-/// The message of the end that notices it first.
+/// The error message if the server has a secret and the client has none. The end that notices it first reports it.
 const WANTED: &str = "the server wants a secret: give the same one with --secret-file";
 
-/// The role of the sender. Both names have the same length, so that no two inputs of the MAC can be the same octets.
+/// The role of the sender. Both names have the same length, so that two different inputs of the MAC never have the same octets.
 #[derive(Debug, Clone, Copy)]
 enum Role {
     Client,
@@ -53,7 +54,7 @@ impl Secret {
     /// Reads the secret from a file: its octets without the line break at the end.
     ///
     /// # Errors
-    /// When others can read or change the file, or when the secret is too short or too long.
+    /// If the file cannot be read, if other users can read or change it, or if the secret is too short or too long.
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let refuse = |why: String| Error::failed(format!("'{}' {why}", path.display()));
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -112,7 +113,7 @@ impl Secret {
             .into())
     }
 
-    /// Compares in constant time.
+    /// Checks the other end's proof, in constant time.
     fn verify(&self, role: Role, client: &Nonce, server: &Nonce, proof: &Proof) -> Result<()> {
         self.mac(role, client, server)?
             .verify_slice(proof)
@@ -126,10 +127,10 @@ fn nonce() -> Result<Nonce> {
     Ok(nonce)
 }
 
-/// The client's half.
+/// Does the client's part.
 ///
 /// # Errors
-/// When the versions differ, or when one end wants a proof that the other cannot give.
+/// If the versions differ, or if one end wants a proof that the other cannot give.
 pub(crate) fn greet(link: &mut impl Link, secret: Option<&Secret>) -> Result<()> {
     let mine = nonce()?;
     link.send(&Message::Hello {
@@ -169,7 +170,7 @@ pub(crate) fn greet(link: &mut impl Link, secret: Option<&Secret>) -> Result<()>
     }
 }
 
-/// The server's half. Returns `false` if the client has closed before it said anything.
+/// Does the server's part. Returns `false` if the client closed the connection before its first message.
 ///
 /// # Errors
 /// As [`greet`].
@@ -186,7 +187,7 @@ pub(crate) fn welcome(link: &mut impl Link, secret: Option<&Secret>) -> Result<b
         return Err(unexpected(&first));
     };
     let mine = nonce()?;
-    // Answered before it is checked, so that the client can report which versions met, and which end has a secret.
+    // Answer before the check, so that the client can report both versions, and which end has a secret.
     link.send(&Message::Hello {
         version: VERSION,
         secret: secret.is_some(),

@@ -1,7 +1,7 @@
-//! The RDMA connection under a copy: messages by Send, data by RDMA Write into the slots that the receiver has granted.
+//! The RDMA connection of a copy. Messages go by Send, data by RDMA Write into the slots that the receiver has granted.
 //!
-//! Octets are copied once between registered memory and the buffer that is hashed and written: the file and the hash need
-//! a slice, and safe code forms none into memory that a peer may write to.
+//! Data are copied once between registered memory and a buffer. Hashing and file access need a slice, and safe code must not form
+//! a slice of memory that a peer may write to.
 
 use super::part;
 use super::protocol::{Grant, MAX_MESSAGE, Message};
@@ -18,30 +18,31 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Slots that a receiver grants, if it has the memory.
+/// Slots that a receiver grants. If memory is short, it grants fewer.
 const SLOTS: u16 = 16;
-/// Their size: large enough that messages cost nothing, small enough for the caches. Also what a sender sends at once,
-/// whatever the peer's slots could hold.
+/// Octets in a slot: many enough that the messages cost little, few enough for the caches. It is also the most that a sender
+/// writes at once, even if the peer's slots are larger.
 const SLOT_SIZE: u32 = 512 << 10;
-/// Less than this is not sent at once for lack of memory.
+/// Fewest octets that a sender with little memory writes at once. If there is less memory, the copy fails.
 const MIN_CHUNK: u32 = 16 << 10;
-/// Buffers that are filled while earlier ones are on their way.
+/// Buffers of a sender. It fills one while the others are being written to the peer.
 const STAGES: usize = 4;
-/// Receives, enough for a window of our own size; a peer that has more to say is held by TCP.
+/// Posted receives, enough for a window of the size of ours. If the peer sends more messages, TCP holds them back.
 const RECVS: usize = 2 * SLOTS as usize + 32;
-/// Messages that may wait to be sent.
+/// Most messages that may wait to be sent.
 const SENDS: usize = 64;
-/// How long the peer may stay silent. One that has a large file to hash says so every few seconds.
+/// How long the peer may stay silent. A peer that hashes a large file sends `Working` every few seconds.
 const SILENCE: Duration = Duration::from_secs(30);
 /// How long the peer may refuse to take data.
 const STALL: Duration = Duration::from_secs(30);
 
-/// How often it is looked whether octets move while no request completes. Below the time after which a client counts as idle.
+/// How often to look whether octets move while no request completes. It is shorter than the time after which a client is idle.
 const LOOK: Duration = Duration::from_millis(500);
 
 const WRITE: u64 = 1 << 32;
 
-/// How long nothing has moved in either direction. A large request takes its time on a slow network, and that is no silence.
+/// Measures for how long no octet has moved in either direction. On a slow network a large request takes long to complete, but
+/// its octets move, so the peer is not silent.
 struct Patience {
     limit: Duration,
     moved: u64,
@@ -57,10 +58,10 @@ impl Patience {
         }
     }
 
-    /// So many octets have moved until now. Returns `true` if some have since the last look.
+    /// Takes the number of octets that have moved until now. Returns `true` if some have moved since the last look.
     ///
     /// # Errors
-    /// When none have for too long.
+    /// If none have moved for longer than the limit.
     fn look(&mut self, moved: u64, now: Instant) -> Result<bool> {
         if moved != self.moved {
             (self.moved, self.since) = (moved, now);
@@ -73,19 +74,19 @@ impl Patience {
     }
 }
 
-/// What is made before the connection is there.
+/// The resources that are made before the connection is set up.
 pub(super) struct Half {
     pd: ProtectionDomain,
     cq: CompletionQueue,
-    /// Receives, then sends. Nobody else can reach them.
+    /// The buffers of the receives, then those of the sends. The peer has no access to this region.
     messages: MemoryRegion,
     budget: Arc<Budget>,
-    /// For `messages`, and for the buffer of whoever hashes.
+    /// The share of the server's memory for `messages` and for the buffer in which a file is hashed.
     _share: Share,
 }
 
 impl Half {
-    /// Makes everything, with receives posted.
+    /// Makes the resources and posts the receives.
     pub(super) fn new(ctx: &Context, budget: &Arc<Budget>) -> Result<(Self, QueuePair)> {
         let share = budget.take((RECVS + SENDS) * MAX_MESSAGE + part::CHUNK)?;
         let pd = ProtectionDomain::new(ctx);
@@ -96,7 +97,7 @@ impl Half {
         let messages = pd
             .allocate((RECVS + SENDS) * MAX_MESSAGE, Access::LOCAL_WRITE)
             .context("memory")?;
-        // Nobody reads or does atomics here; the peer-to-peer set-up of RFC 6581 may still use a Read of nothing.
+        // A copy uses no Read and no atomic. The peer-to-peer set-up of RFC 6581 may still use a Read of zero octets.
         let qp = pd
             .queue_pair()
             .depth(sends as u32, RECVS as u32)
@@ -116,7 +117,7 @@ impl Half {
         Ok((half, qp))
     }
 
-    /// The connection is there. A server's client is a guest.
+    /// Joins the resources with the connection. On a server the client is a guest, so `guest` is `Some`.
     pub(super) fn connected(self, connection: Connection, guest: Option<Guest>) -> RdmaLink {
         RdmaLink {
             half: self,
@@ -144,17 +145,18 @@ impl Half {
     }
 }
 
-/// A connection for copies.
+/// A connection that copies files.
 pub(super) struct RdmaLink {
     half: Half,
     connection: Connection,
     guest: Option<Guest>,
-    /// Messages that came: slot and length. Their receive is posted again when they are looked at, so that a peer cannot
-    /// make this grow.
+    /// Messages that came: the slot and the length. A receive is posted again only after its message was read, so that a peer
+    /// cannot make this queue grow.
     inbox: VecDeque<(usize, usize)>,
-    /// The peer has ended the connection in order.
+    /// `true` if the peer has ended the connection in order.
     closed: bool,
-    /// Messages and writes on their way. They end in the order in which they were posted.
+    /// Messages that have been posted and not completed; `writes` counts data writes in the same way. All complete in the order in
+    /// which they were posted.
     sends: usize,
     next_send: usize,
     slots: Option<(Room, Grant)>,
@@ -163,7 +165,7 @@ pub(super) struct RdmaLink {
     writes: usize,
 }
 
-/// Registered memory in equal parts, and a buffer for one of them: what is filled from, or written to, the file.
+/// Registered memory in equal parts, and a buffer of one part's size that is filled from the file or written to it.
 struct Room {
     mr: MemoryRegion,
     part: u32,
@@ -191,13 +193,13 @@ impl RdmaLink {
         Patience::new(limit, self.moved())
     }
 
-    /// Octets that have moved in either direction.
+    /// Returns the number of octets that have moved in both directions.
     fn moved(&self) -> u64 {
         let counters = self.connection.counters();
         counters.tx_bytes.wrapping_add(counters.rx_bytes)
     }
 
-    /// Takes completions; with patience it waits for at least one.
+    /// Takes completions. With `patience` it waits for at least one.
     fn pump(&mut self, mut patience: Option<&mut Patience>) -> Result<()> {
         let mut done = [Cqe::default(); 16];
         let n = loop {
@@ -234,7 +236,7 @@ impl RdmaLink {
         Ok(())
     }
 
-    /// Waits until `done` says so, or the peer closes.
+    /// Waits until `done` returns `true`, or the peer closes.
     fn until(&mut self, limit: Duration, done: impl Fn(&Self) -> bool) -> Result<()> {
         let mut patience = self.patience(limit);
         while !done(self) {
@@ -256,18 +258,18 @@ impl RdmaLink {
             .messages
             .to_vec(at..at + len.min(MAX_MESSAGE))
             .context("memory")?;
-        // A queue pair that has ended takes no receive, but the messages before its end still count.
+        // A queue pair that has ended takes no receive, but messages that came before its end are still valid.
         if let Err(e) = self.half.receive(&self.connection, slot) {
             tracing::debug!("{e}");
         }
         Message::decode(&octets).map(Some)
     }
 
-    /// Ends in order: what was said is sent, then the connection is closed from both sides.
+    /// Ends in order: waits until all messages are sent, then closes the connection and waits for the peer to close.
     pub(super) fn close(mut self) {
         let _ = self.until(Duration::from_secs(5), |l| l.sends == 0 && l.writes == 0);
         if self.connection.disconnect().is_ok() {
-            // A peer that does not close loses nothing any more.
+            // The result does not matter: if the peer does not close in time, no data are lost.
             let _ = self
                 .connection
                 .wait_disconnected(Some(Duration::from_secs(2)));
@@ -328,7 +330,7 @@ impl session::Link for RdmaLink {
             return Ok(*grant);
         }
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        // With fewer slots it is slower. That is better than a refusal.
+        // If memory is short, grant fewer slots. The copy is then slower, which is better than a refusal.
         let mut slots = SLOTS;
         let room = loop {
             match Room::new(&self.half, usize::from(slots), SLOT_SIZE, access) {
@@ -364,7 +366,7 @@ impl session::Link for RdmaLink {
     }
 
     fn chunk(&mut self, to: &Grant) -> Result<u32> {
-        // Made once: what does not depend on the peer's slots serves for all of its copies.
+        // The buffers are made once. They do not depend on the peer's slots, so all copies of this connection use them.
         let stage = match self.stage.take() {
             Some(stage) => stage,
             None => {
@@ -394,7 +396,7 @@ impl session::Link for RdmaLink {
         }
         let stage = self.stage.as_mut().ok_or_else(outside)?;
         fill(stage.buffer.get_mut(..len as usize).ok_or_else(outside)?)?;
-        // Only now, so that the network works while the file is read.
+        // Wait only now, so that the network carries earlier data while the file is read.
         self.until(STALL, |l| l.writes < STAGES)?;
         let stage = self.stage.as_ref().ok_or_else(outside)?;
         let at = self.next_stage * stage.part as usize;
@@ -420,7 +422,7 @@ mod tests {
         let mut patience = Patience::new(SILENCE, 7);
         let mut now = patience.since;
         assert!(!patience.look(7, now + SILENCE / 2).unwrap());
-        // Slow, but moving: for longer than silence would be tolerated.
+        // Octets move slowly, for longer than silence would be tolerated.
         for moved in 8..20 {
             now += SILENCE / 2;
             assert!(patience.look(moved, now).unwrap());

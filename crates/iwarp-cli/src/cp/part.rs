@@ -1,8 +1,8 @@
-//! A file on its way in: `.NAME.iwarp-part`, verified, continued, and renamed when complete.
+//! Files that are being received (`.NAME.iwarp-part`) or sent. A partial file is verified, continued, and renamed when complete.
 //!
-//! Data are written strictly in order, so the length of the partial file says how far a copy came. Whether those octets are
-//! the right ones is not believed but checked: the receiver hashes what it has, and the sender compares with its own file.
-//! A crash that left a hole, another file of the same name, a changed source: each shows up as a different hash.
+//! Data are written strictly in order, so the length of the partial file says how far a copy came. Before a copy continues, the
+//! receiver hashes the partial file, and the sender compares that hash with the beginning of its own file. The hashes differ if
+//! a crash left a hole, if the partial file belongs to another file of that name, or if the source has changed.
 
 use super::confine::{Place, regular};
 use crate::error::{Context as _, Error, Result};
@@ -13,11 +13,11 @@ use sha2::{Digest as _, Sha256};
 use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 
-/// End of the name of a partial file; such names cannot be asked for by a peer.
+/// End of the name of a partial file. A peer cannot ask for a file with such a name.
 pub(crate) const PART_SUFFIX: &str = ".iwarp-part";
-/// What is read at once while hashing.
+/// Octets that are read at once for hashing.
 pub(crate) const CHUNK: usize = 256 << 10;
-/// How often a partial file is opened that vanishes before it is locked. Each time another copy has been completed.
+/// How often to open a partial file that vanishes before it is locked. Each time another copy has been completed.
 const LOCK_ATTEMPTS: usize = 100;
 
 /// A SHA-256 value.
@@ -34,25 +34,26 @@ pub(crate) struct Part {
     existing: Existing,
 }
 
-/// What becomes of a file that has the name already.
+/// What happens if a file has the name already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Existing {
-    /// It is replaced in one step.
+    /// The file is replaced in one step.
     Replace,
-    /// It stays, and the copy is refused.
+    /// The file stays, and the copy is refused.
     Keep,
 }
 
 impl Part {
-    /// Opens or creates the partial file of a place and hashes what is there, at most `limit` octets.
+    /// Opens or creates the partial file of a place and hashes its first octets, at most `limit`. Without `keep`, or if the partial
+    /// file is longer than `limit`, it is emptied.
     ///
     /// # Errors
-    /// When it cannot be created, another copy to the same name is running, or the name is taken by what must stay.
+    /// If it cannot be created, if another copy to the same name is running, or if a file that must stay has the name.
     pub(crate) fn open(place: Place, keep: bool, limit: u64, existing: Existing) -> Result<Self> {
         Self::open_with(place, keep, limit, existing, &mut || {})
     }
 
-    /// As [`open`](Self::open); `opened` is called between opening and locking.
+    /// Does the same as [`open`](Self::open), and calls `opened` between opening and locking.
     fn open_with(
         place: Place,
         keep: bool,
@@ -82,20 +83,20 @@ impl Part {
         Ok(part)
     }
 
-    /// How much is there.
+    /// Returns the length of the partial file, in octets.
     pub(crate) fn len(&self) -> u64 {
         self.len
     }
 
-    /// SHA-256 of what is there.
+    /// Returns the SHA-256 of the partial file.
     pub(crate) fn hash(&self) -> Hash {
         self.hash.clone().finalize().into()
     }
 
-    /// Throws away what is there.
+    /// Empties the partial file.
     ///
     /// # Errors
-    /// When the file cannot be truncated.
+    /// If the file cannot be truncated.
     pub(crate) fn restart(&mut self) -> Result<()> {
         self.file
             .set_len(0)
@@ -108,7 +109,7 @@ impl Part {
     /// Appends data.
     ///
     /// # Errors
-    /// When the disk is full or broken.
+    /// If the disk is full or broken.
     pub(crate) fn append(&mut self, data: &[u8]) -> Result<()> {
         self.file
             .write_all(data)
@@ -118,10 +119,11 @@ impl Part {
         Ok(())
     }
 
-    /// Gives the complete file its name, after its data have reached the disk.
+    /// Writes the data to the disk, then gives the complete file its name.
     ///
     /// # Errors
-    /// When the hash is not the expected one (the partial file is then removed: it cannot be continued), or the rename fails.
+    /// If the hash is not the expected one, or if the rename fails. After a wrong hash the partial file is removed, because it cannot
+    /// be continued.
     pub(crate) fn commit(self, expected: &Hash, mode: u32) -> Result<()> {
         if self.hash() != *expected {
             self.remove();
@@ -130,7 +132,7 @@ impl Part {
                 self.place.name
             )));
         }
-        // Permissions only: a peer shall not create set-uid files.
+        // Take only the permission bits: a peer must not create set-uid files.
         rustix::fs::fchmod(&self.file, Mode::from_raw_mode(mode & 0o777 | 0o600))
             .context("permissions")?;
         self.file
@@ -147,7 +149,7 @@ impl Part {
                 if e != Errno::EXIST {
                     return Error::failed(format!("cannot create '{to}': {e}"));
                 }
-                // Nobody can continue it: the name is taken.
+                // The name is taken, so no copy can continue the partial file.
                 self.remove();
                 exists(to)
             }),
@@ -165,8 +167,8 @@ fn exists(name: &str) -> Error {
     ))
 }
 
-/// Opens or creates a partial file and locks it. Between the two the copy that had the lock may have given the file its final
-/// name: then what we have locked is a finished file that we must not touch, and the name is opened again.
+/// Opens or creates a partial file and locks it. Between the two, the copy that had the lock may have given the file its final
+/// name. Then this function has locked a finished file, which it must not touch, so it opens the name again.
 fn lock(place: &Place, name: &str, opened: &mut dyn FnMut()) -> Result<File> {
     let flags =
         OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -198,7 +200,7 @@ fn lock(place: &Place, name: &str, opened: &mut dyn FnMut()) -> Result<File> {
     )))
 }
 
-/// A file on its way out, read in order and hashed on the way.
+/// A file that is being sent. It is read in order and hashed at the same time.
 #[derive(Debug)]
 pub(crate) struct Source {
     file: File,
@@ -213,7 +215,7 @@ impl Source {
     /// Takes over an open file.
     ///
     /// # Errors
-    /// When it cannot be examined.
+    /// If it cannot be examined.
     pub(crate) fn new(file: File) -> Result<Self> {
         let stat = rustix::fs::fstat(&file).context("file")?;
         let size = u64::try_from(stat.st_size).context("file size")?;
@@ -226,16 +228,16 @@ impl Source {
         })
     }
 
-    /// Length at the time of opening.
+    /// Returns the length at the time of opening, in octets.
     pub(crate) fn size(&self) -> u64 {
         self.size
     }
 
-    /// Whether the peer's first `len` octets are ours; then reading goes on behind them, otherwise from the beginning.
-    /// Gives the offset where reading goes on.
+    /// Compares the peer's first `len` octets, by their hash, with this file. If they are the same, reading goes on behind them,
+    /// otherwise from the beginning. Returns the offset where reading goes on.
     ///
     /// # Errors
-    /// When the file cannot be read.
+    /// If the file cannot be read.
     pub(crate) fn resume(&mut self, len: u64, hash: &Hash) -> Result<u64> {
         self.file.seek(SeekFrom::Start(0)).context("file")?;
         (self.hash, self.at) = (Sha256::new(), 0);
@@ -254,7 +256,7 @@ impl Source {
     /// Fills `buf`.
     ///
     /// # Errors
-    /// When the file has become shorter or cannot be read.
+    /// If the file has become shorter or cannot be read.
     pub(crate) fn fill(&mut self, buf: &mut [u8]) -> Result<()> {
         self.file.read_exact(buf).map_err(|e| match e.kind() {
             std::io::ErrorKind::UnexpectedEof => {
@@ -267,13 +269,13 @@ impl Source {
         Ok(())
     }
 
-    /// SHA-256 of all that was read or skipped as resumed.
+    /// Returns the SHA-256 of all octets that were read, including those that the peer had already.
     pub(crate) fn hash(&self) -> Hash {
         self.hash.clone().finalize().into()
     }
 }
 
-/// Hashes up to `len` octets from the current position; gives how many there were.
+/// Hashes up to `len` octets from the current position. Returns how many there were.
 fn hash_prefix(file: &mut File, len: u64, hash: &mut Sha256) -> Result<u64> {
     let mut buf = zeros(CHUNK)?;
     let mut done = 0;
@@ -330,8 +332,8 @@ pub(crate) mod tests {
         Part::open(Place::local(path)?, keep, 1 << 40, Existing::Replace)
     }
 
-    /// The second copy has opened the partial file, and the first is completed before the second has locked it. A third may
-    /// have begun a new partial file by then.
+    /// The second copy opens the partial file, and the first copy completes before the second locks it. A third copy may have
+    /// begun a new partial file by then.
     #[test]
     fn a_completed_file_is_not_mistaken_for_a_partial_one() {
         for (keep, third) in [(true, false), (false, false), (true, true), (false, true)] {
@@ -388,7 +390,7 @@ pub(crate) mod tests {
         assert!(e.contains("exists already"), "{e}");
         assert_eq!(std::fs::read(&target).unwrap(), b"old");
         assert!(!t.path(".a.iwarp-part").exists());
-        // And where nothing is.
+        // Then there is no file of that name.
         std::fs::remove_file(&target).unwrap();
         let mut p = open().unwrap();
         p.append(b"new").unwrap();
@@ -436,7 +438,7 @@ pub(crate) mod tests {
         );
         assert_eq!(std::fs::read(t.path("a")).unwrap(), b"old");
         assert!(!t.path(".a.iwarp-part").exists());
-        // Without resume, and when the part is longer than the file can be, it starts anew.
+        // Without resume, and if the partial file is longer than the file can be, the copy starts from the beginning.
         std::fs::write(t.path(".a.iwarp-part"), "12345").unwrap();
         assert_eq!(
             Part::open(

@@ -1,5 +1,5 @@
-//! The messages of `iwarp cp`, each one RDMA Send. The data themselves never travel in messages: they are written one-sided
-//! into slots of the receiver's registered memory.
+//! The messages of `iwarp cp`. Each is one RDMA Send. Messages never carry the data of a file: the sender writes these by RDMA
+//! Write into slots of the receiver's registered memory.
 //!
 //! ```text
 //!   client                             server
@@ -15,30 +15,30 @@
 //!   then the data, from sender to receiver:
 //!     RDMA Write into a slot, Filled(slot, offset, length) …   and back Free(slot) …
 //!     Finish(SHA-256)             →    Done when the file has its name
-//!   Error ends the connection from either side at any time. Working says that what was asked for takes long.
+//!   Either end may send Error at any time, which ends the connection. Either may send Working while a task takes long.
 //! ```
 //!
-//! Layout: all integers in network order. Octet 0 type, octet 1 zero, then the fields in the order of the enum. Text is
-//! a 16-bit length and that many octets of UTF-8. Octets behind the last field are an error, except in Hello.
+//! Layout: all integers are in network order. Octet 0 is the type, octet 1 is zero, then come the fields in the order of the
+//! enum. Text is a 16-bit length and that many octets of UTF-8. Octets behind the last field are an error, except in Hello.
 
 use super::confine::MAX_PATH;
 use super::part::Hash;
 use crate::error::{Error, Result};
 use crate::text::printable;
 
-/// Protocol version; both ends must agree.
+/// Protocol version. Both ends must have the same.
 pub(crate) const VERSION: u16 = 2;
 /// A random number.
 pub(crate) type Nonce = [u8; 32];
 /// A message authentication code.
 pub(crate) type Proof = [u8; 32];
-/// Receives must have this room: no message is longer.
+/// Longest message, in octets. Each posted receive has this length.
 pub(crate) const MAX_MESSAGE: usize = 2048;
-/// Most slots that may be granted.
+/// Most slots that a receiver may grant.
 pub(crate) const MAX_SLOTS: u16 = 256;
 /// Largest slot, in octets.
 pub(crate) const MAX_SLOT_SIZE: u32 = 16 << 20;
-/// Longest error text.
+/// Longest error text, in octets.
 const MAX_TEXT: usize = 512;
 const MAGIC: u32 = u32::from_be_bytes(*b"IWCP");
 
@@ -56,7 +56,7 @@ pub(crate) struct Grant {
 }
 
 impl Grant {
-    /// Tagged offset of a slot; `None` when there is no such slot.
+    /// Returns the tagged offset of a slot, or `None` if there is no slot with that number.
     pub(crate) fn slot_at(&self, slot: u16) -> Option<u64> {
         (slot < self.slots).then_some(())?;
         self.base
@@ -64,10 +64,10 @@ impl Grant {
     }
 }
 
-/// What a receiver has already.
+/// The part of a file that a receiver has already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Have {
-    /// Octets from the beginning.
+    /// Octets from the beginning of the file.
     pub(crate) len: u64,
     /// Their SHA-256.
     pub(crate) hash: Hash,
@@ -76,45 +76,45 @@ pub(crate) struct Have {
 /// All messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Message {
-    /// 1: magic, version. More fields may follow in later versions; those behind the version came with version 2.
+    /// 1: magic, version. The fields behind the version came with version 2. Later versions may add more.
     Hello {
         /// [`VERSION`] of the sender.
         version: u16,
-        /// Whether the sender has a secret and wants a proof that the other end has it, too.
+        /// `true` if the sender has a secret and wants a proof that the other end has it, too.
         secret: bool,
-        /// Fresh for each conversation.
+        /// A new random number for each connection.
         nonce: Nonce,
     },
     /// 2: the client wants to write a file.
     Put {
-        /// Its size in octets.
+        /// Size of the file in octets.
         size: u64,
         /// Permission bits.
         mode: u32,
-        /// Keep and continue what is there already.
+        /// `true` if the server shall continue a partial file that it has already.
         resume: bool,
         /// Path below the served directory.
         path: String,
     },
     /// 3: answer to Put.
     Ready {
-        /// What is there already.
+        /// The part of the file that the server has already.
         have: Have,
         /// Where to write to.
         grant: Grant,
     },
     /// 4: the client wants to read a file.
     Get {
-        /// What the client has already.
+        /// The part of the file that the client has already.
         have: Have,
         /// Where to write to.
         grant: Grant,
         /// Path below the served directory.
         path: String,
     },
-    /// 5: the sender of the data begins at this offset: what the receiver has, or 0.
+    /// 5: the sender of the data says at which offset it begins: behind the part that the receiver has, or at 0.
     Start {
-        /// Where.
+        /// Offset of the first octet that is sent.
         offset: u64,
         /// Size of the whole file.
         size: u64,
@@ -125,9 +125,9 @@ pub(crate) enum Message {
     Filled {
         /// Which.
         slot: u16,
-        /// Where in the file; always the next expected one.
+        /// Offset in the file. It must be the end of the data before.
         offset: u64,
-        /// How many octets, at most the slot's size.
+        /// Octets in the slot, at most its size.
         len: u32,
     },
     /// 7: a slot may be written again.
@@ -135,32 +135,32 @@ pub(crate) enum Message {
         /// Which.
         slot: u16,
     },
-    /// 8: all data have been sent; this is the SHA-256 of the whole file.
+    /// 8: all data have been sent. The message carries the SHA-256 of the whole file.
     Finish {
-        /// The value.
+        /// SHA-256 of the whole file.
         hash: Hash,
     },
     /// 9: the file has been verified and has its name.
     Done,
-    /// 10: it cannot be done.
+    /// 10: the request cannot be done.
     Error {
-        /// Why, for a person.
+        /// The reason, for a person.
         text: String,
     },
-    /// 11: the sender knows the secret.
+    /// 11: the sender proves that it knows the secret.
     Proof {
-        /// See `auth`.
+        /// The proof; see `auth`.
         proof: Proof,
     },
-    /// 12: the sender hashes or writes a large file, and is not silent for another reason.
+    /// 12: the sender hashes or writes a large file. The peer must not take the pause for a failure.
     Working,
 }
 
 impl Message {
-    /// The octets of the message; at most [`MAX_MESSAGE`].
+    /// Returns the octets of the message, at most [`MAX_MESSAGE`].
     ///
     /// # Errors
-    /// When a text is too long.
+    /// If a text is too long.
     pub(crate) fn encode(&self) -> Result<Vec<u8>> {
         let mut w = Writer(Vec::with_capacity(64));
         match self {
@@ -195,7 +195,7 @@ impl Message {
             Self::Finish { hash } => w.head(8).raw(hash),
             Self::Done => w.head(9),
             Self::Error { text } => {
-                // Cut at a character, so that a long reason is still a reason.
+                // Cut a long reason between two characters, so that its beginning still arrives.
                 let end = (0..=text.len().min(MAX_TEXT))
                     .rev()
                     .find(|&i| text.is_char_boundary(i))
@@ -209,10 +209,10 @@ impl Message {
         Ok(w.0)
     }
 
-    /// Reads one message and checks every field by itself.
+    /// Reads one message and checks each of its fields.
     ///
     /// # Errors
-    /// On anything that [`Message::encode`] would not write.
+    /// If [`Message::encode`] would not write these octets.
     pub(crate) fn decode(octets: &[u8]) -> Result<Self> {
         if octets.len() > MAX_MESSAGE {
             return Err(malformed());
@@ -230,7 +230,7 @@ impl Message {
                     ));
                 }
                 let version = r.u16()?;
-                // Only the version counts if it is not ours.
+                // Another version may have other fields, so read only its number.
                 let (secret, nonce) = match version {
                     VERSION => (r.bool()?, r.array()?),
                     _ => (false, Nonce::default()),
@@ -270,7 +270,7 @@ impl Message {
             7 => Self::Free { slot: r.u16()? },
             8 => Self::Finish { hash: r.hash()? },
             9 => Self::Done,
-            // Here, so that nobody can forget it.
+            // Make the text harmless here, so that no caller can forget it.
             10 => Self::Error {
                 text: printable(&r.text(MAX_TEXT)?),
             },
@@ -453,7 +453,7 @@ mod tests {
             assert!(octets.len() <= MAX_MESSAGE);
             assert_eq!(Message::decode(&octets).unwrap(), m);
         }
-        // The layout is a promise: one message octet by octet.
+        // The layout must not change, so check one message octet by octet.
         let filled = Message::Filled {
             slot: 3,
             offset: 0x0102_0304_0506_0708,
@@ -472,7 +472,7 @@ mod tests {
                 assert!(Message::decode(&octets[..n]).is_err(), "{m:?} cut at {n}");
             }
             let longer = [&octets[..], &[0]].concat();
-            // Only Hello may grow.
+            // Only Hello may have more octets.
             assert_eq!(
                 Message::decode(&longer).is_ok(),
                 matches!(m, Message::Hello { .. }),
@@ -482,7 +482,7 @@ mod tests {
                 for bit in 0..8 {
                     let mut o = octets.clone();
                     o[i] ^= 1 << bit;
-                    // Whatever is still accepted must mean exactly what is written.
+                    // If the changed octets are accepted, they must mean another message.
                     if let Ok(d) = Message::decode(&o) {
                         assert!(
                             d != m || matches!(m, Message::Error { .. }),

@@ -1,4 +1,4 @@
-//! `iwarp cp serve`: offers a directory until it is stopped.
+//! `iwarp cp serve`: offers the files of a directory until it is stopped.
 
 use super::CpArgs;
 use super::confine::Root;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// Serves a directory.
 ///
 /// # Errors
-/// When the directory cannot be opened or the address not be listened on.
+/// If the directory cannot be opened, or if the server cannot listen on the address.
 pub(super) fn run(args: &CpArgs, dir: &Path, port: u16) -> Result<()> {
     let terms = args.terms()?;
     let root = Root::open(dir)?;
@@ -25,7 +25,7 @@ pub(super) fn run(args: &CpArgs, dir: &Path, port: u16) -> Result<()> {
     let (ctx, listener) = service::listen(&bind, port, &super::config(args))?;
     let gate = service::gate(&args.serve.limits);
     let budget = Budget::new(args.serve.memory());
-    // Also with --quiet: who starts a server needs to know where it is, above all with port 0.
+    // Print this with --quiet, too: the user needs the address, above all with port 0.
     out::line(format_args!(
         "iwarp cp: serving on {}",
         listener.local_addr()
@@ -59,7 +59,7 @@ pub(super) fn run(args: &CpArgs, dir: &Path, port: u16) -> Result<()> {
                 Ok(()) => tracing::info!(%from, "client done"),
                 Err(e) => tracing::warn!(%from, "{e}"),
             }
-            // The server ends by being killed: what is recorded must be in the file by then.
+            // A server is ended by a signal, so write the recording to the file after each client.
             if let Err(e) = ctx.flush_capture() {
                 tracing::warn!("capture: {e}");
             }

@@ -1,7 +1,8 @@
-//! The control connection: JSON lines over TCP, by which the client tells the server what comes next.
+//! The control connection. The client asks for links and measurements, and the server answers, in JSON lines over TCP.
 //!
-//! Client: `hello`, then any number of `open` and `run`. Server: `hello` (or `busy`), `listening` + `opened`, `ready` + `done`, or
-//! `error`, which ends nothing but the connection it concerns. Lines are at most 64 KiB; both ends bound their waiting.
+//! The client sends `hello`, then any number of `open` and `run`. The server answers `hello` (or `busy`), then `listening` and
+//! `opened` to each `open`, `ready` and `done` to each `run`, or `error`. An error ends only the connection it concerns.
+//! Lines are at most 64 KiB. Both ends limit how long they wait.
 
 use super::host::HostInfo;
 use super::point::{Link, Point, STALL};
@@ -12,77 +13,77 @@ use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs as _};
 use std::time::Duration;
 
-/// Changes with every incompatible change of the messages or of what the two ends do between them.
+/// Version of the protocol. It changes with every incompatible change of the messages or of the measurements.
 pub(crate) const PROTOCOL: u32 = 1;
-/// Port of `iwarp perf serve` when none is given.
+/// Port of `iwarp perf serve` without `--port`.
 pub(crate) const DEFAULT_PORT: u16 = 7175;
-/// Longest line.
+/// Longest line, in octets.
 const MAX_LINE: u64 = 64 * 1024;
 /// How long an answer may take on top of the measurement itself.
 pub(crate) const ANSWER: Duration = Duration::from_secs(STALL.as_secs() + 5);
-/// How long a server waits for the first word of a client.
+/// How long a server waits for a client's hello.
 pub(crate) const HELLO: Duration = Duration::from_secs(5);
 /// How long a server waits for the next request of a client. Between two requests a client does nothing that takes long.
 pub(crate) const IDLE: Duration = Duration::from_secs(30);
 
-/// What the client says.
+/// The client's messages.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub(crate) enum Request {
-    /// First of all. Unknown fields are ignored, so that a newer client gets a clear answer.
+    /// The first message. The server ignores unknown fields, so that a newer client gets a clear answer.
     Hello {
         /// [`PROTOCOL`] of the client.
         protocol: u32,
-        /// Its program version, for the error message.
+        /// The client's program version, for the error message.
         version: String,
     },
-    /// Set up the connections of a link.
+    /// Asks to set up the connections of a link.
     Open {
-        /// Chosen by the client, counted up from 0.
+        /// The link's number. The client counts links from 0.
         id: u32,
-        /// What to set up.
+        /// The link to set up.
         link: Link,
     },
-    /// Run one measurement.
+    /// Asks to run one measurement.
     Run {
-        /// An opened link.
+        /// The number of an opened link.
         id: u32,
-        /// What to run.
+        /// The measurement to run.
         point: Point,
-        /// How many operations.
+        /// The number of operations.
         iters: u64,
     },
 }
 
-/// What the server says.
+/// The server's messages.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub(crate) enum Reply {
-    /// Answer to the client's hello, also when the versions differ.
+    /// Answers the client's hello, also if the versions differ.
     Hello {
         /// [`PROTOCOL`] of the server.
         protocol: u32,
-        /// Its program version.
+        /// The server's program version.
         version: String,
-        /// Its machine.
+        /// The server's machine.
         host: Option<HostInfo>,
     },
-    /// Another client is being served.
+    /// Refuses the client, because the server serves another one.
     Busy {},
-    /// The link may be connected to, at the address of the control connection.
+    /// Says that the server listens for the link's connections, at the address of the control connection.
     Listening {
         /// TCP port.
         port: u16,
     },
-    /// All connections of the link are there.
+    /// Says that all connections of the link are set up.
     Opened {},
-    /// The server has prepared the measurement and has begun its side.
+    /// Says that the server has prepared the measurement and has begun its side.
     Ready {},
-    /// The server's side is over.
+    /// Says that the server's side has ended.
     Done {},
-    /// The request could not be done.
+    /// Says that the request failed.
     Error {
-        /// Why.
+        /// The reason, for a person.
         message: String,
     },
 }
@@ -111,7 +112,7 @@ impl Control {
     /// Connects to a server and exchanges hellos.
     ///
     /// # Errors
-    /// When nobody listens, somebody else listens, the server is busy or speaks another version.
+    /// If no program listens, if another program than `iwarp perf serve` listens, or if the server is busy or has another version.
     pub(crate) fn connect(addr: SocketAddr) -> Result<(Self, Option<HostInfo>)> {
         let stream = TcpStream::connect_timeout(&addr, STALL)
             .context(format_args!("cannot connect to {addr}"))?;
@@ -148,7 +149,7 @@ impl Control {
         }
     }
 
-    /// Address of the other end, with another port. A link-local address keeps its scope.
+    /// Returns the address of the other end with the port `port`. A link-local address keeps its scope.
     pub(crate) fn peer_at(&self, port: u16) -> Result<SocketAddr> {
         let peer = self.lines.get_ref().peer_addr();
         let mut peer = peer.context("control connection")?;
@@ -156,7 +157,7 @@ impl Control {
         Ok(peer)
     }
 
-    /// Address of this end, with any port.
+    /// Returns the address of this end with port 0.
     pub(crate) fn here(&self) -> Result<SocketAddr> {
         let local = self.lines.get_ref().local_addr();
         let mut local = local.context("control connection")?;
@@ -167,7 +168,7 @@ impl Control {
     /// Sends one message.
     ///
     /// # Errors
-    /// When the connection is broken or the other end does not read.
+    /// If the connection is broken or the other end does not read.
     pub(crate) fn say(&mut self, message: &impl Serialize) -> Result<()> {
         let mut line = serde_json::to_vec(message).context("control message")?;
         line.push(b'\n');
@@ -177,10 +178,10 @@ impl Control {
             .context("control connection")
     }
 
-    /// Waits at most `timeout` for one message; `None` when the other end has closed.
+    /// Waits at most `timeout` for one message. Returns `None` if the other end has closed.
     ///
     /// # Errors
-    /// On time-out, on a broken connection, and on anything that is not a message.
+    /// On time-out, on a broken connection, and on a line that is not a message.
     pub(crate) fn hear<T: DeserializeOwned>(&mut self, timeout: Duration) -> Result<Option<T>> {
         self.lines
             .get_ref()
@@ -209,10 +210,10 @@ impl Control {
             .map_err(|e| Error::failed(format!("what came is not the iwarp perf protocol ({e})")))
     }
 
-    /// Waits for the server's answer and turns its errors into ours.
+    /// Waits for the server's answer. An `error` of the server becomes an error of this function.
     ///
     /// # Errors
-    /// Also when the answer is not the expected one.
+    /// As [`hear`](Self::hear), if the server reports an error, and if the answer is not the expected one.
     pub(crate) fn expect(
         &mut self,
         what: &str,
@@ -234,7 +235,7 @@ impl Control {
 /// Turns `HOST`, `HOST:PORT`, `[V6]`, `[V6]:PORT` or a bare IPv6 address into socket addresses.
 ///
 /// # Errors
-/// When the name is not known.
+/// If the name is not known.
 pub(crate) fn resolve(text: &str, default_port: u16) -> Result<Vec<SocketAddr>> {
     let (host, port) = host_and_port(text);
     let port = match port {
@@ -251,7 +252,7 @@ pub(crate) fn resolve(text: &str, default_port: u16) -> Result<Vec<SocketAddr>> 
     Ok(found)
 }
 
-/// What is before the port, and the port. An IPv6 address has more colons, so it is in brackets if a port follows.
+/// Splits `text` into the host and the port. An IPv6 address has colons of its own, so it is in brackets if a port follows.
 fn host_and_port(text: &str) -> (&str, Option<&str>) {
     if let Some((host, rest)) = text.strip_prefix('[').and_then(|t| t.split_once(']')) {
         match rest.strip_prefix(':') {
@@ -279,7 +280,7 @@ mod tests {
             ("::1", "[::1]:7175"),
             ("[::1]", "[::1]:7175"),
             ("[::1]:9", "[::1]:9"),
-            // A scope may be a number, and loopback's is 1 everywhere.
+            // A scope may be a number. The number of the loopback interface is 1 on every host.
             ("fe80::1%1", "[fe80::1%1]:7175"),
             ("[fe80::1%1]:9", "[fe80::1%1]:9"),
         ] {

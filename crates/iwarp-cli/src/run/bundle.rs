@@ -1,10 +1,10 @@
-//! Libraries that this command's own file carries behind its end (`cargo xtask bundle` appends them).
+//! Finds the libraries that `cargo xtask bundle` appends to this command's own file.
 //!
-//! Unpacked into the first of these folders in which the loader can use them: one beside the program, then one of this
-//! user's own in `XDG_RUNTIME_DIR` or the temporary folder. Where no folder is writable, or all are mounted `noexec`,
-//! the libraries stay in memory: files without a name (`memfd`), which `LD_PRELOAD` gives to the loader by their
-//! descriptors. That takes one more library, because the loader knows a preloaded file by the one name that is written in
-//! it: the second has the name `librdmacm.so.1` and nothing in it, but depends on the first.
+//! They are unpacked into the first of these folders in which the loader can use them: one beside the program, then one of this
+//! user's own in `XDG_RUNTIME_DIR` or in the temporary folder. If no folder is writable, or all are mounted `noexec`,
+//! the libraries stay in memory, in files without a name (`memfd`). `LD_PRELOAD` names these files to the loader by their
+//! descriptors. That needs one more library, because the loader knows a preloaded file by the one name that is written in
+//! it. The additional library has the name `librdmacm.so.1`, contains nothing, and depends on the first.
 
 use super::library::{Libraries, NAMES, PRELOAD_BUILT, Verbs, check_trusted, private_dir};
 use crate::error::{Context as _, Error, Result};
@@ -19,12 +19,12 @@ use std::path::{Path, PathBuf};
 const MAGIC: &[u8; 8] = b"iwarplib";
 /// Three lengths of 8 octets, little endian, and [`MAGIC`].
 const TAIL: usize = 32;
-/// Descriptors for memory begin here: scripts use the small numbers themselves (`exec 3>file`).
+/// The lowest descriptor for a file in memory. Scripts use small numbers themselves (`exec 3>file`).
 const FIRST_DESCRIPTOR: i32 = 100;
 const HELP: &str = "set TMPDIR to a folder of yours that is not mounted noexec, put this file into one, or set \
     IWARP_LIBRARY to an unpacked libibverbs.so.1";
 
-/// The libraries of a bundle, in the order in which they stand in the file.
+/// The libraries of a bundle, in the order of the file.
 struct Bundle {
     /// The library with both names.
     verbs: Vec<u8>,
@@ -34,12 +34,12 @@ struct Bundle {
     preload: Vec<u8>,
 }
 
-/// Takes the libraries out of the command's own file; `None` if it carries none.
+/// Takes the libraries out of the command's own file. Returns `None` if it carries none.
 ///
-/// With `lasting` they must still be there when this process and the program that it becomes have ended.
+/// With `lasting` they must still be there after this process and the program that it becomes have ended.
 ///
 /// # Errors
-/// When the file cannot be read, and when neither a folder nor memory can hold the libraries.
+/// If the file cannot be read, or if neither a folder nor memory can hold the libraries.
 pub(super) fn find(exe: &Path, lasting: bool) -> Result<Option<Libraries>> {
     let Some(bundle) = Bundle::read(exe).context("reading this command's own file")? else {
         return Ok(None);
@@ -67,7 +67,7 @@ pub(super) fn find(exe: &Path, lasting: bool) -> Result<Option<Libraries>> {
     )))
 }
 
-/// The folder for the libraries beside a program.
+/// Returns the folder for the libraries beside the program `exe`.
 fn beside(exe: &Path) -> PathBuf {
     let mut name = exe.file_name().unwrap_or_default().to_owned();
     name.push("-lib");
@@ -98,7 +98,7 @@ impl Bundle {
         }))
     }
 
-    /// Makes, or finds made, the files and names of an installation in `dir`.
+    /// Makes the files and links of an installation in `dir`. Those that are right already stay as they are.
     fn unpack(&self, dir: &Path) -> io::Result<Libraries> {
         match fs::DirBuilder::new().mode(0o755).create(dir) {
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
@@ -111,7 +111,7 @@ impl Bundle {
         }
         let [verbs, second] = NAMES;
         put(&self.verbs, &dir.join(verbs))?;
-        // A link and not a copy: two files would be two engines in one process.
+        // Make a link, not a copy: with two files the loader would load two engines into one process.
         let link = dir.join(second);
         if !fs::read_link(&link).is_ok_and(|to| to == Path::new(verbs)) {
             let fresh = fresh(&link);
@@ -129,7 +129,7 @@ impl Bundle {
         })
     }
 
-    /// Keeps the libraries in memory, for this process, what it becomes, and their children.
+    /// Keeps the libraries in memory, for this process, the program that it becomes, and their children.
     fn into_memory(self) -> io::Result<Libraries> {
         let mut held = Vec::new();
         let mut keep = |name: &str, octets: &[u8]| {
@@ -152,7 +152,7 @@ impl Bundle {
     }
 }
 
-/// Lengths of the libraries at the end of a bundle.
+/// Reads the lengths of the libraries at the end of a bundle. Returns `None` if the file is not a bundle.
 fn lengths(file: &mut fs::File, len: u64) -> Option<[u64; 3]> {
     let mut tail = [0u8; TAIL];
     let rest = len.checked_sub(TAIL as u64)?;
@@ -174,7 +174,7 @@ fn put(octets: &[u8], to: &Path) -> io::Result<()> {
     if fs::read(to).is_ok_and(|there| there == octets) {
         return Ok(());
     }
-    // Put in place by renaming: another process may be doing the same, or have the older file open.
+    // Write to a new name and rename: another process may be doing the same, or have the older file open.
     let fresh = fresh(to);
     let written = fs::write(&fresh, octets).and_then(|()| fs::rename(&fresh, to));
     if written.is_err() {
@@ -183,15 +183,15 @@ fn put(octets: &[u8], to: &Path) -> io::Result<()> {
     written
 }
 
-/// A name beside `path` that no other process uses.
+/// Returns a name beside `path` that no other process uses.
 fn fresh(path: &Path) -> PathBuf {
     path.with_extension(format!("new-{}", std::process::id()))
 }
 
-/// Puts octets into memory that can be loaded by the path returned, as long as this process has the descriptor.
+/// Puts octets into a file in memory. The loader can load it by the returned path as long as this process has the descriptor.
 fn in_memory(name: &str, octets: &[u8]) -> io::Result<(OwnedFd, PathBuf)> {
     let flags = MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC;
-    // Kernels before 6.3 do not know the second flag, and need none.
+    // Kernels before 6.3 do not know the second flag, and do not need it.
     let file = rustix::fs::memfd_create(name, flags | MemfdFlags::EXEC)
         .or_else(|_| rustix::fs::memfd_create(name, flags))?;
     let mut file = fs::File::from(file);
@@ -204,7 +204,7 @@ fn in_memory(name: &str, octets: &[u8]) -> io::Result<(OwnedFd, PathBuf)> {
         .unwrap_or_else(|_| OwnedFd::from(file));
     // The program that this process becomes must keep it.
     rustix::io::fcntl_setfd(&descriptor, rustix::io::FdFlags::empty())?;
-    // Not /proc/self: many programs close all descriptors in their children, which this path still serves.
+    // Do not use /proc/self: many programs close all descriptors in their children, and this path still works there.
     let path = format!("/proc/{}/fd/{}", std::process::id(), descriptor.as_raw_fd());
     Ok((descriptor, path.into()))
 }
@@ -226,7 +226,7 @@ mod tests {
         bytes
     }
 
-    /// A bundle in a folder of its own.
+    /// Writes a bundle in a folder of its own.
     fn bundle(name: &str, bytes: &[u8]) -> (PathBuf, PathBuf) {
         let dir = std::env::temp_dir().join(format!("iwarp-bundle-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&dir);
@@ -239,7 +239,7 @@ mod tests {
     #[test]
     fn a_bundle_is_unpacked_beside_the_program() {
         let (dir, exe) = bundle("beside", &bytes(PARTS));
-        // The second time everything is there.
+        // The second time all files are there already.
         for _ in 0..2 {
             let libs = find(&exe, true).unwrap().unwrap();
             let Verbs::Folder(folder) = libs.verbs else {
@@ -286,7 +286,7 @@ mod tests {
         }
     }
 
-    /// Whoever can write there could give us his library.
+    /// Another user who can write to the folder could replace the library.
     #[test]
     fn a_folder_that_others_can_write_is_not_used() {
         let (dir, exe) = bundle("open", &bytes(PARTS));
@@ -296,7 +296,7 @@ mod tests {
         let bundle = Bundle::read(&exe).unwrap().unwrap();
         let error = bundle.unpack(&folder).err().unwrap().to_string();
         assert!(error.contains("somebody else"), "{error}");
-        // Nor where he made a link to a folder of ours.
+        // The same holds for another user's link to a folder of ours.
         let link = dir.join("link");
         symlink(&dir, &link).unwrap();
         assert!(check_trusted(&link).is_err() && check_trusted(&dir).is_ok());

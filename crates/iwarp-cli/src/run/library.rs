@@ -1,8 +1,8 @@
-//! Where the C library is, and a folder in which it has the names that programs look for.
+//! Finds the C library, and makes a folder in which it has the names that programs look for.
 //!
-//! Both names must be links to one file: the loader then loads it once. Looked for in this order: the file that
-//! `IWARP_LIBRARY` names, the folder of an installation (`../lib/iwarp` beside `bin`), the build folder that this
-//! command is in, and the command's own tail ([`bundle`]).
+//! Both names must be links to one file, so that the loader loads it once. The library is looked for in this order: the file that
+//! `IWARP_LIBRARY` names, the folder of an installation (`../lib/iwarp` beside `bin`), the build folder that contains this
+//! command, and the end of the command's own file ([`bundle`]).
 
 use super::{bundle, missing};
 use crate::error::{Context as _, Error, Result};
@@ -15,10 +15,10 @@ use std::path::{Path, PathBuf};
 pub(super) const NAMES: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
 const BUILT: &str = "libiwarp_verbs.so";
 pub(super) const PRELOAD_BUILT: &str = "librspreload.so";
-/// Names a library file that is not where it is looked for.
+/// The variable that names a library file in another place.
 const VARIABLE: &str = "IWARP_LIBRARY";
 
-/// Libraries ready to be used.
+/// Libraries that are ready for use.
 #[derive(Debug)]
 pub(super) struct Libraries {
     /// The library with both names.
@@ -27,12 +27,12 @@ pub(super) struct Libraries {
     pub(super) preload: Option<PathBuf>,
 }
 
-/// How the loader gets the library.
+/// How the loader finds the library.
 #[derive(Debug)]
 pub(super) enum Verbs {
-    /// A folder with both names, to be searched first.
+    /// A folder with both names, which the loader searches first.
     Folder(PathBuf),
-    /// Files to be loaded before the program, which exist as long as the descriptors are open.
+    /// Files that the loader loads before the program. They exist as long as the descriptors are open.
     Memory {
         files: [PathBuf; 2],
         _held: Vec<OwnedFd>,
@@ -46,15 +46,15 @@ impl Libraries {
     }
 }
 
-/// Finds the libraries. With `lasting` they must still be there when this process and the program that it becomes have
+/// Finds the libraries. With `lasting` they must still be there after this process and the program that it becomes have
 /// ended.
 ///
 /// # Errors
-/// When they are nowhere, or there is no place for links to them or for what a bundle carries.
+/// If there are no libraries, or if there is no place for links to them or for the libraries of a bundle.
 pub(super) fn find(lasting: bool) -> Result<Libraries> {
     if let Some(file) = std::env::var_os(VARIABLE).filter(|f| !f.is_empty()) {
         let file = Path::new(&file);
-        // A folder is a likely mistake, and the loader's message would name neither it nor the variable.
+        // Report this here: users may name the folder by mistake, and the loader's message names neither it nor the variable.
         if !fs::metadata(file).context(named(file))?.is_file() {
             return Err(Error::failed(format!("{}: not a file", named(file))));
         }
@@ -81,7 +81,7 @@ pub(super) fn find(lasting: bool) -> Result<Libraries> {
     Err(Error::Advice(missing::advice(&exe)))
 }
 
-/// The preload library in a folder. Absolute, because the program may have another directory.
+/// Returns the preload library in a folder. Its path is absolute, because the program may change its working directory.
 fn preload_in(dir: &Path) -> Option<PathBuf> {
     let names = [PRELOAD_BUILT, "libiwarp_rspreload.so"];
     names
@@ -93,7 +93,7 @@ fn named(file: &Path) -> String {
     format!("{VARIABLE}={}", file.display())
 }
 
-/// Gives a library file its two names, in a folder made for that.
+/// Makes a folder with links to a library file under its two names.
 fn linked(file: &Path, preload: Option<PathBuf>) -> Result<Libraries> {
     let file = file
         .canonicalize()
@@ -119,7 +119,7 @@ fn linked(file: &Path, preload: Option<PathBuf>) -> Result<Libraries> {
     )))
 }
 
-/// Makes, or finds made, links with both names.
+/// Makes links with both names to `file`. Links that are right already stay as they are.
 fn link_names(dir: &Path, file: &Path) -> std::io::Result<()> {
     fs::DirBuilder::new()
         .recursive(true)
@@ -131,7 +131,7 @@ fn link_names(dir: &Path, file: &Path) -> std::io::Result<()> {
         if fs::read_link(&link).is_ok_and(|to| to == file) {
             continue;
         }
-        // Put in place by renaming: another process may be doing the same.
+        // Make the link under a new name and rename it: another process may be doing the same.
         let fresh = dir.join(format!(".{name}.{}", std::process::id()));
         let _ = fs::remove_file(&fresh);
         symlink(file, &fresh)?;
@@ -140,10 +140,10 @@ fn link_names(dir: &Path, file: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Checks that nobody but this user and root can have put anything into a folder.
+/// Checks that only this user and root can have put files into a folder.
 ///
 /// # Errors
-/// When somebody else can, and when the folder cannot be looked at.
+/// If another user can have done so, or if the folder cannot be examined.
 pub(super) fn check_trusted(dir: &Path) -> std::io::Result<()> {
     let meta = fs::symlink_metadata(dir)?;
     let owners = [0, rustix::process::geteuid().as_raw()];
@@ -153,7 +153,7 @@ pub(super) fn check_trusted(dir: &Path) -> std::io::Result<()> {
     Err(std::io::Error::other("somebody else may write to it"))
 }
 
-/// A folder of this user's own for one version of a file.
+/// Makes a folder of this user's own for one version of a file, and returns its path.
 pub(super) fn private_dir(file: &Path) -> Result<PathBuf> {
     let meta = fs::metadata(file).context("the library file")?;
     let base = std::env::var_os("XDG_RUNTIME_DIR")
@@ -167,7 +167,7 @@ pub(super) fn private_dir(file: &Path) -> Result<PathBuf> {
     {
         return Err(Error::failed(format!("{}: {e}", dir.display())));
     }
-    // In a folder that everybody can write, somebody else may have been first.
+    // If every user can write to the folder above, another user may have made this folder first.
     let owner = fs::symlink_metadata(&dir).context(dir.display())?;
     if !owner.is_dir() || owner.uid() != user || owner.permissions().mode() & 0o022 != 0 {
         return Err(Error::failed(format!(
@@ -199,7 +199,7 @@ mod tests {
         let dir = scratch("links");
         let file = dir.join(BUILT);
         fs::write(&file, b"x").unwrap();
-        // The second time as the next process does.
+        // The second time stands for the next process.
         for _ in 0..2 {
             let Verbs::Folder(folder) = linked(&file, None).unwrap().verbs else {
                 panic!("in memory")

@@ -1,12 +1,12 @@
-//! What `iwarp run` says when the command is alone, as `cargo install` leaves it: how to get the libraries.
+//! The message of `iwarp run` if the command has no libraries, as after `cargo install`. It says how to get them.
 
 use std::path::Path;
 
-/// The text for a command whose own file is `exe`. It names the commands to type, for the version of this command.
+/// Returns the message for a command whose own file is `exe`. It has the lines to type, for the version of this command.
 pub(super) fn advice(exe: &Path) -> String {
     let repository = env!("CARGO_PKG_REPOSITORY");
     let version = env!("CARGO_PKG_VERSION");
-    // The libraries are looked for in `lib/iwarp` beside `bin`, so the prefix of this command is the best place.
+    // `iwarp run` looks for libraries in `lib/iwarp` beside `bin`, so the prefix of this command is the best place.
     let beside = exe
         .parent()
         .filter(|dir| dir.ends_with("bin"))
@@ -28,7 +28,7 @@ pub(super) fn advice(exe: &Path) -> String {
     )
 }
 
-/// A path as a shell takes it.
+/// Quotes a path for a shell, if it needs quotes.
 fn quoted(path: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+@%,:=".contains(c);
     if path.chars().all(plain) {

@@ -1,29 +1,29 @@
-//! A limit for the memory of all clients of a server together. Registered memory and buffers are counted before they are
-//! allocated. A client that gets no more is told so, and the others do not notice.
+//! Limits the memory of all clients of a server together. Registered memory and buffers are counted before they are allocated.
+//! A client that gets no more memory is refused with that reason. The other clients are not affected.
 
 use crate::error::{Error, Result};
 use crate::units;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Octets that may be in use.
+/// The octets that all clients together may use.
 #[derive(Debug)]
 pub(crate) struct Budget {
     left: AtomicU64,
 }
 
 impl Budget {
-    /// A budget of so many octets.
+    /// Makes a budget of `octets`.
     pub(crate) fn new(octets: u64) -> Arc<Self> {
         Arc::new(Self {
             left: AtomicU64::new(octets),
         })
     }
 
-    /// Takes `octets`, until the share is dropped.
+    /// Takes `octets` from the budget. Dropping the share gives them back.
     ///
     /// # Errors
-    /// When less is left.
+    /// If fewer are left.
     pub(crate) fn take(self: &Arc<Self>, octets: usize) -> Result<Share> {
         let octets = octets as u64;
         self.left
@@ -58,10 +58,10 @@ impl Drop for Share {
     }
 }
 
-/// A buffer of zeros whose allocation may fail.
+/// Allocates a buffer of `len` zeros.
 ///
 /// # Errors
-/// When there is no memory.
+/// If there is no memory. The process goes on.
 pub(crate) fn zeros(len: usize) -> Result<Vec<u8>> {
     let mut buffer = Vec::new();
     buffer.try_reserve_exact(len).map_err(|_| {

@@ -1,9 +1,9 @@
-//! Admission: how many clients are served at a time, in all and for each address, and which one has to leave when a new one
-//! comes and there is no room.
+//! Admission: limits how many clients are served at a time, in all and for each address, and decides which client has to leave if
+//! a new one comes and all places are taken.
 //!
-//! A client that sends nothing and takes nothing uses a place. So that idle clients cannot keep others out, the client that has
-//! been idle for longest, and for at least [`GRACE`], is evicted for a new one. Clients at work are never evicted. If they hold all
-//! places, the new one is refused and may try again.
+//! A client that sends nothing and takes nothing uses a place. Idle clients must not keep others out. So if all places are
+//! taken, the client that has been idle for longest is evicted for a new one, if it has been idle for at least [`GRACE`]. Clients
+//! at work are never evicted. If they hold all places, the new client is refused and may try again.
 
 use clap::Args;
 use std::net::IpAddr;
@@ -14,15 +14,15 @@ use std::time::{Duration, Instant};
 /// A client that has made no progress for this long may be evicted for a new one.
 pub(crate) const GRACE: Duration = Duration::from_secs(2);
 
-/// The time of the last progress of a client for which the server works.
+/// The value of a place's `last` while the server works for the client. The client then does not count as idle.
 const AT_WORK: u64 = u64::MAX;
 
 /// Limits of a server.
 #[derive(Debug, Clone, Copy, Args)]
 #[command(next_help_heading = "Limits (with `serve`)")]
 pub(crate) struct Limits {
-    /// Clients served at a time [default: 64]. When all places are taken, a new client takes that of the client that has
-    /// been idle for longest (2 s at least), or is told to come back
+    /// Clients served at a time [default: 64]. If all places are taken, a new client replaces the client that has been
+    /// idle for longest (at least 2 s), or is refused
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     max_clients: Option<u32>,
     /// Clients of one address served at a time [default: 32]
@@ -31,17 +31,17 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// Clients served at a time.
+    /// Returns how many clients are served at a time.
     pub(crate) fn clients(&self) -> usize {
         self.max_clients.unwrap_or(64) as usize
     }
 
-    /// Clients of one address served at a time.
+    /// Returns how many clients of one address are served at a time.
     pub(crate) fn per_address(&self) -> usize {
         self.max_per_address.unwrap_or(32) as usize
     }
 
-    /// The first option that was given, for a complaint when there is nothing to limit.
+    /// Returns the first of these options that was given, for the error message if they are not allowed.
     pub(crate) fn given(&self) -> Option<&'static str> {
         match self {
             Self {
@@ -60,9 +60,9 @@ impl Limits {
 /// Why a client is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Full {
-    /// All places are held by clients at work.
+    /// Clients at work hold all of this many places.
     All(usize),
-    /// All places of its address are.
+    /// Clients at work hold all of this many places of the client's address.
     Address(usize),
 }
 
@@ -78,7 +78,7 @@ impl std::fmt::Display for Full {
     }
 }
 
-/// The places of a server. Shared between the accepting thread and the guests.
+/// The places of a server. The accepting thread and the guests share it.
 #[derive(Debug)]
 pub(crate) struct Gate {
     clients: usize,
@@ -90,7 +90,7 @@ pub(crate) struct Gate {
 /// One place that is taken.
 struct Place {
     address: IpAddr,
-    /// Milliseconds since the gate's epoch.
+    /// The time of the client's last progress, in milliseconds since the gate was made, or [`AT_WORK`].
     last: AtomicU64,
     evicted: AtomicBool,
     evict: Mutex<Option<Box<dyn FnOnce() + Send>>>,
@@ -105,7 +105,7 @@ impl std::fmt::Debug for Place {
 }
 
 impl Gate {
-    /// A gate with all places free.
+    /// Makes a gate with all places free.
     pub(crate) fn new(clients: usize, per_address: usize) -> Arc<Self> {
         Arc::new(Self {
             clients,
@@ -116,7 +116,7 @@ impl Gate {
     }
 
     fn guests(&self) -> MutexGuard<'_, Vec<Arc<Place>>> {
-        // The list is whole between any two statements, also if a thread panics.
+        // The list is consistent between any two statements, so a panic of another thread while it had the lock does no harm.
         self.guests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -124,10 +124,10 @@ impl Gate {
         self.epoch.elapsed().as_millis() as u64
     }
 
-    /// Gives a new client a place, if necessary that of the client that has been idle for longest.
+    /// Gives a new client a place. If none is free, it evicts the client that has been idle for longest.
     ///
     /// # Errors
-    /// When there is no place, and nobody has been idle for [`GRACE`].
+    /// If no place is free and no client has been idle for [`GRACE`].
     pub(crate) fn admit(self: &Arc<Self>, address: IpAddr) -> Result<Guest, Full> {
         let address = address.to_canonical();
         let now = self.now_ms();
@@ -141,7 +141,7 @@ impl Gate {
         };
         let mut victim = None;
         if let Some((full, whose)) = full {
-            // An evicted client holds no place, but its thread may need a moment; those moments must not add up.
+            // An evicted client holds no place, but its thread ends a little later. Limit the number of these threads, too.
             if guests.len() >= 2 * self.clients {
                 return Err(full);
             }
@@ -188,7 +188,7 @@ impl Place {
         self.last.load(Ordering::Relaxed)
     }
 
-    /// Returns `true` if a client (of this address) that is not evicted has the place.
+    /// Returns `true` if the place belongs to a client of `address` (of any address for `None`) that is not evicted.
     fn holds(&self, address: Option<IpAddr>) -> bool {
         !self.evicted.load(Ordering::Acquire) && address.is_none_or(|a| a == self.address)
     }
@@ -205,7 +205,7 @@ impl Place {
     }
 }
 
-/// A client that has a place until this is dropped.
+/// A client that has a place. Dropping it frees the place.
 #[derive(Debug)]
 pub(crate) struct Guest {
     gate: Arc<Gate>,
@@ -213,7 +213,8 @@ pub(crate) struct Guest {
 }
 
 impl Guest {
-    /// Says how to end the client's connection from another thread. Called at once if the client is evicted already.
+    /// Sets the function that ends the client's connection if the client is evicted. Another thread may call it. If the client is
+    /// evicted already, it is called at once.
     pub(crate) fn on_evict(&self, evict: impl FnOnce() + Send + 'static) {
         *self
             .place
@@ -225,28 +226,28 @@ impl Guest {
         }
     }
 
-    /// Returns `true` if another client has got the place.
+    /// Returns `true` if the client has lost its place to another one.
     pub(crate) fn is_evicted(&self) -> bool {
         self.place.evicted.load(Ordering::Acquire)
     }
 
-    /// The client has made progress.
+    /// Notes that the client has made progress.
     pub(crate) fn touch(&self) {
         self.place.last.store(self.gate.now_ms(), Ordering::Relaxed);
     }
 
-    /// From now on it is the server that works for the client, until [`touch`](Self::touch).
+    /// Notes that the server works for the client from now until [`touch`](Self::touch). The client is not idle meanwhile.
     pub(crate) fn at_work(&self) {
         self.place.last.store(AT_WORK, Ordering::Relaxed);
     }
 
-    /// Takes the place away.
+    /// Takes the place away and ends the client's connection.
     pub(crate) fn evict(&self) {
         self.place.evicted.store(true, Ordering::Release);
         self.place.run_evict();
     }
 
-    /// How long the client has made no progress.
+    /// Returns for how long the client has made no progress.
     pub(crate) fn idle(&self) -> Duration {
         Duration::from_millis(self.gate.now_ms().saturating_sub(self.place.last()))
     }
@@ -265,13 +266,13 @@ mod tests {
     const A: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
     const B: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));
 
-    /// As if the guest had done nothing for so long.
+    /// Makes the gate believe that the guest has made no progress for `ms` milliseconds.
     fn age(guest: &Guest, ms: u64) {
         let last = guest.gate.now_ms() - ms;
         guest.place.last.store(last, Ordering::Relaxed);
     }
 
-    /// A gate whose clock has run for an hour.
+    /// Makes a gate whose clock has run for an hour.
     fn old_gate(clients: usize, per_address: usize) -> Arc<Gate> {
         Arc::new(Gate {
             clients,
@@ -287,7 +288,7 @@ mod tests {
         let first = gate.admit(A).unwrap();
         let _second = gate.admit(A).unwrap();
         assert_eq!(gate.admit(A).unwrap_err(), Full::Address(2));
-        // The same host, spelt as IPv6 spells it.
+        // The same host, as an IPv4-mapped IPv6 address.
         let IpAddr::V4(v4) = A else { unreachable!() };
         let mapped = IpAddr::V6(v4.to_ipv6_mapped());
         assert_eq!(gate.admit(mapped).unwrap_err(), Full::Address(2));
@@ -309,13 +310,13 @@ mod tests {
         age(&two, GRACE.as_millis() as u64 + 2000);
         let _three = gate.admit(B).unwrap();
         assert!(told.load(Ordering::Acquire) && two.is_evicted() && !one.is_evicted());
-        // The other one has just done something, or is waited for.
+        // A client that has just made progress keeps its place, and so does one for which the server works.
         one.touch();
         assert_eq!(gate.admit(B).unwrap_err(), Full::All(2));
         one.at_work();
         assert_eq!(one.idle(), Duration::ZERO);
         assert_eq!(gate.admit(B).unwrap_err(), Full::All(2));
-        // An eviction that came before the connection was there ends it as soon as it is.
+        // If the eviction comes before the connection is set up, the connection ends as soon as it is.
         age(&one, GRACE.as_millis() as u64);
         let _four = gate.admit(B).unwrap();
         let late = Arc::new(AtomicBool::new(false));

@@ -1,5 +1,5 @@
-//! The parts that `cp serve`, `ping serve` and `perf serve` share: where they listen, which clients they serve, and how much
-//! memory these may have. A failure of one client never ends the others.
+//! The parts that `cp serve`, `ping serve` and `perf serve` share. They decide where a server listens, which clients it serves,
+//! and how much memory these may have. A failure of one client never ends the connections of others.
 
 mod budget;
 mod gate;
@@ -16,20 +16,21 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Descriptors that a client needs at most: its socket, the channels of its events, and files.
+/// Most descriptors that one client needs: its socket, the channels of its events, and files.
 const DESCRIPTORS_PER_CLIENT: u64 = 8;
-/// Descriptors that the process needs itself, and that connections may take before they have sent a request.
+/// Descriptors for the process itself, and for connections that have not yet sent a request.
 const DESCRIPTORS_OF_SERVER: u64 = 128;
 
 /// Longest reason of a refusal, in octets: less than the private data of any MPA reply may have.
 const MAX_REASON: usize = 240;
 
-/// The addresses that stand for all addresses of this host, the wider one first: a host without IPv6 has only the other.
+/// The addresses that mean all addresses of this host. The IPv6 one also covers IPv4 and comes first; a host without IPv6 has only
+/// the other.
 pub(crate) const EVERYWHERE: [IpAddr; 2] = [
     IpAddr::V6(Ipv6Addr::UNSPECIFIED),
     IpAddr::V4(Ipv4Addr::UNSPECIFIED),
 ];
-/// The addresses that only this host reaches.
+/// The addresses that only this host can reach.
 pub(crate) const LOOPBACK: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::LOCALHOST),
     IpAddr::V6(Ipv6Addr::LOCALHOST),
@@ -38,7 +39,7 @@ pub(crate) const LOOPBACK: [IpAddr; 2] = [
 /// Listens on the first of these addresses that works. Port 0 picks a free one.
 ///
 /// # Errors
-/// When an address is in use or not of this host.
+/// If an address is in use, or if this host does not have it.
 pub(crate) fn listen(
     candidates: &[IpAddr],
     port: u16,
@@ -53,7 +54,7 @@ pub(crate) fn listen(
                 continue;
             }
         };
-        // A link-local address is one of an interface, and only the device knows which.
+        // A link-local address is valid on one interface only, and the device knows on which.
         let at = match device.ip == ip {
             true => device.socket_addr(port),
             false => SocketAddr::new(ip, port),
@@ -67,7 +68,8 @@ pub(crate) fn listen(
     Err(last)
 }
 
-/// Any device can listen on all addresses: connections take the settings from it, and the address from TCP.
+/// Returns the device for listening on `ip`. For all addresses any device will do: a connection takes its settings from the
+/// device, and its address from TCP.
 fn device_for(ip: IpAddr) -> Result<Device> {
     if !ip.is_unspecified() {
         return Device::by_address(ip).context(format_args!("cannot listen on {ip}"));
@@ -78,8 +80,8 @@ fn device_for(ip: IpAddr) -> Result<Device> {
         .ok_or_else(|| Error::failed("this machine has no usable network address"))
 }
 
-/// Makes a gate whose places the process has descriptors for: the soft limit is raised as far as the hard one allows, and
-/// if that is too low, fewer clients are served, with a warning.
+/// Makes a gate with no more places than the process has descriptors for. It raises the soft limit of descriptors as far as the
+/// hard limit allows. If that is still too low, it makes fewer places and logs a warning.
 pub(crate) fn gate(limits: &Limits) -> Arc<Gate> {
     let clients = limits.clients();
     let needed = DESCRIPTORS_OF_SERVER + clients as u64 * DESCRIPTORS_PER_CLIENT;
@@ -102,7 +104,8 @@ pub(crate) fn gate(limits: &Limits) -> Arc<Gate> {
     Gate::new(clients.min(fits), limits.per_address())
 }
 
-/// Clients that so many descriptors are enough for; one at least, so that a server with few is of some use.
+/// Returns how many clients `limit` descriptors are enough for. It is at least one, so that a server with few descriptors still
+/// works.
 fn descriptors_for(limit: Option<u64>) -> usize {
     let left = limit.map_or(u64::MAX, |n| n.saturating_sub(DESCRIPTORS_OF_SERVER));
     usize::try_from(left / DESCRIPTORS_PER_CLIENT)
@@ -110,11 +113,11 @@ fn descriptors_for(limit: Option<u64>) -> usize {
         .max(1)
 }
 
-/// Serves clients until `stop`, each in a thread of its own. The gate decides who gets a place. Nothing that a peer does
-/// or fails to do holds up the accepting of others: queue pairs are made and connections are set up in the client's thread.
+/// Serves clients until `stop`, each in a thread of its own. The gate decides which client gets a place. A slow or silent peer
+/// does not delay others: queue pairs are made and connections are set up in the client's own thread.
 ///
 /// # Errors
-/// Never at present; failures of the listener pass when clients leave.
+/// None at present: if the listener fails for lack of descriptors, it works again after clients have left.
 pub(crate) fn serve_clients(
     listener: &Listener,
     gate: &Arc<Gate>,
@@ -127,7 +130,7 @@ pub(crate) fn serve_clients(
             Ok(request) => request,
             Err(iwarp::Error::TimedOut(_)) => continue,
             Err(e) => {
-                // Out of descriptors: that passes when clients leave.
+                // No descriptors are left. Some will be free after clients have left.
                 tracing::warn!("accept: {e}");
                 std::thread::sleep(Duration::from_millis(100));
                 continue;
@@ -140,7 +143,7 @@ pub(crate) fn serve_clients(
         let guest = match gate.admit(from.ip()) {
             Ok(guest) => guest,
             Err(full) => {
-                // This is no warning, so that many clients cannot fill the log.
+                // This is not a warning: many clients could fill the log with it.
                 tracing::info!(%from, "refused: {full}");
                 let _ = request.reject(format!("{BUSY}{full}").as_bytes());
                 continue;
@@ -148,21 +151,21 @@ pub(crate) fn serve_clients(
         };
         start(&client, request, guest, from);
     }
-    // Those that are still at work finish.
+    // Let the clients that are still at work finish.
     while !gate.is_empty() {
         std::thread::sleep(Duration::from_millis(5));
     }
     Ok(())
 }
 
-/// Hands a request to a thread of its own, or refuses it if there can be none.
+/// Gives a request to a thread of its own. If no thread can be started, it refuses the request.
 fn start(
     client: &Arc<impl Fn(ConnectionRequest, Guest, SocketAddr) + Send + Sync + 'static>,
     request: ConnectionRequest,
     guest: Guest,
     from: SocketAddr,
 ) {
-    // The request is kept in a shared place, so that it can still be answered if there is no thread.
+    // Both threads can reach the request, so that this one can still answer it if the other cannot be started.
     let drawer = Arc::new(Mutex::new(Some((request, guest))));
     let take = |d: &Mutex<Option<_>>| d.lock().unwrap_or_else(PoisonError::into_inner).take();
     let (theirs, client) = (Arc::clone(&drawer), Arc::clone(client));
@@ -181,10 +184,10 @@ fn start(
     }
 }
 
-/// Accepts a request, in the client's own thread. From here on an eviction ends the connection.
+/// Accepts a request. Call it in the client's own thread. From then on an eviction ends the connection.
 ///
 /// # Errors
-/// When the peer has gone, does not go on in time, or has been evicted meanwhile.
+/// If the peer has gone, does not continue the set-up in time, or has been evicted meanwhile.
 pub(crate) fn accept(
     request: ConnectionRequest,
     qp: QueuePair,
@@ -198,10 +201,10 @@ pub(crate) fn accept(
     Ok(connection)
 }
 
-/// Says why the connection of a guest has ended, if that is our own doing.
+/// Checks that the guest has not been evicted, which would explain why its connection has ended.
 ///
 /// # Errors
-/// When the guest has been evicted.
+/// If the guest has been evicted.
 pub(crate) fn still_welcome(guest: &Guest) -> Result<()> {
     match guest.is_evicted() {
         true => Err(Error::failed(
@@ -211,7 +214,7 @@ pub(crate) fn still_welcome(guest: &Guest) -> Result<()> {
     }
 }
 
-/// Tells a peer that asks to connect why it cannot be served, and gives the reason back.
+/// Refuses a connection request and tells the peer the reason. Returns `why`.
 pub(crate) fn refuse(request: ConnectionRequest, why: Error) -> Error {
     let mut text = format!("{BUSY}{why}");
     // Cut between characters, so that the peer gets valid text.

@@ -1,10 +1,10 @@
-//! What a process says of itself, as `iwarp::stat` defines it: format 1 of its JSON document. Members that are not known are
-//! ignored, and those that a library of another version does not tell are empty.
+//! Reads the JSON document that a process tells about itself, in format 1 of `iwarp::stat`. Unknown members are ignored. Members
+//! that a library of another version does not tell are empty.
 
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
-/// The version of the format that is read here.
+/// The version of the format that this command reads.
 pub(super) const FORMAT: u64 = 1;
 
 /// Counters by name, as `iwarp::Counters::named` has them.
@@ -22,7 +22,7 @@ pub(super) struct Document {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Process {
-    /// As the process sees itself; the kernel's number is the one to believe.
+    /// The process number that the process itself tells. The kernel's number is the reliable one.
     pub(super) pid: u32,
     pub(super) uid: u32,
     pub(super) command: String,
@@ -71,17 +71,17 @@ pub(super) struct Connection {
     pub(super) tcp_rtt_us: Option<u64>,
 }
 
-/// A counter, 0 if the process does not tell it.
+/// Returns a counter, or 0 if the process does not tell it.
 pub(super) fn counter(counters: &Counters, name: &str) -> u64 {
     counters.get(name).copied().unwrap_or(0)
 }
 
-/// One process that has answered.
+/// The answer of one process.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Told {
-    /// As the kernel tells it, or the process's own number if it has none here.
+    /// The process number that the kernel tells, or the process's own if it cannot be seen from this pid namespace.
     pub(super) pid: u32,
-    /// As the kernel tells it.
+    /// The user that the kernel tells.
     pub(super) uid: u32,
     /// Its document as it came, for `--json`.
     pub(super) raw: serde_json::Value,
@@ -92,7 +92,7 @@ impl Told {
     /// Reads an answer.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// A description of what is wrong with the answer.
     pub(super) fn read(pid: Option<u32>, uid: u32, text: &[u8]) -> Result<Self, String> {
         let raw: serde_json::Value =
             serde_json::from_slice(text).map_err(|e| format!("its answer is not JSON: {e}"))?;
@@ -137,7 +137,7 @@ mod tests {
         )
         .unwrap();
         assert_eq!((told.pid, told.uid), (9, 5));
-        // The kernel knows better.
+        // The kernel's number is the reliable one.
         let told = Told::read(Some(7), 5, br#"{"format":1,"process":{"pid":9}}"#).unwrap();
         assert_eq!(told.pid, 7);
     }

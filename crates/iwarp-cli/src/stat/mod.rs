@@ -1,6 +1,6 @@
-//! `iwarp stat`: what the processes that use the library are doing now.
+//! `iwarp stat`: shows what the processes that use the library are doing now.
 //!
-//! `document` is what a process tells, `table` and `openmetrics` are two ways to show it, `rates` compares two answers.
+//! `document` reads the answer of a process, `table` and `openmetrics` show it, and `rates` compares two answers.
 
 mod document;
 mod openmetrics;
@@ -43,7 +43,7 @@ network. A process in a container is asked inside of it, or through a shared dir
 IWARP_STAT=DIRECTORY for the process, --directory DIRECTORY here.
 IWARP_STAT=off for a process that shall not be asked.")]
 pub(crate) struct StatArgs {
-    /// Number of the process; all of them if it is left out
+    /// Number of the process to ask; without it, all processes
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     pid: Option<u32>,
     /// Print JSON
@@ -52,11 +52,11 @@ pub(crate) struct StatArgs {
     /// Print OpenMetrics text
     #[arg(long, conflicts_with = "watch")]
     openmetrics: bool,
-    /// Ask again every SECONDS (1 if left out, at least 0.1) and show rates
+    /// Ask again every SECONDS (default 1, at least 0.1) and show rates
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "1",
         value_parser = interval)]
     watch: Option<Duration>,
-    /// Look for processes that have IWARP_STAT=DIRECTORY
+    /// Ask the processes that have IWARP_STAT=DIRECTORY
     #[arg(long, value_name = "DIRECTORY")]
     directory: Option<PathBuf>,
 }
@@ -68,11 +68,11 @@ fn interval(text: &str) -> std::result::Result<Duration, String> {
     }
 }
 
-/// Shows what the processes say.
+/// Asks the processes and shows their answers.
 pub(crate) fn run(args: &StatArgs) -> Result<()> {
     let mut question = Question::default();
     question.pid = args.pid;
-    // What is set for the processes of a shell is set for this command, too.
+    // In a shell where IWARP_STAT is set for the programs, it is set for this command, too. So look there.
     let set = std::env::var_os("IWARP_STAT").map(PathBuf::from);
     question.directory = args.directory.clone().or(set.filter(|p| p.is_absolute()));
     let mut before = Since::default();
@@ -99,7 +99,7 @@ pub(crate) fn run(args: &StatArgs) -> Result<()> {
     }
 }
 
-/// A process that has not answered, and why.
+/// A process that has not answered, and the reason.
 struct Silent {
     pid: Option<u32>,
     uid: u32,
@@ -116,7 +116,7 @@ impl Silent {
     }
 }
 
-/// Those who have answered, by process number, and those who have not.
+/// Separates the processes that have answered, sorted by user and process number, from those that have not.
 fn sorted(answers: Vec<Answer>) -> (Vec<Told>, Vec<Silent>) {
     let (mut told, mut silent) = (Vec::new(), Vec::new());
     for answer in answers {
@@ -130,7 +130,7 @@ fn sorted(answers: Vec<Answer>) -> (Vec<Told>, Vec<Silent>) {
             Err(why) => silent.push(Silent {
                 pid: answer.pid,
                 uid: answer.uid,
-                // It may contain what the process has said.
+                // The reason may contain text of the process.
                 why: table::harmless(&why, 200),
             }),
         }
@@ -139,7 +139,7 @@ fn sorted(answers: Vec<Answer>) -> (Vec<Told>, Vec<Silent>) {
     (told, silent)
 }
 
-/// The process that was asked for has not answered.
+/// Decides what to report if the process `pid` gives no answer. If it answered before (`seen`) and has ended, that is no error.
 fn ended(pid: u32, silent: &[Silent], seen: bool) -> Result<()> {
     if let Some(silent) = silent.first() {
         return Err(Error::failed(silent.sentence()));
@@ -162,7 +162,7 @@ fn show(args: &StatArgs, told: &[Told], silent: &[Silent], before: &Since) -> Re
     }
     if args.json {
         let value = as_json(told, silent);
-        // A line for each time that was asked, so that a program can read them one by one.
+        // With --watch, print one line for each time, so that a program can read the answers one by one.
         let text = match args.watch {
             Some(_) => serde_json::to_string(&value),
             None => serde_json::to_string_pretty(&value),
@@ -187,13 +187,13 @@ fn as_json(told: &[Told], silent: &[Silent]) -> Value {
     json!({ "format": document::FORMAT, "processes": told, "silent": silent })
 }
 
-/// Prints a table or a document. Returns `false` if nobody reads any more.
+/// Prints a table or a document. Returns `false` if the reader of standard output has gone.
 fn print(args: &StatArgs, text: &str) -> bool {
     let mut out = std::io::stdout().lock();
     let mut all = String::new();
     if args.watch.is_some() && !args.json {
         if out.is_terminal() {
-            // The cursor to the top, and everything below it empty: the next table in the place of the last.
+            // Move the cursor to the top and clear the screen below, so that the next table replaces the last one.
             all.push_str("\x1b[H\x1b[2J");
         } else {
             all.push_str("--\n");

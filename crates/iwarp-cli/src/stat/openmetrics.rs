@@ -1,11 +1,11 @@
-//! The statistics as OpenMetrics text (version 1.0), which Prometheus and others read.
+//! Writes the statistics as OpenMetrics text (version 1.0), which Prometheus and others read.
 //!
-//! All samples of one metric stand together, as the format demands, so this goes through the processes once for each metric.
+//! The format demands that all samples of one metric stand together, so the writer goes through the processes once per metric.
 
 use super::document::{Connection, Counters, Device, QueuePair, Told, counter};
 use std::fmt::{Display, Write as _};
 
-/// What the samples of a metric are.
+/// The type of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Counter,
@@ -31,7 +31,7 @@ impl Kind {
     }
 }
 
-/// A counter of the library: its name there, here, its unit, and what it counts.
+/// The counters of the library: the name there, the name of the metric, its unit, and its help text.
 const COUNTERS: [(&str, &str, &str, &str); 16] = [
     (
         "tx_bytes",
@@ -111,7 +111,7 @@ const COUNTERS: [(&str, &str, &str, &str); 16] = [
     ),
 ];
 
-/// Text that grows, and the processes it is about.
+/// The text so far, and the processes that it describes.
 struct Writer<'a> {
     out: String,
     told: &'a [Told],
@@ -121,7 +121,7 @@ struct Writer<'a> {
 type Labels<'a> = Vec<(&'static str, &'a dyn Display)>;
 
 impl Writer<'_> {
-    /// The head of a metric.
+    /// Writes the head of a metric.
     fn family(&mut self, name: &str, kind: Kind, unit: &str, help: &str) {
         let _ = writeln!(self.out, "# TYPE {name} {}", kind.name());
         if !unit.is_empty() {
@@ -143,7 +143,7 @@ impl Writer<'_> {
         let _ = writeln!(self.out, "}} {value}");
     }
 
-    /// A metric with one sample for each process.
+    /// Writes a metric with one sample for each process.
     fn processes(&mut self, name: &str, unit: &str, help: &str, value: impl Fn(&Told) -> f64) {
         self.family(name, Kind::Gauge, unit, help);
         for (copy, told) in copies(self.told) {
@@ -151,7 +151,7 @@ impl Writer<'_> {
         }
     }
 
-    /// A metric with one sample for each device.
+    /// Writes a metric with one sample for each device.
     fn devices(
         &mut self,
         (name, kind, unit, help): (&str, Kind, &str, &str),
@@ -167,7 +167,7 @@ impl Writer<'_> {
         }
     }
 
-    /// A metric with one sample for each queue pair that has a value.
+    /// Writes a metric with one sample for each queue pair that has a value.
     fn queue_pairs<V: Display>(
         &mut self,
         (name, kind, unit, help): (&str, Kind, &str, &str),
@@ -185,7 +185,7 @@ impl Writer<'_> {
         }
     }
 
-    /// A metric about connections.
+    /// Writes a metric with one sample for each queue pair whose connection has a value.
     fn connections(
         &mut self,
         head: (&str, Kind, &str, &str),
@@ -195,7 +195,8 @@ impl Writer<'_> {
     }
 }
 
-/// The processes with a number for those that have the same process number as an earlier one: a program may load the library twice.
+/// Returns the processes. One with the same process number as an earlier one gets a number of its own as a label: a program may
+/// load the library twice, and no sample may stand twice.
 fn copies(told: &[Told]) -> impl Iterator<Item = (Option<usize>, &Told)> {
     told.iter().enumerate().map(|(at, one)| {
         let before = told.iter().take(at).filter(|t| t.pid == one.pid).count();
@@ -211,7 +212,7 @@ fn of_process<'a>(told: &'a Told, copy: &'a Option<usize>) -> Labels<'a> {
     labels
 }
 
-/// The value of a label between its quotes.
+/// Escapes the value of a label.
 fn escaped(value: &str) -> String {
     let mut out = String::new();
     for c in value.chars() {
@@ -229,7 +230,7 @@ fn seconds(ns: u64) -> f64 {
     ns as f64 / 1e9
 }
 
-/// All processes.
+/// Returns the text about all processes.
 pub(super) fn text(told: &[Told]) -> String {
     let mut w = Writer {
         out: String::new(),
@@ -249,7 +250,7 @@ pub(super) fn text(told: &[Told]) -> String {
     w.out
 }
 
-/// What is not a number.
+/// Writes the metrics of type `info`, whose values are text.
 fn infos(w: &mut Writer<'_>) {
     let name = "iwarp_process";
     w.family(name, Kind::Info, "", "Processes that use the library.");
@@ -448,8 +449,8 @@ mod tests {
         Told::read(Some(pid), 1000, text.to_string().as_bytes()).unwrap()
     }
 
-    /// The rules of the format: each metric has one head, its samples follow at once, counters end in `_total`, names end in their
-    /// unit, no sample stands twice, and the end is marked.
+    /// Checks the rules of the format: each metric has one head, its samples follow at once, counters end in `_total`, names end in
+    /// their unit, no sample stands twice, and the end is marked.
     #[test]
     fn the_text_obeys_the_format() {
         let text = text(&[told(1, "a"), told(2, "b"), told(2, "c")]);
@@ -501,7 +502,7 @@ mod tests {
         }
     }
 
-    /// A counter that the library has and this does not name would be missing from all monitoring.
+    /// A counter of the library without an entry in [`COUNTERS`] would be missing from all monitoring.
     #[test]
     fn every_counter_of_the_library_has_a_metric() {
         let named = iwarp::Counters::default().named();

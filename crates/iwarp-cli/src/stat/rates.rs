@@ -1,4 +1,4 @@
-//! Rates per second, from what a process said now and the last time.
+//! Computes rates per second from two answers of a process: this one and the last one.
 
 use super::document::{QueuePair, Told, counter};
 use std::collections::HashMap;
@@ -10,13 +10,14 @@ pub(super) struct Rates {
     pub(super) received_octets: f64,
 }
 
-/// What tells queue pairs apart: their process, device and number. Numbers are used again, by processes too, and then counters are lower.
+/// Identifies a queue pair: process number, device and queue pair number. Both numbers may be used again later. Then the counters
+/// or the age of the process are lower than before.
 type Key = (u32, String, u32);
 
-/// What the processes said the last time.
+/// The figures of the last answers.
 #[derive(Debug, Default)]
 pub(super) struct Since {
-    /// Age of the process, octets sent and received.
+    /// For each queue pair: the age of its process, octets sent, octets received. `None` if nothing was asked before.
     known: Option<HashMap<Key, (u64, u64, u64)>>,
 }
 
@@ -33,7 +34,7 @@ fn figures(told: &Told, qp: &QueuePair) -> (u64, u64, u64) {
 }
 
 impl Since {
-    /// Remembers what was said, for the next time.
+    /// Keeps the figures of these answers for the next time.
     pub(super) fn remember(told: &[Told]) -> Self {
         let all = told.iter().flat_map(|one| {
             let qps = one.document.queue_pairs.iter();
@@ -44,17 +45,17 @@ impl Since {
         }
     }
 
-    /// Returns `true` if there was a last time.
+    /// Returns `true` if there are earlier answers.
     pub(super) const fn is_some(&self) -> bool {
         self.known.is_some()
     }
 
-    /// The rates of a queue pair; `None` if there was no last time. One that is new has the rate 0 until the next time.
+    /// Returns the rates of a queue pair, or `None` if there are no earlier answers. The rates of a new queue pair are 0.
     pub(super) fn of(&self, told: &Told, qp: &QueuePair) -> Option<Rates> {
         let known = self.known.as_ref()?;
         let now = figures(told, qp);
         let (then, sent, received) = known.get(&key(told, qp)).copied().unwrap_or(now);
-        // A process whose age is less than it was is another one.
+        // If the age is lower than before, another process has got the number.
         let seconds = now.0.checked_sub(then).map_or(0.0, |ns| ns as f64 / 1e9);
         let per_second = |now: u64, then: u64| match now.checked_sub(then) {
             Some(more) if seconds > 0.0 => more as f64 / seconds,
@@ -98,7 +99,7 @@ mod tests {
         assert_eq!(sent(&Since::default(), &first), None);
         let before = Since::remember(&[first]);
         assert_eq!(sent(&before, &told(1_500_000_000, 1500)), Some(2000.0));
-        // Another process of that number, another queue pair of that number, the same answer twice.
+        // In turn: another process with that number, another queue pair with that number, the same answer twice.
         assert_eq!(sent(&before, &told(500_000_000, 1500)), Some(0.0));
         assert_eq!(sent(&before, &told(2_000_000_000, 100)), Some(0.0));
         assert_eq!(sent(&before, &told(1_000_000_000, 500)), Some(0.0));

@@ -1,4 +1,4 @@
-//! The statistics as a table for people: at most 100 columns, unless a name or an address is longer than usual.
+//! Shows the statistics as a table for people, in at most 100 columns unless a name or an address is longer than usual.
 
 use super::document::{Counters, Device, Document, QueuePair, Told, counter};
 use super::rates::{Rates, Since};
@@ -9,7 +9,8 @@ use std::fmt::Write as _;
 /// Columns of a terminal.
 const COLUMNS: usize = 100;
 
-/// Text of somebody else, made harmless as everywhere. What is then longer than `max` characters is cut, which an ellipsis shows.
+/// Makes text of another program harmless for a terminal. If the result is longer than `max` characters, it is cut and ends in an
+/// ellipsis.
 pub(super) fn harmless(text: &str, max: usize) -> String {
     let mut out = String::new();
     let mut len = 0;
@@ -25,12 +26,12 @@ pub(super) fn harmless(text: &str, max: usize) -> String {
     out
 }
 
-/// Octets in decimal units.
+/// Formats a number of octets in decimal units.
 fn octets(n: u64) -> String {
     rate(n as f64).trim_end_matches("/s").to_owned()
 }
 
-/// A time in the unit that suits it.
+/// Formats a time in a unit that suits it.
 fn duration(ns: u64) -> String {
     let s = ns / 1_000_000_000;
     match ns {
@@ -43,7 +44,7 @@ fn duration(ns: u64) -> String {
     }
 }
 
-/// All processes. `before` is what they said the last time, for rates.
+/// Returns the table of all processes. The rates are those since the answers in `before`.
 pub(super) fn table(told: &[Told], before: &Since) -> String {
     let mut out = String::new();
     for (at, one) in told.iter().enumerate() {
@@ -92,7 +93,7 @@ fn devices(out: &mut String, all: &[Device]) {
     }
 }
 
-/// The columns of the queue pairs: the head, and `true` for numbers, which stand to the right.
+/// The columns of the queue pairs: the head, and `true` for numbers, which are aligned to the right.
 const HEADS: [(&str, bool); 9] = [
     ("QP", true),
     ("STATE", false),
@@ -160,7 +161,7 @@ fn cells(qp: &QueuePair, rates: Option<Rates>) -> [String; HEADS.len()] {
     ]
 }
 
-/// What went wrong, a line each: nearly always none.
+/// Writes one line for each thing that went wrong.
 fn troubles(out: &mut String, document: &Document) {
     let mut line = |name: &str, counters: &Counters, rest: Vec<String>| {
         let mut parts = rest;
@@ -196,7 +197,7 @@ fn troubles(out: &mut String, document: &Document) {
         }
         line(&format!("QP {}", qp.number), &qp.counters, rest);
     }
-    // Those of queue pairs that are gone are only known here.
+    // Only the device's counters include those of queue pairs that are gone.
     for d in &document.devices {
         let of_device = d.counters.iter().map(|(name, n)| {
             let living = document.queue_pairs.iter().filter(|qp| qp.device == d.name);

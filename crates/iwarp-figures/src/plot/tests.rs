@@ -86,7 +86,7 @@ fn the_axis_of_rates_does_not_follow_tiny_messages_down() {
         curves: vec![curve("tcp", Mark::Diamond, &points)],
     };
     assert!(panel.values(Band::Extremes).start >= 1e5);
-    // Two points remain inside the frame; the third would be below it. The legend has one mark of its own.
+    // Two points are inside the frame. The third would be below it. The legend has one more mark.
     let white = figure(
         &[Unit::OctetsPerSecond],
         &[curve("no CRC", Mark::Diamond, &points)],
@@ -113,7 +113,7 @@ fn a_band_spans_the_extremes() {
         .split_whitespace()
         .map(|corner| corner.split(',').nth(1).unwrap().parse().unwrap())
         .collect();
-    // Down at the smallest values, and back at the largest, which are higher up.
+    // The outline goes forward along the smallest values, and back along the largest, which are higher up.
     assert_eq!(rows.len(), 4);
     assert!(rows[0] == rows[1] && rows[2] == rows[3] && rows[2] < rows[1]);
 }

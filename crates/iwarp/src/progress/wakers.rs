@@ -1,19 +1,19 @@
 //! Tasks and threads that want to be woken once.
 //!
-//! A waker is code of the program: it may poll, register again, take locks of its own, or panic. So it is called with no lock
-//! held, not even that of the list, and a panic of one neither ends the calling thread nor keeps the others from being woken.
-//! Cloning and dropping a waker may run code of the program, too, and both happen outside the lock.
+//! A waker is code of the program: it may poll, register again, take locks of its own, or panic. It is therefore called with no
+//! lock held, and the list is unlocked, too. If a waker panics, the calling thread goes on and wakes the others.
+//! Cloning and dropping a waker may also run code of the program. Both happen outside the lock.
 
 use parking_lot::Mutex;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
 
-/// Everybody who waits for one queue.
+/// The tasks and threads that wait for one queue.
 #[derive(Debug, Default)]
 pub(crate) struct Wakers {
     list: Mutex<List>,
-    /// The list is not empty. Changed with the list locked.
+    /// `true` if the list is not empty. Changed only with the list locked.
     any: AtomicBool,
 }
 
@@ -25,7 +25,7 @@ struct List {
 
 #[derive(Debug)]
 struct Entry {
-    /// Which registration; `None` for one that nobody takes back.
+    /// The number of the [`Registration`] that may take this entry back, or `None` if the entry stays until it is woken.
     key: Option<u64>,
     waker: Waker,
 }
@@ -38,7 +38,7 @@ pub(crate) struct Registration<'a> {
 }
 
 impl Wakers {
-    /// Wakes `waker` once, by the next [`wake_all`](Self::wake_all). If it is registered already, nothing changes.
+    /// Registers `waker`, which the next [`wake_all`](Self::wake_all) wakes once. If it is registered already, nothing changes.
     pub(crate) fn register(&self, waker: &Waker) {
         let waker = waker.clone();
         let mut list = self.list.lock();
@@ -47,7 +47,7 @@ impl Wakers {
             .iter()
             .any(|e| e.key.is_none() && e.waker.will_wake(&waker))
         {
-            // The clone is dropped after the lock.
+            // Unlock before the clone is dropped.
             drop(list);
             return;
         }
@@ -55,7 +55,7 @@ impl Wakers {
         self.any.store(true, Ordering::Release);
     }
 
-    /// A place for a wait that may be given up. Nobody is registered yet.
+    /// Returns a place for a wait that may be given up. No waker is registered yet.
     pub(crate) const fn registration(&self) -> Registration<'_> {
         Registration {
             wakers: self,
@@ -63,18 +63,18 @@ impl Wakers {
         }
     }
 
-    /// Returns `true` if somebody is registered. One load, for the data path.
+    /// Returns `true` if a waker is registered. It costs one load, because the data path asks for each completion.
     #[inline]
     pub(crate) fn any(&self) -> bool {
         self.any.load(Ordering::Acquire)
     }
 
-    /// Wakes everybody and empties the list. Call it with no lock held.
+    /// Wakes all and empties the list. Call it with no lock held.
     pub(crate) fn wake_all(&self) {
         let (first, others) = {
             let mut list = self.list.lock();
             self.any.store(false, Ordering::Release);
-            // Nearly always there is one: then the list keeps its memory, and the next registration allocates nothing.
+            // Nearly always there is one. Then the list keeps its memory, so that the next registration allocates nothing.
             match list.entries.len() {
                 0 | 1 => (list.entries.pop(), Vec::new()),
                 _ => (None, std::mem::take(&mut list.entries)),
@@ -86,24 +86,24 @@ impl Wakers {
     }
 }
 
-/// Wakes one, whatever it does.
+/// Calls one waker and survives its panic.
 fn wake(waker: Waker) {
     if let Err(payload) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
         tracing::error!("a waker of the program panicked");
-        // Dropping it may panic again.
+        // The payload is not dropped, because that may panic again.
         std::mem::forget(payload);
     }
 }
 
 impl Registration<'_> {
-    /// Registers `waker` in the place of the one of the last poll.
+    /// Registers `waker` and removes the waker of the last poll.
     pub(crate) fn renew(&mut self, waker: &Waker) {
         let mut waker = waker.clone();
         let mut list = self.wakers.list.lock();
         let mine = self.key.and_then(|key| list.position(key));
         if let Some(entry) = mine.and_then(|at| list.entries.get_mut(at)) {
             std::mem::swap(&mut entry.waker, &mut waker);
-            // What was replaced is dropped after the lock.
+            // Unlock before the replaced waker is dropped.
             drop(list);
             return;
         }
@@ -124,7 +124,7 @@ impl List {
 impl Drop for Registration<'_> {
     fn drop(&mut self) {
         let Some(key) = self.key.filter(|_| self.wakers.any()) else {
-            // Nobody is registered: this one was woken.
+            // The list is empty, so this waker was woken.
             return;
         };
         let gone = {
@@ -135,7 +135,7 @@ impl Drop for Registration<'_> {
                 .store(!list.entries.is_empty(), Ordering::Release);
             gone
         };
-        // It may be the last handle to a task, which then goes with all that it owns.
+        // This may be the last handle to a task, and dropping it then drops all that the task owns.
         drop(gone);
     }
 }
@@ -147,7 +147,7 @@ mod tests {
     use std::sync::atomic::AtomicU32;
     use std::task::Wake;
 
-    /// Counts, and registers itself again from inside `wake`, as an executor does that polls at once.
+    /// Counts its calls and registers itself again from inside `wake`, like an executor that polls at once.
     struct Again {
         wakers: Arc<Wakers>,
         woken: AtomicU32,

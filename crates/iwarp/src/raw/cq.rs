@@ -18,14 +18,16 @@ use std::sync::{Arc, Weak};
 use std::task::Waker;
 use std::time::Duration;
 
-/// With at most this many queue pairs an empty poll reads their sockets one by one; with more it asks `epoll`.
+/// Queue pairs whose sockets an empty poll reads one by one. If a queue has more of them, the poll asks `epoll`.
 const POLL_DIRECTLY: usize = 4;
-/// Every so many empty polls, the progress thread is told that somebody drives. A clock reading costs a tenth of a poll.
+/// Empty polls between two notes to the progress thread that an application thread drives the sockets. Each note needs a clock
+/// reading, which costs a tenth of a poll.
 const NOTE_EVERY: u32 = 8;
-/// At least every so many empty polls, everything else of the process is served, too.
+/// Most empty polls before a poll also serves the sockets and timers of the rest of the process.
 const SERVE_ALL_EVERY: u32 = 64;
 
-/// Counts, and returns how many there were. A hint: no locked instruction, so two threads at once may count for one.
+/// Adds one to `counter` and returns the value before. The count is a hint: there is no locked instruction, so one of two
+/// additions at the same time may be lost.
 #[inline]
 fn count(counter: &AtomicU32) -> u32 {
     let before = counter.load(Ordering::Relaxed);
@@ -33,41 +35,43 @@ fn count(counter: &AtomicU32) -> u32 {
     before
 }
 
-/// Why a queue gives no completions any more.
+/// The reason why a queue gives no completions any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CqError {
-    /// Completions were lost because it was full.
+    /// The queue was full, and completions were lost.
     Overflow,
 }
 
 pub(crate) struct CqInner {
     ctx: Arc<ContextInner>,
     pub(super) ring: Mutex<Ring>,
-    /// The ring may hold something, or has overflowed. Cleared under the ring's lock only; a poll that sees it clear needs no lock.
+    /// `true` if the ring may hold completions or has overflowed. Cleared only with the ring locked, so a poll that reads `false`
+    /// need not take the lock.
     ready: AtomicBool,
     channel: Option<CompletionChannel>,
-    /// Queue pairs that report here; polling drives them.
+    /// Queue pairs whose completions go to this queue. Polling drives their sockets.
     qps: RwLock<Vec<Weak<QpInner>>>,
-    /// More than [`POLL_DIRECTLY`] of them. A hint.
+    /// `true` if `qps` has more than [`POLL_DIRECTLY`] entries. A hint.
     many: AtomicBool,
     empty_polls: AtomicU32,
-    /// The empty poll that serves everything else next, and how long after the one before. Hints: a lost update costs a look.
+    /// The number of the empty poll that next serves the whole process, and its distance from the one before. Both are hints: a
+    /// lost update costs one look.
     serve_all_at: AtomicU32,
     serve_all_after: AtomicU32,
-    /// For the program's own use.
+    /// A value for the program's own use.
     user: AtomicU64,
     timestamps: AtomicBool,
-    /// Times it was polled in vain; tells posting threads whether the program waits between posts.
+    /// Polls without result. From it a posting thread learns whether the program waits between posts.
     polls: AtomicU32,
-    /// Queue pairs that have put off sending until the next poll in vain, each of them once: that poll may never come, because
-    /// the program looks at another queue.
+    /// Queue pairs that have put off sending until the next poll without result. Each stands here at most once, because that poll
+    /// may never come: the program may look at another queue only.
     deferred: Mutex<Vec<Weak<QpInner>>>,
     has_deferred: AtomicBool,
     /// Tasks that wait for a completion.
     wakers: Wakers,
-    /// An event was asked for and has not been raised. A hint: the ring knows.
+    /// `true` if the program asked for an event that has not been raised. A hint: the ring has the exact answer.
     armed: AtomicBool,
-    /// What blocking waits have taught.
+    /// Whether polling before a sleep has found completions in time so far.
     pub(super) busy: BusyPoll,
 }
 
@@ -123,7 +127,7 @@ impl CompletionQueue {
             let n = self.take(out)?;
             if n > 0 {
                 if self.inner.many.load(Ordering::Relaxed) {
-                    // Or else the progress thread would find the next completions first, and this one would never drive.
+                    // Without this note the progress thread finds the next completions first, and this thread never drives.
                     Engine::note_poll_of_all();
                 }
                 return Ok(n);
@@ -141,7 +145,7 @@ impl CompletionQueue {
         Ok(0)
     }
 
-    /// Takes what is there already, and does nothing to make more: for callers that are about to wait.
+    /// Takes completions that are in the queue already, without reading a socket. For callers that are about to wait.
     ///
     /// # Errors
     /// As [`poll`](Self::poll).
@@ -162,8 +166,8 @@ impl CompletionQueue {
         }
     }
 
-    /// Asks for one event on the channel at the next completion (`ibv_req_notify_cq(3)`), or only at the next
-    /// solicited or failed one. Completions that wait already raise none: poll once more afterwards.
+    /// Asks for one event on the channel at the next completion (`ibv_req_notify_cq(3)`). With `solicited_only` only a
+    /// solicited or failed completion raises it. Completions that wait already raise no event, so poll once more afterwards.
     pub fn arm(&self, solicited_only: bool) {
         {
             let mut ring = self.inner.ring.lock();
@@ -171,13 +175,14 @@ impl CompletionQueue {
             self.inner.armed.store(true, Ordering::Relaxed);
         }
         match &self.inner.channel {
-            // A thread is going to wait there, and polls first.
+            // A thread is going to wait on the channel, and drives the sockets before it sleeps.
             Some(channel) if channel.expects_wait() => self.inner.send_deferred(),
             _ => self.inner.hand_over(),
         }
     }
 
-    /// Polls for a moment if a completion is likely to come soon. For blocking waits, before they sleep.
+    /// Polls for at most `limit` if a completion is likely to come soon. Returns `true` if there is one, or if the queue has
+    /// overflowed. Blocking waits call this before they sleep.
     pub(crate) fn busy_poll(&self, limit: Duration) -> bool {
         let window = self.inner.window().min(limit);
         if window.is_zero() || !self.inner.busy.is_worth_it() {
@@ -196,12 +201,12 @@ impl CompletionQueue {
         found
     }
 
-    /// A blocking wait ended in sleep.
+    /// Notes that a blocking wait slept, and how long it waited.
     pub(crate) fn slept(&self, waited: Duration) {
         self.inner.busy.slept(waited, self.inner.window());
     }
 
-    /// A value of the program's own.
+    /// Returns the program's own value for this queue, 0 if none was set.
     pub fn user_data(&self) -> u64 {
         self.inner.user.load(Ordering::Acquire)
     }
@@ -211,22 +216,22 @@ impl CompletionQueue {
         self.inner.user.store(value, Ordering::Release);
     }
 
-    /// Completions it can hold.
+    /// Returns how many completions the queue can hold.
     pub fn capacity(&self) -> u32 {
         self.inner.ring.lock().capacity()
     }
 
-    /// Completions that wait.
+    /// Returns how many completions wait in the queue.
     pub fn len(&self) -> usize {
         self.inner.ring.lock().len() as usize
     }
 
-    /// None waits.
+    /// Returns `true` if no completion waits in the queue.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Changes the capacity and keeps what waits (`ibv_resize_cq(3)`).
+    /// Changes the capacity and keeps the waiting completions (`ibv_resize_cq(3)`).
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument), [`Error::OutOfMemory`](crate::Error::OutOfMemory).
@@ -234,22 +239,22 @@ impl CompletionQueue {
         Ok(self.inner.ring.lock().resize(capacity)?)
     }
 
-    /// Stamps completions with the monotonic clock, in nanoseconds. Costs a clock reading each.
+    /// Stamps completions from now on with the monotonic clock, in nanoseconds. This costs one clock reading for each completion.
     pub fn enable_timestamps(&self) {
         self.inner.timestamps.store(true, Ordering::Relaxed);
     }
 
-    /// The channel it reports to.
+    /// Returns the channel that gets the queue's events, if there is one.
     pub fn channel(&self) -> Option<&CompletionChannel> {
         self.inner.channel.as_ref()
     }
 
-    /// Do both handles mean the same queue?
+    /// Returns `true` if both handles mean the same queue.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// Queue pairs that report here.
+    /// Returns how many queue pairs send their completions to this queue.
     pub fn queue_pairs(&self) -> usize {
         self.inner
             .qps
@@ -268,12 +273,12 @@ impl CompletionQueue {
         self.inner.expect_wake();
     }
 
-    /// A place for a wait that may be given up.
+    /// Returns a place for a wait that may be given up. Dropping it takes the waker off the list.
     pub(crate) fn waits(&self) -> Registration<'_> {
         self.inner.wakers.registration()
     }
 
-    /// As [`wake_at_next`](Self::wake_at_next), until `wait` is dropped.
+    /// Does the same as [`wake_at_next`](Self::wake_at_next), until `wait` is dropped.
     pub(crate) fn wake_wait(&self, wait: &mut Registration<'_>, waker: &Waker) {
         wait.renew(waker);
         self.inner.expect_wake();
@@ -287,7 +292,7 @@ impl CompletionQueue {
     }
 }
 
-/// What has to be done for a queue after the queue pair's lock is dropped.
+/// Events and wake-ups of a queue that are due. They wait until no lock is held, because they may run the program's code.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Owed {
     notify: bool,
@@ -304,7 +309,7 @@ impl Owed {
     }
 }
 
-/// Calls `look` until it finds something, at most for `window`.
+/// Calls `look` until it returns `true`, for at most `window`. Returns `true` if it did.
 pub(super) fn busy_poll(window: Duration, mut look: impl FnMut() -> bool) -> bool {
     let mut now = now_ns();
     let end = now.saturating_add(u64::try_from(window.as_nanos()).unwrap_or(u64::MAX));
@@ -329,12 +334,13 @@ impl Drop for CqInner {
 }
 
 impl CqInner {
-    /// How long blocking waits poll before they sleep.
+    /// Returns how long blocking waits may poll before they sleep.
     pub(super) fn window(&self) -> Duration {
         self.ctx.config.busy_poll
     }
 
-    /// Writes a completion into its ring, which the caller has locked; `owed` is settled later, without locks.
+    /// Writes a completion into the ring, which the caller has locked, and notes in `owed` which events are then due. The caller
+    /// passes `owed` to [`settle`](Self::settle) after it has dropped its locks.
     #[inline]
     pub(super) fn push(&self, ring: &mut Ring, mut cqe: Cqe, owed: &mut Owed) {
         if self.timestamps.load(Ordering::Relaxed) {
@@ -349,11 +355,12 @@ impl CqInner {
             }
             Pushed::Overflow { first } => owed.overflow |= first,
         }
-        // A lost completion is news, too.
+        // A lost completion wakes waiting tasks, too: their next poll returns the overflow.
         owed.wake |= self.wakers.any();
     }
 
-    /// Raises the events that are due. True if the queue overflowed just now.
+    /// Raises the events that are due and wakes the waiting tasks. Call it without locks. Returns `true` if the queue overflowed
+    /// just now.
     #[inline]
     pub(super) fn settle(self: &Arc<Self>, owed: Owed) -> bool {
         if owed.notify
@@ -374,7 +381,7 @@ impl CqInner {
         owed.overflow
     }
 
-    /// Times it was polled in vain.
+    /// Returns the number of polls without result.
     #[inline]
     pub(super) fn polls(&self) -> u32 {
         self.polls.load(Ordering::Relaxed)
@@ -386,7 +393,7 @@ impl CqInner {
         self.send_deferred();
     }
 
-    /// Sends what was put off.
+    /// Sends for the queue pairs that have put off sending.
     #[inline]
     fn send_deferred(&self) {
         if self.has_deferred.load(Ordering::Acquire) {
@@ -399,13 +406,13 @@ impl CqInner {
         self.has_deferred.store(false, Ordering::Release);
         let list = std::mem::take(&mut *self.deferred.lock());
         for qp in list.iter().filter_map(Weak::upgrade) {
-            // First: what is posted from here on is seen now, or brings it back.
+            // Clear the mark first: a request posted after that is sent now, or puts the queue pair on the list again.
             self.defers(&qp).swap(false, Ordering::AcqRel);
             qp.drive_tx();
         }
     }
 
-    /// A queue pair puts off sending until the next poll in vain.
+    /// Puts off the sending of a queue pair until the next poll without result.
     pub(super) fn defer(&self, qp: &Arc<QpInner>) {
         if !self.defers(qp).swap(true, Ordering::AcqRel) {
             self.deferred.lock().push(Arc::downgrade(qp));
@@ -413,7 +420,7 @@ impl CqInner {
         }
     }
 
-    /// Whether a queue pair waits here for that.
+    /// Returns the mark that a queue pair is on this queue's list of deferred ones.
     fn defers<'a>(&self, qp: &'a QpInner) -> &'a AtomicBool {
         let [send, recv] = &qp.deferred;
         match std::ptr::eq(&*qp.send_cq.inner, self) {
@@ -424,7 +431,7 @@ impl CqInner {
 
     pub(super) fn attach(&self, qp: &Arc<QpInner>) {
         let mut qps = self.qps.write();
-        // Now and then, not each time: there may be thousands.
+        // Remove dead entries only when the list is full: there may be thousands, and each look would cost.
         if qps.len() == qps.capacity() {
             qps.retain(|q| q.strong_count() > 0);
             let live = qps.len();
@@ -448,32 +455,32 @@ impl CqInner {
         self.purge(qp.num);
     }
 
-    /// Drops the completions of a queue pair.
+    /// Drops the waiting completions of the queue pair `qp_num`.
     pub(super) fn purge(&self, qp_num: u32) {
         self.ring.lock().purge(qp_num);
     }
 
-    /// Completions were lost.
+    /// Returns `true` if the queue has overflowed, so that completions were lost.
     pub(super) fn is_dead(&self) -> bool {
         self.ring.lock().overflowed()
     }
 
-    /// All queue pairs that report here.
+    /// Returns all queue pairs whose completions go to this queue.
     pub(super) fn members(&self) -> Vec<Arc<QpInner>> {
         self.qps.read().iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Somebody is registered and is about to wait.
+    /// Prepares for a task that has registered a waker and is about to wait.
     fn expect_wake(&self) {
-        // The next poll takes the ring's lock: without it, it could miss a completion whose thread misses the waker.
+        // The next poll must take the ring's lock. Without the lock it could miss a completion whose thread missed the waker.
         self.ready.store(true, Ordering::Release);
         self.hand_over();
     }
 
-    /// An empty poll: this thread drives. Returns how many there were before.
+    /// Drives the sockets in an empty poll. Returns how many empty polls there were before.
     pub(super) fn progress(&self) -> u32 {
         let polls = count(&self.empty_polls);
-        // A program that has armed the queue looks once more before it waits: that is not driving.
+        // A program that has armed the queue polls once more and then waits. It will not be back, so it does not count as driving.
         let driving = !self.armed.load(Ordering::Relaxed);
         if driving && polls.is_multiple_of(NOTE_EVERY) {
             Engine::note_empty_poll();
@@ -487,8 +494,9 @@ impl CqInner {
         polls
     }
 
-    /// Where there was something for others there will be more: then the next look comes at once. A program that polls one queue
-    /// while its peer writes to memory behind another is the target of most of the traffic.
+    /// Sets when a poll next serves the whole process. If the last one found something, the next poll does it again, because more
+    /// is likely to follow: the program may poll one queue while its peer writes through another queue pair. If it found nothing,
+    /// the distance doubles.
     fn note_served(&self, polls: u32, served: bool) {
         let after = match served {
             true => 1,
@@ -499,8 +507,8 @@ impl CqInner {
             .store(polls.wrapping_add(after), Ordering::Relaxed);
     }
 
-    /// Moves what can be moved for the queue pairs that report here. `driving`: the caller will be back soon.
-    /// True if it was asked to serve everything, and something was ready.
+    /// Reads and writes the sockets of this queue's queue pairs. `driving` says that the caller will be back soon. `serve_all`
+    /// asks to serve the whole process. Returns `true` if that was done and something was ready.
     pub(super) fn drive(&self, driving: bool, mut serve_all: bool) -> bool {
         let mut few: [Option<Arc<QpInner>>; POLL_DIRECTLY] = Default::default();
         {
@@ -518,18 +526,18 @@ impl CqInner {
             if driving {
                 qp.drives.note();
             }
-            // Writes, too, if anything waits to be written.
+            // This also writes, if data wait to be written.
             qp.drive_rx();
             others |= qp.is_driven_elsewhere();
         }
         if others {
-            // Who does may be waiting for this very processor, and there is nothing to do here meanwhile.
+            // The thread that drives them may need this very processor, and this thread cannot help meanwhile.
             std::thread::yield_now();
         }
         serve_all && Engine::current().is_ok_and(|engine| engine.poll_once())
     }
 
-    /// The caller is going to wait: the progress thread takes over.
+    /// Gives the sockets to the progress thread, because the caller is going to wait.
     pub(super) fn hand_over(&self) {
         self.send_deferred();
         for qp in self.qps.read().iter().take(POLL_DIRECTLY) {

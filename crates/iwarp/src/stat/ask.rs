@@ -1,4 +1,5 @@
-//! Asking other processes. All at once: one that does not answer costs its time once, and not for each.
+//! Asks other processes for their documents. It asks many at once, so that several processes that do not answer delay the rest
+//! no longer than one of them.
 
 use super::place::{Candidate, Connected, candidates, places};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -9,24 +10,25 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Processes asked at the same time, which needs a descriptor for each.
+/// Processes asked at the same time. Each needs a descriptor.
 const BATCH: usize = 256;
-/// Processes of one other user that root asks. Each may be made to waste its time.
+/// Most processes of one other user that root asks. That user may have made them only to waste root's time.
 const STRANGERS_MAX: u32 = 1024;
-/// Octets of an answer: 60,000 queue pairs.
+/// Most octets of an answer: enough for 60,000 queue pairs.
 const ANSWER_MAX: usize = 64 << 20;
-/// The longest wait for all of them together.
+/// The longest wait without an octet, even if the patience is longer.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
-/// Whom to ask, and how long to wait.
+/// The processes to ask, and how long to wait for their answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Question {
-    /// Only this process.
+    /// The only process to ask; `None` for all.
     pub pid: Option<u32>,
-    /// Look for sockets in this directory only, as processes do that have it in `IWARP_STAT`.
+    /// The only directory to look for sockets in. Processes with this directory in `IWARP_STAT` have theirs there.
     pub directory: Option<PathBuf>,
-    /// How long the processes may take to answer; default 3 s. With very many it is taken several times.
+    /// How long the processes may take to answer; default 3 s. More than 256 processes are asked in groups, one after the other,
+    /// and each group may take this long.
     pub patience: Duration,
 }
 
@@ -40,25 +42,25 @@ impl Default for Question {
     }
 }
 
-/// What one process has answered.
+/// The answer of one process.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Answer {
-    /// Its number, as the kernel tells it; `None` if it is in a pid namespace that is not seen from here.
+    /// The process number that the kernel gives; `None` if the process is in a pid namespace that cannot be seen from here.
     pub pid: Option<u32>,
-    /// Its user, as the kernel tells it.
+    /// The user of the process that the kernel gives.
     pub uid: u32,
-    /// Its document, JSON in UTF-8 unless the process lies. The error says why there is none: [`TimedOut`](io::ErrorKind::TimedOut)
-    /// for a process that is stopped or asked by too many others.
+    /// The document as it came: JSON in UTF-8 if the process is honest. An error says why there is none. It is
+    /// [`TimedOut`](io::ErrorKind::TimedOut) if the process is stopped, or too many others ask it.
     pub document: io::Result<Vec<u8>>,
 }
 
 impl Question {
-    /// Asks all processes of this user; root asks those of all users. Blocks for about [`patience`](Self::patience) at most. The order
-    /// of the answers means nothing.
+    /// Asks all processes of this user, or of all users if this is root. Blocks for about [`patience`](Self::patience) at most for
+    /// each group of processes. The answers come in no order.
     ///
     /// # Errors
-    /// The system's error if it has no descriptors or memory left. A process that cannot be asked is no error.
+    /// The system's error if no descriptors or no memory are left. A process that cannot be asked is no error.
     pub fn ask(&self) -> io::Result<Vec<Answer>> {
         let uid = rustix::process::geteuid().as_raw();
         let places = match &self.directory {
@@ -69,7 +71,7 @@ impl Question {
         let Some(pid) = self.pid else {
             return self.ask_these(&all, uid);
         };
-        // The number in a name is that in the namespace of the process: nearly always the same as here.
+        // The name has the process number in the namespace of that process, which is nearly always the number here.
         let (likely, others): (Vec<_>, Vec<_>) = all.into_iter().partition(|c| c.named == pid);
         let found = self.ask_these(&likely, uid)?;
         if !found.is_empty() {
@@ -89,7 +91,7 @@ impl Question {
                     Connected::Busy(owner) => (Some(candidate.named), owner, None),
                     Connected::Nothing => continue,
                 };
-                // A process of another namespace has no number here. The one in its name is its own.
+                // A process of another namespace has no number here. Its socket's name has the number it has there.
                 let number = pid.unwrap_or(candidate.named);
                 if self.pid.is_some_and(|wanted| wanted != number) {
                     continue;
@@ -125,15 +127,15 @@ fn overdue() -> io::Error {
 
 /// A process that is being asked.
 struct Reading {
-    /// Its answer, if no more comes.
+    /// The answer to give if nothing more comes.
     answer: Answer,
     socket: OwnedFd,
-    /// What has come.
+    /// The octets that have come.
     document: Vec<u8>,
 }
 
 impl Reading {
-    /// Reads what is there. Returns `true` when the answer is complete, or there is none.
+    /// Reads what has come, without blocking. Returns `true` if the answer is complete or has failed.
     fn go_on(&mut self) -> bool {
         match read_some(&self.socket, &mut self.document) {
             Ok(false) => return false,
@@ -144,7 +146,7 @@ impl Reading {
     }
 }
 
-/// Reads from all of them until each has ended or the time is over.
+/// Reads from all processes until each answer has ended or `patience` is over.
 fn collect(mut open: Vec<Reading>, patience: Duration) -> Vec<Answer> {
     let mut answers = Vec::new();
     let end = Instant::now().checked_add(patience);
@@ -175,10 +177,10 @@ fn wait(open: &[Reading], left: Duration) -> bool {
     }
 }
 
-/// Reads what is there. Returns `true` at the end of the answer.
+/// Reads what has come, without blocking. Returns `true` at the end of the answer.
 fn read_some(socket: &OwnedFd, document: &mut Vec<u8>) -> io::Result<bool> {
     let mut piece = [0u8; 16 * 1024];
-    // A turn each, so that one that floods keeps no other from being read.
+    // Read a limited amount in one turn, so that a process that sends without end does not keep the others from being read.
     for _ in 0..16 {
         match rustix::io::read(socket, &mut piece[..]) {
             Ok(0) => return Ok(true),

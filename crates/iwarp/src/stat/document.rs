@@ -1,7 +1,7 @@
-//! What a process says of itself: one JSON document, made piece by piece.
+//! Makes the JSON document about this process, piece by piece.
 //!
-//! Format 1. Members may be added to it; one that changes its meaning makes it format 2. All counters go up only, as long as the
-//! process lives. Durations are whole nanoseconds, names say so.
+//! The format is 1. New members do not change that number; a member that changes its meaning makes it 2. Counters never go down
+//! while the process lives. Durations are whole nanoseconds, and their names end in `_ns`.
 
 use super::json::Json;
 use crate::raw::report::{self, DeviceReport, LinkReport, MemoryWalk, QpReport, Shelf};
@@ -10,9 +10,9 @@ use std::io::Read as _;
 
 /// The version of the format.
 pub(super) const FORMAT: u64 = 1;
-/// Queue pairs that are looked at in one go: a few dozen microseconds.
+/// Queue pairs in one piece. To read them takes a few dozen microseconds.
 const PIECE_QPS: usize = 16;
-/// Octets of a command line.
+/// Most octets of the command line in the document. The rest is cut.
 const COMMAND_MAX: u64 = 1024;
 
 enum Step {
@@ -22,7 +22,7 @@ enum Step {
     Over,
 }
 
-/// A document under way.
+/// A document that is being made.
 pub(super) struct Document {
     step: Step,
     json: Json,
@@ -36,7 +36,7 @@ impl Document {
         }
     }
 
-    /// Makes the next piece; `None` if there is no more.
+    /// Makes the next piece. Returns `None` if the document is complete.
     pub(super) fn next(&mut self) -> Option<String> {
         let json = &mut self.json;
         match &mut self.step {
@@ -55,7 +55,7 @@ impl Document {
                 {
                     match shelf.next() {
                         Some(Some(qp)) => queue_pair(json, shelf.device(), &qp),
-                        // It is gone, or is none of this process.
+                        // The queue pair is gone, or belongs to another process.
                         Some(None) => {}
                         None => {
                             shelves.pop();
@@ -97,7 +97,7 @@ fn process(json: &mut Json) {
     json.close('}');
 }
 
-/// The command line as `ps` shows it.
+/// Returns the command line as `ps` shows it.
 fn command() -> String {
     let mut line = Vec::new();
     if let Ok(file) = std::fs::File::open("/proc/self/cmdline") {

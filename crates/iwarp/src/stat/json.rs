@@ -1,17 +1,17 @@
-//! A writer of JSON (RFC 8259). The library that C programs load needs no more than this, and gets no parser with it.
+//! Writes JSON (RFC 8259). The library that C programs load only writes JSON, so it gets no parser.
 
 use std::fmt::{Display, Write as _};
 
-/// JSON text that grows. Commas are set by themselves; that brackets close in order is up to the caller.
+/// JSON text that grows. It sets the commas itself. The caller must close brackets in order.
 #[derive(Debug, Default)]
 pub(super) struct Json {
     text: String,
-    /// Something stands before the next value in the same bracket.
+    /// `true` if the next value needs a comma before it.
     comma: bool,
 }
 
 impl Json {
-    /// Takes what was written since the last call.
+    /// Returns the text that was written since the last call.
     pub(super) fn take(&mut self) -> String {
         std::mem::take(&mut self.text)
     }
@@ -29,7 +29,7 @@ impl Json {
         self.comma = false;
     }
 
-    /// Closes it.
+    /// Closes an object or an array: `}` or `]`.
     pub(super) fn close(&mut self, bracket: char) {
         self.text.push(bracket);
         self.comma = true;
@@ -42,7 +42,7 @@ impl Json {
         self.comma = false;
     }
 
-    /// Writes a string. Everything but quote, backslash and control characters may stand as it is.
+    /// Writes a string. Quotes, backslashes and control characters are escaped; JSON allows all others as they are.
     pub(super) fn string(&mut self, value: &str) {
         self.separate();
         self.text.push('"');
@@ -58,7 +58,7 @@ impl Json {
         self.text.push('"');
     }
 
-    /// Writes a member that is a string, or null.
+    /// Writes a member that is a string, or null for `None`.
     pub(super) fn text_of(&mut self, name: &str, value: Option<impl Display>) {
         self.name(name);
         match value {
@@ -67,7 +67,7 @@ impl Json {
         }
     }
 
-    /// Writes a member that is a whole number, or null.
+    /// Writes a member that is a whole number, or null for `None`.
     pub(super) fn number_of(&mut self, name: &str, value: Option<u64>) {
         self.name(name);
         match value {

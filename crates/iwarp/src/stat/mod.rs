@@ -2,11 +2,12 @@
 //!
 //! From the moment its progress thread starts, a process listens on a Unix socket (`place`), to which only its own user and root
 //! can connect. A process that connects gets one JSON document (`document`) and the end of the stream. Nothing listens on the
-//! network, the data path keeps no figures for this, and while no process asks, no thread wakes up.
+//! network. The data path keeps no figures for this. While no process asks, no thread wakes up for it.
 //!
-//! * `IWARP_STAT=off` turns it off; `IWARP_STAT=/DIRECTORY` puts the socket there. A socket that cannot be made is no error.
-//! * A child of `fork` has a socket of its own when it first uses the library, and does not keep its parent's.
-//! * A process whose mounts hide `/tmp` and `/run/user` (a container) is asked from inside, or through a directory that both see.
+//! * `IWARP_STAT=off` turns it off; `IWARP_STAT=/DIRECTORY` puts the socket there. If the socket cannot be made, the process
+//!   works without it.
+//! * A child of `fork` gets a socket of its own when it first uses the library. It does not keep its parent's.
+//! * If the mounts of a process hide `/tmp` and `/run/user` (a container), ask it from inside, or through a directory that both see.
 //! * `chroot` and a change of user do not close the socket. After a change of user only root and the old user find it, and
 //!   only root and the new user are answered.
 //!
@@ -23,9 +24,9 @@
 //! * `devices`: `name`, `address`, `opened` (how often), `queue_pairs`, `completion_queues`, `registrations` (regions and windows),
 //!   `registered_octets`, and `counters` of all queue pairs since the process began, those that are gone too.
 //!
-//! Queue pairs stand in no order. They are looked at one after the other while they work, so their figures are not of one moment.
+//! Queue pairs come in no order. They are read one after the other while they work, so their figures are not of one moment.
 //!
-//! [`Question`] asks; the command `iwarp stat` shows the answers.
+//! [`Question`] asks processes; the command `iwarp stat` shows the answers.
 
 mod ask;
 mod document;
@@ -46,12 +47,12 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Once};
 
-/// When this process began to use the library, in nanoseconds of the monotonic clock.
+/// The time at which this process began to use the library, in nanoseconds of the monotonic clock.
 static BEGAN: AtomicU64 = AtomicU64::new(0);
-/// The entry to remove at the end of the process, and the process that made it.
+/// The socket's entry, to be removed at the end of the process, and the number of the process that made it.
 static ENTRY: Mutex<Option<(u32, PathBuf)>> = Mutex::new(None);
 
-/// Begins to answer questions, unless the environment says no. Called once for each process, with its engine.
+/// Begins to answer other processes, unless `IWARP_STAT` is `off`. Called once in each process, with its engine.
 pub(crate) fn start(engine: &Arc<Engine>) {
     static ONCE: Once = Once::new();
     BEGAN.store(now_ns(), Ordering::Relaxed);
@@ -63,7 +64,7 @@ pub(crate) fn start(engine: &Arc<Engine>) {
     let (socket, path) = match opened {
         Ok(opened) => opened,
         Err(error) => {
-            // If the environment names a directory, somebody expects the socket there, so a failure is reported.
+            // If the environment names a directory, the user expects the socket there, so a failure is reported.
             match directory {
                 Some(dir) => complain::once(format!(
                     "IWARP_STAT={}: no socket can be made there ({error}); this process cannot be asked",
@@ -84,7 +85,7 @@ pub(crate) fn start(engine: &Arc<Engine>) {
     }
 }
 
-/// Where `IWARP_STAT` wants the socket: `None` nowhere, `Some(None)` where sockets are by default.
+/// Reads `IWARP_STAT`. Returns `None` if there shall be no socket, and `Some(None)` for the default directories.
 fn setting(value: Option<OsString>, untrusted: bool) -> Option<Option<PathBuf>> {
     let value = value.unwrap_or_default();
     match value.to_str() {
@@ -104,9 +105,9 @@ fn setting(value: Option<OsString>, untrusted: bool) -> Option<Option<PathBuf>> 
     Some(None)
 }
 
-/// A child of the process inherits what is to be done at its end, but not the entry.
+/// Removes the socket's entry. The end of the process calls this. A forked child calls it, too, but leaves its parent's entry.
 fn remove_entry() {
-    // A program may end in a signal handler, on a thread that holds the lock.
+    // A program may end in a signal handler, on a thread that holds the lock. Waiting for the lock would then never end.
     let Some(mut entry) = ENTRY.try_lock() else {
         return;
     };
@@ -115,7 +116,7 @@ fn remove_entry() {
     }
 }
 
-/// How long this process has used the library.
+/// Returns for how long this process has used the library, in nanoseconds.
 fn age_ns() -> u64 {
     now_ns().saturating_sub(BEGAN.load(Ordering::Relaxed))
 }
@@ -132,7 +133,7 @@ mod tests {
         assert_eq!(set("off", true), None);
         assert_eq!(set("on", false), Some(None));
         assert_eq!(set("/srv/iwarp", false), Some(Some("/srv/iwarp".into())));
-        // A caller with fewer rights names no place to write to.
+        // In a program with more rights than its caller, the caller's directory is ignored.
         assert_eq!(set("/srv/iwarp", true), Some(None));
         assert_eq!(set("relative", false), Some(None));
     }

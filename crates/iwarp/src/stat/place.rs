@@ -1,11 +1,11 @@
 //! The directories and names of the sockets through which processes are asked, and which of them are trusted.
 //!
-//! Each process has a Unix socket in the first of these directories where it can make one: `/run/user/UID`, `/tmp`; or in the one
-//! that `IWARP_STAT` names. Its name is `iwarp-stat.PID.RANDOM` and its mode 0600, so that the kernel lets only the same user and root
-//! connect. `/tmp` is shared with other users. They gain nothing there, for these reasons:
+//! Each process has a Unix socket in the directory that `IWARP_STAT` names. Without that setting the socket is in `/run/user/UID`,
+//! or in `/tmp` if it cannot be made there. Its name is `iwarp-stat.PID.RANDOM` and its mode 0600, so that the kernel lets only the
+//! same user and root connect. `/tmp` is shared with other users. They gain nothing there, for these reasons:
 //!
-//! * the name is not to be guessed, so nobody can occupy it before;
-//! * the process that asks opens the entry without following a symbolic link, looks at what was opened, and connects to that
+//! * the name cannot be guessed, so no other user can take it before;
+//! * the process that asks opens the entry without following a symbolic link, examines the opened entry, and connects to that
 //!   very entry;
 //! * it skips entries of other users, unless it is root, and it skips a socket whose process runs as another user than the
 //!   entry's owner.
@@ -24,22 +24,22 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 const PREFIX: &str = "iwarp-stat.";
-/// Connections that wait until they are accepted.
+/// Most connections that the kernel lets wait until they are accepted.
 const BACKLOG: i32 = 16;
-/// Entries looked at in one directory, so that a crowded one costs bounded time.
+/// Most entries looked at in one directory. Without a limit, a crowded directory would take unbounded time.
 const ENTRIES_MAX: usize = 65_536;
-/// Sockets in one directory that are asked.
+/// Most sockets of one directory that are asked.
 const CANDIDATES_MAX: usize = 4096;
 
 const SHARED: &str = "/tmp";
 const RUNTIME: &str = "/run/user";
 
-/// The directories for a socket of user `uid`, the best first.
+/// Returns the directories for a socket of user `uid`, the preferred one first.
 fn homes(uid: u32) -> Vec<PathBuf> {
     vec![Path::new(RUNTIME).join(uid.to_string()), SHARED.into()]
 }
 
-/// The directories in which user `uid` looks for sockets. Root looks into those of all users.
+/// Returns the directories in which user `uid` looks for sockets. Root looks into the directories of all users.
 pub(super) fn places(uid: u32) -> Vec<PathBuf> {
     if uid != 0 {
         return homes(uid);
@@ -60,7 +60,7 @@ fn unix_socket() -> io::Result<OwnedFd> {
     )?)
 }
 
-/// Makes this process's socket, in `chosen` or where sockets are by default, and listens there.
+/// Makes this process's socket in `chosen`, or in a default directory without it, and listens there.
 ///
 /// # Errors
 /// The error of the last directory that was tried.
@@ -84,9 +84,9 @@ fn open_in(home: &Path) -> io::Result<(OwnedFd, PathBuf)> {
     let name = format!("{PREFIX}{}.{random:016x}", std::process::id());
     let (path, hidden) = (home.join(&name), home.join(format!(".{name}")));
     let socket = unix_socket()?;
-    // Before it has a name: `bind` gives the entry these rights, less the umask.
+    // Do this before the socket has a name: `bind` gives the entry these rights, less the umask.
     fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
-    // Under its own name only when it listens: before, it would be taken for the entry of a dead process.
+    // The socket gets its final name only when it listens. Before, it would be taken for the entry of a dead process.
     bind(&socket, &SocketAddrUnix::new(&hidden)?)?;
     let named = listen(&socket, BACKLOG)
         .map_err(io::Error::from)
@@ -95,14 +95,14 @@ fn open_in(home: &Path) -> io::Result<(OwnedFd, PathBuf)> {
         let _ = std::fs::remove_file(&hidden);
         return Err(e);
     }
-    // If no process ever asks, the entries of killed processes would pile up.
+    // If no process ever asked, the entries of killed processes would pile up. So one start of 64 removes them.
     if random.is_multiple_of(64) {
         sweep(home);
     }
     Ok((socket, path))
 }
 
-/// Removes the entries of dead processes of this user.
+/// Removes entries that dead processes of this user have left in `home`.
 fn sweep(home: &Path) {
     let uid = rustix::process::geteuid().as_raw();
     for candidate in candidates(home) {
@@ -114,11 +114,11 @@ fn sweep(home: &Path) {
 pub(super) struct Candidate {
     home: Arc<OwnedFd>,
     name: String,
-    /// Process number in the namespace of the process itself.
+    /// The process number in the entry's name. It is valid in the namespace of that process.
     pub(super) named: u32,
 }
 
-/// The entries of a directory that have the name of such a socket; none if it cannot be read.
+/// Returns the entries of a directory that have the name of a statistics socket; none if the directory cannot be read.
 pub(super) fn candidates(home: &Path) -> Vec<Candidate> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let (Ok(dir), Ok(entries)) = (
@@ -144,7 +144,7 @@ pub(super) fn candidates(home: &Path) -> Vec<Candidate> {
         .collect()
 }
 
-/// The process number in the name of a socket.
+/// Returns the process number in the name of a socket, or `None` if the name is not that of a statistics socket.
 fn process_of(name: &str) -> Option<u32> {
     let (pid, random) = name.strip_prefix(PREFIX)?.split_once('.')?;
     let hexadecimal = random.len() == 16 && random.bytes().all(|b| b.is_ascii_hexdigit());
@@ -154,11 +154,11 @@ fn process_of(name: &str) -> Option<u32> {
 
 /// The result of connecting to an entry.
 pub(super) enum Connected {
-    /// A trusted process is there. The socket does not block.
+    /// A trusted process listens. The socket is connected and does not block.
     Process(OwnedFd, PeerCredentials),
-    /// A process is there that accepts no connection at the moment; with the owner of its entry.
+    /// A process listens but accepts no connection at the moment. The value is the owner of its entry.
     Busy(u32),
-    /// The entry cannot be used: it is no socket, belongs to another user, or its process is dead.
+    /// The entry cannot be used: it is not a socket, it belongs to another user, or its process is dead.
     Nothing,
 }
 
@@ -166,7 +166,7 @@ impl Candidate {
     /// Connects on behalf of user `uid`. Never blocks. Removes the entry if its process is dead.
     ///
     /// # Errors
-    /// The system's error, if it is neither about this entry nor about its process: no descriptors left.
+    /// The system's error if no descriptors or no memory are left. An entry that cannot be used is no error.
     pub(super) fn connect(&self, uid: u32) -> io::Result<Connected> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let entry = match openat(&*self.home, &self.name, flags, Mode::empty()) {
@@ -180,7 +180,7 @@ impl Candidate {
             return Ok(Connected::Nothing);
         }
         let socket = unix_socket()?;
-        // This entry and no other: its name may mean another one by now.
+        // Connect to the opened entry: its name may mean another one by now.
         let through = format!("/proc/self/fd/{}", entry.as_fd().as_raw_fd());
         match connect(&socket, &SocketAddrUnix::new(through)?) {
             Ok(()) => {}

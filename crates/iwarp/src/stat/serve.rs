@@ -1,8 +1,8 @@
-//! The side that is asked: its socket, and the few connections that it answers at a time.
+//! Answers other processes that ask: the listening socket, and the few connections that are answered at a time.
 //!
-//! All of it runs on the progress thread, a piece at a time with a pause after each, so that this thread is never long away from
-//! the sockets of queue pairs. An application thread that polls the whole set may see a new connection first. It only takes the
-//! socket out of the set and sets a timer, which the progress thread serves.
+//! The progress thread does all of it. It writes one piece and then pauses, so that it soon returns to the sockets of queue
+//! pairs. An application thread that polls the whole set may see a new connection first. It only takes the socket out of the set
+//! and sets a timer, which the progress thread serves.
 
 use super::document::Document;
 use crate::engine::{Engine, Source};
@@ -16,11 +16,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Connections answered at the same time. More wait until one of them has its answer.
+/// Most connections answered at the same time. Further ones wait until one of these has its answer.
 const ASKERS_MAX: usize = 4;
-/// Accepted or refused in one turn.
+/// Most connections accepted or refused in one turn.
 const TURN_MAX: usize = 16;
-/// Between two pieces of an answer.
+/// The pause between two pieces of an answer.
 const PAUSE: Duration = Duration::from_micros(500);
 /// A connection that has taken no octet of its answer for this long is ended.
 const DEADLINE: Duration = Duration::from_secs(2);
@@ -39,10 +39,10 @@ pub(super) struct Desk {
 }
 
 impl Desk {
-    /// Serves a listening socket for as long as the process lives.
+    /// Serves the listening socket `socket` until the process ends.
     ///
     /// # Errors
-    /// The kernel's error if it cannot be watched.
+    /// The kernel's error if the socket cannot be watched.
     pub(super) fn open(engine: &Arc<Engine>, socket: OwnedFd) -> std::io::Result<Arc<Self>> {
         let token = engine.token();
         let desk = Arc::new(Self {
@@ -60,7 +60,7 @@ impl Desk {
         Ok(desk)
     }
 
-    /// Accepts waiting connections. Returns `false` if no more are to be accepted for the moment.
+    /// Accepts waiting connections. Returns `false` if it must accept no more for the moment.
     fn accept(self: &Arc<Self>) -> bool {
         for _ in 0..TURN_MAX {
             if self.askers.load(Ordering::Relaxed) >= ASKERS_MAX {
@@ -70,7 +70,7 @@ impl Desk {
                 Ok(socket) if may_ask(socket.as_fd()) => Asker::begin(self, socket),
                 Ok(_) | Err(Errno::CONNABORTED | Errno::INTR) => {}
                 Err(Errno::AGAIN) => return true,
-                // No descriptors are left. Do not try again at once; there may be some later.
+                // No descriptors are left. Try again later, when some may be free.
                 Err(_) => {
                     self.engine.after(DEADLINE, self.token, TIMER_TURN);
                     return false;
@@ -80,14 +80,15 @@ impl Desk {
         true
     }
 
-    /// A connection is done.
+    /// Frees the place of a connection that has ended.
     fn leave(&self) {
         self.askers.fetch_sub(1, Ordering::Relaxed);
         self.engine.after(Duration::ZERO, self.token, TIMER_TURN);
     }
 }
 
-/// Returns `true` for the same user and root. The socket's mode has the same effect, unless somebody has changed the mode.
+/// Returns `true` if the process at the other end belongs to the same user or to root. The socket's mode ensures the same,
+/// unless it has been changed.
 fn may_ask(socket: BorrowedFd<'_>) -> bool {
     let own = rustix::process::geteuid().as_raw();
     peer_credentials(socket).is_ok_and(|who| who.uid == 0 || who.uid == own)
@@ -102,39 +103,39 @@ impl Source for Desk {
 
     fn timer(self: Arc<Self>, _: u32) {
         if self.accept() {
-            // It may be in the set already, if two timers were set.
+            // The socket may be in the set already, if two timers were set.
             let _ = self.engine.resume(&self.socket, self.token, Interest::READ);
         }
     }
 }
 
-/// A connection that is answered.
+/// A connection whose answer is being written.
 struct Asker {
     desk: Arc<Desk>,
     token: u64,
     socket: OwnedFd,
     begin: Instant,
-    /// `None` once it is over.
+    /// The answer, or `None` after its end.
     answer: Mutex<Option<Pieces>>,
 }
 
-/// An answer under way.
+/// An answer that is being written.
 struct Pieces {
     document: Document,
-    /// What is to be written next.
+    /// The octets of the current piece, those written included.
     piece: Vec<u8>,
     written: usize,
-    /// When the socket has last taken something.
+    /// The time at which the socket last took an octet.
     moved: Instant,
 }
 
-/// How far a turn has come.
+/// The result of a turn.
 enum Turn {
     /// The next piece comes after a pause.
     Again,
     /// The socket is full.
     Full,
-    /// It has its answer, or is gone.
+    /// The answer is complete, or the other end is gone.
     Over,
 }
 
@@ -188,7 +189,7 @@ impl Asker {
         }
     }
 
-    /// It may be over for an asker that does not read.
+    /// Ends the connection if the other end has not read for too long.
     fn deadline(&self) {
         let silent = match &*self.answer.lock() {
             Some(pieces) => pieces.moved.elapsed(),
@@ -206,7 +207,7 @@ impl Asker {
         if self.answer.lock().take().is_none() {
             return;
         }
-        // A child that was forked meanwhile has this descriptor, too: closing it would not end the answer.
+        // A child that was forked meanwhile has this descriptor, too, so closing it here would not end the answer.
         let _ = shutdown(&self.socket, Shutdown::Both);
         self.desk.engine.remove(&self.socket, self.token);
         self.desk.leave();
