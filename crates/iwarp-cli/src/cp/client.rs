@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// What the user needs to know when a copy ends early. Nothing of what has arrived is lost.
+/// Tells the user how to continue if a copy ends early. The data that have arrived are kept.
 const RESUME: &str = "what has arrived is kept: the same command continues there";
 /// As [`RESUME`], if the command said not to continue.
 const RESUME_WITHOUT: &str =
@@ -106,7 +106,7 @@ fn copy(
     let outcome = work(&mut link, secret.as_ref(), &mut |done, all| {
         if bar.length() != Some(all) {
             bar.set_length(all);
-            // What was there already does not count for the rate.
+            // Octets that the receiver had already do not count for the rate.
             bar.set_position(done);
             bar.reset_eta();
         }

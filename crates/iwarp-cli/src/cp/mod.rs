@@ -1,6 +1,6 @@
 //! `iwarp cp`: one-sided file copy.
 //!
-//! `session` knows what happens in which order, `protocol` how it is said, `part` keeps files that are not complete yet, and
+//! `session` has the steps of a copy in their order, `protocol` the messages, and `part` the files that are not complete yet.
 //! `confine` keeps peers inside the served directory. The RDMA connection is behind the trait [`session::Link`] and
 //! implemented in `link`; `client` and `server` are the two ends of the command.
 

@@ -89,23 +89,23 @@ pub(crate) struct Summary {
     pub(crate) hash: Hash,
 }
 
-/// What a client asks for.
+/// The request of a client.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Wish<'a> {
     /// Path below the served directory.
     pub(crate) path: &'a str,
-    /// Continue what is there already.
+    /// `true` to continue a partial file that is there already.
     pub(crate) resume: bool,
-    /// What the server has to know, too.
+    /// The secret that the server must have, too, if one is used.
     pub(crate) secret: Option<&'a Secret>,
 }
 
-/// What a server allows.
+/// The rules of a server.
 #[derive(Debug, Default)]
 pub(crate) struct Terms {
-    /// What happens to existing files when clients write; `None` if clients may only read.
+    /// Decides what happens to existing files when clients write. `None` if clients may only read.
     pub(crate) writing: Option<Existing>,
-    /// What clients have to know.
+    /// The secret that clients must have, if one is used.
     pub(crate) secret: Option<Secret>,
 }
 
@@ -282,8 +282,8 @@ fn take(
     }
 }
 
-/// Does what may take long (hashing, waiting for the disk) in a thread of its own, and tells the peer meanwhile that this end
-/// still works. Otherwise the peer would end the connection.
+/// Does work that may take long (hashing, waiting for the disk) in a thread of its own, and tells the peer meanwhile that this
+/// end still works. Otherwise the peer would end the connection.
 fn at_work<T: Send>(link: &mut impl Link, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     link.peer_waits(true);
     let outcome = std::thread::scope(|scope| {
@@ -334,7 +334,7 @@ impl Window {
     }
 
     /// # Errors
-    /// When the peer frees what was not taken: writing there again could overwrite data it has not read.
+    /// If the peer frees a slot that was not in use: writing there again could overwrite data that the peer has not read.
     fn give_back(&mut self, slot: u16) -> Result<()> {
         match self.taken.get_mut(usize::from(slot)) {
             Some(t @ true) => *t = false,
@@ -406,7 +406,7 @@ fn freed(window: &mut Window, m: &Message) -> Result<()> {
     }
 }
 
-/// What the sender of the data has announced.
+/// The announcement of the sender of the data.
 #[derive(Debug, Clone, Copy)]
 struct Offer {
     offset: u64,
@@ -493,9 +493,10 @@ pub(super) fn unexpected(m: &Message) -> Error {
     }
 }
 
-/// A peer that fails says why and closes; if our own sending fails first, the reason may still be waiting to be read.
+/// Returns the peer's error if it has sent one, otherwise `mine`. A peer that fails sends the reason and closes. If our own
+/// sending fails first, that reason may still wait to be read.
 fn cause(link: &mut impl Link, mine: Error) -> Error {
-    // Bounded by what can be in flight.
+    // No more messages than this can be in flight.
     for _ in 0..2 * usize::from(MAX_SLOTS) + 4 {
         match link.try_recv() {
             Ok(Some(Message::Error { text })) => return peer_says(&text),

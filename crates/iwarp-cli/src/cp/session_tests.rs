@@ -310,7 +310,7 @@ fn a_broken_connection_is_explained_by_what_came_before() {
     ] {
         b.send(&m).unwrap();
     }
-    // The client's own end breaks at the same time; "broken" would help nobody.
+    // The client's own end breaks at the same time. The message "broken" would not help the user.
     a.budget = 3;
     let e = upload(&mut a, &t, "f", true).unwrap_err().to_string();
     assert!(e.contains("disk full"), "{e}");
@@ -398,7 +398,7 @@ fn lying_clients_achieve_nothing() {
         let error = lie(&t, script.clone());
         assert!(error.contains(why), "{script:?} → {error}");
     }
-    // A reader that frees slots which are not in use would make the server overwrite what it has not read.
+    // If a reader could free slots that are not in use, the server would overwrite data that it has not read.
     std::fs::write(t.path("root/g"), data(9000)).unwrap();
     let grant = Grant {
         stag: 1,
@@ -465,7 +465,7 @@ fn lying_servers_achieve_nothing() {
     }
 }
 
-/// Which files a client may put where, by what the server allows.
+/// The rules of the server decide which files a client may write.
 #[test]
 fn servers_take_only_what_they_were_told_to() {
     let t = TempDir::new();

@@ -1,6 +1,6 @@
 //! `iwarp run --sysfs`: the devices in `/sys/class/infiniband`, for programs that look there by themselves.
 //!
-//! Nobody can add devices to the kernel's sysfs. So the program gets a mount namespace in which a small file system covers
+//! A program cannot add devices to the kernel's sysfs. It therefore gets a mount namespace in which a small file system covers
 //! `/sys/class`. The machine's other classes are bound into it unchanged; `infiniband` is ours. An ordinary user may do that
 //! in a user namespace, in which the user keeps the same number and gains no rights.
 
@@ -39,7 +39,7 @@ fn enter() -> std::io::Result<()> {
     let user = rustix::process::geteuid();
     let group = rustix::process::getegid();
     if unshare(UnshareFlags::NEWNS).is_ok() {
-        // What is mounted here must not appear outside.
+        // File systems that are mounted here must not appear outside.
         mount_change(
             "/",
             MountPropagationFlags::PRIVATE | MountPropagationFlags::REC,
@@ -96,7 +96,7 @@ fn cover(devices: &[Device]) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Writes what the kernel would show of each device.
+/// Writes the files that the kernel would show for each device.
 fn fill(dir: &Path, devices: &[Device]) -> std::io::Result<()> {
     fs::create_dir(dir)?;
     for device in devices {

@@ -1,4 +1,4 @@
-//! Tests of completion queues: what polling, arming and waiting leave behind, and who is told.
+//! Tests of completion queues: the effects of polling, arming and waiting, and which tasks are woken.
 
 use super::super::testing;
 use super::*;
@@ -6,7 +6,7 @@ use iwarp_rnic::qp::State;
 use iwarp_rnic::{RecvWr, WcStatus};
 use std::task::Wake;
 
-/// Who only sends polls one of its queues only, for days.
+/// A program that only sends may poll only one of its two queues, for days.
 #[test]
 fn a_queue_that_nobody_polls_keeps_no_more_than_its_queue_pairs() {
     let ctx = testing::context();
@@ -28,8 +28,8 @@ fn a_queue_that_nobody_polls_keeps_no_more_than_its_queue_pairs() {
     }
 }
 
-/// A program that polls drives its queue pairs, and the progress thread leaves them alone. One that arms is about to wait: what
-/// was put off is sent, and the queue pairs count as driven no more.
+/// A program that polls drives its queue pairs, and the progress thread leaves them alone. A program that arms is about to wait:
+/// deferred requests are sent, and the queue pairs no longer count as driven.
 #[test]
 fn arming_hands_the_queue_pairs_over() {
     let ctx = testing::context();
@@ -38,7 +38,7 @@ fn arming_hands_the_queue_pairs_over() {
         let cq = ctx.create_cq(4, channel).unwrap();
         let qp = testing::queue_pair(&ctx, &cq, &cq);
         for solicited_only in [false, true] {
-            // An armed queue is polled once more before the wait, and that is not driving. A completion ends it.
+            // A poll of an armed queue does not count as driving. Clear the mark as a completion does, so that this poll counts.
             cq.inner.armed.store(false, Ordering::Relaxed);
             assert_eq!(cq.poll(&mut [Cqe::default()]), Ok(0));
             qp.inner.put_off();
@@ -53,13 +53,13 @@ fn arming_hands_the_queue_pairs_over() {
     }
 }
 
-/// The thread that writes a completion says that the queue is not empty, writes, and looks for wakers. A task on another processor
-/// may register between its two looks and see neither: so who registers makes the next poll take the lock.
+/// The thread that writes a completion marks the queue as not empty, writes, and looks for wakers. A task on another processor may
+/// register meanwhile and miss both. Registering therefore makes the next poll take the lock.
 #[test]
 fn the_poll_after_asking_to_be_woken_misses_no_completion() {
     let ctx = testing::context();
     let cq = ctx.create_cq(4, None).unwrap();
-    // As that task sees it: the completion is there, and the word that it is has not come through.
+    // The view of that task: the completion is in the ring, but the mark is not yet visible.
     let _ = cq.inner.ring.lock().push(completion(7));
     let mut out = [Cqe::default(); 2];
     assert_eq!(
@@ -70,7 +70,7 @@ fn the_poll_after_asking_to_be_woken_misses_no_completion() {
     cq.wake_at_next(Waker::noop());
     assert_eq!(cq.poll(&mut out), Ok(1));
     assert_eq!(out[0].wr_id, 7);
-    // The same for a wait that may be given up.
+    // Check the same for a wait that may be given up.
     let _ = cq.inner.ring.lock().push(completion(8));
     let mut wait = cq.waits();
     cq.wake_wait(&mut wait, Waker::noop());
@@ -103,7 +103,7 @@ impl Wake for Counts {
     }
 }
 
-/// A task that waits for room, or for the end, while the queue is full must hear that it has overflowed.
+/// A task that waits while the queue is full must be woken when the queue overflows.
 #[test]
 fn an_overflow_wakes_tasks() {
     let ctx = testing::context();
@@ -127,7 +127,8 @@ fn an_overflow_wakes_tasks() {
     ));
 }
 
-/// As `ibv_destroy_qp(3)`: nobody can tell afterwards which queue pair a completion belonged to, and its number may be used again.
+/// `ibv_destroy_qp(3)` drops completions. Afterwards the queue pair's number may be used again, so a completion that remained
+/// could be taken for one of another queue pair.
 #[test]
 fn destroying_a_queue_pair_drops_its_completions() {
     let ctx = testing::context();

@@ -1,4 +1,4 @@
-//! Tests of entries: who is believed, what is removed, and what is left alone.
+//! Tests of entries: which are trusted, which are removed, and which are left alone.
 
 use super::*;
 use rustix::fs::{Gid, Uid};
@@ -22,7 +22,7 @@ impl Dir {
         self.0.join(format!("iwarp-stat.7.{name:0>16}"))
     }
 
-    /// What connecting to the only entry comes to, on behalf of this user.
+    /// Connects to the only entry on behalf of this user, and returns the result.
     fn connect(&self, uid: u32) -> Connected {
         let all = candidates(&self.0);
         assert_eq!(all.len(), 1);
@@ -62,7 +62,7 @@ fn the_entry_of_a_dead_process_is_removed() {
     drop(socket);
     assert!(matches!(dir.connect(uid()), Connected::Nothing));
     assert!(!path.exists());
-    // What is not there any more is no error either.
+    // An entry that has gone is no error either.
     assert!(candidates(&dir.0).is_empty());
 }
 
@@ -83,7 +83,7 @@ fn links_and_files_are_neither_followed_nor_removed() {
     assert!(file.exists());
 }
 
-/// Whoever may write to a shared directory can put a socket there.
+/// Every user who may write to a shared directory can put a socket there.
 #[test]
 fn the_socket_of_another_user_is_not_believed() {
     let dir = Dir::new();
@@ -96,7 +96,7 @@ fn the_socket_of_another_user_is_not_believed() {
     }
     let (user, group) = (Uid::from_raw(1), Gid::from_raw(1));
     rustix::fs::chown(&path, Some(user), Some(group)).unwrap();
-    // An entry of user 1 that a process of root serves. Another user does not even look at it, and root does not believe it.
+    // A process of root serves an entry of user 1. Other users do not look at this entry, and root does not trust it.
     assert!(matches!(dir.connect(2), Connected::Nothing));
     assert!(matches!(dir.connect(0), Connected::Nothing));
     assert!(path.exists());
