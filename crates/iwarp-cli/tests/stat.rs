@@ -97,10 +97,50 @@ fn watching_asks_again_and_again_until_the_process_ends() {
     ping(port, "20");
     while received(&next().unwrap()["processes"][0]) == before {}
     running.0.kill().unwrap();
-    running.0.wait().unwrap();
+    // Nobody has waited for the process yet, so its number stays: it has ended nevertheless.
     while next().is_some() {}
     let status = watch.wait(LIMIT).expect("it ends");
     assert!(status.success(), "{status}");
+    running.0.wait().unwrap();
+}
+
+/// Answers the questions about this process, one of these to each, and then listens no more. Returns where to look for it.
+fn answers(scratch: &Scratch, answers: &'static [&'static str]) -> (String, String) {
+    let own = std::process::id().to_string();
+    let dir = scratch.sub("answers");
+    let listener = UnixListener::bind(dir.join(format!("iwarp-stat.{own}.{:016x}", 7))).unwrap();
+    std::thread::spawn(move || {
+        let (last, first) = answers.split_last().unwrap();
+        for answer in first {
+            let (mut socket, _) = listener.accept().unwrap();
+            let _ = socket.write_all(answer.as_bytes());
+        }
+        let (mut socket, _) = listener.accept().unwrap();
+        drop(listener);
+        let _ = socket.write_all(last.as_bytes());
+    });
+    (own, common::str(&dir).to_owned())
+}
+
+/// The answer of a process that ends breaks off, or there is none. After that nobody listens.
+#[test]
+fn a_process_may_end_while_it_answers() {
+    const GOOD: &str = r#"{"format":1}"#;
+    let watch = |lines: usize, said: &'static [&'static str]| {
+        let scratch = Scratch::new();
+        let (pid, dir) = answers(&scratch, said);
+        let args = ["stat", &pid, "--directory", &dir, "--watch=0.1", "--json"];
+        assert_eq!(succeed(&args).lines().count(), lines, "{said:?}");
+    };
+    watch(1, &[GOOD, ""]);
+    watch(1, &[GOOD, r#"{"format""#]);
+    // What breaks off once is no end.
+    watch(2, &[GOOD, "", GOOD]);
+    // A process that never gave an answer is an error.
+    let scratch = Scratch::new();
+    let (pid, dir) = answers(&scratch, &[""]);
+    let error = fail(&["stat", &pid, "--directory", &dir, "--watch=0.1"], 1);
+    assert!(error.contains("has not answered"), "{error}");
 }
 
 /// Redrawing is for a terminal: a file gets one table after the other, with rates from the second on.

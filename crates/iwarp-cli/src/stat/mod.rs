@@ -17,6 +17,11 @@ use std::io::{ErrorKind, IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+/// How often a process that answered before is asked again if its answer breaks off, and the pause before. A process that ends
+/// while it answers cannot be asked any more after a moment; one that is alive answers soon.
+const AGAIN: usize = 40;
+const AGAIN_PAUSE: Duration = Duration::from_millis(50);
+
 /// Arguments of `iwarp stat`.
 #[derive(Debug, Args)]
 #[command(after_help = "COLUMNS:
@@ -77,13 +82,19 @@ pub(crate) fn run(args: &StatArgs) -> Result<()> {
     question.directory = args.directory.clone().or(set.filter(|p| p.is_absolute()));
     let mut before = Since::default();
     let mut seen = false;
+    let mut again = 0;
     loop {
         let answers = question.ask().context("cannot ask")?;
         let (told, silent) = sorted(answers);
         if let Some(pid) = args.pid.filter(|_| told.is_empty()) {
+            if seen && again < AGAIN && silent.iter().any(|s| !s.overdue) {
+                again += 1;
+                std::thread::sleep(AGAIN_PAUSE);
+                continue;
+            }
             return ended(pid, &silent, seen);
         }
-        seen = true;
+        (seen, again) = (true, 0);
         for s in &silent {
             eprintln!("iwarp: {}", s.sentence());
         }
@@ -103,6 +114,8 @@ pub(crate) fn run(args: &StatArgs) -> Result<()> {
 struct Silent {
     pid: Option<u32>,
     uid: u32,
+    /// It took the question and gave no answer in time. Otherwise the answer broke off or makes no sense.
+    overdue: bool,
     why: String,
 }
 
@@ -120,9 +133,10 @@ impl Silent {
 fn sorted(answers: Vec<Answer>) -> (Vec<Told>, Vec<Silent>) {
     let (mut told, mut silent) = (Vec::new(), Vec::new());
     for answer in answers {
-        let document = answer.document.map_err(|e| match e.kind() {
-            ErrorKind::TimedOut => "it is stopped, or asked by too many others".to_owned(),
-            _ => e.to_string(),
+        let overdue = matches!(&answer.document, Err(e) if e.kind() == ErrorKind::TimedOut);
+        let document = answer.document.map_err(|e| match overdue {
+            true => "it is stopped, or asked by too many others".to_owned(),
+            false => e.to_string(),
         });
         let read = document.and_then(|text| Told::read(answer.pid, answer.uid, &text));
         match read {
@@ -130,6 +144,7 @@ fn sorted(answers: Vec<Answer>) -> (Vec<Told>, Vec<Silent>) {
             Err(why) => silent.push(Silent {
                 pid: answer.pid,
                 uid: answer.uid,
+                overdue,
                 // The reason may contain text of the process.
                 why: table::harmless(&why, 200),
             }),
@@ -139,15 +154,16 @@ fn sorted(answers: Vec<Answer>) -> (Vec<Told>, Vec<Silent>) {
     (told, silent)
 }
 
-/// Decides what to report if the process `pid` gives no answer. If it answered before (`seen`) and has ended, that is no error.
+/// Decides what to report if the process `pid` gives no answer. If it answered before (`seen`) and nobody listens any more, it has
+/// ended, and that is no error. Its number may still be there: its parent has not waited for it, or it runs another program now.
 fn ended(pid: u32, silent: &[Silent], seen: bool) -> Result<()> {
     if let Some(silent) = silent.first() {
         return Err(Error::failed(silent.sentence()));
     }
+    if seen {
+        return Ok(());
+    }
     if !Path::new("/proc").join(pid.to_string()).exists() {
-        if seen {
-            return Ok(());
-        }
         return Err(Error::failed(format!("there is no process {pid}")));
     }
     Err(Error::failed(format!(
