@@ -71,6 +71,32 @@ fn writable_is_not_yet_overwrite() {
 }
 
 /// A name that is taken by something else than a file is no target, whatever the server allows.
+/// The sender wishes permissions, and the umask of the receiver bounds them, as that of any program does.
+#[test]
+fn the_umask_of_the_receiver_holds() {
+    let t = Scratch::new();
+    let dir = t.sub("served");
+    fs::write(dir.join("a"), "data").unwrap();
+    fs::set_permissions(dir.join("a"), fs::Permissions::from_mode(0o777)).unwrap();
+    let (_server, port) = server(&dir, &[]);
+    let back = t.path("back");
+    for (umask, mode) in [("022", 0o755), ("077", 0o700), ("0", 0o777)] {
+        let _ = fs::remove_file(&back);
+        let client = iwarp(&["cp", "-q", "-p", &port, "127.0.0.1:a", str(&back)]);
+        let mut shell = std::process::Command::new("sh");
+        shell
+            .args(["-c", &format!("umask {umask}; exec \"$0\" \"$@\"")])
+            .arg(client.get_program())
+            .args(client.get_args());
+        for (name, _) in client.get_envs() {
+            shell.env_remove(name);
+        }
+        assert!(shell.status().unwrap().success());
+        let got = fs::metadata(&back).unwrap().permissions().mode() & 0o7777;
+        assert_eq!(got, mode, "umask {umask}: {got:o}");
+    }
+}
+
 #[test]
 fn directories_and_links_are_not_replaced() {
     let t = Scratch::new();

@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
 use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
+use std::sync::LazyLock;
 
 /// End of the name of a partial file. A peer cannot ask for a file with such a name.
 pub(crate) const PART_SUFFIX: &str = ".iwarp-part";
@@ -19,6 +20,8 @@ pub(crate) const PART_SUFFIX: &str = ".iwarp-part";
 pub(crate) const CHUNK: usize = 256 << 10;
 /// How often to open a partial file that vanishes before it is locked. Each time another copy has been completed.
 const LOCK_ATTEMPTS: usize = 100;
+/// The umask if the kernel does not tell it: others may not write.
+const USUAL_UMASK: u32 = 0o022;
 
 /// A SHA-256 value.
 pub(crate) type Hash = [u8; 32];
@@ -132,9 +135,7 @@ impl Part {
                 self.place.name
             )));
         }
-        // Take only the permission bits: a peer must not create set-uid files.
-        rustix::fs::fchmod(&self.file, Mode::from_raw_mode(mode & 0o777 | 0o600))
-            .context("permissions")?;
+        rustix::fs::fchmod(&self.file, permissions(mode, *UMASK)).context("permissions")?;
         self.file
             .sync_all()
             .context(format_args!("cannot write '{}'", self.place.name))?;
@@ -159,6 +160,24 @@ impl Part {
     fn remove(&self) {
         let _ = rustix::fs::unlinkat(&self.place.dir, self.name.as_str(), AtFlags::empty());
     }
+}
+
+/// The umask of this process. It is read from `/proc`, because umask(2) changes it for a moment, in all threads.
+static UMASK: LazyLock<u32> = LazyLock::new(|| {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    umask_in(&status).unwrap_or(USUAL_UMASK)
+});
+
+/// Finds the umask in the text of `/proc/PID/status`.
+fn umask_in(status: &str) -> Option<u32> {
+    let octal = status.lines().find_map(|l| l.strip_prefix("Umask:"))?;
+    u32::from_str_radix(octal.trim(), 8).ok()
+}
+
+/// Returns the permissions of a new file for which the peer wishes `mode`. The peer gets no more than the umask lets any program
+/// have, and no set-uid files. The owner can always read and write it.
+fn permissions(mode: u32, umask: u32) -> Mode {
+    Mode::from_raw_mode(mode & 0o777 & !umask | 0o600)
 }
 
 fn exists(name: &str) -> Error {
@@ -420,8 +439,24 @@ pub(crate) mod tests {
         let mode = std::os::unix::fs::PermissionsExt::mode(
             &std::fs::metadata(&target).unwrap().permissions(),
         );
-        assert_eq!(mode & 0o7777, 0o755);
+        assert_eq!(mode & 0o7777, 0o755 & !*UMASK);
         assert!(!t.path(".a.iwarp-part").exists());
+    }
+
+    #[test]
+    fn the_umask_bounds_what_a_peer_wishes() {
+        for (mode, umask, result) in [
+            (0o777, 0o022, 0o755),
+            (0o777, 0o077, 0o700),
+            (0o4777, 0, 0o777),
+            (0o444, 0o027, 0o640),
+            (0, 0o777, 0o600),
+        ] {
+            assert_eq!(permissions(mode, umask).as_raw_mode(), result, "{mode:o}");
+        }
+        assert_eq!(umask_in("Name:\tx\nUmask:\t0027\nState:\tR\n"), Some(0o027));
+        assert_eq!(umask_in("Name:\tUmask: 7\n"), None);
+        assert_eq!(umask_in(""), None);
     }
 
     #[test]
