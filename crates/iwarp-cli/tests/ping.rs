@@ -97,6 +97,34 @@ impl Hand {
     }
 }
 
+/// A client has one message in flight. The server keeps none for later, so that they cannot use up its memory.
+#[test]
+fn messages_before_the_answer_end_the_connection() {
+    let (_server, at) = serve(&["ping", "serve", "-a", "127.0.0.1", "-p", "0"]);
+    let hand = Hand::new(at);
+    let sge = [hand.answer.sge(..).unwrap()];
+    let wr = iwarp::RecvWr {
+        wr_id: 1,
+        sges: &sge,
+    };
+    hand.connection.post_recv(&[wr]).unwrap();
+    let mut info = hand.buffer.remote().addr.to_be_bytes().to_vec();
+    info.extend(hand.buffer.remote().rkey.to_be_bytes());
+    info.extend(64u32.to_be_bytes());
+    let pieces = [&info[..]];
+    // Both are there before the server can have read the buffer.
+    let send = || iwarp::SendWr::inline(2, &pieces).signaled();
+    hand.connection.post_send(&[send(), send()]).unwrap();
+    loop {
+        let mut done = [iwarp::Cqe::default()];
+        hand.cq.wait(&mut done, Some(common::LIMIT)).unwrap();
+        if done[0].wr_id == 1 {
+            assert_ne!(done[0].status, iwarp::WcStatus::Success, "it goes ahead");
+            break;
+        }
+    }
+}
+
 #[test]
 fn no_more_is_read_or_written_than_the_peer_says() {
     let mut server = start(&["ping", "serve", "-a", "127.0.0.1", "-p", "0"]);

@@ -9,14 +9,15 @@ use iwarp::{
     Access, CompletionQueue, Context, Cqe, MemoryRegion, ProtectionDomain, QueuePair, RecvWr,
     SendWr, Sge, WcOpcode, WcStatus,
 };
-use std::collections::VecDeque;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Receives: the peer has one message in flight, and a spare one costs nothing.
 const RECVS: usize = 4;
 /// How long the peer may take for a step. A client that was stopped by hand holds its server no longer than that. Longer than
 /// [`MAX_INTERVAL`](super::MAX_INTERVAL).
 pub(super) const STEP: Duration = Duration::from_secs(15);
+/// How long the last messages may take when this end closes, whatever the peer sends meanwhile.
+const CLOSE: Duration = Duration::from_secs(5);
 
 /// What is made before the connection is there.
 pub(super) struct Half {
@@ -53,7 +54,6 @@ impl Half {
             half: self,
             connection,
             guest,
-            inbox: VecDeque::new(),
             unsent: 0,
         }
     }
@@ -74,8 +74,6 @@ pub(super) struct Link {
     half: Half,
     connection: Connection,
     guest: Option<Guest>,
-    /// Messages that came while something else was waited for.
-    inbox: VecDeque<Info>,
     /// Sends whose completion has not come.
     unsent: u32,
 }
@@ -105,11 +103,9 @@ impl Link {
 
     /// Waits for a message; `None` when the peer has closed.
     pub(super) fn recv(&mut self) -> Result<Option<Info>> {
+        let end = Instant::now() + STEP;
         loop {
-            if let Some(info) = self.inbox.pop_front() {
-                return Ok(Some(info));
-            }
-            match self.step()? {
+            match self.step(end)? {
                 Some(Seen::Message(info)) => return Ok(Some(info)),
                 Some(Seen::Sent) => {}
                 Some(Seen::Data) => return Err(out_of_turn()),
@@ -133,20 +129,24 @@ impl Link {
             .post_send(&[wr.signaled()])
             .map_err(|(_, e)| e)
             .context("RDMA")?;
+        let end = Instant::now() + STEP;
         loop {
-            match self.step()? {
+            match self.step(end)? {
                 Some(Seen::Data) => return Ok(()),
                 Some(Seen::Sent) => {}
-                Some(Seen::Message(info)) => self.inbox.push_back(info),
+                // The peer has to wait for "go ahead". If messages were kept until then, a peer that never answers the RDMA
+                // Read could use up all memory with them.
+                Some(Seen::Message(_)) => return Err(out_of_turn()),
                 None => return Err(failed_completion(WcStatus::Flushed, &self.connection)),
             }
         }
     }
 
-    /// One completion. `None`: the connection has ended in order.
-    fn step(&mut self) -> Result<Option<Seen>> {
+    /// Waits for one completion until `end`. Returns `None` if the connection has ended in order.
+    fn step(&mut self, end: Instant) -> Result<Option<Seen>> {
         let mut done = [Cqe::default()];
-        match self.half.cq.wait(&mut done, Some(STEP)) {
+        let left = end.saturating_duration_since(Instant::now());
+        match self.half.cq.wait(&mut done, Some(left)) {
             Ok(_) => {}
             Err(iwarp::Error::TimedOut(_)) => {
                 return Err(Error::failed(format!(
@@ -194,7 +194,9 @@ impl Link {
 
     /// Ends in order: queued messages are sent, then the connection is closed from both sides.
     pub(super) fn close(mut self) {
-        while self.unsent > 0 && matches!(self.step(), Ok(Some(_))) {}
+        let end = Instant::now() + CLOSE;
+        // A completion that is there is taken even after `end`, so compare the time here, too.
+        while self.unsent > 0 && Instant::now() < end && matches!(self.step(end), Ok(Some(_))) {}
         if self.connection.disconnect().is_ok() {
             // If the peer does not close, no data are lost any more.
             let _ = self
@@ -207,4 +209,50 @@ impl Link {
 /// The peer does not keep to the order of the protocol.
 pub(super) fn out_of_turn() -> Error {
     Error::failed("the peer does not keep to rping's protocol")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::service::LOOPBACK;
+    use iwarp::Config;
+    use iwarp::cm::{ConnectionParameters, Connector};
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    /// A Send that never completes, and a peer that goes on sending messages: closing takes an end nevertheless.
+    #[test]
+    fn messages_of_the_peer_do_not_keep_the_connection_open() {
+        let (ctx, listener) = service::listen(&LOOPBACK, 0, &Config::default()).unwrap();
+        let (mine, qp) = Half::new(&ctx).unwrap();
+        let (theirs, their_qp) = Half::new(&ctx).unwrap();
+        let at = listener.local_addr();
+        let (closed, hung) = (AtomicBool::new(false), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let connection = Connector::new(&ctx).connect(at, their_qp).unwrap();
+                let mut link = theirs.connected(connection, None);
+                let end = Instant::now() + Duration::from_secs(60);
+                while link.send(Info::default()).is_ok() && !closed.load(Ordering::Acquire) {
+                    let soon = Instant::now() + Duration::from_millis(20);
+                    if !matches!(link.step(soon), Ok(Some(_))) {
+                        break;
+                    }
+                    if Instant::now() > end {
+                        hung.store(true, Ordering::Release);
+                        break;
+                    }
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+            });
+            let request = listener.accept(Some(Duration::from_secs(60))).unwrap();
+            let connection = request
+                .accept(qp, &ConnectionParameters::default())
+                .unwrap();
+            let mut link = mine.connected(connection, None);
+            link.unsent = u32::MAX;
+            link.close();
+            closed.store(true, Ordering::Release);
+        });
+        assert!(!hung.load(Ordering::Acquire), "only the peer ended it");
+    }
 }
