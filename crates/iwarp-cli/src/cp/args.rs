@@ -27,6 +27,7 @@ complete and verified. A download replaces a local file of that name, as cp and 
 'serve' or '-' or contains a colon is written ./serve, ./- or ./a:b.
 
 A server gives the files below DIR to this host only, and takes none. --writable and --overwrite let clients write. \
+Names that begin with a dot, of files and of folders, are neither given nor taken. \
 With --bind it serves other hosts; it then wants a secret (--secret-file, at both ends), or --anonymous. The secret keeps \
 strangers out; it encrypts nothing.
 

@@ -168,6 +168,11 @@ fn check(path: &str) -> Result<()> {
         if part.ends_with(PART_SUFFIX) {
             return refuse("names of partial files are reserved");
         }
+        if part.starts_with('.') {
+            return refuse(
+                "names that begin with a dot are hidden, and are neither given nor taken",
+            );
+        }
     }
     Ok(())
 }
@@ -189,6 +194,9 @@ mod tests {
         symlink("../out", t.path("root/rel")).unwrap();
         symlink("../../out/secret", t.path("root/sub/link")).unwrap();
         symlink("sub", t.path("root/good")).unwrap();
+        std::fs::create_dir(t.path("root/.ssh")).unwrap();
+        std::fs::write(t.path("root/.ssh/keys"), "hidden").unwrap();
+        std::fs::write(t.path("root/sub/.env"), "hidden").unwrap();
         let fifo = t.path("root/fifo");
         rustix::fs::mknodat(CWD, fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
         t
@@ -226,6 +234,8 @@ mod tests {
             "a\0b",
             "a\nb",
             "sub/.file.iwarp-part",
+            ".ssh/keys",
+            "sub/.env",
             &absolute,
             &"x/".repeat(600),
             &"x".repeat(201),
@@ -243,9 +253,16 @@ mod tests {
             "sub/file/x",
             "sub/",
             ".x.iwarp-part",
+            "x.iwarp-part",
+            ".bashrc",
+            ".ssh/authorized_keys",
+            "sub/.env",
+            "...",
         ] {
             assert!(root.place(bad).is_err(), "place {bad:?}");
         }
+        let e = root.place(".ssh/keys").unwrap_err().to_string();
+        assert!(e.contains("begin with a dot"), "{e}");
         // A link that stays inside is fine.
         assert!(root.read("good/file").is_ok());
         let p = root.place("sub/new").unwrap();
