@@ -323,6 +323,19 @@ mod tests {
         assert_eq!(fields(&good.replace("libc6 (>= 2.34)", "libm6")).len(), 1);
     }
 
+    /// `iwarp stat` cannot look into the folders that systemd makes for this service alone, so the socket is in a named one.
+    #[test]
+    fn the_statistics_of_the_service_are_where_the_document_says() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let read = |file: &str| std::fs::read_to_string(root.join(file)).unwrap();
+        let unit = read("packaging/debian/iwarp-cp.service");
+        let value = |key: &str| unit.lines().find_map(|line| line.strip_prefix(key));
+        let folder = value("Environment=IWARP_STAT=%t/").expect("a folder for the socket");
+        assert_eq!(value("RuntimeDirectory="), Some(folder));
+        let command = format!("`sudo iwarp stat --directory /run/{folder}`");
+        assert!(read("docs/packaging.md").contains(&command), "{command}");
+    }
+
     #[test]
     fn subcommands_are_those_of_the_help() {
         let help = "About\n\nUsage: x\n\nCommands:\n  perf  Measure\n        more\n  help  Print\n\nOptions:\n  -v  Log\n";
