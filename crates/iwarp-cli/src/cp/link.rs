@@ -211,14 +211,14 @@ impl RdmaLink {
                 (Err(iwarp::Error::TimedOut(_)), Some(patience)) => {
                     let moves = patience.look(self.moved(), Instant::now())?;
                     if let Some(guest) = self.guest.as_ref().filter(|_| moves) {
-                        guest.touch();
+                        guest.moves();
                     }
                 }
                 (n, _) => break n.context("completion queue")?,
             }
         };
         if let Some(guest) = self.guest.as_ref().filter(|_| n > 0) {
-            guest.touch();
+            guest.moves();
             service::still_welcome(guest)?;
         }
         for cqe in done.iter().take(n) {
@@ -280,6 +280,11 @@ impl RdmaLink {
 impl session::Link for RdmaLink {
     fn send(&mut self, message: &Message) -> Result<()> {
         let octets = message.encode()?;
+        // Take completions, also if there is room for the message: a peer that has gone is noticed here if this end only sends.
+        self.pump(None)?;
+        if self.closed {
+            return Err(failed_completion(WcStatus::Flushed, &self.connection));
+        }
         self.until(STALL, |l| l.sends < SENDS)?;
         let at = (RECVS + self.next_send) * MAX_MESSAGE;
         self.half.messages.write_at(at, &octets).context("memory")?;
@@ -415,7 +420,56 @@ impl session::Link for RdmaLink {
 
 #[cfg(test)]
 mod tests {
+    use super::session::Link as _;
     use super::*;
+    use crate::service::{Gate, LOOPBACK};
+    use iwarp::Config;
+    use iwarp::cm::{ConnectionParameters, Connector};
+    use std::net::{IpAddr, Ipv4Addr};
+
+    /// Long enough for a machine that is very busy.
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// A client, and the server's end with a guest in a gate of one place.
+    fn pair() -> (RdmaLink, RdmaLink) {
+        let (ctx, listener) = service::listen(&LOOPBACK, 0, &Config::default()).unwrap();
+        let budget = Budget::new(1 << 30);
+        let at = listener.local_addr();
+        std::thread::scope(|scope| {
+            let client = scope.spawn(|| {
+                let (half, qp) = Half::new(&ctx, &budget).unwrap();
+                half.connected(Connector::new(&ctx).connect(at, qp).unwrap(), None)
+            });
+            let (half, qp) = Half::new(&ctx, &budget).unwrap();
+            let request = listener.accept(Some(LONG)).unwrap();
+            let parameters = ConnectionParameters::default();
+            let connection = request.accept(qp, &parameters).unwrap();
+            let guest = Gate::new(1, 1).admit(IpAddr::V4(Ipv4Addr::LOCALHOST));
+            let server = half.connected(connection, Some(guest.unwrap()));
+            (client.join().unwrap(), server)
+        })
+    }
+
+    /// While the server hashes, it only sends. Its client keeps its place meanwhile, and is missed when it leaves.
+    #[test]
+    fn an_end_that_only_sends_notices_that_the_peer_leaves() {
+        let (client, mut server) = pair();
+        server.peer_waits(true);
+        for _ in 0..RECVS / 2 {
+            server.send(&Message::Working).unwrap();
+            server.pump(Some(&mut server.patience(LONG))).unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(20));
+        let guest = server.guest.as_ref().unwrap();
+        assert_eq!(guest.idle(), Duration::ZERO, "it may not be evicted");
+        drop(client);
+        // The Sends that nobody takes fit into the queue.
+        let noticed = (0..SENDS - 1).any(|_| {
+            std::thread::sleep(Duration::from_millis(200));
+            server.send(&Message::Working).is_err()
+        });
+        assert!(noticed);
+    }
 
     #[test]
     fn patience_lasts_while_octets_move() {

@@ -13,6 +13,7 @@ use sha2::{Digest as _, Sha256};
 use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::sync::LazyLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// End of the name of a partial file. A peer cannot ask for a file with such a name.
 pub(crate) const PART_SUFFIX: &str = ".iwarp-part";
@@ -48,12 +49,19 @@ pub(crate) enum Existing {
 
 impl Part {
     /// Opens or creates the partial file of a place and hashes its first octets, at most `limit`. Without `keep`, or if the partial
-    /// file is longer than `limit`, it is emptied.
+    /// file is longer than `limit`, it is emptied. Hashing ends early when `stop` becomes `true`.
     ///
     /// # Errors
-    /// If it cannot be created, if another copy to the same name is running, or if a file that must stay has the name.
-    pub(crate) fn open(place: Place, keep: bool, limit: u64, existing: Existing) -> Result<Self> {
-        Self::open_with(place, keep, limit, existing, &mut || {})
+    /// If it cannot be created, if another copy to the same name is running, if a file that must stay has the name, or if `stop`
+    /// became `true`.
+    pub(crate) fn open(
+        place: Place,
+        keep: bool,
+        limit: u64,
+        existing: Existing,
+        stop: &AtomicBool,
+    ) -> Result<Self> {
+        Self::open_with(place, keep, limit, existing, stop, &mut || {})
     }
 
     /// Does the same as [`open`](Self::open), and calls `opened` between opening and locking.
@@ -62,6 +70,7 @@ impl Part {
         keep: bool,
         limit: u64,
         existing: Existing,
+        stop: &AtomicBool,
         opened: &mut dyn FnMut(),
     ) -> Result<Self> {
         let there = place.check_target()?;
@@ -79,7 +88,7 @@ impl Part {
         };
         let there = part.file.metadata().context("partial file")?.len();
         if keep && there <= limit {
-            part.len = hash_prefix(&mut part.file, there, &mut part.hash)?;
+            part.len = hash_prefix(&mut part.file, there, &mut part.hash, stop)?;
         } else {
             part.restart()?;
         }
@@ -253,15 +262,15 @@ impl Source {
     }
 
     /// Compares the peer's first `len` octets, by their hash, with this file. If they are the same, reading goes on behind them,
-    /// otherwise from the beginning. Returns the offset where reading goes on.
+    /// otherwise from the beginning. Returns the offset where reading goes on. Hashing ends early when `stop` becomes `true`.
     ///
     /// # Errors
-    /// If the file cannot be read.
-    pub(crate) fn resume(&mut self, len: u64, hash: &Hash) -> Result<u64> {
+    /// If the file cannot be read, or if `stop` became `true`.
+    pub(crate) fn resume(&mut self, len: u64, hash: &Hash, stop: &AtomicBool) -> Result<u64> {
         self.file.seek(SeekFrom::Start(0)).context("file")?;
         (self.hash, self.at) = (Sha256::new(), 0);
         if len > 0 && len <= self.size {
-            let read = hash_prefix(&mut self.file, len, &mut self.hash)?;
+            let read = hash_prefix(&mut self.file, len, &mut self.hash, stop)?;
             if read == len && Hash::from(self.hash.clone().finalize()) == *hash {
                 self.at = len;
             } else {
@@ -295,10 +304,16 @@ impl Source {
 }
 
 /// Hashes up to `len` octets from the current position. Returns how many there were.
-fn hash_prefix(file: &mut File, len: u64, hash: &mut Sha256) -> Result<u64> {
+///
+/// # Errors
+/// If the file cannot be read, or if `stop` becomes `true`. That is checked before each [`CHUNK`].
+fn hash_prefix(file: &mut File, len: u64, hash: &mut Sha256, stop: &AtomicBool) -> Result<u64> {
     let mut buf = zeros(CHUNK)?;
     let mut done = 0;
     while done < len {
+        if stop.load(Ordering::Relaxed) {
+            return Err(Error::failed("the peer has gone while its file was hashed"));
+        }
         let want = (len - done).min(CHUNK as u64) as usize;
         match file.read(&mut buf[..want]) {
             Ok(0) => break,
@@ -317,7 +332,7 @@ fn hash_prefix(file: &mut File, len: u64, hash: &mut Sha256) -> Result<u64> {
 pub(crate) mod tests {
     use super::*;
     use std::path::{Path, PathBuf};
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::atomic::AtomicU32;
 
     /// A directory that goes away with the test.
     pub(crate) struct TempDir(PathBuf);
@@ -347,8 +362,16 @@ pub(crate) mod tests {
         Sha256::digest(data).into()
     }
 
+    static GO_ON: AtomicBool = AtomicBool::new(false);
+
     fn part(path: &Path, keep: bool) -> Result<Part> {
-        Part::open(Place::local(path)?, keep, 1 << 40, Existing::Replace)
+        Part::open(
+            Place::local(path)?,
+            keep,
+            1 << 40,
+            Existing::Replace,
+            &GO_ON,
+        )
     }
 
     /// The second copy opens the partial file, and the first copy completes before the second locks it. A third copy may have
@@ -367,6 +390,7 @@ pub(crate) mod tests {
                 keep,
                 1 << 40,
                 Existing::Replace,
+                &GO_ON,
                 &mut || {
                     if let Some(first) = first.take() {
                         first.commit(&sha(b"complete"), 0o644).unwrap();
@@ -392,7 +416,15 @@ pub(crate) mod tests {
     fn what_is_there_stays_unless_it_may_be_replaced() {
         let t = TempDir::new();
         let target = t.path("a");
-        let open = || Part::open(Place::local(&target).unwrap(), true, 99, Existing::Keep);
+        let open = || {
+            Part::open(
+                Place::local(&target).unwrap(),
+                true,
+                99,
+                Existing::Keep,
+                &GO_ON,
+            )
+        };
         std::fs::write(&target, "old").unwrap();
         let e = open().unwrap_err().to_string();
         assert!(e.contains("exists already"), "{e}");
@@ -480,7 +512,8 @@ pub(crate) mod tests {
                 Place::local(&t.path("a")).unwrap(),
                 true,
                 4,
-                Existing::Replace
+                Existing::Replace,
+                &GO_ON
             )
             .unwrap()
             .len(),
@@ -495,9 +528,9 @@ pub(crate) mod tests {
         let t = TempDir::new();
         std::fs::write(t.path("s"), "hello world").unwrap();
         let mut s = Source::new(File::open(t.path("s")).unwrap()).unwrap();
-        assert_eq!(s.resume(6, &sha(b"hellO ")).unwrap(), 0);
-        assert_eq!(s.resume(99, &sha(b"")).unwrap(), 0);
-        assert_eq!(s.resume(6, &sha(b"hello ")).unwrap(), 6);
+        assert_eq!(s.resume(6, &sha(b"hellO "), &GO_ON).unwrap(), 0);
+        assert_eq!(s.resume(99, &sha(b""), &GO_ON).unwrap(), 0);
+        assert_eq!(s.resume(6, &sha(b"hello "), &GO_ON).unwrap(), 6);
         let mut rest = [0; 5];
         s.fill(&mut rest).unwrap();
         assert_eq!((&rest, s.hash()), (b"world", sha(b"hello world")));
@@ -507,5 +540,22 @@ pub(crate) mod tests {
                 .to_string()
                 .contains("shorter")
         );
+    }
+
+    /// The hash of a client that has gone is of no use to anybody.
+    #[test]
+    fn hashing_ends_when_it_is_told_to() {
+        let t = TempDir::new();
+        let stop = AtomicBool::new(true);
+        std::fs::write(t.path(".a.iwarp-part"), "12345").unwrap();
+        let place = Place::local(&t.path("a")).unwrap();
+        let e = Part::open(place, true, 99, Existing::Replace, &stop).unwrap_err();
+        assert!(e.to_string().contains("has gone"), "{e}");
+        // What was there stays for the next attempt.
+        let kept = std::fs::read(t.path(".a.iwarp-part")).unwrap();
+        assert_eq!(kept, b"12345");
+        let mut s = Source::new(File::open(t.path(".a.iwarp-part")).unwrap()).unwrap();
+        let e = s.resume(5, &sha(b"12345"), &stop).unwrap_err();
+        assert!(e.to_string().contains("has gone"), "{e}");
     }
 }

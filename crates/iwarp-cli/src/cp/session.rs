@@ -8,6 +8,7 @@ use super::confine::{Place, Root};
 use super::part::{Existing, Hash, Part, Source};
 use super::protocol::{Grant, Have, MAX_SLOTS, Message};
 use crate::error::{Context as _, Error, Result};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
@@ -140,7 +141,7 @@ fn put_inner(
         Message::Ready { have, grant } => (have, grant),
         other => return Err(unexpected(&other)),
     };
-    let offset = at_work(link, || source.resume(have.len, &have.hash))?;
+    let offset = at_work(link, |gone| source.resume(have.len, &have.hash, gone))?;
     link.send(&Message::Start { offset, size, mode })?;
     transmit(link, source, offset, &grant, progress)
 }
@@ -166,8 +167,8 @@ fn get_inner(
 ) -> Result<Summary> {
     greet(link, wish.secret)?;
     // The user's own file is replaced, as `cp` and `scp` do it.
-    let part = at_work(link, || {
-        Part::open(place, wish.resume, u64::MAX, Existing::Replace)
+    let part = at_work(link, |gone| {
+        Part::open(place, wish.resume, u64::MAX, Existing::Replace, gone)
     })?;
     let (have, grant) = (
         Have {
@@ -228,7 +229,7 @@ fn serve_requests(
             }
             Message::Get { have, grant, path } => {
                 let mut source = Source::new(root.read(&path)?)?;
-                let offset = at_work(link, || source.resume(have.len, &have.hash))?;
+                let offset = at_work(link, |gone| source.resume(have.len, &have.hash, gone))?;
                 link.send(&Message::Start {
                     offset,
                     size: source.size(),
@@ -260,7 +261,7 @@ fn take(
         ));
     };
     let place = root.place(path)?;
-    let part = at_work(link, || Part::open(place, resume, size, existing))?;
+    let part = at_work(link, |gone| Part::open(place, resume, size, existing, gone))?;
     let (have, grant) = (
         Have {
             len: part.len(),
@@ -283,23 +284,30 @@ fn take(
 }
 
 /// Does work that may take long (hashing, waiting for the disk) in a thread of its own, and tells the peer meanwhile that this
-/// end still works. Otherwise the peer would end the connection.
-fn at_work<T: Send>(link: &mut impl Link, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+/// end still works. Otherwise the peer would end the connection. If the peer cannot be told, the flag that `work` gets becomes
+/// `true`, so that `work` can end early: nobody waits for its result, and until it ends the client keeps its place.
+pub(super) fn at_work<T: Send>(
+    link: &mut impl Link,
+    work: impl FnOnce(&AtomicBool) -> Result<T> + Send,
+) -> Result<T> {
     link.peer_waits(true);
+    let gone = AtomicBool::new(false);
     let outcome = std::thread::scope(|scope| {
         let (done, finished) = channel::<()>();
+        let stop = &gone;
         let worker = std::thread::Builder::new()
             .name("work".to_owned())
             .spawn_scoped(scope, move || {
                 // Dropped at the end, however that comes.
                 let _done = done;
-                work()
+                work(stop)
             })
             .context("cannot start a thread")?;
         let mut told = Ok(());
         while told.is_ok() && finished.recv_timeout(STILL_THERE) == Err(RecvTimeoutError::Timeout) {
             told = link.send(&Message::Working);
         }
+        gone.store(told.is_err(), Ordering::Relaxed);
         let outcome = worker
             .join()
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -457,7 +465,7 @@ fn receive(
                         "the peer finished before the end of the file",
                     ));
                 }
-                at_work(link, || part.commit(&hash, offer.mode))?;
+                at_work(link, |_| part.commit(&hash, offer.mode))?;
                 link.send(&Message::Done)?;
                 return Ok(Summary {
                     size: offer.size,

@@ -5,12 +5,13 @@ use super::confine::{Place, Root};
 use super::part::tests::{TempDir, sha};
 use super::part::{Existing, Hash, Source};
 use super::protocol::{Grant, Have, Message, VERSION};
-use super::session::{Link, Summary, Terms, Wish, get, put, serve};
+use super::session::{Link, Summary, Terms, Wish, at_work, get, put, serve};
 use crate::error::{Error, Result};
 use std::fs::File;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const SLOT: u32 = 1000;
 const SLOTS: u16 = 3;
@@ -649,4 +650,22 @@ fn a_proof_cannot_be_sent_back() {
     let e = get(&mut a, place, wish, &mut |_, _| {}).unwrap_err();
     assert!(e.to_string().contains("not the same secret"), "{e}");
     mirror.join().unwrap();
+}
+
+/// Work for a client that has gone ends early, so that its place becomes free.
+#[test]
+fn nobody_works_for_a_client_that_has_gone() {
+    let (mut a, b) = pair();
+    drop(b);
+    let mut told = false;
+    let outcome = at_work(&mut a, |gone| {
+        let end = Instant::now() + Duration::from_secs(60);
+        while !gone.load(Ordering::Relaxed) && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        told = gone.load(Ordering::Relaxed);
+        Ok(())
+    });
+    assert!(outcome.unwrap_err().to_string().contains("broken"));
+    assert!(told, "it worked to the end");
 }

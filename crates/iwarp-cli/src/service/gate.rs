@@ -236,6 +236,14 @@ impl Guest {
         self.place.last.store(self.gate.now_ms(), Ordering::Relaxed);
     }
 
+    /// Notes that octets of the client have moved. If the server works for the client, it goes on doing so: unlike
+    /// [`touch`](Self::touch), this does not end [`at_work`](Self::at_work).
+    pub(crate) fn moves(&self) {
+        if self.place.last() != AT_WORK {
+            self.touch();
+        }
+    }
+
     /// Notes that the server works for the client from now until [`touch`](Self::touch). The client is not idle meanwhile.
     pub(crate) fn at_work(&self) {
         self.place.last.store(AT_WORK, Ordering::Relaxed);
@@ -316,6 +324,9 @@ mod tests {
         one.at_work();
         assert_eq!(one.idle(), Duration::ZERO);
         assert_eq!(gate.admit(B).unwrap_err(), Full::All(2));
+        // Messages that go to the client meanwhile do not end the work.
+        one.moves();
+        assert_eq!(one.place.last(), AT_WORK);
         // If the eviction comes before the connection is set up, the connection ends as soon as it is.
         age(&one, GRACE.as_millis() as u64);
         let _four = gate.admit(B).unwrap();
