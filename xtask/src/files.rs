@@ -51,3 +51,24 @@ pub fn read(root: &Path, file: &str) -> Result<String> {
     let bytes = std::fs::read(root.join(file)).with_context(|| format!("cannot read {file}"))?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// GitLab caches only what is inside of the work tree, so the crates that cargo fetches are there. They are not ours to check.
+    #[test]
+    fn the_cargo_home_of_ci_is_ignored() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let ci = read(&root, ".gitlab-ci.yml").unwrap();
+        let home = ci
+            .lines()
+            .find_map(|line| line.trim().strip_prefix("CARGO_HOME: $CI_PROJECT_DIR/"))
+            .expect("a folder that is cached");
+        let entry = format!("/{home}");
+        for file in [".gitignore", ".containerignore"] {
+            let ignored = read(&root, file).unwrap();
+            assert!(ignored.lines().any(|line| line == entry), "{file}: {entry}");
+        }
+    }
+}
