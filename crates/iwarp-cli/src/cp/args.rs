@@ -85,7 +85,7 @@ pub(crate) struct CpArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Options of `serve`")]
 pub(crate) struct ServeOptions {
-    /// Address to listen on; 0.0.0.0 or :: for all [default: loopback, which only this host reaches]
+    /// Address to listen on; 0.0.0.0 or :: for all [default: 127.0.0.1, which only this host reaches]
     #[arg(long, value_name = "ADDR")]
     bind: Option<IpAddr>,
     /// Let clients write new files

@@ -11,6 +11,7 @@ use crate::error::{Context as _, Error, Result};
 use crate::rdma::BUSY;
 use iwarp::cm::{Connection, ConnectionParameters, ConnectionRequest, Listener};
 use iwarp::{Config, Context, Device, QueuePair};
+use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -30,13 +31,14 @@ pub(crate) const EVERYWHERE: [IpAddr; 2] = [
     IpAddr::V6(Ipv6Addr::UNSPECIFIED),
     IpAddr::V4(Ipv4Addr::UNSPECIFIED),
 ];
-/// The addresses that only this host can reach.
+/// The addresses that only this host can reach. The second one is for a host without IPv4.
 pub(crate) const LOOPBACK: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::LOCALHOST),
     IpAddr::V6(Ipv6Addr::LOCALHOST),
 ];
 
-/// Listens on the first of these addresses that works. Port 0 picks a free one.
+/// Listens on the first of these addresses that this host has. Port 0 picks a free one. If the port is in use there, none of the
+/// others is tried: clients look for the server at the first one.
 ///
 /// # Errors
 /// If an address is in use, or if this host does not have it.
@@ -47,37 +49,55 @@ pub(crate) fn listen(
 ) -> Result<(Context, Listener)> {
     let mut last = Error::failed("there is no address to listen on");
     for &ip in candidates {
-        let device = match device_for(ip) {
-            Ok(device) => device,
-            Err(e) => {
-                last = e;
-                continue;
+        match listen_at(ip, port, config) {
+            Err((at, e)) => {
+                last = Error::failed(format!("cannot listen on {at}: {e}"));
+                if !is_elsewhere(&e) {
+                    break;
+                }
             }
-        };
-        // A link-local address is valid on one interface only, and the device knows on which.
-        let at = match device.ip == ip {
-            true => device.socket_addr(port),
-            false => SocketAddr::new(ip, port),
-        };
-        let ctx = Context::open(&device, config.clone()).context("cannot open the device")?;
-        match Listener::bind(&ctx, at) {
-            Ok(listener) => return Ok((ctx, listener)),
-            Err(e) => last = Error::failed(format!("cannot listen on {at}: {e}")),
+            Ok(listens) => return Ok(listens),
         }
     }
     Err(last)
 }
 
+/// Listens on this address. An error comes with the address as it was tried.
+fn listen_at(
+    ip: IpAddr,
+    port: u16,
+    config: &Config,
+) -> std::result::Result<(Context, Listener), (String, iwarp::Error)> {
+    let device = device_for(ip).map_err(|e| (ip.to_string(), e))?;
+    // A link-local address is valid on one interface only, and the device knows on which.
+    let at = match device.ip == ip {
+        true => device.socket_addr(port),
+        false => SocketAddr::new(ip, port),
+    };
+    Context::open(&device, config.clone())
+        .and_then(|ctx| {
+            let listener = Listener::bind(&ctx, at)?;
+            Ok((ctx, listener))
+        })
+        .map_err(|e| (at.to_string(), e))
+}
+
+/// Tells whether this host does not have the address, or no addresses of its kind.
+fn is_elsewhere(e: &iwarp::Error) -> bool {
+    let errno = Errno::from_raw_os_error(e.errno());
+    matches!(e, iwarp::Error::NoDevice) || matches!(errno, Errno::ADDRNOTAVAIL | Errno::AFNOSUPPORT)
+}
+
 /// Returns the device for listening on `ip`. For all addresses any device will do: a connection takes its settings from the
 /// device, and its address from TCP.
-fn device_for(ip: IpAddr) -> Result<Device> {
+fn device_for(ip: IpAddr) -> iwarp::Result<Device> {
     if !ip.is_unspecified() {
-        return Device::by_address(ip).context(format_args!("cannot listen on {ip}"));
+        return Device::by_address(ip);
     }
-    let list = Device::list().context("devices")?;
-    list.into_iter()
+    Device::list()?
+        .into_iter()
         .next()
-        .ok_or_else(|| Error::failed("this machine has no usable network address"))
+        .ok_or(iwarp::Error::NoDevice)
 }
 
 /// Makes a gate with no more places than the process has descriptors for. It raises the soft limit of descriptors as far as the
@@ -228,6 +248,26 @@ pub(crate) fn refuse(request: ConnectionRequest, why: Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn another_address_is_taken_only_if_the_first_is_not_of_this_host() {
+        let config = Config::default();
+        // An address of the documents, which no host has (RFC 5737).
+        let foreign = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+        let (_ctx, first) = listen(&[foreign, LOOPBACK[0]], 0, &config).unwrap();
+        let at = first.local_addr();
+        assert_eq!(at.ip(), LOOPBACK[0]);
+        // Its port is taken. The next address is free, and nobody would look for the server there.
+        let free = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
+        let Err(e) = listen(&[LOOPBACK[0], free], at.port(), &config) else {
+            panic!("two servers on one port");
+        };
+        assert!(e.to_string().contains("in use"), "{e}");
+        let e = listen(&[foreign], 0, &config).map(drop).unwrap_err();
+        assert!(e.to_string().contains("192.0.2.1"), "{e}");
+        let e = listen(&[], 0, &config).map(drop).unwrap_err();
+        assert!(e.to_string().contains("no address"), "{e}");
+    }
 
     #[test]
     fn descriptors_bound_the_clients() {
