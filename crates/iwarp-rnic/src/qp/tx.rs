@@ -156,6 +156,11 @@ impl Tx {
 }
 
 impl QueuePair {
+    /// Returns `true` if the stream would end inside an FPDU now: a plan was begun and not all of it is known to be written.
+    pub fn has_unwritten(&self) -> bool {
+        self.tx.unwritten
+    }
+
     /// Returns `true` if there is something to write, or something to do before that.
     #[inline]
     pub fn wants_tx(&self) -> bool {

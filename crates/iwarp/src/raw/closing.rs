@@ -174,7 +174,9 @@ impl QpInner {
         let link = {
             let mut g = self.state.lock();
             let g = &mut *g;
-            let cut = g.stalled.take().is_some();
+            // The plan may be in the hands of the thread that was waited for in vain.
+            let cut = g.machine.has_unwritten();
+            g.stalled = None;
             let link = g.link.take().map(|link| {
                 let wait = linger::too_early(&g.machine, &link);
                 (link, Farewell { cut, wait })

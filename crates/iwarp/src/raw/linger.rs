@@ -100,7 +100,7 @@ impl Linger {
         };
         let left = limit.saturating_sub(progress.since.elapsed());
         if !left.is_zero() {
-            progress.pause = (progress.pause * 2).min(self.pause_max());
+            progress.pause = next_pause(progress.pause, self.cut, self.patience);
             let pause = progress.pause.min(left);
             drop(progress);
             self.engine.after(pause, self.token, TIMER_LOOK);
@@ -114,15 +114,26 @@ impl Linger {
         }
         self.remove();
     }
+}
 
-    /// The longest time between two looks.
-    fn pause_max(&self) -> Duration {
-        if self.cut {
-            CUT_PAUSE_MAX
-        } else {
-            self.patience
-        }
+/// Returns the time from the end to the first look.
+fn first_pause(cut: bool, patience: Duration) -> Duration {
+    if cut {
+        CUT_PAUSE_MIN
+    } else {
+        patience.max(CUT_PAUSE_MIN)
     }
+}
+
+/// Returns the time from a look to the next one. Never short for long, though a program may want no patience at all: a peer that does
+/// not answer is looked at for much longer.
+fn next_pause(pause: Duration, cut: bool, patience: Duration) -> Duration {
+    let longest = if cut {
+        CUT_PAUSE_MAX
+    } else {
+        patience.max(CUT_PAUSE_MAX)
+    };
+    (pause * 2).min(longest)
 }
 
 impl Drop for Linger {
@@ -171,12 +182,12 @@ pub(super) fn leave(qp: &Arc<QpInner>, link: &Arc<Link>, farewell: Farewell) {
     let token = engine.token();
     let wait = wait.filter(|_| !cut);
     let linger = qp.ctx.config.linger;
-    let (patience, pause) = if cut {
-        (linger, CUT_PAUSE_MIN)
+    let patience = if cut {
+        linger
     } else {
-        let patience = linger.min(PATIENCE_MAX);
-        (patience, patience)
+        linger.min(PATIENCE_MAX)
     };
+    let pause = first_pause(cut, patience);
     let outage = qp.ctx.config.peer_timeout.unwrap_or_default().max(patience);
     let begin = wait.unwrap_or_default();
     let left = Arc::new(Linger {
@@ -253,6 +264,30 @@ impl Source for Linger {
             self.waits_no_more();
         } else {
             self.look();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn looks_become_rare_also_without_patience() {
+        for cut in [false, true] {
+            for patience in [Duration::ZERO, Duration::from_millis(1), PATIENCE_MAX] {
+                let mut pause = first_pause(cut, patience);
+                assert!(pause >= CUT_PAUSE_MIN, "{cut} {patience:?}");
+                for _ in 0..10 {
+                    pause = next_pause(pause, cut, patience);
+                }
+                let longest = if cut {
+                    CUT_PAUSE_MAX
+                } else {
+                    patience.max(CUT_PAUSE_MAX)
+                };
+                assert_eq!(pause, longest, "{cut} {patience:?}");
+            }
         }
     }
 }
