@@ -149,7 +149,7 @@ impl Recorder {
         if self.shared.is_child() {
             return;
         }
-        if let Some(mut output) = self.shared.output.try_lock_for(EXIT_PATIENCE) {
+        if let Some(mut output) = fork::try_for(EXIT_PATIENCE, || self.shared.output.try_lock()) {
             let result = output.flush();
             self.shared.tell_of_the_end(result);
         }

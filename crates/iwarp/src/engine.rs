@@ -150,6 +150,8 @@ impl Engine {
         // All signals stay with the application's threads.
         crate::sys::thread::spawn_without_signals("iwarp-progress", move || worker.run())?;
         *current = Some(Arc::clone(&engine));
+        // Not under the lock: it works on files, and a child that is forked meanwhile would inherit the lock as held.
+        drop(current);
         crate::stat::start(&engine);
         Ok(engine)
     }

@@ -122,15 +122,18 @@ fn a_child_forked_under_traffic_drops_what_it_inherited() {
                     assert_eq!(server.cq.poll(&mut none), Ok(0));
                 }
             });
-            for _ in 0..150 {
+            for round in 0..150 {
                 // SAFETY: the child drops what it inherited, which is what is tested, and leaves by `_exit`.
                 let child = unsafe { libc::fork() };
                 assert!(child >= 0);
                 if child == 0 {
                     let stag = inherited.as_ref().unwrap().region.lkey();
                     drop(inherited.take());
-                    // The raw interface may not know that the region is the parent's, but it does not wait for ever.
-                    let _ = ctx.deregister(stag);
+                    // The raw interface may not know that the region is the parent's, but it does not wait for ever. It may take a
+                    // second, so not each child asks.
+                    if round % 10 == 0 {
+                        let _ = ctx.deregister(stag);
+                    }
                     // SAFETY: leaves without the harness's ends, which are the parent's.
                     unsafe { libc::_exit(0) };
                 }

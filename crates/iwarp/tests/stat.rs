@@ -36,6 +36,9 @@ fn ask(pid: u32) -> Vec<Answer> {
     let mut question = Question::default();
     question.pid = Some(pid);
     question.patience = LIMIT;
+    question.directory = std::env::var_os("IWARP_STAT")
+        .map(PathBuf::from)
+        .filter(|dir| dir.is_dir());
     question.ask().unwrap()
 }
 
@@ -275,7 +278,10 @@ fn a_program_that_polls_without_a_pause_answers() {
 
 #[test]
 fn a_process_that_was_asked_sleeps_again() {
-    alone("a_process_that_was_asked_sleeps_again", || {
+    let name = "a_process_that_was_asked_sleeps_again";
+    // Where the other tests, which ask everybody, do not look.
+    let dir = Dir::new("sleeper");
+    alone_with(name, &[("IWARP_STAT", dir.path())], || {
         let (_client, _server) = pair(V4, &config());
         own();
         // The last reminder of a silent responder is out by then, and the deadline of the one who asked over.
@@ -362,6 +368,8 @@ fn a_child_does_not_keep_the_socket_of_its_parent() {
     unsafe { libc::fcntl(std::os::fd::AsRawFd::as_raw_fd(&keep), libc::F_SETFD, 0) };
     alone_with(name, &[("IWARP_STAT", dir.path())], || {
         let (_client, _server) = pair(V4, &config());
+        // This process leaves without its destructors.
+        let _ = std::fs::remove_dir(&dir.0);
         let dir = std::env::var_os("IWARP_STAT").unwrap();
         entry_of(Path::new(&dir));
         // SAFETY: as above; the child only sleeps, with system calls.

@@ -12,7 +12,7 @@ use crate::config::Config;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::sys::probe::probe_range;
-use crate::sys::{exit, fork::Origin};
+use crate::sys::{exit, fork, fork::Origin};
 use iwarp_rnic::counters::Counters;
 use iwarp_rnic::memory::{HostRange, MemoryTable, RegionInfo, WindowType};
 use iwarp_rnic::{Access, FastRegister};
@@ -181,7 +181,7 @@ impl Context {
         let mut table = match self.inner.origin.is_foreign() {
             false => self.inner.memory.write(),
             true => {
-                let table = self.inner.memory.try_write_for(INHERITED_PATIENCE);
+                let table = fork::try_for(INHERITED_PATIENCE, || self.inner.memory.try_write());
                 table.ok_or(Error::Busy)?
             }
         };

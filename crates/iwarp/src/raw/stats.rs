@@ -2,7 +2,7 @@
 //! standard error when it ends, for programs that cannot ask (`IWARP_STATS=1`).
 
 use super::context::ContextInner;
-use crate::sys::exit;
+use crate::sys::{exit, fork};
 use iwarp_rnic::counters::Counters;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
@@ -57,7 +57,7 @@ pub(super) fn closed(ctx: &ContextInner, counters: &Counters) {
 
 /// The devices that are open now.
 pub(super) fn opened() -> Vec<Arc<ContextInner>> {
-    let opened = OPENED.try_lock_for(PATIENCE);
+    let opened = fork::try_for(PATIENCE, || OPENED.try_lock());
     opened.map_or_else(Vec::new, |all| {
         all.iter().filter_map(Weak::upgrade).collect()
     })
@@ -65,7 +65,7 @@ pub(super) fn opened() -> Vec<Arc<ContextInner>> {
 
 /// The totals of those that were closed.
 pub(super) fn closed_devices() -> Vec<Closed> {
-    let closed: Option<MutexGuard<'_, Vec<Closed>>> = CLOSED.try_lock_for(PATIENCE);
+    let closed: Option<MutexGuard<'_, Vec<Closed>>> = fork::try_for(PATIENCE, || CLOSED.try_lock());
     closed.map_or_else(Vec::new, |all| all.clone())
 }
 

@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::RawFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 static INSTALLED: OnceLock<bool> = OnceLock::new();
@@ -30,6 +31,21 @@ extern "C" fn in_child() {
 /// Nothing in a child may use or close it: its owner belongs to an engine, and a child leaks that of its parent.
 pub(crate) fn close_in_child(fd: RawFd) {
     OWN.store(fd, Ordering::Relaxed);
+}
+
+/// Calls `attempt` until it gives something, for `patience` at most.
+///
+/// For locks that another thread may have held at the time of a fork. Their own waits with a time limit do not do: they use a lock of
+/// the library that waiting threads share, and that one may be held for ever, too.
+pub(crate) fn try_for<T>(patience: Duration, mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
+    let start = Instant::now();
+    loop {
+        let got = attempt();
+        if got.is_some() || start.elapsed() >= patience {
+            return got;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Installs the handler if that has not been done. Call it before the first thread is started.
@@ -81,6 +97,18 @@ impl Origin {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_tried_is_tried_again_but_not_for_ever() {
+        let mut left = 3;
+        let third = try_for(Duration::from_secs(60), || {
+            left -= 1;
+            (left == 0).then_some(7)
+        });
+        assert_eq!((third, left), (Some(7), 0));
+        assert_eq!(try_for(Duration::ZERO, || Some(1)), Some(1));
+        assert_eq!(try_for(Duration::from_millis(5), || None::<()>), None);
+    }
 
     #[test]
     fn a_child_sees_another_generation_and_the_parent_does_not() {
