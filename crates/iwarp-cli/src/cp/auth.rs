@@ -200,9 +200,11 @@ pub(crate) fn welcome(link: &mut impl Link, secret: Option<&Secret>) -> Result<b
     if !theirs_too {
         return Err(Error::failed(WANTED));
     }
-    match expect(link)? {
-        Message::Proof { proof } => secret.verify(Role::Client, &theirs, &mine, &proof)?,
-        other => return Err(unexpected(&other)),
+    // `Working` is refused here: a stranger must not gain time with it.
+    match link.recv()? {
+        Some(Message::Proof { proof }) => secret.verify(Role::Client, &theirs, &mine, &proof)?,
+        Some(other) => return Err(unexpected(&other)),
+        None => return Err(Error::failed("the client closed instead of a proof")),
     }
     link.send(&Message::Proof {
         proof: secret.prove(Role::Server, &theirs, &mine)?,

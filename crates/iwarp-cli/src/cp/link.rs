@@ -36,6 +36,11 @@ const SILENCE: Duration = Duration::from_secs(30);
 /// How long the peer may refuse to take data.
 const STALL: Duration = Duration::from_secs(30);
 
+/// How long a client may take until it has proved that it knows the secret, whatever it sends meanwhile.
+const GREETING: Duration = Duration::from_secs(10);
+/// How long the last messages may take when this end closes, whatever the peer sends meanwhile.
+const CLOSE: Duration = Duration::from_secs(5);
+
 /// How often to look whether octets move while no request completes. It is shorter than the time after which a client is idle.
 const LOOK: Duration = Duration::from_millis(500);
 
@@ -122,6 +127,7 @@ impl Half {
         RdmaLink {
             half: self,
             connection,
+            deadline: guest.is_some().then(|| Instant::now() + GREETING),
             guest,
             inbox: VecDeque::new(),
             closed: false,
@@ -150,6 +156,9 @@ pub(super) struct RdmaLink {
     half: Half,
     connection: Connection,
     guest: Option<Guest>,
+    /// The end of the greeting or of closing. While it is set, no wait lasts longer, and octets that move are no progress of the
+    /// guest, so that it can be evicted.
+    deadline: Option<Instant>,
     /// Messages that came: the slot and the length. A receive is posted again only after its message was read, so that a peer
     /// cannot make this queue grow.
     inbox: VecDeque<(usize, usize)>,
@@ -199,26 +208,36 @@ impl RdmaLink {
         counters.tx_bytes.wrapping_add(counters.rx_bytes)
     }
 
+    /// Notes that octets have moved.
+    fn progress(&self) {
+        if let Some(guest) = self.guest.as_ref().filter(|_| self.deadline.is_none()) {
+            guest.moves();
+        }
+    }
+
     /// Takes completions. With `patience` it waits for at least one.
     fn pump(&mut self, mut patience: Option<&mut Patience>) -> Result<()> {
         let mut done = [Cqe::default(); 16];
         let n = loop {
+            let end = self.deadline.filter(|_| patience.is_some());
+            if end.is_some_and(|end| Instant::now() >= end) {
+                return Err(Error::failed("the peer takes too long"));
+            }
             let n = match patience {
                 None => self.half.cq.poll(&mut done).map_err(iwarp::Error::from),
                 Some(_) => self.half.cq.wait(&mut done, Some(LOOK)),
             };
             match (n, patience.as_deref_mut()) {
                 (Err(iwarp::Error::TimedOut(_)), Some(patience)) => {
-                    let moves = patience.look(self.moved(), Instant::now())?;
-                    if let Some(guest) = self.guest.as_ref().filter(|_| moves) {
-                        guest.moves();
+                    if patience.look(self.moved(), Instant::now())? {
+                        self.progress();
                     }
                 }
                 (n, _) => break n.context("completion queue")?,
             }
         };
         if let Some(guest) = self.guest.as_ref().filter(|_| n > 0) {
-            guest.moves();
+            self.progress();
             service::still_welcome(guest)?;
         }
         for cqe in done.iter().take(n) {
@@ -267,7 +286,8 @@ impl RdmaLink {
 
     /// Ends in order: waits until all messages are sent, then closes the connection and waits for the peer to close.
     pub(super) fn close(mut self) {
-        let _ = self.until(Duration::from_secs(5), |l| l.sends == 0 && l.writes == 0);
+        self.deadline = Some(Instant::now() + CLOSE);
+        let _ = self.until(CLOSE, |l| l.sends == 0 && l.writes == 0);
         if self.connection.disconnect().is_ok() {
             // The result does not matter: if the peer does not close in time, no data are lost.
             let _ = self
@@ -328,6 +348,11 @@ impl session::Link for RdmaLink {
             Some(guest) => guest.touch(),
             None => {}
         }
+    }
+
+    fn welcomed(&mut self) {
+        self.deadline = None;
+        self.progress();
     }
 
     fn grant(&mut self) -> Result<Grant> {
@@ -450,10 +475,70 @@ mod tests {
         })
     }
 
+    /// A stranger that goes on sending has no more time than one that is silent, and can be evicted all the while.
+    #[test]
+    fn a_stranger_cannot_keep_its_place() {
+        let (mut client, mut server) = pair();
+        let begin = Instant::now();
+        assert!(server.deadline.is_some_and(|end| end <= begin + GREETING));
+        server.deadline = Some(begin + Duration::from_secs(1));
+        let over = std::sync::atomic::AtomicBool::new(false);
+        let ended = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(std::sync::atomic::Ordering::Relaxed)
+                    && client.send(&Message::Working).is_ok()
+                {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+            });
+            let mut patience = server.patience(SILENCE);
+            let mut ended = None;
+            while ended.is_none() && begin.elapsed() < LONG {
+                ended = server.pump(Some(&mut patience)).err();
+                // The receives are posted again.
+                while let Ok(Some(_)) = server.next_message() {}
+            }
+            over.store(true, std::sync::atomic::Ordering::Relaxed);
+            ended
+        });
+        assert!(ended.is_some_and(|e| e.to_string().contains("too long")));
+        let idle = server.guest.as_ref().unwrap().idle();
+        assert!(idle >= Duration::from_millis(900), "{idle:?}");
+    }
+
+    /// The limit ends with the proof, and not before.
+    #[test]
+    fn a_client_is_no_stranger_after_its_proof() {
+        let t = part::tests::TempDir::new();
+        let root = super::super::confine::Root::open(&t.path("")).unwrap();
+        for proves in [true, false] {
+            let (mut client, mut server) = pair();
+            let served = std::thread::scope(|scope| {
+                scope.spawn(move || {
+                    if proves {
+                        super::super::auth::greet(&mut client, None).unwrap();
+                    } else {
+                        client.send(&Message::Working).unwrap();
+                    }
+                    client.close();
+                });
+                session::serve(
+                    &mut server,
+                    &root,
+                    &session::Terms::default(),
+                    &mut |_, _| {},
+                )
+            });
+            assert_eq!(served.is_ok(), proves);
+            assert_eq!(server.deadline.is_none(), proves);
+        }
+    }
+
     /// While the server hashes, it only sends. Its client keeps its place meanwhile, and is missed when it leaves.
     #[test]
     fn an_end_that_only_sends_notices_that_the_peer_leaves() {
         let (client, mut server) = pair();
+        server.welcomed();
         server.peer_waits(true);
         for _ in 0..RECVS / 2 {
             server.send(&Message::Working).unwrap();

@@ -38,6 +38,10 @@ pub(crate) trait Link {
     /// Notes that the peer waits for this end, or no longer does. While it waits, it must not be taken for idle.
     fn peer_waits(&mut self, yes: bool);
 
+    /// Server: notes that the peer has given the proof that it had to give. Before that, its time is limited in all, and what it
+    /// sends does not count as progress.
+    fn welcomed(&mut self);
+
     /// Receiver: the ring of slots that the peer may write to; registered at the first call.
     ///
     /// # Errors
@@ -219,6 +223,7 @@ fn serve_requests(
     if !welcome(link, terms.secret.as_ref())? {
         return Ok(());
     }
+    link.welcomed();
     while let Some(request) = hear(link)? {
         match request {
             Message::Put {

@@ -80,6 +80,8 @@ impl Link for Memory {
 
     fn peer_waits(&mut self, _: bool) {}
 
+    fn welcomed(&mut self) {}
+
     fn grant(&mut self) -> Result<Grant> {
         Ok(Grant {
             stag: 1,
@@ -572,6 +574,7 @@ fn nobody_gets_anywhere_without_the_secret() {
     }
     // A client that goes on as if nothing had been asked gets neither a grant nor a file.
     for first in [
+        Message::Working,
         Message::Proof { proof: [0; 32] },
         Message::Put {
             size: 1,
@@ -615,7 +618,10 @@ fn nobody_gets_anywhere_without_the_secret() {
                     std::iter::from_fn(|| l.recv().unwrap()).collect::<Vec<_>>()
                 },
             );
-            assert!(served.is_err());
+            let e = served.unwrap_err().to_string();
+            if claims && first == Message::Working {
+                assert!(e.contains("unexpected"), "time is not to be gained: {e}");
+            }
             assert!(
                 matches!(
                     &heard[..],

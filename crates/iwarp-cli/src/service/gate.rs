@@ -6,7 +6,7 @@
 //! at work are never evicted. If they hold all places, the new client is refused and may try again.
 
 use clap::Args;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ pub(crate) struct Limits {
     /// idle for longest (at least 2 s), or is refused
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     max_clients: Option<u32>,
-    /// Clients of one address served at a time [default: 32]
+    /// Clients of one address served at a time [default: 32]. With IPv6, addresses with the same first 64 bits count as one
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     max_per_address: Option<u32>,
 }
@@ -89,6 +89,7 @@ pub(crate) struct Gate {
 
 /// One place that is taken.
 struct Place {
+    /// The address as it is [`counted`].
     address: IpAddr,
     /// The time of the client's last progress, in milliseconds since the gate was made, or [`AT_WORK`].
     last: AtomicU64,
@@ -129,7 +130,7 @@ impl Gate {
     /// # Errors
     /// If no place is free and no client has been idle for [`GRACE`].
     pub(crate) fn admit(self: &Arc<Self>, address: IpAddr) -> Result<Guest, Full> {
-        let address = address.to_canonical();
+        let address = counted(address);
         let now = self.now_ms();
         let mut guests = self.guests();
         let here = guests.iter().filter(|g| g.holds(Some(address))).count();
@@ -180,6 +181,15 @@ impl Gate {
     /// Returns `true` while any thread still serves a client.
     pub(crate) fn is_empty(&self) -> bool {
         self.guests().is_empty()
+    }
+}
+
+/// Returns the address by which clients are counted. Whoever has one IPv6 address usually has all of its /64, so these count as
+/// one.
+fn counted(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() & (u128::MAX << 64))),
+        v4 => v4,
     }
 }
 
@@ -305,6 +315,17 @@ mod tests {
         drop(first);
         let _fourth = gate.admit(B).unwrap();
         assert_eq!(gate.admit(A).unwrap_err(), Full::All(3));
+    }
+
+    #[test]
+    fn all_addresses_of_an_ipv6_network_count_as_one() {
+        let gate = old_gate(9, 2);
+        let admit = |ip: &str| gate.admit(ip.parse().unwrap());
+        let _one = admit("2001:db8:1:2::1").unwrap();
+        let _two = admit("2001:db8:1:2:ffff:ffff:ffff:ffff").unwrap();
+        assert_eq!(admit("2001:db8:1:2:8000::").unwrap_err(), Full::Address(2));
+        let _three = admit("2001:db8:1:3::1").unwrap();
+        let _four = admit("192.0.2.1").unwrap();
     }
 
     #[test]
