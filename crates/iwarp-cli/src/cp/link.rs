@@ -140,6 +140,31 @@ impl Half {
         }
     }
 
+    /// Makes the slots that the peer writes to. If memory is short, these are fewer. The copy is then slower, which is better than
+    /// a refusal.
+    fn ring(&self) -> Result<(Room, u16)> {
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let mut slots = SLOTS;
+        loop {
+            match Room::new(self, usize::from(slots), SLOT_SIZE, access, slots == 1) {
+                Err(_) if slots > 1 => slots /= 2,
+                room => return Ok((room?, slots)),
+            }
+        }
+    }
+
+    /// Makes the buffers of a sender. If memory is short, these are smaller.
+    fn stages(&self) -> Result<Room> {
+        let mut chunk = SLOT_SIZE;
+        loop {
+            let least = chunk <= MIN_CHUNK;
+            match Room::new(self, STAGES, chunk, Access::LOCAL_WRITE, least) {
+                Err(_) if !least => chunk /= 2,
+                room => return room,
+            }
+        }
+    }
+
     fn receive(&self, qp: &iwarp::raw::QueuePair, slot: usize) -> Result<()> {
         let at = slot * MAX_MESSAGE;
         let sge = self.messages.sge(at..at + MAX_MESSAGE).context("memory")?;
@@ -183,8 +208,13 @@ struct Room {
 }
 
 impl Room {
-    fn new(half: &Half, parts: usize, part: u32, access: Access) -> Result<Self> {
-        let share = half.budget.take((parts + 1) * part as usize)?;
+    /// Makes a room. If it is not the least that works, it must also be a fair share of the memory that is left.
+    fn new(half: &Half, parts: usize, part: u32, access: Access, least: bool) -> Result<Self> {
+        let octets = (parts + 1) * part as usize;
+        if !least && !half.budget.is_fair(octets) {
+            return Err(Error::failed("other clients need memory, too"));
+        }
+        let share = half.budget.take(octets)?;
         Ok(Self {
             mr: half
                 .pd
@@ -359,15 +389,7 @@ impl session::Link for RdmaLink {
         if let Some((_, grant)) = &self.slots {
             return Ok(*grant);
         }
-        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        // If memory is short, grant fewer slots. The copy is then slower, which is better than a refusal.
-        let mut slots = SLOTS;
-        let room = loop {
-            match Room::new(&self.half, usize::from(slots), SLOT_SIZE, access) {
-                Err(_) if slots > 1 => slots /= 2,
-                room => break room?,
-            }
-        };
+        let (room, slots) = self.half.ring()?;
         let grant = Grant {
             stag: room.mr.remote().rkey,
             base: room.mr.remote().addr,
@@ -399,15 +421,7 @@ impl session::Link for RdmaLink {
         // The buffers are made once. They do not depend on the peer's slots, so all copies of this connection use them.
         let stage = match self.stage.take() {
             Some(stage) => stage,
-            None => {
-                let mut chunk = SLOT_SIZE;
-                loop {
-                    match Room::new(&self.half, STAGES, chunk, Access::LOCAL_WRITE) {
-                        Err(_) if chunk > MIN_CHUNK => chunk /= 2,
-                        room => break room?,
-                    }
-                }
-            }
+            None => self.half.stages()?,
         };
         Ok(self.stage.insert(stage).part.min(to.slot_size))
     }
@@ -473,6 +487,29 @@ mod tests {
             let server = half.connected(connection, Some(guest.unwrap()));
             (client.join().unwrap(), server)
         })
+    }
+
+    /// The clients that one address may have leave enough memory for others.
+    #[test]
+    fn a_crowd_leaves_memory_for_others() {
+        let (ctx, _listener) = service::listen(&LOOPBACK, 0, &Config::default()).unwrap();
+        for (upload, memory) in [(true, 256 << 20), (false, 112 << 20)] {
+            let budget = Budget::new(memory);
+            let client = || {
+                let half = Half::new(&ctx, &budget)?;
+                let (room, slots) = match upload {
+                    true => half.0.ring()?,
+                    false => (half.0.stages()?, 0),
+                };
+                Ok::<_, Error>((half, room, slots))
+            };
+            let crowd: Vec<_> = (0..32).map(|_| client().unwrap()).collect();
+            if upload {
+                assert_eq!(crowd[0].2, SLOTS, "memory is not short");
+            }
+            let others: Vec<_> = (0..8).map(|_| client().unwrap()).collect();
+            assert_eq!(others.len(), 8);
+        }
     }
 
     /// A stranger that goes on sending has no more time than one that is silent, and can be evicted all the while.

@@ -6,6 +6,10 @@ use crate::units;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+/// A client may take this part of what is left, unless it could not work with so little. The more clients there are, the less
+/// each further one gets, but a few of them cannot take everything.
+const FAIR: u64 = 8;
+
 /// The octets that all clients together may use.
 #[derive(Debug)]
 pub(crate) struct Budget {
@@ -18,6 +22,11 @@ impl Budget {
         Arc::new(Self {
             left: AtomicU64::new(octets),
         })
+    }
+
+    /// Returns `true` if a client may take `octets` although it could work with less.
+    pub(crate) fn is_fair(&self, octets: usize) -> bool {
+        octets as u64 <= self.left.load(Ordering::Acquire) / FAIR
     }
 
     /// Takes `octets` from the budget. Dropping the share gives them back.
@@ -81,7 +90,12 @@ mod tests {
     #[test]
     fn shares_are_taken_and_come_back() {
         let budget = Budget::new(100);
+        assert!(budget.is_fair(12) && !budget.is_fair(13));
         let share = budget.take(60).unwrap();
+        assert!(
+            budget.is_fair(5) && !budget.is_fair(6),
+            "an eighth of what is left"
+        );
         let e = budget.take(41).unwrap_err().to_string();
         assert!(e.contains("40 B are left"), "{e}");
         let rest = budget.take(40).unwrap();
