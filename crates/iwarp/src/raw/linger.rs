@@ -94,7 +94,9 @@ impl Linger {
         }
         let reachable = self.link.is_reachable();
         let limit = if reachable {
-            self.patience
+            // Before TCP has sent anything again, a peer that is out of reach looks like one that takes its time.
+            let time_to_tell = self.link.stream.time_to_tell().unwrap_or_default();
+            self.patience.max(time_to_tell)
         } else {
             self.outage
         };

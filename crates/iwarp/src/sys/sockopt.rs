@@ -21,6 +21,16 @@ pub(crate) struct PeerCredentials {
 /// TCP's figures for a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TcpInfo {
+    /// How often TCP has sent the oldest segment again since the peer last acknowledged something new.
+    pub(crate) retransmits_in_a_row: u8,
+    /// Questions for room in the peer's window, or of keep-alive, that wait for an answer.
+    pub(crate) unanswered_probes: u8,
+    /// How long TCP waits before it sends a segment again, in microseconds.
+    pub(crate) retransmission_timeout_us: u32,
+    /// Milliseconds since data were last sent.
+    pub(crate) last_data_sent_ms: u32,
+    /// Milliseconds since the peer's last acknowledgement, of whatever.
+    pub(crate) last_ack_received_ms: u32,
     /// Octets of a segment that it sends.
     pub(crate) segment_octets: u32,
     /// Segments sent and not acknowledged.
@@ -84,6 +94,11 @@ pub(crate) fn peer_credentials(fd: impl AsFd) -> io::Result<PeerCredentials> {
 pub(crate) fn tcp_info(fd: impl AsFd) -> io::Result<TcpInfo> {
     let value: [u8; TCP_INFO_LEN] = read(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO)?;
     Ok(TcpInfo {
+        retransmits_in_a_row: value[2],
+        unanswered_probes: value[3],
+        retransmission_timeout_us: number(&value, 8),
+        last_data_sent_ms: number(&value, 44),
+        last_ack_received_ms: number(&value, 56),
         segment_octets: number(&value, 16),
         unacknowledged_segments: number(&value, 24),
         lost_segments: number(&value, 32),
@@ -129,6 +144,23 @@ mod tests {
             "{info:?}"
         );
         assert!(info.unacknowledged_segments <= 1, "{info:?}");
+        // Linux waits 200 ms at least, unless a route says otherwise.
+        assert!(
+            (1000..120_000_000).contains(&info.retransmission_timeout_us),
+            "{info:?}"
+        );
+        for (at, field) in [
+            (2, std::mem::offset_of!(libc::tcp_info, tcpi_retransmits)),
+            (3, std::mem::offset_of!(libc::tcp_info, tcpi_probes)),
+            (8, std::mem::offset_of!(libc::tcp_info, tcpi_rto)),
+            (
+                44,
+                std::mem::offset_of!(libc::tcp_info, tcpi_last_data_sent),
+            ),
+            (56, std::mem::offset_of!(libc::tcp_info, tcpi_last_ack_recv)),
+        ] {
+            assert_eq!(at, field);
+        }
         assert!(tcp_info(UnixStream::pair().unwrap().0).is_err());
     }
 }

@@ -1,11 +1,12 @@
 //! A connected TCP socket for the data path: non-blocking, without Nagle's delay, reading and writing registered memory in place.
 //!
-//! Invariant: the only `unsafe` calls are `send`, `sendmsg`, `recv`, `recvmsg`, `connect`, `getsockopt` and `ioctl` on a descriptor that this type owns. A bad address in a
+//! Invariant: the only `unsafe` calls are `send`, `sendmsg`, `recv`, `recvmsg`, `connect` and `ioctl` on a descriptor that this type owns. A bad address in a
 //! list is an error of the kernel's (`EFAULT`), never a crash; what makes the `_raw` functions unsafe is that the kernel reads or
 //! writes memory behind the compiler's back, so the caller must own the right to that memory. RFC 5044 section 4.
 
 use super::connect::canonical;
 use super::raw_slice::RawSlice;
+use super::sockopt::tcp_info;
 use socket2::{SockRef, Socket, TcpKeepalive};
 use std::io;
 use std::net::{Shutdown, SocketAddr};
@@ -221,32 +222,28 @@ impl TcpStream {
     /// # Errors
     /// The kernel's error.
     pub(crate) fn unanswered(&self) -> io::Result<Option<Duration>> {
-        // SAFETY: all zero octets are a valid `tcp_info`: it has numbers only.
-        let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
-        let mut len = size_of::<libc::tcp_info>() as libc::socklen_t;
-        // SAFETY: the kernel writes at most `len` octets to `info`; both live on.
-        let status = unsafe {
-            libc::getsockopt(
-                self.socket.as_raw_fd(),
-                libc::IPPROTO_TCP,
-                libc::TCP_INFO,
-                (&raw mut info).cast(),
-                &raw mut len,
-            )
-        };
-        if status < 0 {
-            return Err(io::Error::last_os_error());
-        }
+        let info = tcp_info(&self.socket)?;
         // A peer whose buffer is full may drop what is sent again, but says so: octets that were sent before its last
         // acknowledgement are answered.
-        let again = info.tcpi_retransmits > 0 && info.tcpi_last_data_sent < info.tcpi_last_ack_recv;
+        let again =
+            info.retransmits_in_a_row > 0 && info.last_data_sent_ms < info.last_ack_received_ms;
         // Of two questions that come within half a second Linux answers one.
-        let asked = match info.tcpi_probes {
+        let asked = match info.unanswered_probes {
             0 => false,
-            1 => info.tcpi_last_ack_recv > 2000,
+            1 => info.last_ack_received_ms > 2000,
             _ => true,
         };
-        Ok((again || asked).then(|| Duration::from_millis(info.tcpi_last_ack_recv.into())))
+        Ok((again || asked).then(|| Duration::from_millis(info.last_ack_received_ms.into())))
+    }
+
+    /// Returns the time after which TCP has surely sent again what the peer has not acknowledged, so that
+    /// [`unanswered`](Self::unanswered) can tell silence from a short delay.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub(crate) fn time_to_tell(&self) -> io::Result<Duration> {
+        let timeout = tcp_info(&self.socket)?.retransmission_timeout_us;
+        Ok(Duration::from_micros(timeout.into()) * 2)
     }
 
     /// The socket, for options that this type has no function for.
