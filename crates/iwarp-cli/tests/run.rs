@@ -109,7 +109,12 @@ fn a_command_without_its_libraries_says_how_to_get_them() {
     let bin = scratch.path("prefix/bin");
     std::fs::create_dir_all(&bin).unwrap();
     let command = bin.join("iwarp");
-    std::fs::copy(env!("CARGO_BIN_EXE_iwarp"), &command).unwrap();
+    // By another program: while this one writes a file, a child that another test starts has it open, too, and it cannot be run.
+    let copied = std::process::Command::new("cp")
+        .args([env!("CARGO_BIN_EXE_iwarp").as_ref(), command.as_os_str()])
+        .status()
+        .unwrap();
+    assert!(copied.success());
     let run = || {
         std::process::Command::new(&command)
             .args(["run", "--", "true"])

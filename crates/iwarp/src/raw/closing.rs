@@ -4,7 +4,7 @@ use super::after::{After, DriveHost};
 use super::events::AsyncEventKind;
 use super::left::Left;
 use super::linger::{self, Farewell};
-use super::qp::{Guarded, QpInner, TIMER_CLOSE, TIMER_LINGER};
+use super::qp::{Guarded, QpInner, Reach, TIMER_CLOSE, TIMER_LINGER};
 use crate::sys::poller::Interest;
 use iwarp_rnic::qp::{Events, RxInterest, StreamWish};
 use parking_lot::MutexGuard;
@@ -214,7 +214,7 @@ impl QpInner {
             return;
         }
         tracing::debug!(qp = self.num, "peer did not close in time");
-        if g.machine.is_shut_down() && link.is_reachable() {
+        if g.machine.is_shut_down() && link.reach(self.ctx.config.linger) == Reach::Answers {
             // The peer has everything, or reads nothing. The kernel goes on alone.
             self.drop_link(&mut g, &mut after);
         } else {

@@ -9,7 +9,7 @@
 //! sent, and then for a bounded time, which is longer if the peer does not answer at all: what it has sent meanwhile comes when it can be
 //! reached again, and would meet a closed socket. Closing takes nothing else back: the kernel goes on alone.
 
-use super::qp::{Link, QpInner};
+use super::qp::{Link, QpInner, Reach};
 use crate::engine::{Engine, Source};
 use crate::sys::exit;
 use crate::sys::poller::Interest;
@@ -92,15 +92,14 @@ impl Linger {
         if unacknowledged < progress.unacknowledged {
             (progress.unacknowledged, progress.since) = (unacknowledged, Instant::now());
         }
-        let reachable = self.link.is_reachable();
-        let limit = if reachable {
-            // Before TCP has sent anything again, a peer that is out of reach looks like one that takes its time.
-            let time_to_tell = self.link.stream.time_to_tell().unwrap_or_default();
-            self.patience.max(time_to_tell)
-        } else {
-            self.outage
+        let quiet = progress.since.elapsed();
+        let reach = self.link.reach(quiet);
+        let limit = match reach {
+            Reach::Answers => self.patience,
+            Reach::Silent => self.outage,
+            Reach::Unknown(time_to_tell) => self.patience.max(time_to_tell),
         };
-        let left = limit.saturating_sub(progress.since.elapsed());
+        let left = limit.saturating_sub(quiet);
         if !left.is_zero() {
             progress.pause = next_pause(progress.pause, self.cut, self.patience);
             let pause = progress.pause.min(left);
@@ -109,7 +108,7 @@ impl Linger {
             return;
         }
         drop(progress);
-        if self.cut && reachable {
+        if self.cut && reach == Reach::Answers {
             // It does not read. One that cannot be reached may be later: the kernel sends what it has then, and the end
             // behind it, which MPA finds in the middle of an FPDU.
             self.link.stream.abort();

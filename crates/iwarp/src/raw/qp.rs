@@ -120,10 +120,29 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// `true` if the peer has answered everything that TCP has sent again.
-    pub(super) fn is_reachable(&self) -> bool {
-        !matches!(self.stream.unanswered(), Ok(Some(_)))
+    /// Looks whether the peer's TCP answers. `quiet` is the time without an acknowledgement of anything new.
+    pub(super) fn reach(&self, quiet: Duration) -> Reach {
+        if matches!(self.stream.unanswered(), Ok(Some(_))) {
+            return Reach::Silent;
+        }
+        let time_to_tell = self.stream.time_to_tell().unwrap_or_default();
+        match time_to_tell.checked_sub(quiet) {
+            Some(left) if !left.is_zero() => Reach::Unknown(time_to_tell),
+            _ => Reach::Answers,
+        }
     }
+}
+
+/// Whether the peer's TCP can be reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reach {
+    /// It does not answer what was sent again.
+    Silent,
+    /// It answers, or is not asked anything.
+    Answers,
+    /// TCP has not waited long enough to send anything again: a peer that is out of reach looks like one that takes its time. It is
+    /// known after this time without an acknowledgement.
+    Unknown(Duration),
 }
 
 pub(super) struct Guarded {
