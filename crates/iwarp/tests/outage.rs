@@ -142,7 +142,7 @@ fn inside(name: &str, body: impl FnOnce(&Net)) {
 }
 
 /// An outage is longer than this, several times over.
-const BRIEF: Duration = Duration::from_millis(250);
+const BRIEF: Duration = Duration::from_millis(1000);
 
 /// Nobody is given up because of silence.
 fn patient() -> Config {
@@ -228,7 +228,7 @@ fn what_has_completed_arrives_though_both_have_sent() {
                 near.expect_status(1, WcStatus::Success);
                 WAYS[i % WAYS.len()].end(near);
             }
-            std::thread::sleep(BRIEF * 6);
+            std::thread::sleep(BRIEF * 3);
             (memory, ours)
         });
         for (_near, far) in &pairs {
