@@ -239,11 +239,14 @@ impl TcpStream {
     /// Returns the time after which TCP has surely sent again what the peer has not acknowledged, so that
     /// [`unanswered`](Self::unanswered) can tell silence from a short delay.
     ///
+    /// Linux first sends a tail loss probe, which it does not count as sent again, and then waits anew: up to two retransmission
+    /// timeouts in all. The third is for timers that are late.
+    ///
     /// # Errors
     /// The kernel's error.
     pub(crate) fn time_to_tell(&self) -> io::Result<Duration> {
         let timeout = tcp_info(&self.socket)?.retransmission_timeout_us;
-        Ok(Duration::from_micros(timeout.into()) * 2)
+        Ok(Duration::from_micros(timeout.into()) * 3)
     }
 
     /// The socket, for options that this type has no function for.

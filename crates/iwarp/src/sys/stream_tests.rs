@@ -214,6 +214,6 @@ fn a_peer_that_does_not_read_answers() {
         std::thread::sleep(Duration::from_millis(10));
     }
     assert!(a.unacknowledged_bytes().expect("SIOCOUTQ") > 0);
-    // Twice what Linux waits at least before it sends again.
+    // Linux waits a millisecond at least before it sends again.
     assert!(a.time_to_tell().expect("TCP_INFO") >= Duration::from_millis(2));
 }
