@@ -1,7 +1,7 @@
 //! Completion queues (`ibv_create_cq(3)`, `ibv_poll_cq(3)`, `ibv_req_notify_cq(3)`).
 
 use crate::limits::MAX_CQE;
-use crate::util::Ring;
+use crate::storage::Ring;
 use crate::{AllocError, Cqe, WcFlags, WcStatus};
 
 /// When the next completion raises an event.

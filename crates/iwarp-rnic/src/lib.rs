@@ -8,7 +8,7 @@
 //! the same code.
 //!
 //! * [`memory`] — the STag table and, in `memory::host`, the crate's only `unsafe`.
-//! * [`cq`], [`srq`] — queues that several queue pairs share.
+//! * [`cq`], [`receive_queue`] — queues that several queue pairs share.
 //! * [`qp`] — one queue pair: posting, transmitting (`qp::tx`), receiving (`qp::rx`).
 //!
 //! Memory is allocated when objects are created. The paths that a peer or a work
@@ -34,8 +34,8 @@ pub mod cq;
 pub mod limits;
 pub mod memory;
 pub mod qp;
-pub mod srq;
-mod util;
+pub mod receive_queue;
+mod storage;
 mod verbs;
 
 pub use verbs::*;

@@ -8,7 +8,7 @@ use iwarp_rnic::memory::MemoryTable;
 use iwarp_rnic::qp::{
     Direction, Env, Events, Host, RxBuffer, RxInterest, RxPlan, RxStatus, State, StreamWish, TxFill,
 };
-use iwarp_rnic::srq::TakenRecv;
+use iwarp_rnic::receive_queue::TakenRecv;
 
 use crate::net::Found;
 use crate::plant::{Plant, Planted};

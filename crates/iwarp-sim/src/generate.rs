@@ -6,7 +6,7 @@ use iwarp_rnic::Access;
 use iwarp_rnic::cq::CompletionQueue;
 use iwarp_rnic::memory::MemoryTable;
 use iwarp_rnic::qp::{Events, QpConfig, QueuePair, ReceiverNotReady, Rtr, StreamConfig};
-use iwarp_rnic::srq::SharedReceiveQueue;
+use iwarp_rnic::receive_queue::SharedReceiveQueue;
 
 use crate::memory::ALL_RIGHTS;
 use crate::net::{Flip, Pipe, PipeConfig};

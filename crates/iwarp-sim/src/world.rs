@@ -8,7 +8,7 @@ use iwarp_proto::rdmap::TerminateCode;
 use iwarp_rnic::cq::CompletionQueue;
 use iwarp_rnic::memory::MemoryTable;
 use iwarp_rnic::qp::{Events, QueuePair, RxBuffer, RxPlan, StreamConfig, TxPlan};
-use iwarp_rnic::srq::SharedReceiveQueue;
+use iwarp_rnic::receive_queue::SharedReceiveQueue;
 use iwarp_rnic::{SendFlags, SendOp, Sge, WcFlags, WcOpcode, WcStatus};
 
 use crate::net::Pipe;

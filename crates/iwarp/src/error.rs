@@ -4,7 +4,7 @@ use crate::sys::connect::NetError;
 use iwarp_rnic::cq::CqSizeError;
 use iwarp_rnic::memory::MemoryError;
 use iwarp_rnic::qp::CreateError;
-use iwarp_rnic::srq::SrqError;
+use iwarp_rnic::receive_queue::SrqError;
 use iwarp_rnic::{AllocError, PostError};
 use std::{fmt, io};
 

@@ -9,7 +9,7 @@ use iwarp_rnic::qp::{
     Direction, Env, Host, IoRun, QpConfig, QueuePair, ReceiverNotReady, Rtr, RxBuffer, RxInterest,
     RxPlan, State, StreamConfig, StreamWish, TxFill, TxPlan,
 };
-use iwarp_rnic::srq::TakenRecv;
+use iwarp_rnic::receive_queue::TakenRecv;
 use iwarp_rnic::{Access, Bind, Cqe, RecvWr, SendFlags, SendOp, SendWr, Sge};
 
 use super::print;

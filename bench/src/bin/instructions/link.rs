@@ -9,7 +9,7 @@ use iwarp_rnic::qp::{
     Direction, Env, Host, QpConfig, QueuePair, RxBuffer, RxPlan, RxStatus, StreamConfig, TxFill,
     TxPlan,
 };
-use iwarp_rnic::srq::TakenRecv;
+use iwarp_rnic::receive_queue::TakenRecv;
 use iwarp_rnic::{Access, Cqe, RecvWr, SendWr, Sge, WcStatus};
 
 /// Requests that may be outstanding.

@@ -54,7 +54,7 @@ impl Acknowledge {
     }
 
     /// The stream has taken request `seq`.
-    pub(super) const fn taken(&mut self, seq: u32) {
+    pub(super) const fn note_written(&mut self, seq: u32) {
         self.written = Some(seq);
     }
 

@@ -3,7 +3,7 @@
 use crate::AllocError;
 use crate::limits::{RX_READ_MAX, RX_STAGING};
 use crate::qp::plan::IoRun;
-use crate::util::filled;
+use crate::storage::filled;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 

@@ -7,7 +7,7 @@
 
 use super::buffer::RxBuffer;
 use super::plan::{Milestone, TxPlan};
-use super::segment::{NO_MEMORY, Wire, emit_head, emit_trailer};
+use super::segment::{LOCAL_READ, Wire, emit_head, emit_trailer};
 use super::send_queue::Slot;
 use super::tx::{Job, SMALL_FRAME, Stage};
 use super::{Env, Host, QueuePair, State};
@@ -97,7 +97,7 @@ impl QueuePair {
                 };
                 let checked = w
                     .memory
-                    .check(sge.lkey, sge.addr, sge.len, NO_MEMORY, w.who);
+                    .check(sge.lkey, sge.addr, sge.len, LOCAL_READ, w.who);
                 let Ok(span) = checked else { break };
                 (&[][..], Some(span))
             };
@@ -156,7 +156,7 @@ impl QueuePair {
         // All of the rest is checked first, so that a message that cannot be sent is not begun.
         let span = w
             .memory
-            .check(sge.lkey, addr, slot.len - off, NO_MEMORY, w.who);
+            .check(sge.lkey, addr, slot.len - off, LOCAL_READ, w.who);
         let mut rest = span.ok()?;
         let mut frames = 0;
         let from = off;
@@ -279,14 +279,19 @@ impl QueuePair {
             && h.mo == 0
             && self.rx.msn.first() == Some(&h.msn)
             && len > 0
-            && !self.rx.taking
+            && !self.rx.receiving
             && !self.rx.rtr_send_expected
             && self.rx.immediate.is_none();
         // The general path finds the receive that was taken.
-        if !expected || !self.take_receive(env.host) || u64::from(len) > self.rx.taken.len {
+        if !expected || !self.take_receive(env.host) || u64::from(len) > self.rx.receive.len {
             return None;
         }
-        let sge = self.rx.taken.sges().first().filter(|sge| sge.len >= len)?;
+        let sge = self
+            .rx
+            .receive
+            .sges()
+            .first()
+            .filter(|sge| sge.len >= len)?;
         let access = Access::LOCAL_WRITE;
         let span = env
             .memory

@@ -110,7 +110,7 @@ impl QueuePair {
                 self.atomic_response(header, &response, ulpdu_len, env)?;
             }
             Opcode::IMMEDIATE | Opcode::IMMEDIATE_SE if payload.len() == Immediate::LEN => {
-                if self.rx.taking {
+                if self.rx.receiving {
                     // It comes in the middle of a Send on the same queue.
                     return Err(RxFault::segment(
                         TerminateCode::DDP_UNTAGGED_INVALID_MSN,
@@ -308,7 +308,7 @@ impl QueuePair {
         let places = Places {
             memory: env.memory,
             who: self.accessor(),
-            receive: &self.rx.taken,
+            receive: &self.rx.receive,
             sends: &self.sq,
         };
         places

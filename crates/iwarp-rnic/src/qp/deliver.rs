@@ -77,7 +77,7 @@ impl QueuePair {
         let places = Places {
             memory: env.memory,
             who: self.accessor(),
-            receive: &self.rx.taken,
+            receive: &self.rx.receive,
             sends: &self.sq,
         };
         //= rfc5041 section 5.2
@@ -233,7 +233,7 @@ impl QueuePair {
                 ulpdu_len,
             ));
         }
-        if !self.rx.taking {
+        if !self.rx.receiving {
             let first = h.msn == 1 && self.rx.immediate.is_none();
             if self.rx.rtr_send_expected
                 && first
@@ -260,7 +260,7 @@ impl QueuePair {
                 };
             }
         }
-        if u64::from(h.mo) + u64::from(payload) > self.rx.taken.len {
+        if u64::from(h.mo) + u64::from(payload) > self.rx.receive.len {
             let fault = RxFault::segment(TerminateCode::DDP_UNTAGGED_TOO_LONG, header, ulpdu_len);
             return Err(fault.receive(WcStatus::LocalLength));
         }
@@ -269,12 +269,12 @@ impl QueuePair {
 
     #[inline]
     pub(super) fn take_receive<H: Host>(&mut self, host: &mut H) -> bool {
-        self.rx.taking = if self.config.shared_receive {
-            host.take_shared_receive(&mut self.rx.taken)
+        self.rx.receiving = if self.config.shared_receive {
+            host.take_shared_receive(&mut self.rx.receive)
         } else {
-            self.rq.take(&mut self.rx.taken)
+            self.rq.take(&mut self.rx.receive)
         };
-        self.rx.taking
+        self.rx.receiving
     }
 
     /// Ends the stream as RFC 5041 section 7.1 has it, after the time that the policy gives a held Send.
@@ -377,7 +377,7 @@ impl QueuePair {
         let byte_len = core::mem::take(&mut self.rx.message_off);
         self.advance_msn(0);
         self.rx.last_write_len = 0;
-        if !self.rx.taking {
+        if !self.rx.receiving {
             self.rx.rtr_send_expected = false;
             return Ok(());
         }
@@ -423,7 +423,7 @@ impl QueuePair {
 
     pub(super) const fn receive_cqe(&self, opcode: WcOpcode, byte_len: u32) -> Cqe {
         Cqe {
-            wr_id: self.rx.taken.wr_id,
+            wr_id: self.rx.receive.wr_id,
             status: WcStatus::Success,
             opcode,
             byte_len,
@@ -437,7 +437,7 @@ impl QueuePair {
 
     #[inline]
     pub(super) fn finish_receive<H: Host>(&mut self, cqe: Cqe, host: &mut H) {
-        self.rx.taking = false;
+        self.rx.receiving = false;
         self.counters.completions = self.counters.completions.wrapping_add(1);
         host.complete(Direction::Recv, cqe);
     }

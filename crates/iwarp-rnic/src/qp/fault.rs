@@ -320,9 +320,9 @@ impl QueuePair {
         if let (Some(status), Some(seq)) = (fault.request, self.sq.first_awaited()) {
             self.fail_send_queue(seq, status, 0, host);
         }
-        if self.rx.taking {
-            self.rx.taking = false;
-            let wr_id = self.rx.taken.wr_id;
+        if self.rx.receiving {
+            self.rx.receiving = false;
+            let wr_id = self.rx.receive.wr_id;
             self.complete_receive(wr_id, fault.receive, host);
         }
         self.enter_error(host);

@@ -4,7 +4,7 @@
 
 use super::plan::{Milestone, TxPlan};
 use super::response::Response;
-use super::segment::{NO_MEMORY, Payload, Wire};
+use super::segment::{LOCAL_READ, Payload, Wire};
 use super::send_queue::{Awaited, Slot};
 use super::tx::{Job, Stage};
 use super::{Host, QueuePair, Rtr};
@@ -159,7 +159,7 @@ impl QueuePair {
         let inline = slot.flags.contains(SendFlags::INLINE);
         if off == 0 {
             if !last && !inline {
-                self.check_local(seq, NO_MEMORY, w)?;
+                self.check_local(seq, LOCAL_READ, w)?;
             }
             if tagged.is_none() {
                 self.tx.next_msn(0);

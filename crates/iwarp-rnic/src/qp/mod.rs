@@ -46,7 +46,7 @@ pub use tx::TxFill;
 use crate::counters::Counters;
 use crate::limits::{MAX_INLINE, MAX_IRD, MAX_ORD, MAX_QP_WR, MAX_SGE};
 use crate::memory::{Accessor, MemoryTable};
-use crate::srq::{ReceiveQueue, TakenRecv};
+use crate::receive_queue::{ReceiveQueue, TakenRecv};
 use crate::{Access, AllocError, Cqe, PostError, RecvWr};
 use bitflags::bitflags;
 use iwarp_proto::crc32c::Crc32cFn;
@@ -350,11 +350,12 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Returns addresses of other objects that the next small message and its answer will access, for prefetching.
+    /// Passes to `fetch` the addresses of other objects that the next small message and its answer will access, so that the
+    /// processor can load them in advance.
     #[inline]
-    pub fn touches(&self, touch: impl Fn(*const u8)) {
-        self.rq.touches(&touch);
-        self.sq.touches(&touch);
+    pub fn prefetch(&self, fetch: impl Fn(*const u8)) {
+        self.rq.prefetch(&fetch);
+        self.sq.prefetch(&fetch);
     }
 
     /// Returns how many receives wait in the queue pair's own queue.

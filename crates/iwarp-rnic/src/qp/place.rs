@@ -2,7 +2,7 @@
 
 use super::send_queue::SendQueue;
 use crate::memory::{AccessError, Accessor, MemoryTable, Span};
-use crate::srq::TakenRecv;
+use crate::receive_queue::TakenRecv;
 use crate::{Access, Sge};
 
 /// The destination of the payload of one segment.

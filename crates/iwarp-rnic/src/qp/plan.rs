@@ -6,7 +6,7 @@
 
 use crate::limits::{MAX_SGE, TX_PLAN_BYTES, TX_PLAN_CUTS, TX_PLAN_PIECES, TX_SCRATCH};
 use crate::memory::{AccessError, Accessor, MemoryTable};
-use crate::util::filled;
+use crate::storage::filled;
 use crate::{Access, AllocError};
 use alloc::boxed::Box;
 use alloc::vec::Vec;

@@ -1,7 +1,7 @@
 //! Requests of the peer: inbound RDMA Reads and atomics, answered in order (RFC 5040 section 5.2, RFC 7306 section 5).
 
 use crate::AllocError;
-use crate::util::Ring;
+use crate::storage::Ring;
 use iwarp_proto::rdmap::ReadRequest;
 
 /// An answer that is due.

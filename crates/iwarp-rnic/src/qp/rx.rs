@@ -12,7 +12,7 @@ use super::state::Closing;
 use super::{Env, Events, Host, QueuePair, State, StreamConfig};
 use crate::limits::{RX_DIRECT_MIN, RX_DIRECT_TAIL, RX_READ_MAX, WRITE_TAIL};
 use crate::memory::MemoryTable;
-use crate::srq::TakenRecv;
+use crate::receive_queue::TakenRecv;
 use iwarp_proto::ddp::{self, Header};
 use iwarp_proto::mpa::framing::{
     CRC_LEN, FpduOptions, MARKER_LEN, MPA_LEN_FIELD, MarkerClock, decode_fpdu, fpdu_len,
@@ -73,8 +73,8 @@ pub(super) struct Rx {
     /// Next message sequence number expected on queues 0, 1 and 3.
     pub(super) msn: [u32; 4],
     /// The receive that is being filled.
-    pub(super) taken: TakenRecv,
-    pub(super) taking: bool,
+    pub(super) receive: TakenRecv,
+    pub(super) receiving: bool,
     /// Octets of the untagged message so far.
     pub(super) message_off: u32,
     /// Immediate data that belong to the Send that follows.
@@ -99,8 +99,8 @@ impl Default for Rx {
             seen_fpdu: false,
             last_wqe_told: false,
             msn: [1; 4],
-            taken: TakenRecv::default(),
-            taking: false,
+            receive: TakenRecv::default(),
+            receiving: false,
             message_off: 0,
             immediate: None,
             write_len: 0,
@@ -148,9 +148,9 @@ impl Rx {
     pub(super) const fn abandon_receive(&mut self) -> Option<u64> {
         self.direct = None;
         self.held = false;
-        if self.taking {
-            self.taking = false;
-            Some(self.taken.wr_id)
+        if self.receiving {
+            self.receiving = false;
+            Some(self.receive.wr_id)
         } else {
             None
         }
@@ -175,7 +175,7 @@ impl QueuePair {
         Places {
             memory,
             who: self.accessor(),
-            receive: &self.rx.taken,
+            receive: &self.rx.receive,
             sends: &self.sq,
         }
     }
@@ -502,7 +502,10 @@ impl QueuePair {
 
     /// Returns `true` if the octets so far end with a whole message.
     pub(super) fn is_between_messages(&self, buffer: &RxBuffer) -> bool {
-        buffer.is_empty() && self.rx.direct.is_none() && !self.rx.taking && self.rx.write_len == 0
+        buffer.is_empty()
+            && self.rx.direct.is_none()
+            && !self.rx.receiving
+            && self.rx.write_len == 0
     }
 
     /// Handles the peer's close of its direction of the stream (RFC 5044 section 7.2).

@@ -13,8 +13,8 @@ use iwarp_proto::mpa::framing::{
     CRC_LEN, FpduOptions, MPA_LEN_FIELD, encode_fpdu, fpdu_len, fpdu_len_with_markers, pad_len,
 };
 
-/// Reading local memory needs no right of its own.
-pub(super) const NO_MEMORY: Access = Access::empty();
+/// The right that reading local memory needs: none of its own.
+pub(super) const LOCAL_READ: Access = Access::empty();
 
 /// Where the payload of a segment comes from.
 #[derive(Clone, Copy)]
@@ -203,7 +203,7 @@ fn each_piece(
     match payload {
         Payload::Bytes(_) => Ok(()),
         Payload::Local { sges, off, len } => for_each_part(sges, off, len, |lkey, addr, len| {
-            visit(lkey, addr, len, NO_MEMORY)
+            visit(lkey, addr, len, LOCAL_READ)
         }),
         Payload::Remote { stag, to, len } => visit(stag, to, len, Access::REMOTE_READ),
     }

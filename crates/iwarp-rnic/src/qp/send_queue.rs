@@ -2,7 +2,7 @@
 
 use super::{Host, QpConfig, QueuePair, State};
 use crate::limits::MAX_MESSAGE;
-use crate::util::{Ring, filled};
+use crate::storage::{Ring, filled};
 use crate::{AllocError, Cqe, PostError, SendFlags, SendOp, SendWr, Sge, WcStatus};
 use alloc::vec::Vec;
 
@@ -162,13 +162,13 @@ impl SendQueue {
         self.inline.get(at..at + len).unwrap_or(&[])
     }
 
-    /// Returns addresses of the next request to be posted, for prefetching.
+    /// Passes the addresses of the next request to be posted to `fetch`.
     #[inline]
-    pub(super) fn touches(&self, touch: &impl Fn(*const u8)) {
+    pub(super) fn prefetch(&self, fetch: &impl Fn(*const u8)) {
         let slot = self.slots.tail_slot();
-        self.slots.touch(slot, touch);
+        self.slots.prefetch(slot, fetch);
         if let Some(sge) = self.sge_at(slot as usize) {
-            touch(core::ptr::from_ref(sge).cast());
+            fetch(core::ptr::from_ref(sge).cast());
         }
     }
 

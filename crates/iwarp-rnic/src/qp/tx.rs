@@ -382,7 +382,9 @@ impl QueuePair {
                 //# A Send or RDMA Write Message MUST NOT be considered Complete at the
                 //# Local Peer (Data Source) until it has been successfully completed at the
                 //# DDP layer.
-                Milestone::Request(seq) if self.acknowledge.on => self.acknowledge.taken(seq),
+                Milestone::Request(seq) if self.acknowledge.on => {
+                    self.acknowledge.note_written(seq)
+                }
                 Milestone::Request(seq) => self.complete_request(seq, host),
                 Milestone::Response => {}
                 Milestone::Terminate => {

@@ -7,7 +7,7 @@ use super::qp::{CmSink, Link, QpInner, QueuePair};
 use iwarp_rnic::Cqe;
 use iwarp_rnic::cq::CompletionQueue as Ring;
 use iwarp_rnic::qp::{Direction, Events, Fault, Host};
-use iwarp_rnic::srq::TakenRecv;
+use iwarp_rnic::receive_queue::TakenRecv;
 use parking_lot::MutexGuard;
 use std::sync::{Arc, Weak};
 

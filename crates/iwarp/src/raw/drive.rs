@@ -25,7 +25,7 @@ use std::time::Duration;
 const RX_BUDGET: usize = 1 << 20;
 
 /// Stands for the memory table where no memory is named.
-static NO_MEMORY: MemoryTable = MemoryTable::new();
+static EMPTY_TABLE: MemoryTable = MemoryTable::new();
 
 /// Writes until nothing is due or the socket is full.
 pub(super) fn tx(qp: &Arc<QpInner>) {
@@ -237,7 +237,7 @@ pub(super) fn rx(qp: &Arc<QpInner>) {
         let memory = g.machine.rx_is_direct().then(|| qp.ctx.memory.read());
         g.machine.rx_plan(
             &mut buffer,
-            memory.as_deref().unwrap_or(&NO_MEMORY),
+            memory.as_deref().unwrap_or(&EMPTY_TABLE),
             &mut plan,
         );
         // A first look without result changes nothing, so it needs no further work, only what its early end needs.

@@ -48,7 +48,7 @@ impl Source for QpInner {
                 prefetch::counts(link);
                 prefetch::object(&**link);
             }
-            g.machine.touches(prefetch::line);
+            g.machine.prefetch(prefetch::line);
         }
     }
 

@@ -5,7 +5,7 @@ use super::events::AsyncEventKind;
 use super::qp::QpInner;
 use crate::error::Result;
 use iwarp_rnic::RecvWr;
-use iwarp_rnic::srq::{SharedReceiveQueue as Queue, TakenRecv};
+use iwarp_rnic::receive_queue::{SharedReceiveQueue as Queue, TakenRecv};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};

@@ -3,7 +3,7 @@
 
 use crate::memory::{HostRange, MemoryTable};
 use crate::qp::*;
-use crate::srq::{SharedReceiveQueue, TakenRecv};
+use crate::receive_queue::{SharedReceiveQueue, TakenRecv};
 use crate::{Access, Cqe, RecvWr, SendFlags, SendOp, SendWr, Sge, WcStatus};
 use iwarp_proto::crc32c;
 use iwarp_proto::ddp::{Header, Stag, TaggedHeader, UntaggedHeader};

@@ -2,7 +2,7 @@
 
 use super::harness::*;
 use crate::qp::*;
-use crate::srq::SharedReceiveQueue;
+use crate::receive_queue::SharedReceiveQueue;
 use crate::{Access, RecvWr, WcFlags, WcOpcode, WcStatus};
 use iwarp_proto::rdmap::{Immediate, Opcode, TerminateCode as Code};
 

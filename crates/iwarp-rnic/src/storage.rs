@@ -1,4 +1,4 @@
-//! A ring of fixed capacity, allocated once.
+//! Storage of a fixed size, allocated once and by calls that can fail: a ring, and vectors of default values.
 
 use crate::AllocError;
 use alloc::vec::Vec;
@@ -70,11 +70,11 @@ impl<T: Copy + Default> Ring<T> {
         self.slot(self.len) as u32
     }
 
-    /// The address of a slot.
+    /// Passes the address of a slot to `fetch`.
     #[inline]
-    pub(crate) fn touch(&self, slot: u32, touch: &impl Fn(*const u8)) {
+    pub(crate) fn prefetch(&self, slot: u32, fetch: &impl Fn(*const u8)) {
         if let Some(slot) = self.slots.get(slot as usize) {
-            touch(core::ptr::from_ref(slot).cast());
+            fetch(core::ptr::from_ref(slot).cast());
         }
     }
 

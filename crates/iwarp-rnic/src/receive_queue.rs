@@ -2,7 +2,7 @@
 //! receive queue with its limit event (`ibv_create_srq(3)`).
 
 use crate::limits::{MAX_QP_WR, MAX_SGE};
-use crate::util::{Ring, filled};
+use crate::storage::{Ring, filled};
 use crate::{AllocError, PostError, RecvWr, Sge};
 use alloc::vec::Vec;
 
@@ -120,13 +120,13 @@ impl ReceiveQueue {
         self.ring.pop().map(|s| s.wr_id)
     }
 
-    /// Returns addresses of the next request to be taken and of the next to be posted, for prefetching.
+    /// Passes to `fetch` the addresses of the next request to be taken and of the next to be posted.
     #[inline]
-    pub(crate) fn touches(&self, touch: &impl Fn(*const u8)) {
+    pub(crate) fn prefetch(&self, fetch: &impl Fn(*const u8)) {
         for slot in [self.ring.head_slot(), self.ring.tail_slot()] {
-            self.ring.touch(slot, touch);
+            self.ring.prefetch(slot, fetch);
             if let Some(sge) = self.sges.get(slot as usize * self.max_sge as usize) {
-                touch(core::ptr::from_ref(sge).cast());
+                fetch(core::ptr::from_ref(sge).cast());
             }
         }
     }
@@ -242,7 +242,7 @@ mod tests {
         let mut queue = ReceiveQueue::new(2, 3).unwrap();
         let told = |queue: &ReceiveQueue| {
             let list = core::cell::RefCell::new(Vec::new());
-            queue.touches(&|at| list.borrow_mut().push(at as usize));
+            queue.prefetch(&|at| list.borrow_mut().push(at as usize));
             list.into_inner()
         };
         let first = queue.sges.as_ptr() as usize;
