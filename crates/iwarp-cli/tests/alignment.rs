@@ -1,7 +1,9 @@
-//! On a link with an MTU of 1500 octets every TCP segment begins with an FPDU and holds whole ones (RFC 5044 section 5.1):
-//! seen in the packets between two network namespaces, while `iwarp perf` sends everything it can.
+//! On a link with an MTU of 1500 octets every TCP segment begins with an FPDU header and ends with an FPDU
+//! (RFC 5044 section 5.1). The tests record the packets between two network namespaces while `iwarp perf` runs, and look
+//! for FPDU boundaries in each segment.
 //!
-//! The test runs itself again in namespaces of its own, where it may make the link. What it makes goes with it.
+//! Each test starts this program a second time in new namespaces, where it may create the link. The kernel removes the link
+//! with the namespaces.
 
 mod common;
 
@@ -17,7 +19,8 @@ const INSIDE: &str = "ALIGNMENT_TEST_INSIDE";
 const NEAR: &str = "10.9.8.1";
 const FAR: &str = "10.9.8.2";
 
-/// Two ends of a wire. Without offloads, so that what passes are the segments.
+/// Creates a pair of interfaces in two namespaces. The offloads are off: otherwise the recording would show what the kernel hands
+/// to the interface in one piece, not the segments on the wire.
 const LINK: &str = "
     set -e
     mount -t tmpfs none /run
@@ -34,7 +37,7 @@ const LINK: &str = "
     ip -n far link set far up
 ";
 
-/// Why there can be no namespaces here, if so.
+/// Returns why the tests cannot run on this machine, or `None` if they can.
 fn obstacle() -> Option<String> {
     for program in ["ethtool", "dumpcap", "ip"] {
         let paths = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
@@ -49,7 +52,7 @@ fn obstacle() -> Option<String> {
     (!out.status.success()).then(|| String::from_utf8_lossy(&out.stderr).trim().to_owned())
 }
 
-/// Runs what follows in namespaces of its own; for others than root with a user namespace.
+/// Returns a command that runs its arguments in new network and mount namespaces. An ordinary user needs a user namespace for that.
 fn namespaces() -> Command {
     let mut command = Command::new("unshare");
     command.args(["--net", "--mount"]);
@@ -59,7 +62,7 @@ fn namespaces() -> Command {
     command
 }
 
-/// Runs the test of this name inside; true if this process is the copy that does the work.
+/// Runs the test of this name inside the namespaces. Returns `true` if this process is already the one inside.
 fn inside(name: &str) -> bool {
     if std::env::var_os(INSIDE).is_some() {
         return true;
@@ -88,7 +91,7 @@ fn inside(name: &str) -> bool {
     false
 }
 
-/// A recording of the near end.
+/// A running recording of the packets at the near end.
 struct Recording(Running);
 
 impl Recording {
@@ -118,7 +121,7 @@ impl Recording {
     }
 
     fn finish(mut self) {
-        // What is on its way to dumpcap.
+        // The last packets take a moment from the kernel to dumpcap.
         std::thread::sleep(std::time::Duration::from_millis(300));
         let id = i32::try_from(self.0.0.id()).ok().and_then(Pid::from_raw);
         kill_process(id.expect("an id"), Signal::INT).expect("dumpcap runs");
@@ -126,7 +129,7 @@ impl Recording {
     }
 }
 
-/// `iwarp perf` over the link, with these settings at both ends; the packets go to `file`.
+/// Runs `iwarp perf` over the link, with these environment variables at both ends, and records the packets in `file`.
 fn traffic(file: &Path, args: &[&str], settings: &[(&str, &str)]) {
     let mut server = Command::new("ip");
     server.args(["netns", "exec", "far"]);
@@ -143,7 +146,7 @@ fn traffic(file: &Path, args: &[&str], settings: &[(&str, &str)]) {
     let mut lines = BufReader::new(server.0.stdout.take().expect("piped"));
     let mut line = String::new();
     lines.read_line(&mut line).expect("a line");
-    // It says "HOST:port", somewhere.
+    // Its first line contains `HOST:port`.
     let port = line
         .split_whitespace()
         .find_map(|word| word.rsplit_once(':')?.1.parse::<u16>().ok());
@@ -165,19 +168,20 @@ fn traffic(file: &Path, args: &[&str], settings: &[(&str, &str)]) {
     recording.finish();
 }
 
-/// One segment with data.
+/// One segment that carries data.
 #[derive(Clone)]
 struct Segment {
+    /// Sequence number of the first octet.
     at: u32,
     data: Vec<u8>,
-    /// Where the receiver's window ended when it was sent.
+    /// The sequence number at which the receiver's window ended when the segment was sent.
     window_end: Option<u32>,
 }
 
-/// One direction of a connection: address and port of both ends.
+/// One direction of a connection: address and port of the sender, then of the receiver.
 type Flow = (u32, u16, u32, u16);
 
-/// All segments of a recording, by direction, in order.
+/// Returns all segments of a recording by direction, in the order in which they were recorded.
 fn segments(file: &Path) -> BTreeMap<Flow, Vec<Segment>> {
     let mut octets = Vec::new();
     std::fs::File::open(file)
@@ -187,7 +191,7 @@ fn segments(file: &Path) -> BTreeMap<Flow, Vec<Segment>> {
     let u32_at = |o: &[u8], at: usize| u32::from_be_bytes([o[at], o[at + 1], o[at + 2], o[at + 3]]);
     let mut flows: BTreeMap<Flow, Vec<Segment>> = BTreeMap::new();
     let mut scales: BTreeMap<Flow, u8> = BTreeMap::new();
-    // Where each direction may send to, as the other has said.
+    // The end of the window of each direction, from the last acknowledgement of the other direction.
     let mut ends: BTreeMap<Flow, u32> = BTreeMap::new();
     let mut rest = &octets[24..];
     while rest.len() >= 16 {
@@ -230,7 +234,7 @@ fn segments(file: &Path) -> BTreeMap<Flow, Vec<Segment>> {
     flows
 }
 
-/// The window scale option of a SYN (RFC 7323).
+/// Returns the window scale option of a SYN (RFC 7323), or 0 if there is none.
 fn window_scale(mut options: &[u8]) -> u8 {
     loop {
         match *options {
@@ -242,22 +246,24 @@ fn window_scale(mut options: &[u8]) -> u8 {
     }
 }
 
-/// What was found in the recording.
+/// Counts of what the segments of a recording look like.
 #[derive(Debug, Default)]
 struct Found {
     connections: usize,
     segments: usize,
+    /// Segments of the full size of 1448 octets.
     full: usize,
     /// Segments that hold several FPDUs.
     shared: usize,
-    /// Segments that TCP had to cut at the end of the receiver's window, and what was out of step behind them.
+    /// Segments that TCP had to cut at the end of the receiver's window.
     windows: usize,
+    /// Segments after such a cut, until one ends with an FPDU again.
     behind: usize,
-    /// Segments that neither begin nor end with FPDUs, for no reason.
+    /// Segments that begin or end inside an FPDU although no window forced TCP to cut there.
     wrong: usize,
 }
 
-/// Looks at all iWARP connections of a recording.
+/// Examines all iWARP connections of a recording.
 fn examine(file: &Path) -> Found {
     let mut found = Found::default();
     for (flow, list) in segments(file) {
@@ -301,17 +307,17 @@ fn examine(file: &Path) -> Found {
     found
 }
 
-/// Where FPDUs begin, counted from the first octet of the stream.
+/// Returns the offsets at which FPDUs begin, counted from the first octet of the stream.
 fn boundaries(list: &[Segment]) -> BTreeSet<u32> {
     let first = list[0].at;
     let mut stream = Vec::new();
-    // What was lost on the way is recorded when it is sent again.
+    // A segment that was lost before the recording point appears later, when TCP sends it again.
     let mut sorted: Vec<&Segment> = list.iter().collect();
     sorted.sort_by_key(|segment| segment.at.wrapping_sub(first));
     for segment in sorted {
         let at = segment.at.wrapping_sub(first) as usize;
         assert!(at <= stream.len(), "the recording has lost packets");
-        // What comes again is as before.
+        // Octets that TCP sent a second time are skipped: they are the same as the first time.
         if at + segment.data.len() > stream.len() {
             let known = stream.len() - at;
             stream.extend_from_slice(&segment.data[known..]);
@@ -328,7 +334,8 @@ fn boundaries(list: &[Segment]) -> BTreeSet<u32> {
     bounds
 }
 
-/// Everything at once: bulk, messages that fill segments in part, small ones in great number; requests and answers.
+/// Arguments for a mix of traffic: bulk data, messages that fill segments in part, many small messages, and Read Requests with
+/// their Read Responses.
 const EVERYTHING: &[&str] = &[
     "--op",
     "write,send,read",
@@ -356,7 +363,7 @@ fn every_segment_begins_with_an_fpdu() {
         "small messages share segments: {found:?}"
     );
     assert_eq!(found.wrong, 0, "{found:?}");
-    // A closed window is TCP's own reason, but it must not be the rule.
+    // TCP may cut a segment at the end of the window, but that must be rare.
     assert!(
         found.windows + found.behind < found.segments / 20,
         "{found:?}"
@@ -364,14 +371,14 @@ fn every_segment_begins_with_an_fpdu() {
 }
 
 #[test]
-fn without_alignment_they_do_not() {
-    if !inside("without_alignment_they_do_not") {
+fn without_alignment_segments_begin_inside_fpdus() {
+    if !inside("without_alignment_segments_begin_inside_fpdus") {
         return;
     }
     let scratch = Scratch::new();
     let file = scratch.path("free.pcap");
     traffic(&file, EVERYTHING, &[("IWARP_ALIGN", "off")]);
     let found = examine(&file);
-    // The test can see what it looks for.
+    // Without alignment the examination finds faults, so it is able to find them in the other test.
     assert!(found.wrong > 100, "{found:?}");
 }

@@ -1,7 +1,8 @@
-//! A bundle finds a place for its libraries: beside itself, in the temporary folder, or in memory.
+//! A bundle is an `iwarp` command with the libraries inside of its file. These tests check where it puts the libraries for a
+//! program: into a folder beside itself, into the temporary folder, or into memory.
 //!
-//! The libraries are small ones of our own, so that the program says which of them it got. Read-only and `noexec` file
-//! systems are mounted in namespaces that the test makes.
+//! The libraries are replaced by small ones that the tests compile, so that the program can print which of them it got. Read-only
+//! and `noexec` file systems are mounted in namespaces that the tests make.
 
 mod common;
 
@@ -9,7 +10,7 @@ use common::{Scratch, str, text};
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// Programs are linked with both names, and each must come from the bundle.
+/// The program is linked with both libraries and prints a text from each. Both texts must come from the bundle.
 const PROGRAM: &str = "const char *one(void); const char *two(void); int puts(const char *);
     int main(void) { puts(one()); puts(two()); return 0; }";
 const FIRST: &str = "const char *one(void) { return \"first of the bundle\"; }
@@ -17,7 +18,7 @@ const FIRST: &str = "const char *one(void) { return \"first of the bundle\"; }
 const OTHERS: &str = "const char *one(void) { return \"not of the bundle\"; }
     const char *two(void) { return \"not of the bundle\"; }";
 
-/// Compiles C. Without the standard libraries, so that the dependencies are those that the test names.
+/// Compiles C source into the file `to`.
 fn compile(to: &Path, source: &str, args: &[&str]) {
     let file = to.with_extension("c");
     std::fs::write(&file, source).unwrap();
@@ -31,7 +32,7 @@ fn compile(to: &Path, source: &str, args: &[&str]) {
     assert!(status.success());
 }
 
-/// A folder with a bundle in `bin`, an empty folder `tmp`, and a program that has both names in `system`.
+/// Makes a scratch folder with a bundle in `bin`, an empty folder `tmp`, and in `system` a program that is linked with both libraries.
 fn prepared() -> Scratch {
     let scratch = Scratch::new();
     let system = scratch.sub("system");
@@ -63,7 +64,6 @@ fn prepared() -> Scratch {
     let needed = ["-Wl,--no-as-needed", str(&first)];
     shared(&second, "", rdmacm, &needed);
     let exe = scratch.sub("bin").join("iwarp");
-    // Written anew and not copied: the command itself may be a link.
     let mut bytes = std::fs::read(env!("CARGO_BIN_EXE_iwarp")).unwrap();
     let parts = [&first, &second].map(|part| std::fs::read(part).unwrap());
     bytes.extend(parts.concat());
@@ -77,8 +77,8 @@ fn prepared() -> Scratch {
     scratch
 }
 
-/// Runs a script in a mount namespace, in which the folder is `$D` and the bundle `iwarp`; `None` if the machine allows
-/// no namespaces.
+/// Runs a script in a new mount namespace. In the script, `$D` is the scratch folder and `iwarp` the bundle. Returns `None` if
+/// this machine does not allow namespaces.
 fn in_namespace(scratch: &Scratch, script: &str) -> Option<Output> {
     let unshare = |script: &str| {
         let mut command = Command::new("unshare");
@@ -104,7 +104,7 @@ const BOTH: &str = "first of the bundle\nsecond of the bundle\n";
 const READ_ONLY_PROGRAM: &str = "mount --bind bin bin; mount -o remount,bind,ro bin\n";
 const NOEXEC_TMP: &str = "mount -t tmpfs -o noexec,mode=0777 tmpfs tmp\n";
 
-/// Runs the script and checks what it writes.
+/// Runs the script and checks that its standard output is `wanted` and its standard error empty.
 fn says(script: &str, wanted: &str) {
     let scratch = prepared();
     let Some(out) = in_namespace(&scratch, script) else {
@@ -129,14 +129,14 @@ fn a_read_only_program_uses_the_temporary_folder() {
     says(&script, &format!("{BOTH}1\n"));
 }
 
-/// The loader maps nothing from there: it would go on to the system's libraries, or end the program.
+/// The dynamic loader cannot map libraries from a `noexec` file system. It would take the system's libraries or end the program.
 #[test]
 fn a_temporary_folder_that_is_noexec_is_not_used() {
     let script = format!("{READ_ONLY_PROGRAM}{NOEXEC_TMP}iwarp run -- system/program");
     says(&script, BOTH);
 }
 
-/// As from a container's image that nothing may write to.
+/// This is the case in a container whose file system is read-only.
 #[test]
 fn a_system_without_a_writable_folder_keeps_the_libraries_in_memory() {
     let script = format!(
@@ -145,9 +145,10 @@ fn a_system_without_a_writable_folder_keeps_the_libraries_in_memory() {
     says(&script, BOTH);
 }
 
-/// Shells keep the descriptors of their script, Python and MPI's launchers close all: the children must not miss them.
+/// Python and the launchers of MPI close all inherited descriptors, including those of the libraries in memory. Their children
+/// must find the libraries nevertheless.
 #[test]
-fn children_without_the_descriptors_have_the_libraries_in_memory() {
+fn children_find_the_libraries_in_memory_without_the_descriptors() {
     let close =
         "for fd in $(ls /proc/self/fd); do [ $fd -le 2 ] || eval \"exec $fd>&-\" || true; done";
     let script = format!(
@@ -156,7 +157,7 @@ fn children_without_the_descriptors_have_the_libraries_in_memory() {
     says(&script, &format!("0\n{BOTH}"));
 }
 
-/// What `env` prints is used after its end, when its memory is gone.
+/// `env` cannot use memory: a shell uses its output after `env` has ended, and the memory is gone then.
 #[test]
 fn without_any_folder_env_says_what_to_do() {
     let scratch = prepared();
@@ -174,15 +175,15 @@ fn without_any_folder_env_says_what_to_do() {
     ] {
         assert!(error.contains(part), "{part} in {error}");
     }
-    // With the folder that it asks for it works.
+    // It works with the folder that the message asks for.
     let script = format!("{script} || TMPDIR=$D/system bin/iwarp env");
     let out = in_namespace(&scratch, &script).unwrap();
     assert!(text(&out.stdout).contains("/system/iwarp-0/"), "{out:?}");
 }
 
-/// A library that has been built lies beside the command, on a source tree that is mounted read-only as well.
+/// A library that `IWARP_LIBRARY` names needs links with the names that programs look for. Here no folder can hold these links.
 #[test]
-fn links_have_no_place_without_a_writable_folder() {
+fn without_any_folder_for_links_run_says_what_to_do() {
     let scratch = prepared();
     let script = format!(
         "{READ_ONLY_PROGRAM}{NOEXEC_TMP}mount -o remount,ro tmp

@@ -54,7 +54,7 @@ fn an_interrupted_copy_continues() {
     let source = t.path("big");
     let data = noise(1 << 20);
     fs::write(&source, &data).unwrap();
-    // Sparse, large enough to be interrupted.
+    // A sparse file, large enough that the copy can be interrupted.
     let len = 512 << 20;
     fs::File::options()
         .write(true)
@@ -70,10 +70,13 @@ fn an_interrupted_copy_continues() {
         assert!(Instant::now() < deadline, "nothing arrives");
         std::thread::sleep(Duration::from_millis(1));
     }
-    // Dropping kills.
+    // Dropping the value kills the process.
     drop(client);
-    assert!(!dir.join("big").exists(), "512 MiB were faster than a kill");
-    // The server notices within moments; until then the part is locked.
+    assert!(
+        !dir.join("big").exists(),
+        "the copy ended before the client was killed"
+    );
+    // The server unlocks the partial file when it notices that the client is gone.
     let out = loop {
         let out = finish(start(&args), &args);
         if out.status.success() {
@@ -136,7 +139,7 @@ fn several_clients_at_once() {
 }
 
 #[test]
-fn refusals_are_said_by_the_server_and_leave_it_running() {
+fn the_server_gives_a_reason_for_each_refusal_and_stays() {
     let t = Scratch::new();
     let dir = t.sub("served");
     fs::write(t.path("secret"), "x").unwrap();

@@ -1,4 +1,4 @@
-//! What `iwarp cp serve` lets clients do: whom it lets in, what they may write, and that it says so before it starts.
+//! What `iwarp cp serve` allows: which clients may connect, what they may write, and which options are refused at the start.
 
 mod common;
 
@@ -13,12 +13,15 @@ use std::time::Duration;
 
 fn server(dir: &Path, args: &[&str]) -> (Running, String) {
     let (server, at) = serve(&[&["cp", "serve", str(dir), "-p", "0", "-q"], args].concat());
-    assert!(at.ip().is_loopback(), "nobody else was meant: {at}");
+    assert!(
+        at.ip().is_loopback(),
+        "the server listens beyond this host: {at}"
+    );
     (server, at.port().to_string())
 }
 
 #[test]
-fn without_options_it_serves_this_host_and_takes_nothing() {
+fn without_options_it_serves_this_host_and_refuses_uploads() {
     let t = Scratch::new();
     let dir = t.sub("served");
     fs::write(dir.join("there"), "old").unwrap();
@@ -44,7 +47,7 @@ fn without_options_it_serves_this_host_and_takes_nothing() {
 }
 
 #[test]
-fn writable_is_not_yet_overwrite() {
+fn writable_does_not_allow_to_replace_files() {
     let t = Scratch::new();
     let dir = t.sub("served");
     fs::write(dir.join("there"), "old").unwrap();
@@ -70,8 +73,7 @@ fn writable_is_not_yet_overwrite() {
     assert_eq!(fs::read(dir.join("there")).unwrap(), b"new");
 }
 
-/// A name that is taken by something else than a file is no target, whatever the server allows.
-/// The sender wishes permissions, and the umask of the receiver bounds them, as that of any program does.
+/// The sender asks for the permissions of its file. The receiver removes those that its umask forbids, as any program does.
 #[test]
 fn the_umask_of_the_receiver_holds() {
     let t = Scratch::new();
@@ -97,6 +99,7 @@ fn the_umask_of_the_receiver_holds() {
     }
 }
 
+/// A name that belongs to something other than a regular file cannot be written to, whatever the server allows.
 #[test]
 fn directories_and_links_are_not_replaced() {
     let t = Scratch::new();
@@ -112,7 +115,7 @@ fn directories_and_links_are_not_replaced() {
         let err = fail(&["cp", "-p", &port, "-q", str(&source), &to], 1);
         assert!(err.contains("no regular file"), "{err}");
     }
-    // The client looks at its own target before it asks anybody.
+    // The client checks its own target before it connects.
     let err = fail(&["cp", "-p", "1", "127.0.0.1:x", str(&dir.join("link"))], 1);
     assert!(err.contains("no regular file"), "{err}");
     assert_eq!(fs::read(t.path("outside")).unwrap(), b"outside");
@@ -125,7 +128,7 @@ fn directories_and_links_are_not_replaced() {
 }
 
 #[test]
-fn other_hosts_need_a_secret_or_a_word() {
+fn other_hosts_need_a_secret_or_anonymous() {
     let t = Scratch::new();
     let dir = t.sub("served");
     for everywhere in ["0.0.0.0", "::"] {
@@ -170,7 +173,7 @@ fn secret(t: &Scratch, name: &str, content: &str, mode: u32) -> PathBuf {
 }
 
 #[test]
-fn a_secret_is_wanted_of_both_ends() {
+fn both_ends_need_the_same_secret() {
     let t = Scratch::new();
     let dir = t.sub("served");
     fs::write(dir.join("f"), "content").unwrap();
@@ -200,7 +203,7 @@ fn a_secret_is_wanted_of_both_ends() {
     }
     assert!(get(Some(&good)).status.success());
     assert_eq!(fs::read(&back).unwrap(), b"content");
-    // A client that has a secret does not talk to a server that has none.
+    // A client with a secret refuses a server without one.
     let (_other, port) = server(&dir, &[]);
     let err = fail(
         &[
@@ -244,9 +247,9 @@ fn a_secret_is_wanted_of_both_ends() {
     );
 }
 
-/// Names of files reach terminals and logs: what a terminal would obey is escaped.
+/// File names reach terminals and logs, so control characters and characters that change the direction of text are escaped.
 #[test]
-fn names_cannot_fool_the_reader() {
+fn control_characters_in_names_are_escaped() {
     let t = Scratch::new();
     let dir = t.sub("served");
     let name = "gpj.\u{202e}exe";
@@ -261,7 +264,7 @@ fn names_cannot_fool_the_reader() {
     line.clear();
     std::io::BufRead::read_line(&mut out, &mut line).unwrap();
     assert!(line.contains("gpj.\\u{202e}exe"), "{line}");
-    // In what a peer says, and in what we say of our own files.
+    // Both in messages of the peer and in our own messages about local files.
     for (from, to) in [
         (format!("127.0.0.1:{name}.no"), str(&back).to_owned()),
         (
@@ -278,7 +281,7 @@ fn names_cannot_fool_the_reader() {
 }
 
 #[test]
-fn an_interrupted_copy_says_how_it_goes_on() {
+fn an_interrupted_copy_says_how_to_continue() {
     let t = Scratch::new();
     let dir = t.sub("served");
     let (server, port) = server(&dir, &["--writable"]);
@@ -301,7 +304,7 @@ fn an_interrupted_copy_says_how_it_goes_on() {
     assert_eq!(out.status.code(), Some(130));
     let said = text(&out.stderr);
     assert!(said.contains("the same command continues there"), "{said}");
-    // A connection that is lost says the same. The server lets go of the part a moment after the client has gone.
+    // The message is the same after a lost connection. The server unlocks the partial file a moment after the first client is gone.
     let have = fs::metadata(&part).unwrap().len();
     let end = std::time::Instant::now() + Duration::from_secs(60);
     let client = loop {
@@ -318,7 +321,10 @@ fn an_interrupted_copy_says_how_it_goes_on() {
         if !gone {
             break client;
         }
-        assert!(std::time::Instant::now() < end, "the part stays locked");
+        assert!(
+            std::time::Instant::now() < end,
+            "the partial file stays locked"
+        );
     };
     drop(server);
     let out = finish(client, &args);

@@ -1,4 +1,4 @@
-//! The `iwarp perf` command as a person runs it: baseline only, so that it needs no RDMA and little time.
+//! `iwarp perf` as a person runs it. Only the TCP baseline is measured, which takes little time.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::process::{Child, Command, Output, Stdio};
@@ -18,7 +18,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("output is UTF-8")
 }
 
-/// Kills the process when the test ends, however it ends.
+/// A process that is killed when the test ends, also when it panics.
 struct Running(Child);
 
 impl Drop for Running {
@@ -28,7 +28,7 @@ impl Drop for Running {
     }
 }
 
-/// Starts `perf serve` on an ephemeral port and gives its address.
+/// Starts `perf serve` on an ephemeral port and returns its address.
 fn serve() -> (Running, String) {
     let mut command = iwarp(&["perf", "serve", "--bind", "127.0.0.1:0"]);
     serve_as(command.stdout(Stdio::piped()))
@@ -60,7 +60,9 @@ const SHORT: [&str; 8] = [
 ];
 
 #[test]
-fn baseline_prints_tables_and_leaves_nobody_behind() {
+fn the_baseline_prints_tables_and_ends_its_peer_process() {
+    // `run` waits until both outputs are closed. The peer process inherits standard error, so a peer that stayed would make the
+    // test hang.
     let out = run(&[&["perf"][..], &SHORT].concat());
     let (stdout, stderr) = (text(&out.stdout), text(&out.stderr));
     assert_eq!(out.status.code(), Some(0), "{stderr}");
@@ -69,7 +71,7 @@ fn baseline_prints_tables_and_leaves_nobody_behind() {
         "Blocking",
         "tcp",
         "64 KiB",
-        // Which prefix stands before it depends on how busy the machine is.
+        // The prefix before it depends on how busy the machine is.
         "B/s",
         "tcp-tcp",
         "62.7 / 624.5",
@@ -108,22 +110,22 @@ fn json_alone_is_on_stdout_and_plot_is_drawn() {
 }
 
 #[test]
-fn two_hosts_form_and_a_busy_server() {
+fn serve_and_connect_measure_and_a_busy_server_refuses() {
     let (_server, addr) = serve();
     let args = [&["perf", "connect", &addr][..], &SHORT].concat();
-    // Somebody connected who says nothing must not keep others out.
+    // A connection that sends nothing must not keep other clients out.
     let _silent = std::net::TcpStream::connect(&addr).unwrap();
     let first = run(&args);
     assert_eq!(first.status.code(), Some(0), "{}", text(&first.stderr));
     assert!(text(&first.stdout).contains("peer: "));
-    // A client in the middle of its measurements: the next one is told so.
+    // While one client measures, the server tells the next one that it is busy.
     let mut busy = std::net::TcpStream::connect(&addr).unwrap();
     busy.write_all(b"{\"type\":\"hello\",\"protocol\":1,\"version\":\"0\"}\n")
         .unwrap();
     let mut hello = String::new();
     BufReader::new(&busy).read_line(&mut hello).unwrap();
     assert!(hello.contains("\"hello\""), "{hello}");
-    // One that asks for nothing would lose its turn: this one keeps asking, until it is dropped.
+    // The server gives the turn of a silent client to the next one, so this client keeps sending until it is dropped.
     let mut asking = busy.try_clone().unwrap();
     std::thread::spawn(move || {
         let again = b"{\"type\":\"hello\",\"protocol\":1,\"version\":\"0\"}\n";
@@ -140,9 +142,10 @@ fn two_hosts_form_and_a_busy_server() {
     );
 }
 
-/// All places are taken by connections that say nothing, and the turn by a client that asks for nothing.
+/// Silent connections take all places, and later a client takes the turn to measure and then sends nothing. Both lose what they
+/// hold to a client that measures.
 #[test]
-fn those_who_do_nothing_give_way() {
+fn idle_clients_are_replaced() {
     let mut child = iwarp(&[
         "perf",
         "serve",
@@ -156,7 +159,7 @@ fn those_who_do_nothing_give_way() {
     let _silent: Vec<_> = (0..2)
         .map(|_| std::net::TcpStream::connect(&addr).unwrap())
         .collect();
-    // A connection that is silent for two seconds may be evicted for a new one. After five it is given up.
+    // The server may replace a connection that is silent for two seconds by a new one. After five seconds it closes it anyway.
     std::thread::sleep(Duration::from_millis(2200));
     let out = run(&args);
     assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
@@ -192,7 +195,7 @@ fn server_survives_garbage() {
     let requests = [
         r#"{"type":"open","id":0,"link":{"wire":"tcp","crc":false,"markers":false,"poll":"event","qps":1000000,"depth":1,"max_size":4}}"#,
         r#"{"type":"open","id":0,"link":{"wire":"tcp","crc":false,"markers":false,"poll":"event","qps":1,"depth":1,"max_size":99999999999999}}"#,
-        // Within the limits of each, and 8 GiB in all.
+        // Each number is within its limit, but together they need 8 GiB.
         r#"{"type":"open","id":0,"link":{"wire":"tcp","crc":false,"markers":false,"poll":"event","qps":64,"depth":1,"max_size":67108864}}"#,
         r#"{"type":"run","id":3,"point":{"op":"tcp","size":4,"crc":false,"poll":"spin","metric":"latency"},"iters":1}"#,
     ];
@@ -214,7 +217,7 @@ fn server_survives_garbage() {
         if out.status.success() {
             break;
         }
-        // The previous client's end may not have been noticed yet.
+        // The server may not have noticed yet that the previous client is gone.
         assert!(
             t0.elapsed() < Duration::from_secs(10),
             "{}",
@@ -238,7 +241,7 @@ fn peer_process_dies_with_its_parent() {
             Ok(s) if !s.trim().is_empty() => {
                 break s.split_whitespace().next().unwrap().parse().unwrap();
             }
-            // Kernels without this file cannot be asked.
+            // Some kernels do not have this file. The test then cannot find the peer process.
             Err(_) => return,
             Ok(_) => assert!(
                 t0.elapsed() < Duration::from_secs(10),

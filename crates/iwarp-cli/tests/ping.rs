@@ -1,4 +1,4 @@
-//! `iwarp ping` between two processes, and what it says when there is nobody to answer.
+//! `iwarp ping` between two processes, and its error messages when there is no server or one that does not speak iWARP.
 
 mod common;
 
@@ -30,14 +30,14 @@ fn pings_of_every_size_over_ipv4_and_ipv6() {
     }
 }
 
-/// What comes out is what `-S` says, at the other end, too.
+/// A ping has as many octets as `-S` says, also in the output of the server.
 #[test]
 fn pings_have_the_size_that_was_asked_for() {
     let mut server = start(&["ping", "serve", "-a", "127.0.0.1", "-p", "0", "-v"]);
     let mut lines = BufReader::new(server.0.stdout.take().unwrap()).lines();
     let mut line = || lines.next().unwrap().unwrap();
     let port = line().rsplit(':').next().unwrap().to_owned();
-    // What is shown has to fit the pipe, which nobody reads meanwhile.
+    // The output has to fit the pipe: nothing reads it while the client runs.
     for size in [16, 17, 1460, 40_000] {
         let text = size.to_string();
         succeed(&["ping", "127.0.0.1", "-p", &port, "-C", "1", "-S", &text]);
@@ -48,15 +48,16 @@ fn pings_have_the_size_that_was_asked_for() {
     }
 }
 
-/// A client by hand: buffers that are larger than what it tells, or told to be larger than is allowed.
-struct Hand {
+/// A client that speaks rping's protocol itself. It can announce buffers that are smaller than they are, or larger than the
+/// server allows.
+struct RawClient {
     connection: iwarp::cm::Connection,
     cq: iwarp::CompletionQueue,
     buffer: iwarp::MemoryRegion,
     answer: iwarp::MemoryRegion,
 }
 
-impl Hand {
+impl RawClient {
     fn new(at: std::net::SocketAddr) -> Self {
         let device = iwarp::Device::route_to(at).unwrap();
         let ctx = iwarp::Context::open(&device, iwarp::Config::default()).unwrap();
@@ -73,8 +74,8 @@ impl Hand {
         }
     }
 
-    /// Tells of so much of the buffer; returns `true` if the server says "go ahead".
-    fn tell(&self, size: u32) -> bool {
+    /// Announces a buffer of `size` octets. Returns `true` if the server answers with "go ahead".
+    fn announce(&self, size: u32) -> bool {
         let sge = [self.answer.sge(..).unwrap()];
         let wr = iwarp::RecvWr {
             wr_id: 1,
@@ -97,27 +98,28 @@ impl Hand {
     }
 }
 
-/// A client has one message in flight. The server keeps none for later, so that they cannot use up its memory.
+/// A client may have one message in flight. The server ends the connection at a second one; if it kept them for later, a client
+/// could use up its memory.
 #[test]
 fn messages_before_the_answer_end_the_connection() {
     let (_server, at) = serve(&["ping", "serve", "-a", "127.0.0.1", "-p", "0"]);
-    let hand = Hand::new(at);
-    let sge = [hand.answer.sge(..).unwrap()];
+    let client = RawClient::new(at);
+    let sge = [client.answer.sge(..).unwrap()];
     let wr = iwarp::RecvWr {
         wr_id: 1,
         sges: &sge,
     };
-    hand.connection.post_recv(&[wr]).unwrap();
-    let mut info = hand.buffer.remote().addr.to_be_bytes().to_vec();
-    info.extend(hand.buffer.remote().rkey.to_be_bytes());
+    client.connection.post_recv(&[wr]).unwrap();
+    let mut info = client.buffer.remote().addr.to_be_bytes().to_vec();
+    info.extend(client.buffer.remote().rkey.to_be_bytes());
     info.extend(64u32.to_be_bytes());
     let pieces = [&info[..]];
-    // Both are there before the server can have read the buffer.
+    // The second Send is posted before the server can have answered the first.
     let send = || iwarp::SendWr::inline(2, &pieces).signaled();
-    hand.connection.post_send(&[send(), send()]).unwrap();
+    client.connection.post_send(&[send(), send()]).unwrap();
     loop {
         let mut done = [iwarp::Cqe::default()];
-        hand.cq.wait(&mut done, Some(common::LIMIT)).unwrap();
+        client.cq.wait(&mut done, Some(common::LIMIT)).unwrap();
         if done[0].wr_id == 1 {
             assert_ne!(done[0].status, iwarp::WcStatus::Success, "it goes ahead");
             break;
@@ -132,21 +134,22 @@ fn no_more_is_read_or_written_than_the_peer_says() {
     let mut out = BufReader::new(server.0.stdout.take().unwrap());
     out.read_line(&mut line).unwrap();
     let at = line.split_whitespace().last().unwrap().parse().unwrap();
-    let hand = Hand::new(at);
-    // The largest ping there is, and a sink that holds less than what comes.
-    hand.buffer.write_at(0, &[b'x'; 128 << 10]).unwrap();
-    assert!(hand.tell(65536));
-    hand.buffer.write_at(0, &[0; 128 << 10]).unwrap();
-    assert!(hand.tell(16));
-    let seen = hand.buffer.to_vec(..).unwrap();
+    let client = RawClient::new(at);
+    // The source is the largest ping, and the sink holds only 16 octets.
+    client.buffer.write_at(0, &[b'x'; 128 << 10]).unwrap();
+    assert!(client.announce(65536));
+    client.buffer.write_at(0, &[0; 128 << 10]).unwrap();
+    assert!(client.announce(16));
+    let seen = client.buffer.to_vec(..).unwrap();
     assert_eq!(seen.iter().filter(|b| **b == b'x').count(), 16);
     assert_eq!(seen[..16], [b'x'; 16]);
-    // As source, then as sink.
-    assert!(!hand.tell(65537), "more is read than a ping may have");
-    let hand = Hand::new(at);
-    assert!(hand.tell(64));
-    assert!(!hand.tell(65537), "a sink that no ping can have");
-    // Each is logged a moment after the connection has ended. The reading ends with the second, or with the server.
+    // A buffer that is too large is refused as the source, and then as the sink.
+    assert!(!client.announce(65537), "more is read than a ping may have");
+    let client = RawClient::new(at);
+    assert!(client.announce(64));
+    assert!(!client.announce(65537), "a sink that no ping can have");
+    // The server logs each refusal a moment after the connection has ended. The thread kills the server after a minute, so that
+    // the reading ends if a refusal is missing.
     let log = BufReader::new(server.0.stderr.take().unwrap());
     let (enough, over) = std::sync::mpsc::channel::<()>();
     let killer = std::thread::spawn(move || {
@@ -162,7 +165,7 @@ fn no_more_is_read_or_written_than_the_peer_says() {
     killer.join().unwrap();
 }
 
-/// As ping(8): a line for each, and the figures when it is interrupted.
+/// As ping(8) does: a line for each ping, and statistics when it is interrupted.
 #[test]
 fn pings_without_a_count_are_shown_one_by_one() {
     let (_server, at) = serve(&["ping", "serve", "-a", "127.0.0.1", "-p", "0"]);
@@ -197,7 +200,7 @@ fn pings_without_a_count_are_shown_one_by_one() {
     assert_eq!(out.lines().count(), 1, "{out}");
 }
 
-/// The server goes away in the middle: what was lost is counted.
+/// The server is killed while the client pings. The client counts the ping that got no answer.
 #[test]
 fn lost_pings_are_counted() {
     let (server, at) = serve(&["ping", "serve", "-a", "127.0.0.1", "-p", "0"]);
@@ -216,7 +219,7 @@ fn lost_pings_are_counted() {
 }
 
 #[test]
-fn several_clients_at_once_and_a_server_that_counts() {
+fn several_clients_at_once_and_a_server_that_ends_after_its_count() {
     let (mut server, at) = serve(&["ping", "serve", "-a", "127.0.0.1", "-p", "0", "-C", "80"]);
     let port = at.port().to_string();
     let args = ["ping", "127.0.0.1", "-p", &port, "-C", "20", "-V"];
@@ -232,7 +235,7 @@ fn several_clients_at_once_and_a_server_that_counts() {
 }
 
 #[test]
-fn a_recording_has_its_end_when_the_process_ends() {
+fn a_recording_is_complete_when_the_process_ends() {
     let scratch = Scratch::new();
     let (_server, at) = serve(&["ping", "serve", "-a", "127.0.0.1", "-p", "0"]);
     let port = at.port().to_string();
@@ -245,7 +248,7 @@ fn a_recording_has_its_end_when_the_process_ends() {
     let [Ok(file)] = &files[..] else {
         panic!("{files:?}")
     };
-    // The head of the file is written at once; all else fits into its buffer.
+    // Only the header of the file is written at once. The packets fit into the buffer, which is written when the process ends.
     let octets = std::fs::read(file.path()).unwrap();
     let requests = octets.windows(16).filter(|w| w == b"MPA ID Req Frame");
     assert_eq!(requests.count(), 1, "{} octets", octets.len());
@@ -271,7 +274,7 @@ fn wrong_usage_is_exit_code_2() {
 }
 
 #[test]
-fn nobody_there_is_said_clearly() {
+fn an_unreachable_server_is_named_with_the_reason() {
     // A port that was free a moment ago.
     let port = TcpListener::bind("127.0.0.1:0")
         .unwrap()
@@ -298,7 +301,8 @@ fn nobody_there_is_said_clearly() {
     assert!(err.contains("cannot listen on 192.0.2.1"), "{err}");
 }
 
-/// A peer that greets like a server of another protocol, closes at once, or closes after the request.
+/// Starts a server of another protocol and returns its port. It reads the request first if `reads` is set, answers with `what`,
+/// and closes the connection.
 fn stranger(what: &'static [u8], reads: bool) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -310,7 +314,7 @@ fn stranger(what: &'static [u8], reads: bool) -> u16 {
             }
             let _ = stream.write_all(what);
             if !what.is_empty() {
-                // Until the client has seen enough.
+                // Stays until the client closes, so that the client can read the answer.
                 let _ = stream.set_read_timeout(Some(Duration::from_secs(5)));
                 while matches!(stream.read(&mut [0; 512]), Ok(n) if n > 0) {}
             }
@@ -320,7 +324,7 @@ fn stranger(what: &'static [u8], reads: bool) -> u16 {
 }
 
 #[test]
-fn peers_that_do_not_speak_mpa_are_named_so() {
+fn a_peer_that_does_not_speak_mpa_is_reported() {
     for (what, reads) in [
         (&b"SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3\r\n"[..], false),
         (
@@ -339,11 +343,11 @@ fn peers_that_do_not_speak_mpa_are_named_so() {
 }
 
 #[test]
-fn a_server_outlives_strangers() {
+fn a_server_survives_peers_that_do_not_speak_mpa() {
     let (mut server, at) = serve(&["ping", "serve", "-a", "127.0.0.1", "-p", "0"]);
     let mut garbage = TcpStream::connect(at).unwrap();
     garbage.write_all(&[0xff; 4096]).unwrap();
-    // Says nothing, and stays.
+    // A connection that sends nothing and stays open.
     let _silent = TcpStream::connect(at).unwrap();
     drop(TcpStream::connect(at).unwrap());
     let port = at.port().to_string();

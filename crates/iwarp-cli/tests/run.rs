@@ -1,4 +1,4 @@
-//! `iwarp run`: exit codes, and what is said when something is not there.
+//! `iwarp run`: its exit codes, and its error messages when the program or a library is missing.
 
 mod common;
 
@@ -6,7 +6,7 @@ use common::{Scratch, iwarp, text};
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::Output;
 
-/// Runs `iwarp run -- PROGRAM…` with a library that no program here loads.
+/// Runs `iwarp run -- PROGRAM…` with an empty library, which no program of these tests loads.
 fn run(command: &[&str]) -> Output {
     let scratch = Scratch::new();
     let library = scratch.path("libiwarp_verbs.so");
@@ -18,7 +18,7 @@ fn run(command: &[&str]) -> Output {
 }
 
 #[test]
-fn the_end_of_the_program_is_that_of_the_command() {
+fn the_command_ends_with_the_programs_exit_code_or_signal() {
     assert_eq!(run(&["true"]).status.code(), Some(0));
     assert_eq!(run(&["sh", "-c", "exit 77"]).status.code(), Some(77));
     assert_eq!(
@@ -27,7 +27,7 @@ fn the_end_of_the_program_is_that_of_the_command() {
     );
 }
 
-/// As with a shell, so that a script can tell it from what the program says.
+/// The codes are those of a shell, so that a script can tell them from exit codes of the program.
 #[test]
 fn a_program_that_cannot_be_started_has_an_exit_code_of_its_own() {
     for (program, code) in [("/nonexistent/program", 127), ("/etc/passwd", 126)] {
@@ -41,7 +41,7 @@ fn a_program_that_cannot_be_started_has_an_exit_code_of_its_own() {
     }
 }
 
-/// Not as the name of a program that is not there.
+/// An unknown option is not taken for the name of a program.
 #[test]
 fn a_misspelt_option_is_wrong_usage() {
     for args in [
@@ -71,7 +71,7 @@ fn a_wrong_library_is_named_with_its_variable() {
     }
 }
 
-/// `--rsockets` takes the preload library that lies beside the library.
+/// `--rsockets` uses the preload library in the folder of the verbs library.
 #[test]
 fn the_preload_library_is_looked_for_beside_the_library() {
     let scratch = Scratch::new();
@@ -102,14 +102,16 @@ fn a_wrong_filter_of_the_log_is_named() {
     );
 }
 
-/// As `cargo install` leaves the command: the message says what to type, and what it promises is true.
+/// `cargo install` installs the command without libraries. The error message names a command that installs them, and the same
+/// `iwarp` finds them in the folder that the message promises.
 #[test]
 fn a_command_without_its_libraries_says_how_to_get_them() {
     let scratch = Scratch::new();
     let bin = scratch.path("prefix/bin");
     std::fs::create_dir_all(&bin).unwrap();
     let command = bin.join("iwarp");
-    // By another program: while this one writes a file, a child that another test starts has it open, too, and it cannot be run.
+    // `cp` makes the copy. If this process wrote it, a child that another test starts at that moment could inherit the open
+    // descriptor, and running the file would fail with ETXTBSY.
     let copied = std::process::Command::new("cp")
         .args([env!("CARGO_BIN_EXE_iwarp").as_ref(), command.as_os_str()])
         .status()
@@ -134,7 +136,7 @@ fn a_command_without_its_libraries_says_how_to_get_them() {
     ] {
         assert!(error.contains(&part), "{part:?} is not in: {error}");
     }
-    // Where `cargo xtask install --prefix` puts them, the same command finds them.
+    // Creates the libraries where `cargo xtask install --prefix` puts them.
     let lib = prefix.join("lib/iwarp");
     std::fs::create_dir_all(&lib).unwrap();
     for name in ["libibverbs.so.1", "librdmacm.so.1"] {

@@ -1,4 +1,4 @@
-//! `iwarp stat`: a process with traffic is seen, in each form, and what cannot be asked is said.
+//! `iwarp stat` shows a process with traffic in each of its output formats, and reports a process that cannot be asked.
 
 mod common;
 
@@ -9,7 +9,7 @@ use std::os::unix::net::UnixListener;
 use std::process::Stdio;
 use std::time::Instant;
 
-/// A server that pings come to, and its process number.
+/// Starts a ping server and returns it with its port and its process number.
 fn server() -> (Running, u16, String) {
     let (running, at) = serve(&["ping", "serve", "-a", "127.0.0.1", "-p", "0"]);
     let pid = running.0.id().to_string();
@@ -27,7 +27,7 @@ fn json(pid: &str) -> Value {
     all["processes"][0].clone()
 }
 
-/// Octets that the devices of a process have received.
+/// Returns how many octets the devices of a process have received.
 fn received(process: &Value) -> u64 {
     let devices = process["statistics"]["devices"].as_array().unwrap();
     let counters = devices.iter().map(|d| d["counters"]["rx_bytes"].as_u64());
@@ -54,7 +54,7 @@ fn the_figures_of_a_server_grow_with_its_work() {
 #[test]
 fn a_connection_is_a_row_of_the_table_and_a_sample() {
     let (_running, port, pid) = server();
-    // A client that stays: it pings for ever, and is ended with the test.
+    // This client pings until it is killed at the end of the test.
     let mut client = iwarp(&["ping", "127.0.0.1", "-p", &port.to_string()]);
     let mut client = Running(client.stdout(Stdio::null()).spawn().unwrap());
     let begin = Instant::now();
@@ -79,7 +79,7 @@ fn a_connection_is_a_row_of_the_table_and_a_sample() {
     assert!(metrics.ends_with("\n# EOF\n"));
     let sample = format!("iwarp_connection_tcp_rtt_seconds{{pid=\"{pid}\",device=\"");
     assert!(metrics.lines().any(|l| l.starts_with(&sample)), "{metrics}");
-    // Asking is no way to change anything.
+    // The requests of `iwarp stat` have not ended the connection.
     assert!(client.0.try_wait().unwrap().is_none());
 }
 
@@ -97,14 +97,15 @@ fn watching_asks_again_and_again_until_the_process_ends() {
     ping(port, "20");
     while received(&next().unwrap()["processes"][0]) == before {}
     running.0.kill().unwrap();
-    // Nobody has waited for the process yet, so its number stays: it has ended nevertheless.
+    // The server is now a zombie and keeps its process number. `iwarp stat` must notice that it has ended nevertheless.
     while next().is_some() {}
     let status = watch.wait(LIMIT).expect("it ends");
     assert!(status.success(), "{status}");
     running.0.wait().unwrap();
 }
 
-/// Answers the questions about this process, one of these to each, and then listens no more. Returns where to look for it.
+/// Answers requests about this process with these texts, one for each, and then closes the socket. Returns the process number and
+/// the directory of the socket.
 fn answers(scratch: &Scratch, answers: &'static [&'static str]) -> (String, String) {
     let own = std::process::id().to_string();
     let dir = scratch.sub("answers");
@@ -122,7 +123,7 @@ fn answers(scratch: &Scratch, answers: &'static [&'static str]) -> (String, Stri
     (own, common::str(&dir).to_owned())
 }
 
-/// The answer of a process that ends breaks off, or there is none. After that nobody listens.
+/// The answer of a process that ends at that moment is cut off or empty. After that its socket is gone.
 #[test]
 fn a_process_may_end_while_it_answers() {
     const GOOD: &str = r#"{"format":1}"#;
@@ -134,7 +135,7 @@ fn a_process_may_end_while_it_answers() {
     };
     watch(1, &[GOOD, ""]);
     watch(1, &[GOOD, r#"{"format""#]);
-    // What breaks off once is no end.
+    // After one answer that is cut off, `iwarp stat` asks again.
     watch(2, &[GOOD, "", GOOD]);
     // A process that never gave an answer is an error.
     let scratch = Scratch::new();
@@ -143,7 +144,7 @@ fn a_process_may_end_while_it_answers() {
     assert!(error.contains("has not answered"), "{error}");
 }
 
-/// Redrawing is for a terminal: a file gets one table after the other, with rates from the second on.
+/// On a terminal the table is redrawn. A file or pipe gets one table after the other.
 #[test]
 fn a_pipe_gets_one_table_after_the_other() {
     let (_running, port, pid) = server();
@@ -154,13 +155,13 @@ fn a_pipe_gets_one_table_after_the_other() {
     for _ in 0..3 {
         while lines.next().expect("it goes on").unwrap() != "--" {}
     }
-    // Nobody reads any more, and that is its end.
+    // The pipe has no reader any more, so the command ends.
     drop(lines);
     assert!(watch.wait(LIMIT).expect("it ends").success());
 }
 
 #[test]
-fn what_cannot_be_asked_is_said() {
+fn a_process_that_cannot_be_asked_is_an_error() {
     let error = fail(&["stat", "4194304"], 1);
     assert!(error.contains("there is no process 4194304"), "{error}");
     let own = std::process::id().to_string();
@@ -169,7 +170,7 @@ fn what_cannot_be_asked_is_said() {
         error.contains(&format!("process {own} cannot be asked")),
         "{error}"
     );
-    // Nobody there is no error if nobody was named.
+    // Without a process number it is no error that there is no process.
     let scratch = Scratch::new();
     let dir = scratch.sub("empty");
     let dir = common::str(&dir);
@@ -183,9 +184,9 @@ fn what_cannot_be_asked_is_said() {
     );
 }
 
-/// Whatever stands behind a socket of this user: nonsense, another version, escape sequences.
+/// Any program of this user can make such a socket. Its answer may be nonsense, of another version, or contain escape sequences.
 #[test]
-fn a_strange_answer_is_named_and_harmless() {
+fn invalid_answers_are_reported_and_escaped() {
     let scratch = Scratch::new();
     let dir = scratch.sub("strange");
     for (at, answer) in [

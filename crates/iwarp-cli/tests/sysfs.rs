@@ -1,4 +1,4 @@
-//! `iwarp run --sysfs`: what a program sees below `/sys/class`, and that nobody else sees it.
+//! `iwarp run --sysfs`: the program sees the devices below `/sys/class`, and no other process does.
 
 mod common;
 
@@ -6,9 +6,9 @@ use common::{Scratch, iwarp, text};
 use std::path::Path;
 
 #[test]
-fn devices_are_in_sysfs_for_the_program_alone() {
+fn only_the_program_sees_the_devices_in_sysfs() {
     let scratch = Scratch::new();
-    // No program here loads it; it only has to exist.
+    // The library only has to exist: no program of this test loads it.
     let library = scratch.path("libiwarp_verbs.so");
     std::fs::write(&library, b"").unwrap();
     let script = "cd /sys/class/infiniband && ls; cat iwarp0/node_type iwarp0/ports/1/gids/0; \

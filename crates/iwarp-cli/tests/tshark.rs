@@ -1,5 +1,5 @@
-//! What we send, seen by Wireshark: recordings of our own decode without a malformed frame, with every CRC good and every
-//! octet accounted for, and to the same FPDUs as with our own decoder.
+//! Wireshark as the judge of what we send: it must decode our recordings into the same FPDUs as our own decoder, with
+//! no malformed frame and no bad CRC.
 
 #[path = "common/capture.rs"]
 mod capture;
@@ -18,7 +18,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// A file of 64 MiB through `iwarp cp`; the first 4 MB of it are recorded.
+/// Copies a file of 64 MiB with `iwarp cp`, records the first 4 MiB, and checks the recording.
 fn copy(markers: bool) {
     let t = Scratch::new();
     let dir = t.sub("served");
@@ -61,14 +61,14 @@ fn copy(markers: bool) {
         return;
     };
     assert!(decoded.octets > 3 << 20, "{}", decoded.octets);
-    // RDMA Writes and Sends, and the zero-length Write of the set-up.
+    // Opcode 0 is RDMA Write, opcode 3 is Send.
     assert!(
         decoded.opcodes().into_iter().eq([0, 3]),
         "{:?}",
         decoded.opcodes()
     );
     println!(
-        "{} FPDUs, {} of them beyond tshark",
+        "{} FPDUs, {} of them not decodable by tshark",
         decoded.fpdus.values().map(Vec::len).sum::<usize>(),
         decoded.beyond_tshark
     );
@@ -87,7 +87,7 @@ fn a_copy_with_crc_and_markers() {
 const SIZE: usize = 200_000;
 const WAIT: Option<Duration> = Some(Duration::from_secs(20));
 
-/// Binds a memory window to a region; only windows can be invalidated by the peer.
+/// Binds a memory window to a region and returns its STag. The test needs windows because a peer cannot invalidate a region.
 fn bind(
     ctx: &Context,
     pd: &ProtectionDomain,
@@ -114,13 +114,13 @@ fn next(cq: &CompletionQueue) -> Cqe {
     done[0]
 }
 
-/// Uses every operation once, both ends in this process, and ends with a Terminate.
+/// Uses every operation once between two ends in this process, and ends with a Terminate.
 fn every_opcode(ip: &str, markers: bool, crc: bool, file: &Path) {
     let mut config = Config::default();
     config.crc = crc;
     config.markers = markers;
     config.capture = Some(file.to_path_buf());
-    // So that messages have several segments even on loopback.
+    // With the segment size of loopback most messages would have a single segment.
     config.mss = Some(9000);
     let device = Device::by_address(ip.parse().unwrap()).unwrap();
     let ctx = Context::open(&device, config).unwrap();
@@ -146,7 +146,8 @@ fn every_opcode(ip: &str, markers: bool, crc: bool, file: &Path) {
                 ..ConnectionParameters::default()
             };
             let connection = request.accept(qp, &parameters).unwrap();
-            // The client hears of the windows when they are bound: in the completion's order, a Send later.
+            // The Send tells the client the STags of the windows. It is posted after the Binds, so the windows are bound when it
+            // arrives.
             let windows = [(); 2].map(|()| bind(&ctx, &pd, &connection, &memory));
             let told = windows.map(u32::to_be_bytes).concat();
             connection
@@ -161,7 +162,7 @@ fn every_opcode(ip: &str, markers: bool, crc: bool, file: &Path) {
                 let fault = connection.fault();
                 assert_eq!(done.status, WcStatus::Success, "{done:?}, {fault:?}");
             }
-            // The client's last request is an offence.
+            // The client's last request breaks the protection, so the connection ends with an error.
             let end = connection.wait_disconnected(WAIT).unwrap_err();
             assert!(matches!(end, iwarp::Error::ConnectionLost(_)), "{end}");
             for window in windows {
@@ -224,7 +225,7 @@ fn every_opcode(ip: &str, markers: bool, crc: bool, file: &Path) {
         let done = next(&cq);
         assert_eq!(done.status, WcStatus::Success, "{:?}", wr.op);
     }
-    // Outside the region: the server answers by a Terminate.
+    // This Read is outside the region, so the server answers with a Terminate.
     let outside = SendWr::read(0, remote_addr + SIZE as u64, rkey, &small);
     connection.post_send(&[outside.signaled()]).unwrap();
     assert_eq!(next(&cq).status, WcStatus::RemoteAccess);
@@ -253,14 +254,14 @@ fn every_opcode_in_every_kind_of_stream() {
     }
 }
 
-/// What a client does wrong.
+/// A request with which a client breaks a rule.
 struct Offence {
     name: &'static str,
-    /// What the server's memory is open for.
+    /// What the client may do with the server's memory.
     access: Access,
     /// The length of the server's receive, if it posts one.
     receive: Option<usize>,
-    /// Does it, with the server's memory.
+    /// Posts the request. The arguments are the client's queue pair, its own memory, and the server's memory.
     commit: fn(&iwarp::raw::QueuePair, &MemoryRegion, RemoteMemory),
     /// Layer, type and code of the Terminate that answers it.
     answer: [u8; 3],
@@ -325,7 +326,7 @@ const OFFENCES: &[Offence] = &[
     },
 ];
 
-/// Octets of the server's memory and of each message.
+/// Length of the server's memory and of each message, in octets.
 const FEW: usize = 64;
 
 fn post(qp: &iwarp::raw::QueuePair, wr: SendWr<'_>) {
@@ -344,7 +345,7 @@ fn send(qp: &iwarp::raw::QueuePair, memory: &MemoryRegion) {
     post(qp, SendWr::send(0, &[memory.sge(..).unwrap()]));
 }
 
-/// A context whose connections are recorded.
+/// Opens a context that records its connections in `file`.
 fn recorded(file: &Path) -> Context {
     let mut config = Config::default();
     config.capture = Some(file.to_path_buf());
@@ -353,7 +354,7 @@ fn recorded(file: &Path) -> Context {
     Context::open(&device, config).unwrap()
 }
 
-/// Layer, type and code of the Terminate messages that tshark sees. `None` if there is no tshark.
+/// Returns layer, type and code of the Terminate messages that tshark finds, or `None` if tshark is not installed.
 fn terminates(file: &Path) -> Option<Vec<[u8; 3]>> {
     let words = ["-Y", "iwarp_rdma.terminate", "-T", "fields"];
     let fields = [
@@ -389,7 +390,7 @@ fn terminates(file: &Path) -> Option<Vec<[u8; 3]>> {
 }
 
 #[test]
-fn every_terminate_means_to_wireshark_what_it_means_to_us() {
+fn wireshark_decodes_every_terminate_as_we_mean_it() {
     let t = Scratch::new();
     let file = t.path("run.pcapng");
     let ctx = recorded(&file);
@@ -416,7 +417,7 @@ fn every_terminate_means_to_wireshark_what_it_means_to_us() {
                 };
                 let connection = request.accept(qp, &parameters).unwrap();
                 let _ = connection.wait_disconnected(WAIT);
-                // Another thread may be writing it at this moment.
+                // The connection may be reported as ended a moment before the Terminate is counted.
                 let sent = || connection.counters().terminates_sent;
                 let start = Instant::now();
                 while sent() == 0 && Some(start.elapsed()) < WAIT {
@@ -442,12 +443,12 @@ fn every_terminate_means_to_wireshark_what_it_means_to_us() {
     };
     assert!(seen.into_iter().eq(OFFENCES.iter().map(|o| o.answer)));
     let text = capture::tshark(&file, &["-V", "-Y", "iwarp_mpa.fpdu"]).expect("ran before");
-    // The message of the set-up, the offence and its answer.
+    // Three FPDUs for each: the first message of the set-up, the wrong request, and the Terminate.
     assert_eq!(text.matches("(Good CRC32)").count(), 3 * OFFENCES.len());
     assert!(!text.contains("Malformed") && !text.contains("Bad CRC32"));
 }
 
-/// The layer below, too: a peer by hand whose FPDU has a wrong CRC.
+/// A Terminate of the MPA layer: the peer, a plain TCP socket, sends an FPDU with a wrong CRC.
 #[test]
 fn a_terminate_of_mpa_is_decoded() {
     let t = Scratch::new();
@@ -467,7 +468,7 @@ fn a_terminate_of_mpa_is_decoded() {
         .unwrap();
     let mut reply = [0; 20];
     peer.read_exact(&mut reply).unwrap();
-    // A zero-length Write for STag 1, and another with octets that are not its CRC.
+    // A zero-length Write to STag 1 with its CRC, and then the same Write with a wrong CRC.
     let header = [0, 14, 0xc1, 0x40, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0];
     let crc = crc32c::append(0, &header).to_le_bytes();
     for crc in [crc, crc.map(|octet| !octet)] {

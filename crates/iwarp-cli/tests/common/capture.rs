@@ -1,4 +1,4 @@
-//! Reads a capture file twice: with the decoder of this project, and with tshark.
+//! Decodes a capture file twice, with the decoder of this project and with tshark, and compares the results.
 
 use crate::common::str;
 use iwarp_proto::crc32c;
@@ -9,11 +9,11 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-/// Runs tshark with the options that captures of iWARP need; `None` if it is not installed, which is a failure only if
-/// `IWARP_REQUIRE_TSHARK` is 1.
+/// Runs tshark with the options that captures of iWARP need, and returns its output. Returns `None` if tshark is not installed;
+/// if `IWARP_REQUIRE_TSHARK` is 1, it panics instead.
 ///
-/// The two heuristics guess that what is in a Send is SMB Direct or RPC-over-RDMA, and call it malformed when it is not.
-/// Without the preference a port that belongs to another protocol wins over MPA.
+/// The two heuristics are disabled because they take the content of a Send for SMB Direct or RPC-over-RDMA and then report
+/// it as malformed. The preference makes tshark try MPA first: otherwise it would choose the protocol by the port number.
 pub(crate) fn tshark(file: &Path, args: &[&str]) -> Option<String> {
     let out = Command::new("tshark")
         .args(["--disable-heuristic", "smb_direct_iwarp"])
@@ -39,10 +39,10 @@ pub(crate) fn tshark(file: &Path, args: &[&str]) -> Option<String> {
     }
 }
 
-/// One FPDU: length of its ULPDU, and opcode.
+/// One FPDU: the length of its ULPDU and its opcode.
 pub(crate) type Fpdu = (usize, u8);
 
-/// What both decoders agreed on.
+/// The content of a capture, on which both decoders agreed.
 #[derive(Debug, Default)]
 pub(crate) struct Decoded {
     /// FPDUs of each direction, by source port.
@@ -54,17 +54,17 @@ pub(crate) struct Decoded {
 }
 
 impl Decoded {
-    /// All opcodes in it.
+    /// Returns all opcodes that occur.
     pub(crate) fn opcodes(&self) -> std::collections::BTreeSet<u8> {
         self.fpdus.values().flatten().map(|(_, op)| *op).collect()
     }
 }
 
-/// Decodes a capture of one connection with both decoders and compares. `cut`: the capture ends in the middle.
-/// `None` if there is no tshark.
+/// Decodes a capture of one connection with both decoders and panics if they differ. With `cut` the capture may end inside an
+/// FPDU. Returns `None` if tshark is not installed.
 pub(crate) fn check(file: &Path, markers: bool, crc: bool, cut: bool) -> Option<Decoded> {
     let mut decoded = Decoded::default();
-    // What tshark is expected to find.
+    // The FPDUs that tshark is expected to find.
     let mut expected = BTreeMap::new();
     for (port, octets) in streams(file) {
         decoded.octets += octets.len();
@@ -143,7 +143,7 @@ pub(crate) fn check(file: &Path, markers: bool, crc: bool, cut: bool) -> Option<
     Some(decoded)
 }
 
-/// Decodes one direction with our own decoder: all FPDUs, and those that tshark can be expected to decode.
+/// Decodes one direction with our own decoder. Returns all FPDUs, and those of them that tshark is expected to decode.
 fn ours(octets: &[u8], markers: bool, crc: bool, cut: bool) -> (Vec<Fpdu>, Vec<Fpdu>) {
     let options = FpduOptions {
         markers,
@@ -184,8 +184,8 @@ fn ours(octets: &[u8], markers: bool, crc: bool, cut: bool) -> (Vec<Fpdu>, Vec<F
     for ((at, fpdu), end) in parsed.iter().zip(ends) {
         let Some(fpdu) = fpdu else { continue };
         all.push(*fpdu);
-        // Wireshark counts the marker that follows an FPDU at once as its own, and then takes its length for wrong; so
-        // it does not decode an FPDU that holds a marker and ends right in front of the next.
+        // Wireshark does not decode an FPDU that holds a marker and ends directly before the next one: it counts that
+        // next marker as part of the FPDU and then finds the length wrong.
         let first_marker = (at - start).next_multiple_of(MARKER_INTERVAL);
         let miscounted = (end - start) % MARKER_INTERVAL == 0 && start + first_marker < end;
         if !(markers && miscounted) {
@@ -195,7 +195,7 @@ fn ours(octets: &[u8], markers: bool, crc: bool, cut: bool) -> (Vec<Fpdu>, Vec<F
     (all, visible)
 }
 
-/// The TCP payload of each direction, by source port, from a pcapng file with raw IP packets and nothing lost.
+/// Returns the TCP payload of each direction by source port. The pcapng file must hold raw IP packets without gaps.
 fn streams(file: &Path) -> BTreeMap<u16, Vec<u8>> {
     let file = std::fs::read(file).expect("the capture");
     let mut rest = &file[..];

@@ -1,5 +1,6 @@
-//! What the tests of the command share: running it, servers on free ports that end with the test, scratch directories.
-#![allow(dead_code, reason = "each test binary uses its part")]
+//! Functions that the tests of the `iwarp` command share: they run the command, start servers on free ports and make scratch
+//! directories. Servers and directories are removed when the test ends.
+#![allow(dead_code, reason = "each test binary uses some of them")]
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::net::SocketAddr;
@@ -8,10 +9,10 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// No call takes longer, unless something hangs.
+/// Longest time that a run of the command may take. A test fails after it, because something hangs.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
-/// The command, with nothing of the caller's environment that changes what it does.
+/// Returns the `iwarp` command without the variables of the caller's environment that change what it does.
 pub(crate) fn iwarp(args: &[&str]) -> Command {
     let mut c = Command::new(env!("CARGO_BIN_EXE_iwarp"));
     c.args(args).stdin(Stdio::null()).env_remove("RUST_LOG");
@@ -23,12 +24,12 @@ pub(crate) fn iwarp(args: &[&str]) -> Command {
     c
 }
 
-/// Runs it to its end, within [`LIMIT`].
+/// Runs the command and waits for its end, for at most [`LIMIT`].
 pub(crate) fn run(args: &[&str]) -> Output {
     finish(start(args), args)
 }
 
-/// Starts it with its output kept.
+/// Starts the command. Both outputs go to pipes.
 pub(crate) fn start(args: &[&str]) -> Running {
     let child = iwarp(args)
         .stdout(Stdio::piped())
@@ -38,7 +39,7 @@ pub(crate) fn start(args: &[&str]) -> Running {
     Running(child)
 }
 
-/// Waits for its end. What it prints must fit the pipe, 64 KiB.
+/// Waits for the end of the process and returns its output. The output must fit the pipes, 64 KiB each: nothing reads them meanwhile.
 pub(crate) fn finish(mut running: Running, what: &[&str]) -> Output {
     let status = running
         .wait(LIMIT)
@@ -57,14 +58,14 @@ pub(crate) fn finish(mut running: Running, what: &[&str]) -> Output {
     }
 }
 
-/// Runs it and expects success; gives what it printed.
+/// Runs the command, expects success, and returns its standard output.
 pub(crate) fn succeed(args: &[&str]) -> String {
     let out = run(args);
     assert!(out.status.success(), "{args:?}: {}", text(&out.stderr));
     text(&out.stdout)
 }
 
-/// Runs it and expects this exit code; gives what it complained about.
+/// Runs the command, expects this exit code, and returns its standard error.
 pub(crate) fn fail(args: &[&str], code: i32) -> String {
     let out = run(args);
     let err = text(&out.stderr);
@@ -77,11 +78,11 @@ pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("output is UTF-8")
 }
 
-/// A process that is killed when the test ends, however it ends.
+/// A process that is killed when the test ends, also when it panics.
 pub(crate) struct Running(pub(crate) Child);
 
 impl Running {
-    /// Waits for its end; `None` when it takes longer.
+    /// Waits for the end of the process. Returns `None` if that takes longer than `limit`.
     pub(crate) fn wait(&mut self, limit: Duration) -> Option<ExitStatus> {
         let deadline = Instant::now() + limit;
         loop {
@@ -103,12 +104,12 @@ impl Drop for Running {
     }
 }
 
-/// Starts a server that says on its first line where it listens.
+/// Starts a server and returns the address that it prints in its first line.
 pub(crate) fn serve(args: &[&str]) -> (Running, SocketAddr) {
     serve_as(iwarp(args))
 }
 
-/// As [`serve`], with a command of the caller's making.
+/// As [`serve`], with a command that the caller has prepared.
 pub(crate) fn serve_as(mut command: Command) -> (Running, SocketAddr) {
     let child = command
         .stdout(Stdio::piped())
@@ -123,12 +124,12 @@ pub(crate) fn serve_as(mut command: Command) -> (Running, SocketAddr) {
         .split_whitespace()
         .find_map(|w| w.trim_end_matches(';').parse().ok());
     let at = at.unwrap_or_else(|| panic!("{command:?} says '{line}'"));
-    // Its further output is read, so that it never waits for us.
+    // A thread reads the further output. Otherwise the server would block when the pipe is full.
     std::thread::spawn(move || std::io::copy(&mut lines, &mut std::io::sink()));
     (running, at)
 }
 
-/// A directory that goes with the test.
+/// A directory that is removed when the value is dropped.
 pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {
@@ -161,7 +162,7 @@ pub(crate) fn str(path: &Path) -> &str {
     path.to_str().expect("scratch paths are UTF-8")
 }
 
-/// Octets that do not repeat within any slot or FPDU.
+/// Returns pseudorandom octets. They do not repeat, so a test notices when parts of them are exchanged.
 pub(crate) fn noise(len: usize) -> Vec<u8> {
     let mut x = 0x9e37_79b9_7f4a_7c15u64;
     let mut out = Vec::with_capacity(len + 8);

@@ -1,4 +1,4 @@
-//! A peer of `iwarp cp` on a bare socket: it says what a test wants it to say, and reads only when told to.
+//! A peer of `iwarp cp` on a plain TCP socket. It sends the messages that a test chooses, and reads only when the test asks for it.
 
 use iwarp_proto::crc32c;
 use iwarp_proto::ddp::{Header, Stag, UntaggedHeader};
@@ -7,23 +7,23 @@ use iwarp_proto::rdmap::Opcode;
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 
-/// What comes from the server.
+/// What an FPDU from the server carries.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Heard {
-    /// A message of the protocol.
+    /// A message of the copy protocol, without its DDP header.
     Message(Vec<u8>),
-    /// Octets of an RDMA Write.
+    /// That many octets of an RDMA Write.
     Data(usize),
 }
 
-/// A connection in full operation.
+/// A connection on which MPA start-up is complete.
 pub(crate) struct Raw {
     pub(crate) stream: TcpStream,
     msn: u32,
 }
 
 impl Raw {
-    /// Connects and goes through MPA start-up as RFC 5044 alone has it, with CRCs.
+    /// Connects and performs the MPA start-up of RFC 5044 (revision 1), with CRCs.
     pub(crate) fn connect(at: SocketAddr) -> io::Result<Self> {
         let mut stream = TcpStream::connect(at)?;
         stream.set_read_timeout(Some(super::LIMIT))?;
@@ -87,7 +87,7 @@ impl Raw {
         }
     }
 
-    /// Says hello and hears the server's.
+    /// Exchanges the first messages of the copy protocol with the server.
     pub(crate) fn greet(&mut self) -> io::Result<()> {
         let hello = [&b"\x01\0IWCP\0\x02\0"[..], &[7; 32]].concat();
         self.send(&hello)?;
@@ -96,7 +96,7 @@ impl Raw {
         Ok(())
     }
 
-    /// Asks for a file, and grants slots that do not exist.
+    /// Asks for a file, and announces slots for its data that do not exist.
     pub(crate) fn get(&mut self, path: &str, slot_size: u32, slots: u16) -> io::Result<()> {
         let mut m = vec![4, 0];
         m.extend(0u64.to_be_bytes());
@@ -111,7 +111,7 @@ impl Raw {
     }
 }
 
-/// Resident memory of a process in octets, now.
+/// Returns the resident memory of a process, in octets.
 pub(crate) fn resident(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"));
