@@ -107,6 +107,12 @@ pub(crate) const CASES: &[Case] = &[
         run: || small_tx(true, Part::Fill),
     },
     Case {
+        name: "tx-send-64",
+        count: 64,
+        about: "the same for a Send, no CRC",
+        run: send_tx,
+    },
+    Case {
         name: "tx-written-64",
         count: 64,
         about: "complete it once written",
@@ -177,6 +183,12 @@ pub(crate) const CASES: &[Case] = &[
         count: 64,
         about: "an RDMA Read of 64 octets, both sides, one by one",
         run: read,
+    },
+    Case {
+        name: "read-64-list",
+        count: 64,
+        about: "the same, 16 of them outstanding",
+        run: reads,
     },
 ];
 
@@ -284,6 +296,19 @@ fn small_tx(crc: bool, part: Part) {
         });
         counted(!warm && part == Part::Fill, || assert!(a.fill()));
         counted(!warm && part == Part::Written, || a.written());
+        assert_eq!(a.poll(), LIST);
+    }
+}
+
+fn send_tx() {
+    let (mut a, _) = link(false, LOOPBACK, LIST * SMALL);
+    for warm in [true, false] {
+        for i in 0..LIST {
+            let sges = [a.sge(i * SMALL, SMALL)];
+            a.post(&SendWr::send(1, &sges).signaled());
+        }
+        counted(!warm, || assert!(a.fill()));
+        a.written();
         assert_eq!(a.poll(), LIST);
     }
 }
@@ -440,6 +465,35 @@ fn read() {
         b.written();
         a.take(&octets, usize::MAX);
         measured(|| assert_eq!(a.poll(), 1));
+    }
+    assert!(a.arena.is_filled_with(0x77));
+}
+
+/// As many Reads at a time as may be outstanding.
+fn reads() {
+    let list = 16;
+    let (mut a, mut b) = link(false, LOOPBACK, LIST * SMALL);
+    a.arena.fill(0);
+    b.arena.fill(0x77);
+    for first in (0..LIST).step_by(list) {
+        let mut octets = Vec::new();
+        measured(|| {
+            for i in first..first + list {
+                let sges = [a.sge(i * SMALL, SMALL)];
+                let from = b.arena.addr() + (i * SMALL) as u64;
+                a.post(&SendWr::read(1, from, b.stag, &sges).signaled());
+            }
+            assert!(a.fill());
+        });
+        a.copy_out(&mut octets);
+        a.written();
+        b.take(&octets, usize::MAX);
+        octets.clear();
+        measured(|| assert!(b.fill()));
+        b.copy_out(&mut octets);
+        b.written();
+        a.take(&octets, usize::MAX);
+        measured(|| assert_eq!(a.poll(), list));
     }
     assert!(a.arena.is_filled_with(0x77));
 }

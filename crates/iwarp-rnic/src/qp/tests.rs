@@ -14,3 +14,4 @@ mod sending;
 mod startup;
 mod stream;
 mod told;
+mod vectors;

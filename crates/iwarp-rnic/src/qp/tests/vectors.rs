@@ -1,0 +1,185 @@
+//! Recorded vectors: what a queue pair did with fixed sequences of requests, octets of the peer and pauses.
+//!
+//! Each line of `vectors/recorded.txt` names a kind of sequence and a seed, and has the length and the CRC of everything that
+//! can be seen of it. They were recorded while the crate had a second path for runs of small messages, which a property test
+//! compared with the general one on these very sequences. A difference means that something behaves in another way on the wire or towards
+//! the program. If that is meant, record again, and look at the fields that have changed:
+//! `cargo test -p iwarp-rnic --lib record_vectors -- --ignored`.
+
+mod messages;
+mod peers;
+
+use crate::Cqe;
+use iwarp_proto::crc32c;
+use std::format;
+use std::string::String;
+use std::vec::Vec;
+
+/// A generator that gives the same numbers for a seed on every machine and for ever (splitmix64).
+pub(super) struct Numbers(u64);
+
+impl Numbers {
+    pub(super) const fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub(super) const fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Returns a number below `n`.
+    pub(super) const fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+
+    /// Returns a number from `from` to below `to`.
+    pub(super) const fn within(&mut self, from: u64, to: u64) -> u64 {
+        from + self.below(to - from)
+    }
+
+    /// Returns `true` once in `n` times.
+    pub(super) const fn one_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+
+    pub(super) fn pick<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.below(of.len() as u64) as usize]
+    }
+
+    /// A length of payload: mostly small, sometimes of several segments.
+    pub(super) const fn length(&mut self) -> u32 {
+        match self.below(9) {
+            0..=5 => self.below(80) as u32,
+            6 | 7 => self.below(2200) as u32,
+            _ => self.within(2000, 5000) as u32,
+        }
+    }
+}
+
+/// Everything that can be seen of one sequence, by name.
+#[derive(Debug, PartialEq)]
+pub(super) struct Seen {
+    fields: Vec<(&'static str, Vec<u8>)>,
+    end: String,
+    counters: Vec<(&'static str, u64)>,
+}
+
+impl Seen {
+    /// What is left of a queue pair at the end.
+    pub(super) fn of(rig: &mut super::harness::Rig) -> Self {
+        let events = rig.qp.take_events();
+        let end = match rig.qp.fault() {
+            Some(fault) => format!(
+                "{:?} {:?} {:?} {:?}",
+                rig.qp.state(),
+                events,
+                fault.blame,
+                fault.code
+            ),
+            None => format!("{:?} {events:?}", rig.qp.state()),
+        };
+        Self {
+            fields: Vec::new(),
+            end,
+            counters: rig.qp.counters().named().to_vec(),
+        }
+        .with("sends", completions(&rig.host.sends))
+        .with("recvs", completions(&rig.host.recvs))
+    }
+
+    pub(super) fn with(mut self, name: &'static str, octets: Vec<u8>) -> Self {
+        self.fields.push((name, octets));
+        self
+    }
+
+    /// The line of the file, without kind and seed.
+    fn line(&self) -> String {
+        let mut counters = Vec::new();
+        for (_, value) in &self.counters {
+            counters.extend(value.to_le_bytes());
+        }
+        let mut line = String::new();
+        let counters = [("counters", counters)];
+        for (name, octets) in self.fields.iter().chain(&counters) {
+            line += &format!("{name}={}:{:08x} ", octets.len(), crc32c::append(0, octets));
+        }
+        line + "end=" + &self.end
+    }
+}
+
+fn completions(cqes: &[Cqe]) -> Vec<u8> {
+    let mut out = Vec::new();
+    for c in cqes {
+        out.extend(c.wr_id.to_le_bytes());
+        out.extend(format!("{:?} {:?} ", c.status, c.opcode).bytes());
+        for field in [
+            c.byte_len,
+            c.qp_num,
+            c.flags.bits(),
+            c.imm_or_stag,
+            c.vendor_err,
+        ] {
+            out.extend(field.to_le_bytes());
+        }
+    }
+    out
+}
+
+/// A kind of sequence, how many of them are recorded, and what it is run by.
+type Kind = (&'static str, u64, fn(u64) -> Vec<Seen>);
+
+const KINDS: [Kind; 4] = [
+    ("send", 60, messages::send),
+    ("receive", 60, messages::receive),
+    ("read", 40, messages::read),
+    ("peer", 140, peers::talk),
+];
+
+const RECORDED: &str = include_str!("vectors/recorded.txt");
+
+#[test]
+fn what_was_recorded_happens_again() {
+    let mut recorded = RECORDED.lines();
+    let mut differences = Vec::new();
+    for (kind, count, run) in KINDS {
+        for seed in 0..count {
+            for (end, seen) in run(seed).iter().enumerate() {
+                let now = format!("{kind} {seed}.{end} {}", seen.line());
+                let then = recorded.next().unwrap_or_default();
+                if now != then {
+                    differences.push(format!("then {then}\n now {now}\n     {:?}", seen.counters));
+                }
+            }
+        }
+    }
+    assert_eq!(recorded.next(), None, "more was recorded");
+    let few: Vec<_> = differences.iter().take(5).map(String::as_str).collect();
+    assert!(
+        few.is_empty(),
+        "{} differ\n{}",
+        differences.len(),
+        few.join("\n")
+    );
+}
+
+/// Records anew, into the source tree.
+#[test]
+#[ignore = "writes a file of the source tree"]
+fn record_vectors() {
+    let mut all = String::new();
+    for (kind, count, run) in KINDS {
+        for seed in 0..count {
+            for (end, seen) in run(seed).iter().enumerate() {
+                all += &format!("{kind} {seed}.{end} {}\n", seen.line());
+            }
+        }
+    }
+    let path = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/src/qp/tests/vectors/recorded.txt"
+    );
+    std::fs::write(path, all).unwrap();
+}
