@@ -1,5 +1,6 @@
-//! Who drives: connections are served when the program polls, when it stops polling without a word, when it arms its queue,
-//! and when it waits, in any order. No test asserts a time; a wake-up that is lost is a test that does not end.
+//! Which thread drives a connection (ARCHITECTURE.md, "Which thread drives"). Connections must be served when the program
+//! polls, when it stops polling without notice, when it arms its completion queue, and when it waits, in any order.
+//! No test asserts a time. If a wake-up is lost, the test does not end, and the watchdog aborts it.
 
 mod common;
 
@@ -15,7 +16,7 @@ use std::time::{Duration, Instant};
 
 const SOON: Option<Duration> = Some(Duration::from_secs(20));
 
-/// One Write of 8 octets from `from` to `to`, polled to its completion.
+/// Writes `value`, 8 octets, from `mine` to `theirs`, and polls until the Write is complete.
 fn write(from: &End, mine: &Mem, theirs: &Mem, value: u64) {
     mine.set(0, value);
     let op = SendOp::Write {
@@ -32,7 +33,7 @@ fn a_target_that_stops_polling_is_served() {
     let (client, server) = pair(V4, &config());
     let (mine, theirs) = (client.mem(64), server.mem(64));
     for round in 1..20u64 {
-        // Long enough that the engine lets the socket rest.
+        // The target polls long enough that the progress thread stops watching its socket.
         let polling = AtomicBool::new(true);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -46,7 +47,7 @@ fn a_target_that_stops_polling_is_served() {
             }
             polling.store(false, Ordering::Relaxed);
         });
-        // From here on nobody polls there.
+        // From here on no thread polls the target's queue.
         let value = round << 32 | 0xffff;
         write(&client, &mine, &theirs, value);
         until("the target is served", || theirs.word(0) == value);
@@ -61,10 +62,10 @@ fn a_target_that_stops_polling_is_served() {
     }
 }
 
-/// What is posted in quick succession may wait for more, but not for ever: the timer that ends the wait is set anew after a
-/// connection has ended while it ran.
+/// Requests that are posted in quick succession may be held back, so that one system call sends several. A timer ends that
+/// delay. If a connection ends while the timer runs, the timer must be set again for the next connection of the same queue pair.
 #[test]
-fn what_is_put_off_is_sent_on_the_second_connection_too() {
+fn delayed_requests_are_sent_on_the_second_connection_too() {
     let _watchdog = Watchdog::new();
     let server = Server::new(V4, &config());
     let mut client = End::new(V4, &config());
@@ -75,7 +76,8 @@ fn what_is_put_off_is_sent_on_the_second_connection_too() {
         target.expect(CmEventKind::Established);
         client.expect(CmEventKind::Established);
         let theirs = target.mem(64);
-        // An answer, so that nothing reminds the peer of us any more.
+        // The responder's answer ends the client's reminders: empty Writes to a silent responder, which would also send
+        // the requests that are held back.
         let read = SendOp::Read {
             remote_addr: theirs.addr(),
             rkey: theirs.stag,
@@ -95,12 +97,14 @@ fn what_is_put_off_is_sent_on_the_second_connection_too() {
             client.post(i, op, &[from]);
         }
         if value == 2 {
-            // Nobody polls.
-            until("all of it", || theirs.word(0) == value << 8 | 4);
+            // No thread polls the client's queue, so only the timer can send the rest.
+            until("the last Write is placed", || {
+                theirs.word(0) == value << 8 | 4
+            });
         } else {
             client.qp.abort();
         }
-        // The first of them may still be on their way to this memory.
+        // The first Writes may still be on their way to this memory.
         target.qp.destroy();
         target.ctx.deregister(theirs.stag).unwrap();
         client.id.destroy();
@@ -110,14 +114,15 @@ fn what_is_put_off_is_sent_on_the_second_connection_too() {
     }
 }
 
-/// A program with many queue pairs that finds a completion of its own with each poll, and never polls in vain.
+/// A program with many queue pairs finds a completion with each poll, so it never polls the sockets of its other queue pairs.
+/// The progress thread has to serve those.
 #[test]
 fn a_target_that_is_busy_with_its_own_completions_is_served() {
     let _watchdog = Watchdog::new();
     let server = Server::new(V4, &config());
     let (mut wire, target) = initiator(&server, &Hello::enhanced(true, false));
     let (sink, busy) = initiator(&server, &Hello::enhanced(true, false));
-    // So many that polling one queue means polling the whole set.
+    // With this many queue pairs, polling the completion queue means polling the whole `epoll` set.
     let others: Vec<_> = (0..4)
         .map(|_| queue_pair(&busy.ctx, busy.pd, &busy.cq, None, 1))
         .collect();
@@ -129,7 +134,7 @@ fn a_target_that_is_busy_with_its_own_completions_is_served() {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // The peer takes everything and looks at nothing.
+            // The peer reads and discards everything.
             let mut octets = vec![0; 1 << 16];
             while (&sink.socket).read(&mut octets).unwrap() > 0 {}
         });
@@ -138,7 +143,7 @@ fn a_target_that_is_busy_with_its_own_completions_is_served() {
             while !done.load(Ordering::Relaxed) && begin.elapsed() < LIMIT {
                 busy.post(1, op, &[from.sge(8)]);
                 busy.expect_status(1, WcStatus::Success);
-                // It computes for a moment, so that no post is a part of a burst and waits for others.
+                // Posts in quick succession would be held back, so the program computes for a moment.
                 let pause = Instant::now();
                 while pause.elapsed() < Duration::from_micros(5) {
                     std::hint::spin_loop();
@@ -165,7 +170,8 @@ fn a_target_that_is_busy_with_its_own_completions_is_served() {
     }
 }
 
-/// Linux begins with segments of half the peer's first window, and loopback's are twice as large once the window has opened.
+/// At first Linux limits a TCP segment to half of the peer's first window. On loopback, segments are twice as large once the
+/// window has opened, and then FPDUs must be larger, too.
 #[test]
 fn fpdus_grow_with_the_segments_of_the_stream() {
     const LEN: u32 = 1 << 20;
@@ -184,19 +190,19 @@ fn fpdus_grow_with_the_segments_of_the_stream() {
             client.qp.counters().tx_fpdus - before
         })
         .collect();
-    // The last one may still be on its way to this memory.
+    // The last Write may still be on its way to this memory.
     server.qp.destroy();
     server.ctx.deregister(theirs.stag).unwrap();
     let (first, last) = (fpdus[0], fpdus[fpdus.len() - 1]);
     assert!(last <= first, "{fpdus:?}");
     let mtu = std::fs::read_to_string("/sys/class/net/lo/mtu").unwrap();
     if mtu.trim() == "65536" {
-        // Payload of 64,752 octets at most.
+        // An FPDU carries at most 64,752 octets of payload.
         assert_eq!(last, 17, "{fpdus:?}");
     }
 }
 
-/// A connection through the safe interface: server's and client's end, the server's queues with a channel.
+/// A client and a server, both through the safe interface. The server's completion queue has a completion channel.
 struct Echo {
     ctx: Context,
     pd: ProtectionDomain,
@@ -213,7 +219,7 @@ impl Echo {
         }
     }
 
-    /// Answers `n` messages, waiting for each with `wait`.
+    /// Sends `n` messages to a server that answers each of them. The server waits for completions with `wait`.
     fn run(&self, n: u64, wait: impl Fn(&CompletionQueue, &mut [Cqe]) -> usize + Sync) {
         let listener = cm::Listener::bind(&self.ctx, "127.0.0.1:0".parse().unwrap()).unwrap();
         let address = listener.local_addr();
@@ -241,7 +247,7 @@ impl Echo {
                         answered += 1;
                     }
                 }
-                // Gone before the client is satisfied, the last answer would be flushed.
+                // Dropping the connection would flush the last answer. Disconnecting sends it first.
                 drop(connection.disconnect());
             });
             let cq = self.ctx.create_cq(64, None).unwrap();
@@ -256,7 +262,7 @@ impl Echo {
             let connection = cm::Connector::new(&self.ctx).connect(address, qp).unwrap();
             let mut done = [Cqe::default()];
             for i in 0..n {
-                // Now and then a pause, after which the server waits in earnest.
+                // After a pause of this length the server does not find its message by polling; it has to sleep.
                 if i % 97 == 96 {
                     std::thread::sleep(Duration::from_millis(2));
                 }
@@ -274,7 +280,7 @@ impl Echo {
 
 const ROUNDS: u64 = 1500;
 
-/// As programs do it: poll, arm, poll what came before, wait for the event.
+/// Waits for completions as verbs programs do: poll, arm, poll again for completions that came before the arming, `wait`.
 fn by_events(cq: &CompletionQueue, done: &mut [Cqe], wait: impl Fn()) -> usize {
     loop {
         for arm in [true, false] {
@@ -297,7 +303,7 @@ fn blocking_waits() {
 }
 
 #[test]
-fn events_taken_in_the_usual_loop() {
+fn completion_events_by_blocking_calls() {
     let _watchdog = Watchdog::new();
     let echo = Echo::new();
     echo.run(ROUNDS, |cq, done| {
@@ -308,19 +314,19 @@ fn events_taken_in_the_usual_loop() {
 }
 
 #[test]
-fn events_seen_by_watching_the_descriptor() {
+fn completion_events_by_watching_the_descriptor() {
     let _watchdog = Watchdog::new();
     let echo = Echo::new();
     echo.run(ROUNDS, |cq, done| {
         by_events(cq, done, || {
-            // The library does not know that this thread waits.
+            // This thread waits without a call of the library, so only the descriptor can tell it.
             until("an event", || echo.channel.try_event().is_some());
         })
     });
 }
 
 #[test]
-fn now_polling_now_waiting() {
+fn alternating_polls_and_blocking_waits() {
     let _watchdog = Watchdog::new();
     let turn = AtomicU32::new(0);
     Echo::new().run(ROUNDS, |cq, done| {
@@ -337,8 +343,8 @@ fn now_polling_now_waiting() {
     });
 }
 
-/// Where there are fewer processors than threads, the peer that a polling thread waits for may need its processor. Nothing but
-/// the polls themselves gives it away here: they take less time than the scheduler leaves a thread alone.
+/// With fewer processors than threads, the peer that a polling thread waits for may need that thread's processor. Here only the
+/// polls can yield it: all of them together take less time than the scheduler's slice of a thread.
 #[test]
 fn a_thread_that_polls_offers_its_processor() {
     const POLLS: u32 = 3200;
@@ -346,7 +352,7 @@ fn a_thread_that_polls_offers_its_processor() {
     let ctx = common::context(V4, &config());
     let cq = ctx.create_cq(1, None).unwrap();
     let polls = AtomicU32::new(0);
-    // A thread of its own: its affinity is inherited by those that it starts, and ends with it.
+    // A separate thread is pinned: the threads that it starts inherit its affinity, and the test's other threads do not.
     let turns = std::thread::scope(|scope| {
         let pinned = scope.spawn(|| {
             on_one_processor();
@@ -369,7 +375,7 @@ fn a_thread_that_polls_offers_its_processor() {
         });
         pinned.join().unwrap()
     });
-    // One for every 16 polls, and a few less if the scheduler has other plans.
+    // The thread yields after every 16 polls. The scheduler may run it again at once, so a quarter of that is enough.
     assert!(turns >= POLLS / 16 / 4, "{turns} turns");
 }
 

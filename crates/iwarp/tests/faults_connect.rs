@@ -1,5 +1,5 @@
-//! Peers that spoil MPA start-up while we initiate: nobody there, silence, nonsense, refusal; and responders that only
-//! speak revision 1 (RFC 5044 section 7.1, RFC 6581 sections 9 and 10).
+//! MPA start-up as initiator with responders that do not listen, stay silent, send invalid octets, refuse, or know only
+//! revision 1 (RFC 5044 section 7.1, RFC 6581 sections 9 and 10).
 
 mod common;
 
@@ -18,7 +18,7 @@ fn listener(ip: IpAddr) -> (TcpListener, SocketAddr) {
     (listener, address)
 }
 
-/// The next connection that comes, and its request.
+/// Accepts the next connection and reads its MPA request.
 fn incoming(listener: &TcpListener) -> (Wire, Hello) {
     let mut wire = Wire::new(listener.accept().unwrap().0);
     let hello = wire.read_hello(FrameKind::Request);
@@ -26,7 +26,7 @@ fn incoming(listener: &TcpListener) -> (Wire, Hello) {
 }
 
 #[test]
-fn nobody_listens() {
+fn connecting_where_nobody_listens_is_refused() {
     others_are_served(|| {
         for ip in [V4, V6] {
             let (gone, address) = listener(ip);
@@ -34,7 +34,7 @@ fn nobody_listens() {
             let end = End::new(ip, &config());
             end.connect(address, b"");
             end.expect_failure(CmEventKind::Rejected, libc::ECONNREFUSED);
-            // The identifier and its queue pair can try again.
+            // The same identifier and queue pair can connect again.
             let server = Server::new(ip, &config());
             end.id.resolve_addr(None, server.address).unwrap();
             end.expect(CmEventKind::AddrResolved);
@@ -49,9 +49,9 @@ fn nobody_listens() {
 }
 
 #[test]
-fn addresses_that_lead_nowhere() {
+fn connecting_to_unusable_addresses_fails() {
     others_are_served(|| {
-        // A broadcast address, and one of the other family: an error at once or an event, but soon.
+        // A broadcast address and one of the other family. Each fails with an error of a call or with an event.
         for address in ["255.255.255.255:9", "[ff02::1]:9"] {
             let end = End::new(V4, &config());
             let address: SocketAddr = address.parse().unwrap();
@@ -90,7 +90,7 @@ fn a_responder_that_hangs() {
 }
 
 #[test]
-fn a_responder_that_goes_in_the_middle_of_its_reply() {
+fn a_responder_that_closes_in_the_middle_of_its_reply() {
     others_are_served(|| {
         let (socket, address) = listener(V4);
         let reply = Hello::enhanced(true, false).octets(FrameKind::Reply);
@@ -105,7 +105,7 @@ fn a_responder_that_goes_in_the_middle_of_its_reply() {
 }
 
 #[test]
-fn what_is_no_reply_is_refused() {
+fn octets_that_are_no_mpa_reply_are_refused() {
     let hello = Hello::enhanced(true, false);
     let good = hello.octets(FrameKind::Reply);
     let changed = |at: usize, to: u8| {
@@ -138,7 +138,7 @@ fn what_is_no_reply_is_refused() {
 }
 
 #[test]
-fn replies_that_ask_for_the_impossible() {
+fn replies_with_impossible_depths_or_rtr_kinds_are_refused() {
     let depths = EnhancedPrefix {
         ird: 16,
         ord: 200,
@@ -173,7 +173,7 @@ fn replies_that_ask_for_the_impossible() {
 }
 
 #[test]
-fn a_refusal_carries_its_reason() {
+fn a_refusal_carries_its_private_data() {
     others_are_served(|| {
         let (socket, address) = listener(V4);
         for hello in [Hello::enhanced(true, false), Hello::plain()] {
@@ -197,8 +197,8 @@ fn a_refusal_carries_its_reason() {
     });
 }
 
-/// What the safe API says of a failed attempt names the cause: neither "no space left on device" for a depth, nor
-/// "connection refused", which sounds as if nobody listened, for a refusal without a word.
+/// Errors of the safe API name the cause of a failed attempt. The texts of the errnos would mislead: "no space left on device"
+/// for a depth that is too large, "connection refused" for a peer that listens and refuses without private data.
 #[test]
 fn failures_of_the_safe_api_name_their_cause() {
     let (socket, address) = listener(V4);
@@ -246,7 +246,7 @@ fn failures_of_the_safe_api_name_their_cause() {
 fn responders_of_revision_1() {
     others_are_served(|| {
         let (socket, address) = listener(V4);
-        // They close, or reset, on what they do not know.
+        // Such responders reset or close the stream when they get a request of revision 2.
         for reset in [true, false] {
             let end = End::new(V4, &config());
             end.connect(address, b"again");
@@ -269,7 +269,7 @@ fn responders_of_revision_1() {
             assert_eq!(wire.expect(Opcode::SEND), 11u64.to_ne_bytes());
             end.expect_status(1, WcStatus::Success);
         }
-        // Twice is enough.
+        // If the second attempt, with revision 1, fails as well, there is no third.
         let end = End::new(V4, &config());
         end.connect(address, b"");
         drop(incoming(&socket));
@@ -277,12 +277,12 @@ fn responders_of_revision_1() {
         assert_eq!(second.revision, 1);
         end.expect_failure(CmEventKind::Rejected, libc::ECONNRESET);
         socket.set_nonblocking(true).unwrap();
-        assert!(socket.accept().is_err(), "a third attempt");
+        assert!(socket.accept().is_err(), "there was a third attempt");
     });
 }
 
 #[test]
-fn responders_that_choose_the_first_message() {
+fn responders_that_choose_the_kind_of_rtr_message() {
     others_are_served(|| {
         for hello in [
             Hello::enhanced(true, false),
@@ -298,7 +298,7 @@ fn responders_that_choose_the_first_message() {
             assert_eq!(mem.word(0), 21);
             end.post(2, SendOp::Send, &[mem.sge(8)]);
             assert_eq!(wire.expect(Opcode::SEND), 21u64.to_ne_bytes());
-            // The first message is nobody's completion.
+            // The RTR message causes no completion.
             end.expect_status(2, WcStatus::Success);
             assert!(end.cq.is_empty());
         }
@@ -316,7 +316,7 @@ fn established_comes_before_disconnected_however_short_the_connection() {
                 let (mut wire, _) = incoming(&socket);
                 wire.write(&Hello::enhanced(true, false).octets(FrameKind::Reply));
                 if reset {
-                    // Only what has been read can be trusted to come before a reset.
+                    // A reset may overtake the reply, so it is sent only after the reply was read.
                     end.expect(CmEventKind::Established);
                     wire.reset();
                 } else {
@@ -330,8 +330,8 @@ fn established_comes_before_disconnected_however_short_the_connection() {
 }
 
 #[test]
-fn the_end_does_not_follow_the_first_message_at_once() {
-    // siw's kernel does not survive an end that it sees before the RTR message.
+fn the_fin_does_not_follow_the_rtr_message_at_once() {
+    // A kernel with siw may crash if the FIN comes right behind the RTR message (`docs/interop.md`).
     for destroy in [false, true] {
         let apart = (0..5).any(|_| {
             let end = End::new(V4, &config());
@@ -341,7 +341,7 @@ fn the_end_does_not_follow_the_first_message_at_once() {
             } else {
                 end.id.disconnect().unwrap();
             }
-            // Late is late enough once in five times, however busy the machine is.
+            // On a busy machine this thread may look too late, so one success in five attempts is enough.
             let apart = wire.stays_open(Duration::from_millis(20));
             assert!(wire.ends());
             apart
@@ -351,19 +351,22 @@ fn the_end_does_not_follow_the_first_message_at_once() {
 }
 
 #[test]
-fn who_destroys_its_queue_pair_after_disconnecting_is_told_of_the_end() {
+fn destroying_the_queue_pair_after_disconnect_still_reports_disconnected() {
     let end = End::new(V4, &config());
-    // It has heard nothing but the reply, so its end is put off.
+    // The responder has sent nothing but its reply, so the end of the stream is delayed.
     let _wire = responder(&end, &Hello::enhanced(true, false));
     end.id.disconnect().unwrap();
     end.qp.destroy();
     assert_eq!(end.expect(CmEventKind::Disconnected).status, 0);
     std::thread::sleep(Duration::from_millis(100));
-    assert!(end.channel.try_next().is_none(), "told once");
+    assert!(
+        end.channel.try_next().is_none(),
+        "Disconnected was reported twice"
+    );
 }
 
 #[test]
-fn who_sees_established_may_post() {
+fn posting_works_as_soon_as_established_is_reported() {
     others_are_served(|| {
         let (socket, address) = listener(V4);
         for _ in 0..100 {
@@ -404,21 +407,21 @@ fn our_own_private_data_has_a_limit() {
                 (request.revision, request.private_data.len()),
                 (revision, most)
             );
-            // Before the peer closes: it would try revision 1.
+            // The end goes first: if the peer closed first, the end would try again with revision 1.
             drop(end);
         }
     });
 }
 
 #[test]
-fn attempts_that_are_given_up() {
+fn destroying_the_identifier_cancels_the_attempt() {
     others_are_served(|| {
         let (socket, address) = listener(V4);
         for _ in 0..20 {
             let end = End::new(V4, &config());
             end.connect(address, b"");
             end.id.destroy();
-            // The request may have left before; nothing follows it.
+            // The MPA request may have been sent before. Nothing else may follow, and the stream must end.
             if let Ok((stream, _)) = socket.accept() {
                 let mut wire = Wire::new(stream);
                 let mut request = Vec::new();
@@ -430,9 +433,9 @@ fn attempts_that_are_given_up() {
     });
 }
 
-/// Programs that know one family only name an IPv4 peer like this.
+/// Programs that use IPv6 addresses only name an IPv4 peer by its mapped address, `::ffff:127.0.0.1`.
 #[test]
-fn a_peer_named_by_an_ipv4_address_in_the_form_of_ipv6_is_reached() {
+fn an_ipv4_mapped_ipv6_address_reaches_the_peer() {
     others_are_served(|| {
         let server = Server::new(V4, &config());
         let client = End::new(V4, &config());

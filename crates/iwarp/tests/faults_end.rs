@@ -1,4 +1,5 @@
-//! What is left of a stream when its queue pair has done with it, and what its peer sees of the end.
+//! The end of a stream after its queue pair has let go of it: how the peer sees that end, and that nothing of the stream
+//! remains for the next one.
 
 mod common;
 
@@ -11,7 +12,8 @@ use iwarp_proto::rdmap::Opcode;
 use std::io::{ErrorKind, Read as _};
 use std::time::Duration;
 
-/// An end that has sent as much as the sockets take, and a peer that has not read it. The last FPDU that was sent is cut.
+/// Returns an end that has sent as much as the sockets take, and its peer, which has not read anything. The last FPDU is cut:
+/// only a part of it was written.
 fn stalled(linger: Duration) -> (End, Wire, Mem) {
     let mut c = config();
     c.linger = linger;
@@ -22,18 +24,21 @@ fn stalled(linger: Duration) -> (End, Wire, Mem) {
         end.post(wr_id, SendOp::Send, &[mem.sge(1 << 20)]);
     }
     let sent = |end: &End| end.qp.counters().tx_bytes;
-    // Nothing more goes out.
+    // The sockets are full when 50 ms pass without progress.
     let mut before = 0;
     until("the sockets are full", || {
         std::thread::sleep(Duration::from_millis(50));
         let now = sent(&end);
         now > 0 && now == std::mem::replace(&mut before, now)
     });
-    assert!(before < 50 << 20, "the sockets take everything");
+    assert!(
+        before < 50 << 20,
+        "the sockets took all messages, so no FPDU is cut"
+    );
     (end, wire, mem)
 }
 
-/// Reads everything; how much came, and whether a reset was the end.
+/// Reads to the end of the stream. Returns the number of octets, and `true` if the stream ended with a reset.
 fn read_all(wire: &mut Wire) -> (u64, bool) {
     let (mut total, mut octets) = (0, vec![0; 1 << 20]);
     loop {
@@ -46,23 +51,23 @@ fn read_all(wire: &mut Wire) -> (u64, bool) {
     }
 }
 
-/// A peer that saw a FIN there could take a message for whole that is not.
+/// After a FIN inside an FPDU, the peer could take a message that is cut for a whole one.
 #[test]
 fn the_end_inside_an_fpdu_is_a_reset_behind_what_was_sent() {
     others_are_served(|| {
         let error: fn(&QueuePair) = |qp| qp.modify(State::Error).unwrap();
         for end_it in [QueuePair::destroy, error] {
-            // Time enough for a reader that is kept from reading.
+            // The linger time is long, so that a reader thread that is scheduled late still reads everything.
             let (end, mut wire, _mem) = stalled(LIMIT);
             end_it(&end.qp);
             let sent = end.qp.counters().tx_bytes;
             let (came, reset) = read_all(&mut wire);
             assert!(reset, "a FIN instead of a reset");
-            // The octets of the first message are not seen by the reader.
+            // `responder` has read the RTR message before, so `came` is a little smaller.
             assert!(came > 0 && came + 100 >= sent, "{came} of {sent}");
 
-            // The time of a peer that does not read is over some day. Early on Linux does not answer all questions for room in
-            // the window, and an answer makes the difference between this and an outage.
+            // A peer that does not read is reset when the linger time is over. That needs an answer of its TCP, because without
+            // any answer it could be an outage. At first Linux leaves some window probes unanswered, hence the longer time.
             let (end, mut wire, _mem) = stalled(LINGER * 5);
             end_it(&end.qp);
             until("the connection is reset", || {
@@ -76,7 +81,7 @@ fn the_end_inside_an_fpdu_is_a_reset_behind_what_was_sent() {
 }
 
 #[test]
-fn half_an_fpdu_is_no_part_of_the_next_stream() {
+fn a_partly_received_fpdu_is_no_part_of_the_next_stream() {
     others_are_served(|| {
         let mut end = End::new(V4, &config());
         let mut wire = responder(&end, &Hello::enhanced(true, false));
@@ -88,7 +93,7 @@ fn half_an_fpdu_is_no_part_of_the_next_stream() {
         until("half of it has come", || {
             end.qp.counters().rx_bytes == before + 20
         });
-        // Not the peer ends it: that would throw the half away.
+        // Our side ends the stream. If the peer ended it, the part of the FPDU would be discarded anyway.
         end.qp.modify(State::Reset).unwrap();
         end.expect(CmEventKind::Disconnected);
         end.id.destroy();

@@ -1,5 +1,5 @@
-//! Programs that ask for too much, or take things away while they are used: overflowing completion queues,
-//! destruction in every state, deregistration under traffic, binds against a running receive side.
+//! Programs that misuse their own objects: completion queues that overflow, queue pairs destroyed in every state, memory
+//! deregistered under traffic, invalid local keys, and memory windows bound while the receive side is busy.
 
 mod common;
 
@@ -30,7 +30,7 @@ fn an_overflowing_completion_queue_ends_its_queue_pairs_and_no_others() {
         for wr_id in 0..8 {
             end.post_recv(wr_id, &[mem.sge(8)]);
         }
-        // The fifth does not fit, and is answered by a reset: nothing may follow it.
+        // The fifth completion does not fit. The stream is reset, because no further completion can be reported.
         for _ in 0..5 {
             wire.untagged(Opcode::SEND, b"12345678");
         }
@@ -43,7 +43,7 @@ fn an_overflowing_completion_queue_ends_its_queue_pairs_and_no_others() {
             }
         };
         assert!(cq.is_same(&end.cq), "{kinds:?}");
-        // What came before the overflow can still be taken; then the loss is told, again and again.
+        // Completions from before the overflow can still be polled. After them, every poll reports the overflow.
         let mut out = [Cqe::default(); 16];
         assert_eq!(end.cq.poll(&mut out).unwrap(), 4);
         for (wr_id, cqe) in out[..4].iter().enumerate() {
@@ -53,7 +53,7 @@ fn an_overflowing_completion_queue_ends_its_queue_pairs_and_no_others() {
             assert_eq!(end.cq.poll(&mut out), Err(CqError::Overflow));
         }
         wire.ends_with_reset();
-        // Another queue on the same device lives.
+        // Another completion queue of the same device still works.
         let (mut wire, end) = initiator(&server, &Hello::enhanced(true, false));
         let mem = Mem::new(&end.ctx, end.pd, 64);
         end.post_recv(1, &[mem.sge(8)]);
@@ -76,7 +76,7 @@ fn destroying_a_queue_pair_never_overflows_a_shared_queue() {
         }
         busy.destroy();
         assert_eq!(small.poll(&mut [Cqe::default()]), Ok(0));
-        // Nothing can be posted to what is gone.
+        // Posting to the destroyed queue pair fails.
         let (done, e) = busy
             .post_recv(&[RecvWr {
                 wr_id: 1,
@@ -97,7 +97,8 @@ fn destroying_a_queue_pair_never_overflows_a_shared_queue() {
     });
 }
 
-/// Tells the other threads of a test to stop, even if it fails: a scope waits for them.
+/// Tells the other threads of a test to stop when it is dropped, also if the test panics. Otherwise the scope would wait for
+/// those threads for ever.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -106,13 +107,14 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// How much a test does while others disturb it: enough to meet them, and not more on a busy machine.
+/// Rounds of a test that runs beside disturbing threads: at least 10, at most `most`, and none is begun after one second, so
+/// that the test stays short on a busy machine.
 fn rounds(most: u32) -> impl Iterator<Item = u32> {
     let start = Instant::now();
     (0..most).take_while(move |i| *i < 10 || start.elapsed() < Duration::from_secs(1))
 }
 
-/// How far a connection has come when it is taken away.
+/// How far a connection has come when its queue pair or identifier is ended, in order.
 const STAGES: [&str; 8] = [
     "reset",
     "init",
@@ -183,7 +185,7 @@ fn destroy_disconnect_and_abort_in_every_state() {
                     far.expect_disconnected();
                 }
                 if reached("init") && act != "destroy" && act != "id first" && act != "disconnect" {
-                    // Whatever was posted is given back.
+                    // Each posted request completes: one receive, and the Sends of the stage "traffic".
                     let mut left = if reached("traffic") { 19 } else { 1 };
                     while left > 0 {
                         end.poll();
@@ -209,7 +211,7 @@ fn a_queue_pair_that_was_reset_takes_another_connection() {
             end.post_recv(1, &[mem.sge(8)]);
             wire.untagged(Opcode::SEND, b"12345678");
             end.expect_status(1, WcStatus::Success);
-            // A Send is held, and others cannot leave, when it is taken away.
+            // At the reset, a received Send is held for lack of a receive, and our own Sends fill the socket.
             wire.untagged(Opcode::SEND, b"held");
             until("held", || end.qp.counters().receiver_not_ready > round);
             let big = end.mem(1 << 20);
@@ -221,7 +223,7 @@ fn a_queue_pair_that_was_reset_takes_another_connection() {
             assert_eq!(end.qp.state(), State::Reset);
             while end.cq.poll(&mut [Cqe::default()]).unwrap() > 0 {}
             drop(wire);
-            // The same queue pair, under a new identifier.
+            // The next round connects the same queue pair with a new identifier.
             end.id.destroy();
             end.id = CmId::create(&end.channel, Some(&end.ctx));
         }
@@ -236,7 +238,7 @@ fn deregistration_under_traffic() {
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let _stop = Stop(&stop);
-            // Others change the table all the time, while both ends of the connection work in threads of their own.
+            // One thread changes the memory tables all the time, while the two ends of the connection work in two others.
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
                     for ctx in [&client.ctx, &server.ctx] {
@@ -260,7 +262,7 @@ fn deregistration_under_traffic() {
                 client.expect_status(2, WcStatus::Success);
             }
         });
-        // Now the very memory that is being read.
+        // Now deregister the memory that the peer is reading.
         let mine = client.mem(1 << 20);
         let (remote_addr, rkey) = (theirs.addr(), theirs.stag);
         for wr_id in 0..16 {
@@ -271,7 +273,7 @@ fn deregistration_under_traffic() {
             );
         }
         server.ctx.deregister(theirs.stag).unwrap();
-        // What was answered before is good; from the first refusal on everything fails.
+        // Reads that were answered before succeed. From the first refused Read on, all fail.
         let all: Vec<_> = (0..16).map(|_| client.poll().status).collect();
         let good = all.iter().take_while(|s| **s == WcStatus::Success).count();
         assert!(
@@ -287,7 +289,7 @@ fn deregistration_under_traffic() {
 }
 
 #[test]
-fn our_own_keys_are_checked_too() {
+fn local_keys_are_checked() {
     others_are_served(|| {
         for op in ["send", "write", "read sink", "receive"] {
             let (client, server) = pair(V4, &config());
@@ -329,7 +331,7 @@ fn binds_do_not_wait_for_a_busy_receive_side() {
             .unwrap();
         std::thread::scope(|scope| {
             let _stop = Stop(&stop);
-            // One thread and the progress thread read for the server, while this one binds.
+            // One thread sends Writes without a pause. The progress thread or this thread, which also binds, reads them.
             scope.spawn(|| {
                 let (remote_addr, rkey) = (theirs.addr(), theirs.stag);
                 while !stop.load(Ordering::Relaxed) {

@@ -1,5 +1,5 @@
-//! What happens to a whole process: forks, descriptors that run out, floods of connections, and nothing left behind.
-//! Each test runs in a process of its own, because it counts or limits what the process has.
+//! Faults that concern a whole process: forks, descriptors that run out, floods of connections, and resources that remain.
+//! Each test runs in a process of its own, because it counts or limits the resources of its process.
 
 mod common;
 
@@ -16,6 +16,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use socket2::{Domain, Socket, Type};
 use std::time::{Duration, Instant};
 
+/// Returns the processor time that this process has used.
 fn processor_time() -> Duration {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
     // SAFETY: the structure is valid to write, and all zeros are a valid value.
@@ -53,7 +54,7 @@ fn parent_and_child_both_work_after_a_fork() {
                     .reject(b"")
                     .unwrap();
                 end.expect(CmEventKind::Rejected);
-                // What it inherited is the parent's to end.
+                // Dropping the inherited connection must not end the parent's connection.
                 drop(healthy);
             }));
             // SAFETY: leaves without the harness's ends, which are the parent's.
@@ -75,14 +76,14 @@ fn parent_and_child_both_work_after_a_fork() {
             }
         }
         assert_eq!(status, 0, "the child failed");
-        // Without anybody polling, the parent's own engine has to serve it.
+        // After a pause in polling, the parent's progress thread has to serve the connection.
         std::thread::sleep(Duration::from_millis(5));
         healthy.check();
         Healthy::new(V6).check();
     });
 }
 
-/// Reads from `end`'s peer without a pause, so that at any moment some lock is held.
+/// Reads from the peer of `end` without a pause, so that a fork is likely to happen while some lock is held.
 fn read_for_ever(end: &End, theirs: &Mem) {
     let mine = end.mem(1 << 16);
     let read = SendOp::Read {
@@ -95,8 +96,8 @@ fn read_for_ever(end: &End, theirs: &Mem) {
     }
 }
 
-/// A child gets a copy of every lock as it was at the time of the fork. What was held then stays held: the thread that had it does
-/// not exist there. To be rid of what it inherited, a child must not need any.
+/// A child gets a copy of every lock as it was at the time of the fork. A lock that was held then stays locked for ever in the
+/// child, because its holder does not exist there. So dropping inherited objects must not take any lock.
 #[test]
 fn a_child_forked_under_traffic_drops_what_it_inherited() {
     alone(
@@ -123,14 +124,14 @@ fn a_child_forked_under_traffic_drops_what_it_inherited() {
                 }
             });
             for round in 0..150 {
-                // SAFETY: the child drops what it inherited, which is what is tested, and leaves by `_exit`.
+                // SAFETY: the child only drops the objects that it inherited, which this test is about, and leaves by `_exit`.
                 let child = unsafe { libc::fork() };
                 assert!(child >= 0);
                 if child == 0 {
                     let stag = inherited.as_ref().unwrap().region.lkey();
                     drop(inherited.take());
-                    // The raw interface may not know that the region is the parent's, but it does not wait for ever. It may take a
-                    // second, so not each child asks.
+                    // The raw interface may not know that the region belongs to the parent, but it must not wait for ever. The call
+                    // may take a second, so only every tenth child makes it.
                     if round % 10 == 0 {
                         let _ = ctx.deregister(stag);
                     }
@@ -148,20 +149,20 @@ fn a_child_forked_under_traffic_drops_what_it_inherited() {
                     std::thread::sleep(Duration::from_micros(200));
                 }
                 assert_eq!(status, 0, "the child failed");
-                // Nothing of the parent's has ended.
+                // The parent's objects still exist.
                 let parents = inherited.as_ref().unwrap();
                 assert!(parents.ctx.region(parents.region.lkey()).is_some());
             }
             let parents = inherited.unwrap();
             let again = std::net::TcpStream::connect(parents.listener.local_addr());
-            assert!(again.is_ok(), "it listens no more: {again:?}");
+            assert!(again.is_ok(), "the parent's listener is gone: {again:?}");
             parents.connection.disconnect().unwrap();
             parents.connection.wait_disconnected(Some(LIMIT)).unwrap();
         },
     );
 }
 
-/// One of everything that has an end.
+/// One object of each type that does something when it is dropped.
 struct Inherited {
     ctx: Context,
     region: MemoryRegion,
@@ -173,7 +174,7 @@ struct Inherited {
 }
 
 impl Inherited {
-    /// All on the device that serves the traffic between `client` and `server`.
+    /// Creates all objects on the device context that serves the traffic between `client` and `server`.
     fn new() -> Self {
         let (client, server) = pair(V4, &config());
         let ctx = server.ctx.clone();
@@ -184,7 +185,7 @@ impl Inherited {
         let peer = (qp(), listener.local_addr(), ctx.clone());
         let connecting = std::thread::spawn(move || {
             let connection = cm::Connector::new(&peer.2).connect(peer.1, peer.0);
-            // Ends with the process that is left.
+            // The connection stays open until the process ends.
             std::mem::forget(connection.unwrap());
         });
         let request = listener.accept(Some(LIMIT)).unwrap();
@@ -202,7 +203,8 @@ impl Inherited {
     }
 }
 
-/// `Context::deregister` is safe to call for any key. The pages of a region that was deregistered by its key belong to nobody else.
+/// `Context::deregister` is safe to call for any key. If it is called for the key of a `MemoryRegion`, the region still owns its
+/// pages and frees them when it is dropped.
 #[test]
 fn pages_deregistered_by_key_are_freed_all_the_same() {
     alone("pages_deregistered_by_key_are_freed_all_the_same", || {
@@ -248,7 +250,7 @@ fn descriptors_run_out_and_come_back() {
         while let Ok(one) = waiting.try_clone() {
             all.push(one);
         }
-        // Whatever needs one says so.
+        // Each call that needs a descriptor returns the error.
         let full = |e: Error| assert_eq!(e.errno(), libc::EMFILE, "{e}");
         full(Context::open(&device, config()).unwrap_err());
         full(create_event_channel().unwrap_err());
@@ -261,7 +263,8 @@ fn descriptors_run_out_and_come_back() {
         end.id.connect(&parameters(b"")).unwrap();
         end.expect_failure(CmEventKind::ConnectError, libc::EMFILE);
         healthy.check();
-        // A peer that comes now has to wait, and costs no processor time meanwhile.
+        // A peer that connects now has to wait. The listener must not use processor time meanwhile by trying to accept again
+        // and again.
         waiting.connect(&server.address.into()).unwrap();
         let before = processor_time();
         std::thread::sleep(Duration::from_millis(400));
@@ -297,7 +300,7 @@ fn a_flood_of_silent_connections_keeps_nobody_out() {
         slow.handshake_timeout = LIMIT * 10;
         let server = Server::new(V4, &slow);
         let mut flood: Vec<Wire> = (0..1100).map(|_| Wire::connect(server.address)).collect();
-        // The oldest are given up, the youngest may still turn out to be honest.
+        // The listener resets the oldest connections. The youngest may still send a request.
         flood[0].ends_with_reset();
         healthy.check();
         for _ in 0..10 {
@@ -344,15 +347,15 @@ fn a_full_backlog_drains() {
 }
 
 #[test]
-fn a_destroyed_connection_is_let_go_though_its_peer_never_closes() {
-    let name = "a_destroyed_connection_is_let_go_though_its_peer_never_closes";
+fn a_destroyed_connection_is_closed_though_its_peer_never_closes() {
+    let name = "a_destroyed_connection_is_closed_though_its_peer_never_closes";
     alone(name, || {
-        // Sockets that a process has for itself are open afterwards.
+        // The first connection opens sockets that the process then keeps, so it is made before counting.
         let _other = Healthy::new(V4);
         let end = End::new(V4, &config());
         let before = sockets();
         let mut wire = responder(&end, &Hello::enhanced(true, false));
-        assert_eq!(sockets(), before + 2, "one at either end");
+        assert_eq!(sockets(), before + 2, "one socket at each end");
         end.qp.destroy();
         assert!(wire.ends());
         until("its descriptor is closed", || sockets() == before + 1);
@@ -361,9 +364,9 @@ fn a_destroyed_connection_is_let_go_though_its_peer_never_closes() {
 }
 
 #[test]
-fn nothing_is_left_behind() {
-    alone("nothing_is_left_behind", || {
-        // The engine stays; so do the staging buffers, which are no descriptors.
+fn no_descriptors_are_left_behind() {
+    alone("no_descriptors_are_left_behind", || {
+        // The engine keeps its descriptors after the last connection, so it is started before counting.
         Healthy::new(V4).check();
         until("the first connection is gone", || {
             let now = open_files();
@@ -374,31 +377,31 @@ fn nothing_is_left_behind() {
         let before = open_files();
         for round in 0..20 {
             let server = Server::new(V4, &config());
-            // A good connection, ended by either side, or dropped.
+            // A good connection that is disconnected, aborted, or dropped.
             let (client, accepted) = pair(V4, &config());
             match round % 3 {
                 0 => client.id.disconnect().unwrap(),
                 1 => accepted.qp.abort(),
                 _ => {}
             }
-            // A queue pair that broke the rules, whose events nobody takes.
+            // A connection whose peer breaks the rules. The events of its queue pair are not read.
             let (mut wire, guilty) = initiator(&server, &Hello::enhanced(true, false));
             wire.write_op(1, 1, b"12345678");
             wire.expect_terminate(TerminateCode::DDP_TAGGED_INVALID_STAG);
-            // One that is stuck.
+            // A connection that cannot send, because its peer does not read.
             let stuck = End::new(V4, &config());
             let deaf = responder(&stuck, &Hello::enhanced(true, false));
             let mem = stuck.mem(1 << 20);
             for wr_id in 0..20 {
                 stuck.post(wr_id, SendOp::Send, &[mem.sge(1 << 20)]);
             }
-            // Half a start-up, and a request that nobody answers.
+            // An incomplete MPA request, and a complete one that is not answered.
             let mut half = Wire::connect(server.address);
             half.write(b"MPA ID");
             let mut asks = Wire::connect(server.address);
             asks.write(&Hello::enhanced(true, false).octets(FrameKind::Request));
             let request = server.request();
-            // An attempt that is given up.
+            // An attempt to connect that is destroyed before it ends.
             let silent = std::net::TcpListener::bind((V4, 0)).unwrap();
             let trying = End::new(V4, &config());
             trying.connect(silent.local_addr().unwrap(), b"");

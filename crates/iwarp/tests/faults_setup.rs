@@ -1,5 +1,5 @@
-//! Peers that spoil MPA start-up while they initiate: they hang, go away, or speak something else. And those that only
-//! speak an older dialect (RFC 5044 section 7.1, RFC 6581 sections 9 and 10).
+//! MPA start-up as responder with initiators that hang, close early, or send something else than an MPA request, and with
+//! initiators of every revision and mode (RFC 5044 section 7.1, RFC 6581 sections 9 and 10).
 
 mod common;
 
@@ -30,7 +30,7 @@ fn a_peer_that_hangs_is_given_up() {
 }
 
 #[test]
-fn a_peer_that_goes_in_the_middle_is_forgotten() {
+fn a_peer_that_closes_in_the_middle_of_its_request_is_forgotten() {
     others_are_served(|| {
         let server = Server::new(V6, &config());
         let request = Hello::enhanced(true, true).octets(FrameKind::Request);
@@ -43,14 +43,14 @@ fn a_peer_that_goes_in_the_middle_is_forgotten() {
             wire.write(&request[..len]);
             wire.reset();
         }
-        // Still there, and has told the program nothing.
+        // The listener still works, and the program got no event for those peers.
         let (_wire, _end) = initiator(&server, &Hello::enhanced(true, false));
         assert!(server.channel.is_empty());
     });
 }
 
 #[test]
-fn what_is_no_mpa_request_is_refused_at_once() {
+fn octets_that_are_no_mpa_request_are_refused_at_once() {
     let hello = Hello::enhanced(true, true);
     let good = hello.octets(FrameKind::Request);
     let changed = |at: usize, to: u8| {
@@ -91,7 +91,7 @@ fn what_is_no_mpa_request_is_refused_at_once() {
         for (what, octets) in &cases {
             let mut wire = Wire::connect(server.address);
             wire.write(octets);
-            // Not FIN: hardware falls back to revision 1 only on a reset.
+            // The refusal is a reset, because hardware falls back to revision 1 only after a reset, not after a FIN.
             assert!(!wire.ends(), "{what}");
         }
         assert!(server.channel.is_empty());
@@ -99,7 +99,7 @@ fn what_is_no_mpa_request_is_refused_at_once() {
 }
 
 #[test]
-fn a_peer_that_never_sends_its_first_message() {
+fn a_peer_that_never_sends_its_rtr_message() {
     others_are_served(|| {
         let server = Server::new(V4, &config());
         let mut wire = Wire::connect(server.address);
@@ -115,7 +115,7 @@ fn a_peer_that_never_sends_its_first_message() {
 }
 
 #[test]
-fn a_peer_that_goes_before_its_first_message() {
+fn a_peer_that_closes_before_its_rtr_message() {
     others_are_served(|| {
         let server = Server::new(V4, &config());
         for reset in [false, true] {
@@ -143,7 +143,7 @@ fn a_peer_that_is_gone_when_it_is_accepted() {
         let request = server.request();
         wire.reset();
         let end = server.end(request);
-        // Whether the reset is here already is TCP's business.
+        // The reset may arrive before or after the call, so both ways to report it are right.
         match end.id.accept(&parameters(b"")) {
             Err(Error::ConnectionLost(_)) => {}
             Err(e) => panic!("{e}"),
@@ -184,7 +184,7 @@ fn private_data_has_a_limit_and_the_request_survives_it() {
 }
 
 #[test]
-fn refusing_says_why_and_closes() {
+fn a_rejection_carries_private_data_and_closes() {
     others_are_served(|| {
         let server = Server::new(V6, &config());
         for hello in [Hello::enhanced(true, true), Hello::plain()] {
@@ -203,15 +203,15 @@ fn refusing_says_why_and_closes() {
 }
 
 #[test]
-fn a_refusal_and_the_end_do_not_come_together() {
-    // siw forgets what a refusal says if the end of the stream comes with it, as networks may put them together.
+fn the_fin_does_not_follow_a_rejection_at_once() {
+    // siw loses the private data of a rejection if the FIN arrives together with it. A network may merge the two packets.
     let server = Server::new(V4, &config());
     let apart = (0..5).any(|_| {
         let mut wire = Wire::connect(server.address);
         wire.write(&Hello::enhanced(false, false).octets(FrameKind::Request));
         server.request().id.reject(b"full").unwrap();
         assert_eq!(wire.read_hello(FrameKind::Reply).private_data, b"full");
-        // Late is late enough once in five times, however busy the machine is.
+        // On a busy machine this thread may look too late, so one success in five attempts is enough.
         let apart = wire.stays_open(Duration::from_millis(20));
         assert!(wire.ends());
         apart
@@ -229,7 +229,7 @@ fn the_responder_waits_for_the_first_message() {
             mem.set(0, 42);
             end.post(1, SendOp::Send, &[mem.sge(8)]);
             wire.is_silent(Duration::from_millis(100));
-            // As cxgb4 does on plain connections, too, though nothing was agreed on.
+            // cxgb4 sends this RTR message also where none was negotiated, as here.
             wire.rtr_read();
             let (first, second) = (wire.recv(), wire.recv());
             let mut seen = [first.0.opcode(), second.0.opcode()];
@@ -242,7 +242,7 @@ fn the_responder_waits_for_the_first_message() {
 }
 
 #[test]
-fn initiators_of_every_dialect() {
+fn initiators_of_every_revision_and_mode() {
     others_are_served(|| {
         let server = Server::new(V4, &config());
         let ammasso = Hello {
@@ -306,11 +306,11 @@ fn a_destroyed_listener_frees_its_port_at_once() {
         until("the request is there", || !server.channel.is_empty());
         server.id.destroy();
         assert!(server.channel.is_empty());
-        // Whoever waited for an answer has got one.
+        // The initiator whose request was pending gets a rejection.
         assert!(asking.read_hello(FrameKind::Reply).flags.has(Flags::REJECT));
         let _ = starting.socket.set_nodelay(true);
         starting.write(b"M");
-        // Nobody of ours listens there any more, so the port can be taken even without SO_REUSEADDR's leniency.
+        // The listening socket is closed, so another one can bind the port at once.
         let again = CmId::create(&create_event_channel().unwrap(), Some(&server.ctx));
         again.bind(server.address).unwrap();
         again.listen(1).unwrap();
@@ -328,7 +328,7 @@ fn addresses_that_are_not_ours() {
         let ctx = context(V4, &config());
         let id = CmId::create(&channel, Some(&ctx));
         assert!(matches!(id.bind(foreign), Err(Error::Io(_))));
-        // The port is somebody's.
+        // The port is in use.
         let taken = TcpListener::bind(SocketAddr::new(V4, 0)).unwrap();
         let bound = id
             .bind(taken.local_addr().unwrap())

@@ -1,4 +1,4 @@
-//! Streams that stop, break or crawl in the middle of a transfer, and receivers that are not ready
+//! Streams that stop, break or arrive octet by octet in the middle of a transfer, and receivers that are not ready
 //! (RFC 5041 section 7.1, RFC 5044 section 7.2).
 
 mod common;
@@ -24,7 +24,7 @@ fn a_send_without_a_receive() {
         wire.expect_terminate(Code::DDP_UNTAGGED_NO_BUFFER);
         end.expect_disconnected();
 
-        // The patient receiver waits, but not for ever.
+        // A receiver that holds the Send terminates the stream when its time is over.
         let server = Server::new(V4, &config());
         let (mut wire, end) = initiator(&server, &Hello::enhanced(true, false));
         wire.untagged(Opcode::SEND, b"too early");
@@ -32,7 +32,7 @@ fn a_send_without_a_receive() {
         wire.expect_terminate(Code::DDP_UNTAGGED_NO_BUFFER);
         end.expect_disconnected();
 
-        // And a receive in time is as good as one before.
+        // A receive that is posted in time takes the held Send.
         let (mut wire, end) = initiator(&server, &Hello::enhanced(true, false));
         wire.untagged(Opcode::SEND, b"in time");
         until("the Send is held", || {
@@ -72,10 +72,10 @@ fn a_close_while_a_send_is_held_is_noticed_soon() {
         until("the Send is held", || {
             end.qp.counters().receiver_not_ready > 0
         });
-        // A program that waits for this event posts no receive any more.
+        // The program may post no receive until it gets this event, so the event must not wait for a receive.
         assert_eq!(end.expect_disconnected().status, 0);
 
-        // A peer that stays has more time.
+        // If the peer does not close, the Send is held for the whole time.
         let (mut wire, end) = initiator(&server, &Hello::enhanced(true, false));
         wire.untagged(Opcode::SEND, b"patience");
         wire.is_silent(Duration::from_millis(700));
@@ -85,7 +85,7 @@ fn a_close_while_a_send_is_held_is_noticed_soon() {
     });
 }
 
-/// fio posts receives one behind the peer, and sleeps.
+/// fio posts each receive after the Send has come, and then sleeps. The stream must be read on without a poll.
 #[test]
 fn a_stream_that_was_held_is_read_on_without_a_poll() {
     others_are_served(|| {
@@ -97,7 +97,7 @@ fn a_stream_that_was_held_is_read_on_without_a_poll() {
             until("the Send is held", || {
                 end.qp.counters().receiver_not_ready >= round
             });
-            // Takes what was held and finds nothing behind it.
+            // This takes the held Send. Nothing has come behind it yet.
             end.post_recv(round, &[mem.sge(32)]);
             wire.write_op(mem.stag, mem.addr() + 32, &round.to_ne_bytes());
             until("the Write is placed", || mem.word(4) == round);
@@ -129,7 +129,7 @@ fn fpdus_in_single_octets() {
     });
 }
 
-/// A Write of two segments, and a Send of two, as octets.
+/// The FPDUs of a Write and a Send, two segments each.
 fn messages(wire: &mut Wire, mem: &Mem) -> [Vec<u8>; 4] {
     let payload = [7u8; 4000];
     let write = |at, last| segment(&write_header(mem.stag, mem.addr() + at, last), &payload);
@@ -150,8 +150,8 @@ fn messages(wire: &mut Wire, mem: &Mem) -> [Vec<u8>; 4] {
 }
 
 #[test]
-fn the_end_comes_in_the_middle() {
-    // How many whole FPDUs come, and how much of the next one.
+fn a_stream_that_ends_inside_a_message_is_lost() {
+    // The number of whole FPDUs that the peer sends, and the number of octets of the next one.
     let cuts = [
         (0, 1),
         (0, 2000),
@@ -197,7 +197,7 @@ fn the_end_comes_in_the_middle() {
                     end.qp.destroy();
                 }
             }
-            // Between messages it is a good end.
+            // An end between two messages is graceful.
             let (mut wire, end) = initiator(&server, &Hello::enhanced(true, false));
             let mem = end.mem(16_000);
             end.post_recv(1, &[mem.sge(16_000)]);
@@ -212,10 +212,10 @@ fn the_end_comes_in_the_middle() {
     });
 }
 
-/// What was being sent fits into the socket again when the end is seen, so the stream is closed in turn at once. The program is told
-/// all the same that it broke.
+/// The stream ends inside an FPDU of the peer, while our side was stalled but can send again. Our side can then close
+/// gracefully, but the program must still be told that the connection was lost.
 #[test]
-fn the_end_comes_in_the_middle_of_both_directions() {
+fn a_stream_that_ends_inside_messages_of_both_directions_is_lost() {
     others_are_served(|| {
         for _ in 0..10 {
             let end = End::new(V4, &config());
@@ -224,7 +224,7 @@ fn the_end_comes_in_the_middle_of_both_directions() {
             stall(&end, &mem);
             let write = segment(&write_header(mem.stag, mem.addr(), true), &[1; 64]);
             wire.write(&wire.fpdu(&write)[..40]);
-            // While this thread polls, it alone reads and writes.
+            // While this thread polls, no other thread reads or writes this stream.
             let mut out = [Cqe::default(); 8];
             let begin = Instant::now();
             while begin.elapsed() < Duration::from_millis(20) {
@@ -246,7 +246,7 @@ fn the_end_comes_in_the_middle_of_both_directions() {
 }
 
 #[test]
-fn the_end_comes_instead_of_an_answer() {
+fn a_stream_that_ends_before_a_read_response_flushes_in_order() {
     others_are_served(|| {
         let end = End::new(V4, &config());
         let mut wire = responder(&end, &Hello::enhanced(true, false));
@@ -260,7 +260,7 @@ fn the_end_comes_instead_of_an_answer() {
         wire.expect(Opcode::READ_REQUEST);
         wire.expect(Opcode::SEND);
         wire.fin();
-        // In order, and both: the Send waits for the Read's completion.
+        // Both are flushed, in posting order: the Send may not complete before the Read.
         end.expect_status(1, WcStatus::Flushed);
         end.expect_status(2, WcStatus::Flushed);
         end.expect_disconnected();
@@ -309,11 +309,11 @@ fn a_peer_that_terminates_says_which_request_it_means() {
     });
 }
 
-/// Sink (0: the right one), offset, length and last flag of a wrong answer.
+/// Makes a wrong Read Response for a request: sink STag (0 for the right one), tagged offset, length, last flag.
 type Answer = fn(&ReadRequest) -> (u32, u64, usize, bool);
 
 #[test]
-fn answers_that_answer_nothing() {
+fn read_responses_that_do_not_match_the_request_are_refused() {
     others_are_served(|| {
         let cases: [(&str, Answer, Code); 4] = [
             (
@@ -372,7 +372,7 @@ fn answers_that_answer_nothing() {
     });
 }
 
-/// A connected hand-made responder on the IPv6 loopback.
+/// Connects `end` to a hand-written responder on the IPv6 loopback.
 fn responder_v6(end: &End) -> Wire {
     let listener = std::net::TcpListener::bind((V6, 0)).unwrap();
     end.connect(listener.local_addr().unwrap(), b"");
@@ -385,7 +385,7 @@ fn responder_v6(end: &End) -> Wire {
     wire
 }
 
-/// Fills a connection until our side cannot send any more.
+/// Posts 100 MiB of Sends. If the peer does not read, the socket is full long before the last one.
 fn stall(end: &End, mem: &Mem) {
     for wr_id in 0..100 {
         end.post(wr_id, SendOp::Send, &[mem.sge(1 << 20)]);
@@ -396,7 +396,7 @@ fn stall(end: &End, mem: &Mem) {
 fn a_peer_that_stops_reading_holds_up_nobody_else() {
     others_are_served(|| {
         let mut c = config();
-        // It answers all the same.
+        // The peer's TCP still answers, so this time-out must not end the connection.
         c.peer_timeout = Some(Duration::from_secs(1));
         let end = End::new(V4, &c);
         let mut wire = responder(&end, &Hello::enhanced(true, false));
@@ -406,12 +406,12 @@ fn a_peer_that_stops_reading_holds_up_nobody_else() {
         for _ in 0..50 {
             other.check();
         }
-        // Longer than any time-out of ours: only closing has one.
+        // Longer than the time-outs of start-up and of closing, which do not apply to a connection in operation.
         std::thread::sleep(LINGER + HANDSHAKE);
         other.check();
         assert_eq!(end.qp.state(), State::Rts);
         assert!(end.channel.is_empty());
-        // It goes on where it stopped.
+        // When the peer reads again, the transfer goes on.
         let reader = std::thread::spawn(move || {
             let mut got = 0u64;
             while got < 100 << 20 {
@@ -450,7 +450,7 @@ fn disconnecting_from_a_peer_that_does_not_read_is_bounded() {
 }
 
 #[test]
-fn a_peer_that_breaks_the_rules_and_does_not_read_is_let_go() {
+fn a_peer_that_breaks_the_rules_and_does_not_read_is_given_up() {
     others_are_served(|| {
         let end = End::new(V4, &config());
         let mut wire = responder(&end, &Hello::enhanced(true, false));
@@ -458,7 +458,7 @@ fn a_peer_that_breaks_the_rules_and_does_not_read_is_let_go() {
         stall(&end, &mem);
         wire.write_op(0x1234_5678, 0, b"12345678");
         end.expect_disconnected();
-        // The Terminate cannot leave. The socket goes all the same.
+        // The full socket does not take the Terminate, but it is closed nevertheless.
         until("the connection is given up", || {
             end.qp.addresses().is_none()
         });
@@ -466,7 +466,7 @@ fn a_peer_that_breaks_the_rules_and_does_not_read_is_let_go() {
 }
 
 #[test]
-fn a_peer_that_never_closes_is_let_go() {
+fn a_peer_that_never_closes_is_given_up() {
     others_are_served(|| {
         let server = Server::new(V4, &config());
         let (mut wire, end) = initiator(&server, &Hello::enhanced(true, false));
@@ -477,7 +477,7 @@ fn a_peer_that_never_closes_is_let_go() {
         until("the connection is given up", || {
             end.qp.addresses().is_none()
         });
-        // What it sends now is answered by a reset.
+        // Octets that the peer sends now are answered with a reset.
         let gone = (0..1000).any(|_| {
             std::thread::sleep(Duration::from_millis(1));
             std::io::Write::write_all(&mut wire.socket, b"anybody?").is_err()
@@ -506,7 +506,7 @@ fn a_shared_receive_queue_serves_the_others_when_one_fails() {
             ends.push((wire, end));
         }
         let mem = Mem::new(&server.ctx, pd, 64);
-        // All wait for one receive each; there are two, and the first of them is broken by its Send.
+        // Three held Sends wait for a receive each. Two receives are posted.
         for (wire, end) in &mut ends {
             wire.untagged(Opcode::SEND, b"12345678");
             until("the Send is held", || {
@@ -533,7 +533,7 @@ fn a_shared_receive_queue_serves_the_others_when_one_fails() {
             }
             done == 2
         });
-        // The third runs out of patience, and of nothing else.
+        // The third Send is held until its time is over, and only its connection ends.
         let mut closed = 0;
         until("the third is terminated", || {
             closed = ends

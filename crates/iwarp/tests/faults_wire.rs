@@ -1,5 +1,5 @@
-//! Peers that break the rules in full operation: each is told by the right Terminate, the program by completion,
-//! asynchronous event and disconnect, and nobody else notices (RFC 5040 section 7, RFC 5041 section 7, RFC 5044 section 8).
+//! Peers that break the rules in full operation (RFC 5040 section 7, RFC 5041 section 7, RFC 5044 section 8). The peer gets the
+//! right Terminate. The program gets a completion, an asynchronous event and a disconnect. Other connections are not affected.
 
 mod common;
 
@@ -12,7 +12,7 @@ use iwarp_proto::mpa::startup::{EnhancedPrefix, FrameKind};
 use iwarp_proto::rdmap::{AtomicOp, Opcode, ReadRequest, TerminateCode as Code};
 use std::net::IpAddr;
 
-/// What a peer may and may not touch.
+/// Memory regions of one case: `all` grants the peer all access, `local` none, and `foreign` is in another protection domain.
 struct Place {
     all: Mem,
     local: Mem,
@@ -24,11 +24,11 @@ const REQUEST: &str = "QpRequestError";
 
 struct Case {
     name: &'static str,
-    /// What the peer does.
+    /// Makes the peer break a rule.
     does: fn(&mut Wire, &Place),
     code: Code,
     event: &'static str,
-    /// How the receive that waits ends.
+    /// The status with which the posted receive completes.
     receive: WcStatus,
 }
 
@@ -88,7 +88,7 @@ fn run(ip: IpAddr, config: &Config, cases: &[Case]) {
 }
 
 #[test]
-fn writes_that_may_not_be() {
+fn invalid_writes_are_refused() {
     let cases = [
         case(
             "no such STag",
@@ -141,7 +141,7 @@ fn writes_that_may_not_be() {
 }
 
 #[test]
-fn reads_that_may_not_be() {
+fn invalid_reads_and_read_responses_are_refused() {
     let cases = [
         case("no such STag", Code::RDMAP_INVALID_STAG, ACCESS, |w, _| {
             w.read_op(read(0x1234_5678, 0, 8));
@@ -191,7 +191,7 @@ fn reads_that_may_not_be() {
 }
 
 #[test]
-fn atomics_and_invalidations_that_may_not_be() {
+fn invalid_atomics_and_invalidations_are_refused() {
     let mut cases = vec![
         case("no such STag", Code::RDMAP_INVALID_STAG, ACCESS, |w, _| {
             w.atomic_op(AtomicOp::FETCH_ADD, 0x1234_5678, 0);
@@ -237,7 +237,7 @@ fn atomics_and_invalidations_that_may_not_be() {
     ];
     let not_mine: [fn(&mut Wire, &Place); 3] = [
         |w, _| send_inv(w, 0x1234_5678),
-        // An ordinary region is the program's to deregister.
+        // A peer may not invalidate an ordinary memory region.
         |w, p| send_inv(w, p.all.stag),
         |w, p| send_inv(w, p.foreign.stag),
     ];
@@ -256,14 +256,14 @@ fn send_inv(w: &mut Wire, stag: u32) {
     w.send(Header::Untagged(h), b"");
 }
 
-/// A Send whose header is changed before it goes.
+/// Sends a Send whose header is changed by `change`.
 fn send_changed(w: &mut Wire, change: impl FnOnce(&mut iwarp_proto::ddp::UntaggedHeader)) {
     let mut h = w.untagged_header(Opcode::SEND);
     change(&mut h);
     w.send(Header::Untagged(h), b"payload");
 }
 
-/// A Send whose control octets are changed before it goes.
+/// Sends a Send whose header octet at `at` is replaced by `octet`.
 fn control_changed(w: &mut Wire, at: usize, octet: u8) {
     let h = Header::Untagged(w.untagged_header(Opcode::SEND));
     let mut ulpdu = segment(&h, b"payload");
@@ -272,7 +272,7 @@ fn control_changed(w: &mut Wire, at: usize, octet: u8) {
 }
 
 #[test]
-fn segments_that_make_no_sense() {
+fn invalid_segments_are_refused() {
     let cases = [
         case(
             "MSN skipped",
@@ -403,11 +403,11 @@ fn terminate_names_the_segment_and_the_request() {
 }
 
 #[test]
-fn more_reads_than_were_granted() {
+fn more_reads_than_granted_end_the_stream() {
     others_are_served(|| {
         let server = Server::new(V4, &config());
         let (mut wire, end) = initiator(&server, &Hello::enhanced(true, false));
-        // Answers of this size cannot leave while nobody reads.
+        // The socket cannot take Read Responses of this size while the peer does not read, so the requests stay outstanding.
         let mem = end.mem(16 << 20);
         for _ in 0..40 {
             wire.read_op(read(mem.stag, mem.addr(), 16 << 20));
@@ -430,7 +430,7 @@ fn more_reads_than_were_granted() {
     });
 }
 
-/// Octets of memory that this process uses.
+/// Returns the octets of memory that this process uses (its resident set).
 fn resident() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmRSS:"));
@@ -444,9 +444,9 @@ fn resident() -> u64 {
     kilobytes << 10
 }
 
-/// As many Reads as a device grants, of four gigabytes altogether, and nobody reads the answers.
+/// The peer requests as many Reads as a device grants, 4 GiB altogether, and does not read the responses.
 #[test]
-fn a_peer_that_asks_for_all_it_may_costs_little() {
+fn a_peer_that_uses_its_full_read_depth_costs_little_memory() {
     const MOST: u16 = 4096;
     const EACH: u32 = 1 << 20;
     others_are_served(|| {
@@ -475,7 +475,7 @@ fn a_peer_that_asks_for_all_it_may_costs_little() {
         assert_eq!(end.qp.state(), State::Rts);
         let more = resident().saturating_sub(before);
         assert!(more < 64 << 20, "{more} octets");
-        // The socket has taken the first few answers. These are too many.
+        // The socket has taken the first few responses, so a few more requests would be allowed. 64 are too many.
         let mut octets = Vec::new();
         for _ in 0..64 {
             let mut body = [0; ReadRequest::LEN];

@@ -1,5 +1,5 @@
-//! What is known of iWARP hardware, rule by rule: what its drivers insist on in connection set-up, and what they send themselves.
-//! `docs/interop.md` lists the rules; two of them are about TCP segments and are shown in `crates/iwarp-cli/tests/alignment.rs`.
+//! One test for each known rule of iWARP hardware: what its drivers require in connection set-up, and what they send themselves.
+//! `docs/interop.md` lists the rules. Two of them are about TCP segments and are tested in `crates/iwarp-cli/tests/alignment.rs`.
 
 mod common;
 
@@ -13,7 +13,8 @@ use iwarp_proto::rdmap::{Opcode, ReadRequest};
 use std::io::Read as _;
 use std::net::{SocketAddr, TcpListener};
 
-/// Bits of the two words in front of the private data (RFC 6581 section 9).
+/// Flags in the first octets of the IRD word (`A`, `B`) and the ORD word (`C`, `D`) in front of the private data (RFC 6581
+/// section 9).
 const A: u8 = 0x80;
 const B: u8 = 0x40;
 const C: u8 = 0x80;
@@ -25,7 +26,7 @@ fn listener() -> (TcpListener, SocketAddr) {
     (listener, address)
 }
 
-/// A start-up frame as it is: 20 octets, and what they announce.
+/// Reads the octets of a start-up frame: 20 octets, and the length that they announce.
 fn raw_frame(wire: &mut Wire) -> Vec<u8> {
     let mut frame = vec![0; 20];
     wire.socket.read_exact(&mut frame).unwrap();
@@ -35,8 +36,8 @@ fn raw_frame(wire: &mut Wire) -> Vec<u8> {
     frame
 }
 
-/// irdma refuses enhanced requests without the peer-to-peer flag, and cxgb4 only ever asks for one kind of RTR message: so the
-/// request offers both that hardware knows.
+/// irdma refuses enhanced requests without the peer-to-peer flag. cxgb4 accepts only the one kind of RTR message that it is
+/// configured for. So the request sets that flag and offers both kinds that hardware knows.
 #[test]
 fn the_request_offers_peer_to_peer_with_write_and_read() {
     let (socket, address) = listener();
@@ -53,7 +54,8 @@ fn the_request_offers_peer_to_peer_with_write_and_read() {
     assert_eq!(&frame[24..], b"hello");
 }
 
-/// cxgb4 looks at C before D, and terminates unless what it finds is the kind that it was configured for.
+/// cxgb4 looks at flag C before D, and terminates the stream unless the first flag that is set is the kind of RTR message that
+/// it is configured for.
 #[test]
 fn the_reply_names_exactly_one_kind_of_rtr_that_was_offered() {
     let server = Server::new(V4, &config());
@@ -106,8 +108,8 @@ fn rtr_messages_do_not_name_stag_0() {
     }
 }
 
-/// cxgb4 sends its RTR message on revision 1 as well, where nothing was agreed on, and expects the answer of a Read. It comes before
-/// anything that the ULP says and is nobody's completion.
+/// cxgb4 sends its RTR message on revision 1 as well, where none is negotiated, and expects the response if it is a Read. The
+/// RTR message comes before any message of the ULP and causes no completion.
 #[test]
 fn revision_1_may_begin_with_a_zero_length_read_or_write() {
     let server = Server::new(V4, &config());
@@ -134,7 +136,8 @@ fn revision_1_may_begin_with_a_zero_length_read_or_write() {
     }
 }
 
-/// Both families of hardware fall back to revision 1 on a reset only, not on an end: who knows revision 1 alone has to reset.
+/// Both families of hardware fall back to revision 1 only after a reset, not after a FIN. So a responder that knows only
+/// revision 1 has to reset the stream.
 #[test]
 fn a_responder_of_revision_1_resets() {
     let mut old = config();
@@ -143,7 +146,7 @@ fn a_responder_of_revision_1_resets() {
     let mut wire = Wire::connect(server.address);
     wire.write(&Hello::enhanced(true, true).octets(FrameKind::Request));
     wire.ends_with_reset();
-    // And then they come again.
+    // The initiator connects again with revision 1.
     let mut wire = Wire::connect(server.address);
     wire.write(&Hello::plain().octets(FrameKind::Request));
     let end = server.accept();
@@ -151,7 +154,8 @@ fn a_responder_of_revision_1_resets() {
     end.expect(CmEventKind::Established);
 }
 
-/// siw takes 256 octets with the four of the prefix, and keeps the length of what it sends in one octet.
+/// siw accepts at most 256 octets of private data, including the 4 octets of the prefix, and keeps the length of the private
+/// data that it sends in one octet. 251 octets and the prefix, 255 together, fit both limits.
 #[test]
 fn private_data_of_251_octets_fit_what_every_peer_takes() {
     let (socket, address) = listener();
@@ -163,7 +167,8 @@ fn private_data_of_251_octets_fit_what_every_peer_takes() {
     assert_eq!(frame[24..], [7; 251]);
 }
 
-/// irdma reads the negotiated depths as none at all if either is 0x3fff, and asks for that itself.
+/// Depth 0x3fff means "not negotiated". irdma requests that itself, and treats both depths as not negotiated if either one in
+/// the reply is 0x3fff.
 #[test]
 fn depths_that_are_not_negotiated_are_given_back() {
     let server = Server::new(V4, &config());
@@ -181,7 +186,7 @@ fn depths_that_are_not_negotiated_are_given_back() {
     drop(end);
 }
 
-/// Reserved bits are zero when we send, and mean nothing when we receive: siw asks for large FPDUs in one of them.
+/// Reserved bits are zero when we send and ignored when we receive. siw uses one of them to request large FPDUs.
 #[test]
 fn reserved_bits_are_ignored_and_not_echoed() {
     let server = Server::new(V4, &config());

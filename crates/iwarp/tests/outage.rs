@@ -1,9 +1,9 @@
-//! Connections that end while the network is out: what has completed still arrives, and the other end hears of the end.
-//! Peers that never come back are noticed.
+//! Connections that end during a network outage: messages whose requests have completed still arrive, and the peer learns of the
+//! end. A peer that never comes back is noticed.
 //!
-//! Each test runs itself again in a network namespace of its own. A thread of it lives in a second one, and a pair of virtual
-//! network cards joins the two. What the test makes goes with it. `IWARP_REQUIRE_NAMESPACES=1` makes it a failure if
-//! namespaces are not allowed here.
+//! Each test runs itself again in a network namespace of its own. One of its threads is in a second namespace, and a pair of
+//! virtual network cards connects the two. The kernel removes all of it when the test's process ends. Where namespaces are not
+//! allowed, the tests are skipped; with `IWARP_REQUIRE_NAMESPACES=1` they fail.
 
 mod common;
 
@@ -20,16 +20,16 @@ use std::time::Duration;
 
 const NEAR: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 7, 1));
 const FAR: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 7, 2));
-/// Set for the copy of this program inside of its namespace.
+/// Environment variable that is set for the copy of this program in its namespace.
 const INSIDE: &str = "IWARP_TEST_OUTAGE_INSIDE";
 
-/// Two network namespaces that are joined: this thread lives in one of them.
+/// Two connected network namespaces: the calling thread is in the near one, a helper thread in the far one.
 struct Net {
-    /// Work for the thread that lives in the other one.
+    /// Work for the thread in the far namespace.
     far: Sender<Box<dyn FnOnce() + Send>>,
 }
 
-/// Runs `ip` in the namespace of this thread.
+/// Runs the command `ip` in the namespace of this thread.
 fn ip(args: &str) {
     let out = Command::new("ip").args(args.split(' ')).output().unwrap();
     assert!(out.status.success(), "ip {args}: {out:?}");
@@ -63,7 +63,7 @@ impl Net {
         net
     }
 
-    /// Runs `job` in the other namespace: sockets and devices that it opens belong there.
+    /// Runs `job` in the far namespace and returns its result. Sockets and devices that it opens belong to that namespace.
     fn at_far<R: Send + 'static>(&self, job: impl FnOnce() -> R + Send + 'static) -> R {
         let (tell, result) = channel();
         let job = move || tell.send(job()).unwrap();
@@ -71,7 +71,7 @@ impl Net {
         result.recv().unwrap()
     }
 
-    /// The network is out while `during` runs.
+    /// Runs `during` while the network is out.
     fn outage<R>(&self, during: impl FnOnce() -> R) -> R {
         ip("link set near down");
         let result = during();
@@ -79,9 +79,9 @@ impl Net {
         result
     }
 
-    /// A connection, the initiator near.
+    /// Returns a connection: the initiator in the near namespace, the responder in the far one.
     fn pair(&self, config: &Config) -> (End, End) {
-        // First, so that the progress thread lives here.
+        // The first end starts the progress thread, which inherits this thread's namespace.
         let near = End::new(NEAR, config);
         let server = self.at_far({
             let config = config.clone();
@@ -95,7 +95,8 @@ impl Net {
     }
 }
 
-/// A command with a network namespace of its own; for others than root with a user namespace, too.
+/// Returns a command that runs its arguments in a network namespace of their own. Users other than root get a user namespace,
+/// too, because only root may create network namespaces.
 fn namespace() -> Command {
     let mut command = Command::new("unshare");
     command.arg("--net");
@@ -108,13 +109,13 @@ fn namespace() -> Command {
     command
 }
 
-/// Runs the test of this name in namespaces; `body` runs there.
+/// Runs `body`, the body of the test `name`, in namespaces of its own.
 fn inside(name: &str, body: impl FnOnce(&Net)) {
     if std::env::var_os(INSIDE).is_some() {
         let _guard = Watchdog::new();
         return body(&Net::new());
     }
-    // Everything that the test needs to be allowed to do.
+    // The probe does everything that the test needs permission for.
     let probe =
         "ip link add near type veth peer name far && ip link set near up && unshare --net true";
     let out = namespace().args(["sh", "-c", probe]).output();
@@ -141,10 +142,10 @@ fn inside(name: &str, body: impl FnOnce(&Net)) {
     assert!(text.contains("1 passed"), "{text}{err}");
 }
 
-/// An outage is longer than this, several times over.
+/// The linger time, and the unit in which outages are measured.
 const BRIEF: Duration = Duration::from_millis(1000);
 
-/// Nobody is given up because of silence.
+/// A configuration in which a silent peer is never given up.
 fn patient() -> Config {
     let mut c = config();
     c.linger = BRIEF;
@@ -152,7 +153,7 @@ fn patient() -> Config {
     c
 }
 
-/// The ways to end a connection that let what has completed arrive.
+/// The ways to end a connection after which messages of completed requests still arrive.
 #[derive(Debug, Clone, Copy)]
 enum Way {
     Disconnect,
@@ -175,8 +176,8 @@ impl Way {
 }
 
 #[test]
-fn what_has_completed_arrives_after_an_outage() {
-    inside("what_has_completed_arrives_after_an_outage", |net| {
+fn completed_sends_arrive_after_an_outage() {
+    inside("completed_sends_arrive_after_an_outage", |net| {
         let pairs = WAYS.map(|way| (way, net.pair(&patient())));
         let before = sockets();
         let memory = net.outage(|| {
@@ -189,7 +190,8 @@ fn what_has_completed_arrives_after_an_outage() {
                 way.end(near);
                 (from, to)
             });
-            // Nothing can be acknowledged, so the descriptors go. A reset would be the end of the Sends now.
+            // No acknowledgement can come, so the descriptors are closed after the linger time. A reset here would discard the
+            // Sends.
             until("the connections are let go", || {
                 sockets() + WAYS.len() <= before
             });
@@ -205,15 +207,16 @@ fn what_has_completed_arrives_after_an_outage() {
     });
 }
 
-/// What the peer has sent meanwhile comes when the network is back, perhaps before ours has left, and must not meet a closed socket.
+/// The peer has sent something during the outage, too. It may arrive before our own Send has left. If it met a closed socket,
+/// the kernel would answer with a reset, which discards our Send.
 #[test]
-fn what_has_completed_arrives_though_both_have_sent() {
-    inside("what_has_completed_arrives_though_both_have_sent", |net| {
+fn completed_sends_arrive_though_both_ends_have_sent() {
+    inside("completed_sends_arrive_though_both_ends_have_sent", |net| {
         let mut c = patient();
         c.peer_timeout = config().peer_timeout;
         let pairs = [0; 6].map(|_| net.pair(&c));
         let memory = net.outage(|| {
-            // Theirs goes first, so that it is sent again first.
+            // The peer sends first, so that its TCP also retransmits first.
             let memory = pairs.each_ref().map(|(_, far)| {
                 let (from, to) = (far.mem(8), far.mem(8));
                 far.post_recv(1, &[to.sge(8)]);
@@ -262,8 +265,8 @@ fn the_end_of_an_idle_connection_is_heard_after_an_outage() {
 }
 
 #[test]
-fn what_has_completed_arrives_though_the_rest_is_cut() {
-    inside("what_has_completed_arrives_though_the_rest_is_cut", |net| {
+fn completed_sends_arrive_though_a_later_one_is_cut() {
+    inside("completed_sends_arrive_though_a_later_one_is_cut", |net| {
         for way in [Way::Disconnect, Way::Error, Way::Destroy] {
             println!("{way:?}");
             let end = End::new(NEAR, &patient());
@@ -280,7 +283,7 @@ fn what_has_completed_arrives_though_the_rest_is_cut() {
             net.outage(|| {
                 end.post(1, SendOp::Send, &[small.sge(8)]);
                 end.expect_status(1, WcStatus::Success);
-                // More than the socket takes: the last FPDU of it is cut.
+                // These are more than the socket takes, so the last FPDU in it is cut.
                 for wr_id in 2..20 {
                     end.post(wr_id, SendOp::Send, &[large.sge(1 << 20)]);
                 }
@@ -288,13 +291,13 @@ fn what_has_completed_arrives_though_the_rest_is_cut() {
                 until("the connection is let go", || sockets() < before);
                 std::thread::sleep(BRIEF);
             });
-            // A responder that says nothing is sent empty Writes.
+            // Our initiator sends empty Writes to a silent responder. Skip those.
             let first = std::iter::repeat_with(|| wire.recv())
                 .find(|(header, _)| header.opcode() != Opcode::WRITE)
                 .unwrap();
             assert_eq!(first.0.opcode(), Opcode::SEND);
             assert_eq!(first.1, 77u64.to_ne_bytes(), "{way:?}");
-            // The end comes inside of a message, and soon.
+            // The stream ends inside a message, before all 18 MiB have come.
             let mut rest = Vec::new();
             let end = std::io::Read::read_to_end(&mut wire.socket, &mut rest);
             println!("{} octets more, then {end:?}", rest.len());

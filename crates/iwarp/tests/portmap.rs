@@ -1,4 +1,4 @@
-//! Listeners behind a port mapper: a mapper by hand that speaks the daemon's protocol, octet by octet.
+//! Listeners behind a port mapper. The tests play the port mapper daemon themselves and check its messages octet by octet.
 
 mod common;
 
@@ -12,6 +12,7 @@ const ACCEPT: u8 = 0x14;
 const ACK: u8 = 0x24;
 const REJECT: u8 = 0x34;
 
+/// Returns the socket and the port of a port mapper.
 fn mapper() -> (UdpSocket, u16) {
     let socket = UdpSocket::bind(SocketAddr::new(V4, 0)).unwrap();
     socket.set_read_timeout(Some(LIMIT)).unwrap();
@@ -19,7 +20,7 @@ fn mapper() -> (UdpSocket, u16) {
     (socket, port)
 }
 
-/// The next message, which has to be of this kind and length, and where it came from.
+/// Receives the next message, which must have this kind and length. Returns its octets and its sender.
 fn receive(mapper: &UdpSocket, kind: u8, len: usize) -> (Vec<u8>, SocketAddr) {
     let mut octets = vec![0; 100];
     let (n, from) = mapper.recv_from(&mut octets).unwrap();
@@ -32,7 +33,7 @@ fn port_at(octets: &[u8], at: usize) -> u16 {
     u16::from_be_bytes([octets[at], octets[at + 1]])
 }
 
-/// An end that asks this mapper.
+/// Returns an end that asks the port mapper at this UDP port.
 fn asking(port: u16) -> End {
     let mut config = config();
     config.port_mapper = Some(port);
@@ -50,10 +51,10 @@ fn works(end: &End, server: &End) {
 }
 
 #[test]
-fn a_listener_on_another_port_is_found() {
+fn a_mapped_listener_is_reached_at_its_mapped_port() {
     let (socket, port) = mapper();
     let server = Server::new(V4, &config());
-    // What the program knows; nobody listens there.
+    // The port that the program connects to. No socket listens there.
     let named = {
         let free = std::net::TcpListener::bind(SocketAddr::new(V4, 0)).unwrap();
         free.local_addr().unwrap()
@@ -72,19 +73,19 @@ fn a_listener_on_another_port_is_found() {
     let (ack, _) = receive(&socket, ACK, 48);
     assert_eq!(ack[1..], accept[1..]);
     let request_event = server.request();
-    // The mapper was told the port from which the connection came.
+    // The request told the mapper the port from which the connection came.
     let (_, peer) = request_event.id.addresses();
     assert_eq!(port_at(&request, 6), peer.unwrap().port());
     assert_eq!(port_at(&request, 2), peer.unwrap().port());
     let accepted = server.end(request_event);
     accepted.id.accept(&parameters(b"")).unwrap();
     works(&end, &accepted);
-    // The program sees what it has named.
+    // The program sees the address that it has named, not the mapped one.
     assert_eq!(end.id.addresses().1, Some(named));
 }
 
 #[test]
-fn a_listener_that_is_not_mapped_is_where_it_says() {
+fn a_listener_that_is_not_mapped_is_reached_at_its_own_port() {
     let (socket, port) = mapper();
     let server = Server::new(V4, &config());
     let end = asking(port);
@@ -96,7 +97,7 @@ fn a_listener_that_is_not_mapped_is_where_it_says() {
 }
 
 #[test]
-fn without_a_mapper_the_port_is_where_it_says() {
+fn without_a_mapper_the_listener_is_reached_at_its_own_port() {
     let (socket, port) = mapper();
     drop(socket);
     let server = Server::new(V4, &config());
@@ -106,7 +107,7 @@ fn without_a_mapper_the_port_is_where_it_says() {
 }
 
 #[test]
-fn a_question_is_given_up_with_its_connection() {
+fn a_destroyed_identifier_ignores_the_answer_of_the_mapper() {
     let (socket, port) = mapper();
     let end = asking(port);
     end.connect(SocketAddr::new(V4, 1), b"");
@@ -117,6 +118,6 @@ fn a_question_is_given_up_with_its_connection() {
 }
 
 #[test]
-fn nobody_is_asked_by_default() {
+fn no_mapper_is_asked_by_default() {
     assert_eq!(config().port_mapper, None);
 }

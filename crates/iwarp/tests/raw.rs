@@ -1,4 +1,5 @@
-//! The raw objects, end to end over loopback in one process.
+//! The objects of `iwarp::raw`, end to end over loopback in one process: all operations with each framing option, queue pairs
+//! connected by GID and number, and connection management.
 
 use iwarp::raw::cm::{CmEvent, CmEventKind, CmId, ConnectionParameters, create_event_channel};
 use iwarp::raw::{CompletionQueue, Context, QpAttributes, QueuePair};
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 
 const WAIT: Option<Duration> = Some(Duration::from_secs(10));
 
-/// Memory that both ends may touch at any time.
+/// Registered memory that both ends may access at any time.
 struct Mem {
     words: Box<[u64]>,
     stag: u32,
@@ -299,7 +300,7 @@ fn writes_are_placed_when_they_complete_if_that_is_asked_for() {
         assert_eq!(poll(&c.cq).status, WcStatus::Success);
         assert_eq!(sm.word(0), value);
     }
-    // Its end is told, as on every connection of the connection manager.
+    // The responder sees the end of the connection, as on every connection of the connection manager.
     c.id.disconnect().unwrap();
     let end = Instant::now() + WAIT.unwrap();
     while s.qp.state() != State::Error {
@@ -308,7 +309,8 @@ fn writes_are_placed_when_they_complete_if_that_is_asked_for() {
     }
 }
 
-/// A queue pair that is connected by number, with what it needs.
+/// A queue pair that is connected by GID and number (ARCHITECTURE.md, "Queue pairs connected by GID and number"), with its
+/// context, completion queue and memory.
 struct Numbered {
     ctx: Context,
     cq: CompletionQueue,
@@ -347,7 +349,7 @@ impl Numbered {
         self.qp.modify(State::Rts).unwrap();
     }
 
-    /// Writes one word to the peer and waits until that is complete.
+    /// Writes one word to the peer and waits for the completion.
     fn write(&self, peer: &Self, value: u64) -> Cqe {
         self.mem.fill(value);
         let op = SendOp::Write {
@@ -376,7 +378,8 @@ fn numbered_pair() -> [Numbered; 2] {
     [Numbered::new(&device), Numbered::new(&device)]
 }
 
-/// Queue pairs connected by number, in either order, with work posted before the peer is there.
+/// Connects two queue pairs by number, in either order. Each end posts its work right after its own `connect_peer`, so the first
+/// one posts before the other one connects.
 fn by_number(client_first: bool) {
     let ends = numbered_pair();
     let (a, b) = if client_first { (0, 1) } else { (1, 0) };
@@ -402,7 +405,7 @@ fn by_number(client_first: bool) {
     let gid = ends[0].ctx.device().gid();
     assert!(
         ends[0].qp.connect_peer(gid, 7).is_ok(),
-        "a connection is there already"
+        "connect_peer fails on a connected queue pair"
     );
     for end in &ends {
         end.destroy();
@@ -432,7 +435,7 @@ fn numbered_queue_pairs_start_again_after_reset() {
     for round in 1..30 {
         assert_eq!(a.write(&b, round).status, WcStatus::Success);
         assert_eq!(b.mem.word(0), round);
-        // Refused by the peer, and said so.
+        // The peer refuses this Write. The request must complete with the peer's reason.
         let wrong = SendWr {
             wr_id: 1000,
             op: SendOp::Write {
@@ -451,7 +454,7 @@ fn numbered_queue_pairs_start_again_after_reset() {
         a.qp.post_send(&[wrong]).unwrap();
         let cqe = poll(&a.cq);
         assert_eq!((cqe.wr_id, cqe.status), (1000, WcStatus::RemoteAccess));
-        // The flushed receive is not polled: it must not be there in the next life.
+        // The flushed receive is not polled. The reset must remove its completion, or the next round would find it.
         for (me, other) in [(&b, &a), (&a, &b)] {
             me.qp.modify(State::Reset).unwrap();
             me.qp.modify(State::Init).unwrap();
@@ -469,7 +472,7 @@ fn queue_pairs_connect_by_number() {
 }
 
 #[test]
-fn a_numbered_queue_pair_does_not_see_its_peer_leave() {
+fn an_idle_numbered_queue_pair_does_not_notice_that_its_peer_is_gone() {
     let [a, b] = numbered_pair();
     let receive = [RecvWr {
         wr_id: 3,
@@ -484,14 +487,14 @@ fn a_numbered_queue_pair_does_not_see_its_peer_leave() {
     assert_eq!(poll(&a.cq).status, WcStatus::Success);
     a.destroy();
     assert_eq!(poll(&b.cq).status, WcStatus::Success);
-    // Long enough for the end of the stream to be seen.
+    // In this time the end of the stream is read.
     let end = Instant::now() + Duration::from_millis(300);
     let mut out = [Cqe::default()];
     while Instant::now() < end {
         assert_eq!(b.cq.poll(&mut out).unwrap(), 0, "{:?}", out[0]);
     }
     assert_eq!(b.qp.state(), State::Rts);
-    // A request finds out, and takes everything with it.
+    // The next request fails, and the posted receive is flushed with it.
     let wr = SendWr::inline(5, &[b"nobody hears"]).signaled();
     b.qp.post_send(&[wr]).unwrap();
     let mut failed: Vec<u64> = (0..2)
@@ -532,7 +535,7 @@ fn connecting_a_moment_before_the_peer_listens_succeeds() {
         id
     };
     let refused = start();
-    // Nobody listens for good: refused after a while.
+    // No socket ever listens during this attempt, so it is refused after a while.
     let e = expect(&cchannel, CmEventKind::Rejected);
     assert_eq!(e.status, 111);
     refused.destroy();
@@ -540,7 +543,7 @@ fn connecting_a_moment_before_the_peer_listens_succeeds() {
     std::thread::sleep(Duration::from_millis(1));
     listener.listen(1).unwrap();
     expect(&channel, CmEventKind::ConnectRequest);
-    // Given up while it pauses: no event comes.
+    // An attempt that is destroyed while it pauses between two tries reports no event.
     id.destroy();
     listener.destroy();
     let given_up = start();
@@ -549,7 +552,7 @@ fn connecting_a_moment_before_the_peer_listens_succeeds() {
 }
 
 #[test]
-fn the_wait_after_a_connection_ends_by_an_event() {
+fn timewait_exit_is_reported_after_disconnected() {
     let (c, s) = pair(&Config::default());
     let (c_ch, s_ch) = (c.id.channel(), s.id.channel());
     let other = pair(&Config::default());
@@ -564,13 +567,14 @@ fn the_wait_after_a_connection_ends_by_an_event() {
         let e = expect(channel, CmEventKind::TimewaitExit);
         assert_eq!(e.status, 0);
     }
-    // Later than the other two would have been, and nobody is there to be told.
+    // By now the destroyed identifier would have got its `TimewaitExit`, too. It must not.
     assert!(gone_ch.is_empty());
 }
 
-/// A command that a program has caused by its answer must not be seen before the completion of the answer.
+/// The peer sends its next message only after it has our answer. So the completion of the answer must come before the receive
+/// completion of that message.
 #[test]
-fn a_send_completes_before_what_it_causes() {
+fn a_send_completes_before_the_message_that_answers_it() {
     const ROUNDS: usize = 4000;
     let (c, s) = pair(&Config::default());
     let (cm, sm) = (Mem::new(&c.ctx, c.pd, 64), Mem::new(&s.ctx, s.pd, 64));
@@ -598,11 +602,19 @@ fn a_send_completes_before_what_it_causes() {
             assert_eq!(next(&s), WcOpcode::Recv, "{round}");
             post(&s, &sm);
             send(&s, SendOp::Send, &[sm.sge(64)]);
-            assert_eq!(next(&s), WcOpcode::Send, "round {round} was overtaken");
+            assert_eq!(
+                next(&s),
+                WcOpcode::Send,
+                "round {round}: the answer to this Send came before its completion"
+            );
         }
     });
     for round in 0..ROUNDS {
-        assert_eq!(next(&c), WcOpcode::Send, "round {round} was overtaken");
+        assert_eq!(
+            next(&c),
+            WcOpcode::Send,
+            "round {round}: the answer to this Send came before its completion"
+        );
         assert_eq!(next(&c), WcOpcode::Recv, "{round}");
         post(&c, &cm);
         if round + 1 < ROUNDS {

@@ -1,9 +1,9 @@
-//! Recorded connections of the Linux kernel's siw, played again with us in the place of either end: the octets of the
-//! other end come from the recording, and what we send is compared with what siw had sent there.
+//! Replays recorded connections of the Linux kernel's siw, with our engine in the place of one end (our *place*). The octets of
+//! the other end come from the recording. What our engine sends is compared with what siw sent in that place.
 //!
-//! Both ends' programs are known from the recording: each message that our place sent is posted as a work request. STags
-//! and addresses of the other end's requests are changed to those of our memory; all else is as recorded.
-//! What has to differ: STags that we choose, and the layout of Terminate messages (`docs/interop.md`).
+//! Each message that siw sent in our place is posted as a work request. STags and addresses in the other end's requests are
+//! changed to those of our memory; everything else is as recorded. Two things may differ: the STags that we choose, and the
+//! layout of Terminate messages (`docs/interop.md`).
 
 mod common;
 
@@ -20,10 +20,11 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Octets of a connection in the order in which they were sent: true if by the initiator.
+/// The octets of a connection in the order in which they were sent, each piece with `true` if the initiator sent it.
 type Recording = Vec<(bool, Vec<u8>)>;
 
-/// Reads the first connection of a recording that carries data. Loopback loses nothing, so order is all that is needed.
+/// Reads the first connection of a recording that carries data. Loopback loses and reorders nothing, so the TCP sequence numbers
+/// are not needed.
 fn recording(name: &str) -> Recording {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../iwarp-proto/tests/data/siw")
@@ -57,11 +58,11 @@ fn recording(name: &str) -> Recording {
     out
 }
 
-/// A recording taken apart: the start-up frames, and FPDUs in order.
+/// A decoded recording: the start-up frames, and the FPDUs in order.
 struct Script {
     request: Vec<u8>,
     reply: Vec<u8>,
-    /// By the initiator; header; payload.
+    /// For each FPDU: `true` if the initiator sent it, its header, its payload.
     segments: Vec<(bool, Header, Vec<u8>)>,
 }
 
@@ -85,7 +86,7 @@ impl Script {
                     frames[side] = Some(pending.drain(..consumed).collect());
                 }
             }
-            // An FPDU counts from when its last octet was sent.
+            // An FPDU takes its place in the order when its last octet was sent.
             while pending.len() >= 2 && frames[side].is_some() {
                 let len = usize::from(u16::from_be_bytes([pending[0], pending[1]]));
                 if pending.len() < fpdu_len(len) {
@@ -105,7 +106,7 @@ impl Script {
         }
     }
 
-    /// The settings that siw had, for our place.
+    /// Returns the configuration with which our engine behaves like siw in our place.
     fn config(&self, initiator: bool) -> Config {
         let own = if initiator {
             &self.request
@@ -118,11 +119,12 @@ impl Script {
         c.mpa_revision = frame.header().revision;
         c.peer_to_peer = frame.prefix().unwrap().is_some_and(|p| p.peer_to_peer);
         c.receiver_not_ready = ReceiverNotReady::Terminate;
-        // As siw counts: 1448 octets of the stream in a segment.
+        // siw assumed TCP segments of 1448 octets.
         c.mss = Some(1448);
         c
     }
 
+    /// Returns the private data and depths that siw's program passed in our place.
     fn parameters(&self, initiator: bool) -> ConnectionParameters {
         let own = if initiator {
             &self.request
@@ -139,32 +141,34 @@ impl Script {
     }
 }
 
-/// Where our memory is, and what the other end calls it.
+/// Our end, its memory, and the hand-written peer that replays the other end.
 struct Stage {
     end: End,
     memory: Mem,
     wire: Wire,
+    /// Number of requests that our end has posted.
     posted: u64,
-    /// Payload that the other end has sent.
+    /// Octets of payload that the other end has sent.
     played: u64,
 }
 
+/// Octets of our memory.
 const MEMORY: usize = 1 << 17;
-/// Where the other end's reads find what siw's found.
+/// Offset in our memory from which the other end's Reads are answered. It is filled with the octets that siw answered.
 const SERVED: usize = 1 << 15;
 
 impl Stage {
-    /// The other end's next segment, for our memory.
+    /// Sends the other end's next segment, with STag and address changed to our memory.
     fn play(&mut self, header: Header, mut payload: Vec<u8>, sink: Option<(Stag, u64)>) {
         let header = match (header, header.opcode()) {
-            // STag 1 is nobody's: the RTR message.
+            // An empty Write is the RTR message, which keeps its STag.
             (Header::Tagged(mut h), Opcode::WRITE) if !payload.is_empty() => {
                 h.stag = Stag(self.memory.stag);
                 h.to = self.memory.addr() + (h.to & 0xffff);
                 Header::Tagged(h)
             }
             (Header::Tagged(mut h), Opcode::READ_RESPONSE) => {
-                let (stag, to) = sink.expect("a response belongs to a request of ours");
+                let (stag, to) = sink.expect("no request of ours waits for this response");
                 (h.stag, h.to) = (stag, to);
                 Header::Tagged(h)
             }
@@ -185,8 +189,9 @@ impl Stage {
         self.wire.send(header, &payload);
     }
 
-    /// Waits until what was played is in our memory, or was refused: a program looks at its completions before it uses memory again.
-    fn settle(&self) {
+    /// Waits until our end has taken all payload that the other end has sent, at most one second, because refused payload is not
+    /// counted. A real program waits for its completions before it uses memory again; the replay has to do the same.
+    fn wait_until_taken(&self) {
         let begin = Instant::now();
         while self.end.qp.counters().rx_payload < self.played
             && begin.elapsed() < Duration::from_secs(1)
@@ -195,18 +200,19 @@ impl Stage {
         }
     }
 
-    /// The next segment from our side. On a slow machine there may be nudges between (`docs/interop.md`, lost wake-up).
+    /// Reads the next segment from our end. Skips reminders: empty Writes that our end sends to a silent peer
+    /// (`docs/interop.md`, lost wake-up), as may happen on a slow machine.
     fn hear(&mut self, recorded: &Header) -> (Header, Vec<u8>) {
         loop {
             let (header, payload) = self.wire.recv();
-            let nudge = matches!(header, Header::Tagged(h) if h.opcode == Opcode::WRITE && h.stag == Stag(1));
-            if !(nudge && header != *recorded) {
+            let reminder = matches!(header, Header::Tagged(h) if h.opcode == Opcode::WRITE && h.stag == Stag(1));
+            if !(reminder && header != *recorded) {
                 return (header, payload);
             }
         }
     }
 
-    /// Puts octets into our memory.
+    /// Writes octets to our memory at offset `at`.
     fn fill(&mut self, at: usize, octets: &[u8]) {
         for (i, word) in octets.chunks(8).enumerate() {
             let mut bytes = [0; 8];
@@ -215,6 +221,7 @@ impl Stage {
         }
     }
 
+    /// Posts a request whose only element is the first `len` octets of our memory.
     fn post(&mut self, op: SendOp, len: u32) {
         self.posted += 1;
         let sges = [self.memory.sge(len)];
@@ -226,7 +233,7 @@ impl Stage {
     }
 }
 
-/// The rest of a message: all its segments by one side.
+/// Returns all segments of the message that begins at index `at`.
 fn message(segments: &[(bool, Header, Vec<u8>)], at: usize) -> Vec<(Header, Vec<u8>)> {
     let (side, first, _) = &segments[at];
     let mut out = Vec::new();
@@ -238,7 +245,7 @@ fn message(segments: &[(bool, Header, Vec<u8>)], at: usize) -> Vec<(Header, Vec<
             }
         }
     }
-    panic!("a message without an end");
+    panic!("the recording ends inside a message");
 }
 
 fn is_last(header: &Header) -> bool {
@@ -248,7 +255,8 @@ fn is_last(header: &Header) -> bool {
     }
 }
 
-/// Plays the segments. `we` is our place. Ends early when we have to refuse something, with the Terminate.
+/// Replays all segments. `we` is our place: `true` for the initiator. If the recording has a Terminate of our place, returns the
+/// Terminate that our end sends there, and replays nothing behind it.
 fn perform(script: &Script, we: bool, stage: &mut Stage) -> Option<Terminate> {
     let mut sinks: std::collections::VecDeque<(Stag, u64)> = Default::default();
     let mut sink_at = 0;
@@ -258,7 +266,9 @@ fn perform(script: &Script, we: bool, stage: &mut Stage) -> Option<Terminate> {
         let (by, header, payload) = script.segments[at].clone();
         if by != we {
             if header.opcode() == Opcode::READ_RESPONSE && !payload.is_empty() {
-                let (stag, to) = *sinks.front().expect("a request came first");
+                let (stag, to) = *sinks
+                    .front()
+                    .expect("no request of ours waits for this response");
                 let sink = (stag, to + sink_at);
                 sink_at += payload.len() as u64;
                 if is_last(&header) {
@@ -274,7 +284,7 @@ fn perform(script: &Script, we: bool, stage: &mut Stage) -> Option<Terminate> {
                     let found = script.segments[at..]
                         .iter()
                         .position(|(by, h, _)| *by == we && h.opcode() == Opcode::READ_RESPONSE);
-                    // None if it was refused.
+                    // There is no response if siw refused the request.
                     if let Some(next) = found {
                         let parts = message(&script.segments, at + next);
                         let octets: Vec<u8> = parts.into_iter().flat_map(|(_, p)| p).collect();
@@ -292,7 +302,7 @@ fn perform(script: &Script, we: bool, stage: &mut Stage) -> Option<Terminate> {
             let (_, octets) = stage.wire.recv();
             return Some(Terminate::parse(&octets).unwrap().0);
         }
-        stage.settle();
+        stage.wait_until_taken();
         let parts = message(&script.segments, at);
         let mut left = parts.len();
         for (i, (other, h, _)) in script.segments.iter().enumerate().skip(at) {
@@ -307,7 +317,7 @@ fn perform(script: &Script, we: bool, stage: &mut Stage) -> Option<Terminate> {
                 stage.fill(0, &octets);
                 stage.post(SendOp::Send, octets.len() as u32);
             }
-            // The first of all, of nothing and for nobody, is the RTR message, which nobody posts.
+            // An empty first Write is the RTR message, which the engine sends itself.
             Opcode::WRITE if octets.is_empty() && stage.posted == 0 => {}
             Opcode::WRITE => {
                 let Header::Tagged(h) = header else {
@@ -324,7 +334,7 @@ fn perform(script: &Script, we: bool, stage: &mut Stage) -> Option<Terminate> {
                     stage.post(SendOp::Read { remote_addr, rkey }, r.size);
                 }
             }
-            // The engine answers by itself, from memory that has to be what siw's was.
+            // The engine answers Reads itself, from the memory at `SERVED`.
             Opcode::READ_RESPONSE => {}
             other => panic!("{other:?} in a recording"),
         }
@@ -352,6 +362,7 @@ fn perform(script: &Script, we: bool, stage: &mut Stage) -> Option<Terminate> {
     None
 }
 
+/// Posts `count` receives, all into the same part of our memory, with numbers from 1000.
 fn receives(end: &End, memory: &Mem, count: u64) {
     end.qp.modify(State::Init).unwrap();
     for i in 0..count {
@@ -361,7 +372,7 @@ fn receives(end: &End, memory: &Mem, count: u64) {
     }
 }
 
-/// We are the responder, siw the initiator. Returns our MPA reply.
+/// Replays a recording with our engine as the responder. Returns our MPA reply, the recording, and our Terminate, if any.
 fn as_responder(name: &str, receives_posted: u64) -> (Vec<u8>, Script, Option<Terminate>) {
     let _guard = Watchdog::new();
     let script = Script::new(name);
@@ -391,7 +402,7 @@ fn as_responder(name: &str, receives_posted: u64) -> (Vec<u8>, Script, Option<Te
     (reply, script, terminate)
 }
 
-/// We are the initiator, siw the responder. Returns our MPA request.
+/// Replays a recording with our engine as the initiator. Returns our MPA request, the recording, and our Terminate, if any.
 fn as_initiator(name: &str, receives_posted: u64) -> (Vec<u8>, Script, Option<Terminate>) {
     let _guard = Watchdog::new();
     let script = Script::new(name);
@@ -422,7 +433,7 @@ fn as_initiator(name: &str, receives_posted: u64) -> (Vec<u8>, Script, Option<Te
     (request, script, terminate)
 }
 
-/// The other end closes; all that was posted is done.
+/// Lets the other end close. All requests must have completed, with success unless our end has `refused` something.
 fn finish(mut stage: Stage, refused: bool) {
     if refused {
         assert!(stage.wire.ends(), "a Terminate is followed by a FIN");
@@ -490,12 +501,12 @@ fn peer_to_peer_in_both_places() {
         let (reply, script, _) = as_responder(name, 8);
         assert_eq!(
             reply, script.reply,
-            "{name}: one RTR flag, and one that was asked for"
+            "{name}: the reply chooses one RTR kind that was offered"
         );
         let (request, _, _) = as_initiator(name, 8);
         let frame = Frame::parse(&request).unwrap().unwrap();
         let prefix = frame.prefix().unwrap().unwrap();
-        // siw was told to offer one of them; we always offer both, which hardware needs.
+        // The recorded siw was set to offer one kind. Our engine always offers both, because hardware needs that.
         assert!(prefix.peer_to_peer && prefix.rtr_write && prefix.rtr_read && !prefix.rtr_send);
     }
 }
@@ -526,7 +537,8 @@ fn what_siw_refused_is_refused() {
     }
 }
 
-/// The initiator does what siw's initiator did, to memory of ours that is like siw's.
+/// Sends the recorded initiator's first request to a responder of ours, whose memory has the same bounds as siw's. Returns our
+/// Terminate and its layout.
 fn refuse(script: &Script, receives_posted: u64) -> (Terminate, Layout) {
     let server = Server::new(V4, &script.config(false));
     let mut wire = Wire::connect(server.address);
@@ -542,7 +554,7 @@ fn refuse(script: &Script, receives_posted: u64) -> (Terminate, Layout) {
     let (_, header, payload) = script.segments.iter().find(|(by, ..)| *by).unwrap().clone();
     let payload = if header.opcode() == Opcode::READ_REQUEST {
         let mut request = ReadRequest::parse(&payload).unwrap();
-        // Half of it is behind the end, as in the recording.
+        // Half of the range is behind the end of the memory, as in the recording.
         request.source_stag = Stag(memory.stag);
         request.source_to = memory.addr() + memory.len() - u64::from(request.size / 2);
         let mut body = [0; ReadRequest::LEN];
@@ -559,7 +571,7 @@ fn refuse(script: &Script, receives_posted: u64) -> (Terminate, Layout) {
 }
 
 #[test]
-fn a_server_that_speaks_first_speaks_to_an_initiator_that_waits() {
+fn a_responder_sends_first_only_after_the_time_of_speak_first() {
     let _guard = Watchdog::new();
     for (patience, spoken) in [(Some(Duration::from_millis(50)), true), (None, false)] {
         let mut config = config();
@@ -572,7 +584,7 @@ fn a_server_that_speaks_first_speaks_to_an_initiator_that_waits() {
         if spoken {
             assert_eq!(wire.expect(Opcode::SEND), 7u64.to_ne_bytes());
             end.expect_status(1, WcStatus::Success);
-            // What comes then is taken as ever.
+            // After that, the initiator's messages are received as usual.
             end.post_recv(2, &[memory.sge(8)]);
             wire.untagged(Opcode::SEND, &[1; 8]);
             end.expect_status(2, WcStatus::Success);

@@ -1,5 +1,5 @@
-//! Asking a process what it does while it runs: that the figures are right, who is answered, and that nobody is kept from working.
-//! Each test runs in a process of its own, because it counts what a process has.
+//! The statistics socket that `iwarp stat` asks: its figures are right, only the right users are answered, and asking does not
+//! keep the program from working. Each test runs in a process of its own, because it counts the resources of its process.
 
 mod common;
 
@@ -11,7 +11,7 @@ use std::io::Read as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-/// A directory for sockets that goes with the test.
+/// A directory for statistics sockets, which is removed when it is dropped.
 struct Dir(PathBuf);
 
 impl Dir {
@@ -32,6 +32,7 @@ impl Drop for Dir {
     }
 }
 
+/// Asks a process for its document.
 fn ask(pid: u32) -> Vec<Answer> {
     let mut question = Question::default();
     question.pid = Some(pid);
@@ -42,7 +43,7 @@ fn ask(pid: u32) -> Vec<Answer> {
     question.ask().unwrap()
 }
 
-/// What a process says of itself.
+/// Asks a process, which must give exactly one answer, and returns its parsed document.
 fn tell(pid: u32) -> Value {
     let mut answers = ask(pid);
     assert_eq!(answers.len(), 1, "{answers:?}");
@@ -54,6 +55,7 @@ fn tell(pid: u32) -> Value {
     document
 }
 
+/// Asks this process itself.
 fn own() -> Value {
     tell(std::process::id())
 }
@@ -93,10 +95,10 @@ fn the_figures_are_those_of_the_queue_pairs() {
             };
             client.post(2, read, &[mine.sge(8)]);
             client.expect_status(2, WcStatus::Success);
-            // The thread that has sent the answer may count it when we have it already.
+            // The thread that sends an answer may count it only after we have received it.
             let counted = || [client.qp.counters(), server.qp.counters()];
             let mut document = Value::Null;
-            until("nothing changes while we ask", || {
+            until("the counters stay the same while we ask", || {
                 let before = counted();
                 document = own();
                 counted() == before
@@ -130,7 +132,7 @@ fn the_figures_are_those_of_the_queue_pairs() {
             assert_eq!(number(&device["registrations"]), 2);
             assert_eq!(number(&device["registered_octets"]), 2 << 16);
         }
-        // What is gone still counts.
+        // The device's counters include those of destroyed queue pairs.
         let total = client.ctx.counters().tx_bytes + server.ctx.counters().tx_bytes;
         client.ctx.deregister(mine.stag).unwrap();
         drop((client, mine));
@@ -142,8 +144,8 @@ fn the_figures_are_those_of_the_queue_pairs() {
 }
 
 #[test]
-fn held_sends_and_reasons_of_ends_are_told() {
-    alone("held_sends_and_reasons_of_ends_are_told", || {
+fn held_sends_and_the_reason_of_an_end_are_reported() {
+    alone("held_sends_and_the_reason_of_an_end_are_reported", || {
         let mut long = config();
         long.receiver_not_ready = iwarp::ReceiverNotReady::Hold(LIMIT);
         let (client, server) = pair(V4, &long);
@@ -180,10 +182,11 @@ fn held_sends_and_reasons_of_ends_are_told() {
     });
 }
 
-/// Many who connect, and many who read nothing of an answer that no socket's buffer can hold.
+/// 1000 clients connect to the statistics socket and do not read. The answer is larger than a socket's buffer, so they stay
+/// connected. The program must go on working, and later clients must get their answer.
 #[test]
-fn who_does_not_read_keeps_nobody_from_working_and_leaves_nothing() {
-    let name = "who_does_not_read_keeps_nobody_from_working_and_leaves_nothing";
+fn clients_that_do_not_read_block_nobody_and_leave_nothing() {
+    let name = "clients_that_do_not_read_block_nobody_and_leave_nothing";
     let dir = Dir::new("stalled");
     alone_with(name, &[("IWARP_STAT", dir.path())], || {
         let dir = std::env::var_os("IWARP_STAT").unwrap();
@@ -212,17 +215,17 @@ fn who_does_not_read_keeps_nobody_from_working_and_leaves_nothing() {
                 Err(_) => refused += 1,
             }
         }
-        assert!(refused > 900, "only a few are waited for: {refused}");
+        assert!(refused > 900, "too few connections were refused: {refused}");
         for _ in 0..100 {
             healthy.check();
         }
-        // Beside each stalled one are two ends of a connection at most, and that is all.
+        // Each stalled connection has two descriptors in this process, one for each end. There must be no others.
         assert!(open_files() <= files + 2 * stalled.len());
         stalled.truncate(8);
-        // They are thrown out after a while, and then others have their turn.
+        // The engine closes stalled connections after a while, and then answers others.
         let mut question = Question::default();
         question.directory = Some(dir.into());
-        until("somebody else is answered", || {
+        until("another client is answered", || {
             healthy.check();
             let mut answers = question.ask().unwrap();
             answers.pop().is_some_and(|a| a.document.is_ok())
@@ -237,7 +240,7 @@ fn who_does_not_read_keeps_nobody_from_working_and_leaves_nothing() {
     });
 }
 
-/// The only entry in a directory.
+/// Returns the path of the only entry in a directory.
 fn entry_of(dir: &Path) -> PathBuf {
     let mut entries = std::fs::read_dir(dir).unwrap();
     let entry = entries.next().expect("an entry").unwrap().path();
@@ -245,12 +248,13 @@ fn entry_of(dir: &Path) -> PathBuf {
     entry
 }
 
-/// A program that polls the whole set of sockets in a loop keeps the progress thread away from it, but not from answering.
+/// While a program polls the whole `epoll` set in a loop, the progress thread does not look at the set. Questions must be answered
+/// nevertheless.
 #[test]
 fn a_program_that_polls_without_a_pause_answers() {
     alone("a_program_that_polls_without_a_pause_answers", || {
         let (client, server) = pair(V4, &config());
-        // So many that polling one queue means polling the whole set.
+        // With this many queue pairs, polling the completion queue means polling the whole `epoll` set.
         let others: Vec<_> = (0..8)
             .map(|_| common::queue_pair(&client.ctx, client.pd, &client.cq, None, 1))
             .collect();
@@ -262,7 +266,7 @@ fn a_program_that_polls_without_a_pause_answers() {
                     assert_eq!(client.cq.poll(&mut none).unwrap(), 0);
                 }
             });
-            // The loop ends even if there is no answer: `ask` has a patience.
+            // `ask` has a time limit, so the polling thread is stopped even if there is no answer.
             let told: Vec<_> = (0..10).map(|_| ask(std::process::id())).collect();
             over.store(true, std::sync::atomic::Ordering::Relaxed);
             for answers in told {
@@ -279,22 +283,25 @@ fn a_program_that_polls_without_a_pause_answers() {
 #[test]
 fn a_process_that_was_asked_sleeps_again() {
     let name = "a_process_that_was_asked_sleeps_again";
-    // Where the other tests, which ask everybody, do not look.
+    // Other tests ask all processes of the default directory, which would wake this one.
     let dir = Dir::new("sleeper");
     alone_with(name, &[("IWARP_STAT", dir.path())], || {
         let (_client, _server) = pair(V4, &config());
         own();
-        // The last reminder of a silent responder is out by then, and the deadline of the one who asked over.
+        // By then the last reminder to the silent responder is sent, and the time limit of the question is over.
         std::thread::sleep(std::time::Duration::from_secs(6));
         let before = wake_ups();
         std::thread::sleep(std::time::Duration::from_secs(2));
         assert_eq!(wake_ups(), before);
         own();
-        assert!(wake_ups() > before, "it is this thread that answers");
+        assert!(
+            wake_ups() > before,
+            "this counter does not count the thread that answers"
+        );
     });
 }
 
-/// How often the progress thread has gone to sleep.
+/// Returns how often the progress thread has gone to sleep.
 fn wake_ups() -> u64 {
     for task in std::fs::read_dir("/proc/self/task").unwrap() {
         let task = task.unwrap().path();
@@ -328,8 +335,8 @@ fn a_child_answers_for_itself() {
                 let mut mine = Healthy::new(V4);
                 mine.check();
                 assert_eq!(own()["queue_pairs"].as_array().unwrap().len(), 2);
-                // The parent is still there, and answers for itself, too.
-                assert_eq!(super_document(parent), 2);
+                // The parent still answers, too, and with its own queue pairs.
+                assert_eq!(queue_pairs_of(parent), 2);
                 std::io::Write::write_all(&mut &tell_parent, b"x").unwrap();
                 std::thread::sleep(LIMIT);
             }));
@@ -340,8 +347,8 @@ fn a_child_answers_for_itself() {
         let mut one = [0];
         let came = told.read_exact(&mut one);
         if came.is_ok() {
-            assert_eq!(super_document(child as u32), 2);
-            assert_eq!(super_document(parent), 2);
+            assert_eq!(queue_pairs_of(child as u32), 2);
+            assert_eq!(queue_pairs_of(parent), 2);
             healthy.check();
         }
         // SAFETY: the child is ours.
@@ -349,16 +356,17 @@ fn a_child_answers_for_itself() {
             libc::kill(child, libc::SIGKILL);
             libc::waitpid(child, std::ptr::null_mut(), 0);
         }
-        came.expect("the child says that it is well");
+        came.expect("a check in the child failed");
     });
 }
 
-/// How many queue pairs a process has.
-fn super_document(pid: u32) -> usize {
+/// Asks a process and returns its number of queue pairs.
+fn queue_pairs_of(pid: u32) -> usize {
     tell(pid)["queue_pairs"].as_array().unwrap().len()
 }
 
-/// A child that does not use the library has nothing of its parent's socket: when the parent is dead, nobody seems to listen.
+/// A child that does not use the library must not keep its parent's statistics socket open. Otherwise a client could still
+/// connect after the parent has died, and would wait for an answer in vain.
 #[test]
 fn a_child_does_not_keep_the_socket_of_its_parent() {
     let name = "a_child_does_not_keep_the_socket_of_its_parent";
@@ -368,7 +376,7 @@ fn a_child_does_not_keep_the_socket_of_its_parent() {
     unsafe { libc::fcntl(std::os::fd::AsRawFd::as_raw_fd(&keep), libc::F_SETFD, 0) };
     alone_with(name, &[("IWARP_STAT", dir.path())], || {
         let (_client, _server) = pair(V4, &config());
-        // This process leaves without its destructors.
+        // `_exit` below runs no destructors, so remove the directory that only this process made.
         let _ = std::fs::remove_dir(&dir.0);
         let dir = std::env::var_os("IWARP_STAT").unwrap();
         entry_of(Path::new(&dir));
@@ -379,7 +387,7 @@ fn a_child_does_not_keep_the_socket_of_its_parent() {
                 libc::pause();
                 libc::_exit(0);
             }
-            // Without the handlers that would remove the entry, as if it were killed.
+            // The process ends as if it were killed: the exit handlers that would remove the entry do not run.
             libc::_exit(0);
         }
     });
@@ -389,11 +397,12 @@ fn a_child_does_not_keep_the_socket_of_its_parent() {
     }
     let mut question = Question::default();
     question.directory = Some(dir.0.clone());
-    // The grandchild closes the socket when it first runs, which may be after the child has ended.
+    // The grandchild closes the inherited socket when it first runs, which may be after the child has ended.
     while !question.ask().unwrap().is_empty() {
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
-    // It has the other end of this pair: it lives, so it was not its end that closed the socket.
+    // The grandchild holds the other end of this pair. The pair is still open, so the grandchild still runs, and it was not
+    // its end that closed the statistics socket.
     over.set_nonblocking(true).unwrap();
     let alive = over
         .read(&mut [0])
@@ -403,8 +412,8 @@ fn a_child_does_not_keep_the_socket_of_its_parent() {
 }
 
 #[test]
-fn the_entry_goes_with_the_process_and_off_means_none() {
-    let name = "the_entry_goes_with_the_process_and_off_means_none";
+fn the_entry_is_removed_when_the_process_ends() {
+    let name = "the_entry_is_removed_when_the_process_ends";
     let dir = Dir::new("entry");
     alone_with(name, &[("IWARP_STAT", dir.path())], || {
         if let Some(dir) = std::env::var_os("IWARP_STAT") {
@@ -427,7 +436,7 @@ fn a_process_with_the_setting_off_cannot_be_asked() {
     });
 }
 
-/// A directory where nothing can be made does not matter to the program.
+/// If the statistics socket cannot be created, the program works without it.
 #[test]
 fn a_socket_that_cannot_be_made_fails_nothing() {
     let name = "a_socket_that_cannot_be_made_fails_nothing";
@@ -446,7 +455,7 @@ fn another_user_is_not_answered() {
         return;
     }
     let dir = Dir::new("other");
-    // Others may look into the directory: all that keeps them out is the socket.
+    // Other users may read the directory, so only the permissions of the socket keep them out.
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(&dir.0, open).unwrap();
     alone_with(name, &[("IWARP_STAT", dir.path())], || {
@@ -475,12 +484,16 @@ fn another_user_is_not_answered() {
             Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => 42,
             Err(_) => 98,
         };
-        assert_eq!(as_nobody(&octets), 42, "the kernel lets nobody in");
-        // Even if the socket's rights were changed, the process itself refuses.
+        assert_eq!(
+            as_nobody(&octets),
+            42,
+            "the permissions of the socket do not keep another user out"
+        );
+        // Even if the permissions of the socket are opened, the process does not answer another user.
         let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
         std::fs::set_permissions(&entry, open).unwrap();
-        assert_eq!(as_nobody(&octets) % 10, 0, "not an octet");
-        // And a user who asks looks at no entry but his own.
+        assert_eq!(as_nobody(&octets) % 10, 0, "another user got an answer");
+        // A user who asks sees only the entries of his own processes.
         let mut question = Question::default();
         question.directory = Some(dir.clone().into());
         let found = || question.ask().map_or(97, |all| all.len() as i32);

@@ -1,4 +1,5 @@
-//! Event sources in tokio's reactor: connection events, completions by channel, asynchronous events; many at once.
+//! Event sources in tokio's reactor: connection events, completions through a channel, and asynchronous events, also with many
+//! tasks at once.
 #![cfg(feature = "tokio")]
 
 use iwarp::cm::{Connection, Connector, Listener};
@@ -22,14 +23,14 @@ fn any() -> SocketAddr {
     "127.0.0.1:0".parse().unwrap()
 }
 
-/// Nothing here takes longer unless a wake-up is lost.
+/// Awaits `f` with a time limit that is reached only if a wake-up is lost.
 async fn bounded<F: Future>(f: F) -> F::Output {
     tokio::time::timeout(Duration::from_secs(20), f)
         .await
         .expect("a wake-up was lost")
 }
 
-/// Two connected ends on one device, by tasks.
+/// Connects two queue pairs of one device with the `async` calls.
 async fn pair(
     ctx: &Context,
     server: iwarp::QueuePair,
@@ -135,7 +136,7 @@ async fn connection_events() {
     let event = bounded(events.next()).await.unwrap();
     assert_eq!(event.kind, CmEventKind::Rejected);
     assert_eq!(event.private_data, b"not today");
-    // Nothing else: waiting goes on until it is given up, and loses nothing.
+    // No other event comes.
     let more = tokio::time::timeout(Duration::from_millis(20), events.next()).await;
     assert!(more.is_err());
 }

@@ -1,5 +1,6 @@
-//! Waiting by task, and what may happen in a waker: it is code of the program, called by whichever thread brings the news.
-//! No test asserts a time; a wake-up that is lost or a lock that is held is a test that does not end.
+//! Waiting with wakers and futures. A waker is code of the program, and any thread of the engine may call it, so it may panic or
+//! call every function of this crate. No test asserts a time. If a wake-up is lost or a lock is held during a waker, the test
+//! does not end, and the watchdog aborts it.
 
 mod common;
 
@@ -22,11 +23,11 @@ struct Panics;
 
 impl Wake for Panics {
     fn wake(self: Arc<Self>) {
-        panic!("as this test wants it");
+        panic!("this panic belongs to the test");
     }
 }
 
-/// Says that it was called.
+/// A waker that sends a message when it is called.
 struct Tells(Sender<()>);
 
 impl Wake for Tells {
@@ -40,7 +41,7 @@ fn tells() -> (Waker, Receiver<()>) {
     (Waker::from(Arc::new(Tells(tell))), told)
 }
 
-/// Registers one that panics on either side of one that tells.
+/// Registers three wakers: one that panics, one that sends to the returned receiver, and another one that panics.
 fn surrounded(register: impl Fn(&Waker)) -> Receiver<()> {
     let (tells, told) = tells();
     register(&Waker::from(Arc::new(Panics)));
@@ -51,10 +52,10 @@ fn surrounded(register: impl Fn(&Waker)) -> Receiver<()> {
 
 fn heard(what: &str, told: &Receiver<()>) {
     told.recv_timeout(LIMIT)
-        .unwrap_or_else(|_| panic!("nobody was told of {what}"));
+        .unwrap_or_else(|_| panic!("the waker for {what} was not called"));
 }
 
-/// An end with a shared receive queue, which asks for an event when it is empty, and its peer.
+/// Returns a connected client and server. The server has a shared receive queue, for tests of its limit event.
 fn with_limit() -> (End, End, SharedReceiveQueue) {
     let server = Server::new(V4, &config());
     let client = End::new(V4, &config());
@@ -72,7 +73,8 @@ fn empty_recv(wr_id: u64) -> RecvWr<'static> {
     RecvWr { wr_id, sges: &[] }
 }
 
-/// Nobody polls the target: the progress thread writes its completions and events, and calls the wakers.
+/// No thread polls the target, so the progress thread writes its completions and events and calls the wakers. A waker that
+/// panics must not end that thread, nor keep the other wakers from being called.
 #[test]
 fn a_panicking_waker_ends_nothing() {
     let _watchdog = Watchdog::new();
@@ -88,7 +90,7 @@ fn a_panicking_waker_ends_nothing() {
         heard("the limit", &limit);
         client.expect_status(round, WcStatus::Success);
         target.expect_status(round, WcStatus::Success);
-        // Whoever serves the target, it must still be there.
+        // The thread that serves the target must still run.
         theirs.set(0, round);
         let read = SendOp::Read {
             remote_addr: theirs.addr(),
@@ -104,7 +106,7 @@ fn a_panicking_waker_ends_nothing() {
     target.expect(CmEventKind::Disconnected);
 }
 
-/// A program that does everything in its wakers, as one does that polls its tasks there.
+/// A program that does all its work in its wakers, as an executor does that polls tasks in `wake`.
 struct Busy {
     ctx: Context,
     cq: CompletionQueue,
@@ -112,7 +114,7 @@ struct Busy {
     srq: SharedReceiveQueue,
     ids: Vec<iwarp::raw::cm::CmId>,
     channels: Vec<CmEventChannel>,
-    /// What was taken.
+    /// Each completion and event that the waker has taken.
     done: Sender<Taken>,
 }
 
@@ -130,7 +132,7 @@ impl Wake for Busy {
 
     fn wake_by_ref(self: &Arc<Self>) {
         let waker = Waker::from(Arc::clone(self));
-        // Each of these takes a lock of ours.
+        // Each of these calls takes a lock of the engine.
         let _ = (self.qp.state(), self.qp.addresses(), self.qp.counters());
         let _ = (self.ctx.region(1), self.ctx.counters(), self.cq.len());
         let _ = (self.srq.len(), self.srq.attributes());
@@ -155,6 +157,7 @@ impl Wake for Busy {
     }
 }
 
+/// Registers `waker` and passes all events of `queue` to `taken`.
 fn take<T>(queue: &EventQueue<T>, waker: &Waker, mut taken: impl FnMut(T)) {
     queue.wake_at_next(waker);
     while let Some(event) = queue.try_next() {
@@ -190,10 +193,10 @@ fn a_waker_may_do_everything_that_a_program_does() {
         srq.set_limit(15).unwrap();
         client.post(round, SendOp::Send, &[]);
         client.expect_status(round, WcStatus::Success);
-        // The order in which the two are told is nobody's business.
+        // The completion and the limit event may come in either order.
         let (mut limit, mut completion) = (false, false);
         while !(limit && completion) {
-            match next("news", &|_| true) {
+            match next("a completion or an event", &|_| true) {
                 Taken::Completion(cqe) => completion = cqe.status == WcStatus::Success,
                 Taken::Device(e) => {
                     limit |=
@@ -214,7 +217,7 @@ fn a_waker_may_do_everything_that_a_program_does() {
     client.qp.disconnect();
     next("the end", &of_connection(CmEventKind::Disconnected));
     next(
-        "the end of the end",
+        "the end of the time wait",
         &of_connection(CmEventKind::TimewaitExit),
     );
 }
@@ -234,9 +237,10 @@ fn poll_once<F: Future>(future: F, waker: &Waker) -> bool {
         .is_ready()
 }
 
-/// A task that looks at several things at once drops the futures that were not ready, and begins anew at its next turn.
+/// A task that waits for several things at once drops the futures that are not ready and makes new ones when it is polled again.
+/// The wakers of dropped futures must not stay registered, or each poll would use more memory.
 #[test]
-fn waits_that_are_given_up_leave_nothing_behind() {
+fn dropped_waits_leave_no_waker_behind() {
     let end = End::new(V4, &config());
     let polls: [&dyn Fn(&Waker); 3] = [
         &|w| assert!(!poll_once(end.channel.recv(), w)),
@@ -257,7 +261,7 @@ fn waits_that_are_given_up_leave_nothing_behind() {
         }
         assert_eq!(Arc::strong_count(&task), 2, "this one and the waker");
     }
-    // A future that is polled again and again has one place, and what woke it leaves none.
+    // A future that is polled many times registers one waker. After it was woken, it has none registered.
     let task = Arc::new(Counts::default());
     let waker = Waker::from(Arc::clone(&task));
     let mut wait = pin!(end.channel.recv());
@@ -285,18 +289,18 @@ fn a_wait_without_room_for_a_completion_is_refused() {
         .unwrap();
     runtime.block_on(async {
         let limit = tokio::time::timeout(LIMIT, target.cq.completions(&mut []));
-        refused(limit.await.expect("it waits"));
+        refused(limit.await.expect("the call waits instead of failing"));
         let channel = Watched::new(target.ctx.create_channel().unwrap()).unwrap();
         let limit = tokio::time::timeout(LIMIT, channel.completions(&target.cq, &mut []));
-        refused(limit.await.expect("it waits"));
+        refused(limit.await.expect("the call waits instead of failing"));
     });
     refused(target.cq.wait(&mut [], None));
     target.expect_status(1, WcStatus::Success);
 }
 
-/// The longest time there is does not fit on the clock, and means for ever.
+/// Now plus `Duration::MAX` overflows the clock. Such a time limit must mean "for ever" instead of a panic.
 #[test]
-fn the_longest_time_there_is_may_be_waited() {
+fn the_longest_duration_may_be_a_time_limit() {
     const LONGEST: Option<Duration> = Some(Duration::MAX);
     let _watchdog = Watchdog::new();
     let ctx = context(V4, &config());
@@ -336,7 +340,7 @@ fn the_longest_time_there_is_may_be_waited() {
         ));
         connection.disconnect().unwrap();
     });
-    // And of an object that nothing is connected to.
+    // The same for the events of an identifier that is not connected.
     let events = create_event_channel().unwrap();
     let pd = ctx.allocate_pd();
     let cq = ctx.create_cq(1, None).unwrap();

@@ -1,9 +1,9 @@
-//! What the tests against bad peers share: memory, one end of a connection, a pair of ends in one process,
-//! and the proof that everybody else is still served. The peer by hand is in `wire`.
+//! What the tests against misbehaving peers share: registered memory, one end of a connection, a pair of connected ends in
+//! one process, and a check that unrelated connections are still served. The hand-written peer is in `wire`.
 #![allow(
     dead_code,
     unreachable_pub,
-    reason = "every test binary uses its own part"
+    reason = "each test binary uses only some of these items"
 )]
 
 pub mod wire;
@@ -21,38 +21,37 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-/// Nothing in these tests takes longer unless it is broken.
+/// Time limit for a single step of a test. A step that takes longer has failed.
 pub const LIMIT: Duration = Duration::from_secs(20);
-/// How long our side waits for a peer's part of MPA start-up.
-/// Long enough for a machine that is busy with other tests.
+/// How long our side waits for the peer's part of MPA start-up: long enough for a machine that is busy with other tests.
 pub const HANDSHAKE: Duration = Duration::from_millis(1200);
-/// How long our side waits for a peer to close.
+/// How long our side waits for the peer to close the stream.
 pub const LINGER: Duration = Duration::from_millis(600);
 
 pub const V4: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 pub const V6: IpAddr = IpAddr::V6(std::net::Ipv6Addr::LOCALHOST);
 
-/// Short time-outs, so that the tests are quick.
+/// A configuration with short time-outs, so that the tests are quick.
 pub fn config() -> Config {
     let mut c = Config::default();
     c.handshake_timeout = HANDSHAKE;
     c.linger = LINGER;
-    // Whoever tests silence shall not have to hurry.
+    // Tests check that the responder stays silent until the first FPDU. With a limit it would speak on a slow machine.
     c.speak_first = None;
     c.receiver_not_ready = ReceiverNotReady::Hold(Duration::from_millis(300));
     c
 }
 
-/// Calls `look` until it says yes.
+/// Calls `look` until it returns `true`. Panics with `what` after `LIMIT`.
 pub fn until(what: &str, mut look: impl FnMut() -> bool) {
     let start = Instant::now();
     while !look() {
-        assert!(start.elapsed() < LIMIT, "never: {what}");
+        assert!(start.elapsed() < LIMIT, "did not happen: {what}");
         std::thread::yield_now();
     }
 }
 
-/// Sockets that this process has open.
+/// Returns the number of sockets that this process has open.
 pub fn sockets() -> usize {
     std::fs::read_dir("/proc/self/fd")
         .unwrap()
@@ -61,7 +60,7 @@ pub fn sockets() -> usize {
         .count()
 }
 
-/// Memory that both ends may touch at any time.
+/// Registered memory that both ends may access at any time.
 pub struct Mem {
     words: Box<[u64]>,
     pub stag: u32,
@@ -75,7 +74,7 @@ impl Mem {
     pub fn with(ctx: &Context, pd: u32, len: usize, access: Access) -> Self {
         let words = vec![0u64; len.div_ceil(8)].into_boxed_slice();
         let addr = words.as_ptr() as u64;
-        // SAFETY: the memory lives as long as this value; the tests end every connection that knows it before that.
+        // SAFETY: the memory lives as long as this value. The tests end every connection that can access it before they drop it.
         let stag =
             unsafe { ctx.register(addr, (words.len() * 8) as u64, addr, pd, access) }.unwrap();
         Self { words, stag }
@@ -98,7 +97,7 @@ impl Mem {
     }
 
     pub fn set(&self, i: usize, value: u64) {
-        // SAFETY: inside the box; others only access it through the RNIC.
+        // SAFETY: the word lies inside the box. All other accesses go through the RNIC.
         unsafe {
             std::ptr::from_ref(&self.words[i])
                 .cast_mut()
@@ -123,7 +122,7 @@ pub struct End {
 }
 
 impl End {
-    /// An end that is not connected, on a device of its own.
+    /// Creates an end that is not connected, with a device context of its own.
     pub fn new(ip: IpAddr, config: &Config) -> Self {
         Self::sized(ip, config, 1024, 16)
     }
@@ -156,18 +155,18 @@ impl End {
         self.id.set_queue_pair(Some(&self.qp));
     }
 
-    /// Starts to connect.
+    /// Resolves `peer` and starts to connect to it.
     pub fn connect(&self, peer: SocketAddr, private_data: &[u8]) {
         self.resolve(peer);
         self.id.connect(&parameters(private_data)).unwrap();
     }
 
-    /// The next event, which must be this one.
+    /// Waits for the next connection event, which must be of this kind.
     pub fn expect(&self, kind: CmEventKind) -> CmEvent {
         expect(&self.channel, kind)
     }
 
-    /// The attempt fails like this, in time.
+    /// Waits for the next connection event, which must report a failure of this kind with this status (an errno).
     pub fn expect_failure(&self, kind: CmEventKind, status: i32) {
         let event = self.expect(kind);
         assert_eq!(event.status, status, "{event:?}");
@@ -183,26 +182,26 @@ impl End {
         self.qp.post_recv(&[RecvWr { wr_id, sges }]).unwrap();
     }
 
-    /// The next completion.
+    /// Waits for the next completion.
     pub fn poll(&self) -> Cqe {
         poll(&self.cq)
     }
 
-    /// The next completion is for this request and ends like this.
+    /// Waits for the next completion, which must be for this request and have this status.
     pub fn expect_status(&self, wr_id: u64, status: WcStatus) -> Cqe {
         let cqe = self.poll();
         assert_eq!((cqe.wr_id, cqe.status), (wr_id, status), "{cqe:?}");
         cqe
     }
 
-    /// The next asynchronous event, by name.
+    /// Waits for the next asynchronous event and returns the name of its kind.
     pub fn async_kind(&self) -> String {
         let event = self.ctx.async_event(Some(LIMIT)).unwrap();
         let text = format!("{:?}", event.kind);
         text.split('(').next().unwrap_or_default().to_owned()
     }
 
-    /// The connection is over and its queue pair in error.
+    /// Waits for `Disconnected` and checks that the queue pair is in the error state.
     pub fn expect_disconnected(&self) -> CmEvent {
         let event = self.expect(CmEventKind::Disconnected);
         assert_eq!(self.qp.state(), State::Error);
@@ -289,12 +288,12 @@ impl Server {
         }
     }
 
-    /// Waits for a request.
+    /// Waits for a connection request.
     pub fn request(&self) -> CmEvent {
         expect(&self.channel, CmEventKind::ConnectRequest)
     }
 
-    /// An end for a request; it is still to be accepted.
+    /// Creates an end for a connection request. The caller still has to accept it.
     pub fn end(&self, request: CmEvent) -> End {
         self.end_with(request, None, 16, 1024)
     }
@@ -323,7 +322,7 @@ impl Server {
         }
     }
 
-    /// Accepts the next request.
+    /// Waits for the next connection request and accepts it.
     pub fn accept(&self) -> End {
         let end = self.end(self.request());
         end.id.accept(&parameters(b"")).unwrap();
@@ -337,7 +336,7 @@ impl Drop for Server {
     }
 }
 
-/// Two connected ends in this process.
+/// Returns two connected ends in this process: the initiator and the responder.
 pub fn pair(ip: IpAddr, config: &Config) -> (End, End) {
     let server = Server::new(ip, config);
     let client = End::new(ip, config);
@@ -348,7 +347,7 @@ pub fn pair(ip: IpAddr, config: &Config) -> (End, End) {
     (client, accepted)
 }
 
-/// A connection that has nothing to do with what is being tested.
+/// A connection that has no part in the test, to check that a misbehaving peer does not disturb others.
 pub struct Healthy {
     client: End,
     server: End,
@@ -370,7 +369,7 @@ impl Healthy {
         }
     }
 
-    /// It serves Send, Write and Read.
+    /// Does one Send, one Write and one Read, and checks the data.
     pub fn check(&mut self) {
         self.round += 1;
         let Self {
@@ -400,8 +399,10 @@ impl Healthy {
     }
 }
 
-/// Ends the process if a test hangs where no time-out of its own can see it.
-pub struct Watchdog(#[expect(dead_code, reason = "dropping it is the signal")] Sender<()>);
+/// Aborts the process if a test runs for `LIMIT * 4`, for waits that have no time limit of their own.
+pub struct Watchdog(
+    #[expect(dead_code, reason = "dropping the sender stops the watchdog")] Sender<()>,
+);
 
 impl Watchdog {
     pub fn new() -> Self {
@@ -417,7 +418,7 @@ impl Watchdog {
     }
 }
 
-/// Runs a test while another connection is there, which must be served before, after, and anew.
+/// Runs a test beside an unrelated connection, which must work before and after the test. A new connection must work, too.
 pub fn others_are_served(test: impl FnOnce()) {
     let _guard = Watchdog::new();
     let mut other = Healthy::new(V4);
@@ -427,17 +428,17 @@ pub fn others_are_served(test: impl FnOnce()) {
     Healthy::new(V4).check();
 }
 
-/// Signalled and solicited.
+/// Flags of a request that is signaled and solicited.
 pub const SOLICITED: SendFlags = SendFlags::SIGNALED.union(SendFlags::SOLICITED);
 
 const CHILD: &str = "IWARP_TEST_ALONE";
 
-/// Runs a test of this file in a fresh process; `body` runs there.
+/// Runs `body`, the body of the test `name`, in a fresh process of this test program.
 pub fn alone(name: &str, body: impl FnOnce()) {
     alone_with(name, &[], body);
 }
 
-/// The same with these variables in its environment.
+/// As `alone`, with these additional environment variables.
 pub fn alone_with(name: &str, variables: &[(&str, &str)], body: impl FnOnce()) {
     if std::env::var_os(CHILD).is_some() {
         body();
@@ -464,7 +465,7 @@ pub fn alone_with(name: &str, variables: &[(&str, &str)], body: impl FnOnce()) {
     assert!(status.success(), "{name}: {status}");
 }
 
-/// Descriptors of this process.
+/// Returns the number of descriptors that this process has open.
 pub fn open_files() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }

@@ -1,5 +1,5 @@
-//! A peer by hand: a blocking socket that speaks MPA, DDP and RDMAP through the codecs of `iwarp-proto`, and
-//! says whatever a test wants it to say.
+//! A hand-written peer: a blocking socket that encodes and decodes MPA, DDP and RDMAP with the codecs of `iwarp-proto`. It
+//! sends exactly what a test tells it to send, also when that breaks the protocol.
 
 use super::{End, LIMIT, Server};
 use iwarp::raw::cm::CmEventKind;
@@ -16,7 +16,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// What MPA start-up says.
+/// The content of an MPA request or reply frame.
 #[derive(Clone)]
 pub struct Hello {
     pub revision: u8,
@@ -26,7 +26,7 @@ pub struct Hello {
 }
 
 impl Hello {
-    /// As the enhanced side of hardware says it: peer-to-peer, with these RTR messages.
+    /// An enhanced frame as hardware sends it: peer-to-peer, with these kinds of RTR message.
     pub fn enhanced(rtr_write: bool, rtr_read: bool) -> Self {
         Self {
             revision: 2,
@@ -43,7 +43,7 @@ impl Hello {
         }
     }
 
-    /// Client-server model.
+    /// An enhanced frame for the client-server model: no RTR message.
     pub fn client_server() -> Self {
         let mut hello = Self::enhanced(false, false);
         hello.prefix = Some(EnhancedPrefix {
@@ -53,7 +53,7 @@ impl Hello {
         hello
     }
 
-    /// As RFC 5044 alone has it.
+    /// A frame of revision 1, as RFC 5044 defines it, without the prefix of RFC 6581.
     pub fn plain() -> Self {
         Self {
             revision: 1,
@@ -63,7 +63,7 @@ impl Hello {
         }
     }
 
-    /// The frame's octets.
+    /// Returns the octets of the frame.
     pub fn octets(&self, kind: FrameKind) -> Vec<u8> {
         let mut body = Vec::new();
         if let Some(prefix) = &self.prefix {
@@ -85,7 +85,7 @@ impl Hello {
     }
 }
 
-/// The peer.
+/// The hand-written peer. In its methods, "the peer" is the side under test.
 pub struct Wire {
     pub socket: TcpStream,
     pub crc: bool,
@@ -112,7 +112,7 @@ impl Wire {
         self.socket.write_all(octets).unwrap();
     }
 
-    /// Reads the peer's start-up frame: header, prefix, private data.
+    /// Reads the peer's start-up frame.
     pub fn read_hello(&mut self, kind: FrameKind) -> Hello {
         let mut reader = FrameReader::new(kind);
         loop {
@@ -142,7 +142,7 @@ impl Wire {
         }
     }
 
-    /// A whole FPDU around a ULPDU.
+    /// Returns a whole FPDU that carries `ulpdu`.
     pub fn fpdu(&self, ulpdu: &[u8]) -> Vec<u8> {
         let mut out = vec![0; fpdu_len(ulpdu.len())];
         encode_fpdu(ulpdu, &self.options(), &mut MarkerClock::new(), &mut out).unwrap();
@@ -158,14 +158,14 @@ impl Wire {
         self.send_ulpdu(&segment(&header, payload));
     }
 
-    /// The next message sequence number of a queue.
+    /// Takes the next message sequence number of queue `qn`.
     pub fn next_msn(&mut self, qn: u32) -> u32 {
         let msn = self.msn[qn as usize];
         self.msn[qn as usize] += 1;
         msn
     }
 
-    /// An untagged message in one segment.
+    /// Sends an untagged message in one segment.
     pub fn untagged(&mut self, opcode: Opcode, payload: &[u8]) {
         let header = self.untagged_header(opcode);
         self.send(Header::Untagged(header), payload);
@@ -207,11 +207,12 @@ impl Wire {
         self.untagged(Opcode::ATOMIC_REQUEST, &body);
     }
 
-    /// The RTR messages as hardware sends them.
+    /// Sends the RTR message of the Write kind as hardware does: zero octets to STag 1.
     pub fn rtr_write(&mut self) {
         self.write_op(1, 0, &[]);
     }
 
+    /// Sends the RTR message of the Read kind as hardware does: a request for zero octets.
     pub fn rtr_read(&mut self) {
         self.read_op(ReadRequest {
             sink_stag: Stag(1),
@@ -220,7 +221,7 @@ impl Wire {
         });
     }
 
-    /// The next FPDU: its header and payload.
+    /// Reads the next FPDU and returns its header and payload.
     pub fn recv(&mut self) -> (Header, Vec<u8>) {
         let mut octets = vec![0; 2];
         self.socket.read_exact(&mut octets).unwrap();
@@ -240,14 +241,14 @@ impl Wire {
         (header, ulpdu[header.len()..].to_vec())
     }
 
-    /// The next FPDU is an untagged message of this kind.
+    /// Reads the next FPDU, which must have this opcode, and returns its payload.
     pub fn expect(&mut self, opcode: Opcode) -> Vec<u8> {
         let (header, payload) = self.recv();
         assert_eq!(header.opcode(), opcode, "{header:?}");
         payload
     }
 
-    /// The next FPDU is this Terminate, and then the peer closes gracefully.
+    /// Reads the next FPDU, which must be a Terminate with this code. Then the peer must close with a FIN.
     pub fn expect_terminate(&mut self, code: TerminateCode) -> Terminate {
         let (header, payload) = self.recv();
         let Header::Untagged(h) = header else {
@@ -259,11 +260,12 @@ impl Wire {
         );
         let terminate = Terminate::parse(&payload).unwrap().0;
         assert_eq!(terminate.code, code);
-        assert!(self.ends(), "more after the Terminate, or a reset");
+        assert!(self.ends(), "the peer reset the stream after its Terminate");
         terminate
     }
 
-    /// The peer sends nothing more and closes. True: with a FIN, false: with a reset.
+    /// Waits until the peer closes, and panics if it sends anything before. Returns `true` if it closes with a FIN, `false` if
+    /// with a reset.
     pub fn ends(&mut self) -> bool {
         let mut octets = [0; 64];
         match self.socket.read(&mut octets) {
@@ -278,7 +280,7 @@ impl Wire {
         assert!(!self.ends(), "a FIN instead of a reset");
     }
 
-    /// Whether the peer has not closed after this time. Octets are not looked at.
+    /// Waits for octets or the end of the stream, at most for `time`. Returns `true` unless the peer has closed with a FIN.
     pub fn stays_open(&mut self, time: Duration) -> bool {
         self.socket.set_read_timeout(Some(time)).unwrap();
         let end = self.socket.peek(&mut [0]);
@@ -286,7 +288,7 @@ impl Wire {
         !matches!(end, Ok(0))
     }
 
-    /// Nothing comes for a while.
+    /// Checks that the peer sends nothing for `time`.
     pub fn is_silent(&mut self, time: Duration) {
         self.socket.set_read_timeout(Some(time)).unwrap();
         let mut octets = [0; 64];
@@ -304,7 +306,7 @@ impl Wire {
         self.socket.shutdown(Shutdown::Write).unwrap();
     }
 
-    /// Closes with a reset.
+    /// Closes the stream with a reset.
     pub fn reset(self) {
         socket2::SockRef::from(&self.socket)
             .set_linger(Some(Duration::ZERO))
@@ -312,7 +314,7 @@ impl Wire {
     }
 }
 
-/// Header and payload in one piece.
+/// Returns a ULPDU: the header and the payload.
 pub fn segment(header: &Header, payload: &[u8]) -> Vec<u8> {
     let mut octets = vec![0; header.len()];
     header.emit(&mut octets);
@@ -329,7 +331,7 @@ pub fn write_header(stag: u32, to: u64, last: bool) -> Header {
     })
 }
 
-/// A request to read `size` octets.
+/// Returns the payload of a Read Request for `size` octets.
 pub fn read(stag: u32, to: u64, size: u32) -> ReadRequest {
     ReadRequest {
         sink_stag: Stag(9),
@@ -340,7 +342,7 @@ pub fn read(stag: u32, to: u64, size: u32) -> ReadRequest {
     }
 }
 
-/// A hand-made initiator, connected to one of our responders in full operation.
+/// Connects a hand-written initiator to `server`, including the RTR message, and returns it with the accepted end.
 pub fn initiator(server: &Server, hello: &Hello) -> (Wire, End) {
     let mut wire = Wire::connect(server.address);
     wire.write(&hello.octets(FrameKind::Request));
@@ -355,14 +357,14 @@ pub fn initiator(server: &Server, hello: &Hello) -> (Wire, End) {
                 wire.rtr_read();
                 assert_eq!(wire.expect(Opcode::READ_RESPONSE), b"");
             }
-            other => panic!("not one RTR message: {other:?}"),
+            other => panic!("the reply does not choose exactly one kind of RTR message: {other:?}"),
         }
     }
     end.expect(CmEventKind::Established);
     (wire, end)
 }
 
-/// A hand-made responder, connected to an end of ours that initiates; the RTR message is taken off.
+/// Connects `end` to a hand-written responder, which answers with `hello` and reads the RTR message.
 pub fn responder(end: &End, hello: &Hello) -> Wire {
     let listener = std::net::TcpListener::bind(SocketAddr::new(super::V4, 0)).unwrap();
     end.connect(listener.local_addr().unwrap(), b"");
