@@ -1,9 +1,9 @@
-//! A counter in the server's memory that any number of clients raise by RDMA atomics (RFC 7306 section 5); the server's
-//! program does nothing while they do.
+//! A counter in the server's memory that any number of clients increment by RDMA atomics (RFC 7306 section 5). The server's
+//! program takes no part in the additions.
 //!
 //! ```sh
 //! cargo run --example counter                           # server and four clients in this process
-//! cargo run --example counter serve 192.0.2.7:7173      # on one host, then elsewhere, several times at once:
+//! cargo run --example counter serve 192.0.2.7:7173      # on one host, then on others, several at once:
 //! cargo run --example counter add 192.0.2.7:7173 1000
 //! ```
 
@@ -15,10 +15,10 @@ use iwarp::{
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// Additions that a client has under way at a time.
+/// Number of additions that a client has posted and not yet completed.
 const WINDOW: usize = 8;
 
-/// Accepts clients, shows the counter when one leaves, and ends when `clients` have left.
+/// Accepts clients, prints the counter when one leaves, and returns the counter when `clients` have left.
 fn serve(listener: &Listener, ctx: &Context, clients: usize) -> Result<u64> {
     let pd = ProtectionDomain::new(ctx);
     let counter = pd.allocate(8, Access::LOCAL_WRITE | Access::REMOTE_ATOMIC)?;
@@ -57,7 +57,7 @@ fn accept(
     request.accept(qp, &parameters)
 }
 
-/// Adds one `times` times and returns the largest value that it saw.
+/// Adds one `times` times and returns the largest of the old values that the atomics returned.
 fn add(to: SocketAddr, times: usize) -> Result<u64> {
     let ctx = Context::open(&Device::route_to(to)?, Config::from_env())?;
     let pd = ProtectionDomain::new(&ctx);
@@ -66,7 +66,7 @@ fn add(to: SocketAddr, times: usize) -> Result<u64> {
     let connection = Connector::new(&ctx).connect(to, qp)?;
     let counter = RemoteMemory::from_bytes(connection.private_data())
         .ok_or(iwarp::Error::InvalidState("this server has no counter"))?;
-    // The old values land here, one word for each addition under way.
+    // Each outstanding addition has a word here for the old value.
     let old = pd.allocate(8 * WINDOW, Access::LOCAL_WRITE)?;
     let post = |slot: usize| {
         let sges = [old.sge(8 * slot..8 * slot + 8)?];

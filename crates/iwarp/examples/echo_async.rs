@@ -1,8 +1,8 @@
-//! An echo server and clients as tasks. The futures of this crate need no particular runtime; here it is tokio.
+//! An echo server and its clients as asynchronous tasks. The futures of this crate work on any runtime; this example uses tokio.
 //!
 //! ```sh
 //! cargo run --example echo_async                           # server and eight clients in this process
-//! cargo run --example echo_async serve 192.0.2.7:7175      # on one host, then elsewhere:
+//! cargo run --example echo_async serve 192.0.2.7:7175      # on one host, then on another:
 //! cargo run --example echo_async connect 192.0.2.7:7175
 //! ```
 
@@ -13,16 +13,17 @@ use iwarp::{
 };
 use std::net::SocketAddr;
 
-/// Receives that a connection has posted, and the longest message.
+/// Number of receives that a connection keeps posted.
 const SLOTS: usize = 8;
+/// Octets of the longest message.
 const LONGEST: usize = 4096;
 
-/// Messages of one connection.
+/// The buffers and the completion queue of one connection.
 struct Messages {
     cq: CompletionQueue,
-    /// Slots of receives.
+    /// The buffers of the receives: `SLOTS` of `LONGEST` octets.
     inbox: MemoryRegion,
-    /// Our message on its way.
+    /// The message that is being sent.
     outbox: MemoryRegion,
 }
 
@@ -48,7 +49,7 @@ impl Messages {
         qp.post_recv(&[receive]).map_err(|(_, e)| e)
     }
 
-    /// One completion; `None` when the peer has closed.
+    /// Waits for a completion. Returns `None` when the peer has closed.
     async fn next(&self) -> Result<Option<Cqe>> {
         let mut done = [Cqe::default()];
         self.cq.completions(&mut done).await?;
@@ -60,7 +61,7 @@ impl Messages {
         }
     }
 
-    /// A message that came; its receive is posted again.
+    /// Returns a received message and posts its receive again.
     fn take(&self, qp: &iwarp::raw::QueuePair, done: &Cqe) -> Result<Vec<u8>> {
         let slot = done.wr_id as usize;
         let at = slot * LONGEST;
@@ -89,7 +90,7 @@ async fn echo(ctx: Context, request: ConnectionRequest) -> Result<()> {
     Ok(())
 }
 
-/// Serves clients, each in a task, and ends when `clients` have come and gone.
+/// Serves each client in a task of its own, and ends when `clients` have left.
 async fn serve(ctx: Context, listener: Listener, clients: usize) -> Result<()> {
     let mut tasks = Vec::new();
     for _ in 0..clients {

@@ -1,12 +1,13 @@
-//! Sends a file: RDMA Writes put it into the server's memory, and the immediate data of the last one say that it is there.
+//! Sends a file by RDMA Writes to the server's memory. The last Write carries immediate data, which tell the server that the file
+//! is complete.
 //!
 //! ```sh
 //! cargo run --example file_transfer                                     # both ends in this process
-//! cargo run --example file_transfer serve 192.0.2.7:7174 received.bin   # on one host, then elsewhere:
+//! cargo run --example file_transfer serve 192.0.2.7:7174 received.bin   # on one host, then on another:
 //! cargo run --example file_transfer send 192.0.2.7:7174 file.bin
 //! ```
 //!
-//! This is the idea alone. `iwarp cp` is the grown-up form, with a ring of slots, resuming and checksums.
+//! This example shows only the principle. `iwarp cp` is a complete tool, with a ring of buffers, resuming and checksums.
 
 use iwarp::cm::{ConnectionParameters, Connector, Listener};
 use iwarp::{
@@ -17,7 +18,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// The largest file.
+/// Octets of the largest file.
 const ROOM: usize = 64 << 20;
 /// Octets of one RDMA Write.
 const PIECE: usize = 1 << 20;
@@ -25,11 +26,11 @@ const PIECE: usize = 1 << 20;
 fn serve(listener: &Listener, ctx: &Context, to: &Path) -> Result<()> {
     let pd = ProtectionDomain::new(ctx);
     let cq = ctx.create_cq(16, None)?;
-    // Pages that nothing writes to cost nothing.
+    // The kernel provides a page only when it is first written to, so a small file uses little of this.
     let memory = pd.allocate(ROOM, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
     let request = listener.accept(None)?;
     let qp = pd.queue_pair().build(&cq, &cq)?;
-    // Immediate data take a receive; it needs no memory.
+    // A Write with immediate data consumes a receive, which needs no buffer.
     let receive = RecvWr {
         wr_id: 1,
         sges: &[],
@@ -46,11 +47,11 @@ fn serve(listener: &Listener, ctx: &Context, to: &Path) -> Result<()> {
     if done.status != WcStatus::Success || !done.flags.contains(WcFlags::WITH_IMM) {
         return Err(iwarp::Error::ConnectionLost("no file came".into()));
     }
-    // All Writes before are in memory by now.
+    // This completion comes after all earlier Writes were placed. The immediate data are the length.
     let data = memory.to_vec(..(done.imm_or_stag as usize).min(ROOM))?;
     std::fs::write(to, &data)?;
     println!("received {} octets", data.len());
-    // Tells the client that the file is safe.
+    // The client takes the disconnect as the confirmation that the file is stored.
     connection.disconnect()?;
     connection.wait_disconnected(Some(Duration::from_secs(30)))
 }

@@ -1,13 +1,13 @@
-//! The smallest conversation: the client sends a line, the server answers with another one.
+//! The smallest complete program: the client sends a line, and the server answers with another one.
 //!
 //! ```sh
 //! cargo run --example hello                            # both ends in this process
-//! cargo run --example hello serve 192.0.2.7:7171       # on one host, then elsewhere:
+//! cargo run --example hello serve 192.0.2.7:7171       # on one host, then on another:
 //! cargo run --example hello connect 192.0.2.7:7171
 //! ```
 //!
-//! What to look at: receives are posted before the connection is made, because a message needs a receive; every wait
-//! is for a completion.
+//! Receives are posted before the connection is made, because each incoming message needs a posted receive. The program learns of
+//! every sent and received message by a completion.
 
 use iwarp::cm::{Connector, Listener};
 use iwarp::{
@@ -17,9 +17,10 @@ use iwarp::{
 use std::net::SocketAddr;
 use std::time::Duration;
 
+/// Octets of the longest line.
 const LONGEST: usize = 256;
 
-/// What one end needs.
+/// The objects of one end, except for its queue pair.
 struct End {
     ctx: Context,
     cq: CompletionQueue,
@@ -27,7 +28,7 @@ struct End {
 }
 
 impl End {
-    /// Makes it, and a queue pair with one receive posted.
+    /// Creates an end and its queue pair, with one receive posted.
     fn new(ctx: &Context) -> Result<(Self, QueuePair)> {
         let pd = ProtectionDomain::new(ctx);
         let cq = ctx.create_cq(16, None)?;
@@ -42,13 +43,13 @@ impl End {
         Ok((Self { ctx, cq, inbox }, qp))
     }
 
-    /// Sends a line. It is copied when posting, so it may go at once.
+    /// Posts a Send of a line. Inline data are copied when posted, so the caller may drop the line at once.
     fn say(&self, qp: &iwarp::raw::QueuePair, line: &str) -> Result<()> {
         qp.post_send(&[SendWr::inline(2, &[line.as_bytes()]).signaled()])
             .map_err(|(_, e)| e)
     }
 
-    /// Waits for a line, and for our own to be on its way.
+    /// Waits for a line from the peer. The completion of our own Send may come before it.
     fn hear(&self) -> Result<String> {
         loop {
             let mut done = [Cqe::default()];

@@ -1,14 +1,15 @@
-//! A key-value store whose clients look keys up by RDMA Read alone: the server's program does nothing while they do.
+//! A key-value store whose clients look up keys by RDMA Reads only. The server's program takes no part in the look-ups.
 //!
 //! ```sh
 //! cargo run --example kv                               # both ends in this process
-//! cargo run --example kv serve 192.0.2.7:7172          # on one host, then elsewhere:
+//! cargo run --example kv serve 192.0.2.7:7172          # on one host, then on another:
 //! cargo run --example kv get 192.0.2.7:7172 colour shape
 //! ```
 //!
 //! The table is registered memory: buckets of 128 octets, found by a hash of the key and open addressing. The server
-//! changes a bucket in place. A version in front and one behind tell a reader that it saw a bucket half changed; then
-//! it reads again. The client learns where the table is from the private data of the connection.
+//! changes a bucket in place. Each bucket begins and ends with a version number. If the two differ, or are odd, the reader saw a
+//! bucket that was being changed, and reads it again. The client gets the address of the table from the private data of the
+//! connection.
 
 use iwarp::cm::{Connection, ConnectionParameters, Connector, Listener};
 use iwarp::{
@@ -18,21 +19,23 @@ use iwarp::{
 use std::net::SocketAddr;
 use std::time::Duration;
 
+/// Number of buckets.
 const BUCKETS: u64 = 1024;
+/// Octets of a bucket.
 const BUCKET: usize = 128;
-/// Version in front, key, value, version behind.
+/// Offsets in a bucket, behind the first version: key, value, second version.
 const KEY: usize = 8;
 const VALUE: usize = 40;
 const BEHIND: usize = 120;
 
 fn hash(key: &str) -> u64 {
-    // FNV-1a: the same on both sides, whatever their machines.
+    // FNV-1a, because both sides must compute the same hash, also on different machines.
     key.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| {
         (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)
     })
 }
 
-/// Text in a field, filled up with zeros; `None` if it does not fit.
+/// Returns `text` padded with zeros to `len` octets, or `None` if it is empty or does not fit.
 fn field(text: &str, len: usize) -> Option<Vec<u8>> {
     let mut out = text.as_bytes().to_vec();
     let fits = !out.is_empty() && out.len() <= len;
@@ -60,8 +63,8 @@ impl Table {
             if there[0] != 0 && there != k {
                 continue;
             }
-            // Odd while it changes. Both are stored with release ordering, so a reader that sees them equal and even
-            // has seen what lies between.
+            // The first version is odd while the bucket changes. Both versions are stored with release ordering, so a reader
+            // that sees them equal and even has read a consistent bucket.
             let version = self.0.load_u64(at)?;
             self.0.store_u64(at, version + 1)?;
             self.0.write_at(at + KEY, &k)?;
@@ -73,7 +76,7 @@ impl Table {
     }
 }
 
-/// Offers the table to one client after the other until `clients` have come and gone.
+/// Serves the table to one client after the other until `clients` have left.
 fn serve(listener: &Listener, ctx: &Context, clients: usize) -> Result<()> {
     let pd = ProtectionDomain::new(ctx);
     let memory = pd.allocate(
@@ -92,7 +95,7 @@ fn serve(listener: &Listener, ctx: &Context, clients: usize) -> Result<()> {
             ..Default::default()
         };
         let connection = request.accept(qp, &parameters)?;
-        // Meanwhile the values change under the client's eyes.
+        // While the client is connected, one value changes again and again.
         let mut round = 0;
         while connection
             .wait_disconnected(Some(Duration::from_millis(1)))
@@ -190,7 +193,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
             show(&client, &["colour", "shape", "size"])?;
             assert_eq!(client.get("colour")?.as_deref(), Some("blue"));
             assert_eq!(client.get("size")?, None);
-            // A value that changes is never seen half changed, and never goes back.
+            // Each read of a changing value returns a complete number, never smaller than the one before.
             let mut last = 0u64;
             for _ in 0..200 {
                 let now = client.get("round")?.map_or(Ok(0), |v| v.parse())?;
