@@ -1,4 +1,5 @@
-//! C programs of our own on the library, compiled with Debian's headers: every kind of misuse, and an exchange of everything.
+//! Our own C programs on the library, compiled with Debian's headers: every kind of misuse, an exchange that uses every
+//! operation, and events for solicited completions.
 
 mod common;
 
@@ -8,6 +9,7 @@ use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
+/// Returns `true` if Debian's headers are installed. Panics if they are missing and `IWARP_REQUIRE_RDMA_TOOLS` is set.
 fn headers_installed() -> bool {
     let found = ["infiniband/verbs.h", "rdma/rdma_cma.h"]
         .iter()
@@ -33,12 +35,12 @@ fn compile(name: &str, folder: &common::Folder) -> PathBuf {
         .arg(&folder.0)
         .args(["-l:libibverbs.so.1", "-l:librdmacm.so.1"])
         .status()
-        .expect("a C compiler, which linking Rust needs as well");
-    assert!(status.success(), "{} compiles", source.display());
+        .expect("a C compiler must be installed; Rust needs it to link, too");
+    assert!(status.success(), "{} does not compile", source.display());
     exe
 }
 
-/// Runs a program, which says how many of its checks failed.
+/// Compiles and runs a program. Its last line must say that no check failed.
 fn passes(name: &str) {
     if !headers_installed() {
         return;
@@ -70,12 +72,12 @@ fn passes(name: &str) {
 }
 
 #[test]
-fn misused_verbs_answer_with_the_right_errors() {
+fn misused_verbs_return_the_right_errors() {
     passes("misuse");
 }
 
 #[test]
-fn a_misused_connection_manager_answers_with_the_right_errors() {
+fn a_misused_connection_manager_returns_the_right_errors() {
     passes("misuse_cm");
 }
 
@@ -85,6 +87,6 @@ fn an_exchange_uses_every_operation() {
 }
 
 #[test]
-fn an_event_for_solicited_completions_comes_for_nothing_else() {
+fn solicited_events_come_only_for_solicited_completions_and_failures() {
     passes("solicited");
 }

@@ -1,4 +1,4 @@
-//! Debian's own programs on the library.
+//! Debian's RDMA programs, unchanged, on the library: their own checks, and what the user of such a program can see and set.
 
 mod common;
 
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A port that was free a moment ago.
+/// Returns a port that was free a moment ago, or `None` if `host` cannot be used.
 fn free_port(host: &str) -> Option<u16> {
     let socket = std::net::TcpListener::bind((host, 0)).ok()?;
     Some(socket.local_addr().unwrap().port())
@@ -25,7 +25,7 @@ fn start(folder: &common::Folder, program: &str, args: &[&str]) -> Child {
         .unwrap()
 }
 
-/// Exit code and output; a program that does not end in time is killed and the test fails.
+/// Waits for a program and returns its exit code and output. A program that does not end in time is killed; its code is -1.
 fn finish(mut child: Child) -> (i32, String) {
     let end = Instant::now() + LIMIT;
     let status = loop {
@@ -54,7 +54,8 @@ fn finish(mut child: Child) -> (i32, String) {
     (status.code().unwrap_or(-1), text)
 }
 
-/// Runs a client as soon as its server listens; answers the last outputs.
+/// Starts a server and runs its client. While the client fails with the text `refused`, the server may not listen yet, and the
+/// client is started again. Returns the last outputs of the client and the server.
 fn serve(
     folder: &common::Folder,
     server: (&str, &[&str]),
@@ -65,7 +66,7 @@ fn serve(
     let end = Instant::now() + LIMIT;
     let (code, text) = loop {
         let (code, text) = finish(start(folder, client.0, client.1));
-        // It may not listen yet.
+        // The server may not listen yet.
         let early = code != 0 && text.contains(refused);
         if !early || Instant::now() > end || running.try_wait().unwrap().is_some() {
             break (code, text);
@@ -92,7 +93,7 @@ fn rping_over_ipv4_and_ipv6() {
     let folder = common::Folder::new("rping");
     for host in ["127.0.0.1", "::1"] {
         let Some(port) = free_port(host) else {
-            assert_eq!(host, "::1", "IPv4 loopback is everywhere");
+            assert_eq!(host, "::1", "no port on the IPv4 loopback");
             continue;
         };
         for own_qp in [false, true] {
@@ -112,9 +113,9 @@ fn rping_over_ipv4_and_ipv6() {
     }
 }
 
-/// A program that knows nothing of it tells what it does, under the number that it has.
+/// A program that does not know of `iwarp stat` answers it under its process number.
 #[test]
-fn a_program_can_be_asked_while_it_runs() {
+fn an_unchanged_program_answers_iwarp_stat() {
     if !common::installed("rping") {
         return;
     }
@@ -132,11 +133,11 @@ fn a_program_can_be_asked_while_it_runs() {
     let end = Instant::now() + LIMIT;
     let told = loop {
         let told = ask().unwrap_or_default();
-        // Connected with the client, and not with the system's library: the state is ours to tell.
+        // A queue pair in RTS shows that the program uses our library and is connected to the client.
         if told.contains("\"state\":\"RTS\"") || Instant::now() > end {
             break told;
         }
-        // It may not have listened yet when the last one came.
+        // If the client has ended, the server did not listen yet.
         let gone = |c: &mut Child| c.try_wait().unwrap().is_some();
         if client.as_mut().is_none_or(gone) {
             client = Some(start(&folder, "rping", &[&["-c"], &args[..]].concat()));
@@ -153,7 +154,7 @@ fn a_program_can_be_asked_while_it_runs() {
     }
 }
 
-/// The file is whole when a program has ended that knows nothing of it.
+/// `IWARP_CAPTURE` works for a program that does not know of it: the file is complete when the program has ended.
 #[test]
 fn traffic_of_a_program_is_recorded() {
     if !common::installed("rping") {
@@ -180,7 +181,7 @@ fn traffic_of_a_program_is_recorded() {
     }
 }
 
-/// As with hardware, where loopback belongs to no device either.
+/// With hardware, loopback belongs to no device either, and programs may listen there.
 #[test]
 fn a_program_may_bind_to_loopback_even_if_that_has_no_device() {
     if !common::installed("rping") {
@@ -246,9 +247,9 @@ fn the_device_is_listed_as_an_rnic() {
     );
 }
 
-/// A C program has no log: what is wrong with a setting must reach its terminal, once.
+/// C programs have no log of ours, so an invalid setting is reported on standard error, once.
 #[test]
-fn a_setting_that_makes_no_sense_is_named_on_standard_error() {
+fn an_invalid_setting_is_named_on_standard_error() {
     if !common::installed("ibv_devinfo") {
         return;
     }

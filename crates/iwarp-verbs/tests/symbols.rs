@@ -1,4 +1,4 @@
-//! The exported names and versions are exactly those of Debian 12's two libraries.
+//! The exported symbols and their versions are exactly those of Debian 12's `libibverbs` and `librdmacm`.
 
 mod common;
 
@@ -19,10 +19,10 @@ fn exports_are_debians() {
     let got: BTreeSet<&str> = text
         .lines()
         .filter_map(|line| {
-            // Number, value, size, type, binding, visibility, section, name.
+            // The columns are: number, value, size, type, binding, visibility, section, name.
             let columns: Vec<&str> = line.split_whitespace().collect();
             match columns[..] {
-                // Absolute ones are the names of the versions, which only some linkers write.
+                // Absolute symbols are the names of the versions, which only some linkers export.
                 [number, _, _, _, "GLOBAL", _, section, name]
                     if number.ends_with(':') && !["UND", "ABS"].contains(&section) =>
                 {
@@ -58,9 +58,10 @@ fn the_library_stays_loaded_and_has_its_name() {
     assert!(text.contains("NODELETE"), "{text}");
 }
 
-/// As rustc does where lld is not its linker: on aarch64, and in the packages of distributions.
+/// Where rustc does not link with lld (on aarch64, and in the packages of distributions), GNU ld gets two version scripts: ours,
+/// and the one that rustc writes. It must export our versions nevertheless.
 #[test]
-fn gnus_linker_takes_the_versions_beside_the_script_of_rustc() {
+fn gnu_ld_takes_our_version_script_beside_that_of_rustc() {
     if !common::installed("ld.bfd") {
         return;
     }
@@ -79,7 +80,7 @@ fn gnus_linker_takes_the_versions_beside_the_script_of_rustc() {
             .args(script)
             .arg(format!("-Wl,--version-script={map}"))
             .status()
-            .expect("a C compiler, which linking Rust needs as well");
+            .expect("a C compiler must be installed; Rust needs it to link, too");
         assert!(status.success(), "{script:?}");
         let out = Command::new("readelf")
             .args(["--dyn-syms", "-W"])
@@ -90,7 +91,7 @@ fn gnus_linker_takes_the_versions_beside_the_script_of_rustc() {
         assert!(text.contains("ibv_query_gid@@IBVERBS_1.1"), "{text}");
         assert!(!text.contains("inside"), "{text}");
     };
-    // Both spellings.
+    // Versions of rustc differ in how they pass the option.
     link(&["-Wl,--version-script=list"]);
     link(&["-Wl,--version-script", "-Wl,list"]);
 }

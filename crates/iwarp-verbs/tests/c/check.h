@@ -1,4 +1,4 @@
-/* What the C programs of these tests share: checks that name the place, and count. */
+/* Checks for the C programs of these tests. Each one is counted, and a failed one prints its place in the source. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -9,19 +9,19 @@
 
 static int checks, failures;
 
-/* A check of a condition. */
+/* Checks that a condition is true. */
 #define CHECK(condition) check_((condition) != 0, __FILE__, __LINE__, #condition)
 
-/* A function that answers 0 or an errno answers this. */
+/* Checks the result of a call that returns 0 or an errno. */
 #define CODE(want, call) code_((call), (want), __FILE__, __LINE__, #call)
 
-/* A function that answers -1 and sets errno does so. */
+/* Checks that a call returns -1 and sets errno to `want`. */
 #define MINUS_ONE(want, call) (errno = 0, minus_one_((call), (want), __FILE__, __LINE__, #call))
 
-/* A function that answers NULL and sets errno does so. */
+/* Checks that a call returns NULL and sets errno to `want`. */
 #define IS_NULL(want, call) (errno = 0, is_null_((call), (want), __FILE__, __LINE__, #call))
 
-/* What must be there for the rest to make sense. */
+/* Ends the program if a condition that the other checks depend on is false. */
 #define NEED(condition) \
 	do { \
 		if (!(condition)) { \
@@ -77,7 +77,7 @@ static inline void is_null_(const void *got, int want, const char *file, int lin
 	}
 }
 
-/* The last thing that main does. */
+/* Prints the counts and returns the exit code of main. */
 static inline int result(void)
 {
 	printf("%d checks, %d failed\n", checks, failures);

@@ -1,5 +1,5 @@
-/* An exchange like rping's, both ends in one process: every operation, every way of waiting, and everything destroyed.
- * For runs under memory checkers: what they find here is the library's. */
+/* An exchange like rping's, with both ends in one process. It uses every operation and destroys every object, so that it can run
+ * under memory checkers: every leak that they report belongs to the library. */
 #include <arpa/inet.h>
 #include <infiniband/verbs.h>
 #include <pthread.h>
@@ -22,7 +22,7 @@ struct end {
 	char *buffer;
 };
 
-/* What the passive end tells in its private data. */
+/* Address and key of the passive end's buffer, which it sends in its private data. */
 struct target {
 	uint64_t addr;
 	uint64_t rkey;
@@ -101,7 +101,7 @@ static void unmake(struct end *e)
 	CODE(0, rdma_destroy_id(e->id));
 }
 
-/* Sleeps until there is a completion. */
+/* Waits for a completion event unless there is a completion already. Returns the completion, which must be a success. */
 static struct ibv_wc wait_for(struct end *e)
 {
 	struct ibv_wc wc;
@@ -178,7 +178,7 @@ static void listen_on(struct end *e)
 	port = ntohs(rdma_get_src_port(e->id));
 }
 
-/* Answers whatever comes: as many Sends as the active end says, and ends when that disconnects. */
+/* The passive end: answers a Send in each round, and ends when the active end disconnects. */
 static void *serve(void *unused)
 {
 	struct end listener = { 0 }, e = { 0 };
@@ -205,12 +205,12 @@ static void *serve(void *unused)
 	for (round = 0; round < ROUNDS; round++) {
 		struct ibv_wc wc = wait_for(&e);
 
-		/* Echoed with immediate data. */
+		/* The Send is echoed with immediate data. */
 		CHECK(wc.opcode == IBV_WC_RECV && wc.byte_len == SIZE && is_filled(&e, round, SIZE));
 		receive(&e, wc.wr_id, SIZE);
 		post(&e, (struct ibv_send_wr){ .opcode = IBV_WR_SEND_WITH_IMM, .imm_data = htonl(round) }, SIZE);
 		wait_for(&e);
-		/* A Write with immediate data tells that the round is over. */
+		/* A Write with immediate data ends the round. */
 		wc = wait_for(&e);
 		CHECK(wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM && ntohl(wc.imm_data) == (uint32_t)round);
 		receive(&e, wc.wr_id, SIZE);
@@ -246,7 +246,7 @@ static struct target connect_to(struct end *e)
 	return target;
 }
 
-/* A window of type 2 on the buffer, and its end. */
+/* Binds a memory window of type 2 to the buffer and invalidates it. */
 static void bind_and_invalidate(struct end *e)
 {
 	struct ibv_send_wr wr = { .opcode = IBV_WR_BIND_MW, .send_flags = IBV_SEND_SIGNALED }, *bad;
@@ -264,7 +264,7 @@ static void bind_and_invalidate(struct end *e)
 	wait_for(e);
 }
 
-/* In one batch, and in one list, a window is bound, invalidated, and bound again. */
+/* Binds and invalidates a memory window three times in one batch, and three times in one list. */
 static void bind_again_and_again(struct end *e)
 {
 	struct ibv_mw_bind_info info = { e->mr, (uintptr_t)e->buffer, 64, IBV_ACCESS_REMOTE_READ };
@@ -304,7 +304,8 @@ static void bind_again_and_again(struct end *e)
 	e->mw->rkey = key;
 }
 
-/* A list that is longer than what is converted at a time, of requests with none to four elements, some of them inline. */
+/* Posts a list that is longer than the number of requests that the library converts at a time. Its requests have none to four
+ * elements, and some are inline. */
 static void write_a_long_list(struct end *e, struct target to)
 {
 	enum { N = 60, BACK = SIZE / 2 };
@@ -360,7 +361,7 @@ static void use(struct end *e, struct target to)
 
 		fill(e, round);
 		post(e, wr, SIZE);
-		/* The Send and the echo, in either order. */
+		/* The completions of the Send and of the echo come in either order. */
 		for (i = 0; i < 2; i++) {
 			wc = wait_for(e);
 			if (wc.opcode == IBV_WC_RECV) {

@@ -1,4 +1,4 @@
-/* Programs that use verbs wrongly: each mistake is the error that the manual pages name, and nothing crashes. */
+/* Wrong calls of verbs: each one returns the error that the manual pages name, and none crashes. */
 #include <infiniband/verbs.h>
 #include <stdint.h>
 #include <sys/mman.h>
@@ -47,14 +47,14 @@ static void bad_memory(void)
 	NEED(munmap(pages + page, page) == 0);
 	NEED(mprotect(pages + 2 * page, page, PROT_READ) == 0);
 	NEED(mprotect(pages + 3 * page, page, PROT_NONE) == 0);
-	/* Nowhere, in a hole, into a hole, around the end of the address space. */
+	/* Null, a kernel address, in a hole, into a hole, and ranges beyond the end of the address space. */
 	IS_NULL(EFAULT, ibv_reg_mr(pd, NULL, 4096, LOCAL));
 	IS_NULL(EFAULT, ibv_reg_mr(pd, high, 4096, LOCAL));
 	IS_NULL(EFAULT, ibv_reg_mr(pd, pages + page, page, LOCAL));
 	IS_NULL(EFAULT, ibv_reg_mr(pd, pages, page + 1, LOCAL));
 	IS_NULL(EFAULT, ibv_reg_mr(pd, pages, SIZE_MAX, LOCAL));
 	IS_NULL(EFAULT, ibv_reg_mr(pd, pages, SIZE_MAX / 2, LOCAL));
-	/* Memory that may be read only, and memory that may not even be read. */
+	/* Memory that is read-only, and memory that cannot be accessed at all. */
 	IS_NULL(EFAULT, ibv_reg_mr(pd, pages + 2 * page, page, LOCAL));
 	IS_NULL(EFAULT, ibv_reg_mr(pd, pages + 3 * page, page, 0));
 	mr = ibv_reg_mr(pd, pages + 2 * page, page, IBV_ACCESS_REMOTE_READ);
@@ -71,7 +71,7 @@ static void bad_rights(void)
 	struct ibv_mr *mr;
 	uint32_t key;
 
-	/* Who lets others write must be able to write. */
+	/* Remote write and remote atomic access need local write access. */
 	IS_NULL(EINVAL, ibv_reg_mr(pd, buffer, 64, IBV_ACCESS_REMOTE_WRITE));
 	IS_NULL(EINVAL, ibv_reg_mr(pd, buffer, 64, IBV_ACCESS_REMOTE_ATOMIC));
 	IS_NULL(EINVAL, ibv_reg_mr(pd, buffer, 64, 1 << 15));
@@ -86,7 +86,7 @@ static void bad_rights(void)
 	CODE(IBV_REREG_MR_ERR_INPUT, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, NULL, 64, 0));
 	CODE(IBV_REREG_MR_ERR_INPUT,
 	     ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, (void *)4096, 64, 0));
-	/* After all that it is what it was. */
+	/* The failed calls have not changed the region. */
 	CHECK(mr->rkey == key && mr->addr == buffer && mr->length == 64 && mr->pd == pd);
 	CODE(0, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_PD, other, NULL, 0, 0));
 	CODE(EBUSY, ibv_dealloc_pd(other));
@@ -95,7 +95,7 @@ static void bad_rights(void)
 	CODE(0, ibv_dealloc_pd(other));
 }
 
-/* A region is imported into the protection domain that it was registered in, and into no other. */
+/* A region can be imported only into the protection domain that it belongs to. */
 static void bad_imports(void)
 {
 	struct ibv_pd *other = ibv_alloc_pd(context);
@@ -109,7 +109,7 @@ static void bad_imports(void)
 	NEED(imported);
 	CHECK(imported->pd == pd && imported->rkey == mr->rkey && imported->length == 64);
 	ibv_unimport_mr(imported);
-	/* The region itself is as before, and moves to the other domain. */
+	/* The region itself has not changed, and can move to the other domain. */
 	CODE(0, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_PD, other, NULL, 0, 0));
 	IS_NULL(EINVAL, ibv_import_mr(pd, mr->handle));
 	imported = ibv_import_mr(other, mr->handle);
@@ -119,7 +119,8 @@ static void bad_imports(void)
 	CODE(0, ibv_dealloc_pd(other));
 }
 
-/* Destroying twice is found where a function of the library gets the pointer first: those that the headers define read it. */
+/* Objects that are destroyed in the wrong order or twice. Destroying twice is checked only where the library gets the pointer
+ * first: the inline functions of the headers read the freed object themselves. */
 static void wrong_order(void)
 {
 	struct ibv_pd *p = ibv_alloc_pd(context);
@@ -260,7 +261,7 @@ static int modify(struct ibv_qp *qp, int mask, struct ibv_qp_attr attr)
 	return ibv_modify_qp(qp, &attr, mask);
 }
 
-/* To RTS, connected to a peer that never comes. */
+/* Moves a queue pair to RTS, connected to a peer that does not exist. */
 static void to_rts_alone(struct ibv_qp *qp)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTR, .dest_qp_num = qp->qp_num ^ 0x10000 };
@@ -293,14 +294,14 @@ static void bad_modification(void)
 	CODE(EINVAL, modify(qp, IBV_QP_MAX_DEST_RD_ATOMIC, (struct ibv_qp_attr){ .max_dest_rd_atomic = 255 }));
 	CODE(EINVAL, modify(qp, IBV_QP_CUR_STATE | IBV_QP_STATE,
 			    (struct ibv_qp_attr){ .cur_qp_state = IBV_QPS_RTS, .qp_state = IBV_QPS_INIT }));
-	/* Without a global route nobody can be reached, and nobody is connected to itself. */
+	/* A route must be global, and a queue pair cannot be connected to itself. */
 	CODE(EINVAL, modify(qp, IBV_QP_STATE | IBV_QP_AV | IBV_QP_DEST_QPN,
 			    (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .dest_qp_num = 77 }));
 	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .dest_qp_num = qp->qp_num };
 	attr.ah_attr.is_global = 1;
 	attr.ah_attr.grh.dgid = gid;
 	CODE(EINVAL, ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_DEST_QPN));
-	/* It is still what it was, and goes on. */
+	/* The failed calls have not changed the state, and the queue pair can still be used. */
 	CODE(0, ibv_query_qp(qp, &attr, IBV_QP_STATE, &init));
 	CHECK(attr.qp_state == IBV_QPS_INIT || attr.qp_state == IBV_QPS_RTR);
 	CODE(0, modify(qp, IBV_QP_STATE, (struct ibv_qp_attr){ .qp_state = IBV_QPS_ERR }));
@@ -365,7 +366,7 @@ static void bad_receives(void)
 	int most = attr.cap.max_recv_wr;
 
 	NEED(mr && qp && srq && most + 3 < CHAIN_MAX);
-	/* What fits is posted, the first that does not is named. */
+	/* The requests that fit are posted, and `bad` is the first that does not. */
 	chain(mr, most + 3, 1, 64);
 	CODE(ENOMEM, ibv_post_recv(qp, recvs, &bad));
 	CHECK(bad == &recvs[most]);
@@ -387,7 +388,7 @@ static void bad_receives(void)
 	CODE(EINVAL, ibv_post_recv(qp, &recvs[1], &bad));
 	CHECK(bad == &recvs[1]);
 	CODE(0, ibv_destroy_qp(qp));
-	/* With a shared receive queue there is none of its own. */
+	/* A queue pair with a shared receive queue has no receive queue of its own. */
 	attr = qp_attributes();
 	attr.srq = srq;
 	qp = ibv_create_qp(pd, &attr);
@@ -421,7 +422,7 @@ static void bad_sends(void)
 	CODE(EINVAL, ibv_post_send(qp, sends, &bad));
 	CHECK(bad == sends);
 	to_rts_alone(qp);
-	/* Nothing goes out, so that what is posted stays. Mistakes take no room. */
+	/* Nothing can be sent, so posted requests stay in the queue. Refused requests take no room. */
 	chain(mr, 1, attr.cap.max_send_sge + 1, 64);
 	CODE(EINVAL, ibv_post_send(qp, sends, &bad));
 	CHECK(bad == sends);
@@ -445,7 +446,7 @@ static void bad_sends(void)
 	CODE(EOPNOTSUPP, ibv_post_send(qp, sends, &bad));
 	sends[0].opcode = IBV_WR_BIND_MW;
 	CODE(EINVAL, ibv_post_send(qp, sends, &bad));
-	/* The one before the mistake is posted. */
+	/* The request before the wrong one is posted. */
 	chain(mr, 3, 1, 64);
 	sends[1].num_sge = attr.cap.max_send_sge + 1;
 	CODE(EINVAL, ibv_post_send(qp, sends, &bad));
@@ -456,7 +457,7 @@ static void bad_sends(void)
 	chain(mr, 1, 1, 64);
 	CODE(ENOMEM, ibv_post_send(qp, sends, &bad));
 	CHECK(bad == sends);
-	/* All of them are flushed, in order, and no more. */
+	/* Exactly the posted requests are flushed, in order. */
 	CODE(0, modify(qp, IBV_QP_STATE, (struct ibv_qp_attr){ .qp_state = IBV_QPS_ERR }));
 	for (i = 0; i < most; i++) {
 		struct ibv_wc wc;
@@ -473,7 +474,7 @@ static void bad_sends(void)
 	CODE(0, ibv_dereg_mr(mr));
 }
 
-/* One batch of Sends of `length` octets by the extended interface. */
+/* Posts a batch of `n` Sends of `length` octets with the extended interface. */
 static int batch(struct ibv_qp_ex *qp, int n, size_t length, int inlined)
 {
 	struct ibv_mr *mr = qp->qp_base.qp_context;
@@ -511,18 +512,18 @@ static void bad_batches(void)
 	int most = attr.cap.max_send_wr, i;
 
 	NEED(mr && qp && most >= 40);
-	/* Not in this state, and data for a request that was not begun. */
+	/* A batch in a state in which nothing may be posted, and data before the first request of a batch. */
 	CODE(EINVAL, batch(qp, 1, 64, 0));
 	to_rts_alone(plain);
 	ibv_wr_start(qp);
 	ibv_wr_set_sge(qp, mr->lkey, (uintptr_t)buffer, 64);
 	CODE(EINVAL, ibv_wr_complete(qp));
 	CODE(EINVAL, batch(qp, 1, attr.cap.max_inline_data + 1, 1));
-	/* Discarded. */
+	/* An aborted batch is discarded. */
 	ibv_wr_start(qp);
 	ibv_wr_send(qp);
 	ibv_wr_abort(qp);
-	/* All of it or nothing, also when it is long. */
+	/* A batch is posted as a whole or not at all, also if it is long. */
 	CODE(0, batch(qp, 20, 64, 0));
 	CODE(ENOMEM, batch(qp, most - 20 + 1, 64, 0));
 	CODE(0, batch(qp, most - 20, 16, 1));
@@ -554,14 +555,14 @@ static void bad_windows(void)
 
 	NEED(qp && mr && plain && one && two);
 	key = one->rkey;
-	/* Only windows of type 1 are bound by a call, by queue pairs that may send. */
+	/* ibv_bind_mw takes only windows of type 1, and only queue pairs that may send. */
 	CODE(EINVAL, ibv_bind_mw(qp, two, &bind));
 	CODE(EINVAL, ibv_bind_mw(qp, one, &bind));
 	to_rts_alone(qp);
 	bind.bind_info.mr = NULL;
 	CODE(EINVAL, ibv_bind_mw(qp, one, &bind));
 	bind.bind_info.mr = plain;
-	/* Whether the region allows windows is found out when the bind is carried out. */
+	/* The access rights of the region are checked only when the bind is executed. */
 	CODE(0, ibv_bind_mw(qp, one, &bind));
 	CHECK(one->rkey != key);
 	CODE(0, ibv_dealloc_mw(two));
@@ -590,7 +591,7 @@ static void bad_advice(void)
 	CODE(EFAULT, ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, &sge, 1));
 	sge.lkey = readable->lkey;
 	CODE(EFAULT, ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, 0, &sge, 1));
-	/* A peer could name any address. */
+	/* Implicit registration of the whole address space is not supported: a peer could access any address. */
 	IS_NULL(EOPNOTSUPP, ibv_reg_mr(pd, NULL, SIZE_MAX, LOCAL | IBV_ACCESS_ON_DEMAND));
 	CODE(0, ibv_dereg_mr(mr));
 	CODE(0, ibv_dereg_mr(readable));
@@ -621,7 +622,7 @@ int main(void)
 	bad_batches();
 	bad_windows();
 	bad_advice();
-	/* All that failed has left nothing behind. */
+	/* The failed calls have left no object that would keep these from being destroyed. */
 	CODE(0, ibv_destroy_cq(cq));
 	CODE(0, ibv_dealloc_pd(pd));
 	CODE(0, ibv_close_device(context));

@@ -1,4 +1,4 @@
-/* Programs that use the connection manager wrongly: calls in the wrong state, bad options, things destroyed twice. */
+/* Wrong calls of the connection manager: calls in the wrong state, bad options, objects destroyed twice. */
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -106,7 +106,7 @@ static void addresses(void)
 	CHECK(at.sin_port != 0);
 	MINUS_ONE(EADDRINUSE, rdma_bind_addr(other, (struct sockaddr *)&at));
 	MINUS_ONE(ENODEV, rdma_bind_addr(other, (struct sockaddr *)&away));
-	/* A listener connects nowhere. */
+	/* A listener cannot connect. */
 	MINUS_ONE(EINVAL, rdma_resolve_addr(id, NULL, (struct sockaddr *)&at, 1000));
 	MINUS_ONE(EINVAL, rdma_disconnect(id));
 	CHECK(rdma_getaddrinfo("no such address", NULL, &hints, &info) != 0);
@@ -128,7 +128,7 @@ static void connecting(void)
 	CODE(0, rdma_listen(listener, 1));
 	at.sin_port = rdma_get_src_port(listener);
 	CODE(0, rdma_resolve_addr(active, NULL, (struct sockaddr *)&at, 1000));
-	/* Once is enough, also before the event is taken. */
+	/* An address cannot be resolved twice, also not before the event is taken. */
 	MINUS_ONE(EINVAL, rdma_resolve_addr(active, NULL, (struct sockaddr *)&at, 1000));
 	event = expect(RDMA_CM_EVENT_ADDR_RESOLVED);
 	CODE(0, rdma_ack_cm_event(event));
@@ -136,7 +136,7 @@ static void connecting(void)
 	CODE(0, rdma_resolve_route(active, 1000));
 	CODE(0, rdma_ack_cm_event(expect(RDMA_CM_EVENT_ROUTE_RESOLVED)));
 	MINUS_ONE(EINVAL, rdma_resolve_route(active, 1000));
-	/* Without a queue pair, and with a number that is none. */
+	/* Connecting without a queue pair, and with a queue pair number that does not exist. */
 	MINUS_ONE(EINVAL, rdma_connect(active, NULL));
 	param.qp_num = 0x00ffffff;
 	MINUS_ONE(EINVAL, rdma_connect(active, &param));
@@ -203,11 +203,12 @@ static void *wait_for_an_event(void *of)
 
 	about_to_wait = 1;
 	rdma_get_cm_event(of, &event);
-	failed_(__FILE__, __LINE__, "rdma_get_cm_event", "has come back from a channel that is gone");
+	failed_(__FILE__, __LINE__, "rdma_get_cm_event", "returned after the channel was destroyed");
 	return NULL;
 }
 
-/* Many programs exit with a thread at the channel that they have just destroyed. It must not see an error. */
+/* Many programs destroy a channel while a thread of theirs waits at it, and then exit. The wait must not return, because the thread
+ * would report an error. So the descriptor stays open if a thread waits, and is closed otherwise. */
 static void destroyed_under_a_thread(void)
 {
 	struct rdma_event_channel *quiet = rdma_create_event_channel();

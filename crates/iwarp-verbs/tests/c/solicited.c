@@ -1,4 +1,4 @@
-/* ibv_req_notify_cq(cq, 1): an event for a solicited Send or a failure, and for nothing else. */
+/* After ibv_req_notify_cq(cq, 1) there is an event for a solicited Send or a failure, and for nothing else. */
 #include <infiniband/verbs.h>
 #include <poll.h>
 #include <stdint.h>
@@ -77,11 +77,11 @@ static struct ibv_wc next(struct end *e)
 			return wc;
 		usleep(1000);
 	}
-	NEED(!"a completion in time");
+	NEED(!"a completion came in time");
 	exit(2);
 }
 
-/* One Send, seen to its completion at both ends. */
+/* Does one Send and waits for the completions at both ends. */
 static void exchange(struct end *from, struct end *to, unsigned int flags)
 {
 	struct ibv_sge sge = { (uintptr_t)buffer, LENGTH, mr->lkey };
@@ -131,18 +131,18 @@ int main(void)
 	join(&b, &a);
 	exchange(&a, &b, 0);
 
-	/* Not for a Send that asks for none, not even after a while: the thread that completes it may be late. */
+	/* No event for a Send that is not solicited. Wait for a while, because the thread that completes it may be late. */
 	CODE(0, ibv_req_notify_cq(b.cq, 1));
 	exchange(&a, &b, 0);
 	usleep(QUIET_US);
 	CHECK(!has_event(&b, 0));
-	/* Still armed: for the one that asks for it, once. */
+	/* The queue is still armed: one event for the first solicited Send, and none for the second. */
 	exchange(&a, &b, IBV_SEND_SOLICITED);
 	take_event(&b);
 	exchange(&a, &b, IBV_SEND_SOLICITED);
 	usleep(QUIET_US);
 	CHECK(!has_event(&b, 0));
-	/* For any completion if that was asked for. */
+	/* Armed for all completions: an event for a Send that is not solicited. */
 	CODE(0, ibv_req_notify_cq(b.cq, 0));
 	exchange(&a, &b, 0);
 	take_event(&b);

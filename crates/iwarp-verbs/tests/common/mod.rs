@@ -1,10 +1,10 @@
-//! The built library, under both of its names in a folder of its own.
-#![allow(dead_code, reason = "each test file uses a part")]
+//! A folder with links to the built library under both of its names, `libibverbs.so.1` and `librdmacm.so.1`.
+#![allow(dead_code, reason = "each test binary uses only some of these items")]
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-/// The library that cargo built for these tests.
+/// Returns the path of the library that cargo built for these tests.
 pub(crate) fn library() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let name = "libiwarp_verbs.so";
@@ -15,7 +15,7 @@ pub(crate) fn library() -> PathBuf {
         .expect("cargo builds the library for its integration tests")
 }
 
-/// A folder for `LD_LIBRARY_PATH`; removed when dropped.
+/// A folder for `LD_LIBRARY_PATH`, which is removed when this value is dropped.
 pub(crate) struct Folder(pub(crate) PathBuf);
 
 impl Folder {
@@ -37,7 +37,7 @@ impl Drop for Folder {
     }
 }
 
-/// Is a program installed? Its absence is a failure if `IWARP_REQUIRE_RDMA_TOOLS` is set.
+/// Returns `true` if a program is installed. Panics if it is missing and `IWARP_REQUIRE_RDMA_TOOLS` is set.
 pub(crate) fn installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&path).any(|dir| dir.join(program).is_file());
