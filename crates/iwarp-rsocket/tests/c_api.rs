@@ -1,4 +1,5 @@
-//! The C functions as a C program calls them.
+//! The C functions of rsockets, called with the pointers and lengths that a C program passes: one session from `rsocket` to
+//! `rclose`, with the errors of wrong calls.
 
 use iwarp_rsocket::c_api::*;
 use std::ptr::{null, null_mut};
@@ -7,9 +8,9 @@ fn errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap()
 }
 
-/// `127.0.0.1` and a port in network order.
+/// Returns the socket address of `127.0.0.1` and a port, which is in network order.
 fn address(port: u16) -> libc::sockaddr_in {
-    // SAFETY: every bit pattern is an address.
+    // SAFETY: all zeros are a valid value of this structure.
     let mut a: libc::sockaddr_in = unsafe { std::mem::zeroed() };
     a.sin_family = libc::AF_INET as libc::sa_family_t;
     a.sin_addr.s_addr = u32::from_ne_bytes([127, 0, 0, 1]);
@@ -20,7 +21,7 @@ fn address(port: u16) -> libc::sockaddr_in {
 #[test]
 fn a_session() {
     const LEN: libc::socklen_t = size_of::<libc::sockaddr_in>() as libc::socklen_t;
-    // SAFETY: all pointers are to locals that outlive the calls, with their true lengths.
+    // SAFETY: all pointers point to locals that outlive the calls, and come with their true lengths.
     unsafe {
         let l = rsocket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_NONBLOCK, 0);
         assert!(l >= 0);

@@ -1,4 +1,4 @@
-//! Connecting, accepting, and their failures; polling mixtures.
+//! Connecting and accepting rsockets and the errors of both, and `poll` and `select` over rsockets and other descriptors.
 
 mod common;
 
@@ -30,14 +30,14 @@ fn nonblocking_connect_and_accept() {
     assert_eq!(
         rs::control(s.0, libc::F_GETFL, 0).unwrap() & libc::O_NONBLOCK,
         0,
-        "not inherited"
+        "an accepted socket must not inherit O_NONBLOCK"
     );
     c.send_all(b"!");
     assert_eq!(s.recv_n(1), b"!");
 }
 
 #[test]
-fn connections_are_answered_without_accept() {
+fn connections_are_established_before_accept() {
     let limit = limit(30);
     let (l, address) = listener(|_| {});
     let clients: Vec<_> = (0..8)
@@ -73,7 +73,7 @@ fn a_full_backlog_refuses() {
 }
 
 #[test]
-fn refused_then_tried_again() {
+fn a_refused_socket_can_connect_again() {
     let free = TcpListener::bind("127.0.0.1:0")
         .unwrap()
         .local_addr()
@@ -85,7 +85,11 @@ fn refused_then_tried_again() {
     let events = c.poll(libc::POLLOUT, 10_000);
     assert_ne!(events & libc::POLLERR, 0);
     assert_eq!(c.get(libc::SOL_SOCKET, libc::SO_ERROR), libc::ECONNREFUSED);
-    assert_eq!(c.get(libc::SOL_SOCKET, libc::SO_ERROR), 0, "reported once");
+    assert_eq!(
+        c.get(libc::SOL_SOCKET, libc::SO_ERROR),
+        0,
+        "the error was reported twice"
+    );
     let (l, address) = listener(|_| {});
     rs::control(c.0, libc::F_SETFL, 0).unwrap();
     rs::connect(c.0, address).unwrap();
@@ -95,8 +99,8 @@ fn refused_then_tried_again() {
 }
 
 #[test]
-fn peers_that_are_no_rsockets() {
-    // One that closes, and one that talks something else.
+fn connecting_to_a_peer_that_is_no_rsocket_fails() {
+    // One peer closes at once, and one speaks another protocol.
     for answer in [
         &b""[..],
         b"HTTP/1.1 400 Bad Request\r\n\r\n and more than enough to fill a frame",
@@ -104,7 +108,7 @@ fn peers_that_are_no_rsockets() {
         let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = tcp.local_addr().unwrap();
         let server = std::thread::spawn(move || {
-            // The second attempt is with an older revision.
+            // The rsocket connects a second time, with MPA revision 1, so the server has to accept more than once.
             tcp.set_nonblocking(true).unwrap();
             let end = Instant::now() + Duration::from_secs(2);
             while Instant::now() < end {
@@ -125,7 +129,7 @@ fn peers_that_are_no_rsockets() {
 }
 
 #[test]
-fn a_listener_survives_strangers() {
+fn a_listener_survives_clients_that_are_no_rsockets() {
     let (l, address) = listener(|_| {});
     for junk in [
         &b"GET / HTTP/1.0\r\n\r\n012345678901234567890"[..],
@@ -135,7 +139,7 @@ fn a_listener_survives_strangers() {
         let mut tcp = std::net::TcpStream::connect(address).unwrap();
         tcp.write_all(junk).unwrap();
     }
-    // One that speaks MPA, but has nothing to say for an rsocket.
+    // A peer that speaks MPA, but sends other private data than an rsocket.
     let channel = iwarp::raw::cm::create_event_channel().unwrap();
     let id = iwarp::raw::cm::CmId::create(&channel, None);
     id.resolve_addr(None, address).unwrap();
@@ -181,7 +185,7 @@ fn a_listener_survives_strangers() {
 }
 
 #[test]
-fn kinds_that_do_not_exist() {
+fn unsupported_kinds_of_sockets_are_refused() {
     let kind = |domain, ty, protocol| rs::socket(domain, ty, protocol).unwrap_err().0;
     assert_eq!(
         kind(libc::AF_INET, libc::SOCK_DGRAM, 0),
@@ -198,7 +202,7 @@ fn kinds_that_do_not_exist() {
 }
 
 #[test]
-fn wrong_numbers_and_states() {
+fn wrong_descriptors_and_states_are_refused() {
     let address: SocketAddr = "127.0.0.1:1".parse().unwrap();
     let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
     for fd in [-1, 987_654, tcp.as_raw_fd()] {
@@ -245,7 +249,7 @@ fn ipv6() {
     assert!(peer.unwrap().is_ipv6());
     c.send_all(b"six");
     assert_eq!(s.recv_n(3), b"six");
-    // An IPv4 address as a socket of the other kind writes it.
+    // An IPv6 socket connects to an IPv4-mapped address.
     let (l4, address) = listener(|_| {});
     let c = Rs(rs::socket(libc::AF_INET6, libc::SOCK_STREAM, 0).unwrap());
     let mapped: SocketAddr = format!("[::ffff:127.0.0.1]:{}", address.port())
@@ -257,7 +261,7 @@ fn ipv6() {
 }
 
 #[test]
-fn poll_takes_mixtures() {
+fn poll_takes_rsockets_and_other_descriptors() {
     let (c, s) = pair();
     let (reader, mut writer) = std::io::pipe().unwrap();
     let (l, address) = listener(|_| {});
@@ -307,7 +311,7 @@ fn poll_takes_mixtures() {
     });
     assert_eq!(rs::poll(&mut set, ms(0)), Ok(3));
     assert_eq!(seen(&set), [libc::POLLIN, libc::POLLIN, 0, libc::POLLIN, 0]);
-    // Ordinary ones alone, and nothing at all.
+    // A set of ordinary descriptors only, and an empty set.
     assert_eq!(rs::poll(&mut set[..1], ms(0)), Ok(1));
     assert_eq!(rs::poll(&mut [], ms(1)), Ok(0));
     let mut closed = [entry(s.0, 0), entry(987_654, libc::POLLIN)];
@@ -316,13 +320,13 @@ fn poll_takes_mixtures() {
 }
 
 #[test]
-fn select_takes_mixtures() {
+fn select_takes_rsockets_and_other_descriptors() {
     let (c, s) = pair();
     let (reader, _writer) = std::io::pipe().unwrap();
     let fds = [c.0, s.0, reader.as_raw_fd()];
     let top = fds.into_iter().max().unwrap() + 1;
     let timeout = Some(Duration::from_millis(20));
-    // SAFETY: the sets are plain bits and live through the calls; the numbers are small.
+    // SAFETY: all zeros are a valid set, the sets outlive the calls, and the descriptors are below `FD_SETSIZE`.
     unsafe {
         let mut read: libc::fd_set = std::mem::zeroed();
         let mut write: libc::fd_set = std::mem::zeroed();
@@ -335,7 +339,10 @@ fn select_takes_mixtures() {
             except: std::ptr::null_mut(),
         };
         assert_eq!(rs::select(top, sets, timeout), Ok(0));
-        assert!(!libc::FD_ISSET(s.0, &raw const read), "replaced by nothing");
+        assert!(
+            !libc::FD_ISSET(s.0, &raw const read),
+            "the set is not cleared after a time-out"
+        );
         c.send_all(b"x");
         for fd in fds {
             libc::FD_SET(fd, &raw mut read);

@@ -1,4 +1,4 @@
-//! Buffers mapped for the peer's direct Writes.
+//! `riomap` and `riowrite`: buffers into which the peer writes directly.
 
 mod common;
 
@@ -6,7 +6,7 @@ use common::{Rs, pair, pair_with, pattern};
 use iwarp_rsocket as rs;
 use iwarp_rsocket::Errno;
 
-/// Memory that the peer may write at any time; read only through raw pointers.
+/// Memory that the peer may write at any time. So it is read only through raw pointers.
 struct Buffer(Vec<u8>);
 
 impl Buffer {
@@ -16,7 +16,7 @@ impl Buffer {
 
     fn map(&mut self, r: &Rs, offset: Option<u64>) -> Result<u64, Errno> {
         let (at, len) = (self.0.as_mut_ptr(), self.0.len());
-        // SAFETY: every test unmaps or closes before the buffer goes, and reads only what has been announced.
+        // SAFETY: every test unmaps the buffer or closes the socket before it drops the buffer, and reads it through raw pointers.
         unsafe { rs::iomap(r.0, at, len, true, offset) }
     }
 
@@ -25,7 +25,7 @@ impl Buffer {
     }
 
     fn read(&self) -> Vec<u8> {
-        // SAFETY: the vector's own memory, octet by octet.
+        // SAFETY: each address is inside the vector's memory.
         (0..self.0.len())
             .map(|i| unsafe { self.0.as_ptr().add(i).read_volatile() })
             .collect()
@@ -37,7 +37,7 @@ fn mappable() -> (Rs, Rs) {
 }
 
 #[test]
-fn writes_arrive_before_what_is_sent_afterwards() {
+fn iowrites_arrive_before_octets_that_are_sent_afterwards() {
     let (c, s) = mappable();
     let mut buffer = Buffer::new(300_000);
     assert_eq!(buffer.map(&s, Some(1000)), Ok(1000));
@@ -50,7 +50,7 @@ fn writes_arrive_before_what_is_sent_afterwards() {
         assert_eq!(s.recv_n(1), b"!");
         assert_eq!(buffer.read(), data, "round {round}");
     }
-    // A part, and beyond the end.
+    // A write inside the mapping, one that is cut at its end, and one in front of it.
     assert_eq!(rs::iowrite(c.0, b"xyz", 1005, 0), Ok(3));
     assert_eq!(rs::iowrite(c.0, &[7; 10], 1000 + 299_998, 0), Ok(2));
     assert_eq!(rs::iowrite(c.0, &[7; 10], 999, 0), Ok(0));
@@ -64,7 +64,7 @@ fn writes_arrive_before_what_is_sent_afterwards() {
 }
 
 #[test]
-fn several_mappings_and_their_ends() {
+fn several_mappings_and_their_removal() {
     let (c, s) = mappable();
     let mut buffers: Vec<_> = (0..4).map(|_| Buffer::new(100)).collect();
     for (i, b) in buffers.iter_mut().enumerate() {
@@ -74,26 +74,30 @@ fn several_mappings_and_their_ends() {
     assert_eq!(fifth.map(&s, None), Err(Errno::NOMEM));
     s.send_all(b".");
     assert_eq!(c.recv_n(1), b".");
-    // One call crosses from buffer to buffer.
+    // One call may write across adjacent mappings.
     let data = pattern(0, 400);
     assert_eq!(rs::iowrite(c.0, &data, 0, 0), Ok(400));
     c.send_all(b"!");
     assert_eq!(s.recv_n(1), b"!");
     let got: Vec<u8> = buffers.iter().flat_map(Buffer::read).collect();
     assert_eq!(got, data);
-    // A place that is free again is used again.
+    // The slot of a removed mapping is used again.
     buffers[2].unmap(&s).unwrap();
     assert_eq!(buffers[2].unmap(&s), Err(Errno::INVAL));
     let address = fifth.0.as_ptr() as u64;
     assert_eq!(
         fifth.map(&s, None),
         Ok(address),
-        "its own address is its name"
+        "without an offset, the mapping has the buffer's address"
     );
     s.send_all(b".");
     assert_eq!(c.recv_n(1), b".");
     assert_eq!(rs::iowrite(c.0, &[9; 10], address, 0), Ok(10));
-    assert_eq!(rs::iowrite(c.0, &[9; 10], 200, 0), Ok(0), "was replaced");
+    assert_eq!(
+        rs::iowrite(c.0, &[9; 10], 200, 0),
+        Ok(0),
+        "the mapping at 200 was replaced"
+    );
     c.send_all(b"!");
     assert_eq!(s.recv_n(1), b"!");
     assert_eq!(fifth.read(), [9; 10]);
@@ -101,17 +105,17 @@ fn several_mappings_and_their_ends() {
 }
 
 #[test]
-fn without_room_or_connection() {
+fn mapping_fails_without_slots_or_connection() {
     let (_c, s) = pair();
     let mut buffer = Buffer::new(10);
     assert_eq!(buffer.map(&s, None), Err(Errno::NOMEM));
     assert_eq!(buffer.map(&Rs::new(), None), Err(Errno::INVAL));
     let at = buffer.0.as_mut_ptr();
-    // SAFETY: for local use only, and unmapped before it goes.
+    // SAFETY: the peer may not write here, and the buffer is unmapped before it is dropped.
     let local = unsafe { rs::iomap(s.0, at, 10, false, Some(5)) };
     assert_eq!(local, Ok(5));
     buffer.unmap(&s).unwrap();
-    // SAFETY: nothing is mapped by these.
+    // SAFETY: both calls fail without mapping anything.
     unsafe {
         assert_eq!(rs::iomap(s.0, at, 0, false, None), Err(Errno::INVAL));
         assert_eq!(

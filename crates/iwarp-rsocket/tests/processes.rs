@@ -1,4 +1,5 @@
-//! Two processes: exits without `close`, sudden death, forks. The other process is this very program in another role.
+//! Rsockets between two processes: exits without `close`, killed processes, forks. The other process is a copy of this test
+//! program that runs only the test `the_other_process`, in a role that an environment variable names.
 
 mod common;
 
@@ -19,7 +20,7 @@ impl Drop for Peer {
     }
 }
 
-/// A process that connects here and plays `role`.
+/// Starts the other process in `role`. Returns it, the socket that it is connected to, and a time limit.
 fn peer(role: &str) -> (Peer, Rs, Limit) {
     let (l, address) = listener(|_| {});
     let child = Command::new(std::env::current_exe().unwrap())
@@ -62,7 +63,7 @@ fn the_other_process() {
             for at in (0..TOTAL).step_by(1 << 20) {
                 r.send_all(&pattern(at, 1 << 20));
             }
-            // Neither closed nor shut down.
+            // The socket is neither closed nor shut down.
             std::process::exit(0);
         }
         "echo" => loop {
@@ -78,13 +79,13 @@ fn the_other_process() {
         }
         "fork" => {
             r.send_all(b"before");
-            // SAFETY: the child calls only functions of this crate and leaves.
+            // SAFETY: the child calls only functions of this crate and exits.
             let child = unsafe { libc::fork() };
             if child == 0 {
                 let refused = rs::send(r.0, b"no", 0) == Err(Errno::NOTSUP);
                 let closed = rs::close(r.0) == Ok(()) && rs::close(r.0) == Err(Errno::BADF);
                 let fresh = rs::socket(libc::AF_INET, libc::SOCK_STREAM, 0).and_then(rs::close);
-                // SAFETY: handlers for the end of the process run as in any child.
+                // SAFETY: the exit handlers may run in the child, as in every forked program.
                 unsafe {
                     libc::exit(if refused && closed && fresh.is_ok() {
                         7
@@ -130,7 +131,7 @@ fn a_process_may_end_without_closing() {
 }
 
 #[test]
-fn echoes() {
+fn both_ways_between_two_processes() {
     let (mut child, s, limit) = peer("echo");
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -154,7 +155,7 @@ fn a_killed_peer_is_noticed() {
         let waits = scope.spawn(|| rs::recv(s.0, &mut [0; 1], 0));
         std::thread::sleep(Duration::from_millis(100));
         child.0.kill().unwrap();
-        // The kernel closes for it: an end or a reset, as with TCP.
+        // The kernel closes the socket of the killed process with a FIN or a reset.
         let got = waits.join().unwrap();
         assert!([Ok(0), Err(Errno::CONNRESET)].contains(&got), "{got:?}");
     });
@@ -164,7 +165,7 @@ fn a_killed_peer_is_noticed() {
 }
 
 #[test]
-fn a_peer_killed_under_a_full_buffer() {
+fn a_killed_peer_ends_a_blocked_send() {
     let (mut child, s, limit) = peer("hang");
     std::thread::scope(|scope| {
         let sends = scope.spawn(|| {
@@ -176,17 +177,20 @@ fn a_peer_killed_under_a_full_buffer() {
             }
         });
         std::thread::sleep(Duration::from_millis(300));
-        assert!(!sends.is_finished(), "nobody reads");
+        assert!(
+            !sends.is_finished(),
+            "send does not block though the peer does not read"
+        );
         child.0.kill().unwrap();
         assert_eq!(sends.join().unwrap(), Errno::CONNRESET);
     });
-    // What had come can still be read.
+    // Octets that came before can still be read.
     assert_eq!(s.recv_n(1000), pattern(0, 1000));
     limit.check();
 }
 
 #[test]
-fn forked_children_keep_silent() {
+fn a_forked_child_cannot_use_its_parents_socket() {
     let (mut child, s, limit) = peer("fork");
     assert_eq!(s.recv_n(100), b"before and after");
     drop(s);

@@ -1,4 +1,4 @@
-//! Streams between two sockets of one process.
+//! Streams between two rsockets of one process: data in both directions, flow control, ends, time-outs and options.
 
 mod common;
 
@@ -7,6 +7,7 @@ use iwarp_rsocket as rs;
 use iwarp_rsocket::Errno;
 use std::time::{Duration, Instant};
 
+/// Sends `total` octets in each direction at the same time, `chunk` octets in each call, and checks what arrives.
 fn both_ways(c: &Rs, s: &Rs, total: usize, chunk: usize) {
     std::thread::scope(|scope| {
         for (me, other) in [(c, s), (s, c)] {
@@ -33,7 +34,7 @@ fn both_ways(c: &Rs, s: &Rs, total: usize, chunk: usize) {
 }
 
 #[test]
-fn a_word_and_an_answer() {
+fn a_short_message_and_its_answer() {
     let (c, s) = pair();
     c.send_all(b"hello");
     assert_eq!(s.recv_n(5), b"hello");
@@ -64,7 +65,7 @@ fn awkward_sizes_and_small_buffers() {
 }
 
 #[test]
-fn unequal_ends() {
+fn ends_with_different_buffers_and_queues() {
     let (l, address) = listener(|r| {
         r.set(libc::SOL_SOCKET, libc::SO_RCVBUF, 1 << 20);
         r.set(rs::SOL_RDMA, rs::RDMA_RQSIZE, 4000);
@@ -93,7 +94,7 @@ fn many_small_messages() {
             assert_eq!(s.recv_n(4), (i as u32).to_be_bytes());
         }
     });
-    // And there and back, which needs credits in both directions.
+    // Echo single octets. Both ends must get credits back while they send.
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for _ in 0..3000 {
@@ -108,7 +109,7 @@ fn many_small_messages() {
     });
 }
 
-/// Sends until nothing more is taken, and returns how much was.
+/// Sends until no octet is accepted for 300 ms, and returns the number of octets that were accepted.
 fn fill(r: &Rs, chunk: usize) -> usize {
     let mut sent = 0;
     let mut idle = Instant::now();
@@ -131,7 +132,7 @@ fn both_ends_run_out_of_credits() {
         let (c, s) = pair_with(|r| r.set(rs::SOL_RDMA, rs::RDMA_RQSIZE, 32));
         let (to_s, to_c) = (fill(&c, chunk), fill(&s, chunk));
         assert!(to_s > 0 && to_c > 0);
-        // Bounded by the receiver's buffer or by its messages.
+        // The receiver's buffer limits the octets, and its receive queue the messages.
         assert!(
             to_s <= (1 << 17) && to_s <= 32 * chunk.min(65536),
             "{to_s} with {chunk}"
@@ -173,7 +174,7 @@ fn nonblocking_and_peek() {
         Ok(10)
     );
     assert_eq!(rs::recv(s.0, &mut out[..3], 0), Ok(3));
-    // What is there, since it may not wait for the rest.
+    // A nonblocking socket does not wait for the rest: it returns the octets that are there.
     assert_eq!(rs::recv(s.0, &mut out, libc::MSG_WAITALL), Ok(7));
     assert_eq!(&out[..7], b"3456789");
     assert_eq!(rs::recv(s.0, &mut out, libc::MSG_PEEK), Err(Errno::AGAIN));
@@ -212,7 +213,7 @@ fn the_end_of_a_stream() {
         s.poll(libc::POLLIN | libc::POLLRDHUP, 1000),
         libc::POLLIN | libc::POLLRDHUP
     );
-    // The other direction still works, for long.
+    // The other direction still works.
     std::thread::scope(|scope| {
         scope.spawn(|| s.send_all(&pattern(0, 1 << 20)));
         assert_eq!(c.recv_n(1 << 20), pattern(0, 1 << 20));
@@ -234,24 +235,28 @@ fn close_delivers_what_was_sent() {
         assert_eq!(
             s.get(libc::SOL_SOCKET, libc::SO_ERROR),
             0,
-            "an end, not an error"
+            "a close by the peer was reported as an error"
         );
     }
 }
 
 #[test]
-fn reset_by_linger() {
+fn a_linger_time_of_zero_resets() {
     let (c, s) = pair();
     let on: Vec<u8> = [1i32.to_ne_bytes(), 0i32.to_ne_bytes()].concat();
     rs::set_option(c.0, libc::SOL_SOCKET, libc::SO_LINGER, &on).unwrap();
     drop(c);
     let mut out = [0; 1];
     assert_eq!(rs::recv(s.0, &mut out, 0), Err(Errno::CONNRESET));
-    assert_eq!(rs::recv(s.0, &mut out, 0), Ok(0), "reported once");
+    assert_eq!(
+        rs::recv(s.0, &mut out, 0),
+        Ok(0),
+        "the reset was reported twice"
+    );
 }
 
 #[test]
-fn closing_wakes_those_who_wait() {
+fn shutdown_wakes_waiting_threads() {
     let limit = limit(10);
     let (c, s) = pair();
     std::thread::scope(|scope| {
@@ -318,7 +323,7 @@ fn options() {
     );
     let (c, _s) = pair();
     let size = rs::set_option(c.0, rs::SOL_RDMA, rs::RDMA_SQSIZE, &100i32.to_ne_bytes());
-    assert_eq!(size, Err(Errno::INVAL), "too late");
+    assert_eq!(size, Err(Errno::INVAL), "set on a connected socket");
     let info = rs::get_option(c.0, libc::IPPROTO_TCP, libc::TCP_INFO).unwrap();
     assert_eq!(info[0], 1, "established");
 }
@@ -328,7 +333,11 @@ fn keep_alive_disturbs_nothing() {
     let (c, s) = pair();
     c.set(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 1);
     c.set(libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1);
-    assert_eq!(s.poll(libc::POLLIN, 2500), 0, "nothing to read");
+    assert_eq!(
+        s.poll(libc::POLLIN, 2500),
+        0,
+        "a keep-alive probe was readable"
+    );
     c.send_all(b"still there");
     assert_eq!(s.recv_n(11), b"still there");
     c.set(libc::SOL_SOCKET, libc::SO_KEEPALIVE, 0);

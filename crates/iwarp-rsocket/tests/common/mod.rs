@@ -1,12 +1,12 @@
-//! Pairs of sockets, data that tell where they belong, and deadlines.
-#![allow(dead_code, reason = "not every test uses everything")]
+//! Helpers of these tests: pairs of connected rsockets, a data pattern in which each octet depends on its position, and time limits.
+#![allow(dead_code, reason = "each test binary uses only some of these items")]
 
 use iwarp_rsocket as rs;
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
-/// An rsocket that is closed with its test.
+/// An rsocket that is closed when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Rs(pub(crate) RawFd);
 
@@ -41,7 +41,7 @@ impl Rs {
         }
     }
 
-    /// `len` octets, or fewer at the end of the stream.
+    /// Receives `len` octets, or fewer at the end of the stream.
     pub(crate) fn recv_n(&self, len: usize) -> Vec<u8> {
         let mut out = vec![0; len];
         let n = rs::recv(self.0, &mut out, libc::MSG_WAITALL).unwrap();
@@ -60,7 +60,7 @@ impl Rs {
     }
 }
 
-/// A listener on a free port, set up by `tune`.
+/// Returns a listener on a free port, and its address. `tune` sets its options before it is bound.
 pub(crate) fn listener(tune: impl Fn(&Rs)) -> (Rs, SocketAddr) {
     let l = Rs::new();
     tune(&l);
@@ -71,7 +71,7 @@ pub(crate) fn listener(tune: impl Fn(&Rs)) -> (Rs, SocketAddr) {
     (l, address)
 }
 
-/// A connected pair; `tune` sets both up before.
+/// Returns a connected pair: client and server. `tune` sets the options of the client and of the listener.
 pub(crate) fn pair_with(tune: impl Fn(&Rs)) -> (Rs, Rs) {
     let (l, address) = listener(&tune);
     let c = Rs::new();
@@ -86,7 +86,7 @@ pub(crate) fn pair() -> (Rs, Rs) {
     pair_with(|_| {})
 }
 
-/// The octet at a place of an endless pattern without short periods.
+/// Returns the octet at a position of an endless pattern that has no short period, so that misplaced data is found.
 pub(crate) fn octet(at: usize) -> u8 {
     let x = (at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (x >> 56) as u8 ^ at as u8
@@ -96,7 +96,7 @@ pub(crate) fn pattern(from: usize, len: usize) -> Vec<u8> {
     (from..from + len).map(octet).collect()
 }
 
-/// Fails the test if it takes longer.
+/// A time limit: `check` panics if it has passed.
 pub(crate) struct Limit(Instant, Duration);
 
 pub(crate) fn limit(seconds: u64) -> Limit {
