@@ -1,7 +1,7 @@
-//! The functions that are called: those of the C library, and the rsocket functions of librdmacm.
+//! The functions that this library calls: those of the C library, and the rsocket functions of librdmacm.
 //!
-//! Invariant of the `unsafe`: a pointer that `dlsym` gives for a name is the function of that name, whose type is
-//! written down here from its manual page.
+//! Invariant of the `unsafe` code: the pointer that `dlsym` returns for a name is the function of that name, and its type here is
+//! that of its manual page.
 
 use libc::{
     c_char, c_int, c_long, c_void, fd_set, iovec, msghdr, nfds_t, off_t, pollfd, sigset_t, size_t,
@@ -16,7 +16,8 @@ thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// While this is set, sockets made on this thread are ordinary ones: librdmacm needs some itself.
+/// Runs `f`, during which this thread creates only ordinary sockets. Calls of librdmacm need that, because it uses ordinary sockets
+/// itself.
 pub(crate) fn inside<R>(f: impl FnOnce() -> R) -> R {
     let before = INSIDE.replace(true);
     let result = f();
@@ -24,7 +25,7 @@ pub(crate) fn inside<R>(f: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Returns `true` on a thread of librdmacm, and in a call from it.
+/// Returns `true` while this thread runs [`inside`], and on the threads that librdmacm starts. Sockets are ordinary there.
 pub(crate) fn is_inside() -> bool {
     if INSIDE.get() {
         return true;
@@ -35,12 +36,13 @@ pub(crate) fn is_inside() -> bool {
     name.starts_with(b"iwarp-")
 }
 
+/// Returns the function that the name would have without this library, or null. Later calls take it from `cache`.
 fn next(cache: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     let known = cache.load(Ordering::Acquire);
     if !known.is_null() {
         return known;
     }
-    // SAFETY: a valid name; RTLD_NEXT is looked up from this library.
+    // SAFETY: the name is valid. RTLD_NEXT searches the libraries behind this one.
     let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
     cache.store(found, Ordering::Release);
     found
@@ -111,14 +113,14 @@ macro_rules! rsockets {
 
         impl Rdma {
             fn load() -> Option<Self> {
-                // SAFETY: a valid name; the library stays for ever.
+                // SAFETY: the name is valid. The library is never unloaded.
                 let library = unsafe { libc::dlopen(c"librdmacm.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
                 if library.is_null() {
                     return None;
                 }
                 Some(Self {
                     $($name: {
-                        // SAFETY: an open library and a valid name.
+                        // SAFETY: the library is open and the name valid.
                         let f = unsafe { libc::dlsym(library, $text.as_ptr()) };
                         if f.is_null() {
                             return None;
@@ -156,7 +158,8 @@ rsockets! {
     getsockname, c"rgetsockname", (c_int, *mut sockaddr, *mut socklen_t) -> c_int;
 }
 
-/// Returns the functions of librdmacm, or `None` if there is no such library. The caller is [`inside`].
+/// Returns the functions of librdmacm, or `None` if the loader finds no complete library. Call this only [`inside`], because
+/// loading may create sockets.
 pub(crate) fn rdma() -> Option<&'static Rdma> {
     static RDMA: OnceLock<Option<Rdma>> = OnceLock::new();
     RDMA.get_or_init(Rdma::load).as_ref()

@@ -1,16 +1,16 @@
-//! Descriptors: closing, duplicating, flags.
+//! Functions on descriptors: closing, duplicating, flags.
 
 use crate::api::{inside, on_rsocket, rdma, real};
 use crate::transfer::readable;
 use crate::{fail, table};
 use libc::{c_int, c_long, c_void};
 
-/// Closes the rsocket with the last descriptor that stands for it.
+/// Makes `fd` stand for no rsocket any more, and closes the rsocket if `fd` was its last descriptor.
 fn release(fd: c_int) -> c_int {
     if let Some((socket, true)) = table::remove(fd)
         && let Some(rdma) = inside(rdma)
     {
-        // SAFETY: nobody stands for it any more.
+        // SAFETY: no descriptor stands for the rsocket any more.
         return inside(|| unsafe { (rdma.close)(socket) });
     }
     0
@@ -20,18 +20,19 @@ fn release(fd: c_int) -> c_int {
 pub unsafe extern "C" fn close(fd: c_int) -> c_int {
     let ours = table::find(fd).is_some();
     let result = if ours { release(fd) } else { 0 };
-    // SAFETY: the contract of the C function. Last, so that the number is not given to another thread before.
+    // SAFETY: the contract of the C function. The descriptor is closed last, so that another thread does not get its number while
+    // it still stands for the rsocket.
     let closed = unsafe { real::close(fd) };
     if ours { result } else { closed }
 }
 
-/// Makes a new descriptor stand for the same rsocket as an old one.
+/// Makes the descriptor `to`, a copy of `from`, stand for the same rsocket, if any. Returns `to`.
 fn copied(from: c_int, to: c_int) -> c_int {
     if to >= 0
         && let Some(socket) = table::find(from)
         && !table::insert(to, socket)
     {
-        // SAFETY: just made, and nobody knows it.
+        // SAFETY: the descriptor was just created, and the program does not know it.
         unsafe { real::close(to) };
         return fail(libc::EMFILE);
     }
@@ -60,6 +61,7 @@ pub unsafe extern "C" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
     unsafe { replace(from, to, || real::dup3(from, to, flags)) }
 }
 
+/// Runs `f`, a `dup2` or `dup3` of `from` to `to`. The rsocket that `to` stood for is released.
 unsafe fn replace(from: c_int, to: c_int, f: impl FnOnce() -> c_int) -> c_int {
     let new = f();
     if new >= 0 {
@@ -84,7 +86,7 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c
         }
         _ => {}
     }
-    // SAFETY: the contract of the C function. The flags of the descriptor are those of the one that stands in.
+    // SAFETY: the contract of the C function. `FD_CLOEXEC` belongs to the descriptor, which is that of `/dev/null`.
     unsafe { real::fcntl(fd, command, argument) }
 }
 

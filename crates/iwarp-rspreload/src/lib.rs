@@ -2,7 +2,7 @@
 //!
 //! This library has functions of the same names as the C library. For a descriptor that stands for an rsocket they call the
 //! rsocket functions of the `librdmacm.so.1` that the loader finds, for all others those of the C library. There is no RDMA in
-//! here. For the kernel the program's descriptor is `/dev/null`; only this library knows that it stands for an rsocket.
+//! here. The program's descriptor is an open `/dev/null` for the kernel. Only this library knows that it stands for an rsocket.
 //!
 //! - A `connect` that fails because the peer is no rsocket is repeated as ordinary TCP.
 //! - Operations that bypass these functions reach `/dev/null`: stdio streams on sockets, `splice`, `io_uring`. `epoll_ctl`
@@ -14,7 +14,10 @@
     clippy::missing_safety_doc,
     reason = "the contracts are those of the C library's functions"
 )]
-#![allow(missing_docs, reason = "the manual pages of the C library")]
+#![allow(
+    missing_docs,
+    reason = "the manual pages of the C library describe these functions"
+)]
 
 mod api;
 pub mod descriptors;
@@ -25,9 +28,9 @@ pub mod waiting;
 
 use libc::c_int;
 
-/// Fails with an `errno`.
+/// Sets `errno` and returns -1.
 fn fail(errno: c_int) -> c_int {
-    // SAFETY: the C library gives each thread a valid place.
+    // SAFETY: the C library returns a valid address for each thread.
     unsafe { *libc::__errno_location() = errno };
     -1
 }

@@ -1,4 +1,4 @@
-//! Making sockets, connecting and accepting; options and addresses.
+//! Functions that create, connect and accept sockets, and those for options and addresses.
 
 use crate::api::{Rdma, inside, is_inside, on_rsocket, rdma, real};
 use crate::{errno, fail, table};
@@ -7,20 +7,20 @@ use libc::{c_int, c_void, sockaddr, socklen_t};
 const FLAGS: c_int = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
 const SOL_RDMA: c_int = 0x10000;
 
-/// Makes a descriptor of the program that stands for an rsocket. If that fails, the rsocket is closed.
+/// Creates a descriptor of the program that stands for an rsocket. If that fails, closes the rsocket, sets `errno` and returns -1.
 fn stand_in(rdma: &Rdma, socket: c_int, flags: c_int) -> c_int {
     let cloexec = if flags & libc::SOCK_CLOEXEC != 0 {
         libc::O_CLOEXEC
     } else {
         0
     };
-    // SAFETY: a valid path.
+    // SAFETY: the path is valid.
     let fd = unsafe { real::open(c"/dev/null".as_ptr(), libc::O_RDWR | cloexec, 0) };
     if fd >= 0 && table::insert(fd, socket) {
         return fd;
     }
     let reason = if fd < 0 { errno() } else { libc::EMFILE };
-    // SAFETY: both are ours and nobody knows them.
+    // SAFETY: both were just created, and the program does not know them.
     unsafe {
         if fd >= 0 {
             real::close(fd);
@@ -30,7 +30,7 @@ fn stand_in(rdma: &Rdma, socket: c_int, flags: c_int) -> c_int {
     fail(reason)
 }
 
-/// Sets the options from `RS_SQ_SIZE`, `RS_RQ_SIZE` and `RS_INLINE`. If one is refused, its default remains.
+/// Sets the options of an rsocket from `RS_SQ_SIZE`, `RS_RQ_SIZE` and `RS_INLINE`. A value that is invalid or refused is ignored.
 fn tune(rdma: &Rdma, socket: c_int) {
     for (name, option) in [("RS_SQ_SIZE", 0), ("RS_RQ_SIZE", 1), ("RS_INLINE", 2)] {
         let value = std::env::var(name)
@@ -38,7 +38,7 @@ fn tune(rdma: &Rdma, socket: c_int) {
             .and_then(|v| v.parse::<c_int>().ok())
             .filter(|v| *v > 0);
         if let Some(value) = value {
-            // SAFETY: a valid integer.
+            // SAFETY: the pointer is to a valid integer of 4 octets.
             unsafe { (rdma.setsockopt)(socket, SOL_RDMA, option, (&raw const value).cast(), 4) };
         }
     }
@@ -52,7 +52,7 @@ pub unsafe extern "C" fn socket(domain: c_int, ty: c_int, protocol: c_int) -> c_
     if stream && inet && !is_inside() {
         let made = inside(|| {
             let rdma = rdma()?;
-            // SAFETY: any numbers will do.
+            // SAFETY: no pointers.
             let socket = unsafe { (rdma.socket)(domain, ty, protocol) };
             (socket >= 0).then(|| {
                 tune(rdma, socket);
@@ -141,9 +141,9 @@ pub unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: socklen_
     }
 }
 
-/// Replaces an rsocket by an ordinary socket. Returns `false` if that is not possible.
+/// Replaces the rsocket behind `fd` by an ordinary socket with the same flags and common options. Returns `false` if that fails.
 fn to_tcp(rdma: &Rdma, fd: c_int, socket: c_int) -> bool {
-    // SAFETY: the places are valid and as long as told; the descriptors are ours.
+    // SAFETY: the pointers are to valid locals with their true lengths. The descriptors belong to this library.
     unsafe {
         let mut name: libc::sockaddr_storage = std::mem::zeroed();
         let mut len = size_of_val(&name) as socklen_t;
@@ -184,7 +184,7 @@ fn to_tcp(rdma: &Rdma, fd: c_int, socket: c_int) -> bool {
         }
     }
     if let Some((socket, true)) = table::remove(fd) {
-        // SAFETY: nobody stands for it any more.
+        // SAFETY: no descriptor stands for the rsocket any more.
         unsafe { (rdma.close)(socket) };
     }
     true

@@ -1,14 +1,14 @@
-//! Which descriptors of the program stand for rsockets. A look-up is one load, because every `read` makes one.
+//! The table of the descriptors that stand for rsockets. Every `read` looks its descriptor up, so a look-up is a single load.
 
 use libc::c_int;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
-/// Descriptors above it never stand for an rsocket.
+/// Number of descriptors in the table. A descriptor beyond it cannot stand for an rsocket.
 const MAX: usize = 1 << 16;
 
-/// The number of the rsocket plus one, or zero.
+/// For each descriptor: the number of its rsocket plus one, or zero.
 static SOCKETS: [AtomicI32; MAX] = [const { AtomicI32::new(0) }; MAX];
-/// How many descriptors stand for an rsocket.
+/// For each rsocket: the number of descriptors that stand for it.
 static USERS: [AtomicU32; MAX] = [const { AtomicU32::new(0) }; MAX];
 
 fn slot(fd: c_int) -> Option<&'static AtomicI32> {
@@ -19,7 +19,7 @@ fn users(socket: c_int) -> Option<&'static AtomicU32> {
     USERS.get(usize::try_from(socket).ok()?)
 }
 
-/// Returns the rsocket behind a descriptor.
+/// Returns the rsocket that a descriptor stands for.
 #[inline]
 pub(crate) fn find(fd: c_int) -> Option<c_int> {
     match slot(fd)?.load(Ordering::Acquire) {
@@ -28,7 +28,7 @@ pub(crate) fn find(fd: c_int) -> Option<c_int> {
     }
 }
 
-/// Lets a descriptor stand for an rsocket. Returns `false` if a number is too high.
+/// Makes a descriptor stand for an rsocket. Returns `false` if one of the numbers is outside the table.
 pub(crate) fn insert(fd: c_int, socket: c_int) -> bool {
     let (Some(slot), Some(users)) = (slot(fd), users(socket)) else {
         return false;
@@ -38,7 +38,7 @@ pub(crate) fn insert(fd: c_int, socket: c_int) -> bool {
     true
 }
 
-/// Lets the descriptor stand for nothing. Returns the rsocket, and whether this was its last descriptor.
+/// Makes a descriptor stand for no rsocket any more. Returns the rsocket, and `true` if this was its last descriptor.
 pub(crate) fn remove(fd: c_int) -> Option<(c_int, bool)> {
     let socket = match slot(fd)?.swap(0, Ordering::AcqRel) {
         0 => return None,
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_user_is_told() {
+    fn removing_reports_the_last_descriptor() {
         assert_eq!((find(900), find(-1), find(i32::MAX)), (None, None, None));
         assert!(insert(900, 0) && insert(901, 0));
         assert_eq!((find(900), find(901)), (Some(0), Some(0)));

@@ -1,4 +1,4 @@
-//! Reading and writing.
+//! Functions that read and write.
 
 use crate::api::{on_rsocket, real};
 use crate::{errno, fail, table};
@@ -122,7 +122,7 @@ pub unsafe extern "C" fn sendfile(
     let mut done: size_t = 0;
     while done < count {
         let want = piece.len().min(count - done);
-        // SAFETY: the contract of the C function; the piece is as long as told.
+        // SAFETY: the contract of the C function. `want` octets fit into the piece.
         let (got, at) = unsafe {
             let at = match offset.is_null() {
                 true => libc::lseek(from, 0, libc::SEEK_CUR),
@@ -165,7 +165,8 @@ pub unsafe extern "C" fn sendfile64(
     unsafe { sendfile(out, from, offset, count) }
 }
 
-/// Programs built with `_FORTIFY_SOURCE` call the checked functions, which do not pass through the others.
+/// Aborts if `len` octets do not fit into a buffer of `room` octets. Programs that are built with `_FORTIFY_SOURCE` call functions with
+/// this check, `__read_chk` and others. Those of the C library would bypass this library.
 fn check(len: size_t, room: size_t) {
     if len > room {
         eprintln!("buffer overflow detected");
@@ -213,10 +214,11 @@ pub unsafe extern "C" fn __recvfrom_chk(
     unsafe { recvfrom(fd, buf, len, flags, addr, addrlen) }
 }
 
-/// Returns how many octets can be read at once, for `FIONREAD`.
+/// Returns the number of octets that can be read without blocking, at most 64 KiB, for `FIONREAD`. Returns -1 and sets `errno` on
+/// an error.
 pub(crate) fn readable(fd: c_int) -> c_int {
     let mut piece = vec![0u8; 64 * 1024];
-    // SAFETY: the piece is as long as told.
+    // SAFETY: the pointer and the length are those of `piece`.
     let n = unsafe {
         recv(
             fd,

@@ -5,7 +5,7 @@ use crate::{errno, fail, table};
 use libc::{c_int, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use std::time::Duration;
 
-/// Calls `rpoll` with the program's descriptors translated. Returns `None` if none of them stands for an rsocket.
+/// Calls `rpoll` with the rsockets in the place of their descriptors. Returns `None` if no descriptor stands for an rsocket.
 fn translated(fds: &mut [pollfd], timeout: Option<Duration>) -> Option<c_int> {
     if fds.iter().all(|f| table::find(f.fd).is_none()) {
         return None;
@@ -19,7 +19,7 @@ fn translated(fds: &mut [pollfd], timeout: Option<Duration>) -> Option<c_int> {
             ..*f
         })
         .collect();
-    // Rounded up, so that a program that waits for less than a millisecond does not spin.
+    // Round up. Rounding down to zero would make a program spin that waits for less than a millisecond at a time.
     let ms = timeout.map_or(-1, |t| {
         c_int::try_from(t.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX)
     });
@@ -33,6 +33,7 @@ fn translated(fds: &mut [pollfd], timeout: Option<Duration>) -> Option<c_int> {
     Some(result)
 }
 
+/// Returns the entries of a C array, which may be null if it is empty.
 unsafe fn slice<'a>(fds: *mut pollfd, n: nfds_t) -> &'a mut [pollfd] {
     if fds.is_null() || n == 0 {
         return &mut [];
@@ -99,12 +100,12 @@ fn duration(t: &timespec) -> Duration {
     )
 }
 
-/// Runs `f` with another signal mask.
+/// Runs `f` with the signal mask `mask`, or with the current one if `mask` is null. Keeps the `errno` of `f`.
 unsafe fn masked(mask: *const sigset_t, f: impl FnOnce() -> c_int) -> c_int {
     if mask.is_null() {
         return f();
     }
-    // SAFETY: a valid mask by the caller's promise; the old one is filled before it is used.
+    // SAFETY: the caller promises a valid mask. The old mask is written before it is read.
     unsafe {
         let mut before: sigset_t = std::mem::zeroed();
         libc::pthread_sigmask(libc::SIG_SETMASK, mask, &raw mut before);
@@ -115,7 +116,8 @@ unsafe fn masked(mask: *const sigset_t, f: impl FnOnce() -> c_int) -> c_int {
     }
 }
 
-/// Turns the three sets into a list, and back. Returns `None` if no descriptor stands for an rsocket.
+/// Performs `select` by `rpoll`: turns the three sets into a list, polls, and writes the result to the sets. Returns `None` if no
+/// descriptor stands for an rsocket.
 unsafe fn selected(n: c_int, sets: [*mut fd_set; 3], timeout: Option<Duration>) -> Option<c_int> {
     const WANTED: [i16; 3] = [libc::POLLIN, libc::POLLOUT, libc::POLLPRI];
     const GOT: [i16; 3] = [
@@ -127,7 +129,7 @@ unsafe fn selected(n: c_int, sets: [*mut fd_set; 3], timeout: Option<Duration>) 
     for fd in 0..n.clamp(0, libc::FD_SETSIZE as c_int) {
         let mut events = 0;
         for (set, wanted) in sets.iter().zip(WANTED) {
-            // SAFETY: null or valid by the caller's promise, and the number is below FD_SETSIZE.
+            // SAFETY: the caller promises that each set is null or valid, and the number is below FD_SETSIZE.
             if !set.is_null() && unsafe { libc::FD_ISSET(fd, *set) } {
                 events |= wanted;
             }
