@@ -1,24 +1,25 @@
-//! The programs: they post work requests, poll completions when told to, and carry out the fate of their connection.
+//! The programs of the hosts: they post work requests and poll completions. Also the fate of a connection is applied here.
 
 use iwarp_rnic::qp::{Events, State};
 use iwarp_rnic::{Cqe, PostError, RecvWr, SendFlags, SendWr};
 
 use crate::world::{End, Event, Fate, World};
 
-/// Work request identifiers: kind and number.
+/// Makes a work request identifier: the kind in the highest octet, then the number of the endpoint or node (24 bits) and the index
+/// of the request (32 bits).
 pub const fn wr_id(kind: u64, owner: usize, index: usize) -> u64 {
     kind << 56 | (owner as u64) << 32 | index as u64
 }
 
-/// Kinds of work request identifiers.
+/// Kind of identifier: a request of the send queue.
 pub const SEND: u64 = 1;
-/// A queue pair's own receive.
+/// Kind of identifier: a receive of a queue pair's own receive queue.
 pub const RECV: u64 = 2;
-/// A shared receive.
+/// Kind of identifier: a receive of a shared receive queue.
 pub const SHARED: u64 = 3;
 
 impl World {
-    /// Plans that the program of an endpoint goes on soon.
+    /// Schedules the program of an endpoint to go on soon.
     pub fn app_soon(&mut self, e: usize) {
         if !self.eps[e].app_due && !self.eps[e].stopped {
             self.eps[e].app_due = true;
@@ -49,7 +50,7 @@ impl World {
             }
             let index = self.eps[e].posted;
             let op = self.eps[e].ops[index].clone();
-            // Inline data may come in pieces.
+            // Pass inline data in two pieces, as a program may.
             let inline = op.inline.as_deref().unwrap_or(&[]);
             let (a, b) = inline.split_at(inline.len() / 3);
             let wr = SendWr {
@@ -59,7 +60,7 @@ impl World {
                 sges: &op.sges,
                 inline: &[a, b],
             };
-            // Counted first: completions may come before the call returns.
+            // Count the request first, because its completion may come before the call returns.
             self.eps[e].posted += 1;
             match self.call(e, |c| c.ep.qp.post_send(&wr, &mut c.host)) {
                 Ok(()) => {
@@ -72,13 +73,13 @@ impl World {
                 Err(PostError::QueueFull) => {
                     self.eps[e].posted -= 1;
                     if self.eps[e].qp.state() == State::Error {
-                        self.fail(|| format!("endpoint {e}: queue full in state ERR"));
+                        self.fail(|| format!("endpoint {e}: the send queue is full in state ERR"));
                     }
                     self.eps[e].queue_full = true;
                     return;
                 }
                 Err(error) => {
-                    self.fail(|| format!("endpoint {e}: request {index} not taken: {error}"));
+                    self.fail(|| format!("endpoint {e}: request {index} was refused: {error}"));
                     return;
                 }
             }
@@ -104,12 +105,12 @@ impl World {
             match self.call(e, |c| c.ep.qp.post_recv(&wr, &mut c.host)) {
                 Ok(()) => self.retry_held(e),
                 Err(PostError::QueueFull) => {
-                    // Tried again after the next completion.
+                    // The receive is posted again after the next completion.
                     self.eps[e].recv_posted -= 1;
                     return;
                 }
                 Err(error) => {
-                    self.fail(|| format!("endpoint {e}: receive {index} not taken: {error}"));
+                    self.fail(|| format!("endpoint {e}: receive {index} was refused: {error}"));
                     return;
                 }
             }
@@ -117,7 +118,7 @@ impl World {
         self.receives_soon(e);
     }
 
-    /// Plans that more receives are posted.
+    /// Schedules the posting of more receives.
     pub fn receives_soon(&mut self, e: usize) {
         let ep = &mut self.eps[e];
         if ep.recv_posted < ep.receives.len() && !ep.recv_due {
@@ -143,7 +144,7 @@ impl World {
                 sges: &receive.sges,
             };
             if let Err(error) = srq.queue.post(&wr) {
-                self.fail(|| format!("node {n}: shared receive {index} not taken: {error}"));
+                self.fail(|| format!("node {n}: shared receive {index} was refused: {error}"));
                 return;
             }
             srq.posted += 1;
@@ -165,7 +166,8 @@ impl World {
         self.after(delay, Event::PostShared(n));
     }
 
-    /// Takes all completions of a queue, and arms it in the order that loses no event.
+    /// Takes all completions of a queue, arms it, and takes completions again. Without the second look, a completion that comes just before
+    /// the arming would wait without an event.
     pub fn poll(&mut self, n: usize, cq: usize) {
         self.nodes[n].poll_due[cq] = false;
         let mut out = [Cqe::default(); 4];
@@ -194,7 +196,12 @@ impl World {
         });
         let e = cqe.qp_num.wrapping_sub(1) as usize;
         if self.eps.get(e).is_none_or(|ep| ep.node != n) {
-            self.fail(|| format!("node {n}: completion for queue pair {}", cqe.qp_num));
+            self.fail(|| {
+                format!(
+                    "node {n}: completion for queue pair {}, which is not of this node",
+                    cqe.qp_num
+                )
+            });
             return;
         }
         match cqe.wr_id >> 56 {
@@ -206,11 +213,11 @@ impl World {
         self.receives_soon(e);
     }
 
-    /// Carries out the fate of a connection in the middle of its work.
-    pub fn strike(&mut self, conn: usize) {
+    /// Applies the fate of a connection while its programs are at work.
+    pub fn apply_fate(&mut self, conn: usize) {
         let fate = self.conns[conn].fate;
         self.log(|| format!("conn {conn}: {fate:?}"));
-        self.conns[conn].struck = true;
+        self.conns[conn].fate_happened = true;
         match fate {
             Fate::Close(2, _) => {
                 self.close(2 * conn);
@@ -222,7 +229,7 @@ impl World {
                 let e = 2 * conn + side;
                 let result = self.call(e, |c| c.ep.qp.modify(State::Error, &mut c.host));
                 if result.is_err() {
-                    self.fail(|| format!("endpoint {e}: may not become ERR"));
+                    self.fail(|| format!("endpoint {e}: modify to ERR fails"));
                 }
             }
             Fate::Reset(_) => self.reset_both(conn),
@@ -231,9 +238,9 @@ impl World {
         }
     }
 
-    /// Ends a connection on which everything succeeded.
+    /// Ends a connection when its programs are done.
     pub fn end(&mut self, conn: usize, end: End) {
-        self.conns[conn].struck = true;
+        self.conns[conn].fate_happened = true;
         match end {
             End::Close(2) => {
                 self.close(2 * conn);
@@ -258,7 +265,7 @@ impl World {
         self.call(e, |c| c.ep.qp.close(&mut c.host));
     }
 
-    /// A program drains its send queue, and goes on when it is drained.
+    /// Moves a queue pair to SQD to drain its send queue. The event that it is drained leads to [`resume`](Self::resume).
     pub fn pause(&mut self, e: usize) {
         if self.eps[e].qp.state() != State::Rts || self.eps[e].stopped {
             return;
@@ -270,11 +277,11 @@ impl World {
             .call(e, |c| c.ep.qp.modify(State::Sqd, &mut c.host))
             .is_err()
         {
-            self.fail(|| format!("endpoint {e}: may not become SQD"));
+            self.fail(|| format!("endpoint {e}: modify to SQD fails"));
         }
     }
 
-    /// See [`pause`](Self::pause).
+    /// Moves a drained queue pair back to RTS. See [`pause`](Self::pause).
     pub fn resume(&mut self, e: usize) {
         self.eps[e].sqd = false;
         if self.eps[e].qp.state() != State::Sqd {
@@ -285,7 +292,7 @@ impl World {
             .call(e, |c| c.ep.qp.modify(State::Rts, &mut c.host))
             .is_err()
         {
-            self.fail(|| format!("endpoint {e}: may not become RTS"));
+            self.fail(|| format!("endpoint {e}: modify to RTS fails"));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The checkers: completions as they come, and everything at the end.
+//! Checks of each completion when it is polled, and of all endpoints when no event is left.
 
 use iwarp_proto::rdmap::TerminateCode;
 use iwarp_rnic::qp::State;
@@ -7,7 +7,7 @@ use iwarp_rnic::{Cqe, WcFlags, WcStatus};
 use crate::app::{SHARED, is_signalled};
 use crate::world::{Effect, Expect, Fate, Message, World};
 
-/// Status that a request reports if the peer refused it.
+/// Returns the status with which a request completes if the peer refused it with this code.
 pub const fn refused_status(code: TerminateCode) -> WcStatus {
     match (code.layer, code.etype, code.code) {
         (0 | 1, 1, _) => WcStatus::RemoteAccess,
@@ -18,17 +18,22 @@ pub const fn refused_status(code: TerminateCode) -> WcStatus {
 }
 
 impl World {
-    /// Checks a completion of a send queue.
+    /// Checks a completion of a send queue: order, status, opcode and length. Unsignaled requests before it have succeeded.
     pub fn check_send(&mut self, e: usize, cqe: &Cqe) {
         let index = cqe.wr_id as u32 as usize;
         let owner = (cqe.wr_id >> 32) as usize & 0xff_ffff;
         let ep = &self.eps[e];
         if owner != e || index >= ep.posted {
-            self.fail(|| format!("endpoint {e}: completion of {:#x}, not posted", cqe.wr_id));
+            self.fail(|| {
+                format!(
+                    "endpoint {e}: completion of {:#x}, which was not posted",
+                    cqe.wr_id
+                )
+            });
             return;
         }
         if index < ep.next_cqe {
-            self.fail(|| format!("endpoint {e}: request {index} completes again or late"));
+            self.fail(|| format!("endpoint {e}: request {index} completes twice or out of order"));
             return;
         }
         let all = ep.qp.config().signal_all;
@@ -50,10 +55,14 @@ impl World {
             } else if cqe.status != WcStatus::Flushed
                 && ep.first_bad.map(|b| b.1) != Some(WcStatus::Flushed)
             {
-                self.fail(|| format!("endpoint {e}: request {index} fails after another"));
+                self.fail(|| {
+                    format!(
+                        "endpoint {e}: request {index} fails, but an earlier one failed already"
+                    )
+                });
                 return;
             } else if cqe.status != WcStatus::Flushed {
-                // Those before it were flushed; this one has failed.
+                // The requests before this one were flushed; this one is the one that failed.
                 ep.first_bad = Some((index, cqe.status, cqe.vendor_err));
             }
             if !self.may_break(e) {
@@ -71,7 +80,7 @@ impl World {
         self.succeeded(e, index);
     }
 
-    /// Notes that a request has succeeded: its sink holds the right octets, and the peer has carried it out.
+    /// Notes that a request has succeeded. Its sink must hold the right octets. If it has an answer, the peer has executed it.
     pub fn succeeded(&mut self, e: usize, index: usize) {
         let n = self.eps[e].node;
         let op = self.eps[e].ops[index].clone();
@@ -118,7 +127,7 @@ impl World {
                 if exclusive
                     && self.nodes[n].arena.copy(effect.off, effect.data.len()) != effect.data
                 {
-                    self.fail(|| format!("endpoint {e}: request {index} is done, but not visible"));
+                    self.fail(|| format!("endpoint {e}: request {index} is complete, but its data is not in the peer's memory"));
                     return;
                 }
                 self.commit_local(n, effect);
@@ -178,7 +187,7 @@ impl World {
         self.commit(e ^ 1, m.op + 1);
     }
 
-    /// Returns what a message changes in a receive's memory.
+    /// Returns the changes that a message makes in the memory of a receive.
     fn parts(&self, e: usize, shared: bool, index: usize, message: &Message) -> Vec<Effect> {
         let ep = &self.eps[e];
         let receive = if shared {
@@ -212,12 +221,16 @@ impl World {
         }
         if self.eps[e].first_bad_recv.is_some() {
             if status != WcStatus::Flushed {
-                self.fail(|| format!("endpoint {e}: receive {index} fails after another"));
+                self.fail(|| {
+                    format!(
+                        "endpoint {e}: receive {index} fails, but an earlier one failed already"
+                    )
+                });
             }
             return;
         }
         self.eps[e].first_bad_recv = Some(status);
-        // It may have been filled in part.
+        // The receive may have been filled in part.
         if let Some(m) = message {
             let n = self.eps[e].node;
             let parts = self.parts(e, shared, index, &m);
@@ -228,7 +241,7 @@ impl World {
     /// Returns `true` if an error is expected on this endpoint's connection.
     fn may_break(&self, e: usize) -> bool {
         let conn = &self.conns[e / 2];
-        conn.struck
+        conn.fate_happened
             || match conn.fate {
                 Fate::Clean(_) => false,
                 Fate::Flip(side) => self.pipes[2 * (e / 2) + (side ^ 1)].flip_was_read(),
@@ -238,7 +251,7 @@ impl World {
             }
     }
 
-    /// Nothing is on its way. Checks that everything has happened that must happen.
+    /// Called when no event is left. Checks that every program is done, unless the fate of its connection prevents that.
     pub fn check_quiet(&mut self) {
         for e in 0..self.eps.len() {
             let conn = e / 2;
@@ -246,22 +259,22 @@ impl World {
             let ep = &self.eps[e];
             let peer = &self.eps[e ^ 1];
             if ep.qp.wants_tx() && !ep.tx_blocked && !ep.gone {
-                self.fail(|| format!("endpoint {e} is stuck: it has something to send"));
+                self.fail(|| format!("endpoint {e} is stuck: it wants to send, but was not woken"));
                 return;
             }
             let waits = match fate {
-                // A wrong length makes the receiver wait for octets that never come.
+                // If the flipped bit changes a length field, the receiver waits for octets that never come.
                 Fate::Flip(side) => self.pipes[2 * conn + (side ^ 1)].flip_was_read(),
                 Fate::Stall(..) => true,
                 _ => false,
             };
             let accepted = match fate {
-                // An FPDU that is not accepted stays in the buffer, or ends the stream.
+                // A receiver that does not accept the FPDU ends the stream or keeps the FPDU in its buffer.
                 Fate::Flip(side) => waits && side == e % 2 && !ep.gone && ep.buffer.is_none(),
                 _ => false,
             };
             if accepted {
-                self.fail(|| format!("endpoint {e} accepted an FPDU with a wrong bit"));
+                self.fail(|| format!("endpoint {e} accepted an FPDU with a flipped bit"));
                 return;
             }
             let broken = ep.gone && peer.gone;
@@ -288,8 +301,8 @@ impl World {
             } else {
                 match fate {
                     Fate::Clean(_) | Fate::Flip(_) => continue,
-                    // The fate may have been planned for a time after everything was done.
-                    _ => "although fate has struck",
+                    // Any other fate must have ended the connection, also if it came after the programs were done.
+                    _ => "although the fate should have ended the connection",
                 }
             };
             self.fail(|| format!("endpoint {e} is stuck {what} ({fate:?})"));

@@ -1,6 +1,6 @@
-//! The driver: does what a runtime does for a queue pair, with simulated sockets.
+//! The driver does for a queue pair what a runtime does, with simulated sockets.
 //!
-//! It acts only when the queue pair asks for it, so that a wake-up that gets lost is noticed.
+//! It acts only when the queue pair asks for it. So if a wake-up is lost, the endpoint stops, and the checkers notice that.
 
 use iwarp_rnic::Cqe;
 use iwarp_rnic::cq::{CompletionQueue, Pushed};
@@ -15,7 +15,7 @@ use crate::plant::{Plant, Planted};
 use crate::raw;
 use crate::world::{CRC32C, Endpoint, Event, HOLD_TIME, Node, Srq, World};
 
-/// The surroundings of one queue pair during one call.
+/// The [`Host`] of one queue pair during one call: completion queues and the shared receive queue of its node.
 pub struct SimHost<'a> {
     cqs: &'a mut [CompletionQueue],
     poll_due: &'a mut [bool],
@@ -23,7 +23,7 @@ pub struct SimHost<'a> {
     send_cq: usize,
     recv_cq: usize,
     planted: &'a mut Planted,
-    /// Completion queues that raised their event.
+    /// Completion queues that raised an event during the call.
     notified: Vec<usize>,
     overflow: bool,
     swapped: Option<(usize, Cqe)>,
@@ -34,7 +34,7 @@ impl SimHost<'_> {
         match self.cqs[cq].push(cqe) {
             Pushed::Quiet => {}
             Pushed::Notify => {
-                if !self.planted.bites(Plant::LoseNotify) && !self.poll_due[cq] {
+                if !self.planted.happens(Plant::LoseNotify) && !self.poll_due[cq] {
                     self.poll_due[cq] = true;
                     self.notified.push(cq);
                 }
@@ -50,15 +50,15 @@ impl Host for SimHost<'_> {
             Direction::Send => self.send_cq,
             Direction::Recv => self.recv_cq,
         };
-        if self.planted.bites(Plant::DropCompletion) {
+        if self.planted.happens(Plant::DropCompletion) {
             return;
         }
-        if self.planted.bites(Plant::SwapCompletions) {
+        if self.planted.happens(Plant::SwapCompletions) {
             self.swapped = Some((cq, cqe));
             return;
         }
         self.push(cq, cqe);
-        if self.planted.bites(Plant::RepeatCompletion) {
+        if self.planted.happens(Plant::RepeatCompletion) {
             self.push(cq, cqe);
         }
         if self.swapped.is_some_and(|(c, _)| c == cq)
@@ -78,7 +78,7 @@ impl Host for SimHost<'_> {
     }
 }
 
-/// An endpoint and its host's parts, borrowed apart.
+/// An endpoint and the parts of its node, borrowed separately for one call.
 pub struct Call<'a> {
     /// The endpoint.
     pub ep: &'a mut Endpoint,
@@ -102,7 +102,7 @@ impl Call<'_> {
 }
 
 impl World {
-    /// Calls a queue pair, then does what it asks for.
+    /// Calls a queue pair with `f`, then does what the queue pair asks for.
     pub fn call<R>(&mut self, e: usize, f: impl FnOnce(&mut Call<'_>) -> R) -> R {
         let ep = &mut self.eps[e];
         let node_index = ep.node;
@@ -141,12 +141,12 @@ impl World {
         if overflow {
             self.fail(|| format!("endpoint {e}: a completion queue with room overflowed"));
         }
-        self.settle(e);
+        self.serve(e);
         result
     }
 
-    /// Does what the queue pair asks for.
-    fn settle(&mut self, e: usize) {
+    /// Does what the queue pair asks for: schedules sending and polling, shuts down or closes its stream.
+    fn serve(&mut self, e: usize) {
         let ep = &mut self.eps[e];
         let events = ep.qp.take_events();
         ep.events |= events;
@@ -155,7 +155,7 @@ impl World {
         }
         if ep.qp.wants_tx() && !ep.tx_blocked && !ep.tx_due {
             ep.tx_due = true;
-            if !self.planted.bites(Plant::LoseWakeup) {
+            if !self.planted.happens(Plant::LoseWakeup) {
                 let delay = self.rng.below(3_000);
                 self.after(delay, Event::Transmit(e));
             }
@@ -187,7 +187,7 @@ impl World {
                 self.at(at, Event::Readable(e ^ 1));
                 self.eps[e].fin_sent = true;
                 self.call(e, |c| c.ep.qp.shutdown_done(&mut c.host));
-                // From now on it discards, even what it would not have read before.
+                // From now on the queue pair reads and discards, even octets that it would not have read before.
                 let now = self.now;
                 self.at(now, Event::Readable(e));
             }
@@ -195,7 +195,7 @@ impl World {
                 self.log(|| format!("ep {e}: leaves"));
                 let at = self.pipes[e].shutdown(self.now);
                 self.at(at, Event::Readable(e ^ 1));
-                // What the peer writes is thrown away, however much it is.
+                // Octets that the peer writes are discarded without limit.
                 self.pipes[e ^ 1].reset_at(self.now);
                 let now = self.now;
                 self.at(now, Event::Writable(e ^ 1));
@@ -213,15 +213,15 @@ impl World {
         }
     }
 
-    /// The peer of `e` will see a reset.
+    /// Resets the stream of `e`: its peer sees the reset at `at`.
     fn break_at(&mut self, e: usize, at: u64) {
         self.pipes[e].reset_at(at);
         self.at(at, Event::Readable(e ^ 1));
-        // What the peer writes from now on is lost.
+        // Octets that the peer writes from now on are lost.
         self.pipes[e ^ 1].reset_at(self.now);
     }
 
-    /// The socket is closed.
+    /// Closes the socket, and returns the plan and the buffer to the pool.
     fn finish(&mut self, e: usize) {
         self.eps[e].gone = true;
         self.call(e, |c| c.ep.qp.stream_gone(&mut c.host));
@@ -236,7 +236,7 @@ impl World {
         }
     }
 
-    /// The network breaks both directions.
+    /// Resets both directions, as a network does.
     pub fn reset_both(&mut self, conn: usize) {
         for e in [2 * conn, 2 * conn + 1] {
             let at = self.now + self.rng.below(1_000);
@@ -245,7 +245,7 @@ impl World {
         }
     }
 
-    /// Writes what is due until the stream takes no more.
+    /// Writes until the queue pair has nothing more to send or the stream takes no more.
     pub fn transmit(&mut self, e: usize) {
         let mut plan = match self.eps[e].plan.take() {
             Some(plan) => plan,
@@ -259,7 +259,7 @@ impl World {
                 if !self.eps[e].qp.wants_tx() {
                     break;
                 }
-                // While the plan is being filled, no other endpoint is woken for it.
+                // While the plan is being filled, do not schedule another transmission for this endpoint.
                 let was_due = std::mem::replace(&mut self.eps[e].tx_due, true);
                 let fill = self.call(e, |c| {
                     let fill = c.fill(&mut plan);
@@ -272,7 +272,9 @@ impl World {
                 match fill {
                     TxFill::Idle => {
                         if self.eps[e].qp.wants_tx() {
-                            self.fail(|| format!("endpoint {e} wants to send, and has nothing"));
+                            self.fail(|| {
+                                format!("endpoint {e} wants to send, but has nothing to send")
+                            });
                         }
                         break;
                     }
@@ -292,7 +294,7 @@ impl World {
             let copied = plan.copy_to(&self.nodes[ep.node].table, who, &mut octets);
             let Ok(n) = copied else {
                 self.pool.octets = octets;
-                self.log(|| format!("ep {e}: memory went away under a request"));
+                self.log(|| format!("ep {e}: memory of a request was deregistered"));
                 self.call(e, |c| c.ep.qp.abort(&mut c.host));
                 break;
             };
@@ -302,9 +304,9 @@ impl World {
             for at in arrivals {
                 self.at(at, Event::Readable(e ^ 1));
             }
-            if self.planted.bites(Plant::StrayWrite) {
+            if self.planted.happens(Plant::StrayWrite) {
                 let arena = &self.nodes[self.eps[e].node].arena;
-                // The first octets belong to no region.
+                // Offset 7 belongs to no region.
                 arena.write(7, &[!arena.copy(7, 1)[0]]);
             }
             let was_due = std::mem::replace(&mut self.eps[e].tx_due, true);
@@ -323,10 +325,10 @@ impl World {
         } else {
             self.eps[e].plan = Some(plan);
         }
-        self.settle(e);
+        self.serve(e);
     }
 
-    /// Reads what has arrived, as far as the queue pair wants it.
+    /// Reads octets that have arrived, until the queue pair wants no more.
     pub fn receive(&mut self, e: usize) {
         loop {
             let ep = &self.eps[e];
@@ -369,7 +371,7 @@ impl World {
         }
     }
 
-    /// The reader has made room for this endpoint.
+    /// Schedules more writing for an endpoint whose stream was full, because its reader has made room.
     fn writable(&mut self, e: usize) {
         if self.eps[e].tx_blocked {
             let delay = self.rng.range(100, 5_000);
@@ -389,7 +391,7 @@ impl World {
             let n = here.min(60_000);
             self.pipes[e ^ 1].read(self.now, n, &mut octets);
             let mut rest = &octets[..];
-            // What was read has to be kept, even if a Send is held meanwhile.
+            // Octets that were read have to be passed on, even if a Send is held meanwhile.
             while !rest.is_empty()
                 && matches!(
                     self.eps[e].qp.rx_interest(),
@@ -405,7 +407,7 @@ impl World {
                     c.ep.qp.rx_octets(&mut buffer, rest, &mut env)
                 });
                 if n == 0 {
-                    self.fail(|| format!("endpoint {e} takes no octets"));
+                    self.fail(|| format!("endpoint {e} wants to read, but takes no octets"));
                     break;
                 }
                 rest = &rest[n..];
@@ -416,7 +418,7 @@ impl World {
         self.keep_buffer(e, buffer);
     }
 
-    /// Reads to the places that the queue pair names, as `recvmsg` does.
+    /// Reads to the destinations that the queue pair names, as `recvmsg` does.
     fn take_as_planned(
         &mut self,
         e: usize,
@@ -438,14 +440,14 @@ impl World {
         let room = plan.room();
         self.pipes[e ^ 1].read(self.now, here.min(room), octets);
         let direct = plan.runs.len() > 1;
-        // SAFETY: the plan was made above; neither table nor buffer has been touched since.
+        // SAFETY: the plan was made above. Since then, neither the table nor the buffer has been changed.
         #[allow(unsafe_code)]
         unsafe {
             raw::read_into(&plan.runs, octets);
         }
-        if direct && !octets.is_empty() && self.planted.bites(Plant::CorruptPlacement) {
+        if direct && !octets.is_empty() && self.planted.happens(Plant::CorruptPlacement) {
             octets[0] ^= 1;
-            // SAFETY: as above; the first octet again.
+            // SAFETY: as above; this writes the first octet again.
             #[allow(unsafe_code)]
             unsafe {
                 raw::read_into(&plan.runs, &octets[..1]);
@@ -460,19 +462,19 @@ impl World {
             c.ep.qp.rx_filled(buffer, &plan, octets.len(), &mut env)
         });
         if room == 0 {
-            self.fail(|| format!("endpoint {e} offers no room to read to"));
+            self.fail(|| format!("endpoint {e} wants to read, but offers no room"));
         }
         self.check_status(e, status);
         self.pool.rx_plan = Some(plan).filter(|p| p.runs.capacity() >= 64);
     }
 
-    /// A receive was posted: processes what was held.
+    /// Processes the held octets of an endpoint after a receive was posted.
     pub fn retry_held(&mut self, e: usize) {
-        if !self.eps[e].qp.is_held() || self.planted.bites(Plant::ForgetHeld) {
+        if !self.eps[e].qp.is_held() || self.planted.happens(Plant::ForgetHeld) {
             return;
         }
         let Some(mut buffer) = self.eps[e].buffer.take() else {
-            self.fail(|| format!("endpoint {e} holds a Send and has no octets"));
+            self.fail(|| format!("endpoint {e} holds a Send, but has no buffer"));
             return;
         };
         let plan = RxPlan::new(1).expect("memory");
@@ -498,7 +500,7 @@ impl World {
         }
     }
 
-    /// Checks that the result of the receive side agrees with the state.
+    /// Checks that the status that the receive side returned agrees with the state of the queue pair.
     fn check_status(&mut self, e: usize, status: RxStatus) {
         let qp = &self.eps[e].qp;
         let (held, state) = (qp.is_held(), qp.state());
@@ -508,7 +510,7 @@ impl World {
             RxStatus::Failed => state == State::Error,
         };
         if !fits {
-            self.fail(|| format!("endpoint {e}: {status:?} while held {held} and {state:?}"));
+            self.fail(|| format!("endpoint {e}: the receive side returns {status:?} in state {state:?}, held: {held}"));
         }
     }
 }

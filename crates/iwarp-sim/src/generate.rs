@@ -1,4 +1,4 @@
-//! Makes a world from a seed: hosts, connections with all their options, programs, fates.
+//! Makes a [`World`] from a seed: hosts, connections with all their options, programs and fates.
 
 use std::collections::{BTreeSet, BinaryHeap};
 
@@ -21,7 +21,7 @@ use crate::world::{
 const PD: u32 = 1;
 
 impl World {
-    /// Makes the world of a seed.
+    /// Makes the world that belongs to a seed.
     pub fn generate(seed: u64, plant: Option<Plant>, pool: Pool, verbose: bool) -> Self {
         let mut rng = Rng::new(seed);
         let planted = Planted::new(plant, &mut rng);
@@ -72,7 +72,7 @@ impl World {
             cqs: Vec::new(),
             poll_due: vec![false; cqs],
             srq: shared.then(|| Srq {
-                // Made only now, because the number of receives is known now.
+                // A placeholder: the depth is known only when all programs are made. `finish_node` makes the real queue.
                 queue: SharedReceiveQueue::new(1, 1).expect("memory"),
                 receives: Vec::new(),
                 posted: 0,
@@ -172,7 +172,7 @@ impl World {
         for side in 0..2 {
             let config = self.pipe_config();
             let rng = self.rng.fork();
-            // The flip hits what the victim reads, which the other side writes.
+            // The flipped bit is in the direction that the victim reads.
             let flip = matches!(fate, Fate::Flip(victim) if victim != side).then(|| Flip {
                 at: match self.rng.below(3) {
                     0 => self.rng.below(60),
@@ -186,7 +186,7 @@ impl World {
         self.conns.push(Conn {
             fate,
             illegal_op: None,
-            struck: false,
+            fate_happened: false,
         });
         self.script(conn, initiator, rtr.is_none());
     }
@@ -267,7 +267,7 @@ impl World {
         let mut src = Vec::new();
         for _ in 0..self.rng.range(1, 2) {
             let len = most + self.rng.range(64, 2000) as usize;
-            // Only for reading.
+            // The region has no rights except local reading.
             src.push(self.region(n, PD, len, Access::empty()));
         }
         let len = most.max(64) + self.rng.index(most + 1000);
@@ -301,7 +301,7 @@ impl World {
         let b = self.side(2 * conn + 1, most);
         let mut sides = [a, b];
         let fate = self.conns[conn].fate;
-        let sinner = match fate {
+        let illegal_step = match fate {
             Fate::Illegal(s) => Some((s, self.rng.below(steps))),
             _ => None,
         };
@@ -315,17 +315,17 @@ impl World {
             let [a, b] = &mut sides;
             let (us, them) = if s == 0 { (a, b) } else { (b, a) };
             self.step(us, them);
-            if let Some((s, at)) = sinner
+            if let Some((s, at)) = illegal_step
                 && at == step
             {
                 let [a, b] = &mut sides;
                 let (us, them) = if s == 0 { (a, b) } else { (b, a) };
                 let reads = self.eps[us.e].stream.ord > 0;
-                let index = us.sin(self, them, reads);
+                let index = us.illegal_request(self, them, reads);
                 self.conns[conn].illegal_op = Some(index);
             }
         }
-        // A fate of a receive needs a Send that meets it.
+        // A fate that concerns a receive needs a Send that uses that receive.
         if let Fate::TooLong(s) | Fate::BadReceive(s) | Fate::Starve(s) = fate {
             let [a, b] = &mut sides;
             let (us, _) = if s == 0 { (b, a) } else { (a, b) };
@@ -349,7 +349,7 @@ impl World {
         }
     }
 
-    /// Receives, completion queues, and the first events.
+    /// Makes receives, completion queues and the first events of a node, when all programs are known.
     fn finish_node(&mut self, n: usize) {
         let ours: Vec<usize> = (0..self.eps.len())
             .filter(|&e| self.eps[e].node == n)
@@ -389,7 +389,7 @@ impl World {
             cq.arm(false);
             node.cqs.push(cq);
         }
-        // The amount of memory is known only now.
+        // Only now it is known how much memory is used.
         let initial: Vec<u8> = (0..node.used).map(|at| pattern(n, at)).collect();
         node.arena.write(0, &initial);
         node.shadow = initial;
@@ -422,7 +422,7 @@ impl World {
                 receives[last] = Receive { sges, parts };
             }
             Fate::BadReceive(s) if s == side => {
-                // Another key, because the region may have been registered again meanwhile.
+                // Change the key. That is invalid also if the index was used for another region meanwhile.
                 for sge in &mut receives[last].sges {
                     sge.lkey ^= 0x80;
                 }
@@ -452,11 +452,11 @@ impl World {
             self.eps[e].qp = QueuePair::new(config).expect("sizes within limits");
         }
         let started = self.call(e, |c| {
-            // As programs do: INIT, receives, then the connection.
+            // Programs move the queue pair to INIT, post receives, and then connect.
             let init = c.ep.qp.modify(iwarp_rnic::qp::State::Init, &mut c.host);
             init.is_ok()
         });
-        assert!(started, "a fresh queue pair can become INIT");
+        assert!(started, "a fresh queue pair cannot become INIT");
         if !patient {
             let all = self.eps[e].receives.len() as u64;
             self.post_receives(e, all);
@@ -483,7 +483,7 @@ impl World {
             self.at(at, Event::Pause(e));
         }
         if self.rng.chance(15) && !self.eps[e].stalled {
-            // Stops reading for a while.
+            // The endpoint does not read until `Unstall`.
             self.eps[e].stalled = true;
             let at = self.rng.below(2_000_000);
             self.at(at, Event::Unstall(e));

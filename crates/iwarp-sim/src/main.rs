@@ -1,4 +1,4 @@
-//! The simulator's command: runs seeds, and replays one.
+//! The command `iwarp-sim`: runs many seeds, or replays one and prints what happens.
 
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -10,26 +10,26 @@ use iwarp_sim::plant::Plant;
 use iwarp_sim::run::run;
 use iwarp_sim::world::Pool;
 
-/// Runs random verbs programs on simulated RNICs, and checks everything.
+/// Runs random verbs programs on simulated RNICs, and checks every completion and every octet of memory
 #[derive(Parser)]
 #[command(version)]
 struct Args {
-    /// How many seeds to run
+    /// Number of seeds to run
     #[arg(long, default_value_t = 1000)]
     seeds: u64,
     /// The first seed
     #[arg(long, default_value_t = 0)]
     start: u64,
-    /// Replay this seed alone, and print what happens
+    /// Replay only this seed, and print what happens
     #[arg(long)]
     seed: Option<u64>,
-    /// Threads; as many as the machine has processors if 0
+    /// Number of threads; 0 means one for each processor
     #[arg(long, default_value_t = 0)]
     jobs: usize,
-    /// Plant a bug, to see it found; `list` prints their names
+    /// Plant a bug, which the checkers must find; `list` prints the names of the bugs
     #[arg(long, value_name = "BUG")]
     plant: Option<String>,
-    /// Go on after so many failures
+    /// Stop after this many failures
     #[arg(long, default_value_t = 10)]
     failures: u64,
 }

@@ -1,4 +1,4 @@
-//! Regions of the simulated hosts, and lists of elements into them.
+//! Registered regions of the simulated hosts, and scatter/gather lists into them.
 
 use iwarp_rnic::memory::WindowType;
 use iwarp_rnic::{Access, Sge};
@@ -7,21 +7,21 @@ use crate::plant::Plant;
 use crate::rng::Rng;
 use crate::world::{ARENA, Node, World, pattern};
 
-/// A range that is registered, or will be.
+/// A range of an arena that is registered, or will be.
 #[derive(Debug, Clone, Copy)]
 pub struct Region {
     /// Offset in the arena.
     pub off: usize,
-    /// Octets.
+    /// Length in octets.
     pub len: usize,
     /// Tagged offset of the first octet.
     pub base: u64,
-    /// Its STag.
+    /// STag of the region.
     pub stag: u32,
 }
 
 impl Region {
-    /// Tagged offset of the octet at `off` of the arena.
+    /// Returns the tagged offset of the octet at `off` of the arena.
     pub const fn tagged(&self, off: usize) -> u64 {
         self.base.wrapping_add((off - self.off) as u64)
     }
@@ -35,7 +35,7 @@ pub const ALL_RIGHTS: Access = Access::LOCAL_WRITE
     .union(Access::MW_BIND);
 
 impl Node {
-    /// Reserves octets, with octets around them that belong to no range.
+    /// Reserves `len` octets of the arena, with octets before and behind them that belong to no range. Returns their offset.
     pub fn allocate(&mut self, n: usize, len: usize, aligned: bool, rng: &mut Rng) -> usize {
         let guard = rng.range(64, 200) as usize;
         let mut off = self.used + guard;
@@ -43,7 +43,10 @@ impl Node {
             off = off.next_multiple_of(8);
         }
         self.used = off + len + 64;
-        assert!(self.used <= ARENA, "the programs use too much memory");
+        assert!(
+            self.used <= ARENA,
+            "the programs use more memory than the arena has"
+        );
         for at in self.model.len()..self.used {
             self.model.push(pattern(n, at));
         }
@@ -95,17 +98,17 @@ impl World {
         }
     }
 
-    /// A tagged offset for a range: any, also at the very end of 64 bits.
+    /// Returns a random tagged offset for a range of `len` octets, sometimes close to the end of 64 bits.
     pub fn iova(&mut self, len: u64) -> u64 {
         match self.rng.below(8) {
-            // One octet short of the end, which no range can include.
+            // Close to the end. No range can include the last octet of 64 bits.
             0 => (u64::MAX - len - 64) & !7,
             1 => 0,
             _ => (self.rng.next_u64() >> 8) & !7,
         }
     }
 
-    /// A range for fast registration: its STag, and where the reserved range starts and how long it is.
+    /// Reserves a range for fast registration. Returns its STag, offset and length.
     pub fn fast_region(&mut self, n: usize, pd: u32, len: usize) -> Region {
         let off = self.nodes[n].allocate(n, len, true, &mut self.rng);
         let random = self.rng.next_u32();
@@ -120,14 +123,15 @@ impl World {
         }
     }
 
-    /// An unbound window.
+    /// Allocates an unbound memory window.
     pub fn window(&mut self, n: usize, pd: u32, ty: WindowType) -> u32 {
         let random = self.rng.next_u32();
         let window = self.nodes[n].table.allocate_window(ty, pd, random);
         window.expect("room in the table")
     }
 
-    /// Cuts `len` octets into at most `most` parts, each in a place of its own, and registers them.
+    /// Reserves and registers `len` octets in at most `most` separate parts. Returns the elements, and the offset and length of each
+    /// part.
     pub fn scatter(
         &mut self,
         n: usize,
@@ -146,7 +150,7 @@ impl World {
         (sges, parts)
     }
 
-    /// Registers parts, as one region or one by one.
+    /// Registers parts, all as one region or each as a region of its own.
     fn cover(&mut self, n: usize, pd: u32, parts: &[(usize, usize)]) -> Vec<Sge> {
         let together = self.rng.chance(70);
         let mut region = None;
@@ -174,7 +178,7 @@ impl World {
     }
 }
 
-/// Cuts a length into 1 to `most` parts (0 parts sometimes, for nothing); parts may be empty.
+/// Cuts a length into 1 to `most` parts, which may be empty. Length 0 sometimes has no part at all.
 pub fn cut(rng: &mut Rng, len: usize, most: usize) -> Vec<usize> {
     if most == 0 || len == 0 && rng.chance(60) {
         assert!(len == 0, "no elements for a message");

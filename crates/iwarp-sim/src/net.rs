@@ -1,7 +1,7 @@
 //! One direction of a simulated TCP connection.
 //!
-//! As TCP it keeps the order, and loses nothing until it is reset. Everything else is random: where the octets are cut,
-//! when they arrive, how many fit, how many a read returns. Times are nanoseconds of virtual time.
+//! As TCP does, it keeps the order and loses nothing until it is reset. Everything else is random: the lengths of segments, the
+//! times of arrival, the room for unread octets, the octets that a read returns. Times are nanoseconds of virtual time.
 
 use std::collections::VecDeque;
 
@@ -10,7 +10,7 @@ use crate::rng::Rng;
 /// The parameters of a direction.
 #[derive(Debug, Clone, Copy)]
 pub struct PipeConfig {
-    /// Octets that may be written and not yet read: both sockets' buffers.
+    /// Most octets that may be written and not yet read. It stands for the buffers of both sockets.
     pub capacity: usize,
     /// Least time from writing to arrival.
     pub delay: u64,
@@ -24,12 +24,12 @@ pub struct PipeConfig {
     pub short_reads: u64,
 }
 
-/// One bit that goes wrong on the way.
+/// One bit that the network flips.
 #[derive(Debug, Clone, Copy)]
 pub struct Flip {
-    /// Position in the stream.
+    /// Position of the octet in the stream.
     pub at: u64,
-    /// Which bit.
+    /// Number of the bit in that octet, from 0 for the lowest.
     pub bit: u8,
 }
 
@@ -40,12 +40,12 @@ struct Segment {
     read: usize,
 }
 
-/// The result of a look by the reader.
+/// What a read would find now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Found {
-    /// Nothing now.
+    /// No octet has arrived.
     Nothing,
-    /// That many octets.
+    /// This many octets have arrived.
     Octets(usize),
     /// The writer has shut down and everything is read.
     Fin,
@@ -53,25 +53,25 @@ pub enum Found {
     Reset,
 }
 
-/// One direction.
+/// One direction of a connection.
 #[derive(Debug)]
 pub struct Pipe {
     config: PipeConfig,
     rng: Rng,
     segments: VecDeque<Segment>,
     unread: usize,
-    /// When the last segment arrives. No later one overtakes it.
+    /// Time at which the last segment arrives. A later segment arrives no earlier.
     last_at: u64,
     fin: Option<u64>,
     reset: Option<u64>,
     written: u64,
     flip: Option<Flip>,
-    /// Position in the stream of the octet that a read gets next.
+    /// Number of octets that were read.
     taken: u64,
 }
 
 impl Pipe {
-    /// An open direction.
+    /// Creates an open direction.
     pub const fn new(config: PipeConfig, rng: Rng, flip: Option<Flip>) -> Self {
         Self {
             config,
@@ -87,10 +87,11 @@ impl Pipe {
         }
     }
 
-    /// Writes as much as fits; calls `arrive` with the time of every arrival. Returns the number of octets taken.
+    /// Writes as many octets as fit, and calls `arrive` with the time at which each segment arrives. Returns the number of octets
+    /// taken.
     pub fn write(&mut self, now: u64, octets: &[u8], mut arrive: impl FnMut(u64)) -> usize {
         if self.reset.is_some() {
-            // As in the kernel: octets are accepted until the reset is noticed.
+            // A kernel accepts octets until it has noticed the reset.
             return octets.len();
         }
         assert!(self.fin.is_none(), "write after shutdown");
@@ -125,7 +126,7 @@ impl Pipe {
         taken
     }
 
-    /// The writer will write no more. Returns when the reader can see that.
+    /// Sends a FIN: the writer will write no more. Returns the time at which it arrives.
     pub fn shutdown(&mut self, now: u64) -> u64 {
         let at = (now + self.config.delay).max(self.last_at);
         self.last_at = at;
@@ -133,12 +134,12 @@ impl Pipe {
         at
     }
 
-    /// The connection breaks at `at` for the reader of this direction. What has not been read by then is lost.
+    /// Lets a reset arrive at `at` at the reader of this direction. Octets that were not read by then are lost.
     pub fn reset_at(&mut self, at: u64) {
         self.reset = Some(self.reset.map_or(at, |r| r.min(at)));
     }
 
-    /// Returns what a read would find.
+    /// Returns what a read would find at time `now`.
     pub fn look(&self, now: u64) -> Found {
         if self.reset.is_some_and(|at| at <= now) {
             return Found::Reset;
@@ -152,7 +153,7 @@ impl Pipe {
         }
     }
 
-    /// Reads at most `most` octets that have arrived.
+    /// Reads at most `most` octets that have arrived to `out`, whose contents are replaced.
     pub fn read(&mut self, now: u64, most: usize, out: &mut Vec<u8>) {
         out.clear();
         let most = if most > 1 && self.rng.chance(self.config.short_reads) {
@@ -173,12 +174,12 @@ impl Pipe {
         self.taken += out.len() as u64;
     }
 
-    /// Returns `true` if the wrong bit has been read.
+    /// Returns `true` if the flipped bit has been read.
     pub fn flip_was_read(&self) -> bool {
         self.flip.is_some_and(|flip| flip.at < self.taken)
     }
 
-    /// Returns `true` if nothing is on its way, no matter when it would arrive.
+    /// Returns `true` if all octets were read, including those that would arrive later.
     pub fn is_empty(&self) -> bool {
         self.segments.is_empty()
     }

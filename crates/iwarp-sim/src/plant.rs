@@ -1,7 +1,7 @@
 //! Bugs that are planted on purpose, to show that the checkers find them.
 //!
-//! Most bugs are planted at the simulator's edge: the driver or the host does what a program or an RNIC with the bug would
-//! do. `SkipBounds` is in the RNIC itself, and needs the feature `planted-bugs`.
+//! Most bugs are planted in the simulator: its driver or host behaves as if a program or an RNIC had the bug. `SkipBounds`
+//! is in the RNIC itself, and needs the feature `planted-bugs`.
 
 use crate::rng::Rng;
 
@@ -14,9 +14,9 @@ pub enum Plant {
     RepeatCompletion,
     /// Two completions change places.
     SwapCompletions,
-    /// A note that there is something to send is lost.
+    /// A wake-up to send is lost.
     LoseWakeup,
-    /// A Send that was held is not looked at again when a receive is posted.
+    /// A held Send is not processed when a receive is posted.
     ForgetHeld,
     /// A completion event is lost.
     LoseNotify,
@@ -31,7 +31,7 @@ pub enum Plant {
 }
 
 impl Plant {
-    /// All of them, with the names of the command line.
+    /// All bugs, with their names on the command line.
     pub const ALL: &'static [(&'static str, Self)] = &[
         ("drop-completion", Self::DropCompletion),
         ("repeat-completion", Self::RepeatCompletion),
@@ -45,18 +45,18 @@ impl Plant {
         ("stray-write", Self::StrayWrite),
     ];
 
-    /// By name.
+    /// Returns the bug with this name on the command line.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.iter().find(|(n, _)| *n == name).map(|(_, p)| *p)
     }
 
-    /// Can this build plant it?
+    /// Returns `true` if this build can plant the bug.
     pub const fn is_available(self) -> bool {
         !matches!(self, Self::SkipBounds) || cfg!(feature = "planted-bugs")
     }
 }
 
-/// The bug of one run, and at which occasion it happens.
+/// The bug of one run, and the number of occasions that pass before it happens.
 #[derive(Debug, Clone, Copy)]
 pub struct Planted {
     kind: Option<Plant>,
@@ -64,7 +64,7 @@ pub struct Planted {
 }
 
 impl Planted {
-    /// A bug that happens once, at one of its first occasions.
+    /// Plants a bug that happens once, at one of its first 12 occasions.
     pub fn new(kind: Option<Plant>, rng: &mut Rng) -> Self {
         Self {
             kind,
@@ -78,7 +78,7 @@ impl Planted {
     }
 
     /// Notes an occasion for this kind. Returns `true` if the bug happens now.
-    pub fn bites(&mut self, kind: Plant) -> bool {
+    pub fn happens(&mut self, kind: Plant) -> bool {
         if self.kind != Some(kind) {
             return false;
         }

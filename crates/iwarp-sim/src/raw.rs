@@ -1,7 +1,7 @@
 //! The simulated hosts' memory, and the simulator's only `unsafe`.
 //!
-//! An [`Arena`] is one block of octets that is only reached through raw pointers, because the RNIC under test writes to it
-//! while its owner does not know.
+//! An [`Arena`] is one block of octets that is accessed only through raw pointers. References are not allowed, because the RNIC
+//! under test writes to the block without borrowing it.
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
@@ -20,10 +20,10 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// `len` octets of zeros, aligned to 64.
+    /// Allocates `len` octets of zeros, aligned to 64.
     ///
     /// # Panics
-    /// If `len` is zero or beyond what an allocation can be.
+    /// If `len` is zero or too long for an allocation.
     pub fn new(len: usize) -> Self {
         assert!(len > 0);
         let layout = Layout::from_size_align(len, ALIGN).expect("arena too long");
@@ -48,13 +48,13 @@ impl Arena {
     /// If the range is not inside the arena.
     pub fn read(&self, off: usize, out: &mut [u8]) {
         self.check(off, out.len());
-        // SAFETY: checked to be inside our allocation; nobody holds references into it, so no overlap with `out`.
+        // SAFETY: the range was checked to be inside our allocation. There are no references into it, so it does not overlap `out`.
         unsafe {
             std::ptr::copy_nonoverlapping(self.at.as_ptr().add(off), out.as_mut_ptr(), out.len());
         }
     }
 
-    /// A copy of `len` octets.
+    /// Returns a copy of `len` octets at `off`.
     pub fn copy(&self, off: usize, len: usize) -> Vec<u8> {
         let mut out = vec![0; len];
         self.read(off, &mut out);
@@ -73,7 +73,7 @@ impl Arena {
         }
     }
 
-    /// A part of it for registration. It must leave the STag table before the arena is dropped.
+    /// Returns a part of the arena for registration. It must be deregistered, or its STag table dropped, before the arena is dropped.
     ///
     /// # Panics
     /// If the range is not inside the arena.
@@ -106,13 +106,13 @@ impl Drop for Arena {
     }
 }
 
-/// Does the kernel's part: copies `src` into the runs, in order.
+/// Copies `src` into the runs, in order, as the kernel does in `recvmsg`.
 ///
 /// # Safety
 /// The runs come from a receive plan whose STag table and buffer have been borrowed since it was made.
 ///
 /// # Panics
-/// If they are too short.
+/// If the runs are shorter than `src`.
 pub unsafe fn read_into(runs: &[IoRun], mut src: &[u8]) {
     for run in runs {
         let n = run.len.min(src.len());

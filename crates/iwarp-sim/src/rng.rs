@@ -1,12 +1,12 @@
 //! The simulator's only source of randomness: xoshiro256++ (Blackman and Vigna), seeded through SplitMix64.
 //!
-//! Everything a run does follows from the seed, on every machine.
+//! A seed gives the same run on every machine.
 
 /// A pseudo-random sequence.
 #[derive(Debug, Clone)]
 pub struct Rng([u64; 4]);
 
-/// One step of SplitMix64; also a good mixing function.
+/// Mixes the bits of `x`: one step of SplitMix64.
 pub const fn mix(x: u64) -> u64 {
     let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -15,7 +15,7 @@ pub const fn mix(x: u64) -> u64 {
 }
 
 impl Rng {
-    /// The sequence of a seed.
+    /// Starts the sequence of a seed.
     pub const fn new(seed: u64) -> Self {
         let a = mix(seed);
         let b = mix(a);
@@ -23,7 +23,7 @@ impl Rng {
         Self([a, b, c, mix(c)])
     }
 
-    /// 64 bits.
+    /// Returns 64 random bits.
     pub const fn next_u64(&mut self) -> u64 {
         let s = &mut self.0;
         let result = s[0].wrapping_add(s[3]).rotate_left(23).wrapping_add(s[0]);
@@ -37,12 +37,12 @@ impl Rng {
         result
     }
 
-    /// 32 bits.
+    /// Returns 32 random bits.
     pub const fn next_u32(&mut self) -> u32 {
         (self.next_u64() >> 32) as u32
     }
 
-    /// A number below `n`; 0 if `n` is 0.
+    /// Returns a number below `n`, or 0 if `n` is 0.
     pub const fn below(&mut self, n: u64) -> u64 {
         if n == 0 {
             return 0;
@@ -51,27 +51,27 @@ impl Rng {
         ((self.next_u64() as u128 * n as u128) >> 64) as u64
     }
 
-    /// A number from `low` to `high`, both included.
+    /// Returns a number from `low` to `high`, both included.
     pub const fn range(&mut self, low: u64, high: u64) -> u64 {
         low + self.below(high - low + 1)
     }
 
-    /// An index below `n`.
+    /// Returns an index below `n`, or 0 if `n` is 0.
     pub const fn index(&mut self, n: usize) -> usize {
         self.below(n as u64) as usize
     }
 
-    /// Returns `true` in `percent` of a hundred cases.
+    /// Returns `true` with a probability of `percent` per cent.
     pub const fn chance(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }
 
-    /// One of the items.
+    /// Returns one of the items.
     pub fn pick<T: Copy>(&mut self, items: &[T]) -> T {
         items[self.index(items.len())]
     }
 
-    /// An independent sequence.
+    /// Starts an independent sequence, with a seed from this one.
     pub const fn fork(&mut self) -> Self {
         Self::new(self.next_u64())
     }

@@ -1,21 +1,21 @@
-//! One run: from a seed to a verdict.
+//! One run of a seed: makes the world, handles its events in the order of time, and runs the checks.
 
 use std::cmp::Reverse;
 
 use crate::plant::Plant;
 use crate::world::{End, Event, Fate, Pool, World};
 
-/// More events than a correct run has.
+/// Limit of events. No correct run has as many, so a run that reaches it does not end by itself.
 const STEPS_MAX: u64 = 5_000_000;
 
-/// Runs a seed. Returns what went wrong, if anything did, and the buffers for the next run.
+/// Runs a seed. Returns the text of the first failure, if any, and the buffers for the next run.
 pub fn run(seed: u64, plant: Option<Plant>, pool: Pool, verbose: bool) -> (Option<String>, Pool) {
     let mut world = World::generate(seed, plant, pool, verbose);
     world.describe();
     world.play();
     let failure = world.failure.take();
     let mut pool = std::mem::take(&mut world.pool);
-    // The buffers of broken runs are returned, too.
+    // Connections that did not end keep their plans and buffers. Return those, too.
     for mut ep in world.eps.drain(..) {
         pool.plans.extend(ep.plan.take().map(|mut plan| {
             plan.clear();
@@ -38,7 +38,7 @@ impl World {
                 let ep = &self.eps[e];
                 self.log(|| {
                     format!(
-                        "ep {e} on node {}: {} requests, {} messages come, {:?} {:?} {:?}",
+                        "ep {e} on node {}: {} requests, {} messages to receive, {:?} {:?} {:?}",
                         ep.node,
                         ep.ops.len(),
                         ep.inbound.len(),
@@ -62,12 +62,12 @@ impl World {
                 Fate::Clean(end) => self.end(conn, end),
                 _ => self.end(conn, End::Reset),
             }
-            // An endpoint that had stopped reading is gone, too.
+            // An endpoint that had stopped reading reads again, so that it sees the end.
             self.eps[2 * conn].stalled = false;
             self.eps[2 * conn + 1].stalled = false;
         }
         self.run_until_quiet();
-        // Completions whose event was lost stay in the queue, and are missed below.
+        // If a completion event was lost, its completions were not polled, and the checks below miss them.
         if self.failure.is_none() {
             self.check_end();
         }
@@ -78,7 +78,7 @@ impl World {
             self.now = time;
             self.steps += 1;
             if self.steps > STEPS_MAX {
-                self.fail(|| "it goes on for ever".into());
+                self.fail(|| "the run does not end".into());
             }
             if self.failure.is_some() {
                 return;
@@ -94,7 +94,7 @@ impl World {
                 self.transmit(e);
             }
             Event::Readable(e) => {
-                // Sometimes the host is slow, and several events come together.
+                // Sometimes delay the event, so that a slow host gets several at once.
                 if self.rng.chance(15) {
                     let delay = self.rng.below(30_000);
                     self.after(delay, Event::Readable(e));
@@ -121,7 +121,7 @@ impl World {
                     self.receive(e);
                 }
             }
-            Event::Fate(conn) => self.strike(conn),
+            Event::Fate(conn) => self.apply_fate(conn),
             Event::Pause(e) => self.pause(e),
             Event::Resume(e) => self.resume(e),
             Event::Unstall(e) => {

@@ -1,7 +1,8 @@
 //! Random verbs programs for one connection, and the outcome of each request.
 //!
-//! The programs of both sides are written as one script whose order both sides keep: a request that depends on what
-//! the other side did before waits for a message (`after_recv`). So the final contents of memory are known exactly.
+//! The programs of both sides are generated as one script. If a request depends on an earlier step of the other side, it waits for a
+//! message of that side (`after_recv`). So both sides keep the order of the script where it matters, and the final contents of
+//! memory are known exactly.
 
 use iwarp_rnic::memory::WindowType;
 use iwarp_rnic::{Access, Bind, FastRegister, SendFlags, SendOp, Sge, WcFlags, WcOpcode};
@@ -9,7 +10,7 @@ use iwarp_rnic::{Access, Bind, FastRegister, SendFlags, SendOp, Sge, WcFlags, Wc
 use crate::memory::{Region, cut};
 use crate::world::{Effect, Expect, Message, Op, World};
 
-/// What one side of a connection can use.
+/// The memory of one side of a connection, and what the generator knows about its use.
 #[derive(Debug)]
 #[allow(missing_docs)]
 pub struct Side {
@@ -21,23 +22,23 @@ pub struct Side {
     pub exposed: Region,
     /// For the peer's atomics.
     pub words: Region,
-    /// Sinks of reads. Later requests may send from them behind a fence.
+    /// Sinks of Reads, and their offsets. Later requests may send from them behind a fence.
     pub sinks: Vec<(Sge, usize)>,
-    /// Ranges of the peer that unfenced reads and atomics may still be looking at.
+    /// Ranges of the peer that earlier Reads may still be reading. A request that changes one of them needs a fence.
     pub reading: Vec<(usize, usize)>,
-    /// Ranges of the peer that requests have written.
+    /// Ranges of the peer that requests have written: offset, length, index of the request.
     pub written: Vec<(usize, usize, usize)>,
-    /// Longest message.
+    /// Octets of the longest message.
     pub most: usize,
 }
 
-/// What a step of the script may do.
+/// The memory that a request accesses at the peer.
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)]
 pub enum Target {
-    /// The exposed region, by its own STag.
+    /// The peer's exposed region, by its own STag.
     Exposed,
-    /// Through another STag.
+    /// A range that the peer has granted by another STag.
     Through(Region),
 }
 
@@ -56,7 +57,7 @@ impl Side {
             0 => 0,
             1..=3 => rng.range(1, 64) as usize,
             4 | 5 => rng.index(self.most + 1),
-            // Around the boundaries of segments.
+            // Lengths around the boundaries of segments.
             6 => {
                 let segment = mulpdu - if rng.chance(50) { 14 } else { 18 };
                 (segment * rng.range(1, 3) as usize + rng.index(5)).saturating_sub(2)
@@ -67,14 +68,14 @@ impl Side {
         len.min(self.most)
     }
 
-    /// The source of data: elements and contents.
+    /// Chooses `len` octets to send. Returns the elements and the contents.
     fn gather(&mut self, w: &mut World, len: usize, flags: &mut SendFlags) -> (Vec<Sge>, Vec<u8>) {
         let n = self.n;
         if w.rng.chance(15)
             && len > 0
             && let Some(&(sge, off)) = self.sinks.iter().rfind(|s| s.0.len as usize >= len)
         {
-            // What a read has brought is there only behind a fence.
+            // The octets of an earlier Read are in its sink only behind a fence.
             *flags |= SendFlags::FENCE;
             let sge = Sge {
                 len: len as u32,
@@ -97,7 +98,7 @@ impl Side {
         (sges, data)
     }
 
-    /// Adds a request to the program.
+    /// Adds a request to the program. Returns its index.
     pub fn push(&mut self, w: &mut World, op: SendOp, flags: SendFlags, sges: Vec<Sge>) -> usize {
         if flags.contains(SendFlags::FENCE) {
             self.reading.clear();
@@ -105,7 +106,7 @@ impl Side {
         let byte_len = sges.iter().map(|s| s.len).sum();
         let after_recv = w.eps[self.e].inbound.len();
         let ep = &mut w.eps[self.e];
-        // If every request waited for its message, the programs would take turns; only those that depend on it wait.
+        // Only requests that depend on the other side wait. If all did, the two programs would never work at the same time.
         let after_recv = if ep.wait_next { after_recv } else { 0 };
         ep.wait_next = false;
         let before = ep.ops.last().map_or(0, |o| o.after_recv);
@@ -133,14 +134,14 @@ impl Side {
         flags
     }
 
-    /// Turns a request's payload into inline data sometimes.
+    /// Sometimes makes the payload of a request inline data.
     fn maybe_inline(&self, w: &mut World, index: usize, data: &[u8]) {
         let most = w.eps[self.e].qp.config().max_inline as usize;
         if data.len() <= most && w.rng.chance(50) {
             let op = &mut w.eps[self.e].ops[index];
             op.flags |= SendFlags::INLINE;
             op.inline = Some(data.to_vec());
-            // Then the contents of the elements do not matter.
+            // The elements of an inline request are ignored, so make them invalid.
             op.sges = vec![Sge {
                 addr: 1,
                 len: 2,
@@ -149,6 +150,7 @@ impl Side {
         }
     }
 
+    /// Notes the message that a request sends, with the completion that its receive must have.
     fn message(
         &self,
         w: &mut World,
@@ -174,17 +176,17 @@ impl Side {
         });
     }
 
-    /// A Send of any kind. Returns its index.
+    /// Adds a Send of any kind and length. Returns its index.
     pub fn send(&mut self, w: &mut World, inv: Option<u32>) -> usize {
         let len = self.lengths(w);
         self.send_of(w, len, inv)
     }
 
-    /// A Send of a given length.
+    /// Adds a Send of a given length. Returns its index.
     pub fn send_of(&mut self, w: &mut World, len: usize, inv: Option<u32>) -> usize {
         let mut flags = self.random_flags(w);
         if inv.is_some() {
-            // Reads through the STag must be complete.
+            // Reads through the STag must be complete before it is invalidated.
             flags |= SendFlags::FENCE;
         }
         let imm = (inv.is_none() && w.rng.chance(25)).then(|| w.rng.next_u32());
@@ -201,7 +203,7 @@ impl Side {
         index
     }
 
-    /// An RDMA Write, perhaps with immediate data.
+    /// Adds an RDMA Write, with immediate data if `imm`. Returns its index.
     pub fn write(&mut self, w: &mut World, peer: &Self, target: Target, imm: bool) -> usize {
         let region = match target {
             Target::Exposed => peer.exposed,
@@ -211,12 +213,12 @@ impl Side {
         let off = region.off + w.rng.index(region.len - len + 1);
         let mut flags = self.random_flags(w);
         if self.reading.iter().any(|r| overlap(*r, (off, len))) {
-            // Otherwise the read could see this write.
+            // Otherwise the earlier Read could see the octets of this Write.
             flags |= SendFlags::FENCE;
         }
         let (sges, data) = self.gather(w, len, &mut flags);
         let (remote_addr, rkey) = (region.tagged(off), region.stag);
-        // The address of an empty access is not looked at.
+        // Address and STag of an empty access are not checked, so any values are right.
         let (remote_addr, rkey) = if len == 0 && w.rng.chance(50) {
             (w.rng.next_u64(), w.rng.next_u32())
         } else {
@@ -241,7 +243,7 @@ impl Side {
         index
     }
 
-    /// Notes what a request changes at the peer.
+    /// Notes that a request changes octets of the peer's memory.
     fn changes(&mut self, w: &mut World, peer: &Self, index: usize, off: usize, data: &[u8]) {
         w.nodes[peer.n].model[off..off + data.len()].copy_from_slice(data);
         let mut exclusive = true;
@@ -260,7 +262,7 @@ impl Side {
         });
     }
 
-    /// An RDMA Read.
+    /// Adds an RDMA Read. Returns its index.
     pub fn read(&mut self, w: &mut World, peer: &Self, target: Target) -> usize {
         let region = match target {
             Target::Exposed => peer.exposed,
@@ -294,7 +296,7 @@ impl Side {
         index
     }
 
-    /// An atomic on one of the peer's words.
+    /// Adds an atomic on one of the peer's words. Returns its index.
     pub fn atomic(&mut self, w: &mut World, peer: &Self, target: Target) -> usize {
         let region = match target {
             Target::Exposed => peer.words,
@@ -318,7 +320,7 @@ impl Side {
                 (add, old.wrapping_add(a))
             }
             1 => {
-                // Two fields of 32 bits.
+                // The mask makes two fields of 32 bits that are added separately.
                 let mask = 1 << 31;
                 let low = (old as u32).wrapping_add(a as u32);
                 let high = ((old >> 32) as u32).wrapping_add((a >> 32) as u32);
@@ -374,7 +376,7 @@ impl Side {
         index
     }
 
-    /// Adds one to the counter of the peer's host, which all connections share.
+    /// Adds an atomic that increments the counter of the peer's host, which all connections share.
     pub fn count(&mut self, w: &mut World, peer: &Self) {
         let (_, remote_addr, rkey) = w.nodes[peer.n].counter;
         let op = SendOp::FetchAdd {
@@ -389,14 +391,14 @@ impl Side {
         w.eps[self.e].ops[index].shared_sink = Some(parts[0].0);
     }
 
-    /// Gives the peer an STag, lets it work, and takes the STag back.
+    /// Adds a series of requests: this side grants the peer an STag, the peer uses it, and one of them invalidates it.
     pub fn episode(&mut self, w: &mut World, peer: &mut Self, reads: bool) -> Region {
         let (region, kind) = match w.rng.below(3) {
             0 => (self.grant_window(w, WindowType::Type1), 0),
             1 => (self.grant_window(w, WindowType::Type2), 1),
             _ => (self.grant_fast(w), 1),
         };
-        // The peer is told about it.
+        // The peer waits for this message before it uses the STag.
         self.send_of(w, 8.min(self.most), None);
         w.eps[peer.e].wait_next = true;
         for _ in 0..w.rng.range(1, 3) {
@@ -417,7 +419,7 @@ impl Side {
             w.eps[self.e].wait_next = true;
             let flags = self.random_flags(w);
             let op = if kind == 0 {
-                // Of length zero: unbound.
+                // A bind of length zero unbinds the window.
                 SendOp::Bind(Bind {
                     mw_stag: region.stag,
                     new_stag: region.stag ^ 1,
@@ -490,7 +492,7 @@ impl Side {
         }
     }
 
-    /// Registers by work request, sends from there, and invalidates behind it.
+    /// Adds a series of requests: a fast registration, a Send from the registered range, and an invalidation.
     pub fn local_episode(&mut self, w: &mut World) {
         let whole = w.fast_region(self.n, self.pd, self.most.max(64));
         for _ in 0..w.rng.range(1, 2) {

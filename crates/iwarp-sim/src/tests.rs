@@ -1,10 +1,10 @@
-//! A few seeds, and the planted bugs.
+//! Runs a few seeds, checks that runs repeat, and that every planted bug is found.
 
 use crate::plant::Plant;
 use crate::run::run;
 use crate::world::Pool;
 
-/// Seeds that each planted bug has to be found in.
+/// Number of seeds, in at least one of which each planted bug has to be found.
 const PLANT_SEEDS: u64 = 300;
 
 #[test]

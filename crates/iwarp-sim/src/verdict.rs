@@ -1,4 +1,4 @@
-//! The last check: outcomes of all connections, and every octet of every host.
+//! The checks at the end of a run: the outcome of every connection, and every octet of every host's memory.
 
 use iwarp_proto::rdmap::TerminateCode;
 use iwarp_rnic::WcStatus;
@@ -8,12 +8,12 @@ use crate::check::refused_status;
 use crate::world::{Effect, Expect, Fate, World};
 
 impl World {
-    /// Everything is over.
+    /// Checks everything after all connections have ended.
     pub fn check_end(&mut self) {
         for e in 0..self.eps.len() {
             self.check_completions(e);
             self.check_fault(e);
-            self.settle_memory(e);
+            self.note_unproven_changes(e);
         }
         for n in 0..self.nodes.len() {
             self.check_shared(n);
@@ -31,7 +31,7 @@ impl World {
         );
         if state != State::Error || sends > 0 || receives > 0 {
             self.fail(|| {
-                format!("endpoint {e} ends in {state:?} with {sends} sends and {receives} receives")
+                format!("endpoint {e} ends in {state:?} with {sends} sends and {receives} receives outstanding")
             });
             return;
         }
@@ -54,7 +54,7 @@ impl World {
             self.fail(|| format!("endpoint {e}: {done} of {posted} receives completed"));
             return;
         }
-        // A graceful close sends what was queued.
+        // A graceful close sends the requests that were posted before it.
         if let (Some(posted), Fate::Close(0 | 1, _)) =
             (self.eps[e].posted_at_close, self.conns[e / 2].fate)
             && self.eps[e].qp.counters().rx_fpdus + u64::from(self.eps[e].stream.initiator) > 0
@@ -63,12 +63,16 @@ impl World {
             let sent = peer.inbound.iter().filter(|m| m.op < posted).count();
             if peer.received < sent {
                 let got = peer.received;
-                self.fail(|| format!("endpoint {e} closed: {got} of {sent} messages arrived"));
+                self.fail(|| {
+                    format!(
+                        "endpoint {e} closed gracefully, but only {got} of {sent} messages arrived"
+                    )
+                });
             }
         }
     }
 
-    /// Returns which end is to blame, and with which code.
+    /// Checks that the endpoint reports the fault that the fate of its connection must cause: who is to blame, and the code.
     fn check_fault(&mut self, e: usize) {
         let conn = &self.conns[e / 2];
         let side = e & 1;
@@ -85,7 +89,7 @@ impl World {
                 code,
             })
         };
-        let sinner = |s: usize| s == side;
+        let this_side = |s: usize| s == side;
         let want = match conn.fate {
             Fate::Clean(_) | Fate::Close(..) => match fault {
                 // The end of a clean connection may be a reset.
@@ -116,11 +120,11 @@ impl World {
                     Some(Fault {
                         blame: Blame::Peer,
                         code,
-                    }) if sinner(victim) && known.contains(&code) => return,
+                    }) if this_side(victim) && known.contains(&code) => return,
                     Some(Fault {
                         blame: Blame::PeerTerminated,
                         code,
-                    }) if !sinner(victim) && known.contains(&code) => return,
+                    }) if !this_side(victim) && known.contains(&code) => return,
                     _ => None,
                 }
             }
@@ -129,23 +133,23 @@ impl World {
                 let ep = &self.eps[2 * (e / 2) + s];
                 match ep.ops[index].expect {
                     Expect::Success => return,
-                    Expect::Local(_) if sinner(s) => Some(Fault {
+                    Expect::Local(_) if this_side(s) => Some(Fault {
                         blame: Blame::Local,
                         code: TerminateCode::RDMAP_LOCAL_CATASTROPHIC,
                     }),
                     Expect::Local(_) => terminated(TerminateCode::RDMAP_LOCAL_CATASTROPHIC),
-                    Expect::Refused(code) if sinner(s) => terminated(code),
+                    Expect::Refused(code) if this_side(s) => terminated(code),
                     Expect::Refused(code) => peer(code),
                 }
             }
-            Fate::TooLong(s) if sinner(s) => peer(TerminateCode::DDP_UNTAGGED_TOO_LONG),
+            Fate::TooLong(s) if this_side(s) => peer(TerminateCode::DDP_UNTAGGED_TOO_LONG),
             Fate::TooLong(_) => terminated(TerminateCode::DDP_UNTAGGED_TOO_LONG),
-            Fate::BadReceive(s) if sinner(s) => Some(Fault {
+            Fate::BadReceive(s) if this_side(s) => Some(Fault {
                 blame: Blame::Local,
                 code: TerminateCode::RDMAP_LOCAL_CATASTROPHIC,
             }),
             Fate::BadReceive(_) => terminated(TerminateCode::RDMAP_LOCAL_CATASTROPHIC),
-            Fate::Starve(s) if sinner(s) => peer(TerminateCode::DDP_UNTAGGED_NO_BUFFER),
+            Fate::Starve(s) if this_side(s) => peer(TerminateCode::DDP_UNTAGGED_NO_BUFFER),
             Fate::Starve(_) => terminated(TerminateCode::DDP_UNTAGGED_NO_BUFFER),
         };
         if fault != want {
@@ -180,7 +184,7 @@ impl World {
                     let got = ep.first_bad;
                     self.fail(|| {
                         format!(
-                            "endpoint {e}: request {index} should fail with {status:?}, but {got:?}"
+                            "endpoint {e}: request {index} should fail with {status:?}, but the first failure is {got:?}"
                         )
                     });
                 }
@@ -193,7 +197,7 @@ impl World {
                 if ep.first_bad_recv != Some(want) {
                     let got = ep.first_bad_recv;
                     self.fail(|| {
-                        format!("endpoint {e}: a receive should end with {want:?}, but {got:?}")
+                        format!("endpoint {e}: a receive should end with {want:?}, but ended with {got:?}")
                     });
                 }
             }
@@ -201,8 +205,8 @@ impl World {
         }
     }
 
-    /// Separates what is proven from what may have happened.
-    fn settle_memory(&mut self, e: usize) {
+    /// Notes which changes of memory are proven by completions, and which may or may not have happened.
+    fn note_unproven_changes(&mut self, e: usize) {
         let (n, peer) = (self.eps[e].node, self.eps[e ^ 1].node);
         let ep = &self.eps[e];
         let all_done = ep.first_bad.is_none()
@@ -220,7 +224,7 @@ impl World {
         }
         let mut wild = Vec::new();
         let from = ep.first_bad.map_or(ep.posted, |b| b.0).min(ep.posted);
-        // Those before the failed one may have been flushed too, answered or not.
+        // Requests before the failed one may have been flushed, too, with or without an answer.
         let from = from.min(ep.flushed_from.unwrap_or(from));
         for op in &ep.ops[from..ep.posted] {
             ours.extend(op.local.iter().cloned());
@@ -238,13 +242,17 @@ impl World {
         let (open, queued) = (srq.open.len(), srq.queue.len());
         let (limits, set) = (srq.limit_events, srq.limits_set);
         if open != queued as usize {
-            self.fail(|| format!("node {n}: {open} shared receives are open, {queued} queued"));
+            self.fail(|| {
+                format!(
+                    "node {n}: {open} shared receives have not completed, but {queued} are queued"
+                )
+            });
         } else if limits > set {
-            self.fail(|| format!("node {n}: {limits} limit events for {set} limits"));
+            self.fail(|| format!("node {n}: {limits} limit events came for {set} limits"));
         }
     }
 
-    /// Each addition got another old value, and the sum is right.
+    /// Checks the counter that all connections add to: each addition returned a different old value, and the sum is right.
     fn check_counter(&mut self, n: usize) {
         let node = &mut self.nodes[n];
         let (off, ..) = node.counter;
@@ -268,12 +276,12 @@ impl World {
             && (before as u64..=posted).contains(&added);
         if !fits {
             self.fail(|| {
-                format!("node {n}: counter advanced by {added}, {before} know, {posted} tried")
+                format!("node {n}: counter advanced by {added}, {before} additions completed, {posted} were posted")
             });
         }
     }
 
-    /// Every octet is what the completions prove, or one of those that a broken stream leaves open.
+    /// Checks every octet of a host: it must be as the completions prove, unless a broken stream leaves it open.
     fn check_memory(&mut self, n: usize) {
         let node = &self.nodes[n];
         let now = node.arena.copy(0, node.used);

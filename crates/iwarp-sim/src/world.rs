@@ -1,4 +1,4 @@
-//! The parts of a run: hosts, connections, programs, and the clock.
+//! The state of a run: hosts, connections, programs, and the events in virtual time.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
@@ -16,14 +16,14 @@ use crate::plant::Planted;
 use crate::raw::Arena;
 use crate::rng::{Rng, mix};
 
-/// Octets of one host's memory. Only octets that are used cost anything.
+/// Octets of one host's memory. Pages that are not used take no real memory.
 pub const ARENA: usize = 32 << 20;
-/// CRC32C for everything in the simulator.
+/// The CRC function of all queue pairs.
 pub const CRC32C: Crc32cFn = iwarp_proto::crc32c::append;
-/// How long a Send may wait for a receive: far longer than any program posts late.
+/// How long a Send may wait for a receive, in nanoseconds: far longer than any program takes to post it.
 pub const HOLD_TIME: u64 = 100_000_000_000;
 
-/// Octets that will appear at an offset of an arena.
+/// A change of memory: octets that will be at an offset of an arena.
 #[derive(Debug, Clone)]
 pub struct Effect {
     /// The offset.
@@ -35,11 +35,11 @@ pub struct Effect {
 /// The outcome of a work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expect {
-    /// It succeeds.
+    /// The request succeeds.
     Success,
-    /// It fails with this status; the peer is told of a local catastrophe.
+    /// The request fails with this status, and the peer gets a Terminate with a local catastrophic error.
     Local(WcStatus),
-    /// The peer refuses it with this code. The request itself reports that if it has an answer.
+    /// The peer refuses the request with this code. If the request has an answer, its completion reports the refusal.
     Refused(TerminateCode),
 }
 
@@ -54,23 +54,23 @@ pub struct Op {
     pub sges: Vec<Sge>,
     /// Its data, if inline.
     pub inline: Option<Vec<u8>>,
-    /// It is posted when that many messages have been received.
+    /// It is posted when this many messages have been received.
     pub after_recv: usize,
     /// What changes in the poster's memory.
     pub local: Vec<Effect>,
     /// What changes in the peer's memory, other than in receives.
     pub remote: Vec<Effect>,
-    /// No other request changes the same memory.
+    /// `true` if no other request changes the same memory.
     pub exclusive: bool,
     /// `byte_len` of the completion.
     pub byte_len: u32,
-    /// The sink of an atomic on the counter that all share.
+    /// Offset of the sink, for an atomic on the counter that all connections share.
     pub shared_sink: Option<usize>,
     /// The outcome.
     pub expect: Expect,
 }
 
-/// What a receive must report.
+/// A message, and what the completion of its receive must report.
 #[derive(Debug, Clone)]
 pub struct Message {
     /// The peer's request that sends it.
@@ -92,24 +92,24 @@ pub struct Message {
 pub struct Receive {
     /// Its elements.
     pub sges: Vec<Sge>,
-    /// Where those lie in the arena: offset and length.
+    /// Offset and length of each element in the arena.
     pub parts: Vec<(usize, usize)>,
 }
 
 /// A shared receive queue and its book-keeping.
 #[derive(Debug)]
 pub struct Srq {
-    /// The real one.
+    /// The queue of the RNIC.
     pub queue: SharedReceiveQueue,
     /// All receives that the program posts.
     pub receives: Vec<Receive>,
-    /// How many are posted.
+    /// Number of receives that were posted.
     pub posted: usize,
-    /// Posted and not completed.
+    /// Indices of receives that were posted and have not completed.
     pub open: BTreeSet<usize>,
-    /// Limit events that came and that were asked for.
+    /// Number of limit events that came.
     pub limit_events: u32,
-    /// See `limit_events`.
+    /// Number of limits that were set, each of which allows one event.
     pub limits_set: u32,
 }
 
@@ -120,19 +120,19 @@ pub struct Node {
     pub arena: Arena,
     /// Octets of the arena in use.
     pub used: usize,
-    /// Contents as the programs will make them, in the order of the script. Used while generating.
+    /// Contents as the programs will make them, in the order of the script. Used only to generate the programs.
     pub model: Vec<u8>,
-    /// Contents as observed completions prove them.
+    /// Contents as the completions prove them.
     pub shadow: Vec<u8>,
-    /// What may or may not have happened when a stream broke.
+    /// Changes that may or may not have happened before a stream broke.
     pub maybe: Vec<Effect>,
-    /// Eight octets whose final value cannot be predicted.
+    /// Offsets of words of eight octets whose final value cannot be predicted.
     pub wild: Vec<usize>,
     /// The STag table.
     pub table: MemoryTable,
     /// Completion queues.
     pub cqs: Vec<CompletionQueue>,
-    /// A poll of each is due.
+    /// For each completion queue: `true` if a poll is scheduled.
     pub poll_due: Vec<bool>,
     /// The shared receive queue, if any.
     pub srq: Option<Srq>,
@@ -144,20 +144,20 @@ pub struct Node {
     pub counter_posted: u64,
 }
 
-/// The fate of a connection.
+/// The fate of a connection: what the run does to it. The side is 0 or 1; a time is in nanoseconds.
 #[derive(Debug, Clone, Copy)]
 pub enum Fate {
-    /// Nothing until everything is done; then this.
+    /// Nothing happens until the programs are done. Then the connection ends like this.
     Clean(End),
-    /// Graceful close by one side (0, 1) or both (2) in the middle.
+    /// One side (0, 1) or both (2) close gracefully while the programs are at work.
     Close(usize, u64),
     /// One side aborts.
     Abort(usize, u64),
     /// One side's queue pair is modified to the error state.
     ToError(usize, u64),
-    /// The network resets both.
+    /// The network resets both directions.
     Reset(u64),
-    /// A bit of what this side receives is wrong.
+    /// The network flips a bit that this side receives.
     Flip(usize),
     /// This side stops reading for good.
     Stall(usize, u64),
@@ -165,32 +165,32 @@ pub enum Fate {
     Illegal(usize),
     /// A receive of this side is too short.
     TooLong(usize),
-    /// A receive of this side names memory that it may not.
+    /// A receive of this side names memory by an invalid key.
     BadReceive(usize),
     /// This side posts too few receives.
     Starve(usize),
 }
 
-/// The end of a connection on which everything succeeded.
+/// How a connection ends when its programs are done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
     /// One side closes (0, 1), or both (2).
     Close(usize),
     /// One side aborts.
     Abort(usize),
-    /// The network resets it.
+    /// The network resets both directions.
     Reset,
 }
 
 /// One connection: endpoints `2 * i` and `2 * i + 1`.
 #[derive(Debug)]
 pub struct Conn {
-    /// What befalls it.
+    /// The fate of the connection.
     pub fate: Fate,
     /// The index of the illegal request, once generated.
     pub illegal_op: Option<usize>,
-    /// The fate has happened: completions with errors are expected.
-    pub struck: bool,
+    /// `true` when the fate has happened. From then on, completions with errors are expected.
+    pub fate_happened: bool,
 }
 
 /// One end of a connection: a queue pair, its driver and its program.
@@ -225,7 +225,7 @@ pub struct Endpoint {
     pub stopped: bool,
     pub extra_posts: usize,
     pub sqd: bool,
-    /// The next request that is generated depends on all messages so far.
+    /// While generating: `true` if the next request depends on all messages so far.
     pub wait_next: bool,
     pub inbound: Vec<Message>,
     pub receives: Vec<Receive>,
@@ -240,20 +240,20 @@ pub struct Endpoint {
     pub first_bad_recv: Option<WcStatus>,
     pub received: usize,
     pub recv_cqes: usize,
-    /// Requests of this side whose changes in the peer's memory are proven.
+    /// Number of requests of this side whose changes in the peer's memory are proven.
     pub committed: usize,
-    /// Requests that had been posted when it was closed gracefully.
+    /// Number of requests that had been posted when the program closed gracefully.
     pub posted_at_close: Option<usize>,
 }
 
 impl Endpoint {
-    /// The other end.
+    /// Returns the number of the other end.
     pub const fn peer(&self) -> usize {
         self.id ^ 1
     }
 }
 
-/// An event at a time.
+/// Something that is scheduled for a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(missing_docs)]
 pub enum Event {
@@ -271,7 +271,7 @@ pub enum Event {
     Unstall(usize),
 }
 
-/// A run.
+/// The state of a run.
 #[derive(Debug)]
 #[allow(missing_docs)]
 pub struct World {
@@ -291,7 +291,7 @@ pub struct World {
     pub steps: u64,
 }
 
-/// Buffers that are kept from run to run, because they are large.
+/// Large buffers that are used again by the next run.
 #[derive(Debug, Default)]
 #[allow(missing_docs)]
 pub struct Pool {
@@ -303,14 +303,14 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// An empty transmit plan.
+    /// Returns an empty transmit plan.
     pub fn plan(&mut self) -> Box<TxPlan> {
         self.plans
             .pop()
             .unwrap_or_else(|| TxPlan::new().expect("memory"))
     }
 
-    /// An empty receive buffer.
+    /// Returns an empty receive buffer.
     pub fn buffer(&mut self) -> Box<RxBuffer> {
         self.buffers
             .pop()
@@ -318,25 +318,25 @@ impl Pool {
     }
 }
 
-/// The contents of memory before anything happens.
+/// Returns the octet at an offset of a host's memory before the run.
 pub const fn pattern(node: usize, off: usize) -> u8 {
     mix((node as u64) << 48 | (off as u64 >> 3)).to_le_bytes()[off & 7]
 }
 
 impl World {
-    /// Plans an event `delay` nanoseconds from now.
+    /// Schedules an event `delay` nanoseconds from now.
     pub fn after(&mut self, delay: u64, event: Event) {
         self.at(self.now + delay, event);
     }
 
-    /// Plans an event.
+    /// Schedules an event for a time, in nanoseconds, or for now if that is past.
     pub fn at(&mut self, time: u64, event: Event) {
         self.sequence += 1;
         self.queue
             .push(Reverse((time.max(self.now), self.sequence, event)));
     }
 
-    /// Notes a failure. The first one counts.
+    /// Notes a failure. Only the first one is kept.
     pub fn fail(&mut self, what: impl FnOnce() -> String) {
         if self.failure.is_none() {
             let text = what();
@@ -344,7 +344,7 @@ impl World {
         }
     }
 
-    /// Prints a line of a replay.
+    /// Prints a line if the run is verbose.
     pub fn log(&self, line: impl FnOnce() -> String) {
         if self.verbose {
             println!("{:>12} {}", self.now, line());

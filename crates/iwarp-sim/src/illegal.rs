@@ -1,4 +1,4 @@
-//! Sins: requests that must not succeed, each with the Terminate and the status that must follow
+//! Illegal requests: they must not succeed. Each comes with the Terminate and the completion status that must follow
 //! (RFC 5040 section 4.8, RFC 5041 section 7.2, RFC 7306 section 8.2).
 
 use iwarp_proto::rdmap::TerminateCode as Code;
@@ -9,9 +9,10 @@ use crate::memory::Region;
 use crate::script::{Side, Target};
 use crate::world::{Effect, Expect, World};
 
-/// The mistake in an access.
+/// What is wrong with an access: the index or key of its STag, its bounds, its access rights, its protection domain, or the queue pair
+/// of its memory window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Sin {
+enum Mistake {
     Index,
     Key,
     Bounds,
@@ -22,52 +23,54 @@ enum Sin {
     Window,
 }
 
-const SINS: &[Sin] = &[
-    Sin::Index,
-    Sin::Key,
-    Sin::Bounds,
-    Sin::Before,
-    Sin::Wrap,
-    Sin::Rights,
-    Sin::Domain,
-    Sin::Window,
+const MISTAKES: &[Mistake] = &[
+    Mistake::Index,
+    Mistake::Key,
+    Mistake::Bounds,
+    Mistake::Before,
+    Mistake::Wrap,
+    Mistake::Rights,
+    Mistake::Domain,
+    Mistake::Window,
 ];
 
-const fn tagged(sin: Sin) -> Code {
-    match sin {
-        Sin::Index | Sin::Key => Code::DDP_TAGGED_INVALID_STAG,
-        Sin::Bounds | Sin::Before => Code::DDP_TAGGED_BASE_BOUNDS,
-        Sin::Wrap => Code::DDP_TAGGED_TO_WRAP,
-        Sin::Rights => Code::RDMAP_ACCESS,
-        Sin::Domain | Sin::Window => Code::DDP_TAGGED_NOT_ASSOCIATED,
+/// Returns the code with which the peer must refuse a Write.
+const fn tagged(mistake: Mistake) -> Code {
+    match mistake {
+        Mistake::Index | Mistake::Key => Code::DDP_TAGGED_INVALID_STAG,
+        Mistake::Bounds | Mistake::Before => Code::DDP_TAGGED_BASE_BOUNDS,
+        Mistake::Wrap => Code::DDP_TAGGED_TO_WRAP,
+        Mistake::Rights => Code::RDMAP_ACCESS,
+        Mistake::Domain | Mistake::Window => Code::DDP_TAGGED_NOT_ASSOCIATED,
     }
 }
 
-const fn rdmap(sin: Sin) -> Code {
-    match sin {
-        Sin::Index | Sin::Key => Code::RDMAP_INVALID_STAG,
-        Sin::Bounds | Sin::Before => Code::RDMAP_BASE_BOUNDS,
-        Sin::Wrap => Code::RDMAP_TO_WRAP,
-        Sin::Rights => Code::RDMAP_ACCESS,
-        Sin::Domain | Sin::Window => Code::RDMAP_STAG_NOT_ASSOCIATED,
+/// Returns the code with which the peer must refuse a Read or an atomic.
+const fn rdmap(mistake: Mistake) -> Code {
+    match mistake {
+        Mistake::Index | Mistake::Key => Code::RDMAP_INVALID_STAG,
+        Mistake::Bounds | Mistake::Before => Code::RDMAP_BASE_BOUNDS,
+        Mistake::Wrap => Code::RDMAP_TO_WRAP,
+        Mistake::Rights => Code::RDMAP_ACCESS,
+        Mistake::Domain | Mistake::Window => Code::RDMAP_STAG_NOT_ASSOCIATED,
     }
 }
 
 impl Side {
-    /// Makes one illegal request. Returns its index.
-    pub fn sin(&mut self, w: &mut World, peer: &mut Self, reads: bool) -> usize {
+    /// Adds one illegal request. Returns its index.
+    pub fn illegal_request(&mut self, w: &mut World, peer: &mut Self, reads: bool) -> usize {
         match w.rng.below(if reads { 10 } else { 6 }) {
-            0 => self.local_sin(w, peer, reads),
+            0 => self.illegal_local(w, peer, reads),
             1 => self.bad_invalidate(w, peer),
-            2..=5 => self.remote_sin(w, peer, 0),
-            6 | 7 => self.remote_sin(w, peer, 1),
-            8 => self.remote_sin(w, peer, 2),
+            2..=5 => self.illegal_remote(w, peer, 0),
+            6 | 7 => self.illegal_remote(w, peer, 1),
+            8 => self.illegal_remote(w, peer, 2),
             _ => self.misaligned(w, peer),
         }
     }
 
-    /// Makes a request whose local elements or parameters are wrong.
-    fn local_sin(&mut self, w: &mut World, peer: &Self, reads: bool) -> usize {
+    /// Adds a request whose local elements or parameters are wrong.
+    fn illegal_local(&mut self, w: &mut World, peer: &Self, reads: bool) -> usize {
         let flags = SendFlags::empty();
         match w.rng.below(if reads { 5 } else { 4 }) {
             0 => {
@@ -96,7 +99,7 @@ impl Side {
                 op.sges = vec![Sge {
                     addr: self.src[0].base,
                     len: 1,
-                    // Without the right to write.
+                    // The region does not allow local writing.
                     lkey: self.src[0].stag,
                 }];
                 op.byte_len = 1;
@@ -121,7 +124,7 @@ impl Side {
         index
     }
 
-    /// Makes a Send that invalidates an STag that it may not.
+    /// Adds a Send that invalidates an STag that the peer may not invalidate.
     fn bad_invalidate(&mut self, w: &mut World, peer: &Self) -> usize {
         let stag = match w.rng.below(3) {
             0 => peer.exposed.stag,
@@ -129,22 +132,29 @@ impl Side {
             _ => w.window(peer.n, peer.pd, WindowType::Type2),
         };
         let index = self.send(w, Some(stag));
-        // The payload is placed and not delivered.
+        // The payload is placed, but the receive must not complete with success. No completion has this length.
         if let Some(message) = w.eps[peer.e].inbound.last_mut() {
             message.byte_len = u32::MAX;
         }
         self.expect(w, index, Expect::Refused(Code::RDMAP_CANNOT_INVALIDATE))
     }
 
-    /// Returns the region that a sin is about, with the access changed to be wrong.
-    fn spoil(&self, w: &mut World, peer: &Self, sin: Sin, len: u64, need: Access) -> (u64, u32) {
+    /// Returns an address and an STag of the peer with the mistake, for an access of `len` octets that needs the right `need`.
+    fn bad_access(
+        &self,
+        w: &mut World,
+        peer: &Self,
+        mistake: Mistake,
+        len: u64,
+        need: Access,
+    ) -> (u64, u32) {
         let good = peer.exposed;
         let inside = good.tagged(good.off);
-        match sin {
-            Sin::Index => (inside, w.rng.next_u32() & !0xff | 0x5a),
-            Sin::Key => (inside, good.stag ^ (1 << w.rng.below(8))),
-            Sin::Bounds if w.rng.chance(50) => {
-                // Through a window that ends inside its region.
+        match mistake {
+            Mistake::Index => (inside, w.rng.next_u32() & !0xff | 0x5a),
+            Mistake::Key => (inside, good.stag ^ (1 << w.rng.below(8))),
+            Mistake::Bounds if w.rng.chance(50) => {
+                // The access leaves a window that ends inside its region.
                 let window = self.inner_window(w, peer);
                 let end = window.0.wrapping_add(window.1);
                 (
@@ -152,21 +162,21 @@ impl Side {
                     window.2,
                 )
             }
-            Sin::Bounds => {
+            Mistake::Bounds => {
                 let end = good.base.wrapping_add(good.len as u64);
                 let over = 1 + w.rng.below(len.min(32));
-                // With one octet or more outside, at any end.
+                // At least the last octet is outside the region.
                 (end.wrapping_sub(len).wrapping_add(over), good.stag)
             }
-            Sin::Before => (good.base.wrapping_sub(1 + w.rng.below(16)), good.stag),
-            Sin::Wrap => (u64::MAX - len + 2 + w.rng.below(len - 1), good.stag),
-            Sin::Rights => {
+            Mistake::Before => (good.base.wrapping_sub(1 + w.rng.below(16)), good.stag),
+            Mistake::Wrap => (u64::MAX - len + 2 + w.rng.below(len - 1), good.stag),
+            Mistake::Rights => {
                 let most = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
                 let access = (most | Access::LOCAL_WRITE) - need;
                 let r = w.region(peer.n, peer.pd, peer.exposed.len, access);
                 (r.base, r.stag)
             }
-            Sin::Domain => {
+            Mistake::Domain => {
                 let r = w.region(
                     peer.n,
                     peer.pd + 1,
@@ -175,8 +185,8 @@ impl Side {
                 );
                 (r.base, r.stag)
             }
-            Sin::Window => {
-                // Of another queue pair.
+            Mistake::Window => {
+                // The window is bound to another queue pair.
                 let stag = w.window(peer.n, peer.pd, WindowType::Type2);
                 let bind = Bind {
                     mw_stag: stag,
@@ -197,7 +207,7 @@ impl Side {
         }
     }
 
-    /// A window on the middle of the peer's region: address, length, STag.
+    /// Binds a window to the middle of the peer's region. Returns its address, length and STag.
     fn inner_window(&self, w: &mut World, peer: &Self) -> (u64, u64, u32) {
         let good = peer.exposed;
         let stag = w.window(peer.n, peer.pd, WindowType::Type1);
@@ -216,12 +226,12 @@ impl Side {
         (addr, len, stag)
     }
 
-    /// Makes a Write (0), Read (1) or atomic (2) that the peer has to refuse.
-    fn remote_sin(&mut self, w: &mut World, peer: &Self, kind: u32) -> usize {
-        let mut sin = SINS[w.rng.index(SINS.len())];
-        if sin == Sin::Before && peer.exposed.base < 64 {
-            // Nothing is in front of tagged offset zero.
-            sin = Sin::Bounds;
+    /// Adds a Write (0), Read (1) or atomic (2) that the peer has to refuse.
+    fn illegal_remote(&mut self, w: &mut World, peer: &Self, kind: u32) -> usize {
+        let mut mistake = MISTAKES[w.rng.index(MISTAKES.len())];
+        if mistake == Mistake::Before && peer.exposed.base < 64 {
+            // There is no tagged offset below zero.
+            mistake = Mistake::Bounds;
         }
         let need = [
             Access::REMOTE_WRITE,
@@ -230,14 +240,14 @@ impl Side {
         ][kind as usize];
         let len = match kind {
             2 => 8,
-            // Segments are checked one by one: a long Write would leave the region before it wraps.
-            _ if w.rng.chance(70) || sin == Sin::Wrap => w.rng.range(2, 16),
+            // Each segment is checked by itself, so a long Write would leave the region before it wraps.
+            _ if w.rng.chance(70) || mistake == Mistake::Wrap => w.rng.range(2, 16),
             _ => w.rng.range(2, peer.exposed.len as u64),
         }
         .min(self.src[0].len as u64);
-        let (remote_addr, rkey) = self.spoil(w, peer, sin, len, need);
+        let (remote_addr, rkey) = self.bad_access(w, peer, mistake, len, need);
         if kind == 0 {
-            return self.bad_write(w, peer, sin, len as usize, (remote_addr, rkey));
+            return self.bad_write(w, peer, mistake, len as usize, (remote_addr, rkey));
         }
         let (sges, _) = w.scatter(self.n, self.pd, len as usize, 1, true);
         let op = if kind == 1 {
@@ -251,14 +261,14 @@ impl Side {
             }
         };
         let index = self.push(w, op, SendFlags::empty(), sges);
-        self.expect(w, index, Expect::Refused(rdmap(sin)))
+        self.expect(w, index, Expect::Refused(rdmap(mistake)))
     }
 
     fn bad_write(
         &mut self,
         w: &mut World,
         peer: &Self,
-        sin: Sin,
+        mistake: Mistake,
         len: usize,
         (remote_addr, rkey): (u64, u32),
     ) -> usize {
@@ -269,17 +279,17 @@ impl Side {
             lkey: src.stag,
         };
         let op = SendOp::Write { remote_addr, rkey };
-        // Its first segments may land where an earlier read still looks.
+        // The fence keeps its first segments from changing memory that an earlier Read still reads.
         let index = self.push(w, op, SendFlags::FENCE, vec![sge]);
-        if sin == Sin::Bounds {
-            // Segments before the one that crosses the end are in order, and are placed.
+        if mistake == Mistake::Bounds {
+            // Segments before the one that crosses the end of the region are legal, and are placed.
             let good: Region = peer.exposed;
             let from = remote_addr.wrapping_sub(good.base);
             if from < good.len as u64 {
                 let inside = (good.len - from as usize).min(len);
                 let data = w.nodes[self.n].model[src.off..src.off + inside].to_vec();
                 for &(_, _, other) in &self.written {
-                    // It may be overwritten before it is looked at.
+                    // This Write may overwrite their octets before those are checked.
                     w.eps[self.e].ops[other].exclusive = false;
                 }
                 w.eps[self.e].ops[index].remote.push(Effect {
@@ -288,11 +298,10 @@ impl Side {
                 });
             }
         }
-        // A long one may break another rule first, because its first segments can be inside by themselves.
-        self.expect(w, index, Expect::Refused(tagged(sin)))
+        self.expect(w, index, Expect::Refused(tagged(mistake)))
     }
 
-    /// Makes an atomic on octets that are no aligned word.
+    /// Adds an atomic on octets that are not an aligned word.
     fn misaligned(&mut self, w: &mut World, peer: &Self) -> usize {
         let (sges, _) = w.scatter(self.n, self.pd, 8, 1, true);
         let op = SendOp::FetchAdd {
