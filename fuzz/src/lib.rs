@@ -1,23 +1,23 @@
 //! Fuzz targets: functions that take any octets and must not panic.
 //!
-//! A target also asserts what must hold for every input, such as that what was parsed can be written and parsed again.
+//! A target also asserts what must be true for every input. For example, a parsed message can be written and parsed again.
 //! The same functions are run by `src/main.rs` on the stable toolchain and by libFuzzer (`fuzz_targets/`).
 
 pub mod mutate;
 pub mod targets;
 
-/// A target by name.
+/// A fuzz target and its name.
 #[derive(Debug, Clone, Copy)]
 pub struct Target {
-    /// What a person types, and the directory below `seeds/`.
+    /// The name on the command line, and of the directory in `seeds/`.
     pub name: &'static str,
-    /// The function. It panics when it found a bug.
+    /// The function. It panics when it finds a bug.
     pub run: fn(&[u8]),
     /// The longest useful input, in octets.
     pub len_max: usize,
 }
 
-/// All targets. To add one: a function in [`targets`], a row here, an entry point in `fuzz_targets/`, and a seed.
+/// All targets. A new one needs a function in [`targets`], a row here, an entry point in `fuzz_targets/`, and a seed.
 pub const TARGETS: &[Target] = &[
     Target {
         name: "startup",

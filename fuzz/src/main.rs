@@ -1,7 +1,7 @@
 //! Runs fuzz targets on the stable toolchain: the committed seeds, then pseudo-random changes of them.
 //!
-//! It knows nothing about coverage, so it is a smoke test; libFuzzer does the real search. Everything follows from the
-//! seed number, so a failure here is one everywhere.
+//! It does not measure coverage, so it is only a smoke test; libFuzzer does the real search. The seed number determines all
+//! inputs, so a failure can be repeated on every machine.
 
 use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
@@ -12,22 +12,23 @@ use clap::Parser;
 use iwarp_fuzz::mutate::{Random, input};
 use iwarp_fuzz::{TARGETS, Target};
 
-/// An input that takes longer than this hangs somebody who must answer a peer. Far above what any needs.
+/// An input that takes longer than this counts as a failure, because a peer could use it to keep us busy. Correct code needs far
+/// less time for any input.
 const SLOW: Duration = Duration::from_secs(5);
 
-/// Replays seeds and runs changed ones.
+/// Replays the committed seeds, then runs random changes of them
 #[derive(Parser)]
 #[command(version)]
 struct Args {
-    /// Targets to run; all of them when none is named
+    /// Targets to run; all if none is named
     targets: Vec<String>,
-    /// Changed inputs for each target
+    /// Number of changed inputs for each target
     #[arg(long, default_value_t = 200_000)]
     inputs: u64,
     /// Start of the pseudo-random sequence
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Run one file instead, with one target named
+    /// Run only this file, with the named targets
     #[arg(long, value_name = "FILE", requires = "targets")]
     replay: Option<PathBuf>,
 }
@@ -84,7 +85,7 @@ fn run(args: &Args) -> Result<(), String> {
     Ok(())
 }
 
-/// The committed seeds of a target, in the order of their names. A target without any is a mistake.
+/// Returns the committed seeds of a target, in the order of their names. A target without seeds is an error.
 fn seeds(target: &Target) -> Result<Vec<Vec<u8>>, String> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("seeds")
@@ -104,7 +105,7 @@ fn seeds(target: &Target) -> Result<Vec<Vec<u8>>, String> {
         .collect()
 }
 
-/// Runs one input. One that panics or is slow is kept in `artifacts/`, from where `--replay` takes it.
+/// Runs one input. If it panics or is slow, writes it to a file in `artifacts/`, for `--replay`, and returns an error.
 fn attempt(target: &Target, data: &[u8]) -> Result<(), String> {
     let start = Instant::now();
     let panicked = panic::catch_unwind(AssertUnwindSafe(|| (target.run)(data))).is_err();

@@ -5,13 +5,13 @@
 pub struct Random(u64);
 
 impl Random {
-    /// Starts from a seed; each gives another sequence.
+    /// Starts the sequence of a seed.
     #[must_use]
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next 64 bits.
+    /// Returns the next 64 bits.
     pub const fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -20,13 +20,13 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `limit`, which must not be 0.
+    /// Returns a number below `limit`, which must not be 0.
     pub const fn below(&mut self, limit: usize) -> usize {
         (self.next() % limit as u64) as usize
     }
 }
 
-/// Values at the edges of what length and offset fields can hold.
+/// Values at or near the limits of length and offset fields.
 const EDGES: &[u64] = &[
     0,
     1,
@@ -56,7 +56,8 @@ const EDGES: &[u64] = &[
     u64::MAX,
 ];
 
-/// Makes a new input: one of the seeds with a few changes, or noise when there are no seeds (and now and then anyway).
+/// Makes a new input: one of the seeds with a few changes. One input in 16, or every one if there are no seeds, is made from random
+/// octets instead.
 pub fn input(random: &mut Random, seeds: &[Vec<u8>], len_max: usize) -> Vec<u8> {
     let noise = seeds.is_empty() || random.below(16) == 0;
     let mut data = if noise {
@@ -99,7 +100,7 @@ fn change(random: &mut Random, data: &mut Vec<u8>, seeds: &[Vec<u8>]) {
             data.drain(at..end);
         }
         _ => {
-            // The head of this one and the tail of another.
+            // The head of this input and the tail of another seed.
             let Some(other) = seeds.get(random.below(seeds.len().max(1))) else {
                 return;
             };

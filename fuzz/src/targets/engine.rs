@@ -1,6 +1,6 @@
-//! A whole queue pair: what a peer can do to it by its octets alone. RFC 5040, 5041, 5044, 7306.
+//! A whole queue pair that receives any octets from its peer. RFC 5040, 5041, 5044, 7306.
 //!
-//! Whatever comes, nothing panics, and no octet changes that was not granted.
+//! No input may cause a panic or change an octet of memory that was not granted.
 
 use iwarp_proto::crc32c::{self, Crc32cFn};
 use iwarp_proto::mpa::framing::{FpduOptions, MarkerClock, encode_fpdu};
@@ -14,19 +14,24 @@ use iwarp_rnic::{Access, Bind, Cqe, RecvWr, SendFlags, SendOp, SendWr, Sge};
 
 use super::print;
 
+// Bits of the first octet of the input, the options.
 const RESPONDER: u8 = 1;
 const CRC: u8 = 2;
 const MARKERS: u8 = 4;
+/// Octets are read to the destinations of a receive plan, not from a copy.
 const DIRECT: u8 = 8;
+/// A Send without a receive ends the stream; otherwise it is held.
 const TERMINATE: u8 = 16;
 const RTR: u8 = 32;
-/// The input is a list of ULPDUs, each behind a length of two octets; the target makes valid FPDUs of them.
+/// The input is a list of ULPDUs, each behind a length of two octets. The target makes valid FPDUs of them.
 const FRAMED: u8 = 64;
+/// Receives come from a shared receive queue.
 const SHARED: u8 = 128;
 
 const ARENA: usize = 64 << 10;
 const PD: u32 = 1;
-/// Ranges that may change: what the peer may write, and what our own requests may.
+/// Ranges of memory that may change, offset and length: one for the peer's access, one for the sinks of our own requests, and
+/// one in a memory window.
 const GRANTED: [(usize, usize); 3] = [(4096, 4096), (20480, 16384), (61440, 64)];
 
 struct FuzzHost {
@@ -48,7 +53,7 @@ impl Host for FuzzHost {
     }
 
     fn take_shared_receive(&mut self, _: &mut TakenRecv) -> bool {
-        // An empty receive now and then is all that it takes to get on.
+        // Every second call gets a receive without elements, so that some Sends are held and others go on.
         self.shared = !self.shared;
         self.shared
     }
@@ -68,8 +73,8 @@ struct Engine {
     sink: Sge,
 }
 
-/// The first octet chooses options, the second the size of the pieces, the next eight what the program does between
-/// them; the rest is what the peer sends.
+/// The first octet of the input chooses the options, and the second the size of the pieces in which the stream arrives. The next eight
+/// choose what the program does after each piece. The rest is the stream that the peer sends.
 pub fn engine(data: &[u8]) {
     let Some((&[options, piece, ref acts @ ..], stream)) = data.split_first_chunk::<10>() else {
         return;
@@ -141,7 +146,7 @@ impl Engine {
             emss: 1460,
         };
         let memory = vec![0x5a5a_5a5a_5a5a_5a5a; ARENA / 8];
-        // A CRC that lets everything pass where the input brings its own framing; a real one for ours.
+        // If the input has its own framing, the CRC function is always 0, which the search can match. Our framing has real CRCs.
         let broken: Crc32cFn = |_, _| 0;
         let mut engine = Self {
             qp: QueuePair::new(config).expect("sizes within limits"),
@@ -173,11 +178,11 @@ impl Engine {
     fn range(&mut self, (off, len): (usize, usize)) -> HostRange {
         assert!(off + len <= ARENA);
         let addr = self.memory.as_mut_ptr() as u64 + off as u64;
-        // SAFETY: inside `memory`, which lives as long as the table and is not touched before the end.
+        // SAFETY: the range is inside `memory`, which lives as long as the table and is not used during calls of the RNIC.
         unsafe { HostRange::new(addr, len as u64) }.expect("an allocation does not wrap")
     }
 
-    /// STags are the same in every run, so that seeds can name them.
+    /// Registers memory. The STags are the same in every run, so that seeds can name them.
     fn register(&mut self) {
         let [writable, local, window] = GRANTED;
         let all = Access::LOCAL_WRITE
@@ -201,7 +206,7 @@ impl Engine {
             len: 9000,
             lkey: lkey.expect("room"),
         };
-        // A window of type 2 on a part of a region.
+        // A memory window of type 2 on a part of a region.
         let range = self.range((window.0 - 64, 192));
         let rights = Access::LOCAL_WRITE | Access::MW_BIND;
         let region = self.table.register(range, 0x4000, PD, rights, 0x0000_0404);
@@ -221,7 +226,7 @@ impl Engine {
         assert_eq!(bound, Ok(()));
     }
 
-    /// Something that a program does. A refusal is fine.
+    /// Does something that a program may do at any time. The queue pair may refuse it.
     fn act(&mut self, what: u8) {
         self.next += 1;
         let wr_id = self.next;
@@ -272,6 +277,7 @@ impl Engine {
         }
     }
 
+    /// Processes held octets after a receive was posted.
     fn again(&mut self) {
         self.rx.runs.clear();
         let plan = RxPlan::new(1).expect("memory");
@@ -308,7 +314,7 @@ impl Engine {
         }
     }
 
-    /// Takes what it sends, some octets at a time.
+    /// Takes the octets that the queue pair sends, a few at a time, and does what it asks for with its stream.
     fn transmit(&mut self, most: usize) {
         let mut out = vec![0; 1 + most * 64];
         for _ in 0..64 {
@@ -350,7 +356,7 @@ impl Engine {
         }
     }
 
-    /// Ends the stream, and looks at everything.
+    /// Ends the stream, and checks the queue pair and all memory.
     fn finish(mut self) {
         self.transmit(255);
         self.qp.stream_failed(&mut self.host);
@@ -366,7 +372,7 @@ impl Engine {
         let counters = self.qp.counters();
         assert_eq!(counters.completions as usize, self.host.completions);
         assert!(counters.terminates_sent <= 1);
-        // The table goes first: from here on the memory is ours again.
+        // The table is dropped first, so that no registered range overlaps the references to the memory below.
         drop(self.table);
         for (i, word) in self.memory.iter().enumerate() {
             let granted = GRANTED
@@ -381,7 +387,7 @@ impl Engine {
     }
 }
 
-/// Plays the kernel.
+/// Copies octets into the runs of a receive plan, as the kernel does in `recvmsg`.
 fn read_into(runs: &[IoRun], mut octets: &[u8]) {
     for run in runs {
         let n = run.len.min(octets.len());
@@ -395,7 +401,7 @@ fn read_into(runs: &[IoRun], mut octets: &[u8]) {
 mod tests {
     use super::*;
 
-    /// Seeds reach what they are meant to reach.
+    /// A Write in the form of the seeds changes memory. Otherwise the seeds would be refused early and test nothing.
     #[test]
     fn framed_writes_change_memory() {
         for options in [

@@ -1,4 +1,4 @@
-//! A stream of FPDUs: framing, markers, CRC, and what is inside of them. RFC 5044 section 4.
+//! A stream of FPDUs: framing, markers, CRC, and the ULPDUs inside. RFC 5044 section 4.
 
 use iwarp_proto::crc32c::{self, Crc32cFn};
 use iwarp_proto::mpa::framing::{FpduOptions, FramingError, MarkerClock, decode_fpdu, encode_fpdu};
@@ -12,8 +12,8 @@ const CRC_BROKEN: u8 = 4;
 /// The longest ULPDU that the length field can announce.
 const ULPDU_MAX: usize = u16::MAX as usize;
 
-/// The first octet chooses the options (bit 0 markers, bit 1 CRC, bit 2 a CRC function that is always 0, which lets
-/// the search get past the check), the next two the position in the stream, the rest is the stream.
+/// The first octet of the input chooses the options: bit 0 markers, bit 1 CRC, bit 2 a CRC function that always returns 0, with which
+/// the search finds FPDUs that pass the check. The next two octets are the position in the stream. The rest is the stream.
 pub fn fpdu(data: &[u8]) {
     let Some((&[choice, high, low], mut stream)) = data.split_first_chunk() else {
         return;
@@ -27,7 +27,7 @@ pub fn fpdu(data: &[u8]) {
         markers: choice & MARKERS != 0,
         crc,
     };
-    // Everything on the stream is a multiple of four octets long.
+    // An FPDU begins at a multiple of four octets.
     let mut clock = MarkerClock::at(u64::from(u16::from_be_bytes([high, low])) * 4);
     let mut ulpdu = vec![0; ULPDU_MAX];
     loop {
@@ -43,7 +43,7 @@ pub fn fpdu(data: &[u8]) {
             Err(error) => {
                 assert_eq!(clock, before, "the clock moved on an error");
                 if let FramingError::Incomplete { needed } = error {
-                    assert!(needed > stream.len(), "asks for what is there");
+                    assert!(needed > stream.len(), "asks for octets that it already has");
                 }
                 print(&error);
                 let _ = error.to_string();
@@ -54,13 +54,13 @@ pub fn fpdu(data: &[u8]) {
     }
 }
 
-/// What was decoded can be encoded at the same place, has the same length, and decodes to the same.
+/// Checks that a decoded ULPDU can be encoded at the same position of the stream, to the same length, and decoded again.
 fn again(ulpdu: &[u8], options: &FpduOptions, mut clock: MarkerClock, length: usize) {
     let mut reader = clock;
     let mut wire = vec![0xa5; length];
     match encode_fpdu(ulpdu, options, &mut clock, &mut wire) {
         Ok(written) => assert_eq!(written, length),
-        // The longest ones can be received, but not sent with markers.
+        // With markers, the longest ULPDUs can be received, but not sent.
         Err(error) => {
             assert_eq!(error, FramingError::UlpduTooLong);
             return;

@@ -16,7 +16,7 @@ pub use ulpdu::ulpdu;
 
 use std::fmt::{self, Debug};
 
-/// Prints a value to nowhere: formatting visits every field and name table.
+/// Formats a value and discards the text. Formatting visits every field and every table of names.
 fn print(value: &impl Debug) {
     struct Nowhere;
     impl fmt::Write for Nowhere {

@@ -1,5 +1,5 @@
-//! MPA Request and Reply frames, read in any portions, and what both roles make of them. RFC 5044 section 7.1, RFC 6581
-//! sections 6 and 9.
+//! MPA Request and Reply frames, read in portions of any size, and how the responder and the initiator answer them. RFC 5044
+//! section 7.1, RFC 6581 sections 6 and 9.
 
 use iwarp_proto::mpa::negotiate::{Agreed, Initiator, LocalParams, Outcome, Responder, RtrSet};
 use iwarp_proto::mpa::startup::{
@@ -8,7 +8,7 @@ use iwarp_proto::mpa::startup::{
 
 use super::print;
 
-/// The first octet chooses the role and what we want, the second the size of the portions, the rest is the stream.
+/// The first octet of the input chooses our role and parameters, the second the size of the portions. The rest is the stream.
 pub fn startup(data: &[u8]) {
     let Some((&[choice, portion], stream)) = data.split_first_chunk() else {
         return;
@@ -24,7 +24,11 @@ pub fn startup(data: &[u8]) {
     match read(&mut reader, stream, usize::from(portion)) {
         Ok(true) => {
             let frame = reader.frame().expect("the reader said that it is complete");
-            assert_eq!(whole, Ok(Some(frame)), "portions change the frame");
+            assert_eq!(
+                whole,
+                Ok(Some(frame)),
+                "the frame depends on the portions in which it is read"
+            );
             header(&frame);
             match kind {
                 FrameKind::Request => answer(&frame, &params),
@@ -59,7 +63,8 @@ fn params(choice: u8) -> LocalParams {
     }
 }
 
-/// Whether the stream holds a complete frame, read in portions of this size (0 counts as all).
+/// Reads the stream in portions of this size (0 means the whole stream at once). Returns `true` if it holds a complete frame, and an
+/// error if it is refused.
 fn read(reader: &mut FrameReader, stream: &[u8], portion: usize) -> Result<bool, ()> {
     let mut taken = 0;
     while taken < stream.len() {
@@ -74,7 +79,7 @@ fn read(reader: &mut FrameReader, stream: &[u8], portion: usize) -> Result<bool,
                 assert_eq!(
                     length,
                     Some(taken + consumed),
-                    "takes octets of what follows"
+                    "the reader takes octets from behind the frame"
                 );
                 return Ok(true);
             }
@@ -88,7 +93,7 @@ fn read(reader: &mut FrameReader, stream: &[u8], portion: usize) -> Result<bool,
     Ok(false)
 }
 
-/// The header and the prefix survive being written.
+/// Checks that the header and the prefix can be written and parsed again.
 fn header(frame: &Frame<'_>) {
     print(frame);
     let mut out = [0xa5; 20];
@@ -102,7 +107,7 @@ fn header(frame: &Frame<'_>) {
     }
 }
 
-/// The responder's part: what it answers is a valid reply.
+/// Answers a request as the responder, and checks that each answer is a valid reply.
 fn answer(frame: &Frame<'_>, params: &LocalParams) {
     let pending = match Responder::on_request(frame, params) {
         Ok(pending) => pending,
@@ -117,7 +122,7 @@ fn answer(frame: &Frame<'_>, params: &LocalParams) {
     let mut out = [0xa5; MAX_FRAME_LEN];
     let (length, agreed) = pending
         .accept(params, data, &mut out)
-        .expect("what fits one way fits the other");
+        .expect("private data of the request's length fits into the reply");
     plausible(&agreed, params);
     let reply = Frame::parse(&out[..length])
         .expect("our reply is valid")
@@ -132,7 +137,10 @@ fn answer(frame: &Frame<'_>, params: &LocalParams) {
         pending.reject(data, &mut out),
         pending.reject_insufficient_ird(9, data, &mut out),
     ] {
-        assert!(length > 0, "a rejection has the same room");
+        assert!(
+            length > 0,
+            "private data of the request's length does not fit into a rejection"
+        );
         let reply = Frame::parse(&out[..length])
             .expect("our reply is valid")
             .expect("and complete");
@@ -140,7 +148,7 @@ fn answer(frame: &Frame<'_>, params: &LocalParams) {
     }
 }
 
-/// The initiator's part.
+/// Handles a reply as the initiator.
 fn judge(frame: &Frame<'_>, params: LocalParams) {
     let initiator = Initiator::new(params, b"fuzz").expect("the parameters are valid");
     match initiator.on_reply(frame) {
@@ -153,7 +161,7 @@ fn judge(frame: &Frame<'_>, params: LocalParams) {
     }
 }
 
-/// No peer can talk us into more than we can do.
+/// Checks that the negotiated values are within our own limits, whatever the peer asks for.
 fn plausible(agreed: &Agreed, params: &LocalParams) {
     print(agreed);
     assert!(

@@ -1,10 +1,10 @@
-//! One direction of a connection as the printer shows it: start-up frame, FPDUs and what is inside of them, however broken.
+//! The printer of one direction of a connection: start-up frame, FPDUs and the messages inside, also if they are invalid.
 
 use iwarp_proto::crc32c;
 use iwarp_proto::mpa::framing::FpduOptions;
 use iwarp_proto::mpa::pretty::Stream;
 
-/// The first octet chooses the options (bit 0 markers, bit 1 CRC), the rest is the stream.
+/// The first octet of the input chooses the options: bit 0 markers, bit 1 CRC. The rest is the stream.
 pub fn stream(data: &[u8]) {
     let Some((&choice, octets)) = data.split_first() else {
         return;

@@ -4,7 +4,7 @@ use iwarp_proto::rdmap::Terminate;
 
 use super::print;
 
-/// The data is what follows the DDP header.
+/// The input is the payload behind the DDP header.
 pub fn terminate(data: &[u8]) {
     let (message, layout) = match Terminate::parse(data) {
         Ok(parsed) => parsed,
@@ -16,8 +16,11 @@ pub fn terminate(data: &[u8]) {
     let mut out = [0xa5; Terminate::MAX_LEN];
     let written = message.emit(&mut out);
     assert_eq!(written, message.wire_len());
-    assert!(written > 0, "the longest message has room");
-    // The code may look like the other layout when it is read again, but writing it then is stable.
+    assert!(
+        written > 0,
+        "the message does not fit into `MAX_LEN` octets"
+    );
+    // The code may be read as one of the other layout, so only the headers are compared.
     let (again, _) = Terminate::parse(&out[..written]).expect("what was written can be read");
     assert_eq!(again.ddp_header, message.ddp_header);
     assert_eq!(again.read_request, message.read_request);

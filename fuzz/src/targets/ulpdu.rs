@@ -1,12 +1,12 @@
-//! One ULPDU: the DDP and RDMAP headers, and the payload that its opcode announces. RFC 5041 section 4, RFC 5040
-//! section 4, RFC 7306 sections 5 and 6.
+//! One ULPDU: the DDP and RDMAP headers, and its payload as a message of every kind. RFC 5041 section 4, RFC 5040 section 4,
+//! RFC 7306 sections 5 and 6.
 
 use iwarp_proto::ddp::Header;
 use iwarp_proto::rdmap::{AtomicRequest, AtomicResponse, Immediate, ReadRequest};
 
 use super::print;
 
-/// The data is the ULPDU as it is inside of an FPDU.
+/// The input is the ULPDU, as an FPDU carries it.
 pub fn ulpdu(data: &[u8]) {
     match Header::parse(data) {
         Ok(header) => assert_eq!(
@@ -36,8 +36,8 @@ pub fn ulpdu(data: &[u8]) {
 
     let payload = data
         .get(header.len()..)
-        .expect("the header is inside of the ULPDU");
-    // All of them, whatever the opcode: it is the sender's word only.
+        .expect("the header is inside the ULPDU");
+    // Parse the payload as each kind of message, because a sender can put any payload behind any opcode.
     if let Some(request) = ReadRequest::parse(payload) {
         print(&request);
         same(
@@ -81,7 +81,8 @@ pub fn ulpdu(data: &[u8]) {
     super::terminate(payload);
 }
 
-/// What was parsed can be written in at most the space that it came in, and is the same when it is parsed again.
+/// Checks that a parsed value can be written to `room` octets, the length that it was parsed from, and that parsing it again gives the
+/// same value.
 fn same<T: PartialEq + std::fmt::Debug>(
     input: &[u8],
     value: &T,
@@ -94,7 +95,7 @@ fn same<T: PartialEq + std::fmt::Debug>(
     let written = emit(&mut out);
     assert!(
         written > 0 && written <= room,
-        "{value:?} does not fit where it came from"
+        "{value:?} does not fit into the octets that it was parsed from"
     );
     assert_eq!(parse(&out[..written]).as_ref(), Some(value));
 }
