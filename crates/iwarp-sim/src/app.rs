@@ -1,4 +1,4 @@
-//! The programs of the hosts: they post work requests and poll completions. Also the fate of a connection is applied here.
+//! The programs of the hosts: they post work requests and poll completions. This module also applies the fate of a connection.
 
 use iwarp_rnic::qp::{Events, State};
 use iwarp_rnic::{Cqe, PostError, RecvWr, SendFlags, SendWr};
@@ -265,7 +265,8 @@ impl World {
         self.call(e, |c| c.ep.qp.close(&mut c.host));
     }
 
-    /// Moves a queue pair to SQD to drain its send queue. The event that it is drained leads to [`resume`](Self::resume).
+    /// Moves a queue pair to SQD to drain its send queue. When the queue pair reports that it is drained, [`resume`](Self::resume) is
+    /// scheduled.
     pub fn pause(&mut self, e: usize) {
         if self.eps[e].qp.state() != State::Rts || self.eps[e].stopped {
             return;

@@ -178,7 +178,7 @@ impl World {
     }
 }
 
-/// Cuts a length into 1 to `most` parts, which may be empty. Length 0 sometimes has no part at all.
+/// Cuts a length into 1 to `most` parts, which may be empty. For length 0 the list is sometimes empty.
 pub fn cut(rng: &mut Rng, len: usize, most: usize) -> Vec<usize> {
     if most == 0 || len == 0 && rng.chance(60) {
         assert!(len == 0, "no elements for a message");

@@ -109,7 +109,7 @@ impl Drop for Arena {
 /// Copies `src` into the runs, in order, as the kernel does in `recvmsg`.
 ///
 /// # Safety
-/// The runs come from a receive plan whose STag table and buffer have been borrowed since it was made.
+/// The runs come from a receive plan. Its STag table and buffer were not changed since the plan was made.
 ///
 /// # Panics
 /// If the runs are shorter than `src`.

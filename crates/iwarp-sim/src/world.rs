@@ -206,13 +206,20 @@ pub struct Endpoint {
     pub rng: Rng,
 
     // The driver.
+    /// The plan that is written in part, if any.
     pub plan: Option<Box<TxPlan>>,
+    /// Octets that were received and not yet processed, if any.
     pub buffer: Option<Box<RxBuffer>>,
+    /// `true` if a transmission is scheduled.
     pub tx_due: bool,
+    /// `true` if the stream is full.
     pub tx_blocked: bool,
+    /// `true` while the endpoint does not read.
     pub stalled: bool,
     pub fin_sent: bool,
+    /// `true` when the socket is closed.
     pub gone: bool,
+    /// Number of Sends that were held. A `HoldExpired` of an earlier one is ignored.
     pub hold_epoch: u64,
     pub holding: bool,
     pub events: Events,
@@ -221,9 +228,13 @@ pub struct Endpoint {
     pub ops: Vec<Op>,
     pub posted: usize,
     pub app_due: bool,
+    /// `true` while the program waits for room in the send queue.
     pub queue_full: bool,
+    /// `true` when the program posts no more.
     pub stopped: bool,
+    /// Number of requests that the program still posts in the error state.
     pub extra_posts: usize,
+    /// `true` while the program has the queue pair in SQD.
     pub sqd: bool,
     /// While generating: `true` if the next request depends on all messages so far.
     pub wait_next: bool,
@@ -233,12 +244,17 @@ pub struct Endpoint {
     pub recv_due: bool,
 
     // The checker.
+    /// All requests below this index have completed.
     pub next_cqe: usize,
+    /// The first request that failed: index, status and vendor error.
     pub first_bad: Option<(usize, WcStatus, u32)>,
     /// The first request that did not succeed.
     pub flushed_from: Option<usize>,
+    /// The status of the first receive that failed.
     pub first_bad_recv: Option<WcStatus>,
+    /// Number of messages that were received.
     pub received: usize,
+    /// Number of completions of the queue pair's own receives.
     pub recv_cqes: usize,
     /// Number of requests of this side whose changes in the peer's memory are proven.
     pub committed: usize,

@@ -343,8 +343,8 @@ fn alternating_polls_and_blocking_waits() {
     });
 }
 
-/// With fewer processors than threads, the peer that a polling thread waits for may need that thread's processor. Here only the
-/// polls can yield it: all of them together take less time than the scheduler's slice of a thread.
+/// With fewer processors than threads, the peer that a polling thread waits for may need that thread's processor. In this test the
+/// polls take less time than the scheduler gives a thread in a row, so only the polls themselves can yield the processor.
 #[test]
 fn a_thread_that_polls_offers_its_processor() {
     const POLLS: u32 = 3200;

@@ -54,7 +54,7 @@ fn parent_and_child_both_work_after_a_fork() {
                     .reject(b"")
                     .unwrap();
                 end.expect(CmEventKind::Rejected);
-                // Dropping the inherited connection must not end the parent's connection.
+                // The child drops its copy of the connection. That must not end the parent's connection.
                 drop(healthy);
             }));
             // SAFETY: leaves without the harness's ends, which are the parent's.

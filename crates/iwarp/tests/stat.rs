@@ -376,7 +376,7 @@ fn a_child_does_not_keep_the_socket_of_its_parent() {
     unsafe { libc::fcntl(std::os::fd::AsRawFd::as_raw_fd(&keep), libc::F_SETFD, 0) };
     alone_with(name, &[("IWARP_STAT", dir.path())], || {
         let (_client, _server) = pair(V4, &config());
-        // `_exit` below runs no destructors, so remove the directory that only this process made.
+        // This process has made a directory of its own. `_exit` below runs no destructors, so remove it here.
         let _ = std::fs::remove_dir(&dir.0);
         let dir = std::env::var_os("IWARP_STAT").unwrap();
         entry_of(Path::new(&dir));
