@@ -10,9 +10,8 @@
 use super::plan::TxPlan;
 use super::segment::Wire;
 use super::send_queue::Awaited;
-use super::state::Closing;
 use super::tx::{Job, Stage};
-use super::{Direction, Host, QueuePair, RxBuffer, State};
+use super::{Direction, Host, QueuePair, RxBuffer};
 use crate::{Cqe, SendOp};
 use iwarp_proto::ddp::{Header, Stag};
 use iwarp_proto::rdmap::{Opcode, Terminate, TerminateCode};
@@ -86,8 +85,7 @@ impl QueuePair {
     /// waited for long enough. `complete` means that the peer's TCP has all that was sent.
     pub fn peer_left<H: Host>(&mut self, buffer: &RxBuffer, complete: bool, host: &mut H) -> bool {
         let kept = self.acknowledge.connectionless
-            && self.state != State::Error
-            && self.tx.closing == Closing::No
+            && self.life.is_up_for_good()
             && self.is_between_messages(buffer);
         if kept && complete {
             self.end_acknowledging(host);
@@ -101,7 +99,7 @@ impl QueuePair {
         let a = &self.acknowledge;
         a.on && a.unasked > 0
             && !a.probing
-            && matches!(self.state, State::Rts | State::Sqd)
+            && self.life.may_probe()
             && !self.tx.rtr_pending()
             // A probe takes one of the peer's places for Reads. Peers serve zero-length Reads even if they granted none.
             && self.sq.awaited.len() + u32::from(self.rx.rtr_response_due)

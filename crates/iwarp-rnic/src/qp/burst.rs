@@ -10,7 +10,7 @@ use super::plan::{Milestone, TxPlan};
 use super::segment::{LOCAL_READ, Wire, emit_head, emit_trailer};
 use super::send_queue::Slot;
 use super::tx::{Job, SMALL_FRAME, Stage};
-use super::{Env, Host, QueuePair, State};
+use super::{Env, Host, QueuePair};
 use crate::limits::TX_COPY_MAX;
 use crate::{Access, SendFlags, SendOp, WcFlags, WcOpcode};
 use iwarp_proto::ddp::{
@@ -38,7 +38,7 @@ impl QueuePair {
         };
         known
             && !w.markers
-            && self.state == State::Rts
+            && self.life.starts_requests()
             && !self.tx.rtr_pending()
             && self.responses.is_empty()
             && !self.acknowledge.on
@@ -197,7 +197,7 @@ impl QueuePair {
     ///
     /// The caller has checked that the stream is in full operation and without markers, and that no FPDU is being read directly.
     pub(super) fn receive_burst<H: Host>(&mut self, buffer: &mut RxBuffer, env: &mut Env<'_, H>) {
-        if !self.rx.seen_fpdu || self.is_plodding() {
+        if !self.life.has_heard() || self.is_plodding() {
             return;
         }
         let octets = buffer.octets();

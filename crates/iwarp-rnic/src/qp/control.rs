@@ -346,7 +346,7 @@ impl QueuePair {
         env: &mut Env<'_, H>,
     ) -> Result<Step, RxFault> {
         if immediate.belongs_to_send() {
-            self.rx.immediate = Some((immediate.value(), h.opcode.solicited()));
+            self.rx.immediate = Some(immediate.value());
             self.advance_msn(0);
             return Ok(Step::Again);
         }

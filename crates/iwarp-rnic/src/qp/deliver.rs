@@ -2,6 +2,7 @@
 //! messages (RFC 5040 section 5, RFC 7306 sections 5 and 6).
 
 use super::fault::RxFault;
+use super::life::Heard;
 use super::place::{Places, Target};
 use super::rx::Step;
 use super::{Direction, Env, Events, Host, QueuePair, ReceiverNotReady};
@@ -20,19 +21,17 @@ impl QueuePair {
     ) -> Result<Header, RxFault> {
         let header = Header::parse(ulpdu)
             .map_err(|e| RxFault::header(&e, Header::decode(ulpdu), ulpdu_len as u16))?;
-        if !self.rx.seen_fpdu {
+        if !self.life.has_heard() {
             self.first_fpdu();
         }
         Ok(header)
     }
 
     fn first_fpdu(&mut self) {
-        self.rx.seen_fpdu = true;
+        self.tx.answer_due = false;
         //= rfc5044 section 7.1.2
         //# MPA Responder mode implementations MUST receive and validate at least one FPDU before sending any FPDUs or Markers.
-        // A responder that was told to speak first may send already.
-        let responder = self.tx.stream.is_some_and(|stream| !stream.initiator);
-        if self.tx.open_by_peer() || responder {
+        if self.life.hear() == Heard::Established {
             self.events |= Events::ESTABLISHED;
         }
     }
@@ -50,7 +49,7 @@ impl QueuePair {
         ulpdu: &[u8],
         env: &mut Env<'_, H>,
     ) -> Result<Step, RxFault> {
-        if ulpdu.is_empty() && !self.rx.seen_fpdu && self.rx.rtr_send_expected {
+        if ulpdu.is_empty() && !self.life.has_heard() && self.rx.rtr_send_expected {
             // RFC 6581 section 9.2 speaks of a zero-length FULPDU; we also accept an FPDU without a header.
             self.rx.rtr_send_expected = false;
             self.first_fpdu();
@@ -60,7 +59,7 @@ impl QueuePair {
         //# On receive, MPA MUST pass each ULPDU with its length to DDP when it has
         //# been validated.
         let ulpdu_len = ulpdu.len() as u16;
-        if !self.rx.seen_fpdu {
+        if !self.life.has_heard() {
             // For MPA the FPDU is valid, whatever is in it.
             self.first_fpdu();
         }
@@ -281,7 +280,7 @@ impl QueuePair {
     pub fn hold_expired<H: Host>(&mut self, host: &mut H) {
         if self.is_held() {
             let terminate = Terminate::new(TerminateCode::DDP_UNTAGGED_NO_BUFFER);
-            self.fail_stream(&RxFault::bare(terminate), host);
+            self.fail_stream(&RxFault::peer(terminate), host);
         }
     }
 
@@ -388,7 +387,7 @@ impl QueuePair {
         if h.opcode.solicited() {
             cqe.flags |= WcFlags::SOLICITED;
         }
-        if let Some((imm, _)) = self.rx.immediate.take() {
+        if let Some(imm) = self.rx.immediate.take() {
             cqe.flags |= WcFlags::WITH_IMM;
             cqe.imm_or_stag = imm;
         }

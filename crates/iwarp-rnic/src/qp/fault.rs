@@ -1,7 +1,7 @@
 //! Errors of a stream: which end is to blame, and what the peer and the program are told
 //! (RFC 5040 sections 4.8 and 7, RFC 5041 section 7, RFC 5044 section 8).
 
-use super::state::Closing;
+use super::life::Life;
 use super::{Direction, Events, Host, QueuePair};
 use crate::limits::CONTROL_MAX;
 use crate::memory::AccessError;
@@ -33,13 +33,6 @@ pub struct Fault {
 }
 
 impl Fault {
-    pub(super) const fn truncated() -> Self {
-        Self {
-            blame: Blame::Transport,
-            code: TerminateCode::MPA_CONNECTION_LOST,
-        }
-    }
-
     pub(super) const fn transport() -> Self {
         Self {
             blame: Blame::Transport,
@@ -67,57 +60,24 @@ impl core::fmt::Display for Fault {
     }
 }
 
-/// A Terminate that waits to be sent.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct PendingTerminate {
+/// The octets of a Terminate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct TerminateOctets {
     body: [u8; CONTROL_MAX],
     len: u8,
-    pending: bool,
-    used: bool,
 }
 
 const _: () = assert!(Terminate::MAX_LEN <= CONTROL_MAX);
 
-impl Default for PendingTerminate {
-    fn default() -> Self {
-        Self {
-            body: [0; CONTROL_MAX],
-            len: 0,
-            pending: false,
-            used: false,
-        }
-    }
-}
-
-impl PendingTerminate {
-    pub(super) const fn is_pending(&self) -> bool {
-        self.pending
+impl TerminateOctets {
+    pub(super) fn new(terminate: &Terminate) -> Self {
+        let mut body = [0; CONTROL_MAX];
+        let len = terminate.emit(&mut body) as u8;
+        Self { body, len }
     }
 
-    /// Keeps the first Terminate only.
-    fn set(&mut self, terminate: &Terminate) {
-        //= rfc5040 section 7.1
-        //# the first RDMA
-        //# Message (and its associated DDP Segment) that experienced an
-        //# error MUST be captured by the Terminate Message
-        if self.used {
-            return;
-        }
-        self.len = terminate.emit(&mut self.body) as u8;
-        self.pending = true;
-        self.used = true;
-    }
-
-    /// Takes its octets and their number.
-    pub(super) const fn take(&mut self) -> ([u8; CONTROL_MAX], usize) {
-        self.pending = false;
-        (self.body, self.len as usize)
-    }
-
-    /// Drops it: nothing will be sent any more.
-    pub(super) const fn cancel(&mut self) {
-        self.pending = false;
-        self.used = true;
+    pub(super) fn octets(&self) -> &[u8] {
+        self.body.get(..usize::from(self.len)).unwrap_or(&[])
     }
 }
 
@@ -134,7 +94,8 @@ pub(super) struct RxFault {
 }
 
 impl RxFault {
-    const fn peer(terminate: Terminate) -> Self {
+    /// An error of the peer's, with what it is told.
+    pub(super) const fn peer(terminate: Terminate) -> Self {
         Self {
             terminate,
             receive: WcStatus::Flushed,
@@ -142,11 +103,6 @@ impl RxFault {
             event: Events::REQUEST_ERROR,
             blame: Blame::Peer,
         }
-    }
-
-    /// An error that belongs to no segment.
-    pub(super) const fn bare(terminate: Terminate) -> Self {
-        Self::peer(terminate)
     }
 
     /// An error of one segment.
@@ -311,12 +267,6 @@ impl QueuePair {
         //# Since each of these errors represents a failure of the sending ULP or
         //# protocol, DDP SHOULD enable the ULP to send one additional DDP Message
         //# before terminating the DDP Stream.
-        self.tx.terminate.set(&fault.terminate);
-        if !self.tx.is_open() {
-            // A responder may send nothing before a valid FPDU has come, not even a Terminate.
-            self.tx.terminate.cancel();
-            self.tx.closing = Closing::Abort;
-        }
         if let (Some(status), Some(seq)) = (fault.request, self.sq.first_awaited()) {
             self.fail_send_queue(seq, status, 0, host);
         }
@@ -325,7 +275,7 @@ impl QueuePair {
             let wr_id = self.rx.receive.wr_id;
             self.complete_receive(wr_id, fault.receive, host);
         }
-        self.enter_error(host);
+        self.end_with(&fault.terminate, host);
     }
 
     /// Ends the stream because one of our own requests cannot be carried out. That request gets `status`; all others are
@@ -344,11 +294,19 @@ impl QueuePair {
         //= rfc5040 section 7.1
         //# The Local Peer MUST send a Terminate Message for each of the following
         //# cases:
-        self.tx
-            .terminate
-            .set(&Terminate::new(TerminateCode::RDMAP_LOCAL_CATASTROPHIC));
+        let terminate = Terminate::new(TerminateCode::RDMAP_LOCAL_CATASTROPHIC);
         self.fail_send_queue(seq, status, 0, host);
-        self.enter_error(host);
+        self.end_with(&terminate, host);
+    }
+
+    /// Ends the stream with a Terminate and flushes everything. If it is ending already, an earlier error was the first.
+    fn end_with<H: Host>(&mut self, terminate: &Terminate, host: &mut H) {
+        //= rfc5040 section 7.1
+        //# the first RDMA
+        //# Message (and its associated DDP Segment) that experienced an
+        //# error MUST be captured by the Terminate Message
+        let message = TerminateOctets::new(terminate);
+        self.turn(|life| life.fail(message), host);
     }
 
     fn fail_send_queue<H: Host>(
@@ -381,8 +339,7 @@ impl QueuePair {
         self.events |= Events::ACCESS_ERROR | Events::FATAL;
         let mut terminate = Terminate::new(code);
         terminate.read_request = Some(*request);
-        self.tx.terminate.set(&terminate);
-        self.enter_error(host);
+        self.end_with(&terminate, host);
     }
 
     /// Handles a Terminate of the peer.
@@ -398,8 +355,6 @@ impl QueuePair {
             code,
         });
         self.events |= Events::FATAL;
-        // It is not answered: there is one Terminate per stream.
-        self.tx.terminate.cancel();
         let refused = self.request_meant_by(terminate);
         let refused = refused.or_else(|| self.refused_request(terminate));
         if let Some(seq) = refused {
@@ -411,10 +366,8 @@ impl QueuePair {
         //= rfc5040 section 6.2.1
         //# The peer SHOULD perform a graceful LLP
         //# teardown to ensure the Terminate Message is successfully Delivered.
-        if self.tx.closing < Closing::Draining {
-            self.tx.closing = Closing::Draining;
-        }
-        self.enter_error(host);
+        // It is not answered: there is one Terminate per stream.
+        self.turn(Life::terminated, host);
     }
 
     /// Finds the send work request that a Terminate is about: one that waits for an answer.

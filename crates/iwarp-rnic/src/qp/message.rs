@@ -2,6 +2,7 @@
 //! data, the answers to the peer, RTR messages and Terminate (RFC 5040 section 5, RFC 7306 sections 5 and 6,
 //! RFC 6581 section 9.2).
 
+use super::fault::TerminateOctets;
 use super::plan::{Milestone, TxPlan};
 use super::response::Response;
 use super::segment::{LOCAL_READ, Payload, Wire};
@@ -578,7 +579,12 @@ impl QueuePair {
         }
     }
 
-    pub(super) fn emit_terminate(&mut self, plan: &mut TxPlan, w: &Wire<'_>) {
+    pub(super) fn emit_terminate(
+        &mut self,
+        terminate: &TerminateOctets,
+        plan: &mut TxPlan,
+        w: &Wire<'_>,
+    ) {
         //= rfc5040 section 5.4
         //# A Terminate Message MUST reference an Untagged Buffer.
         //= rfc5040 section 5.4
@@ -587,14 +593,7 @@ impl QueuePair {
         //= rfc5040 section 5.4
         //# That is, the Local Peer's RDMAP layer MUST request that the DDP layer
         //# set the Queue Number field to two.
-        let (body, len) = self.tx.terminate.take();
-        self.emit_control(
-            Opcode::TERMINATE,
-            2,
-            body.get(..len).unwrap_or(&[]),
-            plan,
-            w,
-        );
+        self.emit_control(Opcode::TERMINATE, 2, terminate.octets(), plan, w);
         plan.add_milestone(Milestone::Terminate);
     }
 }

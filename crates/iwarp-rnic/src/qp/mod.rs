@@ -17,7 +17,7 @@
 //! Files: `send_queue` (posting, in-order completion, flush), `acknowledge` (completion when placed), `tx`, `message`,
 //! `segment` and `plan` (FPDUs out), `rx`, `buffer`, `place`, `deliver` and `control` (FPDUs in), `burst` and `burst_reads`
 //! (the short path for runs of small messages, out and in), `response` (inbound Reads and atomics), `fault` (errors,
-//! Terminate), `state` (the state machine).
+//! Terminate), `life` (the states and the phases of a stream, one type) and `state` (what follows from its transitions).
 
 mod acknowledge;
 mod buffer;
@@ -26,6 +26,7 @@ mod burst_reads;
 mod control;
 mod deliver;
 mod fault;
+mod life;
 mod message;
 mod place;
 mod plan;
@@ -38,6 +39,7 @@ mod tx;
 
 pub use buffer::{RxBuffer, RxPlan};
 pub use fault::{Blame, Fault};
+pub use iwarp_proto::mpa::negotiate::Rtr;
 pub use plan::{IoRun, TxPlan};
 pub use rx::{RxInterest, RxStatus};
 pub use state::State;
@@ -155,17 +157,6 @@ impl From<AllocError> for CreateError {
     }
 }
 
-/// The message that makes a responder ready to send (RFC 6581 section 9.2).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rtr {
-    /// Zero-length Send.
-    Send,
-    /// Zero-length RDMA Write.
-    Write,
-    /// Zero-length RDMA Read.
-    Read,
-}
-
 /// What MPA start-up has agreed on for a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamConfig {
@@ -232,9 +223,7 @@ pub enum StreamWish {
 #[derive(Debug)]
 pub struct QueuePair {
     config: QpConfig,
-    state: State,
-    /// A stream that is handed over does not change the state.
-    keep_state: bool,
+    life: life::Life,
     sq: send_queue::SendQueue,
     rq: ReceiveQueue,
     responses: response::ResponseQueue,
@@ -268,8 +257,7 @@ impl QueuePair {
         let rq_depth = if c.shared_receive { 0 } else { c.max_recv_wr };
         Ok(Self {
             config,
-            state: State::Reset,
-            keep_state: false,
+            life: life::Life::NEW,
             sq: send_queue::SendQueue::new(c)?,
             rq: ReceiveQueue::new(rq_depth, c.max_recv_sge)?,
             responses: response::ResponseQueue::new(c.max_ird)?,
@@ -307,7 +295,7 @@ impl QueuePair {
 
     /// Returns its state.
     pub const fn state(&self) -> State {
-        self.state
+        self.life.state()
     }
 
     /// Returns its counters.
@@ -340,11 +328,11 @@ impl QueuePair {
         if self.config.shared_receive {
             return Err(PostError::UsesSharedReceiveQueue);
         }
-        if self.state == State::Reset {
+        if self.state() == State::Reset {
             return Err(PostError::InvalidState);
         }
         self.rq.post(wr)?;
-        if self.state == State::Error {
+        if self.state() == State::Error {
             self.flush_receives(host);
         }
         Ok(())
@@ -364,18 +352,18 @@ impl QueuePair {
     }
 
     /// Returns `true` if the stream is being ended, by either side or by an error, and is not gone.
-    pub fn is_ending(&self) -> bool {
-        self.has_stream() && (self.tx.closing != state::Closing::No || self.state == State::Error)
+    pub const fn is_ending(&self) -> bool {
+        self.life.is_ending()
     }
 
     /// Returns `true` for a responder to which the initiator's first FPDU has not come yet.
-    pub fn awaits_first_fpdu(&self) -> bool {
-        self.tx.stream.is_some_and(|s| !s.initiator) && !self.rx.seen_fpdu
+    pub const fn awaits_first_fpdu(&self) -> bool {
+        self.life.awaits_first_fpdu()
     }
 
     /// Returns `true` if a Send waits for a receive: after posting one, process the receive side again.
     pub const fn is_held(&self) -> bool {
-        self.rx.is_held()
+        matches!(self.rx_interest(), RxInterest::Held)
     }
 }
 

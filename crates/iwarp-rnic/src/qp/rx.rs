@@ -8,8 +8,7 @@ use super::buffer::{RxBuffer, RxPlan};
 use super::fault::RxFault;
 use super::place::{Places, Target};
 use super::plan::IoRun;
-use super::state::Closing;
-use super::{Env, Events, Host, QueuePair, State, StreamConfig};
+use super::{Env, Events, Host, QueuePair, StreamConfig};
 use crate::limits::{RX_DIRECT_MIN, RX_DIRECT_TAIL, RX_READ_MAX, WRITE_TAIL};
 use crate::memory::MemoryTable;
 use crate::receive_queue::TakenRecv;
@@ -66,10 +65,6 @@ pub(super) struct Rx {
     direct: Option<Direct>,
     /// Large FPDUs have been coming: their headers are read separately, so that their payload can go straight to memory.
     large: u8,
-    held: bool,
-    eof: bool,
-    pub(super) seen_fpdu: bool,
-    pub(super) last_wqe_told: bool,
     /// Next message sequence number expected on queues 0, 1 and 3.
     pub(super) msn: [u32; 4],
     /// The receive that is being filled.
@@ -78,7 +73,7 @@ pub(super) struct Rx {
     /// Octets of the untagged message so far.
     pub(super) message_off: u32,
     /// Immediate data that belong to the Send that follows.
-    pub(super) immediate: Option<(u32, bool)>,
+    pub(super) immediate: Option<u32>,
     /// Octets of the RDMA Write message in progress, and of the last whole one.
     pub(super) write_len: u32,
     pub(super) last_write_len: u32,
@@ -94,10 +89,6 @@ impl Default for Rx {
             clock: MarkerClock::new(),
             direct: None,
             large: 0,
-            held: false,
-            eof: false,
-            seen_fpdu: false,
-            last_wqe_told: false,
             msn: [1; 4],
             receive: TakenRecv::default(),
             receiving: false,
@@ -125,10 +116,6 @@ impl Rx {
         *self = Self::default();
     }
 
-    pub(super) const fn is_held(&self) -> bool {
-        self.held
-    }
-
     pub(super) const fn checks_crc(&self) -> bool {
         self.crc
     }
@@ -147,7 +134,6 @@ impl Rx {
     /// Drops the receive that is being filled.
     pub(super) const fn abandon_receive(&mut self) -> Option<u64> {
         self.direct = None;
-        self.held = false;
         if self.receiving {
             self.receiving = false;
             Some(self.receive.wr_id)
@@ -159,16 +145,8 @@ impl Rx {
 
 impl QueuePair {
     /// Returns whether the stream may be read now.
-    pub fn rx_interest(&self) -> RxInterest {
-        if self.tx.stream.is_none() || self.tx.closing >= Closing::Leave || self.rx.eof {
-            RxInterest::None
-        } else if self.state == State::Error {
-            RxInterest::Discard
-        } else if self.rx.held {
-            RxInterest::Held
-        } else {
-            RxInterest::Read
-        }
+    pub const fn rx_interest(&self) -> RxInterest {
+        self.life.rx_interest()
     }
 
     fn places<'a>(&'a self, memory: &'a MemoryTable) -> Places<'a> {
@@ -269,12 +247,9 @@ impl QueuePair {
     }
 
     fn rx_process<H: Host>(&mut self, buffer: &mut RxBuffer, env: &mut Env<'_, H>) -> RxStatus {
-        self.rx.held = false;
+        self.life.hold(false);
         loop {
-            if self.state == State::Error
-                || self.tx.stream.is_none()
-                || self.tx.closing >= Closing::Leave
-            {
+            if !self.life.is_up() {
                 buffer.clear();
                 return RxStatus::Failed;
             }
@@ -289,7 +264,7 @@ impl QueuePair {
                 Ok(Step::Again) => {}
                 Ok(Step::NeedMore) => return RxStatus::Ok,
                 Ok(Step::Hold) => {
-                    self.rx.held = true;
+                    self.life.hold(true);
                     self.counters.receiver_not_ready =
                         self.counters.receiver_not_ready.wrapping_add(1);
                     return RxStatus::Held;
@@ -510,38 +485,34 @@ impl QueuePair {
 
     /// Handles the peer's close of its direction of the stream (RFC 5044 section 7.2).
     pub fn rx_eof<H: Host>(&mut self, buffer: &mut RxBuffer, host: &mut H) {
-        if self.rx.eof {
-            return;
-        }
-        self.rx.eof = true;
+        let was_up = self.life.is_up();
         // The end of an FPDU is not enough: a message may need more of them.
         let between = self.is_between_messages(buffer);
         buffer.clear();
-        self.events |= Events::DISCONNECTED;
-        if self.state == State::Error {
-            return;
-        }
-        if !between {
-            self.note_fault(super::Fault::truncated());
+        if was_up && !between {
+            self.note_fault(super::Fault::transport());
             self.events |= Events::FATAL;
         }
-        if between {
+        if was_up && between {
             self.end_acknowledging(host);
         }
         // RFC 5044 has no half-open phase: outstanding requests are flushed, and our direction is closed, too.
-        if self.tx.closing < Closing::Draining {
-            self.tx.closing = Closing::Draining;
+        let mut news = false;
+        self.turn(|life| news = life.eof(), host);
+        if news {
+            self.events |= Events::DISCONNECTED;
         }
-        self.enter_error(host);
     }
 
     /// Handles a stream that broke: reset, time-out, or an error of the system.
     pub fn stream_failed<H: Host>(&mut self, host: &mut H) {
-        if self.state != State::Error {
+        if self.life.is_up() {
             self.note_fault(super::Fault::transport());
             self.events |= Events::FATAL;
         }
-        self.events |= Events::DISCONNECTED;
+        if self.rx_interest() != RxInterest::None {
+            self.events |= Events::DISCONNECTED;
+        }
         self.stream_gone(host);
     }
 }

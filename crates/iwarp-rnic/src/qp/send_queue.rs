@@ -81,8 +81,6 @@ pub(super) struct SendQueue {
     /// Outbound reads and atomics in flight, oldest first.
     pub(super) awaited: Ring<Awaited>,
     ord: u16,
-    /// Reads and atomics can be posted.
-    reads: bool,
 }
 
 impl SendQueue {
@@ -105,8 +103,12 @@ impl SendQueue {
             // One more than the ORD, because a probe needs a place even where no Reads are granted.
             awaited: Ring::new(u32::from(c.max_ord).saturating_add(1))?,
             ord: c.max_ord,
-            reads: c.max_ord > 0,
         })
+    }
+
+    /// Returns `true` if Reads and atomics can be posted.
+    const fn takes_reads(&self) -> bool {
+        self.awaited.capacity() > 1
     }
 
     pub(super) const fn set_ord(&mut self, ord: u16) {
@@ -276,7 +278,7 @@ impl SendQueue {
             SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } if len < 8 => {
                 Err(PostError::InvalidRequest)
             }
-            _ if wr.op.has_response() && !self.reads => Err(PostError::InvalidRequest),
+            _ if wr.op.has_response() && !self.takes_reads() => Err(PostError::InvalidRequest),
             // Eight octets come back, however long the elements are.
             SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } => Ok(8),
             _ => Ok(len as u32),
@@ -436,16 +438,13 @@ impl QueuePair {
     /// other local memory is read when the request is transmitted and must not change before it completes.
     #[inline]
     pub fn post_send<H: Host>(&mut self, wr: &SendWr<'_>, host: &mut H) -> Result<(), PostError> {
-        match self.state {
-            State::Rts | State::Sqd | State::Error => {}
-            State::Reset | State::Init | State::Rtr | State::Sqe => {
-                return Err(PostError::InvalidState);
-            }
+        if !self.life.takes_sends() {
+            return Err(PostError::InvalidState);
         }
         let len = self.sq.check(wr)?;
         self.sq.push(wr, len)?;
-        if self.state == State::Error {
-            self.enter_error(host);
+        if self.state() == State::Error {
+            self.flush(host);
         }
         Ok(())
     }
@@ -453,15 +452,14 @@ impl QueuePair {
     /// Returns `Ok` if all of these would be accepted, one after the other; otherwise the index of the first that would not,
     /// and the reason.
     pub fn check_sends(&self, wrs: &[SendWr<'_>]) -> Result<(), (usize, PostError)> {
-        let may_post = matches!(self.state, State::Rts | State::Sqd | State::Error);
-        if !may_post {
+        if !self.life.takes_sends() {
             return Err((0, PostError::InvalidState));
         }
         for (i, wr) in wrs.iter().enumerate() {
             self.sq.check(wr).map_err(|e| (i, e))?;
         }
         let room = self.sq.slots.capacity().saturating_sub(self.sq.len()) as usize;
-        if self.state != State::Error && wrs.len() > room {
+        if self.state() != State::Error && wrs.len() > room {
             return Err((room, PostError::QueueFull));
         }
         Ok(())

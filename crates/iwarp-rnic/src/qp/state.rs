@@ -10,6 +10,7 @@
 //! program are accepted, too, because some programs make them although they use the connection manager. SQE exists for
 //! datagrams only and is never entered.
 
+use super::life::Life;
 use super::{Direction, Events, Host, QueuePair, StreamConfig, StreamWish};
 use crate::{Cqe, WcOpcode, WcStatus};
 
@@ -59,69 +60,34 @@ impl core::fmt::Display for InvalidTransition {
 
 impl core::error::Error for InvalidTransition {}
 
-/// The phase of closing a stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub(super) enum Closing {
-    /// Not closing.
-    #[default]
-    No,
-    /// Send what is queued, then shut down.
-    Draining,
-    /// The sending side may be shut down now.
-    Drained,
-    /// The sending side is shut down.
-    ShutDown,
-    /// The stream must be taken away, and ends without the queue pair.
-    Leave,
-    /// It must be reset.
-    Abort,
-    /// The stream is gone.
-    Gone,
-}
-
 impl QueuePair {
     /// Changes the state as `ibv_modify_qp` does. A change to ERR flushes everything; a change to RESET drops everything. Both
     /// ask for the end of the stream ([`StreamWish::Leave`]). If the stream is ending already, ERR leaves it alone.
     pub fn modify<H: Host>(&mut self, to: State, host: &mut H) -> Result<(), InvalidTransition> {
-        if !self.state.may_become(to) {
+        if !self.state().may_become(to) {
             return Err(InvalidTransition);
         }
-        match to {
-            State::Error => {
-                // In the error state the stream is ending already, perhaps with a Terminate that is still to be sent.
-                if self.state != State::Error {
-                    self.leave(host);
-                }
-            }
-            State::Reset => {
-                self.leave_stream();
-                self.sq.clear();
-                self.acknowledge.reset();
-                self.rq.clear();
-                self.responses.clear();
-                self.rx.reset();
-                self.tx.job = None;
-                self.tx.terminate.cancel();
-                self.state = State::Reset;
-                self.events = Events::empty();
-                self.fault = None;
-                if self.tx.closing == Closing::Gone {
-                    self.tx = super::tx::Tx::default();
-                }
-            }
-            _ => {
-                self.state = to;
-                self.note_drained();
-            }
+        self.turn(|life| life.modify(to), host);
+        if to == State::Reset {
+            self.sq.clear();
+            self.acknowledge.reset();
+            self.rq.clear();
+            self.responses.clear();
+            self.rx.reset();
+            self.tx.job = None;
+            self.events = Events::empty();
+            self.fault = None;
         }
+        self.note_drained();
         Ok(())
     }
 
     /// Hands over a stream after MPA start-up; the queue pair becomes RTS.
     ///
-    /// This is also allowed in RESET and INIT: the connection manager does the steps in between.
+    /// This is also allowed in RESET and INIT: the connection manager does the steps in between. It is refused in ERR, and as
+    /// long as an earlier stream is not gone ([`stream_gone`](Self::stream_gone)).
     pub fn start(&mut self, stream: StreamConfig) -> Result<(), InvalidTransition> {
-        if matches!(self.state, State::Error | State::Sqe) || self.tx.stream.is_some() {
+        if !self.life.start(stream.initiator) {
             return Err(InvalidTransition);
         }
         self.responses.set_limit(stream.ird);
@@ -137,27 +103,21 @@ impl QueuePair {
         self.tx.start(&stream);
         self.acknowledge.reset();
         self.rx.start(&stream);
-        if !self.keep_state {
-            self.state = State::Rts;
-        }
         Ok(())
     }
 
     /// Tells that the program moves the queue pair to RTR and RTS itself. The stream may attach before, between or after;
     /// attaching does not change the state. A queue pair in INIT becomes RTR.
     pub fn await_stream(&mut self) -> Result<(), InvalidTransition> {
-        match self.state {
-            State::Init => self.state = State::Rtr,
-            State::Rtr | State::Rts => {}
-            _ => return Err(InvalidTransition),
+        match self.life.await_stream() {
+            true => Ok(()),
+            false => Err(InvalidTransition),
         }
-        self.keep_state = true;
-        Ok(())
     }
 
     /// Returns `true` if a stream was handed over and is not gone.
-    pub fn has_stream(&self) -> bool {
-        self.tx.stream.is_some() && self.tx.closing < Closing::Gone
+    pub const fn has_stream(&self) -> bool {
+        self.life.has_stream()
     }
 
     //= rfc5041 section 6.2
@@ -170,106 +130,61 @@ impl QueuePair {
     /// Begins the graceful end (`rdma_disconnect(3)`): what is queued is sent, then the sending side is
     /// shut down and the remaining requests are flushed.
     pub fn close<H: Host>(&mut self, host: &mut H) {
-        if self.tx.stream.is_none() {
-            self.enter_error(host);
-            return;
-        }
-        if self.tx.closing == Closing::No {
-            self.tx.closing = Closing::Draining;
-        }
+        self.turn(Life::close, host);
         self.note_drained();
     }
 
     /// Gives the stream up and flushes everything ([`StreamWish::Leave`]).
     pub fn leave<H: Host>(&mut self, host: &mut H) {
-        self.leave_stream();
-        self.enter_error(host);
-    }
-
-    /// Gives the stream up, as it is. What TCP has taken is not taken back, because it may have completed.
-    fn leave_stream(&mut self) {
-        if self.tx.stream.is_some() && self.tx.closing < Closing::Leave {
-            self.tx.closing = Closing::Leave;
-        }
+        self.turn(Life::abandon, host);
     }
 
     /// Ends the stream with a reset and flushes everything.
     pub fn abort<H: Host>(&mut self, host: &mut H) {
-        if self.tx.stream.is_some() && self.tx.closing < Closing::Abort {
-            self.tx.closing = Closing::Abort;
-        }
-        self.enter_error(host);
+        self.turn(Life::abort, host);
     }
 
     /// Returns what should be done with the stream. `ShutdownWrite` is returned again until
     /// [`shutdown_done`](Self::shutdown_done) is called, `Leave` and `Abort` until [`stream_gone`](Self::stream_gone) is.
     pub const fn stream_wish(&self) -> StreamWish {
-        match self.tx.closing {
-            Closing::Drained => StreamWish::ShutdownWrite,
-            Closing::Leave => StreamWish::Leave {
-                cut: self.tx.unwritten,
-            },
-            Closing::Abort => StreamWish::Abort,
-            _ => StreamWish::Keep,
-        }
+        self.life.wish()
     }
 
-    /// Notes that the sending side was shut down. Everything that still waits is flushed.
+    /// Notes that the sending side was shut down, as [`stream_wish`](Self::stream_wish) has asked for. Everything that still
+    /// waits is flushed.
     pub fn shutdown_done<H: Host>(&mut self, host: &mut H) {
-        if self.tx.closing == Closing::Drained {
-            self.tx.closing = Closing::ShutDown;
-            if self.state == State::Rts {
-                self.end_acknowledging(host);
-            }
+        if self.life.starts_requests() && self.stream_wish() == StreamWish::ShutdownWrite {
+            self.end_acknowledging(host);
         }
-        self.enter_error(host);
+        self.turn(Life::shutdown_done, host);
     }
 
     /// Returns `true` if the sending side was shut down ([`shutdown_done`](Self::shutdown_done)): TCP has everything.
-    pub fn is_shut_down(&self) -> bool {
-        self.tx.closing == Closing::ShutDown
+    pub const fn is_shut_down(&self) -> bool {
+        self.life.is_shut_down()
     }
 
-    /// Notes that the stream is closed.
+    /// Notes that the stream is closed. The end of a stream that the queue pair has given up does not change its state.
     pub fn stream_gone<H: Host>(&mut self, host: &mut H) {
-        self.tx.closing = Closing::Gone;
-        self.tx.unwritten = false;
-        if self.state == State::Reset {
-            // The queue pair is ready for another stream.
-            self.tx = super::tx::Tx::default();
-        }
-        self.enter_error(host);
+        self.turn(Life::gone, host);
     }
 
     /// Checks whether nothing is left to send, for SQD and for a graceful end.
     pub(super) fn note_drained(&mut self) {
-        let idle = self.tx.job.is_none() && !self.tx.unwritten;
-        if self.state == State::Sqd
-            && idle
-            && self.sq.nothing_outstanding()
-            && !self.tx.drained_told
-        {
-            self.tx.drained_told = true;
+        if self.tx.job.is_some() {
+            return;
+        }
+        if self.sq.nothing_outstanding() && self.life.idle() {
             self.events |= Events::SQ_DRAINED;
         }
-        if self.state != State::Sqd {
-            self.tx.drained_told = false;
-        }
-        // A Terminate that waits is sent first. Requests that wait for the peer are given up.
+        // Requests that wait for the peer are given up.
         let queue_done =
-            self.sq.nothing_unsent() || self.state != State::Rts || !self.tx.may_send();
-        if self.tx.closing == Closing::Draining
-            && idle
-            && queue_done
-            && !self.tx.terminate.is_pending()
-        {
-            self.tx.closing = Closing::Drained;
+            self.sq.nothing_unsent() || !self.life.starts_requests() || !self.life.may_send();
+        if queue_done {
+            self.life.drained();
         }
     }
 
-    //= rfc5040 section 5.4
-    //# After sending a Terminate Message on an RDMAP Stream, the Local Peer
-    //# MUST NOT send any more Messages on that specific RDMAP Stream.
     //= rfc5041 section 6.2.2
     //# If the LLP indicates to the ULP that a fatal error has occurred, the DDP
     //# layer SHOULD report the error to the ULP (see Section 7.2, DDP Error
@@ -277,12 +192,21 @@ impl QueuePair {
     //= rfc5044 section 8
     //# Once MPA delivers an error of any type, it MUST NOT pass or deliver any
     //# additional FPDUs on that half connection.
-    /// Enters the error state: every request that is outstanding completes as flushed, in order.
-    pub(super) fn enter_error<H: Host>(&mut self, host: &mut H) {
-        if self.state == State::Reset {
+    /// Makes a step of its life. If that leads to ERR, every request that is outstanding completes as flushed, in order.
+    pub(super) fn turn<H: Host>(&mut self, step: impl FnOnce(&mut Life), host: &mut H) {
+        let before = self.state();
+        step(&mut self.life);
+        if self.state() != State::Error {
             return;
         }
-        self.state = State::Error;
+        if before != State::Error && self.config.shared_receive {
+            self.events |= Events::LAST_WQE;
+        }
+        self.flush(host);
+    }
+
+    /// Completes everything as flushed.
+    pub(super) fn flush<H: Host>(&mut self, host: &mut H) {
         self.tx.job = None;
         self.responses.clear();
         let qp_num = self.config.qp_num;
@@ -292,7 +216,6 @@ impl QueuePair {
             host.complete(Direction::Send, Cqe { qp_num, ..cqe });
         });
         self.flush_receives(host);
-        self.note_drained();
     }
 
     pub(super) fn flush_receives<H: Host>(&mut self, host: &mut H) {
@@ -301,10 +224,6 @@ impl QueuePair {
         }
         while let Some(wr_id) = self.rq.flush_one() {
             self.complete_receive(wr_id, WcStatus::Flushed, host);
-        }
-        if self.config.shared_receive && !self.rx.last_wqe_told {
-            self.rx.last_wqe_told = true;
-            self.events |= Events::LAST_WQE;
         }
     }
 

@@ -4,13 +4,11 @@
 //! Order: a Terminate that is due, then answers to the peer up to a limit, then the send queue. A message is finished before
 //! another starts, because some receivers cannot handle interleaved tagged messages.
 
-use super::fault::PendingTerminate;
 use super::plan::{Milestone, TxPlan};
 use super::response::Response;
 use super::segment::Wire;
 use super::send_queue::Slot;
-use super::state::Closing;
-use super::{Direction, Env, Host, QueuePair, Rtr, State, StreamConfig};
+use super::{Direction, Env, Host, QueuePair, Rtr, StreamConfig};
 use crate::limits::{MAX_FPDU, RESPONSE_BURST, TX_COPY_MAX};
 use crate::memory::{MemoryError, MemoryTable};
 use crate::{Cqe, SendFlags, SendOp, WcStatus};
@@ -54,16 +52,14 @@ pub(super) enum Stage {
 
 #[derive(Debug)]
 pub(super) struct Tx {
-    pub(super) stream: Option<StreamConfig>,
-    pub(super) closing: Closing,
-    /// A plan was filled and is not fully written.
-    pub(super) unwritten: bool,
+    crc: bool,
+    markers: bool,
+    /// Effective maximum segment size of the stream.
+    emss: u32,
     pub(super) job: Option<Job>,
-    pub(super) terminate: PendingTerminate,
-    pub(super) drained_told: bool,
-    /// FPDUs may be sent; a responder waits for the initiator's first FPDU (RFC 5044 section 7.1.2).
-    open: bool,
     rtr: Option<Rtr>,
+    /// An RTR message was agreed on, and there is no sign yet that the responder has read it.
+    pub(super) answer_due: bool,
     /// An FPDU was sent on this stream.
     pub(super) spoke: bool,
     /// Octets in a TCP segment, if every segment shall begin with an FPDU.
@@ -79,14 +75,12 @@ pub(super) struct Tx {
 impl Default for Tx {
     fn default() -> Self {
         Self {
-            stream: None,
-            closing: Closing::No,
-            unwritten: false,
+            crc: false,
+            markers: false,
+            emss: u32::MAX,
             job: None,
-            terminate: PendingTerminate::default(),
-            drained_told: false,
-            open: false,
             rtr: None,
+            answer_due: false,
             spoke: false,
             segment: None,
             mulpdu: 128,
@@ -102,9 +96,11 @@ impl Default for Tx {
 impl Tx {
     pub(super) fn start(&mut self, stream: &StreamConfig) {
         *self = Self {
-            stream: Some(*stream),
-            open: stream.initiator,
+            crc: stream.crc,
+            markers: stream.markers_tx,
+            emss: stream.emss,
             rtr: stream.rtr,
+            answer_due: stream.initiator && stream.rtr.is_some(),
             //= rfc5044 section 5.1
             //# MPA transmitters SHOULD calculate a MULPDU as described in Section 4.5.
             mulpdu: mulpdu(stream.emss, stream.markers_tx),
@@ -112,24 +108,6 @@ impl Tx {
             next_sink: 0x5100_0001,
             ..Self::default()
         };
-    }
-
-    pub(super) const fn may_send(&self) -> bool {
-        self.stream.is_some()
-            && self.open
-            && matches!(self.closing, Closing::No | Closing::Draining)
-    }
-
-    /// Returns `true` if FPDUs may be sent.
-    pub(super) const fn is_open(&self) -> bool {
-        self.open
-    }
-
-    /// Notes that the first FPDU has come. Returns `true` if sending had waited for it.
-    pub(super) const fn open_by_peer(&mut self) -> bool {
-        let was = self.open;
-        self.open = true;
-        !was
     }
 
     pub(super) const fn rtr_pending(&self) -> bool {
@@ -157,22 +135,17 @@ impl Tx {
 
 impl QueuePair {
     /// Returns `true` if the stream would end inside an FPDU now: a plan was begun and not all of it is known to be written.
-    pub fn has_unwritten(&self) -> bool {
-        self.tx.unwritten
+    pub const fn has_unwritten(&self) -> bool {
+        self.life.has_unwritten()
     }
 
     /// Returns `true` if there is something to write, or something to do before that.
     #[inline]
     pub fn wants_tx(&self) -> bool {
-        if self.tx.stream.is_none() || self.tx.closing >= Closing::Drained {
-            return self.tx.unwritten && self.tx.closing < Closing::Leave;
-        }
-        self.tx.unwritten
-            || self.tx.terminate.is_pending()
-            || self.tx.job.is_some()
-            || self.tx.may_send()
-                && self.state != State::Error
-                && (self.tx.rtr.is_some()
+        self.life.has_octets_due()
+            || self.life.may_send()
+                && (self.tx.job.is_some()
+                    || self.tx.rtr.is_some()
                     || !self.responses.is_empty()
                     || self.startable().is_some()
                     || self.wants_probe())
@@ -183,7 +156,7 @@ impl QueuePair {
     ///
     /// Does nothing if FPDUs are made for larger segments than that.
     pub fn align(&mut self, segment: u32) {
-        if self.tx.stream.is_some_and(|stream| stream.emss <= segment) {
+        if self.tx.emss <= segment {
             self.tx.segment = Some(segment);
         }
     }
@@ -209,26 +182,18 @@ impl QueuePair {
     ///
     /// RFC 5044 section 7.1.2 has the responder wait, because an initiator may need time after the reply until it
     /// accepts FPDUs. Call this only after `IWARP_SPEAK_FIRST_MS`, which gives the initiator that time.
-    pub fn speak_first(&mut self) {
-        if self.tx.stream.is_some() {
-            self.tx.open = true;
-        }
+    pub const fn speak_first(&mut self) {
+        self.life.speak_first();
     }
 
     /// Returns `true` for an initiator that has agreed on an RTR message and has no sign yet that the responder has read it.
-    pub fn awaits_answer(&self) -> bool {
-        self.tx
-            .stream
-            .is_some_and(|stream| stream.initiator && stream.rtr.is_some())
-            && !self.rx.seen_fpdu
+    pub const fn awaits_answer(&self) -> bool {
+        self.tx.answer_due
     }
 
     /// Returns `true` for an initiator that has received nothing from the responder yet.
-    pub fn is_unanswered(&self) -> bool {
-        self.tx.stream.is_some_and(|stream| stream.initiator)
-            && self.tx.may_send()
-            && self.state != State::Error
-            && !self.rx.seen_fpdu
+    pub const fn is_unanswered(&self) -> bool {
+        self.life.may_send() && self.life.is_unanswered()
     }
 
     /// As initiator: sends a zero-length Write if we have sent something and nothing has come back yet. Returns `true` if the
@@ -247,16 +212,14 @@ impl QueuePair {
 
     /// Notes that the stream's maximum segment size has changed.
     pub fn set_emss(&mut self, emss: u32) {
-        if let Some(stream) = &mut self.tx.stream {
-            stream.emss = emss;
-            self.tx.mulpdu = mulpdu(emss, stream.markers_tx);
-        }
+        self.tx.emss = emss;
+        self.tx.mulpdu = mulpdu(emss, self.tx.markers);
     }
 
     /// Returns the send work request that may start now, if any.
     #[inline]
     fn startable(&self) -> Option<(u32, &Slot)> {
-        if self.state != State::Rts {
+        if !self.life.starts_requests() {
             return None;
         }
         let (seq, slot) = self.sq.next()?;
@@ -295,17 +258,14 @@ impl QueuePair {
     /// The plan must be empty. Afterwards write it, in one or more steps, and call
     /// [`tx_written`](Self::tx_written) after each; only then fill again.
     pub fn tx_fill<H: Host>(&mut self, plan: &mut TxPlan, env: &mut Env<'_, H>) -> TxFill {
-        let Some(stream) = self.tx.stream else {
-            return TxFill::Idle;
-        };
-        if self.tx.closing >= Closing::Drained {
+        if !self.life.may_send() && !self.life.has_octets_due() {
             return TxFill::Idle;
         }
         let wire = Wire {
             memory: env.memory,
             who: self.accessor(),
-            crc: stream.crc.then_some(env.crc32c),
-            markers: stream.markers_tx,
+            crc: self.tx.crc.then_some(env.crc32c),
+            markers: self.tx.markers,
             snapshot: self.config.snapshot,
         };
         let mut memory_next = false;
@@ -314,11 +274,10 @@ impl QueuePair {
             if !plan.has_room(scratch) {
                 break;
             }
-            if self.tx.terminate.is_pending() {
-                self.emit_terminate(plan, &wire);
-                break;
-            }
-            if !self.tx.may_send() || self.state == State::Error {
+            if !self.life.may_send() {
+                if let Some(terminate) = self.life.take_terminate() {
+                    self.emit_terminate(&terminate, plan, &wire);
+                }
                 break;
             }
             self.respond_burst(plan, &wire);
@@ -348,7 +307,7 @@ impl QueuePair {
                 },
             }
         }
-        self.tx.unwritten = !plan.is_done();
+        self.life.written(!plan.is_done());
         if !plan.is_empty() {
             return TxFill::Ready;
         }
@@ -389,13 +348,10 @@ impl QueuePair {
                 Milestone::Response => {}
                 Milestone::Terminate => {
                     self.counters.terminates_sent = self.counters.terminates_sent.wrapping_add(1);
-                    if self.tx.closing < Closing::Draining {
-                        self.tx.closing = Closing::Draining;
-                    }
                 }
             }
         }
-        self.tx.unwritten = !plan.is_done();
+        self.life.written(!plan.is_done());
         if plan.is_done() {
             plan.clear();
             self.note_drained();

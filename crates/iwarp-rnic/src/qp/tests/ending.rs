@@ -289,3 +289,61 @@ fn terminate_is_the_last_that_is_sent() {
     assert_eq!(rig.qp.counters().terminates_sent, 1);
     assert_eq!(rig.qp.stream_wish(), StreamWish::ShutdownWrite);
 }
+
+/// A program may prepare the queue pair for the next connection before the driver has taken the old stream away.
+#[test]
+fn the_end_of_an_old_stream_does_not_concern_a_queue_pair_that_was_reset() {
+    for to in [State::Reset, State::Init, State::Rtr, State::Rts] {
+        for broken in [false, true] {
+            let mut rig = Rig::new();
+            rig.qp.modify(State::Reset, &mut rig.host).unwrap();
+            for step in [State::Init, State::Rtr, State::Rts] {
+                if rig.qp.state() != to {
+                    rig.qp.modify(step, &mut rig.host).unwrap();
+                }
+            }
+            if to != State::Reset {
+                rig.recv(1, &[]);
+            }
+            assert_eq!(rig.qp.stream_wish(), StreamWish::Leave { cut: false });
+            assert!(
+                rig.qp.start(STREAM).is_err(),
+                "the old stream is still there"
+            );
+            if broken {
+                rig.qp.stream_failed(&mut rig.host);
+            } else {
+                rig.qp.stream_gone(&mut rig.host);
+            }
+            assert_eq!(rig.qp.state(), to);
+            assert_eq!(
+                (rig.qp.fault(), rig.qp.take_events()),
+                (None, Events::empty())
+            );
+            assert_eq!(brief(&rig.host.recvs), []);
+            assert!(!rig.qp.has_stream());
+            rig.start(STREAM);
+            assert_eq!(rig.qp.state(), State::Rts);
+        }
+    }
+}
+
+#[test]
+fn a_reset_ends_that_the_program_moves_the_queue_pair_itself() {
+    let mut rig = Rig::fresh(QpConfig::default());
+    rig.qp.modify(State::Init, &mut rig.host).unwrap();
+    rig.qp.await_stream().unwrap();
+    assert_eq!(rig.qp.state(), State::Rtr);
+    rig.qp.modify(State::Reset, &mut rig.host).unwrap();
+    rig.start(STREAM);
+    assert_eq!(rig.qp.state(), State::Rts);
+}
+
+#[test]
+fn a_queue_pair_in_reset_may_be_moved_to_err() {
+    let mut rig = Rig::fresh(QpConfig::default());
+    rig.qp.modify(State::Error, &mut rig.host).unwrap();
+    assert_eq!(rig.qp.state(), State::Error);
+    rig.post(1, SendOp::Send, &[]);
+    assert_eq!(brief(&rig.host.sends), [(1, WcStatus::Flushed)]);
+}

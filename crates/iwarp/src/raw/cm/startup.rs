@@ -8,10 +8,10 @@ use crate::sys::connect::Ends;
 use crate::sys::stream::TcpStream;
 use iwarp_proto::ddp::{Header, Stag, UntaggedHeader};
 use iwarp_proto::mpa::framing::{FpduOptions, MarkerClock, encode_fpdu};
-use iwarp_proto::mpa::negotiate::{Agreed, LocalParams, Rtr as WireRtr, RtrSet};
+use iwarp_proto::mpa::negotiate::{Agreed, LocalParams, Rtr, RtrSet};
 use iwarp_proto::mpa::startup::{FrameReader, MAX_FRAME_LEN, Progress, StartupError};
 use iwarp_proto::rdmap::{Opcode, Terminate, TerminateCode};
-use iwarp_rnic::qp::{QpConfig, Rtr, StreamConfig};
+use iwarp_rnic::qp::{QpConfig, StreamConfig};
 use std::io::{self, ErrorKind};
 
 /// A stream in start-up.
@@ -150,13 +150,8 @@ pub(super) fn stream_config(agreed: &Agreed, initiator: bool, ctx: &Context) -> 
         markers_rx: agreed.markers_rx,
         ird: agreed.ird,
         ord: agreed.ord,
-        rtr: match agreed.rtr {
-            Some(WireRtr::Send) if initiator => Some(Rtr::Send),
-            Some(WireRtr::Write) if initiator => Some(Rtr::Write),
-            Some(WireRtr::Read) if initiator => Some(Rtr::Read),
-            _ => None,
-        },
-        rtr_send_expected: !initiator && agreed.rtr == Some(WireRtr::Send),
+        rtr: agreed.rtr.filter(|_| initiator),
+        rtr_send_expected: !initiator && agreed.rtr == Some(Rtr::Send),
         emss: ctx.config().mss.unwrap_or(536),
     }
 }

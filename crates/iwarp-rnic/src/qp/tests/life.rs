@@ -1,0 +1,319 @@
+//! Each event in each state of a queue pair's life.
+//!
+//! `life.txt` has a line for each state, with what each event makes of it; an event that is not there changes nothing. States
+//! that differ only in one of the pairs that are independent have one line: a second test shows that they are.
+
+use super::*;
+use crate::qp::fault::TerminateOctets;
+use iwarp_proto::rdmap::{Terminate, TerminateCode};
+use std::collections::{BTreeMap, VecDeque};
+use std::format;
+use std::string::String;
+use std::vec::Vec;
+
+fn message() -> TerminateOctets {
+    TerminateOctets::new(&Terminate::new(TerminateCode::MPA_CRC))
+}
+
+/// Who may make the state RTR, RTS or SQD.
+fn readies() -> [Ready; 4] {
+    [
+        Ready::Receive,
+        Ready::Send,
+        Ready::Drain { told: false },
+        Ready::Drain { told: true },
+    ]
+}
+
+fn idles() -> Vec<Idle> {
+    let mut all = Vec::from([Idle::Reset, Idle::Init, Idle::Error]);
+    for ready in readies() {
+        for awaits in [false, true] {
+            all.push(Idle::Ready { ready, awaits });
+        }
+    }
+    all
+}
+
+fn olds() -> [Option<Old>; 4] {
+    let leave = |cut| Some(Old::Leave { cut });
+    [None, leave(false), leave(true), Some(Old::Abort)]
+}
+
+fn flows() -> Vec<Flow> {
+    let peers = [
+        Peer::Unanswered,
+        Peer::Unheard,
+        Peer::Heard { held: false },
+        Peer::Heard { held: true },
+    ];
+    let mut all = Vec::new();
+    for closing in [false, true] {
+        all.push(Flow::Waits { closing });
+        for peer in peers {
+            for unwritten in [false, true] {
+                all.push(Flow::Sends {
+                    peer,
+                    closing,
+                    unwritten,
+                });
+            }
+        }
+    }
+    all.extend(peers.map(|peer| Flow::Drained { peer }));
+    all
+}
+
+fn endings() -> Vec<Life> {
+    let terminate = |unwritten| Last::Terminate {
+        message: message(),
+        unwritten,
+    };
+    let lasts = [
+        terminate(false),
+        terminate(true),
+        Last::Plan,
+        Last::Drained,
+        Last::ShutDown,
+    ];
+    let all = lasts.map(|last| [false, true].map(|eof| Life::Ending { eof, last }));
+    all.into_iter().flatten().collect()
+}
+
+/// Every value of the type.
+fn everything() -> Vec<Life> {
+    let mut all = endings();
+    for state in idles() {
+        all.extend(olds().map(|old| Life::Apart { state, old }));
+    }
+    for ready in readies() {
+        all.extend(flows().iter().map(|&flow| Life::Up { ready, flow }));
+    }
+    all
+}
+
+type Event = (&'static str, fn(&mut Life));
+
+/// Everything that can happen to it.
+const EVENTS: [Event; 24] = [
+    ("RESET", |life| modify(life, State::Reset)),
+    ("INIT", |life| modify(life, State::Init)),
+    ("RTR", |life| modify(life, State::Rtr)),
+    ("RTS", |life| modify(life, State::Rts)),
+    ("SQD", |life| modify(life, State::Sqd)),
+    ("ERR", |life| modify(life, State::Error)),
+    ("await", |life| _ = life.await_stream()),
+    ("initiate", |life| _ = life.start(true)),
+    ("respond", |life| _ = life.start(false)),
+    ("close", Life::close),
+    ("leave", Life::abandon),
+    ("abort", Life::abort),
+    ("hear", |life| _ = life.hear()),
+    ("hold", |life| life.hold(true)),
+    ("resume", |life| life.hold(false)),
+    ("fail", |life| life.fail(message())),
+    ("terminated", Life::terminated),
+    ("eof", |life| _ = life.eof()),
+    ("speak", Life::speak_first),
+    ("emit", |life| _ = life.take_terminate()),
+    ("fill", |life| life.written(true)),
+    ("written", |life| life.written(false)),
+    ("idle", |life| _ = life.idle()),
+    ("drained", Life::drained),
+];
+const ENDS: [Event; 2] = [("shut", Life::shutdown_done), ("gone", Life::gone)];
+
+fn events() -> impl Iterator<Item = Event> {
+    EVENTS.into_iter().chain(ENDS)
+}
+
+fn modify(life: &mut Life, to: State) {
+    if life.state().may_become(to) {
+        life.modify(to);
+    }
+}
+
+fn after(mut life: Life, event: Event) -> Life {
+    event.1(&mut life);
+    life
+}
+
+fn label(life: &Life) -> String {
+    let mut text = format!("{:?}", life.state()).to_uppercase();
+    let mut add = |word: &str, on: bool| {
+        if on {
+            text += " ";
+            text += word;
+        }
+    };
+    let mut ready_words = Vec::new();
+    match life {
+        Life::Up { ready, .. } => ready_words.push((*ready, false)),
+        Life::Apart {
+            state: Idle::Ready { ready, awaits },
+            ..
+        } => ready_words.push((*ready, *awaits)),
+        _ => {}
+    }
+    for (ready, awaits) in ready_words {
+        add("told", ready == Ready::Drain { told: true });
+        add("awaits", awaits);
+    }
+    match *life {
+        Life::Apart { old, .. } => match old {
+            None => add("apart", true),
+            Some(Old::Leave { cut }) => add(if cut { "leaves-cut" } else { "leaves" }, true),
+            Some(Old::Abort) => add("aborts", true),
+        },
+        Life::Up { flow, .. } => {
+            let (phase, peer, closing, unwritten) = match flow {
+                Flow::Waits { closing } => ("waits", None, closing, false),
+                Flow::Sends {
+                    peer,
+                    closing,
+                    unwritten,
+                } => ("sends", Some(peer), closing, unwritten),
+                Flow::Drained { peer } => ("drained", Some(peer), false, false),
+            };
+            add(phase, true);
+            match peer {
+                None => {}
+                Some(Peer::Unanswered) => add("unanswered", true),
+                Some(Peer::Unheard) => add("unheard", true),
+                Some(Peer::Heard { held }) => add("held", held),
+            }
+            add("closing", closing);
+            add("plan", unwritten);
+        }
+        Life::Ending { eof, last } => {
+            match last {
+                Last::Terminate { unwritten, .. } => {
+                    add("terminate", true);
+                    add("plan", unwritten);
+                }
+                Last::Plan => add("plan", true),
+                Last::Drained => add("drained", true),
+                Last::ShutDown => add("shut-down", true),
+            }
+            add("eof", eof);
+        }
+    }
+    text
+}
+
+#[test]
+fn every_event_in_every_state() {
+    let told = Ready::Drain { told: true };
+    let shown = everything().into_iter().filter(|life| match *life {
+        Life::Apart { old: None, .. } => true,
+        Life::Apart { state, .. } => matches!(state, Idle::Reset | Idle::Init | Idle::Error),
+        Life::Up { ready, flow } => {
+            let plain = Flow::Sends {
+                peer: Peer::Heard { held: false },
+                closing: false,
+                unwritten: false,
+            };
+            ready == Ready::Send || (flow == plain && ready != told)
+        }
+        Life::Ending { .. } => true,
+    });
+    let mut table = String::new();
+    for life in shown {
+        table += &label(&life);
+        table += ":";
+        for event in events() {
+            let next = after(life, event);
+            if next != life {
+                table += &format!(" {} → {};", event.0, label(&next));
+            }
+        }
+        table += "\n";
+    }
+    let want = include_str!("life.txt");
+    for (line, want) in table.lines().zip(want.lines()) {
+        assert_eq!(line, want);
+    }
+    assert_eq!(table.lines().count(), want.lines().count());
+}
+
+/// Where all of a pair of facts is possible, neither decides what becomes of the other.
+#[test]
+fn what_is_independent_stays_so() {
+    for event in events() {
+        let mut of_flow = BTreeMap::new();
+        let mut of_old = BTreeMap::new();
+        for life in everything() {
+            let next = after(life, event);
+            match (life, next) {
+                (Life::Up { ready, flow }, Life::Up { ready: r, flow: f }) => {
+                    let before = of_flow.insert(format!("{flow:?}"), f);
+                    assert!(before.is_none_or(|b| b == f), "{life:?} {}", event.0);
+                    let moves = ["RTR", "RTS", "SQD", "idle"].contains(&event.0);
+                    assert!(moves || r == ready, "{life:?} {}", event.0);
+                    assert!(moves <= (f == flow), "{life:?} {}", event.0);
+                }
+                (Life::Apart { state, old }, Life::Apart { state: s, old: o }) => {
+                    let before = of_old.insert(format!("{old:?}"), o);
+                    assert!(before.is_none_or(|b| b == o), "{life:?} {}", event.0);
+                    // The stream that was given up has no say any more.
+                    let ends = ["gone", "written", "fill", "shut", "eof", "hear", "emit"];
+                    assert!(
+                        !ends.contains(&event.0) || s == state,
+                        "{life:?} {}",
+                        event.0
+                    );
+                }
+                (Life::Ending { eof, .. }, Life::Ending { eof: e, .. }) => {
+                    assert!(event.0 == "eof" || e == eof, "{life:?} {}", event.0);
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// The type has a value for each situation, and for nothing else.
+#[test]
+fn everything_that_can_be_written_can_happen() {
+    let mut seen = BTreeMap::new();
+    let mut next = VecDeque::from([Life::NEW]);
+    while let Some(life) = next.pop_front() {
+        if seen.insert(format!("{life:?}"), life).is_none() {
+            next.extend(events().map(|event| after(life, event)));
+        }
+    }
+    let all = everything();
+    for life in &all {
+        assert!(
+            seen.contains_key(&format!("{life:?}")),
+            "{life:?} cannot happen"
+        );
+    }
+    assert_eq!(seen.len(), all.len(), "a situation was forgotten above");
+}
+
+#[test]
+fn what_a_state_means() {
+    for life in everything() {
+        let state = life.state();
+        let interest = life.rx_interest();
+        assert_eq!(
+            life.is_up(),
+            matches!(interest, RxInterest::Read | RxInterest::Held)
+        );
+        assert!(life.is_up() <= life.has_stream());
+        assert!(life.may_send() <= (life.is_up() && state != State::Error));
+        assert!(life.starts_requests() <= (state == State::Rts && life.is_up()));
+        assert!(life.has_unwritten() <= life.has_stream());
+        let takes = matches!(state, State::Rts | State::Sqd | State::Error);
+        assert_eq!(life.takes_sends(), takes);
+        // Nobody writes behind the end of the stream, and no stream is given up that is still to be written to.
+        if life.wish() != StreamWish::Keep {
+            assert!(!life.may_send() || life.has_unwritten(), "{life:?}");
+            assert!(!life.has_octets_due(), "{life:?}");
+            assert!(life.is_ending());
+        }
+        // A queue pair in RESET has no use for its old stream.
+        assert!((state == State::Reset && life.has_stream()) <= (life.wish() != StreamWish::Keep));
+    }
+}
