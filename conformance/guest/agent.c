@@ -1,8 +1,8 @@
 /* Runs commands in the guest. One TCP connection is one command.
  *
- * The client sends a line with a time limit in seconds and the length of a shell command, and then the command. It gets
- * what the command writes and at the end an octet 0 and the exit status in decimal. When the client goes away or the time is over, the command is killed
- * with everything that it started. A status of 124 means "out of time".
+ * The client sends a line with a time limit in seconds and the length of a shell command, and then the command. It receives
+ * what the command writes, and at the end an octet 0 and the exit status in decimal. If the client closes the connection or the
+ * time is over, the command is killed with everything that it started. A status of 124 means "out of time".
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -38,7 +38,7 @@ static int put(int s, const char *p, size_t n)
 	return 0;
 }
 
-/* Passes on what is there to read. 0: nothing more will come. */
+/* Forwards what can be read. Returns 0 at the end of the input, or if it cannot be forwarded. */
 static int relay(int from, int to)
 {
 	char buf[4096];
@@ -98,10 +98,10 @@ static void serve(int s)
 			return;
 		}
 		if (f[0].revents && !relay(p[0], s)) {
-			f[0].fd = -1; /* closed by all; the status is still to come */
+			f[0].fd = -1; /* all writers have closed it; the exit status is still to come */
 			f[0].revents = 0;
 		} else if (done && !f[0].revents) {
-			break; /* what it left running may keep the pipe open for ever */
+			break; /* processes that the command left running may keep the pipe open for ever */
 		}
 		if (!done && waitpid(child, &status, WNOHANG) == child)
 			done = 1;
@@ -128,7 +128,7 @@ int main(int argc, char **argv)
 		perror("agent");
 		return 1;
 	}
-	/* This is process 1: children of others end up here, and nobody waits for them. */
+	/* This is process 1, which inherits orphans. Ignoring the signal lets the kernel remove them when they end. */
 	signal(SIGCHLD, SIG_IGN);
 	for (;;) {
 		int s = accept4(l, NULL, NULL, SOCK_CLOEXEC);

@@ -2,16 +2,16 @@
  *
  * peer serve ADDR PORT [NAME=VALUE...]      peer connect ADDR PORT [NAME=VALUE...]
  *
- *   priv=N       octets of private data to send (default 24: where the memory region is)
- *   ird=N ord=N  reads that we answer, reads that we ask for (default 4, 4)
+ *   priv=N       octets of private data to send (default 24, which tell where the memory region is)
+ *   ird=N ord=N  Reads in flight that we answer, and that we send (default 4, 4)
  *   reject=1     reject the request (serve)
  *   recvs=N      receives posted (default 4), recvlen=N octets each (default 4096)
  *   access=LIST  what the peer may do with the region: r, w, rw or none (default rw)
  *   otherpd=1    the region is in a protection domain of its own
  *   op=NAME[:LEN][,...]  operations, in order: write read send writeinv readinv sendinv, with the suffixes
  *                +stag (a bad STag), +end (beyond the end), +low (below the start); e.g. op=write:64,read+end:32
- *                "wait" instead of a name waits until all before it are done
- *   close=us|peer|exit   who ends the connection (default: connect side ends it); exit: without a word
+ *                "wait" instead of a name waits until all operations before it are complete
+ *   close=us|peer|exit   which side disconnects (default: the connect side); exit: the process ends without disconnecting
  *   wait=SEC     longest wait for anything (default 10)   pause=MS before the first operation (default 100)
  *   stay=MS      before ending the connection (default 100)
  *
@@ -31,7 +31,7 @@
 
 #define REGION 65536u
 
-/* What travels in the private data, in network order. */
+/* The beginning of the private data, in network order: where the sender's region is. */
 struct where {
 	uint64_t addr;
 	uint32_t stag, len;
@@ -157,7 +157,7 @@ static void prepare(void)
 	}
 }
 
-/* Private data: where the region is, and then a pattern. */
+/* Fills in the private data (where the region is, and then a pattern) and the other connection parameters. */
 static void fill(struct rdma_conn_param *p, unsigned char *buf, long otherwise)
 {
 	struct where w = { htobe64((uintptr_t)memory), htonl(region ? region->rkey : 0), htonl(REGION), htobe64(0x7369772070656572) };
@@ -171,7 +171,7 @@ static void fill(struct rdma_conn_param *p, unsigned char *buf, long otherwise)
 	p->retry_count = p->rnr_retry_count = 7;
 }
 
-/* Checks the pattern, so that octets that were lost or moved are seen. */
+/* Takes the peer's region from its private data, and counts octets of the pattern that were lost or moved. */
 static void learn(const struct rdma_cm_event *e)
 {
 	const unsigned char *p = e->param.conn.private_data;

@@ -1,7 +1,7 @@
-//! `cargo xtask interop`: programs that others wrote show that we do what they expect.
+//! `cargo xtask interop`: tests our libraries with programs that others wrote.
 //!
-//! [`apps`] runs the distribution's RDMA programs on our libraries. [`siw`] runs programs between us and the kernel's
-//! software iWARP in an emulated machine.
+//! [`apps`] runs the distribution's RDMA programs on our libraries, with both ends on this machine. [`siw`] connects our
+//! libraries with the Linux kernel's software iWARP (siw), which runs in an emulated machine.
 
 mod apps;
 mod siw;
@@ -19,7 +19,7 @@ struct Cli {
     peer: Peer,
 }
 
-/// Which peer.
+/// The other side of the tests.
 #[derive(Subcommand)]
 enum Peer {
     /// The Linux kernel's software iWARP, in an emulated machine

@@ -1,4 +1,4 @@
-//! What a case is, how it can end, and the checks that several cases use.
+//! The type of a case, its possible results, and checks that several cases use.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 
 use super::stage::Stage;
 
-/// How a case that did not fail ended, with a note for the terminal or the reason.
+/// The result of a case that did not fail: passed with a note for the terminal, or skipped with the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Verdict {
     Passed(String),
@@ -25,10 +25,10 @@ impl Verdict {
 
 type Run = Box<dyn Fn(&Stage) -> Result<Verdict> + Send + Sync>;
 
-/// Enough for a quick program on a busy machine.
+/// The default limit, which is enough for a quick program on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A program, what of it runs, and the check.
+/// A check of a program: its name, a description of what runs, and the function that runs and checks it.
 pub(super) struct Case {
     program: &'static str,
     what: String,
@@ -59,47 +59,47 @@ impl Case {
         }
     }
 
-    /// Debian packages without which it is skipped.
+    /// Names the Debian packages that the case needs. Without them it is skipped.
     pub(super) fn needs(mut self, packages: &'static [&'static str]) -> Self {
         self.packages = packages;
         self
     }
 
-    /// It needs an interface that is not loopback.
+    /// Gives the case a network interface that is not loopback.
     pub(super) fn wire(mut self) -> Self {
         self.wire = true;
         self
     }
 
-    /// It runs with `--all` only.
+    /// Runs the case with `--all` only.
     pub(super) fn long(mut self) -> Self {
         self.long = true;
         self
     }
 
-    /// Its programs spin instead of waiting, so it runs while no other case does.
+    /// Runs the case while no other case runs, because its programs spin instead of sleeping.
     pub(super) fn spins(mut self) -> Self {
         self.spins = true;
         self
     }
 
-    /// How long all its programs together may take.
+    /// Sets the time limit of the whole case, in seconds.
     pub(super) fn limit(mut self, seconds: u64) -> Self {
         self.limit = Duration::from_secs(seconds);
         self
     }
 
-    /// The program, which is a row of the table.
+    /// Returns the program's name. The table has a row for each program.
     pub(super) fn program(&self) -> &'static str {
         self.program
     }
 
-    /// What of it runs.
+    /// Returns the description of what runs.
     pub(super) fn what(&self) -> &str {
         &self.what
     }
 
-    /// What `--only` looks at.
+    /// Returns the name that `--only` is compared with.
     pub(super) fn name(&self) -> String {
         format!("{}: {}", self.program, self.what)
     }
@@ -129,7 +129,7 @@ impl Case {
     }
 }
 
-/// Fails unless exactly so many lines contain the text.
+/// Fails unless exactly `count` lines contain the text.
 pub(super) fn expect_lines(said: &str, text: &str, count: usize) -> Result<()> {
     let found = said.lines().filter(|line| line.contains(text)).count();
     if found != count {
@@ -138,7 +138,7 @@ pub(super) fn expect_lines(said: &str, text: &str, count: usize) -> Result<()> {
     Ok(())
 }
 
-/// Fails unless the text is there.
+/// Fails unless the output contains the text.
 pub(super) fn expect(said: &str, text: &str) -> Result<()> {
     if !said.contains(text) {
         bail!("no {text:?} in the output");
@@ -146,7 +146,7 @@ pub(super) fn expect(said: &str, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// Octets without a pattern, always the same for a seed.
+/// Returns pseudorandom octets. The same seed gives the same octets.
 pub(super) fn noise(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut out = Vec::with_capacity(len + 8);

@@ -1,7 +1,7 @@
 //! Programs under memory checkers: valgrind's memcheck on the libraries as they are, and AddressSanitizer with an
 //! instrumented build of them.
 //!
-//! Leaks are looked for in our own programs only: Debian's leave some of their memory to the system.
+//! Only our own programs are checked for leaks: Debian's programs do not free all their memory before they exit.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -21,7 +21,7 @@ const MEMCHECK: [&str; 4] = [
     "--error-exitcode=99",
 ];
 const LEAKS: [&str; 2] = ["--leak-check=full", "--errors-for-leak-kinds=definite"];
-/// What is known of perftest, and of what we are made of; each with its reason.
+/// Suppressions of known errors in perftest and in a library that we use. Each has its reason in the file.
 const PERFTEST: &str = include_str!("perftest.supp");
 const RUSTIX: &str = include_str!("rustix.supp");
 const INSTRUMENTED: &str = "-Zsanitizer=address";
@@ -64,7 +64,7 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-/// memcheck that keeps silent about what is known.
+/// Returns the command of memcheck with these suppressions.
 fn memcheck(stage: &Stage, known: &[&str]) -> Result<Vec<String>> {
     let file = stage.dir().join("known.supp");
     std::fs::write(&file, known.concat())?;
@@ -77,7 +77,7 @@ fn words(owned: &[String]) -> Vec<&str> {
     owned.iter().map(String::as_str).collect()
 }
 
-/// Variables and words in front of a program.
+/// Environment variables, and the command that a program is appended to.
 type Setting<'a> = (&'a [(&'a str, &'a str)], &'a [&'a str]);
 
 fn start(stage: &Stage, (variables, checker): Setting<'_>, words: &[&str]) -> Result<Program> {
@@ -85,7 +85,7 @@ fn start(stage: &Stage, (variables, checker): Setting<'_>, words: &[&str]) -> Re
     stage.start_with(&[], None, variables, &all)
 }
 
-/// A server and a client of rping; the checker's exit code becomes theirs.
+/// Runs a server and a client of rping. If the checker finds an error, it changes the program's exit code.
 fn rping(stage: &Stage, variables: &[(&str, &str)], checker: &[&str]) -> Result<Verdict> {
     let how = (variables, checker);
     let port = stage.port()?;
@@ -132,7 +132,7 @@ fn write_bw(
     Ok(Verdict::passed(format!("{count} Writes, no error")))
 }
 
-/// Our own programs, which say how many of their checks failed.
+/// Compiles and runs our own programs, which print how many of their checks failed.
 fn own(stage: &Stage, variables: &[(&str, &str)], checker: &[&str]) -> Result<Verdict> {
     let sources = Context::new(false, false)?
         .root
@@ -158,8 +158,8 @@ fn own(stage: &Stage, variables: &[(&str, &str)], checker: &[&str]) -> Result<Ve
     Ok(Verdict::passed(format!("{} programs, no error", OWN.len())))
 }
 
-/// Builds the library with AddressSanitizer, which stable Rust carries without promising that it stays, and runs everything
-/// with the C compiler's runtime of it in front.
+/// Builds the library with AddressSanitizer and runs everything with the sanitizer's runtime of the C compiler preloaded. Stable
+/// Rust has the sanitizer as an unstable option, which `RUSTC_BOOTSTRAP` allows.
 fn sanitized(stage: &Stage) -> Result<Verdict> {
     let Some(runtime) = runtime()? else {
         return Ok(Verdict::skipped("the C compiler has no libasan"));
@@ -168,7 +168,7 @@ fn sanitized(stage: &Stage) -> Result<Verdict> {
         return Ok(Verdict::skipped(why));
     }
     let built = build()?;
-    // The programs' user may not be able to read where it was built.
+    // The user that the programs run as may not be able to read the target folder.
     let library = stage.dir().join("libiwarp_verbs.so");
     std::fs::copy(&built, &library)?;
     let library = library.display().to_string();
@@ -187,21 +187,21 @@ fn sanitized(stage: &Stage) -> Result<Verdict> {
     Ok(Verdict::passed("no error"))
 }
 
-/// The sanitizer's runtime library, which programs that are not instrumented need to load first.
+/// Returns the sanitizer's runtime library. Programs that are not instrumented must load it before all other libraries.
 fn runtime() -> Result<Option<PathBuf>> {
     let answer = Command::new("cc")
         .arg("-print-file-name=libasan.so")
         .output()
         .context("the C compiler")?;
     let path = PathBuf::from(String::from_utf8_lossy(&answer.stdout).trim());
-    // A name without a folder is how it says that there is none.
+    // If the compiler has no such library, it prints the name without a folder.
     Ok(path
         .is_absolute()
         .then(|| path.canonicalize())
         .transpose()?)
 }
 
-/// Whether this compiler can instrument at all, or what it said to the smallest of programs.
+/// Tries to instrument an empty program. The inner error is the compiler's message if it cannot.
 fn instruments(stage: &Stage) -> Result<Result<(), String>> {
     let source = stage.dir().join("instrumented.rs");
     std::fs::write(&source, "fn main() {}")?;
@@ -224,14 +224,14 @@ fn instruments(stage: &Stage) -> Result<Result<(), String>> {
     })
 }
 
-/// The instrumented library.
+/// Builds the instrumented library and returns its path.
 fn build() -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let target =
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
     let target = std::path::absolute(target.join("asan"))?;
     let host = host()?;
-    // With a target, so that what runs during the build is not instrumented.
+    // With `--target`, cargo does not instrument build scripts and macros.
     let built = Command::new(cargo)
         .args(["build", "--package", "iwarp-verbs", "--target", &host])
         .arg("--target-dir")

@@ -16,7 +16,7 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-/// Lists the loopback addresses' devices and nothing twice.
+/// The list has the device of 127.0.0.1, and no device twice.
 fn devices(stage: &Stage) -> Result<Verdict> {
     let said = stage.start(&["ibv_devices"])?.success()?;
     let names: Vec<&str> = said
@@ -44,7 +44,7 @@ fn devinfo(stage: &Stage) -> Result<Verdict> {
     if devices == 0 {
         bail!("no device");
     }
-    // Each of them once for each device, which has one port.
+    // Each device has one port, so each of these texts occurs once for each device.
     for text in [
         "iWARP (1)",
         "PORT_ACTIVE (4)",
@@ -57,7 +57,7 @@ fn devinfo(stage: &Stage) -> Result<Verdict> {
     Ok(Verdict::passed(format!("{devices} devices, active")))
 }
 
-/// It waits for events, of which there are none, so it has to be alive until it is interrupted.
+/// The program waits for events. There are none, so it must still run when it is interrupted.
 fn asyncwatch(stage: &Stage) -> Result<Verdict> {
     let mut watch = stage.start(&["stdbuf", "-oL", "ibv_asyncwatch", "-d", "iwarp0"])?;
     watch.wait_for("async event FD")?;

@@ -1,5 +1,5 @@
-/* An MPI program that checks what it computes: a ring, collective operations, long messages in flight in all directions.
- * Each rank ends with an error if anything differs from what arithmetic says; rank 0 prints one line for each part. */
+/* An MPI program that checks its results: a ring, collective operations, and long messages in flight in all directions.
+ * A rank aborts if a value differs from the expected one. Rank 0 prints a line for each part when all ranks have finished it. */
 
 #include <mpi.h>
 #include <stdint.h>
@@ -34,7 +34,7 @@ static uint32_t *words(size_t n)
 	return p;
 }
 
-/* What word `at` of message `message` from rank `from` holds. */
+/* Returns the expected word `at` of message `message` from rank `from`. */
 static uint32_t pattern(int from, int message, size_t at)
 {
 	uint32_t x = (uint32_t)at * 2654435761u + (uint32_t)from * 40503u + (uint32_t)message * 97u;
@@ -42,7 +42,7 @@ static uint32_t pattern(int from, int message, size_t at)
 	return x ^ (x >> 15);
 }
 
-/* A token goes round; each rank adds its number. */
+/* Passes a token round the ring. Each rank adds its number. */
 static void ring(int rounds)
 {
 	int next = (rank + 1) % ranks, previous = (rank + ranks - 1) % ranks;
@@ -67,7 +67,7 @@ static void ring(int rounds)
 	done("ring");
 }
 
-/* Sums over all ranks, of vectors of one word to one mebibyte. */
+/* Adds vectors of 1 to 2^16 doubles over all ranks. */
 static void allreduce(void)
 {
 	for (size_t n = 1; n <= 1 << 17; n *= 16) {
@@ -92,7 +92,7 @@ static void allreduce(void)
 	done("allreduce");
 }
 
-/* Everybody sends everybody a different block. */
+/* Each rank sends a different block to each rank. */
 static void alltoall(size_t n)
 {
 	uint32_t *out = words(n * ranks), *in = words(n * ranks);
@@ -110,7 +110,7 @@ static void alltoall(size_t n)
 	done("alltoall");
 }
 
-/* Messages of growing size to both neighbours at once, several in flight, received in another order of tags. */
+/* Sends messages of growing size to both neighbours at once. Several are in flight, and receives are posted in another order. */
 static void neighbours(size_t longest)
 {
 	enum { DEPTH = 4 };
@@ -149,7 +149,7 @@ static void neighbours(size_t longest)
 	done("neighbours");
 }
 
-/* One-sided: each rank puts a block into the next one's window and gets the previous one's. */
+/* One-sided: each rank puts a block into the window of the next rank and gets one from the previous rank. */
 static void windows(size_t n)
 {
 	int next = (rank + 1) % ranks, previous = (rank + ranks - 1) % ranks;

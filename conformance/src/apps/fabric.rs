@@ -1,4 +1,5 @@
-//! libfabric's verbs provider, by itself and under its reliable datagrams. It skips loopback.
+//! libfabric's verbs provider, by itself and below `ofi_rxm`, which makes reliable datagrams of it. The provider ignores loopback
+//! interfaces.
 
 use anyhow::{Result, bail};
 
@@ -7,7 +8,7 @@ use super::stage::{Stage, WIRE_V4, WIRE_V6};
 
 const NEEDS: &[&str] = &["libfabric-bin"];
 const RDM: &str = "verbs;ofi_rxm";
-/// From nothing to 6 MiB.
+/// Number of message sizes of `-S all`, from 0 octets to 6 MiB.
 const SIZES: usize = 46;
 
 /// The cases of this file.
@@ -41,7 +42,7 @@ fn info(stage: &Stage) -> Result<Verdict> {
     ] {
         expect(&said, text)?;
     }
-    // Without a format it takes IPv4 for meant.
+    // Without an address format it assumes IPv4.
     let formats = [
         (WIRE_V4, "FI_SOCKADDR_IN", "fi_sockaddr_in://10.77.0.1:0"),
         (WIRE_V6, "FI_SOCKADDR_IN6", "fi_sockaddr_in6://[fd77::1]:0"),
@@ -55,7 +56,7 @@ fn info(stage: &Stage) -> Result<Verdict> {
     Ok(Verdict::passed("messages and datagrams over them"))
 }
 
-/// Messages of all sizes in both directions, with their content checked. Its own control connection knows IPv4 only.
+/// Sends messages of all sizes in both directions and compares their content. fi_pingpong's own control connection uses IPv4 only.
 fn pingpong(stage: &Stage, provider: &str, kind: &str) -> Result<Verdict> {
     let port = stage.port()?;
     let number = port.to_string();

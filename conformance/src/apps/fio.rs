@@ -1,5 +1,6 @@
-//! fio's rdma engine. The client chooses the verb; with `send` the server's job uses the fourth verb, `recv`, which a client
-//! cannot choose: fio then posts a request that it has not made, and crashes. It knows IPv4 only.
+//! fio's rdma engine. The client chooses the verb: `write`, `read` or `send`. With `send`, the server uses the fourth verb,
+//! `recv`. A client cannot use `recv`: fio would post a work request that it has not initialised, and crash. fio's engine
+//! supports IPv4 only.
 
 use anyhow::{Result, bail};
 
@@ -44,7 +45,6 @@ fn start(
         &size,
         "--iodepth=16",
     ];
-    // Each in a directory of its own: fio leaves files.
     let run = |name: &str, options: &[&str], more: &[&str]| {
         let words = [&["fio", name][..], &common[..], options, more].concat();
         stage.start(&words)
@@ -69,7 +69,7 @@ fn moves(stage: &Stage, verb: &str) -> Result<Verdict> {
     Ok(Verdict::passed("64 MiB"))
 }
 
-/// The receiver checks each block.
+/// The receiver verifies the checksum of each block.
 fn verified(stage: &Stage) -> Result<Verdict> {
     let verify = &["--verify=crc32c"][..];
     let (server, client) = start(stage, "send", "64m", verify, verify)?;
@@ -80,7 +80,7 @@ fn verified(stage: &Stage) -> Result<Verdict> {
     Ok(Verdict::passed("64 MiB"))
 }
 
-/// That the receiver does check is shown by blocks that it has to refuse.
+/// The receiver refuses blocks without checksums, which shows that it verifies them.
 fn unverified(stage: &Stage) -> Result<Verdict> {
     let (server, client) = start(stage, "send", "1m", &["--verify=crc32c"], &[])?;
     let (code, said) = server.end()?;

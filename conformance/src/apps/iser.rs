@@ -13,7 +13,7 @@ const TOOLS: &[&str] = &["tgt", "libiscsi-bin"];
 const IMAGES: &[&str] = &["tgt", "qemu-utils", "qemu-block-extra"];
 const NAME: &str = "iqn.2024-01.example:disk";
 const DISK: usize = 32 << 20;
-/// Who may log in. This version of tgt wants names as well as addresses.
+/// The initiators that may log in. This version of tgt checks their names as well as their addresses.
 const INITIATORS: [&str; 5] = [
     "iqn.2007-10.com.github:sahlberg:libiscsi:iscsi-inq",
     "iqn.2007-10.com.github:sahlberg:libiscsi:iscsi-readcapacity16",
@@ -57,7 +57,7 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-/// A target with one disk. It ends with its stage.
+/// A running target with one disk.
 struct Target<'a> {
     stage: &'a Stage,
     _daemon: Program,
@@ -71,13 +71,13 @@ impl<'a> Target<'a> {
         Self::start_at(stage, "127.0.0.1")
     }
 
-    /// At an address as it is written in a URL.
+    /// Starts a target. `address` is written as in a URL.
     fn start_at(stage: &'a Stage, address: &'static str) -> Result<Self> {
         let (port, other) = (stage.port()?, stage.port()?);
         let disk = stage.dir().join("disk.img");
         std::fs::write(&disk, noise(1, DISK))?;
         readable(&disk)?;
-        // Two listeners on one TCP port are possible only where the kernel's RDMA has ports of its own.
+        // tgt also serves iSCSI over TCP. Our library listens on TCP ports as well, so iSER needs another port.
         let iser = format!("port={port},pool_sz_mb=64");
         let iscsi = format!("portal={address}:{other}");
         let daemon = stage.start_with(
@@ -95,7 +95,7 @@ impl<'a> Target<'a> {
         };
         stage.wait_for_port(port)?;
         let new = ["--op", "new", "--mode", "target", "--tid", "1", "-T", NAME];
-        // It listens before it takes commands.
+        // tgt listens before it accepts commands, so the first one is repeated.
         while target.admin(&new)?.0 != 0 {
             if stage.left() < Duration::from_secs(1) {
                 bail!("tgtd takes no commands");
@@ -128,7 +128,7 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// How many sessions it keeps.
+    /// Returns the number of sessions that the target keeps.
     fn sessions(&self) -> Result<usize> {
         let said = self.must(&["--op", "show", "--mode", "target"])?;
         expect(&said, NAME)?;
@@ -139,12 +139,12 @@ impl<'a> Target<'a> {
         format!("iser://{}:{}/{NAME}/1", self.address, self.port)
     }
 
-    /// One of libiscsi's programs on the disk, which has to succeed.
+    /// Runs one of libiscsi's programs on the disk and returns its output. Fails unless its exit code is 0.
     fn tool(&self, words: &[&str]) -> Result<String> {
         let url = self.url();
         let mut words = words.to_vec();
         words.push(&url);
-        // libiscsi 1.19 counts on fresh memory of the heap to be zero, which this makes of it.
+        // libiscsi 1.19 relies on new heap memory to be zero. With this value the C library fills it with zeros.
         self.stage
             .start_with(&[], None, &[("MALLOC_PERTURB_", "255")], &words)?
             .success()
@@ -155,14 +155,14 @@ fn ipc(stage: &Stage) -> String {
     stage.dir().join("tgtd").display().to_string()
 }
 
-/// Files that this program makes may belong to root, and others use them.
+/// Lets all users read and write a file. It may belong to root, and the programs run as another user.
 fn readable(file: &std::path::Path) -> Result<()> {
     use std::os::unix::fs::PermissionsExt as _;
     std::fs::set_permissions(file, std::fs::Permissions::from_mode(0o666))?;
     Ok(())
 }
 
-/// tgt frees a session when the wait after its connection is over, which the connection manager tells.
+/// tgt frees a session when rdma_cm reports the end of the TIME_WAIT state of its connection.
 fn sessions(stage: &Stage) -> Result<Verdict> {
     let target = Target::start(stage)?;
     let before = target.sessions()?;
@@ -213,8 +213,9 @@ fn perf(stage: &Stage) -> Result<Verdict> {
     Ok(Verdict::passed(format!("about {reads} reads")))
 }
 
-/// libiscsi's own conformance tests that work with its iSER transport. The asynchronous ones of the suites Read10 and
-/// Write10 post more than that transport has room for, and the suite iSCSI is about the framing over TCP.
+/// Runs those of libiscsi's conformance tests that work with its iSER transport. The asynchronous tests of the suites Read10 and
+/// Write10 are left out because they post more than that transport has room for, and the suite iSCSI because it tests the
+/// framing over TCP.
 fn tests(stage: &Stage) -> Result<Verdict> {
     let target = Target::start(stage)?;
     let mut asserts = 0;
@@ -257,7 +258,7 @@ fn images(stage: &Stage) -> Result<Verdict> {
         .start(&["qemu-img", "info", "-f", "raw", &target.url()])?
         .success()?;
     expect(&said, &format!("({DISK} bytes)"))?;
-    // libiscsi's iSER takes at most 512 KiB for one command and does not say so; QEMU would ask for 2 MiB.
+    // libiscsi's iSER transfers at most 512 KiB in one command but does not tell QEMU, which would ask for 2 MiB.
     let limited = format!(
         "driver=blkdebug,max-transfer=262144,image.driver=iser,image.transport=iser,\
          image.portal=127.0.0.1:{},image.target={NAME},image.lun=1",
@@ -283,7 +284,7 @@ fn images(stage: &Stage) -> Result<Verdict> {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     stage.start(&words)?.success()?;
     same(&stage.dir().join("copy.img.2"), &noise(1, DISK))?;
-    // And the other way round.
+    // The other direction: write to the disk.
     std::fs::write(&new, noise(2, DISK))?;
     let shown = new.display().to_string();
     #[rustfmt::skip]
@@ -301,7 +302,7 @@ fn images(stage: &Stage) -> Result<Verdict> {
 
 fn same(file: &std::path::Path, wanted: &[u8]) -> Result<()> {
     if std::fs::read(file)? != wanted {
-        bail!("{} holds something else", file.display());
+        bail!("{} has other content than expected", file.display());
     }
     Ok(())
 }

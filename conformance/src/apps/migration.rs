@@ -1,5 +1,5 @@
-//! QEMU's live migration over RDMA between two guests that compute. Each is a BIOS of 64 KiB that counts and sweeps
-//! through memory, so that pages change while they are sent, beside memory that was filled before.
+//! QEMU's live migration over RDMA. The guest is a BIOS of 64 KiB that increments a counter and writes it to one page after another,
+//! so that pages change while they are sent. Another part of its memory is filled beforehand and does not change.
 
 use std::io::{BufRead as _, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -19,19 +19,19 @@ pub(super) fn cases() -> Vec<Case> {
             .needs(&["qemu-system-x86"])
     };
     vec![
-        // It refuses IPv6 with anything but InfiniBand.
+        // QEMU refuses IPv6 unless the device is InfiniBand.
         case("migration over `rdma:`", false),
         case("migration with rdma-pin-all", true),
     ]
 }
 
 const MEMORY_MIB: usize = 64;
-/// Filled before the guest starts.
+/// Address and length of the memory that is filled before the guest starts.
 const FILLED: (usize, usize) = (16 << 20, 32 << 20);
-/// Conventional memory, before the adapters' addresses.
+/// Address and length of conventional memory, which ends where the adapters' addresses begin.
 const LOW: (usize, usize) = (0, 640 << 10);
 const COUNTER: usize = 0x7e00;
-/// The counter is stored at the beginning of one of these pages in turn.
+/// Address of the first page and number of pages. The guest writes the counter to the beginning of one page after another.
 const PAGES: (usize, usize) = (0x2_0000, 64);
 
 /// The guest's program, in real mode.
@@ -51,7 +51,7 @@ const CODE: &[u8] = &[
     0xeb, 0xe1,                   //        jmp again
 ];
 
-/// The program, and the jump to it where processors start.
+/// Returns the BIOS image: the program, and a jump to it at the address where the processor starts.
 fn bios() -> Vec<u8> {
     const START: usize = 0xe000;
     const RESET: usize = 0xfff0;
@@ -130,14 +130,14 @@ impl<'a> Guest<'a> {
             if let Some(error) = answer.get("error") {
                 bail!("{}: {name}: {error}", self.name);
             }
-            // Everything else is an event.
+            // A line without `return` or `error` is an event.
             if answer.get("return").is_some() {
                 return Ok(answer["return"].take());
             }
         }
     }
 
-    /// How QEMU ended after it closed its monitor: the end of the process follows a little later.
+    /// Describes how QEMU ended after it closed its monitor. The process may end a little later, so this waits for it.
     fn fate(&mut self) -> Result<String> {
         const PATIENCE: Duration = Duration::from_secs(5);
         let start = Instant::now();
@@ -196,7 +196,8 @@ impl<'a> Guest<'a> {
     }
 }
 
-/// Writes a request in one piece: QEMU obeys at the last brace, and after `quit` nobody reads the end of the line.
+/// Writes a request with one system call. QEMU executes a request at its last brace; after `quit` it may close the socket before a
+/// second write of the end of the line, which would fail.
 fn send(monitor: &mut impl Write, request: &Value) -> std::io::Result<()> {
     monitor.write_all(format!("{request}\n").as_bytes())
 }
@@ -215,7 +216,7 @@ fn migrate(stage: &Stage, pin: bool) -> Result<Verdict> {
     let loader = format!("loader,file=filling.bin,addr={:#x},force-raw=on", FILLED.0);
     let uri = format!("rdma:127.0.0.1:{}", stage.port()?);
     let mut from = Guest::start(stage, "from", &["-device", &loader])?;
-    // With -S it waits after its arrival, so that both sides can be compared.
+    // With -S the guest stays stopped after the migration, so that the memory of both sides can be compared.
     let mut to = Guest::start(stage, "to", &["-S", "-incoming", "defer"])?;
     if pin {
         from.pin_all()?;
@@ -242,7 +243,7 @@ fn migrate(stage: &Stage, pin: bool) -> Result<Verdict> {
     if status != "postmigrate" {
         bail!("the source is {status}");
     }
-    // What was filled, what changed meanwhile, and all the rest that the guest could have written.
+    // Compare the filled memory, and then all memory that the guest may have written to.
     if to.memory(FILLED)? != filling {
         bail!("filled memory did not arrive");
     }

@@ -1,7 +1,8 @@
 //! `cargo xtask interop apps`: programs of the distribution, as they are, on our libraries.
 //!
-//! Each case runs as an ordinary user (as `nobody` when started as root) with an installed copy of what was built, in
-//! network and process namespaces of its own where that is possible: ports never collide and nothing survives its case.
+//! A case is one check of one program. It runs as an ordinary user (as `nobody` when started as root) with an installed copy of
+//! what was built. Where the machine allows it, each case has its own network and process namespaces, so that ports never collide
+//! and no process survives its case.
 //!
 //! # Adding a case
 //!
@@ -24,12 +25,12 @@
 //!   that `--only` looks for.
 //! - [`Case::needs`] names Debian packages, each a row in `xtask/src/packages.rs`. Without them the case is skipped.
 //! - [`Case::wire`] gives an interface with an address for programs that skip loopback ([`stage::WIRE_V4`]).
-//! - [`Case::spins`] keeps others away from a case that needs the processors for itself.
-//! - [`Case::limit`] is for slow ones; [`Case::long`] leaves it to `--all`.
-//! - `Ok(Verdict::skipped(why))` is for what turns out to be impossible here. Any error is a failure.
-//! - Programs are killed when their value is dropped, and all that is left when the case ends.
+//! - [`Case::spins`] runs the case alone, because its programs use all processors while they wait.
+//! - [`Case::limit`] sets the time limit of a slow case. [`Case::long`] runs the case with `--all` only.
+//! - `Ok(Verdict::skipped(why))` is for a case that finds out that it cannot run on this machine. Any error is a failure.
+//! - A program is killed when its value is dropped. When the case ends, all processes that are left in its namespaces are killed.
 //!
-//! The table in `docs/programs.md` is written by `--bless`, which replaces the rows of programs all of whose cases ran.
+//! `--bless` writes the table in `docs/programs.md`. It replaces the row of a program if all cases of that program ran.
 //! A unit test fails when the table and the cases differ.
 
 mod case;
@@ -83,7 +84,7 @@ pub(crate) struct AppsArgs {
     /// How many cases run at a time
     #[arg(long, value_name = "N")]
     jobs: Option<usize>,
-    /// Run each case so often
+    /// Run each case N times
     #[arg(long, value_name = "N", default_value_t = 1)]
     repeat: usize,
     /// Use this installation (of `cargo xtask install`) instead of building one
@@ -116,13 +117,13 @@ fn all() -> Vec<Case> {
     .collect()
 }
 
-/// Everything together; it only ends a hang, for each case has its own limit.
+/// The limit for all cases together. Each case has its own limit as well, so this one only ends a run that hangs.
 const LIMIT: Duration = Duration::from_secs(2 * 3600);
 
 /// Runs the cases that the arguments choose.
 ///
 /// # Errors
-/// When our programs cannot be built, the user's choice is empty, or a case fails.
+/// When our programs cannot be built, no case matches `--only`, or a case fails.
 pub(crate) fn command(args: &AppsArgs) -> Result<Outcome> {
     let context = Context::new(false, true)?;
     let mut log = Log::create(&context.log_dir().join("interop-apps.log"), LIMIT)?;
@@ -160,7 +161,7 @@ struct Row {
     time: Duration,
 }
 
-/// Runs what the arguments choose. `None` if they only ask for the list.
+/// Runs the cases that the arguments choose. Returns `None` if they only ask for the list.
 fn execute(context: &Context, args: &AppsArgs, log: &mut Log) -> Result<Option<Vec<Row>>> {
     let chosen: Vec<Case> = all()
         .into_iter()
@@ -191,7 +192,7 @@ fn execute(context: &Context, args: &AppsArgs, log: &mut Log) -> Result<Option<V
     let isolation = Isolation::find();
     log.say(isolation.about());
     let jobs = if isolation == Isolation::Nothing {
-        // They share the machine's ports.
+        // Without namespaces the cases share the machine's ports, so they run one after the other.
         1
     } else {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -215,7 +216,7 @@ fn execute(context: &Context, args: &AppsArgs, log: &mut Log) -> Result<Option<V
     Ok(Some(rows))
 }
 
-/// What all cases share.
+/// The directories and the kind of isolation, which all cases share.
 struct Setting<'a> {
     prefix: &'a Path,
     home: &'a Path,
@@ -223,7 +224,7 @@ struct Setting<'a> {
     isolation: Isolation,
 }
 
-/// Runs the cases on a few threads. The rows are in the order of the cases.
+/// Runs the cases on `jobs` threads. The rows are in the order of the cases.
 fn run(
     setting: &Setting<'_>,
     cases: &[Case],
@@ -243,7 +244,7 @@ fn run(
                     let Some(case) = cases.get(at / repeat) else {
                         return;
                     };
-                    // Held for the length of the case.
+                    // A spinning case holds the lock alone until it ends. All others share it.
                     let (alone, beside) = if case.is_spinning() {
                         (stages.write().ok(), None)
                     } else {
@@ -331,7 +332,7 @@ fn summary(rows: &[Row], log: &mut Log) {
     }
 }
 
-/// A directory that is removed with the value. Everybody may read it.
+/// A directory that all users may read. It is removed when the value is dropped.
 struct TempDir {
     path: PathBuf,
 }

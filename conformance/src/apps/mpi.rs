@@ -1,7 +1,7 @@
 //! Open MPI over libfabric over verbs, with a program that checks what it computes (`exchange.c`).
 //!
-//! The way is `--mca mtl ofi`. The other one, `--mca btl ofi`, refuses libfabric's reliable datagrams over verbs by name, and there
-//! are no others without unreliable datagrams.
+//! Open MPI reaches libfabric by `--mca mtl ofi`. Its other way, `--mca btl ofi`, excludes the provider of reliable datagrams over
+//! verbs (`verbs;ofi_rxm`) by name, and the other providers over verbs need unreliable datagrams, which iWARP does not have.
 
 use anyhow::{Context as _, Result, bail};
 
@@ -10,7 +10,7 @@ use super::stage::{Stage, WIRE_V4, WIRE_V6};
 
 const NEEDS: &[&str] = &["openmpi-bin", "libopenmpi-dev"];
 const SOURCE: &str = include_str!("exchange.c");
-/// What it reports, each when all ranks have checked it.
+/// The parts that `exchange.c` reports. It reports a part when all ranks have checked it.
 const PARTS: [&str; 5] = ["ring", "allreduce", "alltoall", "neighbours", "windows"];
 
 /// The cases of this file.
@@ -34,7 +34,7 @@ pub(super) fn cases() -> Vec<Case> {
     .collect()
 }
 
-/// `longest`: words of the longest message to a neighbour.
+/// Runs `exchange.c`. `longest` is the length of the longest message to a neighbour, in words of 4 octets.
 fn exchange(stage: &Stage, ranks: usize, longest: usize, address: &str) -> Result<Verdict> {
     std::fs::write(stage.dir().join("exchange.c"), SOURCE)?;
     stage
@@ -42,13 +42,14 @@ fn exchange(stage: &Stage, ranks: usize, longest: usize, address: &str) -> Resul
         .success()?;
     let (count, longest) = (ranks.to_string(), longest.to_string());
     let dir = stage.dir().display().to_string();
-    // One address, because Open MPI shares ranks out among devices, and those of different families do not meet.
+    // Offer a single address. Open MPI distributes the ranks over all devices, and ranks on devices of different address families
+    // could not connect.
     let options = ["--bind", address, "--stats"];
     #[rustfmt::skip]
     let words = [
         "mpirun", "-np", &count, "--oversubscribe", "--mca", "plm", "isolated",
         "--mca", "pml", "cm", "--mca", "mtl", "ofi", "--mca", "mtl_ofi_provider_include", "verbs;ofi_rxm",
-        // Otherwise ranks on one machine put and get through shared memory.
+        // Without this, ranks on one machine use shared memory for put and get.
         "--mca", "osc", "pt2pt", "./exchange", &longest,
     ];
     let said = stage
@@ -67,7 +68,7 @@ fn exchange(stage: &Stage, ranks: usize, longest: usize, address: &str) -> Resul
     Ok(Verdict::passed(format!("{} MiB sent", total >> 20)))
 }
 
-/// Of a line of `--stats`.
+/// Returns the number of octets sent, from a line that `--stats` printed.
 fn octets_sent(line: &str) -> Option<u64> {
     let (_, rest) = line.split_once("iwarp: process ")?;
     let (_, rest) = rest.split_once(" sent ")?;

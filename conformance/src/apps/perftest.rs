@@ -1,24 +1,28 @@
 //! perftest: every operation, connected by the connection manager (`-R`) and by GID and number.
 //!
-//! What the programs themselves do not have: the latency programs have no `-b` and `-q`, RDMA Write has no `-e`, atomics
-//! have one size and so no `-a`, and `-R` knows IPv4 only. `ib_send_bw` needs `-R` on iWARP: without it, its server sends
-//! credits from a queue pair that it has left in RTR, and with `-b` it forgets to deregister the memory for them.
+//! Some combinations do not exist in the programs themselves: the latency programs have no `-b` and `-q`, RDMA Write has no
+//! `-e`, atomics have one size and therefore no `-a`, and `-R` supports IPv4 only. `ib_send_bw` needs `-R` on iWARP: without it,
+//! its server sends credits from a queue pair that it never moved from RTR to RTS, and with `-b` it does not deregister the
+//! memory for them.
 //!
-//! For each row they compare the processor's counter with the clock. If something interrupts that, they complain of its
-//! correlation coefficient and, with `-F`, print 0 or infinity for the row (without `-F` some of them exit with 1).
+//! For each row the programs compare the processor's cycle counter with the clock. If this comparison is interrupted, they report
+//! its correlation coefficient and, with `-F`, print 0 or infinity for the row (without `-F` some of them exit with 1).
 
 use anyhow::{Context as _, Result, bail};
 
 use super::case::{Case, Verdict, expect};
 use super::stage::Stage;
 
-/// A program and what it has.
+/// A program and the options that it supports.
 struct Program {
     name: &'static str,
+    /// `true` if it measures latency, `false` for bandwidth.
     latency: bool,
+    /// `true` if it has `-a`.
     all_sizes: bool,
+    /// `true` if it has `-e`.
     events: bool,
-    /// It works without the connection manager.
+    /// `true` if it works without `-R`.
     by_number: bool,
 }
 
@@ -66,7 +70,7 @@ const PROGRAMS: &[Program] = &[
     },
 ];
 
-/// Sizes of `-a`: the powers of two from 2 to 8 MiB.
+/// Number of sizes of `-a`: the powers of two from 2 octets to 8 MiB.
 const SIZES: usize = 23;
 
 /// The cases of this file.
@@ -75,7 +79,7 @@ pub(super) fn cases() -> Vec<Case> {
 }
 
 fn of_program(program: &'static Program) -> Vec<Case> {
-    // Programs that spin on memory wait for their turn on a busy machine at each message.
+    // The latency programs get fewer messages: they spin on memory, so on a busy machine each message waits for the scheduler.
     let count = if program.latency { "200" } else { "500" };
     let few = if program.latency { "10" } else { "30" };
     let mut out: Vec<(&str, Vec<&str>, usize)> = vec![("`-R`", vec!["-R", "-n", count], 1)];
@@ -97,7 +101,7 @@ fn of_program(program: &'static Program) -> Vec<Case> {
     }
     out.into_iter()
         .map(|(what, options, rows)| {
-            // The latency programs measure the processor's clock for each size, which takes seconds on a busy machine.
+            // The latency programs calibrate the processor's counter for each size, which takes seconds on a busy machine.
             let long = program.latency && rows == SIZES;
             let case = Case::new(program.name, what, move |stage| {
                 run(stage, program.name, &options, rows)
@@ -108,7 +112,7 @@ fn of_program(program: &'static Program) -> Vec<Case> {
         .collect()
 }
 
-/// Runs both ends and looks at the client's table.
+/// Runs both ends and checks the client's table.
 fn run(stage: &Stage, name: &str, options: &[&str], rows: usize) -> Result<Verdict> {
     let port = stage.port()?;
     let number = port.to_string();
@@ -150,10 +154,10 @@ fn run(stage: &Stage, name: &str, options: &[&str], rows: usize) -> Result<Verdi
     }))
 }
 
-/// What the programs say when they cannot tell how long something took.
+/// The message of the programs when they could not calibrate the processor's counter.
 const UNMEASURED: &str = "Correlation coefficient";
 
-/// The sizes of the rows that have no value. Small ones may be too slow for the two digits of the table.
+/// Returns the sizes of the rows without a value. A 0 at sizes up to 4096 counts as a value: the table has only two decimals.
 fn without_value(results: &[(u64, f64)]) -> Vec<u64> {
     results
         .iter()
@@ -162,7 +166,7 @@ fn without_value(results: &[(u64, f64)]) -> Vec<u64> {
         .collect()
 }
 
-/// Octets and the average of each row: bandwidth in the fourth column, latency in the sixth, or in the fourth with `-D`.
+/// Returns the size and the average of each row. The heading tells which column is the average.
 fn results(said: &str) -> Result<Vec<(u64, f64)>> {
     let head = said
         .lines()

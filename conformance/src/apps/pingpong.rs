@@ -1,4 +1,4 @@
-//! Queue pairs that programs connect by GID and number, over a TCP connection of their own.
+//! The pingpong programs of libibverbs. They exchange GIDs and queue pair numbers over a TCP connection of their own, without rdma_cm.
 
 use anyhow::Result;
 
@@ -30,7 +30,7 @@ pub(super) fn cases() -> Vec<Case> {
         .collect()
 }
 
-/// A few times: what goes wrong with these goes wrong at the end, and not always.
+/// Runs both ends three times: these programs exit at once after the last message, and errors at that moment do not happen every time.
 fn run(stage: &Stage, program: &str, options: &[&str]) -> Result<Verdict> {
     for _ in 0..3 {
         let port = stage.port()?;

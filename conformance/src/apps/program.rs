@@ -1,4 +1,4 @@
-//! A running program: its output goes to a file, its end is waited for, and it is killed with all of its group.
+//! A running program. Its output goes to a file, and it can be waited for. Dropping it kills it with its process group.
 
 use std::fs::File;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal, kill_process_group};
 
-/// How often a program or its output is looked at.
+/// Time between two checks of a program or its output.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A started program, first in a process group of its own. Killed when dropped.
@@ -23,10 +23,10 @@ pub(super) struct Program {
 }
 
 impl Program {
-    /// Starts it with both outputs into the file.
+    /// Starts a program. Standard output and standard error go to the file `output`.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// When the program cannot be started.
     pub(super) fn start(
         command: &mut Command,
         shown: String,
@@ -34,7 +34,7 @@ impl Program {
         output: PathBuf,
         deadline: Instant,
     ) -> Result<Self> {
-        // One description for both, so that lines stay in the order in which they were written.
+        // Both outputs share one file description, so that lines stay in the order in which they were written.
         let file = File::create(&output)?;
         let input = match input {
             Some(path) => File::open(path)?.into(),
@@ -56,17 +56,17 @@ impl Program {
         })
     }
 
-    /// What it has written so far.
+    /// Returns what the program has written so far.
     pub(super) fn said(&self) -> String {
         let bytes = std::fs::read(&self.output).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Waits until its output contains the text. Programs that write to files keep what they write back until there is
-    /// much of it; start those through `stdbuf -oL`.
+    /// Waits until the output contains the text. The C library buffers output to files, so start the program with `stdbuf -oL`
+    /// unless it flushes its output itself.
     ///
     /// # Errors
-    /// When it ends before, or time is up.
+    /// When the program ends without writing the text, or at the case's limit.
     pub(super) fn wait_for(&mut self, text: &str) -> Result<()> {
         loop {
             if self.said().contains(text) {
@@ -85,10 +85,10 @@ impl Program {
         }
     }
 
-    /// Its status if it has ended.
+    /// Returns the exit status if the program has ended.
     ///
     /// # Errors
-    /// When it cannot be asked for.
+    /// When the process cannot be queried.
     pub(super) fn poll(&mut self) -> Result<Option<ExitStatus>> {
         if self.ended.is_none() {
             self.ended = self.child.try_wait()?;
@@ -96,10 +96,10 @@ impl Program {
         Ok(self.ended)
     }
 
-    /// Waits for its end: its exit code, and what it wrote.
+    /// Waits for the end of the program. Returns its exit code and its output.
     ///
     /// # Errors
-    /// When it is killed by a signal or does not end in time.
+    /// When the program is killed by a signal or does not end before the case's limit.
     pub(super) fn end(mut self) -> Result<(i32, String)> {
         loop {
             if let Some(status) = self.poll()? {
@@ -124,10 +124,10 @@ impl Program {
         }
     }
 
-    /// Waits for its end, which must be exit code 0, and returns what it wrote.
+    /// Waits for the end of the program and returns its output.
     ///
     /// # Errors
-    /// As for [`Program::end`], or for another code.
+    /// As for [`Program::end`], or when the exit code is not 0.
     pub(super) fn success(self) -> Result<String> {
         let shown = self.shown.clone();
         match self.end()? {
@@ -136,18 +136,18 @@ impl Program {
         }
     }
 
-    /// Sends it and its children a signal.
+    /// Sends a signal to the program's process group.
     pub(super) fn signal(&self, signal: Signal) {
         if self.ended.is_some() {
             return;
         }
         if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
-            // A group that is gone needs no signal.
+            // An error means that no process of the group is left.
             let _ = kill_process_group(pid, signal);
         }
     }
 
-    /// Its process number, as seen from outside of its namespace.
+    /// Returns the process number, as seen from outside of the namespace.
     pub(super) fn id(&self) -> u32 {
         self.child.id()
     }
@@ -160,7 +160,7 @@ impl Drop for Program {
     }
 }
 
-/// The last line that says something.
+/// Returns the last line that is not empty.
 fn last(said: &str) -> &str {
     said.lines()
         .map(str::trim)

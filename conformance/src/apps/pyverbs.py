@@ -1,6 +1,6 @@
-"""Runs rdma-core's tests and writes a line for each of them: what became of it, its name, and why.
+"""Runs rdma-core's tests and writes a line for each of them: its result, its name, and the reason.
 
-Arguments: the folder of the tests, the file to write to, and then those of the tests' own run_tests.py.
+Arguments: the folder of the tests, the file to write to, and then the arguments of the tests' own run_tests.py.
 """
 import sys
 import unittest
@@ -17,7 +17,7 @@ parser.parse_args()
 
 
 class Report(unittest.TestResult):
-    """Writes each result at once, so that a crash loses none."""
+    """Writes each result at once, so that no result is lost if a test crashes."""
 
     def __init__(self, file):
         super().__init__()

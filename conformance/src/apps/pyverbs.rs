@@ -1,7 +1,7 @@
-//! rdma-core's own test suite, by Debian's python3-pyverbs.
+//! rdma-core's own test suite, from Debian's package python3-pyverbs.
 //!
-//! Each test that an RNIC with reliable connections can pass has to pass, and each skip has to have a reason that is
-//! known here: a test that is skipped for a new reason is a failure.
+//! Every test that an RNIC with reliable connections can pass must pass. Every skipped test must have a reason that is listed
+//! here; a test that is skipped for another reason is a failure.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -11,13 +11,13 @@ use anyhow::{Context as _, Result, bail};
 use super::case::{Case, Verdict};
 use super::stage::{Stage, WIRE_V4};
 
-/// Where the package has the tests, the larger ones compressed.
+/// The folder in which the package puts the tests. The larger ones are compressed.
 const TESTS: &str = "/usr/share/doc/rdma-core/tests";
-/// Debian's own, for which the modules are built.
+/// Debian's own Python, for which the package's modules are built.
 const PYTHON: &str = "/usr/bin/python3";
 const RUNNER: &str = include_str!("pyverbs.py");
 
-/// What a test says when it is skipped begins like this, and this is why.
+/// The beginnings of the messages of skipped tests, and the reason that each means.
 const REASONS: &[(&str, &str)] = &[
     ("Create QP type 4 ", "needs unreliable datagrams"),
     ("Create UD QP ", "needs unreliable datagrams"),
@@ -50,7 +50,7 @@ const REASONS: &[(&str, &str)] = &[
     ),
 ];
 
-/// Tests that cannot skip themselves, and why they fail.
+/// Tests that fail instead of skipping themselves, and the reason.
 const IMPOSSIBLE: &[(&str, &str)] = &[(
     "test_rdmacm.CMTestCase.test_rdmacm_async_udp_traffic",
     "needs unreliable datagrams",
@@ -77,9 +77,9 @@ fn suite(stage: &Stage) -> Result<Verdict> {
     }
 }
 
-/// Puts the tests where they can be run. Says why, if that cannot be done.
+/// Copies and decompresses the tests in the stage's directory. Returns the reason if the package has no tests here.
 pub(super) fn unpack(stage: &Stage) -> Result<Option<&'static str>> {
-    // Installations without documentation have the package and not its tests.
+    // The tests are in a documentation folder, which some installations leave out.
     if !std::path::Path::new(TESTS).join("run_tests.py").exists() {
         return Ok(Some("the tests are left out of this installation"));
     }
@@ -89,11 +89,11 @@ pub(super) fn unpack(stage: &Stage) -> Result<Option<&'static str>> {
     Ok(None)
 }
 
-/// Runs them by a Python that `words` start, and gives what the runner has written.
+/// Runs the tests with the Python that `words` start. Returns the results that the runner has written.
 pub(super) fn run(stage: &Stage, variables: &[(&str, &str)], words: &[&str]) -> Result<String> {
-    // Some tests look at the peer's memory as soon as their own Write is complete.
+    // Some tests check the peer's memory as soon as their own Write is complete, so Writes complete when they are placed.
     let mut options = vec!["--bind", WIRE_V4, "--placed"];
-    // Without a mount namespace the tests of the connection manager find no interface, and skip.
+    // The tests of rdma_cm look for the interface in sysfs. Where `--sysfs` is not possible, they skip themselves.
     let may = stage
         .start_with(&["--sysfs"], None, &[], &["true"])?
         .end()?;
@@ -109,17 +109,17 @@ pub(super) fn run(stage: &Stage, variables: &[(&str, &str)], words: &[&str]) -> 
     std::fs::read_to_string(stage.dir().join("results")).context("the results of the tests")
 }
 
-/// Counts of one file.
+/// The results of one file of tests.
 #[derive(Default)]
 struct Counts {
     passed: usize,
     skipped: BTreeMap<&'static str, usize>,
 }
 
-/// What a result means.
+/// How a result is counted.
 enum Meaning {
     Passed,
-    /// Other devices' own tests.
+    /// A test for the devices of one vendor only.
     Foreign,
     Skipped(&'static str),
 }
@@ -141,7 +141,7 @@ fn meaning(what: &str, name: &str, why: &str) -> Result<Meaning> {
     }
 }
 
-/// Checks all results, and makes the table by file.
+/// Checks all results. The note counts them for each file.
 pub(super) fn check(results: &str) -> Result<Verdict> {
     let mut files: BTreeMap<&str, Counts> = BTreeMap::new();
     let (mut passed, mut skipped, mut foreign) = (0, 0, 0);

@@ -1,11 +1,11 @@
-//! qperf: all tests of reliable connections, by the connection manager, which it asks for IPv4 only.
+//! qperf: all its tests of reliable connections, connected by rdma_cm (`-cm1`). qperf uses rdma_cm with IPv4 only.
 
 use anyhow::{Context as _, Result, bail};
 
 use super::case::{Case, Verdict};
 use super::stage::Stage;
 
-/// What is measured, and in which unit's row.
+/// The tests, and for each the row of its output that has the result.
 const TESTS: &[(&str, &str)] = &[
     ("rc_bw", "bw"),
     ("rc_bi_bw", "bw"),
@@ -31,7 +31,7 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-/// One server serves all tests, one after another, as it is meant to.
+/// Runs all tests one after another against a single server.
 fn all(stage: &Stage) -> Result<Verdict> {
     let port = stage.port()?;
     let number = port.to_string();
@@ -57,7 +57,7 @@ fn all(stage: &Stage) -> Result<Verdict> {
     Ok(Verdict::passed(format!("{} tests", TESTS.len())))
 }
 
-/// The number behind `metric =` in the lines of a test.
+/// Returns the number after `metric =` in the lines of a test.
 fn value_of(said: &str, test: &str, metric: &str) -> Option<f64> {
     let heading = format!("{test}:");
     let mut lines = said.lines().skip_while(|line| *line != heading).skip(1);

@@ -1,4 +1,4 @@
-//! rdmacm-utils: connection set-up in all its forms.
+//! The programs of Debian's package rdmacm-utils, which test connection set-up.
 
 use anyhow::{Context as _, Result, bail};
 
@@ -68,7 +68,7 @@ pub(super) fn cases() -> Vec<Case> {
     .collect()
 }
 
-/// A server and a client that exchange `count` pings. Both print each of them with `-v`.
+/// Runs a server and a client that exchange `count` pings. With `-v` both print each ping.
 fn rping(stage: &Stage, address: &str, count: usize, options: &[&str]) -> Result<Verdict> {
     let (port, pings) = (stage.port()?, count.to_string());
     let number = port.to_string();
@@ -84,9 +84,8 @@ fn rping(stage: &Stage, address: &str, count: usize, options: &[&str]) -> Result
     Ok(Verdict::passed(format!("{count} pings")))
 }
 
-/// All clients are connected at a time, but they start one after another: rping keeps the identifier of a request in one
-/// place until its main thread looks, so two requests that come in the same moment become one, on every device (rdma-core
-/// 57 has mended it).
+/// Connects 16 clients to one server (`-P`). The clients start one after another: rping's server keeps only one connection request
+/// until its main thread handles it, so a second request at the same moment is lost, on every device (fixed in rdma-core 57).
 fn persistent(stage: &Stage) -> Result<Verdict> {
     const CLIENTS: usize = 16;
     const PINGS: usize = 1500;
@@ -118,7 +117,7 @@ fn persistent(stage: &Stage) -> Result<Verdict> {
     for client in clients {
         expect_lines(&client.success()?, "ping data: rdma-ping-", PINGS)?;
     }
-    // It serves until it is killed.
+    // The server runs until it is killed.
     if let Some(status) = server.poll()? {
         bail!("the server has ended: {status}");
     }
@@ -140,7 +139,7 @@ fn ucmatose(stage: &Stage, address: &str, options: &[&str]) -> Result<Verdict> {
     Ok(Verdict::passed("10 connections"))
 }
 
-/// Its server has no end: the loop over events only ends with an error.
+/// Measures connection set-up. cmtime's server never exits by itself, except after an error.
 fn cmtime(stage: &Stage, address: &str, count: &str) -> Result<Verdict> {
     let port = stage.port()?;
     let number = port.to_string();
@@ -196,7 +195,7 @@ fn rdma_example(
     let port = stage.port()?;
     let number = port.to_string();
     let mut server = vec![server_name, "-p", &number];
-    // One of them takes no address.
+    // Only rdma_server takes an address.
     if server_name == "rdma_server" {
         server.extend(["-s", address]);
     }

@@ -1,4 +1,4 @@
-//! Stream sockets over RDMA: the programs that come with them, and TCP programs with the preload library.
+//! Stream sockets over RDMA (rsockets): rdma-core's own programs for them, and TCP programs with the preload library.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use super::stage::Stage;
 /// The cases of this file.
 pub(super) fn cases() -> Vec<Case> {
     let rdmacm: &[&str] = &["rdmacm-utils"];
-    // The whole table of sizes once; the rest is about how the calls are made.
+    // Only the first case sends all sizes. The others test other ways to make the calls, with one size.
     let short = ["-S", "65536", "-C", "100", "-I", "50"];
     let streams = [
         (
@@ -78,7 +78,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// Both programs print a row for each size.
+/// Runs both ends and checks that the client prints `rows` rows, one for each size.
 fn stream(
     stage: &Stage,
     program: &str,
@@ -104,7 +104,7 @@ fn stream(
     Ok(Verdict::passed(format!("{rows} rows")))
 }
 
-/// Name, size, transfers, iterations, total, time, rate, time of a transfer.
+/// Returns `true` for a row of results: name, size, transfers, iterations, total, time, rate, time of a transfer.
 fn is_row(line: &str) -> bool {
     let words: Vec<&str> = line.split_whitespace().collect();
     words.len() == 8 && words[7].parse::<f64>().is_ok_and(|time| time > 0.0)
@@ -112,7 +112,7 @@ fn is_row(line: &str) -> bool {
 
 const SIZE: usize = 64 << 20;
 
-/// A file that is different at each place, so that no mix-up goes unnoticed.
+/// Writes a file of pseudorandom octets, so that a comparison notices exchanged parts.
 fn make_file(path: &Path) -> Result<Vec<u8>> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let bytes: Vec<u8> = std::iter::repeat_with(|| {
@@ -143,13 +143,13 @@ fn compare(path: &Path, wanted: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// It takes a name or an IPv4 address, for it looks for the path behind the first colon.
+/// Copies a file. rcopy cannot take an IPv6 address: it looks for the path after the first colon.
 fn rcopy(stage: &Stage) -> Result<Verdict> {
     let (source, copy) = (stage.dir().join("source"), stage.dir().join("copy"));
     let bytes = make_file(&source)?;
     let port = stage.port()?;
     let number = port.to_string();
-    // It serves one file after another until it is killed.
+    // The server serves one file after another until it is killed.
     let _server = stage.start(&["rcopy", "-p", &number])?;
     stage.wait_for_port(port)?;
     let target = format!("127.0.0.1:{}", copy.display());

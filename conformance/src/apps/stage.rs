@@ -1,4 +1,4 @@
-//! Where a case plays: namespaces, a directory to work in, ports, and the user that the programs run as.
+//! The environment of a case, called its stage: namespaces, a working directory, ports, and the user that the programs run as.
 
 use std::cell::{Cell, RefCell};
 use std::fmt::Write as _;
@@ -16,15 +16,15 @@ use super::Setting;
 use super::case::{Case, Verdict};
 use super::program::{POLL_INTERVAL, Program};
 
-/// The address of the interface of [`Case::wire`]; `::2` and `.2` are the other end.
+/// The addresses of the interface that [`Case::wire`] gives.
 pub(super) const WIRE_V4: &str = "10.77.0.1";
 pub(super) const WIRE_V6: &str = "fd77::1";
 
 /// The user and group `nobody` of every distribution.
 const NOBODY: &str = "65534";
-/// Where programs listen.
+/// Ports that cases may use.
 const PORTS: Range<u16> = 20_000..30_000;
-/// For how long namespaces outlive a test that was killed.
+/// Seconds that the namespaces stay after the case's limit, if this program was killed before it could end them.
 const SPARE: u64 = 30;
 
 /// How cases are kept from each other and from the machine.
@@ -57,7 +57,7 @@ impl Isolation {
         if works { kind } else { Self::Nothing }
     }
 
-    /// For the terminal.
+    /// Describes it for the terminal.
     pub(super) fn about(self) -> &'static str {
         match self {
             Self::Root => "each case runs as nobody in namespaces of its own",
@@ -68,7 +68,7 @@ impl Isolation {
         }
     }
 
-    /// A command that runs what is appended to it in new namespaces. All of it dies with it.
+    /// Returns a command that runs its arguments in new namespaces. When it is killed, the kernel kills all processes inside.
     fn unshare(self) -> Command {
         let mut command = Command::new("unshare");
         if self == Self::User {
@@ -86,9 +86,9 @@ impl Isolation {
     }
 }
 
-/// What a case runs on. Dropping it ends everything that it started.
+/// The environment of one case. Dropping it kills everything that the case started.
 pub(super) struct Stage {
-    /// First, so that it goes first: with the process that holds the namespaces everything in them ends.
+    /// The first field, so that it is dropped first: when the process that holds the namespaces ends, all processes in them end.
     holder: Option<Holder>,
     isolation: Isolation,
     prefix: PathBuf,
@@ -100,22 +100,22 @@ pub(super) struct Stage {
     outputs: RefCell<Vec<(String, PathBuf)>>,
 }
 
-/// The process that keeps the namespaces, and the first process inside. With it all processes inside end, even those that
-/// left their group.
+/// The process that keeps the namespaces open, and the first process inside. When that one ends, the kernel kills all processes
+/// inside, even those that left their process group.
 struct Holder {
     _program: Program,
     inside: u32,
 }
 
 impl Stage {
-    /// Makes it.
+    /// Makes the directory and the namespaces of a case.
     ///
     /// # Errors
-    /// When directories or namespaces cannot be made.
+    /// When they cannot be made.
     pub(super) fn open(setting: &Setting<'_>, case: &Case, number: usize) -> Result<Self> {
         let dir = setting.home.join(number.to_string());
         std::fs::create_dir(&dir)?;
-        // The programs' user writes here.
+        // The programs run as another user, who must be able to write here.
         std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o777))?;
         let deadline = Instant::now() + case.time();
         let holder = match setting.isolation {
@@ -141,19 +141,19 @@ impl Stage {
         })
     }
 
-    /// A directory that the programs may write to; they start in it.
+    /// Returns the directory in which the programs start and to which they may write.
     pub(super) fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// The folder that has our libraries under their usual names.
+    /// Returns the folder that has our libraries under their usual names.
     pub(super) fn libraries(&self) -> PathBuf {
         self.prefix.join("lib/iwarp")
     }
 
-    /// A port that nothing uses. Programs with a fixed port can have it, too, if there are namespaces.
+    /// Returns a port that nothing uses.
     ///
-    /// It is below those that the kernel gives away, and has a sign bit of 0: tgtd keeps it in 16 bits with a sign.
+    /// It is below the range of ephemeral ports. It is also below 32768, because tgtd keeps ports in signed 16-bit integers.
     pub(super) fn port(&self) -> Result<u16> {
         loop {
             let port = self.port.get();
@@ -161,14 +161,14 @@ impl Stage {
                 bail!("no port is free");
             }
             self.port.set(port + 1);
-            // In an empty network every port is free.
+            // In a new network namespace every port is free.
             if self.holder.is_some() || is_free(port) {
                 return Ok(port);
             }
         }
     }
 
-    /// Starts a program with its arguments by `iwarp run`.
+    /// Starts a program with its arguments under `iwarp run`.
     ///
     /// # Errors
     /// When it cannot be started.
@@ -176,7 +176,7 @@ impl Stage {
         self.start_with(&[], None, &[], words)
     }
 
-    /// Starts a program with options of `iwarp run`, a file to read, and variables.
+    /// Starts a program with options of `iwarp run`, a file as standard input, and environment variables.
     ///
     /// # Errors
     /// When it cannot be started.
@@ -197,7 +197,7 @@ impl Stage {
         self.launch(&mut command, words.join(" "), input)
     }
 
-    /// Starts a program without `iwarp run`: helpers that use no verbs.
+    /// Starts a program that uses no verbs, without `iwarp run`.
     ///
     /// # Errors
     /// When it cannot be started.
@@ -225,7 +225,7 @@ impl Stage {
         )
     }
 
-    /// A command in the namespaces, as the user.
+    /// Returns a command that runs inside the namespaces as the ordinary user.
     fn command(&self, words: &[&str]) -> Command {
         let mut all: Vec<String> = Vec::new();
         if let Some(holder) = &self.holder {
@@ -234,7 +234,7 @@ impl Stage {
                 all.extend(["--preserve-credentials", "--user"].map(String::from));
             }
             all.extend(["--net", "--pid", "--mount"].map(String::from));
-            // Entering a mount namespace leaves the directory.
+            // Entering a mount namespace changes the working directory.
             all.push(format!("--wd={}", self.dir.display()));
             all.extend(["--target".into(), holder.inside.to_string(), "--".into()]);
         }
@@ -252,13 +252,13 @@ impl Stage {
             );
             all.push("--".into());
         }
-        // nsenter leaves it for the root of the mount namespace.
+        // nsenter may still leave the program in the root directory of the mount namespace.
         all.extend(["env".into(), format!("--chdir={}", self.dir.display())]);
         all.extend(words.iter().map(|&word| word.to_owned()));
         let mut command = Command::new(&all[0]);
         command
             .args(&all[1..])
-            // Debian's programs, not another of the same name that a developer has.
+            // Use Debian's programs, not others of the same name that a developer may have installed.
             .env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin")
             .env("HOME", &self.dir)
             .env("LC_ALL", "C")
@@ -274,7 +274,7 @@ impl Stage {
     /// Waits until something listens on the port, without connecting to it.
     ///
     /// # Errors
-    /// When nothing does in time.
+    /// When nothing listens before the case's limit.
     pub(super) fn wait_for_port(&self, port: u16) -> Result<()> {
         while !self.listens(port) {
             if Instant::now() >= self.deadline {
@@ -285,7 +285,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Whether something listens on the port.
+    /// Returns `true` if something listens on the port.
     pub(super) fn listens(&self, port: u16) -> bool {
         let process = self
             .holder
@@ -297,12 +297,12 @@ impl Stage {
         })
     }
 
-    /// How much time the case has left.
+    /// Returns how much time the case has left.
     pub(super) fn left(&self) -> Duration {
         self.deadline.saturating_duration_since(Instant::now())
     }
 
-    /// Ends everything and keeps what was written.
+    /// Kills everything that the case started, and writes the programs' outputs and the result to the case's log.
     pub(super) fn close(mut self, result: &Result<Verdict>) {
         self.holder = None;
         let mut text = String::new();
@@ -329,7 +329,7 @@ impl Holder {
                  ip link set wire0 up; ip link set wire1 up; ",
             );
         }
-        // A sleep instead of waiting for good: it ends even if nobody is left to kill it.
+        // `sleep` ends by itself, so the namespaces do not stay for ever if this program is killed.
         let _ = write!(
             script,
             "echo ready; exec sleep {}",
@@ -355,20 +355,20 @@ impl Holder {
     }
 }
 
-/// Other ports for each case: connections of the one before may still wait for their end.
+/// Returns the first port of a case. Each case has other ports, because connections of an earlier case may still be in TIME_WAIT.
 fn first_port(number: usize) -> u16 {
     const EACH: usize = 50;
     let offset = number * EACH % PORTS.len();
     PORTS.start + u16::try_from(offset).unwrap_or_default()
 }
 
-/// Whether a program can listen at the port now.
+/// Returns `true` if a program can listen on the port now.
 fn is_free(port: u16) -> bool {
     TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).is_ok()
         && TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).is_ok()
 }
 
-/// Whether a line of `/proc/net/tcp` is a listener at the port.
+/// Returns `true` if a line of `/proc/net/tcp` is a listener on the port.
 fn is_listener(line: &str, port: u16) -> bool {
     const LISTEN: &str = "0A";
     let words: Vec<&str> = line.split_whitespace().collect();

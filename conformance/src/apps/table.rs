@@ -1,4 +1,5 @@
-//! The table of programs in `docs/programs.md`: made from a run, and compared with the cases.
+//! The table of programs in `docs/programs.md`. `--bless` writes it from the results of a run, and a unit test compares it with the
+//! cases.
 
 use std::path::Path;
 
@@ -11,11 +12,11 @@ const FILE: &str = "docs/programs.md";
 const BEGIN: &str = "<!-- begin: cargo xtask interop apps --all --bless -->";
 const END: &str = "<!-- end -->";
 const HEAD: &str = "| Program | What ran | Result |\n| --- | --- | --- |\n";
-/// Behind what runs with `--all` only, and what it means.
+/// The mark of cases that run with `--all` only, and its explanation below the table.
 const LONG: &str = " \\*";
 const LEGEND: &str = "\n\\* takes long: runs with `--all`, not in `cargo xtask test`.\n";
 
-/// The programs in the order in which their first case comes, each with all that runs of it.
+/// Returns the programs in the order of their first cases, each with the descriptions of all its cases.
 fn programs(cases: &[Case]) -> Vec<(&'static str, String)> {
     let mut out: Vec<(&'static str, String)> = Vec::new();
     for case in cases {
@@ -34,7 +35,7 @@ fn programs(cases: &[Case]) -> Vec<(&'static str, String)> {
     out
 }
 
-/// Says how the committed table differs from the cases, if it does.
+/// Returns how the committed table differs from the cases, or `None` if it does not.
 #[cfg(test)]
 fn compare(document: &str, cases: &[Case]) -> Option<String> {
     let Some((_, rows, _)) = split(document) else {
@@ -61,10 +62,10 @@ fn compare(document: &str, cases: &[Case]) -> Option<String> {
     Some(format!("no case runs {}", extra[0]))
 }
 
-/// Writes the results of the programs all of whose cases ran; the other rows stay.
+/// Writes the results of the programs all of whose cases ran. The other rows stay.
 ///
 /// # Errors
-/// When the document has no place for them, or something failed: a failure is fixed, not published.
+/// When the document has no place for the table, or a case failed. Failures are not published.
 pub(super) fn bless(root: &Path, cases: &[Case], rows: &[Row]) -> Result<()> {
     if let Some(row) = rows.iter().find(|row| row.result.is_err()) {
         bail!("not written to {FILE}: {} failed", row.name);
@@ -94,7 +95,7 @@ pub(super) fn bless(root: &Path, cases: &[Case], rows: &[Row]) -> Result<()> {
     Ok(())
 }
 
-/// One cell for all cases of a program.
+/// Returns the table's cell with the results of all cases of a program.
 fn result<'a>(rows: impl Iterator<Item = &'a Row>) -> String {
     let mut passed = 0;
     let mut skipped = Vec::new();
@@ -115,14 +116,14 @@ fn result<'a>(rows: impl Iterator<Item = &'a Row>) -> String {
     .replace('|', "\\|")
 }
 
-/// The text before the table, the table, and the text after it.
+/// Splits a document into the text before the table, the table, and the text after it.
 fn split(document: &str) -> Option<(&str, &str, &str)> {
     let (before, rest) = document.split_once(BEGIN)?;
     let (rows, after) = rest.split_once(END)?;
     Some((before, rows, after))
 }
 
-/// The cells of a row that is not the head.
+/// Returns the cells of a row, or `None` for the heading and for other lines.
 fn cells(line: &str) -> Option<[&str; 3]> {
     if HEAD.lines().any(|head| head == line) {
         return None;

@@ -1,4 +1,4 @@
-//! What is run between us and siw.
+//! The table of cases that run between us and siw.
 
 use anyhow::{Result, bail};
 
@@ -15,29 +15,26 @@ pub(super) enum We {
     Serve,
 }
 
-/// Settings of a side: `IWARP_*` for us.
+/// Our settings: `IWARP_*` variables with their values.
 pub(super) type Settings = &'static [(&'static str, &'static str)];
 
-/// Does a case, and returns what is worth a note.
+/// Runs a case and returns a note for the table, which may be empty.
 pub(super) type Run = Box<dyn Fn(&Lab, &Case) -> Result<String>>;
 
 /// One row of the table.
 pub(super) struct Case {
     pub(super) name: String,
-    /// Parameters of siw; none for the unchanged driver.
+    /// Module parameters of siw; empty for the unchanged driver.
     pub(super) driver: &'static str,
-    /// Our settings.
     pub(super) settings: Settings,
-    /// The network.
     pub(super) net: Net,
-    /// Who initiates.
+    /// Our part in setting up the connection.
     pub(super) we: We,
-    /// Does it.
     pub(super) run: Run,
 }
 
 impl Case {
-    /// What the case is called in the table.
+    /// Returns the name of the case in the table and for `--only`.
     pub(super) fn title(&self) -> String {
         let direction = match self.we {
             We::Connect => "us->siw",
@@ -50,7 +47,7 @@ impl Case {
 pub(super) const NETS: [Net; 2] = [Net::User, Net::Tap];
 pub(super) const ROLES: [We; 2] = [We::Connect, We::Serve];
 
-/// The kinds of peers that siw and we can be for each other: a name, siw's parameters, our settings.
+/// The combinations of settings on both sides: a name, siw's module parameters, our settings.
 const KINDS: &[(&str, &str, Settings)] = &[
     ("crc", "", &[]),
     ("no-crc", "", &[("IWARP_CRC", "off")]),
@@ -66,13 +63,13 @@ const KINDS: &[(&str, &str, Settings)] = &[
     ("siw-gso", "try_gso=1", &[]),
 ];
 
-/// All cases, in groups of one driver setting.
+/// Returns all cases. Those with the same driver parameters follow each other.
 pub(super) fn all() -> Vec<Case> {
     let mut cases = Vec::new();
     for (name, driver, settings) in KINDS {
         for net in NETS {
             for we in ROLES {
-                // siw never falls back from revision 2.
+                // As initiator siw always uses revision 2 and never falls back to 1.
                 if *name == "revision-1" && we == We::Serve {
                     continue;
                 }
@@ -97,7 +94,7 @@ pub(super) fn all() -> Vec<Case> {
     cases.extend(programs::cases());
     cases.extend(operations::cases());
     cases.extend(iser::cases());
-    // Loading the driver anew takes a second, so that is done once for each kind of peer.
+    // Loading the driver takes a second, so cases with the same parameters are put together.
     let mut order: Vec<&str> = Vec::new();
     for case in &cases {
         if !order.contains(&case.driver) {
@@ -108,10 +105,10 @@ pub(super) fn all() -> Vec<Case> {
     cases
 }
 
-/// Five pings take less than a second; the machine may be busy.
+/// Seconds for five pings. They take less than one, unless the machine is busy.
 const PING_LIMIT: u64 = 40;
 
-/// `iwarp ping` and `rping`: Send, RDMA Read, RDMA Write, with the data compared.
+/// Runs `iwarp ping` against `rping`, which uses Send, RDMA Read and RDMA Write and compares the data.
 fn ping(lab: &Lab, case: &Case, size: u32) -> Result<String> {
     let theirs = match case.we {
         We::Connect => {
@@ -125,7 +122,8 @@ fn ping(lab: &Lab, case: &Case, size: u32) -> Result<String> {
             .theirs
         }
         We::Serve => {
-            // Our server stays, so that the client closes: rping hangs when it hears of the end before the last message.
+            // Our server has no count and does not close, so rping closes first. rping hangs if it learns of the disconnect
+            // before it has handled the last message.
             let mut pair = lab.start(
                 case,
                 "iwarp ping serve -a {addr} -p {port}",

@@ -1,5 +1,7 @@
-//! siw has no module parameters: what it does is decided by constants. This turns them into parameters, so that one
-//! guest can be every kind of peer. With all parameters at their defaults the driver is the unchanged one.
+//! Turns constants in siw's source into module parameters.
+//!
+//! siw has no module parameters; constants decide how it behaves. With parameters one guest can be every kind of peer. If all
+//! parameters have their default values, the driver behaves like the unchanged one.
 
 use std::path::Path;
 
@@ -16,7 +18,7 @@ const SWITCHES: &[&str] = &[
 /// Changes the source in `dir`.
 ///
 /// # Errors
-/// When a constant is not where it is expected: then this driver is another one than we know.
+/// When a constant is not found exactly once. This version of the driver is then not the one that these edits were written for.
 pub(super) fn to_parameters(dir: &Path) -> Result<()> {
     edit(&dir.join("siw.h"), |text| {
         SWITCHES.iter().try_fold(text, |text, name| {
@@ -54,7 +56,7 @@ pub(super) fn to_parameters(dir: &Path) -> Result<()> {
     })
 }
 
-/// A switch may be false by omission.
+/// Makes a `bool` constant a parameter with the same default. A constant without a value is false.
 fn switch(text: &str, name: &str) -> Result<String> {
     let parameter = format!("module_param({name}, bool, 0444);");
     let set = format!("const bool {name} = true;");

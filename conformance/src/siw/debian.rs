@@ -1,4 +1,4 @@
-//! Debian's packages: which versions there are, fetched and unpacked without installing anything.
+//! Finds, downloads and unpacks Debian packages for the guest. Nothing is installed on this machine.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use xtask::process::Log;
 /// The Linux release whose driver is tested: the newest that bookworm has, and trixie's own.
 const RELEASE: &str = "6.12";
 
-/// Programs of the guest by package. Their libraries come along.
+/// Packages with the guest's programs. The packages of their libraries are found by apt.
 const PROGRAM_PACKAGES: &[&str] = &[
     "rdma-core",
     "rdmacm-utils",
@@ -23,7 +23,7 @@ const PROGRAM_PACKAGES: &[&str] = &[
     "e2fsprogs",
 ];
 
-/// Never needed in the guest, however the dependencies are written.
+/// Beginnings of the names of packages that are left out although others depend on them. The guest does not need them.
 const UNWANTED: &[&str] = &[
     "perl",
     "libperl",
@@ -97,7 +97,7 @@ impl Kernel {
     /// When apt or the unpacking fails.
     pub(super) fn fetch(&self, dir: &Path, log: &mut Log) -> Result<()> {
         fetch(dir, &self.packages(), log)?;
-        // Headers name one another by the places where they would be installed.
+        // The header packages refer to each other by their installed paths. These are changed to the paths below `dir`.
         let makefile = self.headers(dir).join("Makefile");
         let text = std::fs::read_to_string(&makefile)?;
         let prefix = format!("{}/usr/", dir.display());
@@ -107,7 +107,7 @@ impl Kernel {
                 .replace("/usr/lib/", &format!("{prefix}lib/"));
             std::fs::write(&makefile, text)?;
         }
-        // Looking through the whole source takes half a minute.
+        // tar takes half a minute to look through the whole source, so it runs only once.
         if self.siw_source(dir).exists() {
             return Ok(());
         }
@@ -122,18 +122,18 @@ impl Kernel {
         )
     }
 
-    /// Where modules are built against.
+    /// Returns the directory of the headers that modules are built against.
     pub(super) fn headers(&self, dir: &Path) -> PathBuf {
         dir.join("usr/src")
             .join(format!("linux-headers-{}", self.name))
     }
 
-    /// The source of siw, as Debian ships it.
+    /// Returns the directory of siw's source, as Debian ships it.
     pub(super) fn siw_source(&self, dir: &Path) -> PathBuf {
         dir.join(format!("linux-source-{RELEASE}/drivers/infiniband/sw/siw"))
     }
 
-    /// The kernel itself.
+    /// Returns the path of the kernel image.
     pub(super) fn image(&self, dir: &Path) -> PathBuf {
         dir.join(format!("boot/vmlinuz-{}", self.name))
     }
@@ -145,7 +145,7 @@ impl Kernel {
 /// When apt or the unpacking fails.
 pub(super) fn fetch_programs(dir: &Path, log: &mut Log) -> Result<()> {
     std::fs::create_dir_all(dir)?;
-    // A system on which nothing is installed: so apt names everything that the programs need.
+    // With an empty package status apt believes that nothing is installed, so it names all packages that the programs need.
     let nothing = dir.join("nothing-installed");
     std::fs::write(&nothing, "")?;
     let uris = log.run_and_read(
@@ -182,7 +182,7 @@ pub(super) fn fetch_programs(dir: &Path, log: &mut Log) -> Result<()> {
     fetch(dir, &names.into_iter().collect::<Vec<_>>(), log)
 }
 
-/// Downloads packages and unpacks them into `dir`. What is there already is not fetched again.
+/// Downloads packages and unpacks them into `dir`, unless the same list was unpacked there before.
 fn fetch(dir: &Path, packages: &[String], log: &mut Log) -> Result<()> {
     let done = dir.join("fetched");
     let list = packages.join("\n");
@@ -207,7 +207,7 @@ fn fetch(dir: &Path, packages: &[String], log: &mut Log) -> Result<()> {
     Ok(())
 }
 
-/// The values of a field in apt's output.
+/// Returns the values of a field in apt's output.
 fn fields<'a>(text: &'a str, name: &'a str) -> impl Iterator<Item = &'a str> {
     text.lines()
         .filter_map(move |line| line.strip_prefix(name)?.strip_prefix(": "))

@@ -1,5 +1,5 @@
-//! Figures: us with siw beside siw with itself, in the same guest. They are of an emulated processor: good for comparing these
-//! columns with each other and for nothing else.
+//! Measures us with siw, and siw with itself, in the same guest. The guest's processor is emulated, so the figures can be
+//! compared only with each other.
 
 use anyhow::{Context as _, Result};
 
@@ -8,7 +8,7 @@ use super::guest::{Guest, Net};
 use super::lab::Lab;
 use super::programs;
 
-/// What is measured: program, octets, rounds.
+/// The measured programs: name, octets of a message, number of messages.
 const PROGRAMS: &[(&str, u32, u32)] = &[
     ("ib_write_bw", 65536, 300),
     ("ib_send_bw", 65536, 300),
@@ -17,7 +17,7 @@ const PROGRAMS: &[(&str, u32, u32)] = &[
     ("ib_send_lat", 64, 500),
 ];
 
-/// Who is the client, who the server, and how.
+/// The columns between us and siw: heading, our role, our settings.
 const PAIRS: &[(&str, We, Settings)] = &[
     ("us->siw", We::Connect, &[]),
     ("no CRC", We::Connect, &[("IWARP_CRC", "off")]),
@@ -25,7 +25,7 @@ const PAIRS: &[(&str, We, Settings)] = &[
     ("no CRC", We::Serve, &[("IWARP_CRC", "off")]),
 ];
 
-/// The median of so many.
+/// Each figure is the median of this many runs.
 const ROUNDS: usize = 3;
 
 /// Measures, and returns a table.
@@ -38,7 +38,8 @@ pub(super) fn table(lab: &Lab) -> Result<String> {
         text.push_str(&format!("{title:>14}"));
     }
     text.push_str(&format!("{:>14}\n", "siw->siw"));
-    // Its own address is reached over the loopback device, so that gets the segment size of the TAP device.
+    // siw reaches its own address over the loopback device. Give that device the MTU of the TAP device, so that the columns can be
+    // compared.
     lab.guest.must("ip link set lo mtu 1500", 20)?;
     for &(name, size, rounds) in PROGRAMS {
         text.push_str(&format!("{:20}", format!("{name} {size}")));
@@ -62,7 +63,7 @@ pub(super) fn table(lab: &Lab) -> Result<String> {
     Ok(text)
 }
 
-/// The median of the values with their unit.
+/// Formats the median of the values, with its unit, as a column.
 fn column(all: impl Iterator<Item = Result<String>>) -> String {
     let mut values: Vec<(f64, String)> = all
         .filter_map(Result::ok)
@@ -73,7 +74,7 @@ fn column(all: impl Iterator<Item = Result<String>>) -> String {
     format!("{:>14}", median.map_or("-", |(_, text)| text))
 }
 
-/// Both ends in the guest.
+/// Runs one measurement with both ends in the guest.
 fn alone(lab: &Lab, name: &str, size: u32, rounds: u32, round: usize) -> Result<String> {
     let address = Guest::address(Net::Tap);
     let port = 7200 + round;

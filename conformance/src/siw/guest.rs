@@ -1,6 +1,7 @@
-//! The guest while it runs: QEMU, its network, and commands in it.
+//! Runs the guest: QEMU, its networks, and shell commands inside.
 //!
-//! Everything here is undone by process id or by a name that contains ours, whatever else runs on the machine.
+//! Processes are ended by the ids that this program got when it started them. Namespaces are deleted by names that contain its
+//! own process id. Other programs of the machine are not touched.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -15,23 +16,23 @@ use anyhow::{Context as _, Result, bail};
 use super::image::{Image, sbin};
 use xtask::process::Log;
 
-/// An emulated machine on a busy one needs this at worst.
+/// Longest time that the guest may take to boot. It is emulated, and this machine may be busy.
 const BOOT_LIMIT: Duration = Duration::from_secs(300);
 
 /// The guest's addresses.
 pub(super) const GUEST_USER: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
 const GUEST_TAP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
-/// How the guest sees this machine's 127.0.0.1.
+/// The guest's address for this machine's 127.0.0.1.
 const HOST_USER: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
 const HOST_TAP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 
-/// Ports on which the guest may listen. Those of the user-mode network are forwarded from free ports here.
+/// Ports on which the guest may listen. Over the user-mode network QEMU forwards a free port of this machine to each.
 pub(super) const GUEST_PORTS: std::ops::Range<u16> = 7100..7116;
 
 /// How the two ends reach each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Net {
-    /// QEMU's user-mode network. It ends TCP on both sides, so segments do not come through as they were sent.
+    /// QEMU's user-mode network. QEMU terminates TCP on both sides and forwards the octets, so segments are not preserved.
     User,
     /// A TAP device in a network namespace: one TCP connection from end to end, MSS 1460, no offloads.
     Tap,
@@ -55,7 +56,8 @@ pub(super) struct Guest {
 }
 
 impl Guest {
-    /// Starts it and waits until it takes commands. `tap` needs root; `record` keeps all packets of the user-mode network.
+    /// Starts the guest and waits until it takes commands. `tap` adds the TAP device, which needs root. `record` keeps all packets
+    /// of the user-mode network.
     ///
     /// # Errors
     /// When QEMU or the network cannot be started, or the guest does not answer in time.
@@ -98,7 +100,7 @@ impl Guest {
                 &card("ctl", 2),
             ]);
         if tap {
-            // No offloads: what the guest sends and gets are real segments.
+            // Without offloads each packet of the device is one TCP segment.
             let plain = "csum=off,gso=off,guest_csum=off,guest_tso4=off,guest_tso6=off,host_tso4=off,host_tso6=off";
             command.args([
                 "-netdev",
@@ -134,7 +136,7 @@ impl Guest {
         Ok(guest)
     }
 
-    /// QEMU has made the device. It goes to a namespace, away from this machine's own network.
+    /// Waits until QEMU has made the TAP device, and moves it into a network namespace, away from this machine's network.
     fn tap(&mut self, namespace: &str, device: &str, log: &mut Log) -> Result<()> {
         let start = Instant::now();
         while !Path::new("/sys/class/net").join(device).exists() {
@@ -218,12 +220,12 @@ impl Guest {
         })
     }
 
-    /// The namespace of the TAP device.
+    /// Returns the namespace of the TAP device.
     pub(super) fn namespace(&self) -> Option<&str> {
         self.namespace.as_deref()
     }
 
-    /// Where the guest's address and port are for programs on this machine.
+    /// Returns the address at which programs on this machine reach a port of the guest.
     ///
     /// # Errors
     /// When the port is not one that is forwarded.
@@ -238,7 +240,7 @@ impl Guest {
         }
     }
 
-    /// The guest's own address.
+    /// Returns the guest's own address.
     pub(super) const fn address(net: Net) -> Ipv4Addr {
         match net {
             Net::User => GUEST_USER,
@@ -246,7 +248,7 @@ impl Guest {
         }
     }
 
-    /// Where programs on this machine listen, and how the guest calls that.
+    /// Returns the address that programs on this machine listen on, and the guest's address for it.
     pub(super) const fn host(net: Net) -> (Ipv4Addr, Ipv4Addr) {
         match net {
             Net::User => (Ipv4Addr::LOCALHOST, HOST_USER),
@@ -254,15 +256,15 @@ impl Guest {
         }
     }
 
-    /// Which kind of peer the guest is from now on: driver parameters, none for the unchanged driver.
+    /// Unloads siw and loads it with these module parameters; without any it loads the unchanged driver.
     ///
     /// # Errors
-    /// When the driver cannot be loaded anew.
+    /// When the driver cannot be unloaded or loaded.
     pub(super) fn load_siw(&self, parameters: &str) -> Result<()> {
         self.must(&format!("siw-load {parameters}"), 60).map(drop)
     }
 
-    /// What the guest's kernel has to say since the last call.
+    /// Returns the messages of the guest's kernel since the last call.
     pub(super) fn kernel_messages(&self) -> String {
         self.run("dmesg -c", 20)
             .map(|out| out.text)
@@ -272,7 +274,7 @@ impl Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        // The device goes with QEMU.
+        // The kernel removes the TAP device when QEMU ends.
         let _ = self.qemu.kill();
         let _ = self.qemu.wait();
         if let Some(namespace) = &self.namespace {
@@ -297,7 +299,7 @@ pub(super) struct Running {
 }
 
 impl Running {
-    /// Waits for its end.
+    /// Waits for the end of the command.
     ///
     /// # Errors
     /// When the guest is gone.
@@ -305,7 +307,7 @@ impl Running {
         self.finish(None)
     }
 
-    /// Waits for its end, but not longer than so many seconds: then the output has status 124, and the command is killed.
+    /// Waits for the end of the command, for at most `seconds`. After that the command is killed and the output has status 124.
     ///
     /// # Errors
     /// When the guest is gone.
@@ -347,7 +349,7 @@ impl Running {
         })
     }
 
-    /// What it has written so far, read without waiting long.
+    /// Returns what the command has written so far. Waits at most 0.3 s for more.
     pub(super) fn said(&mut self) -> String {
         let _ = self
             .stream
@@ -369,19 +371,19 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // The agent kills the command when nobody listens any more.
+        // The agent in the guest kills the command when its connection is closed.
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 }
 
-/// A command that is killed when this program dies, however that happens.
+/// Returns a command that the kernel kills when this program ends, also when this program is killed.
 pub(super) fn tied(program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "--"]).arg(program);
     command
 }
 
-/// Namespaces of runs that were killed: their names contain the process id.
+/// Deletes the namespaces that killed runs left behind. Their names contain a process id that no longer exists.
 fn remove_stale_namespaces() {
     let Ok(out) = ip().args(["netns", "list"]).output() else {
         return;
@@ -397,7 +399,7 @@ fn remove_stale_namespaces() {
     }
 }
 
-/// A network card; the guest tells them apart by the last octet of their address.
+/// Returns QEMU's options for a network card. The guest recognises it by `number`, the last octet of its address.
 fn card(net: &str, number: u8) -> String {
     format!("virtio-net-pci,netdev={net},mac=52:54:00:69:77:{number:02x},romfile=")
 }
@@ -406,7 +408,7 @@ pub(super) fn ip() -> Command {
     Command::new(sbin("ip"))
 }
 
-/// Ports on 127.0.0.1 that nobody uses at the moment.
+/// Returns ports of 127.0.0.1 that are free at the moment.
 fn free_ports(count: usize) -> Result<Vec<u16>> {
     let listeners: Vec<_> = (0..count)
         .map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))

@@ -1,4 +1,4 @@
-//! Our side: programs of this project on this machine, in the namespace of the TAP device when that is the network.
+//! Runs the programs on our side, on this machine. Cases over the TAP device run them in its network namespace.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -17,13 +17,13 @@ use super::image::sbin;
 pub(super) struct Host {
     /// The `iwarp` command.
     pub(super) iwarp: PathBuf,
-    /// The guest's `peer`, compiled for here.
+    /// The program of `guest/peer.c`, compiled for this machine.
     pub(super) peer: PathBuf,
     /// The directory with our `libibverbs.so.1` and `librdmacm.so.1`.
     pub(super) libraries: PathBuf,
 }
 
-/// A program of ours. It is killed when the value is dropped.
+/// A running program on our side. It is killed when the value is dropped.
 pub(super) struct Program {
     child: Child,
     lines: Receiver<String>,
@@ -92,10 +92,10 @@ impl Program {
         })
     }
 
-    /// Waits until it has written a line with `text`, and returns the line.
+    /// Waits until the program has written a line that contains `text`, for at most `limit` seconds. Returns the line.
     ///
     /// # Errors
-    /// When it ends or nothing comes in time.
+    /// When the program ends or no such line comes in time.
     pub(super) fn wait_for(&mut self, text: &str, limit: u64) -> Result<String> {
         let end = Instant::now() + Duration::from_secs(limit);
         loop {
@@ -111,10 +111,10 @@ impl Program {
         }
     }
 
-    /// Waits for its end; 124 when that does not come in time.
+    /// Waits for the end of the program, for at most `limit` seconds. After that the exit code in the result is 124.
     ///
     /// # Errors
-    /// When it cannot be waited for.
+    /// When waiting for the process fails.
     pub(super) fn wait(mut self, limit: u64) -> Result<Output> {
         let end = Instant::now() + Duration::from_secs(limit);
         loop {
@@ -140,15 +140,15 @@ impl Program {
         })
     }
 
-    /// Its process id.
+    /// Returns the process id.
     pub(super) fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Asks it to end.
+    /// Sends SIGINT to the program.
     ///
     /// # Errors
-    /// When it is gone.
+    /// When the process is gone.
     pub(super) fn interrupt(&self) -> Result<()> {
         let pid = i32::try_from(self.id())
             .ok()
@@ -157,15 +157,15 @@ impl Program {
         Ok(kill_process(pid, Signal::INT)?)
     }
 
-    /// Whether it has ended by itself.
+    /// Returns `true` if the program has ended.
     ///
     /// # Errors
-    /// When that cannot be found out.
+    /// When the process cannot be queried.
     pub(super) fn has_ended(&mut self) -> Result<bool> {
         Ok(self.child.try_wait()?.is_some())
     }
 
-    /// What it has written so far.
+    /// Returns what the program has written so far.
     pub(super) fn said(&mut self) -> &str {
         while let Ok(line) = self.lines.recv_timeout(Duration::from_millis(50)) {
             self.seen.push_str(&line);
@@ -174,7 +174,7 @@ impl Program {
         self.seen.trim()
     }
 
-    /// Kills it as `kill -9` does.
+    /// Kills the program with SIGKILL and waits for its end.
     pub(super) fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -1,8 +1,8 @@
-//! The guest: Debian's kernel, siw built from Debian's source in two variants, and a small file system.
+//! Builds the guest: Debian's kernel, siw from Debian's source in two variants, and a small file system.
 //!
-//! To have more in the guest: a kernel module is a line in [`MODULES`], with what it depends on (`modprobe NAME` in the guest then
-//! loads it); a program is a line in [`PROGRAMS`], and its package a line in `debian.rs` if it is not there yet. Libraries come along.
-//! `cargo xtask interop siw --exec 'modprobe ib_iser && lsmod'` shows whether it works.
+//! To add a kernel module to the guest, add a line to [`MODULES`]; the modules that it depends on are added as well. To add a
+//! program, add a line to [`PROGRAMS`], and its package to `debian.rs` if that is not there yet; its libraries are added as
+//! well. `cargo xtask interop siw --exec 'modprobe ib_iser && lsmod'` tries a module in the guest.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -38,7 +38,8 @@ const TOOLS: &[(&str, &str)] = &[
     ("qemu-img", "qemu-utils"),
     ("debugfs", "e2fsprogs"),
 ];
-/// Headers for the guest's own program, what the kernel's build tools load, and QEMU's iSER.
+/// Files that this machine must have, and the package of each: headers for `guest/peer.c`, a library of the kernel's build tools,
+/// and QEMU's iSER driver.
 const FILES: &[(&str, &str)] = &[
     ("/usr/include/rdma/rdma_cma.h", "librdmacm-dev"),
     ("/usr/include/infiniband/verbs.h", "libibverbs-dev"),
@@ -49,7 +50,7 @@ const FILES: &[(&str, &str)] = &[
     ),
 ];
 
-/// Kernel modules of the guest; what they need comes along.
+/// Kernel modules of the guest. The modules that they depend on are added.
 const MODULES: &[&str] = &[
     "virtio_net",
     "crc32c_generic",
@@ -78,7 +79,7 @@ const MODULES: &[&str] = &[
     "loop",
 ];
 
-/// Programs of the guest. Shared libraries are found by what they name.
+/// Programs of the guest. Their shared libraries are found in their dynamic sections.
 const PROGRAMS: &[&str] = &[
     "rdma",
     "rping",
@@ -101,17 +102,17 @@ const PROGRAMS: &[&str] = &[
     "mkfs.ext4",
 ];
 
-/// What a guest is started from.
+/// The files that a guest is started from.
 pub(super) struct Image {
     /// The kernel.
     pub(super) kernel: PathBuf,
     /// The file system.
     pub(super) initramfs: PathBuf,
-    /// What `uname -r` says in the guest.
+    /// The kernel release, as `uname -r` prints it in the guest.
     pub(super) release: String,
 }
 
-/// What this machine lacks, as package names.
+/// Returns the packages that this machine lacks.
 pub(super) fn missing_packages() -> Vec<&'static str> {
     let program = |name: &str| {
         find_program(name).is_some()
@@ -129,7 +130,7 @@ pub(super) fn missing_packages() -> Vec<&'static str> {
     names
 }
 
-/// Builds what is not built yet.
+/// Builds the guest's files, except those that exist from an earlier run.
 ///
 /// # Errors
 /// When packages cannot be fetched, or the driver or the file system cannot be built.
@@ -181,7 +182,7 @@ pub(super) fn build(context: &Context, cache: &Path, log: &mut Log) -> Result<Im
     })
 }
 
-/// Builds the driver in a directory of its own.
+/// Builds the driver in `dir`: unchanged, or with module parameters. Returns the path of the module.
 fn siw(
     kernel: &Kernel,
     kernel_dir: &Path,
@@ -297,7 +298,7 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// The wanted modules and what they depend on, unpacked, with an index.
+    /// Copies the wanted modules and those that they depend on, decompressed, and makes their index.
     fn kernel_modules(&mut self, kernel_dir: &Path, release: &str) -> Result<()> {
         self.log.run(
             Command::new(sbin("depmod"))
@@ -313,7 +314,7 @@ impl Stage<'_> {
                     .arg(kernel_dir)
                     .args(["-S", release, "--show-depends", wanted]),
             );
-            // What is not a module of this kernel is built in, or its test says that it is not there.
+            // The module may be built into the kernel. If this kernel does not have it at all, the case that needs it fails.
             let Ok(shown) = shown else { continue };
             for line in shown.lines() {
                 let Some(path) = line.strip_prefix("insmod ").map(str::trim) else {
@@ -350,7 +351,7 @@ impl Stage<'_> {
         )
     }
 
-    /// The first program, and what is written for the guest.
+    /// Copies the init script and the other scripts and programs of `conformance/guest`.
     fn guest_files(&mut self, source: &Path, cache: &Path) -> Result<()> {
         self.executable(&source.join("init"), "init")?;
         for script in ["siw-load", "iser-disk", "iser-target"] {
@@ -373,7 +374,7 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// Debian's programs and the libraries that they name.
+    /// Copies Debian's programs and the libraries that they need.
     fn user_space(&mut self) -> Result<()> {
         let dirs = ["usr/bin", "usr/sbin", "bin", "sbin"];
         let mut queue = VecDeque::new();
@@ -384,7 +385,7 @@ impl Stage<'_> {
                 .find(|path| path.exists());
             let found = found.with_context(|| format!("no package has the program {name}"))?;
             let to = format!("usr/bin/{name}");
-            // Busybox may have one of the same name; a copy must not follow its link.
+            // Busybox may have a link of the same name. A copy through the link would overwrite busybox.
             let _ = std::fs::remove_file(self.root.join(&to));
             self.executable(&found, &to)?;
             queue.push_back(found);
@@ -411,7 +412,7 @@ impl Stage<'_> {
         )?;
         queue.push_back(provider);
 
-        // The C library loads this one by itself when a thread ends.
+        // The C library loads libgcc_s by itself when a thread ends, so no program names it.
         let unwinder = find(self.programs, |name| name == "libgcc_s.so.1").context("no libgcc")?;
         self.executable(&unwinder, &format!("{LIBRARIES}/libgcc_s.so.1"))?;
 
@@ -437,10 +438,10 @@ impl Stage<'_> {
     }
 }
 
-/// Where Debian's loader looks without being told.
+/// The folder in which Debian's dynamic loader looks by default.
 const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 
-/// Looks for a file; the target of a link counts as the file.
+/// Looks for a file below `dir`. A link counts if its target exists.
 fn find(dir: &Path, is_it: impl Fn(&str) -> bool + Copy) -> Option<PathBuf> {
     let mut later = Vec::new();
     for entry in std::fs::read_dir(dir).ok()?.flatten() {
@@ -454,7 +455,7 @@ fn find(dir: &Path, is_it: impl Fn(&str) -> bool + Copy) -> Option<PathBuf> {
     later.iter().find_map(|dir| find(dir, is_it))
 }
 
-/// Libraries that `readelf -d` names.
+/// Returns the libraries that `readelf -d` lists as needed.
 fn needed(shown: &str) -> impl Iterator<Item = &str> {
     shown
         .lines()
@@ -462,15 +463,15 @@ fn needed(shown: &str) -> impl Iterator<Item = &str> {
         .filter_map(|line| Some(line.split_once('[')?.1.split_once(']')?.0))
 }
 
-/// Administrators' programs are not in everybody's `PATH`.
+/// Returns the path of a program of the administrator. Their folder may be missing in the user's `PATH`.
 pub(super) fn sbin(name: &str) -> PathBuf {
     find_program(name).unwrap_or_else(|| Path::new("/usr/sbin").join(name))
 }
 
-/// Installs what is missing, or says what it is.
+/// Installs missing packages as root. An ordinary user gets an error that names them.
 ///
 /// # Errors
-/// When something stays missing.
+/// When packages are missing and cannot be installed.
 pub(super) fn require_packages(log: &mut Log) -> Result<()> {
     let missing = missing_packages();
     if missing.is_empty() {

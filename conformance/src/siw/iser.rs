@@ -1,8 +1,10 @@
-//! Disks over iSER: the kernel's initiator (`ib_iser` on siw) at tgt on our library, and libiscsi's programs on our library at the
-//! kernel's target (`ib_isert` on siw). Its guest's part are the scripts `iser-disk` and `iser-target`.
+//! Disks over iSER. In one direction the kernel's initiator (`ib_iser` on siw) uses a disk of tgt on our library. In the other
+//! direction libiscsi's programs on our library use a disk of the kernel's target (`ib_isert` on siw). The scripts `iser-disk` and
+//! `iser-target` do the guest's part.
 //!
-//! libiscsi's `iscsi-test-cu` is not among them: it frees connections that it has not given back to the connection manager.
-//! tgt leaves their end to the initiator; the kernel's target ends them, and the program then writes to freed memory.
+//! libiscsi's `iscsi-test-cu` is left out. It frees connections that it has not destroyed at the connection manager. The kernel's
+//! target disconnects such connections, and the program then writes to freed memory. With tgt this does not happen, because tgt
+//! leaves disconnecting to the initiator.
 
 use std::fs::File;
 use std::io::Read;
@@ -20,34 +22,34 @@ use super::host::Program;
 use super::image::sbin;
 use super::lab::{LISTEN_LIMIT, Lab};
 
-/// For a step that moves some ten megabytes in an emulated machine.
+/// Seconds for a step that moves some ten megabytes in an emulated machine.
 const LIMIT: u64 = 180;
 
 const DISK_NAME: &str = "iqn.2024-01.example:disk";
-/// As `/etc/iscsi/initiatorname.iscsi` in the guest has it.
+/// The initiator's name, which `image.rs` writes to `/etc/iscsi/initiatorname.iscsi` in the guest.
 pub(super) const GUEST_NAME: &str = "iqn.2024-01.example:guest";
 const TARGET_NAME: &str = "iqn.2024-01.example:target";
 const PERF_NAME: &str = "iqn.2024-01.example:perf";
 
-/// Where tgt listens in the namespace of the TAP device. It takes ports from 32768 for negative numbers.
+/// The port of tgt, in the namespace of the TAP device. tgt takes ports from 32768 on for negative numbers.
 const PORT: u16 = 3260;
 
-/// For tgt to notice that nobody is logged in.
+/// Longest time until tgt has freed the sessions after a logout.
 const SESSION_LIMIT: Duration = Duration::from_secs(60);
 
-/// Size of tgt's disk: a file system with 28 MiB of files.
+/// Size of tgt's disk in octets. It gets a file system with 28 MiB of files.
 const DISK: u64 = 96 << 20;
 /// Size of the kernel's disk, in MiB.
 const TARGET_MIB: usize = 32;
 
 const NO_CRC: Settings = &[("IWARP_CRC", "off")];
 
-/// What is done at the kernel's target.
+/// A test of the kernel's target. Returns a note for the table.
 type AtTarget = fn(&Lab, &Case, &Target) -> Result<String>;
 
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
-    // The guest is told tgt's address by tgt, so this needs a network on which both have the same idea of it.
+    // tgt sends its own address to the guest during discovery. Only on the TAP network is it the address that the guest can reach.
     for (name, settings) in [("iser-tgt", &[][..]), ("iser-tgt-no-crc", NO_CRC)] {
         cases.push(Case {
             name: name.to_owned(),
@@ -68,7 +70,7 @@ pub(super) fn cases() -> Vec<Case> {
             cases.push(Case {
                 name: name.to_owned(),
                 driver: "",
-                // siw cannot read a CRC that is split over segments, and QEMU's network cuts as it likes.
+                // siw cannot read a CRC that is split over segments, and the user-mode network divides the stream anew.
                 settings: if net == Net::User { NO_CRC } else { &[] },
                 net,
                 we: We::Connect,
@@ -79,12 +81,12 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// A directory of one case. It is gone with the value.
+/// A directory of one case. It is removed when the value is dropped.
 struct Dir(PathBuf);
 
 impl Dir {
     fn new() -> Result<Self> {
-        // A short path: tgt's socket is in it.
+        // The path is short because tgt's Unix socket is in it, and socket paths are limited to 107 octets.
         let path = std::env::temp_dir().join(format!("iwarp-iser-{}", std::process::id()));
         std::fs::create_dir_all(&path)?;
         Ok(Self(path))
@@ -117,7 +119,7 @@ impl Tgt {
         let tgt = Self { daemon, dir };
         #[rustfmt::skip]
         let new = ["--op", "new", "--mode", "target", "--tid", "1", "-T", DISK_NAME];
-        // It listens before it takes commands.
+        // tgt listens before it accepts commands, so the first one is repeated.
         let start = Instant::now();
         while let Err(error) = tgt.admin(&new) {
             if start.elapsed() > LISTEN_LIMIT {
@@ -156,13 +158,13 @@ fn daemon(lab: &Lab, case: &Case, dir: &Dir, address: Ipv4Addr) -> Result<Progra
     let mut settings = case.settings.to_vec();
     settings.push(("TGT_IPC_SOCKET", &socket));
     let iser = format!("port={PORT},pool_sz_mb=64");
-    // Ordinary iSCSI is always there, too, and needs a port of its own.
+    // tgt always serves iSCSI over TCP as well, which needs a port of its own.
     let iscsi = format!("portal={address}:{}", PORT + 1);
     let words = ["tgtd", "-f", "--iser", &iser, "--iscsi", &iscsi];
     lab.on_our_library(case, &words, &settings)
 }
 
-/// Discovery, a file system, files; everything once more after a new login; and a look at the disk from this side.
+/// The guest discovers tgt, makes a file system and files, and checks them after a new login. Then this side checks the disk's file.
 fn kernel_initiator(lab: &Lab, case: &Case) -> Result<String> {
     let mut tgt = Tgt::start(lab, case)?;
     let result = login_and_use(lab, case, &tgt);
@@ -174,7 +176,7 @@ fn kernel_initiator(lab: &Lab, case: &Case) -> Result<String> {
 fn login_and_use(lab: &Lab, case: &Case, tgt: &Tgt) -> Result<String> {
     let guest = &lab.guest;
     let (_, address) = Guest::host(case.net);
-    // It is killed when this value goes.
+    // The daemon is killed when this value is dropped.
     let daemon = guest.start_command("exec iser-disk daemon", 5 * LIMIT)?;
     let found = guest.must(&format!("iser-disk discover {address} {}", PORT), LIMIT)?;
     expect(&found, &format!("{address}:{},1 {DISK_NAME}", PORT))?;
@@ -194,7 +196,7 @@ fn login_and_use(lab: &Lab, case: &Case, tgt: &Tgt) -> Result<String> {
         bail!("{checked}");
     }
     guest.must("iser-disk logout", LIMIT)?;
-    // tgt frees a session when the wait after its connection is over, which our connection manager tells.
+    // tgt frees a session when our connection manager reports the end of the TIME_WAIT state of its connection.
     let start = Instant::now();
     while tgt.sessions()? > 0 {
         if start.elapsed() > SESSION_LIMIT {
@@ -206,7 +208,7 @@ fn login_and_use(lab: &Lab, case: &Case, tgt: &Tgt) -> Result<String> {
     drop(daemon);
     quiet(guest)?;
 
-    // What the guest has written is in the file, and is a file system.
+    // tgt's file contains a valid file system with the guest's files.
     let image = tgt.dir.file("disk");
     succeeds(Command::new(sbin("e2fsck")).args(["-f", "-n", &image]))?;
     let copy = tgt.dir.file("noise");
@@ -216,7 +218,7 @@ fn login_and_use(lab: &Lab, case: &Case, tgt: &Tgt) -> Result<String> {
     Ok(format!("{files} files, the same in tgt's disk"))
 }
 
-/// Returns the name of the disk in the guest.
+/// Logs in. Returns the name of the disk in the guest.
 fn login(guest: &Guest) -> Result<String> {
     let said = guest.must("iser-disk login", LIMIT)?;
     expect(&said, "iser: [")?;
@@ -224,7 +226,7 @@ fn login(guest: &Guest) -> Result<String> {
     Ok(disk.context("no disk")?.to_owned())
 }
 
-/// The guest's kernel had nothing to complain about its disk. The messages stay for the log.
+/// Fails if the guest's kernel reported errors of its disk. The messages are not cleared, so they still reach the log.
 fn quiet(guest: &Guest) -> Result<()> {
     let said = guest.must("dmesg", 20)?;
     for words in [
@@ -240,9 +242,9 @@ fn quiet(guest: &Guest) -> Result<()> {
     Ok(())
 }
 
-/// The kernel's target in the guest, with one disk of noise.
+/// The kernel's target in the guest, with one disk of random data.
 struct Target {
-    /// Host and port, from here.
+    /// The address and port at which this machine reaches the target.
     portal: String,
 }
 
@@ -268,7 +270,8 @@ impl Target {
         format!("iser://{}/{TARGET_NAME}/0", self.portal)
     }
 
-    /// QEMU's name for the disk. libiscsi's iSER takes at most 512 KiB for one command and does not say so; QEMU would ask for 2 MiB.
+    /// Returns QEMU's options for the disk. libiscsi's iSER transfers at most 512 KiB in one command but does not tell QEMU, which
+    /// would ask for 2 MiB; the options limit commands to 256 KiB.
     fn image(&self) -> String {
         format!(
             "driver=blkdebug,max-transfer=262144,image.driver=iser,image.transport=iser,image.portal={},\
@@ -278,10 +281,10 @@ impl Target {
     }
 }
 
-/// A program of this machine on our library, which has to succeed.
+/// Runs a program of this machine on our library and returns its output. Fails unless its exit code is 0.
 fn tool(lab: &Lab, case: &Case, words: &[&str]) -> Result<String> {
     let mut settings = case.settings.to_vec();
-    // libiscsi 1.19 counts on fresh memory of the heap to be zero, which this makes of it.
+    // libiscsi 1.19 relies on new heap memory to be zero. With this value the C library fills it with zeros.
     settings.push(("MALLOC_PERTURB_", "255"));
     let out = lab.on_our_library(case, words, &settings)?.wait(LIMIT)?;
     if out.code != 0 {
@@ -345,7 +348,7 @@ fn images(lab: &Lab, case: &Case, target: &Target) -> Result<String> {
 
 fn same(what: &str, here: &str, there: &str) -> Result<()> {
     if here != there {
-        bail!("what was {what} is something else: {here} here, {there} in the guest");
+        bail!("the data that was {what} differs: SHA-256 {here} here, {there} in the guest");
     }
     Ok(())
 }
@@ -357,7 +360,7 @@ fn expect(said: &str, words: &str) -> Result<()> {
     Ok(())
 }
 
-/// The end of an output, in one line.
+/// Returns the last lines of an output, joined into one line.
 fn tail(text: &str) -> String {
     let lines: Vec<&str> = text.trim().lines().collect();
     lines[lines.len().saturating_sub(6)..].join(" / ")

@@ -1,4 +1,4 @@
-//! One program of ours and one in the guest, connected in either direction.
+//! Starts a program on our side and one in the guest, which connect to each other.
 
 use std::cell::Cell;
 use std::net::{Ipv4Addr, TcpListener};
@@ -13,22 +13,20 @@ use super::guest::{Guest, Net, Output, Running};
 use super::host::{Host, Program};
 use super::image::sbin;
 
-/// How long a server may take until it listens.
+/// Longest time from the start of a server until it listens.
 pub(super) const LISTEN_LIMIT: Duration = Duration::from_secs(30);
 
-/// What the cases work with.
+/// The running guest, our programs, and the recordings. All cases work with it.
 pub(super) struct Lab {
-    /// The running guest.
     pub(super) guest: Guest,
-    /// Our programs.
     pub(super) host: Host,
     port: Cell<u16>,
     captures: PathBuf,
-    /// Everything is recorded, not only what a case looks at.
+    /// All cases are recorded, not only those that examine their packets.
     pub(super) record: bool,
 }
 
-/// What both programs have said at their end.
+/// The outputs and exit codes of both programs.
 pub(super) struct Both {
     /// Our program.
     pub(super) ours: Output,
@@ -45,7 +43,7 @@ pub(super) struct Pair {
 }
 
 impl Pair {
-    /// Waits for both; the client first, which has the last word.
+    /// Waits for both programs. Ours may take `limit` seconds.
     ///
     /// # Errors
     /// When the guest does not answer.
@@ -53,7 +51,7 @@ impl Pair {
         let ours = self.ours.wait(limit)?;
         let theirs = match ours.code {
             0 => self.theirs.wait()?,
-            // The other end may wait for ever for what will not come.
+            // After our program has failed the other one may wait for ever.
             _ => self.theirs.wait_at_most(10)?,
         };
         Ok(Both { ours, theirs })
@@ -61,18 +59,18 @@ impl Pair {
 }
 
 impl Both {
-    /// Both must have succeeded.
+    /// Checks that both programs ended with exit code 0.
     ///
     /// # Errors
-    /// What the one that has not has written.
+    /// When one did not. The error contains the end of both outputs.
     pub(super) fn succeeded(self) -> Result<Self> {
         self.ended(0, 0)
     }
 
-    /// Both must have ended like this.
+    /// Checks that the programs ended with these exit codes.
     ///
     /// # Errors
-    /// What was different.
+    /// When one did not. The error contains the end of both outputs.
     pub(super) fn ended(self, ours: i32, theirs: i32) -> Result<Self> {
         if (self.ours.code, self.theirs.code) != (ours, theirs) {
             bail!(
@@ -87,7 +85,7 @@ impl Both {
     }
 }
 
-/// The end of an output, in one line.
+/// Returns the last lines of an output, joined into one line.
 fn last_lines(text: &str) -> String {
     let lines: Vec<&str> = text
         .lines()
@@ -115,8 +113,8 @@ impl Lab {
         })
     }
 
-    /// Starts a program of ours and one of the guest. `{addr}` and `{port}` in their words are replaced.
-    /// Which of the two is the server follows from the case.
+    /// Starts a program on our side and one in the guest. `{addr}` and `{port}` in their command lines are replaced. The case says
+    /// which of them is the server; it is started first.
     ///
     /// # Errors
     /// When one of them cannot be started or the server does not listen.
@@ -146,15 +144,15 @@ impl Lab {
         }
     }
 
-    /// [`start`](Self::start) and wait for both ends.
+    /// Starts both programs and waits for their ends.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`start`](Self::start).
     pub(super) fn talk(&self, case: &Case, ours: &str, theirs: &str, limit: u64) -> Result<Both> {
         self.start(case, ours, theirs, limit)?.wait(limit)
     }
 
-    /// Where the recording of a case goes, without extension.
+    /// Returns the path for the recording of a case, without extension.
     fn file(&self, title: &str) -> PathBuf {
         self.captures
             .join(title.replace(' ', "-").replace("->", "-to-"))
@@ -168,7 +166,7 @@ impl Lab {
         self.capture_of(title, "tcp")
     }
 
-    /// Records those that pass a filter.
+    /// Records the packets that pass a filter of tcpdump.
     ///
     /// # Errors
     /// As [`capture`](Self::capture).
@@ -198,7 +196,7 @@ impl Lab {
         if name != "iwarp" {
             settings.push(("LD_LIBRARY_PATH", &libraries));
         }
-        // Packets of the user-mode network are nowhere to be seen, so our library records what it sends.
+        // tcpdump cannot see the packets of the user-mode network, so our library records the connection.
         let record;
         if self.record && case.net == Net::User {
             record = format!("{}-%p.pcapng", self.file(&case.title()).display());
@@ -231,7 +229,7 @@ impl Lab {
         Program::start(&self.guest, case.net, &self.host.iwarp, &args, &settings)
     }
 
-    /// Ports in turn, so that one case does not meet what another left behind.
+    /// Returns the next of the guest's ports in turn, so that a case does not meet connections that an earlier one left behind.
     pub(super) fn next_port(&self) -> u16 {
         let ports = super::guest::GUEST_PORTS;
         let turn = self.port.get();
@@ -253,17 +251,17 @@ impl Lab {
 /// A recording of packets.
 pub(super) struct Capture {
     tcpdump: Program,
-    /// Where they are.
+    /// The file with the packets.
     pub(super) file: PathBuf,
 }
 
 impl Capture {
-    /// Ends it, when all packets have been written.
+    /// Ends the recording after all packets have been written, and returns the file.
     ///
     /// # Errors
     /// When tcpdump does not end.
     pub(super) fn finish(self) -> Result<PathBuf> {
-        // What is on its way to tcpdump.
+        // The last packets take a moment from the kernel to tcpdump.
         thread::sleep(Duration::from_millis(300));
         self.tcpdump.interrupt()?;
         let out = self.tcpdump.wait(20)?;
@@ -274,7 +272,7 @@ impl Capture {
     }
 }
 
-/// Replaces the places for the address and the port.
+/// Replaces `{addr}` and `{port}`.
 fn fill(words: &str, address: impl ToString, port: u16) -> String {
     words
         .replace("{addr}", &address.to_string())
@@ -285,12 +283,12 @@ impl Program {
     /// Waits until the program listens on a port.
     ///
     /// # Errors
-    /// When it does not, or has ended.
+    /// When the program does not listen in time, or has ended.
     pub(super) fn listens(&mut self, port: u16, limit: Duration) -> Result<()> {
         let start = Instant::now();
         let wanted = format!(":{port:04X} ");
         while start.elapsed() < limit {
-            // The table of its own network namespace.
+            // The table of the network namespace that the program runs in.
             let listening = ["tcp", "tcp6"].iter().any(|table| {
                 let text = std::fs::read_to_string(format!("/proc/{}/net/{table}", self.id())).unwrap_or_default();
                 text.lines().any(|line| {

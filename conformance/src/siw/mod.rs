@@ -1,7 +1,8 @@
 //! `cargo xtask interop siw`: the Linux kernel as a peer.
 //!
-//! It boots Debian's kernel with the kernel's software iWARP in an emulated machine and runs every program of
-//! [`cases`] between it and us. What is particular about siw is written down in `docs/interop.md`.
+//! It boots Debian's kernel with siw, the kernel's software iWARP, in an emulated machine (the guest). Then it runs every
+//! case of [`cases`], with one end on our library on this machine and the other end on siw in the guest. `docs/interop.md`
+//! describes where siw differs from the RFCs.
 
 mod archive;
 mod cases;
@@ -40,7 +41,7 @@ pub(crate) struct SiwArgs {
     /// Run only the cases whose names contain one of these
     #[arg(long, value_name = "CASE", num_args = 1..)]
     only: Vec<String>,
-    /// Run the cases so often
+    /// Run every case N times
     #[arg(long, value_name = "N", default_value_t = 1)]
     repeat: u32,
     /// Only over QEMU's user-mode network (the TAP device needs root)
@@ -49,7 +50,7 @@ pub(crate) struct SiwArgs {
     /// Keep the packets of each case
     #[arg(long)]
     capture: bool,
-    /// Measure at the end, us with siw beside siw with itself
+    /// Measure at the end: us with siw, and siw with itself
     #[arg(long)]
     figures: bool,
     /// List the cases
@@ -60,7 +61,7 @@ pub(crate) struct SiwArgs {
     exec: Option<String>,
 }
 
-/// Everything together; it only ends a hang.
+/// The limit for all cases together. No run takes so long; the limit only ends one that hangs.
 const LIMIT: Duration = Duration::from_secs(3 * 3600);
 
 /// Runs the cases.
@@ -147,7 +148,7 @@ pub(crate) fn command(args: &SiwArgs) -> Result<()> {
     Ok(())
 }
 
-/// Builds our side.
+/// Builds the `iwarp` command, the C library and the program `peer` for this machine.
 fn our_programs(context: &Context, cache: &Path, log: &mut Log) -> Result<Host> {
     log.say("building our programs");
     log.run(cargo(&context.root).args([
@@ -159,7 +160,7 @@ fn our_programs(context: &Context, cache: &Path, log: &mut Log) -> Result<Host> 
         "iwarp-verbs",
     ]))?;
     let release = context.target.join("release");
-    // The names that unmodified programs look for.
+    // The library under the names that unmodified programs look for.
     let libraries = cache.join("libraries");
     std::fs::create_dir_all(&libraries)?;
     let library = release
@@ -187,7 +188,7 @@ fn our_programs(context: &Context, cache: &Path, log: &mut Log) -> Result<Host> 
     })
 }
 
-/// Does a case, and collects what the guest's kernel says.
+/// Runs a case once. Returns its result and the messages of the guest's kernel.
 fn once(lab: &Lab, case: &Case) -> Result<(Result<String>, String)> {
     let capture = if lab.record && case.net == Net::Tap {
         Some(lab.capture(&case.title())?)
@@ -201,17 +202,18 @@ fn once(lab: &Lab, case: &Case) -> Result<(Result<String>, String)> {
     Ok((result, lab.guest.kernel_messages()))
 }
 
-/// How often a case may be repeated for what is not ours to mend.
+/// How often a case may be repeated because of a fault of the other side (see [`excuse`]).
 const ATTEMPTS: usize = 6;
 
-/// What went wrong, if it is a fault of the other side that depends on chance alone. The case is done again then.
+/// Returns the known fault of the other side that made the case fail, if it is one. These faults happen by chance, so the case is
+/// run again.
 fn excuse(case: &Case, kernel: &str, error: &str) -> Option<&'static str> {
-    // It copies every part of a CRC to the place of its first octet. We align FPDUs with segments, but QEMU's user-mode network
-    // cuts anew.
+    // If a CRC is split over two segments, siw copies each part to the place of the first octet. We align FPDUs with
+    // segments, but QEMU's user-mode network divides the stream into segments of its own.
     if case.net == Net::User && kernel.contains("siw: crc error") {
         return Some("siw cannot read a CRC that is split over segments");
     }
-    // The server ends one listener before it has the next, and the machine is slow, emulated or busy.
+    // perftest's server closes its first listener before it opens the second. On a slow machine its client may connect in between.
     let refused = match case.we {
         We::Connect => error.contains("Failed to resolve RDMA CM address"),
         We::Serve => {
@@ -233,7 +235,7 @@ fn is_broken(kernel: &str) -> bool {
 /// Runs the cases in groups of one driver setting, and prints the table. Returns how many failed.
 fn run(lab: &Lab, cases: impl Iterator<Item = Case>, log: &mut Log) -> Result<usize> {
     let mut rows: Vec<(String, Result<String>, Duration)> = Vec::new();
-    // What was said while it booted is not about us.
+    // Discards the kernel messages of the boot.
     lab.guest.kernel_messages();
     let mut driver: Option<&'static str> = None;
     for case in cases {

@@ -1,5 +1,5 @@
-//! Single operations with the guest's `peer` on both sides: private data, numbers of reads, refusals, ends of
-//! connections, and errors with their Terminate messages. Here it runs on our C library.
+//! Single operations with the program `peer` (`guest/peer.c`) on both sides: private data, numbers of Reads, rejected
+//! connections, ends of connections, and errors with their Terminate messages. On our side `peer` runs on our C library.
 
 use std::thread;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use super::cases::{Case, NETS, ROLES, We};
 use super::guest::Net;
 use super::lab::{Both, Lab};
 
-/// How long one conversation may take.
+/// Seconds that one conversation may take.
 const LIMIT: u64 = 40;
 
-/// A conversation: words for the server, words for the client, and what their outputs must contain.
+/// A conversation: arguments of the server, arguments of the client, and texts that their outputs must contain.
 struct Talk {
     name: &'static str,
     server: &'static str,
@@ -107,7 +107,7 @@ const TALKS: &[Talk] = &[
         name: "sizes-around-a-segment",
         server: "recvs=16",
         client: "op=write:1421,write:1428,write:1429,send:1420,send:1424,send:1425,read:1427,read:1433,send:3,write:65535",
-        // Where old and new octets are equal by chance nothing changes.
+        // Fewer than all written octets count as changed, because some had the same value before.
         server_says: &["changed 652"],
         client_says: &["wc 10 success"],
         ..ALL_WELL
@@ -115,7 +115,7 @@ const TALKS: &[Talk] = &[
     Talk {
         name: "server-sends-first",
         server: "op=send:100 pause=0",
-        // Time for the server to lose its patience, on a busy machine, too.
+        // The client is silent until the server has given up waiting for its first message, also on a busy machine.
         client: "pause=1000 stay=1000 op=send:8",
         server_says: &["wc 1000 success"],
         client_says: &["wc 1000 success len 100"],
@@ -161,9 +161,11 @@ const TALKS: &[Talk] = &[
     },
 ];
 
-/// Everything both ways, for set-ups in which rping has no reads: siw tells programs nothing of reads on revision 1.
+/// Reads, Writes and Sends in both directions. It replaces rping with revision 1: rping takes the number of
+/// Reads from the connection, and with revision 1 siw reports none.
 pub(super) fn everything(lab: &Lab, case: &Case, size: u32) -> Result<String> {
-    // siw computes the CRC of an answer before it sends the memory itself, so that must not change in between.
+    // siw computes the CRC of a Read Response before it sends the memory. If the memory changed in between, the CRC would be
+    // wrong, so the Write waits until the Read is complete.
     let ops = format!("op=read:{size},wait,write:{size},send:8");
     let both = talk(
         lab,
@@ -184,14 +186,14 @@ pub(super) fn everything(lab: &Lab, case: &Case, size: u32) -> Result<String> {
     Ok(String::new())
 }
 
-/// An operation that the other side must refuse.
+/// An operation that the other side must answer with a Terminate.
 struct Wrong {
     name: &'static str,
     server: &'static str,
     op: &'static str,
-    /// Layer, type and code of the Terminate that RFC 5040 wants from us.
+    /// Layer, type and code of the Terminate that RFC 5040 requires from us.
     terminate: (u8, u8, u8),
-    /// siw lets it pass.
+    /// siw performs the operation instead of refusing it.
     allowed_by_siw: bool,
 }
 
@@ -221,7 +223,7 @@ const WRONGS: &[Wrong] = &[
         name: "write-without-permission",
         server: "access=r",
         op: "write:64",
-        // DDP has no code for it; RDMAP has.
+        // DDP has no error code for missing permission, so RDMAP reports it.
         terminate: (0, 1, 2),
         allowed_by_siw: false,
     },
@@ -283,7 +285,7 @@ pub(super) fn cases() -> Vec<Case> {
             let case = |name: String, run: super::cases::Run| Case {
                 name,
                 driver: "",
-                // A Send without a receive is an error here, or it would be held.
+                // With a time of 0 a Send without a posted receive is an error at once; otherwise our side would hold it.
                 settings: &[("IWARP_RNR_TIMEOUT_MS", "0")],
                 net,
                 we,
@@ -301,7 +303,7 @@ pub(super) fn cases() -> Vec<Case> {
                     Box::new(|lab, case| refuse(lab, case, wrong)),
                 ));
             }
-            // Datagrams do not come through the user-mode network by themselves.
+            // The user-mode network does not forward datagrams to the guest.
             if net == Net::Tap && we == We::Connect {
                 cases.push(Case {
                     settings: &[("IWARP_PORT_MAPPER", "on")],
@@ -329,7 +331,7 @@ fn talk(lab: &Lab, case: &Case, server: &str, client: &str) -> Result<Both> {
     }
 }
 
-/// Outputs of server and client.
+/// Returns the outputs of the server and the client.
 const fn sides(both: &Both, we: We) -> (&String, &String) {
     match we {
         We::Connect => (&both.theirs.text, &both.ours.text),
@@ -378,7 +380,7 @@ fn refuse(lab: &Lab, case: &Case, wrong: &Wrong) -> Result<String> {
     }
     says("server", server, &["event DISCONNECTED", "changed 0"])?;
     says("client", client, &["event DISCONNECTED"])?;
-    // A Write or Send may be done for its side before the other has looked at it; a Read is not.
+    // A Write or Send may complete before the other side has checked it. A Read completes only after the other side has answered.
     if wrong.op.starts_with("read") && client.contains("wc 1 success") {
         bail!("the read succeeded: {client}");
     }
@@ -407,9 +409,9 @@ fn refuse(lab: &Lab, case: &Case, wrong: &Wrong) -> Result<String> {
     }
 }
 
-/// Asks the guest's `iwpmd` first. siw's listeners are known to it, under the port that they have.
+/// Connects after asking the guest's port mapper, `iwpmd`. It knows siw's listeners and answers with the same port.
 fn ask_port_mapper(lab: &Lab, case: &Case) -> Result<String> {
-    // It stays in the foreground, and is killed when this value goes.
+    // It runs in the foreground and is killed when this value is dropped.
     let _mapper = lab.guest.start_command("exec iwpmd -s", 2 * LIMIT)?;
     lab.guest.must(
         "for i in $(seq 200); do grep -q ':0F5F ' /proc/net/udp && exit 0; usleep 50000; done; exit 1",
@@ -427,7 +429,7 @@ fn ask_port_mapper(lab: &Lab, case: &Case) -> Result<String> {
     );
     let file = capture.finish()?;
     result?;
-    // Our request, the daemon's accept, and our acknowledgement, without which it would repeat itself.
+    // Our request, the daemon's accept, and our acknowledgement. Without an acknowledgement the daemon would repeat its accept.
     let kinds = super::wire::fields(&file, "udp.port == 3935", "udp.payload")?;
     let kinds: Vec<&str> = kinds.iter().map(|octets| &octets[..2]).collect();
     match kinds[..] {
@@ -436,7 +438,7 @@ fn ask_port_mapper(lab: &Lab, case: &Case) -> Result<String> {
     }
 }
 
-/// One side is killed in the middle of everything; the other must notice, and the next connection must work.
+/// Kills one side while data is exchanged. The other side must notice, and a new connection must work.
 fn die(lab: &Lab, case: &Case, ours: bool) -> Result<String> {
     let (server, client) = (
         "rping -s -a {addr} -p {port} -S 60000",
@@ -450,7 +452,7 @@ fn die(lab: &Lab, case: &Case, ours: bool) -> Result<String> {
     if ours {
         pair.ours.kill();
         let theirs = pair.theirs.wait()?;
-        // rping may have heard of it and still wait for ever for its own next message.
+        // rping may wait for ever for a message even after it has learned of the disconnect.
         if theirs.code == 124 && !theirs.text.contains("DISCONNECT EVENT") {
             bail!("siw's side did not notice: {}", theirs.text);
         }

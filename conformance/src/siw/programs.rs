@@ -1,4 +1,4 @@
-//! Unmodified programs of rdma-core and perftest: on our C library here, on siw in the guest.
+//! Unmodified programs of rdma-core and perftest. On this machine they run on our C library, in the guest on siw.
 
 use anyhow::{Context as _, Result, bail};
 
@@ -6,7 +6,7 @@ use super::cases::{Case, NETS, ROLES, Settings, We};
 use super::guest::Net;
 use super::lab::{Both, Lab};
 
-/// A program that comes as server and client.
+/// A program and the command lines of its server and its client.
 struct Program {
     name: &'static str,
     server: &'static str,
@@ -63,7 +63,7 @@ const PERFTEST: &[&str] = &[
     "ib_send_lat",
 ];
 
-/// How long one of them may take in an emulated machine.
+/// Seconds that one program may take in the emulated machine.
 pub(super) const LIMIT: u64 = 60;
 
 pub(super) fn cases() -> Vec<Case> {
@@ -78,8 +78,8 @@ pub(super) fn cases() -> Vec<Case> {
                 we,
                 run,
             };
-            // siw cannot read a CRC that is split over segments, and this network cuts as it likes: with much traffic a
-            // connection with CRCs hardly survives there.
+            // siw cannot read a CRC that is split over segments, and the user-mode network divides the stream anew. With
+            // much traffic nearly every connection with CRCs would fail there, so these cases switch CRCs off.
             let bulk = match net {
                 Net::User => NO_CRC,
                 Net::Tap => &[],
@@ -128,7 +128,7 @@ fn plain(lab: &Lab, case: &Case, program: &Program) -> Result<String> {
     Ok(String::new())
 }
 
-/// The words of a program of perftest in the guest, without the address of the server.
+/// Returns the command line of a perftest program in the guest, without the address of the server.
 pub(super) fn words(name: &str, size: u32, rounds: u32, net: Net) -> String {
     let device = match net {
         Net::User => "siw_user",
@@ -138,7 +138,7 @@ pub(super) fn words(name: &str, size: u32, rounds: u32, net: Net) -> String {
 }
 
 fn our_words(name: &str, size: u32, rounds: u32) -> String {
-    // Both measure; the longer queue of bandwidth tests must not be longer than the test.
+    // The default queue of the bandwidth tests is longer than the shortest test here, which has 10 messages.
     let depth = if name.ends_with("_bw") { " -t 8" } else { "" };
     format!("{name} -R -F -p {{port}} -s {size} -n {rounds}{depth}")
 }
@@ -154,7 +154,7 @@ fn run_perftest(lab: &Lab, case: &Case, name: &str, size: u32, rounds: u32) -> R
     }
 }
 
-/// What the client measures.
+/// Runs a perftest program on both sides and returns what the client measured.
 pub(super) fn measure(
     lab: &Lab,
     case: &Case,
@@ -169,7 +169,7 @@ pub(super) fn measure(
 fn perftest(lab: &Lab, case: &Case, name: &str, size: u32) -> Result<String> {
     let rounds = if size >= 1 << 20 { 10 } else { 100 };
     let both = run_perftest(lab, case, name, size, rounds)?;
-    // siw reports a Send as failed that was being sent when the peer's FIN came: the last one, if we are quick.
+    // If our FIN arrives while siw is sending its last Send, siw reports that Send as failed.
     let quirk = both.theirs.code == 1
         && both.theirs.text.contains("Bad wc status 2")
         && both.theirs.text.contains("Failed to close connection");
@@ -186,7 +186,7 @@ fn perftest(lab: &Lab, case: &Case, name: &str, size: u32) -> Result<String> {
     })
 }
 
-/// What the client measured.
+/// Returns the result in the client's output.
 fn figure(both: &Both, name: &str, size: u32, we: We) -> Result<String> {
     let text = match we {
         We::Connect => &both.ours.text,
@@ -195,13 +195,13 @@ fn figure(both: &Both, name: &str, size: u32, we: We) -> Result<String> {
     value(text, name, size).with_context(|| format!("no result in: {text}"))
 }
 
-/// MB/s or microseconds.
+/// Returns the average bandwidth in MB/s or the typical latency in microseconds, with its unit.
 pub(super) fn value(text: &str, name: &str, size: u32) -> Option<String> {
     let row: Vec<&str> = text
         .lines()
         .map(|line| line.split_whitespace().collect::<Vec<_>>())
         .find(|words| words.first().and_then(|word| word.parse().ok()) == Some(size))?;
-    // Size, rounds, then peak and average, or least, most and typical.
+    // Columns of a row: size, rounds, then peak and average, or minimum, maximum and typical.
     if name.ends_with("_bw") {
         row.get(3).map(|value| format!("{value} MB/s"))
     } else {

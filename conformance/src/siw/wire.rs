@@ -1,4 +1,4 @@
-//! What was on the wire, as tshark reads it.
+//! Reads recordings of packets with tshark.
 
 use std::path::Path;
 use std::process::Command;
@@ -16,13 +16,13 @@ pub(super) struct Terminate {
     pub(super) kind: u8,
     /// Error code.
     pub(super) code: u8,
-    /// siw puts layer and type in each other's place, and the flags at the other end of their octet.
+    /// The message has siw's layout: layer and type are exchanged, and the flags are at the low end of their octet.
     pub(super) siw_layout: bool,
-    /// The four octets and what they mean.
+    /// The four octets and their meaning, for a person.
     pub(super) shown: String,
 }
 
-/// All Terminate messages of a recording.
+/// Returns all Terminate messages of a recording.
 ///
 /// # Errors
 /// When tshark fails.
@@ -44,7 +44,7 @@ pub(super) fn terminates(file: &Path) -> Result<Vec<Terminate>> {
         .collect()
 }
 
-/// Values of a field in the packets of a recording that pass a filter.
+/// Returns the values of a field in the packets of a recording that pass a filter.
 ///
 /// # Errors
 /// When tshark fails.
@@ -79,13 +79,13 @@ fn octets(hex: &str) -> Result<Vec<u8>> {
         .collect()
 }
 
-/// Where the control word is: FPDUs stand one after the other, and the Terminate is the last.
+/// Returns the offset of the Terminate's control word. The payload consists of whole FPDUs, of which the Terminate may be a later one.
 fn position(octets: &[u8]) -> Option<usize> {
     let mut at = 0;
     loop {
         let len = usize::from(u16::from_be_bytes([*octets.get(at)?, *octets.get(at + 1)?]));
         let header = octets.get(at + 2..at + 2 + len)?;
-        // Not tagged, opcode Terminate.
+        // An untagged segment with the opcode Terminate.
         if len >= 22 && header[0] & 0x80 == 0 && header[1] & 0x0f == 7 {
             return Some(at + 2 + 18);
         }
