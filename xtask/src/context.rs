@@ -1,4 +1,4 @@
-//! What every step needs to know about the tree it works on.
+//! The tree that the steps work on: its folders, and the options for all steps.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::process::cargo;
 
-/// Where things are, and how thorough to be.
+/// The folders of the tree, and options for all steps.
 pub struct Context {
     /// The root of the workspace.
     pub root: PathBuf,
@@ -21,11 +21,11 @@ pub struct Context {
 }
 
 impl Context {
-    /// Finds the workspace that the current directory is in. Not the one that this program was built in: that may have
-    /// been moved, or be another working tree of the same repository.
+    /// Finds the workspace of the current directory. The one that this program was built in would be wrong: it may have been moved,
+    /// or be another working tree of the same repository.
     ///
     /// # Errors
-    /// When the current directory is in no workspace, or in that of another project.
+    /// When the current directory is in no workspace, or in the workspace of another project.
     pub fn new(quick: bool, install: bool) -> Result<Self> {
         let output = cargo(Path::new("."))
             .args(["metadata", "--no-deps", "--format-version=1"])
@@ -55,12 +55,12 @@ impl Context {
         })
     }
 
-    /// Where the full output of each step goes.
+    /// Returns the folder for the full output of each step.
     pub fn log_dir(&self) -> PathBuf {
         self.target.join("xtask-logs")
     }
 
-    /// Whether a path relative to the root exists.
+    /// Returns `true` if a path, relative to the root, exists.
     pub fn has(&self, relative: &str) -> bool {
         self.root.join(relative).exists()
     }

@@ -1,7 +1,7 @@
 //! `cargo xtask install --prefix DIR` and `cargo xtask bundle`: the command together with its libraries.
 //!
-//! An installation has the libraries in `lib/iwarp`, where `bin/iwarp run` finds them. A bundle is the command's own
-//! file with the libraries behind its end: one file to drop into a container. `iwarp-cli/src/run/bundle.rs` reads it.
+//! An installation has the libraries in `lib/iwarp`, where `bin/iwarp run` finds them. A bundle is a single file, for example for
+//! a container: the command with the libraries appended. `iwarp-cli/src/run/bundle.rs` reads it.
 
 use anyhow::{Context as _, Result, bail};
 use std::fs;
@@ -14,15 +14,15 @@ use crate::context::Context;
 use crate::layout;
 use crate::process::cargo;
 
-/// Ends a bundle; `iwarp run` looks for it.
+/// The last octets of a bundle, by which `iwarp run` recognises it.
 const MAGIC: &[u8; 8] = b"iwarplib";
-/// The built files: the command, the C library, the preload library.
+/// The paths of the built files.
 pub struct Built {
-    /// `iwarp`.
+    /// The command `iwarp`.
     pub command: PathBuf,
-    /// The library with both names.
+    /// The C library, which is installed as `libibverbs.so.1` and `librdmacm.so.1`.
     pub verbs: PathBuf,
-    /// `librspreload.so`.
+    /// The preload library `librspreload.so`.
     pub preload: Option<PathBuf>,
 }
 
@@ -104,8 +104,8 @@ pub fn bundle(context: &Context, output: Option<&Path>) -> Result<()> {
     Ok(())
 }
 
-/// Makes a library that is named `librdmacm.so.1` and has only that library's versions in it and a dependency on ours.
-/// A program can load ours from memory then, where no folder gives it the second name.
+/// Links a library without code that is named `librdmacm.so.1`, defines that library's symbol versions, and depends on ours. With it a
+/// program can load our library from memory, where no link can give our library its second name.
 fn second_name(context: &Context, verbs: &Path) -> Result<Vec<u8>> {
     let file = context.target.join("release/librdmacm-name.so");
     let versions = context.root.join("crates/iwarp-verbs/symbols.map");
@@ -121,7 +121,7 @@ fn second_name(context: &Context, verbs: &Path) -> Result<Vec<u8>> {
     fs::read(&file).with_context(|| format!("reading {}", file.display()))
 }
 
-/// What follows the command in a bundle: the parts, their lengths, and the mark.
+/// Returns what follows the command in a bundle: the parts, their lengths, and [`MAGIC`].
 fn bundle_tail(parts: [&[u8]; 3]) -> Vec<u8> {
     let mut tail = parts.concat();
     for part in parts {

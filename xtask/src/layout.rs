@@ -1,7 +1,7 @@
-//! What an installation consists of, and where each file goes below a prefix.
+//! The files of an installation, and their places below a prefix.
 //!
-//! `cargo xtask install` and the Debian package put the same files. Manual pages and completions come from the built
-//! command itself, so they always describe that command.
+//! `cargo xtask install` and the Debian package install the same files. The built command itself writes its manual pages and
+//! completions, so they always describe that command.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -13,14 +13,14 @@ use anyhow::{Context as _, Result, bail};
 use crate::context::Context;
 use crate::install::{Built, run};
 
-/// A shell, and where it looks for the completions of other programs below a prefix.
+/// Each shell, and the path below the prefix at which it looks for our completions.
 const COMPLETIONS: &[(&str, &str)] = &[
     ("bash", "share/bash-completion/completions/iwarp"),
     ("zsh", "share/zsh/site-functions/_iwarp"),
     ("fish", "share/fish/vendor_completions.d/iwarp.fish"),
 ];
 
-/// What is behind a name.
+/// The content of an installed file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
     /// A copy of this file.
@@ -34,14 +34,14 @@ pub enum Source {
 pub struct File {
     /// Relative to the prefix.
     pub to: PathBuf,
-    /// What it is.
+    /// The content.
     pub source: Source,
     /// The permissions of a copy.
     pub mode: u32,
 }
 
 impl File {
-    /// A copy that everybody may read.
+    /// Describes a copy of `from` that all users may read.
     pub fn copy(from: impl Into<PathBuf>, to: impl Into<PathBuf>) -> Self {
         Self {
             to: to.into(),
@@ -50,7 +50,7 @@ impl File {
         }
     }
 
-    /// The same, but a program.
+    /// Describes a copy of `from` that all users may read and execute.
     pub fn program(from: impl Into<PathBuf>, to: impl Into<PathBuf>) -> Self {
         Self {
             mode: 0o755,
@@ -59,7 +59,7 @@ impl File {
     }
 }
 
-/// The files of an installation: the built ones, and the documents that the built command writes.
+/// Returns the files of an installation: the built ones, and the manual pages and completions that the built command writes.
 ///
 /// # Errors
 /// When the command cannot be run or writes no documents.
@@ -67,7 +67,7 @@ pub fn files(context: &Context, built: &Built) -> Result<Vec<File>> {
     let mut files = vec![
         File::program(&built.command, "bin/iwarp"),
         File::copy(&built.verbs, "lib/iwarp/libibverbs.so.1"),
-        // A link and not a copy: two files would be two engines in one process.
+        // A link and not a copy: with two files, a process that loads both names would have two engines.
         File {
             source: Source::Link("libibverbs.so.1"),
             ..File::copy("", "lib/iwarp/librdmacm.so.1")
@@ -106,7 +106,7 @@ pub fn files(context: &Context, built: &Built) -> Result<Vec<File>> {
     Ok(files)
 }
 
-/// Puts files below `prefix`, which is made if it is not there.
+/// Copies and links the files below `prefix`, which is created if it does not exist.
 ///
 /// # Errors
 /// When a file cannot be read or written.
@@ -127,7 +127,7 @@ pub fn put(files: &[File], prefix: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Copies a file in place of an older one, which running programs keep.
+/// Copies a file and renames the copy to its place. Running programs keep the older file.
 fn place(from: &Path, to: &Path, mode: u32) -> Result<()> {
     let mut fresh = to.as_os_str().to_owned();
     fresh.push(".new");
@@ -158,7 +158,7 @@ mod tests {
             File::copy(dir.join("from"), "lib/a.so.1"),
             link,
         ];
-        // The second time in place of the first.
+        // The second call replaces the files of the first.
         for _ in 0..2 {
             put(&files, &dir.join("prefix")).unwrap();
         }

@@ -1,7 +1,7 @@
-//! What the project's own programs share: the tasks of this package, `conformance/` and `bench/driver/`.
+//! Functions that the project's own programs share: the tasks of this package, `conformance/` and `bench/driver/`.
 //!
-//! `context` finds the tree, `process` runs commands with a log and a limit on their time, `packages` knows what the
-//! distribution has to provide, and `outcome` says how a check ended.
+//! `context` finds the tree, `process` runs commands with a log and a time limit, `packages` lists the distribution's packages
+//! that steps need, and `outcome` is the result of a check.
 
 pub mod context;
 pub mod files;

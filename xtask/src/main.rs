@@ -1,6 +1,6 @@
 //! The project's own tasks, run as `cargo xtask COMMAND`.
 //!
-//! Everything that continuous integration runs is here, so a developer runs exactly the same thing.
+//! Continuous integration runs these tasks, so a developer can run exactly the same checks.
 //! A new subcommand is a variant of [`Command`] and a module; a new step of `test` is one row in [`steps::STEPS`].
 
 mod compliance;
@@ -65,7 +65,7 @@ enum Command {
     Interop(Passed),
 }
 
-/// What another program of the project understands, its `--help` included.
+/// Arguments that are passed to another program of the project unchanged, `--help` included.
 #[derive(Args)]
 struct Passed {
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -73,7 +73,8 @@ struct Passed {
 }
 
 impl Passed {
-    /// Becomes that program, so that it has this one's terminal and exit code. Returns only if it cannot be started.
+    /// Replaces this process by the program of `package`, so that the caller gets its exit code. Returns only if the program cannot
+    /// be started.
     fn run(&self, package: &str, subcommand: &[&str]) -> Result<bool> {
         let context = Context::new(false, false)?;
         let error = program(&context.root, package)

@@ -1,7 +1,7 @@
 //! The step `no-std`: `iwarp-proto` and `iwarp-rnic` need `core` and `alloc` only.
 //!
-//! Three proofs, from weak to strong: no symbol of `std` in the libraries and in the probe; the probe links without any
-//! library and runs; both crates build for every installed target that has no `std` or pointers of 32 bits.
+//! Three checks, from weak to strong. The libraries and the probe contain no symbol of `std`. The probe, a program without any
+//! library, links and runs. Both crates build for every installed target that has no `std` or has pointers of 32 bits.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,7 +16,7 @@ use xtask::process::{Log, cargo};
 pub(crate) const PROBE: &str = "xtask/no-std-probe";
 const CRATES: &[&str] = &["iwarp-proto", "iwarp-rnic"];
 
-/// Builds, runs and examines.
+/// Runs the checks that this machine can run. Skips if it can run none.
 pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
     let mut proven = Vec::new();
     for target in other_targets(log) {
@@ -58,13 +58,13 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
 
 fn build_probe(context: &Context, log: &mut Log, target_dir: &Path) -> Result<PathBuf> {
     let probe = context.root.join(PROBE);
-    // Libraries of earlier builds must not be taken for those of this one.
+    // Remove the libraries of earlier builds. Otherwise their symbols would be examined instead of those of this build.
     let old = target_dir.join("release");
     if old.exists() {
         std::fs::remove_dir_all(&old)
             .with_context(|| format!("cannot remove {}", old.display()))?;
     }
-    // The same versions as in the workspace; cargo drops the rows that are not needed.
+    // Use the same versions as the workspace. cargo removes the entries that the probe does not need.
     std::fs::copy(context.root.join("Cargo.lock"), probe.join("Cargo.lock"))
         .context("cannot copy Cargo.lock")?;
     log.run(
@@ -91,7 +91,7 @@ fn build_for(context: &Context, log: &mut Log, target: &str) -> Result<()> {
     log.run(&mut command)
 }
 
-/// Installed targets, other than the host, that prove something: bare ones and those with pointers of 32 bits.
+/// Returns the installed targets without an operating system and those with pointers of 32 bits.
 fn other_targets(log: &mut Log) -> Vec<String> {
     let mut rustup = Command::new("rustup");
     let Ok(output) = rustup.args(["target", "list", "--installed"]).output() else {
@@ -101,19 +101,19 @@ fn other_targets(log: &mut Log) -> Vec<String> {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     text.lines()
         .map(str::trim)
-        .filter(|target| is_telling(target))
+        .filter(|target| is_bare_or_narrow(target))
         .map(str::to_owned)
         .collect()
 }
 
-fn is_telling(target: &str) -> bool {
+fn is_bare_or_narrow(target: &str) -> bool {
     let narrow = [
         "i586", "i686", "arm", "thumb", "mips-", "mipsel-", "riscv32", "powerpc-", "wasm32",
     ];
     target.contains("-none") || narrow.iter().any(|start| target.starts_with(start))
 }
 
-/// The compiled libraries of both crates.
+/// Returns the compiled libraries of both crates.
 fn libraries(dir: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(dir)? {
@@ -156,11 +156,11 @@ fn no_std_symbols(log: &mut Log, file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whether a demangled symbol names something in `std`.
+/// Returns `true` if a demangled symbol names something in `std`.
 fn names_std(symbol: &str) -> bool {
     symbol.match_indices("std::").any(|(at, _)| {
         let before = symbol[..at].chars().next_back();
-        // `mystd::` and `a::std::` are something else.
+        // `mystd::` and `a::std::` are other crates and modules.
         !before.is_some_and(|c| c.is_alphanumeric() || c == '_' || c == ':')
     })
 }
@@ -179,9 +179,14 @@ mod tests {
     }
 
     #[test]
-    fn bare_and_narrow_targets_are_telling() {
-        assert!(is_telling("thumbv7em-none-eabihf") && is_telling("x86_64-unknown-none"));
-        assert!(is_telling("i686-unknown-linux-gnu"));
-        assert!(!is_telling("x86_64-unknown-linux-gnu") && !is_telling("aarch64-apple-darwin"));
+    fn bare_and_narrow_targets_are_chosen() {
+        assert!(
+            is_bare_or_narrow("thumbv7em-none-eabihf") && is_bare_or_narrow("x86_64-unknown-none")
+        );
+        assert!(is_bare_or_narrow("i686-unknown-linux-gnu"));
+        assert!(
+            !is_bare_or_narrow("x86_64-unknown-linux-gnu")
+                && !is_bare_or_narrow("aarch64-apple-darwin")
+        );
     }
 }

@@ -1,23 +1,23 @@
-//! How a check that did not fail ended, within a program and from one program to another.
+//! The result of a check that did not fail: passed or skipped. Programs pass it to each other as exit code and last line.
 
 use std::process::{ExitCode, ExitStatus};
 
-/// How a step that did not fail ended.
+/// The result of a step that did not fail.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// It checked what it is for.
+    /// The step checked everything that it is for.
     Passed,
-    /// It could not check it here, and why.
+    /// The step could not check it on this machine, with the reason.
     Skipped(String),
 }
 
-/// The exit code of a program of ours that could not check anything here. Other test drivers use the same number.
+/// The exit code of a program of ours that could not check anything on this machine. Automake's test driver uses the same code.
 const SKIPPED: u8 = 77;
-/// Begins the line in which that program says why.
+/// The beginning of the line in which that program prints the reason.
 const REASON: &str = "skipped: ";
 
 impl Outcome {
-    /// What a program ends with. A reason is printed first, in a line of its own.
+    /// Returns the exit code for this result. Prints the reason of [`Outcome::Skipped`] first, in a line of its own.
     #[must_use]
     pub fn exit_code(&self) -> ExitCode {
         match self {
@@ -29,7 +29,7 @@ impl Outcome {
         }
     }
 
-    /// Reads back what [`Outcome::exit_code`] of a program was, from its exit status and its output.
+    /// Reads the result that a program passed on by [`Outcome::exit_code`] from its exit status and its output.
     ///
     /// Returns `None` if the program failed.
     #[must_use]

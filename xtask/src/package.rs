@@ -1,9 +1,9 @@
-//! The step `package`: each crate that is meant for the registry can be packaged and has what the registry wants.
+//! The step `package`: each crate that is meant for the registry can be packaged and has the metadata that the registry requires.
 //!
-//! The packages are not compiled here (`--no-verify`). The steps `clippy` and `unit` have compiled the same files in
-//! the same run, and a second build of seven crates takes two minutes on two processors. What only that build would
-//! notice is a file that is not in the package, so this step looks for files that the sources take in from outside of
-//! their crate. Before a release, `cargo package --workspace` compiles the packages for each other.
+//! The packages are not compiled here (`--no-verify`), because a second build of seven crates takes two minutes on two
+//! processors, and the steps `clippy` and `unit` have compiled the same files. Only compiling a package would notice a file that
+//! is missing in it. Instead, this step looks for sources that include files from outside of their crate. Before a release,
+//! `cargo package --workspace` compiles the packages.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -16,7 +16,7 @@ use xtask::files;
 use xtask::outcome::Outcome;
 use xtask::process::{Log, cargo};
 
-/// What a package contains beside its sources.
+/// Files that each package must contain beside its sources.
 const FILES: &[&str] = &["README.md", "LICENSE-MIT", "LICENSE-APACHE", "Cargo.toml"];
 /// The registry's limits on keywords: how many, and how long.
 const KEYWORDS_MAX: usize = 5;
@@ -26,9 +26,9 @@ const CATEGORIES_MAX: usize = 5;
 /// The registry refuses larger packages.
 const PACKAGE_BYTES_MAX: u64 = 10 << 20;
 
-/// Packages everything that is not `publish = false`.
+/// Checks and packages each crate that is not `publish = false`.
 pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
-    // Everything later is offline, which is quick and shows that the lock file suffices.
+    // All later commands are offline. This is quick, and shows that the lock file names everything that is needed.
     log.run(cargo(&context.root).args(["fetch", "--locked"]))?;
     let all = published(context)?;
     let published: BTreeSet<&str> = all
@@ -74,10 +74,10 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// What cargo knows of each crate that is not `publish = false`.
+/// Returns cargo's metadata of each crate that is not `publish = false`.
 ///
 /// # Errors
-/// When cargo cannot be asked, or the lock file does not fit.
+/// When cargo fails, or the lock file is out of date.
 pub(crate) fn published(context: &Context) -> Result<Vec<Value>> {
     let mut metadata = cargo(&context.root);
     metadata.args([
@@ -95,12 +95,12 @@ pub(crate) fn published(context: &Context) -> Result<Vec<Value>> {
     }
 }
 
-/// `publish = false` is an empty list of registries in the metadata.
+/// Returns `true` unless the crate is `publish = false`, which is an empty list of registries in the metadata.
 fn is_published(package: &Value) -> bool {
     package["publish"].as_array().is_none_or(|l| !l.is_empty())
 }
 
-/// The size of a package that was written, in octets.
+/// Returns the size of a package that cargo has written, in octets.
 fn size(context: &Context, package: &Value) -> Result<u64> {
     let part = |name: &str| package[name].as_str().unwrap_or_default();
     let file = format!("{}-{}.crate", part("name"), part("version"));
@@ -114,7 +114,7 @@ fn size(context: &Context, package: &Value) -> Result<u64> {
     Ok(octets)
 }
 
-/// What the registry, or a person who finds the crate there, would miss.
+/// Returns what the registry would refuse in a crate's metadata, and what a reader would miss there.
 fn complaints(package: &Value, published: &BTreeSet<&str>) -> Vec<String> {
     let name = package["name"].as_str().unwrap_or_default();
     let mut out = Vec::new();
@@ -153,7 +153,7 @@ fn complaints(package: &Value, published: &BTreeSet<&str>) -> Vec<String> {
     }
     for dependency in package["dependencies"].as_array().into_iter().flatten() {
         let to = dependency["name"].as_str().unwrap_or_default();
-        // Cargo leaves a development dependency that has only a path out of the package.
+        // A development dependency with only a path is allowed: cargo removes it from the package.
         let ours = dependency["path"].is_string() && dependency["kind"] != "dev";
         if ours && dependency["req"] == "*" {
             out.push(format!("{name}: the dependency {to} has no version"));
@@ -165,7 +165,7 @@ fn complaints(package: &Value, published: &BTreeSet<&str>) -> Vec<String> {
     out
 }
 
-/// Files that sources take in, by `include_str!` and the like, from outside of their crate.
+/// Returns the files outside of a crate that its sources include by `include_str!`, `include_bytes!` or `include!`.
 fn outside(root: &Path) -> Result<Vec<String>> {
     let mut found = Vec::new();
     for file in files::listed(root)? {
@@ -188,7 +188,7 @@ fn outside(root: &Path) -> Result<Vec<String>> {
     Ok(found)
 }
 
-/// The literal paths that a source file includes.
+/// Returns the literal paths that a source file includes.
 fn included(text: &str) -> impl Iterator<Item = &str> {
     ["include_str!(\"", "include_bytes!(\"", "include!(\""]
         .into_iter()

@@ -1,4 +1,4 @@
-//! The step `packages`: programs and files from outside the Rust world that some steps need.
+//! The step `packages`: Debian packages that some steps need.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,10 +10,10 @@ use crate::context::{Context, find_program};
 use crate::outcome::Outcome;
 use crate::process::Log;
 
-/// Far above what installing a few packages takes.
+/// Time limit for installing a few packages. It is far above the time that this needs.
 const INSTALL_LIMIT: Duration = Duration::from_secs(600);
 
-/// What shows that a package is installed.
+/// The file that shows that a package is installed.
 enum Proof {
     /// A program in `PATH`.
     Program(&'static str),
@@ -21,16 +21,17 @@ enum Proof {
     File(&'static str),
 }
 
-/// A Debian package, how to see that it is there, and what is lost without it.
+/// A Debian package that steps need.
 struct Package {
     name: &'static str,
     proof: Proof,
     /// The steps that are skipped without it.
     needed_by: &'static [&'static str],
+    /// What it is used for.
     why: &'static str,
 }
 
-/// One row per package; a new need is a new row.
+/// All packages that steps and tests need.
 const PACKAGES: &[Package] = &[
     Package {
         name: "tshark",
@@ -72,13 +73,13 @@ const PACKAGES: &[Package] = &[
         name: "iperf3",
         proof: Proof::Program("iperf3"),
         needed_by: &["apps"],
-        why: "a TCP program for the preload library",
+        why: "a TCP program to run with the preload library",
     },
     Package {
         name: "netcat-openbsd",
         proof: Proof::Program("nc.openbsd"),
         needed_by: &["apps"],
-        why: "a TCP program for the preload library",
+        why: "a TCP program to run with the preload library",
     },
     Package {
         name: "python3-pyverbs",
@@ -150,7 +151,7 @@ const PACKAGES: &[Package] = &[
         name: "valgrind",
         proof: Proof::Program("valgrind"),
         needed_by: &["instructions", "apps"],
-        why: "counts instructions, which no busy neighbour changes; checks accesses to memory",
+        why: "counts instructions; checks accesses to memory",
     },
     Package {
         name: "iproute2",
@@ -162,7 +163,7 @@ const PACKAGES: &[Package] = &[
         name: "ethtool",
         proof: Proof::File("/usr/sbin/ethtool"),
         needed_by: &[],
-        why: "turns offloads off, so that packets are segments",
+        why: "turns offloads off, so that recorded packets are TCP segments",
     },
 ];
 
@@ -172,14 +173,14 @@ pub fn known(name: &str) -> bool {
     PACKAGES.iter().any(|package| package.name == name)
 }
 
-/// Each package with the steps that are skipped without it.
+/// Returns each package with the steps that are skipped without it.
 pub fn needs() -> impl Iterator<Item = (&'static str, &'static [&'static str])> {
     PACKAGES
         .iter()
         .map(|package| (package.name, package.needed_by))
 }
 
-/// Other software that `cargo xtask bench` compares us with. No check needs it.
+/// Packages of other software that `cargo xtask bench` compares us with. No step needs them.
 const PEERS: &[Package] = &[
     Package {
         name: "libfabric-bin",
@@ -217,7 +218,7 @@ impl Package {
         }
     }
 
-    /// What a person should know about its absence.
+    /// Describes the missing package and names the steps that are skipped.
     fn absence(&self) -> String {
         let lost = match self.needed_by {
             [] => "nothing is skipped".to_owned(),
@@ -227,7 +228,7 @@ impl Package {
     }
 }
 
-/// Returns `true` if the package is installed. A name that is not in the table is a mistake in this program.
+/// Returns `true` if the package is installed. Also returns `false` for a name that is not in the table.
 #[must_use]
 pub fn have(name: &str) -> bool {
     PACKAGES
@@ -242,7 +243,7 @@ fn missing() -> Vec<&'static Package> {
         .collect()
 }
 
-/// Installs what is missing where that is possible, and says what is not there in the end.
+/// Installs missing packages where that is possible, and lists the packages that are still missing.
 pub fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
     let wanted = missing();
     if !wanted.is_empty()
@@ -253,7 +254,7 @@ pub fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
         let names: Vec<_> = wanted.iter().map(|package| package.name).collect();
         log.say(format!("installing {}", names.join(", ")));
         if let Err(error) = install(log, &names) {
-            // No network is no reason to fail: the steps that need the package are skipped, and say so.
+            // Without network the step does not fail. The steps that need the package are skipped.
             log.say(format!("could not install: {error:#}"));
         }
     }
@@ -272,7 +273,7 @@ pub fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
     )))
 }
 
-/// Installs what `cargo xtask bench` compares us with, where that is possible. What stays missing is left out there.
+/// Installs the software that `cargo xtask bench` compares us with, where that is possible. The comparison leaves out what is missing.
 pub fn install_peers(context: &Context) {
     let names: Vec<_> = PEERS
         .iter()

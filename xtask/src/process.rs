@@ -1,7 +1,7 @@
-//! Runs commands with their output in a log file and a limit on their time.
+//! Runs commands with a time limit. Their output goes to a log file.
 //!
-//! A hung test must not hang the whole run, and a child that is killed must not leave its own children behind:
-//! `cargo test` starts the test programs, and those are the ones that hang.
+//! A test that hangs must not make the whole run hang. When a command is killed, its children are killed as well: `cargo test` starts
+//! the test programs, and it is they that hang.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::outcome::Outcome;
 
-/// How often a running command is looked at. Short enough not to be felt at the end of a quick step.
+/// Time between two checks whether a command has ended. It is short, so that it does not delay quick steps noticeably.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The log of one step. Commands write into it; [`Log::say`] also writes to the terminal.
@@ -48,7 +48,7 @@ impl Log {
         })
     }
 
-    /// Where the log is.
+    /// Returns the path of the log.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -93,7 +93,7 @@ impl Log {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// Runs a program of ours to its end, shows what it writes as it comes, and returns how it ended.
+    /// Runs a program of this project. Its output is shown on the terminal while it runs. Returns its result.
     ///
     /// # Errors
     /// As for [`Log::run`].
@@ -138,7 +138,7 @@ impl Log {
         }
     }
 
-    /// The last `count` lines of the log.
+    /// Returns the last `count` lines of the log.
     pub fn tail(&self, count: usize) -> String {
         let bytes = std::fs::read(&self.path).unwrap_or_default();
         let text = String::from_utf8_lossy(&bytes);
@@ -147,9 +147,9 @@ impl Log {
     }
 }
 
-/// Copies what a command appends to a log to the terminal, line by line.
+/// Copies the lines that a command appends to a log to the terminal.
 ///
-/// It has a file description of its own: the command writes at the position of the log's.
+/// It opens the log a second time. Reading through the log's own file description would move the position at which the command writes.
 struct Echo {
     file: File,
     /// The beginning of a line that is not complete yet.
@@ -165,7 +165,7 @@ impl Echo {
         })
     }
 
-    /// Leaves out what is there already.
+    /// Skips everything that is in the log already.
     fn skip(&mut self) -> Result<()> {
         self.file.seek(SeekFrom::End(0))?;
         Ok(())
@@ -181,7 +181,7 @@ impl Echo {
     }
 }
 
-/// A program of the workspace, which cargo builds if need be; append its arguments. It runs in the current directory.
+/// Returns a command that builds and runs a program of the workspace, in the current directory. Append the program's arguments.
 #[must_use]
 pub fn program(root: &Path, package: &str) -> Command {
     let mut command = cargo(Path::new("."));
@@ -192,8 +192,8 @@ pub fn program(root: &Path, package: &str) -> Command {
     command
 }
 
-/// A cargo command in the workspace root, without the package variables that `cargo run` set for this program:
-/// they would look like a changed environment to build scripts.
+/// Returns a cargo command in the folder `root`. The package variables that `cargo run` set for this program are removed: with them
+/// cargo would run build scripts again, because their environment had changed.
 pub fn cargo(root: &Path) -> Command {
     let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(program);
@@ -204,14 +204,14 @@ pub fn cargo(root: &Path) -> Command {
             command.env_remove(&name);
         }
     }
-    // Relative to where this program was started, and the command runs elsewhere.
+    // A relative path was meant relative to the current directory, but the command runs in another one.
     if let Some(Ok(target)) = std::env::var_os("CARGO_TARGET_DIR").map(std::path::absolute) {
         command.env("CARGO_TARGET_DIR", target);
     }
     command
 }
 
-/// The command as a person would type it.
+/// Returns the command as a person would type it.
 fn show(command: &Command) -> String {
     let mut words = Vec::new();
     for (name, value) in command.get_envs() {
@@ -239,7 +239,7 @@ fn show(command: &Command) -> String {
     words.join(" ")
 }
 
-/// Kills a child and all that descend from it. Only processes that this program started can be among them.
+/// Kills a child and all its descendants. All of them were started, directly or indirectly, by this program.
 fn kill_tree(child: &mut Child) {
     let mut doomed = vec![child.id()];
     let mut next = 0;
@@ -249,7 +249,7 @@ fn kill_tree(child: &mut Child) {
     }
     for id in doomed {
         if let Some(pid) = i32::try_from(id).ok().and_then(Pid::from_raw) {
-            // One that is gone already is as good as killed.
+            // An error means that the process has ended already.
             let _ = kill_process(pid, Signal::KILL);
         }
     }
@@ -269,7 +269,7 @@ fn children_of(parent: u32) -> Vec<u32> {
 
 fn parent_of(id: u32) -> Option<u32> {
     let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
-    // The program's name stands in parentheses and may contain anything, so count from the last one.
+    // The program's name is in parentheses and may itself contain parentheses, so the fields are counted after the last one.
     stat.rsplit_once(')')?
         .1
         .split_whitespace()

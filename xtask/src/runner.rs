@@ -1,4 +1,4 @@
-//! `cargo xtask test`: runs the steps in order and counts them.
+//! `cargo xtask test`: runs the steps in order and prints a summary.
 
 use std::time::{Duration, Instant};
 
@@ -43,7 +43,7 @@ enum Status {
     Skipped(String),
 }
 
-/// Runs the chosen steps. Returns whether none failed.
+/// Runs the chosen steps. Returns `true` if no step failed.
 ///
 /// # Errors
 /// When a step's name is unknown or the tree cannot be found.
@@ -123,7 +123,7 @@ fn run_step(context: &Context, step: &Step) -> Status {
     }
 }
 
-/// Prints the table and the closing line, which counts steps and stands alone so that it can be searched for.
+/// Prints the table of steps and, in a line of its own, how many passed, failed and were skipped. Returns `true` if no step failed.
 fn summary(rows: &[(&Step, Status, Duration)]) -> bool {
     println!("\n==> summary");
     for (step, status, elapsed) in rows {

@@ -13,13 +13,13 @@ use crate::{compliance, deb, licences, no_std, package, targets, tidy};
 
 /// A step of `cargo xtask test`.
 pub(crate) struct Step {
-    /// What a person types after `--only`.
+    /// The name for `--only`.
     pub(crate) name: &'static str,
-    /// One line on what it checks.
+    /// One line that says what it checks.
     pub(crate) about: &'static str,
-    /// The longest that it may take, far above what it needs: it only ends a hang.
+    /// The time limit. It is far above the time that the step needs, and only ends a step that hangs.
     pub(crate) limit: Duration,
-    /// Does the work.
+    /// Runs the step.
     pub(crate) run: fn(&Context, &mut Log) -> Result<Outcome>,
 }
 
@@ -27,7 +27,7 @@ const fn minutes(count: u64) -> Duration {
     Duration::from_secs(count * 60)
 }
 
-/// The package whose program runs others' programs.
+/// The package whose program runs the distribution's programs.
 pub(crate) const CONFORMANCE: &str = "iwarp-conformance";
 /// The package whose program measures.
 pub(crate) const BENCH: &str = "iwarp-bench-driver";
@@ -118,7 +118,7 @@ pub(crate) const STEPS: &[Step] = &[
         limit: minutes(30),
         run: apps,
     },
-    // Behind `apps`, which has compiled the same programs in release mode.
+    // After `apps`, which has compiled the same programs in release mode.
     Step {
         name: "deb",
         about: "the Debian package has what it should and nothing else",
@@ -147,7 +147,7 @@ pub(crate) const STEPS: &[Step] = &[
 
 fn fmt(context: &Context, log: &mut Log) -> Result<Outcome> {
     log.run(cargo(&context.root).args(["fmt", "--all", "--check"]))?;
-    // Not a member of the workspace, so `--all` does not reach it.
+    // The probe is not a member of the workspace, so `--all` does not format it.
     log.run(cargo(&context.root.join(no_std::PROBE)).args(["fmt", "--check"]))?;
     Ok(Outcome::Passed)
 }
@@ -185,7 +185,7 @@ fn unit(context: &Context, log: &mut Log) -> Result<Outcome> {
     for line in interesting_lines(&text) {
         println!("  {line}");
     }
-    // With many test programs the reason for a failure is far above the end of the log.
+    // The output of a failing test may be far above the end of the log, so it is printed here.
     for line in failures(&text) {
         println!("  {line}");
     }
@@ -197,7 +197,8 @@ fn unit(context: &Context, log: &mut Log) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Tests that need a program skip without it. Where we know that it is there, skipping would hide a failure.
+/// Tells tests that a program is installed. Without the variable they skip themselves if they do not find it, which would hide a
+/// failure here.
 fn require_tools(command: &mut std::process::Command) {
     if packages::have("tshark") {
         command.env("IWARP_REQUIRE_TSHARK", "1");
@@ -223,7 +224,7 @@ fn require_tools(command: &mut std::process::Command) {
     }
 }
 
-/// The protocol between driver threads lives in this file, and its model-check tests with it.
+/// The file of the protocol between threads that drive sockets. The model-check tests `loom_…` test it.
 const BATON: &str = "crates/iwarp/src/progress/baton.rs";
 
 fn loom(context: &Context, log: &mut Log) -> Result<Outcome> {
@@ -250,7 +251,7 @@ fn tshark(context: &Context, log: &mut Log) -> Result<Outcome> {
         return Ok(Outcome::Skipped(format!("there is no {TSHARK_TEST} yet")));
     }
     let mut command = cargo(&context.root);
-    // The whole workspace, so that features unify as in `unit` and nothing is built twice.
+    // With `--workspace` cargo enables the same features as in `unit`, so nothing is built twice.
     command.args(["test", "--workspace", "--test", "tshark"]);
     require_tools(&mut command);
     let text = log.run_and_read(&mut command)?;
@@ -262,7 +263,7 @@ fn apps(context: &Context, log: &mut Log) -> Result<Outcome> {
 }
 
 fn fuzz_smoke(context: &Context, log: &mut Log) -> Result<Outcome> {
-    // Not optimised for release: there, arithmetic that overflows would go unnoticed.
+    // Built in debug mode, because release mode does not check arithmetic for overflow.
     let inputs = if context.quick { "100000" } else { "1000000" };
     let text = log.run_and_read(cargo(&context.root).args([
         "run",
@@ -304,7 +305,7 @@ fn sim(context: &Context, log: &mut Log) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// A filter that matches nothing looks like success to cargo; here it is a failure.
+/// Fails if no test ran. For cargo a filter that matches no test is a success.
 fn at_least_one_test(log: &mut Log, text: &str) -> Result<Outcome> {
     let ran = tests_passed(text);
     if ran == 0 {
@@ -314,10 +315,10 @@ fn at_least_one_test(log: &mut Log, text: &str) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// How much of the output of failing tests is shown; the log has all of it.
+/// Lines of the output of failing tests that are shown. The log has all of it.
 const FAILURE_LINES: usize = 300;
 
-/// The lines of cargo test's output that say which program ran and how it ended.
+/// Returns the lines of cargo test's output that name a test program or its result.
 fn interesting_lines(text: &str) -> impl Iterator<Item = &str> {
     text.lines().map(str::trim).filter(|line| {
         line.starts_with("test result:")
@@ -326,7 +327,7 @@ fn interesting_lines(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// What failing tests wrote: from the heading of their output to the result of their program.
+/// Returns the output of failing tests: the lines from `failures:` to the result of their program.
 fn failures(text: &str) -> Vec<&str> {
     let mut inside = false;
     let mut out = Vec::new();

@@ -1,6 +1,6 @@
 //! The step `targets`: the published crates compile for another architecture and for another C library.
 //!
-//! Compiling needs the target's standard library, linking and running also a linker and an emulator. So nothing is linked here.
+//! The crates are only checked, not linked: linking would also need the target's linker, and running an emulator.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -14,7 +14,7 @@ use xtask::process::{Log, cargo};
 
 const TARGETS: &[&str] = &["aarch64-unknown-linux-gnu", "x86_64-unknown-linux-musl"];
 
-/// Checks the targets whose standard library is there.
+/// Checks the targets whose standard library is installed. Skips if none is.
 pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
     let mut missing = Vec::new();
     for target in TARGETS {
@@ -24,7 +24,7 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
         }
         let mut command = cargo(&context.root);
         command.args(["check", "--target", target]);
-        // With the C library linked in, as is usual for musl, there are no shared libraries, and ours would be left out.
+        // musl links the C library statically by default, and then there can be no shared libraries. Without this flag cargo would skip ours.
         command.env(flags_variable(target), "-Ctarget-feature=-crt-static");
         for package in package::published(context)? {
             command.arg("--package");
@@ -48,7 +48,7 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Where the compiler that cargo uses looks for a target's standard library, whether it is there or not.
+/// Returns the folder in which the compiler looks for a target's standard library. The folder may not exist.
 fn library_folder(target: &str) -> Result<PathBuf> {
     let output = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()))
         .args(["--print", "target-libdir", "--target", target])
@@ -60,7 +60,7 @@ fn library_folder(target: &str) -> Result<PathBuf> {
     Ok(String::from_utf8(output.stdout)?.trim().into())
 }
 
-/// The variable from which cargo takes the compiler's flags for a target.
+/// Returns the variable from which cargo takes the compiler's flags for a target.
 fn flags_variable(target: &str) -> String {
     let name = target.to_uppercase().replace('-', "_");
     format!("CARGO_TARGET_{name}_RUSTFLAGS")

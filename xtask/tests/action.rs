@@ -1,12 +1,12 @@
-//! `action.yml`: what the scripts behind it refuse, and what they do otherwise. Stand-ins take the place of `apt-get`,
-//! `sudo` and `curl`, so nothing is installed and nothing is fetched.
+//! Tests the scripts of `action.yml`: which arguments they refuse, and which commands they run. Small scripts replace `apt-get`,
+//! `sudo` and `curl`, so nothing is installed or downloaded.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// A folder with stand-ins and packages, which is removed again.
+/// A folder with the replaced programs and with packages. It is removed when the value is dropped.
 struct Runner(PathBuf);
 
 impl Runner {
@@ -15,7 +15,7 @@ impl Runner {
         let _ = fs::remove_dir_all(&dir);
         fs::create_dir_all(dir.join("bin")).unwrap();
         let runner = Self(dir.canonicalize().unwrap());
-        // Nothing else of the machine is found, in particular no cargo.
+        // The scripts find only these programs of the machine, in particular no cargo.
         for tool in ["bash", "dirname", "env", "id", "realpath", "sha256sum"] {
             symlink(
                 Path::new("/usr/bin").join(tool),
@@ -23,7 +23,7 @@ impl Runner {
             )
             .unwrap();
         }
-        // Each notes its arguments.
+        // `apt-get` and `curl` write their arguments to the file `calls`.
         runner.program("apt-get", "echo \"apt-get $*\" >> \"$RUNNER_TEMP/calls\"");
         runner.program("sudo", "exec \"$@\"");
         runner.program(
@@ -70,7 +70,7 @@ fn text(output: &Output) -> String {
     String::from_utf8_lossy(&streams).into_owned()
 }
 
-/// The SHA-256 of "fetched\n".
+/// Returns the SHA-256 of "fetched\n".
 fn checksum(runner: &Runner) -> String {
     fs::write(runner.0.join("same"), "fetched\n").unwrap();
     let output = Command::new("sha256sum")
@@ -129,7 +129,7 @@ fn a_download_is_compared_with_its_checksum_before_it_is_installed() {
         "{}",
         runner.calls()
     );
-    // Without a checksum it works, and the log of the job says what that means.
+    // Without a checksum the package is installed, and the job's log has a warning.
     let output = runner.run("package.sh", &[address]);
     assert!(output.status.success() && text(&output).contains("::warning::sha256 is not set"));
 }

@@ -1,10 +1,10 @@
-//! `xtask` works on the tree that it is started in, wherever it was built.
+//! `xtask` works on the tree of the current directory, wherever it was built.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// A folder that is removed again.
+/// A folder that is removed when the value is dropped.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -12,7 +12,7 @@ impl Folder {
         let dir = std::env::temp_dir().join(format!("xtask-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&dir);
         fs::create_dir(&dir).unwrap();
-        // As cargo tells it.
+        // cargo prints canonical paths.
         Self(dir.canonicalize().unwrap())
     }
 

@@ -1,7 +1,7 @@
 //! A program that has no standard library and no C library, and links `iwarp-proto` and `iwarp-rnic`.
 //!
-//! If either crate, or anything it depends on, needed more than `core` and `alloc`, this would not link. It also runs, so
-//! that the code is known to work there. It is for x86-64 Linux, where two instructions of assembler are all it needs.
+//! If either crate, or one of its dependencies, needed more than `core` and `alloc`, this program would not link. The step
+//! `no-std` also runs it, which shows that the code works there. It is for x86-64 Linux, where it needs only a few lines of assembler.
 #![no_std]
 #![no_main]
 
@@ -16,9 +16,9 @@ use iwarp_proto::mpa::framing::{FpduOptions, MarkerClock, decode_fpdu, encode_fp
 use iwarp_rnic::cq::CompletionQueue;
 use iwarp_rnic::qp::{QpConfig, QueuePair};
 
-/// The exit status: 0 when everything behaved, else the number of the check that did not.
+/// Runs the checks. Returns 0 if all passed, and otherwise the number of the check that failed.
 fn run() -> i32 {
-    // The check value of CRC32C.
+    // The published check value of CRC32C.
     if crc32c::append(0, b"123456789") != 0xe306_9283 {
         return 1;
     }
@@ -46,7 +46,7 @@ fn run() -> i32 {
     if completions.pop().is_some() {
         return 6;
     }
-    // Created, and dropped again: the largest object of the engine.
+    // The queue pair is the largest object of the engine. It is created and dropped.
     match QueuePair::new(QpConfig::default()) {
         Ok(_) => 0,
         Err(_) => 7,

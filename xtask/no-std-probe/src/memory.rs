@@ -46,7 +46,8 @@ unsafe impl GlobalAlloc for Arena {
     unsafe fn dealloc(&self, _: *mut u8, _: Layout) {}
 }
 
-// The octets are moved by volatile accesses: plain loops would be recognised and turned into calls of these functions.
+// These functions use volatile accesses. The compiler would turn plain loops into calls of these same functions, which would never
+// end.
 
 // SAFETY: nobody else defines the name in this program.
 #[unsafe(no_mangle)]
@@ -98,6 +99,6 @@ unsafe extern "C" fn memcmp(one: *const u8, two: *const u8, count: usize) -> i32
 // SAFETY: nobody else defines the name in this program.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn bcmp(one: *const u8, two: *const u8, count: usize) -> i32 {
-    // SAFETY: the same promise by the caller.
+    // SAFETY: the caller promises the same as for `memcmp`.
     unsafe { memcmp(one, two, count) }
 }

@@ -1,9 +1,9 @@
-//! What the C library would do: the entry point, the exit and the answer to a panic.
+//! What a C library would provide: the entry point, the exit, and the handler of panics.
 
 use core::arch::{asm, global_asm};
 use core::panic::PanicInfo;
 
-// The kernel enters with the stack aligned to 16; a function expects it to be so before the call that enters it.
+// The kernel jumps here with the stack aligned to 16 octets. A function expects this alignment before the `call` that enters it.
 global_asm!(
     ".globl _start",
     "_start:",
@@ -30,12 +30,12 @@ fn panic(_: &PanicInfo<'_>) -> ! {
     exit(101)
 }
 
-/// The prebuilt `alloc` was compiled for unwinding and names this symbol, though nothing here unwinds.
+/// The prebuilt `alloc` was compiled for unwinding and refers to this symbol. It is never called, because nothing here unwinds.
 // SAFETY: nobody else defines the name in this program.
 #[unsafe(no_mangle)]
 extern "C" fn rust_eh_personality() {}
 
-/// As above.
+/// The prebuilt `alloc` refers to this symbol, too.
 // SAFETY: nobody else defines the name in this program.
 #[unsafe(no_mangle)]
 extern "C" fn _Unwind_Resume() -> ! {

@@ -3,23 +3,23 @@
 //! An annotation is a run of comment lines:
 //!
 //! ```text
-//! //= rfc5044 section 4.1          the place; a new such line starts a new annotation
+//! //= rfc5044 section 4.1          the section; such a line starts a new annotation
 //! //= type=test                    optional: `test` or `exception`; without it the code obeys the rule
 //! //= reason=why it is left out    for an exception
 //! //# quoted text of the RFC       one line or more
 //! ```
 //!
-//! An exception without a quote is about its whole section with all subsections. Exceptions that belong to no line
-//! of code are in text files with the same form.
+//! An exception without a quote applies to its whole section with all subsections. Exceptions that belong to no line
+//! of code are in text files, in the same form.
 
-/// What an annotation says about the quoted rule.
+/// The relation of the code to the quoted rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// The code below obeys it.
+    /// The code below the annotation obeys the rule.
     Implementation,
-    /// The test below shows it.
+    /// The test below the annotation shows that the rule is obeyed.
     Test,
-    /// It is left out on purpose.
+    /// The rule is left out on purpose.
     Exception,
 }
 
@@ -30,26 +30,26 @@ pub(crate) struct Annotation {
     pub(crate) rfc: u16,
     /// The section's number as in its heading.
     pub(crate) section: String,
-    /// What it says.
+    /// The relation of the code to the rule.
     pub(crate) kind: Kind,
-    /// Why, for an exception.
+    /// The reason of an exception. Empty for other kinds.
     pub(crate) reason: String,
     /// The quoted text, lines joined by line breaks. Empty only for an exception.
     pub(crate) quote: String,
     /// The file, relative to the root.
     pub(crate) file: String,
-    /// The line of the place, from 1.
+    /// The number of the line with the section, from 1.
     pub(crate) line: usize,
 }
 
 impl Annotation {
-    /// `file:line`
+    /// Returns `file:line`.
     pub(crate) fn place(&self) -> String {
         format!("{}:{}", self.file, self.line)
     }
 }
 
-/// Collects the annotations of one file. What is wrong with them is added to `errors`.
+/// Collects the annotations of one file. Messages about wrong annotations are added to `errors`.
 pub(crate) fn collect(file: &str, text: &str, errors: &mut Vec<String>) -> Vec<Annotation> {
     let mut found = Vec::new();
     let mut open: Option<Annotation> = None;
@@ -101,7 +101,7 @@ pub(crate) fn collect(file: &str, text: &str, errors: &mut Vec<String>) -> Vec<A
     found
 }
 
-/// `rfc5044 section 4.1`
+/// Parses `rfc5044 section 4.1`.
 fn place(text: &str) -> Option<(u16, String)> {
     let mut words = text.split_whitespace();
     let rfc = words.next()?.strip_prefix("rfc")?.parse().ok()?;
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_with_its_place() {
+    fn errors_name_the_line() {
         assert!(complaint("//# lost\n").starts_with("a.rs:1: a quote without"));
         assert!(complaint("//= type=test\n").contains("without a place"));
         assert!(complaint("//= rfc5040 section 1\n").contains("needs a quote"));

@@ -1,8 +1,9 @@
-//! The step and command `compliance`: every quoted rule is really in its RFC, and every rule of the RFCs is accounted for.
+//! The step and command `compliance`: checks that every quoted rule is in its RFC, and counts which rules of the RFCs are quoted in
+//! code and in tests.
 //!
-//! The form of an annotation is described in [`annotations`]. The idea and the comment marks are those of `duvet`. It is not
-//! used, because no registry ships it as a program, and compiling its 200 crates takes five minutes of processor time on every
-//! new machine (duvet 0.4.3). With references like `rfcs/rfc5040.txt#section-4.1` it reads our annotations unchanged, in 0.3 s.
+//! The form of an annotation is described in [`annotations`]. The idea and the comment marks come from the program `duvet`. It is
+//! not used, because no registry has it as a binary, and compiling its 200 crates takes five minutes of processor time on every
+//! new machine (duvet 0.4.3). If the references were written as `rfcs/rfc5040.txt#section-4.1`, duvet could read our annotations.
 
 mod annotations;
 mod report;
@@ -25,13 +26,13 @@ const SNAPSHOT: &str = "docs/compliance.md";
 /// The command that brings the snapshot up to date.
 const BLESS: &str = "cargo xtask compliance --bless";
 
-/// Reads everything and compares. The strings are what is wrong.
+/// Compares all annotations with the RFCs. The strings describe wrong annotations.
 fn analyse(context: &Context) -> Result<(Vec<Document>, Vec<String>)> {
     let mut errors = Vec::new();
     let mut found = Vec::new();
     for file in files::listed(&context.root)? {
         let exceptions = file.starts_with("rfcs/exceptions/") && file.ends_with(".txt");
-        // This checker's own tests are full of annotations that are wrong on purpose.
+        // The tests in xtask contain annotations that are wrong on purpose.
         let source = file.ends_with(".rs") && !file.starts_with("xtask/");
         if source || exceptions {
             let text = files::read(&context.root, &file)?;
@@ -119,7 +120,7 @@ fn write_report(context: &Context, documents: &[Document]) -> Result<std::path::
 mod tests {
     use super::*;
 
-    /// Guards against an extractor that silently stops seeing: these RFCs do not change.
+    /// The RFCs do not change, so these counts must not change. The test fails if the parser misses sections or requirements.
     #[test]
     fn the_rfcs_are_read_completely() {
         let context = Context::new(true, false).unwrap();
@@ -136,8 +137,8 @@ mod tests {
             let keywords: usize = all().map(|one| one.keywords.len()).sum();
             found.push((number, sections.len(), keywords, all().count()));
         }
-        // RFC, sections, keywords, requirements. Headings and capitals were counted by other means,
-        // less the seven capitals of the paragraph that defines the words and one "NOT REQUIRED".
+        // RFC, sections, keywords, requirements. Headings and keywords were counted with other tools. The seven keywords of the
+        // paragraph that defines the words are subtracted, and one "NOT REQUIRED".
         let expected = [
             (5040, 56, 152 - 7, 142),
             (5041, 44, 135 - 8, 120),

@@ -1,4 +1,4 @@
-//! Compares annotations with the RFCs and writes down the result.
+//! Compares annotations with the RFCs and writes the reports.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -7,7 +7,7 @@ use std::ops::Range;
 use super::annotations::{Annotation, Kind};
 use super::rfc::{Requirement, Section, normalise};
 
-/// How many requirements are in which state. The states do not add up to `total`: a rule may be obeyed and tested.
+/// Counts of requirements. They do not add up to `total`, because a rule may be quoted both in code and in tests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) total: usize,
@@ -31,13 +31,13 @@ impl Counts {
 pub(crate) struct Document {
     pub(crate) number: u16,
     sections: Vec<Section>,
-    /// For each annotation: its section and all places where its quote stands; none for a whole section.
-    /// RFCs repeat some sentences word by word, and then one quote is about all of them.
+    /// For each annotation: its section and the ranges where its quote occurs. The list is empty if it applies to a whole section. It has
+    /// several ranges if the RFC repeats a sentence word by word; the quote then applies to all of them.
     matches: Vec<(Annotation, usize, Vec<Range<usize>>)>,
 }
 
 impl Document {
-    /// Finds each annotation's quote. Those that are not found are added to `errors`.
+    /// Finds the quote of each annotation in the RFC. A quote that is not found is added to `errors`.
     pub(crate) fn new(
         number: u16,
         sections: Vec<Section>,
@@ -83,7 +83,8 @@ impl Document {
         }
     }
 
-    /// The annotations of one kind that cover a requirement. Several together may cover its keywords.
+    /// Returns the annotations of one kind that cover a requirement: their quotes together contain all its keywords. Returns an empty list
+    /// if a keyword is in no quote.
     fn covering(&self, section: usize, requirement: &Requirement, kind: Kind) -> Vec<&Annotation> {
         let mut open = requirement.keywords.clone();
         let mut used = Vec::new();
@@ -125,7 +126,7 @@ impl Document {
         counts
     }
 
-    /// The counts of all sections together.
+    /// Returns the counts of all sections together.
     pub(crate) fn total(&self) -> Counts {
         let mut total = Counts::default();
         for at in 0..self.sections.len() {
@@ -135,7 +136,7 @@ impl Document {
     }
 }
 
-/// Says that a quote is wrong, and where it would be right.
+/// Returns the error message for a quote that is not in its section. It names other sections that contain the quote.
 fn not_found(sections: &[Section], annotation: &Annotation, quote: &str) -> String {
     let elsewhere: Vec<_> = sections
         .iter()
@@ -150,14 +151,14 @@ fn not_found(sections: &[Section], annotation: &Annotation, quote: &str) -> Stri
     format!("{place}: RFC {rfc} section {section} does not contain this text, {hint}: {quote}")
 }
 
-/// Whether `section` is `outer` or one of its subsections.
+/// Returns `true` if `section` is `outer` or one of its subsections.
 fn is_within(section: &str, outer: &str) -> bool {
     section
         .strip_prefix(outer)
         .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
-/// Everything, sentence by sentence, for a person who looks for what is missing.
+/// Returns the full report: each requirement with the annotations that cover it, or `MISSING`.
 pub(crate) fn full(documents: &[Document]) -> String {
     let mut out = String::new();
     for document in documents {
@@ -212,7 +213,8 @@ fn line(counts: Counts) -> String {
     )
 }
 
-/// The snapshot that is kept in the repository: counts and reasons, but no line numbers, which would change all the time.
+/// Returns the snapshot that is committed: counts and the reasons of exceptions. It has no line numbers, because they would change with
+/// nearly every commit.
 pub(crate) fn snapshot(documents: &[Document]) -> String {
     let mut out = String::from(
         "# Compliance\n\n\

@@ -1,11 +1,11 @@
 //! Reads an RFC as published (paginated text) into sections, and finds the sentences that require something.
 //!
-//! What counts as a requirement: a sentence with one of the words of RFC 2119 in capitals that bind or recommend.
-//! `MAY` and `OPTIONAL` are left out, because leaving a permission unused cannot be wrong.
+//! A requirement is a sentence with a word of RFC 2119, in capitals, that obliges or recommends. `MAY` and `OPTIONAL` are left out,
+//! because it is never wrong not to use a permission.
 
 use std::ops::Range;
 
-/// The RFC 2119 words that make a sentence a requirement. `MUST NOT` and its kin contain the shorter words.
+/// The RFC 2119 words that make a sentence a requirement. `MUST NOT` and the other negated forms contain these words.
 const KEYWORDS: &[&str] = &["MUST", "SHALL", "SHOULD", "REQUIRED"];
 
 /// Words that end with a full stop without ending a sentence.
@@ -13,7 +13,7 @@ const ABBREVIATIONS: &[&str] = &[
     "e.g.", "i.e.", "etc.", "vs.", "al.", "cf.", "Sec.", "Fig.", "No.",
 ];
 
-/// A section with its own text; the text of its subsections belongs to them.
+/// A section with its own text, without the text of its subsections.
 #[derive(Debug)]
 pub(crate) struct Section {
     /// As in the heading: `4.2`, `A.1`, or `A` for an appendix.
@@ -29,13 +29,13 @@ pub(crate) struct Section {
 /// One sentence that requires something.
 #[derive(Debug)]
 pub(crate) struct Requirement {
-    /// Where the sentence is in [`Section::text`].
+    /// The range of the sentence in [`Section::text`].
     pub(crate) range: Range<usize>,
-    /// Where its keywords are in [`Section::text`]. Never empty.
+    /// The ranges of its keywords in [`Section::text`]. Never empty.
     pub(crate) keywords: Vec<Range<usize>>,
 }
 
-/// Splits the text of an RFC into its numbered sections. What stands before the first one is dropped.
+/// Splits the text of an RFC into its numbered sections. The text before the first one is dropped.
 pub(crate) fn parse(text: &str) -> Vec<Section> {
     let mut sections: Vec<(String, String, Vec<String>)> = Vec::new();
     for line in without_page_breaks(text) {
@@ -76,13 +76,13 @@ fn section(number: String, title: String, lines: &[String]) -> Section {
     }
 }
 
-/// The paragraph that every RFC has to explain its capitals requires nothing.
+/// Returns `true` for the paragraph in which an RFC defines the words of RFC 2119. It requires nothing.
 fn defines_the_words(sentence: &str) -> bool {
     sentence.contains("\"MUST NOT\"")
 }
 
-/// Joins lines and words with single spaces. A hyphen that ends a word keeps what follows close, because lines are
-/// broken after hyphens.
+/// Joins lines and words with single spaces. After a word that ends with a hyphen there is no space, because RFCs break lines after
+/// hyphens.
 pub(crate) fn normalise(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for word in text.split_whitespace() {
@@ -111,7 +111,7 @@ fn without_page_breaks(text: &str) -> Vec<String> {
         } else if after_break && (line.is_empty() || is_header(line)) {
             continue;
         } else {
-            // A paragraph that ended with the page must not run into the next one.
+            // If a paragraph ended with the page, an empty line separates it from the next one.
             let ended = out
                 .last()
                 .is_some_and(|last| last.ends_with(['.', ':', ';', '!', '?']));
@@ -133,7 +133,7 @@ fn is_footer(line: &str) -> bool {
         })
 }
 
-/// `RFC 5044               MPA Framing for TCP           October 2007`
+/// Returns `true` for a line like `RFC 5044               MPA Framing for TCP           October 2007`.
 fn is_header(line: &str) -> bool {
     let mut words = line.split_whitespace();
     words.next() == Some("RFC")
@@ -145,7 +145,7 @@ fn is_header(line: &str) -> bool {
             .is_some_and(|word| word.len() == 4 && word.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// Headings start in the first column; the lines of the table of contents do not.
+/// Returns number and title if the line is a heading. Headings start in the first column; lines of the table of contents are indented.
 fn heading(line: &str) -> Option<(String, String)> {
     let (number, title) = match line.strip_prefix("Appendix ") {
         Some(rest) => rest.split_once(' ')?,
@@ -164,13 +164,13 @@ fn heading(line: &str) -> Option<(String, String)> {
         }
         levels += 1;
     }
-    // A lone letter is a heading only of an appendix, else "A sentence" would be one.
+    // A single letter counts only after the word "Appendix". Otherwise "A sentence" would be a heading.
     let valid = numbered || (lettered && (appendix || levels > 0));
     let title = title.trim();
     (valid && !title.is_empty()).then(|| (number.to_owned(), title.to_owned()))
 }
 
-/// Whether the line starts an item of a list.
+/// Returns `true` if the line starts an item of a list.
 fn starts_item(line: &str) -> bool {
     let line = line.trim_start();
     let Some((mark, _)) = line.split_once(' ') else {
@@ -184,7 +184,7 @@ fn starts_item(line: &str) -> bool {
         })
 }
 
-/// Paragraphs are separated by empty lines; an item of a list is a paragraph too.
+/// Joins lines into paragraphs. Empty lines separate paragraphs, and each item of a list is a paragraph of its own.
 fn paragraphs(lines: &[String]) -> Vec<String> {
     let mut out: Vec<String> = Vec::new();
     let mut open = false;
@@ -205,7 +205,7 @@ fn paragraphs(lines: &[String]) -> Vec<String> {
     out
 }
 
-/// The sentences of a normalised paragraph.
+/// Returns the ranges of the sentences of a normalised paragraph.
 fn sentences(text: &str) -> Vec<Range<usize>> {
     let mut out = Vec::new();
     let mut start = 0;
@@ -230,7 +230,7 @@ fn sentences(text: &str) -> Vec<Range<usize>> {
     out
 }
 
-/// Where the keywords are in `text[range]`, as whole words.
+/// Returns the ranges of the keywords in `text[range]`. Only whole words count.
 fn keywords(text: &str, range: &Range<usize>) -> Vec<Range<usize>> {
     let sentence = &text[range.clone()];
     let mut out = Vec::new();
@@ -240,7 +240,7 @@ fn keywords(text: &str, range: &Range<usize>) -> Vec<Range<usize>> {
             let before = sentence[..at].chars().next_back();
             let after = sentence[end..].chars().next();
             let inside = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
-            // "NOT REQUIRED" frees from a requirement.
+            // "NOT REQUIRED" is no requirement.
             let negated = *keyword == "REQUIRED" && sentence[..at].ends_with("NOT ");
             if !inside(before) && !inside(after) && !negated {
                 out.push(range.start + at..range.start + end);

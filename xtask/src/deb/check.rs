@@ -1,4 +1,4 @@
-//! Looks at a built package: what is in it, with which permissions, and what dpkg is told.
+//! Checks a built package: its files, their permissions, and its control file.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,7 +9,7 @@ use xtask::process::Log;
 
 use super::{PACKAGING, SCRIPTS, output};
 
-/// Files without which the package does not do what it is for. A manual page for each subcommand comes on top.
+/// Files that the package must have. In addition it must have a manual page for each subcommand.
 const WANTED: &[&str] = &[
     "/usr/bin/iwarp",
     "/usr/lib/iwarp/libibverbs.so.1",
@@ -26,7 +26,7 @@ const WANTED: &[&str] = &[
     "/usr/share/doc/iwarp/third-party-licences.gz",
     "/usr/share/doc/iwarp/README.md",
 ];
-/// A file below one of these folders is no surprise.
+/// The folders that may have files of the package.
 const FOLDERS: &[&str] = &[
     "/usr/bin/",
     "/usr/lib/iwarp/",
@@ -34,7 +34,7 @@ const FOLDERS: &[&str] = &[
     "/usr/share/",
     "/etc/default/",
 ];
-/// What each control file has.
+/// Fields that the control file must have.
 const FIELDS: &[&str] = &[
     "Package",
     "Version",
@@ -47,7 +47,8 @@ const FIELDS: &[&str] = &[
     "Homepage",
     "Description",
 ];
-/// `systemd-analyze security` rates from 0 (all protections) to 10; this service needs the network.
+/// The highest accepted exposure of the service, in tenths. `systemd-analyze security` rates from 0 (all protections) to 10. A service
+/// that needs the network cannot reach 0.
 const EXPOSURE_MAX: &str = "15";
 
 /// A file of the package, as `dpkg-deb --contents` lists it.
@@ -60,7 +61,7 @@ struct Entry<'a> {
 }
 
 impl<'a> Entry<'a> {
-    /// `-rw-r--r-- root/root  1234 2026-01-01 00:00 ./usr/…`, and ` -> TARGET` behind a link.
+    /// Parses a line like `-rw-r--r-- root/root  1234 2026-01-01 00:00 ./usr/…`. A link is followed by ` -> TARGET`.
     fn parse(line: &'a str) -> Option<Self> {
         let (mode, rest) = line.split_once(' ')?;
         let (owner, _) = rest.trim_start().split_once(' ')?;
@@ -98,7 +99,7 @@ impl<'a> Entry<'a> {
 /// Checks a package.
 ///
 /// # Errors
-/// All that is wrong with it.
+/// Lists everything that is wrong with the package.
 pub(super) fn run(context: &Context, log: &mut Log, package: &Path) -> Result<()> {
     let ask = |option: &str| {
         let mut command = Command::new("dpkg-deb");
@@ -141,7 +142,7 @@ pub(super) fn run(context: &Context, log: &mut Log, package: &Path) -> Result<()
     lintian(log, package)
 }
 
-/// What is wrong with the list of files.
+/// Returns what is wrong with the list of files.
 fn files(contents: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut entries = Vec::new();
@@ -157,7 +158,7 @@ fn files(contents: &str) -> Vec<String> {
             found.push(format!("there is no {path}"));
         }
     }
-    // A copy would be a second engine in a process that loads both names.
+    // It must be a link: with two files, a process that loads both names would have two engines, which do not know each other's objects.
     let link = entries
         .iter()
         .find(|entry| entry.path == "/usr/lib/iwarp/librdmacm.so.1")
@@ -168,7 +169,7 @@ fn files(contents: &str) -> Vec<String> {
     found
 }
 
-/// What is missing in the control file.
+/// Returns which fields are missing in the control file.
 fn fields(control: &str) -> Vec<String> {
     let value = |name: &str| {
         let line = control.lines().find_map(|line| line.strip_prefix(name));
@@ -185,7 +186,7 @@ fn fields(control: &str) -> Vec<String> {
     found
 }
 
-/// Whether each subcommand that the command names has a page.
+/// Returns the manual pages that are missing for subcommands in the command's help.
 fn pages(contents: &str, unpacked: &Path) -> Result<Vec<String>> {
     let help = output(Command::new(unpacked.join("usr/bin/iwarp")).arg("--help"))?;
     let names: Vec<&str> = subcommands(&help).collect();
@@ -201,7 +202,7 @@ fn pages(contents: &str, unpacked: &Path) -> Result<Vec<String>> {
         .collect())
 }
 
-/// The names in the list of commands of a help text.
+/// Returns the names in the list of commands of a help text.
 fn subcommands(help: &str) -> impl Iterator<Item = &str> {
     help.lines()
         .skip_while(|line| *line != "Commands:")
@@ -212,7 +213,7 @@ fn subcommands(help: &str) -> impl Iterator<Item = &str> {
         .filter_map(|line| line.split_whitespace().next())
 }
 
-/// Lets systemd judge the unit, where systemd is installed.
+/// Checks the unit's protections with `systemd-analyze`, if that is installed.
 fn unit(context: &Context, log: &mut Log) -> Result<()> {
     if find_program("systemd-analyze").is_none() {
         log.say("systemd-analyze is not installed: the unit was not judged");
@@ -234,7 +235,7 @@ fn unit(context: &Context, log: &mut Log) -> Result<()> {
     Ok(())
 }
 
-/// Debian's own check of packages, where it is installed. Errors are failures, warnings are in the log.
+/// Runs lintian, Debian's check of packages, if it is installed. Errors fail the check; warnings only go to the log.
 fn lintian(log: &mut Log, package: &Path) -> Result<()> {
     if find_program("lintian").is_none() {
         return Ok(());
@@ -323,7 +324,8 @@ mod tests {
         assert_eq!(fields(&good.replace("libc6 (>= 2.34)", "libm6")).len(), 1);
     }
 
-    /// `iwarp stat` cannot look into the folders that systemd makes for this service alone, so the socket is in a named one.
+    /// `iwarp stat` cannot see the private folders that systemd makes for the service, so the service's socket is in a folder with a
+    /// known name, which the document tells.
     #[test]
     fn the_statistics_of_the_service_are_where_the_document_says() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");

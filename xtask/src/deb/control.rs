@@ -1,4 +1,4 @@
-//! What dpkg is told about the package: its control file, checksums and changelog.
+//! Writes the package's control file, checksums and changelog.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -12,11 +12,10 @@ use xtask::process::cargo;
 
 use super::output;
 
-/// The package's name.
 const NAME: &str = "iwarp";
-/// Counts packages of the same upstream version.
+/// The Debian revision, which counts packages of the same upstream version.
 const REVISION: &str = "1";
-/// What the package is for, as Debian writes it.
+/// The package's description, in the format of Debian's control files.
 const DESCRIPTION: &str = "\
 RDMA over plain TCP in user space (iWARP)
  iwarp is an RDMA device in software. It speaks iWARP (RFC 5040 and others) over
@@ -30,20 +29,20 @@ RDMA over plain TCP in user space (iWARP)
  The libraries are in a private folder. They do not replace those of the system.
 ";
 
-/// What differs between packages.
+/// The values of the control file that differ between packages.
 pub(super) struct Facts {
     version: String,
     architecture: String,
     maintainer: String,
     homepage: String,
-    /// Computed from the symbols that the programs need.
+    /// The `Depends` field, computed from the symbols that the programs need.
     depends: String,
-    /// Seconds since 1970 of the last commit: files in the package are no newer, so that it can be built again.
+    /// Time of the last commit, in seconds since 1970. No file in the package is newer, so that building again gives the same package.
     pub(super) epoch: String,
 }
 
 impl Facts {
-    /// Looks them up in the workspace's manifest, in the history and in the built programs.
+    /// Finds the values in the workspace's manifest, in git's history and in the built programs.
     pub(super) fn find(context: &Context, stage: &Path) -> Result<Self> {
         let metadata =
             output(cargo(&context.root).args(["metadata", "--no-deps", "--format-version=1"]))?;
@@ -76,7 +75,7 @@ impl Facts {
         format!("{NAME}_{}_{}.deb", self.version, self.architecture)
     }
 
-    /// The control file.
+    /// Returns the text of the control file.
     pub(super) fn control(&self, stage: &Path) -> Result<String> {
         let Self {
             version,
@@ -94,7 +93,7 @@ impl Facts {
         ))
     }
 
-    /// The packaging's own changelog, which names the version and the time of the last commit.
+    /// Returns the Debian changelog, which names the version and the time of the last commit.
     pub(super) fn changelog(&self) -> String {
         let seconds = self.epoch.parse().unwrap_or(0);
         format!(
@@ -107,7 +106,7 @@ impl Facts {
     }
 }
 
-/// The time of the last commit, or what the caller has set for all tools.
+/// Returns `SOURCE_DATE_EPOCH` if it is set, and otherwise the time of the last commit.
 fn epoch(context: &Context) -> Result<String> {
     if let Ok(epoch) = std::env::var("SOURCE_DATE_EPOCH") {
         return Ok(epoch);
@@ -117,9 +116,9 @@ fn epoch(context: &Context) -> Result<String> {
     line(git.args(["log", "-1", "--format=%ct"]))
 }
 
-/// Which packages have the libraries that the programs need, and in which version.
+/// Returns the packages, with versions, that have the libraries that the programs need.
 fn depends(context: &Context, stage: &Path) -> Result<String> {
-    // The tool wants to be in a source package.
+    // dpkg-shlibdeps works only inside a source package, so a minimal one is made.
     let source = context.target.join("deb/source");
     fs::create_dir_all(source.join("debian"))?;
     let control = format!("Source: {NAME}\n\nPackage: {NAME}\nArchitecture: any\n");
@@ -139,14 +138,14 @@ fn depends(context: &Context, stage: &Path) -> Result<String> {
     Ok(depends.to_owned())
 }
 
-/// The last line that a command prints. The rest are warnings.
+/// Returns the last line that a command prints. The lines before it are warnings.
 fn line(command: &mut Command) -> Result<String> {
     let text = output(command)?;
     let last = text.lines().map(str::trim).rfind(|line| !line.is_empty());
     Ok(last.context("a command printed nothing")?.to_owned())
 }
 
-/// What the files take when installed, in KiB, as policy counts: each rounded up, folders as one.
+/// Returns the installed size in KiB, as Debian's policy computes it: each file is rounded up, and a folder counts 1.
 fn kibibytes(dir: &Path) -> Result<u64> {
     let mut total = 1;
     for entry in fs::read_dir(dir)? {
@@ -161,7 +160,7 @@ fn kibibytes(dir: &Path) -> Result<u64> {
     Ok(total)
 }
 
-/// The checksums of all files but the settings, which may be changed.
+/// Returns the checksums of all files below `usr`. The settings in `etc` are left out, because administrators change them.
 pub(super) fn sums(stage: &Path) -> Result<String> {
     let mut find = Command::new("find");
     find.current_dir(stage).args(["usr", "-type", "f"]);
@@ -170,7 +169,7 @@ pub(super) fn sums(stage: &Path) -> Result<String> {
     output(Command::new("md5sum").current_dir(stage).args(files))
 }
 
-/// A time as in mail, in UTC.
+/// Formats a time as in an e-mail header, in UTC.
 fn mail_date(seconds: i64) -> String {
     const DAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
     const MONTHS: [&str; 12] = [

@@ -1,8 +1,8 @@
-//! `cargo xtask deb`: one Debian package with everything, and the checks of it.
+//! `cargo xtask deb`: builds one Debian package with everything, and checks it.
 //!
 //! It is one package because its parts need each other in the same version: the command finds the libraries in its
-//! private folder, and the service is one of the command's subcommands. Together they have a few megabytes. `dpkg-deb`
-//! builds it, with no helper from the registry; `packaging/debian/` has the files that are the package's own.
+//! private folder, and the service is one of the command's subcommands. Together they have a few megabytes. The package is built
+//! by `dpkg-deb` alone. `packaging/debian/` has the files that only the package needs.
 
 mod check;
 mod control;
@@ -23,18 +23,18 @@ use xtask::layout::{self, File, Source};
 use xtask::outcome::Outcome;
 use xtask::process::Log;
 
-/// The files that are the package's own.
+/// The folder of the files that only the package needs.
 const PACKAGING: &str = "packaging/debian";
 /// The scripts that dpkg runs.
 const SCRIPTS: [&str; 3] = ["postinst", "prerm", "postrm"];
-/// Where Debian's zsh looks for completions of packages.
+/// The path of zsh's completions in an installation, and the path where Debian's packages put them.
 const ZSH: (&str, &str) = (
     "share/zsh/site-functions/_iwarp",
     "share/zsh/vendor-completions/_iwarp",
 );
 /// Programs without which no package can be built.
 const TOOLS: [&str; 5] = ["dpkg-deb", "dpkg-shlibdeps", "dpkg", "strip", "gzip"];
-/// A build in release mode is minutes; a Debian root is fetched and unpacked within some more.
+/// The time limit. Building in release mode takes minutes, and so does fetching and unpacking a Debian root.
 const LIMIT: Duration = Duration::from_secs(3600);
 
 /// Arguments of `cargo xtask deb`.
@@ -56,7 +56,7 @@ pub(crate) struct DebArgs {
     suite: String,
 }
 
-/// Builds, checks and, if asked to, tries the package.
+/// Builds the package and checks it. With `--test` it also installs and uses the package in a Debian root.
 ///
 /// # Errors
 /// When a tool is missing, or something is wrong with the package.
@@ -78,7 +78,7 @@ pub(crate) fn command(args: &DebArgs) -> Result<bool> {
     Ok(true)
 }
 
-/// The step of `cargo xtask test`: builds the package and looks at what is in it.
+/// The step of `cargo xtask test`: builds the package and checks its content.
 pub(crate) fn step(context: &Context, log: &mut Log) -> Result<Outcome> {
     if let Some(tool) = missing() {
         return Ok(Outcome::Skipped(format!("{tool} is not installed")));
@@ -92,7 +92,7 @@ fn missing() -> Option<&'static str> {
     TOOLS.into_iter().find(|tool| find_program(tool).is_none())
 }
 
-/// What a command prints, without its warnings.
+/// Runs a command and returns its standard output.
 ///
 /// # Errors
 /// When it cannot be started or fails.
@@ -152,7 +152,7 @@ fn build(context: &Context, log: &mut Log, output: &Path) -> Result<PathBuf> {
     Ok(package)
 }
 
-/// Takes away what only debuggers read. Names that the loader needs stay.
+/// Removes the symbols and sections that only debuggers need.
 fn strip(log: &mut Log, stage: &Path, files: &[File]) -> Result<()> {
     let built = files.iter().filter(|file| {
         let built = file.to.starts_with("bin") || file.to.starts_with("lib");
@@ -168,7 +168,7 @@ fn strip(log: &mut Log, stage: &Path, files: &[File]) -> Result<()> {
     Ok(())
 }
 
-/// The service and the documents that are in the repository.
+/// Returns the files of the service, and the documents of the repository.
 fn own_files(context: &Context) -> Result<Vec<File>> {
     let own = |name: &str| context.root.join(PACKAGING).join(name);
     let mut files = vec![
@@ -197,7 +197,7 @@ fn own_files(context: &Context) -> Result<Vec<File>> {
     Ok(files)
 }
 
-/// The documents that are made here: both changelogs, and the licences of others.
+/// Writes both changelogs and the licences of foreign crates.
 fn documents(context: &Context, stage: &Path, facts: &control::Facts) -> Result<()> {
     let doc = stage.join("usr/share/doc/iwarp");
     fs::copy(context.root.join("CHANGELOG.md"), doc.join("changelog"))?;
@@ -206,7 +206,8 @@ fn documents(context: &Context, stage: &Path, facts: &control::Facts) -> Result<
     Ok(())
 }
 
-/// Compresses what policy wants compressed, without a name and a time in it.
+/// Compresses the files that Debian's policy wants compressed. `gzip -n` stores no file name and time, so that building again gives
+/// the same package.
 fn compress(log: &mut Log, stage: &Path) -> Result<()> {
     let doc = stage.join("usr/share/doc/iwarp");
     let mut files: Vec<PathBuf> = ["changelog", "changelog.Debian", "third-party-licences"]
@@ -219,7 +220,7 @@ fn compress(log: &mut Log, stage: &Path) -> Result<()> {
     log.run(Command::new("gzip").arg("-9n").args(files))
 }
 
-/// Everything is readable by all and writable by root, whatever the umask was.
+/// Makes everything readable for all users and writable for root only, whatever the umask was.
 fn permissions(dir: &Path) -> Result<()> {
     fs::set_permissions(dir, fs::Permissions::from_mode(0o755))?;
     for entry in fs::read_dir(dir).with_context(|| format!("reading {}", dir.display()))? {

@@ -1,4 +1,5 @@
-//! The licences of the crates that are compiled into the programs: they want their texts to go with the programs.
+//! Collects the licences of the crates that are compiled into the programs. Most licences require that their text is distributed with
+//! the program.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -13,12 +14,12 @@ use xtask::process::cargo;
 
 use super::output;
 
-/// The crates whose products are in the package.
+/// The crates whose programs and libraries are in the package.
 const ROOTS: [&str; 3] = ["iwarp-cli", "iwarp-verbs", "iwarp-rspreload"];
-/// How files with licences begin.
+/// Beginnings of the names of files with licences.
 const NAMES: [&str; 5] = ["LICENSE", "LICENCE", "COPYING", "NOTICE", "COPYRIGHT"];
 
-/// The names, licences and licence texts of all crates of others. The same text stands there once.
+/// Returns the names, licences and licence texts of all foreign crates. A text that several crates share occurs once.
 pub(super) fn text(context: &Context) -> Result<String> {
     let version = output(Command::new("rustc").arg("-vV"))?;
     let host = version.lines().find_map(|line| line.strip_prefix("host: "));
@@ -65,7 +66,7 @@ pub(super) fn text(context: &Context) -> Result<String> {
     Ok(list)
 }
 
-/// The texts of the licence files of a crate.
+/// Returns the texts of the licence files of a crate.
 fn licences(dir: &Path) -> Result<Vec<String>> {
     let mut texts = Vec::new();
     for entry in fs::read_dir(dir).with_context(|| format!("reading {}", dir.display()))? {
@@ -78,7 +79,7 @@ fn licences(dir: &Path) -> Result<Vec<String>> {
     Ok(texts)
 }
 
-/// The packages whose code gets into the programs: no build scripts, no macros, nothing for tests.
+/// Returns the packages whose code gets into the programs. Build scripts, macros and dependencies of tests are left out.
 fn reachable(metadata: &Value) -> BTreeSet<&str> {
     let mut dependencies: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for node in metadata["resolve"]["nodes"]

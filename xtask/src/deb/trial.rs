@@ -2,8 +2,8 @@
 //! compares the files before and after.
 //!
 //! The root is made by `debootstrap` and kept in the target folder; each trial works on a copy. The programs run in
-//! namespaces of their own, so that they find no network and leave no processes. Nothing of this runs in continuous
-//! integration: it wants root and fetches a Debian.
+//! namespaces of their own, so that they find no network and leave no processes. Continuous integration does not run this: it
+//! needs root and downloads a Debian.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,11 +16,11 @@ use xtask::process::Log;
 
 use super::{PACKAGING, output};
 
-/// What the root has beside the essential packages: a verbs program, and what reads pages, units and completions.
+/// The packages in the root beside the essential ones: a verbs program, and the programs that read manual pages, units and completions.
 const INCLUDE: &str = "--include=perftest,man-db,systemd,bash-completion,procps";
 /// The ordinary user of the trial.
 const USER: &str = "ann";
-/// Folders whose contents change without a package being left behind: caches, logs, and dpkg's own list, which is looked at apart.
+/// Folders that are not compared, because they change anyway: caches, logs, and dpkg's own list, which `remove.sh` checks.
 const IGNORED: &[&str] = &[
     "./proc",
     "./sys",
@@ -34,7 +34,7 @@ const IGNORED: &[&str] = &[
     "./var/lib/dpkg",
 ];
 
-/// Runs the trial. All that the programs print is shown.
+/// Runs the trial and prints the output of all programs.
 ///
 /// # Errors
 /// When anything does not work, or a file is left behind.
@@ -79,13 +79,13 @@ pub(super) fn run(context: &Context, log: &mut Log, package: &Path, suite: &str)
     fs::remove_dir_all(&root).context("removing the root")
 }
 
-/// A fresh Debian, made at the first time.
+/// Returns the folder of a fresh Debian root. The first call makes it.
 fn base(context: &Context, log: &mut Log, suite: &str) -> Result<PathBuf> {
     let base = context.target.join(format!("deb/base-{suite}"));
     if base.is_dir() {
         return Ok(base);
     }
-    // From where this machine takes its packages, if it is a Debian of the same release.
+    // If this machine runs the same Debian release, its own mirror is used.
     let targets = output(Command::new("apt-get").args([
         "indextargets",
         "--format",
@@ -113,7 +113,7 @@ fn base(context: &Context, log: &mut Log, suite: &str) -> Result<PathBuf> {
 fn inside(context: &Context, log: &mut Log, root: &Path, user: &str, script: &str) -> Result<()> {
     let from = context.root.join(PACKAGING).join("trial").join(script);
     fs::copy(&from, root.join("tmp").join(script))?;
-    // What comes last becomes the script; everything before it is for the machine that the script sees.
+    // Prepares the network and the file systems that the trial's script sees, and then runs the script in the root.
     let setup = r#"
         set -e
         ip link set lo up
@@ -148,7 +148,7 @@ fn inside(context: &Context, log: &mut Log, root: &Path, user: &str, script: &st
         Ok(text) => text.clone(),
         Err(_) => log.tail(200),
     };
-    // The first line is the command line of above.
+    // The lines before the script's first command show the command line from above.
     let text: Vec<&str> = text
         .lines()
         .skip_while(|line| !line.starts_with('+'))
@@ -158,7 +158,7 @@ fn inside(context: &Context, log: &mut Log, root: &Path, user: &str, script: &st
     Ok(())
 }
 
-/// Every file with its kind, permissions, owner, target and contents.
+/// Returns a line for each file: kind, permissions, owner, path and link target; and a line with its checksum.
 fn files(root: &Path) -> Result<BTreeSet<String>> {
     let mut find = Command::new("find");
     find.current_dir(root).arg(".").arg("(");

@@ -1,7 +1,7 @@
-//! Blanks out comments and literals, so that rules look at code only.
+//! Replaces comments and literals by spaces, so that rules check code only.
 
-/// The text with everything in comments, strings and characters replaced by spaces. Line breaks stay, so line numbers
-/// do too.
+/// Returns the text with all comments, string literals and character literals replaced by spaces. Line breaks stay, so that line
+/// numbers stay the same.
 pub(crate) fn code_only(text: &str) -> String {
     let mut scanner = Scanner {
         rest: text,
@@ -17,7 +17,7 @@ pub(crate) fn code_only(text: &str) -> String {
 struct Scanner<'a> {
     rest: &'a str,
     out: String,
-    /// The last character of code, to tell a raw string's `r` from the end of a name.
+    /// The last character of code. It tells whether an `r` starts a raw string or ends a name.
     last: char,
 }
 
@@ -50,7 +50,7 @@ impl Scanner<'_> {
         self.last = ' ';
     }
 
-    /// `r"…"`, `r#"…"#`, also with `b` or `c` before, but not the `r` that ends a name.
+    /// Returns the end of a raw string that starts here: `r"…"` or `r#"…"#`, also with `b` or `c` before it.
     fn raw_string_end(&self) -> Option<usize> {
         if self.last.is_alphanumeric() || self.last == '_' {
             return None;
@@ -104,7 +104,7 @@ fn string_end(text: &str) -> Option<usize> {
     Some(text.len())
 }
 
-/// A character literal, but not a lifetime.
+/// Returns the end of a character literal that starts here, or `None` for a lifetime.
 fn char_end(text: &str) -> Option<usize> {
     let mut chars = text.strip_prefix('\'')?.char_indices();
     let (_, first) = chars.next()?;

@@ -1,12 +1,12 @@
-//! The rules for the project's documents.
+//! Rules for the project's documents: links must work, and the README must be short and complete.
 
 use std::path::Path;
 
 use super::{Finding, Severity};
 
-/// What a visitor is told to type; both must work.
+/// Commands that the README must name.
 const README_COMMANDS: &[&str] = &["cargo run --release -- perf", "cargo xtask test"];
-/// A visitor reads so much and no more; long tables are in `docs/`.
+/// Longest README, in lines. Longer texts and tables belong into `docs/`.
 const README_LINES_MAX: usize = 130;
 
 fn error(place: String, text: String) -> Finding {
@@ -17,7 +17,7 @@ fn error(place: String, text: String) -> Finding {
     }
 }
 
-/// Relative links must lead to a file of the tree.
+/// Checks that relative links lead to a file of the tree.
 pub(crate) fn links(root: &Path, file: &str, text: &str) -> Vec<Finding> {
     let base = root.join(file);
     let base = base.parent().unwrap_or(root);
@@ -44,7 +44,7 @@ pub(crate) fn links(root: &Path, file: &str, text: &str) -> Vec<Finding> {
     findings
 }
 
-/// The targets of the inline links of a line.
+/// Returns the targets of the inline links of a line.
 fn targets(line: &str) -> Vec<&str> {
     line.match_indices("](")
         .filter_map(|(at, _)| {
@@ -56,7 +56,7 @@ fn targets(line: &str) -> Vec<&str> {
         .collect()
 }
 
-/// The README is short, and names the commands and the minimum Rust version.
+/// Checks that the README is short and names the commands and the oldest supported Rust version.
 pub(crate) fn readme(text: &str, manifest: &str) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut add = |text: String| findings.push(error("README.md".into(), text));

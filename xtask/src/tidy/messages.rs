@@ -1,19 +1,19 @@
-//! `docs/troubleshooting.md` quotes messages as they are in the sources.
+//! Checks that the messages that `docs/troubleshooting.md` quotes are in the sources.
 
 use super::{Finding, Severity};
 
 /// The document with the messages.
 pub(crate) const FILE: &str = "docs/troubleshooting.md";
-/// The section with messages of other people's programs.
+/// The section with messages of foreign programs, which is not checked.
 const FOREIGN_SECTION: &str = "## What programs say";
-/// Stands for what differs from case to case.
+/// Stands for the variable part of a message.
 const VARIABLE: char = '…';
-/// A message is put together from clauses, often by several functions. They meet here.
+/// Separators of the clauses of a message. Several functions may write the clauses, so each clause is looked for by itself.
 const JOINTS: [&str; 3] = [": ", "(", ")"];
-/// Shorter clauses are in many texts, and show nothing.
+/// Shorter clauses are not looked for: they occur in many texts, so finding them would prove nothing.
 const CLAUSE_MIN: usize = 6;
 
-/// The texts of all source files, as one.
+/// The texts of all source files, joined.
 #[derive(Default)]
 pub(crate) struct Sources {
     text: String,
@@ -31,7 +31,7 @@ impl Sources {
         self.text.push('\n');
     }
 
-    /// Finds the messages of the document that no source has.
+    /// Returns a finding for each message of the document that is in no source file.
     pub(crate) fn compare(&self, document: &str) -> Vec<Finding> {
         let mut findings = Vec::new();
         let mut foreign = false;
@@ -57,7 +57,7 @@ impl Sources {
     }
 }
 
-/// The parts of a message that one piece of source has to contain.
+/// Returns the clauses of a message, each of which must be in a source file.
 fn clauses(message: &str) -> impl Iterator<Item = &str> {
     let parts = message.split(VARIABLE);
     let parts = JOINTS.iter().fold(
@@ -67,7 +67,7 @@ fn clauses(message: &str) -> impl Iterator<Item = &str> {
     parts.map(|part| part.trim_matches([' ', ':']))
 }
 
-/// The code spans in the first cell of a row.
+/// Returns the code spans in the first cell of a row.
 fn quoted(line: &str) -> impl Iterator<Item = &str> {
     let cell = line
         .strip_prefix("| ")

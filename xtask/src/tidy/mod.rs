@@ -1,4 +1,4 @@
-//! The step `tidy`: a lint of the whole tree for what rustc and clippy do not see.
+//! The step `tidy`: checks rules of this project that rustc and clippy do not know.
 
 mod code;
 mod markdown;
@@ -17,8 +17,9 @@ use xtask::process::Log;
 /// The table of modules that may contain `unsafe`.
 const UNSAFE_MODULES: &str = "xtask/unsafe-modules.txt";
 
-/// Files that others wrote or that are no text.
+/// Beginnings of the paths of files that others or programs wrote. They are not checked.
 const FOREIGN: &[&str] = &["Cargo.lock", "rfcs/rfc", "fuzz/seeds/"];
+/// Endings of the names of files that are no text. They are not checked.
 const BINARY: &[&str] = &[".pcap", ".pcapng", ".bin", ".png"];
 
 /// Whether a finding fails the step.
@@ -35,7 +36,7 @@ struct Finding {
     text: String,
 }
 
-/// Checks every file that git knows or would take.
+/// Checks every file that git tracks or would add.
 pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
     let root = &context.root;
     let table = files::read(root, UNSAFE_MODULES)?;

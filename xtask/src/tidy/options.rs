@@ -1,4 +1,4 @@
-//! `docs/options.md` has a row for each `IWARP_…` variable that the sources read, and no other rows.
+//! Checks that `docs/options.md` has a row for each `IWARP_…` variable that the sources read, and no rows for other variables.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,17 +6,17 @@ use super::{Finding, Severity};
 
 /// The document with the rows.
 pub(crate) const FILE: &str = "docs/options.md";
-/// What the names begin with.
+/// The beginning of the names.
 const PREFIX: &str = "IWARP_";
 
-/// The variables that the sources read: names, each with a file that has it.
+/// The variables that the sources read, each with the first file that reads it.
 #[derive(Default)]
 pub(crate) struct Variables {
     read: BTreeMap<String, String>,
 }
 
 impl Variables {
-    /// Adds the variables of a source file. A variable is a string literal that is nothing but its name.
+    /// Adds the variables of a source file. A string literal counts if it consists of the variable's name only.
     pub(crate) fn add(&mut self, file: &str, text: &str) {
         for (at, _) in text.match_indices(&format!("\"{PREFIX}")) {
             let rest = &text[at + 1..];
@@ -28,7 +28,7 @@ impl Variables {
         }
     }
 
-    /// Compares them with the rows of the document.
+    /// Compares the variables with the rows of the document.
     pub(crate) fn compare(&self, document: &str) -> Vec<Finding> {
         let rows = documented(document);
         let missing = self
@@ -49,7 +49,7 @@ impl Variables {
     }
 }
 
-/// The variables in the first cells of all tables.
+/// Returns the variables in the first cells of all tables.
 fn documented(document: &str) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for line in document.lines() {
@@ -64,7 +64,7 @@ fn documented(document: &str) -> BTreeSet<String> {
     names
 }
 
-/// The letters, digits and underscores that `text` begins with.
+/// Returns the capital letters, digits and underscores at the beginning of `text`.
 fn name_at(text: &str) -> &str {
     let part = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_';
     let end = text.find(|c| !part(c)).unwrap_or(text.len());
@@ -75,7 +75,7 @@ fn name_at(text: &str) -> &str {
 mod tests {
     use super::*;
 
-    /// In two halves, or the rule would find these names in this file.
+    /// Written in two halves. Otherwise the rule would find these names in this file.
     const A: &str = concat!("IWARP", "_A");
     const B: &str = concat!("IWARP", "_B2");
 

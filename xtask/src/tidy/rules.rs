@@ -3,14 +3,14 @@
 use super::code::code_only;
 use super::{Finding, Severity};
 
-/// Above this a file must be divided.
+/// A longer file is an error.
 const LINES_MAX: usize = 900;
-/// Above this it should be.
+/// A longer file is a warning.
 const LINES_WARN: usize = 600;
-/// How far above an `unsafe` block its reason may stand: the comment may have several lines.
+/// How many lines above an `unsafe` block its SAFETY comment may begin. The comment may have several lines.
 const SAFETY_REACH: usize = 10;
 
-/// Written in two halves, or this file would break its own rules.
+/// Marks of unfinished work. They are written in two halves, because otherwise this file would break its own rule.
 const UNFINISHED_WORDS: &[&str] = &[
     concat!("TO", "DO"),
     concat!("FIX", "ME"),
@@ -18,10 +18,10 @@ const UNFINISHED_WORDS: &[&str] = &[
 ];
 const UNFINISHED_MACROS: &[&str] = &[concat!("todo", "!"), concat!("unimplemented", "!")];
 
-/// Beginnings of paths that mean something on the machine of one person only. Those of examples begin with `/home/`.
+/// Beginnings of paths that exist on one person's machine only. Examples use `/home/`, which is allowed.
 const MACHINE_PATHS: &[&str] = &[concat!("/ro", "ot/"), concat!("/Us", "ers/")];
 
-/// Where `unsafe` may stand, from `unsafe-modules.txt`.
+/// The files and folders that may contain `unsafe`, from `unsafe-modules.txt`.
 pub(crate) struct UnsafeModules {
     paths: Vec<String>,
 }
@@ -30,7 +30,7 @@ impl UnsafeModules {
     /// Reads the table. A line without a reason is an error.
     ///
     /// # Errors
-    /// What is wrong with which line.
+    /// Names the wrong line.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let mut paths = Vec::new();
         for (at, line) in text.lines().enumerate() {
@@ -53,7 +53,7 @@ impl UnsafeModules {
     }
 }
 
-/// Rules for one `.rs` file.
+/// Checks the rules for one `.rs` file.
 pub(crate) fn rust(file: &str, text: &str, modules: &UnsafeModules) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut add = |line: usize, text: String| {
@@ -122,7 +122,8 @@ fn length(file: &str, lines: usize) -> Option<Finding> {
     })
 }
 
-/// Blocks and impls need a reason beside them; functions and traits have a `# Safety` section instead, which clippy wants.
+/// Returns `true` if the line has an `unsafe` block or `unsafe impl`, which need a SAFETY comment. Functions and traits need a `# Safety`
+/// section instead, which clippy checks.
 fn needs_reason(code: &str, line: usize) -> bool {
     let rest: String = code
         .lines()
@@ -136,7 +137,7 @@ fn needs_reason(code: &str, line: usize) -> bool {
     }) && has_word(code.lines().nth(line).unwrap_or_default(), "unsafe")
 }
 
-/// A SAFETY line close above that no other block has used.
+/// Returns `true` if a SAFETY comment is close above the line, and no other `unsafe` block is between them.
 fn has_reason(raw: &[&str], code: &str, line: usize) -> bool {
     let from = line.saturating_sub(SAFETY_REACH);
     for at in (from..=line).rev() {
@@ -150,7 +151,7 @@ fn has_reason(raw: &[&str], code: &str, line: usize) -> bool {
     false
 }
 
-/// Rules for every text file.
+/// Checks the rules for every text file.
 pub(crate) fn any_text(file: &str, text: &str) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (at, line) in text.lines().enumerate() {
@@ -169,7 +170,7 @@ pub(crate) fn any_text(file: &str, text: &str) -> Vec<Finding> {
     findings
 }
 
-/// Whether `word` stands in the line, not as a part of a longer word.
+/// Returns `true` if the line contains `word` as a whole word.
 fn has_word(line: &str, word: &str) -> bool {
     let part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
     line.match_indices(word).any(|(at, _)| {
