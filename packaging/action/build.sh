@@ -1,4 +1,4 @@
-# Builds iwarp from the sources around this file, and installs it below PREFIX (if that is empty, in the job's own folder).
+# Builds iwarp from the sources around this file and installs it below PREFIX. The default is a folder of the job.
 set -euo pipefail
 
 PREFIX=${PREFIX:-$RUNNER_TEMP/iwarp}
@@ -13,7 +13,7 @@ if ! command -v cargo >/dev/null; then
     echo "::error::there is no cargo: install Rust first, or give this action a package"
     exit 1
 fi
-# Not below the sources, which other jobs of a runner may share.
+# The target folder is not below the sources, because other jobs of the runner may share them.
 export CARGO_TARGET_DIR="$RUNNER_TEMP/iwarp-target"
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 cargo --locked xtask install --prefix "$PREFIX"

@@ -1,10 +1,10 @@
-# Installs the package PACKAGE (a path, a pattern or an https address), whose SHA-256 is SHA256 if that is set.
+# Installs the package PACKAGE (a path, a pattern or an https address). If SHA256 is set, compares the package with it first.
 set -euo pipefail
 
 case "$PACKAGE" in
 https://*)
     if [ -z "$SHA256" ]; then
-        echo "::warning::sha256 is not set, so nothing but TLS vouches for $PACKAGE"
+        echo "::warning::sha256 is not set, so only TLS protects $PACKAGE"
     fi
     file="$RUNNER_TEMP/iwarp.deb"
     curl --fail --location --silent --show-error --proto '=https' --output "$file" "$PACKAGE"
@@ -15,11 +15,11 @@ http://*)
     ;;
 *)
     shopt -s nullglob
-    # The pattern is meant to be expanded, and a path may contain spaces.
+    # The pattern must be expanded. With an empty IFS a path with spaces stays one word.
     # shellcheck disable=SC2206
     IFS= files=($PACKAGE)
     if [ "${#files[@]}" -ne 1 ]; then
-        echo "::error::$PACKAGE names ${#files[@]} files, and not one"
+        echo "::error::$PACKAGE names ${#files[@]} files instead of one"
         exit 1
     fi
     file=$(realpath "${files[0]}")

@@ -1,9 +1,9 @@
-# Run as root behind use.sh: removal and purge, with the service enabled in between.
+# Run as root after use.sh: enables the service, removes the package, installs it again, and purges it.
 set -eux
 systemctl enable iwarp-cp.service
 test "$(systemctl is-enabled iwarp-cp.service)" = enabled
 echo '# changed' >> /etc/default/iwarp-cp
-# As if the service had run, and had a secret.
+# Make the files that exist after the service has run with a secret.
 mkdir -p /var/lib/private/iwarp-cp /etc/credstore
 ln -s private/iwarp-cp /var/lib/iwarp-cp
 echo secret > /etc/credstore/iwarp-cp.secret
@@ -11,7 +11,7 @@ echo secret > /etc/credstore/iwarp-cp.secret
 apt-get remove --yes iwarp
 test ! -e /usr/bin/iwarp
 test ! -e /usr/lib/iwarp
-# Settings survive a removal, and what was enabled is enabled again.
+# Settings survive a removal, and after a new installation the service is enabled again.
 grep -q changed /etc/default/iwarp-cp
 apt-get install --yes --no-install-recommends "$1"
 test "$(systemctl is-enabled iwarp-cp.service)" = enabled

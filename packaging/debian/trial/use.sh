@@ -1,4 +1,4 @@
-# Run as an ordinary user behind install.sh: uses what the package installed.
+# Run as an ordinary user after install.sh: uses the installed programs.
 set -eux
 id
 cd "$HOME"
@@ -6,7 +6,7 @@ iwarp --version
 iwarp devices
 iwarp perf --quick
 
-# A server ends when the script does.
+# Kills the servers when the script ends.
 trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 # Repeats a client until its server listens.
 again() {
@@ -26,7 +26,7 @@ iwarp cp serve "$HOME/served" &
 again iwarp cp -q 127.0.0.1:file copy
 cmp served/file copy
 
-# Debian's own program, both ends on our libraries.
+# A program of Debian with both ends on our libraries.
 iwarp run -- ib_write_bw -R -d iwarp0 > server.txt &
 again iwarp run -- ib_write_bw -R -d iwarp0 127.0.0.1
 iwarp run -- ldd "$(command -v ib_write_bw)" | grep -F " => /usr/lib/iwarp/"
