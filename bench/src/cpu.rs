@@ -17,12 +17,12 @@ pub(crate) fn pin_to(cpu: usize) -> Result<()> {
     sched_setaffinity(None, &set).with_context(|| format!("cannot bind to CPU {cpu}"))
 }
 
-/// User and system time of all threads of this process so far, in microseconds.
+/// Returns user and system time of all threads of this process so far, in microseconds.
 pub(crate) fn process_us() -> f64 {
     us(ClockId::ProcessCPUTime)
 }
 
-/// User and system time of this thread so far, in microseconds.
+/// Returns user and system time of this thread so far, in microseconds.
 pub(crate) fn thread_us() -> f64 {
     us(ClockId::ThreadCPUTime)
 }
@@ -32,13 +32,13 @@ fn us(clock: ClockId) -> f64 {
     t.tv_sec as f64 * 1e6 + t.tv_nsec as f64 / 1e3
 }
 
-/// Octets of memory of this process that are resident, anonymous memory only: pages of programs and libraries that
-/// happen to be read meanwhile are not what a connection costs.
+/// Returns the resident anonymous memory of this process, in octets. Pages of the program and its libraries do not count: they may be
+/// read at any time and are no cost of a connection.
 pub(crate) fn resident() -> u64 {
     status_field("/proc/self/status", "RssAnon:").unwrap_or(0) * 1024
 }
 
-/// Times that threads of this process went to sleep by themselves. A thread that wakes up has slept before.
+/// Returns how often threads of this process went to sleep. Each wake-up follows a sleep, so this also counts wake-ups.
 pub(crate) fn sleeps() -> u64 {
     let Ok(tasks) = std::fs::read_dir("/proc/self/task") else {
         return 0;
@@ -52,7 +52,7 @@ pub(crate) fn sleeps() -> u64 {
         .sum()
 }
 
-/// Octets of kernel slab, of everybody: sockets live there.
+/// Returns the slab memory of the kernel in octets, for the whole machine. Sockets are in this memory.
 pub(crate) fn slab() -> u64 {
     status_field("/proc/meminfo", "Slab:").unwrap_or(0) * 1024
 }

@@ -1,9 +1,9 @@
-//! Facts about the machine that belong beside its figures.
+//! Facts about the machine, which are printed beside its figures.
 
 use serde_json::{Value, json};
 use std::fs;
 
-/// What this process sees: inside a network namespace, the settings of that namespace.
+/// Returns the facts as this process sees them. In a network namespace these are the settings of the namespace.
 pub(crate) fn facts() -> Value {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let cpu = cpuinfo

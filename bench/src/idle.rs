@@ -1,4 +1,5 @@
-//! CPU time that nobody asked for: of connected processes that do nothing, and of a target of RDMA Writes.
+//! Measures CPU time that should be nearly zero: of connected processes that do nothing, and of a process that is only the target of
+//! RDMA Writes.
 
 use crate::peer::{self, Peer};
 use crate::rdma::{ALL, Link, STALL, posted};
@@ -15,7 +16,7 @@ use std::time::{Duration, Instant};
 
 /// Connections of the idle processes.
 const CONNECTIONS: usize = 10;
-/// What the active side writes at a time.
+/// Octets of each Write.
 const PIECE: usize = 64 * 1024;
 /// Writes outstanding.
 const DEPTH: u64 = 16;
@@ -84,16 +85,16 @@ impl Base {
     }
 }
 
-/// What this process used while it slept.
+/// Sleeps for `time` and returns the CPU time and the wake-ups of this process meanwhile.
 fn nothing(time: Duration) -> Value {
-    // What set-up left to be done is done by then: an initiator reminds a silent responder three times, the last time 4.25 s
-    // (by a coarse clock up to 5.3 s) after connecting, because siw may have overlooked its first message. After that nothing is left.
+    // First wait until set-up is over. An initiator that has received nothing sends up to three reminders, because siw may have
+    // overlooked its first message. The last one is sent 4.25 s after connecting, or up to 5.3 s with a coarse clock.
     std::thread::sleep(Duration::from_secs(6));
     let sleeps0 = cpu::sleeps();
     let cpu0 = cpu::process_us();
     std::thread::sleep(time);
     let cpu_us = cpu::process_us() - cpu0;
-    // One sleep is our own.
+    // The `sleep` above counts as one.
     json!({
         "cpu_us": cpu_us,
         "wakeups": cpu::sleeps().saturating_sub(sleeps0 + 1),
@@ -128,7 +129,7 @@ pub(crate) fn idle_peer(a: &IdleArgs) -> Result<Value> {
         .map(|_| base.accept(&listener))
         .collect::<Result<Vec<_>>>()?;
     peer::tell(nothing(Duration::from_secs_f64(a.seconds)))?;
-    // Nobody disconnects while the other side still counts.
+    // Keep the connections until the other side has finished counting, too.
     peer::hear()?;
     drop(connections);
     Ok(json!({}))
@@ -141,7 +142,7 @@ pub(crate) fn passive(a: &PassiveArgs) -> Result<Value> {
     let connection = base.connect(peer.address()?)?;
     let remote =
         RemoteMemory::from_bytes(connection.private_data()).context("the peer names no memory")?;
-    // It goes to sleep now.
+    // The target's application thread goes to sleep now.
     peer.say("begin")?;
     peer.report()?;
     std::thread::sleep(Duration::from_millis(50));
@@ -196,7 +197,7 @@ pub(crate) fn passive_peer(a: &PassiveArgs) -> Result<Value> {
     let thread_us = cpu::thread_us() - thread0;
     let end = Instant::now() + STALL;
     let (mut placed, mut before) = (connection.counters().rx_payload, u64::MAX);
-    // What is still in the sockets.
+    // Wait until the octets that are still in the sockets have been placed.
     while placed != before && Instant::now() < end {
         std::thread::sleep(Duration::from_millis(20));
         before = placed;

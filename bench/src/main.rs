@@ -1,8 +1,9 @@
 //! One measurement per run, as one line of JSON: the building blocks of `cargo xtask bench`.
 //!
-//! Every measurement has two processes on two CPUs: this one sends and holds the clock, and it starts itself once
-//! more as the receiver. Plain TCP and bare framing say what the machine can do; `iwarp` is measured beside them
-//! through its public interface. RFC 5044 section 4 and RFC 5041 section 4 describe the framing.
+//! Every measurement has two processes on two CPUs. This process sends and measures the time, and starts itself a second
+//! time as the receiver, called the peer. Plain TCP and bare framing (FPDUs without an RNIC behind them) show what the machine can
+//! reach. `iwarp` is measured beside them through its public interface. RFC 5044 section 4 and RFC 5041 section 4 describe the
+//! framing.
 
 mod cpu;
 mod host;
@@ -49,19 +50,19 @@ enum Command {
     IwarpBw(rdma::BandwidthArgs),
     /// iWARP ping-pong, or half of the time of a Read or FetchAdd
     IwarpLat(rdma::LatencyArgs),
-    /// Ping-pongs of plain TCP, bare framing and RDMA Writes in turns, so that all meet the same machine
+    /// Ping-pongs of plain TCP, bare framing and RDMA Writes in turns, so that changes of the machine affect all alike
     SpinLat(spin::SpinArgs),
     /// Many connections: set-up, memory, 64-octet echo
     Scale(scale::ScaleArgs),
     /// CPU time of connected processes that do nothing
     Idle(idle::IdleArgs),
-    /// CPU time of a target of RDMA Writes
+    /// CPU time of a process that is the target of RDMA Writes
     Passive(idle::PassiveArgs),
     /// Facts about this machine
     Host,
 }
 
-/// A switch with two spelt-out positions.
+/// A switch that is written as `on` or `off`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum OnOff {
     /// Used
@@ -79,9 +80,9 @@ impl OnOff {
 /// How a side waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Wait {
-    /// Ask again and again
+    /// Poll without sleeping
     Spin,
-    /// Sleep in the kernel
+    /// Sleep in the kernel until there is something to do
     Event,
 }
 

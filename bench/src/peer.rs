@@ -1,4 +1,5 @@
-//! The second process: started with the same arguments, spoken to by lines of text through pipes.
+//! The second process of a measurement, the receiver. It is started with the same arguments, and the two exchange lines of text through
+//! pipes.
 
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
@@ -6,7 +7,7 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::SocketAddr;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-/// The receiving process, as the sender sees it. Dropping it ends it.
+/// The receiving process, as the sender sees it. Dropping the value ends the process.
 #[derive(Debug)]
 pub(crate) struct Peer {
     child: Child,
@@ -15,10 +16,10 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// Starts this program once more, as the receiver.
+    /// Starts this program a second time, as the receiver.
     ///
     /// # Errors
-    /// The operating system's.
+    /// When it cannot be started.
     pub(crate) fn start() -> Result<Self> {
         let mut child = Command::new(std::env::current_exe()?)
             .arg("--peer")
@@ -47,7 +48,7 @@ impl Peer {
     /// Waits for the address that the receiver listens on.
     ///
     /// # Errors
-    /// When it ends without saying one.
+    /// When the receiver ends without printing an address.
     pub(crate) fn address(&mut self) -> Result<SocketAddr> {
         self.line()?
             .trim()
@@ -55,18 +56,18 @@ impl Peer {
             .context("the receiving process says no address")
     }
 
-    /// Waits for a line of JSON.
+    /// Waits for a line of JSON from the receiver.
     ///
     /// # Errors
-    /// When it ends without one.
+    /// When the receiver ends without printing one.
     pub(crate) fn report(&mut self) -> Result<Value> {
         serde_json::from_str(&self.line()?).context("the receiving process says no JSON")
     }
 
-    /// Says something to the receiver.
+    /// Sends a line to the receiver.
     ///
     /// # Errors
-    /// When it has gone.
+    /// When the receiver has ended.
     pub(crate) fn say(&mut self, word: &str) -> Result<()> {
         let input = self.input.as_mut().context("nothing follows the end")?;
         writeln!(input, "{word}")?;
@@ -77,7 +78,7 @@ impl Peer {
 impl Drop for Peer {
     fn drop(&mut self) {
         self.input = None;
-        // It ends by itself when all went well; when not, nobody waits for it any more.
+        // After a successful measurement the receiver ends by itself. After a failure it is killed when it has not ended within 5 s.
         if !matches!(self.child.try_wait(), Ok(Some(_))) {
             let patience = std::time::Instant::now() + std::time::Duration::from_secs(5);
             while std::time::Instant::now() < patience {
@@ -92,35 +93,36 @@ impl Drop for Peer {
     }
 }
 
-/// The receiver tells the sender one line.
+/// Called by the receiver: sends a line to the sender.
 ///
 /// # Errors
-/// When the sender has gone.
+/// When the sender has ended.
 pub(crate) fn tell(text: impl std::fmt::Display) -> Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{text}")?;
     Ok(out.flush()?)
 }
 
-/// The receiver waits for a line of the sender; the end of the pipe counts as one, so that it never outlives it.
+/// Called by the receiver: waits for a line from the sender. Also returns at the end of the pipe, so that the receiver does not outlive
+/// the sender.
 ///
 /// # Errors
-/// The operating system's.
+/// When the pipe cannot be read.
 pub(crate) fn hear() -> Result<String> {
     let mut line = String::new();
     std::io::stdin().lock().read_line(&mut line)?;
     Ok(line.trim().to_owned())
 }
 
-/// A number of a report.
+/// Returns a number of a report, or 0 if the report does not have it.
 pub(crate) fn number(report: &Value, name: &str) -> f64 {
     report.get(name).and_then(Value::as_f64).unwrap_or(0.0)
 }
 
-/// `"0,1"` as two CPUs, `""` as none.
+/// Parses `"0,1"` as two CPUs and `""` as none.
 ///
 /// # Errors
-/// When it is neither.
+/// For any other text.
 pub(crate) fn parse_cpus(text: &str) -> Result<(Option<usize>, Option<usize>)> {
     if text.is_empty() {
         return Ok((None, None));

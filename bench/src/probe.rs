@@ -1,7 +1,7 @@
-//! The ceiling: FPDUs with tagged segments over TCP, placed straight to their destination, and nothing else.
+//! Bare framing: FPDUs with tagged segments over TCP, placed directly at their destination, and nothing else. It is the upper limit for
+//! `iwarp`: a real RNIC has to do all of this and more, because here are no queues, no STags, no completions and no error handling.
 //!
-//! No queues, no keys, no completions, no error handling: whatever a real RNIC does comes on top of this. RFC 5044
-//! section 4 (framing), RFC 5041 section 4.2 (tagged segments).
+//! RFC 5044 section 4 describes the framing, RFC 5041 section 4.2 the tagged segments.
 
 use crate::peer::Peer;
 use crate::stats::Samples;
@@ -26,13 +26,14 @@ use std::time::{Duration, Instant};
 const HEAD: usize = 2 + 14;
 /// Payload up to this size is copied beside its header.
 const LINEAR_MAX: usize = 2048;
-/// Octets handed to the kernel at a time.
+/// Octets that are given to the kernel at a time.
 const SEND: usize = 256 * 1024;
-/// Octets of the destination; messages walk through it.
+/// Octets of the destination. Each message is placed after the one before.
 const TARGET: usize = 1 << 20;
-/// FPDUs of one `sendmsg` that are not copied.
+/// Most FPDUs of one `sendmsg` that are sent without a copy.
 const GATHER: usize = 2 * SEND / LINEAR_MAX;
-/// Small FPDUs in a row before large ones are no longer expected. Long messages end with a short FPDU.
+/// After this many small FPDUs in a row, the receiver no longer expects large ones. It is more than one, because long messages end with
+/// a short FPDU.
 const LARGE_MEMORY: u32 = 8;
 
 #[derive(Debug, Args)]
@@ -130,7 +131,7 @@ impl<'a> Sender<'a> {
         }
     }
 
-    /// Frames one message, and sends when enough has come together.
+    /// Frames one message. Sends when [`SEND`] octets are queued.
     fn message(&mut self) -> Result<()> {
         let size = self.source.len();
         if self.to as usize + size > TARGET {
@@ -235,7 +236,7 @@ struct Receiver<'a> {
     start: usize,
     end: usize,
     target: Vec<u8>,
-    /// A large FPDU came among the last few: more of them will follow.
+    /// Above 0 if one of the last few FPDUs was large. The receiver then expects more of them and reads only the next header.
     large: u32,
     first: Option<Instant>,
 }
@@ -255,7 +256,7 @@ impl<'a> Receiver<'a> {
         }
     }
 
-    /// Places whatever comes next. Returns the payload octets placed, `None` at the end of the stream.
+    /// Places the FPDUs that come next. Returns the number of payload octets placed, or `None` at the end of the stream.
     fn turn(&mut self) -> Result<Option<usize>> {
         let mut placed = 0;
         while self.end - self.start >= HEAD {
@@ -310,7 +311,7 @@ impl<'a> Receiver<'a> {
         Ok(Some(0))
     }
 
-    /// The FPDU at the start of staging has not come in full: its payload goes to `to` without a copy.
+    /// Reads the rest of the FPDU at the start of `staging`, which has not arrived completely. The payload is read to `to` without a copy.
     fn straight(&mut self, to: usize, len: usize) -> Result<Option<usize>> {
         let mut head = [0; HEAD];
         head.copy_from_slice(&self.staging[self.start..self.start + HEAD]);
@@ -322,7 +323,7 @@ impl<'a> Receiver<'a> {
         self.start = 0;
         let tail = pad_len(14 + len) + 4;
         while got < len || self.end < tail {
-            // The next header comes with the trailer for free.
+            // Read the trailer together with the next header, which saves a system call.
             let behind = &mut self.staging[self.end..tail + HEAD];
             let mut list = [
                 IoSliceMut::new(&mut self.target[to + got..to + len]),
@@ -354,7 +355,7 @@ impl<'a> Receiver<'a> {
         Ok(Some(len))
     }
 
-    /// Places `size` octets. False at the end of the stream.
+    /// Places `size` octets. Returns `false` at the end of the stream.
     fn message(&mut self, size: usize) -> Result<bool> {
         let mut got = 0;
         while got < size {
@@ -443,10 +444,10 @@ impl<'a> PingPong<'a> {
         Ok(())
     }
 
-    /// Waits for a message and answers it. False at the end of the stream.
+    /// Waits for a message and answers it. Returns `false` at the end of the stream.
     ///
     /// # Errors
-    /// The operating system's, or when a CRC is wrong.
+    /// When a socket call fails, or a CRC is wrong.
     pub(crate) fn answer(&mut self) -> Result<bool> {
         if !self.receiver.message(self.size)? {
             return Ok(false);
@@ -457,7 +458,7 @@ impl<'a> PingPong<'a> {
     }
 }
 
-/// The side with the clock.
+/// The side that measures the time.
 pub(crate) fn latency(a: &LatencyArgs) -> Result<Value> {
     a.framing.check(a.size)?;
     let mut peer = Peer::start()?;

@@ -1,8 +1,8 @@
 //! `iwarp` through its public interface, as a program would use it.
 //!
-//! One completion queue per process. A spinning side polls it, which drives the socket; a sleeping side waits for
-//! completions and leaves the socket to the progress thread. An RDMA Write leaves no completion at its target: a
-//! spinning target watches the last octet while it polls, a sleeping one is woken by a Write with immediate data.
+//! Each process has one completion queue. A spinning side polls it, which drives the socket; a sleeping side waits for
+//! completions and leaves the socket to the progress thread. An RDMA Write makes no completion at its target. Therefore a
+//! spinning target watches the last octet while it polls, and for a sleeping target Writes with immediate data are used.
 
 use crate::peer::{self, Peer};
 use crate::stats::{Flow, Samples};
@@ -18,17 +18,17 @@ use serde_json::{Value, json};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
-/// Work requests of one posting call.
+/// Most work requests of one posting call.
 const LIST: usize = 64;
-/// Completions taken at a time.
+/// Most completions that are taken at a time.
 const POLL: usize = 64;
-/// Small messages walk through this much memory instead of one cache line.
+/// Octets of memory that small messages use one after another, instead of always the same cache line.
 const WINDOW: usize = 256 * 1024;
-/// Reads in flight, whatever the depth.
+/// Most Reads in flight, whatever the depth.
 const MAX_READS: u32 = 4096;
-/// Nothing on the loopback interface takes longer.
+/// A measurement without progress for this long is given up.
 pub(crate) const STALL: Duration = Duration::from_secs(10);
-/// Everything a peer may be allowed.
+/// All access rights.
 pub(crate) const ALL: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_WRITE)
     .union(Access::REMOTE_READ)
@@ -48,7 +48,7 @@ impl Op {
     }
 }
 
-/// How work requests are handed over.
+/// How work requests are posted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Post {
     /// Up to 64 per call
@@ -72,7 +72,7 @@ pub(crate) struct BandwidthArgs {
     /// Operations outstanding
     #[arg(long, default_value_t = 64)]
     depth: u32,
-    /// How work requests are handed over
+    /// How work requests are posted
     #[arg(long, default_value = "list")]
     post: Post,
 }
@@ -110,7 +110,7 @@ pub(crate) struct Link {
 }
 
 impl LatencyArgs {
-    /// RDMA Writes, both sides spinning.
+    /// Returns the arguments for RDMA Writes with both sides spinning.
     pub(crate) const fn writes(size: usize, crc: OnOff) -> Self {
         Self {
             op: Op::Write,
@@ -130,7 +130,7 @@ impl Link {
     /// Opens the loopback device with these settings.
     ///
     /// # Errors
-    /// When there is none.
+    /// When there is no loopback device.
     pub(crate) fn open(&self) -> Result<Context> {
         let device = Device::by_address(Ipv4Addr::LOCALHOST.into())?;
         let mut config = Config::from_env();
@@ -140,10 +140,10 @@ impl Link {
     }
 }
 
-/// A posting call as an ordinary result.
+/// Converts the result of a posting call.
 ///
 /// # Errors
-/// The first request that was not taken.
+/// The error of the first request that was not posted.
 pub(crate) fn posted(r: std::result::Result<(), (usize, iwarp::Error)>) -> Result<()> {
     r.map_err(|(_, e)| e).context("posting a work request")
 }
@@ -211,7 +211,7 @@ impl End {
         Wire::new(self, connection, memory, remote)
     }
 
-    /// What we send from, and what the peer writes to and receives fill.
+    /// Allocates the memory to send from, and the memory that the peer writes to and that receives fill.
     fn memory(&self) -> Result<(MemoryRegion, MemoryRegion)> {
         let make = || -> Result<MemoryRegion> {
             let mr = self.pd.allocate(self.len, ALL)?;
@@ -224,7 +224,7 @@ impl End {
 
 /// One end of the connection under test.
 struct Wire {
-    // Gone before what its queue pair uses.
+    // The first field, so that the connection is dropped before the objects that its queue pair uses.
     connection: Connection,
     end: End,
     source: MemoryRegion,
@@ -232,14 +232,15 @@ struct Wire {
     remote: RemoteMemory,
     /// Receives posted.
     ready: u32,
-    /// Send requests started, and not done.
+    /// Send requests posted so far.
     started: u64,
+    /// Send requests that are not complete.
     outstanding: u64,
-    /// Messages that arrived and nobody has asked for yet.
+    /// Messages that have arrived and are not yet handled.
     arrived: u64,
-    /// The peer's last word has arrived.
+    /// The peer's last message (see [`Wire::tell`]) has arrived.
     told: bool,
-    /// Completions that were taken. Clearing so many for each poll would cost as much as the poll.
+    /// Room for completions. It is kept, because clearing it for each poll would cost as much as the poll.
     done: Box<[Cqe; POLL]>,
 }
 
@@ -283,7 +284,7 @@ impl Wire {
         Ok(())
     }
 
-    /// Takes the completions that are there; a sleeping side waits for one if told to.
+    /// Takes the completions that are there. If `may_sleep`, a sleeping side waits for at least one. Returns their number.
     fn take(&mut self, may_sleep: bool) -> Result<usize> {
         let cq = &self.end.cq;
         let n = if may_sleep && self.end.wait == Wait::Event {
@@ -300,7 +301,7 @@ impl Wire {
 
     fn account(&mut self, cqe: &Cqe) -> Result<()> {
         if self.told && cqe.status == WcStatus::Flushed {
-            // A peer that has said its last word leaves.
+            // After its last message the peer disconnects, which flushes the receives.
             return Ok(());
         }
         if cqe.status != WcStatus::Success {
@@ -310,18 +311,18 @@ impl Wire {
         match cqe.opcode {
             WcOpcode::Recv | WcOpcode::RecvWriteImm => {
                 self.ready -= 1;
-                // Plain Sends and Writes with immediate data are messages; a Send with immediate data is the last word.
+                // Plain Sends and Writes with immediate data are messages. A Send with immediate data is the peer's last message.
                 if cqe.opcode == WcOpcode::Recv && cqe.flags.contains(WcFlags::WITH_IMM) {
                     self.told = true;
                 } else {
                     self.arrived += 1;
                 }
-                // In lists, but before the peer can run out of them.
+                // Receives are posted in lists, but early enough that the peer always finds one.
                 if self.ready <= self.end.receives / 2 {
                     self.refill()?;
                 }
             }
-            // A request's number says how many are done with it.
+            // The `wr_id` is the number of requests that this completion stands for.
             _ => self.outstanding -= cqe.wr_id,
         }
         Ok(())
@@ -346,7 +347,7 @@ impl Wire {
         Ok(())
     }
 
-    /// "That was all", or "all of it has arrived".
+    /// Sends the last message: from the sender it means "that was all", from the receiver "all of it has arrived".
     fn tell(&mut self) -> Result<()> {
         self.outstanding += 1;
         let wr = SendWr {
@@ -360,8 +361,8 @@ impl Wire {
         self.wait_until(|w| w.told)
     }
 
-    /// Starts as many operations as the depth allows. Lists are a quarter of the depth: shorter ones would spend the
-    /// time in calls.
+    /// Posts as many operations as the depth allows. It waits until a list of a quarter of the depth has room, because with shorter lists
+    /// the calls would take most of the time.
     fn fill(&mut self, a: &BandwidthArgs, depth: u64) -> Result<()> {
         let every = (depth / 4).clamp(1, LIST as u64);
         if depth - self.outstanding < every {
@@ -394,7 +395,7 @@ impl Wire {
             }
             self.started += n as u64;
             self.outstanding += n as u64;
-            // The last of a list answers for it; of single requests, every so many.
+            // Only the last request of a list is signaled, and of single requests every `every`th. Its completion stands for all before it.
             let answers_for = match a.post {
                 Post::List => n as u64,
                 Post::Single if self.started.is_multiple_of(every) => every,
@@ -409,7 +410,7 @@ impl Wire {
         Ok(())
     }
 
-    /// What single requests left without a completion is done with the one that comes last.
+    /// Counts the last single requests as complete. They are not signaled; the completion of the last message implies theirs.
     fn close_list(&mut self, a: &BandwidthArgs, every: u64) {
         if a.post == Post::Single {
             self.outstanding -= self.started % every;
@@ -438,7 +439,7 @@ impl Wire {
         posted(self.connection.post_send(&[wr.signaled()]))
     }
 
-    /// Waits for the message of one turn. False if the peer has said its last word instead.
+    /// Waits for the message of one turn. Returns `false` if the peer's last message has arrived instead.
     fn pong(&mut self, a: &LatencyArgs, tag: u8) -> Result<bool> {
         if a.op == Op::Write && self.end.wait == Wait::Spin {
             let mut idle = Idle::default();
@@ -459,7 +460,7 @@ impl Wire {
         Ok(true)
     }
 
-    /// One Read or FetchAdd, until its completion.
+    /// Posts one Read or FetchAdd and waits for its completion.
     fn fetch(&mut self, a: &LatencyArgs) -> Result<()> {
         let sges = [self.source.sge(..a.size)?];
         let RemoteMemory { addr, rkey, .. } = self.remote;
@@ -473,7 +474,7 @@ impl Wire {
     }
 }
 
-/// Ends a spin that leads to nothing. Looks at the clock only now and then.
+/// Ends a loop that has made no progress for [`STALL`]. It reads the clock only every 16384th turn.
 #[derive(Debug, Default)]
 struct Idle {
     turns: u32,
@@ -511,7 +512,7 @@ fn depth(a: &BandwidthArgs) -> u32 {
     a.depth.clamp(1, most)
 }
 
-/// The sending side (for Reads, the side that asks).
+/// The sending side (for Reads, the requester).
 pub(crate) fn bandwidth(a: &BandwidthArgs) -> Result<Value> {
     check_size(a.op, a.size)?;
     let depth = depth(a);
@@ -540,7 +541,7 @@ pub(crate) fn bandwidth(a: &BandwidthArgs) -> Result<Value> {
     if a.op.is_answered() {
         wire.await_idle()?;
     }
-    // In order behind the data: the answer says that all of them are there.
+    // This message arrives after the data, so the peer's answer means that all data have arrived.
     wire.tell()?;
     wire.await_told()?;
     let ns = start.elapsed().as_nanos() as f64;
@@ -587,10 +588,10 @@ pub(crate) struct PingPong {
 }
 
 impl PingPong {
-    /// The side that asks.
+    /// Connects as the side that asks.
     ///
     /// # Errors
-    /// When there is no such peer.
+    /// When the connection cannot be made.
     pub(crate) fn connect(args: &LatencyArgs, to: SocketAddr) -> Result<Self> {
         check_size(args.op, args.size)?;
         Ok(Self {
@@ -600,10 +601,10 @@ impl PingPong {
         })
     }
 
-    /// The side that answers; it tells the other one where.
+    /// Listens, tells the other side the address, and accepts a connection as the side that answers.
     ///
     /// # Errors
-    /// When nobody comes.
+    /// When no connection comes within [`STALL`].
     pub(crate) fn accept(args: &LatencyArgs) -> Result<Self> {
         Ok(Self {
             wire: End::new(&args.link, 16, args.size)?.accept()?,
@@ -612,7 +613,7 @@ impl PingPong {
         })
     }
 
-    /// One round trip: a message and its answer, or a Read or FetchAdd.
+    /// Makes one round trip: a message and its answer, or a Read or FetchAdd.
     ///
     /// # Errors
     /// When the peer has left.
@@ -629,7 +630,7 @@ impl PingPong {
         Ok(())
     }
 
-    /// Waits for a message and answers it. False if the peer has said instead that this was all.
+    /// Waits for a message and answers it. Returns `false` if the peer's last message has arrived instead.
     ///
     /// # Errors
     /// When the connection has failed.
@@ -643,7 +644,7 @@ impl PingPong {
         Ok(true)
     }
 
-    /// Says that this was all, and waits until the peer has heard it.
+    /// Sends the last message and waits for the peer's answer.
     ///
     /// # Errors
     /// When the connection has failed.
@@ -653,7 +654,7 @@ impl PingPong {
         self.wire.await_idle()
     }
 
-    /// Waits until the peer says that this was all.
+    /// Waits for the peer's last message and answers it.
     ///
     /// # Errors
     /// When the connection has failed.
@@ -664,7 +665,7 @@ impl PingPong {
     }
 }
 
-/// The side with the clock.
+/// The side that measures the time.
 pub(crate) fn latency(a: &LatencyArgs) -> Result<Value> {
     let mut peer = Peer::start()?;
     let mut end = PingPong::connect(a, peer.address()?)?;
@@ -673,7 +674,7 @@ pub(crate) fn latency(a: &LatencyArgs) -> Result<Value> {
     Ok(samples.report())
 }
 
-/// The side that answers, until it is told that this was all.
+/// The side that answers, until the peer's last message.
 pub(crate) fn latency_peer(a: &LatencyArgs) -> Result<Value> {
     let mut end = PingPong::accept(a)?;
     while !a.op.is_answered() && end.answer()? {}

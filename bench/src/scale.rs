@@ -1,8 +1,8 @@
-//! Many connections between two processes: how long set-up takes, what an idle one costs, and a 64-octet echo with
-//! one message outstanding per connection. Plain TCP with `epoll`, and `iwarp` with one completion queue.
+//! Measures many connections between two processes: the time of set-up, the memory of an idle connection, and a 64-octet echo
+//! with one message outstanding per connection. Plain TCP uses `epoll`; `iwarp` uses one completion queue per process.
 //!
-//! The connections of `iwarp` are made as a server with thousands of them makes them: with the identifiers of
-//! `iwarp::raw::cm`, whose events all come through one channel, and some attempts in progress at a time.
+//! The connections of `iwarp` are made as a server with thousands of connections would make them: with the identifiers of
+//! `iwarp::raw::cm`, whose events all come through one channel, and with several attempts to connect in progress at a time.
 
 use crate::peer::{self, Peer};
 use crate::rdma::{ALL, Link, STALL, posted};
@@ -29,9 +29,9 @@ use std::time::{Duration, Instant};
 
 /// Octets of an echoed message.
 const MESSAGE: usize = 64;
-/// Events or completions taken at a time.
+/// Most events or completions that are taken at a time.
 const BATCH: usize = 256;
-/// Queues of a queue pair. One message is outstanding; every fourth request writes a completion.
+/// Depths of the queues of a queue pair. One message is outstanding, and every fourth Send is signaled.
 const SEND_DEPTH: u32 = 8;
 const RECV_DEPTH: u32 = 2;
 const SIGNAL_EVERY: u32 = 4;
@@ -60,7 +60,7 @@ pub(crate) struct ScaleArgs {
     window: usize,
 }
 
-/// Raises the limit on open files as far as this process may.
+/// Raises the limit on open files to the maximum of this process.
 fn raise_file_limit() -> Result<()> {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(
@@ -77,7 +77,7 @@ fn open_files() -> usize {
     std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
 }
 
-/// What one process had before its connections.
+/// Memory and open files of a process before it has connections.
 struct Before {
     resident: u64,
     files: usize,
@@ -91,7 +91,7 @@ impl Before {
         }
     }
 
-    /// Octets and files per connection since.
+    /// Returns the octets and the open files that each connection has added.
     fn per_connection(&self, n: u32) -> (f64, f64) {
         let n = f64::from(n);
         (
@@ -101,11 +101,11 @@ impl Before {
     }
 }
 
-/// One end of all connections.
+/// One process's end of all connections.
 trait End {
     /// Sends the first message of every connection.
     fn start(&mut self) -> Result<()>;
-    /// Answers what has come. Returns how many messages that were.
+    /// Answers all messages that have arrived. Returns their number.
     fn turn(&mut self) -> Result<u64>;
 }
 
@@ -158,7 +158,7 @@ impl End for Tcp {
             let stream = self.streams.get(at).context("an event of nobody")?;
             let n = recv_some(stream, &mut buf, false)?;
             if n == 0 {
-                // The side with the clock has what it wants.
+                // The side that measures is finished and has closed the connection.
                 epoll::delete(&self.epoll, stream)?;
                 continue;
             }
@@ -182,7 +182,7 @@ impl Drop for Connection {
 }
 
 struct Rdma {
-    // Gone before what they use.
+    // The first field, so that connections are dropped before the objects that they use.
     connections: Vec<Connection>,
     channel: CmEventChannel,
     sent: Vec<u32>,
@@ -230,7 +230,7 @@ impl Rdma {
         Ok(qp)
     }
 
-    /// Connects `n` queue pairs, some at a time.
+    /// Connects `n` queue pairs. At most `window` attempts are in progress at a time.
     fn connect(&mut self, to: SocketAddr, n: u32, window: usize) -> Result<()> {
         let parameters = ConnectionParameters::default();
         let own = self.ctx.device().socket_addr(0);
@@ -313,7 +313,7 @@ impl End for Rdma {
         for at in 0..n {
             let cqe = self.done[at];
             if cqe.status == WcStatus::Flushed {
-                // The side with the clock has what it wants.
+                // The side that measures is finished and has disconnected.
                 continue;
             }
             if cqe.status != WcStatus::Success {
@@ -322,7 +322,8 @@ impl End for Rdma {
             if cqe.opcode == WcOpcode::Recv {
                 messages += 1;
                 let at = cqe.wr_id as usize;
-                // The answer leaves from the place that the next message will take: it is sent before that can come.
+                // The answer is sent from the memory into which the next message will be received. That is safe: the peer sends the next
+                // message only after it has received the answer.
                 posted(self.connections[at].qp.post_recv(&[RecvWr {
                     wr_id: cqe.wr_id,
                     sges: &[self.slot(at)?],
@@ -334,7 +335,7 @@ impl End for Rdma {
     }
 }
 
-/// The side with the clock, which connects.
+/// The side that measures the time. It connects.
 pub(crate) fn measure(a: &ScaleArgs) -> Result<Value> {
     raise_file_limit()?;
     let slab = cpu::slab();
@@ -395,7 +396,7 @@ fn echo(
     let (messages, time) = turns(&mut end, Duration::from_millis(a.ms))?;
     let cpu_us = cpu::process_us() - cpu0;
     peer.say("enough")?;
-    // A client's memory says as much as a server's; the larger one counts.
+    // Both sides measure the memory of a connection. The larger value counts.
     let their_bytes = peer::number(&theirs, "bytes");
     Ok(json!({
         "setup_s": setup.as_secs_f64(),
@@ -442,14 +443,14 @@ fn answer(a: &ScaleArgs, mut end: impl End, before: &Before) -> Result<Value> {
     let enough = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&enough);
     std::thread::spawn(move || {
-        // The end of the pipe counts, too.
+        // The end of the pipe means the same as a line.
         let _ = peer::hear();
         flag.store(true, Ordering::Relaxed);
     });
     while !enough.load(Ordering::Relaxed) {
         match end.turn() {
             Ok(_) => {}
-            // Closing ten thousand connections takes the other side a while; what breaks meanwhile does not count.
+            // The other side needs some time to close ten thousand connections. Errors during that time are ignored.
             Err(_) if enough.load(Ordering::Relaxed) => break,
             Err(e) => return Err(e),
         }

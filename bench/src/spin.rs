@@ -1,8 +1,8 @@
 //! Ping-pongs that take turns: plain TCP, bare framing and RDMA Writes, both ends spinning.
 //!
-//! A virtual processor changes its speed several times a second, by half and more, as its neighbours come and go. Programs
-//! that are measured one after the other meet different machines; here each has some milliseconds, then the next one, over
-//! and over, so that all have met the same ones in the end.
+//! The speed of a virtual processor changes several times a second, by half and more, when other virtual machines use the same
+//! hardware. Programs that are measured one after the other would see different speeds. Here each runs for some milliseconds,
+//! then the next one, many times over, so that all see the same mixture of speeds.
 
 use crate::peer::Peer;
 use crate::probe::{self, Framing};
@@ -14,7 +14,7 @@ use clap::Args;
 use serde_json::{Map, Value, json};
 use std::time::Instant;
 
-/// What takes turns, by the names that the results have.
+/// The programs that take turns, by their names in the results.
 const NAMES: [&str; 5] = [
     "tcp-spin",
     "probe-spin",
@@ -30,7 +30,7 @@ pub(crate) struct SpinArgs {
     /// Octets per message
     #[arg(long)]
     size: usize,
-    /// Round trips of each; a tenth more of every turn to warm up
+    /// Round trips of each; every turn begins with a tenth more to warm up
     #[arg(long, default_value_t = 20_000)]
     iters: u32,
 }
@@ -40,17 +40,18 @@ impl SpinArgs {
         self.iters.div_ceil(TURNS)
     }
 
-    /// The first of a turn find the caches full of the others.
+    /// Round trips at the beginning of a turn that are not counted. They are slower, because the caches are full of the other programs'
+    /// data.
     const fn warm(&self) -> u32 {
         self.per_turn().div_ceil(10)
     }
 }
 
-/// Calls `turn` for the round trips of each of the five, in turns, and tells it which it is and if it counts.
+/// Calls `turn` for every round trip, with the index of the program and whether the round trip counts.
 fn take_turns(a: &SpinArgs, mut turn: impl FnMut(usize, bool) -> Result<()>) -> Result<()> {
     for turn_of_all in 0..TURNS {
         for at in 0..NAMES.len() {
-            // There and back, so that nobody always follows the same one.
+            // Every second time in reverse order, so that a program does not always follow the same other one.
             let who = match turn_of_all % 2 {
                 0 => at,
                 _ => NAMES.len() - 1 - at,
@@ -133,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everybody_has_as_many_round_trips() {
+    fn all_have_the_same_number_of_round_trips() {
         let a = SpinArgs {
             size: 4,
             iters: 1001,

@@ -1,19 +1,19 @@
-//! Quantiles of round trips, and the figures that every measurement prints in the same way.
+//! Quantiles of round trips, and the figures that all measurements print in the same form.
 
 use anyhow::Result;
 use iwarp_figures::Latencies;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
-/// Half round trips.
+/// Times of half round trips.
 #[derive(Debug, Default)]
 pub(crate) struct Samples(Latencies);
 
 impl Samples {
-    /// Takes the time of `iters` round trips, after a tenth as many to warm up.
+    /// Measures `iters` calls of `ask`, each of which is a round trip. A tenth as many are made before them to warm up.
     ///
     /// # Errors
-    /// The first that `ask` returns.
+    /// The first error that `ask` returns.
     pub(crate) fn of(iters: u64, mut ask: impl FnMut() -> Result<()>) -> Result<Self> {
         for _ in 0..iters / 10 {
             ask()?;
@@ -27,12 +27,12 @@ impl Samples {
         Ok(samples)
     }
 
-    /// Notes a round trip.
+    /// Records a round trip.
     pub(crate) fn round_trip(&mut self, took: Duration) {
         self.0.record(took / 2);
     }
 
-    /// Median, 99th percentile, minimum and mean of half a round trip, in microseconds; 0 without any.
+    /// Returns median, 99th percentile, minimum and mean of half a round trip, in microseconds. They are 0 if nothing was recorded.
     pub(crate) fn report(&self) -> Value {
         let quantile = |share| self.0.quantile_us(share).unwrap_or(0.0);
         json!({
@@ -45,14 +45,14 @@ impl Samples {
     }
 }
 
-/// What one direction achieved.
+/// The result of a measurement in one direction.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Flow {
     /// Payload octets.
     pub(crate) bytes: f64,
     /// Octets per message.
     pub(crate) size: f64,
-    /// From the first to the last of them.
+    /// Time from the first octet to the last, in nanoseconds.
     pub(crate) ns: f64,
     /// CPU time of the sending process, in microseconds.
     pub(crate) tx_cpu_us: f64,
@@ -61,7 +61,7 @@ pub(crate) struct Flow {
 }
 
 impl Flow {
-    /// GB/s, million messages per second, and CPU microseconds per 64 KiB.
+    /// Returns GB/s, million messages per second, and CPU microseconds of both sides per 64 KiB.
     pub(crate) fn report(&self) -> Value {
         let pieces = (self.bytes / 65536.0).max(f64::MIN_POSITIVE);
         let ns = self.ns.max(1.0);

@@ -1,4 +1,4 @@
-//! Plain TCP as a careful program would use it: the yardstick.
+//! Plain TCP as a careful program would use it. The other measurements are compared with it.
 
 use crate::peer::{self, Peer};
 use crate::stats::{Flow, Samples};
@@ -12,7 +12,7 @@ use socket2::{Domain, Socket, Type};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-/// What one `recv` asks for.
+/// Octets that one `recv` asks for.
 pub(crate) const RECV: usize = 256 * 1024;
 
 #[derive(Debug, Args)]
@@ -43,14 +43,14 @@ pub(crate) struct LatencyArgs {
     wait: Wait,
 }
 
-/// A listener on a free port of the loopback address, told to the sender.
+/// Listens on a free port of 127.0.0.1 and tells the sender the address.
 ///
 /// # Errors
-/// The operating system's.
+/// When a socket call fails.
 pub(crate) fn listen() -> Result<TcpListener> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
     socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into())?;
-    // A queue that overflows costs a retransmission time-out, which is not what is measured.
+    // If the queue of new connections overflowed, a SYN would have to be sent again after a time-out, which would spoil the measurement.
     socket.listen(4096).context("cannot listen")?;
     let listener = TcpListener::from(socket);
     peer::tell(listener.local_addr()?)?;
@@ -60,7 +60,7 @@ pub(crate) fn listen() -> Result<TcpListener> {
 /// Accepts one connection.
 ///
 /// # Errors
-/// The operating system's.
+/// When a socket call fails.
 pub(crate) fn accept(nodelay: bool) -> Result<TcpStream> {
     let stream = listen()?.accept().context("cannot accept")?.0;
     stream.set_nodelay(nodelay)?;
@@ -70,7 +70,7 @@ pub(crate) fn accept(nodelay: bool) -> Result<TcpStream> {
 /// Connects to the receiver.
 ///
 /// # Errors
-/// The operating system's.
+/// When a socket call fails.
 pub(crate) fn connect(to: SocketAddr, nodelay: bool) -> Result<TcpStream> {
     let stream = TcpStream::connect(to).context("cannot connect")?;
     stream.set_nodelay(nodelay)?;
@@ -87,7 +87,7 @@ pub(crate) fn bandwidth(a: &BandwidthArgs) -> Result<Value> {
     let mut since_clock = 0;
     loop {
         send_all(&stream, &message, false)?;
-        // Small messages cannot afford to look at the clock each time.
+        // Reading the clock after every small message would slow the measurement.
         since_clock += a.size + 2048;
         if since_clock >= 64 * 1024 {
             since_clock = 0;
@@ -101,7 +101,7 @@ pub(crate) fn bandwidth(a: &BandwidthArgs) -> Result<Value> {
     finish_flow(&mut peer, a.size, tx_cpu_us)
 }
 
-/// Joins the sender's CPU time with the receiver's report.
+/// Combines the sender's CPU time with the receiver's report.
 ///
 /// # Errors
 /// When the receiver failed.
@@ -167,10 +167,10 @@ impl PingPong {
         Ok(())
     }
 
-    /// Waits for a message and answers it. False at the end of the stream.
+    /// Waits for a message and answers it. Returns `false` at the end of the stream.
     ///
     /// # Errors
-    /// The operating system's.
+    /// When a socket call fails.
     pub(crate) fn answer(&mut self) -> Result<bool> {
         if !recv_all(&self.stream, &mut self.buf, self.spin)? {
             return Ok(false);
@@ -180,7 +180,7 @@ impl PingPong {
     }
 }
 
-/// The side with the clock.
+/// The side that measures the time.
 pub(crate) fn latency(a: &LatencyArgs) -> Result<Value> {
     let mut peer = Peer::start()?;
     let mut end = PingPong::new(connect(peer.address()?, true)?, a.size, a.wait);
@@ -194,10 +194,10 @@ pub(crate) fn latency_peer(a: &LatencyArgs) -> Result<Value> {
     Ok(json!({}))
 }
 
-/// Sends everything.
+/// Sends all octets.
 ///
 /// # Errors
-/// The operating system's.
+/// When `send` fails.
 pub(crate) fn send_all(s: &TcpStream, mut data: &[u8], spin: bool) -> Result<()> {
     let flags = if spin {
         SendFlags::NOSIGNAL | SendFlags::DONTWAIT
@@ -214,10 +214,10 @@ pub(crate) fn send_all(s: &TcpStream, mut data: &[u8], spin: bool) -> Result<()>
     Ok(())
 }
 
-/// Receives at least one octet; 0 at the end of the stream.
+/// Receives at least one octet. Returns how many, or 0 at the end of the stream.
 ///
 /// # Errors
-/// The operating system's.
+/// When `recv` fails.
 pub(crate) fn recv_some(s: &TcpStream, buf: &mut [u8], spin: bool) -> Result<usize> {
     let flags = if spin {
         RecvFlags::DONTWAIT
@@ -228,17 +228,17 @@ pub(crate) fn recv_some(s: &TcpStream, buf: &mut [u8], spin: bool) -> Result<usi
         match rustix::net::recv(s, &mut *buf, flags) {
             Ok((n, _)) => return Ok(n),
             Err(Errno::AGAIN | Errno::INTR) => {}
-            // The side with the clock leaves when it has what it wants.
+            // The side that measures closes the connection when it is finished, which may reset it.
             Err(Errno::CONNRESET) => return Ok(0),
             Err(e) => return Err(e).context("recv"),
         }
     }
 }
 
-/// Fills the buffer; false at the end of the stream.
+/// Fills the buffer. Returns `false` at the end of the stream.
 ///
 /// # Errors
-/// The operating system's.
+/// When `recv` fails.
 pub(crate) fn recv_all(s: &TcpStream, buf: &mut [u8], spin: bool) -> Result<bool> {
     let mut got = 0;
     while let Some(rest) = buf.get_mut(got..).filter(|r| !r.is_empty()) {

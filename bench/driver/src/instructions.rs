@@ -1,8 +1,8 @@
 //! `cargo xtask instructions`: counts the instructions of fixed work under callgrind and compares them with recorded values.
 //!
-//! Times on a shared machine vary by a quarter; these counts vary by nothing, so a regression of a few per cent shows.
-//! Only instructions of our own code count: the C library's copying functions differ from processor to processor, so of
-//! those only the number of calls is compared.
+//! Times on a shared machine vary by a quarter. These counts do not vary, so a regression of a few per cent is noticed. Only
+//! instructions of our own code are counted. The C library's functions have other versions for other processors, so only the number of
+//! their calls is compared.
 
 mod callgrind;
 
@@ -22,14 +22,15 @@ use xtask::process::{Log, cargo};
 
 /// The recorded values.
 const RECORD: &str = "bench/instructions.toml";
-/// The program that does the work, and the function in it that the counter is switched on in.
+/// The program that does the work.
 const PROGRAM: &str = "iwarp-instructions";
+/// The function of the program in which callgrind counts.
 const MEASURED: &str = "*iwarp_instructions::measured*";
-/// A count may exceed the recorded one by this share: inlining shifts a little when neighbouring code changes.
+/// A count may exceed the recorded one by this share, because inlining may change when other code changes.
 const TOLERANCE: f64 = 0.03;
-/// And by this much, for the shortest work.
+/// In addition a count may exceed the recorded one by this much, which matters for the shortest work.
 const SLACK: f64 = 0.5;
-/// Far above what it needs.
+/// The time limit, far above the time that the run needs.
 const LIMIT: Duration = Duration::from_secs(15 * 60);
 
 /// Arguments of `cargo xtask instructions`.
@@ -52,14 +53,14 @@ struct Case {
     about: String,
 }
 
-/// Per piece of work: instructions, and calls of other libraries' functions.
+/// Instructions of one piece of work, and calls of functions of other libraries.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Cost {
     instructions: f64,
     calls: f64,
 }
 
-/// What was recorded, and with which compiler.
+/// The recorded values, and the compiler and architecture that they were recorded with.
 #[derive(Debug, Default)]
 struct Record {
     rustc: String,
@@ -67,7 +68,7 @@ struct Record {
     costs: BTreeMap<String, Cost>,
 }
 
-/// Counts, and compares or records.
+/// Counts the instructions, and compares or records the counts.
 ///
 /// # Errors
 /// When valgrind is missing, the build or a run fails, the record cannot be read, or something regressed.
@@ -138,7 +139,7 @@ fn compiler(context: &Context) -> Result<String> {
 }
 
 fn count(context: &Context, log: &mut Log) -> Result<(Vec<Case>, BTreeMap<String, Cost>)> {
-    // A profile or flags of the caller's would change every count.
+    // Compiler flags of the caller would change every count.
     log.run(cargo(&context.root).env_remove("RUSTFLAGS").args([
         "build",
         "--release",
@@ -191,7 +192,7 @@ fn count_one(program: &Path, case: &Case, dir: &Path, log: &mut Log) -> Result<C
 }
 
 fn cases(text: &str) -> Result<Vec<Case>> {
-    // The log shows the command first.
+    // Lines without a tab are not cases: the text begins with the command.
     text.lines()
         .filter(|line| line.contains('\t'))
         .map(|line| {
@@ -210,7 +211,7 @@ fn worse(now: f64, then: f64) -> bool {
     now > then * (1.0 + TOLERANCE) + SLACK
 }
 
-/// The table, and how many lines of it are bad.
+/// Returns the table, and the number of regressions and missing records in it.
 fn compare(record: &Record, cases: &[Case], costs: &BTreeMap<String, Cost>) -> (String, usize) {
     let mut text = format!(
         "{:22} {:>12} {:>12} {:>8} {:>8} {:>8}  {}\n",

@@ -1,7 +1,7 @@
-//! `cargo xtask bench` and `cargo xtask instructions`: everything that is measured, with verdicts and pictures.
+//! `cargo xtask bench` and `cargo xtask instructions`: run the measurements, compare them with targets, and draw curves.
 //!
-//! The measured programs are in the package above this one, built for release. This program only starts them and works
-//! on their figures, so it needs none of the libraries that it measures.
+//! The measured programs are in the package `iwarp-bench` and are built in release mode. This program only starts them and processes
+//! their figures, so it does not link the libraries that it measures.
 
 mod bench;
 mod instructions;

@@ -1,8 +1,9 @@
-//! `cargo xtask bench`: everything that is measured, interleaved in rounds and turns, against plain TCP and other software.
+//! `cargo xtask bench`: measures everything in rounds and turns, beside plain TCP and other software.
 //!
-//! Ratios are formed inside a turn, of neighbours in time, because the speed of a shared machine drifts. Samples during
-//! which other programs used the CPUs are taken again. Files: `plan` (what is measured), `peers` (other software),
-//! `quiet` (who uses the CPUs), `samples` (medians and ratios), `targets`, `report` and `plot`.
+//! In a round each point is measured in one or several turns. A turn measures the points of one size soon after each other. Ratios are
+//! formed of samples of the same turn, because the speed of a shared machine changes. A sample during which other programs used the
+//! CPUs is taken again. Files: `plan` (what is measured), `peers` (other software), `quiet` (use of the CPUs by other programs),
+//! `samples` (medians and ratios), `targets`, `report` and `plot`.
 
 mod peers;
 mod plan;
@@ -30,13 +31,13 @@ use xtask::process::{Log, cargo};
 
 /// Where recorded results are kept.
 const RESULTS: &str = "bench/results";
-/// Set for the copy of this program that runs inside the namespace.
+/// The variable that is set for the copy of this program inside the namespace.
 const INSIDE: &str = "IWARP_BENCH_INSIDE";
-/// How often a disturbed sample is taken.
+/// How often a sample is taken at most, if other programs disturb it.
 const TRIES: u32 = 3;
-/// No single measurement takes longer.
+/// Time limit of a single measurement.
 const LIMIT: Duration = Duration::from_secs(120);
-/// Compiling included.
+/// Time limit of the build.
 const BUILD_LIMIT: Duration = Duration::from_secs(30 * 60);
 
 /// Arguments of `cargo xtask bench`.
@@ -71,7 +72,7 @@ pub(crate) struct BenchArgs {
     list: bool,
 }
 
-/// Runs everything. Targets that are missed are shown, not failed.
+/// Runs the measurements. A target that is not met is shown in the report and is no error.
 ///
 /// # Errors
 /// When the build fails, a group is unknown, nothing could be measured, or results cannot be written.
@@ -117,7 +118,7 @@ fn build(context: &Context) -> Result<()> {
         "--package",
         "iwarp-cli",
     ]);
-    // The C libraries serve the verbs group; their crate may be named differently or be left out of a source archive.
+    // Only the group `verbs` needs the C libraries. Their crate may be missing in a source archive.
     if context.has("crates/iwarp-verbs/Cargo.toml") {
         command.args(["--package", "iwarp-verbs"]);
     }
@@ -125,7 +126,7 @@ fn build(context: &Context) -> Result<()> {
         .with_context(|| format!("see {}", log.path().display()))
 }
 
-/// Runs this program once more where nobody else's traffic is. Returns `false` where that is not possible.
+/// Runs this program a second time in a new network namespace, which has no other traffic. Returns `false` if that is not possible.
 fn in_namespace() -> Result<bool> {
     let possible = rustix::process::geteuid().is_root()
         && find_program("ip").is_some()
@@ -150,7 +151,7 @@ fn in_namespace() -> Result<bool> {
     Ok(true)
 }
 
-/// What the measurements need to know.
+/// The programs and settings of the measurements.
 struct Bench {
     program: PathBuf,
     programs: peers::Programs,
@@ -175,10 +176,10 @@ impl Bench {
     }
 }
 
-/// Runs a command with a limit on its time; its standard output.
+/// Runs a command with a time limit and returns its standard output.
 ///
 /// # Errors
-/// When it fails; the last line of what it complained about is part of the error.
+/// When the command fails. The error contains the first line of its standard error.
 pub(crate) fn output(command: &mut Command, limit: Duration) -> Result<String> {
     let mut child = command
         .stdin(Stdio::null())
@@ -191,7 +192,7 @@ pub(crate) fn output(command: &mut Command, limit: Duration) -> Result<String> {
         let mut from = from;
         std::thread::spawn(move || {
             let mut bytes = Vec::new();
-            // What was read until the pipe broke is better than nothing.
+            // After an error, what was read so far is kept.
             let _ = from.read_to_end(&mut bytes);
             String::from_utf8_lossy(&bytes).into_owned()
         })
@@ -342,7 +343,7 @@ fn progress(round: u32, rounds: u32, at: usize, of: usize, start: Instant, name:
     }
 }
 
-/// Peers that are not there, or do not run, are left out and named once.
+/// Returns the points that can be measured, and the peers that are missing with the reason. Each peer is named once.
 fn available(points: &[Point], programs: &peers::Programs) -> (Vec<Point>, Vec<(String, String)>) {
     let mut left_out: Vec<(String, String)> = Vec::new();
     let mut kept = Vec::new();
@@ -383,7 +384,7 @@ fn facts(context: &Context, program: &Path) -> Result<Value> {
     Ok(facts)
 }
 
-/// Where the written text ends and the tables begin.
+/// The line in `RESULTS.md` at which the hand-written text ends and the tables begin.
 const MARK: &str = "<!-- tables: written by `cargo xtask bench --record` -->";
 
 fn record(path: &Path, tables: &str) -> Result<()> {

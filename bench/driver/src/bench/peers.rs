@@ -1,8 +1,8 @@
 //! Other software over TCP: UCX, libfabric, and the verbs' own benchmarks on our C libraries.
 //!
-//! Debian has no bandwidth test of libfabric: `bench/peers/fi_bw.c` is compiled against its headers.
+//! Debian has no bandwidth test of libfabric, so our own `bench/peers/fi_bw.c` is compiled against libfabric's headers.
 //!
-//! A peer that is not installed or does not run is named and left out.
+//! A peer that is not installed or does not run is left out, and the report names it.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -16,9 +16,9 @@ use super::output;
 use super::plan::depth;
 use xtask::context::{Context, find_program};
 
-/// A client takes longer than this only when it hangs.
+/// Time limit of a client.
 const LIMIT: Duration = Duration::from_secs(40);
-/// UCX and perftest count in these.
+/// Octets of a MiB, the unit of UCX and perftest.
 const MIB: f64 = 1_048_576.0;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +29,7 @@ enum Kind {
     Verbs,
 }
 
-/// A test of another program.
+/// A test of other software.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Peer {
     kind: Kind,
@@ -38,16 +38,16 @@ pub(super) struct Peer {
     list: u32,
 }
 
-/// What peers need that is in no package.
+/// Programs that peers need and that are in no package.
 pub(super) struct Programs {
-    /// For `iwarp run`.
+    /// The `iwarp` command, which runs perftest on our libraries.
     pub(super) iwarp: PathBuf,
-    /// Our program on libfabric, or why there is none.
+    /// Our program on libfabric, or the reason why there is none.
     fabric: std::result::Result<PathBuf, String>,
 }
 
 impl Programs {
-    /// Compiles what needs to be, into the target directory.
+    /// Compiles our program on libfabric into the target directory.
     pub(super) fn new(context: &Context) -> Self {
         let fabric = compile(
             &context.root.join("bench/peers/fi_bw.c"),
@@ -76,7 +76,7 @@ fn compile(source: &Path, into: &Path) -> Result<PathBuf> {
 }
 
 impl Peer {
-    /// `ucx_perftest -t TEST`.
+    /// A test of `ucx_perftest`, for its option `-t`.
     pub(super) const fn ucx(test: &'static str) -> Self {
         Self {
             kind: Kind::Ucx,
@@ -112,12 +112,12 @@ impl Peer {
         }
     }
 
-    /// The same, posting lists of so many.
+    /// The same test, which posts lists of this many work requests.
     pub(super) const fn in_lists(self, list: u32) -> Self {
         Self { list, ..self }
     }
 
-    /// The program.
+    /// Returns the name of the program.
     pub(super) const fn program(&self) -> &'static str {
         match self.kind {
             Kind::Ucx => "ucx_perftest",
@@ -126,12 +126,12 @@ impl Peer {
         }
     }
 
-    /// The test in it.
+    /// Returns the name of the test in the program.
     pub(super) const fn test(&self) -> &'static str {
         self.test
     }
 
-    /// Beside a run of our own; perftest does not.
+    /// Returns `true` if a run takes long compared with our own measurements.
     pub(super) const fn takes_long(&self) -> bool {
         !matches!(self.kind, Kind::Verbs)
     }
@@ -140,7 +140,7 @@ impl Peer {
         self.kind == Kind::Pingpong || self.test.ends_with("_lat")
     }
 
-    /// Why it cannot be run, if so.
+    /// Returns why the peer cannot be run, or `None` if it can.
     pub(super) fn missing(&self, programs: &Programs) -> Option<String> {
         if self.kind == Kind::Fabric {
             return programs.fabric.as_ref().err().cloned();
@@ -163,7 +163,7 @@ impl Peer {
             (true, 0..=4096) => 10_000,
             (true, 4097..=65_536) => 2000,
             (true, _) => 400,
-            // perftest counts no warm-up and knows no time: enough to be past TCP's slow start. Multiples of the lists.
+            // perftest has no warm-up, so the run must be long compared with TCP's slow start. The numbers are multiples of the list length.
             (false, 0..=256) if self.kind == Kind::Verbs => 960_000,
             (false, 257..=4096) if self.kind == Kind::Verbs => 100_000,
             (false, 4097..=65_536) if self.kind == Kind::Verbs => 8000,
@@ -175,14 +175,14 @@ impl Peer {
         }
     }
 
-    /// Arguments of both ends, and those of the client only.
+    /// Returns the arguments of both ends, and the additional arguments of the client.
     fn arguments(&self, size: u64, port: u16) -> (Vec<String>, Vec<String>) {
         let n = self.iterations(size);
         let words =
             |text: String| -> Vec<String> { text.split_whitespace().map(str::to_owned).collect() };
         match self.kind {
             Kind::Ucx => {
-                // Its smallest message has 8 octets.
+                // ucx_perftest's smallest message has 8 octets.
                 let (size, warm) = (size.max(8), (n / 20).max(50));
                 let test = format!(
                     "127.0.0.1 -t {} -s {size} -n {n} -w {warm} -f -v",
@@ -192,7 +192,7 @@ impl Peer {
             }
             Kind::Pingpong => {
                 let both = format!("-p tcp -e msg -I {n} -S {size}");
-                // The port has another letter on each end.
+                // The client's option for the port is `-P`, the server's is `-B`.
                 (words(both), words(format!("-P {port} 127.0.0.1")))
             }
             Kind::Fabric => {
@@ -202,8 +202,8 @@ impl Peer {
             Kind::Verbs => {
                 let mut both = format!("-R -F -p {port} -s {size} -n {n}");
                 if !self.is_latency() {
-                    // A completion for a quarter of the window, as our own programs have it. Left to itself perftest
-                    // asks for one per window where that is small, and each window waits for the one before.
+                    // One completion for a quarter of the window, as in our own programs. By default perftest asks for only one per window if
+                    // the window is small, and then each window waits for the end of the one before.
                     let depth = depth(size);
                     let every = (depth / 4).clamp(1, 64).max(self.list);
                     both.push_str(&format!(" -t {depth} --cq-mod {every}"));
@@ -240,10 +240,10 @@ impl Peer {
         command
     }
 
-    /// Runs both ends.
+    /// Runs both ends and returns the client's figures.
     ///
     /// # Errors
-    /// When one of them fails, or says something that is not understood.
+    /// When one end fails, or the client's output cannot be parsed.
     pub(super) fn measure(
         &self,
         size: u64,
@@ -284,18 +284,18 @@ impl Peer {
             |at: usize| -> Result<f64> { Ok(words.get(at).context("too few figures")?.parse()?) };
         let from_end = |at: usize| number(words.len().checked_sub(at).context("too few figures")?);
         Ok(match (self.kind, self.is_latency()) {
-            // Iterations; latency: median, average, overall; bandwidth: average, overall; rate: average, overall.
+            // Columns: iterations; latency: median, average, overall; bandwidth: average, overall; rate: average, overall.
             (Kind::Ucx, true) => json!({ "med_us": number(1)? }),
             (Kind::Ucx, false) => {
                 json!({ "gbps": number(5)? * MIB / 1e9, "mmsg": number(7)? / 1e6 })
             }
-            // …, MB/s, microseconds per transfer (a mean), transfers per microsecond.
+            // The last columns: MB/s, microseconds per transfer (a mean), transfers per microsecond.
             (Kind::Pingpong, _) => json!({ "med_us": from_end(2)? }),
-            // Octets, operations, depth, GB/s, rate.
+            // Columns: octets, operations, depth, GB/s, rate.
             (Kind::Fabric, _) => json!({ "gbps": number(3)?, "mmsg": number(4)? }),
-            // Octets, iterations, least, most, typical, …
+            // Columns: octets, iterations, minimum, maximum, typical, …
             (Kind::Verbs, true) => json!({ "med_us": number(4)? }),
-            // Octets, iterations, peak, average, rate.
+            // Columns: octets, iterations, peak, average, rate.
             (Kind::Verbs, false) => json!({ "gbps": number(3)? * MIB / 1e9, "mmsg": number(4)? }),
         })
     }
@@ -307,7 +307,7 @@ fn free_port() -> Result<u16> {
         .port())
 }
 
-/// A server that serves one client. Killed when dropped, if it does not end by itself.
+/// A server of one client. Dropping it waits 0.5 s for its end and then kills it.
 struct Server(Child);
 
 impl Server {
@@ -343,13 +343,13 @@ impl Drop for Server {
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        // Some serve for ever.
+        // Some servers do not end by themselves.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Whether a socket listens on the port, as the kernel's tables say.
+/// Returns `true` if a socket listens on the port, according to the kernel's tables.
 fn listens(port: u16) -> bool {
     let suffix = format!(":{port:04X}");
     ["/proc/self/net/tcp", "/proc/self/net/tcp6"]

@@ -1,6 +1,6 @@
-//! What is measured, in the order of one round: everything of one size side by side, and next to it what it is
-//! compared with. Those of one size take several turns, there and back: a machine that others share is another one
-//! after a few seconds.
+//! The plan of a round: which points are measured, and in which order. Points of one size follow each other, each near the points that it
+//! is compared with. They are measured in several turns, every second one in reverse order, because the speed of a shared machine changes
+//! within seconds.
 
 use std::fmt;
 
@@ -43,14 +43,14 @@ impl fmt::Display for What {
 pub(super) struct Point {
     /// The groups that need it; the first is its own.
     pub(super) groups: &'static [&'static str],
-    /// `bw:`, `lat:`, `scale:` or `cpu:` and a name; that of the run, if it measures several.
+    /// `bw:`, `lat:`, `scale:` or `cpu:` and a name. If a run measures several series, this is the name of the run.
     pub(super) series: &'static str,
-    /// Octets per message, or connections.
+    /// Octets per message, or number of connections.
     pub(super) size: u64,
     pub(super) what: What,
-    /// It is left out of later rounds.
+    /// The number of rounds in which it is measured at most.
     pub(super) max_rounds: u32,
-    /// Points that take their turns together have the same.
+    /// The number of its block. Points with the same number take their turns together.
     pub(super) block: u32,
     /// How often it is measured in a round.
     pub(super) turns: u32,
@@ -61,13 +61,13 @@ impl Point {
         format!("{}/{}", self.series, super::sizes::show(self.size))
     }
 
-    /// Is this one of several series that a run brings?
+    /// Returns `true` if the run of this point also measures `series`.
     #[cfg(test)]
     pub(super) fn brings(&self, series: &str) -> bool {
         self.series == SPIN && SPINNING.contains(&series)
     }
 
-    /// What was measured, by series. A run that measures several names them itself.
+    /// Returns the measured values by series. A run that measures several series names them itself.
     pub(super) fn results<'a>(&self, values: &'a Value) -> Vec<(String, &'a Value)> {
         let of_run = |name: &str| {
             let kind = self.series.split(':').next().unwrap_or_default();
@@ -83,7 +83,7 @@ impl Point {
     }
 }
 
-/// Operations outstanding when many are: as much as keeps the socket busy.
+/// Returns the number of outstanding operations that keeps the socket busy at a message size.
 pub(super) const fn depth(size: u64) -> u32 {
     match size {
         0..=256 => 1024,
@@ -96,14 +96,14 @@ pub(super) const fn depth(size: u64) -> u32 {
     }
 }
 
-/// Turns of one size in a round.
+/// Returns the number of turns of one size in a round.
 const fn turns(quick: bool) -> u32 {
     if quick { 1 } else { 3 }
 }
 
-/// Several series of one run, which names them.
+/// The name of the run that measures all spinning ping-pongs. It names their series itself.
 const SPIN: &str = "lat:spin";
-/// Those.
+/// The series of that run.
 #[cfg(test)]
 const SPINNING: [&str; 5] = [
     "lat:tcp-spin",
@@ -122,12 +122,13 @@ struct Plan {
 
 type Groups = &'static [&'static str];
 
-/// A yardstick that other groups are compared with.
+/// The groups of a bandwidth point that other groups are compared with.
 const BW_BASE: Groups = &["bandwidth", "ops", "peers", "verbs"];
+/// The groups of a latency point that other groups are compared with.
 const LAT_BASE: Groups = &["latency", "peers", "verbs"];
 
 impl Plan {
-    /// What follows takes so many turns of its own.
+    /// Begins a new block, whose points take this many turns.
     fn begin(&mut self, turns: u32) {
         self.block += 1;
         self.turns = turns;
@@ -158,7 +159,7 @@ impl Plan {
     }
 
     fn bandwidth(&mut self, size: u64) {
-        // More and shorter ones: throughput has two speeds, and each turn meets one of them.
+        // Twice as many turns, which are shorter: large messages go at one of two speeds, and each turn meets only one of them.
         self.begin(2 * turns(self.quick));
         let s = format!("--size {size} --ms 100");
         let w = format!("iwarp-bw --op write {s}");
@@ -198,7 +199,7 @@ impl Plan {
         }
     }
 
-    /// What there is to reach: FPDUs without anything behind them.
+    /// Adds bare framing, which is the upper limit.
     fn bare_framing(&mut self, size: u64, s: &str) {
         let batch = (256 * 1024 / size).clamp(1, 1024);
         for (off, on, more, used) in [
@@ -225,7 +226,7 @@ impl Plan {
         }
     }
 
-    /// Each operation, and beside it what it is compared with.
+    /// Adds each operation, near the points that it is compared with.
     fn operations(&mut self, size: u64, s: &str) {
         let o: Groups = &["ops"];
         let ov: Groups = &["ops", "verbs"];
@@ -250,12 +251,12 @@ impl Plan {
         }
     }
 
-    /// Programs that we did not write.
+    /// Adds other software.
     fn programs(&mut self, size: u64, s: &str) {
         let p: Groups = &["peers"];
         let v: Groups = &["verbs"];
         if size == 64 {
-            // Posted as perftest does, one by one. The C library's queue pairs have room for as many Reads.
+            // Posted one by one, as perftest does. 64 is also the number of Reads in flight that the C library's queue pairs allow.
             let single = format!("{s} --depth {} --post single --crc on", depth(size));
             let read = format!("iwarp-bw --op read {single} --reads 64");
             self.own(v, "bw:read-single-crc", size, &read);
@@ -312,7 +313,7 @@ impl Plan {
             let f = op("fetchadd").replace("--size 4", "--size 8");
             self.own(o, "lat:fetchadd-spin-crc", 8, &f);
         }
-        // One run for all that spin: these differ by less than the machine does from one second to the next.
+        // One run measures all spinning ping-pongs in turns, because they differ less than the machine's speed from one second to the next.
         let spin = format!("spin-lat --size {size} --iters {}", 2 * iters);
         self.own(LAT_BASE, SPIN, size, &spin);
         self.peer(p, "lat:ucx-tag", size, Peer::ucx("tag_lat"));
@@ -351,7 +352,7 @@ impl Plan {
             0,
             &format!("idle --seconds {seconds} --wait event"),
         );
-        // Nothing else runs meanwhile, and doing nothing does not vary.
+        // Three rounds are enough, because the figures of an idle process hardly vary.
         if let Some(idle) = self.points.last_mut() {
             idle.max_rounds = 3;
         }
@@ -359,7 +360,7 @@ impl Plan {
     }
 }
 
-/// All points of a round.
+/// Returns all points of a round.
 ///
 /// # Errors
 /// When a group is unknown.
@@ -408,12 +409,13 @@ pub(super) fn points(quick: bool, only: &[String]) -> Result<Vec<Point>> {
     Ok(plan.points)
 }
 
-/// The turns that a round has for those that take the most.
+/// Returns the number of turns of a round, which is that of the points with the most turns.
 pub(super) fn turns_of_a_round(points: &[Point]) -> u32 {
     points.iter().map(|p| p.turns).max().unwrap_or(1)
 }
 
-/// A round: which turn, and which point. There and back, so that nobody always follows the same one.
+/// Returns the turns and points of a round in order. Every second turn is in reverse order, so that a point does not always follow the same
+/// other one.
 pub(super) fn in_turns(points: &[Point]) -> Vec<(u32, usize)> {
     let mut round = Vec::new();
     let mut from = 0;
@@ -451,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn turns_go_there_and_back() {
+    fn every_second_turn_is_reversed() {
         let all = points(false, &["ops".to_owned()]).unwrap();
         let taken = in_turns(&all);
         let most = taken.iter().map(|t| t.0).max().unwrap();

@@ -1,4 +1,4 @@
-//! Curves over the message size: which series are shown, and how.
+//! Draws curves over the message size. The tables here say which series are drawn, and how.
 
 use anyhow::{Result, anyhow};
 use iwarp_figures::plot::{Band, Curve, Figure, Mark, Panel, Style, Unit};
@@ -7,13 +7,13 @@ use serde_json::Value;
 use super::report::facts_line;
 use super::samples::Samples;
 
-/// A file with one panel.
+/// A picture: one file with one panel.
 struct Drawing {
     file: &'static str,
     title: &'static str,
     metric: &'static str,
     unit: Unit,
-    /// The metric's own unit in that of the axis.
+    /// Factor from the metric's unit to the unit of the axis.
     factor: f64,
     series: &'static [Series],
 }
@@ -114,7 +114,7 @@ const DRAWINGS: &[Drawing] = &[
     },
 ];
 
-/// File names and drawings; none for what was not measured.
+/// Returns file names and pictures. A picture without any measured series is left out.
 ///
 /// # Errors
 /// When something cannot be drawn.

@@ -1,16 +1,17 @@
-//! Waits until nobody else uses the CPUs, and says who does during a sample.
+//! Waits until other programs leave the CPUs idle, and measures how much they use the CPUs during a sample.
 
 use std::time::Duration;
 
 use iwarp_figures::load::{Watch, Watched};
 
-/// CPUs that other programs may use during a sample.
+/// How many CPUs other programs may use during a sample.
 pub(super) const LIMIT: f64 = 0.15;
-/// How long a look at the machine takes.
+/// Time of one check whether the machine is quiet.
 const LOOK: Duration = Duration::from_millis(250);
 
 fn watch() -> Watch {
-    // Measured programs are children that have ended when a sample is over; their interrupts are part of the load.
+    // The measured programs are children of this process and have ended when a sample is over, so their CPU time is known. Interrupts are
+    // part of the load.
     Watch::start(Watched {
         interrupts: true,
         ..Watched::default()
@@ -32,17 +33,17 @@ impl Quiet {
         }
     }
 
-    /// A sample begins.
+    /// Marks the beginning of a sample.
     pub(super) fn begin(&mut self) {
         self.watch = watch();
     }
 
-    /// CPUs that others used since it began. Its processes have ended and were waited for.
+    /// Returns how many CPUs other programs used since the beginning of the sample. All processes of the sample must have ended.
     pub(super) fn others(&self) -> f64 {
         self.watch.others()
     }
 
-    /// Returns when the machine is quiet, or the patience for the whole run is used up.
+    /// Waits until the machine is quiet, or until the waiting time of the whole run is used up.
     pub(super) fn wait(&mut self) {
         while !self.patience.is_zero() {
             let watch = watch();

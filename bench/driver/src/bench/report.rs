@@ -8,7 +8,7 @@ use super::samples::{Measured, Samples};
 use super::sizes::{digits, show};
 use super::targets::{self, Verdict};
 
-/// Everything a run has to say.
+/// The results of a run.
 pub(super) struct Report<'a> {
     pub(super) facts: &'a Value,
     pub(super) samples: &'a Samples,
@@ -17,7 +17,8 @@ pub(super) struct Report<'a> {
     pub(super) quick: bool,
 }
 
-/// JSON with a line for each sample: there are thousands, and each has a dozen figures.
+/// Formats JSON with one line for each sample. There are thousands of samples with a dozen figures each, so pretty-printing them would
+/// make the file many times longer.
 ///
 /// # Errors
 /// When a figure cannot be written as JSON.
@@ -32,7 +33,7 @@ pub(super) fn lines(all: &Value) -> serde_json::Result<String> {
     Ok(rest.replacen("\"samples\": null", &samples, 1))
 }
 
-/// One line on the machine and the moment.
+/// Returns one line about the machine and the time of the run.
 pub(super) fn facts_line(facts: &Value) -> String {
     let text = |name: &str| match &facts[name] {
         Value::String(s) => s.clone(),
@@ -79,11 +80,11 @@ fn short(spread: Option<Measured>) -> String {
     spread.map_or_else(|| "–".into(), |s| digits(s.median))
 }
 
-/// A table column: heading, and what stands under it for a series at a size.
+/// A table column: the heading, and a function that returns the cell for a series at a size.
 type Column<'a> = (&'a str, Box<dyn Fn(&str, u64) -> String + 'a>);
 
 impl Report<'_> {
-    /// All tables.
+    /// Returns all tables as Markdown.
     pub(super) fn markdown(&self) -> String {
         let mut text = String::new();
         let (kept, all) = self.samples.kept();
@@ -229,7 +230,7 @@ impl Report<'_> {
         self.table(text, "CPU", "cpu:", &columns);
     }
 
-    /// Facts, targets and all samples.
+    /// Returns facts, targets and all samples.
     pub(super) fn json(&self) -> Value {
         let pairs = |list: &[(String, String)]| -> Value {
             list.iter()

@@ -1,4 +1,4 @@
-//! Samples, their medians, and ratios formed inside turns: of samples taken one soon after the other.
+//! Samples, their medians, and ratios. Ratios are formed of samples of the same turn, which were taken soon after each other.
 
 use std::collections::BTreeMap;
 
@@ -8,14 +8,14 @@ use serde_json::{Map, Value, json};
 /// One measurement.
 #[derive(Debug, Clone)]
 pub(super) struct Sample {
-    /// Counted over all rounds.
+    /// The number of the turn, counted over all rounds.
     pub(super) turn: u32,
     pub(super) series: String,
     pub(super) size: u64,
     pub(super) values: BTreeMap<String, f64>,
-    /// CPUs that others used meanwhile.
+    /// How many CPUs other programs used meanwhile.
     pub(super) others: f64,
-    /// Undisturbed.
+    /// `true` if other programs did not disturb the sample.
     pub(super) good: bool,
 }
 
@@ -64,7 +64,7 @@ impl Sample {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Measured {
     pub(super) spread: Spread,
-    /// All of it was measured while others were busy.
+    /// `true` if all its samples were disturbed by other programs.
     pub(super) noisy: bool,
 }
 
@@ -90,7 +90,7 @@ pub(super) type Key<'a> = (&'a str, u64);
 pub(super) struct Samples {
     all: Vec<Sample>,
     rounds: u32,
-    /// In each round.
+    /// Turns of each round.
     turns: u32,
 }
 
@@ -103,7 +103,7 @@ impl Samples {
         }
     }
 
-    /// Reads back what was written to `results.json`. Returns `None` if it is something else.
+    /// Reads samples from the content of `results.json`. Returns `None` if it has another form.
     pub(super) fn of_results(results: &Value) -> Option<Self> {
         let count = |name: &str| u32::try_from(results.get(name)?.as_u64()?).ok();
         let mut samples = Self::new(count("rounds")?, count("turns")?);
@@ -136,7 +136,7 @@ impl Samples {
         self.turns
     }
 
-    /// How many were kept, and how many there are.
+    /// Returns the number of undisturbed samples and the number of all samples.
     pub(super) fn kept(&self) -> (usize, usize) {
         (self.all.iter().filter(|s| s.good).count(), self.all.len())
     }
@@ -145,7 +145,7 @@ impl Samples {
         self.all.iter().map(Sample::json).collect()
     }
 
-    /// Series with samples at this size, in the order in which they were first measured.
+    /// Returns the series with samples at this size, in the order in which they were first measured.
     pub(super) fn series(&self, prefix: &str, size: u64) -> Vec<&str> {
         let mut names: Vec<&str> = Vec::new();
         for s in self
@@ -160,7 +160,7 @@ impl Samples {
         names
     }
 
-    /// Sizes of series with this prefix.
+    /// Returns the sizes of the series with this prefix.
     pub(super) fn sizes(&self, prefix: &str) -> Vec<u64> {
         let mut sizes: Vec<u64> = self
             .all
@@ -173,7 +173,7 @@ impl Samples {
         sizes
     }
 
-    /// The value of a turn: of its undisturbed sample, or with `noisy` of its last one.
+    /// Returns the value of a turn, from its last undisturbed sample. With `noisy` disturbed samples count as well.
     fn in_turn(&self, key: Key<'_>, metric: &str, turn: u32, noisy: bool) -> Option<f64> {
         self.all
             .iter()
@@ -191,12 +191,12 @@ impl Samples {
         Measured::of(collect(false), false).or_else(|| Measured::of(collect(true), true))
     }
 
-    /// A metric of a series.
+    /// Returns a metric of a series.
     pub(super) fn value(&self, key: Key<'_>, metric: &str) -> Option<Measured> {
         self.over_turns(|turn, noisy| self.in_turn(key, metric, turn, noisy))
     }
 
-    /// The best of some series in a turn: the largest if `large`.
+    /// Returns the best value of some series in a turn: the largest if `large`, and otherwise the smallest.
     fn best(
         &self,
         keys: &[Key<'_>],
@@ -215,7 +215,7 @@ impl Samples {
         }
     }
 
-    /// The best of `above` divided by the best of `below`, in each turn.
+    /// Returns the ratio of the best of `above` to the best of `below`, which is formed in each turn.
     pub(super) fn ratio(
         &self,
         above: &[Key<'_>],
@@ -230,7 +230,7 @@ impl Samples {
         })
     }
 
-    /// The best of some series.
+    /// Returns the best value of some series in each turn.
     pub(super) fn best_value(
         &self,
         keys: &[Key<'_>],

@@ -1,6 +1,6 @@
-//! Sizes and numbers as people write them.
+//! Formats sizes and numbers for people.
 
-/// `65536` as `64K`, `0` as nothing.
+/// Formats 65536 as `64K`, and 0 as an empty text.
 pub(super) fn show(octets: u64) -> String {
     match octets {
         0 => String::new(),
@@ -10,7 +10,7 @@ pub(super) fn show(octets: u64) -> String {
     }
 }
 
-/// Three significant digits.
+/// Formats a number with about three significant digits.
 pub(super) fn digits(value: f64) -> String {
     let size = value.abs();
     if size == 0.0 {

@@ -1,4 +1,4 @@
-//! What is to be reached, and whether it is: ratios to plain TCP and to other software in the same turns.
+//! The targets and the check whether they are met. Most are ratios to plain TCP and to other software in the same turns.
 
 use super::samples::{Key, Measured, Samples};
 
@@ -11,19 +11,19 @@ enum Measure {
     Value(Vec<Key<'static>>),
 }
 
-/// A target.
+/// A limit for a metric or a ratio.
 #[derive(Debug, Clone)]
 pub(super) struct Target {
     pub(super) group: &'static str,
     pub(super) what: String,
     pub(super) metric: &'static str,
     measure: Measure,
-    /// At least, else at most.
+    /// `true` if the value must be at least `limit`, `false` if it must be at most `limit`.
     pub(super) at_least: bool,
     pub(super) limit: f64,
 }
 
-/// How it went.
+/// The result of checking a target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
     Met,
@@ -62,7 +62,7 @@ impl Target {
         matches!(self.metric, "gbps" | "mmsg" | "echo_kmsg")
     }
 
-    /// `≥ 15`.
+    /// Returns the limit as text, for example `≥ 15`.
     pub(super) fn goal(&self) -> String {
         format!("{} {}", if self.at_least { "≥" } else { "≤" }, self.limit)
     }
@@ -153,7 +153,7 @@ impl List {
 
 const M: u64 = 1 << 20;
 
-/// All targets.
+/// Returns all targets.
 pub(super) fn all() -> Vec<Target> {
     let mut l = List(Vec::new());
     let ratio = |a: &[Key<'static>], b: &[Key<'static>]| Measure::Ratio(a.to_vec(), b.to_vec());
@@ -261,7 +261,7 @@ pub(super) fn all() -> Vec<Target> {
         ("bw:ib-write", "bw:write-crc", 65_536),
         ("bw:ib-send", "bw:send-crc", 65_536),
         ("bw:ib-read", "bw:read-crc", 65_536),
-        // Posted alike: one by one, as perftest does unless told otherwise, and in lists.
+        // Both sides post in the same way: one by one, which is perftest's default, or in lists.
         ("bw:ib-write", "bw:write-single-crc", 64),
         ("bw:ib-write-list", "bw:write-crc", 64),
         ("bw:ib-send", "bw:send-single-crc", 64),
@@ -300,7 +300,7 @@ pub(super) fn all() -> Vec<Target> {
         2.0,
     );
 
-    // Peers have no CRC: our default has.
+    // The peers compute no CRC. We are compared with CRC, which is our default.
     let ucx = |size| {
         [
             ("bw:ucx-tag", size),
@@ -425,7 +425,7 @@ pub(super) fn all() -> Vec<Target> {
         false,
         100.0,
     );
-    // The one wake-up at the end, by a pipe, is the measurement's own.
+    // The thread wakes up once at the end, when the measurement tells it so by a pipe.
     let passive = value(&[("cpu:passive", 65_536)]);
     l.add(
         "cpu",

@@ -1,4 +1,4 @@
-//! Reads callgrind's output format, as far as needed: cost per object file, and calls from one object into another.
+//! Reads two figures from callgrind's output: the cost in our own object file, and the calls from it into other objects.
 //!
 //! The format is described in the Valgrind manual, "Callgrind Format Specification". Names are compressed: `ob=(1) name`
 //! defines what `ob=(1)` means later. A line after `calls=` carries the callee's cost, which belongs to the callee.
@@ -7,16 +7,16 @@ use std::collections::HashMap;
 
 use anyhow::{Context as _, Result};
 
-/// What one run cost.
+/// The cost of one run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Counts {
     /// Instructions in our own object.
     pub(super) own: u64,
-    /// Calls from it into other objects.
+    /// Calls from our own object into other objects.
     pub(super) calls: u64,
 }
 
-/// Adds up a profile; our object is the one whose file name is `program`.
+/// Adds up the costs of a profile. Our own object is the one whose file name is `program`.
 pub(super) fn parse(text: &str, program: &str) -> Result<Counts> {
     let mut names: HashMap<&str, &str> = HashMap::new();
     let mut counts = Counts::default();
@@ -31,7 +31,7 @@ pub(super) fn parse(text: &str, program: &str) -> Result<Counts> {
             callee_own = Some(is_own(resolve(&mut names, name)));
         } else if let Some(call) = line.strip_prefix("calls=") {
             let times: u64 = first(call)?;
-            // Without a word about it, the callee is in the caller's object.
+            // Without a `cob=` line the callee is in the caller's object.
             if own && !callee_own.take().unwrap_or(own) {
                 counts.calls += times;
             }
@@ -53,7 +53,7 @@ fn first(text: &str) -> Result<u64> {
     Ok(word.context("a number is missing")?.parse()?)
 }
 
-/// `(1) name` defines, `(1)` refers.
+/// Resolves a compressed name: `(1) name` defines it, `(1)` refers to it.
 fn resolve<'a>(names: &mut HashMap<&'a str, &'a str>, text: &'a str) -> Option<&'a str> {
     match text.split_once(' ') {
         Some((number, name)) => {

@@ -1,7 +1,6 @@
-//! Memory that may be registered, and the copy that the kernel would do: the benchmarks' only `unsafe`.
+//! Memory that can be registered, and the copy that the kernel does in a real program. This is the only `unsafe` of the benchmarks.
 //!
-//! Invariant: an arena is reached through raw pointers alone, and lives as long as the process, so that no table can
-//! outlive it.
+//! Invariant: an arena is accessed through raw pointers only, and is never freed, so that no memory table can outlive it.
 #![allow(unsafe_code)]
 
 use iwarp_rnic::memory::HostRange;
@@ -16,7 +15,7 @@ pub(crate) struct Arena {
 }
 
 impl Arena {
-    /// `len` octets of zeros at a page boundary. Where pages start decides nothing that is counted.
+    /// Allocates `len` octets of zeros at a page boundary, so that the counts do not depend on the alignment.
     pub(crate) fn new(len: usize) -> Self {
         let layout = Layout::from_size_align(len.max(1), 4096).expect("a length that can be");
         // SAFETY: the layout is not empty.
@@ -28,31 +27,31 @@ impl Arena {
         }
     }
 
-    /// First address.
+    /// Returns the first address.
     pub(crate) const fn addr(&self) -> u64 {
         self.addr
     }
 
-    /// All of it, for registration.
+    /// Returns the whole arena as a range for registration.
     pub(crate) fn range(&self) -> HostRange {
         // SAFETY: mapped for the life of the process, and no reference to it exists.
         unsafe { HostRange::new(self.addr, self.len as u64) }.expect("an allocation does not wrap")
     }
 
-    /// Fills it with one octet.
+    /// Sets all octets to `octet`.
     pub(crate) fn fill(&self, octet: u8) {
         // SAFETY: our own allocation, to which no reference exists.
         unsafe { std::ptr::write_bytes(self.addr as *mut u8, octet, self.len) };
     }
 
-    /// Whether all octets are this one.
+    /// Returns `true` if all octets are `octet`.
     pub(crate) fn is_filled_with(&self, octet: u8) -> bool {
         // SAFETY: inside our own allocation.
         (0..self.len).all(|i| unsafe { (self.addr as *const u8).add(i).read_volatile() } == octet)
     }
 }
 
-/// Plays the kernel: reads the octets into the runs, in order. Returns how many fitted.
+/// Copies the octets into the runs, in order, as the kernel does in a `readv`. Returns how many fitted.
 pub(crate) fn read_into(runs: &[IoRun], src: &[u8]) -> usize {
     let mut at = 0;
     for run in runs {

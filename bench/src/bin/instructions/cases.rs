@@ -1,5 +1,5 @@
-//! The table of cases. Each prepares, warms up, and then does its work inside `measured`; each checks what came of it,
-//! so that a case that does nothing cannot look fast.
+//! The table of cases. Each case prepares, warms up, and then does its work inside `measured`. It also checks the result, so that a case
+//! that does nothing fails instead of looking fast.
 
 use crate::arena::Arena;
 use crate::link::{ALL, End, link};
@@ -12,24 +12,26 @@ use iwarp_rnic::memory::{Accessor, MemoryTable};
 use iwarp_rnic::{RecvWr, SendWr};
 use std::hint::black_box;
 
-/// Something to be counted.
+/// Work whose instructions are counted.
 pub(crate) struct Case {
-    /// For the command line and the table of recorded values.
+    /// The name on the command line and in the table of recorded values.
     pub(crate) name: &'static str,
-    /// How often it is done inside `measured`: counts are divided by this.
+    /// How often the work is done inside `measured`. Counts are divided by this number.
     pub(crate) count: u32,
-    /// What one of them is.
+    /// A description of the work.
     pub(crate) about: &'static str,
-    /// Does it.
+    /// Does the work `count` times.
     pub(crate) run: fn(),
 }
 
-/// Effective maximum segment size of the loopback interface, and of Ethernet.
+/// Effective maximum segment size of the loopback interface.
 const LOOPBACK: u32 = 65_483;
+/// Effective maximum segment size of Ethernet.
 const ETHERNET: u32 = 1460;
 const MI: usize = 1 << 20;
-/// Small messages of a list, and their size.
+/// Number of small messages of a list.
 const LIST: usize = 64;
+/// Octets of a small message.
 const SMALL: usize = 64;
 
 /// All cases.
@@ -327,7 +329,7 @@ fn large_tx(emss: u32) {
     }
 }
 
-/// Octets of everything that `a` has to send.
+/// Returns everything that `a` has to send.
 fn drain(a: &mut End) -> Vec<u8> {
     let mut octets = Vec::new();
     while a.fill() {
@@ -369,7 +371,7 @@ fn large_rx(emss: u32) {
     assert!(b.arena.is_filled_with(0x5a));
 }
 
-/// Different numbers in a fixed order.
+/// Pseudorandom numbers, the same in every run.
 struct Scrambled(u64);
 
 impl Iterator for Scrambled {
@@ -411,7 +413,7 @@ fn mr_register() {
     let arena = Arena::new(4096);
     let mut table = MemoryTable::new();
     let mut random = Scrambled(2);
-    // A table that grows would be counted otherwise.
+    // Fill the table first. Otherwise its growth would be counted as well.
     for number in random.by_ref().take(1000) {
         table
             .register(arena.range(), 0, 1, ALL, number)

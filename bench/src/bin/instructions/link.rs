@@ -12,15 +12,15 @@ use iwarp_rnic::qp::{
 use iwarp_rnic::receive_queue::TakenRecv;
 use iwarp_rnic::{Access, Cqe, RecvWr, SendWr, Sge, WcStatus};
 
-/// Requests that may be outstanding.
+/// Most requests that may be outstanding.
 const DEPTH: u32 = 256;
-/// Everything a peer may be allowed.
+/// All access rights.
 pub(crate) const ALL: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_WRITE)
     .union(Access::REMOTE_READ)
     .union(Access::REMOTE_ATOMIC);
 
-/// Completions go to a real queue.
+/// Puts completions into a real completion queue.
 pub(crate) struct Completions(pub(crate) CompletionQueue);
 
 impl Host for Completions {
@@ -37,7 +37,7 @@ impl Host for Completions {
     }
 }
 
-/// One end.
+/// One end of the link: a queue pair with its memory and its buffers.
 pub(crate) struct End {
     pub(crate) qp: QueuePair,
     pub(crate) memory: MemoryTable,
@@ -86,7 +86,7 @@ impl End {
         }
     }
 
-    /// An element of the arena.
+    /// Returns a scatter/gather element in the arena.
     pub(crate) fn sge(&self, at: usize, len: usize) -> Sge {
         Sge {
             addr: self.arena.addr() + at as u64,
@@ -105,7 +105,7 @@ impl End {
         self.qp.post_recv(wr, &mut self.host).expect("room");
     }
 
-    /// Builds a plan; false if nothing is to be sent.
+    /// Builds a plan for sending. Returns `false` if there is nothing to send.
     pub(crate) fn fill(&mut self) -> bool {
         let mut env = Env {
             memory: &self.memory,
@@ -115,13 +115,13 @@ impl End {
         self.qp.tx_fill(&mut self.tx, &mut env) == TxFill::Ready
     }
 
-    /// The stream has taken all of the plan.
+    /// Tells the queue pair that the stream has taken the whole plan.
     pub(crate) fn written(&mut self) {
         let n = self.tx.remaining();
         self.qp.tx_written(&mut self.tx, n, &mut self.host);
     }
 
-    /// What the plan holds, appended to `out`. Not counted: the kernel does this.
+    /// Appends the octets of the plan to `out`. This is not counted, because in a real program the kernel does it.
     pub(crate) fn copy_out(&self, out: &mut Vec<u8>) {
         let start = out.len();
         out.resize(start + self.tx.remaining(), 0);
@@ -130,7 +130,7 @@ impl End {
             .expect("registered memory");
     }
 
-    /// Takes all octets in, up to `most` at a time. The copy is the kernel's and not counted.
+    /// Receives all octets, up to `most` at a time. The copy is not counted, because in a real program the kernel does it.
     pub(crate) fn take(&mut self, mut octets: &[u8], most: usize) {
         while !octets.is_empty() {
             measured(|| {
@@ -152,7 +152,7 @@ impl End {
         assert!(self.buffer.is_empty(), "whole FPDUs leave nothing behind");
     }
 
-    /// Takes all completions, which must be good. Returns how many.
+    /// Takes all completions, which must be successful. Returns their number.
     pub(crate) fn poll(&mut self) -> usize {
         let mut done = [Cqe::default(); 64];
         let mut total = 0;
@@ -167,7 +167,7 @@ impl End {
     }
 }
 
-/// Both ends; the first one has sent a message, so that either may send.
+/// Returns both ends. The first one, the initiator, has already sent a message; before that the second one may not send.
 pub(crate) fn link(crc: bool, emss: u32, len: usize) -> (End, End) {
     let mut a = End::new(true, crc, emss, len);
     let mut b = End::new(false, crc, emss, len);
