@@ -8,26 +8,26 @@ use clap::{Parser, Subcommand};
 #[derive(Debug, Parser)]
 #[command(name = "iwarp", version, arg_required_else_help = true)]
 #[command(after_help = "EXAMPLES:
-  iwarp perf --quick                 both ends on this machine, below 20 s
+  iwarp perf --quick                 both ends on this machine, less than 20 s
   iwarp perf serve                   on one host, then on another:
   iwarp perf connect HOST            measure between the two
   iwarp cp serve /srv/drop --writable
-                                     offer a directory to this host, then in another terminal:
+                                     serve a directory to this host; then in another terminal:
   iwarp cp big.img 127.0.0.1:        copy a file by one-sided RDMA
   iwarp ping HOST                    a ping each second to an rping server
   iwarp run -- ib_write_bw -R        any verbs program on the software RNIC
-  iwarp stat --watch                 what all of them are doing
+  iwarp stat --watch                 show what all these programs are doing
 
 ENVIRONMENT:
-  RUST_LOG    what is logged to stderr, for example iwarp=debug; wins over -v
+  RUST_LOG    filter of the log on stderr, for example iwarp=debug; overrides -v
 
 EXIT CODES:
   0    success
   1    failure while running
   2    wrong usage
-  126  `run`: the program cannot be run
-  127  `run`: the program is not there
-  `run` otherwise ends as the program does.")]
+  126  `run`: the program cannot be executed
+  127  `run`: the program was not found
+  Otherwise `run` ends with the exit code or the signal of the program.")]
 pub(crate) struct Cli {
     /// Log more to stderr (repeat for even more)
     #[arg(short, long, action = clap::ArgAction::Count)]
@@ -38,19 +38,19 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Measure latency and bandwidth beside plain TCP
+    /// Measure latency and bandwidth, and plain TCP for comparison
     Perf(Box<perf::PerfArgs>),
-    /// Verified pings by RDMA Read and Write, in the protocol of rdma-core's rping
+    /// Ping a host by RDMA Read and Write, in the protocol of rdma-core's rping
     Ping(ping::PingArgs),
     /// Copy files by one-sided RDMA
     Cp(Box<cp::CpArgs>),
-    /// Show the RDMA devices of this machine as the library sees them
+    /// Show the RDMA devices that the library offers on this machine
     Devices(devices::DevicesArgs),
     /// Show what the processes that use the library are doing now
     Stat(stat::StatArgs),
     /// Run any verbs program, and its children, on the software RNIC
     Run(Box<run::RunArgs>),
-    /// Print the environment that `run` sets, for `eval`
+    /// Print shell commands for `eval` that set the environment of `run`
     Env(Box<run::EnvArgs>),
     /// Print a shell completion script
     Completions(completions::CompletionsArgs),

@@ -12,7 +12,7 @@ use std::fmt::Write as _;
 #[command(after_help = "EXAMPLES:
   iwarp devices            one line per device
   iwarp devices -v         with all limits
-  iwarp devices --json     the same for programs")]
+  iwarp devices --json     as JSON, for programs")]
 pub(crate) struct DevicesArgs {
     /// Show all limits of each device
     #[arg(short, long)]

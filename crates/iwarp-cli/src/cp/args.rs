@@ -21,27 +21,27 @@ const DEFAULT_MEMORY: u64 = 256 << 20;
        iwarp cp [OPTIONS] HOST:PATH FILE
        iwarp cp [OPTIONS] serve DIR")]
 #[command(
-    after_help = "The data go by RDMA Write straight into the receiver's registered memory. What an interrupted copy \
-has left behind (.NAME.iwarp-part) is verified by SHA-256 and continued; the file appears under its name only when \
-complete and verified. A download replaces a local file of that name, as cp and scp do. A file that is really named \
-'serve' or '-' or contains a colon is written ./serve, ./- or ./a:b.
+    after_help = "The sender writes the data by RDMA Write directly into the receiver's registered memory. If a copy is \
+interrupted, the received part stays as .NAME.iwarp-part; the next copy verifies it by SHA-256 and continues. The file gets \
+its own name only when it is complete and verified. A download replaces a local file of the same name, as cp and scp do. If a \
+file is named 'serve' or '-', or its name contains a colon, write ./serve, ./- or ./a:b.
 
-A server gives the files below DIR to this host only, and takes none. --writable and --overwrite let clients write. \
-Names that begin with a dot, of files and of folders, are neither given nor taken. \
-With --bind it serves other hosts; it then wants a secret (--secret-file, at both ends), or --anonymous. The secret keeps \
-strangers out; it encrypts nothing.
+By default only this host can reach a server, and clients can only read the files below DIR. --writable lets clients write \
+new files, and --overwrite also lets them replace files. Files and folders whose names begin with a dot can be neither read \
+nor written. With --bind other hosts can reach the server. It then needs a secret (--secret-file, at both ends) or --anonymous. \
+The secret keeps out clients that do not have it; the data are not encrypted.
 
 EXAMPLES:
   iwarp cp serve /srv/drop --writable         on this host only; in another terminal:
   iwarp cp big.img 127.0.0.1:                 upload
   (umask 077; head -c 32 /dev/urandom | base64 > key)
-                                              a secret, to be copied to the other host
+                                              make a secret; copy it to the other host
   iwarp cp serve /srv/drop --bind 192.0.2.7 --writable --secret-file key
   iwarp cp --secret-file key big.img 192.0.2.7:images/big.img   upload from there
   iwarp cp --secret-file key 192.0.2.7:images/big.img .         download
   iwarp cp big.img [2001:db8::7]:big.img      IPv6 addresses in brackets
   iwarp cp big.img 192.0.2.7: --capture run.pcapng --capture-bytes 4M
-                                              first megabytes for Wireshark"
+                                              record the first megabytes for Wireshark"
 )]
 pub(crate) struct CpArgs {
     /// FILE or HOST:PATH, or the word `serve`
@@ -50,7 +50,7 @@ pub(crate) struct CpArgs {
     /// HOST:PATH or FILE, or the directory to serve
     #[arg(value_name = "TO|DIR")]
     to: String,
-    /// File with the secret that both ends have, of at least 16 octets. Other users must not be able to read it
+    /// File with a secret of at least 16 octets, the same at both ends. Other users must not be able to read the file
     #[arg(long, value_name = "FILE")]
     secret_file: Option<PathBuf>,
     /// TCP port [default: 7176]
@@ -68,10 +68,10 @@ pub(crate) struct CpArgs {
     /// Stop recording at this size, for example 4M
     #[arg(long, value_name = "SIZE", default_value = "16M", requires = "capture", value_parser = units::parse_size)]
     pub(crate) capture_bytes: u64,
-    /// Start from the beginning even if part of the file is there
+    /// Start from the beginning even if an interrupted copy left a part of the file
     #[arg(long)]
     pub(crate) no_resume: bool,
-    /// No progress bar and no summary
+    /// Print no progress bar and no summary
     #[arg(short, long)]
     pub(crate) quiet: bool,
     /// Log more to stderr (repeat for even more)
@@ -85,7 +85,7 @@ pub(crate) struct CpArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Options of `serve`")]
 pub(crate) struct ServeOptions {
-    /// Address to listen on; 0.0.0.0 or :: for all [default: 127.0.0.1, which only this host reaches]
+    /// Address to listen on; 0.0.0.0 or :: for all [default: 127.0.0.1, which only this host can reach]
     #[arg(long, value_name = "ADDR")]
     bind: Option<IpAddr>,
     /// Let clients write new files
@@ -94,7 +94,7 @@ pub(crate) struct ServeOptions {
     /// Let clients replace files, too (implies --writable)
     #[arg(long)]
     overwrite: bool,
-    /// Serve everybody who can reach the address, without a secret
+    /// Serve all clients that can reach the address, without a secret
     #[arg(long, conflicts_with = "secret_file")]
     anonymous: bool,
     /// Memory for all clients together [default: 256M]

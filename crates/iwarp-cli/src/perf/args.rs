@@ -10,13 +10,13 @@ use std::path::PathBuf;
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 #[command(
-    after_help = "Every RDMA figure stands beside plain TCP measured next to it in the same run; a ratio is \
-iWARP ÷ TCP, the median over the rounds of the ratios inside each round. Latency is half of a round trip; \
-for Read and FetchAdd it is half of the time of the operation, which is a round trip by itself.
+    after_help = "Each RDMA figure is printed beside a figure of plain TCP, measured soon before or after it in the same run. A \
+ratio is iWARP ÷ TCP: it is computed in each round, and the median over the rounds is printed. Latency is half of a round trip. \
+A Read or FetchAdd is a round trip by itself, so its latency is half of the time of the operation.
 
 EXAMPLES:
-  iwarp perf                             everything, both ends here, < 2 min
-  iwarp perf --quick                     the same in less than 20 s
+  iwarp perf                             everything, both ends on this host, < 2 min
+  iwarp perf --quick                     fewer sizes, < 20 s
   iwarp perf --op write --size 64K --crc on
   iwarp perf --op tcp                    only the TCP baseline
   iwarp perf --quick --json - | jq .results
@@ -43,8 +43,8 @@ pub(crate) enum PerfCommand {
 /// Arguments of `iwarp perf serve`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "One client is served at a time. Anybody who can reach the port can keep a core busy: \
-bind to a trusted network.
+    after_help = "The server measures with one client at a time. Every client that can reach the port can keep a core busy, \
+so listen on a trusted network only (--bind).
 
 EXAMPLES:
   iwarp perf serve
@@ -62,7 +62,7 @@ pub(crate) struct ServeArgs {
     /// Log more to stderr (repeat for even more)
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
-    /// Serve the parent process: end with it, say the address as JSON.
+    /// Serve the parent process: end when it ends, and print the address as JSON.
     #[arg(long, hide = true)]
     pub(crate) child: bool,
     /// Run on this CPU only.
@@ -86,7 +86,7 @@ pub(crate) struct ConnectArgs {
 /// What to measure and how to show it.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct MeasureArgs {
-    /// Fewer sizes and less time: below 20 seconds
+    /// Measure fewer sizes for a shorter time; takes less than 20 seconds
     #[arg(long)]
     pub(crate) quick: bool,
     /// Operations to measure [default: send,write,read,fetchadd]
@@ -101,13 +101,13 @@ pub(crate) struct MeasureArgs {
     /// Seconds per measurement
     #[arg(long, value_name = "S", value_parser = parse_seconds)]
     pub(crate) seconds: Option<f64>,
-    /// How often every point is measured, TCP and iWARP in turn [default: 3]
+    /// How often each point is measured; TCP and iWARP take turns [default: 3]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) rounds: Option<u32>,
-    /// Parallel connections (bandwidth)
+    /// Parallel connections in bandwidth measurements
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_QPS)))]
     pub(crate) qps: u32,
-    /// Outstanding operations per connection (bandwidth)
+    /// Outstanding operations per connection in bandwidth measurements
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_DEPTH)))]
     pub(crate) depth: u32,
     /// MPA CRC [default: both]
@@ -116,13 +116,13 @@ pub(crate) struct MeasureArgs {
     /// Use MPA markers
     #[arg(long)]
     pub(crate) markers: bool,
-    /// How to wait [default: both]
+    /// How to wait for completions [default: both]
     #[arg(long, value_name = "spin|event")]
     pub(crate) poll: Option<Poll>,
-    /// Let the kernel choose the CPUs (both ends local: they get one each otherwise)
+    /// Let the kernel choose the CPUs. Without this, two ends on this host get one CPU each
     #[arg(long)]
     pub(crate) no_pin: bool,
-    /// Write the results as JSON ('-': to stdout, and nothing else there)
+    /// Write the results as JSON to a file ('-': to stdout, which then gets nothing else)
     #[arg(long, value_name = "FILE|-")]
     pub(crate) json: Option<PathBuf>,
     /// Draw latency and bandwidth curves

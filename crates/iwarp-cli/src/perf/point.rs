@@ -27,7 +27,7 @@ pub(crate) const STALL: Duration = Duration::from_secs(10);
 )]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Op {
-    /// Plain TCP only, the yardstick
+    /// Plain TCP only, the baseline of all ratios
     Tcp,
     /// RDMA Send into posted receives
     Send,

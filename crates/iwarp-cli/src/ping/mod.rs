@@ -27,8 +27,8 @@ const MAX_INTERVAL: f64 = 10.0;
   iwarp ping 192.0.2.7 -C 10 -v         ten pings without pauses, show the data
   iwarp ping 192.0.2.7 -C 10 -i 0.2     ten pings in two seconds, a line for each
   iwarp ping 192.0.2.7 -S 4096 -V       4 KiB each, compare what comes back
-  rping -s -a 0.0.0.0 -v                the other side may be the real rping,
-  rping -c -a 192.0.2.7 -C 10 -v        in either role")]
+  rping -s -a 0.0.0.0 -v                rping as the server of `iwarp ping ADDR`
+  rping -c -a 192.0.2.7 -C 10 -v        rping as the client of `iwarp ping serve`")]
 pub(crate) struct PingArgs {
     /// `serve` to answer pings, or the address of a server
     #[arg(value_name = "serve|ADDR")]
@@ -39,10 +39,10 @@ pub(crate) struct PingArgs {
     /// TCP port; with `serve`, 0 picks a free one
     #[arg(short, long, default_value_t = DEFAULT_PORT)]
     pub(crate) port: u16,
-    /// Number of pings; without it, until interrupted (Ctrl-C)
+    /// Number of pings [default: ping until interrupted with Ctrl-C]
     #[arg(short = 'C', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) count: Option<u64>,
-    /// Seconds from one ping to the next, 0 to 10; with pauses each ping prints a line [default: 1; with -C: 0]
+    /// Seconds from one ping to the next, 0 to 10. If not 0, each ping prints a line [default: 1; with -C: 0]
     #[arg(short, long, value_name = "SECONDS", value_parser = parse_interval)]
     pub(crate) interval: Option<Duration>,
     /// Octets per ping

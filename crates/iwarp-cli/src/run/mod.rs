@@ -37,7 +37,7 @@ impl Switch {
 /// The settings that both subcommands take.
 #[derive(Debug, Args)]
 pub(crate) struct Settings {
-    /// Stem of the device names, which otherwise are iwarp0, iwarp1 …
+    /// Stem of the device names [default: iwarp, which gives iwarp0, iwarp1 …]
     #[arg(long, value_name = "NAME", value_parser = stem)]
     device_name: Option<String>,
     /// Offer only these addresses or interfaces as devices (separated by commas)
@@ -46,19 +46,19 @@ pub(crate) struct Settings {
     /// Ask for CRCs, which are used if either side asks [default: on]
     #[arg(long, value_enum)]
     crc: Option<Switch>,
-    /// Ask peers for markers [default: off]
+    /// Ask peers for MPA markers [default: off]
     #[arg(long, value_enum)]
     markers: Option<Switch>,
     /// MPA revision to connect with [default: 2, falling back to 1]
     #[arg(long, value_name = "1|2", value_parser = clap::value_parser!(u8).range(1..=2))]
     mpa_rev: Option<u8>,
-    /// How long a Send waits until the receiver posts a receive, in ms; then the connection ends; 0: at once [default: 2000]
+    /// How many ms a Send waits until the receiver posts a receive. Then the connection ends. 0: it ends at once [default: 2000]
     #[arg(long, value_name = "MS")]
     rnr_timeout: Option<u64>,
     /// Sends and Writes complete when the peer has placed them, as on InfiniBand
     #[arg(long)]
     placed: bool,
-    /// Record all connections to this pcapng file; %p becomes the process number
+    /// Record all connections in this pcapng file; %p in the name becomes the process number
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
     /// Stop recording at this size, for example 4M
@@ -143,7 +143,7 @@ fn joined<'a>(first: impl IntoIterator<Item = &'a PathBuf>, rest: Option<OsStrin
   iwarp run --capture trace.pcapng -- qperf HOST -cm1 rc_bw
   iwarp run --rsockets -- iperf3 -s
 
-Programs with privileges of their own (setuid) ignore LD_LIBRARY_PATH and keep the system's libraries.")]
+Programs that are setuid ignore LD_LIBRARY_PATH, so they use the system's libraries.")]
 pub(crate) struct RunArgs {
     #[command(flatten)]
     settings: Settings,

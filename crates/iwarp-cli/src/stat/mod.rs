@@ -25,30 +25,30 @@ const AGAIN_PAUSE: Duration = Duration::from_millis(50);
 /// Arguments of `iwarp stat`.
 #[derive(Debug, Args)]
 #[command(after_help = "COLUMNS:
-  QP          number of the queue pair; # in front: connected by number instead of rdma_cm
-  STATE       as ibv_query_qp(3) tells it
+  QP          number of the queue pair; # in front: connected by number, not by rdma_cm
+  STATE       state of the queue pair, as in ibv_query_qp(3)
   PEER        address at the other end
-  SENT, RECEIVED          octets since it was created, framing included
+  SENT, RECEIVED          octets since the queue pair was created, framing included
   SENDING, RECEIVING      the same per second, with --watch
   OUT, IN     send requests that are not complete; receives that are posted (srq: in a shared queue)
   RETRANS     segments that TCP sent again
   RTT         TCP's round-trip time
-Below them, if there are any: CRC errors, Terminates, why a connection ended,
-Sends that wait for a receive.
+More lines follow if there are CRC errors, Terminates, connections that ended (with the reason),
+or Sends that wait for a receive.
 
 EXAMPLES:
   iwarp stat                     all processes of this user (of all users for root)
   iwarp stat 4711 --watch        one process, with rates, every second
   iwarp stat --watch=0.2 --json  a line of JSON five times a second
-  iwarp stat --openmetrics       for Prometheus: let a cron job or its textfile collector take it
+  iwarp stat --openmetrics       for Prometheus, for example in a file for its textfile collector
 
-A process can be asked from the moment when it first listens, connects, or creates a queue pair
-that others connect to by number. It says nothing to other users, and nothing listens on the
-network. A process in a container is asked inside of it, or through a shared directory:
-IWARP_STAT=DIRECTORY for the process, --directory DIRECTORY here.
-IWARP_STAT=off for a process that shall not be asked.")]
+A process can be asked as soon as it listens, connects, or creates a queue pair that is connected
+by number. Only the same user and root can ask it, and only on the same machine. To ask a process
+in a container, run this command inside the container, or share a directory with the container:
+set IWARP_STAT=DIRECTORY for the process, and use --directory DIRECTORY here.
+A process with IWARP_STAT=off cannot be asked.")]
 pub(crate) struct StatArgs {
-    /// Number of the process to ask; without it, all processes
+    /// Process number [default: all processes]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     pid: Option<u32>,
     /// Print JSON
