@@ -1,11 +1,14 @@
 //! Functions that the project's own programs share: the tasks of this package, `conformance/` and `bench/driver/`.
 //!
 //! `context` finds the tree, `process` runs commands with a log and a time limit, `packages` lists the distribution's packages
-//! that steps need, and `outcome` is the result of a check.
+//! that steps need, `debian` unpacks packages without installing them, `kernel` builds and checks the engine for a Linux
+//! kernel, and `outcome` is the result of a check.
 
 pub mod context;
+pub mod debian;
 pub mod files;
 pub mod install;
+pub mod kernel;
 pub mod layout;
 pub mod outcome;
 pub mod packages;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 
 use xtask::context::Context;
+use xtask::kernel;
 use xtask::outcome::Outcome;
 use xtask::packages;
 use xtask::process::{Log, cargo, program};
@@ -93,6 +94,12 @@ pub(crate) const STEPS: &[Step] = &[
         about: "protocol and engine need no standard library",
         limit: minutes(10),
         run: no_std::run,
+    },
+    Step {
+        name: "kernel",
+        about: "the engine's object is fit for a Linux kernel",
+        limit: minutes(20),
+        run: kernel::run,
     },
     Step {
         name: "targets",

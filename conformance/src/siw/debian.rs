@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 
+use xtask::debian::{fetch, fields};
 use xtask::process::Log;
 
 /// The Linux release whose driver is tested: the newest that bookworm has, and trixie's own.
@@ -182,46 +183,9 @@ pub(super) fn fetch_programs(dir: &Path, log: &mut Log) -> Result<()> {
     fetch(dir, &names.into_iter().collect::<Vec<_>>(), log)
 }
 
-/// Downloads packages and unpacks them into `dir`, unless the same list was unpacked there before.
-fn fetch(dir: &Path, packages: &[String], log: &mut Log) -> Result<()> {
-    let done = dir.join("fetched");
-    let list = packages.join("\n");
-    if std::fs::read_to_string(&done).is_ok_and(|text| text == list) {
-        return Ok(());
-    }
-    let debs = dir.join("debs");
-    std::fs::create_dir_all(&debs)?;
-    log.run(
-        Command::new("apt-get")
-            .current_dir(&debs)
-            .args(["-qq", "download"])
-            .args(packages),
-    )?;
-    for file in std::fs::read_dir(&debs)? {
-        let file = file?.path();
-        log.run(Command::new("dpkg-deb").arg("-x").arg(&file).arg(dir))
-            .with_context(|| format!("cannot unpack {}", file.display()))?;
-    }
-    std::fs::remove_dir_all(&debs)?;
-    std::fs::write(done, list)?;
-    Ok(())
-}
-
-/// Returns the values of a field in apt's output.
-fn fields<'a>(text: &'a str, name: &'a str) -> impl Iterator<Item = &'a str> {
-    text.lines()
-        .filter_map(move |line| line.strip_prefix(name)?.strip_prefix(": "))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn fields_are_found_by_their_whole_name() {
-        let text = "Package: a\nVersion: 2-1\nVersionX: 3\n\nPackage: a\nVersion: 1-1\n";
-        assert_eq!(fields(text, "Version").collect::<Vec<_>>(), ["2-1", "1-1"]);
-    }
 
     #[test]
     fn image_headers_and_source_are_of_one_version() {

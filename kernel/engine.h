@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 OR GPL-2.0 */
+/*
+ * The engine (kernel/rust) for the C code of a kernel module: rk_* are its functions, iwarp_* are those that the module brings along.
+ *
+ * Functions of the first group may sleep and are called in process context. All others are also called in softirq; they neither
+ * allocate nor sleep. Pointers are not NULL, except where it is said. Nothing here takes a lock:
+ *
+ * - A call with `struct rk_device *` excludes all other calls with that device; calls with `const struct rk_device *` may run at the
+ *   same time.
+ * - Calls with the same `struct rk_qp *` exclude each other.
+ *
+ * Error numbers are negative.
+ */
+#ifndef IWARP_ENGINE_H
+#define IWARP_ENGINE_H
+
+#include <linux/types.h>
+#include <linux/uio.h>
+
+struct rk_device;
+struct rk_qp;
+
+/* Rights of a region, as in ib_verbs.h. */
+enum rk_access {
+	RK_LOCAL_WRITE = 1,
+	RK_REMOTE_WRITE = 2,
+	RK_REMOTE_READ = 4,
+};
+
+enum rk_op {
+	RK_SEND,
+	RK_SEND_INV,
+	RK_WRITE,
+	RK_READ,
+	RK_LOCAL_INV,
+	RK_FAST_REG,
+};
+
+enum rk_send_flags {
+	RK_FENCE = 1,
+	RK_SIGNALED = 2,
+	RK_SOLICITED = 4,
+};
+
+/* What rk_tx_fill() returns. */
+enum rk_fill {
+	RK_FILL_IDLE,		/* nothing to send */
+	RK_FILL_READY,		/* the plan has octets: rk_tx_runs() */
+	RK_FILL_MEMORY,		/* a request needs the memory table: rk_tx_memory() */
+};
+
+/* What rk_rx_filled() returns, or an error number. */
+enum rk_rx {
+	RK_RX_OK,
+	RK_RX_HELD,		/* a Send waits for a receive: read nothing before one is posted */
+};
+
+struct rk_qp_config {
+	u32 qp_num;
+	u32 pd;
+	u32 max_send_wr;
+	u32 max_recv_wr;
+};
+
+struct rk_stream {
+	u32 initiator;
+	u32 crc;
+	u32 markers;
+	u16 ird;
+	u16 ord;
+	u32 emss;
+};
+
+struct rk_sge {
+	u64 addr;
+	u32 len;
+	u32 lkey;
+};
+
+struct rk_send {
+	u64 wr_id;
+	u64 remote_addr;	/* of a fast registration: tagged offset of the first octet */
+	u64 len;		/* of a fast registration: octets */
+	const struct rk_sge *sges;
+	u32 num_sge;
+	u32 op;
+	u32 flags;
+	u32 rkey;		/* the peer's STag, or the one to register or invalidate */
+	u32 access;		/* of a fast registration: rights */
+};
+
+struct rk_completion {
+	u64 wr_id;
+	u32 status;		/* 0: success */
+	u32 opcode;
+	u32 byte_len;
+	u32 imm_or_stag;
+	u32 flags;
+	u32 vendor_err;
+};
+
+/* Process context. Functions that make something return NULL or 0 if there is no memory or an argument is not valid. */
+struct rk_device *rk_device_new(void);
+void rk_device_free(struct rk_device *device);	/* NULL is allowed */
+u32 rk_register(struct rk_device *device, u64 addr, u64 len, u32 pd, u32 access, u32 random);
+u32 rk_allocate_fast(struct rk_device *device, u64 addr, u64 len, u32 pd, u32 random);
+int rk_deregister(struct rk_device *device, u32 stag);
+struct rk_qp *rk_qp_new(const struct rk_qp_config *config, void *owner);
+void rk_qp_free(struct rk_qp *qp);		/* NULL is allowed */
+int rk_qp_start(struct rk_qp *qp, const struct rk_stream *stream);
+
+/* Any context. */
+int rk_qp_state(const struct rk_qp *qp);
+int rk_post_send(struct rk_qp *qp, const struct rk_send *send);
+int rk_post_recv(struct rk_qp *qp, u64 wr_id, const struct rk_sge *sges, u32 count);
+
+/*
+ * Sending: fill, take the runs, write them in order, and report how many octets were taken. The runs stay valid until that report, also
+ * without the queue pair's lock, as long as only one context sends.
+ */
+bool rk_wants_tx(const struct rk_qp *qp);
+int rk_tx_fill(struct rk_qp *qp, const struct rk_device *device);
+void rk_tx_memory(struct rk_qp *qp, struct rk_device *device);
+int rk_tx_runs(struct rk_qp *qp, const struct rk_device *device, const struct kvec **runs);
+void rk_tx_written(struct rk_qp *qp, size_t octets);
+
+/* Receiving: take the runs, read to them in order, and report how many octets came. */
+int rk_rx_plan(struct rk_qp *qp, const struct rk_device *device, const struct kvec **runs);
+int rk_rx_filled(struct rk_qp *qp, const struct rk_device *device, size_t octets);
+
+/* What the module brings along. */
+void *iwarp_alloc(size_t size, size_t align);	/* process context only */
+void iwarp_free(void *at);
+void iwarp_panic(const char *text, size_t text_len, const char *file, size_t file_len, u32 line);
+u32 iwarp_crc32c(u32 crc, const u8 *octets, size_t len);
+/* Called in the middle of other functions: it stores the completion, and does nothing else. */
+void iwarp_complete(void *owner, int receive, const struct rk_completion *completion);
+
+#endif

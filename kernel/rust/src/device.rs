@@ -1,0 +1,90 @@
+//! The memory table of a device.
+//!
+//! Invariant: pointers come from C under the contract of `kernel/engine.h`: a device is what `rk_device_new` has returned, and a call
+//! that takes it for writing has it alone.
+
+use core::ffi::c_int;
+
+use iwarp_rnic::Access;
+use iwarp_rnic::memory::{HostRange, MemoryTable};
+
+use crate::error::code;
+use crate::runtime::{place, remove};
+
+/// What the queue pairs of a device share.
+#[derive(Debug)]
+pub struct Device {
+    pub(crate) table: MemoryTable,
+}
+
+/// Makes a device. Returns null if there is no memory.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_device_new() -> *mut Device {
+    place(Device {
+        table: MemoryTable::new(),
+    })
+}
+
+/// Frees a device. No queue pair uses it any more.
+///
+/// # Safety
+/// `device` is null or came from [`rk_device_new`].
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rk_device_free(device: *mut Device) {
+    // SAFETY: the caller promises it.
+    unsafe { remove(device) }
+}
+
+/// Registers `len` octets of directly mapped memory. Returns the STag, or 0 if that is refused.
+///
+/// # Safety
+/// The memory stays mapped until `rk_deregister` has returned.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rk_register(
+    device: &mut Device,
+    addr: u64,
+    len: u64,
+    pd: u32,
+    access: u32,
+    random: u32,
+) -> u32 {
+    let Some(access) = Access::from_bits(access) else {
+        return 0;
+    };
+    // SAFETY: the caller promises that the memory stays.
+    let Some(range) = (unsafe { HostRange::new(addr, len) }) else {
+        return 0;
+    };
+    let stag = device.table.register(range, addr, pd, access, random);
+    stag.unwrap_or(0)
+}
+
+/// Reserves an STag for fast registrations of `len` octets of directly mapped memory. Returns 0 if that is refused.
+///
+/// # Safety
+/// The memory stays mapped until `rk_deregister` has returned.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rk_allocate_fast(
+    device: &mut Device,
+    addr: u64,
+    len: u64,
+    pd: u32,
+    random: u32,
+) -> u32 {
+    // SAFETY: the caller promises that the memory stays.
+    let Some(range) = (unsafe { HostRange::new(addr, len) }) else {
+        return 0;
+    };
+    device.table.allocate_fast(range, pd, random).unwrap_or(0)
+}
+
+/// Ends a registration. Returns 0 or an error number.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_deregister(device: &mut Device, stag: u32) -> c_int {
+    code(device.table.deregister(stag))
+}

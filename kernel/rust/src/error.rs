@@ -1,0 +1,56 @@
+//! The kernel's error numbers, as far as the border returns them.
+
+use core::ffi::c_int;
+
+use iwarp_rnic::PostError;
+use iwarp_rnic::memory::MemoryError;
+use iwarp_rnic::qp::CreateError;
+
+/// No memory, or a full queue.
+pub const ENOMEM: c_int = -12;
+/// A plan names memory that is no longer registered.
+pub const EFAULT: c_int = -14;
+/// The region is in use.
+pub const EBUSY: c_int = -16;
+/// An argument is not valid, or the object is in a state that does not allow the call.
+pub const EINVAL: c_int = -22;
+/// The stream has failed.
+pub const EPROTO: c_int = -71;
+
+/// Returns 0 or the error number.
+pub(crate) fn code<T, E: Number>(result: Result<T, E>) -> c_int {
+    result.map_or_else(|error| error.number(), |_| 0)
+}
+
+/// An error that has a number.
+pub(crate) trait Number {
+    fn number(&self) -> c_int;
+}
+
+impl Number for PostError {
+    fn number(&self) -> c_int {
+        match self {
+            Self::QueueFull => ENOMEM,
+            _ => EINVAL,
+        }
+    }
+}
+
+impl Number for CreateError {
+    fn number(&self) -> c_int {
+        match self {
+            Self::OutOfMemory => ENOMEM,
+            Self::Invalid => EINVAL,
+        }
+    }
+}
+
+impl Number for MemoryError {
+    fn number(&self) -> c_int {
+        match self {
+            Self::TableFull | Self::OutOfMemory => ENOMEM,
+            Self::Busy => EBUSY,
+            _ => EINVAL,
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! A queue pair with its plans and its staging.
+//!
+//! Invariant: pointers come from C under the contract of `kernel/engine.h`: a queue pair is what `rk_qp_new` has returned, and one call
+//! at a time has it, because C takes the queue pair's lock around each. Runs that a call hands out stay valid until the call
+//! that reports them as written or filled; C may use them without the lock.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::ffi::{c_int, c_void};
+use core::ptr::null_mut;
+use core::slice;
+
+use iwarp_rnic::qp::{
+    CreateError, Env, IoRun, QpConfig, QueuePair, RxBuffer, RxPlan, RxStatus, StreamConfig, TxFill,
+    TxPlan,
+};
+use iwarp_rnic::{Access, FastRegister, RecvWr, SendFlags, SendOp, SendWr, Sge};
+
+use crate::device::Device;
+use crate::error::{EFAULT, EINVAL, EPROTO, code};
+use crate::runtime::{Owner, crc32c, place, remove};
+
+/// Runs of one plan for one call of the socket.
+const RUNS: usize = 512;
+/// Runs of a plan for receiving.
+const RX_RUNS: usize = 64;
+
+/// A queue pair as C has it.
+#[derive(Debug)]
+pub struct Qp {
+    machine: QueuePair,
+    owner: Owner,
+    staging: Box<RxBuffer>,
+    rx: RxPlan,
+    tx: Box<TxPlan>,
+    runs: Vec<IoRun>,
+}
+
+/// Sizes of a queue pair: `struct rk_qp_config`.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Config {
+    qp_num: u32,
+    pd: u32,
+    max_send_wr: u32,
+    max_recv_wr: u32,
+}
+
+/// What MPA start-up has agreed on: `struct rk_stream`.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Stream {
+    initiator: u32,
+    crc: u32,
+    markers: u32,
+    ird: u16,
+    ord: u16,
+    emss: u32,
+}
+
+/// A send work request: `struct rk_send`.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Send {
+    wr_id: u64,
+    remote_addr: u64,
+    /// Octets of a fast registration.
+    len: u64,
+    sges: *const Sge,
+    num_sge: u32,
+    op: u32,
+    flags: u32,
+    rkey: u32,
+    /// Rights of a fast registration.
+    access: u32,
+}
+
+// An element and a run are passed as they are: `struct rk_sge` and `struct kvec`.
+const _: () = assert!(size_of::<Sge>() == 16 && size_of::<IoRun>() == 16);
+
+/// Makes a queue pair, whose completions name `owner`. Returns null if a size is not valid or there is no memory.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_qp_new(config: &Config, owner: *mut c_void) -> *mut Qp {
+    make(config, owner).map_or(null_mut(), place)
+}
+
+fn make(config: &Config, owner: *mut c_void) -> Result<Qp, CreateError> {
+    let mut runs = Vec::new();
+    runs.try_reserve_exact(RUNS)
+        .map_err(|_| CreateError::OutOfMemory)?;
+    Ok(Qp {
+        machine: QueuePair::new(QpConfig {
+            qp_num: config.qp_num,
+            pd: config.pd,
+            max_send_wr: config.max_send_wr,
+            max_recv_wr: config.max_recv_wr,
+            ..QpConfig::default()
+        })?,
+        owner: Owner(owner),
+        staging: RxBuffer::new()?,
+        rx: RxPlan::new(RX_RUNS)?,
+        tx: TxPlan::new()?,
+        runs,
+    })
+}
+
+/// Frees a queue pair.
+///
+/// # Safety
+/// `qp` is null or came from [`rk_qp_new`].
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rk_qp_free(qp: *mut Qp) {
+    // SAFETY: the caller promises it.
+    unsafe { remove(qp) }
+}
+
+/// Hands over a stream after MPA start-up. Returns 0 or an error number.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_qp_start(qp: &mut Qp, stream: &Stream) -> c_int {
+    let stream = StreamConfig {
+        initiator: stream.initiator != 0,
+        crc: stream.crc != 0,
+        markers_tx: stream.markers != 0,
+        markers_rx: stream.markers != 0,
+        ird: stream.ird,
+        ord: stream.ord,
+        rtr: None,
+        rtr_send_expected: false,
+        emss: stream.emss,
+    };
+    qp.machine.start(stream).map_or(EINVAL, |()| 0)
+}
+
+/// Returns the state as `enum rk_state`.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_qp_state(qp: &Qp) -> c_int {
+    qp.machine.state() as c_int
+}
+
+/// # Safety
+/// `sges` names `count` elements, or `count` is 0.
+unsafe fn elements<'a>(sges: *const Sge, count: u32) -> &'a [Sge] {
+    if count == 0 {
+        return &[];
+    }
+    // SAFETY: the caller promises it.
+    unsafe { slice::from_raw_parts(sges, count as usize) }
+}
+
+/// Posts a send work request. Returns 0 or an error number.
+///
+/// # Safety
+/// The elements of the request are readable for the call.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rk_post_send(qp: &mut Qp, send: &Send) -> c_int {
+    let (remote_addr, rkey) = (send.remote_addr, send.rkey);
+    let (Some(flags), Some(access)) = (
+        SendFlags::from_bits(send.flags),
+        Access::from_bits(send.access),
+    ) else {
+        return EINVAL;
+    };
+    let op = match send.op {
+        0 => SendOp::Send,
+        1 => SendOp::SendInv(rkey),
+        2 => SendOp::Write { remote_addr, rkey },
+        3 => SendOp::Read { remote_addr, rkey },
+        4 => SendOp::LocalInvalidate { stag: rkey },
+        5 => SendOp::FastRegister(FastRegister {
+            new_stag: rkey,
+            offset: 0,
+            len: send.len,
+            iova: remote_addr,
+            access,
+        }),
+        _ => return EINVAL,
+    };
+    // SAFETY: the caller promises it.
+    let sges = unsafe { elements(send.sges, send.num_sge) };
+    let request = SendWr::new(send.wr_id, op, sges).with_flags(flags);
+    code(qp.machine.post_send(&request, &mut qp.owner))
+}
+
+/// Posts a receive. Returns 0 or an error number.
+///
+/// # Safety
+/// The elements are readable for the call.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rk_post_recv(
+    qp: &mut Qp,
+    wr_id: u64,
+    sges: *const Sge,
+    count: u32,
+) -> c_int {
+    // SAFETY: the caller promises it.
+    let sges = unsafe { elements(sges, count) };
+    let request = RecvWr { wr_id, sges };
+    code(qp.machine.post_recv(&request, &mut qp.owner))
+}
+
+/// Returns `true` if there is something to send.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_wants_tx(qp: &Qp) -> bool {
+    !qp.tx.is_done() || qp.machine.wants_tx()
+}
+
+/// Fills the plan, if all of the last one is written. Returns `enum rk_fill`.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_tx_fill(qp: &mut Qp, device: &Device) -> c_int {
+    if !qp.tx.is_done() {
+        return 1;
+    }
+    let mut env = Env {
+        memory: &device.table,
+        crc32c,
+        host: &mut qp.owner,
+    };
+    match qp.machine.tx_fill(&mut qp.tx, &mut env) {
+        TxFill::Idle => 0,
+        TxFill::Ready => 1,
+        TxFill::Memory => 2,
+    }
+}
+
+/// Carries out the request that needs the memory table for itself.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_tx_memory(qp: &mut Qp, device: &mut Device) {
+    qp.machine.tx_memory(&mut device.table, &mut qp.owner);
+}
+
+/// Hands out the runs of the plan that are to be written together. Returns how many there are, or an error number.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_tx_runs(qp: &mut Qp, device: &Device, runs: &mut *const IoRun) -> c_int {
+    let who = qp.machine.accessor();
+    match qp.tx.runs(&device.table, who, &mut qp.runs) {
+        Ok(()) => {
+            *runs = qp.runs.as_ptr();
+            qp.runs.len() as c_int
+        }
+        Err(_) => EFAULT,
+    }
+}
+
+/// Reports that the socket took so many octets of the runs.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_tx_written(qp: &mut Qp, octets: usize) {
+    qp.machine.tx_written(&mut qp.tx, octets, &mut qp.owner);
+}
+
+/// Hands out the runs to which the next octets should be read. Returns how many there are.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_rx_plan(qp: &mut Qp, device: &Device, runs: &mut *const IoRun) -> c_int {
+    qp.machine
+        .rx_plan(&mut qp.staging, &device.table, &mut qp.rx);
+    *runs = qp.rx.runs.as_ptr();
+    qp.rx.runs.len() as c_int
+}
+
+/// Processes octets that were read to the runs. Returns `enum rk_rx` or an error number.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_rx_filled(qp: &mut Qp, device: &Device, octets: usize) -> c_int {
+    let mut env = Env {
+        memory: &device.table,
+        crc32c,
+        host: &mut qp.owner,
+    };
+    match qp
+        .machine
+        .rx_filled(&mut qp.staging, &qp.rx, octets, &mut env)
+    {
+        RxStatus::Ok => 0,
+        RxStatus::Held => 1,
+        RxStatus::Failed => EPROTO,
+    }
+}

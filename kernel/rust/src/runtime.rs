@@ -1,0 +1,125 @@
+//! The functions that the engine calls in C: the allocator, the end after a panic, the CRC, and completions.
+//!
+//! Invariant: the C side implements them as `kernel/engine.h` says. Only objects are allocated here, never anything for a work
+//! request or an FPDU; `cargo xtask test --only kernel` checks that in the compiled object.
+
+use core::alloc::{GlobalAlloc, Layout};
+use core::ffi::{c_int, c_void};
+use core::ptr::NonNull;
+
+use iwarp_rnic::Cqe;
+use iwarp_rnic::qp::{Direction, Host};
+use iwarp_rnic::receive_queue::TakenRecv;
+
+unsafe extern "C" {
+    fn iwarp_alloc(size: usize, align: usize) -> *mut u8;
+    fn iwarp_free(at: *mut u8);
+    fn iwarp_crc32c(crc: u32, octets: *const u8, len: usize) -> u32;
+    fn iwarp_complete(owner: *mut c_void, receive: c_int, completion: *const Completion);
+    #[cfg(feature = "runtime")]
+    fn iwarp_panic(text: *const u8, text_len: usize, file: *const u8, file_len: usize, line: u32);
+}
+
+struct Kernel;
+
+// SAFETY: `iwarp_alloc` returns null or memory of this size and alignment that nobody else has, until `iwarp_free`.
+unsafe impl GlobalAlloc for Kernel {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the function takes any size and any power of two as alignment.
+        unsafe { iwarp_alloc(layout.size(), layout.align()) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, _: Layout) {
+        // SAFETY: the caller passes what `alloc` has returned.
+        unsafe { iwarp_free(at) }
+    }
+}
+
+#[cfg(feature = "runtime")]
+#[global_allocator]
+static ALLOCATOR: Kernel = Kernel;
+
+/// Reports the place, without the machinery of formatting, and stops this thread.
+#[cfg(feature = "runtime")]
+#[panic_handler]
+fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
+    let text = info.message().as_str().unwrap_or_default();
+    let (file, line) = info
+        .location()
+        .map_or(("", 0), |place| (place.file(), place.line()));
+    // SAFETY: both texts are valid for the call. `ud2` raises the exception that the kernel's BUG() raises, and does not return.
+    unsafe {
+        iwarp_panic(text.as_ptr(), text.len(), file.as_ptr(), file.len(), line);
+        core::arch::asm!("ud2", options(noreturn))
+    }
+}
+
+/// The kernel's CRC32C, in the append convention of the engine.
+pub(crate) fn crc32c(crc: u32, octets: &[u8]) -> u32 {
+    // SAFETY: the slice is readable for the call.
+    unsafe { iwarp_crc32c(crc, octets.as_ptr(), octets.len()) }
+}
+
+/// Moves a value to memory of its own. Returns null if there is none; the value is dropped then.
+pub(crate) fn place<T>(value: T) -> *mut T {
+    let layout = Layout::new::<T>();
+    // SAFETY: callers place structures, whose size is not zero.
+    let at = unsafe { Kernel.alloc(layout) }.cast::<T>();
+    if let Some(at) = NonNull::new(at) {
+        // SAFETY: fresh memory with the layout of `T`.
+        unsafe { at.write(value) };
+    }
+    at
+}
+
+/// Drops a value that [`place`] has moved, and frees its memory. Null is allowed.
+///
+/// # Safety
+/// `at` is null or came from [`place`], and nobody uses it any more.
+pub(crate) unsafe fn remove<T>(at: *mut T) {
+    if at.is_null() {
+        return;
+    }
+    // SAFETY: the caller promises a valid value that nobody else uses.
+    unsafe {
+        at.drop_in_place();
+        Kernel.dealloc(at.cast(), Layout::new::<T>());
+    }
+}
+
+/// A work completion: `struct rk_completion`.
+#[repr(C)]
+struct Completion {
+    wr_id: u64,
+    status: u32,
+    opcode: u32,
+    byte_len: u32,
+    imm_or_stag: u32,
+    flags: u32,
+    vendor_err: u32,
+}
+
+/// The C object that owns a queue pair.
+#[derive(Debug)]
+pub(crate) struct Owner(pub(crate) *mut c_void);
+
+impl Host for Owner {
+    fn complete(&mut self, direction: Direction, cqe: Cqe) {
+        let completion = Completion {
+            wr_id: cqe.wr_id,
+            status: cqe.status as u32,
+            opcode: cqe.opcode as u32,
+            byte_len: cqe.byte_len,
+            imm_or_stag: cqe.imm_or_stag,
+            flags: cqe.flags.bits(),
+            vendor_err: cqe.vendor_err,
+        };
+        let receive = c_int::from(direction == Direction::Recv);
+        // SAFETY: the owner outlives the queue pair; the C side copies the completion before it returns.
+        unsafe { iwarp_complete(self.0, receive, &raw const completion) }
+    }
+
+    fn take_shared_receive(&mut self, _: &mut TakenRecv) -> bool {
+        false
+    }
+}

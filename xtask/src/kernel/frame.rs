@@ -1,0 +1,125 @@
+//! How much stack a function takes, from its instructions.
+
+use std::collections::BTreeMap;
+
+use super::listing::Instruction;
+
+/// A frame whose size is only known when the function runs.
+pub(crate) const UNBOUNDED: u64 = u64::MAX;
+
+/// The octets of stack that a function takes at most for itself, without the return address.
+pub(crate) fn size(code: &[Instruction]) -> u64 {
+    let mut depth: i64 = 0;
+    let mut most = 0;
+    // What is known of places that are jumped to.
+    let mut known: BTreeMap<u64, i64> = BTreeMap::new();
+    for (index, instruction) in code.iter().enumerate() {
+        if index > 0 && code[index - 1].ends() {
+            // Code that nothing above jumps to is jumped to from below: the whole frame is assumed.
+            depth = known.get(&instruction.at).copied().unwrap_or(most);
+        }
+        match step(instruction) {
+            Some(change) => depth += change,
+            None => return UNBOUNDED,
+        }
+        most = most.max(depth);
+        if let Some(target) = instruction.jump() {
+            known.entry(target).or_insert(depth);
+        }
+    }
+    u64::try_from(most).unwrap_or(0)
+}
+
+/// The change of depth by an instruction. Returns `None` if it depends on a register.
+fn step(instruction: &Instruction) -> Option<i64> {
+    let operands = instruction.operands.as_str();
+    let to_stack = operands.ends_with(",%rsp");
+    match instruction.mnemonic.trim_end_matches('q') {
+        "push" | "pushf" => Some(8),
+        "pop" | "popf" => Some(-8),
+        "sub" if to_stack => immediate(operands),
+        "add" if to_stack => Some(-immediate(operands)?),
+        // Aligning takes less than the alignment.
+        "and" if to_stack => Some(-immediate(operands)? - 1),
+        "lea" if to_stack => {
+            let (offset, base) = operands.split_once('(')?;
+            (base == "%rsp),%rsp").then_some(-number(offset)?)
+        }
+        "enter" => None,
+        // From the frame pointer, in an epilogue.
+        "mov" if to_stack => operands.starts_with("%rbp").then_some(0),
+        "xchg" if to_stack => None,
+        _ => Some(0),
+    }
+}
+
+fn immediate(operands: &str) -> Option<i64> {
+    number(operands.strip_prefix('$')?.split(',').next()?)
+}
+
+/// A number as `objdump` writes it: `0x10`, `-0x10`, or `0xffffffffffffff80` for a negative one.
+fn number(text: &str) -> Option<i64> {
+    match text.strip_prefix("-0x") {
+        Some(digits) => Some(-i64::from_str_radix(digits, 16).ok()?),
+        None => {
+            let digits = text.strip_prefix("0x")?;
+            Some(u64::from_str_radix(digits, 16).ok()?.cast_signed())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(code: &[(u64, &str, &str)]) -> u64 {
+        let code: Vec<_> = code
+            .iter()
+            .map(|&(at, mnemonic, operands)| Instruction {
+                at,
+                mnemonic: mnemonic.into(),
+                operands: operands.into(),
+                symbol: None,
+            })
+            .collect();
+        size(&code)
+    }
+
+    #[test]
+    fn pushes_and_the_reserved_octets_add_up() {
+        let code = [
+            (0, "push", "%rbx"),
+            (1, "sub", "$0x1d8,%rsp"),
+            (8, "push", "$0x1"),
+            (9, "add", "$0x8,%rsp"),
+            (10, "push", "$0x1"),
+            (11, "add", "$0x8,%rsp"),
+            (12, "add", "$0x1d8,%rsp"),
+            (19, "pop", "%rbx"),
+        ];
+        assert_eq!(of(&code), 8 + 0x1d8 + 8);
+        assert_eq!(of(&[(0, "sub", "$0xffffffffffffff80,%rsp")]), 0);
+        assert_eq!(of(&[(0, "add", "$0xffffffffffffff80,%rsp")]), 128);
+        assert_eq!(of(&[(0, "lea", "-0x100(%rsp),%rsp")]), 256);
+        assert_eq!(of(&[(0, "and", "$0xffffffffffffffc0,%rsp")]), 63);
+    }
+
+    #[test]
+    fn an_early_return_does_not_shrink_what_follows() {
+        let code = [
+            (0, "push", "%rbx"),
+            (1, "je", "20 <f+0x20>"),
+            (2, "pop", "%rbx"),
+            (3, "jmp", "8 <f+0x8>"),
+            (32, "sub", "$0x40,%rsp"),
+        ];
+        assert_eq!(of(&code), 8 + 64);
+    }
+
+    #[test]
+    fn a_frame_of_variable_size_is_unbounded() {
+        assert_eq!(of(&[(0, "sub", "%rax,%rsp")]), UNBOUNDED);
+        assert_eq!(of(&[(0, "mov", "%rcx,%rsp")]), UNBOUNDED);
+        assert_eq!(of(&[(0, "mov", "%rbp,%rsp")]), 0);
+    }
+}
