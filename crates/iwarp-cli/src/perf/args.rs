@@ -51,17 +51,18 @@ EXAMPLES:
   iwarp perf serve --bind [2001:db8::7]:9000"
 )]
 pub(crate) struct ServeArgs {
-    /// Address to listen on, with or without a port [default port: 7175]
+    /// Address to listen on, with or without a port (7175 if none is given)
     #[arg(long, value_name = "ADDR", default_value = "0.0.0.0")]
     pub(crate) bind: String,
     /// Memory for the connections of the client that measures
     #[arg(long, value_name = "SIZE", default_value = "2G", value_parser = units::parse_size)]
     pub(crate) memory: u64,
-    #[command(flatten)]
-    pub(crate) limits: Limits,
+    // Before the limits: their heading holds for every option behind them.
     /// Log more to stderr (repeat for even more)
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
+    #[command(flatten)]
+    pub(crate) limits: Limits,
     /// Serve the parent process: end when it ends, and print the address as JSON.
     #[arg(long, hide = true)]
     pub(crate) child: bool,
@@ -76,7 +77,7 @@ pub(crate) struct ServeArgs {
   iwarp perf connect 192.0.2.7
   iwarp perf connect server.example:9000 --op read --size 1M --seconds 2")]
 pub(crate) struct ConnectArgs {
-    /// Host with or without a port [default port: 7175]
+    /// Host with or without a port (7175 if none is given)
     #[arg(value_name = "ADDR")]
     pub(crate) addr: String,
     #[command(flatten)]
