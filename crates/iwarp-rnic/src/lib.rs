@@ -7,7 +7,7 @@
 //! arguments, so that a socket, a simulator, a fuzzer and later a kernel drive
 //! the same code.
 //!
-//! * [`memory`] — the STag table and, in `memory::host`, the crate's only `unsafe`.
+//! * [`memory`] — the STag table, what memory is, and (in `span` and the kinds of memory) the crate's only `unsafe`.
 //! * [`cq`], [`receive_queue`] — queues that several queue pairs share.
 //! * [`qp`] — one queue pair: posting, transmitting (`qp::tx`), receiving (`qp::rx`).
 //!

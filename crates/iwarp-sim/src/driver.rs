@@ -4,7 +4,7 @@
 
 use iwarp_rnic::Cqe;
 use iwarp_rnic::cq::{CompletionQueue, Pushed};
-use iwarp_rnic::memory::MemoryTable;
+use iwarp_rnic::memory::{HostRange, MemoryTable};
 use iwarp_rnic::qp::{
     Direction, Env, Events, Host, RxBuffer, RxInterest, RxPlan, RxStatus, State, StreamWish, TxFill,
 };
@@ -45,6 +45,8 @@ impl SimHost<'_> {
 }
 
 impl Host for SimHost<'_> {
+    type Memory = HostRange;
+
     fn complete(&mut self, direction: Direction, cqe: Cqe) {
         let cq = match direction {
             Direction::Send => self.send_cq,
@@ -427,30 +429,26 @@ impl World {
         octets: &mut Vec<u8>,
     ) {
         let runs = self.eps[e].rng.pick(&[1, 2, 3, 16]);
-        let mut plan = match self.pool.rx_plan.take() {
-            Some(plan) => plan,
-            None => RxPlan::new(64).expect("memory"),
-        };
-        if runs < 16 {
-            plan = RxPlan::new(runs).expect("memory");
-        }
+        let mut plan = RxPlan::new(if runs < 16 { runs } else { 64 });
+        let mut runs = Vec::new();
         let ep = &self.eps[e];
         let node = &self.nodes[ep.node];
-        ep.qp.rx_plan(buffer, &node.table, &mut plan);
+        ep.qp
+            .rx_plan(buffer, &node.table, &mut plan, |run| runs.push(run));
         let room = plan.room();
         self.pipes[e ^ 1].read(self.now, here.min(room), octets);
-        let direct = plan.runs.len() > 1;
+        let direct = runs.len() > 1;
         // SAFETY: the plan was made above. Since then, neither the table nor the buffer has been changed.
         #[allow(unsafe_code)]
         unsafe {
-            raw::read_into(&plan.runs, octets);
+            raw::read_into(&runs, octets);
         }
         if direct && !octets.is_empty() && self.planted.happens(Plant::CorruptPlacement) {
             octets[0] ^= 1;
             // SAFETY: as above; this writes the first octet again.
             #[allow(unsafe_code)]
             unsafe {
-                raw::read_into(&plan.runs, &octets[..1]);
+                raw::read_into(&runs, &octets[..1]);
             }
         }
         let status = self.call(e, |c| {
@@ -465,7 +463,6 @@ impl World {
             self.fail(|| format!("endpoint {e} wants to read, but offers no room"));
         }
         self.check_status(e, status);
-        self.pool.rx_plan = Some(plan).filter(|p| p.runs.capacity() >= 64);
     }
 
     /// Processes the held octets of an endpoint after a receive was posted.
@@ -477,7 +474,7 @@ impl World {
             self.fail(|| format!("endpoint {e} holds a Send, but has no buffer"));
             return;
         };
-        let plan = RxPlan::new(1).expect("memory");
+        let plan = RxPlan::new(1);
         let status = self.call(e, |c| {
             let mut env = Env {
                 memory: c.table,

@@ -7,8 +7,9 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 
+use iwarp_rnic::memory::Fragment;
 use iwarp_rnic::memory::HostRange;
-use iwarp_rnic::qp::IoRun;
+use iwarp_rnic::qp::Run;
 
 const ALIGN: usize = 64;
 
@@ -85,12 +86,11 @@ impl Arena {
         unsafe { HostRange::new(addr, len as u64) }.expect("an allocation does not wrap")
     }
 
-    /// Returns `true` if this run is inside the arena.
-    pub fn contains(&self, run: &IoRun) -> bool {
+    /// Returns `true` if this fragment is inside the arena.
+    pub fn contains(&self, fragment: &Fragment<'_>) -> bool {
         let start = self.at.as_ptr() as usize;
-        run.addr >= start
-            && run.addr - start <= self.len
-            && run.len <= self.len - (run.addr - start)
+        let addr = fragment.as_ptr() as usize;
+        addr >= start && addr - start <= self.len && fragment.len() <= self.len - (addr - start)
     }
 }
 
@@ -113,11 +113,11 @@ impl Drop for Arena {
 ///
 /// # Panics
 /// If the runs are shorter than `src`.
-pub unsafe fn read_into(runs: &[IoRun], mut src: &[u8]) {
-    for run in runs {
-        let n = run.len.min(src.len());
+pub unsafe fn read_into(runs: &[Run<'_>], mut src: &[u8]) {
+    for fragment in runs.iter().map(|run| run.fragment) {
+        let n = fragment.len().min(src.len());
         // SAFETY: the plan's runs are writable for their whole length (contract of this function).
-        unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), run.addr as *mut u8, n) };
+        unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), fragment.as_ptr(), n) };
         src = &src[n..];
     }
     assert!(src.is_empty(), "the plan is too short");
@@ -133,13 +133,11 @@ mod tests {
         arena.write(90, &[1, 2, 3]);
         assert_eq!(arena.copy(89, 5), [0, 1, 2, 3, 0]);
         let range = arena.range(90, 3);
-        let mut run = IoRun {
-            addr: range.addr() as usize,
-            len: 10,
-        };
-        assert!(arena.contains(&run));
-        run.len = 11;
-        assert!(!arena.contains(&run));
+        let at = range.addr() as usize as *mut u8;
+        // SAFETY: never read or written.
+        let inside = |len| arena.contains(&unsafe { Fragment::new(at, len) });
+        assert!(inside(10));
+        assert!(!inside(11));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use iwarp_proto::crc32c::Crc32cFn;
 use iwarp_proto::rdmap::TerminateCode;
 use iwarp_rnic::cq::CompletionQueue;
 use iwarp_rnic::memory::MemoryTable;
-use iwarp_rnic::qp::{Events, QueuePair, RxBuffer, RxPlan, StreamConfig, TxPlan};
+use iwarp_rnic::qp::{Events, QueuePair, RxBuffer, StreamConfig, TxPlan};
 use iwarp_rnic::receive_queue::SharedReceiveQueue;
 use iwarp_rnic::{SendFlags, SendOp, Sge, WcFlags, WcOpcode, WcStatus};
 
@@ -314,7 +314,6 @@ pub struct Pool {
     pub plans: Vec<Box<TxPlan>>,
     pub buffers: Vec<Box<RxBuffer>>,
     pub arenas: Vec<Arena>,
-    pub rx_plan: Option<RxPlan>,
     pub octets: Vec<u8>,
 }
 

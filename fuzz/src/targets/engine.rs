@@ -6,7 +6,7 @@ use iwarp_proto::crc32c::{self, Crc32cFn};
 use iwarp_proto::mpa::framing::{FpduOptions, MarkerClock, encode_fpdu};
 use iwarp_rnic::memory::{HostRange, MemoryTable, WindowType};
 use iwarp_rnic::qp::{
-    Direction, Env, Host, IoRun, QpConfig, QueuePair, ReceiverNotReady, Rtr, RxBuffer, RxInterest,
+    Direction, Env, Host, QpConfig, QueuePair, ReceiverNotReady, Rtr, Run, RxBuffer, RxInterest,
     RxPlan, State, StreamConfig, StreamWish, TxFill, TxPlan,
 };
 use iwarp_rnic::receive_queue::TakenRecv;
@@ -41,6 +41,8 @@ struct FuzzHost {
 }
 
 impl Host for FuzzHost {
+    type Memory = HostRange;
+
     fn complete(&mut self, direction: Direction, cqe: Cqe) {
         self.completions += 1;
         if direction == Direction::Send {
@@ -160,7 +162,7 @@ impl Engine {
             memory,
             buffer: RxBuffer::new().expect("memory"),
             tx: TxPlan::new().expect("memory"),
-            rx: RxPlan::new(6).expect("memory"),
+            rx: RxPlan::new(6),
             direct: is(DIRECT),
             next: 1,
             sink: Sge::default(),
@@ -279,8 +281,7 @@ impl Engine {
 
     /// Processes held octets after a receive was posted.
     fn again(&mut self) {
-        self.rx.runs.clear();
-        let plan = RxPlan::new(1).expect("memory");
+        let plan = RxPlan::new(1);
         let _ = self.qp.rx_filled(
             &mut self.buffer,
             &plan,
@@ -301,9 +302,12 @@ impl Engine {
                 host: &mut self.host,
             };
             let n = if self.direct {
-                self.qp.rx_plan(&mut self.buffer, &self.table, &mut self.rx);
+                let mut runs = Vec::new();
+                let visit = |run| runs.push(run);
+                self.qp
+                    .rx_plan(&mut self.buffer, &self.table, &mut self.rx, visit);
                 let n = self.rx.room().min(octets.len());
-                read_into(&self.rx.runs, &octets[..n]);
+                read_into(&runs, &octets[..n]);
                 let _ = self.qp.rx_filled(&mut self.buffer, &self.rx, n, &mut env);
                 n
             } else {
@@ -388,11 +392,11 @@ impl Engine {
 }
 
 /// Copies octets into the runs of a receive plan, as the kernel does in `recvmsg`.
-fn read_into(runs: &[IoRun], mut octets: &[u8]) {
-    for run in runs {
-        let n = run.len.min(octets.len());
+fn read_into(runs: &[Run<'_>], mut octets: &[u8]) {
+    for fragment in runs.iter().map(|run| run.fragment) {
+        let n = fragment.len().min(octets.len());
         // SAFETY: the caller has just made the plan, so its runs are writable for their whole length.
-        unsafe { std::ptr::copy_nonoverlapping(octets.as_ptr(), run.addr as *mut u8, n) };
+        unsafe { std::ptr::copy_nonoverlapping(octets.as_ptr(), fragment.as_ptr(), n) };
         octets = &octets[n..];
     }
 }

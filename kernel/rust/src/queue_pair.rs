@@ -11,7 +11,7 @@ use core::ptr::null_mut;
 use core::slice;
 
 use iwarp_rnic::qp::{
-    CreateError, Env, IoRun, QpConfig, QueuePair, RxBuffer, RxPlan, RxStatus, StreamConfig, TxFill,
+    CreateError, Env, QpConfig, QueuePair, Run, RxBuffer, RxPlan, RxStatus, StreamConfig, TxFill,
     TxPlan,
 };
 use iwarp_rnic::{Access, FastRegister, RecvWr, SendFlags, SendOp, SendWr, Sge};
@@ -33,7 +33,39 @@ pub struct Qp {
     staging: Box<RxBuffer>,
     rx: RxPlan,
     tx: Box<TxPlan>,
-    runs: Vec<IoRun>,
+    tx_runs: Vec<Kvec>,
+    rx_runs: Vec<Kvec>,
+}
+
+/// A run of octets: `struct kvec`.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Kvec {
+    base: *mut u8,
+    len: usize,
+}
+
+impl Kvec {
+    const NOTHING: Self = Self {
+        base: null_mut(),
+        len: 0,
+    };
+
+    const fn of(run: &Run<'_>) -> Self {
+        Self {
+            base: run.fragment.as_ptr(),
+            len: run.fragment.len(),
+        }
+    }
+}
+
+/// Makes room for `count` runs.
+fn room(count: usize) -> Result<Vec<Kvec>, CreateError> {
+    let mut runs = Vec::new();
+    runs.try_reserve_exact(count)
+        .map_err(|_| CreateError::OutOfMemory)?;
+    runs.resize_with(count, || Kvec::NOTHING);
+    Ok(runs)
 }
 
 /// Sizes of a queue pair: `struct rk_qp_config`.
@@ -76,7 +108,7 @@ pub struct Send {
 }
 
 // An element and a run are passed as they are: `struct rk_sge` and `struct kvec`.
-const _: () = assert!(size_of::<Sge>() == 16 && size_of::<IoRun>() == 16);
+const _: () = assert!(size_of::<Sge>() == 16 && size_of::<Kvec>() == 16);
 
 /// Makes a queue pair, whose completions name `owner`. Returns null if a size is not valid or there is no memory.
 // SAFETY: the prefix `rk_` belongs to this crate.
@@ -86,9 +118,6 @@ pub extern "C" fn rk_qp_new(config: &Config, owner: *mut c_void) -> *mut Qp {
 }
 
 fn make(config: &Config, owner: *mut c_void) -> Result<Qp, CreateError> {
-    let mut runs = Vec::new();
-    runs.try_reserve_exact(RUNS)
-        .map_err(|_| CreateError::OutOfMemory)?;
     Ok(Qp {
         machine: QueuePair::new(QpConfig {
             qp_num: config.qp_num,
@@ -99,9 +128,10 @@ fn make(config: &Config, owner: *mut c_void) -> Result<Qp, CreateError> {
         })?,
         owner: Owner(owner),
         staging: RxBuffer::new()?,
-        rx: RxPlan::new(RX_RUNS)?,
+        rx: RxPlan::new(RX_RUNS),
         tx: TxPlan::new()?,
-        runs,
+        tx_runs: room(RUNS)?,
+        rx_runs: room(RX_RUNS)?,
     })
 }
 
@@ -240,12 +270,20 @@ pub extern "C" fn rk_tx_memory(qp: &mut Qp, device: &mut Device) {
 /// Hands out the runs of the plan that are to be written together. Returns how many there are, or an error number.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
-pub extern "C" fn rk_tx_runs(qp: &mut Qp, device: &Device, runs: &mut *const IoRun) -> c_int {
+pub extern "C" fn rk_tx_runs(qp: &mut Qp, device: &Device, runs: &mut *const Kvec) -> c_int {
     let who = qp.machine.accessor();
-    match qp.tx.runs(&device.table, who, &mut qp.runs) {
+    let mut count = 0;
+    let mut slots = qp.tx_runs.iter_mut();
+    let visit = |run: Run<'_>| {
+        if let Some(slot) = slots.next() {
+            *slot = Kvec::of(&run);
+            count += 1;
+        }
+    };
+    match qp.tx.runs(&device.table, who, RUNS, visit) {
         Ok(()) => {
-            *runs = qp.runs.as_ptr();
-            qp.runs.len() as c_int
+            *runs = qp.tx_runs.as_ptr();
+            count
         }
         Err(_) => EFAULT,
     }
@@ -261,11 +299,19 @@ pub extern "C" fn rk_tx_written(qp: &mut Qp, octets: usize) {
 /// Hands out the runs to which the next octets should be read. Returns how many there are.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
-pub extern "C" fn rk_rx_plan(qp: &mut Qp, device: &Device, runs: &mut *const IoRun) -> c_int {
+pub extern "C" fn rk_rx_plan(qp: &mut Qp, device: &Device, runs: &mut *const Kvec) -> c_int {
+    let mut count = 0;
+    let mut slots = qp.rx_runs.iter_mut();
+    let visit = |run: Run<'_>| {
+        if let Some(slot) = slots.next() {
+            *slot = Kvec::of(&run);
+            count += 1;
+        }
+    };
     qp.machine
-        .rx_plan(&mut qp.staging, &device.table, &mut qp.rx);
-    *runs = qp.rx.runs.as_ptr();
-    qp.rx.runs.len() as c_int
+        .rx_plan(&mut qp.staging, &device.table, &mut qp.rx, visit);
+    *runs = qp.rx_runs.as_ptr();
+    count
 }
 
 /// Processes octets that were read to the runs. Returns `enum rk_rx` or an error number.

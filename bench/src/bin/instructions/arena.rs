@@ -4,7 +4,7 @@
 #![allow(unsafe_code)]
 
 use iwarp_rnic::memory::HostRange;
-use iwarp_rnic::qp::IoRun;
+use iwarp_rnic::qp::Run;
 use std::alloc::{Layout, alloc_zeroed};
 
 /// Octets that are never freed.
@@ -52,13 +52,13 @@ impl Arena {
 }
 
 /// Copies the octets into the runs, in order, as the kernel does in a `readv`. Returns how many fitted.
-pub(crate) fn read_into(runs: &[IoRun], src: &[u8]) -> usize {
+pub(crate) fn read_into(runs: &[Run<'_>], src: &[u8]) -> usize {
     let mut at = 0;
-    for run in runs {
-        let n = run.len.min(src.len() - at);
+    for fragment in runs.iter().map(|run| run.fragment) {
+        let n = fragment.len().min(src.len() - at);
         // SAFETY: the runs are those of a receive plan that was just made, and neither its table nor its buffer was
         // touched since; they are writable for their whole length.
-        unsafe { std::ptr::copy_nonoverlapping(src.as_ptr().add(at), run.addr as *mut u8, n) };
+        unsafe { std::ptr::copy_nonoverlapping(src.as_ptr().add(at), fragment.as_ptr(), n) };
         at += n;
     }
     at

@@ -4,7 +4,7 @@ use crate::arena::{Arena, read_into};
 use crate::measured;
 use iwarp_proto::crc32c;
 use iwarp_rnic::cq::{CompletionQueue, Pushed};
-use iwarp_rnic::memory::MemoryTable;
+use iwarp_rnic::memory::{HostRange, MemoryTable};
 use iwarp_rnic::qp::{
     Direction, Env, Host, QpConfig, QueuePair, RxBuffer, RxPlan, RxStatus, StreamConfig, TxFill,
     TxPlan,
@@ -24,6 +24,8 @@ pub(crate) const ALL: Access = Access::LOCAL_WRITE
 pub(crate) struct Completions(pub(crate) CompletionQueue);
 
 impl Host for Completions {
+    type Memory = HostRange;
+
     fn complete(&mut self, _: Direction, cqe: Cqe) {
         assert_ne!(
             self.0.push(cqe),
@@ -81,7 +83,7 @@ impl End {
             arena,
             stag,
             tx: TxPlan::new().expect("a plan"),
-            rx: RxPlan::new(64).expect("a plan"),
+            rx: RxPlan::new(64),
             buffer: RxBuffer::new().expect("a buffer"),
         }
     }
@@ -133,11 +135,13 @@ impl End {
     /// Receives all octets, up to `most` at a time. The copy is not counted, because in a real program the kernel does it.
     pub(crate) fn take(&mut self, mut octets: &[u8], most: usize) {
         while !octets.is_empty() {
+            let mut runs = Vec::with_capacity(64);
             measured(|| {
+                let visit = |run| runs.push(run);
                 self.qp
-                    .rx_plan(&mut self.buffer, &self.memory, &mut self.rx)
+                    .rx_plan(&mut self.buffer, &self.memory, &mut self.rx, visit)
             });
-            let n = read_into(&self.rx.runs, &octets[..octets.len().min(most)]);
+            let n = read_into(&runs, &octets[..octets.len().min(most)]);
             octets = &octets[n..];
             let status = measured(|| {
                 let mut env = Env {

@@ -4,14 +4,21 @@
 //! guess it, and a wrong guess ends its stream. The low bits of an index are the slot, so that a look-up is one load and one
 //! compare.
 //!
+//! What an entry names is [`Memory`] of the surroundings (`span`): one range of addresses in a process (`host`),
+//! pages in a kernel (`pages`).
+//!
 //! Regions, fast-registration regions and windows live in the same table. Look-ups take
 //! `&self`; invalidation is one atomic flag, so the receive path can do it too.
 
-pub mod host;
+mod host;
+pub(crate) mod pages;
+mod span;
 mod table;
 mod window;
 
-pub use host::{HostRange, Span};
+pub use host::HostRange;
+pub use pages::{PagePlace, Pages};
+pub use span::{Fragment, Fragments, Memory, Span, Word};
 pub use table::{Accessor, MemoryTable, RegionInfo};
 pub use window::WindowType;
 

@@ -1,8 +1,8 @@
 //! The STag table: registration, look-up with every check, invalidation.
 
-use super::host::{HostRange, Span};
+use super::span::{Memory, Span};
 use super::window::WindowType;
-use super::{AccessError, MemoryError};
+use super::{AccessError, HostRange, MemoryError};
 use crate::Access;
 use crate::limits::MAX_MR;
 use alloc::vec::Vec;
@@ -14,11 +14,11 @@ const SLOTS_MIN: usize = 64;
 
 /// The kind of an entry.
 #[derive(Debug)]
-pub(super) enum Kind {
+pub(super) enum Kind<M> {
     /// An ordinary region.
-    Region,
+    Region(M),
     /// A region whose range and rights are given by a work request.
-    Fast,
+    Fast(M),
     /// A memory window.
     Window {
         ty: WindowType,
@@ -30,7 +30,7 @@ pub(super) enum Kind {
 }
 
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct Entry<M> {
     /// The index, 24 bits.
     pub(super) index: u32,
     pub(super) key: AtomicU8,
@@ -41,16 +41,22 @@ pub(super) struct Entry {
     pub(super) base: u64,
     /// Octets that can be reached.
     pub(super) len: u64,
-    /// Where `base` lies in the host range.
+    /// Where `base` lies in the memory.
     pub(super) offset: u64,
-    /// The memory itself; windows borrow their parent's.
-    pub(super) host: HostRange,
-    pub(super) kind: Kind,
+    pub(super) kind: Kind<M>,
     /// Valid windows bound to this region.
     pub(super) windows: AtomicU32,
 }
 
-impl Entry {
+impl<M> Entry<M> {
+    /// Returns its memory. A window has none of its own.
+    const fn memory(&self) -> Option<&M> {
+        match &self.kind {
+            Kind::Region(memory) | Kind::Fast(memory) => Some(memory),
+            Kind::Window { .. } => None,
+        }
+    }
+
     fn stag(&self) -> u32 {
         self.index << 8 | u32::from(self.key.load(Ordering::Relaxed))
     }
@@ -77,15 +83,21 @@ pub struct RegionInfo {
 ///
 /// Registering takes `&mut self`, looking up `&self`. A runtime puts a readers-writer lock around it; deregistration then
 /// waits for accesses in progress.
-#[derive(Debug, Default)]
-pub struct MemoryTable {
-    slots: Vec<Option<Entry>>,
+#[derive(Debug)]
+pub struct MemoryTable<M = HostRange> {
+    slots: Vec<Option<Entry<M>>>,
     used: usize,
     #[cfg(feature = "planted-bugs")]
     skip_bounds: bool,
 }
 
-impl MemoryTable {
+impl<M: Memory> Default for MemoryTable<M> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<M: Memory> MemoryTable<M> {
     /// Makes an empty table.
     pub const fn new() -> Self {
         Self {
@@ -97,7 +109,7 @@ impl MemoryTable {
     }
 
     /// Plants a bug for the simulator to find: look-ups do not compare with the end of a region or window.
-    /// The host range still bounds them, so the bug shows in windows and memory stays sound.
+    /// The memory itself still bounds them, so the bug shows in windows and memory stays sound.
     #[cfg(feature = "planted-bugs")]
     pub const fn plant_skip_bounds(&mut self) {
         self.skip_bounds = true;
@@ -113,7 +125,13 @@ impl MemoryTable {
     pub fn octets_in(&self, slots: Range<usize>) -> Option<u64> {
         let end = slots.end.min(self.slots.len());
         let part = self.slots.get(slots.start..end).filter(|p| !p.is_empty())?;
-        Some(part.iter().flatten().map(|e| e.host.len()).sum())
+        Some(
+            part.iter()
+                .flatten()
+                .filter_map(Entry::memory)
+                .map(Memory::len)
+                .sum(),
+        )
     }
 
     /// Returns `true` if nothing is registered.
@@ -125,7 +143,7 @@ impl MemoryTable {
         index as usize & self.slots.len().wrapping_sub(1)
     }
 
-    pub(super) fn entry(&self, stag: u32) -> Option<&Entry> {
+    pub(super) fn entry(&self, stag: u32) -> Option<&Entry<M>> {
         let index = stag >> 8;
         self.slots
             .get(self.slot_of(index))?
@@ -133,7 +151,7 @@ impl MemoryTable {
             .filter(|e| e.index == index)
     }
 
-    pub(super) fn entry_mut(&mut self, stag: u32) -> Option<&mut Entry> {
+    pub(super) fn entry_mut(&mut self, stag: u32) -> Option<&mut Entry<M>> {
         let index = stag >> 8;
         let slot = self.slot_of(index);
         self.slots
@@ -144,7 +162,7 @@ impl MemoryTable {
 
     fn grow(&mut self) -> Result<(), MemoryError> {
         let size = (self.slots.len().saturating_mul(2)).max(SLOTS_MIN);
-        let mut slots: Vec<Option<Entry>> = Vec::new();
+        let mut slots: Vec<Option<Entry<M>>> = Vec::new();
         slots
             .try_reserve_exact(size)
             .map_err(|_| MemoryError::OutOfMemory)?;
@@ -161,7 +179,7 @@ impl MemoryTable {
     }
 
     /// Puts an entry under an index made from `random`, and returns its STag.
-    pub(super) fn insert(&mut self, mut entry: Entry, random: u32) -> Result<u32, MemoryError> {
+    pub(super) fn insert(&mut self, mut entry: Entry<M>, random: u32) -> Result<u32, MemoryError> {
         if self.used >= MAX_MR as usize {
             return Err(MemoryError::TableFull);
         }
@@ -211,7 +229,7 @@ impl MemoryTable {
     /// [`deregister`](Self::deregister) gives it back.
     pub fn register(
         &mut self,
-        host: HostRange,
+        memory: M,
         iova: u64,
         pd: u32,
         access: Access,
@@ -223,7 +241,7 @@ impl MemoryTable {
         } else {
             iova
         };
-        let len = host.len();
+        let len = memory.len();
         base.checked_add(len).ok_or(MemoryError::OutOfRange)?;
         let entry = Entry {
             index: 0,
@@ -234,8 +252,7 @@ impl MemoryTable {
             base,
             len,
             offset: 0,
-            host,
-            kind: Kind::Region,
+            kind: Kind::Region(memory),
             windows: AtomicU32::new(0),
         };
         self.insert(entry, random)
@@ -243,12 +260,7 @@ impl MemoryTable {
 
     /// Reserves memory for fast registration: it has an STag but no range or rights before
     /// [`fast_register`](Self::fast_register).
-    pub fn allocate_fast(
-        &mut self,
-        host: HostRange,
-        pd: u32,
-        random: u32,
-    ) -> Result<u32, MemoryError> {
+    pub fn allocate_fast(&mut self, memory: M, pd: u32, random: u32) -> Result<u32, MemoryError> {
         let entry = Entry {
             index: 0,
             key: AtomicU8::new(0),
@@ -258,8 +270,7 @@ impl MemoryTable {
             base: 0,
             len: 0,
             offset: 0,
-            host,
-            kind: Kind::Fast,
+            kind: Kind::Fast(memory),
             windows: AtomicU32::new(0),
         };
         self.insert(entry, random)
@@ -289,9 +300,9 @@ impl MemoryTable {
     pub fn fast_register(&mut self, wr: &crate::FastRegister, pd: u32) -> Result<(), MemoryError> {
         Self::check_access(wr.access)?;
         let entry = self.entry_mut(wr.new_stag).ok_or(MemoryError::NoSuchStag)?;
-        if !matches!(entry.kind, Kind::Fast) {
+        let Kind::Fast(memory) = &entry.kind else {
             return Err(MemoryError::NoSuchStag);
-        }
+        };
         if entry.pd != pd {
             return Err(MemoryError::WrongProtectionDomain);
         }
@@ -307,7 +318,7 @@ impl MemoryTable {
         } else {
             wr.iova
         };
-        if end > entry.host.len() || base.checked_add(wr.len).is_none() {
+        if end > memory.len() || base.checked_add(wr.len).is_none() {
             return Err(MemoryError::OutOfRange);
         }
         entry.offset = wr.offset;
@@ -327,12 +338,16 @@ impl MemoryTable {
     pub fn reregister(
         &mut self,
         stag: u32,
-        memory: Option<(HostRange, u64)>,
+        memory: Option<(M, u64)>,
         pd: Option<u32>,
         access: Option<Access>,
-    ) -> Result<(u32, Option<HostRange>), MemoryError> {
+    ) -> Result<(u32, Option<M>), MemoryError> {
         let entry = self.entry_mut(stag).ok_or(MemoryError::NoSuchStag)?;
-        if !matches!(entry.kind, Kind::Region) || entry.stag() != stag {
+        let now = entry.stag();
+        let Kind::Region(held) = &mut entry.kind else {
+            return Err(MemoryError::NoSuchStag);
+        };
+        if now != stag {
             return Err(MemoryError::NoSuchStag);
         }
         if entry.windows.load(Ordering::Relaxed) > 0 {
@@ -352,7 +367,7 @@ impl MemoryTable {
         entry.pd = pd.unwrap_or(entry.pd);
         entry.base = base;
         entry.len = len;
-        let old = memory.map(|(host, _)| core::mem::replace(&mut entry.host, host));
+        let old = memory.map(|(memory, _)| core::mem::replace(held, memory));
         if old.is_some() {
             entry.key.store(
                 entry.key.load(Ordering::Relaxed).wrapping_add(1),
@@ -371,7 +386,7 @@ impl MemoryTable {
     //# Advertised Buffer after the ULP revokes remote access rights for an
     //# STag.
     /// Removes a region and gives its memory back. Fails with `Busy` while windows are bound to it.
-    pub fn deregister(&mut self, stag: u32) -> Result<HostRange, MemoryError> {
+    pub fn deregister(&mut self, stag: u32) -> Result<M, MemoryError> {
         let entry = self.entry(stag).ok_or(MemoryError::NoSuchStag)?;
         if matches!(entry.kind, Kind::Window { .. }) {
             return Err(MemoryError::NoSuchStag);
@@ -379,12 +394,13 @@ impl MemoryTable {
         if entry.windows.load(Ordering::Relaxed) > 0 {
             return Err(MemoryError::Busy);
         }
-        self.remove(stag)
-            .map(|e| e.host)
-            .ok_or(MemoryError::NoSuchStag)
+        match self.remove(stag).map(|e| e.kind) {
+            Some(Kind::Region(memory) | Kind::Fast(memory)) => Ok(memory),
+            Some(Kind::Window { .. }) | None => Err(MemoryError::NoSuchStag),
+        }
     }
 
-    pub(super) fn remove(&mut self, stag: u32) -> Option<Entry> {
+    pub(super) fn remove(&mut self, stag: u32) -> Option<Entry<M>> {
         self.entry(stag)?;
         let slot = self.slot_of(stag >> 8);
         let entry = self.slots.get_mut(slot)?.take();
@@ -416,7 +432,7 @@ impl MemoryTable {
         len: u32,
         need: Access,
         who: Accessor,
-    ) -> Result<Span<'_>, AccessError> {
+    ) -> Result<Span<'_, M>, AccessError> {
         //= rfc5041 section 5.2
         //# The STag and TO fields MUST NOT be checked for a zero-length Tagged DDP
         //# Message.
@@ -443,30 +459,10 @@ impl MemoryTable {
         if entry.pd != who.pd {
             return Err(AccessError::NotAssociated);
         }
-        //= rfc5040 section 7.2
-        //# The STag MUST be associated to this RDMAP Stream.
-        //= rfc5040 section 7.2
-        //# The STag MUST be associated to this RDMAP Stream.
-        //= rfc5040 section 8.1.1
-        //# An RNIC MUST ensure that if an STag is limited in scope to a single
-        //# Stream, no other Stream can use the STag.
-        //= rfc5041 section 8.3.1
-        //# An RNIC MUST ensure that if an STag is limited in scope to a single DDP
-        //# Stream, no other DDP Stream can use the STag.
-        //= rfc5041 section 8.2
-        //# In this case, for an incoming DDP Segment of a Tagged DDP Message on a
-        //# DDP Stream, if the DDP Stream ID of the DDP Stream is not the same as
-        //# the DDP Stream ID of the STag targeted by the Tagged DDP Message, then
-        //# the DDP Segment is not Placed and the DDP layer MUST surface a local
-        //# error to the ULP.
-        //= rfc5041 section 8.2
-        //# DDP MUST support Protection Domain association and DDP Stream
-        //# association mechanisms for associating an STag and a DDP Stream.
-        if let Kind::Window { qp: Some(qp), .. } = entry.kind
-            && qp != who.qp
-        {
-            return Err(AccessError::NotAssociated);
-        }
+        let memory = match &entry.kind {
+            Kind::Region(memory) | Kind::Fast(memory) => memory,
+            Kind::Window { parent, qp, .. } => self.behind_window(*parent, *qp, who)?,
+        };
         if !entry.access.contains(need) {
             return Err(AccessError::AccessDenied);
         }
@@ -489,19 +485,45 @@ impl MemoryTable {
         if bounded && end.wrapping_sub(entry.base) > entry.len {
             return Err(AccessError::BaseOrBounds);
         }
-        let at = entry
-            .offset
-            .checked_add(offset)
-            .ok_or(AccessError::BaseOrBounds)?;
-        let host = match entry.kind {
-            Kind::Window {
-                parent: Some(parent),
-                ..
-            } => &self.entry(parent).ok_or(AccessError::InvalidStag)?.host,
-            Kind::Window { parent: None, .. } => return Err(AccessError::InvalidStag),
-            _ => &entry.host,
-        };
-        host.span(at, len).ok_or(AccessError::BaseOrBounds)
+        // The range of a region is inside its memory, so this does not wrap. `Span::new` compares again.
+        let at = entry.offset.wrapping_add(offset);
+        Span::new(memory, at, len).ok_or(AccessError::BaseOrBounds)
+    }
+
+    /// Returns the memory of the region that a window is bound to, if it serves this queue pair.
+    #[cold]
+    fn behind_window(
+        &self,
+        parent: Option<u32>,
+        qp: Option<u32>,
+        who: Accessor,
+    ) -> Result<&M, AccessError> {
+        //= rfc5040 section 7.2
+        //# The STag MUST be associated to this RDMAP Stream.
+        //= rfc5040 section 7.2
+        //# The STag MUST be associated to this RDMAP Stream.
+        //= rfc5040 section 8.1.1
+        //# An RNIC MUST ensure that if an STag is limited in scope to a single
+        //# Stream, no other Stream can use the STag.
+        //= rfc5041 section 8.3.1
+        //# An RNIC MUST ensure that if an STag is limited in scope to a single DDP
+        //# Stream, no other DDP Stream can use the STag.
+        //= rfc5041 section 8.2
+        //# In this case, for an incoming DDP Segment of a Tagged DDP Message on a
+        //# DDP Stream, if the DDP Stream ID of the DDP Stream is not the same as
+        //# the DDP Stream ID of the STag targeted by the Tagged DDP Message, then
+        //# the DDP Segment is not Placed and the DDP layer MUST surface a local
+        //# error to the ULP.
+        //= rfc5041 section 8.2
+        //# DDP MUST support Protection Domain association and DDP Stream
+        //# association mechanisms for associating an STag and a DDP Stream.
+        if qp.is_some_and(|qp| qp != who.qp) {
+            return Err(AccessError::NotAssociated);
+        }
+        let region = parent.and_then(|parent| self.entry(parent));
+        region
+            .and_then(Entry::memory)
+            .ok_or(AccessError::InvalidStag)
     }
 
     /// Returns `true` if the whole range can be reached. As [`check`](Self::check), also for ranges above 4 GiB or of zero length.
@@ -551,7 +573,7 @@ impl MemoryTable {
                     return Err(AccessError::NotAssociated);
                 }
             }
-            Kind::Fast => {
+            Kind::Fast(_) => {
                 let remote_rights =
                     Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
                 if remote && !entry.access.intersects(remote_rights) {
@@ -572,7 +594,7 @@ impl MemoryTable {
     }
 
     /// Marks an entry invalid; a window no longer holds its region then.
-    pub(super) fn retire(&self, entry: &Entry) {
+    pub(super) fn retire(&self, entry: &Entry<M>) {
         if entry.valid.swap(false, Ordering::AcqRel)
             && let Kind::Window {
                 parent: Some(parent),

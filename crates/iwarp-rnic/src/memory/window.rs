@@ -1,8 +1,7 @@
 //! Memory windows, type 1 and 2 (`ibv_alloc_mw(3)`, `ibv_bind_mw(3)`).
 
-use super::MemoryError;
-use super::host::HostRange;
 use super::table::{Accessor, Entry, Kind, MemoryTable};
+use super::{Memory, MemoryError};
 use crate::{Access, Bind};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
@@ -15,7 +14,7 @@ pub enum WindowType {
     Type2,
 }
 
-impl MemoryTable {
+impl<M: Memory> MemoryTable<M> {
     /// Allocates an unbound window.
     pub fn allocate_window(
         &mut self,
@@ -32,7 +31,6 @@ impl MemoryTable {
             base: 0,
             len: 0,
             offset: 0,
-            host: HostRange::default(),
             kind: Kind::Window {
                 ty,
                 parent: None,

@@ -12,6 +12,7 @@ use super::segment::Wire;
 use super::send_queue::Awaited;
 use super::tx::{Job, Stage};
 use super::{Direction, Host, QueuePair, RxBuffer};
+use crate::memory::Memory;
 use crate::{Cqe, SendOp};
 use iwarp_proto::ddp::{Header, Stag};
 use iwarp_proto::rdmap::{Opcode, Terminate, TerminateCode};
@@ -107,7 +108,7 @@ impl QueuePair {
     }
 
     /// Writes a probe into the plan: a zero-length Read.
-    pub(super) fn emit_probe(&mut self, plan: &mut TxPlan, w: &Wire<'_>) {
+    pub(super) fn emit_probe(&mut self, plan: &mut TxPlan, w: &Wire<'_, impl Memory>) {
         let sink_stag = self.next_sink();
         let msn = self.emit_empty_read(Stag(sink_stag), plan, w);
         self.probed(sink_stag, msn);

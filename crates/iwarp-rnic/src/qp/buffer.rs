@@ -2,7 +2,6 @@
 
 use crate::AllocError;
 use crate::limits::{RX_READ_MAX, RX_STAGING};
-use crate::qp::plan::IoRun;
 use crate::storage::filled;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -87,31 +86,40 @@ impl RxBuffer {
     }
 }
 
-/// Where the next octets of a stream should be read to, in order.
+/// What [`QueuePair::rx_plan`](super::QueuePair::rx_plan) has said about where the next octets of a stream should be read to.
 #[derive(Debug)]
 pub struct RxPlan {
-    /// Registered memory comes first, staging last. Valid while the STag table is borrowed and neither queue pair nor buffer changes.
-    pub runs: Vec<IoRun>,
-    /// How many octets of them are in registered memory.
+    /// Most runs that it may name.
+    pub(super) most: usize,
+    /// Octets of them.
+    pub(super) room: usize,
+    /// How many of these octets are in registered memory.
     pub(super) direct: usize,
 }
 
 impl RxPlan {
     /// Makes an empty plan for up to `runs` runs.
-    pub fn new(runs: usize) -> Result<Self, AllocError> {
-        let mut v = Vec::new();
-        v.try_reserve_exact(runs).map_err(|_| AllocError)?;
-        Ok(Self { runs: v, direct: 0 })
+    pub const fn new(runs: usize) -> Self {
+        Self {
+            most: runs,
+            room: 0,
+            direct: 0,
+        }
     }
 
-    /// A plan for nothing: for processing octets that wait in the buffer.
-    pub fn clear(&mut self) {
-        self.runs.clear();
+    /// Makes it a plan for nothing, for processing octets that wait in the buffer.
+    pub const fn clear(&mut self) {
+        self.room = 0;
         self.direct = 0;
     }
 
-    /// Octets that the runs can take.
-    pub fn room(&self) -> usize {
-        self.runs.iter().map(|r| r.len).sum()
+    /// Returns how many octets the runs can take.
+    pub const fn room(&self) -> usize {
+        self.room
+    }
+
+    /// Returns how many octets of registered memory the runs name.
+    pub const fn direct(&self) -> usize {
+        self.direct
     }
 }

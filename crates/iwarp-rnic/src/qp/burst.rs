@@ -12,6 +12,7 @@ use super::send_queue::Slot;
 use super::tx::{Job, SMALL_FRAME, Stage};
 use super::{Env, Host, QueuePair};
 use crate::limits::TX_COPY_MAX;
+use crate::memory::Memory;
 use crate::{Access, SendFlags, SendOp, WcFlags, WcOpcode};
 use iwarp_proto::ddp::{
     Header, Stag, TAGGED_HEADER_LEN, TaggedHeader, UNTAGGED_HEADER_LEN, UntaggedHeader,
@@ -23,7 +24,7 @@ use iwarp_proto::rdmap::Opcode;
 impl QueuePair {
     /// Returns `true` if [`send_burst`](Self::send_burst) may be tried with the next messages.
     #[inline]
-    fn sends_bursts(&self, w: &Wire<'_>) -> bool {
+    fn sends_bursts(&self, w: &Wire<'_, impl Memory>) -> bool {
         let known = match self.tx.job {
             None => self.sq.next().is_some_and(|(_, slot)| {
                 matches!(
@@ -48,7 +49,7 @@ impl QueuePair {
     /// Puts the next segments into the plan, as long as they are small segments of Sends and Writes.
     ///
     /// The caller has checked that FPDUs may be sent and that no Terminate waits.
-    pub(super) fn send_burst(&mut self, plan: &mut TxPlan, w: &Wire<'_>) {
+    pub(super) fn send_burst(&mut self, plan: &mut TxPlan, w: &Wire<'_, impl Memory>) {
         if !self.sends_bursts(w) {
             return;
         }
@@ -73,7 +74,7 @@ impl QueuePair {
 
     /// Sends messages of one segment each.
     #[inline]
-    fn send_small(&mut self, plan: &mut TxPlan, w: &Wire<'_>) {
+    fn send_small(&mut self, plan: &mut TxPlan, w: &Wire<'_, impl Memory>) {
         let room = u32::from(self.tx.mulpdu).saturating_sub(UNTAGGED_HEADER_LEN as u32);
         let len_max = TX_COPY_MAX.min(room);
         let (mut frames, mut payload) = (0u64, 0u64);
@@ -128,7 +129,7 @@ impl QueuePair {
 
     /// Sends segments of one message from memory, until it ends or the plan is full. Returns `None` if there is no message that
     /// this path handles. The caller has checked that there is room for one segment.
-    fn send_segments(&mut self, plan: &mut TxPlan, w: &Wire<'_>) -> Option<()> {
+    fn send_segments(&mut self, plan: &mut TxPlan, w: &Wire<'_, impl Memory>) -> Option<()> {
         let (seq, slot, place, mut off) = match self.tx.job {
             Some(Job::Request { seq, off, .. }) => {
                 let (slot, place) = self.sq.slot_with_place(seq)?;
@@ -245,7 +246,7 @@ impl QueuePair {
 
     /// Processes one segment of an RDMA Write. Returns `None` if nothing was done.
     #[inline]
-    fn place_write<H>(&mut self, ulpdu: &[u8], env: &Env<'_, H>) -> Option<()> {
+    fn place_write<H: Host>(&mut self, ulpdu: &[u8], env: &Env<'_, H>) -> Option<()> {
         let (header, payload) = ulpdu.split_at_checked(TAGGED_HEADER_LEN)?;
         let h = TaggedHeader::decode(header)?;
         let len = payload.len() as u32;
@@ -364,7 +365,12 @@ pub(super) struct Frame<'a> {
 impl Frame<'_> {
     /// Puts it into the plan, which has room for it. `fill` writes the payload.
     #[inline(always)]
-    pub(super) fn append(self, plan: &mut TxPlan, w: &Wire<'_>, fill: impl FnOnce(&mut [u8])) {
+    pub(super) fn append(
+        self,
+        plan: &mut TxPlan,
+        w: &Wire<'_, impl Memory>,
+        fill: impl FnOnce(&mut [u8]),
+    ) {
         let len = self.len as usize;
         let ulpdu_len = self.header.len() + len;
         let total = fpdu_len(ulpdu_len);

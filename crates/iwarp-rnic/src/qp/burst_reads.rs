@@ -11,6 +11,7 @@ use super::send_queue::Awaited;
 use super::tx::SMALL_FRAME;
 use super::{Env, Host, QueuePair};
 use crate::limits::{RESPONSE_BURST, TX_COPY_MAX};
+use crate::memory::Memory;
 use crate::{Access, SendFlags, SendOp};
 use iwarp_proto::ddp::{
     Header, Stag, TAGGED_HEADER_LEN, TaggedHeader, UNTAGGED_HEADER_LEN, UntaggedHeader,
@@ -20,7 +21,7 @@ use iwarp_proto::rdmap::{Opcode, ReadRequest};
 impl QueuePair {
     /// Puts the next Read Requests into the plan, up to the ORD. Returns `false` if there was none.
     #[inline]
-    pub(super) fn send_reads(&mut self, plan: &mut TxPlan, w: &Wire<'_>) -> bool {
+    pub(super) fn send_reads(&mut self, plan: &mut TxPlan, w: &Wire<'_, impl Memory>) -> bool {
         // An RTR message by Read also waits for an answer of the peer.
         let ord = u32::from(self.sq.ord()).saturating_sub(u32::from(self.rx.rtr_response_due));
         let mut frames = 0u64;
@@ -82,7 +83,7 @@ impl QueuePair {
     /// Puts the answers that are due into the plan, as long as they are small answers to Reads.
     ///
     /// The caller has checked that FPDUs may be sent and that no Terminate waits.
-    pub(super) fn respond_burst(&mut self, plan: &mut TxPlan, w: &Wire<'_>) {
+    pub(super) fn respond_burst(&mut self, plan: &mut TxPlan, w: &Wire<'_, impl Memory>) {
         if self.responses.is_empty()
             || self.tx.job.is_some()
             || w.markers
@@ -145,7 +146,11 @@ impl QueuePair {
 
     /// Processes a Read Request of the peer. Returns `None` if nothing was done.
     #[inline(never)]
-    pub(super) fn take_read_request<H>(&mut self, ulpdu: &[u8], env: &Env<'_, H>) -> Option<()> {
+    pub(super) fn take_read_request<H: Host>(
+        &mut self,
+        ulpdu: &[u8],
+        env: &Env<'_, H>,
+    ) -> Option<()> {
         let (header, body) = ulpdu.split_at_checked(UNTAGGED_HEADER_LEN)?;
         let h = UntaggedHeader::decode(header)?;
         let r = ReadRequest::parse(body)?;

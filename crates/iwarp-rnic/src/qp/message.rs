@@ -9,6 +9,7 @@ use super::segment::{LOCAL_READ, Payload, Wire};
 use super::send_queue::{Awaited, Slot};
 use super::tx::{Job, Stage};
 use super::{Host, QueuePair, Rtr};
+use crate::memory::Memory;
 use crate::{Access, SendFlags, SendOp, WcStatus};
 use iwarp_proto::ddp::{
     Header, Stag, TAGGED_HEADER_LEN, TaggedHeader, UNTAGGED_HEADER_LEN, UntaggedHeader,
@@ -25,7 +26,7 @@ impl QueuePair {
         &mut self,
         job: Job,
         plan: &mut TxPlan,
-        w: &Wire<'_>,
+        w: &Wire<'_, impl Memory>,
         host: &mut H,
     ) {
         match job {
@@ -45,7 +46,7 @@ impl QueuePair {
         off: u32,
         stage: Stage,
         plan: &mut TxPlan,
-        w: &Wire<'_>,
+        w: &Wire<'_, impl Memory>,
     ) -> Result<(), WcStatus> {
         let Some(slot) = self.sq.slot(seq) else {
             self.tx.job = None;
@@ -79,7 +80,7 @@ impl QueuePair {
         imm: u32,
         solicited: bool,
         plan: &mut TxPlan,
-        w: &Wire<'_>,
+        w: &Wire<'_, impl Memory>,
     ) {
         if stage == Stage::ImmediateFirst {
             self.emit_immediate(Immediate::before_send(imm), false, plan, w);
@@ -109,7 +110,7 @@ impl QueuePair {
         seq: u32,
         off: u32,
         plan: &mut TxPlan,
-        w: &Wire<'_>,
+        w: &Wire<'_, impl Memory>,
     ) -> Result<(), WcStatus> {
         let Some(slot) = self.sq.slot(seq) else {
             return Err(WcStatus::LocalQpOperation);
@@ -265,7 +266,12 @@ impl QueuePair {
     }
 
     /// Returns `true` if all local elements of a request may be used like this.
-    fn check_local(&self, seq: u32, need: Access, w: &Wire<'_>) -> Result<(), WcStatus> {
+    fn check_local(
+        &self,
+        seq: u32,
+        need: Access,
+        w: &Wire<'_, impl Memory>,
+    ) -> Result<(), WcStatus> {
         for sge in self.sq.sges(seq) {
             w.memory
                 .covers(sge.lkey, sge.addr, u64::from(sge.len), need, w.who)
@@ -280,7 +286,7 @@ impl QueuePair {
         qn: u32,
         body: &[u8],
         plan: &mut TxPlan,
-        w: &Wire<'_>,
+        w: &Wire<'_, impl Memory>,
     ) -> u32 {
         let msn = self.tx.next_msn(qn);
         let header = Header::Untagged(UntaggedHeader {
@@ -297,7 +303,13 @@ impl QueuePair {
         msn
     }
 
-    fn emit_immediate(&mut self, imm: Immediate, solicited: bool, plan: &mut TxPlan, w: &Wire<'_>) {
+    fn emit_immediate(
+        &mut self,
+        imm: Immediate,
+        solicited: bool,
+        plan: &mut TxPlan,
+        w: &Wire<'_, impl Memory>,
+    ) {
         let opcode = if solicited {
             Opcode::IMMEDIATE_SE
         } else {
@@ -330,7 +342,7 @@ impl QueuePair {
         to: u64,
         rkey: u32,
         plan: &mut TxPlan,
-        w: &Wire<'_>,
+        w: &Wire<'_, impl Memory>,
     ) -> Result<(), WcStatus> {
         if self.sq.ord() == 0 {
             return Err(WcStatus::LocalQpOperation);
@@ -380,7 +392,7 @@ impl QueuePair {
         seq: u32,
         op: &SendOp,
         plan: &mut TxPlan,
-        w: &Wire<'_>,
+        w: &Wire<'_, impl Memory>,
     ) -> Result<(), WcStatus> {
         if self.sq.ord() == 0 {
             return Err(WcStatus::LocalQpOperation);
@@ -451,7 +463,7 @@ impl QueuePair {
         &mut self,
         sink_stag: Stag,
         plan: &mut TxPlan,
-        w: &Wire<'_>,
+        w: &Wire<'_, impl Memory>,
     ) -> u32 {
         let request = ReadRequest {
             sink_stag,
@@ -465,7 +477,7 @@ impl QueuePair {
         self.emit_control(Opcode::READ_REQUEST, 1, &body, plan, w)
     }
 
-    pub(super) fn emit_rtr(&mut self, rtr: Rtr, plan: &mut TxPlan, w: &Wire<'_>) {
+    pub(super) fn emit_rtr(&mut self, rtr: Rtr, plan: &mut TxPlan, w: &Wire<'_, impl Memory>) {
         match rtr {
             Rtr::Send => {
                 self.emit_control(Opcode::SEND, 0, &[], plan, w);
@@ -489,7 +501,13 @@ impl QueuePair {
         }
     }
 
-    fn step_response<H: Host>(&mut self, off: u32, plan: &mut TxPlan, w: &Wire<'_>, host: &mut H) {
+    fn step_response<H: Host>(
+        &mut self,
+        off: u32,
+        plan: &mut TxPlan,
+        w: &Wire<'_, impl Memory>,
+        host: &mut H,
+    ) {
         let Some(response) = self.responses.front().copied() else {
             self.tx.job = None;
             return;
@@ -583,7 +601,7 @@ impl QueuePair {
         &mut self,
         terminate: &TerminateOctets,
         plan: &mut TxPlan,
-        w: &Wire<'_>,
+        w: &Wire<'_, impl Memory>,
     ) {
         //= rfc5040 section 5.4
         //# A Terminate Message MUST reference an Untagged Buffer.

@@ -40,14 +40,14 @@ mod tx;
 pub use buffer::{RxBuffer, RxPlan};
 pub use fault::{Blame, Fault};
 pub use iwarp_proto::mpa::negotiate::Rtr;
-pub use plan::{IoRun, TxPlan};
+pub use plan::{Run, RunKind, TxPlan};
 pub use rx::{RxInterest, RxStatus};
 pub use state::State;
 pub use tx::TxFill;
 
 use crate::counters::Counters;
 use crate::limits::{MAX_INLINE, MAX_IRD, MAX_ORD, MAX_QP_WR, MAX_SGE};
-use crate::memory::{Accessor, MemoryTable};
+use crate::memory::{Accessor, Memory, MemoryTable};
 use crate::receive_queue::{ReceiveQueue, TakenRecv};
 use crate::{Access, AllocError, Cqe, PostError, RecvWr};
 use bitflags::bitflags;
@@ -74,6 +74,8 @@ pub enum Direction {
 
 /// The functions of its surroundings that a queue pair calls while it works.
 pub trait Host {
+    /// What registered memory is made of: [`HostRange`](crate::memory::HostRange) in a process.
+    type Memory: Memory;
     /// Writes a completion. If the queue overflows, the host notices that and fails the queue pair afterwards.
     fn complete(&mut self, direction: Direction, cqe: Cqe);
     /// Takes the oldest request of the shared receive queue. Returns `false` if there is none.
@@ -82,9 +84,9 @@ pub trait Host {
 
 /// Memory, CRC function and host for one call.
 #[derive(Debug)]
-pub struct Env<'a, H> {
+pub struct Env<'a, H: Host> {
     /// The device's STag table.
-    pub memory: &'a MemoryTable,
+    pub memory: &'a MemoryTable<H::Memory>,
     /// CRC32C in the append convention.
     pub crc32c: Crc32cFn,
     /// The receiver of completions.

@@ -1,7 +1,7 @@
 //! Places payload in memory: tagged buffers, receives, sinks of Reads.
 
 use super::send_queue::SendQueue;
-use crate::memory::{AccessError, Accessor, MemoryTable, Span};
+use crate::memory::{AccessError, Accessor, Memory, MemoryTable, Span};
 use crate::receive_queue::TakenRecv;
 use crate::{Access, Sge};
 
@@ -17,15 +17,14 @@ pub(super) enum Target {
 }
 
 /// What is needed to resolve a target.
-#[derive(Clone, Copy)]
-pub(super) struct Places<'a> {
-    pub(super) memory: &'a MemoryTable,
+pub(super) struct Places<'a, M> {
+    pub(super) memory: &'a MemoryTable<M>,
     pub(super) who: Accessor,
     pub(super) receive: &'a TakenRecv,
     pub(super) sends: &'a SendQueue,
 }
 
-impl<'a> Places<'a> {
+impl<'a, M: Memory> Places<'a, M> {
     /// Visits the memory behind `len` octets of a target that start `skip` octets into it, in order.
     #[inline]
     pub(super) fn for_each(
@@ -33,7 +32,7 @@ impl<'a> Places<'a> {
         target: Target,
         skip: u32,
         len: u32,
-        mut visit: impl FnMut(Span<'a>),
+        mut visit: impl FnMut(Span<'a, M>),
     ) -> Result<(), AccessError> {
         let (sges, off) = match target {
             Target::Tagged { stag, to } => {

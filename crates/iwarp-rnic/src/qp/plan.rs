@@ -5,7 +5,7 @@
 //! meanwhile, that is noticed.
 
 use crate::limits::{MAX_SGE, TX_PLAN_BYTES, TX_PLAN_CUTS, TX_PLAN_PIECES, TX_SCRATCH};
-use crate::memory::{AccessError, Accessor, MemoryTable};
+use crate::memory::{AccessError, Accessor, Fragment, Memory, MemoryTable, Span};
 use crate::storage::filled;
 use crate::{Access, AllocError};
 use alloc::boxed::Box;
@@ -45,14 +45,34 @@ pub(super) enum Milestone {
     Terminate,
 }
 
-/// One run of octets for a vectored write: an address of this process and a length.
+/// What the octets of a [`Run`] are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(C)]
-pub struct IoRun {
-    /// First address.
-    pub addr: usize,
-    /// Octets.
-    pub len: usize,
+pub enum RunKind {
+    /// Scratch of a plan, or staging. It is used again for other octets.
+    Scratch,
+    /// Registered memory.
+    Memory,
+}
+
+/// A run of octets for a vectored read or write.
+#[derive(Debug, Clone, Copy)]
+pub struct Run<'t> {
+    /// Whose octets they are.
+    pub kind: RunKind,
+    /// Where they lie.
+    pub fragment: Fragment<'t>,
+}
+
+impl<'t> Run<'t> {
+    pub(super) const fn scratch(fragment: Fragment<'t>) -> Self {
+        let kind = RunKind::Scratch;
+        Self { kind, fragment }
+    }
+
+    pub(super) const fn memory(fragment: Fragment<'t>) -> Self {
+        let kind = RunKind::Memory;
+        Self { kind, fragment }
+    }
 }
 
 /// FPDUs ready to be written. Reused: filling a plan allocates nothing.
@@ -283,12 +303,13 @@ impl TxPlan {
         Some(what)
     }
 
-    /// Visits every run that is not yet written, in order.
-    fn for_each_run(
-        &self,
-        memory: &MemoryTable,
+    /// Visits every part that is not yet written, in order, until `visit` returns `false`.
+    #[inline]
+    fn for_each_part<'t, M: Memory>(
+        &'t self,
+        memory: &'t MemoryTable<M>,
         who: Accessor,
-        mut visit: impl FnMut(Run<'_>) -> bool,
+        mut visit: impl FnMut(Part<'t, M>) -> bool,
     ) -> Result<(), AccessError> {
         let mut skip = self.written;
         for piece in &self.pieces {
@@ -302,7 +323,7 @@ impl TxPlan {
             let go_on = match *piece {
                 Piece::Scratch { at, len } => {
                     let range = (at + from) as usize..(at + len) as usize;
-                    visit(Run::Scratch(self.scratch.get(range).unwrap_or(&[])))
+                    visit(Part::Scratch(self.scratch.get(range).unwrap_or(&[])))
                 }
                 Piece::Memory {
                     stag,
@@ -312,7 +333,7 @@ impl TxPlan {
                 } => {
                     // The range is checked as a whole, so that the rest of it is not sent after a change of the region.
                     let span = memory.check(stag, to, len, need, who)?;
-                    visit(Run::Memory(span.split_at(from).1))
+                    visit(Part::Memory(span.split_at(from).1))
                 }
             };
             if !go_on {
@@ -322,51 +343,55 @@ impl TxPlan {
         Ok(())
     }
 
-    /// Fills `out` with the runs that are to be written [`together`](Self::together), for `sendmsg`; at most its capacity.
+    /// Visits the runs that are to be written [`together`](Self::together), for `sendmsg`, at most `most`.
     ///
-    /// The addresses are valid while `memory` is borrowed and the plan does not change. An error means that the program
+    /// They are valid while `memory` is borrowed and the plan does not change. An error means that the program
     /// deregistered memory while a request used it: the stream cannot go on ([`QueuePair::abort`](super::QueuePair::abort)).
-    pub fn runs(
-        &self,
-        memory: &MemoryTable,
+    #[inline]
+    pub fn runs<'t, M: Memory>(
+        &'t self,
+        memory: &'t MemoryTable<M>,
         who: Accessor,
-        out: &mut Vec<IoRun>,
+        mut most: usize,
+        mut visit: impl FnMut(Run<'t>),
     ) -> Result<(), AccessError> {
-        out.clear();
         let mut left = self.together();
-        self.for_each_run(memory, who, |run| {
-            let (addr, len) = match run {
-                Run::Scratch(s) => (s.as_ptr() as usize, s.len()),
-                Run::Memory(s) => (s.addr() as usize, s.len() as usize),
+        self.for_each_part(memory, who, |part| {
+            let mut add = |run: Run<'t>| {
+                let fragment = run.fragment.first(left);
+                left -= fragment.len();
+                most -= 1;
+                visit(Run { fragment, ..run });
+                left > 0 && most > 0
             };
-            let len = len.min(left);
-            out.push(IoRun { addr, len });
-            left -= len;
-            left > 0 && out.len() < out.capacity()
+            match part {
+                Part::Scratch(octets) => add(Run::scratch(Fragment::of(octets))),
+                Part::Memory(span) => span.fragments().all(|fragment| add(Run::memory(fragment))),
+            }
         })
     }
 
     /// Copies unwritten octets to `out`, for streams that are not sockets. Returns how many.
-    pub fn copy_to(
+    pub fn copy_to<M: Memory>(
         &self,
-        memory: &MemoryTable,
+        memory: &MemoryTable<M>,
         who: Accessor,
         out: &mut [u8],
     ) -> Result<usize, AccessError> {
         let mut n = 0;
-        self.for_each_run(memory, who, |run| {
+        self.for_each_part(memory, who, |part| {
             let Some(rest) = out.get_mut(n..) else {
                 return false;
             };
-            let len = match run {
-                Run::Scratch(s) => {
+            let len = match part {
+                Part::Scratch(s) => {
                     let len = s.len().min(rest.len());
                     for (to, from) in rest.iter_mut().zip(s) {
                         *to = *from;
                     }
                     len
                 }
-                Run::Memory(s) => {
+                Part::Memory(s) => {
                     s.read(rest);
                     rest.len().min(s.len() as usize)
                 }
@@ -378,7 +403,8 @@ impl TxPlan {
     }
 }
 
-enum Run<'a> {
-    Scratch(&'a [u8]),
-    Memory(crate::memory::Span<'a>),
+/// A piece of a plan, resolved.
+enum Part<'t, M: Memory> {
+    Scratch(&'t [u8]),
+    Memory(Span<'t, M>),
 }

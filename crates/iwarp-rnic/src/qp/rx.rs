@@ -7,10 +7,10 @@
 use super::buffer::{RxBuffer, RxPlan};
 use super::fault::RxFault;
 use super::place::{Places, Target};
-use super::plan::IoRun;
+use super::plan::Run;
 use super::{Env, Events, Host, QueuePair, StreamConfig};
 use crate::limits::{RX_DIRECT_MIN, RX_DIRECT_TAIL, RX_READ_MAX, WRITE_TAIL};
-use crate::memory::MemoryTable;
+use crate::memory::{Fragment, Memory, MemoryTable};
 use crate::receive_queue::TakenRecv;
 use iwarp_proto::ddp::{self, Header};
 use iwarp_proto::mpa::framing::{
@@ -149,7 +149,7 @@ impl QueuePair {
         self.life.rx_interest()
     }
 
-    fn places<'a>(&'a self, memory: &'a MemoryTable) -> Places<'a> {
+    fn places<'a, M>(&'a self, memory: &'a MemoryTable<M>) -> Places<'a, M> {
         Places {
             memory,
             who: self.accessor(),
@@ -158,39 +158,26 @@ impl QueuePair {
         }
     }
 
-    /// Returns where the next octets should be read to.
+    /// Visits the runs that the next octets should be read to: registered memory first, staging last.
     ///
     /// `buffer` is this queue pair's own if it is not empty; otherwise any empty buffer serves. Read into the runs in order, then
-    /// call [`rx_filled`](Self::rx_filled) with the same buffer and plan.
-    pub fn rx_plan(&self, buffer: &mut RxBuffer, memory: &MemoryTable, plan: &mut RxPlan) {
-        plan.runs.clear();
-        plan.direct = 0;
+    /// call [`rx_filled`](Self::rx_filled) with the same buffer and plan. The runs are valid while `memory` is borrowed and
+    /// the buffer does not change.
+    pub fn rx_plan<'t, M: Memory>(
+        &'t self,
+        buffer: &'t mut RxBuffer,
+        memory: &'t MemoryTable<M>,
+        plan: &mut RxPlan,
+        mut visit: impl FnMut(Run<'t>),
+    ) {
+        plan.clear();
         let mut most = RX_READ_MAX;
         if let Some(d) = &self.rx.direct {
             let want = d.direct_end.saturating_sub(d.placed);
             if want > 0 {
-                let runs = &mut plan.runs;
-                let mut direct = 0;
-                let capacity = runs.capacity();
-                let ok = self
-                    .places(memory)
-                    .for_each(d.target, d.placed, want, |span| {
-                        // One run is kept for staging.
-                        if runs.len() + 1 < capacity {
-                            runs.push(IoRun {
-                                addr: span.addr() as usize,
-                                len: span.len() as usize,
-                            });
-                            direct += span.len() as usize;
-                        }
-                    });
-                if ok.is_err() {
-                    // The region was deregistered meanwhile; `rx_filled` reports that.
-                    runs.clear();
-                    direct = 0;
-                }
-                plan.direct = direct;
-                if direct < want as usize && direct > 0 {
+                plan.direct = self.plan_direct(d, want, memory, plan.most, &mut visit);
+                plan.room = plan.direct;
+                if plan.direct < want as usize && plan.direct > 0 {
                     return;
                 }
             }
@@ -199,10 +186,32 @@ impl QueuePair {
             most = RX_DIRECT_TAIL;
         }
         let room = buffer.room(most);
-        plan.runs.push(IoRun {
-            addr: room.as_mut_ptr() as usize,
-            len: room.len(),
+        plan.room += room.len();
+        visit(Run::scratch(Fragment::of_mut(room)));
+    }
+
+    /// Visits the memory that the rest of a segment's payload is read to, `want` octets. Returns how many octets it named: fewer
+    /// if there are too many runs, or if a region was deregistered meanwhile, which `rx_filled` reports.
+    fn plan_direct<'t, M: Memory>(
+        &'t self,
+        d: &Direct,
+        want: u32,
+        memory: &'t MemoryTable<M>,
+        most: usize,
+        visit: &mut impl FnMut(Run<'t>),
+    ) -> usize {
+        // One run is kept for staging.
+        let mut left = most.saturating_sub(1);
+        let mut direct = 0;
+        let places = self.places(memory);
+        let _ = places.for_each(d.target, d.placed, want, |span| {
+            for fragment in span.fragments().take(left) {
+                left -= 1;
+                direct += fragment.len();
+                visit(Run::memory(fragment));
+            }
         });
+        direct
     }
 
     /// Returns `true` if the next plan names registered memory. If not, [`rx_plan`](Self::rx_plan) does not look at the table.

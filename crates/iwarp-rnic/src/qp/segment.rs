@@ -5,7 +5,7 @@ use super::place::for_each_part;
 use super::plan::TxPlan;
 use super::tx::Tx;
 use crate::limits::TX_COPY_MAX;
-use crate::memory::{AccessError, Accessor, MemoryTable};
+use crate::memory::{AccessError, Accessor, Memory, MemoryTable};
 use crate::{Access, Sge};
 use iwarp_proto::crc32c::Crc32cFn;
 use iwarp_proto::ddp::{Header, UNTAGGED_HEADER_LEN};
@@ -34,9 +34,8 @@ impl Payload<'_> {
 }
 
 /// What all FPDUs of one plan share.
-#[derive(Clone, Copy)]
-pub(super) struct Wire<'a> {
-    pub(super) memory: &'a MemoryTable,
+pub(super) struct Wire<'a, M> {
+    pub(super) memory: &'a MemoryTable<M>,
     pub(super) who: Accessor,
     pub(super) crc: Option<Crc32cFn>,
     pub(super) markers: bool,
@@ -44,7 +43,7 @@ pub(super) struct Wire<'a> {
     pub(super) snapshot: bool,
 }
 
-impl Wire<'_> {
+impl<M> Wire<'_, M> {
     /// Payload of any size is copied, for messages of the program.
     pub(super) const fn copies_local(&self) -> bool {
         self.crc.is_some() && self.snapshot
@@ -59,7 +58,7 @@ impl Tx {
         plan: &mut TxPlan,
         header: &Header,
         payload: Payload<'_>,
-        w: &Wire<'_>,
+        w: &Wire<'_, impl Memory>,
     ) -> Result<(), AccessError> {
         self.spoke = true;
         let start = plan.len();
@@ -76,7 +75,7 @@ impl Tx {
         plan: &mut TxPlan,
         header: &Header,
         payload: Payload<'_>,
-        w: &Wire<'_>,
+        w: &Wire<'_, impl Memory>,
     ) -> Result<(), AccessError> {
         let copy = w.markers
             || payload.len() <= TX_COPY_MAX as usize
@@ -102,7 +101,13 @@ impl Tx {
     }
 
     /// Puts markers into the FPDU that was built at `from`, in a copy behind it.
-    fn insert_markers(&mut self, plan: &mut TxPlan, from: usize, ulpdu_len: usize, w: &Wire<'_>) {
+    fn insert_markers(
+        &mut self,
+        plan: &mut TxPlan,
+        from: usize,
+        ulpdu_len: usize,
+        w: &Wire<'_, impl Memory>,
+    ) {
         let at = from + MPA_LEN_FIELD + ulpdu_len;
         let total = fpdu_len_with_markers(self.clock.next_marker_in(), ulpdu_len);
         let (plain, rest) = plan.scratch_and_rest(from, at - from);
@@ -124,7 +129,7 @@ fn emit_copied(
     out: &mut [u8],
     header: &Header,
     payload: Payload<'_>,
-    w: &Wire<'_>,
+    w: &Wire<'_, impl Memory>,
 ) -> Result<(), AccessError> {
     let ulpdu_len = header.len() + payload.len();
     let n = emit_head(out, header, ulpdu_len);
@@ -160,7 +165,7 @@ fn emit_in_place(
     plan: &mut TxPlan,
     header: &Header,
     payload: Payload<'_>,
-    w: &Wire<'_>,
+    w: &Wire<'_, impl Memory>,
 ) -> Result<(), AccessError> {
     let from = plan.scratch_end();
     let ulpdu_len = header.len() + payload.len();
@@ -211,7 +216,11 @@ fn each_piece(
 
 /// Copies a payload to `out`, which has its length.
 #[inline]
-fn copy_payload(mut out: &mut [u8], payload: Payload<'_>, w: &Wire<'_>) -> Result<(), AccessError> {
+fn copy_payload(
+    mut out: &mut [u8],
+    payload: Payload<'_>,
+    w: &Wire<'_, impl Memory>,
+) -> Result<(), AccessError> {
     if let Payload::Bytes(b) = payload {
         if let Some(out) = out.get_mut(..b.len()) {
             out.copy_from_slice(b);

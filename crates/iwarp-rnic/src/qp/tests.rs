@@ -7,6 +7,7 @@ mod bursts_peers;
 mod ending;
 mod harness;
 mod memory;
+mod pages;
 mod receiving;
 mod refused;
 mod refused_access;

@@ -10,7 +10,7 @@ use super::segment::Wire;
 use super::send_queue::Slot;
 use super::{Direction, Env, Host, QueuePair, Rtr, StreamConfig};
 use crate::limits::{MAX_FPDU, RESPONSE_BURST, TX_COPY_MAX};
-use crate::memory::{MemoryError, MemoryTable};
+use crate::memory::{Memory, MemoryError, MemoryTable};
 use crate::{Cqe, SendFlags, SendOp, WcStatus};
 use iwarp_proto::ddp::UNTAGGED_HEADER_LEN;
 use iwarp_proto::mpa::framing::{MarkerClock, mulpdu};
@@ -320,7 +320,7 @@ impl QueuePair {
 
     /// Returns how many octets of scratch the next FPDU of a message may need.
     #[inline]
-    const fn scratch_for(job: Option<Job>, w: &Wire<'_>) -> usize {
+    const fn scratch_for(job: Option<Job>, w: &Wire<'_, impl Memory>) -> usize {
         match job {
             _ if w.markers => 2 * MAX_FPDU,
             Some(Job::Response { .. }) if w.crc.is_some() => MAX_FPDU,
@@ -359,7 +359,7 @@ impl QueuePair {
     }
 
     /// Carries out the bind or fast registration that [`TxFill::Memory`] announced.
-    pub fn tx_memory<H: Host>(&mut self, table: &mut MemoryTable, host: &mut H) {
+    pub fn tx_memory<H: Host>(&mut self, table: &mut MemoryTable<H::Memory>, host: &mut H) {
         let Some((seq, slot)) = self.startable() else {
             return;
         };

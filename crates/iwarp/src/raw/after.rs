@@ -6,6 +6,7 @@ use super::linger::{self, Farewell};
 use super::qp::{CmSink, Link, QpInner, QueuePair};
 use iwarp_rnic::Cqe;
 use iwarp_rnic::cq::CompletionQueue as Ring;
+use iwarp_rnic::memory::HostRange;
 use iwarp_rnic::qp::{Direction, Events, Fault, Host};
 use iwarp_rnic::receive_queue::TakenRecv;
 use parking_lot::MutexGuard;
@@ -145,6 +146,8 @@ impl<'a> DriveHost<'a> {
 }
 
 impl Host for DriveHost<'_> {
+    type Memory = HostRange;
+
     #[inline]
     fn complete(&mut self, direction: Direction, cqe: Cqe) {
         if self.qp.is_destroyed() {

@@ -15,7 +15,7 @@ use crate::crc::crc32c_append;
 use crate::sys::clock::now_ns;
 use crate::sys::raw_slice::RawSlice;
 use iwarp_rnic::memory::MemoryTable;
-use iwarp_rnic::qp::{Env, Events, RxBuffer, RxInterest, RxPlan, RxStatus, State, TxFill};
+use iwarp_rnic::qp::{Env, Events, RxBuffer, RxInterest, RxStatus, State, TxFill};
 use parking_lot::MutexGuard;
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -94,19 +94,20 @@ fn tx_turns<'a>(
         };
         let mut runs = pool::take_runs();
         let who = g.machine.accessor();
-        let resolved = plan.runs(&memory, who, &mut runs);
+        let resolved = plan.runs(&memory, who, pool::TX_RUNS, |run| {
+            runs.push(RawSlice::of_fragment(&run.fragment));
+        });
         let result = if resolved.is_ok() {
             qp.late.begin();
             drop(g);
-            let list = RawSlice::from_runs(&runs);
             // A part that was cut short by the number of runs is continued in the same segment.
             let end = plan.ends_segment()
-                && runs.iter().map(|run| run.len).sum::<usize>() == plan.together();
+                && runs.iter().map(RawSlice::len).sum::<usize>() == plan.together();
             // SAFETY: the module's invariant; `plan` is ours and `memory` is locked.
-            let result = unsafe { link.stream.send_vectored_raw(list, end, false) };
+            let result = unsafe { link.stream.send_vectored_raw(&runs, end, false) };
             if let (Some(flow), Ok(n)) = (&link.flow, &result) {
                 // SAFETY: as above; the recorder only reads.
-                unsafe { flow.sent_raw(list, *n) };
+                unsafe { flow.sent_raw(&runs, *n) };
             }
             // Done first: the thread that holds the state may be waiting for the memory table.
             drop(memory);
@@ -226,33 +227,30 @@ pub(super) fn rx(qp: &Arc<QpInner>) {
             }
             RxInterest::None => break,
         }
-        let (Ok(mut buffer), Ok(mut plan)) = (
-            g.partial.take().map_or_else(pool::take_rx, Ok),
-            pool::take_rx_plan(),
-        ) else {
+        let Ok(mut buffer) = g.partial.take().map_or_else(pool::take_rx, Ok) else {
             g.machine.abort(&mut DriveHost::new(qp, &mut after));
             break;
         };
         // An empty look must be cheap: the table is locked only when the plan names memory of the program.
         let memory = g.machine.rx_is_direct().then(|| qp.ctx.memory.read());
+        let mut plan = pool::rx_plan();
+        let mut runs = pool::take_runs();
         g.machine.rx_plan(
             &mut buffer,
             memory.as_deref().unwrap_or(&EMPTY_TABLE),
             &mut plan,
+            |run| runs.push(RawSlice::of_fragment(&run.fragment)),
         );
         // A first look without result changes nothing, so it needs no further work, only what its early end needs.
         let first = left == RX_BUDGET && !resumed;
         let waiting_tx = first && g.machine.wants_tx();
         drop(g);
         // SAFETY: the module's invariant; `buffer` is ours and `memory` is locked.
-        let result = unsafe {
-            link.stream
-                .recv_vectored_raw(RawSlice::from_runs(&plan.runs))
-        };
+        let result = unsafe { link.stream.recv_vectored_raw(&runs) };
         let nothing = |e: &std::io::Error| e.kind() == ErrorKind::WouldBlock;
         if first && result.as_ref().is_err_and(nothing) {
             drop(memory);
-            pool::give_rx_plan(plan);
+            pool::give_runs(runs);
             keep_part(qp, &link, buffer);
             if waiting_tx {
                 qp.drive_tx();
@@ -261,14 +259,14 @@ pub(super) fn rx(qp: &Arc<QpInner>) {
         }
         if let (Some(flow), Ok(n @ 1..)) = (&link.flow, &result) {
             // SAFETY: as above; the recorder reads what has just been written there.
-            unsafe { flow.received_raw(RawSlice::from_runs(&plan.runs), *n) };
+            unsafe { flow.received_raw(&runs, *n) };
         }
+        pool::give_runs(runs);
         // Done first: the thread that holds the state may be waiting for the memory table.
         drop(memory);
         g = qp.state.lock();
         if !g.is_linked(&link) {
             // The connection has ended meanwhile; its octets do not belong to the next one.
-            pool::give_rx_plan(plan);
             pool::give_rx(buffer);
             break;
         }
@@ -313,7 +311,7 @@ pub(super) fn rx(qp: &Arc<QpInner>) {
                 }
             }
         }
-        put_back(&mut g, plan, buffer);
+        put_back(&mut g, buffer);
         let held_but_posted = g.machine.rx_interest() == RxInterest::Held;
         if !more && !held_but_posted {
             break;
@@ -335,8 +333,7 @@ pub(super) fn rx(qp: &Arc<QpInner>) {
 
 /// A part of an FPDU stays with the queue pair.
 #[inline]
-fn put_back(g: &mut Guarded, plan: RxPlan, buffer: Box<RxBuffer>) {
-    pool::give_rx_plan(plan);
+fn put_back(g: &mut Guarded, buffer: Box<RxBuffer>) {
     if buffer.is_empty() {
         pool::give_rx(buffer);
     } else {
@@ -402,11 +399,10 @@ fn resume(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, Guarded>, after: &mut After)
     if !ready {
         return false;
     }
-    let (Some(mut buffer), Ok(plan)) = (g.partial.take(), pool::take_rx_plan()) else {
+    let Some(mut buffer) = g.partial.take() else {
         return false;
     };
-    let mut plan = plan;
-    plan.clear();
+    let plan = pool::rx_plan();
     let memory = qp.ctx.memory.read();
     let mut host = DriveHost::new(qp, after);
     let mut env = Env {
@@ -416,7 +412,6 @@ fn resume(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, Guarded>, after: &mut After)
     };
     g.end_hold();
     let status = g.machine.rx_filled(&mut buffer, &plan, 0, &mut env);
-    pool::give_rx_plan(plan);
     if status == RxStatus::Held {
         held(qp, g);
     }

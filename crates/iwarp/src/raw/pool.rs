@@ -3,8 +3,9 @@
 //! Each driving thread keeps one of each. A queue pair keeps its own only while the stream is blocked in the middle of a plan, or
 //! while a part of an FPDU has come. Idle queue pairs own none.
 
+use crate::sys::raw_slice::RawSlice;
 use iwarp_rnic::AllocError;
-use iwarp_rnic::qp::{IoRun, RxBuffer, RxPlan, TxPlan};
+use iwarp_rnic::qp::{RxBuffer, RxPlan, TxPlan};
 use parking_lot::Mutex;
 use std::cell::Cell;
 use std::thread::LocalKey;
@@ -13,6 +14,9 @@ use std::thread::LocalKey;
 const SPARE_MAX: usize = 16;
 /// Runs of a receive plan: direct placement into many elements, and staging.
 const RX_RUNS: usize = 40;
+/// Runs of a transmit plan. One system call takes at most 1024.
+pub(super) const TX_RUNS: usize = iwarp_rnic::limits::TX_PLAN_PIECES;
+const _: () = assert!(RX_RUNS <= TX_RUNS);
 
 // They come in boxes; moving them in and out of boxes would copy them.
 #[allow(clippy::vec_box)]
@@ -23,8 +27,7 @@ static RX_SPARE: Mutex<Vec<Box<RxBuffer>>> = Mutex::new(Vec::new());
 thread_local! {
     static TX: Cell<Option<Box<TxPlan>>> = const { Cell::new(None) };
     static RX: Cell<Option<Box<RxBuffer>>> = const { Cell::new(None) };
-    static RUNS: Cell<Vec<IoRun>> = const { Cell::new(Vec::new()) };
-    static RX_PLAN: Cell<Option<RxPlan>> = const { Cell::new(None) };
+    static RUNS: Cell<Vec<RawSlice>> = const { Cell::new(Vec::new()) };
 }
 
 /// What this thread keeps. Nothing if the thread is ending: a program may destroy its queue pairs in an exit handler, which
@@ -74,30 +77,24 @@ pub(super) fn give_rx(mut buffer: Box<RxBuffer>) {
     }
 }
 
-/// A list for the runs of a plan.
+/// An empty list for the runs of a plan.
 #[inline]
-pub(super) fn take_runs() -> Vec<IoRun> {
+pub(super) fn take_runs() -> Vec<RawSlice> {
     let mut runs = local(&RUNS);
+    runs.clear();
     if runs.capacity() == 0 {
-        runs.reserve_exact(iwarp_rnic::limits::TX_PLAN_PIECES);
+        runs.reserve_exact(TX_RUNS);
     }
     runs
 }
 
 #[inline]
-pub(super) fn give_runs(runs: Vec<IoRun>) {
+pub(super) fn give_runs(runs: Vec<RawSlice>) {
     let _ = RUNS.try_with(|cell| cell.set(runs));
 }
 
+/// An empty receive plan.
 #[inline]
-pub(super) fn take_rx_plan() -> Result<RxPlan, AllocError> {
-    match local(&RX_PLAN) {
-        Some(plan) => Ok(plan),
-        None => RxPlan::new(RX_RUNS),
-    }
-}
-
-#[inline]
-pub(super) fn give_rx_plan(plan: RxPlan) {
-    let _ = RX_PLAN.try_with(|cell| cell.set(Some(plan)));
+pub(super) const fn rx_plan() -> RxPlan {
+    RxPlan::new(RX_RUNS)
 }

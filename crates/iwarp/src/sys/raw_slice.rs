@@ -4,7 +4,7 @@
 //! be seen as `&[u8]`. Invariant: nothing here reads or writes through the address except the `unsafe` functions, whose callers
 //! guarantee that the range is mapped. The layout equals `libc::iovec` (checked at compile time), so a list of slices goes to the kernel as it is.
 
-use iwarp_rnic::qp::IoRun;
+use iwarp_rnic::memory::Fragment;
 use std::mem::{align_of, offset_of, size_of};
 
 /// One range of memory of this process. It is only a pair of numbers, and gives no right to access the memory.
@@ -22,19 +22,14 @@ const _: () = {
     assert!(offset_of!(RawSlice, len) == offset_of!(libc::iovec, iov_len));
 };
 
-const _: () = {
-    assert!(size_of::<RawSlice>() == size_of::<IoRun>());
-    assert!(align_of::<RawSlice>() == align_of::<IoRun>());
-    assert!(offset_of!(RawSlice, addr) == offset_of!(IoRun, addr));
-    assert!(offset_of!(RawSlice, len) == offset_of!(IoRun, len));
-};
-
 impl RawSlice {
-    /// The runs of a plan, seen as ranges.
+    /// The range of a fragment of a plan.
     #[inline]
-    pub(crate) fn from_runs(runs: &[IoRun]) -> &[Self] {
-        // SAFETY: both are `repr(C)` pairs of `usize` with the same layout, checked above, and any bit pattern is valid.
-        unsafe { std::slice::from_raw_parts(runs.as_ptr().cast(), runs.len()) }
+    pub(crate) fn of_fragment(fragment: &Fragment<'_>) -> Self {
+        Self {
+            addr: fragment.as_ptr().expose_provenance(),
+            len: fragment.len(),
+        }
     }
 
     /// Makes the range `[addr, addr + len)`. An address that does not fit a pointer cannot be mapped, and becomes an empty range at 0.

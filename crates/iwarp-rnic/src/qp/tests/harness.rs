@@ -47,6 +47,8 @@ pub(super) struct TestHost {
 }
 
 impl Host for TestHost {
+    type Memory = HostRange;
+
     fn complete(&mut self, direction: Direction, cqe: Cqe) {
         match direction {
             Direction::Send => self.sends.push(cqe),
@@ -306,7 +308,7 @@ impl Rig {
 
     /// Processes again what waits.
     pub(super) fn again(&mut self) -> RxStatus {
-        let plan = RxPlan::new(1).unwrap();
+        let plan = RxPlan::new(1);
         let mut env = Env {
             memory: &self.table,
             crc32c: crc32c::append,

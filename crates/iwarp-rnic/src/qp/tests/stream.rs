@@ -93,18 +93,22 @@ proptest! {
 /// Reads the stream as planned, `piece` octets at a time.
 #[allow(unsafe_code)]
 fn read_as_planned(rig: &mut Rig, mut octets: &[u8], piece: usize, runs: usize) -> u64 {
-    let mut plan = RxPlan::new(runs).unwrap();
+    let mut plan = RxPlan::new(runs);
     while !octets.is_empty() {
-        rig.qp.rx_plan(&mut rig.buffer, &rig.table, &mut plan);
+        let mut list = Vec::new();
+        let visit = |run| list.push(run);
+        rig.qp
+            .rx_plan(&mut rig.buffer, &rig.table, &mut plan, visit);
+        assert!(list.len() <= runs);
         let n = plan.room().min(piece).min(octets.len());
         assert!(n > 0, "no room");
         let (now, later) = octets.split_at(n);
         octets = later;
         let mut rest = now;
-        for run in &plan.runs {
-            let n = run.len.min(rest.len());
+        for fragment in list.iter().map(|run| run.fragment) {
+            let n = fragment.len().min(rest.len());
             // SAFETY: the plan is fresh, and its runs are writable.
-            unsafe { core::ptr::copy_nonoverlapping(rest.as_ptr(), run.addr as *mut u8, n) };
+            unsafe { core::ptr::copy_nonoverlapping(rest.as_ptr(), fragment.as_ptr(), n) };
             rest = &rest[n..];
         }
         let mut env = Env {

@@ -1,0 +1,355 @@
+//! Memory of a kernel: pages that lie anywhere, or all addresses.
+//!
+//! A kernel pins the pages of a program, or gets a list of pages from one of its own clients, and has all of them mapped
+//! somewhere. The list of their addresses belongs to the creator.
+//!
+//! Invariant: the creator of a [`Pages`] has promised that the list has an entry for each page of the range, and that list and
+//! pages stay while the value is in a [`MemoryTable`](super::MemoryTable).
+#![allow(unsafe_code)]
+
+use super::span::{Fragment, Memory};
+use core::ptr;
+
+/// Pages that are joined to one fragment if they lie behind each other.
+const JOIN: u64 = 16;
+
+/// A range of memory in pages of equal size, in any order; or a range of addresses.
+#[derive(Debug)]
+pub struct Pages {
+    /// Address of the list of the pages' addresses; zero if there is no list.
+    list: u64,
+    /// Where the range begins: an offset in the first page, or an address if there is no list.
+    first: u64,
+    len: u64,
+    /// The size of a page is two to the power of this.
+    shift: u32,
+}
+
+impl Pages {
+    /// Names `len` octets from octet `first` of the first page on, in pages of `1 << shift` octets whose addresses are in `list`.
+    ///
+    /// Returns `None` if the range does not begin in the first page, or if it wraps.
+    ///
+    /// # Safety
+    /// `list` must have an entry for each page of the range. List and pages have to stay, the pages mapped readable and writable,
+    /// until the value has left every table. No Rust reference to the range may exist while the RNIC or a peer can
+    /// access it.
+    pub unsafe fn new(list: *const u64, shift: u32, first: u64, len: u64) -> Option<Self> {
+        let size = 1u64.checked_shl(shift)?;
+        first.checked_add(len)?;
+        (!list.is_null() && first < size).then(|| Self {
+            list: list.expose_provenance() as u64,
+            first,
+            len,
+            shift,
+        })
+    }
+
+    /// Names `len` octets at address `addr`. Address 0 with a length of 2^64 - 1 names all of memory.
+    ///
+    /// Returns `None` if the range wraps around the address space.
+    ///
+    /// # Safety
+    /// Until the value has left every table, all octets that are accessed must be mapped readable, and writable if they
+    /// are registered with a right that writes. No Rust reference to them may exist while the RNIC or a peer can access them.
+    pub const unsafe fn together(addr: u64, len: u64) -> Option<Self> {
+        match addr.checked_add(len) {
+            Some(end) if end <= usize::MAX as u64 => Some(Self {
+                list: 0,
+                first: addr,
+                len,
+                shift: 0,
+            }),
+            _ => None,
+        }
+    }
+}
+
+/// A position in [`Pages`].
+#[derive(Debug, Clone, Copy)]
+pub struct PagePlace {
+    /// As in [`Pages`].
+    list: u64,
+    /// Octets since the beginning of the first page, or an address.
+    at: u64,
+    shift: u32,
+}
+
+impl PagePlace {
+    /// Returns the address of a page.
+    ///
+    /// # Safety
+    /// The list exists and has such an entry.
+    #[inline]
+    unsafe fn page(&self, index: u64) -> u64 {
+        let list: *const u64 = ptr::with_exposed_provenance(self.list as usize);
+        // SAFETY: the caller's promise.
+        unsafe { list.add(index as usize).read() }
+    }
+}
+
+// SAFETY: the creator has promised that all pages of the list stay; a fragment lies in one page, or in pages that lie behind
+// each other, and ends where the range ends.
+unsafe impl Memory for Pages {
+    type Place = PagePlace;
+
+    const NOWHERE: PagePlace = PagePlace {
+        list: 0,
+        at: 0,
+        shift: 0,
+    };
+
+    #[inline]
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    #[inline]
+    fn place(&self, offset: u64) -> PagePlace {
+        PagePlace {
+            list: self.list,
+            at: self.first.wrapping_add(offset),
+            shift: self.shift,
+        }
+    }
+
+    #[inline]
+    fn after(place: PagePlace, count: u32) -> PagePlace {
+        PagePlace {
+            at: place.at.wrapping_add(u64::from(count)),
+            ..place
+        }
+    }
+
+    #[inline]
+    unsafe fn fragment<'t>(place: PagePlace, len: u32) -> Fragment<'t> {
+        let len = u64::from(len);
+        let (mut addr, mut together) = (place.at, len);
+        if place.list != 0 && len != 0 {
+            let size = 1 << place.shift;
+            let inside = place.at & (size - 1);
+            let mut index = place.at >> place.shift;
+            let end = index.saturating_add(JOIN);
+            // SAFETY: the list has an entry for each page of the range, and the first octet is inside.
+            addr = unsafe { place.page(index) }.wrapping_add(inside);
+            together = size - inside;
+            while together < len && index < end {
+                index += 1;
+                // SAFETY: as above; the octet at `together` is inside, too.
+                if unsafe { place.page(index) } != addr.wrapping_add(together) {
+                    break;
+                }
+                together += size;
+            }
+        }
+        let at = ptr::with_exposed_provenance_mut(addr as usize);
+        // SAFETY: all of it is in pages of the list, by the caller's promise.
+        unsafe { Fragment::new(at, together.min(len) as usize) }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::super::{MemoryTable, Span};
+    use super::*;
+    use crate::Access;
+    use crate::memory::Accessor;
+    use iwarp_proto::crc32c;
+    use proptest::prelude::*;
+    use std::vec;
+    use std::vec::Vec;
+
+    /// Small pages, so that a few octets go over many of them.
+    const SHIFT: u32 = 6;
+    const SIZE: usize = 1 << SHIFT;
+
+    /// Pages in no order, between others that nobody may touch.
+    pub(crate) struct Scattered {
+        arena: Vec<u64>,
+        list: Vec<u64>,
+        first: usize,
+        len: usize,
+    }
+
+    impl Scattered {
+        /// `len` octets from octet `first` of the first page on. `order` decides where the pages lie.
+        pub(crate) fn new(first: usize, len: usize, order: u64) -> Self {
+            let count = (first + len).div_ceil(SIZE).max(1);
+            // A stranger between any two pages now and then, and at both ends.
+            let places = 2 * count + 1;
+            let mut arena = vec![0u64; places * SIZE / 8];
+            let at = arena.as_mut_ptr().expose_provenance() as u64;
+            let mut free: Vec<usize> = (1..places).collect();
+            let mut random = order | 1;
+            let list = (0..count)
+                .map(|i| {
+                    random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(99);
+                    let pick = (random >> 33) as usize % free.len();
+                    // Every fourth page follows its neighbour if it can.
+                    let pick = if i % 4 == 0 { pick } else { pick.min(i % 3) };
+                    at + (free.remove(pick) * SIZE) as u64
+                })
+                .collect();
+            let scattered = Self {
+                arena,
+                list,
+                first,
+                len,
+            };
+            for i in 0..scattered.arena.len() * 8 {
+                // SAFETY: inside the arena.
+                unsafe { scattered.base().add(i).write(0xa5) };
+            }
+            scattered
+        }
+
+        fn base(&self) -> *mut u8 {
+            ptr::with_exposed_provenance_mut(self.arena.as_ptr().addr())
+        }
+
+        pub(crate) fn pages(&self) -> Pages {
+            let (first, len) = (self.first as u64, self.len as u64);
+            // SAFETY: the test keeps it until the table is gone.
+            unsafe { Pages::new(self.list.as_ptr(), SHIFT, first, len) }.unwrap()
+        }
+
+        fn octet(&self, at: usize) -> *mut u8 {
+            let at = self.first + at;
+            let page: *mut u8 = ptr::with_exposed_provenance_mut(self.list[at / SIZE] as usize);
+            // SAFETY: inside the page.
+            unsafe { page.add(at % SIZE) }
+        }
+
+        pub(crate) fn fill(&self, octets: &[u8]) {
+            assert_eq!(octets.len(), self.len);
+            for (i, octet) in octets.iter().enumerate() {
+                // SAFETY: inside the arena.
+                unsafe { self.octet(i).write(*octet) };
+            }
+        }
+
+        /// The octets of the range, and how many others of the arena have changed.
+        pub(crate) fn look(&self) -> (Vec<u8>, usize) {
+            // SAFETY: inside the arena, as below.
+            let inside = (0..self.len).map(|i| unsafe { self.octet(i).read() });
+            let mine: Vec<usize> = (0..self.len).map(|i| self.octet(i).addr()).collect();
+            let mine: std::collections::BTreeSet<usize> = mine.into_iter().collect();
+            let strangers = (0..self.arena.len() * 8).filter(|i| {
+                // SAFETY: inside the arena.
+                let at = unsafe { self.base().add(*i) };
+                // SAFETY: as above.
+                !mine.contains(&at.addr()) && unsafe { at.read() } != 0xa5
+            });
+            (inside.collect(), strangers.count())
+        }
+    }
+
+    fn pattern(len: usize) -> Vec<u8> {
+        (0..len).map(|i| (i * 7 + i / 256) as u8).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn pages_are_like_flat_memory(first in 0usize..SIZE, len in 0usize..1500, order: u64, from in 0usize..1500, n in 0usize..1500, at in 0u32..1500) {
+            let scattered = Scattered::new(first, len, order);
+            let mut flat = pattern(len);
+            scattered.fill(&flat);
+            let pages = scattered.pages();
+            let Some(span) = Span::new(&pages, from as u64, n as u32) else {
+                prop_assert!(from + n > len);
+                return Ok(());
+            };
+            prop_assert!(from + n <= len);
+            let mut back = vec![0x11; n + 3];
+            span.read(&mut back);
+            prop_assert_eq!(&back[..n], &flat[from..from + n]);
+            prop_assert_eq!(&back[n..], &[0x11; 3]);
+            prop_assert_eq!(span.crc32c(crc32c::append, 7), crc32c::append(7, &flat[from..from + n]));
+            let parts: Vec<_> = span.fragments().map(|f| (f.as_ptr().addr(), f.len())).collect();
+            prop_assert_eq!(parts.iter().map(|p| p.1).sum::<usize>(), n);
+            // Whole pages, except at the ends, and joined where they lie together.
+            for two in parts.windows(2) {
+                prop_assert_ne!(two[0].0 + two[0].1, two[1].0);
+            }
+
+            let (front, tail) = span.split_at(at);
+            let (cut, octets) = (n.min(at as usize), vec![0x77; n]);
+            prop_assert_eq!((front.len() as usize, tail.len() as usize), (cut, n - cut));
+            tail.write(&octets[cut..]);
+            flat[from + cut..from + n].fill(0x77);
+            prop_assert_eq!(scattered.look(), (flat.clone(), 0));
+            // More octets than there is room for, and fewer.
+            front.write_last_octet_last(&pattern(n + 9));
+            flat[from..from + cut].copy_from_slice(&pattern(cut));
+            prop_assert_eq!(scattered.look(), (flat.clone(), 0));
+            span.write_last_octet_last(&[0x99; 3][..n.min(3)]);
+            flat[from..from + n.min(3)].fill(0x99);
+            prop_assert_eq!(scattered.look(), (flat, 0));
+        }
+
+        #[test]
+        fn a_word_lies_in_one_page(first in 0usize..SIZE, order: u64, from in 0usize..200) {
+            let scattered = Scattered::new(first, 400, order);
+            let mut flat = pattern(400);
+            scattered.fill(&flat);
+            let pages = scattered.pages();
+            prop_assert!(Span::new(&pages, from as u64, 7).unwrap().word().is_none());
+            let word = Span::new(&pages, from as u64, 8).unwrap().word();
+            prop_assert_eq!(word.is_some(), (first + from).is_multiple_of(8));
+            if let Some(word) = word {
+                let old = u64::from_ne_bytes(flat[from..from + 8].try_into().unwrap());
+                prop_assert_eq!(word.update(|old| old.wrapping_add(3)), old);
+                flat[from..from + 8].copy_from_slice(&old.wrapping_add(3).to_ne_bytes());
+            }
+            prop_assert_eq!(scattered.look(), (flat, 0));
+        }
+    }
+
+    #[test]
+    fn all_of_memory_can_be_registered() {
+        let octets = [5u8; 16];
+        let addr = octets.as_ptr().expose_provenance() as u64;
+        let who = Accessor { pd: 1, qp: 1 };
+        let mut table = MemoryTable::new();
+        // SAFETY: only `octets` are accessed, and only read.
+        let all = unsafe { Pages::together(0, u64::MAX) }.unwrap();
+        let stag = table.register(all, 0, 1, Access::empty(), 0x4567_8901);
+        let stag = stag.unwrap();
+        let mut back = [0; 16];
+        let span = table.check(stag, addr, 16, Access::empty(), who).unwrap();
+        span.read(&mut back);
+        assert_eq!(back, octets);
+        assert!(
+            table
+                .check(stag, u64::MAX - 16, 16, Access::empty(), who)
+                .is_ok()
+        );
+        assert!(
+            table
+                .check(stag, u64::MAX - 15, 16, Access::empty(), who)
+                .is_err()
+        );
+        let mut table = MemoryTable::new();
+        // SAFETY: as above.
+        let all = unsafe { crate::memory::HostRange::new(0, u64::MAX) }.unwrap();
+        let stag = table.register(all, 0, 1, Access::empty(), 0x4567_8901);
+        let span = table.check(stag.unwrap(), addr, 16, Access::empty(), who);
+        back = [0; 16];
+        span.unwrap().read(&mut back);
+        assert_eq!(back, octets);
+    }
+
+    #[test]
+    fn a_range_begins_in_its_first_page() {
+        let list = [0x1000u64, 0x2000];
+        // SAFETY: never accessed.
+        unsafe {
+            assert!(Pages::new(list.as_ptr(), 12, 4095, 4097).is_some());
+            assert!(Pages::new(list.as_ptr(), 12, 4096, 1).is_none());
+            assert!(Pages::new(list.as_ptr(), 12, 1, u64::MAX).is_none());
+            assert!(Pages::new(list.as_ptr(), 64, 1, 1).is_none());
+            assert!(Pages::new(ptr::null(), 12, 1, 1).is_none());
+            assert!(Pages::together(2, u64::MAX).is_none());
+        }
+    }
+}
