@@ -61,7 +61,7 @@ pub struct Config {
     /// See [`ReceiverNotReady`] (`IWARP_RNR_TIMEOUT_MS`; 0 terminates; default 2000).
     pub receiver_not_ready: ReceiverNotReady,
     /// How long a peer may take to send its MPA request (`IWARP_MPA_TIMEOUT_MS`; default 5000 ms). Its reply may take twice
-    /// that.
+    /// that. A peer whose request was rejected has this time to close the connection; then this end closes it.
     pub handshake_timeout: Duration,
     /// How long a responder in the client-server model waits for the initiator's first message before it sends without it
     /// (`IWARP_SPEAK_FIRST_MS`; default 200 ms). `None` (0) waits without limit, as RFC 5044 section 7.1.2 has it; then a

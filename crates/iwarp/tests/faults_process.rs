@@ -339,11 +339,46 @@ fn a_full_backlog_drains() {
         }
         for wire in &mut peers {
             wire.read_hello(FrameKind::Reply);
+            wire.fin();
             assert!(wire.ends());
         }
         healthy.check();
         let (_wire, _end) = initiator(&server, &Hello::enhanced(true, false));
     });
+}
+
+/// A listener keeps rejected connections open for their initiators, but only as many as an eighth of the descriptors.
+#[test]
+fn rejected_initiators_that_never_close_do_not_pile_up() {
+    alone(
+        "rejected_initiators_that_never_close_do_not_pile_up",
+        || {
+            let few = Rlimit {
+                current: Some(256),
+                maximum: Some(256),
+            };
+            setrlimit(Resource::Nofile, few).unwrap();
+            let mut healthy = Healthy::new(V4);
+            let mut slow = config();
+            slow.handshake_timeout = LIMIT * 10;
+            let server = Server::new(V4, &slow);
+            let request = Hello::enhanced(true, false).octets(FrameKind::Request);
+            let mut rejected = Vec::new();
+            for _ in 0..33 {
+                let mut wire = Wire::connect(server.address);
+                wire.write(&request);
+                server.request().id.reject(b"").unwrap();
+                wire.read_hello(FrameKind::Reply);
+                rejected.push(wire);
+            }
+            // 32 stay open; the oldest one had to go.
+            assert!(rejected[0].ends());
+            for wire in &mut rejected[1..] {
+                assert!(wire.stays_open(Duration::from_millis(5)));
+            }
+            healthy.check();
+        },
+    );
 }
 
 #[test]

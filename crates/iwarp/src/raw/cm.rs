@@ -6,6 +6,7 @@
 mod active;
 mod id;
 mod passive;
+mod refused;
 mod startup;
 mod timewait;
 

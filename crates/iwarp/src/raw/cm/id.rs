@@ -413,7 +413,8 @@ impl CmId {
         Ok(())
     }
 
-    /// Refuses a peer's request (`rdma_reject(3)`), with up to 508 octets that say why.
+    /// Refuses a peer's request (`rdma_reject(3)`), with up to 508 octets that say why. The connection stays open in the background until
+    /// the peer closes it, at most for [`Config::handshake_timeout`](crate::Config::handshake_timeout).
     ///
     /// # Errors
     /// [`Error::InvalidState`]: no request.

@@ -3,6 +3,7 @@
 
 use super::super::context::Context;
 use super::id::{CmId, CmIdInner, ConnectionParameters, Phase, engine, shared_context};
+use super::refused::RefusedList;
 use super::startup::{Read, Starting, local_params, record};
 use super::{CmEvent, CmEventKind};
 use crate::device::Device;
@@ -15,7 +16,6 @@ use iwarp_proto::mpa::negotiate::{PendingRequest, Responder};
 use iwarp_proto::mpa::startup::{FrameKind, FrameReader, MAX_FRAME_LEN, NO_NEGOTIATION};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
@@ -53,6 +53,8 @@ struct Hall {
     starting: Mutex<VecDeque<Weak<Greeting>>>,
     /// Requests not answered.
     waiting: Arc<AtomicU32>,
+    /// Requests that were rejected, until their initiators have closed.
+    refused: Arc<RefusedList>,
 }
 
 impl Listening {
@@ -83,6 +85,7 @@ impl Listening {
                 local: (!local.ip().is_unspecified()).then(|| canonical(local)),
                 starting: Mutex::default(),
                 waiting: Arc::new(AtomicU32::new(0)),
+                refused: Arc::default(),
             }),
         });
         engine.add(
@@ -235,6 +238,8 @@ impl Hall {
             starting,
             pending,
             _waiting: Waiting(waiting),
+            refused: Arc::clone(&self.refused),
+            timeout: ctx.config().handshake_timeout,
         };
         let channel = listener.channel();
         let id = CmId::of_request(&channel, ctx, self.ctx.is_some(), requested);
@@ -262,6 +267,11 @@ fn starting_max() -> usize {
     quarter.clamp(STARTING_MIN, STARTING_MAX)
 }
 
+/// Rejected connections of one listener have half of that.
+fn refused_max() -> usize {
+    starting_max() / 2
+}
+
 impl Source for Listening {
     fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
         loop {
@@ -272,7 +282,8 @@ impl Source for Listening {
             match self.listener.accept() {
                 Ok(Some((stream, peer))) => self.hall.welcome(stream, peer),
                 Ok(None) => return true,
-                // Connections that send nothing must not keep others out.
+                // Connections that are rejected or send nothing must not keep others out.
+                Err(NetError::TooManyFiles { .. }) if self.hall.refused.close_oldest() => {}
                 Err(NetError::TooManyFiles { .. })
                     if self.hall.give_up_oldest("its descriptor is needed") => {}
                 Err(e @ NetError::TooManyFiles { .. }) => {
@@ -373,64 +384,22 @@ pub(super) struct Requested {
     pub(super) starting: Starting,
     pub(super) pending: PendingRequest,
     _waiting: Waiting,
+    refused: Arc<RefusedList>,
+    /// How long the initiator may take to close a connection that is rejected.
+    timeout: Duration,
 }
 
 impl Requested {
-    /// Sends a refusal, and closes.
+    /// Sends a rejection, and leaves it to the initiator to close the connection.
     pub(super) fn reject(self, private_data: &[u8]) {
         let mut frame = [0u8; MAX_FRAME_LEN];
         let n = self.pending.reject(private_data, &mut frame);
-        let _ = self.starting.write(&frame[..n]);
-        if let Ok(engine) = engine() {
-            Refused::linger(&engine, self.starting.stream);
+        let sent = self.starting.write(&frame[..n]);
+        if let (Ok(()), Ok(engine)) = (sent, engine()) {
+            let most = refused_max();
+            self.refused
+                .keep(&engine, self.starting.stream, self.timeout, most);
         }
-    }
-}
-
-/// A connection that was refused, until the peer has closed it or has had the time for that.
-///
-/// siw as initiator forgets what an answer says if the end of the stream comes in the same segment. It closes by itself.
-struct Refused {
-    engine: Arc<Engine>,
-    token: u64,
-    stream: TcpStream,
-}
-
-/// Long enough for a reply to be read, and short for a peer that waits for our end.
-const REFUSED_LINGER: Duration = Duration::from_millis(100);
-
-impl Refused {
-    fn linger(engine: &Arc<Engine>, stream: TcpStream) {
-        let token = engine.token();
-        let refused = Arc::new(Self {
-            engine: Arc::clone(engine),
-            token,
-            stream,
-        });
-        let source = Arc::clone(&refused) as Arc<dyn Source>;
-        if engine
-            .add(&refused.stream, token, Interest::READ, source)
-            .is_ok()
-        {
-            engine.after(REFUSED_LINGER, token, 0);
-        }
-    }
-}
-
-impl Source for Refused {
-    fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
-        // What comes now does not matter. If it stayed unread, the close would become a reset.
-        let mut sink = [0u8; 1024];
-        match self.stream.recv(&mut sink) {
-            Ok(1..) => {}
-            Err(e) if e.kind() == ErrorKind::WouldBlock => {}
-            Ok(0) | Err(_) => self.engine.remove(&self.stream, self.token),
-        }
-        true
-    }
-
-    fn timer(self: Arc<Self>, _: u32) {
-        self.engine.remove(&self.stream, self.token);
     }
 }
 

@@ -1,0 +1,108 @@
+//! Connections whose request the program has rejected. They stay open until the initiator closes them
+//! (RFC 5044 section 7.1.2, rules 4 and 5), for a bounded time, and a listener keeps a bounded number of them.
+
+use crate::engine::{Engine, Source};
+use crate::sys::poller::Interest;
+use crate::sys::stream::TcpStream;
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+use std::io::ErrorKind;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// The rejected connections of one listener, the oldest first. It may outlive the listener, because a request can be
+/// rejected after that.
+#[derive(Debug, Default)]
+pub(super) struct RefusedList(Mutex<VecDeque<Weak<Refused>>>);
+
+impl RefusedList {
+    //= rfc5044 section 7.1.2
+    //# If the
+    //# MPA Request Frame is properly formatted but the Private Data is
+    //# not acceptable, the implementation SHOULD return an MPA Reply
+    //# Frame with the Rejected Connection bit set to '1'; the MPA
+    //# Reply Frame MAY include ULP-supplied Private Data; the
+    //# implementation MUST exit MPA, leaving the TCP connection open.
+    /// Keeps `stream` open until the initiator closes it, at most for `time`. If the listener has more than `most` of them, the
+    /// oldest is closed, so that initiators that never close cannot use up the descriptors of the process.
+    ///
+    /// siw as initiator closes by itself. It loses the private data of a rejection if the FIN comes in the same segment.
+    pub(super) fn keep(
+        &self,
+        engine: &Arc<Engine>,
+        stream: TcpStream,
+        time: Duration,
+        most: usize,
+    ) {
+        let token = engine.token();
+        let refused = Arc::new(Refused {
+            engine: Arc::clone(engine),
+            token,
+            stream,
+        });
+        let source = Arc::clone(&refused) as Arc<dyn Source>;
+        if engine
+            .add(&refused.stream, token, Interest::READ, source)
+            .is_err()
+        {
+            return;
+        }
+        let too_many = {
+            let mut all = self.0.lock();
+            all.retain(|refused| refused.strong_count() > 0);
+            all.push_back(Arc::downgrade(&refused));
+            all.len() > most
+        };
+        if too_many {
+            self.close_oldest();
+        }
+        engine.after(time, token, 0);
+    }
+
+    /// Closes the connection that was rejected first. Returns `false` if there is none.
+    pub(super) fn close_oldest(&self) -> bool {
+        // The lock is dropped before the connection, which takes others.
+        let oldest = loop {
+            let Some(oldest) = self.0.lock().pop_front() else {
+                return false;
+            };
+            if let Some(oldest) = oldest.upgrade() {
+                break oldest;
+            }
+        };
+        oldest.close();
+        true
+    }
+}
+
+/// A rejected connection.
+#[derive(Debug)]
+struct Refused {
+    engine: Arc<Engine>,
+    token: u64,
+    stream: TcpStream,
+}
+
+impl Refused {
+    /// Closes the descriptor as soon as nobody uses it.
+    fn close(&self) {
+        self.engine.remove(&self.stream, self.token);
+    }
+}
+
+impl Source for Refused {
+    fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
+        // What comes now does not matter. If it stayed unread, the close would become a reset.
+        let mut sink = [0u8; 1024];
+        match self.stream.recv(&mut sink) {
+            Ok(1..) => {}
+            Err(e) if e.kind() == ErrorKind::WouldBlock => {}
+            Ok(0) | Err(_) => self.close(),
+        }
+        true
+    }
+
+    fn timer(self: Arc<Self>, _: u32) {
+        self.close();
+    }
+}
