@@ -186,6 +186,9 @@ fn crc_field_is_not_checked_when_off() {
         )
         .is_ok()
     );
+    //= rfc5044 section 6
+    //= type=test
+    //# To do this, the receiver MUST:
     let e = decode_fpdu(&wire, &CRC, &mut MarkerClock::new(), &mut out).unwrap_err();
     assert_eq!(e.terminate(), Some(TerminateCode::MPA_CRC));
 }
@@ -211,6 +214,14 @@ fn naive_stream(bodies: &[Vec<u8>], start: usize) -> Vec<u8> {
 
 #[test]
 fn markers_are_where_a_naive_model_puts_them() {
+    //= rfc5044 section 5.2
+    //= type=test
+    //# The receivers MUST identify FPDU boundaries by using the ULPDU_LENGTH field,
+    //# as described in Section 6.
+    //= rfc5044 section 6
+    //= type=test
+    //# To detect the start of the FPDU unambiguously one of the following MUST be
+    //# used:
     //= rfc5044 section 4.3
     //= type=test
     //# If an FPDU is large enough to contain multiple Markers, they MUST all
@@ -320,6 +331,11 @@ fn marker_between_pad_and_crc_and_after_the_crc() {
 fn bad_markers_are_found() {
     //= rfc5044 section 8
     //= type=test
+    //# It may not be possible to make this check as a segment arrives, but the
+    //# check SHOULD be made when a gap creating an out-of-order sequence is closed
+    //# and any time a Marker points to an already identified FPDU.
+    //= rfc5044 section 8
+    //= type=test
     //# If the FPDU start determined from previous ULPDU Length
     //# fields does not match with the MPA Marker position, MPA SHOULD
     //# deliver an error to DDP.
@@ -363,6 +379,10 @@ fn bad_markers_are_found() {
 
 #[test]
 fn incomplete_input_says_how_much_is_missing() {
+    //= rfc5044 section 6
+    //= type=test
+    //# The ULPDU Length field (see Section 4) MUST be used to determine if the
+    //# entire FPDU is present before forwarding the ULPDU to DDP.
     for opts in [CRC, MARKERS] {
         let mut wire = [0; 64];
         let n = encode_fpdu(&send(1), &opts, &mut MarkerClock::new(), &mut wire).unwrap();
@@ -443,6 +463,11 @@ fn mulpdu_values() {
     //= type=test
     //# The range of MULPDU values MUST be
     //# between 128 octets and 64768 octets, inclusive.
+    //= rfc5044 section 4.5
+    //= type=test
+    //# If one or more FPDUs are already packed into a TCP segment, such that the
+    //# remaining room is less than 128 octets, MPA MUST NOT provide a MULPDU
+    //# smaller than 128.
     for emss in (0..200).chain(64_000..66_000).chain([1 << 20, u32::MAX]) {
         for markers in [false, true] {
             assert!((128..=64768).contains(&mulpdu(emss, markers)), "{emss}");

@@ -9,6 +9,12 @@ use peers::*;
 
 #[test]
 fn defaults_on_the_wire() {
+    //= rfc5044 section 1.2
+    //= type=test
+    //# It is possible to disable this CRC check; however, CRCs MUST be enabled
+    //# unless it is clear that the end-to-end connection through the network has
+    //# data integrity at least as good as an MPA with CRC enabled (for example,
+    //# when IPsec is implemented end to end).
     //= rfc5044 section 4.4
     //= type=test
     //# The default configuration for a
@@ -159,9 +165,24 @@ fn crc_and_markers() {
         };
         let (ours, theirs) = connect(i, r);
         for a in [ours, theirs] {
+            //= rfc5044 section 4.4
+            //= type=test
+            //# After receipt of an MPA startup declaration indicating that its peer
+            //# requires CRCs, an MPA instance MUST continue generating and checking CRCs
+            //# until the connection terminates.
+            //= rfc5044 section C.1
+            //= type=test
+            //# Since the RDMAC RNIC will always request CRC use, then, according to the
+            //# IETF MPA specification, both peers MUST generate and check CRCs.
             assert_eq!(a.crc, on(0) || on(2));
+            //= rfc5044 section 3
+            //= type=test
+            //# MPA MUST provide the protocol version negotiated with its peer to DDP.
             assert_eq!((a.revision, a.enhanced), (revision, on(4)));
         }
+        //= rfc5044 section 7.1.1
+        //= type=test
+        //# M: This bit declares an endpoint's REQUIRED Marker usage.
         assert_eq!((ours.markers_rx, ours.markers_tx), (on(1), on(3)));
         assert_eq!((theirs.markers_rx, theirs.markers_tx), (on(3), on(1)));
     }

@@ -267,6 +267,11 @@ fn reader_takes_any_portions_and_nothing_that_follows() {
 
 #[test]
 fn reader_can_avoid_over_reading() {
+    //= rfc5044 section 7.1
+    //= type=test
+    //# MPA requires that the Consumer MUST activate MPA, and any TCP enhancements
+    //# for MPA, on a TCP half connection at the same location in the octet stream
+    //# at both the sender and the receiver.
     let mut reader = FrameReader::new(FrameKind::Request);
     assert!(reader.is_empty());
     let mut rest = REQUEST;

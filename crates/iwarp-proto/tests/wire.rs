@@ -209,6 +209,9 @@ fn opcode_table() {
 /// Every pair of control octets on every queue: 65536 × 6 headers against the rules in words.
 #[test]
 fn exhaustive_control_octets() {
+    //= rfc5044 section C.1
+    //= type=test
+    //# Moreover, the DDP and RDMAP version MUST be identical in the two directions.
     //= rfc5041 section 4.1
     //= type=test
     //# This field MUST be

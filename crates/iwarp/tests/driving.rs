@@ -174,6 +174,10 @@ fn a_target_that_is_busy_with_its_own_completions_is_served() {
 /// window has opened, and then FPDUs must be larger, too.
 #[test]
 fn fpdus_grow_with_the_segments_of_the_stream() {
+    //= rfc5044 section 3
+    //= type=test
+    //# MPA MUST provide information to DDP on the current maximum size of the
+    //# record that is acceptable to send (MULPDU).
     const LEN: u32 = 1 << 20;
     let _watchdog = Watchdog::new();
     let (client, server) = pair(V4, &config());

@@ -72,6 +72,11 @@ fn connecting_to_unusable_addresses_fails() {
 
 #[test]
 fn a_responder_that_hangs() {
+    //= rfc5044 section 7.1.2
+    //= type=test
+    //# 10. MPA implementations SHOULD implement a reasonable timeout while waiting
+    //# for the entire set of startup frames; this prevents certain
+    //# denial-of-service attacks.
     others_are_served(|| {
         let (socket, address) = listener(V4);
         let reply = Hello::enhanced(true, false).octets(FrameKind::Reply);
@@ -106,6 +111,13 @@ fn a_responder_that_closes_in_the_middle_of_its_reply() {
 
 #[test]
 fn octets_that_are_no_mpa_reply_are_refused() {
+    //= rfc5044 section 7.1.2
+    //= type=test
+    //# If the MPA Reply Frame is improperly formatted, the implementation MUST
+    //# close the TCP connection and exit MPA.
+    //= rfc5044 section 8
+    //= type=test
+    //# In this case, the TCP connection MUST be immediately closed.
     let hello = Hello::enhanced(true, false);
     let good = hello.octets(FrameKind::Reply);
     let changed = |at: usize, to: u8| {
@@ -283,6 +295,12 @@ fn responders_of_revision_1() {
 
 #[test]
 fn responders_that_choose_the_kind_of_rtr_message() {
+    //= rfc5044 section 7.1.2
+    //= type=test
+    //# If the MPA Reply Frame is properly formatted and the Private Data is
+    //# acceptable, and the Reject Connection bit is set to '0', the implementation
+    //# SHOULD enter Full MPA/DDP Operation Phase; interpreting any received data as
+    //# FPDUs and sending DDP ULPDUs as FPDUs.
     others_are_served(|| {
         for hello in [
             Hello::enhanced(true, false),
@@ -367,6 +385,9 @@ fn destroying_the_queue_pair_after_disconnect_still_reports_disconnected() {
 
 #[test]
 fn posting_works_as_soon_as_established_is_reported() {
+    //= rfc5044 section 7.1
+    //= type=test
+    //# A DDP endpoint MUST be "bound" to the MPA connection at entry to this phase.
     others_are_served(|| {
         let (socket, address) = listener(V4);
         for _ in 0..100 {

@@ -15,6 +15,21 @@ use std::time::{Duration, Instant};
 
 #[test]
 fn a_peer_that_hangs_is_given_up() {
+    //= rfc5044 section 7.1.2
+    //= type=test
+    //# 2. When MPA is started in the Responder mode, the MPA implementation MUST
+    //# wait until an MPA Request Frame is received and validated before entering
+    //# Full MPA/DDP Operation.
+    //= rfc5044 section 7.1.2
+    //= type=test
+    //# Implementations SHOULD put a timeout on waiting for the MPA Request Frame
+    //# when started in Responder mode, to detect incorrect "Responder/Responder"
+    //# startups.
+    //= rfc5044 section 7.1.2
+    //= type=test
+    //# 10. MPA implementations SHOULD implement a reasonable timeout while waiting
+    //# for the entire set of startup frames; this prevents certain
+    //# denial-of-service attacks.
     others_are_served(|| {
         let server = Server::new(V4, &config());
         let request = Hello::enhanced(true, true).octets(FrameKind::Request);
@@ -51,6 +66,13 @@ fn a_peer_that_closes_in_the_middle_of_its_request_is_forgotten() {
 
 #[test]
 fn octets_that_are_no_mpa_request_are_refused_at_once() {
+    //= rfc5044 section 7.1.2
+    //= type=test
+    //# If the MPA Request Frame is improperly formatted, the implementation MUST
+    //# close the TCP connection and exit MPA.
+    //= rfc5044 section 8
+    //= type=test
+    //# In this case, the TCP connection MUST be immediately closed.
     let hello = Hello::enhanced(true, true);
     let good = hello.octets(FrameKind::Request);
     let changed = |at: usize, to: u8| {
@@ -269,6 +291,13 @@ fn the_responder_waits_for_the_first_message() {
 
 #[test]
 fn initiators_of_every_revision_and_mode() {
+    //= rfc5044 section 7.1.2
+    //= type=test
+    //# If the MPA Request Frame is properly formatted and the Private Data is
+    //# acceptable, the implementation SHOULD return an MPA Reply Frame with the
+    //# Rejected Connection bit set to '0'; the MPA Reply Frame MAY include
+    //# ULP-supplied Private Data; and the Responder SHOULD prepare to interpret any
+    //# data received as FPDUs and pass any received ULPDUs to DDP.
     others_are_served(|| {
         let server = Server::new(V4, &config());
         let ammasso = Hello {

@@ -257,6 +257,9 @@ fn operations_with_crc() {
 
 #[test]
 fn operations_without_crc() {
+    //= rfc5044 section 4.4
+    //= type=test
+    //# The process MUST be invisible to the ULP.
     let mut config = Config::default();
     config.crc = false;
     all_operations(&config);

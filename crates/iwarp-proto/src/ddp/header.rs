@@ -165,6 +165,8 @@ impl Header {
     /// Checks the two control octets. They are enough to refuse a segment of another protocol version.
     #[inline]
     pub fn check_control(ddp_control: u8, rdmap_control: u8) -> Result<(), HeaderError> {
+        //= rfc5044 section C.1
+        //# Moreover, the DDP and RDMAP version MUST be identical in the two directions.
         let tagged = ddp_control & bit::TAGGED != 0;
         if ddp_control & bit::DDP_VERSION != DDP_VERSION {
             return Err(HeaderError::BadDdpVersion { tagged });

@@ -285,6 +285,15 @@ pub fn decode_fpdu(
         .get(header_at..header_end)
         .and_then(|h| h.first_chunk())
         .ok_or(FramingError::Incomplete { needed: header_end })?;
+    //= rfc5044 section 5.2
+    //# The receivers MUST identify FPDU boundaries by using the ULPDU_LENGTH field,
+    //# as described in Section 6.
+    //= rfc5044 section 6
+    //# To detect the start of the FPDU unambiguously one of the following MUST be
+    //# used:
+    //= rfc5044 section 6
+    //# The ULPDU Length field (see Section 4) MUST be used to determine if the
+    //# entire FPDU is present before forwarding the ULPDU to DDP.
     let ulpdu_len = usize::from(u16::from_be_bytes(*len));
     let total = fpdu_len_with_markers(next, ulpdu_len);
     let (covered, trailer) = stream
@@ -305,6 +314,8 @@ pub fn decode_fpdu(
     //= rfc5044 section 7.1.1
     //# When CRCs are not in use, the CRC field MUST be considered valid for FPDU
     //# checking regardless of its contents.
+    //= rfc5044 section 6
+    //# To do this, the receiver MUST:
     if let Some(crc) = opts.crc {
         let (computed, received) = (crc(0, covered), u32::from_le_bytes(*trailer));
         if computed != received {
@@ -328,6 +339,10 @@ pub fn decode_fpdu(
                 //# If the FPDU start determined from previous ULPDU Length
                 //# fields does not match with the MPA Marker position, MPA SHOULD
                 //# deliver an error to DDP.
+                //= rfc5044 section 8
+                //# It may not be possible to make this check as a segment arrives, but the
+                //# check SHOULD be made when a gap creating an out-of-order sequence is closed
+                //# and any time a Marker points to an already identified FPDU.
                 let received = Marker::parse(octets);
                 if received != expected {
                     return Err(FramingError::BadMarker {

@@ -57,6 +57,9 @@ pub fn mulpdu(emss: u32, markers: bool) -> u16 {
     //# The maximum ULPDU Length for a single ULPDU when Markers are NOT
     //# present MUST be computed as:
     //# MULPDU = EMSS - (6 + EMSS mod 4)
+    //= rfc5044 section 3
+    //# MPA MUST provide information to DDP on the current maximum size of the
+    //# record that is acceptable to send (MULPDU).
     let marker_room = if markers {
         4 * u64::from(emss.div_ceil(512))
     } else {
@@ -70,6 +73,10 @@ pub fn mulpdu(emss: u32, markers: bool) -> u16 {
     //= rfc5044 section 3
     //# The range of MULPDU values MUST be
     //# between 128 octets and 64768 octets, inclusive.
+    //= rfc5044 section 4.5
+    //# If one or more FPDUs are already packed into a TCP segment, such that the
+    //# remaining room is less than 128 octets, MPA MUST NOT provide a MULPDU
+    //# smaller than 128.
     u16::try_from(fits)
         .unwrap_or(MAX_MULPDU)
         .clamp(MIN_MULPDU, MAX_MULPDU)

@@ -220,7 +220,16 @@ impl Initiator {
         let mut agreed = Agreed {
             revision: header.revision,
             enhanced: self.enhanced,
+            //= rfc5044 section 4.4
+            //# After receipt of an MPA startup declaration indicating that its peer
+            //# requires CRCs, an MPA instance MUST continue generating and checking CRCs
+            //# until the connection terminates.
+            //= rfc5044 section C.1
+            //# Since the RDMAC RNIC will always request CRC use, then, according to the
+            //# IETF MPA specification, both peers MUST generate and check CRCs.
             crc: params.crc || header.flags.has(Flags::CRC),
+            //= rfc5044 section 7.1.1
+            //# M: This bit declares an endpoint's REQUIRED Marker usage.
             markers_tx: header.flags.has(Flags::MARKERS),
             markers_rx: params.markers_rx,
             ird: params.ird(),

@@ -168,6 +168,11 @@ pub struct LocalParams {
 impl Default for LocalParams {
     /// Revision 2, peer-to-peer with Write or Read as RTR message, CRC, no markers: hardware and siw both accept it.
     fn default() -> Self {
+        //= rfc5044 section 1.2
+        //# It is possible to disable this CRC check; however, CRCs MUST be enabled
+        //# unless it is clear that the end-to-end connection through the network has
+        //# data integrity at least as good as an MPA with CRC enabled (for example,
+        //# when IPsec is implemented end to end).
         //= rfc5044 section 4.4
         //# The default configuration for a
         //# connection MUST be to use CRCs.
@@ -203,6 +208,8 @@ impl LocalParams {
 /// What both sides have agreed on.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Agreed {
+    //= rfc5044 section 3
+    //# MPA MUST provide the protocol version negotiated with its peer to DDP.
     /// The revision of the frames exchanged.
     pub revision: u8,
     /// Were the frames enhanced?

@@ -316,6 +316,10 @@ impl Active {
 
     /// The request is sent.
     fn await_reply(&self, s: &mut State, starting: Box<Starting>) {
+        //= rfc5044 section 7.1.2
+        //# 10. MPA implementations SHOULD implement a reasonable timeout while waiting
+        //# for the entire set of startup frames; this prevents certain
+        //# denial-of-service attacks.
         let limit = self.ctx.config().handshake_timeout * 2;
         self.engine.after(limit, s.token, TIMER_REPLY);
         s.stage = Stage::Reply(starting);
@@ -383,6 +387,12 @@ impl Active {
         self.engine.remove(&starting.stream, token);
         match read {
             Read::Frame => match outcome {
+                //= rfc5044 section 7.1.2
+                //= type=exception
+                //= reason=neither rdma_cm(3) nor our interface can hand the TCP connection of a rejected attempt to the program, so the connection manager closes it in place of the program, which the RFC allows
+                //# If the MPA Reply Frame is properly formatted but is the Private Data is not
+                //# acceptable, or if the Rejected Connection bit is set to '1', the
+                //# implementation MUST exit MPA, leaving the TCP connection open.
                 Some(Ok(_)) => Next::End(End::Failed {
                     kind: CmEventKind::Rejected,
                     status: libc::ECONNREFUSED,
@@ -440,6 +450,13 @@ impl Active {
             cm: Some(Arc::downgrade(&id) as Weak<dyn CmSink>),
             first_message: None,
         };
+        //= rfc5044 section 7.1
+        //# A DDP endpoint MUST be "bound" to the MPA connection at entry to this phase.
+        //= rfc5044 section 7.1.2
+        //# If the MPA Reply Frame is properly formatted and the Private Data is
+        //# acceptable, and the Reject Connection bit is set to '0', the implementation
+        //# SHOULD enter Full MPA/DDP Operation Phase; interpreting any received data as
+        //# FPDUs and sending DDP ULPDUs as FPDUs.
         // Before the event, because a program that sees it may post. If the connection ends before the event, the identifier keeps that.
         if let Err(e) = self.qp.inner.attach(handover) {
             tracing::debug!(error = %e, "queue pair does not take the connection");
@@ -457,6 +474,11 @@ impl Active {
         tracing::debug!(peer = %self.peer, error = %e, "MPA reply refused");
         match e.terminate() {
             Some(code) => starting.terminate(code, self.ctx.config().crc),
+            //= rfc5044 section 7.1.2
+            //# If the MPA Reply Frame is improperly formatted, the implementation MUST
+            //# close the TCP connection and exit MPA.
+            //= rfc5044 section 8
+            //# In this case, the TCP connection MUST be immediately closed.
             None => starting.stream.abort(),
         }
         let errno = match e.code() {

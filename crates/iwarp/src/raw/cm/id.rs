@@ -403,6 +403,12 @@ impl CmId {
                 .peer_to_peer
                 .then_some(ctx.config().handshake_timeout),
         };
+        //= rfc5044 section 7.1.2
+        //# If the MPA Request Frame is properly formatted and the Private Data is
+        //# acceptable, the implementation SHOULD return an MPA Reply Frame with the
+        //# Rejected Connection bit set to '0'; the MPA Reply Frame MAY include
+        //# ULP-supplied Private Data; and the Responder SHOULD prepare to interpret any
+        //# data received as FPDUs and pass any received ULPDUs to DDP.
         if let Err(e) = qp.inner.attach(handover) {
             return gone(e.to_string());
         }

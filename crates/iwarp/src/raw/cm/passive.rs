@@ -179,7 +179,13 @@ impl Hall {
             self.give_up_oldest("too many connections in start-up");
         }
         //= rfc5044 section 7.1.2
-        //# Responder mode implementations MUST
+        //# Implementations SHOULD put a timeout on waiting for the MPA Request Frame
+        //# when started in Responder mode, to detect incorrect "Responder/Responder"
+        //# startups.
+        //= rfc5044 section 7.1.2
+        //# 10. MPA implementations SHOULD implement a reasonable timeout while waiting
+        //# for the entire set of startup frames; this prevents certain
+        //# denial-of-service attacks.
         self.engine.after(timeout, token, 0);
     }
 
@@ -211,6 +217,10 @@ impl Hall {
         let Some(frame) = starting.reader.frame() else {
             return;
         };
+        //= rfc5044 section 7.1.2
+        //# 2. When MPA is started in the Responder mode, the MPA implementation MUST
+        //# wait until an MPA Request Frame is received and validated before entering
+        //# Full MPA/DDP Operation.
         let pending = match Responder::on_request(&frame, &params) {
             Ok(pending) => pending,
             Err(e) => {
@@ -350,6 +360,11 @@ impl Source for Greeting {
                 drop(slot);
                 self.hall.deliver(self.ctx.clone(), starting);
             }
+            //= rfc5044 section 7.1.2
+            //# If the MPA Request Frame is improperly formatted, the implementation MUST
+            //# close the TCP connection and exit MPA.
+            //= rfc5044 section 8
+            //# In this case, the TCP connection MUST be immediately closed.
             Read::Bad(e) => {
                 tracing::debug!(error = %e, "no MPA request");
                 self.end(&starting);

@@ -40,6 +40,10 @@ pub(super) enum Read {
 impl Starting {
     /// Reads the frame and not an octet more: the octets behind it belong to full operation.
     pub(super) fn read(&mut self) -> Read {
+        //= rfc5044 section 7.1
+        //# MPA requires that the Consumer MUST activate MPA, and any TCP enhancements
+        //# for MPA, on a TCP half connection at the same location in the octet stream
+        //# at both the sender and the receiver.
         let mut buf = [0u8; MAX_FRAME_LEN];
         loop {
             let missing = match self.reader.missing() {
@@ -145,6 +149,8 @@ pub(super) fn local_params(
 pub(super) fn stream_config(agreed: &Agreed, initiator: bool, ctx: &Context) -> StreamConfig {
     StreamConfig {
         initiator,
+        //= rfc5044 section 4.4
+        //# The process MUST be invisible to the ULP.
         crc: agreed.crc,
         markers_tx: agreed.markers_tx,
         markers_rx: agreed.markers_rx,
