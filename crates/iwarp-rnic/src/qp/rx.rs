@@ -508,6 +508,10 @@ impl QueuePair {
         // RFC 5044 has no half-open phase: outstanding requests are flushed, and our direction is closed, too.
         let mut news = false;
         self.turn(|life| news = life.eof(), host);
+        //= rfc5044 section 7.2
+        //# A mechanism SHOULD be provided by MPA to DDP for DDP to be made aware that a
+        //# graceful close of the TCP connection has been received by the TCP (e.g., FIN
+        //# is received).
         if news {
             self.events |= Events::DISCONNECTED;
         }

@@ -41,6 +41,11 @@ fn a_graceful_close_sends_what_is_queued() {
     use WcStatus::{Flushed, Success};
     assert_eq!(brief(&b.host.recvs), [(1, Success), (2, Flushed)]);
     assert_eq!(
+        //= rfc5044 section 7.2
+        //= type=test
+        //# A mechanism SHOULD be provided by MPA to DDP for DDP to be made aware that a
+        //# graceful close of the TCP connection has been received by the TCP (e.g., FIN
+        //# is received).
         b.qp.take_events() - Events::ESTABLISHED,
         Events::DISCONNECTED
     );
