@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use crc_fast::{CrcAlgorithm, Digest};
 use iwarp_proto::ddp::{Stag, TaggedHeader};
-use iwarp_proto::mpa::framing::pad_len;
+use iwarp_proto::mpa::framing::{MAX_MULPDU, pad_len};
 use iwarp_proto::rdmap::Opcode;
 use rustix::io::Errno;
 use rustix::net::{
@@ -22,8 +22,10 @@ use std::io::{IoSlice, IoSliceMut};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+/// Octets of a tagged header.
+const TAGGED: usize = 14;
 /// MPA length field and tagged header.
-const HEAD: usize = 2 + 14;
+const HEAD: usize = 2 + TAGGED;
 /// Payload up to this size is copied beside its header.
 const LINEAR_MAX: usize = 2048;
 /// Octets that are given to the kernel at a time.
@@ -65,21 +67,21 @@ pub(crate) struct LatencyArgs {
     framing: Framing,
 }
 
-/// Payload octets of an FPDU that fills a segment of the loopback interface.
-const FPDU: usize = 65460;
+/// Payload octets of the largest FPDU that RFC 5044 allows. Segments of the loopback interface have room for it.
+const FPDU: usize = MAX_MULPDU as usize - TAGGED;
 
 #[derive(Debug, Args)]
 pub(crate) struct Framing {
     /// CRCs
     #[arg(long)]
     crc: OnOff,
-    /// Payload octets per FPDU; the default fills a segment of the loopback interface
+    /// Payload octets per FPDU; the default is the largest that RFC 5044 allows
     #[arg(long, default_value_t = FPDU)]
     fpdu: usize,
 }
 
 impl Framing {
-    /// Frames that fill segments of the loopback interface.
+    /// Frames as large as RFC 5044 allows.
     pub(crate) const fn with_crc(crc: OnOff) -> Self {
         Self { crc, fpdu: FPDU }
     }
@@ -490,11 +492,11 @@ mod tests {
     fn every_shape_of_message_arrives_whole() {
         for crc in [OnOff::On, OnOff::Off] {
             for (size, fpdu, count) in [
-                (1, 65460, 300),
-                (64, 65460, 1000),
+                (1, FPDU, 300),
+                (64, FPDU, 1000),
                 (3000, 1408, 100),
-                (65536, 65460, 20),
-                (1 << 20, 65460, 5),
+                (65536, FPDU, 20),
+                (1 << 20, FPDU, 5),
                 (100_003, 16_384, 9),
             ] {
                 let (a, b) = pair();
@@ -525,7 +527,7 @@ mod tests {
         let (a, b) = pair();
         let framing = Framing {
             crc: OnOff::On,
-            fpdu: 65460,
+            fpdu: FPDU,
         };
         let mut sender = Sender::new(&a, &framing, 64);
         sender.message().unwrap();
