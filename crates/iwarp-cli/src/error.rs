@@ -33,6 +33,15 @@ impl Error {
         Self::Usage(message.into())
     }
 
+    /// Adds a description of what was being done in front. A busy server stays one.
+    #[must_use]
+    pub(crate) fn during(self, what: impl fmt::Display) -> Self {
+        match self {
+            Self::Busy(m) => Self::Busy(format!("{what}: {m}")),
+            other => Self::Failed(format!("{what}: {other}")),
+        }
+    }
+
     /// The process exit code of this failure.
     pub(crate) fn exit_code(&self) -> ExitCode {
         match self {

@@ -12,6 +12,7 @@ mod error;
 mod logging;
 mod man;
 mod out;
+mod patience;
 mod perf;
 mod ping;
 mod rdma;

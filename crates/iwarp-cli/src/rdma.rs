@@ -2,16 +2,14 @@
 //! words for the person at the terminal. The serving ends have `service`.
 
 use crate::error::{Context as _, Error, Result};
+use crate::patience;
 use iwarp::cm::{Connection, Connector};
-use iwarp::{Config, Context, Device, QueuePair, WcStatus};
+use iwarp::{Blame, Config, Context, Device, QueuePair, WcStatus};
 use rustix::io::Errno;
 use std::net::{SocketAddr, ToSocketAddrs as _};
-use std::time::{Duration, Instant};
 
 /// How the private data of a reject begin if the server has no place now, and will have one later.
 pub(crate) const BUSY: &str = "busy: ";
-/// How long a client goes on asking a server that has no place.
-const BUSY_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Turns a host name or an address (IPv6 with or without brackets) into socket addresses.
 ///
@@ -32,47 +30,32 @@ pub(crate) fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
     Ok(found)
 }
 
-/// Tries the addresses of a peer in turn; `attempt` gets the device that reaches it. While the server has no place for
-/// another client, it is asked again for ten seconds.
+/// Returns the error of a client whose connection ended before the server's first answer. A server that evicts a client resets the
+/// connection: then it was busy, and may be asked again.
+pub(crate) fn before_the_first_answer(e: Error, qp: &iwarp::raw::QueuePair) -> Error {
+    match qp.fault() {
+        Some(fault) if fault.blame == Blame::Transport => Error::Busy(format!(
+            "{e}: perhaps the server needed the place for another client"
+        )),
+        _ => e,
+    }
+}
+
+/// Tries the addresses of a peer in turn; `attempt` gets the device that reaches it.
 ///
 /// # Errors
-/// The failure of the last attempt.
+/// Those of [`patience::first_that_answers`].
 pub(crate) fn first_that_answers<T>(
     addresses: &[SocketAddr],
     config: &Config,
     mut attempt: impl FnMut(&Context, SocketAddr) -> Result<T>,
 ) -> Result<T> {
-    let until = Instant::now() + BUSY_PATIENCE;
-    let mut pause = Duration::from_millis(50);
-    loop {
-        match each_address(addresses, config, &mut attempt) {
-            Err(Error::Busy(why)) if Instant::now() + pause < until => {
-                tracing::info!("{why}; asking again");
-                std::thread::sleep(pause);
-                pause = (pause * 2).min(Duration::from_secs(1));
-            }
-            outcome => return outcome,
-        }
-    }
-}
-
-fn each_address<T>(
-    addresses: &[SocketAddr],
-    config: &Config,
-    attempt: &mut impl FnMut(&Context, SocketAddr) -> Result<T>,
-) -> Result<T> {
-    let mut last = Error::failed("there is no address to connect to");
-    for &peer in addresses {
+    patience::first_that_answers(addresses, |peer| {
         let device = Device::route_to(peer).map_err(|e| cannot_connect(peer, &e));
-        let outcome = device
+        device
             .and_then(|d| Context::open(&d, config.clone()).map_err(|e| cannot_connect(peer, &e)))
-            .and_then(|ctx| attempt(&ctx, peer));
-        match outcome {
-            Ok(x) => return Ok(x),
-            Err(e) => last = e,
-        }
-    }
-    Err(last)
+            .and_then(|ctx| attempt(&ctx, peer))
+    })
 }
 
 /// Connects, with a failure that names the peer and what a person can do about it.

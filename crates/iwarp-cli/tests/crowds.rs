@@ -3,44 +3,31 @@
 //! `cargo test --release -p iwarp-cli --test crowds -- --ignored --nocapture` runs the same on a larger scale and prints figures.
 
 mod common;
+#[path = "common/crowd.rs"]
+mod crowd;
 #[path = "common/raw.rs"]
 mod raw;
 
 use common::{
     LIMIT, Running, Scratch, fail, iwarp, noise, run, serve, serve_as, str, succeed, text,
 };
+use crowd::{Connect, Crowd, has_ended};
 use raw::{Heard, Raw, resident};
+use std::any::Any;
 use std::fs;
-use std::io::Read as _;
+use std::io::Write as _;
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 fn cp_server(dir: &Path, more: &[&str]) -> (Running, SocketAddr) {
     serve(&[&["cp", "serve", str(dir), "-p", "0", "-q"], more].concat())
 }
 
-/// Whether the other end has closed; data that come meanwhile are dropped.
-fn has_ended(stream: &mut TcpStream) -> bool {
-    stream
-        .set_read_timeout(Some(Duration::from_millis(1)))
-        .unwrap();
-    let mut sink = [0; 4096];
-    loop {
-        match stream.read(&mut sink) {
-            Ok(0) => return true,
-            Ok(_) => {}
-            Err(e) => {
-                let waits = matches!(
-                    e.kind(),
-                    std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut
-                );
-                return !waits;
-            }
-        }
-    }
-}
+/// The message of `cp` that says that an end is still working.
+const WORKING: [u8; 2] = [12, 0];
 
 /// Fewer than the silence that servers tolerate: what ends later has not been evicted.
 const SOON: Duration = Duration::from_secs(12);
@@ -105,6 +92,135 @@ fn idle_clients_give_way() {
     let _idle: Vec<_> = (0..2).map(|_| Raw::connect(at).unwrap()).collect();
     let port = at.port().to_string();
     succeed(&["ping", "127.0.0.1", "-p", &port, "-C", "3"]);
+}
+
+/// A server, what its clients do before their first request, and a good client.
+struct Kind {
+    name: &'static str,
+    serve: Vec<String>,
+    connect: Connect,
+    good: fn(SocketAddr, &Scratch) -> Output,
+}
+
+fn rdma(at: SocketAddr) -> std::io::Result<TcpStream> {
+    Raw::connect(at).map(|raw| raw.stream)
+}
+
+/// A client of `perf` that says nothing, not even hello.
+fn tcp(at: SocketAddr) -> std::io::Result<TcpStream> {
+    TcpStream::connect(at)
+}
+
+/// The three servers. `cp` offers a file `f`.
+fn kinds(t: &Scratch) -> [Kind; 3] {
+    let dir = t.sub("served");
+    fs::write(dir.join("f"), noise(1 << 20)).unwrap();
+    let words = |args: &[&str]| args.iter().map(|a| (*a).to_owned()).collect();
+    [
+        Kind {
+            name: "cp",
+            serve: words(&["cp", "serve", str(&dir), "-p", "0", "-q"]),
+            connect: rdma,
+            good: |at, t| {
+                let port = at.port().to_string();
+                run(&["cp", "-p", &port, "-q", "127.0.0.1:f", str(&t.path("back"))])
+            },
+        },
+        Kind {
+            name: "ping",
+            serve: words(&["ping", "serve", "-a", "127.0.0.1", "-p", "0"]),
+            connect: rdma,
+            good: |at, _| run(&["ping", "127.0.0.1", "-p", &at.port().to_string(), "-C", "3"]),
+        },
+        Kind {
+            name: "perf",
+            serve: words(&["perf", "serve", "--bind", "127.0.0.1:0"]),
+            connect: tcp,
+            good: |at, _| {
+                let (at, point) = (at.to_string(), ["--op", "tcp", "--size", "4"]);
+                let few = ["--iters", "10", "--rounds", "1", "--poll", "event"];
+                run(&[&["perf", "connect", &at][..], &point, &few].concat())
+            },
+        },
+    ]
+}
+
+impl Kind {
+    fn start(&self) -> (Running, SocketAddr) {
+        let args: Vec<_> = self.serve.iter().map(String::as_str).collect();
+        serve(&args)
+    }
+
+    /// Runs a good client, and returns how long that took, if it succeeded.
+    fn good(&self, at: SocketAddr, t: &Scratch) -> Result<Duration, String> {
+        let begin = Instant::now();
+        let out = (self.good)(at, t);
+        match out.status.success() {
+            true => Ok(begin.elapsed()),
+            false => Err(format!("{}: {}", self.name, text(&out.stderr))),
+        }
+    }
+}
+
+/// 64 clients of one address connect and say nothing. Each comes again when it is evicted, and once a second, so that none of them
+/// is idle for the two seconds that a client may be idle after it has worked. A good client of the same address is served.
+#[test]
+fn idle_clients_that_come_again_do_not_shut_out_good_ones() {
+    let t = Scratch::new();
+    for kind in kinds(&t) {
+        let (_server, at) = kind.start();
+        let crowd = Crowd::gather(at, 64, Duration::from_millis(10), kind.connect);
+        while crowd.tried() < 100 {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        for _ in 0..3 {
+            kind.good(at, &t).unwrap();
+        }
+    }
+}
+
+/// A client has said hello and goes on sending, but asks for nothing. It is evicted for one that asks.
+#[test]
+fn octets_without_a_request_keep_no_place() {
+    let t = Scratch::new();
+    let dir = t.sub("served");
+    fs::write(dir.join("f"), noise(100_000)).unwrap();
+    let (_server, at) = cp_server(&dir, &["--max-clients", "1"]);
+    let mut busy = Raw::connect(at).unwrap();
+    busy.greet().unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // "I am still working", for as long as the server listens.
+            while !stop.load(Ordering::Relaxed) && busy.send(&WORKING).is_ok() {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let port = at.port().to_string();
+        let out = run(&["cp", "-p", &port, "-q", "127.0.0.1:f", str(&t.path("back"))]);
+        stop.store(true, Ordering::Relaxed);
+        assert!(out.status.success(), "{}", text(&out.stderr));
+    });
+}
+
+/// Clients of `perf serve` that say hello and then nothing do not hold the right to measure.
+#[test]
+fn a_hello_alone_gives_no_right_to_measure() {
+    let t = Scratch::new();
+    let [_, _, kind] = kinds(&t);
+    let (_server, at) = kind.start();
+    let hello = |at| {
+        let mut stream = TcpStream::connect(at)?;
+        stream.write_all(b"{\"type\":\"hello\",\"protocol\":1,\"version\":\"0\"}\n")?;
+        Ok(stream)
+    };
+    let crowd = Crowd::gather(at, 40, Duration::from_millis(10), hello);
+    while crowd.tried() < 60 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    for _ in 0..3 {
+        kind.good(at, &t).unwrap();
+    }
 }
 
 /// The peer's slots may hold 16 MiB each; how much is sent at once, and so kept in memory, is the server's choice.
@@ -306,85 +422,98 @@ fn a_server_without_descriptors_says_so() {
     panic!("it always has enough");
 }
 
-/// 200 idle clients, 16 that read nothing of a large file, 40 silent connections: figures for each, and for a good client
-/// beside them.
+/// Resident memory in MiB.
+fn mib(pid: u32) -> f64 {
+    resident(pid) as f64 / 1048576.0
+}
+
+/// Prints the figures of a server beside a crowd: the good client's times, and memory before, at most and after.
+fn figures(
+    kind: &Kind,
+    t: &Scratch,
+    what: &str,
+    gather: &mut dyn FnMut(SocketAddr) -> Box<dyn Any>,
+) {
+    let (server, at) = kind.start();
+    let pid = server.0.id();
+    let alone = kind.good(at, t).unwrap();
+    let before = mib(pid);
+    let crowd = gather(at);
+    let mut peak = mib(pid);
+    let mut times = Vec::new();
+    let mut failures = Vec::new();
+    for _ in 0..20 {
+        match kind.good(at, t) {
+            Ok(took) => times.push(took.as_secs_f64() * 1e3),
+            Err(why) => failures.push(why),
+        }
+        peak = peak.max(mib(pid));
+    }
+    let tried = crowd.downcast_ref::<Crowd>().map_or(0, Crowd::tried);
+    drop(crowd);
+    std::thread::sleep(Duration::from_secs(3));
+    times.sort_by(f64::total_cmp);
+    println!(
+        "{} serve, {what}: alone {:.0} ms; beside them {} of 20 succeed, in {:.0} to {:.0} ms, median {:.0} ms; \
+         the crowd connected {tried} times; memory {before:.1}, {peak:.1}, {:.1} MiB {failures:?}",
+        kind.name,
+        alone.as_secs_f64() * 1e3,
+        times.len(),
+        times.first().unwrap_or(&f64::NAN),
+        times.last().unwrap_or(&f64::NAN),
+        times.get(times.len() / 2).unwrap_or(&f64::NAN),
+        mib(pid),
+    );
+}
+
+/// Crowds of the good client's own address: 200 idle clients, young ones and some that come again at once when they are evicted or
+/// refused; 16 that read nothing of a large file; 40 silent connections. Prints figures of a good client beside each.
 #[test]
 #[ignore = "prints figures; run it alone, in a release build"]
 fn hostile_crowds() {
     let t = Scratch::new();
-    let dir = t.sub("served");
-    let good = noise(1 << 20);
-    fs::write(dir.join("good"), &good).unwrap();
-    fs::File::create(dir.join("big"))
-        .unwrap()
-        .set_len(300 << 20)
-        .unwrap();
-    let back = t.path("back");
-    let figures = |what: &str, crowd: &mut dyn FnMut(SocketAddr) -> Vec<Raw>| {
-        let (server, at) = cp_server(&dir, &[]);
-        let pid = server.0.id();
-        let port = at.port().to_string();
-        let copy = || {
-            let start = Instant::now();
-            succeed(&["cp", "-p", &port, "-q", "127.0.0.1:good", str(&back)]);
-            start.elapsed().as_secs_f64() * 1e3
-        };
-        let alone = copy();
-        let before = resident(pid);
-        let came = crowd(at);
-        let n = came.len();
-        std::thread::sleep(Duration::from_millis(2500));
-        let mut peak = resident(pid);
-        let beside: Vec<f64> = (0..10)
-            .map(|_| {
-                let ms = copy();
-                peak = peak.max(resident(pid));
-                ms
-            })
-            .collect();
-        drop(came);
-        std::thread::sleep(Duration::from_secs(3));
-        let (min, max) = beside
-            .iter()
-            .fold((f64::MAX, 0f64), |(a, b), x| (a.min(*x), b.max(*x)));
-        println!(
-            "{what}: {n} got in; a copy of 1 MiB alone {alone:.0} ms, beside them {min:.0} to {max:.0} ms (10 of 10 succeed); \
-             VmRSS before {:.1}, peak {:.1}, after {:.1} MiB",
-            before as f64 / 1048576.0,
-            peak as f64 / 1048576.0,
-            resident(pid) as f64 / 1048576.0
+    for kind in &kinds(&t) {
+        figures(kind, &t, "nobody", &mut |_| Box::new(()));
+        figures(
+            kind,
+            &t,
+            "200 idle clients that have just come",
+            &mut |at| {
+                let idle = (0..200).filter_map(|_| (kind.connect)(at).ok());
+                Box::new(idle.collect::<Vec<_>>())
+            },
         );
-    };
-    figures("200 idle clients", &mut |at| {
-        (0..200).filter_map(|_| Raw::connect(at).ok()).collect()
-    });
-    figures("16 readers of 300 MiB that read nothing", &mut |at| {
-        let rude = (0..16).map(|_| {
-            let mut raw = Raw::connect(at).unwrap();
-            raw.greet().unwrap();
-            raw.get("big", 16 << 20, 256).unwrap();
-            raw
+        for (what, pause) in [("each 10 ms", 10), ("at once", 0)] {
+            let what = format!("200 idle clients that come again {what}");
+            figures(kind, &t, &what, &mut |at| {
+                let pause = Duration::from_millis(pause);
+                let crowd = Crowd::gather(at, 200, pause, kind.connect);
+                std::thread::sleep(Duration::from_millis(500));
+                Box::new(crowd)
+            });
+        }
+        figures(kind, &t, "40 silent connections", &mut |at| {
+            let silent = (0..40).map(|_| TcpStream::connect(at).unwrap());
+            Box::new(silent.collect::<Vec<_>>())
         });
-        rude.collect()
-    });
-    let mut silent = Vec::new();
-    figures("40 silent connections", &mut |at| {
-        silent.extend((0..40).map(|_| TcpStream::connect(at).unwrap()));
-        Vec::new()
-    });
-    let (_server, at) = serve(&["perf", "serve", "--bind", "127.0.0.1:0"]);
-    let silent: Vec<_> = (0..40).map(|_| TcpStream::connect(at).unwrap()).collect();
-    std::thread::sleep(Duration::from_millis(2500));
-    let start = Instant::now();
-    let at = at.to_string();
-    let args = [
-        "--op", "tcp", "--size", "4", "--iters", "10", "--rounds", "1",
-    ];
-    succeed(&[&["perf", "connect", &at][..], &args].concat());
-    println!(
-        "perf serve, 40 silent connections: a short measurement takes {:.0} ms",
-        start.elapsed().as_secs_f64() * 1e3
+    }
+    let [cp, ..] = kinds(&t);
+    let big = fs::File::create(t.path("served").join("big")).unwrap();
+    big.set_len(300 << 20).unwrap();
+    figures(
+        &cp,
+        &t,
+        "16 readers of 300 MiB that read nothing",
+        &mut |at| {
+            let rude = (0..16).map(|_| {
+                let mut raw = Raw::connect(at).unwrap();
+                raw.greet().unwrap();
+                raw.get("big", 16 << 20, 256).unwrap();
+                raw
+            });
+            let rude: Vec<_> = rude.collect();
+            std::thread::sleep(Duration::from_millis(2500));
+            Box::new(rude)
+        },
     );
-    drop(silent);
-    fail(&["perf", "connect", "127.0.0.1:1"], 1);
 }

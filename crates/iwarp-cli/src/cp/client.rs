@@ -1,7 +1,6 @@
 //! `iwarp cp FILE HOST:PATH` and back.
 
 use super::CpArgs;
-use super::auth::Secret;
 use super::confine::{Place, regular};
 use super::link::{Half, RdmaLink};
 use super::part::Source;
@@ -9,7 +8,7 @@ use super::session::{self, Summary};
 use crate::error::{Context as _, Error, Result};
 use crate::service::Budget;
 use crate::signals;
-use crate::{out, rdma, units};
+use crate::{out, patience, rdma, units};
 use indicatif::{ProgressBar, ProgressStyle};
 use iwarp::Context;
 use iwarp::cm::Connector;
@@ -35,8 +34,8 @@ pub(super) fn put(args: &CpArgs, file: &Path, peer: (&str, u16), path: &str) -> 
     let fd = rustix::fs::open(file, flags, Mode::empty())
         .context(format_args!("'{}'", file.display()))?;
     let source = Source::new(regular(fd, &file.display().to_string())?)?;
-    copy(args, peer, |link, secret, progress| {
-        session::put(link, source, wish(args, path, secret), progress)
+    copy(args, peer, |link, progress| {
+        session::put(link, source, wish(args, path), progress)
     })
 }
 
@@ -53,23 +52,22 @@ pub(super) fn get(args: &CpArgs, peer: (&str, u16), path: &str, file: &Path) -> 
     };
     let place = Place::local(&target)?;
     place.check_target()?;
-    copy(args, peer, |link, secret, progress| {
-        session::get(link, place, wish(args, path, secret), progress)
+    copy(args, peer, |link, progress| {
+        session::get(link, place, wish(args, path), progress)
     })
 }
 
-fn wish<'a>(args: &CpArgs, path: &'a str, secret: Option<&'a Secret>) -> session::Wish<'a> {
+fn wish<'a>(args: &CpArgs, path: &'a str) -> session::Wish<'a> {
     session::Wish {
         path,
         resume: !args.no_resume,
-        secret,
     }
 }
 
 fn copy(
     args: &CpArgs,
     (host, port): (&str, u16),
-    work: impl FnOnce(&mut RdmaLink, Option<&Secret>, session::Progress<'_>) -> Result<Summary>,
+    work: impl FnOnce(&mut RdmaLink, session::Progress<'_>) -> Result<Summary>,
 ) -> Result<()> {
     if port == 0 {
         return Err(Error::usage("--port 0 belongs to 'iwarp cp serve'"));
@@ -78,12 +76,14 @@ fn copy(
     // No other code has this process's memory.
     let budget = Budget::new(u64::MAX);
     let addresses = rdma::resolve(host, port)?;
-    let (ctx, mut link) =
+    let (ctx, mut link) = patience::ask(|| {
         rdma::first_that_answers(&addresses, &super::config(args), |ctx, peer| {
             let (half, qp) = Half::new(ctx, &budget)?;
-            let link = half.connected(rdma::connect(&Connector::new(ctx), peer, qp)?, None);
+            let mut link = half.connected(rdma::connect(&Connector::new(ctx), peer, qp)?, None);
+            session::begin(&mut link, secret.as_ref()).map_err(|e| link.turned_away(e))?;
             Ok((ctx.clone(), link))
-        })?;
+        })
+    })?;
     let bar = bar(args.quiet);
     let hint = if args.no_resume {
         RESUME_WITHOUT
@@ -103,7 +103,7 @@ fn copy(
         code
     })?;
     let start = Instant::now();
-    let outcome = work(&mut link, secret.as_ref(), &mut |done, all| {
+    let outcome = work(&mut link, &mut |done, all| {
         if bar.length() != Some(all) {
             bar.set_length(all);
             // Octets that the receiver had already do not count for the rate.

@@ -7,7 +7,7 @@ use super::part;
 use super::protocol::{Grant, MAX_MESSAGE, Message};
 use super::session;
 use crate::error::{Context as _, Error, Result};
-use crate::rdma::failed_completion;
+use crate::rdma::{self, failed_completion};
 use crate::service::{self, Budget, Guest, Share, zeros};
 use iwarp::cm::Connection;
 use iwarp::{
@@ -131,6 +131,7 @@ impl Half {
             guest,
             inbox: VecDeque::new(),
             closed: false,
+            heard: false,
             sends: 0,
             next_send: 0,
             slots: None,
@@ -189,6 +190,8 @@ pub(super) struct RdmaLink {
     inbox: VecDeque<(usize, usize)>,
     /// `true` if the peer has ended the connection in order.
     closed: bool,
+    /// `true` if the peer has sent a message.
+    heard: bool,
     /// Messages that have been posted and not completed; `writes` counts data writes in the same way. All complete in the order in
     /// which they were posted.
     sends: usize,
@@ -273,6 +276,7 @@ impl RdmaLink {
         for cqe in done.iter().take(n) {
             match cqe.status {
                 WcStatus::Success if cqe.opcode == WcOpcode::Recv => {
+                    self.heard = true;
                     self.inbox
                         .push_back((cqe.wr_id as usize, cqe.byte_len as usize));
                 }
@@ -312,6 +316,14 @@ impl RdmaLink {
             tracing::debug!("{e}");
         }
         Message::decode(&octets).map(Some)
+    }
+
+    /// Returns the error `e` of a client that said hello, or [`Error::Busy`] if the server had no place for it after all.
+    pub(super) fn turned_away(&self, e: Error) -> Error {
+        match self.heard {
+            true => e,
+            false => rdma::before_the_first_answer(e, &self.connection),
+        }
     }
 
     /// Ends in order: waits until all messages are sent, then closes the connection and waits for the peer to close.
@@ -382,7 +394,9 @@ impl session::Link for RdmaLink {
 
     fn welcomed(&mut self) {
         self.deadline = None;
-        self.progress();
+        if let Some(guest) = &self.guest {
+            guest.advance();
+        }
     }
 
     fn grant(&mut self) -> Result<Grant> {

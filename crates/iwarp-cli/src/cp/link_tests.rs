@@ -25,7 +25,9 @@ fn pair() -> (RdmaLink, RdmaLink) {
         let parameters = ConnectionParameters::default();
         let connection = request.accept(qp, &parameters).unwrap();
         let guest = Gate::new(1, 1).admit(IpAddr::V4(Ipv4Addr::LOCALHOST));
-        let server = half.connected(connection, Some(guest.unwrap()));
+        let guest = guest.unwrap();
+        guest.advance();
+        let server = half.connected(connection, Some(guest));
         (client.join().unwrap(), server)
     })
 }
@@ -82,6 +84,36 @@ fn a_stranger_cannot_keep_its_place() {
     assert!(ended.is_some_and(|e| e.to_string().contains("too long")));
     let idle = server.guest.as_ref().unwrap().idle();
     assert!(idle >= Duration::from_millis(900), "{idle:?}");
+}
+
+/// A Send never completes, and the peer goes on writing data into the slots: closing takes an end nevertheless.
+#[test]
+fn data_of_the_peer_do_not_keep_a_closing_connection_open() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let (mut client, mut server) = pair();
+    server.welcomed();
+    let grant = server.grant().unwrap();
+    let (closed, hung) = (AtomicBool::new(false), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let end = Instant::now() + LONG;
+            while client.write_slot(&grant, 0, 64, &mut |_| Ok(())).is_ok()
+                && !closed.load(Ordering::Acquire)
+            {
+                if Instant::now() > end {
+                    hung.store(true, Ordering::Release);
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            // The connection must not end before the verdict.
+            client
+        });
+        server.sends = usize::MAX;
+        server.close();
+        closed.store(true, Ordering::Release);
+    });
+    assert!(!hung.load(Ordering::Acquire), "only the peer ended it");
 }
 
 /// The limit ends with the proof, and not before.

@@ -57,7 +57,7 @@ pub(super) fn run(args: &CpArgs, dir: &Path, port: u16) -> Result<()> {
             });
             match outcome {
                 Ok(()) => tracing::info!(%from, "client done"),
-                Err(e) => tracing::warn!(%from, "{e}"),
+                Err(e) => service::log_failure(from, &e),
             }
             // A server is ended by a signal, so write the recording to the file after each client.
             if let Err(e) = ctx.flush_capture() {

@@ -35,11 +35,12 @@ pub(crate) trait Link {
     /// As [`Link::recv`].
     fn try_recv(&mut self) -> Result<Option<Message>>;
 
-    /// Notes that the peer waits for this end, or no longer does. While it waits, it must not be taken for idle.
+    /// Notes that the peer waits for this end, or no longer does. While it waits, it must not be taken for idle. The peer has made
+    /// a valid request.
     fn peer_waits(&mut self, yes: bool);
 
-    /// Server: notes that the peer has given the proof that it had to give. Before that, its time is limited in all, and what it
-    /// sends does not count as progress.
+    /// Server: notes that the peer has given the proof that it had to give. Before that, its time is limited in all. Until its first
+    /// request, what it sends does not count as progress.
     fn welcomed(&mut self);
 
     /// Receiver: the ring of slots that the peer may write to; registered at the first call.
@@ -101,8 +102,6 @@ pub(crate) struct Wish<'a> {
     pub(crate) path: &'a str,
     /// `true` to continue a partial file that is there already.
     pub(crate) resume: bool,
-    /// The secret that the server must have, too, if one is used.
-    pub(crate) secret: Option<&'a Secret>,
 }
 
 /// The rules of a server.
@@ -112,6 +111,14 @@ pub(crate) struct Terms {
     pub(crate) writing: Option<Existing>,
     /// The secret that clients must have, if one is used.
     pub(crate) secret: Option<Secret>,
+}
+
+/// Client: begins. [`put`] or [`get`] come after it.
+///
+/// # Errors
+/// If the versions differ, if one end wants a proof that the other cannot give, or if the connection breaks.
+pub(crate) fn begin(link: &mut impl Link, secret: Option<&Secret>) -> Result<()> {
+    greet(link, secret).map_err(|e| cause(link, e))
 }
 
 /// Client: writes a file below the served directory.
@@ -133,7 +140,6 @@ fn put_inner(
     wish: Wish<'_>,
     progress: Progress<'_>,
 ) -> Result<Summary> {
-    greet(link, wish.secret)?;
     let (size, mode) = (source.size(), source.mode);
     link.send(&Message::Put {
         size,
@@ -169,7 +175,6 @@ fn get_inner(
     wish: Wish<'_>,
     progress: Progress<'_>,
 ) -> Result<Summary> {
-    greet(link, wish.secret)?;
     // The user's own file is replaced, as `cp` and `scp` do it.
     let part = at_work(link, |gone| {
         Part::open(place, wish.resume, u64::MAX, Existing::Replace, gone)

@@ -5,7 +5,7 @@ use super::confine::{Place, Root};
 use super::part::tests::{TempDir, sha};
 use super::part::{Existing, Hash, Source};
 use super::protocol::{Grant, Have, Message, VERSION};
-use super::session::{Link, Summary, Terms, Wish, at_work, get, put, serve};
+use super::session::{Link, Summary, Terms, Wish, at_work, begin, get, put, serve};
 use crate::error::{Error, Result};
 use std::fs::File;
 use std::sync::atomic::Ordering;
@@ -161,10 +161,12 @@ fn with_terms<T>(
 
 fn upload(link: &mut Memory, t: &TempDir, path: &str, resume: bool) -> Result<Summary> {
     let source = Source::new(File::open(t.path("src")).unwrap()).unwrap();
+    begin(link, None)?;
     put(link, source, wish(path, resume), &mut |_, _| {})
 }
 
 fn download(link: &mut Memory, t: &TempDir, path: &str) -> Result<Summary> {
+    begin(link, None)?;
     get(
         link,
         Place::local(&t.path("back")).unwrap(),
@@ -174,11 +176,7 @@ fn download(link: &mut Memory, t: &TempDir, path: &str) -> Result<Summary> {
 }
 
 const fn wish(path: &str, resume: bool) -> Wish<'_> {
-    Wish {
-        path,
-        resume,
-        secret: None,
-    }
+    Wish { path, resume }
 }
 
 const fn hello(version: u16) -> Message {
@@ -210,6 +208,7 @@ fn files_of_all_lengths_go_there_and_back() {
             &t,
             |_, _| {},
             |l| {
+                begin(l, None)?;
                 get(l, place, wish("f", true), &mut |done, all| {
                     seen.push((done, all))
                 })
@@ -493,6 +492,7 @@ fn servers_take_only_what_they_were_told_to() {
             |_, _| {},
             |l| {
                 let source = Source::new(File::open(t.path("src")).unwrap()).unwrap();
+                begin(l, None)?;
                 let up = put(l, source, wish(path, true), &mut |_, _| {});
                 moved = l.writes;
                 up
@@ -552,15 +552,14 @@ fn nobody_gets_anywhere_without_the_secret() {
         };
         let mine = client.map(|s| secret(&t, &s));
         let place = Place::local(&t.path("back")).unwrap();
-        let wish = Wish {
-            secret: mine.as_ref(),
-            ..wish("f", false)
-        };
         let (down, _) = with_terms(
             &t,
             &terms,
             |_, _| {},
-            |l| get(l, place, wish, &mut |_, _| {}),
+            |l| {
+                begin(l, mine.as_ref())?;
+                get(l, place, wish("f", false), &mut |_, _| {})
+            },
         );
         match why {
             None => assert_eq!(down.unwrap().hash, sha(&data(3000))),
@@ -648,12 +647,7 @@ fn a_proof_cannot_be_sent_back() {
             }
         }
     });
-    let wish = Wish {
-        secret: Some(&mine),
-        ..wish("f", false)
-    };
-    let place = Place::local(&t.path("back")).unwrap();
-    let e = get(&mut a, place, wish, &mut |_, _| {}).unwrap_err();
+    let e = begin(&mut a, Some(&mine)).unwrap_err();
     assert!(e.to_string().contains("not the same secret"), "{e}");
     mirror.join().unwrap();
 }

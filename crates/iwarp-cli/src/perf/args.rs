@@ -36,7 +36,7 @@ pub(crate) struct PerfArgs {
 pub(crate) enum PerfCommand {
     /// Wait for `iwarp perf connect` of another host
     Serve(ServeArgs),
-    /// Measure against `iwarp perf serve` on another host
+    /// Measure against `iwarp perf serve` on another host. A busy server is asked again for 10 s
     Connect(ConnectArgs),
 }
 

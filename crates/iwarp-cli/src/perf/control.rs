@@ -1,16 +1,18 @@
 //! The control connection. The client asks for links and measurements, and the server answers, in JSON lines over TCP.
 //!
-//! The client sends `hello`, then any number of `open` and `run`. The server answers `hello` (or `busy`), then `listening` and
-//! `opened` to each `open`, `ready` and `done` to each `run`, or `error`. An error ends only the connection it concerns.
+//! The client sends `hello`, then any number of `open` and `run`. The server answers `hello`, then `listening` and
+//! `opened` to each `open`, `ready` and `done` to each `run`, or `error`. An error ends only the connection it concerns. A server
+//! that serves another client says `busy` to the first `open`. It says so at any time to a client that loses its place.
 //! Lines are at most 64 KiB. Both ends limit how long they wait.
 
 use super::host::HostInfo;
 use super::point::{Link, Point, STALL};
 use crate::error::{Context as _, Error, Result};
+use rustix::net::{SendFlags, send};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs as _};
+use std::io::{self, BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
+use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs as _};
 use std::time::Duration;
 
 /// Version of the protocol. It changes with every incompatible change of the messages or of the measurements.
@@ -68,7 +70,7 @@ pub(crate) enum Reply {
         /// The server's machine.
         host: Option<HostInfo>,
     },
-    /// Refuses the client, because the server serves another one.
+    /// Refuses the client, because the server serves another one or has no place. The client may ask again.
     Busy {},
     /// Says that the server listens for the link's connections, at the address of the control connection.
     Listening {
@@ -92,6 +94,18 @@ pub(crate) enum Reply {
 #[derive(Debug)]
 pub(crate) struct Control {
     lines: BufReader<TcpStream>,
+    /// `true` if the server has opened a link for this client. A connection that is reset before is taken for a busy server's.
+    begun: bool,
+}
+
+/// Tells a client that the server needs its place for another one, and ends the connection. It does not wait: a client that reads
+/// nothing hears nothing.
+pub(crate) fn turn_away(stream: &TcpStream) {
+    if let Ok(mut line) = serde_json::to_vec(&Reply::Busy {}) {
+        line.push(b'\n');
+        let _ = send(stream, &line, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+    }
+    let _ = stream.shutdown(Shutdown::Both);
 }
 
 impl Control {
@@ -106,6 +120,7 @@ impl Control {
             .context("control connection")?;
         Ok(Self {
             lines: BufReader::new(stream),
+            begun: false,
         })
     }
 
@@ -124,7 +139,7 @@ impl Control {
         })?;
         match c
             .hear::<Reply>(ANSWER)
-            .context(addr)?
+            .map_err(|e| e.during(addr))?
             .ok_or_else(|| Error::failed(format!("{addr} closed the connection")))?
         {
             Reply::Hello {
@@ -139,13 +154,33 @@ impl Control {
             } => Err(Error::failed(format!(
                 "{addr} runs iwarp {theirs} (perf protocol {protocol}), this is iwarp {version} (perf protocol {PROTOCOL}); use the same version on both hosts"
             ))),
-            Reply::Busy {} => Err(Error::failed(format!(
-                "{addr} is serving another client; try again later"
-            ))),
+            Reply::Busy {} => Err(c.is_busy()),
             Reply::Error { message } => Err(Error::failed(format!("{addr}: {message}"))),
             other => Err(Error::failed(format!(
                 "{addr} answered hello with {other:?}"
             ))),
+        }
+    }
+
+    /// Notes that the server has opened a link for this client.
+    pub(crate) fn begun(&mut self) {
+        self.begun = true;
+    }
+
+    fn is_busy(&self) -> Error {
+        let server = self.lines.get_ref().peer_addr();
+        let server = server.map_or_else(|_| "the server".to_owned(), |a| a.to_string());
+        Error::Busy(format!(
+            "{server} is serving another client; try again later"
+        ))
+    }
+
+    fn broken(&self, e: &io::Error) -> Error {
+        let reset = matches!(e.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe);
+        let text = format!("control connection: {e}");
+        match reset && !self.begun {
+            true => Error::Busy(text),
+            false => Error::Failed(text),
         }
     }
 
@@ -172,10 +207,8 @@ impl Control {
     pub(crate) fn say(&mut self, message: &impl Serialize) -> Result<()> {
         let mut line = serde_json::to_vec(message).context("control message")?;
         line.push(b'\n');
-        self.lines
-            .get_mut()
-            .write_all(&line)
-            .context("control connection")
+        let written = self.lines.get_mut().write_all(&line);
+        written.map_err(|e| self.broken(&e))
     }
 
     /// Waits at most `timeout` for one message. Returns `None` if the other end has closed.
@@ -195,7 +228,7 @@ impl Control {
                 ErrorKind::WouldBlock | ErrorKind::TimedOut => {
                     Error::failed(format!("no answer within {} seconds", timeout.as_secs()))
                 }
-                _ => Error::failed(format!("control connection: {e}")),
+                _ => self.broken(&e),
             })?;
         if n == 0 {
             return Ok(None);
@@ -213,7 +246,7 @@ impl Control {
     /// Waits for the server's answer. An `error` of the server becomes an error of this function.
     ///
     /// # Errors
-    /// As [`hear`](Self::hear), if the server reports an error, and if the answer is not the expected one.
+    /// As [`hear`](Self::hear), if the server reports an error or is busy, and if the answer is not the expected one.
     pub(crate) fn expect(
         &mut self,
         what: &str,
@@ -223,6 +256,7 @@ impl Control {
             Some(Reply::Error { message }) => {
                 Err(Error::failed(format!("the server says: {message}")))
             }
+            Some(Reply::Busy {}) => Err(self.is_busy()),
             Some(r) if accept(&r) => Ok(r),
             Some(r) => Err(Error::failed(format!(
                 "the server answered {r:?} instead of {what}"

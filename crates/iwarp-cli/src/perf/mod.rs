@@ -15,7 +15,8 @@ mod tcp;
 
 pub(crate) use args::PerfArgs;
 
-use crate::error::{Context as _, Error, Result};
+use crate::error::{Context as _, Result};
+use crate::patience;
 use args::{ConnectArgs, MeasureArgs, PerfCommand};
 use control::{Control, DEFAULT_PORT};
 use host::HostInfo;
@@ -56,8 +57,9 @@ fn run_local(m: &MeasureArgs) -> Result<()> {
         pin::pin_to(cpu);
     }
     let (control, _) = Control::connect(peer.addr)?;
+    let runner = run::Runner::begin(&plan, control)?;
     let watch = Watching::start(cpus, Some(peer.id()));
-    let samples = run::run(&plan, control, false)?;
+    let samples = runner.run(&plan, false)?;
     let others = watch.others();
     drop(peer);
     outputs.write(&Report::new(&plan, &samples, host, None, others))
@@ -66,20 +68,17 @@ fn run_local(m: &MeasureArgs) -> Result<()> {
 fn run_remote(c: &ConnectArgs) -> Result<()> {
     let plan = Plan::new(&c.measure)?;
     let outputs = Outputs::open(&c.measure)?;
-    let mut last = Error::failed(format!("'{}' has no address", c.addr));
-    for addr in control::resolve(&c.addr, DEFAULT_PORT)? {
-        match Control::connect(addr) {
-            Ok((control, peer)) => {
-                let watch = Watching::start(None, None);
-                let samples = run::run(&plan, control, false)?;
-                let host = HostInfo::here();
-                let report = Report::new(&plan, &samples, host, peer, watch.others());
-                return outputs.write(&report);
-            }
-            Err(e) => last = e,
-        }
-    }
-    Err(last)
+    let addresses = control::resolve(&c.addr, DEFAULT_PORT)?;
+    let (runner, peer) = patience::ask(|| {
+        patience::first_that_answers(&addresses, |address| {
+            let (control, peer) = Control::connect(address)?;
+            Ok((run::Runner::begin(&plan, control)?, peer))
+        })
+    })?;
+    let watch = Watching::start(None, None);
+    let samples = runner.run(&plan, false)?;
+    let host = HostInfo::here();
+    outputs.write(&Report::new(&plan, &samples, host, peer, watch.others()))
 }
 
 /// Looks at what other programs do while a run goes on.

@@ -44,56 +44,13 @@ pub(crate) struct Sample {
 /// More operations than this in one measurement are not asked for unless `--iters` says so.
 const MAX_ITERS: f64 = 1e8;
 
-struct Runner {
+/// A client that may measure.
+pub(crate) struct Runner {
     control: Control,
     links: HashMap<Link, (u32, Box<dyn Session>)>,
     /// Seconds per operation, as last seen.
     pace: HashMap<Point, f64>,
     hist: Latencies,
-}
-
-/// Runs the whole plan over an established control connection.
-///
-/// # Errors
-/// The first failure of either end.
-pub(crate) fn run(plan: &Plan, control: Control, quiet: bool) -> Result<Vec<Sample>> {
-    let bar = if !quiet && std::io::stderr().is_terminal() {
-        ProgressBar::new(plan.slots())
-    } else {
-        ProgressBar::hidden()
-    };
-    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len}  {elapsed}  {wide_msg}") {
-        bar.set_style(style);
-    }
-    let mut r = Runner {
-        control,
-        links: HashMap::new(),
-        pace: HashMap::new(),
-        hist: Latencies::new(),
-    };
-    let mut samples = Vec::new();
-    let mut governor = Governor::start(plan, Instant::now());
-    for round in 0..plan.rounds {
-        if round > 0 && governor.is_over(Instant::now()) {
-            // The report says how many rounds there were.
-            break;
-        }
-        for group in &plan.groups {
-            for point in Plan::order(group, round) {
-                bar.set_message(describe(point));
-                let limit = governor.next_slot(Instant::now());
-                let value = r.measure(plan, point, limit).context(describe(point))?;
-                samples.push(Sample {
-                    round,
-                    point: *point,
-                    value,
-                });
-                bar.inc(1);
-            }
-        }
-    }
-    bar.finish_and_clear();
-    Ok(samples)
 }
 
 fn describe(p: &Point) -> String {
@@ -112,6 +69,66 @@ fn describe(p: &Point) -> String {
 }
 
 impl Runner {
+    /// Opens the link of the first measurement over an established control connection. With that the server lets this client
+    /// measure.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] if the server serves another client, and the first failure of either end.
+    pub(crate) fn begin(plan: &Plan, control: Control) -> Result<Self> {
+        let mut r = Self {
+            control,
+            links: HashMap::new(),
+            pace: HashMap::new(),
+            hist: Latencies::new(),
+        };
+        let first = plan.groups.first();
+        if let Some(point) = first.and_then(|group| Plan::order(group, 0).next()) {
+            r.link_of(plan, point)?;
+        }
+        r.control.begun();
+        Ok(r)
+    }
+
+    /// Runs the whole plan.
+    ///
+    /// # Errors
+    /// The first failure of either end.
+    pub(crate) fn run(mut self, plan: &Plan, quiet: bool) -> Result<Vec<Sample>> {
+        let bar = if !quiet && std::io::stderr().is_terminal() {
+            ProgressBar::new(plan.slots())
+        } else {
+            ProgressBar::hidden()
+        };
+        if let Ok(style) =
+            ProgressStyle::with_template("{bar:30} {pos}/{len}  {elapsed}  {wide_msg}")
+        {
+            bar.set_style(style);
+        }
+        let mut samples = Vec::new();
+        let mut governor = Governor::start(plan, Instant::now());
+        for round in 0..plan.rounds {
+            if round > 0 && governor.is_over(Instant::now()) {
+                // The report says how many rounds there were.
+                break;
+            }
+            for group in &plan.groups {
+                for point in Plan::order(group, round) {
+                    bar.set_message(describe(point));
+                    let limit = governor.next_slot(Instant::now());
+                    let value = self.measure(plan, point, limit).context(describe(point))?;
+                    samples.push(Sample {
+                        round,
+                        point: *point,
+                        value,
+                    });
+                    bar.inc(1);
+                }
+            }
+        }
+        bar.finish_and_clear();
+        Ok(samples)
+    }
+
     /// Measures one point within `limit`: a short run to warm up and to learn the pace, then the real one.
     fn measure(&mut self, plan: &Plan, point: &Point, limit: Limit) -> Result<Value> {
         let slot = match limit {
@@ -176,11 +193,7 @@ impl Runner {
 
     /// One run of both ends; the time it took at this end.
     fn execute(&mut self, plan: &Plan, point: &Point, iters: u64) -> Result<Duration> {
-        let link = plan.link(point);
-        if !self.links.contains_key(&link) {
-            let opened = self.open(&link)?;
-            self.links.insert(link.clone(), opened);
-        }
+        let link = self.link_of(plan, point)?;
         let Some((id, session)) = self.links.get_mut(&link) else {
             return Err(Error::failed("link vanished"));
         };
@@ -213,6 +226,16 @@ impl Runner {
                 }
             }
         }
+    }
+
+    /// Returns the link of a point. Opens it if that has not been done.
+    fn link_of(&mut self, plan: &Plan, point: &Point) -> Result<Link> {
+        let link = plan.link(point);
+        if !self.links.contains_key(&link) {
+            let opened = self.open(&link)?;
+            self.links.insert(link.clone(), opened);
+        }
+        Ok(link)
     }
 
     fn open(&mut self, link: &Link) -> Result<(u32, Box<dyn Session>)> {

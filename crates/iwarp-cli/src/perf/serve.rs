@@ -1,7 +1,9 @@
 //! The answering end: `iwarp perf serve`, and the peer process of a local run.
 
 use super::args::ServeArgs;
-use super::control::{Control, DEFAULT_PORT, HELLO, IDLE, PROTOCOL, Reply, Request, resolve};
+use super::control::{
+    Control, DEFAULT_PORT, HELLO, IDLE, PROTOCOL, Reply, Request, resolve, turn_away,
+};
 use super::host::HostInfo;
 use super::point::{Link, Metric, Point, Role, Session, check_link, check_point, memory_of};
 use super::{local, pin, transport};
@@ -9,7 +11,7 @@ use crate::error::{Context as _, Error, Result};
 use crate::service::{self, Budget, Gate, Guest, Share};
 use iwarp_figures::Latencies;
 use std::collections::HashMap;
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -19,6 +21,11 @@ const MAX_LINKS: usize = 64;
 const LEAVING: Duration = Duration::from_secs(1);
 /// A client that may measure and asks for nothing for this long loses its turn to the next one.
 const TURN_IDLE: Duration = Duration::from_secs(5);
+/// A client that may measure loses its turn to the next one if it has not opened the connections of its first link within this time.
+const OPENING: Duration = Duration::from_secs(1);
+/// How long the thread of a client that has lost its turn may take to end, until the next client measures nevertheless. It holds no
+/// connection that carries anything.
+const TAKE_OVER: Duration = Duration::from_millis(500);
 
 /// Serves until killed; as a child, until the parent has gone.
 ///
@@ -73,7 +80,10 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
                     let guest = Arc::new(guest);
                     match one_client(stream, &guest, turns, budget) {
                         Ok(()) => tracing::info!(%from, "client done"),
-                        Err(e) => tracing::warn!(%from, "{e}"),
+                        Err(_) if guest.is_evicted() => {
+                            tracing::info!(%from, "it lost its place to another client");
+                        }
+                        Err(e) => service::log_failure(from, &e),
                     }
                 });
             if let Err(e) = spawned {
@@ -86,57 +96,115 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
 fn admit(gate: &Arc<Gate>, stream: &TcpStream, from: SocketAddr) -> Result<Guest> {
     let guest = gate.admit(from.ip()).context("no place")?;
     let other = stream.try_clone().context("control connection")?;
-    guest.on_evict(move || {
-        let _ = other.shutdown(Shutdown::Both);
-    });
+    guest.on_evict(move || turn_away(&other));
     Ok(guest)
 }
 
 /// The client that measures: one at a time, because a second measurement would disturb both.
 #[derive(Default)]
 struct Turns {
-    holder: Mutex<Option<Arc<Guest>>>,
+    holder: Mutex<Option<Holder>>,
+}
+
+struct Holder {
+    guest: Arc<Guest>,
+    since: Instant,
+    /// `true` if the connections of a link have been opened.
+    opened: bool,
+    /// When another client saw first that this one has lost its place.
+    lost: Option<Instant>,
+}
+
+impl Holder {
+    /// Returns `true` if the client may no longer measure because another one waits.
+    fn does_nothing(&self, now: Instant) -> bool {
+        let opening = now.saturating_duration_since(self.since);
+        (!self.opened && opening >= OPENING) || self.guest.idle() >= TURN_IDLE
+    }
 }
 
 impl Turns {
-    fn holder(&self) -> MutexGuard<'_, Option<Arc<Guest>>> {
+    fn holder(&self) -> MutexGuard<'_, Option<Holder>> {
         // The holder is set or not; a thread that panics leaves nothing half done.
         self.holder.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The right to measure; `None` if another client has it. A client that is leaving gets time for that, and a client that has it
-    /// and does nothing is disconnected.
+    /// The right to measure; `None` if another client has it, or if this one loses its place while it waits. A client that is
+    /// leaving gets time for that, and a client that has the right and does nothing is disconnected.
     fn take(&self, guest: &Arc<Guest>) -> Option<Turn<'_>> {
         let end = Instant::now() + LEAVING;
         loop {
-            {
-                let mut holder = self.holder();
-                match &*holder {
-                    None => {
-                        *holder = Some(Arc::clone(guest));
-                        return Some(Turn(self));
-                    }
-                    Some(other) if other.idle() >= TURN_IDLE && !other.is_evicted() => {
-                        tracing::info!("a client that does not measure loses its turn");
-                        other.evict();
-                    }
-                    Some(_) => {}
-                }
+            let now = Instant::now();
+            if self.try_take(guest, now) {
+                return Some(Turn {
+                    turns: self,
+                    guest: Arc::clone(guest),
+                });
             }
-            if Instant::now() >= end {
+            if now >= end || guest.is_evicted() {
                 return None;
             }
             std::thread::sleep(Duration::from_millis(5));
         }
     }
+
+    fn try_take(&self, guest: &Arc<Guest>, now: Instant) -> bool {
+        let mut holder = self.holder();
+        if let Some(other) = &mut *holder {
+            if other.guest.is_evicted() {
+                let lost = *other.lost.get_or_insert(now);
+                if now.saturating_duration_since(lost) < TAKE_OVER {
+                    return false;
+                }
+            } else {
+                if other.does_nothing(now) {
+                    tracing::info!("a client that does not measure loses its turn");
+                    other.guest.evict();
+                }
+                return false;
+            }
+        }
+        *holder = Some(Holder {
+            guest: Arc::clone(guest),
+            since: now,
+            opened: false,
+            lost: None,
+        });
+        true
+    }
 }
 
 /// The right to measure, until this is dropped.
-struct Turn<'a>(&'a Turns);
+struct Turn<'a> {
+    turns: &'a Turns,
+    guest: Arc<Guest>,
+}
+
+impl Turn<'_> {
+    /// Does something with the holder, if that is still this client.
+    fn with(&self, f: impl FnOnce(&mut Option<Holder>)) {
+        let mut holder = self.turns.holder();
+        if holder
+            .as_ref()
+            .is_some_and(|h| Arc::ptr_eq(&h.guest, &self.guest))
+        {
+            f(&mut holder);
+        }
+    }
+
+    /// Notes that the connections of a link have been opened.
+    fn opened(&self) {
+        self.with(|holder| {
+            if let Some(holder) = holder {
+                holder.opened = true;
+            }
+        });
+    }
+}
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        *self.0.holder() = None;
+        self.with(|holder| *holder = None);
     }
 }
 
@@ -147,13 +215,10 @@ fn one_client(
     budget: &Arc<Budget>,
 ) -> Result<()> {
     let mut c = Control::new(stream)?;
+    guest.advance();
     match c.hear(HELLO)? {
         Some(Request::Hello { protocol, .. }) => {
-            guest.at_work();
-            let Some(_turn) = turns.take(guest) else {
-                return c.say(&Reply::Busy {});
-            };
-            guest.touch();
+            guest.advance();
             let version = env!("CARGO_PKG_VERSION").to_owned();
             c.say(&Reply::Hello {
                 protocol: PROTOCOL,
@@ -161,7 +226,7 @@ fn one_client(
                 host: Some(HostInfo::here()),
             })?;
             if protocol == PROTOCOL {
-                serve_requests(&mut c, guest, budget)
+                serve_requests(&mut c, guest, turns, budget)
             } else {
                 Ok(())
             }
@@ -179,7 +244,14 @@ struct Opened {
     session: Box<dyn Session>,
 }
 
-fn serve_requests(c: &mut Control, guest: &Guest, budget: &Arc<Budget>) -> Result<()> {
+fn serve_requests(
+    c: &mut Control,
+    guest: &Arc<Guest>,
+    turns: &Turns,
+    budget: &Arc<Budget>,
+) -> Result<()> {
+    // It is declared first, so that it is dropped after the links: the next client measures when they are closed.
+    let mut turn = None;
     let mut links: HashMap<u32, Opened> = HashMap::new();
     let mut hist = Latencies::new();
     loop {
@@ -187,10 +259,25 @@ fn serve_requests(c: &mut Control, guest: &Guest, budget: &Arc<Budget>) -> Resul
         let Some(request) = c.hear::<Request>(IDLE)? else {
             return Ok(());
         };
-        guest.at_work();
+        if turn.is_some() {
+            guest.at_work();
+        }
         let result = match request {
             Request::Hello { .. } => Err(Error::failed("hello was said already")),
-            Request::Open { id, link } => open(c, id, link, &mut links, budget),
+            Request::Open { id, link } => {
+                if turn.is_none() && check_link(&link).is_ok() {
+                    turn = turns.take(guest);
+                    if turn.is_none() {
+                        return c.say(&Reply::Busy {});
+                    }
+                    guest.at_work();
+                }
+                let opened = open(c, id, link, &mut links, budget);
+                if let Some(turn) = turn.as_ref().filter(|_| opened.is_ok()) {
+                    turn.opened();
+                }
+                opened
+            }
             Request::Run { id, point, iters } => {
                 let r = measure(c, id, &point, iters, &mut links, &mut hist);
                 if r.is_err() {

@@ -4,9 +4,9 @@ use super::PingArgs;
 use super::link::{Half, Link, out_of_turn};
 use super::wire::{Info, data, printable};
 use crate::error::{Context as _, Error, Result};
-use crate::{out, rdma, signals};
+use crate::{out, patience, rdma, signals};
 use iwarp::cm::Connector;
-use iwarp::{Access, Config, MemoryRegion};
+use iwarp::{Access, Config, Context, MemoryRegion};
 use iwarp_figures::Latencies;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -56,9 +56,9 @@ impl Times {
     }
 }
 
-fn lock(times: &Mutex<Times>) -> MutexGuard<'_, Times> {
-    // Figures are whole after each statement that changes them.
-    times.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What is shared is whole after each statement that changes it.
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Pings until the count is reached, or until interrupted.
@@ -67,47 +67,60 @@ pub(super) fn run(args: &PingArgs) -> Result<()> {
         return Err(Error::usage("--port 0 belongs to 'iwarp ping serve'"));
     }
     let addresses = rdma::resolve(&args.target, args.port)?;
-    let (ctx, peer, mut link) =
-        rdma::first_that_answers(&addresses, &Config::from_env(), |ctx, peer| {
-            let (half, qp) = Half::new(ctx)?;
-            let connector = Connector::new(ctx).reads(1, 1);
-            let link = half.connected(rdma::connect(&connector, peer, qp)?, None);
-            Ok((ctx.clone(), peer, link))
-        })?;
-    let size = args.size as usize;
-    let source = link.allocate(size, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
-    let sink = link.allocate(size, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
     let times = Arc::new(Mutex::new(Times::new(args.size)));
-    let shown = Arc::clone(&times);
-    signals::on_interrupt(move |_| {
-        let times = lock(&shown);
-        if let Some(text) = times.summary() {
-            out::line(format_args!("{text}"));
+    let current = Arc::new(Mutex::new(None));
+    let outcome = patience::ask(|| {
+        let (ctx, peer, mut link) =
+            rdma::first_that_answers(&addresses, &Config::from_env(), |ctx, peer| {
+                let (half, qp) = Half::new(ctx)?;
+                let connector = Connector::new(ctx).reads(1, 1);
+                let link = half.connected(rdma::connect(&connector, peer, qp)?, None);
+                Ok((ctx.clone(), peer, link))
+            })?;
+        if lock(&current).replace(ctx).is_none() {
+            show_when_interrupted(&current, &times)?;
         }
-        if let Err(e) = ctx.flush_capture() {
-            tracing::warn!("the capture file is not complete: {e}");
+        let outcome = pings(args, peer, &mut link, &times).map_err(|e| link.turned_away(e));
+        link.close();
+        if matches!(outcome, Err(Error::Busy(_))) {
+            // The server did not take the ping, so it is not lost.
+            lock(&times).sent = 0;
         }
-        // As with ping(8), interrupting it is the way to end it.
-        i32::from(times.all.count() == 0)
-    })?;
-    let outcome = pings(args, peer, &mut link, (&source, &sink), &times);
-    link.close();
+        outcome
+    });
     if let Some(text) = lock(&times).summary() {
         out::line(format_args!("{text}"));
     }
     outcome
 }
 
-fn pings(
-    args: &PingArgs,
-    peer: SocketAddr,
-    link: &mut Link,
-    (source, sink): (&MemoryRegion, &MemoryRegion),
-    times: &Mutex<Times>,
+/// Prints the figures when the user interrupts the command, and completes the recording of the current connection.
+fn show_when_interrupted(
+    current: &Arc<Mutex<Option<Context>>>,
+    times: &Arc<Mutex<Times>>,
 ) -> Result<()> {
+    let (current, shown) = (Arc::clone(current), Arc::clone(times));
+    signals::on_interrupt(move |_| {
+        let times = lock(&shown);
+        if let Some(text) = times.summary() {
+            out::line(format_args!("{text}"));
+        }
+        let ctx = lock(&current);
+        if let Some(Err(e)) = ctx.as_ref().map(Context::flush_capture) {
+            tracing::warn!("the capture file is not complete: {e}");
+        }
+        // As with ping(8), interrupting it is the way to end it.
+        i32::from(times.all.count() == 0)
+    })
+}
+
+fn pings(args: &PingArgs, peer: SocketAddr, link: &mut Link, times: &Mutex<Times>) -> Result<()> {
+    let size = args.size as usize;
+    let source = &link.allocate(size, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
+    let sink = &link.allocate(size, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
     let interval = args.interval();
     for number in 0..args.count.unwrap_or(u64::MAX) {
-        let sent = data(number, args.size as usize);
+        let sent = data(number, size);
         source.write_at(0, &sent).context("memory")?;
         let start = Instant::now();
         lock(times).sent += 1;

@@ -2,7 +2,7 @@
 
 use super::wire::Info;
 use crate::error::{Context as _, Error, Result};
-use crate::rdma::failed_completion;
+use crate::rdma::{self, failed_completion};
 use crate::service::{self, Guest};
 use iwarp::cm::Connection;
 use iwarp::{
@@ -55,6 +55,7 @@ impl Half {
             connection,
             guest,
             unsent: 0,
+            heard: false,
         }
     }
 
@@ -76,6 +77,8 @@ pub(super) struct Link {
     guest: Option<Guest>,
     /// Sends whose completion has not come.
     unsent: u32,
+    /// `true` if the peer has sent a message.
+    heard: bool,
 }
 
 /// What a completion was.
@@ -111,6 +114,28 @@ impl Link {
                 Some(Seen::Data) => return Err(out_of_turn()),
                 None => return Ok(None),
             }
+        }
+    }
+
+    /// Server: notes that the client has taken a step of its first ping.
+    pub(super) fn advance(&self) {
+        if let Some(guest) = &self.guest {
+            guest.advance();
+        }
+    }
+
+    /// Server: notes that a ping of the client is answered.
+    pub(super) fn served(&self) {
+        if let Some(guest) = &self.guest {
+            guest.served();
+        }
+    }
+
+    /// Client: returns the error `e`, or [`Error::Busy`] if the server had no place for this client after all.
+    pub(super) fn turned_away(&self, e: Error) -> Error {
+        match self.heard {
+            true => e,
+            false => rdma::before_the_first_answer(e, &self.connection),
         }
     }
 
@@ -182,6 +207,7 @@ impl Link {
                     .read_at(slot * Info::LEN, &mut octets)
                     .context("memory")?;
                 self.half.receive(&self.connection, slot)?;
+                self.heard = true;
                 Ok(Some(Seen::Message(Info::decode(octets))))
             }
             WcOpcode::Send => {

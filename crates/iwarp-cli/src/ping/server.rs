@@ -37,7 +37,7 @@ pub(super) fn run(args: &PingArgs) -> Result<()> {
         });
         match outcome {
             Ok(n) => tracing::info!(%from, "{n} pings answered"),
-            Err(e) => tracing::warn!(%from, "{e}"),
+            Err(e) => service::log_failure(from, &e),
         }
     })
 }
@@ -69,8 +69,14 @@ fn answer(
             break;
         };
         let len = checked(source)?;
+        if count == 0 {
+            link.advance();
+        }
         let sge = buffer.sge(..len).context("memory")?;
         link.read(source, sge)?;
+        if count == 0 {
+            link.advance();
+        }
         let data = buffer.to_vec(..len).context("memory")?;
         if verbose {
             out::line(format_args!("server ping data: {}", printable(&data)));
@@ -84,6 +90,7 @@ fn answer(
         let len = text.min(checked(sink)?);
         link.write(sink, buffer.sge(..len).context("memory")?)?;
         link.send(Info::default())?;
+        link.served();
         count += 1;
         answered.fetch_add(1, Ordering::AcqRel);
     }

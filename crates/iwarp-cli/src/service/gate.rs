@@ -1,18 +1,32 @@
 //! Admission: limits how many clients are served at a time, in all and for each address, and decides which client has to leave if
 //! a new one comes and all places are taken.
 //!
-//! A client that sends nothing and takes nothing uses a place. Idle clients must not keep others out. So if all places are
-//! taken, the client that has been idle for longest is evicted for a new one, if it has been idle for at least [`GRACE`]. Clients
-//! at work are never evicted. If they hold all places, the new client is refused and may try again.
+//! A client that sends nothing and takes nothing uses a place, and must not keep others out. What a client has done decides for how
+//! long it may be idle before it is evicted for a new one:
+//!
+//! - A *stranger* has made no valid request yet. It may be idle for [`STRANGER_GRACE`] in each step of its set-up, of the proof of
+//!   its secret, and before its request.
+//! - A *known* client has made a valid request. It may be idle for [`KNOWN_GRACE`].
+//! - A client at work is never evicted.
+//!
+//! Strangers leave first. Known clients leave only while strangers hold less than half of the places. So a crowd of strangers cannot
+//! take the places of all clients that pause, and clients that pause cannot take all places of newcomers. If another address has more
+//! strangers than the new client's address would have, one of those leaves at once, however young it is. If nobody may be evicted,
+//! the new client is refused and may try again: a stranger's grace is so short that a place is free soon.
 
 use clap::Args;
+use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A client that has made no progress for this long may be evicted for a new one.
-pub(crate) const GRACE: Duration = Duration::from_secs(2);
+/// A stranger that has been idle for this long may be evicted for a new client. It is longer than a round trip on most networks, so
+/// that a client far away can make its request. The shorter it is, the more clients of a crowd get their turn within a second. A
+/// good client of the same address has no better chance than each of them until its request.
+pub(crate) const STRANGER_GRACE: Duration = Duration::from_millis(100);
+/// A known client that has been idle for this long may be evicted for a new client.
+pub(crate) const KNOWN_GRACE: Duration = Duration::from_secs(2);
 
 /// The value of a place's `last` while the server works for the client. The client then does not count as idle.
 const AT_WORK: u64 = u64::MAX;
@@ -21,8 +35,8 @@ const AT_WORK: u64 = u64::MAX;
 #[derive(Debug, Clone, Copy, Args)]
 #[command(next_help_heading = "Limits (with `serve`)")]
 pub(crate) struct Limits {
-    /// Clients served at a time [default: 64]. If all places are taken, a new client replaces the client that has been
-    /// idle for longest (at least 2 s), or is refused
+    /// Clients served at a time [default: 64]. If all places are taken, a new client replaces one that has made no request
+    /// for 0.1 s since it came, or one that has been idle for 2 s, or is refused
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     max_clients: Option<u32>,
     /// Clients of one address served at a time [default: 32]. With IPv6, addresses with the same first 64 bits count as one
@@ -60,9 +74,9 @@ impl Limits {
 /// Why a client is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Full {
-    /// Clients at work hold all of this many places.
+    /// Clients that may not be evicted now hold all of this many places.
     All(usize),
-    /// Clients at work hold all of this many places of the client's address.
+    /// Clients that may not be evicted now hold all of this many places of the client's address.
     Address(usize),
 }
 
@@ -84,7 +98,26 @@ pub(crate) struct Gate {
     clients: usize,
     per_address: usize,
     guests: Mutex<Vec<Arc<Place>>>,
-    epoch: Instant,
+    clock: Clock,
+}
+
+/// Counts milliseconds since the gate was made.
+#[derive(Debug)]
+enum Clock {
+    Real(Instant),
+    /// The test moves it.
+    #[cfg(test)]
+    Moved(AtomicU64),
+}
+
+impl Clock {
+    fn now_ms(&self) -> u64 {
+        match self {
+            Self::Real(epoch) => epoch.elapsed().as_millis() as u64,
+            #[cfg(test)]
+            Self::Moved(ms) => ms.load(Ordering::Relaxed),
+        }
+    }
 }
 
 /// One place that is taken.
@@ -93,6 +126,8 @@ struct Place {
     address: IpAddr,
     /// The time of the client's last progress, in milliseconds since the gate was made, or [`AT_WORK`].
     last: AtomicU64,
+    /// `true` if the client has made a valid request. Otherwise it is a stranger.
+    known: AtomicBool,
     evicted: AtomicBool,
     evict: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
@@ -112,7 +147,7 @@ impl Gate {
             clients,
             per_address,
             guests: Mutex::default(),
-            epoch: Instant::now(),
+            clock: Clock::Real(Instant::now()),
         })
     }
 
@@ -121,17 +156,13 @@ impl Gate {
         self.guests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn now_ms(&self) -> u64 {
-        self.epoch.elapsed().as_millis() as u64
-    }
-
-    /// Gives a new client a place. If none is free, it evicts the client that has been idle for longest.
+    /// Gives a new client a place. If none is free, it evicts another client that may be evicted. The server works for the new
+    /// client until [`advance`](Guest::advance).
     ///
     /// # Errors
-    /// If no place is free and no client has been idle for [`GRACE`].
+    /// If no place is free and no client may be evicted.
     pub(crate) fn admit(self: &Arc<Self>, address: IpAddr) -> Result<Guest, Full> {
         let address = counted(address);
-        let now = self.now_ms();
         let mut guests = self.guests();
         let here = guests.iter().filter(|g| g.holds(Some(address))).count();
         let full = if here >= self.per_address {
@@ -146,20 +177,15 @@ impl Gate {
             if guests.len() >= 2 * self.clients {
                 return Err(full);
             }
-            victim = guests
-                .iter()
-                .filter(|g| {
-                    g.holds(whose) && now.saturating_sub(g.last()) >= GRACE.as_millis() as u64
-                })
-                .min_by_key(|g| g.last())
-                .cloned();
+            victim = self.victim(&guests, whose, address).cloned();
             if victim.is_none() {
                 return Err(full);
             }
         }
         let place = Arc::new(Place {
             address,
-            last: AtomicU64::new(now),
+            last: AtomicU64::new(AT_WORK),
+            known: AtomicBool::new(false),
             evicted: AtomicBool::new(false),
             evict: Mutex::new(None),
         });
@@ -175,6 +201,35 @@ impl Gate {
         Ok(Guest {
             gate: Arc::clone(self),
             place,
+        })
+    }
+
+    /// Returns the client that has to leave for a new one from `address`, if there is one. With `whose` it is a client of that
+    /// address.
+    fn victim<'a>(
+        &self,
+        guests: &'a [Arc<Place>],
+        whose: Option<IpAddr>,
+        address: IpAddr,
+    ) -> Option<&'a Arc<Place>> {
+        let now = self.clock.now_ms();
+        let here: Vec<_> = guests.iter().filter(|g| g.holds(whose)).collect();
+        let (strangers, known): (Vec<_>, Vec<_>) = here.into_iter().partition(|g| !g.is_known());
+        let mut crowds = HashMap::<IpAddr, usize>::new();
+        for g in &strangers {
+            *crowds.entry(g.address).or_default() += 1;
+        }
+        let crowd = |address| crowds.get(&address).copied().unwrap_or(0);
+        let with_the_new_one = crowd(address) + 1;
+        let places = whose.map_or(self.clients, |_| self.per_address);
+        let room = strangers.len() < places.div_ceil(2);
+        let stranger = strangers
+            .into_iter()
+            .filter(|g| g.idle(now) >= STRANGER_GRACE || crowd(g.address) > with_the_new_one)
+            .max_by_key(|g| (crowd(g.address), g.idle(now)));
+        stranger.or_else(|| {
+            let idle = known.into_iter().filter(|g| g.idle(now) >= KNOWN_GRACE);
+            idle.filter(|_| room).max_by_key(|g| g.idle(now))
         })
     }
 
@@ -196,6 +251,15 @@ fn counted(address: IpAddr) -> IpAddr {
 impl Place {
     fn last(&self) -> u64 {
         self.last.load(Ordering::Relaxed)
+    }
+
+    /// Returns for how long the client has made no progress at the time `now_ms`.
+    fn idle(&self, now_ms: u64) -> Duration {
+        Duration::from_millis(now_ms.saturating_sub(self.last()))
+    }
+
+    fn is_known(&self) -> bool {
+        self.known.load(Ordering::Relaxed)
     }
 
     /// Returns `true` if the place belongs to a client of `address` (of any address for `None`) that is not evicted.
@@ -241,9 +305,23 @@ impl Guest {
         self.place.evicted.load(Ordering::Acquire)
     }
 
-    /// Notes that the client has made progress.
+    /// Notes that the client, if it is a stranger, has the next step to take. Its grace begins again. Call this only as often as the
+    /// protocol has steps before the first request, or a stranger could keep its place for ever.
+    pub(crate) fn advance(&self) {
+        self.note(self.now_ms());
+    }
+
+    /// Notes that the client has made a valid request, so that it is no stranger from now on, and has made progress.
+    pub(crate) fn served(&self) {
+        self.place.known.store(true, Ordering::Relaxed);
+        self.note(self.now_ms());
+    }
+
+    /// Notes that the client has made progress. A stranger gains no time with that.
     pub(crate) fn touch(&self) {
-        self.place.last.store(self.gate.now_ms(), Ordering::Relaxed);
+        if self.place.is_known() {
+            self.note(self.now_ms());
+        }
     }
 
     /// Notes that octets of the client have moved. If the server works for the client, it goes on doing so: unlike
@@ -254,9 +332,19 @@ impl Guest {
         }
     }
 
-    /// Notes that the server works for the client from now until [`touch`](Self::touch). The client is not idle meanwhile.
+    /// Notes that the client has made a valid request, and that the server works for it from now until
+    /// [`touch`](Self::touch). The client is not idle meanwhile.
     pub(crate) fn at_work(&self) {
-        self.place.last.store(AT_WORK, Ordering::Relaxed);
+        self.place.known.store(true, Ordering::Relaxed);
+        self.note(AT_WORK);
+    }
+
+    fn note(&self, last: u64) {
+        self.place.last.store(last, Ordering::Relaxed);
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.gate.clock.now_ms()
     }
 
     /// Takes the place away and ends the client's connection.
@@ -267,7 +355,7 @@ impl Guest {
 
     /// Returns for how long the client has made no progress.
     pub(crate) fn idle(&self) -> Duration {
-        Duration::from_millis(self.gate.now_ms().saturating_sub(self.place.last()))
+        self.place.idle(self.now_ms())
     }
 }
 
@@ -278,109 +366,5 @@ impl Drop for Guest {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const A: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
-    const B: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));
-
-    /// Makes the gate believe that the guest has made no progress for `ms` milliseconds.
-    fn age(guest: &Guest, ms: u64) {
-        let last = guest.gate.now_ms() - ms;
-        guest.place.last.store(last, Ordering::Relaxed);
-    }
-
-    /// Makes a gate whose clock has run for an hour.
-    fn old_gate(clients: usize, per_address: usize) -> Arc<Gate> {
-        Arc::new(Gate {
-            clients,
-            per_address,
-            guests: Mutex::default(),
-            epoch: Instant::now() - Duration::from_secs(3600),
-        })
-    }
-
-    #[test]
-    fn places_are_limited_and_come_back() {
-        let gate = old_gate(3, 2);
-        let first = gate.admit(A).unwrap();
-        let _second = gate.admit(A).unwrap();
-        assert_eq!(gate.admit(A).unwrap_err(), Full::Address(2));
-        // The same host, as an IPv4-mapped IPv6 address.
-        let IpAddr::V4(v4) = A else { unreachable!() };
-        let mapped = IpAddr::V6(v4.to_ipv6_mapped());
-        assert_eq!(gate.admit(mapped).unwrap_err(), Full::Address(2));
-        let _third = gate.admit(B).unwrap();
-        assert_eq!(gate.admit(B).unwrap_err(), Full::All(3));
-        drop(first);
-        let _fourth = gate.admit(B).unwrap();
-        assert_eq!(gate.admit(A).unwrap_err(), Full::All(3));
-    }
-
-    #[test]
-    fn all_addresses_of_an_ipv6_network_count_as_one() {
-        let gate = old_gate(9, 2);
-        let admit = |ip: &str| gate.admit(ip.parse().unwrap());
-        let _one = admit("2001:db8:1:2::1").unwrap();
-        let _two = admit("2001:db8:1:2:ffff:ffff:ffff:ffff").unwrap();
-        assert_eq!(admit("2001:db8:1:2:8000::").unwrap_err(), Full::Address(2));
-        let _three = admit("2001:db8:1:3::1").unwrap();
-        let _four = admit("192.0.2.1").unwrap();
-    }
-
-    #[test]
-    fn the_idlest_leaves_for_a_new_one() {
-        let gate = old_gate(2, 2);
-        let (one, two) = (gate.admit(A).unwrap(), gate.admit(A).unwrap());
-        let told = Arc::new(AtomicBool::new(false));
-        let tell = Arc::clone(&told);
-        two.on_evict(move || tell.store(true, Ordering::Release));
-        age(&one, GRACE.as_millis() as u64 + 1000);
-        age(&two, GRACE.as_millis() as u64 + 2000);
-        let _three = gate.admit(B).unwrap();
-        assert!(told.load(Ordering::Acquire) && two.is_evicted() && !one.is_evicted());
-        // A client that has just made progress keeps its place, and so does one for which the server works.
-        one.touch();
-        assert_eq!(gate.admit(B).unwrap_err(), Full::All(2));
-        one.at_work();
-        assert_eq!(one.idle(), Duration::ZERO);
-        assert_eq!(gate.admit(B).unwrap_err(), Full::All(2));
-        // Messages that go to the client meanwhile do not end the work.
-        one.moves();
-        assert_eq!(one.place.last(), AT_WORK);
-        // If the eviction comes before the connection is set up, the connection ends as soon as it is.
-        age(&one, GRACE.as_millis() as u64);
-        let _four = gate.admit(B).unwrap();
-        let late = Arc::new(AtomicBool::new(false));
-        let tell = Arc::clone(&late);
-        one.on_evict(move || tell.store(true, Ordering::Release));
-        assert!(late.load(Ordering::Acquire));
-    }
-
-    #[test]
-    fn an_address_that_is_full_costs_nobody_else_a_place() {
-        let gate = old_gate(3, 1);
-        let (a, b) = (gate.admit(A).unwrap(), gate.admit(B).unwrap());
-        age(&b, 60_000);
-        age(&a, 1000);
-        assert_eq!(gate.admit(A).unwrap_err(), Full::Address(1));
-        assert!(!b.is_evicted(), "it is of another address");
-        age(&a, 60_000);
-        let _again = gate.admit(A).unwrap();
-        assert!(a.is_evicted() && !b.is_evicted());
-    }
-
-    #[test]
-    fn threads_that_do_not_end_are_bounded_too() {
-        let gate = old_gate(2, 2);
-        let mut stuck = Vec::new();
-        for _ in 0..4 {
-            let guest = gate.admit(A).unwrap();
-            age(&guest, 60_000);
-            stuck.push(guest);
-        }
-        assert!(gate.admit(A).is_err());
-        stuck.pop();
-        assert!(gate.admit(A).is_ok());
-    }
-}
+#[path = "gate_tests.rs"]
+mod tests;

@@ -204,7 +204,8 @@ fn start(
     }
 }
 
-/// Accepts a request. Call it in the client's own thread. From then on an eviction ends the connection.
+/// Accepts a request. Call it in the client's own thread. From then on an eviction ends the connection, and the client has the
+/// grace of a stranger for each step.
 ///
 /// # Errors
 /// If the peer has gone, does not continue the set-up in time, or has been evicted meanwhile.
@@ -214,23 +215,38 @@ pub(crate) fn accept(
     parameters: &ConnectionParameters,
     guest: &Guest,
 ) -> Result<Connection> {
+    if let Err(e) = still_welcome(guest) {
+        // It is not connected, so it can be told to ask again.
+        return Err(refuse(request, e));
+    }
     let handle = (*qp).clone();
     guest.on_evict(move || handle.abort());
+    guest.advance();
     let connection = request.accept(qp, parameters).context("accept")?;
     still_welcome(guest)?;
+    guest.advance();
     Ok(connection)
 }
 
 /// Checks that the guest has not been evicted, which would explain why its connection has ended.
 ///
 /// # Errors
-/// If the guest has been evicted.
+/// [`Error::Busy`] if the guest has been evicted.
 pub(crate) fn still_welcome(guest: &Guest) -> Result<()> {
     match guest.is_evicted() {
-        true => Err(Error::failed(
-            "it was idle, and its place was needed for another client",
+        true => Err(Error::Busy(
+            "it was idle, and its place was needed for another client".to_owned(),
         )),
         false => Ok(()),
+    }
+}
+
+/// Logs why the server has ended the connection of a client.
+pub(crate) fn log_failure(from: SocketAddr, why: &Error) {
+    match why {
+        // This is not a warning: clients that do nothing and come again could fill the log with it.
+        Error::Busy(_) => tracing::info!(%from, "{why}"),
+        _ => tracing::warn!(%from, "{why}"),
     }
 }
 

@@ -1,0 +1,240 @@
+//! Who gets a place and who leaves, with a clock that only the test moves.
+
+use super::*;
+
+const A: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
+const B: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));
+
+const STRANGER_MS: u64 = STRANGER_GRACE.as_millis() as u64;
+const KNOWN_MS: u64 = KNOWN_GRACE.as_millis() as u64;
+
+/// Makes a gate whose clock stands still.
+fn still_gate(clients: usize, per_address: usize) -> Arc<Gate> {
+    Arc::new(Gate {
+        clients,
+        per_address,
+        guests: Mutex::default(),
+        clock: Clock::Moved(AtomicU64::new(0)),
+    })
+}
+
+fn pass(gate: &Gate, ms: u64) {
+    let Clock::Moved(now) = &gate.clock else {
+        unreachable!("a test has made it");
+    };
+    now.fetch_add(ms, Ordering::Relaxed);
+}
+
+/// A client whose connection is set up, and that has asked for nothing.
+fn stranger(gate: &Arc<Gate>, address: IpAddr) -> Result<Guest, Full> {
+    let guest = gate.admit(address)?;
+    guest.advance();
+    Ok(guest)
+}
+
+/// A client that has made a valid request.
+fn known(gate: &Arc<Gate>, address: IpAddr) -> Guest {
+    let guest = stranger(gate, address).unwrap();
+    guest.served();
+    guest
+}
+
+fn other(n: u8) -> IpAddr {
+    IpAddr::V4(std::net::Ipv4Addr::new(198, 51, 100, n))
+}
+
+#[test]
+fn places_are_limited_and_come_back() {
+    let gate = still_gate(3, 2);
+    let first = known(&gate, A);
+    let _second = known(&gate, A);
+    assert_eq!(gate.admit(A).unwrap_err(), Full::Address(2));
+    // The same host, as an IPv4-mapped IPv6 address.
+    let IpAddr::V4(v4) = A else { unreachable!() };
+    let mapped = IpAddr::V6(v4.to_ipv6_mapped());
+    assert_eq!(gate.admit(mapped).unwrap_err(), Full::Address(2));
+    let _third = known(&gate, B);
+    assert_eq!(gate.admit(B).unwrap_err(), Full::All(3));
+    drop(first);
+    let _fourth = known(&gate, B);
+    assert_eq!(gate.admit(A).unwrap_err(), Full::All(3));
+}
+
+#[test]
+fn all_addresses_of_an_ipv6_network_count_as_one() {
+    let gate = still_gate(9, 2);
+    let admit = |ip: &str| gate.admit(ip.parse().unwrap());
+    let _one = admit("2001:db8:1:2::1").unwrap();
+    let _two = admit("2001:db8:1:2:ffff:ffff:ffff:ffff").unwrap();
+    assert_eq!(admit("2001:db8:1:2:8000::").unwrap_err(), Full::Address(2));
+    let _three = admit("2001:db8:1:3::1").unwrap();
+    let _four = admit("192.0.2.1").unwrap();
+}
+
+#[test]
+fn the_idlest_known_client_leaves_for_a_new_one() {
+    let gate = still_gate(2, 2);
+    let (one, two) = (known(&gate, A), known(&gate, A));
+    let told = Arc::new(AtomicBool::new(false));
+    let tell = Arc::clone(&told);
+    two.on_evict(move || tell.store(true, Ordering::Release));
+    pass(&gate, 1000);
+    one.touch();
+    pass(&gate, KNOWN_MS - 1001);
+    assert_eq!(gate.admit(B).unwrap_err(), Full::All(2), "1 ms too early");
+    pass(&gate, 1);
+    let three = known(&gate, B);
+    assert!(told.load(Ordering::Acquire) && two.is_evicted() && !one.is_evicted());
+    // The server works for this one, however long that takes. Messages that go to the client meanwhile do not end the work.
+    one.at_work();
+    one.moves();
+    three.at_work();
+    pass(&gate, 60_000);
+    assert_eq!(one.idle(), Duration::ZERO);
+    assert_eq!(gate.admit(B).unwrap_err(), Full::All(2));
+    // If the eviction comes before the connection is set up, the connection ends as soon as it is.
+    one.touch();
+    pass(&gate, KNOWN_MS);
+    let _four = gate.admit(B).unwrap();
+    let late = Arc::new(AtomicBool::new(false));
+    let tell = Arc::clone(&late);
+    one.on_evict(move || tell.store(true, Ordering::Release));
+    assert!(late.load(Ordering::Acquire));
+}
+
+#[test]
+fn an_address_that_is_full_costs_nobody_else_a_place() {
+    let gate = still_gate(3, 1);
+    let b = known(&gate, B);
+    pass(&gate, 60_000);
+    let a = known(&gate, A);
+    assert_eq!(gate.admit(A).unwrap_err(), Full::Address(1));
+    assert!(!b.is_evicted(), "it is of another address");
+    pass(&gate, KNOWN_MS);
+    let _again = gate.admit(A).unwrap();
+    assert!(a.is_evicted() && !b.is_evicted());
+}
+
+#[test]
+fn threads_that_do_not_end_are_bounded_too() {
+    let gate = still_gate(2, 2);
+    let mut stuck = Vec::new();
+    for _ in 0..4 {
+        stuck.push(stranger(&gate, A).unwrap());
+        pass(&gate, STRANGER_MS);
+    }
+    assert!(gate.admit(A).is_err());
+    stuck.pop();
+    assert!(gate.admit(A).is_ok());
+}
+
+/// 200 clients come within a moment, and each that loses its place comes again at once, all from the address of a good client. It
+/// asks again every 20 ms, and is served within a second.
+#[test]
+fn a_crowd_that_comes_again_does_not_shut_out_its_own_address() {
+    let gate = still_gate(64, 32);
+    let mut crowd: Vec<_> = (0..200).filter_map(|_| stranger(&gate, A).ok()).collect();
+    assert_eq!(crowd.len(), 32);
+    for round in 0..20 {
+        let mut waited = 0;
+        let good = loop {
+            if let Ok(good) = stranger(&gate, A) {
+                break good;
+            }
+            pass(&gate, 20);
+            waited += 20;
+            assert!(waited < 1000, "round {round}: shut out");
+        };
+        // Somebody of the crowd had to leave, and fails to get in again at once. The good client has time for its request.
+        crowd.retain(|g| !g.is_evicted());
+        for _ in 0..10 {
+            crowd.extend(stranger(&gate, A).ok());
+            pass(&gate, (STRANGER_MS - 1) / 10);
+        }
+        assert!(!good.is_evicted(), "round {round}");
+        good.served();
+        good.at_work();
+        pass(&gate, 60_000);
+        for _ in 0..40 {
+            crowd.extend(stranger(&gate, A).ok());
+        }
+        assert!(!good.is_evicted(), "round {round}: it was at work");
+        crowd.retain(|g| !g.is_evicted());
+    }
+}
+
+/// Crowds from two addresses have all places. A client from a third address need not wait, and is not evicted for another one of a
+/// crowd.
+#[test]
+fn a_crowd_gives_way_to_other_addresses_at_once() {
+    let gate = still_gate(64, 32);
+    let crowd = |address| -> Vec<_> {
+        let all = (0..100).filter_map(|_| stranger(&gate, address).ok());
+        all.collect()
+    };
+    let crowds = [crowd(A), crowd(B)];
+    assert_eq!(crowds.each_ref().map(Vec::len), [32, 32]);
+    let good = stranger(&gate, other(1)).unwrap();
+    let left = crowds.iter().flatten().filter(|g| g.is_evicted());
+    assert_eq!(left.count(), 1);
+    pass(&gate, STRANGER_MS);
+    let more = [crowd(A), crowd(B)];
+    assert!(more.iter().flatten().count() > 0);
+    assert!(!good.is_evicted(), "the larger crowds leave first");
+}
+
+/// Where each address has one client only, no crowd is larger than another: the grace decides.
+#[test]
+fn strangers_of_many_addresses_leave_after_their_grace() {
+    let gate = still_gate(4, 2);
+    let first = stranger(&gate, other(0)).unwrap();
+    pass(&gate, 1);
+    let _rest: Vec<_> = (1..4).map(|n| stranger(&gate, other(n)).unwrap()).collect();
+    pass(&gate, STRANGER_MS - 2);
+    assert_eq!(gate.admit(A).unwrap_err(), Full::All(4));
+    pass(&gate, 1);
+    let _new = gate.admit(A).unwrap();
+    assert!(first.is_evicted(), "the oldest leaves");
+}
+
+#[test]
+fn strangers_gain_no_time_with_what_they_send() {
+    let gate = still_gate(1, 1);
+    let one = gate.admit(A).unwrap();
+    // The server makes ready for it: that takes none of its time.
+    pass(&gate, 60_000);
+    assert_eq!(gate.admit(A).unwrap_err(), Full::Address(1));
+    one.advance();
+    pass(&gate, STRANGER_MS - 1);
+    one.touch();
+    one.moves();
+    assert_eq!(gate.admit(A).unwrap_err(), Full::Address(1));
+    // The next step of the set-up has its own grace.
+    one.advance();
+    pass(&gate, STRANGER_MS - 1);
+    assert_eq!(gate.admit(A).unwrap_err(), Full::Address(1));
+    pass(&gate, 1);
+    let _two = gate.admit(A).unwrap();
+    assert!(one.is_evicted());
+}
+
+/// Strangers leave before known clients that are idle. They take the places of idle known clients up to half, and no more.
+#[test]
+fn strangers_do_not_take_all_places_of_clients_that_pause() {
+    let gate = still_gate(8, 8);
+    let pausing: Vec<_> = (0..8).map(|_| known(&gate, A)).collect();
+    pass(&gate, 60_000);
+    let mut crowd = Vec::new();
+    for _ in 0..50 {
+        // None of them is older than a moment when the next one comes.
+        crowd.extend(stranger(&gate, A).ok());
+    }
+    let left = |all: &[Guest]| all.iter().filter(|g| !g.is_evicted()).count();
+    assert_eq!((crowd.len(), left(&pausing)), (4, 4));
+    for _ in 0..50 {
+        pass(&gate, STRANGER_MS);
+        crowd.retain(|g| !g.is_evicted());
+        crowd.push(stranger(&gate, A).unwrap());
+    }
+    assert_eq!((left(&crowd), left(&pausing)), (4, 4));
+}

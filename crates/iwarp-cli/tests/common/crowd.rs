@@ -1,0 +1,90 @@
+//! Clients that connect, say nothing, and come again: as soon as they are refused or evicted, and otherwise once a second, so that
+//! none of them is ever idle for long.
+
+use std::io::{self, ErrorKind, Read as _};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Threads of a crowd.
+const THREADS: usize = 4;
+/// How long a client stays at most.
+const STAY: Duration = Duration::from_secs(1);
+
+/// Connects as far as a client of that server can without a request.
+pub(crate) type Connect = fn(SocketAddr) -> io::Result<TcpStream>;
+
+/// A crowd. It leaves when this is dropped.
+pub(crate) struct Crowd {
+    stop: Arc<AtomicBool>,
+    tried: Arc<AtomicU64>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Crowd {
+    /// Starts a crowd of `clients`, each of which looks every `pause` whether it has to come again.
+    pub(crate) fn gather(
+        at: SocketAddr,
+        clients: usize,
+        pause: Duration,
+        connect: Connect,
+    ) -> Self {
+        let (stop, tried) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
+        let threads = (0..THREADS).map(|_| {
+            let (stop, tried) = (Arc::clone(&stop), Arc::clone(&tried));
+            std::thread::spawn(move || {
+                let mut places: Vec<Option<(TcpStream, Instant)>> = Vec::new();
+                places.resize_with(clients / THREADS, || None);
+                while !stop.load(Ordering::Relaxed) {
+                    for place in &mut places {
+                        let stays = |(s, since): &mut (TcpStream, Instant)| {
+                            since.elapsed() < STAY && !has_ended(s)
+                        };
+                        if !place.as_mut().is_some_and(stays) {
+                            *place = connect(at).ok().map(|s| (s, Instant::now()));
+                            tried.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                    std::thread::sleep(pause);
+                }
+            })
+        });
+        let threads = threads.collect();
+        Self {
+            stop,
+            tried,
+            threads,
+        }
+    }
+
+    /// Returns how often a client of the crowd has connected, or has tried to.
+    pub(crate) fn tried(&self) -> u64 {
+        self.tried.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Crowd {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Returns `true` if the other end has closed. Data that come meanwhile are dropped.
+pub(crate) fn has_ended(stream: &mut TcpStream) -> bool {
+    let mut sink = [0; 4096];
+    if stream.set_nonblocking(true).is_err() {
+        return true;
+    }
+    loop {
+        match stream.read(&mut sink) {
+            Ok(0) => return true,
+            Ok(_) => {}
+            Err(e) => return e.kind() != ErrorKind::WouldBlock,
+        }
+    }
+}
