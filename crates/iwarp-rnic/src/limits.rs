@@ -21,6 +21,9 @@ pub const MAX_MR: u32 = 1 << 20;
 /// Payload up to this many octets is copied beside its header instead of being sent from where it lies:
 /// a copy this small costs less than one more element of a scatter list.
 pub const TX_COPY_MAX: u32 = 2048;
+/// Payload that is sent from where it lies is copied in parts of this size when its CRC is computed, because it may change at any
+/// time. Smaller parts cost more calls of the CRC function, larger ones more of the first-level cache.
+pub const SUM_PART: usize = 4096;
 /// Scratch of one transmit plan: headers, trailers, copied payload.
 pub const TX_SCRATCH: usize = 288 * 1024;
 /// A plan is closed when it holds this many octets: about five 64 KiB loopback segments. Larger plans only delay the first

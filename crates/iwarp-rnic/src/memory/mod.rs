@@ -7,9 +7,18 @@
 //! What an entry names is [`Memory`] of the surroundings (`span`): one range of addresses in a process (`host`),
 //! pages in a kernel (`pages`).
 //!
+//! Other threads, the peer and the kernel change registered memory at any time. So that this is not undefined behaviour,
+//! * no reference to it is ever formed;
+//! * it is read and written by the machine's copy, into which the compiler does not look (`copy`), as a device would;
+//! * its sum is that of a copy: up to [`SUM_PART`](crate::limits::SUM_PART) octets at a time are copied to memory of our own and summed there;
+//! * the last octet of a Write and the words of atomic operations are stored by atomic instructions.
+//!
+//! The program that shares the memory with the RNIC has to read it in the same way: volatile, atomic, or after a completion.
+//!
 //! Regions, fast-registration regions and windows live in the same table. Look-ups take
 //! `&self`; invalidation is one atomic flag, so the receive path can do it too.
 
+mod copy;
 mod host;
 pub(crate) mod pages;
 mod span;

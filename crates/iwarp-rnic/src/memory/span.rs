@@ -8,13 +8,12 @@
 //! readable and writable for as long as it is in a [`MemoryTable`](super::MemoryTable). Only the table makes spans, and a span
 //! borrows the table, so no span outlives its registration.
 //!
-//! Other threads, the peer and the kernel change this memory at any time, so no reference to it is ever formed: octets are
-//! copied through raw pointers, as a device would. The program that shares the memory with the RNIC has to read it in the
-//! same way (volatile or atomic, or after a completion).
+//! Other threads, the peer and the kernel change this memory at any time. `memory` says how it is accessed nevertheless.
 #![allow(unsafe_code)]
 
+use super::copy::copy;
+use crate::limits::SUM_PART;
 use core::marker::PhantomData;
-use core::ptr;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use iwarp_proto::crc32c::Crc32cFn;
 
@@ -226,7 +225,7 @@ impl<'t, M: Memory> Span<'t, M> {
             // octets as `dst`, which is ours. The two cannot overlap: the program promised not to hold references into
             // registered memory.
             unsafe {
-                ptr::copy_nonoverlapping(from.at, to, from.len);
+                copy(from.at, to, from.len);
                 to = to.add(from.len);
             }
         });
@@ -240,7 +239,7 @@ impl<'t, M: Memory> Span<'t, M> {
         self.each(n as u32, |to| {
             // SAFETY: as in `read`, and the table gave the span for writing.
             unsafe {
-                ptr::copy_nonoverlapping(from, to.at, to.len);
+                copy(from, to.at, to.len);
                 from = from.add(to.len);
             }
         });
@@ -264,16 +263,16 @@ impl<'t, M: Memory> Span<'t, M> {
         unsafe { AtomicU8::from_ptr(end.fragment().at) }.store(*last, Ordering::Release);
     }
 
-    /// Continues a CRC over the octets.
-    #[inline]
-    pub fn crc32c(&self, f: Crc32cFn, mut crc: u32) -> u32 {
-        self.each(self.len, |part| {
-            // SAFETY: valid registered memory. The slice lives only for this call; octets that change meanwhile
-            // make the CRC wrong, which the contract of posting a work request leaves to the program.
-            crc = f(crc, unsafe {
-                core::slice::from_raw_parts(part.at, part.len)
-            });
-        });
+    /// Continues a CRC over the octets, which are copied to `room` part by part. Octets that change meanwhile make the CRC wrong,
+    /// which the contract of posting a work request leaves to the program.
+    pub fn crc32c(&self, f: Crc32cFn, mut crc: u32, room: &mut [u8; SUM_PART]) -> u32 {
+        let mut rest = *self;
+        while !rest.is_empty() {
+            let (part, later) = rest.split_at(SUM_PART as u32);
+            part.read(room);
+            crc = f(crc, room.get(..part.len as usize).unwrap_or(&[]));
+            rest = later;
+        }
         crc
     }
 

@@ -4,7 +4,7 @@
 use super::place::for_each_part;
 use super::plan::TxPlan;
 use super::tx::Tx;
-use crate::limits::TX_COPY_MAX;
+use crate::limits::{SUM_PART, TX_COPY_MAX};
 use crate::memory::{AccessError, Accessor, Memory, MemoryTable};
 use crate::{Access, Sge};
 use iwarp_proto::crc32c::Crc32cFn;
@@ -169,14 +169,17 @@ fn emit_in_place(
 ) -> Result<(), AccessError> {
     let from = plan.scratch_end();
     let ulpdu_len = header.len() + payload.len();
-    let head = plan.scratch(from, MPA_LEN_FIELD + UNTAGGED_HEADER_LEN);
+    let head_len = MPA_LEN_FIELD + UNTAGGED_HEADER_LEN;
+    let head = plan.scratch(from, head_len);
     let n = emit_head(head, header, ulpdu_len);
     let mut crc = w.crc.map(|f| f(0, head.get(..n).unwrap_or(&[])));
+    // Parts of the payload are summed behind the header. There is room: the caller asked for `SUMMED_FRAME`.
+    let mut room = plan.scratch(from + head_len, SUM_PART).first_chunk_mut();
     // All of it is checked first, so that an error does not change the plan.
     each_piece(payload, |stag, to, len, need| {
         let span = w.memory.check(stag, to, len, need, w.who)?;
-        if let (Some(f), Some(crc)) = (w.crc, crc.as_mut()) {
-            *crc = span.crc32c(f, *crc);
+        if let (Some(f), Some(crc), Some(room)) = (w.crc, crc.as_mut(), room.as_mut()) {
+            *crc = span.crc32c(f, *crc, room);
         }
         Ok(())
     })?;

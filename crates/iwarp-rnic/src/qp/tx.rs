@@ -9,7 +9,7 @@ use super::response::Response;
 use super::segment::Wire;
 use super::send_queue::Slot;
 use super::{Direction, Env, Host, QueuePair, Rtr, StreamConfig};
-use crate::limits::{MAX_FPDU, RESPONSE_BURST, TX_COPY_MAX};
+use crate::limits::{MAX_FPDU, RESPONSE_BURST, SUM_PART, TX_COPY_MAX};
 use crate::memory::{Memory, MemoryError, MemoryTable};
 use crate::{Cqe, SendFlags, SendOp, WcStatus};
 use iwarp_proto::ddp::UNTAGGED_HEADER_LEN;
@@ -17,6 +17,9 @@ use iwarp_proto::mpa::framing::{MarkerClock, mulpdu};
 
 /// Scratch that an FPDU needs: with its payload copied, and with its payload elsewhere.
 pub(super) const SMALL_FRAME: usize = TX_COPY_MAX as usize + 128;
+/// Scratch that an FPDU with a CRC needs whose payload stays elsewhere: parts of it are copied to be summed.
+const SUMMED_FRAME: usize = SUM_PART + 128;
+const _: () = assert!(SUMMED_FRAME >= SMALL_FRAME);
 
 /// The result of [`QueuePair::tx_fill`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -325,6 +328,7 @@ impl QueuePair {
             _ if w.markers => 2 * MAX_FPDU,
             Some(Job::Response { .. }) if w.crc.is_some() => MAX_FPDU,
             _ if w.copies_local() => MAX_FPDU,
+            _ if w.crc.is_some() => SUMMED_FRAME,
             _ => SMALL_FRAME,
         }
     }
