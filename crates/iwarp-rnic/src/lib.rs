@@ -36,8 +36,10 @@ pub mod memory;
 pub mod qp;
 pub mod receive_queue;
 mod storage;
+mod time;
 mod verbs;
 
+pub use time::Time;
 pub use verbs::*;
 
 /// The allocator refused memory for a new object. Nothing was created.

@@ -1,7 +1,7 @@
 //! Checks of each completion when it is polled, and of all endpoints when no event is left.
 
 use iwarp_proto::rdmap::TerminateCode;
-use iwarp_rnic::qp::State;
+use iwarp_rnic::qp::{RxInterest, State};
 use iwarp_rnic::{Cqe, WcFlags, WcStatus};
 
 use crate::app::{SHARED, is_signalled};
@@ -292,7 +292,7 @@ impl World {
                 "with requests that it could not post"
             } else if ep.qp.sends_outstanding() > 0 {
                 "with requests that did not complete"
-            } else if ep.qp.is_held() {
+            } else if ep.qp.rx_interest() == RxInterest::Held {
                 "holding a Send"
             } else if ep.received < ep.inbound.len() {
                 "without a message that was sent"

@@ -2,18 +2,18 @@
 //!
 //! It acts only when the queue pair asks for it. So if a wake-up is lost, the endpoint stops, and the checkers notice that.
 
-use iwarp_rnic::Cqe;
 use iwarp_rnic::cq::{CompletionQueue, Pushed};
 use iwarp_rnic::memory::{HostRange, MemoryTable};
 use iwarp_rnic::qp::{
     Direction, Env, Events, Host, RxBuffer, RxInterest, RxPlan, RxStatus, State, StreamWish, TxFill,
 };
 use iwarp_rnic::receive_queue::TakenRecv;
+use iwarp_rnic::{Cqe, Time};
 
 use crate::net::Found;
 use crate::plant::{Plant, Planted};
 use crate::raw;
-use crate::world::{CRC32C, Endpoint, Event, HOLD_TIME, Node, Srq, World};
+use crate::world::{CRC32C, Endpoint, Event, Node, Srq, World};
 
 /// The [`Host`] of one queue pair during one call: completion queues and the shared receive queue of its node.
 pub struct SimHost<'a> {
@@ -173,13 +173,11 @@ impl World {
             self.after(delay, Event::Resume(e));
         }
         let ep = &mut self.eps[e];
-        if ep.qp.is_held() && !ep.holding {
-            ep.holding = true;
-            ep.hold_epoch += 1;
-            let epoch = ep.hold_epoch;
-            self.after(HOLD_TIME, Event::HoldExpired(e, epoch));
-        } else if !ep.qp.is_held() {
-            ep.holding = false;
+        if let Some(at) = ep.qp.poll_at()
+            && ep.timer.is_none_or(|timer| at < timer)
+        {
+            ep.timer = Some(at);
+            self.at(at.as_nanos(), Event::Time(e));
         }
         match self.eps[e].qp.stream_wish() {
             StreamWish::Keep => {}
@@ -193,7 +191,8 @@ impl World {
                 let now = self.now;
                 self.at(now, Event::Readable(e));
             }
-            StreamWish::Leave { cut: false } => {
+            // Nobody here minds an early end.
+            StreamWish::Leave { cut: false, .. } => {
                 self.log(|| format!("ep {e}: leaves"));
                 let at = self.pipes[e].shutdown(self.now);
                 self.at(at, Event::Readable(e ^ 1));
@@ -203,7 +202,7 @@ impl World {
                 self.at(now, Event::Writable(e ^ 1));
                 self.finish(e);
             }
-            StreamWish::Abort | StreamWish::Leave { cut: true } => {
+            StreamWish::Abort | StreamWish::Leave { cut: true, .. } => {
                 self.log(|| format!("ep {e}: abort"));
                 self.break_at(e, self.now + 10_000);
                 self.finish(e);
@@ -465,9 +464,29 @@ impl World {
         self.check_status(e, status);
     }
 
+    /// Something may be due. What is not due any more is ignored.
+    pub fn tell_time(&mut self, e: usize) {
+        self.eps[e].timer = None;
+        if self.eps[e].gone {
+            return;
+        }
+        let (now, was) = (Time::from_nanos(self.now), self.eps[e].qp.rx_interest());
+        self.call(e, |c| c.ep.qp.on_time(now, &mut c.host));
+        let ep = &self.eps[e];
+        if ep.qp.poll_at().is_some_and(|next| next <= now) {
+            self.fail(|| format!("endpoint {e}: the time {now:?} changes nothing"));
+        }
+        if was == RxInterest::Held && self.eps[e].qp.rx_interest() != RxInterest::Held {
+            self.log(|| format!("ep {e}: no receive came"));
+            self.receive(e);
+        }
+    }
+
     /// Processes the held octets of an endpoint after a receive was posted.
     pub fn retry_held(&mut self, e: usize) {
-        if !self.eps[e].qp.is_held() || self.planted.happens(Plant::ForgetHeld) {
+        if self.eps[e].qp.rx_interest() != RxInterest::Held
+            || self.planted.happens(Plant::ForgetHeld)
+        {
             return;
         }
         let Some(mut buffer) = self.eps[e].buffer.take() else {
@@ -500,7 +519,7 @@ impl World {
     /// Checks that the status that the receive side returned agrees with the state of the queue pair.
     fn check_status(&mut self, e: usize, status: RxStatus) {
         let qp = &self.eps[e].qp;
-        let (held, state) = (qp.is_held(), qp.state());
+        let (held, state) = (qp.rx_interest() == RxInterest::Held, qp.state());
         let fits = match status {
             RxStatus::Ok => !held,
             RxStatus::Held => held && state != State::Error,

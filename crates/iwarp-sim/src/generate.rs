@@ -1,12 +1,15 @@
 //! Makes a [`World`] from a seed: hosts, connections with all their options, programs and fates.
 
 use std::collections::{BTreeSet, BinaryHeap};
+use std::time::Duration;
 
-use iwarp_rnic::Access;
 use iwarp_rnic::cq::CompletionQueue;
 use iwarp_rnic::memory::MemoryTable;
-use iwarp_rnic::qp::{Events, QpConfig, QueuePair, ReceiverNotReady, Rtr, StreamConfig};
+use iwarp_rnic::qp::{
+    Events, QpConfig, QueuePair, ReceiverNotReady, Rtr, StreamConfig, StreamTimes,
+};
 use iwarp_rnic::receive_queue::SharedReceiveQueue;
+use iwarp_rnic::{Access, Time};
 
 use crate::memory::ALL_RIGHTS;
 use crate::net::{Flip, Pipe, PipeConfig};
@@ -15,7 +18,7 @@ use crate::raw::Arena;
 use crate::rng::Rng;
 use crate::script::{Side, Target};
 use crate::world::{
-    ARENA, Conn, End, Endpoint, Event, Fate, Node, Pool, Receive, Srq, World, pattern,
+    ARENA, Conn, End, Endpoint, Event, Fate, HOLD_TIME, Node, Pool, Receive, Srq, World, pattern,
 };
 
 const PD: u32 = 1;
@@ -165,6 +168,7 @@ impl World {
                 rtr: rtr.filter(|_| side == initiator),
                 rtr_send_expected: side != initiator && rtr == Some(Rtr::Send),
                 emss,
+                times: self.times(rtr.is_some()),
             };
             let n = [a, b][side];
             self.endpoint(2 * conn + side, n, stream, fate);
@@ -191,6 +195,23 @@ impl World {
         self.script(conn, initiator, rtr.is_none());
     }
 
+    /// Often nothing is due, sometimes in the middle of the run, sometimes late.
+    fn times(&mut self, rtr: bool) -> StreamTimes {
+        let rng = &mut self.rng;
+        let time = |rng: &mut Rng| match rng.below(3) {
+            0 => None,
+            1 => Some(Duration::from_nanos(rng.below(200_000))),
+            _ => Some(Duration::from_nanos(rng.below(50_000_000))),
+        };
+        StreamTimes {
+            reminders: [time(rng), time(rng), time(rng)],
+            maturity: time(rng).unwrap_or_default(),
+            // Where there is an RTR message, nobody need speak first.
+            speak_first: time(rng).filter(|_| !rtr),
+            first_fpdu: None,
+        }
+    }
+
     fn endpoint(&mut self, e: usize, n: usize, stream: StreamConfig, fate: Fate) {
         let special = match fate {
             Fate::TooLong(s) | Fate::BadReceive(s) | Fate::Starve(s) => s == e % 2,
@@ -201,7 +222,10 @@ impl World {
         let policy = if rng.chance(25) && !shared {
             ReceiverNotReady::Terminate
         } else {
-            ReceiverNotReady::Hold
+            ReceiverNotReady::Hold {
+                limit: HOLD_TIME,
+                after_close: HOLD_TIME / 4,
+            }
         };
         let config = QpConfig {
             qp_num: e as u32 + 1,
@@ -235,8 +259,7 @@ impl World {
             stalled: false,
             fin_sent: false,
             gone: false,
-            hold_epoch: 0,
-            holding: false,
+            timer: None,
             events: Events::empty(),
             ops: Vec::new(),
             posted: 0,
@@ -441,7 +464,7 @@ impl World {
     /// Starts an endpoint.
     fn start(&mut self, e: usize) {
         let stream = self.eps[e].stream;
-        let patient = self.eps[e].qp.config().receiver_not_ready == ReceiverNotReady::Hold;
+        let patient = self.eps[e].qp.config().receiver_not_ready != ReceiverNotReady::Terminate;
         if !patient {
             // If Sends are not held, every receive has to be posted before the first octet comes.
             let depth = self.eps[e].receives.len() as u32;
@@ -451,6 +474,7 @@ impl World {
             };
             self.eps[e].qp = QueuePair::new(config).expect("sizes within limits");
         }
+        let now = Time::from_nanos(self.now);
         let started = self.call(e, |c| {
             // Programs move the queue pair to INIT, post receives, and then connect.
             let init = c.ep.qp.modify(iwarp_rnic::qp::State::Init, &mut c.host);
@@ -464,7 +488,7 @@ impl World {
             let some = self.rng.range(1, 8);
             self.post_receives(e, some);
         }
-        self.call(e, |c| c.ep.qp.start(stream).expect("INIT becomes RTS"));
+        self.call(e, |c| c.ep.qp.start(stream, now).expect("INIT becomes RTS"));
         self.app_soon(e);
         self.receives_soon(e);
         let conn = e / 2;

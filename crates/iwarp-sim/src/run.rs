@@ -114,13 +114,7 @@ impl World {
             }
             Event::PostShared(n) => self.post_shared(n),
             Event::Poll(n, cq) => self.poll(n, cq),
-            Event::HoldExpired(e, epoch) => {
-                if self.eps[e].holding && self.eps[e].hold_epoch == epoch {
-                    self.log(|| format!("ep {e}: no receive came"));
-                    self.call(e, |c| c.ep.qp.hold_expired(&mut c.host));
-                    self.receive(e);
-                }
-            }
+            Event::Time(e) => self.tell_time(e),
             Event::Fate(conn) => self.apply_fate(conn),
             Event::Pause(e) => self.pause(e),
             Event::Resume(e) => self.resume(e),

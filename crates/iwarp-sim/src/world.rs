@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
+use std::time::Duration;
 
 use iwarp_proto::crc32c::Crc32cFn;
 use iwarp_proto::rdmap::TerminateCode;
@@ -9,7 +10,7 @@ use iwarp_rnic::cq::CompletionQueue;
 use iwarp_rnic::memory::MemoryTable;
 use iwarp_rnic::qp::{Events, QueuePair, RxBuffer, StreamConfig, TxPlan};
 use iwarp_rnic::receive_queue::SharedReceiveQueue;
-use iwarp_rnic::{SendFlags, SendOp, Sge, WcFlags, WcOpcode, WcStatus};
+use iwarp_rnic::{SendFlags, SendOp, Sge, Time, WcFlags, WcOpcode, WcStatus};
 
 use crate::net::Pipe;
 use crate::plant::Planted;
@@ -21,7 +22,7 @@ pub const ARENA: usize = 32 << 20;
 /// The CRC function of all queue pairs.
 pub const CRC32C: Crc32cFn = iwarp_proto::crc32c::append;
 /// How long a Send may wait for a receive, in nanoseconds: far longer than any program takes to post it.
-pub const HOLD_TIME: u64 = 100_000_000_000;
+pub const HOLD_TIME: Duration = Duration::from_secs(100);
 
 /// A change of memory: octets that will be at an offset of an arena.
 #[derive(Debug, Clone)]
@@ -220,8 +221,8 @@ pub struct Endpoint {
     /// `true` when the socket is closed.
     pub gone: bool,
     /// Number of Sends that were held. A `HoldExpired` of an earlier one is ignored.
-    pub hold_epoch: u64,
-    pub holding: bool,
+    /// When it will be told the time.
+    pub timer: Option<Time>,
     pub events: Events,
 
     // The program.
@@ -280,7 +281,7 @@ pub enum Event {
     PostReceives(usize),
     PostShared(usize),
     Poll(usize, usize),
-    HoldExpired(usize, u64),
+    Time(usize),
     Fate(usize),
     Pause(usize),
     Resume(usize),

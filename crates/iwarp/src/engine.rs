@@ -236,7 +236,7 @@ impl Engine {
     /// Calls the source's `timer` after `delay`.
     pub(crate) fn after(&self, delay: Duration, token: u64, kind: u32) {
         let at = now_ns().saturating_add(u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX));
-        self.set_timer(at, token, kind);
+        self.at(at, token, kind);
     }
 
     /// As [`after`](Self::after), up to a quarter later, so that one wake-up serves many sources.
@@ -246,10 +246,11 @@ impl Engine {
         let at = at
             .checked_next_multiple_of((delay / 4).max(1))
             .unwrap_or(at);
-        self.set_timer(at, token, kind);
+        self.at(at, token, kind);
     }
 
-    fn set_timer(&self, at: u64, token: u64, kind: u32) {
+    /// Calls the source's `timer` at a time in nanoseconds of [`now_ns`].
+    pub(crate) fn at(&self, at: u64, token: u64, kind: u32) {
         let mut timers = self.timers.lock();
         let earlier = timers.peek().is_none_or(|Reverse((first, ..))| at < *first);
         timers.push(Reverse((at, token, kind)));

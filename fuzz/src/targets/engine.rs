@@ -7,10 +7,11 @@ use iwarp_proto::mpa::framing::{FpduOptions, MarkerClock, encode_fpdu};
 use iwarp_rnic::memory::{HostRange, MemoryTable, WindowType};
 use iwarp_rnic::qp::{
     Direction, Env, Host, QpConfig, QueuePair, ReceiverNotReady, Rtr, Run, RxBuffer, RxInterest,
-    RxPlan, State, StreamConfig, StreamWish, TxFill, TxPlan,
+    RxPlan, State, StreamConfig, StreamTimes, StreamWish, TxFill, TxPlan,
 };
 use iwarp_rnic::receive_queue::TakenRecv;
-use iwarp_rnic::{Access, Bind, Cqe, RecvWr, SendFlags, SendOp, SendWr, Sge};
+use iwarp_rnic::{Access, Bind, Cqe, RecvWr, SendFlags, SendOp, SendWr, Sge, Time};
+use std::time::Duration;
 
 use super::print;
 
@@ -33,6 +34,18 @@ const PD: u32 = 1;
 /// Ranges of memory that may change, offset and length: one for the peer's access, one for the sinks of our own requests, and
 /// one in a memory window.
 const GRANTED: [(usize, usize); 3] = [(4096, 4096), (20480, 16384), (61440, 64)];
+
+/// Everything that can become due does. The time is that of the input: it passes when the program lets it.
+const TIMES: StreamTimes = StreamTimes {
+    reminders: [
+        Some(Duration::from_millis(50)),
+        Some(Duration::from_secs(1)),
+        None,
+    ],
+    maturity: Duration::from_millis(50),
+    speak_first: Some(Duration::from_millis(200)),
+    first_fpdu: Some(Duration::from_secs(5)),
+};
 
 struct FuzzHost {
     sends: Vec<u64>,
@@ -72,6 +85,7 @@ struct Engine {
     rx: RxPlan,
     direct: bool,
     next: u64,
+    now: Time,
     sink: Sge,
 }
 
@@ -132,7 +146,7 @@ impl Engine {
             receiver_not_ready: if is(TERMINATE) {
                 ReceiverNotReady::Terminate
             } else {
-                ReceiverNotReady::Hold
+                ReceiverNotReady::default()
             },
             ..QpConfig::default()
         };
@@ -146,6 +160,7 @@ impl Engine {
             rtr: (is(RTR) && !is(RESPONDER)).then_some(Rtr::Read),
             rtr_send_expected: is(RTR) && is(RESPONDER),
             emss: 1460,
+            times: TIMES,
         };
         let memory = vec![0x5a5a_5a5a_5a5a_5a5a; ARENA / 8];
         // If the input has its own framing, the CRC function is always 0, which the search can match. Our framing has real CRCs.
@@ -165,10 +180,14 @@ impl Engine {
             rx: RxPlan::new(6),
             direct: is(DIRECT),
             next: 1,
+            now: Time::ZERO,
             sink: Sge::default(),
         };
         engine.register();
-        engine.qp.start(stream).expect("a fresh queue pair");
+        engine
+            .qp
+            .start(stream, engine.now)
+            .expect("a fresh queue pair");
         for _ in 0..2 {
             engine.act(0);
         }
@@ -248,7 +267,9 @@ impl Engine {
         match what % 32 {
             0 | 3 | 4 => {
                 let wr = RecvWr { wr_id, sges: &sges };
-                if self.qp.post_recv(&wr, &mut self.host).is_ok() && self.qp.is_held() {
+                if self.qp.post_recv(&wr, &mut self.host).is_ok()
+                    && self.qp.rx_interest() == RxInterest::Held
+                {
                     self.again();
                 }
             }
@@ -269,13 +290,23 @@ impl Engine {
             6 => post(SendOp::LocalInvalidate { stag: 0x0505 }, &[]),
             7 => post(SendOp::Read { remote_addr, rkey }, &[]),
             8 => self.qp.close(&mut self.host),
-            9 => self.qp.hold_expired(&mut self.host),
+            9 => self.time_passes(),
             10 => drop(self.qp.modify(State::Sqd, &mut self.host)),
             11 => drop(self.qp.modify(State::Rts, &mut self.host)),
             12 => self.qp.set_emss(536),
             13 => drop(self.table.deregister(0x0202)),
+            15 => self.qp.sender_closed(),
             14 => self.qp.rx_eof(&mut self.buffer, &mut self.host),
             _ => {}
+        }
+    }
+
+    /// Lets time pass until something is due.
+    fn time_passes(&mut self) {
+        if let Some(at) = self.qp.poll_at() {
+            self.now = self.now.max(at);
+            self.qp.on_time(self.now, &mut self.host);
+            assert!(self.qp.poll_at().is_none_or(|next| next > self.now));
         }
     }
 

@@ -11,10 +11,10 @@ use core::ptr::null_mut;
 use core::slice;
 
 use iwarp_rnic::qp::{
-    CreateError, Env, QpConfig, QueuePair, Run, RxBuffer, RxPlan, RxStatus, StreamConfig, TxFill,
-    TxPlan,
+    CreateError, Env, QpConfig, QueuePair, Run, RxBuffer, RxPlan, RxStatus, StreamConfig,
+    StreamTimes, TxFill, TxPlan,
 };
-use iwarp_rnic::{Access, FastRegister, RecvWr, SendFlags, SendOp, SendWr, Sge};
+use iwarp_rnic::{Access, FastRegister, RecvWr, SendFlags, SendOp, SendWr, Sge, Time};
 
 use crate::device::Device;
 use crate::error::{EFAULT, EINVAL, EPROTO, code};
@@ -160,8 +160,10 @@ pub extern "C" fn rk_qp_start(qp: &mut Qp, stream: &Stream) -> c_int {
         rtr: None,
         rtr_send_expected: false,
         emss: stream.emss,
+        times: StreamTimes::NONE,
     };
-    qp.machine.start(stream).map_or(EINVAL, |()| 0)
+    // C sets no timers: nothing is due at any time.
+    qp.machine.start(stream, Time::ZERO).map_or(EINVAL, |()| 0)
 }
 
 /// Returns the state as `enum rk_state`.

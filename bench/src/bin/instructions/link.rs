@@ -6,11 +6,11 @@ use iwarp_proto::crc32c;
 use iwarp_rnic::cq::{CompletionQueue, Pushed};
 use iwarp_rnic::memory::{HostRange, MemoryTable};
 use iwarp_rnic::qp::{
-    Direction, Env, Host, QpConfig, QueuePair, RxBuffer, RxPlan, RxStatus, StreamConfig, TxFill,
-    TxPlan,
+    Direction, Env, Host, QpConfig, QueuePair, RxBuffer, RxPlan, RxStatus, StreamConfig,
+    StreamTimes, TxFill, TxPlan,
 };
 use iwarp_rnic::receive_queue::TakenRecv;
-use iwarp_rnic::{Access, Cqe, RecvWr, SendWr, Sge, WcStatus};
+use iwarp_rnic::{Access, Cqe, RecvWr, SendWr, Sge, Time, WcStatus};
 
 /// Most requests that may be outstanding.
 const DEPTH: u32 = 256;
@@ -59,7 +59,7 @@ impl End {
             ..QpConfig::default()
         })
         .expect("a queue pair");
-        qp.start(StreamConfig {
+        let stream = StreamConfig {
             initiator,
             crc,
             markers_tx: false,
@@ -69,8 +69,10 @@ impl End {
             rtr: None,
             rtr_send_expected: false,
             emss,
-        })
-        .expect("a fresh queue pair takes a stream");
+            times: StreamTimes::NONE,
+        };
+        qp.start(stream, Time::ZERO)
+            .expect("a fresh queue pair takes a stream");
         let arena = Arena::new(len);
         let mut memory = MemoryTable::new();
         let stag = memory

@@ -354,7 +354,7 @@ impl QueuePair {
         //# One Immediate Data or Immediate Data with SE Message MUST consume
         if !self.take_receive(env.host) {
             return match self.config.receiver_not_ready {
-                ReceiverNotReady::Hold => Ok(Step::Hold),
+                ReceiverNotReady::Hold { .. } => Ok(Step::Hold),
                 ReceiverNotReady::Terminate => Err(RxFault::segment(
                     TerminateCode::DDP_UNTAGGED_NO_BUFFER,
                     header,

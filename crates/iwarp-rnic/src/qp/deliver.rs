@@ -28,7 +28,6 @@ impl QueuePair {
     }
 
     fn first_fpdu(&mut self) {
-        self.tx.answer_due = false;
         //= rfc5044 section 7.1.2
         //# MPA Responder mode implementations MUST receive and validate at least one FPDU before sending any FPDUs or Markers.
         if self.life.hear() == Heard::Established {
@@ -250,7 +249,7 @@ impl QueuePair {
             //# Data Sink.
             if !self.take_receive(env.host) {
                 return match self.config.receiver_not_ready {
-                    ReceiverNotReady::Hold => Ok(None),
+                    ReceiverNotReady::Hold { .. } => Ok(None),
                     ReceiverNotReady::Terminate => Err(RxFault::segment(
                         TerminateCode::DDP_UNTAGGED_NO_BUFFER,
                         header,
@@ -277,11 +276,9 @@ impl QueuePair {
     }
 
     /// Ends the stream as RFC 5041 section 7.1 has it, after the time that the policy gives a held Send.
-    pub fn hold_expired<H: Host>(&mut self, host: &mut H) {
-        if self.is_held() {
-            let terminate = Terminate::new(TerminateCode::DDP_UNTAGGED_NO_BUFFER);
-            self.fail_stream(&RxFault::peer(terminate), host);
-        }
+    pub(super) fn hold_ends<H: Host>(&mut self, host: &mut H) {
+        let terminate = Terminate::new(TerminateCode::DDP_UNTAGGED_NO_BUFFER);
+        self.fail_stream(&RxFault::peer(terminate), host);
     }
 
     /// All payload of a segment is placed.

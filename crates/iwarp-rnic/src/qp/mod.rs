@@ -35,6 +35,7 @@ mod rx;
 mod segment;
 mod send_queue;
 mod state;
+mod timing;
 mod tx;
 
 pub use buffer::{RxBuffer, RxPlan};
@@ -49,18 +50,35 @@ use crate::counters::Counters;
 use crate::limits::{MAX_INLINE, MAX_IRD, MAX_ORD, MAX_QP_WR, MAX_SGE};
 use crate::memory::{Accessor, Memory, MemoryTable};
 use crate::receive_queue::{ReceiveQueue, TakenRecv};
-use crate::{Access, AllocError, Cqe, PostError, RecvWr};
+use crate::{Access, AllocError, Cqe, PostError, RecvWr, Time};
 use bitflags::bitflags;
+use core::time::Duration;
 use iwarp_proto::crc32c::Crc32cFn;
 
 /// What happens to a Send for which no receive is posted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReceiverNotReady {
-    /// Read no further until a receive is posted; TCP's flow control stops the peer. The caller limits the time.
-    #[default]
-    Hold,
+    /// Read no further until a receive is posted; TCP's flow control stops the peer. If none is posted in time, the stream
+    /// ends as with [`Terminate`](Self::Terminate).
+    Hold {
+        /// How long the Send waits.
+        limit: Duration,
+        /// How long it waits if its sender has closed its direction. Nothing is read behind a held Send, so the driver has to
+        /// look for that ([`QueuePair::sender_closed`]); [`QueuePair::poll_at`] names a time for it as often as this.
+        after_close: Duration,
+    },
     /// End the stream, as RFC 5041 section 7.1 has it.
     Terminate,
+}
+
+impl Default for ReceiverNotReady {
+    /// Two seconds, and 200 ms if the sender has closed.
+    fn default() -> Self {
+        Self::Hold {
+            limit: Duration::from_secs(2),
+            after_close: Duration::from_millis(200),
+        }
+    }
 }
 
 /// One of the two completion queues.
@@ -138,7 +156,7 @@ impl Default for QpConfig {
             max_ord: 16,
             signal_all: false,
             shared_receive: false,
-            receiver_not_ready: ReceiverNotReady::Hold,
+            receiver_not_ready: ReceiverNotReady::default(),
             snapshot: false,
         }
     }
@@ -180,6 +198,38 @@ pub struct StreamConfig {
     pub rtr_send_expected: bool,
     /// Effective maximum segment size of the stream, in octets.
     pub emss: u32,
+    /// What is due when.
+    pub times: StreamTimes,
+}
+
+/// Times of a stream, counted from [`QueuePair::start`]. See [`QueuePair::poll_at`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StreamTimes {
+    /// As initiator: how long the responder may be silent before it is reminded by a zero-length RDMA Write, if we have sent
+    /// something; then how long before it is reminded again, up to a quarter later each. After `None` there is no further
+    /// reminder. siw as responder overlooks FPDUs that come before it has finished its own part of the start-up, until more come.
+    /// A zero-length RDMA Write is never refused, and no program notices it.
+    pub reminders: [Option<Duration>; 3],
+    /// As initiator that has agreed on an RTR message: how old the stream must be for its end, as long as nothing has come from
+    /// the responder. siw as responder fails if the stream ends before it has looked at the RTR message.
+    pub maturity: Duration,
+    /// As responder: how long to wait for the initiator's first FPDU before sending without it. RFC 5044 section 7.1.2 has the
+    /// responder wait without limit (`None`), because an initiator may need time after the reply until it accepts FPDUs. Without
+    /// the RTR messages of RFC 6581, a server that sends first and a client that waits for it would then wait for each other.
+    pub speak_first: Option<Duration>,
+    /// As responder: how long the initiator's first FPDU may take. Then the stream is reset ([`Events::FIRST_FPDU_OVERDUE`]). In
+    /// the peer-to-peer model the initiator has to send it (RFC 6581 section 9.2). `None`: any time.
+    pub first_fpdu: Option<Duration>,
+}
+
+impl StreamTimes {
+    /// Nothing is ever due.
+    pub const NONE: Self = Self {
+        reminders: [None; 3],
+        maturity: Duration::ZERO,
+        speak_first: None,
+        first_fpdu: None,
+    };
 }
 
 bitflags! {
@@ -200,6 +250,8 @@ bitflags! {
         const LAST_WQE = 1 << 5;
         /// The stream is over, for whatever reason.
         const DISCONNECTED = 1 << 6;
+        /// As responder: the initiator's first FPDU has not come in time, and the stream is reset.
+        const FIRST_FPDU_OVERDUE = 1 << 7;
     }
 }
 
@@ -216,6 +268,8 @@ pub enum StreamWish {
         /// A plan was written in part and nothing follows. The peer must not take the end for a good one: a reset,
         /// once the peer's TCP has acknowledged what was written.
         cut: bool,
+        /// The end must not be sent earlier ([`StreamTimes::maturity`]).
+        not_before: Option<Time>,
     },
     /// Close at once, with a reset.
     Abort,
@@ -237,6 +291,7 @@ pub struct QueuePair {
     events: Events,
     fault: Option<Fault>,
     counters: Counters,
+    times: StreamTimes,
     /// The short path is off, for tests.
     #[cfg(test)]
     plodding: bool,
@@ -270,6 +325,7 @@ impl QueuePair {
             events: Events::empty(),
             fault: None,
             counters: Counters::default(),
+            times: StreamTimes::NONE,
             #[cfg(test)]
             plodding: false,
         })
@@ -356,16 +412,6 @@ impl QueuePair {
     /// Returns `true` if the stream is being ended, by either side or by an error, and is not gone.
     pub const fn is_ending(&self) -> bool {
         self.life.is_ending()
-    }
-
-    /// Returns `true` for a responder to which the initiator's first FPDU has not come yet.
-    pub const fn awaits_first_fpdu(&self) -> bool {
-        self.life.awaits_first_fpdu()
-    }
-
-    /// Returns `true` if a Send waits for a receive: after posting one, process the receive side again.
-    pub const fn is_held(&self) -> bool {
-        matches!(self.rx_interest(), RxInterest::Held)
     }
 }
 

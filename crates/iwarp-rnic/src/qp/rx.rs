@@ -6,12 +6,14 @@
 
 use super::buffer::{RxBuffer, RxPlan};
 use super::fault::RxFault;
+use super::life::Hold;
 use super::place::{Places, Target};
 use super::plan::Run;
 use super::{Env, Events, Host, QueuePair, StreamConfig};
 use crate::limits::{RX_DIRECT_MIN, RX_DIRECT_TAIL, RX_READ_MAX, WRITE_TAIL};
 use crate::memory::{Fragment, Memory, MemoryTable};
 use crate::receive_queue::TakenRecv;
+use core::mem;
 use iwarp_proto::ddp::{self, Header};
 use iwarp_proto::mpa::framing::{
     CRC_LEN, FpduOptions, MARKER_LEN, MPA_LEN_FIELD, MarkerClock, decode_fpdu, fpdu_len,
@@ -256,7 +258,8 @@ impl QueuePair {
     }
 
     fn rx_process<H: Host>(&mut self, buffer: &mut RxBuffer, env: &mut Env<'_, H>) -> RxStatus {
-        self.life.hold(false);
+        let before = self.life.hold().map(|hold| mem::replace(hold, Hold::No));
+        let fpdus = self.counters.rx_fpdus;
         loop {
             if !self.life.is_up() {
                 buffer.clear();
@@ -273,7 +276,12 @@ impl QueuePair {
                 Ok(Step::Again) => {}
                 Ok(Step::NeedMore) => return RxStatus::Ok,
                 Ok(Step::Hold) => {
-                    self.life.hold(true);
+                    // The time of a Send that was held before goes on.
+                    let same =
+                        before.filter(|hold| *hold != Hold::No && self.counters.rx_fpdus == fpdus);
+                    if let Some(hold) = self.life.hold() {
+                        *hold = same.unwrap_or(Hold::Begins);
+                    }
                     self.counters.receiver_not_ready =
                         self.counters.receiver_not_ready.wrapping_add(1);
                     return RxStatus::Held;

@@ -12,7 +12,7 @@
 
 use super::life::Life;
 use super::{Direction, Events, Host, QueuePair, StreamConfig, StreamWish};
-use crate::{Cqe, WcOpcode, WcStatus};
+use crate::{Cqe, Time, WcOpcode, WcStatus};
 
 /// State of a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -82,12 +82,12 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Hands over a stream after MPA start-up; the queue pair becomes RTS.
+    /// Hands over a stream after MPA start-up; the queue pair becomes RTS. The times of the stream count from `now`.
     ///
     /// This is also allowed in RESET and INIT: the connection manager does the steps in between. It is refused in ERR, and as
     /// long as an earlier stream is not gone ([`stream_gone`](Self::stream_gone)).
-    pub fn start(&mut self, stream: StreamConfig) -> Result<(), InvalidTransition> {
-        if !self.life.start(stream.initiator) {
+    pub fn start(&mut self, stream: StreamConfig, now: Time) -> Result<(), InvalidTransition> {
+        if !self.life.start(&stream, now) {
             return Err(InvalidTransition);
         }
         self.responses.set_limit(stream.ird);
@@ -100,6 +100,7 @@ impl QueuePair {
         //# Once in RDMA enabled mode, an implementation MUST send only RDMA
         //# Messages across the transport Stream until the RDMAP Stream is torn
         //# down.
+        self.times = stream.times;
         self.tx.start(&stream);
         self.acknowledge.reset();
         self.rx.start(&stream);

@@ -14,5 +14,6 @@ mod refused_access;
 mod sending;
 mod startup;
 mod stream;
+mod timing;
 mod told;
 mod vectors;

@@ -61,8 +61,6 @@ pub(super) struct Tx {
     emss: u32,
     pub(super) job: Option<Job>,
     rtr: Option<Rtr>,
-    /// An RTR message was agreed on, and there is no sign yet that the responder has read it.
-    pub(super) answer_due: bool,
     /// An FPDU was sent on this stream.
     pub(super) spoke: bool,
     /// Octets in a TCP segment, if every segment shall begin with an FPDU.
@@ -83,7 +81,6 @@ impl Default for Tx {
             emss: u32::MAX,
             job: None,
             rtr: None,
-            answer_due: false,
             spoke: false,
             segment: None,
             mulpdu: 128,
@@ -103,7 +100,6 @@ impl Tx {
             markers: stream.markers_tx,
             emss: stream.emss,
             rtr: stream.rtr,
-            answer_due: stream.initiator && stream.rtr.is_some(),
             //= rfc5044 section 5.1
             //# MPA transmitters SHOULD calculate a MULPDU as described in Section 4.5.
             mulpdu: mulpdu(stream.emss, stream.markers_tx),
@@ -111,6 +107,11 @@ impl Tx {
             next_sink: 0x5100_0001,
             ..Self::default()
         };
+    }
+
+    /// Sends this message before all others.
+    pub(super) const fn send_rtr(&mut self, rtr: Rtr) {
+        self.rtr = Some(rtr);
     }
 
     pub(super) const fn rtr_pending(&self) -> bool {
@@ -178,39 +179,6 @@ impl QueuePair {
         self.tx.job.is_some()
             || self.responses.front().is_some_and(long)
             || self.sq.next().is_some_and(|(_, slot)| slot.len > most)
-    }
-
-    /// As responder: sends before the initiator has sent, from now on. For programs whose server sends first while the
-    /// initiator waits for it: without the RTR messages of RFC 6581 both would wait without end.
-    ///
-    /// RFC 5044 section 7.1.2 has the responder wait, because an initiator may need time after the reply until it
-    /// accepts FPDUs. Call this only after `IWARP_SPEAK_FIRST_MS`, which gives the initiator that time.
-    pub const fn speak_first(&mut self) {
-        self.life.speak_first();
-    }
-
-    /// Returns `true` for an initiator that has agreed on an RTR message and has no sign yet that the responder has read it.
-    pub const fn awaits_answer(&self) -> bool {
-        self.tx.answer_due
-    }
-
-    /// Returns `true` for an initiator that has received nothing from the responder yet.
-    pub const fn is_unanswered(&self) -> bool {
-        self.life.may_send() && self.life.is_unanswered()
-    }
-
-    /// As initiator: sends a zero-length Write if we have sent something and nothing has come back yet. Returns `true` if the
-    /// peer is still silent.
-    ///
-    /// siw as responder overlooks FPDUs that come before it has finished its own part of the start-up, until more come.
-    /// A zero-length RDMA Write is never refused, and no program notices it.
-    pub fn nudge(&mut self) -> bool {
-        let silent = self.is_unanswered();
-        // If something is on its way already, that serves the same purpose.
-        if silent && self.tx.spoke && self.tx.job.is_none() && self.tx.rtr.is_none() {
-            self.tx.rtr = Some(Rtr::Write);
-        }
-        silent
     }
 
     /// Notes that the stream's maximum segment size has changed.

@@ -100,6 +100,10 @@ impl After {
             events |= Events::ESTABLISHED;
         }
         if let Some(cm) = self.cm.and_then(|cm| cm.upgrade()) {
+            if events.contains(Events::FIRST_FPDU_OVERDUE) {
+                tracing::debug!(qp = qp.num, "the peer's first message did not come");
+                cm.first_message_overdue();
+            }
             cm.qp_event(events, self.fault);
         }
     }

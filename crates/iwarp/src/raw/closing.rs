@@ -4,7 +4,7 @@ use super::after::{After, DriveHost};
 use super::events::AsyncEventKind;
 use super::left::Left;
 use super::linger::{self, Farewell};
-use super::qp::{Guarded, QpInner, Reach, TIMER_CLOSE, TIMER_LINGER};
+use super::qp::{Guarded, QpInner, Reach, TIMER_LINGER};
 use crate::sys::poller::Interest;
 use iwarp_rnic::qp::{Events, RxInterest, StreamWish};
 use parking_lot::MutexGuard;
@@ -17,6 +17,7 @@ const WRITER_TURNS: u32 = 10_000;
 impl QpInner {
     /// Does what the state machine asks for after it has changed. The rest is left in `after`.
     pub(super) fn settle(self: &Arc<Self>, g: &mut MutexGuard<'_, Guarded>, after: &mut After) {
+        self.follow_time(g, after);
         let events = g.machine.take_events();
         if !events.is_empty() {
             g.established |= events.contains(Events::ESTABLISHED);
@@ -26,7 +27,6 @@ impl QpInner {
         }
         match g.machine.stream_wish() {
             StreamWish::Keep => {}
-            StreamWish::ShutdownWrite if self.put_off_close(g) => {}
             StreamWish::ShutdownWrite => {
                 if let Some(link) = g.link.as_ref().filter(|l| !l.engine.is_foreign()) {
                     let _ = link.stream.shutdown_write();
@@ -43,11 +43,9 @@ impl QpInner {
                     self.drop_link(g, after);
                 }
             }
-            StreamWish::Leave { cut } => {
-                after.farewell = g.link.as_ref().map(|link| Farewell {
-                    cut,
-                    wait: linger::too_early(&g.machine, link),
-                });
+            StreamWish::Leave { cut, not_before } => {
+                let not_before = not_before.filter(|_| !cut);
+                after.farewell = Some(Farewell { cut, not_before });
                 self.end_link(g, after, cut);
             }
             StreamWish::Abort => {
@@ -68,25 +66,6 @@ impl QpInner {
         }
         after.established |= g.established;
         self.update_interest(g);
-    }
-
-    /// Returns `true` if the end of the stream has to wait; a timer handles it later.
-    fn put_off_close(&self, g: &mut Guarded) -> bool {
-        let Some(link) = &g.link else { return false };
-        let Some(wait) = linger::too_early(&g.machine, link) else {
-            return false;
-        };
-        if !g.close_timer {
-            g.close_timer = true;
-            link.engine.after(wait, link.token, TIMER_CLOSE);
-        }
-        true
-    }
-
-    /// The time for that is over.
-    pub(super) fn close_timer(self: &Arc<Self>) {
-        self.state.lock().close_timer = false;
-        self.with_machine(|_, _| ());
     }
 
     /// The queue pair is done with the stream, and the connection's owner is told.
@@ -174,16 +153,15 @@ impl QpInner {
         let link = {
             let mut g = self.state.lock();
             let g = &mut *g;
-            // The plan may be in the hands of the thread that was waited for in vain.
-            let cut = g.machine.has_unwritten();
             g.stalled = None;
-            let link = g.link.take().map(|link| {
-                let wait = linger::too_early(&g.machine, &link);
-                (link, Farewell { cut, wait })
-            });
-            g.machine.abort(&mut DriveHost::new(self, &mut after));
+            // A plan that is not written to its end may be in the hands of the thread that was waited for in vain.
+            g.machine.leave(&mut DriveHost::new(self, &mut after));
+            let farewell = match g.machine.stream_wish() {
+                StreamWish::Leave { cut, not_before } => Farewell { cut, not_before },
+                _ => Farewell::default(),
+            };
             g.machine.stream_gone(&mut DriveHost::new(self, &mut after));
-            link
+            g.link.take().map(|link| (link, farewell))
         };
         self.send_cq.inner.detach(self);
         self.recv_cq.inner.detach(self);

@@ -8,18 +8,17 @@ use super::after::{After, DriveHost};
 use super::late;
 use super::left;
 use super::pool;
-use super::qp::{Guarded, Link, QpInner, TIMER_HOLD};
+use super::qp::{Guarded, Link, QpInner};
 use super::silence;
-use crate::config::ReceiverNotReady;
 use crate::crc::crc32c_append;
 use crate::sys::clock::now_ns;
 use crate::sys::raw_slice::RawSlice;
+use iwarp_rnic::Time;
 use iwarp_rnic::memory::MemoryTable;
 use iwarp_rnic::qp::{Env, Events, RxBuffer, RxInterest, RxStatus, State, TxFill};
 use parking_lot::MutexGuard;
 use std::io::ErrorKind;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Octets read in one turn before other queue pairs get theirs.
 const RX_BUDGET: usize = 1 << 20;
@@ -291,8 +290,10 @@ pub(super) fn rx(qp: &Arc<QpInner>) {
                     crc32c: crc32c_append,
                     host: &mut host,
                 };
-                if g.machine.rx_filled(&mut buffer, &plan, n, &mut env) == RxStatus::Held {
-                    held(qp, &mut g);
+                let status = g.machine.rx_filled(&mut buffer, &plan, n, &mut env);
+                drop((host, memory));
+                if status == RxStatus::Held {
+                    held(qp, &mut g, &mut after);
                 }
             }
             Err(e) if nothing(&e) => {}
@@ -351,10 +352,6 @@ fn keep_part(qp: &QpInner, link: &Arc<Link>, buffer: Box<RxBuffer>) {
     }
 }
 
-/// How long a held Send stays held after its sender has closed. A sender that closes waits for no receive, and the program that
-/// should post one may be waiting for the event that the connection is over.
-const HOLD_CLOSED: Duration = Duration::from_millis(200);
-
 /// The stream has come to its end. Returns `true` if the program must not see it. `complete` means that the peer's TCP has all
 /// octets.
 fn peer_left(
@@ -373,21 +370,16 @@ fn peer_left(
     left
 }
 
-/// A Send has met no receive: note the time, and be told when one is posted.
-fn held(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, Guarded>) {
+/// A Send has met no receive: its time begins.
+fn held(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, Guarded>, after: &mut After) {
     if g.held_since != 0 {
         return;
     }
-    g.held_since = now_ns();
+    let now = now_ns();
+    g.held_since = now;
     tracing::trace!(qp = qp.num, "receiver not ready");
-    // One timer at a time, however often a peer makes us wait.
-    if let (ReceiverNotReady::Hold(limit), Some(link), false) =
-        (qp.ctx.config.receiver_not_ready, &g.link, g.hold_timer)
-    {
-        link.engine
-            .after(limit.min(HOLD_CLOSED), link.token, TIMER_HOLD);
-        g.hold_timer = true;
-    }
+    g.machine
+        .on_time(Time::from_nanos(now), &mut DriveHost::new(qp, after));
 }
 
 /// Offers a held Send again. Returns `false` if there is still no receive.
@@ -412,8 +404,9 @@ fn resume(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, Guarded>, after: &mut After)
     };
     g.end_hold();
     let status = g.machine.rx_filled(&mut buffer, &plan, 0, &mut env);
+    drop((host, memory));
     if status == RxStatus::Held {
-        held(qp, g);
+        held(qp, g, after);
     }
     if buffer.is_empty() {
         pool::give_rx(buffer);
@@ -421,37 +414,6 @@ fn resume(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, Guarded>, after: &mut After)
         g.partial = Some(buffer);
     }
     true
-}
-
-/// The time for a held Send may be over.
-pub(super) fn hold_timer(qp: &Arc<QpInner>) {
-    let ReceiverNotReady::Hold(limit) = qp.ctx.config.receiver_not_ready else {
-        return;
-    };
-    let expired = {
-        let mut g = qp.state.lock();
-        g.hold_timer = false;
-        if g.held_since == 0 || !g.machine.is_held() {
-            return;
-        }
-        let waited = Duration::from_nanos(now_ns().saturating_sub(g.held_since));
-        // Another Send than the timer's may be waiting now.
-        let fresh = HOLD_CLOSED.saturating_sub(waited);
-        let left = match &g.link {
-            // Nothing is read behind a held Send, so the end has to be looked for.
-            Some(link) if link.stream.peer_closed() => limit.saturating_sub(waited).min(fresh),
-            _ => limit.saturating_sub(waited),
-        };
-        let pause = if fresh.is_zero() { HOLD_CLOSED } else { fresh };
-        if let (false, Some(link)) = (left.is_zero(), &g.link) {
-            link.engine.after(left.min(pause), link.token, TIMER_HOLD);
-            g.hold_timer = true;
-        }
-        left.is_zero()
-    };
-    if expired {
-        qp.with_machine(|machine, host| machine.hold_expired(host));
-    }
 }
 
 /// The stream has an error or is closed in both directions. Reading tells what it is, but a held stream is not read, and

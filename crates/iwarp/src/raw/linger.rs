@@ -11,8 +11,10 @@
 
 use super::qp::{Link, QpInner, Reach};
 use crate::engine::{Engine, Source};
+use crate::sys::clock::now_ns;
 use crate::sys::exit;
 use crate::sys::poller::Interest;
+use iwarp_rnic::Time;
 use iwarp_rnic::qp::QueuePair as Machine;
 use parking_lot::Mutex;
 use std::io::ErrorKind;
@@ -24,25 +26,15 @@ use std::time::{Duration, Instant};
 ///
 /// siw as responder that waits for the RTR message takes the kernel down with it (`BUG` in `iwcm.c`) if the end of the stream
 /// comes before it has looked at that message, which it may overlook for a while. An emulated one has needed 30 ms.
-const MATURITY: Duration = Duration::from_millis(50);
-
-/// Returns how long the end of this stream has to wait; `None` if it may be sent now.
-pub(super) fn too_early(machine: &Machine, link: &Link) -> Option<Duration> {
-    if !machine.awaits_answer() || link.engine.is_foreign() {
-        return None;
-    }
-    MATURITY
-        .checked_sub(link.start.elapsed())
-        .filter(|wait| !wait.is_zero())
-}
+pub(super) const MATURITY: Duration = Duration::from_millis(50);
 
 /// How a queue pair leaves its stream.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Farewell {
     /// The last FPDU was written in part: the peer has to see a reset.
     pub(super) cut: bool,
-    /// The end waits for this time.
-    pub(super) wait: Option<Duration>,
+    /// The end must not be sent earlier.
+    pub(super) not_before: Option<Time>,
 }
 
 struct Linger {
@@ -163,12 +155,15 @@ pub(super) fn acknowledged(machine: &Machine, link: &Link) -> u64 {
 
 /// Gives a stream up, and ends it in the background.
 pub(super) fn leave(qp: &Arc<QpInner>, link: &Arc<Link>, farewell: Farewell) {
-    let Farewell { cut, wait } = farewell;
+    let Farewell { cut, not_before } = farewell;
     link.engine.remove(&link.stream, link.token);
     if link.engine.is_foreign() {
         // In a child of the process whose connection this is, closing the descriptor is the only thing that does not affect the parent.
         return;
     }
+    let wait = not_before
+        .map(|at| at.since(Time::from_nanos(now_ns())))
+        .filter(|wait| !cut && !wait.is_zero());
     if !cut && wait.is_none() {
         let _ = link.stream.shutdown_write();
         if drained(link) {
@@ -181,7 +176,6 @@ pub(super) fn leave(qp: &Arc<QpInner>, link: &Arc<Link>, farewell: Farewell) {
     }
     let engine = Arc::clone(&link.engine);
     let token = engine.token();
-    let wait = wait.filter(|_| !cut);
     let linger = qp.ctx.config.linger;
     let patience = if cut {
         linger

@@ -27,6 +27,7 @@ mod srq;
 mod stats;
 #[cfg(test)]
 pub(crate) mod testing;
+mod timer;
 
 pub use crate::progress::in_vain::looked_in_vain;
 pub use channel::CompletionChannel;

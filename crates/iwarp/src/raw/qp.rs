@@ -28,10 +28,10 @@ use crate::sys::poller::Interest;
 use crate::sys::stream::TcpStream;
 use iwarp_rnic::counters::Counters;
 use iwarp_rnic::qp::{
-    Events, Fault, QpConfig, QueuePair as Machine, ReceiverNotReady as Policy, RxBuffer, State,
-    StreamConfig, TxPlan,
+    Events, Fault, QpConfig, QueuePair as Machine, ReceiverNotReady as Policy, RxBuffer,
+    RxInterest, State, StreamConfig, TxPlan,
 };
-use iwarp_rnic::{Access, PostError, RecvWr, SendWr};
+use iwarp_rnic::{Access, PostError, RecvWr, SendWr, Time};
 use parking_lot::Mutex;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -39,24 +39,16 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 // From `TIMERS_END` on are the timers of the attempt to connect, which do not concern the queue pair.
-pub(super) const TIMER_HOLD: u32 = 1;
+/// What the state machine has asked for.
+pub(super) const TIMER_MACHINE: u32 = 1;
 pub(super) const TIMER_LINGER: u32 = 2;
-pub(super) const TIMER_FLUSH: u32 = 4;
-pub(super) const TIMER_FIRST_MESSAGE: u32 = 3;
-pub(super) const TIMER_SPEAK_FIRST: u32 = 5;
-pub(super) const TIMER_LEFT: u32 = 6;
-pub(super) const TIMER_CLOSE: u32 = 7;
-pub(super) const TIMER_SILENCE: u32 = 8;
-pub(super) const TIMERS_END: u32 = 9;
-/// Reminders for a silent responder: this timer and those with the next numbers, one after the other.
-pub(super) const TIMER_NUDGE: u32 = 16;
-/// How long a responder may be silent before each of them. An emulated siw has needed 30 ms; the later ones are for guests
-/// that were held up. Each reminder costs both ends a system call per connection, so there are few.
-const NUDGES: [Duration; 3] = [
-    Duration::from_millis(50),
-    Duration::from_millis(1000),
-    Duration::from_millis(3200),
-];
+pub(super) const TIMER_FLUSH: u32 = 3;
+pub(super) const TIMER_LEFT: u32 = 4;
+pub(super) const TIMER_SILENCE: u32 = 5;
+pub(super) const TIMERS_END: u32 = 6;
+/// How long a held Send stays held after its sender has closed. A sender that closes waits for no receive, and the program that
+/// should post one may be waiting for the event that the connection is over.
+const HOLD_CLOSED: Duration = Duration::from_millis(200);
 
 /// The attributes of a new queue pair.
 #[derive(Debug, Clone)]
@@ -96,15 +88,13 @@ pub(crate) struct Handover {
     pub(crate) config: StreamConfig,
     pub(crate) flow: Option<Flow>,
     pub(crate) cm: Option<Weak<dyn CmSink>>,
-    /// How long the peer may take to send its first message, if it has to send one.
-    pub(crate) first_message: Option<Duration>,
 }
 
 /// The part of the connection manager that is told about the connection of a queue pair.
 pub(crate) trait CmSink: Send + Sync {
     /// Something happened. Called without locks.
     fn qp_event(&self, events: Events, fault: Option<Fault>);
-    /// The peer's first message did not come in time. Called without locks.
+    /// The peer's first message did not come in time, and the connection ends. Called without locks.
     fn first_message_overdue(&self);
 }
 
@@ -162,10 +152,8 @@ pub(super) struct Guarded {
     pub(super) held_since: u64,
     /// How long Sends have waited that no longer wait, in nanoseconds.
     pub(super) held_ns: u64,
-    /// A timer for it is set.
-    pub(super) hold_timer: bool,
-    /// A timer will handle the end of the stream later.
-    pub(super) close_timer: bool,
+    /// The earliest timer that is set for the state machine.
+    pub(super) timer: Option<Time>,
     pub(super) eof: bool,
     /// The peer has left, and the program is not told.
     pub(super) left: Left,
@@ -230,7 +218,10 @@ impl QueuePair {
         number: impl FnOnce(&dyn Fn(u32) -> bool) -> Result<u32>,
     ) -> Result<Self> {
         let policy = match ctx.config.receiver_not_ready {
-            ReceiverNotReady::Hold(_) => Policy::Hold,
+            ReceiverNotReady::Hold(limit) => Policy::Hold {
+                limit,
+                after_close: HOLD_CLOSED,
+            },
             ReceiverNotReady::Terminate => Policy::Terminate,
         };
         let inner = ctx.enter_qp(number, |num| {
@@ -267,8 +258,7 @@ impl QueuePair {
                     cm: None,
                     held_since: 0,
                     held_ns: 0,
-                    hold_timer: false,
-                    close_timer: false,
+                    timer: None,
                     eof: false,
                     left: Left::default(),
                     established: false,
@@ -445,7 +435,7 @@ impl QueuePair {
                     break;
                 }
             }
-            g.machine.is_held()
+            g.machine.rx_interest() == RxInterest::Held
         };
         after.run(&self.inner);
         if held {
@@ -631,6 +621,7 @@ impl QpInner {
             engine: Arc::clone(&engine),
             start: Instant::now(),
         });
+        let mut after = After::default();
         {
             let mut g = self.state.lock();
             if self.is_destroyed() || g.link.is_some() {
@@ -643,10 +634,11 @@ impl QpInner {
             if self.ctx.config.placed {
                 g.machine.complete_when_placed();
             }
-            let started = g.machine.start(StreamConfig {
+            let stream = StreamConfig {
                 emss,
                 ..handover.config
-            });
+            };
+            let started = g.machine.start(stream, Time::from_nanos(now_ns()));
             if started.is_err() {
                 drop(g);
                 engine.remove(&link.stream, token);
@@ -661,9 +653,9 @@ impl QpInner {
             g.link = Some(Arc::clone(&link));
             g.cm = handover.cm;
             (g.interest, g.resting) = (Interest::READ, false);
-            (g.held_since, g.hold_timer, g.ending) = (0, false, None);
+            (g.held_since, g.timer, g.ending) = (0, None, None);
             (g.eof, g.established, g.left) = (false, false, Left::default());
-            (g.close_timer, g.mss_age, g.silence) = (false, 0, Silence::default());
+            (g.mss_age, g.silence) = (0, Silence::default());
             // Timers of an earlier connection do not count any more.
             g.cork = Cork::default();
             // Under the lock, so that nobody changes the interest before it exists.
@@ -677,25 +669,16 @@ impl QpInner {
             if let Err(e) = watched {
                 // It cannot be driven: treat it as a stream that broke.
                 (g.link, g.cm) = (None, None);
-                let mut after = After::default();
                 g.machine
                     .stream_failed(&mut DriveHost::new(self, &mut after));
                 drop(g);
                 after.run(self);
                 return Err(e.into());
             }
+            // Not earlier: a timer without a source is dropped.
+            self.follow_time(&mut g, &mut after);
         }
-        if let Some(limit) = handover.first_message {
-            engine.after(limit, token, TIMER_FIRST_MESSAGE);
-        }
-        match (handover.config.initiator, self.ctx.config.speak_first) {
-            (true, _) => engine.after_about(NUDGES[0], token, TIMER_NUDGE),
-            // In the client-server model the initiator need not send anything.
-            (false, Some(limit)) if handover.first_message.is_none() => {
-                engine.after(limit, token, TIMER_SPEAK_FIRST);
-            }
-            _ => {}
-        }
+        after.run(self);
         // The engine will report what has come already.
         self.drive_tx();
         Ok(())
@@ -709,24 +692,6 @@ impl QpInner {
     /// The connection was agreed on but cannot be used: all requests are flushed.
     pub(crate) fn fail_connection(self: &Arc<Self>) {
         self.with_machine(|machine, host| machine.abort(host));
-    }
-
-    /// The responder may not have noticed what we sent.
-    pub(super) fn nudge(self: &Arc<Self>, count: u32) {
-        let silent = {
-            let mut g = self.state.lock();
-            let silent = g.link.is_some() && g.machine.nudge();
-            let next = NUDGES.get(count as usize + 1);
-            if let (true, Some(limit), Some(link)) = (silent, next, &g.link) {
-                link.engine
-                    .after_about(*limit, link.token, TIMER_NUDGE + count + 1);
-            }
-            silent
-        };
-        if silent {
-            tracing::trace!(qp = self.num, "the responder is silent");
-            self.drive_tx();
-        }
     }
 
     /// Reads the socket, unless another thread does; that thread then goes round again.

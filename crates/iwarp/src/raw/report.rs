@@ -11,7 +11,7 @@ use crate::sys::clock::now_ns;
 use crate::sys::sockopt::{TcpInfo, tcp_info};
 use iwarp_rnic::counters::Counters;
 use iwarp_rnic::memory::MemoryTable;
-use iwarp_rnic::qp::{Fault, State};
+use iwarp_rnic::qp::{Fault, RxInterest, State};
 use parking_lot::RwLockReadGuard;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -129,7 +129,7 @@ fn look(ctx: &ContextInner, number: u32) -> Option<QpReport> {
 fn report(qp: &QpInner, g: &Guarded) -> QpReport {
     let machine = &g.machine;
     // A Send that is held when a connection ends is not held any more.
-    let held = g.held_since != 0 && g.link.is_some() && machine.is_held();
+    let held = g.held_since != 0 && g.link.is_some() && machine.rx_interest() == RxInterest::Held;
     let held_ns = held.then(|| now_ns().saturating_sub(g.held_since));
     QpReport {
         number: qp.num,

@@ -3,8 +3,7 @@
 use super::drive;
 use super::left;
 use super::qp::{
-    QpInner, TIMER_CLOSE, TIMER_FIRST_MESSAGE, TIMER_FLUSH, TIMER_HOLD, TIMER_LEFT, TIMER_LINGER,
-    TIMER_NUDGE, TIMER_SILENCE, TIMER_SPEAK_FIRST, TIMERS_END,
+    QpInner, TIMER_FLUSH, TIMER_LEFT, TIMER_LINGER, TIMER_MACHINE, TIMER_SILENCE, TIMERS_END,
 };
 use super::silence;
 use crate::engine::Source;
@@ -99,44 +98,19 @@ impl Source for QpInner {
 
     fn awaits(&self, kind: u32) -> bool {
         match kind {
-            TIMER_FIRST_MESSAGE => {
-                let g = self.state.lock();
-                g.link.is_some() && g.machine.awaits_first_fpdu()
-            }
-            TIMER_HOLD..TIMERS_END => true,
-            TIMER_NUDGE.. => {
-                let g = self.state.lock();
-                g.link.is_some() && g.machine.is_unanswered()
-            }
-            // The attempt to connect is over.
-            _ => false,
+            TIMER_MACHINE => self.awaits_time(),
+            // The others are timers of the attempt to connect, which is over.
+            _ => kind < TIMERS_END,
         }
     }
 
     fn timer(self: Arc<Self>, kind: u32) {
         match kind {
-            TIMER_HOLD => drive::hold_timer(&self),
+            TIMER_MACHINE => self.time_has_come(),
             TIMER_LINGER => self.ending_timer(),
             TIMER_FLUSH => self.flush_timer(),
             TIMER_LEFT => left::timer(&self),
             TIMER_SILENCE => silence::timer(&self),
-            TIMER_CLOSE => self.close_timer(),
-            TIMER_SPEAK_FIRST => self.with_machine(|machine, _| machine.speak_first()),
-            TIMER_NUDGE.. => self.nudge(kind - TIMER_NUDGE),
-            TIMER_FIRST_MESSAGE => {
-                let overdue = {
-                    let g = self.state.lock();
-                    let waits = g.link.is_some() && g.machine.awaits_first_fpdu();
-                    waits.then(|| g.cm.clone())
-                };
-                if let Some(cm) = overdue {
-                    tracing::debug!(qp = self.num, "the peer's first message did not come");
-                    if let Some(cm) = cm.and_then(|cm| cm.upgrade()) {
-                        cm.first_message_overdue();
-                    }
-                    self.with_machine(|machine, host| machine.abort(host));
-                }
-            }
             _ => {}
         }
     }

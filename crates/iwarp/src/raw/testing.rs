@@ -6,7 +6,7 @@ use crate::config::Config;
 use crate::device::Device;
 use crate::sys::connect::Ends;
 use crate::sys::stream::TcpStream;
-use iwarp_rnic::qp::StreamConfig;
+use iwarp_rnic::qp::{StreamConfig, StreamTimes};
 
 /// On the loopback interface.
 pub(crate) fn context() -> Context {
@@ -56,6 +56,7 @@ pub(super) fn connected(qp: &QueuePair) -> std::net::TcpStream {
         rtr: None,
         rtr_send_expected: false,
         emss: 1460,
+        times: StreamTimes::NONE,
     };
     let handover = Handover {
         stream: TcpStream::from_socket(ours.into()).unwrap(),
@@ -64,7 +65,6 @@ pub(super) fn connected(qp: &QueuePair) -> std::net::TcpStream {
         config,
         flow: None,
         cm: None,
-        first_message: None,
     };
     qp.inner.attach(handover).unwrap();
     listener.accept().unwrap().0

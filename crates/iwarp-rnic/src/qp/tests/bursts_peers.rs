@@ -425,7 +425,7 @@ proptest! {
             max_ird: ird,
             max_ord: 40,
             snapshot,
-            receiver_not_ready: if terminate { ReceiverNotReady::Terminate } else { ReceiverNotReady::Hold },
+            receiver_not_ready: if terminate { ReceiverNotReady::Terminate } else { ReceiverNotReady::default() },
             ..QpConfig::default()
         };
         let rtr = rtr.filter(|_| initiator);

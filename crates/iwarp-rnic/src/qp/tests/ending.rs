@@ -2,7 +2,7 @@
 
 use super::harness::*;
 use crate::qp::*;
-use crate::{SendOp, WcStatus};
+use crate::{SendOp, Time, WcStatus};
 use iwarp_proto::rdmap::{Opcode, TerminateCode as Code};
 use std::format;
 use std::string::String;
@@ -153,7 +153,10 @@ fn an_abort_asks_for_a_reset_and_a_change_to_err_for_an_end() {
             rig.qp.abort(&mut rig.host);
         }
         let wish = if modify {
-            StreamWish::Leave { cut: false }
+            StreamWish::Leave {
+                cut: false,
+                not_before: None,
+            }
         } else {
             StreamWish::Abort
         };
@@ -177,7 +180,13 @@ fn a_stream_that_is_left_inside_a_plan_is_cut() {
         assert_eq!(rig.fill(), TxFill::Ready);
         rig.write_some(5);
         rig.qp.modify(to, &mut rig.host).unwrap();
-        assert_eq!(rig.qp.stream_wish(), StreamWish::Leave { cut: true });
+        assert_eq!(
+            rig.qp.stream_wish(),
+            StreamWish::Leave {
+                cut: true,
+                not_before: None
+            }
+        );
         assert!(!rig.qp.wants_tx(), "the rest is not written");
     }
 }
@@ -194,7 +203,13 @@ fn a_change_to_err_leaves_an_end_alone_that_has_begun() {
     assert_eq!(rig.qp.rx_interest(), RxInterest::Discard);
     // RESET needs the queue pair for another stream.
     rig.qp.modify(State::Reset, &mut rig.host).unwrap();
-    assert_eq!(rig.qp.stream_wish(), StreamWish::Leave { cut: false });
+    assert_eq!(
+        rig.qp.stream_wish(),
+        StreamWish::Leave {
+            cut: false,
+            not_before: None
+        }
+    );
     // A Terminate is still sent.
     let mut rig = Rig::new();
     let _ = rig.rx_ulpdu(&send(3, &[]));
@@ -257,8 +272,8 @@ fn the_table_of_transitions() {
         rig.qp.modify(to, &mut rig.host).unwrap();
         assert_eq!(rig.qp.state(), to);
     }
-    rig.qp.start(STREAM).unwrap();
-    assert!(rig.qp.start(STREAM).is_err());
+    rig.qp.start(STREAM, Time::ZERO).unwrap();
+    assert!(rig.qp.start(STREAM, Time::ZERO).is_err());
 }
 
 #[test]
@@ -310,9 +325,15 @@ fn the_end_of_an_old_stream_does_not_concern_a_queue_pair_that_was_reset() {
             if to != State::Reset {
                 rig.recv(1, &[]);
             }
-            assert_eq!(rig.qp.stream_wish(), StreamWish::Leave { cut: false });
+            assert_eq!(
+                rig.qp.stream_wish(),
+                StreamWish::Leave {
+                    cut: false,
+                    not_before: None
+                }
+            );
             assert!(
-                rig.qp.start(STREAM).is_err(),
+                rig.qp.start(STREAM, Time::ZERO).is_err(),
                 "the old stream is still there"
             );
             if broken {

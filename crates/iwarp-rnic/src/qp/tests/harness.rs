@@ -4,7 +4,7 @@
 use crate::memory::{HostRange, MemoryTable};
 use crate::qp::*;
 use crate::receive_queue::{SharedReceiveQueue, TakenRecv};
-use crate::{Access, Cqe, RecvWr, SendFlags, SendOp, SendWr, Sge, WcStatus};
+use crate::{Access, Cqe, RecvWr, SendFlags, SendOp, SendWr, Sge, Time, WcStatus};
 use iwarp_proto::crc32c;
 use iwarp_proto::ddp::{Header, Stag, TaggedHeader, UntaggedHeader};
 use iwarp_proto::mpa::framing::{FpduOptions, MarkerClock, decode_fpdu, encode_fpdu};
@@ -94,6 +94,7 @@ pub(super) const STREAM: StreamConfig = StreamConfig {
     rtr: None,
     rtr_send_expected: false,
     emss: 1460,
+    times: StreamTimes::NONE,
 };
 
 impl Rig {
@@ -131,7 +132,7 @@ impl Rig {
         self.options.crc = stream.crc.then_some(crc32c::append);
         // What it sends and gets is framed alike.
         self.options.markers = stream.markers_tx && stream.markers_rx;
-        self.qp.start(stream).unwrap();
+        self.qp.start(stream, Time::ZERO).unwrap();
     }
 
     /// A region of octets 0, 1, 2 ….

@@ -5,11 +5,58 @@
 
 use super::*;
 use crate::qp::fault::TerminateOctets;
+use crate::qp::{ReceiverNotReady, Rtr, RxInterest, State, StreamConfig, StreamTimes, StreamWish};
+use core::time::Duration;
 use iwarp_proto::rdmap::{Terminate, TerminateCode};
 use std::collections::{BTreeMap, VecDeque};
 use std::format;
 use std::string::String;
 use std::vec::Vec;
+
+/// A stream that may end at any time, and one that may not. What time it is else does not matter here.
+const TIMES: [Option<Time>; 2] = [None, Some(EARLY)];
+const EARLY: Time = Time::from_nanos(10);
+
+const STREAM: StreamConfig = StreamConfig {
+    initiator: true,
+    crc: true,
+    markers_tx: false,
+    markers_rx: false,
+    ird: 0,
+    ord: 0,
+    rtr: None,
+    rtr_send_expected: false,
+    emss: 1460,
+    times: StreamTimes {
+        reminders: [Some(Duration::from_nanos(5)), None, None],
+        maturity: Duration::from_nanos(10),
+        speak_first: Some(Duration::from_nanos(20)),
+        first_fpdu: None,
+    },
+};
+
+fn start(life: &mut Life, initiator: bool, rtr: Option<Rtr>) {
+    let stream = StreamConfig {
+        initiator,
+        rtr,
+        ..STREAM
+    };
+    life.start(&stream, Time::ZERO);
+}
+
+fn clock(life: &mut Life, nanos: u64) {
+    let held = ReceiverNotReady::default();
+    while life
+        .due(Time::from_nanos(nanos), &STREAM.times, held)
+        .is_some()
+    {}
+}
+
+fn hold(life: &mut Life, how: Hold) {
+    if let Some(hold) = life.hold() {
+        *hold = how;
+    }
+}
 
 fn message() -> TerminateOctets {
     TerminateOctets::new(&Terminate::new(TerminateCode::MPA_CRC))
@@ -35,22 +82,39 @@ fn idles() -> Vec<Idle> {
     all
 }
 
-fn olds() -> [Option<Old>; 4] {
-    let leave = |cut| Some(Old::Leave { cut });
-    [None, leave(false), leave(true), Some(Old::Abort)]
+fn olds() -> Vec<Option<Old>> {
+    let mut all = Vec::from([None, Some(Old::Abort)]);
+    for cut in [false, true] {
+        all.extend(TIMES.map(|not_before| Some(Old::Leave { cut, not_before })));
+    }
+    all
 }
 
 fn flows() -> Vec<Flow> {
-    let peers = [
-        Peer::Unanswered,
-        Peer::Unheard,
-        Peer::Heard { held: false },
-        Peer::Heard { held: true },
-    ];
+    let reminder = Reminder {
+        at: None,
+        before: 0,
+    };
+    let overdue = None;
+    let since = Hold::Since {
+        until: Time::from_nanos(u64::MAX),
+        until_if_closed: Time::from_nanos(u64::MAX),
+        look: None,
+    };
+    let mut peers = Vec::from([Peer::Unheard { overdue }]);
+    peers.extend([Hold::No, Hold::Begins, since].map(|hold| Peer::Heard { hold }));
+    peers.extend(TIMES.map(|not_before| Peer::Unanswered {
+        reminder,
+        not_before,
+    }));
     let mut all = Vec::new();
     for closing in [false, true] {
-        all.push(Flow::Waits { closing });
-        for peer in peers {
+        all.push(Flow::Waits {
+            closing,
+            speak: None,
+            overdue,
+        });
+        for &peer in &peers {
             for unwritten in [false, true] {
                 all.push(Flow::Sends {
                     peer,
@@ -60,31 +124,39 @@ fn flows() -> Vec<Flow> {
             }
         }
     }
-    all.extend(peers.map(|peer| Flow::Drained { peer }));
+    all.extend(peers.iter().map(|&peer| Flow::Drained { peer }));
     all
 }
 
 fn endings() -> Vec<Life> {
-    let terminate = |unwritten| Last::Terminate {
-        message: message(),
-        unwritten,
-    };
-    let lasts = [
-        terminate(false),
-        terminate(true),
-        Last::Plan,
-        Last::Drained,
-        Last::ShutDown,
-    ];
-    let all = lasts.map(|last| [false, true].map(|eof| Life::Ending { eof, last }));
-    all.into_iter().flatten().collect()
+    let message = message();
+    let mut all = Vec::new();
+    for eof in [false, true] {
+        for not_before in TIMES {
+            let terminate = |unwritten| Last::Terminate {
+                message,
+                unwritten,
+                not_before,
+            };
+            let lasts = [
+                terminate(false),
+                terminate(true),
+                Last::Plan { not_before },
+                Last::Drained { not_before },
+            ];
+            all.extend(lasts.map(|last| Life::Ending { eof, last }));
+        }
+        let last = Last::ShutDown;
+        all.push(Life::Ending { eof, last });
+    }
+    all
 }
 
 /// Every value of the type.
 fn everything() -> Vec<Life> {
     let mut all = endings();
     for state in idles() {
-        all.extend(olds().map(|old| Life::Apart { state, old }));
+        all.extend(olds().into_iter().map(|old| Life::Apart { state, old }));
     }
     for ready in readies() {
         all.extend(flows().iter().map(|&flow| Life::Up { ready, flow }));
@@ -95,7 +167,7 @@ fn everything() -> Vec<Life> {
 type Event = (&'static str, fn(&mut Life));
 
 /// Everything that can happen to it.
-const EVENTS: [Event; 24] = [
+const EVENTS: [Event; 26] = [
     ("RESET", |life| modify(life, State::Reset)),
     ("INIT", |life| modify(life, State::Init)),
     ("RTR", |life| modify(life, State::Rtr)),
@@ -103,18 +175,22 @@ const EVENTS: [Event; 24] = [
     ("SQD", |life| modify(life, State::Sqd)),
     ("ERR", |life| modify(life, State::Error)),
     ("await", |life| _ = life.await_stream()),
-    ("initiate", |life| _ = life.start(true)),
-    ("respond", |life| _ = life.start(false)),
+    ("initiate", |life| start(life, true, None)),
+    ("initiate with RTR", |life| {
+        start(life, true, Some(Rtr::Write))
+    }),
+    ("respond", |life| start(life, false, None)),
     ("close", Life::close),
     ("leave", Life::abandon),
     ("abort", Life::abort),
     ("hear", |life| _ = life.hear()),
-    ("hold", |life| life.hold(true)),
-    ("resume", |life| life.hold(false)),
+    ("hold", |life| hold(life, Hold::Begins)),
+    ("resume", |life| hold(life, Hold::No)),
     ("fail", |life| life.fail(message())),
     ("terminated", Life::terminated),
     ("eof", |life| _ = life.eof()),
-    ("speak", Life::speak_first),
+    ("clock", |life| clock(life, 0)),
+    ("time", |life| clock(life, 30)),
     ("emit", |life| _ = life.take_terminate()),
     ("fill", |life| life.written(true)),
     ("written", |life| life.written(false)),
@@ -162,12 +238,15 @@ fn label(life: &Life) -> String {
     match *life {
         Life::Apart { old, .. } => match old {
             None => add("apart", true),
-            Some(Old::Leave { cut }) => add(if cut { "leaves-cut" } else { "leaves" }, true),
+            Some(Old::Leave { cut, not_before }) => {
+                add(if cut { "leaves-cut" } else { "leaves" }, true);
+                add("early", not_before.is_some());
+            }
             Some(Old::Abort) => add("aborts", true),
         },
         Life::Up { flow, .. } => {
             let (phase, peer, closing, unwritten) = match flow {
-                Flow::Waits { closing } => ("waits", None, closing, false),
+                Flow::Waits { closing, .. } => ("waits", None, closing, false),
                 Flow::Sends {
                     peer,
                     closing,
@@ -178,21 +257,38 @@ fn label(life: &Life) -> String {
             add(phase, true);
             match peer {
                 None => {}
-                Some(Peer::Unanswered) => add("unanswered", true),
-                Some(Peer::Unheard) => add("unheard", true),
-                Some(Peer::Heard { held }) => add("held", held),
+                Some(Peer::Unanswered { not_before, .. }) => {
+                    add("unanswered", true);
+                    add("early", not_before.is_some());
+                }
+                Some(Peer::Unheard { .. }) => add("unheard", true),
+                Some(Peer::Heard { hold }) => {
+                    add("held", matches!(hold, Hold::Since { .. }));
+                    add("held-anew", hold == Hold::Begins);
+                }
             }
             add("closing", closing);
             add("plan", unwritten);
         }
         Life::Ending { eof, last } => {
             match last {
-                Last::Terminate { unwritten, .. } => {
+                Last::Terminate {
+                    unwritten,
+                    not_before,
+                    ..
+                } => {
                     add("terminate", true);
                     add("plan", unwritten);
+                    add("early", not_before.is_some());
                 }
-                Last::Plan => add("plan", true),
-                Last::Drained => add("drained", true),
+                Last::Plan { not_before } => {
+                    add("plan", true);
+                    add("early", not_before.is_some());
+                }
+                Last::Drained { not_before } => {
+                    add("drained", true);
+                    add("early", not_before.is_some());
+                }
                 Last::ShutDown => add("shut-down", true),
             }
             add("eof", eof);
@@ -209,7 +305,7 @@ fn every_event_in_every_state() {
         Life::Apart { state, .. } => matches!(state, Idle::Reset | Idle::Init | Idle::Error),
         Life::Up { ready, flow } => {
             let plain = Flow::Sends {
-                peer: Peer::Heard { held: false },
+                peer: Peer::Heard { hold: Hold::No },
                 closing: false,
                 unwritten: false,
             };
@@ -223,7 +319,7 @@ fn every_event_in_every_state() {
         table += ":";
         for event in events() {
             let next = after(life, event);
-            if next != life {
+            if label(&next) != label(&life) {
                 table += &format!(" {} → {};", event.0, label(&next));
             }
         }
@@ -278,16 +374,13 @@ fn everything_that_can_be_written_can_happen() {
     let mut seen = BTreeMap::new();
     let mut next = VecDeque::from([Life::NEW]);
     while let Some(life) = next.pop_front() {
-        if seen.insert(format!("{life:?}"), life).is_none() {
+        if seen.insert(label(&life), life).is_none() {
             next.extend(events().map(|event| after(life, event)));
         }
     }
     let all = everything();
     for life in &all {
-        assert!(
-            seen.contains_key(&format!("{life:?}")),
-            "{life:?} cannot happen"
-        );
+        assert!(seen.contains_key(&label(life)), "{life:?} cannot happen");
     }
     assert_eq!(seen.len(), all.len(), "a situation was forgotten above");
 }

@@ -53,7 +53,7 @@ struct End {
 impl End {
     fn new(stream: StreamConfig, memory: Scattered) -> Self {
         let mut qp = QueuePair::new(QpConfig::default()).unwrap();
-        qp.start(stream).unwrap();
+        qp.start(stream, crate::Time::ZERO).unwrap();
         let mut table = MemoryTable::new();
         let stag = table.register(memory.pages(), BASE, 1, ALL, 0x1357_9bdf);
         Self {

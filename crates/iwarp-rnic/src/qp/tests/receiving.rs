@@ -66,32 +66,13 @@ fn a_send_without_a_receive_is_held() {
     let mut rig = Rig::new();
     let mr = rig.mr(4, Access::LOCAL_WRITE);
     assert_eq!(rig.rx_ulpdu(&send(1, b"abcd")), RxStatus::Held);
-    assert_eq!(
-        (rig.qp.is_held(), rig.qp.rx_interest()),
-        (true, RxInterest::Held)
-    );
+    assert_eq!(rig.qp.rx_interest(), RxInterest::Held);
     assert_eq!(rig.again(), RxStatus::Held);
     rig.recv(1, &[mr.sge()]);
     assert_eq!(rig.again(), RxStatus::Ok);
-    assert_eq!(
-        (rig.qp.is_held(), rig.qp.rx_interest()),
-        (false, RxInterest::Read)
-    );
+    assert_eq!(rig.qp.rx_interest(), RxInterest::Read);
     assert_eq!(&rig.read(&mr), b"abcd");
     assert_eq!(brief(&rig.host.recvs), [(1, WcStatus::Success)]);
-    // Not after the fact.
-    rig.qp.hold_expired(&mut rig.host);
-    assert_eq!(rig.qp.state(), State::Rts);
-}
-
-#[test]
-fn patience_ends() {
-    let mut rig = Rig::new();
-    assert_eq!(rig.rx_ulpdu(&send(1, b"abcd")), RxStatus::Held);
-    rig.qp.hold_expired(&mut rig.host);
-    rig.assert_ended(Blame::Peer, Code::DDP_UNTAGGED_NO_BUFFER);
-    assert_eq!(rig.terminate().code, Code::DDP_UNTAGGED_NO_BUFFER);
-    assert_eq!(rig.qp.rx_interest(), RxInterest::Discard);
 }
 
 #[test]

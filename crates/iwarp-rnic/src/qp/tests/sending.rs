@@ -509,39 +509,6 @@ fn answers_come_between_requests() {
 }
 
 #[test]
-fn a_silent_responder_is_nudged_until_it_speaks() {
-    let mut rig = Rig::new();
-    // Who has said nothing has nothing to repeat.
-    assert!(rig.qp.nudge());
-    assert!(rig.sent().is_empty());
-
-    rig.post(1, SendOp::Send, &[]);
-    assert_eq!(opcodes(&rig.sent()), [Opcode::SEND]);
-    for _ in 0..2 {
-        assert!(rig.qp.nudge());
-        let sent = rig.sent();
-        assert_eq!(opcodes(&sent), [Opcode::WRITE]);
-        let Header::Tagged(header) = sent[0].0 else {
-            panic!("a Write is tagged");
-        };
-        assert!(header.last && header.stag.0 != 0 && sent[0].1.is_empty());
-    }
-    assert!(rig.rx_ulpdu(&tagged(Opcode::WRITE, 1, 0, true, &[])) == RxStatus::Ok);
-    assert!(!rig.qp.nudge());
-    assert!(rig.sent().is_empty());
-
-    // A responder never nudges.
-    let mut rig = Rig::with(
-        QpConfig::default(),
-        StreamConfig {
-            initiator: false,
-            ..STREAM
-        },
-    );
-    assert!(!rig.qp.nudge());
-}
-
-#[test]
 fn a_list_of_requests_is_checked_as_a_whole() {
     let mut rig = Rig::fresh(QpConfig {
         max_send_wr: 3,

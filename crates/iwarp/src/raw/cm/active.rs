@@ -448,7 +448,6 @@ impl Active {
             config: stream_config(agreed, true, &self.ctx),
             flow: starting.flow,
             cm: Some(Arc::downgrade(&id) as Weak<dyn CmSink>),
-            first_message: None,
         };
         //= rfc5044 section 7.1
         //# A DDP endpoint MUST be "bound" to the MPA connection at entry to this phase.

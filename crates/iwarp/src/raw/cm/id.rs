@@ -398,10 +398,6 @@ impl CmId {
             config,
             flow: starting.flow,
             cm: Some(cm),
-            // In the peer-to-peer model the initiator has to send it (RFC 6581 section 9.2).
-            first_message: agreed
-                .peer_to_peer
-                .then_some(ctx.config().handshake_timeout),
         };
         //= rfc5044 section 7.1.2
         //# If the MPA Request Frame is properly formatted and the Private Data is

@@ -1,6 +1,7 @@
 //! What both sides of MPA start-up share.
 
 use super::super::context::Context;
+use super::super::linger::MATURITY;
 use super::id::ConnectionParameters;
 use crate::capture::Flow;
 use crate::crc::crc32c_append;
@@ -11,8 +12,17 @@ use iwarp_proto::mpa::framing::{FpduOptions, MarkerClock, encode_fpdu};
 use iwarp_proto::mpa::negotiate::{Agreed, LocalParams, Rtr, RtrSet};
 use iwarp_proto::mpa::startup::{FrameReader, MAX_FRAME_LEN, Progress, StartupError};
 use iwarp_proto::rdmap::{Opcode, Terminate, TerminateCode};
-use iwarp_rnic::qp::{QpConfig, StreamConfig};
+use iwarp_rnic::qp::{QpConfig, StreamConfig, StreamTimes};
 use std::io::{self, ErrorKind};
+use std::time::Duration;
+
+/// How long a responder may be silent before each reminder. An emulated siw has needed 30 ms; the later ones are for guests
+/// that were held up. Each reminder costs both ends a system call per connection, so there are few.
+const REMINDERS: [Duration; 3] = [
+    Duration::from_millis(50),
+    Duration::from_millis(1000),
+    Duration::from_millis(3200),
+];
 
 /// A stream in start-up.
 #[derive(Debug)]
@@ -159,6 +169,16 @@ pub(super) fn stream_config(agreed: &Agreed, initiator: bool, ctx: &Context) -> 
         rtr: agreed.rtr.filter(|_| initiator),
         rtr_send_expected: !initiator && agreed.rtr == Some(Rtr::Send),
         emss: ctx.config().mss.unwrap_or(536),
+        times: StreamTimes {
+            reminders: REMINDERS.map(Some),
+            maturity: MATURITY,
+            // In the client-server model the initiator need not send anything.
+            speak_first: ctx.config().speak_first.filter(|_| !agreed.peer_to_peer),
+            // In the peer-to-peer model the initiator has to send it (RFC 6581 section 9.2).
+            first_fpdu: agreed
+                .peer_to_peer
+                .then_some(ctx.config().handshake_timeout),
+        },
     }
 }
 

@@ -32,7 +32,7 @@ pub(super) fn talk(seed: u64) -> Vec<Seen> {
         max_ird: ird,
         max_ord: 40,
         snapshot: n.one_in(2),
-        receiver_not_ready: n.pick(&[ReceiverNotReady::Terminate, ReceiverNotReady::Hold]),
+        receiver_not_ready: n.pick(&[ReceiverNotReady::Terminate, ReceiverNotReady::default()]),
         ..QpConfig::default()
     };
     let rtr = n.pick(&[None, None, None, Some(Rtr::Write), Some(Rtr::Read)]);

@@ -1,0 +1,243 @@
+//! What a queue pair's life allows and asks for.
+
+use super::{Flow, Idle, Last, Life, Old, Peer, Ready};
+use crate::Time;
+use crate::qp::{RxInterest, State, StreamWish};
+
+impl Life {
+    /// The state that the program sees.
+    #[inline]
+    pub(in crate::qp) const fn state(&self) -> State {
+        match self {
+            Self::Up { ready, .. } => ready.state(),
+            Self::Ending { .. } => State::Error,
+            Self::Apart { state, .. } => match state {
+                Idle::Reset => State::Reset,
+                Idle::Init => State::Init,
+                Idle::Ready { ready, .. } => ready.state(),
+                Idle::Error => State::Error,
+            },
+        }
+    }
+
+    /// Returns `true` if the queue pair takes send work requests, if only to flush them.
+    #[inline]
+    pub(in crate::qp) const fn takes_sends(&self) -> bool {
+        matches!(self.state(), State::Rts | State::Sqd | State::Error)
+    }
+
+    /// Returns `true` if there is a stream that is not gone.
+    pub(in crate::qp) const fn has_stream(&self) -> bool {
+        !matches!(self, Self::Apart { old: None, .. })
+    }
+
+    /// Returns `true` if a stream is in operation: what is received is processed.
+    #[inline]
+    pub(in crate::qp) const fn is_up(&self) -> bool {
+        matches!(self, Self::Up { .. })
+    }
+
+    /// Returns `true` if a stream is in operation and nobody has begun to end it.
+    pub(in crate::qp) const fn is_up_for_good(&self) -> bool {
+        matches!(
+            self,
+            Self::Up {
+                flow: Flow::Waits { closing: false, .. } | Flow::Sends { closing: false, .. },
+                ..
+            }
+        )
+    }
+
+    /// Returns `true` if messages may be started and continued.
+    #[inline]
+    pub(in crate::qp) const fn may_send(&self) -> bool {
+        matches!(
+            self,
+            Self::Up {
+                flow: Flow::Sends { .. },
+                ..
+            }
+        )
+    }
+
+    /// Returns `true` in RTS with a stream.
+    #[inline]
+    pub(in crate::qp) const fn starts_requests(&self) -> bool {
+        matches!(
+            self,
+            Self::Up {
+                ready: Ready::Send,
+                ..
+            }
+        )
+    }
+
+    /// Returns `true` if the peer may be asked whether requests are placed: in RTS or SQD with a stream.
+    #[inline]
+    pub(in crate::qp) const fn may_probe(&self) -> bool {
+        matches!(
+            self,
+            Self::Up {
+                ready: Ready::Send | Ready::Drain { .. },
+                ..
+            }
+        )
+    }
+
+    /// Returns `true` if a plan is to be written, or a Terminate.
+    #[inline]
+    pub(in crate::qp) const fn has_octets_due(&self) -> bool {
+        matches!(
+            self,
+            Self::Up {
+                flow: Flow::Sends {
+                    unwritten: true,
+                    ..
+                },
+                ..
+            } | Self::Ending {
+                last: Last::Terminate { .. } | Last::Plan { .. },
+                ..
+            }
+        )
+    }
+
+    /// Returns `true` if a plan was begun and not all of it is known to be written.
+    pub(in crate::qp) const fn has_unwritten(&self) -> bool {
+        matches!(
+            self,
+            Self::Up {
+                flow: Flow::Sends {
+                    unwritten: true,
+                    ..
+                },
+                ..
+            } | Self::Ending {
+                last: Last::Plan { .. }
+                    | Last::Terminate {
+                        unwritten: true,
+                        ..
+                    },
+                ..
+            } | Self::Apart {
+                old: Some(Old::Leave { cut: true, .. }),
+                ..
+            }
+        )
+    }
+
+    /// Returns `true` if the peer's first FPDU has come on the stream in operation.
+    #[inline]
+    pub(in crate::qp) const fn has_heard(&self) -> bool {
+        matches!(
+            self,
+            Self::Up {
+                flow: Flow::Sends {
+                    peer: Peer::Heard { .. },
+                    ..
+                } | Flow::Drained {
+                    peer: Peer::Heard { .. },
+                },
+                ..
+            }
+        )
+    }
+
+    /// Returns `true` if the stream is being ended and is not gone.
+    pub(in crate::qp) const fn is_ending(&self) -> bool {
+        self.has_stream() && !self.is_up_for_good()
+    }
+
+    /// Returns `true` if the sending side was shut down.
+    pub(in crate::qp) const fn is_shut_down(&self) -> bool {
+        matches!(
+            self,
+            Self::Ending {
+                last: Last::ShutDown,
+                ..
+            }
+        )
+    }
+
+    pub(in crate::qp) const fn wish(&self) -> StreamWish {
+        match *self {
+            Self::Up {
+                flow:
+                    Flow::Drained {
+                        peer:
+                            Peer::Unanswered {
+                                not_before: Some(_),
+                                ..
+                            },
+                    },
+                ..
+            } => StreamWish::Keep,
+            Self::Up {
+                flow: Flow::Drained { .. },
+                ..
+            }
+            | Self::Ending {
+                last: Last::Drained { not_before: None },
+                ..
+            } => StreamWish::ShutdownWrite,
+            Self::Apart {
+                old: Some(Old::Leave { cut, not_before }),
+                ..
+            } => StreamWish::Leave { cut, not_before },
+            Self::Apart {
+                old: Some(Old::Abort),
+                ..
+            } => StreamWish::Abort,
+            _ => StreamWish::Keep,
+        }
+    }
+
+    #[inline]
+    pub(in crate::qp) const fn rx_interest(&self) -> RxInterest {
+        match self {
+            Self::Up { .. } if self.is_held() => RxInterest::Held,
+            Self::Up { .. } => RxInterest::Read,
+            Self::Ending { eof: false, .. } => RxInterest::Discard,
+            Self::Ending { eof: true, .. } | Self::Apart { .. } => RxInterest::None,
+        }
+    }
+
+    /// The time before which the stream must not end.
+    pub(super) const fn not_before(&self) -> Option<Time> {
+        match *self {
+            Self::Up {
+                flow:
+                    Flow::Sends {
+                        peer: Peer::Unanswered { not_before, .. },
+                        ..
+                    }
+                    | Flow::Drained {
+                        peer: Peer::Unanswered { not_before, .. },
+                    },
+                ..
+            }
+            | Self::Ending {
+                last:
+                    Last::Terminate { not_before, .. }
+                    | Last::Plan { not_before }
+                    | Last::Drained { not_before },
+                ..
+            }
+            | Self::Apart {
+                old: Some(Old::Leave { not_before, .. }),
+                ..
+            } => not_before,
+            _ => None,
+        }
+    }
+}
+
+impl Ready {
+    pub(super) const fn state(self) -> State {
+        match self {
+            Self::Receive => State::Rtr,
+            Self::Send => State::Rts,
+            Self::Drain { .. } => State::Sqd,
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! What is due when: reminders, the first FPDU, held Sends, the earliest end of a stream.
+
+use super::harness::*;
+use crate::qp::*;
+use crate::{SendOp, Time, WcStatus};
+use core::time::Duration;
+use iwarp_proto::ddp::Header;
+use iwarp_proto::rdmap::{Opcode, TerminateCode as Code};
+
+const fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+const fn at(n: u64) -> Time {
+    Time::ZERO.after(ms(n))
+}
+
+const TIMES: StreamTimes = StreamTimes {
+    reminders: [Some(ms(40)), Some(ms(1000)), None],
+    maturity: ms(50),
+    speak_first: None,
+    first_fpdu: None,
+};
+
+/// Started at the beginning of time.
+fn timed(initiator: bool, rtr: Option<Rtr>, times: StreamTimes) -> Rig {
+    let stream = StreamConfig {
+        initiator,
+        rtr,
+        times,
+        ..STREAM
+    };
+    Rig::with(QpConfig::default(), stream)
+}
+
+impl Rig {
+    fn on_time(&mut self, now: Time) {
+        self.qp.on_time(now, &mut self.host);
+        assert!(self.qp.poll_at().is_none_or(|next| next > now));
+    }
+}
+
+#[test]
+fn a_silent_responder_is_reminded_until_it_speaks() {
+    for rounds in [1, 2] {
+        let mut rig = timed(true, None, TIMES);
+        rig.post(1, SendOp::Send, &[]);
+        assert_eq!(rig.sent().len(), 1);
+        let mut due = at(40);
+        for _ in 0..rounds {
+            assert_eq!(rig.qp.poll_at(), Some(due));
+            rig.on_time(Time::from_nanos(due.as_nanos() - 1));
+            assert!(!rig.qp.wants_tx(), "too early");
+            rig.on_time(due);
+            let sent = rig.sent();
+            let [(Header::Tagged(header), payload)] = &sent[..] else {
+                panic!("one Write: {sent:?}");
+            };
+            assert!(header.opcode == Opcode::WRITE && header.last && header.stag.0 != 0);
+            assert!(payload.is_empty());
+            // Multiples of a quarter of the time, so that the reminders of many queue pairs come together.
+            due = at(1250);
+        }
+        if rounds == 2 {
+            assert_eq!(rig.qp.poll_at(), None, "there are no more");
+        }
+        assert_eq!(
+            rig.rx_ulpdu(&tagged(Opcode::WRITE, 1, 0, true, &[])),
+            RxStatus::Ok
+        );
+        assert_eq!(rig.qp.poll_at(), None);
+        rig.on_time(at(9000));
+        assert!(rig.sent().is_empty());
+    }
+}
+
+#[test]
+fn reminders_repeat_nothing_that_was_not_said() {
+    let mut rig = timed(true, None, TIMES);
+    rig.on_time(at(40));
+    assert!(rig.sent().is_empty(), "it has said nothing");
+    assert_eq!(rig.qp.poll_at(), Some(at(1250)));
+    // What is on its way serves the same purpose.
+    let mr = rig.mr(5000, ALL);
+    rig.post(1, SendOp::Send, &[mr.sge()]);
+    assert_eq!(rig.fill(), TxFill::Ready);
+    rig.qp.on_time(at(1250), &mut rig.host);
+    let opcodes: std::vec::Vec<Opcode> = rig.sent().iter().map(|(h, _)| h.opcode()).collect();
+    assert_eq!(opcodes.iter().filter(|o| **o == Opcode::WRITE).count(), 1);
+    // A responder never does, and an end that has begun needs none.
+    assert_eq!(timed(false, None, TIMES).qp.poll_at(), None);
+    let mut rig = timed(true, None, TIMES);
+    rig.qp.close(&mut rig.host);
+    assert_eq!(rig.qp.poll_at(), None);
+}
+
+#[test]
+fn a_responder_speaks_first_when_its_time_has_come() {
+    let times = StreamTimes {
+        speak_first: Some(ms(200)),
+        ..StreamTimes::NONE
+    };
+    for heard in [false, true] {
+        let mut rig = timed(false, None, times);
+        rig.post(1, SendOp::Send, &[]);
+        assert_eq!(rig.qp.poll_at(), Some(at(200)));
+        rig.on_time(at(199));
+        assert!(!rig.qp.wants_tx());
+        if heard {
+            let _ = rig.rx_ulpdu(&tagged(Opcode::WRITE, 1, 0, true, &[]));
+            assert_eq!(rig.qp.poll_at(), None);
+            assert_eq!(rig.qp.take_events(), Events::ESTABLISHED);
+            continue;
+        }
+        rig.on_time(at(200));
+        assert_eq!(rig.qp.poll_at(), None);
+        assert_eq!(rig.sent().len(), 1);
+        assert_eq!(rig.qp.take_events(), Events::empty());
+        // Established only when the initiator's first FPDU has come.
+        let _ = rig.rx_ulpdu(&tagged(Opcode::WRITE, 1, 0, true, &[]));
+        assert_eq!(rig.qp.take_events(), Events::ESTABLISHED);
+    }
+    // Without a limit it waits, as RFC 5044 section 7.1.2 has it.
+    let mut rig = timed(false, None, StreamTimes::NONE);
+    rig.post(1, SendOp::Send, &[]);
+    assert_eq!(rig.qp.poll_at(), None);
+    rig.on_time(at(1_000_000));
+    assert!(!rig.qp.wants_tx());
+}
+
+#[test]
+fn an_overdue_first_fpdu_resets_the_stream() {
+    for speak_first in [None, Some(ms(200))] {
+        let times = StreamTimes {
+            first_fpdu: Some(ms(5000)),
+            speak_first,
+            ..StreamTimes::NONE
+        };
+        let mut rig = timed(false, None, times);
+        rig.recv(1, &[]);
+        assert_eq!(
+            rig.qp.poll_at(),
+            Some(speak_first.map_or(at(5000), |_| at(200)))
+        );
+        rig.on_time(at(4999));
+        assert_eq!(
+            (rig.qp.poll_at(), rig.qp.state()),
+            (Some(at(5000)), State::Rts)
+        );
+        rig.on_time(at(5000));
+        assert_eq!(rig.qp.take_events(), Events::FIRST_FPDU_OVERDUE);
+        assert_eq!(
+            (rig.qp.stream_wish(), rig.qp.poll_at()),
+            (StreamWish::Abort, None)
+        );
+        assert_eq!(brief(&rig.host.recvs), [(1, WcStatus::Flushed)]);
+    }
+    let mut rig = timed(
+        false,
+        None,
+        StreamTimes {
+            first_fpdu: Some(ms(5000)),
+            ..StreamTimes::NONE
+        },
+    );
+    let _ = rig.rx_ulpdu(&tagged(Opcode::WRITE, 1, 0, true, &[]));
+    rig.on_time(at(9000));
+    assert_eq!(rig.qp.state(), State::Rts);
+}
+
+#[test]
+fn a_stream_whose_rtr_message_may_be_overlooked_does_not_end_too_early() {
+    let ends: [fn(&mut Rig); 2] = [
+        |rig| rig.qp.close(&mut rig.host),
+        // A request that cannot be carried out: the Terminate is sent, and the end waits.
+        |rig| {
+            let sge = crate::Sge {
+                addr: 0,
+                len: 8,
+                lkey: 99,
+            };
+            rig.post(1, SendOp::Send, &[sge]);
+        },
+    ];
+    for end in ends {
+        let mut rig = timed(true, Some(Rtr::Write), TIMES);
+        rig.sent();
+        end(&mut rig);
+        rig.sent();
+        assert_eq!(rig.qp.stream_wish(), StreamWish::Keep);
+        assert_eq!(rig.qp.poll_at(), Some(at(50)));
+        rig.on_time(at(50));
+        assert_eq!(rig.qp.stream_wish(), StreamWish::ShutdownWrite);
+        assert_eq!(rig.qp.poll_at(), None);
+        rig.qp.shutdown_done(&mut rig.host);
+        assert!(rig.qp.is_shut_down());
+    }
+    for (rtr, heard, late, not_before) in [
+        (Some(Rtr::Write), false, false, Some(at(50))),
+        (Some(Rtr::Write), false, true, None),
+        (Some(Rtr::Write), true, false, None),
+        (None, false, false, None),
+    ] {
+        let mut rig = timed(true, rtr, TIMES);
+        rig.sent();
+        if heard {
+            let _ = rig.rx_ulpdu(&tagged(Opcode::WRITE, 1, 0, true, &[]));
+        }
+        if late {
+            rig.on_time(at(60));
+            rig.sent();
+        }
+        rig.qp.leave(&mut rig.host);
+        let cut = false;
+        assert_eq!(rig.qp.stream_wish(), StreamWish::Leave { cut, not_before });
+    }
+}
+
+/// The policy with a limit of 2 s, and 200 ms if the sender has closed.
+fn holds() -> Rig {
+    let mut rig = Rig::new();
+    assert_eq!(rig.rx_ulpdu(&send(1, b"abcd")), RxStatus::Held);
+    // Its time begins at once, when the driver says what time it is.
+    assert_eq!(rig.qp.poll_at(), Some(Time::ZERO));
+    rig.on_time(at(1000));
+    assert_eq!(rig.qp.poll_at(), Some(at(1200)));
+    rig
+}
+
+#[test]
+fn the_time_of_a_held_send_ends() {
+    let mut rig = holds();
+    for look in [1200, 1400, 2900] {
+        rig.on_time(at(look));
+        assert_eq!(rig.qp.poll_at(), Some(at(look + 200).min(at(3000))));
+        // No receive was posted: the same Send waits, and its time goes on.
+        assert_eq!(rig.again(), RxStatus::Held);
+    }
+    rig.on_time(at(2999));
+    assert_eq!(rig.qp.rx_interest(), RxInterest::Held);
+    rig.on_time(at(3000));
+    rig.assert_ended(Blame::Peer, Code::DDP_UNTAGGED_NO_BUFFER);
+    assert_eq!(rig.terminate().code, Code::DDP_UNTAGGED_NO_BUFFER);
+    assert_eq!(rig.qp.rx_interest(), RxInterest::Discard);
+    assert_eq!(rig.qp.poll_at(), None);
+}
+
+#[test]
+fn the_next_held_send_has_a_time_of_its_own() {
+    let mut rig = holds();
+    let mr = rig.mr(8, ALL);
+    let second = rig.fpdu(&send(2, b"efgh"));
+    assert_eq!(rig.rx(&second), RxStatus::Held);
+    assert_eq!(rig.qp.poll_at(), Some(at(1200)), "the first still waits");
+    rig.recv(1, &[mr.sge()]);
+    assert_eq!(rig.again(), RxStatus::Held);
+    assert_eq!(rig.qp.poll_at(), Some(Time::ZERO), "the second waits now");
+    rig.on_time(at(2500));
+    rig.on_time(at(4499));
+    assert_eq!(rig.qp.rx_interest(), RxInterest::Held);
+    rig.recv(2, &[mr.sge()]);
+    assert_eq!(rig.again(), RxStatus::Ok);
+    assert_eq!(rig.qp.poll_at(), None);
+    // Not after the fact.
+    rig.on_time(at(99_000));
+    assert_eq!(rig.qp.state(), State::Rts);
+}
+
+#[test]
+fn a_held_send_waits_shortly_for_a_sender_that_has_closed() {
+    for known_at in [1100, 1200, 2000] {
+        let mut rig = holds();
+        rig.on_time(at(known_at));
+        rig.qp.sender_closed();
+        assert_eq!(rig.qp.poll_at(), Some(at(1200)));
+        rig.qp.on_time(at(known_at), &mut rig.host);
+        let over = known_at >= 1200;
+        assert_eq!(rig.qp.state() == State::Error, over, "{known_at} ms");
+        rig.qp.on_time(at(1200), &mut rig.host);
+        rig.assert_ended(Blame::Peer, Code::DDP_UNTAGGED_NO_BUFFER);
+    }
+    // It means nothing without a held Send.
+    let mut rig = Rig::new();
+    rig.qp.sender_closed();
+    assert_eq!(rig.qp.poll_at(), None);
+}

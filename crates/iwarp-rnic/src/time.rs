@@ -1,0 +1,82 @@
+//! Time. The RNIC has no clock: the caller says what time it is, and asks when it should say so again.
+
+use core::time::Duration;
+
+/// A moment: nanoseconds since any fixed point of the caller's clock, which never goes back. It is good for 584 years.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Time(u64);
+
+impl Time {
+    /// The beginning of the caller's clock: earlier than or at the same time as any other moment.
+    pub const ZERO: Self = Self(0);
+
+    /// Makes a moment from nanoseconds of the caller's clock.
+    #[inline]
+    pub const fn from_nanos(nanos: u64) -> Self {
+        Self(nanos)
+    }
+
+    /// Returns the nanoseconds of the caller's clock.
+    #[inline]
+    pub const fn as_nanos(self) -> u64 {
+        self.0
+    }
+
+    /// Returns the moment that is `wait` later; the last moment of all if there is none.
+    pub const fn after(self, wait: Duration) -> Self {
+        Self(self.0.saturating_add(nanos(wait)))
+    }
+
+    /// As [`after`](Self::after), up to a quarter of `wait` later. Moments of many objects that wait for the same time are then
+    /// the same, and one timer serves them all.
+    pub const fn after_about(self, wait: Duration) -> Self {
+        let at = self.after(wait);
+        let step = nanos(wait) / 4;
+        let early = if step == 0 { 0 } else { at.0 % step };
+        if early == 0 {
+            at
+        } else {
+            Self(at.0.saturating_add(step.wrapping_sub(early)))
+        }
+    }
+
+    /// Returns how much later this moment is than `earlier`; nothing if it is not.
+    pub const fn since(self, earlier: Self) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+}
+
+const fn nanos(wait: Duration) -> u64 {
+    wait.as_secs()
+        .saturating_mul(1_000_000_000)
+        .saturating_add(wait.subsec_nanos() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_end_of_time_is_never_passed() {
+        let late = Time::from_nanos(u64::MAX - 5);
+        let end = Time::from_nanos(u64::MAX);
+        assert_eq!(late.after(Duration::from_nanos(5)), end);
+        for wait in [Duration::from_secs(1), Duration::MAX] {
+            assert_eq!((late.after(wait), late.after_about(wait)), (end, end));
+        }
+        assert_eq!(
+            Time::ZERO.after_about(Duration::from_nanos(3)).as_nanos(),
+            3
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn about_is_at_most_a_quarter_later(now in 0u64..1 << 60, wait in 0u64..1 << 40) {
+            let (now, wait) = (Time::from_nanos(now), Duration::from_nanos(wait));
+            let waited = now.after_about(wait).since(now);
+            prop_assert!(waited >= wait && waited <= wait + wait / 4);
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! One timer for each connection. It follows what the state machine says is due next: reminders for a silent responder, the time
+//! of a held Send, and the like ([`iwarp_rnic::qp::StreamTimes`]).
+//!
+//! Timers are not cancelled. One whose purpose is gone is ignored and wakes no thread.
+
+use super::after::{After, DriveHost};
+use super::qp::{Guarded, QpInner, TIMER_MACHINE};
+use crate::sys::clock::now_ns;
+use iwarp_rnic::Time;
+use iwarp_rnic::qp::RxInterest;
+use std::sync::Arc;
+
+impl QpInner {
+    /// Does what is due already, and sets a timer for what is due later. Called after each change of the state machine.
+    #[inline]
+    pub(super) fn follow_time(self: &Arc<Self>, g: &mut Guarded, after: &mut After) {
+        // Nearly always nothing is due at any time, and the clock is not read.
+        if let Some(at) = g.machine.poll_at()
+            && g.timer.is_none_or(|timer| at < timer)
+        {
+            self.follow_to(g, at, after);
+        }
+    }
+
+    #[cold]
+    fn follow_to(self: &Arc<Self>, g: &mut Guarded, at: Time, after: &mut After) {
+        let Some(link) = g.link.clone() else { return };
+        if link.engine.is_foreign() {
+            // No timer ever expires here. In a child of the process whose connection this is, an end need not wait: it sends nothing.
+            if g.machine.is_ending() {
+                g.machine.on_time(at, &mut DriveHost::new(self, after));
+            }
+            return;
+        }
+        let now = Time::from_nanos(now_ns());
+        if at <= now {
+            g.machine.on_time(now, &mut DriveHost::new(self, after));
+        }
+        if let Some(at) = g.machine.poll_at()
+            && g.timer.is_none_or(|timer| at < timer)
+        {
+            g.timer = Some(at);
+            link.engine.at(at.as_nanos(), link.token, TIMER_MACHINE);
+        }
+    }
+
+    /// Returns `true` if something is still due at some time. If not, the timer is forgotten.
+    pub(super) fn awaits_time(&self) -> bool {
+        let mut g = self.state.lock();
+        let awaits = g.link.is_some() && g.machine.poll_at().is_some();
+        if !awaits {
+            g.timer = None;
+        }
+        awaits
+    }
+
+    /// The timer has expired.
+    pub(super) fn time_has_come(self: &Arc<Self>) {
+        let mut after = After::default();
+        let mut g = self.state.lock();
+        let now = Time::from_nanos(now_ns());
+        let Some(link) = g.link.clone() else { return };
+        if g.timer.is_none_or(|timer| now < timer) {
+            // An earlier one has replaced it.
+            return;
+        }
+        g.timer = None;
+        // Nothing is read behind a held Send, so the end has to be looked for.
+        if g.machine.rx_interest() == RxInterest::Held && link.stream.peer_closed() {
+            g.machine.sender_closed();
+        }
+        g.machine
+            .on_time(now, &mut DriveHost::new(self, &mut after));
+        self.settle(&mut g, &mut after);
+        drop(g);
+        after.run(self);
+        self.drive_tx();
+    }
+}
