@@ -148,7 +148,7 @@ pub(super) struct Guarded {
     /// Application threads drive it, and the engine does not watch its socket.
     pub(super) resting: bool,
     pub(super) cm: Option<Weak<dyn CmSink>>,
-    /// When a Send began to wait for a receive. It identifies timers that are too old.
+    /// When a Send began to wait for a receive, for statistics; zero if none waits.
     pub(super) held_since: u64,
     /// How long Sends have waited that no longer wait, in nanoseconds.
     pub(super) held_ns: u64,
