@@ -1,4 +1,4 @@
-/* SPDX-License-Identifier: MIT OR Apache-2.0 OR GPL-2.0 */
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * The engine (kernel/rust) for the C code of a kernel module: rk_* are its functions, iwarp_* are those that the module brings along.
  *
@@ -40,6 +40,17 @@ enum rk_send_flags {
 	RK_FENCE = 1,
 	RK_SIGNALED = 2,
 	RK_SOLICITED = 4,
+};
+
+/* What rk_qp_state() returns, as in ib_verbs.h. */
+enum rk_state {
+	RK_STATE_RESET,
+	RK_STATE_INIT,
+	RK_STATE_RTR,
+	RK_STATE_RTS,
+	RK_STATE_SQD,
+	RK_STATE_SQE,
+	RK_STATE_ERROR,
 };
 
 /* What rk_tx_fill() returns. */

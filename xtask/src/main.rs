@@ -63,6 +63,9 @@ enum Command {
     /// Run programs between us and other implementations
     #[command(disable_help_flag = true)]
     Interop(Passed),
+    /// Run the engine in a Linux kernel, in an emulated machine
+    #[command(disable_help_flag = true)]
+    Kernel(Passed),
 }
 
 /// Arguments that are passed to another program of the project unchanged, `--help` included.
@@ -97,6 +100,7 @@ fn main() -> ExitCode {
             .and_then(|context| install::bundle(&context, output.as_deref()).map(|()| true)),
         Command::Deb(args) => deb::command(&args),
         Command::Interop(args) => args.run(steps::CONFORMANCE, &[]),
+        Command::Kernel(args) => args.run(steps::CONFORMANCE, &["kernel"]),
         Command::Bench(args) => args.run(steps::BENCH, &["bench"]),
         Command::Instructions(args) => args.run(steps::BENCH, &["instructions"]),
     };

@@ -15,7 +15,7 @@ const SYMLINK: u32 = 0o120_000;
 ///
 /// # Errors
 /// When something cannot be read or written.
-pub(super) fn write(root: &Path, file: &Path) -> Result<()> {
+pub(crate) fn write(root: &Path, file: &Path) -> Result<()> {
     let out = std::fs::File::create(file).with_context(|| file.display().to_string())?;
     let mut out = BufWriter::new(out);
     let mut inode = 0;

@@ -36,9 +36,9 @@ const UNWANTED: &[&str] = &[
 ];
 
 /// The packages of one kernel.
-pub(super) struct Kernel {
+pub(crate) struct Kernel {
     /// What `uname -r` says.
-    pub(super) name: String,
+    pub(crate) name: String,
     /// The package version that image, headers and source share.
     version: String,
 }
@@ -48,7 +48,7 @@ impl Kernel {
     ///
     /// # Errors
     /// When apt knows of none.
-    pub(super) fn newest(log: &mut Log) -> Result<Self> {
+    pub(crate) fn newest(log: &mut Log) -> Result<Self> {
         let source = format!("linux-source-{RELEASE}");
         let shown = log.run_and_read(Command::new("apt-cache").args(["show", &source]))?;
         let versions: Vec<&str> = fields(&shown, "Version").collect();
@@ -85,18 +85,17 @@ impl Kernel {
             format!("linux-headers-{}", self.name),
             format!("linux-headers-{abi}-common"),
             format!("linux-kbuild-{abi}"),
-            format!("linux-source-{RELEASE}"),
         ]
         .iter()
         .map(|name| format!("{name}={}", self.version))
         .collect()
     }
 
-    /// Downloads and unpacks image, headers and the driver's source below `dir`.
+    /// Downloads and unpacks image and headers below `dir`.
     ///
     /// # Errors
     /// When apt or the unpacking fails.
-    pub(super) fn fetch(&self, dir: &Path, log: &mut Log) -> Result<()> {
+    pub(crate) fn fetch(&self, dir: &Path, log: &mut Log) -> Result<()> {
         fetch(dir, &self.packages(), log)?;
         // The header packages refer to each other by their installed paths. These are changed to the paths below `dir`.
         let makefile = self.headers(dir).join("Makefile");
@@ -108,34 +107,45 @@ impl Kernel {
                 .replace("/usr/lib/", &format!("{prefix}lib/"));
             std::fs::write(&makefile, text)?;
         }
+        Ok(())
+    }
+
+    /// Downloads the kernel's source and unpacks siw's part of it below `dir`.
+    ///
+    /// # Errors
+    /// When apt or the unpacking fails.
+    pub(crate) fn fetch_siw(&self, dir: &Path, log: &mut Log) -> Result<()> {
         // tar takes half a minute to look through the whole source, so it runs only once.
         if self.siw_source(dir).exists() {
             return Ok(());
         }
         let tree = format!("linux-source-{RELEASE}");
+        let archive = dir.join("source");
+        std::fs::create_dir_all(&archive)?;
+        fetch(&archive, &[format!("{tree}={}", self.version)], log)?;
         log.run(
             Command::new("tar")
                 .arg("-C")
                 .arg(dir)
                 .arg("-xf")
-                .arg(dir.join(format!("usr/src/{tree}.tar.xz")))
+                .arg(archive.join(format!("usr/src/{tree}.tar.xz")))
                 .arg(format!("{tree}/drivers/infiniband/sw/siw")),
         )
     }
 
     /// Returns the directory of the headers that modules are built against.
-    pub(super) fn headers(&self, dir: &Path) -> PathBuf {
+    pub(crate) fn headers(&self, dir: &Path) -> PathBuf {
         dir.join("usr/src")
             .join(format!("linux-headers-{}", self.name))
     }
 
     /// Returns the directory of siw's source, as Debian ships it.
-    pub(super) fn siw_source(&self, dir: &Path) -> PathBuf {
+    pub(crate) fn siw_source(&self, dir: &Path) -> PathBuf {
         dir.join(format!("linux-source-{RELEASE}/drivers/infiniband/sw/siw"))
     }
 
     /// Returns the path of the kernel image.
-    pub(super) fn image(&self, dir: &Path) -> PathBuf {
+    pub(crate) fn image(&self, dir: &Path) -> PathBuf {
         dir.join(format!("boot/vmlinuz-{}", self.name))
     }
 }
@@ -144,7 +154,7 @@ impl Kernel {
 ///
 /// # Errors
 /// When apt or the unpacking fails.
-pub(super) fn fetch_programs(dir: &Path, log: &mut Log) -> Result<()> {
+pub(crate) fn fetch_programs(dir: &Path, log: &mut Log) -> Result<()> {
     std::fs::create_dir_all(dir)?;
     // With an empty package status apt believes that nothing is installed, so it names all packages that the programs need.
     let nothing = dir.join("nothing-installed");

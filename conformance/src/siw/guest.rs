@@ -20,18 +20,18 @@ use xtask::process::Log;
 const BOOT_LIMIT: Duration = Duration::from_secs(300);
 
 /// The guest's addresses.
-pub(super) const GUEST_USER: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
+pub(crate) const GUEST_USER: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
 const GUEST_TAP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 /// The guest's address for this machine's 127.0.0.1.
 const HOST_USER: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
 const HOST_TAP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 
 /// Ports on which the guest may listen. Over the user-mode network QEMU forwards a free port of this machine to each.
-pub(super) const GUEST_PORTS: std::ops::Range<u16> = 7100..7116;
+pub(crate) const GUEST_PORTS: std::ops::Range<u16> = 7100..7116;
 
 /// How the two ends reach each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Net {
+pub(crate) enum Net {
     /// QEMU's user-mode network. QEMU terminates TCP on both sides and forwards the octets, so segments are not preserved.
     User,
     /// A TAP device in a network namespace: one TCP connection from end to end, MSS 1460, no offloads.
@@ -39,7 +39,7 @@ pub(super) enum Net {
 }
 
 impl Net {
-    pub(super) const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::User => "user",
             Self::Tap => "tap",
@@ -47,8 +47,20 @@ impl Net {
     }
 }
 
+/// How a guest is started.
+pub(crate) struct Machine {
+    /// Adds the TAP device, which needs root.
+    pub(crate) tap: bool,
+    /// Keeps all packets of the user-mode network.
+    pub(crate) record: bool,
+    /// The processor, as QEMU's option `-cpu` has it.
+    pub(crate) cpu: &'static str,
+    /// Further arguments of the kernel.
+    pub(crate) arguments: &'static str,
+}
+
 /// A running guest.
-pub(super) struct Guest {
+pub(crate) struct Guest {
     qemu: Child,
     agent: SocketAddr,
     forwards: Vec<(u16, u16)>,
@@ -56,18 +68,22 @@ pub(super) struct Guest {
 }
 
 impl Guest {
-    /// Starts the guest and waits until it takes commands. `tap` adds the TAP device, which needs root. `record` keeps all packets
-    /// of the user-mode network.
+    /// Starts the guest and waits until it takes commands.
     ///
     /// # Errors
     /// When QEMU or the network cannot be started, or the guest does not answer in time.
-    pub(super) fn start(
+    pub(crate) fn start(
         image: &Image,
         cache: &Path,
-        tap: bool,
-        record: bool,
+        machine: &Machine,
         log: &mut Log,
     ) -> Result<Self> {
+        let &Machine {
+            tap,
+            record,
+            cpu,
+            arguments,
+        } = machine;
         let console = cache.join("console.log");
         let ports = free_ports(GUEST_PORTS.len() + 1)?;
         let forwards: Vec<_> = GUEST_PORTS.zip(ports.iter().copied()).collect();
@@ -84,12 +100,12 @@ impl Guest {
         let mut command = tied("qemu-system-x86_64");
         command
             .args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-machine", "q35"])
-            .args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "1536"])
+            .args(["-accel", "tcg,thread=multi", "-cpu", cpu, "-smp", "2", "-m", "1536"])
             .arg("-kernel")
             .arg(&image.kernel)
             .arg("-initrd")
             .arg(&image.initramfs)
-            .args(["-append", "console=ttyS0 loglevel=4 panic=-1 rdinit=/init mitigations=off net.ifnames=0"])
+            .args(["-append", &format!("console=ttyS0 loglevel=4 panic=-1 rdinit=/init net.ifnames=0 {arguments}")])
             .args(["-chardev", &format!("file,id=console,path={}", console.display()), "-serial", "chardev:console"])
             .args(["-device", "virtio-rng-pci"])
             .args(["-netdev", &user, "-device", &card("user", 1)])
@@ -186,7 +202,7 @@ impl Guest {
     ///
     /// # Errors
     /// When the guest does not answer.
-    pub(super) fn run(&self, command: &str, limit: u64) -> Result<Output> {
+    pub(crate) fn run(&self, command: &str, limit: u64) -> Result<Output> {
         self.start_command(command, limit)?.wait()
     }
 
@@ -194,7 +210,7 @@ impl Guest {
     ///
     /// # Errors
     /// When it fails.
-    pub(super) fn must(&self, command: &str, limit: u64) -> Result<String> {
+    pub(crate) fn must(&self, command: &str, limit: u64) -> Result<String> {
         let out = self.run(command, limit)?;
         if out.code != 0 {
             bail!(
@@ -210,7 +226,7 @@ impl Guest {
     ///
     /// # Errors
     /// When the guest does not answer.
-    pub(super) fn start_command(&self, command: &str, limit: u64) -> Result<Running> {
+    pub(crate) fn start_command(&self, command: &str, limit: u64) -> Result<Running> {
         let mut stream = TcpStream::connect_timeout(&self.agent, Duration::from_secs(10))?;
         stream.write_all(format!("{limit} {}\n{command}", command.len()).as_bytes())?;
         stream.set_read_timeout(Some(Duration::from_secs(limit + 30)))?;
@@ -221,7 +237,7 @@ impl Guest {
     }
 
     /// Returns the namespace of the TAP device.
-    pub(super) fn namespace(&self) -> Option<&str> {
+    pub(crate) fn namespace(&self) -> Option<&str> {
         self.namespace.as_deref()
     }
 
@@ -229,7 +245,7 @@ impl Guest {
     ///
     /// # Errors
     /// When the port is not one that is forwarded.
-    pub(super) fn reach(&self, net: Net, port: u16) -> Result<SocketAddr> {
+    pub(crate) fn reach(&self, net: Net, port: u16) -> Result<SocketAddr> {
         match net {
             Net::Tap => Ok((GUEST_TAP, port).into()),
             Net::User => {
@@ -241,7 +257,7 @@ impl Guest {
     }
 
     /// Returns the guest's own address.
-    pub(super) const fn address(net: Net) -> Ipv4Addr {
+    pub(crate) const fn address(net: Net) -> Ipv4Addr {
         match net {
             Net::User => GUEST_USER,
             Net::Tap => GUEST_TAP,
@@ -249,7 +265,7 @@ impl Guest {
     }
 
     /// Returns the address that programs on this machine listen on, and the guest's address for it.
-    pub(super) const fn host(net: Net) -> (Ipv4Addr, Ipv4Addr) {
+    pub(crate) const fn host(net: Net) -> (Ipv4Addr, Ipv4Addr) {
         match net {
             Net::User => (Ipv4Addr::LOCALHOST, HOST_USER),
             Net::Tap => (HOST_TAP, HOST_TAP),
@@ -260,12 +276,12 @@ impl Guest {
     ///
     /// # Errors
     /// When the driver cannot be unloaded or loaded.
-    pub(super) fn load_siw(&self, parameters: &str) -> Result<()> {
+    pub(crate) fn load_siw(&self, parameters: &str) -> Result<()> {
         self.must(&format!("siw-load {parameters}"), 60).map(drop)
     }
 
     /// Returns the messages of the guest's kernel since the last call.
-    pub(super) fn kernel_messages(&self) -> String {
+    pub(crate) fn kernel_messages(&self) -> String {
         self.run("dmesg -c", 20)
             .map(|out| out.text)
             .unwrap_or_default()
@@ -285,15 +301,15 @@ impl Drop for Guest {
 
 /// A command that has ended.
 #[derive(Debug)]
-pub(super) struct Output {
+pub(crate) struct Output {
     /// Exit status; 124 when it was killed after its time.
-    pub(super) code: i32,
+    pub(crate) code: i32,
     /// What it wrote.
-    pub(super) text: String,
+    pub(crate) text: String,
 }
 
 /// A command in the guest.
-pub(super) struct Running {
+pub(crate) struct Running {
     stream: TcpStream,
     seen: Vec<u8>,
 }
@@ -303,7 +319,7 @@ impl Running {
     ///
     /// # Errors
     /// When the guest is gone.
-    pub(super) fn wait(self) -> Result<Output> {
+    pub(crate) fn wait(self) -> Result<Output> {
         self.finish(None)
     }
 
@@ -311,7 +327,7 @@ impl Running {
     ///
     /// # Errors
     /// When the guest is gone.
-    pub(super) fn wait_at_most(self, seconds: u64) -> Result<Output> {
+    pub(crate) fn wait_at_most(self, seconds: u64) -> Result<Output> {
         self.finish(Some(Instant::now() + Duration::from_secs(seconds)))
     }
 
@@ -350,7 +366,7 @@ impl Running {
     }
 
     /// Returns what the command has written so far. Waits at most 0.3 s for more.
-    pub(super) fn said(&mut self) -> String {
+    pub(crate) fn said(&mut self) -> String {
         let _ = self
             .stream
             .set_read_timeout(Some(Duration::from_millis(300)));
@@ -377,7 +393,7 @@ impl Drop for Running {
 }
 
 /// Returns a command that the kernel kills when this program ends, also when this program is killed.
-pub(super) fn tied(program: impl AsRef<std::ffi::OsStr>) -> Command {
+pub(crate) fn tied(program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "--"]).arg(program);
     command
@@ -404,7 +420,7 @@ fn card(net: &str, number: u8) -> String {
     format!("virtio-net-pci,netdev={net},mac=52:54:00:69:77:{number:02x},romfile=")
 }
 
-pub(super) fn ip() -> Command {
+pub(crate) fn ip() -> Command {
     Command::new(sbin("ip"))
 }
 

@@ -16,12 +16,13 @@ use super::{archive, constants};
 use xtask::context::{Context, find_program};
 use xtask::process::Log;
 
-/// Programs that this machine must have, and the package of each.
-const TOOLS: &[(&str, &str)] = &[
+/// Programs that this machine must have for any guest, and the package of each.
+const GUEST_TOOLS: &[(&str, &str)] = &[
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("busybox", "busybox-static"),
     ("depmod", "kmod"),
     ("modprobe", "kmod"),
+    ("setpriv", "util-linux"),
     ("gcc", "gcc"),
     ("make", "make"),
     ("readelf", "binutils"),
@@ -29,6 +30,11 @@ const TOOLS: &[(&str, &str)] = &[
     ("dpkg-deb", "dpkg"),
     ("xz", "xz-utils"),
     ("ip", "iproute2"),
+];
+/// Files that this machine must have for any guest, and the package of each: a library of the kernel's build tools.
+const GUEST_FILES: &[(&str, &str)] = &[("/usr/lib/x86_64-linux-gnu/libelf.so.1", "libelf1")];
+/// Programs that this machine must have for the cases with siw, and the package of each.
+const TOOLS: &[(&str, &str)] = &[
     ("tcpdump", "tcpdump"),
     ("tshark", "tshark"),
     ("rping", "rdmacm-utils"),
@@ -38,19 +44,19 @@ const TOOLS: &[(&str, &str)] = &[
     ("qemu-img", "qemu-utils"),
     ("debugfs", "e2fsprogs"),
 ];
-/// Files that this machine must have, and the package of each: headers for `guest/peer.c`, a library of the kernel's build tools,
-/// and QEMU's iSER driver.
+/// Files that this machine must have for them, and the package of each: headers for `guest/peer.c`, and QEMU's iSER driver.
 const FILES: &[(&str, &str)] = &[
     ("/usr/include/rdma/rdma_cma.h", "librdmacm-dev"),
     ("/usr/include/infiniband/verbs.h", "libibverbs-dev"),
-    ("/usr/lib/x86_64-linux-gnu/libelf.so.1", "libelf1"),
     (
         "/usr/lib/x86_64-linux-gnu/qemu/block-iscsi.so",
         "qemu-block-extra",
     ),
 ];
 
-/// Kernel modules of the guest. The modules that they depend on are added.
+/// Kernel modules of every guest. The modules that they depend on are added.
+const FIRST_MODULES: &[&str] = &["virtio_net", "crc32c_generic", "crc32c_intel", "libcrc32c"];
+/// Kernel modules of the guest with siw. The modules that they depend on are added.
 const MODULES: &[&str] = &[
     "virtio_net",
     "crc32c_generic",
@@ -103,27 +109,46 @@ const PROGRAMS: &[&str] = &[
 ];
 
 /// The files that a guest is started from.
-pub(super) struct Image {
+pub(crate) struct Image {
     /// The kernel.
-    pub(super) kernel: PathBuf,
+    pub(crate) kernel: PathBuf,
     /// The file system.
-    pub(super) initramfs: PathBuf,
+    pub(crate) initramfs: PathBuf,
     /// The kernel release, as `uname -r` prints it in the guest.
-    pub(super) release: String,
+    pub(crate) release: String,
+}
+
+/// What a guest needs of this machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Needs {
+    /// To build and run a guest.
+    Guest,
+    /// To run the cases with siw too.
+    Siw,
 }
 
 /// Returns the packages that this machine lacks.
-pub(super) fn missing_packages() -> Vec<&'static str> {
+pub(crate) fn missing_packages(needs: Needs) -> Vec<&'static str> {
     let program = |name: &str| {
         find_program(name).is_some()
             || ["/usr/sbin", "/sbin"]
                 .iter()
                 .any(|dir| Path::new(dir).join(name).exists())
     };
-    let mut names: Vec<&str> = TOOLS
+    let (tools, files) = match needs {
+        Needs::Guest => (&[][..], &[][..]),
+        Needs::Siw => (TOOLS, FILES),
+    };
+    let mut names: Vec<&str> = GUEST_TOOLS
         .iter()
+        .chain(tools)
         .filter(|(name, _)| !program(name))
-        .chain(FILES.iter().filter(|(path, _)| !Path::new(path).exists()))
+        .chain(
+            GUEST_FILES
+                .iter()
+                .chain(files)
+                .filter(|(path, _)| !Path::new(path).exists()),
+        )
         .map(|(_, package)| *package)
         .collect();
     names.dedup();
@@ -134,13 +159,14 @@ pub(super) fn missing_packages() -> Vec<&'static str> {
 ///
 /// # Errors
 /// When packages cannot be fetched, or the driver or the file system cannot be built.
-pub(super) fn build(context: &Context, cache: &Path, log: &mut Log) -> Result<Image> {
+pub(crate) fn build(context: &Context, cache: &Path, log: &mut Log) -> Result<Image> {
     let kernel_dir = cache.join("kernel");
     let programs_dir = cache.join("programs");
     log.say("fetching Debian's kernel, siw's source and the guest's programs");
     std::fs::create_dir_all(&kernel_dir)?;
     let kernel = Kernel::newest(log)?;
     kernel.fetch(&kernel_dir, log)?;
+    kernel.fetch_siw(&kernel_dir, log)?;
     debian::fetch_programs(&programs_dir, log)?;
 
     log.say(format!(
@@ -170,8 +196,10 @@ pub(super) fn build(context: &Context, cache: &Path, log: &mut Log) -> Result<Im
     for (name, source) in [("siw.ko", &stock), ("siw-parameters.ko", &parameters)] {
         stage.copy(source, &format!("usr/lib/siw/{name}"))?;
     }
-    stage.kernel_modules(&kernel_dir, &kernel.name)?;
-    stage.guest_files(&context.root.join("conformance/guest"), cache)?;
+    stage.kernel_modules(&kernel_dir, &kernel.name, MODULES)?;
+    let files = context.root.join("conformance/guest");
+    stage.first_programs(&files, cache)?;
+    stage.siw_files(&files, cache)?;
     stage.user_space()?;
     let initramfs = cache.join("initramfs.cpio");
     archive::write(&root, &initramfs)?;
@@ -179,6 +207,41 @@ pub(super) fn build(context: &Context, cache: &Path, log: &mut Log) -> Result<Im
         kernel: kernel.image(&kernel_dir),
         initramfs,
         release: kernel.name,
+    })
+}
+
+/// Builds a guest without RDMA programs, with one kernel module of ours in `/lib/iwarp`.
+///
+/// # Errors
+/// When the file system cannot be built.
+pub(crate) fn small(
+    context: &Context,
+    cache: &Path,
+    kernel: &Kernel,
+    kernel_dir: &Path,
+    module: &Path,
+    log: &mut Log,
+) -> Result<Image> {
+    let root = cache.join("root");
+    if root.exists() {
+        std::fs::remove_dir_all(&root)?;
+    }
+    let mut stage = Stage {
+        root: &root,
+        programs: kernel_dir,
+        log,
+    };
+    stage.skeleton()?;
+    let name = module.file_name().context("a module has a name")?;
+    stage.copy(module, &format!("usr/lib/iwarp/{}", name.to_string_lossy()))?;
+    stage.kernel_modules(kernel_dir, &kernel.name, FIRST_MODULES)?;
+    stage.first_programs(&context.root.join("conformance/guest"), cache)?;
+    let initramfs = cache.join("initramfs.cpio");
+    archive::write(&root, &initramfs)?;
+    Ok(Image {
+        kernel: kernel.image(kernel_dir),
+        initramfs,
+        release: kernel.name.clone(),
     })
 }
 
@@ -299,7 +362,7 @@ impl Stage<'_> {
     }
 
     /// Copies the wanted modules and those that they depend on, decompressed, and makes their index.
-    fn kernel_modules(&mut self, kernel_dir: &Path, release: &str) -> Result<()> {
+    fn kernel_modules(&mut self, kernel_dir: &Path, release: &str, names: &[&str]) -> Result<()> {
         self.log.run(
             Command::new(sbin("depmod"))
                 .arg("-b")
@@ -307,7 +370,7 @@ impl Stage<'_> {
                 .arg(release),
         )?;
         let modules = kernel_dir.join("lib/modules").join(release);
-        for wanted in MODULES {
+        for wanted in names {
             let shown = self.log.run_and_read(
                 Command::new(sbin("modprobe"))
                     .arg("-d")
@@ -351,27 +414,36 @@ impl Stage<'_> {
         )
     }
 
-    /// Copies the init script and the other scripts and programs of `conformance/guest`.
-    fn guest_files(&mut self, source: &Path, cache: &Path) -> Result<()> {
+    /// Copies the first program, and builds the one that takes commands.
+    fn first_programs(&mut self, source: &Path, cache: &Path) -> Result<()> {
         self.executable(&source.join("init"), "init")?;
+        self.compile("agent", source, cache, &["-static"])
+    }
+
+    /// Copies the scripts for the cases with siw, and builds the program that is the peer of ours.
+    fn siw_files(&mut self, source: &Path, cache: &Path) -> Result<()> {
         for script in ["siw-load", "iser-disk", "iser-target"] {
             self.executable(&source.join(script), &format!("usr/bin/{script}"))?;
         }
-        for (program, flags) in [
-            ("agent", &["-static"][..]),
-            ("peer", &["-lrdmacm", "-libverbs"][..]),
-        ] {
-            let binary = cache.join(program);
-            self.log.run(
-                Command::new("gcc")
-                    .args(["-O1", "-Wall", "-Werror", "-o"])
-                    .arg(&binary)
-                    .arg(source.join(format!("{program}.c")))
-                    .args(flags),
-            )?;
-            self.executable(&binary, &format!("usr/bin/{program}"))?;
-        }
-        Ok(())
+        self.compile("peer", source, cache, &["-lrdmacm", "-libverbs"])
+    }
+
+    fn compile(
+        &mut self,
+        program: &str,
+        source: &Path,
+        cache: &Path,
+        flags: &[&str],
+    ) -> Result<()> {
+        let binary = cache.join(program);
+        self.log.run(
+            Command::new("gcc")
+                .args(["-O1", "-Wall", "-Werror", "-o"])
+                .arg(&binary)
+                .arg(source.join(format!("{program}.c")))
+                .args(flags),
+        )?;
+        self.executable(&binary, &format!("usr/bin/{program}"))
     }
 
     /// Copies Debian's programs and the libraries that they need.
@@ -464,7 +536,7 @@ fn needed(shown: &str) -> impl Iterator<Item = &str> {
 }
 
 /// Returns the path of a program of the administrator. Their folder may be missing in the user's `PATH`.
-pub(super) fn sbin(name: &str) -> PathBuf {
+pub(crate) fn sbin(name: &str) -> PathBuf {
     find_program(name).unwrap_or_else(|| Path::new("/usr/sbin").join(name))
 }
 
@@ -472,8 +544,8 @@ pub(super) fn sbin(name: &str) -> PathBuf {
 ///
 /// # Errors
 /// When packages are missing and cannot be installed.
-pub(super) fn require_packages(log: &mut Log) -> Result<()> {
-    let missing = missing_packages();
+pub(crate) fn require_packages(needs: Needs, log: &mut Log) -> Result<()> {
+    let missing = missing_packages(needs);
     if missing.is_empty() {
         return Ok(());
     }
@@ -488,7 +560,7 @@ pub(super) fn require_packages(log: &mut Log) -> Result<()> {
             .args(["-qq", "-y", "--no-install-recommends", "install"])
             .args(&missing),
     )?;
-    match missing_packages()[..] {
+    match missing_packages(needs)[..] {
         [] => Ok(()),
         ref still => bail!("these packages are needed: {}", still.join(" ")),
     }

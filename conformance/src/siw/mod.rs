@@ -4,14 +4,14 @@
 //! case of [`cases`], with one end on our library on this machine and the other end on siw in the guest. `docs/interop.md`
 //! describes where siw differs from the RFCs.
 
-mod archive;
+pub(crate) mod archive;
 mod cases;
 mod constants;
-mod debian;
+pub(crate) mod debian;
 mod figures;
-mod guest;
+pub(crate) mod guest;
 mod host;
-mod image;
+pub(crate) mod image;
 mod iser;
 mod lab;
 mod operations;
@@ -26,7 +26,7 @@ use anyhow::{Context as _, Result, bail};
 use clap::Args;
 
 use cases::{Case, We};
-use guest::{Guest, Net};
+use guest::{Guest, Machine, Net};
 use host::Host;
 use lab::Lab;
 use xtask::context::Context;
@@ -96,7 +96,7 @@ pub(crate) fn command(args: &SiwArgs) -> Result<()> {
     // The kernel's build needs absolute paths.
     let cache = cache.canonicalize()?;
 
-    image::require_packages(&mut log)?;
+    image::require_packages(image::Needs::Siw, &mut log)?;
     let host = our_programs(&context, &cache, &mut log)?;
     let start = Instant::now();
     let image = image::build(&context, &cache, &mut log)?;
@@ -111,7 +111,13 @@ pub(crate) fn command(args: &SiwArgs) -> Result<()> {
         log.say("not root: cases over the TAP device are left out");
     }
     let start = Instant::now();
-    let guest = Guest::start(&image, &cache, tap, args.capture, &mut log)?;
+    let machine = Machine {
+        tap,
+        record: args.capture,
+        cpu: "max",
+        arguments: "mitigations=off",
+    };
+    let guest = Guest::start(&image, &cache, &machine, &mut log)?;
     log.say(format!(
         "the guest is up: Linux {}, {:.0} s",
         image.release,

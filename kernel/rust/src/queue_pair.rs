@@ -11,7 +11,7 @@ use core::ptr::null_mut;
 use core::slice;
 
 use iwarp_rnic::qp::{
-    CreateError, Env, QpConfig, QueuePair, Run, RxBuffer, RxPlan, RxStatus, StreamConfig,
+    CreateError, Env, QpConfig, QueuePair, Run, RxBuffer, RxPlan, RxStatus, State, StreamConfig,
     StreamTimes, TxFill, TxPlan,
 };
 use iwarp_rnic::{Access, FastRegister, RecvWr, SendFlags, SendOp, SendWr, Sge, Time};
@@ -170,7 +170,15 @@ pub extern "C" fn rk_qp_start(qp: &mut Qp, stream: &Stream) -> c_int {
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_qp_state(qp: &Qp) -> c_int {
-    qp.machine.state() as c_int
+    match qp.machine.state() {
+        State::Reset => 0,
+        State::Init => 1,
+        State::Rtr => 2,
+        State::Rts => 3,
+        State::Sqd => 4,
+        State::Sqe => 5,
+        State::Error => 6,
+    }
 }
 
 /// # Safety

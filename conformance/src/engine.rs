@@ -1,0 +1,229 @@
+//! `cargo xtask kernel`: the engine in a Linux kernel.
+//!
+//! It builds the module of `kernel/test` for Debian's kernel, boots that kernel in an emulated machine, loads the module, and reads what
+//! it says. The module runs two queue pairs over memory and over a TCP connection of the kernel, and does not stay loaded.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use xtask::context::Context;
+use xtask::kernel::{self, Built};
+use xtask::outcome::Outcome;
+use xtask::process::Log;
+
+use crate::siw::debian::Kernel;
+use crate::siw::guest::{Guest, Machine};
+use crate::siw::image::{self, Needs};
+
+/// Arguments of `cargo xtask kernel`.
+#[derive(Args)]
+pub(crate) struct KernelArgs {
+    /// Show everything that the guest's kernel says meanwhile
+    #[arg(long)]
+    messages: bool,
+}
+
+/// The module's name.
+const MODULE: &str = "iwarp_engine_test";
+/// Everything together; it only ends a hang.
+const LIMIT: Duration = Duration::from_secs(3600);
+/// Seconds for all tests in the guest, which is emulated.
+const TESTS_LIMIT: u64 = 1200;
+/// Where the sources of the module are.
+const SOURCES: &[&str] = &["kernel", "kernel/test"];
+
+/// Builds, boots, loads, and reports.
+///
+/// # Errors
+/// When something does not build, the guest does not start, or a test fails.
+pub(crate) fn command(args: &KernelArgs) -> Result<Outcome> {
+    let context = Context::new(false, true)?;
+    let mut log = Log::create(&context.log_dir().join("kernel-test.log"), LIMIT)?;
+    image::require_packages(Needs::Guest, &mut log)?;
+    log.say("building the engine");
+    let object = match kernel::build(&context, &mut log)? {
+        Built::Object(object) => object,
+        Built::Missing(why) => return Ok(Outcome::Skipped(why)),
+    };
+    let shared = context.target.join("interop/kernel");
+    std::fs::create_dir_all(&shared)?;
+    // The kernel's build needs absolute paths.
+    let (shared, object) = (shared.canonicalize()?, object.canonicalize()?);
+    let cache = context.target.join("kernel").canonicalize()?;
+    log.say("fetching Debian's kernel");
+    let kernel = Kernel::newest(&mut log)?;
+    kernel.fetch(&shared, &mut log)?;
+    log.say(format!("building the module for {}", kernel.name));
+    let module = module(&context, &kernel, &shared, &cache, &object, &mut log)?;
+
+    let image = image::small(&context, &cache, &kernel, &shared, &module, &mut log)?;
+    let machine = Machine {
+        tap: false,
+        record: false,
+        // Without these two the kernel copies by `rep movsb`, which the emulator carries out octet by octet.
+        cpu: "max,-erms,-fsrm",
+        // With the mitigations: what they patch is in the module too.
+        arguments: "",
+    };
+    log.say(format!("booting Linux {}", image.release));
+    let guest = Guest::start(&image, &cache, &machine, &mut log)?;
+    guest.kernel_messages();
+    let load = format!("insmod /lib/iwarp/{MODULE}.ko; cat /proc/modules");
+    let after = guest.run(&load, TESTS_LIMIT)?;
+    log.line(&after.text);
+    let said = guest.kernel_messages();
+    log.line(&said);
+    if args.messages {
+        println!("{said}");
+    }
+    let verdict = verdict(&said, &after.text);
+    for line in said.lines().filter_map(own) {
+        log.say(line);
+        if verdict.is_ok() && line.contains(" tests, ") {
+            break;
+        }
+    }
+    verdict.map(|()| Outcome::Passed)
+}
+
+/// Builds the module in a folder of its own and returns its path. Warnings of the kernel's tools are errors.
+fn module(
+    context: &Context,
+    kernel: &Kernel,
+    shared: &Path,
+    cache: &Path,
+    object: &Path,
+    log: &mut Log,
+) -> Result<PathBuf> {
+    let dir = cache.join("module");
+    if dir.exists() {
+        std::fs::remove_dir_all(&dir)?;
+    }
+    std::fs::create_dir_all(&dir)?;
+    for source in SOURCES {
+        for entry in std::fs::read_dir(context.root.join(source))? {
+            let entry = entry?;
+            if entry.file_type()?.is_file() {
+                std::fs::copy(entry.path(), dir.join(entry.file_name()))?;
+            }
+        }
+    }
+    let said = log
+        .run_and_read(
+            Command::new("make")
+                .arg("-C")
+                .arg(kernel.headers(shared))
+                .arg(format!("M={}", dir.display()))
+                .arg(format!("ENGINE={}", object.display()))
+                // The headers' package has no vmlinux to take types from.
+                .args(["CONFIG_DEBUG_INFO_BTF_MODULES=", "W=1", "modules"]),
+        )
+        .context("the module does not build")?;
+    if let Some(line) = said.lines().find(|line| is_warning(line)) {
+        bail!("the kernel's build is not content: {line}");
+    }
+    let module = dir.join(format!("{MODULE}.ko"));
+    log.run(Command::new("strip").arg("--strip-debug").arg(&module))?;
+    Ok(module)
+}
+
+/// Returns `true` for a warning of the compiler, of objtool, or of modpost.
+fn is_warning(line: &str) -> bool {
+    let lower = line.to_ascii_lowercase();
+    // The distribution's compiler and that of the kernel differ in their revision; the kernel's build says so each time.
+    lower.contains("warning:") && !lower.contains("the compiler differs")
+}
+
+/// What the module says: its lines of the kernel's messages, without time and name.
+fn own(line: &str) -> Option<&str> {
+    line.split_once(&format!("{MODULE}: "))
+        .map(|(_, text)| text)
+        // About the module, not by it: it belongs to no kernel and is not signed.
+        .filter(|text| !text.contains("taint"))
+}
+
+/// Whether all tests have passed, and the kernel is as sound as before.
+///
+/// Busybox loads a module that is not taken a second time, in another way. So all tests may have run twice.
+fn verdict(said: &str, modules: &str) -> Result<()> {
+    let wrong = ["BUG:", "Oops", "WARNING:", "iwarp: panic", "Call Trace"];
+    if let Some(line) = said
+        .lines()
+        .find(|line| wrong.iter().any(|word| line.contains(word)))
+    {
+        bail!("the guest's kernel: {line}");
+    }
+    if modules.lines().any(|line| line.starts_with(MODULE)) {
+        bail!("the module has stayed loaded");
+    }
+    let (mut passed, mut counted) = (0, 0);
+    let mut last = "";
+    for line in said.lines().filter_map(own) {
+        last = line;
+        passed += usize::from(line.starts_with("passed "));
+        if let Some((count, failed)) = line.split_once(" tests, ") {
+            counted += count.parse::<usize>()?;
+            if failed != "0 failed" {
+                bail!("of {count} tests, {failed}");
+            }
+        }
+    }
+    if !last.contains(" tests, ") {
+        bail!("the module did not come to its end; its last words: {last:?}");
+    }
+    if passed != counted || passed == 0 {
+        bail!("of {counted} tests, {passed} passed");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = "\
+[    5.1] iwarp_engine_test: loading out-of-tree module taints kernel.
+[    5.2] iwarp_engine_test: passed one
+[    5.3] iwarp_engine_test: passed two
+[    5.4] iwarp_engine_test: 2 tests, 0 failed
+";
+
+    #[test]
+    fn all_tests_have_to_pass_and_be_counted() {
+        assert!(verdict(GOOD, "virtio_net 1 0\n").is_ok());
+        let fails = |said: &str| verdict(said, "").unwrap_err().to_string();
+        assert!(fails(&GOOD.replace("2 tests, 0", "2 tests, 1")).contains("1 failed"));
+        assert!(fails(&GOOD.replace("passed two", "FAILED two: -5")).contains("1 passed"));
+        assert!(verdict(&GOOD.repeat(2), "").is_ok());
+        assert!(fails(&format!("{GOOD}{}", GOOD.replace("passed two", ""))).contains("3 passed"));
+        assert!(fails(&GOOD.replace("2 tests, 0 failed", "")).contains("last words"));
+        assert!(fails("").contains("last words"));
+    }
+
+    #[test]
+    fn a_kernel_that_complains_fails_it() {
+        for word in [
+            "BUG: sleeping function",
+            "WARNING: CPU: 1 PID: 7",
+            "iwarp: panic at a.rs:7",
+        ] {
+            assert!(verdict(&format!("{GOOD}[ 5.5] {word}\n"), "").is_err());
+        }
+        assert!(verdict(GOOD, "iwarp_engine_test 1 0\n").is_err());
+    }
+
+    #[test]
+    fn warnings_of_the_build_are_seen() {
+        assert!(is_warning(
+            "test.o: warning: objtool: f()+0x1: 'naked' return"
+        ));
+        assert!(is_warning("WARNING: modpost: missing symbol"));
+        assert!(!is_warning(
+            "warning: the compiler differs from the one used to build the kernel"
+        ));
+        assert!(!is_warning("  CC [M]  main.o"));
+    }
+}

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+/* What the engine calls in the kernel, except for completions, which belong to the module. */
+#include <linux/crc32c.h>
+#include <linux/kernel.h>
+#include <linux/log2.h>
+#include <linux/mm.h>
+#include <linux/printk.h>
+#include <linux/slab.h>
+
+#include "runtime.h"
+
+atomic_long_t iwarp_allocations;
+atomic_long_t iwarp_frees;
+
+/* Objects are made in process context only. Large rings come from vmalloc. */
+void *iwarp_alloc(size_t size, size_t align)
+{
+	void *at;
+
+	might_sleep();
+	/* Memory of a power of two is aligned by it. */
+	if (align > ARCH_KMALLOC_MINALIGN)
+		size = roundup_pow_of_two(max(size, align));
+	at = kvmalloc(size, GFP_KERNEL);
+	if (at)
+		atomic_long_inc(&iwarp_allocations);
+	return at;
+}
+
+void iwarp_free(void *at)
+{
+	might_sleep();
+	atomic_long_inc(&iwarp_frees);
+	kvfree(at);
+}
+
+/* The caller raises an invalid-opcode exception afterwards, as BUG() does. */
+void iwarp_panic(const char *text, size_t text_len, const char *file, size_t file_len, u32 line)
+{
+	pr_emerg("iwarp: panic at %.*s:%u: %.*s\n", (int)file_len, file, line, (int)text_len, text);
+}
+
+/* The engine continues finished values; the kernel's function neither begins nor ends with an inversion. */
+u32 iwarp_crc32c(u32 crc, const u8 *octets, size_t len)
+{
+	return ~crc32c(~crc, octets, len);
+}

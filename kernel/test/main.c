@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+/*
+ * Runs two queue pairs of the engine in the kernel when it is loaded, and says what came of it. It never stays loaded.
+ *
+ * `cargo xtask kernel` builds it, loads it in a guest and reads what it says: one line for each test, and a last one with the counts.
+ */
+#define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
+#include <linux/module.h>
+#include <linux/slab.h>
+
+#include "test.h"
+
+static const struct test tests[] = {
+	{ "memory write", write_in_pieces },
+	{ "memory write, CRC", write_in_pieces, .crc = true },
+	{ "memory write, CRC, markers", write_in_pieces, .crc = true, .markers = true },
+	{ "memory read", read_back },
+	{ "memory read, CRC", read_back, .crc = true },
+	{ "memory send", send_to_receive },
+	{ "memory send, CRC", send_to_receive, .crc = true },
+	{ "memory fast registration", fast_registration, .crc = true },
+	{ "memory beyond the end", beyond_the_end, .crc = true },
+	{ "memory wrong CRC", wrong_crc, .crc = true },
+	{ "tcp writes", over_tcp_writes, .tcp = true },
+	{ "tcp writes, CRC", over_tcp_writes, .tcp = true, .crc = true },
+	{ "tcp reads", over_tcp_reads, .tcp = true },
+	{ "tcp reads, CRC", over_tcp_reads, .tcp = true, .crc = true },
+	{ "tcp ping-pong, CRC", over_tcp_ping_pong, .tcp = true, .crc = true },
+	{ "tcp receive posted late, CRC", over_tcp_held, .tcp = true, .crc = true },
+};
+
+static int run(const struct test *test)
+{
+	struct pair *pair = kzalloc(sizeof(*pair), GFP_KERNEL);
+	long live = iwarp_live(), before;
+	int error;
+
+	if (!pair)
+		return -ENOMEM;
+	error = pair_make(pair, test);
+	before = atomic_long_read(&iwarp_allocations);
+	if (!error)
+		error = test->run(pair);
+	if (!error && atomic_long_read(&iwarp_allocations) != before && !test->markers) {
+		pr_err("the engine allocated while it worked\n");
+		error = -EIO;
+	}
+	pair_free(pair);
+	kfree(pair);
+	if (!error && iwarp_live() != live) {
+		pr_err("%ld allocations are left\n", iwarp_live() - live);
+		error = -EIO;
+	}
+	return error;
+}
+
+static int __init engine_test_init(void)
+{
+	static const u8 nine[] = "123456789";
+	int i, failed = 0;
+
+	if (iwarp_crc32c(0, nine, 9) != 0xe3069283) {
+		pr_err("FAILED crc32c: %08x\n", iwarp_crc32c(0, nine, 9));
+		failed++;
+	}
+	for (i = 0; i < ARRAY_SIZE(tests); i++) {
+		int error = run(&tests[i]);
+
+		if (error) {
+			pr_err("FAILED %s: %d\n", tests[i].name, error);
+			failed++;
+		} else {
+			pr_info("passed %s\n", tests[i].name);
+		}
+	}
+	pr_info("%zu tests, %d failed\n", ARRAY_SIZE(tests), failed);
+	/* Nothing of it is needed any more, so loading fails. */
+	return -EAGAIN;
+}
+module_init(engine_test_init);
+
+MODULE_LICENSE("Dual MIT/GPL");
+MODULE_DESCRIPTION("Test of the iWARP engine in the kernel");

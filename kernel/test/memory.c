@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+/* Tests without a network: what one queue pair sends is copied to the other. */
+#define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
+#include <linux/minmax.h>
+#include <linux/string.h>
+
+#include "test.h"
+
+/* Feeds octets to an end, at most `piece` at a time. Returns 0, RK_RX_HELD, or the error of the stream. */
+static int feed(struct end *to, const u8 *octets, size_t len, size_t piece)
+{
+	while (len) {
+		const struct kvec *runs;
+		int status, n;
+		size_t part;
+
+		n = rk_rx_plan(to->qp, to->device, &runs);
+		if (n < 1)
+			return -EPROTO;
+		part = min3(piece, len, runs[0].iov_len);
+		memcpy(runs[0].iov_base, octets, part);
+		status = rk_rx_filled(to->qp, to->device, part);
+		if (status)
+			return status;
+		octets += part;
+		len -= part;
+	}
+	return 0;
+}
+
+/*
+ * Copies everything that `from` has to send to `to`, in pieces. Returns 0 when it has nothing more. Otherwise the error of a stream:
+ * -EFAULT of the sending one, -EPROTO of the receiving one.
+ */
+int carry(struct end *from, struct end *to, size_t piece)
+{
+	for (;;) {
+		const struct kvec *runs;
+		size_t total = 0;
+		int n, i, status;
+
+		switch (rk_tx_fill(from->qp, from->device)) {
+		case RK_FILL_IDLE:
+			return 0;
+		case RK_FILL_MEMORY:
+			rk_tx_memory(from->qp, from->device);
+			continue;
+		}
+		n = rk_tx_runs(from->qp, from->device, &runs);
+		if (n < 0)
+			return n;
+		for (i = 0; i < n; i++) {
+			status = feed(to, runs[i].iov_base, runs[i].iov_len, piece);
+			if (status)
+				return status;
+			total += runs[i].iov_len;
+		}
+		rk_tx_written(from->qp, total);
+	}
+}
+
+static bool same(const struct pair *pair)
+{
+	return !memcmp(pair->a.buffer, pair->b.buffer, BUFFER);
+}
+
+int write_in_pieces(struct pair *pair)
+{
+	static const size_t pieces[] = { 1 << 20, 1448, 7 };
+	struct end *a = &pair->a, *b = &pair->b;
+	int i;
+
+	for (i = 0; i < ARRAY_SIZE(pieces); i++) {
+		pattern(a->buffer, BUFFER, i + 1);
+		memset(b->buffer, 0, BUFFER);
+		EXPECT(!post(a, RK_WRITE, 10 + i, b));
+		EXPECT(!carry(a, b, pieces[i]));
+		EXPECT(same(pair));
+		EXPECT(a->sends == i + 1 && !a->failures && !b->failures);
+		EXPECT(a->last_send.wr_id == 10 + i);
+	}
+	return 0;
+}
+
+int read_back(struct pair *pair)
+{
+	struct end *a = &pair->a, *b = &pair->b;
+
+	pattern(b->buffer, BUFFER, 5);
+	EXPECT(!post(a, RK_READ, 20, b));
+	EXPECT(!carry(a, b, 1448));
+	EXPECT(!a->sends);
+	EXPECT(!carry(b, a, 1448));
+	EXPECT(a->sends == 1 && !a->failures);
+	EXPECT(a->last_send.byte_len == BUFFER);
+	EXPECT(same(pair));
+	return 0;
+}
+
+int send_to_receive(struct pair *pair)
+{
+	struct end *a = &pair->a, *b = &pair->b;
+
+	pattern(a->buffer, BUFFER, 6);
+	EXPECT(!post_receive(b, 30));
+	EXPECT(!post(a, RK_SEND, 31, b));
+	EXPECT(!carry(a, b, 1448));
+	EXPECT(b->receives == 1 && b->last_receive.wr_id == 30);
+	EXPECT(b->last_receive.byte_len == BUFFER);
+	EXPECT(a->sends == 1 && !a->failures && !b->failures);
+	EXPECT(same(pair));
+	return 0;
+}
+
+/* Registers b's buffer anew by a work request, writes through it, invalidates it by a Send, and is refused then. */
+int fast_registration(struct pair *pair)
+{
+	struct end *a = &pair->a, *b = &pair->b;
+	const u64 base = 0x7f0000001000;
+	u32 stag = rk_allocate_fast(b->device, (unsigned long)b->buffer, BUFFER, PD, 0x13572400);
+	struct rk_send reg = {
+		.wr_id = 40,
+		.op = RK_FAST_REG,
+		.flags = RK_SIGNALED,
+		.remote_addr = base,
+		.len = BUFFER,
+		.rkey = (stag & ~0xff) | 0x42,
+		.access = ALL_RIGHTS,
+	};
+	struct rk_sge sge = {
+		.addr = (unsigned long)a->buffer,
+		.len = BUFFER,
+		.lkey = a->stag,
+	};
+	struct rk_send write = {
+		.wr_id = 41,
+		.op = RK_WRITE,
+		.flags = RK_SIGNALED,
+		.remote_addr = base,
+		.rkey = reg.rkey,
+		.sges = &sge,
+		.num_sge = 1,
+	};
+	struct rk_send invalidate = {
+		.wr_id = 42,
+		.op = RK_SEND_INV,
+		.flags = RK_SIGNALED,
+		.rkey = reg.rkey,
+	};
+
+	EXPECT(stag);
+	/* The responder sends nothing before the initiator's first FPDU. */
+	EXPECT(!post(a, RK_WRITE, 39, b));
+	EXPECT(!carry(a, b, 1448));
+	EXPECT(!rk_post_send(b->qp, &reg));
+	EXPECT(!carry(b, a, 1448));
+	EXPECT(b->sends == 1 && !b->failures);
+
+	pattern(a->buffer, BUFFER, 7);
+	EXPECT(!rk_post_send(a->qp, &write));
+	EXPECT(!carry(a, b, 1448));
+	EXPECT(same(pair));
+
+	EXPECT(!post_receive(b, 43));
+	EXPECT(!rk_post_send(a->qp, &invalidate));
+	EXPECT(!carry(a, b, 1448));
+	EXPECT(b->receives == 1 && b->last_receive.imm_or_stag == reg.rkey);
+	EXPECT(a->sends == 3 && !a->failures && !b->failures);
+
+	memset(a->buffer, 0, BUFFER);
+	EXPECT(!rk_post_send(a->qp, &write));
+	EXPECT(carry(a, b, 1448) == -EPROTO);
+	pattern(a->buffer, BUFFER, 7);
+	EXPECT(same(pair));
+	EXPECT(rk_qp_state(b->qp) == RK_STATE_ERROR);
+	EXPECT(!rk_deregister(b->device, reg.rkey));
+	return 0;
+}
+
+/* A Write of which the last octet is outside of the region: nothing of its FPDU is placed, and requests are flushed. */
+int beyond_the_end(struct pair *pair)
+{
+	struct end *a = &pair->a, *b = &pair->b;
+	struct rk_sge sge = {
+		.addr = (unsigned long)a->buffer,
+		.len = 1024,
+		.lkey = a->stag,
+	};
+	struct rk_send write = {
+		.wr_id = 50,
+		.op = RK_WRITE,
+		.flags = RK_SIGNALED,
+		.remote_addr = (unsigned long)b->buffer + BUFFER - 1023,
+		.rkey = b->stag,
+		.sges = &sge,
+		.num_sge = 1,
+	};
+	int i;
+
+	pattern(a->buffer, BUFFER, 8);
+	EXPECT(!post_receive(b, 51));
+	EXPECT(!rk_post_send(a->qp, &write));
+	EXPECT(carry(a, b, 1448) == -EPROTO);
+	for (i = 0; i < BUFFER; i++)
+		EXPECT(!b->buffer[i]);
+	EXPECT(rk_qp_state(b->qp) == RK_STATE_ERROR);
+	EXPECT(b->receives == 1 && b->last_receive.status);
+	/* The Terminate tells the sender. */
+	EXPECT(carry(b, a, 1448) == -EPROTO);
+	EXPECT(rk_qp_state(a->qp) == RK_STATE_ERROR);
+	return 0;
+}
+
+/* One octet of the stream is changed: the CRC has to notice. */
+int wrong_crc(struct pair *pair)
+{
+	struct end *a = &pair->a, *b = &pair->b;
+	const struct kvec *runs;
+	u8 octets[64];
+	int i;
+	struct rk_sge sge = {
+		.addr = (unsigned long)a->buffer,
+		.len = 16,
+		.lkey = a->stag,
+	};
+	struct rk_send send = {
+		.wr_id = 60,
+		.op = RK_SEND,
+		.flags = RK_SIGNALED,
+		.sges = &sge,
+		.num_sge = 1,
+	};
+
+	EXPECT(!post_receive(b, 61));
+	EXPECT(!rk_post_send(a->qp, &send));
+	EXPECT(rk_tx_fill(a->qp, a->device) == RK_FILL_READY);
+	EXPECT(rk_tx_runs(a->qp, a->device, &runs) == 1);
+	EXPECT(runs[0].iov_len <= sizeof(octets));
+	memcpy(octets, runs[0].iov_base, runs[0].iov_len);
+	octets[runs[0].iov_len - 8] ^= 1;
+	EXPECT(feed(b, octets, runs[0].iov_len, 1448) == -EPROTO);
+	EXPECT(b->receives == 1 && b->last_receive.status);
+	for (i = 0; i < 16; i++)
+		EXPECT(!b->buffer[i]);
+	return 0;
+}

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/* Two queue pairs that are each other's peers, and the tests that drive them. */
+#ifndef IWARP_ENGINE_TEST_H
+#define IWARP_ENGINE_TEST_H
+
+#include <linux/net.h>
+#include <linux/printk.h>
+#include <linux/spinlock.h>
+#include <linux/types.h>
+#include <linux/wait.h>
+
+#include "runtime.h"
+
+/* Octets of each end's buffer. */
+#define BUFFER 65536
+#define PD 7
+#define ALL_RIGHTS (RK_LOCAL_WRITE | RK_REMOTE_WRITE | RK_REMOTE_READ)
+/* The end of a test that hangs; far above what a slow machine needs. */
+#define PATIENCE (300 * HZ)
+
+/* One end: a device with one queue pair, and a buffer that is registered with all rights. */
+struct end {
+	const char *name;
+	struct rk_device *device;
+	struct rk_qp *qp;
+	/* Guards the queue pair, and what completions change. */
+	spinlock_t lock;
+	u8 *buffer;
+	u32 stag;
+
+	/* Completions, and the last one of each queue. */
+	u64 sends;
+	u64 receives;
+	u64 failures;
+	u64 in_softirq;
+	struct rk_completion last_send;
+	struct rk_completion last_receive;
+	wait_queue_head_t completed;
+
+	/* Over TCP: see stream.c. */
+	struct socket *socket;
+	struct task_struct *sender;
+	wait_queue_head_t work;
+	bool kicked;
+	bool held;
+	int error;
+	void (*data_ready)(struct sock *sk);
+	void (*write_space)(struct sock *sk);
+};
+
+struct pair {
+	struct end a;		/* the initiator */
+	struct end b;
+};
+
+struct test {
+	const char *name;
+	int (*run)(struct pair *pair);
+	bool crc;
+	bool markers;
+	bool tcp;
+};
+
+/* A test ends at the first thing that is not as it should be. */
+#define EXPECT(condition)							\
+	do {									\
+		if (!(condition)) {						\
+			pr_err("%s:%d: expected: %s\n", __func__, __LINE__,	\
+			       #condition);					\
+			return -EIO;						\
+		}								\
+	} while (0)
+
+/* pair.c */
+int pair_make(struct pair *pair, const struct test *test);
+void pair_free(struct pair *pair);
+void pattern(u8 *at, size_t len, u32 seed);
+int post(struct end *end, u32 op, u64 wr_id, const struct end *peer);
+int post_receive(struct end *end, u64 wr_id);
+
+/* memory.c */
+int carry(struct end *from, struct end *to, size_t piece);
+int write_in_pieces(struct pair *pair);
+int read_back(struct pair *pair);
+int send_to_receive(struct pair *pair);
+int fast_registration(struct pair *pair);
+int beyond_the_end(struct pair *pair);
+int wrong_crc(struct pair *pair);
+
+/* stream.c */
+int over_tcp_open(struct pair *pair);
+void over_tcp_close(struct pair *pair);
+int over_tcp_writes(struct pair *pair);
+int over_tcp_reads(struct pair *pair);
+int over_tcp_ping_pong(struct pair *pair);
+int over_tcp_held(struct pair *pair);
+
+#endif
