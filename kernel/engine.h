@@ -114,7 +114,13 @@ struct rk_completion {
 struct rk_device *rk_device_new(void);
 void rk_device_free(struct rk_device *device);	/* NULL is allowed */
 u32 rk_register(struct rk_device *device, u64 addr, u64 len, u32 pd, u32 access, u32 random);
-u32 rk_allocate_fast(struct rk_device *device, u64 addr, u64 len, u32 pd, u32 random);
+/*
+ * Pages in any order: `list` has the address of each, and `first` is the first octet in the first page. The list stays with the caller,
+ * who keeps it and the pages until rk_deregister() has returned.
+ */
+u32 rk_register_pages(struct rk_device *device, const u64 *list, u64 first, u64 len, u64 iova, u32 pd,
+		      u32 access, u32 random);
+u32 rk_allocate_fast(struct rk_device *device, const u64 *list, u64 first, u64 len, u32 pd, u32 random);
 int rk_deregister(struct rk_device *device, u32 stag);
 struct rk_qp *rk_qp_new(const struct rk_qp_config *config, void *owner);
 void rk_qp_free(struct rk_qp *qp);		/* NULL is allowed */

@@ -19,6 +19,8 @@ static const struct test tests[] = {
 	{ "memory send", send_to_receive },
 	{ "memory send, CRC", send_to_receive, .crc = true },
 	{ "memory fast registration", fast_registration, .crc = true },
+	{ "memory scattered pages", scattered_pages },
+	{ "memory scattered pages, CRC", scattered_pages, .crc = true },
 	{ "memory beyond the end", beyond_the_end, .crc = true },
 	{ "memory wrong CRC", wrong_crc, .crc = true },
 	{ "tcp writes", over_tcp_writes, .tcp = true },

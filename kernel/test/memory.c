@@ -2,6 +2,8 @@
 /* Tests without a network: what one queue pair sends is copied to the other. */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 #include <linux/minmax.h>
+#include <linux/mm.h>
+#include <linux/random.h>
 #include <linux/string.h>
 
 #include "test.h"
@@ -117,7 +119,8 @@ int fast_registration(struct pair *pair)
 {
 	struct end *a = &pair->a, *b = &pair->b;
 	const u64 base = 0x7f0000001000;
-	u32 stag = rk_allocate_fast(b->device, (unsigned long)b->buffer, BUFFER, PD, 0x13572400);
+	u64 list[BUFFER / PAGE_SIZE];
+	u32 stag = rk_allocate_fast(b->device, list, 0, BUFFER, PD, get_random_u32());
 	struct rk_send reg = {
 		.wr_id = 40,
 		.op = RK_FAST_REG,
@@ -148,7 +151,11 @@ int fast_registration(struct pair *pair)
 		.rkey = reg.rkey,
 	};
 
+	int i;
+
 	EXPECT(stag);
+	for (i = 0; i < ARRAY_SIZE(list); i++)
+		list[i] = (unsigned long)b->buffer + i * PAGE_SIZE;
 	/* The responder sends nothing before the initiator's first FPDU. */
 	EXPECT(!post(a, RK_WRITE, 39, b));
 	EXPECT(!carry(a, b, 1448));

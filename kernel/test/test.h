@@ -84,6 +84,7 @@ int write_in_pieces(struct pair *pair);
 int read_back(struct pair *pair);
 int send_to_receive(struct pair *pair);
 int fast_registration(struct pair *pair);
+int scattered_pages(struct pair *pair);
 int beyond_the_end(struct pair *pair);
 int wrong_crc(struct pair *pair);
 

@@ -6,15 +6,18 @@
 use core::ffi::c_int;
 
 use iwarp_rnic::Access;
-use iwarp_rnic::memory::{HostRange, MemoryTable};
+use iwarp_rnic::memory::{MemoryTable, Pages};
 
 use crate::error::code;
 use crate::runtime::{place, remove};
 
+/// Pages have 4096 octets.
+const PAGE_SHIFT: u32 = 12;
+
 /// What the queue pairs of a device share.
 #[derive(Debug)]
 pub struct Device {
-    pub(crate) table: MemoryTable,
+    pub(crate) table: MemoryTable<Pages>,
 }
 
 /// Makes a device. Returns null if there is no memory.
@@ -55,31 +58,60 @@ pub unsafe extern "C" fn rk_register(
         return 0;
     };
     // SAFETY: the caller promises that the memory stays.
-    let Some(range) = (unsafe { HostRange::new(addr, len) }) else {
+    let Some(range) = (unsafe { Pages::together(addr, len) }) else {
         return 0;
     };
     let stag = device.table.register(range, addr, pd, access, random);
     stag.unwrap_or(0)
 }
 
-/// Reserves an STag for fast registrations of `len` octets of directly mapped memory. Returns 0 if that is refused.
+/// Registers `len` octets from octet `first` of the first page on. Their tagged offsets start at `iova`. Returns the STag, or 0 if
+/// that is refused.
 ///
 /// # Safety
-/// The memory stays mapped until `rk_deregister` has returned.
+/// `list` has the address of each page. List and pages stay until `rk_deregister` has returned.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rk_register_pages(
+    device: &mut Device,
+    list: *const u64,
+    first: u64,
+    len: u64,
+    iova: u64,
+    pd: u32,
+    access: u32,
+    random: u32,
+) -> u32 {
+    let Some(access) = Access::from_bits(access) else {
+        return 0;
+    };
+    // SAFETY: the caller promises that list and pages stay.
+    let Some(pages) = (unsafe { Pages::new(list, PAGE_SHIFT, first, len) }) else {
+        return 0;
+    };
+    let stag = device.table.register(pages, iova, pd, access, random);
+    stag.unwrap_or(0)
+}
+
+/// Reserves an STag for fast registrations of `len` octets from octet `first` of the first page on. Returns 0 if that is refused.
+///
+/// # Safety
+/// `list` has the address of each page when a request registers it. List and pages stay until `rk_deregister` has returned.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rk_allocate_fast(
     device: &mut Device,
-    addr: u64,
+    list: *const u64,
+    first: u64,
     len: u64,
     pd: u32,
     random: u32,
 ) -> u32 {
-    // SAFETY: the caller promises that the memory stays.
-    let Some(range) = (unsafe { HostRange::new(addr, len) }) else {
+    // SAFETY: the caller promises that list and pages stay.
+    let Some(pages) = (unsafe { Pages::new(list, PAGE_SHIFT, first, len) }) else {
         return 0;
     };
-    device.table.allocate_fast(range, pd, random).unwrap_or(0)
+    device.table.allocate_fast(pages, pd, random).unwrap_or(0)
 }
 
 /// Ends a registration. Returns 0 or an error number.

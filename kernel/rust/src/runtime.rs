@@ -8,7 +8,7 @@ use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
 
 use iwarp_rnic::Cqe;
-use iwarp_rnic::memory::HostRange;
+use iwarp_rnic::memory::Pages;
 use iwarp_rnic::qp::{Direction, Host};
 use iwarp_rnic::receive_queue::TakenRecv;
 
@@ -105,7 +105,7 @@ struct Completion {
 pub(crate) struct Owner(pub(crate) *mut c_void);
 
 impl Host for Owner {
-    type Memory = HostRange;
+    type Memory = Pages;
 
     fn complete(&mut self, direction: Direction, cqe: Cqe) {
         let completion = Completion {

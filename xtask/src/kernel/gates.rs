@@ -15,6 +15,7 @@ pub(crate) const SET_UP: &[&str] = &[
     "rk_device_new",
     "rk_device_free",
     "rk_register",
+    "rk_register_pages",
     "rk_allocate_fast",
     "rk_deregister",
     "rk_qp_new",

@@ -13,9 +13,9 @@ use crate::process::Log;
 const BASE: &str = "
 .text
 set_up: jmp __x86_return_thunk
-.globl rk_device_new, rk_device_free, rk_register, rk_allocate_fast, rk_deregister, rk_qp_new, rk_qp_free, rk_qp_start
+.globl rk_device_new, rk_device_free, rk_register, rk_register_pages, rk_allocate_fast, rk_deregister, rk_qp_new, rk_qp_free, rk_qp_start
 .type rk_device_new, @function
-rk_device_new: rk_device_free: rk_register: rk_allocate_fast: rk_deregister: rk_qp_new: rk_qp_free:
+rk_device_new: rk_device_free: rk_register: rk_register_pages: rk_allocate_fast: rk_deregister: rk_qp_new: rk_qp_free:
     call iwarp_alloc
     call iwarp_free
     call iwarp_crc32c
