@@ -48,6 +48,10 @@ fn both_ways(ulpdu: &[u8], wire: &[u8], opts: &FpduOptions, start: MarkerClock) 
 
 #[test]
 fn figure_5() {
+    //= rfc5041 section 3
+    //= type=test
+    //# 6. LLP MUST provide a strong digest (at least equivalent to CRC32-C) to
+    //# cover at least the DDP Segment.
     //= rfc5044 section 4.3
     //= type=test
     //# When Markers are enabled (see Section 7.1, Connection Setup), the MPA
@@ -214,6 +218,13 @@ fn naive_stream(bodies: &[Vec<u8>], start: usize) -> Vec<u8> {
 
 #[test]
 fn markers_are_where_a_naive_model_puts_them() {
+    //= rfc5041 section 3
+    //= type=test
+    //# 4. The LLP MUST preserve DDP Segment and Message boundaries at the Data
+    //# Sink.
+    //= rfc5041 section 3
+    //= type=test
+    //# 7. On receive, the LLP MUST provide the length of the DDP Segment received.
     //= rfc5044 section 5.2
     //= type=test
     //# The receivers MUST identify FPDU boundaries by using the ULPDU_LENGTH field,

@@ -119,6 +119,9 @@ fn client_server_model() {
 
 #[test]
 fn crc_and_markers() {
+    //= rfc5044 section 4.4
+    //= type=test
+    //# An MPA implementation MUST implement CRC support and MUST either:
     //= rfc5044 section 7.1.1
     //= type=test
     //# When this bit is '1' in either the MPA Request Frame

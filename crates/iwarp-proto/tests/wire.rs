@@ -11,6 +11,9 @@ use iwarp_proto::rdmap::{
 
 /// Parses, compares, emits, compares.
 fn both_ways(octets: &[u8], header: Header) {
+    //= rfc5041 section 4.4
+    //= type=test
+    //# Each DDP Segment MUST contain a DDP Header.
     assert_eq!(Header::parse(octets), Ok(header));
     assert_eq!(header_len(octets[0]), octets.len());
     let mut out = [0xaa; 18];
@@ -33,6 +36,9 @@ fn both_ways(octets: &[u8], header: Header) {
 
 #[test]
 fn tagged_headers() {
+    //= rfc5040 section 3.1
+    //= type=test
+    //# RDMAP MUST be layered on top of the Direct Data Placement Protocol [DDP].
     //= rfc5041 section 4.2
     //= type=test
     //# Figure 4 shows the DDP Header format that MUST be used in all DDP
@@ -127,6 +133,10 @@ fn untagged_headers() {
 
 #[test]
 fn opcode_table() {
+    //= rfc5040 section 4.1
+    //= type=test
+    //# Figure 4 defines when the STag, Queue Number, and Tagged Offset fields MUST
+    //# be provided for each RDMA Message.
     //= rfc5040 section 4.1
     //= type=test
     //# Figure 4 defines the value of the RDMA Opcode field that MUST be used

@@ -88,6 +88,9 @@ impl CompletionQueue {
     #[inline]
     pub fn push(&mut self, cqe: Cqe) -> Pushed {
         if self.overflowed || self.ring.push(cqe).is_err() {
+            //= rfc5040 section 8.1.1
+            //# 10. An RNIC MUST ensure that if a CQ overflows, any Streams that do not use
+            //# the CQ MUST remain unaffected.
             let first = !self.overflowed;
             self.overflowed = true;
             return Pushed::Overflow { first };

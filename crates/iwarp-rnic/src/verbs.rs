@@ -58,6 +58,12 @@ pub enum SendOp {
     SendImm(u32),
     /// Send, and invalidate this STag of the peer (RFC 5040 section 5.3).
     SendInv(u32),
+    //= rfc5040 section 5.1
+    //# * If the Local Peer wishes to write to multiple Tagged Buffers on the Remote
+    //# Peer, the Local Peer MUST use multiple RDMA Write Messages.
+    //= rfc5041 section 5.2
+    //# The ULP at the Data Source MUST specify the STag and the initial TO when the
+    //# ULP Message is handed to DDP.
     /// RDMA Write.
     Write {
         /// Tagged offset at the peer.
@@ -74,6 +80,12 @@ pub enum SendOp {
         /// Immediate data in host order.
         imm: u32,
     },
+    //= rfc5040 section 5.2.1
+    //# * If the Local Peer wishes to read from multiple Tagged Buffers on the
+    //# Remote Peer, the Local Peer MUST use multiple RDMA Read Request Messages.
+    //= rfc5040 section 5.2.1
+    //# That is, a single RDMA Read Request Message MUST only read from one remote
+    //# Tagged Buffer.
     /// RDMA Read into the local elements.
     Read {
         /// Tagged offset at the peer.

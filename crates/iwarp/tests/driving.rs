@@ -174,6 +174,9 @@ fn a_target_that_is_busy_with_its_own_completions_is_served() {
 /// window has opened, and then FPDUs must be larger, too.
 #[test]
 fn fpdus_grow_with_the_segments_of_the_stream() {
+    //= rfc5041 section 3
+    //= type=test
+    //# 1. LLPs MUST expose MULPDU and MULPDU changes.
     //= rfc5044 section 3
     //= type=test
     //# MPA MUST provide information to DDP on the current maximum size of the

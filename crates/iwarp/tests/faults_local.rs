@@ -17,6 +17,10 @@ use std::time::{Duration, Instant};
 
 #[test]
 fn an_overflowing_completion_queue_ends_its_queue_pairs_and_no_others() {
+    //= rfc5040 section 8.1.1
+    //= type=test
+    //# 10. An RNIC MUST ensure that if a CQ overflows, any Streams that do not use
+    //# the CQ MUST remain unaffected.
     others_are_served(|| {
         let server = Server::new(V4, &config());
         let mut wire = Wire::connect(server.address);

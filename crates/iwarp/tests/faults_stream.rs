@@ -451,6 +451,16 @@ fn disconnecting_from_a_peer_that_does_not_read_is_bounded() {
 
 #[test]
 fn a_peer_that_breaks_the_rules_and_does_not_read_is_given_up() {
+    //= rfc5040 section 7
+    //= type=test
+    //# For a specific LLP connection, when all Streams are either gracefully torn
+    //# down or are labeled as erroneous Streams, the LLP connection MUST be torn
+    //# down.
+    //= rfc5041 section 3
+    //= type=test
+    //# 10. For a specific LLP Connection, when all LLP Streams are either
+    //# gracefully torn down or are labeled as erroneous LLP Streams, the LLP
+    //# Connection MUST be torn down.
     others_are_served(|| {
         let end = End::new(V4, &config());
         let mut wire = responder(&end, &Hello::enhanced(true, false));

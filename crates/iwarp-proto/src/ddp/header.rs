@@ -119,6 +119,8 @@ impl UntaggedHeader {
     }
 }
 
+//= rfc5040 section 3.1
+//# RDMAP MUST be layered on top of the Direct Data Placement Protocol [DDP].
 /// A DDP segment's header with its RDMAP control octet: everything in the ULPDU before the payload.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Header {
@@ -157,6 +159,8 @@ impl Header {
             return Err(HeaderError::TooShort);
         };
         Self::check_control(ddp, rdmap)?;
+        //= rfc5041 section 4.4
+        //# Each DDP Segment MUST contain a DDP Header.
         let header = Self::decode(ulpdu).ok_or(HeaderError::TooShort)?;
         header.check_queue()?;
         Ok(header)
@@ -202,6 +206,9 @@ impl Header {
         let Self::Untagged(h) = self else {
             return Ok(());
         };
+        //= rfc5040 section 4.1
+        //# Figure 4 defines when the STag, Queue Number, and Tagged Offset fields MUST
+        //# be provided for each RDMA Message.
         if h.opcode.queue_number() == Some(h.qn) {
             Ok(())
         } else if h.qn > QueueNumber::ATOMIC_RESPONSE.0 {

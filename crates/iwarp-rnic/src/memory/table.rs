@@ -436,6 +436,9 @@ impl<M: Memory> MemoryTable<M> {
         //= rfc5041 section 5.2
         //# The STag and TO fields MUST NOT be checked for a zero-length Tagged DDP
         //# Message.
+        //= rfc5041 section 5.2
+        //# Only the DDP Control and RsvdULP Fields MUST be valid for a zero-length
+        //# Tagged DDP Segment.
         if len == 0 {
             return Ok(Span::EMPTY);
         }

@@ -29,11 +29,18 @@ impl QueuePair {
         //# single Terminate Message.
         if h.opcode == Opcode::TERMINATE {
             // Other mistakes in it do not matter: the stream is over, and a Terminate is not answered.
+            //= rfc5040 section 5.4
+            //# * One Terminate Message MUST consume one Untagged Buffer.
             let terminate = Terminate::parse(payload).map(|(t, _)| t);
             let unknown = Terminate::new(TerminateCode::RDMAP_OPERATION_UNSPECIFIED);
             self.terminated_by_peer(&terminate.unwrap_or(unknown), env.host);
             return Ok(Step::Again);
         }
+        //= rfc7306 section 8.2
+        //# On incoming Atomic Requests, Atomic Responses, Immediate Data, and Immediate
+        //# Data with Solicited Event, the following MUST be validated:
+        //= rfc7306 section 8.2
+        //# o The DDP layer MUST validate all DDP Segment fields.
         self.check_msn(header, h, ulpdu_len)?;
         let bad_offset = if h.qn == 0 {
             h.mo != self.rx.message_off
@@ -57,6 +64,9 @@ impl QueuePair {
         if !h.last {
             return Err(malformed());
         }
+        //= rfc5040 section 4.2
+        //# The following figure defines which RDMA Headers MUST be used on each RDMA
+        //# Message and which RDMA Messages are allowed to carry ULP Payload:
         match h.opcode {
             Opcode::READ_REQUEST if payload.len() == ReadRequest::LEN => {
                 let request = ReadRequest::parse(payload).ok_or_else(malformed)?;
@@ -103,6 +113,14 @@ impl QueuePair {
                 //# Atomic Operation Response Messages MUST be submitted to the DDP layer on
                 //# the Responder in the order the Atomic Operation Request Messages were
                 //# Delivered by DDP.
+                //= rfc7306 section 5.4
+                //# 3. Atomic Operation Request Messages MUST NOT start processing at the
+                //# Responder until they have been Delivered to RDMAP by DDP.
+                //= rfc7306 section 5.4
+                //# 5. Atomic Operation Response Message processing at the Responder MUST be
+                //# started only after the Atomic Operation Request Message has been Delivered
+                //# by the DDP layer (thus, all previous RDMA Messages on that DDP Stream have
+                //# been Delivered).
                 self.atomic_request(header, &request, ulpdu_len, env)?;
             }
             Opcode::ATOMIC_RESPONSE if payload.len() == AtomicResponse::LEN => {
@@ -256,6 +274,9 @@ impl QueuePair {
         //# Message indicating RDMA Layer Remote Operation Error with Error Code
         //# Name "Catastrophic error, localized to RDMAP Stream" as described in
         //# Section 4.8 of RFC 5040.
+        //= rfc7306 section 5.2.1
+        //# The Remote Tagged Offset MAY start at an arbitrary offset but MUST represent
+        //# a ULP Buffer address that is 64-bit aligned.
         let word = span
             .word()
             .ok_or_else(|| fault(TerminateCode::RDMAP_CATASTROPHIC_STREAM))?;

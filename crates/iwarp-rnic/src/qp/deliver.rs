@@ -57,6 +57,8 @@ impl QueuePair {
         //= rfc5044 section 3
         //# On receive, MPA MUST pass each ULPDU with its length to DDP when it has
         //# been validated.
+        //= rfc5041 section 3
+        //# 7. On receive, the LLP MUST provide the length of the DDP Segment received.
         let ulpdu_len = ulpdu.len() as u16;
         if !self.life.has_heard() {
             // For MPA the FPDU is valid, whatever is in it.
@@ -247,6 +249,12 @@ impl QueuePair {
             //= rfc5040 section 5.3
             //# A zero-length Send Message Type MUST consume an Untagged Buffer at the
             //# Data Sink.
+            //= rfc5041 section 7.1
+            //# Implementers' note: DDP implementations SHOULD consider lack of an
+            //# associated buffer as a system fault.
+            //= rfc5041 section 7.1
+            //# DDP implementations SHOULD NOT permit system faults to occur repeatedly or
+            //# frequently.
             if !self.take_receive(env.host) {
                 return match self.config.receiver_not_ready {
                     ReceiverNotReady::Hold { .. } => Ok(None),
@@ -290,6 +298,12 @@ impl QueuePair {
         ulpdu_len: u16,
         env: &mut Env<'_, H>,
     ) -> Result<(), RxFault> {
+        //= rfc5041 section 4.2
+        //# At the Data Sink, DDP MUST provide the RsvdULP field to the ULP when the DDP
+        //# Message is delivered.
+        //= rfc5041 section 4.2
+        //# At the Data Sink, the DDP MUST provide the STag field when the ULP Message
+        //# is delivered.
         self.counters.rx_payload = self.counters.rx_payload.wrapping_add(u64::from(payload));
         match header {
             Header::Tagged(h) if h.opcode == Opcode::READ_RESPONSE => {
@@ -381,6 +395,12 @@ impl QueuePair {
         //# At the Data Sink, DDP MUST provide the ULP Message Length to the ULP
         //# when an Untagged DDP Message is Delivered.
         let mut cqe = self.receive_cqe(WcOpcode::Recv, byte_len);
+        //= rfc5041 section 4.3
+        //# At the Data Sink, DDP MUST provide RsvdULP field to the ULP when the ULP
+        //# Message is Delivered.
+        //= rfc5041 section 5.4
+        //# At the Data Sink, DDP MUST provide the RsvdULP Field of the DDP Message to
+        //# the ULP when the DDP Message is delivered.
         if h.opcode.solicited() {
             cqe.flags |= WcFlags::SOLICITED;
         }

@@ -252,6 +252,9 @@ impl QueuePair {
         //= rfc5041 section 8.3
         //# If an STag is not valid on a DDP Stream, DDP MUST pass the invalid
         //# access attempt to the ULP.
+        //= rfc5041 section 6.2.2
+        //# Thus, any of the following fatal errors on a DDP Stream MUST cause DDP to
+        //# indicate to the ULP that a fatal error has occurred:
         self.events |= fault.event | Events::FATAL;
         //= rfc5040 section 7.1
         //# If an error occurs at the Local Peer, the RDMAP layer MUST attempt to
@@ -294,6 +297,9 @@ impl QueuePair {
         //= rfc5040 section 7.1
         //# The Local Peer MUST send a Terminate Message for each of the following
         //# cases:
+        //= rfc7306 section 8.1
+        //# The Local Peer MUST send a Terminate Message for each of the following
+        //# cases:
         let terminate = Terminate::new(TerminateCode::RDMAP_LOCAL_CATASTROPHIC);
         self.fail_send_queue(seq, status, 0, host);
         self.end_with(&terminate, host);
@@ -305,6 +311,14 @@ impl QueuePair {
         //# the first RDMA
         //# Message (and its associated DDP Segment) that experienced an
         //# error MUST be captured by the Terminate Message
+        //= rfc5041 section 6.2.2
+        //# If the underlying LLP Stream is still intact, DDP SHOULD continue to allow
+        //# the ULP to transfer additional DDP Messages on the outgoing half connection
+        //# after the fatal error was indicated to the ULP.
+        //= rfc5041 section 6.2.2
+        //# After indicating to the ULP a fatal error has occurred, the DDP Stream MUST
+        //# NOT be terminated until the Local Peer ULP indicates to the DDP layer that
+        //# the DDP Stream should be abortively torn down.
         let message = TerminateOctets::new(terminate);
         self.turn(|life| life.fail(message), host);
     }

@@ -157,6 +157,9 @@ impl QueuePair {
         //# The DDP Segment with the L bit set to 1 MUST be posted to the LLP after
         //# all other DDP Segments of the associated DDP Message have been posted to
         //# the LLP.
+        //= rfc5041 section 4.1
+        //# For an Untagged DDP Message, the DDP Segment with the L bit set to 1 MUST
+        //# carry the highest MO.
         let last = len == left;
         let inline = slot.flags.contains(SendFlags::INLINE);
         if off == 0 {
@@ -167,6 +170,33 @@ impl QueuePair {
                 self.tx.next_msn(0);
             }
         }
+        //= rfc5041 section 4.2
+        //# At the Data Source, DDP MUST set RsvdULP Field to the value specified by the
+        //# ULP.
+        //= rfc5041 section 4.2
+        //# Each DDP Segment within a specific DDP Message MUST contain the same value
+        //# for this field.
+        //= rfc5041 section 4.2
+        //# The Data Source MUST ensure that each DDP Segment within a specific DDP
+        //# Message contains the same value for this field.
+        //= rfc5041 section 4.2
+        //# Each DDP Segment within a specific DDP Message MUST contain the same value
+        //# for this field and MUST be the value supplied by the ULP.
+        //= rfc5041 section 4.3
+        //# At the Data Source, DDP MUST set RsvdULP Field to the value specified by the
+        //# ULP.
+        //= rfc5041 section 4.3
+        //# Each DDP Segment within a specific DDP Message MUST contain the same value
+        //# for the RsvdULP field.
+        //= rfc5041 section 4.3
+        //# Each DDP segment within a specific DDP message MUST contain the same value
+        //# for this field and MUST be the value supplied by the ULP at the Data Source.
+        //= rfc5041 section 4.3
+        //# The Data Source MUST ensure that each DDP Segment within a specific DDP
+        //# Message contains the same value for this field.
+        //= rfc5041 section 4.3
+        //# Each DDP segment within a specific DDP message MUST contain the same value
+        //# for this field.
         let header = match tagged {
             //= rfc5040 section 5.1
             //# An RDMA Write Message MUST reference a Tagged Buffer.
@@ -292,6 +322,10 @@ impl QueuePair {
         let header = Header::Untagged(UntaggedHeader {
             last: true,
             opcode,
+            //= rfc5040 section 4.1
+            //# For Send, Send with Solicited Event, RDMA Read Request, and Terminate, the
+            //# Invalidate STag field MUST be set to zero on transmit and ignored by the
+            //# receiver.
             invalidate_stag: Stag(0),
             qn,
             msn,
@@ -550,6 +584,9 @@ impl QueuePair {
                 let left = total.wrapping_sub(off);
                 let len =
                     left.min(u32::from(self.tx.mulpdu).saturating_sub(TAGGED_HEADER_LEN as u32));
+                //= rfc5040 section 5.2.2
+                //# * A single RDMA Read Response Message MUST write to one remote Tagged
+                //# Buffer.
                 let header = Header::Tagged(TaggedHeader {
                     last: len == left,
                     //= rfc5040 section 5.2.2

@@ -23,6 +23,10 @@ impl Response {
     /// The answer to a Read Request.
     pub(super) const fn to(r: &ReadRequest) -> Self {
         Self::Read {
+            //= rfc5040 section 4.4
+            //# This field MUST be copied, without interpretation, from the RDMA Read
+            //# Request into the corresponding RDMA Read Response; this field allows the
+            //# Data Sink to place the returning data.
             sink_stag: r.sink_stag.0,
             sink_to: r.sink_to,
             source_stag: r.source_stag.0,
@@ -67,6 +71,12 @@ impl ResponseQueue {
             //# are available on the RDMA Read Request Queue (Queue with DDP Queue
             //# Number 1) to support the maximum number of RDMA Read Requests negotiated
             //# by the ULP.
+            //= rfc7306 section 5.2.2
+            //# 4. The Responder MUST ensure that a sufficient number of Untagged Buffers
+            //# are available on the RDMA Read Request Queue (Queue with DDP Queue Number 1)
+            //# to support the maximum number of Atomic Operation Requests negotiated by the
+            //# ULP in addition to the maximum number of RDMA Read Requests negotiated by
+            //# the ULP.
             ring: Ring::new(u32::from(max_ird) + 1)?,
             limit: max_ird,
         })

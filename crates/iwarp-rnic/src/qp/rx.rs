@@ -261,6 +261,8 @@ impl QueuePair {
         let before = self.life.hold().map(|hold| mem::replace(hold, Hold::No));
         let fpdus = self.counters.rx_fpdus;
         loop {
+            //= rfc5041 section 7.1
+            //# DDP MUST silently drop any subsequent incoming DDP Segments.
             if !self.life.is_up() {
                 buffer.clear();
                 return RxStatus::Failed;
@@ -520,6 +522,12 @@ impl QueuePair {
         //# A mechanism SHOULD be provided by MPA to DDP for DDP to be made aware that a
         //# graceful close of the TCP connection has been received by the TCP (e.g., FIN
         //# is received).
+        //= rfc5041 section 3
+        //# 9. For a specific LLP Stream, the LLP MUST provide a mechanism to indicate
+        //# that the LLP Stream has been gracefully torn down.
+        //= rfc5041 section 3
+        //# For a specific LLP Connection, the LLP MUST provide a mechanism to indicate
+        //# that the LLP Connection has been gracefully torn down.
         if news {
             self.events |= Events::DISCONNECTED;
         }
@@ -528,6 +536,15 @@ impl QueuePair {
     /// Handles a stream that broke: reset, time-out, or an error of the system.
     pub fn stream_failed<H: Host>(&mut self, host: &mut H) {
         if self.life.is_up() {
+            //= rfc5041 section 3
+            //# 3. The LLP MUST ensure that, if it accepts a DDP Segment, it will transfer
+            //# it reliably to the receiver or return with an error stating that the
+            //# transfer failed to complete.
+            //= rfc5041 section 6.2.2
+            //# Thus, any of the following fatal errors on a DDP Stream MUST cause DDP to
+            //# indicate to the ULP that a fatal error has occurred:
+            //= rfc5041 section 7
+            //# All LLP errors reported to DDP SHOULD be passed up to the ULP.
             self.note_fault(super::Fault::transport());
             self.events |= Events::FATAL;
         }

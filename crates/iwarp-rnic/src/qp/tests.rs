@@ -11,6 +11,7 @@ mod pages;
 mod receiving;
 mod refused;
 mod refused_access;
+mod segments;
 mod sending;
 mod startup;
 mod stream;

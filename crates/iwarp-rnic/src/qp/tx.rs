@@ -184,6 +184,9 @@ impl QueuePair {
     /// Notes that the stream's maximum segment size has changed.
     pub fn set_emss(&mut self, emss: u32) {
         self.tx.emss = emss;
+        //= rfc5041 section 3
+        //# 2. In the event of a MULPDU change, DDP MUST NOT be required by the LLP to
+        //# re-segment DDP Segments that have been previously posted to the LLP.
         self.tx.mulpdu = mulpdu(emss, self.tx.markers);
     }
 

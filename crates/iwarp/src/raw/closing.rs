@@ -27,6 +27,14 @@ impl QpInner {
         }
         match g.machine.stream_wish() {
             StreamWish::Keep => {}
+            //= rfc5040 section 7
+            //# For a specific LLP connection, when all Streams are either gracefully torn
+            //# down or are labeled as erroneous Streams, the LLP connection MUST be torn
+            //# down.
+            //= rfc5041 section 3
+            //# 10. For a specific LLP Connection, when all LLP Streams are either
+            //# gracefully torn down or are labeled as erroneous LLP Streams, the LLP
+            //# Connection MUST be torn down.
             StreamWish::ShutdownWrite => {
                 if let Some(link) = g.link.as_ref().filter(|l| !l.engine.is_foreign()) {
                     let _ = link.stream.shutdown_write();

@@ -317,6 +317,9 @@ pub fn decode_fpdu(
     //= rfc5044 section 6
     //# To do this, the receiver MUST:
     if let Some(crc) = opts.crc {
+        //= rfc5041 section 3
+        //# 6. LLP MUST provide a strong digest (at least equivalent to CRC32-C) to
+        //# cover at least the DDP Segment.
         let (computed, received) = (crc(0, covered), u32::from_le_bytes(*trailer));
         if computed != received {
             return Err(FramingError::BadCrc { computed, received });
@@ -332,6 +335,9 @@ pub fn decode_fpdu(
     //# the Markers, headers, and CRC.
     //= rfc5044 section 4.3
     //# MPA Receivers MUST preserve ULPDU boundaries when passing data to DDP.
+    //= rfc5041 section 3
+    //# 4. The LLP MUST preserve DDP Segment and Message boundaries at the Data
+    //# Sink.
     for piece in fpdu_pieces(covered, opts, clock) {
         match piece {
             Piece::Marker { octets, expected } => {

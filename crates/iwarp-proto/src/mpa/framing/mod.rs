@@ -60,6 +60,8 @@ pub fn mulpdu(emss: u32, markers: bool) -> u16 {
     //= rfc5044 section 3
     //# MPA MUST provide information to DDP on the current maximum size of the
     //# record that is acceptable to send (MULPDU).
+    //= rfc5041 section 3
+    //# 1. LLPs MUST expose MULPDU and MULPDU changes.
     let marker_room = if markers {
         4 * u64::from(emss.div_ceil(512))
     } else {

@@ -260,6 +260,10 @@ impl Life {
     pub(in crate::qp) const fn eof(&mut self) -> bool {
         match self {
             Self::Up { .. } => {
+                //= rfc5041 section 6.2.1
+                //# Following this event, when the Local Peer ULP requests graceful teardown,
+                //# DDP MUST indicate to the LLP that it SHOULD perform a graceful close of the
+                //# other half of the LLP Stream.
                 self.end(true);
                 true
             }

@@ -37,6 +37,11 @@ fn a_graceful_close_sends_what_is_queued() {
     );
     assert_eq!(a.qp.rx_interest(), RxInterest::Discard);
     b.eof();
+    //= rfc5041 section 6.2.1
+    //= type=test
+    //# Following this event, when the Local Peer ULP requests graceful teardown,
+    //# DDP MUST indicate to the LLP that it SHOULD perform a graceful close of the
+    //# other half of the LLP Stream.
     assert_eq!(b.qp.stream_wish(), StreamWish::ShutdownWrite);
     use WcStatus::{Flushed, Success};
     assert_eq!(brief(&b.host.recvs), [(1, Success), (2, Flushed)]);
@@ -46,6 +51,14 @@ fn a_graceful_close_sends_what_is_queued() {
         //# A mechanism SHOULD be provided by MPA to DDP for DDP to be made aware that a
         //# graceful close of the TCP connection has been received by the TCP (e.g., FIN
         //# is received).
+        //= rfc5041 section 3
+        //= type=test
+        //# 9. For a specific LLP Stream, the LLP MUST provide a mechanism to indicate
+        //# that the LLP Stream has been gracefully torn down.
+        //= rfc5041 section 3
+        //= type=test
+        //# For a specific LLP Connection, the LLP MUST provide a mechanism to indicate
+        //# that the LLP Connection has been gracefully torn down.
         b.qp.take_events() - Events::ESTABLISHED,
         Events::DISCONNECTED
     );
@@ -114,6 +127,18 @@ fn an_end_inside_a_message_is_a_fault() {
 
 #[test]
 fn a_broken_stream_flushes_everything_in_order() {
+    //= rfc5041 section 3
+    //= type=test
+    //# 3. The LLP MUST ensure that, if it accepts a DDP Segment, it will transfer
+    //# it reliably to the receiver or return with an error stating that the
+    //# transfer failed to complete.
+    //= rfc5041 section 6.2.2
+    //= type=test
+    //# Thus, any of the following fatal errors on a DDP Stream MUST cause DDP to
+    //# indicate to the ULP that a fatal error has occurred:
+    //= rfc5041 section 7
+    //= type=test
+    //# All LLP errors reported to DDP SHOULD be passed up to the ULP.
     //= rfc5041 section 6.2.2
     //= type=test
     //# If the LLP indicates to the ULP that a fatal error has occurred, the DDP
@@ -289,6 +314,16 @@ fn a_queue_pair_without_a_stream_closes_at_once() {
 
 #[test]
 fn terminate_is_the_last_that_is_sent() {
+    //= rfc5041 section 6.2.2
+    //= type=test
+    //# If the underlying LLP Stream is still intact, DDP SHOULD continue to allow
+    //# the ULP to transfer additional DDP Messages on the outgoing half connection
+    //# after the fatal error was indicated to the ULP.
+    //= rfc5041 section 6.2.2
+    //= type=test
+    //# After indicating to the ULP a fatal error has occurred, the DDP Stream MUST
+    //# NOT be terminated until the Local Peer ULP indicates to the DDP layer that
+    //# the DDP Stream should be abortively torn down.
     //= rfc5040 section 5.4
     //= type=test
     //# After sending a Terminate Message on an RDMAP Stream, the Local Peer

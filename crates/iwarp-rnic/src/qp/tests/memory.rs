@@ -357,9 +357,6 @@ fn atomics_of_the_peer() {
     //# The initial value for MSN MUST be one.
     //= rfc5041 section 4.3
     //= type=test
-    //# The MSN value MUST wrap to 0 after a value of 0xFFFFFFFF.
-    //= rfc5041 section 4.3
-    //= type=test
     //# The Message Sequence Number specifies a sequence number that MUST be
     //# increased by one (modulo 2^32) with each DDP Message targeting the
     //# specific Queue Number on the DDP Stream associated with this DDP

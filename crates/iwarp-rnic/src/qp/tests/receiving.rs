@@ -12,6 +12,14 @@ fn immediate(msn: u32, imm: Immediate, opcode: Opcode) -> std::vec::Vec<u8> {
 
 #[test]
 fn a_message_lands_in_the_elements_in_order() {
+    //= rfc5041 section 4.3
+    //= type=test
+    //# At the Data Sink, DDP MUST provide RsvdULP field to the ULP when the ULP
+    //# Message is Delivered.
+    //= rfc5041 section 5.4
+    //= type=test
+    //# At the Data Sink, DDP MUST provide the RsvdULP Field of the DDP Message to
+    //# the ULP when the DDP Message is delivered.
     //= rfc5041 section 5.4
     //= type=test
     //# At the Data Sink, DDP MUST provide the ULP Message Length to the ULP
@@ -77,6 +85,10 @@ fn a_send_without_a_receive_is_held() {
 
 #[test]
 fn the_impatient_policy_terminates() {
+    //= rfc5041 section 7.1
+    //= type=test
+    //# Implementers' note: DDP implementations SHOULD consider lack of an
+    //# associated buffer as a system fault.
     let config = QpConfig {
         receiver_not_ready: ReceiverNotReady::Terminate,
         ..QpConfig::default()

@@ -30,6 +30,25 @@ pub(super) fn refused(rig: &mut Rig, ulpdu: &[u8], code: Code) {
 
 #[test]
 fn segments_that_are_wrong_by_themselves() {
+    //= rfc5040 section 7.1
+    //= type=test
+    //# If an error occurs at the Local Peer, the RDMAP layer MUST attempt to inform
+    //# the local ULP that the error has occurred.
+    //= rfc5041 section 6.2.2
+    //= type=test
+    //# Thus, any of the following fatal errors on a DDP Stream MUST cause DDP to
+    //# indicate to the ULP that a fatal error has occurred:
+    //= rfc7306 section 8.2
+    //= type=test
+    //# On incoming Atomic Requests, Atomic Responses, Immediate Data, and Immediate
+    //# Data with Solicited Event, the following MUST be validated:
+    //= rfc7306 section 8.2
+    //= type=test
+    //# o The DDP layer MUST validate all DDP Segment fields.
+    //= rfc5040 section 4.2
+    //= type=test
+    //# The following figure defines which RDMA Headers MUST be used on each RDMA
+    //# Message and which RDMA Messages are allowed to carry ULP Payload:
     //= rfc5041 section 7.1
     //= type=test
     //# Since each of these errors represents a failure of the sending ULP or
@@ -140,6 +159,9 @@ fn a_ulpdu_without_a_header() {
 
 #[test]
 fn wrong_crc() {
+    //= rfc5044 section 6
+    //= type=test
+    //# An MPA receiver MUST first verify the FPDU before passing the ULPDU to DDP.
     //= rfc5044 section 8
     //= type=test
     //# For Error codes 2 and 3, MPA MUST NOT close the TCP connection following

@@ -191,6 +191,10 @@ fn reads_from_where_they_may_not() {
 
 #[test]
 fn atomics_on_what_they_may_not() {
+    //= rfc7306 section 5.2.1
+    //= type=test
+    //# The Remote Tagged Offset MAY start at an arbitrary offset but MUST represent
+    //# a ULP Buffer address that is 64-bit aligned.
     //= rfc7306 section 8.2
     //= type=test
     //# In the case of an error, the RDMAP layer MUST generate a Terminate
@@ -282,6 +286,9 @@ fn atomics_on_what_they_may_not() {
 
 #[test]
 fn invalidations_that_may_not_be() {
+    //= rfc5040 section 7.2
+    //= type=test
+    //# 4. The Invalidate STag MUST be valid.
     //= rfc5040 section 8.1.1
     //= type=test
     //# An RNIC MUST ensure that a Remote Peer is not able to invalidate an STag

@@ -14,6 +14,10 @@ const RESPONDER: StreamConfig = StreamConfig {
 fn a_responder_is_silent_before_the_first_fpdu() {
     //= rfc5041 section 5.2
     //= type=test
+    //# Only the DDP Control and RsvdULP Fields MUST be valid for a zero-length
+    //# Tagged DDP Segment.
+    //= rfc5041 section 5.2
+    //= type=test
     //# The STag and TO fields MUST NOT be checked for a zero-length Tagged DDP
     //# Message.
     //= rfc5044 section 7.1.2

@@ -229,6 +229,10 @@ fn holds() -> Rig {
 
 #[test]
 fn the_time_of_a_held_send_ends() {
+    //= rfc5041 section 7.1
+    //= type=test
+    //# DDP implementations SHOULD NOT permit system faults to occur repeatedly or
+    //# frequently.
     let mut rig = holds();
     for look in [1200, 1400, 2900] {
         rig.on_time(at(look));

@@ -141,6 +141,14 @@ fn a_terminate_about_nothing_flushes_everything() {
 
 #[test]
 fn answers_that_do_not_fit_fail_the_request() {
+    //= rfc5041 section 4.2
+    //= type=test
+    //# At the Data Sink, DDP MUST provide the RsvdULP field to the ULP when the DDP
+    //# Message is delivered.
+    //= rfc5041 section 4.2
+    //= type=test
+    //# At the Data Sink, the DDP MUST provide the STag field when the ULP Message
+    //# is delivered.
     type Make = fn(u32) -> Vec<u8>;
     let cases: [(Make, Code); 6] = [
         (
