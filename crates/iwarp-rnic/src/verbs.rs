@@ -22,6 +22,13 @@ bitflags! {
     }
 }
 
+impl Access {
+    /// What gives a peer access.
+    pub(crate) const REMOTE: Self = Self::REMOTE_WRITE
+        .union(Self::REMOTE_READ)
+        .union(Self::REMOTE_ATOMIC);
+}
+
 bitflags! {
     /// Options of one send work request. Values as in `ibv_post_send(3)`.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]

@@ -16,7 +16,11 @@ const SLOTS_MIN: usize = 64;
 #[derive(Debug)]
 pub(super) enum Kind<M> {
     /// An ordinary region.
-    Region(M),
+    Region {
+        memory: M,
+        /// The address that it was registered with.
+        iova: u64,
+    },
     /// A region whose range and rights are given by a work request.
     Fast(M),
     /// A memory window.
@@ -52,7 +56,7 @@ impl<M> Entry<M> {
     /// Returns its memory. A window has none of its own.
     const fn memory(&self) -> Option<&M> {
         match &self.kind {
-            Kind::Region(memory) | Kind::Fast(memory) => Some(memory),
+            Kind::Region { memory, .. } | Kind::Fast(memory) => Some(memory),
             Kind::Window { .. } => None,
         }
     }
@@ -252,7 +256,7 @@ impl<M: Memory> MemoryTable<M> {
             base,
             len,
             offset: 0,
-            kind: Kind::Region(memory),
+            kind: Kind::Region { memory, iova },
             windows: AtomicU32::new(0),
         };
         self.insert(entry, random)
@@ -344,7 +348,7 @@ impl<M: Memory> MemoryTable<M> {
     ) -> Result<(u32, Option<M>), MemoryError> {
         let entry = self.entry_mut(stag).ok_or(MemoryError::NoSuchStag)?;
         let now = entry.stag();
-        let Kind::Region(held) = &mut entry.kind else {
+        let Kind::Region { memory: held, iova } = &mut entry.kind else {
             return Err(MemoryError::NoSuchStag);
         };
         if now != stag {
@@ -355,18 +359,19 @@ impl<M: Memory> MemoryTable<M> {
         }
         let access = access.unwrap_or(entry.access);
         Self::check_access(access)?;
-        let iova = memory.as_ref().map_or(entry.base, |m| m.1);
+        let begins = memory.as_ref().map_or(*iova, |m| m.1);
         let len = memory.as_ref().map_or(entry.len, |m| m.0.len());
         let base = if access.contains(Access::ZERO_BASED) {
             0
         } else {
-            iova
+            begins
         };
         base.checked_add(len).ok_or(MemoryError::OutOfRange)?;
         entry.access = access;
         entry.pd = pd.unwrap_or(entry.pd);
         entry.base = base;
         entry.len = len;
+        *iova = begins;
         let old = memory.map(|(memory, _)| core::mem::replace(held, memory));
         if old.is_some() {
             entry.key.store(
@@ -395,7 +400,7 @@ impl<M: Memory> MemoryTable<M> {
             return Err(MemoryError::Busy);
         }
         match self.remove(stag).map(|e| e.kind) {
-            Some(Kind::Region(memory) | Kind::Fast(memory)) => Ok(memory),
+            Some(Kind::Region { memory, .. } | Kind::Fast(memory)) => Ok(memory),
             Some(Kind::Window { .. }) | None => Err(MemoryError::NoSuchStag),
         }
     }
@@ -463,7 +468,11 @@ impl<M: Memory> MemoryTable<M> {
             return Err(AccessError::NotAssociated);
         }
         let memory = match &entry.kind {
-            Kind::Region(memory) | Kind::Fast(memory) => memory,
+            Kind::Region { memory, .. } | Kind::Fast(memory) => memory,
+            // A window gives rights to the peer. The elements of local requests name regions.
+            Kind::Window { .. } if !need.intersects(Access::REMOTE) => {
+                return Err(AccessError::AccessDenied);
+            }
             Kind::Window { parent, qp, .. } => self.behind_window(*parent, *qp, who)?,
         };
         if !entry.access.contains(need) {
@@ -577,9 +586,7 @@ impl<M: Memory> MemoryTable<M> {
                 }
             }
             Kind::Fast(_) => {
-                let remote_rights =
-                    Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
-                if remote && !entry.access.intersects(remote_rights) {
+                if remote && !entry.access.intersects(Access::REMOTE) {
                     return Err(AccessError::AccessDenied);
                 }
                 // A window must not outlive what it was bound to.

@@ -6,15 +6,19 @@
 //! answer to an RDMA Read tells that everything sent before the request is placed. So a queue pair in this mode sends a
 //! zero-length RDMA Read, a *probe*, behind its Sends and Writes, and completes them when any later Read is answered.
 //! The peer needs no support for this.
+//!
+//! Only the peer's own words complete a request: the answer to a later Read or probe, or a Terminate about a later request. The
+//! end of the stream, however orderly, does not: octets that TCP has acknowledged may lie in a buffer that nobody reads any more.
 
 use super::plan::TxPlan;
 use super::segment::Wire;
 use super::send_queue::Awaited;
+use super::send_queue::Slot;
 use super::tx::{Job, Stage};
 use super::{Direction, Host, QueuePair, RxBuffer};
 use crate::memory::Memory;
 use crate::{Cqe, SendOp};
-use iwarp_proto::ddp::{Header, Stag};
+use iwarp_proto::ddp::{Header, Stag, TAGGED_HEADER_LEN, TaggedHeader};
 use iwarp_proto::rdmap::{Opcode, Terminate, TerminateCode};
 
 /// Requests that may be sent before a probe follows, even if there are more to send.
@@ -31,16 +35,13 @@ pub(super) struct Acknowledge {
     unasked: u32,
     /// A probe is on its way. There is one at a time: the next one covers all that was sent meanwhile.
     probing: bool,
-    /// The last request that the stream has taken.
-    written: Option<u32>,
 }
 
 impl Acknowledge {
-    /// A stream begins or is gone.
+    /// A stream begins.
     pub(super) const fn reset(&mut self) {
         self.unasked = 0;
         self.probing = false;
-        self.written = None;
     }
 
     /// A Send or Write was put into the plan.
@@ -53,11 +54,6 @@ impl Acknowledge {
         self.unasked = 0;
     }
 
-    /// The stream has taken request `seq`.
-    pub(super) const fn note_written(&mut self, seq: u32) {
-        self.written = Some(seq);
-    }
-
     /// Returns `true` after `BURST` requests without a probe, so that a program that never pauses still gets completions.
     pub(super) const fn is_impatient(&self) -> bool {
         self.unasked >= BURST
@@ -67,8 +63,12 @@ impl Acknowledge {
 impl QueuePair {
     /// Lets Sends and Writes complete when the peer has placed them, from now on, and with the peer's error status if it refuses
     /// them. This costs a zero-length RDMA Read for each burst of them.
-    pub const fn complete_when_placed(&mut self) {
-        self.acknowledge.on = true;
+    pub fn complete_when_placed(&mut self) {
+        if !self.acknowledge.on {
+            self.acknowledge.on = true;
+            // What is complete already needs no probe.
+            self.acknowledge.unasked = self.sq.started().count() as u32;
+        }
     }
 
     /// Returns `true` if the program knows of no connection, only of a peer that has a number.
@@ -81,17 +81,13 @@ impl QueuePair {
         self.acknowledge.connectionless = true;
     }
 
-    /// Handles the end of the stream. Returns `true` if the program must not see a disconnect: the queue pair was connected by
-    /// number, and no message was cut off. The caller then keeps the queue pair as it is, and lets it fail when a request has
-    /// waited for long enough. `complete` means that the peer's TCP has all that was sent.
-    pub fn peer_left<H: Host>(&mut self, buffer: &RxBuffer, complete: bool, host: &mut H) -> bool {
-        let kept = self.acknowledge.connectionless
+    /// Returns `true` if the program must not see that the stream has ended: the queue pair was connected by number, and no
+    /// message was cut off. The caller then keeps the queue pair as it is, and lets it fail when a request has waited for long
+    /// enough. Nobody knows whether requests that wait now were placed.
+    pub fn peer_left(&self, buffer: &RxBuffer) -> bool {
+        self.acknowledge.connectionless
             && self.life.is_up_for_good()
-            && self.is_between_messages(buffer);
-        if kept && complete {
-            self.end_acknowledging(host);
-        }
-        kept
+            && self.is_between_messages(buffer)
     }
 
     /// Returns `true` if a probe is due and may be sent.
@@ -140,24 +136,6 @@ impl QueuePair {
         self.complete_through(awaited.seq, host);
     }
 
-    /// Handles an orderly end of the stream: the peer's TCP has what ours has taken. Other queue pairs complete requests on the
-    /// same knowledge.
-    pub(super) fn end_acknowledging<H: Host>(&mut self, host: &mut H) {
-        if let Some(seq) = self.acknowledge.written.take()
-            && self.acknowledge.on
-        {
-            let end = self.first_unanswered().map_or(seq, |read| {
-                // Reads and atomics have not got their answer.
-                if read.wrapping_sub(seq) as i32 > 0 {
-                    seq
-                } else {
-                    read.wrapping_sub(1)
-                }
-            });
-            self.complete_through(end, host);
-        }
-    }
-
     /// Completes the requests before `seq` that need no answer of their own, because the peer has processed them in order.
     pub(super) fn complete_before<H: Host>(&mut self, seq: u32, host: &mut H) {
         if !self.acknowledge.on {
@@ -189,52 +167,73 @@ impl QueuePair {
     }
 
     /// Finds the Send or Write that a Terminate is about; without a header in it, the oldest one.
+    ///
+    /// If several requests fit, it is the oldest of them, so that no request is taken for placed that may have been refused.
     pub(super) fn refused_request(&self, terminate: &Terminate) -> Option<u32> {
         if !self.acknowledge.on {
             return None;
         }
-        let started = || self.sq.started();
+        let is_meant = |slot: &Slot| match terminate.ddp_header {
+            Some(Header::Tagged(h)) => may_have_sent(slot, &h, terminate.ddp_segment_len),
+            _ => !slot.done && !slot.op.has_response(),
+        };
         match terminate.ddp_header {
-            Some(Header::Tagged(h)) if h.opcode == Opcode::WRITE => started()
-                .find(|(_, slot)| match slot.op {
-                    SendOp::Write { remote_addr, rkey }
-                    | SendOp::WriteImm {
-                        remote_addr, rkey, ..
-                    } => rkey == h.stag.0 && h.to.wrapping_sub(remote_addr) <= u64::from(slot.len),
-                    _ => false,
-                })
-                .map(|(seq, _)| seq),
-            Some(Header::Untagged(h)) if h.qn == 0 => {
-                let (unsent, stage) = match self.tx.job {
-                    Some(Job::Request { seq, off: 0, stage }) => (Some(seq), stage),
-                    _ => (None, Stage::Body),
-                };
-                let total: u32 = started()
-                    .map(|(seq, slot)| match unsent {
-                        Some(s) if s == seq => messages_before(&slot.op, stage),
-                        _ => messages(&slot.op),
-                    })
-                    .sum();
-                // The sequence number after the last one sent is known, so count back from it.
-                let next = self.tx.msn.first().copied().unwrap_or(1);
-                let mut left = h.msn.wrapping_sub(next.wrapping_sub(total));
-                for (seq, slot) in started() {
-                    let n = messages(&slot.op);
-                    if left < n {
-                        return Some(seq);
-                    }
-                    left -= n;
-                }
-                None
+            Some(Header::Untagged(h)) if h.qn == 0 => self.request_of_message(h.msn),
+            Some(Header::Untagged(_)) => None,
+            Some(Header::Tagged(h)) if h.opcode != Opcode::WRITE => None,
+            None if terminate.code.layer != TerminateCode::RDMAP_LOCAL_CATASTROPHIC.layer => None,
+            Some(Header::Tagged(_)) | None => {
+                let mut started = self.sq.started();
+                started.find(|(_, s)| is_meant(s)).map(|(seq, _)| seq)
             }
-            None if terminate.code.layer == TerminateCode::RDMAP_LOCAL_CATASTROPHIC.layer => {
-                started()
-                    .find(|(_, slot)| !slot.done && !slot.op.has_response())
-                    .map(|(seq, _)| seq)
-            }
-            _ => None,
         }
     }
+
+    /// Finds the request that sent the message with this sequence number on queue 0.
+    fn request_of_message(&self, msn: u32) -> Option<u32> {
+        let begun = |seq: u32, slot: &Slot| match self.tx.job {
+            Some(Job::Request {
+                seq: unsent,
+                off,
+                stage,
+            }) if unsent == seq => messages_begun(&slot.op, stage, off),
+            _ => messages(&slot.op),
+        };
+        // The sequence number after the last message is known, so count back from it.
+        let next = self.tx.msn.first().copied().unwrap_or(1);
+        let total = self.sq.started().map(|(seq, slot)| begun(seq, slot)).sum();
+        let mut left = msn.wrapping_sub(next.wrapping_sub(total));
+        for (seq, slot) in self.sq.started() {
+            let n = begun(seq, slot);
+            if left < n {
+                return Some(seq);
+            }
+            left -= n;
+        }
+        None
+    }
+}
+
+/// Returns `true` if the Write may have sent a segment with this header. The segment's length, header included, tells more than
+/// the header alone; not every peer returns it.
+fn may_have_sent(slot: &Slot, h: &TaggedHeader, segment_len: Option<u16>) -> bool {
+    let (SendOp::Write { remote_addr, rkey }
+    | SendOp::WriteImm {
+        remote_addr, rkey, ..
+    }) = slot.op
+    else {
+        return false;
+    };
+    let (off, len) = (h.to.wrapping_sub(remote_addr), u64::from(slot.len));
+    if rkey != h.stag.0 || off >= len {
+        return false;
+    }
+    let Some(segment_len) = segment_len else {
+        return true;
+    };
+    let payload = u64::from(segment_len).saturating_sub(TAGGED_HEADER_LEN as u64);
+    let end = off.saturating_add(payload);
+    if h.last { end == len } else { end < len }
 }
 
 /// Returns how many messages on queue 0 a request sends.
@@ -246,10 +245,13 @@ const fn messages(op: &SendOp) -> u32 {
     }
 }
 
-/// Returns how many of them it has sent before `stage`.
-const fn messages_before(op: &SendOp, stage: Stage) -> u32 {
-    match (op, stage) {
-        (SendOp::SendImm(_), Stage::Body) => 1,
+/// Returns how many of them a request has begun whose next segment is at `off` of `stage`.
+const fn messages_begun(op: &SendOp, stage: Stage, off: u32) -> u32 {
+    let body = matches!(stage, Stage::Body) && off > 0;
+    match op {
+        SendOp::Send | SendOp::SendInv(_) => body as u32,
+        SendOp::SendImm(_) if matches!(stage, Stage::Body) => 1 + body as u32,
+        // The immediate data are the only message of a Write on that queue, and its last.
         _ => 0,
     }
 }

@@ -5,7 +5,7 @@ use super::fault::{RxFault, rdmap_code};
 use super::place::{Places, Target};
 use super::response::Response;
 use super::rx::Step;
-use super::{Env, Host, QueuePair, ReceiverNotReady};
+use super::{Env, Host, QueuePair};
 use crate::memory::AccessError;
 use crate::{Access, WcFlags, WcOpcode, WcStatus};
 use iwarp_proto::ddp::{Header, UntaggedHeader};
@@ -366,6 +366,14 @@ impl QueuePair {
         ulpdu_len: u16,
         env: &mut Env<'_, H>,
     ) -> Result<Step, RxFault> {
+        if self.rx.immediate.is_some() {
+            // The Send of the earlier ones has to come first.
+            return Err(RxFault::segment(
+                TerminateCode::RDMAP_UNEXPECTED_OPCODE,
+                header,
+                ulpdu_len,
+            ));
+        }
         if immediate.belongs_to_send() {
             self.rx.immediate = Some(immediate.value());
             self.advance_msn(0);
@@ -374,14 +382,8 @@ impl QueuePair {
         //= rfc7306 section 6.3
         //# One Immediate Data or Immediate Data with SE Message MUST consume
         if !self.take_receive(env.host) {
-            return match self.config.receiver_not_ready {
-                ReceiverNotReady::Hold { .. } => Ok(Step::Hold),
-                ReceiverNotReady::Terminate => Err(RxFault::segment(
-                    TerminateCode::DDP_UNTAGGED_NO_BUFFER,
-                    header,
-                    ulpdu_len,
-                )),
-            };
+            self.no_receive(header, ulpdu_len)?;
+            return Ok(Step::Hold);
         }
         self.advance_msn(0);
         //= rfc7306 section 6.3

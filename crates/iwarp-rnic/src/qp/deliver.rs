@@ -4,12 +4,12 @@
 use super::fault::RxFault;
 use super::life::Heard;
 use super::place::{Places, Target};
-use super::rx::Step;
+use super::rx::{Missed, Step};
 use super::{Direction, Env, Events, Host, QueuePair, ReceiverNotReady};
 use crate::memory::AccessError;
 use crate::{Access, Cqe, WcFlags, WcOpcode, WcStatus};
 use iwarp_proto::ddp::{Header, TaggedHeader, UntaggedHeader};
-use iwarp_proto::rdmap::{Opcode, Terminate, TerminateCode};
+use iwarp_proto::rdmap::{Opcode, TerminateCode};
 
 impl QueuePair {
     /// Parses and checks a header. The first valid one tells that the peer is in full operation.
@@ -60,7 +60,10 @@ impl QueuePair {
         //= rfc5041 section 3
         //# 7. On receive, the LLP MUST provide the length of the DDP Segment received.
         let ulpdu_len = ulpdu.len() as u16;
-        if !self.life.has_heard() {
+        if self.life.has_heard() {
+            // The RTR message is the first FPDU or none.
+            self.rx.rtr_send_expected = false;
+        } else {
             // For MPA the FPDU is valid, whatever is in it.
             self.first_fpdu();
         }
@@ -234,13 +237,7 @@ impl QueuePair {
             ));
         }
         if !self.rx.receiving {
-            let first = h.msn == 1 && self.rx.immediate.is_none();
-            if self.rx.rtr_send_expected
-                && first
-                && payload == 0
-                && h.last
-                && h.opcode == Opcode::SEND
-            {
+            if self.rx.rtr_send_expected && payload == 0 && h.last && h.opcode == Opcode::SEND {
                 // The RTR message is consumed by the RNIC and takes no receive (RFC 6581 section 9.2).
                 return Ok(Some(Target::Receive { off: 0 }));
             }
@@ -256,17 +253,14 @@ impl QueuePair {
             //# DDP implementations SHOULD NOT permit system faults to occur repeatedly or
             //# frequently.
             if !self.take_receive(env.host) {
-                return match self.config.receiver_not_ready {
-                    ReceiverNotReady::Hold { .. } => Ok(None),
-                    ReceiverNotReady::Terminate => Err(RxFault::segment(
-                        TerminateCode::DDP_UNTAGGED_NO_BUFFER,
-                        header,
-                        ulpdu_len,
-                    )),
-                };
+                self.no_receive(header, ulpdu_len)?;
+                return Ok(None);
             }
         }
-        if u64::from(h.mo) + u64::from(payload) > self.rx.receive.len {
+        //= rfc5041 section 5.2
+        //# The ULP Message Length MUST be less than 2^32.
+        let end = h.mo.checked_add(payload);
+        if end.is_none_or(|end| u64::from(end) > self.rx.receive.len) {
             let fault = RxFault::segment(TerminateCode::DDP_UNTAGGED_TOO_LONG, header, ulpdu_len);
             return Err(fault.receive(WcStatus::LocalLength));
         }
@@ -283,10 +277,28 @@ impl QueuePair {
         self.rx.receiving
     }
 
+    /// A message needs a receive, and none is posted: holds it or refuses it, as the policy says.
+    pub(super) fn no_receive(&mut self, header: &Header, ulpdu_len: u16) -> Result<(), RxFault> {
+        let missed = Missed {
+            header: *header,
+            ulpdu_len,
+        };
+        if self.config.receiver_not_ready == ReceiverNotReady::Terminate {
+            return Err(RxFault::no_buffer(&missed));
+        }
+        // The same message may be offered many times before a receive is posted.
+        if self.rx.missed != Some(missed) {
+            self.rx.missed = Some(missed);
+            self.counters.receiver_not_ready = self.counters.receiver_not_ready.wrapping_add(1);
+        }
+        Ok(())
+    }
+
     /// Ends the stream as RFC 5041 section 7.1 has it, after the time that the policy gives a held Send.
     pub(super) fn hold_ends<H: Host>(&mut self, host: &mut H) {
-        let terminate = Terminate::new(TerminateCode::DDP_UNTAGGED_NO_BUFFER);
-        self.fail_stream(&RxFault::peer(terminate), host);
+        if let Some(missed) = self.rx.missed {
+            self.fail_stream(&RxFault::no_buffer(&missed), host);
+        }
     }
 
     /// All payload of a segment is placed.

@@ -2,11 +2,12 @@
 //! (RFC 5040 sections 4.8 and 7, RFC 5041 section 7, RFC 5044 section 8).
 
 use super::life::Life;
+use super::rx::Missed;
 use super::{Direction, Events, Host, QueuePair};
 use crate::limits::CONTROL_MAX;
 use crate::memory::AccessError;
 use crate::{Cqe, WcStatus};
-use iwarp_proto::ddp::{Header, HeaderError};
+use iwarp_proto::ddp::{Header, HeaderError, Stag, UNTAGGED_HEADER_LEN, UntaggedHeader};
 use iwarp_proto::mpa::framing::FramingError;
 use iwarp_proto::rdmap::{Opcode, ReadRequest, Terminate, TerminateCode};
 
@@ -111,6 +112,15 @@ impl RxFault {
         //# The DDP layer SHOULD include in the error report the DDP Header, the
         //# type of error, and the length of the DDP segment, if available.
         Self::peer(Terminate::about(code, ulpdu_len, *header, None))
+    }
+
+    /// A message that meets no receive.
+    pub(super) const fn no_buffer(missed: &Missed) -> Self {
+        Self::segment(
+            TerminateCode::DDP_UNTAGGED_NO_BUFFER,
+            &missed.header,
+            missed.ulpdu_len,
+        )
     }
 
     //= rfc5044 section 8
@@ -338,7 +348,8 @@ impl QueuePair {
         });
     }
 
-    /// A region was deregistered between a Read Request and its answer.
+    /// A region was deregistered between a Read Request and its answer. `request` is the oldest that is not answered, advanced
+    /// to where it failed.
     pub(super) fn fail_response<H: Host>(
         &mut self,
         e: AccessError,
@@ -346,13 +357,23 @@ impl QueuePair {
         host: &mut H,
     ) {
         let code = rdmap_code(e);
+        // The requests on queue 1 are answered in order, so the number of each follows from how many wait.
+        let next = self.rx.msn.get(1).copied().unwrap_or(1);
+        let header = Header::Untagged(UntaggedHeader {
+            last: true,
+            opcode: Opcode::READ_REQUEST,
+            invalidate_stag: Stag(0),
+            qn: 1,
+            msn: next.wrapping_sub(self.responses.len()),
+            mo: 0,
+        });
+        let len = UNTAGGED_HEADER_LEN + ReadRequest::LEN;
         self.note_fault(Fault {
             blame: Blame::Peer,
             code,
         });
         self.events |= Events::ACCESS_ERROR | Events::FATAL;
-        let mut terminate = Terminate::new(code);
-        terminate.read_request = Some(*request);
+        let terminate = Terminate::about(code, len as u16, header, Some(*request));
         self.end_with(&terminate, host);
     }
 

@@ -60,6 +60,8 @@ impl Default for Response {
 pub(super) struct ResponseQueue {
     ring: Ring<Response>,
     limit: u16,
+    /// Answers that were put into a plan or dropped; wraps.
+    served: u32,
 }
 
 impl ResponseQueue {
@@ -79,6 +81,7 @@ impl ResponseQueue {
             //# the ULP.
             ring: Ring::new(u32::from(max_ird) + 1)?,
             limit: max_ird,
+            served: 0,
         })
     }
 
@@ -117,6 +120,21 @@ impl ResponseQueue {
 
     pub(super) fn pop(&mut self) {
         self.ring.pop();
+        self.served = self.served.wrapping_add(1);
+    }
+
+    pub(super) const fn len(&self) -> u32 {
+        self.ring.len()
+    }
+
+    /// Returns a mark that [`has_served`](Self::has_served) reaches when all requests that have come are answered.
+    pub(super) const fn mark(&self) -> u32 {
+        self.served.wrapping_add(self.ring.len())
+    }
+
+    /// Returns `true` if all requests that had come when the mark was taken are answered or dropped.
+    pub(super) const fn has_served(&self, mark: u32) -> bool {
+        self.served.wrapping_sub(mark) as i32 >= 0
     }
 
     pub(super) const fn is_empty(&self) -> bool {
@@ -124,6 +142,7 @@ impl ResponseQueue {
     }
 
     pub(super) const fn clear(&mut self) {
+        self.served = self.mark();
         self.ring.clear();
     }
 }

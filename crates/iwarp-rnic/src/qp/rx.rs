@@ -45,6 +45,13 @@ pub enum RxStatus {
     Failed,
 }
 
+/// A message that met no receive: its first segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Missed {
+    pub(super) header: Header,
+    pub(super) ulpdu_len: u16,
+}
+
 /// An FPDU whose payload is being read straight to its destination.
 #[derive(Debug, Clone, Copy)]
 struct Direct {
@@ -67,6 +74,8 @@ pub(super) struct Rx {
     direct: Option<Direct>,
     /// Large FPDUs have been coming: their headers are read separately, so that their payload can go straight to memory.
     large: u8,
+    /// The last message that met no receive.
+    pub(super) missed: Option<Missed>,
     /// Next message sequence number expected on queues 0, 1 and 3.
     pub(super) msn: [u32; 4],
     /// The receive that is being filled.
@@ -91,6 +100,7 @@ impl Default for Rx {
             clock: MarkerClock::new(),
             direct: None,
             large: 0,
+            missed: None,
             msn: [1; 4],
             receive: TakenRecv::default(),
             receiving: false,
@@ -284,8 +294,6 @@ impl QueuePair {
                     if let Some(hold) = self.life.hold() {
                         *hold = same.unwrap_or(Hold::Begins);
                     }
-                    self.counters.receiver_not_ready =
-                        self.counters.receiver_not_ready.wrapping_add(1);
                     return RxStatus::Held;
                 }
                 Err(fault) => {
@@ -496,10 +504,14 @@ impl QueuePair {
 
     /// Returns `true` if the octets so far end with a whole message.
     pub(super) fn is_between_messages(&self, buffer: &RxBuffer) -> bool {
+        let in_answer = self.sq.awaited.front().is_some_and(|a| a.received > 0);
         buffer.is_empty()
             && self.rx.direct.is_none()
             && !self.rx.receiving
             && self.rx.write_len == 0
+            && !in_answer
+            // Immediate data of a Send without the Send.
+            && self.rx.immediate.is_none()
     }
 
     /// Handles the peer's close of its direction of the stream (RFC 5044 section 7.2).
@@ -512,10 +524,8 @@ impl QueuePair {
             self.note_fault(super::Fault::transport());
             self.events |= Events::FATAL;
         }
-        if was_up && between {
-            self.end_acknowledging(host);
-        }
-        // RFC 5044 has no half-open phase: outstanding requests are flushed, and our direction is closed, too.
+        // The verbs have no half-close (see the exceptions to RFC 5041 section 6.2.1): outstanding requests are flushed, and our
+        // direction is closed, too.
         let mut news = false;
         self.turn(|life| news = life.eof(), host);
         //= rfc5044 section 7.2

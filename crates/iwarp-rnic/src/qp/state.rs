@@ -70,7 +70,6 @@ impl QueuePair {
         self.turn(|life| life.modify(to), host);
         if to == State::Reset {
             self.sq.clear();
-            self.acknowledge.reset();
             self.rq.clear();
             self.responses.clear();
             self.rx.reset();
@@ -90,7 +89,8 @@ impl QueuePair {
         if !self.life.start(&stream, now) {
             return Err(InvalidTransition);
         }
-        self.responses.set_limit(stream.ird);
+        self.responses
+            .set_limit(stream.ird.min(self.config.max_ird));
         //= rfc5040 section 6.1
         //# The RDMAP layer MUST provide the maximum number of outstanding, outbound
         //# RDMA Read Requests for the RDMAP Stream direction that were negotiated
@@ -128,9 +128,13 @@ impl QueuePair {
     //# Local Peer SHOULD ensure that all ULP data would be transferred before
     //# the underlying LLP Stream and Connection are torn down, and any further
     //# data transfer requests by the Local Peer ULP MUST return an error.
-    /// Begins the graceful end (`rdma_disconnect(3)`): what is queued is sent, then the sending side is
-    /// shut down and the remaining requests are flushed.
+    /// Begins the graceful end (`rdma_disconnect(3)`): what is queued is sent, and Reads and atomics of the peer that have come
+    /// are answered. Then the sending side is shut down and the remaining requests are flushed.
     pub fn close<H: Host>(&mut self, host: &mut H) {
+        if self.life.is_up_for_good() {
+            // Not those that come from now on: a peer that goes on asking must not prevent the end.
+            self.tx.answer_until = Some(self.responses.mark());
+        }
         self.turn(Life::close, host);
         self.note_drained();
     }
@@ -154,9 +158,6 @@ impl QueuePair {
     /// Notes that the sending side was shut down, as [`stream_wish`](Self::stream_wish) has asked for. Everything that still
     /// waits is flushed.
     pub fn shutdown_done<H: Host>(&mut self, host: &mut H) {
-        if self.life.starts_requests() && self.stream_wish() == StreamWish::ShutdownWrite {
-            self.end_acknowledging(host);
-        }
         self.turn(Life::shutdown_done, host);
     }
 
@@ -181,7 +182,8 @@ impl QueuePair {
         // Requests that wait for the peer are given up.
         let queue_done =
             self.sq.nothing_unsent() || !self.life.starts_requests() || !self.life.may_send();
-        if queue_done {
+        let answers = self.tx.answer_until;
+        if queue_done && answers.is_none_or(|mark| self.responses.has_served(mark)) {
             self.life.drained();
         }
     }

@@ -2,6 +2,7 @@
 
 mod acknowledged;
 mod aligning;
+mod blamed;
 mod bursts;
 mod bursts_peers;
 mod ending;
@@ -11,6 +12,7 @@ mod pages;
 mod receiving;
 mod refused;
 mod refused_access;
+mod regions;
 mod segments;
 mod sending;
 mod startup;

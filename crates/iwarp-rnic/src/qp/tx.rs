@@ -59,6 +59,8 @@ pub(super) struct Tx {
     markers: bool,
     /// Effective maximum segment size of the stream.
     emss: u32,
+    /// Requests of the peer that are answered before a graceful end: up to this mark of the response queue.
+    pub(super) answer_until: Option<u32>,
     pub(super) job: Option<Job>,
     rtr: Option<Rtr>,
     /// An FPDU was sent on this stream.
@@ -79,6 +81,7 @@ impl Default for Tx {
             crc: false,
             markers: false,
             emss: u32::MAX,
+            answer_until: None,
             job: None,
             rtr: None,
             spoke: false,
@@ -316,9 +319,8 @@ impl QueuePair {
                 //# A Send or RDMA Write Message MUST NOT be considered Complete at the
                 //# Local Peer (Data Source) until it has been successfully completed at the
                 //# DDP layer.
-                Milestone::Request(seq) if self.acknowledge.on => {
-                    self.acknowledge.note_written(seq)
-                }
+                // It completes when the peer has answered.
+                Milestone::Request(_) if self.acknowledge.on => {}
                 Milestone::Request(seq) => self.complete_request(seq, host),
                 Milestone::Response => {}
                 Milestone::Terminate => {

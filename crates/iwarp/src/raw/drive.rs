@@ -274,7 +274,7 @@ pub(super) fn rx(qp: &Arc<QpInner>) {
             // The request that the peer has answered by closing may still be in the system call: it is done, and must not be flushed. The
             // end is still there at the next look.
             Ok(0) if qp.late.is_sending() => {}
-            Ok(0) if peer_left(qp, &mut g, &buffer, true, &mut after) => {}
+            Ok(0) if peer_left(qp, &mut g, &buffer) => {}
             Ok(0) => {
                 g.eof = true;
                 g.machine
@@ -299,9 +299,8 @@ pub(super) fn rx(qp: &Arc<QpInner>) {
             Err(e) if nothing(&e) => {}
             Err(error) => {
                 tracing::debug!(qp = qp.num, %error, "receive failed");
-                let complete = link.stream.unacknowledged_bytes().is_ok_and(|n| n == 0);
-                let left = error.raw_os_error() != Some(libc::EFAULT)
-                    && peer_left(qp, &mut g, &buffer, complete, &mut after);
+                let left =
+                    error.raw_os_error() != Some(libc::EFAULT) && peer_left(qp, &mut g, &buffer);
                 buffer.clear();
                 if left {
                     // Nothing that the program sees.
@@ -352,18 +351,9 @@ fn keep_part(qp: &QpInner, link: &Arc<Link>, buffer: Box<RxBuffer>) {
     }
 }
 
-/// The stream has come to its end. Returns `true` if the program must not see it. `complete` means that the peer's TCP has all
-/// octets.
-fn peer_left(
-    qp: &Arc<QpInner>,
-    g: &mut MutexGuard<'_, Guarded>,
-    buffer: &RxBuffer,
-    complete: bool,
-    after: &mut After,
-) -> bool {
-    let left = g
-        .machine
-        .peer_left(buffer, complete, &mut DriveHost::new(qp, after));
+/// The stream has come to its end. Returns `true` if the program must not see it.
+fn peer_left(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, Guarded>, buffer: &RxBuffer) -> bool {
+    let left = g.machine.peer_left(buffer);
     if left {
         left::leave(qp, g);
     }

@@ -201,54 +201,130 @@ fn a_refused_send_is_found_by_its_number() {
     );
 }
 
-#[test]
-fn an_orderly_end_completes_what_was_written() {
-    let mut rig = waiting(QpConfig::default(), STREAM);
-    let mr = rig.mr(64, Access::LOCAL_WRITE);
-    rig.post(1, SendOp::Send, &[mr.part(0, 8)]);
-    let _ = rig.sent();
-    rig.post(2, SendOp::Send, &[mr.part(0, 8)]);
-    rig.eof();
-    assert_eq!(
-        brief(&rig.host.sends),
-        [(1, WcStatus::Success), (2, WcStatus::Flushed)]
-    );
+/// How a stream may end, in good order.
+fn ends() -> [fn(&mut Rig); 3] {
+    [
+        |rig| {
+            rig.qp.close(&mut rig.host);
+            assert_eq!(rig.qp.stream_wish(), StreamWish::ShutdownWrite);
+            rig.qp.shutdown_done(&mut rig.host);
+        },
+        |rig| rig.eof(),
+        |rig| {
+            // The driver hides the end, and later gives up the requests that wait.
+            assert!(rig.qp.peer_left(&rig.buffer));
+            rig.qp.stream_failed(&mut rig.host);
+        },
+    ]
 }
 
 #[test]
-fn a_read_without_its_answer_is_not_done_at_an_orderly_end() {
-    let mut rig = waiting(QpConfig::default(), STREAM);
-    let mr = rig.mr(64, Access::LOCAL_WRITE);
-    let read = SendOp::Read {
-        remote_addr: 0x1000,
-        rkey: 7,
+fn the_end_of_the_stream_answers_nothing() {
+    for end in ends() {
+        let mut rig = waiting(QpConfig::default(), STREAM);
+        rig.qp.hide_connection();
+        let mr = rig.mr(64, Access::LOCAL_WRITE);
+        let read = SendOp::Read {
+            remote_addr: 0x1000,
+            rkey: 7,
+        };
+        rig.post(1, SendOp::Send, &[mr.part(0, 8)]);
+        let (_, probes) = sends(&mut rig);
+        rig.post(2, write_to(0x1000, 7), &[mr.part(0, 8)]);
+        rig.post(3, read, &[mr.part(0, 8)]);
+        rig.post(4, SendOp::Send, &[mr.part(0, 8)]);
+        let _ = rig.sent();
+        // The answer to the probe is all that the peer has said.
+        answer(&mut rig, &probes[0]);
+        end(&mut rig);
+        use WcStatus::{Flushed, Success};
+        assert_eq!(
+            brief(&rig.host.sends),
+            [(1, Success), (2, Flushed), (3, Flushed), (4, Flushed)]
+        );
+    }
+}
+
+#[test]
+fn a_peer_that_closes_answers_first_what_has_come() {
+    let mut a = waiting(QpConfig::default(), STREAM);
+    let other = StreamConfig {
+        initiator: false,
+        ..STREAM
     };
-    rig.post(1, SendOp::Send, &[mr.part(0, 8)]);
-    rig.post(2, read, &[mr.part(0, 8)]);
-    rig.post(3, SendOp::Send, &[mr.part(0, 8)]);
+    let mut b = Rig::with(QpConfig::default(), other);
+    let (from, to) = (a.mr(64, ALL), b.mr(64, ALL));
+    b.recv(9, &[to.sge()]);
+    a.post(1, SendOp::Send, &[from.sge()]);
+    let octets = a.octets_out();
+    assert_eq!(b.rx(&octets), RxStatus::Ok);
+    // Its program has the message, and is done.
+    b.qp.close(&mut b.host);
+    assert_eq!(b.qp.stream_wish(), StreamWish::Keep);
+    // What the other asks from now on does not keep the stream open.
+    let body = read_request(5, 8, to.stag, to.at);
+    let late = untagged(Opcode::READ_REQUEST, 1, 2, 0, true, &body);
+    let late = [
+        a.fpdu(&late),
+        a.fpdu(&untagged(Opcode::READ_REQUEST, 1, 3, 0, true, &body)),
+    ];
+    assert_eq!(b.fill(), TxFill::Ready);
+    assert_eq!(b.rx(&late[0]), RxStatus::Ok);
+    let back = b.write_some(100);
+    assert_eq!(b.qp.stream_wish(), StreamWish::ShutdownWrite);
+    b.qp.shutdown_done(&mut b.host);
+    assert_eq!(a.rx(&back), RxStatus::Ok);
+    a.eof();
+    assert_eq!(brief(&a.host.sends), [(1, WcStatus::Success)]);
+}
+
+#[test]
+fn what_was_complete_before_the_mode_needs_no_probe() {
+    let mut rig = Rig::new();
+    let mr = rig.mr(64, ALL);
+    for id in 1..20 {
+        rig.post(id, SendOp::SendImm(7), &[mr.part(0, 8)]);
+    }
     let _ = rig.sent();
-    rig.eof();
+    rig.qp.complete_when_placed();
+    assert!(!rig.qp.wants_tx());
+    assert_eq!(rig.fill(), TxFill::Idle);
+    // What is still being written needs one.
+    let mut rig = Rig::new();
+    let mr = rig.mr(64, ALL);
+    rig.post(1, SendOp::SendImm(7), &[mr.part(0, 8)]);
+    assert_eq!(rig.fill(), TxFill::Ready);
+    rig.qp.complete_when_placed();
+    let (opcodes, probes) = sends(&mut rig);
     assert_eq!(
-        brief(&rig.host.sends),
-        [
-            (1, WcStatus::Success),
-            (2, WcStatus::Flushed),
-            (3, WcStatus::Flushed)
-        ]
+        opcodes,
+        [Opcode::IMMEDIATE, Opcode::SEND, Opcode::READ_REQUEST]
     );
+    assert_eq!(brief(&rig.host.sends), []);
+    answer(&mut rig, &probes[0]);
+    assert_eq!(brief(&rig.host.sends), [(1, WcStatus::Success)]);
 }
 
 #[test]
 fn reset_forgets_what_was_sent() {
     let mut rig = waiting(QpConfig::default(), STREAM);
     let mr = rig.mr(64, Access::LOCAL_WRITE);
-    rig.post(1, SendOp::Send, &[mr.part(0, 8)]);
-    let _ = rig.sent();
+    // The first is asked about, and the second is to be.
+    for id in 1..=2 {
+        rig.post(id, SendOp::Send, &[mr.part(0, 8)]);
+        let _ = rig.sent();
+    }
     rig.qp.modify(State::Reset, &mut rig.host).unwrap();
     rig.qp.stream_gone(&mut rig.host);
     rig.start(STREAM);
     assert!(!rig.qp.wants_tx());
+    assert_eq!(rig.fill(), TxFill::Idle);
     assert_eq!(brief(&rig.host.sends), []);
+    rig.post(3, SendOp::Send, &[mr.part(0, 8)]);
+    let (opcodes, probes) = sends(&mut rig);
+    assert_eq!(opcodes, [Opcode::SEND, Opcode::READ_REQUEST]);
+    answer(&mut rig, &probes[0]);
+    assert_eq!(brief(&rig.host.sends), [(3, WcStatus::Success)]);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::harness::*;
 use crate::qp::*;
 use crate::{SendOp, Time, WcStatus};
-use iwarp_proto::rdmap::{Opcode, TerminateCode as Code};
+use iwarp_proto::rdmap::{Immediate, Opcode, ReadRequest, TerminateCode as Code};
 use std::format;
 use std::string::String;
 
@@ -114,6 +114,32 @@ fn an_end_inside_a_message_is_a_fault() {
                 .take_events()
                 .contains(Events::FATAL | Events::DISCONNECTED)
         );
+    }
+    // Between the FPDUs of one answer, and between the two messages of one Send.
+    for answer in [true, false] {
+        let mut rig = Rig::new();
+        let mr = rig.mr(32, ALL);
+        rig.recv(1, &[]);
+        rig.post(1, READ, &[mr.sge()]);
+        let sent = rig.sent();
+        let request = ReadRequest::parse(&sent[0].1).unwrap();
+        let ulpdu = match answer {
+            true => tagged(
+                Opcode::READ_RESPONSE,
+                request.sink_stag.0,
+                0,
+                false,
+                &[1; 16],
+            ),
+            false => {
+                let immediate = Immediate::before_send(1).octets();
+                untagged(Opcode::IMMEDIATE, 0, 1, 0, true, &immediate)
+            }
+        };
+        assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Ok);
+        rig.eof();
+        rig.assert_ended(Blame::Transport, Code::MPA_CONNECTION_LOST);
+        assert!(rig.qp.take_events().contains(Events::FATAL));
     }
     // Between the FPDUs of one message, too.
     let mut rig = Rig::new();
@@ -275,6 +301,43 @@ fn after_a_reset_another_stream_may_begin() {
         assert_eq!(brief(&rig.host.sends), [(3, WcStatus::Success)]);
         assert_eq!(brief(&rig.host.recvs), [(2, WcStatus::Success)]);
     }
+}
+
+#[test]
+fn the_end_of_a_stream_of_an_earlier_life_changes_nothing() {
+    let ends: [fn(&mut Rig); 3] = [
+        |rig| rig.qp.stream_gone(&mut rig.host),
+        |rig| rig.qp.stream_failed(&mut rig.host),
+        |rig| {
+            // A second RESET before the stream is gone.
+            rig.qp.modify(State::Reset, &mut rig.host).unwrap();
+            rig.qp.stream_gone(&mut rig.host);
+            rig.qp.modify(State::Init, &mut rig.host).unwrap();
+        },
+    ];
+    for end in ends {
+        let mut rig = Rig::new();
+        rig.qp.modify(State::Reset, &mut rig.host).unwrap();
+        rig.qp.modify(State::Init, &mut rig.host).unwrap();
+        let wish = rig.qp.stream_wish();
+        assert!(matches!(wish, StreamWish::Leave { cut: false, .. }));
+        end(&mut rig);
+        assert_eq!((rig.qp.state(), rig.qp.fault()), (State::Init, None));
+        assert_eq!(rig.qp.take_events(), Events::empty());
+        rig.recv(1, &[]);
+        rig.start(STREAM);
+        assert_eq!(rig.rx_ulpdu(&send(1, &[])), RxStatus::Ok);
+        assert_eq!(brief(&rig.host.recvs), [(1, WcStatus::Success)]);
+    }
+    // But the program can end the new life before.
+    let mut rig = Rig::new();
+    rig.qp.modify(State::Reset, &mut rig.host).unwrap();
+    rig.qp.modify(State::Init, &mut rig.host).unwrap();
+    rig.recv(1, &[]);
+    rig.qp.close(&mut rig.host);
+    assert_eq!(brief(&rig.host.recvs), [(1, WcStatus::Flushed)]);
+    rig.qp.stream_gone(&mut rig.host);
+    assert_eq!(rig.qp.state(), State::Error);
 }
 
 #[test]

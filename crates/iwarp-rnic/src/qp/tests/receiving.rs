@@ -4,6 +4,7 @@ use super::harness::*;
 use crate::qp::*;
 use crate::receive_queue::SharedReceiveQueue;
 use crate::{Access, RecvWr, WcFlags, WcOpcode, WcStatus};
+use iwarp_proto::ddp::Header;
 use iwarp_proto::rdmap::{Immediate, Opcode, TerminateCode as Code};
 
 fn immediate(msn: u32, imm: Immediate, opcode: Opcode) -> std::vec::Vec<u8> {
@@ -81,6 +82,37 @@ fn a_send_without_a_receive_is_held() {
     assert_eq!(rig.qp.rx_interest(), RxInterest::Read);
     assert_eq!(&rig.read(&mr), b"abcd");
     assert_eq!(brief(&rig.host.recvs), [(1, WcStatus::Success)]);
+}
+
+#[test]
+fn a_message_that_waited_in_vain_is_named() {
+    let messages = [
+        send(1, b"abcd"),
+        immediate(1, Immediate::plain(1), Opcode::IMMEDIATE),
+    ];
+    for message in messages {
+        let mut rig = Rig::new();
+        assert_eq!(rig.rx_ulpdu(&message), RxStatus::Held);
+        rig.wait_for_a_receive();
+        let terminate = rig.terminate();
+        assert_eq!(terminate.ddp_header, Header::decode(&message));
+        assert_eq!(terminate.ddp_segment_len, Some(message.len() as u16));
+    }
+}
+
+#[test]
+fn each_message_without_a_receive_is_counted_once() {
+    let mut rig = Rig::new();
+    let missed = |rig: &Rig| rig.qp.counters().receiver_not_ready;
+    let two = [send(1, &[1]), send(2, &[1])].map(|ulpdu| rig.fpdu(&ulpdu));
+    let mr = rig.mr(4, Access::LOCAL_WRITE);
+    assert_eq!(rig.rx(&two.concat()), RxStatus::Held);
+    assert_eq!((rig.again(), missed(&rig)), (RxStatus::Held, 1));
+    rig.recv(1, &[mr.sge()]);
+    assert_eq!((rig.again(), missed(&rig)), (RxStatus::Held, 2));
+    assert_eq!((rig.again(), missed(&rig)), (RxStatus::Held, 2));
+    rig.recv(2, &[mr.sge()]);
+    assert_eq!((rig.again(), missed(&rig)), (RxStatus::Ok, 2));
 }
 
 #[test]
@@ -165,6 +197,56 @@ fn immediate_data_of_a_send_come_with_it() {
 }
 
 #[test]
+fn immediate_data_of_a_send_are_followed_by_it() {
+    for second in [Immediate::before_send(2), Immediate::plain(2)] {
+        let mut rig = Rig::new();
+        rig.recv(1, &[]);
+        let first = immediate(1, Immediate::before_send(1), Opcode::IMMEDIATE);
+        assert_eq!(rig.rx_ulpdu(&first), RxStatus::Ok);
+        let second = immediate(2, second, Opcode::IMMEDIATE);
+        assert_eq!(rig.rx_ulpdu(&second), RxStatus::Failed);
+        rig.assert_ended(Blame::Peer, Code::RDMAP_UNEXPECTED_OPCODE);
+        assert_eq!(rig.terminate().ddp_header, Header::decode(&second));
+        assert_eq!(brief(&rig.host.recvs), [(1, WcStatus::Flushed)]);
+    }
+}
+
+#[test]
+fn a_send_has_less_than_4_gib() {
+    //= rfc5041 section 5.2
+    //= type=test
+    //# The ULP Message Length MUST be less than 2^32.
+    // Octets of the second segment, the first of which is at 2^32 - 8, and whether they are one too many.
+    for (len, refused) in [(7, false), (8, true), (16, true)] {
+        let mut rig = Rig::new();
+        let mr = rig.mr(8, Access::LOCAL_WRITE);
+        // Only elements that are written to are looked at.
+        let big = crate::Sge {
+            len: u32::MAX,
+            ..mr.sge()
+        };
+        rig.recv(1, &[big, mr.sge(), big]);
+        let first = untagged(Opcode::SEND, 0, 1, 0, false, &[1; 8]);
+        assert_eq!(rig.rx_ulpdu(&first), RxStatus::Ok);
+        rig.qp.rx.message_off = u32::MAX - 7;
+        let ulpdu = untagged(Opcode::SEND, 0, 1, u32::MAX - 7, true, &std::vec![2; len]);
+        let status = rig.rx_ulpdu(&ulpdu);
+        assert_eq!(status, RxStatus::Failed);
+        let code = match refused {
+            true => Code::DDP_UNTAGGED_TOO_LONG,
+            // It is looked at, and its place is not registered.
+            false => Code::RDMAP_LOCAL_CATASTROPHIC,
+        };
+        assert_eq!(rig.qp.fault().map(|f| f.code), Some(code), "{len}");
+        let status = match refused {
+            true => WcStatus::LocalLength,
+            false => WcStatus::LocalProtection,
+        };
+        assert_eq!(brief(&rig.host.recvs), [(1, status)]);
+    }
+}
+
+#[test]
 fn a_receive_with_a_bad_key_fails_on_our_side() {
     let mut rig = Rig::new();
     let read_only = rig.mr(8, Access::empty());
@@ -208,6 +290,14 @@ fn shared_receives_and_their_limit() {
     rig.qp.abort(&mut rig.host);
     use WcStatus::{Flushed, Success};
     assert_eq!(brief(&rig.host.recvs), [(1, Success), (2, Flushed)]);
+    assert!(rig.qp.take_events().contains(Events::LAST_WQE));
+    // Once for each life of the queue pair.
+    rig.post(1, crate::SendOp::Send, &[]);
+    rig.qp.stream_gone(&mut rig.host);
+    assert!(!rig.qp.take_events().contains(Events::LAST_WQE));
+    rig.qp.modify(State::Reset, &mut rig.host).unwrap();
+    rig.start(STREAM);
+    rig.qp.abort(&mut rig.host);
     assert!(rig.qp.take_events().contains(Events::LAST_WQE));
 }
 

@@ -263,4 +263,19 @@ fn more_reads_than_granted() {
         let one_more = request(u32::from(ird) + 1);
         refused(&mut rig, &one_more, Code::DDP_UNTAGGED_NO_BUFFER);
     }
+    // A queue pair serves no more than it was made for, whatever start-up has agreed on.
+    let config = QpConfig {
+        max_ird: 2,
+        ..QpConfig::default()
+    };
+    for size in [8, 0] {
+        let mut rig = Rig::with(config, StreamConfig { ird: 9, ..STREAM });
+        let mr = rig.mr(64, ALL);
+        let body = read_request(5, size, mr.stag, mr.at);
+        let request = |msn| untagged(Opcode::READ_REQUEST, 1, msn, 0, true, &body);
+        for msn in 1..=2 {
+            assert_eq!(rig.rx_ulpdu(&request(msn)), RxStatus::Ok);
+        }
+        refused(&mut rig, &request(3), Code::DDP_UNTAGGED_NO_BUFFER);
+    }
 }

@@ -147,6 +147,19 @@ fn a_later_empty_send_is_no_rtr() {
     let _ = rig.rx_ulpdu(&send(1, &[5]));
     let _ = rig.rx_ulpdu(&send(2, &[]));
     assert_eq!(rig.host.recvs.len(), 2);
+    // Nor is the first Send, if something else was the first FPDU.
+    for crc in [true, false] {
+        let mut rig = Rig::with(QpConfig::default(), StreamConfig { crc, ..expected });
+        let mr = rig.mr(20_000, ALL);
+        rig.recv(1, &[]);
+        let write = tagged(Opcode::WRITE, mr.stag, mr.at, true, &[1; 20_000]);
+        let write = rig.fpdu(&write);
+        for part in write.chunks(5000) {
+            assert_eq!(rig.rx(part), RxStatus::Ok);
+        }
+        assert_eq!(rig.rx_ulpdu(&send(1, &[])), RxStatus::Ok);
+        assert_eq!(brief(&rig.host.recvs), [(1, WcStatus::Success)]);
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@ use super::harness::*;
 use crate::qp::*;
 use crate::{Access, SendOp, WcStatus};
 use iwarp_proto::crc32c;
+use iwarp_proto::rdmap::Opcode;
 use proptest::prelude::*;
 use std::vec::Vec;
 
@@ -185,6 +186,62 @@ fn a_region_that_goes_away_during_a_direct_read() {
     let code = iwarp_proto::rdmap::TerminateCode::DDP_TAGGED_INVALID_STAG;
     b.assert_ended(Blame::Peer, code);
     assert_eq!(b.terminate().code, code);
+}
+
+/// A Write of 20,000 octets in one FPDU, without CRC, to a region that is returned.
+fn large_write() -> (Rig, Mr, Vec<u8>) {
+    let mut rig = Rig::with(
+        QpConfig::default(),
+        StreamConfig {
+            crc: false,
+            ..STREAM
+        },
+    );
+    let mr = rig.mr(20_000, ALL);
+    let write = tagged(Opcode::WRITE, mr.stag, mr.at, true, &[0xaa; 20_000]);
+    let fpdu = rig.fpdu(&write);
+    (rig, mr, fpdu)
+}
+
+#[test]
+fn the_end_of_a_write_becomes_visible_last_when_it_is_read_to_its_place() {
+    let (mut rig, mr, fpdu) = large_write();
+    // All but one octet of what follows the payload.
+    let most = fpdu.len() - 1;
+    assert!(read_as_planned(&mut rig, &fpdu[..most], 3000, 4) > 10_000);
+    let memory = rig.read(&mr);
+    let (now, later) = memory.split_at(20_000 - crate::limits::WRITE_TAIL as usize);
+    assert!(now.iter().all(|octet| *octet == 0xaa));
+    assert!(!later.contains(&0xaa), "{later:?}");
+    read_as_planned(&mut rig, &fpdu[most..], 1, 4);
+    assert_eq!(rig.read(&mr), [0xaa; 20_000]);
+}
+
+#[test]
+fn a_region_that_goes_away_is_noticed_wherever_its_fpdu_is_cut() {
+    // In the middle, and where nothing but the tail of the Write is missing.
+    for cut in [10_000, 19_999] {
+        for octets_follow in [true, false] {
+            let (mut rig, mr, fpdu) = large_write();
+            read_as_planned(&mut rig, &fpdu[..cut], 1000, 4);
+            assert!(rig.qp.rx_is_direct());
+            let before = rig.read(&mr);
+            rig.table.deregister(mr.stag).unwrap();
+            let mut plan = RxPlan::new(4);
+            rig.qp
+                .rx_plan(&mut rig.buffer, &rig.table, &mut plan, |_| {});
+            // Memory that was given back must not be written to.
+            assert_eq!(plan.direct(), 0);
+            if octets_follow || cut > 19_000 {
+                read_as_planned(&mut rig, &fpdu[cut..], 1000, 4);
+            } else {
+                assert_eq!(rig.again(), RxStatus::Failed);
+            }
+            let code = iwarp_proto::rdmap::TerminateCode::DDP_TAGGED_INVALID_STAG;
+            rig.assert_ended(Blame::Peer, code);
+            assert_eq!(rig.read(&mr), before);
+        }
+    }
 }
 
 #[test]

@@ -84,6 +84,8 @@ fn the_read_that_was_meant_fails_and_the_rest_is_flushed() {
                 brief(&rig.host.sends),
                 [(1, Flushed), (2, status), (3, Flushed), (4, Flushed)]
             );
+            let others = [0, 2, 3].map(|i| rig.host.sends[i].vendor_err);
+            assert_eq!(others, [0; 3]);
             let vendor = rig.host.sends[1].vendor_err;
             let (l, t, c) = (code.layer, code.etype, code.code);
             assert_eq!(

@@ -1,0 +1,377 @@
+//! Which request is blamed when the peer refuses one of many, and which are reported as done
+//! (`acknowledge`, RFC 5040 §4.8).
+
+use super::harness::*;
+use crate::qp::*;
+use crate::{SendFlags, SendOp, WcStatus};
+use proptest::prelude::*;
+use std::collections::VecDeque;
+use std::vec;
+use std::vec::Vec;
+
+const OTHER: StreamConfig = StreamConfig {
+    initiator: false,
+    ..STREAM
+};
+
+fn waiting(stream: StreamConfig) -> Rig {
+    let mut rig = Rig::fresh(QpConfig::default());
+    rig.qp.complete_when_placed();
+    rig.start(stream);
+    rig
+}
+
+const IMPATIENT: QpConfig = QpConfig {
+    receiver_not_ready: ReceiverNotReady::Terminate,
+    qp_num: 1,
+    pd: PD,
+    max_send_wr: 64,
+    max_recv_wr: 64,
+    max_send_sge: 4,
+    max_recv_sge: 4,
+    max_inline: 64,
+    max_ird: 16,
+    max_ord: 16,
+    signal_all: false,
+    shared_receive: false,
+    snapshot: false,
+};
+
+#[test]
+fn of_two_writes_side_by_side_the_refused_one_is_blamed() {
+    let (mut a, mut b) = (waiting(STREAM), Rig::with(QpConfig::default(), OTHER));
+    let (from, to) = (a.mr(64, ALL), b.mr(24, ALL));
+    for (id, off, len) in [(1, 0, 16), (2, 16, 16)] {
+        let write = SendOp::Write {
+            remote_addr: to.at + off,
+            rkey: to.stag,
+        };
+        a.post(id, write, &[from.part(0, len)]);
+    }
+    shuttle(&mut a, &mut b, 1000);
+    assert_eq!(
+        brief(&a.host.sends),
+        [(1, WcStatus::Success), (2, WcStatus::RemoteAccess)]
+    );
+}
+
+#[test]
+fn an_overlapping_write_is_told_from_an_earlier_one_by_its_length() {
+    let (mut a, mut b) = (waiting(STREAM), Rig::with(QpConfig::default(), OTHER));
+    let (from, to) = (a.mr(64, ALL), b.mr(16, ALL));
+    for (id, off) in [(1, 0), (2, 8)] {
+        let write = SendOp::Write {
+            remote_addr: to.at + off,
+            rkey: to.stag,
+        };
+        a.post(id, write, &[from.part(0, 16)]);
+    }
+    shuttle(&mut a, &mut b, 1000);
+    assert_eq!(
+        brief(&a.host.sends),
+        [(1, WcStatus::Success), (2, WcStatus::RemoteAccess)]
+    );
+}
+
+#[test]
+fn a_message_that_is_sent_in_part_does_not_shift_the_blame() {
+    let ops: [fn(&Mr) -> SendOp; 3] = [
+        |to| SendOp::WriteImm {
+            remote_addr: to.at,
+            rkey: to.stag,
+            imm: 5,
+        },
+        |_| SendOp::SendImm(5),
+        |_| SendOp::Send,
+    ];
+    for long in ops {
+        let (mut a, mut b) = (waiting(STREAM), Rig::with(IMPATIENT, OTHER));
+        let (from, to) = (a.mr(1 << 20, ALL), b.mr(1 << 20, ALL));
+        a.post(1, SendOp::Send, &[from.part(0, 16)]);
+        a.post(2, long(&to), &[from.sge()]);
+        // One plan only: the second is not finished.
+        assert_eq!(a.fill(), TxFill::Ready);
+        let octets = a.write_some(400_000);
+        for part in octets.chunks(1000) {
+            let _ = b.rx(part);
+        }
+        let back = b.octets_out();
+        assert_eq!(a.rx(&back), RxStatus::Failed);
+        assert_eq!(
+            brief(&a.host.sends),
+            [(1, WcStatus::RemoteInvalidRequest), (2, WcStatus::Flushed)]
+        );
+    }
+}
+
+#[test]
+fn a_send_that_waited_in_vain_is_blamed() {
+    let (mut a, mut b) = (waiting(STREAM), Rig::with(QpConfig::default(), OTHER));
+    let from = a.mr(64, ALL);
+    b.recv(9, &[]);
+    for id in 1..=3 {
+        a.post(id, SendOp::Send, &[]);
+    }
+    a.post(4, SendOp::Send, &[from.part(0, 16)]);
+    let octets = a.octets_out();
+    assert_eq!(b.rx(&octets), RxStatus::Held);
+    b.wait_for_a_receive();
+    let back = b.octets_out();
+    assert_eq!(a.rx(&back), RxStatus::Failed);
+    use WcStatus::{Flushed, RemoteInvalidRequest, Success};
+    assert_eq!(
+        brief(&a.host.sends),
+        [
+            (1, Success),
+            (2, RemoteInvalidRequest),
+            (3, Flushed),
+            (4, Flushed)
+        ]
+    );
+}
+
+/// The kind of a request of the property test.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Write,
+    WriteImm,
+    Send,
+    SendImm,
+    SendInv,
+    Read,
+    FetchAdd,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Ask {
+    kind: Kind,
+    len: u32,
+    fence: bool,
+}
+
+fn asks() -> impl Strategy<Value = Vec<Ask>> {
+    use Kind::*;
+    let kind = prop::sample::select(vec![
+        Write, WriteImm, Send, SendImm, SendInv, Read, FetchAdd,
+    ]);
+    let len = prop_oneof![Just(0), 1u32..16, 1000u32..4000, Just(20_000)];
+    let ask = (kind, len, prop::bool::weighted(0.1));
+    let ask = ask.prop_map(|(kind, len, fence)| Ask { kind, len, fence });
+    prop::collection::vec(ask, 1..10)
+}
+
+/// Octets that one end has sent and the other has not taken.
+type Line = VecDeque<u8>;
+
+/// Where everything lies: what is sent, where Writes land one behind the other, words for atomics, and where Sends land.
+struct Ground {
+    source: Mr,
+    target: Mr,
+    words: Mr,
+    inbox: Mr,
+}
+
+struct Pair {
+    a: Rig,
+    b: Rig,
+    ground: Ground,
+    /// What waits between the two, from `a` and from `b`.
+    lines: [Line; 2],
+}
+
+const LEN_MAX: u32 = 20_009;
+const ASKS_MAX: u32 = 10;
+
+impl Pair {
+    fn new(ord: u16, patient: bool) -> Self {
+        let config = if patient {
+            QpConfig::default()
+        } else {
+            IMPATIENT
+        };
+        let mut a = waiting(StreamConfig { ord, ..STREAM });
+        let mut b = Rig::with(config, OTHER);
+        let ground = Ground {
+            source: a.mr(LEN_MAX * ASKS_MAX, ALL),
+            target: b.mr(LEN_MAX * ASKS_MAX, ALL),
+            words: b.mr(8 * (ASKS_MAX + 1), ALL),
+            inbox: b.mr(LEN_MAX, ALL),
+        };
+        for i in 0..ground.target.len {
+            b.write(&ground.target, i, 0xee);
+        }
+        let lines = [Line::new(), Line::new()];
+        Self {
+            a,
+            b,
+            ground,
+            lines,
+        }
+    }
+
+    /// Posts request `i`. With `wrong` the peer will refuse it, in one of two ways; returns the status that it must get.
+    fn post(&mut self, i: u32, ask: &Ask, at: u32, wrong: Option<bool>) -> Option<WcStatus> {
+        use Kind::*;
+        let Ground {
+            source,
+            target,
+            words,
+            ..
+        } = self.ground;
+        let (by_key, beyond) = (wrong == Some(true), wrong == Some(false));
+        let rkey = target.stag ^ u32::from(by_key);
+        // Beyond the end by one octet.
+        let to = target.at + u64::from(if beyond { target.len - ask.len + 1 } else { at });
+        let imm = 3;
+        let op = match ask.kind {
+            Write => SendOp::Write {
+                remote_addr: to,
+                rkey,
+            },
+            // The other way: it meets no receive.
+            WriteImm => SendOp::WriteImm {
+                remote_addr: target.at + u64::from(at),
+                rkey,
+                imm,
+            },
+            Send => SendOp::Send,
+            SendImm => SendOp::SendImm(imm),
+            SendInv if wrong.is_some() => SendOp::SendInv(0xdead_beef),
+            SendInv => SendOp::Send,
+            Read => SendOp::Read {
+                remote_addr: to,
+                rkey,
+            },
+            FetchAdd => SendOp::FetchAdd {
+                remote_addr: words.at + u64::from(8 * i) + u64::from(beyond),
+                rkey: words.stag ^ u32::from(by_key),
+                add: 1,
+                mask: 0,
+            },
+        };
+        let mut flags = SendFlags::SIGNALED;
+        flags.set(SendFlags::FENCE, ask.fence);
+        let len = if ask.kind == FetchAdd { 8 } else { ask.len };
+        let sge = source.part(LEN_MAX * i, len);
+        self.a
+            .try_post(u64::from(i), op, flags, &[sge])
+            .expect("it can be posted");
+        wrong?;
+        Some(match ask.kind {
+            Write | Read | SendInv => WcStatus::RemoteAccess,
+            WriteImm | FetchAdd if by_key => WcStatus::RemoteAccess,
+            _ => WcStatus::RemoteInvalidRequest,
+        })
+    }
+
+    /// Posts the peer's receive for a request.
+    fn post_receive(&mut self, ask: &Ask, wrong: Option<bool>) {
+        use Kind::*;
+        let len = match (ask.kind, wrong) {
+            (Write | Read | FetchAdd, _) => return,
+            // One way to refuse a Send is that it is too long, the other that there is no receive.
+            (Send | SendImm, Some(true)) => ask.len - 1,
+            (Send | SendImm | WriteImm, Some(false)) => return,
+            _ => LEN_MAX,
+        };
+        let inbox = self.ground.inbox.part(0, len);
+        self.b.recv(0, &[inbox]);
+    }
+
+    /// One end writes, and the other reads, at most `most` octets. Returns `true` if anything happened.
+    fn step(&mut self, back: bool, most: usize) -> bool {
+        let [there, here] = &mut self.lines;
+        let (from, to, line) = match back {
+            false => (&mut self.a, &mut self.b, there),
+            true => (&mut self.b, &mut self.a, here),
+        };
+        if from.plan.is_done() && from.qp.wants_tx() {
+            let _ = from.fill();
+        }
+        let written = from.write_some(most);
+        line.extend(&written);
+        let taken: Vec<u8> = match to.qp.rx_interest() {
+            RxInterest::Held => vec![],
+            _ => line.drain(..most.min(line.len())).collect(),
+        };
+        if to.qp.rx_interest() == RxInterest::Read && !taken.is_empty() {
+            let _ = to.rx(&taken);
+        }
+        !written.is_empty() || !taken.is_empty()
+    }
+
+    fn run(&mut self, steps: &[(bool, usize)]) {
+        for &(back, most) in steps {
+            self.step(back, most);
+        }
+        loop {
+            while self.step(false, 9000) | self.step(true, 9000) {}
+            if self.b.qp.rx_interest() != RxInterest::Held {
+                return;
+            }
+            self.b.wait_for_a_receive();
+        }
+    }
+}
+
+proptest! {
+    /// Of some requests one is refused, or none. Whatever is cut and however the two ends take turns: the refused one gets its
+    /// status, those behind it are flushed, and those before it succeed, up to a Read whose answer the peer did not send.
+    #[test]
+    fn the_refused_request_is_blamed_and_no_other(
+        asks in asks(),
+        refused in 0usize..12,
+        by_key: bool,
+        patient: bool,
+        ord in 1u16..4,
+        steps in prop::collection::vec((any::<bool>(), 1usize..6000), 0..150),
+    ) {
+        let mut asks = asks;
+        let mut pair = Pair::new(ord, patient);
+        let (mut at, mut want, mut places) = (0, None, vec![]);
+        for (i, ask) in asks.iter_mut().enumerate() {
+            let wrong = (i == refused).then_some(by_key);
+            if wrong.is_some() {
+                // An empty message is never refused.
+                ask.len = ask.len.max(9);
+            }
+            let status = pair.post(i as u32, ask, at, wrong);
+            want = want.or(status);
+            if i <= refused {
+                pair.post_receive(ask, wrong);
+            }
+            places.push(at);
+            if ask.kind != Kind::Read {
+                at += ask.len;
+            }
+        }
+        pair.run(&steps);
+        let got = brief(&pair.a.host.sends);
+        let ids: Vec<u64> = (0..asks.len() as u64).collect();
+        prop_assert_eq!(got.iter().map(|g| g.0).collect::<Vec<_>>(), ids);
+        let answered = |kind| matches!(kind, Kind::Read | Kind::FetchAdd);
+        let mut lost = false;
+        let memory = pair.b.read(&pair.ground.target);
+        let sent = pair.a.read(&pair.ground.source);
+        for (i, (ask, (_, status))) in asks.iter().zip(&got).enumerate() {
+            lost |= i < refused && *status == WcStatus::Flushed && answered(ask.kind);
+            let expected = match i.cmp(&refused) {
+                core::cmp::Ordering::Less if !lost => WcStatus::Success,
+                core::cmp::Ordering::Equal => want.unwrap(),
+                _ => WcStatus::Flushed,
+            };
+            prop_assert_eq!(*status, expected, "request {} of {:?}", i, got);
+            if *status == WcStatus::Success && matches!(ask.kind, Kind::Write | Kind::WriteImm) {
+                let (to, from) = (places[i] as usize, LEN_MAX as usize * i);
+                let len = ask.len as usize;
+                prop_assert_eq!(&memory[to..to + len], &sent[from..from + len], "Write {} is not placed", i);
+            }
+        }
+        // A lost answer is lost because the peer ended the stream.
+        prop_assert!(!lost || want.is_some());
+        let delivered = pair.b.host.recvs.iter().filter(|c| c.status == WcStatus::Success).count();
+        let takes = |ask: &Ask| !answered(ask.kind) && ask.kind != Kind::Write;
+        let done = asks.iter().zip(&got).filter(|(ask, g)| takes(ask) && g.1 == WcStatus::Success);
+        prop_assert!(done.count() <= delivered);
+    }
+}

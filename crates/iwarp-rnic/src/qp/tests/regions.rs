@@ -1,0 +1,254 @@
+//! Rules of single regions and windows that no other subject covers: invalidation, rights, offsets, local keys.
+
+use super::harness::*;
+use crate::memory::{AccessError, Accessor, WindowType};
+use crate::qp::*;
+use crate::{Access, Bind, FastRegister, SendOp, WcStatus};
+use iwarp_proto::ddp::{Header, Stag, UntaggedHeader};
+use iwarp_proto::rdmap::{Opcode, ReadRequest, TerminateCode as Code};
+use std::vec::Vec;
+
+const BASE: u64 = 0x5000;
+
+/// A fast-registration region whose octets `offset` to `offset + len` are reached from `BASE` on.
+fn fast(rig: &mut Rig, offset: u64, len: u64, access: Access) -> Mr {
+    let range = rig.range(64);
+    let at = range.addr();
+    let random = rig.random();
+    let stag = rig.table.allocate_fast(range, PD, random).unwrap();
+    let wr = FastRegister {
+        new_stag: stag,
+        offset,
+        len,
+        iova: BASE,
+        access,
+    };
+    rig.table.fast_register(&wr, PD).unwrap();
+    Mr { stag, at, len: 64 }
+}
+
+/// A window of all rights on `len` octets from `addr` on.
+fn window(rig: &mut Rig, mr: &Mr, addr: u64, len: u64) -> u32 {
+    let random = rig.random();
+    let ty = WindowType::Type2;
+    let mw = rig.table.allocate_window(ty, PD, random).unwrap();
+    let bind = Bind {
+        mw_stag: mw,
+        new_stag: mw,
+        mr_stag: mr.stag,
+        addr,
+        len,
+        access: ALL.difference(Access::MW_BIND),
+    };
+    rig.post(77, SendOp::Bind(bind), &[]);
+    assert!(rig.octets_out().is_empty());
+    assert_eq!(brief(&rig.host.sends), [(77, WcStatus::Success)]);
+    rig.host.sends.clear();
+    mw
+}
+
+fn send_inv(stag: u32) -> Vec<u8> {
+    let header = Header::Untagged(UntaggedHeader {
+        last: true,
+        opcode: Opcode::SEND_INV,
+        invalidate_stag: Stag(stag),
+        qn: 0,
+        msn: 1,
+        mo: 0,
+    });
+    with_payload(&header, &[])
+}
+
+#[test]
+fn only_its_own_protection_domain_invalidates_a_region() {
+    for remote in [true, false] {
+        let mut rig = Rig::new();
+        let mr = fast(&mut rig, 0, 64, ALL);
+        let other = Accessor {
+            pd: PD + 1,
+            ..rig.qp.accessor()
+        };
+        let refused = rig.table.invalidate(mr.stag, other, remote);
+        assert_eq!(refused, Err(AccessError::NotAssociated));
+        assert!(rig.table.info(mr.stag).unwrap().valid);
+        let own = rig.table.invalidate(mr.stag, rig.qp.accessor(), remote);
+        assert_eq!(own, Ok(()));
+        assert!(!rig.table.info(mr.stag).unwrap().valid);
+    }
+}
+
+#[test]
+fn a_peer_ends_no_region_that_it_has_no_rights_to() {
+    for (access, allowed) in [
+        (Access::LOCAL_WRITE, false),
+        (Access::LOCAL_WRITE.union(Access::MW_BIND), false),
+        (Access::REMOTE_READ, true),
+        (Access::LOCAL_WRITE.union(Access::REMOTE_WRITE), true),
+        (Access::LOCAL_WRITE.union(Access::REMOTE_ATOMIC), true),
+    ] {
+        let mut rig = Rig::new();
+        let mr = fast(&mut rig, 0, 64, access);
+        rig.recv(1, &[]);
+        let status = rig.rx_ulpdu(&send_inv(mr.stag));
+        let valid = rig.table.info(mr.stag).unwrap().valid;
+        if allowed {
+            assert_eq!((status, valid), (RxStatus::Ok, false), "{access:?}");
+        } else {
+            assert_eq!((status, valid), (RxStatus::Failed, true), "{access:?}");
+            rig.assert_ended(Blame::Peer, Code::RDMAP_CANNOT_INVALIDATE);
+        }
+    }
+}
+
+#[test]
+fn a_window_begins_where_its_fast_region_does() {
+    let mut rig = Rig::new();
+    // The region begins 16 octets into its memory, and the window 4 octets into the region.
+    let mr = fast(&mut rig, 16, 32, ALL);
+    let mw = window(&mut rig, &mr, BASE + 4, 8);
+    let write = tagged(Opcode::WRITE, mw, BASE + 4, true, &[0xaa; 8]);
+    assert_eq!(rig.rx_ulpdu(&write), RxStatus::Ok);
+    let mut want: Vec<u8> = (0..64).collect();
+    want[20..28].fill(0xaa);
+    assert_eq!(rig.read(&mr), want);
+}
+
+#[test]
+fn a_window_is_no_local_key() {
+    for kind in 0..3 {
+        let mut rig = Rig::new();
+        let mr = rig.mr(64, ALL);
+        let mw = window(&mut rig, &mr, mr.at, 64);
+        let sge = crate::Sge {
+            lkey: mw,
+            ..mr.part(0, 8)
+        };
+        rig.recv(1, &[sge]);
+        let read = SendOp::Read {
+            remote_addr: 0,
+            rkey: 7,
+        };
+        match kind {
+            0 => rig.post(1, SendOp::Send, &[sge]),
+            1 => rig.post(1, read, &[sge]),
+            _ => assert_eq!(rig.rx_ulpdu(&send(1, &[9; 8])), RxStatus::Failed),
+        }
+        assert_eq!(rig.terminate().code, Code::RDMAP_LOCAL_CATASTROPHIC);
+        use WcStatus::{Flushed, LocalProtection};
+        let (sends, recv) = match kind {
+            2 => (&[][..], LocalProtection),
+            _ => (&[(1, LocalProtection)][..], Flushed),
+        };
+        assert_eq!(brief(&rig.host.sends), sends);
+        assert_eq!(brief(&rig.host.recvs), [(1, recv)]);
+        assert_eq!(rig.read(&mr)[..8], [0, 1, 2, 3, 4, 5, 6, 7]);
+    }
+}
+
+#[test]
+fn a_region_that_is_zero_based_no_longer_begins_at_its_address() {
+    let mut rig = Rig::new();
+    let range = rig.range(64);
+    let at = range.addr();
+    let random = rig.random();
+    let zero_based = Access::LOCAL_WRITE | Access::ZERO_BASED;
+    let registered = rig.table.register(range, at, PD, zero_based, random);
+    let stag = registered.unwrap();
+    let iova = |rig: &Rig| rig.table.info(stag).unwrap().iova;
+    assert_eq!(iova(&rig), 0);
+    for (access, begins) in [
+        (Access::LOCAL_WRITE, at),
+        (zero_based, 0),
+        (Access::LOCAL_WRITE, at),
+    ] {
+        let changed = rig.table.reregister(stag, None, None, Some(access));
+        assert_eq!(changed.map(|(stag, _)| stag), Ok(stag));
+        assert_eq!(iova(&rig), begins, "{access:?}");
+    }
+    // New memory brings its own.
+    let range = rig.range(32);
+    let (new, _) = rig
+        .table
+        .reregister(stag, Some((range, 0x7000)), None, Some(zero_based))
+        .unwrap();
+    let changed = rig
+        .table
+        .reregister(new, None, None, Some(Access::LOCAL_WRITE));
+    assert_eq!(changed.map(|(stag, _)| stag), Ok(new));
+    assert_eq!(rig.table.info(new).unwrap().iova, 0x7000);
+}
+
+/// Read Requests for regions of these lengths, which have come and are not answered. Small and large answers are made by
+/// different code.
+fn asked(rig: &mut Rig, lens: &[u32]) -> Vec<Mr> {
+    let mrs: Vec<Mr> = lens.iter().map(|len| rig.mr(*len, ALL)).collect();
+    for (i, mr) in mrs.iter().enumerate() {
+        let body = read_request(100 + i as u32, mr.len, mr.stag, mr.at);
+        let ulpdu = untagged(Opcode::READ_REQUEST, 1, i as u32 + 1, 0, true, &body);
+        assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Ok);
+    }
+    mrs
+}
+
+#[test]
+fn rights_are_looked_at_again_when_a_read_is_answered() {
+    for plodding in [true, false] {
+        for len in [8, 1000, 40_000] {
+            let mut rig = Rig::new();
+            rig.qp.plodding = plodding;
+            let mrs = asked(&mut rig, &[16, len]);
+            let less = Some(ALL.difference(Access::REMOTE_READ));
+            let changed = rig.table.reregister(mrs[1].stag, None, None, less);
+            changed.unwrap();
+            let sent = rig.sent();
+            let opcodes: Vec<_> = sent.iter().map(|(h, _)| h.opcode()).collect();
+            assert_eq!(opcodes, [Opcode::READ_RESPONSE, Opcode::TERMINATE]);
+            assert_eq!(sent[0].1.len(), 16);
+            rig.assert_ended(Blame::Peer, Code::RDMAP_ACCESS);
+        }
+    }
+}
+
+#[test]
+fn a_read_needs_the_right_when_it_is_asked_for() {
+    for plodding in [true, false] {
+        for first in [true, false] {
+            let mut rig = Rig::new();
+            rig.qp.plodding = plodding;
+            if !first {
+                // The stream is in full operation.
+                asked(&mut rig, &[8]);
+            }
+            let mr = rig.mr(64, ALL.difference(Access::REMOTE_READ));
+            let body = read_request(5, 8, mr.stag, mr.at);
+            let msn = if first { 1 } else { 2 };
+            let ulpdu = untagged(Opcode::READ_REQUEST, 1, msn, 0, true, &body);
+            assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Failed);
+            rig.assert_ended(Blame::Peer, Code::RDMAP_ACCESS);
+        }
+    }
+}
+
+#[test]
+fn a_read_that_fails_late_is_named_with_its_header() {
+    for len in [8, 40_000] {
+        let mut rig = Rig::new();
+        let mrs = asked(&mut rig, &[16, len, 8]);
+        rig.table.deregister(mrs[1].stag).unwrap();
+        let terminate = rig.terminate();
+        assert_eq!(terminate.code, Code::RDMAP_INVALID_STAG);
+        let header = UntaggedHeader {
+            last: true,
+            opcode: Opcode::READ_REQUEST,
+            invalidate_stag: Stag(0),
+            qn: 1,
+            msn: 2,
+            mo: 0,
+        };
+        assert_eq!(terminate.ddp_header, Some(Header::Untagged(header)));
+        assert_eq!(terminate.ddp_segment_len, Some(18 + 28));
+        let request = terminate.read_request;
+        let named = |r: ReadRequest| (r.sink_stag.0, r.source_stag.0, r.size);
+        assert_eq!(request.map(named), Some((101, mrs[1].stag, len)));
+    }
+}
