@@ -61,7 +61,7 @@ pub(crate) const STEPS: &[Step] = &[
     },
     Step {
         name: "compliance",
-        about: "quoted rules are in their RFCs",
+        about: "quoted rules are in their RFCs, and none is missing",
         limit: minutes(5),
         run: compliance::run,
     },

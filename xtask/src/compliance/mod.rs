@@ -61,16 +61,15 @@ fn analyse(context: &Context) -> Result<(Vec<Document>, Vec<String>)> {
     Ok((documents, errors))
 }
 
-/// The step: fails on wrong quotes and on an outdated snapshot.
+/// The step: fails on wrong quotes, on requirements that are missing, and on an outdated snapshot.
 pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
     let (documents, errors) = analyse(context)?;
     write_report(context, &documents)?;
-    for error in &errors {
-        log.line(error);
+    let missing = report::missing(&documents);
+    for complaint in errors.iter().chain(&missing) {
+        log.line(complaint);
     }
-    if !errors.is_empty() {
-        bail!("{} annotations are wrong", errors.len());
-    }
+    verdict(&errors, &missing)?;
     for document in &documents {
         let counts = document.total();
         log.say(format!(
@@ -90,22 +89,35 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// The command: writes the reports. With `bless` the committed snapshot too.
+/// Fails if an annotation is wrong or a requirement is missing.
+fn verdict(errors: &[String], missing: &[String]) -> Result<()> {
+    if !errors.is_empty() {
+        bail!("{} annotations are wrong", errors.len());
+    }
+    if let Some(first) = missing.first() {
+        bail!("{} requirements are missing: {first}", missing.len());
+    }
+    Ok(())
+}
+
+/// The command: writes the reports. With `bless` the committed snapshot too. Returns `false` if an annotation is wrong or a
+/// requirement is missing.
 ///
 /// # Errors
 /// When files cannot be read or written.
 pub(crate) fn command(context: &Context, bless: bool) -> Result<bool> {
     let (documents, errors) = analyse(context)?;
     let path = write_report(context, &documents)?;
-    for error in &errors {
-        eprintln!("error: {error}");
+    let missing = report::missing(&documents);
+    for complaint in errors.iter().chain(&missing) {
+        eprintln!("error: {complaint}");
     }
     println!("full report: {}", path.display());
     if bless {
         std::fs::write(context.root.join(SNAPSHOT), report::snapshot(&documents))?;
         println!("snapshot: {SNAPSHOT}");
     }
-    Ok(errors.is_empty())
+    Ok(verdict(&errors, &missing).is_ok())
 }
 
 fn write_report(context: &Context, documents: &[Document]) -> Result<std::path::PathBuf> {
@@ -119,6 +131,19 @@ fn write_report(context: &Context, documents: &[Document]) -> Result<std::path::
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_wrong_annotation_or_a_missing_requirement_fails() {
+        let some = |text: &str| vec![text.to_owned()];
+        assert!(verdict(&[], &[]).is_ok());
+        let wrong = verdict(&some("a.rs:1: wrong"), &[]).unwrap_err();
+        assert_eq!(wrong.to_string(), "1 annotations are wrong");
+        let missing = verdict(&[], &some("RFC 9999 section 1: A MUST hold.")).unwrap_err();
+        assert_eq!(
+            missing.to_string(),
+            "1 requirements are missing: RFC 9999 section 1: A MUST hold."
+        );
+    }
 
     /// The RFCs do not change, so these counts must not change. The test fails if the parser misses sections or requirements.
     #[test]

@@ -108,13 +108,19 @@ impl Document {
         if open.is_empty() { used } else { Vec::new() }
     }
 
+    fn is_missing(&self, section: usize, requirement: &Requirement) -> bool {
+        [Kind::Implementation, Kind::Test, Kind::Exception]
+            .into_iter()
+            .all(|kind| self.covering(section, requirement, kind).is_empty())
+    }
+
     fn count(&self, section: usize) -> Counts {
         let mut counts = Counts::default();
         for requirement in &self.sections[section].requirements {
             let has = |kind| usize::from(!self.covering(section, requirement, kind).is_empty());
             let (implemented, tested) = (has(Kind::Implementation), has(Kind::Test));
             let exception = has(Kind::Exception);
-            let missing = usize::from(implemented + tested + exception == 0);
+            let missing = usize::from(self.is_missing(section, requirement));
             counts.add(Counts {
                 total: 1,
                 implemented,
@@ -134,6 +140,26 @@ impl Document {
         }
         total
     }
+}
+
+/// Returns the requirements that are neither quoted nor an exception, each with its place in the RFC.
+pub(crate) fn missing(documents: &[Document]) -> Vec<String> {
+    let mut out = Vec::new();
+    for document in documents {
+        for (at, section) in document.sections.iter().enumerate() {
+            for requirement in &section.requirements {
+                if document.is_missing(at, requirement) {
+                    out.push(format!(
+                        "RFC {} section {}: quoted neither at code nor at a test, and no exception: {}",
+                        document.number,
+                        section.number,
+                        &section.text[requirement.range.clone()]
+                    ));
+                }
+            }
+        }
+    }
+    out
 }
 
 /// Returns the error message for a quote that is not in its section. It names other sections that contain the quote.
@@ -220,7 +246,8 @@ pub(crate) fn snapshot(documents: &[Document]) -> String {
         "# Compliance\n\n\
          Written by `cargo xtask compliance --bless`; `cargo xtask test` fails when it is out of date.\n\
          A requirement is a sentence of the RFC with MUST, SHALL, SHOULD or REQUIRED (or their negation).\n\
-         It may be quoted at code and at tests, so the columns do not add up. How to quote one is in\n\
+         It may be quoted at code and at tests, so the columns do not add up. A requirement that is quoted nowhere\n\
+         and is no exception is missing, and the check fails. How to quote one is in\n\
          [CONTRIBUTING.md](../CONTRIBUTING.md).\n\n\
          | RFC | requirements | in code | in tests | exceptions | missing |\n\
          | --- | ---: | ---: | ---: | ---: | ---: |\n",
@@ -374,6 +401,22 @@ mod tests {
                 ..Counts::default()
             }
         );
+    }
+
+    #[test]
+    fn each_missing_requirement_is_named_with_its_section() {
+        let cited = "//= rfc9999 section 1\n//# A MUST hold and B MUST NOT.\n\n\
+                     //= rfc9999 section 1\n//= type=test\n//# C SHOULD be done.\n";
+        let names = missing(&[document(cited).0]);
+        assert_eq!(names.len(), 2, "{names:?}");
+        assert!(names[0].starts_with("RFC 9999 section 2: ") && names[0].ends_with(": D MUST."));
+        assert!(names[1].starts_with("RFC 9999 section 2.1: "));
+        let rest = "\n//= rfc9999 section 2\n//= type=exception\n//= reason=no\n";
+        let all = format!("{cited}{rest}");
+        assert_eq!(missing(&[document(&all).0]), Vec::<String>::new());
+        // Half of a sentence is not enough.
+        let half = all.replace(" and B MUST NOT.", "");
+        assert_eq!(missing(&[document(&half).0]).len(), 1);
     }
 
     #[test]
