@@ -30,7 +30,7 @@ pub(crate) fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
     Ok(found)
 }
 
-/// Returns the error of a client whose connection ended before the server's first answer. A server that evicts a client resets the
+/// Returns the error of a client whose connection ended before the server had answered its first request. A server that evicts a client resets the
 /// connection: then it was busy, and may be asked again.
 pub(crate) fn before_the_first_answer(e: Error, qp: &iwarp::raw::QueuePair) -> Error {
     match qp.fault() {

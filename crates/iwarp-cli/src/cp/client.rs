@@ -14,8 +14,8 @@ use iwarp::Context;
 use iwarp::cm::Connector;
 use rustix::fs::{Mode, OFlags};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 /// Tells the user how to continue if a copy ends early. The data that have arrived are kept.
@@ -31,10 +31,14 @@ const RESUME_WITHOUT: &str =
 pub(super) fn put(args: &CpArgs, file: &Path, peer: (&str, u16), path: &str) -> Result<()> {
     // Before the server is asked: is there anything to send?
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let fd = rustix::fs::open(file, flags, Mode::empty())
-        .context(format_args!("'{}'", file.display()))?;
-    let source = Source::new(regular(fd, &file.display().to_string())?)?;
+    let open = || {
+        let fd = rustix::fs::open(file, flags, Mode::empty())
+            .context(format_args!("'{}'", file.display()))?;
+        Source::new(regular(fd, &file.display().to_string())?)
+    };
+    let mut first = Some(open()?);
     copy(args, peer, |link, progress| {
+        let source = first.take().map_or_else(open, Ok)?;
         session::put(link, source, wish(args, path), progress)
     })
 }
@@ -50,9 +54,9 @@ pub(super) fn get(args: &CpArgs, peer: (&str, u16), path: &str, file: &Path) -> 
     } else {
         file.to_path_buf()
     };
-    let place = Place::local(&target)?;
-    place.check_target()?;
+    Place::local(&target)?.check_target()?;
     copy(args, peer, |link, progress| {
+        let place = Place::local(&target)?;
         session::get(link, place, wish(args, path), progress)
     })
 }
@@ -64,10 +68,12 @@ fn wish<'a>(args: &CpArgs, path: &'a str) -> session::Wish<'a> {
     }
 }
 
+/// Connects and does `work`. A server that had no place, or gave it to another client before it answered the request, is asked
+/// again.
 fn copy(
     args: &CpArgs,
     (host, port): (&str, u16),
-    work: impl FnOnce(&mut RdmaLink, session::Progress<'_>) -> Result<Summary>,
+    mut work: impl FnMut(&mut RdmaLink, session::Progress<'_>) -> Result<Summary>,
 ) -> Result<()> {
     if port == 0 {
         return Err(Error::usage("--port 0 belongs to 'iwarp cp serve'"));
@@ -76,14 +82,6 @@ fn copy(
     // No other code has this process's memory.
     let budget = Budget::new(u64::MAX);
     let addresses = rdma::resolve(host, port)?;
-    let (ctx, mut link) = patience::ask(|| {
-        rdma::first_that_answers(&addresses, &super::config(args), |ctx, peer| {
-            let (half, qp) = Half::new(ctx, &budget)?;
-            let mut link = half.connected(rdma::connect(&Connector::new(ctx), peer, qp)?, None);
-            session::begin(&mut link, secret.as_ref()).map_err(|e| link.turned_away(e))?;
-            Ok((ctx.clone(), link))
-        })
-    })?;
     let bar = bar(args.quiet);
     let hint = if args.no_resume {
         RESUME_WITHOUT
@@ -92,31 +90,44 @@ fn copy(
     };
     // Between the first octet and the last, a copy that ends early leaves a part that can be continued.
     let begun = Arc::new(AtomicBool::new(false));
-    let (seen, shown, recorded) = (Arc::clone(&begun), bar.clone(), ctx.clone());
-    signals::on_interrupt(move |code| {
-        shown.finish_and_clear();
-        match seen.load(Ordering::Acquire) {
-            true => eprintln!("iwarp: interrupted; {hint}"),
-            false => eprintln!("iwarp: interrupted"),
+    let current = Arc::new(Mutex::new(None));
+    let mut took = 0.0;
+    let outcome = patience::ask(|| {
+        let (ctx, mut link) =
+            rdma::first_that_answers(&addresses, &super::config(args), |ctx, peer| {
+                let (half, qp) = Half::new(ctx, &budget)?;
+                let link = half.connected(rdma::connect(&Connector::new(ctx), peer, qp)?, None);
+                Ok((ctx.clone(), link))
+            })?;
+        if lock(&current).replace(ctx.clone()).is_none() {
+            say_when_interrupted(&current, &begun, &bar, hint)?;
         }
-        flush(&recorded);
-        code
-    })?;
-    let start = Instant::now();
-    let outcome = work(&mut link, &mut |done, all| {
-        if bar.length() != Some(all) {
-            bar.set_length(all);
-            // Octets that the receiver had already do not count for the rate.
-            bar.set_position(done);
-            bar.reset_eta();
-        }
-        bar.set_position(done);
-        begun.store(0 < done && done < all, Ordering::Release);
+        let start = Instant::now();
+        // `work` tells its progress from the server's answer to the request on.
+        let mut answered = false;
+        let outcome = session::begin(&mut link, secret.as_ref()).and_then(|()| {
+            work(&mut link, &mut |done, all| {
+                answered = true;
+                if bar.length() != Some(all) {
+                    bar.set_length(all);
+                    // Octets that the receiver had already do not count for the rate.
+                    bar.set_position(done);
+                    bar.reset_eta();
+                }
+                bar.set_position(done);
+                begun.store(0 < done && done < all, Ordering::Release);
+            })
+        });
+        let outcome = outcome.map_err(|e| match answered {
+            true => e,
+            false => link.turned_away(e),
+        });
+        link.close();
+        took = start.elapsed().as_secs_f64();
+        flush(&ctx);
+        outcome
     });
-    link.close();
     bar.finish_and_clear();
-    let took = start.elapsed().as_secs_f64();
-    flush(&ctx);
     let done = outcome.map_err(|e| match begun.load(Ordering::Acquire) {
         true => Error::failed(format!("{e}; {hint}")),
         false => e,
@@ -125,6 +136,32 @@ fn copy(
         summary(done, took);
     }
     Ok(())
+}
+
+fn lock(current: &Mutex<Option<Context>>) -> MutexGuard<'_, Option<Context>> {
+    // It is set in one statement.
+    current.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Says how the copy goes on when the user interrupts it, and completes the recording of the current connection.
+fn say_when_interrupted(
+    current: &Arc<Mutex<Option<Context>>>,
+    begun: &Arc<AtomicBool>,
+    bar: &ProgressBar,
+    hint: &'static str,
+) -> Result<()> {
+    let (current, begun, bar) = (Arc::clone(current), Arc::clone(begun), bar.clone());
+    signals::on_interrupt(move |code| {
+        bar.finish_and_clear();
+        match begun.load(Ordering::Acquire) {
+            true => eprintln!("iwarp: interrupted; {hint}"),
+            false => eprintln!("iwarp: interrupted"),
+        }
+        if let Some(ctx) = &*lock(&current) {
+            flush(ctx);
+        }
+        code
+    })
 }
 
 fn flush(ctx: &Context) {

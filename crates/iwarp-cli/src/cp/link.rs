@@ -131,7 +131,6 @@ impl Half {
             guest,
             inbox: VecDeque::new(),
             closed: false,
-            heard: false,
             sends: 0,
             next_send: 0,
             slots: None,
@@ -190,8 +189,6 @@ pub(super) struct RdmaLink {
     inbox: VecDeque<(usize, usize)>,
     /// `true` if the peer has ended the connection in order.
     closed: bool,
-    /// `true` if the peer has sent a message.
-    heard: bool,
     /// Messages that have been posted and not completed; `writes` counts data writes in the same way. All complete in the order in
     /// which they were posted.
     sends: usize,
@@ -276,7 +273,6 @@ impl RdmaLink {
         for cqe in done.iter().take(n) {
             match cqe.status {
                 WcStatus::Success if cqe.opcode == WcOpcode::Recv => {
-                    self.heard = true;
                     self.inbox
                         .push_back((cqe.wr_id as usize, cqe.byte_len as usize));
                 }
@@ -318,12 +314,10 @@ impl RdmaLink {
         Message::decode(&octets).map(Some)
     }
 
-    /// Returns the error `e` of a client that said hello, or [`Error::Busy`] if the server had no place for it after all.
+    /// Client: returns the error `e` of a request that was not answered, or [`Error::Busy`] if the server had no place for this client
+    /// after all.
     pub(super) fn turned_away(&self, e: Error) -> Error {
-        match self.heard {
-            true => e,
-            false => rdma::before_the_first_answer(e, &self.connection),
-        }
+        rdma::before_the_first_answer(e, &self.connection)
     }
 
     /// Ends in order: waits until all messages are sent, then closes the connection and waits for the peer to close.

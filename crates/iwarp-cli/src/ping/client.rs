@@ -80,7 +80,11 @@ pub(super) fn run(args: &PingArgs) -> Result<()> {
         if lock(&current).replace(ctx).is_none() {
             show_when_interrupted(&current, &times)?;
         }
-        let outcome = pings(args, peer, &mut link, &times).map_err(|e| link.turned_away(e));
+        let outcome = pings(args, peer, &mut link, &times);
+        let outcome = outcome.map_err(|e| match lock(&times).all.count() {
+            0 => link.turned_away(e),
+            _ => e,
+        });
         link.close();
         if matches!(outcome, Err(Error::Busy(_))) {
             // The server did not take the ping, so it is not lost.

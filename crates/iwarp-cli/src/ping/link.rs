@@ -55,7 +55,6 @@ impl Half {
             connection,
             guest,
             unsent: 0,
-            heard: false,
         }
     }
 
@@ -77,8 +76,6 @@ pub(super) struct Link {
     guest: Option<Guest>,
     /// Sends whose completion has not come.
     unsent: u32,
-    /// `true` if the peer has sent a message.
-    heard: bool,
 }
 
 /// What a completion was.
@@ -131,12 +128,10 @@ impl Link {
         }
     }
 
-    /// Client: returns the error `e`, or [`Error::Busy`] if the server had no place for this client after all.
+    /// Client: returns the error `e` of a first ping that was not answered, or [`Error::Busy`] if the server had no place for this
+    /// client after all.
     pub(super) fn turned_away(&self, e: Error) -> Error {
-        match self.heard {
-            true => e,
-            false => rdma::before_the_first_answer(e, &self.connection),
-        }
+        rdma::before_the_first_answer(e, &self.connection)
     }
 
     /// Reads the peer's buffer.
@@ -207,7 +202,6 @@ impl Link {
                     .read_at(slot * Info::LEN, &mut octets)
                     .context("memory")?;
                 self.half.receive(&self.connection, slot)?;
-                self.heard = true;
                 Ok(Some(Seen::Message(Info::decode(octets))))
             }
             WcOpcode::Send => {
