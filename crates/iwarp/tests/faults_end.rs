@@ -8,7 +8,8 @@ use common::*;
 use iwarp::raw::QueuePair;
 use iwarp::raw::cm::{CmEventKind, CmId};
 use iwarp::{SendOp, State, WcStatus};
-use iwarp_proto::rdmap::Opcode;
+use iwarp_proto::ddp::{Header, TaggedHeader};
+use iwarp_proto::rdmap::{Opcode, ReadRequest};
 use std::io::{ErrorKind, Read as _};
 use std::time::Duration;
 
@@ -102,5 +103,43 @@ fn a_partly_received_fpdu_is_no_part_of_the_next_stream() {
         end.post_recv(1, &[mem.sge(64)]);
         wire.untagged(Opcode::SEND, b"whole");
         assert_eq!(end.expect_status(1, WcStatus::Success).byte_len, 5);
+    });
+}
+
+/// With `Config::placed` a request succeeds by the peer's answer alone. Octets that the peer's TCP has taken may lie in a buffer
+/// that nobody reads any more.
+#[test]
+fn the_end_of_a_connection_does_not_tell_that_a_write_is_placed() {
+    others_are_served(|| {
+        let ours: fn(&End, &mut Wire) = |end, _| end.id.disconnect().unwrap();
+        let theirs: fn(&End, &mut Wire) = |_, wire| wire.fin();
+        for end_it in [ours, theirs] {
+            let mut c = config();
+            c.placed = true;
+            let end = End::new(V4, &c);
+            let mut wire = responder(&end, &Hello::enhanced(true, false));
+            let mem = end.mem(64);
+            let write = SendOp::Write {
+                remote_addr: 0x1000,
+                rkey: 7,
+            };
+            end.post(1, write, &[mem.sge(8)]);
+            wire.expect(Opcode::WRITE);
+            let request = ReadRequest::parse(&wire.expect(Opcode::READ_REQUEST)).unwrap();
+            end.post(2, write, &[mem.sge(8)]);
+            wire.expect(Opcode::WRITE);
+            let answer = TaggedHeader {
+                last: true,
+                opcode: Opcode::READ_RESPONSE,
+                stag: request.sink_stag,
+                to: 0,
+            };
+            wire.send(Header::Tagged(answer), &[]);
+            end.expect_status(1, WcStatus::Success);
+            // Nobody answers the question about the second.
+            wire.expect(Opcode::READ_REQUEST);
+            end_it(&end, &mut wire);
+            end.expect_status(2, WcStatus::Flushed);
+        }
     });
 }
