@@ -531,3 +531,32 @@ fn an_atomic_or_immediate_data_that_cannot_be_sent_end_the_stream() {
         assert_eq!(brief(&rig.host.sends), [(1, WcStatus::LocalProtection)]);
     }
 }
+
+/// RFC 5044 section 3 limits what may be sent, not what may be received: siw and others send ULPDUs up to the limit of the length
+/// field.
+#[test]
+fn ulpdus_longer_than_may_be_sent_are_taken() {
+    for (crc, markers, len) in [
+        (true, false, 65535),
+        (false, false, 65535),
+        // With markers the codec of the test makes no longer one.
+        (true, true, 65000),
+    ] {
+        let stream = StreamConfig {
+            crc,
+            markers_tx: markers,
+            markers_rx: markers,
+            ..STREAM
+        };
+        let payload: Vec<u8> = (0..len - 14u32).map(|i| (i * 7) as u8).collect();
+        for piece in [1000, 70_000] {
+            let mut rig = Rig::with(QpConfig::default(), stream);
+            let mr = rig.mr(len - 14, ALL);
+            let fpdu = rig.fpdu(&tagged(Opcode::WRITE, mr.stag, mr.at, true, &payload));
+            for octets in fpdu.chunks(piece) {
+                assert_eq!(rig.rx(octets), RxStatus::Ok);
+            }
+            assert!(rig.read(&mr) == payload, "crc {crc}, markers {markers}");
+        }
+    }
+}
