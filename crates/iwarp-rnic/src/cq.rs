@@ -2,7 +2,7 @@
 
 use crate::limits::MAX_CQE;
 use crate::storage::Ring;
-use crate::{AllocError, Cqe, WcFlags, WcStatus};
+use crate::{AllocError, Cqe, WcFlags, WcStatus, Work};
 
 /// When the next completion raises an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +34,23 @@ pub struct CompletionQueue {
     ring: Ring<Cqe>,
     armed: Armed,
     overflowed: bool,
+    purge: Option<Purge>,
+}
+
+/// A purge that is not finished. It goes from the newest completion to the oldest and moves what stays towards the newest:
+///
+/// ```text
+/// oldest                                          newest
+/// │ not looked at yet │ gap │ looked at, or written later │
+/// ```
+/// So completions can be written and taken between its steps, and keep their order.
+#[derive(Debug, Clone, Copy)]
+struct Purge {
+    qp_num: u32,
+    /// Completions that it has not looked at.
+    unseen: u32,
+    /// Places of the ring between these and the others.
+    gap: u32,
 }
 
 /// Why a completion queue cannot have the size that was asked for.
@@ -61,6 +78,7 @@ impl CompletionQueue {
             ring: Ring::new(capacity)?,
             armed: Armed::No,
             overflowed: false,
+            purge: None,
         })
     }
 
@@ -71,12 +89,15 @@ impl CompletionQueue {
 
     /// Returns how many completions wait.
     pub const fn len(&self) -> u32 {
-        self.ring.len()
+        match self.purge {
+            None => self.ring.len(),
+            Some(purge) => self.ring.len().saturating_sub(purge.gap),
+        }
     }
 
     /// Returns `true` if no completion waits.
     pub const fn is_empty(&self) -> bool {
-        self.ring.is_empty()
+        self.len() == 0
     }
 
     /// Returns `true` after a completion was lost. The queue pairs that report here must fail.
@@ -113,7 +134,28 @@ impl CompletionQueue {
     /// Takes the oldest completion.
     #[inline]
     pub fn pop(&mut self) -> Option<Cqe> {
+        if self.purge.is_some() {
+            return self.pop_while_purging();
+        }
         self.ring.pop()
+    }
+
+    #[cold]
+    fn pop_while_purging(&mut self) -> Option<Cqe> {
+        if let Some(purge) = &mut self.purge {
+            purge.unseen = purge.unseen.saturating_sub(1);
+        }
+        let cqe = self.ring.pop();
+        self.close_gap();
+        cqe
+    }
+
+    /// Ends a purge that has nothing more to look at. There is a gap only behind completions that it has not looked at.
+    fn close_gap(&mut self) {
+        if let Some(purge) = self.purge.filter(|purge| purge.unseen == 0) {
+            self.ring.skip_many(purge.gap);
+            self.purge = None;
+        }
     }
 
     /// Takes up to `out.len()` completions, oldest first; returns how many.
@@ -121,7 +163,7 @@ impl CompletionQueue {
     pub fn poll(&mut self, out: &mut [Cqe]) -> usize {
         let mut n = 0;
         for slot in out {
-            match self.ring.pop() {
+            match self.pop() {
                 Some(cqe) => *slot = cqe,
                 None => break,
             }
@@ -144,13 +186,13 @@ impl CompletionQueue {
         self.armed != Armed::No
     }
 
-    /// Changes the capacity and keeps the completions that wait.
+    /// Changes the capacity and keeps the completions that wait. A purge that is not finished begins again.
     pub fn resize(&mut self, capacity: u32) -> Result<(), CqSizeError> {
-        if capacity == 0 || capacity > MAX_CQE || capacity < self.ring.len() {
+        if capacity == 0 || capacity > MAX_CQE || capacity < self.len() {
             return Err(CqSizeError::Invalid);
         }
         let mut ring = Ring::new(capacity)?;
-        while let Some(cqe) = self.ring.pop() {
+        while let Some(cqe) = self.pop() {
             // It fits: the length was compared above.
             let _ = ring.push(cqe);
         }
@@ -158,14 +200,35 @@ impl CompletionQueue {
         Ok(())
     }
 
-    /// Drops the completions of a queue pair that is being destroyed (verbs: they must not be polled afterwards).
-    pub fn purge(&mut self, qp_num: u32) {
-        for _ in 0..self.ring.len() {
-            if let Some(cqe) = self.ring.pop()
-                && cqe.qp_num != qp_num
-            {
-                let _ = self.ring.push(cqe);
+    /// Drops completions of a queue pair that is being destroyed or reset (verbs: they must not be polled afterwards). Looks at
+    /// `most` completions at most; with [`Work::More`] call it again. The queue pair must write none meanwhile.
+    ///
+    /// Completions can be written and taken between two calls, and the queue can be unlocked. Until the last call the places of
+    /// dropped completions may count as taken. One purge is carried out at a time: a call for another queue pair goes on with
+    /// that of the first. So its callers take turns, which needs a lock that is held from the first call to the last.
+    pub fn purge(&mut self, qp_num: u32, most: u32) -> Work {
+        let unseen = self.ring.len();
+        let purge = self.purge.get_or_insert(Purge {
+            qp_num,
+            unseen,
+            gap: 0,
+        });
+        let ours = purge.qp_num == qp_num;
+        for _ in 0..most.max(1).min(purge.unseen) {
+            purge.unseen = purge.unseen.saturating_sub(1);
+            let Some(cqe) = self.ring.get(purge.unseen).copied() else {
+                break;
+            };
+            if cqe.qp_num == purge.qp_num {
+                purge.gap = purge.gap.saturating_add(1);
+            } else if let Some(to) = self.ring.get_mut(purge.unseen.saturating_add(purge.gap)) {
+                *to = cqe;
             }
+        }
+        self.close_gap();
+        match ours && self.purge.is_none() {
+            true => Work::Done,
+            false => Work::More,
         }
     }
 }
@@ -173,6 +236,9 @@ impl CompletionQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+    use std::collections::VecDeque;
+    use std::vec::Vec;
 
     fn cqe(wr_id: u64) -> Cqe {
         Cqe {
@@ -237,10 +303,106 @@ mod tests {
             });
         }
         assert_eq!(cq.resize(3), Err(CqSizeError::Invalid));
-        cq.purge(0);
+        assert_eq!(cq.purge(0, u32::MAX), Work::Done);
         cq.resize(2).unwrap();
         let mut out = [Cqe::default(); 4];
         assert_eq!(cq.poll(&mut out), 2);
         assert_eq!((out[0].wr_id, out[1].wr_id), (1, 3));
+    }
+
+    /// What a program does while a purge is in progress.
+    #[derive(Debug, Clone)]
+    enum Step {
+        Purge(u32),
+        Take,
+        Write(u32),
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let step = prop_oneof![
+            (1u32..4).prop_map(Step::Purge),
+            Just(Step::Take),
+            (1u32..3).prop_map(Step::Write),
+        ];
+        proptest::collection::vec(step, 0..40)
+    }
+
+    proptest! {
+        /// A purge in steps drops what it should and nothing else, whatever is written and taken between them.
+        #[test]
+        fn purge_in_steps(before in proptest::collection::vec(0u32..3, 0..19), turn in 0usize..20, steps in steps()) {
+            let mut cq = CompletionQueue::new(20).unwrap();
+            // The ring wraps at any place: these go, and the next one stays.
+            for _ in 0..turn {
+                let _ = cq.push(cqe(0));
+            }
+            let mut next = 0;
+            let mut write = |cq: &mut CompletionQueue, qp_num| {
+                next += 1;
+                let _ = cq.push(Cqe { qp_num, ..cqe(next) });
+                (next, qp_num)
+            };
+            let mut kept = VecDeque::from([write(&mut cq, 1)]);
+            for _ in 0..turn {
+                let _ = cq.pop();
+            }
+            kept.extend(before.iter().map(|qp| write(&mut cq, *qp)).filter(|(_, qp)| *qp != 0));
+            let mut done = false;
+            for step in steps {
+                match step {
+                    Step::Purge(most) => done |= cq.purge(0, most) == Work::Done,
+                    Step::Take => {
+                        let was_empty = cq.is_empty();
+                        let got = cq.pop();
+                        prop_assert_eq!(got.is_none(), was_empty);
+                        match got {
+                            Some(got) if got.qp_num == 0 => prop_assert!(!done),
+                            got => prop_assert_eq!(got.map(|c| (c.wr_id, c.qp_num)), kept.pop_front()),
+                        }
+                    }
+                    Step::Write(_) if cq.ring.is_full() => {}
+                    Step::Write(qp) => kept.push_back(write(&mut cq, qp)),
+                }
+            }
+            while cq.purge(0, 1) == Work::More {}
+            prop_assert_eq!(cq.len() as usize, kept.len());
+            while let Some(got) = cq.pop() {
+                prop_assert_eq!(Some((got.wr_id, got.qp_num)), kept.pop_front());
+            }
+            prop_assert!(kept.is_empty());
+        }
+    }
+
+    /// One call looks at no more completions than it was allowed to.
+    #[test]
+    fn a_purge_is_bounded() {
+        let mut cq = CompletionQueue::new(100).unwrap();
+        for i in 0..100 {
+            let _ = cq.push(cqe(i));
+        }
+        for calls in 1..=10 {
+            let work = cq.purge(0, 10);
+            assert_eq!(work == Work::Done, calls == 10);
+            assert_eq!(cq.len(), 100 - 10 * calls);
+        }
+    }
+
+    #[test]
+    fn two_purges_take_turns() {
+        let mut cq = CompletionQueue::new(6).unwrap();
+        for i in 0..6 {
+            let _ = cq.push(Cqe {
+                qp_num: i % 3,
+                ..cqe(u64::from(i))
+            });
+        }
+        assert_eq!(cq.purge(0, 1), Work::More);
+        assert_eq!(cq.purge(1, 100), Work::More, "it has finished the first");
+        assert_eq!(cq.len(), 4);
+        assert_eq!(cq.purge(1, 100), Work::Done);
+        assert_eq!(cq.purge(0, 100), Work::Done);
+        let mut out = [Cqe::default(); 6];
+        assert_eq!(cq.poll(&mut out), 2);
+        assert_eq!((out[0].wr_id, out[1].wr_id), (2, 5));
     }
 }

@@ -53,3 +53,13 @@ impl core::fmt::Display for AllocError {
 }
 
 impl core::error::Error for AllocError {}
+
+/// Whether a call has done all of its work. Calls are bounded, so that locks are not held for long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub enum Work {
+    /// All of it.
+    Done,
+    /// A part. Call again; locks may be dropped before that.
+    More,
+}

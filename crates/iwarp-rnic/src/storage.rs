@@ -136,6 +136,16 @@ impl<T: Copy + Default> Ring<T> {
         }
     }
 
+    /// Drops up to `n` elements from the front.
+    pub(crate) const fn skip_many(&mut self, n: u32) {
+        if n >= self.len {
+            self.clear();
+        } else {
+            self.head = self.slot(n) as u32;
+            self.len -= n;
+        }
+    }
+
     /// Slot number of the front element.
     #[inline]
     pub(crate) const fn head_slot(&self) -> u32 {

@@ -10,9 +10,9 @@ use crate::progress::busy_poll::BusyPoll;
 use crate::progress::in_vain::{looked_before_sleep, looked_in_vain};
 use crate::progress::wakers::{Registration, Wakers};
 use crate::sys::clock::now_ns;
-use iwarp_rnic::Cqe;
 use iwarp_rnic::cq::{CompletionQueue as Ring, Pushed};
-use parking_lot::{Mutex, RwLock};
+use iwarp_rnic::{Cqe, Work};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::Waker;
@@ -25,6 +25,9 @@ const POLL_DIRECTLY: usize = 4;
 const NOTE_EVERY: u32 = 8;
 /// Most empty polls before a poll also serves the sockets and timers of the rest of the process.
 const SERVE_ALL_EVERY: u32 = 64;
+
+/// Completions of the ring that are looked at in one go when those of a queue pair are dropped.
+const PURGE_STEP: u32 = 4096;
 
 /// Adds one to `counter` and returns the value before. The count is a hint: there is no locked instruction, so one of two
 /// additions at the same time may be lost.
@@ -45,6 +48,8 @@ pub enum CqError {
 pub(crate) struct CqInner {
     ctx: Arc<ContextInner>,
     pub(super) ring: Mutex<Ring>,
+    /// Held by a thread that drops the completions of a queue pair, until all are dropped.
+    purging: Mutex<()>,
     /// `true` if the ring may hold completions or has overflowed. Cleared only with the ring locked, so a poll that reads `false`
     /// need not take the lock.
     ready: AtomicBool,
@@ -90,6 +95,7 @@ impl CompletionQueue {
         let inner = CqInner {
             ctx: Arc::clone(ctx),
             ring: Mutex::new(Ring::new(capacity)?),
+            purging: Mutex::default(),
             ready: AtomicBool::new(false),
             channel: channel.cloned(),
             qps: RwLock::default(),
@@ -455,9 +461,15 @@ impl CqInner {
         self.purge(qp.num);
     }
 
-    /// Drops the waiting completions of the queue pair `qp_num`.
+    /// Drops the waiting completions of the queue pair `qp_num`. Other threads may have the ring in between.
     pub(super) fn purge(&self, qp_num: u32) {
-        self.ring.lock().purge(qp_num);
+        let _turn = self.purging.lock();
+        let mut work = Work::More;
+        while work == Work::More {
+            let mut ring = self.ring.lock();
+            work = ring.purge(qp_num, PURGE_STEP);
+            MutexGuard::unlock_fair(ring);
+        }
     }
 
     /// Returns `true` if the queue has overflowed, so that completions were lost.
