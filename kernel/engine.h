@@ -132,6 +132,12 @@ int rk_post_send(struct rk_qp *qp, const struct rk_send *send);
 int rk_post_recv(struct rk_qp *qp, u64 wr_id, const struct rk_sge *sges, u32 count);
 
 /*
+ * A call writes a limited number of completions. After each call that takes the queue pair, call this until it returns false; the lock
+ * may be dropped in between.
+ */
+bool rk_complete_due(struct rk_qp *qp);
+
+/*
  * Sending: fill, take the runs, write them in order, and report how many octets were taken. The runs stay valid until that report, also
  * without the queue pair's lock, as long as only one context sends.
  */

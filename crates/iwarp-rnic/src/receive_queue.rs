@@ -78,6 +78,11 @@ impl ReceiveQueue {
         self.ring.is_empty()
     }
 
+    /// Returns `true` if no further request can be posted.
+    pub(crate) const fn is_full(&self) -> bool {
+        self.ring.is_full()
+    }
+
     /// Appends a request.
     #[inline]
     pub fn post(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {

@@ -8,7 +8,7 @@ use iwarp_rnic::qp::{
     Direction, Env, Events, Host, RxBuffer, RxInterest, RxPlan, RxStatus, State, StreamWish, TxFill,
 };
 use iwarp_rnic::receive_queue::TakenRecv;
-use iwarp_rnic::{Cqe, Time};
+use iwarp_rnic::{Cqe, Time, Work};
 
 use crate::net::Found;
 use crate::plant::{Plant, Planted};
@@ -132,6 +132,7 @@ impl World {
             table,
         };
         let result = f(&mut call);
+        let due = call.ep.qp.completions_due() && !std::mem::replace(&mut call.ep.completing, true);
         if let Some((cq, cqe)) = call.host.swapped.take() {
             call.host.push(cq, cqe);
         }
@@ -140,11 +141,24 @@ impl World {
             let delay = self.rng.below(20_000);
             self.after(delay, Event::Poll(node_index, cq));
         }
+        if due {
+            let delay = self.rng.below(1_000);
+            self.after(delay, Event::Complete(e));
+        }
         if overflow {
             self.fail(|| format!("endpoint {e}: a completion queue with room overflowed"));
         }
         self.serve(e);
         result
+    }
+
+    /// Writes completions that are due. Anything may have happened since they were.
+    pub fn complete(&mut self, e: usize) {
+        self.eps[e].completing = false;
+        self.call(e, |c| {
+            let work = c.ep.qp.complete_due(&mut c.host);
+            assert_eq!(work == Work::More, c.ep.qp.completions_due());
+        });
     }
 
     /// Does what the queue pair asks for: schedules sending and polling, shuts down or closes its stream.

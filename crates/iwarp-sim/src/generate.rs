@@ -6,7 +6,7 @@ use std::time::Duration;
 use iwarp_rnic::cq::CompletionQueue;
 use iwarp_rnic::memory::MemoryTable;
 use iwarp_rnic::qp::{
-    Events, QpConfig, QueuePair, ReceiverNotReady, Rtr, StreamConfig, StreamTimes,
+    Budget, Events, QpConfig, QueuePair, ReceiverNotReady, Rtr, StreamConfig, StreamTimes,
 };
 use iwarp_rnic::receive_queue::SharedReceiveQueue;
 use iwarp_rnic::{Access, Time};
@@ -227,10 +227,13 @@ impl World {
                 after_close: HOLD_TIME / 4,
             }
         };
+        let max_send_wr = rng.range(1, 24) as u32;
+        // Drawn from what is random already, so that the seeds still mean the same.
+        let completions = [1, 2, 5, 256][max_send_wr as usize % 4];
         let config = QpConfig {
             qp_num: e as u32 + 1,
             pd: PD,
-            max_send_wr: rng.range(1, 24) as u32,
+            max_send_wr,
             max_recv_wr: rng.range(1, 24) as u32,
             max_send_sge: rng.range(1, 6) as u32,
             max_recv_sge: rng.range(1, 6) as u32,
@@ -241,6 +244,7 @@ impl World {
             shared_receive: shared,
             receiver_not_ready: policy,
             snapshot: rng.chance(30),
+            budget: Budget { completions },
         };
         let cqs = self.nodes[n].poll_due.len();
         let rng = &mut self.rng;
@@ -258,6 +262,7 @@ impl World {
             tx_blocked: false,
             stalled: false,
             fin_sent: false,
+            completing: false,
             gone: false,
             timer: None,
             events: Events::empty(),

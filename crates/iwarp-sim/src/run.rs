@@ -113,6 +113,7 @@ impl World {
                 self.post_receives(e, burst);
             }
             Event::PostShared(n) => self.post_shared(n),
+            Event::Complete(e) => self.complete(e),
             Event::Poll(n, cq) => self.poll(n, cq),
             Event::Time(e) => self.tell_time(e),
             Event::Fate(conn) => self.apply_fate(conn),

@@ -218,6 +218,8 @@ pub struct Endpoint {
     /// `true` while the endpoint does not read.
     pub stalled: bool,
     pub fin_sent: bool,
+    /// `true` if writing more completions is scheduled.
+    pub completing: bool,
     /// `true` when the socket is closed.
     pub gone: bool,
     /// Number of Sends that were held. A `HoldExpired` of an earlier one is ignored.
@@ -277,6 +279,7 @@ pub enum Event {
     Transmit(usize),
     Readable(usize),
     Writable(usize),
+    Complete(usize),
     App(usize),
     PostReceives(usize),
     PostShared(usize),

@@ -6,8 +6,8 @@ use iwarp_proto::crc32c::{self, Crc32cFn};
 use iwarp_proto::mpa::framing::{FpduOptions, MarkerClock, encode_fpdu};
 use iwarp_rnic::memory::{HostRange, MemoryTable, WindowType};
 use iwarp_rnic::qp::{
-    Direction, Env, Host, QpConfig, QueuePair, ReceiverNotReady, Rtr, Run, RxBuffer, RxInterest,
-    RxPlan, State, StreamConfig, StreamTimes, StreamWish, TxFill, TxPlan,
+    Budget, Direction, Env, Host, QpConfig, QueuePair, ReceiverNotReady, Rtr, Run, RxBuffer,
+    RxInterest, RxPlan, State, StreamConfig, StreamTimes, StreamWish, TxFill, TxPlan,
 };
 use iwarp_rnic::receive_queue::TakenRecv;
 use iwarp_rnic::{Access, Bind, Cqe, RecvWr, SendFlags, SendOp, SendWr, Sge, Time};
@@ -148,6 +148,7 @@ impl Engine {
             } else {
                 ReceiverNotReady::default()
             },
+            budget: Budget { completions: 2 },
             ..QpConfig::default()
         };
         let stream = StreamConfig {
@@ -395,6 +396,9 @@ impl Engine {
     fn finish(mut self) {
         self.transmit(255);
         self.qp.stream_failed(&mut self.host);
+        while self.qp.completions_due() {
+            let _ = self.qp.complete_due(&mut self.host);
+        }
         print(&self.qp.fault());
         if let Some(fault) = self.qp.fault() {
             let _ = fault.to_string();

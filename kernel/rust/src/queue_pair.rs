@@ -14,7 +14,7 @@ use iwarp_rnic::qp::{
     CreateError, Env, QpConfig, QueuePair, Run, RxBuffer, RxPlan, RxStatus, State, StreamConfig,
     StreamTimes, TxFill, TxPlan,
 };
-use iwarp_rnic::{Access, FastRegister, RecvWr, SendFlags, SendOp, SendWr, Sge, Time};
+use iwarp_rnic::{Access, FastRegister, RecvWr, SendFlags, SendOp, SendWr, Sge, Time, Work};
 
 use crate::device::Device;
 use crate::error::{EFAULT, EINVAL, EPROTO, code};
@@ -242,6 +242,13 @@ pub unsafe extern "C" fn rk_post_recv(
     let sges = unsafe { elements(sges, count) };
     let request = RecvWr { wr_id, sges };
     code(qp.machine.post_recv(&request, &mut qp.owner))
+}
+
+/// Writes some of the completions that are due. Returns `true` if there are more.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_complete_due(qp: &mut Qp) -> bool {
+    qp.machine.completions_due() && qp.machine.complete_due(&mut qp.owner) == Work::More
 }
 
 /// Returns `true` if there is something to send.

@@ -3,10 +3,10 @@
 
 use super::life::Life;
 use super::rx::Missed;
-use super::{Direction, Events, Host, QueuePair};
+use super::{Events, Host, QueuePair};
+use crate::WcStatus;
 use crate::limits::CONTROL_MAX;
 use crate::memory::AccessError;
-use crate::{Cqe, WcStatus};
 use iwarp_proto::ddp::{Header, HeaderError, Stag, UNTAGGED_HEADER_LEN, UntaggedHeader};
 use iwarp_proto::mpa::framing::FramingError;
 use iwarp_proto::rdmap::{Opcode, ReadRequest, Terminate, TerminateCode};
@@ -281,7 +281,7 @@ impl QueuePair {
         //# protocol, DDP SHOULD enable the ULP to send one additional DDP Message
         //# before terminating the DDP Stream.
         if let (Some(status), Some(seq)) = (fault.request, self.sq.first_awaited()) {
-            self.fail_send_queue(seq, status, 0, host);
+            self.sq.fail(seq, status, 0);
         }
         if self.rx.receiving {
             self.rx.receiving = false;
@@ -311,7 +311,7 @@ impl QueuePair {
         //# The Local Peer MUST send a Terminate Message for each of the following
         //# cases:
         let terminate = Terminate::new(TerminateCode::RDMAP_LOCAL_CATASTROPHIC);
-        self.fail_send_queue(seq, status, 0, host);
+        self.sq.fail(seq, status, 0);
         self.end_with(&terminate, host);
     }
 
@@ -331,21 +331,6 @@ impl QueuePair {
         //# the DDP Stream should be abortively torn down.
         let message = TerminateOctets::new(terminate);
         self.turn(|life| life.fail(message), host);
-    }
-
-    fn fail_send_queue<H: Host>(
-        &mut self,
-        seq: u32,
-        status: WcStatus,
-        vendor_err: u32,
-        host: &mut H,
-    ) {
-        let qp_num = self.config.qp_num;
-        let counters = &mut self.counters;
-        self.sq.fail(seq, status, vendor_err, |cqe| {
-            counters.completions = counters.completions.wrapping_add(1);
-            host.complete(Direction::Send, Cqe { qp_num, ..cqe });
-        });
     }
 
     /// A region was deregistered between a Read Request and its answer. `request` is the oldest that is not answered, advanced
@@ -396,7 +381,7 @@ impl QueuePair {
             self.complete_before(seq, host);
             let vendor_err =
                 u32::from(code.layer) << 12 | u32::from(code.etype) << 8 | u32::from(code.code);
-            self.fail_send_queue(seq, status_of(code), vendor_err, host);
+            self.sq.fail(seq, status_of(code), vendor_err);
         }
         //= rfc5040 section 6.2.1
         //# The peer SHOULD perform a graceful LLP

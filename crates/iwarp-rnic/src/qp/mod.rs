@@ -9,8 +9,9 @@
 //! * receive: [`rx_plan`](QueuePair::rx_plan) says where the next octets should land, the caller
 //!   reads there and reports with [`rx_filled`](QueuePair::rx_filled);
 //! * the end: [`rx_eof`](QueuePair::rx_eof), [`stream_failed`](QueuePair::stream_failed), [`close`](QueuePair::close);
-//! * what is due afterwards: [`wants_tx`](QueuePair::wants_tx), [`rx_interest`](QueuePair::rx_interest),
-//!   [`stream_wish`](QueuePair::stream_wish), [`take_events`](QueuePair::take_events).
+//! * what is due afterwards: [`completions_due`](QueuePair::completions_due), [`wants_tx`](QueuePair::wants_tx),
+//!   [`rx_interest`](QueuePair::rx_interest), [`stream_wish`](QueuePair::stream_wish),
+//!   [`take_events`](QueuePair::take_events).
 //!
 //! Completions go to the [`Host`] in the order the verbs demand.
 //!
@@ -50,7 +51,7 @@ use crate::counters::Counters;
 use crate::limits::{MAX_INLINE, MAX_IRD, MAX_ORD, MAX_QP_WR, MAX_SGE};
 use crate::memory::{Accessor, Memory, MemoryTable};
 use crate::receive_queue::{ReceiveQueue, TakenRecv};
-use crate::{Access, AllocError, Cqe, PostError, RecvWr, Time};
+use crate::{Access, AllocError, Cqe, PostError, RecvWr, Time, WcStatus};
 use bitflags::bitflags;
 use core::time::Duration;
 use iwarp_proto::crc32c::Crc32cFn;
@@ -140,6 +141,35 @@ pub struct QpConfig {
     pub receiver_not_ready: ReceiverNotReady,
     /// Payload that is sent with a CRC is copied first. See [`QueuePair::set_snapshot`].
     pub snapshot: bool,
+    /// How much one call does.
+    pub budget: Budget,
+}
+
+/// How much work one call of a queue pair does at most, so that its driver holds locks and keeps off other work for a limited
+/// time only. A call that has more to do says so, and is made again. Zero counts as one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Budget {
+    /// Completions of requests that are flushed, or that an answer to an earlier request has completed
+    /// ([`QueuePair::completions_due`]).
+    pub completions: u32,
+}
+
+impl Budget {
+    /// What suits a process: no other thread waits for longer than some ten microseconds.
+    pub const DEFAULT: Self = Self { completions: 256 };
+
+    const fn completions(&self) -> u32 {
+        match self.completions {
+            0 => 1,
+            n => n,
+        }
+    }
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
 }
 
 impl Default for QpConfig {
@@ -158,6 +188,7 @@ impl Default for QpConfig {
             shared_receive: false,
             receiver_not_ready: ReceiverNotReady::default(),
             snapshot: false,
+            budget: Budget::default(),
         }
     }
 }
@@ -381,7 +412,8 @@ impl QueuePair {
         }
     }
 
-    /// Queues a receive (`ibv_post_recv(3)`). In state ERR it completes as flushed at once.
+    /// Queues a receive (`ibv_post_recv(3)`). In state ERR it completes as flushed at once, or behind those that are still to be
+    /// flushed ([`completions_due`](Self::completions_due)).
     pub fn post_recv<H: Host>(&mut self, wr: &RecvWr<'_>, host: &mut H) -> Result<(), PostError> {
         if self.config.shared_receive {
             return Err(PostError::UsesSharedReceiveQueue);
@@ -389,9 +421,16 @@ impl QueuePair {
         if self.state() == State::Reset {
             return Err(PostError::InvalidState);
         }
+        if self.state() == State::Error
+            && self.rq.is_full()
+            && let Some(oldest) = self.rq.flush_one()
+        {
+            // A flush is not finished: it makes room.
+            self.complete_receive(oldest, WcStatus::Flushed, host);
+        }
         self.rq.post(wr)?;
         if self.state() == State::Error {
-            self.flush_receives(host);
+            let _ = self.flush(host);
         }
         Ok(())
     }

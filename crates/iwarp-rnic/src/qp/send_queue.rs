@@ -65,6 +65,18 @@ impl Awaited {
     }
 }
 
+/// The request that ends the queue, and its completion.
+#[derive(Debug, Clone, Copy)]
+struct Failed {
+    seq: u32,
+    status: WcStatus,
+    vendor_err: u32,
+}
+
+/// Most requests that one answer or one sent message completes at once. Usually it is the one that has been sent or answered; more
+/// of them waited for that one. The rest is due ([`QueuePair::completions_due`]).
+const RETIRE_MOST: u32 = 64;
+
 /// The send queue, and the queue of requests that the peer has not answered yet.
 #[derive(Debug)]
 pub(super) struct SendQueue {
@@ -78,6 +90,12 @@ pub(super) struct SendQueue {
     front_seq: u32,
     /// How many slots from the front have been started.
     started: u32,
+    /// How many slots from the front are done, whether or not they are marked: an answer that came later tells so.
+    acknowledged: u32,
+    /// The request that ends the queue in error.
+    failed: Option<Failed>,
+    /// A request was flushed, so that all behind it are flushed, too, also those that are done.
+    flushing: bool,
     /// Outbound reads and atomics in flight, oldest first.
     pub(super) awaited: Ring<Awaited>,
     ord: u16,
@@ -95,6 +113,9 @@ impl SendQueue {
             signal_all: c.signal_all,
             front_seq: 0,
             started: 0,
+            acknowledged: 0,
+            failed: None,
+            flushing: false,
             //= rfc7306 section 5.2.2
             //# The Requester MUST ensure that a sufficient number of Untagged Buffers
             //# are available on the RDMA Atomic Response Queue (Queue with DDP Queue
@@ -293,15 +314,15 @@ impl SendQueue {
         }
     }
 
-    /// The requests that were started and are not complete, in order.
+    /// The requests that were started and are not acknowledged, in order.
     pub(super) fn started(&self) -> impl Iterator<Item = (u32, &Slot)> {
-        (0..self.started).filter_map(|i| {
+        (self.acknowledged..self.started).filter_map(|i| {
             let slot = self.slots.get(i)?;
             Some((self.front_seq.wrapping_add(i), slot))
         })
     }
 
-    /// Marks a request as done, and writes every completion that is due, in order.
+    /// Marks a request as done, and writes the completions that are due by that, in order, up to [`RETIRE_MOST`].
     #[inline]
     pub(super) fn complete(&mut self, seq: u32, mut emit: impl FnMut(Cqe)) {
         // Nearly always it is the front request.
@@ -310,32 +331,48 @@ impl SendQueue {
             if self.started == 0 {
                 return;
             }
-        } else if let Some(slot) = self.slots.get_mut(seq.wrapping_sub(self.front_seq)) {
-            slot.done = true;
+        } else {
+            let index = seq.wrapping_sub(self.front_seq);
+            if index < self.started
+                && let Some(slot) = self.slots.get_mut(index)
+            {
+                slot.done = true;
+            }
         }
-        self.retire_done(emit);
+        self.retire_done(RETIRE_MOST, emit);
     }
 
     /// As [`complete`](Self::complete), for all started requests up to `seq`.
     pub(super) fn complete_through(&mut self, seq: u32, emit: impl FnMut(Cqe)) {
         let last = seq.wrapping_sub(self.front_seq);
-        if last >= self.started {
-            return;
+        if last < self.started {
+            self.acknowledged = self.acknowledged.max(last.saturating_add(1));
+            self.retire_done(RETIRE_MOST, emit);
         }
-        for i in 0..=last {
-            if let Some(slot) = self.slots.get_mut(i) {
-                slot.done = true;
-            }
-        }
-        self.retire_done(emit);
     }
 
+    /// Returns `true` if the front request is done.
     #[inline]
-    fn retire_done(&mut self, mut emit: impl FnMut(Cqe)) {
+    pub(super) fn is_front_done(&self) -> bool {
+        self.started > 0 && self.is_front_marked()
+    }
+
+    /// As [`is_front_done`](Self::is_front_done), also while the queue is being flushed.
+    #[inline]
+    fn is_front_marked(&self) -> bool {
+        self.acknowledged > 0 || self.slots.front().is_some_and(|slot| slot.done)
+    }
+
+    /// Retires up to `most` requests that are done.
+    #[inline]
+    pub(super) fn retire_done(&mut self, most: u32, mut emit: impl FnMut(Cqe)) {
         //= rfc5040 section 5.5
         //# RDMA Operations MUST be Completed at the Local Peer in the order that
         //# they were submitted by the ULP.
-        while self.started > 0 && self.slots.front().is_some_and(|slot| slot.done) {
+        for _ in 0..most {
+            if !self.is_front_done() {
+                break;
+            }
             self.retire_front(&mut emit);
         }
     }
@@ -355,7 +392,8 @@ impl SendQueue {
         });
         self.slots.skip();
         self.front_seq = self.front_seq.wrapping_add(1);
-        self.started -= 1;
+        self.started = self.started.saturating_sub(1);
+        self.acknowledged = self.acknowledged.saturating_sub(1);
         if let Some(cqe) = cqe {
             emit(cqe);
         }
@@ -365,59 +403,56 @@ impl SendQueue {
         let slot = self.slots.pop()?;
         self.front_seq = self.front_seq.wrapping_add(1);
         self.started = self.started.saturating_sub(1);
+        self.acknowledged = self.acknowledged.saturating_sub(1);
         Some(slot)
     }
 
-    /// Ends the queue at request `seq`: the requests before it are flushed, and it fails with `status`. The rest is left for
-    /// [`flush`](Self::flush).
-    pub(super) fn fail(
-        &mut self,
-        seq: u32,
-        status: WcStatus,
-        vendor_err: u32,
-        mut emit: impl FnMut(Cqe),
-    ) {
-        let before = seq.wrapping_sub(self.front_seq);
-        if before >= self.slots.len() {
-            return;
-        }
-        for i in 0..=before {
-            if let Some(slot) = self.retire() {
-                let status = if i == before {
-                    status
-                } else {
-                    WcStatus::Flushed
-                };
-                let vendor_err = if i == before { vendor_err } else { 0 };
-                emit(Cqe {
-                    wr_id: slot.wr_id,
-                    status,
-                    vendor_err,
-                    opcode: slot.op.wc_opcode(),
-                    ..Cqe::default()
-                });
-            }
-        }
+    /// Ends the queue at request `seq`: [`flush`](Self::flush) gives it `status`.
+    pub(super) fn fail(&mut self, seq: u32, status: WcStatus, vendor_err: u32) {
+        self.failed = Some(Failed {
+            seq,
+            status,
+            vendor_err,
+        });
     }
 
-    /// Completes everything as flushed, in order.
-    pub(super) fn flush(&mut self, mut emit: impl FnMut(Cqe)) {
-        while let Some(slot) = self.retire() {
+    /// Completes up to `most` requests, in order: as flushed, and one with the status with which it has failed. Returns how many
+    /// it was. Those at the front that are done complete as such.
+    pub(super) fn flush(&mut self, most: u32, mut emit: impl FnMut(Cqe)) -> u32 {
+        self.awaited.clear();
+        // What is still in a plan completes nothing from now on.
+        self.started = 0;
+        let n = most.min(self.slots.len());
+        for _ in 0..n {
+            if !self.flushing && self.is_front_marked() {
+                self.retire_front(&mut emit);
+                continue;
+            }
+            self.flushing = true;
+            let failed = self.failed.filter(|failed| failed.seq == self.front_seq);
+            let Some(slot) = self.retire() else { break };
             emit(Cqe {
                 wr_id: slot.wr_id,
-                status: WcStatus::Flushed,
+                status: failed.map_or(WcStatus::Flushed, |failed| failed.status),
+                vendor_err: failed.map_or(0, |failed| failed.vendor_err),
                 opcode: slot.op.wc_opcode(),
                 ..Cqe::default()
             });
         }
-        self.started = 0;
-        self.awaited.clear();
+        if self.slots.is_empty() {
+            self.clear();
+        }
+        n
     }
 
     /// Drops everything without completions.
     pub(super) fn clear(&mut self) {
-        while self.retire().is_some() {}
+        self.front_seq = self.front_seq.wrapping_add(self.slots.len());
+        self.slots.clear();
         self.started = 0;
+        self.acknowledged = 0;
+        self.failed = None;
+        self.flushing = false;
         self.awaited.clear();
     }
 
@@ -432,7 +467,8 @@ impl SendQueue {
 }
 
 impl QueuePair {
-    /// Queues a send work request (`ibv_post_send(3)`). In state ERR it completes as flushed at once.
+    /// Queues a send work request (`ibv_post_send(3)`). In state ERR it completes as flushed at once, or behind those that are
+    /// still to be flushed ([`completions_due`](Self::completions_due)).
     ///
     /// Nothing is transmitted by this call: see [`wants_tx`](Self::wants_tx). Inline data are copied here;
     /// other local memory is read when the request is transmitted and must not change before it completes.
@@ -441,10 +477,17 @@ impl QueuePair {
         if !self.life.takes_sends() {
             return Err(PostError::InvalidState);
         }
-        let len = self.sq.check(wr)?;
+        let len = match self.sq.check(wr) {
+            // A flush that is not finished makes room.
+            Err(PostError::QueueFull) if self.state() == State::Error => {
+                let _ = self.flush(host);
+                self.sq.check(wr)?
+            }
+            checked => checked?,
+        };
         self.sq.push(wr, len)?;
         if self.state() == State::Error {
-            self.flush(host);
+            let _ = self.flush(host);
         }
         Ok(())
     }

@@ -12,7 +12,7 @@
 
 use super::life::Life;
 use super::{Direction, Events, Host, QueuePair, StreamConfig, StreamWish};
-use crate::{Cqe, Time, WcOpcode, WcStatus};
+use crate::{Cqe, Time, WcOpcode, WcStatus, Work};
 
 /// State of a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -195,7 +195,8 @@ impl QueuePair {
     //= rfc5044 section 8
     //# Once MPA delivers an error of any type, it MUST NOT pass or deliver any
     //# additional FPDUs on that half connection.
-    /// Makes a step of its life. If that leads to ERR, every request that is outstanding completes as flushed, in order.
+    /// Makes a step of its life. If that leads to ERR, every request that is outstanding completes as flushed, in order; those
+    /// beyond the budget of a call are due ([`completions_due`](Self::completions_due)).
     pub(super) fn turn<H: Host>(&mut self, step: impl FnOnce(&mut Life), host: &mut H) {
         let before = self.state();
         step(&mut self.life);
@@ -203,30 +204,67 @@ impl QueuePair {
             return;
         }
         if before != State::Error && self.config.shared_receive {
+            // The first flush completes the receive that is being filled, and there is no other.
             self.events |= Events::LAST_WQE;
         }
-        self.flush(host);
+        let _ = self.flush(host);
     }
 
-    /// Completes everything as flushed.
-    pub(super) fn flush<H: Host>(&mut self, host: &mut H) {
-        self.tx.job = None;
-        self.responses.clear();
+    /// Returns `true` if completions are due that no call has written, because a call writes a limited number
+    /// ([`Budget::completions`](super::Budget)). Ask this after each call that may have completed or failed anything, and call
+    /// [`complete_due`](Self::complete_due) until it is [`Work::Done`], before the program learns of events.
+    #[inline]
+    pub fn completions_due(&self) -> bool {
+        match self.state() {
+            State::Error => self.sq.len() > 0 || !self.rq.is_empty() || self.rx.receiving,
+            _ => self.sq.is_front_done(),
+        }
+    }
+
+    /// Writes completions that are due, a limited number of them. Between two calls, locks may be dropped, and anything may
+    /// happen to the queue pair.
+    pub fn complete_due<H: Host>(&mut self, host: &mut H) -> Work {
+        if self.state() == State::Error {
+            return self.flush(host);
+        }
         let qp_num = self.config.qp_num;
         let counters = &mut self.counters;
-        self.sq.flush(|cqe| {
-            counters.completions = counters.completions.wrapping_add(1);
-            host.complete(Direction::Send, Cqe { qp_num, ..cqe });
-        });
-        self.flush_receives(host);
+        self.sq
+            .retire_done(self.config.budget.completions(), |cqe| {
+                counters.completions = counters.completions.wrapping_add(1);
+                host.complete(Direction::Send, Cqe { qp_num, ..cqe });
+            });
+        self.note_drained();
+        match self.sq.is_front_done() {
+            true => Work::More,
+            false => Work::Done,
+        }
     }
 
-    pub(super) fn flush_receives<H: Host>(&mut self, host: &mut H) {
+    /// Completes everything as flushed, as far as the budget goes: the receive that is being filled, the send queue, then the
+    /// receive queue.
+    pub(super) fn flush<H: Host>(&mut self, host: &mut H) -> Work {
+        self.tx.job = None;
+        self.responses.clear();
         if let Some(wr_id) = self.rx.abandon_receive() {
             self.complete_receive(wr_id, WcStatus::Flushed, host);
         }
-        while let Some(wr_id) = self.rq.flush_one() {
-            self.complete_receive(wr_id, WcStatus::Flushed, host);
+        let most = self.config.budget.completions();
+        let qp_num = self.config.qp_num;
+        let counters = &mut self.counters;
+        let sent = self.sq.flush(most, |cqe| {
+            counters.completions = counters.completions.wrapping_add(1);
+            host.complete(Direction::Send, Cqe { qp_num, ..cqe });
+        });
+        for _ in sent..most {
+            match self.rq.flush_one() {
+                Some(wr_id) => self.complete_receive(wr_id, WcStatus::Flushed, host),
+                None => break,
+            }
+        }
+        match self.completions_due() {
+            true => Work::More,
+            false => Work::Done,
         }
     }
 

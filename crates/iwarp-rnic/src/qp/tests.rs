@@ -3,6 +3,7 @@
 mod acknowledged;
 mod aligning;
 mod blamed;
+mod bounded;
 mod bursts;
 mod bursts_peers;
 mod ending;

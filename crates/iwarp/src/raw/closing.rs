@@ -74,6 +74,25 @@ impl QpInner {
         }
         after.established |= g.established;
         self.update_interest(g);
+        // The last step, because other threads may have the queue pair meanwhile.
+        self.complete_due(g, after);
+    }
+
+    /// Writes the completions that are due, a limited number at a time. In between, other threads may have the queue pair.
+    #[inline]
+    pub(super) fn complete_due(
+        self: &Arc<Self>,
+        g: &mut MutexGuard<'_, Guarded>,
+        after: &mut After,
+    ) {
+        while g.machine.completions_due() && !self.is_destroyed() {
+            let _ = g
+                .machine
+                .complete_due(&mut DriveHost::new(self, &mut *after));
+            // The send queue may be drained by that.
+            after.events |= g.machine.take_events();
+            MutexGuard::bump(g);
+        }
     }
 
     /// The queue pair is done with the stream, and the connection's owner is told.

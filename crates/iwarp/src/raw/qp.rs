@@ -28,7 +28,7 @@ use crate::sys::poller::Interest;
 use crate::sys::stream::TcpStream;
 use iwarp_rnic::counters::Counters;
 use iwarp_rnic::qp::{
-    Events, Fault, QpConfig, QueuePair as Machine, ReceiverNotReady as Policy, RxBuffer,
+    Budget, Events, Fault, QpConfig, QueuePair as Machine, ReceiverNotReady as Policy, RxBuffer,
     RxInterest, State, StreamConfig, TxPlan,
 };
 use iwarp_rnic::{Access, PostError, RecvWr, SendWr, Time};
@@ -239,6 +239,7 @@ impl QueuePair {
                 shared_receive: a.srq.is_some(),
                 receiver_not_ready: policy,
                 snapshot: false,
+                budget: Budget::default(),
             })?;
             Ok(Arc::new(QpInner {
                 ctx: Arc::clone(ctx),
@@ -435,6 +436,8 @@ impl QueuePair {
                     break;
                 }
             }
+            drop(host);
+            self.inner.complete_due(&mut g, &mut after);
             g.machine.rx_interest() == RxInterest::Held
         };
         after.run(&self.inner);
@@ -515,11 +518,11 @@ impl QpInner {
         wrs: &[SendWr<'_>],
         after: &mut After,
     ) -> (Result<(), (usize, PostError)>, Verdict) {
-        let mut g = self.state.lock();
+        let mut guard = self.state.lock();
         if self.is_destroyed() {
             return (Err((0, PostError::InvalidState)), Verdict::Send);
         }
-        let g = &mut *g;
+        let g = &mut *guard;
         if WHOLE && let Err(e) = g.machine.check_sends(wrs) {
             return (Err(e), g.cork.send());
         }
@@ -545,6 +548,7 @@ impl QpInner {
             .polls()
             .wrapping_add(self.recv_cq.inner.polls());
         let verdict = g.cork.post(polls, wrs.len(), bytes, room);
+        self.complete_due(&mut guard, after);
         (Ok(()), verdict)
     }
 
@@ -671,6 +675,7 @@ impl QpInner {
                 (g.link, g.cm) = (None, None);
                 g.machine
                     .stream_failed(&mut DriveHost::new(self, &mut after));
+                self.complete_due(&mut g, &mut after);
                 drop(g);
                 after.run(self);
                 return Err(e.into());

@@ -35,6 +35,7 @@ const IMPATIENT: QpConfig = QpConfig {
     signal_all: false,
     shared_receive: false,
     snapshot: false,
+    budget: Budget::DEFAULT,
 };
 
 #[test]

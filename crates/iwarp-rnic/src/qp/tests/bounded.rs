@@ -1,0 +1,282 @@
+//! One call does a limited amount of work, and what is left is done later, as if it had been done at once.
+
+use super::harness::*;
+use crate::limits::MAX_QP_WR;
+use crate::qp::*;
+use crate::{Cqe, RecvWr, SendFlags, SendOp, WcStatus, Work};
+use iwarp_proto::rdmap::{Opcode, ReadRequest};
+use proptest::prelude::*;
+use std::vec;
+use std::vec::Vec;
+
+fn sized(depth: u32, completions: u32) -> QpConfig {
+    QpConfig {
+        max_send_wr: depth,
+        max_recv_wr: depth,
+        max_send_sge: 1,
+        max_recv_sge: 1,
+        max_inline: 0,
+        budget: Budget { completions },
+        ..QpConfig::default()
+    }
+}
+
+fn completed(rig: &Rig) -> usize {
+    rig.host.sends.len() + rig.host.recvs.len()
+}
+
+/// Writes all that is due; no call writes more than `most`.
+fn complete_all(rig: &mut Rig, most: usize) {
+    while rig.qp.completions_due() {
+        let before = completed(rig);
+        let work = rig.qp.complete_due(&mut rig.host);
+        let wrote = completed(rig) - before;
+        assert!(wrote <= most, "{wrote} completions in one call");
+        assert_eq!(work == Work::More, rig.qp.completions_due());
+    }
+}
+
+/// A fault of the peer's with full queues once wrote 131,072 completions in one call.
+#[test]
+fn a_fault_flushes_in_bounded_steps() {
+    let budget = Budget::default().completions;
+    let mut rig = Rig::with(sized(MAX_QP_WR, budget), STREAM);
+    let mr = rig.mr(64, ALL);
+    for i in 0..u64::from(MAX_QP_WR) {
+        rig.recv(i, &[mr.part(0, 8)]);
+        rig.post(i, SendOp::Send, &[mr.part(0, 8)]);
+    }
+    assert_eq!(rig.rx_ulpdu(&[0; 20]), RxStatus::Failed);
+    assert_eq!(rig.qp.state(), State::Error);
+    assert!(completed(&rig) <= budget as usize);
+    complete_all(&mut rig, budget as usize);
+    let all: Vec<_> = (0..u64::from(MAX_QP_WR))
+        .map(|i| (i, WcStatus::Flushed))
+        .collect();
+    assert!(brief(&rig.host.sends) == all && brief(&rig.host.recvs) == all);
+}
+
+/// What is posted in ERR completes behind what is still to be flushed, and finds room in a queue that was full.
+#[test]
+fn posting_during_a_flush() {
+    let mut rig = Rig::with(sized(4, 1), STREAM);
+    let mr = rig.mr(64, ALL);
+    for i in 0..4 {
+        rig.recv(i, &[mr.part(0, 8)]);
+        rig.post(i, SendOp::Send, &[mr.part(0, 8)]);
+    }
+    rig.qp.abort(&mut rig.host);
+    assert_eq!(brief(&rig.host.sends), [(0, WcStatus::Flushed)]);
+    for i in 4..20 {
+        rig.post(i, SendOp::Send, &[mr.part(0, 8)]);
+        rig.recv(i, &[mr.part(0, 8)]);
+    }
+    complete_all(&mut rig, 1);
+    let all: Vec<_> = (0..20).map(|i| (i, WcStatus::Flushed)).collect();
+    assert_eq!(brief(&rig.host.sends), all);
+    assert_eq!(brief(&rig.host.recvs), all);
+    // Nothing is left: it completes at once.
+    rig.post(20, SendOp::Send, &[mr.part(0, 8)]);
+    rig.recv(20, &[mr.part(0, 8)]);
+    assert_eq!((rig.host.sends.len(), rig.host.recvs.len()), (21, 21));
+}
+
+/// A change to RESET drops what is still to be flushed.
+#[test]
+fn a_reset_during_a_flush() {
+    let mut rig = Rig::with(sized(4, 1), STREAM);
+    let mr = rig.mr(64, ALL);
+    for i in 0..4 {
+        rig.post(i, SendOp::Send, &[mr.part(0, 8)]);
+    }
+    rig.qp.abort(&mut rig.host);
+    rig.qp.modify(State::Reset, &mut rig.host).unwrap();
+    assert!(!rig.qp.completions_due());
+    assert_eq!(rig.host.sends.len(), 1);
+    // The next requests are not flushed.
+    rig.qp.stream_gone(&mut rig.host);
+    rig.start(STREAM);
+    rig.post(9, SendOp::Send, &[mr.part(0, 8)]);
+    let _ = rig.sent();
+    assert_eq!(brief(&rig.host.sends)[1..], [(9, WcStatus::Success)]);
+}
+
+/// The last receive from a shared receive queue is complete before the event that says so, which comes once.
+#[test]
+fn the_last_receive_comes_before_its_event() {
+    let config = QpConfig {
+        shared_receive: true,
+        ..sized(8, 1)
+    };
+    let mut rig = Rig::with(config, STREAM);
+    let mr = rig.mr(64, ALL);
+    let mut srq = crate::receive_queue::SharedReceiveQueue::new(4, 1).unwrap();
+    srq.post(&RecvWr {
+        wr_id: 1,
+        sges: &[mr.sge()],
+    })
+    .unwrap();
+    rig.host.srq = Some(srq);
+    for i in 0..8 {
+        rig.post(i, SendOp::Send, &[mr.part(0, 8)]);
+    }
+    let first = untagged(Opcode::SEND, 0, 1, 0, false, &[7; 8]);
+    assert_eq!(rig.rx_ulpdu(&first), RxStatus::Ok);
+    rig.qp.abort(&mut rig.host);
+    assert!(rig.qp.take_events().contains(Events::LAST_WQE));
+    assert_eq!(brief(&rig.host.recvs), [(1, WcStatus::Flushed)]);
+    assert!(rig.qp.completions_due());
+    complete_all(&mut rig, 1);
+    assert_eq!(rig.qp.take_events(), Events::empty());
+    assert_eq!(rig.host.sends.len(), 8);
+}
+
+/// One answer completes the requests that waited behind it, a few at once.
+#[test]
+fn an_answer_completes_in_bounded_steps() {
+    let mut rig = Rig::with(sized(200, 10), STREAM);
+    let mr = rig.mr(64, ALL);
+    let read = SendOp::Read {
+        remote_addr: 0,
+        rkey: 1,
+    };
+    rig.post(0, read, &[mr.part(0, 8)]);
+    for i in 1..200 {
+        rig.post(i, SendOp::Send, &[mr.part(0, 8)]);
+    }
+    let request = ReadRequest::parse(&rig.sent()[0].1).unwrap();
+    assert_eq!(brief(&rig.host.sends), []);
+    let answer = tagged(Opcode::READ_RESPONSE, request.sink_stag.0, 0, true, &[1; 8]);
+    assert_eq!(rig.rx_ulpdu(&answer), RxStatus::Ok);
+    assert!(rig.host.sends.len() < 100 && rig.qp.completions_due());
+    complete_all(&mut rig, 10);
+    let all: Vec<_> = (0..200).map(|i| (i, WcStatus::Success)).collect();
+    assert_eq!(brief(&rig.host.sends), all);
+}
+
+/// SQD is reported when the last completion is written.
+#[test]
+fn the_queue_is_drained_when_all_is_written() {
+    let mut rig = Rig::with(sized(100, 10), STREAM);
+    let mr = rig.mr(64, ALL);
+    let read = SendOp::Read {
+        remote_addr: 0,
+        rkey: 1,
+    };
+    rig.post(0, read, &[mr.part(0, 8)]);
+    for i in 1..100 {
+        rig.post(i, SendOp::Send, &[mr.part(0, 8)]);
+    }
+    let request = ReadRequest::parse(&rig.sent()[0].1).unwrap();
+    rig.qp.modify(State::Sqd, &mut rig.host).unwrap();
+    let answer = tagged(Opcode::READ_RESPONSE, request.sink_stag.0, 0, true, &[1; 8]);
+    assert_eq!(rig.rx_ulpdu(&answer), RxStatus::Ok);
+    while rig.qp.completions_due() {
+        assert!(!rig.qp.take_events().contains(Events::SQ_DRAINED));
+        let _ = rig.qp.complete_due(&mut rig.host);
+    }
+    assert_eq!(rig.host.sends.len(), 100);
+    assert!(rig.qp.take_events().contains(Events::SQ_DRAINED));
+}
+
+/// What happens to a queue pair that completes when placed, of which the property below is about.
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Post {
+        read: bool,
+        signaled: bool,
+    },
+    /// Puts messages into a plan that is not written.
+    Fill,
+    /// Sends all that is due.
+    Transmit,
+    /// The peer answers the oldest Read.
+    Answer,
+    /// One call writes what is due, in the queue pair that leaves something.
+    Complete,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        4 => (any::<bool>(), any::<bool>()).prop_map(|(read, signaled)| Step::Post { read, signaled }),
+        1 => Just(Step::Fill),
+        2 => Just(Step::Transmit),
+        1 => Just(Step::Answer),
+        1 => Just(Step::Complete),
+    ];
+    proptest::collection::vec(step, 0..60)
+}
+
+/// The completions of a queue pair with this budget. The end is a Terminate without a header, or a reset.
+fn run(budget: u32, placed: bool, steps: &[Step], terminated: bool) -> Vec<Cqe> {
+    let mut rig = Rig::fresh(sized(64, budget));
+    if placed {
+        rig.qp.complete_when_placed();
+    }
+    rig.start(STREAM);
+    let mr = rig.mr(64, ALL);
+    let mut reads = vec![];
+    for (i, step) in (0..).zip(steps) {
+        match *step {
+            Step::Post { read, signaled } => {
+                let op = match read {
+                    true => SendOp::Read {
+                        remote_addr: 0,
+                        rkey: 1,
+                    },
+                    false => SendOp::Send,
+                };
+                let flags = match signaled {
+                    true => SendFlags::SIGNALED,
+                    false => SendFlags::empty(),
+                };
+                // More fits into the queue if completions are not behind, which is no difference that counts.
+                rig.try_post(i, op, flags, &[mr.part(0, 8)]).unwrap();
+            }
+            Step::Fill => {
+                if rig.plan.is_done() {
+                    let _ = rig.fill();
+                }
+            }
+            Step::Transmit => {
+                let sent = rig.sent();
+                let requests = sent
+                    .iter()
+                    .filter(|(h, _)| h.opcode() == Opcode::READ_REQUEST);
+                reads.extend(requests.filter_map(|(_, p)| ReadRequest::parse(p)));
+            }
+            Step::Answer if reads.is_empty() => {}
+            Step::Answer => {
+                let read = reads.remove(0);
+                let payload = vec![3; read.size as usize];
+                let ulpdu = tagged(Opcode::READ_RESPONSE, read.sink_stag.0, 0, true, &payload);
+                assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Ok);
+            }
+            Step::Complete => {
+                let _ = rig.qp.complete_due(&mut rig.host);
+            }
+        }
+    }
+    if terminated {
+        let code = iwarp_proto::rdmap::TerminateCode::RDMAP_LOCAL_CATASTROPHIC;
+        let mut body = [0; crate::limits::CONTROL_MAX];
+        let n = iwarp_proto::rdmap::Terminate::new(code).emit(&mut body);
+        let _ = rig.rx_ulpdu(&untagged(Opcode::TERMINATE, 2, 1, 0, true, &body[..n]));
+    } else {
+        rig.qp.stream_failed(&mut rig.host);
+    }
+    // The system call that had the plan returns.
+    let n = rig.plan.remaining();
+    rig.qp.tx_written(&mut rig.plan, n, &mut rig.host);
+    complete_all(&mut rig, budget as usize);
+    rig.host.sends
+}
+
+proptest! {
+    /// A queue pair that writes few completions in one call writes the same ones, in the same order.
+    #[test]
+    fn a_small_budget_changes_nothing(steps in steps(), placed: bool, terminated: bool, budget in 1u32..4) {
+        let all = run(u32::MAX, placed, &steps, terminated);
+        prop_assert_eq!(run(budget, placed, &steps, terminated), all);
+    }
+}
