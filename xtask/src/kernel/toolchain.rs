@@ -55,7 +55,7 @@ impl Toolchain {
         let dir = context.target.join("kernel");
         let found = match installed() {
             Some(found) => Ok(found),
-            None => debian(context, &dir.join("toolchain"), log),
+            None => debian(context, &dir.join("toolchain"), log)?,
         };
         let (rustc, libraries, source) = match found {
             Ok(found) => found,
@@ -162,8 +162,8 @@ fn installed() -> Option<Found> {
         .then_some((rustc, None, source))
 }
 
-/// Debian's compiler below `dir`, fetched if it is not there. The error says why it cannot be had.
-fn debian(context: &Context, dir: &Path, log: &mut Log) -> Result<Found, String> {
+/// Debian's compiler below `dir`, fetched if it is not there. The inner error says why it cannot be had.
+fn debian(context: &Context, dir: &Path, log: &mut Log) -> Result<Result<Found, String>> {
     let root = dir.join("usr");
     let found = (
         root.join("bin/rustc"),
@@ -172,25 +172,39 @@ fn debian(context: &Context, dir: &Path, log: &mut Log) -> Result<Found, String>
     );
     let fetched = dir.join("complete");
     if fetched.exists() {
-        return Ok(found);
+        return Ok(Ok(found));
     }
     let advice = "or: rustup component add rust-src";
     if find_program("apt-get").is_none() || find_program("dpkg-deb").is_none() {
-        return Err(format!(
+        return Ok(Err(format!(
             "no compiler with its library's source: needs Debian's packages, {advice}"
-        ));
+        )));
     }
-    log.say("fetching Debian's compiler and its library's source");
-    let fetch = |log: &mut Log| -> Result<()> {
-        let packages = packages(context, log)?;
-        std::fs::create_dir_all(dir)?;
-        debian::fetch(dir, &packages, log)?;
-        prune(&root.join("src"))?;
-        std::fs::write(&fetched, "")?;
-        Ok(())
+    let packages = match packages(context, log)? {
+        Some(packages) => packages,
+        None => {
+            return Ok(Err(format!(
+                "apt knows no {COMPILER_PACKAGE} that is new enough: security updates in its sources, {advice}"
+            )));
+        }
     };
-    fetch(log).map_err(|error| format!("no compiler from Debian ({error:#}), {advice}"))?;
-    Ok(found)
+    log.say("fetching Debian's compiler and its library's source");
+    std::fs::create_dir_all(dir)?;
+    if let Err(error) = debian::fetch(dir, &packages, log) {
+        // Without a network there is nothing to check with.
+        return Ok(Err(format!(
+            "no compiler from Debian ({error:#}), {advice}"
+        )));
+    }
+    if !found.0.is_file() || !found.2.join("core/src/lib.rs").is_file() {
+        bail!(
+            "the packages {} have no compiler or no library",
+            packages.join(", ")
+        );
+    }
+    prune(&root.join("src"))?;
+    std::fs::write(&fetched, "")?;
+    Ok(Ok(found))
 }
 
 /// The source package has the whole compiler; only the library is needed.
@@ -206,32 +220,29 @@ fn prune(sources: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The packages of the compiler, each with its version.
-fn packages(context: &Context, log: &mut Log) -> Result<Vec<String>> {
+/// The packages of the compiler, each with its version. `None` if apt knows none that is new enough.
+fn packages(context: &Context, log: &mut Log) -> Result<Option<Vec<String>>> {
     let least = least_version(&context.root)?;
-    let mut shown = show(COMPILER_PACKAGE, log)?;
+    let mut shown = show(COMPILER_PACKAGE, log).unwrap_or_default();
     if context.install && rustix::process::geteuid().is_root() && version(&shown) < Some(least) {
         log.run(Command::new("apt-get").args(["-q", "update"]))?;
-        shown = show(COMPILER_PACKAGE, log)?;
+        shown = show(COMPILER_PACKAGE, log).unwrap_or_default();
     }
-    if version(&shown) < Some(least) {
-        bail!(
-            "apt knows no {COMPILER_PACKAGE} of version {}.{} or newer: apt-get update, or security updates in its sources",
-            least.0,
-            least.1
-        );
-    }
+    let Some((major, minor)) = version(&shown).filter(|&version| version >= least) else {
+        return Ok(None);
+    };
     let exact = debian::fields(&shown, "Version")
         .next()
         .context("no version")?;
-    let library = dependency(&shown, "libstd-rust-").context("no library")?;
-    let llvm = dependency(&show(&library, log)?, "libllvm").context("no LLVM")?;
-    Ok(vec![
+    let library = format!("libstd-rust-web-{major}.{minor}");
+    let llvm = dependency(&show(&library, log)?, "libllvm")
+        .with_context(|| format!("{library} depends on no LLVM"))?;
+    Ok(Some(vec![
         format!("{COMPILER_PACKAGE}={exact}"),
         format!("{SOURCE_PACKAGE}={exact}"),
         format!("{library}={exact}"),
         llvm,
-    ])
+    ]))
 }
 
 fn show(package: &str, log: &mut Log) -> Result<String> {
@@ -284,8 +295,8 @@ fn output(command: &mut Command) -> Result<String> {
 mod tests {
     use super::*;
 
-    const SHOWN: &str = "Package: rustc-web\nVersion: 1.96.0+dfsg1-1~deb12u2\n\
-        Depends: libc6 (>= 2.34), libstd-rust-web-1.96 (= 1.96.0+dfsg1-1~deb12u2), gcc\n";
+    const SHOWN: &str = "Package: libstd-rust-web-1.96\nVersion: 1.96.0+dfsg1-1~deb12u2\n\
+        Depends: libc6 (>= 2.34), libgcc-s1 (>= 4.2), libllvm22, libstdc++6 (>= 11)\n";
 
     #[test]
     fn versions_are_compared_as_numbers() {
@@ -296,11 +307,9 @@ mod tests {
 
     #[test]
     fn dependencies_are_found_without_their_versions() {
-        assert_eq!(
-            dependency(SHOWN, "libstd-rust-").as_deref(),
-            Some("libstd-rust-web-1.96")
-        );
-        assert_eq!(dependency(SHOWN, "libllvm"), None);
+        assert_eq!(dependency(SHOWN, "libgcc").as_deref(), Some("libgcc-s1"));
+        assert_eq!(dependency(SHOWN, "libllvm").as_deref(), Some("libllvm22"));
+        assert_eq!(dependency(SHOWN, "zlib"), None);
     }
 
     #[test]
