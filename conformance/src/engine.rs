@@ -24,6 +24,9 @@ pub(crate) struct KernelArgs {
     /// Show everything that the guest's kernel says meanwhile
     #[arg(long)]
     messages: bool,
+    /// Run only the tests whose names begin like this
+    #[arg(long, value_name = "TEST", default_value = "")]
+    only: String,
 }
 
 /// The module's name.
@@ -71,7 +74,11 @@ pub(crate) fn command(args: &KernelArgs) -> Result<Outcome> {
     log.say(format!("booting Linux {}", image.release));
     let guest = Guest::start(&image, &cache, &machine, &mut log)?;
     guest.kernel_messages();
-    let load = format!("insmod /lib/iwarp/{MODULE}.ko; cat /proc/modules");
+    // Within quotes of the module loader, because the names have spaces.
+    let load = format!(
+        "insmod /lib/iwarp/{MODULE}.ko 'only=\"{}\"'; cat /proc/modules",
+        args.only
+    );
     let after = guest.run(&load, TESTS_LIMIT)?;
     log.line(&after.text);
     let said = guest.kernel_messages();

@@ -16,7 +16,7 @@
 #define PD 7
 #define ALL_RIGHTS (RK_LOCAL_WRITE | RK_REMOTE_WRITE | RK_REMOTE_READ)
 /* The end of a test that hangs; far above what a slow machine needs. */
-#define PATIENCE (300 * HZ)
+#define PATIENCE (120 * HZ)
 
 /* One end: a device with one queue pair, and a buffer that is registered with all rights. */
 struct end {
