@@ -64,6 +64,7 @@ enum rk_fill {
 enum rk_rx {
 	RK_RX_OK,
 	RK_RX_HELD,		/* a Send waits for a receive: read nothing before one is posted */
+	RK_RX_WAITS,		/* memory that the peer has invalidated is in use: read nothing before rk_retry_memory */
 };
 
 struct rk_qp_config {
@@ -145,7 +146,16 @@ bool rk_wants_tx(const struct rk_qp *qp);
 int rk_tx_fill(struct rk_qp *qp, const struct rk_device *device);
 void rk_tx_memory(struct rk_qp *qp, struct rk_device *device);
 int rk_tx_runs(struct rk_qp *qp, const struct rk_device *device, const struct kvec **runs);
-void rk_tx_written(struct rk_qp *qp, size_t octets);
+void rk_tx_written(struct rk_qp *qp, const struct rk_device *device, size_t octets);
+
+/*
+ * An invalidation or a fast registration waits until nobody uses the memory: no call places octets there, and no runs name it. After each of the
+ * calls below and rk_tx_written, if rk_take_unused says so, call rk_retry_memory for the queue pairs of the device that wait, and then
+ * rk_tx_fill, and rk_rx_filled with no octets.
+ */
+bool rk_waits_for_memory(const struct rk_qp *qp);
+void rk_retry_memory(struct rk_qp *qp);
+bool rk_take_unused(const struct rk_device *device);
 
 /* Receiving: take the runs, read to them in order, and report how many octets came. */
 int rk_rx_plan(struct rk_qp *qp, const struct rk_device *device, const struct kvec **runs);

@@ -57,7 +57,7 @@ int carry(struct end *from, struct end *to, size_t piece)
 				return status;
 			total += runs[i].iov_len;
 		}
-		rk_tx_written(from->qp, total);
+		rk_tx_written(from->qp, from->device, total);
 	}
 }
 

@@ -46,7 +46,7 @@ static int take(read_descriptor_t *descriptor, struct sk_buff *skb, unsigned int
 		status = rk_rx_filled(end->qp, end->device, got);
 		if (status < 0)
 			end->error = status;
-		end->held = status == RK_RX_HELD;
+		end->held = status == RK_RX_HELD || status == RK_RX_WAITS;
 		used += got;
 	}
 	return used;
@@ -65,7 +65,7 @@ static void receive(struct end *end)
 
 		if (status < 0)
 			end->error = status;
-		end->held = status == RK_RX_HELD;
+		end->held = status == RK_RX_HELD || status == RK_RX_WAITS;
 	}
 	if (!end->held && !end->error)
 		tcp_read_sock(end->socket->sk, &descriptor, take);
@@ -110,6 +110,7 @@ static int send_due(struct end *end)
 		const struct kvec *runs = NULL;
 		size_t len = 0;
 		int fill, n = 0, i;
+		bool unused;
 
 		spin_lock_bh(&end->lock);
 		fill = rk_tx_fill(end->qp, end->device);
@@ -128,13 +129,22 @@ static int send_due(struct end *end)
 			len += runs[i].iov_len;
 		iov_iter_kvec(&message.msg_iter, ITER_SOURCE, runs, n, len);
 		n = sock_sendmsg(end->socket, &message);
+		/* In any case the memory of the runs is not in use any more. */
+		spin_lock_bh(&end->lock);
+		rk_tx_written(end->qp, end->device, max(n, 0));
+		unused = rk_take_unused(end->device);
+		if (unused)
+			rk_retry_memory(end->qp);
+		spin_unlock_bh(&end->lock);
+		if (unused) {
+			lock_sock(end->socket->sk);
+			receive(end);
+			release_sock(end->socket->sk);
+		}
 		if (n == -EAGAIN)
 			return 0;
 		if (n < 0)
 			return n;
-		spin_lock_bh(&end->lock);
-		rk_tx_written(end->qp, n);
-		spin_unlock_bh(&end->lock);
 		wake_up(&end->completed);
 	}
 }

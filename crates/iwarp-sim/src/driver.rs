@@ -360,7 +360,8 @@ impl World {
                 return;
             }
             match (interest, found) {
-                (RxInterest::None | RxInterest::Held, _) | (_, Found::Nothing) => return,
+                (RxInterest::None | RxInterest::Held | RxInterest::Waits, _)
+                | (_, Found::Nothing) => return,
                 (_, Found::Fin) => {
                     self.log(|| format!("ep {e}: end of stream"));
                     let mut buffer = match self.eps[e].buffer.take() {
@@ -470,7 +471,7 @@ impl World {
                 crc32c: CRC32C,
                 host: &mut c.host,
             };
-            c.ep.qp.rx_filled(buffer, &plan, octets.len(), &mut env)
+            c.ep.qp.rx_filled(buffer, &mut plan, octets.len(), &mut env)
         });
         if room == 0 {
             self.fail(|| format!("endpoint {e} wants to read, but offers no room"));
@@ -507,14 +508,14 @@ impl World {
             self.fail(|| format!("endpoint {e} holds a Send, but has no buffer"));
             return;
         };
-        let plan = RxPlan::new(1);
+        let mut plan = RxPlan::new(1);
         let status = self.call(e, |c| {
             let mut env = Env {
                 memory: c.table,
                 crc32c: CRC32C,
                 host: &mut c.host,
             };
-            c.ep.qp.rx_filled(&mut buffer, &plan, 0, &mut env)
+            c.ep.qp.rx_filled(&mut buffer, &mut plan, 0, &mut env)
         });
         self.check_status(e, status);
         self.keep_buffer(e, buffer);
@@ -537,6 +538,8 @@ impl World {
         let fits = match status {
             RxStatus::Ok => !held,
             RxStatus::Held => held && state != State::Error,
+            // Nobody uses memory here while somebody else works.
+            RxStatus::Waits => false,
             RxStatus::Failed => state == State::Error,
         };
         if !fits {

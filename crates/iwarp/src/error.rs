@@ -57,7 +57,7 @@ impl Error {
             Self::Post(PostError::QueueFull) | Self::OutOfMemory => libc::ENOMEM,
             Self::Post(_) => libc::EINVAL,
             Self::Memory(MemoryError::TableFull | MemoryError::OutOfMemory) => libc::ENOMEM,
-            Self::Memory(MemoryError::Busy) | Self::Busy => libc::EBUSY,
+            Self::Memory(MemoryError::Busy | MemoryError::InUse) | Self::Busy => libc::EBUSY,
             Self::Memory(_) => libc::EINVAL,
             Self::BadAddress => libc::EFAULT,
             Self::NoDevice => libc::ENODEV,

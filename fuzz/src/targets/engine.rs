@@ -313,10 +313,10 @@ impl Engine {
 
     /// Processes held octets after a receive was posted.
     fn again(&mut self) {
-        let plan = RxPlan::new(1);
+        let mut plan = RxPlan::new(1);
         let _ = self.qp.rx_filled(
             &mut self.buffer,
-            &plan,
+            &mut plan,
             0,
             &mut Env {
                 memory: &self.table,
@@ -340,7 +340,9 @@ impl Engine {
                     .rx_plan(&mut self.buffer, &self.table, &mut self.rx, visit);
                 let n = self.rx.room().min(octets.len());
                 read_into(&runs, &octets[..n]);
-                let _ = self.qp.rx_filled(&mut self.buffer, &self.rx, n, &mut env);
+                let _ = self
+                    .qp
+                    .rx_filled(&mut self.buffer, &mut self.rx, n, &mut env);
                 n
             } else {
                 self.qp.rx_octets(&mut self.buffer, octets, &mut env).0

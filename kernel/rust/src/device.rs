@@ -114,6 +114,13 @@ pub unsafe extern "C" fn rk_allocate_fast(
     device.table.allocate_fast(pages, pd, random).unwrap_or(0)
 }
 
+/// Returns `true` if memory for which a queue pair waits has become free of users since the last call.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_take_unused(device: &Device) -> bool {
+    device.table.take_unused()
+}
+
 /// Ends a registration. Returns 0 or an error number.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]

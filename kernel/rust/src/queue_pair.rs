@@ -306,11 +306,26 @@ pub extern "C" fn rk_tx_runs(qp: &mut Qp, device: &Device, runs: &mut *const Kve
     }
 }
 
-/// Reports that the socket took so many octets of the runs.
+/// Reports that the socket took so many octets of the runs. The memory that they named is not used any more.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
-pub extern "C" fn rk_tx_written(qp: &mut Qp, octets: usize) {
+pub extern "C" fn rk_tx_written(qp: &mut Qp, device: &Device, octets: usize) {
+    qp.tx.release(&device.table);
     qp.machine.tx_written(&mut qp.tx, octets, &mut qp.owner);
+}
+
+/// Returns `true` if the queue pair waits until nobody uses memory that is being invalidated or registered.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_waits_for_memory(qp: &Qp) -> bool {
+    qp.machine.waits_for_memory()
+}
+
+/// Lets a queue pair that waits for memory try again.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_retry_memory(qp: &mut Qp) {
+    qp.machine.retry_memory();
 }
 
 /// Hands out the runs to which the next octets should be read. Returns how many there are.
@@ -342,10 +357,11 @@ pub extern "C" fn rk_rx_filled(qp: &mut Qp, device: &Device, octets: usize) -> c
     };
     match qp
         .machine
-        .rx_filled(&mut qp.staging, &qp.rx, octets, &mut env)
+        .rx_filled(&mut qp.staging, &mut qp.rx, octets, &mut env)
     {
         RxStatus::Ok => 0,
         RxStatus::Held => 1,
+        RxStatus::Waits => 2,
         RxStatus::Failed => EPROTO,
     }
 }

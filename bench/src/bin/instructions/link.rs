@@ -151,7 +151,8 @@ impl End {
                     crc32c: crc32c::append,
                     host: &mut self.host,
                 };
-                self.qp.rx_filled(&mut self.buffer, &self.rx, n, &mut env)
+                self.qp
+                    .rx_filled(&mut self.buffer, &mut self.rx, n, &mut env)
             });
             assert_eq!(status, RxStatus::Ok);
         }

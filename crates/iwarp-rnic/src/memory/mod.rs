@@ -15,20 +15,32 @@
 //!
 //! The program that shares the memory with the RNIC has to read it in the same way: volatile, atomic, or after a completion.
 //!
-//! Regions, fast-registration regions and windows live in the same table. Look-ups take
-//! `&self`; invalidation is one atomic flag, so the receive path can do it too.
+//! Regions, fast-registration regions and windows live in the same table. Accesses, fast registrations and invalidations take
+//! `&self`, so that queue pairs do not wait for each other; `state` orders them. An invalidation ends an STag at once, and is
+//! complete when nobody uses the memory any more.
+//!
+//! Files: `table` (slots, registration), `entry` and `state` (one STag), `access` (every check, users, invalidation), `window`.
 
+mod access;
 mod copy;
+mod entry;
 mod host;
 pub(crate) mod pages;
 mod span;
+mod state;
+#[cfg(test)]
+mod stress_tests;
 mod table;
+mod users;
 mod window;
 
+pub use access::{Accessor, Held};
+pub use entry::RegionInfo;
 pub use host::HostRange;
 pub use pages::{PagePlace, Pages};
 pub use span::{Fragment, Fragments, Memory, Span, Word};
-pub use table::{Accessor, MemoryTable, RegionInfo};
+pub use table::MemoryTable;
+pub(crate) use users::Users;
 pub use window::WindowType;
 
 /// Why an access by STag is refused, in the order of the checks
@@ -66,6 +78,8 @@ pub enum MemoryError {
     OutOfRange,
     /// Windows are bound to it (EBUSY).
     Busy,
+    /// An access to the memory, or a plan that names it, is not finished yet. Try again (EBUSY).
+    InUse,
     /// A valid window or region cannot be bound or registered again before it is invalidated (EINVAL).
     StillValid,
     /// It may not be invalidated (EINVAL).
@@ -83,6 +97,7 @@ impl core::fmt::Display for MemoryError {
             Self::NotBindable => "the region was not registered for windows with these rights",
             Self::OutOfRange => "the range is not inside the region",
             Self::Busy => "memory windows are bound to the region: unbind them first",
+            Self::InUse => "the memory is being read or written: try again",
             Self::StillValid => "invalidate it before binding or registering it again",
             Self::NotInvalidatable => "this kind of region cannot be invalidated",
         })

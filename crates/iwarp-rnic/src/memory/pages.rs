@@ -318,7 +318,7 @@ pub(crate) mod tests {
         let stag = stag.unwrap();
         let mut back = [0; 16];
         let span = table.check(stag, addr, 16, Access::empty(), who).unwrap();
-        span.read(&mut back);
+        span.span().read(&mut back);
         assert_eq!(back, octets);
         assert!(
             table
@@ -336,7 +336,7 @@ pub(crate) mod tests {
         let stag = table.register(all, 0, 1, Access::empty(), 0x4567_8901);
         let span = table.check(stag.unwrap(), addr, 16, Access::empty(), who);
         back = [0; 16];
-        span.unwrap().read(&mut back);
+        span.unwrap().span().read(&mut back);
         assert_eq!(back, octets);
     }
 

@@ -1,9 +1,11 @@
 //! Memory windows, type 1 and 2 (`ibv_alloc_mw(3)`, `ibv_bind_mw(3)`).
 
-use super::table::{Accessor, Entry, Kind, MemoryTable};
+use super::access::Accessor;
+use super::entry::{Entry, Kind, Reach};
+use super::table::MemoryTable;
 use super::{Memory, MemoryError};
 use crate::{Access, Bind};
-use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use core::sync::atomic::Ordering;
 
 /// The type of a window: how it is bound, and which queue pairs may use it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,22 +24,12 @@ impl<M: Memory> MemoryTable<M> {
         pd: u32,
         random: u32,
     ) -> Result<u32, MemoryError> {
-        let entry = Entry {
-            index: 0,
-            key: AtomicU8::new(0),
-            valid: AtomicBool::new(false),
-            pd,
-            access: Access::empty(),
-            base: 0,
-            len: 0,
-            offset: 0,
-            kind: Kind::Window {
-                ty,
-                parent: None,
-                qp: None,
-            },
-            windows: AtomicU32::new(0),
+        let kind = Kind::Window {
+            ty,
+            parent: None,
+            qp: None,
         };
+        let entry = Entry::new(kind, false, pd, Reach::NOTHING);
         self.insert(entry, random)
     }
 
@@ -47,8 +39,18 @@ impl<M: Memory> MemoryTable<M> {
         if !matches!(window.kind, Kind::Window { .. }) {
             return Err(MemoryError::NoSuchStag);
         }
+        if window.state.is_used() {
+            return Err(MemoryError::InUse);
+        }
         self.retire(window);
         self.remove(stag).map(|_| ()).ok_or(MemoryError::NoSuchStag)
+    }
+
+    /// Ends the validity of a window, while nobody else has the table. It no longer holds its region then.
+    fn retire(&self, window: &Entry<M>) {
+        if window.state.invalidate(window.state.key()).is_some() {
+            self.unbind(window);
+        }
     }
 
     //= rfc5041 section 8.3
@@ -70,13 +72,16 @@ impl<M: Memory> MemoryTable<M> {
         if window.index != wr.new_stag >> 8 {
             return Err(MemoryError::NoSuchStag);
         }
-        if ty == WindowType::Type2 && window.valid.load(Ordering::Relaxed) {
+        if ty == WindowType::Type2 && window.state.is_valid() {
             return Err(MemoryError::StillValid);
+        }
+        if window.state.is_used() {
+            return Err(MemoryError::InUse);
         }
         if wr.len == 0 && ty == WindowType::Type1 {
             self.retire(window);
             if let Some(e) = self.entry_mut(wr.mw_stag) {
-                e.key = AtomicU8::new(wr.new_stag as u8);
+                e.state.set(false, wr.new_stag as u8);
             }
             return Ok(());
         }
@@ -91,17 +96,18 @@ impl<M: Memory> MemoryTable<M> {
             wr.addr
         };
         if let Some(e) = self.entry_mut(wr.mw_stag) {
-            e.access = wr.access;
-            e.base = base;
-            e.len = wr.len;
-            e.offset = offset;
+            e.set_reach(Reach {
+                access: wr.access,
+                base,
+                len: wr.len,
+                offset,
+            });
             e.kind = Kind::Window {
                 ty,
                 parent: Some(parent),
                 qp: (ty == WindowType::Type2).then_some(who.qp),
             };
-            e.key = AtomicU8::new(wr.new_stag as u8);
-            e.valid = AtomicBool::new(true);
+            e.state.set(true, wr.new_stag as u8);
         }
         Ok(())
     }
@@ -109,37 +115,38 @@ impl<M: Memory> MemoryTable<M> {
     /// Checks the region of a bind; returns its STag and where the window starts in its memory.
     fn bind_target(&self, wr: &Bind, who: Accessor) -> Result<(u32, u64), MemoryError> {
         let region = self.entry(wr.mr_stag).ok_or(MemoryError::NoSuchStag)?;
-        if matches!(region.kind, Kind::Window { .. })
-            || region.key.load(Ordering::Relaxed) != wr.mr_stag as u8
-        {
+        if matches!(region.kind, Kind::Window { .. }) || region.state.key() != wr.mr_stag as u8 {
             return Err(MemoryError::NoSuchStag);
         }
-        if !region.valid.load(Ordering::Relaxed) {
+        if !region.state.is_valid() {
             return Err(MemoryError::NoSuchStag);
         }
         if region.pd != who.pd {
             return Err(MemoryError::WrongProtectionDomain);
         }
-        if !region.access.contains(Access::MW_BIND) || region.access.contains(Access::ZERO_BASED) {
+        if !region.access().contains(Access::MW_BIND)
+            || region.access().contains(Access::ZERO_BASED)
+        {
             return Err(MemoryError::NotBindable);
         }
         // A window with a right to write needs a region that the local side may write.
         if wr
             .access
             .intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
-            && !region.access.contains(Access::LOCAL_WRITE)
+            && !region.access().contains(Access::LOCAL_WRITE)
         {
             return Err(MemoryError::NotBindable);
         }
+        let reach = region.reach();
         let from = wr
             .addr
-            .checked_sub(region.base)
+            .checked_sub(reach.base)
             .ok_or(MemoryError::OutOfRange)?;
         let end = from.checked_add(wr.len).ok_or(MemoryError::OutOfRange)?;
-        if end > region.len {
+        if end > reach.len {
             return Err(MemoryError::OutOfRange);
         }
-        let offset = region
+        let offset = reach
             .offset
             .checked_add(from)
             .ok_or(MemoryError::OutOfRange)?;

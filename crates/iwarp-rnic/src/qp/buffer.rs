@@ -1,7 +1,8 @@
 //! Staging: a buffer for octets that have come from the stream and are not processed yet.
 
 use crate::AllocError;
-use crate::limits::{RX_READ_MAX, RX_STAGING};
+use crate::limits::{MAX_SGE, RX_READ_MAX, RX_STAGING};
+use crate::memory::{Memory, MemoryTable, Users};
 use crate::storage::filled;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -95,6 +96,8 @@ pub struct RxPlan {
     pub(super) room: usize,
     /// How many of these octets are in registered memory.
     pub(super) direct: usize,
+    /// That memory, until the read is over.
+    pub(super) users: Users<[u32; MAX_SGE as usize]>,
 }
 
 impl RxPlan {
@@ -104,7 +107,14 @@ impl RxPlan {
             most: runs,
             room: 0,
             direct: 0,
+            users: Users::new([0; MAX_SGE as usize]),
         }
+    }
+
+    /// Ends the use of registered memory: the read that the plan was for is over. [`QueuePair::rx_filled`](super::QueuePair::rx_filled) does
+    /// it too; a driver that waits before it calls that, or does not call it, does it at once.
+    pub fn release<M: Memory>(&mut self, memory: &MemoryTable<M>) {
+        self.users.release(memory);
     }
 
     /// Makes it a plan for nothing, for processing octets that wait in the buffer.

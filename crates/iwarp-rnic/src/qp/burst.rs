@@ -12,7 +12,7 @@ use super::send_queue::Slot;
 use super::tx::{Job, SMALL_FRAME, Stage};
 use super::{Env, Host, QueuePair};
 use crate::limits::TX_COPY_MAX;
-use crate::memory::Memory;
+use crate::memory::{Memory, Span};
 use crate::{Access, SendFlags, SendOp, WcFlags, WcOpcode};
 use iwarp_proto::ddp::{
     Header, Stag, TAGGED_HEADER_LEN, TaggedHeader, UNTAGGED_HEADER_LEN, UntaggedHeader,
@@ -90,7 +90,13 @@ impl QueuePair {
             let Some(header) = header(slot, msn, 0, true) else {
                 break;
             };
-            let (inline, span) = if slot.flags.contains(SendFlags::INLINE) {
+            let frame = Frame {
+                header: &header,
+                len: slot.len,
+                what: Some(Milestone::Request(seq)),
+                segment: self.tx.segment,
+            };
+            let (inline, held) = if slot.flags.contains(SendFlags::INLINE) {
                 (self.sq.inline_at(place, slot.len as usize), None)
             } else {
                 let Some(sge) = self.sq.sge_at(place).filter(|sge| sge.len == slot.len) else {
@@ -99,17 +105,11 @@ impl QueuePair {
                 let checked = w
                     .memory
                     .check(sge.lkey, sge.addr, sge.len, LOCAL_READ, w.who);
-                let Ok(span) = checked else { break };
-                (&[][..], Some(span))
+                let Ok(held) = checked else { break };
+                (&[][..], Some(held))
             };
-            let frame = Frame {
-                header: &header,
-                len: slot.len,
-                what: Some(Milestone::Request(seq)),
-                segment: self.tx.segment,
-            };
-            frame.append(plan, w, |out| match span {
-                Some(span) => span.read(out),
+            frame.append(plan, w, |out| match &held {
+                Some(held) => held.span().read(out),
                 None => {
                     if let Some(data) = inline.get(..out.len()) {
                         out.copy_from_slice(data);
@@ -155,27 +155,28 @@ impl QueuePair {
         let sge = self.sq.sge_at(place).filter(|sge| sge.len == slot.len)?;
         let addr = sge.addr.wrapping_add(u64::from(off));
         // All of the rest is checked first, so that a message that cannot be sent is not begun.
-        let span = w
-            .memory
-            .check(sge.lkey, addr, slot.len - off, LOCAL_READ, w.who);
-        let mut rest = span.ok()?;
+        let range = (sge.lkey, addr, slot.len - off);
         let mut frames = 0;
         let from = off;
-        while off < slot.len && (frames == 0 || plan.has_room(SMALL_FRAME)) {
-            let (now, later) = rest.split_at(room);
-            let last = later.is_empty();
-            let header = header(slot, msn, off, last)?;
-            let frame = Frame {
-                header: &header,
-                len: now.len(),
-                what: last.then_some(Milestone::Request(seq)),
-                segment: self.tx.segment,
-            };
-            frame.append(plan, w, |out| now.read(out));
-            frames += 1;
-            off += now.len();
-            rest = later;
-        }
+        let sent = w.memory.access(range, LOCAL_READ, w.who, |mut rest| {
+            while off < slot.len && (frames == 0 || plan.has_room(SMALL_FRAME)) {
+                let (now, later) = rest.split_at(room);
+                let last = later.is_empty();
+                let header = header(slot, msn, off, last)?;
+                let frame = Frame {
+                    header: &header,
+                    len: now.len(),
+                    what: last.then_some(Milestone::Request(seq)),
+                    segment: self.tx.segment,
+                };
+                frame.append(plan, w, |out| now.read(out));
+                frames += 1;
+                off += now.len();
+                rest = later;
+            }
+            Some(())
+        });
+        sent.ok()??;
         let ends = off == slot.len;
         if begins {
             self.sq.advance();
@@ -255,10 +256,10 @@ impl QueuePair {
         }
         let message_len = self.rx.write_len.checked_add(len)?;
         let access = Access::REMOTE_WRITE;
-        let span = env
-            .memory
-            .check(h.stag.0, h.to, len, access, self.accessor());
-        span.ok()?.write_last_octet_last(payload);
+        let range = (h.stag.0, h.to, len);
+        let place = |span: Span<'_, H::Memory>| span.write_last_octet_last(payload);
+        let placed = env.memory.access(range, access, self.accessor(), place);
+        placed.ok()?;
         if h.last {
             self.rx.last_write_len = message_len;
             self.rx.write_len = 0;
@@ -294,10 +295,10 @@ impl QueuePair {
             .first()
             .filter(|sge| sge.len >= len)?;
         let access = Access::LOCAL_WRITE;
-        let span = env
-            .memory
-            .check(sge.lkey, sge.addr, len, access, self.accessor());
-        span.ok()?.write_last_octet_last(payload);
+        let range = (sge.lkey, sge.addr, len);
+        let place = |span: Span<'_, H::Memory>| span.write_last_octet_last(payload);
+        let placed = env.memory.access(range, access, self.accessor(), place);
+        placed.ok()?;
         self.counters.rx_payload = self.counters.rx_payload.wrapping_add(u64::from(len));
         self.advance_msn(0);
         self.rx.last_write_len = 0;

@@ -11,7 +11,7 @@ use super::send_queue::Awaited;
 use super::tx::SMALL_FRAME;
 use super::{Env, Host, QueuePair};
 use crate::limits::{RESPONSE_BURST, TX_COPY_MAX};
-use crate::memory::Memory;
+use crate::memory::{Memory, Span};
 use crate::{Access, SendFlags, SendOp};
 use iwarp_proto::ddp::{
     Header, Stag, TAGGED_HEADER_LEN, TaggedHeader, UNTAGGED_HEADER_LEN, UntaggedHeader,
@@ -38,9 +38,8 @@ impl QueuePair {
             let Some(sge) = self.sq.sge_at(place).filter(|sge| sge.len == len) else {
                 break;
             };
-            let sink = w
-                .memory
-                .check(sge.lkey, sge.addr, len, Access::LOCAL_WRITE, w.who);
+            let range = (sge.lkey, sge.addr, len);
+            let sink = w.memory.permits(range, Access::LOCAL_WRITE, w.who);
             if sink.is_err() {
                 break;
             }
@@ -114,9 +113,6 @@ impl QueuePair {
                 break;
             }
             let access = Access::REMOTE_READ;
-            let Ok(source) = w.memory.check(source_stag, source_to, len, access, w.who) else {
-                break;
-            };
             let header = Header::Tagged(TaggedHeader {
                 last: true,
                 opcode: Opcode::READ_RESPONSE,
@@ -129,7 +125,10 @@ impl QueuePair {
                 what: Some(Milestone::Response),
                 segment: self.tx.segment,
             };
-            frame.append(plan, w, |out| source.read(out));
+            let Ok(source) = w.memory.check(source_stag, source_to, len, access, w.who) else {
+                break;
+            };
+            frame.append(plan, w, |out| source.span().read(out));
             self.responses.pop();
             frames += 1;
             payload += u64::from(len);
@@ -165,10 +164,8 @@ impl QueuePair {
             return None;
         }
         let (access, who) = (Access::REMOTE_READ, self.accessor());
-        let source = env
-            .memory
-            .check(r.source_stag.0, r.source_to, r.size, access, who);
-        source.ok()?;
+        let range = (r.source_stag.0, r.source_to, r.size);
+        env.memory.permits(range, access, who).ok()?;
         // Returns `false` beyond the IRD; the general path then ends the stream.
         self.responses.push(Response::to(&r)).then_some(())?;
         self.counters.rx_requests = self.counters.rx_requests.wrapping_add(1);
@@ -206,10 +203,10 @@ impl QueuePair {
         let sge = self.sq.sge_at(place).filter(|sge| sge.len >= end)?;
         let addr = sge.addr.wrapping_add(u64::from(received));
         let access = Access::LOCAL_WRITE;
-        let sink = env
-            .memory
-            .check(sge.lkey, addr, len, access, self.accessor());
-        sink.ok()?.write_last_octet_last(payload);
+        let place = |span: Span<'_, H::Memory>| span.write_last_octet_last(payload);
+        let range = (sge.lkey, addr, len);
+        let placed = env.memory.access(range, access, self.accessor(), place);
+        placed.ok()?;
         self.counters.rx_payload = self.counters.rx_payload.wrapping_add(u64::from(len));
         if h.last {
             self.answered(env.host);

@@ -277,7 +277,8 @@ impl QueuePair {
         //= rfc7306 section 5.2.1
         //# The Remote Tagged Offset MAY start at an arbitrary offset but MUST represent
         //# a ULP Buffer address that is 64-bit aligned.
-        let word = span
+        let word = span.span();
+        let word = word
             .word()
             .ok_or_else(|| fault(TerminateCode::RDMAP_CATASTROPHIC_STREAM))?;
         //= rfc7306 section 5

@@ -131,10 +131,8 @@ impl QueuePair {
                 }
                 // Whole segments are refused, before anything is placed.
                 env.memory
-                    .check(
-                        h.stag.0,
-                        h.to,
-                        payload,
+                    .permits(
+                        (h.stag.0, h.to, payload),
                         Access::REMOTE_WRITE,
                         self.accessor(),
                     )
@@ -428,7 +426,8 @@ impl QueuePair {
             //# Invalidate Message are Delivered to the Remote Peer's RDMAP layer, the
             //# RDMAP layer MUST:
             let stag = h.invalidate_stag.0;
-            env.memory
+            let complete = env
+                .memory
                 .invalidate(stag, self.accessor(), true)
                 .map_err(|_| {
                     RxFault::segment(TerminateCode::RDMAP_CANNOT_INVALIDATE, header, ulpdu_len)
@@ -437,6 +436,10 @@ impl QueuePair {
                 })?;
             cqe.flags |= WcFlags::WITH_INV;
             cqe.imm_or_stag = stag;
+            if !complete {
+                self.rx.ending = Some((stag, cqe));
+                return Ok(());
+            }
         }
         //= rfc5040 section 5.3
         //# At the Remote Peer, the Send Message Type MUST be Delivered to the
@@ -447,6 +450,20 @@ impl QueuePair {
         //# to RDMAP.
         self.finish_receive(cqe, env.host);
         Ok(())
+    }
+
+    /// Completes a Send with Invalidate whose STag was in use. Returns `false` if it still is.
+    #[inline]
+    pub(super) fn end_invalidation<H: Host>(&mut self, env: &mut Env<'_, H>) -> bool {
+        let Some((stag, cqe)) = self.rx.ending else {
+            return true;
+        };
+        if !env.memory.is_unused(stag) {
+            return false;
+        }
+        self.rx.ending = None;
+        self.finish_receive(cqe, env.host);
+        true
     }
 
     pub(super) const fn receive_cqe(&self, opcode: WcOpcode, byte_len: u32) -> Cqe {

@@ -28,6 +28,7 @@ mod control;
 mod deliver;
 mod fault;
 mod life;
+mod local;
 mod message;
 mod place;
 mod plan;

@@ -32,26 +32,34 @@ impl<'a, M: Memory> Places<'a, M> {
         target: Target,
         skip: u32,
         len: u32,
-        mut visit: impl FnMut(Span<'a, M>),
+        mut visit: impl FnMut(Span<'_, M>),
+    ) -> Result<(), AccessError> {
+        self.for_each_range(target, skip, len, |stag, to, len, need| {
+            self.memory
+                .access((stag, to, len), need, self.who, &mut visit)
+        })
+    }
+
+    /// Visits the registered ranges, not checked yet, that make up `len` octets of a target: STag, tagged offset, length, and the right that is
+    /// needed.
+    #[inline]
+    pub(super) fn for_each_range(
+        &self,
+        target: Target,
+        skip: u32,
+        len: u32,
+        mut visit: impl FnMut(u32, u64, u32, Access) -> Result<(), AccessError>,
     ) -> Result<(), AccessError> {
         let (sges, off) = match target {
             Target::Tagged { stag, to } => {
                 let to = to.wrapping_add(u64::from(skip));
-                visit(
-                    self.memory
-                        .check(stag, to, len, Access::REMOTE_WRITE, self.who)?,
-                );
-                return Ok(());
+                return visit(stag, to, len, Access::REMOTE_WRITE);
             }
             Target::Receive { off } => (self.receive.sges(), off),
             Target::Sink { seq, off } => (self.sends.sges(seq), off),
         };
         for_each_part(sges, off.saturating_add(skip), len, |lkey, addr, len| {
-            visit(
-                self.memory
-                    .check(lkey, addr, len, Access::LOCAL_WRITE, self.who)?,
-            );
-            Ok(())
+            visit(lkey, addr, len, Access::LOCAL_WRITE)
         })
     }
 

@@ -5,7 +5,7 @@
 //! meanwhile, that is noticed.
 
 use crate::limits::{MAX_SGE, TX_PLAN_BYTES, TX_PLAN_CUTS, TX_PLAN_PIECES, TX_SCRATCH};
-use crate::memory::{AccessError, Accessor, Fragment, Memory, MemoryTable, Span};
+use crate::memory::{AccessError, Accessor, Fragment, Memory, MemoryTable, Users};
 use crate::storage::filled;
 use crate::{Access, AllocError};
 use alloc::boxed::Box;
@@ -91,6 +91,8 @@ pub struct TxPlan {
     next_cut: usize,
     /// Octets since the last place where a segment ends, if FPDUs are aligned with segments.
     in_segment: Option<usize>,
+    /// The memory that the write in progress uses.
+    users: Users<Vec<u32>>,
 }
 
 impl TxPlan {
@@ -108,6 +110,7 @@ impl TxPlan {
             cuts: Vec::new(),
             next_cut: 0,
             in_segment: None,
+            users: Users::new(filled(TX_PLAN_PIECES)?),
         };
         plan.pieces
             .try_reserve_exact(TX_PLAN_PIECES)
@@ -143,6 +146,7 @@ impl TxPlan {
 
     /// Empties it for the next use.
     pub fn clear(&mut self) {
+        debug_assert!(self.users.is_empty(), "a write has not been released");
         self.used = 0;
         self.pieces.clear();
         self.milestones.clear();
@@ -303,72 +307,52 @@ impl TxPlan {
         Some(what)
     }
 
-    /// Visits every part that is not yet written, in order, until `visit` returns `false`.
-    #[inline]
-    fn for_each_part<'t, M: Memory>(
-        &'t self,
-        memory: &'t MemoryTable<M>,
-        who: Accessor,
-        mut visit: impl FnMut(Part<'t, M>) -> bool,
-    ) -> Result<(), AccessError> {
-        let mut skip = self.written;
-        for piece in &self.pieces {
-            let len = piece.len();
-            if skip >= len as usize {
-                skip -= len as usize;
-                continue;
-            }
-            let from = skip as u32;
-            skip = 0;
-            let go_on = match *piece {
-                Piece::Scratch { at, len } => {
-                    let range = (at + from) as usize..(at + len) as usize;
-                    visit(Part::Scratch(self.scratch.get(range).unwrap_or(&[])))
-                }
-                Piece::Memory {
-                    stag,
-                    to,
-                    len,
-                    need,
-                } => {
-                    // The range is checked as a whole, so that the rest of it is not sent after a change of the region.
-                    let span = memory.check(stag, to, len, need, who)?;
-                    visit(Part::Memory(span.split_at(from).1))
-                }
-            };
-            if !go_on {
-                break;
-            }
-        }
-        Ok(())
-    }
-
     /// Visits the runs that are to be written [`together`](Self::together), for `sendmsg`, at most `most`.
     ///
-    /// They are valid while `memory` is borrowed and the plan does not change. An error means that the program
+    /// They are valid while `memory` is borrowed and the plan does not change. Until [`release`](Self::release), the plan is a user
+    /// of their memory, so that no invalidation of it completes. An error means that the program
     /// deregistered memory while a request used it: the stream cannot go on ([`QueuePair::abort`](super::QueuePair::abort)).
-    #[inline]
     pub fn runs<'t, M: Memory>(
-        &'t self,
+        &'t mut self,
         memory: &'t MemoryTable<M>,
         who: Accessor,
         mut most: usize,
         mut visit: impl FnMut(Run<'t>),
     ) -> Result<(), AccessError> {
-        let mut left = self.together();
-        self.for_each_part(memory, who, |part| {
-            let mut add = |run: Run<'t>| {
-                let fragment = run.fragment.first(left);
-                left -= fragment.len();
-                most -= 1;
-                visit(Run { fragment, ..run });
-                left > 0 && most > 0
-            };
-            match part {
-                Part::Scratch(octets) => add(Run::scratch(Fragment::of(octets))),
-                Part::Memory(span) => span.fragments().all(|fragment| add(Run::memory(fragment))),
+        self.release(memory);
+        let (mut left, written) = (self.together(), self.written);
+        let Self {
+            scratch,
+            pieces,
+            users,
+            ..
+        } = self;
+        let scratch: &'t [u8] = scratch;
+        let mut add = |run: Run<'t>| {
+            let fragment = run.fragment.first(left);
+            left -= fragment.len();
+            most -= 1;
+            visit(Run { fragment, ..run });
+            left > 0 && most > 0
+        };
+        let result = for_each_part(pieces, scratch, written, |part| match part {
+            Part::Scratch(octets) => Ok(add(Run::scratch(Fragment::of(octets)))),
+            Part::Memory { range, need, from } => {
+                let span = users.check(memory, range, need, who)?;
+                let rest = span.map(|span| span.split_at(from).1.fragments());
+                Ok(rest.is_some_and(|mut rest| rest.all(|fragment| add(Run::memory(fragment)))))
             }
-        })
+        });
+        if result.is_err() {
+            self.users.release(memory);
+        }
+        result
+    }
+
+    /// Ends the use of the memory of [`runs`](Self::runs): the write that they were for is over. To be called after each write, whatever
+    /// came of it.
+    pub fn release<M: Memory>(&mut self, memory: &MemoryTable<M>) {
+        self.users.release(memory);
     }
 
     /// Copies unwritten octets to `out`, for streams that are not sockets. Returns how many.
@@ -379,9 +363,9 @@ impl TxPlan {
         out: &mut [u8],
     ) -> Result<usize, AccessError> {
         let mut n = 0;
-        self.for_each_part(memory, who, |part| {
+        for_each_part(&self.pieces, &self.scratch, self.written, |part| {
             let Some(rest) = out.get_mut(n..) else {
-                return false;
+                return Ok(false);
             };
             let len = match part {
                 Part::Scratch(s) => {
@@ -391,20 +375,69 @@ impl TxPlan {
                     }
                     len
                 }
-                Part::Memory(s) => {
-                    s.read(rest);
-                    rest.len().min(s.len() as usize)
+                Part::Memory { range, need, from } => {
+                    let (stag, to, len) = range;
+                    let source = memory.check(stag, to, len, need, who)?;
+                    let source = source.span().split_at(from).1;
+                    source.read(rest);
+                    rest.len().min(source.len() as usize)
                 }
             };
             n += len;
-            n < out.len()
+            Ok(n < out.len())
         })?;
         Ok(n)
     }
 }
 
-/// A piece of a plan, resolved.
-enum Part<'t, M: Memory> {
+/// Visits every part that is not yet written, in order, until `visit` returns `false`.
+#[inline]
+fn for_each_part<'t>(
+    pieces: &[Piece],
+    scratch: &'t [u8],
+    written: usize,
+    mut visit: impl FnMut(Part<'t>) -> Result<bool, AccessError>,
+) -> Result<(), AccessError> {
+    let mut skip = written;
+    for piece in pieces {
+        let len = piece.len();
+        if skip >= len as usize {
+            skip -= len as usize;
+            continue;
+        }
+        let from = skip as u32;
+        skip = 0;
+        let go_on = match *piece {
+            Piece::Scratch { at, len } => {
+                let range = (at + from) as usize..(at + len) as usize;
+                visit(Part::Scratch(scratch.get(range).unwrap_or(&[])))?
+            }
+            Piece::Memory {
+                stag,
+                to,
+                len,
+                need,
+            } => visit(Part::Memory {
+                range: (stag, to, len),
+                need,
+                from,
+            })?,
+        };
+        if !go_on {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// A piece of a plan, without what is written of it.
+enum Part<'t> {
     Scratch(&'t [u8]),
-    Memory(Span<'t, M>),
+    /// STag, tagged offset and length. It is checked as a whole, so that the rest of it is not sent after a change of the region; its first
+    /// `from` octets are written.
+    Memory {
+        range: (u32, u64, u32),
+        need: Access,
+        from: u32,
+    },
 }

@@ -10,6 +10,7 @@ use super::life::Hold;
 use super::place::{Places, Target};
 use super::plan::Run;
 use super::{Env, Events, Host, QueuePair, StreamConfig};
+use crate::Cqe;
 use crate::limits::{RX_DIRECT_MIN, RX_DIRECT_TAIL, RX_READ_MAX, WRITE_TAIL};
 use crate::memory::{Fragment, Memory, MemoryTable};
 use crate::receive_queue::TakenRecv;
@@ -29,6 +30,9 @@ pub enum RxInterest {
     Held,
     /// The queue pair is done: read and discard until the peer closes.
     Discard,
+    /// An STag that the peer has invalidated is still in use: do not read, until
+    /// [`waits_for_memory`](QueuePair::waits_for_memory) has ended.
+    Waits,
     /// There is no stream.
     None,
 }
@@ -41,6 +45,9 @@ pub enum RxStatus {
     Ok,
     /// A Send waits for a receive. Call [`QueuePair::rx_filled`] with zero octets when one is posted.
     Held,
+    /// An STag that the peer has invalidated is still in use. Call [`QueuePair::rx_filled`] with zero octets when
+    /// [`MemoryTable::take_unused`] has said so.
+    Waits,
     /// The stream has failed; a Terminate may wait to be sent.
     Failed,
 }
@@ -85,6 +92,8 @@ pub(super) struct Rx {
     pub(super) message_off: u32,
     /// Immediate data that belong to the Send that follows.
     pub(super) immediate: Option<u32>,
+    /// A Send with Invalidate that is placed. It completes when nobody uses the memory of this STag.
+    pub(super) ending: Option<(u32, Cqe)>,
     /// Octets of the RDMA Write message in progress, and of the last whole one.
     pub(super) write_len: u32,
     pub(super) last_write_len: u32,
@@ -106,6 +115,7 @@ impl Default for Rx {
             receiving: false,
             message_off: 0,
             immediate: None,
+            ending: None,
             write_len: 0,
             last_write_len: 0,
             rtr_response_due: false,
@@ -146,6 +156,7 @@ impl Rx {
     /// Drops the receive that is being filled.
     pub(super) const fn abandon_receive(&mut self) -> Option<u64> {
         self.direct = None;
+        self.ending = None;
         if self.receiving {
             self.receiving = false;
             Some(self.receive.wr_id)
@@ -158,7 +169,10 @@ impl Rx {
 impl QueuePair {
     /// Returns whether the stream may be read now.
     pub const fn rx_interest(&self) -> RxInterest {
-        self.life.rx_interest()
+        match self.life.rx_interest() {
+            RxInterest::Read if self.rx.ending.is_some() => RxInterest::Waits,
+            interest => interest,
+        }
     }
 
     fn places<'a, M>(&'a self, memory: &'a MemoryTable<M>) -> Places<'a, M> {
@@ -182,12 +196,13 @@ impl QueuePair {
         plan: &mut RxPlan,
         mut visit: impl FnMut(Run<'t>),
     ) {
+        plan.release(memory);
         plan.clear();
         let mut most = RX_READ_MAX;
         if let Some(d) = &self.rx.direct {
             let want = d.direct_end.saturating_sub(d.placed);
             if want > 0 {
-                plan.direct = self.plan_direct(d, want, memory, plan.most, &mut visit);
+                plan.direct = self.plan_direct(d, want, memory, plan, &mut visit);
                 plan.room = plan.direct;
                 if plan.direct < want as usize && plan.direct > 0 {
                     return;
@@ -209,19 +224,27 @@ impl QueuePair {
         d: &Direct,
         want: u32,
         memory: &'t MemoryTable<M>,
-        most: usize,
+        plan: &mut RxPlan,
         visit: &mut impl FnMut(Run<'t>),
     ) -> usize {
         // One run is kept for staging.
-        let mut left = most.saturating_sub(1);
+        let mut left = plan.most.saturating_sub(1);
         let mut direct = 0;
-        let places = self.places(memory);
-        let _ = places.for_each(d.target, d.placed, want, |span| {
-            for fragment in span.fragments().take(left) {
-                left -= 1;
-                direct += fragment.len();
-                visit(Run::memory(fragment));
+        let (places, who) = (self.places(memory), self.accessor());
+        let users = &mut plan.users;
+        let _ = places.for_each_range(d.target, d.placed, want, |stag, to, len, need| {
+            if left == 0 {
+                return Ok(());
             }
+            // There is room for every element of a request.
+            if let Some(span) = users.check(memory, (stag, to, len), need, who)? {
+                for fragment in span.fragments().take(left) {
+                    left -= 1;
+                    direct += fragment.len();
+                    visit(Run::memory(fragment));
+                }
+            }
+            Ok(())
         });
         direct
     }
@@ -236,10 +259,11 @@ impl QueuePair {
     pub fn rx_filled<H: Host>(
         &mut self,
         buffer: &mut RxBuffer,
-        plan: &RxPlan,
+        plan: &mut RxPlan,
         n: usize,
         env: &mut Env<'_, H>,
     ) -> RxStatus {
+        plan.release(env.memory);
         self.counters.rx_bytes = self.counters.rx_bytes.wrapping_add(n as u64);
         let direct = n.min(plan.direct);
         buffer.filled(n - direct);
@@ -276,6 +300,9 @@ impl QueuePair {
             if !self.life.is_up() {
                 buffer.clear();
                 return RxStatus::Failed;
+            }
+            if !self.end_invalidation(env) {
+                return RxStatus::Waits;
             }
             let step = if self.rx.direct.is_some() {
                 self.continue_direct(buffer, env)

@@ -177,11 +177,11 @@ fn emit_in_place(
     let mut room = plan.scratch(from + head_len, SUM_PART).first_chunk_mut();
     // All of it is checked first, so that an error does not change the plan.
     each_piece(payload, |stag, to, len, need| {
-        let span = w.memory.check(stag, to, len, need, w.who)?;
-        if let (Some(f), Some(crc), Some(room)) = (w.crc, crc.as_mut(), room.as_mut()) {
-            *crc = span.crc32c(f, *crc, room);
-        }
-        Ok(())
+        w.memory.access((stag, to, len), need, w.who, |span| {
+            if let (Some(f), Some(crc), Some(room)) = (w.crc, crc.as_mut(), room.as_mut()) {
+                *crc = span.crc32c(f, *crc, room);
+            }
+        })
     })?;
     plan.add_scratch(from, n);
     let _ = each_piece(payload, |stag, to, len, need| {
@@ -231,8 +231,8 @@ fn copy_payload(
         return Ok(());
     }
     each_piece(payload, |stag, to, len, need| {
-        let span = w.memory.check(stag, to, len, need, w.who)?;
-        span.read(out);
+        w.memory
+            .access((stag, to, len), need, w.who, |span| span.read(out))?;
         out = core::mem::take(&mut out)
             .get_mut(len as usize..)
             .unwrap_or(&mut []);

@@ -20,4 +20,5 @@ mod startup;
 mod stream;
 mod timing;
 mod told;
+mod users;
 mod vectors;

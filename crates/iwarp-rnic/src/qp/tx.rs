@@ -4,14 +4,15 @@
 //! Order: a Terminate that is due, then answers to the peer up to a limit, then the send queue. A message is finished before
 //! another starts, because some receivers cannot handle interleaved tagged messages.
 
+use super::local::LocalRequest;
 use super::plan::{Milestone, TxPlan};
 use super::response::Response;
 use super::segment::Wire;
 use super::send_queue::Slot;
 use super::{Direction, Env, Host, QueuePair, Rtr, StreamConfig};
 use crate::limits::{MAX_FPDU, RESPONSE_BURST, SUM_PART, TX_COPY_MAX};
-use crate::memory::{Memory, MemoryError, MemoryTable};
-use crate::{Cqe, SendFlags, SendOp, WcStatus};
+use crate::memory::Memory;
+use crate::{Cqe, FastRegister, SendFlags, SendOp};
 use iwarp_proto::ddp::UNTAGGED_HEADER_LEN;
 use iwarp_proto::mpa::framing::{MarkerClock, mulpdu};
 
@@ -29,7 +30,7 @@ pub enum TxFill {
     Idle,
     /// The plan holds octets: write them.
     Ready,
-    /// A bind or fast registration is next: call [`QueuePair::tx_memory`] with the table locked for writing, then fill again.
+    /// A bind is next: call [`QueuePair::tx_memory`] with the table locked for writing, then fill again.
     Memory,
 }
 
@@ -62,6 +63,8 @@ pub(super) struct Tx {
     /// Requests of the peer that are answered before a graceful end: up to this mark of the response queue.
     pub(super) answer_until: Option<u32>,
     pub(super) job: Option<Job>,
+    /// The request at the head of the send queue, if it changes the memory table.
+    pub(super) local: LocalRequest,
     rtr: Option<Rtr>,
     /// An FPDU was sent on this stream.
     pub(super) spoke: bool,
@@ -83,6 +86,7 @@ impl Default for Tx {
             emss: u32::MAX,
             answer_until: None,
             job: None,
+            local: LocalRequest::default(),
             rtr: None,
             spoke: false,
             segment: None,
@@ -195,8 +199,8 @@ impl QueuePair {
 
     /// Returns the send work request that may start now, if any.
     #[inline]
-    fn startable(&self) -> Option<(u32, &Slot)> {
-        if !self.life.starts_requests() {
+    pub(super) fn startable(&self) -> Option<(u32, &Slot)> {
+        if !self.life.starts_requests() || self.tx.local.waits {
             return None;
         }
         let (seq, slot) = self.sq.next()?;
@@ -245,6 +249,7 @@ impl QueuePair {
             markers: self.tx.markers,
             snapshot: self.config.snapshot,
         };
+        self.retry_memory();
         let mut memory_next = false;
         loop {
             let scratch = Self::scratch_for(self.tx.job, &wire);
@@ -277,6 +282,7 @@ impl QueuePair {
                     // Earlier requests may send from that memory, so they are written first.
                     Selected::Invalidate { .. } if !plan.is_empty() => break,
                     Selected::Invalidate { seq, stag } => self.local_invalidate(seq, stag, env),
+                    Selected::Register { seq, wr } => self.fast_register(seq, &wr, env),
                     Selected::Memory => {
                         memory_next = true;
                         break;
@@ -335,38 +341,6 @@ impl QueuePair {
         }
     }
 
-    /// Carries out the bind or fast registration that [`TxFill::Memory`] announced.
-    pub fn tx_memory<H: Host>(&mut self, table: &mut MemoryTable<H::Memory>, host: &mut H) {
-        let Some((seq, slot)) = self.startable() else {
-            return;
-        };
-        let who = self.accessor();
-        let result = match slot.op {
-            SendOp::Bind(bind) => table.bind(&bind, who),
-            SendOp::FastRegister(wr) => table.fast_register(&wr, who.pd),
-            _ => return,
-        };
-        self.sq.advance();
-        self.finish_memory(seq, result, host);
-        // It may have been the last request of a stream that is closing.
-        self.note_drained();
-    }
-
-    fn finish_memory<H: Host>(&mut self, seq: u32, result: Result<(), MemoryError>, host: &mut H) {
-        match result {
-            Ok(()) => self.complete_request(seq, host),
-            Err(_) => self.fail_request(seq, WcStatus::MwBind, host),
-        }
-    }
-
-    fn local_invalidate<H: Host>(&mut self, seq: u32, stag: u32, env: &mut Env<'_, H>) {
-        self.sq.advance();
-        match env.memory.invalidate(stag, self.accessor(), false) {
-            Ok(()) => self.complete_request(seq, env.host),
-            Err(_) => self.fail_request(seq, WcStatus::LocalProtection, env.host),
-        }
-    }
-
     #[inline]
     pub(super) fn complete_request<H: Host>(&mut self, seq: u32, host: &mut H) {
         let qp_num = self.config.qp_num;
@@ -394,7 +368,8 @@ impl QueuePair {
             return Selected::Rtr(rtr);
         }
         let request = self.startable().map(|(seq, slot)| match slot.op {
-            SendOp::Bind(_) | SendOp::FastRegister(_) => Selected::Memory,
+            SendOp::Bind(_) => Selected::Memory,
+            SendOp::FastRegister(wr) => Selected::Register { seq, wr },
             SendOp::LocalInvalidate { stag } => Selected::Invalidate { seq, stag },
             SendOp::SendImm(_) => Selected::request(seq, Stage::ImmediateFirst),
             _ => Selected::request(seq, Stage::Body),
@@ -426,6 +401,7 @@ enum Selected {
     Rtr(Rtr),
     Probe,
     Invalidate { seq: u32, stag: u32 },
+    Register { seq: u32, wr: FastRegister },
     Memory,
 }
 

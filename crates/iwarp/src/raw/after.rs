@@ -24,6 +24,10 @@ pub(super) struct After {
     /// The initiator's first message has come, now or earlier.
     pub(super) established: bool,
     pub(super) dropped: Option<Arc<Link>>,
+    /// The queue pair waits until nobody uses some memory.
+    pub(super) waits: bool,
+    /// Nobody uses memory any more for which some queue pair waits.
+    pub(super) unused: bool,
     /// The dropped connection must be ended in the background.
     pub(super) farewell: Option<Farewell>,
 }
@@ -35,6 +39,8 @@ impl After {
         let quiet = self.events.is_empty()
             && self.dropped.is_none()
             && !self.closed_by_us
+            && !self.waits
+            && !self.unused
             && self.send.is_nothing()
             && self.recv.is_nothing();
         if !quiet {
@@ -48,6 +54,12 @@ impl After {
         overflow |= qp.recv_cq.inner.settle(self.recv);
         if overflow {
             overflowed(qp);
+        }
+        if self.waits {
+            qp.ctx.wait_for_memory(qp);
+        }
+        if self.unused {
+            qp.ctx.memory_unused();
         }
         if let (true, Some(srq)) = (self.recv.srq_limit, &qp.srq) {
             srq.inner.tell_limit();

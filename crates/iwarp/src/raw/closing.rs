@@ -73,6 +73,7 @@ impl QpInner {
             g.ending = Some(linger::acknowledged(&g.machine, link));
         }
         after.established |= g.established;
+        after.waits |= g.machine.waits_for_memory();
         self.update_interest(g);
         // The last step, because other threads may have the queue pair meanwhile.
         self.complete_due(g, after);

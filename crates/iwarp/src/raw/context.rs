@@ -7,6 +7,7 @@ use super::peer::Peers;
 use super::qp::{QpAttributes, QpInner, QueuePair};
 use super::srq::SharedReceiveQueue;
 use super::stats;
+use super::waiting::Waiting;
 use crate::capture::{Recorder, RecorderLimits};
 use crate::config::Config;
 use crate::device::Device;
@@ -41,6 +42,7 @@ pub(crate) struct ContextInner {
     next_pd: AtomicU32,
     /// Queue pairs that are connected by number; made with the first of them.
     peers: Mutex<Option<Arc<Peers>>>,
+    pub(super) waiting: Waiting,
     /// Totals of queue pairs that are gone.
     past: Mutex<Counters>,
     /// The process that opened it.
@@ -75,6 +77,7 @@ impl Context {
             next_qp: AtomicU32::new(random_u32()? & 0x00ff_ffff),
             next_pd: AtomicU32::new(1),
             peers: Mutex::new(None),
+            waiting: Waiting::default(),
             past: Mutex::default(),
             origin: Origin::here(),
         };
@@ -211,7 +214,7 @@ impl Context {
     /// # Errors
     /// [`Error::Memory`].
     pub fn fast_register(&self, wr: &FastRegister, pd: u32) -> Result<()> {
-        Ok(self.inner.memory.write().fast_register(wr, pd)?)
+        Ok(self.inner.memory.read().fast_register(wr, pd)?)
     }
 
     /// Looks up a region or window.

@@ -77,6 +77,7 @@ fn tx_turns<'a>(
                 match filled {
                     TxFill::Ready => plan,
                     TxFill::Idle => {
+                        after.unused |= memory.take_unused();
                         pool::give_tx(plan);
                         return g;
                     }
@@ -108,6 +109,8 @@ fn tx_turns<'a>(
                 // SAFETY: as above; the recorder only reads.
                 unsafe { flow.sent_raw(&runs, *n) };
             }
+            plan.release(&memory);
+            after.unused |= memory.take_unused();
             // Done first: the thread that holds the state may be waiting for the memory table.
             drop(memory);
             g = qp.state.lock();
@@ -224,6 +227,16 @@ pub(super) fn rx(qp: &Arc<QpInner>) {
                 g = discard(qp, g, &mut after);
                 break;
             }
+            RxInterest::Waits => {
+                if matches!(
+                    process(qp, &mut g, &mut after),
+                    None | Some(RxStatus::Waits)
+                ) {
+                    break;
+                }
+                resumed = true;
+                continue;
+            }
             RxInterest::None => break,
         }
         let Ok(mut buffer) = g.partial.take().map_or_else(pool::take_rx, Ok) else {
@@ -246,11 +259,18 @@ pub(super) fn rx(qp: &Arc<QpInner>) {
         drop(g);
         // SAFETY: the module's invariant; `buffer` is ours and `memory` is locked.
         let result = unsafe { link.stream.recv_vectored_raw(&runs) };
+        if let Some(memory) = &memory {
+            plan.release(memory);
+            after.unused |= memory.take_unused();
+        }
         let nothing = |e: &std::io::Error| e.kind() == ErrorKind::WouldBlock;
         if first && result.as_ref().is_err_and(nothing) {
             drop(memory);
             pool::give_runs(runs);
             keep_part(qp, &link, buffer);
+            if after.unused {
+                qp.ctx.memory_unused();
+            }
             if waiting_tx {
                 qp.drive_tx();
             }
@@ -284,14 +304,17 @@ pub(super) fn rx(qp: &Arc<QpInner>) {
                 more = n == plan.room() && left > n;
                 left = left.saturating_sub(n);
                 let memory = qp.ctx.memory.read();
-                let mut host = DriveHost::new(qp, &mut after);
-                let mut env = Env {
-                    memory: &memory,
-                    crc32c: crc32c_append,
-                    host: &mut host,
+                let status = {
+                    let mut host = DriveHost::new(qp, &mut after);
+                    let mut env = Env {
+                        memory: &memory,
+                        crc32c: crc32c_append,
+                        host: &mut host,
+                    };
+                    g.machine.rx_filled(&mut buffer, &mut plan, n, &mut env)
                 };
-                let status = g.machine.rx_filled(&mut buffer, &plan, n, &mut env);
-                drop((host, memory));
+                after.unused |= memory.take_unused();
+                drop(memory);
                 if status == RxStatus::Held {
                     held(qp, &mut g, &mut after);
                 }
@@ -381,29 +404,39 @@ fn resume(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, Guarded>, after: &mut After)
     if !ready {
         return false;
     }
-    let Some(mut buffer) = g.partial.take() else {
+    if g.partial.is_none() {
         return false;
-    };
-    let plan = pool::rx_plan();
-    let memory = qp.ctx.memory.read();
-    let mut host = DriveHost::new(qp, after);
-    let mut env = Env {
-        memory: &memory,
-        crc32c: crc32c_append,
-        host: &mut host,
-    };
+    }
     g.end_hold();
-    let status = g.machine.rx_filled(&mut buffer, &plan, 0, &mut env);
-    drop((host, memory));
+    process(qp, g, after).is_some()
+}
+
+/// Processes again what has been received. Returns `None` if there is no memory for that.
+fn process(
+    qp: &Arc<QpInner>,
+    g: &mut MutexGuard<'_, Guarded>,
+    after: &mut After,
+) -> Option<RxStatus> {
+    // An STag that the peer has invalidated may be all that is left to do, and then there is no part of an FPDU.
+    let mut buffer = g.partial.take().map_or_else(pool::take_rx, Ok).ok()?;
+    let mut plan = pool::rx_plan();
+    let memory = qp.ctx.memory.read();
+    let status = {
+        let mut host = DriveHost::new(qp, after);
+        let mut env = Env {
+            memory: &memory,
+            crc32c: crc32c_append,
+            host: &mut host,
+        };
+        g.machine.rx_filled(&mut buffer, &mut plan, 0, &mut env)
+    };
+    after.unused |= memory.take_unused();
+    drop(memory);
     if status == RxStatus::Held {
         held(qp, g, after);
     }
-    if buffer.is_empty() {
-        pool::give_rx(buffer);
-    } else {
-        g.partial = Some(buffer);
-    }
-    true
+    put_back(g, buffer);
+    Some(status)
 }
 
 /// The stream has an error or is closed in both directions. Reading tells what it is, but a held stream is not read, and

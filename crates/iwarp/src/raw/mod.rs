@@ -28,6 +28,7 @@ mod stats;
 #[cfg(test)]
 pub(crate) mod testing;
 mod timer;
+mod waiting;
 
 pub use crate::progress::in_vain::looked_in_vain;
 pub use channel::CompletionChannel;

@@ -309,13 +309,13 @@ impl Rig {
 
     /// Processes again what waits.
     pub(super) fn again(&mut self) -> RxStatus {
-        let plan = RxPlan::new(1);
+        let mut plan = RxPlan::new(1);
         let mut env = Env {
             memory: &self.table,
             crc32c: crc32c::append,
             host: &mut self.host,
         };
-        self.qp.rx_filled(&mut self.buffer, &plan, 0, &mut env)
+        self.qp.rx_filled(&mut self.buffer, &mut plan, 0, &mut env)
     }
 
     /// Lets the time of a held Send pass.

@@ -99,6 +99,7 @@ impl End {
             resolved.unwrap();
             assert!((1..=most).contains(&runs));
             let n = out.len() - from;
+            self.plan.release(&self.table);
             self.qp.tx_written(&mut self.plan, n, &mut self.host);
         }
         out
@@ -134,7 +135,7 @@ impl End {
                 crc32c: crc32c::append,
                 host: &mut self.host,
             };
-            let status = self.qp.rx_filled(&mut self.buffer, &plan, n, &mut env);
+            let status = self.qp.rx_filled(&mut self.buffer, &mut plan, n, &mut env);
             assert_eq!(status, RxStatus::Ok);
         }
         direct

@@ -117,7 +117,7 @@ fn read_as_planned(rig: &mut Rig, mut octets: &[u8], piece: usize, runs: usize) 
             crc32c: crc32c::append,
             host: &mut rig.host,
         };
-        let _ = rig.qp.rx_filled(&mut rig.buffer, &plan, n, &mut env);
+        let _ = rig.qp.rx_filled(&mut rig.buffer, &mut plan, n, &mut env);
     }
     rig.qp.counters().rx_direct
 }

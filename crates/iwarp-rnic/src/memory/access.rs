@@ -1,0 +1,466 @@
+//! Accesses by STag: every check, who uses an entry, and the end of an STag by invalidation.
+
+use super::AccessError;
+use super::entry::{Entry, Kind, RegionInfo};
+use super::span::{Memory, Span};
+use super::table::MemoryTable;
+use super::window::WindowType;
+use crate::Access;
+use core::sync::atomic::Ordering;
+
+impl<M: Memory> MemoryTable<M> {
+    /// Looks up an entry by index, valid or not.
+    pub fn info(&self, stag: u32) -> Option<RegionInfo> {
+        let e = self.entry(stag)?;
+        // A user sees the fields of one fast registration, and not those of the next.
+        let key = e.state.key();
+        let valid = e.state.enter(key);
+        let stag = e.index << 8 | u32::from(key);
+        let reach = e.reach();
+        if valid {
+            self.left(e.state.leave());
+        }
+        Some(RegionInfo {
+            stag,
+            pd: e.pd,
+            access: reach.access,
+            iova: reach.base,
+            len: reach.len,
+            valid,
+        })
+    }
+
+    /// Checks an access to `len` octets at tagged offset `to`, and lets `f` have the memory. No invalidation of it completes meanwhile.
+    ///
+    /// A zero-length access is not checked at all (RFC 5041 section 5.2, RFC 5040 section 7.2).
+    #[inline]
+    pub fn access<R>(
+        &self,
+        (stag, to, len): (u32, u64, u32),
+        need: Access,
+        who: Accessor,
+        f: impl FnOnce(Span<'_, M>) -> R,
+    ) -> Result<R, AccessError> {
+        match self.check_uncounted((stag, to, len), need, who) {
+            Ok(span) => Ok(f(span)),
+            Err(Miss::Counted) => Ok(f(self.check_counted((stag, to, len), need, who)?.span())),
+            Err(Miss::Refused(e)) => Err(e),
+        }
+    }
+
+    /// Returns `Ok` if [`access`](Self::access) would be allowed.
+    #[inline]
+    pub fn permits(
+        &self,
+        (stag, to, len): (u32, u64, u32),
+        need: Access,
+        who: Accessor,
+    ) -> Result<(), AccessError> {
+        self.access((stag, to, len), need, who, |_| ())
+    }
+
+    /// Checks an access as [`access`](Self::access) does. It lasts until the result is dropped.
+    #[inline]
+    pub fn check(
+        &self,
+        stag: u32,
+        to: u64,
+        len: u32,
+        need: Access,
+        who: Accessor,
+    ) -> Result<Held<'_, M>, AccessError> {
+        match self.check_uncounted((stag, to, len), need, who) {
+            Ok(span) => Ok(Held::of(span)),
+            Err(Miss::Counted) => self.check_counted((stag, to, len), need, who),
+            Err(Miss::Refused(e)) => Err(e),
+        }
+    }
+
+    /// Checks an access that needs no count: to an ordinary region, which ends only while nobody borrows the table.
+    #[inline]
+    fn check_uncounted(
+        &self,
+        (stag, to, len): (u32, u64, u32),
+        need: Access,
+        who: Accessor,
+    ) -> Result<Span<'_, M>, Miss> {
+        //= rfc5041 section 5.2
+        //# The STag and TO fields MUST NOT be checked for a zero-length Tagged DDP
+        //# Message.
+        //= rfc5041 section 5.2
+        //# Only the DDP Control and RsvdULP Fields MUST be valid for a zero-length
+        //# Tagged DDP Segment.
+        if len == 0 {
+            return Ok(Span::EMPTY);
+        }
+        //= rfc5041 section 4.2
+        //# The STag MUST be valid for this DDP Stream.
+        let entry = self
+            .entry(stag)
+            .ok_or(Miss::Refused(AccessError::InvalidStag))?;
+        if !entry.state.is(stag as u8) {
+            return Err(Miss::Refused(AccessError::InvalidStag));
+        }
+        let Kind::Region { memory, .. } = &entry.kind else {
+            return Err(Miss::Counted);
+        };
+        self.reach(entry, memory, (to, len), need, who)
+            .map_err(Miss::Refused)
+    }
+
+    /// Checks an access that is counted.
+    #[cold]
+    #[inline(never)]
+    fn check_counted(
+        &self,
+        (stag, to, len): (u32, u64, u32),
+        need: Access,
+        who: Accessor,
+    ) -> Result<Held<'_, M>, AccessError> {
+        let entry = self.entry(stag).ok_or(AccessError::InvalidStag)?;
+        let (memory, hold) = self.enter_counted(entry, stag, need, who)?;
+        let span = self.reach(entry, memory, (to, len), need, who)?;
+        Ok(Held {
+            span,
+            _hold: Some(hold),
+        })
+    }
+
+    /// Checks everything about an access except whether the STag is valid.
+    #[inline(always)]
+    fn reach<'t>(
+        &self,
+        entry: &Entry<M>,
+        memory: &'t M,
+        (to, len): (u64, u32),
+        need: Access,
+        who: Accessor,
+    ) -> Result<Span<'t, M>, AccessError> {
+        //= rfc5040 section 8.1.1
+        //# An RNIC MUST ensure that a specific Stream in a specific Protection
+        //# Domain cannot access an STag in a different Protection Domain.
+        //= rfc5041 section 8.3.1
+        //# An RNIC MUST ensure that a specific DDP Stream in a specific Protection
+        //# Domain cannot access an STag in a different Protection Domain.
+        //= rfc5041 section 8.2
+        //# For an incoming DDP Segment of a Tagged DDP Message on a DDP Stream, if
+        //# the PD ID of the DDP Stream is not the same as the PD ID of the STag
+        //# targeted by the Tagged DDP Message, then the DDP Segment is not Placed,
+        //# and the DDP layer MUST surface a local error to the ULP.
+        if entry.pd != who.pd {
+            return Err(AccessError::NotAssociated);
+        }
+        let reach = entry.reach();
+        if !reach.access.contains(need) {
+            return Err(AccessError::AccessDenied);
+        }
+        //= rfc5040 section 8.1.1
+        //# An RNIC MUST ensure that a Remote Peer is not able to access memory
+        //# outside of the buffer specified when the STag was enabled for remote
+        //# access.
+        //= rfc5041 section 8.3.1
+        //# An RNIC MUST ensure that a Remote Peer is not able to access memory
+        //# outside the buffer specified when the STag was enabled for remote
+        //# access.
+        let end = to.checked_add(u64::from(len)).ok_or(AccessError::ToWrap)?;
+        let offset = to
+            .checked_sub(reach.base)
+            .ok_or(AccessError::BaseOrBounds)?;
+        #[cfg(feature = "planted-bugs")]
+        let bounded = !self.skip_bounds;
+        #[cfg(not(feature = "planted-bugs"))]
+        let bounded = true;
+        if bounded && end.wrapping_sub(reach.base) > reach.len {
+            return Err(AccessError::BaseOrBounds);
+        }
+        // The range of a region is inside its memory, so this does not wrap. `Span::new` compares again.
+        let at = reach.offset.wrapping_add(offset);
+        Span::new(memory, at, len).ok_or(AccessError::BaseOrBounds)
+    }
+
+    /// Becomes a user of a fast-registration region, or of a window and its region.
+    #[cold]
+    fn enter_counted<'t>(
+        &'t self,
+        entry: &'t Entry<M>,
+        stag: u32,
+        need: Access,
+        who: Accessor,
+    ) -> Result<(&'t M, Hold<'t, M>), AccessError> {
+        if !self.enter(entry, stag as u8) {
+            return Err(AccessError::InvalidStag);
+        }
+        let hold = Hold { table: self, stag };
+        let memory = match &entry.kind {
+            Kind::Region { memory, .. } | Kind::Fast(memory) => Some(memory),
+            // A window gives rights to the peer. The elements of local requests name regions.
+            Kind::Window { .. } if !need.intersects(Access::REMOTE) => {
+                return Err(AccessError::AccessDenied);
+            }
+            Kind::Window { parent, qp, .. } => {
+                //= rfc5040 section 7.2
+                //# The STag MUST be associated to this RDMAP Stream.
+                //= rfc5040 section 7.2
+                //# The STag MUST be associated to this RDMAP Stream.
+                //= rfc5040 section 8.1.1
+                //# An RNIC MUST ensure that if an STag is limited in scope to a single
+                //# Stream, no other Stream can use the STag.
+                //= rfc5041 section 8.3.1
+                //# An RNIC MUST ensure that if an STag is limited in scope to a single DDP
+                //# Stream, no other DDP Stream can use the STag.
+                //= rfc5041 section 8.2
+                //# In this case, for an incoming DDP Segment of a Tagged DDP Message on a
+                //# DDP Stream, if the DDP Stream ID of the DDP Stream is not the same as
+                //# the DDP Stream ID of the STag targeted by the Tagged DDP Message, then
+                //# the DDP Segment is not Placed and the DDP layer MUST surface a local
+                //# error to the ULP.
+                //= rfc5041 section 8.2
+                //# DDP MUST support Protection Domain association and DDP Stream
+                //# association mechanisms for associating an STag and a DDP Stream.
+                if qp.is_some_and(|qp| qp != who.qp) {
+                    return Err(AccessError::NotAssociated);
+                }
+                parent.and_then(|parent| self.entry(parent)?.memory())
+            }
+        };
+        Ok((memory.ok_or(AccessError::InvalidStag)?, hold))
+    }
+
+    /// Counts one more user of an entry, and of the region behind a window. Returns `false` if it is not valid with this key.
+    fn enter(&self, entry: &Entry<M>, key: u8) -> bool {
+        let Kind::Window { parent, .. } = &entry.kind else {
+            return entry.state.enter(key);
+        };
+        // The region first: while it is valid and has a user, its memory stays, whatever happens to the window.
+        let Some(region) = parent.and_then(|parent| self.entry(parent)) else {
+            return false;
+        };
+        if !region.state.enter(region.state.key()) {
+            return false;
+        }
+        let entered = entry.state.enter(key);
+        if !entered {
+            self.left(region.state.leave());
+        }
+        entered
+    }
+
+    /// Checks an access of a plan, as [`check`](Self::check) does, and becomes a user of its memory until [`release`](Self::release) is
+    /// called with the STag. An access of zero length has no user.
+    pub(super) fn check_and_use(
+        &self,
+        (stag, to, len): (u32, u64, u32),
+        need: Access,
+        who: Accessor,
+    ) -> Result<Span<'_, M>, AccessError> {
+        let span = match self.check_uncounted((stag, to, len), need, who) {
+            Ok(span) => span,
+            Err(Miss::Counted) => {
+                // Both a user of this call and the plan's: the second begins before the first ends.
+                let held = self.check_counted((stag, to, len), need, who)?;
+                let entry = self.entry(stag).ok_or(AccessError::InvalidStag)?;
+                return match self.enter(entry, stag as u8) {
+                    true => Ok(held.span),
+                    false => Err(AccessError::InvalidStag),
+                };
+            }
+            Err(Miss::Refused(e)) => return Err(e),
+        };
+        if len > 0 {
+            // An ordinary region ends only while nobody borrows the table, so this does not fail.
+            let region = self.entry(stag).ok_or(AccessError::InvalidStag)?;
+            region.state.enter(stag as u8);
+        }
+        Ok(span)
+    }
+
+    /// The same for a caller that is a user already.
+    pub(super) fn check_as_user(
+        &self,
+        (stag, to, len): (u32, u64, u32),
+        need: Access,
+        who: Accessor,
+    ) -> Result<Span<'_, M>, AccessError> {
+        Ok(self.check(stag, to, len, need, who)?.span)
+    }
+
+    /// Ends an access of a plan.
+    pub(super) fn release(&self, stag: u32) {
+        let Some(entry) = self.entry(stag) else {
+            return;
+        };
+        // The last user of a window lets it be bound again, so the region is looked up before.
+        let region = match &entry.kind {
+            Kind::Window { parent, .. } => parent.and_then(|parent| self.entry(parent)),
+            _ => None,
+        };
+        self.left(entry.state.leave());
+        if let Some(region) = region {
+            self.left(region.state.leave());
+        }
+    }
+
+    /// Notes that the last user has left for which somebody waits.
+    fn left(&self, wanted: bool) {
+        if wanted {
+            self.unused.store(true, Ordering::Release);
+        }
+    }
+
+    /// Returns `true` if memory for which an invalidation or a registration waits has become free of users since the last call.
+    ///
+    /// A driver asks after each piece of work that uses memory. If `true`, it calls
+    /// [`QueuePair::retry_memory`](crate::qp::QueuePair::retry_memory) for those queue pairs of the table that wait.
+    #[inline]
+    pub fn take_unused(&self) -> bool {
+        self.unused.load(Ordering::Relaxed) && self.unused.swap(false, Ordering::AcqRel)
+    }
+
+    /// Returns `true` if nobody uses the memory of an STag that was valid. If somebody does, [`take_unused`](Self::take_unused) will tell
+    /// when that ends.
+    pub(crate) fn is_unused(&self, stag: u32) -> bool {
+        self.entry(stag)
+            .is_none_or(|entry| entry.state.is_unused_or_wanted())
+    }
+
+    /// Returns `true` if the whole range can be reached. As [`check`](Self::check), also for ranges above 4 GiB or of zero length.
+    pub fn covers(
+        &self,
+        stag: u32,
+        to: u64,
+        len: u64,
+        need: Access,
+        who: Accessor,
+    ) -> Result<(), AccessError> {
+        //= rfc5040 section 5.2.1
+        //# MUST NOT validate the Data Source STag and Data Source Tagged Offset
+        //# contained in the RDMA Read Request Header, and
+        if len == 0 {
+            return Ok(());
+        }
+        let end = to.checked_add(len);
+        match self.permits((stag, to, 1), need, who) {
+            Err(AccessError::BaseOrBounds) if end.is_none() => return Err(AccessError::ToWrap),
+            first => first?,
+        }
+        let end = end.ok_or(AccessError::ToWrap)?;
+        self.permits((stag, end.wrapping_sub(1), 1), need, who)
+    }
+
+    /// Invalidates an STag for a peer (`remote`) or for a local work request.
+    ///
+    /// Only fast-registration regions and type 2 windows can be invalidated. Only the program ends an ordinary region, because a
+    /// peer must not end more than it was given (RFC 5042 section 6.2).
+    ///
+    /// Returns `true` if that is complete. If not, somebody uses the memory: a queue pair places octets there, or a plan that names it is
+    /// being written. No access begins any more, and [`take_unused`](Self::take_unused) tells when the last has ended.
+    pub fn invalidate(&self, stag: u32, who: Accessor, remote: bool) -> Result<bool, AccessError> {
+        let entry = self.entry(stag).ok_or(AccessError::InvalidStag)?;
+        // As a user, so that the rights that are looked at are those of the registration that is ended.
+        if !entry.state.enter(stag as u8) {
+            return Err(AccessError::InvalidStag);
+        }
+        let allowed = Self::may_invalidate(entry, who, remote);
+        let ended = allowed.is_ok() && entry.state.invalidate(stag as u8).is_some();
+        let last = entry.state.leave();
+        if ended {
+            self.unbind(entry);
+            return Ok(last);
+        }
+        self.left(last);
+        allowed.and(Err(AccessError::InvalidStag))
+    }
+
+    fn may_invalidate(entry: &Entry<M>, who: Accessor, remote: bool) -> Result<(), AccessError> {
+        if entry.pd != who.pd {
+            return Err(AccessError::NotAssociated);
+        }
+        match entry.kind {
+            Kind::Window {
+                ty: WindowType::Type2,
+                qp,
+                ..
+            } => {
+                if qp != Some(who.qp) {
+                    return Err(AccessError::NotAssociated);
+                }
+            }
+            Kind::Fast(_) => {
+                if remote && !entry.access().intersects(Access::REMOTE) {
+                    return Err(AccessError::AccessDenied);
+                }
+                // A window must not outlive what it was bound to.
+                if entry.windows.load(Ordering::Acquire) > 0 {
+                    return Err(AccessError::AccessDenied);
+                }
+            }
+            //= rfc5040 section 8.1.1
+            //# An RNIC MUST ensure that a Remote Peer is not able to invalidate an STag
+            //# enabled for remote access, if the STag is shared on multiple streams.
+            _ => return Err(AccessError::AccessDenied),
+        }
+        Ok(())
+    }
+
+    /// Counts one window less at the region of a window that has ended.
+    pub(super) fn unbind(&self, entry: &Entry<M>) {
+        if let Kind::Window {
+            parent: Some(parent),
+            ..
+        } = entry.kind
+            && let Some(region) = self.entry(parent)
+        {
+            region.windows.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
+
+/// Why [`MemoryTable::check_uncounted`] has no memory.
+enum Miss {
+    /// It is not an ordinary region.
+    Counted,
+    Refused(AccessError),
+}
+
+/// An access to memory. Until it is dropped, no invalidation of the memory completes.
+#[derive(Debug)]
+pub struct Held<'t, M: Memory> {
+    span: Span<'t, M>,
+    /// Dropped with the access.
+    _hold: Option<Hold<'t, M>>,
+}
+
+impl<'t, M: Memory> Held<'t, M> {
+    const fn of(span: Span<'t, M>) -> Self {
+        Self { span, _hold: None }
+    }
+
+    /// Returns the octets, for as long as the access lasts.
+    #[inline]
+    pub const fn span(&self) -> Span<'_, M> {
+        self.span
+    }
+}
+
+/// One user of an entry.
+#[derive(Debug)]
+struct Hold<'t, M: Memory> {
+    table: &'t MemoryTable<M>,
+    stag: u32,
+}
+
+impl<M: Memory> Drop for Hold<'_, M> {
+    #[cold]
+    fn drop(&mut self) {
+        self.table.release(self.stag);
+    }
+}
+
+/// The queue pair for which memory is accessed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Accessor {
+    /// Protection domain of the queue pair.
+    pub pd: u32,
+    /// Its number.
+    pub qp: u32,
+}

@@ -1,0 +1,104 @@
+//! Fast registrations, invalidations and accesses by many threads at once: no access sees a mixture of two registrations, and none
+//! goes on when an invalidation is complete.
+#![allow(unsafe_code)]
+
+use super::{Accessor, HostRange, MemoryTable};
+use crate::{Access, FastRegister};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::vec::Vec;
+use std::{thread, vec};
+
+const WHO: Accessor = Accessor { pd: 1, qp: 1 };
+/// Registrations that differ in every field.
+const WAYS: u64 = 5;
+/// Octets between the ranges of two registrations.
+const STRIDE: u64 = 4096;
+
+/// One of the registrations. Any mixture of two is refused, or names other octets.
+fn way(stag: u32, i: u64) -> FastRegister {
+    let rights = [
+        Access::LOCAL_WRITE,
+        Access::LOCAL_WRITE | Access::REMOTE_WRITE,
+    ];
+    FastRegister {
+        new_stag: stag & !0xff | i as u32,
+        offset: i * STRIDE,
+        len: 64 + i * 8,
+        iova: (1 << 40) * (i + 1),
+        access: rights[i as usize % 2],
+    }
+}
+
+#[test]
+fn no_access_sees_a_mixture_or_outlives_an_invalidation() {
+    let octets = vec![0u64; (WAYS * STRIDE / 8) as usize];
+    let base = octets.as_ptr().expose_provenance() as u64;
+    // SAFETY: `octets` lives until the threads have ended, and is only accessed through raw pointers meanwhile.
+    let range = unsafe { HostRange::new(base, WAYS * STRIDE) }.unwrap();
+    let mut table = MemoryTable::new();
+    let stag = table.allocate_fast(range, WHO.pd, 0x1234_5600).unwrap();
+    let table = &table;
+    let stop = &AtomicBool::new(false);
+    let seen = &AtomicU64::new(0);
+    thread::scope(|scope| {
+        for reader in 0..2 {
+            scope.spawn(move || {
+                let mut i = reader;
+                while !stop.load(Ordering::Relaxed) {
+                    i = (i + 1) % WAYS;
+                    let wr = way(stag, i);
+                    let (key, len) = (wr.new_stag, wr.len as u32);
+                    // A little more than the registration has is always refused.
+                    for (to, len) in [(wr.iova, len + 1), (wr.iova - 1, len), (wr.iova + 1, len)] {
+                        assert!(table.check(key, to, len, Access::empty(), WHO).is_err());
+                    }
+                    let write = Access::REMOTE_WRITE;
+                    if !wr.access.contains(write) {
+                        assert!(table.check(key, wr.iova, len, write, WHO).is_err());
+                    }
+                    if let Some(info) = table.info(stag).filter(|info| info.valid) {
+                        let now = way(stag, u64::from(info.stag & 0xff));
+                        assert_eq!(
+                            (info.iova, info.len, info.access),
+                            (now.iova, now.len, now.access)
+                        );
+                    }
+                    let Ok(held) = table.check(key, wr.iova, len, Access::empty(), WHO) else {
+                        continue;
+                    };
+                    let at: Vec<_> = held.span().fragments().collect();
+                    assert_eq!(at[0].as_ptr().addr() as u64, base + wr.offset);
+                    // While the access lasts, the memory is not the owner's, who writes to it only then.
+                    let mut copy = [1u8; 128];
+                    for _ in 0..3 {
+                        held.span().read(&mut copy[..len as usize]);
+                        assert!(copy[..len as usize].iter().all(|octet| *octet == 0));
+                    }
+                    seen.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        let mut rounds = 0u64;
+        while rounds < 3_000 || (seen.load(Ordering::Relaxed) < 2_000 && rounds < 3_000_000) {
+            rounds += 1;
+            let wr = way(stag, rounds % WAYS);
+            table.fast_register(&wr, WHO.pd).unwrap();
+            if rounds.is_multiple_of(3) {
+                thread::yield_now();
+            }
+            let complete = table.invalidate(wr.new_stag, WHO, false).unwrap();
+            if !complete {
+                while !table.is_unused(wr.new_stag) {
+                    thread::yield_now();
+                }
+            }
+            let at: *mut u8 = core::ptr::with_exposed_provenance_mut((base + wr.offset) as usize);
+            for fill in [0xee, 0] {
+                // SAFETY: nobody else uses the memory now, and no reference to it exists.
+                unsafe { core::ptr::write_bytes(at, fill, wr.len as usize) };
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert!(seen.load(Ordering::Relaxed) > 0);
+}

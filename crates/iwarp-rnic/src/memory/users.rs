@@ -1,0 +1,59 @@
+//! The memory that a plan uses while it is written or filled.
+
+use super::AccessError;
+use super::access::Accessor;
+use super::span::{Memory, Span};
+use super::table::MemoryTable;
+use crate::Access;
+
+/// STags of which a plan is a user, in storage of fixed size.
+#[derive(Debug)]
+pub(crate) struct Users<S> {
+    stags: S,
+    len: usize,
+}
+
+impl<S: AsRef<[u32]> + AsMut<[u32]>> Users<S> {
+    /// Makes an empty list; `stags` is its storage.
+    pub(crate) const fn new(stags: S) -> Self {
+        Self { stags, len: 0 }
+    }
+
+    /// Returns `true` if there are none.
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Checks an access as [`MemoryTable::check`] does, and becomes a user of its memory. Returns `None` if the list is full.
+    pub(crate) fn check<'t, M: Memory>(
+        &mut self,
+        memory: &'t MemoryTable<M>,
+        (stag, to, len): (u32, u64, u32),
+        need: Access,
+        who: Accessor,
+    ) -> Result<Option<Span<'t, M>>, AccessError> {
+        let stags = self.stags.as_mut();
+        let last = self.len.checked_sub(1).and_then(|last| stags.get(last));
+        if last == Some(&stag) {
+            // Pieces of one message follow each other: one use is enough.
+            return memory.check_as_user((stag, to, len), need, who).map(Some);
+        }
+        let Some(slot) = stags.get_mut(self.len) else {
+            return Ok(None);
+        };
+        let span = memory.check_and_use((stag, to, len), need, who)?;
+        if !span.is_empty() {
+            *slot = stag;
+            self.len += 1;
+        }
+        Ok(Some(span))
+    }
+
+    /// Ends the use of all of it.
+    pub(crate) fn release<M: Memory>(&mut self, memory: &MemoryTable<M>) {
+        for stag in self.stags.as_ref().iter().take(self.len) {
+            memory.release(*stag);
+        }
+        self.len = 0;
+    }
+}

@@ -1,0 +1,98 @@
+//! Requests that only change the memory table: binds, fast registrations, and invalidations by the program.
+//!
+//! An invalidation is complete when nobody uses the memory any more: another queue pair may be placing octets there, and a plan that names
+//! it may be in a system call. Then the request waits at the head of the send queue, and so do those behind it. Nobody polls for
+//! the end of that: the driver asks [`MemoryTable::take_unused`] after each piece of work that uses memory, and calls
+//! [`QueuePair::retry_memory`] for the queue pairs that wait. The queue pair's own plans do not make it wait for ever, because they use
+//! memory only during a write or a read, and a stream that is blocked writes nothing. Send with Invalidate waits in the same
+//! way before it completes (`deliver`).
+
+use super::{Env, Host, QueuePair};
+use crate::memory::{MemoryError, MemoryTable};
+use crate::{FastRegister, SendOp, WcStatus};
+
+/// How far the request at the head of the send queue is, if it changes the table.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct LocalRequest {
+    /// It has ended the STag, and waits for the users of the memory.
+    ended: bool,
+    /// There is no use in trying before [`QueuePair::retry_memory`].
+    pub(super) waits: bool,
+}
+
+impl QueuePair {
+    /// Returns `true` if an invalidation or a registration waits until nobody uses the memory. After the driver has noted that, it
+    /// tries once more, since that may have ended before it was noted.
+    pub const fn waits_for_memory(&self) -> bool {
+        self.tx.local.waits || self.rx.ending.is_some()
+    }
+
+    /// Memory has become free of users ([`MemoryTable::take_unused`]): what waits for that is tried again. Afterwards transmit,
+    /// and process the receive side as for a held Send.
+    pub const fn retry_memory(&mut self) {
+        self.tx.local.waits = false;
+    }
+
+    /// Carries out the bind that [`TxFill::Memory`](super::TxFill::Memory) announced.
+    pub fn tx_memory<H: Host>(&mut self, table: &mut MemoryTable<H::Memory>, host: &mut H) {
+        let Some((seq, slot)) = self.startable() else {
+            return;
+        };
+        let SendOp::Bind(bind) = slot.op else {
+            return;
+        };
+        let result = table.bind(&bind, self.accessor());
+        if result == Err(MemoryError::InUse) && !table.is_unused(bind.mw_stag) {
+            self.tx.local.waits = true;
+            return;
+        }
+        self.sq.advance();
+        self.finish_memory(seq, result, host);
+        // It may have been the last request of a stream that is closing.
+        self.note_drained();
+    }
+
+    fn finish_memory<H: Host>(&mut self, seq: u32, result: Result<(), MemoryError>, host: &mut H) {
+        match result {
+            Ok(()) => self.complete_request(seq, host),
+            Err(_) => self.fail_request(seq, WcStatus::MwBind, host),
+        }
+    }
+
+    /// Carries out the fast registration at the head of the send queue, unless it has to wait.
+    pub(super) fn fast_register<H: Host>(
+        &mut self,
+        seq: u32,
+        wr: &FastRegister,
+        env: &mut Env<'_, H>,
+    ) {
+        let result = env.memory.fast_register(wr, self.config.pd);
+        if result == Err(MemoryError::InUse) {
+            self.tx.local.waits = !env.memory.is_unused(wr.new_stag);
+            return;
+        }
+        self.sq.advance();
+        self.finish_memory(seq, result, env.host);
+    }
+
+    /// Carries out the invalidation at the head of the send queue, unless it has to wait.
+    pub(super) fn local_invalidate<H: Host>(&mut self, seq: u32, stag: u32, env: &mut Env<'_, H>) {
+        let complete = match self.tx.local.ended {
+            true => Ok(env.memory.is_unused(stag)),
+            false => env.memory.invalidate(stag, self.accessor(), false),
+        };
+        if complete == Ok(false) {
+            self.tx.local = LocalRequest {
+                ended: true,
+                waits: true,
+            };
+            return;
+        }
+        self.tx.local = LocalRequest::default();
+        self.sq.advance();
+        match complete {
+            Ok(_) => self.complete_request(seq, env.host),
+            Err(_) => self.fail_request(seq, WcStatus::LocalProtection, env.host),
+        }
+    }
+}

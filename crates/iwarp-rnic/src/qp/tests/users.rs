@@ -1,0 +1,212 @@
+//! Who uses memory: invalidations complete when nobody does, and deregistration is refused before.
+
+use super::harness::*;
+use crate::memory::{HostRange, MemoryError};
+use crate::qp::{RxInterest, RxPlan, RxStatus, StreamConfig, TxFill};
+use crate::{Access, FastRegister, SendFlags, SendOp, SendWr, Sge, WcFlags, WcStatus};
+use iwarp_proto::ddp::{Header, Stag, UntaggedHeader};
+use iwarp_proto::rdmap::Opcode;
+use std::vec;
+use std::vec::Vec;
+
+const PLAIN: StreamConfig = StreamConfig {
+    crc: false,
+    emss: 65483,
+    ..STREAM
+};
+
+/// A valid fast-registration region: its STag and its address, which is its tagged offset.
+fn fast(rig: &mut Rig, len: u32) -> (u32, u64) {
+    let range: HostRange = rig.range(len);
+    let at = range.addr();
+    let random = rig.random();
+    let stag = rig.table.allocate_fast(range, PD, random).unwrap();
+    register(rig, stag, at, len).unwrap();
+    (stag, at)
+}
+
+fn register(rig: &Rig, stag: u32, at: u64, len: u32) -> Result<(), MemoryError> {
+    let wr = FastRegister {
+        new_stag: stag,
+        offset: 0,
+        len: u64::from(len),
+        iova: at,
+        access: Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ,
+    };
+    rig.table.fast_register(&wr, PD)
+}
+
+/// The next read goes straight to memory; the plan for it is made, and the read is not over.
+fn reads_directly(rig: &mut Rig, stag: u32, at: u64) -> RxPlan {
+    let ulpdu = tagged(Opcode::WRITE, stag, at, true, &vec![9; 40_000]);
+    let fpdu = rig.fpdu(&ulpdu);
+    assert_eq!(rig.rx(&fpdu[..100]), RxStatus::Ok);
+    let mut plan = RxPlan::new(8);
+    rig.qp
+        .rx_plan(&mut rig.buffer, &rig.table, &mut plan, |_| ());
+    assert!(plan.direct() > 30_000);
+    plan
+}
+
+fn invalidate(rig: &mut Rig, wr_id: u64, stag: u32) {
+    let wr = SendWr::new(wr_id, SendOp::LocalInvalidate { stag }, &[]).signaled();
+    rig.qp.post_send(&wr, &mut rig.host).unwrap();
+}
+
+/// A Send with Invalidate, without payload.
+fn send_inv(msn: u32, stag: u32) -> Vec<u8> {
+    let header = Header::Untagged(UntaggedHeader {
+        last: true,
+        opcode: Opcode::SEND_INV,
+        invalidate_stag: Stag(stag),
+        qn: 0,
+        msn,
+        mo: 0,
+    });
+    let mut octets = vec![0; header.len()];
+    header.emit(&mut octets);
+    octets
+}
+
+#[test]
+fn an_invalidation_waits_for_a_read_to_the_memory() {
+    let mut a = Rig::with(Default::default(), PLAIN);
+    let (stag, at) = fast(&mut a, 65536);
+    let mut plan = reads_directly(&mut a, stag, at);
+    invalidate(&mut a, 1, stag);
+    a.post(2, SendOp::Send, &[]);
+    assert_eq!(a.fill(), TxFill::Idle);
+    // The STag is invalid at once, but the request is not done, and those behind it wait.
+    assert!(!a.table.info(stag).unwrap().valid);
+    assert_eq!(brief(&a.host.sends), []);
+    assert!(a.qp.waits_for_memory() && !a.qp.wants_tx());
+    assert_eq!(register(&a, stag, at, 64), Err(MemoryError::InUse));
+    assert!(!a.table.take_unused());
+    // The read is over.
+    plan.release(&a.table);
+    assert!(a.table.take_unused() && !a.table.take_unused());
+    a.qp.retry_memory();
+    assert!(a.qp.wants_tx());
+    assert_eq!(a.fill(), TxFill::Ready);
+    assert_eq!(brief(&a.host.sends), [(1, WcStatus::Success)]);
+    assert!(!a.qp.waits_for_memory());
+    assert_eq!(register(&a, stag, at, 64), Ok(()));
+}
+
+#[test]
+fn processing_ends_the_use_of_a_read() {
+    let mut a = Rig::with(Default::default(), PLAIN);
+    let (stag, at) = fast(&mut a, 65536);
+    let mut plan = reads_directly(&mut a, stag, at);
+    assert_eq!(a.table.deregister(stag).err(), Some(MemoryError::InUse));
+    let mut env = crate::qp::Env {
+        memory: &a.table,
+        crc32c: iwarp_proto::crc32c::append,
+        host: &mut a.host,
+    };
+    let status = a.qp.rx_filled(&mut a.buffer, &mut plan, 0, &mut env);
+    assert_eq!(status, RxStatus::Ok);
+    // An FPDU that has come in part uses nothing between two reads, so its peer cannot keep the memory.
+    invalidate(&mut a, 1, stag);
+    assert_eq!(a.fill(), TxFill::Idle);
+    assert_eq!(brief(&a.host.sends), [(1, WcStatus::Success)]);
+    assert!(a.table.deregister(stag).is_ok());
+}
+
+#[test]
+fn a_write_in_progress_uses_its_memory_once() {
+    let mut a = Rig::with(Default::default(), PLAIN);
+    let (stag, at) = fast(&mut a, 200_000);
+    let sge = Sge {
+        addr: at,
+        len: 190_000,
+        lkey: stag,
+    };
+    let wr = SendWr::write(1, 0x1000, 77, core::slice::from_ref(&sge));
+    a.qp.post_send(&wr, &mut a.host).unwrap();
+    assert_eq!(a.fill(), TxFill::Ready);
+    let who = a.qp.accessor();
+    for _ in 0..2 {
+        // Taking the runs again after a write in part does not count twice.
+        let mut runs = 0;
+        a.plan.runs(&a.table, who, 512, |_| runs += 1).unwrap();
+        assert!(runs > 5);
+    }
+    assert_eq!(a.table.deregister(stag).err(), Some(MemoryError::InUse));
+    // The peer takes the STag away meanwhile.
+    assert_eq!(a.table.invalidate(stag, who, false), Ok(false));
+    a.plan.release(&a.table);
+    assert!(a.table.take_unused());
+    let refused = a.plan.runs(&a.table, who, 512, |_| ());
+    assert!(refused.is_err());
+    a.plan.release(&a.table);
+    assert!(a.table.deregister(stag).is_ok());
+}
+
+#[test]
+fn a_send_with_invalidate_completes_when_nobody_uses_the_memory() {
+    let mut a = Rig::with(Default::default(), PLAIN);
+    let (stag, at) = fast(&mut a, 65536);
+    let sge = Sge {
+        addr: at,
+        len: 40_000,
+        lkey: stag,
+    };
+    let wr = SendWr::write(1, 0x1000, 77, core::slice::from_ref(&sge));
+    a.qp.post_send(&wr, &mut a.host).unwrap();
+    assert_eq!(a.fill(), TxFill::Ready);
+    let who = a.qp.accessor();
+    // Another thread is in `sendmsg`.
+    a.plan.runs(&a.table, who, 512, |_| ()).unwrap();
+    a.recv(5, &[]);
+    a.recv(6, &[]);
+    let first = a.fpdu(&send_inv(1, stag));
+    let second = a.fpdu(&send(2, &[]));
+    assert_eq!(a.rx(&[first, second].concat()), RxStatus::Waits);
+    assert_eq!(a.qp.rx_interest(), RxInterest::Waits);
+    assert!(a.qp.waits_for_memory() && !a.table.info(stag).unwrap().valid);
+    assert_eq!(brief(&a.host.recvs), []);
+    assert_eq!(a.again(), RxStatus::Waits);
+    a.plan.release(&a.table);
+    assert!(a.table.take_unused());
+    a.qp.retry_memory();
+    assert_eq!(a.again(), RxStatus::Ok);
+    let done: Vec<_> = a.host.recvs.iter().map(|c| (c.wr_id, c.flags)).collect();
+    assert_eq!(done, [(5, WcFlags::WITH_INV), (6, WcFlags::empty())]);
+    assert_eq!(a.host.recvs[0].imm_or_stag, stag);
+    assert_eq!(a.qp.rx_interest(), RxInterest::Read);
+}
+
+#[test]
+fn an_end_while_an_invalidation_waits_flushes() {
+    let mut a = Rig::with(Default::default(), PLAIN);
+    let (stag, at) = fast(&mut a, 65536);
+    let mut plan = reads_directly(&mut a, stag, at);
+    invalidate(&mut a, 1, stag);
+    assert_eq!(a.fill(), TxFill::Idle);
+    a.qp.stream_failed(&mut a.host);
+    assert_eq!(brief(&a.host.sends), [(1, WcStatus::Flushed)]);
+    plan.release(&a.table);
+    assert_eq!(register(&a, stag, at, 64), Ok(()));
+}
+
+#[test]
+fn a_fast_registration_needs_no_table_of_its_own() {
+    let mut a = Rig::with(Default::default(), PLAIN);
+    let (stag, at) = fast(&mut a, 64);
+    assert_eq!(a.table.invalidate(stag, a.qp.accessor(), false), Ok(true));
+    let wr = FastRegister {
+        new_stag: stag,
+        offset: 0,
+        len: 64,
+        iova: at,
+        access: Access::LOCAL_WRITE,
+    };
+    let wr = SendWr::new(1, SendOp::FastRegister(wr), &[]).with_flags(SendFlags::SIGNALED);
+    a.qp.post_send(&wr, &mut a.host).unwrap();
+    a.post(2, SendOp::Send, &[]);
+    // Both in one call: the registration is done, and the Send is in the plan.
+    assert_eq!(a.fill(), TxFill::Ready);
+    assert_eq!(brief(&a.host.sends), [(1, WcStatus::Success)]);
+    assert!(a.table.info(stag).unwrap().valid);
+}
