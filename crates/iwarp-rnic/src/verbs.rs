@@ -158,6 +158,14 @@ impl SendOp {
         )
     }
 
+    /// Returns `true` if it sends nothing: binds, fast registrations and local invalidations.
+    pub const fn is_local(&self) -> bool {
+        matches!(
+            self,
+            Self::Bind(_) | Self::FastRegister(_) | Self::LocalInvalidate { .. }
+        )
+    }
+
     /// Returns the operation that its completion names.
     pub const fn wc_opcode(&self) -> WcOpcode {
         match self {

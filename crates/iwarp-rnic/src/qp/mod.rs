@@ -1,19 +1,6 @@
 //! One reliable-connected queue pair over one MPA stream (RFC 5040, 5041, 5044, 7306).
 //!
-//! A [`QueuePair`] is a plain value: its driver is whatever holds `&mut` to it. It never calls the stream. It says what
-//! should be done, and is told what happened:
-//!
-//! * post: [`post_send`](QueuePair::post_send), [`post_recv`](QueuePair::post_recv);
-//! * transmit: [`tx_fill`](QueuePair::tx_fill) puts FPDUs into a [`TxPlan`], the caller writes
-//!   as much of it as the stream takes and reports with [`tx_written`](QueuePair::tx_written);
-//! * receive: [`rx_plan`](QueuePair::rx_plan) says where the next octets should land, the caller
-//!   reads there and reports with [`rx_filled`](QueuePair::rx_filled);
-//! * the end: [`rx_eof`](QueuePair::rx_eof), [`stream_failed`](QueuePair::stream_failed), [`close`](QueuePair::close);
-//! * what is due afterwards: [`completions_due`](QueuePair::completions_due), [`wants_tx`](QueuePair::wants_tx),
-//!   [`rx_interest`](QueuePair::rx_interest), [`stream_wish`](QueuePair::stream_wish),
-//!   [`take_events`](QueuePair::take_events).
-//!
-//! Completions go to the [`Host`] in the order the verbs demand.
+//! [`QueuePair`] says how it is driven, with a whole driver as an example.
 //!
 //! Files: `send_queue` (posting, in-order completion, flush), `acknowledge` (completion when placed), `tx`, `message`,
 //! `segment` and `plan` (FPDUs out), `rx`, `buffer`, `place`, `deliver` and `control` (FPDUs in), `burst` and `burst_reads`
@@ -307,7 +294,7 @@ pub enum StreamWish {
     Abort,
 }
 
-/// One queue pair.
+#[doc = include_str!("driver.txt")]
 #[derive(Debug)]
 pub struct QueuePair {
     config: QpConfig,

@@ -474,7 +474,9 @@ impl QueuePair {
     /// other local memory is read when the request is transmitted and must not change before it completes.
     #[inline]
     pub fn post_send<H: Host>(&mut self, wr: &SendWr<'_>, host: &mut H) -> Result<(), PostError> {
-        if !self.life.takes_sends() {
+        // Nearly always, and quickly found.
+        let in_operation = self.life.starts_requests();
+        if !in_operation && !self.life.takes_sends() {
             return Err(PostError::InvalidState);
         }
         let len = match self.sq.check(wr) {
@@ -486,7 +488,7 @@ impl QueuePair {
             checked => checked?,
         };
         self.sq.push(wr, len)?;
-        if self.state() == State::Error {
+        if !in_operation && self.state() == State::Error {
             let _ = self.flush(host);
         }
         Ok(())

@@ -179,13 +179,19 @@ impl QueuePair {
         if self.sq.nothing_outstanding() && self.life.idle() {
             self.events |= Events::SQ_DRAINED;
         }
-        // Requests that wait for the peer are given up.
-        let queue_done =
-            self.sq.nothing_unsent() || !self.life.starts_requests() || !self.life.may_send();
-        let answers = self.tx.answer_until;
-        if queue_done && answers.is_none_or(|mark| self.responses.has_served(mark)) {
+        if self.life.is_closing() && self.queue_is_done() {
             self.life.drained();
         }
+    }
+
+    /// Returns `true` if neither requests nor answers hold up a graceful end. Requests that wait for the peer's first FPDU are
+    /// given up.
+    fn queue_is_done(&self) -> bool {
+        let requests = self.sq.nothing_unsent()
+            || !self.life.starts_requests()
+            || self.life.waits() && !self.has_startable();
+        let answers = self.tx.answer_until;
+        requests && answers.is_none_or(|mark| self.responses.has_served(mark))
     }
 
     //= rfc5041 section 6.2.2

@@ -160,6 +160,7 @@ impl QueuePair {
                     || !self.responses.is_empty()
                     || self.startable().is_some()
                     || self.wants_probe())
+            || self.life.waits() && self.startable().is_some()
     }
 
     /// From now on every TCP segment begins with an FPDU and holds whole FPDUs only, if it has `segment` octets or is the last
@@ -226,7 +227,23 @@ impl QueuePair {
                 return None;
             }
         }
+        if self.life.waits() && !slot.op.is_local() {
+            return None;
+        }
         Some((seq, slot))
+    }
+
+    /// Carries out requests that send nothing, for a responder that waits for the initiator's first FPDU.
+    #[cold]
+    fn local_requests<H: Host>(&mut self, env: &mut Env<'_, H>) -> TxFill {
+        while let Some((seq, slot)) = self.startable() {
+            match slot.op {
+                SendOp::LocalInvalidate { stag } => self.local_invalidate(seq, stag, env),
+                _ => return TxFill::Memory,
+            }
+        }
+        self.note_drained();
+        TxFill::Idle
     }
 
     /// Returns `true` if a send work request may start now.
@@ -240,7 +257,10 @@ impl QueuePair {
     /// [`tx_written`](Self::tx_written) after each; only then fill again.
     pub fn tx_fill<H: Host>(&mut self, plan: &mut TxPlan, env: &mut Env<'_, H>) -> TxFill {
         if !self.life.may_send() && !self.life.has_octets_due() {
-            return TxFill::Idle;
+            return match self.life.waits() {
+                true => self.local_requests(env),
+                false => TxFill::Idle,
+            };
         }
         let wire = Wire {
             memory: env.memory,

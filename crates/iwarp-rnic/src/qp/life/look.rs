@@ -60,6 +60,18 @@ impl Life {
         )
     }
 
+    /// Returns `true` if a responder waits for the initiator's first FPDU.
+    #[inline]
+    pub(in crate::qp) const fn waits(&self) -> bool {
+        matches!(
+            self,
+            Self::Up {
+                flow: Flow::Waits { .. },
+                ..
+            }
+        )
+    }
+
     /// Returns `true` in RTS with a stream.
     #[inline]
     pub(in crate::qp) const fn starts_requests(&self) -> bool {

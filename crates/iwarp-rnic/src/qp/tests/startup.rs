@@ -2,7 +2,7 @@
 
 use super::harness::*;
 use crate::qp::*;
-use crate::{Access, SendOp, WcStatus};
+use crate::{Access, FastRegister, SendOp, WcStatus};
 use iwarp_proto::rdmap::{Opcode, TerminateCode as Code};
 
 const RESPONDER: StreamConfig = StreamConfig {
@@ -186,4 +186,71 @@ fn reads_without_grant_are_for_the_rtr_only() {
         (sent[0].0.opcode(), sent[0].1.len()),
         (Opcode::READ_RESPONSE, 0)
     );
+}
+
+/// A fast region of 64 octets, the request that registers it, and the one that invalidates it.
+fn fast(rig: &mut Rig) -> (u32, SendOp, SendOp) {
+    let range = rig.range(64);
+    let (iova, random) = (range.addr(), rig.random());
+    let stag = rig.table.allocate_fast(range, PD, random).unwrap();
+    let register = SendOp::FastRegister(FastRegister {
+        new_stag: stag,
+        offset: 0,
+        len: 64,
+        iova,
+        access: Access::LOCAL_WRITE,
+    });
+    (stag, register, SendOp::LocalInvalidate { stag })
+}
+
+#[test]
+fn local_requests_do_not_wait_for_the_first_fpdu() {
+    let mut rig = Rig::with(QpConfig::default(), RESPONDER);
+    let (stag, register, invalidate) = fast(&mut rig);
+    let valid = |rig: &Rig| rig.table.info(stag).unwrap().valid;
+    rig.post(1, register, &[]);
+    assert!(rig.qp.wants_tx());
+    assert!(rig.octets_out().is_empty());
+    assert!(valid(&rig));
+    assert_eq!(brief(&rig.host.sends), [(1, WcStatus::Success)]);
+    rig.post(2, invalidate, &[]);
+    // They start in posting order: nothing overtakes a Send, which has to wait.
+    rig.post(3, SendOp::Send, &[]);
+    rig.post(4, register, &[]);
+    assert!(rig.octets_out().is_empty());
+    assert_eq!(rig.host.sends.len(), 2);
+    assert!(!valid(&rig) && !rig.qp.wants_tx());
+    let _ = rig.rx_ulpdu(&tagged(Opcode::WRITE, 1, 0, true, &[]));
+    assert_eq!(rig.sent().len(), 1);
+    assert_eq!(rig.host.sends.len(), 4);
+    assert!(valid(&rig));
+}
+
+#[test]
+fn a_responder_that_closes_before_the_first_fpdu_finishes_local_requests() {
+    let mut rig = Rig::with(QpConfig::default(), RESPONDER);
+    let (_, register, invalidate) = fast(&mut rig);
+    rig.post(1, register, &[]);
+    rig.post(2, invalidate, &[]);
+    rig.post(3, SendOp::Send, &[]);
+    rig.qp.close(&mut rig.host);
+    assert_eq!(rig.qp.stream_wish(), StreamWish::Keep);
+    assert!(rig.octets_out().is_empty());
+    assert_eq!(rig.qp.stream_wish(), StreamWish::ShutdownWrite);
+    rig.qp.shutdown_done(&mut rig.host);
+    use WcStatus::{Flushed, Success};
+    let want = [(1, Success), (2, Success), (3, Flushed)];
+    assert_eq!(brief(&rig.host.sends), want);
+}
+
+#[test]
+fn a_local_request_that_fails_before_the_first_fpdu_sends_nothing() {
+    let mut rig = Rig::with(QpConfig::default(), RESPONDER);
+    let (_, _, invalidate) = fast(&mut rig);
+    rig.post(1, invalidate, &[]);
+    rig.post(2, invalidate, &[]);
+    assert!(rig.octets_out().is_empty(), "no Terminate either");
+    use WcStatus::{Flushed, LocalProtection};
+    assert_eq!(brief(&rig.host.sends), [(1, LocalProtection), (2, Flushed)]);
+    assert_eq!(rig.qp.stream_wish(), StreamWish::Abort);
 }
