@@ -53,6 +53,18 @@ enum rk_state {
 	RK_STATE_ERROR,
 };
 
+/* What rk_qp_wish() returns. Ask after every call, because each may change the answer. */
+enum rk_wish {
+	RK_WISH_KEEP,
+	/*
+	 * Shut down the sending side, then rk_qp_shutdown_done(). Go on reading; when the peer has closed too, rk_rx_eof() and
+	 * rk_qp_stream_gone().
+	 */
+	RK_WISH_SHUTDOWN,
+	RK_WISH_LEAVE,		/* take the stream away, which ends by itself, then rk_qp_stream_gone() */
+	RK_WISH_ABORT,		/* reset the stream, then rk_qp_stream_gone() */
+};
+
 /* What rk_tx_fill() returns. */
 enum rk_fill {
 	RK_FILL_IDLE,		/* nothing to send */
@@ -160,6 +172,13 @@ bool rk_take_unused(const struct rk_device *device);
 /* Receiving: take the runs, read to them in order, and report how many octets came. */
 int rk_rx_plan(struct rk_qp *qp, const struct rk_device *device, const struct kvec **runs);
 int rk_rx_filled(struct rk_qp *qp, const struct rk_device *device, size_t octets);
+void rk_rx_eof(struct rk_qp *qp);
+
+/* The end of a stream. */
+void rk_qp_close(struct rk_qp *qp);
+int rk_qp_wish(const struct rk_qp *qp);
+void rk_qp_shutdown_done(struct rk_qp *qp);
+void rk_qp_stream_gone(struct rk_qp *qp);
 
 /* What the module brings along. */
 void *iwarp_alloc(size_t size, size_t align);	/* process context only */

@@ -30,6 +30,7 @@ static const struct test tests[] = {
 	{ "tcp reads, CRC", over_tcp_reads, .tcp = true, .crc = true },
 	{ "tcp ping-pong, CRC", over_tcp_ping_pong, .tcp = true, .crc = true },
 	{ "tcp receive posted late, CRC", over_tcp_held, .tcp = true, .crc = true },
+	{ "tcp end", over_tcp_end, .tcp = true },
 };
 
 static char *only = "";

@@ -100,6 +100,20 @@ static void write_space(struct sock *sk)
 	read_unlock_bh(&sk->sk_callback_lock);
 }
 
+/* The peer's FIN has come, or a reset. */
+static void state_change(struct sock *sk)
+{
+	struct end *end;
+
+	read_lock_bh(&sk->sk_callback_lock);
+	end = sk->sk_user_data;
+	if (end) {
+		end->state_change(sk);
+		kick(end);
+	}
+	read_unlock_bh(&sk->sk_callback_lock);
+}
+
 /* ---- sending ---- */
 
 /* Sends everything that is due, until the socket is full. The plan is this thread's: only it fills and writes. */
@@ -149,6 +163,43 @@ static int send_due(struct end *end)
 	}
 }
 
+/* Ends what has to end: tells the queue pair of the peer's end, and does to the stream what the queue pair wants. */
+static void end_stream(struct end *end)
+{
+	struct sock *sk = end->socket->sk;
+	bool closed;
+	int wish;
+
+	lock_sock(sk);
+	closed = (sk->sk_shutdown & RCV_SHUTDOWN) && skb_queue_empty(&sk->sk_receive_queue);
+	release_sock(sk);
+	spin_lock_bh(&end->lock);
+	if (closed && !end->eof) {
+		rk_rx_eof(end->qp);
+		end->eof = true;
+	}
+	wish = rk_qp_wish(end->qp);
+	spin_unlock_bh(&end->lock);
+	if (wish == RK_WISH_SHUTDOWN) {
+		kernel_sock_shutdown(end->socket, SHUT_WR);
+		spin_lock_bh(&end->lock);
+		rk_qp_shutdown_done(end->qp);
+		wish = rk_qp_wish(end->qp);
+		end->shut = true;
+		spin_unlock_bh(&end->lock);
+	}
+	/* With both directions closed the stream is over. */
+	if (!end->gone && (wish == RK_WISH_LEAVE || wish == RK_WISH_ABORT || (end->shut && end->eof))) {
+		/* The socket is closed with the pair. */
+		kernel_sock_shutdown(end->socket, SHUT_WR);
+		spin_lock_bh(&end->lock);
+		rk_qp_stream_gone(end->qp);
+		end->gone = true;
+		spin_unlock_bh(&end->lock);
+	}
+	wake_up(&end->completed);
+}
+
 static int sender(void *data)
 {
 	struct end *end = data;
@@ -171,6 +222,7 @@ static int sender(void *data)
 			spin_unlock_bh(&end->lock);
 			wake_up(&end->completed);
 		}
+		end_stream(end);
 	}
 	return 0;
 }
@@ -222,9 +274,11 @@ static int attach(struct end *end)
 	write_lock_bh(&sk->sk_callback_lock);
 	end->data_ready = sk->sk_data_ready;
 	end->write_space = sk->sk_write_space;
+	end->state_change = sk->sk_state_change;
 	sk->sk_user_data = end;
 	sk->sk_data_ready = data_ready;
 	sk->sk_write_space = write_space;
+	sk->sk_state_change = state_change;
 	write_unlock_bh(&sk->sk_callback_lock);
 	return 0;
 }
@@ -241,6 +295,7 @@ static void detach(struct end *end)
 		write_lock_bh(&sk->sk_callback_lock);
 		sk->sk_data_ready = end->data_ready;
 		sk->sk_write_space = end->write_space;
+		sk->sk_state_change = end->state_change;
 		sk->sk_user_data = NULL;
 		write_unlock_bh(&sk->sk_callback_lock);
 	}
@@ -378,5 +433,32 @@ int over_tcp_held(struct pair *pair)
 	EXPECT(reached(b, &b->receives, 2));
 	EXPECT(reached(a, &a->sends, 2));
 	EXPECT(b->last_receive.wr_id == 4);
+	return 0;
+}
+
+/* Writes, then the graceful end: everything arrives, what the peer has posted is flushed, and both streams end. */
+int over_tcp_end(struct pair *pair)
+{
+	struct end *a = &pair->a, *b = &pair->b;
+	int i;
+
+	pattern(a->buffer, BUFFER, 14);
+	EXPECT(!post_receive(b, 1));
+	for (i = 0; i < 16; i++)
+		EXPECT(!post(a, RK_WRITE, i, b));
+	spin_lock_bh(&a->lock);
+	rk_qp_close(a->qp);
+	spin_unlock_bh(&a->lock);
+	kick(a);
+	wait_event_timeout(a->completed, READ_ONCE(a->gone), PATIENCE);
+	wait_event_timeout(b->completed, READ_ONCE(b->gone), PATIENCE);
+	EXPECT(a->gone && b->gone && a->eof && b->eof);
+	EXPECT(a->sends == 16 && !a->failures && !a->error);
+	EXPECT(b->receives == 1 && b->last_receive.wr_id == 1 && b->last_receive.status);
+	EXPECT(!b->error && rk_qp_state(b->qp) == RK_STATE_ERROR);
+	EXPECT(!memcmp(a->buffer, b->buffer, BUFFER));
+	/* A request that comes too late is flushed. */
+	EXPECT(!post(a, RK_SEND, 17, b));
+	EXPECT(a->sends == 17 && a->last_send.wr_id == 17 && a->last_send.status);
 	return 0;
 }

@@ -43,9 +43,13 @@ struct end {
 	wait_queue_head_t work;
 	bool kicked;
 	bool held;
+	bool eof;
+	bool shut;
+	bool gone;
 	int error;
 	void (*data_ready)(struct sock *sk);
 	void (*write_space)(struct sock *sk);
+	void (*state_change)(struct sock *sk);
 };
 
 struct pair {
@@ -95,5 +99,6 @@ int over_tcp_writes(struct pair *pair);
 int over_tcp_reads(struct pair *pair);
 int over_tcp_ping_pong(struct pair *pair);
 int over_tcp_held(struct pair *pair);
+int over_tcp_end(struct pair *pair);
 
 #endif

@@ -12,7 +12,7 @@ use core::slice;
 
 use iwarp_rnic::qp::{
     CreateError, Env, QpConfig, QueuePair, Run, RxBuffer, RxPlan, RxStatus, State, StreamConfig,
-    StreamTimes, TxFill, TxPlan,
+    StreamTimes, StreamWish, TxFill, TxPlan,
 };
 use iwarp_rnic::{Access, FastRegister, RecvWr, SendFlags, SendOp, SendWr, Sge, Time, Work};
 
@@ -179,6 +179,39 @@ pub extern "C" fn rk_qp_state(qp: &Qp) -> c_int {
         State::Sqe => 5,
         State::Error => 6,
     }
+}
+
+/// Begins the graceful end: what is queued is sent first.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_qp_close(qp: &mut Qp) {
+    qp.machine.close(&mut qp.owner);
+}
+
+/// Returns what should be done with the stream, as `enum rk_wish`.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_qp_wish(qp: &Qp) -> c_int {
+    match qp.machine.stream_wish() {
+        StreamWish::Keep => 0,
+        StreamWish::ShutdownWrite => 1,
+        StreamWish::Leave { cut: false, .. } => 2,
+        StreamWish::Leave { cut: true, .. } | StreamWish::Abort => 3,
+    }
+}
+
+/// Reports that the sending side of the stream is shut down.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_qp_shutdown_done(qp: &mut Qp) {
+    qp.machine.shutdown_done(&mut qp.owner);
+}
+
+/// Reports that the stream has been taken away.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_qp_stream_gone(qp: &mut Qp) {
+    qp.machine.stream_gone(&mut qp.owner);
 }
 
 /// # Safety
@@ -364,4 +397,11 @@ pub extern "C" fn rk_rx_filled(qp: &mut Qp, device: &Device, octets: usize) -> c
         RxStatus::Waits => 2,
         RxStatus::Failed => EPROTO,
     }
+}
+
+/// Reports that the peer has closed its direction, and that everything before that was read.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_rx_eof(qp: &mut Qp) {
+    qp.machine.rx_eof(&mut qp.staging, &mut qp.owner);
 }
