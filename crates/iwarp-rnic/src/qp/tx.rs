@@ -236,9 +236,11 @@ impl QueuePair {
     /// Carries out requests that send nothing, for a responder that waits for the initiator's first FPDU.
     #[cold]
     fn local_requests<H: Host>(&mut self, env: &mut Env<'_, H>) -> TxFill {
+        self.retry_memory();
         while let Some((seq, slot)) = self.startable() {
             match slot.op {
                 SendOp::LocalInvalidate { stag } => self.local_invalidate(seq, stag, env),
+                SendOp::FastRegister(wr) => self.fast_register(seq, &wr, env),
                 _ => return TxFill::Memory,
             }
         }
