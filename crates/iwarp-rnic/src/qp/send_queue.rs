@@ -474,9 +474,21 @@ impl QueuePair {
     /// other local memory is read when the request is transmitted and must not change before it completes.
     #[inline]
     pub fn post_send<H: Host>(&mut self, wr: &SendWr<'_>, host: &mut H) -> Result<(), PostError> {
-        // Nearly always, and quickly found.
-        let in_operation = self.life.starts_requests();
-        if !in_operation && !self.life.takes_sends() {
+        if !self.life.starts_requests() {
+            return self.post_out_of_operation(wr, host);
+        }
+        let len = self.sq.check(wr)?;
+        self.sq.push(wr, len)
+    }
+
+    /// As [`post_send`](Self::post_send), for a queue pair that is not in RTS with a stream.
+    #[cold]
+    fn post_out_of_operation<H: Host>(
+        &mut self,
+        wr: &SendWr<'_>,
+        host: &mut H,
+    ) -> Result<(), PostError> {
+        if !self.life.takes_sends() {
             return Err(PostError::InvalidState);
         }
         let len = match self.sq.check(wr) {
@@ -488,7 +500,7 @@ impl QueuePair {
             checked => checked?,
         };
         self.sq.push(wr, len)?;
-        if !in_operation && self.state() == State::Error {
+        if self.state() == State::Error {
             let _ = self.flush(host);
         }
         Ok(())
