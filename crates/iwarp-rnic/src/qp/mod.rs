@@ -409,17 +409,27 @@ impl QueuePair {
         if self.state() == State::Reset {
             return Err(PostError::InvalidState);
         }
-        if self.state() == State::Error
-            && self.rq.is_full()
+        if self.state() == State::Error {
+            return self.post_recv_flushed(wr, host);
+        }
+        self.rq.post(wr)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn post_recv_flushed<H: Host>(
+        &mut self,
+        wr: &RecvWr<'_>,
+        host: &mut H,
+    ) -> Result<(), PostError> {
+        if self.rq.is_full()
             && let Some(oldest) = self.rq.flush_one()
         {
             // A flush is not finished: it makes room.
             self.complete_receive(oldest, WcStatus::Flushed, host);
         }
         self.rq.post(wr)?;
-        if self.state() == State::Error {
-            let _ = self.flush(host);
-        }
+        let _ = self.flush(host);
         Ok(())
     }
 

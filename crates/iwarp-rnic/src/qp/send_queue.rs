@@ -327,6 +327,8 @@ impl SendQueue {
     pub(super) fn complete(&mut self, seq: u32, mut emit: impl FnMut(Cqe)) {
         // Nearly always it is the front request.
         if seq == self.front_seq && self.started > 0 {
+            // What is acknowledged was done before, and is not completed again.
+            debug_assert_eq!(self.acknowledged, 0);
             self.retire_front(&mut emit);
             if self.started == 0 {
                 return;
@@ -373,13 +375,20 @@ impl SendQueue {
             if !self.is_front_done() {
                 break;
             }
+            self.acknowledged = self.acknowledged.saturating_sub(1);
             self.retire_front(&mut emit);
         }
     }
 
-    /// Completes the front request.
+    /// Completes the front request, which was started.
     #[inline]
     fn retire_front(&mut self, emit: &mut impl FnMut(Cqe)) {
+        self.started -= 1;
+        self.take_front(emit);
+    }
+
+    #[inline]
+    fn take_front(&mut self, emit: &mut impl FnMut(Cqe)) {
         // Take the position only, because slots are large.
         let cqe = self.slots.front().and_then(|slot| {
             let told = self.signal_all || slot.flags.contains(SendFlags::SIGNALED);
@@ -392,8 +401,6 @@ impl SendQueue {
         });
         self.slots.skip();
         self.front_seq = self.front_seq.wrapping_add(1);
-        self.started = self.started.saturating_sub(1);
-        self.acknowledged = self.acknowledged.saturating_sub(1);
         if let Some(cqe) = cqe {
             emit(cqe);
         }
@@ -425,7 +432,8 @@ impl SendQueue {
         let n = most.min(self.slots.len());
         for _ in 0..n {
             if !self.flushing && self.is_front_marked() {
-                self.retire_front(&mut emit);
+                self.acknowledged = self.acknowledged.saturating_sub(1);
+                self.take_front(&mut emit);
                 continue;
             }
             self.flushing = true;
