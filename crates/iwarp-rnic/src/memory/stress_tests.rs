@@ -29,6 +29,15 @@ fn way(stag: u32, i: u64) -> FastRegister {
     }
 }
 
+/// Lets the readers end, also if the test fails.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn no_access_sees_a_mixture_or_outlives_an_invalidation() {
     let octets = vec![0u64; (WAYS * STRIDE / 8) as usize];
@@ -41,7 +50,7 @@ fn no_access_sees_a_mixture_or_outlives_an_invalidation() {
     let stop = &AtomicBool::new(false);
     let seen = &AtomicU64::new(0);
     thread::scope(|scope| {
-        for reader in 0..2 {
+        let readers = [0, 1].map(|reader| {
             scope.spawn(move || {
                 let mut i = reader;
                 while !stop.load(Ordering::Relaxed) {
@@ -76,11 +85,16 @@ fn no_access_sees_a_mixture_or_outlives_an_invalidation() {
                     }
                     seen.fetch_add(1, Ordering::Relaxed);
                 }
-            });
-        }
+            })
+        });
+        let _stop = Stop(stop);
         let mut rounds = 0u64;
         while rounds < 3_000 || (seen.load(Ordering::Relaxed) < 2_000 && rounds < 3_000_000) {
             rounds += 1;
+            if readers.iter().any(|reader| reader.is_finished()) {
+                // It has failed, and says why.
+                break;
+            }
             let wr = way(stag, rounds % WAYS);
             table.fast_register(&wr, WHO.pd).unwrap();
             if rounds.is_multiple_of(3) {
@@ -98,7 +112,6 @@ fn no_access_sees_a_mixture_or_outlives_an_invalidation() {
                 unsafe { core::ptr::write_bytes(at, fill, wr.len as usize) };
             }
         }
-        stop.store(true, Ordering::Relaxed);
     });
     assert!(seen.load(Ordering::Relaxed) > 0);
 }
