@@ -45,6 +45,8 @@ const fn tables() -> [[u32; 256]; 8] {
     clippy::indexing_slicing,
     reason = "tables have 256 entries and are indexed by octets"
 )]
+// A loop over octets gains nothing from its surroundings, and inlined into a large function it lacks registers.
+#[inline(never)]
 pub fn append(crc: u32, data: &[u8]) -> u32 {
     //= rfc5044 section 4.4
     //# When CRCs
