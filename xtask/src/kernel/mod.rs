@@ -1,8 +1,8 @@
 //! The engine as a Linux kernel module gets it: `kernel/rust` compiled with the kernel's flags, and the step `kernel`, which checks
 //! the object.
 //!
-//! [`toolchain`] finds a compiler, [`build`] makes the object, [`listing`] reads its machine code, and [`gates`] says what has to hold.
-//! What does not hold yet is listed in [`exceptions`].
+//! `toolchain` finds a compiler, `build` makes the object, `listing` reads its machine code, and `gates` says what has to hold.
+//! What does not hold yet is listed in `exceptions`.
 
 mod exceptions;
 mod frame;
