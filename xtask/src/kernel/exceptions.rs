@@ -26,6 +26,7 @@ const EXCEPTIONS: &[Exception] = &[
             "TxPlan::align",
             "TxPlan::join_frames",
             "rk_tx_fill",
+            "send_segments::{closure#1}",
         ],
         what: "RawVec::grow_one",
         why: "plans push pieces, milestones and runs after a look at the capacity, which the compiler cannot follow",
