@@ -174,12 +174,17 @@ struct Segment {
     /// Sequence number of the first octet.
     at: u32,
     data: Vec<u8>,
-    /// The sequence number at which the receiver's window ended when the segment was sent.
-    window_end: Option<u32>,
+    /// The sequence numbers at which the receiver's window ended by the last acknowledgements before the segment, the latest
+    /// last. The recording is made at one end: an acknowledgement may be in it although the sender at the other end had not
+    /// seen it yet, so the sender may have used an earlier one.
+    window_ends: Vec<u32>,
 }
 
 /// One direction of a connection: address and port of the sender, then of the receiver.
 type Flow = (u32, u16, u32, u16);
+
+/// The acknowledgements that may be on their way to the sender while it sends a segment.
+const ACKNOWLEDGEMENTS: usize = 8;
 
 /// Returns all segments of a recording by direction, in the order in which they were recorded.
 fn segments(file: &Path) -> BTreeMap<Flow, Vec<Segment>> {
@@ -191,8 +196,8 @@ fn segments(file: &Path) -> BTreeMap<Flow, Vec<Segment>> {
     let u32_at = |o: &[u8], at: usize| u32::from_be_bytes([o[at], o[at + 1], o[at + 2], o[at + 3]]);
     let mut flows: BTreeMap<Flow, Vec<Segment>> = BTreeMap::new();
     let mut scales: BTreeMap<Flow, u8> = BTreeMap::new();
-    // The end of the window of each direction, from the last acknowledgement of the other direction.
-    let mut ends: BTreeMap<Flow, u32> = BTreeMap::new();
+    // The ends of the window of each direction, from the last acknowledgements of the other direction.
+    let mut ends: BTreeMap<Flow, Vec<u32>> = BTreeMap::new();
     let mut rest = &octets[24..];
     while rest.len() >= 16 {
         let len = u32::from_le_bytes([rest[8], rest[9], rest[10], rest[11]]) as usize;
@@ -221,13 +226,17 @@ fn segments(file: &Path) -> BTreeMap<Flow, Vec<Segment>> {
                 scales.get(&flow).copied().unwrap_or(0)
             };
             let end = u32_at(tcp, 8).wrapping_add(u32::from(u16_at(tcp, 14)) << scale);
-            ends.insert(back, end);
+            let ends = ends.entry(back).or_default();
+            if ends.len() == ACKNOWLEDGEMENTS {
+                ends.remove(0);
+            }
+            ends.push(end);
         }
         if tcp.len() > header {
             flows.entry(flow).or_default().push(Segment {
                 at: u32_at(tcp, 4),
                 data: tcp[header..].to_vec(),
-                window_end: ends.get(&flow).copied(),
+                window_ends: ends.get(&flow).cloned().unwrap_or_default(),
             });
         }
     }
@@ -288,8 +297,8 @@ fn examine(file: &Path) -> Found {
             found.full += usize::from(segment.data.len() == 1448);
             found.shared += usize::from(bounds.range(from + 1..to).next().is_some());
             let (begins, ends) = (bounds.contains(&from), bounds.contains(&to));
-            let at_window =
-                segment.window_end == Some(segment.at.wrapping_add(segment.data.len() as u32));
+            let end = segment.at.wrapping_add(segment.data.len() as u32);
+            let at_window = segment.window_ends.contains(&end);
             match (begins, ends) {
                 (true, true) => out_of_step = false,
                 (true, false) if at_window => {
