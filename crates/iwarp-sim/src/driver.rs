@@ -537,7 +537,8 @@ impl World {
         let (held, state) = (qp.rx_interest() == RxInterest::Held, qp.state());
         let fits = match status {
             RxStatus::Ok => !held,
-            RxStatus::Held => held && state != State::Error,
+            // After the call the driver may have shut the sending side down, as the program's close asked.
+            RxStatus::Held => held && state != State::Error || qp.is_shut_down(),
             // Nobody uses memory here while somebody else works.
             RxStatus::Waits => false,
             RxStatus::Failed => state == State::Error,

@@ -137,6 +137,17 @@ impl World {
                         blame: Blame::Local,
                         code: TerminateCode::RDMAP_LOCAL_CATASTROPHIC,
                     }),
+                    // A responder carries out local requests before the initiator's first FPDU, and may send no Terminate then
+                    // (RFC 5044 section 7.1.2). The initiator only sees the end of the connection.
+                    Expect::Local(_)
+                        if ep.qp.counters().rx_fpdus == 0
+                            && ep.qp.counters().terminates_sent == 0 =>
+                    {
+                        Some(Fault {
+                            blame: Blame::Transport,
+                            code: TerminateCode::MPA_CONNECTION_LOST,
+                        })
+                    }
                     Expect::Local(_) => terminated(TerminateCode::RDMAP_LOCAL_CATASTROPHIC),
                     Expect::Refused(code) if this_side(s) => terminated(code),
                     Expect::Refused(code) => peer(code),
