@@ -67,12 +67,12 @@ impl Toolchain {
             source,
             sysroot: dir.join("sysroot"),
         };
-        toolchain.library(&context.root, log)?;
+        toolchain.compile_core(&context.root, log)?;
         Ok(Ok(toolchain))
     }
 
     /// Compiles `core` and `alloc`.
-    fn library(&self, root: &Path, log: &mut Log) -> Result<()> {
+    fn compile_core(&self, root: &Path, log: &mut Log) -> Result<()> {
         let version = output(self.command().arg("-vV"))?;
         let stamp = self.sysroot.join("built-with");
         let wanted = format!("{version}{}", FLAGS.join(" "));
