@@ -3,8 +3,9 @@
 //! In a round each point is measured in one or several turns. A turn measures the points of one size soon after each other. Ratios are
 //! formed of samples of the same turn, because the speed of a shared machine changes. A sample during which other programs used the
 //! CPUs is taken again. Files: `plan` (what is measured), `peers` (other software), `quiet` (use of the CPUs by other programs),
-//! `samples` (medians and ratios), `targets`, `report` and `plot`.
+//! `samples` (medians and ratios), `targets`, `report`, `plot`, and `against` (two builds of our program).
 
+mod against;
 mod peers;
 mod plan;
 mod plot;
@@ -64,6 +65,9 @@ pub(crate) struct BenchArgs {
     /// Draw the results in bench/results once more, without measuring
     #[arg(long, conflicts_with_all = ["quick", "only", "json", "rounds", "wait", "record", "list"])]
     draw: bool,
+    /// Measure only our own points, in turns with another build of `iwarp-bench`, and print how much better the new one is
+    #[arg(long, value_name = "PROGRAM", conflicts_with_all = ["json", "record", "draw"])]
+    against: Option<PathBuf>,
     /// Do not install peers from Debian packages, even as root
     #[arg(long)]
     no_install: bool,
@@ -174,6 +178,32 @@ impl Bench {
             What::Peer(peer) => peer.measure(point.size, self.cpus, &self.programs),
         }
     }
+
+    /// Measures a point, again if other programs disturb that, and keeps the samples, with `suffix` behind the names of their series.
+    fn sample(
+        &mut self,
+        point: &Point,
+        turn: u32,
+        suffix: &str,
+        samples: &mut Samples,
+    ) -> Result<()> {
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            self.quiet.begin();
+            let values = self.take(point)?;
+            let others = self.quiet.others();
+            let good = others <= quiet::LIMIT;
+            for (series, values) in point.results(&values) {
+                let series = series + suffix;
+                samples.add(Sample::new(turn, series, point.size, values, others, good));
+            }
+            if good || tries >= TRIES {
+                return Ok(());
+            }
+            self.quiet.wait();
+        }
+    }
 }
 
 /// Runs a command with a time limit and returns its standard output.
@@ -237,6 +267,10 @@ fn measure(context: &Context, args: &BenchArgs, points: &[Point]) -> Result<()> 
     };
     let facts = facts(context, &bench.program)?;
     println!("{}", report::facts_line(&facts));
+    let start = Instant::now();
+    if let Some(old) = &args.against {
+        return against::compare(&mut bench, old, points, rounds, start);
+    }
     let (points, left_out) = available(points, &bench.programs);
     for (who, why) in &left_out {
         println!("left out: {who}: {why}");
@@ -244,7 +278,6 @@ fn measure(context: &Context, args: &BenchArgs, points: &[Point]) -> Result<()> 
     let (plan, turns) = (plan::in_turns(&points), plan::turns_of_a_round(&points));
     let mut samples = Samples::new(rounds, turns);
     let mut failures: Vec<(String, String)> = Vec::new();
-    let start = Instant::now();
     for round in 0..rounds {
         for (step, &(turn, at)) in plan.iter().enumerate() {
             let point = &points[at];
@@ -255,29 +288,8 @@ fn measure(context: &Context, args: &BenchArgs, points: &[Point]) -> Result<()> 
             }
             progress(round, rounds, step, plan.len(), start, &point.name());
             let turn = round * turns + turn;
-            let mut tries = 0;
-            loop {
-                tries += 1;
-                bench.quiet.begin();
-                let result = bench.take(point);
-                let others = bench.quiet.others();
-                match result {
-                    Ok(values) => {
-                        let good = others <= quiet::LIMIT;
-                        for (series, values) in point.results(&values) {
-                            let size = point.size;
-                            samples.add(Sample::new(turn, series, size, values, others, good));
-                        }
-                        if good || tries >= TRIES {
-                            break;
-                        }
-                        bench.quiet.wait();
-                    }
-                    Err(error) => {
-                        failures.push((point.name(), format!("{error:#}")));
-                        break;
-                    }
-                }
+            if let Err(error) = bench.sample(point, turn, "", &mut samples) {
+                failures.push((point.name(), format!("{error:#}")));
             }
         }
     }

@@ -1,0 +1,171 @@
+//! `cargo xtask bench --against PROGRAM`: the same points by two builds of our program, turn by turn one after the other, and how much
+//! better the new one is.
+
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Result, bail};
+
+use super::plan::{Point, What, in_turns, turns_of_a_round};
+use super::samples::Samples;
+use super::sizes::{digits, show};
+use super::{Bench, progress};
+
+/// What is compared, and whether more of it is better.
+const METRICS: &[(&str, bool)] = &[
+    ("mmsg", true),
+    ("med_us", false),
+    ("echo_kmsg", true),
+    ("setup_us", false),
+    ("bytes", false),
+];
+/// Behind the name of a series that the old program measured.
+const OLD: &str = " old";
+/// A ratio below this is named at the end.
+const WORSE: f64 = 0.97;
+
+/// Returns `true` if a point is measured by code that differs between the two programs.
+fn is_ours(point: &Point) -> bool {
+    match &point.what {
+        What::Own(args) => {
+            let is = |name: &str| args.iter().any(|arg| arg == name);
+            args.first().is_some_and(|arg| arg.starts_with("iwarp-"))
+                || is("spin-lat")
+                || is("scale") && is("iwarp")
+        }
+        What::Peer(_) => false,
+    }
+}
+
+/// Measures our points with both programs and prints the ratios.
+///
+/// # Errors
+/// When nothing could be measured. A point that fails is named and left out.
+pub(super) fn compare(
+    bench: &mut Bench,
+    old: &Path,
+    points: &[Point],
+    rounds: u32,
+    start: Instant,
+) -> Result<()> {
+    let points: Vec<Point> = points.iter().filter(|p| is_ours(p)).cloned().collect();
+    let (plan, turns) = (in_turns(&points), turns_of_a_round(&points));
+    let mut samples = Samples::new(rounds, turns);
+    let new = bench.program.clone();
+    for round in 0..rounds {
+        for (step, &(turn, at)) in plan.iter().enumerate() {
+            let point = &points[at];
+            progress(round, rounds, step, plan.len(), start, &point.name());
+            let turn = round * turns + turn;
+            let mut both = [(&*new, ""), (old, OLD)];
+            // Neither of them always comes after the other.
+            if (turn + step as u32).is_multiple_of(2) {
+                both.reverse();
+            }
+            for (program, suffix) in both {
+                bench.program = program.to_owned();
+                if let Err(error) = bench.sample(point, turn, suffix, &mut samples) {
+                    eprintln!("\n{}{suffix}: {error:#}", point.name());
+                }
+            }
+        }
+    }
+    bench.program = new;
+    eprintln!();
+    if samples.is_empty() {
+        bail!("nothing could be measured");
+    }
+    println!("{}", table(&samples, &old.display().to_string()));
+    Ok(())
+}
+
+/// The ratios of all series, as Markdown. Above one the new program is better.
+fn table(samples: &Samples, old: &str) -> String {
+    let mut text = format!("Old: {old}. A ratio above 1 says that the new one is better.\n\n");
+    text += "| series | size | what | old | new | ratio | least | most |\n";
+    text += "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |\n";
+    let mut worse = Vec::new();
+    for size in samples.sizes("") {
+        for series in samples.series("", size) {
+            if series.ends_with(OLD) {
+                continue;
+            }
+            let before = format!("{series}{OLD}");
+            for &(metric, large) in METRICS {
+                let (now, then) = ((series, size), (before.as_str(), size));
+                let (above, below) = if large { (now, then) } else { (then, now) };
+                let Some(ratio) = samples.ratio(&[above], &[below], metric, large) else {
+                    continue;
+                };
+                let value = |key| samples.value(key, metric).map_or(0.0, |m| m.median);
+                text += &format!(
+                    "| {series} | {} | {metric} | {} | {} | {:.3}{} | {:.2} | {:.2} |\n",
+                    show(size),
+                    digits(value(then)),
+                    digits(value(now)),
+                    ratio.median,
+                    if ratio.noisy { " (noisy)" } else { "" },
+                    ratio.min,
+                    ratio.max,
+                );
+                if ratio.median < WORSE {
+                    worse.push(format!(
+                        "{series}/{} {metric} {:.3}",
+                        show(size),
+                        ratio.median
+                    ));
+                }
+            }
+        }
+    }
+    let (kept, all) = samples.kept();
+    text += &format!("\n{kept} of {all} samples undisturbed. Below {WORSE}: ");
+    text += &if worse.is_empty() {
+        "none".into()
+    } else {
+        worse.join(", ")
+    };
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::samples::tests::sample;
+    use super::*;
+
+    #[test]
+    fn a_ratio_above_one_is_better_for_rates_and_for_times() {
+        let mut samples = Samples::new(1, 1);
+        samples.add(sample(0, "bw:write", 64, &[("mmsg", 3.0)], true));
+        samples.add(sample(0, "bw:write old", 64, &[("mmsg", 2.0)], true));
+        samples.add(sample(0, "lat:send", 4, &[("med_us", 8.0)], true));
+        samples.add(sample(0, "lat:send old", 4, &[("med_us", 4.0)], true));
+        let text = table(&samples, "before");
+        assert!(
+            text.contains("| bw:write | 64 | mmsg | 2.00 | 3.00 | 1.500 |"),
+            "{text}"
+        );
+        assert!(
+            text.contains("| lat:send | 4 | med_us | 4.00 | 8.00 | 0.500 |"),
+            "{text}"
+        );
+        assert!(
+            text.ends_with("Below 0.97: lat:send/4 med_us 0.500"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn only_points_of_our_own_code_are_compared() {
+        let points = super::super::plan::points(true, &[]).unwrap();
+        let ours: Vec<_> = points
+            .iter()
+            .filter(|p| is_ours(p))
+            .map(|p| p.series)
+            .collect();
+        assert!(ours.contains(&"bw:write") && ours.contains(&"lat:spin"));
+        assert!(ours.contains(&"scale:iwarp-spin"));
+        assert!(!ours.contains(&"bw:tcp") && !ours.contains(&"scale:tcp"));
+        assert!(!ours.contains(&"bw:probe") && !ours.contains(&"bw:ucx-tag"));
+    }
+}
