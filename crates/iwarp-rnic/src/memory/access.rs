@@ -1,7 +1,7 @@
 //! Accesses by STag: every check, who uses an entry, and the end of an STag by invalidation.
 
 use super::AccessError;
-use super::entry::{Entry, Kind, RegionInfo};
+use super::entry::{Entry, Kind, Reach, RegionInfo};
 use super::span::{Memory, Span};
 use super::table::MemoryTable;
 use super::window::WindowType;
@@ -13,9 +13,8 @@ impl<M: Memory> MemoryTable<M> {
     pub fn info(&self, stag: u32) -> Option<RegionInfo> {
         let e = self.entry(stag)?;
         // A user sees the fields of one fast registration, and not those of the next.
-        let key = e.state.key();
-        let valid = e.state.enter(key);
-        let stag = e.index << 8 | u32::from(key);
+        let stag = e.state.stag();
+        let valid = e.state.enter(stag);
         let reach = e.reach();
         if valid {
             self.left(e.state.leave());
@@ -96,15 +95,14 @@ impl<M: Memory> MemoryTable<M> {
         //= rfc5041 section 4.2
         //# The STag MUST be valid for this DDP Stream.
         let entry = self
-            .entry(stag)
+            .at(stag)
+            .filter(|entry| entry.state.is(stag))
             .ok_or(Miss::Refused(AccessError::InvalidStag))?;
-        if !entry.state.is(stag as u8) {
-            return Err(Miss::Refused(AccessError::InvalidStag));
-        }
         let Kind::Region { memory, .. } = &entry.kind else {
             return Err(Miss::Counted);
         };
-        self.reach(entry, memory, (to, len), need, who)
+        // Its range is all of its memory.
+        self.reach(entry, (memory, None), (to, len), need, who)
             .map_err(Miss::Refused)
     }
 
@@ -119,19 +117,21 @@ impl<M: Memory> MemoryTable<M> {
     ) -> Result<Held<'_, M>, AccessError> {
         let entry = self.entry(stag).ok_or(AccessError::InvalidStag)?;
         let (memory, hold) = self.enter_counted(entry, stag, need, who)?;
-        let span = self.reach(entry, memory, (to, len), need, who)?;
+        let part = Some(entry.reach());
+        let span = self.reach(entry, (memory, part), (to, len), need, who)?;
         Ok(Held {
             span,
             _hold: Some(hold),
         })
     }
 
-    /// Checks everything about an access except whether the STag is valid.
+    /// Checks everything about an access except whether the STag is valid. `part` is the part of the memory that the STag names, if it
+    /// is not all of it.
     #[inline(always)]
     fn reach<'t>(
         &self,
         entry: &Entry<M>,
-        memory: &'t M,
+        (memory, part): (&'t M, Option<Reach>),
         (to, len): (u64, u32),
         need: Access,
         who: Accessor,
@@ -150,8 +150,8 @@ impl<M: Memory> MemoryTable<M> {
         if entry.pd != who.pd {
             return Err(AccessError::NotAssociated);
         }
-        let reach = entry.reach();
-        if !reach.access.contains(need) {
+        let access = part.map_or_else(|| entry.access(), |part| part.access);
+        if !access.contains(need) {
             return Err(AccessError::AccessDenied);
         }
         //= rfc5040 section 8.1.1
@@ -162,20 +162,31 @@ impl<M: Memory> MemoryTable<M> {
         //# An RNIC MUST ensure that a Remote Peer is not able to access memory
         //# outside the buffer specified when the STag was enabled for remote
         //# access.
-        let end = to.checked_add(u64::from(len)).ok_or(AccessError::ToWrap)?;
-        let offset = to
-            .checked_sub(reach.base)
-            .ok_or(AccessError::BaseOrBounds)?;
+        let base = part.map_or_else(|| entry.base(), |part| part.base);
+        let span = to.checked_sub(base).and_then(|offset| {
+            let at = match part {
+                None => offset,
+                Some(part) => self.offset_in(part, offset, len)?,
+            };
+            Span::new(memory, at, len)
+        });
+        span.ok_or_else(|| match to.checked_add(u64::from(len)) {
+            None => AccessError::ToWrap,
+            Some(_) => AccessError::BaseOrBounds,
+        })
+    }
+
+    /// Returns where octet `offset` of a part lies in the memory; `None` if not all `len` octets are inside the part.
+    fn offset_in(&self, part: Reach, offset: u64, len: u32) -> Option<u64> {
         #[cfg(feature = "planted-bugs")]
         let bounded = !self.skip_bounds;
         #[cfg(not(feature = "planted-bugs"))]
         let bounded = true;
-        if bounded && end.wrapping_sub(reach.base) > reach.len {
-            return Err(AccessError::BaseOrBounds);
+        let end = offset.checked_add(u64::from(len))?;
+        if bounded && end > part.len {
+            return None;
         }
-        // The range of a region is inside its memory, so this does not wrap. `Span::new` compares again.
-        let at = reach.offset.wrapping_add(offset);
-        Span::new(memory, at, len).ok_or(AccessError::BaseOrBounds)
+        part.offset.checked_add(offset)
     }
 
     /// Becomes a user of a fast-registration region, or of a window and its region.
@@ -187,7 +198,7 @@ impl<M: Memory> MemoryTable<M> {
         need: Access,
         who: Accessor,
     ) -> Result<(&'t M, Hold<'t, M>), AccessError> {
-        if !self.enter(entry, stag as u8) {
+        if !self.enter(entry, stag) {
             return Err(AccessError::InvalidStag);
         }
         let hold = Hold { table: self, stag };
@@ -222,23 +233,24 @@ impl<M: Memory> MemoryTable<M> {
                 }
                 parent.and_then(|parent| self.entry(parent)?.memory())
             }
+            Kind::Free => None,
         };
         Ok((memory.ok_or(AccessError::InvalidStag)?, hold))
     }
 
-    /// Counts one more user of an entry, and of the region behind a window. Returns `false` if it is not valid with this key.
-    fn enter(&self, entry: &Entry<M>, key: u8) -> bool {
+    /// Counts one more user of an entry, and of the region behind a window. Returns `false` if it is not valid with this STag.
+    fn enter(&self, entry: &Entry<M>, stag: u32) -> bool {
         let Kind::Window { parent, .. } = &entry.kind else {
-            return entry.state.enter(key);
+            return entry.state.enter(stag);
         };
         // The region first: while it is valid and has a user, its memory stays, whatever happens to the window.
         let Some(region) = parent.and_then(|parent| self.entry(parent)) else {
             return false;
         };
-        if !region.state.enter(region.state.key()) {
+        if !region.state.enter(region.state.stag()) {
             return false;
         }
-        let entered = entry.state.enter(key);
+        let entered = entry.state.enter(stag);
         if !entered {
             self.left(region.state.leave());
         }
@@ -259,7 +271,7 @@ impl<M: Memory> MemoryTable<M> {
                 // Both a user of this call and the plan's: the second begins before the first ends.
                 let held = self.check_counted((stag, to, len), need, who)?;
                 let entry = self.entry(stag).ok_or(AccessError::InvalidStag)?;
-                return match self.enter(entry, stag as u8) {
+                return match self.enter(entry, stag) {
                     true => Ok(held.span),
                     false => Err(AccessError::InvalidStag),
                 };
@@ -269,7 +281,7 @@ impl<M: Memory> MemoryTable<M> {
         if len > 0 {
             // An ordinary region ends only while nobody borrows the table, so this does not fail.
             let region = self.entry(stag).ok_or(AccessError::InvalidStag)?;
-            region.state.enter(stag as u8);
+            region.state.enter(stag);
         }
         Ok(span)
     }
@@ -357,11 +369,11 @@ impl<M: Memory> MemoryTable<M> {
     pub fn invalidate(&self, stag: u32, who: Accessor, remote: bool) -> Result<bool, AccessError> {
         let entry = self.entry(stag).ok_or(AccessError::InvalidStag)?;
         // As a user, so that the rights that are looked at are those of the registration that is ended.
-        if !entry.state.enter(stag as u8) {
+        if !entry.state.enter(stag) {
             return Err(AccessError::InvalidStag);
         }
         let allowed = Self::may_invalidate(entry, who, remote);
-        let ended = allowed.is_ok() && entry.state.invalidate(stag as u8).is_some();
+        let ended = allowed.is_ok() && entry.state.invalidate(stag).is_some();
         let last = entry.state.leave();
         if ended {
             self.unbind(entry);

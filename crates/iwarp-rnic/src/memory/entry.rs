@@ -2,12 +2,15 @@
 
 use super::state::State;
 use super::window::WindowType;
+use super::{Memory, MemoryError};
 use crate::Access;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// The kind of an entry.
 #[derive(Debug)]
 pub(super) enum Kind<M> {
+    /// None: the slot is free.
+    Free,
     /// An ordinary region.
     Region {
         memory: M,
@@ -26,16 +29,17 @@ pub(super) enum Kind<M> {
     },
 }
 
+/// A slot of the table, which is free or has a region or a window.
 #[derive(Debug)]
 pub(super) struct Entry<M> {
-    /// The index, 24 bits.
-    pub(super) index: u32,
-    /// Key, validity and users. A fast registration changes the four fields below while this says that it is busy.
+    /// STag, validity and users. A fast registration changes the fields of [`Reach`] while this says that it is busy.
     pub(super) state: State,
     pub(super) pd: u32,
     access: AtomicU32,
     base: AtomicU64,
+    /// Not of an ordinary region, whose range is all of its memory.
     len: AtomicU64,
+    /// As `len`.
     offset: AtomicU64,
     pub(super) kind: Kind<M>,
     /// Valid windows bound to this region.
@@ -65,21 +69,69 @@ impl Reach {
 }
 
 impl<M> Entry<M> {
-    /// Makes an entry without users, which gets index and key when it is put into the table.
-    pub(super) fn new(kind: Kind<M>, valid: bool, pd: u32, reach: Reach) -> Self {
-        let entry = Self {
-            index: 0,
-            state: State::new(valid, 0),
-            pd,
+    /// Makes a free slot.
+    pub(super) const fn free() -> Self {
+        Self {
+            state: State::free(),
+            pd: 0,
             access: AtomicU32::new(0),
             base: AtomicU64::new(0),
             len: AtomicU64::new(0),
             offset: AtomicU64::new(0),
-            kind,
+            kind: Kind::Free,
             windows: AtomicU32::new(0),
-        };
-        entry.set_reach(reach);
-        entry
+        }
+    }
+
+    /// Makes it an ordinary region, valid with this STag. `base` is the tagged offset of its first octet.
+    #[inline]
+    pub(super) fn be_region(
+        &mut self,
+        stag: u32,
+        pd: u32,
+        (memory, iova): (M, u64),
+        access: Access,
+        base: u64,
+    ) {
+        self.kind = Kind::Region { memory, iova };
+        self.pd = pd;
+        self.set_base(access, base);
+        self.state = State::new(true, stag);
+    }
+
+    /// Makes it a fast-registration region or a window, which is not valid yet.
+    pub(super) fn be_invalid(&mut self, stag: u32, pd: u32, kind: Kind<M>) {
+        self.kind = kind;
+        self.pd = pd;
+        self.set_reach(Reach::NOTHING);
+        self.state = State::new(false, stag);
+    }
+
+    /// Frees the slot of a region and returns its memory.
+    #[inline]
+    pub(super) fn clear_region(&mut self) -> Result<M, MemoryError> {
+        match core::mem::replace(&mut self.kind, Kind::Free) {
+            Kind::Region { memory, .. } | Kind::Fast(memory) => {
+                self.state = State::free();
+                Ok(memory)
+            }
+            other => {
+                self.kind = other;
+                Err(MemoryError::NoSuchStag)
+            }
+        }
+    }
+
+    /// Frees the slot of a window.
+    pub(super) fn clear(&mut self) {
+        self.state = State::free();
+        self.kind = Kind::Free;
+    }
+
+    /// Changes rights and first tagged offset of an ordinary region.
+    pub(super) fn set_base(&mut self, access: Access, base: u64) {
+        *self.access.get_mut() = access.bits();
+        *self.base.get_mut() = base;
     }
 
     /// Changes what can be reached. The caller has the entry busy, or the table for itself.
@@ -95,27 +147,38 @@ impl<M> Entry<M> {
         Access::from_bits_retain(self.access.load(Ordering::Relaxed))
     }
 
+    #[inline]
+    pub(super) fn base(&self) -> u64 {
+        self.base.load(Ordering::Relaxed)
+    }
+
     /// Returns what can be reached. The caller is a user of the entry, or it is not one for fast registration.
     #[inline]
-    pub(super) fn reach(&self) -> Reach {
+    pub(super) fn reach(&self) -> Reach
+    where
+        M: Memory,
+    {
+        let (len, offset) = match &self.kind {
+            Kind::Region { memory, .. } => (memory.len(), 0),
+            _ => (
+                self.len.load(Ordering::Relaxed),
+                self.offset.load(Ordering::Relaxed),
+            ),
+        };
         Reach {
             access: self.access(),
-            base: self.base.load(Ordering::Relaxed),
-            len: self.len.load(Ordering::Relaxed),
-            offset: self.offset.load(Ordering::Relaxed),
+            base: self.base(),
+            len,
+            offset,
         }
     }
 
-    /// Returns its memory. A window has none of its own.
+    /// Returns its memory. A window has none of its own, and a free slot none.
     pub(super) const fn memory(&self) -> Option<&M> {
         match &self.kind {
             Kind::Region { memory, .. } | Kind::Fast(memory) => Some(memory),
-            Kind::Window { .. } => None,
+            Kind::Window { .. } | Kind::Free => None,
         }
-    }
-
-    pub(super) fn stag(&self) -> u32 {
-        self.index << 8 | u32::from(self.state.key())
     }
 }
 

@@ -1,8 +1,8 @@
 //! Registered memory: the STag table (RFC 5040 section 2, RFC 5041 section 7, RFC 5042 section 6).
 //!
-//! An STag is a 24-bit index and an 8-bit key. Indexes are drawn at random, so a peer that was not told an STag has to
-//! guess it, and a wrong guess ends its stream. The low bits of an index are the slot, so that a look-up is one load and one
-//! compare.
+//! An STag is a 24-bit index and an 8-bit key. All bits except four are drawn at random, so a peer that was not told an STag has to
+//! guess it, and a wrong guess ends its stream. The four bits and the lowest others of an index are the slot, so that a look-up is a few
+//! loads and one comparison, and entries stay where they are when the table grows (`slots`).
 //!
 //! What an entry names is [`Memory`] of the surroundings (`span`): one range of addresses in a process (`host`),
 //! pages in a kernel (`pages`).
@@ -19,13 +19,14 @@
 //! `&self`, so that queue pairs do not wait for each other; `state` orders them. An invalidation ends an STag at once, and is
 //! complete when nobody uses the memory any more.
 //!
-//! Files: `table` (slots, registration), `entry` and `state` (one STag), `access` (every check, users, invalidation), `window`.
+//! Files: `slots` (where entries are), `table` (registration), `entry` and `state` (one STag), `access` (every check, users, invalidation), `window`.
 
 mod access;
 mod copy;
 mod entry;
 mod host;
 pub(crate) mod pages;
+mod slots;
 mod span;
 mod state;
 #[cfg(test)]
@@ -38,6 +39,7 @@ pub use access::{Accessor, Held};
 pub use entry::RegionInfo;
 pub use host::HostRange;
 pub use pages::{PagePlace, Pages};
+pub use slots::{Room, RoomSize};
 pub use span::{Fragment, Fragments, Memory, Span, Word};
 pub use table::MemoryTable;
 pub(crate) use users::Users;

@@ -1,6 +1,6 @@
 //! The life of an STag, in one atomic word.
 //!
-//! An entry of the table is *valid*, with a key, or it is not. Each access to the memory of a fast-registration region or of a window,
+//! An entry of the table has an STag, and is *valid* or not. Each access to the memory of a fast-registration region or of a window,
 //! and each plan that names memory, is a *user* of its entry for as long as it lasts. Fast registrations and invalidations
 //! share the table with all accesses. This word orders them:
 //!
@@ -16,35 +16,39 @@ use super::MemoryError;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 /// Bits that count users.
-const USERS: u64 = 0xffff_ffff;
-/// Where the key begins: eight bits.
-const KEY: u32 = 32;
-const VALID: u64 = 1 << 40;
-const BUSY: u64 = 1 << 41;
+const USERS: u64 = (1 << 29) - 1;
 /// Somebody waits until there are no users. Never together with `VALID`.
-const WANTED: u64 = 1 << 42;
+const WANTED: u64 = 1 << 29;
+const BUSY: u64 = 1 << 30;
+/// Right below the STag, so that one comparison says whether an STag is valid.
+const VALID: u64 = 1 << 31;
+/// Where the STag begins: index and key, 32 bits.
+const STAG: u32 = 32;
 
-/// Validity, key and users of an entry.
+/// STag, validity and users of an entry. An entry without an STag, whose index is zero, is never valid.
 #[derive(Debug)]
 pub(super) struct State(AtomicU64);
 
 impl State {
-    /// Makes the state of an entry without users.
-    pub(super) const fn new(valid: bool, key: u8) -> Self {
-        let valid = if valid { VALID } else { 0 };
-        Self(AtomicU64::new(valid | (key as u64) << KEY))
+    /// Makes the state of a free entry: no STag, no users.
+    pub(super) const fn free() -> Self {
+        Self::new(false, 0)
     }
 
-    /// Changes key and validity while nobody else has the table.
-    pub(super) fn set(&mut self, valid: bool, key: u8) {
-        let users = *self.0.get_mut() & USERS;
-        let Self(word) = Self::new(valid, key);
-        *self.0.get_mut() = word.into_inner() | users;
+    /// Makes the state of an entry without users.
+    pub(super) const fn new(valid: bool, stag: u32) -> Self {
+        Self(AtomicU64::new(word(valid, stag)))
+    }
+
+    /// Changes STag and validity while nobody else has the table.
+    pub(super) fn set(&mut self, valid: bool, stag: u32) {
+        let old = self.0.get_mut();
+        *old = word(valid, stag) | *old & USERS;
     }
 
     #[inline]
-    pub(super) fn key(&self) -> u8 {
-        (self.0.load(Ordering::Relaxed) >> KEY) as u8
+    pub(super) fn stag(&self) -> u32 {
+        (self.0.load(Ordering::Relaxed) >> STAG) as u32
     }
 
     #[inline]
@@ -52,15 +56,18 @@ impl State {
         self.0.load(Ordering::Acquire) & VALID != 0
     }
 
-    /// Returns `true` if the entry is valid with this key.
+    /// Returns `true` if the entry is valid with this STag.
     #[inline]
-    pub(super) fn is(&self, key: u8) -> bool {
-        matches(self.0.load(Ordering::Acquire), key)
+    pub(super) fn is(&self, stag: u32) -> bool {
+        matches(self.0.load(Ordering::Acquire), stag)
     }
 
-    /// Returns `true` if there are users.
-    pub(super) fn is_used(&self) -> bool {
-        self.0.load(Ordering::Acquire) & USERS != 0
+    /// Fails if there are users.
+    pub(super) fn check_unused(&self) -> Result<(), MemoryError> {
+        match self.0.load(Ordering::Acquire) & USERS {
+            0 => Ok(()),
+            _ => Err(MemoryError::InUse),
+        }
     }
 
     /// Changes the word by `f`, unless that returns `None`. Returns the word before. The loop ends: a failed exchange means that
@@ -72,9 +79,11 @@ impl State {
             .ok()
     }
 
-    /// Counts one more user. Returns `false` if the entry is not valid with this key.
-    pub(super) fn enter(&self, key: u8) -> bool {
-        let more = |word| (matches(word, key) && word & USERS != USERS).then_some(word + 1);
+    /// Counts one more user. Returns `false` if the entry is not valid with this STag.
+    pub(super) fn enter(&self, stag: u32) -> bool {
+        let more = |word: u64| {
+            (matches(word, stag) && word & USERS != USERS).then_some(word.wrapping_add(1))
+        };
         self.update(more).is_some()
     }
 
@@ -82,20 +91,20 @@ impl State {
     pub(super) fn leave(&self) -> bool {
         let less = |word: u64| match word & USERS {
             0 => None,
-            1 => Some((word - 1) & !WANTED),
-            _ => Some(word - 1),
+            1 => Some(word.wrapping_sub(1) & !WANTED),
+            _ => Some(word.wrapping_sub(1)),
         };
-        debug_assert!(self.is_used(), "left more often than entered");
+        debug_assert!(self.check_unused().is_err(), "left more often than entered");
         self.update(less)
             .is_some_and(|before| before & WANTED != 0 && before & USERS == 1)
     }
 
-    /// Ends the validity. Returns `None` if the entry is not valid with this key, and otherwise whether it is complete: if not, there
+    /// Ends the validity. Returns `None` if the entry is not valid with this STag, and otherwise whether it is complete: if not, there
     /// are users, and the last one will tell.
-    pub(super) fn invalidate(&self, key: u8) -> Option<bool> {
+    pub(super) fn invalidate(&self, stag: u32) -> Option<bool> {
         let end = |word: u64| {
             let mark = if word & USERS == 0 { 0 } else { WANTED };
-            matches(word, key).then_some(word & !VALID | mark)
+            matches(word, stag).then_some(word & !VALID | mark)
         };
         self.update(end).map(|before| before & USERS == 0)
     }
@@ -120,9 +129,8 @@ impl State {
     }
 
     /// Ends a registration: the entry is valid.
-    pub(super) fn finish(&self, key: u8) {
-        let Self(word) = Self::new(true, key);
-        self.0.store(word.into_inner(), Ordering::Release);
+    pub(super) fn finish(&self, stag: u32) {
+        self.0.store(word(true, stag), Ordering::Release);
     }
 
     /// Ends a registration that was refused: the entry stays invalid.
@@ -131,9 +139,16 @@ impl State {
     }
 }
 
+/// Makes the word of an entry without users.
+const fn word(valid: bool, stag: u32) -> u64 {
+    let valid = if valid { VALID } else { 0 };
+    (stag as u64) << STAG | valid
+}
+
+/// Returns `true` if it is the word of an entry that is valid with this STag.
 #[inline]
-const fn matches(word: u64, key: u8) -> bool {
-    word >> KEY == (VALID >> KEY) | key as u64
+const fn matches(word: u64, stag: u32) -> bool {
+    word & !(VALID - 1) == self::word(true, stag)
 }
 
 #[cfg(test)]

@@ -1,25 +1,23 @@
-//! The STag table: its slots, registration and deregistration.
+//! The STag table: registration and deregistration.
 
 use super::entry::{Entry, Kind, Reach};
+use super::slots::{Room, RoomSize, Slots};
 use super::span::Memory;
 use super::{HostRange, MemoryError};
 use crate::Access;
-use crate::limits::MAX_MR;
-use alloc::vec::Vec;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, Ordering};
-
-const INDEX_MASK: u32 = 0x00ff_ffff;
-const SLOTS_MIN: usize = 64;
 
 /// All regions and windows of one device.
 ///
 /// Registering, deregistering and binding take `&mut self`. Accesses take `&self`, and so do fast registrations and invalidations. A runtime puts a
 /// readers-writer lock around it; deregistration then waits for accesses in progress.
+///
+/// The table grows when an entry finds no room. So that no memory is allocated while others wait for the lock, a caller may ask
+/// [`lacks_room`](Self::lacks_room) first, make the room without the lock, and [`attach`](Self::attach) it.
 #[derive(Debug)]
 pub struct MemoryTable<M = HostRange> {
-    slots: Vec<Option<Entry<M>>>,
-    used: usize,
+    pub(super) slots: Slots<M>,
     /// Somebody waited until memory had no users, and it has none now.
     pub(super) unused: AtomicBool,
     #[cfg(feature = "planted-bugs")]
@@ -36,8 +34,7 @@ impl<M: Memory> MemoryTable<M> {
     /// Makes an empty table.
     pub const fn new() -> Self {
         Self {
-            slots: Vec::new(),
-            used: 0,
+            slots: Slots::new(),
             unused: AtomicBool::new(false),
             #[cfg(feature = "planted-bugs")]
             skip_bounds: false,
@@ -52,101 +49,58 @@ impl<M: Memory> MemoryTable<M> {
     }
 
     /// Returns how many regions and windows are in it.
-    pub const fn len(&self) -> usize {
-        self.used
+    pub fn len(&self) -> usize {
+        self.slots.used()
+    }
+
+    /// Returns `true` if nothing is registered.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
     }
 
     /// Returns how many octets the regions in some slots of the table have, `None` if there are no such slots. Memory that two
     /// regions share counts twice. Callers ask for a part at a time, because the table may have two million slots and is locked meanwhile.
     pub fn octets_in(&self, slots: Range<usize>) -> Option<u64> {
-        let end = slots.end.min(self.slots.len());
-        let part = self.slots.get(slots.start..end).filter(|p| !p.is_empty())?;
-        Some(
-            part.iter()
-                .flatten()
-                .filter_map(Entry::memory)
-                .map(Memory::len)
-                .sum(),
-        )
+        let entries = self.slots.some(slots)?;
+        let lengths = entries.filter_map(Entry::memory).map(Memory::len);
+        Some(lengths.fold(0, u64::saturating_add))
     }
 
-    /// Returns `true` if nothing is registered.
-    pub const fn is_empty(&self) -> bool {
-        self.used == 0
+    /// Returns how many slots the next region or window needs, `None` if there is room or the table is full.
+    pub fn lacks_room(&self) -> Option<RoomSize> {
+        self.slots.lacks()
     }
 
-    fn slot_of(&self, index: u32) -> usize {
-        index as usize & self.slots.len().wrapping_sub(1)
+    /// Adds slots that were made by [`RoomSize::make`]. No entry moves. Returns them if another caller has added as many meanwhile: the
+    /// caller drops them without the lock.
+    pub fn attach(&mut self, room: Room<M>) -> Option<Room<M>> {
+        self.slots.attach(room)
     }
 
+    #[inline]
+    pub(super) fn at(&self, stag: u32) -> Option<&Entry<M>> {
+        self.slots.at(stag)
+    }
+
+    #[inline]
     pub(super) fn entry(&self, stag: u32) -> Option<&Entry<M>> {
-        let index = stag >> 8;
-        self.slots
-            .get(self.slot_of(index))?
-            .as_ref()
-            .filter(|e| e.index == index)
+        self.slots.entry(stag)
     }
 
+    #[inline]
     pub(super) fn entry_mut(&mut self, stag: u32) -> Option<&mut Entry<M>> {
-        let index = stag >> 8;
-        let slot = self.slot_of(index);
+        self.slots.entry_mut(stag)
+    }
+
+    /// Makes an entry that is not valid yet, under an STag made from `random`. Returns the STag.
+    pub(super) fn insert(
+        &mut self,
+        kind: Kind<M>,
+        pd: u32,
+        random: u32,
+    ) -> Result<u32, MemoryError> {
         self.slots
-            .get_mut(slot)?
-            .as_mut()
-            .filter(|e| e.index == index)
-    }
-
-    fn grow(&mut self) -> Result<(), MemoryError> {
-        let size = (self.slots.len().saturating_mul(2)).max(SLOTS_MIN);
-        let mut slots: Vec<Option<Entry<M>>> = Vec::new();
-        slots
-            .try_reserve_exact(size)
-            .map_err(|_| MemoryError::OutOfMemory)?;
-        slots.resize_with(size, || None);
-        // Two entries never collide: the low bits that were their old slots differ.
-        for entry in self.slots.drain(..).flatten() {
-            let slot = entry.index as usize & (size - 1);
-            if let Some(s) = slots.get_mut(slot) {
-                *s = Some(entry);
-            }
-        }
-        self.slots = slots;
-        Ok(())
-    }
-
-    /// Puts an entry under an index made from `random`, and returns its STag.
-    pub(super) fn insert(&mut self, mut entry: Entry<M>, random: u32) -> Result<u32, MemoryError> {
-        if self.used >= MAX_MR as usize {
-            return Err(MemoryError::TableFull);
-        }
-        // The table is at most half full, so that a free slot is near every random one.
-        if (self.used + 1).saturating_mul(2) > self.slots.len() {
-            self.grow()?;
-        }
-        let mask = self.slots.len() - 1;
-        let mut index = random >> 8 & INDEX_MASK;
-        for _ in 0..self.slots.len() {
-            let slot = index as usize & mask;
-            // Index zero is left out, because STag 0 means "none" to many programs.
-            if index != 0 && self.slots.get(slot).is_some_and(Option::is_none) {
-                entry.index = index;
-                let valid = entry.state.is_valid();
-                entry.state.set(valid, random as u8);
-                let stag = entry.stag();
-                if let Some(s) = self.slots.get_mut(slot) {
-                    *s = Some(entry);
-                    self.used += 1;
-                }
-                return Ok(stag);
-            }
-            // Advance the slot bits only; the upper bits stay random.
-            index = index & !(mask as u32) | index.wrapping_add(1) & mask as u32;
-            index &= INDEX_MASK;
-            if index == 0 {
-                index = (mask as u32).wrapping_add(1) & INDEX_MASK;
-            }
-        }
-        Err(MemoryError::TableFull)
+            .take(random, |entry, stag| entry.be_invalid(stag, pd, kind))
     }
 
     fn check_access(access: Access) -> Result<(), MemoryError> {
@@ -178,23 +132,17 @@ impl<M: Memory> MemoryTable<M> {
         } else {
             iova
         };
-        let len = memory.len();
-        base.checked_add(len).ok_or(MemoryError::OutOfRange)?;
-        let reach = Reach {
-            access,
-            base,
-            len,
-            offset: 0,
-        };
-        let entry = Entry::new(Kind::Region { memory, iova }, true, pd, reach);
-        self.insert(entry, random)
+        base.checked_add(memory.len())
+            .ok_or(MemoryError::OutOfRange)?;
+        self.slots.take(random, |entry, stag| {
+            entry.be_region(stag, pd, (memory, iova), access, base);
+        })
     }
 
     /// Reserves memory for fast registration: it has an STag but no range or rights before
     /// [`fast_register`](Self::fast_register).
     pub fn allocate_fast(&mut self, memory: M, pd: u32, random: u32) -> Result<u32, MemoryError> {
-        let entry = Entry::new(Kind::Fast(memory), false, pd, Reach::NOTHING);
-        self.insert(entry, random)
+        self.insert(Kind::Fast(memory), pd, random)
     }
 
     //= rfc5040 section 8.1.1
@@ -246,7 +194,7 @@ impl<M: Memory> MemoryTable<M> {
             len: wr.len,
             offset: wr.offset,
         });
-        entry.state.finish(wr.new_stag as u8);
+        entry.state.finish(wr.new_stag);
         Ok(())
     }
 
@@ -263,23 +211,21 @@ impl<M: Memory> MemoryTable<M> {
         access: Option<Access>,
     ) -> Result<(u32, Option<M>), MemoryError> {
         let entry = self.entry_mut(stag).ok_or(MemoryError::NoSuchStag)?;
-        if entry.stag() != stag {
+        if entry.state.stag() != stag {
             return Err(MemoryError::NoSuchStag);
         }
-        let reach = entry.reach();
+        let rights = entry.access();
         let Kind::Region { memory: held, iova } = &mut entry.kind else {
             return Err(MemoryError::NoSuchStag);
         };
         if entry.windows.load(Ordering::Relaxed) > 0 {
             return Err(MemoryError::Busy);
         }
-        if entry.state.is_used() {
-            return Err(MemoryError::InUse);
-        }
-        let access = access.unwrap_or(reach.access);
+        entry.state.check_unused()?;
+        let access = access.unwrap_or(rights);
         Self::check_access(access)?;
         let begins = memory.as_ref().map_or(*iova, |m| m.1);
-        let len = memory.as_ref().map_or(reach.len, |m| m.0.len());
+        let len = memory.as_ref().map_or(held.len(), |m| m.0.len());
         let base = if access.contains(Access::ZERO_BASED) {
             0
         } else {
@@ -289,16 +235,12 @@ impl<M: Memory> MemoryTable<M> {
         *iova = begins;
         let old = memory.map(|(memory, _)| core::mem::replace(held, memory));
         entry.pd = pd.unwrap_or(entry.pd);
-        entry.set_reach(Reach {
-            access,
-            base,
-            len,
-            offset: 0,
-        });
+        entry.set_base(access, base);
         if old.is_some() {
-            entry.state.set(true, (stag as u8).wrapping_add(1));
+            let key = (stag as u8).wrapping_add(1);
+            entry.state.set(true, stag & !0xff | u32::from(key));
         }
-        Ok((entry.stag(), old))
+        Ok((entry.state.stag(), old))
     }
 
     //= rfc5040 section 8.1.1
@@ -312,27 +254,20 @@ impl<M: Memory> MemoryTable<M> {
     /// Removes a region and gives its memory back. Fails with `Busy` while windows are bound to it, and with `InUse` while a plan
     /// that names it is being written or filled.
     pub fn deregister(&mut self, stag: u32) -> Result<M, MemoryError> {
-        let entry = self.entry(stag).ok_or(MemoryError::NoSuchStag)?;
-        if matches!(entry.kind, Kind::Window { .. }) {
-            return Err(MemoryError::NoSuchStag);
-        }
-        if entry.windows.load(Ordering::Relaxed) > 0 {
-            return Err(MemoryError::Busy);
-        }
-        if entry.state.is_used() {
-            return Err(MemoryError::InUse);
-        }
-        match self.remove(stag).map(|e| e.kind) {
-            Some(Kind::Region { memory, .. } | Kind::Fast(memory)) => Ok(memory),
-            Some(Kind::Window { .. }) | None => Err(MemoryError::NoSuchStag),
-        }
+        self.slots.free(stag, |entry| {
+            if entry.windows.load(Ordering::Relaxed) > 0 {
+                return Err(MemoryError::Busy);
+            }
+            entry.state.check_unused()?;
+            entry.clear_region()
+        })
     }
 
-    pub(super) fn remove(&mut self, stag: u32) -> Option<Entry<M>> {
-        self.entry(stag)?;
-        let slot = self.slot_of(stag >> 8);
-        let entry = self.slots.get_mut(slot)?.take();
-        self.used = self.used.saturating_sub(1);
-        entry
+    /// Removes a window.
+    pub(super) fn remove_window(&mut self, stag: u32) -> Result<(), MemoryError> {
+        self.slots.free(stag, |entry| {
+            entry.clear();
+            Ok(())
+        })
     }
 }

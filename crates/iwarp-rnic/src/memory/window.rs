@@ -29,8 +29,7 @@ impl<M: Memory> MemoryTable<M> {
             parent: None,
             qp: None,
         };
-        let entry = Entry::new(kind, false, pd, Reach::NOTHING);
-        self.insert(entry, random)
+        self.insert(kind, pd, random)
     }
 
     /// Removes a window, bound or not.
@@ -39,16 +38,14 @@ impl<M: Memory> MemoryTable<M> {
         if !matches!(window.kind, Kind::Window { .. }) {
             return Err(MemoryError::NoSuchStag);
         }
-        if window.state.is_used() {
-            return Err(MemoryError::InUse);
-        }
+        window.state.check_unused()?;
         self.retire(window);
-        self.remove(stag).map(|_| ()).ok_or(MemoryError::NoSuchStag)
+        self.remove_window(stag)
     }
 
     /// Ends the validity of a window, while nobody else has the table. It no longer holds its region then.
     fn retire(&self, window: &Entry<M>) {
-        if window.state.invalidate(window.state.key()).is_some() {
+        if window.state.invalidate(window.state.stag()).is_some() {
             self.unbind(window);
         }
     }
@@ -69,19 +66,17 @@ impl<M: Memory> MemoryTable<M> {
             return Err(MemoryError::WrongProtectionDomain);
         }
         // The key in `mw_stag` may be that of a bind that was flushed.
-        if window.index != wr.new_stag >> 8 {
+        if window.state.stag() >> 8 != wr.new_stag >> 8 {
             return Err(MemoryError::NoSuchStag);
         }
         if ty == WindowType::Type2 && window.state.is_valid() {
             return Err(MemoryError::StillValid);
         }
-        if window.state.is_used() {
-            return Err(MemoryError::InUse);
-        }
+        window.state.check_unused()?;
         if wr.len == 0 && ty == WindowType::Type1 {
             self.retire(window);
             if let Some(e) = self.entry_mut(wr.mw_stag) {
-                e.state.set(false, wr.new_stag as u8);
+                e.state.set(false, wr.new_stag);
             }
             return Ok(());
         }
@@ -107,7 +102,7 @@ impl<M: Memory> MemoryTable<M> {
                 parent: Some(parent),
                 qp: (ty == WindowType::Type2).then_some(who.qp),
             };
-            e.state.set(true, wr.new_stag as u8);
+            e.state.set(true, wr.new_stag);
         }
         Ok(())
     }
@@ -115,10 +110,7 @@ impl<M: Memory> MemoryTable<M> {
     /// Checks the region of a bind; returns its STag and where the window starts in its memory.
     fn bind_target(&self, wr: &Bind, who: Accessor) -> Result<(u32, u64), MemoryError> {
         let region = self.entry(wr.mr_stag).ok_or(MemoryError::NoSuchStag)?;
-        if matches!(region.kind, Kind::Window { .. }) || region.state.key() != wr.mr_stag as u8 {
-            return Err(MemoryError::NoSuchStag);
-        }
-        if !region.state.is_valid() {
+        if matches!(region.kind, Kind::Window { .. }) || !region.state.is(wr.mr_stag) {
             return Err(MemoryError::NoSuchStag);
         }
         if region.pd != who.pd {

@@ -17,7 +17,7 @@ use crate::sys::{exit, fork, fork::Origin};
 use iwarp_rnic::counters::Counters;
 use iwarp_rnic::memory::{HostRange, MemoryTable, RegionInfo, WindowType};
 use iwarp_rnic::{Access, FastRegister};
-use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
+use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
@@ -126,8 +126,23 @@ impl Context {
     ) -> Result<u32> {
         // SAFETY: the caller's promise.
         let range = unsafe { self.checked_range(addr, len, access) }?;
-        let mut table = self.inner.memory.write();
-        Ok(table.register(range, iova, pd, access, random_u32()?)?)
+        let random = random_u32()?;
+        let mut table = self.table_with_room()?;
+        Ok(table.register(range, iova, pd, access, random)?)
+    }
+
+    /// Locks the memory table for one more entry. Slots that it lacks are allocated without the lock, because all connections of the
+    /// device wait for that.
+    fn table_with_room(&self) -> Result<RwLockWriteGuard<'_, MemoryTable>> {
+        let lacks = self.inner.memory.read().lacks_room();
+        let Some(size) = lacks else {
+            return Ok(self.inner.memory.write());
+        };
+        let room = size.make()?;
+        let late = self.inner.memory.write().attach(room);
+        // Freed without the lock, too.
+        drop(late);
+        Ok(self.inner.memory.write())
     }
 
     /// # Safety
@@ -202,11 +217,8 @@ impl Context {
     pub unsafe fn allocate_fast(&self, addr: u64, len: u64, pd: u32) -> Result<u32> {
         // SAFETY: the caller's promise.
         let range = unsafe { self.checked_range(addr, len, Access::LOCAL_WRITE) }?;
-        Ok(self
-            .inner
-            .memory
-            .write()
-            .allocate_fast(range, pd, random_u32()?)?)
+        let random = random_u32()?;
+        Ok(self.table_with_room()?.allocate_fast(range, pd, random)?)
     }
 
     /// Carries out a fast registration at once, without a work request.
@@ -227,11 +239,8 @@ impl Context {
     /// # Errors
     /// [`Error::Memory`].
     pub fn allocate_window(&self, ty: WindowType, pd: u32) -> Result<u32> {
-        Ok(self
-            .inner
-            .memory
-            .write()
-            .allocate_window(ty, pd, random_u32()?)?)
+        let random = random_u32()?;
+        Ok(self.table_with_room()?.allocate_window(ty, pd, random)?)
     }
 
     /// Deallocates a window, bound or not.

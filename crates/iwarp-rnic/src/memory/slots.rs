@@ -1,0 +1,356 @@
+//! The slots of the STag table. They are made in parts, each twice as large as all before it together. A part never moves, and nothing in it does.
+//!
+//! An index has 24 bits: the number of the part, and 20 random bits, the lowest of which are the slot. So a look-up is a few loads and a
+//! comparison, and growth changes no index. Each part is at most half full, so a free slot is near every random one. There is no part
+//! zero, so no index is zero: STag 0 means "none" to many programs.
+
+use super::MemoryError;
+use super::entry::{Entry, Kind};
+use crate::limits::MAX_MR;
+use alloc::vec::Vec;
+use core::ops::Range;
+
+/// The numbers of the parts are below this.
+const PARTS: usize = 16;
+/// Slots of part 1.
+const FIRST: usize = 128;
+/// Where the number of the part begins in an STag.
+const PART: u32 = 28;
+/// Where the index begins in an STag, behind the key.
+const INDEX: u32 = 8;
+/// Bits of an STag that are drawn at random: all except the number of the part.
+const RANDOM: u32 = (1 << PART) - 1;
+
+const _: () = assert!(size_of_part(PARTS - 1) << INDEX == (1 << PART));
+const _: () = assert!(size_of_part(PARTS - 1) == MAX_MR as usize);
+
+/// Returns how many slots a part has: as many as all parts before it together.
+const fn size_of_part(number: usize) -> usize {
+    FIRST << number.saturating_sub(2)
+}
+
+/// How many slots a table lacks for one more entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RoomSize {
+    part: usize,
+}
+
+impl RoomSize {
+    /// Allocates them. This needs no table, so no lock.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfMemory`].
+    pub fn make<M>(self) -> Result<Room<M>, MemoryError> {
+        let size = size_of_part(self.part);
+        let mut slots = Vec::new();
+        slots
+            .try_reserve_exact(size)
+            .map_err(|_| MemoryError::OutOfMemory)?;
+        slots.resize_with(size, Entry::free);
+        Ok(Room {
+            part: self.part,
+            slots,
+        })
+    }
+}
+
+/// Slots for more entries, made by [`RoomSize::make`] and given to [`MemoryTable::attach`](super::MemoryTable::attach).
+#[derive(Debug)]
+pub struct Room<M> {
+    part: usize,
+    slots: Vec<Entry<M>>,
+}
+
+/// Slots that lie together, and how many of them are taken.
+#[derive(Debug)]
+struct Part<M> {
+    slots: Vec<Entry<M>>,
+    used: usize,
+}
+
+impl<M> Part<M> {
+    const NONE: Self = Self {
+        slots: Vec::new(),
+        used: 0,
+    };
+
+    /// Returns `true` if one more entry leaves at least half of the slots free.
+    const fn has_room(&self) -> bool {
+        self.used < self.slots.len() / 2
+    }
+
+    /// Returns the free slot that is next to `slot`, or `slot` itself.
+    #[inline]
+    fn free_slot(&self, slot: usize) -> Option<usize> {
+        let next = |from: usize| {
+            let free = |entry: &Entry<M>| matches!(entry.kind, Kind::Free);
+            let behind = self.slots.get(from..)?.iter().position(free)?;
+            Some(from.wrapping_add(behind))
+        };
+        // Behind the last slot comes the first one.
+        next(slot).or_else(|| next(0))
+    }
+
+    /// Returns where an STag is to be found. Sizes are powers of two.
+    #[inline]
+    const fn slot_of(&self, stag: u32) -> usize {
+        (stag >> INDEX) as usize & self.slots.len().wrapping_sub(1)
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Slots<M> {
+    parts: [Part<M>; PARTS],
+    /// The newest part.
+    newest: usize,
+    /// The part that takes entries until it has no room.
+    open: usize,
+}
+
+impl<M> Slots<M> {
+    pub(super) const fn new() -> Self {
+        Self {
+            parts: [const { Part::NONE }; PARTS],
+            newest: 0,
+            open: 0,
+        }
+    }
+
+    /// Returns how many are taken.
+    pub(super) fn used(&self) -> usize {
+        self.parts.iter().map(|part| part.used).sum()
+    }
+
+    /// Returns the slot at which an STag is, if it is in the table.
+    #[inline]
+    pub(super) fn at(&self, stag: u32) -> Option<&Entry<M>> {
+        let part = self.parts.get((stag >> PART) as usize)?;
+        part.slots.get(part.slot_of(stag))
+    }
+
+    /// Returns the entry with the index of an STag, valid or not, with whatever key.
+    #[inline]
+    pub(super) fn entry(&self, stag: u32) -> Option<&Entry<M>> {
+        self.at(stag).filter(|entry| is_entry(entry, stag))
+    }
+
+    #[inline]
+    pub(super) fn entry_mut(&mut self, stag: u32) -> Option<&mut Entry<M>> {
+        let part = self.parts.get_mut((stag >> PART) as usize)?;
+        let slot = part.slot_of(stag);
+        let entry = part.slots.get_mut(slot)?;
+        is_entry(entry, stag).then_some(entry)
+    }
+
+    /// Returns some slots by their numbers, `None` if there are no such slots.
+    pub(super) fn some(&self, range: Range<usize>) -> Option<impl Iterator<Item = &Entry<M>>> {
+        let mut begin = 0usize;
+        let all = self.parts.iter().map(|part| part.slots.len()).sum();
+        (range.start < range.end.min(all)).then(|| {
+            self.parts.iter().flat_map(move |part| {
+                let from = range.start.saturating_sub(begin);
+                let to = range.end.saturating_sub(begin).min(part.slots.len());
+                begin = begin.saturating_add(part.slots.len());
+                part.slots.get(from..to).unwrap_or_default()
+            })
+        })
+    }
+
+    /// Returns the largest part that has room.
+    fn roomy(&self) -> Option<usize> {
+        self.parts.iter().rposition(Part::has_room)
+    }
+
+    /// Returns how many slots are missing for one more entry.
+    pub(super) fn lacks(&self) -> Option<RoomSize> {
+        let part = self.newest.wrapping_add(1);
+        (part < PARTS && self.roomy().is_none()).then_some(RoomSize { part })
+    }
+
+    /// Adds slots. Returns them if there are as many already.
+    pub(super) fn attach(&mut self, room: Room<M>) -> Option<Room<M>> {
+        match self.parts.get_mut(room.part) {
+            Some(part) if room.part == self.newest.wrapping_add(1) => {
+                part.slots = room.slots;
+                self.newest = room.part;
+                None
+            }
+            _ => Some(room),
+        }
+    }
+
+    /// Chooses the part that takes entries from now on. Makes one if none has room.
+    #[cold]
+    #[inline(never)]
+    fn open(&mut self) -> Result<(), MemoryError> {
+        if let Some(size) = self.lacks() {
+            self.attach(size.make()?);
+        }
+        self.open = self.roomy().ok_or(MemoryError::TableFull)?;
+        Ok(())
+    }
+
+    /// Finds a free slot for an STag made from `random`, and lets `fill` take it. Returns the STag.
+    #[inline]
+    pub(super) fn take(
+        &mut self,
+        random: u32,
+        fill: impl FnOnce(&mut Entry<M>, u32),
+    ) -> Result<u32, MemoryError> {
+        if !self.parts.get(self.open).is_some_and(Part::has_room) {
+            self.open()?;
+        }
+        let part = self.parts.get_mut(self.open);
+        let part = part.ok_or(MemoryError::TableFull)?;
+        let stag = (self.open as u32) << PART | random & RANDOM;
+        let wanted = part.slot_of(stag);
+        let slot = part.free_slot(wanted).ok_or(MemoryError::TableFull)?;
+        let entry = part.slots.get_mut(slot).ok_or(MemoryError::TableFull)?;
+        // The bits above those of the slot stay random.
+        let stag = stag ^ ((wanted ^ slot) as u32) << INDEX;
+        fill(entry, stag);
+        part.used = part.used.wrapping_add(1);
+        Ok(stag)
+    }
+
+    /// Lets `clear` free the slot of an STag, which it may refuse.
+    #[inline]
+    pub(super) fn free<R>(
+        &mut self,
+        stag: u32,
+        clear: impl FnOnce(&mut Entry<M>) -> Result<R, MemoryError>,
+    ) -> Result<R, MemoryError> {
+        let part = self.parts.get_mut((stag >> PART) as usize);
+        let part = part.ok_or(MemoryError::NoSuchStag)?;
+        let slot = part.slot_of(stag);
+        let entry = part.slots.get_mut(slot);
+        let entry = entry.filter(|entry| is_entry(entry, stag));
+        let cleared = clear(entry.ok_or(MemoryError::NoSuchStag)?)?;
+        part.used = part.used.wrapping_sub(1);
+        Ok(cleared)
+    }
+}
+
+/// Returns `true` if the slot has the index of the STag. Free slots have index zero, which does not lead to any slot.
+#[inline]
+fn is_entry<M>(entry: &Entry<M>, stag: u32) -> bool {
+    entry.state.stag() >> INDEX == stag >> INDEX
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{HostRange, MemoryTable};
+    use super::*;
+    use crate::Access;
+    use std::collections::BTreeMap;
+    use std::vec::Vec;
+
+    fn register(table: &mut MemoryTable, random: u32) -> Result<u32, MemoryError> {
+        table.register(HostRange::default(), 0, 1, Access::empty(), random)
+    }
+
+    /// Numbers that look random.
+    fn scrambled(seed: u64) -> impl Iterator<Item = u32> {
+        let numbers = (seed..).map(|n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        numbers.map(|n| ((n ^ n >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 32) as u32)
+    }
+
+    #[test]
+    fn no_entry_moves_when_the_table_grows() {
+        let mut table = MemoryTable::new();
+        let mut places = Vec::new();
+        let mut sizes = Vec::new();
+        for random in scrambled(1).take(5_000) {
+            sizes.extend(table.lacks_room().map(|size| size_of_part(size.part)));
+            let stag = register(&mut table, random).unwrap();
+            assert_eq!(stag & 0xff, random & 0xff, "the consumer's key");
+            places.push((stag, core::ptr::from_ref(table.entry(stag).unwrap())));
+        }
+        assert_eq!(sizes, [128, 128, 256, 512, 1024, 2048, 4096, 8192]);
+        let moved = places.iter().filter(|(stag, at)| {
+            let now = table.entry(*stag).map(core::ptr::from_ref);
+            now != Some(*at)
+        });
+        assert_eq!((moved.count(), table.len()), (0, 5_000));
+        assert_eq!(
+            (0..)
+                .map_while(|n| table.slots.some(n * 1000..(n + 1) * 1000))
+                .flatten()
+                .count(),
+            16_384
+        );
+    }
+
+    #[test]
+    fn room_is_made_without_the_table() {
+        let mut table = MemoryTable::new();
+        let mut randoms = scrambled(2);
+        let rooms = [0, 1].map(|_| table.lacks_room().unwrap().make().unwrap());
+        let [first, late] = rooms;
+        let slots = first.slots.as_ptr();
+        assert!(table.attach(first).is_none());
+        assert!(table.attach(late).is_some(), "another caller came first");
+        for random in randoms.by_ref().take(FIRST / 2) {
+            assert_eq!(table.lacks_room(), None);
+            register(&mut table, random).unwrap();
+        }
+        let first: Vec<_> = table.slots.some(0..1).unwrap().collect();
+        assert!(core::ptr::eq(first[0], slots));
+        assert!(table.slots.some(FIRST..FIRST + 1).is_none());
+        assert!(table.lacks_room().is_some());
+        // Whoever does not ask gets it all the same.
+        register(&mut table, randoms.next().unwrap()).unwrap();
+        assert!(table.slots.some(FIRST..FIRST + 1).is_some());
+    }
+
+    #[test]
+    fn slots_are_used_again() {
+        let mut table = MemoryTable::new();
+        let mut randoms = scrambled(3);
+        let mut stags = BTreeMap::new();
+        for round in 0..6_000u32 {
+            // Up to 900 entries, then down, and up again.
+            let grows = !(2_000..4_000).contains(&round) || stags.is_empty();
+            let random = randoms.next().unwrap();
+            if stags.len() < 900 && grows {
+                let stag = register(&mut table, random).unwrap();
+                assert!(stag >> INDEX != 0 && stags.insert(stag, round).is_none());
+            } else {
+                let nth = random as usize % stags.len();
+                let stag = *stags.keys().nth(nth).unwrap();
+                stags.remove(&stag);
+                table.deregister(stag).unwrap();
+                assert!(table.deregister(stag).is_err());
+            }
+            assert_eq!(table.len(), stags.len());
+        }
+        assert!(stags.keys().all(|stag| table.info(*stag).is_some()));
+        // Twice as many slots as there have ever been entries.
+        assert!(table.slots.some(2047..2048).is_some());
+        assert!(table.slots.some(2048..2049).is_none());
+    }
+
+    #[test]
+    fn a_slot_leads_to_no_other_stag() {
+        let mut table = MemoryTable::new();
+        let stag = register(&mut table, 0x0765_4321).unwrap();
+        assert_eq!(stag, 0x1765_4321);
+        assert!(table.info(stag).is_some());
+        // Other bits of the index, other parts, and none.
+        for wrong in [stag ^ 1 << 27, stag ^ 1 << 28, stag ^ 1 << 31, 0, 0xff] {
+            assert_eq!(table.info(wrong), None);
+            assert!(table.deregister(wrong).is_err());
+        }
+        // The next one that wants its slot gets the next slot, with random bits of its own.
+        let next = register(&mut table, 0x0000_4300).unwrap();
+        assert_eq!(next, 0x1000_4400);
+    }
+
+    #[test]
+    fn a_full_table_says_so() {
+        let mut slots = Slots::<HostRange>::new();
+        slots.newest = PARTS - 1;
+        assert_eq!(slots.lacks(), None);
+        assert_eq!(slots.take(1, |_, _| ()), Err(MemoryError::TableFull));
+    }
+}
