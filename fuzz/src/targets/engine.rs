@@ -212,17 +212,17 @@ impl Engine {
             | Access::REMOTE_READ
             | Access::REMOTE_ATOMIC;
         let range = self.range(writable);
-        let stag = self.table.register(range, 0x1000, PD, all, 0x0000_0101);
-        assert_eq!(stag, Ok(0x0000_0101));
+        let stag = self.table.register(range, 0x1000, PD, all, 0x1000_0101);
+        assert_eq!(stag, Ok(0x1000_0101));
         let range = self.range((12288, 4096));
         let stag = self
             .table
-            .register(range, 0x2000, PD, Access::REMOTE_READ, 0x0000_0202);
-        assert_eq!(stag, Ok(0x0000_0202));
+            .register(range, 0x2000, PD, Access::REMOTE_READ, 0x1000_0202);
+        assert_eq!(stag, Ok(0x1000_0202));
         let range = self.range(local);
         let lkey = self
             .table
-            .register(range, 0, PD, Access::LOCAL_WRITE, 0x0000_0303);
+            .register(range, 0, PD, Access::LOCAL_WRITE, 0x1000_0303);
         self.sink = Sge {
             addr: 0,
             len: 9000,
@@ -231,10 +231,10 @@ impl Engine {
         // A memory window of type 2 on a part of a region.
         let range = self.range((window.0 - 64, 192));
         let rights = Access::LOCAL_WRITE | Access::MW_BIND;
-        let region = self.table.register(range, 0x4000, PD, rights, 0x0000_0404);
+        let region = self.table.register(range, 0x4000, PD, rights, 0x1000_0404);
         let mw = self
             .table
-            .allocate_window(WindowType::Type2, PD, 0x0000_0505);
+            .allocate_window(WindowType::Type2, PD, 0x1000_0505);
         let (region, mw) = (region.expect("room"), mw.expect("room"));
         let bind = Bind {
             mw_stag: mw,
@@ -288,14 +288,14 @@ impl Engine {
                 }],
             ),
             5 => post(SendOp::SendImm(1), &sges),
-            6 => post(SendOp::LocalInvalidate { stag: 0x0505 }, &[]),
+            6 => post(SendOp::LocalInvalidate { stag: 0x1000_0505 }, &[]),
             7 => post(SendOp::Read { remote_addr, rkey }, &[]),
             8 => self.qp.close(&mut self.host),
             9 => self.time_passes(),
             10 => drop(self.qp.modify(State::Sqd, &mut self.host)),
             11 => drop(self.qp.modify(State::Rts, &mut self.host)),
             12 => self.qp.set_emss(536),
-            13 => drop(self.table.deregister(0x0202)),
+            13 => drop(self.table.deregister(0x1000_0202)),
             15 => self.qp.sender_closed(),
             14 => self.qp.rx_eof(&mut self.buffer, &mut self.host),
             _ => {}
