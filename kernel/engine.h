@@ -42,6 +42,13 @@ enum rk_send_flags {
 	RK_SOLICITED = 4,
 };
 
+/* Flags of a completion. */
+enum rk_wc_flags {
+	RK_WC_WITH_IMM = 1 << 1,
+	RK_WC_WITH_INV = 1 << 3,
+	RK_WC_SOLICITED = 1 << 8,
+};
+
 /* What rk_qp_state() returns, as in ib_verbs.h. */
 enum rk_state {
 	RK_STATE_RESET,

@@ -1,15 +1,14 @@
-//! `cargo xtask kernel`: the engine in a Linux kernel.
+//! `cargo xtask kernel engine`: the engine in a Linux kernel.
 //!
 //! It builds the module of `kernel/test` for Debian's kernel, boots that kernel in an emulated machine, loads the module, and reads what
 //! it says. The module runs two queue pairs over memory and over a TCP connection of the kernel, and does not stay loaded.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use clap::Args;
 use xtask::context::Context;
+use xtask::kernel::module::{self, TEST as MODULE};
 use xtask::kernel::{self, Built};
 use xtask::outcome::Outcome;
 use xtask::process::Log;
@@ -18,9 +17,9 @@ use crate::siw::debian::Kernel;
 use crate::siw::guest::{Guest, Machine};
 use crate::siw::image::{self, Needs};
 
-/// Arguments of `cargo xtask kernel`.
+/// Arguments of `cargo xtask kernel engine`.
 #[derive(Args)]
-pub(crate) struct KernelArgs {
+pub(crate) struct EngineArgs {
     /// Show everything that the guest's kernel says meanwhile
     #[arg(long)]
     messages: bool,
@@ -29,20 +28,16 @@ pub(crate) struct KernelArgs {
     only: String,
 }
 
-/// The module's name.
-const MODULE: &str = "iwarp_engine_test";
 /// Everything together; it only ends a hang.
 const LIMIT: Duration = Duration::from_secs(3600);
 /// Seconds for all tests in the guest, which is emulated.
 const TESTS_LIMIT: u64 = 1200;
-/// Where the sources of the module are.
-const SOURCES: &[&str] = &["kernel", "kernel/test"];
 
 /// Builds, boots, loads, and reports.
 ///
 /// # Errors
 /// When something does not build, the guest does not start, or a test fails.
-pub(crate) fn command(args: &KernelArgs) -> Result<Outcome> {
+pub(crate) fn command(args: &EngineArgs) -> Result<Outcome> {
     let context = Context::new(false, true)?;
     let mut log = Log::create(&context.log_dir().join("kernel-test.log"), LIMIT)?;
     image::require_packages(Needs::Guest, &mut log)?;
@@ -59,8 +54,10 @@ pub(crate) fn command(args: &KernelArgs) -> Result<Outcome> {
     log.say("fetching Debian's kernel");
     let kernel = Kernel::newest(&mut log)?;
     kernel.fetch(&shared, &mut log)?;
-    log.say(format!("building the module for {}", kernel.name));
-    let module = module(&context, &kernel, &shared, &cache, &object, &mut log)?;
+    log.say(format!("building the module for {}", kernel.release.name));
+    let headers = kernel.release.headers(&shared);
+    let dir = cache.join("module");
+    let module = module::build(&context, MODULE, &object, &headers, &dir, &mut log)?;
 
     let image = image::small(&context, &cache, &kernel, &shared, &module, &mut log)?;
     let machine = Machine {
@@ -94,54 +91,6 @@ pub(crate) fn command(args: &KernelArgs) -> Result<Outcome> {
         }
     }
     verdict.map(|()| Outcome::Passed)
-}
-
-/// Builds the module in a folder of its own and returns its path. Warnings of the kernel's tools are errors.
-fn module(
-    context: &Context,
-    kernel: &Kernel,
-    shared: &Path,
-    cache: &Path,
-    object: &Path,
-    log: &mut Log,
-) -> Result<PathBuf> {
-    let dir = cache.join("module");
-    if dir.exists() {
-        std::fs::remove_dir_all(&dir)?;
-    }
-    std::fs::create_dir_all(&dir)?;
-    for source in SOURCES {
-        for entry in std::fs::read_dir(context.root.join(source))? {
-            let entry = entry?;
-            if entry.file_type()?.is_file() {
-                std::fs::copy(entry.path(), dir.join(entry.file_name()))?;
-            }
-        }
-    }
-    let said = log
-        .run_and_read(
-            Command::new("make")
-                .arg("-C")
-                .arg(kernel.headers(shared))
-                .arg(format!("M={}", dir.display()))
-                .arg(format!("ENGINE={}", object.display()))
-                // The headers' package has no vmlinux to take types from.
-                .args(["CONFIG_DEBUG_INFO_BTF_MODULES=", "W=1", "modules"]),
-        )
-        .context("the module does not build")?;
-    if let Some(line) = said.lines().find(|line| is_warning(line)) {
-        bail!("the kernel's build is not content: {line}");
-    }
-    let module = dir.join(format!("{MODULE}.ko"));
-    log.run(Command::new("strip").arg("--strip-debug").arg(&module))?;
-    Ok(module)
-}
-
-/// Returns `true` for a warning of the compiler, of objtool, or of modpost.
-fn is_warning(line: &str) -> bool {
-    let lower = line.to_ascii_lowercase();
-    // The distribution's compiler and that of the kernel differ in their revision; the kernel's build says so each time.
-    lower.contains("warning:") && !lower.contains("the compiler differs")
 }
 
 /// What the module says: its lines of the kernel's messages, without time and name.
@@ -220,17 +169,5 @@ mod tests {
             assert!(verdict(&format!("{GOOD}[ 5.5] {word}\n"), "").is_err());
         }
         assert!(verdict(GOOD, "iwarp_engine_test 1 0\n").is_err());
-    }
-
-    #[test]
-    fn warnings_of_the_build_are_seen() {
-        assert!(is_warning(
-            "test.o: warning: objtool: f()+0x1: 'naked' return"
-        ));
-        assert!(is_warning("WARNING: modpost: missing symbol"));
-        assert!(!is_warning(
-            "warning: the compiler differs from the one used to build the kernel"
-        ));
-        assert!(!is_warning("  CC [M]  main.o"));
     }
 }

@@ -1,11 +1,13 @@
 //! `cargo xtask interop`: tests our libraries with programs that others wrote.
 //!
 //! [`apps`] runs the distribution's RDMA programs on our libraries, with both ends on this machine. [`siw`] connects our
-//! libraries with the Linux kernel's software iWARP (siw), which runs in an emulated machine. [`engine`] (`cargo xtask kernel`)
-//! runs the engine in the kernel of such a machine.
+//! libraries with the Linux kernel's software iWARP (siw), which runs in an emulated machine. [`kernel`] (`cargo xtask kernel`)
+//! builds our kernel module, runs programs on it in such a machine ([`device`]), and the engine alone ([`engine`]).
 
 mod apps;
+mod device;
 mod engine;
+mod kernel;
 mod siw;
 
 use std::process::ExitCode;
@@ -28,15 +30,15 @@ enum Peer {
     Siw(siw::SiwArgs),
     /// Programs of the distribution, as they are, on our libraries
     Apps(apps::AppsArgs),
-    /// Nobody: two queue pairs of ours in a Linux kernel, in an emulated machine
-    Kernel(engine::KernelArgs),
+    /// Our own kernel module
+    Kernel(kernel::KernelArgs),
 }
 
 fn main() -> ExitCode {
     let result = match Cli::parse().peer {
         Peer::Siw(args) => siw::command(&args).map(|()| Outcome::Passed),
         Peer::Apps(args) => apps::command(&args),
-        Peer::Kernel(args) => engine::command(&args),
+        Peer::Kernel(args) => kernel::command(&args),
     };
     result.map_or_else(
         |error| {

@@ -2,7 +2,7 @@
 /*
  * Runs two queue pairs of the engine in the kernel when it is loaded, and says what came of it. It never stays loaded.
  *
- * `cargo xtask kernel` builds it, loads it in a guest and reads what it says: one line for each test, and a last one with the counts.
+ * `cargo xtask kernel engine` builds it, loads it in a guest and reads what it says: one line for each test, and a last one with the counts.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 #include <linux/module.h>

@@ -63,7 +63,7 @@ enum Command {
     /// Run programs between us and other implementations
     #[command(disable_help_flag = true)]
     Interop(Passed),
-    /// Run the engine in a Linux kernel, in an emulated machine
+    /// Build the Linux kernel module, or run the engine in a kernel in an emulated machine
     #[command(disable_help_flag = true)]
     Kernel(Passed),
 }

@@ -7,6 +7,7 @@ use std::process::Command;
 use anyhow::{Result, bail};
 
 use xtask::debian::{fetch, fields};
+use xtask::kernel::headers::Release;
 use xtask::process::Log;
 
 /// The Linux release whose driver is tested: the newest that bookworm has, and trixie's own.
@@ -35,12 +36,10 @@ const UNWANTED: &[&str] = &[
     "init-system",
 ];
 
-/// The packages of one kernel.
+/// A kernel that guests boot.
 pub(crate) struct Kernel {
-    /// What `uname -r` says.
-    pub(crate) name: String,
-    /// The package version that image, headers and source share.
-    version: String,
+    /// Its packages. Image, headers and source share their version.
+    pub(crate) release: Release,
 }
 
 impl Kernel {
@@ -67,10 +66,8 @@ impl Kernel {
                 (flavour == "-amd64").then_some(name)
             });
             if let Some(name) = found {
-                return Ok(Self {
-                    name: name.to_owned(),
-                    version: version.to_owned(),
-                });
+                let release = Release::named(name, log)?;
+                return Ok(Self { release });
             }
         }
         bail!(
@@ -78,36 +75,14 @@ impl Kernel {
         );
     }
 
-    fn packages(&self) -> Vec<String> {
-        let abi = self.name.trim_end_matches("-amd64");
-        [
-            format!("linux-image-{}", self.name),
-            format!("linux-headers-{}", self.name),
-            format!("linux-headers-{abi}-common"),
-            format!("linux-kbuild-{abi}"),
-        ]
-        .iter()
-        .map(|name| format!("{name}={}", self.version))
-        .collect()
-    }
-
     /// Downloads and unpacks image and headers below `dir`.
     ///
     /// # Errors
     /// When apt or the unpacking fails.
     pub(crate) fn fetch(&self, dir: &Path, log: &mut Log) -> Result<()> {
-        fetch(dir, &self.packages(), log)?;
-        // The header packages refer to each other by their installed paths. These are changed to the paths below `dir`.
-        let makefile = self.headers(dir).join("Makefile");
-        let text = std::fs::read_to_string(&makefile)?;
-        let prefix = format!("{}/usr/", dir.display());
-        if !text.contains(&prefix) {
-            let text = text
-                .replace("/usr/src/", &format!("{prefix}src/"))
-                .replace("/usr/lib/", &format!("{prefix}lib/"));
-            std::fs::write(&makefile, text)?;
-        }
-        Ok(())
+        let Release { name, version, .. } = &self.release;
+        let image = format!("linux-image-{name}={version}");
+        self.release.fetch(dir, &[image], log)
     }
 
     /// Downloads the kernel's source and unpacks siw's part of it below `dir`.
@@ -122,7 +97,7 @@ impl Kernel {
         let tree = format!("linux-source-{RELEASE}");
         let archive = dir.join("source");
         std::fs::create_dir_all(&archive)?;
-        fetch(&archive, &[format!("{tree}={}", self.version)], log)?;
+        fetch(&archive, &[format!("{tree}={}", self.release.version)], log)?;
         log.run(
             Command::new("tar")
                 .arg("-C")
@@ -135,8 +110,7 @@ impl Kernel {
 
     /// Returns the directory of the headers that modules are built against.
     pub(crate) fn headers(&self, dir: &Path) -> PathBuf {
-        dir.join("usr/src")
-            .join(format!("linux-headers-{}", self.name))
+        self.release.headers(dir)
     }
 
     /// Returns the directory of siw's source, as Debian ships it.
@@ -146,7 +120,7 @@ impl Kernel {
 
     /// Returns the path of the kernel image.
     pub(crate) fn image(&self, dir: &Path) -> PathBuf {
-        dir.join(format!("boot/vmlinuz-{}", self.name))
+        dir.join(format!("boot/vmlinuz-{}", self.release.name))
     }
 }
 
@@ -191,20 +165,4 @@ pub(crate) fn fetch_programs(dir: &Path, log: &mut Log) -> Result<()> {
         bail!("apt does not say what the guest's programs need");
     }
     fetch(dir, &names.into_iter().collect::<Vec<_>>(), log)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn image_headers_and_source_are_of_one_version() {
-        let kernel = Kernel {
-            name: "6.12.1+deb12-amd64".into(),
-            version: "6.12.1-1".into(),
-        };
-        let packages = kernel.packages();
-        assert!(packages.contains(&"linux-headers-6.12.1+deb12-common=6.12.1-1".to_owned()));
-        assert!(packages.iter().all(|name| name.ends_with("=6.12.1-1")));
-    }
 }

@@ -83,10 +83,14 @@ const MODULES: &[&str] = &[
     "null_blk",
     "brd",
     "loop",
+    "8021q",
+    "bridge",
+    "veth",
 ];
 
 /// Programs of the guest. Their shared libraries are found in their dynamic sections.
 const PROGRAMS: &[&str] = &[
+    "ip",
     "rdma",
     "rping",
     "ucmatose",
@@ -171,7 +175,7 @@ pub(crate) fn build(context: &Context, cache: &Path, log: &mut Log) -> Result<Im
 
     log.say(format!(
         "building siw for {}, as it is and with parameters",
-        kernel.name
+        kernel.release.name
     ));
     let stock = siw(&kernel, &kernel_dir, &cache.join("siw"), false, log)?;
     let parameters = siw(
@@ -196,7 +200,7 @@ pub(crate) fn build(context: &Context, cache: &Path, log: &mut Log) -> Result<Im
     for (name, source) in [("siw.ko", &stock), ("siw-parameters.ko", &parameters)] {
         stage.copy(source, &format!("usr/lib/siw/{name}"))?;
     }
-    stage.kernel_modules(&kernel_dir, &kernel.name, MODULES)?;
+    stage.kernel_modules(&kernel_dir, &kernel.release.name, MODULES)?;
     let files = context.root.join("conformance/guest");
     stage.first_programs(&files, cache)?;
     stage.siw_files(&files, cache)?;
@@ -206,7 +210,7 @@ pub(crate) fn build(context: &Context, cache: &Path, log: &mut Log) -> Result<Im
     Ok(Image {
         kernel: kernel.image(&kernel_dir),
         initramfs,
-        release: kernel.name,
+        release: kernel.release.name,
     })
 }
 
@@ -234,14 +238,56 @@ pub(crate) fn small(
     stage.skeleton()?;
     let name = module.file_name().context("a module has a name")?;
     stage.copy(module, &format!("usr/lib/iwarp/{}", name.to_string_lossy()))?;
-    stage.kernel_modules(kernel_dir, &kernel.name, FIRST_MODULES)?;
+    stage.kernel_modules(kernel_dir, &kernel.release.name, FIRST_MODULES)?;
     stage.first_programs(&context.root.join("conformance/guest"), cache)?;
     let initramfs = cache.join("initramfs.cpio");
     archive::write(&root, &initramfs)?;
     Ok(Image {
         kernel: kernel.image(kernel_dir),
         initramfs,
-        release: kernel.name.clone(),
+        release: kernel.release.name.clone(),
+    })
+}
+
+/// Builds a guest with RDMA programs and our module `iwarp_rnic` in `/lib/iwarp`, and siw, which is not loaded, in `/lib/siw`.
+///
+/// # Errors
+/// When packages cannot be fetched, or the driver or the file system cannot be built.
+pub(crate) fn device(
+    context: &Context,
+    cache: &Path,
+    kernel: &Kernel,
+    kernel_dir: &Path,
+    module: &Path,
+    log: &mut Log,
+) -> Result<Image> {
+    let programs_dir = cache.join("programs");
+    kernel.fetch_siw(kernel_dir, log)?;
+    debian::fetch_programs(&programs_dir, log)?;
+    let siw = siw(kernel, kernel_dir, &cache.join("siw"), false, log)?;
+    let root = cache.join("device-root");
+    if root.exists() {
+        std::fs::remove_dir_all(&root)?;
+    }
+    let mut stage = Stage {
+        root: &root,
+        programs: &programs_dir,
+        log,
+    };
+    stage.skeleton()?;
+    stage.copy(&siw, "usr/lib/siw/siw.ko")?;
+    stage.copy(module, "usr/lib/iwarp/iwarp_rnic.ko")?;
+    stage.kernel_modules(kernel_dir, &kernel.release.name, MODULES)?;
+    let files = context.root.join("conformance/guest");
+    stage.first_programs(&files, cache)?;
+    stage.compile("peer", &files, cache, &["-lrdmacm", "-libverbs"])?;
+    stage.user_space()?;
+    let initramfs = cache.join("device.cpio");
+    archive::write(&root, &initramfs)?;
+    Ok(Image {
+        kernel: kernel.image(kernel_dir),
+        initramfs,
+        release: kernel.release.name.clone(),
     })
 }
 
@@ -255,7 +301,7 @@ fn siw(
 ) -> Result<PathBuf> {
     let module = dir.join("siw.ko");
     let stamp = dir.join("built-for");
-    let wanted = format!("{} {}", kernel.name, include_str!("constants.rs"));
+    let wanted = format!("{} {}", kernel.release.name, include_str!("constants.rs"));
     if module.exists() && std::fs::read_to_string(&stamp).is_ok_and(|text| text == wanted) {
         return Ok(module);
     }

@@ -2,12 +2,14 @@
 //! the object.
 //!
 //! `toolchain` finds a compiler, `build` makes the object, `listing` reads its machine code, and `gates` says what has to hold.
-//! What does not hold yet is listed in `exceptions`.
+//! What does not hold yet is listed in `exceptions`. `headers` fetches what a module is built against, and `module` builds one.
 
 mod exceptions;
 mod frame;
 mod gates;
+pub mod headers;
 mod listing;
+pub mod module;
 mod names;
 mod toolchain;
 
@@ -21,6 +23,7 @@ use crate::context::{Context, find_program};
 use crate::outcome::Outcome;
 use crate::process::Log;
 use gates::Report;
+use headers::Release;
 use listing::Listing;
 use toolchain::{TARGET, Toolchain};
 
@@ -110,11 +113,16 @@ fn link(root: &Path, library: &Path, object: &Path, log: &mut Log) -> Result<()>
 /// # Errors
 /// When a gate does not hold that is not listed as an exception, or an exception is not needed any more.
 pub fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
-    let object = match build(context, log)? {
-        Built::Object(object) => object,
+    match build(context, log)? {
+        Built::Object(object) => check(context, &object, log)?,
         Built::Missing(why) => return Ok(Outcome::Skipped(why)),
-    };
-    let listing = Listing::read(&object, log)?;
+    }
+    Ok(Outcome::Passed)
+}
+
+/// Checks the machine code of the object.
+fn check(context: &Context, object: &Path, log: &mut Log) -> Result<()> {
+    let listing = Listing::read(object, log)?;
     let mut complaints = declarations(&context.root, &listing)?;
     let report = gates::check(&listing);
     say(&report, log);
@@ -129,6 +137,45 @@ pub fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
     for reason in exceptions::reasons() {
         log.say(format!("  {reason}"));
     }
+    Ok(())
+}
+
+/// Builds the device's module for the newest kernel of each of these series, and the source package.
+///
+/// # Errors
+/// When the object is not fit for a kernel, apt fails, or a module does not build without warnings.
+pub fn modules(context: &Context, series: &[&str], log: &mut Log) -> Result<Outcome> {
+    let object = match build(context, log)? {
+        Built::Object(object) => object.canonicalize()?,
+        Built::Missing(why) => return Ok(Outcome::Skipped(why)),
+    };
+    check(context, &object, log)?;
+    let dir = context.target.join("kernel").canonicalize()?;
+    for series in series {
+        let Some(release) = Release::newest(series, log)? else {
+            bail!(
+                "apt knows no kernel {series}; are bookworm and its security updates in its sources?"
+            );
+        };
+        log.say(format!("building for Linux {}", release.name));
+        let dir = dir.join(series);
+        let tree = dir.join("headers");
+        release.fetch(&tree, &[], log)?;
+        let headers = release.headers(&tree);
+        let built = module::build(
+            context,
+            module::DEVICE,
+            &object,
+            &headers,
+            &dir.join("build"),
+            log,
+        )?;
+        let module = dir.join(format!("{}.ko", module::DEVICE));
+        std::fs::copy(built, &module)?;
+        log.say(format!("built {}", module.display()));
+    }
+    let package = module::package(context, &object, &dir, log)?;
+    log.say(format!("wrote {}", package.display()));
     Ok(Outcome::Passed)
 }
 

@@ -245,12 +245,13 @@ fn packages(context: &Context, log: &mut Log) -> Result<Option<Vec<String>>> {
     ]))
 }
 
-fn show(package: &str, log: &mut Log) -> Result<String> {
+/// What apt says about the newest version of a package.
+pub(super) fn show(package: &str, log: &mut Log) -> Result<String> {
     log.run_and_read(Command::new("apt-cache").args(["show", "--no-all-versions", package]))
 }
 
 /// The name of the first dependency that begins like this.
-fn dependency(shown: &str, start: &str) -> Option<String> {
+pub(super) fn dependency(shown: &str, start: &str) -> Option<String> {
     debian::fields(shown, "Depends")
         .next()?
         .split(',')

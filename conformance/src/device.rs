@@ -1,0 +1,259 @@
+//! `cargo xtask kernel test`: the module `iwarp_rnic` in a Linux kernel, with the distribution's programs on it.
+//!
+//! A case is a shell script for the guest. After each the guest's kernel must not have complained, and a case that leaves the module
+//! loaded fails: when it goes, it says whether memory is left.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use xtask::context::Context;
+use xtask::kernel::module::{self, DEVICE};
+use xtask::kernel::{self, Built};
+use xtask::outcome::Outcome;
+use xtask::process::Log;
+
+use crate::siw::debian::Kernel;
+use crate::siw::guest::{Guest, Machine};
+use crate::siw::image::{self, Image, Needs};
+
+/// Arguments of `cargo xtask kernel test`.
+#[derive(Args)]
+pub(crate) struct TestArgs {
+    /// Run only the cases whose names contain this
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    only: String,
+    /// Run this command in the guest instead of the cases, with the module loaded
+    #[arg(long, value_name = "COMMAND")]
+    exec: Option<String>,
+}
+
+/// Everything together; it only ends a hang.
+const LIMIT: Duration = Duration::from_secs(3600);
+/// Seconds for one case in the guest, which is emulated.
+const CASE_LIMIT: u64 = 120;
+/// What the kernel says of itself when something is wrong.
+const COMPLAINTS: &[&str] = &[
+    "BUG:",
+    "Oops",
+    "WARNING:",
+    "iwarp: panic",
+    "Call Trace",
+    "were not freed",
+];
+/// What the module says when it goes.
+const GONE: &str = "no allocation of the engine is left";
+
+/// For all cases: ends at the first command that fails, and knows the module's file.
+const PRELUDE: &str = "set -e; MODULE=/lib/iwarp/iwarp_rnic.ko\n";
+
+/// A case: its name, and what runs in the guest. The first one that makes a device loads the module; each one unloads it.
+type Case = (&'static str, &'static str);
+
+const CASES: &[Case] = &[
+    (
+        "loads and unloads",
+        "insmod $MODULE
+        grep -q '^iwarp_rnic ' /proc/modules
+        rmmod iwarp_rnic",
+    ),
+    (
+        "does not load beside siw, nor siw beside it",
+        "insmod /lib/siw/siw.ko
+        ! insmod $MODULE
+        dmesg | grep 'iwarp_rnic: not loaded: siw is'
+        rmmod siw
+        insmod $MODULE
+        ! insmod /lib/siw/siw.ko
+        dmesg | grep 'iwarp_rnic: siw cannot be loaded'
+        rmmod iwarp_rnic",
+    ),
+    (
+        "a link for a card and one for the loopback device",
+        "insmod $MODULE
+        rdma link add iwarp0 type iwarp netdev user0
+        rdma link add iwarp1 type iwarp netdev lo
+        ! rdma link add iwarp2 type iwarp netdev user0
+        rdma link | grep 'iwarp0/1 state ACTIVE physical_state LINK_UP netdev user0'
+        rdma link | grep 'iwarp1/1 state ACTIVE physical_state LINK_UP netdev lo'
+        rdma link delete iwarp1
+        ! rdma link | grep iwarp1
+        rmmod iwarp_rnic
+        ! rdma link | grep iwarp",
+    ),
+    (
+        "programs see the device through rdma-core's provider",
+        "insmod $MODULE
+        rdma link add iwarp0 type iwarp netdev user0
+        for i in $(seq 50); do [ -e /dev/infiniband/uverbs0 ] && break; sleep 0.1; done
+        ibv_devinfo -v -d iwarp0 | tee /tmp/info
+        grep 'transport:.*iWARP' /tmp/info
+        grep 'state:.*PORT_ACTIVE' /tmp/info
+        grep 'max_sge:.*6' /tmp/info
+        rmmod iwarp_rnic",
+    ),
+    (
+        "the port follows the network device: down, up, renamed, removed",
+        "insmod $MODULE
+        ip link add name br7 type bridge
+        rdma link add iwarp8 type iwarp netdev br7
+        ip link add link user0 name vlan7 type vlan id 7
+        ip link set vlan7 up
+        rdma link add iwarp7 type iwarp netdev vlan7
+        rdma link | grep 'iwarp7/1 state ACTIVE'
+        ip link set vlan7 down
+        rdma link | grep 'iwarp7/1 state DOWN physical_state DISABLED'
+        ip link set vlan7 name vlan8
+        rdma link | grep 'netdev vlan8'
+        ip link set vlan8 up
+        rdma link | grep 'iwarp7/1 state ACTIVE'
+        ip link delete vlan8
+        for i in $(seq 50); do rdma link | grep -q iwarp7 || break; sleep 0.1; done
+        ! rdma link | grep iwarp7
+        rmmod iwarp_rnic
+        ip link delete br7",
+    ),
+    (
+        "a network device that moves to another namespace leaves its link behind",
+        "insmod $MODULE
+        ip netns add other
+        ip link add link user0 name vlan7 type vlan id 7
+        rdma link add iwarp7 type iwarp netdev vlan7
+        ip link set vlan7 netns other
+        for i in $(seq 50); do rdma link | grep -q iwarp7 || break; sleep 0.1; done
+        ! rdma link | grep iwarp7
+        ip netns delete other
+        rmmod iwarp_rnic",
+    ),
+];
+
+/// Builds, boots, and runs the cases.
+///
+/// # Errors
+/// When something does not build, the guest does not start, or a case fails.
+pub(crate) fn command(args: &TestArgs) -> Result<Outcome> {
+    let context = Context::new(false, true)?;
+    let mut log = Log::create(&context.log_dir().join("kernel-device.log"), LIMIT)?;
+    image::require_packages(Needs::Guest, &mut log)?;
+    let (image, cache) = match prepare(&context, &mut log)? {
+        Ok(prepared) => prepared,
+        Err(why) => return Ok(Outcome::Skipped(why)),
+    };
+    let machine = Machine {
+        tap: false,
+        record: false,
+        // Without these two the kernel copies by `rep movsb`, which the emulator carries out octet by octet.
+        cpu: "max,-erms,-fsrm",
+        arguments: "",
+    };
+    log.say(format!("booting Linux {}", image.release));
+    let guest = Guest::start(&image, &cache, &machine, &mut log)?;
+    guest.kernel_messages();
+    if let Some(command) = &args.exec {
+        let script = format!("{PRELUDE}insmod $MODULE; set +e\n{command}");
+        println!("{}", guest.run(&script, LIMIT.as_secs())?.text);
+        println!("{}", guest.kernel_messages());
+        return Ok(Outcome::Passed);
+    }
+    let mut failed = 0;
+    for (name, script) in CASES.iter().filter(|(name, _)| name.contains(&args.only)) {
+        match case(&guest, script, &mut log) {
+            Ok(()) => log.say(format!("passed  {name}")),
+            Err(error) => {
+                failed += 1;
+                log.say(format!("FAILED  {name}: {error:#}"));
+            }
+        }
+    }
+    if failed > 0 {
+        bail!("{failed} cases failed; log: {}", log.path().display());
+    }
+    Ok(Outcome::Passed)
+}
+
+/// The guest's files, or why they cannot be made here.
+fn prepare(context: &Context, log: &mut Log) -> Result<Result<(Image, PathBuf), String>> {
+    log.say("building the engine");
+    let object = match kernel::build(context, log)? {
+        Built::Object(object) => object.canonicalize()?,
+        Built::Missing(why) => return Ok(Err(why)),
+    };
+    let cache = context.target.join("interop");
+    let kernel_dir = cache.join("kernel");
+    std::fs::create_dir_all(&kernel_dir)?;
+    // The kernel's build needs absolute paths.
+    let (cache, kernel_dir) = (cache.canonicalize()?, kernel_dir.canonicalize()?);
+    log.say("fetching Debian's kernel and the guest's programs");
+    let kernel = Kernel::newest(log)?;
+    kernel.fetch(&kernel_dir, log)?;
+    log.say(format!("building the module for {}", kernel.release.name));
+    let headers = kernel.release.headers(&kernel_dir);
+    let dir = cache.join("device");
+    let module = module::build(context, DEVICE, &object, &headers, &dir, log)?;
+    let image = image::device(context, &cache, &kernel, &kernel_dir, &module, log)?;
+    Ok(Ok((image, cache)))
+}
+
+/// Runs one case and looks at what the kernel says.
+fn case(guest: &Guest, script: &str, log: &mut Log) -> Result<()> {
+    // A shell does not end at a command that is denied, so this makes such a line fail by itself.
+    let script: String = script.lines().map(expect_failure).collect();
+    let out = guest.run(&format!("{PRELUDE}set -x\n{script}"), CASE_LIMIT)?;
+    let loaded = guest.run(&format!("grep -q '^{DEVICE} ' /proc/modules"), 20)?;
+    if loaded.code == 0 {
+        guest.run(&format!("rmmod {DEVICE}"), CASE_LIMIT)?;
+    }
+    let said = guest.kernel_messages();
+    log.line(&out.text);
+    log.line(&said);
+    if out.code != 0 {
+        let last = out.text.lines().last().context("no output")?;
+        bail!("exit {}: {last}", out.code);
+    }
+    verdict(&said)
+}
+
+/// One line of a script, with `! command` as a command that fails if `command` succeeds.
+fn expect_failure(line: &str) -> String {
+    match line.trim().strip_prefix("! ") {
+        Some(command) => format!("if {command}; then exit 1; fi\n"),
+        None => format!("{line}\n"),
+    }
+}
+
+/// Whether the kernel is content, and the module has gone with all of its memory.
+fn verdict(said: &str) -> Result<()> {
+    if let Some(line) = said
+        .lines()
+        .find(|line| COMPLAINTS.iter().any(|word| line.contains(word)))
+    {
+        bail!("the guest's kernel: {line}");
+    }
+    if !said.contains(GONE) {
+        bail!("the module did not say that its memory is free");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_module_that_leaves_memory_or_stays_fails() {
+        let good = format!("[ 1.0] iwarp_rnic: unloaded, {GONE}\n");
+        assert!(verdict(&good).is_ok());
+        assert!(verdict("").is_err());
+        assert!(verdict(&format!("[ 0.9] WARNING: CPU: 0\n{good}")).is_err());
+        assert!(
+            verdict("[ 1.0] iwarp_rnic: 3 allocations of the engine were not freed\n").is_err()
+        );
+    }
+
+    #[test]
+    fn a_denied_command_must_fail() {
+        assert_eq!(expect_failure("  ! false"), "if false; then exit 1; fi\n");
+        assert_eq!(expect_failure("true"), "true\n");
+    }
+}

@@ -1,0 +1,63 @@
+//! `cargo xtask kernel`: the kernel module and the engine in a Linux kernel.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::{Args, Subcommand};
+use xtask::context::Context;
+use xtask::kernel::headers::SERIES;
+use xtask::kernel::modules;
+use xtask::outcome::Outcome;
+use xtask::process::Log;
+
+use crate::device::{self, TestArgs};
+use crate::engine::{self, EngineArgs};
+
+/// Arguments of `cargo xtask kernel`.
+#[derive(Args)]
+pub(crate) struct KernelArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Build the module iwarp_rnic for Debian's kernels, and the source package for DKMS
+    Build(BuildArgs),
+    /// Run two queue pairs of ours in a kernel, in an emulated machine
+    Engine(EngineArgs),
+    /// Run programs on the module, in an emulated machine
+    Test(TestArgs),
+}
+
+/// Arguments of `cargo xtask kernel build`.
+#[derive(Args)]
+struct BuildArgs {
+    /// Build only for this kernel of Debian, such as 6.12
+    #[arg(long, value_name = "VERSION")]
+    kernel: Option<String>,
+}
+
+/// Fetching packages and building for all kernels; it only ends a hang.
+const LIMIT: Duration = Duration::from_secs(3600);
+
+/// Does what the arguments say.
+///
+/// # Errors
+/// When something does not build, or a test fails.
+pub(crate) fn command(args: &KernelArgs) -> Result<Outcome> {
+    match &args.what {
+        What::Build(args) => build(args),
+        What::Engine(args) => engine::command(args),
+        What::Test(args) => device::command(args),
+    }
+}
+
+fn build(args: &BuildArgs) -> Result<Outcome> {
+    let context = Context::new(false, true)?;
+    let mut log = Log::create(&context.log_dir().join("kernel-build.log"), LIMIT)?;
+    match &args.kernel {
+        Some(series) => modules(&context, &[series], &mut log),
+        None => modules(&context, SERIES, &mut log),
+    }
+}

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+/* The RDMA device as the kernel's core and programs see it: its attributes, protection domains and user contexts. */
+#define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
+
+#include <linux/idr.h>
+#include <linux/if_arp.h>
+#include <linux/module.h>
+#include <linux/version.h>
+#include <net/addrconf.h>
+#include <rdma/ib_addr.h>
+#include <rdma/iw_cm.h>
+#include <rdma/uverbs_ioctl.h>
+
+#include "rnic.h"
+
+/* siw's numbers, which programs may know. */
+#define VENDOR_ID 0x626d74
+#define VENDOR_PART_ID 1
+
+/* What the engine can do, or what is sensible on one machine. */
+#define MAX_QP 65536
+#define MAX_QP_WR 32768
+#define MAX_CQ 65536
+#define MAX_MR (1 << 20)
+#define MAX_PD 65536
+#define MAX_READS 128
+
+static DEFINE_IDA(pd_numbers);
+
+static int query_device(struct ib_device *base, struct ib_device_attr *attributes, struct ib_udata *udata)
+{
+	struct rnic_device *device = to_device(base);
+
+	if (udata->inlen || udata->outlen)
+		return -EINVAL;
+	memset(attributes, 0, sizeof(*attributes));
+	attributes->kernel_cap_flags = IBK_ALLOW_USER_UNREG;
+	attributes->max_qp = MAX_QP;
+	attributes->max_qp_wr = MAX_QP_WR;
+	attributes->max_cq = MAX_CQ;
+	attributes->max_cqe = RNIC_MAX_CQE;
+	attributes->max_mr = MAX_MR;
+	attributes->max_mr_size = ~0ull;
+	attributes->max_pd = MAX_PD;
+	attributes->max_send_sge = SIW_MAX_SGE;
+	attributes->max_recv_sge = SIW_MAX_SGE;
+	attributes->max_sge_rd = 1;
+	attributes->max_qp_rd_atom = MAX_READS;
+	attributes->max_qp_init_rd_atom = MAX_READS;
+	attributes->max_res_rd_atom = MAX_QP * MAX_READS;
+	attributes->page_size_cap = PAGE_SIZE;
+	attributes->vendor_id = VENDOR_ID;
+	attributes->vendor_part_id = VENDOR_PART_ID;
+	addrconf_addr_eui48((u8 *)&attributes->sys_image_guid, device->address);
+	return 0;
+}
+
+static int query_port(struct ib_device *base, u32 port, struct ib_port_attr *attributes)
+{
+	struct rnic_device *device = to_device(base);
+	int result = ib_get_eth_speed(base, port, &attributes->active_speed, &attributes->active_width);
+
+	if (result)
+		return result;
+	attributes->gid_tbl_len = 1;
+	attributes->max_msg_sz = 1u << 31;
+	attributes->max_mtu = ib_mtu_int_to_enum(device->netdev->mtu);
+	attributes->active_mtu = attributes->max_mtu;
+	attributes->port_cap_flags = IB_PORT_CM_SUP | IB_PORT_DEVICE_MGMT_SUP;
+	if (rnic_can_carry(device->netdev)) {
+		attributes->state = IB_PORT_ACTIVE;
+		attributes->phys_state = IB_PORT_PHYS_STATE_LINK_UP;
+	} else {
+		attributes->state = IB_PORT_DOWN;
+		attributes->phys_state = IB_PORT_PHYS_STATE_DISABLED;
+	}
+	return 0;
+}
+
+static int port_immutable(struct ib_device *base, u32 port, struct ib_port_immutable *immutable)
+{
+	immutable->gid_tbl_len = 1;
+	immutable->core_cap_flags = RDMA_CORE_PORT_IWARP;
+	return 0;
+}
+
+static int query_gid(struct ib_device *base, u32 port, int index, union ib_gid *gid)
+{
+	memset(gid, 0, sizeof(*gid));
+	memcpy(gid->raw, to_device(base)->address, ETH_ALEN);
+	return 0;
+}
+
+static int alloc_pd(struct ib_pd *pd, struct ib_udata *udata)
+{
+	int number = ida_alloc_range(&pd_numbers, 1, MAX_PD, GFP_KERNEL);
+
+	if (number < 0)
+		return number == -ENOSPC ? -ENOMEM : number;
+	to_pd(pd)->number = number;
+	return 0;
+}
+
+static int dealloc_pd(struct ib_pd *pd, struct ib_udata *udata)
+{
+	ida_free(&pd_numbers, to_pd(pd)->number);
+	return 0;
+}
+
+static int alloc_ucontext(struct ib_ucontext *context, struct ib_udata *udata)
+{
+	struct siw_uresp_alloc_ctx answer = { .dev_id = to_device(context->device)->netdev->ifindex };
+
+	if (udata->outlen < sizeof(answer))
+		return -EINVAL;
+	return ib_copy_to_udata(udata, &answer, sizeof(answer));
+}
+
+static void dealloc_ucontext(struct ib_ucontext *context)
+{
+}
+
+/* Kernels from 6.11 on pass all attributes of the call. */
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 11, 0)
+static int create_cq(struct ib_cq *cq, const struct ib_cq_init_attr *attributes, struct uverbs_attr_bundle *call)
+{
+	return call ? rnic_create_cq(cq, attributes, &call->driver_udata) : -EOPNOTSUPP;
+}
+#else
+static int create_cq(struct ib_cq *cq, const struct ib_cq_init_attr *attributes, struct ib_udata *udata)
+{
+	return udata ? rnic_create_cq(cq, attributes, udata) : -EOPNOTSUPP;
+}
+#endif
+
+/* The last call for a device: nobody uses it any more. */
+static void dealloc_driver(struct ib_device *base)
+{
+	struct rnic_device *device = to_device(base);
+
+	rk_device_free(device->engine);
+	netdev_put(device->netdev, &device->tracker);
+}
+
+static const struct ib_device_ops device_ops = {
+	.owner = THIS_MODULE,
+	.uverbs_abi_ver = SIW_ABI_VERSION,
+	.driver_id = RDMA_DRIVER_SIW,
+
+	.query_device = query_device,
+	.query_port = query_port,
+	.get_port_immutable = port_immutable,
+	.query_gid = query_gid,
+	.alloc_pd = alloc_pd,
+	.dealloc_pd = dealloc_pd,
+	.alloc_ucontext = alloc_ucontext,
+	.dealloc_ucontext = dealloc_ucontext,
+	.mmap = rnic_mmap,
+	.mmap_free = rnic_mmap_free,
+	.create_cq = create_cq,
+	.destroy_cq = rnic_destroy_cq,
+	.poll_cq = rnic_poll_cq,
+	.req_notify_cq = rnic_req_notify_cq,
+	.dealloc_driver = dealloc_driver,
+
+	INIT_RDMA_OBJ_SIZE(ib_cq, rnic_cq, base),
+	INIT_RDMA_OBJ_SIZE(ib_pd, rnic_pd, base),
+	INIT_RDMA_OBJ_SIZE(ib_ucontext, rnic_ucontext, base),
+};
+
+/*
+ * The hardware address is the GID. The kernel's table of GIDs leaves out one of zeros, which the loopback device would have; a random
+ * one takes its place.
+ */
+static void choose_address(struct rnic_device *device)
+{
+	const struct net_device *netdev = device->netdev;
+
+	memset(device->address, 0, sizeof(device->address));
+	memcpy(device->address, netdev->dev_addr, min_t(size_t, netdev->addr_len, ETH_ALEN));
+	if (is_zero_ether_addr(device->address))
+		eth_random_addr(device->address);
+}
+
+/* Makes a device and registers it. Its netdev is held until dealloc_driver. */
+int rnic_device_add(const char *name, struct net_device *netdev)
+{
+	struct rnic_device *device = ib_alloc_device(rnic_device, base);
+	struct ib_device *base;
+	int result = -ENOMEM;
+
+	if (!device)
+		return -ENOMEM;
+	base = &device->base;
+	device->engine = rk_device_new();
+	if (!device->engine)
+		goto no_engine;
+	device->netdev = netdev;
+	device->active = rnic_can_carry(netdev);
+	choose_address(device);
+
+	addrconf_addr_eui48((u8 *)&base->node_guid, device->address);
+	/* The doorbell: without this bit a program's post_send is not passed on. */
+	base->uverbs_cmd_mask |= BIT_ULL(IB_USER_VERBS_CMD_POST_SEND);
+	base->node_type = RDMA_NODE_RNIC;
+	base->phys_port_cnt = 1;
+	base->num_comp_vectors = num_possible_cpus();
+	strscpy(base->node_desc, SIW_NODE_DESC_COMMON, sizeof(base->node_desc));
+	strscpy(base->iw_ifname, netdev->name, sizeof(base->iw_ifname));
+	base->iw_driver_flags = IW_F_NO_PORT_MAP;
+	ib_set_device_ops(base, &device_ops);
+	result = ib_device_set_netdev(base, netdev, RNIC_PORT);
+	if (result)
+		goto no_device;
+	netdev_hold(netdev, &device->tracker, GFP_KERNEL);
+	result = ib_register_device(base, name, NULL);
+	if (!result)
+		return 0;
+	netdev_put(netdev, &device->tracker);
+no_device:
+	rk_device_free(device->engine);
+no_engine:
+	ib_dealloc_device(base);
+	return result;
+}

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+/*
+ * The module, the link type of `rdma link add NAME type iwarp netdev DEVICE`, and what network devices tell.
+ *
+ * Devices have the driver number of siw, so that rdma-core's provider for siw takes them. With siw loaded too, each module would take the
+ * other's devices for its own. So only one of them can be loaded.
+ */
+#define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
+
+#include <linux/kobject.h>
+#include <linux/module.h>
+#include <linux/notifier.h>
+#include <linux/string.h>
+#include <rdma/rdma_netlink.h>
+
+#include "rnic.h"
+
+#define OTHER_DRIVER "siw"
+
+/* Every loaded module has an entry beside this one's in /sys/module. */
+static bool other_driver_is_loaded(void)
+{
+	struct kobject *entry = kset_find_obj(THIS_MODULE->mkobj.kobj.kset, OTHER_DRIVER);
+
+	kobject_put(entry);
+	return entry;
+}
+
+static int module_event(struct notifier_block *block, unsigned long state, void *data)
+{
+	const struct module *module = data;
+
+	if (state != MODULE_STATE_COMING || strcmp(module->name, OTHER_DRIVER))
+		return NOTIFY_DONE;
+	pr_err(OTHER_DRIVER " cannot be loaded beside this module: rmmod " KBUILD_MODNAME " first\n");
+	return notifier_from_errno(-EBUSY);
+}
+
+static struct notifier_block module_notifier = {
+	.notifier_call = module_event,
+};
+
+/* Tells programs when the port becomes active or stops being so. */
+static void port_event(struct rnic_device *device)
+{
+	struct ib_event event = {
+		.device = &device->base,
+		.element.port_num = RNIC_PORT,
+	};
+	bool active = rnic_can_carry(device->netdev);
+
+	if (device->active == active)
+		return;
+	device->active = active;
+	event.event = active ? IB_EVENT_PORT_ACTIVE : IB_EVENT_PORT_ERR;
+	ib_dispatch_event(&event);
+}
+
+static int netdev_event(struct notifier_block *block, unsigned long what, void *data)
+{
+	struct net_device *netdev = netdev_notifier_info_to_dev(data);
+	struct ib_device *found = ib_device_get_by_netdev(netdev, RDMA_DRIVER_SIW);
+	struct rnic_device *device;
+
+	if (!found)
+		return NOTIFY_DONE;
+	device = to_device(found);
+	switch (what) {
+	case NETDEV_UP:
+	case NETDEV_DOWN:
+	case NETDEV_CHANGE:
+		port_event(device);
+		break;
+	case NETDEV_CHANGENAME:
+		strscpy(device->base.iw_ifname, netdev->name, sizeof(device->base.iw_ifname));
+		break;
+	/* Also when it moves to another network namespace: its addresses and connections stay behind. */
+	case NETDEV_UNREGISTER:
+		ib_unregister_device_queued(&device->base);
+		break;
+	}
+	ib_device_put(found);
+	return NOTIFY_OK;
+}
+
+static struct notifier_block netdev_notifier = {
+	.notifier_call = netdev_event,
+};
+
+/* rdma-core asks for a new link with the RTNL not held, but a network device can hold only one. */
+static int new_link(const char *name, struct net_device *netdev)
+{
+	struct ib_device *there = ib_device_get_by_netdev(netdev, RDMA_DRIVER_SIW);
+
+	if (there) {
+		ib_device_put(there);
+		return -EEXIST;
+	}
+	return rnic_device_add(name, netdev);
+}
+
+static struct rdma_link_ops link_ops = {
+	.type = "iwarp",
+	.newlink = new_link,
+};
+
+static int __init rnic_init(void)
+{
+	int result = register_module_notifier(&module_notifier);
+
+	if (result)
+		return result;
+	/* Asked after the notifier is there, so that it cannot come in between. */
+	if (other_driver_is_loaded()) {
+		pr_err("not loaded: " OTHER_DRIVER " is, and has the same driver number; rmmod " OTHER_DRIVER " first\n");
+		result = -EBUSY;
+		goto no_netdev;
+	}
+	result = register_netdevice_notifier(&netdev_notifier);
+	if (result)
+		goto no_netdev;
+	rdma_link_register(&link_ops);
+	return 0;
+no_netdev:
+	unregister_module_notifier(&module_notifier);
+	return result;
+}
+
+static void __exit rnic_exit(void)
+{
+	rdma_link_unregister(&link_ops);
+	unregister_netdevice_notifier(&netdev_notifier);
+	ib_unregister_driver(RDMA_DRIVER_SIW);
+	unregister_module_notifier(&module_notifier);
+	if (iwarp_live())
+		pr_err("%ld allocations of the engine were not freed\n", iwarp_live());
+	else
+		pr_info("unloaded, no allocation of the engine is left\n");
+}
+
+module_init(rnic_init);
+module_exit(rnic_exit);
+MODULE_LICENSE("Dual MIT/GPL");
+MODULE_DESCRIPTION("iWARP RDMA in software");
+MODULE_ALIAS_RDMA_LINK("iwarp");

@@ -1,0 +1,146 @@
+//! Debian's kernels: what a module is built against, from packages that are unpacked and not installed.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+
+use super::toolchain::{dependency, show};
+use crate::debian::{fetch, fields};
+use crate::process::Log;
+
+/// The kernels that modules are built for: that of Debian 12, and the newer one that it offers and that Debian 13 has.
+pub const SERIES: &[&str] = &["6.12", "6.1"];
+
+/// One kernel of Debian.
+#[derive(Debug)]
+pub struct Release {
+    /// What `uname -r` says.
+    pub name: String,
+    /// The version that its packages share.
+    pub version: String,
+    /// The package with the tools of the kernel's build.
+    kbuild: String,
+}
+
+impl Release {
+    /// The newest kernel of a series such as 6.12. `None` if apt knows none.
+    ///
+    /// # Errors
+    /// When apt does not answer.
+    pub fn newest(series: &str, log: &mut Log) -> Result<Option<Self>> {
+        let names = log.run_and_read(
+            Command::new("apt-cache").args(["pkgnames", &format!("linux-headers-{series}.")]),
+        )?;
+        newest(&names)
+            .map(|name| Self::named(name, log))
+            .transpose()
+    }
+
+    /// The kernel of which `uname -r` says `name`.
+    ///
+    /// # Errors
+    /// When apt does not know it.
+    pub fn named(name: &str, log: &mut Log) -> Result<Self> {
+        let shown = show(&format!("linux-headers-{name}"), log)?;
+        let version = fields(&shown, "Version").next();
+        Ok(Self {
+            name: name.to_owned(),
+            version: version.context("headers without a version")?.to_owned(),
+            kbuild: dependency(&shown, "linux-kbuild-").context("headers without kbuild")?,
+        })
+    }
+
+    /// The packages with headers and build tools.
+    pub fn packages(&self) -> Vec<String> {
+        let common = self.name.trim_end_matches("-amd64");
+        [
+            format!("linux-headers-{}", self.name),
+            format!("linux-headers-{common}-common"),
+            self.kbuild.clone(),
+        ]
+        .iter()
+        .map(|package| format!("{package}={}", self.version))
+        .collect()
+    }
+
+    /// Downloads and unpacks headers and build tools below `dir`, and further packages of the same version.
+    ///
+    /// # Errors
+    /// When apt or the unpacking fails.
+    pub fn fetch(&self, dir: &Path, further: &[String], log: &mut Log) -> Result<()> {
+        let mut packages = self.packages();
+        packages.extend_from_slice(further);
+        std::fs::create_dir_all(dir)?;
+        fetch(dir, &packages, log)?;
+        // The packages refer to each other by their installed paths. These are changed to the paths below `dir`.
+        let makefile = self.headers(dir).join("Makefile");
+        let text = std::fs::read_to_string(&makefile)?;
+        let prefix = format!("{}/usr/", dir.display());
+        if !text.contains(&prefix) {
+            let text = text
+                .replace("/usr/src/", &format!("{prefix}src/"))
+                .replace("/usr/lib/", &format!("{prefix}lib/"));
+            std::fs::write(&makefile, text)?;
+        }
+        Ok(())
+    }
+
+    /// The folder that modules are built against, if the packages are below `dir`.
+    pub fn headers(&self, dir: &Path) -> PathBuf {
+        dir.join("usr/src")
+            .join(format!("linux-headers-{}", self.name))
+    }
+}
+
+/// The newest of the packages that `apt-cache pkgnames` lists, without variants such as real time.
+fn newest(names: &str) -> Option<&str> {
+    names
+        .lines()
+        .filter_map(|line| line.strip_prefix("linux-headers-"))
+        .filter(|name| {
+            name.strip_suffix("-amd64")
+                .is_some_and(|rest| rest.ends_with(|c: char| c.is_ascii_digit()))
+        })
+        .max_by_key(|name| numbers(name))
+}
+
+/// The numbers of a version, because text would be ordered by its first digits.
+fn numbers(name: &str) -> Vec<u32> {
+    name.split(|c: char| !c.is_ascii_digit())
+        .filter_map(|digits| digits.parse().ok())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_kernel_is_found_by_its_numbers() {
+        let names = "linux-headers-6.12.9+deb12-amd64\nlinux-headers-6.12.117+deb12-amd64\n\
+            linux-headers-6.12.117+deb12-common\nlinux-headers-6.12.118+deb12-rt-amd64\n\
+            linux-headers-6.12.118+deb12-cloud-amd64\n";
+        assert_eq!(newest(names), Some("6.12.117+deb12-amd64"));
+        let names = "linux-headers-6.1.0-9-amd64\nlinux-headers-6.1.0-56-amd64\n";
+        assert_eq!(newest(names), Some("6.1.0-56-amd64"));
+        assert_eq!(newest(""), None);
+    }
+
+    #[test]
+    fn all_packages_are_of_one_version() {
+        let release = Release {
+            name: "6.1.0-56-amd64".into(),
+            version: "6.1.192-2".into(),
+            kbuild: "linux-kbuild-6.1".into(),
+        };
+        assert_eq!(
+            release.packages(),
+            [
+                "linux-headers-6.1.0-56-amd64=6.1.192-2",
+                "linux-headers-6.1.0-56-common=6.1.192-2",
+                "linux-kbuild-6.1=6.1.192-2",
+            ]
+        );
+    }
+}

@@ -1,0 +1,160 @@
+//! Kernel modules from `kernel/`: the source package, in which the engine is an object, and the build for one kernel.
+//!
+//! Every module is built from the folder that the package has, so what is shipped is what was tried.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::context::Context;
+use crate::process::Log;
+
+/// The module that is an RDMA device.
+pub const DEVICE: &str = "iwarp_rnic";
+/// The module that tries the engine and does not stay loaded.
+pub const TEST: &str = "iwarp_engine_test";
+
+/// Below `kernel/`: the folders with C, each with all of its files.
+const FOLDERS: &[&str] = &["", "src"];
+/// The tests of the engine. The source package does not have them.
+const TEST_FOLDER: &str = "test";
+/// The engine's object as Kbuild expects it.
+const ENGINE: &str = "engine.o_shipped";
+/// What is in the package besides: the licences of all of it.
+const LICENCES: &[&str] = &["LICENSE-APACHE", "LICENSE-MIT"];
+/// Files beside the C sources that a build does not need.
+const LEFT_OUT: &[&str] = &["engine.lds"];
+/// The name of the source package.
+const PACKAGE: &str = "iwarp-rnic";
+
+/// Puts sources and engine into `dir`, which is made anew.
+///
+/// # Errors
+/// When a file cannot be copied.
+fn assemble(context: &Context, object: &Path, dir: &Path, folders: &[&str]) -> Result<()> {
+    if dir.exists() {
+        std::fs::remove_dir_all(dir)?;
+    }
+    for folder in folders {
+        let (from, to) = (context.root.join("kernel").join(folder), dir.join(folder));
+        std::fs::create_dir_all(&to)?;
+        for entry in std::fs::read_dir(from)? {
+            let entry = entry?;
+            let left_out = LEFT_OUT.iter().any(|name| entry.file_name() == *name);
+            if entry.file_type()?.is_file() && !left_out {
+                std::fs::copy(entry.path(), to.join(entry.file_name()))?;
+            }
+        }
+    }
+    for licence in LICENCES {
+        std::fs::copy(context.root.join(licence), dir.join(licence))?;
+    }
+    std::fs::copy(object, dir.join(ENGINE))?;
+    Ok(())
+}
+
+/// Builds a module in `dir` against a kernel's headers and returns its path. Warnings of the kernel's tools are errors.
+///
+/// # Errors
+/// When it does not build, or a tool warns.
+pub fn build(
+    context: &Context,
+    module: &str,
+    object: &Path,
+    headers: &Path,
+    dir: &Path,
+    log: &mut Log,
+) -> Result<PathBuf> {
+    let mut folders = FOLDERS.to_vec();
+    if module == TEST {
+        folders.push(TEST_FOLDER);
+    }
+    assemble(context, object, dir, &folders)?;
+    let said = log
+        .run_and_read(
+            Command::new("make")
+                .arg("-C")
+                .arg(headers)
+                .arg(format!("M={}", dir.display()))
+                .arg(format!("MODULE={module}"))
+                // The headers' package has no vmlinux to take types from.
+                .args(["CONFIG_DEBUG_INFO_BTF_MODULES=", "W=1", "modules"]),
+        )
+        .context("the module does not build")?;
+    if let Some(line) = said.lines().find(|line| is_warning(line)) {
+        bail!("the kernel's build is not content: {line}");
+    }
+    let module = dir.join(format!("{module}.ko"));
+    log.run(Command::new("strip").arg("--strip-debug").arg(&module))?;
+    Ok(module)
+}
+
+/// Returns `true` for a warning of the compiler, of objtool, or of modpost.
+fn is_warning(line: &str) -> bool {
+    let lower = line.to_ascii_lowercase();
+    // The distribution's compiler and that of the kernel differ in their revision; the kernel's build says so each time.
+    lower.contains("warning:") && !lower.contains("the compiler differs")
+}
+
+/// Writes the source package for DKMS and returns its path. Machines that build the module from it need no Rust.
+///
+/// # Errors
+/// When a file cannot be written.
+pub fn package(context: &Context, object: &Path, dir: &Path, log: &mut Log) -> Result<PathBuf> {
+    let version = env!("CARGO_PKG_VERSION");
+    let name = format!("{PACKAGE}-{version}");
+    let folder = dir.join(&name);
+    assemble(context, object, &folder, FOLDERS)?;
+    std::fs::write(folder.join("dkms.conf"), settings(version))?;
+    let archive = dir.join(format!("{name}-dkms.tar.gz"));
+    log.run(
+        Command::new("tar")
+            .args(["--sort=name", "--mtime=@0", "--owner=0", "--group=0"])
+            .args(["--numeric-owner", "-czf"])
+            .arg(&archive)
+            .arg("-C")
+            .arg(dir)
+            .arg(&name),
+    )?;
+    std::fs::remove_dir_all(folder)?;
+    Ok(archive)
+}
+
+/// What DKMS has to know.
+fn settings(version: &str) -> String {
+    format!(
+        "PACKAGE_NAME=\"{PACKAGE}\"\n\
+         PACKAGE_VERSION=\"{version}\"\n\
+         BUILT_MODULE_NAME[0]=\"{DEVICE}\"\n\
+         DEST_MODULE_LOCATION[0]=\"/updates/dkms\"\n\
+         MAKE[0]=\"make -C $kernel_source_dir M=$dkms_tree/$PACKAGE_NAME/$PACKAGE_VERSION/build modules\"\n\
+         CLEAN=\"make -C $kernel_source_dir M=$dkms_tree/$PACKAGE_NAME/$PACKAGE_VERSION/build clean\"\n\
+         BUILD_EXCLUSIVE_ARCH=\"x86_64\"\n\
+         AUTOINSTALL=\"yes\"\n"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn warnings_of_the_build_are_seen() {
+        assert!(is_warning(
+            "test.o: warning: objtool: f()+0x1: 'naked' return"
+        ));
+        assert!(is_warning("WARNING: modpost: missing symbol"));
+        assert!(!is_warning(
+            "warning: the compiler differs from the one used to build the kernel"
+        ));
+        assert!(!is_warning("  CC [M]  main.o"));
+    }
+
+    #[test]
+    fn dkms_is_told_the_module_and_its_version() {
+        let settings = settings("1.2.3");
+        assert!(settings.contains("PACKAGE_VERSION=\"1.2.3\"\n"));
+        assert!(settings.contains("BUILT_MODULE_NAME[0]=\"iwarp_rnic\"\n"));
+    }
+}
