@@ -48,7 +48,8 @@ const GONE: &str = "no allocation of the engine is left";
 /// For all cases: ends at the first command that fails, and knows the module's file.
 const PRELUDE: &str = "set -e; MODULE=/lib/iwarp/iwarp_rnic.ko\n";
 
-/// A case: its name, and what runs in the guest. The first one that makes a device loads the module; each one unloads it.
+/// A case: its name, and what runs in the guest, where it loads and unloads the module. The shell takes busybox's programs before those of
+/// Debian, unless they are named by their paths.
 type Case = (&'static str, &'static str);
 
 const CASES: &[Case] = &[
@@ -117,13 +118,13 @@ const CASES: &[Case] = &[
     (
         "a network device that moves to another namespace leaves its link behind",
         "insmod $MODULE
-        ip netns add other
+        /usr/bin/ip netns add other
         ip link add link user0 name vlan7 type vlan id 7
         rdma link add iwarp7 type iwarp netdev vlan7
-        ip link set vlan7 netns other
+        /usr/bin/ip link set vlan7 netns other
         for i in $(seq 50); do rdma link | grep -q iwarp7 || break; sleep 0.1; done
         ! rdma link | grep iwarp7
-        ip netns delete other
+        /usr/bin/ip netns delete other
         rmmod iwarp_rnic",
     ),
 ];
