@@ -91,6 +91,8 @@ struct rk_qp_config {
 	u32 pd;
 	u32 max_send_wr;
 	u32 max_recv_wr;
+	u32 most_completions;	/* that one call writes: see rk_complete_due(); 0: 256 */
+	u32 hold_ms;		/* how long a Send waits for a receive; 0: two seconds */
 };
 
 struct rk_stream {
@@ -100,7 +102,11 @@ struct rk_stream {
 	u16 ird;
 	u16 ord;
 	u32 emss;
+	u32 first_fpdu_ms;	/* how long a responder waits for the first FPDU; 0: without end */
 };
+
+/* What rk_poll_at() returns if nothing is due at any time. */
+#define RK_NEVER U64_MAX
 
 struct rk_sge {
 	u64 addr;
@@ -117,7 +123,15 @@ struct rk_send {
 	u32 op;
 	u32 flags;
 	u32 rkey;		/* the peer's STag, or the one to register or invalidate */
-	u32 access;		/* of a fast registration: rights */
+	/*
+	 * Of a fast registration: rights; the octet of the first page at which it begins; and how many pages of the list of its region it has, as
+	 * ib_map_mr_sg() has put them there: `first` is iova & (page_size - 1). These entries and pages stay as they are until the registration
+	 * has ended: until an invalidation of it is complete, or rk_deregister() has returned.
+	 */
+	u32 access;
+	u32 first;
+	u32 num_pages;
+	u32 page_shift;
 };
 
 struct rk_completion {
@@ -140,11 +154,12 @@ u32 rk_register(struct rk_device *device, u64 addr, u64 len, u32 pd, u32 access,
  */
 u32 rk_register_pages(struct rk_device *device, const u64 *list, u64 first, u64 len, u64 iova, u32 pd,
 		      u32 access, u32 random);
-u32 rk_allocate_fast(struct rk_device *device, const u64 *list, u64 first, u64 len, u32 pd, u32 random);
+/* As ib_alloc_mr() for `most_pages` pages: `list` has room for their addresses, which the caller changes between registrations. */
+u32 rk_allocate_fast(struct rk_device *device, const u64 *list, u32 most_pages, u32 pd, u32 random);
 int rk_deregister(struct rk_device *device, u32 stag);
 struct rk_qp *rk_qp_new(const struct rk_qp_config *config, void *owner);
 void rk_qp_free(struct rk_qp *qp);		/* NULL is allowed */
-int rk_qp_start(struct rk_qp *qp, const struct rk_stream *stream);
+int rk_qp_start(struct rk_qp *qp, const struct rk_stream *stream, u64 now);	/* as rk_on_time() */
 
 /* Any context. */
 int rk_qp_state(const struct rk_qp *qp);
@@ -156,6 +171,13 @@ int rk_post_recv(struct rk_qp *qp, u64 wr_id, const struct rk_sge *sges, u32 cou
  * may be dropped in between.
  */
 bool rk_complete_due(struct rk_qp *qp);
+
+/*
+ * Time is nanoseconds of any clock that does not go back, ktime_get_ns() for instance. After each call that takes the queue pair, rk_poll_at() says
+ * when to call rk_on_time() next: RK_NEVER, or a time, which may have passed already.
+ */
+u64 rk_poll_at(const struct rk_qp *qp);
+void rk_on_time(struct rk_qp *qp, u64 now);
 
 /*
  * Sending: fill, take the runs, write them in order, and report how many octets were taken. The runs stay valid until that report, also

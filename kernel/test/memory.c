@@ -120,62 +120,38 @@ int fast_registration(struct pair *pair)
 	struct end *a = &pair->a, *b = &pair->b;
 	const u64 base = 0x7f0000001000;
 	u64 list[BUFFER / PAGE_SIZE];
-	u32 stag = rk_allocate_fast(b->device, list, 0, BUFFER, PD, get_random_u32());
+	u32 stag = rk_allocate_fast(b->device, list, ARRAY_SIZE(list), PD, get_random_u32());
 	struct rk_send reg = {
-		.wr_id = 40,
-		.op = RK_FAST_REG,
-		.flags = RK_SIGNALED,
 		.remote_addr = base,
 		.len = BUFFER,
 		.rkey = (stag & ~0xff) | 0x42,
-		.access = ALL_RIGHTS,
+		.num_pages = ARRAY_SIZE(list),
 	};
-	struct rk_sge sge = {
+	struct rk_sge whole = {
 		.addr = (unsigned long)a->buffer,
 		.len = BUFFER,
 		.lkey = a->stag,
 	};
-	struct rk_send write = {
-		.wr_id = 41,
-		.op = RK_WRITE,
-		.flags = RK_SIGNALED,
-		.remote_addr = base,
-		.rkey = reg.rkey,
-		.sges = &sge,
-		.num_sge = 1,
-	};
-	struct rk_send invalidate = {
-		.wr_id = 42,
-		.op = RK_SEND_INV,
-		.flags = RK_SIGNALED,
-		.rkey = reg.rkey,
-	};
-
 	int i;
 
 	EXPECT(stag);
 	for (i = 0; i < ARRAY_SIZE(list); i++)
 		list[i] = (unsigned long)b->buffer + i * PAGE_SIZE;
-	/* The responder sends nothing before the initiator's first FPDU. */
-	EXPECT(!post(a, RK_WRITE, 39, b));
-	EXPECT(!carry(a, b, 1448));
-	EXPECT(!rk_post_send(b->qp, &reg));
-	EXPECT(!carry(b, a, 1448));
-	EXPECT(b->sends == 1 && !b->failures);
+	EXPECT(!register_fast(b, &reg));
 
 	pattern(a->buffer, BUFFER, 7);
-	EXPECT(!rk_post_send(a->qp, &write));
+	EXPECT(!post_part(a, RK_WRITE, 41, whole, base, reg.rkey));
 	EXPECT(!carry(a, b, 1448));
 	EXPECT(same(pair));
 
 	EXPECT(!post_receive(b, 43));
-	EXPECT(!rk_post_send(a->qp, &invalidate));
+	EXPECT(!post_part(a, RK_SEND_INV, 42, (struct rk_sge){}, 0, reg.rkey));
 	EXPECT(!carry(a, b, 1448));
 	EXPECT(b->receives == 1 && b->last_receive.imm_or_stag == reg.rkey);
-	EXPECT(a->sends == 3 && !a->failures && !b->failures);
+	EXPECT(a->sends == 2 && !a->failures && !b->failures);
 
 	memset(a->buffer, 0, BUFFER);
-	EXPECT(!rk_post_send(a->qp, &write));
+	EXPECT(!post_part(a, RK_WRITE, 44, whole, base, reg.rkey));
 	EXPECT(carry(a, b, 1448) == -EPROTO);
 	pattern(a->buffer, BUFFER, 7);
 	EXPECT(same(pair));
@@ -188,25 +164,17 @@ int fast_registration(struct pair *pair)
 int beyond_the_end(struct pair *pair)
 {
 	struct end *a = &pair->a, *b = &pair->b;
-	struct rk_sge sge = {
+	struct rk_sge part = {
 		.addr = (unsigned long)a->buffer,
 		.len = 1024,
 		.lkey = a->stag,
 	};
-	struct rk_send write = {
-		.wr_id = 50,
-		.op = RK_WRITE,
-		.flags = RK_SIGNALED,
-		.remote_addr = (unsigned long)b->buffer + BUFFER - 1023,
-		.rkey = b->stag,
-		.sges = &sge,
-		.num_sge = 1,
-	};
+	const u64 to = (unsigned long)b->buffer + BUFFER - 1023;
 	int i;
 
 	pattern(a->buffer, BUFFER, 8);
 	EXPECT(!post_receive(b, 51));
-	EXPECT(!rk_post_send(a->qp, &write));
+	EXPECT(!post_part(a, RK_WRITE, 50, part, to, b->stag));
 	EXPECT(carry(a, b, 1448) == -EPROTO);
 	for (i = 0; i < BUFFER; i++)
 		EXPECT(!b->buffer[i]);
@@ -224,22 +192,15 @@ int wrong_crc(struct pair *pair)
 	struct end *a = &pair->a, *b = &pair->b;
 	const struct kvec *runs;
 	u8 octets[64];
-	int i;
-	struct rk_sge sge = {
+	struct rk_sge part = {
 		.addr = (unsigned long)a->buffer,
 		.len = 16,
 		.lkey = a->stag,
 	};
-	struct rk_send send = {
-		.wr_id = 60,
-		.op = RK_SEND,
-		.flags = RK_SIGNALED,
-		.sges = &sge,
-		.num_sge = 1,
-	};
+	int i;
 
 	EXPECT(!post_receive(b, 61));
-	EXPECT(!rk_post_send(a->qp, &send));
+	EXPECT(!post_part(a, RK_SEND, 60, part, 0, 0));
 	EXPECT(rk_tx_fill(a->qp, a->device) == RK_FILL_READY);
 	EXPECT(rk_tx_runs(a->qp, a->device, &runs) == 1);
 	EXPECT(runs[0].iov_len <= sizeof(octets));

@@ -18,6 +18,7 @@
 struct scattered {
 	struct page *pages[PAGES];
 	u64 list[PAGES];
+	u64 mapped[PAGES];	/* for fast registrations: what ib_map_mr_sg() would put into the region */
 	u32 stag;
 };
 
@@ -43,6 +44,7 @@ static int scatter(struct scattered *s)
 			__free_page(others[i]);
 	for (i = 0; i < PAGES && !error; i++)
 		s->list[i] = (unsigned long)page_address(s->pages[(i * 7 + 3) % PAGES]);
+	memcpy(s->mapped, s->list, sizeof(s->mapped));
 	return error;
 }
 
@@ -76,64 +78,91 @@ static size_t wrong(const struct scattered *from, const struct scattered *to)
 	return bad;
 }
 
+/* The registration of these pages by a request. */
+static struct rk_send all_of(const struct scattered *s, u32 stag)
+{
+	return (struct rk_send){
+		.remote_addr = IOVA,
+		.len = LENGTH,
+		.rkey = stag,
+		.first = FIRST,
+		.num_pages = PAGES,
+	};
+}
+
 static int transfers(struct pair *pair, struct scattered *from, struct scattered *to)
 {
 	struct end *a = &pair->a, *b = &pair->b;
-	struct rk_sge sge = { .addr = IOVA, .len = LENGTH, .lkey = from->stag };
-	struct rk_send reg = {
-		.wr_id = 70,
-		.op = RK_FAST_REG,
-		.flags = RK_SIGNALED,
-		.remote_addr = IOVA,
-		.len = LENGTH,
-		.rkey = (to->stag & ~0xff) | 0x55,
-		.access = ALL_RIGHTS,
-	};
-	struct rk_send send = {
-		.wr_id = 71,
-		.op = RK_WRITE,
-		.flags = RK_SIGNALED,
-		.remote_addr = IOVA,
-		.rkey = reg.rkey,
-		.sges = &sge,
-		.num_sge = 1,
-	};
+	struct rk_sge all = { .addr = IOVA, .len = LENGTH, .lkey = from->stag };
+	struct rk_send reg = all_of(to, to->stag | 0x55);
 	int i;
 
-	/* The responder sends nothing before the initiator's first FPDU. */
-	EXPECT(!post(a, RK_WRITE, 69, b));
-	EXPECT(!carry(a, b, 1448));
-	EXPECT(!rk_post_send(b->qp, &reg));
-	EXPECT(!carry(b, a, 1448));
-	EXPECT(b->sends == 1 && !b->failures);
-	to->stag = reg.rkey;
-
+	EXPECT(!register_fast(b, &reg));
 	fill(from, 1);
-	EXPECT(!rk_post_send(a->qp, &send));
+	EXPECT(!post_part(a, RK_WRITE, 71, all, IOVA, reg.rkey));
 	EXPECT(!carry(a, b, 1448));
 	EXPECT(!wrong(from, to));
 
 	/* Back by a Read, to where zeros are now. */
 	for (i = 0; i < PAGES; i++)
 		memset(octet(from, i * PAGE_SIZE), 0, PAGE_SIZE);
-	send.op = RK_READ;
-	EXPECT(!rk_post_send(a->qp, &send));
+	EXPECT(!post_part(a, RK_READ, 72, all, IOVA, reg.rkey));
 	EXPECT(!carry(a, b, 1448));
 	EXPECT(!carry(b, a, 997));
-	EXPECT(a->sends == 3 && !a->failures);
+	EXPECT(a->sends == 2 && !a->failures);
 	EXPECT(!wrong(to, from));
 
 	/* One octet too far. */
-	send.op = RK_WRITE;
-	send.remote_addr++;
 	fill(from, 9);
-	EXPECT(!rk_post_send(a->qp, &send));
+	EXPECT(!post_part(a, RK_WRITE, 73, all, IOVA + 1, reg.rkey));
 	EXPECT(carry(a, b, 1 << 20) == -EPROTO);
 	return 0;
 }
 
-/* Between a region and one of a fast registration, both in scattered pages. */
-int scattered_pages(struct pair *pair)
+/* One region for fast registrations is given all pages, then two of them, and then more than it was made for. */
+static int in_turn(struct pair *pair, struct scattered *from, struct scattered *to)
+{
+	struct end *a = &pair->a, *b = &pair->b;
+	struct rk_sge part = { .addr = IOVA, .len = LENGTH, .lkey = from->stag };
+	struct rk_send reg = all_of(to, to->stag | 1);
+	const size_t begin = 3 * PAGE_SIZE, len = 2 * PAGE_SIZE;
+	size_t at;
+
+	EXPECT(!register_fast(b, &reg));
+	fill(from, 1);
+	EXPECT(!post_part(a, RK_WRITE, 80, part, IOVA, reg.rkey));
+	EXPECT(!carry(a, b, 1448));
+	EXPECT(!wrong(from, to));
+	EXPECT(!invalidate(b, reg.rkey));
+
+	reg = (struct rk_send){
+		.remote_addr = 0x1234567,
+		.len = len,
+		.rkey = to->stag | 2,
+		.num_pages = 2,
+	};
+	memcpy(to->mapped, to->list + 3, 2 * sizeof(*to->mapped));
+	EXPECT(!register_fast(b, &reg));
+	part.len = len;
+	EXPECT(!post_part(a, RK_WRITE, 81, part, reg.remote_addr, reg.rkey));
+	EXPECT(!carry(a, b, 1448));
+	for (at = FIRST; at < FIRST + LENGTH; at++) {
+		bool again = at >= begin && at < begin + len;
+
+		EXPECT(*octet(to, at) == *octet(from, again ? at - begin + FIRST : at));
+	}
+	EXPECT(a->sends == 2 && !a->failures && !b->failures);
+	EXPECT(!invalidate(b, reg.rkey));
+
+	reg = all_of(to, to->stag | 3);
+	reg.num_pages++;
+	EXPECT(register_fast(b, &reg) == -EACCES);
+	return 0;
+}
+
+/* Runs a test with a region of `a` and a region for fast registrations of `b`. */
+static int with_pages(struct pair *pair,
+		      int (*run)(struct pair *, struct scattered *, struct scattered *))
 {
 	struct scattered *from = kzalloc(sizeof(*from), GFP_KERNEL);
 	struct scattered *to = kzalloc(sizeof(*to), GFP_KERNEL);
@@ -142,9 +171,9 @@ int scattered_pages(struct pair *pair)
 	if (from && to && !scatter(from) && !scatter(to)) {
 		from->stag = rk_register_pages(pair->a.device, from->list, FIRST, LENGTH, IOVA, PD,
 					       ALL_RIGHTS, get_random_u32());
-		to->stag = rk_allocate_fast(pair->b.device, to->list, FIRST, LENGTH, PD,
-					    get_random_u32());
-		error = from->stag && to->stag ? transfers(pair, from, to) : -EINVAL;
+		to->stag = rk_allocate_fast(pair->b.device, to->mapped, PAGES, PD,
+					    get_random_u32() & ~0xff);
+		error = from->stag && to->stag ? run(pair, from, to) : -EINVAL;
 		if (from->stag && rk_deregister(pair->a.device, from->stag))
 			error = -EBUSY;
 		if (to->stag && rk_deregister(pair->b.device, to->stag))
@@ -157,4 +186,16 @@ int scattered_pages(struct pair *pair)
 	kfree(from);
 	kfree(to);
 	return error;
+}
+
+/* Between a region and one of a fast registration, both in scattered pages. */
+int scattered_pages(struct pair *pair)
+{
+	return with_pages(pair, transfers);
+}
+
+/* Each fast registration brings its pages. */
+int page_lists(struct pair *pair)
+{
+	return with_pages(pair, in_turn);
 }

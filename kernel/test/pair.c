@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /* Makes the two ends of a test, posts requests and takes completions. */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
+#include <linux/errno.h>
 #include <linux/gfp.h>
+#include <linux/mm.h>
 #include <linux/preempt.h>
 #include <linux/random.h>
 
@@ -25,13 +27,15 @@ void iwarp_complete(void *owner, int receive, const struct rk_completion *comple
 	}
 }
 
-static int end_make(struct end *end, const char *name, u32 qp_num)
+static int end_make(struct end *end, const char *name, u32 qp_num, const struct test *test)
 {
 	struct rk_qp_config config = {
 		.qp_num = qp_num,
 		.pd = PD,
 		.max_send_wr = 128,
 		.max_recv_wr = 128,
+		.most_completions = test->most_completions,
+		.hold_ms = test->hold_ms,
 	};
 
 	end->name = name;
@@ -67,19 +71,20 @@ int pair_make(struct pair *pair, const struct test *test)
 		.ird = 16,
 		.ord = 16,
 		.emss = test->tcp ? 65483 : 1460,
+		.first_fpdu_ms = test->first_fpdu_ms,
 	};
 	int error;
 
-	error = end_make(&pair->a, "a", 1);
+	error = end_make(&pair->a, "a", 1, test);
 	if (!error)
-		error = end_make(&pair->b, "b", 2);
+		error = end_make(&pair->b, "b", 2, test);
 	if (!error && test->tcp)
 		error = over_tcp_open(pair);
 	if (!error)
-		error = rk_qp_start(pair->a.qp, &stream);
+		error = rk_qp_start(pair->a.qp, &stream, START);
 	stream.initiator = 0;
 	if (!error)
-		error = rk_qp_start(pair->b.qp, &stream);
+		error = rk_qp_start(pair->b.qp, &stream, START);
 	return error;
 }
 
@@ -100,29 +105,76 @@ void pattern(u8 *at, size_t len, u32 seed)
 		at[i] = ((u32)i * 2654435761u + seed * 40503u) >> 13;
 }
 
-/* A signaled request with the whole buffer. For a Write and a Read the peer's buffer is the other place. */
-int post(struct end *end, u32 op, u64 wr_id, const struct end *peer)
+static int post_request(struct end *end, const struct rk_send *send)
 {
-	struct rk_sge sge = {
-		.addr = (unsigned long)end->buffer,
-		.len = BUFFER,
-		.lkey = end->stag,
-	};
+	int error;
+
+	spin_lock_bh(&end->lock);
+	error = rk_post_send(end->qp, send);
+	spin_unlock_bh(&end->lock);
+	return error;
+}
+
+/* A signaled request with one element. */
+int post_part(struct end *end, u32 op, u64 wr_id, struct rk_sge part, u64 remote_addr, u32 rkey)
+{
 	struct rk_send send = {
 		.wr_id = wr_id,
-		.remote_addr = (unsigned long)peer->buffer,
-		.rkey = peer->stag,
-		.sges = &sge,
+		.remote_addr = remote_addr,
+		.rkey = rkey,
+		.sges = &part,
 		.num_sge = 1,
 		.op = op,
 		.flags = RK_SIGNALED,
 	};
-	int error;
 
-	spin_lock_bh(&end->lock);
-	error = rk_post_send(end->qp, &send);
-	spin_unlock_bh(&end->lock);
-	return error;
+	return post_request(end, &send);
+}
+
+/* A signaled request with the whole buffer. For a Write and a Read the peer's buffer is the other place. */
+int post(struct end *end, u32 op, u64 wr_id, const struct end *peer)
+{
+	struct rk_sge whole = {
+		.addr = (unsigned long)end->buffer,
+		.len = BUFFER,
+		.lkey = end->stag,
+	};
+
+	return post_part(end, op, wr_id, whole, (unsigned long)peer->buffer, peer->stag);
+}
+
+/* Carries out a request that sends nothing, also as a responder that has not heard of its initiator. */
+static int carry_out(struct end *end, struct rk_send *send)
+{
+	u64 sends = end->sends;
+	int fill;
+
+	send->wr_id = 1000 + sends;
+	send->flags = RK_SIGNALED;
+	EXPECT(!post_request(end, send));
+	fill = rk_tx_fill(end->qp, end->device);
+	EXPECT(end->sends == sends + 1 && end->last_send.wr_id == send->wr_id);
+	/* Then the stream ends, and there is a Terminate to send. */
+	if (end->last_send.status)
+		return -EACCES;
+	EXPECT(fill == RK_FILL_IDLE);
+	return 0;
+}
+
+/* Registers pages, with all rights. Returns -EACCES if that is refused. */
+int register_fast(struct end *end, struct rk_send *pages)
+{
+	pages->op = RK_FAST_REG;
+	pages->access = ALL_RIGHTS;
+	pages->page_shift = PAGE_SHIFT;
+	return carry_out(end, pages);
+}
+
+int invalidate(struct end *end, u32 stag)
+{
+	struct rk_send send = { .op = RK_LOCAL_INV, .rkey = stag };
+
+	return carry_out(end, &send);
 }
 
 /* A receive into the whole buffer. */

@@ -6,6 +6,7 @@
 #include <linux/net.h>
 #include <linux/printk.h>
 #include <linux/spinlock.h>
+#include <linux/time64.h>
 #include <linux/types.h>
 #include <linux/wait.h>
 
@@ -14,6 +15,8 @@
 /* Octets of each end's buffer. */
 #define BUFFER 65536
 #define PD 7
+/* The time at which the streams start. Tests without a network say themselves what time it is. */
+#define START (5 * NSEC_PER_SEC)
 #define ALL_RIGHTS (RK_LOCAL_WRITE | RK_REMOTE_WRITE | RK_REMOTE_READ)
 /* The end of a test that hangs; far above what a slow machine needs. */
 #define PATIENCE (120 * HZ)
@@ -63,6 +66,9 @@ struct test {
 	bool crc;
 	bool markers;
 	bool tcp;
+	u32 most_completions;	/* these three as in engine.h, of the second end */
+	u32 hold_ms;
+	u32 first_fpdu_ms;
 };
 
 /* A test ends at the first thing that is not as it should be. */
@@ -80,7 +86,10 @@ int pair_make(struct pair *pair, const struct test *test);
 void pair_free(struct pair *pair);
 void pattern(u8 *at, size_t len, u32 seed);
 int post(struct end *end, u32 op, u64 wr_id, const struct end *peer);
+int post_part(struct end *end, u32 op, u64 wr_id, struct rk_sge part, u64 remote_addr, u32 rkey);
 int post_receive(struct end *end, u64 wr_id);
+int register_fast(struct end *end, struct rk_send *pages);
+int invalidate(struct end *end, u32 stag);
 
 /* memory.c */
 int carry(struct end *from, struct end *to, size_t piece);
@@ -88,9 +97,17 @@ int write_in_pieces(struct pair *pair);
 int read_back(struct pair *pair);
 int send_to_receive(struct pair *pair);
 int fast_registration(struct pair *pair);
-int scattered_pages(struct pair *pair);
 int beyond_the_end(struct pair *pair);
 int wrong_crc(struct pair *pair);
+
+/* pages.c */
+int scattered_pages(struct pair *pair);
+int page_lists(struct pair *pair);
+
+/* limits.c */
+int flush_in_steps(struct pair *pair);
+int held_too_long(struct pair *pair);
+int never_spoken_to(struct pair *pair);
 
 /* stream.c */
 int over_tcp_open(struct pair *pair);

@@ -1,6 +1,7 @@
 //! The vocabulary of the verbs: access rights, scatter/gather elements, work
 //! requests and work completions, as in the RDMA verbs and `ibv_post_send(3)`.
 
+use crate::memory::ListedPages;
 use bitflags::bitflags;
 
 bitflags! {
@@ -137,6 +138,9 @@ pub enum SendOp {
     FastRegister(FastRegister),
 }
 
+/// A send queue has a slot for each request, so they are kept small.
+const _: () = assert!(size_of::<SendOp>() <= 48);
+
 impl SendOp {
     /// Returns `true` if it carries local data as its payload.
     pub const fn has_payload(&self) -> bool {
@@ -203,7 +207,7 @@ pub struct Bind {
 pub struct FastRegister {
     /// STag of a fast-registration region, with the consumer's key.
     pub new_stag: u32,
-    /// Offset of the first octet in the region's reserved range.
+    /// Offset of the first octet in the region's reserved range, or in the first of its pages.
     pub offset: u64,
     /// Length in octets.
     pub len: u64,
@@ -211,6 +215,8 @@ pub struct FastRegister {
     pub iova: u64,
     /// Rights.
     pub access: Access,
+    /// The pages, if the region has a list of them: see [`Pages::listed`](crate::memory::Pages::listed). Regions of a process have none.
+    pub pages: Option<ListedPages>,
 }
 
 /// A send work request. The elements are copied when posting.

@@ -482,6 +482,7 @@ impl Side {
             len: len as u64,
             iova,
             access,
+            pages: None,
         };
         self.push(w, SendOp::FastRegister(fast), flags, Vec::new());
         Region {

@@ -93,22 +93,21 @@ pub unsafe extern "C" fn rk_register_pages(
     stag.unwrap_or(0)
 }
 
-/// Reserves an STag for fast registrations of `len` octets from octet `first` of the first page on. Returns 0 if that is refused.
+/// Reserves an STag for fast registrations of pages of `list`, which has room for `most_pages`. Returns 0 if that is refused.
 ///
 /// # Safety
-/// `list` has the address of each page when a request registers it. List and pages stay until `rk_deregister` has returned.
+/// The list stays until `rk_deregister` has returned.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rk_allocate_fast(
     device: &mut Device,
     list: *const u64,
-    first: u64,
-    len: u64,
+    most_pages: u32,
     pd: u32,
     random: u32,
 ) -> u32 {
-    // SAFETY: the caller promises that list and pages stay.
-    let Some(pages) = (unsafe { Pages::new(list, PAGE_SHIFT, first, len) }) else {
+    // SAFETY: the caller promises that the list stays.
+    let Some(pages) = (unsafe { Pages::listed(list, most_pages) }) else {
         return 0;
     };
     device.table.allocate_fast(pages, pd, random).unwrap_or(0)

@@ -9,10 +9,12 @@ use alloc::vec::Vec;
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
 use core::slice;
+use core::time::Duration;
 
+use iwarp_rnic::memory::ListedPages;
 use iwarp_rnic::qp::{
-    CreateError, Env, QpConfig, QueuePair, Run, RxBuffer, RxPlan, RxStatus, State, StreamConfig,
-    StreamTimes, StreamWish, TxFill, TxPlan,
+    CreateError, Env, QpConfig, QueuePair, ReceiverNotReady, Run, RxBuffer, RxPlan, RxStatus,
+    State, StreamConfig, StreamTimes, StreamWish, TxFill, TxPlan,
 };
 use iwarp_rnic::{Access, FastRegister, RecvWr, SendFlags, SendOp, SendWr, Sge, Time, Work};
 
@@ -76,6 +78,10 @@ pub struct Config {
     pd: u32,
     max_send_wr: u32,
     max_recv_wr: u32,
+    /// Most completions that a call writes; zero for the default.
+    most_completions: u32,
+    /// How long a Send waits for a receive, in milliseconds; zero for the default.
+    hold_ms: u32,
 }
 
 /// What MPA start-up has agreed on: `struct rk_stream`.
@@ -88,6 +94,8 @@ pub struct Stream {
     ird: u16,
     ord: u16,
     emss: u32,
+    /// As responder: how long the initiator's first FPDU may take, in milliseconds; zero for any time.
+    first_fpdu_ms: u32,
 }
 
 /// A send work request: `struct rk_send`.
@@ -105,6 +113,27 @@ pub struct Send {
     rkey: u32,
     /// Rights of a fast registration.
     access: u32,
+    /// The octet of the first page at which a fast registration begins.
+    first: u32,
+    /// How many pages a fast registration has.
+    num_pages: u32,
+    page_shift: u32,
+}
+
+impl Send {
+    /// # Safety
+    /// The region's list has so many pages of this size, and they stay for the registration.
+    unsafe fn fast_register(&self, access: Access) -> FastRegister {
+        FastRegister {
+            new_stag: self.rkey,
+            offset: u64::from(self.first),
+            len: self.len,
+            iova: self.remote_addr,
+            access,
+            // SAFETY: the caller promises it. Without pages the queue pair refuses the request.
+            pages: unsafe { ListedPages::new(self.num_pages, self.page_shift) },
+        }
+    }
 }
 
 // An element and a run are passed as they are: `struct rk_sge` and `struct kvec`.
@@ -117,15 +146,36 @@ pub extern "C" fn rk_qp_new(config: &Config, owner: *mut c_void) -> *mut Qp {
     make(config, owner).map_or(null_mut(), place)
 }
 
+impl Config {
+    fn of_engine(&self) -> QpConfig {
+        let mut config = QpConfig {
+            qp_num: self.qp_num,
+            pd: self.pd,
+            max_send_wr: self.max_send_wr,
+            max_recv_wr: self.max_recv_wr,
+            ..QpConfig::default()
+        };
+        if self.most_completions != 0 {
+            config.budget.completions = self.most_completions;
+        }
+        if let Some(wait) = milliseconds(self.hold_ms) {
+            config.receiver_not_ready = ReceiverNotReady::Hold {
+                limit: wait,
+                after_close: wait,
+            };
+        }
+        config
+    }
+}
+
+/// A time that C has given, of which zero means none.
+fn milliseconds(wait: u32) -> Option<Duration> {
+    (wait != 0).then(|| Duration::from_millis(u64::from(wait)))
+}
+
 fn make(config: &Config, owner: *mut c_void) -> Result<Qp, CreateError> {
     Ok(Qp {
-        machine: QueuePair::new(QpConfig {
-            qp_num: config.qp_num,
-            pd: config.pd,
-            max_send_wr: config.max_send_wr,
-            max_recv_wr: config.max_recv_wr,
-            ..QpConfig::default()
-        })?,
+        machine: QueuePair::new(config.of_engine())?,
         owner: Owner(owner),
         staging: RxBuffer::new()?,
         rx: RxPlan::new(RX_RUNS),
@@ -146,10 +196,10 @@ pub unsafe extern "C" fn rk_qp_free(qp: *mut Qp) {
     unsafe { remove(qp) }
 }
 
-/// Hands over a stream after MPA start-up. Returns 0 or an error number.
+/// Hands over a stream after MPA start-up, at time `now` in nanoseconds. Returns 0 or an error number.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
-pub extern "C" fn rk_qp_start(qp: &mut Qp, stream: &Stream) -> c_int {
+pub extern "C" fn rk_qp_start(qp: &mut Qp, stream: &Stream, now: u64) -> c_int {
     let stream = StreamConfig {
         initiator: stream.initiator != 0,
         crc: stream.crc != 0,
@@ -160,10 +210,27 @@ pub extern "C" fn rk_qp_start(qp: &mut Qp, stream: &Stream) -> c_int {
         rtr: None,
         rtr_send_expected: false,
         emss: stream.emss,
-        times: StreamTimes::NONE,
+        times: StreamTimes {
+            first_fpdu: milliseconds(stream.first_fpdu_ms),
+            ..StreamTimes::NONE
+        },
     };
-    // C sets no timers: nothing is due at any time.
-    qp.machine.start(stream, Time::ZERO).map_or(EINVAL, |()| 0)
+    let now = Time::from_nanos(now);
+    qp.machine.start(stream, now).map_or(EINVAL, |()| 0)
+}
+
+/// Returns when `rk_on_time` has something to do, in nanoseconds; the largest number if at no time.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_poll_at(qp: &Qp) -> u64 {
+    qp.machine.poll_at().map_or(u64::MAX, Time::as_nanos)
+}
+
+/// Does what is due at time `now`.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_on_time(qp: &mut Qp, now: u64) {
+    qp.machine.on_time(Time::from_nanos(now), &mut qp.owner);
 }
 
 /// Returns the state as `enum rk_state`.
@@ -227,7 +294,8 @@ unsafe fn elements<'a>(sges: *const Sge, count: u32) -> &'a [Sge] {
 /// Posts a send work request. Returns 0 or an error number.
 ///
 /// # Safety
-/// The elements of the request are readable for the call.
+/// The elements of the request are readable for the call. The pages of a fast registration are in the list of its region, and stay until it
+/// has ended.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rk_post_send(qp: &mut Qp, send: &Send) -> c_int {
@@ -244,13 +312,8 @@ pub unsafe extern "C" fn rk_post_send(qp: &mut Qp, send: &Send) -> c_int {
         2 => SendOp::Write { remote_addr, rkey },
         3 => SendOp::Read { remote_addr, rkey },
         4 => SendOp::LocalInvalidate { stag: rkey },
-        5 => SendOp::FastRegister(FastRegister {
-            new_stag: rkey,
-            offset: 0,
-            len: send.len,
-            iova: remote_addr,
-            access,
-        }),
+        // SAFETY: the caller promises it.
+        5 => SendOp::FastRegister(unsafe { send.fast_register(access) }),
         _ => return EINVAL,
     };
     // SAFETY: the caller promises it.

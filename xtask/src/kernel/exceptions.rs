@@ -23,7 +23,6 @@ const EXCEPTIONS: &[Exception] = &[
         functions: &[
             "QueuePair::step",
             "Tx::emit",
-            "TxPlan::align",
             "TxPlan::join_frames",
             "rk_tx_fill",
             "send_segments::{closure#1}",

@@ -38,7 +38,7 @@ mod window;
 pub use access::{Accessor, Held};
 pub use entry::RegionInfo;
 pub use host::HostRange;
-pub use pages::{PagePlace, Pages};
+pub use pages::{ListedPages, PagePlace, Pages};
 pub use slots::{Room, RoomSize};
 pub use span::{Fragment, Fragments, Memory, Span, Word};
 pub use table::MemoryTable;

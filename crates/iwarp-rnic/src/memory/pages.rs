@@ -1,17 +1,64 @@
 //! Memory of a kernel: pages that lie anywhere, or all addresses.
 //!
 //! A kernel pins the pages of a program, or gets a list of pages from one of its own clients, and has all of them mapped
-//! somewhere. The list of their addresses belongs to the creator.
+//! somewhere. The list of their addresses belongs to the creator. For a fast registration it puts other pages
+//! into the list each time, as a Linux kernel does by `ib_map_mr_sg()`, and the request says how many ([`ListedPages`]).
 //!
-//! Invariant: the creator of a [`Pages`] has promised that the list has an entry for each page of the range, and that list and
-//! pages stay while the value is in a [`MemoryTable`](super::MemoryTable).
+//! Invariant: the creators of [`Pages`] and [`ListedPages`] have promised that the list has an entry for each page, and that list and
+//! pages stay while they are in use.
 #![allow(unsafe_code)]
 
 use super::span::{Fragment, Memory};
+use core::num::NonZeroU32;
 use core::ptr;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Pages that are joined to one fragment if they lie behind each other.
 const JOIN: u64 = 16;
+
+/// Bits of [`ListedPages`] that have the size of a page.
+const SHIFT_BITS: u32 = 6;
+
+/// The pages of a fast registration: how many of the region's list, and how large each is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ListedPages {
+    /// How many, and in the lowest bits the size: two to the power of that. Small, because a slot of the send queue has it.
+    shape: NonZeroU32,
+}
+
+impl ListedPages {
+    /// Names the first `count` pages, of `1 << shift` octets, of the list of a region ([`Pages::listed`]).
+    ///
+    /// Returns `None` if there are no pages, 2^26 or more, or more octets than can be counted.
+    ///
+    /// # Safety
+    /// When a request with this value or a copy of it is carried out, the list of its region must have the addresses of so many pages of this
+    /// size. They have to stay in the list, and mapped readable and writable, until the registration has ended: until its
+    /// invalidation is complete, or [`deregister`](super::MemoryTable::deregister) has returned. No Rust reference to the pages may
+    /// exist while the RNIC or a peer can access them.
+    pub unsafe fn new(count: u32, shift: u32) -> Option<Self> {
+        let size = 1u64.checked_shl(shift)?;
+        u64::from(count).checked_mul(size)?;
+        if count == 0 || count >> (u32::BITS - SHIFT_BITS) != 0 {
+            return None;
+        }
+        NonZeroU32::new(count << SHIFT_BITS | shift).map(|shape| Self { shape })
+    }
+
+    const fn count(&self) -> u32 {
+        self.shape.get() >> SHIFT_BITS
+    }
+
+    const fn shift(&self) -> u32 {
+        self.shape.get() & ((1 << SHIFT_BITS) - 1)
+    }
+
+    /// Returns how many octets the pages have.
+    const fn octets(&self) -> u64 {
+        // It has been checked that no bits are lost.
+        (self.count() as u64).unbounded_shl(self.shift())
+    }
+}
 
 /// A range of memory in pages of equal size, in any order; or a range of addresses.
 #[derive(Debug)]
@@ -20,9 +67,12 @@ pub struct Pages {
     list: u64,
     /// Where the range begins: an offset in the first page, or an address if there is no list.
     first: u64,
-    len: u64,
+    /// A fast registration changes this and the size of a page, while nobody uses them.
+    len: AtomicU64,
     /// The size of a page is two to the power of this.
-    shift: u32,
+    shift: AtomicU32,
+    /// The most pages that a fast registration may name; zero if it cannot name any.
+    most: u32,
 }
 
 impl Pages {
@@ -39,9 +89,10 @@ impl Pages {
         first.checked_add(len)?;
         (!list.is_null() && first < size).then(|| Self {
             list: list.expose_provenance() as u64,
+            len: AtomicU64::new(len),
+            shift: AtomicU32::new(shift),
             first,
-            len,
-            shift,
+            most: 0,
         })
     }
 
@@ -56,12 +107,30 @@ impl Pages {
         match addr.checked_add(len) {
             Some(end) if end <= usize::MAX as u64 => Some(Self {
                 list: 0,
+                len: AtomicU64::new(len),
+                shift: AtomicU32::new(0),
                 first: addr,
-                len,
-                shift: 0,
+                most: 0,
             }),
             _ => None,
         }
+    }
+
+    /// Makes memory for fast registrations. Each names the first pages of `list`, which has room for `most`.
+    ///
+    /// Returns `None` if there is no list.
+    ///
+    /// # Safety
+    /// `list` must stay until the value has left every table. Its owner changes entries only while they are not in use: see
+    /// [`ListedPages::new`].
+    pub unsafe fn listed(list: *const u64, most: u32) -> Option<Self> {
+        (!list.is_null() && most != 0).then(|| Self {
+            list: list.expose_provenance() as u64,
+            first: 0,
+            len: AtomicU64::new(0),
+            shift: AtomicU32::new(0),
+            most,
+        })
     }
 }
 
@@ -101,7 +170,22 @@ unsafe impl Memory for Pages {
 
     #[inline]
     fn len(&self) -> u64 {
-        self.len
+        self.len.load(Ordering::Relaxed)
+    }
+
+    fn set_pages(&self, pages: Option<ListedPages>) -> bool {
+        if self.most == 0 {
+            return pages.is_none();
+        }
+        // The pages of the last registration are forgotten also if this one has none.
+        let (len, shift) = match pages {
+            Some(pages) if pages.count() > self.most => return false,
+            Some(pages) => (pages.octets(), pages.shift()),
+            None => (0, 0),
+        };
+        self.len.store(len, Ordering::Relaxed);
+        self.shift.store(shift, Ordering::Relaxed);
+        true
     }
 
     #[inline]
@@ -109,7 +193,7 @@ unsafe impl Memory for Pages {
         PagePlace {
             list: self.list,
             at: self.first.wrapping_add(offset),
-            shift: self.shift,
+            shift: self.shift.load(Ordering::Relaxed),
         }
     }
 
@@ -211,6 +295,13 @@ pub(crate) mod tests {
             let (first, len) = (self.first as u64, self.len as u64);
             // SAFETY: the test keeps it until the table is gone.
             unsafe { Pages::new(self.list.as_ptr(), SHIFT, first, len) }.unwrap()
+        }
+
+        /// The addresses of its pages, how they are named by a fast registration, and the offset of the first octet.
+        pub(crate) fn list(&self) -> (&[u64], ListedPages, u64) {
+            // SAFETY: as above. The test puts the addresses into the region's list.
+            let pages = unsafe { ListedPages::new(self.list.len() as u32, SHIFT) };
+            (&self.list, pages.unwrap(), self.first as u64)
         }
 
         fn octet(&self, at: usize) -> *mut u8 {
@@ -351,6 +442,15 @@ pub(crate) mod tests {
             assert!(Pages::new(list.as_ptr(), 64, 1, 1).is_none());
             assert!(Pages::new(ptr::null(), 12, 1, 1).is_none());
             assert!(Pages::together(2, u64::MAX).is_none());
+            assert!(Pages::listed(list.as_ptr(), 0).is_none());
+            assert!(Pages::listed(ptr::null(), 1).is_none());
+            let count = (1 << 26) - 1;
+            let most = ListedPages::new(count, 37).unwrap();
+            assert_eq!((most.count(), most.shift()), (count, 37));
+            assert_eq!(most.octets(), u64::from(count) << 37);
+            for (count, shift) in [(0, 12), (1 << 26, 12), (2, 63), (1, 64), (count, 39)] {
+                assert!(ListedPages::new(count, shift).is_none());
+            }
         }
     }
 }

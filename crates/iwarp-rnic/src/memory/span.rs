@@ -12,6 +12,7 @@
 #![allow(unsafe_code)]
 
 use super::copy::copy;
+use super::pages::ListedPages;
 use crate::limits::SUM_PART;
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -30,12 +31,18 @@ pub unsafe trait Memory: core::fmt::Debug {
     /// The place of an access of zero length.
     const NOWHERE: Self::Place;
 
-    /// Returns how many octets it has. Does not change.
+    /// Returns how many octets it has. Only [`set_pages`](Self::set_pages) changes that.
     fn len(&self) -> u64;
 
     /// Returns `true` if it has no octets.
     fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Takes over which pages a fast registration names, if any. Returns `false` if this memory cannot have them: it is of another
+    /// kind, or they are too many. The table calls it while nobody uses the memory.
+    fn set_pages(&self, pages: Option<ListedPages>) -> bool {
+        pages.is_none()
     }
 
     /// Returns the place of octet `offset`, which is inside or behind the last octet.

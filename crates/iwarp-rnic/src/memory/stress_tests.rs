@@ -26,6 +26,7 @@ fn way(stag: u32, i: u64) -> FastRegister {
         len: 64 + i * 8,
         iova: (1 << 40) * (i + 1),
         access: rights[i as usize % 2],
+        pages: None,
     }
 }
 

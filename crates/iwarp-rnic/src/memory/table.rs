@@ -140,7 +140,7 @@ impl<M: Memory> MemoryTable<M> {
     }
 
     /// Reserves memory for fast registration: it has an STag but no range or rights before
-    /// [`fast_register`](Self::fast_register).
+    /// [`fast_register`](Self::fast_register). The memory may be without pages until then ([`Pages::listed`](super::Pages::listed)).
     pub fn allocate_fast(&mut self, memory: M, pd: u32, random: u32) -> Result<u32, MemoryError> {
         self.insert(Kind::Fast(memory), pd, random)
     }
@@ -184,7 +184,10 @@ impl<M: Memory> MemoryTable<M> {
         };
         entry.state.begin()?;
         let end = wr.offset.checked_add(wr.len);
-        if end.is_none_or(|end| end > memory.len()) || base.checked_add(wr.len).is_none() {
+        if !memory.set_pages(wr.pages)
+            || end.is_none_or(|end| end > memory.len())
+            || base.checked_add(wr.len).is_none()
+        {
             entry.state.cancel();
             return Err(MemoryError::OutOfRange);
         }

@@ -167,6 +167,7 @@ const fn fast_register(stag: u32, offset: u64, len: u64) -> FastRegister {
         access: Access::LOCAL_WRITE
             .union(Access::REMOTE_WRITE)
             .union(Access::MW_BIND),
+        pages: None,
     }
 }
 

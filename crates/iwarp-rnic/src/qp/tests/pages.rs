@@ -4,16 +4,17 @@
 
 use super::harness::STREAM;
 use crate::memory::pages::tests::Scattered;
-use crate::memory::{MemoryTable, Pages};
+use crate::memory::{ListedPages, MemoryTable, Pages};
 use crate::qp::{
     Direction, Env, Host, QpConfig, QueuePair, Run, RunKind, RxBuffer, RxPlan, RxStatus,
     StreamConfig, TxFill, TxPlan,
 };
 use crate::receive_queue::TakenRecv;
-use crate::{Access, Cqe, RecvWr, SendWr, Sge, WcStatus};
+use crate::{Access, Cqe, FastRegister, RecvWr, SendOp, SendWr, Sge, WcStatus};
 use iwarp_proto::crc32c;
 use proptest::prelude::*;
 use std::boxed::Box;
+use std::cell::Cell;
 use std::vec;
 use std::vec::Vec;
 
@@ -240,4 +241,126 @@ fn large_payload_is_read_straight_to_pages() {
         let direct = run(op, false, 65483, 77, 40_000, 2_000, 900);
         assert!(direct > 30_000, "{op:?}: {direct}");
     }
+}
+
+/// Two ends, the second of which has a region for fast registrations of pages of this list.
+fn with_fast_region(list: &[Cell<u64>]) -> (End, End, u32) {
+    let responder = StreamConfig {
+        initiator: false,
+        ..STREAM
+    };
+    let a = End::new(STREAM, Scattered::new(3, 1000, 1));
+    let mut b = End::new(responder, Scattered::new(5, 1000, 2));
+    let (at, most) = (list.as_ptr().cast(), list.len() as u32);
+    // SAFETY: the list outlives the ends, and is changed only while no registration is valid.
+    let pages = unsafe { Pages::listed(at, most) }.unwrap();
+    let fast = b.table.allocate_fast(pages, 1, 0x2468_ac00);
+    (a, b, fast.unwrap())
+}
+
+/// Puts pages into the list of a region. Returns how a request names them, and the offset of the first octet.
+fn map(list: &[Cell<u64>], memory: &Scattered) -> (ListedPages, u64) {
+    let (addresses, pages, offset) = memory.list();
+    for (entry, address) in list.iter().zip(addresses) {
+        entry.set(*address);
+    }
+    (pages, offset)
+}
+
+impl End {
+    /// Posts a request without data. Returns how it ended.
+    fn ask(&mut self, op: SendOp) -> WcStatus {
+        let wr = SendWr::new(9, op, &[]).signaled();
+        self.qp.post_send(&wr, &mut self.host).unwrap();
+        assert!(self.local().is_empty());
+        self.host.done.pop().unwrap().status
+    }
+
+    /// Carries out local requests. Returns what it sends besides.
+    fn local(&mut self) -> Vec<u8> {
+        let mut env = Env {
+            memory: &self.table,
+            crc32c: crc32c::append,
+            host: &mut self.host,
+        };
+        match self.qp.tx_fill(&mut self.plan, &mut env) {
+            TxFill::Ready => self.send(99),
+            _ => Vec::new(),
+        }
+    }
+}
+
+#[test]
+fn each_fast_registration_has_its_own_pages() {
+    let list = vec![Cell::new(0); 20];
+    let (mut a, mut b, fast) = with_fast_region(&list);
+    for key in 1..4u32 {
+        let len = 300 + 100 * key as usize;
+        let brought = Scattered::new(7 * key as usize, len, u64::from(key));
+        let old = vec![0x11; len];
+        brought.fill(&old);
+        let (pages, offset) = map(&list, &brought);
+        let register = FastRegister {
+            new_stag: fast | key,
+            offset,
+            len: len as u64,
+            // A tagged offset that has nothing to do with the pages.
+            iova: 0x9000_0000 + u64::from(key),
+            access: ALL,
+            pages: Some(pages),
+        };
+        assert_eq!(b.ask(SendOp::FastRegister(register)), WcStatus::Success);
+        // The first 200 octets of the region stay as they are.
+        let new = [key as u8; 1000];
+        a.memory.fill(&new);
+        let here = [a.sge(0, len - 200)];
+        let write = SendWr::write(1, register.iova + 200, register.new_stag, &here);
+        a.qp.post_send(&write.signaled(), &mut a.host).unwrap();
+        let octets = a.send(99);
+        b.receive(&octets, 1000, 99);
+        assert_eq!(a.done(), [1]);
+        let stag = register.new_stag;
+        assert_eq!(b.ask(SendOp::LocalInvalidate { stag }), WcStatus::Success);
+        let want = [&old[..200], &new[200..len]].concat();
+        assert!(brought.look() == (want, 0), "registration {key}");
+    }
+}
+
+#[test]
+fn a_fast_registration_is_held_to_its_pages() {
+    let list = vec![Cell::new(0); 6];
+    let register = |pages: Option<&Scattered>, len, stag| {
+        let (pages, offset) = pages.map(|pages| map(&list, pages)).unzip();
+        SendOp::FastRegister(FastRegister {
+            new_stag: stag,
+            offset: offset.unwrap_or(0),
+            len,
+            iova: 0,
+            access: ALL,
+            pages,
+        })
+    };
+    // Six pages of 64 octets, in the first of which four are left out.
+    let fits = Scattered::new(4, 6 * 64 - 4, 3);
+    let long = Scattered::new(0, 7 * 64, 3);
+    let refused = [
+        ("an octet behind the last page", Some(&fits), 381),
+        ("more pages than the region has room for", Some(&long), 64),
+        ("no pages", None, 1),
+    ];
+    for (what, pages, len) in refused {
+        let (_, mut b, fast) = with_fast_region(&list);
+        // A registration before leaves nothing behind that could be used.
+        let before = b.ask(register(Some(&fits), 380, fast));
+        let ended = b.ask(SendOp::LocalInvalidate { stag: fast });
+        assert_eq!([before, ended], [WcStatus::Success; 2]);
+        let status = b.ask(register(pages, len, fast));
+        assert_eq!(status, WcStatus::MwBind, "{what}");
+        assert!(!b.table.info(fast).unwrap().valid);
+    }
+    // Memory that is not of this kind takes no pages.
+    let (_, mut b, _) = with_fast_region(&list);
+    let other = b.table.allocate_fast(fits.pages(), 1, 0x3579_bd00).unwrap();
+    let status = b.ask(register(Some(&fits), 64, other));
+    assert_eq!(status, WcStatus::MwBind);
 }

@@ -22,6 +22,7 @@ fn fast(rig: &mut Rig, offset: u64, len: u64, access: Access) -> Mr {
         len,
         iova: BASE,
         access,
+        pages: None,
     };
     rig.table.fast_register(&wr, PD).unwrap();
     Mr { stag, at, len: 64 }

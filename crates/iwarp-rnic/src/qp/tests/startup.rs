@@ -199,6 +199,7 @@ fn fast(rig: &mut Rig) -> (u32, SendOp, SendOp) {
         len: 64,
         iova,
         access: Access::LOCAL_WRITE,
+        pages: None,
     });
     (stag, register, SendOp::LocalInvalidate { stag })
 }

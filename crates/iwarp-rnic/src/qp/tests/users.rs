@@ -32,6 +32,7 @@ fn register(rig: &Rig, stag: u32, at: u64, len: u32) -> Result<(), MemoryError> 
         len: u64::from(len),
         iova: at,
         access: Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ,
+        pages: None,
     };
     rig.table.fast_register(&wr, PD)
 }
@@ -201,6 +202,7 @@ fn a_fast_registration_needs_no_table_of_its_own() {
         len: 64,
         iova: at,
         access: Access::LOCAL_WRITE,
+        pages: None,
     };
     let wr = SendWr::new(1, SendOp::FastRegister(wr), &[]).with_flags(SendFlags::SIGNALED);
     a.qp.post_send(&wr, &mut a.host).unwrap();
