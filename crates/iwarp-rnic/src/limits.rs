@@ -33,6 +33,8 @@ pub const TX_PLAN_BYTES: usize = 312 * 1024;
 pub const TX_PLAN_CUTS: usize = 256;
 /// Most pieces of one plan. One system call takes at most 1024.
 pub const TX_PLAN_PIECES: usize = 512;
+/// Most messages of one plan. With 50 octets of payload or more, a plan's scratch is full earlier.
+pub const TX_PLAN_MESSAGES: usize = 4096;
 /// Read responses sent in a row while local work requests wait, so that a peer's Reads cannot stop local requests.
 pub const RESPONSE_BURST: u32 = 16;
 

@@ -75,6 +75,18 @@ impl<M: Memory> MemoryTable<M> {
         }
     }
 
+    /// As [`check`](Self::check), where the access needs no count: the region is an ordinary one, which ends only while nobody borrows the
+    /// table. Returns `None` otherwise, and if the access is refused: [`check`](Self::check) knows which.
+    #[inline]
+    pub(crate) fn check_ordinary(
+        &self,
+        range: (u32, u64, u32),
+        need: Access,
+        who: Accessor,
+    ) -> Option<Span<'_, M>> {
+        self.check_uncounted(range, need, who).ok()
+    }
+
     /// Checks an access that needs no count: to an ordinary region, which ends only while nobody borrows the table.
     #[inline]
     fn check_uncounted(

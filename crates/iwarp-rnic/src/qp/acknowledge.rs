@@ -46,12 +46,19 @@ impl Acknowledge {
 
     /// A Send or Write was put into the plan.
     pub(super) const fn sent(&mut self) {
-        self.unasked = self.unasked.saturating_add(1);
+        // Where it would wrap, nobody has asked for the mode: it begins with a count of its own.
+        self.unasked = self.unasked.wrapping_add(1);
     }
 
     /// A request was put into the plan whose answer acknowledges what was sent before.
     pub(super) const fn asked(&mut self) {
         self.unasked = 0;
+    }
+
+    /// Returns `true` if the peer is to be asked about requests, and is not being asked already.
+    #[inline]
+    pub(super) const fn is_due(&self) -> bool {
+        self.on && self.unasked > 0 && !self.probing
     }
 
     /// Returns `true` after `BURST` requests without a probe, so that a program that never pauses still gets completions.
@@ -90,20 +97,9 @@ impl QueuePair {
             && self.is_between_messages(buffer)
     }
 
-    /// Returns `true` if a probe is due and may be sent.
-    #[inline]
-    pub(super) fn wants_probe(&self) -> bool {
-        let a = &self.acknowledge;
-        a.on && a.unasked > 0
-            && !a.probing
-            && self.life.may_probe()
-            && !self.tx.rtr_pending()
-            // A probe takes one of the peer's places for Reads. Peers serve zero-length Reads even if they granted none.
-            && self.sq.awaited.len() + u32::from(self.rx.rtr_response_due)
-                < u32::from(self.sq.ord()).max(1)
-    }
-
     /// Writes a probe into the plan: a zero-length Read.
+    #[cold]
+    #[inline(never)]
     pub(super) fn emit_probe(&mut self, plan: &mut TxPlan, w: &Wire<'_, impl Memory>) {
         let sink_stag = self.next_sink();
         let msn = self.emit_empty_read(Stag(sink_stag), plan, w);

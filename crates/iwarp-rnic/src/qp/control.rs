@@ -186,7 +186,7 @@ impl QueuePair {
                 self.accessor(),
             )
             .map_err(refused)?;
-        self.respond(Response::to(r), header, ulpdu_len)
+        self.respond(Response::Read(*r), header, ulpdu_len)
     }
 
     /// Queues an answer, within the IRD.
@@ -201,7 +201,7 @@ impl QueuePair {
         //# the maximum number of outstanding, inbound RDMA Read Requests that
         //# were negotiated between the ULP and the Local Peer's RDMAP layer.
         // If no Reads were granted, only the RTR message by Read is allowed, which reads nothing.
-        let nothing = matches!(response, Response::Read { len: 0, .. });
+        let nothing = matches!(response, Response::Read(ReadRequest { size: 0, .. }));
         if self.responses.limit() == 0 && !nothing || !self.responses.push(response) {
             return Err(RxFault::segment(
                 TerminateCode::DDP_UNTAGGED_NO_BUFFER,

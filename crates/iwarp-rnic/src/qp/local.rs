@@ -7,7 +7,7 @@
 //! memory only during a write or a read, and a stream that is blocked writes nothing. Send with Invalidate waits in the same
 //! way before it completes (`deliver`).
 
-use super::{Env, Host, QueuePair};
+use super::{Env, Host, QueuePair, TxFill};
 use crate::memory::{MemoryError, MemoryTable};
 use crate::{FastRegister, SendOp, WcStatus};
 
@@ -18,6 +18,14 @@ pub(super) struct LocalRequest {
     ended: bool,
     /// There is no use in trying before [`QueuePair::retry_memory`].
     pub(super) waits: bool,
+}
+
+/// What came of a request at the head of the send queue.
+pub(super) enum LocalStep {
+    /// It is carried out, or waits. What goes next is another question.
+    Done,
+    /// Filling the plan stops here.
+    Stop(TxFill),
 }
 
 impl QueuePair {
@@ -33,7 +41,7 @@ impl QueuePair {
         self.tx.local.waits = false;
     }
 
-    /// Carries out the bind that [`TxFill::Memory`](super::TxFill::Memory) announced.
+    /// Carries out the bind that [`TxFill::Memory`] announced.
     pub fn tx_memory<H: Host>(&mut self, table: &mut MemoryTable<H::Memory>, host: &mut H) {
         let Some((seq, slot)) = self.startable() else {
             return;
@@ -46,7 +54,7 @@ impl QueuePair {
             self.tx.local.waits = true;
             return;
         }
-        self.sq.advance();
+        self.start_next();
         self.finish_memory(seq, result, host);
         // It may have been the last request of a stream that is closing.
         self.note_drained();
@@ -57,6 +65,27 @@ impl QueuePair {
             Ok(()) => self.complete_request(seq, host),
             Err(_) => self.fail_request(seq, WcStatus::MwBind, host),
         }
+    }
+
+    /// Carries out the request at the head of the send queue, which only changes the table. `first` says whether nothing is in the plan.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn local_request<H: Host>(
+        &mut self,
+        first: bool,
+        env: &mut Env<'_, H>,
+    ) -> LocalStep {
+        let Some((seq, slot)) = self.sq.next() else {
+            return LocalStep::Done;
+        };
+        match slot.op {
+            // Earlier requests may send from that memory, so they are written first.
+            SendOp::LocalInvalidate { .. } if !first => return LocalStep::Stop(TxFill::Ready),
+            SendOp::LocalInvalidate { stag } => self.local_invalidate(seq, stag, env),
+            SendOp::FastRegister(wr) => self.fast_register(seq, &wr, env),
+            _ => return LocalStep::Stop(TxFill::Memory),
+        }
+        LocalStep::Done
     }
 
     /// Carries out the fast registration at the head of the send queue, unless it has to wait.
@@ -71,7 +100,7 @@ impl QueuePair {
             self.tx.local.waits = !env.memory.is_unused(wr.new_stag);
             return;
         }
-        self.sq.advance();
+        self.start_next();
         self.finish_memory(seq, result, env.host);
     }
 
@@ -89,7 +118,7 @@ impl QueuePair {
             return;
         }
         self.tx.local = LocalRequest::default();
-        self.sq.advance();
+        self.start_next();
         match complete {
             Ok(_) => self.complete_request(seq, env.host),
             Err(_) => self.fail_request(seq, WcStatus::LocalProtection, env.host),

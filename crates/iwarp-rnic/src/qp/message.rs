@@ -1,98 +1,216 @@
-//! The messages of the transmit side, segment by segment: Sends and Writes, Read Requests and atomics, immediate
-//! data, the answers to the peer, RTR messages and Terminate (RFC 5040 section 5, RFC 7306 sections 5 and 6,
-//! RFC 6581 section 9.2).
+//! The messages of the program and our own: Sends and Writes, Read Requests and atomics, immediate data, RTR messages and
+//! Terminate (RFC 5040 section 5, RFC 7306 sections 5 and 6, RFC 6581 section 9.2).
+//!
+//! `next` says which of them goes next, `headers` has their headers, `segment` puts them into a plan, and `answer` has the answers to the
+//! peer.
 
 use super::fault::TerminateOctets;
+use super::headers::{
+    STAG_OF_NOTHING, control_header, empty_write_header, payload_header, payload_header_len,
+    peer_stag,
+};
 use super::plan::{Milestone, TxPlan};
-use super::response::Response;
-use super::segment::{LOCAL_READ, Payload, Wire};
-use super::send_queue::{Awaited, Slot};
+use super::segment::{Out, Source, Wire, cut};
+use super::send_queue::{Awaited, SendQueue, Slot};
 use super::tx::{Job, Stage};
 use super::{Host, QueuePair, Rtr};
-use crate::memory::Memory;
-use crate::{Access, SendFlags, SendOp, WcStatus};
-use iwarp_proto::ddp::{
-    Header, Stag, TAGGED_HEADER_LEN, TaggedHeader, UNTAGGED_HEADER_LEN, UntaggedHeader,
-};
-use iwarp_proto::rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Immediate, Opcode, ReadRequest};
+use crate::limits::CONTROL_MAX;
+use crate::memory::{AccessError, Memory};
+use crate::{Access, SendFlags, SendOp, Sge, WcStatus};
+use core::convert::Infallible;
+use iwarp_proto::ddp::Stag;
+use iwarp_proto::rdmap::{AtomicOp, AtomicRequest, Immediate, Opcode, ReadRequest};
 
-/// Some receivers refuse STag 0 whatever the length, so zero-length messages carry STag 1.
-const STAG_OF_NOTHING: Stag = Stag(1);
+/// Returns `true` if the plan has room for a message that is not payload of the program or the peer.
+pub(super) const fn has_room_for_control(plan: &TxPlan, w: &Wire<'_, impl Memory>) -> bool {
+    plan.has_room(w.scratch(CONTROL_MAX as u32, false))
+}
+
+/// What came of a request that is next.
+enum Begun {
+    /// The plan has no room for it. Nothing was done.
+    NoRoom,
+    /// It is in the plan, and an answer or a probe behind it acknowledges it.
+    Sent,
+    /// It is in the plan, and all else is done.
+    Whole,
+    /// Some of it is in the plan.
+    Part,
+    Failed(WcStatus),
+}
 
 impl QueuePair {
-    /// Emits the next FPDU of the message that is being sent.
+    /// Puts requests into the plan, up to `most`, from the one that starts next on. Returns `false` if there is no room for it.
     #[inline]
-    pub(super) fn step<H: Host>(
+    pub(super) fn send_requests<H: Host>(
+        &mut self,
+        most: u32,
+        plan: &mut TxPlan,
+        w: &Wire<'_, impl Memory>,
+        host: &mut H,
+    ) -> bool {
+        let small = w.small_max(self.tx.mulpdu);
+        for _ in 0..most {
+            let Some((seq, slot, place)) = self.sq.next_with_place() else {
+                break;
+            };
+            if !self.may_start(slot) || slot.op.is_local() {
+                break;
+            }
+            let is_small = slot.num_sge == 1 && slot.len.wrapping_sub(1) < small;
+            let begun = match slot.op {
+                // Two arms, so that the compiler knows the header in each.
+                SendOp::Write { .. } if is_small => {
+                    let out = Out::new(&mut self.tx, &mut self.counters, plan, w);
+                    out.send_small(seq, slot, self.sq.sge_at(place))
+                }
+                SendOp::Send if is_small => {
+                    let out = Out::new(&mut self.tx, &mut self.counters, plan, w);
+                    out.send_small(seq, slot, self.sq.sge_at(place))
+                }
+                SendOp::Read { remote_addr, rkey } => {
+                    self.ask_read(seq, place, (remote_addr, rkey), plan, w)
+                }
+                _ => self.begin(seq, place, plan, w),
+            };
+            match begun {
+                Begun::Sent => {
+                    self.acknowledge.sent();
+                    self.start_next();
+                }
+                Begun::Whole => self.start_next(),
+                Begun::NoRoom => return false,
+                Begun::Part => {
+                    self.start_next();
+                    break;
+                }
+                Begun::Failed(status) => {
+                    self.start_next();
+                    self.fail_request(seq, status, host);
+                    break;
+                }
+            }
+        }
+        true
+    }
+
+    /// Puts any request that is a message into the plan, as far as there is room.
+    #[inline(never)]
+    fn begin(
+        &mut self,
+        seq: u32,
+        place: usize,
+        plan: &mut TxPlan,
+        w: &Wire<'_, impl Memory>,
+    ) -> Begun {
+        let Some(slot) = self.sq.at(place) else {
+            return Begun::Failed(WcStatus::LocalQpOperation);
+        };
+        let result = match slot.op {
+            SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } => {
+                if !has_room_for_control(plan, w) {
+                    return Begun::NoRoom;
+                }
+                self.ask_atomic(seq, place, plan, w)
+            }
+            SendOp::SendImm(_) => {
+                let stage = Stage::ImmediateFirst;
+                self.tx.job = Some(Job::Request { seq, off: 0, stage });
+                Ok(())
+            }
+            _ => {
+                let len = cut(slot.len, self.payload_room(slot)).0;
+                if !plan.has_room(w.scratch(len, false)) {
+                    return Begun::NoRoom;
+                }
+                self.send_payload(seq, place, 0, plan, w)
+            }
+        };
+        match result {
+            Err(status) => Begun::Failed(status),
+            Ok(()) if self.tx.job.is_some() => Begun::Part,
+            Ok(()) => Begun::Whole,
+        }
+    }
+
+    /// Notes that the next request of the send queue has started.
+    #[inline]
+    pub(super) const fn start_next(&mut self) {
+        self.sq.advance();
+        self.tx.responses_in_row = 0;
+    }
+
+    /// Puts more of the message that was begun into the plan. Returns `false` if there is no room for it.
+    #[inline(never)]
+    pub(super) fn send_rest<H: Host>(
         &mut self,
         job: Job,
         plan: &mut TxPlan,
         w: &Wire<'_, impl Memory>,
         host: &mut H,
-    ) {
-        match job {
-            Job::Response { off } => self.step_response(off, plan, w, host),
-            Job::Request { seq, off, stage } => {
-                if let Err(status) = self.step_request(seq, off, stage, plan, w) {
-                    self.fail_request(seq, status, host);
-                }
-            }
+    ) -> bool {
+        let (seq, off, stage) = match job {
+            Job::Response { off } => return self.continue_response(off, plan, w, host),
+            Job::Request { seq, off, stage } => (seq, off, stage),
+        };
+        let Some((slot, place)) = self.sq.slot_with_place(seq) else {
+            self.tx.job = None;
+            return true;
+        };
+        let needed = match stage {
+            Stage::Body => cut(slot.len.wrapping_sub(off), self.payload_room(slot)).0,
+            Stage::ImmediateFirst | Stage::ImmediateLast => Immediate::LEN as u32,
+        };
+        if !plan.has_room(w.scratch(needed, false)) {
+            return false;
         }
+        self.tx.job = None;
+        if stage != Stage::Body {
+            self.send_immediate(seq, stage, plan, w);
+        } else if let Err(status) = self.send_payload(seq, place, off, plan, w) {
+            self.fail_request(seq, status, host);
+        }
+        true
     }
 
+    /// Returns how many octets of payload a segment of a Send or RDMA Write has at most.
     #[inline]
-    fn step_request(
+    fn payload_room(&self, slot: &Slot) -> u32 {
+        u32::from(self.tx.mulpdu).saturating_sub(payload_header_len(slot) as u32)
+    }
+
+    /// Puts a Send or RDMA Write into the plan from `off` on, as far as there is room. There is room for one segment.
+    #[inline(never)]
+    fn send_payload(
         &mut self,
         seq: u32,
+        place: usize,
         off: u32,
-        stage: Stage,
         plan: &mut TxPlan,
         w: &Wire<'_, impl Memory>,
     ) -> Result<(), WcStatus> {
-        let Some(slot) = self.sq.slot(seq) else {
-            self.tx.job = None;
-            return Ok(());
+        let Some(slot) = self.sq.at(place) else {
+            return Err(WcStatus::LocalQpOperation);
         };
-        if stage != Stage::Body {
-            let imm = match slot.op {
-                SendOp::SendImm(imm) | SendOp::WriteImm { imm, .. } => imm,
-                _ => 0,
-            };
-            let solicited = slot.flags.contains(SendFlags::SOLICITED);
-            self.step_immediate(seq, stage, imm, solicited, plan, w);
-            return Ok(());
-        }
-        match slot.op {
-            SendOp::Read { remote_addr, rkey } => {
-                self.emit_read(seq, slot.len, remote_addr, rkey, plan, w)
+        let room = self.payload_room(slot);
+        let mut out = Out::new(&mut self.tx, &mut self.counters, plan, w);
+        let mut end = off;
+        let result = out.payload(&self.sq, slot, place, &mut end, room);
+        result.map_err(|_| WcStatus::LocalProtection)?;
+        let stage = match slot.op {
+            _ if end != slot.len => Stage::Body,
+            SendOp::WriteImm { .. } => Stage::ImmediateLast,
+            _ => {
+                self.sent(seq, plan);
+                return Ok(());
             }
-            SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } => {
-                let op = slot.op;
-                self.emit_atomic(seq, &op, plan, w)
-            }
-            _ => self.emit_payload(seq, off, plan, w),
-        }
-    }
-
-    fn step_immediate(
-        &mut self,
-        seq: u32,
-        stage: Stage,
-        imm: u32,
-        solicited: bool,
-        plan: &mut TxPlan,
-        w: &Wire<'_, impl Memory>,
-    ) {
-        if stage == Stage::ImmediateFirst {
-            self.emit_immediate(Immediate::before_send(imm), false, plan, w);
-            self.tx.job = Some(Job::Request {
-                seq,
-                off: 0,
-                stage: Stage::Body,
-            });
-        } else {
-            self.emit_immediate(Immediate::plain(imm), solicited, plan, w);
-            self.sent(seq, plan);
-        }
+        };
+        self.tx.job = Some(Job::Request {
+            seq,
+            off: end,
+            stage,
+        });
+        Ok(())
     }
 
     /// The whole request is in the plan.
@@ -100,254 +218,28 @@ impl QueuePair {
     fn sent(&mut self, seq: u32, plan: &mut TxPlan) {
         plan.add_milestone(Milestone::Request(seq));
         self.acknowledge.sent();
-        self.tx.job = None;
     }
 
-    /// Emits the next segment of a Send or RDMA Write.
-    #[inline]
-    fn emit_payload(
+    /// Puts immediate data into the plan. There is room.
+    #[cold]
+    #[inline(never)]
+    fn send_immediate(
         &mut self,
         seq: u32,
-        off: u32,
-        plan: &mut TxPlan,
-        w: &Wire<'_, impl Memory>,
-    ) -> Result<(), WcStatus> {
-        let Some(slot) = self.sq.slot(seq) else {
-            return Err(WcStatus::LocalQpOperation);
-        };
-        //= rfc5041 section 5.2
-        //# At the Data Source, the DDP layer MUST send all the data contained in
-        //# the ULP message.
-        let left = slot.len.wrapping_sub(off);
-        let tagged = match slot.op {
-            SendOp::Write { remote_addr, rkey }
-            | SendOp::WriteImm {
-                remote_addr, rkey, ..
-            } => Some((remote_addr, rkey)),
-            _ => None,
-        };
-        let header_len = if tagged.is_some() {
-            TAGGED_HEADER_LEN
-        } else {
-            UNTAGGED_HEADER_LEN
-        };
-        //= rfc5041 section 5.2
-        //# At the Data Source, the DDP layer MUST segment the data contained in a
-        //# ULP message into a series of DDP Segments, where each DDP Segment
-        //# contains a DDP Header and ULP Payload, and MUST be no larger than the
-        //# MULPDU value Advertised by the LLP.
-        //= rfc5044 section 3
-        //# The sending DDP MUST NOT post a ULPDU larger than 64768 octets to
-        //# MPA.
-        //= rfc5044 section 3
-        //# DDP SHOULD limit each record size to MULPDU.
-        //= rfc5044 section 4.5
-        //# DDP SHOULD provide ULPDUs that are as large as possible, but less than
-        //# or equal to MULPDU.
-        let room = u32::from(self.tx.mulpdu).saturating_sub(header_len as u32);
-        //= rfc5041 section 5.2
-        //# A zero-length DDP Message is allowed and MUST consume exactly one DDP
-        //# Segment.
-        let len = left.min(room);
-        //= rfc5041 section 4.1
-        //# It MUST be set to one on the last DDP Segment of every DDP Message.
-        //= rfc5041 section 4.1
-        //# It MUST NOT be set to one on any other DDP Segment.
-        //= rfc5041 section 4.1
-        //# The DDP Segment with the L bit set to 1 MUST be posted to the LLP after
-        //# all other DDP Segments of the associated DDP Message have been posted to
-        //# the LLP.
-        //= rfc5041 section 4.1
-        //# For an Untagged DDP Message, the DDP Segment with the L bit set to 1 MUST
-        //# carry the highest MO.
-        let last = len == left;
-        let inline = slot.flags.contains(SendFlags::INLINE);
-        if off == 0 {
-            if !last && !inline {
-                self.check_local(seq, LOCAL_READ, w)?;
-            }
-            if tagged.is_none() {
-                self.tx.next_msn(0);
-            }
-        }
-        //= rfc5041 section 4.2
-        //# At the Data Source, DDP MUST set RsvdULP Field to the value specified by the
-        //# ULP.
-        //= rfc5041 section 4.2
-        //# Each DDP Segment within a specific DDP Message MUST contain the same value
-        //# for this field.
-        //= rfc5041 section 4.2
-        //# The Data Source MUST ensure that each DDP Segment within a specific DDP
-        //# Message contains the same value for this field.
-        //= rfc5041 section 4.2
-        //# Each DDP Segment within a specific DDP Message MUST contain the same value
-        //# for this field and MUST be the value supplied by the ULP.
-        //= rfc5041 section 4.3
-        //# At the Data Source, DDP MUST set RsvdULP Field to the value specified by the
-        //# ULP.
-        //= rfc5041 section 4.3
-        //# Each DDP Segment within a specific DDP Message MUST contain the same value
-        //# for the RsvdULP field.
-        //= rfc5041 section 4.3
-        //# Each DDP segment within a specific DDP message MUST contain the same value
-        //# for this field and MUST be the value supplied by the ULP at the Data Source.
-        //= rfc5041 section 4.3
-        //# The Data Source MUST ensure that each DDP Segment within a specific DDP
-        //# Message contains the same value for this field.
-        //= rfc5041 section 4.3
-        //# Each DDP segment within a specific DDP message MUST contain the same value
-        //# for this field.
-        let header = match tagged {
-            //= rfc5040 section 5.1
-            //# An RDMA Write Message MUST reference a Tagged Buffer.
-            //= rfc5040 section 5.1
-            //# That is, the Data Source RDMAP layer MUST request that the DDP layer
-            //# mark the Message as Tagged.
-            //= rfc5041 section 4.2
-            //# At the Data Source, DDP MUST set the STag field to the value specified
-            //# by the ULP.
-            Some((to, rkey)) => Header::Tagged(TaggedHeader {
-                last,
-                opcode: Opcode::WRITE,
-                stag: if slot.len == 0 && rkey == 0 {
-                    STAG_OF_NOTHING
-                } else {
-                    Stag(rkey)
-                },
-                //= rfc5041 section 5.2
-                //# For each DDP Segment of a Tagged DDP Message, the TO MUST be set to the
-                //# octet offset from the first octet in the associated ULP Message to the
-                //# first octet in the ULP Payload contained in the DDP Segment, plus the TO
-                //# assigned to the first octet in the associated ULP Message.
-                to: to.wrapping_add(u64::from(off)),
-            }),
-            None => {
-                //= rfc5040 section 5.3
-                //# A Send Message Type MUST reference an Untagged Buffer.
-                //= rfc5040 section 5.3
-                //# That is, the Local Peer's RDMAP layer MUST request that the DDP layer
-                //# mark the Message as Untagged.
-                //= rfc5040 section 5.3
-                //# For a Send Message Type, the Local Peer's RDMAP layer MUST request that
-                //# the DDP layer set the Queue Number field to zero.
-                //= rfc5040 section 5.3
-                //# The Local Peer MUST issue Send Message Type Messages in the order they
-                //# were submitted by the ULP.
-                let (opcode, invalidate) = send_opcode(slot);
-                Header::Untagged(UntaggedHeader {
-                    last,
-                    opcode,
-                    invalidate_stag: Stag(invalidate),
-                    qn: 0,
-                    msn: self.tx.msn.first().copied().unwrap_or(1).wrapping_sub(1),
-                    //= rfc5041 section 4.3
-                    //# The MO referencing the first octet of the DDP Message MUST be set to
-                    //# zero by the DDP layer.
-                    //= rfc5041 section 5.2
-                    //# For each DDP Segment of a Untagged DDP Message, the MO MUST be set to
-                    //# the octet offset from the first octet in the associated ULP Message
-                    //# (which is defined to be zero) to the first octet in the ULP Payload
-                    //# contained in the DDP Segment.
-                    mo: off,
-                })
-            }
-        };
-        let payload = if inline {
-            let data = self.sq.inline(seq);
-            Payload::Bytes(data.get(off as usize..(off + len) as usize).unwrap_or(&[]))
-        } else {
-            Payload::Local {
-                sges: self.sq.sges(seq),
-                off,
-                len,
-            }
-        };
-        let immediate_follows = matches!(slot.op, SendOp::WriteImm { .. });
-        self.tx
-            .emit(plan, &header, payload, w)
-            .map_err(|_| WcStatus::LocalProtection)?;
-        self.count_fpdu(len);
-        if !last {
-            self.tx.job = Some(Job::Request {
-                seq,
-                //= rfc5041 section 5.3
-                //# SHOULD transmit DDP Segments within a DDP Message in increasing MO order
-                //# for Untagged DDP Messages, and in increasing TO order for Tagged DDP
-                //# Messages.
-                off: off.wrapping_add(len),
-                stage: Stage::Body,
-            });
-        } else if immediate_follows {
-            self.tx.job = Some(Job::Request {
-                seq,
-                off: 0,
-                stage: Stage::ImmediateLast,
-            });
-        } else {
-            self.sent(seq, plan);
-        }
-        Ok(())
-    }
-
-    #[inline]
-    const fn count_fpdu(&mut self, payload: u32) {
-        self.counters.tx_fpdus = self.counters.tx_fpdus.wrapping_add(1);
-        self.counters.tx_payload = self.counters.tx_payload.wrapping_add(payload as u64);
-    }
-
-    /// Returns `true` if all local elements of a request may be used like this.
-    fn check_local(
-        &self,
-        seq: u32,
-        need: Access,
-        w: &Wire<'_, impl Memory>,
-    ) -> Result<(), WcStatus> {
-        for sge in self.sq.sges(seq) {
-            w.memory
-                .covers(sge.lkey, sge.addr, u64::from(sge.len), need, w.who)
-                .map_err(|_| WcStatus::LocalProtection)?;
-        }
-        Ok(())
-    }
-
-    pub(super) fn emit_control(
-        &mut self,
-        opcode: Opcode,
-        qn: u32,
-        body: &[u8],
-        plan: &mut TxPlan,
-        w: &Wire<'_, impl Memory>,
-    ) -> u32 {
-        let msn = self.tx.next_msn(qn);
-        let header = Header::Untagged(UntaggedHeader {
-            last: true,
-            opcode,
-            //= rfc5040 section 4.1
-            //# For Send, Send with Solicited Event, RDMA Read Request, and Terminate, the
-            //# Invalidate STag field MUST be set to zero on transmit and ignored by the
-            //# receiver.
-            invalidate_stag: Stag(0),
-            qn,
-            msn,
-            mo: 0,
-        });
-        // Inline octets are ours: no access to memory can fail.
-        let _ = self.tx.emit(plan, &header, Payload::Bytes(body), w);
-        self.count_fpdu(0);
-        msn
-    }
-
-    fn emit_immediate(
-        &mut self,
-        imm: Immediate,
-        solicited: bool,
+        stage: Stage,
         plan: &mut TxPlan,
         w: &Wire<'_, impl Memory>,
     ) {
-        let opcode = if solicited {
-            Opcode::IMMEDIATE_SE
-        } else {
-            Opcode::IMMEDIATE
+        let Some(slot) = self.sq.slot(seq) else {
+            return;
+        };
+        let (SendOp::SendImm(imm) | SendOp::WriteImm { imm, .. }) = slot.op else {
+            return;
+        };
+        let first = stage == Stage::ImmediateFirst;
+        let opcode = match slot.flags.contains(SendFlags::SOLICITED) && !first {
+            true => Opcode::IMMEDIATE_SE,
+            false => Opcode::IMMEDIATE,
         };
         //= rfc7306 section 6.3
         //# An Immediate Data or Immediate Data with SE Message MUST reference an
@@ -355,10 +247,57 @@ impl QueuePair {
         //= rfc7306 section 6.3
         //# The Local Peer MUST issue Immediate Data and Immediate Data with SE
         //# Messages in the order they were submitted by the ULP.
-        self.emit_control(opcode, 0, &imm.octets(), plan, w);
+        let imm = match first {
+            true => Immediate::before_send(imm),
+            false => Immediate::plain(imm),
+        };
+        self.emit_control(opcode, 0, Immediate::LEN, plan, w, |out| imm.emit(out));
+        if first {
+            let stage = Stage::Body;
+            self.tx.job = Some(Job::Request { seq, off: 0, stage });
+        } else {
+            self.sent(seq, plan);
+        }
+    }
+
+    /// Returns `Ok` if all local elements of a request may be written to.
+    #[inline(always)]
+    fn check_sinks(&self, sges: &[Sge], w: &Wire<'_, impl Memory>) -> Result<(), WcStatus> {
+        let ok = match sges {
+            _ if self.sq.ord() == 0 => return Err(WcStatus::LocalQpOperation),
+            [sge] => w.permits(sge, Access::LOCAL_WRITE),
+            _ => w.check_all(sges, Access::LOCAL_WRITE).is_ok(),
+        };
+        if ok {
+            Ok(())
+        } else {
+            Err(WcStatus::LocalProtection)
+        }
+    }
+
+    /// Appends a message that is one untagged segment of `len` octets, which `fill` writes. Returns its message sequence number.
+    #[inline(always)]
+    pub(super) fn emit_control(
+        &mut self,
+        opcode: Opcode,
+        qn: u32,
+        len: usize,
+        plan: &mut TxPlan,
+        w: &Wire<'_, impl Memory>,
+        fill: impl FnOnce(&mut [u8]) -> usize,
+    ) -> u32 {
+        let msn = self.tx.next_msn(qn);
+        let mut out = Out::new(&mut self.tx, &mut self.counters, plan, w);
+        let header = control_header(opcode, qn, msn);
+        let Ok(()) = out.append::<Infallible>(&header, len as u32, move |out| {
+            fill(out);
+            Ok(())
+        });
+        msn
     }
 
     /// Makes a sink STag for one Read. It is never 0 or 1.
+    #[inline]
     pub(super) const fn next_sink(&mut self) -> u32 {
         let sink = self.tx.next_sink;
         self.tx.next_sink = if sink == u32::MAX {
@@ -369,33 +308,34 @@ impl QueuePair {
         sink
     }
 
-    fn emit_read(
+    /// Puts a Read Request into the plan, for memory of the peer at this tagged offset.
+    #[inline]
+    fn ask_read(
         &mut self,
         seq: u32,
-        len: u32,
-        to: u64,
-        rkey: u32,
+        place: usize,
+        (source_to, rkey): (u64, u32),
         plan: &mut TxPlan,
         w: &Wire<'_, impl Memory>,
-    ) -> Result<(), WcStatus> {
-        if self.sq.ord() == 0 {
-            return Err(WcStatus::LocalQpOperation);
+    ) -> Begun {
+        let Some(slot) = self.sq.at(place) else {
+            return Begun::Failed(WcStatus::LocalQpOperation);
+        };
+        if !has_room_for_control(plan, w) {
+            return Begun::NoRoom;
         }
-        self.check_local(seq, Access::LOCAL_WRITE, w)?;
+        if let Err(status) = self.check_sinks(self.sq.sges_at(place, slot), w) {
+            return Begun::Failed(status);
+        }
+        let len = slot.len;
         let sink_stag = self.next_sink();
         let request = ReadRequest {
             sink_stag: Stag(sink_stag),
             sink_to: 0,
             size: len,
-            source_stag: if len == 0 && rkey == 0 {
-                STAG_OF_NOTHING
-            } else {
-                Stag(rkey)
-            },
-            source_to: to,
+            source_stag: peer_stag(rkey, len),
+            source_to,
         };
-        let mut body = [0u8; ReadRequest::LEN];
-        request.emit(&mut body);
         //= rfc5040 section 5.2
         //# The RDMA Read operation MUST consist of a single RDMA Read Request
         //# Message and a single RDMA Read Response Message.
@@ -412,63 +352,42 @@ impl QueuePair {
         //= rfc5040 section 5.2.1
         //# The Local Peer MUST pass to the DDP layer RDMA Read Request Messages in
         //# the order they were submitted by the ULP.
-        let msn = self.emit_control(Opcode::READ_REQUEST, 1, &body, plan, w);
-        // There is room: `startable` compared the number with the ORD.
+        let msn = self.emit_read(&request, plan, w);
+        // There is room: `may_ask` compared the number with the ORD.
         let awaited = Awaited::read(seq, sink_stag, len, msn);
         let _ = self.sq.awaited.push(awaited);
         self.acknowledge.asked();
-        self.tx.job = None;
-        Ok(())
+        Begun::Whole
     }
 
-    fn emit_atomic(
+    #[inline(always)]
+    fn emit_read(
+        &mut self,
+        request: &ReadRequest,
+        plan: &mut TxPlan,
+        w: &Wire<'_, impl Memory>,
+    ) -> u32 {
+        let (opcode, len, request) = (Opcode::READ_REQUEST, ReadRequest::LEN, *request);
+        self.emit_control(opcode, 1, len, plan, w, move |out| request.emit(out))
+    }
+
+    /// Puts an atomic into the plan. There is room.
+    #[cold]
+    #[inline(never)]
+    fn ask_atomic(
         &mut self,
         seq: u32,
-        op: &SendOp,
+        place: usize,
         plan: &mut TxPlan,
         w: &Wire<'_, impl Memory>,
     ) -> Result<(), WcStatus> {
-        if self.sq.ord() == 0 {
+        let Some(slot) = self.sq.at(place) else {
             return Err(WcStatus::LocalQpOperation);
-        }
-        self.check_local(seq, Access::LOCAL_WRITE, w)?;
-        let request = match *op {
-            SendOp::FetchAdd {
-                remote_addr,
-                rkey,
-                add,
-                mask,
-            } => AtomicRequest {
-                op: AtomicOp::FETCH_ADD,
-                request_id: seq,
-                stag: Stag(rkey),
-                to: remote_addr,
-                add_swap: add,
-                add_swap_mask: mask,
-                compare: 0,
-                compare_mask: 0,
-            },
-            SendOp::CmpSwap {
-                remote_addr,
-                rkey,
-                compare,
-                swap,
-                compare_mask,
-                swap_mask,
-            } => AtomicRequest {
-                op: AtomicOp::CMP_SWAP,
-                request_id: seq,
-                stag: Stag(rkey),
-                to: remote_addr,
-                add_swap: swap,
-                add_swap_mask: swap_mask,
-                compare,
-                compare_mask,
-            },
-            _ => return Err(WcStatus::LocalQpOperation),
         };
-        let mut body = [0u8; AtomicRequest::LEN];
-        request.emit(&mut body);
+        self.check_sinks(self.sq.sges_at(place, slot), w)?;
+        let Some(request) = atomic_request(seq, slot) else {
+            return Err(WcStatus::LocalQpOperation);
+        };
         //= rfc7306 section 5.2.1
         //# An Atomic Operation Request Message MUST reference an Untagged Buffer.
         //= rfc7306 section 5.2.1
@@ -477,7 +396,8 @@ impl QueuePair {
         //= rfc7306 section 5.2.1
         //# The Requester MUST pass to the DDP layer Atomic Operation Request
         //# Messages in the order they were submitted by the ULP.
-        let msn = self.emit_control(Opcode::ATOMIC_REQUEST, 1, &body, plan, w);
+        let (opcode, len) = (Opcode::ATOMIC_REQUEST, AtomicRequest::LEN);
+        let msn = self.emit_control(opcode, 1, len, plan, w, |out| request.emit(out));
         let _ = self.sq.awaited.push(Awaited {
             seq,
             sink_stag: 0,
@@ -488,11 +408,12 @@ impl QueuePair {
             probe: false,
         });
         self.acknowledge.asked();
-        self.tx.job = None;
         Ok(())
     }
 
     /// Emits a zero-length Read Request, and returns its message sequence number.
+    #[cold]
+    #[inline(never)]
     pub(super) fn emit_empty_read(
         &mut self,
         sink_stag: Stag,
@@ -506,27 +427,20 @@ impl QueuePair {
             source_stag: STAG_OF_NOTHING,
             source_to: 0,
         };
-        let mut body = [0u8; ReadRequest::LEN];
-        request.emit(&mut body);
-        self.emit_control(Opcode::READ_REQUEST, 1, &body, plan, w)
+        self.emit_read(&request, plan, w)
     }
 
+    #[cold]
+    #[inline(never)]
     pub(super) fn emit_rtr(&mut self, rtr: Rtr, plan: &mut TxPlan, w: &Wire<'_, impl Memory>) {
+        self.tx.rtr = None;
         match rtr {
             Rtr::Send => {
-                self.emit_control(Opcode::SEND, 0, &[], plan, w);
+                self.emit_control(Opcode::SEND, 0, 0, plan, w, |_| 0);
             }
             Rtr::Write => {
-                let header = TaggedHeader {
-                    last: true,
-                    opcode: Opcode::WRITE,
-                    stag: STAG_OF_NOTHING,
-                    to: 0,
-                };
-                let _ = self
-                    .tx
-                    .emit(plan, &Header::Tagged(header), Payload::Bytes(&[]), w);
-                self.count_fpdu(0);
+                let mut out = Out::new(&mut self.tx, &mut self.counters, plan, w);
+                let Ok(()) = out.append::<Infallible>(&empty_write_header(), 0, |_| Ok(()));
             }
             Rtr::Read => {
                 self.emit_empty_read(STAG_OF_NOTHING, plan, w);
@@ -535,105 +449,8 @@ impl QueuePair {
         }
     }
 
-    fn step_response<H: Host>(
-        &mut self,
-        off: u32,
-        plan: &mut TxPlan,
-        w: &Wire<'_, impl Memory>,
-        host: &mut H,
-    ) {
-        let Some(response) = self.responses.front().copied() else {
-            self.tx.job = None;
-            return;
-        };
-        let done = match response {
-            Response::Atomic {
-                request_id,
-                original,
-            } => {
-                let mut body = [0u8; AtomicResponse::LEN];
-                AtomicResponse {
-                    request_id,
-                    original,
-                }
-                .emit(&mut body);
-                //= rfc7306 section 5
-                //# Atomic Operation Response Messages MUST use the Untagged Buffer model
-                //# with QN=3.
-                //= rfc7306 section 5.2.2
-                //# An Atomic Operation Response Message MUST consume an Untagged Buffer.
-                //= rfc7306 section 5.2.2
-                //# An Atomic Operation Response Message MUST reference the Queue Number 3.
-                //= rfc7306 section 5.2.2
-                //# When the Responder receives Atomic Operation Request messages, the
-                //# Responder RDMAP layer MUST pass Atomic Operation Response Messages to
-                //# the DDP layer, in the order that the Atomic Operation Request Messages
-                //# were received by the RDMAP layer, at the Responder.
-                self.emit_control(Opcode::ATOMIC_RESPONSE, 3, &body, plan, w);
-                true
-            }
-            Response::Read {
-                sink_stag,
-                sink_to,
-                source_stag,
-                source_to,
-                len: total,
-            } => {
-                //= rfc5040 section 5.2.1
-                //# MUST respond with a zero-length RDMA Read Response Message.
-                let left = total.wrapping_sub(off);
-                let len =
-                    left.min(u32::from(self.tx.mulpdu).saturating_sub(TAGGED_HEADER_LEN as u32));
-                //= rfc5040 section 5.2.2
-                //# * A single RDMA Read Response Message MUST write to one remote Tagged
-                //# Buffer.
-                let header = Header::Tagged(TaggedHeader {
-                    last: len == left,
-                    //= rfc5040 section 5.2.2
-                    //# An RDMA Read Response Message MUST reference a Tagged Buffer.
-                    //= rfc5040 section 5.2.2
-                    //# That is, the Data Source RDMAP layer MUST request that the DDP mark the
-                    //# Message as Tagged.
-                    opcode: Opcode::READ_RESPONSE,
-                    stag: Stag(sink_stag),
-                    to: sink_to.wrapping_add(u64::from(off)),
-                });
-                let to = source_to.wrapping_add(u64::from(off));
-                if let Err(e) = self.tx.emit(
-                    plan,
-                    &header,
-                    Payload::Remote {
-                        stag: source_stag,
-                        to,
-                        len,
-                    },
-                    w,
-                ) {
-                    // The region was deregistered between the request and its answer.
-                    let request = ReadRequest {
-                        sink_stag: Stag(sink_stag),
-                        sink_to: sink_to.wrapping_add(u64::from(off)),
-                        size: left,
-                        source_stag: Stag(source_stag),
-                        source_to: to,
-                    };
-                    self.fail_response(e, &request, host);
-                    return;
-                }
-                self.count_fpdu(len);
-                self.tx.job = Some(Job::Response {
-                    off: off.wrapping_add(len),
-                });
-                len == left
-            }
-        };
-        if done {
-            plan.add_milestone(Milestone::Response);
-            self.responses.pop();
-            self.tx.job = None;
-        }
-    }
-
+    #[cold]
+    #[inline(never)]
     pub(super) fn emit_terminate(
         &mut self,
         terminate: &TerminateOctets,
@@ -648,24 +465,98 @@ impl QueuePair {
         //= rfc5040 section 5.4
         //# That is, the Local Peer's RDMAP layer MUST request that the DDP layer
         //# set the Queue Number field to two.
-        self.emit_control(Opcode::TERMINATE, 2, terminate.octets(), plan, w);
+        let octets = terminate.octets();
+        self.emit_control(Opcode::TERMINATE, 2, octets.len(), plan, w, |out| {
+            if let Some(out) = out.get_mut(..octets.len()) {
+                out.copy_from_slice(octets);
+            }
+            octets.len()
+        });
         plan.add_milestone(Milestone::Terminate);
     }
 }
 
-/// Returns the opcode of a Send, and the STag it invalidates.
-const fn send_opcode(slot: &Slot) -> (Opcode, u32) {
-    let solicited = slot.flags.contains(SendFlags::SOLICITED);
-    match (slot.op, solicited) {
-        //= rfc5040 section 5.3
-        //# A Send with Invalidate or Send with Solicited Event and Invalidate
-        //# Message MUST reference an STag.
-        //= rfc5040 section 5.3
-        //# That is, the Local Peer's RDMAP layer MUST pass the RDMA control field
-        //# and the STag that will be Invalidated to the DDP layer.
-        (SendOp::SendInv(stag), false) => (Opcode::SEND_INV, stag),
-        (SendOp::SendInv(stag), true) => (Opcode::SEND_SE_INV, stag),
-        (_, false) => (Opcode::SEND, 0),
-        (_, true) => (Opcode::SEND_SE, 0),
+/// Returns what asks the peer for an atomic.
+fn atomic_request(seq: u32, slot: &Slot) -> Option<AtomicRequest> {
+    let request = match slot.op {
+        SendOp::FetchAdd {
+            remote_addr,
+            rkey,
+            add,
+            mask,
+        } => AtomicRequest {
+            op: AtomicOp::FETCH_ADD,
+            request_id: seq,
+            stag: Stag(rkey),
+            to: remote_addr,
+            add_swap: add,
+            add_swap_mask: mask,
+            compare: 0,
+            compare_mask: 0,
+        },
+        SendOp::CmpSwap {
+            remote_addr,
+            rkey,
+            compare,
+            swap,
+            compare_mask,
+            swap_mask,
+        } => AtomicRequest {
+            op: AtomicOp::CMP_SWAP,
+            request_id: seq,
+            stag: Stag(rkey),
+            to: remote_addr,
+            add_swap: swap,
+            add_swap_mask: swap_mask,
+            compare,
+            compare_mask,
+        },
+        _ => return None,
+    };
+    Some(request)
+}
+
+impl<M: Memory> Out<'_, '_, M> {
+    /// Appends a small Send or RDMA Write of one element. This is what most messages are.
+    #[inline(always)]
+    fn send_small(self, seq: u32, slot: &Slot, sge: Option<&Sge>) -> Begun {
+        if !self.plan.has_room(self.wire.scratch_small(slot.len)) {
+            return Begun::NoRoom;
+        }
+        let Some(sge) = sge else {
+            return Begun::Failed(WcStatus::LocalQpOperation);
+        };
+        let header = payload_header(slot, self.tx.begin_payload(slot), 0, true);
+        let range = (sge.lkey, sge.addr, slot.len);
+        let out = Out::new(self.tx, self.counters, self.plan, self.wire);
+        if out.small(header, range, false).is_err() {
+            return Begun::Failed(WcStatus::LocalProtection);
+        }
+        self.plan.add_milestone(Milestone::Request(seq));
+        Begun::Sent
+    }
+
+    /// Appends segments of a Send or RDMA Write from `off` on, as [`segments`](Self::segments) does.
+    #[inline]
+    fn payload(
+        &mut self,
+        sq: &SendQueue,
+        slot: &Slot,
+        place: usize,
+        off: &mut u32,
+        room: u32,
+    ) -> Result<(), AccessError> {
+        let msn = match *off {
+            0 => self.tx.begin_payload(slot),
+            _ => self.tx.msn.first().map_or(0, |next| next.wrapping_sub(1)),
+        };
+        let header = |off, last| payload_header(slot, msn, off, last);
+        if slot.flags.contains(SendFlags::INLINE) {
+            self.octets(sq.inline_at(place, slot.len as usize), off, room, header);
+            return Ok(());
+        }
+        let sges = sq.sges_at(place, slot);
+        let remote = false;
+        self.segments(Source { sges, remote }, off, slot.len, room, header)
     }
 }

@@ -2,21 +2,24 @@
 //!
 //! [`QueuePair`] says how it is driven, with a whole driver as an example.
 //!
-//! Files: `send_queue` (posting, in-order completion, flush), `acknowledge` (completion when placed), `tx`, `message`,
-//! `segment` and `plan` (FPDUs out), `rx`, `buffer`, `place`, `deliver` and `control` (FPDUs in), `burst` and `burst_reads`
-//! (the short path for runs of small messages, out and in), `response` (inbound Reads and atomics), `fault` (errors,
-//! Terminate), `life` (the states and the phases of a stream, one type) and `state` (what follows from its transitions).
+//! Files: `send_queue` (posting, in-order completion, flush), `acknowledge` (completion when placed), `next` (which message goes
+//! next), `tx`, `message`, `answer`, `headers`, `segment` and `plan` (FPDUs out), `rx`, `buffer`, `place`, `deliver` and `control`
+//! (FPDUs in), `burst` and `burst_reads` (the short path in for runs of small messages), `response` (inbound Reads and atomics),
+//! `fault` (errors, Terminate), `life` (the states and the phases of a stream, one type) and `state` (what follows from its transitions).
 
 mod acknowledge;
+mod answer;
 mod buffer;
 mod burst;
 mod burst_reads;
 mod control;
 mod deliver;
 mod fault;
+mod headers;
 mod life;
 mod local;
 mod message;
+mod next;
 mod place;
 mod plan;
 mod response;
@@ -30,7 +33,7 @@ mod tx;
 pub use buffer::{RxBuffer, RxPlan};
 pub use fault::{Blame, Fault};
 pub use iwarp_proto::mpa::negotiate::Rtr;
-pub use plan::{Run, RunKind, TxPlan};
+pub use plan::{Run, RunKind, TxPlan, TxSizes};
 pub use rx::{RxInterest, RxStatus};
 pub use state::State;
 pub use tx::TxFill;

@@ -4,9 +4,12 @@
 //! are named by STag. They are resolved when they are written: if the stream was blocked and the region was deregistered
 //! meanwhile, that is noticed.
 
-use crate::limits::{MAX_SGE, TX_PLAN_BYTES, TX_PLAN_CUTS, TX_PLAN_PIECES, TX_SCRATCH};
+use crate::limits::{
+    MAX_FPDU, MAX_SGE, TX_COPY_MAX, TX_PLAN_BYTES, TX_PLAN_CUTS, TX_PLAN_MESSAGES, TX_PLAN_PIECES,
+    TX_SCRATCH,
+};
 use crate::memory::{AccessError, Accessor, Fragment, Memory, MemoryTable, Users};
-use crate::storage::filled;
+use crate::storage::{List, filled};
 use crate::{Access, AllocError};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -34,12 +37,19 @@ impl Piece {
     }
 }
 
+impl Default for Piece {
+    fn default() -> Self {
+        Self::Scratch { at: 0, len: 0 }
+    }
+}
+
 /// An event that happens when the plan has been written up to an offset.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Milestone {
     /// This send work request is done.
     Request(u32),
     /// A response has gone out.
+    #[default]
     Response,
     /// The Terminate has gone out.
     Terminate,
@@ -75,19 +85,75 @@ impl<'t> Run<'t> {
     }
 }
 
+/// Sizes of a transmit plan. Those that are too small for one FPDU of any kind are raised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TxSizes {
+    /// Octets of memory of its own, for headers, trailers and copied payload.
+    pub scratch: usize,
+    /// It is closed when it holds this many octets. See [`TX_PLAN_BYTES`].
+    pub bytes: usize,
+    /// Most pieces, of its own and of registered memory, that it names. See [`TX_PLAN_PIECES`].
+    pub pieces: usize,
+    /// Most messages that end in it.
+    pub messages: usize,
+    /// Most TCP segments that need a write of their own.
+    pub cuts: usize,
+    /// Payload up to this many octets is copied beside its header. See [`TX_COPY_MAX`].
+    pub copy_max: u32,
+}
+
+impl TxSizes {
+    /// What suits a process.
+    pub const DEFAULT: Self = Self {
+        scratch: TX_SCRATCH,
+        bytes: TX_PLAN_BYTES,
+        pieces: TX_PLAN_PIECES,
+        messages: TX_PLAN_MESSAGES,
+        cuts: TX_PLAN_CUTS,
+        copy_max: TX_COPY_MAX,
+    };
+
+    /// Most pieces of one FPDU: its head, its payload, its trailer, and the run before it.
+    const FPDU_PIECES: usize = MAX_SGE as usize + 3;
+
+    fn raised(self) -> Self {
+        Self {
+            // An FPDU with markers is made from one without.
+            scratch: self.scratch.max(2 * MAX_FPDU),
+            bytes: self.bytes.max(1),
+            pieces: self.pieces.max(Self::FPDU_PIECES),
+            messages: self.messages.max(1),
+            cuts: self.cuts.max(1),
+            copy_max: self.copy_max,
+        }
+    }
+}
+
+impl Default for TxSizes {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
+
 /// FPDUs ready to be written. Reused: filling a plan allocates nothing.
 #[derive(Debug)]
 pub struct TxPlan {
     scratch: Vec<u8>,
     /// Octets of the scratch that are in use.
     used: usize,
-    pieces: Vec<Piece>,
-    milestones: Vec<(usize, Milestone)>,
+    /// Where the scratch begins that is in use and in no piece yet. Small FPDUs that follow each other become one piece.
+    open: usize,
+    pieces: List<Piece>,
+    /// With more than these there may be no room for those of one FPDU.
+    pieces_max: usize,
+    milestones: List<(usize, Milestone)>,
     next_milestone: usize,
     bytes: usize,
+    bytes_max: usize,
+    copy_max: u32,
     written: usize,
     /// Offsets where a write must end, so that a TCP segment ends there.
-    cuts: Vec<usize>,
+    cuts: List<usize>,
     next_cut: usize,
     /// Octets since the last place where a segment ends, if FPDUs are aligned with segments.
     in_segment: Option<usize>,
@@ -96,32 +162,36 @@ pub struct TxPlan {
 }
 
 impl TxPlan {
-    /// Makes an empty plan. It takes about 300 KiB of address space; share plans between queue pairs.
+    /// Makes an empty plan of the [usual sizes](TxSizes::DEFAULT). It takes about 360 KiB of memory; share plans between queue pairs.
     pub fn new() -> Result<Box<Self>, AllocError> {
-        let mut plan = Self {
-            // The scratch is allocated in full at the start, so that frames are built in place.
-            scratch: filled(TX_SCRATCH)?,
+        Self::with(TxSizes::DEFAULT)
+    }
+
+    /// Makes an empty plan. Everything that it will ever need is allocated here.
+    pub fn with(sizes: TxSizes) -> Result<Box<Self>, AllocError> {
+        let sizes = sizes.raised();
+        Ok(Box::new(Self {
+            scratch: filled(sizes.scratch)?,
             used: 0,
-            pieces: Vec::new(),
-            milestones: Vec::new(),
+            open: 0,
+            pieces: List::new(sizes.pieces)?,
+            pieces_max: sizes.pieces - TxSizes::FPDU_PIECES,
+            milestones: List::new(sizes.messages)?,
             next_milestone: 0,
             bytes: 0,
+            bytes_max: sizes.bytes,
+            copy_max: sizes.copy_max,
             written: 0,
-            cuts: Vec::new(),
+            cuts: List::new(sizes.cuts)?,
             next_cut: 0,
             in_segment: None,
-            users: Users::new(filled(TX_PLAN_PIECES)?),
-        };
-        plan.pieces
-            .try_reserve_exact(TX_PLAN_PIECES)
-            .map_err(|_| AllocError)?;
-        plan.milestones
-            .try_reserve_exact(TX_SCRATCH / 20)
-            .map_err(|_| AllocError)?;
-        plan.cuts
-            .try_reserve_exact(TX_PLAN_CUTS)
-            .map_err(|_| AllocError)?;
-        Ok(Box::new(plan))
+            users: Users::new(filled(sizes.pieces)?),
+        }))
+    }
+
+    /// Payload up to this many octets is copied beside its header.
+    pub(super) const fn copy_max(&self) -> u32 {
+        self.copy_max
     }
 
     /// Returns how many octets are not yet written.
@@ -148,6 +218,7 @@ impl TxPlan {
     pub fn clear(&mut self) {
         debug_assert!(self.users.is_empty(), "a write has not been released");
         self.used = 0;
+        self.open = 0;
         self.pieces.clear();
         self.milestones.clear();
         self.next_milestone = 0;
@@ -159,80 +230,34 @@ impl TxPlan {
     }
 
     /// Returns `true` if there is room for one more FPDU that needs `scratch` octets of scratch.
-    pub(super) fn has_room(&self, scratch: usize) -> bool {
-        self.bytes < TX_PLAN_BYTES
-            && self.pieces.len() + MAX_SGE as usize + 3 <= TX_PLAN_PIECES
-            && self.used + scratch <= TX_SCRATCH
-            && self.milestones.len() < self.milestones.capacity()
-            && self.cuts.len() < TX_PLAN_CUTS
-    }
-
-    /// Returns where the next octets of scratch lie.
     #[inline]
-    pub(super) const fn scratch_end(&self) -> usize {
-        self.used
+    pub(super) const fn has_room(&self, scratch: usize) -> bool {
+        self.bytes < self.bytes_max
+            && self.used + scratch <= self.scratch.len()
+            && self.pieces.len() <= self.pieces_max
+            && self.milestones.room() > 0
+            && self.cuts.room() > 0
     }
 
-    /// Returns `len` octets of scratch from `at` on, to be written before they become part of the plan. The caller has asked
+    /// Returns the next `len` octets of scratch, to be written before they become part of the plan. The caller has asked
     /// [`has_room`](Self::has_room).
     #[inline]
-    pub(super) fn scratch(&mut self, at: usize, len: usize) -> &mut [u8] {
-        self.scratch.get_mut(at..at + len).unwrap_or(&mut [])
+    pub(super) fn scratch(&mut self, len: usize) -> Option<&mut [u8]> {
+        self.scratch.get_mut(self.used..self.used + len)
     }
 
-    /// Splits the scratch into the octets at `from` and those behind them.
-    pub(super) fn scratch_and_rest(&mut self, from: usize, len: usize) -> (&[u8], &mut [u8]) {
-        let all = self.scratch.get_mut(from..).unwrap_or(&mut []);
-        let (plain, rest) = all.split_at_mut_checked(len).unwrap_or((&mut [], &mut []));
-        (plain, rest)
-    }
-
-    /// Makes the `len` octets of scratch from `from` on a part of the plan.
+    /// Makes the next `len` octets of scratch a part of the plan.
     #[inline]
-    pub(super) fn add_scratch(&mut self, from: usize, len: usize) {
-        self.used = from + len;
-        self.bytes += len;
-        // Small FPDUs that follow each other become one run.
-        if let Some(Piece::Scratch { at, len: before }) = self.pieces.last_mut()
-            && *at as usize + *before as usize == from
-        {
-            *before += len as u32;
-            return;
-        }
-        self.pieces.push(Piece::Scratch {
-            at: from as u32,
-            len: len as u32,
-        });
-    }
-
-    /// Returns the next `len` octets of scratch, for one of several FPDUs that follow each other.
-    #[inline]
-    pub(super) fn frame(&mut self, len: usize) -> &mut [u8] {
-        self.scratch(self.used, len)
-    }
-
-    /// Counts the octets of [`frame`](Self::frame) as an FPDU after which `what` happens. It is written only after
-    /// [`join_frames`](Self::join_frames).
-    #[inline]
-    pub(super) fn framed(&mut self, len: usize, what: Option<Milestone>) {
+    pub(super) const fn add_scratch(&mut self, len: usize) {
         self.used += len;
         self.bytes += len;
-        if let Some(what) = what {
-            self.milestones.push((self.bytes, what));
-        }
-    }
-
-    /// Makes the frames since `from` a part of the plan.
-    pub(super) fn join_frames(&mut self, from: usize) {
-        let len = self.used - from;
-        self.bytes -= len;
-        self.add_scratch(from, len);
     }
 
     /// Makes a range of registered memory a part of the plan.
     #[inline]
     pub(super) fn add_memory(&mut self, stag: u32, to: u64, len: u32, need: Access) {
         if len != 0 {
+            self.seal();
             self.bytes += len as usize;
             self.pieces.push(Piece::Memory {
                 stag,
@@ -240,6 +265,18 @@ impl TxPlan {
                 len,
                 need,
             });
+        }
+    }
+
+    /// Makes a piece of the scratch that is in none yet. After this the plan may be written.
+    #[inline]
+    pub(super) fn seal(&mut self) {
+        if self.used > self.open {
+            self.pieces.push(Piece::Scratch {
+                at: self.open as u32,
+                len: (self.used - self.open) as u32,
+            });
+            self.open = self.used;
         }
     }
 
@@ -335,7 +372,7 @@ impl TxPlan {
             visit(Run { fragment, ..run });
             left > 0 && most > 0
         };
-        let result = for_each_part(pieces, scratch, written, |part| match part {
+        let result = for_each_part(pieces.as_slice(), scratch, written, |part| match part {
             Part::Scratch(octets) => Ok(add(Run::scratch(Fragment::of(octets)))),
             Part::Memory { range, need, from } => {
                 let span = users.check(memory, range, need, who)?;
@@ -363,29 +400,34 @@ impl TxPlan {
         out: &mut [u8],
     ) -> Result<usize, AccessError> {
         let mut n = 0;
-        for_each_part(&self.pieces, &self.scratch, self.written, |part| {
-            let Some(rest) = out.get_mut(n..) else {
-                return Ok(false);
-            };
-            let len = match part {
-                Part::Scratch(s) => {
-                    let len = s.len().min(rest.len());
-                    for (to, from) in rest.iter_mut().zip(s) {
-                        *to = *from;
+        for_each_part(
+            self.pieces.as_slice(),
+            &self.scratch,
+            self.written,
+            |part| {
+                let Some(rest) = out.get_mut(n..) else {
+                    return Ok(false);
+                };
+                let len = match part {
+                    Part::Scratch(s) => {
+                        let len = s.len().min(rest.len());
+                        for (to, from) in rest.iter_mut().zip(s) {
+                            *to = *from;
+                        }
+                        len
                     }
-                    len
-                }
-                Part::Memory { range, need, from } => {
-                    let (stag, to, len) = range;
-                    let source = memory.check(stag, to, len, need, who)?;
-                    let source = source.span().split_at(from).1;
-                    source.read(rest);
-                    rest.len().min(source.len() as usize)
-                }
-            };
-            n += len;
-            Ok(n < out.len())
-        })?;
+                    Part::Memory { range, need, from } => {
+                        let (stag, to, len) = range;
+                        let source = memory.check(stag, to, len, need, who)?;
+                        let source = source.span().split_at(from).1;
+                        source.read(rest);
+                        rest.len().min(source.len() as usize)
+                    }
+                };
+                n += len;
+                Ok(n < out.len())
+            },
+        )?;
         Ok(n)
     }
 }

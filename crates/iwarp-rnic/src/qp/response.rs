@@ -8,32 +8,9 @@ use iwarp_proto::rdmap::ReadRequest;
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Response {
     /// Octets of our memory, to the peer's sink.
-    Read {
-        sink_stag: u32,
-        sink_to: u64,
-        source_stag: u32,
-        source_to: u64,
-        len: u32,
-    },
+    Read(ReadRequest),
     /// The old value of an atomic.
     Atomic { request_id: u32, original: u64 },
-}
-
-impl Response {
-    /// The answer to a Read Request.
-    pub(super) const fn to(r: &ReadRequest) -> Self {
-        Self::Read {
-            //= rfc5040 section 4.4
-            //# This field MUST be copied, without interpretation, from the RDMA Read
-            //# Request into the corresponding RDMA Read Response; this field allows the
-            //# Data Sink to place the returning data.
-            sink_stag: r.sink_stag.0,
-            sink_to: r.sink_to,
-            source_stag: r.source_stag.0,
-            source_to: r.source_to,
-            len: r.size,
-        }
-    }
 }
 
 impl Default for Response {

@@ -4,9 +4,11 @@
 use super::place::for_each_part;
 use super::plan::TxPlan;
 use super::tx::Tx;
-use crate::limits::{SUM_PART, TX_COPY_MAX};
-use crate::memory::{AccessError, Accessor, Memory, MemoryTable};
+use crate::counters::Counters;
+use crate::limits::SUM_PART;
+use crate::memory::{AccessError, Accessor, Memory, MemoryTable, Span};
 use crate::{Access, Sge};
+use core::convert::Infallible;
 use iwarp_proto::crc32c::Crc32cFn;
 use iwarp_proto::ddp::{Header, UNTAGGED_HEADER_LEN};
 use iwarp_proto::mpa::framing::{
@@ -16,20 +18,63 @@ use iwarp_proto::mpa::framing::{
 /// The right that reading local memory needs: none of its own.
 pub(super) const LOCAL_READ: Access = Access::empty();
 
-/// Where the payload of a segment comes from.
+/// Octets of scratch beside the payload that an FPDU needs at most: length field, header, pad and CRC.
+const FRAMING: usize = MPA_LEN_FIELD + UNTAGGED_HEADER_LEN + 3 + CRC_LEN;
+
+/// Registered memory that is the payload of a message.
 #[derive(Clone, Copy)]
-pub(super) enum Payload<'a> {
-    Bytes(&'a [u8]),
-    Local { sges: &'a [Sge], off: u32, len: u32 },
-    Remote { stag: u32, to: u64, len: u32 },
+pub(super) struct Source<'a> {
+    pub(super) sges: &'a [Sge],
+    /// The peer has asked for it, by STag.
+    pub(super) remote: bool,
 }
 
-impl Payload<'_> {
-    const fn len(&self) -> usize {
-        match self {
-            Self::Bytes(b) => b.len(),
-            Self::Local { len, .. } | Self::Remote { len, .. } => *len as usize,
+impl Source<'_> {
+    #[inline]
+    const fn need(&self) -> Access {
+        match self.remote {
+            true => Access::REMOTE_READ,
+            false => LOCAL_READ,
         }
+    }
+}
+
+/// Returns the length of the segment that begins where `left` octets of its message are left, and whether it is the last one.
+//= rfc5041 section 5.2
+//# At the Data Source, the DDP layer MUST send all the data contained in
+//# the ULP message.
+//= rfc5041 section 5.2
+//# At the Data Source, the DDP layer MUST segment the data contained in a
+//# ULP message into a series of DDP Segments, where each DDP Segment
+//# contains a DDP Header and ULP Payload, and MUST be no larger than the
+//# MULPDU value Advertised by the LLP.
+//= rfc5044 section 3
+//# The sending DDP MUST NOT post a ULPDU larger than 64768 octets to
+//# MPA.
+//= rfc5044 section 3
+//# DDP SHOULD limit each record size to MULPDU.
+//= rfc5044 section 4.5
+//# DDP SHOULD provide ULPDUs that are as large as possible, but less than
+//# or equal to MULPDU.
+//= rfc5041 section 5.2
+//# A zero-length DDP Message is allowed and MUST consume exactly one DDP
+//# Segment.
+//= rfc5041 section 4.1
+//# It MUST be set to one on the last DDP Segment of every DDP Message.
+//= rfc5041 section 4.1
+//# It MUST NOT be set to one on any other DDP Segment.
+//= rfc5041 section 4.1
+//# The DDP Segment with the L bit set to 1 MUST be posted to the LLP after
+//# all other DDP Segments of the associated DDP Message have been posted to
+//# the LLP.
+//= rfc5041 section 4.1
+//# For an Untagged DDP Message, the DDP Segment with the L bit set to 1 MUST
+//# carry the highest MO.
+#[inline(always)]
+pub(super) const fn cut(left: u32, room: u32) -> (u32, bool) {
+    match left > room {
+        true => (room, false),
+        false => (left, true),
     }
 }
 
@@ -41,201 +86,444 @@ pub(super) struct Wire<'a, M> {
     pub(super) markers: bool,
     /// The program may change octets while they are sent.
     pub(super) snapshot: bool,
+    /// See [`TxSizes::copy_max`](super::plan::TxSizes::copy_max).
+    pub(super) copy_max: u32,
 }
 
 impl<M> Wire<'_, M> {
-    /// Payload of any size is copied, for messages of the program.
-    pub(super) const fn copies_local(&self) -> bool {
-        self.crc.is_some() && self.snapshot
+    /// Returns `true` if the payload of a segment is copied beside its header instead of being sent from where it lies.
+    #[inline]
+    const fn copies(&self, len: u32, remote: bool) -> bool {
+        // Anybody may write to a response's source at any time, and its CRC must cover what is sent.
+        len <= self.copy_max || self.markers || (self.crc.is_some() && (self.snapshot || remote))
+    }
+
+    /// Returns how many octets of scratch the FPDU of a segment may need.
+    #[inline]
+    pub(super) const fn scratch(&self, len: u32, remote: bool) -> usize {
+        let whole = FRAMING + len as usize;
+        match self.copies(len, remote) {
+            // Markers are put into a copy: one in every 512 octets, and one more in front and behind.
+            true if self.markers => 2 * whole + len as usize / 64 + 64,
+            true => whole,
+            // Parts of it are copied to be summed.
+            false => FRAMING + if self.crc.is_some() { SUM_PART } else { 0 },
+        }
     }
 }
 
-impl Tx {
-    /// Appends one FPDU to the plan. On an error the plan does not change.
-    #[inline]
-    pub(super) fn emit(
-        &mut self,
-        plan: &mut TxPlan,
-        header: &Header,
-        payload: Payload<'_>,
-        w: &Wire<'_, impl Memory>,
-    ) -> Result<(), AccessError> {
-        self.spoke = true;
-        let start = plan.len();
-        self.emit_fpdu(plan, header, payload, w)?;
-        if let Some(segment) = self.segment {
-            plan.align(start, segment as usize);
-        }
-        Ok(())
+impl<M: Memory> Wire<'_, M> {
+    /// Returns `true` if an element may be used like this.
+    #[inline(always)]
+    pub(super) fn permits(&self, sge: &Sge, need: Access) -> bool {
+        self.memory
+            .check(sge.lkey, sge.addr, sge.len, need, self.who)
+            .is_ok()
     }
 
+    /// Returns `Ok` if all of these elements may be used like this.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn check_all(&self, sges: &[Sge], need: Access) -> Result<(), AccessError> {
+        sges.iter().try_for_each(|sge| {
+            let range = (sge.lkey, sge.addr, sge.len);
+            self.memory.permits(range, need, self.who)
+        })
+    }
+}
+
+impl<M> Wire<'_, M> {
+    /// Returns up to how many octets of payload a message is one segment that is copied, whatever its header. With markers there is none.
     #[inline]
-    fn emit_fpdu(
-        &mut self,
-        plan: &mut TxPlan,
-        header: &Header,
-        payload: Payload<'_>,
-        w: &Wire<'_, impl Memory>,
-    ) -> Result<(), AccessError> {
-        let copy = w.markers
-            || payload.len() <= TX_COPY_MAX as usize
-            // Anybody may write to a response's source at any time, and its CRC must cover what is sent.
-            || (w.crc.is_some() && matches!(payload, Payload::Remote { .. }))
-            || w.copies_local();
-        if !copy {
-            return emit_in_place(plan, header, payload, w);
-        }
-        let from = plan.scratch_end();
-        //= rfc5044 section 3
-        //# MPA MUST encapsulate the ULPDU such that there is exactly one ULPDU
-        //# contained in one FPDU.
-        let ulpdu_len = header.len() + payload.len();
-        let total = fpdu_len(ulpdu_len);
-        emit_copied(plan.scratch(from, total), header, payload, w)?;
-        if w.markers {
-            self.insert_markers(plan, from, ulpdu_len, w);
+    pub(super) fn small_max(&self, mulpdu: u16) -> u32 {
+        let room = u32::from(mulpdu).saturating_sub(UNTAGGED_HEADER_LEN as u32);
+        if self.markers {
+            0
         } else {
-            plan.add_scratch(from, total);
+            self.copy_max.min(room)
         }
+    }
+
+    /// As [`scratch`](Self::scratch), for such a message.
+    #[inline]
+    pub(super) const fn scratch_small(&self, len: u32) -> usize {
+        FRAMING + len as usize
+    }
+}
+
+/// Where FPDUs go.
+pub(super) struct Out<'a, 'w, M> {
+    pub(super) tx: &'a mut Tx,
+    pub(super) plan: &'a mut TxPlan,
+    pub(super) counters: &'a mut Counters,
+    pub(super) wire: &'a Wire<'w, M>,
+}
+
+impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
+    #[inline(always)]
+    pub(super) const fn new(
+        tx: &'a mut Tx,
+        counters: &'a mut Counters,
+        plan: &'a mut TxPlan,
+        wire: &'a Wire<'w, M>,
+    ) -> Self {
+        Self {
+            tx,
+            plan,
+            counters,
+            wire,
+        }
+    }
+
+    /// Appends one FPDU with `len` octets of payload, which `fill` writes. On an error the plan does not change.
+    //= rfc5044 section 3
+    //# MPA MUST encapsulate the ULPDU such that there is exactly one ULPDU
+    //# contained in one FPDU.
+    #[inline(always)]
+    pub(super) fn append<E>(
+        &mut self,
+        header: &Header,
+        len: u32,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        if self.wire.markers {
+            // All by value: what is passed by reference would have to lie in memory on the other way, too.
+            return Out::new(self.tx, self.counters, self.plan, self.wire)
+                .append_marked(*header, len, fill);
+        }
+        self.append_plain(header, len, fill)
+    }
+
+    /// The same without markers.
+    #[inline(always)]
+    fn append_plain<E>(
+        &mut self,
+        header: &Header,
+        len: u32,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let ulpdu_len = header.len() + len as usize;
+        let total = fpdu_len(ulpdu_len);
+        if let Some(out) = self.plan.scratch(total)
+            && let Some((covered, trailer)) = out.split_last_chunk_mut::<CRC_LEN>()
+            && let Some(end) = covered.last_chunk_mut::<4>()
+        {
+            // The pad is at the end of this. All else of it is written again.
+            *end = [0; 4];
+            let n = emit_head(covered, header, ulpdu_len);
+            if let Some(body) = covered.get_mut(n..n + len as usize) {
+                fill(body)?;
+            }
+            *trailer = self.wire.crc.map_or(0, |f| f(0, covered)).to_le_bytes();
+        }
+        let start = self.plan.len();
+        self.plan.add_scratch(total);
+        self.appended(start);
         Ok(())
     }
 
-    /// Puts markers into the FPDU that was built at `from`, in a copy behind it.
-    fn insert_markers(
-        &mut self,
-        plan: &mut TxPlan,
-        from: usize,
-        ulpdu_len: usize,
-        w: &Wire<'_, impl Memory>,
-    ) {
-        let at = from + MPA_LEN_FIELD + ulpdu_len;
-        let total = fpdu_len_with_markers(self.clock.next_marker_in(), ulpdu_len);
-        let (plain, rest) = plan.scratch_and_rest(from, at - from);
+    /// The same with markers: the ULPDU is built behind the FPDU's place.
+    #[cold]
+    #[inline(never)]
+    fn append_marked<E>(
+        mut self,
+        header: Header,
+        len: u32,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let ulpdu_len = header.len() + len as usize;
+        let total = fpdu_len_with_markers(self.tx.clock.next_marker_in(), ulpdu_len);
+        let both = self.plan.scratch(total + ulpdu_len).unwrap_or_default();
+        let (out, ulpdu) = both.split_at_mut_checked(total).unwrap_or_default();
+        let n = header.emit(ulpdu);
+        fill(ulpdu.get_mut(n..).unwrap_or(&mut []))?;
         let options = FpduOptions {
             markers: true,
-            crc: w.crc,
+            crc: self.wire.crc,
         };
-        let ulpdu = plain.get(MPA_LEN_FIELD..).unwrap_or(&[]);
-        // It fits: there was room for two of the largest, and MULPDU limits the rest.
-        let out = rest.get_mut(..total).unwrap_or(&mut []);
-        let _ = encode_fpdu(ulpdu, &options, &mut self.clock, out);
-        plan.add_scratch(at, total);
+        // It fits: there was room for both, and MULPDU limits them.
+        let _ = encode_fpdu(ulpdu, &options, &mut self.tx.clock, out);
+        let start = self.plan.len();
+        self.plan.add_scratch(total);
+        self.appended(start);
+        Ok(())
     }
-}
 
-/// Writes a whole FPDU without markers to `out`, which has its length.
-#[inline]
-fn emit_copied(
-    out: &mut [u8],
-    header: &Header,
-    payload: Payload<'_>,
-    w: &Wire<'_, impl Memory>,
-) -> Result<(), AccessError> {
-    let ulpdu_len = header.len() + payload.len();
-    let n = emit_head(out, header, ulpdu_len);
-    let body = out.get_mut(n..n + payload.len()).unwrap_or(&mut []);
-    copy_payload(body, payload, w)?;
-    emit_trailer(out, MPA_LEN_FIELD + ulpdu_len, w.crc);
-    Ok(())
-}
+    #[inline]
+    const fn count_payload(&mut self, len: u32) {
+        self.counters.tx_payload = self.counters.tx_payload.wrapping_add(len as u64);
+    }
 
-/// Writes pad and CRC of the FPDU in `out`, whose ULPDU ends at `end`.
-#[inline]
-pub(super) fn emit_trailer(out: &mut [u8], end: usize, crc: Option<Crc32cFn>) {
-    if let Some((covered, trailer)) = out.split_last_chunk_mut::<CRC_LEN>() {
-        for octet in covered.iter_mut().skip(end) {
-            *octet = 0;
+    /// An FPDU was appended at `start`.
+    #[inline(always)]
+    fn appended(&mut self, start: usize) {
+        self.tx.spoke = true;
+        self.counters.tx_fpdus = self.counters.tx_fpdus.wrapping_add(1);
+        if let Some(segment) = self.tx.segment {
+            self.plan.align(start, segment as usize);
         }
-        *trailer = crc.map_or(0, |f| f(0, covered)).to_le_bytes();
+    }
+
+    /// Appends a message that is one [small](Wire::small_max) segment, from one range of memory: STag, tagged offset, length.
+    #[inline(always)]
+    pub(super) fn small(
+        self,
+        header: Header,
+        range: (u32, u64, u32),
+        remote: bool,
+    ) -> Result<(), AccessError> {
+        let (w, need) = (self.wire, Source { sges: &[], remote }.need());
+        match w.memory.check_ordinary(range, need, w.who) {
+            Some(span) => self.append_span(&header, span),
+            None => return self.small_counted(header, range, need),
+        }
+        Ok(())
+    }
+
+    /// The same for memory whose users are counted. A function of its own, so that the usual way needs no room on the stack for the count.
+    #[cold]
+    #[inline(never)]
+    fn small_counted(
+        self,
+        header: Header,
+        (stag, to, len): (u32, u64, u32),
+        need: Access,
+    ) -> Result<(), AccessError> {
+        let w = self.wire;
+        let held = w.memory.check(stag, to, len, need, w.who)?;
+        self.append_span(&header, held.span());
+        Ok(())
+    }
+
+    /// Appends one FPDU without markers whose payload is all of this.
+    #[inline(always)]
+    fn append_span(mut self, header: &Header, span: Span<'_, M>) {
+        let Ok(()) = self.append_plain::<Infallible>(header, span.len(), |out| {
+            span.read(out);
+            Ok(())
+        });
+        self.count_payload(span.len());
+    }
+
+    /// Appends segments of a message, the first one and then as many as the plan takes. The caller has asked for room for the first. `off` is
+    /// how much of `end` octets is sent; `header` makes the header of the segment at an offset, which may be the last one.
+    #[inline(always)]
+    pub(super) fn segments(
+        &mut self,
+        source: Source<'_>,
+        off: &mut u32,
+        end: u32,
+        room: u32,
+        header: impl Fn(u32, bool) -> Header,
+    ) -> Result<(), AccessError> {
+        let (len, _) = cut(end.wrapping_sub(*off), room);
+        if let [sge] = source.sges
+            && sge.len == end
+            && self.wire.copies(len, source.remote)
+            && !self.wire.markers
+        {
+            return self.copied_segments(sge, source.remote, off, room, header);
+        }
+        self.scattered_segments(source, off, end, room, header)
+    }
+
+    /// The same for a message of several elements, or whose payload stays where it is.
+    #[inline(never)]
+    fn scattered_segments(
+        &mut self,
+        source: Source<'_>,
+        off: &mut u32,
+        end: u32,
+        room: u32,
+        header: impl Fn(u32, bool) -> Header,
+    ) -> Result<(), AccessError> {
+        // All of it is checked first, so that a message that cannot be sent is not begun.
+        if end > room && *off == 0 {
+            self.wire.check_all(source.sges, source.need())?;
+        }
+        loop {
+            let (len, last) = cut(end.wrapping_sub(*off), room);
+            if !self.plan.has_room(self.wire.scratch(len, source.remote)) {
+                return Ok(());
+            }
+            self.segment(&header(*off, last), source, *off, len)?;
+            //= rfc5041 section 5.3
+            //# SHOULD transmit DDP Segments within a DDP Message in increasing MO order
+            //# for Untagged DDP Messages, and in increasing TO order for Tagged DDP
+            //# Messages.
+            *off = off.wrapping_add(len);
+            self.count_payload(len);
+            if last {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The same for octets of the send queue.
+    #[inline(never)]
+    pub(super) fn octets(
+        &mut self,
+        octets: &[u8],
+        off: &mut u32,
+        room: u32,
+        header: impl Fn(u32, bool) -> Header,
+    ) {
+        let mut rest = octets.get(*off as usize..).unwrap_or(&[]);
+        loop {
+            let (len, last) = cut(rest.len() as u32, room);
+            let (now, later) = rest.split_at_checked(len as usize).unwrap_or_default();
+            let Ok(()) = self.append::<Infallible>(&header(*off, last), len, |out| {
+                if let Some(out) = out.get_mut(..now.len()) {
+                    out.copy_from_slice(now);
+                }
+                Ok(())
+            });
+            *off = off.wrapping_add(len);
+            self.count_payload(len);
+            if last || !self.plan.has_room(self.wire.scratch(room, false)) {
+                return;
+            }
+            rest = later;
+        }
+    }
+
+    /// The same for a message from one range of memory that is copied, without markers: the range is looked up once.
+    #[inline(always)]
+    fn copied_segments(
+        &mut self,
+        sge: &Sge,
+        remote: bool,
+        off: &mut u32,
+        room: u32,
+        header: impl Fn(u32, bool) -> Header,
+    ) -> Result<(), AccessError> {
+        let (w, need) = (self.wire, Source { sges: &[], remote }.need());
+        let addr = sge.addr.wrapping_add(u64::from(*off));
+        let range = (sge.lkey, addr, sge.len.wrapping_sub(*off));
+        let Some(span) = w.memory.check_ordinary(range, need, w.who) else {
+            return self.counted_segments(range, remote, off, room, header);
+        };
+        self.span_segments(span, remote, off, room, header);
+        Ok(())
+    }
+
+    /// The same for memory whose users are counted, as [`small_counted`](Self::small_counted).
+    #[cold]
+    #[inline(never)]
+    fn counted_segments(
+        &mut self,
+        (stag, to, len): (u32, u64, u32),
+        remote: bool,
+        off: &mut u32,
+        room: u32,
+        header: impl Fn(u32, bool) -> Header,
+    ) -> Result<(), AccessError> {
+        let (w, need) = (self.wire, Source { sges: &[], remote }.need());
+        let held = w.memory.check(stag, to, len, need, w.who)?;
+        self.span_segments(held.span(), remote, off, room, header);
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn span_segments(
+        &mut self,
+        mut rest: Span<'_, M>,
+        remote: bool,
+        off: &mut u32,
+        room: u32,
+        header: impl Fn(u32, bool) -> Header,
+    ) {
+        let w = self.wire;
+        loop {
+            let (len, last) = cut(rest.len(), room);
+            let (now, later) = rest.split_at(len);
+            Out::new(self.tx, self.counters, self.plan, w).append_span(&header(*off, last), now);
+            *off = off.wrapping_add(len);
+            if last || !self.plan.has_room(w.scratch(room, remote)) {
+                return;
+            }
+            rest = later;
+        }
+    }
+
+    /// Appends one segment with `len` octets of a message from `off` on.
+    #[inline(never)]
+    fn segment(
+        &mut self,
+        header: &Header,
+        source: Source<'_>,
+        off: u32,
+        len: u32,
+    ) -> Result<(), AccessError> {
+        if !self.wire.copies(len, source.remote) {
+            return self.append_in_place(header, source, off, len);
+        }
+        let w = self.wire;
+        self.append(header, len, |mut out| {
+            for_each_part(source.sges, off, len, |stag, to, len| {
+                let range = (stag, to, len);
+                let (now, later) = core::mem::take(&mut out)
+                    .split_at_mut_checked(len as usize)
+                    .unwrap_or_default();
+                out = later;
+                w.memory
+                    .access(range, source.need(), w.who, |span| span.read(now))
+            })
+        })
+    }
+
+    /// Appends an FPDU whose payload stays where it is.
+    fn append_in_place(
+        &mut self,
+        header: &Header,
+        source: Source<'_>,
+        off: u32,
+        len: u32,
+    ) -> Result<(), AccessError> {
+        let (w, need) = (self.wire, source.need());
+        let ulpdu_len = header.len() + len as usize;
+        let head_len = MPA_LEN_FIELD + header.len();
+        let room = self.plan.scratch(head_len + SUM_PART).unwrap_or_default();
+        let (head, room) = room.split_at_mut_checked(head_len).unwrap_or_default();
+        emit_head(head, header, ulpdu_len);
+        let mut crc = w.crc.map(|f| f(0, head));
+        // Parts of the payload are summed behind the header. There is room: the caller asked for it.
+        let mut room = room.first_chunk_mut();
+        // All of it is checked first, so that an error does not change the plan.
+        for_each_part(source.sges, off, len, |stag, to, len| {
+            w.memory.access((stag, to, len), need, w.who, |span| {
+                if let (Some(f), Some(crc), Some(room)) = (w.crc, crc.as_mut(), room.as_mut()) {
+                    *crc = span.crc32c(f, *crc, room);
+                }
+            })
+        })?;
+        let start = self.plan.len();
+        self.plan.add_scratch(head_len);
+        let _ = for_each_part(source.sges, off, len, |stag, to, len| {
+            self.plan.add_memory(stag, to, len, need);
+            Ok(())
+        });
+        // Pad and CRC. The octets that they belong to lie elsewhere.
+        let pad = pad_len(ulpdu_len);
+        if let Some(out) = self.plan.scratch(pad + CRC_LEN)
+            && let Some((zeros, trailer)) = out.split_last_chunk_mut::<CRC_LEN>()
+        {
+            zeros.fill(0);
+            let crc = crc.and_then(|crc| w.crc.map(|f| f(crc, zeros)));
+            *trailer = crc.unwrap_or(0).to_le_bytes();
+        }
+        self.plan.add_scratch(pad + CRC_LEN);
+        self.appended(start);
+        Ok(())
     }
 }
 
 /// Writes length field and header; returns their length.
-#[inline]
-pub(super) fn emit_head(out: &mut [u8], header: &Header, ulpdu_len: usize) -> usize {
+#[inline(always)]
+fn emit_head(out: &mut [u8], header: &Header, ulpdu_len: usize) -> usize {
     let Some((len_field, rest)) = out.split_first_chunk_mut::<MPA_LEN_FIELD>() else {
         return 0;
     };
     *len_field = (ulpdu_len as u16).to_be_bytes();
     MPA_LEN_FIELD + header.emit(rest)
-}
-
-/// Appends an FPDU whose payload stays where it is.
-fn emit_in_place(
-    plan: &mut TxPlan,
-    header: &Header,
-    payload: Payload<'_>,
-    w: &Wire<'_, impl Memory>,
-) -> Result<(), AccessError> {
-    let from = plan.scratch_end();
-    let ulpdu_len = header.len() + payload.len();
-    let head_len = MPA_LEN_FIELD + UNTAGGED_HEADER_LEN;
-    let head = plan.scratch(from, head_len);
-    let n = emit_head(head, header, ulpdu_len);
-    let mut crc = w.crc.map(|f| f(0, head.get(..n).unwrap_or(&[])));
-    // Parts of the payload are summed behind the header. There is room: the caller asked for `SUMMED_FRAME`.
-    let mut room = plan.scratch(from + head_len, SUM_PART).first_chunk_mut();
-    // All of it is checked first, so that an error does not change the plan.
-    each_piece(payload, |stag, to, len, need| {
-        w.memory.access((stag, to, len), need, w.who, |span| {
-            if let (Some(f), Some(crc), Some(room)) = (w.crc, crc.as_mut(), room.as_mut()) {
-                *crc = span.crc32c(f, *crc, room);
-            }
-        })
-    })?;
-    plan.add_scratch(from, n);
-    let _ = each_piece(payload, |stag, to, len, need| {
-        plan.add_memory(stag, to, len, need);
-        Ok(())
-    });
-    // Pad and CRC. The octets that they belong to lie elsewhere.
-    let at = plan.scratch_end();
-    let pad = pad_len(ulpdu_len);
-    let out = plan.scratch(at, pad + CRC_LEN);
-    let (zeros, trailer) = out.split_at_mut_checked(pad).unwrap_or((&mut [], &mut []));
-    zeros.fill(0);
-    let crc = crc.and_then(|crc| w.crc.map(|f| f(crc, zeros)));
-    if let Some(trailer) = trailer.first_chunk_mut::<CRC_LEN>() {
-        *trailer = crc.unwrap_or(0).to_le_bytes();
-    }
-    plan.add_scratch(at, pad + CRC_LEN);
-    Ok(())
-}
-
-/// Visits the registered ranges of a payload.
-#[inline]
-fn each_piece(
-    payload: Payload<'_>,
-    mut visit: impl FnMut(u32, u64, u32, Access) -> Result<(), AccessError>,
-) -> Result<(), AccessError> {
-    match payload {
-        Payload::Bytes(_) => Ok(()),
-        Payload::Local { sges, off, len } => for_each_part(sges, off, len, |lkey, addr, len| {
-            visit(lkey, addr, len, LOCAL_READ)
-        }),
-        Payload::Remote { stag, to, len } => visit(stag, to, len, Access::REMOTE_READ),
-    }
-}
-
-/// Copies a payload to `out`, which has its length.
-#[inline]
-fn copy_payload(
-    mut out: &mut [u8],
-    payload: Payload<'_>,
-    w: &Wire<'_, impl Memory>,
-) -> Result<(), AccessError> {
-    if let Payload::Bytes(b) = payload {
-        if let Some(out) = out.get_mut(..b.len()) {
-            out.copy_from_slice(b);
-        }
-        return Ok(());
-    }
-    each_piece(payload, |stag, to, len, need| {
-        w.memory
-            .access((stag, to, len), need, w.who, |span| span.read(out))?;
-        out = core::mem::take(&mut out)
-            .get_mut(len as usize..)
-            .unwrap_or(&mut []);
-        Ok(())
-    })
 }

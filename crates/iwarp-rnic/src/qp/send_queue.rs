@@ -160,22 +160,35 @@ impl SendQueue {
     /// As [`next`](Self::next), with the position of its elements and inline data.
     #[inline]
     pub(super) fn next_with_place(&self) -> Option<(u32, &Slot, usize)> {
-        let slot = self.slots.get(self.started)?;
+        let place = self.slots.position(self.started)?;
         let seq = self.front_seq.wrapping_add(self.started);
-        Some((seq, slot, self.ring_slot(self.started)))
+        Some((seq, self.slots.at(place)?, place))
     }
 
     /// Returns a request, with the position of its elements and inline data.
     #[inline]
     pub(super) fn slot_with_place(&self, seq: u32) -> Option<(&Slot, usize)> {
-        let index = seq.wrapping_sub(self.front_seq);
-        Some((self.slots.get(index)?, self.ring_slot(index)))
+        let place = self.slots.position(seq.wrapping_sub(self.front_seq))?;
+        Some((self.slots.at(place)?, place))
     }
 
     /// The first element at a place.
     #[inline]
     pub(super) fn sge_at(&self, place: usize) -> Option<&Sge> {
         self.sges.get(place * self.max_sge as usize)
+    }
+
+    /// The request at a place.
+    #[inline]
+    pub(super) fn at(&self, place: usize) -> Option<&Slot> {
+        self.slots.at(place)
+    }
+
+    /// The elements of a request at a place.
+    #[inline]
+    pub(super) fn sges_at(&self, place: usize, slot: &Slot) -> &[Sge] {
+        let at = place * self.max_sge as usize;
+        self.sges.get(at..at + slot.num_sge as usize).unwrap_or(&[])
     }
 
     /// The inline data at a place.
@@ -209,31 +222,10 @@ impl SendQueue {
     /// The elements of a request.
     #[inline]
     pub(super) fn sges(&self, seq: u32) -> &[Sge] {
-        let index = seq.wrapping_sub(self.front_seq);
-        let Some(slot) = self.slots.get(index) else {
-            return &[];
-        };
-        let at = self.ring_slot(index) * self.max_sge as usize;
-        self.sges.get(at..at + slot.num_sge as usize).unwrap_or(&[])
-    }
-
-    /// The inline data of a request.
-    #[inline]
-    pub(super) fn inline(&self, seq: u32) -> &[u8] {
-        let index = seq.wrapping_sub(self.front_seq);
-        let Some(slot) = self.slots.get(index) else {
-            return &[];
-        };
-        let at = self.ring_slot(index) * self.max_inline as usize;
-        self.inline.get(at..at + slot.len as usize).unwrap_or(&[])
-    }
-
-    /// Slot number of the `index`-th request.
-    #[inline]
-    const fn ring_slot(&self, index: u32) -> usize {
-        let at = self.slots.head_slot() as usize + index as usize;
-        let cap = self.slots.capacity() as usize;
-        if at >= cap { at.wrapping_sub(cap) } else { at }
+        match self.slot_with_place(seq) {
+            Some((slot, place)) => self.sges_at(place, slot),
+            None => &[],
+        }
     }
 
     /// Appends a request that was checked by [`check`](Self::check).

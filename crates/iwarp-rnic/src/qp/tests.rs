@@ -18,6 +18,7 @@ mod segments;
 mod sending;
 mod startup;
 mod stream;
+mod summed;
 mod timing;
 mod told;
 mod users;

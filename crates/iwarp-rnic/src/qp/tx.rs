@@ -1,26 +1,20 @@
-//! The transmit side: which message goes next, how plans are filled, and what happens when they are written
-//! (RFC 5041 section 5.1, RFC 5044 section 4.5).
+//! The transmit side: how plans are filled, and what happens when they are written (RFC 5041 section 5.1, RFC 5044 section 4.5).
 //!
-//! Order: a Terminate that is due, then answers to the peer up to a limit, then the send queue. A message is finished before
-//! another starts, because some receivers cannot handle interleaved tagged messages.
+//! `next` says what goes next.
 
-use super::local::LocalRequest;
+use super::local::{LocalRequest, LocalStep};
+use super::message::has_room_for_control;
+use super::next::Next;
 use super::plan::{Milestone, TxPlan};
 use super::response::Response;
 use super::segment::Wire;
 use super::send_queue::Slot;
 use super::{Direction, Env, Host, QueuePair, Rtr, StreamConfig};
-use crate::limits::{MAX_FPDU, RESPONSE_BURST, SUM_PART, TX_COPY_MAX};
 use crate::memory::Memory;
-use crate::{Cqe, FastRegister, SendFlags, SendOp};
+use crate::{Cqe, SendOp};
 use iwarp_proto::ddp::UNTAGGED_HEADER_LEN;
 use iwarp_proto::mpa::framing::{MarkerClock, mulpdu};
-
-/// Scratch that an FPDU needs: with its payload copied, and with its payload elsewhere.
-pub(super) const SMALL_FRAME: usize = TX_COPY_MAX as usize + 128;
-/// Scratch that an FPDU with a CRC needs whose payload stays elsewhere: parts of it are copied to be summed.
-const SUMMED_FRAME: usize = SUM_PART + 128;
-const _: () = assert!(SUMMED_FRAME >= SMALL_FRAME);
+use iwarp_proto::rdmap::ReadRequest;
 
 /// The result of [`QueuePair::tx_fill`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,7 +29,7 @@ pub enum TxFill {
 }
 
 /// The message being sent.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Job {
     /// The front of the response queue, sent up to `off`.
     Response { off: u32 },
@@ -65,7 +59,8 @@ pub(super) struct Tx {
     pub(super) job: Option<Job>,
     /// The request at the head of the send queue, if it changes the memory table.
     pub(super) local: LocalRequest,
-    rtr: Option<Rtr>,
+    /// A message that goes before all others.
+    pub(super) rtr: Option<Rtr>,
     /// An FPDU was sent on this stream.
     pub(super) spoke: bool,
     /// Octets in a TCP segment, if every segment shall begin with an FPDU.
@@ -125,6 +120,19 @@ impl Tx {
         self.rtr.is_some()
     }
 
+    /// Returns the message sequence number of a Send that begins, and zero for an RDMA Write.
+    #[inline]
+    pub(super) fn begin_payload(&mut self, slot: &Slot) -> u32 {
+        match slot.op {
+            SendOp::Write { .. } | SendOp::WriteImm { .. } => 0,
+            //= rfc5040 section 5.3
+            //# The Local Peer MUST issue Send Message Type Messages in the order they
+            //# were submitted by the ULP.
+            _ => self.next_msn(0),
+        }
+    }
+
+    #[inline]
     pub(super) fn next_msn(&mut self, qn: u32) -> u32 {
         match self.msn.get_mut(qn as usize) {
             Some(msn) => {
@@ -153,14 +161,7 @@ impl QueuePair {
     /// Returns `true` if there is something to write, or something to do before that.
     #[inline]
     pub fn wants_tx(&self) -> bool {
-        self.life.has_octets_due()
-            || self.life.may_send()
-                && (self.tx.job.is_some()
-                    || self.tx.rtr.is_some()
-                    || !self.responses.is_empty()
-                    || self.startable().is_some()
-                    || self.wants_probe())
-            || self.life.waits() && self.startable().is_some()
+        self.life.has_octets_due() || self.next_message() != Next::Nothing
     }
 
     /// From now on every TCP segment begins with an FPDU and holds whole FPDUs only, if it has `segment` octets or is the last
@@ -182,8 +183,7 @@ impl QueuePair {
     /// Returns `true` if the next message is cut into segments, so that their size matters.
     pub fn is_segmenting(&self) -> bool {
         let most = u32::from(self.tx.mulpdu).saturating_sub(UNTAGGED_HEADER_LEN as u32);
-        let long =
-            |response: &Response| matches!(response, Response::Read { len, .. } if *len > most);
+        let long = |response: &Response| matches!(response, Response::Read(ReadRequest { size, .. }) if *size > most);
         self.tx.job.is_some()
             || self.responses.front().is_some_and(long)
             || self.sq.next().is_some_and(|(_, slot)| slot.len > most)
@@ -198,56 +198,6 @@ impl QueuePair {
         self.tx.mulpdu = mulpdu(emss, self.tx.markers);
     }
 
-    /// Returns the send work request that may start now, if any.
-    #[inline]
-    pub(super) fn startable(&self) -> Option<(u32, &Slot)> {
-        if !self.life.starts_requests() || self.tx.local.waits {
-            return None;
-        }
-        let (seq, slot) = self.sq.next()?;
-        if slot.flags.contains(SendFlags::FENCE) && !self.sq.awaited.is_empty() {
-            return None;
-        }
-        if slot.op.has_response() {
-            // With an ORD of zero it could never be served: let it start, so that it fails.
-            // An RTR message by Read also waits for an answer of the peer.
-            //= rfc5040 section 6.1
-            //# For outbound RDMA Read Requests, the RDMAP layer MUST NOT exceed the
-            //# maximum number of outstanding, outbound RDMA Read Requests that were
-            //# negotiated between the ULP and the Local Peer's RDMAP layer.
-            let outstanding = self.sq.awaited.len() + u32::from(self.rx.rtr_response_due);
-            if self.sq.ord() > 0 && outstanding >= u32::from(self.sq.ord()) {
-                return None;
-            }
-            // Some peers answer a zero-length Read behind another one with the octets of the other.
-            if slot.len == 0 && !self.sq.awaited.is_empty() {
-                return None;
-            }
-            if self.tx.rtr_pending() {
-                return None;
-            }
-        }
-        if self.life.waits() && !slot.op.is_local() {
-            return None;
-        }
-        Some((seq, slot))
-    }
-
-    /// Carries out requests that send nothing, for a responder that waits for the initiator's first FPDU.
-    #[cold]
-    fn local_requests<H: Host>(&mut self, env: &mut Env<'_, H>) -> TxFill {
-        self.retry_memory();
-        while let Some((seq, slot)) = self.startable() {
-            match slot.op {
-                SendOp::LocalInvalidate { stag } => self.local_invalidate(seq, stag, env),
-                SendOp::FastRegister(wr) => self.fast_register(seq, &wr, env),
-                _ => return TxFill::Memory,
-            }
-        }
-        self.note_drained();
-        TxFill::Idle
-    }
-
     /// Returns `true` if a send work request may start now.
     pub(super) fn has_startable(&self) -> bool {
         self.startable().is_some()
@@ -258,11 +208,9 @@ impl QueuePair {
     /// The plan must be empty. Afterwards write it, in one or more steps, and call
     /// [`tx_written`](Self::tx_written) after each; only then fill again.
     pub fn tx_fill<H: Host>(&mut self, plan: &mut TxPlan, env: &mut Env<'_, H>) -> TxFill {
-        if !self.life.may_send() && !self.life.has_octets_due() {
-            return match self.life.waits() {
-                true => self.local_requests(env),
-                false => TxFill::Idle,
-            };
+        let may_send = self.life.may_send() || self.life.has_octets_due();
+        if !may_send && !self.life.waits() {
+            return TxFill::Idle;
         }
         let wire = Wire {
             memory: env.memory,
@@ -270,69 +218,64 @@ impl QueuePair {
             crc: self.tx.crc.then_some(env.crc32c),
             markers: self.tx.markers,
             snapshot: self.config.snapshot,
+            copy_max: plan.copy_max(),
         };
         self.retry_memory();
-        let mut memory_next = false;
-        loop {
-            let scratch = Self::scratch_for(self.tx.job, &wire);
-            if !plan.has_room(scratch) {
-                break;
-            }
-            if !self.life.may_send() {
-                if let Some(terminate) = self.life.take_terminate() {
-                    self.emit_terminate(&terminate, plan, &wire);
-                }
-                break;
-            }
-            self.respond_burst(plan, &wire);
-            self.send_burst(plan, &wire);
-            let scratch = Self::scratch_for(self.tx.job, &wire);
-            if !plan.has_room(scratch) {
-                break;
-            }
-            match self.tx.job {
-                Some(job) => self.step(job, plan, &wire, env.host),
-                None => match self.select() {
-                    Selected::Nothing => break,
-                    // Its first FPDU may need more room than was checked.
-                    Selected::Job(job) if Self::scratch_for(Some(job), &wire) > scratch => {
-                        self.tx.job = Some(job);
-                    }
-                    Selected::Job(job) => self.step(job, plan, &wire, env.host),
-                    Selected::Rtr(rtr) => self.emit_rtr(rtr, plan, &wire),
-                    Selected::Probe => self.emit_probe(plan, &wire),
-                    // Earlier requests may send from that memory, so they are written first.
-                    Selected::Invalidate { .. } if !plan.is_empty() => break,
-                    Selected::Invalidate { seq, stag } => self.local_invalidate(seq, stag, env),
-                    Selected::Register { seq, wr } => self.fast_register(seq, &wr, env),
-                    Selected::Memory => {
-                        memory_next = true;
-                        break;
-                    }
-                },
-            }
-        }
+        let stop = self.fill(plan, &wire, env);
+        plan.seal();
         self.life.written(!plan.is_done());
         if !plan.is_empty() {
             return TxFill::Ready;
         }
-        if memory_next {
-            return TxFill::Memory;
+        if stop == TxFill::Idle {
+            self.note_drained();
         }
-        self.note_drained();
-        TxFill::Idle
+        stop
     }
 
-    /// Returns how many octets of scratch the next FPDU of a message may need.
-    #[inline]
-    const fn scratch_for(job: Option<Job>, w: &Wire<'_, impl Memory>) -> usize {
-        match job {
-            _ if w.markers => 2 * MAX_FPDU,
-            Some(Job::Response { .. }) if w.crc.is_some() => MAX_FPDU,
-            _ if w.copies_local() => MAX_FPDU,
-            _ if w.crc.is_some() => SUMMED_FRAME,
-            _ => SMALL_FRAME,
+    /// Puts into a plan what is due, until it is full or something else has to be done. An empty plan has room for any FPDU.
+    #[inline(never)]
+    fn fill<H: Host>(
+        &mut self,
+        plan: &mut TxPlan,
+        w: &Wire<'_, H::Memory>,
+        env: &mut Env<'_, H>,
+    ) -> TxFill {
+        loop {
+            let has_room = match self.next_message() {
+                Next::Nothing => return TxFill::Idle,
+                Next::Requests(most) => self.send_requests(most, plan, w, env.host),
+                Next::Responses(most) => self.send_responses(most, plan, w, env.host),
+                Next::Rest(job) => self.send_rest(job, plan, w, env.host),
+                Next::Local => match self.local_request(plan.is_empty(), env) {
+                    LocalStep::Done => true,
+                    LocalStep::Stop(stop) => return stop,
+                },
+                one => self.send_one(one, plan, w),
+            };
+            if !has_room {
+                return TxFill::Idle;
+            }
         }
+    }
+
+    /// Puts a message of our own into the plan. Returns `false` if there is no room for it.
+    #[cold]
+    #[inline(never)]
+    fn send_one(&mut self, one: Next, plan: &mut TxPlan, w: &Wire<'_, impl Memory>) -> bool {
+        let has_room = has_room_for_control(plan, w);
+        if has_room {
+            match one {
+                Next::Rtr(rtr) => self.emit_rtr(rtr, plan, w),
+                Next::Probe => self.emit_probe(plan, w),
+                _ => {
+                    if let Some(terminate) = self.life.take_terminate() {
+                        self.emit_terminate(&terminate, plan, w);
+                    }
+                }
+            }
+        }
+        has_room
     }
 
     /// Reports that the stream took `n` more octets of the plan, and completes what is sent by that.
@@ -371,64 +314,5 @@ impl QueuePair {
             counters.completions = counters.completions.wrapping_add(1);
             host.complete(Direction::Send, Cqe { qp_num, ..cqe });
         });
-    }
-
-    //= rfc5040 section 5.1
-    //# The Data Source RDMAP layer MUST issue RDMA Write Messages to the DDP
-    //# layer in the order they were submitted by the ULP.
-    //= rfc5040 section 5.5
-    //# The RDMAP layer MUST submit RDMA Messages to the DDP layer in the order
-    //# the RDMA Operations are submitted to the RDMAP layer by the ULP.
-    //= rfc5041 section 5.3
-    //# MUST transmit DDP Messages in the order they were submitted to the DDP
-    //# layer,
-    fn select(&mut self) -> Selected {
-        //= rfc6581 section 5
-        //# The RDMA connection initiator MUST NOT allow any later FULPDUs to be
-        //# transmitted before the RTR indication.
-        if let Some(rtr) = self.tx.rtr.take() {
-            return Selected::Rtr(rtr);
-        }
-        let request = self.startable().map(|(seq, slot)| match slot.op {
-            SendOp::Bind(_) => Selected::Memory,
-            SendOp::FastRegister(wr) => Selected::Register { seq, wr },
-            SendOp::LocalInvalidate { stag } => Selected::Invalidate { seq, stag },
-            SendOp::SendImm(_) => Selected::request(seq, Stage::ImmediateFirst),
-            _ => Selected::request(seq, Stage::Body),
-        });
-        let respond = !self.responses.is_empty()
-            && (self.tx.responses_in_row < RESPONSE_BURST || request.is_none());
-        if respond {
-            self.tx.responses_in_row = self.tx.responses_in_row.saturating_add(1);
-            return Selected::Job(Job::Response { off: 0 });
-        }
-        if (request.is_none() || self.acknowledge.is_impatient()) && self.wants_probe() {
-            return Selected::Probe;
-        }
-        let Some(request) = request else {
-            return Selected::Nothing;
-        };
-        self.tx.responses_in_row = 0;
-        if matches!(request, Selected::Job(_)) {
-            self.sq.advance();
-        }
-        request
-    }
-}
-
-/// The result of [`QueuePair::select`].
-enum Selected {
-    Nothing,
-    Job(Job),
-    Rtr(Rtr),
-    Probe,
-    Invalidate { seq: u32, stag: u32 },
-    Register { seq: u32, wr: FastRegister },
-    Memory,
-}
-
-impl Selected {
-    const fn request(seq: u32, stage: Stage) -> Self {
-        Self::Job(Job::Request { seq, off: 0, stage })
     }
 }

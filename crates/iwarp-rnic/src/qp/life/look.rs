@@ -114,6 +114,17 @@ impl Life {
         )
     }
 
+    /// Returns `true` if a Terminate is to be sent.
+    pub(in crate::qp) const fn has_terminate(&self) -> bool {
+        matches!(
+            self,
+            Self::Ending {
+                last: Last::Terminate { .. },
+                ..
+            }
+        )
+    }
+
     /// Returns `true` if a plan was begun and not all of it is known to be written.
     pub(in crate::qp) const fn has_unwritten(&self) -> bool {
         matches!(

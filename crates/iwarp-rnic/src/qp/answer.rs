@@ -1,0 +1,173 @@
+//! The answers to the peer: RDMA Read Responses and the old values of atomics (RFC 5040 section 5.2, RFC 7306 section 5).
+
+use super::headers::response_header;
+use super::message::has_room_for_control;
+use super::plan::{Milestone, TxPlan};
+use super::response::Response;
+use super::segment::{Out, Source, Wire, cut};
+use super::tx::Job;
+use super::{Host, QueuePair};
+use crate::Sge;
+use crate::memory::{AccessError, Memory};
+use iwarp_proto::ddp::TAGGED_HEADER_LEN;
+use iwarp_proto::rdmap::{AtomicResponse, Opcode, ReadRequest};
+
+impl QueuePair {
+    /// Puts up to `most` answers into the plan, of which none has begun. Returns `false` if there is no room for the next.
+    #[inline(never)]
+    pub(super) fn send_responses<H: Host>(
+        &mut self,
+        most: u32,
+        plan: &mut TxPlan,
+        w: &Wire<'_, impl Memory>,
+        host: &mut H,
+    ) -> bool {
+        let small = w.small_max(self.tx.mulpdu);
+        for _ in 0..most {
+            let Some(response) = self.responses.front() else {
+                break;
+            };
+            let Response::Read(request) = response else {
+                if !self.answer_atomic(plan, w) {
+                    return false;
+                }
+                continue;
+            };
+            let len = request.size;
+            if len.wrapping_sub(1) >= small {
+                // The rest of it may follow.
+                self.tx.job = Some(Job::Response { off: 0 });
+                self.tx.responses_in_row = self.tx.responses_in_row.saturating_add(1);
+                break;
+            }
+            if !plan.has_room(w.scratch_small(len)) {
+                return false;
+            }
+            let out = Out::new(&mut self.tx, &mut self.counters, plan, w);
+            let range = (request.source_stag.0, request.source_to, len);
+            let header = response_header(request, 0, true);
+            if let Err(e) = out.small(header, range, true) {
+                self.lose_response(0, e, host);
+                break;
+            }
+            self.tx.responses_in_row = self.tx.responses_in_row.saturating_add(1);
+            self.answered_peer(plan);
+        }
+        true
+    }
+
+    /// The oldest answer is in the plan in full.
+    #[inline]
+    fn answered_peer(&mut self, plan: &mut TxPlan) {
+        plan.add_milestone(Milestone::Response);
+        self.responses.pop();
+    }
+
+    /// Puts the answer to the oldest Read into the plan from `off` on, as far as there is room. Returns `false` if there is none.
+    pub(super) fn continue_response<H: Host>(
+        &mut self,
+        mut off: u32,
+        plan: &mut TxPlan,
+        w: &Wire<'_, impl Memory>,
+        host: &mut H,
+    ) -> bool {
+        let Some(Response::Read(request)) = self.responses.front() else {
+            self.tx.job = None;
+            return true;
+        };
+        let room = u32::from(self.tx.mulpdu).saturating_sub(TAGGED_HEADER_LEN as u32);
+        let first = cut(request.size.wrapping_sub(off), room).0;
+        if !plan.has_room(w.scratch(first, true)) {
+            return false;
+        }
+        let mut out = Out::new(&mut self.tx, &mut self.counters, plan, w);
+        let result = out.response(request, &mut off, room);
+        let whole = off == request.size;
+        match result {
+            Err(e) => self.lose_response(off, e, host),
+            Ok(()) if whole => {
+                self.tx.job = None;
+                self.answered_peer(plan);
+            }
+            Ok(()) => self.tx.job = Some(Job::Response { off }),
+        }
+        true
+    }
+
+    /// The region was deregistered between the request and its answer, of which `off` octets are in the plan.
+    #[cold]
+    #[inline(never)]
+    fn lose_response<H: Host>(&mut self, off: u32, e: AccessError, host: &mut H) {
+        let Some(&Response::Read(request)) = self.responses.front() else {
+            return;
+        };
+        let rest = ReadRequest {
+            sink_to: request.sink_to.wrapping_add(u64::from(off)),
+            size: request.size.wrapping_sub(off),
+            source_to: request.source_to.wrapping_add(u64::from(off)),
+            ..request
+        };
+        self.fail_response(e, &rest, host);
+    }
+
+    /// Puts the answer to an atomic into the plan. Returns `false` if there is no room.
+    #[cold]
+    #[inline(never)]
+    fn answer_atomic(&mut self, plan: &mut TxPlan, w: &Wire<'_, impl Memory>) -> bool {
+        let Some(&Response::Atomic {
+            request_id,
+            original,
+        }) = self.responses.front()
+        else {
+            return true;
+        };
+        if !has_room_for_control(plan, w) {
+            return false;
+        }
+        let response = AtomicResponse {
+            request_id,
+            original,
+        };
+        //= rfc7306 section 5
+        //# Atomic Operation Response Messages MUST use the Untagged Buffer model
+        //# with QN=3.
+        //= rfc7306 section 5.2.2
+        //# An Atomic Operation Response Message MUST consume an Untagged Buffer.
+        //= rfc7306 section 5.2.2
+        //# An Atomic Operation Response Message MUST reference the Queue Number 3.
+        //= rfc7306 section 5.2.2
+        //# When the Responder receives Atomic Operation Request messages, the
+        //# Responder RDMAP layer MUST pass Atomic Operation Response Messages to
+        //# the DDP layer, in the order that the Atomic Operation Request Messages
+        //# were received by the RDMAP layer, at the Responder.
+        let (opcode, len) = (Opcode::ATOMIC_RESPONSE, AtomicResponse::LEN);
+        self.emit_control(opcode, 3, len, plan, w, |out| response.emit(out));
+        self.tx.responses_in_row = self.tx.responses_in_row.saturating_add(1);
+        self.answered_peer(plan);
+        true
+    }
+}
+
+impl<M: Memory> Out<'_, '_, M> {
+    /// Appends segments of the answer to a Read from `off` on.
+    #[inline]
+    fn response(
+        &mut self,
+        request: &ReadRequest,
+        off: &mut u32,
+        room: u32,
+    ) -> Result<(), AccessError> {
+        let source = Sge {
+            addr: request.source_to,
+            len: request.size,
+            lkey: request.source_stag.0,
+        };
+        let source = Source {
+            sges: &[source],
+            remote: true,
+        };
+        self.segments(source, off, request.size, room, |off, last| {
+            response_header(request, off, last)
+        })
+    }
+}

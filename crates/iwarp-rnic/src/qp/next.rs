@@ -1,0 +1,140 @@
+//! Which message goes next: every rule about it, and nothing that changes anything.
+//!
+//! A Terminate that is due is the last message. A message that was begun is finished before another starts, because some receivers
+//! cannot handle interleaved tagged messages. Then come the RTR message, answers to the peer up to a limit, and the send queue.
+
+use super::send_queue::Slot;
+use super::tx::Job;
+use super::{QueuePair, Rtr};
+use crate::SendFlags;
+use crate::limits::RESPONSE_BURST;
+
+/// What goes next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Nothing may be sent now, or there is nothing.
+    Nothing,
+    /// The Terminate that ends the stream.
+    Terminate,
+    /// The rest of a message.
+    Rest(Job),
+    /// The message that shows the responder that the connection is established.
+    Rtr(Rtr),
+    /// Answers to the peer. After so many, what goes next is another question.
+    Responses(u32),
+    /// A zero-length Read that asks whether the peer has placed what was sent.
+    Probe,
+    /// Requests of the program that are messages. After so many, what goes next is another question.
+    Requests(u32),
+    /// A request of the program that only changes the memory table.
+    Local,
+}
+
+impl QueuePair {
+    /// Returns what goes next.
+    //= rfc5040 section 5.1
+    //# The Data Source RDMAP layer MUST issue RDMA Write Messages to the DDP
+    //# layer in the order they were submitted by the ULP.
+    //= rfc5040 section 5.5
+    //# The RDMAP layer MUST submit RDMA Messages to the DDP layer in the order
+    //# the RDMA Operations are submitted to the RDMAP layer by the ULP.
+    //= rfc5041 section 5.3
+    //# MUST transmit DDP Messages in the order they were submitted to the DDP
+    //# layer,
+    #[inline]
+    pub(super) fn next_message(&self) -> Next {
+        if !self.life.may_send() {
+            return self.next_out_of_operation();
+        }
+        if let Some(job) = self.tx.job {
+            return Next::Rest(job);
+        }
+        //= rfc6581 section 5
+        //# The RDMA connection initiator MUST NOT allow any later FULPDUs to be
+        //# transmitted before the RTR indication.
+        if let Some(rtr) = self.tx.rtr {
+            return Next::Rtr(rtr);
+        }
+        let request = self.startable();
+        if !self.responses.is_empty() {
+            let most = match request {
+                Some(_) => RESPONSE_BURST.saturating_sub(self.tx.responses_in_row),
+                None => u32::MAX,
+            };
+            if most > 0 {
+                return Next::Responses(most);
+            }
+        }
+        if self.wants_probe() && (request.is_none() || self.acknowledge.is_impatient()) {
+            return Next::Probe;
+        }
+        match request {
+            None => Next::Nothing,
+            Some((_, slot)) if slot.op.is_local() => Next::Local,
+            // An answer or a probe may be due behind each.
+            Some(_) if self.acknowledge.on || !self.responses.is_empty() => Next::Requests(1),
+            Some(_) => Next::Requests(u32::MAX),
+        }
+    }
+
+    /// As [`next_message`](Self::next_message), where messages may not be started and continued.
+    #[cold]
+    fn next_out_of_operation(&self) -> Next {
+        if self.life.has_terminate() {
+            return Next::Terminate;
+        }
+        // A responder that waits for the initiator's first FPDU sends nothing, but changes the table.
+        match self.life.waits() && self.startable().is_some() {
+            true => Next::Local,
+            false => Next::Nothing,
+        }
+    }
+
+    /// Returns the send work request that may start now, if any.
+    #[inline]
+    pub(super) fn startable(&self) -> Option<(u32, &Slot)> {
+        if !self.life.starts_requests() || self.tx.local.waits {
+            return None;
+        }
+        let (seq, slot) = self.sq.next()?;
+        let waits = self.life.waits() && !slot.op.is_local();
+        (self.may_start(slot) && !waits).then_some((seq, slot))
+    }
+
+    /// Returns `true` if a request may start, as far as its own kind and the requests before it decide that.
+    #[inline]
+    pub(super) fn may_start(&self, slot: &Slot) -> bool {
+        let fenced = slot.flags.contains(SendFlags::FENCE) && !self.sq.awaited.is_empty();
+        !fenced && (!slot.op.has_response() || self.may_ask(slot.len))
+    }
+
+    /// Returns `true` if the peer may be asked for one more answer, of `len` octets.
+    #[inline]
+    fn may_ask(&self, len: u32) -> bool {
+        // Some peers answer a zero-length Read behind another one with the octets of the other.
+        if len == 0 && !self.sq.awaited.is_empty() {
+            return false;
+        }
+        //= rfc5040 section 6.1
+        //# For outbound RDMA Read Requests, the RDMAP layer MUST NOT exceed the
+        //# maximum number of outstanding, outbound RDMA Read Requests that were
+        //# negotiated between the ULP and the Local Peer's RDMAP layer.
+        // With an ORD of zero it could never be served: let it start, so that it fails.
+        self.sq.ord() == 0 || self.outstanding() < u32::from(self.sq.ord())
+    }
+
+    /// Answers of the peer that are awaited. An RTR message by Read waits for one, too.
+    #[inline]
+    fn outstanding(&self) -> u32 {
+        self.sq.awaited.len() + u32::from(self.rx.rtr_response_due)
+    }
+
+    /// Returns `true` if a probe is due and may be sent.
+    #[inline]
+    fn wants_probe(&self) -> bool {
+        self.acknowledge.is_due()
+            && self.life.may_probe()
+            // A probe takes one of the peer's places for Reads. Peers serve zero-length Reads even if they granted none.
+            && self.outstanding() < u32::from(self.sq.ord()).max(1)
+    }
+}

@@ -1,0 +1,139 @@
+//! The CRC of an octet is computed once, however a message is sent.
+
+use super::harness::*;
+use crate::qp::*;
+use crate::{Access, SendFlags, SendOp, SendWr, Sge};
+use iwarp_proto::crc32c;
+use iwarp_proto::mpa::framing::{CRC_LEN, MarkerClock, decode_fpdu};
+use std::cell::Cell;
+use std::vec;
+use std::vec::Vec;
+
+std::thread_local! {
+    static SUMMED: Cell<u64> = const { Cell::new(0) };
+}
+
+fn counting(crc: u32, octets: &[u8]) -> u32 {
+    SUMMED.set(SUMMED.get() + octets.len() as u64);
+    crc32c::append(crc, octets)
+}
+
+/// Sends everything, and compares the octets that were summed with those that the CRCs cover.
+fn sums_each_octet_once(rig: &mut Rig) {
+    SUMMED.set(0);
+    let before = *rig.qp.counters();
+    let mut octets = Vec::new();
+    while rig.qp.wants_tx() {
+        let mut env = Env {
+            memory: &rig.table,
+            crc32c: counting,
+            host: &mut rig.host,
+        };
+        assert_eq!(rig.qp.tx_fill(&mut rig.plan, &mut env), TxFill::Ready);
+        octets.extend(rig.write_some(1 << 20));
+    }
+    let fpdus = rig.qp.counters().tx_fpdus - before.tx_fpdus;
+    assert!(fpdus > 0);
+    let covered = octets.len() as u64 - fpdus * CRC_LEN as u64;
+    assert_eq!(SUMMED.get(), covered, "of {fpdus} FPDUs");
+    // And the sums are right.
+    let (mut at, mut clock, mut ulpdu) = (0, MarkerClock::new(), vec![0; 65_536]);
+    while at < octets.len() {
+        at += decode_fpdu(&octets[at..], &rig.options, &mut clock, &mut ulpdu)
+            .unwrap()
+            .consumed;
+    }
+}
+
+fn rig(markers: bool, emss: u32, snapshot: bool) -> Rig {
+    let config = QpConfig {
+        snapshot,
+        ..QpConfig::default()
+    };
+    let stream = StreamConfig {
+        markers_tx: markers,
+        markers_rx: markers,
+        emss,
+        ..STREAM
+    };
+    Rig::with(config, stream)
+}
+
+#[test]
+fn what_is_sent_is_summed_once() {
+    let long = 200_000;
+    for (markers, emss, snapshot) in [
+        (false, 1460, false),
+        (false, 65_000, false),
+        (false, 65_000, true),
+        (true, 1460, false),
+        (true, 65_000, false),
+    ] {
+        // Small, of a segment of any size, and of several; of one element and of two.
+        for lens in [
+            &[64][..],
+            &[40, 24],
+            &[3000],
+            &[1, 30_000],
+            &[long],
+            &[100_000, long - 1],
+            &[],
+        ] {
+            let write = SendOp::Write {
+                remote_addr: 0,
+                rkey: 7,
+            };
+            for op in [SendOp::Send, write] {
+                let mut rig = rig(markers, emss, snapshot);
+                let mr = rig.mr(long, Access::LOCAL_WRITE);
+                let sges: Vec<Sge> = lens.iter().map(|len| mr.part(0, *len)).collect();
+                rig.post(1, op, &sges);
+                sums_each_octet_once(&mut rig);
+            }
+        }
+    }
+}
+
+#[test]
+fn inline_data_and_requests_are_summed_once() {
+    for markers in [false, true] {
+        let mut rig = rig(markers, 1460, false);
+        let mr = rig.mr(4096, Access::LOCAL_WRITE);
+        let wr = SendWr {
+            wr_id: 1,
+            op: SendOp::Send,
+            flags: SendFlags::INLINE,
+            sges: &[],
+            inline: &[&[1, 2, 3], &[4; 40]],
+        };
+        rig.qp.post_send(&wr, &mut rig.host).unwrap();
+        rig.post(2, SendOp::SendImm(9), &[mr.part(0, 9)]);
+        let read = SendOp::Read {
+            remote_addr: 0,
+            rkey: 7,
+        };
+        rig.post(3, read, &[mr.part(0, 10), mr.part(0, 10)]);
+        sums_each_octet_once(&mut rig);
+    }
+}
+
+#[test]
+fn answers_are_summed_once() {
+    for (markers, emss) in [(false, 1460), (false, 65_000), (true, 1460)] {
+        for len in [8, 5000, 150_000] {
+            let mut rig = rig(markers, emss, false);
+            let mr = rig.mr(150_000, ALL);
+            let body = read_request(9, len, mr.stag, mr.at);
+            let ulpdu = untagged(
+                iwarp_proto::rdmap::Opcode::READ_REQUEST,
+                1,
+                1,
+                0,
+                true,
+                &body,
+            );
+            assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Ok);
+            sums_each_octet_once(&mut rig);
+        }
+    }
+}
