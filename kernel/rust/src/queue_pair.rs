@@ -13,8 +13,8 @@ use core::time::Duration;
 
 use iwarp_rnic::memory::ListedPages;
 use iwarp_rnic::qp::{
-    CreateError, Env, QpConfig, QueuePair, ReceiverNotReady, Run, RxBuffer, RxPlan, RxStatus,
-    State, StreamConfig, StreamTimes, StreamWish, TxFill, TxPlan,
+    CreateError, Env, QpConfig, QueuePair, ReceiverNotReady, Run, RxBuffer, RxPlan, RxSizes,
+    RxStatus, State, StreamConfig, StreamTimes, StreamWish, TxFill, TxPlan,
 };
 use iwarp_rnic::{Access, FastRegister, RecvWr, SendFlags, SendOp, SendWr, Sge, Time, Work};
 
@@ -26,6 +26,11 @@ use crate::runtime::{Owner, crc32c, place, remove};
 const RUNS: usize = 512;
 /// Runs of a plan for receiving.
 const RX_RUNS: usize = 64;
+/// Each queue pair has its own staging: as little as takes any FPDU, and 32 KiB for one read.
+const STAGING: RxSizes = RxSizes {
+    staging: 0,
+    read_max: 32 * 1024,
+};
 
 /// A queue pair as C has it.
 #[derive(Debug)]
@@ -177,7 +182,7 @@ fn make(config: &Config, owner: *mut c_void) -> Result<Qp, CreateError> {
     Ok(Qp {
         machine: QueuePair::new(config.of_engine())?,
         owner: Owner(owner),
-        staging: RxBuffer::new()?,
+        staging: RxBuffer::with(STAGING)?,
         rx: RxPlan::new(RX_RUNS),
         tx: TxPlan::new()?,
         tx_runs: room(RUNS)?,

@@ -1,11 +1,43 @@
 //! Staging: a buffer for octets that have come from the stream and are not processed yet.
 
 use crate::AllocError;
-use crate::limits::{MAX_SGE, RX_READ_MAX, RX_STAGING};
+use crate::limits::{MAX_FPDU, MAX_SGE, RX_DIRECT_TAIL, RX_READ_MAX, RX_STAGING};
 use crate::memory::{Memory, MemoryTable, Users};
 use crate::storage::filled;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+
+/// Sizes of a staging buffer. Those that are too small for one FPDU of any kind are raised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RxSizes {
+    /// Octets of staging: at least one FPDU, and one read behind a part of it.
+    pub staging: usize,
+    /// Most octets asked of the stream in one read. See [`RX_READ_MAX`].
+    pub read_max: usize,
+}
+
+impl RxSizes {
+    /// What suits a process.
+    pub const DEFAULT: Self = Self {
+        staging: RX_STAGING,
+        read_max: RX_READ_MAX,
+    };
+
+    fn raised(self) -> Self {
+        // Less would ask for headers alone, one by one.
+        let read_max = self.read_max.max(RX_DIRECT_TAIL);
+        Self {
+            staging: self.staging.max(MAX_FPDU.saturating_add(read_max)),
+            read_max,
+        }
+    }
+}
+
+impl Default for RxSizes {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
 
 /// A staging buffer. Between FPDUs it is empty and may serve any queue pair. With a part of an FPDU in it, it belongs to
 /// that FPDU's queue pair.
@@ -14,18 +46,26 @@ pub struct RxBuffer {
     data: Vec<u8>,
     start: usize,
     end: usize,
-    /// Room for one ULPDU without its markers, allocated at first use.
-    pub(super) unmarked: Vec<u8>,
+    read_max: usize,
+    /// Room for one ULPDU without its markers.
+    unmarked: Vec<u8>,
 }
 
 impl RxBuffer {
-    /// An empty buffer of 256 KiB.
+    /// Makes an empty buffer of the [usual sizes](RxSizes::DEFAULT). It takes about 320 KiB of memory; share buffers between queue pairs.
     pub fn new() -> Result<Box<Self>, AllocError> {
+        Self::with(RxSizes::DEFAULT)
+    }
+
+    /// Makes an empty buffer. Everything that it will ever need is allocated here.
+    pub fn with(sizes: RxSizes) -> Result<Box<Self>, AllocError> {
+        let sizes = sizes.raised();
         Ok(Box::new(Self {
-            data: filled(RX_STAGING)?,
+            data: filled(sizes.staging)?,
             start: 0,
             end: 0,
-            unmarked: Vec::new(),
+            read_max: sizes.read_max,
+            unmarked: filled(usize::from(u16::MAX))?,
         }))
     }
 
@@ -52,7 +92,7 @@ impl RxBuffer {
     }
 
     /// Returns the octets and the room for an unmarked ULPDU together.
-    pub(super) fn octets_and_unmarked(&mut self) -> (&[u8], &mut Vec<u8>) {
+    pub(super) fn octets_and_unmarked(&mut self) -> (&[u8], &mut [u8]) {
         (
             self.data.get(self.start..self.end).unwrap_or(&[]),
             &mut self.unmarked,
@@ -75,15 +115,23 @@ impl RxBuffer {
 
     /// Returns where the next octets may be read to, at most `most`.
     pub(super) fn room(&mut self, most: usize) -> &mut [u8] {
-        let most = most.min(RX_READ_MAX);
+        let most = most.min(self.read_max);
         // A part of an FPDU moves to the front when the space behind it runs out.
         if self.start > 0 && self.data.len().saturating_sub(self.end) < most {
-            self.data.copy_within(self.start..self.end, 0);
-            self.end -= self.start;
-            self.start = 0;
+            self.move_to_front();
         }
         let end = self.end.saturating_add(most).min(self.data.len());
         self.data.get_mut(self.end..end).unwrap_or(&mut [])
+    }
+
+    fn move_to_front(&mut self) {
+        let (start, end) = (self.start, self.end);
+        // It is always so. With the comparison the compiler knows it, and makes no code for the contrary.
+        if start <= end && end <= self.data.len() {
+            self.data.copy_within(start..end, 0);
+            self.start = 0;
+            self.end = end - start;
+        }
     }
 }
 
@@ -131,5 +179,54 @@ impl RxPlan {
     /// Returns how many octets of registered memory the runs name.
     pub const fn direct(&self) -> usize {
         self.direct
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::vec::Vec;
+
+    const NONE: RxSizes = RxSizes {
+        staging: 0,
+        read_max: 0,
+    };
+
+    #[test]
+    fn sizes_that_are_too_small_are_raised() {
+        let mut buffer = RxBuffer::with(NONE).unwrap();
+        assert!(buffer.data.len() >= MAX_FPDU + buffer.read_max);
+        assert_eq!(buffer.room(usize::MAX).len(), RX_DIRECT_TAIL);
+        assert_eq!(buffer.unmarked.len(), 65_535);
+        let usual = RxBuffer::new().unwrap();
+        assert_eq!(usual.data.len(), RX_STAGING);
+    }
+
+    #[test]
+    fn a_part_of_an_fpdu_moves_to_the_front_when_the_space_behind_it_runs_out() {
+        let mut buffer = RxBuffer::with(NONE).unwrap();
+        let (mut put, mut taken) = (0u32, 0u32);
+        let mut moved = 0;
+        // Almost all of the largest FPDU is here, whenever there is more to read.
+        for _ in 0..2000 {
+            let from = buffer.start;
+            let room = buffer.room(usize::MAX);
+            assert_eq!(room.len(), RX_DIRECT_TAIL, "a whole read finds room");
+            for octet in room {
+                *octet = put as u8;
+                put += 1;
+            }
+            moved += u32::from(buffer.start < from);
+            buffer.filled(RX_DIRECT_TAIL);
+            if buffer.len() >= MAX_FPDU {
+                let here: Vec<u8> = buffer.octets().to_vec();
+                for octet in &here[..1021] {
+                    assert_eq!(*octet, taken as u8);
+                    taken += 1;
+                }
+                buffer.consume(1021);
+            }
+        }
+        assert!(moved > 3 && taken > 500_000, "{moved} {taken}");
     }
 }

@@ -30,7 +30,7 @@ mod state;
 mod timing;
 mod tx;
 
-pub use buffer::{RxBuffer, RxPlan};
+pub use buffer::{RxBuffer, RxPlan, RxSizes};
 pub use fault::{Blame, Fault};
 pub use iwarp_proto::mpa::negotiate::Rtr;
 pub use plan::{Run, RunKind, TxPlan, TxSizes};

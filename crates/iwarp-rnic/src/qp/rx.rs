@@ -401,14 +401,6 @@ impl QueuePair {
         let Some(fpdu) = octets.get(..total) else {
             return Ok(Step::NeedMore);
         };
-        if unmarked.len() < ulpdu_len {
-            // Done once per buffer, not per FPDU.
-            let room = usize::from(u16::MAX);
-            unmarked
-                .try_reserve_exact(room)
-                .map_err(|_| RxFault::local())?;
-            unmarked.resize(room, 0);
-        }
         let mut clock = self.rx.clock;
         let options = FpduOptions {
             markers: true,
