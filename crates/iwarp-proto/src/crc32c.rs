@@ -13,7 +13,11 @@ const POLYNOMIAL: u32 = 0x82f6_3b78;
 /// `TABLES[0]` advances the CRC by one octet, `TABLES[k]` by that octet and `k` zero octets after it.
 static TABLES: [[u32; 256]; 8] = tables();
 
-#[allow(clippy::indexing_slicing, reason = "evaluated by the compiler only")]
+#[allow(
+    clippy::indexing_slicing,
+    clippy::arithmetic_side_effects,
+    reason = "evaluated by the compiler only"
+)]
 const fn tables() -> [[u32; 256]; 8] {
     let mut t = [[0u32; 256]; 8];
     let mut i = 0;

@@ -18,6 +18,7 @@
     not(test),
     deny(
         clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
         clippy::unwrap_used,
         clippy::expect_used,
         clippy::panic

@@ -47,7 +47,7 @@ impl fmt::Display for Stream<'_> {
             };
             write!(f, "{at:>8} {fpdu}")?;
             clock.advance(fpdu.total);
-            at += fpdu.total;
+            at = at.saturating_add(fpdu.total);
             rest = rest.get(fpdu.total..).unwrap_or_default();
         }
         Ok(())
@@ -130,21 +130,22 @@ impl Fpdu {
         for piece in fpdu_pieces(covered, opts, clock) {
             match piece {
                 Piece::Marker { octets, expected } => {
-                    this.markers += 1;
+                    this.markers = this.markers.saturating_add(1);
                     if super::framing::Marker::parse(octets) != expected {
-                        this.bad_markers += 1;
+                        this.bad_markers = this.bad_markers.saturating_add(1);
                     }
                 }
                 Piece::Octets(octets) => {
                     let octets = octets.get(skip..).unwrap_or_default();
                     skip = 0;
-                    let n = octets.len().min(this.head_len - filled);
+                    let n = octets.len().min(this.head_len.saturating_sub(filled));
+                    let end = filled.saturating_add(n);
                     if let (Some(dst), Some(src)) =
-                        (this.head.get_mut(filled..filled + n), octets.get(..n))
+                        (this.head.get_mut(filled..end), octets.get(..n))
                     {
                         dst.copy_from_slice(src);
                     }
-                    filled += n;
+                    filled = end;
                 }
             }
         }
@@ -170,7 +171,7 @@ impl fmt::Display for Fpdu {
         let Some(header) = Header::decode(ulpdu) else {
             return writeln!(f, "shorter than a DDP header");
         };
-        let payload = self.ulpdu_len - header.len();
+        let payload = self.ulpdu_len.saturating_sub(header.len());
         match header {
             Header::Tagged(TaggedHeader {
                 opcode, stag, to, ..

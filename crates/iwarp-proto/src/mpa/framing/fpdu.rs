@@ -158,10 +158,13 @@ struct Writer<'a> {
 
 impl Writer<'_> {
     fn raw(&mut self, octets: &[u8]) {
-        if let Some(dst) = self.out.get_mut(self.at..self.at + octets.len()) {
+        if let Some(dst) = self
+            .out
+            .get_mut(self.at..self.at.wrapping_add(octets.len()))
+        {
             dst.copy_from_slice(octets);
         }
-        self.at += octets.len();
+        self.at = self.at.wrapping_add(octets.len());
     }
 
     fn marker_if_due(&mut self) {
@@ -181,9 +184,9 @@ impl Writer<'_> {
             //# Marker MUST point to the start of the ULPDU Length field for the FPDU
             //# containing the Marker unless the Marker falls between FPDUs, in which case
             //# the Marker MUST be zero.
-            let back = self.header_at.map_or(0, |h| self.at - h);
+            let back = self.header_at.map_or(0, |h| self.at.saturating_sub(h));
             self.raw(&MarkerClock::fpdu_ptr(back).octets());
-            *self.next += super::MARKER_INTERVAL;
+            *self.next = self.next.wrapping_add(super::MARKER_INTERVAL);
         }
     }
 
@@ -191,7 +194,7 @@ impl Writer<'_> {
         while !octets.is_empty() {
             self.marker_if_due();
             self.header_at.get_or_insert(self.at);
-            let n = octets.len().min(*self.next - self.at);
+            let n = octets.len().min(self.next.wrapping_sub(self.at));
             let (now, later) = octets.split_at_checked(n).unwrap_or((octets, &[]));
             self.raw(now);
             octets = later;
@@ -242,8 +245,8 @@ impl<'a> Iterator for Pieces<'a> {
             let (octets, rest) = self.rest.split_first_chunk()?;
             let back = self.at.saturating_sub(self.header_at);
             self.rest = rest;
-            self.next += super::MARKER_INTERVAL;
-            self.at += MARKER_LEN;
+            self.next = self.next.wrapping_add(super::MARKER_INTERVAL);
+            self.at = self.at.wrapping_add(MARKER_LEN);
             return Some(Piece::Marker {
                 octets: *octets,
                 expected: MarkerClock::fpdu_ptr(back),
@@ -252,10 +255,10 @@ impl<'a> Iterator for Pieces<'a> {
         if self.rest.is_empty() {
             return None;
         }
-        let n = self.rest.len().min(self.next - self.at);
+        let n = self.rest.len().min(self.next.wrapping_sub(self.at));
         let (now, rest) = self.rest.split_at_checked(n)?;
         self.rest = rest;
-        self.at += n;
+        self.at = self.at.wrapping_add(n);
         Some(Piece::Octets(now))
     }
 }
@@ -279,7 +282,7 @@ pub fn decode_fpdu(
 ) -> Result<Decoded, FramingError> {
     let next = next_marker(opts, clock);
     let header_at = if next == 0 { MARKER_LEN } else { 0 };
-    let header_end = header_at + MPA_LEN_FIELD;
+    let header_end = MPA_LEN_FIELD.wrapping_add(header_at);
     // A marker never splits the length field: both start at multiples of four.
     let len = stream
         .get(header_at..header_end)
@@ -361,11 +364,12 @@ pub fn decode_fpdu(
                 let octets = octets.get(skip.min(octets.len())..).unwrap_or_default();
                 skip = 0;
                 // Octets that do not fit any more are pad.
-                let n = octets.len().min(ulpdu_len - filled);
-                if let (Some(dst), Some(src)) = (out.get_mut(filled..filled + n), octets.get(..n)) {
+                let n = octets.len().min(ulpdu_len.wrapping_sub(filled));
+                let end = filled.wrapping_add(n);
+                if let (Some(dst), Some(src)) = (out.get_mut(filled..end), octets.get(..n)) {
                     dst.copy_from_slice(src);
                 }
-                filled += n;
+                filled = end;
             }
         }
     }

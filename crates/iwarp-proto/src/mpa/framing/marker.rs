@@ -66,7 +66,7 @@ impl MarkerClock {
     #[inline]
     pub const fn at(stream_offset: u64) -> Self {
         Self {
-            offset: (stream_offset % MARKER_INTERVAL as u64) as u16,
+            offset: (stream_offset as usize % MARKER_INTERVAL) as u16,
         }
     }
 
@@ -79,7 +79,7 @@ impl MarkerClock {
     /// Octets of stream until the next marker starts; 0 when it is due now.
     #[inline]
     pub const fn next_marker_in(self) -> usize {
-        (MARKER_INTERVAL - self.offset as usize) % MARKER_INTERVAL
+        MARKER_INTERVAL.wrapping_sub(self.offset as usize) % MARKER_INTERVAL
     }
 
     /// Advances by that many octets of stream, markers included.
@@ -111,8 +111,8 @@ impl MarkerClock {
 pub const fn fpdu_len_with_markers(next_marker_in: usize, ulpdu_len: usize) -> usize {
     let body = fpdu_len(ulpdu_len);
     if body > next_marker_in {
-        let markers = (body - 1 - next_marker_in) / GAP + 1;
-        body + markers * MARKER_LEN
+        let behind_the_first = body.wrapping_sub(1).wrapping_sub(next_marker_in) / GAP;
+        body.wrapping_add(behind_the_first.wrapping_add(1).wrapping_mul(MARKER_LEN))
     } else {
         body
     }

@@ -36,13 +36,14 @@ pub const fn pad_len(ulpdu_len: usize) -> usize {
     //# The length of the
     //# pad is set so as to make the size of the FPDU an integral multiple of
     //# four.
-    (MPA_LEN_FIELD + ulpdu_len).wrapping_neg() & 3
+    MPA_LEN_FIELD.wrapping_add(ulpdu_len).wrapping_neg() & 3
 }
 
-/// Octets of an FPDU without markers: length field, ULPDU, pad and CRC.
+/// Octets of an FPDU without markers: length field, ULPDU, pad and CRC. A ULPDU has at most 65,535 octets.
 #[inline]
 pub const fn fpdu_len(ulpdu_len: usize) -> usize {
-    MPA_LEN_FIELD + ulpdu_len + pad_len(ulpdu_len) + CRC_LEN
+    let framing = (MPA_LEN_FIELD + CRC_LEN).wrapping_add(pad_len(ulpdu_len));
+    framing.wrapping_add(ulpdu_len)
 }
 
 /// The longest ULPDU whose FPDU fits a TCP segment of `emss` octets, wherever the markers fall.
@@ -67,7 +68,8 @@ pub fn mulpdu(emss: u32, markers: bool) -> u16 {
     } else {
         0
     };
-    let overhead = 6 + marker_room + u64::from(emss % 4);
+    let pad = u64::from(emss % 4);
+    let overhead = marker_room.saturating_add(6).saturating_add(pad);
     let fits = u64::from(emss).saturating_sub(overhead);
     //= rfc5044 section 4.5
     //# If this occurs, the MPA on TCP sender MUST NOT shrink the

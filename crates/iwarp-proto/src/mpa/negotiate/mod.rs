@@ -256,7 +256,7 @@ fn emit_frame(
     //= rfc5044 section 7.1.1
     //# The Private Data field MUST be between 0 and 512
     //# octets in length.
-    let max = MAX_PRIVATE_DATA - prefix_len;
+    let max = MAX_PRIVATE_DATA.saturating_sub(prefix_len);
     if private_data.len() > max {
         return Err(StartupError::PrivateDataTooLong {
             len: private_data.len(),
@@ -266,7 +266,7 @@ fn emit_frame(
     //= rfc5044 section 7.1.1
     //# This field MUST contain the length in octets of the
     //# Private Data field.
-    let pd_length = (prefix_len + private_data.len()) as u16;
+    let pd_length = private_data.len().wrapping_add(prefix_len) as u16;
     let flags = flags.with(Flags::ENHANCED, prefix.is_some());
     let header = FrameHeader {
         kind,

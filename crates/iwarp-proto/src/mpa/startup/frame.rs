@@ -219,7 +219,7 @@ impl FrameHeader {
 
     /// Octets of the whole frame.
     pub const fn frame_len(&self) -> usize {
-        FRAME_HEADER_LEN + self.pd_length as usize
+        FRAME_HEADER_LEN.wrapping_add(self.pd_length as usize)
     }
 
     /// Returns `true` if the private data start with an enhanced prefix. In revisions 0 and 1 the S bit is a reserved bit, and

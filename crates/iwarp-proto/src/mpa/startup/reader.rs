@@ -50,11 +50,12 @@ impl FrameReader {
                 self.check_key()?;
                 return Ok(Progress::NeedMore);
             }
-            if let Some(dst) = self.buf.get_mut(self.len..self.len + n) {
+            let end = self.len.wrapping_add(n);
+            if let Some(dst) = self.buf.get_mut(self.len..end) {
                 dst.copy_from_slice(now);
             }
-            self.len += n;
-            consumed += n;
+            self.len = end;
+            consumed = n.wrapping_add(consumed);
             input = later;
         }
     }
@@ -62,8 +63,9 @@ impl FrameReader {
     /// Returns how many octets to read from the stream next; zero if the frame is complete. A caller that reads no more than
     /// that leaves in the socket what follows the frame.
     pub fn missing(&self) -> Result<usize, StartupError> {
-        if self.len < FRAME_HEADER_LEN {
-            return Ok(FRAME_HEADER_LEN - self.len);
+        let header = FRAME_HEADER_LEN.saturating_sub(self.len);
+        if header > 0 {
+            return Ok(header);
         }
         self.check_key()?;
         let header = FrameHeader::parse(self.filled())?;

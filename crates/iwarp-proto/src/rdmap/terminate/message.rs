@@ -105,13 +105,13 @@ impl Terminate {
     pub const fn wire_len(&self) -> usize {
         let mut len = Self::CONTROL_LEN;
         if self.ddp_segment_len.is_some() || self.ddp_header.is_some() {
-            len += 2;
+            len = len.wrapping_add(2);
         }
         if let Some(header) = &self.ddp_header {
-            len += header.len();
+            len = len.wrapping_add(header.len());
         }
         if self.read_request.is_some() {
-            len += ReadRequest::LEN;
+            len = len.wrapping_add(ReadRequest::LEN);
         }
         len
     }
