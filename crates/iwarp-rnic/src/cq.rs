@@ -161,13 +161,13 @@ impl CompletionQueue {
     /// Takes up to `out.len()` completions, oldest first; returns how many.
     #[inline]
     pub fn poll(&mut self, out: &mut [Cqe]) -> usize {
-        let mut n = 0;
+        let mut n = 0usize;
         for slot in out {
             match self.pop() {
                 Some(cqe) => *slot = cqe,
                 None => break,
             }
-            n += 1;
+            n = n.wrapping_add(1);
         }
         n
     }

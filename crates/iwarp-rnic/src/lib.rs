@@ -29,14 +29,22 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+#[cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 pub mod counters;
+#[cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 pub mod cq;
+#[cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 pub mod limits;
+#[cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 pub mod memory;
 pub mod qp;
+#[cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 pub mod receive_queue;
+#[cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 mod storage;
+#[cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 mod time;
+#[cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 mod verbs;
 
 pub use time::Time;

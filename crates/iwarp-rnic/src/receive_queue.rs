@@ -93,26 +93,33 @@ impl ReceiveQueue {
             wr_id: wr.wr_id,
             num_sge: wr.sges.len() as u8,
         };
-        let at = self.ring.push(slot).map_err(|_| PostError::QueueFull)? as usize
-            * self.max_sge as usize;
+        let slot = self.ring.push(slot).map_err(|_| PostError::QueueFull)?;
+        let at = self.first_sge(slot);
         for (to, from) in self.sges.iter_mut().skip(at).zip(wr.sges) {
             *to = *from;
         }
         Ok(())
     }
 
+    /// Returns where the elements of a slot begin. The queue was created with so many, so this does not wrap.
+    #[inline]
+    const fn first_sge(&self, slot: u32) -> usize {
+        (slot as usize).wrapping_mul(self.max_sge as usize)
+    }
+
     /// Takes the oldest request into `taken`. Returns `false` if there is none.
     #[inline]
     pub fn take(&mut self, taken: &mut TakenRecv) -> bool {
-        let at = self.ring.head_slot() as usize * self.max_sge as usize;
+        let at = self.first_sge(self.ring.head_slot());
         let Some(slot) = self.ring.pop() else {
             return false;
         };
-        let from = self.sges.get(at..at + slot.num_sge as usize).unwrap_or(&[]);
+        let end = at.wrapping_add(slot.num_sge as usize);
+        let from = self.sges.get(at..end).unwrap_or(&[]);
         let mut len = 0u64;
         for (to, from) in taken.sges.iter_mut().zip(from) {
             *to = *from;
-            len += u64::from(from.len);
+            len = len.wrapping_add(u64::from(from.len));
         }
         taken.wr_id = slot.wr_id;
         taken.num_sge = slot.num_sge;
@@ -130,7 +137,7 @@ impl ReceiveQueue {
     pub(crate) fn prefetch(&self, fetch: &impl Fn(*const u8)) {
         for slot in [self.ring.head_slot(), self.ring.tail_slot()] {
             self.ring.prefetch(slot, fetch);
-            if let Some(sge) = self.sges.get(slot as usize * self.max_sge as usize) {
+            if let Some(sge) = self.sges.get(self.first_sge(slot)) {
                 fetch(core::ptr::from_ref(sge).cast());
             }
         }

@@ -39,7 +39,7 @@ impl<T: Copy + Default> Ring<T> {
     /// Slot of the `i`-th element.
     #[inline]
     const fn slot(&self, i: u32) -> usize {
-        let at = self.head as usize + i as usize;
+        let at = (self.head as usize).wrapping_add(i as usize);
         if at >= self.slots.len() {
             at.wrapping_sub(self.slots.len())
         } else {
@@ -57,7 +57,7 @@ impl<T: Copy + Default> Ring<T> {
         match self.slots.get_mut(slot) {
             Some(s) => {
                 *s = value;
-                self.len += 1;
+                self.len = self.len.wrapping_add(1);
                 Ok(slot as u32)
             }
             None => Err(value),
@@ -142,7 +142,7 @@ impl<T: Copy + Default> Ring<T> {
     #[inline]
     pub(crate) const fn skip(&mut self) {
         if self.len > 0 {
-            self.len -= 1;
+            self.len = self.len.wrapping_sub(1);
             // An empty ring starts over, so that a ring that is larger than needed stays in the cache.
             self.head = if self.len == 0 {
                 0
@@ -158,7 +158,7 @@ impl<T: Copy + Default> Ring<T> {
             self.clear();
         } else {
             self.head = self.slot(n) as u32;
-            self.len -= n;
+            self.len = self.len.wrapping_sub(n);
         }
     }
 
@@ -207,7 +207,7 @@ impl<T: Copy + Default> List<T> {
         debug_assert!(self.room() > 0, "the list is full");
         if let Some(item) = self.items.get_mut(self.len) {
             *item = value;
-            self.len += 1;
+            self.len = self.len.wrapping_add(1);
         }
     }
 

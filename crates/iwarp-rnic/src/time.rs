@@ -32,11 +32,9 @@ impl Time {
     pub const fn after_about(self, wait: Duration) -> Self {
         let at = self.after(wait);
         let step = nanos(wait) / 4;
-        let early = if step == 0 { 0 } else { at.0 % step };
-        if early == 0 {
-            at
-        } else {
-            Self(at.0.saturating_add(step.wrapping_sub(early)))
+        match at.0.checked_rem(step) {
+            None | Some(0) => at,
+            Some(late) => Self(at.0.saturating_add(step.wrapping_sub(late))),
         }
     }
 

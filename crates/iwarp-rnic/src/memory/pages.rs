@@ -210,20 +210,20 @@ unsafe impl Memory for Pages {
         let len = u64::from(len);
         let (mut addr, mut together) = (place.at, len);
         if place.list != 0 && len != 0 {
-            let size = 1 << place.shift;
-            let inside = place.at & (size - 1);
+            let size = 1u64.wrapping_shl(place.shift);
+            let inside = place.at & size.wrapping_sub(1);
             let mut index = place.at >> place.shift;
             let end = index.saturating_add(JOIN);
             // SAFETY: the list has an entry for each page of the range, and the first octet is inside.
             addr = unsafe { place.page(index) }.wrapping_add(inside);
-            together = size - inside;
+            together = size.wrapping_sub(inside);
             while together < len && index < end {
-                index += 1;
+                index = index.wrapping_add(1);
                 // SAFETY: as above; the octet at `together` is inside, too.
                 if unsafe { place.page(index) } != addr.wrapping_add(together) {
                     break;
                 }
-                together += size;
+                together = together.saturating_add(size);
             }
         }
         let at = ptr::with_exposed_provenance_mut(addr as usize);

@@ -44,7 +44,7 @@ impl<S: AsRef<[u32]> + AsMut<[u32]>> Users<S> {
         let span = memory.check_and_use((stag, to, len), need, who)?;
         if !span.is_empty() {
             *slot = stag;
-            self.len += 1;
+            self.len = self.len.wrapping_add(1);
         }
         Ok(Some(span))
     }

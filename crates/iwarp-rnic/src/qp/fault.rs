@@ -397,7 +397,7 @@ impl QueuePair {
             Some(Header::Untagged(h)) if h.qn == 1 => Some(h.msn),
             _ => None,
         };
-        let mut i = 0;
+        let mut i = 0u32;
         while let Some(a) = self.sq.awaited.get(i) {
             // We made the sink STag for this Read alone. Some peers return a wrong sequence number, so look at the STag.
             let hit = match by_sink {
@@ -407,7 +407,7 @@ impl QueuePair {
             if hit && !a.probe {
                 return Some(a.seq);
             }
-            i += 1;
+            i = i.wrapping_add(1);
         }
         None
     }

@@ -184,7 +184,7 @@ impl Writer<'_> {
             //# Marker MUST point to the start of the ULPDU Length field for the FPDU
             //# containing the Marker unless the Marker falls between FPDUs, in which case
             //# the Marker MUST be zero.
-            let back = self.header_at.map_or(0, |h| self.at.saturating_sub(h));
+            let back = self.header_at.map_or(0, |h| self.at.wrapping_sub(h));
             self.raw(&MarkerClock::fpdu_ptr(back).octets());
             *self.next = self.next.wrapping_add(super::MARKER_INTERVAL);
         }

@@ -42,8 +42,9 @@ pub const fn pad_len(ulpdu_len: usize) -> usize {
 /// Octets of an FPDU without markers: length field, ULPDU, pad and CRC. A ULPDU has at most 65,535 octets.
 #[inline]
 pub const fn fpdu_len(ulpdu_len: usize) -> usize {
-    let framing = (MPA_LEN_FIELD + CRC_LEN).wrapping_add(pad_len(ulpdu_len));
-    framing.wrapping_add(ulpdu_len)
+    let padded = MPA_LEN_FIELD.wrapping_add(ulpdu_len);
+    let padded = padded.wrapping_add(pad_len(ulpdu_len));
+    padded.wrapping_add(CRC_LEN)
 }
 
 /// The longest ULPDU whose FPDU fits a TCP segment of `emss` octets, wherever the markers fall.
