@@ -29,6 +29,7 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+mod boxed;
 #[cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 pub mod counters;
 #[cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]

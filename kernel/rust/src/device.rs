@@ -24,7 +24,7 @@ pub struct Device {
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_device_new() -> *mut Device {
-    place(Device {
+    place(|| Device {
         table: MemoryTable::new(),
     })
 }

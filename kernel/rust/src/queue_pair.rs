@@ -35,7 +35,7 @@ const STAGING: RxSizes = RxSizes {
 /// A queue pair as C has it.
 #[derive(Debug)]
 pub struct Qp {
-    machine: QueuePair,
+    machine: Box<QueuePair>,
     owner: Owner,
     staging: Box<RxBuffer>,
     rx: RxPlan,
@@ -148,7 +148,7 @@ const _: () = assert!(size_of::<Sge>() == 16 && size_of::<Kvec>() == 16);
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_qp_new(config: &Config, owner: *mut c_void) -> *mut Qp {
-    make(config, owner).map_or(null_mut(), place)
+    make(config, owner).map_or(null_mut(), |qp| place(move || qp))
 }
 
 impl Config {
@@ -180,7 +180,7 @@ fn milliseconds(wait: u32) -> Option<Duration> {
 
 fn make(config: &Config, owner: *mut c_void) -> Result<Qp, CreateError> {
     Ok(Qp {
-        machine: QueuePair::new(config.of_engine())?,
+        machine: QueuePair::boxed(config.of_engine())?,
         owner: Owner(owner),
         staging: RxBuffer::with(STAGING)?,
         rx: RxPlan::new(RX_RUNS),

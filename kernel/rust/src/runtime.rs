@@ -61,19 +61,20 @@ pub(crate) fn crc32c(crc: u32, octets: &[u8]) -> u32 {
     unsafe { iwarp_crc32c(crc, octets.as_ptr(), octets.len()) }
 }
 
-/// Moves a value to memory of its own. Returns null if there is none; the value is dropped then.
-pub(crate) fn place<T>(value: T) -> *mut T {
+/// Makes a value in memory of its own, so that it needs no room on the stack. Returns null if there is no memory; `make` is dropped then.
+#[inline]
+pub(crate) fn place<T>(make: impl FnOnce() -> T) -> *mut T {
     let layout = Layout::new::<T>();
     // SAFETY: callers place structures, whose size is not zero.
     let at = unsafe { Kernel.alloc(layout) }.cast::<T>();
     if let Some(at) = NonNull::new(at) {
         // SAFETY: fresh memory with the layout of `T`.
-        unsafe { at.write(value) };
+        unsafe { at.write(make()) };
     }
     at
 }
 
-/// Drops a value that [`place`] has moved, and frees its memory. Null is allowed.
+/// Drops a value that [`place`] has made, and frees its memory. Null is allowed.
 ///
 /// # Safety
 /// `at` is null or came from [`place`], and nobody uses it any more.

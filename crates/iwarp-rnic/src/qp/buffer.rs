@@ -1,6 +1,7 @@
 //! Staging: a buffer for octets that have come from the stream and are not processed yet.
 
 use crate::AllocError;
+use crate::boxed::try_box;
 use crate::limits::{MAX_FPDU, MAX_SGE, RX_DIRECT_TAIL, RX_READ_MAX, RX_STAGING};
 use crate::memory::{Memory, MemoryTable, Users};
 use crate::storage::filled;
@@ -60,13 +61,14 @@ impl RxBuffer {
     /// Makes an empty buffer. Everything that it will ever need is allocated here.
     pub fn with(sizes: RxSizes) -> Result<Box<Self>, AllocError> {
         let sizes = sizes.raised();
-        Ok(Box::new(Self {
+        let buffer = Self {
             data: filled(sizes.staging)?,
             start: 0,
             end: 0,
             read_max: sizes.read_max,
             unmarked: filled(usize::from(u16::MAX))?,
-        }))
+        };
+        try_box(move || buffer)
     }
 
     /// Nothing in it.

@@ -38,11 +38,13 @@ pub use rx::{RxInterest, RxStatus};
 pub use state::State;
 pub use tx::TxFill;
 
+use crate::boxed::try_box;
 use crate::counters::Counters;
 use crate::limits::{MAX_INLINE, MAX_IRD, MAX_ORD, MAX_QP_WR, MAX_SGE};
 use crate::memory::{Accessor, Memory, MemoryTable};
 use crate::receive_queue::{ReceiveQueue, TakenRecv};
 use crate::{Access, AllocError, Cqe, PostError, RecvWr, Time, WcStatus};
+use alloc::boxed::Box;
 use bitflags::bitflags;
 use core::time::Duration;
 use iwarp_proto::crc32c::Crc32cFn;
@@ -319,10 +321,15 @@ pub struct QueuePair {
     plodding: bool,
 }
 
-impl QueuePair {
-    /// Makes a queue pair in state RESET.
-    pub fn new(config: QpConfig) -> Result<Self, CreateError> {
-        let c = &config;
+/// What a queue pair allocates.
+struct Queues {
+    sq: send_queue::SendQueue,
+    rq: ReceiveQueue,
+    responses: response::ResponseQueue,
+}
+
+impl Queues {
+    fn new(c: &QpConfig) -> Result<Self, CreateError> {
         if c.max_send_wr > MAX_QP_WR
             || c.max_recv_wr > MAX_QP_WR
             || c.max_send_sge > MAX_SGE
@@ -335,11 +342,33 @@ impl QueuePair {
         }
         let rq_depth = if c.shared_receive { 0 } else { c.max_recv_wr };
         Ok(Self {
-            config,
-            life: life::Life::NEW,
             sq: send_queue::SendQueue::new(c)?,
             rq: ReceiveQueue::new(rq_depth, c.max_recv_sge)?,
             responses: response::ResponseQueue::new(c.max_ird)?,
+        })
+    }
+}
+
+impl QueuePair {
+    /// Makes a queue pair in state RESET.
+    pub fn new(config: QpConfig) -> Result<Self, CreateError> {
+        Ok(Self::with(config, Queues::new(&config)?))
+    }
+
+    /// Makes a queue pair in state RESET, in memory of its own, so that it needs little of the stack.
+    pub fn boxed(config: QpConfig) -> Result<Box<Self>, CreateError> {
+        let queues = Queues::new(&config)?;
+        Ok(try_box(move || Self::with(config, queues))?)
+    }
+
+    #[inline(always)]
+    fn with(config: QpConfig, queues: Queues) -> Self {
+        Self {
+            config,
+            life: life::Life::NEW,
+            sq: queues.sq,
+            rq: queues.rq,
+            responses: queues.responses,
             acknowledge: acknowledge::Acknowledge::default(),
             remote: Access::all(),
             tx: tx::Tx::default(),
@@ -350,7 +379,7 @@ impl QueuePair {
             times: StreamTimes::NONE,
             #[cfg(test)]
             plodding: false,
-        })
+        }
     }
 
     /// Sets what a peer may do through this queue pair: REMOTE_READ, REMOTE_WRITE and REMOTE_ATOMIC of `access`, as

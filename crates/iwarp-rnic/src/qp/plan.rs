@@ -4,6 +4,7 @@
 //! are named by STag. They are resolved when they are written: if the stream was blocked and the region was deregistered
 //! meanwhile, that is noticed.
 
+use crate::boxed::try_box;
 use crate::limits::{
     MAX_FPDU, MAX_SGE, TX_COPY_MAX, TX_PLAN_BYTES, TX_PLAN_CUTS, TX_PLAN_MESSAGES, TX_PLAN_PIECES,
     TX_SCRATCH,
@@ -170,7 +171,7 @@ impl TxPlan {
     /// Makes an empty plan. Everything that it will ever need is allocated here.
     pub fn with(sizes: TxSizes) -> Result<Box<Self>, AllocError> {
         let sizes = sizes.raised();
-        Ok(Box::new(Self {
+        let plan = Self {
             scratch: filled(sizes.scratch)?,
             used: 0,
             open: 0,
@@ -186,7 +187,8 @@ impl TxPlan {
             next_cut: 0,
             in_segment: None,
             users: Users::new(filled(sizes.pieces)?),
-        }))
+        };
+        try_box(move || plan)
     }
 
     /// Payload up to this many octets is copied beside its header.
