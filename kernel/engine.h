@@ -77,6 +77,7 @@ enum rk_fill {
 	RK_FILL_IDLE,		/* nothing to send */
 	RK_FILL_READY,		/* the plan has octets: rk_tx_runs() */
 	RK_FILL_MEMORY,		/* a request needs the memory table: rk_tx_memory() */
+	RK_FILL_MORE,		/* enough for one call: rk_tx_fill() again, perhaps later */
 };
 
 /* What rk_rx_filled() returns, or an error number. */

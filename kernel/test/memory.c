@@ -47,6 +47,8 @@ int carry(struct end *from, struct end *to, size_t piece)
 		case RK_FILL_MEMORY:
 			rk_tx_memory(from->qp, from->device);
 			continue;
+		case RK_FILL_MORE:
+			continue;
 		}
 		n = rk_tx_runs(from->qp, from->device, &runs);
 		if (n < 0)

@@ -135,7 +135,7 @@ static int send_due(struct end *end)
 		spin_unlock_bh(&end->lock);
 		if (fill == RK_FILL_IDLE)
 			return 0;
-		if (fill == RK_FILL_MEMORY)
+		if (fill == RK_FILL_MEMORY || fill == RK_FILL_MORE)
 			continue;
 		if (n < 0)
 			return n;

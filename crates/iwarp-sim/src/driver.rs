@@ -293,7 +293,7 @@ impl World {
                         }
                         break;
                     }
-                    TxFill::Memory => continue,
+                    TxFill::Memory | TxFill::More => continue,
                     TxFill::Ready => {}
                 }
             }

@@ -244,7 +244,10 @@ impl World {
             shared_receive: shared,
             receiver_not_ready: policy,
             snapshot: rng.chance(30),
-            budget: Budget { completions },
+            budget: Budget {
+                completions,
+                local_requests: completions,
+            },
         };
         let cqs = self.nodes[n].poll_due.len();
         let rng = &mut self.rng;

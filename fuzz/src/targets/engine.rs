@@ -148,7 +148,10 @@ impl Engine {
             } else {
                 ReceiverNotReady::default()
             },
-            budget: Budget { completions: 2 },
+            budget: Budget {
+                completions: 2,
+                local_requests: 1,
+            },
             ..QpConfig::default()
         };
         let stream = StreamConfig {
@@ -374,6 +377,7 @@ impl Engine {
                         self.qp.tx_memory(&mut self.table, &mut self.host);
                         continue;
                     }
+                    TxFill::More => continue,
                     TxFill::Ready => {}
                 }
             }

@@ -375,6 +375,7 @@ pub extern "C" fn rk_tx_fill(qp: &mut Qp, device: &Device) -> c_int {
         TxFill::Idle => 0,
         TxFill::Ready => 1,
         TxFill::Memory => 2,
+        TxFill::More => 3,
     }
 }
 

@@ -17,7 +17,7 @@ use super::send_queue::Slot;
 use super::tx::{Job, Stage};
 use super::{Direction, Host, QueuePair, RxBuffer};
 use crate::memory::Memory;
-use crate::{Cqe, SendOp};
+use crate::{Cqe, SendOp, WcStatus};
 use iwarp_proto::ddp::{Header, Stag, TAGGED_HEADER_LEN, TaggedHeader};
 use iwarp_proto::rdmap::{Opcode, Terminate, TerminateCode};
 
@@ -35,6 +35,8 @@ pub(super) struct Acknowledge {
     unasked: u32,
     /// A probe is on its way. There is one at a time: the next one covers all that was sent meanwhile.
     probing: bool,
+    /// The peer has refused a request, and it is not known yet which.
+    sought: Option<(Sought, Verdict)>,
 }
 
 impl Acknowledge {
@@ -42,6 +44,7 @@ impl Acknowledge {
     pub(super) const fn reset(&mut self) {
         self.unasked = 0;
         self.probing = false;
+        self.sought = None;
     }
 
     /// A Send or Write was put into the plan.
@@ -74,7 +77,7 @@ impl QueuePair {
         if !self.acknowledge.on {
             self.acknowledge.on = true;
             // What is complete already needs no probe.
-            self.acknowledge.unasked = self.sq.started().count() as u32;
+            self.acknowledge.unasked = self.sq.unacknowledged();
         }
     }
 
@@ -162,52 +165,145 @@ impl QueuePair {
         });
     }
 
-    /// Finds the Send or Write that a Terminate is about; without a header in it, the oldest one.
-    ///
-    /// If several requests fit, it is the oldest of them, so that no request is taken for placed that may have been refused.
-    pub(super) fn refused_request(&self, terminate: &Terminate) -> Option<u32> {
+    /// Returns what to look for to find the Send or Write that a Terminate is about; without a header in it, the oldest one.
+    pub(super) fn sought(&self, terminate: &Terminate) -> Option<Sought> {
         if !self.acknowledge.on {
             return None;
         }
-        let is_meant = |slot: &Slot| match terminate.ddp_header {
-            Some(Header::Tagged(h)) => may_have_sent(slot, &h, terminate.ddp_segment_len),
-            _ => !slot.done && !slot.op.has_response(),
-        };
         match terminate.ddp_header {
-            Some(Header::Untagged(h)) if h.qn == 0 => self.request_of_message(h.msn),
-            Some(Header::Untagged(_)) => None,
-            Some(Header::Tagged(h)) if h.opcode != Opcode::WRITE => None,
-            None if terminate.code.layer != TerminateCode::RDMAP_LOCAL_CATASTROPHIC.layer => None,
-            Some(Header::Tagged(_)) | None => {
-                let mut started = self.sq.started();
-                started.find(|(_, s)| is_meant(s)).map(|(seq, _)| seq)
+            Some(Header::Untagged(h)) if h.qn == 0 => Some(Sought::Message {
+                msn: h.msn,
+                // The sequence number after the last message is known, so count back from it.
+                next: self.tx.msn.first().copied().unwrap_or(1),
+                newer: 0,
+            }),
+            Some(Header::Tagged(header)) if header.opcode == Opcode::WRITE => Some(Sought::Write {
+                header,
+                segment_len: terminate.ddp_segment_len,
+                older: 0,
+            }),
+            None if terminate.code.layer == TerminateCode::RDMAP_LOCAL_CATASTROPHIC.layer => {
+                Some(Sought::Oldest { older: 0 })
             }
+            _ => None,
         }
     }
 
-    /// Finds the request that sent the message with this sequence number on queue 0.
-    fn request_of_message(&self, msn: u32) -> Option<u32> {
-        let begun = |seq: u32, slot: &Slot| match self.tx.job {
+    /// The peer has refused a request with this verdict; it is looked for before anything is flushed.
+    pub(super) const fn seek(&mut self, sought: Option<Sought>, verdict: Verdict) {
+        self.acknowledge.sought = match sought {
+            Some(sought) => Some((sought, verdict)),
+            None => None,
+        };
+    }
+
+    /// Looks at up to `most` more requests for the one that the peer has refused. Returns `false` if there are more to look at.
+    pub(super) fn look_for_refused<H: Host>(&mut self, most: u32, host: &mut H) -> bool {
+        let Some((mut sought, verdict)) = self.acknowledge.sought.take() else {
+            return true;
+        };
+        for _ in 0..most {
+            match self.look_at(&mut sought) {
+                Look::Other => {}
+                Look::End => return true,
+                Look::Found(seq) => {
+                    self.refuse(seq, verdict, host);
+                    return true;
+                }
+            }
+        }
+        self.acknowledge.sought = Some((sought, verdict));
+        false
+    }
+
+    /// The peer has refused this request, and processed those before it.
+    pub(super) fn refuse<H: Host>(&mut self, seq: u32, verdict: Verdict, host: &mut H) {
+        self.complete_before(seq, host);
+        self.sq.fail(seq, verdict.status, verdict.vendor_err);
+    }
+
+    /// Looks at one more request.
+    ///
+    /// If several requests fit, it is the oldest of them, so that no request is taken for placed that may have been refused.
+    fn look_at(&self, sought: &mut Sought) -> Look {
+        let (fits, seq) = match sought {
+            Sought::Message { msn, next, newer } => {
+                let Some((seq, slot)) = self.sq.started_from_end(*newer) else {
+                    return Look::End;
+                };
+                *newer += 1;
+                let n = self.messages_begun(seq, slot);
+                *next = next.wrapping_sub(n);
+                (msn.wrapping_sub(*next) < n, seq)
+            }
+            Sought::Write {
+                header,
+                segment_len,
+                older,
+            } => {
+                let Some((seq, slot)) = self.sq.started_from(*older) else {
+                    return Look::End;
+                };
+                *older += 1;
+                (may_have_sent(slot, header, *segment_len), seq)
+            }
+            Sought::Oldest { older } => {
+                let Some((seq, slot)) = self.sq.started_from(*older) else {
+                    return Look::End;
+                };
+                *older += 1;
+                (!slot.done && !slot.op.has_response(), seq)
+            }
+        };
+        if fits { Look::Found(seq) } else { Look::Other }
+    }
+
+    /// Returns how many messages on queue 0 a request has begun.
+    fn messages_begun(&self, seq: u32, slot: &Slot) -> u32 {
+        match self.tx.job {
             Some(Job::Request {
                 seq: unsent,
                 off,
                 stage,
             }) if unsent == seq => messages_begun(&slot.op, stage, off),
             _ => messages(&slot.op),
-        };
-        // The sequence number after the last message is known, so count back from it.
-        let next = self.tx.msn.first().copied().unwrap_or(1);
-        let total = self.sq.started().map(|(seq, slot)| begun(seq, slot)).sum();
-        let mut left = msn.wrapping_sub(next.wrapping_sub(total));
-        for (seq, slot) in self.sq.started() {
-            let n = begun(seq, slot);
-            if left < n {
-                return Some(seq);
-            }
-            left -= n;
         }
-        None
     }
+}
+
+/// What is looked for among the requests that were started and are not acknowledged, and how far that is.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Sought {
+    /// The request that sent the message with this sequence number on queue 0, from the newest request on.
+    Message {
+        msn: u32,
+        /// The sequence number of the message after those that were not looked at.
+        next: u32,
+        /// Requests that were looked at.
+        newer: u32,
+    },
+    /// The Write that may have sent a segment with this header, from the oldest request on.
+    Write {
+        header: TaggedHeader,
+        segment_len: Option<u16>,
+        older: u32,
+    },
+    /// The oldest that is not done.
+    Oldest { older: u32 },
+}
+
+/// With what a request ends that the peer has refused.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Verdict {
+    pub(super) status: WcStatus,
+    pub(super) vendor_err: u32,
+}
+
+/// What one look has shown.
+enum Look {
+    Other,
+    Found(u32),
+    End,
 }
 
 /// Returns `true` if the Write may have sent a segment with this header. The segment's length, header included, tells more than

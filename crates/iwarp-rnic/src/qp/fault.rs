@@ -1,6 +1,7 @@
 //! Errors of a stream: which end is to blame, and what the peer and the program are told
 //! (RFC 5040 sections 4.8 and 7, RFC 5041 section 7, RFC 5044 section 8).
 
+use super::acknowledge::Verdict;
 use super::life::Life;
 use super::rx::Missed;
 use super::{Events, Host, QueuePair};
@@ -375,13 +376,15 @@ impl QueuePair {
             code,
         });
         self.events |= Events::FATAL;
-        let refused = self.request_meant_by(terminate);
-        let refused = refused.or_else(|| self.refused_request(terminate));
-        if let Some(seq) = refused {
-            self.complete_before(seq, host);
-            let vendor_err =
-                u32::from(code.layer) << 12 | u32::from(code.etype) << 8 | u32::from(code.code);
-            self.sq.fail(seq, status_of(code), vendor_err);
+        let verdict = Verdict {
+            status: status_of(code),
+            vendor_err: u32::from(code.layer) << 12
+                | u32::from(code.etype) << 8
+                | u32::from(code.code),
+        };
+        match self.request_meant_by(terminate) {
+            Some(seq) => self.refuse(seq, verdict, host),
+            None => self.seek(self.sought(terminate), verdict),
         }
         //= rfc5040 section 6.2.1
         //# The peer SHOULD perform a graceful LLP

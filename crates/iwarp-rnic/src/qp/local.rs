@@ -78,6 +78,10 @@ impl QueuePair {
         let Some((seq, slot)) = self.sq.next() else {
             return LocalStep::Done;
         };
+        if self.tx.local_done >= self.config.budget.local_requests() {
+            return LocalStep::Stop(TxFill::More);
+        }
+        self.tx.local_done = self.tx.local_done.wrapping_add(1);
         match slot.op {
             // Earlier requests may send from that memory, so they are written first.
             SendOp::LocalInvalidate { .. } if !first => return LocalStep::Stop(TxFill::Ready),

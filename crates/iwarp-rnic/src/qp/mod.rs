@@ -143,16 +143,29 @@ pub struct QpConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
     /// Completions of requests that are flushed, or that an answer to an earlier request has completed
-    /// ([`QueuePair::completions_due`]).
+    /// ([`QueuePair::completions_due`]). So many requests are looked at, too, to find the one that a Terminate of the peer is about.
     pub completions: u32,
+    /// Requests that only change the memory table, carried out by one [`QueuePair::tx_fill`]. What that call puts into a plan is limited by
+    /// the plan.
+    pub local_requests: u32,
 }
 
 impl Budget {
     /// What suits a process: no other thread waits for longer than some ten microseconds.
-    pub const DEFAULT: Self = Self { completions: 256 };
+    pub const DEFAULT: Self = Self {
+        completions: 256,
+        local_requests: 64,
+    };
 
     const fn completions(&self) -> u32 {
         match self.completions {
+            0 => 1,
+            n => n,
+        }
+    }
+
+    const fn local_requests(&self) -> u32 {
+        match self.local_requests {
             0 => 1,
             n => n,
         }

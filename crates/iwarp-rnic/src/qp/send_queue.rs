@@ -306,12 +306,22 @@ impl SendQueue {
         }
     }
 
-    /// The requests that were started and are not acknowledged, in order.
-    pub(super) fn started(&self) -> impl Iterator<Item = (u32, &Slot)> {
-        (self.acknowledged..self.started).filter_map(|i| {
-            let slot = self.slots.get(i)?;
-            Some((self.front_seq.wrapping_add(i), slot))
-        })
+    /// Returns how many requests were started and are not acknowledged.
+    pub(super) const fn unacknowledged(&self) -> u32 {
+        self.started.saturating_sub(self.acknowledged)
+    }
+
+    /// Of those, returns the `i`-th from the oldest.
+    pub(super) fn started_from(&self, i: u32) -> Option<(u32, &Slot)> {
+        let index = self.acknowledged.saturating_add(i);
+        let slot = self.slots.get(index).filter(|_| index < self.started)?;
+        Some((self.front_seq.wrapping_add(index), slot))
+    }
+
+    /// Of those, returns the `i`-th from the newest.
+    pub(super) fn started_from_end(&self, i: u32) -> Option<(u32, &Slot)> {
+        let older = self.unacknowledged().checked_sub(1)?.checked_sub(i)?;
+        self.started_from(older)
     }
 
     /// Marks a request as done, and writes the completions that are due by that, in order, up to [`RETIRE_MOST`].

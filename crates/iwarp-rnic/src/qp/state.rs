@@ -72,6 +72,7 @@ impl QueuePair {
             self.sq.clear();
             self.rq.clear();
             self.responses.clear();
+            self.acknowledge.reset();
             self.rx.reset();
             self.tx.job = None;
             self.events = Events::empty();
@@ -250,12 +251,15 @@ impl QueuePair {
     /// Completes everything as flushed, as far as the budget goes: the receive that is being filled, the send queue, then the
     /// receive queue.
     pub(super) fn flush<H: Host>(&mut self, host: &mut H) -> Work {
-        self.tx.job = None;
         self.responses.clear();
         if let Some(wr_id) = self.rx.abandon_receive() {
             self.complete_receive(wr_id, WcStatus::Flushed, host);
         }
         let most = self.config.budget.completions();
+        if !self.look_for_refused(most, host) {
+            return Work::More;
+        }
+        self.tx.job = None;
         let qp_num = self.config.qp_num;
         let counters = &mut self.counters;
         let sent = self.sq.flush(most, |cqe| {

@@ -26,6 +26,9 @@ pub enum TxFill {
     Ready,
     /// A bind is next: call [`QueuePair::tx_memory`] with the table locked for writing, then fill again.
     Memory,
+    /// There is nothing to write yet, and more to do than one call does ([`Budget::local_requests`](super::Budget)): fill again. Locks may be
+    /// dropped before.
+    More,
 }
 
 /// The message being sent.
@@ -59,6 +62,8 @@ pub(super) struct Tx {
     pub(super) job: Option<Job>,
     /// The request at the head of the send queue, if it changes the memory table.
     pub(super) local: LocalRequest,
+    /// Requests that only change the table, carried out by this call.
+    pub(super) local_done: u32,
     /// A message that goes before all others.
     pub(super) rtr: Option<Rtr>,
     /// An FPDU was sent on this stream.
@@ -82,6 +87,7 @@ impl Default for Tx {
             answer_until: None,
             job: None,
             local: LocalRequest::default(),
+            local_done: 0,
             rtr: None,
             spoke: false,
             segment: None,
@@ -221,6 +227,7 @@ impl QueuePair {
             copy_max: plan.copy_max(),
         };
         self.retry_memory();
+        self.tx.local_done = 0;
         let stop = self.fill(plan, &wire, env);
         plan.seal();
         self.life.written(!plan.is_done());

@@ -81,6 +81,12 @@ fn tx_turns<'a>(
                         pool::give_tx(plan);
                         return g;
                     }
+                    TxFill::More => {
+                        pool::give_tx(plan);
+                        drop(memory);
+                        MutexGuard::bump(&mut g);
+                        continue;
+                    }
                     TxFill::Memory => {
                         pool::give_tx(plan);
                         drop(memory);

@@ -3,8 +3,9 @@
 use super::harness::*;
 use crate::limits::MAX_QP_WR;
 use crate::qp::*;
-use crate::{Cqe, RecvWr, SendFlags, SendOp, WcStatus, Work};
-use iwarp_proto::rdmap::{Opcode, ReadRequest};
+use crate::{Access, Cqe, FastRegister, RecvWr, SendFlags, SendOp, WcStatus, Work};
+use iwarp_proto::ddp::{Header, Stag, TaggedHeader, UntaggedHeader};
+use iwarp_proto::rdmap::{Opcode, ReadRequest, Terminate, TerminateCode};
 use proptest::prelude::*;
 use std::vec;
 use std::vec::Vec;
@@ -16,7 +17,10 @@ fn sized(depth: u32, completions: u32) -> QpConfig {
         max_send_sge: 1,
         max_recv_sge: 1,
         max_inline: 0,
-        budget: Budget { completions },
+        budget: Budget {
+            completions,
+            ..Budget::DEFAULT
+        },
         ..QpConfig::default()
     }
 }
@@ -258,9 +262,9 @@ fn run(budget: u32, placed: bool, steps: &[Step], terminated: bool) -> Vec<Cqe> 
         }
     }
     if terminated {
-        let code = iwarp_proto::rdmap::TerminateCode::RDMAP_LOCAL_CATASTROPHIC;
+        let code = TerminateCode::RDMAP_LOCAL_CATASTROPHIC;
         let mut body = [0; crate::limits::CONTROL_MAX];
-        let n = iwarp_proto::rdmap::Terminate::new(code).emit(&mut body);
+        let n = Terminate::new(code).emit(&mut body);
         let _ = rig.rx_ulpdu(&untagged(Opcode::TERMINATE, 2, 1, 0, true, &body[..n]));
     } else {
         rig.qp.stream_failed(&mut rig.host);
@@ -270,6 +274,124 @@ fn run(budget: u32, placed: bool, steps: &[Step], terminated: bool) -> Vec<Cqe> 
     rig.qp.tx_written(&mut rig.plan, n, &mut rig.host);
     complete_all(&mut rig, budget as usize);
     rig.host.sends
+}
+
+/// Carries out local requests; no call does more than `most` of them.
+fn carry_out(rig: &mut Rig, most: usize) {
+    while rig.qp.wants_tx() {
+        let before = rig.host.sends.len();
+        let fill = rig.fill();
+        let did = rig.host.sends.len() - before;
+        assert!(did <= most, "{did} requests in one call");
+        match fill {
+            TxFill::Ready => {
+                rig.write_some(1 << 20);
+            }
+            TxFill::Idle => assert!(!rig.qp.wants_tx()),
+            more => assert_eq!((more, did), (TxFill::More, most)),
+        }
+        complete_all(rig, 1);
+    }
+}
+
+#[test]
+fn local_requests_are_carried_out_in_bounded_steps() {
+    for initiator in [true, false] {
+        let mut config = sized(64, 1);
+        config.budget.local_requests = 3;
+        let stream = StreamConfig {
+            initiator,
+            ..STREAM
+        };
+        let mut rig = Rig::with(config, stream);
+        let (range, random) = (rig.range(64), rig.random());
+        let stag = rig.table.allocate_fast(range, PD, random).unwrap();
+        let register = SendOp::FastRegister(FastRegister {
+            new_stag: stag,
+            offset: 0,
+            len: 64,
+            iova: 0,
+            access: Access::LOCAL_WRITE,
+            pages: None,
+        });
+        // A responder that has heard nothing does these only; an initiator has something to send among them.
+        for i in 0..9 {
+            rig.post(2 * i, register, &[]);
+            rig.post(2 * i + 1, SendOp::LocalInvalidate { stag }, &[]);
+        }
+        if initiator {
+            rig.post(18, SendOp::Send, &[]);
+            rig.post(19, register, &[]);
+        }
+        carry_out(&mut rig, 3);
+        let n = if initiator { 20 } else { 18 };
+        let all: Vec<_> = (0..n).map(|i| (i, WcStatus::Success)).collect();
+        assert_eq!(brief(&rig.host.sends), all);
+    }
+}
+
+/// The request that the peer has refused is found in steps, among as many as there may be.
+#[test]
+fn the_refused_request_is_looked_for_in_bounded_steps() {
+    for by_header in [true, false] {
+        let mut rig = Rig::fresh(sized(MAX_QP_WR, 100));
+        rig.qp.complete_when_placed();
+        rig.start(STREAM);
+        let mr = rig.mr(64, ALL);
+        let depth = 1000;
+        for i in 0..depth {
+            let write = SendOp::Write {
+                remote_addr: i * 8,
+                rkey: 7,
+            };
+            let op = if by_header { write } else { SendOp::Send };
+            rig.post(i, op, &[mr.part(0, 8)]);
+        }
+        rig.octets_out();
+        let refused = 700;
+        let header = match by_header {
+            true => Header::Tagged(TaggedHeader {
+                last: true,
+                opcode: Opcode::WRITE,
+                stag: Stag(7),
+                to: refused * 8,
+            }),
+            false => Header::Untagged(UntaggedHeader {
+                last: true,
+                opcode: Opcode::SEND,
+                invalidate_stag: Stag(0),
+                qn: 0,
+                msn: refused as u32 + 1,
+                mo: 0,
+            }),
+        };
+        let mut body = [0; crate::limits::CONTROL_MAX];
+        let terminate = Terminate::about(TerminateCode::RDMAP_ACCESS, 22, header, None);
+        let n = terminate.emit(&mut body);
+        let _ = rig.rx_ulpdu(&untagged(Opcode::TERMINATE, 2, 1, 0, true, &body[..n]));
+        assert_eq!(rig.qp.state(), State::Error);
+        assert_eq!(completed(&rig), 0, "it is looked for first");
+        // Something is posted meanwhile.
+        rig.post(depth, SendOp::Send, &[]);
+        let mut calls = 0;
+        while completed(&rig) == 0 {
+            assert_eq!(rig.qp.complete_due(&mut rig.host), Work::More);
+            calls += 1;
+        }
+        // The Terminate and the post looked at a hundred each. A number is looked for from the newest request on.
+        assert_eq!(calls, if by_header { 6 } else { 1 });
+        complete_all(&mut rig, 100);
+        let sends = brief(&rig.host.sends);
+        assert_eq!(sends.len() as u64, depth + 1);
+        for (i, (id, status)) in (0..).zip(sends) {
+            assert_eq!(id, i);
+            match i.cmp(&refused) {
+                core::cmp::Ordering::Less => assert_eq!(status, WcStatus::Success),
+                core::cmp::Ordering::Equal => assert_eq!(status, WcStatus::RemoteAccess),
+                core::cmp::Ordering::Greater => assert_eq!(status, WcStatus::Flushed),
+            }
+        }
+    }
 }
 
 proptest! {

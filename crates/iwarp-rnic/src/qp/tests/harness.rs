@@ -252,6 +252,7 @@ impl Rig {
                         self.qp.tx_memory(&mut self.table, &mut self.host);
                         continue;
                     }
+                    TxFill::More => continue,
                     TxFill::Ready => {}
                 }
             }
