@@ -456,7 +456,7 @@ mod tests {
             FRAMED | RESPONDER,
         ] {
             let mut engine = Engine::new(options);
-            let mut ulpdu = vec![0xc1, 0x40, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0x10, 0];
+            let mut ulpdu = vec![0xc1, 0x40, 0x10, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0x10, 0];
             ulpdu.extend_from_slice(b"octets");
             let mut input = (ulpdu.len() as u16).to_be_bytes().to_vec();
             input.extend_from_slice(&ulpdu);
