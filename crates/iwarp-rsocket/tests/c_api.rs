@@ -18,9 +18,20 @@ fn address(port: u16) -> libc::sockaddr_in {
     a
 }
 
-#[test]
-fn a_session() {
-    const LEN: libc::socklen_t = size_of::<libc::sockaddr_in>() as libc::socklen_t;
+const LEN: libc::socklen_t = size_of::<libc::sockaddr_in>() as libc::socklen_t;
+
+/// The descriptors of a session, and what `accept` said of the peer.
+struct Session {
+    listener: i32,
+    client: i32,
+    server: i32,
+    /// The listener's address.
+    at: libc::sockaddr_in,
+    peer: libc::sockaddr_in,
+}
+
+/// Makes a listener that does not block, at a free port.
+fn listening() -> (i32, libc::sockaddr_in) {
     // SAFETY: all pointers point to locals that outlive the calls, and come with their true lengths.
     unsafe {
         let l = rsocket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_NONBLOCK, 0);
@@ -39,7 +50,14 @@ fn a_session() {
             (len, a.sin_addr.s_addr),
             (LEN, u32::from_ne_bytes([127, 0, 0, 1]))
         );
+        (l, a)
+    }
+}
 
+fn connected() -> Session {
+    let (l, a) = listening();
+    // SAFETY: as in `listening`.
+    unsafe {
         let c = rsocket(libc::AF_INET, libc::SOCK_STREAM, libc::IPPROTO_TCP);
         assert_eq!(
             (rconnect(c, (&raw const a).cast(), 3), errno()),
@@ -61,7 +79,21 @@ fn a_session() {
         let mut len = LEN;
         assert_eq!(rgetsockname(c, (&raw mut own).cast(), &raw mut len), 0);
         assert_eq!(own.sin_port, peer.sin_port);
+        Session {
+            listener: l,
+            client: c,
+            server: s,
+            at: a,
+            peer,
+        }
+    }
+}
 
+/// Sends in each way that there is, and receives all of it.
+fn messages(session: &Session) {
+    let (c, s, a) = (session.client, session.server, session.at);
+    // SAFETY: as in `listening`.
+    unsafe {
         let iov = |data: &mut [u8]| libc::iovec {
             iov_base: data.as_mut_ptr().cast(),
             iov_len: data.len(),
@@ -92,7 +124,7 @@ fn a_session() {
             &raw mut len,
         );
         assert_eq!((n, &got), (15, b"abcdefabcdefghi"));
-        assert_eq!(from.sin_port, own.sin_port);
+        assert_eq!(from.sin_port, session.peer.sin_port);
         assert_eq!(
             (rrecv(s, null_mut(), 5, libc::MSG_DONTWAIT), errno()),
             (-1, libc::EFAULT)
@@ -101,7 +133,12 @@ fn a_session() {
             (rreadv(s, out.as_ptr(), 100_000), errno()),
             (-1, libc::EINVAL)
         );
+    }
+}
 
+fn options(c: i32) {
+    // SAFETY: as in `listening`.
+    unsafe {
         let mut value = 0i32;
         let mut len = 4;
         let place = (&raw mut value).cast();
@@ -114,7 +151,18 @@ fn a_session() {
             (rsetsockopt(c, 77, 1, place.cast_const(), 4), errno()),
             (-1, libc::ENOPROTOOPT)
         );
+    }
+}
 
+#[test]
+fn a_session() {
+    let session = connected();
+    messages(&session);
+    options(session.client);
+    let (l, c, s) = (session.listener, session.client, session.server);
+    let mut got = [0u8; 15];
+    // SAFETY: as in `listening`.
+    unsafe {
         assert_eq!(
             (
                 riomap(c, got.as_mut_ptr().cast(), 15, libc::PROT_READ, 0, -1),
