@@ -8,26 +8,39 @@
 //! `fault` (errors, Terminate), `life` (the states and the phases of a stream, one type) and `state` (what follows from its transitions).
 
 mod acknowledge;
+#[cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 mod answer;
 mod buffer;
 mod burst;
 mod burst_reads;
 mod control;
 mod deliver;
+#[cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 mod fault;
+#[cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 mod headers;
+#[cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 mod life;
+#[cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 mod local;
+#[cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 mod message;
+#[cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 mod next;
 mod place;
+#[cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 mod plan;
+#[cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 mod response;
 mod rx;
+#[cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 mod segment;
 mod send_queue;
+#[cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 mod state;
+#[cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 mod timing;
+#[cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 mod tx;
 
 pub use buffer::{RxBuffer, RxPlan, RxSizes};

@@ -126,7 +126,8 @@ impl QueuePair {
     /// Answers of the peer that are awaited. An RTR message by Read waits for one, too.
     #[inline]
     fn outstanding(&self) -> u32 {
-        self.sq.awaited.len() + u32::from(self.rx.rtr_response_due)
+        let awaited = self.sq.awaited.len();
+        awaited.wrapping_add(u32::from(self.rx.rtr_response_due))
     }
 
     /// Returns `true` if a probe is due and may be sent.

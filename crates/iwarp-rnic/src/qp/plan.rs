@@ -176,7 +176,7 @@ impl TxPlan {
             used: 0,
             open: 0,
             pieces: List::new(sizes.pieces)?,
-            pieces_max: sizes.pieces - TxSizes::FPDU_PIECES,
+            pieces_max: sizes.pieces.saturating_sub(TxSizes::FPDU_PIECES),
             milestones: List::new(sizes.messages)?,
             next_milestone: 0,
             bytes: 0,
@@ -235,7 +235,7 @@ impl TxPlan {
     #[inline]
     pub(super) const fn has_room(&self, scratch: usize) -> bool {
         self.bytes < self.bytes_max
-            && self.used + scratch <= self.scratch.len()
+            && self.scratch.len().wrapping_sub(self.used) >= scratch
             && self.pieces.len() <= self.pieces_max
             && self.milestones.room() > 0
             && self.cuts.room() > 0
@@ -245,14 +245,14 @@ impl TxPlan {
     /// [`has_room`](Self::has_room).
     #[inline]
     pub(super) fn scratch(&mut self, len: usize) -> Option<&mut [u8]> {
-        self.scratch.get_mut(self.used..self.used + len)
+        self.scratch.get_mut(self.used..self.used.wrapping_add(len))
     }
 
     /// Makes the next `len` octets of scratch a part of the plan.
     #[inline]
     pub(super) const fn add_scratch(&mut self, len: usize) {
-        self.used += len;
-        self.bytes += len;
+        self.used = self.used.wrapping_add(len);
+        self.bytes = self.bytes.wrapping_add(len);
     }
 
     /// Makes a range of registered memory a part of the plan.
@@ -260,7 +260,7 @@ impl TxPlan {
     pub(super) fn add_memory(&mut self, stag: u32, to: u64, len: u32, need: Access) {
         if len != 0 {
             self.seal();
-            self.bytes += len as usize;
+            self.bytes = self.bytes.wrapping_add(len as usize);
             self.pieces.push(Piece::Memory {
                 stag,
                 to,
@@ -276,7 +276,7 @@ impl TxPlan {
         if self.used > self.open {
             self.pieces.push(Piece::Scratch {
                 at: self.open as u32,
-                len: (self.used - self.open) as u32,
+                len: self.used.wrapping_sub(self.open) as u32,
             });
             self.open = self.used;
         }
@@ -331,7 +331,7 @@ impl TxPlan {
             .get(self.next_cut)
             .is_some_and(|cut| *cut <= self.written)
         {
-            self.next_cut += 1;
+            self.next_cut = self.next_cut.wrapping_add(1);
         }
     }
 
@@ -342,7 +342,7 @@ impl TxPlan {
         if at > self.written {
             return None;
         }
-        self.next_milestone += 1;
+        self.next_milestone = self.next_milestone.wrapping_add(1);
         Some(what)
     }
 
@@ -359,6 +359,9 @@ impl TxPlan {
         mut visit: impl FnMut(Run<'t>),
     ) -> Result<(), AccessError> {
         self.release(memory);
+        if most == 0 {
+            return Ok(());
+        }
         let (mut left, written) = (self.together(), self.written);
         let Self {
             scratch,
@@ -369,8 +372,8 @@ impl TxPlan {
         let scratch: &'t [u8] = scratch;
         let mut add = |run: Run<'t>| {
             let fragment = run.fragment.first(left);
-            left -= fragment.len();
-            most -= 1;
+            left = left.saturating_sub(fragment.len());
+            most = most.saturating_sub(1);
             visit(Run { fragment, ..run });
             left > 0 && most > 0
         };
@@ -426,7 +429,7 @@ impl TxPlan {
                         rest.len().min(source.len() as usize)
                     }
                 };
-                n += len;
+                n = len.wrapping_add(n);
                 Ok(n < out.len())
             },
         )?;
@@ -445,15 +448,15 @@ fn for_each_part<'t>(
     let mut skip = written;
     for piece in pieces {
         let len = piece.len();
-        if skip >= len as usize {
-            skip -= len as usize;
+        if let Some(behind) = skip.checked_sub(len as usize) {
+            skip = behind;
             continue;
         }
         let from = skip as u32;
         skip = 0;
         let go_on = match *piece {
             Piece::Scratch { at, len } => {
-                let range = (at + from) as usize..(at + len) as usize;
+                let range = at.wrapping_add(from) as usize..at.wrapping_add(len) as usize;
                 visit(Part::Scratch(scratch.get(range).unwrap_or(&[])))?
             }
             Piece::Memory {

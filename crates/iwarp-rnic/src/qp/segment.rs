@@ -101,13 +101,17 @@ impl<M> Wire<'_, M> {
     /// Returns how many octets of scratch the FPDU of a segment may need.
     #[inline]
     pub(super) const fn scratch(&self, len: u32, remote: bool) -> usize {
-        let whole = FRAMING + len as usize;
+        let whole = FRAMING.wrapping_add(len as usize);
         match self.copies(len, remote) {
             // Markers are put into a copy: one in every 512 octets, and one more in front and behind.
-            true if self.markers => 2 * whole + len as usize / 64 + 64,
+            true if self.markers => whole
+                .wrapping_mul(2)
+                .wrapping_add(len as usize / 64)
+                .wrapping_add(64),
             true => whole,
             // Parts of it are copied to be summed.
-            false => FRAMING + if self.crc.is_some() { SUM_PART } else { 0 },
+            false if self.crc.is_some() => FRAMING + SUM_PART,
+            false => FRAMING,
         }
     }
 }
@@ -147,7 +151,7 @@ impl<M> Wire<'_, M> {
     /// As [`scratch`](Self::scratch), for such a message.
     #[inline]
     pub(super) const fn scratch_small(&self, len: u32) -> usize {
-        FRAMING + len as usize
+        FRAMING.wrapping_add(len as usize)
     }
 }
 
@@ -202,7 +206,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         len: u32,
         fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
     ) -> Result<(), E> {
-        let ulpdu_len = header.len() + len as usize;
+        let ulpdu_len = header.len().wrapping_add(len as usize);
         let total = fpdu_len(ulpdu_len);
         if let Some(out) = self.plan.scratch(total)
             && let Some((covered, trailer)) = out.split_last_chunk_mut::<CRC_LEN>()
@@ -211,7 +215,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
             // The pad is at the end of this. All else of it is written again.
             *end = [0; 4];
             let n = emit_head(covered, header, ulpdu_len);
-            if let Some(body) = covered.get_mut(n..n + len as usize) {
+            if let Some(body) = covered.get_mut(n..n.wrapping_add(len as usize)) {
                 fill(body)?;
             }
             *trailer = self.wire.crc.map_or(0, |f| f(0, covered)).to_le_bytes();
@@ -231,9 +235,10 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         len: u32,
         fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
     ) -> Result<(), E> {
-        let ulpdu_len = header.len() + len as usize;
+        let ulpdu_len = header.len().wrapping_add(len as usize);
         let total = fpdu_len_with_markers(self.tx.clock.next_marker_in(), ulpdu_len);
-        let both = self.plan.scratch(total + ulpdu_len).unwrap_or_default();
+        let both = self.plan.scratch(total.wrapping_add(ulpdu_len));
+        let both = both.unwrap_or_default();
         let (out, ulpdu) = both.split_at_mut_checked(total).unwrap_or_default();
         let n = header.emit(ulpdu);
         fill(ulpdu.get_mut(n..).unwrap_or(&mut []))?;
@@ -481,9 +486,10 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         len: u32,
     ) -> Result<(), AccessError> {
         let (w, need) = (self.wire, source.need());
-        let ulpdu_len = header.len() + len as usize;
-        let head_len = MPA_LEN_FIELD + header.len();
-        let room = self.plan.scratch(head_len + SUM_PART).unwrap_or_default();
+        let ulpdu_len = header.len().wrapping_add(len as usize);
+        let head_len = MPA_LEN_FIELD.wrapping_add(header.len());
+        let room = self.plan.scratch(head_len.wrapping_add(SUM_PART));
+        let room = room.unwrap_or_default();
         let (head, room) = room.split_at_mut_checked(head_len).unwrap_or_default();
         emit_head(head, header, ulpdu_len);
         let mut crc = w.crc.map(|f| f(0, head));
@@ -504,15 +510,15 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
             Ok(())
         });
         // Pad and CRC. The octets that they belong to lie elsewhere.
-        let pad = pad_len(ulpdu_len);
-        if let Some(out) = self.plan.scratch(pad + CRC_LEN)
+        let trailer_len = pad_len(ulpdu_len).wrapping_add(CRC_LEN);
+        if let Some(out) = self.plan.scratch(trailer_len)
             && let Some((zeros, trailer)) = out.split_last_chunk_mut::<CRC_LEN>()
         {
             zeros.fill(0);
             let crc = crc.and_then(|crc| w.crc.map(|f| f(crc, zeros)));
             *trailer = crc.unwrap_or(0).to_le_bytes();
         }
-        self.plan.add_scratch(pad + CRC_LEN);
+        self.plan.add_scratch(trailer_len);
         self.appended(start);
         Ok(())
     }
@@ -525,5 +531,5 @@ fn emit_head(out: &mut [u8], header: &Header, ulpdu_len: usize) -> usize {
         return 0;
     };
     *len_field = (ulpdu_len as u16).to_be_bytes();
-    MPA_LEN_FIELD + header.emit(rest)
+    MPA_LEN_FIELD.wrapping_add(header.emit(rest))
 }

@@ -243,6 +243,23 @@ fn large_payload_is_read_straight_to_pages() {
     }
 }
 
+#[test]
+fn room_for_no_runs_is_enough_for_none() {
+    let mut end = End::new(STREAM, Scattered::new(3, 1000, 1));
+    let sges = [end.sge(0, 1000)];
+    let wr = SendWr::write(1, 0, 0, &sges);
+    end.qp.post_send(&wr, &mut end.host).unwrap();
+    let mut env = Env {
+        memory: &end.table,
+        crc32c: crc32c::append,
+        host: &mut end.host,
+    };
+    assert_eq!(end.qp.tx_fill(&mut end.plan, &mut env), TxFill::Ready);
+    let who = end.qp.accessor();
+    let none = |_: Run<'_>| panic!("there was no room for it");
+    assert_eq!(end.plan.runs(&end.table, who, 0, none), Ok(()));
+}
+
 /// Two ends, the second of which has a region for fast registrations of pages of this list.
 fn with_fast_region(list: &[Cell<u64>]) -> (End, End, u32) {
     let responder = StreamConfig {
