@@ -21,22 +21,13 @@ fn waiting(stream: StreamConfig) -> Rig {
     rig
 }
 
-const IMPATIENT: QpConfig = QpConfig {
-    receiver_not_ready: ReceiverNotReady::Terminate,
-    qp_num: 1,
-    pd: PD,
-    max_send_wr: 64,
-    max_recv_wr: 64,
-    max_send_sge: 4,
-    max_recv_sge: 4,
-    max_inline: 64,
-    max_ird: 16,
-    max_ord: 16,
-    signal_all: false,
-    shared_receive: false,
-    snapshot: false,
-    budget: Budget::DEFAULT,
-};
+/// A queue pair that does not wait for a receive.
+fn impatient() -> QpConfig {
+    QpConfig {
+        receiver_not_ready: ReceiverNotReady::Terminate,
+        ..QpConfig::default()
+    }
+}
 
 #[test]
 fn of_two_writes_side_by_side_the_refused_one_is_blamed() {
@@ -86,7 +77,7 @@ fn a_message_that_is_sent_in_part_does_not_shift_the_blame() {
         |_| SendOp::Send,
     ];
     for long in ops {
-        let (mut a, mut b) = (waiting(STREAM), Rig::with(IMPATIENT, OTHER));
+        let (mut a, mut b) = (waiting(STREAM), Rig::with(impatient(), OTHER));
         let (from, to) = (a.mr(1 << 20, ALL), b.mr(1 << 20, ALL));
         a.post(1, SendOp::Send, &[from.part(0, 16)]);
         a.post(2, long(&to), &[from.sge()]);
@@ -188,7 +179,7 @@ impl Pair {
         let config = if patient {
             QpConfig::default()
         } else {
-            IMPATIENT
+            impatient()
         };
         let mut a = waiting(StreamConfig { ord, ..STREAM });
         let mut b = Rig::with(config, OTHER);

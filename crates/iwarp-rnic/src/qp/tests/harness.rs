@@ -388,6 +388,19 @@ pub(super) fn with_payload(header: &Header, payload: &[u8]) -> Vec<u8> {
     out
 }
 
+/// The first Send of a stream, with Invalidate.
+pub(super) fn send_inv(stag: u32, payload: &[u8]) -> Vec<u8> {
+    let header = Header::Untagged(UntaggedHeader {
+        last: true,
+        opcode: Opcode::SEND_INV,
+        invalidate_stag: Stag(stag),
+        qn: 0,
+        msn: 1,
+        mo: 0,
+    });
+    with_payload(&header, payload)
+}
+
 /// The body of a Read Request.
 pub(super) fn read_request(sink: u32, size: u32, stag: u32, to: u64) -> Vec<u8> {
     let mut body = vec![0; 28];

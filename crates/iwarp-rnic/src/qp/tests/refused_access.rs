@@ -5,7 +5,7 @@ use super::refused::refused;
 use crate::memory::{Accessor, WindowType};
 use crate::qp::*;
 use crate::{Access, Bind, WcStatus};
-use iwarp_proto::ddp::{Header, Stag, UntaggedHeader};
+use iwarp_proto::ddp::Stag;
 use iwarp_proto::rdmap::{AtomicOp, AtomicRequest, Opcode, TerminateCode as Code};
 use std::vec;
 use std::vec::Vec;
@@ -303,17 +303,9 @@ fn invalidations_that_may_not_be() {
             .unwrap();
         let stag = [mr.stag, mr.stag ^ 1, unbound, 0x55_0000][case];
         rig.recv(4, &[mr.sge()]);
-        let header = Header::Untagged(UntaggedHeader {
-            last: true,
-            opcode: Opcode::SEND_INV,
-            invalidate_stag: Stag(stag),
-            qn: 0,
-            msn: 1,
-            mo: 0,
-        });
         refused(
             &mut rig,
-            &with_payload(&header, &[1]),
+            &send_inv(stag, &[1]),
             Code::RDMAP_CANNOT_INVALIDATE,
         );
         assert_eq!(brief(&rig.host.recvs), [(4, WcStatus::LocalAccess)]);

@@ -48,18 +48,6 @@ fn window(rig: &mut Rig, mr: &Mr, addr: u64, len: u64) -> u32 {
     mw
 }
 
-fn send_inv(stag: u32) -> Vec<u8> {
-    let header = Header::Untagged(UntaggedHeader {
-        last: true,
-        opcode: Opcode::SEND_INV,
-        invalidate_stag: Stag(stag),
-        qn: 0,
-        msn: 1,
-        mo: 0,
-    });
-    with_payload(&header, &[])
-}
-
 #[test]
 fn only_its_own_protection_domain_invalidates_a_region() {
     for remote in [true, false] {
@@ -90,7 +78,7 @@ fn a_peer_ends_no_region_that_it_has_no_rights_to() {
         let mut rig = Rig::new();
         let mr = fast(&mut rig, 0, 64, access);
         rig.recv(1, &[]);
-        let status = rig.rx_ulpdu(&send_inv(mr.stag));
+        let status = rig.rx_ulpdu(&send_inv(mr.stag, &[]));
         let valid = rig.table.info(mr.stag).unwrap().valid;
         if allowed {
             assert_eq!((status, valid), (RxStatus::Ok, false), "{access:?}");
