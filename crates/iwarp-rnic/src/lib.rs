@@ -21,7 +21,8 @@
         clippy::unwrap_used,
         clippy::expect_used,
         clippy::panic,
-        clippy::indexing_slicing
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects
     )
 )]
 
@@ -30,22 +31,14 @@ extern crate alloc;
 extern crate std;
 
 mod boxed;
-#[cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 pub mod counters;
-#[cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 pub mod cq;
-#[cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 pub mod limits;
-#[cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 pub mod memory;
 pub mod qp;
-#[cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 pub mod receive_queue;
-#[cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 mod storage;
-#[cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 mod time;
-#[cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 mod verbs;
 
 pub use time::Time;

@@ -231,7 +231,7 @@ impl QueuePair {
                 let Some((seq, slot)) = self.sq.started_from_end(*newer) else {
                     return Look::End;
                 };
-                *newer += 1;
+                *newer = newer.saturating_add(1);
                 let n = self.messages_begun(seq, slot);
                 *next = next.wrapping_sub(n);
                 (msn.wrapping_sub(*next) < n, seq)
@@ -244,14 +244,14 @@ impl QueuePair {
                 let Some((seq, slot)) = self.sq.started_from(*older) else {
                     return Look::End;
                 };
-                *older += 1;
+                *older = older.saturating_add(1);
                 (may_have_sent(slot, header, *segment_len), seq)
             }
             Sought::Oldest { older } => {
                 let Some((seq, slot)) = self.sq.started_from(*older) else {
                     return Look::End;
                 };
-                *older += 1;
+                *older = older.saturating_add(1);
                 (!slot.done && !slot.op.has_response(), seq)
             }
         };
@@ -342,7 +342,8 @@ const fn messages_begun(op: &SendOp, stage: Stage, off: u32) -> u32 {
     let body = matches!(stage, Stage::Body) && off > 0;
     match op {
         SendOp::Send | SendOp::SendInv(_) => body as u32,
-        SendOp::SendImm(_) if matches!(stage, Stage::Body) => 1 + body as u32,
+        SendOp::SendImm(_) if body => 2,
+        SendOp::SendImm(_) if matches!(stage, Stage::Body) => 1,
         // The immediate data are the only message of a Write on that queue, and its last.
         _ => 0,
     }

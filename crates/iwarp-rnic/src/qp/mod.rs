@@ -8,39 +8,50 @@
 //! `fault` (errors, Terminate), `life` (the states and the phases of a stream, one type) and `state` (what follows from its transitions).
 
 mod acknowledge;
-#[cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 mod answer;
+#[allow(
+    clippy::arithmetic_side_effects,
+    reason = "adds and subtracts lengths of octets in the receive buffer"
+)]
 mod buffer;
+#[allow(
+    clippy::arithmetic_side_effects,
+    reason = "adds and subtracts lengths of octets in the receive buffer"
+)]
 mod burst;
 mod burst_reads;
+#[allow(
+    clippy::arithmetic_side_effects,
+    reason = "adds and subtracts lengths of octets in the receive buffer"
+)]
 mod control;
+#[allow(
+    clippy::arithmetic_side_effects,
+    reason = "adds and subtracts lengths of octets in the receive buffer"
+)]
 mod deliver;
-#[cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 mod fault;
-#[cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 mod headers;
-#[cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 mod life;
-#[cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 mod local;
-#[cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 mod message;
-#[cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 mod next;
+#[allow(
+    clippy::arithmetic_side_effects,
+    reason = "adds and subtracts lengths of octets in the receive buffer"
+)]
 mod place;
-#[cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 mod plan;
-#[cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 mod response;
+#[allow(
+    clippy::arithmetic_side_effects,
+    reason = "adds and subtracts lengths of octets in the receive buffer"
+)]
 mod rx;
-#[cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 mod segment;
 mod send_queue;
-#[cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 mod state;
-#[cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 mod timing;
-#[cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 mod tx;
 
 pub use buffer::{RxBuffer, RxPlan, RxSizes};

@@ -172,10 +172,22 @@ impl SendQueue {
         Some((self.slots.at(place)?, place))
     }
 
+    /// Where the elements of a place begin. All places have theirs inside of `sges`.
+    #[inline]
+    const fn first_sge(&self, place: usize) -> usize {
+        place.wrapping_mul(self.max_sge as usize)
+    }
+
+    /// Where the inline data of a place begin. All places have theirs inside of `inline`.
+    #[inline]
+    const fn first_inline(&self, place: usize) -> usize {
+        place.wrapping_mul(self.max_inline as usize)
+    }
+
     /// The first element at a place.
     #[inline]
     pub(super) fn sge_at(&self, place: usize) -> Option<&Sge> {
-        self.sges.get(place * self.max_sge as usize)
+        self.sges.get(self.first_sge(place))
     }
 
     /// The request at a place.
@@ -187,15 +199,16 @@ impl SendQueue {
     /// The elements of a request at a place.
     #[inline]
     pub(super) fn sges_at(&self, place: usize, slot: &Slot) -> &[Sge] {
-        let at = place * self.max_sge as usize;
-        self.sges.get(at..at + slot.num_sge as usize).unwrap_or(&[])
+        let at = self.first_sge(place);
+        let end = at.wrapping_add(slot.num_sge as usize);
+        self.sges.get(at..end).unwrap_or(&[])
     }
 
     /// The inline data at a place.
     #[inline]
     pub(super) fn inline_at(&self, place: usize, len: usize) -> &[u8] {
-        let at = place * self.max_inline as usize;
-        self.inline.get(at..at + len).unwrap_or(&[])
+        let at = self.first_inline(place);
+        self.inline.get(at..at.wrapping_add(len)).unwrap_or(&[])
     }
 
     /// Passes the addresses of the next request to be posted to `fetch`.
@@ -211,7 +224,7 @@ impl SendQueue {
     /// Notes that the next request has been started.
     #[inline]
     pub(super) const fn advance(&mut self) {
-        self.started += 1;
+        self.started = self.started.wrapping_add(1);
     }
 
     #[inline]
@@ -242,16 +255,18 @@ impl SendQueue {
         };
         let at = self.slots.push(slot).map_err(|_| PostError::QueueFull)? as usize;
         if inline {
-            let mut to = at * self.max_inline as usize;
+            let mut to = self.first_inline(at);
             for piece in wr.inline {
-                if let Some(dst) = self.inline.get_mut(to..to + piece.len()) {
+                let end = to.wrapping_add(piece.len());
+                if let Some(dst) = self.inline.get_mut(to..end) {
                     dst.copy_from_slice(piece);
                 }
-                to += piece.len();
+                to = end;
             }
         } else {
-            let from = at * self.max_sge as usize;
-            if let Some(to) = self.sges.get_mut(from..from + wr.sges.len()) {
+            let from = self.first_sge(at);
+            let end = from.wrapping_add(wr.sges.len());
+            if let Some(to) = self.sges.get_mut(from..end) {
                 // There are few elements: a call to copy them would cost more.
                 for (to, sge) in to.iter_mut().zip(wr.sges) {
                     *to = *sge;
@@ -385,7 +400,7 @@ impl SendQueue {
     /// Completes the front request, which was started.
     #[inline]
     fn retire_front(&mut self, emit: &mut impl FnMut(Cqe)) {
-        self.started -= 1;
+        self.started = self.started.wrapping_sub(1);
         self.take_front(emit);
     }
 
