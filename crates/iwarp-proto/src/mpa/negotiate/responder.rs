@@ -25,8 +25,7 @@ impl Responder {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PendingRequest {
     revision: u8,
-    crc: bool,
-    markers: bool,
+    flags: Flags,
     prefix: Option<EnhancedPrefix>,
     private_data: Range<usize>,
 }
@@ -70,8 +69,7 @@ impl PendingRequest {
         //# Request Frame.
         Ok(Self {
             revision,
-            crc: header.flags.has(Flags::CRC),
-            markers: header.flags.has(Flags::MARKERS),
+            flags: header.flags,
             prefix,
             private_data: start..request.private_data().len(),
         })
@@ -89,12 +87,12 @@ impl PendingRequest {
 
     /// Returns `true` if the initiator wants CRCs.
     pub const fn crc(&self) -> bool {
-        self.crc
+        self.flags.has(Flags::CRC)
     }
 
     /// Returns `true` if the initiator wants us to send markers.
     pub const fn markers(&self) -> bool {
-        self.markers
+        self.flags.has(Flags::MARKERS)
     }
 
     /// Returns the initiator's IRD: our ORD cannot be higher. `None` if the request has none, [`NO_NEGOTIATION`] if the
@@ -130,27 +128,7 @@ impl PendingRequest {
         private_data: &[u8],
         out: &mut [u8],
     ) -> Result<(usize, Agreed), StartupError> {
-        //= rfc5044 section 7.1.1
-        //# When this bit is '1' in an MPA Request Frame, the Initiator declares that
-        //# Markers are REQUIRED in FPDUs sent from the Responder.
-        //= rfc5044 section 7.1.1
-        //# When in a received MPA Request Frame or MPA Reply Frame and the value is
-        //# '0', Markers MUST NOT be added to the data stream by that endpoint.
-        //= rfc5044 section 4.4
-        //# An MPA implementation MUST implement CRC support and MUST either:
-        let mut agreed = Agreed {
-            revision: self.revision,
-            enhanced: self.enhanced(),
-            crc: params.crc || self.crc,
-            markers_tx: self.markers,
-            markers_rx: params.markers_rx,
-            ird: params.ird(),
-            ord: params.ord(),
-            peer_ird: NO_NEGOTIATION,
-            peer_ord: NO_NEGOTIATION,
-            rtr: None,
-            peer_to_peer: false,
-        };
+        let mut agreed = params.agree(self.revision, self.enhanced(), self.flags);
         //= rfc6581 section 10
         //# If the responder receives an
         //# enhanced MPA message, it MUST respond with an enhanced MPA
@@ -188,14 +166,7 @@ impl PendingRequest {
         let flags = Flags::NONE
             .with(Flags::MARKERS, agreed.markers_rx)
             .with(Flags::CRC, agreed.crc);
-        let len = emit_frame(
-            FrameKind::Reply,
-            self.revision,
-            flags,
-            prefix,
-            private_data,
-            out,
-        )?;
+        let len = self.emit_reply(flags, prefix, private_data, out)?;
         Ok((len, agreed))
     }
 
@@ -236,16 +207,20 @@ impl PendingRequest {
         //# If the MPA Request Frame is properly formatted but the Private Data is not
         //# acceptable, the implementation SHOULD return an MPA Reply Frame with the
         //# Rejected Connection bit set to '1';
-        let flags = Flags::REJECT.with(Flags::CRC, self.crc);
-        emit_frame(
-            FrameKind::Reply,
-            self.revision,
-            flags,
-            prefix,
-            private_data,
-            out,
-        )
-        .unwrap_or(0)
+        let flags = Flags::REJECT.with(Flags::CRC, self.crc());
+        self.emit_reply(flags, prefix, private_data, out)
+            .unwrap_or(0)
+    }
+
+    fn emit_reply(
+        &self,
+        flags: Flags,
+        prefix: Option<EnhancedPrefix>,
+        private_data: &[u8],
+        out: &mut [u8],
+    ) -> Result<usize, StartupError> {
+        let kind = FrameKind::Reply;
+        emit_frame(kind, self.revision, flags, prefix, private_data, out)
     }
 }
 
