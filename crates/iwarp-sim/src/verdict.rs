@@ -74,103 +74,84 @@ impl World {
 
     /// Checks that the endpoint reports the fault that the fate of its connection must cause: who is to blame, and the code.
     fn check_fault(&mut self, e: usize) {
-        let conn = &self.conns[e / 2];
-        let side = e & 1;
-        let fault = self.eps[e].qp.fault();
-        let peer = |code| {
-            Some(Fault {
-                blame: Blame::Peer,
-                code,
-            })
+        let Some(want) = self.wanted_fault(e) else {
+            return;
         };
-        let terminated = |code| {
-            Some(Fault {
-                blame: Blame::PeerTerminated,
-                code,
-            })
-        };
-        let this_side = |s: usize| s == side;
-        let want = match conn.fate {
-            Fate::Clean(_) | Fate::Close(..) => match fault {
-                // The end of a clean connection may be a reset.
-                Some(Fault {
-                    blame: Blame::Transport,
-                    ..
-                }) if !matches!(conn.fate, Fate::Close(..)) => {
-                    return;
-                }
-                _ => None,
-            },
-            Fate::Abort(..) | Fate::ToError(..) | Fate::Reset(_) | Fate::Stall(..) => match fault {
-                None
-                | Some(Fault {
-                    blame: Blame::Transport,
-                    ..
-                }) => return,
-                _ => None,
-            },
-            Fate::Flip(victim) => {
-                let known = [TerminateCode::MPA_CRC, TerminateCode::MPA_MARKER];
-                match fault {
-                    None
-                    | Some(Fault {
-                        blame: Blame::Transport,
-                        ..
-                    }) => return,
-                    Some(Fault {
-                        blame: Blame::Peer,
-                        code,
-                    }) if this_side(victim) && known.contains(&code) => return,
-                    Some(Fault {
-                        blame: Blame::PeerTerminated,
-                        code,
-                    }) if !this_side(victim) && known.contains(&code) => return,
-                    _ => None,
-                }
-            }
-            Fate::Illegal(s) => {
-                let Some(index) = conn.illegal_op else { return };
-                let ep = &self.eps[2 * (e / 2) + s];
-                match ep.ops[index].expect {
-                    Expect::Success => return,
-                    Expect::Local(_) if this_side(s) => Some(Fault {
-                        blame: Blame::Local,
-                        code: TerminateCode::RDMAP_LOCAL_CATASTROPHIC,
-                    }),
-                    // A responder carries out local requests before the initiator's first FPDU, and may send no Terminate then
-                    // (RFC 5044 section 7.1.2). The initiator only sees the end of the connection.
-                    Expect::Local(_)
-                        if ep.qp.counters().rx_fpdus == 0
-                            && ep.qp.counters().terminates_sent == 0 =>
-                    {
-                        Some(Fault {
-                            blame: Blame::Transport,
-                            code: TerminateCode::MPA_CONNECTION_LOST,
-                        })
-                    }
-                    Expect::Local(_) => terminated(TerminateCode::RDMAP_LOCAL_CATASTROPHIC),
-                    Expect::Refused(code) if this_side(s) => terminated(code),
-                    Expect::Refused(code) => peer(code),
-                }
-            }
-            Fate::TooLong(s) if this_side(s) => peer(TerminateCode::DDP_UNTAGGED_TOO_LONG),
-            Fate::TooLong(_) => terminated(TerminateCode::DDP_UNTAGGED_TOO_LONG),
-            Fate::BadReceive(s) if this_side(s) => Some(Fault {
-                blame: Blame::Local,
-                code: TerminateCode::RDMAP_LOCAL_CATASTROPHIC,
-            }),
-            Fate::BadReceive(_) => terminated(TerminateCode::RDMAP_LOCAL_CATASTROPHIC),
-            Fate::Starve(s) if this_side(s) => peer(TerminateCode::DDP_UNTAGGED_NO_BUFFER),
-            Fate::Starve(_) => terminated(TerminateCode::DDP_UNTAGGED_NO_BUFFER),
-        };
+        let (fault, fate) = (self.eps[e].qp.fault(), self.conns[e / 2].fate);
         if fault != want {
-            let fate = conn.fate;
             self.fail(|| {
                 format!("endpoint {e}: ended by {fault:?} instead of {want:?} ({fate:?})")
             });
             return;
         }
         self.check_status_of_fate(e);
+    }
+
+    /// Returns the fault that the endpoint must report. Returns `None` if more than one is right, and it reports one of them.
+    fn wanted_fault(&self, e: usize) -> Option<Option<Fault>> {
+        let got = self.eps[e].qp.fault();
+        let lost = got.is_some_and(|fault| fault.blame == Blame::Transport);
+        let here = |side: usize| side == e & 1;
+        // What this endpoint reports if `side` finds that its peer is wrong, and if `side` fails by itself.
+        let found = |side, code| {
+            let blame = if here(side) {
+                Blame::Peer
+            } else {
+                Blame::PeerTerminated
+            };
+            Fault { blame, code }
+        };
+        let failed = |side| {
+            let blame = if here(side) {
+                Blame::Local
+            } else {
+                Blame::PeerTerminated
+            };
+            let code = TerminateCode::RDMAP_LOCAL_CATASTROPHIC;
+            Fault { blame, code }
+        };
+        // Otherwise no fault is right.
+        let unless = |right: bool| (!right).then_some(None);
+        match self.conns[e / 2].fate {
+            Fate::Close(..) => Some(None),
+            // The end of a clean connection may be a reset.
+            Fate::Clean(_) => unless(lost),
+            Fate::Abort(..) | Fate::ToError(..) | Fate::Reset(_) | Fate::Stall(..) => {
+                unless(got.is_none() || lost)
+            }
+            Fate::Flip(victim) => {
+                let noticed = [TerminateCode::MPA_CRC, TerminateCode::MPA_MARKER]
+                    .map(|code| Some(found(victim, code)));
+                unless(got.is_none() || lost || noticed.contains(&got))
+            }
+            Fate::Illegal(s) => self.fault_of_illegal(e, s, found, failed),
+            Fate::TooLong(s) => Some(Some(found(s, TerminateCode::DDP_UNTAGGED_TOO_LONG))),
+            Fate::BadReceive(s) => Some(Some(failed(s))),
+            Fate::Starve(s) => Some(Some(found(s, TerminateCode::DDP_UNTAGGED_NO_BUFFER))),
+        }
+    }
+
+    /// The same for a connection on which `side` posts a request that cannot succeed.
+    fn fault_of_illegal(
+        &self,
+        e: usize,
+        side: usize,
+        found: impl Fn(usize, TerminateCode) -> Fault,
+        failed: impl Fn(usize) -> Fault,
+    ) -> Option<Option<Fault>> {
+        let ep = &self.eps[2 * (e / 2) + side];
+        let unheard = || ep.qp.counters().rx_fpdus == 0 && ep.qp.counters().terminates_sent == 0;
+        Some(Some(match ep.ops[self.conns[e / 2].illegal_op?].expect {
+            Expect::Success => return None,
+            // A responder carries out local requests before the initiator's first FPDU, and may send no Terminate then
+            // (RFC 5044 section 7.1.2). The initiator only sees the end of the connection.
+            Expect::Local(_) if e & 1 != side && unheard() => Fault {
+                blame: Blame::Transport,
+                code: TerminateCode::MPA_CONNECTION_LOST,
+            },
+            Expect::Local(_) => failed(side),
+            Expect::Refused(code) => found(side ^ 1, code),
+        }))
     }
 
     fn check_status_of_fate(&mut self, e: usize) {
