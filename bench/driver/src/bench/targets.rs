@@ -156,9 +156,22 @@ const M: u64 = 1 << 20;
 /// Returns all targets.
 pub(super) fn all() -> Vec<Target> {
     let mut l = List(Vec::new());
-    let ratio = |a: &[Key<'static>], b: &[Key<'static>]| Measure::Ratio(a.to_vec(), b.to_vec());
-    let value = |a: &[Key<'static>]| Measure::Value(a.to_vec());
+    for add in [bandwidth, latency, ops, verbs, peers, scale, cpu] {
+        add(&mut l);
+    }
+    l.0
+}
 
+fn ratio(a: &[Key<'static>], b: &[Key<'static>]) -> Measure {
+    Measure::Ratio(a.to_vec(), b.to_vec())
+}
+
+fn value(a: &[Key<'static>]) -> Measure {
+    Measure::Value(a.to_vec())
+}
+
+/// Writes against TCP.
+fn bandwidth(l: &mut List) {
     l.bandwidth(
         "64 B, many outstanding",
         "bw:write",
@@ -221,13 +234,19 @@ pub(super) fn all() -> Vec<Target> {
         0.60,
         0.55,
     );
+}
 
+/// Half round trips of Writes against TCP.
+fn latency(l: &mut List) {
     l.latency("4 B", 4, (1.10, 1.15), (1.15, 1.15));
     l.latency("64 B", 64, (1.10, 1.15), (1.15, 1.15));
     l.latency("4 KiB", 4096, (1.10, 1.18), (1.15, 1.15));
     l.latency("64 KiB", 65_536, (1.00, 1.10), (1.10, 1.20));
     l.latency("1 MiB", M, (1.05, 1.15), (1.10, 1.20));
+}
 
+/// Sends and Reads against Writes.
+fn ops(l: &mut List) {
     for size in [64, 4096, 65_536, M] {
         let s = super::sizes::show(size);
         for (op, series, base) in [
@@ -256,7 +275,10 @@ pub(super) fn all() -> Vec<Target> {
         true,
         3.0,
     );
+}
 
+/// The distribution's programs on our library against the Rust interface and TCP.
+fn verbs(l: &mut List) {
     for (program, rust, size) in [
         ("bw:ib-write", "bw:write-crc", 65_536),
         ("bw:ib-send", "bw:send-crc", 65_536),
@@ -299,7 +321,10 @@ pub(super) fn all() -> Vec<Target> {
         false,
         2.0,
     );
+}
 
+/// Other software in user space.
+fn peers(l: &mut List) {
     // The peers compute no CRC. We are compared with CRC, which is our default.
     let ucx = |size| {
         [
@@ -365,7 +390,10 @@ pub(super) fn all() -> Vec<Target> {
         false,
         0.95,
     );
+}
 
+/// Many connections.
+fn scale(l: &mut List) {
     let iwarp = |n| [("scale:iwarp-spin", n), ("scale:iwarp-event", n)];
     let tcp = |n| [("scale:tcp", n)];
     let setup = ratio(&iwarp(10_000), &tcp(10_000));
@@ -406,7 +434,10 @@ pub(super) fn all() -> Vec<Target> {
         true,
         0.75,
     );
+}
 
+/// Processor time of those that wait.
+fn cpu(l: &mut List) {
     let wakeups = value(&[("cpu:idle", 0)]);
     l.add(
         "cpu",
@@ -435,7 +466,6 @@ pub(super) fn all() -> Vec<Target> {
         false,
         100.0,
     );
-    l.0
 }
 
 #[cfg(test)]
