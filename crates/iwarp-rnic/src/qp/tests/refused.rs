@@ -28,53 +28,15 @@ pub(super) fn refused(rig: &mut Rig, ulpdu: &[u8], code: Code) {
     assert!(rig.qp.take_events().contains(Events::FATAL));
 }
 
-#[test]
-fn segments_that_are_wrong_by_themselves() {
-    //= rfc5040 section 7.1
-    //= type=test
-    //# If an error occurs at the Local Peer, the RDMAP layer MUST attempt to inform
-    //# the local ULP that the error has occurred.
-    //= rfc5041 section 6.2.2
-    //= type=test
-    //# Thus, any of the following fatal errors on a DDP Stream MUST cause DDP to
-    //# indicate to the ULP that a fatal error has occurred:
-    //= rfc7306 section 8.2
-    //= type=test
-    //# On incoming Atomic Requests, Atomic Responses, Immediate Data, and Immediate
-    //# Data with Solicited Event, the following MUST be validated:
-    //= rfc7306 section 8.2
-    //= type=test
-    //# o The DDP layer MUST validate all DDP Segment fields.
-    //= rfc5040 section 4.2
-    //= type=test
-    //# The following figure defines which RDMA Headers MUST be used on each RDMA
-    //# Message and which RDMA Messages are allowed to carry ULP Payload:
-    //= rfc5041 section 7.1
-    //= type=test
-    //# Since each of these errors represents a failure of the sending ULP or
-    //# protocol, DDP SHOULD enable the ULP to send one additional DDP Message
-    //# before terminating the DDP Stream.
-    //= rfc5041 section 7.1
-    //= type=test
-    //# For non-zero-length Untagged DDP Segments, the DDP Segment MUST be
-    //# validated before Placement by verifying:
-    //= rfc5041 section 5.3
-    //= type=test
-    //# MUST Deliver DDP Messages to the ULP in the order they were sent by the
-    //# Data Source.
-    //= rfc5041 section 5.3
-    //= type=test
-    //# MUST Deliver a DDP Message to the ULP at most once,
-    //= rfc5040 section 7.2
-    //= type=test
-    //# The DDP layer MUST validate all Untagged DDP Segment fields.
+/// Segments, and the code with which each is refused.
+fn wrong_by_themselves() -> Vec<(Vec<u8>, Code)> {
     use Opcode as O;
     let bad_version = |mut u: Vec<u8>, at: usize, mask: u8| {
         u[at] ^= mask;
         u
     };
     let write = || tagged(O::WRITE, 1, 0, true, &[]);
-    let cases: Vec<(Vec<u8>, Code)> = vec![
+    vec![
         (bad_version(write(), 0, 3), Code::DDP_TAGGED_INVALID_VERSION),
         (
             bad_version(send(1, &[]), 0, 3),
@@ -135,8 +97,50 @@ fn segments_that_are_wrong_by_themselves() {
             Code::RDMAP_UNEXPECTED_OPCODE,
         ),
         (send(1, &[0; 9]), Code::DDP_UNTAGGED_TOO_LONG),
-    ];
-    for (ulpdu, code) in cases {
+    ]
+}
+
+#[test]
+fn segments_that_are_wrong_by_themselves() {
+    //= rfc5040 section 7.1
+    //= type=test
+    //# If an error occurs at the Local Peer, the RDMAP layer MUST attempt to inform
+    //# the local ULP that the error has occurred.
+    //= rfc5041 section 6.2.2
+    //= type=test
+    //# Thus, any of the following fatal errors on a DDP Stream MUST cause DDP to
+    //# indicate to the ULP that a fatal error has occurred:
+    //= rfc7306 section 8.2
+    //= type=test
+    //# On incoming Atomic Requests, Atomic Responses, Immediate Data, and Immediate
+    //# Data with Solicited Event, the following MUST be validated:
+    //= rfc7306 section 8.2
+    //= type=test
+    //# o The DDP layer MUST validate all DDP Segment fields.
+    //= rfc5040 section 4.2
+    //= type=test
+    //# The following figure defines which RDMA Headers MUST be used on each RDMA
+    //# Message and which RDMA Messages are allowed to carry ULP Payload:
+    //= rfc5041 section 7.1
+    //= type=test
+    //# Since each of these errors represents a failure of the sending ULP or
+    //# protocol, DDP SHOULD enable the ULP to send one additional DDP Message
+    //# before terminating the DDP Stream.
+    //= rfc5041 section 7.1
+    //= type=test
+    //# For non-zero-length Untagged DDP Segments, the DDP Segment MUST be
+    //# validated before Placement by verifying:
+    //= rfc5041 section 5.3
+    //= type=test
+    //# MUST Deliver DDP Messages to the ULP in the order they were sent by the
+    //# Data Source.
+    //= rfc5041 section 5.3
+    //= type=test
+    //# MUST Deliver a DDP Message to the ULP at most once,
+    //= rfc5040 section 7.2
+    //= type=test
+    //# The DDP layer MUST validate all Untagged DDP Segment fields.
+    for (ulpdu, code) in wrong_by_themselves() {
         let mut rig = Rig::new();
         let mr = rig.mr(8, ALL);
         rig.recv(1, &[mr.sge()]);
