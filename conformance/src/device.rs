@@ -10,12 +10,12 @@ use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use xtask::context::Context;
 use xtask::kernel::module::{self, DEVICE};
-use xtask::kernel::{self, Built};
 use xtask::outcome::Outcome;
 use xtask::process::Log;
 
-use crate::siw::debian::Kernel;
-use crate::siw::guest::{Guest, Machine};
+use crate::boot::{Boot, Parts};
+use crate::complaints;
+use crate::siw::guest::Guest;
 use crate::siw::image::{self, Image, Needs};
 
 /// Arguments of `cargo xtask kernel test`.
@@ -27,21 +27,16 @@ pub(crate) struct TestArgs {
     /// Run this command in the guest instead of the cases, with the module loaded
     #[arg(long, value_name = "COMMAND")]
     exec: Option<String>,
+    #[command(flatten)]
+    boot: Boot,
 }
 
 /// Everything together; it only ends a hang.
 const LIMIT: Duration = Duration::from_secs(3600);
 /// Seconds for one case in the guest, which is emulated.
 const CASE_LIMIT: u64 = 120;
-/// What the kernel says of itself when something is wrong.
-const COMPLAINTS: &[&str] = &[
-    "BUG:",
-    "Oops",
-    "WARNING:",
-    "iwarp: panic",
-    "Call Trace",
-    "were not freed",
-];
+/// What the module says of memory that is left when it goes.
+const LEFT: &str = "were not freed";
 /// What the module says when it goes.
 const GONE: &str = "no allocation of the engine is left";
 
@@ -137,19 +132,13 @@ pub(crate) fn command(args: &TestArgs) -> Result<Outcome> {
     let context = Context::new(false, true)?;
     let mut log = Log::create(&context.log_dir().join("kernel-device.log"), LIMIT)?;
     image::require_packages(Needs::Guest, &mut log)?;
-    let (image, cache) = match prepare(&context, &mut log)? {
+    let (image, cache) = match prepare(&context, &args.boot, &mut log)? {
         Ok(prepared) => prepared,
         Err(why) => return Ok(Outcome::Skipped(why)),
     };
-    let machine = Machine {
-        tap: false,
-        record: false,
-        // Without these two the kernel copies by `rep movsb`, which the emulator carries out octet by octet.
-        cpu: "max,-erms,-fsrm",
-        arguments: "",
-    };
     log.say(format!("booting Linux {}", image.release));
-    let guest = Guest::start(&image, &cache, &machine, &mut log)?;
+    let guest = Guest::start(&image, &cache, &args.boot.machine(), &mut log)?;
+    args.boot.forget_leaks(&guest)?;
     guest.kernel_messages();
     if let Some(command) = &args.exec {
         let script = format!("{PRELUDE}insmod $MODULE; set +e\n{command}");
@@ -159,7 +148,7 @@ pub(crate) fn command(args: &TestArgs) -> Result<Outcome> {
     }
     let mut failed = 0;
     for (name, script) in CASES.iter().filter(|(name, _)| name.contains(&args.only)) {
-        match case(&guest, script, &mut log) {
+        match case(&guest, script, args.boot.limit(CASE_LIMIT), &mut log) {
             Ok(()) => log.say(format!("passed  {name}")),
             Err(error) => {
                 failed += 1;
@@ -170,40 +159,41 @@ pub(crate) fn command(args: &TestArgs) -> Result<Outcome> {
     if failed > 0 {
         bail!("{failed} cases failed; log: {}", log.path().display());
     }
+    args.boot.look_for_leaks(&guest, &mut log)?;
     Ok(Outcome::Passed)
 }
 
 /// The guest's files, or why they cannot be made here.
-fn prepare(context: &Context, log: &mut Log) -> Result<Result<(Image, PathBuf), String>> {
-    log.say("building the engine");
-    let object = match kernel::build(context, log)? {
-        Built::Object(object) => object.canonicalize()?,
-        Built::Missing(why) => return Ok(Err(why)),
+fn prepare(
+    context: &Context,
+    boot: &Boot,
+    log: &mut Log,
+) -> Result<Result<(Image, PathBuf), String>> {
+    let Parts {
+        kernel,
+        object,
+        dir,
+        programs,
+    } = match boot.parts(context, log)? {
+        Ok(parts) => parts,
+        Err(why) => return Ok(Err(why)),
     };
-    let cache = context.target.join("interop");
-    let kernel_dir = cache.join("kernel");
-    std::fs::create_dir_all(&kernel_dir)?;
-    // The kernel's build needs absolute paths.
-    let (cache, kernel_dir) = (cache.canonicalize()?, kernel_dir.canonicalize()?);
-    log.say("fetching Debian's kernel and the guest's programs");
-    let kernel = Kernel::newest(log)?;
-    kernel.fetch(&kernel_dir, log)?;
-    log.say(format!("building the module for {}", kernel.release.name));
-    let headers = kernel.release.headers(&kernel_dir);
-    let dir = cache.join("device");
-    let module = module::build(context, DEVICE, &object, &headers, &dir, log)?;
-    let image = image::device(context, &cache, &kernel, &kernel_dir, &module, log)?;
-    Ok(Ok((image, cache)))
+    log.say(format!("building the module for {}", kernel.name));
+    let folder = dir.join("device");
+    let module = module::build(context, DEVICE, &object, &kernel.headers, &folder, log)?;
+    log.say("building the file system");
+    let image = image::device(context, &dir, &programs, &kernel, &module, log)?;
+    Ok(Ok((image, dir)))
 }
 
 /// Runs one case and looks at what the kernel says.
-fn case(guest: &Guest, script: &str, log: &mut Log) -> Result<()> {
+fn case(guest: &Guest, script: &str, limit: u64, log: &mut Log) -> Result<()> {
     // A shell does not end at a command that is denied, so this makes such a line fail by itself.
     let script: String = script.lines().map(expect_failure).collect();
-    let out = guest.run(&format!("{PRELUDE}set -x\n{script}"), CASE_LIMIT)?;
+    let out = guest.run(&format!("{PRELUDE}set -x\n{script}"), limit)?;
     let loaded = guest.run(&format!("grep -q '^{DEVICE} ' /proc/modules"), 20)?;
     if loaded.code == 0 {
-        guest.run(&format!("rmmod {DEVICE}"), CASE_LIMIT)?;
+        guest.run(&format!("rmmod {DEVICE}"), limit)?;
     }
     let said = guest.kernel_messages();
     log.line(&out.text);
@@ -225,10 +215,8 @@ fn expect_failure(line: &str) -> String {
 
 /// Whether the kernel is content, and the module has gone with all of its memory.
 fn verdict(said: &str) -> Result<()> {
-    if let Some(line) = said
-        .lines()
-        .find(|line| COMPLAINTS.iter().any(|word| line.contains(word)))
-    {
+    let left = || said.lines().find(|line| line.contains(LEFT));
+    if let Some(line) = complaints::first(said).or_else(left) {
         bail!("the guest's kernel: {line}");
     }
     if !said.contains(GONE) {

@@ -9,12 +9,12 @@ use anyhow::{Result, bail};
 use clap::Args;
 use xtask::context::Context;
 use xtask::kernel::module::{self, TEST as MODULE};
-use xtask::kernel::{self, Built};
 use xtask::outcome::Outcome;
 use xtask::process::Log;
 
-use crate::siw::debian::Kernel;
-use crate::siw::guest::{Guest, Machine};
+use crate::boot::{Boot, Parts};
+use crate::complaints;
+use crate::siw::guest::Guest;
 use crate::siw::image::{self, Needs};
 
 /// Arguments of `cargo xtask kernel engine`.
@@ -26,6 +26,8 @@ pub(crate) struct EngineArgs {
     /// Run only the tests whose names begin like this
     #[arg(long, value_name = "TEST", default_value = "")]
     only: String,
+    #[command(flatten)]
+    boot: Boot,
 }
 
 /// Everything together; it only ends a hang.
@@ -41,42 +43,33 @@ pub(crate) fn command(args: &EngineArgs) -> Result<Outcome> {
     let context = Context::new(false, true)?;
     let mut log = Log::create(&context.log_dir().join("kernel-test.log"), LIMIT)?;
     image::require_packages(Needs::Guest, &mut log)?;
-    log.say("building the engine");
-    let object = match kernel::build(&context, &mut log)? {
-        Built::Object(object) => object,
-        Built::Missing(why) => return Ok(Outcome::Skipped(why)),
+    let Parts {
+        kernel,
+        object,
+        dir,
+        ..
+    } = match args.boot.parts(&context, &mut log)? {
+        Ok(parts) => parts,
+        Err(why) => return Ok(Outcome::Skipped(why)),
     };
-    let shared = context.target.join("interop/kernel");
-    std::fs::create_dir_all(&shared)?;
-    // The kernel's build needs absolute paths.
-    let (shared, object) = (shared.canonicalize()?, object.canonicalize()?);
-    let cache = context.target.join("kernel").canonicalize()?;
-    log.say("fetching Debian's kernel");
-    let kernel = Kernel::newest(&mut log)?;
-    kernel.fetch(&shared, &mut log)?;
-    log.say(format!("building the module for {}", kernel.release.name));
-    let headers = kernel.release.headers(&shared);
+    log.say(format!("building the module for {}", kernel.name));
+    let cache = dir.join("engine");
+    std::fs::create_dir_all(&cache)?;
+    let headers = &kernel.headers;
     let dir = cache.join("module");
-    let module = module::build(&context, MODULE, &object, &headers, &dir, &mut log)?;
-
-    let image = image::small(&context, &cache, &kernel, &shared, &module, &mut log)?;
-    let machine = Machine {
-        tap: false,
-        record: false,
-        // Without these two the kernel copies by `rep movsb`, which the emulator carries out octet by octet.
-        cpu: "max,-erms,-fsrm",
-        // With the mitigations: what they patch is in the module too.
-        arguments: "",
-    };
+    let module = module::build(&context, MODULE, &object, headers, &dir, &mut log)?;
+    let image = image::small(&context, &cache, &kernel, &module, &mut log)?;
+    let machine = args.boot.machine();
     log.say(format!("booting Linux {}", image.release));
     let guest = Guest::start(&image, &cache, &machine, &mut log)?;
+    args.boot.forget_leaks(&guest)?;
     guest.kernel_messages();
     // Within quotes of the module loader, because the names have spaces.
     let load = format!(
         "insmod /lib/iwarp/{MODULE}.ko 'only=\"{}\"'; cat /proc/modules",
         args.only
     );
-    let after = guest.run(&load, TESTS_LIMIT)?;
+    let after = guest.run(&load, args.boot.limit(TESTS_LIMIT))?;
     log.line(&after.text);
     let said = guest.kernel_messages();
     log.line(&said);
@@ -90,7 +83,9 @@ pub(crate) fn command(args: &EngineArgs) -> Result<Outcome> {
             break;
         }
     }
-    verdict.map(|()| Outcome::Passed)
+    verdict?;
+    args.boot.look_for_leaks(&guest, &mut log)?;
+    Ok(Outcome::Passed)
 }
 
 /// What the module says: its lines of the kernel's messages, without time and name.
@@ -105,11 +100,7 @@ fn own(line: &str) -> Option<&str> {
 ///
 /// Busybox loads a module that is not taken a second time, in another way. So all tests may have run twice.
 fn verdict(said: &str, modules: &str) -> Result<()> {
-    let wrong = ["BUG:", "Oops", "WARNING:", "iwarp: panic", "Call Trace"];
-    if let Some(line) = said
-        .lines()
-        .find(|line| wrong.iter().any(|word| line.contains(word)))
-    {
+    if let Some(line) = complaints::first(said) {
         bail!("the guest's kernel: {line}");
     }
     if modules.lines().any(|line| line.starts_with(MODULE)) {

@@ -6,7 +6,7 @@ use anyhow::Result;
 use clap::{Args, Subcommand};
 use xtask::context::Context;
 use xtask::kernel::headers::SERIES;
-use xtask::kernel::modules;
+use xtask::kernel::{debug, modules};
 use xtask::outcome::Outcome;
 use xtask::process::Log;
 
@@ -24,6 +24,8 @@ pub(crate) struct KernelArgs {
 enum What {
     /// Build the module iwarp_rnic for Debian's kernels, and the source package for DKMS
     Build(BuildArgs),
+    /// Build a kernel from Debian's source that looks for faults, for `engine` and `test` with `--kernel debug`
+    DebugKernel,
     /// Run two queue pairs of ours in a kernel, in an emulated machine
     Engine(EngineArgs),
     /// Run programs on the module, in an emulated machine
@@ -48,6 +50,7 @@ const LIMIT: Duration = Duration::from_secs(3600);
 pub(crate) fn command(args: &KernelArgs) -> Result<Outcome> {
     match &args.what {
         What::Build(args) => build(args),
+        What::DebugKernel => debug_kernel(),
         What::Engine(args) => engine::command(args),
         What::Test(args) => device::command(args),
     }
@@ -60,4 +63,12 @@ fn build(args: &BuildArgs) -> Result<Outcome> {
         Some(series) => modules(&context, &[series], &mut log),
         None => modules(&context, SERIES, &mut log),
     }
+}
+
+fn debug_kernel() -> Result<Outcome> {
+    let context = Context::new(false, true)?;
+    let mut log = Log::create(&context.log_dir().join("kernel-debug.log"), LIMIT)?;
+    let kernel = debug::build(&context, &mut log)?;
+    log.say(format!("Linux {}: {}", kernel.name, kernel.image.display()));
+    Ok(Outcome::Passed)
 }

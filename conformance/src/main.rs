@@ -2,9 +2,12 @@
 //!
 //! [`apps`] runs the distribution's RDMA programs on our libraries, with both ends on this machine. [`siw`] connects our
 //! libraries with the Linux kernel's software iWARP (siw), which runs in an emulated machine. [`kernel`] (`cargo xtask kernel`)
-//! builds our kernel module, runs programs on it in such a machine ([`device`]), and the engine alone ([`engine`]).
+//! builds our kernel module, runs programs on it in such a machine ([`device`]), and the engine alone ([`engine`]), on a kernel
+//! of choice ([`boot`]).
 
 mod apps;
+mod boot;
+mod complaints;
 mod device;
 mod engine;
 mod kernel;

@@ -7,11 +7,15 @@ use std::process::Command;
 use anyhow::{Result, bail};
 
 use xtask::debian::{fetch, fields};
+use xtask::kernel::debug::DebugKernel;
 use xtask::kernel::headers::Release;
 use xtask::process::Log;
 
 /// The Linux release whose driver is tested: the newest that bookworm has, and trixie's own.
 const RELEASE: &str = "6.12";
+
+/// Where the kernel's source has the driver.
+const SIW: &str = "drivers/infiniband/sw/siw";
 
 /// Packages with the guest's programs. The packages of their libraries are found by apt.
 const PROGRAM_PACKAGES: &[&str] = &[
@@ -104,23 +108,51 @@ impl Kernel {
                 .arg(dir)
                 .arg("-xf")
                 .arg(archive.join(format!("usr/src/{tree}.tar.xz")))
-                .arg(format!("{tree}/drivers/infiniband/sw/siw")),
+                .arg(format!("{tree}/{SIW}")),
         )
     }
 
-    /// Returns the directory of the headers that modules are built against.
-    pub(crate) fn headers(&self, dir: &Path) -> PathBuf {
-        self.release.headers(dir)
-    }
-
     /// Returns the directory of siw's source, as Debian ships it.
-    pub(crate) fn siw_source(&self, dir: &Path) -> PathBuf {
-        dir.join(format!("linux-source-{RELEASE}/drivers/infiniband/sw/siw"))
+    fn siw_source(&self, dir: &Path) -> PathBuf {
+        dir.join(format!("linux-source-{RELEASE}/{SIW}"))
     }
 
-    /// Returns the path of the kernel image.
-    pub(crate) fn image(&self, dir: &Path) -> PathBuf {
-        dir.join(format!("boot/vmlinuz-{}", self.release.name))
+    /// Where everything of it is, if its packages are below `dir`.
+    pub(crate) fn files(&self, dir: &Path) -> KernelFiles {
+        let name = self.release.name.clone();
+        KernelFiles {
+            image: dir.join(format!("boot/vmlinuz-{name}")),
+            headers: self.release.headers(dir),
+            modules: dir.to_owned(),
+            siw: self.siw_source(dir),
+            name,
+        }
+    }
+}
+
+/// A kernel as a guest needs it, and as modules for the guest do.
+pub(crate) struct KernelFiles {
+    /// What `uname -r` prints in the guest.
+    pub(crate) name: String,
+    /// What is booted.
+    pub(crate) image: PathBuf,
+    /// What modules are built against.
+    pub(crate) headers: PathBuf,
+    /// The folder with `lib/modules`.
+    pub(crate) modules: PathBuf,
+    /// The source of siw.
+    pub(crate) siw: PathBuf,
+}
+
+impl From<DebugKernel> for KernelFiles {
+    fn from(kernel: DebugKernel) -> Self {
+        Self {
+            name: kernel.name,
+            image: kernel.image,
+            modules: kernel.modules,
+            siw: kernel.source.join(SIW),
+            headers: kernel.source,
+        }
     }
 }
 

@@ -56,7 +56,7 @@ pub(crate) struct Machine {
     /// The processor, as QEMU's option `-cpu` has it.
     pub(crate) cpu: &'static str,
     /// Further arguments of the kernel.
-    pub(crate) arguments: &'static str,
+    pub(crate) arguments: String,
 }
 
 /// A running guest.
@@ -82,7 +82,7 @@ impl Guest {
             tap,
             record,
             cpu,
-            arguments,
+            ref arguments,
         } = machine;
         let console = cache.join("console.log");
         let ports = free_ports(GUEST_PORTS.len() + 1)?;

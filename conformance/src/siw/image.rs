@@ -11,7 +11,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
-use super::debian::{self, Kernel};
+use super::debian::{self, Kernel, KernelFiles};
 use super::{archive, constants};
 use xtask::context::{Context, find_program};
 use xtask::process::Log;
@@ -122,6 +122,17 @@ pub(crate) struct Image {
     pub(crate) release: String,
 }
 
+impl KernelFiles {
+    /// The kernel with a file system.
+    fn booting(&self, initramfs: PathBuf) -> Image {
+        Image {
+            kernel: self.image.clone(),
+            initramfs,
+            release: self.name.clone(),
+        }
+    }
+}
+
 /// What a guest needs of this machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Needs {
@@ -177,14 +188,9 @@ pub(crate) fn build(context: &Context, cache: &Path, log: &mut Log) -> Result<Im
         "building siw for {}, as it is and with parameters",
         kernel.release.name
     ));
-    let stock = siw(&kernel, &kernel_dir, &cache.join("siw"), false, log)?;
-    let parameters = siw(
-        &kernel,
-        &kernel_dir,
-        &cache.join("siw-parameters"),
-        true,
-        log,
-    )?;
+    let files = kernel.files(&kernel_dir);
+    let stock = siw(&files, &cache.join("siw"), false, log)?;
+    let parameters = siw(&files, &cache.join("siw-parameters"), true, log)?;
 
     log.say("building the file system");
     let root = cache.join("root");
@@ -200,18 +206,14 @@ pub(crate) fn build(context: &Context, cache: &Path, log: &mut Log) -> Result<Im
     for (name, source) in [("siw.ko", &stock), ("siw-parameters.ko", &parameters)] {
         stage.copy(source, &format!("usr/lib/siw/{name}"))?;
     }
-    stage.kernel_modules(&kernel_dir, &kernel.release.name, MODULES)?;
-    let files = context.root.join("conformance/guest");
-    stage.first_programs(&files, cache)?;
-    stage.siw_files(&files, cache)?;
+    stage.kernel_modules(&files, MODULES)?;
+    let source = context.root.join("conformance/guest");
+    stage.first_programs(&source, cache)?;
+    stage.siw_files(&source, cache)?;
     stage.user_space()?;
     let initramfs = cache.join("initramfs.cpio");
     archive::write(&root, &initramfs)?;
-    Ok(Image {
-        kernel: kernel.image(&kernel_dir),
-        initramfs,
-        release: kernel.release.name,
-    })
+    Ok(files.booting(initramfs))
 }
 
 /// Builds a guest without RDMA programs, with one kernel module of ours in `/lib/iwarp`.
@@ -221,8 +223,7 @@ pub(crate) fn build(context: &Context, cache: &Path, log: &mut Log) -> Result<Im
 pub(crate) fn small(
     context: &Context,
     cache: &Path,
-    kernel: &Kernel,
-    kernel_dir: &Path,
+    kernel: &KernelFiles,
     module: &Path,
     log: &mut Log,
 ) -> Result<Image> {
@@ -232,21 +233,17 @@ pub(crate) fn small(
     }
     let mut stage = Stage {
         root: &root,
-        programs: kernel_dir,
+        programs: &kernel.modules,
         log,
     };
     stage.skeleton()?;
     let name = module.file_name().context("a module has a name")?;
     stage.copy(module, &format!("usr/lib/iwarp/{}", name.to_string_lossy()))?;
-    stage.kernel_modules(kernel_dir, &kernel.release.name, FIRST_MODULES)?;
+    stage.kernel_modules(kernel, FIRST_MODULES)?;
     stage.first_programs(&context.root.join("conformance/guest"), cache)?;
     let initramfs = cache.join("initramfs.cpio");
     archive::write(&root, &initramfs)?;
-    Ok(Image {
-        kernel: kernel.image(kernel_dir),
-        initramfs,
-        release: kernel.release.name.clone(),
-    })
+    Ok(kernel.booting(initramfs))
 }
 
 /// Builds a guest with RDMA programs and our module `iwarp_rnic` in `/lib/iwarp`, and siw, which is not loaded, in `/lib/siw`.
@@ -256,71 +253,54 @@ pub(crate) fn small(
 pub(crate) fn device(
     context: &Context,
     cache: &Path,
-    kernel: &Kernel,
-    kernel_dir: &Path,
+    programs_dir: &Path,
+    kernel: &KernelFiles,
     module: &Path,
     log: &mut Log,
 ) -> Result<Image> {
-    let programs_dir = cache.join("programs");
-    kernel.fetch_siw(kernel_dir, log)?;
-    debian::fetch_programs(&programs_dir, log)?;
-    let siw = siw(kernel, kernel_dir, &cache.join("siw"), false, log)?;
+    debian::fetch_programs(programs_dir, log)?;
+    let siw = siw(kernel, &cache.join("siw"), false, log)?;
     let root = cache.join("device-root");
     if root.exists() {
         std::fs::remove_dir_all(&root)?;
     }
     let mut stage = Stage {
         root: &root,
-        programs: &programs_dir,
+        programs: programs_dir,
         log,
     };
     stage.skeleton()?;
     stage.copy(&siw, "usr/lib/siw/siw.ko")?;
     stage.copy(module, "usr/lib/iwarp/iwarp_rnic.ko")?;
-    stage.kernel_modules(kernel_dir, &kernel.release.name, MODULES)?;
+    stage.kernel_modules(kernel, MODULES)?;
     let files = context.root.join("conformance/guest");
     stage.first_programs(&files, cache)?;
     stage.compile("peer", &files, cache, &["-lrdmacm", "-libverbs"])?;
     stage.user_space()?;
     let initramfs = cache.join("device.cpio");
     archive::write(&root, &initramfs)?;
-    Ok(Image {
-        kernel: kernel.image(kernel_dir),
-        initramfs,
-        release: kernel.release.name.clone(),
-    })
+    Ok(kernel.booting(initramfs))
 }
 
 /// Builds the driver in `dir`: unchanged, or with module parameters. Returns the path of the module.
-fn siw(
-    kernel: &Kernel,
-    kernel_dir: &Path,
-    dir: &Path,
-    parameters: bool,
-    log: &mut Log,
-) -> Result<PathBuf> {
+fn siw(kernel: &KernelFiles, dir: &Path, parameters: bool, log: &mut Log) -> Result<PathBuf> {
     let module = dir.join("siw.ko");
     let stamp = dir.join("built-for");
-    let wanted = format!("{} {}", kernel.release.name, include_str!("constants.rs"));
+    let wanted = format!("{} {}", kernel.name, include_str!("constants.rs"));
     if module.exists() && std::fs::read_to_string(&stamp).is_ok_and(|text| text == wanted) {
         return Ok(module);
     }
     if dir.exists() {
         std::fs::remove_dir_all(dir)?;
     }
-    log.run(
-        Command::new("cp")
-            .arg("-r")
-            .arg(kernel.siw_source(kernel_dir))
-            .arg(dir),
-    )?;
+    log.run(Command::new("cp").arg("-r").arg(&kernel.siw).arg(dir))?;
     if parameters {
         constants::to_parameters(dir)?;
     }
     log.run(
         Command::new("make")
             .arg("-C")
-            .arg(kernel.headers(kernel_dir))
+            .arg(&kernel.headers)
             .arg(format!("M={}", dir.display()))
             // Debian's configuration leaves siw out.
             .args([
@@ -408,21 +388,20 @@ impl Stage<'_> {
     }
 
     /// Copies the wanted modules and those that they depend on, decompressed, and makes their index.
-    fn kernel_modules(&mut self, kernel_dir: &Path, release: &str, names: &[&str]) -> Result<()> {
-        self.log.run(
-            Command::new(sbin("depmod"))
-                .arg("-b")
-                .arg(kernel_dir)
-                .arg(release),
-        )?;
-        let modules = kernel_dir.join("lib/modules").join(release);
+    fn kernel_modules(&mut self, kernel: &KernelFiles, names: &[&str]) -> Result<()> {
+        let (dir, release) = (&kernel.modules, kernel.name.as_str());
+        self.log
+            .run(Command::new(sbin("depmod")).arg("-b").arg(dir).arg(release))?;
+        let modules = dir.join("lib/modules").join(release);
         for wanted in names {
-            let shown = self.log.run_and_read(
-                Command::new(sbin("modprobe"))
-                    .arg("-d")
-                    .arg(kernel_dir)
-                    .args(["-S", release, "--show-depends", wanted]),
-            );
+            let shown =
+                self.log
+                    .run_and_read(Command::new(sbin("modprobe")).arg("-d").arg(dir).args([
+                        "-S",
+                        release,
+                        "--show-depends",
+                        wanted,
+                    ]));
             // The module may be built into the kernel. If this kernel does not have it at all, the case that needs it fails.
             let Ok(shown) = shown else { continue };
             for line in shown.lines() {

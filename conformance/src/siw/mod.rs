@@ -115,7 +115,7 @@ pub(crate) fn command(args: &SiwArgs) -> Result<()> {
         tap,
         record: args.capture,
         cpu: "max",
-        arguments: "mitigations=off",
+        arguments: "mitigations=off".to_owned(),
     };
     let guest = Guest::start(&image, &cache, &machine, &mut log)?;
     log.say(format!(

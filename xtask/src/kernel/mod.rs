@@ -2,8 +2,10 @@
 //! the object.
 //!
 //! `toolchain` finds a compiler, `build` makes the object, `listing` reads its machine code, and `gates` says what has to hold.
-//! What does not hold yet is listed in `exceptions`. `headers` fetches what a module is built against, and `module` builds one.
+//! What does not hold yet is listed in `exceptions`. `headers` fetches what a module is built against, `module` builds one, and `debug`
+//! builds a kernel that looks for faults.
 
+pub mod debug;
 mod exceptions;
 mod frame;
 mod gates;
@@ -41,6 +43,25 @@ const PROFILE: &[(&str, &str)] = &[
 /// Programs of binutils.
 const TOOLS: &[&str] = &["ld", "nm", "objcopy", "objdump"];
 
+/// What the engine's object is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Any kernel.
+    Plain,
+    /// A kernel with the address sanitizer only: each access to memory is checked.
+    Checked,
+}
+
+impl Kind {
+    /// What the names of its folders and files end with.
+    const fn suffix(self) -> &'static str {
+        match self {
+            Self::Plain => "",
+            Self::Checked => "-checked",
+        }
+    }
+}
+
 /// The engine's object, or why it cannot be built here.
 pub enum Built {
     /// Where it is.
@@ -53,19 +74,20 @@ pub enum Built {
 ///
 /// # Errors
 /// When it does not compile or link.
-pub fn build(context: &Context, log: &mut Log) -> Result<Built> {
+pub fn build(context: &Context, kind: Kind, log: &mut Log) -> Result<Built> {
     if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
         return Ok(Built::Missing("needs x86-64 Linux".into()));
     }
     if let Some(tool) = TOOLS.iter().find(|tool| find_program(tool).is_none()) {
         return Ok(Built::Missing(format!("{tool} of binutils is missing")));
     }
-    let toolchain = match Toolchain::get(context, log)? {
+    let toolchain = match Toolchain::get(context, kind, log)? {
         Ok(toolchain) => toolchain,
         Err(why) => return Ok(Built::Missing(why)),
     };
     let dir = context.target.join("kernel");
-    let target = dir.join("engine");
+    let name = format!("engine{}", kind.suffix());
+    let target = dir.join(&name);
     log.run(
         toolchain
             .cargo(&context.root)
@@ -76,7 +98,7 @@ pub fn build(context: &Context, log: &mut Log) -> Result<Built> {
             .args(["--target", TARGET]),
     )?;
     let library = target.join(TARGET).join("release/libiwarp_kernel.a");
-    let object = dir.join("engine.o");
+    let object = dir.join(format!("{name}.o"));
     link(&context.root, &library, &object, log)?;
     Ok(Built::Object(object))
 }
@@ -113,7 +135,7 @@ fn link(root: &Path, library: &Path, object: &Path, log: &mut Log) -> Result<()>
 /// # Errors
 /// When a gate does not hold that is not listed as an exception, or an exception is not needed any more.
 pub fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
-    match build(context, log)? {
+    match build(context, Kind::Plain, log)? {
         Built::Object(object) => check(context, &object, log)?,
         Built::Missing(why) => return Ok(Outcome::Skipped(why)),
     }
@@ -145,7 +167,7 @@ fn check(context: &Context, object: &Path, log: &mut Log) -> Result<()> {
 /// # Errors
 /// When the object is not fit for a kernel, apt fails, or a module does not build without warnings.
 pub fn modules(context: &Context, series: &[&str], log: &mut Log) -> Result<Outcome> {
-    let object = match build(context, log)? {
+    let object = match build(context, Kind::Plain, log)? {
         Built::Object(object) => object.canonicalize()?,
         Built::Missing(why) => return Ok(Outcome::Skipped(why)),
     };

@@ -9,6 +9,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
+use super::Kind;
 use crate::context::{Context, find_program};
 use crate::debian;
 use crate::process::{Log, cargo};
@@ -31,6 +32,18 @@ const FLAGS: &[&str] = &[
     "-Ctarget-feature=+harden-sls-ijmp,+harden-sls-ret",
 ];
 
+/// In addition, if the kernel's address sanitizer shall check every access, as the kernel's own build has it. The shadow's address is that of x86-64
+/// (`CONFIG_KASAN_SHADOW_OFFSET`). Checks are in line, and variables of the stack are not surrounded, because that would make frames larger.
+const CHECKED_FLAGS: &[&str] = &[
+    "-Zsanitizer=kernel-address",
+    "-Zsanitizer-recover=kernel-address",
+    "-Cllvm-args=-asan-mapping-offset=0xdffffc0000000000",
+    "-Cllvm-args=-asan-instrumentation-with-call-threshold=10000",
+    "-Cllvm-args=-asan-kernel-mem-intrinsic-prefix=1",
+    "-Cllvm-args=-asan-stack=0",
+    "-Cllvm-args=-asan-globals=0",
+];
+
 /// The folder of the library's source below a compiler's system root.
 const SOURCE: &str = "lib/rustlib/src/rust/library";
 /// Debian's compiler that follows new releases, and the package with its source.
@@ -44,6 +57,7 @@ pub(crate) struct Toolchain {
     libraries: Option<PathBuf>,
     source: PathBuf,
     sysroot: PathBuf,
+    flags: Vec<&'static str>,
 }
 
 impl Toolchain {
@@ -51,7 +65,11 @@ impl Toolchain {
     ///
     /// # Errors
     /// When the library does not compile.
-    pub(crate) fn get(context: &Context, log: &mut Log) -> Result<Result<Self, String>> {
+    pub(crate) fn get(
+        context: &Context,
+        kind: Kind,
+        log: &mut Log,
+    ) -> Result<Result<Self, String>> {
         let dir = context.target.join("kernel");
         let found = match installed() {
             Some(found) => Ok(found),
@@ -65,7 +83,11 @@ impl Toolchain {
             rustc,
             libraries,
             source,
-            sysroot: dir.join("sysroot"),
+            sysroot: dir.join(format!("sysroot{}", kind.suffix())),
+            flags: match kind {
+                Kind::Plain => FLAGS.to_vec(),
+                Kind::Checked => [FLAGS, CHECKED_FLAGS].concat(),
+            },
         };
         toolchain.compile_core(&context.root, log)?;
         Ok(Ok(toolchain))
@@ -75,7 +97,7 @@ impl Toolchain {
     fn compile_core(&self, root: &Path, log: &mut Log) -> Result<()> {
         let version = output(self.command().arg("-vV"))?;
         let stamp = self.sysroot.join("built-with");
-        let wanted = format!("{version}{}", FLAGS.join(" "));
+        let wanted = format!("{version}{}", self.flags.join(" "));
         if std::fs::read_to_string(&stamp).is_ok_and(|text| text == wanted) {
             return Ok(());
         }
@@ -104,7 +126,7 @@ impl Toolchain {
                     // Machine code is generated once, when everything is linked.
                     .arg("-Clinker-plugin-lto")
                     .args(["--cap-lints", "allow"])
-                    .args(FLAGS)
+                    .args(&self.flags)
                     .arg("--sysroot")
                     .arg(&self.sysroot)
                     .arg("--out-dir")
@@ -136,7 +158,7 @@ impl Toolchain {
         let mut command = cargo(dir);
         self.environment(&mut command);
         let mut flags = vec!["--sysroot".to_owned(), self.sysroot.display().to_string()];
-        flags.extend(FLAGS.iter().map(|&flag| flag.to_owned()));
+        flags.extend(self.flags.iter().map(|&flag| flag.to_owned()));
         // Between flags stands the octet 31, because a path may have spaces.
         command
             .env("RUSTC", &self.rustc)
