@@ -173,6 +173,7 @@ pub fn modules(context: &Context, series: &[&str], log: &mut Log) -> Result<Outc
     };
     check(context, &object, log)?;
     let dir = context.target.join("kernel").canonicalize()?;
+    let mut kernels = Vec::new();
     for series in series {
         let Some(release) = Release::newest(series, log)? else {
             bail!(
@@ -195,9 +196,14 @@ pub fn modules(context: &Context, series: &[&str], log: &mut Log) -> Result<Outc
         let module = dir.join(format!("{}.ko", module::DEVICE));
         std::fs::copy(built, &module)?;
         log.say(format!("built {}", module.display()));
+        kernels.push((release.name, headers));
     }
     let package = module::package(context, &object, &dir, log)?;
     log.say(format!("wrote {}", package.display()));
+    for (name, headers) in &kernels {
+        module::try_package(&package, name, headers, &dir.join("dkms"), log)?;
+        log.say(format!("DKMS builds it for Linux {name}"));
+    }
     Ok(Outcome::Passed)
 }
 

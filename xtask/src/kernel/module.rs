@@ -8,6 +8,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail};
 
 use crate::context::Context;
+use crate::debian::fetch;
 use crate::process::Log;
 
 /// The module that is an RDMA device.
@@ -27,6 +28,8 @@ const LICENCES: &[&str] = &["LICENSE-APACHE", "LICENSE-MIT"];
 const LEFT_OUT: &[&str] = &["engine.lds"];
 /// The name of the source package.
 const PACKAGE: &str = "iwarp-rnic";
+/// The folders of the system's programs. A compiler for Rust that a user has installed is not there.
+const SYSTEM_PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Puts sources and engine into `dir`, which is made anew.
 ///
@@ -121,6 +124,58 @@ pub fn package(context: &Context, object: &Path, dir: &Path, log: &mut Log) -> R
     Ok(archive)
 }
 
+/// Has DKMS build the source package for a kernel, as a machine without Rust does, and returns the module's path. DKMS comes from its Debian
+/// package, and works below `dir`.
+///
+/// # Errors
+/// When DKMS cannot be had, or does not build the module.
+pub fn try_package(
+    archive: &Path,
+    kernel: &str,
+    headers: &Path,
+    dir: &Path,
+    log: &mut Log,
+) -> Result<PathBuf> {
+    let program = dir.join("program");
+    std::fs::create_dir_all(&program)?;
+    fetch(&program, &["dkms".to_owned()], log)?;
+    let (sources, tree) = (dir.join("sources"), dir.join("tree"));
+    for folder in [&sources, &tree] {
+        if folder.exists() {
+            std::fs::remove_dir_all(folder)?;
+        }
+        std::fs::create_dir_all(folder)?;
+    }
+    log.run(
+        Command::new("tar")
+            .arg("-C")
+            .arg(&sources)
+            .arg("-xf")
+            .arg(archive),
+    )?;
+    let version = env!("CARGO_PKG_VERSION");
+    log.run(
+        Command::new("bash")
+            .arg(program.join("usr/sbin/dkms"))
+            .args(["build", "-m", PACKAGE, "-v", version, "-k", kernel])
+            .arg("--kernelsourcedir")
+            .arg(headers)
+            .arg("--sourcetree")
+            .arg(&sources)
+            .arg("--dkmstree")
+            .arg(&tree)
+            .env("PATH", SYSTEM_PATH),
+    )
+    .context("DKMS does not build the source package")?;
+    let module = tree.join(format!(
+        "{PACKAGE}/{version}/{kernel}/x86_64/module/{DEVICE}.ko"
+    ));
+    if !module.is_file() {
+        bail!("DKMS has not made {}", module.display());
+    }
+    Ok(module)
+}
+
 /// What DKMS has to know.
 fn settings(version: &str) -> String {
     format!(
@@ -128,7 +183,8 @@ fn settings(version: &str) -> String {
          PACKAGE_VERSION=\"{version}\"\n\
          BUILT_MODULE_NAME[0]=\"{DEVICE}\"\n\
          DEST_MODULE_LOCATION[0]=\"/updates/dkms\"\n\
-         MAKE[0]=\"make -C $kernel_source_dir M=$dkms_tree/$PACKAGE_NAME/$PACKAGE_VERSION/build modules\"\n\
+         # Tables of types need a program that Debian's headers do not depend on.\n\
+         MAKE[0]=\"make -C $kernel_source_dir M=$dkms_tree/$PACKAGE_NAME/$PACKAGE_VERSION/build CONFIG_DEBUG_INFO_BTF_MODULES= modules\"\n\
          CLEAN=\"make -C $kernel_source_dir M=$dkms_tree/$PACKAGE_NAME/$PACKAGE_VERSION/build clean\"\n\
          BUILD_EXCLUSIVE_ARCH=\"x86_64\"\n\
          AUTOINSTALL=\"yes\"\n"
