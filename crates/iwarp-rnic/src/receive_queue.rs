@@ -108,7 +108,7 @@ impl ReceiveQueue {
     }
 
     /// Takes the oldest request into `taken`. Returns `false` if there is none.
-    #[inline]
+    #[inline(always)]
     pub fn take(&mut self, taken: &mut TakenRecv) -> bool {
         let at = self.first_sge(self.ring.head_slot());
         let Some(slot) = self.ring.pop() else {

@@ -27,6 +27,42 @@ pub const fn control_octets(tagged: bool, last: bool, opcode: Opcode) -> [u8; 2]
     ]
 }
 
+/// The bits of the control octets that follow from the opcode: T, both versions, and the opcode itself.
+const FIXED: u16 = u16::from_be_bytes([
+    bit::TAGGED | bit::DDP_VERSION,
+    u8::MAX << bit::RDMAP_VERSION_SHIFT | bit::OPCODE,
+]);
+
+/// These bits in a valid segment, by opcode. An unknown opcode has 0, which no control octets with that opcode have.
+const VALID: [u16; 16] = {
+    let mut valid = [0; 16];
+    let mut rest: &mut [u16] = &mut valid;
+    let mut opcode = Opcode(0);
+    while let Some((here, later)) = rest.split_first_mut() {
+        if opcode.is_known() {
+            *here = FIXED & u16::from_be_bytes(control_octets(opcode.is_tagged(), false, opcode));
+        }
+        opcode = Opcode(opcode.0.wrapping_add(1));
+        rest = later;
+    }
+    valid
+};
+
+/// The queue of each opcode, and one that does not exist for those that have none.
+const QUEUES: [u32; 16] = {
+    let mut queues = [u32::MAX; 16];
+    let mut rest: &mut [u32] = &mut queues;
+    let mut opcode = Opcode(0);
+    while let Some((here, later)) = rest.split_first_mut() {
+        if let Some(queue) = opcode.queue_number() {
+            *here = queue;
+        }
+        opcode = Opcode(opcode.0.wrapping_add(1));
+        rest = later;
+    }
+    queues
+};
+
 /// The header of a tagged segment.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct TaggedHeader {
@@ -101,6 +137,37 @@ impl UntaggedHeader {
         })
     }
 
+    /// Reads the header and checks that it is on its opcode's queue. The caller has checked the control octets
+    /// ([`Header::parse_opcode`]).
+    #[inline(always)]
+    pub fn parse(ulpdu: &[u8]) -> Result<Self, HeaderError> {
+        //= rfc5041 section 4.4
+        //# Each DDP Segment MUST contain a DDP Header.
+        let Some(header) = Self::decode(ulpdu) else {
+            return Err(HeaderError::TooShort);
+        };
+        //= rfc5041 section 7.1
+        //# The QN is valid for this stream.
+        //= rfc5040 section 4.1
+        //# Figure 4 defines when the STag, Queue Number, and Tagged Offset fields MUST
+        //# be provided for each RDMA Message.
+        if QUEUES.get(usize::from(header.opcode.0)) == Some(&header.qn) {
+            return Ok(header);
+        }
+        Err(header.queue_error())
+    }
+
+    /// Returns what is wrong with the queue of a header.
+    #[cold]
+    const fn queue_error(&self) -> HeaderError {
+        if self.qn > QueueNumber::ATOMIC_RESPONSE.0 {
+            HeaderError::InvalidQueue { qn: self.qn }
+        } else {
+            // The queue exists, so this is no error of DDP: RDMAP did not expect this opcode on it.
+            HeaderError::UnexpectedOpcode(self.opcode.0)
+        }
+    }
+
     /// Writes the header. Returns its length, or 0 when `out` is shorter than that and nothing was written.
     #[inline]
     pub fn emit(&self, out: &mut [u8]) -> usize {
@@ -155,25 +222,44 @@ impl Header {
     /// untagged segment is on the opcode's queue. Checks that need state (STags, MSN, MO) are left to the caller.
     #[inline]
     pub fn parse(ulpdu: &[u8]) -> Result<Self, HeaderError> {
-        let &[ddp, rdmap, ..] = ulpdu else {
+        if Self::parse_opcode(ulpdu)?.is_tagged() {
+            TaggedHeader::decode(ulpdu)
+                .map(Self::Tagged)
+                .ok_or(HeaderError::TooShort)
+        } else {
+            UntaggedHeader::parse(ulpdu).map(Self::Untagged)
+        }
+    }
+
+    /// Reads and checks the control octets at the start of a ULPDU, which are enough to know what it is. Returns its opcode, which
+    /// is a known one and suits the T bit.
+    #[inline(always)]
+    pub fn parse_opcode(ulpdu: &[u8]) -> Result<Opcode, HeaderError> {
+        let Some(&[ddp, rdmap]) = ulpdu.first_chunk() else {
             return Err(HeaderError::TooShort);
         };
         Self::check_control(ddp, rdmap)?;
-        //= rfc5041 section 4.4
-        //# Each DDP Segment MUST contain a DDP Header.
-        let header = Self::decode(ulpdu).ok_or(HeaderError::TooShort)?;
-        header.check_queue()?;
-        Ok(header)
+        Ok(Opcode(rdmap & bit::OPCODE))
     }
 
     /// Checks the two control octets. They are enough to refuse a segment of another protocol version.
     #[inline]
     pub fn check_control(ddp_control: u8, rdmap_control: u8) -> Result<(), HeaderError> {
+        let control = u16::from_be_bytes([ddp_control, rdmap_control]);
+        match VALID.get(usize::from(rdmap_control & bit::OPCODE)) {
+            Some(valid) if control & FIXED == *valid => Ok(()),
+            _ => Err(Self::control_error(ddp_control, rdmap_control)),
+        }
+    }
+
+    /// Returns what is wrong with two control octets.
+    #[cold]
+    const fn control_error(ddp_control: u8, rdmap_control: u8) -> HeaderError {
         //= rfc5044 section C.1
         //# Moreover, the DDP and RDMAP version MUST be identical in the two directions.
-        let tagged = ddp_control & bit::TAGGED != 0;
         if ddp_control & bit::DDP_VERSION != DDP_VERSION {
-            return Err(HeaderError::BadDdpVersion { tagged });
+            let tagged = ddp_control & bit::TAGGED != 0;
+            return HeaderError::BadDdpVersion { tagged };
         }
         //= rfc5040 section 7.2
         //# The RDMA Version MUST be valid.
@@ -185,38 +271,13 @@ impl Header {
         //= rfc7306 section 8.2
         //# The RDMA Version MUST be valid.
         if rdmap_control >> bit::RDMAP_VERSION_SHIFT != RDMAP_VERSION {
-            return Err(HeaderError::BadRdmapVersion);
+            return HeaderError::BadRdmapVersion;
         }
         //= rfc5040 section 7.2
         //# The RDMA OpCode MUST be valid.
         //= rfc7306 section 8.2
         //# The RDMA OpCode MUST be valid.
-        let opcode = Opcode(rdmap_control & bit::OPCODE);
-        if opcode.is_tagged() != tagged || !opcode.is_known() {
-            return Err(HeaderError::UnexpectedOpcode(opcode.0));
-        }
-        Ok(())
-    }
-
-    /// Checks that an untagged header names the queue of its opcode.
-    #[inline]
-    fn check_queue(&self) -> Result<(), HeaderError> {
-        //= rfc5041 section 7.1
-        //# The QN is valid for this stream.
-        let Self::Untagged(h) = self else {
-            return Ok(());
-        };
-        //= rfc5040 section 4.1
-        //# Figure 4 defines when the STag, Queue Number, and Tagged Offset fields MUST
-        //# be provided for each RDMA Message.
-        if h.opcode.queue_number() == Some(h.qn) {
-            Ok(())
-        } else if h.qn > QueueNumber::ATOMIC_RESPONSE.0 {
-            Err(HeaderError::InvalidQueue { qn: h.qn })
-        } else {
-            // The queue exists, so this is no error of DDP: RDMAP did not expect this opcode on it.
-            Err(HeaderError::UnexpectedOpcode(h.opcode.0))
-        }
+        HeaderError::UnexpectedOpcode(rdmap_control & bit::OPCODE)
     }
 
     /// Writes the header. Returns its length, or 0 when `out` is shorter than that and nothing was written.

@@ -32,7 +32,7 @@ impl<M: Memory> MemoryTable<M> {
     /// Checks an access to `len` octets at tagged offset `to`, and lets `f` have the memory. No invalidation of it completes meanwhile.
     ///
     /// A zero-length access is not checked at all (RFC 5041 section 5.2, RFC 5040 section 7.2).
-    #[inline]
+    #[inline(always)]
     pub fn access<R>(
         &self,
         (stag, to, len): (u32, u64, u32),
@@ -88,7 +88,7 @@ impl<M: Memory> MemoryTable<M> {
     }
 
     /// Checks an access that needs no count: to an ordinary region, which ends only while nobody borrows the table.
-    #[inline]
+    #[inline(always)]
     fn check_uncounted(
         &self,
         (stag, to, len): (u32, u64, u32),
@@ -106,16 +106,20 @@ impl<M: Memory> MemoryTable<M> {
         }
         //= rfc5041 section 4.2
         //# The STag MUST be valid for this DDP Stream.
-        let entry = self
-            .at(stag)
-            .filter(|entry| entry.state.is(stag))
-            .ok_or(Miss::Refused(AccessError::InvalidStag))?;
+        let Some(entry) = self.at(stag) else {
+            return Err(Miss::Refused(AccessError::InvalidStag));
+        };
+        if !entry.state.is(stag) {
+            return Err(Miss::Refused(AccessError::InvalidStag));
+        }
         let Kind::Region { memory, .. } = &entry.kind else {
             return Err(Miss::Counted);
         };
         // Its range is all of its memory.
-        self.reach(entry, (memory, None), (to, len), need, who)
-            .map_err(Miss::Refused)
+        match self.reach(entry, (memory, None), (to, len), need, who) {
+            Ok(span) => Ok(span),
+            Err(e) => Err(Miss::Refused(e)),
+        }
     }
 
     /// Checks an access that is counted.
@@ -175,17 +179,20 @@ impl<M: Memory> MemoryTable<M> {
         //# outside the buffer specified when the STag was enabled for remote
         //# access.
         let base = part.map_or_else(|| entry.base(), |part| part.base);
-        let span = to.checked_sub(base).and_then(|offset| {
-            let at = match part {
-                None => offset,
-                Some(part) => self.offset_in(part, offset, len)?,
-            };
-            Span::new(memory, at, len)
-        });
-        span.ok_or_else(|| match to.checked_add(u64::from(len)) {
-            None => AccessError::ToWrap,
-            Some(_) => AccessError::BaseOrBounds,
-        })
+        // Without closures: the compiler would not inline them where a loop over small messages needs it.
+        let at = match (to.checked_sub(base), part) {
+            (Some(offset), Some(part)) => self.offset_in(part, offset, len),
+            (offset, _) => offset,
+        };
+        if let Some(at) = at
+            && let Some(span) = Span::new(memory, at, len)
+        {
+            return Ok(span);
+        }
+        match to.checked_add(u64::from(len)) {
+            None => Err(AccessError::ToWrap),
+            Some(_) => Err(AccessError::BaseOrBounds),
+        }
     }
 
     /// Returns where octet `offset` of a part lies in the memory; `None` if not all `len` octets are inside the part.

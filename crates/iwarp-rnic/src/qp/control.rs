@@ -1,6 +1,7 @@
 //! Untagged messages that the RNIC itself consumes: Read Requests, atomics and their answers, immediate data,
 //! Terminate (RFC 5040 sections 5.2 and 5.4, RFC 7306 sections 5 and 6).
 
+use super::admit::Refusal;
 use super::fault::{RxFault, rdmap_code};
 use super::place::{Places, Target};
 use super::response::Response;
@@ -8,7 +9,7 @@ use super::rx::Step;
 use super::{Env, Host, QueuePair};
 use crate::memory::AccessError;
 use crate::{Access, WcFlags, WcOpcode, WcStatus};
-use iwarp_proto::ddp::{Header, UntaggedHeader};
+use iwarp_proto::ddp::{Header, UNTAGGED_HEADER_LEN, UntaggedHeader};
 use iwarp_proto::rdmap::{
     AtomicOp, AtomicRequest, AtomicResponse, Immediate, Opcode, ReadRequest, Terminate,
     TerminateCode,
@@ -16,14 +17,28 @@ use iwarp_proto::rdmap::{
 
 impl QueuePair {
     /// Processes an untagged message that the RNIC itself consumes. Each of them fits one segment.
-    pub(super) fn control<H: Host>(
+    #[inline(never)]
+    pub(super) fn control<H: Host>(&mut self, ulpdu: &[u8], env: &mut Env<'_, H>) -> Step {
+        match self.take_control(ulpdu, env) {
+            Ok(step) => step,
+            Err(fault) => {
+                self.fail_stream(&fault, env.host);
+                Step::Failed
+            }
+        }
+    }
+
+    #[inline]
+    fn take_control<H: Host>(
         &mut self,
-        header: &Header,
-        h: &UntaggedHeader,
-        payload: &[u8],
+        ulpdu: &[u8],
         env: &mut Env<'_, H>,
     ) -> Result<Step, RxFault> {
-        let ulpdu_len = (header.len() + payload.len()) as u16;
+        let ulpdu_len = ulpdu.len() as u16;
+        let h = UntaggedHeader::parse(ulpdu)
+            .map_err(|e| self.fault_of(Refusal::Header(e), Header::decode(ulpdu), ulpdu_len))?;
+        let header = &Header::Untagged(h);
+        let payload = ulpdu.get(UNTAGGED_HEADER_LEN..).unwrap_or(&[]);
         //= rfc5040 section 5.4
         //# On a single RDMAP Stream, the RDMAP layer MUST guarantee placement of a
         //# single Terminate Message.
@@ -41,7 +56,8 @@ impl QueuePair {
         //# Data with Solicited Event, the following MUST be validated:
         //= rfc7306 section 8.2
         //# o The DDP layer MUST validate all DDP Segment fields.
-        self.check_msn(header, h, ulpdu_len)?;
+        self.check_msn(h)
+            .map_err(|refusal| self.fault_of(refusal, Some(*header), ulpdu_len))?;
         let bad_offset = if h.qn == 0 {
             h.mo != self.rx.message_off
         } else {
@@ -144,7 +160,7 @@ impl QueuePair {
         //= rfc5040 section 5.2.1
         //# One RDMA Read Request Message MUST consume one Untagged Buffer.
         self.advance_msn(h.qn);
-        Ok(Step::Again)
+        Ok(Step::Next)
     }
 
     fn read_request<H: Host>(
@@ -178,10 +194,8 @@ impl QueuePair {
             return Err(refused(AccessError::AccessDenied));
         }
         env.memory
-            .covers(
-                r.source_stag.0,
-                r.source_to,
-                u64::from(r.size),
+            .permits(
+                (r.source_stag.0, r.source_to, r.size),
                 Access::REMOTE_READ,
                 self.accessor(),
             )
@@ -362,7 +376,7 @@ impl QueuePair {
     fn immediate<H: Host>(
         &mut self,
         header: &Header,
-        h: &UntaggedHeader,
+        h: UntaggedHeader,
         immediate: Immediate,
         ulpdu_len: u16,
         env: &mut Env<'_, H>,
@@ -378,12 +392,13 @@ impl QueuePair {
         if immediate.belongs_to_send() {
             self.rx.immediate = Some(immediate.value());
             self.advance_msn(0);
-            return Ok(Step::Again);
+            return Ok(Step::Next);
         }
         //= rfc7306 section 6.3
         //# One Immediate Data or Immediate Data with SE Message MUST consume
         if !self.take_receive(env.host) {
-            self.no_receive(header, ulpdu_len)?;
+            self.no_receive(*header, ulpdu_len)
+                .map_err(|refusal| self.fault_of(refusal, Some(*header), ulpdu_len))?;
             return Ok(Step::Hold);
         }
         self.advance_msn(0);
@@ -399,7 +414,7 @@ impl QueuePair {
             cqe.flags |= WcFlags::SOLICITED;
         }
         self.finish_receive(cqe, env.host);
-        Ok(Step::Again)
+        Ok(Step::Next)
     }
 }
 

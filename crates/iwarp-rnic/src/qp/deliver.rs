@@ -1,38 +1,44 @@
-//! The meaning of received segments: the checks of RFC 5041 section 7.1 and RFC 5040 section 7.2, and the delivery of whole
-//! messages (RFC 5040 section 5, RFC 7306 sections 5 and 6).
+//! The meaning of received segments: each is admitted (`admit`), placed (`place`), and, if it is the last of its message, delivered
+//! (RFC 5040 section 5, RFC 7306 sections 5 and 6).
 
+use super::admit::Refusal;
 use super::fault::RxFault;
 use super::life::Heard;
-use super::place::{Places, Target};
-use super::rx::{Missed, Step};
-use super::{Direction, Env, Events, Host, QueuePair, ReceiverNotReady};
-use crate::memory::AccessError;
-use crate::{Access, Cqe, WcFlags, WcOpcode, WcStatus};
-use iwarp_proto::ddp::{Header, TaggedHeader, UntaggedHeader};
-use iwarp_proto::rdmap::{Opcode, TerminateCode};
+use super::place::Target;
+use super::rx::Step;
+use super::{Direction, Env, Events, Host, QueuePair};
+use crate::{Cqe, WcFlags, WcOpcode, WcStatus};
+use iwarp_proto::ddp::{
+    Header, HeaderError, TAGGED_HEADER_LEN, TaggedHeader, UNTAGGED_HEADER_LEN, UntaggedHeader,
+};
+use iwarp_proto::rdmap::Opcode;
 
 impl QueuePair {
-    /// Parses and checks a header. The first valid one tells that the peer is in full operation.
+    /// Returns `true` while the next FPDU means something by itself, whatever is in it ([`hear`](Self::hear)).
     #[inline]
-    pub(super) fn parse_header(
-        &mut self,
-        ulpdu: &[u8],
-        ulpdu_len: usize,
-    ) -> Result<Header, RxFault> {
-        let header = Header::parse(ulpdu)
-            .map_err(|e| RxFault::header(&e, Header::decode(ulpdu), ulpdu_len as u16))?;
-        if !self.life.has_heard() {
-            self.first_fpdu();
-        }
-        Ok(header)
+    pub(super) const fn listens(&self) -> bool {
+        !self.life.has_heard() || self.rx.rtr_send_expected
     }
 
-    fn first_fpdu(&mut self) {
+    /// Notes what the first FPDUs of a stream mean by themselves. Returns `true` if this one has nothing more to say.
+    #[cold]
+    pub(super) fn hear(&mut self, ulpdu: &[u8]) -> bool {
+        if self.life.has_heard() {
+            // The RTR message is the first FPDU or none.
+            self.rx.rtr_send_expected = false;
+            return false;
+        }
         //= rfc5044 section 7.1.2
         //# MPA Responder mode implementations MUST receive and validate at least one FPDU before sending any FPDUs or Markers.
         if self.life.hear() == Heard::Established {
             self.events |= Events::ESTABLISHED;
         }
+        // RFC 6581 section 9.2 speaks of a zero-length FULPDU; we also accept an FPDU without a header.
+        let is_rtr = ulpdu.is_empty() && self.rx.rtr_send_expected;
+        if is_rtr {
+            self.rx.rtr_send_expected = false;
+        }
+        is_rtr
     }
 
     //= rfc5044 section 5.1
@@ -42,168 +48,103 @@ impl QueuePair {
     //# However, MPA receivers MUST NOT depend on FPDU Alignment on TCP segment
     //# boundaries.
     /// Processes one whole ULPDU. With `Step::Hold` nothing has changed and the ULPDU must be offered again.
-    #[inline]
-    pub(super) fn receive_ulpdu<H: Host>(
-        &mut self,
-        ulpdu: &[u8],
-        env: &mut Env<'_, H>,
-    ) -> Result<Step, RxFault> {
-        if ulpdu.is_empty() && !self.life.has_heard() && self.rx.rtr_send_expected {
-            // RFC 6581 section 9.2 speaks of a zero-length FULPDU; we also accept an FPDU without a header.
-            self.rx.rtr_send_expected = false;
-            self.first_fpdu();
-            return Ok(Step::Again);
-        }
+    #[inline(always)]
+    pub(super) fn receive_ulpdu<H: Host>(&mut self, ulpdu: &[u8], env: &mut Env<'_, H>) -> Step {
         //= rfc5044 section 3
         //# On receive, MPA MUST pass each ULPDU with its length to DDP when it has
         //# been validated.
         //= rfc5041 section 3
         //# 7. On receive, the LLP MUST provide the length of the DDP Segment received.
-        let ulpdu_len = ulpdu.len() as u16;
-        if self.life.has_heard() {
-            // The RTR message is the first FPDU or none.
-            self.rx.rtr_send_expected = false;
-        } else {
-            // For MPA the FPDU is valid, whatever is in it.
-            self.first_fpdu();
+        let step = match Header::parse_opcode(ulpdu) {
+            Ok(Opcode::WRITE) => self.write(ulpdu, env),
+            Ok(Opcode::READ_RESPONSE) => self.read_response(ulpdu, env),
+            Ok(opcode) if opcode.is_send() => self.send(ulpdu, env),
+            Ok(_) => return self.control(ulpdu, env),
+            Err(e) => Err(Refusal::Header(e)),
+        };
+        match step {
+            Ok(step) => step,
+            Err(refusal) => self.refuse(refusal, ulpdu, env.host),
         }
-        let header = self.parse_header(ulpdu, ulpdu.len())?;
-        let payload = ulpdu.get(header.len()..).unwrap_or(&[]);
-        if let Header::Untagged(h) = &header
-            && !h.opcode.is_send()
-        {
-            return self.control(&header, h, payload, env);
-        }
-        let Some(target) = self.admit(&header, payload.len() as u32, ulpdu_len, env)? else {
+    }
+
+    /// Ends the stream because of a segment.
+    #[cold]
+    fn refuse<H: Host>(&mut self, refusal: Refusal, ulpdu: &[u8], host: &mut H) -> Step {
+        let fault = self.fault_of(refusal, Header::decode(ulpdu), ulpdu.len() as u16);
+        self.fail_stream(&fault, host);
+        Step::Failed
+    }
+
+    /// Processes a whole segment of a Write.
+    #[inline(always)]
+    fn write<H: Host>(&mut self, ulpdu: &[u8], env: &mut Env<'_, H>) -> Result<Step, Refusal> {
+        let h = TaggedHeader::decode(ulpdu).ok_or(Refusal::Header(HeaderError::TooShort))?;
+        let payload = ulpdu.get(TAGGED_HEADER_LEN..).unwrap_or(&[]);
+        let len = payload.len() as u32;
+        self.admit_write(len)?;
+        let target = Target::Tagged {
+            stag: h.stag.0,
+            to: h.to,
+        };
+        self.place(target, payload, env)?;
+        self.finish_write(h, len);
+        Ok(Step::Next)
+    }
+
+    /// Processes a whole segment of a Read Response.
+    #[inline(never)]
+    fn read_response<H: Host>(
+        &mut self,
+        ulpdu: &[u8],
+        env: &mut Env<'_, H>,
+    ) -> Result<Step, Refusal> {
+        let h = TaggedHeader::decode(ulpdu).ok_or(Refusal::Header(HeaderError::TooShort))?;
+        let payload = ulpdu.get(TAGGED_HEADER_LEN..).unwrap_or(&[]);
+        let len = payload.len() as u32;
+        let target = self.admit_read_response(h, len)?;
+        self.place(target, payload, env)?;
+        self.finish_read_response(h, len, env.host);
+        Ok(Step::Next)
+    }
+
+    /// Processes a whole segment of a Send.
+    #[inline(always)]
+    fn send<H: Host>(&mut self, ulpdu: &[u8], env: &mut Env<'_, H>) -> Result<Step, Refusal> {
+        let h = match UntaggedHeader::parse(ulpdu) {
+            Ok(h) => h,
+            Err(e) => return Err(Refusal::Header(e)),
+        };
+        let payload = ulpdu.get(UNTAGGED_HEADER_LEN..).unwrap_or(&[]);
+        let len = payload.len() as u32;
+        let Some(target) = self.admit_send(h, len, ulpdu.len() as u16, env.host)? else {
             return Ok(Step::Hold);
         };
-        let places = Places {
-            memory: env.memory,
-            who: self.accessor(),
-            receive: &self.rx.receive,
-            sends: &self.sq,
-        };
+        self.place(target, payload, env)?;
+        self.finish_send(h, len, env)
+    }
+
+    /// Places the payload of a whole segment.
+    #[inline(always)]
+    fn place<H: Host>(
+        &self,
+        target: Target,
+        payload: &[u8],
+        env: &Env<'_, H>,
+    ) -> Result<(), Refusal> {
         //= rfc5041 section 5.2
         //# At the Data Sink, the DDP layer MUST Place the ULP Payload contained in
         //# all valid incoming DDP Segments associated with a DDP Message into the
         //# ULP Buffer.
-        places
-            .write(target, 0, payload)
-            .map_err(|e| self.placement_fault(e, &header, ulpdu_len))?;
-        self.finish_segment(&header, payload.len() as u32, ulpdu_len, env)?;
-        Ok(Step::Again)
-    }
-
-    /// Checks a segment that carries user payload, and returns where the payload goes; `None` if it has to wait for a receive.
-    #[inline]
-    pub(super) fn admit<H: Host>(
-        &mut self,
-        header: &Header,
-        payload: u32,
-        ulpdu_len: u16,
-        env: &mut Env<'_, H>,
-    ) -> Result<Option<Target>, RxFault> {
-        //= rfc5041 section 4.1
-        //# If set to one, the ULP Payload carried in this DDP Segment MUST be
-        //# Placed into a Tagged Buffer.
-        //= rfc5041 section 4.1
-        //# If set to zero, the ULP Payload carried in this DDP Segment MUST be
-        //# Placed into an Untagged Buffer.
-        match header {
-            Header::Tagged(h) if h.opcode == Opcode::READ_RESPONSE => self
-                .admit_read_response(header, h, payload, ulpdu_len)
-                .map(Some),
-            Header::Tagged(h) => {
-                let Some(sum) = self.rx.write_len.checked_add(payload) else {
-                    return Err(RxFault::segment(
-                        TerminateCode::DDP_TAGGED_BASE_BOUNDS,
-                        header,
-                        ulpdu_len,
-                    ));
-                };
-                //= rfc5040 section 7.2
-                //# The DDP layer MUST validate all DDP Segment fields.
-                //= rfc5041 section 7.1
-                //# For non-zero-length Tagged DDP Segments, the segment MUST be validated
-                //# before Placement by verifying:
-                if payload > 0 && !self.remote.contains(Access::REMOTE_WRITE) {
-                    return Err(self.placement_fault(AccessError::AccessDenied, header, ulpdu_len));
-                }
-                // Whole segments are refused, before anything is placed.
-                env.memory
-                    .permits(
-                        (h.stag.0, h.to, payload),
-                        Access::REMOTE_WRITE,
-                        self.accessor(),
-                    )
-                    //= rfc5041 section 7.1
-                    //# If the DDP layer detects any of the receive errors listed in this
-                    //# section, it MUST cease placing the remainder of the DDP Segment and
-                    //# report the error(s) to the ULP.
-                    .map_err(|e| self.placement_fault(e, header, ulpdu_len))?;
-                self.rx.write_len = sum;
-                Ok(Some(Target::Tagged {
-                    stag: h.stag.0,
-                    to: h.to,
-                }))
-            }
-            Header::Untagged(h) => self.admit_send(header, h, payload, ulpdu_len, env),
+        //= rfc5041 section 7.1
+        //# If the DDP layer detects any of the receive errors listed in this
+        //# section, it MUST cease placing the remainder of the DDP Segment and
+        //# report the error(s) to the ULP.
+        let places = self.places(env.memory);
+        match places.write(target, 0, payload) {
+            Ok(()) => Ok(()),
+            Err(e) => Err(Refusal::Memory(e)),
         }
-    }
-
-    fn admit_read_response(
-        &self,
-        header: &Header,
-        h: &TaggedHeader,
-        payload: u32,
-        ulpdu_len: u16,
-    ) -> Result<Target, RxFault> {
-        let fault = |code| RxFault::segment(code, header, ulpdu_len).request(WcStatus::BadResponse);
-        if self.rx.rtr_response_due {
-            // The answer to the RTR message: it has no payload, and no request waits for it.
-            return match payload == 0 && h.last {
-                true => Ok(Target::Receive { off: 0 }),
-                false => Err(fault(TerminateCode::RDMAP_UNEXPECTED_OPCODE)),
-            };
-        }
-        let Some(awaited) = self.sq.awaited.front().filter(|a| !a.atomic) else {
-            return Err(fault(TerminateCode::RDMAP_UNEXPECTED_OPCODE));
-        };
-        // Some peers return STag 0 for a zero-length Read.
-        if awaited.sink_stag != h.stag.0 && awaited.len != 0 {
-            return Err(fault(TerminateCode::DDP_TAGGED_INVALID_STAG));
-        }
-        let end = u64::from(awaited.received) + u64::from(payload);
-        let in_order = h.to == u64::from(awaited.received) || awaited.len == 0;
-        if !in_order || end > u64::from(awaited.len) || h.last != (end == u64::from(awaited.len)) {
-            return Err(fault(TerminateCode::DDP_TAGGED_BASE_BOUNDS));
-        }
-        Ok(Target::Sink {
-            seq: awaited.seq,
-            off: awaited.received,
-        })
-    }
-
-    /// Checks the message sequence number of a queue: only the next one is valid, since TCP keeps the order.
-    pub(super) fn check_msn(
-        &self,
-        header: &Header,
-        h: &UntaggedHeader,
-        ulpdu_len: u16,
-    ) -> Result<(), RxFault> {
-        //= rfc5041 section 5.3
-        //# MUST Deliver a DDP Message to the ULP at most once,
-        //= rfc5041 section 5.3
-        //# MUST Deliver DDP Messages to the ULP in the order they were sent by the
-        //# Data Source.
-        if self.rx.msn.get(h.qn as usize) != Some(&h.msn) {
-            return Err(RxFault::segment(
-                TerminateCode::DDP_UNTAGGED_INVALID_MSN,
-                header,
-                ulpdu_len,
-            ));
-        }
-        Ok(())
     }
 
     pub(super) fn advance_msn(&mut self, qn: u32) {
@@ -213,59 +154,7 @@ impl QueuePair {
         self.counters.rx_messages = self.counters.rx_messages.wrapping_add(1);
     }
 
-    fn admit_send<H: Host>(
-        &mut self,
-        header: &Header,
-        h: &UntaggedHeader,
-        payload: u32,
-        ulpdu_len: u16,
-        env: &mut Env<'_, H>,
-    ) -> Result<Option<Target>, RxFault> {
-        //= rfc5040 section 7.2
-        //# The DDP layer MUST validate all Untagged DDP Segment fields.
-        //= rfc5041 section 7.1
-        //# For non-zero-length Untagged DDP Segments, the DDP Segment MUST be
-        //# validated before Placement by verifying:
-        self.check_msn(header, h, ulpdu_len)?;
-        if h.mo != self.rx.message_off {
-            return Err(RxFault::segment(
-                TerminateCode::DDP_UNTAGGED_INVALID_MO,
-                header,
-                ulpdu_len,
-            ));
-        }
-        if !self.rx.receiving {
-            if self.rx.rtr_send_expected && payload == 0 && h.last && h.opcode == Opcode::SEND {
-                // The RTR message is consumed by the RNIC and takes no receive (RFC 6581 section 9.2).
-                return Ok(Some(Target::Receive { off: 0 }));
-            }
-            //= rfc5040 section 5.3
-            //# One Send Message Type MUST consume one Untagged Buffer.
-            //= rfc5040 section 5.3
-            //# A zero-length Send Message Type MUST consume an Untagged Buffer at the
-            //# Data Sink.
-            //= rfc5041 section 7.1
-            //# Implementers' note: DDP implementations SHOULD consider lack of an
-            //# associated buffer as a system fault.
-            //= rfc5041 section 7.1
-            //# DDP implementations SHOULD NOT permit system faults to occur repeatedly or
-            //# frequently.
-            if !self.take_receive(env.host) {
-                self.no_receive(header, ulpdu_len)?;
-                return Ok(None);
-            }
-        }
-        //= rfc5041 section 5.2
-        //# The ULP Message Length MUST be less than 2^32.
-        let end = h.mo.checked_add(payload);
-        if end.is_none_or(|end| u64::from(end) > self.rx.receive.len) {
-            let fault = RxFault::segment(TerminateCode::DDP_UNTAGGED_TOO_LONG, header, ulpdu_len);
-            return Err(fault.receive(WcStatus::LocalLength));
-        }
-        Ok(Some(Target::Receive { off: h.mo }))
-    }
-
-    #[inline]
+    #[inline(always)]
     pub(super) fn take_receive<H: Host>(&mut self, host: &mut H) -> bool {
         self.rx.receiving = if self.config.shared_receive {
             host.take_shared_receive(&mut self.rx.receive)
@@ -275,23 +164,6 @@ impl QueuePair {
         self.rx.receiving
     }
 
-    /// A message needs a receive, and none is posted: holds it or refuses it, as the policy says.
-    pub(super) fn no_receive(&mut self, header: &Header, ulpdu_len: u16) -> Result<(), RxFault> {
-        let missed = Missed {
-            header: *header,
-            ulpdu_len,
-        };
-        if self.config.receiver_not_ready == ReceiverNotReady::Terminate {
-            return Err(RxFault::no_buffer(&missed));
-        }
-        // The same message may be offered many times before a receive is posted.
-        if self.rx.missed != Some(missed) {
-            self.rx.missed = Some(missed);
-            self.counters.receiver_not_ready = self.counters.receiver_not_ready.wrapping_add(1);
-        }
-        Ok(())
-    }
-
     /// Ends the stream as RFC 5041 section 7.1 has it, after the time that the policy gives a held Send.
     pub(super) fn hold_ends<H: Host>(&mut self, host: &mut H) {
         if let Some(missed) = self.rx.missed {
@@ -299,64 +171,91 @@ impl QueuePair {
         }
     }
 
-    /// All payload of a segment is placed.
-    #[inline]
-    pub(super) fn finish_segment<H: Host>(
+    /// All payload of a segment that was read straight to its place is there.
+    pub(super) fn finish_direct<H: Host>(
         &mut self,
         header: &Header,
         payload: u32,
-        ulpdu_len: u16,
         env: &mut Env<'_, H>,
-    ) -> Result<(), RxFault> {
-        //= rfc5041 section 4.2
-        //# At the Data Sink, DDP MUST provide the RsvdULP field to the ULP when the DDP
-        //# Message is delivered.
-        //= rfc5041 section 4.2
-        //# At the Data Sink, the DDP MUST provide the STag field when the ULP Message
-        //# is delivered.
-        self.counters.rx_payload = self.counters.rx_payload.wrapping_add(u64::from(payload));
-        match header {
+    ) -> Result<(), Refusal> {
+        match *header {
             Header::Tagged(h) if h.opcode == Opcode::READ_RESPONSE => {
-                if self.rx.rtr_response_due {
-                    self.rx.rtr_response_due = false;
-                } else if let Some(awaited) = self.sq.awaited.front_mut() {
-                    awaited.received = awaited.received.saturating_add(payload);
-                    if h.last {
-                        self.answered(env.host);
-                    }
-                }
-                Ok(())
+                self.finish_read_response(h, payload, env.host);
             }
-            Header::Tagged(h) => {
-                if h.last {
-                    //= rfc5040 section 5.1
-                    //# A valid RDMA Write Message MUST NOT be delivered to the Data Sink's ULP
-                    //# (i.e., it is placed by the DDP layer).
-                    self.rx.last_write_len = self.rx.write_len;
-                    self.rx.write_len = 0;
-                    self.counters.rx_messages = self.counters.rx_messages.wrapping_add(1);
-                }
-                Ok(())
-            }
+            Header::Tagged(h) => self.finish_write(h, payload),
             Header::Untagged(h) => {
-                self.rx.message_off = self.rx.message_off.wrapping_add(payload);
-                if h.last {
-                    //= rfc5040 section 5.5
-                    //# At the Data Sink, an incoming Send Message MUST be Delivered to the ULP
-                    //# only after the DDP Message has been Delivered to the RDMAP layer by the
-                    //# DDP layer.
-                    //= rfc5041 section 4.1
-                    //# If the Last flag is set to one, the DDP Message payload MUST be
-                    //# Delivered to the ULP after:
-                    //= rfc5041 section 5.4
-                    //# At the Data Sink, DDP MUST Deliver a DDP Message if and only if all of
-                    //# the following are true:
-                    self.deliver_send(header, h, ulpdu_len, env)
-                } else {
-                    Ok(())
-                }
+                self.finish_send(h, payload, env)?;
             }
         }
+        Ok(())
+    }
+
+    #[inline(always)]
+    const fn count_payload(&mut self, payload: u32) {
+        self.counters.rx_payload = self.counters.rx_payload.wrapping_add(payload as u64);
+    }
+
+    //= rfc5041 section 4.2
+    //# At the Data Sink, DDP MUST provide the RsvdULP field to the ULP when the DDP
+    //# Message is delivered.
+    //= rfc5041 section 4.2
+    //# At the Data Sink, the DDP MUST provide the STag field when the ULP Message
+    //# is delivered.
+    /// All payload of a segment of the oldest request's answer is placed.
+    #[inline]
+    fn finish_read_response<H: Host>(&mut self, h: TaggedHeader, payload: u32, host: &mut H) {
+        self.count_payload(payload);
+        if self.rx.rtr_response_due {
+            self.rx.rtr_response_due = false;
+        } else if h.last {
+            self.answered(host);
+        } else if let Some(awaited) = self.sq.awaited.front_mut() {
+            awaited.received = awaited.received.saturating_add(payload);
+        }
+    }
+
+    /// All payload of a segment of an RDMA Write is placed.
+    #[inline(always)]
+    const fn finish_write(&mut self, h: TaggedHeader, payload: u32) {
+        self.count_payload(payload);
+        // `admit_write` has seen that it does not wrap.
+        let message_len = self.rx.write_len.wrapping_add(payload);
+        if h.last {
+            //= rfc5040 section 5.1
+            //# A valid RDMA Write Message MUST NOT be delivered to the Data Sink's ULP
+            //# (i.e., it is placed by the DDP layer).
+            self.rx.last_write_len = message_len;
+            self.rx.write_len = 0;
+            self.counters.rx_messages = self.counters.rx_messages.wrapping_add(1);
+        } else {
+            self.rx.write_len = message_len;
+        }
+    }
+
+    /// All payload of a segment of a Send is placed.
+    #[inline(always)]
+    fn finish_send<H: Host>(
+        &mut self,
+        h: UntaggedHeader,
+        payload: u32,
+        env: &mut Env<'_, H>,
+    ) -> Result<Step, Refusal> {
+        self.count_payload(payload);
+        self.rx.message_off = self.rx.message_off.wrapping_add(payload);
+        if !h.last {
+            return Ok(Step::Next);
+        }
+        //= rfc5040 section 5.5
+        //# At the Data Sink, an incoming Send Message MUST be Delivered to the ULP
+        //# only after the DDP Message has been Delivered to the RDMAP layer by the
+        //# DDP layer.
+        //= rfc5041 section 4.1
+        //# If the Last flag is set to one, the DDP Message payload MUST be
+        //# Delivered to the ULP after:
+        //= rfc5041 section 5.4
+        //# At the Data Sink, DDP MUST Deliver a DDP Message if and only if all of
+        //# the following are true:
+        self.deliver_send(h, env)
     }
 
     /// The answer to the oldest request is complete.
@@ -386,20 +285,18 @@ impl QueuePair {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn deliver_send<H: Host>(
         &mut self,
-        header: &Header,
-        h: &UntaggedHeader,
-        ulpdu_len: u16,
+        h: UntaggedHeader,
         env: &mut Env<'_, H>,
-    ) -> Result<(), RxFault> {
+    ) -> Result<Step, Refusal> {
         let byte_len = core::mem::take(&mut self.rx.message_off);
         self.advance_msn(0);
         self.rx.last_write_len = 0;
         if !self.rx.receiving {
             self.rx.rtr_send_expected = false;
-            return Ok(());
+            return Ok(Step::Next);
         }
         //= rfc5041 section 5.4
         //# At the Data Sink, DDP MUST provide the ULP Message Length to the ULP
@@ -418,28 +315,8 @@ impl QueuePair {
             cqe.flags |= WcFlags::WITH_IMM;
             cqe.imm_or_stag = imm;
         }
-        if h.opcode.invalidates() {
-            //= rfc5040 section 7.2
-            //# The Invalidate STag MUST be valid.
-            //= rfc5040 section 5.3
-            //# When the Send with Invalidate and Send with Solicited Event and
-            //# Invalidate Message are Delivered to the Remote Peer's RDMAP layer, the
-            //# RDMAP layer MUST:
-            let stag = h.invalidate_stag.0;
-            let complete = env
-                .memory
-                .invalidate(stag, self.accessor(), true)
-                .map_err(|_| {
-                    RxFault::segment(TerminateCode::RDMAP_CANNOT_INVALIDATE, header, ulpdu_len)
-                        .access()
-                        .receive(WcStatus::LocalAccess)
-                })?;
-            cqe.flags |= WcFlags::WITH_INV;
-            cqe.imm_or_stag = stag;
-            if !complete {
-                self.rx.ending = Some((stag, cqe));
-                return Ok(());
-            }
+        if h.opcode.invalidates() && !self.invalidated_by(h, &mut cqe, env)? {
+            return Ok(Step::Again);
         }
         //= rfc5040 section 5.3
         //# At the Remote Peer, the Send Message Type MUST be Delivered to the
@@ -449,7 +326,34 @@ impl QueuePair {
         //# are Delivered to RDMAP by DDP and in the order that they were Delivered
         //# to RDMAP.
         self.finish_receive(cqe, env.host);
-        Ok(())
+        Ok(Step::Next)
+    }
+
+    /// Ends the STag that a Send with Invalidate names. Returns `false` if the Send is delivered later, because the memory is in use.
+    #[cold]
+    fn invalidated_by<H: Host>(
+        &mut self,
+        h: UntaggedHeader,
+        cqe: &mut Cqe,
+        env: &Env<'_, H>,
+    ) -> Result<bool, Refusal> {
+        //= rfc5040 section 7.2
+        //# The Invalidate STag MUST be valid.
+        //= rfc5040 section 5.3
+        //# When the Send with Invalidate and Send with Solicited Event and
+        //# Invalidate Message are Delivered to the Remote Peer's RDMAP layer, the
+        //# RDMAP layer MUST:
+        let stag = h.invalidate_stag.0;
+        let complete = env
+            .memory
+            .invalidate(stag, self.accessor(), true)
+            .map_err(|_| Refusal::Invalidation)?;
+        cqe.flags |= WcFlags::WITH_INV;
+        cqe.imm_or_stag = stag;
+        if !complete {
+            self.rx.ending = Some((stag, *cqe));
+        }
+        Ok(complete)
     }
 
     /// Completes a Send with Invalidate whose STag was in use. Returns `false` if it still is.
@@ -480,7 +384,7 @@ impl QueuePair {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn finish_receive<H: Host>(&mut self, cqe: Cqe, host: &mut H) {
         self.rx.receiving = false;
         self.counters.completions = self.counters.completions.wrapping_add(1);

@@ -239,6 +239,7 @@ impl QueuePair {
     }
 
     /// The error if a segment's payload could not be placed. The owner of the key decides which end is to blame.
+    #[cold]
     pub(super) fn placement_fault(
         &self,
         e: AccessError,

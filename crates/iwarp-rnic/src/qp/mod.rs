@@ -3,50 +3,27 @@
 //! [`QueuePair`] says how it is driven, with a whole driver as an example.
 //!
 //! Files: `send_queue` (posting, in-order completion, flush), `acknowledge` (completion when placed), `next` (which message goes
-//! next), `tx`, `message`, `answer`, `headers`, `segment` and `plan` (FPDUs out), `rx`, `buffer`, `place`, `deliver` and `control`
-//! (FPDUs in), `burst` and `burst_reads` (the short path in for runs of small messages), `response` (inbound Reads and atomics),
-//! `fault` (errors, Terminate), `life` (the states and the phases of a stream, one type) and `state` (what follows from its transitions).
+//! next), `tx`, `message`, `answer`, `headers`, `segment` and `plan` (FPDUs out), `rx`, `buffer`, `frames`, `direct`, `admit`, `place`,
+//! `deliver` and `control` (FPDUs in), `response` (inbound Reads and atomics), `fault` (errors, Terminate), `life` (the states and the
+//! phases of a stream, one type) and `state` (what follows from its transitions).
 
 mod acknowledge;
+mod admit;
 mod answer;
-#[allow(
-    clippy::arithmetic_side_effects,
-    reason = "adds and subtracts lengths of octets in the receive buffer"
-)]
 mod buffer;
-#[allow(
-    clippy::arithmetic_side_effects,
-    reason = "adds and subtracts lengths of octets in the receive buffer"
-)]
-mod burst;
-mod burst_reads;
-#[allow(
-    clippy::arithmetic_side_effects,
-    reason = "adds and subtracts lengths of octets in the receive buffer"
-)]
 mod control;
-#[allow(
-    clippy::arithmetic_side_effects,
-    reason = "adds and subtracts lengths of octets in the receive buffer"
-)]
 mod deliver;
+mod direct;
 mod fault;
+mod frames;
 mod headers;
 mod life;
 mod local;
 mod message;
 mod next;
-#[allow(
-    clippy::arithmetic_side_effects,
-    reason = "adds and subtracts lengths of octets in the receive buffer"
-)]
 mod place;
 mod plan;
 mod response;
-#[allow(
-    clippy::arithmetic_side_effects,
-    reason = "adds and subtracts lengths of octets in the receive buffer"
-)]
 mod rx;
 mod segment;
 mod send_queue;
@@ -353,9 +330,6 @@ pub struct QueuePair {
     fault: Option<Fault>,
     counters: Counters,
     times: StreamTimes,
-    /// The short path is off, for tests.
-    #[cfg(test)]
-    plodding: bool,
 }
 
 /// What a queue pair allocates.
@@ -414,8 +388,6 @@ impl QueuePair {
             fault: None,
             counters: Counters::default(),
             times: StreamTimes::NONE,
-            #[cfg(test)]
-            plodding: false,
         }
     }
 

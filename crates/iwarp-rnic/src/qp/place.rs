@@ -42,7 +42,7 @@ impl<'a, M: Memory> Places<'a, M> {
 
     /// Visits the registered ranges, not checked yet, that make up `len` octets of a target: STag, tagged offset, length, and the right that is
     /// needed.
-    #[inline]
+    #[inline(always)]
     pub(super) fn for_each_range(
         &self,
         target: Target,
@@ -50,34 +50,129 @@ impl<'a, M: Memory> Places<'a, M> {
         len: u32,
         mut visit: impl FnMut(u32, u64, u32, Access) -> Result<(), AccessError>,
     ) -> Result<(), AccessError> {
-        let (sges, off) = match target {
-            Target::Tagged { stag, to } => {
-                let to = to.wrapping_add(u64::from(skip));
-                return visit(stag, to, len, Access::REMOTE_WRITE);
-            }
-            Target::Receive { off } => (self.receive.sges(), off),
-            Target::Sink { seq, off } => (self.sends.sges(seq), off),
-        };
-        for_each_part(sges, off.saturating_add(skip), len, |lkey, addr, len| {
-            visit(lkey, addr, len, Access::LOCAL_WRITE)
-        })
+        if let Target::Tagged { stag, to } = target {
+            let to = to.wrapping_add(u64::from(skip));
+            return visit(stag, to, len, Access::REMOTE_WRITE);
+        }
+        let mut parts = self.parts(target, skip, len);
+        while let Some((lkey, addr, len)) = parts.next() {
+            visit(lkey, addr, len, Access::LOCAL_WRITE)?;
+        }
+        parts.end()
     }
 
     /// Copies octets to a target; the last octet becomes visible last.
-    #[inline]
+    #[inline(always)]
     pub(super) fn write(
         &self,
         target: Target,
         skip: u32,
         mut src: &[u8],
     ) -> Result<(), AccessError> {
-        self.for_each(target, skip, src.len() as u32, |span| {
-            let (now, later) = src
-                .split_at_checked(span.len() as usize)
-                .unwrap_or((src, &[]));
-            span.write_last_octet_last(now);
-            src = later;
+        let mut parts = match target {
+            Target::Tagged { stag, to } => {
+                let to = to.wrapping_add(u64::from(skip));
+                return self.copy((stag, to, src.len() as u32), Access::REMOTE_WRITE, src);
+            }
+            _ => self.parts(target, skip, src.len() as u32),
+        };
+        // Nearly always there is one part. The loop over more of them is elsewhere, so that it costs nothing here.
+        let Some(part) = parts.next() else {
+            return parts.end();
+        };
+        src = self.write_part(part, src)?;
+        match src.is_empty() {
+            true => parts.end(),
+            false => self.write_more(parts, src),
+        }
+    }
+
+    /// Copies octets to one part. Returns those behind it.
+    #[inline(always)]
+    fn write_part<'s>(
+        &self,
+        part: (u32, u64, u32),
+        src: &'s [u8],
+    ) -> Result<&'s [u8], AccessError> {
+        let (now, later) = src.split_at_checked(part.2 as usize).unwrap_or((src, &[]));
+        self.copy(part, Access::LOCAL_WRITE, now)?;
+        Ok(later)
+    }
+
+    #[inline(never)]
+    fn write_more(&self, mut parts: Parts<'_>, mut src: &[u8]) -> Result<(), AccessError> {
+        while let Some(part) = parts.next() {
+            src = self.write_part(part, src)?;
+        }
+        parts.end()
+    }
+
+    #[inline(always)]
+    fn copy(&self, range: (u32, u64, u32), need: Access, src: &[u8]) -> Result<(), AccessError> {
+        self.memory.access(range, need, self.who, |span| {
+            span.write_last_octet_last(src)
         })
+    }
+
+    /// The elements' parts that make up `len` octets of a target that is a list, starting `skip` octets into it.
+    #[inline(always)]
+    fn parts(&self, target: Target, skip: u32, len: u32) -> Parts<'a> {
+        let (sges, off) = match target {
+            Target::Receive { off } => (self.receive.sges(), off),
+            Target::Sink { seq, off } => (self.sends.sges(seq), off),
+            Target::Tagged { .. } => (&[][..], 0),
+        };
+        Parts::new(sges, off.saturating_add(skip), len)
+    }
+}
+
+/// The parts of a scatter/gather list that make up octets `off` to `off + len`.
+///
+/// It is no `Iterator`, because it has an end to ask about, and no closure, because the compiler would not inline that into the
+/// loop over small messages.
+pub(super) struct Parts<'a> {
+    sges: core::slice::Iter<'a, Sge>,
+    off: u32,
+    len: u32,
+}
+
+impl<'a> Parts<'a> {
+    #[inline(always)]
+    pub(super) fn new(sges: &'a [Sge], off: u32, len: u32) -> Self {
+        Self {
+            sges: sges.iter(),
+            off,
+            len,
+        }
+    }
+
+    /// Returns lkey, address and length of the next part.
+    #[inline(always)]
+    pub(super) fn next(&mut self) -> Option<(u32, u64, u32)> {
+        if self.len == 0 {
+            return None;
+        }
+        loop {
+            let sge = self.sges.next()?;
+            if self.off >= sge.len {
+                self.off -= sge.len;
+                continue;
+            }
+            let len = (sge.len - self.off).min(self.len);
+            let part = (sge.lkey, sge.addr.wrapping_add(u64::from(self.off)), len);
+            self.off = 0;
+            self.len -= len;
+            return Some(part);
+        }
+    }
+
+    /// After the last part: if the list was too short, that is a bounds error.
+    #[inline(always)]
+    pub(super) const fn end(&self) -> Result<(), AccessError> {
+        match self.len {
+            0 => Ok(()),
+            _ => Err(AccessError::BaseOrBounds),
+        }
     }
 }
 
@@ -86,28 +181,15 @@ impl<'a, M: Memory> Places<'a, M> {
 #[inline]
 pub(super) fn for_each_part(
     sges: &[Sge],
-    mut off: u32,
-    mut len: u32,
+    off: u32,
+    len: u32,
     mut visit: impl FnMut(u32, u64, u32) -> Result<(), AccessError>,
 ) -> Result<(), AccessError> {
-    for sge in sges {
-        if len == 0 {
-            break;
-        }
-        if off >= sge.len {
-            off -= sge.len;
-            continue;
-        }
-        let n = (sge.len - off).min(len);
-        visit(sge.lkey, sge.addr.wrapping_add(u64::from(off)), n)?;
-        off = 0;
-        len -= n;
+    let mut parts = Parts::new(sges, off, len);
+    while let Some((lkey, addr, len)) = parts.next() {
+        visit(lkey, addr, len)?;
     }
-    if len == 0 {
-        Ok(())
-    } else {
-        Err(AccessError::BaseOrBounds)
-    }
+    parts.end()
 }
 
 #[cfg(test)]

@@ -5,21 +5,19 @@
 //! segments.
 
 use super::buffer::{RxBuffer, RxPlan};
+use super::direct::Direct;
 use super::fault::RxFault;
 use super::life::Hold;
-use super::place::{Places, Target};
+use super::place::Places;
 use super::plan::Run;
 use super::{Env, Events, Host, QueuePair, StreamConfig};
 use crate::Cqe;
-use crate::limits::{RX_DIRECT_MIN, RX_DIRECT_TAIL, RX_READ_MAX, WRITE_TAIL};
+use crate::limits::{RX_DIRECT_TAIL, RX_READ_MAX};
 use crate::memory::{Fragment, Memory, MemoryTable};
 use crate::receive_queue::TakenRecv;
 use core::mem;
-use iwarp_proto::ddp::{self, Header};
-use iwarp_proto::mpa::framing::{
-    CRC_LEN, FpduOptions, MARKER_LEN, MPA_LEN_FIELD, MarkerClock, decode_fpdu, fpdu_len,
-    fpdu_len_with_markers, pad_len,
-};
+use iwarp_proto::ddp::Header;
+use iwarp_proto::mpa::framing::MarkerClock;
 
 /// What to do with the stream's octets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,28 +57,14 @@ pub(super) struct Missed {
     pub(super) ulpdu_len: u16,
 }
 
-/// An FPDU whose payload is being read straight to its destination.
-#[derive(Debug, Clone, Copy)]
-struct Direct {
-    header: Header,
-    target: Target,
-    /// Payload of the whole segment.
-    payload: u32,
-    /// Payload that is placed.
-    placed: u32,
-    /// Payload that may be read directly; the rest comes through staging so that it becomes visible last.
-    direct_end: u32,
-    ulpdu_len: u16,
-}
-
 #[derive(Debug)]
 pub(super) struct Rx {
-    crc: bool,
-    markers: bool,
-    clock: MarkerClock,
-    direct: Option<Direct>,
+    pub(super) crc: bool,
+    pub(super) markers: bool,
+    pub(super) clock: MarkerClock,
+    pub(super) direct: Option<Direct>,
     /// Large FPDUs have been coming: their headers are read separately, so that their payload can go straight to memory.
-    large: u8,
+    pub(super) large: u8,
     /// The last message that met no receive.
     pub(super) missed: Option<Missed>,
     /// Next message sequence number expected on queues 0, 1 and 3.
@@ -138,15 +122,10 @@ impl Rx {
         *self = Self::default();
     }
 
-    pub(super) const fn checks_crc(&self) -> bool {
-        self.crc
-    }
-
     /// This many FPDUs have come whole.
-    pub(super) fn small_fpdus(&mut self, n: u64) {
-        self.large = self
-            .large
-            .saturating_sub(u8::try_from(n).unwrap_or(u8::MAX));
+    #[inline]
+    pub(super) fn came_whole(&mut self, fpdus: u64) {
+        self.large = (u64::from(self.large)).saturating_sub(fpdus) as u8;
     }
 
     pub(super) const fn expect_rtr_response(&mut self) {
@@ -175,7 +154,7 @@ impl QueuePair {
         }
     }
 
-    fn places<'a, M>(&'a self, memory: &'a MemoryTable<M>) -> Places<'a, M> {
+    pub(super) fn places<'a, M>(&'a self, memory: &'a MemoryTable<M>) -> Places<'a, M> {
         Places {
             memory,
             who: self.accessor(),
@@ -215,38 +194,6 @@ impl QueuePair {
         let room = buffer.room(most);
         plan.room += room.len();
         visit(Run::scratch(Fragment::of_mut(room)));
-    }
-
-    /// Visits the memory that the rest of a segment's payload is read to, `want` octets. Returns how many octets it named: fewer
-    /// if there are too many runs, or if a region was deregistered meanwhile, which `rx_filled` reports.
-    fn plan_direct<'t, M: Memory>(
-        &'t self,
-        d: &Direct,
-        want: u32,
-        memory: &'t MemoryTable<M>,
-        plan: &mut RxPlan,
-        visit: &mut impl FnMut(Run<'t>),
-    ) -> usize {
-        // One run is kept for staging.
-        let mut left = plan.most.saturating_sub(1);
-        let mut direct = 0;
-        let (places, who) = (self.places(memory), self.accessor());
-        let users = &mut plan.users;
-        let _ = places.for_each_range(d.target, d.placed, want, |stag, to, len, need| {
-            if left == 0 {
-                return Ok(());
-            }
-            // There is room for every element of a request.
-            if let Some(span) = users.check(memory, (stag, to, len), need, who)? {
-                for fragment in span.fragments().take(left) {
-                    left -= 1;
-                    direct += fragment.len();
-                    visit(Run::memory(fragment));
-                }
-            }
-            Ok(())
-        });
-        direct
     }
 
     /// Returns `true` if the next plan names registered memory. If not, [`rx_plan`](Self::rx_plan) does not look at the table.
@@ -312,8 +259,12 @@ impl QueuePair {
                 self.next_plain(buffer, env)
             };
             match step {
-                Ok(Step::Again) => {}
+                Ok(Step::Next | Step::Again) => {}
                 Ok(Step::NeedMore) => return RxStatus::Ok,
+                Ok(Step::Failed) => {
+                    buffer.clear();
+                    return RxStatus::Failed;
+                }
                 Ok(Step::Hold) => {
                     // The time of a Send that was held before goes on.
                     let same =
@@ -332,193 +283,23 @@ impl QueuePair {
         }
     }
 
-    /// Takes the next FPDU of a stream without markers.
+    /// Takes the next FPDUs of a stream without markers.
     #[inline]
     fn next_plain<H: Host>(
         &mut self,
         buffer: &mut RxBuffer,
         env: &mut Env<'_, H>,
     ) -> Result<Step, RxFault> {
-        self.receive_burst(buffer, env);
-        let octets = buffer.octets();
-        let Some((len_field, rest)) = octets.split_first_chunk::<MPA_LEN_FIELD>() else {
-            return Ok(Step::NeedMore);
-        };
-        let ulpdu_len = usize::from(u16::from_be_bytes(*len_field));
-        let total = fpdu_len(ulpdu_len);
-        let Some(fpdu) = octets.get(..total) else {
-            if self.rx.crc {
+        let (taken, step) = self.take_whole(buffer.octets(), env);
+        buffer.consume(taken);
+        match step {
+            Step::NeedMore if self.rx.crc => {
                 self.rx.large = 0;
-                return Ok(Step::NeedMore);
+                Ok(Step::NeedMore)
             }
-            return self.begin_direct(buffer, ulpdu_len, env);
-        };
-        if self.rx.crc {
-            //= rfc5044 section 6
-            //# An MPA receiver MUST first verify the FPDU before passing the ULPDU
-            //# to DDP.
-            let (body, trailer) = fpdu
-                .split_at_checked(total - CRC_LEN)
-                .unwrap_or((fpdu, &[]));
-            let computed = (env.crc32c)(0, body);
-            if trailer != computed.to_le_bytes() {
-                self.counters.crc_errors = self.counters.crc_errors.wrapping_add(1);
-                return Err(RxFault::crc());
-            }
+            Step::NeedMore => self.begin_direct(buffer, env),
+            step => Ok(step),
         }
-        let ulpdu = rest.get(..ulpdu_len).unwrap_or(&[]);
-        // Copy the range first: `receive_ulpdu` needs `&mut self`, and the ULPDU does not move meanwhile.
-        let step = self.receive_ulpdu(ulpdu, env)?;
-        if step == Step::Again {
-            self.counters.rx_fpdus = self.counters.rx_fpdus.wrapping_add(1);
-            self.rx.large = self.rx.large.saturating_sub(1);
-            buffer.consume(total);
-        }
-        Ok(step)
-    }
-
-    /// Takes the next FPDU of a stream with markers.
-    fn next_marked<H: Host>(
-        &mut self,
-        buffer: &mut RxBuffer,
-        env: &mut Env<'_, H>,
-    ) -> Result<Step, RxFault> {
-        let (octets, unmarked) = buffer.octets_and_unmarked();
-        let lead = if self.rx.clock.next_marker_in() == 0 {
-            MARKER_LEN
-        } else {
-            0
-        };
-        // FPDUs start at multiples of four, so no marker falls into the length field.
-        let Some(len_field) = octets
-            .get(lead..)
-            .and_then(|o| o.first_chunk::<MPA_LEN_FIELD>())
-        else {
-            return Ok(Step::NeedMore);
-        };
-        let ulpdu_len = usize::from(u16::from_be_bytes(*len_field));
-        let total = fpdu_len_with_markers(self.rx.clock.next_marker_in(), ulpdu_len);
-        let Some(fpdu) = octets.get(..total) else {
-            return Ok(Step::NeedMore);
-        };
-        let mut clock = self.rx.clock;
-        let options = FpduOptions {
-            markers: true,
-            crc: self.rx.crc.then_some(env.crc32c),
-        };
-        let ulpdu = unmarked.get_mut(..ulpdu_len).unwrap_or(&mut []);
-        if let Err(e) = decode_fpdu(fpdu, &options, &mut clock, ulpdu) {
-            return Err(self.framing_fault(e));
-        }
-        let step = self.receive_ulpdu(ulpdu, env)?;
-        if step == Step::Again {
-            self.counters.rx_fpdus = self.counters.rx_fpdus.wrapping_add(1);
-            self.rx.clock = clock;
-            buffer.consume(total);
-        }
-        Ok(step)
-    }
-
-    /// Handles an FPDU that has come in part: if its header is there and much of its payload is not, begins direct reading.
-    fn begin_direct<H: Host>(
-        &mut self,
-        buffer: &mut RxBuffer,
-        ulpdu_len: usize,
-        env: &mut Env<'_, H>,
-    ) -> Result<Step, RxFault> {
-        let octets = buffer.octets();
-        let ulpdu = octets.get(MPA_LEN_FIELD..).unwrap_or(&[]);
-        let ulpdu = ulpdu.get(..ulpdu.len().min(ulpdu_len)).unwrap_or(&[]);
-        let Some(first) = ulpdu.first() else {
-            return Ok(Step::NeedMore);
-        };
-        let header_len = ddp::header_len(*first);
-        let Some(here) = ulpdu.len().checked_sub(header_len) else {
-            return Ok(Step::NeedMore);
-        };
-        let payload = ulpdu_len.saturating_sub(header_len);
-        if payload.saturating_sub(here) < RX_DIRECT_MIN as usize {
-            return Ok(Step::NeedMore);
-        }
-        let header = self.parse_header(ulpdu, ulpdu_len)?;
-        if !header.opcode().is_send() && !matches!(header, Header::Tagged(_)) {
-            return Ok(Step::NeedMore);
-        }
-        let Some(target) = self.admit(&header, payload as u32, ulpdu_len as u16, env)? else {
-            return Ok(Step::Hold);
-        };
-        let tail = match header {
-            // Programs wait for a Write by looking at its last octet.
-            Header::Tagged(h) if h.last => WRITE_TAIL,
-            _ => 0,
-        };
-        let direct_end = (payload as u32).saturating_sub(tail);
-        let body = ulpdu.get(header_len..).unwrap_or(&[]);
-        let body = body
-            .get(..body.len().min(direct_end as usize))
-            .unwrap_or(&[]);
-        self.places(env.memory)
-            .write(target, 0, body)
-            .map_err(|e| self.placement_fault(e, &header, ulpdu_len as u16))?;
-        let placed = body.len();
-        buffer.consume(MPA_LEN_FIELD + header_len + placed);
-        self.rx.direct = Some(Direct {
-            header,
-            target,
-            payload: payload as u32,
-            placed: placed as u32,
-            direct_end,
-            ulpdu_len: ulpdu_len as u16,
-        });
-        // The mode stays on for the small FPDU that ends a message.
-        self.rx.large = 3;
-        Ok(Step::Again)
-    }
-
-    /// Goes on with an FPDU in direct reading.
-    fn continue_direct<H: Host>(
-        &mut self,
-        buffer: &mut RxBuffer,
-        env: &mut Env<'_, H>,
-    ) -> Result<Step, RxFault> {
-        let Some(d) = self.rx.direct else {
-            return Ok(Step::Again);
-        };
-        let octets = buffer.octets();
-        // Payload may still come through staging, if it was read together with an earlier FPDU.
-        let want = d.direct_end.saturating_sub(d.placed) as usize;
-        if want > 0 {
-            let here = octets.get(..octets.len().min(want)).unwrap_or(&[]);
-            let places = self.places(env.memory);
-            // Checked even if no octets are here, so that a region that was deregistered is noticed.
-            places
-                .for_each(d.target, d.placed, want as u32, |_| {})
-                .and_then(|()| places.write(d.target, d.placed, here))
-                .map_err(|e| self.placement_fault(e, &d.header, d.ulpdu_len))?;
-            let n = here.len();
-            buffer.consume(n);
-            if let Some(d) = &mut self.rx.direct {
-                d.placed = d.placed.saturating_add(n as u32);
-            }
-            return Ok(if n < want {
-                Step::NeedMore
-            } else {
-                Step::Again
-            });
-        }
-        let tail = d.payload.saturating_sub(d.placed) as usize;
-        let trailer = tail + pad_len(usize::from(d.ulpdu_len)) + CRC_LEN;
-        let Some(rest) = octets.get(..trailer) else {
-            return Ok(Step::NeedMore);
-        };
-        self.places(env.memory)
-            .write(d.target, d.placed, rest.get(..tail).unwrap_or(&[]))
-            .map_err(|e| self.placement_fault(e, &d.header, d.ulpdu_len))?;
-        buffer.consume(trailer);
-        self.rx.direct = None;
-        self.counters.rx_fpdus = self.counters.rx_fpdus.wrapping_add(1);
-        self.finish_segment(&d.header, d.payload, d.ulpdu_len, env)?;
-        Ok(Step::Again)
     }
 
     /// Returns `true` if the octets so far end with a whole message.
@@ -587,7 +368,14 @@ impl QueuePair {
 /// What to do after a step of the receive side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
+    /// Go on with the next FPDU.
+    Next,
+    /// Look first whether the stream goes on.
     Again,
+    /// The next FPDU has not come in whole.
     NeedMore,
+    /// The message waits for a receive. Nothing has changed.
     Hold,
+    /// The stream has failed.
+    Failed,
 }

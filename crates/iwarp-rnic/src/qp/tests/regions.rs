@@ -181,40 +181,34 @@ fn asked(rig: &mut Rig, lens: &[u32]) -> Vec<Mr> {
 
 #[test]
 fn rights_are_looked_at_again_when_a_read_is_answered() {
-    for plodding in [true, false] {
-        for len in [8, 1000, 40_000] {
-            let mut rig = Rig::new();
-            rig.qp.plodding = plodding;
-            let mrs = asked(&mut rig, &[16, len]);
-            let less = Some(ALL.difference(Access::REMOTE_READ));
-            let changed = rig.table.reregister(mrs[1].stag, None, None, less);
-            changed.unwrap();
-            let sent = rig.sent();
-            let opcodes: Vec<_> = sent.iter().map(|(h, _)| h.opcode()).collect();
-            assert_eq!(opcodes, [Opcode::READ_RESPONSE, Opcode::TERMINATE]);
-            assert_eq!(sent[0].1.len(), 16);
-            rig.assert_ended(Blame::Peer, Code::RDMAP_ACCESS);
-        }
+    for len in [8, 1000, 40_000] {
+        let mut rig = Rig::new();
+        let mrs = asked(&mut rig, &[16, len]);
+        let less = Some(ALL.difference(Access::REMOTE_READ));
+        let changed = rig.table.reregister(mrs[1].stag, None, None, less);
+        changed.unwrap();
+        let sent = rig.sent();
+        let opcodes: Vec<_> = sent.iter().map(|(h, _)| h.opcode()).collect();
+        assert_eq!(opcodes, [Opcode::READ_RESPONSE, Opcode::TERMINATE]);
+        assert_eq!(sent[0].1.len(), 16);
+        rig.assert_ended(Blame::Peer, Code::RDMAP_ACCESS);
     }
 }
 
 #[test]
 fn a_read_needs_the_right_when_it_is_asked_for() {
-    for plodding in [true, false] {
-        for first in [true, false] {
-            let mut rig = Rig::new();
-            rig.qp.plodding = plodding;
-            if !first {
-                // The stream is in full operation.
-                asked(&mut rig, &[8]);
-            }
-            let mr = rig.mr(64, ALL.difference(Access::REMOTE_READ));
-            let body = read_request(5, 8, mr.stag, mr.at);
-            let msn = if first { 1 } else { 2 };
-            let ulpdu = untagged(Opcode::READ_REQUEST, 1, msn, 0, true, &body);
-            assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Failed);
-            rig.assert_ended(Blame::Peer, Code::RDMAP_ACCESS);
+    for first in [true, false] {
+        let mut rig = Rig::new();
+        if !first {
+            // The stream is in full operation.
+            asked(&mut rig, &[8]);
         }
+        let mr = rig.mr(64, ALL.difference(Access::REMOTE_READ));
+        let body = read_request(5, 8, mr.stag, mr.at);
+        let msn = if first { 1 } else { 2 };
+        let ulpdu = untagged(Opcode::READ_REQUEST, 1, msn, 0, true, &body);
+        assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Failed);
+        rig.assert_ended(Blame::Peer, Code::RDMAP_ACCESS);
     }
 }
 

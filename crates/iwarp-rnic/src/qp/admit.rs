@@ -1,0 +1,222 @@
+//! What may come in: the checks of received segments that need the state of the stream (RFC 5041 section 7.1, RFC 5040 section
+//! 7.2). Each is here once, for segments that are taken whole and for those that are read straight to their place. What the
+//! checks allow is carried out in `deliver`; untagged messages that the RNIC itself consumes are in `control`.
+
+use super::fault::RxFault;
+use super::place::Target;
+use super::rx::Missed;
+use super::{Env, Host, QueuePair, ReceiverNotReady};
+use crate::memory::AccessError;
+use crate::{Access, WcStatus};
+use iwarp_proto::ddp::{Header, HeaderError, TaggedHeader, UntaggedHeader};
+use iwarp_proto::rdmap::{Opcode, TerminateCode};
+
+/// Why a segment is refused. It is small, so that the loop over small messages carries it for nothing; [`QueuePair::fault_of`] makes
+/// what the peer and the program are told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// Its header is invalid in itself.
+    Header(HeaderError),
+    /// It is not what the protocol allows here.
+    Protocol(TerminateCode),
+    /// It is no answer to the oldest request.
+    Answer(TerminateCode),
+    /// Memory refuses its payload.
+    Memory(AccessError),
+    /// Its message is longer than the receive.
+    TooLong,
+    /// The STag that it invalidates is not the peer's to end.
+    Invalidation,
+}
+
+impl QueuePair {
+    /// Checks a segment that is read straight to its place, and returns that place; `None` if it has to wait for a receive.
+    pub(super) fn admit_direct<H: Host>(
+        &mut self,
+        header: &Header,
+        payload: u32,
+        ulpdu_len: u16,
+        env: &mut Env<'_, H>,
+    ) -> Result<Option<Target>, Refusal> {
+        match *header {
+            Header::Tagged(h) if h.opcode == Opcode::READ_RESPONSE => {
+                self.admit_read_response(h, payload).map(Some)
+            }
+            Header::Tagged(h) => {
+                self.admit_write(payload)?;
+                // Whole segments are refused, before anything is placed.
+                let range = (h.stag.0, h.to, payload);
+                env.memory
+                    .permits(range, Access::REMOTE_WRITE, self.accessor())
+                    .map_err(Refusal::Memory)?;
+                Ok(Some(Target::Tagged {
+                    stag: h.stag.0,
+                    to: h.to,
+                }))
+            }
+            Header::Untagged(h) => self.admit_send(h, payload, ulpdu_len, env.host),
+        }
+    }
+
+    /// Checks a segment of an RDMA Write, except for what its STag allows: the access to memory itself checks that.
+    #[inline(always)]
+    pub(super) const fn admit_write(&self, payload: u32) -> Result<(), Refusal> {
+        //= rfc5041 section 4.1
+        //# If set to one, the ULP Payload carried in this DDP Segment MUST be
+        //# Placed into a Tagged Buffer.
+        if self.rx.write_len.checked_add(payload).is_none() {
+            return Err(Refusal::Protocol(TerminateCode::DDP_TAGGED_BASE_BOUNDS));
+        }
+        //= rfc5040 section 7.2
+        //# The DDP layer MUST validate all DDP Segment fields.
+        //= rfc5041 section 7.1
+        //# For non-zero-length Tagged DDP Segments, the segment MUST be validated
+        //# before Placement by verifying:
+        if payload > 0 && !self.remote.contains(Access::REMOTE_WRITE) {
+            return Err(Refusal::Memory(AccessError::AccessDenied));
+        }
+        Ok(())
+    }
+
+    /// Checks a segment of the answer to the oldest request.
+    #[inline(always)]
+    pub(super) fn admit_read_response(
+        &self,
+        h: TaggedHeader,
+        payload: u32,
+    ) -> Result<Target, Refusal> {
+        let fault = |code| Err(Refusal::Answer(code));
+        if self.rx.rtr_response_due {
+            // The answer to the RTR message: it has no payload, and no request waits for it.
+            return match payload == 0 && h.last {
+                true => Ok(Target::Receive { off: 0 }),
+                false => fault(TerminateCode::RDMAP_UNEXPECTED_OPCODE),
+            };
+        }
+        let Some(awaited) = self.sq.awaited.front().filter(|a| !a.atomic) else {
+            return fault(TerminateCode::RDMAP_UNEXPECTED_OPCODE);
+        };
+        // Some peers return STag 0 for a zero-length Read.
+        if awaited.sink_stag != h.stag.0 && awaited.len != 0 {
+            return fault(TerminateCode::DDP_TAGGED_INVALID_STAG);
+        }
+        let end = u64::from(awaited.received) + u64::from(payload);
+        let in_order = h.to == u64::from(awaited.received) || awaited.len == 0;
+        if !in_order || end > u64::from(awaited.len) || h.last != (end == u64::from(awaited.len)) {
+            return fault(TerminateCode::DDP_TAGGED_BASE_BOUNDS);
+        }
+        Ok(Target::Sink {
+            seq: awaited.seq,
+            off: awaited.received,
+        })
+    }
+
+    /// Checks the message sequence number of a queue: only the next one is valid, since TCP keeps the order.
+    #[inline(always)]
+    pub(super) fn check_msn(&self, h: UntaggedHeader) -> Result<(), Refusal> {
+        //= rfc5041 section 5.3
+        //# MUST Deliver a DDP Message to the ULP at most once,
+        //= rfc5041 section 5.3
+        //# MUST Deliver DDP Messages to the ULP in the order they were sent by the
+        //# Data Source.
+        match self.rx.msn.get(h.qn as usize) {
+            Some(msn) if *msn == h.msn => Ok(()),
+            _ => Err(Refusal::Protocol(TerminateCode::DDP_UNTAGGED_INVALID_MSN)),
+        }
+    }
+
+    /// Checks a segment of a Send. Its message takes a receive, if this is its first segment; `None` if there is none.
+    #[inline(always)]
+    pub(super) fn admit_send<H: Host>(
+        &mut self,
+        h: UntaggedHeader,
+        payload: u32,
+        ulpdu_len: u16,
+        host: &mut H,
+    ) -> Result<Option<Target>, Refusal> {
+        //= rfc5041 section 4.1
+        //# If set to zero, the ULP Payload carried in this DDP Segment MUST be
+        //# Placed into an Untagged Buffer.
+        //= rfc5040 section 7.2
+        //# The DDP layer MUST validate all Untagged DDP Segment fields.
+        //= rfc5041 section 7.1
+        //# For non-zero-length Untagged DDP Segments, the DDP Segment MUST be
+        //# validated before Placement by verifying:
+        self.check_msn(h)?;
+        if h.mo != self.rx.message_off {
+            return Err(Refusal::Protocol(TerminateCode::DDP_UNTAGGED_INVALID_MO));
+        }
+        if !self.rx.receiving {
+            if self.rx.rtr_send_expected && payload == 0 && h.last && h.opcode == Opcode::SEND {
+                // The RTR message is consumed by the RNIC and takes no receive (RFC 6581 section 9.2).
+                return Ok(Some(Target::Receive { off: 0 }));
+            }
+            //= rfc5040 section 5.3
+            //# One Send Message Type MUST consume one Untagged Buffer.
+            //= rfc5040 section 5.3
+            //# A zero-length Send Message Type MUST consume an Untagged Buffer at the
+            //# Data Sink.
+            //= rfc5041 section 7.1
+            //# Implementers' note: DDP implementations SHOULD consider lack of an
+            //# associated buffer as a system fault.
+            //= rfc5041 section 7.1
+            //# DDP implementations SHOULD NOT permit system faults to occur repeatedly or
+            //# frequently.
+            if !self.take_receive(host) {
+                self.no_receive(Header::Untagged(h), ulpdu_len)?;
+                return Ok(None);
+            }
+        }
+        //= rfc5041 section 5.2
+        //# The ULP Message Length MUST be less than 2^32.
+        let end = h.mo.checked_add(payload);
+        if end.is_none_or(|end| u64::from(end) > self.rx.receive.len) {
+            return Err(Refusal::TooLong);
+        }
+        Ok(Some(Target::Receive { off: h.mo }))
+    }
+
+    /// A message needs a receive, and none is posted: holds it or refuses it, as the policy says.
+    #[cold]
+    pub(super) fn no_receive(&mut self, header: Header, ulpdu_len: u16) -> Result<(), Refusal> {
+        let missed = Missed { header, ulpdu_len };
+        if self.config.receiver_not_ready == ReceiverNotReady::Terminate {
+            return Err(Refusal::Protocol(TerminateCode::DDP_UNTAGGED_NO_BUFFER));
+        }
+        // The same message may be offered many times before a receive is posted.
+        if self.rx.missed != Some(missed) {
+            self.rx.missed = Some(missed);
+            self.counters.receiver_not_ready = self.counters.receiver_not_ready.wrapping_add(1);
+        }
+        Ok(())
+    }
+
+    /// The error of a segment that is refused, with its header as far as there is one.
+    #[cold]
+    pub(super) fn fault_of(
+        &self,
+        refusal: Refusal,
+        header: Option<Header>,
+        ulpdu_len: u16,
+    ) -> RxFault {
+        if let Refusal::Header(e) = refusal {
+            return RxFault::header(&e, header, ulpdu_len);
+        }
+        let Some(header) = &header else {
+            return RxFault::header(&HeaderError::TooShort, None, ulpdu_len);
+        };
+        let segment = |code| RxFault::segment(code, header, ulpdu_len);
+        match refusal {
+            Refusal::Header(e) => RxFault::header(&e, Some(*header), ulpdu_len),
+            Refusal::Protocol(code) => segment(code),
+            Refusal::Answer(code) => segment(code).request(WcStatus::BadResponse),
+            Refusal::Memory(e) => self.placement_fault(e, header, ulpdu_len),
+            Refusal::TooLong => {
+                segment(TerminateCode::DDP_UNTAGGED_TOO_LONG).receive(WcStatus::LocalLength)
+            }
+            Refusal::Invalidation => segment(TerminateCode::RDMAP_CANNOT_INVALIDATE)
+                .access()
+                .receive(WcStatus::LocalAccess),
+        }
+    }
+}

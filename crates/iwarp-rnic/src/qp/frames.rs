@@ -1,0 +1,158 @@
+//! Whole FPDUs out of the octets that have come (RFC 5044 sections 4.2 to 4.4 and 6).
+
+use super::buffer::RxBuffer;
+use super::fault::RxFault;
+use super::rx::Step;
+use super::{Env, Host, QueuePair};
+use iwarp_proto::crc32c::Crc32cFn;
+use iwarp_proto::mpa::framing::{
+    CRC_LEN, FpduOptions, MARKER_LEN, MPA_LEN_FIELD, decode_fpdu, fpdu_len, fpdu_len_with_markers,
+};
+
+/// A whole FPDU at the start of some octets.
+struct Whole<'a> {
+    /// What the CRC covers.
+    covered: &'a [u8],
+    trailer: [u8; CRC_LEN],
+    ulpdu: &'a [u8],
+    behind: &'a [u8],
+}
+
+impl<'a> Whole<'a> {
+    /// Returns `None` if the FPDU has not come in whole.
+    #[inline]
+    fn at_start_of(octets: &'a [u8]) -> Option<Self> {
+        let len_field = octets.first_chunk::<MPA_LEN_FIELD>()?;
+        let ulpdu_len = usize::from(u16::from_be_bytes(*len_field));
+        let (fpdu, behind) = octets.split_at_checked(fpdu_len(ulpdu_len))?;
+        let (covered, trailer) = fpdu.split_last_chunk::<CRC_LEN>()?;
+        Some(Self {
+            covered,
+            trailer: *trailer,
+            ulpdu: covered.get(MPA_LEN_FIELD..MPA_LEN_FIELD + ulpdu_len)?,
+            behind,
+        })
+    }
+
+    //= rfc5044 section 6
+    //# An MPA receiver MUST first verify the FPDU before passing the ULPDU
+    //# to DDP.
+    #[inline]
+    fn is_intact(&self, crc: Option<Crc32cFn>) -> bool {
+        crc.is_none_or(|crc| crc(0, self.covered).to_le_bytes() == self.trailer)
+    }
+}
+
+impl QueuePair {
+    /// Processes the whole FPDUs at the start of `octets`, of a stream without markers, one after the other. Returns how many
+    /// octets that were, and what to do next.
+    #[inline(never)]
+    pub(super) fn take_whole<H: Host>(
+        &mut self,
+        octets: &[u8],
+        env: &mut Env<'_, H>,
+    ) -> (usize, Step) {
+        if self.listens() {
+            return self.take_first(octets, env);
+        }
+        let crc = self.rx.crc.then_some(env.crc32c);
+        let mut rest = octets;
+        let mut fpdus = 0u64;
+        let step = loop {
+            let Some(fpdu) = Whole::at_start_of(rest) else {
+                break Step::NeedMore;
+            };
+            if !fpdu.is_intact(crc) {
+                break self.refuse_crc(env.host);
+            }
+            let step = self.receive_ulpdu(fpdu.ulpdu, env);
+            if step == Step::Next {
+                fpdus += 1;
+                rest = fpdu.behind;
+                continue;
+            }
+            if step == Step::Again {
+                fpdus += 1;
+                rest = fpdu.behind;
+            }
+            break step;
+        };
+        self.counters.rx_fpdus = self.counters.rx_fpdus.wrapping_add(fpdus);
+        self.rx.came_whole(fpdus);
+        (octets.len() - rest.len(), step)
+    }
+
+    /// As [`take_whole`](Self::take_whole), for one FPDU that may mean something by itself.
+    #[cold]
+    fn take_first<H: Host>(&mut self, octets: &[u8], env: &mut Env<'_, H>) -> (usize, Step) {
+        let crc = self.rx.crc.then_some(env.crc32c);
+        let Some(fpdu) = Whole::at_start_of(octets) else {
+            return (0, Step::NeedMore);
+        };
+        if !fpdu.is_intact(crc) {
+            return (0, self.refuse_crc(env.host));
+        }
+        let step = match self.hear(fpdu.ulpdu) {
+            true => Step::Next,
+            false => self.receive_ulpdu(fpdu.ulpdu, env),
+        };
+        if !matches!(step, Step::Next | Step::Again) {
+            return (0, step);
+        }
+        self.counters.rx_fpdus = self.counters.rx_fpdus.wrapping_add(1);
+        self.rx.came_whole(1);
+        (octets.len() - fpdu.behind.len(), Step::Again)
+    }
+
+    #[cold]
+    fn refuse_crc<H: Host>(&mut self, host: &mut H) -> Step {
+        self.counters.crc_errors = self.counters.crc_errors.wrapping_add(1);
+        self.fail_stream(&RxFault::crc(), host);
+        Step::Failed
+    }
+
+    /// Takes the next FPDU of a stream with markers.
+    pub(super) fn next_marked<H: Host>(
+        &mut self,
+        buffer: &mut RxBuffer,
+        env: &mut Env<'_, H>,
+    ) -> Result<Step, RxFault> {
+        let (octets, unmarked) = buffer.octets_and_unmarked();
+        let lead = if self.rx.clock.next_marker_in() == 0 {
+            MARKER_LEN
+        } else {
+            0
+        };
+        // FPDUs start at multiples of four, so no marker falls into the length field.
+        let Some(len_field) = octets
+            .get(lead..)
+            .and_then(|o| o.first_chunk::<MPA_LEN_FIELD>())
+        else {
+            return Ok(Step::NeedMore);
+        };
+        let ulpdu_len = usize::from(u16::from_be_bytes(*len_field));
+        let total = fpdu_len_with_markers(self.rx.clock.next_marker_in(), ulpdu_len);
+        let Some(fpdu) = octets.get(..total) else {
+            return Ok(Step::NeedMore);
+        };
+        let mut clock = self.rx.clock;
+        let options = FpduOptions {
+            markers: true,
+            crc: self.rx.crc.then_some(env.crc32c),
+        };
+        let ulpdu = unmarked.get_mut(..ulpdu_len).unwrap_or(&mut []);
+        if let Err(e) = decode_fpdu(fpdu, &options, &mut clock, ulpdu) {
+            return Err(self.framing_fault(e));
+        }
+        let step = match self.listens() && self.hear(ulpdu) {
+            true => Step::Next,
+            false => self.receive_ulpdu(ulpdu, env),
+        };
+        if matches!(step, Step::Next | Step::Again) {
+            self.counters.rx_fpdus = self.counters.rx_fpdus.wrapping_add(1);
+            self.rx.clock = clock;
+            buffer.consume(total);
+        }
+        Ok(step)
+    }
+}

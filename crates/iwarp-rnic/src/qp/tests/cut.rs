@@ -1,0 +1,146 @@
+//! How a stream is cut into pieces says nothing: whole FPDUs are taken in a loop, and what comes out must be what each of them gives alone,
+//! octet for octet.
+
+use super::harness::*;
+use crate::memory::HostRange;
+use crate::qp::*;
+use crate::{Access, Cqe, RecvWr, Sge};
+use iwarp_proto::rdmap::{Immediate, Opcode};
+use proptest::prelude::*;
+use std::vec::Vec;
+
+const STREAMS: [StreamConfig; 2] = [
+    STREAM,
+    StreamConfig {
+        crc: false,
+        ..STREAM
+    },
+];
+
+/// A region whose tagged offsets begin at zero, so that twins see the same ones.
+fn zero_based(rig: &mut Rig, len: u32, access: Access) -> Mr {
+    let range: HostRange = rig.range(len);
+    let at = range.addr();
+    let random = rig.random();
+    let stag = rig
+        .table
+        .register(range, 0, PD, access | Access::ZERO_BASED, random);
+    Mr {
+        stag: stag.unwrap(),
+        at,
+        len,
+    }
+}
+
+/// A segment as a peer may send it.
+#[derive(Debug, Clone)]
+struct Segment {
+    kind: u8,
+    len: usize,
+    to: u64,
+    last: bool,
+    mangle: Option<(usize, u8)>,
+}
+
+fn segments() -> impl Strategy<Value = Vec<Segment>> {
+    let len = prop_oneof![6 => 0usize..80, 1 => 0usize..3000];
+    let mangle = proptest::option::weighted(0.01, (0usize..40, 1u8..));
+    let segment = (
+        0u8..13,
+        len,
+        0u64..1500,
+        proptest::bool::weighted(0.8),
+        mangle,
+    )
+        .prop_map(|(kind, len, to, last, mangle)| Segment {
+            kind,
+            len,
+            to,
+            last,
+            mangle,
+        });
+    proptest::collection::vec(segment, 1..60)
+}
+
+/// Everything that can be seen of a receiver.
+#[derive(Debug, PartialEq)]
+struct Seen {
+    written: Vec<u8>,
+    received: Vec<u8>,
+    recvs: Vec<Cqe>,
+    answers: Vec<u8>,
+    counters: Counters,
+    state: State,
+    fault: Option<Fault>,
+}
+
+proptest! {
+    #[test]
+    fn pieces_of_any_size_are_taken_alike(segments in segments(), crc in 0usize..2, receives in 0u64..40, piece in 1usize..4000) {
+        let config = QpConfig { max_recv_sge: 2, ..QpConfig::default() };
+        let mut seen: Vec<Seen> = Vec::new();
+        for one_by_one in [false, true] {
+            let rig = &mut Rig::with(config, STREAMS[crc]);
+            let target = zero_based(rig, 4096, ALL);
+            let sink = zero_based(rig, 4096, Access::LOCAL_WRITE);
+            for wr_id in 0..receives {
+                let part = |off, len| Sge { addr: off, len, lkey: sink.stag };
+                let sges = [part(wr_id * 64, 40 + wr_id as u32 % 3 * 30), part(3000, 900)];
+                rig.qp.post_recv(&RecvWr { wr_id, sges: &sges }, &mut rig.host).unwrap();
+            }
+            let (mut msn, mut mo, mut request) = (1, 0, 1);
+            let mut fpdus: Vec<Vec<u8>> = Vec::new();
+            for (i, s) in segments.iter().enumerate() {
+                let payload: Vec<u8> = (0..s.len).map(|j| (i * 31 + j) as u8).collect();
+                let ulpdu = match s.kind {
+                    0..=5 => tagged(Opcode::WRITE, target.stag, s.to, s.last, &payload),
+                    6..=10 => {
+                        let opcode = if s.kind == 6 { Opcode::SEND_SE } else { Opcode::SEND };
+                        let ulpdu = untagged(opcode, 0, msn, mo, s.last, &payload);
+                        if s.last { msn += 1; mo = 0 } else { mo += s.len as u32 }
+                        ulpdu
+                    }
+                    11 => {
+                        // Tells how long the Write before it was.
+                        msn += 1;
+                        let imm = Immediate::plain(i as u32).octets();
+                        untagged(Opcode::IMMEDIATE, 0, msn - 1, 0, true, &imm)
+                    }
+                    _ => {
+                        request += 1;
+                        let body = read_request(i as u32 + 2, 16, target.stag, s.to);
+                        untagged(Opcode::READ_REQUEST, 1, request - 1, 0, true, &body)
+                    }
+                };
+                let mut fpdu = rig.fpdu(&ulpdu);
+                if let Some((at, with)) = s.mangle && at < fpdu.len() {
+                    fpdu[at] ^= with;
+                }
+                fpdus.push(fpdu);
+            }
+            let octets = fpdus.concat();
+            let pieces: Vec<&[u8]> = match one_by_one {
+                true => fpdus.iter().map(Vec::as_slice).collect(),
+                false => octets.chunks(piece).collect(),
+            };
+            for part in pieces {
+                if rig.rx(part) == RxStatus::Held || rig.qp.state() != State::Rts {
+                    break;
+                }
+            }
+            let answers = rig.octets_out();
+            // Nothing is offered behind a Send that is held, and behind an error.
+            let counters = Counters { rx_bytes: 0, ..*rig.qp.counters() };
+            seen.push(Seen {
+                written: rig.read(&target),
+                received: rig.read(&sink),
+                recvs: rig.host.recvs.clone(),
+                answers,
+                counters,
+                state: rig.qp.state(),
+                fault: rig.qp.fault(),
+            });
+        }
+        prop_assert_eq!(&seen[0], &seen[1]);
+    }
+}
