@@ -270,7 +270,9 @@ impl World {
             };
             let accepted = match fate {
                 // A receiver that does not accept the FPDU ends the stream or keeps the FPDU in its buffer.
-                Fate::Flip(side) => waits && side == e % 2 && !ep.gone && ep.buffer.is_none(),
+                Fate::Flip(side) => {
+                    waits && side == e % 2 && !ep.gone && ep.buffer.is_none() && ep.lent.is_empty()
+                }
                 _ => false,
             };
             if accepted {

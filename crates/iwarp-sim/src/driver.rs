@@ -241,6 +241,7 @@ impl World {
         self.eps[e].gone = true;
         self.call(e, |c| c.ep.qp.stream_gone(&mut c.host));
         let ep = &mut self.eps[e];
+        ep.lent.clear();
         if let Some(mut plan) = ep.plan.take() {
             plan.clear();
             self.pool.plans.push(plan);
@@ -373,6 +374,7 @@ impl World {
                     self.pool.buffers.push(buffer);
                 }
                 (RxInterest::Discard, Found::Octets(n)) => {
+                    self.eps[e].lent.clear();
                     let mut octets = std::mem::take(&mut self.pool.octets);
                     self.pipes[e ^ 1].read(self.now, n, &mut octets);
                     self.pool.octets = octets;
@@ -406,32 +408,36 @@ impl World {
         } else {
             let n = here.min(60_000);
             self.pipes[e ^ 1].read(self.now, n, &mut octets);
-            let mut rest = &octets[..];
-            // Octets that were read have to be passed on, even if a Send is held meanwhile.
-            while !rest.is_empty()
-                && matches!(
-                    self.eps[e].qp.rx_interest(),
-                    RxInterest::Read | RxInterest::Held
-                )
-            {
-                let (n, status) = self.call(e, |c| {
-                    let mut env = Env {
-                        memory: c.table,
-                        crc32c: CRC32C,
-                        host: &mut c.host,
-                    };
-                    c.ep.qp.rx_octets(&mut buffer, rest, &mut env)
-                });
-                if n == 0 {
-                    self.fail(|| format!("endpoint {e} wants to read, but takes no octets"));
-                    break;
-                }
-                rest = &rest[n..];
-                self.check_status(e, status);
-            }
+            self.eps[e].lent.extend_from_slice(&octets);
+            self.offer(e, &mut buffer);
         }
         self.pool.octets = octets;
         self.keep_buffer(e, buffer);
+    }
+
+    /// Offers octets that were read, as a driver does that has them in memory. Those that are not taken, because a Send is held, are
+    /// offered again later.
+    fn offer(&mut self, e: usize, buffer: &mut RxBuffer) {
+        let mut octets = std::mem::take(&mut self.eps[e].lent);
+        loop {
+            let (n, status) = self.call(e, |c| {
+                let mut env = Env {
+                    memory: c.table,
+                    crc32c: CRC32C,
+                    host: &mut c.host,
+                };
+                c.ep.qp.rx_input(&octets, buffer, &mut env)
+            });
+            octets.drain(..n);
+            self.check_status(e, status);
+            if matches!(status, RxStatus::Ok | RxStatus::Failed) && !octets.is_empty() {
+                self.fail(|| format!("endpoint {e} returns {status:?}, but leaves octets"));
+            }
+            if status != RxStatus::More {
+                break;
+            }
+        }
+        self.eps[e].lent = octets;
     }
 
     /// Reads to the destinations that the queue pair names, as `recvmsg` does.
@@ -465,18 +471,25 @@ impl World {
                 raw::read_into(&runs, &octets[..1]);
             }
         }
-        let status = self.call(e, |c| {
-            let mut env = Env {
-                memory: c.table,
-                crc32c: CRC32C,
-                host: &mut c.host,
-            };
-            c.ep.qp.rx_filled(buffer, &mut plan, octets.len(), &mut env)
-        });
+        let mut n = octets.len();
+        loop {
+            let status = self.call(e, |c| {
+                let mut env = Env {
+                    memory: c.table,
+                    crc32c: CRC32C,
+                    host: &mut c.host,
+                };
+                c.ep.qp.rx_filled(buffer, &mut plan, n, &mut env)
+            });
+            self.check_status(e, status);
+            if status != RxStatus::More {
+                break;
+            }
+            n = 0;
+        }
         if room == 0 {
             self.fail(|| format!("endpoint {e} wants to read, but offers no room"));
         }
-        self.check_status(e, status);
     }
 
     /// Something may be due. What is not due any more is ignored.
@@ -504,20 +517,15 @@ impl World {
         {
             return;
         }
-        let Some(mut buffer) = self.eps[e].buffer.take() else {
-            self.fail(|| format!("endpoint {e} holds a Send, but has no buffer"));
-            return;
+        let mut buffer = match self.eps[e].buffer.take() {
+            Some(buffer) => buffer,
+            None if self.eps[e].lent.is_empty() => {
+                self.fail(|| format!("endpoint {e} holds a Send, but nobody has it"));
+                return;
+            }
+            None => self.pool.buffer(),
         };
-        let mut plan = RxPlan::new(1);
-        let status = self.call(e, |c| {
-            let mut env = Env {
-                memory: c.table,
-                crc32c: CRC32C,
-                host: &mut c.host,
-            };
-            c.ep.qp.rx_filled(&mut buffer, &mut plan, 0, &mut env)
-        });
-        self.check_status(e, status);
+        self.offer(e, &mut buffer);
         self.keep_buffer(e, buffer);
         self.receive(e);
     }
@@ -537,6 +545,7 @@ impl World {
         let (held, state) = (qp.rx_interest() == RxInterest::Held, qp.state());
         let fits = match status {
             RxStatus::Ok => !held,
+            RxStatus::More => !held,
             // After the call the driver may have shut the sending side down, as the program's close asked.
             RxStatus::Held => held && state != State::Error || qp.is_shut_down(),
             // Nobody uses memory here while somebody else works.

@@ -230,6 +230,7 @@ impl World {
         let max_send_wr = rng.range(1, 24) as u32;
         // Drawn from what is random already, so that the seeds still mean the same.
         let completions = [1, 2, 5, 256][max_send_wr as usize % 4];
+        let fpdus = [1, 256, 3, 20][max_send_wr as usize / 4 % 4];
         let config = QpConfig {
             qp_num: e as u32 + 1,
             pd: PD,
@@ -247,6 +248,7 @@ impl World {
             budget: Budget {
                 completions,
                 local_requests: completions,
+                fpdus,
             },
         };
         let cqs = self.nodes[n].poll_due.len();
@@ -261,6 +263,7 @@ impl World {
             rng: rng.fork(),
             plan: None,
             buffer: None,
+            lent: Vec::new(),
             tx_due: false,
             tx_blocked: false,
             stalled: false,

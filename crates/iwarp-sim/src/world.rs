@@ -211,6 +211,8 @@ pub struct Endpoint {
     pub plan: Option<Box<TxPlan>>,
     /// Octets that were received and not yet processed, if any.
     pub buffer: Option<Box<RxBuffer>>,
+    /// Octets behind those that the queue pair has not taken, because a Send is held.
+    pub lent: Vec<u8>,
     /// `true` if a transmission is scheduled.
     pub tx_due: bool,
     /// `true` if the stream is full.

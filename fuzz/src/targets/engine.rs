@@ -7,7 +7,7 @@ use iwarp_proto::mpa::framing::{FpduOptions, MarkerClock, encode_fpdu};
 use iwarp_rnic::memory::{HostRange, MemoryTable, WindowType};
 use iwarp_rnic::qp::{
     Budget, Direction, Env, Host, QpConfig, QueuePair, ReceiverNotReady, Rtr, Run, RxBuffer,
-    RxInterest, RxPlan, State, StreamConfig, StreamTimes, StreamWish, TxFill, TxPlan,
+    RxInterest, RxPlan, RxStatus, State, StreamConfig, StreamTimes, StreamWish, TxFill, TxPlan,
 };
 use iwarp_rnic::receive_queue::TakenRecv;
 use iwarp_rnic::{Access, Bind, Cqe, RecvWr, SendFlags, SendOp, SendWr, Sge, Time};
@@ -81,6 +81,8 @@ struct Engine {
     crc32c: Crc32cFn,
     memory: Vec<u64>,
     buffer: Box<RxBuffer>,
+    /// Octets that were offered and not taken.
+    lent: Vec<u8>,
     tx: Box<TxPlan>,
     rx: RxPlan,
     direct: bool,
@@ -151,6 +153,7 @@ impl Engine {
             budget: Budget {
                 completions: 2,
                 local_requests: 1,
+                fpdus: 3,
             },
             ..QpConfig::default()
         };
@@ -180,6 +183,7 @@ impl Engine {
             crc32c: if is(FRAMED) { crc32c::append } else { broken },
             memory,
             buffer: RxBuffer::new().expect("memory"),
+            lent: Vec::new(),
             tx: TxPlan::new().expect("memory"),
             rx: RxPlan::new(6),
             direct: is(DIRECT),
@@ -316,42 +320,53 @@ impl Engine {
 
     /// Processes held octets after a receive was posted.
     fn again(&mut self) {
-        let mut plan = RxPlan::new(1);
-        let _ = self.qp.rx_filled(
-            &mut self.buffer,
-            &mut plan,
-            0,
-            &mut Env {
-                memory: &self.table,
-                crc32c: self.crc32c,
-                host: &mut self.host,
-            },
-        );
+        while !self.direct && self.offer() == RxStatus::More {}
+        while self.direct && self.filled(0) == RxStatus::More {}
+    }
+
+    /// Processes octets that were read as planned.
+    fn filled(&mut self, n: usize) -> RxStatus {
+        let mut env = Env {
+            memory: &self.table,
+            crc32c: self.crc32c,
+            host: &mut self.host,
+        };
+        self.qp
+            .rx_filled(&mut self.buffer, &mut self.rx, n, &mut env)
+    }
+
+    /// Offers octets that lie in memory.
+    fn offer(&mut self) -> RxStatus {
+        let mut env = Env {
+            memory: &self.table,
+            crc32c: self.crc32c,
+            host: &mut self.host,
+        };
+        let (n, status) = self.qp.rx_input(&self.lent, &mut self.buffer, &mut env);
+        self.lent.drain(..n);
+        let all = matches!(status, RxStatus::Ok | RxStatus::Failed);
+        assert!(!all || self.lent.is_empty(), "{status:?} leaves octets");
+        status
     }
 
     fn receive(&mut self, mut octets: &[u8]) {
+        if !self.direct && self.qp.rx_interest() == RxInterest::Read {
+            self.lent.extend_from_slice(octets);
+            self.again();
+            return;
+        }
         while !octets.is_empty() && self.qp.rx_interest() == RxInterest::Read {
-            let mut env = Env {
-                memory: &self.table,
-                crc32c: self.crc32c,
-                host: &mut self.host,
-            };
-            let n = if self.direct {
-                let mut runs = Vec::new();
-                let visit = |run| runs.push(run);
-                self.qp
-                    .rx_plan(&mut self.buffer, &self.table, &mut self.rx, visit);
-                let n = self.rx.room().min(octets.len());
-                read_into(&runs, &octets[..n]);
-                let _ = self
-                    .qp
-                    .rx_filled(&mut self.buffer, &mut self.rx, n, &mut env);
-                n
-            } else {
-                self.qp.rx_octets(&mut self.buffer, octets, &mut env).0
-            };
+            let mut runs = Vec::new();
+            let visit = |run| runs.push(run);
+            self.qp
+                .rx_plan(&mut self.buffer, &self.table, &mut self.rx, visit);
+            let n = self.rx.room().min(octets.len());
+            read_into(&runs, &octets[..n]);
             assert!(n > 0, "no room for octets");
             octets = &octets[n..];
+            if self.filled(n) == RxStatus::More {
+                self.again();
+            }
         }
     }
 

@@ -457,14 +457,19 @@ pub extern "C" fn rk_rx_filled(qp: &mut Qp, device: &Device, octets: usize) -> c
         crc32c,
         host: &mut qp.owner,
     };
-    match qp
-        .machine
-        .rx_filled(&mut qp.staging, &mut qp.rx, octets, &mut env)
-    {
-        RxStatus::Ok => 0,
-        RxStatus::Held => 1,
-        RxStatus::Waits => 2,
-        RxStatus::Failed => EPROTO,
+    let mut octets = octets;
+    loop {
+        match qp
+            .machine
+            .rx_filled(&mut qp.staging, &mut qp.rx, octets, &mut env)
+        {
+            RxStatus::Ok => return 0,
+            // C hands over less at a time than the staging holds: that is the limit.
+            RxStatus::More => octets = 0,
+            RxStatus::Held => return 1,
+            RxStatus::Waits => return 2,
+            RxStatus::Failed => return EPROTO,
+        }
     }
 }
 

@@ -93,7 +93,14 @@ impl RxBuffer {
         self.data.get(self.start..self.end).unwrap_or(&[])
     }
 
+    /// Room for one ULPDU without its markers.
+    #[inline]
+    pub(super) fn unmarked(&mut self) -> &mut [u8] {
+        &mut self.unmarked
+    }
+
     /// Returns the octets and the room for an unmarked ULPDU together.
+    #[inline]
     pub(super) fn octets_and_unmarked(&mut self) -> (&[u8], &mut [u8]) {
         (
             self.data.get(self.start..self.end).unwrap_or(&[]),
@@ -115,6 +122,20 @@ impl RxBuffer {
         self.end = self.end.saturating_add(n).min(self.data.len());
     }
 
+    /// Keeps octets behind those that are in it. Returns how many: all of one FPDU.
+    pub(super) fn keep(&mut self, octets: &[u8]) -> usize {
+        if self.data.len().saturating_sub(self.end) < octets.len() {
+            self.move_to_front();
+        }
+        let room = self.data.get_mut(self.end..).unwrap_or(&mut []);
+        let n = room.len().min(octets.len());
+        if let (Some(to), Some(from)) = (room.get_mut(..n), octets.get(..n)) {
+            to.copy_from_slice(from);
+        }
+        self.filled(n);
+        n
+    }
+
     /// Returns where the next octets may be read to, at most `most`.
     pub(super) fn room(&mut self, most: usize) -> &mut [u8] {
         let most = most.min(self.read_max);
@@ -124,6 +145,12 @@ impl RxBuffer {
         }
         let end = self.end.saturating_add(most).min(self.data.len());
         self.data.get_mut(self.end..end).unwrap_or(&mut [])
+    }
+
+    /// Returns `true` if nothing was ever put into it.
+    #[cfg(test)]
+    pub(super) fn is_untouched(&self) -> bool {
+        self.data.iter().all(|octet| *octet == 0)
     }
 
     fn move_to_front(&mut self) {

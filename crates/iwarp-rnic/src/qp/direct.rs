@@ -2,7 +2,7 @@
 //! first).
 
 use super::admit::Refusal;
-use super::buffer::{RxBuffer, RxPlan};
+use super::buffer::RxPlan;
 use super::fault::RxFault;
 use super::place::Target;
 use super::plan::Run;
@@ -25,6 +25,14 @@ pub(super) struct Direct {
     /// Payload that may be read directly; the rest comes through staging so that it becomes visible last.
     pub(super) direct_end: u32,
     pub(super) ulpdu_len: u16,
+}
+
+impl Direct {
+    /// Octets of the FPDU that have not come.
+    pub(super) fn rest(&self) -> usize {
+        let payload = self.payload.saturating_sub(self.placed) as usize;
+        payload + pad_len(usize::from(self.ulpdu_len)) + CRC_LEN
+    }
 }
 
 impl QueuePair {
@@ -60,27 +68,28 @@ impl QueuePair {
         direct
     }
 
-    /// Handles an FPDU that has come in part: if its header is there and much of its payload is not, begins direct reading.
+    /// Handles an FPDU that has come in part: if its header is there and much of its payload is not, begins direct reading. Returns how
+    /// many octets were taken.
     pub(super) fn begin_direct<H: Host>(
         &mut self,
-        buffer: &mut RxBuffer,
+        octets: &[u8],
         env: &mut Env<'_, H>,
-    ) -> Result<Step, RxFault> {
-        let Some((len_field, ulpdu)) = buffer.octets().split_first_chunk::<MPA_LEN_FIELD>() else {
-            return Ok(Step::NeedMore);
+    ) -> Result<(usize, Step), RxFault> {
+        let Some((len_field, ulpdu)) = octets.split_first_chunk::<MPA_LEN_FIELD>() else {
+            return Ok((0, Step::NeedMore));
         };
         let ulpdu_len = usize::from(u16::from_be_bytes(*len_field));
         let ulpdu = ulpdu.get(..ulpdu.len().min(ulpdu_len)).unwrap_or(&[]);
         let Some(first) = ulpdu.first() else {
-            return Ok(Step::NeedMore);
+            return Ok((0, Step::NeedMore));
         };
         let header_len = ddp::header_len(*first);
-        let Some(here) = ulpdu.len().checked_sub(header_len) else {
-            return Ok(Step::NeedMore);
+        let Some(body) = ulpdu.get(header_len..) else {
+            return Ok((0, Step::NeedMore));
         };
         let payload = ulpdu_len.saturating_sub(header_len);
-        if payload.saturating_sub(here) < RX_DIRECT_MIN as usize {
-            return Ok(Step::NeedMore);
+        if payload.saturating_sub(body.len()) < RX_DIRECT_MIN as usize {
+            return Ok((0, Step::NeedMore));
         }
         let header = Header::parse(ulpdu).map_err(|e| {
             self.fault_of(Refusal::Header(e), Header::decode(ulpdu), ulpdu_len as u16)
@@ -89,11 +98,11 @@ impl QueuePair {
             self.hear(ulpdu);
         }
         if !header.opcode().is_send() && !matches!(header, Header::Tagged(_)) {
-            return Ok(Step::NeedMore);
+            return Ok((0, Step::NeedMore));
         }
         let target = match self.admit_direct(&header, payload as u32, ulpdu_len as u16, env) {
             Ok(Some(target)) => target,
-            Ok(None) => return Ok(Step::Hold),
+            Ok(None) => return Ok((0, Step::Hold)),
             Err(refusal) => return Err(self.fault_of(refusal, Some(header), ulpdu_len as u16)),
         };
         let tail = match header {
@@ -101,39 +110,30 @@ impl QueuePair {
             Header::Tagged(h) if h.last => WRITE_TAIL,
             _ => 0,
         };
-        let direct_end = (payload as u32).saturating_sub(tail);
-        let body = ulpdu.get(header_len..).unwrap_or(&[]);
-        let body = body
-            .get(..body.len().min(direct_end as usize))
-            .unwrap_or(&[]);
         self.places(env.memory)
             .write(target, 0, body)
             .map_err(|e| self.placement_fault(e, &header, ulpdu_len as u16))?;
-        let placed = body.len();
-        buffer.consume(MPA_LEN_FIELD + header_len + placed);
         self.rx.direct = Some(Direct {
             header,
             target,
             payload: payload as u32,
-            placed: placed as u32,
-            direct_end,
+            placed: body.len() as u32,
+            direct_end: (payload as u32).saturating_sub(tail),
             ulpdu_len: ulpdu_len as u16,
         });
         // The mode stays on for the small FPDU that ends a message.
         self.rx.large = 3;
-        Ok(Step::Again)
+        // More is missing than the tail, so these were all.
+        Ok((octets.len(), Step::NeedMore))
     }
 
-    /// Goes on with an FPDU in direct reading.
+    /// Goes on with an FPDU in direct reading. Returns how many octets were taken.
     pub(super) fn continue_direct<H: Host>(
         &mut self,
-        buffer: &mut RxBuffer,
+        d: Direct,
+        octets: &[u8],
         env: &mut Env<'_, H>,
-    ) -> Result<Step, RxFault> {
-        let Some(d) = self.rx.direct else {
-            return Ok(Step::Again);
-        };
-        let octets = buffer.octets();
+    ) -> Result<(usize, Step), RxFault> {
         // Payload may still come through staging, if it was read together with an earlier FPDU.
         let want = d.direct_end.saturating_sub(d.placed) as usize;
         if want > 0 {
@@ -145,29 +145,23 @@ impl QueuePair {
                 .and_then(|()| places.write(d.target, d.placed, here))
                 .map_err(|e| self.placement_fault(e, &d.header, d.ulpdu_len))?;
             let n = here.len();
-            buffer.consume(n);
             if let Some(d) = &mut self.rx.direct {
                 d.placed = d.placed.saturating_add(n as u32);
             }
-            return Ok(if n < want {
-                Step::NeedMore
-            } else {
-                Step::Again
-            });
+            let whole = n == want;
+            return Ok((n, if whole { Step::Again } else { Step::NeedMore }));
         }
-        let tail = d.payload.saturating_sub(d.placed) as usize;
-        let trailer = tail + pad_len(usize::from(d.ulpdu_len)) + CRC_LEN;
-        let Some(rest) = octets.get(..trailer) else {
-            return Ok(Step::NeedMore);
+        let Some(rest) = octets.get(..d.rest()) else {
+            return Ok((0, Step::NeedMore));
         };
+        let tail = d.payload.saturating_sub(d.placed) as usize;
         self.places(env.memory)
             .write(d.target, d.placed, rest.get(..tail).unwrap_or(&[]))
             .map_err(|e| self.placement_fault(e, &d.header, d.ulpdu_len))?;
-        buffer.consume(trailer);
         self.rx.direct = None;
         self.counters.rx_fpdus = self.counters.rx_fpdus.wrapping_add(1);
         self.finish_direct(&d.header, d.payload, env)
             .map_err(|refusal| self.fault_of(refusal, Some(d.header), d.ulpdu_len))?;
-        Ok(Step::Again)
+        Ok((rest.len(), Step::Again))
     }
 }

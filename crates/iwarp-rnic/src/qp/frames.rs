@@ -1,6 +1,5 @@
 //! Whole FPDUs out of the octets that have come (RFC 5044 sections 4.2 to 4.4 and 6).
 
-use super::buffer::RxBuffer;
 use super::fault::RxFault;
 use super::rx::Step;
 use super::{Env, Host, QueuePair};
@@ -44,12 +43,13 @@ impl<'a> Whole<'a> {
 }
 
 impl QueuePair {
-    /// Processes the whole FPDUs at the start of `octets`, of a stream without markers, one after the other. Returns how many
-    /// octets that were, and what to do next.
+    /// Processes the whole FPDUs at the start of `octets`, of a stream without markers, one after the other, `most` of them at
+    /// most. Returns how many octets that were, and what to do next.
     #[inline(never)]
     pub(super) fn take_whole<H: Host>(
         &mut self,
         octets: &[u8],
+        most: u64,
         env: &mut Env<'_, H>,
     ) -> (usize, Step) {
         if self.listens() {
@@ -69,7 +69,10 @@ impl QueuePair {
             if step == Step::Next {
                 fpdus += 1;
                 rest = fpdu.behind;
-                continue;
+                if fpdus < most {
+                    continue;
+                }
+                break Step::Again;
             }
             if step == Step::Again {
                 fpdus += 1;
@@ -111,29 +114,18 @@ impl QueuePair {
         Step::Failed
     }
 
-    /// Takes the next FPDU of a stream with markers.
-    pub(super) fn next_marked<H: Host>(
+    /// Takes the next FPDU of a stream with markers. Returns how many octets that were. `unmarked` is room for one ULPDU.
+    pub(super) fn take_marked<H: Host>(
         &mut self,
-        buffer: &mut RxBuffer,
+        octets: &[u8],
+        unmarked: &mut [u8],
         env: &mut Env<'_, H>,
-    ) -> Result<Step, RxFault> {
-        let (octets, unmarked) = buffer.octets_and_unmarked();
-        let lead = if self.rx.clock.next_marker_in() == 0 {
-            MARKER_LEN
-        } else {
-            0
+    ) -> Result<(usize, Step), RxFault> {
+        let Some((ulpdu_len, total)) = self.fpdu_at(octets) else {
+            return Ok((0, Step::NeedMore));
         };
-        // FPDUs start at multiples of four, so no marker falls into the length field.
-        let Some(len_field) = octets
-            .get(lead..)
-            .and_then(|o| o.first_chunk::<MPA_LEN_FIELD>())
-        else {
-            return Ok(Step::NeedMore);
-        };
-        let ulpdu_len = usize::from(u16::from_be_bytes(*len_field));
-        let total = fpdu_len_with_markers(self.rx.clock.next_marker_in(), ulpdu_len);
         let Some(fpdu) = octets.get(..total) else {
-            return Ok(Step::NeedMore);
+            return Ok((0, Step::NeedMore));
         };
         let mut clock = self.rx.clock;
         let options = FpduOptions {
@@ -148,11 +140,43 @@ impl QueuePair {
             true => Step::Next,
             false => self.receive_ulpdu(ulpdu, env),
         };
-        if matches!(step, Step::Next | Step::Again) {
-            self.counters.rx_fpdus = self.counters.rx_fpdus.wrapping_add(1);
-            self.rx.clock = clock;
-            buffer.consume(total);
+        if !matches!(step, Step::Next | Step::Again) {
+            return Ok((0, step));
         }
-        Ok(step)
+        self.counters.rx_fpdus = self.counters.rx_fpdus.wrapping_add(1);
+        self.rx.clock = clock;
+        Ok((total, step))
+    }
+
+    /// Octets before the length field of the next FPDU.
+    const fn lead(&self) -> usize {
+        if self.rx.markers && self.rx.clock.next_marker_in() == 0 {
+            MARKER_LEN
+        } else {
+            0
+        }
+    }
+
+    /// Returns the length of the ULPDU and of the FPDU at the start of `octets`, if its length field has come.
+    fn fpdu_at(&self, octets: &[u8]) -> Option<(usize, usize)> {
+        // FPDUs start at multiples of four, so no marker falls into the length field.
+        let len_field = octets.get(self.lead()..)?.first_chunk::<MPA_LEN_FIELD>()?;
+        let ulpdu_len = usize::from(u16::from_be_bytes(*len_field));
+        let total = if self.rx.markers {
+            fpdu_len_with_markers(self.rx.clock.next_marker_in(), ulpdu_len)
+        } else {
+            fpdu_len(ulpdu_len)
+        };
+        Some((ulpdu_len, total))
+    }
+
+    /// Returns how many octets are missing from the FPDU that `here` begins, or from its length field.
+    pub(super) fn missing(&self, here: &[u8]) -> usize {
+        let whole = match (&self.rx.direct, self.fpdu_at(here)) {
+            (Some(direct), _) => direct.rest(),
+            (None, Some((_, total))) => total,
+            (None, None) => self.lead() + MPA_LEN_FIELD,
+        };
+        whole.saturating_sub(here.len())
     }
 }

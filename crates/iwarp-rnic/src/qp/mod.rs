@@ -149,6 +149,8 @@ pub struct Budget {
     /// Requests that only change the memory table, carried out by one [`QueuePair::tx_fill`]. What that call puts into a plan is limited by
     /// the plan.
     pub local_requests: u32,
+    /// FPDUs that are processed ([`RxStatus::More`]).
+    pub fpdus: u32,
 }
 
 impl Budget {
@@ -156,7 +158,15 @@ impl Budget {
     pub const DEFAULT: Self = Self {
         completions: 256,
         local_requests: 64,
+        fpdus: 256,
     };
+
+    const fn fpdus(&self) -> u32 {
+        match self.fpdus {
+            0 => 1,
+            n => n,
+        }
+    }
 
     const fn completions(&self) -> u32 {
         match self.completions {

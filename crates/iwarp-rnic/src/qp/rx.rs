@@ -41,9 +41,12 @@ pub enum RxInterest {
 pub enum RxStatus {
     /// Everything that can be processed now is processed.
     Ok,
-    /// A Send waits for a receive. Call [`QueuePair::rx_filled`] with zero octets when one is posted.
+    /// As many FPDUs have been processed as one call processes ([`Budget::fpdus`](super::Budget::fpdus)). Call again: [`QueuePair::rx_filled`] with zero
+    /// octets, or [`QueuePair::rx_input`] with those that were not taken, before anything else is read.
+    More,
+    /// A Send waits for a receive. Call again, as for `More`, when one is posted.
     Held,
-    /// An STag that the peer has invalidated is still in use. Call [`QueuePair::rx_filled`] with zero octets when
+    /// An STag that the peer has invalidated is still in use. Call again, as for `More`, when
     /// [`MemoryTable::take_unused`] has said so.
     Waits,
     /// The stream has failed; a Terminate may wait to be sent.
@@ -218,87 +221,149 @@ impl QueuePair {
             d.placed = d.placed.saturating_add(direct as u32);
             self.counters.rx_direct = self.counters.rx_direct.wrapping_add(direct as u64);
         }
-        self.rx_process(buffer, env)
+        let until = self.rx_until();
+        self.process_kept(buffer, until, env)
     }
 
-    /// For streams that are not sockets: puts octets into staging and processes them. Returns how many were taken.
-    pub fn rx_octets<H: Host>(
+    /// Processes octets that the caller has in memory. Returns how many of them it is done with; offer the others again.
+    ///
+    /// Whole FPDUs are taken from where they lie. Of an FPDU that is cut the beginning is kept in `buffer`, this queue pair's own if it is not empty,
+    /// and the next octets complete it. So with [`RxStatus::Ok`] all octets are taken. With the others the call ends before an FPDU, as their
+    /// descriptions say. This and [`rx_plan`](Self::rx_plan) may take turns.
+    pub fn rx_input<H: Host>(
         &mut self,
-        buffer: &mut RxBuffer,
         octets: &[u8],
+        buffer: &mut RxBuffer,
         env: &mut Env<'_, H>,
     ) -> (usize, RxStatus) {
-        let room = buffer.room(octets.len());
-        let n = room.len().min(octets.len());
-        for (to, from) in room.iter_mut().zip(octets) {
-            *to = *from;
-        }
-        buffer.filled(n);
-        self.counters.rx_bytes = self.counters.rx_bytes.wrapping_add(n as u64);
-        (n, self.rx_process(buffer, env))
+        let until = self.rx_until();
+        let mut rest = octets;
+        let status = loop {
+            if buffer.is_empty() {
+                let room = buffer.unmarked();
+                let (taken, status) = self.rx_process(rest, room, until, env);
+                rest = rest.get(taken..).unwrap_or(&[]);
+                if status == RxStatus::Ok {
+                    // There is room: it is less than one FPDU.
+                    let kept = buffer.keep(rest);
+                    rest = rest.get(kept..).unwrap_or(&[]);
+                }
+                break status;
+            }
+            let missing = self.missing(buffer.octets()).min(rest.len());
+            let kept = buffer.keep(rest.get(..missing).unwrap_or(&[]));
+            rest = rest.get(kept..).unwrap_or(&[]);
+            let status = self.process_kept(buffer, until, env);
+            if status == RxStatus::Failed {
+                rest = &[];
+            }
+            if status != RxStatus::Ok || rest.is_empty() {
+                break status;
+            }
+        };
+        let taken = octets.len() - rest.len();
+        self.counters.rx_bytes = self.counters.rx_bytes.wrapping_add(taken as u64);
+        (taken, status)
     }
 
-    fn rx_process<H: Host>(&mut self, buffer: &mut RxBuffer, env: &mut Env<'_, H>) -> RxStatus {
+    /// The number of FPDUs that ends this call.
+    const fn rx_until(&self) -> u64 {
+        let most = self.config.budget.fpdus();
+        self.counters.rx_fpdus.wrapping_add(most as u64)
+    }
+
+    /// Processes what is in the buffer.
+    #[inline]
+    fn process_kept<H: Host>(
+        &mut self,
+        buffer: &mut RxBuffer,
+        until: u64,
+        env: &mut Env<'_, H>,
+    ) -> RxStatus {
+        let (octets, unmarked) = buffer.octets_and_unmarked();
+        let (taken, status) = self.rx_process(octets, unmarked, until, env);
+        buffer.consume(taken);
+        status
+    }
+
+    /// Processes octets, until so many FPDUs have come as `until` says. Returns how many octets it is done with.
+    fn rx_process<H: Host>(
+        &mut self,
+        octets: &[u8],
+        unmarked: &mut [u8],
+        until: u64,
+        env: &mut Env<'_, H>,
+    ) -> (usize, RxStatus) {
         let before = self.life.hold().map(|hold| mem::replace(hold, Hold::No));
         let fpdus = self.counters.rx_fpdus;
+        let mut rest = octets;
         loop {
             //= rfc5041 section 7.1
             //# DDP MUST silently drop any subsequent incoming DDP Segments.
             if !self.life.is_up() {
-                buffer.clear();
-                return RxStatus::Failed;
+                return (octets.len(), RxStatus::Failed);
             }
+            let done = octets.len() - rest.len();
             if !self.end_invalidation(env) {
-                return RxStatus::Waits;
+                return (done, RxStatus::Waits);
             }
-            let step = if self.rx.direct.is_some() {
-                self.continue_direct(buffer, env)
+            let left = until.wrapping_sub(self.counters.rx_fpdus);
+            if left == 0 && !rest.is_empty() {
+                return (done, RxStatus::More);
+            }
+            let step = if let Some(direct) = self.rx.direct {
+                self.continue_direct(direct, rest, env)
             } else if self.rx.markers {
-                self.next_marked(buffer, env)
+                self.take_marked(rest, unmarked, env)
             } else {
-                self.next_plain(buffer, env)
+                self.take_plain(rest, left, env)
             };
-            match step {
-                Ok(Step::Next | Step::Again) => {}
-                Ok(Step::NeedMore) => return RxStatus::Ok,
-                Ok(Step::Failed) => {
-                    buffer.clear();
-                    return RxStatus::Failed;
+            let (taken, step) = match step {
+                Ok(taken) => taken,
+                Err(fault) => {
+                    self.fail_stream(&fault, env.host);
+                    return (octets.len(), RxStatus::Failed);
                 }
-                Ok(Step::Hold) => {
+            };
+            rest = rest.get(taken..).unwrap_or(&[]);
+            let done = octets.len() - rest.len();
+            match step {
+                Step::Next | Step::Again => {}
+                Step::NeedMore => return (done, RxStatus::Ok),
+                Step::Failed => return (octets.len(), RxStatus::Failed),
+                Step::Hold => {
                     // The time of a Send that was held before goes on.
                     let same =
                         before.filter(|hold| *hold != Hold::No && self.counters.rx_fpdus == fpdus);
                     if let Some(hold) = self.life.hold() {
                         *hold = same.unwrap_or(Hold::Begins);
                     }
-                    return RxStatus::Held;
-                }
-                Err(fault) => {
-                    buffer.clear();
-                    self.fail_stream(&fault, env.host);
-                    return RxStatus::Failed;
+                    return (done, RxStatus::Held);
                 }
             }
         }
     }
 
-    /// Takes the next FPDUs of a stream without markers.
+    /// Takes the next FPDUs of a stream without markers, `most` at most. Returns how many octets that were.
     #[inline]
-    fn next_plain<H: Host>(
+    fn take_plain<H: Host>(
         &mut self,
-        buffer: &mut RxBuffer,
+        octets: &[u8],
+        most: u64,
         env: &mut Env<'_, H>,
-    ) -> Result<Step, RxFault> {
-        let (taken, step) = self.take_whole(buffer.octets(), env);
-        buffer.consume(taken);
+    ) -> Result<(usize, Step), RxFault> {
+        let (taken, step) = self.take_whole(octets, most, env);
         match step {
             Step::NeedMore if self.rx.crc => {
                 self.rx.large = 0;
-                Ok(Step::NeedMore)
+                Ok((taken, Step::NeedMore))
             }
-            Step::NeedMore => self.begin_direct(buffer, env),
-            step => Ok(step),
+            Step::NeedMore => {
+                let rest = octets.get(taken..).unwrap_or(&[]);
+                let (begun, step) = self.begin_direct(rest, env)?;
+                Ok((taken + begun, step))
+            }
+            step => Ok((taken, step)),
         }
     }
 

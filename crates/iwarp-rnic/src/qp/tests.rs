@@ -7,6 +7,7 @@ mod bounded;
 mod cut;
 mod ending;
 mod harness;
+mod input;
 mod memory;
 mod pages;
 mod receiving;

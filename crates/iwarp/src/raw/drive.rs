@@ -217,16 +217,30 @@ pub(super) fn rx(qp: &Arc<QpInner>) {
     }
     let mut left = RX_BUDGET;
     let mut resumed = false;
+    let (mut more, mut unfinished) = (false, false);
     loop {
+        if unfinished {
+            // Whoever waits for the state has it first. Only this thread receives, so nothing comes in between.
+            MutexGuard::bump(&mut g);
+        }
         let Some(link) = g.link.clone() else { break };
         match g.machine.rx_interest() {
+            RxInterest::Read if unfinished => {
+                unfinished = process(qp, &mut g, &mut after) == Some(RxStatus::More);
+                resumed = true;
+                if more || unfinished || g.machine.rx_interest() != RxInterest::Read {
+                    continue;
+                }
+                break;
+            }
             RxInterest::Read => {}
             RxInterest::Held => {
-                if !resume(qp, &mut g, &mut after) {
+                let Some(status) = resume(qp, &mut g, &mut after) else {
                     break;
-                }
+                };
                 // It has completed something, and the socket has to be watched again.
                 resumed = true;
+                unfinished = status == RxStatus::More;
                 continue;
             }
             RxInterest::Discard => {
@@ -234,13 +248,12 @@ pub(super) fn rx(qp: &Arc<QpInner>) {
                 break;
             }
             RxInterest::Waits => {
-                if matches!(
-                    process(qp, &mut g, &mut after),
-                    None | Some(RxStatus::Waits)
-                ) {
+                let status = process(qp, &mut g, &mut after);
+                if matches!(status, None | Some(RxStatus::Waits)) {
                     break;
                 }
                 resumed = true;
+                unfinished = status == Some(RxStatus::More);
                 continue;
             }
             RxInterest::None => break,
@@ -295,7 +308,7 @@ pub(super) fn rx(qp: &Arc<QpInner>) {
             pool::give_rx(buffer);
             break;
         }
-        let mut more = false;
+        more = false;
         match result {
             // The request that the peer has answered by closing may still be in the system call: it is done, and must not be flushed. The
             // end is still there at the next look.
@@ -321,6 +334,7 @@ pub(super) fn rx(qp: &Arc<QpInner>) {
                 };
                 after.unused |= memory.take_unused();
                 drop(memory);
+                unfinished = status == RxStatus::More;
                 if status == RxStatus::Held {
                     held(qp, &mut g, &mut after);
                 }
@@ -342,7 +356,7 @@ pub(super) fn rx(qp: &Arc<QpInner>) {
         }
         put_back(&mut g, buffer);
         let held_but_posted = g.machine.rx_interest() == RxInterest::Held;
-        if !more && !held_but_posted {
+        if !more && !held_but_posted && !unfinished {
             break;
         }
     }
@@ -401,20 +415,21 @@ fn held(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, Guarded>, after: &mut After) {
         .on_time(Time::from_nanos(now), &mut DriveHost::new(qp, after));
 }
 
-/// Offers a held Send again. Returns `false` if there is still no receive.
-fn resume(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, Guarded>, after: &mut After) -> bool {
+/// Offers a held Send again. Returns `None` if there is still no receive.
+fn resume(
+    qp: &Arc<QpInner>,
+    g: &mut MutexGuard<'_, Guarded>,
+    after: &mut After,
+) -> Option<RxStatus> {
     let ready = match &qp.srq {
         Some(srq) => !srq.inner.wait(qp),
         None => g.machine.receives_posted() > 0,
     };
-    if !ready {
-        return false;
-    }
-    if g.partial.is_none() {
-        return false;
+    if !ready || g.partial.is_none() {
+        return None;
     }
     g.end_hold();
-    process(qp, g, after).is_some()
+    process(qp, g, after)
 }
 
 /// Processes again what has been received. Returns `None` if there is no memory for that.

@@ -5,7 +5,7 @@ use crate::memory::{HostRange, MemoryTable};
 use crate::qp::*;
 use crate::receive_queue::{SharedReceiveQueue, TakenRecv};
 use crate::{Access, Cqe, RecvWr, SendFlags, SendOp, SendWr, Sge, Time, WcStatus};
-use iwarp_proto::crc32c;
+use iwarp_proto::crc32c::{self, Crc32cFn};
 use iwarp_proto::ddp::{Header, Stag, TaggedHeader, UntaggedHeader};
 use iwarp_proto::mpa::framing::{FpduOptions, MarkerClock, decode_fpdu, encode_fpdu};
 use iwarp_proto::rdmap::{Opcode, Terminate, TerminateCode};
@@ -78,6 +78,8 @@ pub(super) struct Rig {
     pub(super) buffer: Box<RxBuffer>,
     pub(super) plan: Box<TxPlan>,
     pub(super) options: FpduOptions,
+    /// Octets that it was offered and has not taken.
+    pub(super) offered: Vec<u8>,
     clock_out: MarkerClock,
     clock_in: MarkerClock,
     out: Vec<u8>,
@@ -110,6 +112,7 @@ impl Rig {
                 markers: false,
                 crc: Some(crc32c::append),
             },
+            offered: Vec::new(),
             clock_out: MarkerClock::new(),
             clock_in: MarkerClock::new(),
             out: Vec::new(),
@@ -298,25 +301,43 @@ impl Rig {
     }
 
     pub(super) fn rx(&mut self, octets: &[u8]) -> RxStatus {
+        self.offered.extend_from_slice(octets);
+        self.again()
+    }
+
+    /// Offers again what waits.
+    pub(super) fn again(&mut self) -> RxStatus {
+        loop {
+            let status = self.input(crc32c::append);
+            if status != RxStatus::More {
+                return status;
+            }
+        }
+    }
+
+    /// Offers once what waits.
+    pub(super) fn input(&mut self, crc32c: Crc32cFn) -> RxStatus {
         let mut env = Env {
             memory: &self.table,
-            crc32c: crc32c::append,
+            crc32c,
             host: &mut self.host,
         };
-        let (n, status) = self.qp.rx_octets(&mut self.buffer, octets, &mut env);
-        assert_eq!(n, octets.len());
+        let (n, status) = self.qp.rx_input(&self.offered, &mut self.buffer, &mut env);
+        self.offered.drain(..n);
+        let ends = matches!(status, RxStatus::Ok | RxStatus::Failed);
+        assert!(!ends || self.offered.is_empty(), "{status:?}");
         status
     }
 
-    /// Processes again what waits.
-    pub(super) fn again(&mut self) -> RxStatus {
-        let mut plan = RxPlan::new(1);
+    /// Processes what is in its buffer, after `n` octets were read.
+    pub(super) fn filled(&mut self, n: usize) -> RxStatus {
         let mut env = Env {
             memory: &self.table,
             crc32c: crc32c::append,
             host: &mut self.host,
         };
-        self.qp.rx_filled(&mut self.buffer, &mut plan, 0, &mut env)
+        self.qp
+            .rx_filled(&mut self.buffer, &mut RxPlan::new(1), n, &mut env)
     }
 
     /// Lets the time of a held Send pass.

@@ -93,7 +93,7 @@ proptest! {
 
 /// Reads the stream as planned, `piece` octets at a time.
 #[allow(unsafe_code)]
-fn read_as_planned(rig: &mut Rig, mut octets: &[u8], piece: usize, runs: usize) -> u64 {
+pub(super) fn read_as_planned(rig: &mut Rig, mut octets: &[u8], piece: usize, runs: usize) -> u64 {
     let mut plan = RxPlan::new(runs);
     while !octets.is_empty() {
         let mut list = Vec::new();
@@ -117,7 +117,10 @@ fn read_as_planned(rig: &mut Rig, mut octets: &[u8], piece: usize, runs: usize) 
             crc32c: crc32c::append,
             host: &mut rig.host,
         };
-        let _ = rig.qp.rx_filled(&mut rig.buffer, &mut plan, n, &mut env);
+        let status = rig.qp.rx_filled(&mut rig.buffer, &mut plan, n, &mut env);
+        if status == RxStatus::More {
+            while rig.filled(0) == RxStatus::More {}
+        }
     }
     rig.qp.counters().rx_direct
 }

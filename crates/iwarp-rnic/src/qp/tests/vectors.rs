@@ -81,10 +81,13 @@ impl Seen {
             ),
             None => format!("{:?} {events:?}", rig.qp.state()),
         };
+        let mut counters = *rig.qp.counters();
+        // A socket's driver has handed over what is held, too.
+        counters.rx_bytes += rig.offered.len() as u64;
         Self {
             fields: Vec::new(),
             end,
-            counters: rig.qp.counters().named().to_vec(),
+            counters: counters.named().to_vec(),
         }
         .with("sends", completions(&rig.host.sends))
         .with("recvs", completions(&rig.host.recvs))
