@@ -80,7 +80,7 @@ enum rk_fill {
 	RK_FILL_MORE,		/* enough for one call: rk_tx_fill() again, perhaps later */
 };
 
-/* What rk_rx_filled() returns, or an error number. */
+/* What rk_rx_filled() and rk_rx_input() return, or an error number. */
 enum rk_rx {
 	RK_RX_OK,
 	RK_RX_HELD,		/* a Send waits for a receive: read nothing before one is posted */
@@ -202,6 +202,12 @@ bool rk_take_unused(const struct rk_device *device);
 /* Receiving: take the runs, read to them in order, and report how many octets came. */
 int rk_rx_plan(struct rk_qp *qp, const struct rk_device *device, const struct kvec **runs);
 int rk_rx_filled(struct rk_qp *qp, const struct rk_device *device, size_t octets);
+/*
+ * Receiving octets that are in memory, a packet at a time: whole FPDUs are taken from where they lie. Says how many octets are taken. Offer
+ * the others again: with RK_RX_HELD once a receive is posted, with RK_RX_WAITS after rk_retry_memory.
+ */
+int rk_rx_input(struct rk_qp *qp, const struct rk_device *device, const u8 *octets, size_t len,
+		size_t *taken);
 void rk_rx_eof(struct rk_qp *qp);
 
 /* The end of a stream. */

@@ -24,31 +24,33 @@ static void kick(struct end *end)
 
 /* ---- receiving ---- */
 
-/* Takes octets of a packet. Called by tcp_read_sock() with the socket and the queue pair locked. */
+/* Offers octets to the engine. Returns how many it has taken. */
+static size_t offer(struct end *end, const u8 *octets, size_t len)
+{
+	size_t taken;
+	int status = rk_rx_input(end->qp, end->device, octets, len, &taken);
+
+	if (status < 0)
+		end->error = status;
+	end->held = status == RK_RX_HELD || status == RK_RX_WAITS;
+	return taken;
+}
+
+/* Offers octets of a packet where they lie. Called by tcp_read_sock() with the socket and the queue pair locked. */
 static int take(read_descriptor_t *descriptor, struct sk_buff *skb, unsigned int offset, size_t len)
 {
 	struct end *end = descriptor->arg.data;
-	size_t used = 0;
+	struct skb_seq_state state;
+	unsigned int used = 0, part;
+	const u8 *octets;
 
-	while (used < len && !end->held && !end->error) {
-		const struct kvec *runs;
-		size_t got = 0;
-		int i, n, status;
-
-		n = rk_rx_plan(end->qp, end->device, &runs);
-		for (i = 0; i < n && used + got < len; i++) {
-			size_t part = min(runs[i].iov_len, len - used - got);
-
-			if (skb_copy_bits(skb, offset + used + got, runs[i].iov_base, part))
-				return -EFAULT;
-			got += part;
-		}
-		status = rk_rx_filled(end->qp, end->device, got);
-		if (status < 0)
-			end->error = status;
-		end->held = status == RK_RX_HELD || status == RK_RX_WAITS;
-		used += got;
-	}
+	skb_prepare_seq_read(skb, offset, offset + len, &state);
+	do {
+		part = skb_seq_read(used, &octets, &state);
+		if (part)
+			used += offer(end, octets, part);
+	} while (part && !end->held && !end->error);
+	skb_abort_seq_read(&state);
 	return used;
 }
 
@@ -59,15 +61,10 @@ static void receive(struct end *end)
 	bool wants;
 
 	spin_lock_bh(&end->lock);
-	if (end->held) {
-		/* What has been read already comes first. */
-		int status = rk_rx_filled(end->qp, end->device, 0);
-
-		if (status < 0)
-			end->error = status;
-		end->held = status == RK_RX_HELD || status == RK_RX_WAITS;
-	}
-	if (!end->held && !end->error)
+	/* What it has kept comes first. A held Send may also be in the socket still. */
+	if (end->held)
+		offer(end, NULL, 0);
+	if (!end->error)
 		tcp_read_sock(end->socket->sk, &descriptor, take);
 	wants = rk_wants_tx(end->qp);
 	spin_unlock_bh(&end->lock);

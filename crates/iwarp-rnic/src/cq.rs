@@ -109,26 +109,34 @@ impl CompletionQueue {
     #[inline]
     pub fn push(&mut self, cqe: Cqe) -> Pushed {
         if self.overflowed || self.ring.push(cqe).is_err() {
-            //= rfc5040 section 8.1.1
-            //# 10. An RNIC MUST ensure that if a CQ overflows, any Streams that do not use
-            //# the CQ MUST remain unaffected.
-            let first = !self.overflowed;
-            self.overflowed = true;
-            return Pushed::Overflow { first };
+            return self.lose();
         }
         match self.armed {
             Armed::No => Pushed::Quiet,
-            // An error counts as solicited (ibv_req_notify_cq(3)).
-            Armed::Solicited
-                if cqe.status == WcStatus::Success && !cqe.flags.contains(WcFlags::SOLICITED) =>
-            {
-                Pushed::Quiet
-            }
-            Armed::Any | Armed::Solicited => {
-                self.armed = Armed::No;
-                Pushed::Notify
-            }
+            Armed::Any | Armed::Solicited => self.notify(cqe.status, cqe.flags),
         }
+    }
+
+    #[cold]
+    const fn lose(&mut self) -> Pushed {
+        //= rfc5040 section 8.1.1
+        //# 10. An RNIC MUST ensure that if a CQ overflows, any Streams that do not use
+        //# the CQ MUST remain unaffected.
+        let first = !self.overflowed;
+        self.overflowed = true;
+        Pushed::Overflow { first }
+    }
+
+    /// Disarms the queue, if the completion is one that it is armed for.
+    #[inline(never)]
+    fn notify(&mut self, status: WcStatus, flags: WcFlags) -> Pushed {
+        // An error counts as solicited (ibv_req_notify_cq(3)).
+        let solicited = status != WcStatus::Success || flags.contains(WcFlags::SOLICITED);
+        if self.armed == Armed::Solicited && !solicited {
+            return Pushed::Quiet;
+        }
+        self.armed = Armed::No;
+        Pushed::Notify
     }
 
     /// Takes the oldest completion.

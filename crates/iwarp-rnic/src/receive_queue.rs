@@ -34,11 +34,22 @@ impl TakenRecv {
     pub fn sges(&self) -> &[Sge] {
         self.sges.get(..self.num_sge as usize).unwrap_or(&[])
     }
+
+    /// The first of them.
+    #[inline(always)]
+    pub(crate) const fn first(&self) -> Option<&Sge> {
+        match self.num_sge {
+            0 => None,
+            _ => self.sges.first(),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Slot {
     wr_id: u64,
+    /// Sum of the elements' lengths.
+    len: u64,
     num_sge: u8,
 }
 
@@ -89,8 +100,13 @@ impl ReceiveQueue {
         if wr.sges.len() > self.max_sge as usize {
             return Err(PostError::TooManySges);
         }
+        let mut len = 0u64;
+        for sge in wr.sges {
+            len = len.wrapping_add(u64::from(sge.len));
+        }
         let slot = Slot {
             wr_id: wr.wr_id,
+            len,
             num_sge: wr.sges.len() as u8,
         };
         let slot = self.ring.push(slot).map_err(|_| PostError::QueueFull)?;
@@ -114,17 +130,26 @@ impl ReceiveQueue {
         let Some(slot) = self.ring.pop() else {
             return false;
         };
-        let end = at.wrapping_add(slot.num_sge as usize);
-        let from = self.sges.get(at..end).unwrap_or(&[]);
-        let mut len = 0u64;
-        for (to, from) in taken.sges.iter_mut().zip(from) {
-            *to = *from;
-            len = len.wrapping_add(u64::from(from.len));
-        }
         taken.wr_id = slot.wr_id;
         taken.num_sge = slot.num_sge;
-        taken.len = len;
+        taken.len = slot.len;
+        // Nearly always there is one element.
+        if let (Some(to), Some(from)) = (taken.sges.first_mut(), self.sges.get(at)) {
+            *to = *from;
+        }
+        if slot.num_sge > 1 {
+            self.take_elements(at, taken);
+        }
         true
+    }
+
+    #[inline(never)]
+    fn take_elements(&self, at: usize, taken: &mut TakenRecv) {
+        let end = at.wrapping_add(taken.num_sge as usize);
+        let from = self.sges.get(at..end).unwrap_or(&[]);
+        for (to, from) in taken.sges.iter_mut().zip(from) {
+            *to = *from;
+        }
     }
 
     /// Takes the oldest request without its elements, to flush it.

@@ -451,25 +451,65 @@ pub extern "C" fn rk_rx_plan(qp: &mut Qp, device: &Device, runs: &mut *const Kve
 /// Processes octets that were read to the runs. Returns `enum rk_rx` or an error number.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
-pub extern "C" fn rk_rx_filled(qp: &mut Qp, device: &Device, octets: usize) -> c_int {
+pub extern "C" fn rk_rx_filled(qp: &mut Qp, device: &Device, mut octets: usize) -> c_int {
     let mut env = Env {
         memory: &device.table,
         crc32c,
         host: &mut qp.owner,
     };
-    let mut octets = octets;
     loop {
-        match qp
+        let status = qp
             .machine
-            .rx_filled(&mut qp.staging, &mut qp.rx, octets, &mut env)
-        {
-            RxStatus::Ok => return 0,
-            // C hands over less at a time than the staging holds: that is the limit.
-            RxStatus::More => octets = 0,
-            RxStatus::Held => return 1,
-            RxStatus::Waits => return 2,
-            RxStatus::Failed => return EPROTO,
+            .rx_filled(&mut qp.staging, &mut qp.rx, octets, &mut env);
+        // C hands over less at a time than the staging holds: that is the limit.
+        if status != RxStatus::More {
+            return number(status);
         }
+        octets = 0;
+    }
+}
+
+/// Processes octets that are in memory. Says in `taken` how many of them are done with, and returns `enum rk_rx` or an error number.
+///
+/// # Safety
+/// `at` names `len` readable octets, if any.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rk_rx_input(
+    qp: &mut Qp,
+    device: &Device,
+    at: *const u8,
+    len: usize,
+    taken: &mut usize,
+) -> c_int {
+    let mut env = Env {
+        memory: &device.table,
+        crc32c,
+        host: &mut qp.owner,
+    };
+    let mut octets: &[u8] = match len {
+        0 => &[],
+        // SAFETY: the caller promises it.
+        _ => unsafe { slice::from_raw_parts(at, len) },
+    };
+    *taken = 0;
+    loop {
+        let (count, status) = qp.machine.rx_input(octets, &mut qp.staging, &mut env);
+        *taken = taken.wrapping_add(count);
+        // A packet is the limit.
+        if status != RxStatus::More {
+            return number(status);
+        }
+        octets = octets.get(count..).unwrap_or(&[]);
+    }
+}
+
+const fn number(status: RxStatus) -> c_int {
+    match status {
+        RxStatus::Ok | RxStatus::More => 0,
+        RxStatus::Held => 1,
+        RxStatus::Waits => 2,
+        RxStatus::Failed => EPROTO,
     }
 }
 

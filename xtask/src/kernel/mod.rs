@@ -152,10 +152,11 @@ fn check(context: &Context, object: &Path, log: &mut Log) -> Result<()> {
     if !complaints.is_empty() {
         bail!("{}", complaints.join("\n"));
     }
-    log.say(format!(
-        "{} findings, all of them known:",
-        report.findings.len()
-    ));
+    let known = report.findings.len();
+    log.say(match known {
+        0 => String::from("no findings"),
+        _ => format!("{known} findings, all of them known:"),
+    });
     for reason in exceptions::reasons() {
         log.say(format!("  {reason}"));
     }

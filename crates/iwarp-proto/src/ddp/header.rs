@@ -242,6 +242,19 @@ impl Header {
         Ok(Opcode(rdmap & bit::OPCODE))
     }
 
+    /// Returns `true` if the control octets at the start of a ULPDU are valid and have one of these opcodes.
+    #[inline(always)]
+    pub fn is_any_of(ulpdu: &[u8], opcodes: &[Opcode]) -> bool {
+        let Some(control) = ulpdu.first_chunk() else {
+            return false;
+        };
+        let control = u16::from_be_bytes(*control) & FIXED;
+        // The caller knows the opcodes, so the compiler makes comparisons with constants of this.
+        opcodes
+            .iter()
+            .any(|opcode| opcode.is_known() && VALID.get(usize::from(opcode.0)) == Some(&control))
+    }
+
     /// Checks the two control octets. They are enough to refuse a segment of another protocol version.
     #[inline]
     pub fn check_control(ddp_control: u8, rdmap_control: u8) -> Result<(), HeaderError> {

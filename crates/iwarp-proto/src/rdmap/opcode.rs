@@ -43,6 +43,9 @@ impl Opcode {
         self.0 <= Self::ATOMIC_RESPONSE.0
     }
 
+    /// The four Sends.
+    pub const SENDS: [Self; 4] = [Self::SEND, Self::SEND_INV, Self::SEND_SE, Self::SEND_SE_INV];
+
     /// Returns `true` for the four Sends. Immediate Data is not one of them, although it consumes a receive, too.
     #[inline]
     pub const fn is_send(self) -> bool {

@@ -42,7 +42,7 @@ impl<M: Memory> MemoryTable<M> {
     ) -> Result<R, AccessError> {
         match self.check_uncounted((stag, to, len), need, who) {
             Ok(span) => Ok(f(span)),
-            Err(Miss::Counted) => Ok(f(self.check_counted((stag, to, len), need, who)?.span())),
+            Err(Miss::Counted) => Ok(f(self.check_counted(stag, to, len, need, who)?.span())),
             Err(Miss::Refused(e)) => Err(e),
         }
     }
@@ -70,7 +70,7 @@ impl<M: Memory> MemoryTable<M> {
     ) -> Result<Held<'_, M>, AccessError> {
         match self.check_uncounted((stag, to, len), need, who) {
             Ok(span) => Ok(Held::of(span)),
-            Err(Miss::Counted) => self.check_counted((stag, to, len), need, who),
+            Err(Miss::Counted) => self.check_counted(stag, to, len, need, who),
             Err(Miss::Refused(e)) => Err(e),
         }
     }
@@ -127,7 +127,9 @@ impl<M: Memory> MemoryTable<M> {
     #[inline(never)]
     fn check_counted(
         &self,
-        (stag, to, len): (u32, u64, u32),
+        stag: u32,
+        to: u64,
+        len: u32,
         need: Access,
         who: Accessor,
     ) -> Result<Held<'_, M>, AccessError> {
@@ -288,7 +290,7 @@ impl<M: Memory> MemoryTable<M> {
             Ok(span) => span,
             Err(Miss::Counted) => {
                 // Both a user of this call and the plan's: the second begins before the first ends.
-                let held = self.check_counted((stag, to, len), need, who)?;
+                let held = self.check_counted(stag, to, len, need, who)?;
                 let entry = self.entry(stag).ok_or(AccessError::InvalidStag)?;
                 return match self.enter(entry, stag) {
                     true => Ok(held.span),

@@ -8,7 +8,7 @@ use super::rx::Missed;
 use super::{Env, Host, QueuePair, ReceiverNotReady};
 use crate::memory::AccessError;
 use crate::{Access, WcStatus};
-use iwarp_proto::ddp::{Header, HeaderError, TaggedHeader, UntaggedHeader};
+use iwarp_proto::ddp::{Header, HeaderError, QueueNumber, TaggedHeader, UntaggedHeader};
 use iwarp_proto::rdmap::{Opcode, TerminateCode};
 
 /// Why a segment is refused. It is small, so that the loop over small messages carries it for nothing; [`QueuePair::fault_of`] makes
@@ -54,7 +54,10 @@ impl QueuePair {
                     to: h.to,
                 }))
             }
-            Header::Untagged(h) => self.admit_send(h, payload, ulpdu_len, env.host),
+            Header::Untagged(h) => {
+                let admitted = self.admit_send(h, payload, ulpdu_len, env.host)?;
+                Ok(admitted.then_some(Target::Receive { off: h.mo }))
+            }
         }
     }
 
@@ -100,7 +103,7 @@ impl QueuePair {
         if awaited.sink_stag != h.stag.0 && awaited.len != 0 {
             return fault(TerminateCode::DDP_TAGGED_INVALID_STAG);
         }
-        let end = u64::from(awaited.received) + u64::from(payload);
+        let end = u64::from(awaited.received).wrapping_add(u64::from(payload));
         let in_order = h.to == u64::from(awaited.received) || awaited.len == 0;
         if !in_order || end > u64::from(awaited.len) || h.last != (end == u64::from(awaited.len)) {
             return fault(TerminateCode::DDP_TAGGED_BASE_BOUNDS);
@@ -113,19 +116,19 @@ impl QueuePair {
 
     /// Checks the message sequence number of a queue: only the next one is valid, since TCP keeps the order.
     #[inline(always)]
-    pub(super) fn check_msn(&self, h: UntaggedHeader) -> Result<(), Refusal> {
+    pub(super) fn check_msn(&self, queue: u32, msn: u32) -> Result<(), Refusal> {
         //= rfc5041 section 5.3
         //# MUST Deliver a DDP Message to the ULP at most once,
         //= rfc5041 section 5.3
         //# MUST Deliver DDP Messages to the ULP in the order they were sent by the
         //# Data Source.
-        match self.rx.msn.get(h.qn as usize) {
-            Some(msn) if *msn == h.msn => Ok(()),
+        match self.rx.msn.get(queue as usize) {
+            Some(expected) if *expected == msn => Ok(()),
             _ => Err(Refusal::Protocol(TerminateCode::DDP_UNTAGGED_INVALID_MSN)),
         }
     }
 
-    /// Checks a segment of a Send. Its message takes a receive, if this is its first segment; `None` if there is none.
+    /// Checks a segment of a Send. Its message takes a receive, if this is its first segment; `false` if there is none.
     #[inline(always)]
     pub(super) fn admit_send<H: Host>(
         &mut self,
@@ -133,7 +136,7 @@ impl QueuePair {
         payload: u32,
         ulpdu_len: u16,
         host: &mut H,
-    ) -> Result<Option<Target>, Refusal> {
+    ) -> Result<bool, Refusal> {
         //= rfc5041 section 4.1
         //# If set to zero, the ULP Payload carried in this DDP Segment MUST be
         //# Placed into an Untagged Buffer.
@@ -142,14 +145,14 @@ impl QueuePair {
         //= rfc5041 section 7.1
         //# For non-zero-length Untagged DDP Segments, the DDP Segment MUST be
         //# validated before Placement by verifying:
-        self.check_msn(h)?;
+        self.check_msn(QueueNumber::SEND.0, h.msn)?;
         if h.mo != self.rx.message_off {
             return Err(Refusal::Protocol(TerminateCode::DDP_UNTAGGED_INVALID_MO));
         }
         if !self.rx.receiving {
-            if self.rx.rtr_send_expected && payload == 0 && h.last && h.opcode == Opcode::SEND {
+            if self.rx.rtr_send_expected && Self::may_be_rtr(h, payload) {
                 // The RTR message is consumed by the RNIC and takes no receive (RFC 6581 section 9.2).
-                return Ok(Some(Target::Receive { off: 0 }));
+                return Ok(true);
             }
             //= rfc5040 section 5.3
             //# One Send Message Type MUST consume one Untagged Buffer.
@@ -164,16 +167,25 @@ impl QueuePair {
             //# frequently.
             if !self.take_receive(host) {
                 self.no_receive(Header::Untagged(h), ulpdu_len)?;
-                return Ok(None);
+                return Ok(false);
             }
         }
         //= rfc5041 section 5.2
         //# The ULP Message Length MUST be less than 2^32.
-        let end = h.mo.checked_add(payload);
-        if end.is_none_or(|end| u64::from(end) > self.rx.receive.len) {
-            return Err(Refusal::TooLong);
+        match h.mo.checked_add(payload) {
+            Some(end) if u64::from(end) <= self.rx.receive.len => Ok(true),
+            _ => Self::too_long(),
         }
-        Ok(Some(Target::Receive { off: h.mo }))
+    }
+
+    #[cold]
+    fn may_be_rtr(h: UntaggedHeader, payload: u32) -> bool {
+        payload == 0 && h.last && h.opcode == Opcode::SEND
+    }
+
+    #[cold]
+    const fn too_long() -> Result<bool, Refusal> {
+        Err(Refusal::TooLong)
     }
 
     /// A message needs a receive, and none is posted: holds it or refuses it, as the policy says.

@@ -159,7 +159,7 @@ impl RxBuffer {
         if start <= end && end <= self.data.len() {
             self.data.copy_within(start..end, 0);
             self.start = 0;
-            self.end = end - start;
+            self.end = end.wrapping_sub(start);
         }
     }
 }

@@ -56,7 +56,7 @@ impl QueuePair {
         //# Data with Solicited Event, the following MUST be validated:
         //= rfc7306 section 8.2
         //# o The DDP layer MUST validate all DDP Segment fields.
-        self.check_msn(h)
+        self.check_msn(h.qn, h.msn)
             .map_err(|refusal| self.fault_of(refusal, Some(*header), ulpdu_len))?;
         let bad_offset = if h.qn == 0 {
             h.mo != self.rx.message_off
@@ -163,6 +163,7 @@ impl QueuePair {
         Ok(Step::Next)
     }
 
+    #[inline(always)]
     fn read_request<H: Host>(
         &mut self,
         header: &Header,
@@ -413,7 +414,7 @@ impl QueuePair {
         if h.opcode.solicited() {
             cqe.flags |= WcFlags::SOLICITED;
         }
-        self.finish_receive(cqe, env.host);
+        self.finish_other(cqe, env.host);
         Ok(Step::Next)
     }
 }

@@ -48,37 +48,104 @@ impl QueuePair {
     //# However, MPA receivers MUST NOT depend on FPDU Alignment on TCP segment
     //# boundaries.
     /// Processes one whole ULPDU. With `Step::Hold` nothing has changed and the ULPDU must be offered again.
-    #[inline(always)]
+    #[inline(never)]
     pub(super) fn receive_ulpdu<H: Host>(&mut self, ulpdu: &[u8], env: &mut Env<'_, H>) -> Step {
         //= rfc5044 section 3
         //# On receive, MPA MUST pass each ULPDU with its length to DDP when it has
         //# been validated.
         //= rfc5041 section 3
         //# 7. On receive, the LLP MUST provide the length of the DDP Segment received.
-        let step = match Header::parse_opcode(ulpdu) {
-            Ok(Opcode::WRITE) => self.write(ulpdu, env),
-            Ok(Opcode::READ_RESPONSE) => self.read_response(ulpdu, env),
-            Ok(opcode) if opcode.is_send() => self.send(ulpdu, env),
-            Ok(_) => return self.control(ulpdu, env),
-            Err(e) => Err(Refusal::Header(e)),
+        match Header::parse_opcode(ulpdu) {
+            Ok(Opcode::READ_RESPONSE) => self.receive_read_response(ulpdu, env),
+            Ok(Opcode::WRITE) => self.receive_lone_write(ulpdu, env),
+            Ok(opcode) if opcode.is_send() => self.receive_lone_send(ulpdu, env),
+            Ok(_) => self.control(ulpdu, env),
+            Err(e) => self.refuse_segment(Refusal::Header(e), ulpdu, env.host),
+        }
+    }
+
+    /// As [`receive_ulpdu`](Self::receive_ulpdu), for the loop that takes neither Writes nor Sends.
+    #[inline(always)]
+    pub(super) fn receive_other<H: Host>(&mut self, ulpdu: &[u8], env: &mut Env<'_, H>) -> Step {
+        if Header::is_any_of(ulpdu, &[Opcode::READ_RESPONSE]) {
+            self.receive_read_response(ulpdu, env)
+        } else if Header::is_any_of(ulpdu, &[Opcode::READ_REQUEST]) {
+            self.control(ulpdu, env)
+        } else {
+            self.receive_ulpdu(ulpdu, env)
+        }
+    }
+
+    /// As [`receive_ulpdu`](Self::receive_ulpdu), for a ULPDU whose control octets are those of a Write.
+    #[inline(always)]
+    pub(super) fn receive_write<H: Host>(&mut self, ulpdu: &[u8], env: &mut Env<'_, H>) -> Step {
+        match self.write(ulpdu, env) {
+            Ok(()) => Step::Next,
+            Err(refusal) => self.refuse_segment(refusal, ulpdu, env.host),
+        }
+    }
+
+    /// As [`receive_ulpdu`](Self::receive_ulpdu), for a ULPDU whose control octets are those of a Send.
+    #[inline(always)]
+    pub(super) fn receive_send<H: Host>(&mut self, ulpdu: &[u8], env: &mut Env<'_, H>) -> Step {
+        let h = match UntaggedHeader::parse(ulpdu) {
+            Ok(h) => h,
+            Err(e) => return self.refuse_segment(Refusal::Header(e), ulpdu, env.host),
         };
-        match step {
-            Ok(step) => step,
-            Err(refusal) => self.refuse(refusal, ulpdu, env.host),
+        let payload = ulpdu.get(UNTAGGED_HEADER_LEN..).unwrap_or(&[]);
+        let len = payload.len() as u32;
+        match self.admit_send(h, len, ulpdu.len() as u16, env.host) {
+            Ok(true) => {}
+            Ok(false) => return Step::Hold,
+            Err(refusal) => return self.refuse_segment(refusal, ulpdu, env.host),
+        }
+        match self.place(Target::Receive { off: h.mo }, payload, env) {
+            Ok(()) => self.finish_send(h, len, env),
+            Err(refusal) => self.refuse_segment(refusal, ulpdu, env.host),
+        }
+    }
+
+    #[inline(never)]
+    fn receive_lone_write<H: Host>(&mut self, ulpdu: &[u8], env: &mut Env<'_, H>) -> Step {
+        self.receive_write(ulpdu, env)
+    }
+
+    #[inline(never)]
+    fn receive_lone_send<H: Host>(&mut self, ulpdu: &[u8], env: &mut Env<'_, H>) -> Step {
+        self.receive_send(ulpdu, env)
+    }
+
+    #[inline(never)]
+    fn receive_read_response<H: Host>(&mut self, ulpdu: &[u8], env: &mut Env<'_, H>) -> Step {
+        match self.read_response(ulpdu, env) {
+            Ok(()) => Step::Next,
+            Err(refusal) => self.refuse_segment(refusal, ulpdu, env.host),
         }
     }
 
     /// Ends the stream because of a segment.
     #[cold]
-    fn refuse<H: Host>(&mut self, refusal: Refusal, ulpdu: &[u8], host: &mut H) -> Step {
-        let fault = self.fault_of(refusal, Header::decode(ulpdu), ulpdu.len() as u16);
+    fn refuse_segment<H: Host>(&mut self, refusal: Refusal, ulpdu: &[u8], host: &mut H) -> Step {
+        self.refuse_known(refusal, Header::decode(ulpdu), ulpdu.len() as u16, host)
+    }
+
+    #[cold]
+    #[inline(never)]
+    pub(super) fn refuse_known<H: Host>(
+        &mut self,
+        refusal: Refusal,
+        header: Option<Header>,
+        ulpdu_len: u16,
+        host: &mut H,
+    ) -> Step {
+        let fault = self.fault_of(refusal, header, ulpdu_len);
         self.fail_stream(&fault, host);
         Step::Failed
     }
 
     /// Processes a whole segment of a Write.
     #[inline(always)]
-    fn write<H: Host>(&mut self, ulpdu: &[u8], env: &mut Env<'_, H>) -> Result<Step, Refusal> {
+    fn write<H: Host>(&mut self, ulpdu: &[u8], env: &Env<'_, H>) -> Result<(), Refusal> {
         let h = TaggedHeader::decode(ulpdu).ok_or(Refusal::Header(HeaderError::TooShort))?;
         let payload = ulpdu.get(TAGGED_HEADER_LEN..).unwrap_or(&[]);
         let len = payload.len() as u32;
@@ -89,39 +156,23 @@ impl QueuePair {
         };
         self.place(target, payload, env)?;
         self.finish_write(h, len);
-        Ok(Step::Next)
+        Ok(())
     }
 
     /// Processes a whole segment of a Read Response.
-    #[inline(never)]
+    #[inline(always)]
     fn read_response<H: Host>(
         &mut self,
         ulpdu: &[u8],
         env: &mut Env<'_, H>,
-    ) -> Result<Step, Refusal> {
+    ) -> Result<(), Refusal> {
         let h = TaggedHeader::decode(ulpdu).ok_or(Refusal::Header(HeaderError::TooShort))?;
         let payload = ulpdu.get(TAGGED_HEADER_LEN..).unwrap_or(&[]);
         let len = payload.len() as u32;
         let target = self.admit_read_response(h, len)?;
         self.place(target, payload, env)?;
         self.finish_read_response(h, len, env.host);
-        Ok(Step::Next)
-    }
-
-    /// Processes a whole segment of a Send.
-    #[inline(always)]
-    fn send<H: Host>(&mut self, ulpdu: &[u8], env: &mut Env<'_, H>) -> Result<Step, Refusal> {
-        let h = match UntaggedHeader::parse(ulpdu) {
-            Ok(h) => h,
-            Err(e) => return Err(Refusal::Header(e)),
-        };
-        let payload = ulpdu.get(UNTAGGED_HEADER_LEN..).unwrap_or(&[]);
-        let len = payload.len() as u32;
-        let Some(target) = self.admit_send(h, len, ulpdu.len() as u16, env.host)? else {
-            return Ok(Step::Hold);
-        };
-        self.place(target, payload, env)?;
-        self.finish_send(h, len, env)
+        Ok(())
     }
 
     /// Places the payload of a whole segment.
@@ -177,17 +228,15 @@ impl QueuePair {
         header: &Header,
         payload: u32,
         env: &mut Env<'_, H>,
-    ) -> Result<(), Refusal> {
+    ) -> Step {
         match *header {
             Header::Tagged(h) if h.opcode == Opcode::READ_RESPONSE => {
                 self.finish_read_response(h, payload, env.host);
             }
             Header::Tagged(h) => self.finish_write(h, payload),
-            Header::Untagged(h) => {
-                self.finish_send(h, payload, env)?;
-            }
+            Header::Untagged(h) => return self.finish_send(h, payload, env),
         }
-        Ok(())
+        Step::Next
     }
 
     #[inline(always)]
@@ -239,11 +288,11 @@ impl QueuePair {
         h: UntaggedHeader,
         payload: u32,
         env: &mut Env<'_, H>,
-    ) -> Result<Step, Refusal> {
+    ) -> Step {
         self.count_payload(payload);
         self.rx.message_off = self.rx.message_off.wrapping_add(payload);
         if !h.last {
-            return Ok(Step::Next);
+            return Step::Next;
         }
         //= rfc5040 section 5.5
         //# At the Data Sink, an incoming Send Message MUST be Delivered to the ULP
@@ -255,7 +304,7 @@ impl QueuePair {
         //= rfc5041 section 5.4
         //# At the Data Sink, DDP MUST Deliver a DDP Message if and only if all of
         //# the following are true:
-        self.deliver_send(h, env)
+        self.deliver_send(h, payload, env)
     }
 
     /// The answer to the oldest request is complete.
@@ -289,15 +338,34 @@ impl QueuePair {
     fn deliver_send<H: Host>(
         &mut self,
         h: UntaggedHeader,
+        payload: u32,
         env: &mut Env<'_, H>,
-    ) -> Result<Step, Refusal> {
+    ) -> Step {
         let byte_len = core::mem::take(&mut self.rx.message_off);
         self.advance_msn(0);
         self.rx.last_write_len = 0;
         if !self.rx.receiving {
             self.rx.rtr_send_expected = false;
-            return Ok(Step::Next);
+            return Step::Next;
         }
+        if h.opcode.invalidates() {
+            return self.deliver_with_invalidate(h, byte_len, payload, env);
+        }
+        //= rfc5040 section 5.3
+        //# At the Remote Peer, the Send Message Type MUST be Delivered to the
+        //# Remote Peer's ULP in the order they were sent.
+        //= rfc5040 section 5.5
+        //# Send Messages MUST be Delivered to the ULP at the Remote Peer after they
+        //# are Delivered to RDMAP by DDP and in the order that they were Delivered
+        //# to RDMAP.
+        let cqe = self.send_cqe(h, byte_len);
+        self.finish_receive(cqe, env.host);
+        Step::Next
+    }
+
+    /// The completion of a Send.
+    #[inline(always)]
+    fn send_cqe(&mut self, h: UntaggedHeader, byte_len: u32) -> Cqe {
         //= rfc5041 section 5.4
         //# At the Data Sink, DDP MUST provide the ULP Message Length to the ULP
         //# when an Untagged DDP Message is Delivered.
@@ -315,28 +383,20 @@ impl QueuePair {
             cqe.flags |= WcFlags::WITH_IMM;
             cqe.imm_or_stag = imm;
         }
-        if h.opcode.invalidates() && !self.invalidated_by(h, &mut cqe, env)? {
-            return Ok(Step::Again);
-        }
-        //= rfc5040 section 5.3
-        //# At the Remote Peer, the Send Message Type MUST be Delivered to the
-        //# Remote Peer's ULP in the order they were sent.
-        //= rfc5040 section 5.5
-        //# Send Messages MUST be Delivered to the ULP at the Remote Peer after they
-        //# are Delivered to RDMAP by DDP and in the order that they were Delivered
-        //# to RDMAP.
-        self.finish_receive(cqe, env.host);
-        Ok(Step::Next)
+        cqe
     }
 
-    /// Ends the STag that a Send with Invalidate names. Returns `false` if the Send is delivered later, because the memory is in use.
+    /// Ends the STag that a Send with Invalidate names, and delivers the Send: later, if the memory is in use.
     #[cold]
-    fn invalidated_by<H: Host>(
+    #[inline(never)]
+    fn deliver_with_invalidate<H: Host>(
         &mut self,
         h: UntaggedHeader,
-        cqe: &mut Cqe,
-        env: &Env<'_, H>,
-    ) -> Result<bool, Refusal> {
+        byte_len: u32,
+        payload: u32,
+        env: &mut Env<'_, H>,
+    ) -> Step {
+        let mut cqe = self.send_cqe(h, byte_len);
         //= rfc5040 section 7.2
         //# The Invalidate STag MUST be valid.
         //= rfc5040 section 5.3
@@ -344,16 +404,19 @@ impl QueuePair {
         //# Invalidate Message are Delivered to the Remote Peer's RDMAP layer, the
         //# RDMAP layer MUST:
         let stag = h.invalidate_stag.0;
-        let complete = env
-            .memory
-            .invalidate(stag, self.accessor(), true)
-            .map_err(|_| Refusal::Invalidation)?;
+        let Ok(complete) = env.memory.invalidate(stag, self.accessor(), true) else {
+            let ulpdu_len = (UNTAGGED_HEADER_LEN as u32).wrapping_add(payload);
+            let header = Some(Header::Untagged(h));
+            return self.refuse_known(Refusal::Invalidation, header, ulpdu_len as u16, env.host);
+        };
         cqe.flags |= WcFlags::WITH_INV;
         cqe.imm_or_stag = stag;
         if !complete {
-            self.rx.ending = Some((stag, *cqe));
+            self.rx.ending = Some((stag, cqe));
+            return Step::Again;
         }
-        Ok(complete)
+        self.finish_other(cqe, env.host);
+        Step::Next
     }
 
     /// Completes a Send with Invalidate whose STag was in use. Returns `false` if it still is.
@@ -366,7 +429,7 @@ impl QueuePair {
             return false;
         }
         self.rx.ending = None;
-        self.finish_receive(cqe, env.host);
+        self.finish_other(cqe, env.host);
         true
     }
 
@@ -384,10 +447,17 @@ impl QueuePair {
         }
     }
 
+    /// Completes the receive of a Send. What completes others calls [`finish_other`](Self::finish_other), so that there is one caller.
     #[inline(always)]
-    pub(super) fn finish_receive<H: Host>(&mut self, cqe: Cqe, host: &mut H) {
+    fn finish_receive<H: Host>(&mut self, cqe: Cqe, host: &mut H) {
         self.rx.receiving = false;
         self.counters.completions = self.counters.completions.wrapping_add(1);
         host.complete(Direction::Recv, cqe);
+    }
+
+    #[cold]
+    #[inline(never)]
+    pub(super) fn finish_other<H: Host>(&mut self, cqe: Cqe, host: &mut H) {
+        self.finish_receive(cqe, host);
     }
 }

@@ -3,7 +3,6 @@
 
 use super::admit::Refusal;
 use super::buffer::RxPlan;
-use super::fault::RxFault;
 use super::place::Target;
 use super::plan::Run;
 use super::rx::Step;
@@ -31,7 +30,9 @@ impl Direct {
     /// Octets of the FPDU that have not come.
     pub(super) fn rest(&self) -> usize {
         let payload = self.payload.saturating_sub(self.placed) as usize;
-        payload + pad_len(usize::from(self.ulpdu_len)) + CRC_LEN
+        payload
+            .saturating_add(pad_len(usize::from(self.ulpdu_len)))
+            .saturating_add(CRC_LEN)
     }
 }
 
@@ -48,7 +49,7 @@ impl QueuePair {
     ) -> usize {
         // One run is kept for staging.
         let mut left = plan.most.saturating_sub(1);
-        let mut direct = 0;
+        let mut direct = 0usize;
         let (places, who) = (self.places(memory), self.accessor());
         let users = &mut plan.users;
         let _ = places.for_each_range(d.target, d.placed, want, |stag, to, len, need| {
@@ -58,8 +59,8 @@ impl QueuePair {
             // There is room for every element of a request.
             if let Some(span) = users.check(memory, (stag, to, len), need, who)? {
                 for fragment in span.fragments().take(left) {
-                    left -= 1;
-                    direct += fragment.len();
+                    left = left.wrapping_sub(1);
+                    direct = direct.saturating_add(fragment.len());
                     visit(Run::memory(fragment));
                 }
             }
@@ -70,40 +71,60 @@ impl QueuePair {
 
     /// Handles an FPDU that has come in part: if its header is there and much of its payload is not, begins direct reading. Returns how
     /// many octets were taken.
+    #[inline(never)]
     pub(super) fn begin_direct<H: Host>(
         &mut self,
         octets: &[u8],
         env: &mut Env<'_, H>,
-    ) -> Result<(usize, Step), RxFault> {
+    ) -> (usize, Step) {
         let Some((len_field, ulpdu)) = octets.split_first_chunk::<MPA_LEN_FIELD>() else {
-            return Ok((0, Step::NeedMore));
+            return (0, Step::NeedMore);
         };
-        let ulpdu_len = usize::from(u16::from_be_bytes(*len_field));
-        let ulpdu = ulpdu.get(..ulpdu.len().min(ulpdu_len)).unwrap_or(&[]);
+        let ulpdu_len = u16::from_be_bytes(*len_field);
+        let ulpdu = ulpdu
+            .get(..ulpdu.len().min(ulpdu_len.into()))
+            .unwrap_or(&[]);
         let Some(first) = ulpdu.first() else {
-            return Ok((0, Step::NeedMore));
+            return (0, Step::NeedMore);
         };
         let header_len = ddp::header_len(*first);
         let Some(body) = ulpdu.get(header_len..) else {
-            return Ok((0, Step::NeedMore));
+            return (0, Step::NeedMore);
         };
-        let payload = ulpdu_len.saturating_sub(header_len);
+        let payload = usize::from(ulpdu_len).saturating_sub(header_len);
         if payload.saturating_sub(body.len()) < RX_DIRECT_MIN as usize {
-            return Ok((0, Step::NeedMore));
+            return (0, Step::NeedMore);
         }
-        let header = Header::parse(ulpdu).map_err(|e| {
-            self.fault_of(Refusal::Header(e), Header::decode(ulpdu), ulpdu_len as u16)
-        })?;
+        match self.try_direct(ulpdu, body, ulpdu_len, payload as u32, env) {
+            // More is missing than the tail, so these were all.
+            Ok(Begun::Direct) => (octets.len(), Step::NeedMore),
+            Ok(Begun::Hold) => (0, Step::Hold),
+            Ok(Begun::No) => (0, Step::NeedMore),
+            Err(refusal) => {
+                let header = Header::decode(ulpdu);
+                (0, self.refuse_known(refusal, header, ulpdu_len, env.host))
+            }
+        }
+    }
+
+    /// Admits the segment, and places what has come of its payload.
+    fn try_direct<H: Host>(
+        &mut self,
+        ulpdu: &[u8],
+        body: &[u8],
+        ulpdu_len: u16,
+        payload: u32,
+        env: &mut Env<'_, H>,
+    ) -> Result<Begun, Refusal> {
+        let header = Header::parse(ulpdu).map_err(Refusal::Header)?;
         if !self.life.has_heard() {
             self.hear(ulpdu);
         }
         if !header.opcode().is_send() && !matches!(header, Header::Tagged(_)) {
-            return Ok((0, Step::NeedMore));
+            return Ok(Begun::No);
         }
-        let target = match self.admit_direct(&header, payload as u32, ulpdu_len as u16, env) {
-            Ok(Some(target)) => target,
-            Ok(None) => return Ok((0, Step::Hold)),
-            Err(refusal) => return Err(self.fault_of(refusal, Some(header), ulpdu_len as u16)),
+        let Some(target) = self.admit_direct(&header, payload, ulpdu_len, env)? else {
+            return Ok(Begun::Hold);
         };
         let tail = match header {
             // Programs wait for a Write by looking at its last octet.
@@ -112,56 +133,70 @@ impl QueuePair {
         };
         self.places(env.memory)
             .write(target, 0, body)
-            .map_err(|e| self.placement_fault(e, &header, ulpdu_len as u16))?;
+            .map_err(Refusal::Memory)?;
         self.rx.direct = Some(Direct {
             header,
             target,
-            payload: payload as u32,
+            payload,
             placed: body.len() as u32,
-            direct_end: (payload as u32).saturating_sub(tail),
-            ulpdu_len: ulpdu_len as u16,
+            direct_end: payload.saturating_sub(tail),
+            ulpdu_len,
         });
         // The mode stays on for the small FPDU that ends a message.
         self.rx.large = 3;
-        // More is missing than the tail, so these were all.
-        Ok((octets.len(), Step::NeedMore))
+        Ok(Begun::Direct)
     }
 
     /// Goes on with an FPDU in direct reading. Returns how many octets were taken.
+    #[inline(never)]
     pub(super) fn continue_direct<H: Host>(
         &mut self,
-        d: Direct,
+        d: &Direct,
         octets: &[u8],
         env: &mut Env<'_, H>,
-    ) -> Result<(usize, Step), RxFault> {
+    ) -> (usize, Step) {
         // Payload may still come through staging, if it was read together with an earlier FPDU.
         let want = d.direct_end.saturating_sub(d.placed) as usize;
-        if want > 0 {
-            let here = octets.get(..octets.len().min(want)).unwrap_or(&[]);
-            let places = self.places(env.memory);
-            // Checked even if no octets are here, so that a region that was deregistered is noticed.
-            places
-                .for_each(d.target, d.placed, want as u32, |_| {})
-                .and_then(|()| places.write(d.target, d.placed, here))
-                .map_err(|e| self.placement_fault(e, &d.header, d.ulpdu_len))?;
-            let n = here.len();
-            if let Some(d) = &mut self.rx.direct {
-                d.placed = d.placed.saturating_add(n as u32);
-            }
-            let whole = n == want;
-            return Ok((n, if whole { Step::Again } else { Step::NeedMore }));
-        }
-        let Some(rest) = octets.get(..d.rest()) else {
-            return Ok((0, Step::NeedMore));
+        let part = if want > 0 {
+            octets.get(..octets.len().min(want))
+        } else {
+            octets.get(..d.rest())
+        };
+        let Some(part) = part else {
+            return (0, Step::NeedMore);
         };
         let tail = d.payload.saturating_sub(d.placed) as usize;
-        self.places(env.memory)
-            .write(d.target, d.placed, rest.get(..tail).unwrap_or(&[]))
-            .map_err(|e| self.placement_fault(e, &d.header, d.ulpdu_len))?;
+        let here = part.get(..part.len().min(tail)).unwrap_or(&[]);
+        let places = self.places(env.memory);
+        // Where more is wanted, also if no octets are here, so that a region that was deregistered is noticed.
+        let placed = places
+            .for_each(d.target, d.placed, want as u32, |_| {})
+            .and_then(|()| places.write(d.target, d.placed, here));
+        if let Err(e) = placed {
+            let refusal = Refusal::Memory(e);
+            return (
+                0,
+                self.refuse_known(refusal, Some(d.header), d.ulpdu_len, env.host),
+            );
+        }
+        if want > 0 {
+            if let Some(d) = &mut self.rx.direct {
+                d.placed = d.placed.saturating_add(part.len() as u32);
+            }
+            let whole = part.len() == want;
+            return (part.len(), if whole { Step::Again } else { Step::NeedMore });
+        }
         self.rx.direct = None;
         self.counters.rx_fpdus = self.counters.rx_fpdus.wrapping_add(1);
-        self.finish_direct(&d.header, d.payload, env)
-            .map_err(|refusal| self.fault_of(refusal, Some(d.header), d.ulpdu_len))?;
-        Ok((rest.len(), Step::Again))
+        (part.len(), self.finish_direct(&d.header, d.payload, env))
     }
+}
+
+/// What became of an FPDU that has come in part.
+enum Begun {
+    Direct,
+    /// It has to wait for a receive.
+    Hold,
+    /// It is taken when it is whole.
+    No,
 }

@@ -4,9 +4,12 @@ use super::fault::RxFault;
 use super::rx::Step;
 use super::{Env, Host, QueuePair};
 use iwarp_proto::crc32c::Crc32cFn;
+use iwarp_proto::ddp::Header;
 use iwarp_proto::mpa::framing::{
-    CRC_LEN, FpduOptions, MARKER_LEN, MPA_LEN_FIELD, decode_fpdu, fpdu_len, fpdu_len_with_markers,
+    CRC_LEN, FpduOptions, FramingError, MARKER_LEN, MPA_LEN_FIELD, decode_fpdu, fpdu_len,
+    fpdu_len_with_markers,
 };
+use iwarp_proto::rdmap::Opcode;
 
 /// A whole FPDU at the start of some octets.
 struct Whole<'a> {
@@ -42,10 +45,36 @@ impl<'a> Whole<'a> {
     }
 }
 
+/// Returns `true` if a segment is a Write.
+#[inline(always)]
+fn is_write(ulpdu: &[u8]) -> bool {
+    Header::is_any_of(ulpdu, &[Opcode::WRITE])
+}
+
+/// Returns `true` if a segment is a Send.
+#[inline(always)]
+fn is_send(ulpdu: &[u8]) -> bool {
+    Header::is_any_of(ulpdu, &Opcode::SENDS)
+}
+
+/// Returns `true` if a segment is neither. So are those that are not valid.
+#[inline(always)]
+fn is_other(ulpdu: &[u8]) -> bool {
+    !is_write(ulpdu) && !is_send(ulpdu)
+}
+
+/// How far a loop over FPDUs has got.
+struct Run<'a> {
+    /// What follows the FPDUs that are done.
+    rest: &'a [u8],
+    /// How many more it may process, one at least.
+    left: u64,
+}
+
 impl QueuePair {
     /// Processes the whole FPDUs at the start of `octets`, of a stream without markers, one after the other, `most` of them at
     /// most. Returns how many octets that were, and what to do next.
-    #[inline(never)]
+    #[inline]
     pub(super) fn take_whole<H: Host>(
         &mut self,
         octets: &[u8],
@@ -55,34 +84,80 @@ impl QueuePair {
         if self.listens() {
             return self.take_first(octets, env);
         }
+        let mut run = Run {
+            rest: octets,
+            left: most,
+        };
+        let step = loop {
+            // A guess is enough, and does not need the FPDU to be there.
+            let ulpdu = run.rest.get(MPA_LEN_FIELD..).unwrap_or(&[]);
+            let step = if is_write(ulpdu) {
+                self.take_writes(&mut run, env)
+            } else if is_send(ulpdu) {
+                self.take_sends(&mut run, env)
+            } else {
+                self.take_others(&mut run, env)
+            };
+            if step != Step::Next {
+                break step;
+            }
+        };
+        let fpdus = most.wrapping_sub(run.left);
+        self.counters.rx_fpdus = self.counters.rx_fpdus.wrapping_add(fpdus);
+        self.rx.came_whole(fpdus);
+        (octets.len().wrapping_sub(run.rest.len()), step)
+    }
+
+    /// Processes RDMA Writes, as long as there are some. They have a loop of their own, and so have Sends, because the compiler can then
+    /// keep in registers what they need.
+    #[inline(never)]
+    fn take_writes<H: Host>(&mut self, run: &mut Run<'_>, env: &mut Env<'_, H>) -> Step {
+        self.take_run(run, is_write, Self::receive_write, env)
+    }
+
+    #[inline(never)]
+    fn take_sends<H: Host>(&mut self, run: &mut Run<'_>, env: &mut Env<'_, H>) -> Step {
+        self.take_run(run, is_send, Self::receive_send, env)
+    }
+
+    #[inline(never)]
+    fn take_others<H: Host>(&mut self, run: &mut Run<'_>, env: &mut Env<'_, H>) -> Step {
+        self.take_run(run, is_other, Self::receive_other, env)
+    }
+
+    /// Processes segments of one kind. With `Step::Next` the next one is of another.
+    #[inline(always)]
+    fn take_run<'e, H: Host>(
+        &mut self,
+        run: &mut Run<'_>,
+        is_of_kind: impl Fn(&[u8]) -> bool,
+        receive: impl Fn(&mut Self, &[u8], &mut Env<'e, H>) -> Step,
+        env: &mut Env<'e, H>,
+    ) -> Step {
         let crc = self.rx.crc.then_some(env.crc32c);
-        let mut rest = octets;
-        let mut fpdus = 0u64;
+        let Run { mut rest, mut left } = *run;
         let step = loop {
             let Some(fpdu) = Whole::at_start_of(rest) else {
                 break Step::NeedMore;
             };
+            if !is_of_kind(fpdu.ulpdu) {
+                break Step::Next;
+            }
             if !fpdu.is_intact(crc) {
                 break self.refuse_crc(env.host);
             }
-            let step = self.receive_ulpdu(fpdu.ulpdu, env);
-            if step == Step::Next {
-                fpdus += 1;
-                rest = fpdu.behind;
-                if fpdus < most {
-                    continue;
-                }
+            let step = receive(self, fpdu.ulpdu, env);
+            if !matches!(step, Step::Next | Step::Again) {
+                break step;
+            }
+            rest = fpdu.behind;
+            left = left.wrapping_sub(1);
+            if step == Step::Again || left == 0 {
                 break Step::Again;
             }
-            if step == Step::Again {
-                fpdus += 1;
-                rest = fpdu.behind;
-            }
-            break step;
         };
-        self.counters.rx_fpdus = self.counters.rx_fpdus.wrapping_add(fpdus);
-        self.rx.came_whole(fpdus);
-        (octets.len() - rest.len(), step)
+        *run = Run { rest, left };
+        step
     }
 
     /// As [`take_whole`](Self::take_whole), for one FPDU that may mean something by itself.
@@ -104,7 +179,7 @@ impl QueuePair {
         }
         self.counters.rx_fpdus = self.counters.rx_fpdus.wrapping_add(1);
         self.rx.came_whole(1);
-        (octets.len() - fpdu.behind.len(), Step::Again)
+        (octets.len().wrapping_sub(fpdu.behind.len()), Step::Again)
     }
 
     #[cold]
@@ -114,18 +189,26 @@ impl QueuePair {
         Step::Failed
     }
 
+    #[cold]
+    fn refuse_framing<H: Host>(&mut self, e: FramingError, host: &mut H) -> Step {
+        let fault = self.framing_fault(e);
+        self.fail_stream(&fault, host);
+        Step::Failed
+    }
+
     /// Takes the next FPDU of a stream with markers. Returns how many octets that were. `unmarked` is room for one ULPDU.
+    #[inline(never)]
     pub(super) fn take_marked<H: Host>(
         &mut self,
         octets: &[u8],
         unmarked: &mut [u8],
         env: &mut Env<'_, H>,
-    ) -> Result<(usize, Step), RxFault> {
+    ) -> (usize, Step) {
         let Some((ulpdu_len, total)) = self.fpdu_at(octets) else {
-            return Ok((0, Step::NeedMore));
+            return (0, Step::NeedMore);
         };
         let Some(fpdu) = octets.get(..total) else {
-            return Ok((0, Step::NeedMore));
+            return (0, Step::NeedMore);
         };
         let mut clock = self.rx.clock;
         let options = FpduOptions {
@@ -134,18 +217,18 @@ impl QueuePair {
         };
         let ulpdu = unmarked.get_mut(..ulpdu_len).unwrap_or(&mut []);
         if let Err(e) = decode_fpdu(fpdu, &options, &mut clock, ulpdu) {
-            return Err(self.framing_fault(e));
+            return (0, self.refuse_framing(e, env.host));
         }
         let step = match self.listens() && self.hear(ulpdu) {
             true => Step::Next,
             false => self.receive_ulpdu(ulpdu, env),
         };
         if !matches!(step, Step::Next | Step::Again) {
-            return Ok((0, step));
+            return (0, step);
         }
         self.counters.rx_fpdus = self.counters.rx_fpdus.wrapping_add(1);
         self.rx.clock = clock;
-        Ok((total, step))
+        (total, step)
     }
 
     /// Octets before the length field of the next FPDU.
@@ -175,7 +258,7 @@ impl QueuePair {
         let whole = match (&self.rx.direct, self.fpdu_at(here)) {
             (Some(direct), _) => direct.rest(),
             (None, Some((_, total))) => total,
-            (None, None) => self.lead() + MPA_LEN_FIELD,
+            (None, None) => self.lead().wrapping_add(MPA_LEN_FIELD),
         };
         whole.saturating_sub(here.len())
     }

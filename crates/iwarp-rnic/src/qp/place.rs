@@ -17,6 +17,7 @@ pub(super) enum Target {
 }
 
 /// What is needed to resolve a target.
+#[derive(Debug)]
 pub(super) struct Places<'a, M> {
     pub(super) memory: &'a MemoryTable<M>,
     pub(super) who: Accessor,
@@ -54,7 +55,8 @@ impl<'a, M: Memory> Places<'a, M> {
             let to = to.wrapping_add(u64::from(skip));
             return visit(stag, to, len, Access::REMOTE_WRITE);
         }
-        let mut parts = self.parts(target, skip, len);
+        let (sges, off) = self.list(target);
+        let mut parts = Parts::new(sges, off.saturating_add(skip), len);
         while let Some((lkey, addr, len)) = parts.next() {
             visit(lkey, addr, len, Access::LOCAL_WRITE)?;
         }
@@ -63,46 +65,36 @@ impl<'a, M: Memory> Places<'a, M> {
 
     /// Copies octets to a target; the last octet becomes visible last.
     #[inline(always)]
-    pub(super) fn write(
-        &self,
-        target: Target,
-        skip: u32,
-        mut src: &[u8],
-    ) -> Result<(), AccessError> {
-        let mut parts = match target {
-            Target::Tagged { stag, to } => {
-                let to = to.wrapping_add(u64::from(skip));
-                return self.copy((stag, to, src.len() as u32), Access::REMOTE_WRITE, src);
-            }
-            _ => self.parts(target, skip, src.len() as u32),
-        };
-        // Nearly always there is one part. The loop over more of them is elsewhere, so that it costs nothing here.
-        let Some(part) = parts.next() else {
-            return parts.end();
-        };
-        src = self.write_part(part, src)?;
-        match src.is_empty() {
-            true => parts.end(),
-            false => self.write_more(parts, src),
+    pub(super) fn write(&self, target: Target, skip: u32, src: &[u8]) -> Result<(), AccessError> {
+        if let Target::Tagged { stag, to } = target {
+            let range = (stag, to.wrapping_add(u64::from(skip)), src.len() as u32);
+            return self.copy(range, Access::REMOTE_WRITE, src);
         }
-    }
-
-    /// Copies octets to one part. Returns those behind it.
-    #[inline(always)]
-    fn write_part<'s>(
-        &self,
-        part: (u32, u64, u32),
-        src: &'s [u8],
-    ) -> Result<&'s [u8], AccessError> {
-        let (now, later) = src.split_at_checked(part.2 as usize).unwrap_or((src, &[]));
-        self.copy(part, Access::LOCAL_WRITE, now)?;
-        Ok(later)
+        let (first, off) = match target {
+            Target::Receive { off } => (self.receive.first(), off),
+            Target::Sink { seq, off } => (self.sends.first_of(seq), off),
+            Target::Tagged { .. } => (None, 0),
+        };
+        let (off, len) = (off.saturating_add(skip), src.len() as u32);
+        // Nearly always all of it goes to the first element. What is to be done otherwise is elsewhere, so that it costs nothing here.
+        if let Some(first) = first
+            && first.len.checked_sub(off).is_some_and(|room| len <= room)
+        {
+            let addr = first.addr.wrapping_add(u64::from(off));
+            return self.copy((first.lkey, addr, len), Access::LOCAL_WRITE, src);
+        }
+        let (sges, off) = self.list(target);
+        // A copy of it, so that the compiler keeps the original in registers.
+        Self { ..*self }.write_parts(sges, off.saturating_add(skip), src)
     }
 
     #[inline(never)]
-    fn write_more(&self, mut parts: Parts<'_>, mut src: &[u8]) -> Result<(), AccessError> {
+    fn write_parts(&self, sges: &[Sge], off: u32, mut src: &[u8]) -> Result<(), AccessError> {
+        let mut parts = Parts::new(sges, off, src.len() as u32);
         while let Some(part) = parts.next() {
-            src = self.write_part(part, src)?;
+            let (now, later) = src.split_at_checked(part.2 as usize).unwrap_or((src, &[]));
+            self.copy(part, Access::LOCAL_WRITE, now)?;
+            src = later;
         }
         parts.end()
     }
@@ -114,15 +106,14 @@ impl<'a, M: Memory> Places<'a, M> {
         })
     }
 
-    /// The elements' parts that make up `len` octets of a target that is a list, starting `skip` octets into it.
+    /// The elements of a target that is a list, and where in them it begins.
     #[inline(always)]
-    fn parts(&self, target: Target, skip: u32, len: u32) -> Parts<'a> {
-        let (sges, off) = match target {
+    fn list(&self, target: Target) -> (&'a [Sge], u32) {
+        match target {
             Target::Receive { off } => (self.receive.sges(), off),
             Target::Sink { seq, off } => (self.sends.sges(seq), off),
-            Target::Tagged { .. } => (&[][..], 0),
-        };
-        Parts::new(sges, off.saturating_add(skip), len)
+            Target::Tagged { .. } => (&[], 0),
+        }
     }
 }
 
@@ -154,14 +145,14 @@ impl<'a> Parts<'a> {
         }
         loop {
             let sge = self.sges.next()?;
-            if self.off >= sge.len {
-                self.off -= sge.len;
+            if let Some(behind) = self.off.checked_sub(sge.len) {
+                self.off = behind;
                 continue;
             }
-            let len = (sge.len - self.off).min(self.len);
+            let len = sge.len.wrapping_sub(self.off).min(self.len);
             let part = (sge.lkey, sge.addr.wrapping_add(u64::from(self.off)), len);
             self.off = 0;
-            self.len -= len;
+            self.len = self.len.wrapping_sub(len);
             return Some(part);
         }
     }

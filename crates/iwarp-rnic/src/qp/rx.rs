@@ -6,7 +6,6 @@
 
 use super::buffer::{RxBuffer, RxPlan};
 use super::direct::Direct;
-use super::fault::RxFault;
 use super::life::Hold;
 use super::place::Places;
 use super::plan::Run;
@@ -41,7 +40,7 @@ pub enum RxInterest {
 pub enum RxStatus {
     /// Everything that can be processed now is processed.
     Ok,
-    /// As many FPDUs have been processed as one call processes ([`Budget::fpdus`](super::Budget::fpdus)). Call again: [`QueuePair::rx_filled`] with zero
+    /// As many FPDUs have been processed as one call processes ([`Budget`](super::Budget)). Call again: [`QueuePair::rx_filled`] with zero
     /// octets, or [`QueuePair::rx_input`] with those that were not taken, before anything else is read.
     More,
     /// A Send waits for a receive. Call again, as for `More`, when one is posted.
@@ -195,7 +194,7 @@ impl QueuePair {
             most = RX_DIRECT_TAIL;
         }
         let room = buffer.room(most);
-        plan.room += room.len();
+        plan.room = plan.room.saturating_add(room.len());
         visit(Run::scratch(Fragment::of_mut(room)));
     }
 
@@ -216,7 +215,7 @@ impl QueuePair {
         plan.release(env.memory);
         self.counters.rx_bytes = self.counters.rx_bytes.wrapping_add(n as u64);
         let direct = n.min(plan.direct);
-        buffer.filled(n - direct);
+        buffer.filled(n.wrapping_sub(direct));
         if let Some(d) = &mut self.rx.direct {
             d.placed = d.placed.saturating_add(direct as u32);
             self.counters.rx_direct = self.counters.rx_direct.wrapping_add(direct as u64);
@@ -261,7 +260,7 @@ impl QueuePair {
                 break status;
             }
         };
-        let taken = octets.len() - rest.len();
+        let taken = octets.len().wrapping_sub(rest.len());
         self.counters.rx_bytes = self.counters.rx_bytes.wrapping_add(taken as u64);
         (taken, status)
     }
@@ -294,6 +293,10 @@ impl QueuePair {
         until: u64,
         env: &mut Env<'_, H>,
     ) -> (usize, RxStatus) {
+        if octets.is_empty() && self.rx_interest() == RxInterest::Held {
+            // What is held is still with the caller.
+            return (0, RxStatus::Held);
+        }
         let before = self.life.hold().map(|hold| mem::replace(hold, Hold::No));
         let fpdus = self.counters.rx_fpdus;
         let mut rest = octets;
@@ -303,7 +306,7 @@ impl QueuePair {
             if !self.life.is_up() {
                 return (octets.len(), RxStatus::Failed);
             }
-            let done = octets.len() - rest.len();
+            let done = octets.len().wrapping_sub(rest.len());
             if !self.end_invalidation(env) {
                 return (done, RxStatus::Waits);
             }
@@ -311,22 +314,15 @@ impl QueuePair {
             if left == 0 && !rest.is_empty() {
                 return (done, RxStatus::More);
             }
-            let step = if let Some(direct) = self.rx.direct {
-                self.continue_direct(direct, rest, env)
+            let (taken, step) = if let Some(direct) = self.rx.direct {
+                self.continue_direct(&direct, rest, env)
             } else if self.rx.markers {
                 self.take_marked(rest, unmarked, env)
             } else {
                 self.take_plain(rest, left, env)
             };
-            let (taken, step) = match step {
-                Ok(taken) => taken,
-                Err(fault) => {
-                    self.fail_stream(&fault, env.host);
-                    return (octets.len(), RxStatus::Failed);
-                }
-            };
             rest = rest.get(taken..).unwrap_or(&[]);
-            let done = octets.len() - rest.len();
+            let done = octets.len().wrapping_sub(rest.len());
             match step {
                 Step::Next | Step::Again => {}
                 Step::NeedMore => return (done, RxStatus::Ok),
@@ -351,20 +347,20 @@ impl QueuePair {
         octets: &[u8],
         most: u64,
         env: &mut Env<'_, H>,
-    ) -> Result<(usize, Step), RxFault> {
+    ) -> (usize, Step) {
         let (taken, step) = self.take_whole(octets, most, env);
-        match step {
-            Step::NeedMore if self.rx.crc => {
-                self.rx.large = 0;
-                Ok((taken, Step::NeedMore))
-            }
-            Step::NeedMore => {
-                let rest = octets.get(taken..).unwrap_or(&[]);
-                let (begun, step) = self.begin_direct(rest, env)?;
-                Ok((taken + begun, step))
-            }
-            step => Ok((taken, step)),
+        if step != Step::NeedMore {
+            return (taken, step);
         }
+        if self.rx.crc {
+            self.rx.large = 0;
+        }
+        let rest = octets.get(taken..).unwrap_or(&[]);
+        if self.rx.crc || rest.is_empty() {
+            return (taken, step);
+        }
+        let (begun, step) = self.begin_direct(rest, env);
+        (taken.wrapping_add(begun), step)
     }
 
     /// Returns `true` if the octets so far end with a whole message.

@@ -241,6 +241,16 @@ impl SendQueue {
         }
     }
 
+    /// The first element of a request that has some.
+    #[inline]
+    pub(super) fn first_of(&self, seq: u32) -> Option<&Sge> {
+        let (slot, place) = self.slot_with_place(seq)?;
+        if slot.num_sge == 0 {
+            return None;
+        }
+        self.sge_at(place)
+    }
+
     /// Appends a request that was checked by [`check`](Self::check).
     fn push(&mut self, wr: &SendWr<'_>, len: u32) -> Result<(), PostError> {
         let inline = wr.flags.contains(SendFlags::INLINE);

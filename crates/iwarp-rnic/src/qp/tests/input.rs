@@ -3,7 +3,7 @@
 use super::harness::*;
 use super::stream::read_as_planned;
 use crate::qp::*;
-use crate::{SendOp, WcStatus};
+use crate::{SendOp, Time, WcStatus};
 use core::cell::Cell;
 use iwarp_proto::crc32c;
 use iwarp_proto::mpa::framing::CRC_LEN;
@@ -103,6 +103,28 @@ fn a_send_that_is_held_stays_with_the_caller() {
         assert_eq!(rig.again(), RxStatus::Ok);
         assert!(rig.buffer.is_empty() && rig.host.recvs.len() == 4);
     }
+}
+
+#[test]
+fn a_send_stays_held_while_its_octets_are_not_offered() {
+    let mut rig = Rig::new();
+    let held = rig.fpdu(&send(1, &[1; 8]));
+    assert_eq!(rig.rx(&held), RxStatus::Held);
+    let due = |rig: &mut Rig| {
+        rig.qp.on_time(Time::from_nanos(5), &mut rig.host);
+        rig.qp.poll_at()
+    };
+    let until = due(&mut rig);
+    let octets = core::mem::take(&mut rig.offered);
+    assert_eq!(rig.filled(0), RxStatus::Held);
+    assert_eq!(rig.again(), RxStatus::Held);
+    assert_eq!(rig.qp.rx_interest(), RxInterest::Held);
+    rig.qp.on_time(Time::from_nanos(9), &mut rig.host);
+    assert_eq!(rig.qp.poll_at(), until, "its time goes on");
+    let mr = rig.mr(8, ALL);
+    rig.recv(1, &[mr.sge()]);
+    assert_eq!(rig.rx(&octets), RxStatus::Ok);
+    assert_eq!(rig.host.recvs.len(), 1);
 }
 
 #[test]
