@@ -7,6 +7,7 @@ use iwarp::cm::{Connection, Connector};
 use iwarp::{Blame, Config, Context, Device, QueuePair, WcStatus};
 use rustix::io::Errno;
 use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::time::Duration;
 
 /// How the private data of a reject begin if the server has no place now, and will have one later.
 pub(crate) const BUSY: &str = "busy: ";
@@ -39,6 +40,14 @@ pub(crate) fn before_the_first_answer(e: Error, qp: &iwarp::raw::QueuePair) -> E
         )),
         _ => e,
     }
+}
+
+/// The environment's settings, with a shorter limit for answers of servers than programs have: ours answer at once, and a server that is
+/// none of ours is often a mistake.
+pub(crate) fn config() -> Config {
+    let mut defaults = Config::default();
+    defaults.answer_timeout = Duration::from_secs(10);
+    defaults.with_env()
 }
 
 /// Tries the addresses of a peer in turn; `attempt` gets the device that reaches it.

@@ -35,7 +35,7 @@ pub(crate) struct Options {
     pub(crate) send_timeout: Option<Duration>,
     keep_alive: bool,
     keep_idle: Option<u32>,
-    reuse_address: bool,
+    pub(crate) reuse_address: bool,
     reuse_port: bool,
     oob_inline: bool,
     no_delay: bool,

@@ -313,6 +313,7 @@ impl Socket {
         if let Some(only) = s.options.only_v6 {
             s.id.set_only_v6(only);
         }
+        s.id.set_reuse_address(s.options.reuse_address);
         let bound = SocketAddr::new(address.ip().to_canonical(), address.port());
         let bound = match (address, bound) {
             // The scope of a link-local address is kept.

@@ -60,9 +60,15 @@ pub struct Config {
     pub peer_to_peer: bool,
     /// See [`ReceiverNotReady`] (`IWARP_RNR_TIMEOUT_MS`; 0 terminates; default 2000).
     pub receiver_not_ready: ReceiverNotReady,
-    /// How long a peer may take to send its MPA request (`IWARP_MPA_TIMEOUT_MS`; default 5000 ms). Its reply may take twice
-    /// that. A peer whose request was rejected has this time to close the connection; then this end closes it.
+    /// How long TCP may take to connect (`IWARP_CONNECT_TIMEOUT_MS`; default 15,000 ms). The kernel may give up earlier, if the
+    /// next hop does not answer, or nobody does for as long as `tcp_syn_retries` says.
+    pub connect_timeout: Duration,
+    /// How long a peer may take to send its MPA request (`IWARP_MPA_TIMEOUT_MS`; default 5000 ms). A peer whose request was rejected
+    /// has this time to close the connection; then this end closes it.
     pub handshake_timeout: Duration,
+    /// How long a peer may take to answer an MPA request (`IWARP_ANSWER_TIMEOUT_MS`; default 60,000 ms). Its program decides that, and
+    /// may do other things between request and answer, such as filling memory. Nothing tells it from a peer that does not speak MPA.
+    pub answer_timeout: Duration,
     /// How long a responder in the client-server model waits for the initiator's first message before it sends without it
     /// (`IWARP_SPEAK_FIRST_MS`; default 200 ms). `None` (0) waits without limit, as RFC 5044 section 7.1.2 has it; then a
     /// server that speaks first hangs with initiators that do not ask for peer-to-peer, such as siw.
@@ -110,7 +116,9 @@ impl Default for Config {
             mpa_revision: 2,
             peer_to_peer: true,
             receiver_not_ready: ReceiverNotReady::Hold(Duration::from_secs(2)),
+            connect_timeout: Duration::from_secs(15),
             handshake_timeout: Duration::from_secs(5),
+            answer_timeout: Duration::from_secs(60),
             speak_first: Some(Duration::from_millis(200)),
             linger: Duration::from_secs(5),
             peer_timeout: Some(Duration::from_secs(60)),
@@ -138,14 +146,20 @@ impl Config {
     /// Returns the defaults, changed by the `IWARP_*` environment variables. A value that cannot be understood is ignored and
     /// reported once: by a `tracing` warning, or on standard error in a program without a subscriber.
     pub fn from_env() -> Self {
-        let (config, complaints) = Self::from_lookup(|name| std::env::var_os(name));
+        Self::default().with_env()
+    }
+
+    /// Returns these settings, changed by the `IWARP_*` environment variables, as [`from_env`](Self::from_env) does with the defaults.
+    #[must_use]
+    pub fn with_env(self) -> Self {
+        let (config, complaints) = self.with_lookup(|name| std::env::var_os(name));
         complaints.into_iter().for_each(complain::once);
         config
     }
 
     /// Returns the settings and one complaint for each bad value.
-    fn from_lookup(get: impl Fn(&str) -> Option<OsString>) -> (Self, Vec<String>) {
-        let mut c = Self::default();
+    fn with_lookup(self, get: impl Fn(&str) -> Option<OsString>) -> (Self, Vec<String>) {
+        let mut c = self;
         let complaints = RefCell::new(Vec::new());
         let complain = |text: String| complaints.borrow_mut().push(text);
         // An empty variable is the same as none.
@@ -197,14 +211,17 @@ impl Config {
             Some(ms) => c.receiver_not_ready = ReceiverNotReady::Hold(Duration::from_millis(ms)),
             None => {}
         }
-        if let Some(ms) = number("IWARP_MPA_TIMEOUT_MS") {
-            c.handshake_timeout = Duration::from_millis(ms.max(1));
+        let time = |name: &str| number(name).map(|ms| Duration::from_millis(ms.max(1)));
+        for (name, limit) in [
+            ("IWARP_CONNECT_TIMEOUT_MS", &mut c.connect_timeout),
+            ("IWARP_MPA_TIMEOUT_MS", &mut c.handshake_timeout),
+            ("IWARP_ANSWER_TIMEOUT_MS", &mut c.answer_timeout),
+            ("IWARP_LINGER_MS", &mut c.linger),
+        ] {
+            *limit = time(name).unwrap_or(*limit);
         }
         if let Some(ms) = number("IWARP_SPEAK_FIRST_MS") {
             c.speak_first = (ms > 0).then(|| Duration::from_millis(ms));
-        }
-        if let Some(ms) = number("IWARP_LINGER_MS") {
-            c.linger = Duration::from_millis(ms.max(1));
         }
         if let Some(s) = within("IWARP_PEER_TIMEOUT_S", 0..=Self::PEER_TIMEOUT_MAX_S) {
             c.peer_timeout = (s > 0).then(|| Duration::from_secs(s));
@@ -248,7 +265,7 @@ mod tests {
     use super::*;
 
     fn lookup(vars: &[(&str, &str)]) -> (Config, Vec<String>) {
-        Config::from_lookup(|name| {
+        Config::default().with_lookup(|name| {
             let var = vars.iter().find(|v| v.0 == name)?;
             Some(var.1.into())
         })
@@ -268,6 +285,10 @@ mod tests {
             ("IWARP_PORT_MAPPER", "on"),
             ("IWARP_BUSY_POLL_US", "70"),
             ("IWARP_PEER_TIMEOUT_S", "0"),
+            ("IWARP_CONNECT_TIMEOUT_MS", "0"),
+            ("IWARP_MPA_TIMEOUT_MS", "2"),
+            ("IWARP_ANSWER_TIMEOUT_MS", "3"),
+            ("IWARP_LINGER_MS", "4"),
         ]);
         let want = Config {
             crc: false,
@@ -279,6 +300,10 @@ mod tests {
             port_mapper: Some(3935),
             busy_poll: Duration::from_micros(70),
             peer_timeout: None,
+            connect_timeout: Duration::from_millis(1),
+            handshake_timeout: Duration::from_millis(2),
+            answer_timeout: Duration::from_millis(3),
+            linger: Duration::from_millis(4),
             ..Config::default()
         };
         assert_eq!((c, complaints), (want, vec![]));
@@ -296,7 +321,9 @@ mod tests {
             ("IWARP_MPA_REV", "3"),
             ("IWARP_MPA_REV", "0"),
             ("IWARP_RNR_TIMEOUT_MS", "-1"),
+            ("IWARP_CONNECT_TIMEOUT_MS", "5s"),
             ("IWARP_MPA_TIMEOUT_MS", "5s"),
+            ("IWARP_ANSWER_TIMEOUT_MS", "1m"),
             ("IWARP_SPEAK_FIRST_MS", "x"),
             ("IWARP_LINGER_MS", "1.5"),
             ("IWARP_PEER_TIMEOUT_S", "1m"),

@@ -80,8 +80,12 @@ fn a_responder_that_hangs() {
     others_are_served(|| {
         let (socket, address) = listener(V4);
         let reply = Hello::enhanced(true, false).octets(FrameKind::Reply);
+        // What holds for requests does not hold for answers.
+        let mut impatient = config();
+        impatient.handshake_timeout = LIMIT * 10;
+        impatient.answer_timeout = HANDSHAKE;
         for len in [0, 9, 22] {
-            let end = End::new(V4, &config());
+            let end = End::new(V4, &impatient);
             let start = Instant::now();
             end.connect(address, b"");
             let (mut wire, _) = incoming(&socket);
@@ -92,6 +96,47 @@ fn a_responder_that_hangs() {
             assert_eq!(end.qp.state(), State::Reset);
         }
     });
+}
+
+/// `ib_write_bw` fills its memory between the request and the answer.
+#[test]
+fn a_program_may_take_its_time_to_answer() {
+    others_are_served(|| {
+        let mut patient = config();
+        patient.handshake_timeout = Duration::from_millis(50);
+        patient.answer_timeout = LIMIT;
+        let server = Server::new(V4, &config());
+        let end = End::new(V4, &patient);
+        end.connect(server.address, b"");
+        let request = server.request();
+        std::thread::sleep(patient.handshake_timeout * 8);
+        let other = server.end(request);
+        other.id.accept(&parameters(b"")).unwrap();
+        end.expect(CmEventKind::Established);
+        other.expect(CmEventKind::Established);
+    });
+}
+
+#[test]
+fn tcp_that_does_not_connect_is_given_up() {
+    // Once its queue is full, a listener drops further requests to connect.
+    let listener =
+        socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    listener.bind(&SocketAddr::new(V4, 0).into()).unwrap();
+    listener.listen(0).unwrap();
+    let address = listener.local_addr().unwrap().as_socket().unwrap();
+    let wait = Duration::from_millis(100);
+    let mut queued = Vec::new();
+    while let Ok(stream) = std::net::TcpStream::connect_timeout(&address, wait) {
+        queued.push(stream);
+    }
+    let mut impatient = config();
+    impatient.connect_timeout = wait;
+    let end = End::new(V4, &impatient);
+    let start = Instant::now();
+    end.connect(address, b"");
+    end.expect_failure(CmEventKind::Unreachable, libc::ETIMEDOUT);
+    assert!(start.elapsed() >= wait);
 }
 
 #[test]

@@ -36,7 +36,7 @@ pub(crate) fn run(args: &CpArgs) -> Result<()> {
 
 /// The environment's settings, changed by the arguments.
 fn config(args: &CpArgs) -> Config {
-    let mut config = Config::from_env();
+    let mut config = crate::rdma::config();
     config.crc = args.crc == args::Crc::On;
     config.markers |= args.markers;
     if let Some(path) = &args.capture {

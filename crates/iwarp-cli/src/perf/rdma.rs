@@ -56,7 +56,7 @@ struct Base {
 
 impl Base {
     fn new(link: &Link, device: &Device) -> Result<Self> {
-        let mut config = Config::from_env();
+        let mut config = crate::rdma::config();
         config.crc = link.crc;
         config.markers = link.markers;
         let ctx = Context::open(device, config).map_err(failed("opening the device"))?;

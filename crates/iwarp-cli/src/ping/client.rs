@@ -6,7 +6,7 @@ use super::wire::{Info, data, printable};
 use crate::error::{Context as _, Error, Result};
 use crate::{out, patience, rdma, signals};
 use iwarp::cm::Connector;
-use iwarp::{Access, Config, Context, MemoryRegion};
+use iwarp::{Access, Context, MemoryRegion};
 use iwarp_figures::Latencies;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -71,7 +71,7 @@ pub(super) fn run(args: &PingArgs) -> Result<()> {
     let current = Arc::new(Mutex::new(None));
     let outcome = patience::ask(|| {
         let (ctx, peer, mut link) =
-            rdma::first_that_answers(&addresses, &Config::from_env(), |ctx, peer| {
+            rdma::first_that_answers(&addresses, &rdma::config(), |ctx, peer| {
                 let (half, qp) = Half::new(ctx)?;
                 let connector = Connector::new(ctx).reads(1, 1);
                 let link = half.connected(rdma::connect(&connector, peer, qp)?, None);

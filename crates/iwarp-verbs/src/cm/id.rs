@@ -367,10 +367,7 @@ pub(crate) unsafe extern "C" fn rdma_set_option(
         };
         match (level, name) {
             (OPTION_ID, ID_AFONLY) => object.raw.set_only_v6(int()? != 0),
-            // Addresses can always be used again.
-            (OPTION_ID, ID_REUSEADDR) => {
-                int()?;
-            }
+            (OPTION_ID, ID_REUSEADDR) => object.raw.set_reuse_address(int()? != 0),
             (OPTION_ID, ID_TOS) if len == 1 && !data.is_null() => {}
             (OPTION_ID, ID_ACK_TIMEOUT) if len == 1 && !data.is_null() => {
                 object.endpoint.lock().ack_timeout = Some(*data.cast::<u8>());

@@ -88,6 +88,25 @@ static void options(void)
 	CODE(0, rdma_destroy_id(id));
 }
 
+/* Those that all ask for it share a port until one listens. */
+static void shared_addresses(void)
+{
+	struct rdma_cm_id *ids[3] = { new_id(), new_id(), new_id() };
+	struct sockaddr_in at = loopback(0);
+	int on = 1;
+
+	for (int i = 0; i < 2; i++) {
+		CODE(0, rdma_set_option(ids[i], RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &on, sizeof(on)));
+		CODE(0, rdma_bind_addr(ids[i], (struct sockaddr *)&at));
+		at.sin_port = rdma_get_src_port(ids[i]);
+	}
+	CODE(0, rdma_listen(ids[0], 1));
+	MINUS_ONE(EADDRINUSE, rdma_listen(ids[1], 1));
+	MINUS_ONE(EADDRINUSE, rdma_bind_addr(ids[2], (struct sockaddr *)&at));
+	for (int i = 0; i < 3; i++)
+		CODE(0, rdma_destroy_id(ids[i]));
+}
+
 static void addresses(void)
 {
 	struct rdma_cm_id *id = new_id(), *other = new_id();
@@ -101,9 +120,10 @@ static void addresses(void)
 	MINUS_ONE(EINVAL, rdma_resolve_addr(id, NULL, NULL, 1000));
 	CODE(0, rdma_bind_addr(id, (struct sockaddr *)&at));
 	MINUS_ONE(EINVAL, rdma_bind_addr(id, (struct sockaddr *)&at));
-	CODE(0, rdma_listen(id, 1));
 	at.sin_port = rdma_get_src_port(id);
 	CHECK(at.sin_port != 0);
+	MINUS_ONE(EADDRINUSE, rdma_bind_addr(other, (struct sockaddr *)&at));
+	CODE(0, rdma_listen(id, 1));
 	MINUS_ONE(EADDRINUSE, rdma_bind_addr(other, (struct sockaddr *)&at));
 	MINUS_ONE(ENODEV, rdma_bind_addr(other, (struct sockaddr *)&away));
 	/* A listener cannot connect. */
@@ -112,6 +132,7 @@ static void addresses(void)
 	CHECK(rdma_getaddrinfo("no such address", NULL, &hints, &info) != 0);
 	CODE(0, rdma_destroy_id(other));
 	CODE(0, rdma_destroy_id(id));
+	shared_addresses();
 }
 
 static void connecting(void)

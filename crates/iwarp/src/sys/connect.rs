@@ -235,6 +235,15 @@ fn address_of(socket: &Socket) -> io::Result<SocketAddr> {
         .ok_or_else(|| io::Error::from_raw_os_error(libc::EAFNOSUPPORT))
 }
 
+/// Whether other sockets may be bound to the same port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sharing {
+    /// None, until this one listens or connects.
+    Exclusive,
+    /// Those that share it, too.
+    Shared,
+}
+
 /// A socket that has an address and neither listens nor connects yet.
 #[derive(Debug)]
 pub(crate) struct Bound {
@@ -244,16 +253,40 @@ pub(crate) struct Bound {
 impl Bound {
     /// Binds to `address` (port 0: a free port, which [`local_addr`](Self::local_addr) tells).
     ///
+    /// What is left of earlier connections does not keep a port, so that a restarted program gets its port back at once. Another
+    /// bound socket does, unless it [shares](Sharing::Shared) the port. Two can still get the same port if they are bound while there
+    /// are such remains: the kernel then asks no further. At most one of them can listen in any case.
+    ///
     /// # Errors
     /// As [`Listener::bind`].
-    pub(crate) fn bind(address: SocketAddr, only_v6: Option<bool>) -> Result<Self, NetError> {
+    pub(crate) fn bind(
+        address: SocketAddr,
+        only_v6: Option<bool>,
+        sharing: Sharing,
+    ) -> Result<Self, NetError> {
         let socket = tcp_socket(&address)?;
         if let (Some(only_v6), true) = (only_v6, address.is_ipv6()) {
             socket.set_only_v6(only_v6)?;
         }
-        socket.set_reuse_address(true)?;
-        socket.bind(&SockAddr::from(address))?;
+        let address = SockAddr::from(address);
+        let shared = sharing == Sharing::Shared;
+        // Sockets that all have SO_REUSEADDR do not exclude each other until one listens. So a socket that wants its port for itself does
+        // not have it while it is bound, except to get past connections, which have it.
+        socket.set_reuse_address(shared)?;
+        match socket.bind(&address) {
+            Err(error) if !shared && error.kind() == io::ErrorKind::AddrInUse => {
+                socket.set_reuse_address(true)?;
+                socket.bind(&address)?;
+                socket.set_reuse_address(false)?;
+            }
+            bound => bound?,
+        }
         Ok(Self { socket })
+    }
+
+    /// From now on it excludes listening sockets only, and its connections do not keep the port.
+    fn release(&self) -> io::Result<()> {
+        self.socket.set_reuse_address(true)
     }
 
     /// Its address.
@@ -269,7 +302,8 @@ impl Bound {
     /// # Errors
     /// `AddrInUse` if another socket listens there.
     pub(crate) fn listen(self, backlog: u32) -> Result<Listener, NetError> {
-        // Accepted sockets inherit it.
+        // Accepted sockets inherit both.
+        self.release()?;
         self.socket.set_tcp_nodelay(true)?;
         self.socket
             .listen(i32::try_from(backlog).unwrap_or(i32::MAX))?;
@@ -289,6 +323,7 @@ impl Bound {
             }
             (_, peer) => peer,
         };
+        self.release()?;
         start_connect(self.socket, peer)
     }
 }
@@ -303,8 +338,7 @@ impl Listener {
     /// Listens on `address` (port 0: any free port) with room for `backlog` connections that wait to be accepted; the kernel
     /// caps it at `net.core.somaxconn`.
     ///
-    /// `only_v6`: whether an IPv6 listener refuses IPv4 peers; `None` keeps the system's default. `SO_REUSEADDR` is set, so that a
-    /// restarted program gets its port back at once. On Linux it does not let two listeners share a port.
+    /// `only_v6`: whether an IPv6 listener refuses IPv4 peers; `None` keeps the system's default.
     ///
     /// # Errors
     /// No descriptor; `AddrInUse`; `AddrNotAvailable`; `PermissionDenied` for low ports.
@@ -314,7 +348,7 @@ impl Listener {
         backlog: u32,
         only_v6: Option<bool>,
     ) -> Result<Self, NetError> {
-        Bound::bind(address, only_v6)?.listen(backlog)
+        Bound::bind(address, only_v6, Sharing::Exclusive)?.listen(backlog)
     }
 
     /// Takes the next connection, if one waits.

@@ -103,7 +103,7 @@ fn a_peer_may_be_an_ipv4_address_in_the_form_of_ipv6() {
     let port = listener.local_addr().expect("address").port();
     let mapped = SocketAddr::new(address("[::ffff:127.0.0.1]:0").ip(), port);
     let free = |local| connect(mapped, local);
-    let bound = |local| Bound::bind(local, None)?.connect(mapped);
+    let bound = |local| Bound::bind(local, None, Sharing::Exclusive)?.connect(mapped);
     let mut attempts = vec![
         free(None),
         free(Some(address("[::ffff:127.0.0.1]:0"))),
@@ -188,6 +188,54 @@ fn on_this_host_the_first_octets_go_at_once() {
     assert!(accepted.socket().nonblocking().expect("flags"));
     assert!(stream.socket().nonblocking().expect("flags"));
     drop(listener);
+}
+
+/// Until one listens: sockets that share ports, and sockets that do not.
+#[test]
+fn a_bound_socket_has_its_port_for_itself() {
+    let any = address("127.0.0.1:0");
+    let bind = |at, sharing| Bound::bind(at, None, sharing);
+    for (first, second, together) in [
+        (Sharing::Exclusive, Sharing::Exclusive, false),
+        (Sharing::Exclusive, Sharing::Shared, false),
+        // To the kernel the one that shares looks like what is left of a connection.
+        (Sharing::Shared, Sharing::Exclusive, true),
+        (Sharing::Shared, Sharing::Shared, true),
+    ] {
+        let held = bind(any, first).expect("bind");
+        let at = held.local_addr().expect("address");
+        match bind(at, second) {
+            Ok(_) => assert!(together, "{first:?}, {second:?}"),
+            Err(error) => {
+                assert!(!together, "{first:?}, {second:?}: {error}");
+                assert_eq!(io::Error::from(error).kind(), io::ErrorKind::AddrInUse);
+            }
+        }
+        drop(held);
+        bind(at, second).expect("free again");
+    }
+}
+
+/// A server that starts anew gets its port back, whether its connections still live or linger in TIME-WAIT.
+#[test]
+fn connections_do_not_keep_a_port() {
+    let listener = Listener::bind(address("127.0.0.1:0"), 8, None).expect("listener");
+    let at = listener.local_addr().expect("address");
+    let streams: Vec<_> = (0..2)
+        .map(|_| {
+            let stream = finish(connect(at, None).expect("connect")).expect("up");
+            (accept(&listener).0, stream)
+        })
+        .collect();
+    drop(listener);
+    let listener = Listener::bind(at, 8, None).expect("beside living connections");
+    drop(listener);
+    // The accepting ends close first, so the time to wait is theirs.
+    let (servers, clients): (Vec<_>, Vec<_>) = streams.into_iter().unzip();
+    drop(servers);
+    drop(clients);
+    let listener = Listener::bind(at, 8, None).expect("beside TIME-WAIT");
+    assert_eq!(listener.local_addr().expect("address"), at);
 }
 
 #[test]

@@ -35,6 +35,7 @@ pub const V6: IpAddr = IpAddr::V6(std::net::Ipv6Addr::LOCALHOST);
 pub fn config() -> Config {
     let mut c = Config::default();
     c.handshake_timeout = HANDSHAKE;
+    c.answer_timeout = HANDSHAKE * 2;
     c.linger = LINGER;
     // Tests check that the responder stays silent until the first FPDU. With a limit it would speak on a slow machine.
     c.speak_first = None;

@@ -8,7 +8,7 @@ use super::startup::{Read, Starting, local_params, record, stream_config};
 use crate::engine::{Engine, Source};
 use crate::error::{Error, Result};
 use crate::portmap::{self, Found, Lookup};
-use crate::sys::connect::{Bound, Connect, Connecting, Ends, connect};
+use crate::sys::connect::{Bound, Connect, Connecting, Ends, Sharing, connect};
 use crate::sys::poller::Interest;
 use crate::sys::stream::TcpStream;
 use iwarp_proto::mpa::negotiate::{Agreed, Initiator, Outcome};
@@ -21,8 +21,6 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// How long TCP may take to connect. The kernel would try for two minutes.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 // No queue pair has this token: the queue pair takes over the token of the attempt, and its remaining timers.
 const TIMER_CONNECT: u32 = TIMERS_END;
 const TIMER_REPLY: u32 = TIMERS_END + 1;
@@ -184,8 +182,12 @@ impl Active {
         };
         let bound = match bound {
             Some(bound) => bound,
-            None => Bound::bind(self.local.unwrap_or(SocketAddr::new(any, 0)), None)
-                .map_err(Error::from)?,
+            None => Bound::bind(
+                self.local.unwrap_or(SocketAddr::new(any, 0)),
+                None,
+                Sharing::Exclusive,
+            )
+            .map_err(Error::from)?,
         };
         let handle = u64::from(random_u32()?) << 32 | u64::from(random_u32()?);
         let lookup = match Lookup::start(self.peer, bound.local_addr()?, port, handle) {
@@ -285,7 +287,8 @@ impl Active {
         match connecting {
             Connect::Pending(connecting) => {
                 self.watch(s, &connecting, Interest::WRITE)?;
-                self.engine.after(CONNECT_TIMEOUT, s.token, TIMER_CONNECT);
+                let limit = self.ctx.config().connect_timeout;
+                self.engine.after(limit, s.token, TIMER_CONNECT);
                 s.stage = Stage::Tcp(connecting);
             }
             Connect::Done(stream, ends) => {
@@ -320,7 +323,7 @@ impl Active {
         //# 10. MPA implementations SHOULD implement a reasonable timeout while waiting
         //# for the entire set of startup frames; this prevents certain
         //# denial-of-service attacks.
-        let limit = self.ctx.config().handshake_timeout * 2;
+        let limit = self.ctx.config().answer_timeout;
         self.engine.after(limit, s.token, TIMER_REPLY);
         s.stage = Stage::Reply(starting);
     }

@@ -10,7 +10,7 @@ use crate::config::Config;
 use crate::device::{Device, source_address};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::sys::connect::Bound;
+use crate::sys::connect::{Bound, Sharing};
 use crate::sys::fork::Origin;
 use iwarp_proto::mpa::startup::MAX_FRAME_LEN;
 use iwarp_rnic::qp::{Blame, Events, Fault};
@@ -59,6 +59,7 @@ pub(super) struct IdState {
     pub(super) local: Option<SocketAddr>,
     pub(super) peer: Option<SocketAddr>,
     pub(super) only_v6: Option<bool>,
+    pub(super) sharing: Sharing,
     /// The connection ended before its Established event was given. The value is the status of the event of its end.
     ended_early: Option<i32>,
     /// Device contexts are shared between identifiers unless the program brings its own.
@@ -111,6 +112,7 @@ impl CmId {
             local: None,
             peer: None,
             only_v6: None,
+            sharing: Sharing::Exclusive,
             ended_early: None,
             own_context: ctx.is_some(),
         };
@@ -214,8 +216,18 @@ impl CmId {
         self.inner.state.lock().only_v6 = Some(only);
     }
 
+    /// Sets whether other identifiers that allow it, too, may be bound to the same address (`RDMA_OPTION_ID_REUSEADDR`). One of them can
+    /// listen. It holds for the next [`bind`](Self::bind).
+    pub fn set_reuse_address(&self, reuse: bool) {
+        self.inner.state.lock().sharing = if reuse {
+            Sharing::Shared
+        } else {
+            Sharing::Exclusive
+        };
+    }
+
     /// Binds it to an address of this host (`rdma_bind_addr(3)`); port 0 picks a free one. With a specific address the
-    /// device is known afterwards.
+    /// device is known afterwards. Connections that are left of an earlier program do not keep a port.
     ///
     /// # Errors
     /// [`Error::InvalidState`], [`Error::NoDevice`], and the operating system's: address in use, not of this host.
@@ -231,7 +243,7 @@ impl CmId {
                 adopted => adopted?,
             }
         }
-        let bound = Bound::bind(address, s.only_v6)?;
+        let bound = Bound::bind(address, s.only_v6, s.sharing)?;
         s.local = Some(bound.local_addr()?);
         s.bound = Some(bound);
         Ok(())
@@ -334,7 +346,7 @@ impl CmId {
         }
         let bound = match s.bound.take() {
             Some(bound) => bound,
-            None => Bound::bind(SocketAddr::from(([0u8; 4], 0)), s.only_v6)?,
+            None => Bound::bind(SocketAddr::from(([0u8; 4], 0)), s.only_v6, s.sharing)?,
         };
         let own = s.ctx.clone().filter(|_| s.own_context);
         s.local = Some(bound.local_addr()?);
