@@ -166,6 +166,13 @@ impl CompletionQueue {
         }
     }
 
+    /// Returns `true` if a successful completion of the queue pair waits. It looks at all that wait.
+    pub fn has_success_of(&self, qp_num: u32) -> bool {
+        let all = (0..self.ring.len()).filter_map(|i| self.ring.get(i));
+        all.into_iter()
+            .any(|cqe| cqe.qp_num == qp_num && cqe.status == WcStatus::Success)
+    }
+
     /// Takes up to `out.len()` completions, oldest first; returns how many.
     #[inline]
     pub fn poll(&mut self, out: &mut [Cqe]) -> usize {
@@ -316,6 +323,22 @@ mod tests {
         let mut out = [Cqe::default(); 4];
         assert_eq!(cq.poll(&mut out), 2);
         assert_eq!((out[0].wr_id, out[1].wr_id), (1, 3));
+    }
+
+    #[test]
+    fn successes_that_wait_are_found_by_queue_pair() {
+        let mut cq = CompletionQueue::new(4).unwrap();
+        for (qp_num, status) in [(1, WcStatus::Flushed), (2, WcStatus::Success)] {
+            let _ = cq.push(Cqe {
+                qp_num,
+                status,
+                ..cqe(0)
+            });
+        }
+        assert!(!cq.has_success_of(1));
+        assert!(cq.has_success_of(2));
+        assert_eq!(cq.poll(&mut [Cqe::default(); 2]), 2);
+        assert!(!cq.has_success_of(2));
     }
 
     /// What a program does while a purge is in progress.

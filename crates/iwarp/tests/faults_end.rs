@@ -11,7 +11,7 @@ use iwarp::{SendOp, State, WcStatus};
 use iwarp_proto::ddp::{Header, TaggedHeader};
 use iwarp_proto::rdmap::{Opcode, ReadRequest};
 use std::io::{ErrorKind, Read as _};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Returns an end that has sent as much as the sockets take, and its peer, which has not read anything. The last FPDU is cut:
 /// only a part of it was written.
@@ -142,4 +142,20 @@ fn the_end_of_a_connection_does_not_tell_that_a_write_is_placed() {
             end.expect_status(2, WcStatus::Flushed);
         }
     });
+}
+
+/// libfabric destroys the queue pair when it hears of the end, although it has not yet taken the last message.
+#[test]
+fn the_end_does_not_overtake_the_last_message() {
+    let (client, server) = pair(V4, &config());
+    let (from, to) = (client.mem(8), server.mem(8));
+    server.post_recv(1, &[to.sge(8)]);
+    client.post(2, SendOp::Send, &[from.sge(8)]);
+    client.expect_status(2, WcStatus::Success);
+    let start = Instant::now();
+    client.id.disconnect().unwrap();
+    // It has 30 ms to take it, and does not.
+    server.expect_disconnected();
+    assert!(start.elapsed() >= Duration::from_millis(30));
+    server.expect_status(1, WcStatus::Success);
 }

@@ -11,7 +11,7 @@ use super::point::{
 use crate::error::{Error, Result};
 use iwarp::cm::{Connection, ConnectionParameters, Connector, Listener};
 use iwarp::{
-    Access, CompletionQueue, Config, Context, Cqe, Device, MemoryRegion, ProtectionDomain, RecvWr,
+    Access, CompletionQueue, Context, Cqe, Device, MemoryRegion, ProtectionDomain, RecvWr,
     RemoteMemory, SendOp, SendWr, Sge, WcOpcode, WcStatus,
 };
 use iwarp_figures::Latencies;

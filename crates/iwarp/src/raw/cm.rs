@@ -5,6 +5,7 @@
 
 mod active;
 mod id;
+mod overtaken;
 mod passive;
 mod refused;
 mod startup;

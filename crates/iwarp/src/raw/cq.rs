@@ -472,6 +472,11 @@ impl CqInner {
         }
     }
 
+    /// Returns `true` if a successful completion of the queue pair `qp_num` waits.
+    pub(super) fn has_success_of(&self, qp_num: u32) -> bool {
+        self.ring.lock().has_success_of(qp_num)
+    }
+
     /// Returns `true` if the queue has overflowed, so that completions were lost.
     pub(super) fn is_dead(&self) -> bool {
         self.ring.lock().overflowed()

@@ -320,6 +320,19 @@ impl QueuePair {
         self.inner.state.lock().machine.fault()
     }
 
+    /// Returns `true` if a successful completion of it has not been polled.
+    pub(super) fn has_unseen_success(&self) -> bool {
+        let QpInner {
+            num,
+            send_cq,
+            recv_cq,
+            ..
+        } = &*self.inner;
+        [send_cq, recv_cq]
+            .iter()
+            .any(|cq| cq.inner.has_success_of(*num))
+    }
+
     /// Returns its counters.
     pub fn counters(&self) -> Counters {
         self.inner.counters()

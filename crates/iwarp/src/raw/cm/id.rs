@@ -5,7 +5,7 @@ use super::super::qp::{CmSink, Handover, QueuePair};
 use super::active::Active;
 use super::passive::{Listening, Requested};
 use super::{CmEvent, CmEventChannel, CmEventKind};
-use super::{startup, timewait};
+use super::{overtaken, startup, timewait};
 use crate::config::Config;
 use crate::device::{Device, source_address};
 use crate::engine::Engine;
@@ -60,6 +60,8 @@ pub(super) struct IdState {
     pub(super) peer: Option<SocketAddr>,
     pub(super) only_v6: Option<bool>,
     pub(super) sharing: Sharing,
+    /// The program has asked for the end of the connection.
+    leaving: bool,
     /// The connection ended before its Established event was given. The value is the status of the event of its end.
     ended_early: Option<i32>,
     /// Device contexts are shared between identifiers unless the program brings its own.
@@ -113,6 +115,7 @@ impl CmId {
             peer: None,
             only_v6: None,
             sharing: Sharing::Exclusive,
+            leaving: false,
             ended_early: None,
             own_context: ctx.is_some(),
         };
@@ -453,9 +456,12 @@ impl CmId {
     /// [`Error::InvalidState`]: never connected.
     pub fn disconnect(&self) -> Result<()> {
         let qp = {
-            let s = self.inner.state.lock();
+            let mut s = self.inner.state.lock();
             match s.phase {
-                Phase::Connected(_) | Phase::Accepting | Phase::Disconnected => s.qp.clone(),
+                Phase::Connected(_) | Phase::Accepting | Phase::Disconnected => {
+                    s.leaving = true;
+                    s.qp.clone()
+                }
                 _ => return Err(Error::InvalidState("there is no connection")),
             }
         };
@@ -637,9 +643,11 @@ impl CmSink for CmIdInner {
             Some(false) => (CmEventKind::ConnectError, libc::ECONNRESET),
             Some(true) => (CmEventKind::Disconnected, status_of(fault)),
         };
-        self.push_own(kind, status);
-        if kind == CmEventKind::Disconnected {
-            timewait::begin(Weak::clone(&self.this));
+        if kind != CmEventKind::Disconnected {
+            self.push_own(kind, status);
+        } else if !(self.has_unseen_success() && overtaken::begin(Weak::clone(&self.this), status))
+        {
+            self.disconnected(status);
         }
     }
 
@@ -683,6 +691,16 @@ impl Drop for CmIdInner {
 
 impl CmIdInner {
     pub(super) fn timewait_over(&self) {
+        self.put_after_the_end(CmEventKind::TimewaitExit, 0);
+    }
+
+    /// Gives the event of the connection's end.
+    pub(super) fn disconnected(&self, status: i32) {
+        self.put_after_the_end(CmEventKind::Disconnected, status);
+        timewait::begin(Weak::clone(&self.this));
+    }
+
+    fn put_after_the_end(&self, kind: CmEventKind, status: i32) {
         let Some(id) = self.this.upgrade().map(|inner| CmId { inner }) else {
             return;
         };
@@ -691,9 +709,17 @@ impl CmIdInner {
         if !matches!(s.phase, Phase::Disconnected) {
             return;
         }
-        let channel = id.put(id.event(CmEventKind::TimewaitExit, 0));
+        let channel = id.put(id.event(kind, status));
         drop(s);
         channel.wake();
+    }
+
+    /// Returns `true` if the peer has ended the connection and the program has not taken all completions of its messages.
+    pub(super) fn has_unseen_success(&self) -> bool {
+        let s = self.state.lock();
+        let qp = s.qp.clone().filter(|_| !s.leaving);
+        drop(s);
+        qp.is_some_and(|qp| qp.has_unseen_success())
     }
 
     fn push_own(&self, kind: CmEventKind, status: i32) {

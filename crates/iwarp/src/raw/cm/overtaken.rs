@@ -1,0 +1,65 @@
+//! The event of a connection's end does not overtake the last messages.
+//!
+//! A program that finds its completion queue empty and then looks for events may find that the peer has gone, although the peer's
+//! last message came in between. libfabric's `ofi_rxm` then destroys the queue pair, and with it the completion for which the
+//! program waits for ever. Kernels have the same gap, but the event takes longer there than a look at a queue. So it waits here until the
+//! program has taken the completions, for a short time: others take none until they hear of the end.
+
+use super::id::CmIdInner;
+use crate::engine::{Engine, Source};
+use parking_lot::Mutex;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// How often it looks whether the completions were taken.
+const STEP: Duration = Duration::from_millis(1);
+/// How long it waits. A thread that polls may lose its processor to others for this long.
+const WAIT: Duration = Duration::from_millis(30);
+
+struct Overtaken {
+    id: Weak<CmIdInner>,
+    engine: Arc<Engine>,
+    token: u64,
+    deadline: Instant,
+    status: Mutex<Option<i32>>,
+}
+
+/// The peer has ended the connection of `id` with `status`, and completions of its messages wait. Returns `false` if nothing can wait
+/// for them; then the caller gives the event.
+pub(super) fn begin(id: Weak<CmIdInner>, status: i32) -> bool {
+    let Ok(engine) = Engine::current() else {
+        return false;
+    };
+    let token = engine.token();
+    let source = Arc::new(Overtaken {
+        id,
+        engine: Arc::clone(&engine),
+        token,
+        deadline: Instant::now() + WAIT,
+        status: Mutex::new(Some(status)),
+    });
+    engine.add_timed(token, source);
+    engine.after(STEP, token, 0);
+    true
+}
+
+impl Source for Overtaken {
+    fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
+        true
+    }
+
+    fn timer(self: Arc<Self>, _: u32) {
+        let id = self.id.upgrade();
+        if let Some(id) = &id
+            && Instant::now() < self.deadline
+            && id.has_unseen_success()
+        {
+            self.engine.after(STEP, self.token, 0);
+            return;
+        }
+        self.engine.forget(self.token);
+        if let (Some(id), Some(status)) = (id, self.status.lock().take()) {
+            id.disconnected(status);
+        }
+    }
+}
