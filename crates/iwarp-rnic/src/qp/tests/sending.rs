@@ -123,20 +123,27 @@ fn at_most_ord_reads_are_outstanding() {
     //= type=test
     //# The RDMA Read operation MUST consist of a single RDMA Read Request
     //# Message and a single RDMA Read Response Message.
-    let mut rig = Rig::with(QpConfig::default(), StreamConfig { ord: 2, ..STREAM });
-    let mr = rig.mr(64, Access::LOCAL_WRITE);
-    for id in 0..4 {
-        rig.post(id, READ, &[mr.part(0, 4)]);
+    // The stream's ORD is the limit, and so is the queue pair's own.
+    for (max_ord, ord) in [(16, 2), (2, 16)] {
+        let config = QpConfig {
+            max_ord,
+            ..QpConfig::default()
+        };
+        let mut rig = Rig::with(config, StreamConfig { ord, ..STREAM });
+        let mr = rig.mr(64, Access::LOCAL_WRITE);
+        for id in 0..4 {
+            rig.post(id, READ, &[mr.part(0, 4)]);
+        }
+        rig.post(9, SendOp::Send, &[]);
+        let sent = rig.sent();
+        assert_eq!(opcodes(&sent), [Opcode::READ_REQUEST; 2]);
+        assert!(!rig.qp.wants_tx());
+        answer(&mut rig, &sent[0].1, 4);
+        assert!(rig.qp.wants_tx());
+        assert_eq!(opcodes(&rig.sent()), [Opcode::READ_REQUEST]);
+        answer(&mut rig, &sent[1].1, 4);
+        assert_eq!(opcodes(&rig.sent()), [Opcode::READ_REQUEST, Opcode::SEND]);
     }
-    rig.post(9, SendOp::Send, &[]);
-    let sent = rig.sent();
-    assert_eq!(opcodes(&sent), [Opcode::READ_REQUEST; 2]);
-    assert!(!rig.qp.wants_tx());
-    answer(&mut rig, &sent[0].1, 4);
-    assert!(rig.qp.wants_tx());
-    assert_eq!(opcodes(&rig.sent()), [Opcode::READ_REQUEST]);
-    answer(&mut rig, &sent[1].1, 4);
-    assert_eq!(opcodes(&rig.sent()), [Opcode::READ_REQUEST, Opcode::SEND]);
 }
 
 #[test]
