@@ -196,11 +196,6 @@ impl CompletionQueue {
         };
     }
 
-    /// Returns `true` if an event was asked for and has not been raised.
-    pub fn is_armed(&self) -> bool {
-        self.armed != Armed::No
-    }
-
     /// Changes the capacity and keeps the completions that wait. A purge that is not finished begins again.
     pub fn resize(&mut self, capacity: u32) -> Result<(), CqSizeError> {
         if capacity == 0 || capacity > MAX_CQE || capacity < self.len() {

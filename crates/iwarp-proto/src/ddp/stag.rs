@@ -9,9 +9,6 @@ use core::fmt;
 pub struct Stag(pub u32);
 
 impl Stag {
-    /// The largest index: 24 bits.
-    pub const MAX_INDEX: u32 = 0x00ff_ffff;
-
     /// An STag of a 24-bit index (higher bits are dropped) and a key.
     #[inline]
     pub const fn new(index: u32, key: u8) -> Self {

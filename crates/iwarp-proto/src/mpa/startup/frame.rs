@@ -56,8 +56,6 @@ impl Flags {
     pub const REJECT: Self = Self(0x20);
     /// S: the private data start with an enhanced prefix. It has a meaning from revision 2 on.
     pub const ENHANCED: Self = Self(0x10);
-    /// All bits that have a meaning.
-    pub const DEFINED: Self = Self(0xf0);
 
     /// Returns `true` if all bits of `flag` are set.
     #[inline]

@@ -24,8 +24,6 @@ pub const FRAME_HEADER_LEN: usize = 20;
 pub const MAX_PRIVATE_DATA: usize = 512;
 /// Octets of the longest frame.
 pub const MAX_FRAME_LEN: usize = FRAME_HEADER_LEN + MAX_PRIVATE_DATA;
-/// Most octets of private data left to the ULP in an enhanced frame.
-pub const MAX_ENHANCED_PRIVATE_DATA: usize = MAX_PRIVATE_DATA - EnhancedPrefix::LEN;
 
 //= rfc5044 section 7.1.1
 //# Initiator mode senders MUST set this field to
