@@ -40,7 +40,7 @@ pub(super) struct Acknowledge {
 }
 
 impl Acknowledge {
-    /// A stream begins.
+    /// Forgets everything but the mode: the queue pair was reset. Only then may the next stream begin.
     pub(super) const fn reset(&mut self) {
         self.unasked = 0;
         self.probing = false;

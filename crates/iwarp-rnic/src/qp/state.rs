@@ -103,7 +103,6 @@ impl QueuePair {
         //# down.
         self.times = stream.times;
         self.tx.start(&stream);
-        self.acknowledge.reset();
         self.rx.start(&stream);
         Ok(())
     }
