@@ -2,14 +2,14 @@
 //! 7.2). Each is here once, for segments that are taken whole and for those that are read straight to their place. What the
 //! checks allow is carried out in `deliver`; untagged messages that the RNIC itself consumes are in `control`.
 
-use super::fault::RxFault;
+use super::fault::{RxFault, rdmap_code};
 use super::place::Target;
 use super::rx::Missed;
 use super::{Env, Host, QueuePair, ReceiverNotReady};
 use crate::memory::AccessError;
 use crate::{Access, WcStatus};
 use iwarp_proto::ddp::{Header, HeaderError, QueueNumber, TaggedHeader, UntaggedHeader};
-use iwarp_proto::rdmap::{Opcode, TerminateCode};
+use iwarp_proto::rdmap::{Opcode, ReadRequest, TerminateCode};
 
 /// Why a segment is refused. It is small, so that the loop over small messages carries it for nothing; [`QueuePair::fault_of`] makes
 /// what the peer and the program are told.
@@ -23,10 +23,19 @@ pub(super) enum Refusal {
     Answer(TerminateCode),
     /// Memory refuses its payload.
     Memory(AccessError),
+    /// Memory refuses what a Read Request or an atomic asks for.
+    Request(AccessError),
+    /// Memory of our own refuses the answer to an atomic.
+    Sink,
     /// Its message is longer than the receive.
     TooLong,
     /// The STag that it invalidates is not the peer's to end.
     Invalidation,
+}
+
+impl Refusal {
+    /// Its length or its flags are not those of its opcode.
+    pub(super) const MALFORMED: Self = Self::Protocol(TerminateCode::RDMAP_OPERATION_UNSPECIFIED);
 }
 
 impl QueuePair {
@@ -128,6 +137,37 @@ impl QueuePair {
         }
     }
 
+    /// Checks an untagged message that the RNIC itself consumes, and that has `len` octets of payload: one segment.
+    #[inline(always)]
+    pub(super) fn admit_control(
+        &self,
+        h: UntaggedHeader,
+        payload: &[u8],
+        len: usize,
+    ) -> Result<(), Refusal> {
+        //= rfc7306 section 8.2
+        //# On incoming Atomic Requests, Atomic Responses, Immediate Data, and Immediate
+        //# Data with Solicited Event, the following MUST be validated:
+        //= rfc7306 section 8.2
+        //# o The DDP layer MUST validate all DDP Segment fields.
+        self.check_msn(h.qn, h.msn)?;
+        // Immediate data follow Sends on queue 0.
+        let off = match h.qn {
+            0 => self.rx.message_off,
+            _ => 0,
+        };
+        if h.mo != off {
+            return Err(Refusal::Protocol(TerminateCode::DDP_UNTAGGED_INVALID_MO));
+        }
+        //= rfc5040 section 4.2
+        //# The following figure defines which RDMA Headers MUST be used on each RDMA
+        //# Message and which RDMA Messages are allowed to carry ULP Payload:
+        if !h.last || payload.len() != len {
+            return Err(Refusal::MALFORMED);
+        }
+        Ok(())
+    }
+
     /// Checks a segment of a Send. Its message takes a receive, if this is its first segment; `false` if there is none.
     #[inline(always)]
     pub(super) fn admit_send<H: Host>(
@@ -203,12 +243,13 @@ impl QueuePair {
         Ok(())
     }
 
-    /// The error of a segment that is refused, with its header as far as there is one.
+    /// The error of a segment that is refused, with its header as far as there is one, and with what it asks for if it is a Read Request.
     #[cold]
     pub(super) fn fault_of(
         &self,
         refusal: Refusal,
         header: Option<Header>,
+        request: Option<ReadRequest>,
         ulpdu_len: u16,
     ) -> RxFault {
         if let Refusal::Header(e) = refusal {
@@ -223,6 +264,10 @@ impl QueuePair {
             Refusal::Protocol(code) => segment(code),
             Refusal::Answer(code) => segment(code).request(WcStatus::BadResponse),
             Refusal::Memory(e) => self.placement_fault(e, header, ulpdu_len),
+            Refusal::Request(e) => {
+                RxFault::about_request(rdmap_code(e), header, ulpdu_len, request).access()
+            }
+            Refusal::Sink => RxFault::local().request(WcStatus::LocalProtection),
             Refusal::TooLong => {
                 segment(TerminateCode::DDP_UNTAGGED_TOO_LONG).receive(WcStatus::LocalLength)
             }

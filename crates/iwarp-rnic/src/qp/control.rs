@@ -2,13 +2,12 @@
 //! Terminate (RFC 5040 sections 5.2 and 5.4, RFC 7306 sections 5 and 6).
 
 use super::admit::Refusal;
-use super::fault::{RxFault, rdmap_code};
-use super::place::{Places, Target};
+use super::place::Target;
 use super::response::Response;
 use super::rx::Step;
 use super::{Env, Host, QueuePair};
 use crate::memory::AccessError;
-use crate::{Access, WcFlags, WcOpcode, WcStatus};
+use crate::{Access, WcFlags, WcOpcode};
 use iwarp_proto::ddp::{Header, UNTAGGED_HEADER_LEN, UntaggedHeader};
 use iwarp_proto::rdmap::{
     AtomicOp, AtomicRequest, AtomicResponse, Immediate, Opcode, ReadRequest, Terminate,
@@ -16,161 +15,87 @@ use iwarp_proto::rdmap::{
 };
 
 impl QueuePair {
-    /// Processes an untagged message that the RNIC itself consumes. Each of them fits one segment.
+    /// Processes an untagged message that the RNIC itself consumes, except for Read Requests. Each of them fits one segment.
     #[inline(never)]
     pub(super) fn control<H: Host>(&mut self, ulpdu: &[u8], env: &mut Env<'_, H>) -> Step {
-        match self.take_control(ulpdu, env) {
-            Ok(step) => step,
-            Err(fault) => {
-                self.fail_stream(&fault, env.host);
-                Step::Failed
+        let h = match UntaggedHeader::parse(ulpdu) {
+            Ok(h) => h,
+            Err(e) => return self.refuse_segment(Refusal::Header(e), ulpdu, env.host),
+        };
+        let payload = ulpdu.get(UNTAGGED_HEADER_LEN..).unwrap_or(&[]);
+        let taken = match h.opcode {
+            Opcode::ATOMIC_REQUEST => self.atomic_request(h, payload, env),
+            Opcode::ATOMIC_RESPONSE => self.atomic_response(h, payload, env),
+            Opcode::TERMINATE => {
+                self.terminate(payload, env.host);
+                return Step::Again;
             }
+            // Immediate data, with or without a solicited event.
+            _ => self.immediate(h, payload, env),
+        };
+        match taken {
+            Ok(step) => step,
+            Err(refusal) => self.refuse_segment(refusal, ulpdu, env.host),
         }
     }
 
-    #[inline]
-    fn take_control<H: Host>(
+    /// Processes a Read Request.
+    #[inline(never)]
+    pub(super) fn receive_read_request<H: Host>(
         &mut self,
         ulpdu: &[u8],
         env: &mut Env<'_, H>,
-    ) -> Result<Step, RxFault> {
-        let ulpdu_len = ulpdu.len() as u16;
-        let h = UntaggedHeader::parse(ulpdu)
-            .map_err(|e| self.fault_of(Refusal::Header(e), Header::decode(ulpdu), ulpdu_len))?;
-        let header = &Header::Untagged(h);
+    ) -> Step {
+        let h = match UntaggedHeader::parse(ulpdu) {
+            Ok(h) => h,
+            Err(e) => return self.refuse_segment(Refusal::Header(e), ulpdu, env.host),
+        };
         let payload = ulpdu.get(UNTAGGED_HEADER_LEN..).unwrap_or(&[]);
+        match self.read_request(h, payload, env) {
+            Ok(()) => Step::Next,
+            Err(refusal) => self.refuse_segment(refusal, ulpdu, env.host),
+        }
+    }
+
+    #[cold]
+    fn terminate<H: Host>(&mut self, payload: &[u8], host: &mut H) {
         //= rfc5040 section 5.4
         //# On a single RDMAP Stream, the RDMAP layer MUST guarantee placement of a
         //# single Terminate Message.
-        if h.opcode == Opcode::TERMINATE {
-            // Other mistakes in it do not matter: the stream is over, and a Terminate is not answered.
-            //= rfc5040 section 5.4
-            //# * One Terminate Message MUST consume one Untagged Buffer.
-            let terminate = Terminate::parse(payload).map(|(t, _)| t);
-            let unknown = Terminate::new(TerminateCode::RDMAP_OPERATION_UNSPECIFIED);
-            self.terminated_by_peer(&terminate.unwrap_or(unknown), env.host);
-            return Ok(Step::Again);
-        }
-        //= rfc7306 section 8.2
-        //# On incoming Atomic Requests, Atomic Responses, Immediate Data, and Immediate
-        //# Data with Solicited Event, the following MUST be validated:
-        //= rfc7306 section 8.2
-        //# o The DDP layer MUST validate all DDP Segment fields.
-        self.check_msn(h.qn, h.msn)
-            .map_err(|refusal| self.fault_of(refusal, Some(*header), ulpdu_len))?;
-        let bad_offset = if h.qn == 0 {
-            h.mo != self.rx.message_off
-        } else {
-            h.mo != 0
-        };
-        if bad_offset {
-            return Err(RxFault::segment(
-                TerminateCode::DDP_UNTAGGED_INVALID_MO,
-                header,
-                ulpdu_len,
-            ));
-        }
-        let malformed = || {
-            RxFault::segment(
-                TerminateCode::RDMAP_OPERATION_UNSPECIFIED,
-                header,
-                ulpdu_len,
-            )
-        };
-        if !h.last {
-            return Err(malformed());
-        }
-        //= rfc5040 section 4.2
-        //# The following figure defines which RDMA Headers MUST be used on each RDMA
-        //# Message and which RDMA Messages are allowed to carry ULP Payload:
-        match h.opcode {
-            Opcode::READ_REQUEST if payload.len() == ReadRequest::LEN => {
-                let request = ReadRequest::parse(payload).ok_or_else(malformed)?;
-                //= rfc5040 section 5.2.1
-                //# The Remote Peer's RDMAP layer MUST process an RDMA Read Request Message.
-                //= rfc5040 section 5.2.1
-                //# A valid RDMA Read Request Message MUST NOT be delivered to the Data
-                //# Sink's ULP (i.e., it is processed by the RDMAP layer).
-                //= rfc5040 section 5.2.1
-                //# If the Data Source receives a valid RDMA Read Request Message, it MUST
-                //# respond with a valid RDMA Read Response Message.
-                //= rfc5040 section 5.5
-                //# RDMA Read Request Messages, including zero-length RDMA Read Requests,
-                //# MUST NOT start processing at the Remote Peer until they have been
-                //# Delivered to RDMAP by DDP.
-                //= rfc5040 section 5.5
-                //# RDMA Read Response Message processing at the Remote Peer (reading the
-                //# specified Tagged Buffer) MUST be started only after the RDMA Read
-                //# Request Message has been Delivered by the DDP layer (thus, all previous
-                //# RDMA Messages have been properly submitted for ordered Placement).
-                self.read_request(header, &request, ulpdu_len, env)?;
-            }
-            Opcode::ATOMIC_REQUEST if payload.len() == AtomicRequest::LEN => {
-                let request = AtomicRequest::parse(payload).ok_or_else(malformed)?;
-                //= rfc7306 section 5.2.1
-                //# One Atomic Operation Request Message MUST consume one Untagged Buffer.
-                //= rfc7306 section 5.2.1
-                //# The Responder's RDMAP layer MUST process an Atomic Operation Request
-                //# Message.
-                //= rfc7306 section 5.2.1
-                //# A valid Atomic Operation Request Message MUST NOT be delivered to the
-                //# Responder's ULP (i.e., it is processed by the RDMAP layer).
-                //= rfc7306 section 5.2.1
-                //# The Responder MUST process the Atomic Operation Request Messages in the
-                //# order they were sent.
-                //= rfc7306 section 5.2.1
-                //# If the Responder receives a valid Atomic Operation Request Message, it
-                //# MUST respond with a valid Atomic Operation Response Message.
-                //= rfc7306 section 5.4
-                //# If more than one outstanding Atomic Request Message is supported by both
-                //# peers, the Atomic Operation Request Messages MUST be processed in the
-                //# order they were delivered by the DDP layer on the Responder.
-                //= rfc7306 section 5.4
-                //# Atomic Operation Response Messages MUST be submitted to the DDP layer on
-                //# the Responder in the order the Atomic Operation Request Messages were
-                //# Delivered by DDP.
-                //= rfc7306 section 5.4
-                //# 3. Atomic Operation Request Messages MUST NOT start processing at the
-                //# Responder until they have been Delivered to RDMAP by DDP.
-                //= rfc7306 section 5.4
-                //# 5. Atomic Operation Response Message processing at the Responder MUST be
-                //# started only after the Atomic Operation Request Message has been Delivered
-                //# by the DDP layer (thus, all previous RDMA Messages on that DDP Stream have
-                //# been Delivered).
-                self.atomic_request(header, &request, ulpdu_len, env)?;
-            }
-            Opcode::ATOMIC_RESPONSE if payload.len() == AtomicResponse::LEN => {
-                let response = AtomicResponse::parse(payload).ok_or_else(malformed)?;
-                self.atomic_response(header, &response, ulpdu_len, env)?;
-            }
-            Opcode::IMMEDIATE | Opcode::IMMEDIATE_SE if payload.len() == Immediate::LEN => {
-                if self.rx.receiving {
-                    // It comes in the middle of a Send on the same queue.
-                    return Err(RxFault::segment(
-                        TerminateCode::DDP_UNTAGGED_INVALID_MSN,
-                        header,
-                        ulpdu_len,
-                    ));
-                }
-                let immediate = Immediate::parse(payload).ok_or_else(malformed)?;
-                return self.immediate(header, h, immediate, ulpdu_len, env);
-            }
-            _ => return Err(malformed()),
-        }
-        //= rfc5040 section 5.2.1
-        //# One RDMA Read Request Message MUST consume one Untagged Buffer.
-        self.advance_msn(h.qn);
-        Ok(Step::Next)
+        // Mistakes in it do not matter: the stream is over, and a Terminate is not answered.
+        //= rfc5040 section 5.4
+        //# * One Terminate Message MUST consume one Untagged Buffer.
+        let terminate = Terminate::parse(payload).map(|(t, _)| t);
+        let unknown = Terminate::new(TerminateCode::RDMAP_OPERATION_UNSPECIFIED);
+        self.terminated_by_peer(&terminate.unwrap_or(unknown), host);
     }
 
     #[inline(always)]
     fn read_request<H: Host>(
         &mut self,
-        header: &Header,
-        r: &ReadRequest,
-        ulpdu_len: u16,
-        env: &mut Env<'_, H>,
-    ) -> Result<(), RxFault> {
+        h: UntaggedHeader,
+        payload: &[u8],
+        env: &Env<'_, H>,
+    ) -> Result<(), Refusal> {
+        self.admit_control(h, payload, ReadRequest::LEN)?;
+        let r = ReadRequest::parse(payload).ok_or(Refusal::MALFORMED)?;
+        //= rfc5040 section 5.2.1
+        //# The Remote Peer's RDMAP layer MUST process an RDMA Read Request Message.
+        //= rfc5040 section 5.2.1
+        //# A valid RDMA Read Request Message MUST NOT be delivered to the Data
+        //# Sink's ULP (i.e., it is processed by the RDMAP layer).
+        //= rfc5040 section 5.2.1
+        //# If the Data Source receives a valid RDMA Read Request Message, it MUST
+        //# respond with a valid RDMA Read Response Message.
+        //= rfc5040 section 5.5
+        //# RDMA Read Request Messages, including zero-length RDMA Read Requests,
+        //# MUST NOT start processing at the Remote Peer until they have been
+        //# Delivered to RDMAP by DDP.
+        //= rfc5040 section 5.5
+        //# RDMA Read Response Message processing at the Remote Peer (reading the
+        //# specified Tagged Buffer) MUST be started only after the RDMA Read
+        //# Request Message has been Delivered by the DDP layer (thus, all previous
+        //# RDMA Messages have been properly submitted for ordered Placement).
         //= rfc5040 section 5.2.1
         //# If the Data Source receives a non-zero-length RDMA Read Message Size,
         //# the Data Source RDMAP MUST validate the Data Source STag and Data Source
@@ -189,28 +114,23 @@ impl QueuePair {
         //= rfc5040 section 7.2
         //# The sum of the Data Source Tagged Offset and the RDMA Read Message Size
         //# MUST NOT cause the Data Source Tagged Offset to wrap.
-        let refused =
-            |e| RxFault::about_request(rdmap_code(e), header, ulpdu_len, Some(*r)).access();
         if r.size > 0 && !self.remote.contains(Access::REMOTE_READ) {
-            return Err(refused(AccessError::AccessDenied));
+            return Err(Refusal::Request(AccessError::AccessDenied));
         }
+        let range = (r.source_stag.0, r.source_to, r.size);
         env.memory
-            .permits(
-                (r.source_stag.0, r.source_to, r.size),
-                Access::REMOTE_READ,
-                self.accessor(),
-            )
-            .map_err(refused)?;
-        self.respond(Response::Read(*r), header, ulpdu_len)
+            .permits(range, Access::REMOTE_READ, self.accessor())
+            .map_err(Refusal::Request)?;
+        self.respond(Response::Read(r))?;
+        //= rfc5040 section 5.2.1
+        //# One RDMA Read Request Message MUST consume one Untagged Buffer.
+        self.advance_msn(h.qn);
+        Ok(())
     }
 
     /// Queues an answer, within the IRD.
-    fn respond(
-        &mut self,
-        response: Response,
-        header: &Header,
-        ulpdu_len: u16,
-    ) -> Result<(), RxFault> {
+    #[inline(always)]
+    fn respond(&mut self, response: Response) -> Result<(), Refusal> {
         //= rfc5040 section 6.1
         //# For inbound RDMA Read Requests, the RDMAP layer MUST NOT exceed
         //# the maximum number of outstanding, inbound RDMA Read Requests that
@@ -218,11 +138,7 @@ impl QueuePair {
         // If no Reads were granted, only the RTR message by Read is allowed, which reads nothing.
         let nothing = matches!(response, Response::Read(ReadRequest { size: 0, .. }));
         if self.responses.limit() == 0 && !nothing || !self.responses.push(response) {
-            return Err(RxFault::segment(
-                TerminateCode::DDP_UNTAGGED_NO_BUFFER,
-                header,
-                ulpdu_len,
-            ));
+            return Err(Refusal::Protocol(TerminateCode::DDP_UNTAGGED_NO_BUFFER));
         }
         self.counters.rx_requests = self.counters.rx_requests.wrapping_add(1);
         Ok(())
@@ -230,12 +146,53 @@ impl QueuePair {
 
     fn atomic_request<H: Host>(
         &mut self,
-        header: &Header,
-        r: &AtomicRequest,
-        ulpdu_len: u16,
-        env: &mut Env<'_, H>,
-    ) -> Result<(), RxFault> {
-        let fault = |code| RxFault::about_request(code, header, ulpdu_len, None);
+        h: UntaggedHeader,
+        payload: &[u8],
+        env: &Env<'_, H>,
+    ) -> Result<Step, Refusal> {
+        self.admit_control(h, payload, AtomicRequest::LEN)?;
+        let r = AtomicRequest::parse(payload).ok_or(Refusal::MALFORMED)?;
+        //= rfc7306 section 5.2.1
+        //# One Atomic Operation Request Message MUST consume one Untagged Buffer.
+        //= rfc7306 section 5.2.1
+        //# The Responder's RDMAP layer MUST process an Atomic Operation Request
+        //# Message.
+        //= rfc7306 section 5.2.1
+        //# A valid Atomic Operation Request Message MUST NOT be delivered to the
+        //# Responder's ULP (i.e., it is processed by the RDMAP layer).
+        //= rfc7306 section 5.2.1
+        //# The Responder MUST process the Atomic Operation Request Messages in the
+        //# order they were sent.
+        //= rfc7306 section 5.2.1
+        //# If the Responder receives a valid Atomic Operation Request Message, it
+        //# MUST respond with a valid Atomic Operation Response Message.
+        //= rfc7306 section 5.4
+        //# If more than one outstanding Atomic Request Message is supported by both
+        //# peers, the Atomic Operation Request Messages MUST be processed in the
+        //# order they were delivered by the DDP layer on the Responder.
+        //= rfc7306 section 5.4
+        //# Atomic Operation Response Messages MUST be submitted to the DDP layer on
+        //# the Responder in the order the Atomic Operation Request Messages were
+        //# Delivered by DDP.
+        //= rfc7306 section 5.4
+        //# 3. Atomic Operation Request Messages MUST NOT start processing at the
+        //# Responder until they have been Delivered to RDMAP by DDP.
+        //= rfc7306 section 5.4
+        //# 5. Atomic Operation Response Message processing at the Responder MUST be
+        //# started only after the Atomic Operation Request Message has been Delivered
+        //# by the DDP layer (thus, all previous RDMA Messages on that DDP Stream have
+        //# been Delivered).
+        let original = self.carry_out(&r, env)?;
+        self.respond(Response::Atomic {
+            request_id: r.request_id,
+            original,
+        })?;
+        self.advance_msn(h.qn);
+        Ok(Step::Next)
+    }
+
+    /// Carries out an atomic, and returns the word as it was before.
+    fn carry_out<H: Host>(&self, r: &AtomicRequest, env: &Env<'_, H>) -> Result<u64, Refusal> {
         //= rfc7306 section 5.2.1
         //# At the Responder, an error MUST be surfaced in response to delivery to
         //# the Remote Peer's RDMAP layer of an Atomic Operation Request Message
@@ -244,18 +201,18 @@ impl QueuePair {
         //# All Atomic Operation Codes from Figure 5 MUST be implemented by an RNIC
         //# that supports Atomic Operations.
         if r.op != AtomicOp::FETCH_ADD && r.op != AtomicOp::CMP_SWAP {
-            return Err(fault(TerminateCode::RDMAP_UNEXPECTED_OPCODE));
+            return Err(Refusal::Protocol(TerminateCode::RDMAP_UNEXPECTED_OPCODE));
         }
         if self.responses.is_full() || self.responses.limit() == 0 {
-            return Err(fault(TerminateCode::DDP_UNTAGGED_NO_BUFFER));
+            return Err(Refusal::Protocol(TerminateCode::DDP_UNTAGGED_NO_BUFFER));
         }
         if !self.remote.contains(Access::REMOTE_ATOMIC) {
-            return Err(fault(rdmap_code(AccessError::AccessDenied)).access());
+            return Err(Refusal::Request(AccessError::AccessDenied));
         }
         let span = env
             .memory
             .check(r.stag.0, r.to, 8, Access::REMOTE_ATOMIC, self.accessor())
-            .map_err(|e| fault(rdmap_code(e)).access())?;
+            .map_err(Refusal::Request)?;
         //= rfc7306 section 8.2
         //# The RDMAP layer MUST validate that the Remote Peer's Tagged ULP
         //# Buffer address references a ULP Buffer address that is 64-bit
@@ -295,12 +252,12 @@ impl QueuePair {
         let word = span.span();
         let word = word
             .word()
-            .ok_or_else(|| fault(TerminateCode::RDMAP_CATASTROPHIC_STREAM))?;
+            .ok_or(Refusal::Protocol(TerminateCode::RDMAP_CATASTROPHIC_STREAM))?;
         //= rfc7306 section 5
         //# An RNIC that supports Atomic Operations as specified in this document
         //# MUST implement both the FetchAdd operation as specified in Section 5.1.1
         //# and the CmpSwap operation as specified in Section 5.1.2.
-        let original = word.update(|old| match r.op {
+        Ok(word.update(|old| match r.op {
             AtomicOp::FETCH_ADD => masked_add(old, r.add_swap, r.add_swap_mask),
             //= rfc7306 section 5.1.2
             //# After the operation, the remote data Buffer MUST contain the "Original
@@ -310,24 +267,17 @@ impl QueuePair {
                 old & !r.add_swap_mask | r.add_swap & r.add_swap_mask
             }
             _ => old,
-        });
-        self.respond(
-            Response::Atomic {
-                request_id: r.request_id,
-                original,
-            },
-            header,
-            ulpdu_len,
-        )
+        }))
     }
 
     fn atomic_response<H: Host>(
         &mut self,
-        header: &Header,
-        r: &AtomicResponse,
-        ulpdu_len: u16,
+        h: UntaggedHeader,
+        payload: &[u8],
         env: &mut Env<'_, H>,
-    ) -> Result<(), RxFault> {
+    ) -> Result<Step, Refusal> {
+        self.admit_control(h, payload, AtomicResponse::LEN)?;
+        let r = AtomicResponse::parse(payload).ok_or(Refusal::MALFORMED)?;
         let Some(awaited) = self
             .sq
             .awaited
@@ -335,20 +285,9 @@ impl QueuePair {
             .filter(|a| a.atomic && a.seq == r.request_id)
             .copied()
         else {
-            return Err(RxFault::segment(
-                TerminateCode::RDMAP_UNEXPECTED_OPCODE,
-                header,
-                ulpdu_len,
-            )
-            .request(WcStatus::BadResponse));
+            return Err(Refusal::Answer(TerminateCode::RDMAP_UNEXPECTED_OPCODE));
         };
-        let places = Places {
-            memory: env.memory,
-            who: self.accessor(),
-            receive: &self.rx.receive,
-            sends: &self.sq,
-        };
-        places
+        self.places(env.memory)
             .write(
                 Target::Sink {
                     seq: awaited.seq,
@@ -369,26 +308,27 @@ impl QueuePair {
                 //# Message.
                 &r.original.to_ne_bytes(),
             )
-            .map_err(|_| RxFault::local().request(WcStatus::LocalProtection))?;
+            .map_err(|_| Refusal::Sink)?;
         self.answered(env.host);
-        Ok(())
+        self.advance_msn(h.qn);
+        Ok(Step::Next)
     }
 
     fn immediate<H: Host>(
         &mut self,
-        header: &Header,
         h: UntaggedHeader,
-        immediate: Immediate,
-        ulpdu_len: u16,
+        payload: &[u8],
         env: &mut Env<'_, H>,
-    ) -> Result<Step, RxFault> {
+    ) -> Result<Step, Refusal> {
+        self.admit_control(h, payload, Immediate::LEN)?;
+        if self.rx.receiving {
+            // It comes in the middle of a Send on the same queue.
+            return Err(Refusal::Protocol(TerminateCode::DDP_UNTAGGED_INVALID_MSN));
+        }
+        let immediate = Immediate::parse(payload).ok_or(Refusal::MALFORMED)?;
         if self.rx.immediate.is_some() {
             // The Send of the earlier ones has to come first.
-            return Err(RxFault::segment(
-                TerminateCode::RDMAP_UNEXPECTED_OPCODE,
-                header,
-                ulpdu_len,
-            ));
+            return Err(Refusal::Protocol(TerminateCode::RDMAP_UNEXPECTED_OPCODE));
         }
         if immediate.belongs_to_send() {
             self.rx.immediate = Some(immediate.value());
@@ -398,8 +338,8 @@ impl QueuePair {
         //= rfc7306 section 6.3
         //# One Immediate Data or Immediate Data with SE Message MUST consume
         if !self.take_receive(env.host) {
-            self.no_receive(*header, ulpdu_len)
-                .map_err(|refusal| self.fault_of(refusal, Some(*header), ulpdu_len))?;
+            let ulpdu_len = UNTAGGED_HEADER_LEN.wrapping_add(payload.len());
+            self.no_receive(Header::Untagged(h), ulpdu_len as u16)?;
             return Ok(Step::Hold);
         }
         self.advance_msn(0);

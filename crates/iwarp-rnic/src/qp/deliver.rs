@@ -11,7 +11,7 @@ use crate::{Cqe, WcFlags, WcOpcode, WcStatus};
 use iwarp_proto::ddp::{
     Header, HeaderError, TAGGED_HEADER_LEN, TaggedHeader, UNTAGGED_HEADER_LEN, UntaggedHeader,
 };
-use iwarp_proto::rdmap::Opcode;
+use iwarp_proto::rdmap::{Opcode, ReadRequest};
 
 impl QueuePair {
     /// Returns `true` while the next FPDU means something by itself, whatever is in it ([`hear`](Self::hear)).
@@ -59,6 +59,7 @@ impl QueuePair {
             Ok(Opcode::READ_RESPONSE) => self.receive_read_response(ulpdu, env),
             Ok(Opcode::WRITE) => self.receive_lone_write(ulpdu, env),
             Ok(opcode) if opcode.is_send() => self.receive_lone_send(ulpdu, env),
+            Ok(Opcode::READ_REQUEST) => self.receive_read_request(ulpdu, env),
             Ok(_) => self.control(ulpdu, env),
             Err(e) => self.refuse_segment(Refusal::Header(e), ulpdu, env.host),
         }
@@ -70,7 +71,7 @@ impl QueuePair {
         if Header::is_any_of(ulpdu, &[Opcode::READ_RESPONSE]) {
             self.receive_read_response(ulpdu, env)
         } else if Header::is_any_of(ulpdu, &[Opcode::READ_REQUEST]) {
-            self.control(ulpdu, env)
+            self.receive_read_request(ulpdu, env)
         } else {
             self.receive_ulpdu(ulpdu, env)
         }
@@ -125,10 +126,26 @@ impl QueuePair {
 
     /// Ends the stream because of a segment.
     #[cold]
-    fn refuse_segment<H: Host>(&mut self, refusal: Refusal, ulpdu: &[u8], host: &mut H) -> Step {
-        self.refuse_known(refusal, Header::decode(ulpdu), ulpdu.len() as u16, host)
+    #[inline(never)]
+    pub(super) fn refuse_segment<H: Host>(
+        &mut self,
+        refusal: Refusal,
+        ulpdu: &[u8],
+        host: &mut H,
+    ) -> Step {
+        let header = Header::decode(ulpdu);
+        let request = match header {
+            Some(Header::Untagged(h)) if h.opcode == Opcode::READ_REQUEST => ulpdu
+                .get(UNTAGGED_HEADER_LEN..)
+                .and_then(ReadRequest::parse),
+            _ => None,
+        };
+        let fault = self.fault_of(refusal, header, request, ulpdu.len() as u16);
+        self.fail_stream(&fault, host);
+        Step::Failed
     }
 
+    /// As above, for a segment that is not at hand any more.
     #[cold]
     #[inline(never)]
     pub(super) fn refuse_known<H: Host>(
@@ -138,7 +155,7 @@ impl QueuePair {
         ulpdu_len: u16,
         host: &mut H,
     ) -> Step {
-        let fault = self.fault_of(refusal, header, ulpdu_len);
+        let fault = self.fault_of(refusal, header, None, ulpdu_len);
         self.fail_stream(&fault, host);
         Step::Failed
     }
