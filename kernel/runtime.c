@@ -4,6 +4,7 @@
 #include <linux/kernel.h>
 #include <linux/log2.h>
 #include <linux/mm.h>
+#include <linux/module.h>
 #include <linux/printk.h>
 #include <linux/slab.h>
 
@@ -12,12 +13,29 @@
 atomic_long_t iwarp_allocations;
 atomic_long_t iwarp_frees;
 
+static int fail_allocation;
+module_param(fail_allocation, int, 0644);
+MODULE_PARM_DESC(fail_allocation, "For tests: the n-th allocation of the engine from now on fails; 0: none");
+
+/* Whether it is the turn of the one that has to fail. */
+static bool shall_fail(void)
+{
+	int left = READ_ONCE(fail_allocation);
+
+	while (left > 0)
+		if (try_cmpxchg(&fail_allocation, &left, left - 1))
+			return left == 1;
+	return false;
+}
+
 /* Objects are made in process context only. Large rings come from vmalloc. */
 void *iwarp_alloc(size_t size, size_t align)
 {
 	void *at;
 
 	might_sleep();
+	if (shall_fail())
+		return NULL;
 	/* Memory of a power of two is aligned by it. */
 	if (align > ARCH_KMALLOC_MINALIGN)
 		size = roundup_pow_of_two(max(size, align));

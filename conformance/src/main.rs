@@ -10,6 +10,7 @@ mod boot;
 mod complaints;
 mod device;
 mod engine;
+mod failing;
 mod kernel;
 mod siw;
 
