@@ -101,6 +101,9 @@ impl<M: Memory> MemoryTable<M> {
         //= rfc5041 section 5.2
         //# Only the DDP Control and RsvdULP Fields MUST be valid for a zero-length
         //# Tagged DDP Segment.
+        //= rfc5040 section 5.2.1
+        //# MUST NOT validate the Data Source STag and Data Source Tagged Offset
+        //# contained in the RDMA Read Request Header, and
         if len == 0 {
             return Ok(Span::EMPTY);
         }
@@ -354,30 +357,6 @@ impl<M: Memory> MemoryTable<M> {
     pub(crate) fn is_unused(&self, stag: u32) -> bool {
         self.entry(stag)
             .is_none_or(|entry| entry.state.is_unused_or_wanted())
-    }
-
-    /// Returns `true` if the whole range can be reached. As [`check`](Self::check), also for ranges above 4 GiB or of zero length.
-    pub fn covers(
-        &self,
-        stag: u32,
-        to: u64,
-        len: u64,
-        need: Access,
-        who: Accessor,
-    ) -> Result<(), AccessError> {
-        //= rfc5040 section 5.2.1
-        //# MUST NOT validate the Data Source STag and Data Source Tagged Offset
-        //# contained in the RDMA Read Request Header, and
-        if len == 0 {
-            return Ok(());
-        }
-        let end = to.checked_add(len);
-        match self.permits((stag, to, 1), need, who) {
-            Err(AccessError::BaseOrBounds) if end.is_none() => return Err(AccessError::ToWrap),
-            first => first?,
-        }
-        let end = end.ok_or(AccessError::ToWrap)?;
-        self.permits((stag, end.wrapping_sub(1), 1), need, who)
     }
 
     /// Invalidates an STag for a peer (`remote`) or for a local work request.

@@ -9,6 +9,7 @@ use super::entry::{Entry, Kind};
 use crate::limits::MAX_MR;
 use alloc::vec::Vec;
 use core::ops::Range;
+use iwarp_proto::ddp::Stag;
 
 /// The numbers of the parts are below this.
 const PARTS: usize = 16;
@@ -234,7 +235,7 @@ impl<M> Slots<M> {
 /// Returns `true` if the slot has the index of the STag. Free slots have index zero, which does not lead to any slot.
 #[inline]
 fn is_entry<M>(entry: &Entry<M>, stag: u32) -> bool {
-    entry.state.stag() >> INDEX == stag >> INDEX
+    Stag(entry.state.stag()).index() == Stag(stag).index()
 }
 
 #[cfg(test)]

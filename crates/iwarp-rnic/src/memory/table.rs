@@ -7,6 +7,7 @@ use super::{HostRange, MemoryError};
 use crate::Access;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, Ordering};
+use iwarp_proto::ddp::Stag;
 
 /// All regions and windows of one device.
 ///
@@ -240,8 +241,9 @@ impl<M: Memory> MemoryTable<M> {
         entry.pd = pd.unwrap_or(entry.pd);
         entry.set_base(access, base);
         if old.is_some() {
-            let key = (stag as u8).wrapping_add(1);
-            entry.state.set(true, stag & !0xff | u32::from(key));
+            let stag = Stag(stag);
+            let new = stag.with_key(stag.key().wrapping_add(1));
+            entry.state.set(true, new.0);
         }
         Ok((entry.state.stag(), old))
     }

@@ -6,6 +6,7 @@ use super::table::MemoryTable;
 use super::{Memory, MemoryError};
 use crate::{Access, Bind};
 use core::sync::atomic::Ordering;
+use iwarp_proto::ddp::Stag;
 
 /// The type of a window: how it is bound, and which queue pairs may use it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,7 +67,7 @@ impl<M: Memory> MemoryTable<M> {
             return Err(MemoryError::WrongProtectionDomain);
         }
         // The key in `mw_stag` may be that of a bind that was flushed.
-        if window.state.stag() >> 8 != wr.new_stag >> 8 {
+        if Stag(window.state.stag()).index() != Stag(wr.new_stag).index() {
             return Err(MemoryError::NoSuchStag);
         }
         if ty == WindowType::Type2 && window.state.is_valid() {
