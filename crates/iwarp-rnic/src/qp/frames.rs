@@ -45,6 +45,16 @@ impl<'a> Whole<'a> {
     }
 }
 
+/// Returns what is there of the ULPDU of the first FPDU.
+#[inline(always)]
+fn beginning(octets: &[u8]) -> &[u8] {
+    let Some((len_field, behind)) = octets.split_first_chunk::<MPA_LEN_FIELD>() else {
+        return &[];
+    };
+    let ulpdu_len = usize::from(u16::from_be_bytes(*len_field));
+    behind.get(..ulpdu_len).unwrap_or(behind)
+}
+
 /// Returns `true` if a segment is a Write.
 #[inline(always)]
 fn is_write(ulpdu: &[u8]) -> bool {
@@ -89,8 +99,8 @@ impl QueuePair {
             left: most,
         };
         let step = loop {
-            // A guess is enough, and does not need the FPDU to be there.
-            let ulpdu = run.rest.get(MPA_LEN_FIELD..).unwrap_or(&[]);
+            // The FPDU need not be there yet. If it is, this is what the loops for each kind find, so one of them gets on.
+            let ulpdu = beginning(run.rest);
             let step = if is_write(ulpdu) {
                 self.take_writes(&mut run, env)
             } else if is_send(ulpdu) {

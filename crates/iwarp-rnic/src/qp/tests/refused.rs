@@ -283,3 +283,24 @@ fn more_reads_than_granted() {
         refused(&mut rig, &request(3), Code::DDP_UNTAGGED_NO_BUFFER);
     }
 }
+
+/// What follows such a ULPDU, pad or CRC, may look like the rest of a header. A receiver that took it for one would look for ever.
+#[test]
+fn a_ulpdu_without_a_header_is_refused_whatever_follows_it() {
+    for valid in [tagged(Opcode::WRITE, 1, 0, true, &[]), send(1, &[])] {
+        for len in 0u8..2 {
+            for first in [false, true] {
+                let mut rig = Rig::new();
+                if !first {
+                    // The first FPDU of a stream takes another way.
+                    let mr = rig.mr(8, Access::LOCAL_WRITE);
+                    rig.recv(1, &[mr.sge()]);
+                    assert_eq!(rig.rx_ulpdu(&send(1, &[])), RxStatus::Ok);
+                }
+                let octets = [&[0, len], &valid[..8]].concat();
+                assert_eq!(rig.rx(&octets), RxStatus::Failed);
+                assert!(rig.qp.fault().is_some());
+            }
+        }
+    }
+}
