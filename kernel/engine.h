@@ -19,6 +19,14 @@
 
 struct rk_device;
 struct rk_qp;
+struct rk_mpa;
+struct rk_slots;
+
+/* Counters of a queue pair. */
+#define RK_COUNTERS 16
+
+/* Elements of a receive, as in siw-abi.h. */
+#define RK_RECEIVE_SGES 6
 
 /* Rights of a region, as in ib_verbs.h. */
 enum rk_access {
@@ -40,6 +48,14 @@ enum rk_send_flags {
 	RK_FENCE = 1,
 	RK_SIGNALED = 2,
 	RK_SOLICITED = 4,
+	RK_INLINE = 8,
+};
+
+/* Some outcomes and operations of completions, for those that C writes itself. */
+enum rk_wc {
+	RK_WC_LOC_QP_OP_ERR = 2,
+	RK_WC_WR_FLUSH_ERR = 4,
+	RK_WC_RECV = 8,		/* an operation */
 };
 
 /* Flags of a completion. */
@@ -87,6 +103,14 @@ enum rk_rx {
 	RK_RX_WAITS,		/* memory that the peer has invalidated is in use: read nothing before rk_retry_memory */
 };
 
+/* What rk_rx_interest() returns. */
+enum rk_rx_interest {
+	RK_RX_READ,
+	RK_RX_WAIT,		/* read nothing now */
+	RK_RX_DISCARD,		/* read and throw away */
+	RK_RX_NONE,		/* there is no stream */
+};
+
 struct rk_qp_config {
 	u32 qp_num;
 	u32 pd;
@@ -94,6 +118,12 @@ struct rk_qp_config {
 	u32 max_recv_wr;
 	u32 most_completions;	/* that one call writes: see rk_complete_due(); 0: 256 */
 	u32 hold_ms;		/* how long a Send waits for a receive; 0: two seconds */
+	u32 max_sge;
+	u32 max_inline;
+	u16 max_ird;
+	u16 max_ord;
+	u32 signal_all;
+	u32 shared_receive;	/* receives are asked for by iwarp_take_receive() */
 };
 
 struct rk_stream {
@@ -133,6 +163,34 @@ struct rk_send {
 	u32 first;
 	u32 num_pages;
 	u32 page_shift;
+	const u8 *inline_data;	/* with RK_INLINE: the data, which are copied */
+	u32 inline_len;
+};
+
+struct rk_receive {
+	u64 wr_id;
+	u32 num_sge;
+	struct rk_sge sges[RK_RECEIVE_SGES];
+};
+
+/* What this side of a connection wants. Its depths are lowered to what both sides can. */
+struct rk_mpa_params {
+	u32 revision;
+	u32 crc;
+	u32 markers;
+	u32 peer_to_peer;
+	u16 ird;
+	u16 ord;
+	u16 max_ird;
+	u16 max_ord;
+};
+
+/* What the peer says. Of a request the peer's depths, of a reply what both have agreed on, as this side's depths. */
+struct rk_mpa_peer {
+	const u8 *private_data;
+	u32 private_data_len;
+	u16 ird;
+	u16 ord;
 };
 
 struct rk_completion {
@@ -148,6 +206,15 @@ struct rk_completion {
 /* Process context. Functions that make something return NULL or 0 if there is no memory or an argument is not valid. */
 struct rk_device *rk_device_new(void);
 void rk_device_free(struct rk_device *device);	/* NULL is allowed */
+/*
+ * Registering allocates if the table has no room. Where that cannot be, look whether slots are lacking, make them, and attach them first.
+ * Only making them allocates, and freeing the carrier frees what was not attached.
+ */
+struct rk_slots *rk_slots_new(void);
+void rk_slots_free(struct rk_slots *slots);	/* NULL is allowed */
+bool rk_slots_lacking(const struct rk_device *device, struct rk_slots *slots);
+int rk_slots_make(struct rk_slots *slots);
+void rk_slots_attach(struct rk_device *device, struct rk_slots *slots);
 u32 rk_register(struct rk_device *device, u64 addr, u64 len, u32 pd, u32 access, u32 random);
 /*
  * Pages in any order: `list` has the address of each, and `first` is the first octet in the first page. The list stays with the caller,
@@ -161,9 +228,28 @@ int rk_deregister(struct rk_device *device, u32 stag);
 struct rk_qp *rk_qp_new(const struct rk_qp_config *config, void *owner);
 void rk_qp_free(struct rk_qp *qp);		/* NULL is allowed */
 int rk_qp_start(struct rk_qp *qp, const struct rk_stream *stream, u64 now);	/* as rk_on_time() */
+int rk_qp_begin(struct rk_qp *qp, const struct rk_mpa *mpa, u32 emss, u64 now);	/* instead, after MPA start-up */
+
+/*
+ * MPA start-up. An initiator sends the request; then both read as many octets as are missing, push them, and check the frame when none
+ * is missing. A responder sends the answer. Frames stay valid until the next call that takes the start-up; private data too.
+ */
+struct rk_mpa *rk_mpa_new(int initiator, const struct rk_mpa_params *params, const void *private_data,
+			  size_t len);
+void rk_mpa_free(struct rk_mpa *mpa);		/* NULL is allowed */
+size_t rk_mpa_request(const struct rk_mpa *mpa, const u8 **frame);
+int rk_mpa_missing(const struct rk_mpa *mpa);
+int rk_mpa_push(struct rk_mpa *mpa, const u8 *octets, size_t len);
+int rk_mpa_check(struct rk_mpa *mpa, struct rk_mpa_peer *peer);	/* -ECONNREFUSED: the peer's program has refused */
+int rk_mpa_accept(struct rk_mpa *mpa, u16 ird, u16 ord, const void *private_data, size_t len,
+		  const u8 **frame);
+int rk_mpa_reject(struct rk_mpa *mpa, const void *private_data, size_t len, const u8 **frame);
 
 /* Any context. */
 int rk_qp_state(const struct rk_qp *qp);
+/* Adds to the totals: octets sent and received, FPDUs, messages, octets of payload, and so on, as struct Counters has them. */
+void rk_qp_counters(const struct rk_qp *qp, u64 totals[RK_COUNTERS]);
+int rk_qp_modify(struct rk_qp *qp, int state);	/* as ib_modify_qp() */
 int rk_post_send(struct rk_qp *qp, const struct rk_send *send);
 int rk_post_recv(struct rk_qp *qp, u64 wr_id, const struct rk_sge *sges, u32 count);
 
@@ -179,6 +265,8 @@ bool rk_complete_due(struct rk_qp *qp);
  */
 u64 rk_poll_at(const struct rk_qp *qp);
 void rk_on_time(struct rk_qp *qp, u64 now);
+/* Before rk_on_time(), if nothing is read because a Send waits for a receive, and the peer has closed behind it. */
+void rk_sender_closed(struct rk_qp *qp);
 
 /*
  * Sending: fill, take the runs, write them in order, and report how many octets were taken. The runs stay valid until that report, also
@@ -199,6 +287,8 @@ bool rk_waits_for_memory(const struct rk_qp *qp);
 void rk_retry_memory(struct rk_qp *qp);
 bool rk_take_unused(const struct rk_device *device);
 
+int rk_rx_interest(const struct rk_qp *qp);
+
 /* Receiving: take the runs, read to them in order, and report how many octets came. */
 int rk_rx_plan(struct rk_qp *qp, const struct rk_device *device, const struct kvec **runs);
 int rk_rx_filled(struct rk_qp *qp, const struct rk_device *device, size_t octets);
@@ -215,6 +305,7 @@ void rk_qp_close(struct rk_qp *qp);
 int rk_qp_wish(const struct rk_qp *qp);
 void rk_qp_shutdown_done(struct rk_qp *qp);
 void rk_qp_stream_gone(struct rk_qp *qp);
+void rk_stream_failed(struct rk_qp *qp);
 
 /* What the module brings along. */
 void *iwarp_alloc(size_t size, size_t align);	/* process context only */
@@ -223,5 +314,7 @@ void iwarp_panic(const char *text, size_t text_len, const char *file, size_t fil
 u32 iwarp_crc32c(u32 crc, const u8 *octets, size_t len);
 /* Called in the middle of other functions: it stores the completion, and does nothing else. */
 void iwarp_complete(void *owner, int receive, const struct rk_completion *completion);
+/* Called in the middle of other functions, too: hands over the next receive. Returns false if there is none. */
+bool iwarp_take_receive(void *owner, struct rk_receive *receive);
 
 #endif

@@ -41,8 +41,25 @@ const LEFT: &str = "were not freed";
 /// What the module says when it goes.
 const GONE: &str = "no allocation of the engine is left";
 
-/// For all cases: ends at the first command that fails, and knows the module's file.
-const PRELUDE: &str = "set -e; MODULE=/lib/iwarp/iwarp_rnic.ko\n";
+/// For all cases: ends at the first command that fails, and knows the module's file. `links` makes two devices, `listening` waits until
+/// somebody listens at a port (in hexadecimal), and `pair` runs a server and its client.
+const PRELUDE: &str = "set -e; MODULE=/lib/iwarp/iwarp_rnic.ko
+links() {
+    rdma link add iwarp0 type iwarp netdev user0
+    rdma link add iwarp1 type iwarp netdev lo
+    for i in $(seq 50); do if [ -e /dev/infiniband/rdma_cm ]; then break; fi; sleep 0.1; done
+}
+listening() {
+    for i in $(seq 100); do if grep -q \":$1 0*:0000 0A\" /proc/net/tcp /proc/net/tcp6; then return 0; fi; sleep 0.1; done
+    return 1
+}
+pair() {
+    $1 & server=$!
+    case \"$1\" in ucmatose*) listening 1D2F;; *) listening 1BBC;; esac
+    $2
+    wait $server
+}
+";
 
 /// A case: its name, and what runs in the guest, where it loads and unloads the module. The shell takes busybox's programs before those of
 /// Debian, unless they are named by their paths.
@@ -121,6 +138,54 @@ const CASES: &[Case] = &[
         for i in $(seq 50); do rdma link | grep -q iwarp7 || break; sleep 0.1; done
         ! rdma link | grep iwarp7
         /usr/bin/ip netns delete other
+        rmmod iwarp_rnic",
+    ),
+    (
+        "rping between two programs, with both families",
+        "insmod $MODULE; links
+        pair 'rping -s -a 10.0.2.15 -p 7100 -C 10 -S 4000 -V' 'rping -c -a 10.0.2.15 -p 7100 -C 10 -S 4000 -V'
+        /usr/bin/ip -6 addr add fd00::1/64 dev user0 nodad
+        pair 'rping -s -a fd00::1 -p 7100 -C 10 -V' 'rping -c -a fd00::1 -p 7100 -C 10 -V'
+        rmmod iwarp_rnic",
+    ),
+    (
+        "perftest: Writes, Reads and Sends, one way and both ways",
+        "insmod $MODULE; links
+        for test in ib_write_lat ib_read_lat ib_send_lat; do
+        pair \"$test -R -p 7100 -n 50\" \"$test -R -p 7100 -n 50 10.0.2.15\"
+        done
+        for test in ib_write_bw ib_read_bw ib_send_bw; do
+        pair \"$test -R -p 7100 -n 100\" \"$test -R -p 7100 -n 100 10.0.2.15\"
+        pair \"$test -R -p 7100 -n 100 -b -s 4096\" \"$test -R -p 7100 -n 100 -b -s 4096 10.0.2.15\"
+        done
+        rdma statistic | grep tx_fpdus
+        rmmod iwarp_rnic",
+    ),
+    (
+        "many connections, one after the other and at a time",
+        "insmod $MODULE; links
+        pair 'ucmatose -b 10.0.2.15 -c 20' 'ucmatose -s 10.0.2.15 -c 20 -C 10'
+        rping -s -P -a 10.0.2.15 -p 7100 & server=$!
+        listening 1BBC
+        for i in $(seq 20); do rping -c -a 10.0.2.15 -p 7100 -C 1; done
+        kill -9 $server
+        wait $server || true
+        rmmod iwarp_rnic",
+    ),
+    (
+        "a program that is killed in the middle, on either side",
+        "insmod $MODULE; links
+        rping -s -P -a 10.0.2.15 -p 7100 -S 60000 & server=$!
+        listening 1BBC
+        rping -c -a 10.0.2.15 -p 7100 -S 60000 & client=$!
+        sleep 2; kill -9 $client
+        wait $client || true
+        rping -c -a 10.0.2.15 -p 7100 -S 60000 -C 3
+        rping -c -a 10.0.2.15 -p 7100 -S 60000 & client=$!
+        sleep 2; kill -9 $server
+        wait $server || true
+        wait $client || true
+        rdma resource | grep 'iwarp0: pd 0 cq 0 qp 0 cm_id 0 mr 0 ctx 0'
         rmmod iwarp_rnic",
     ),
 ];

@@ -55,12 +55,15 @@ static void put(struct rnic_cq *cq, struct rnic_qp *qp, const struct rk_completi
 	}
 	cq->next++;
 	WRITE_ONCE(entry->id, from->wr_id);
-	WRITE_ONCE(entry->opcode, from->opcode < ARRAY_SIZE(siw_opcode) ? siw_opcode[from->opcode] : SIW_OP_SEND);
-	WRITE_ONCE(entry->status, from->status < ARRAY_SIZE(siw_status) ? siw_status[from->status] : SIW_WC_GENERAL_ERR);
+	WRITE_ONCE(entry->opcode,
+		   from->opcode < ARRAY_SIZE(siw_opcode) ? siw_opcode[from->opcode] : SIW_OP_SEND);
+	WRITE_ONCE(entry->status,
+		   from->status < ARRAY_SIZE(siw_status) ? siw_status[from->status] : SIW_WC_GENERAL_ERR);
 	WRITE_ONCE(entry->bytes, from->byte_len);
 	WRITE_ONCE(entry->imm_data, from->imm_or_stag);
 	WRITE_ONCE(entry->qp_id, qp->base.qp_num);
-	smp_store_release(&entry->flags, SIW_WQE_VALID | (from->flags & RK_WC_WITH_INV ? SIW_WQE_REM_INVAL : 0));
+	smp_store_release(&entry->flags,
+			  SIW_WQE_VALID | (from->flags & RK_WC_WITH_INV ? SIW_WQE_REM_INVAL : 0));
 	cq->written = true;
 	cq->solicited |= from->status || from->flags & RK_WC_SOLICITED;
 unlock:
@@ -89,6 +92,18 @@ static bool wanted(struct rnic_cq *cq)
 	return true;
 }
 
+static void tell_overflow(struct rnic_cq *cq)
+{
+	struct ib_event event = {
+		.device = cq->base.device,
+		.element.cq = &cq->base,
+		.event = IB_EVENT_CQ_ERR,
+	};
+
+	if (cq->base.event_handler)
+		cq->base.event_handler(&event, cq->base.cq_context);
+}
+
 /*
  * Tells about what was written. Called without the queue pair's lock, because a handler may call back. Returns false if the queue has
  * overflowed: its queue pairs are no good any more.
@@ -96,7 +111,7 @@ static bool wanted(struct rnic_cq *cq)
 bool rnic_cq_notify(struct rnic_cq *cq)
 {
 	unsigned long flags;
-	bool event = false, overflowed;
+	bool event = false, overflowed, tell;
 
 	spin_lock_irqsave(&cq->lock, flags);
 	if (cq->written) {
@@ -105,15 +120,21 @@ bool rnic_cq_notify(struct rnic_cq *cq)
 		cq->solicited = false;
 	}
 	overflowed = cq->overflowed;
+	tell = overflowed && !cq->overflow_told;
+	cq->overflow_told = overflowed;
 	spin_unlock_irqrestore(&cq->lock, flags);
+	if (tell)
+		tell_overflow(cq);
 	if (event && cq->base.comp_handler)
 		cq->base.comp_handler(&cq->base, cq->base.cq_context);
 	return !overflowed;
 }
 
-int rnic_create_cq(struct ib_cq *base, const struct ib_cq_init_attr *attributes, struct ib_udata *udata)
+int rnic_create_cq(struct ib_cq *base, const struct ib_cq_init_attr *attributes,
+		   struct ib_udata *udata)
 {
-	struct rnic_ucontext *context = rdma_udata_to_drv_context(udata, struct rnic_ucontext, base);
+	struct rnic_ucontext *context =
+		rdma_udata_to_drv_context(udata, struct rnic_ucontext, base);
 	struct rnic_cq *cq = to_cq(base);
 	struct siw_uresp_create_cq answer = {};
 	size_t octets;
@@ -163,6 +184,7 @@ int rnic_req_notify_cq(struct ib_cq *base, enum ib_cq_notify_flags flags)
 {
 	bool solicited = (flags & IB_CQ_SOLICITED_MASK) == IB_CQ_SOLICITED;
 
-	smp_store_mb(to_cq(base)->control->flags, solicited ? SIW_NOTIFY_SOLICITED : SIW_NOTIFY_ALL);
+	smp_store_mb(to_cq(base)->control->flags,
+		     solicited ? SIW_NOTIFY_SOLICITED : SIW_NOTIFY_ALL);
 	return 0;
 }

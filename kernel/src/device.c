@@ -19,15 +19,14 @@
 
 /* What the engine can do, or what is sensible on one machine. */
 #define MAX_QP 65536
-#define MAX_QP_WR 32768
 #define MAX_CQ 65536
 #define MAX_MR (1 << 20)
 #define MAX_PD 65536
-#define MAX_READS 128
 
 static DEFINE_IDA(pd_numbers);
 
-static int query_device(struct ib_device *base, struct ib_device_attr *attributes, struct ib_udata *udata)
+static int query_device(struct ib_device *base, struct ib_device_attr *attributes,
+			struct ib_udata *udata)
 {
 	struct rnic_device *device = to_device(base);
 
@@ -36,7 +35,7 @@ static int query_device(struct ib_device *base, struct ib_device_attr *attribute
 	memset(attributes, 0, sizeof(*attributes));
 	attributes->kernel_cap_flags = IBK_ALLOW_USER_UNREG;
 	attributes->max_qp = MAX_QP;
-	attributes->max_qp_wr = MAX_QP_WR;
+	attributes->max_qp_wr = RNIC_MAX_WR;
 	attributes->max_cq = MAX_CQ;
 	attributes->max_cqe = RNIC_MAX_CQE;
 	attributes->max_mr = MAX_MR;
@@ -45,9 +44,9 @@ static int query_device(struct ib_device *base, struct ib_device_attr *attribute
 	attributes->max_send_sge = SIW_MAX_SGE;
 	attributes->max_recv_sge = SIW_MAX_SGE;
 	attributes->max_sge_rd = 1;
-	attributes->max_qp_rd_atom = MAX_READS;
-	attributes->max_qp_init_rd_atom = MAX_READS;
-	attributes->max_res_rd_atom = MAX_QP * MAX_READS;
+	attributes->max_qp_rd_atom = RNIC_MAX_READS;
+	attributes->max_qp_init_rd_atom = RNIC_MAX_READS;
+	attributes->max_res_rd_atom = MAX_QP * RNIC_MAX_READS;
 	attributes->page_size_cap = PAGE_SIZE;
 	attributes->vendor_id = VENDOR_ID;
 	attributes->vendor_part_id = VENDOR_PART_ID;
@@ -58,7 +57,8 @@ static int query_device(struct ib_device *base, struct ib_device_attr *attribute
 static int query_port(struct ib_device *base, u32 port, struct ib_port_attr *attributes)
 {
 	struct rnic_device *device = to_device(base);
-	int result = ib_get_eth_speed(base, port, &attributes->active_speed, &attributes->active_width);
+	int result = ib_get_eth_speed(base, port, &attributes->active_speed,
+				      &attributes->active_width);
 
 	if (result)
 		return result;
@@ -89,6 +89,48 @@ static int query_gid(struct ib_device *base, u32 port, int index, union ib_gid *
 	memset(gid, 0, sizeof(*gid));
 	memcpy(gid->raw, to_device(base)->address, ETH_ALEN);
 	return 0;
+}
+
+/* In the order of rk_qp_counters(). */
+static const struct rdma_stat_desc counters[RK_COUNTERS] = {
+	{ .name = "tx_bytes" },
+	{ .name = "rx_bytes" },
+	{ .name = "tx_fpdus" },
+	{ .name = "rx_fpdus" },
+	{ .name = "tx_messages" },
+	{ .name = "rx_messages" },
+	{ .name = "tx_payload" },
+	{ .name = "rx_payload" },
+	{ .name = "rx_direct" },
+	{ .name = "rx_requests" },
+	{ .name = "crc_errors" },
+	{ .name = "marker_errors" },
+	{ .name = "receiver_not_ready" },
+	{ .name = "terminates_sent" },
+	{ .name = "terminates_received" },
+	{ .name = "completions" },
+};
+
+static struct rdma_hw_stats *alloc_port_stats(struct ib_device *base, u32 port)
+{
+	return rdma_alloc_hw_stats_struct(counters, RK_COUNTERS, RDMA_HW_STATS_DEFAULT_LIFESPAN);
+}
+
+static int get_stats(struct ib_device *base, struct rdma_hw_stats *stats, u32 port, int index)
+{
+	struct rnic_device *device = to_device(base);
+	unsigned long number;
+	struct rnic_qp *qp;
+
+	xa_lock_bh(&device->qps);
+	memcpy(stats->value, device->gone, sizeof(device->gone));
+	xa_for_each(&device->qps, number, qp) {
+		spin_lock(&qp->lock);
+		rk_qp_counters(qp->engine, stats->value);
+		spin_unlock(&qp->lock);
+	}
+	xa_unlock_bh(&device->qps);
+	return RK_COUNTERS;
 }
 
 static int alloc_pd(struct ib_pd *pd, struct ib_udata *udata)
@@ -122,12 +164,14 @@ static void dealloc_ucontext(struct ib_ucontext *context)
 
 /* Kernels from 6.11 on pass all attributes of the call. */
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 11, 0)
-static int create_cq(struct ib_cq *cq, const struct ib_cq_init_attr *attributes, struct uverbs_attr_bundle *call)
+static int create_cq(struct ib_cq *cq, const struct ib_cq_init_attr *attributes,
+		     struct uverbs_attr_bundle *call)
 {
 	return call ? rnic_create_cq(cq, attributes, &call->driver_udata) : -EOPNOTSUPP;
 }
 #else
-static int create_cq(struct ib_cq *cq, const struct ib_cq_init_attr *attributes, struct ib_udata *udata)
+static int create_cq(struct ib_cq *cq, const struct ib_cq_init_attr *attributes,
+		     struct ib_udata *udata)
 {
 	return udata ? rnic_create_cq(cq, attributes, udata) : -EOPNOTSUPP;
 }
@@ -138,8 +182,21 @@ static void dealloc_driver(struct ib_device *base)
 {
 	struct rnic_device *device = to_device(base);
 
+	xa_destroy(&device->qps);
 	rk_device_free(device->engine);
 	netdev_put(device->netdev, &device->tracker);
+}
+
+/* Somebody waited until nobody used some memory, and that is so now. It is rare, and nobody notes who waits. */
+void rnic_memory_unused(struct rnic_device *device)
+{
+	unsigned long number;
+	struct rnic_qp *qp;
+
+	xa_lock_bh(&device->qps);
+	xa_for_each(&device->qps, number, qp)
+		rnic_stream_kick(qp);
+	xa_unlock_bh(&device->qps);
 }
 
 static const struct ib_device_ops device_ops = {
@@ -151,6 +208,8 @@ static const struct ib_device_ops device_ops = {
 	.query_port = query_port,
 	.get_port_immutable = port_immutable,
 	.query_gid = query_gid,
+	.alloc_hw_port_stats = alloc_port_stats,
+	.get_hw_stats = get_stats,
 	.alloc_pd = alloc_pd,
 	.dealloc_pd = dealloc_pd,
 	.alloc_ucontext = alloc_ucontext,
@@ -161,9 +220,27 @@ static const struct ib_device_ops device_ops = {
 	.destroy_cq = rnic_destroy_cq,
 	.poll_cq = rnic_poll_cq,
 	.req_notify_cq = rnic_req_notify_cq,
+	.create_qp = rnic_create_qp,
+	.modify_qp = rnic_modify_qp,
+	.query_qp = rnic_query_qp,
+	.destroy_qp = rnic_destroy_qp,
+	.post_send = rnic_post_send,
+	.post_recv = rnic_post_recv,
+	.reg_user_mr = rnic_reg_user_mr,
+	.dereg_mr = rnic_dereg_mr,
+	.get_dma_mr = rnic_get_dma_mr,
+	.iw_add_ref = rnic_qp_get,
+	.iw_rem_ref = rnic_qp_put,
+	.iw_get_qp = rnic_get_qp,
+	.iw_connect = rnic_connect,
+	.iw_accept = rnic_accept,
+	.iw_reject = rnic_reject,
+	.iw_create_listen = rnic_create_listen,
+	.iw_destroy_listen = rnic_destroy_listen,
 	.dealloc_driver = dealloc_driver,
 
 	INIT_RDMA_OBJ_SIZE(ib_cq, rnic_cq, base),
+	INIT_RDMA_OBJ_SIZE(ib_qp, rnic_qp, base),
 	INIT_RDMA_OBJ_SIZE(ib_pd, rnic_pd, base),
 	INIT_RDMA_OBJ_SIZE(ib_ucontext, rnic_ucontext, base),
 };
@@ -195,6 +272,9 @@ int rnic_device_add(const char *name, struct net_device *netdev)
 	device->engine = rk_device_new();
 	if (!device->engine)
 		goto no_engine;
+	rwlock_init(&device->table_lock);
+	mutex_init(&device->registering);
+	xa_init_flags(&device->qps, XA_FLAGS_ALLOC | XA_FLAGS_LOCK_BH);
 	device->netdev = netdev;
 	device->active = rnic_can_carry(netdev);
 	choose_address(device);

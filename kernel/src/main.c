@@ -17,6 +17,22 @@
 
 #define OTHER_DRIVER "siw"
 
+struct workqueue_struct *rnic_works;
+struct workqueue_struct *rnic_waits;
+
+unsigned int rnic_mpa_revision = 2;
+module_param_named(mpa_revision, rnic_mpa_revision, uint, 0644);
+MODULE_PARM_DESC(mpa_revision, "MPA revision of requests, 1 or 2");
+bool rnic_mpa_crc = true;
+module_param_named(mpa_crc, rnic_mpa_crc, bool, 0644);
+MODULE_PARM_DESC(mpa_crc, "Ask for CRCs; they are used if either side asks");
+bool rnic_mpa_markers;
+module_param_named(mpa_markers, rnic_mpa_markers, bool, 0644);
+MODULE_PARM_DESC(mpa_markers, "Ask the peer for markers");
+bool rnic_peer_to_peer = true;
+module_param_named(peer_to_peer, rnic_peer_to_peer, bool, 0644);
+MODULE_PARM_DESC(peer_to_peer, "Ask for the peer-to-peer model, in which either side may send first");
+
 /* Every loaded module has an entry beside this one's in /sys/module. */
 static bool other_driver_is_loaded(void)
 {
@@ -104,12 +120,25 @@ static struct rdma_link_ops link_ops = {
 	.newlink = new_link,
 };
 
+static void free_queues(void)
+{
+	if (rnic_works)
+		destroy_workqueue(rnic_works);
+	if (rnic_waits)
+		destroy_workqueue(rnic_waits);
+}
+
 static int __init rnic_init(void)
 {
-	int result = register_module_notifier(&module_notifier);
+	int result = -ENOMEM;
 
+	rnic_works = alloc_workqueue("iwarp_rnic", WQ_UNBOUND | WQ_MEM_RECLAIM, 0);
+	rnic_waits = alloc_workqueue("iwarp_rnic_cm", WQ_UNBOUND, 0);
+	if (!rnic_works || !rnic_waits)
+		goto no_notifier;
+	result = register_module_notifier(&module_notifier);
 	if (result)
-		return result;
+		goto no_notifier;
 	/* Asked after the notifier is there, so that it cannot come in between. */
 	if (other_driver_is_loaded()) {
 		pr_err("not loaded: " OTHER_DRIVER " is, and has the same driver number; rmmod " OTHER_DRIVER " first\n");
@@ -123,6 +152,8 @@ static int __init rnic_init(void)
 	return 0;
 no_netdev:
 	unregister_module_notifier(&module_notifier);
+no_notifier:
+	free_queues();
 	return result;
 }
 
@@ -132,6 +163,7 @@ static void __exit rnic_exit(void)
 	unregister_netdevice_notifier(&netdev_notifier);
 	ib_unregister_driver(RDMA_DRIVER_SIW);
 	unregister_module_notifier(&module_notifier);
+	free_queues();
 	if (iwarp_live())
 		pr_err("%ld allocations of the engine were not freed\n", iwarp_live());
 	else

@@ -11,7 +11,8 @@ struct mapping {
 };
 
 /* Makes memory available to a program under a key. Returns NULL if there is no memory or no key left. */
-struct rdma_user_mmap_entry *rnic_map(struct rnic_ucontext *context, void *at, size_t octets, u64 *key)
+struct rdma_user_mmap_entry *rnic_map(struct rnic_ucontext *context, void *at, size_t octets,
+				      u64 *key)
 {
 	struct mapping *mapping = kzalloc(sizeof(*mapping), GFP_KERNEL);
 

@@ -4,8 +4,16 @@
 #define IWARP_RNIC_H
 
 #include <linux/etherdevice.h>
+#include <linux/interrupt.h>
+#include <linux/kref.h>
+#include <linux/mutex.h>
+#include <linux/net.h>
 #include <linux/netdevice.h>
 #include <linux/spinlock.h>
+#include <linux/timer.h>
+#include <linux/uio.h>
+#include <linux/workqueue.h>
+#include <linux/xarray.h>
 #include <rdma/ib_verbs.h>
 #include <uapi/rdma/siw-abi.h>
 
@@ -14,14 +22,44 @@
 /* Devices of this module have one port. */
 #define RNIC_PORT 1
 #define RNIC_MAX_CQE (1 << 20)
+#define RNIC_MAX_WR 32768
+#define RNIC_MAX_READS 128
+/* Entries of a ring that are handled with a lock held. */
+#define RNIC_SENDS_AT_ONCE 64
+
+/* Kernels before 6.2 have one word for both directions of a copy. */
+#ifndef ITER_SOURCE
+#define ITER_SOURCE WRITE
+#endif
+
+struct iw_cm_conn_param;
+struct iw_cm_id;
+
+/* What soon has to be done in process context, and what waits there for a peer. */
+extern struct workqueue_struct *rnic_works;
+extern struct workqueue_struct *rnic_waits;
+
+/* Parameters of the module. They hold for connections that are made afterwards. */
+extern unsigned int rnic_mpa_revision;
+extern bool rnic_mpa_crc;
+extern bool rnic_mpa_markers;
+extern bool rnic_peer_to_peer;
 
 /* A device. It belongs to one network device for all of its life. */
 struct rnic_device {
 	struct ib_device base;
 	struct net_device *netdev;
 	netdevice_tracker tracker;
-	/* The memory table. */
+	/* The memory table. Queue pairs read it, and registrations write it. */
 	struct rk_device *engine;
+	rwlock_t table_lock;
+	/* One registration at a time, so that room in the table is not taken by another. */
+	struct mutex registering;
+	/* Queue pairs by number. */
+	struct xarray qps;
+	u32 next_qp;
+	/* Counters of queue pairs that are gone. Guarded by the lock of `qps`. */
+	u64 gone[RK_COUNTERS];
 	/* The GID of the port: a hardware address, and zeros behind it. */
 	u8 address[ETH_ALEN];
 	/* What was last told about the port. Changed by the notifier only, which holds the RTNL. */
@@ -50,13 +88,63 @@ struct rnic_cq {
 	bool written;
 	bool solicited;
 	bool overflowed;
+	bool overflow_told;
 	struct rdma_user_mmap_entry *mapping;
 };
 
-/* A queue pair. Programs cannot make one yet. */
+/* A ring of a program's requests. See ring.c. */
+struct rnic_ring {
+	void *at;
+	u32 count;
+	u32 next;
+	struct rdma_user_mmap_entry *mapping;
+};
+
+/* A queue pair, with its connection. */
 struct rnic_qp {
 	struct ib_qp base;
+	struct ib_qp_cap cap;
+	struct kref ref;
+	struct completion unused;
+
+	/* Guards the engine's queue pair and the rings. */
+	spinlock_t lock;
+	struct rk_qp *engine;
+	struct rnic_ring sq;
+	struct rnic_ring rq;
+
+	/* Held while the connection is given and taken away, and by those who need it meanwhile and may sleep. */
+	struct mutex mutex;
+	struct socket *socket;
+	struct iw_cm_id *id;
+	/* The socket's, while there is one. Sending needs its lock; see stream.c. */
+	struct sock *sk;
+	struct tasklet_struct sender;
+	struct work_struct work;
+	/* Has the work done at a time that the engine has named. */
+	struct timer_list timer;
+	bool closed_by_peer;
+	/* A program has reset the queue pair since it was connected. Guarded by `lock`. */
+	bool reset;
+	bool shut;
+	/* Receives were flushed after the queue pair went to the error state. */
+	bool flushed;
+	void (*data_ready)(struct sock *sk);
+	void (*write_space)(struct sock *sk);
+	void (*state_change)(struct sock *sk);
 };
+
+struct rnic_mr {
+	struct ib_mr base;
+	struct ib_umem *umem;
+	/* The address of each page. */
+	u64 *pages;
+};
+
+static inline struct rnic_qp *to_qp(struct ib_qp *qp)
+{
+	return container_of(qp, struct rnic_qp, base);
+}
 
 static inline struct rnic_cq *to_cq(struct ib_cq *cq)
 {
@@ -86,17 +174,64 @@ static inline bool rnic_can_carry(const struct net_device *netdev)
 
 /* device.c */
 int rnic_device_add(const char *name, struct net_device *netdev);
+void rnic_memory_unused(struct rnic_device *device);
 
 /* map.c */
-struct rdma_user_mmap_entry *rnic_map(struct rnic_ucontext *context, void *at, size_t octets, u64 *key);
+struct rdma_user_mmap_entry *rnic_map(struct rnic_ucontext *context, void *at, size_t octets,
+				      u64 *key);
 int rnic_mmap(struct ib_ucontext *context, struct vm_area_struct *area);
 void rnic_mmap_free(struct rdma_user_mmap_entry *entry);
 
 /* cq.c */
-int rnic_create_cq(struct ib_cq *base, const struct ib_cq_init_attr *attributes, struct ib_udata *udata);
+int rnic_create_cq(struct ib_cq *base, const struct ib_cq_init_attr *attributes,
+		   struct ib_udata *udata);
 int rnic_destroy_cq(struct ib_cq *base, struct ib_udata *udata);
 int rnic_poll_cq(struct ib_cq *base, int count, struct ib_wc *completions);
 int rnic_req_notify_cq(struct ib_cq *base, enum ib_cq_notify_flags flags);
 bool rnic_cq_notify(struct rnic_cq *cq);
+
+/* mr.c */
+struct ib_mr *rnic_reg_user_mr(struct ib_pd *pd, u64 start, u64 len, u64 iova, int rights,
+			       struct ib_udata *udata);
+struct ib_mr *rnic_get_dma_mr(struct ib_pd *pd, int rights);
+int rnic_dereg_mr(struct ib_mr *base, struct ib_udata *udata);
+
+/* ring.c */
+int rnic_ring_make(struct rnic_ring *ring, struct rnic_ucontext *context, u32 count, size_t entry,
+		   u64 *key);
+void rnic_ring_free(struct rnic_ring *ring);
+bool rnic_sends_wait(const struct rnic_qp *qp);
+void rnic_take_sends(struct rnic_qp *qp);
+bool rnic_flush_receives(struct rnic_qp *qp);
+
+/* qp.c */
+void rnic_qp_get(struct ib_qp *qp);
+void rnic_qp_put(struct ib_qp *qp);
+struct ib_qp *rnic_get_qp(struct ib_device *device, int number);
+int rnic_create_qp(struct ib_qp *base, struct ib_qp_init_attr *attributes, struct ib_udata *udata);
+int rnic_modify_qp(struct ib_qp *base, struct ib_qp_attr *attributes, int mask,
+		   struct ib_udata *udata);
+int rnic_query_qp(struct ib_qp *base, struct ib_qp_attr *attributes, int mask,
+		  struct ib_qp_init_attr *init);
+int rnic_destroy_qp(struct ib_qp *base, struct ib_udata *udata);
+int rnic_post_send(struct ib_qp *base, const struct ib_send_wr *requests,
+		   const struct ib_send_wr **bad);
+int rnic_post_recv(struct ib_qp *base, const struct ib_recv_wr *requests,
+		   const struct ib_recv_wr **bad);
+
+/* stream.c */
+void rnic_stream_init(struct rnic_qp *qp);
+void rnic_stream_free(struct rnic_qp *qp);
+void rnic_stream_attach(struct rnic_qp *qp, struct socket *socket, struct iw_cm_id *id);
+int rnic_stream_send(struct rnic_qp *qp);
+void rnic_stream_kick(struct rnic_qp *qp);
+void rnic_settle(struct rnic_qp *qp);
+
+/* cm.c */
+int rnic_connect(struct iw_cm_id *id, struct iw_cm_conn_param *param);
+int rnic_accept(struct iw_cm_id *id, struct iw_cm_conn_param *param);
+int rnic_reject(struct iw_cm_id *id, const void *private_data, u8 octets);
+int rnic_create_listen(struct iw_cm_id *id, int backlog);
+int rnic_destroy_listen(struct iw_cm_id *id);
 
 #endif

@@ -27,6 +27,12 @@ void iwarp_complete(void *owner, int receive, const struct rk_completion *comple
 	}
 }
 
+/* Receives are posted to the queue pairs. */
+bool iwarp_take_receive(void *owner, struct rk_receive *receive)
+{
+	return false;
+}
+
 static int end_make(struct end *end, const char *name, u32 qp_num, const struct test *test)
 {
 	struct rk_qp_config config = {
@@ -36,6 +42,9 @@ static int end_make(struct end *end, const char *name, u32 qp_num, const struct 
 		.max_recv_wr = 128,
 		.most_completions = test->most_completions,
 		.hold_ms = test->hold_ms,
+		.max_sge = 4,
+		.max_ird = 16,
+		.max_ord = 16,
 	};
 
 	end->name = name;

@@ -6,9 +6,9 @@
 use core::ffi::c_int;
 
 use iwarp_rnic::Access;
-use iwarp_rnic::memory::{MemoryTable, Pages};
+use iwarp_rnic::memory::{MemoryTable, Pages, Room, RoomSize};
 
-use crate::error::code;
+use crate::error::{ENOMEM, code};
 use crate::runtime::{place, remove};
 
 /// Pages have 4096 octets.
@@ -38,6 +38,61 @@ pub extern "C" fn rk_device_new() -> *mut Device {
 pub unsafe extern "C" fn rk_device_free(device: *mut Device) {
     // SAFETY: the caller promises it.
     unsafe { remove(device) }
+}
+
+/// Slots for a memory table, on their way there.
+#[derive(Debug)]
+pub struct Slots {
+    size: Option<RoomSize>,
+    room: Option<Room<Pages>>,
+}
+
+/// Makes a carrier for slots, without any. Returns null if there is no memory.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_slots_new() -> *mut Slots {
+    place(|| Slots {
+        size: None,
+        room: None,
+    })
+}
+
+/// Frees a carrier, and the slots that no table has taken.
+///
+/// # Safety
+/// `slots` is null or came from [`rk_slots_new`].
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rk_slots_free(slots: *mut Slots) {
+    // SAFETY: the caller promises it.
+    unsafe { remove(slots) }
+}
+
+/// Notes how many slots the next registration needs. Returns `false` if there is room.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_slots_lacking(device: &Device, slots: &mut Slots) -> bool {
+    slots.size = device.table.lacks_room();
+    slots.size.is_some()
+}
+
+/// Allocates as many slots as were found to be lacking. Returns 0 or an error number.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_slots_make(slots: &mut Slots) -> c_int {
+    match slots.size.take().map(RoomSize::make) {
+        Some(Ok(room)) => slots.room = Some(room),
+        Some(Err(_)) => return ENOMEM,
+        None => {}
+    }
+    0
+}
+
+/// Gives the slots to the table. They stay in the carrier if another caller has added as many meanwhile.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_slots_attach(device: &mut Device, slots: &mut Slots) {
+    slots.room = slots.room.take().and_then(|room| device.table.attach(room));
 }
 
 /// Registers `len` octets of directly mapped memory. Returns the STag, or 0 if that is refused.

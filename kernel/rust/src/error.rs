@@ -14,6 +14,8 @@ pub const EFAULT: c_int = -14;
 pub const EBUSY: c_int = -16;
 /// An argument is not valid, or the object is in a state that does not allow the call.
 pub const EINVAL: c_int = -22;
+/// The peer's program has refused a connection.
+pub const ECONNREFUSED: c_int = -111;
 /// The stream has failed.
 pub const EPROTO: c_int = -71;
 
@@ -49,7 +51,7 @@ impl Number for MemoryError {
     fn number(&self) -> c_int {
         match self {
             Self::TableFull | Self::OutOfMemory => ENOMEM,
-            Self::Busy => EBUSY,
+            Self::Busy | Self::InUse => EBUSY,
             _ => EINVAL,
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! C code drives `iwarp-rnic` through the `rk_*` functions of this crate, and this crate calls the `iwarp_*` functions that the C code
 //! brings along. `kernel/engine.h` declares both sides. All `unsafe` of the Rust side of a kernel module is here:
-//! [`runtime`] (allocator, panic handler, CRC, completions), [`device`] (memory table) and [`queue_pair`].
+//! [`runtime`] (allocator, panic handler, CRC, completions), [`device`] (memory table), [`queue_pair`] and [`startup`] (MPA).
 #![no_std]
 #![deny(
     unsafe_code,
@@ -21,3 +21,5 @@ pub mod error;
 pub mod queue_pair;
 #[allow(unsafe_code)]
 pub mod runtime;
+#[allow(unsafe_code)]
+pub mod startup;

@@ -13,14 +13,15 @@ use core::time::Duration;
 
 use iwarp_rnic::memory::ListedPages;
 use iwarp_rnic::qp::{
-    CreateError, Env, QpConfig, QueuePair, ReceiverNotReady, Run, RxBuffer, RxPlan, RxSizes,
-    RxStatus, State, StreamConfig, StreamTimes, StreamWish, TxFill, TxPlan,
+    CreateError, Env, QpConfig, QueuePair, ReceiverNotReady, Run, RxBuffer, RxInterest, RxPlan,
+    RxSizes, RxStatus, State, StreamConfig, StreamTimes, StreamWish, TxFill, TxPlan,
 };
 use iwarp_rnic::{Access, FastRegister, RecvWr, SendFlags, SendOp, SendWr, Sge, Time, Work};
 
 use crate::device::Device;
 use crate::error::{EFAULT, EINVAL, EPROTO, code};
 use crate::runtime::{Owner, crc32c, place, remove};
+use crate::startup::Mpa;
 
 /// Runs of one plan for one call of the socket.
 const RUNS: usize = 512;
@@ -87,6 +88,13 @@ pub struct Config {
     most_completions: u32,
     /// How long a Send waits for a receive, in milliseconds; zero for the default.
     hold_ms: u32,
+    max_sge: u32,
+    max_inline: u32,
+    max_ird: u16,
+    max_ord: u16,
+    signal_all: u32,
+    /// Receives are asked for by `iwarp_take_receive`.
+    shared_receive: u32,
 }
 
 /// What MPA start-up has agreed on: `struct rk_stream`.
@@ -123,6 +131,9 @@ pub struct Send {
     /// How many pages a fast registration has.
     num_pages: u32,
     page_shift: u32,
+    /// Octets that go with the request, if it is `INLINE`.
+    inline_data: *const u8,
+    inline_len: u32,
 }
 
 impl Send {
@@ -158,6 +169,13 @@ impl Config {
             pd: self.pd,
             max_send_wr: self.max_send_wr,
             max_recv_wr: self.max_recv_wr,
+            max_send_sge: self.max_sge,
+            max_recv_sge: self.max_sge,
+            max_inline: self.max_inline,
+            max_ird: self.max_ird,
+            max_ord: self.max_ord,
+            signal_all: self.signal_all != 0,
+            shared_receive: self.shared_receive != 0,
             ..QpConfig::default()
         };
         if self.most_completions != 0 {
@@ -181,7 +199,7 @@ fn milliseconds(wait: u32) -> Option<Duration> {
 fn make(config: &Config, owner: *mut c_void) -> Result<Qp, CreateError> {
     Ok(Qp {
         machine: QueuePair::boxed(config.of_engine())?,
-        owner: Owner(owner),
+        owner: Owner::new(owner)?,
         staging: RxBuffer::with(STAGING)?,
         rx: RxPlan::new(RX_RUNS),
         tx: TxPlan::new()?,
@@ -231,11 +249,52 @@ pub extern "C" fn rk_poll_at(qp: &Qp) -> u64 {
     qp.machine.poll_at().map_or(u64::MAX, Time::as_nanos)
 }
 
+/// Tells that the peer has closed its direction behind a Send that waits for a receive.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_sender_closed(qp: &mut Qp) {
+    qp.machine.sender_closed();
+}
+
 /// Does what is due at time `now`.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_on_time(qp: &mut Qp, now: u64) {
     qp.machine.on_time(Time::from_nanos(now), &mut qp.owner);
+}
+
+/// Hands over a stream whose start-up is complete, at time `now` in nanoseconds. Returns 0 or an error number.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_qp_begin(qp: &mut Qp, mpa: &Mpa, emss: u32, now: u64) -> c_int {
+    let Some(stream) = mpa.stream(emss) else {
+        return EINVAL;
+    };
+    let now = Time::from_nanos(now);
+    qp.machine.start(stream, now).map_or(EINVAL, |()| 0)
+}
+
+/// Changes the state as a program asks for (`enum rk_state`). Returns 0 or an error number.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_qp_modify(qp: &mut Qp, to: c_int) -> c_int {
+    let to = match to {
+        0 => State::Reset,
+        1 => State::Init,
+        2 => State::Rtr,
+        3 => State::Rts,
+        4 => State::Sqd,
+        6 => State::Error,
+        _ => return EINVAL,
+    };
+    qp.machine.modify(to, &mut qp.owner).map_or(EINVAL, |()| 0)
+}
+
+/// Reports that the stream broke: reset, time-out, or an error of the system.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_stream_failed(qp: &mut Qp) {
+    qp.machine.stream_failed(&mut qp.owner);
 }
 
 /// Returns the state as `enum rk_state`.
@@ -250,6 +309,19 @@ pub extern "C" fn rk_qp_state(qp: &Qp) -> c_int {
         State::Sqd => 4,
         State::Sqe => 5,
         State::Error => 6,
+    }
+}
+
+/// What [`rk_qp_counters`] fills.
+const COUNTERS: usize = 16;
+
+/// Adds the counters of a queue pair to those in `totals`, in the order of [`Counters::named`](iwarp_rnic::counters::Counters).
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_qp_counters(qp: &Qp, totals: &mut [u64; COUNTERS]) {
+    let counters: [_; COUNTERS] = qp.machine.counters().named();
+    for (total, (_, count)) in totals.iter_mut().zip(counters) {
+        *total = total.wrapping_add(count);
     }
 }
 
@@ -299,8 +371,8 @@ unsafe fn elements<'a>(sges: *const Sge, count: u32) -> &'a [Sge] {
 /// Posts a send work request. Returns 0 or an error number.
 ///
 /// # Safety
-/// The elements of the request are readable for the call. The pages of a fast registration are in the list of its region, and stay until it
-/// has ended.
+/// The elements of the request and its inline data are readable for the call. The pages of a fast registration are in the list of
+/// its region, and stay until it has ended.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rk_post_send(qp: &mut Qp, send: &Send) -> c_int {
@@ -323,7 +395,16 @@ pub unsafe extern "C" fn rk_post_send(qp: &mut Qp, send: &Send) -> c_int {
     };
     // SAFETY: the caller promises it.
     let sges = unsafe { elements(send.sges, send.num_sge) };
-    let request = SendWr::new(send.wr_id, op, sges).with_flags(flags);
+    let octets = if flags.contains(SendFlags::INLINE) && send.inline_len > 0 {
+        // SAFETY: the caller promises it.
+        unsafe { slice::from_raw_parts(send.inline_data, send.inline_len as usize) }
+    } else {
+        &[]
+    };
+    let request = SendWr {
+        inline: &[octets],
+        ..SendWr::new(send.wr_id, op, sges).with_flags(flags)
+    };
     code(qp.machine.post_send(&request, &mut qp.owner))
 }
 
@@ -501,6 +582,18 @@ pub unsafe extern "C" fn rk_rx_input(
             return number(status);
         }
         octets = octets.get(count..).unwrap_or(&[]);
+    }
+}
+
+/// Returns whether the stream should be read now, as `enum rk_rx_interest`.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_rx_interest(qp: &Qp) -> c_int {
+    match qp.machine.rx_interest() {
+        RxInterest::Read => 0,
+        RxInterest::Held | RxInterest::Waits => 1,
+        RxInterest::Discard => 2,
+        RxInterest::None => 3,
     }
 }
 

@@ -7,15 +7,16 @@ use core::alloc::{GlobalAlloc, Layout};
 use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
 
-use iwarp_rnic::Cqe;
 use iwarp_rnic::memory::Pages;
 use iwarp_rnic::qp::{Direction, Host};
-use iwarp_rnic::receive_queue::TakenRecv;
+use iwarp_rnic::receive_queue::{ReceiveQueue, TakenRecv};
+use iwarp_rnic::{AllocError, Cqe, RecvWr, Sge};
 
 unsafe extern "C" {
     fn iwarp_alloc(size: usize, align: usize) -> *mut u8;
     fn iwarp_free(at: *mut u8);
     fn iwarp_crc32c(crc: u32, octets: *const u8, len: usize) -> u32;
+    fn iwarp_take_receive(owner: *mut c_void, receive: *mut Receive) -> bool;
     fn iwarp_complete(owner: *mut c_void, receive: c_int, completion: *const Completion);
     #[cfg(feature = "runtime")]
     fn iwarp_panic(text: *const u8, text_len: usize, file: *const u8, file_len: usize, line: u32);
@@ -101,9 +102,40 @@ struct Completion {
     vendor_err: u32,
 }
 
+/// Elements of a receive that C hands over.
+pub(crate) const RECEIVE_SGES: usize = 6;
+
+/// An element as C has it: `struct rk_sge`.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct Element {
+    addr: u64,
+    len: u32,
+    lkey: u32,
+}
+
+/// A receive of a program: `struct rk_receive`.
+#[repr(C)]
+struct Receive {
+    wr_id: u64,
+    num_sge: u32,
+    sges: [Element; RECEIVE_SGES],
+}
+
 /// The C object that owns a queue pair.
 #[derive(Debug)]
-pub(crate) struct Owner(pub(crate) *mut c_void);
+pub(crate) struct Owner {
+    at: *mut c_void,
+    /// Holds a receive of C while the engine takes it.
+    taken: ReceiveQueue,
+}
+
+impl Owner {
+    pub(crate) fn new(at: *mut c_void) -> Result<Self, AllocError> {
+        let taken = ReceiveQueue::new(1, RECEIVE_SGES as u32)?;
+        Ok(Self { at, taken })
+    }
+}
 
 impl Host for Owner {
     type Memory = Pages;
@@ -120,10 +152,27 @@ impl Host for Owner {
         };
         let receive = c_int::from(direction == Direction::Recv);
         // SAFETY: the owner outlives the queue pair; the C side copies the completion before it returns.
-        unsafe { iwarp_complete(self.0, receive, &raw const completion) }
+        unsafe { iwarp_complete(self.at, receive, &raw const completion) }
     }
 
-    fn take_shared_receive(&mut self, _: &mut TakenRecv) -> bool {
-        false
+    fn take_shared_receive(&mut self, taken: &mut TakenRecv) -> bool {
+        let mut receive = Receive {
+            wr_id: 0,
+            num_sge: 0,
+            sges: [Element::default(); RECEIVE_SGES],
+        };
+        // SAFETY: the owner outlives the queue pair; the C side fills the structure before it returns.
+        if !unsafe { iwarp_take_receive(self.at, &raw mut receive) } {
+            return false;
+        }
+        let sges = receive
+            .sges
+            .map(|Element { addr, len, lkey }| Sge { addr, len, lkey });
+        let sges = sges.get(..receive.num_sge as usize).unwrap_or_default();
+        let request = RecvWr {
+            wr_id: receive.wr_id,
+            sges,
+        };
+        self.taken.post(&request).is_ok() && self.taken.take(taken)
     }
 }

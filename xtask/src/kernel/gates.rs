@@ -14,6 +14,10 @@ use super::names::short;
 pub(crate) const SET_UP: &[&str] = &[
     "rk_device_new",
     "rk_device_free",
+    "rk_slots_new",
+    "rk_slots_free",
+    "rk_slots_make",
+    "rk_slots_attach",
     "rk_register",
     "rk_register_pages",
     "rk_allocate_fast",
@@ -21,11 +25,27 @@ pub(crate) const SET_UP: &[&str] = &[
     "rk_qp_new",
     "rk_qp_free",
     "rk_qp_start",
+    "rk_qp_begin",
+    "rk_mpa_new",
+    "rk_mpa_free",
+    "rk_mpa_request",
+    "rk_mpa_missing",
+    "rk_mpa_push",
+    "rk_mpa_check",
+    "rk_mpa_accept",
+    "rk_mpa_reject",
 ];
 /// Entry points begin like this.
 const ENTRY: &str = "rk_";
 /// The functions of the runtime, which the C code of a module brings along.
-const RUNTIME: &[&str] = &[ALLOC, FREE, PANIC, "iwarp_complete", "iwarp_crc32c"];
+const RUNTIME: &[&str] = &[
+    ALLOC,
+    FREE,
+    PANIC,
+    "iwarp_complete",
+    "iwarp_take_receive",
+    "iwarp_crc32c",
+];
 const ALLOC: &str = "iwarp_alloc";
 const FREE: &str = "iwarp_free";
 const PANIC: &str = "iwarp_panic";

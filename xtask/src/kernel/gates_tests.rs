@@ -9,19 +9,8 @@ use super::*;
 use crate::context::find_program;
 use crate::process::Log;
 
-/// Set-up functions and calls of the runtime, so that nothing but the planted code is found.
+/// What is before the planted code. All set-up functions but this one are labels of the same place: see [`base`].
 const BASE: &str = "
-.text
-set_up: jmp __x86_return_thunk
-.globl rk_device_new, rk_device_free, rk_register, rk_register_pages, rk_allocate_fast, rk_deregister, rk_qp_new, rk_qp_free, rk_qp_start
-.type rk_device_new, @function
-rk_device_new: rk_device_free: rk_register: rk_register_pages: rk_allocate_fast: rk_deregister: rk_qp_new: rk_qp_free:
-    call iwarp_alloc
-    call iwarp_free
-    call iwarp_crc32c
-    call iwarp_complete
-    call memcpy
-    jmp __x86_return_thunk
 .type rk_qp_start, @function
 rk_qp_start:
     sub $0x1000,%rsp
@@ -41,6 +30,23 @@ _ZN5alloc7raw_vec8grow_one17h0123456789abcdefE:
 rk_post_send:
 ";
 
+/// Set-up functions and calls of the runtime, so that nothing but the planted code is found.
+fn base() -> String {
+    let mut text =
+        String::from(".text\nset_up: jmp __x86_return_thunk\n.type rk_device_new, @function\n");
+    for &name in SET_UP {
+        text.push_str(&format!(".globl {name}\n"));
+        if name != "rk_qp_start" {
+            text.push_str(&format!("{name}:\n"));
+        }
+    }
+    for name in RUNTIME.iter().filter(|&&name| name != PANIC) {
+        text.push_str(&format!("    call {name}\n"));
+    }
+    text.push_str("    call memcpy\n    jmp __x86_return_thunk\n");
+    text + BASE
+}
+
 /// Assembles the body of `rk_post_send`, and what follows it, and checks the object. `None` where there is no assembler.
 fn found(body: &str) -> Option<BTreeSet<Finding>> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -51,7 +57,7 @@ fn found(body: &str) -> Option<BTreeSet<Finding>> {
     let name = format!("xtask-gates-{}-{number}", std::process::id());
     let file = |end: &str| -> PathBuf { std::env::temp_dir().join(format!("{name}.{end}")) };
     let (source, object) = (file("s"), file("o"));
-    std::fs::write(&source, format!("{BASE}{body}\n")).unwrap();
+    std::fs::write(&source, format!("{}{body}\n", base())).unwrap();
     let mut log = Log::create(&file("log"), Duration::from_secs(60)).unwrap();
     log.run(Command::new("as").arg("-o").arg(&object).arg(&source))
         .unwrap();

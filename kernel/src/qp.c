@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+/* Queue pairs of programs: made, found by number, changed, destroyed, and the doorbell. */
+#include <linux/log2.h>
+#include <linux/module.h>
+#include <rdma/uverbs_ioctl.h>
+
+#include "rnic.h"
+
+#define MAX_NUMBER 0xffffff
+
+static void last_reference(struct kref *ref)
+{
+	complete(&container_of(ref, struct rnic_qp, ref)->unused);
+}
+
+void rnic_qp_get(struct ib_qp *qp)
+{
+	kref_get(&to_qp(qp)->ref);
+}
+
+void rnic_qp_put(struct ib_qp *qp)
+{
+	kref_put(&to_qp(qp)->ref, last_reference);
+}
+
+/* Finds a queue pair. The caller takes its reference itself (iw_cm holds the number only while it does so). */
+struct ib_qp *rnic_get_qp(struct ib_device *device, int number)
+{
+	struct rnic_qp *qp = xa_load(&to_device(device)->qps, number);
+
+	return qp ? &qp->base : NULL;
+}
+
+static int make_engine(struct rnic_qp *qp, const struct ib_qp_init_attr *attributes)
+{
+	struct rk_qp_config config = {
+		.qp_num = qp->base.qp_num,
+		.pd = to_pd(qp->base.pd)->number,
+		.max_send_wr = qp->sq.count,
+		.max_sge = SIW_MAX_SGE,
+		.max_inline = SIW_MAX_INLINE,
+		.max_ird = RNIC_MAX_READS,
+		.max_ord = RNIC_MAX_READS,
+		.signal_all = attributes->sq_sig_type == IB_SIGNAL_ALL_WR,
+		.shared_receive = true,
+	};
+
+	qp->engine = rk_qp_new(&config, qp);
+	return qp->engine ? 0 : -ENOMEM;
+}
+
+static int check(const struct ib_qp_init_attr *attributes, const struct ib_udata *udata)
+{
+	const struct ib_qp_cap *cap = &attributes->cap;
+
+	if (attributes->qp_type != IB_QPT_RC || attributes->create_flags || attributes->srq)
+		return -EOPNOTSUPP;
+	if (cap->max_send_wr > RNIC_MAX_WR || cap->max_recv_wr > RNIC_MAX_WR ||
+	    cap->max_send_sge > SIW_MAX_SGE ||
+	    cap->max_recv_sge > SIW_MAX_SGE || cap->max_inline_data > SIW_MAX_INLINE || !attributes->send_cq ||
+	    !attributes->recv_cq || udata->outlen < sizeof(struct siw_uresp_create_qp))
+		return -EINVAL;
+	return 0;
+}
+
+static void free_parts(struct rnic_qp *qp)
+{
+	rk_qp_free(qp->engine);
+	rnic_ring_free(&qp->sq);
+	rnic_ring_free(&qp->rq);
+}
+
+int rnic_create_qp(struct ib_qp *base, struct ib_qp_init_attr *attributes, struct ib_udata *udata)
+{
+	struct rnic_device *device = to_device(base->device);
+	struct rnic_ucontext *context;
+	struct siw_uresp_create_qp answer = {};
+	struct rnic_qp *qp = to_qp(base);
+	u32 number;
+	int result;
+
+	if (!udata)
+		return -EOPNOTSUPP;
+	result = check(attributes, udata);
+	if (result)
+		return result;
+	context = rdma_udata_to_drv_context(udata, struct rnic_ucontext, base);
+	spin_lock_init(&qp->lock);
+	kref_init(&qp->ref);
+	init_completion(&qp->unused);
+	rnic_stream_init(qp);
+	answer.num_sqe = roundup_pow_of_two(max(attributes->cap.max_send_wr, 1u));
+	answer.num_rqe = roundup_pow_of_two(max(attributes->cap.max_recv_wr, 1u));
+	result = xa_alloc_cyclic_bh(&device->qps, &number, NULL, XA_LIMIT(1, MAX_NUMBER),
+				    &device->next_qp, GFP_KERNEL);
+	if (result < 0)
+		return result;
+	base->qp_num = number;
+	answer.qp_id = number;
+	result = rnic_ring_make(&qp->sq, context, answer.num_sqe, sizeof(struct siw_sqe),
+				&answer.sq_key);
+	if (!result)
+		result = rnic_ring_make(&qp->rq, context, answer.num_rqe, sizeof(struct siw_rqe),
+					&answer.rq_key);
+	if (!result)
+		result = make_engine(qp, attributes);
+	if (!result)
+		result = ib_copy_to_udata(udata, &answer, sizeof(answer));
+	if (result) {
+		xa_erase_bh(&device->qps, number);
+		free_parts(qp);
+		return result;
+	}
+	attributes->cap.max_inline_data = SIW_MAX_INLINE;
+	qp->cap = attributes->cap;
+	/* From here on it is found. */
+	xa_store_bh(&device->qps, number, qp, GFP_KERNEL);
+	return 0;
+}
+
+static int state_of(const struct rnic_qp *qp)
+{
+	static const enum ib_qp_state states[] = {
+		[RK_STATE_RESET] = IB_QPS_RESET, [RK_STATE_INIT] = IB_QPS_INIT, [RK_STATE_RTR] = IB_QPS_RTR,
+		[RK_STATE_RTS] = IB_QPS_RTS, [RK_STATE_SQD] = IB_QPS_SQD, [RK_STATE_SQE] = IB_QPS_SQE,
+		[RK_STATE_ERROR] = IB_QPS_ERR,
+	};
+
+	return states[rk_qp_state(qp->engine)];
+}
+
+/*
+ * What a program asks for is told to the engine. The connection moves a queue pair to RTS, but librdmacm asks for RTR before it accepts
+ * one: there is nothing to do for that.
+ */
+static int change(struct rnic_qp *qp, enum ib_qp_state to)
+{
+	int result;
+
+	switch (to) {
+	case IB_QPS_RESET:
+		result = rk_qp_modify(qp->engine, RK_STATE_RESET);
+		if (!result)
+			qp->reset = true;
+		return result;
+	case IB_QPS_INIT:
+		return rk_qp_modify(qp->engine, RK_STATE_INIT);
+	case IB_QPS_RTR:
+		return state_of(qp) <= IB_QPS_RTS ? 0 : -EINVAL;
+	case IB_QPS_RTS:
+		return state_of(qp) == IB_QPS_RTS ? 0 : -EINVAL;
+	case IB_QPS_SQD:
+		rk_qp_close(qp->engine);
+		return 0;
+	default:
+		return rk_qp_modify(qp->engine, RK_STATE_ERROR);
+	}
+}
+
+int rnic_modify_qp(struct ib_qp *base, struct ib_qp_attr *attributes, int mask,
+		   struct ib_udata *udata)
+{
+	struct rnic_qp *qp = to_qp(base);
+	int result;
+
+	if (mask & ~IB_QP_ATTR_STANDARD_BITS)
+		return -EOPNOTSUPP;
+	if (!(mask & IB_QP_STATE))
+		return 0;
+	spin_lock_bh(&qp->lock);
+	result = change(qp, attributes->qp_state);
+	spin_unlock_bh(&qp->lock);
+	rnic_settle(qp);
+	/* What has to be sent or closed now may sleep, and who asks may have to hurry. */
+	rnic_stream_kick(qp);
+	return result;
+}
+
+int rnic_query_qp(struct ib_qp *base, struct ib_qp_attr *attributes, int mask,
+		  struct ib_qp_init_attr *init)
+{
+	struct rnic_qp *qp = to_qp(base);
+
+	spin_lock_bh(&qp->lock);
+	attributes->qp_state = state_of(qp);
+	spin_unlock_bh(&qp->lock);
+	attributes->cur_qp_state = attributes->qp_state;
+	attributes->cap = qp->cap;
+	attributes->path_mtu = ib_mtu_int_to_enum(to_device(base->device)->netdev->mtu);
+	attributes->max_rd_atomic = RNIC_MAX_READS;
+	attributes->max_dest_rd_atomic = RNIC_MAX_READS;
+	attributes->qp_access_flags = IB_ACCESS_LOCAL_WRITE | IB_ACCESS_REMOTE_WRITE | IB_ACCESS_REMOTE_READ;
+	init->qp_type = base->qp_type;
+	init->send_cq = base->send_cq;
+	init->recv_cq = base->recv_cq;
+	init->cap = qp->cap;
+	return 0;
+}
+
+int rnic_destroy_qp(struct ib_qp *base, struct ib_udata *udata)
+{
+	struct rnic_qp *qp = to_qp(base);
+
+	struct rnic_device *device = to_device(base->device);
+
+	spin_lock_bh(&qp->lock);
+	rk_qp_modify(qp->engine, RK_STATE_ERROR);
+	spin_unlock_bh(&qp->lock);
+	/* No longer found from here on, so the number of references cannot grow from nothing. */
+	xa_lock_bh(&device->qps);
+	__xa_erase(&device->qps, base->qp_num);
+	rk_qp_counters(qp->engine, device->gone);
+	xa_unlock_bh(&device->qps);
+	rnic_stream_kick(qp);
+	rnic_qp_put(base);
+	/* The stream and the connection manager hold references. */
+	wait_for_completion(&qp->unused);
+	rnic_stream_free(qp);
+	free_parts(qp);
+	return 0;
+}
+
+/* The doorbell: a program has filled entries of its ring, and passes none here. */
+int rnic_post_send(struct ib_qp *base, const struct ib_send_wr *requests,
+		   const struct ib_send_wr **bad)
+{
+	if (requests) {
+		*bad = requests;
+		return -EOPNOTSUPP;
+	}
+	return rnic_stream_send(to_qp(base));
+}
+
+int rnic_post_recv(struct ib_qp *base, const struct ib_recv_wr *requests,
+		   const struct ib_recv_wr **bad)
+{
+	*bad = requests;
+	return -EOPNOTSUPP;
+}

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+/*
+ * Send and receive queues of programs: rings of siw's entries, which a program fills without a system call. An entry is full while it
+ * has the flag SIW_WQE_VALID.
+ *
+ * The program may write anything there at any time. So each entry is copied once, by whole words, and the copy is checked; the kernel's own
+ * index says which entry is the next.
+ */
+#include <linux/log2.h>
+#include <linux/vmalloc.h>
+
+#include "rnic.h"
+
+static_assert(sizeof(struct siw_sqe) == 120 && sizeof(struct siw_rqe) == 112);
+static_assert(sizeof(struct siw_sge) == sizeof(struct rk_sge) && RK_RECEIVE_SGES == SIW_MAX_SGE);
+
+/* Copies an entry while somebody may change it: each word is read once. */
+static void copy_entry(u64 *to, const u64 *from, size_t octets)
+{
+	size_t i;
+
+	for (i = 0; i < octets / sizeof(u64); i++)
+		to[i] = READ_ONCE(from[i]);
+}
+
+int rnic_ring_make(struct rnic_ring *ring, struct rnic_ucontext *context, u32 count, size_t entry,
+		   u64 *key)
+{
+	ring->count = count;
+	ring->at = vmalloc_user(array_size(count, entry));
+	if (!ring->at)
+		return -ENOMEM;
+	ring->mapping = rnic_map(context, ring->at, array_size(count, entry), key);
+	return ring->mapping ? 0 : -ENOMEM;
+}
+
+void rnic_ring_free(struct rnic_ring *ring)
+{
+	rdma_user_mmap_entry_remove(ring->mapping);
+	vfree(ring->at);
+}
+
+/* A request that the engine would not take. The program gets a completion, and the connection ends. */
+static void refuse(struct rnic_qp *qp, u64 wr_id)
+{
+	struct rk_completion completion = {
+		.wr_id = wr_id,
+		.status = RK_WC_LOC_QP_OP_ERR,
+	};
+
+	iwarp_complete(qp, false, &completion);
+	rk_qp_modify(qp->engine, RK_STATE_ERROR);
+}
+
+/* The entry that is the next to be taken. */
+static struct siw_sqe *next_send(const struct rnic_qp *qp)
+{
+	return (struct siw_sqe *)qp->sq.at + (qp->sq.next & (qp->sq.count - 1));
+}
+
+bool rnic_sends_wait(const struct rnic_qp *qp)
+{
+	return rk_qp_state(qp->engine) >= RK_STATE_RTS && READ_ONCE(next_send(qp)->flags) & SIW_WQE_VALID;
+}
+
+static int post(struct rnic_qp *qp, const struct siw_sqe *entry)
+{
+	struct rk_send send = {
+		.wr_id = entry->id,
+		.remote_addr = entry->raddr,
+		.rkey = entry->rkey,
+		.sges = (const struct rk_sge *)entry->sge,
+		.num_sge = entry->num_sge,
+	};
+
+	switch (entry->opcode) {
+	case SIW_OP_WRITE:
+		send.op = RK_WRITE;
+		break;
+	case SIW_OP_READ:
+		send.op = RK_READ;
+		break;
+	case SIW_OP_SEND:
+		send.op = RK_SEND;
+		break;
+	case SIW_OP_SEND_REMOTE_INV:
+		send.op = RK_SEND_INV;
+		break;
+	default:
+		return -EINVAL;
+	}
+	send.flags = (entry->flags & SIW_WQE_SIGNALLED ? RK_SIGNALED : 0) |
+		     (entry->flags & SIW_WQE_SOLICITED ? RK_SOLICITED : 0) |
+		     (entry->flags & SIW_WQE_READ_FENCE ? RK_FENCE : 0);
+	if (entry->flags & SIW_WQE_INLINE) {
+		/* The data take the place of the elements behind the first. */
+		if (entry->sge[0].length > SIW_MAX_INLINE || send.op == RK_READ)
+			return -EINVAL;
+		send.flags |= RK_INLINE;
+		send.inline_data = (const u8 *)&entry->sge[1];
+		send.inline_len = entry->sge[0].length;
+		send.num_sge = 0;
+	} else if (entry->num_sge > SIW_MAX_SGE) {
+		return -EINVAL;
+	}
+	return rk_post_send(qp->engine, &send);
+}
+
+/*
+ * Hands over what the program has posted, as far as the engine has room. Called with the queue pair's lock; the rest is taken when
+ * requests have completed.
+ */
+void rnic_take_sends(struct rnic_qp *qp)
+{
+	u32 budget;
+
+	/* A program posts before that only by mistake. */
+	if (rk_qp_state(qp->engine) < RK_STATE_RTS)
+		return;
+	for (budget = RNIC_SENDS_AT_ONCE; budget; budget--) {
+		struct siw_sqe *entry = next_send(qp);
+		struct siw_sqe copy;
+		int result;
+
+		if (!(smp_load_acquire(&entry->flags) & SIW_WQE_VALID))
+			return;
+		copy_entry((u64 *)&copy, (const u64 *)entry, sizeof(copy));
+		result = post(qp, &copy);
+		if (result == -ENOMEM)
+			return;
+		qp->sq.next++;
+		smp_store_release(&entry->flags, 0);
+		if (result)
+			refuse(qp, copy.id);
+	}
+}
+
+/* Called by the engine, which has the queue pair's lock. */
+bool iwarp_take_receive(void *owner, struct rk_receive *receive)
+{
+	struct rnic_qp *qp = owner;
+	struct rnic_ring *ring = &qp->rq;
+	struct siw_rqe *entry = (struct siw_rqe *)ring->at + (ring->next & (ring->count - 1));
+	struct siw_rqe copy;
+
+	if (!ring->count || !(smp_load_acquire(&entry->flags) & SIW_WQE_VALID))
+		return false;
+	copy_entry((u64 *)&copy, (const u64 *)entry, sizeof(copy));
+	ring->next++;
+	smp_store_release(&entry->flags, 0);
+	receive->wr_id = copy.id;
+	receive->num_sge = min_t(u32, copy.num_sge, SIW_MAX_SGE);
+	memcpy(receive->sges, copy.sge, sizeof(copy.sge));
+	return true;
+}
+
+/* Ends receives of a queue pair in error, a limited number. Returns true if there may be more. Called with the lock. */
+bool rnic_flush_receives(struct rnic_qp *qp)
+{
+	struct rk_completion completion = {
+		.status = RK_WC_WR_FLUSH_ERR,
+		.opcode = RK_WC_RECV,
+	};
+	struct rk_receive receive;
+	u32 budget;
+
+	if (rk_qp_state(qp->engine) != RK_STATE_ERROR)
+		return false;
+	for (budget = RNIC_SENDS_AT_ONCE; budget; budget--) {
+		if (!iwarp_take_receive(qp, &receive))
+			return false;
+		completion.wr_id = receive.wr_id;
+		iwarp_complete(qp, true, &completion);
+	}
+	return true;
+}

@@ -1,0 +1,485 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+/*
+ * A queue pair's TCP connection in full operation: octets in and out, and the end. kernel/README.md has the order of locks.
+ *
+ * Receiving happens in softirq, in sk_data_ready, where the stack has the socket's lock. Sending happens where it is asked for: in the
+ * program's system call, or in a tasklet for answers. Whoever has the socket's lock is the only sender. What may sleep is done by a work.
+ */
+#include <linux/skbuff.h>
+#include <linux/tcp.h>
+#include <net/sock.h>
+#include <net/tcp.h>
+#include <rdma/iw_cm.h>
+
+#include "rnic.h"
+
+/* Octets that one call sends or receives. Whoever wants to go on lets others have the processor first. */
+#define SEND_AT_ONCE (256 * 1024)
+#define RECEIVE_AT_ONCE (256 * 1024)
+
+/* ---- sending ---- */
+
+/* Fills the plan and hands out what to send. Returns the number of runs, 0 if there is nothing, or an error. Called with the lock. */
+static int next_runs(struct rnic_device *device, struct rnic_qp *qp, const struct kvec **runs)
+{
+	int fill, count = 0;
+
+	for (;;) {
+		read_lock(&device->table_lock);
+		fill = rk_tx_fill(qp->engine, device->engine);
+		if (fill == RK_FILL_READY)
+			count = rk_tx_runs(qp->engine, device->engine, runs);
+		read_unlock(&device->table_lock);
+		if (fill != RK_FILL_MEMORY)
+			return count;
+		write_lock(&device->table_lock);
+		rk_tx_memory(qp->engine, device->engine);
+		write_unlock(&device->table_lock);
+	}
+}
+
+/* Notes how much was sent, and lets those go on who waited for that memory. */
+static void written(struct rnic_device *device, struct rnic_qp *qp, size_t octets)
+{
+	bool unused;
+
+	spin_lock_bh(&qp->lock);
+	read_lock(&device->table_lock);
+	rk_tx_written(qp->engine, device->engine, octets);
+	unused = rk_take_unused(device->engine);
+	read_unlock(&device->table_lock);
+	spin_unlock_bh(&qp->lock);
+	if (unused)
+		rnic_memory_unused(device);
+}
+
+/*
+ * Sends what is due, without sleeping. The caller has the socket's lock. Returns -EAGAIN if there may be more to do. Without room in the
+ * socket it returns 0, because sk_write_space calls again.
+ */
+static int transmit(struct rnic_qp *qp, struct sock *sk)
+{
+	struct rnic_device *device = to_device(qp->base.device);
+	size_t done = 0;
+
+	while (done < SEND_AT_ONCE) {
+		struct msghdr message = { .msg_flags = MSG_DONTWAIT | MSG_NOSIGNAL };
+		const struct kvec *runs;
+		size_t octets = 0;
+		int count, i;
+
+		spin_lock_bh(&qp->lock);
+		rnic_take_sends(qp);
+		count = next_runs(device, qp, &runs);
+		spin_unlock_bh(&qp->lock);
+		if (count <= 0)
+			return count;
+		for (i = 0; i < count; i++)
+			octets += runs[i].iov_len;
+		iov_iter_kvec(&message.msg_iter, ITER_SOURCE, runs, count, octets);
+		count = tcp_sendmsg_locked(sk, &message, octets);
+		if (count <= 0)
+			return count == -EAGAIN ? 0 : count;
+		written(device, qp, count);
+		done += count;
+	}
+	return -EAGAIN;
+}
+
+static void failed(struct rnic_qp *qp)
+{
+	spin_lock_bh(&qp->lock);
+	rk_stream_failed(qp->engine);
+	spin_unlock_bh(&qp->lock);
+}
+
+/* Does what follows from sending. */
+static void after_transmit(struct rnic_qp *qp, int result)
+{
+	if (result && result != -EAGAIN)
+		failed(qp);
+	rnic_settle(qp);
+	if (result == -EAGAIN)
+		rnic_stream_kick(qp);
+}
+
+/* Sends in the system call of the program. */
+int rnic_stream_send(struct rnic_qp *qp)
+{
+	struct sock *sk;
+	int result = 0;
+
+	mutex_lock(&qp->mutex);
+	sk = qp->sk;
+	if (sk) {
+		lock_sock(sk);
+		result = transmit(qp, sk);
+		release_sock(sk);
+	} else {
+		/* Without a connection, requests are flushed if the queue pair is in error. */
+		spin_lock_bh(&qp->lock);
+		rnic_take_sends(qp);
+		spin_unlock_bh(&qp->lock);
+	}
+	mutex_unlock(&qp->mutex);
+	after_transmit(qp, result);
+	return 0;
+}
+
+/* Sends answers. It runs on the processor that has received, behind the stack. */
+static void send_tasklet(struct tasklet_struct *tasklet)
+{
+	struct rnic_qp *qp = from_tasklet(qp, tasklet, sender);
+	struct sock *sk = READ_ONCE(qp->sk);
+	int result = -EAGAIN;
+
+	if (!sk)
+		return;
+	bh_lock_sock(sk);
+	if (!sock_owned_by_user(sk))
+		result = transmit(qp, sk);
+	bh_unlock_sock(sk);
+	after_transmit(qp, result);
+}
+
+/* ---- receiving ---- */
+
+/* Gives the engine the octets of one part of a packet. Returns how many it is done with. */
+static size_t give(struct rnic_device *device, struct rnic_qp *qp, const u8 *octets, size_t len,
+		   bool *go_on)
+{
+	size_t done = 0, taken;
+	int status = 0;
+
+	while (done < len && !status) {
+		if (rk_rx_interest(qp->engine) == RK_RX_DISCARD)
+			return len;
+		read_lock(&device->table_lock);
+		status = rk_rx_input(qp->engine, device->engine, octets + done, len - done,
+				     &taken);
+		read_unlock(&device->table_lock);
+		done += taken;
+		if (!taken)
+			break;
+	}
+	*go_on = !status;
+	/* A stream that has failed is read to its end, for nothing. */
+	return status < 0 ? len : done;
+}
+
+static int take_packet(read_descriptor_t *descriptor, struct sk_buff *skb, unsigned int offset,
+		       size_t len)
+{
+	struct rnic_qp *qp = descriptor->arg.data;
+	struct rnic_device *device = to_device(qp->base.device);
+	struct skb_seq_state state;
+	unsigned int consumed = 0, part;
+	bool go_on = true, unused;
+	const u8 *octets;
+
+	spin_lock_bh(&qp->lock);
+	skb_prepare_seq_read(skb, offset, offset + len, &state);
+	while (go_on && (part = skb_seq_read(consumed, &octets, &state)))
+		consumed += give(device, qp, octets, part, &go_on);
+	skb_abort_seq_read(&state);
+	read_lock(&device->table_lock);
+	unused = rk_take_unused(device->engine);
+	read_unlock(&device->table_lock);
+	spin_unlock_bh(&qp->lock);
+	if (unused)
+		rnic_memory_unused(device);
+	descriptor->count -= min_t(size_t, descriptor->count, consumed);
+	if (!go_on)
+		descriptor->count = 0;
+	return consumed;
+}
+
+/* Tells the engine that the peer has closed, once everything before that was read. Called with the socket's lock. */
+static void look_for_end(struct rnic_qp *qp, struct sock *sk)
+{
+	spin_lock_bh(&qp->lock);
+	if (qp->closed_by_peer || !skb_queue_empty(&sk->sk_receive_queue)) {
+		/* Known already, or still to be read. */
+	} else if (sk->sk_err) {
+		rk_stream_failed(qp->engine);
+	} else if (sk->sk_shutdown & RCV_SHUTDOWN) {
+		qp->closed_by_peer = true;
+		rk_rx_eof(qp->engine);
+	}
+	spin_unlock_bh(&qp->lock);
+}
+
+/* Reads what has come. Called with the socket's lock. Returns true if there is more. */
+static bool receive(struct rnic_qp *qp, struct sock *sk)
+{
+	read_descriptor_t descriptor = { .arg.data = qp, .count = RECEIVE_AT_ONCE };
+	int interest;
+
+	spin_lock_bh(&qp->lock);
+	interest = rk_rx_interest(qp->engine);
+	spin_unlock_bh(&qp->lock);
+	/* What the engine could not take is offered again, also while it waits. */
+	if (interest != RK_RX_NONE)
+		tcp_read_sock(sk, &descriptor, take_packet);
+	look_for_end(qp, sk);
+	return !descriptor.count && interest == RK_RX_READ && !skb_queue_empty(&sk->sk_receive_queue);
+}
+
+static void data_ready(struct sock *sk)
+{
+	struct rnic_qp *qp;
+	bool more, due;
+
+	read_lock_bh(&sk->sk_callback_lock);
+	qp = sk->sk_user_data;
+	if (!qp)
+		goto unlock;
+	more = receive(qp, sk);
+	rnic_settle(qp);
+	spin_lock_bh(&qp->lock);
+	/* An answer may have made room for requests that wait in the program's ring. */
+	due = rk_wants_tx(qp->engine) || rnic_sends_wait(qp);
+	spin_unlock_bh(&qp->lock);
+	if (due)
+		tasklet_schedule(&qp->sender);
+	if (more || sk->sk_state == TCP_CLOSE)
+		rnic_stream_kick(qp);
+unlock:
+	read_unlock_bh(&sk->sk_callback_lock);
+}
+
+static void write_space(struct sock *sk)
+{
+	struct rnic_qp *qp;
+
+	read_lock_bh(&sk->sk_callback_lock);
+	qp = sk->sk_user_data;
+	if (qp && sk_stream_is_writeable(sk)) {
+		clear_bit(SOCK_NOSPACE, &sk->sk_socket->flags);
+		tasklet_schedule(&qp->sender);
+	}
+	read_unlock_bh(&sk->sk_callback_lock);
+}
+
+/* ---- the life of the stream ---- */
+
+/* Gives a queue pair its connection. The caller has the mutex and the socket's lock, and the engine has begun. */
+void rnic_stream_attach(struct rnic_qp *qp, struct socket *socket, struct iw_cm_id *id)
+{
+	struct sock *sk = socket->sk;
+
+	rnic_qp_get(&qp->base);
+	id->add_ref(id);
+	qp->id = id;
+	qp->socket = socket;
+	qp->closed_by_peer = false;
+	qp->shut = false;
+	qp->flushed = false;
+	/* Sent from softirq, too. */
+	sk->sk_allocation = GFP_ATOMIC;
+	sk->sk_use_task_frag = false;
+	write_lock_bh(&sk->sk_callback_lock);
+	qp->data_ready = sk->sk_data_ready;
+	qp->write_space = sk->sk_write_space;
+	qp->state_change = sk->sk_state_change;
+	sk->sk_user_data = qp;
+	sk->sk_data_ready = data_ready;
+	sk->sk_write_space = write_space;
+	sk->sk_state_change = data_ready;
+	write_unlock_bh(&sk->sk_callback_lock);
+	WRITE_ONCE(qp->sk, sk);
+}
+
+/* Takes the connection away. TCP sends what it has, or a reset. The caller has the mutex. */
+static void detach(struct rnic_qp *qp, bool reset)
+{
+	struct iw_cm_event event = { .event = IW_CM_EVENT_CLOSE };
+	struct rnic_device *device = to_device(qp->base.device);
+	struct socket *socket = qp->socket;
+	struct iw_cm_id *id = qp->id;
+	struct sock *sk = socket->sk;
+
+	write_lock_bh(&sk->sk_callback_lock);
+	sk->sk_data_ready = qp->data_ready;
+	sk->sk_write_space = qp->write_space;
+	sk->sk_state_change = qp->state_change;
+	sk->sk_user_data = NULL;
+	write_unlock_bh(&sk->sk_callback_lock);
+	WRITE_ONCE(qp->sk, NULL);
+	tasklet_kill(&qp->sender);
+	qp->socket = NULL;
+	qp->id = NULL;
+	if (reset)
+		sock_no_linger(sk);
+	sock_release(socket);
+	/* What a plan names is not used any more. */
+	written(device, qp, 0);
+	spin_lock_bh(&qp->lock);
+	rk_qp_stream_gone(qp->engine);
+	spin_unlock_bh(&qp->lock);
+	rnic_settle(qp);
+	id->event_handler(id, &event);
+	id->rem_ref(id);
+	rnic_qp_put(&qp->base);
+}
+
+/* Whether the engine has given up its stream, or TCP has, and nothing more can be sent. Called with the lock. */
+static bool is_dead(const struct rnic_qp *qp, const struct sock *sk)
+{
+	return qp->reset ||
+	       (rk_rx_interest(qp->engine) == RK_RX_NONE && sk->sk_state == TCP_CLOSE);
+}
+
+/* Does to the stream what the engine wishes. The caller has the mutex. */
+static void end_stream(struct rnic_qp *qp)
+{
+	int wish;
+
+	spin_lock_bh(&qp->lock);
+	wish = rk_qp_wish(qp->engine);
+	if (is_dead(qp, qp->sk))
+		wish = RK_WISH_ABORT;
+	spin_unlock_bh(&qp->lock);
+	if (wish == RK_WISH_SHUTDOWN) {
+		kernel_sock_shutdown(qp->socket, SHUT_WR);
+		spin_lock_bh(&qp->lock);
+		rk_qp_shutdown_done(qp->engine);
+		wish = rk_qp_wish(qp->engine);
+		spin_unlock_bh(&qp->lock);
+		qp->shut = true;
+	}
+	if (wish == RK_WISH_ABORT)
+		detach(qp, true);
+	else if (wish == RK_WISH_LEAVE || (qp->shut && qp->closed_by_peer))
+		detach(qp, false);
+}
+
+/* Does what is due, and goes on with what had to wait. Called with the socket's lock. */
+static void retry(struct rnic_qp *qp)
+{
+	struct rnic_device *device = to_device(qp->base.device);
+	u64 now = ktime_get_ns();
+	size_t taken;
+
+	spin_lock_bh(&qp->lock);
+	if (rk_poll_at(qp->engine) <= now) {
+		if (rk_rx_interest(qp->engine) == RK_RX_WAIT && qp->sk->sk_shutdown & RCV_SHUTDOWN)
+			rk_sender_closed(qp->engine);
+		rk_on_time(qp->engine, now);
+	}
+	if (rk_waits_for_memory(qp->engine))
+		rk_retry_memory(qp->engine);
+	if (rk_rx_interest(qp->engine) == RK_RX_WAIT) {
+		read_lock(&device->table_lock);
+		rk_rx_input(qp->engine, device->engine, NULL, 0, &taken);
+		read_unlock(&device->table_lock);
+	}
+	spin_unlock_bh(&qp->lock);
+}
+
+static void stream_work(struct work_struct *work)
+{
+	struct rnic_qp *qp = container_of(work, struct rnic_qp, work);
+	int result = 0;
+	bool more;
+
+	mutex_lock(&qp->mutex);
+	if (qp->sk) {
+		lock_sock(qp->sk);
+		retry(qp);
+		more = receive(qp, qp->sk);
+		result = transmit(qp, qp->sk);
+		release_sock(qp->sk);
+		if (result && result != -EAGAIN)
+			failed(qp);
+		if (more || result == -EAGAIN)
+			rnic_stream_kick(qp);
+		end_stream(qp);
+	}
+	do {
+		spin_lock_bh(&qp->lock);
+		rnic_take_sends(qp);
+		more = rnic_flush_receives(qp);
+		qp->flushed = !more && rk_qp_state(qp->engine) == RK_STATE_ERROR;
+		spin_unlock_bh(&qp->lock);
+		cond_resched();
+	} while (more);
+	mutex_unlock(&qp->mutex);
+	rnic_settle(qp);
+	rnic_qp_put(&qp->base);
+}
+
+/* Has the work done soon. Any context. */
+void rnic_stream_kick(struct rnic_qp *qp)
+{
+	/* A timer may come late, when the queue pair is about to go. */
+	if (kref_get_unless_zero(&qp->ref) && !queue_work(rnic_works, &qp->work))
+		rnic_qp_put(&qp->base);
+}
+
+static void timer_expired(struct timer_list *timer)
+{
+	rnic_stream_kick(container_of(timer, struct rnic_qp, timer));
+}
+
+/*
+ * Sets the timer, unless it comes earlier anyway. No call tells of a receive that a program posts, so a Send that waits for one is tried
+ * again with every tick.
+ */
+static void set_timer(struct rnic_qp *qp, u64 at, bool waits)
+{
+	u64 now = ktime_get_ns();
+
+	if (waits)
+		timer_reduce(&qp->timer, jiffies + 1);
+	else if (at != RK_NEVER)
+		timer_reduce(&qp->timer, jiffies + 1 + (at > now ? nsecs_to_jiffies(at - now) : 0));
+}
+
+/*
+ * What follows from a call of the engine: completions that are due, events, and the end of the stream. Any context, with none of our locks but
+ * the socket's.
+ */
+void rnic_settle(struct rnic_qp *qp)
+{
+	bool more, act, waits;
+	u64 at;
+
+	do {
+		spin_lock_bh(&qp->lock);
+		more = rk_complete_due(qp->engine);
+		act = rk_qp_wish(qp->engine) != RK_WISH_KEEP || (qp->shut && qp->closed_by_peer) ||
+		      (rk_qp_state(qp->engine) == RK_STATE_ERROR && !qp->flushed);
+		waits = rk_rx_interest(qp->engine) == RK_RX_WAIT;
+		at = rk_poll_at(qp->engine);
+		spin_unlock_bh(&qp->lock);
+	} while (more);
+	if (!rnic_cq_notify(to_cq(qp->base.send_cq)) | !rnic_cq_notify(to_cq(qp->base.recv_cq))) {
+		spin_lock_bh(&qp->lock);
+		if (rk_qp_state(qp->engine) != RK_STATE_ERROR) {
+			rk_qp_modify(qp->engine, RK_STATE_ERROR);
+			act = true;
+		}
+		spin_unlock_bh(&qp->lock);
+	}
+	if (!READ_ONCE(qp->sk))
+		return;
+	if (act)
+		rnic_stream_kick(qp);
+	set_timer(qp, at, waits);
+}
+
+void rnic_stream_init(struct rnic_qp *qp)
+{
+	mutex_init(&qp->mutex);
+	tasklet_setup(&qp->sender, send_tasklet);
+	INIT_WORK(&qp->work, stream_work);
+	timer_setup(&qp->timer, timer_expired, 0);
+}
+
+void rnic_stream_free(struct rnic_qp *qp)
+{
+	del_timer_sync(&qp->timer);
+	tasklet_kill(&qp->sender);
+	mutex_destroy(&qp->mutex);
+}
