@@ -15,7 +15,7 @@ use xtask::process::Log;
 
 use crate::boot::{Boot, Parts};
 use crate::complaints;
-use crate::failing;
+use crate::hostile;
 use crate::siw::guest::Guest;
 use crate::siw::image::{self, Image, Needs};
 
@@ -28,6 +28,9 @@ pub(crate) struct TestArgs {
     /// Run this command in the guest instead of the cases, with the module loaded
     #[arg(long, value_name = "COMMAND")]
     exec: Option<String>,
+    /// How many entries of its rings a hostile process writes
+    #[arg(long, value_name = "N", default_value_t = 100_000)]
+    entries: u64,
     #[command(flatten)]
     boot: Boot,
 }
@@ -36,6 +39,8 @@ pub(crate) struct TestArgs {
 const LIMIT: Duration = Duration::from_secs(3600);
 /// Seconds for one case in the guest, which is emulated.
 const CASE_LIMIT: u64 = 120;
+/// Entries that a hostile process gets rid of at least.
+const ENTRIES_PER_SECOND: u64 = 2000;
 /// What the module says of memory that is left when it goes.
 const LEFT: &str = "were not freed";
 /// What the module says when it goes.
@@ -213,9 +218,13 @@ pub(crate) fn command(args: &TestArgs) -> Result<Outcome> {
         return Ok(Outcome::Passed);
     }
     let mut failed = 0;
-    let cases = CASES.iter().chain(failing::CASES);
+    let cases = CASES.iter().chain(hostile::CASES);
     for (name, script) in cases.filter(|(name, _)| name.contains(&args.only)) {
-        match case(&guest, script, args.boot.limit(CASE_LIMIT), &mut log) {
+        let script = format!("ENTRIES={}\n{script}", args.entries);
+        let limit = args
+            .boot
+            .limit(CASE_LIMIT + args.entries / ENTRIES_PER_SECOND);
+        match case(&guest, &script, limit, &mut log) {
             Ok(()) => log.say(format!("passed  {name}")),
             Err(error) => {
                 failed += 1;

@@ -10,7 +10,7 @@ mod boot;
 mod complaints;
 mod device;
 mod engine;
-mod failing;
+mod hostile;
 mod kernel;
 mod siw;
 

@@ -275,7 +275,9 @@ pub(crate) fn device(
     stage.kernel_modules(kernel, MODULES)?;
     let files = context.root.join("conformance/guest");
     stage.first_programs(&files, cache)?;
-    stage.compile("peer", &files, cache, &["-lrdmacm", "-libverbs"])?;
+    for program in ["peer", "hostile", "failing"] {
+        stage.compile(program, &files, cache, &["-lrdmacm", "-libverbs"])?;
+    }
     stage.user_space()?;
     let initramfs = cache.join("device.cpio");
     archive::write(&root, &initramfs)?;

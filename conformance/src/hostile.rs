@@ -1,0 +1,42 @@
+//! The module against those who break rules: programs that write anything into the rings, and a kernel that has no memory.
+
+use crate::device::Case;
+
+/// The cases. `ENTRIES` is from the command line.
+pub(crate) const CASES: &[Case] = &[
+    (
+        "a hostile process: random entries, forged flags, wrong mappings",
+        "insmod $MODULE; links
+        hostile 10.0.2.15 7100 $ENTRIES
+        rdma resource | grep 'iwarp0: pd 0 cq 0 qp 0 cm_id 0 mr 0 ctx 0'
+        rmmod iwarp_rnic",
+    ),
+    (
+        "hostile processes that are killed in the middle",
+        "insmod $MODULE; links
+        for seed in 11 12 13 14; do
+        hostile 10.0.2.15 7100 1000000000 $seed & hostile=$!
+        sleep 2; kill -9 $hostile
+        wait $hostile || true
+        done
+        for i in $(seq 100); do if rdma resource | grep 'ctx 0'; then break; fi; sleep 0.1; done
+        rdma resource | grep 'iwarp0: pd 0 cq 0 qp 0 cm_id 0 mr 0 ctx 0'
+        rmmod iwarp_rnic",
+    ),
+    (
+        "no memory for the engine, at any of its allocations",
+        "insmod $MODULE; links
+        failing 10.0.2.15 7100 /sys/module/iwarp_rnic/parameters/fail_allocation
+        rdma link delete iwarp1
+        n=0
+        while true; do
+        n=$((n+1)); echo $n > /sys/module/iwarp_rnic/parameters/fail_allocation
+        if rdma link add iwarp1 type iwarp netdev lo; then break; fi
+        grep -q '^0$' /sys/module/iwarp_rnic/parameters/fail_allocation
+        done
+        echo \"device: $((n-1)) allocations\"
+        [ $n -gt 1 ]
+        rdma resource | grep 'iwarp0: pd 0 cq 0 qp 0 cm_id 0 mr 0 ctx 0'
+        rmmod iwarp_rnic",
+    ),
+];
