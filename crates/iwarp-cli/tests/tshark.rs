@@ -9,7 +9,7 @@ use common::{Scratch, noise, serve, str, succeed};
 use iwarp::cm::{ConnectionParameters, Connector, Listener};
 use iwarp::{
     Access, Bind, CompletionQueue, Config, Context, Cqe, Device, MemoryRegion, ProtectionDomain,
-    ReceiverNotReady, RecvWr, RemoteMemory, SendOp, SendWr, WcStatus, WindowType,
+    ReceiverNotReady, RecvWr, RemoteMemory, SendOp, SendWr, Stag, WcStatus, WindowType,
 };
 use iwarp_proto::crc32c;
 use std::fs;
@@ -93,12 +93,12 @@ fn bind(
     pd: &ProtectionDomain,
     qp: &iwarp::raw::QueuePair,
     mr: &MemoryRegion,
-) -> u32 {
+) -> Stag {
     let mw_stag = ctx.allocate_window(WindowType::Type2, pd.number()).unwrap();
     let bind = Bind {
         mw_stag,
-        new_stag: mw_stag ^ 1,
-        mr_stag: mr.lkey(),
+        new_stag: mw_stag.with_key(mw_stag.key() ^ 1),
+        mr_stag: Stag(mr.lkey()),
         addr: mr.remote().addr,
         len: 64,
         access: Access::REMOTE_WRITE,
@@ -149,7 +149,7 @@ fn every_opcode(ip: &str, markers: bool, crc: bool, file: &Path) {
             // The Send tells the client the STags of the windows. It is posted after the Binds, so the windows are bound when it
             // arrives.
             let windows = [(); 2].map(|()| bind(&ctx, &pd, &connection, &memory));
-            let told = windows.map(u32::to_be_bytes).concat();
+            let told = windows.map(|window| window.0.to_be_bytes()).concat();
             connection
                 .post_send(&[SendWr::inline(99, &[&told])])
                 .unwrap();

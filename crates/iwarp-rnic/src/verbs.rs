@@ -3,6 +3,7 @@
 
 use crate::memory::ListedPages;
 use bitflags::bitflags;
+use iwarp_proto::ddp::Stag;
 
 bitflags! {
     /// What may be done to a memory region or window. Values as in `ibv_reg_mr(3)`.
@@ -54,6 +55,14 @@ pub struct Sge {
     pub len: u32,
     /// Local key: the STag of a region.
     pub lkey: u32,
+}
+
+impl Sge {
+    /// Returns the local key as an STag.
+    #[inline]
+    pub const fn stag(&self) -> Stag {
+        Stag(self.lkey)
+    }
 }
 
 /// The operation of a send work request.
@@ -130,7 +139,7 @@ pub enum SendOp {
     /// Make a local region or window unusable for the peer and for local requests until it is bound again.
     LocalInvalidate {
         /// STag to invalidate.
-        stag: u32,
+        stag: Stag,
     },
     /// Bind a memory window to a part of a region.
     Bind(Bind),
@@ -189,11 +198,11 @@ impl SendOp {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bind {
     /// The window, named by any STag that it has or had: only the index counts.
-    pub mw_stag: u32,
+    pub mw_stag: Stag,
     /// Its STag afterwards: the same index, the consumer's key.
-    pub new_stag: u32,
+    pub new_stag: Stag,
     /// STag of the region to bind to; it needs `MW_BIND`.
-    pub mr_stag: u32,
+    pub mr_stag: Stag,
     /// First address in the region.
     pub addr: u64,
     /// Length in octets; zero unbinds a type 1 window.
@@ -206,7 +215,7 @@ pub struct Bind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FastRegister {
     /// STag of a fast-registration region, with the consumer's key.
-    pub new_stag: u32,
+    pub new_stag: Stag,
     /// Offset of the first octet in the region's reserved range, or in the first of its pages.
     pub offset: u64,
     /// Length in octets.

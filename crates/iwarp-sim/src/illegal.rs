@@ -2,7 +2,7 @@
 //! (RFC 5040 section 4.8, RFC 5041 section 7.2, RFC 7306 section 8.2).
 
 use iwarp_proto::rdmap::TerminateCode as Code;
-use iwarp_rnic::memory::WindowType;
+use iwarp_rnic::memory::{Stag, WindowType};
 use iwarp_rnic::{Access, Bind, SendFlags, SendOp, Sge, WcStatus};
 
 use crate::memory::Region;
@@ -76,7 +76,12 @@ impl Side {
             0 => {
                 let stag = self.exposed.stag;
                 // An ordinary region cannot be invalidated.
-                let index = self.push(w, SendOp::LocalInvalidate { stag }, flags, Vec::new());
+                let index = self.push(
+                    w,
+                    SendOp::LocalInvalidate { stag: Stag(stag) },
+                    flags,
+                    Vec::new(),
+                );
                 self.expect(w, index, Expect::Local(WcStatus::LocalProtection))
             }
             1 => {
@@ -84,7 +89,7 @@ impl Side {
                 let bind = Bind {
                     mw_stag,
                     new_stag: mw_stag,
-                    mr_stag: self.exposed.stag,
+                    mr_stag: Stag(self.exposed.stag),
                     addr: self.exposed.base,
                     len: self.exposed.len as u64 + 1,
                     access: Access::REMOTE_READ,
@@ -129,7 +134,7 @@ impl Side {
         let stag = match w.rng.below(3) {
             0 => peer.exposed.stag,
             1 => w.rng.next_u32() << 8 | 1,
-            _ => w.window(peer.n, peer.pd, WindowType::Type2),
+            _ => w.window(peer.n, peer.pd, WindowType::Type2).0,
         };
         let index = self.send(w, Some(stag));
         // The payload is placed, but the receive must not complete with success. No completion has this length.
@@ -191,7 +196,7 @@ impl Side {
                 let bind = Bind {
                     mw_stag: stag,
                     new_stag: stag,
-                    mr_stag: peer.exposed.stag,
+                    mr_stag: Stag(peer.exposed.stag),
                     addr: good.base,
                     len: good.len as u64,
                     access: Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC,
@@ -202,7 +207,7 @@ impl Side {
                 };
                 let bound = w.nodes[peer.n].table.bind(&bind, other);
                 bound.expect("a sound bind");
-                (good.base, stag)
+                (good.base, stag.0)
             }
         }
     }
@@ -215,7 +220,7 @@ impl Side {
         let bind = Bind {
             mw_stag: stag,
             new_stag: stag,
-            mr_stag: good.stag,
+            mr_stag: Stag(good.stag),
             addr,
             len,
             access: Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC,
@@ -223,7 +228,7 @@ impl Side {
         let who = w.eps[peer.e].qp.accessor();
         let bound = w.nodes[peer.n].table.bind(&bind, who);
         bound.expect("a sound bind");
-        (addr, len, stag)
+        (addr, len, stag.0)
     }
 
     /// Adds a Write (0), Read (1) or atomic (2) that the peer has to refuse.

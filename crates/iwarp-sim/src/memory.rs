@@ -1,6 +1,6 @@
 //! Registered regions of the simulated hosts, and scatter/gather lists into them.
 
-use iwarp_rnic::memory::WindowType;
+use iwarp_rnic::memory::{Stag, WindowType};
 use iwarp_rnic::{Access, Sge};
 
 use crate::plant::Plant;
@@ -94,7 +94,7 @@ impl World {
             off,
             len,
             base,
-            stag,
+            stag: stag.0,
         }
     }
 
@@ -119,12 +119,12 @@ impl World {
             off,
             len,
             base: 0,
-            stag: stag.expect("a sound registration"),
+            stag: stag.expect("a sound registration").0,
         }
     }
 
     /// Allocates an unbound memory window.
-    pub fn window(&mut self, n: usize, pd: u32, ty: WindowType) -> u32 {
+    pub fn window(&mut self, n: usize, pd: u32, ty: WindowType) -> Stag {
         let random = self.rng.next_u32();
         let window = self.nodes[n].table.allocate_window(ty, pd, random);
         window.expect("room in the table")

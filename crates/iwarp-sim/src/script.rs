@@ -4,7 +4,7 @@
 //! message of that side (`after_recv`). So both sides keep the order of the script where it matters, and the final contents of
 //! memory are known exactly.
 
-use iwarp_rnic::memory::WindowType;
+use iwarp_rnic::memory::{Stag, WindowType};
 use iwarp_rnic::{Access, Bind, FastRegister, SendFlags, SendOp, Sge, WcFlags, WcOpcode};
 
 use crate::memory::{Region, cut};
@@ -421,15 +421,17 @@ impl Side {
             let op = if kind == 0 {
                 // A bind of length zero unbinds the window.
                 SendOp::Bind(Bind {
-                    mw_stag: region.stag,
-                    new_stag: region.stag ^ 1,
-                    mr_stag: self.exposed.stag,
+                    mw_stag: Stag(region.stag),
+                    new_stag: Stag(region.stag ^ 1),
+                    mr_stag: Stag(self.exposed.stag),
                     addr: 0,
                     len: 0,
                     access: Access::empty(),
                 })
             } else {
-                SendOp::LocalInvalidate { stag: region.stag }
+                SendOp::LocalInvalidate {
+                    stag: Stag(region.stag),
+                }
             };
             self.push(w, op, flags, Vec::new());
         }
@@ -438,7 +440,7 @@ impl Side {
 
     fn grant_window(&mut self, w: &mut World, ty: WindowType) -> Region {
         let stag = w.window(self.n, self.pd, ty);
-        let new_stag = stag & !0xff | u32::from(w.rng.next_u32() as u8);
+        let new_stag = stag.with_key(w.rng.next_u32() as u8);
         let len = 1 + w.rng.index(self.exposed.len.min(self.most.max(64)));
         let off = self.exposed.off + w.rng.index(self.exposed.len - len + 1);
         let mut access = Access::REMOTE_READ | Access::REMOTE_WRITE;
@@ -448,7 +450,7 @@ impl Side {
         let bind = Bind {
             mw_stag: stag,
             new_stag,
-            mr_stag: self.exposed.stag,
+            mr_stag: Stag(self.exposed.stag),
             addr,
             len: len as u64,
             access,
@@ -459,7 +461,7 @@ impl Side {
             off,
             len,
             base: if zero { 0 } else { addr },
-            stag: new_stag,
+            stag: new_stag.0,
         }
     }
 
@@ -474,7 +476,7 @@ impl Side {
         let len = 1 + w.rng.index(whole.len);
         let offset = w.rng.index(whole.len - len + 1);
         let iova = w.iova(len as u64);
-        let new_stag = whole.stag & !0xff | u32::from(w.rng.next_u32() as u8);
+        let new_stag = Stag(whole.stag).with_key(w.rng.next_u32() as u8);
         let flags = self.random_flags(w);
         let fast = FastRegister {
             new_stag,
@@ -489,7 +491,7 @@ impl Side {
             off: whole.off + offset,
             len,
             base: iova,
-            stag: new_stag,
+            stag: new_stag.0,
         }
     }
 
@@ -509,7 +511,7 @@ impl Side {
             let index = self.push(w, SendOp::Send, flags, vec![sge]);
             self.message(w, index, data, WcOpcode::Recv, None, None);
             let flags = self.random_flags(w);
-            let stag = region.stag;
+            let stag = Stag(region.stag);
             self.push(w, SendOp::LocalInvalidate { stag }, flags, Vec::new());
         }
     }

@@ -6,6 +6,7 @@ use crate::guard::{EBUSY, EINVAL, ENOMEM, Errno, Res, UNSUPPORTED, code, pointer
 use crate::object::{self, Kind, Object, Users};
 use crate::{pd, query};
 use iwarp_rnic::Access;
+use iwarp_rnic::memory::Stag;
 use std::alloc::Layout;
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::null_mut;
@@ -68,7 +69,7 @@ unsafe fn register(
     ctx.handles
         .mrs
         .lock()
-        .insert(stag >> 8, Handle { stag, length: len });
+        .insert(Stag(stag).index(), Handle { stag, length: len });
     Ok(create(
         p,
         stag,
@@ -95,7 +96,7 @@ unsafe fn create(
         addr,
         length,
         // The index stays the same for the region's life; the key does not.
-        handle: stag >> 8,
+        handle: Stag(stag).index(),
         lkey: stag,
         rkey: stag,
     };
@@ -275,7 +276,10 @@ pub(crate) unsafe extern "C" fn advise_mr(
         let ctx = context((*p).context);
         for sge in std::slice::from_raw_parts(list, n as usize) {
             let bad = Errno(libc::EFAULT);
-            let region = ctx.raw.region(sge.lkey).filter(|r| r.stag == sge.lkey);
+            let region = ctx
+                .raw
+                .region(sge.lkey)
+                .filter(|r| r.stag == Stag(sge.lkey));
             let region = region.ok_or(bad)?;
             if region.pd != pd.number {
                 return Err(Errno(libc::EPERM));
@@ -473,7 +477,7 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
         ctx.handles
             .mrs
             .lock()
-            .insert(stag >> 8, Handle { stag, length: len });
+            .insert(Stag(stag).index(), Handle { stag, length: len });
         let own = Mr {
             dm: Some(Arc::clone(&dm.memory)),
             imported: false,

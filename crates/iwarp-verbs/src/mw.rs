@@ -5,14 +5,14 @@ use crate::device::context;
 use crate::guard::{EINVAL, Res, code, pointer};
 use crate::object::{self, Kind, Object};
 use crate::{mr, pd, post};
-use iwarp_rnic::memory::WindowType;
+use iwarp_rnic::memory::{Stag, WindowType};
 use iwarp_rnic::{Bind, SendFlags, SendOp, SendWr};
 use std::ffi::{c_int, c_uint};
 
 /// The STag that it was allocated with. Binds change only the key.
 #[derive(Debug)]
 pub(crate) struct Mw {
-    stag: u32,
+    stag: Stag,
 }
 
 unsafe fn find<'a>(mw: *mut ibv_mw) -> Res<&'a Object<ibv_mw, Mw>> {
@@ -35,8 +35,8 @@ pub(crate) unsafe extern "C" fn alloc_mw(p: *mut ibv_pd, ty: c_uint) -> *mut ibv
         let mw = ibv_mw {
             context: (*p).context,
             pd: p,
-            rkey: stag,
-            handle: stag >> 8,
+            rkey: stag.0,
+            handle: stag.index(),
             r#type: ty,
         };
         Ok(object::create(Kind::Mw, mw, Mw { stag }))
@@ -60,22 +60,18 @@ pub(crate) unsafe extern "C" fn dealloc_mw(m: *mut ibv_mw) -> c_int {
 ///
 /// # Safety
 /// `m` and the region in `info` are living objects, or NULL.
-pub(crate) unsafe fn bind_op(
-    m: *mut ibv_mw,
-    new_stag: u32,
-    info: &ibv_mw_bind_info,
-) -> Res<SendOp> {
+pub(crate) unsafe fn bind_op(m: *mut ibv_mw, rkey: u32, info: &ibv_mw_bind_info) -> Res<SendOp> {
     if m.is_null() || (info.mr.is_null() && info.length != 0) {
         return Err(EINVAL);
     }
     Ok(SendOp::Bind(Bind {
         mw_stag: find(m)?.stag,
-        new_stag,
-        mr_stag: if info.mr.is_null() {
+        new_stag: Stag(rkey),
+        mr_stag: Stag(if info.mr.is_null() {
             0
         } else {
             (*info.mr).lkey
-        },
+        }),
         addr: info.addr,
         len: info.length,
         access: mr::rights(info.mw_access_flags)?,
@@ -93,9 +89,9 @@ pub(crate) unsafe extern "C" fn bind_mw(
         if (*m).r#type != TYPE_1 {
             return Err(EINVAL);
         }
-        let old = (*m).rkey;
-        let new_stag = old & !0xff | old.wrapping_add(1) & 0xff;
-        let op = bind_op(m, new_stag, &bind.bind_info)?;
+        let old = Stag((*m).rkey);
+        let rkey = old.with_key(old.key().wrapping_add(1)).0;
+        let op = bind_op(m, rkey, &bind.bind_info)?;
         let wr = SendWr {
             wr_id: bind.wr_id,
             op,
@@ -104,7 +100,7 @@ pub(crate) unsafe extern "C" fn bind_mw(
             inline: &[],
         };
         post::qp(q).raw.post_send(&[wr]).map_err(|(_, e)| e)?;
-        (*m).rkey = new_stag;
+        (*m).rkey = rkey;
         Ok(())
     })
 }

@@ -9,6 +9,7 @@ use crate::object::{self, Object};
 use crate::qp::QpObject;
 use crate::srq::SrqObject;
 use iwarp_rnic::limits::MAX_SGE;
+use iwarp_rnic::memory::Stag;
 use iwarp_rnic::{Cqe, RecvWr, SendFlags, SendOp, SendWr, Sge, WcFlags, WcOpcode, WcStatus};
 use std::ffi::{c_int, c_uint};
 use std::mem::MaybeUninit;
@@ -76,7 +77,9 @@ unsafe fn op_of(wr: &ibv_send_wr) -> Res<SendOp> {
             let a = wr.wr.atomic;
             fetch_add(a.remote_addr, a.rkey, a.compare_add)
         }
-        WR_LOCAL_INV => SendOp::LocalInvalidate { stag: wr.imm_data },
+        WR_LOCAL_INV => SendOp::LocalInvalidate {
+            stag: Stag(wr.imm_data),
+        },
         WR_BIND_MW => mw::bind_op(wr.bind_mw.mw, wr.bind_mw.rkey, &wr.bind_mw.bind_info)?,
         _ => return Err(UNSUPPORTED),
     })

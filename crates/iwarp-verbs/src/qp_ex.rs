@@ -3,6 +3,7 @@
 use crate::abi::verbs::*;
 use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, code, value};
 use crate::{mw, post};
+use iwarp_rnic::memory::Stag;
 use iwarp_rnic::{SendFlags, SendOp, SendWr, Sge};
 use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
@@ -152,7 +153,7 @@ unsafe extern "C" fn wr_atomic_fetch_add(q: *mut ibv_qp_ex, rkey: u32, addr: u64
 }
 
 unsafe extern "C" fn wr_local_inv(q: *mut ibv_qp_ex, stag: u32) {
-    begin(q, Ok(SendOp::LocalInvalidate { stag }));
+    begin(q, Ok(SendOp::LocalInvalidate { stag: Stag(stag) }));
 }
 
 unsafe extern "C" fn wr_bind_mw(

@@ -123,7 +123,7 @@ pub use config::{Alignment, Config, ReceiverNotReady};
 pub use device::{Device, LIMITS, Limits};
 pub use error::{Error, Result};
 pub use iwarp_rnic::counters::Counters;
-pub use iwarp_rnic::memory::WindowType;
+pub use iwarp_rnic::memory::{Stag, WindowType};
 pub use iwarp_rnic::qp::{Blame, Fault, State};
 pub use iwarp_rnic::{
     Access, Bind, Cqe, FastRegister, RecvWr, SendFlags, SendOp, SendWr, Sge, WcFlags, WcOpcode,

@@ -10,7 +10,7 @@ use iwarp::raw::{AsyncEventKind, CqError};
 use iwarp::{Access, Cqe, Error, RecvWr, SendOp, SendWr, State, WcStatus};
 use iwarp_proto::mpa::startup::FrameKind;
 use iwarp_proto::rdmap::Opcode;
-use iwarp_rnic::memory::WindowType;
+use iwarp_rnic::memory::{Stag, WindowType};
 use iwarp_rnic::{Bind, PostError};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -345,11 +345,11 @@ fn binds_do_not_wait_for_a_busy_receive_side() {
             });
             let mut stag = window;
             for _ in rounds(500) {
-                let new_stag = stag & !0xff | (stag + 1) & 0xff;
+                let new_stag = stag.with_key(stag.key().wrapping_add(1));
                 let bind = Bind {
                     mw_stag: stag,
                     new_stag,
-                    mr_stag: theirs.stag,
+                    mr_stag: Stag(theirs.stag),
                     addr: theirs.addr(),
                     len: 64,
                     access: Access::REMOTE_WRITE,

@@ -4,7 +4,7 @@
 
 use iwarp_proto::crc32c::{self, Crc32cFn};
 use iwarp_proto::mpa::framing::{FpduOptions, MarkerClock, encode_fpdu};
-use iwarp_rnic::memory::{HostRange, MemoryTable, WindowType};
+use iwarp_rnic::memory::{HostRange, MemoryTable, Stag, WindowType};
 use iwarp_rnic::qp::{
     Budget, Direction, Env, Host, QpConfig, QueuePair, ReceiverNotReady, Rtr, Run, RxBuffer,
     RxInterest, RxPlan, RxStatus, State, StreamConfig, StreamTimes, StreamWish, TxFill, TxPlan,
@@ -220,12 +220,12 @@ impl Engine {
             | Access::REMOTE_ATOMIC;
         let range = self.range(writable);
         let stag = self.table.register(range, 0x1000, PD, all, 0x1000_0101);
-        assert_eq!(stag, Ok(0x1000_0101));
+        assert_eq!(stag, Ok(Stag(0x1000_0101)));
         let range = self.range((12288, 4096));
         let stag = self
             .table
             .register(range, 0x2000, PD, Access::REMOTE_READ, 0x1000_0202);
-        assert_eq!(stag, Ok(0x1000_0202));
+        assert_eq!(stag, Ok(Stag(0x1000_0202)));
         let range = self.range(local);
         let lkey = self
             .table
@@ -233,7 +233,7 @@ impl Engine {
         self.sink = Sge {
             addr: 0,
             len: 9000,
-            lkey: lkey.expect("room"),
+            lkey: lkey.expect("room").0,
         };
         // A memory window of type 2 on a part of a region.
         let range = self.range((window.0 - 64, 192));
@@ -295,14 +295,19 @@ impl Engine {
                 }],
             ),
             5 => post(SendOp::SendImm(1), &sges),
-            6 => post(SendOp::LocalInvalidate { stag: 0x1000_0505 }, &[]),
+            6 => post(
+                SendOp::LocalInvalidate {
+                    stag: Stag(0x1000_0505),
+                },
+                &[],
+            ),
             7 => post(SendOp::Read { remote_addr, rkey }, &[]),
             8 => self.qp.close(&mut self.host),
             9 => self.time_passes(),
             10 => drop(self.qp.modify(State::Sqd, &mut self.host)),
             11 => drop(self.qp.modify(State::Rts, &mut self.host)),
             12 => self.qp.set_emss(536),
-            13 => drop(self.table.deregister(0x1000_0202)),
+            13 => drop(self.table.deregister(Stag(0x1000_0202))),
             15 => self.qp.sender_closed(),
             14 => self.qp.rx_eof(&mut self.buffer, &mut self.host),
             _ => {}

@@ -6,7 +6,7 @@
 use core::ffi::c_int;
 
 use iwarp_rnic::Access;
-use iwarp_rnic::memory::{MemoryTable, Pages, Room, RoomSize};
+use iwarp_rnic::memory::{MemoryTable, Pages, Room, RoomSize, Stag};
 
 use crate::error::{ENOMEM, code};
 use crate::runtime::{place, remove};
@@ -117,7 +117,7 @@ pub unsafe extern "C" fn rk_register(
         return 0;
     };
     let stag = device.table.register(range, addr, pd, access, random);
-    stag.unwrap_or(0)
+    stag.map_or(0, |stag| stag.0)
 }
 
 /// Registers `len` octets from octet `first` of the first page on. Their tagged offsets start at `iova`. Returns the STag, or 0 if
@@ -145,7 +145,7 @@ pub unsafe extern "C" fn rk_register_pages(
         return 0;
     };
     let stag = device.table.register(pages, iova, pd, access, random);
-    stag.unwrap_or(0)
+    stag.map_or(0, |stag| stag.0)
 }
 
 /// Reserves an STag for fast registrations of pages of `list`, which has room for `most_pages`. Returns 0 if that is refused.
@@ -165,7 +165,8 @@ pub unsafe extern "C" fn rk_allocate_fast(
     let Some(pages) = (unsafe { Pages::listed(list, most_pages) }) else {
         return 0;
     };
-    device.table.allocate_fast(pages, pd, random).unwrap_or(0)
+    let stag = device.table.allocate_fast(pages, pd, random);
+    stag.map_or(0, |stag| stag.0)
 }
 
 /// Returns `true` if memory for which a queue pair waits has become free of users since the last call.
@@ -179,5 +180,5 @@ pub extern "C" fn rk_take_unused(device: &Device) -> bool {
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_deregister(device: &mut Device, stag: u32) -> c_int {
-    code(device.table.deregister(stag))
+    code(device.table.deregister(Stag(stag)))
 }

@@ -11,7 +11,7 @@ use core::ptr::null_mut;
 use core::slice;
 use core::time::Duration;
 
-use iwarp_rnic::memory::ListedPages;
+use iwarp_rnic::memory::{ListedPages, Stag};
 use iwarp_rnic::qp::{
     CreateError, Env, QpConfig, QueuePair, ReceiverNotReady, Run, RxBuffer, RxInterest, RxPlan,
     RxSizes, RxStatus, State, StreamConfig, StreamTimes, StreamWish, TxFill, TxPlan,
@@ -141,7 +141,7 @@ impl Send {
     /// The region's list has so many pages of this size, and they stay for the registration.
     unsafe fn fast_register(&self, access: Access) -> FastRegister {
         FastRegister {
-            new_stag: self.rkey,
+            new_stag: Stag(self.rkey),
             offset: u64::from(self.first),
             len: self.len,
             iova: self.remote_addr,
@@ -388,7 +388,7 @@ pub unsafe extern "C" fn rk_post_send(qp: &mut Qp, send: &Send) -> c_int {
         1 => SendOp::SendInv(rkey),
         2 => SendOp::Write { remote_addr, rkey },
         3 => SendOp::Read { remote_addr, rkey },
-        4 => SendOp::LocalInvalidate { stag: rkey },
+        4 => SendOp::LocalInvalidate { stag: Stag(rkey) },
         // SAFETY: the caller promises it.
         5 => SendOp::FastRegister(unsafe { send.fast_register(access) }),
         _ => return EINVAL,

@@ -389,7 +389,7 @@ impl Iterator for Scrambled {
 fn mr_look_up() {
     let arena = Arena::new(4096);
     let mut table = MemoryTable::new();
-    let stags: Vec<u32> = Scrambled(1)
+    let stags: Vec<Stag> = Scrambled(1)
         .take(1000)
         .map(|random| {
             table

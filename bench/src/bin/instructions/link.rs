@@ -83,7 +83,7 @@ impl End {
             memory,
             host: Completions(CompletionQueue::new(4 * DEPTH).expect("a queue")),
             arena,
-            stag,
+            stag: stag.0,
             tx: TxPlan::new().expect("a plan"),
             rx: RxPlan::new(64),
             buffer: RxBuffer::new().expect("a buffer"),

@@ -7,10 +7,11 @@ use super::table::MemoryTable;
 use super::window::WindowType;
 use crate::Access;
 use core::sync::atomic::Ordering;
+use iwarp_proto::ddp::Stag;
 
 impl<M: Memory> MemoryTable<M> {
     /// Looks up an entry by index, valid or not.
-    pub fn info(&self, stag: u32) -> Option<RegionInfo> {
+    pub fn info(&self, stag: Stag) -> Option<RegionInfo> {
         let e = self.entry(stag)?;
         // A user sees the fields of one fast registration, and not those of the next.
         let stag = e.state.stag();
@@ -35,7 +36,7 @@ impl<M: Memory> MemoryTable<M> {
     #[inline(always)]
     pub fn access<R>(
         &self,
-        (stag, to, len): (u32, u64, u32),
+        (stag, to, len): (Stag, u64, u32),
         need: Access,
         who: Accessor,
         f: impl FnOnce(Span<'_, M>) -> R,
@@ -51,7 +52,7 @@ impl<M: Memory> MemoryTable<M> {
     #[inline]
     pub fn permits(
         &self,
-        (stag, to, len): (u32, u64, u32),
+        (stag, to, len): (Stag, u64, u32),
         need: Access,
         who: Accessor,
     ) -> Result<(), AccessError> {
@@ -62,7 +63,7 @@ impl<M: Memory> MemoryTable<M> {
     #[inline]
     pub fn check(
         &self,
-        stag: u32,
+        stag: Stag,
         to: u64,
         len: u32,
         need: Access,
@@ -80,7 +81,7 @@ impl<M: Memory> MemoryTable<M> {
     #[inline]
     pub(crate) fn check_ordinary(
         &self,
-        range: (u32, u64, u32),
+        range: (Stag, u64, u32),
         need: Access,
         who: Accessor,
     ) -> Option<Span<'_, M>> {
@@ -91,7 +92,7 @@ impl<M: Memory> MemoryTable<M> {
     #[inline(always)]
     fn check_uncounted(
         &self,
-        (stag, to, len): (u32, u64, u32),
+        (stag, to, len): (Stag, u64, u32),
         need: Access,
         who: Accessor,
     ) -> Result<Span<'_, M>, Miss> {
@@ -130,7 +131,7 @@ impl<M: Memory> MemoryTable<M> {
     #[inline(never)]
     fn check_counted(
         &self,
-        stag: u32,
+        stag: Stag,
         to: u64,
         len: u32,
         need: Access,
@@ -218,7 +219,7 @@ impl<M: Memory> MemoryTable<M> {
     fn enter_counted<'t>(
         &'t self,
         entry: &'t Entry<M>,
-        stag: u32,
+        stag: Stag,
         need: Access,
         who: Accessor,
     ) -> Result<(&'t M, Hold<'t, M>), AccessError> {
@@ -263,7 +264,7 @@ impl<M: Memory> MemoryTable<M> {
     }
 
     /// Counts one more user of an entry, and of the region behind a window. Returns `false` if it is not valid with this STag.
-    fn enter(&self, entry: &Entry<M>, stag: u32) -> bool {
+    fn enter(&self, entry: &Entry<M>, stag: Stag) -> bool {
         let Kind::Window { parent, .. } = &entry.kind else {
             return entry.state.enter(stag);
         };
@@ -285,7 +286,7 @@ impl<M: Memory> MemoryTable<M> {
     /// called with the STag. An access of zero length has no user.
     pub(super) fn check_and_use(
         &self,
-        (stag, to, len): (u32, u64, u32),
+        (stag, to, len): (Stag, u64, u32),
         need: Access,
         who: Accessor,
     ) -> Result<Span<'_, M>, AccessError> {
@@ -313,7 +314,7 @@ impl<M: Memory> MemoryTable<M> {
     /// The same for a caller that is a user already.
     pub(super) fn check_as_user(
         &self,
-        (stag, to, len): (u32, u64, u32),
+        (stag, to, len): (Stag, u64, u32),
         need: Access,
         who: Accessor,
     ) -> Result<Span<'_, M>, AccessError> {
@@ -321,7 +322,7 @@ impl<M: Memory> MemoryTable<M> {
     }
 
     /// Ends an access of a plan.
-    pub(super) fn release(&self, stag: u32) {
+    pub(super) fn release(&self, stag: Stag) {
         let Some(entry) = self.entry(stag) else {
             return;
         };
@@ -354,7 +355,7 @@ impl<M: Memory> MemoryTable<M> {
 
     /// Returns `true` if nobody uses the memory of an STag that was valid. If somebody does, [`take_unused`](Self::take_unused) will tell
     /// when that ends.
-    pub(crate) fn is_unused(&self, stag: u32) -> bool {
+    pub(crate) fn is_unused(&self, stag: Stag) -> bool {
         self.entry(stag)
             .is_none_or(|entry| entry.state.is_unused_or_wanted())
     }
@@ -366,7 +367,7 @@ impl<M: Memory> MemoryTable<M> {
     ///
     /// Returns `true` if that is complete. If not, somebody uses the memory: a queue pair places octets there, or a plan that names it is
     /// being written. No access begins any more, and [`take_unused`](Self::take_unused) tells when the last has ended.
-    pub fn invalidate(&self, stag: u32, who: Accessor, remote: bool) -> Result<bool, AccessError> {
+    pub fn invalidate(&self, stag: Stag, who: Accessor, remote: bool) -> Result<bool, AccessError> {
         let entry = self.entry(stag).ok_or(AccessError::InvalidStag)?;
         // As a user, so that the rights that are looked at are those of the registration that is ended.
         if !entry.state.enter(stag) {
@@ -458,7 +459,7 @@ impl<'t, M: Memory> Held<'t, M> {
 #[derive(Debug)]
 struct Hold<'t, M: Memory> {
     table: &'t MemoryTable<M>,
-    stag: u32,
+    stag: Stag,
 }
 
 impl<M: Memory> Drop for Hold<'_, M> {

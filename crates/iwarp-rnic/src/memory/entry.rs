@@ -5,6 +5,7 @@ use super::window::WindowType;
 use super::{Memory, MemoryError};
 use crate::Access;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use iwarp_proto::ddp::Stag;
 
 /// The kind of an entry.
 #[derive(Debug)]
@@ -23,7 +24,7 @@ pub(super) enum Kind<M> {
     Window {
         ty: WindowType,
         /// The region that it is bound to.
-        parent: Option<u32>,
+        parent: Option<Stag>,
         /// The queue pair that it serves. A type 2 window serves one once it is bound.
         qp: Option<u32>,
     },
@@ -87,7 +88,7 @@ impl<M> Entry<M> {
     #[inline]
     pub(super) fn be_region(
         &mut self,
-        stag: u32,
+        stag: Stag,
         pd: u32,
         (memory, iova): (M, u64),
         access: Access,
@@ -100,7 +101,7 @@ impl<M> Entry<M> {
     }
 
     /// Makes it a fast-registration region or a window, which is not valid yet.
-    pub(super) fn be_invalid(&mut self, stag: u32, pd: u32, kind: Kind<M>) {
+    pub(super) fn be_invalid(&mut self, stag: Stag, pd: u32, kind: Kind<M>) {
         self.kind = kind;
         self.pd = pd;
         self.set_reach(Reach::NOTHING);
@@ -186,7 +187,7 @@ impl<M> Entry<M> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RegionInfo {
     /// Its STag now.
-    pub stag: u32,
+    pub stag: Stag,
     /// Protection domain.
     pub pd: u32,
     /// Rights.

@@ -38,6 +38,7 @@ mod window;
 pub use access::{Accessor, Held};
 pub use entry::RegionInfo;
 pub use host::HostRange;
+pub use iwarp_proto::ddp::Stag;
 pub use pages::{ListedPages, PagePlace, Pages};
 pub use slots::{Room, RoomSize};
 pub use span::{Fragment, Fragments, Memory, Span, Word};

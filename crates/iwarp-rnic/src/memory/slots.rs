@@ -15,14 +15,12 @@ use iwarp_proto::ddp::Stag;
 const PARTS: usize = 16;
 /// Slots of part 1.
 const FIRST: usize = 128;
-/// Where the number of the part begins in an STag.
-const PART: u32 = 28;
-/// Where the index begins in an STag, behind the key.
-const INDEX: u32 = 8;
+/// Where the number of the part begins in an index.
+const PART: u32 = 20;
 /// Bits of an STag that are drawn at random: all except the number of the part.
-const RANDOM: u32 = (1 << PART) - 1;
+const RANDOM: Stag = Stag::new((1 << PART) - 1, u8::MAX);
 
-const _: () = assert!(size_of_part(PARTS - 1) << INDEX == (1 << PART));
+const _: () = assert!(size_of_part(PARTS - 1) == 1 << PART);
 const _: () = assert!(size_of_part(PARTS - 1) == MAX_MR as usize);
 
 /// Returns how many slots a part has: as many as all parts before it together.
@@ -92,10 +90,10 @@ impl<M> Part<M> {
         next(slot).or_else(|| next(0))
     }
 
-    /// Returns where an STag is to be found. Sizes are powers of two.
+    /// Returns where an index is to be found. Sizes are powers of two.
     #[inline]
-    const fn slot_of(&self, stag: u32) -> usize {
-        (stag >> INDEX) as usize & self.slots.len().wrapping_sub(1)
+    const fn slot_of(&self, index: u32) -> usize {
+        index as usize & self.slots.len().wrapping_sub(1)
     }
 }
 
@@ -124,21 +122,21 @@ impl<M> Slots<M> {
 
     /// Returns the slot at which an STag is, if it is in the table.
     #[inline]
-    pub(super) fn at(&self, stag: u32) -> Option<&Entry<M>> {
-        let part = self.parts.get((stag >> PART) as usize)?;
-        part.slots.get(part.slot_of(stag))
+    pub(super) fn at(&self, stag: Stag) -> Option<&Entry<M>> {
+        let part = self.parts.get((stag.index() >> PART) as usize)?;
+        part.slots.get(part.slot_of(stag.index()))
     }
 
     /// Returns the entry with the index of an STag, valid or not, with whatever key.
     #[inline]
-    pub(super) fn entry(&self, stag: u32) -> Option<&Entry<M>> {
+    pub(super) fn entry(&self, stag: Stag) -> Option<&Entry<M>> {
         self.at(stag).filter(|entry| is_entry(entry, stag))
     }
 
     #[inline]
-    pub(super) fn entry_mut(&mut self, stag: u32) -> Option<&mut Entry<M>> {
-        let part = self.parts.get_mut((stag >> PART) as usize)?;
-        let slot = part.slot_of(stag);
+    pub(super) fn entry_mut(&mut self, stag: Stag) -> Option<&mut Entry<M>> {
+        let part = self.parts.get_mut((stag.index() >> PART) as usize)?;
+        let slot = part.slot_of(stag.index());
         let entry = part.slots.get_mut(slot)?;
         is_entry(entry, stag).then_some(entry)
     }
@@ -196,19 +194,20 @@ impl<M> Slots<M> {
     pub(super) fn take(
         &mut self,
         random: u32,
-        fill: impl FnOnce(&mut Entry<M>, u32),
-    ) -> Result<u32, MemoryError> {
+        fill: impl FnOnce(&mut Entry<M>, Stag),
+    ) -> Result<Stag, MemoryError> {
         if !self.parts.get(self.open).is_some_and(Part::has_room) {
             self.open()?;
         }
         let part = self.parts.get_mut(self.open);
         let part = part.ok_or(MemoryError::TableFull)?;
-        let stag = (self.open as u32) << PART | random & RANDOM;
-        let wanted = part.slot_of(stag);
+        let of_part = Stag::new((self.open as u32) << PART, 0);
+        let stag = Stag(of_part.0 | random & RANDOM.0);
+        let wanted = part.slot_of(stag.index());
         let slot = part.free_slot(wanted).ok_or(MemoryError::TableFull)?;
         let entry = part.slots.get_mut(slot).ok_or(MemoryError::TableFull)?;
         // The bits above those of the slot stay random.
-        let stag = stag ^ ((wanted ^ slot) as u32) << INDEX;
+        let stag = Stag(stag.0 ^ Stag::new((wanted ^ slot) as u32, 0).0);
         fill(entry, stag);
         part.used = part.used.wrapping_add(1);
         Ok(stag)
@@ -218,12 +217,12 @@ impl<M> Slots<M> {
     #[inline]
     pub(super) fn free<R>(
         &mut self,
-        stag: u32,
+        stag: Stag,
         clear: impl FnOnce(&mut Entry<M>) -> Result<R, MemoryError>,
     ) -> Result<R, MemoryError> {
-        let part = self.parts.get_mut((stag >> PART) as usize);
+        let part = self.parts.get_mut((stag.index() >> PART) as usize);
         let part = part.ok_or(MemoryError::NoSuchStag)?;
-        let slot = part.slot_of(stag);
+        let slot = part.slot_of(stag.index());
         let entry = part.slots.get_mut(slot);
         let entry = entry.filter(|entry| is_entry(entry, stag));
         let cleared = clear(entry.ok_or(MemoryError::NoSuchStag)?)?;
@@ -234,8 +233,8 @@ impl<M> Slots<M> {
 
 /// Returns `true` if the slot has the index of the STag. Free slots have index zero, which does not lead to any slot.
 #[inline]
-fn is_entry<M>(entry: &Entry<M>, stag: u32) -> bool {
-    Stag(entry.state.stag()).index() == Stag(stag).index()
+fn is_entry<M>(entry: &Entry<M>, stag: Stag) -> bool {
+    entry.state.stag().index() == stag.index()
 }
 
 #[cfg(test)]
@@ -246,7 +245,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::vec::Vec;
 
-    fn register(table: &mut MemoryTable, random: u32) -> Result<u32, MemoryError> {
+    fn register(table: &mut MemoryTable, random: u32) -> Result<Stag, MemoryError> {
         table.register(HostRange::default(), 0, 1, Access::empty(), random)
     }
 
@@ -264,7 +263,7 @@ mod tests {
         for random in scrambled(1).take(5_000) {
             sizes.extend(table.lacks_room().map(|size| size_of_part(size.part)));
             let stag = register(&mut table, random).unwrap();
-            assert_eq!(stag & 0xff, random & 0xff, "the consumer's key");
+            assert_eq!(stag.key(), Stag(random).key(), "the consumer's key");
             places.push((stag, core::ptr::from_ref(table.entry(stag).unwrap())));
         }
         assert_eq!(sizes, [128, 128, 256, 512, 1024, 2048, 4096, 8192]);
@@ -315,7 +314,7 @@ mod tests {
             let random = randoms.next().unwrap();
             if stags.len() < 900 && grows {
                 let stag = register(&mut table, random).unwrap();
-                assert!(stag >> INDEX != 0 && stags.insert(stag, round).is_none());
+                assert!(stag.index() != 0 && stags.insert(stag, round).is_none());
             } else {
                 let nth = random as usize % stags.len();
                 let stag = *stags.keys().nth(nth).unwrap();
@@ -335,16 +334,18 @@ mod tests {
     fn a_slot_leads_to_no_other_stag() {
         let mut table = MemoryTable::new();
         let stag = register(&mut table, 0x0765_4321).unwrap();
-        assert_eq!(stag, 0x1765_4321);
+        assert_eq!(stag, Stag(0x1765_4321));
         assert!(table.info(stag).is_some());
         // Other bits of the index, other parts, and none.
-        for wrong in [stag ^ 1 << 27, stag ^ 1 << 28, stag ^ 1 << 31, 0, 0xff] {
+        let other = |bit: u32| stag.0 ^ 1 << bit;
+        for wrong in [other(27), other(28), other(31), 0, 0xff] {
+            let wrong = Stag(wrong);
             assert_eq!(table.info(wrong), None);
             assert!(table.deregister(wrong).is_err());
         }
         // The next one that wants its slot gets the next slot, with random bits of its own.
         let next = register(&mut table, 0x0000_4300).unwrap();
-        assert_eq!(next, 0x1000_4400);
+        assert_eq!(next, Stag(0x1000_4400));
     }
 
     #[test]

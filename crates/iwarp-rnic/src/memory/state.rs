@@ -14,6 +14,7 @@
 
 use super::MemoryError;
 use core::sync::atomic::{AtomicU64, Ordering};
+use iwarp_proto::ddp::Stag;
 
 /// Bits that count users.
 const USERS: u64 = (1 << 29) - 1;
@@ -32,23 +33,23 @@ pub(super) struct State(AtomicU64);
 impl State {
     /// Makes the state of a free entry: no STag, no users.
     pub(super) const fn free() -> Self {
-        Self::new(false, 0)
+        Self::new(false, Stag(0))
     }
 
     /// Makes the state of an entry without users.
-    pub(super) const fn new(valid: bool, stag: u32) -> Self {
+    pub(super) const fn new(valid: bool, stag: Stag) -> Self {
         Self(AtomicU64::new(word(valid, stag)))
     }
 
     /// Changes STag and validity while nobody else has the table.
-    pub(super) fn set(&mut self, valid: bool, stag: u32) {
+    pub(super) fn set(&mut self, valid: bool, stag: Stag) {
         let old = self.0.get_mut();
         *old = word(valid, stag) | *old & USERS;
     }
 
     #[inline]
-    pub(super) fn stag(&self) -> u32 {
-        (self.0.load(Ordering::Relaxed) >> STAG) as u32
+    pub(super) fn stag(&self) -> Stag {
+        Stag((self.0.load(Ordering::Relaxed) >> STAG) as u32)
     }
 
     #[inline]
@@ -58,7 +59,7 @@ impl State {
 
     /// Returns `true` if the entry is valid with this STag.
     #[inline]
-    pub(super) fn is(&self, stag: u32) -> bool {
+    pub(super) fn is(&self, stag: Stag) -> bool {
         matches(self.0.load(Ordering::Acquire), stag)
     }
 
@@ -80,7 +81,7 @@ impl State {
     }
 
     /// Counts one more user. Returns `false` if the entry is not valid with this STag.
-    pub(super) fn enter(&self, stag: u32) -> bool {
+    pub(super) fn enter(&self, stag: Stag) -> bool {
         let more = |word: u64| {
             (matches(word, stag) && word & USERS != USERS).then_some(word.wrapping_add(1))
         };
@@ -101,7 +102,7 @@ impl State {
 
     /// Ends the validity. Returns `None` if the entry is not valid with this STag, and otherwise whether it is complete: if not, there
     /// are users, and the last one will tell.
-    pub(super) fn invalidate(&self, stag: u32) -> Option<bool> {
+    pub(super) fn invalidate(&self, stag: Stag) -> Option<bool> {
         let end = |word: u64| {
             let mark = if word & USERS == 0 { 0 } else { WANTED };
             matches(word, stag).then_some(word & !VALID | mark)
@@ -129,7 +130,7 @@ impl State {
     }
 
     /// Ends a registration: the entry is valid.
-    pub(super) fn finish(&self, stag: u32) {
+    pub(super) fn finish(&self, stag: Stag) {
         self.0.store(word(true, stag), Ordering::Release);
     }
 
@@ -140,14 +141,14 @@ impl State {
 }
 
 /// Makes the word of an entry without users.
-const fn word(valid: bool, stag: u32) -> u64 {
+const fn word(valid: bool, stag: Stag) -> u64 {
     let valid = if valid { VALID } else { 0 };
-    (stag as u64) << STAG | valid
+    (stag.0 as u64) << STAG | valid
 }
 
 /// Returns `true` if it is the word of an entry that is valid with this STag.
 #[inline]
-const fn matches(word: u64, stag: u32) -> bool {
+const fn matches(word: u64, stag: Stag) -> bool {
     word & !(VALID - 1) == self::word(true, stag)
 }
 
@@ -157,13 +158,13 @@ mod tests {
 
     #[test]
     fn an_invalidation_waits_for_users() {
-        let state = State::new(true, 7);
-        assert!(!state.enter(8));
-        assert!(state.enter(7) && state.enter(7));
-        assert_eq!(state.invalidate(8), None);
-        assert_eq!(state.invalidate(7), Some(false));
-        assert_eq!(state.invalidate(7), None);
-        assert!(!state.enter(7) && !state.is(7));
+        let state = State::new(true, Stag(7));
+        assert!(!state.enter(Stag(8)));
+        assert!(state.enter(Stag(7)) && state.enter(Stag(7)));
+        assert_eq!(state.invalidate(Stag(8)), None);
+        assert_eq!(state.invalidate(Stag(7)), Some(false));
+        assert_eq!(state.invalidate(Stag(7)), None);
+        assert!(!state.enter(Stag(7)) && !state.is(Stag(7)));
         assert_eq!(state.begin(), Err(MemoryError::InUse));
         assert!(!state.leave());
         assert!(!state.is_unused_or_wanted());
@@ -171,16 +172,16 @@ mod tests {
         assert!(state.is_unused_or_wanted());
         assert_eq!(state.begin(), Ok(()));
         assert_eq!(state.begin(), Err(MemoryError::StillValid));
-        assert!(!state.enter(7));
+        assert!(!state.enter(Stag(7)));
         state.cancel();
         assert_eq!(state.begin(), Ok(()));
-        state.finish(9);
-        assert!(state.is(9) && !state.is(7));
+        state.finish(Stag(9));
+        assert!(state.is(Stag(9)) && !state.is(Stag(7)));
         assert_eq!(state.begin(), Err(MemoryError::StillValid));
-        assert_eq!(state.invalidate(9), Some(true));
+        assert_eq!(state.invalidate(Stag(9)), Some(true));
         // Nobody waits any more, so nobody is told.
-        state.finish(9);
-        assert!(state.enter(9));
+        state.finish(Stag(9));
+        assert!(state.enter(Stag(9)));
         assert!(!state.leave());
     }
 }

@@ -4,6 +4,7 @@
 
 use super::{Accessor, HostRange, MemoryTable};
 use crate::{Access, FastRegister};
+use iwarp_proto::ddp::Stag;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::vec::Vec;
 use std::{thread, vec};
@@ -15,13 +16,13 @@ const WAYS: u64 = 5;
 const STRIDE: u64 = 4096;
 
 /// One of the registrations. Any mixture of two is refused, or names other octets.
-fn way(stag: u32, i: u64) -> FastRegister {
+fn way(stag: Stag, i: u64) -> FastRegister {
     let rights = [
         Access::LOCAL_WRITE,
         Access::LOCAL_WRITE | Access::REMOTE_WRITE,
     ];
     FastRegister {
-        new_stag: stag & !0xff | i as u32,
+        new_stag: stag.with_key(i as u8),
         offset: i * STRIDE,
         len: 64 + i * 8,
         iova: (1 << 40) * (i + 1),
@@ -67,7 +68,7 @@ fn no_access_sees_a_mixture_or_outlives_an_invalidation() {
                         assert!(table.check(key, wr.iova, len, write, WHO).is_err());
                     }
                     if let Some(info) = table.info(stag).filter(|info| info.valid) {
-                        let now = way(stag, u64::from(info.stag & 0xff));
+                        let now = way(stag, u64::from(info.stag.key()));
                         assert_eq!(
                             (info.iova, info.len, info.access),
                             (now.iova, now.len, now.access)

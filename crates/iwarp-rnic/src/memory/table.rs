@@ -79,17 +79,17 @@ impl<M: Memory> MemoryTable<M> {
     }
 
     #[inline]
-    pub(super) fn at(&self, stag: u32) -> Option<&Entry<M>> {
+    pub(super) fn at(&self, stag: Stag) -> Option<&Entry<M>> {
         self.slots.at(stag)
     }
 
     #[inline]
-    pub(super) fn entry(&self, stag: u32) -> Option<&Entry<M>> {
+    pub(super) fn entry(&self, stag: Stag) -> Option<&Entry<M>> {
         self.slots.entry(stag)
     }
 
     #[inline]
-    pub(super) fn entry_mut(&mut self, stag: u32) -> Option<&mut Entry<M>> {
+    pub(super) fn entry_mut(&mut self, stag: Stag) -> Option<&mut Entry<M>> {
         self.slots.entry_mut(stag)
     }
 
@@ -99,7 +99,7 @@ impl<M: Memory> MemoryTable<M> {
         kind: Kind<M>,
         pd: u32,
         random: u32,
-    ) -> Result<u32, MemoryError> {
+    ) -> Result<Stag, MemoryError> {
         self.slots
             .take(random, |entry, stag| entry.be_invalid(stag, pd, kind))
     }
@@ -126,7 +126,7 @@ impl<M: Memory> MemoryTable<M> {
         pd: u32,
         access: Access,
         random: u32,
-    ) -> Result<u32, MemoryError> {
+    ) -> Result<Stag, MemoryError> {
         Self::check_access(access)?;
         let base = if access.contains(Access::ZERO_BASED) {
             0
@@ -142,7 +142,7 @@ impl<M: Memory> MemoryTable<M> {
 
     /// Reserves memory for fast registration: it has an STag but no range or rights before
     /// [`fast_register`](Self::fast_register). The memory may be without pages until then ([`Pages::listed`](super::Pages::listed)).
-    pub fn allocate_fast(&mut self, memory: M, pd: u32, random: u32) -> Result<u32, MemoryError> {
+    pub fn allocate_fast(&mut self, memory: M, pd: u32, random: u32) -> Result<Stag, MemoryError> {
         self.insert(Kind::Fast(memory), pd, random)
     }
 
@@ -209,11 +209,11 @@ impl<M: Memory> MemoryTable<M> {
     /// stays valid, because programs tell a peer the key first and change rights later.
     pub fn reregister(
         &mut self,
-        stag: u32,
+        stag: Stag,
         memory: Option<(M, u64)>,
         pd: Option<u32>,
         access: Option<Access>,
-    ) -> Result<(u32, Option<M>), MemoryError> {
+    ) -> Result<(Stag, Option<M>), MemoryError> {
         let entry = self.entry_mut(stag).ok_or(MemoryError::NoSuchStag)?;
         if entry.state.stag() != stag {
             return Err(MemoryError::NoSuchStag);
@@ -241,9 +241,8 @@ impl<M: Memory> MemoryTable<M> {
         entry.pd = pd.unwrap_or(entry.pd);
         entry.set_base(access, base);
         if old.is_some() {
-            let stag = Stag(stag);
             let new = stag.with_key(stag.key().wrapping_add(1));
-            entry.state.set(true, new.0);
+            entry.state.set(true, new);
         }
         Ok((entry.state.stag(), old))
     }
@@ -258,7 +257,7 @@ impl<M: Memory> MemoryTable<M> {
     //# STag.
     /// Removes a region and gives its memory back. Fails with `Busy` while windows are bound to it, and with `InUse` while a plan
     /// that names it is being written or filled.
-    pub fn deregister(&mut self, stag: u32) -> Result<M, MemoryError> {
+    pub fn deregister(&mut self, stag: Stag) -> Result<M, MemoryError> {
         self.slots.free(stag, |entry| {
             if entry.windows.load(Ordering::Relaxed) > 0 {
                 return Err(MemoryError::Busy);
@@ -269,7 +268,7 @@ impl<M: Memory> MemoryTable<M> {
     }
 
     /// Removes a window.
-    pub(super) fn remove_window(&mut self, stag: u32) -> Result<(), MemoryError> {
+    pub(super) fn remove_window(&mut self, stag: Stag) -> Result<(), MemoryError> {
         self.slots.free(stag, |entry| {
             entry.clear();
             Ok(())

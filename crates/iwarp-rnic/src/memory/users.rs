@@ -5,6 +5,7 @@ use super::access::Accessor;
 use super::span::{Memory, Span};
 use super::table::MemoryTable;
 use crate::Access;
+use iwarp_proto::ddp::Stag;
 
 /// STags of which a plan is a user, in storage of fixed size.
 #[derive(Debug)]
@@ -13,7 +14,7 @@ pub(crate) struct Users<S> {
     len: usize,
 }
 
-impl<S: AsRef<[u32]> + AsMut<[u32]>> Users<S> {
+impl<S: AsRef<[Stag]> + AsMut<[Stag]>> Users<S> {
     /// Makes an empty list; `stags` is its storage.
     pub(crate) const fn new(stags: S) -> Self {
         Self { stags, len: 0 }
@@ -28,7 +29,7 @@ impl<S: AsRef<[u32]> + AsMut<[u32]>> Users<S> {
     pub(crate) fn check<'t, M: Memory>(
         &mut self,
         memory: &'t MemoryTable<M>,
-        (stag, to, len): (u32, u64, u32),
+        (stag, to, len): (Stag, u64, u32),
         need: Access,
         who: Accessor,
     ) -> Result<Option<Span<'t, M>>, AccessError> {

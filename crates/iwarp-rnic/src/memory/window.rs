@@ -24,7 +24,7 @@ impl<M: Memory> MemoryTable<M> {
         ty: WindowType,
         pd: u32,
         random: u32,
-    ) -> Result<u32, MemoryError> {
+    ) -> Result<Stag, MemoryError> {
         let kind = Kind::Window {
             ty,
             parent: None,
@@ -34,7 +34,7 @@ impl<M: Memory> MemoryTable<M> {
     }
 
     /// Removes a window, bound or not.
-    pub fn deallocate_window(&mut self, stag: u32) -> Result<(), MemoryError> {
+    pub fn deallocate_window(&mut self, stag: Stag) -> Result<(), MemoryError> {
         let window = self.entry(stag).ok_or(MemoryError::NoSuchStag)?;
         if !matches!(window.kind, Kind::Window { .. }) {
             return Err(MemoryError::NoSuchStag);
@@ -67,7 +67,7 @@ impl<M: Memory> MemoryTable<M> {
             return Err(MemoryError::WrongProtectionDomain);
         }
         // The key in `mw_stag` may be that of a bind that was flushed.
-        if Stag(window.state.stag()).index() != Stag(wr.new_stag).index() {
+        if window.state.stag().index() != wr.new_stag.index() {
             return Err(MemoryError::NoSuchStag);
         }
         if ty == WindowType::Type2 && window.state.is_valid() {
@@ -109,7 +109,7 @@ impl<M: Memory> MemoryTable<M> {
     }
 
     /// Checks the region of a bind; returns its STag and where the window starts in its memory.
-    fn bind_target(&self, wr: &Bind, who: Accessor) -> Result<(u32, u64), MemoryError> {
+    fn bind_target(&self, wr: &Bind, who: Accessor) -> Result<(Stag, u64), MemoryError> {
         let region = self.entry(wr.mr_stag).ok_or(MemoryError::NoSuchStag)?;
         if matches!(region.kind, Kind::Window { .. }) || !region.state.is(wr.mr_stag) {
             return Err(MemoryError::NoSuchStag);

@@ -105,12 +105,12 @@ impl QueuePair {
     #[inline(never)]
     pub(super) fn emit_probe(&mut self, plan: &mut TxPlan, w: &Wire<'_, impl Memory>) {
         let sink_stag = self.next_sink();
-        let msn = self.emit_empty_read(Stag(sink_stag), plan, w);
+        let msn = self.emit_empty_read(sink_stag, plan, w);
         self.probed(sink_stag, msn);
     }
 
     /// The probe with this message sequence number was put into the plan.
-    fn probed(&mut self, sink_stag: u32, msn: u32) {
+    fn probed(&mut self, sink_stag: Stag, msn: u32) {
         let Some(seq) = self.sq.last_started() else {
             return;
         };

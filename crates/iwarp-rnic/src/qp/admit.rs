@@ -54,12 +54,12 @@ impl QueuePair {
             Header::Tagged(h) => {
                 self.admit_write(payload)?;
                 // Whole segments are refused, before anything is placed.
-                let range = (h.stag.0, h.to, payload);
+                let range = (h.stag, h.to, payload);
                 env.memory
                     .permits(range, Access::REMOTE_WRITE, self.accessor())
                     .map_err(Refusal::Memory)?;
                 Ok(Some(Target::Tagged {
-                    stag: h.stag.0,
+                    stag: h.stag,
                     to: h.to,
                 }))
             }
@@ -109,7 +109,7 @@ impl QueuePair {
             return fault(TerminateCode::RDMAP_UNEXPECTED_OPCODE);
         };
         // Some peers return STag 0 for a zero-length Read.
-        if awaited.sink_stag != h.stag.0 && awaited.len != 0 {
+        if awaited.sink_stag != h.stag && awaited.len != 0 {
             return fault(TerminateCode::DDP_TAGGED_INVALID_STAG);
         }
         let end = u64::from(awaited.received).wrapping_add(u64::from(payload));

@@ -44,7 +44,7 @@ impl QueuePair {
                 return false;
             }
             let out = Out::new(&mut self.tx, &mut self.counters, plan, w);
-            let range = (request.source_stag.0, request.source_to, len);
+            let range = (request.source_stag, request.source_to, len);
             let header = response_header(request, 0, true);
             if let Err(e) = out.small(header, range, true) {
                 self.lose_response(0, e, host);

@@ -7,6 +7,7 @@ use crate::memory::{Memory, MemoryTable, Users};
 use crate::storage::filled;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use iwarp_proto::ddp::Stag;
 
 /// Sizes of a staging buffer. Those that are too small for one FPDU of any kind are raised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -174,7 +175,7 @@ pub struct RxPlan {
     /// How many of these octets are in registered memory.
     pub(super) direct: usize,
     /// That memory, until the read is over.
-    pub(super) users: Users<[u32; MAX_SGE as usize]>,
+    pub(super) users: Users<[Stag; MAX_SGE as usize]>,
 }
 
 impl RxPlan {
@@ -184,7 +185,7 @@ impl RxPlan {
             most: runs,
             room: 0,
             direct: 0,
-            users: Users::new([0; MAX_SGE as usize]),
+            users: Users::new([Stag(0); MAX_SGE as usize]),
         }
     }
 

@@ -117,7 +117,7 @@ impl QueuePair {
         if r.size > 0 && !self.remote.contains(Access::REMOTE_READ) {
             return Err(Refusal::Request(AccessError::AccessDenied));
         }
-        let range = (r.source_stag.0, r.source_to, r.size);
+        let range = (r.source_stag, r.source_to, r.size);
         env.memory
             .permits(range, Access::REMOTE_READ, self.accessor())
             .map_err(Refusal::Request)?;
@@ -211,7 +211,7 @@ impl QueuePair {
         }
         let span = env
             .memory
-            .check(r.stag.0, r.to, 8, Access::REMOTE_ATOMIC, self.accessor())
+            .check(r.stag, r.to, 8, Access::REMOTE_ATOMIC, self.accessor())
             .map_err(Refusal::Request)?;
         //= rfc7306 section 8.2
         //# The RDMAP layer MUST validate that the Remote Peer's Tagged ULP

@@ -168,7 +168,7 @@ impl QueuePair {
         let len = payload.len() as u32;
         self.admit_write(len)?;
         let target = Target::Tagged {
-            stag: h.stag.0,
+            stag: h.stag,
             to: h.to,
         };
         self.place(target, payload, env)?;
@@ -420,14 +420,14 @@ impl QueuePair {
         //# When the Send with Invalidate and Send with Solicited Event and
         //# Invalidate Message are Delivered to the Remote Peer's RDMAP layer, the
         //# RDMAP layer MUST:
-        let stag = h.invalidate_stag.0;
+        let stag = h.invalidate_stag;
         let Ok(complete) = env.memory.invalidate(stag, self.accessor(), true) else {
             let ulpdu_len = (UNTAGGED_HEADER_LEN as u32).wrapping_add(payload);
             let header = Some(Header::Untagged(h));
             return self.refuse_known(Refusal::Invalidation, header, ulpdu_len as u16, env.host);
         };
         cqe.flags |= WcFlags::WITH_INV;
-        cqe.imm_or_stag = stag;
+        cqe.imm_or_stag = stag.0;
         if !complete {
             self.rx.ending = Some((stag, cqe));
             return Step::Again;

@@ -396,7 +396,7 @@ impl QueuePair {
 
     /// Finds the send work request that a Terminate is about: one that waits for an answer.
     fn request_meant_by(&self, terminate: &Terminate) -> Option<u32> {
-        let by_sink = terminate.read_request.map(|r| r.sink_stag.0);
+        let by_sink = terminate.read_request.map(|r| r.sink_stag);
         let by_msn = match terminate.ddp_header {
             Some(Header::Untagged(h)) if h.qn == 1 => Some(h.msn),
             _ => None,

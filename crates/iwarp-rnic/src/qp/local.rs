@@ -10,6 +10,7 @@
 use super::{Env, Host, QueuePair, TxFill};
 use crate::memory::{MemoryError, MemoryTable};
 use crate::{FastRegister, SendOp, WcStatus};
+use iwarp_proto::ddp::Stag;
 
 /// How far the request at the head of the send queue is, if it changes the table.
 #[derive(Debug, Clone, Copy, Default)]
@@ -109,7 +110,7 @@ impl QueuePair {
     }
 
     /// Carries out the invalidation at the head of the send queue, unless it has to wait.
-    pub(super) fn local_invalidate<H: Host>(&mut self, seq: u32, stag: u32, env: &mut Env<'_, H>) {
+    pub(super) fn local_invalidate<H: Host>(&mut self, seq: u32, stag: Stag, env: &mut Env<'_, H>) {
         let complete = match self.tx.local.ended {
             true => Ok(env.memory.is_unused(stag)),
             false => env.memory.invalidate(stag, self.accessor(), false),

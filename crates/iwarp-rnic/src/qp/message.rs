@@ -298,14 +298,14 @@ impl QueuePair {
 
     /// Makes a sink STag for one Read. It is never 0 or 1.
     #[inline]
-    pub(super) const fn next_sink(&mut self) -> u32 {
+    pub(super) const fn next_sink(&mut self) -> Stag {
         let sink = self.tx.next_sink;
         self.tx.next_sink = if sink == u32::MAX {
             2
         } else {
             sink.wrapping_add(1)
         };
-        sink
+        Stag(sink)
     }
 
     /// Puts a Read Request into the plan, for memory of the peer at this tagged offset.
@@ -330,7 +330,7 @@ impl QueuePair {
         let len = slot.len;
         let sink_stag = self.next_sink();
         let request = ReadRequest {
-            sink_stag: Stag(sink_stag),
+            sink_stag,
             sink_to: 0,
             size: len,
             source_stag: peer_stag(rkey, len),
@@ -400,7 +400,7 @@ impl QueuePair {
         let msn = self.emit_control(opcode, 1, len, plan, w, |out| request.emit(out));
         let _ = self.sq.awaited.push(Awaited {
             seq,
-            sink_stag: 0,
+            sink_stag: Stag(0),
             len: 8,
             received: 0,
             msn,
@@ -527,7 +527,7 @@ impl<M: Memory> Out<'_, '_, M> {
             return Begun::Failed(WcStatus::LocalQpOperation);
         };
         let header = payload_header(slot, self.tx.begin_payload(slot), 0, true);
-        let range = (sge.lkey, sge.addr, slot.len);
+        let range = (sge.stag(), sge.addr, slot.len);
         let out = Out::new(self.tx, self.counters, self.plan, self.wire);
         if out.small(header, range, false).is_err() {
             return Begun::Failed(WcStatus::LocalProtection);

@@ -4,12 +4,13 @@ use super::send_queue::SendQueue;
 use crate::memory::{AccessError, Accessor, Memory, MemoryTable, Span};
 use crate::receive_queue::TakenRecv;
 use crate::{Access, Sge};
+use iwarp_proto::ddp::Stag;
 
 /// The destination of the payload of one segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Target {
     /// A peer's RDMA Write into a tagged buffer.
-    Tagged { stag: u32, to: u64 },
+    Tagged { stag: Stag, to: u64 },
     /// The receive that is being filled, from this offset on.
     Receive { off: u32 },
     /// The elements of the oldest Read or atomic that waits for its answer, from this offset on.
@@ -49,7 +50,7 @@ impl<'a, M: Memory> Places<'a, M> {
         target: Target,
         skip: u32,
         len: u32,
-        mut visit: impl FnMut(u32, u64, u32, Access) -> Result<(), AccessError>,
+        mut visit: impl FnMut(Stag, u64, u32, Access) -> Result<(), AccessError>,
     ) -> Result<(), AccessError> {
         if let Target::Tagged { stag, to } = target {
             let to = to.wrapping_add(u64::from(skip));
@@ -81,7 +82,7 @@ impl<'a, M: Memory> Places<'a, M> {
             && first.len.checked_sub(off).is_some_and(|room| len <= room)
         {
             let addr = first.addr.wrapping_add(u64::from(off));
-            return self.copy((first.lkey, addr, len), Access::LOCAL_WRITE, src);
+            return self.copy((first.stag(), addr, len), Access::LOCAL_WRITE, src);
         }
         let (sges, off) = self.list(target);
         // A copy of it, so that the compiler keeps the original in registers.
@@ -100,7 +101,7 @@ impl<'a, M: Memory> Places<'a, M> {
     }
 
     #[inline(always)]
-    fn copy(&self, range: (u32, u64, u32), need: Access, src: &[u8]) -> Result<(), AccessError> {
+    fn copy(&self, range: (Stag, u64, u32), need: Access, src: &[u8]) -> Result<(), AccessError> {
         self.memory.access(range, need, self.who, |span| {
             span.write_last_octet_last(src)
         })
@@ -139,7 +140,7 @@ impl<'a> Parts<'a> {
 
     /// Returns lkey, address and length of the next part.
     #[inline(always)]
-    pub(super) fn next(&mut self) -> Option<(u32, u64, u32)> {
+    pub(super) fn next(&mut self) -> Option<(Stag, u64, u32)> {
         if self.len == 0 {
             return None;
         }
@@ -150,7 +151,7 @@ impl<'a> Parts<'a> {
                 continue;
             }
             let len = sge.len.wrapping_sub(self.off).min(self.len);
-            let part = (sge.lkey, sge.addr.wrapping_add(u64::from(self.off)), len);
+            let part = (sge.stag(), sge.addr.wrapping_add(u64::from(self.off)), len);
             self.off = 0;
             self.len = self.len.wrapping_sub(len);
             return Some(part);
@@ -174,7 +175,7 @@ pub(super) fn for_each_part(
     sges: &[Sge],
     off: u32,
     len: u32,
-    mut visit: impl FnMut(u32, u64, u32) -> Result<(), AccessError>,
+    mut visit: impl FnMut(Stag, u64, u32) -> Result<(), AccessError>,
 ) -> Result<(), AccessError> {
     let mut parts = Parts::new(sges, off, len);
     while let Some((lkey, addr, len)) = parts.next() {

@@ -14,6 +14,7 @@ use crate::storage::{List, filled};
 use crate::{Access, AllocError};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use iwarp_proto::ddp::Stag;
 
 /// A run of octets of the plan.
 #[derive(Debug, Clone, Copy)]
@@ -23,7 +24,7 @@ enum Piece {
         len: u32,
     },
     Memory {
-        stag: u32,
+        stag: Stag,
         to: u64,
         len: u32,
         need: Access,
@@ -159,7 +160,7 @@ pub struct TxPlan {
     /// Octets since the last place where a segment ends, if FPDUs are aligned with segments.
     in_segment: Option<usize>,
     /// The memory that the write in progress uses.
-    users: Users<Vec<u32>>,
+    users: Users<Vec<Stag>>,
 }
 
 impl TxPlan {
@@ -257,7 +258,7 @@ impl TxPlan {
 
     /// Makes a range of registered memory a part of the plan.
     #[inline]
-    pub(super) fn add_memory(&mut self, stag: u32, to: u64, len: u32, need: Access) {
+    pub(super) fn add_memory(&mut self, stag: Stag, to: u64, len: u32, need: Access) {
         if len != 0 {
             self.seal();
             self.bytes = self.bytes.wrapping_add(len as usize);
@@ -483,7 +484,7 @@ enum Part<'t> {
     /// STag, tagged offset and length. It is checked as a whole, so that the rest of it is not sent after a change of the region; its first
     /// `from` octets are written.
     Memory {
-        range: (u32, u64, u32),
+        range: (Stag, u64, u32),
         need: Access,
         from: u32,
     },

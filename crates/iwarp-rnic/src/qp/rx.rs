@@ -15,7 +15,7 @@ use crate::limits::{RX_DIRECT_TAIL, RX_READ_MAX};
 use crate::memory::{Fragment, Memory, MemoryTable};
 use crate::receive_queue::TakenRecv;
 use core::mem;
-use iwarp_proto::ddp::Header;
+use iwarp_proto::ddp::{Header, Stag};
 use iwarp_proto::mpa::framing::MarkerClock;
 
 /// What to do with the stream's octets.
@@ -79,7 +79,7 @@ pub(super) struct Rx {
     /// Immediate data that belong to the Send that follows.
     pub(super) immediate: Option<u32>,
     /// A Send with Invalidate that is placed. It completes when nobody uses the memory of this STag.
-    pub(super) ending: Option<(u32, Cqe)>,
+    pub(super) ending: Option<(Stag, Cqe)>,
     /// Octets of the RDMA Write message in progress, and of the last whole one.
     pub(super) write_len: u32,
     pub(super) last_write_len: u32,

@@ -10,7 +10,7 @@ use crate::memory::{AccessError, Accessor, Memory, MemoryTable, Span};
 use crate::{Access, Sge};
 use core::convert::Infallible;
 use iwarp_proto::crc32c::Crc32cFn;
-use iwarp_proto::ddp::{Header, UNTAGGED_HEADER_LEN};
+use iwarp_proto::ddp::{Header, Stag, UNTAGGED_HEADER_LEN};
 use iwarp_proto::mpa::framing::{
     CRC_LEN, FpduOptions, MPA_LEN_FIELD, encode_fpdu, fpdu_len, fpdu_len_with_markers, pad_len,
 };
@@ -121,7 +121,7 @@ impl<M: Memory> Wire<'_, M> {
     #[inline(always)]
     pub(super) fn permits(&self, sge: &Sge, need: Access) -> bool {
         self.memory
-            .check(sge.lkey, sge.addr, sge.len, need, self.who)
+            .check(sge.stag(), sge.addr, sge.len, need, self.who)
             .is_ok()
     }
 
@@ -130,7 +130,7 @@ impl<M: Memory> Wire<'_, M> {
     #[inline(never)]
     pub(super) fn check_all(&self, sges: &[Sge], need: Access) -> Result<(), AccessError> {
         sges.iter().try_for_each(|sge| {
-            let range = (sge.lkey, sge.addr, sge.len);
+            let range = (sge.stag(), sge.addr, sge.len);
             self.memory.permits(range, need, self.who)
         })
     }
@@ -274,7 +274,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
     pub(super) fn small(
         self,
         header: Header,
-        range: (u32, u64, u32),
+        range: (Stag, u64, u32),
         remote: bool,
     ) -> Result<(), AccessError> {
         let (w, need) = (self.wire, Source { sges: &[], remote }.need());
@@ -291,7 +291,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
     fn small_counted(
         self,
         header: Header,
-        (stag, to, len): (u32, u64, u32),
+        (stag, to, len): (Stag, u64, u32),
         need: Access,
     ) -> Result<(), AccessError> {
         let w = self.wire;
@@ -404,7 +404,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
     ) -> Result<(), AccessError> {
         let (w, need) = (self.wire, Source { sges: &[], remote }.need());
         let addr = sge.addr.wrapping_add(u64::from(*off));
-        let range = (sge.lkey, addr, sge.len.wrapping_sub(*off));
+        let range = (sge.stag(), addr, sge.len.wrapping_sub(*off));
         let Some(span) = w.memory.check_ordinary(range, need, w.who) else {
             return self.counted_segments(range, remote, off, room, header);
         };
@@ -417,7 +417,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
     #[inline(never)]
     fn counted_segments(
         &mut self,
-        (stag, to, len): (u32, u64, u32),
+        (stag, to, len): (Stag, u64, u32),
         remote: bool,
         off: &mut u32,
         room: u32,

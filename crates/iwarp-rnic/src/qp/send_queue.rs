@@ -5,6 +5,7 @@ use crate::limits::MAX_MESSAGE;
 use crate::storage::{Ring, filled};
 use crate::{AllocError, Cqe, PostError, SendFlags, SendOp, SendWr, Sge, WcStatus};
 use alloc::vec::Vec;
+use iwarp_proto::ddp::Stag;
 
 /// A posted send work request.
 #[derive(Debug, Clone, Copy)]
@@ -37,7 +38,7 @@ pub(super) struct Awaited {
     /// Its sequence number in the send queue.
     pub(super) seq: u32,
     /// The sink STag of a Read. It serves this Read alone.
-    pub(super) sink_stag: u32,
+    pub(super) sink_stag: Stag,
     /// Octets asked for.
     pub(super) len: u32,
     /// Octets that have come.
@@ -52,7 +53,7 @@ pub(super) struct Awaited {
 
 impl Awaited {
     /// An RDMA Read that has been asked for.
-    pub(super) const fn read(seq: u32, sink_stag: u32, len: u32, msn: u32) -> Self {
+    pub(super) const fn read(seq: u32, sink_stag: Stag, len: u32, msn: u32) -> Self {
         Self {
             seq,
             sink_stag,

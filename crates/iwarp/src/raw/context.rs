@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::sys::probe::probe_range;
 use crate::sys::{exit, fork, fork::Origin};
 use iwarp_rnic::counters::Counters;
-use iwarp_rnic::memory::{HostRange, MemoryTable, RegionInfo, WindowType};
+use iwarp_rnic::memory::{HostRange, MemoryTable, RegionInfo, Stag, WindowType};
 use iwarp_rnic::{Access, FastRegister};
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::collections::HashMap;
@@ -128,7 +128,7 @@ impl Context {
         let range = unsafe { self.checked_range(addr, len, access) }?;
         let random = random_u32()?;
         let mut table = self.table_with_room()?;
-        Ok(table.register(range, iova, pd, access, random)?)
+        Ok(table.register(range, iova, pd, access, random)?.0)
     }
 
     /// Locks the memory table for one more entry. Slots that it lacks are allocated without the lock, because all connections of the
@@ -181,12 +181,9 @@ impl Context {
             }
             None => None,
         };
-        Ok(self
-            .inner
-            .memory
-            .write()
-            .reregister(stag, memory, pd, access)?
-            .0)
+        let mut table = self.inner.memory.write();
+        let (stag, _) = table.reregister(Stag(stag), memory, pd, access)?;
+        Ok(stag.0)
     }
 
     /// Ends a registration. When this returns, nothing accesses the memory any more.
@@ -203,7 +200,7 @@ impl Context {
                 table.ok_or(Error::Busy)?
             }
         };
-        table.deregister(stag)?;
+        table.deregister(Stag(stag))?;
         Ok(())
     }
 
@@ -218,7 +215,8 @@ impl Context {
         // SAFETY: the caller's promise.
         let range = unsafe { self.checked_range(addr, len, Access::LOCAL_WRITE) }?;
         let random = random_u32()?;
-        Ok(self.table_with_room()?.allocate_fast(range, pd, random)?)
+        let stag = self.table_with_room()?.allocate_fast(range, pd, random)?;
+        Ok(stag.0)
     }
 
     /// Carries out a fast registration at once, without a work request.
@@ -231,14 +229,14 @@ impl Context {
 
     /// Looks up a region or window.
     pub fn region(&self, stag: u32) -> Option<RegionInfo> {
-        self.inner.memory.read().info(stag)
+        self.inner.memory.read().info(Stag(stag))
     }
 
     /// Allocates a memory window (`ibv_alloc_mw(3)`); returns its STag.
     ///
     /// # Errors
     /// [`Error::Memory`].
-    pub fn allocate_window(&self, ty: WindowType, pd: u32) -> Result<u32> {
+    pub fn allocate_window(&self, ty: WindowType, pd: u32) -> Result<Stag> {
         let random = random_u32()?;
         Ok(self.table_with_room()?.allocate_window(ty, pd, random)?)
     }
@@ -247,7 +245,7 @@ impl Context {
     ///
     /// # Errors
     /// [`Error::Memory`].
-    pub fn deallocate_window(&self, stag: u32) -> Result<()> {
+    pub fn deallocate_window(&self, stag: Stag) -> Result<()> {
         Ok(self.inner.memory.write().deallocate_window(stag)?)
     }
 

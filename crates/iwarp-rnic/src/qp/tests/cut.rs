@@ -26,7 +26,7 @@ fn zero_based(rig: &mut Rig, len: u32, access: Access) -> Mr {
         .table
         .register(range, 0, PD, access | Access::ZERO_BASED, random);
     Mr {
-        stag: stag.unwrap(),
+        stag: stag.unwrap().0,
         at,
         len,
     }

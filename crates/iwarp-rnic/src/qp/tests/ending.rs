@@ -3,6 +3,7 @@
 use super::harness::*;
 use crate::qp::*;
 use crate::{SendOp, Time, WcStatus};
+use iwarp_proto::ddp::Stag;
 use iwarp_proto::rdmap::{Immediate, Opcode, ReadRequest, TerminateCode as Code};
 use std::format;
 use std::string::String;
@@ -81,7 +82,7 @@ fn a_close_behind_a_bind_or_a_drained_queue() {
     let bind = crate::Bind {
         mw_stag: mw,
         new_stag: mw,
-        mr_stag: mr.stag,
+        mr_stag: Stag(mr.stag),
         addr: mr.at,
         len: 8,
         access: Access::REMOTE_READ,

@@ -160,7 +160,7 @@ impl Rig {
         self.random = self.random.wrapping_mul(0x9e37_79b1).wrapping_add(0x701);
         let stag = self.table.register(range, at, pd, access, self.random);
         Mr {
-            stag: stag.unwrap(),
+            stag: stag.unwrap().0,
             at,
             len,
         }

@@ -11,14 +11,14 @@ use std::vec::Vec;
 
 fn window(rig: &mut Rig, ty: WindowType) -> u32 {
     let random = rig.random();
-    rig.table.allocate_window(ty, PD, random).unwrap()
+    rig.table.allocate_window(ty, PD, random).unwrap().0
 }
 
 fn bind(mw: u32, new: u32, mr: &Mr, off: u64, len: u64) -> Bind {
     Bind {
-        mw_stag: mw,
-        new_stag: new,
-        mr_stag: mr.stag,
+        mw_stag: Stag(mw),
+        new_stag: Stag(new),
+        mr_stag: Stag(mr.stag),
         addr: mr.at + off,
         len,
         access: Access::REMOTE_WRITE | Access::REMOTE_READ,
@@ -60,7 +60,7 @@ fn a_type_2_window_lives_from_bind_to_invalidation() {
     assert!(rig.sent().is_empty());
     assert_eq!(brief(&rig.host.sends), [(1, WcStatus::Success)]);
     assert_eq!(
-        rig.table.deregister(mr.stag).unwrap_err(),
+        rig.table.deregister(Stag(mr.stag)).unwrap_err(),
         MemoryError::Busy
     );
     assert_eq!(write(&mut rig, new, mr.at + 8, &[1; 16]), RxStatus::Ok);
@@ -90,7 +90,7 @@ fn a_valid_type_2_window_is_not_bound_again_and_a_type_1_window_is() {
     rig.post(3, SendOp::Bind(bind(one ^ 1, one ^ 2, &mr, 0, 0)), &[]);
     rig.sent();
     assert!(rig.host.sends.iter().all(|c| c.status == WcStatus::Success));
-    rig.table.deregister(mr.stag).unwrap();
+    rig.table.deregister(Stag(mr.stag)).unwrap();
     let mr = rig.mr(64, ALL);
     let two = window(&mut rig, WindowType::Type2);
     rig.post(4, SendOp::Bind(bind(two, two, &mr, 0, 8)), &[]);
@@ -130,7 +130,7 @@ fn binds_that_are_refused() {
     for (wr, error) in cases {
         assert_eq!(rig.table.bind(&wr, who), Err(error));
     }
-    assert!(!rig.table.info(mw).unwrap().valid);
+    assert!(!rig.table.info(Stag(mw)).unwrap().valid);
 }
 
 /// The key that a program knows is that of the last bind it posted, whether or not that was carried out.
@@ -147,18 +147,18 @@ fn a_bind_that_was_flushed_leaves_the_window_usable() {
         rig.table
             .bind(&bind(mw ^ 1, mw ^ 2, &good, 0, 8), who)
             .unwrap();
-        assert!(rig.table.info(mw ^ 2).unwrap().valid);
+        assert!(rig.table.info(Stag(mw ^ 2)).unwrap().valid);
     }
 }
 
-fn fast(rig: &mut Rig, len: u32) -> (u32, u64) {
+fn fast(rig: &mut Rig, len: u32) -> (Stag, u64) {
     let range = rig.range(len);
     let at = range.addr();
     let random = rig.random();
     (rig.table.allocate_fast(range, PD, random).unwrap(), at)
 }
 
-const fn fast_register(stag: u32, offset: u64, len: u64) -> FastRegister {
+const fn fast_register(stag: Stag, offset: u64, len: u64) -> FastRegister {
     FastRegister {
         new_stag: stag,
         offset,
@@ -201,16 +201,20 @@ fn fast_registration_and_local_invalidation() {
     //# association of a ULP Buffer to an STag and TO range.
     let mut rig = Rig::new();
     let (stag, at) = fast(&mut rig, 64);
-    let new = stag ^ 0x33;
+    let new = stag.with_key(stag.key() ^ 0x33);
     rig.post(1, SendOp::FastRegister(fast_register(new, 16, 8)), &[]);
     rig.sent();
-    assert_eq!(write(&mut rig, new, 0x5000, &[1; 8]), RxStatus::Ok);
-    let mr = Mr { stag, at, len: 64 };
+    assert_eq!(write(&mut rig, new.0, 0x5000, &[1; 8]), RxStatus::Ok);
+    let mr = Mr {
+        stag: stag.0,
+        at,
+        len: 64,
+    };
     assert_eq!(rig.read(&mr)[15..25], [15, 1, 1, 1, 1, 1, 1, 1, 1, 24]);
     rig.post(2, SendOp::LocalInvalidate { stag: new }, &[]);
     rig.post(3, SendOp::FastRegister(fast_register(stag, 60, 4)), &[]);
     rig.sent();
-    assert_eq!(write(&mut rig, stag, 0x5000, &[2; 4]), RxStatus::Ok);
+    assert_eq!(write(&mut rig, stag.0, 0x5000, &[2; 4]), RxStatus::Ok);
     // Valid: it has to be invalidated before it is registered again.
     rig.post(4, SendOp::FastRegister(fast_register(stag, 0, 4)), &[]);
     rig.sent();
@@ -236,7 +240,7 @@ fn an_invalidation_waits_until_what_it_takes_away_is_written() {
     let sge = crate::Sge {
         addr: 0x5000,
         len: 20_000,
-        lkey: stag,
+        lkey: stag.0,
     };
     rig.post(2, SendOp::Send, &[sge]);
     rig.post(3, SendOp::LocalInvalidate { stag }, &[]);
@@ -253,16 +257,23 @@ fn a_window_does_not_outlive_what_it_is_bound_to() {
     let mw = window(&mut rig, WindowType::Type2);
     rig.post(1, SendOp::FastRegister(fast_register(stag, 0, 64)), &[]);
     let on_fast = Mr {
-        stag,
+        stag: stag.0,
         at: 0x5000,
         len: 64,
     };
     rig.post(2, SendOp::Bind(bind(mw, mw, &on_fast, 0, 8)), &[]);
     rig.sent();
     rig.recv(1, &[]);
-    assert_eq!(send_inv(&mut rig, 1, stag), RxStatus::Failed);
+    assert_eq!(send_inv(&mut rig, 1, stag.0), RxStatus::Failed);
     rig.assert_ended(Blame::Peer, Code::RDMAP_CANNOT_INVALIDATE);
-    assert_eq!(rig.read(&Mr { stag, at, len: 1 }), [0]);
+    assert_eq!(
+        rig.read(&Mr {
+            stag: stag.0,
+            at,
+            len: 1
+        }),
+        [0]
+    );
 }
 
 #[test]
@@ -271,13 +282,15 @@ fn an_ordinary_region_cannot_be_invalidated_locally() {
     let mr = rig.mr(8, ALL);
     rig.post_flags(
         1,
-        SendOp::LocalInvalidate { stag: mr.stag },
+        SendOp::LocalInvalidate {
+            stag: Stag(mr.stag),
+        },
         SendFlags::empty(),
         &[],
     );
     rig.sent();
     assert_eq!(brief(&rig.host.sends), [(1, WcStatus::LocalProtection)]);
-    assert!(rig.table.info(mr.stag).unwrap().valid);
+    assert!(rig.table.info(Stag(mr.stag)).unwrap().valid);
 }
 
 fn atomic(rig: &mut Rig, msn: u32, request: &AtomicRequest) -> u64 {
@@ -453,18 +466,19 @@ fn a_changed_region_keeps_its_key_unless_its_memory_changes() {
     let mr = rig.mr(64, ALL);
     let (same, old) = rig
         .table
-        .reregister(mr.stag, None, Some(PD), Some(Access::REMOTE_READ))
+        .reregister(Stag(mr.stag), None, Some(PD), Some(Access::REMOTE_READ))
         .unwrap();
-    assert_eq!((same, old.is_none()), (mr.stag, true));
+    assert_eq!((same, old.is_none()), (Stag(mr.stag), true));
     let range = rig.range(32);
     let at = range.addr();
     let (new, old) = rig
         .table
-        .reregister(mr.stag, Some((range, at)), None, None)
+        .reregister(Stag(mr.stag), Some((range, at)), None, None)
         .unwrap();
     // Who has the old key must not reach the new memory.
-    assert_eq!(new >> 8, mr.stag >> 8);
-    assert_ne!(new, mr.stag);
+    let known = Stag(mr.stag);
+    assert_eq!(new.index(), known.index());
+    assert_ne!(new, known);
     assert_eq!(old.map(|o| o.addr()), Some(mr.at));
     let who = rig.qp.accessor();
     let read = |stag| {
@@ -472,7 +486,7 @@ fn a_changed_region_keeps_its_key_unless_its_memory_changes() {
             .check(stag, at, 8, Access::REMOTE_READ, who)
             .is_ok()
     };
-    assert_eq!((read(mr.stag), read(new)), (false, true));
+    assert_eq!((read(known), read(new)), (false, true));
 }
 
 #[test]
@@ -491,10 +505,10 @@ fn the_table_knows_how_much_memory_is_registered() {
     let at = range.addr();
     let (new, _) = rig
         .table
-        .reregister(first.stag, Some((range, at)), None, None)
+        .reregister(Stag(first.stag), Some((range, at)), None, None)
         .unwrap();
     assert_eq!(octets(&rig), before + 132);
     rig.table.deregister(new).unwrap();
-    rig.table.deregister(second.stag).unwrap();
+    rig.table.deregister(Stag(second.stag)).unwrap();
     assert_eq!(octets(&rig), before);
 }

@@ -12,6 +12,7 @@ use crate::qp::{
 use crate::receive_queue::TakenRecv;
 use crate::{Access, Cqe, FastRegister, RecvWr, SendOp, SendWr, Sge, WcStatus};
 use iwarp_proto::crc32c;
+use iwarp_proto::ddp::Stag;
 use proptest::prelude::*;
 use std::boxed::Box;
 use std::cell::Cell;
@@ -60,7 +61,7 @@ impl End {
         Self {
             qp,
             host: PagesHost::default(),
-            stag: stag.unwrap(),
+            stag: stag.unwrap().0,
             table,
             memory,
             plan: TxPlan::new().unwrap(),
@@ -261,7 +262,7 @@ fn room_for_no_runs_is_enough_for_none() {
 }
 
 /// Two ends, the second of which has a region for fast registrations of pages of this list.
-fn with_fast_region(list: &[Cell<u64>]) -> (End, End, u32) {
+fn with_fast_region(list: &[Cell<u64>]) -> (End, End, Stag) {
     let responder = StreamConfig {
         initiator: false,
         ..STREAM
@@ -318,7 +319,7 @@ fn each_fast_registration_has_its_own_pages() {
         brought.fill(&old);
         let (pages, offset) = map(&list, &brought);
         let register = FastRegister {
-            new_stag: fast | key,
+            new_stag: fast.with_key(key as u8),
             offset,
             len: len as u64,
             // A tagged offset that has nothing to do with the pages.
@@ -331,7 +332,7 @@ fn each_fast_registration_has_its_own_pages() {
         let new = [key as u8; 1000];
         a.memory.fill(&new);
         let here = [a.sge(0, len - 200)];
-        let write = SendWr::write(1, register.iova + 200, register.new_stag, &here);
+        let write = SendWr::write(1, register.iova + 200, register.new_stag.0, &here);
         a.qp.post_send(&write.signaled(), &mut a.host).unwrap();
         let octets = a.send(99);
         b.receive(&octets, 1000, 99);

@@ -23,7 +23,7 @@ fn accesses(rig: &mut Rig, need: Access) -> Vec<(u32, u64, Code, Code)> {
     let bind = Bind {
         mw_stag: window,
         new_stag: window,
-        mr_stag: good.stag,
+        mr_stag: Stag(good.stag),
         addr: good.at,
         len: 64,
         access: need,
@@ -74,7 +74,7 @@ fn accesses(rig: &mut Rig, need: Access) -> Vec<(u32, u64, Code, Code)> {
             Code::RDMAP_STAG_NOT_ASSOCIATED,
         ),
         (
-            window,
+            window.0,
             good.at,
             Code::DDP_TAGGED_NOT_ASSOCIATED,
             Code::RDMAP_STAG_NOT_ASSOCIATED,
@@ -301,7 +301,7 @@ fn invalidations_that_may_not_be() {
             .table
             .allocate_window(WindowType::Type2, PD, random)
             .unwrap();
-        let stag = [mr.stag, mr.stag ^ 1, unbound, 0x55_0000][case];
+        let stag = [mr.stag, mr.stag ^ 1, unbound.0, 0x55_0000][case];
         rig.recv(4, &[mr.sge()]);
         refused(
             &mut rig,

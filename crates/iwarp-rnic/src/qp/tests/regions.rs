@@ -25,7 +25,11 @@ fn fast(rig: &mut Rig, offset: u64, len: u64, access: Access) -> Mr {
         pages: None,
     };
     rig.table.fast_register(&wr, PD).unwrap();
-    Mr { stag, at, len: 64 }
+    Mr {
+        stag: stag.0,
+        at,
+        len: 64,
+    }
 }
 
 /// A window of all rights on `len` octets from `addr` on.
@@ -36,7 +40,7 @@ fn window(rig: &mut Rig, mr: &Mr, addr: u64, len: u64) -> u32 {
     let bind = Bind {
         mw_stag: mw,
         new_stag: mw,
-        mr_stag: mr.stag,
+        mr_stag: Stag(mr.stag),
         addr,
         len,
         access: ALL.difference(Access::MW_BIND),
@@ -45,7 +49,7 @@ fn window(rig: &mut Rig, mr: &Mr, addr: u64, len: u64) -> u32 {
     assert!(rig.octets_out().is_empty());
     assert_eq!(brief(&rig.host.sends), [(77, WcStatus::Success)]);
     rig.host.sends.clear();
-    mw
+    mw.0
 }
 
 #[test]
@@ -57,12 +61,14 @@ fn only_its_own_protection_domain_invalidates_a_region() {
             pd: PD + 1,
             ..rig.qp.accessor()
         };
-        let refused = rig.table.invalidate(mr.stag, other, remote);
+        let refused = rig.table.invalidate(Stag(mr.stag), other, remote);
         assert_eq!(refused, Err(AccessError::NotAssociated));
-        assert!(rig.table.info(mr.stag).unwrap().valid);
-        let own = rig.table.invalidate(mr.stag, rig.qp.accessor(), remote);
+        assert!(rig.table.info(Stag(mr.stag)).unwrap().valid);
+        let own = rig
+            .table
+            .invalidate(Stag(mr.stag), rig.qp.accessor(), remote);
         assert_eq!(own, Ok(true));
-        assert!(!rig.table.info(mr.stag).unwrap().valid);
+        assert!(!rig.table.info(Stag(mr.stag)).unwrap().valid);
     }
 }
 
@@ -79,7 +85,7 @@ fn a_peer_ends_no_region_that_it_has_no_rights_to() {
         let mr = fast(&mut rig, 0, 64, access);
         rig.recv(1, &[]);
         let status = rig.rx_ulpdu(&send_inv(mr.stag, &[]));
-        let valid = rig.table.info(mr.stag).unwrap().valid;
+        let valid = rig.table.info(Stag(mr.stag)).unwrap().valid;
         if allowed {
             assert_eq!((status, valid), (RxStatus::Ok, false), "{access:?}");
         } else {
@@ -185,7 +191,7 @@ fn rights_are_looked_at_again_when_a_read_is_answered() {
         let mut rig = Rig::new();
         let mrs = asked(&mut rig, &[16, len]);
         let less = Some(ALL.difference(Access::REMOTE_READ));
-        let changed = rig.table.reregister(mrs[1].stag, None, None, less);
+        let changed = rig.table.reregister(Stag(mrs[1].stag), None, None, less);
         changed.unwrap();
         let sent = rig.sent();
         let opcodes: Vec<_> = sent.iter().map(|(h, _)| h.opcode()).collect();
@@ -217,7 +223,7 @@ fn a_read_that_fails_late_is_named_with_its_header() {
     for len in [8, 40_000] {
         let mut rig = Rig::new();
         let mrs = asked(&mut rig, &[16, len, 8]);
-        rig.table.deregister(mrs[1].stag).unwrap();
+        rig.table.deregister(Stag(mrs[1].stag)).unwrap();
         let terminate = rig.terminate();
         assert_eq!(terminate.code, Code::RDMAP_INVALID_STAG);
         let header = UntaggedHeader {

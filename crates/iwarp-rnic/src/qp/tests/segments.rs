@@ -232,7 +232,7 @@ fn the_invalidate_stag_of_other_messages_is_zero_and_ignored() {
         (rig.host.recvs[0].flags, rig.host.recvs[1].flags),
         (WcFlags::empty(), WcFlags::SOLICITED)
     );
-    assert!(rig.table.info(mr.stag).unwrap().valid);
+    assert!(rig.table.info(Stag(mr.stag)).unwrap().valid);
     let read = SendOp::Read {
         remote_addr: 0,
         rkey: 7,

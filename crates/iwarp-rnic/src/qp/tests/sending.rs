@@ -3,7 +3,7 @@
 use super::harness::*;
 use crate::qp::*;
 use crate::{Access, SendFlags, SendOp, SendWr, WcStatus};
-use iwarp_proto::ddp::Header;
+use iwarp_proto::ddp::{Header, Stag};
 use iwarp_proto::rdmap::{Immediate, Opcode, ReadRequest, TerminateCode as Code};
 use std::vec;
 use std::vec::Vec;
@@ -230,7 +230,7 @@ fn memory_that_goes_away_in_the_middle_of_a_message() {
     while !rig.plan.is_done() {
         rig.write_some(50_000);
     }
-    rig.table.deregister(mr.stag).unwrap();
+    rig.table.deregister(Stag(mr.stag)).unwrap();
     // The rest cannot be sent; the Terminate can.
     let octets = rig.octets_out();
     assert!(octets.len() < 100);

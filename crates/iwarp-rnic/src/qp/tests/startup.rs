@@ -3,6 +3,7 @@
 use super::harness::*;
 use crate::qp::*;
 use crate::{Access, FastRegister, SendOp, WcStatus};
+use iwarp_proto::ddp::Stag;
 use iwarp_proto::rdmap::{Opcode, TerminateCode as Code};
 
 const RESPONDER: StreamConfig = StreamConfig {
@@ -189,7 +190,7 @@ fn reads_without_grant_are_for_the_rtr_only() {
 }
 
 /// A fast region of 64 octets, the request that registers it, and the one that invalidates it.
-fn fast(rig: &mut Rig) -> (u32, SendOp, SendOp) {
+fn fast(rig: &mut Rig) -> (Stag, SendOp, SendOp) {
     let range = rig.range(64);
     let (iova, random) = (range.addr(), rig.random());
     let stag = rig.table.allocate_fast(range, PD, random).unwrap();

@@ -4,6 +4,7 @@ use super::harness::*;
 use crate::qp::*;
 use crate::{Access, SendOp, WcStatus};
 use iwarp_proto::crc32c;
+use iwarp_proto::ddp::Stag;
 use iwarp_proto::rdmap::Opcode;
 use proptest::prelude::*;
 use std::vec::Vec;
@@ -183,7 +184,7 @@ fn a_region_that_goes_away_during_a_direct_read() {
     let octets = a.octets_out();
     read_as_planned(&mut b, &octets[..10_000], 1000, 4);
     let before = b.read(&dst);
-    b.table.deregister(dst.stag).unwrap();
+    b.table.deregister(Stag(dst.stag)).unwrap();
     read_as_planned(&mut b, &octets[10_000..11_000], 1000, 4);
     assert_eq!(b.read(&dst), before);
     let code = iwarp_proto::rdmap::TerminateCode::DDP_TAGGED_INVALID_STAG;
@@ -229,7 +230,7 @@ fn a_region_that_goes_away_is_noticed_wherever_its_fpdu_is_cut() {
             read_as_planned(&mut rig, &fpdu[..cut], 1000, 4);
             assert!(rig.qp.rx_is_direct());
             let before = rig.read(&mr);
-            rig.table.deregister(mr.stag).unwrap();
+            rig.table.deregister(Stag(mr.stag)).unwrap();
             let mut plan = RxPlan::new(4);
             rig.qp
                 .rx_plan(&mut rig.buffer, &rig.table, &mut plan, |_| {});

@@ -201,7 +201,7 @@ fn a_sink_that_went_away_fails_the_read_and_not_a_receive() {
     rig.recv(2, &[buffer.sge()]);
     // A Send is half received.
     let _ = rig.rx_ulpdu(&untagged(Opcode::SEND, 0, 1, 0, false, &[1; 10]));
-    rig.table.deregister(sink.stag).unwrap();
+    rig.table.deregister(Stag(sink.stag)).unwrap();
     let answer = tagged(Opcode::READ_RESPONSE, request.sink_stag.0, 0, true, &[5; 8]);
     assert_eq!(rig.rx_ulpdu(&answer), RxStatus::Failed);
     rig.assert_ended(Blame::Local, Code::RDMAP_LOCAL_CATASTROPHIC);

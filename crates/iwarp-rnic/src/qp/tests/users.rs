@@ -16,7 +16,7 @@ const PLAIN: StreamConfig = StreamConfig {
 };
 
 /// A valid fast-registration region: its STag and its address, which is its tagged offset.
-fn fast(rig: &mut Rig, len: u32) -> (u32, u64) {
+fn fast(rig: &mut Rig, len: u32) -> (Stag, u64) {
     let range: HostRange = rig.range(len);
     let at = range.addr();
     let random = rig.random();
@@ -25,7 +25,7 @@ fn fast(rig: &mut Rig, len: u32) -> (u32, u64) {
     (stag, at)
 }
 
-fn register(rig: &Rig, stag: u32, at: u64, len: u32) -> Result<(), MemoryError> {
+fn register(rig: &Rig, stag: Stag, at: u64, len: u32) -> Result<(), MemoryError> {
     let wr = FastRegister {
         new_stag: stag,
         offset: 0,
@@ -38,8 +38,8 @@ fn register(rig: &Rig, stag: u32, at: u64, len: u32) -> Result<(), MemoryError> 
 }
 
 /// The next read goes straight to memory; the plan for it is made, and the read is not over.
-fn reads_directly(rig: &mut Rig, stag: u32, at: u64) -> RxPlan {
-    let ulpdu = tagged(Opcode::WRITE, stag, at, true, &vec![9; 40_000]);
+fn reads_directly(rig: &mut Rig, stag: Stag, at: u64) -> RxPlan {
+    let ulpdu = tagged(Opcode::WRITE, stag.0, at, true, &vec![9; 40_000]);
     let fpdu = rig.fpdu(&ulpdu);
     assert_eq!(rig.rx(&fpdu[..100]), RxStatus::Ok);
     let mut plan = RxPlan::new(8);
@@ -49,17 +49,17 @@ fn reads_directly(rig: &mut Rig, stag: u32, at: u64) -> RxPlan {
     plan
 }
 
-fn invalidate(rig: &mut Rig, wr_id: u64, stag: u32) {
+fn invalidate(rig: &mut Rig, wr_id: u64, stag: Stag) {
     let wr = SendWr::new(wr_id, SendOp::LocalInvalidate { stag }, &[]).signaled();
     rig.qp.post_send(&wr, &mut rig.host).unwrap();
 }
 
 /// A Send with Invalidate, without payload.
-fn send_inv(msn: u32, stag: u32) -> Vec<u8> {
+fn send_inv(msn: u32, stag: Stag) -> Vec<u8> {
     let header = Header::Untagged(UntaggedHeader {
         last: true,
         opcode: Opcode::SEND_INV,
-        invalidate_stag: Stag(stag),
+        invalidate_stag: stag,
         qn: 0,
         msn,
         mo: 0,
@@ -121,7 +121,7 @@ fn a_write_in_progress_uses_its_memory_once() {
     let sge = Sge {
         addr: at,
         len: 190_000,
-        lkey: stag,
+        lkey: stag.0,
     };
     let wr = SendWr::write(1, 0x1000, 77, core::slice::from_ref(&sge));
     a.qp.post_send(&wr, &mut a.host).unwrap();
@@ -151,7 +151,7 @@ fn a_send_with_invalidate_completes_when_nobody_uses_the_memory() {
     let sge = Sge {
         addr: at,
         len: 40_000,
-        lkey: stag,
+        lkey: stag.0,
     };
     let wr = SendWr::write(1, 0x1000, 77, core::slice::from_ref(&sge));
     a.qp.post_send(&wr, &mut a.host).unwrap();
@@ -174,7 +174,7 @@ fn a_send_with_invalidate_completes_when_nobody_uses_the_memory() {
     assert_eq!(a.again(), RxStatus::Ok);
     let done: Vec<_> = a.host.recvs.iter().map(|c| (c.wr_id, c.flags)).collect();
     assert_eq!(done, [(5, WcFlags::WITH_INV), (6, WcFlags::empty())]);
-    assert_eq!(a.host.recvs[0].imm_or_stag, stag);
+    assert_eq!(a.host.recvs[0].imm_or_stag, stag.0);
     assert_eq!(a.qp.rx_interest(), RxInterest::Read);
 }
 

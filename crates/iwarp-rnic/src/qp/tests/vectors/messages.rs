@@ -17,7 +17,7 @@ pub(super) fn zero_based(rig: &mut Rig, len: u32, access: Access) -> Mr {
         .table
         .register(range, 0, PD, access | Access::ZERO_BASED, random);
     Mr {
-        stag: stag.unwrap(),
+        stag: stag.unwrap().0,
         at,
         len,
     }

@@ -6,7 +6,7 @@ use super::{Numbers, Seen};
 use crate::qp::tests::harness::*;
 use crate::qp::*;
 use crate::{Access, RecvWr, SendFlags, SendOp, Sge};
-use iwarp_proto::ddp::Header;
+use iwarp_proto::ddp::{Header, Stag};
 use iwarp_proto::mpa::framing::{MarkerClock, decode_fpdu};
 use iwarp_proto::rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Opcode, ReadRequest};
 use std::collections::VecDeque;
@@ -185,7 +185,7 @@ impl World {
                 AtomicRequest {
                     op: AtomicOp::FETCH_ADD,
                     request_id: 7,
-                    stag: iwarp_proto::ddp::Stag(stag),
+                    stag: Stag(stag),
                     to: to & !7,
                     add_swap: 3,
                     ..AtomicRequest::default()
@@ -352,7 +352,7 @@ impl World {
             }
             _ => {
                 if n.one_in(10) {
-                    let _ = self.rig.table.deregister(self.target.stag);
+                    let _ = self.rig.table.deregister(Stag(self.target.stag));
                 }
             }
         }
