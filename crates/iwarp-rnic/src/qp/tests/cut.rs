@@ -2,7 +2,6 @@
 //! octet for octet.
 
 use super::harness::*;
-use crate::memory::HostRange;
 use crate::qp::*;
 use crate::{Access, Cqe, RecvWr, Sge};
 use iwarp_proto::rdmap::{Immediate, Opcode};
@@ -16,21 +15,6 @@ const STREAMS: [StreamConfig; 2] = [
         ..STREAM
     },
 ];
-
-/// A region whose tagged offsets begin at zero, so that twins see the same ones.
-fn zero_based(rig: &mut Rig, len: u32, access: Access) -> Mr {
-    let range: HostRange = rig.range(len);
-    let at = range.addr();
-    let random = rig.random();
-    let stag = rig
-        .table
-        .register(range, 0, PD, access | Access::ZERO_BASED, random);
-    Mr {
-        stag: stag.unwrap().0,
-        at,
-        len,
-    }
-}
 
 /// A segment as a peer may send it.
 #[derive(Debug, Clone)]
@@ -81,8 +65,8 @@ proptest! {
         let mut seen: Vec<Seen> = Vec::new();
         for one_by_one in [false, true] {
             let rig = &mut Rig::with(config, STREAMS[crc]);
-            let target = zero_based(rig, 4096, ALL);
-            let sink = zero_based(rig, 4096, Access::LOCAL_WRITE);
+            let target = rig.zero_based(4096, ALL);
+            let sink = rig.zero_based(4096, Access::LOCAL_WRITE);
             for wr_id in 0..receives {
                 let part = |off, len| Sge { addr: off, len, lkey: sink.stag };
                 let sges = [part(wr_id * 64, 40 + wr_id as u32 % 3 * 30), part(3000, 900)];

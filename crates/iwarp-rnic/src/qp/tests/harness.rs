@@ -156,14 +156,18 @@ impl Rig {
 
     pub(super) fn mr_in(&mut self, pd: u32, len: u32, access: Access) -> Mr {
         let range = self.range(len);
-        let at = range.addr();
-        self.random = self.random.wrapping_mul(0x9e37_79b1).wrapping_add(0x701);
-        let stag = self.table.register(range, at, pd, access, self.random);
+        let (at, random) = (range.addr(), self.random());
+        let stag = self.table.register(range, at, pd, access, random);
         Mr {
             stag: stag.unwrap().0,
             at,
             len,
         }
+    }
+
+    /// A region whose tagged offsets begin at zero, so that they are the same in every run.
+    pub(super) fn zero_based(&mut self, len: u32, access: Access) -> Mr {
+        self.mr_in(PD, len, access | Access::ZERO_BASED)
     }
 
     pub(super) fn random(&mut self) -> u32 {

@@ -309,72 +309,72 @@ fn atomic(rig: &mut Rig, msn: u32, request: &AtomicRequest) -> u64 {
     response.original
 }
 
+//= rfc7306 section 5.4
+//= type=test
+//# Atomic Operation Response Messages MUST be submitted to the DDP layer on
+//# the Responder in the order the Atomic Operation Request Messages were
+//# Delivered by DDP.
+//= rfc7306 section 5.4
+//= type=test
+//# If more than one outstanding Atomic Request Message is supported by both
+//# peers, the Atomic Operation Request Messages MUST be processed in the
+//# order they were delivered by the DDP layer on the Responder.
+//= rfc7306 section 5.2.2
+//= type=test
+//# When the Responder receives Atomic Operation Request messages, the
+//# Responder RDMAP layer MUST pass Atomic Operation Response Messages to
+//# the DDP layer, in the order that the Atomic Operation Request Messages
+//# were received by the RDMAP layer, at the Responder.
+//= rfc7306 section 5.2.2
+//= type=test
+//# An Atomic Operation Response Message MUST reference the Queue Number 3.
+//= rfc7306 section 5.2.2
+//= type=test
+//# An Atomic Operation Response Message MUST consume an Untagged Buffer.
+//= rfc7306 section 5.2.1
+//= type=test
+//# If the Responder receives a valid Atomic Operation Request Message, it
+//# MUST respond with a valid Atomic Operation Response Message.
+//= rfc7306 section 5.2.1
+//= type=test
+//# The Responder MUST process the Atomic Operation Request Messages in the
+//# order they were sent.
+//= rfc7306 section 5.2.1
+//= type=test
+//# A valid Atomic Operation Request Message MUST NOT be delivered to the
+//# Responder's ULP (i.e., it is processed by the RDMAP layer).
+//= rfc7306 section 5.2.1
+//= type=test
+//# The Responder's RDMAP layer MUST process an Atomic Operation Request
+//# Message.
+//= rfc7306 section 5.2.1
+//= type=test
+//# One Atomic Operation Request Message MUST consume one Untagged Buffer.
+//= rfc7306 section 5.1.2
+//= type=test
+//# After the operation, the remote data Buffer MUST contain the "Original
+//# Remote Data Value" (if comparison did not match) or the masked "Swap
+//# Data" (if the comparison did match).
+//= rfc7306 section 5
+//= type=test
+//# Atomic Operation Response Messages MUST use the Untagged Buffer model
+//# with QN=3.
+//= rfc7306 section 5
+//= type=test
+//# An RNIC that supports Atomic Operations as specified in this document
+//# MUST implement both the FetchAdd operation as specified in Section 5.1.1
+//# and the CmpSwap operation as specified in Section 5.1.2.
+//= rfc5041 section 4.3
+//= type=test
+//# The initial value for MSN MUST be one.
+//= rfc5041 section 4.3
+//= type=test
+//# The Message Sequence Number specifies a sequence number that MUST be
+//# increased by one (modulo 2^32) with each DDP Message targeting the
+//# specific Queue Number on the DDP Stream associated with this DDP
+//# Segment.
 #[test]
 fn atomics_of_the_peer() {
-    //= rfc7306 section 5.4
-    //= type=test
-    //# Atomic Operation Response Messages MUST be submitted to the DDP layer on
-    //# the Responder in the order the Atomic Operation Request Messages were
-    //# Delivered by DDP.
-    //= rfc7306 section 5.4
-    //= type=test
-    //# If more than one outstanding Atomic Request Message is supported by both
-    //# peers, the Atomic Operation Request Messages MUST be processed in the
-    //# order they were delivered by the DDP layer on the Responder.
-    //= rfc7306 section 5.2.2
-    //= type=test
-    //# When the Responder receives Atomic Operation Request messages, the
-    //# Responder RDMAP layer MUST pass Atomic Operation Response Messages to
-    //# the DDP layer, in the order that the Atomic Operation Request Messages
-    //# were received by the RDMAP layer, at the Responder.
-    //= rfc7306 section 5.2.2
-    //= type=test
-    //# An Atomic Operation Response Message MUST reference the Queue Number 3.
-    //= rfc7306 section 5.2.2
-    //= type=test
-    //# An Atomic Operation Response Message MUST consume an Untagged Buffer.
-    //= rfc7306 section 5.2.1
-    //= type=test
-    //# If the Responder receives a valid Atomic Operation Request Message, it
-    //# MUST respond with a valid Atomic Operation Response Message.
-    //= rfc7306 section 5.2.1
-    //= type=test
-    //# The Responder MUST process the Atomic Operation Request Messages in the
-    //# order they were sent.
-    //= rfc7306 section 5.2.1
-    //= type=test
-    //# A valid Atomic Operation Request Message MUST NOT be delivered to the
-    //# Responder's ULP (i.e., it is processed by the RDMAP layer).
-    //= rfc7306 section 5.2.1
-    //= type=test
-    //# The Responder's RDMAP layer MUST process an Atomic Operation Request
-    //# Message.
-    //= rfc7306 section 5.2.1
-    //= type=test
-    //# One Atomic Operation Request Message MUST consume one Untagged Buffer.
-    //= rfc7306 section 5.1.2
-    //= type=test
-    //# After the operation, the remote data Buffer MUST contain the "Original
-    //# Remote Data Value" (if comparison did not match) or the masked "Swap
-    //# Data" (if the comparison did match).
-    //= rfc7306 section 5
-    //= type=test
-    //# Atomic Operation Response Messages MUST use the Untagged Buffer model
-    //# with QN=3.
-    //= rfc7306 section 5
-    //= type=test
-    //# An RNIC that supports Atomic Operations as specified in this document
-    //# MUST implement both the FetchAdd operation as specified in Section 5.1.1
-    //# and the CmpSwap operation as specified in Section 5.1.2.
-    //= rfc5041 section 4.3
-    //= type=test
-    //# The initial value for MSN MUST be one.
-    //= rfc5041 section 4.3
-    //= type=test
-    //# The Message Sequence Number specifies a sequence number that MUST be
-    //# increased by one (modulo 2^32) with each DDP Message targeting the
-    //# specific Queue Number on the DDP Stream associated with this DDP
-    //# Segment.
     let mut rig = Rig::new();
     let mr = rig.mr(8, ALL);
     let word = |rig: &Rig| u64::from_ne_bytes(rig.read(&mr).try_into().unwrap());

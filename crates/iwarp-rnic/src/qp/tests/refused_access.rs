@@ -189,60 +189,60 @@ fn reads_from_where_they_may_not() {
     }
 }
 
+//= rfc7306 section 5.2.1
+//= type=test
+//# The Remote Tagged Offset MAY start at an arbitrary offset but MUST represent
+//# a ULP Buffer address that is 64-bit aligned.
+//= rfc7306 section 8.2
+//= type=test
+//# In the case of an error, the RDMAP layer MUST generate a Terminate
+//# Message indicating RDMA Layer Remote Operation Error with Error Code
+//# Name "Catastrophic error, localized to RDMAP Stream" as described in
+//# Section 4.8 of RFC 5040.
+//= rfc7306 section 8.2
+//= type=test
+//# On incoming Atomic requests the following additional validation MUST be
+//# performed:
+//= rfc7306 section 5.2.1
+//= type=test
+//# All Atomic Operation Codes from Figure 5 MUST be implemented by an RNIC
+//# that supports Atomic Operations.
+//= rfc7306 section 5.2.1
+//= type=test
+//# At the Responder, an error MUST be surfaced in response to delivery to
+//# the Remote Peer's RDMAP layer of an Atomic Operation Request Message
+//# with an Atomic Operation Code that the RNIC does not support.
+//= rfc7306 section 5.1.2
+//= type=test
+//# A terminate message MUST be generated.
+//= rfc7306 section 5.1.2
+//= type=test
+//# The result MUST be surfaced as an error, and
+//= rfc7306 section 5.1.2
+//= type=test
+//# The Responder's memory MUST NOT be modified,
+//= rfc7306 section 5.1.2
+//= type=test
+//# The operation MUST NOT be performed,
+//= rfc7306 section 5.1.2
+//= type=test
+//# CmpSwap Atomic Operations MUST target ULP Buffer addresses that are
+//# 64-bit aligned.
+//= rfc7306 section 5.1.1
+//= type=test
+//# Additionally, an error MUST be surfaced and a terminate message MUST be
+//# generated.
+//= rfc7306 section 5.1.1
+//= type=test
+//# FetchAdd Atomic Operations that target ULP Buffer addresses that are not
+//# 64-bit aligned MUST be surfaced as errors, and the Responder's memory
+//# MUST NOT be modified in such cases.
+//= rfc7306 section 5.1.1
+//= type=test
+//# FetchAdd Atomic Operations MUST target ULP Buffer addresses that are
+//# 64-bit aligned.
 #[test]
 fn atomics_on_what_they_may_not() {
-    //= rfc7306 section 5.2.1
-    //= type=test
-    //# The Remote Tagged Offset MAY start at an arbitrary offset but MUST represent
-    //# a ULP Buffer address that is 64-bit aligned.
-    //= rfc7306 section 8.2
-    //= type=test
-    //# In the case of an error, the RDMAP layer MUST generate a Terminate
-    //# Message indicating RDMA Layer Remote Operation Error with Error Code
-    //# Name "Catastrophic error, localized to RDMAP Stream" as described in
-    //# Section 4.8 of RFC 5040.
-    //= rfc7306 section 8.2
-    //= type=test
-    //# On incoming Atomic requests the following additional validation MUST be
-    //# performed:
-    //= rfc7306 section 5.2.1
-    //= type=test
-    //# All Atomic Operation Codes from Figure 5 MUST be implemented by an RNIC
-    //# that supports Atomic Operations.
-    //= rfc7306 section 5.2.1
-    //= type=test
-    //# At the Responder, an error MUST be surfaced in response to delivery to
-    //# the Remote Peer's RDMAP layer of an Atomic Operation Request Message
-    //# with an Atomic Operation Code that the RNIC does not support.
-    //= rfc7306 section 5.1.2
-    //= type=test
-    //# A terminate message MUST be generated.
-    //= rfc7306 section 5.1.2
-    //= type=test
-    //# The result MUST be surfaced as an error, and
-    //= rfc7306 section 5.1.2
-    //= type=test
-    //# The Responder's memory MUST NOT be modified,
-    //= rfc7306 section 5.1.2
-    //= type=test
-    //# The operation MUST NOT be performed,
-    //= rfc7306 section 5.1.2
-    //= type=test
-    //# CmpSwap Atomic Operations MUST target ULP Buffer addresses that are
-    //# 64-bit aligned.
-    //= rfc7306 section 5.1.1
-    //= type=test
-    //# Additionally, an error MUST be surfaced and a terminate message MUST be
-    //# generated.
-    //= rfc7306 section 5.1.1
-    //= type=test
-    //# FetchAdd Atomic Operations that target ULP Buffer addresses that are not
-    //# 64-bit aligned MUST be surfaced as errors, and the Responder's memory
-    //# MUST NOT be modified in such cases.
-    //= rfc7306 section 5.1.1
-    //= type=test
-    //# FetchAdd Atomic Operations MUST target ULP Buffer addresses that are
-    //# 64-bit aligned.
     let body = |stag, to, op| {
         let mut body = vec![0; AtomicRequest::LEN];
         AtomicRequest {

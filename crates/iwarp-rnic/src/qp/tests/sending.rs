@@ -311,69 +311,69 @@ fn inline_data_are_copied_when_posting() {
     );
 }
 
+//= rfc7306 section 6.3
+//= type=test
+//# The Local Peer MUST issue Immediate Data and Immediate Data with SE
+//# Messages in the order they were submitted by the ULP.
+//= rfc7306 section 6.3
+//= type=test
+//# An Immediate Data or Immediate Data with SE Message MUST reference an
+//# Untagged Buffer.
+//= rfc5044 section 5.1
+//= type=test
+//# MPA transmitters SHOULD calculate a MULPDU as described in Section 4.5.
+//= rfc5044 section 4.5
+//= type=test
+//# DDP SHOULD provide ULPDUs that are as large as possible, but less than
+//# or equal to MULPDU.
+//= rfc5044 section 3
+//= type=test
+//# DDP SHOULD limit each record size to MULPDU.
+//= rfc5041 section 5.3
+//= type=test
+//# SHOULD transmit DDP Segments within a DDP Message in increasing MO order
+//# for Untagged DDP Messages, and in increasing TO order for Tagged DDP
+//# Messages.
+//= rfc5041 section 5.2
+//= type=test
+//# For each DDP Segment of a Tagged DDP Message, the TO MUST be set to the
+//# octet offset from the first octet in the associated ULP Message to the
+//# first octet in the ULP Payload contained in the DDP Segment, plus the TO
+//# assigned to the first octet in the associated ULP Message.
+//= rfc5041 section 5.2
+//= type=test
+//# At the Data Source, the DDP layer MUST send all the data contained in
+//# the ULP message.
+//= rfc5041 section 5.2
+//= type=test
+//# At the Data Source, the DDP layer MUST segment the data contained in a
+//# ULP message into a series of DDP Segments, where each DDP Segment
+//# contains a DDP Header and ULP Payload, and MUST be no larger than the
+//# MULPDU value Advertised by the LLP.
+//= rfc5041 section 4.2
+//= type=test
+//# At the Data Source, DDP MUST set the STag field to the value specified
+//# by the ULP.
+//= rfc5041 section 4.1
+//= type=test
+//# The DDP Segment with the L bit set to 1 MUST be posted to the LLP after
+//# all other DDP Segments of the associated DDP Message have been posted to
+//# the LLP.
+//= rfc5041 section 4.1
+//= type=test
+//# It MUST NOT be set to one on any other DDP Segment.
+//= rfc5041 section 4.1
+//= type=test
+//# It MUST be set to one on the last DDP Segment of every DDP Message.
+//= rfc5040 section 5.1
+//= type=test
+//# That is, the Data Source RDMAP layer MUST request that the DDP layer
+//# mark the Message as Tagged.
+//= rfc5040 section 5.1
+//= type=test
+//# An RDMA Write Message MUST reference a Tagged Buffer.
 #[test]
 fn a_write_with_immediate_data_sends_them_behind() {
-    //= rfc7306 section 6.3
-    //= type=test
-    //# The Local Peer MUST issue Immediate Data and Immediate Data with SE
-    //# Messages in the order they were submitted by the ULP.
-    //= rfc7306 section 6.3
-    //= type=test
-    //# An Immediate Data or Immediate Data with SE Message MUST reference an
-    //# Untagged Buffer.
-    //= rfc5044 section 5.1
-    //= type=test
-    //# MPA transmitters SHOULD calculate a MULPDU as described in Section 4.5.
-    //= rfc5044 section 4.5
-    //= type=test
-    //# DDP SHOULD provide ULPDUs that are as large as possible, but less than
-    //# or equal to MULPDU.
-    //= rfc5044 section 3
-    //= type=test
-    //# DDP SHOULD limit each record size to MULPDU.
-    //= rfc5041 section 5.3
-    //= type=test
-    //# SHOULD transmit DDP Segments within a DDP Message in increasing MO order
-    //# for Untagged DDP Messages, and in increasing TO order for Tagged DDP
-    //# Messages.
-    //= rfc5041 section 5.2
-    //= type=test
-    //# For each DDP Segment of a Tagged DDP Message, the TO MUST be set to the
-    //# octet offset from the first octet in the associated ULP Message to the
-    //# first octet in the ULP Payload contained in the DDP Segment, plus the TO
-    //# assigned to the first octet in the associated ULP Message.
-    //= rfc5041 section 5.2
-    //= type=test
-    //# At the Data Source, the DDP layer MUST send all the data contained in
-    //# the ULP message.
-    //= rfc5041 section 5.2
-    //= type=test
-    //# At the Data Source, the DDP layer MUST segment the data contained in a
-    //# ULP message into a series of DDP Segments, where each DDP Segment
-    //# contains a DDP Header and ULP Payload, and MUST be no larger than the
-    //# MULPDU value Advertised by the LLP.
-    //= rfc5041 section 4.2
-    //= type=test
-    //# At the Data Source, DDP MUST set the STag field to the value specified
-    //# by the ULP.
-    //= rfc5041 section 4.1
-    //= type=test
-    //# The DDP Segment with the L bit set to 1 MUST be posted to the LLP after
-    //# all other DDP Segments of the associated DDP Message have been posted to
-    //# the LLP.
-    //= rfc5041 section 4.1
-    //= type=test
-    //# It MUST NOT be set to one on any other DDP Segment.
-    //= rfc5041 section 4.1
-    //= type=test
-    //# It MUST be set to one on the last DDP Segment of every DDP Message.
-    //= rfc5040 section 5.1
-    //= type=test
-    //# That is, the Data Source RDMAP layer MUST request that the DDP layer
-    //# mark the Message as Tagged.
-    //= rfc5040 section 5.1
-    //= type=test
-    //# An RDMA Write Message MUST reference a Tagged Buffer.
     let mut rig = Rig::new();
     let mr = rig.mr(3000, Access::empty());
     let op = SendOp::WriteImm {

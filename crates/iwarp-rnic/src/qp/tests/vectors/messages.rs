@@ -8,21 +8,6 @@ use iwarp_proto::rdmap::{Immediate, Opcode};
 use std::vec;
 use std::vec::Vec;
 
-/// A region whose tagged offsets begin at zero, so that they are the same in every run.
-pub(super) fn zero_based(rig: &mut Rig, len: u32, access: Access) -> Mr {
-    let range = rig.range(len);
-    let at = range.addr();
-    let random = rig.random();
-    let stag = rig
-        .table
-        .register(range, 0, PD, access | Access::ZERO_BASED, random);
-    Mr {
-        stag: stag.unwrap().0,
-        at,
-        len,
-    }
-}
-
 fn stream(n: &mut Numbers) -> StreamConfig {
     let markers = n.one_in(4);
     StreamConfig {
@@ -130,8 +115,8 @@ pub(super) fn receive(seed: u64) -> Vec<Seen> {
         ..QpConfig::default()
     };
     let mut rig = Rig::with(config, stream);
-    let target = zero_based(&mut rig, 40_000, ALL);
-    let sink = zero_based(&mut rig, 40_000, Access::LOCAL_WRITE);
+    let target = rig.zero_based(40_000, ALL);
+    let sink = rig.zero_based(40_000, Access::LOCAL_WRITE);
     for wr_id in 0..n.below(40) {
         let part = |off, len| Sge {
             addr: off,
@@ -240,12 +225,7 @@ pub(super) fn read(seed: u64) -> Vec<Seen> {
     let mut ends = [Rig::with(config, stream), Rig::with(config, other)];
     let regions: Vec<[Mr; 2]> = ends
         .iter_mut()
-        .map(|rig| {
-            [
-                zero_based(rig, 8192, ALL),
-                rig.mr(8192, Access::LOCAL_WRITE),
-            ]
-        })
+        .map(|rig| [rig.zero_based(8192, ALL), rig.mr(8192, Access::LOCAL_WRITE)])
         .collect();
     let (both, every) = (n.one_in(2), n.within(1, 40));
     let piece = n.within(1, 4000) as usize;

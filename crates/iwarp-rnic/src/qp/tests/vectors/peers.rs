@@ -1,7 +1,6 @@
 //! Peers of every kind: what they send may be out of order, out of bounds, too much, or nobody's business, while requests of
 //! our own are being sent, in part or in full.
 
-use super::messages::zero_based;
 use super::{Numbers, Seen};
 use crate::qp::tests::harness::*;
 use crate::qp::*;
@@ -89,8 +88,8 @@ impl World {
             rig.qp.complete_when_placed();
         }
         rig.start(stream);
-        let target = zero_based(&mut rig, 4096, ALL);
-        let sink = zero_based(&mut rig, 8192, Access::LOCAL_WRITE);
+        let target = rig.zero_based(4096, ALL);
+        let sink = rig.zero_based(8192, Access::LOCAL_WRITE);
         Self {
             rig,
             target,
