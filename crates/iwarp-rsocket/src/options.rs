@@ -148,6 +148,10 @@ fn set_locked(
     let fixed = matches!(s.phase, Phase::Connecting(_) | Phase::Connected(_));
     let o = &mut s.options;
     match (level, name) {
+        (SOL_RDMA, _) => set_rdma(o, name, value, fixed)?,
+        (libc::SOL_SOCKET, libc::SO_KEEPALIVE) | (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => {
+            return set_keep_alive(o, name, value);
+        }
         (libc::SOL_SOCKET, libc::SO_RCVBUF | libc::SO_SNDBUF) => {
             let size = u32::try_from(int(value)?.max(0)).unwrap_or_default();
             // Twice as much is reported, as on Linux.
@@ -169,25 +173,6 @@ fn set_locked(
         }
         (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => o.receive_timeout = time(value)?,
         (libc::SOL_SOCKET, libc::SO_SNDTIMEO) => o.send_timeout = time(value)?,
-        (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => {
-            let on = int(value)? != 0;
-            if on == o.keep_alive {
-                return Ok(None);
-            }
-            o.keep_alive = on;
-            let every = Duration::from_secs(u64::from(o.idle()));
-            return Ok(Some(on.then_some(every)));
-        }
-        (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => {
-            let seconds = u32::try_from(int(value)?)
-                .ok()
-                .filter(|s| *s > 0)
-                .ok_or(Errno::INVAL)?;
-            o.keep_idle = Some(seconds);
-            if o.keep_alive {
-                return Ok(Some(Some(Duration::from_secs(u64::from(seconds)))));
-            }
-        }
         (libc::IPPROTO_TCP, libc::TCP_NODELAY) => o.no_delay = int(value)? != 0,
         // Accepted without effect: the connection below has its own.
         (
@@ -204,7 +189,35 @@ fn set_locked(
         | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {}
         (libc::IPPROTO_IP, libc::IP_TOS) => o.tos = int(value)?,
         (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => o.only_v6 = Some(int(value)? != 0),
-        (SOL_RDMA, RDMA_SQSIZE | RDMA_RQSIZE | RDMA_INLINE | RDMA_IOMAPSIZE) => {
+        _ => return Err(Errno::NOPROTOOPT),
+    }
+    Ok(None)
+}
+
+/// Sets what keeps an idle connection alive. Returns as [`set_locked`] does.
+fn set_keep_alive(o: &mut Options, name: c_int, value: &[u8]) -> Result<Option<Option<Duration>>> {
+    if name == libc::SO_KEEPALIVE {
+        let on = int(value)? != 0;
+        if on == o.keep_alive {
+            return Ok(None);
+        }
+        o.keep_alive = on;
+        let every = Duration::from_secs(u64::from(o.idle()));
+        return Ok(Some(on.then_some(every)));
+    }
+    let seconds = u32::try_from(int(value)?)
+        .ok()
+        .filter(|s| *s > 0)
+        .ok_or(Errno::INVAL)?;
+    o.keep_idle = Some(seconds);
+    let every = Duration::from_secs(u64::from(seconds));
+    Ok(o.keep_alive.then_some(Some(every)))
+}
+
+/// Sets an option of level `SOL_RDMA`. `fixed`: the sizes cannot change any more.
+fn set_rdma(o: &mut Options, name: c_int, value: &[u8], fixed: bool) -> Result<()> {
+    match name {
+        RDMA_SQSIZE | RDMA_RQSIZE | RDMA_INLINE | RDMA_IOMAPSIZE => {
             if fixed {
                 return Err(Errno::INVAL);
             }
@@ -217,10 +230,10 @@ fn set_locked(
             }
         }
         // The route is that of the kernel's routing table.
-        (SOL_RDMA, RDMA_ROUTE) => {}
+        RDMA_ROUTE => {}
         _ => return Err(Errno::NOPROTOOPT),
     }
-    Ok(None)
+    Ok(())
 }
 
 /// Gets an option.

@@ -212,7 +212,8 @@ impl World {
         }
     }
 
-    fn endpoint(&mut self, e: usize, n: usize, stream: StreamConfig, fate: Fate) {
+    /// Draws the parameters of a queue pair.
+    fn config(&mut self, e: usize, n: usize, stream: &StreamConfig, fate: Fate) -> QpConfig {
         let special = match fate {
             Fate::TooLong(s) | Fate::BadReceive(s) | Fate::Starve(s) => s == e % 2,
             _ => false,
@@ -231,7 +232,7 @@ impl World {
         // Drawn from what is random already, so that the seeds still mean the same.
         let completions = [1, 2, 5, 256][max_send_wr as usize % 4];
         let fpdus = [1, 256, 3, 20][max_send_wr as usize / 4 % 4];
-        let config = QpConfig {
+        QpConfig {
             qp_num: e as u32 + 1,
             pd: PD,
             max_send_wr,
@@ -250,7 +251,11 @@ impl World {
                 local_requests: completions,
                 fpdus,
             },
-        };
+        }
+    }
+
+    fn endpoint(&mut self, e: usize, n: usize, stream: StreamConfig, fate: Fate) {
+        let config = self.config(e, n, &stream, fate);
         let cqs = self.nodes[n].poll_due.len();
         let rng = &mut self.rng;
         let ep = Endpoint {

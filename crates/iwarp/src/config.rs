@@ -160,103 +160,137 @@ impl Config {
     /// Returns the settings and one complaint for each bad value.
     fn with_lookup(self, get: impl Fn(&str) -> Option<OsString>) -> (Self, Vec<String>) {
         let mut c = self;
-        let complaints = RefCell::new(Vec::new());
-        let complain = |text: String| complaints.borrow_mut().push(text);
-        // An empty variable is the same as none.
-        let path = |name: &str| get(name).filter(|value| !value.is_empty());
-        let get = |name: &str| path(name).map(|value| value.to_string_lossy().into_owned());
-        let switch = |name: &str, default: bool| match get(name).as_deref() {
-            None => default,
-            Some("on" | "1" | "yes" | "true") => true,
-            Some("off" | "0" | "no" | "false") => false,
-            Some(other) => {
-                let used = if default { "on" } else { "off" };
-                complain(format!("{name}={other}: neither on nor off; it is {used}"));
-                default
-            }
+        let vars = Variables {
+            get: &get,
+            complaints: RefCell::default(),
         };
-        let number = |name: &str| {
-            let text = get(name)?;
-            let parsed = text.parse::<u64>().ok();
-            if parsed.is_none() {
-                complain(format!("{name}={text}: not a whole number; ignored"));
-            }
-            parsed
-        };
-        let within = |name: &str, range: RangeInclusive<u64>| {
-            let value = number(name)?;
-            let used = value.clamp(*range.start(), *range.end());
-            if used != value {
-                complain(format!(
-                    "{name}={value}: from {} to {}; it is {used}",
-                    range.start(),
-                    range.end()
-                ));
-            }
-            Some(used)
-        };
-        c.crc = switch("IWARP_CRC", c.crc);
-        c.markers = switch("IWARP_MARKERS", c.markers);
-        c.snapshot = switch("IWARP_SNAPSHOT", c.snapshot);
-        c.placed = switch("IWARP_PLACED", c.placed);
-        c.stats = switch("IWARP_STATS", c.stats);
-        c.peer_to_peer = switch("IWARP_PEER_TO_PEER", c.peer_to_peer);
-        match number("IWARP_MPA_REV") {
+        c.crc = vars.switch("IWARP_CRC", c.crc);
+        c.markers = vars.switch("IWARP_MARKERS", c.markers);
+        c.snapshot = vars.switch("IWARP_SNAPSHOT", c.snapshot);
+        c.placed = vars.switch("IWARP_PLACED", c.placed);
+        c.stats = vars.switch("IWARP_STATS", c.stats);
+        c.peer_to_peer = vars.switch("IWARP_PEER_TO_PEER", c.peer_to_peer);
+        match vars.number("IWARP_MPA_REV") {
             Some(rev @ (1 | 2)) => c.mpa_revision = rev as u8,
-            Some(other) => complain(format!("IWARP_MPA_REV={other}: neither 1 nor 2; it is 2")),
+            Some(other) => {
+                vars.complain(format!("IWARP_MPA_REV={other}: neither 1 nor 2; it is 2"))
+            }
             None => {}
         }
-        match number("IWARP_RNR_TIMEOUT_MS") {
+        match vars.number("IWARP_RNR_TIMEOUT_MS") {
             Some(0) => c.receiver_not_ready = ReceiverNotReady::Terminate,
             Some(ms) => c.receiver_not_ready = ReceiverNotReady::Hold(Duration::from_millis(ms)),
             None => {}
         }
-        let time = |name: &str| number(name).map(|ms| Duration::from_millis(ms.max(1)));
         for (name, limit) in [
             ("IWARP_CONNECT_TIMEOUT_MS", &mut c.connect_timeout),
             ("IWARP_MPA_TIMEOUT_MS", &mut c.handshake_timeout),
             ("IWARP_ANSWER_TIMEOUT_MS", &mut c.answer_timeout),
             ("IWARP_LINGER_MS", &mut c.linger),
         ] {
-            *limit = time(name).unwrap_or(*limit);
+            let ms = vars.number(name);
+            *limit = ms.map_or(*limit, |ms| Duration::from_millis(ms.max(1)));
         }
-        if let Some(ms) = number("IWARP_SPEAK_FIRST_MS") {
+        if let Some(ms) = vars.number("IWARP_SPEAK_FIRST_MS") {
             c.speak_first = (ms > 0).then(|| Duration::from_millis(ms));
         }
-        if let Some(s) = within("IWARP_PEER_TIMEOUT_S", 0..=Self::PEER_TIMEOUT_MAX_S) {
+        if let Some(s) = vars.within("IWARP_PEER_TIMEOUT_S", 0..=Self::PEER_TIMEOUT_MAX_S) {
             c.peer_timeout = (s > 0).then(|| Duration::from_secs(s));
         }
-        if let Some(us) = within("IWARP_BUSY_POLL_US", 0..=Self::BUSY_POLL_MAX_US) {
+        if let Some(us) = vars.within("IWARP_BUSY_POLL_US", 0..=Self::BUSY_POLL_MAX_US) {
             c.busy_poll = Duration::from_micros(us);
         }
-        c.capture = path("IWARP_CAPTURE").map(PathBuf::from);
-        c.capture_bytes = number("IWARP_CAPTURE_BYTES");
-        c.align = match get("IWARP_ALIGN").as_deref() {
-            None | Some("auto") => c.align,
+        c.capture = vars.path("IWARP_CAPTURE").map(PathBuf::from);
+        c.capture_bytes = vars.number("IWARP_CAPTURE_BYTES");
+        c.align = vars.alignment("IWARP_ALIGN", c.align);
+        c.port_mapper = vars.port_mapper("IWARP_PORT_MAPPER");
+        let mss = vars.within("IWARP_MSS", 128..=u64::from(u32::MAX));
+        c.mss = mss.map(|n| n as u32);
+        (c, vars.complaints.into_inner())
+    }
+}
+
+/// Reads environment variables. Each method reads one kind of value.
+struct Variables<'a> {
+    get: &'a dyn Fn(&str) -> Option<OsString>,
+    /// One for each bad value.
+    complaints: RefCell<Vec<String>>,
+}
+
+impl Variables<'_> {
+    fn complain(&self, text: String) {
+        self.complaints.borrow_mut().push(text);
+    }
+
+    /// An empty variable is the same as none.
+    fn path(&self, name: &str) -> Option<OsString> {
+        (self.get)(name).filter(|value| !value.is_empty())
+    }
+
+    fn text(&self, name: &str) -> Option<String> {
+        let value = self.path(name)?;
+        Some(value.to_string_lossy().into_owned())
+    }
+
+    fn switch(&self, name: &str, default: bool) -> bool {
+        match self.text(name).as_deref() {
+            None => default,
+            Some("on" | "1" | "yes" | "true") => true,
+            Some("off" | "0" | "no" | "false") => false,
+            Some(other) => {
+                let used = if default { "on" } else { "off" };
+                self.complain(format!("{name}={other}: neither on nor off; it is {used}"));
+                default
+            }
+        }
+    }
+
+    fn number(&self, name: &str) -> Option<u64> {
+        let text = self.text(name)?;
+        let parsed = text.parse::<u64>().ok();
+        if parsed.is_none() {
+            self.complain(format!("{name}={text}: not a whole number; ignored"));
+        }
+        parsed
+    }
+
+    /// Returns a number, or the next one inside the range.
+    fn within(&self, name: &str, range: RangeInclusive<u64>) -> Option<u64> {
+        let value = self.number(name)?;
+        let (least, most) = range.into_inner();
+        let used = value.clamp(least, most);
+        if used != value {
+            self.complain(format!(
+                "{name}={value}: from {least} to {most}; it is {used}"
+            ));
+        }
+        Some(used)
+    }
+
+    fn alignment(&self, name: &str, default: Alignment) -> Alignment {
+        match self.text(name).as_deref() {
+            None | Some("auto") => default,
             Some("on") => Alignment::On,
             Some("off") => Alignment::Off,
             Some(other) => {
-                complain(format!(
-                    "IWARP_ALIGN={other}: not auto, on or off; it is auto"
-                ));
-                c.align
+                self.complain(format!("{name}={other}: not auto, on or off; it is auto"));
+                default
             }
-        };
-        c.port_mapper = match get("IWARP_PORT_MAPPER").as_deref() {
+        }
+    }
+
+    fn port_mapper(&self, name: &str) -> Option<u16> {
+        match self.text(name).as_deref() {
             None | Some("off" | "0") => None,
-            Some("on" | "1") => Some(Self::PORT_MAPPER_PORT),
+            Some("on" | "1") => Some(Config::PORT_MAPPER_PORT),
             Some(other) => {
                 let port = other.parse().ok();
                 if port.is_none() {
-                    complain(format!(
-                        "IWARP_PORT_MAPPER={other}: not on, off or a port; it is off"
-                    ));
+                    self.complain(format!("{name}={other}: not on, off or a port; it is off"));
                 }
                 port
             }
-        };
-        c.mss = within("IWARP_MSS", 128..=u64::from(u32::MAX)).map(|n| n as u32);
-        (c, complaints.into_inner())
+        }
     }
 }
 
