@@ -9,7 +9,7 @@ use core::slice;
 use core::time::Duration;
 
 use iwarp_proto::mpa::negotiate::{
-    Agreed, Initiator, LocalParams, Outcome, PendingRequest, Responder, Rtr, RtrSet,
+    Agreed, Initiator, LocalParams, Outcome, PendingRequest, Responder, RtrSet,
 };
 use iwarp_proto::mpa::startup::{
     FrameKind, FrameReader, NO_NEGOTIATION, ReplyFrame, RequestFrame, StartupError,
@@ -22,12 +22,6 @@ use crate::runtime::{place, remove};
 /// The longest frame: header and 512 octets of private data.
 const FRAME_MAX: usize = 20 + 512;
 
-/// How long a responder may be silent before each reminder, as the library has it.
-const REMINDERS: [Duration; 3] = [
-    Duration::from_millis(50),
-    Duration::from_millis(1000),
-    Duration::from_millis(3200),
-];
 /// How long the initiator's first FPDU may take, where it has to send one.
 const FIRST_FPDU: Duration = Duration::from_secs(10);
 
@@ -278,22 +272,12 @@ impl Mpa {
     /// What the queue pair is started with, once both sides have agreed.
     pub(crate) fn stream(&self, emss: u32) -> Option<StreamConfig> {
         let agreed = self.agreed.as_ref()?;
+        let times = StreamTimes {
+            reminders: StreamTimes::REMINDERS,
+            first_fpdu: agreed.peer_to_peer.then_some(FIRST_FPDU),
+            ..StreamTimes::NONE
+        };
         let initiator = self.initiator.is_some();
-        Some(StreamConfig {
-            initiator,
-            crc: agreed.crc,
-            markers_tx: agreed.markers_tx,
-            markers_rx: agreed.markers_rx,
-            ird: agreed.ird,
-            ord: agreed.ord,
-            rtr: agreed.rtr.filter(|_| initiator),
-            rtr_send_expected: !initiator && agreed.rtr == Some(Rtr::Send),
-            emss,
-            times: StreamTimes {
-                reminders: REMINDERS.map(Some),
-                first_fpdu: agreed.peer_to_peer.then_some(FIRST_FPDU),
-                ..StreamTimes::NONE
-            },
-        })
+        Some(StreamConfig::agreed(agreed, initiator, emss, times))
     }
 }

@@ -49,6 +49,7 @@ use alloc::boxed::Box;
 use bitflags::bitflags;
 use core::time::Duration;
 use iwarp_proto::crc32c::Crc32cFn;
+use iwarp_proto::mpa::negotiate::Agreed;
 
 /// What happens to a Send for which no receive is posted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -250,6 +251,26 @@ pub struct StreamConfig {
     pub times: StreamTimes,
 }
 
+impl StreamConfig {
+    /// Returns what the agreement means for one of the two sides.
+    pub fn agreed(agreed: &Agreed, initiator: bool, emss: u32, times: StreamTimes) -> Self {
+        Self {
+            initiator,
+            //= rfc5044 section 4.4
+            //# The process MUST be invisible to the ULP.
+            crc: agreed.crc,
+            markers_tx: agreed.markers_tx,
+            markers_rx: agreed.markers_rx,
+            ird: agreed.ird,
+            ord: agreed.ord,
+            rtr: agreed.rtr.filter(|_| initiator),
+            rtr_send_expected: !initiator && agreed.rtr == Some(Rtr::Send),
+            emss,
+            times,
+        }
+    }
+}
+
 /// Times of a stream, counted from [`QueuePair::start`]. See [`QueuePair::poll_at`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamTimes {
@@ -278,6 +299,14 @@ impl StreamTimes {
         speak_first: None,
         first_fpdu: None,
     };
+
+    /// [`reminders`](Self::reminders) for any peer. An emulated siw has needed 30 ms; the later ones are for guests that were held up.
+    /// Each reminder costs both ends a system call per connection, so there are few.
+    pub const REMINDERS: [Option<Duration>; 3] = [
+        Some(Duration::from_millis(50)),
+        Some(Duration::from_millis(1000)),
+        Some(Duration::from_millis(3200)),
+    ];
 }
 
 bitflags! {

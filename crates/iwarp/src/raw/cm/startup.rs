@@ -9,20 +9,11 @@ use crate::sys::connect::Ends;
 use crate::sys::stream::TcpStream;
 use iwarp_proto::ddp::{Header, Stag, UntaggedHeader};
 use iwarp_proto::mpa::framing::{FpduOptions, MarkerClock, encode_fpdu};
-use iwarp_proto::mpa::negotiate::{Agreed, LocalParams, Rtr, RtrSet};
+use iwarp_proto::mpa::negotiate::{Agreed, LocalParams, RtrSet};
 use iwarp_proto::mpa::startup::{FrameReader, MAX_FRAME_LEN, Progress, StartupError};
 use iwarp_proto::rdmap::{Opcode, Terminate, TerminateCode};
 use iwarp_rnic::qp::{QpConfig, StreamConfig, StreamTimes};
 use std::io::{self, ErrorKind};
-use std::time::Duration;
-
-/// How long a responder may be silent before each reminder. An emulated siw has needed 30 ms; the later ones are for guests
-/// that were held up. Each reminder costs both ends a system call per connection, so there are few.
-const REMINDERS: [Duration; 3] = [
-    Duration::from_millis(50),
-    Duration::from_millis(1000),
-    Duration::from_millis(3200),
-];
 
 /// A stream in start-up.
 #[derive(Debug)]
@@ -157,29 +148,17 @@ pub(super) fn local_params(
 
 /// Returns what a queue pair has to know of the agreement.
 pub(super) fn stream_config(agreed: &Agreed, initiator: bool, ctx: &Context) -> StreamConfig {
-    StreamConfig {
-        initiator,
-        //= rfc5044 section 4.4
-        //# The process MUST be invisible to the ULP.
-        crc: agreed.crc,
-        markers_tx: agreed.markers_tx,
-        markers_rx: agreed.markers_rx,
-        ird: agreed.ird,
-        ord: agreed.ord,
-        rtr: agreed.rtr.filter(|_| initiator),
-        rtr_send_expected: !initiator && agreed.rtr == Some(Rtr::Send),
-        emss: ctx.config().mss.unwrap_or(536),
-        times: StreamTimes {
-            reminders: REMINDERS.map(Some),
-            maturity: MATURITY,
-            // In the client-server model the initiator need not send anything.
-            speak_first: ctx.config().speak_first.filter(|_| !agreed.peer_to_peer),
-            // In the peer-to-peer model the initiator has to send it (RFC 6581 section 9.2).
-            first_fpdu: agreed
-                .peer_to_peer
-                .then_some(ctx.config().handshake_timeout),
-        },
-    }
+    let times = StreamTimes {
+        reminders: StreamTimes::REMINDERS,
+        maturity: MATURITY,
+        // In the client-server model the initiator need not send anything.
+        speak_first: ctx.config().speak_first.filter(|_| !agreed.peer_to_peer),
+        // In the peer-to-peer model the initiator has to send it (RFC 6581 section 9.2).
+        first_fpdu: agreed
+            .peer_to_peer
+            .then_some(ctx.config().handshake_timeout),
+    };
+    StreamConfig::agreed(agreed, initiator, ctx.config().mss.unwrap_or(536), times)
 }
 
 /// Starts to record a new connection if the device records.
