@@ -4,10 +4,9 @@ use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
 use std::time::Duration;
 
-use iwarp_proto::crc32c::Crc32cFn;
 use iwarp_proto::rdmap::TerminateCode;
 use iwarp_rnic::cq::CompletionQueue;
-use iwarp_rnic::memory::MemoryTable;
+use iwarp_rnic::memory::{Crc32c, MemoryTable};
 use iwarp_rnic::qp::{Events, QueuePair, RxBuffer, StreamConfig, TxPlan};
 use iwarp_rnic::receive_queue::SharedReceiveQueue;
 use iwarp_rnic::{SendFlags, SendOp, Sge, Time, WcFlags, WcOpcode, WcStatus};
@@ -20,7 +19,7 @@ use crate::rng::{Rng, mix};
 /// Octets of one host's memory. Pages that are not used take no real memory.
 pub const ARENA: usize = 32 << 20;
 /// The CRC function of all queue pairs.
-pub const CRC32C: Crc32cFn = iwarp_proto::crc32c::append;
+pub const CRC32C: Crc32c = Crc32c::new(iwarp_proto::crc32c::append);
 /// How long a Send may wait for a receive, in nanoseconds: far longer than any program takes to post it.
 pub const HOLD_TIME: Duration = Duration::from_secs(100);
 

@@ -4,7 +4,7 @@
 
 use iwarp_proto::crc32c::{self, Crc32cFn};
 use iwarp_proto::mpa::framing::{FpduOptions, MarkerClock, encode_fpdu};
-use iwarp_rnic::memory::{HostRange, MemoryTable, Stag, WindowType};
+use iwarp_rnic::memory::{Crc32c, HostRange, MemoryTable, Stag, WindowType};
 use iwarp_rnic::qp::{
     Budget, Direction, Env, Host, QpConfig, QueuePair, ReceiverNotReady, Rtr, Run, RxBuffer,
     RxInterest, RxPlan, RxStatus, State, StreamConfig, StreamTimes, StreamWish, TxFill, TxPlan,
@@ -333,7 +333,7 @@ impl Engine {
     fn filled(&mut self, n: usize) -> RxStatus {
         let mut env = Env {
             memory: &self.table,
-            crc32c: self.crc32c,
+            crc32c: Crc32c::new(self.crc32c),
             host: &mut self.host,
         };
         self.qp
@@ -344,7 +344,7 @@ impl Engine {
     fn offer(&mut self) -> RxStatus {
         let mut env = Env {
             memory: &self.table,
-            crc32c: self.crc32c,
+            crc32c: Crc32c::new(self.crc32c),
             host: &mut self.host,
         };
         let (n, status) = self.qp.rx_input(&self.lent, &mut self.buffer, &mut env);
@@ -385,7 +385,7 @@ impl Engine {
                 }
                 let mut env = Env {
                     memory: &self.table,
-                    crc32c: self.crc32c,
+                    crc32c: Crc32c::new(self.crc32c),
                     host: &mut self.host,
                 };
                 match self.qp.tx_fill(&mut self.tx, &mut env) {

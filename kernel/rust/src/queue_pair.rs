@@ -20,7 +20,7 @@ use iwarp_rnic::{Access, FastRegister, RecvWr, SendFlags, SendOp, SendWr, Sge, T
 
 use crate::device::Device;
 use crate::error::{EFAULT, EINVAL, EPROTO, code};
-use crate::runtime::{Owner, crc32c, place, remove};
+use crate::runtime::{CRC32C, Owner, place, remove};
 use crate::startup::Mpa;
 
 /// Runs of one plan for one call of the socket.
@@ -449,7 +449,7 @@ pub extern "C" fn rk_tx_fill(qp: &mut Qp, device: &Device) -> c_int {
     }
     let mut env = Env {
         memory: &device.table,
-        crc32c,
+        crc32c: CRC32C,
         host: &mut qp.owner,
     };
     match qp.machine.tx_fill(&mut qp.tx, &mut env) {
@@ -535,7 +535,7 @@ pub extern "C" fn rk_rx_plan(qp: &mut Qp, device: &Device, runs: &mut *const Kve
 pub extern "C" fn rk_rx_filled(qp: &mut Qp, device: &Device, mut octets: usize) -> c_int {
     let mut env = Env {
         memory: &device.table,
-        crc32c,
+        crc32c: CRC32C,
         host: &mut qp.owner,
     };
     loop {
@@ -565,7 +565,7 @@ pub unsafe extern "C" fn rk_rx_input(
 ) -> c_int {
     let mut env = Env {
         memory: &device.table,
-        crc32c,
+        crc32c: CRC32C,
         host: &mut qp.owner,
     };
     let mut octets: &[u8] = match len {

@@ -7,7 +7,7 @@ use core::alloc::{GlobalAlloc, Layout};
 use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
 
-use iwarp_rnic::memory::Pages;
+use iwarp_rnic::memory::{Crc32c, Pages};
 use iwarp_rnic::qp::{Direction, Host};
 use iwarp_rnic::receive_queue::{ReceiveQueue, TakenRecv};
 use iwarp_rnic::{AllocError, Cqe, RecvWr, Sge};
@@ -56,10 +56,22 @@ fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
     }
 }
 
-/// The kernel's CRC32C, in the append convention of the engine.
-pub(crate) fn crc32c(crc: u32, octets: &[u8]) -> u32 {
+/// The kernel's CRC32C.
+// SAFETY: the kernel's function reads what it is given, and the compiler does not look into it.
+pub(crate) const CRC32C: Crc32c = unsafe { Crc32c::new(crc32c).with_shared(shared_crc32c) };
+
+fn crc32c(crc: u32, octets: &[u8]) -> u32 {
     // SAFETY: the slice is readable for the call.
-    unsafe { iwarp_crc32c(crc, octets.as_ptr(), octets.len()) }
+    unsafe { shared_crc32c(crc, octets.as_ptr(), octets.len()) }
+}
+
+/// Continues a CRC over memory that programs may change meanwhile.
+///
+/// # Safety
+/// `len` octets at `from` are readable until it returns.
+unsafe fn shared_crc32c(crc: u32, from: *const u8, len: usize) -> u32 {
+    // SAFETY: as the caller promises.
+    unsafe { iwarp_crc32c(crc, from, len) }
 }
 
 /// Makes a value in memory of its own, so that it needs no room on the stack. Returns null if there is no memory; `make` is dropped then.

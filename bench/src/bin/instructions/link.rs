@@ -4,9 +4,9 @@ use crate::arena::{Arena, read_into};
 use crate::measured;
 use iwarp_proto::crc32c;
 use iwarp_rnic::cq::{CompletionQueue, Pushed};
-use iwarp_rnic::memory::{HostRange, MemoryTable};
+use iwarp_rnic::memory::{Crc32c, HostRange, MemoryTable};
 use iwarp_rnic::qp::{
-    Direction, Env, Host, QpConfig, QueuePair, RxBuffer, RxPlan, RxStatus, StreamConfig,
+    Direction, Env, Host, QpConfig, QueuePair, Run, RxBuffer, RxPlan, RxStatus, StreamConfig,
     StreamTimes, TxFill, TxPlan,
 };
 use iwarp_rnic::receive_queue::TakenRecv;
@@ -14,6 +14,8 @@ use iwarp_rnic::{Access, Cqe, RecvWr, SendWr, Sge, Time, WcStatus};
 
 /// Most requests that may be outstanding.
 const DEPTH: u32 = 256;
+/// Most runs of one write.
+const RUNS: usize = 1024;
 /// All access rights.
 pub(crate) const ALL: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_WRITE)
@@ -49,6 +51,8 @@ pub(crate) struct End {
     tx: Box<TxPlan>,
     rx: RxPlan,
     buffer: Box<RxBuffer>,
+    /// Address and length of each run of the plan.
+    runs: Vec<(usize, usize)>,
 }
 
 impl End {
@@ -86,6 +90,7 @@ impl End {
             stag: stag.0,
             tx: TxPlan::new().expect("a plan"),
             rx: RxPlan::new(64),
+            runs: Vec::with_capacity(RUNS),
             buffer: RxBuffer::new().expect("a buffer"),
         }
     }
@@ -113,10 +118,28 @@ impl End {
     pub(crate) fn fill(&mut self) -> bool {
         let mut env = Env {
             memory: &self.memory,
-            crc32c: crc32c::append,
+            crc32c: Crc32c::new(crc32c::append),
             host: &mut self.host,
         };
         self.qp.tx_fill(&mut self.tx, &mut env) == TxFill::Ready
+    }
+
+    /// Finds where the octets of the plan lie. Returns how many runs that are.
+    pub(crate) fn runs(&mut self) -> usize {
+        let Self {
+            qp,
+            tx,
+            memory,
+            runs,
+            ..
+        } = self;
+        runs.clear();
+        let visit = |run: Run<'_>| runs.push((run.fragment.as_ptr().addr(), run.fragment.len()));
+        tx.runs(memory, qp.accessor(), RUNS, visit)
+            .expect("registered memory");
+        tx.release(memory);
+        assert_eq!(runs.iter().map(|run| run.1).sum::<usize>(), tx.remaining());
+        runs.len()
     }
 
     /// Tells the queue pair that the stream has taken the whole plan.
@@ -148,7 +171,7 @@ impl End {
             let status = measured(|| {
                 let mut env = Env {
                     memory: &self.memory,
-                    crc32c: crc32c::append,
+                    crc32c: Crc32c::new(crc32c::append),
                     host: &mut self.host,
                 };
                 self.qp

@@ -10,7 +10,8 @@
 //! Other threads, the peer and the kernel change registered memory at any time. So that this is not undefined behaviour,
 //! * no reference to it is ever formed;
 //! * it is read and written by the machine's copy, into which the compiler does not look (`copy`), as a device would;
-//! * its sum is that of a copy: up to [`SUM_PART`](crate::limits::SUM_PART) octets at a time are copied to memory of our own and summed there;
+//! * it is summed by a function of the surroundings that reads it in the same way ([`SharedCrc32cFn`]); where they have none, up to
+//!   [`SUM_PART`](crate::limits::SUM_PART) octets at a time are copied to memory of our own and summed there;
 //! * the last octet of a Write and the words of atomic operations are stored by atomic instructions.
 //!
 //! The program that shares the memory with the RNIC has to read it in the same way: volatile, atomic, or after a completion.
@@ -31,6 +32,7 @@ mod span;
 mod state;
 #[cfg(test)]
 mod stress_tests;
+mod sum;
 mod table;
 mod users;
 mod window;
@@ -42,6 +44,7 @@ pub use iwarp_proto::ddp::Stag;
 pub use pages::{ListedPages, PagePlace, Pages};
 pub use slots::{Room, RoomSize};
 pub use span::{Fragment, Fragments, Memory, Span, Word};
+pub use sum::{Crc32c, SharedCrc32cFn};
 pub use table::MemoryTable;
 pub(crate) use users::Users;
 pub use window::WindowType;

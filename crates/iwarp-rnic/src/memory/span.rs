@@ -13,10 +13,10 @@
 
 use super::copy::copy;
 use super::pages::ListedPages;
+use super::sum::Crc32c;
 use crate::limits::SUM_PART;
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use iwarp_proto::crc32c::Crc32cFn;
 
 /// Memory that may be registered: a sequence of fragments.
 ///
@@ -270,14 +270,21 @@ impl<'t, M: Memory> Span<'t, M> {
         unsafe { AtomicU8::from_ptr(end.fragment().at) }.store(*last, Ordering::Release);
     }
 
-    /// Continues a CRC over the octets, which are copied to `room` part by part. Octets that change meanwhile make the CRC wrong,
-    /// which the contract of posting a work request leaves to the program.
-    pub fn crc32c(&self, f: Crc32cFn, mut crc: u32, room: &mut [u8; SUM_PART]) -> u32 {
+    /// Continues a CRC over the octets. If there is no function for registered memory, they are copied to `room` part by part.
+    /// Octets that change meanwhile make the CRC wrong, which the contract of posting a work request leaves to the program.
+    pub fn crc32c(&self, f: Crc32c, mut crc: u32, room: &mut [u8; SUM_PART]) -> u32 {
+        if let Some(shared) = f.shared() {
+            self.each(self.len, |of| {
+                // SAFETY: the fragment is valid registered memory (module invariant).
+                crc = unsafe { shared(crc, of.at, of.len) };
+            });
+            return crc;
+        }
         let mut rest = *self;
         while !rest.is_empty() {
             let (part, later) = rest.split_at(SUM_PART as u32);
             part.read(room);
-            crc = f(crc, room.get(..part.len as usize).unwrap_or(&[]));
+            crc = f.append(crc, room.get(..part.len as usize).unwrap_or(&[]));
             rest = later;
         }
         crc

@@ -3,7 +3,7 @@
 use super::fault::RxFault;
 use super::rx::Step;
 use super::{Env, Host, QueuePair};
-use iwarp_proto::crc32c::Crc32cFn;
+use crate::memory::Crc32c;
 use iwarp_proto::ddp::Header;
 use iwarp_proto::mpa::framing::{
     CRC_LEN, FpduOptions, FramingError, MARKER_LEN, MPA_LEN_FIELD, decode_fpdu, fpdu_len,
@@ -40,8 +40,8 @@ impl<'a> Whole<'a> {
     //# An MPA receiver MUST first verify the FPDU before passing the ULPDU
     //# to DDP.
     #[inline]
-    fn is_intact(&self, crc: Option<Crc32cFn>) -> bool {
-        crc.is_none_or(|crc| crc(0, self.covered).to_le_bytes() == self.trailer)
+    fn is_intact(&self, crc: Option<Crc32c>) -> bool {
+        crc.is_none_or(|crc| crc.append(0, self.covered).to_le_bytes() == self.trailer)
     }
 }
 
@@ -223,7 +223,7 @@ impl QueuePair {
         let mut clock = self.rx.clock;
         let options = FpduOptions {
             markers: true,
-            crc: self.rx.crc.then_some(env.crc32c),
+            crc: self.rx.crc.then_some(env.crc32c.octets()),
         };
         let ulpdu = unmarked.get_mut(..ulpdu_len).unwrap_or(&mut []);
         if let Err(e) = decode_fpdu(fpdu, &options, &mut clock, ulpdu) {

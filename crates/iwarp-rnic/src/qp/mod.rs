@@ -42,13 +42,12 @@ pub use tx::TxFill;
 use crate::boxed::try_box;
 use crate::counters::Counters;
 use crate::limits::{MAX_INLINE, MAX_IRD, MAX_ORD, MAX_QP_WR, MAX_SGE};
-use crate::memory::{Accessor, Memory, MemoryTable};
+use crate::memory::{Accessor, Crc32c, Memory, MemoryTable};
 use crate::receive_queue::{ReceiveQueue, TakenRecv};
 use crate::{Access, AllocError, Cqe, PostError, RecvWr, Time, WcStatus};
 use alloc::boxed::Box;
 use bitflags::bitflags;
 use core::time::Duration;
-use iwarp_proto::crc32c::Crc32cFn;
 use iwarp_proto::mpa::negotiate::Agreed;
 
 /// What happens to a Send for which no receive is posted.
@@ -101,8 +100,8 @@ pub trait Host {
 pub struct Env<'a, H: Host> {
     /// The device's STag table.
     pub memory: &'a MemoryTable<H::Memory>,
-    /// CRC32C in the append convention.
-    pub crc32c: Crc32cFn,
+    /// How CRCs are computed.
+    pub crc32c: Crc32c,
     /// The receiver of completions.
     pub host: &'a mut H,
 }

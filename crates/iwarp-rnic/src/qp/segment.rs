@@ -6,10 +6,9 @@ use super::plan::TxPlan;
 use super::tx::Tx;
 use crate::counters::Counters;
 use crate::limits::SUM_PART;
-use crate::memory::{AccessError, Accessor, Memory, MemoryTable, Span};
+use crate::memory::{AccessError, Accessor, Crc32c, Memory, MemoryTable, Span};
 use crate::{Access, Sge};
 use core::convert::Infallible;
-use iwarp_proto::crc32c::Crc32cFn;
 use iwarp_proto::ddp::{Header, Stag, UNTAGGED_HEADER_LEN};
 use iwarp_proto::mpa::framing::{
     CRC_LEN, FpduOptions, MPA_LEN_FIELD, encode_fpdu, fpdu_len, fpdu_len_with_markers, pad_len,
@@ -82,7 +81,7 @@ pub(super) const fn cut(left: u32, room: u32) -> (u32, bool) {
 pub(super) struct Wire<'a, M> {
     pub(super) memory: &'a MemoryTable<M>,
     pub(super) who: Accessor,
-    pub(super) crc: Option<Crc32cFn>,
+    pub(super) crc: Option<Crc32c>,
     pub(super) markers: bool,
     /// The program may change octets while they are sent.
     pub(super) snapshot: bool,
@@ -109,7 +108,7 @@ impl<M> Wire<'_, M> {
                 .wrapping_add(len as usize / 64)
                 .wrapping_add(64),
             true => whole,
-            // Parts of it are copied to be summed.
+            // Parts of it may be copied to be summed.
             false if self.crc.is_some() => FRAMING + SUM_PART,
             false => FRAMING,
         }
@@ -218,7 +217,8 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
             if let Some(body) = covered.get_mut(n..n.wrapping_add(len as usize)) {
                 fill(body)?;
             }
-            *trailer = self.wire.crc.map_or(0, |f| f(0, covered)).to_le_bytes();
+            let crc = self.wire.crc.map_or(0, |f| f.append(0, covered));
+            *trailer = crc.to_le_bytes();
         }
         let start = self.plan.len();
         self.plan.add_scratch(total);
@@ -244,7 +244,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         fill(ulpdu.get_mut(n..).unwrap_or(&mut []))?;
         let options = FpduOptions {
             markers: true,
-            crc: self.wire.crc,
+            crc: self.wire.crc.map(|f| f.octets()),
         };
         // It fits: there was room for both, and MULPDU limits them.
         let _ = encode_fpdu(ulpdu, &options, &mut self.tx.clock, out);
@@ -492,8 +492,8 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         let room = room.unwrap_or_default();
         let (head, room) = room.split_at_mut_checked(head_len).unwrap_or_default();
         emit_head(head, header, ulpdu_len);
-        let mut crc = w.crc.map(|f| f(0, head));
-        // Parts of the payload are summed behind the header. There is room: the caller asked for it.
+        let mut crc = w.crc.map(|f| f.append(0, head));
+        // Parts of the payload may be summed behind the header. There is room: the caller asked for it.
         let mut room = room.first_chunk_mut();
         // All of it is checked first, so that an error does not change the plan.
         for_each_part(source.sges, off, len, |stag, to, len| {
@@ -515,7 +515,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
             && let Some((zeros, trailer)) = out.split_last_chunk_mut::<CRC_LEN>()
         {
             zeros.fill(0);
-            let crc = crc.and_then(|crc| w.crc.map(|f| f(crc, zeros)));
+            let crc = crc.and_then(|crc| w.crc.map(|f| f.append(crc, zeros)));
             *trailer = crc.unwrap_or(0).to_le_bytes();
         }
         self.plan.add_scratch(trailer_len);

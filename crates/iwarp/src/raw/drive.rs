@@ -10,7 +10,7 @@ use super::left;
 use super::pool;
 use super::qp::{Guarded, Link, QpInner};
 use super::silence;
-use crate::crc::crc32c_append;
+use crate::crc::crc32c;
 use crate::sys::clock::now_ns;
 use crate::sys::raw_slice::RawSlice;
 use iwarp_rnic::Time;
@@ -69,7 +69,7 @@ fn tx_turns<'a>(
                     let mut host = DriveHost::new(qp, &mut *after);
                     let mut env = Env {
                         memory: &memory,
-                        crc32c: crc32c_append,
+                        crc32c: crc32c(),
                         host: &mut host,
                     };
                     g.machine.tx_fill(&mut plan, &mut env)
@@ -327,7 +327,7 @@ pub(super) fn rx(qp: &Arc<QpInner>) {
                     let mut host = DriveHost::new(qp, &mut after);
                     let mut env = Env {
                         memory: &memory,
-                        crc32c: crc32c_append,
+                        crc32c: crc32c(),
                         host: &mut host,
                     };
                     g.machine.rx_filled(&mut buffer, &mut plan, n, &mut env)
@@ -446,7 +446,7 @@ fn process(
         let mut host = DriveHost::new(qp, after);
         let mut env = Env {
             memory: &memory,
-            crc32c: crc32c_append,
+            crc32c: crc32c(),
             host: &mut host,
         };
         g.machine.rx_filled(&mut buffer, &mut plan, 0, &mut env)

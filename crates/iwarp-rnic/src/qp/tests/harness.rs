@@ -226,7 +226,7 @@ impl Rig {
     pub(super) fn fill(&mut self) -> TxFill {
         let mut env = Env {
             memory: &self.table,
-            crc32c: crc32c::append,
+            crc32c: Crc32c::new(crc32c::append),
             host: &mut self.host,
         };
         self.qp.tx_fill(&mut self.plan, &mut env)
@@ -323,7 +323,7 @@ impl Rig {
     pub(super) fn input(&mut self, crc32c: Crc32cFn) -> RxStatus {
         let mut env = Env {
             memory: &self.table,
-            crc32c,
+            crc32c: Crc32c::new(crc32c),
             host: &mut self.host,
         };
         let (n, status) = self.qp.rx_input(&self.offered, &mut self.buffer, &mut env);
@@ -337,7 +337,7 @@ impl Rig {
     pub(super) fn filled(&mut self, n: usize) -> RxStatus {
         let mut env = Env {
             memory: &self.table,
-            crc32c: crc32c::append,
+            crc32c: Crc32c::new(crc32c::append),
             host: &mut self.host,
         };
         self.qp

@@ -4,7 +4,7 @@
 
 use super::harness::STREAM;
 use crate::memory::pages::tests::Scattered;
-use crate::memory::{ListedPages, MemoryTable, Pages};
+use crate::memory::{Crc32c, ListedPages, MemoryTable, Pages};
 use crate::qp::{
     Direction, Env, Host, QpConfig, QueuePair, Run, RunKind, RxBuffer, RxPlan, RxStatus,
     StreamConfig, TxFill, TxPlan,
@@ -84,7 +84,7 @@ impl End {
             if self.plan.is_done() {
                 let mut env = Env {
                     memory: &self.table,
-                    crc32c: crc32c::append,
+                    crc32c: Crc32c::new(crc32c::append),
                     host: &mut self.host,
                 };
                 assert_eq!(self.qp.tx_fill(&mut self.plan, &mut env), TxFill::Ready);
@@ -134,7 +134,7 @@ impl End {
             }
             let mut env = Env {
                 memory: &self.table,
-                crc32c: crc32c::append,
+                crc32c: Crc32c::new(crc32c::append),
                 host: &mut self.host,
             };
             let status = self.qp.rx_filled(&mut self.buffer, &mut plan, n, &mut env);
@@ -252,7 +252,7 @@ fn room_for_no_runs_is_enough_for_none() {
     end.qp.post_send(&wr, &mut end.host).unwrap();
     let mut env = Env {
         memory: &end.table,
-        crc32c: crc32c::append,
+        crc32c: Crc32c::new(crc32c::append),
         host: &mut end.host,
     };
     assert_eq!(end.qp.tx_fill(&mut end.plan, &mut env), TxFill::Ready);
@@ -298,7 +298,7 @@ impl End {
     fn local(&mut self) -> Vec<u8> {
         let mut env = Env {
             memory: &self.table,
-            crc32c: crc32c::append,
+            crc32c: Crc32c::new(crc32c::append),
             host: &mut self.host,
         };
         match self.qp.tx_fill(&mut self.plan, &mut env) {

@@ -115,7 +115,7 @@ pub(super) fn read_as_planned(rig: &mut Rig, mut octets: &[u8], piece: usize, ru
         }
         let mut env = Env {
             memory: &rig.table,
-            crc32c: crc32c::append,
+            crc32c: Crc32c::new(crc32c::append),
             host: &mut rig.host,
         };
         let status = rig.qp.rx_filled(&mut rig.buffer, &mut plan, n, &mut env);

@@ -1,7 +1,7 @@
 //! Who uses memory: invalidations complete when nobody does, and deregistration is refused before.
 
 use super::harness::*;
-use crate::memory::{HostRange, MemoryError};
+use crate::memory::{Crc32c, HostRange, MemoryError};
 use crate::qp::{RxInterest, RxPlan, RxStatus, StreamConfig, TxFill};
 use crate::{Access, FastRegister, SendFlags, SendOp, SendWr, Sge, WcFlags, WcStatus};
 use iwarp_proto::ddp::{Header, Stag, UntaggedHeader};
@@ -102,7 +102,7 @@ fn processing_ends_the_use_of_a_read() {
     assert_eq!(a.table.deregister(stag).err(), Some(MemoryError::InUse));
     let mut env = crate::qp::Env {
         memory: &a.table,
-        crc32c: iwarp_proto::crc32c::append,
+        crc32c: Crc32c::new(iwarp_proto::crc32c::append),
         host: &mut a.host,
     };
     let status = a.qp.rx_filled(&mut a.buffer, &mut plan, 0, &mut env);

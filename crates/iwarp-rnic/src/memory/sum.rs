@@ -1,0 +1,64 @@
+//! How CRCs are computed over the RNIC's own octets, and over registered memory.
+//!
+//! Invariant: a function for registered memory reads it by instructions of the machine, as its giver has promised.
+#![allow(unsafe_code)]
+
+use iwarp_proto::crc32c::Crc32cFn;
+
+/// A CRC32C over memory that others may change meanwhile: `len` octets at `from`, in the append convention of [`Crc32cFn`].
+///
+/// It reads them by instructions into which the compiler does not look, so that no access is a data race to the compiler
+/// (`memory` says more). What it returns is the CRC of octets that were stored there at some time.
+///
+/// # Safety
+/// `len` octets at `from` are readable until it returns.
+pub type SharedCrc32cFn = unsafe fn(crc: u32, from: *const u8, len: usize) -> u32;
+
+/// The functions that compute CRC32C (RFC 5044 section 4.4).
+#[derive(Debug, Clone, Copy)]
+pub struct Crc32c {
+    octets: Crc32cFn,
+    shared: Option<SharedCrc32cFn>,
+}
+
+impl Crc32c {
+    /// Takes a function for octets that nobody else changes. Octets of registered memory are copied to be summed.
+    #[inline]
+    pub const fn new(octets: Crc32cFn) -> Self {
+        Self {
+            octets,
+            shared: None,
+        }
+    }
+
+    /// Adds a function for octets of registered memory, which sums them where they lie.
+    ///
+    /// # Safety
+    /// It computes the same CRC, reads nothing but the octets it is given, and reads those as [`SharedCrc32cFn`] says.
+    #[inline]
+    #[must_use]
+    pub const unsafe fn with_shared(self, shared: SharedCrc32cFn) -> Self {
+        Self {
+            shared: Some(shared),
+            ..self
+        }
+    }
+
+    /// Returns the function for octets that nobody else changes.
+    #[inline]
+    pub const fn octets(&self) -> Crc32cFn {
+        self.octets
+    }
+
+    /// Continues a CRC over octets that nobody else changes.
+    #[inline(always)]
+    pub fn append(&self, crc: u32, octets: &[u8]) -> u32 {
+        (self.octets)(crc, octets)
+    }
+
+    /// Returns the function for registered memory, if there is one.
+    #[inline]
+    pub(crate) const fn shared(&self) -> Option<SharedCrc32cFn> {
+        self.shared
+    }
+}
