@@ -12,6 +12,17 @@ use crate::memory::{AccessError, Memory};
 use iwarp_proto::ddp::TAGGED_HEADER_LEN;
 use iwarp_proto::rdmap::{AtomicResponse, Opcode, ReadRequest};
 
+/// What came of an answer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Answer {
+    /// The plan has no room for it. Nothing was done.
+    NoRoom,
+    /// All of it is in the plan.
+    Whole,
+    /// The plan took what it could, or there is nothing to answer with.
+    Stopped,
+}
+
 impl QueuePair {
     /// Puts up to `most` answers into the plan, of which none has begun. Returns `false` if there is no room for the next.
     #[inline(never)]
@@ -35,10 +46,11 @@ impl QueuePair {
             };
             let len = request.size;
             if len.wrapping_sub(1) >= small {
-                // The rest of it may follow.
-                self.tx.job = Some(Job::Response { off: 0 });
-                self.tx.responses_in_row = self.tx.responses_in_row.saturating_add(1);
-                break;
+                match self.continue_response(0, plan, w, host) {
+                    Answer::NoRoom => return false,
+                    Answer::Whole => continue,
+                    Answer::Stopped => break,
+                }
             }
             if !plan.has_room(w.scratch_small(len)) {
                 return false;
@@ -50,7 +62,6 @@ impl QueuePair {
                 self.lose_response(0, e, host);
                 break;
             }
-            self.tx.responses_in_row = self.tx.responses_in_row.saturating_add(1);
             self.answered_peer(plan);
         }
         true
@@ -59,26 +70,27 @@ impl QueuePair {
     /// The oldest answer is in the plan in full.
     #[inline]
     fn answered_peer(&mut self, plan: &mut TxPlan) {
+        self.tx.responses_in_row = self.tx.responses_in_row.saturating_add(1);
         plan.add_milestone(Milestone::Response);
         self.responses.pop();
     }
 
-    /// Puts the answer to the oldest Read into the plan from `off` on, as far as there is room. Returns `false` if there is none.
+    /// Puts the answer to the oldest Read into the plan from `off` on, as far as there is room.
     pub(super) fn continue_response<H: Host>(
         &mut self,
         mut off: u32,
         plan: &mut TxPlan,
         w: &Wire<'_, impl Memory>,
         host: &mut H,
-    ) -> bool {
+    ) -> Answer {
         let Some(Response::Read(request)) = self.responses.front() else {
             self.tx.job = None;
-            return true;
+            return Answer::Stopped;
         };
         let room = u32::from(self.tx.mulpdu).saturating_sub(TAGGED_HEADER_LEN as u32);
         let first = cut(request.size.wrapping_sub(off), room).0;
         if !plan.has_room(w.scratch(first, true)) {
-            return false;
+            return Answer::NoRoom;
         }
         let mut out = Out::new(&mut self.tx, &mut self.counters, plan, w);
         let result = out.response(request, &mut off, room);
@@ -88,10 +100,11 @@ impl QueuePair {
             Ok(()) if whole => {
                 self.tx.job = None;
                 self.answered_peer(plan);
+                return Answer::Whole;
             }
             Ok(()) => self.tx.job = Some(Job::Response { off }),
         }
-        true
+        Answer::Stopped
     }
 
     /// The region was deregistered between the request and its answer, of which `off` octets are in the plan.
@@ -142,7 +155,6 @@ impl QueuePair {
         //# were received by the RDMAP layer, at the Responder.
         let (opcode, len) = (Opcode::ATOMIC_RESPONSE, AtomicResponse::LEN);
         self.emit_control(opcode, 3, len, plan, w, |out| response.emit(out));
-        self.tx.responses_in_row = self.tx.responses_in_row.saturating_add(1);
         self.answered_peer(plan);
         true
     }

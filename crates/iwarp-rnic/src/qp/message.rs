@@ -4,6 +4,7 @@
 //! `next` says which of them goes next, `headers` has their headers, `segment` puts them into a plan, and `answer` has the answers to the
 //! peer.
 
+use super::answer::Answer;
 use super::fault::TerminateOctets;
 use super::headers::{
     STAG_OF_NOTHING, control_header, empty_write_header, payload_header, payload_header_len,
@@ -150,7 +151,9 @@ impl QueuePair {
         host: &mut H,
     ) -> bool {
         let (seq, off, stage) = match job {
-            Job::Response { off } => return self.continue_response(off, plan, w, host),
+            Job::Response { off } => {
+                return self.continue_response(off, plan, w, host) != Answer::NoRoom;
+            }
             Job::Request { seq, off, stage } => (seq, off, stage),
         };
         let Some((slot, place)) = self.sq.slot_with_place(seq) else {

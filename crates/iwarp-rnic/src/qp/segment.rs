@@ -321,18 +321,15 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         room: u32,
         header: impl Fn(u32, bool) -> Header,
     ) -> Result<(), AccessError> {
-        let (len, _) = cut(end.wrapping_sub(*off), room);
-        if let [sge] = source.sges
-            && sge.len == end
-            && self.wire.copies(len, source.remote)
-            && !self.wire.markers
-        {
-            return self.copied_segments(sge, source.remote, off, room, header);
+        match source.sges {
+            [sge] if sge.len == end && !self.wire.markers => {
+                self.range_segments(sge, source.remote, off, room, header)
+            }
+            _ => self.scattered_segments(source, off, end, room, header),
         }
-        self.scattered_segments(source, off, end, room, header)
     }
 
-    /// The same for a message of several elements, or whose payload stays where it is.
+    /// The same for a message of several elements, or with markers.
     #[inline(never)]
     fn scattered_segments(
         &mut self,
@@ -392,9 +389,9 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         }
     }
 
-    /// The same for a message from one range of memory that is copied, without markers: the range is looked up once.
+    /// The same for a message from one range of memory, without markers: the range is looked up once.
     #[inline(always)]
-    fn copied_segments(
+    fn range_segments(
         &mut self,
         sge: &Sge,
         remote: bool,
@@ -408,7 +405,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         let Some(span) = w.memory.check_ordinary(range, need, w.who) else {
             return self.counted_segments(range, remote, off, room, header);
         };
-        self.span_segments(span, remote, off, room, header);
+        self.span_segments(span, (range.0, addr), remote, off, room, header);
         Ok(())
     }
 
@@ -425,12 +422,30 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
     ) -> Result<(), AccessError> {
         let (w, need) = (self.wire, Source { sges: &[], remote }.need());
         let held = w.memory.check(stag, to, len, need, w.who)?;
-        self.span_segments(held.span(), remote, off, room, header);
+        self.span_segments(held.span(), (stag, to), remote, off, room, header);
         Ok(())
     }
 
+    /// The same for checked memory. It lies at this tagged offset of this STag.
     #[inline(always)]
     fn span_segments(
+        &mut self,
+        span: Span<'_, M>,
+        place: (Stag, u64),
+        remote: bool,
+        off: &mut u32,
+        room: u32,
+        header: impl Fn(u32, bool) -> Header,
+    ) {
+        // Later segments are not longer than the first one.
+        match self.wire.copies(cut(span.len(), room).0, remote) {
+            true => self.copied_segments(span, remote, off, room, header),
+            false => self.referred_segments(span, place, remote, off, room, header),
+        }
+    }
+
+    #[inline(always)]
+    fn copied_segments(
         &mut self,
         mut rest: Span<'_, M>,
         remote: bool,
@@ -451,6 +466,35 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         }
     }
 
+    /// The last one may be so short that it is copied.
+    #[inline]
+    fn referred_segments(
+        &mut self,
+        mut rest: Span<'_, M>,
+        (stag, mut to): (Stag, u64),
+        remote: bool,
+        off: &mut u32,
+        room: u32,
+        header: impl Fn(u32, bool) -> Header,
+    ) {
+        let (w, need) = (self.wire, Source { sges: &[], remote }.need());
+        loop {
+            let (len, last) = cut(rest.len(), room);
+            let (now, later) = rest.split_at(len);
+            let header = header(*off, last);
+            match w.copies(len, remote) {
+                true => Out::new(self.tx, self.counters, self.plan, w).append_span(&header, now),
+                false => self.refer_to_span(&header, now, (stag, to), need),
+            }
+            *off = off.wrapping_add(len);
+            if last || !self.plan.has_room(w.scratch(room, remote)) {
+                return;
+            }
+            rest = later;
+            to = to.wrapping_add(u64::from(len));
+        }
+    }
+
     /// Appends one segment with `len` octets of a message from `off` on.
     #[inline(never)]
     fn segment(
@@ -461,7 +505,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         len: u32,
     ) -> Result<(), AccessError> {
         if !self.wire.copies(len, source.remote) {
-            return self.append_in_place(header, source, off, len);
+            return self.refer_to(header, source, off, len);
         }
         let w = self.wire;
         self.append(header, len, |mut out| {
@@ -477,8 +521,30 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         })
     }
 
-    /// Appends an FPDU whose payload stays where it is.
-    fn append_in_place(
+    /// Appends an FPDU whose payload, all of this, stays where it is.
+    #[inline(never)]
+    fn refer_to_span(
+        &mut self,
+        header: &Header,
+        span: Span<'_, M>,
+        (stag, to): (Stag, u64),
+        need: Access,
+    ) {
+        let len = span.len();
+        let Ok(()) = self.append_around::<Infallible>(
+            header,
+            len,
+            |sum| {
+                sum.add(span);
+                Ok(())
+            },
+            |plan| plan.add_memory(stag, to, len, need),
+        );
+        self.count_payload(len);
+    }
+
+    /// Appends an FPDU whose payload stays where it is, in these elements.
+    fn refer_to(
         &mut self,
         header: &Header,
         source: Source<'_>,
@@ -486,41 +552,79 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         len: u32,
     ) -> Result<(), AccessError> {
         let (w, need) = (self.wire, source.need());
+        // All of it is checked first, so that an error does not change the plan.
+        let check = |sum: &mut Sum<'_>| {
+            for_each_part(source.sges, off, len, |stag, to, len| {
+                let range = (stag, to, len);
+                w.memory.access(range, need, w.who, |span| sum.add(span))
+            })
+        };
+        let add = |plan: &mut TxPlan| {
+            let _ = for_each_part(source.sges, off, len, |stag, to, len| {
+                plan.add_memory(stag, to, len, need);
+                Ok(())
+            });
+        };
+        self.append_around(header, len, check, add)
+    }
+
+    /// Appends an FPDU whose payload lies elsewhere. `visit` adds it to the sum, and `refer` to the plan. If `visit` fails, the plan does
+    /// not change.
+    #[inline(always)]
+    fn append_around<E>(
+        &mut self,
+        header: &Header,
+        len: u32,
+        visit: impl FnOnce(&mut Sum<'_>) -> Result<(), E>,
+        refer: impl FnOnce(&mut TxPlan),
+    ) -> Result<(), E> {
         let ulpdu_len = header.len().wrapping_add(len as usize);
         let head_len = MPA_LEN_FIELD.wrapping_add(header.len());
+        // Parts of the payload may be summed behind the header. There is room: the caller asked for it.
         let room = self.plan.scratch(head_len.wrapping_add(SUM_PART));
         let room = room.unwrap_or_default();
         let (head, room) = room.split_at_mut_checked(head_len).unwrap_or_default();
         emit_head(head, header, ulpdu_len);
-        let mut crc = w.crc.map(|f| f.append(0, head));
-        // Parts of the payload may be summed behind the header. There is room: the caller asked for it.
-        let mut room = room.first_chunk_mut();
-        // All of it is checked first, so that an error does not change the plan.
-        for_each_part(source.sges, off, len, |stag, to, len| {
-            w.memory.access((stag, to, len), need, w.who, |span| {
-                if let (Some(f), Some(crc), Some(room)) = (w.crc, crc.as_mut(), room.as_mut()) {
-                    *crc = span.crc32c(f, *crc, room);
-                }
-            })
-        })?;
+        let mut sum = Sum {
+            f: self.wire.crc,
+            crc: self.wire.crc.map_or(0, |f| f.append(0, head)),
+            room: room.first_chunk_mut(),
+        };
+        visit(&mut sum)?;
+        let crc = sum.crc;
         let start = self.plan.len();
         self.plan.add_scratch(head_len);
-        let _ = for_each_part(source.sges, off, len, |stag, to, len| {
-            self.plan.add_memory(stag, to, len, need);
-            Ok(())
-        });
+        refer(self.plan);
         // Pad and CRC. The octets that they belong to lie elsewhere.
         let trailer_len = pad_len(ulpdu_len).wrapping_add(CRC_LEN);
         if let Some(out) = self.plan.scratch(trailer_len)
             && let Some((zeros, trailer)) = out.split_last_chunk_mut::<CRC_LEN>()
         {
             zeros.fill(0);
-            let crc = crc.and_then(|crc| w.crc.map(|f| f.append(crc, zeros)));
-            *trailer = crc.unwrap_or(0).to_le_bytes();
+            let crc = self.wire.crc.map_or(0, |f| f.append(crc, zeros));
+            *trailer = crc.to_le_bytes();
         }
         self.plan.add_scratch(trailer_len);
         self.appended(start);
         Ok(())
+    }
+}
+
+/// The CRC of an FPDU that is not copied.
+struct Sum<'r> {
+    /// There may be none.
+    f: Option<Crc32c>,
+    crc: u32,
+    room: Option<&'r mut [u8; SUM_PART]>,
+}
+
+impl Sum<'_> {
+    /// Continues it over the octets of registered memory.
+    #[inline]
+    fn add(&mut self, span: Span<'_, impl Memory>) {
+        if let (Some(f), Some(room)) = (self.f, &mut self.room) {
+            self.crc = span.crc32c(f, self.crc, room);
+        }
     }
 }
 
