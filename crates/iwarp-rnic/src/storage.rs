@@ -143,11 +143,11 @@ impl<T: Copy + Default> Ring<T> {
     pub(crate) const fn skip(&mut self) {
         if self.len > 0 {
             self.len = self.len.wrapping_sub(1);
+            let next = self.head.wrapping_add(1);
             // An empty ring starts over, so that a ring that is larger than needed stays in the cache.
-            self.head = if self.len == 0 {
-                0
-            } else {
-                self.slot(1) as u32
+            self.head = match self.len == 0 || next >= self.capacity() {
+                true => 0,
+                false => next,
             };
         }
     }

@@ -4,6 +4,7 @@ use super::fault::RxFault;
 use super::rx::Step;
 use super::{Env, Host, QueuePair};
 use crate::memory::Crc32c;
+use core::mem;
 use iwarp_proto::ddp::Header;
 use iwarp_proto::mpa::framing::{
     CRC_LEN, FpduOptions, FramingError, MARKER_LEN, MPA_LEN_FIELD, decode_fpdu, fpdu_len,
@@ -132,7 +133,10 @@ impl QueuePair {
 
     #[inline(never)]
     fn take_others<H: Host>(&mut self, run: &mut Run<'_>, env: &mut Env<'_, H>) -> Step {
-        self.take_run(run, is_other, Self::receive_other, env)
+        // The caller has looked at the first one. Often there is no other.
+        let mut known = true;
+        let is_of_kind = |ulpdu: &[u8]| mem::take(&mut known) || is_other(ulpdu);
+        self.take_run(run, is_of_kind, Self::receive_other, env)
     }
 
     /// Processes segments of one kind. With `Step::Next` the next one is of another.
@@ -140,7 +144,7 @@ impl QueuePair {
     fn take_run<'e, H: Host>(
         &mut self,
         run: &mut Run<'_>,
-        is_of_kind: impl Fn(&[u8]) -> bool,
+        mut is_of_kind: impl FnMut(&[u8]) -> bool,
         receive: impl Fn(&mut Self, &[u8], &mut Env<'e, H>) -> Step,
         env: &mut Env<'e, H>,
     ) -> Step {

@@ -14,7 +14,6 @@ use crate::Cqe;
 use crate::limits::{RX_DIRECT_TAIL, RX_READ_MAX};
 use crate::memory::{Fragment, Memory, MemoryTable};
 use crate::receive_queue::TakenRecv;
-use core::mem;
 use iwarp_proto::ddp::{Header, Stag};
 use iwarp_proto::mpa::framing::MarkerClock;
 
@@ -297,7 +296,7 @@ impl QueuePair {
             // What is held is still with the caller.
             return (0, RxStatus::Held);
         }
-        let before = self.life.hold().map(|hold| mem::replace(hold, Hold::No));
+        let before = self.life.end_hold();
         let fpdus = self.counters.rx_fpdus;
         let mut rest = octets;
         loop {
@@ -329,8 +328,7 @@ impl QueuePair {
                 Step::Failed => return (octets.len(), RxStatus::Failed),
                 Step::Hold => {
                     // The time of a Send that was held before goes on.
-                    let same =
-                        before.filter(|hold| *hold != Hold::No && self.counters.rx_fpdus == fpdus);
+                    let same = before.filter(|_| self.counters.rx_fpdus == fpdus);
                     if let Some(hold) = self.life.hold() {
                         *hold = same.unwrap_or(Hold::Begins);
                     }

@@ -417,15 +417,16 @@ impl SendQueue {
 
     #[inline]
     fn take_front(&mut self, emit: &mut impl FnMut(Cqe)) {
-        // Take the position only, because slots are large.
-        let cqe = self.slots.front().and_then(|slot| {
-            let told = self.signal_all || slot.flags.contains(SendFlags::SIGNALED);
-            told.then(|| Cqe {
-                wr_id: slot.wr_id,
-                opcode: slot.op.wc_opcode(),
-                byte_len: slot.len,
-                ..Cqe::default()
-            })
+        let Some(slot) = self.slots.front() else {
+            return;
+        };
+        // It is read in place, because slots are large.
+        let told = self.signal_all || slot.flags.contains(SendFlags::SIGNALED);
+        let cqe = told.then(|| Cqe {
+            wr_id: slot.wr_id,
+            opcode: slot.op.wc_opcode(),
+            byte_len: slot.len,
+            ..Cqe::default()
         });
         self.slots.skip();
         self.front_seq = self.front_seq.wrapping_add(1);

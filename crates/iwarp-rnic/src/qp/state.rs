@@ -172,10 +172,15 @@ impl QueuePair {
     }
 
     /// Checks whether nothing is left to send, for SQD and for a graceful end.
+    #[inline]
     pub(super) fn note_drained(&mut self) {
-        if self.tx.job.is_some() {
-            return;
+        if self.life.heeds_drain() && self.tx.job.is_none() {
+            self.look_whether_drained();
         }
+    }
+
+    #[cold]
+    fn look_whether_drained(&mut self) {
         if self.sq.nothing_outstanding() && self.life.idle() {
             self.events |= Events::SQ_DRAINED;
         }

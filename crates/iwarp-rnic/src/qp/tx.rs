@@ -241,7 +241,7 @@ impl QueuePair {
     }
 
     /// Puts into a plan what is due, until it is full or something else has to be done. An empty plan has room for any FPDU.
-    #[inline(never)]
+    #[inline]
     fn fill<H: Host>(
         &mut self,
         plan: &mut TxPlan,

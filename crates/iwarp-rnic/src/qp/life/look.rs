@@ -48,6 +48,21 @@ impl Life {
         )
     }
 
+    /// Returns `true` if something is to happen as soon as nothing is left to send: the program is told in SQD, or the stream ends.
+    #[inline]
+    pub(in crate::qp) const fn heeds_drain(&self) -> bool {
+        matches!(
+            self,
+            Self::Up {
+                ready: Ready::Drain { told: false },
+                ..
+            } | Self::Up {
+                flow: Flow::Waits { closing: true, .. } | Flow::Sends { closing: true, .. },
+                ..
+            } | Self::Apart { .. }
+        )
+    }
+
     /// Returns `true` if messages may be started and continued.
     #[inline]
     pub(in crate::qp) const fn may_send(&self) -> bool {

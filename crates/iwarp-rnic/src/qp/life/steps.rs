@@ -199,6 +199,15 @@ impl Life {
         }
     }
 
+    /// Ends the wait of a Send, and returns it, if one waits.
+    #[inline]
+    pub(in crate::qp) const fn end_hold(&mut self) -> Option<Hold> {
+        match self.hold() {
+            None | Some(Hold::No) => None,
+            Some(hold) => Some(core::mem::replace(hold, Hold::No)),
+        }
+    }
+
     #[inline]
     pub(super) const fn is_held(&self) -> bool {
         matches!(
@@ -310,12 +319,21 @@ impl Life {
     /// A plan was filled or written, and octets of it are `left`.
     #[inline]
     pub(in crate::qp) const fn written(&mut self, left: bool) {
+        if let Self::Up {
+            flow: Flow::Sends { unwritten, .. },
+            ..
+        } = self
+        {
+            *unwritten = left;
+        } else {
+            self.written_at_the_end(left);
+        }
+    }
+
+    #[cold]
+    const fn written_at_the_end(&mut self, left: bool) {
         match self {
-            Self::Up {
-                flow: Flow::Sends { unwritten, .. },
-                ..
-            }
-            | Self::Ending {
+            Self::Ending {
                 last: Last::Terminate { unwritten, .. },
                 ..
             } => *unwritten = left,

@@ -455,6 +455,16 @@ fn draining_waits_for_answers() {
 }
 
 #[test]
+fn a_queue_without_a_stream_is_drained_at_once() {
+    let mut rig = Rig::fresh(QpConfig::default());
+    for to in [State::Init, State::Rtr, State::Rts, State::Sqd] {
+        assert_eq!(rig.qp.take_events(), Events::empty());
+        rig.qp.modify(to, &mut rig.host).unwrap();
+    }
+    assert_eq!(rig.qp.take_events(), Events::SQ_DRAINED);
+}
+
+#[test]
 fn answers_come_between_requests() {
     //= rfc5040 section 5.5
     //= type=test
