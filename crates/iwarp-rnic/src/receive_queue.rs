@@ -330,6 +330,11 @@ mod tests {
         assert_eq!(srq.take(&mut taken), (true, false));
         assert_eq!(srq.take(&mut taken), (false, false));
         assert_eq!(srq.set_limit(5), Err(SrqError::Invalid));
+        // It does not become smaller than its limit.
+        srq.set_limit(3).unwrap();
+        assert_eq!(srq.resize(2), Err(SrqError::Invalid));
+        assert_eq!(srq.resize(3), Ok(()));
+        assert_eq!((srq.capacity(), srq.limit()), (3, 3));
     }
 
     #[test]

@@ -135,10 +135,8 @@ fn the_last_receive_comes_before_its_event() {
     assert_eq!(rig.host.sends.len(), 8);
 }
 
-/// One answer completes the requests that waited behind it, a few at once.
-#[test]
-fn an_answer_completes_in_bounded_steps() {
-    let mut rig = Rig::with(sized(200, 10), STREAM);
+/// Posts a Read and 199 Sends, and answers the Read. Some of them are complete then, and the others wait for being told.
+fn answer_the_first_of_200(rig: &mut Rig) {
     let mr = rig.mr(64, ALL);
     let read = SendOp::Read {
         remote_addr: 0,
@@ -153,6 +151,34 @@ fn an_answer_completes_in_bounded_steps() {
     let answer = tagged(Opcode::READ_RESPONSE, request.sink_stag.0, 0, true, &[1; 8]);
     assert_eq!(rig.rx_ulpdu(&answer), RxStatus::Ok);
     assert!(rig.host.sends.len() < 100 && rig.qp.completions_due());
+}
+
+/// What is complete is a success, whenever it is told: also if the stream ends before that, and in each life of a queue pair.
+#[test]
+fn what_was_complete_is_not_flushed() {
+    let mut rig = Rig::with(sized(200, 10), STREAM);
+    for life in 0..2 {
+        answer_the_first_of_200(&mut rig);
+        rig.qp.stream_failed(&mut rig.host);
+        complete_all(&mut rig, 10);
+        let all: Vec<_> = (0..200).map(|i| (i, WcStatus::Success)).collect();
+        assert_eq!(brief(&rig.host.sends), all, "life {life}");
+        // The first request of the next stream is flushed, so a flush has been under way.
+        rig.qp.modify(State::Reset, &mut rig.host).unwrap();
+        rig.start(STREAM);
+        rig.post(0, SendOp::Send, &[]);
+        rig.qp.stream_failed(&mut rig.host);
+        rig.qp.modify(State::Reset, &mut rig.host).unwrap();
+        rig.host = TestHost::default();
+        rig.start(STREAM);
+    }
+}
+
+/// One answer completes the requests that waited behind it, a few at once.
+#[test]
+fn an_answer_completes_in_bounded_steps() {
+    let mut rig = Rig::with(sized(200, 10), STREAM);
+    answer_the_first_of_200(&mut rig);
     complete_all(&mut rig, 10);
     let all: Vec<_> = (0..200).map(|i| (i, WcStatus::Success)).collect();
     assert_eq!(brief(&rig.host.sends), all);

@@ -293,6 +293,7 @@ fn after_a_reset_another_stream_may_begin() {
             rig.qp.stream_gone(&mut rig.host);
         }
         assert_eq!((rig.qp.state(), rig.qp.fault()), (State::Reset, None));
+        assert_eq!(rig.qp.take_events(), Events::empty());
         rig.host = TestHost::default();
         rig.start(STREAM);
         rig.recv(2, &[]);
@@ -471,4 +472,70 @@ fn a_queue_pair_in_reset_may_be_moved_to_err() {
     assert_eq!(rig.qp.state(), State::Error);
     rig.post(1, SendOp::Send, &[]);
     assert_eq!(brief(&rig.host.sends), [(1, WcStatus::Flushed)]);
+}
+
+#[test]
+fn a_close_waits_for_the_rest_of_a_message() {
+    // Longer than a plan.
+    let len = 1 << 20;
+    let mut rig = Rig::new();
+    let mr = rig.mr(len, ALL);
+    rig.post(1, SendOp::Send, &[mr.sge()]);
+    rig.qp.close(&mut rig.host);
+    let mut sent = 0;
+    while rig.qp.wants_tx() {
+        assert_eq!(
+            rig.qp.stream_wish(),
+            StreamWish::Keep,
+            "after {sent} octets"
+        );
+        assert_eq!(rig.fill(), TxFill::Ready);
+        let octets = rig.write_some(len as usize);
+        assert!(rig.plan.is_done() && octets.len() < len as usize);
+        sent += octets.len();
+    }
+    assert!(sent > len as usize);
+    assert_eq!(rig.qp.stream_wish(), StreamWish::ShutdownWrite);
+    assert_eq!(brief(&rig.host.sends), [(1, WcStatus::Success)]);
+}
+
+#[test]
+fn a_second_close_waits_for_no_more_answers() {
+    let mut rig = Rig::with(
+        QpConfig::default(),
+        StreamConfig {
+            initiator: false,
+            ..STREAM
+        },
+    );
+    let mr = rig.mr(8, ALL);
+    let ask = |rig: &mut Rig, msn| {
+        let body = read_request(msn, 8, mr.stag, mr.at);
+        let ulpdu = untagged(Opcode::READ_REQUEST, 1, msn, 0, true, &body);
+        assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Ok);
+    };
+    ask(&mut rig, 1);
+    rig.qp.close(&mut rig.host);
+    assert_eq!(rig.fill(), TxFill::Ready);
+    // The peer asks again while the answer is on its way, and so does the program.
+    ask(&mut rig, 2);
+    rig.qp.close(&mut rig.host);
+    rig.write_some(1000);
+    assert_eq!(rig.qp.stream_wish(), StreamWish::ShutdownWrite);
+}
+
+#[test]
+fn a_reset_forgets_the_message_in_progress() {
+    let mut rig = Rig::new();
+    let mr = rig.mr(1 << 20, ALL);
+    rig.post(1, SendOp::Send, &[mr.sge()]);
+    assert_eq!(rig.fill(), TxFill::Ready);
+    rig.write_some(1 << 20);
+    assert!(rig.qp.wants_tx());
+    rig.qp.modify(State::Reset, &mut rig.host).unwrap();
+    rig.qp.stream_gone(&mut rig.host);
+    for to in [State::Init, State::Rtr, State::Rts, State::Sqd] {
+        rig.qp.modify(to, &mut rig.host).unwrap();
+    }
+    assert_eq!(rig.qp.take_events(), Events::SQ_DRAINED);
 }

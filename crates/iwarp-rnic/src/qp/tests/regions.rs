@@ -5,6 +5,7 @@ use crate::memory::{AccessError, Accessor, WindowType};
 use crate::qp::*;
 use crate::{Access, Bind, FastRegister, SendOp, WcStatus};
 use iwarp_proto::ddp::{Header, Stag, UntaggedHeader};
+use iwarp_proto::mpa::framing::{MarkerClock, decode_fpdu};
 use iwarp_proto::rdmap::{Opcode, ReadRequest, TerminateCode as Code};
 use std::vec::Vec;
 
@@ -240,4 +241,38 @@ fn a_read_that_fails_late_is_named_with_its_header() {
         let named = |r: ReadRequest| (r.sink_stag.0, r.source_stag.0, r.size);
         assert_eq!(request.map(named), Some((101, mrs[1].stag, len)));
     }
+}
+
+#[test]
+fn a_read_that_fails_halfway_is_named_from_there_on() {
+    let mut rig = Rig::new();
+    let len = 1 << 20;
+    let mrs = asked(&mut rig, &[len]);
+    assert_eq!(rig.fill(), TxFill::Ready);
+    let octets = rig.write_some(len as usize);
+    let answered: usize = segments_of(&rig, &octets).iter().map(Vec::len).sum();
+    let answered = answered as u32;
+    assert!((1..len).contains(&answered) && rig.plan.is_done());
+    rig.table.deregister(Stag(mrs[0].stag)).unwrap();
+    let request = ReadRequest {
+        sink_stag: Stag(100),
+        sink_to: u64::from(answered),
+        size: len - answered,
+        source_stag: Stag(mrs[0].stag),
+        source_to: mrs[0].at + u64::from(answered),
+    };
+    assert_eq!(rig.terminate().read_request, Some(request));
+}
+
+/// The payloads of the segments of a stream.
+fn segments_of(rig: &Rig, mut octets: &[u8]) -> Vec<Vec<u8>> {
+    let (mut clock, mut ulpdu) = (MarkerClock::new(), [0; 1 << 16]);
+    let mut payloads = Vec::new();
+    while !octets.is_empty() {
+        let fpdu = decode_fpdu(octets, &rig.options, &mut clock, &mut ulpdu).unwrap();
+        let header = Header::decode(&ulpdu).unwrap();
+        payloads.push(ulpdu[header.len()..fpdu.ulpdu_len].to_vec());
+        octets = &octets[fpdu.consumed..];
+    }
+    payloads
 }

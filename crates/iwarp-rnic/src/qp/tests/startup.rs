@@ -4,6 +4,7 @@ use super::harness::*;
 use crate::qp::*;
 use crate::{Access, FastRegister, SendOp, WcStatus};
 use iwarp_proto::ddp::Stag;
+use iwarp_proto::mpa::negotiate::Agreed;
 use iwarp_proto::rdmap::{Opcode, TerminateCode as Code};
 
 const RESPONDER: StreamConfig = StreamConfig {
@@ -255,4 +256,63 @@ fn a_local_request_that_fails_before_the_first_fpdu_sends_nothing() {
     use WcStatus::{Flushed, LocalProtection};
     assert_eq!(brief(&rig.host.sends), [(1, LocalProtection), (2, Flushed)]);
     assert_eq!(rig.qp.stream_wish(), StreamWish::Abort);
+}
+
+#[test]
+fn the_answer_to_an_rtr_read_is_one_empty_segment() {
+    for (last, payload) in [(false, &[][..]), (true, &[0; 4]), (false, &[0; 4])] {
+        let asks = StreamConfig {
+            rtr: Some(Rtr::Read),
+            ..STREAM
+        };
+        let mut rig = Rig::with(QpConfig::default(), asks);
+        assert_eq!(rig.sent().len(), 1);
+        let answer = tagged(Opcode::READ_RESPONSE, 1, 0, last, payload);
+        assert_eq!(rig.rx_ulpdu(&answer), RxStatus::Failed);
+        rig.assert_ended(Blame::Peer, Code::RDMAP_UNEXPECTED_OPCODE);
+    }
+}
+
+#[test]
+fn each_side_gets_its_part_of_an_agreement() {
+    let agreed = Agreed {
+        revision: 2,
+        enhanced: true,
+        crc: false,
+        markers_tx: true,
+        markers_rx: false,
+        ird: 3,
+        ord: 5,
+        peer_ird: 7,
+        peer_ord: 9,
+        rtr: Some(Rtr::Send),
+        peer_to_peer: true,
+    };
+    let of = |agreed: &Agreed, initiator| {
+        StreamConfig::agreed(agreed, initiator, 1460, StreamTimes::NONE)
+    };
+    let first = StreamConfig {
+        initiator: true,
+        crc: false,
+        markers_tx: true,
+        markers_rx: false,
+        ird: 3,
+        ord: 5,
+        rtr: Some(Rtr::Send),
+        rtr_send_expected: false,
+        emss: 1460,
+        times: StreamTimes::NONE,
+    };
+    assert_eq!(of(&agreed, true), first);
+    let second = StreamConfig {
+        initiator: false,
+        rtr: None,
+        rtr_send_expected: true,
+        ..first
+    };
+    assert_eq!(of(&agreed, false), second);
+    // Only an RTR message by Send looks like something for the program.
+    for rtr in [None, Some(Rtr::Write), Some(Rtr::Read)] {
+        assert!(!of(&Agreed { rtr, ..agreed }, false).rtr_send_expected);
+    }
 }

@@ -288,3 +288,25 @@ fn a_held_send_waits_shortly_for_a_sender_that_has_closed() {
     rig.qp.sender_closed();
     assert_eq!(rig.qp.poll_at(), None);
 }
+
+#[test]
+fn a_sender_that_has_closed_does_not_prolong_the_wait() {
+    let config = QpConfig {
+        receiver_not_ready: ReceiverNotReady::Hold {
+            limit: Duration::from_millis(100),
+            after_close: Duration::from_millis(300),
+        },
+        ..QpConfig::default()
+    };
+    for closed in [false, true] {
+        let mut rig = Rig::with(config, STREAM);
+        assert_eq!(rig.rx_ulpdu(&send(1, b"abcd")), RxStatus::Held);
+        rig.on_time(at(1000));
+        if closed {
+            rig.qp.sender_closed();
+        }
+        assert_eq!(rig.qp.poll_at(), Some(at(1100)));
+        rig.qp.on_time(at(1100), &mut rig.host);
+        rig.assert_ended(Blame::Peer, Code::DDP_UNTAGGED_NO_BUFFER);
+    }
+}

@@ -4,7 +4,9 @@ use super::harness::*;
 use crate::qp::*;
 use crate::{Access, SendOp, WcStatus};
 use iwarp_proto::ddp::{Header, Stag, UntaggedHeader};
-use iwarp_proto::rdmap::{Opcode, ReadRequest, Terminate, TerminateCode as Code};
+use iwarp_proto::rdmap::{
+    AtomicRequest, AtomicResponse, Opcode, ReadRequest, Terminate, TerminateCode as Code,
+};
 use std::vec;
 use std::vec::Vec;
 
@@ -208,4 +210,32 @@ fn a_sink_that_went_away_fails_the_read_and_not_a_receive() {
     assert_eq!(brief(&rig.host.sends), [(1, WcStatus::LocalProtection)]);
     assert_eq!(brief(&rig.host.recvs), [(2, WcStatus::Flushed)]);
     assert_eq!(rig.read(&sink), [0, 1, 2, 3, 4, 5, 6, 7]);
+}
+
+#[test]
+fn the_answer_to_an_atomic_names_its_request() {
+    for (wrong, status) in [(0, WcStatus::Success), (1, WcStatus::BadResponse)] {
+        let mut rig = Rig::new();
+        let mr = rig.mr(8, Access::LOCAL_WRITE);
+        let add = SendOp::FetchAdd {
+            remote_addr: 0x1000,
+            rkey: 7,
+            add: 1,
+            mask: 0,
+        };
+        rig.post(1, add, &[mr.sge()]);
+        let request = AtomicRequest::parse(&rig.sent()[0].1).unwrap();
+        let mut body = vec![0; AtomicResponse::LEN];
+        AtomicResponse {
+            request_id: request.request_id ^ wrong,
+            original: 0x55,
+        }
+        .emit(&mut body);
+        let _ = rig.rx_ulpdu(&untagged(Opcode::ATOMIC_RESPONSE, 3, 1, 0, true, &body));
+        assert_eq!(brief(&rig.host.sends), [(1, status)]);
+        if wrong != 0 {
+            rig.assert_ended(Blame::Peer, Code::RDMAP_UNEXPECTED_OPCODE);
+            assert_ne!(rig.read(&mr), 0x55u64.to_ne_bytes());
+        }
+    }
 }
