@@ -23,7 +23,7 @@ impl QueuePair {
             Err(e) => return self.refuse_segment(Refusal::Header(e), ulpdu, env.host),
         };
         let payload = ulpdu.get(UNTAGGED_HEADER_LEN..).unwrap_or(&[]);
-        let taken = match h.opcode {
+        let step = match h.opcode {
             Opcode::ATOMIC_REQUEST => self.atomic_request(h, payload, env),
             Opcode::ATOMIC_RESPONSE => self.atomic_response(h, payload, env),
             Opcode::TERMINATE => {
@@ -33,7 +33,7 @@ impl QueuePair {
             // Immediate data, with or without a solicited event.
             _ => self.immediate(h, payload, env),
         };
-        match taken {
+        match step {
             Ok(step) => step,
             Err(refusal) => self.refuse_segment(refusal, ulpdu, env.host),
         }

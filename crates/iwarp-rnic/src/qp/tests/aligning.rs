@@ -199,3 +199,17 @@ fn no_ulpdu_is_longer_than_may_be_sent() {
         }
     }
 }
+
+#[test]
+fn fpdus_that_fill_a_segment_exactly_need_no_cut() {
+    let mut rig = Rig::new();
+    rig.qp.align(1460);
+    let mr = rig.mr(1000, Access::LOCAL_WRITE);
+    // FPDUs of 728 and 732 octets, twice, and one that begins a segment.
+    for (wr_id, len) in [708, 712, 712, 708, 100].into_iter().enumerate() {
+        rig.post(wr_id as u64, WRITE, &[mr.part(0, len)]);
+    }
+    assert_eq!(rig.fill(), TxFill::Ready);
+    assert_eq!(rig.plan.together(), rig.plan.len());
+    assert_eq!(rig.plan.len(), 2 * 1460 + 120);
+}

@@ -1,7 +1,7 @@
 //! Rules of single regions and windows that no other subject covers: invalidation, rights, offsets, local keys.
 
 use super::harness::*;
-use crate::memory::{AccessError, Accessor, WindowType};
+use crate::memory::{AccessError, Accessor, MemoryError, WindowType};
 use crate::qp::*;
 use crate::{Access, Bind, FastRegister, SendOp, WcStatus};
 use iwarp_proto::ddp::{Header, Stag, UntaggedHeader};
@@ -275,4 +275,28 @@ fn segments_of(rig: &Rig, mut octets: &[u8]) -> Vec<Vec<u8>> {
         octets = &octets[fpdu.consumed..];
     }
     payloads
+}
+
+#[test]
+fn a_refused_fast_registration_changes_nothing() {
+    let mut rig = Rig::new();
+    let range = rig.range(64);
+    let random = rig.random();
+    let new_stag = rig.table.allocate_fast(range, PD, random).unwrap();
+    let wr = FastRegister {
+        new_stag,
+        offset: 0,
+        len: 64,
+        iova: BASE,
+        access: ALL,
+        pages: None,
+    };
+    let other = rig.table.fast_register(&wr, PD + 1);
+    assert_eq!(other, Err(MemoryError::WrongProtectionDomain));
+    let long = FastRegister { len: 65, ..wr };
+    let refused = rig.table.fast_register(&long, PD);
+    assert_eq!(refused, Err(MemoryError::OutOfRange));
+    assert!(!rig.table.info(new_stag).unwrap().valid);
+    // What was refused leaves nothing behind.
+    assert_eq!(rig.table.fast_register(&wr, PD), Ok(()));
 }
