@@ -130,7 +130,28 @@ fn binds_that_are_refused() {
     for (wr, error) in cases {
         assert_eq!(rig.table.bind(&wr, who), Err(error));
     }
-    assert!(!rig.table.info(Stag(mw)).unwrap().valid);
+    // The peer's rights to write need a region that may be written, each of them.
+    for (access, result) in [
+        (Access::REMOTE_WRITE, Err(MemoryError::NotBindable)),
+        (Access::REMOTE_ATOMIC, Err(MemoryError::NotBindable)),
+        (Access::REMOTE_READ, Ok(())),
+    ] {
+        let wr = Bind {
+            access,
+            ..bind(mw, mw, &read_only, 0, 8)
+        };
+        assert!(!rig.table.info(Stag(mw)).unwrap().valid);
+        assert_eq!(rig.table.bind(&wr, who), result, "{access:?}");
+    }
+    // A window names addresses, and a region without addresses has none.
+    let zero_based = rig.zero_based(64, ALL);
+    let other = window(&mut rig, WindowType::Type2);
+    let wr = Bind {
+        addr: 0,
+        ..bind(other, other, &zero_based, 0, 8)
+    };
+    let refused = rig.table.bind(&wr, who);
+    assert_eq!(refused, Err(MemoryError::NotBindable));
 }
 
 /// The key that a program knows is that of the last bind it posted, whether or not that was carried out.
