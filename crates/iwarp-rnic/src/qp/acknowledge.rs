@@ -70,6 +70,7 @@ impl Acknowledge {
     }
 }
 
+/// Completion when placed.
 impl QueuePair {
     /// Lets Sends and Writes complete when the peer has placed them, from now on, and with the peer's error status if it refuses
     /// them. This costs a zero-length RDMA Read for each burst of them.

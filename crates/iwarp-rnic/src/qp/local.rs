@@ -29,6 +29,7 @@ pub(super) enum LocalStep {
     Stop(TxFill),
 }
 
+/// Requests that change the memory table.
 impl QueuePair {
     /// Returns `true` if an invalidation or a registration waits until nobody uses the memory. After the driver has noted that, it
     /// tries once more, since that may have ended before it was noted.

@@ -2,12 +2,31 @@
 //!
 //! [`QueuePair`] says how it is driven, with a whole driver as an example.
 //!
-//! Files: `send_queue` (posting, in-order completion, flush), `acknowledge` (completion when placed), `next` (which message goes
-//! next), `tx`, `message`, `answer`, `headers`, `segment` and `plan` (FPDUs out), `rx`, `buffer`, `frames`, `direct`, `admit`, `place`,
+//! Files: `create`, `post`, `look`, `send_queue` (in-order completion, flush), `acknowledge` (completion when placed), `next` (which
+//! message goes next), `tx`, `message`, `answer`, `headers`, `segment` and `plan` (FPDUs out), `rx`, `buffer`, `frames`, `direct`, `admit`, `place`,
 //! `deliver` and `control` (FPDUs in), `response` (inbound Reads and atomics), `fault` (errors, Terminate), `life` (the states and the
 //! phases of a stream, one type) and `state` (what follows from its transitions).
 
+// The documentation shows the methods of a queue pair in the order of these modules.
+mod create;
+
+mod state;
+
+mod post;
+
+mod tx;
+
+mod local;
+
+mod rx;
+
+mod timing;
+
 mod acknowledge;
+
+mod look;
+
+// They have none.
 mod admit;
 mod answer;
 mod buffer;
@@ -18,18 +37,13 @@ mod fault;
 mod frames;
 mod headers;
 mod life;
-mod local;
 mod message;
 mod next;
 mod place;
 mod plan;
 mod response;
-mod rx;
 mod segment;
 mod send_queue;
-mod state;
-mod timing;
-mod tx;
 
 pub use buffer::{RxBuffer, RxPlan, RxSizes};
 pub use fault::{Blame, Fault};
@@ -39,13 +53,10 @@ pub use rx::{RxInterest, RxStatus};
 pub use state::State;
 pub use tx::TxFill;
 
-use crate::boxed::try_box;
 use crate::counters::Counters;
-use crate::limits::{MAX_INLINE, MAX_IRD, MAX_ORD, MAX_QP_WR, MAX_SGE};
-use crate::memory::{Accessor, Crc32c, Memory, MemoryTable};
+use crate::memory::{Crc32c, Memory, MemoryTable};
 use crate::receive_queue::{ReceiveQueue, TakenRecv};
-use crate::{Access, AllocError, Cqe, PostError, RecvWr, Time, WcStatus};
-use alloc::boxed::Box;
+use crate::{Access, AllocError, Cqe, Time};
 use bitflags::bitflags;
 use core::time::Duration;
 use iwarp_proto::mpa::negotiate::Agreed;
@@ -113,19 +124,19 @@ pub struct QpConfig {
     pub qp_num: u32,
     /// Protection domain.
     pub pd: u32,
-    /// Send work requests outstanding, up to [`MAX_QP_WR`].
+    /// Send work requests outstanding, up to [`MAX_QP_WR`](crate::limits::MAX_QP_WR).
     pub max_send_wr: u32,
     /// Receive work requests outstanding; ignored with a shared receive queue.
     pub max_recv_wr: u32,
-    /// Elements per send work request, up to [`MAX_SGE`].
+    /// Elements per send work request, up to [`MAX_SGE`](crate::limits::MAX_SGE).
     pub max_send_sge: u32,
     /// Elements per receive work request.
     pub max_recv_sge: u32,
-    /// Octets of inline data per work request, up to [`MAX_INLINE`].
+    /// Octets of inline data per work request, up to [`MAX_INLINE`](crate::limits::MAX_INLINE).
     pub max_inline: u32,
-    /// Inbound RDMA Reads and atomics served at a time, up to [`MAX_IRD`].
+    /// Inbound RDMA Reads and atomics served at a time, up to [`MAX_IRD`](crate::limits::MAX_IRD).
     pub max_ird: u16,
-    /// Outbound RDMA Reads and atomics outstanding, up to [`MAX_ORD`].
+    /// Outbound RDMA Reads and atomics outstanding, up to [`MAX_ORD`](crate::limits::MAX_ORD).
     pub max_ord: u16,
     /// Every send work request writes a completion.
     pub signal_all: bool,
@@ -368,167 +379,6 @@ pub struct QueuePair {
     fault: Option<Fault>,
     counters: Counters,
     times: StreamTimes,
-}
-
-/// What a queue pair allocates.
-struct Queues {
-    sq: send_queue::SendQueue,
-    rq: ReceiveQueue,
-    responses: response::ResponseQueue,
-}
-
-impl Queues {
-    fn new(c: &QpConfig) -> Result<Self, CreateError> {
-        if c.max_send_wr > MAX_QP_WR
-            || c.max_recv_wr > MAX_QP_WR
-            || c.max_send_sge > MAX_SGE
-            || c.max_recv_sge > MAX_SGE
-            || c.max_inline > MAX_INLINE
-            || c.max_ird > MAX_IRD
-            || c.max_ord > MAX_ORD
-        {
-            return Err(CreateError::Invalid);
-        }
-        let rq_depth = if c.shared_receive { 0 } else { c.max_recv_wr };
-        Ok(Self {
-            sq: send_queue::SendQueue::new(c)?,
-            rq: ReceiveQueue::new(rq_depth, c.max_recv_sge)?,
-            responses: response::ResponseQueue::new(c.max_ird)?,
-        })
-    }
-}
-
-impl QueuePair {
-    /// Makes a queue pair in state RESET.
-    pub fn new(config: QpConfig) -> Result<Self, CreateError> {
-        Ok(Self::with(config, Queues::new(&config)?))
-    }
-
-    /// Makes a queue pair in state RESET, in memory of its own, so that it needs little of the stack.
-    pub fn boxed(config: QpConfig) -> Result<Box<Self>, CreateError> {
-        let queues = Queues::new(&config)?;
-        Ok(try_box(move || Self::with(config, queues))?)
-    }
-
-    #[inline(always)]
-    fn with(config: QpConfig, queues: Queues) -> Self {
-        Self {
-            config,
-            life: life::Life::NEW,
-            sq: queues.sq,
-            rq: queues.rq,
-            responses: queues.responses,
-            acknowledge: acknowledge::Acknowledge::default(),
-            remote: Access::all(),
-            tx: tx::Tx::default(),
-            rx: rx::Rx::default(),
-            events: Events::empty(),
-            fault: None,
-            counters: Counters::default(),
-            times: StreamTimes::NONE,
-        }
-    }
-
-    /// Sets what a peer may do through this queue pair: REMOTE_READ, REMOTE_WRITE and REMOTE_ATOMIC of `access`, as
-    /// `qp_access_flags` of `ibv_modify_qp(3)`. A new queue pair allows all that a region allows.
-    pub const fn set_remote_access(&mut self, access: Access) {
-        self.remote = access;
-    }
-
-    /// Allows the program to change octets while they are being sent (`true`), as hypervisors do that copy a running guest.
-    ///
-    /// Payload is then copied before its CRC is computed, and the peer gets some state of it. Without the copy the CRC would be
-    /// wrong and the peer would end the stream. Hardware reads memory once and has no such problem, so programs rely on it. This
-    /// costs up to a tenth of the bandwidth.
-    pub const fn set_snapshot(&mut self, on: bool) {
-        self.config.snapshot = on;
-    }
-
-    /// Returns the sizes it was created with.
-    pub const fn config(&self) -> &QpConfig {
-        &self.config
-    }
-
-    /// Returns its state.
-    pub const fn state(&self) -> State {
-        self.life.state()
-    }
-
-    /// Returns its counters.
-    pub const fn counters(&self) -> &Counters {
-        &self.counters
-    }
-
-    /// Returns why the stream ended, if it ended in error.
-    pub const fn fault(&self) -> Option<Fault> {
-        self.fault
-    }
-
-    /// Takes the events since the last call.
-    pub const fn take_events(&mut self) -> Events {
-        let events = self.events;
-        self.events = Events::empty();
-        events
-    }
-
-    /// The identity with which it accesses memory.
-    pub const fn accessor(&self) -> Accessor {
-        Accessor {
-            pd: self.config.pd,
-            qp: self.config.qp_num,
-        }
-    }
-
-    /// Queues a receive (`ibv_post_recv(3)`). In state ERR it completes as flushed at once, or behind those that are still to be
-    /// flushed ([`completions_due`](Self::completions_due)).
-    pub fn post_recv<H: Host>(&mut self, wr: &RecvWr<'_>, host: &mut H) -> Result<(), PostError> {
-        if self.config.shared_receive {
-            return Err(PostError::UsesSharedReceiveQueue);
-        }
-        if self.state() == State::Reset {
-            return Err(PostError::InvalidState);
-        }
-        if self.state() == State::Error {
-            return self.post_recv_flushed(wr, host);
-        }
-        self.rq.post(wr)
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn post_recv_flushed<H: Host>(
-        &mut self,
-        wr: &RecvWr<'_>,
-        host: &mut H,
-    ) -> Result<(), PostError> {
-        if self.rq.is_full()
-            && let Some(oldest) = self.rq.flush_one()
-        {
-            // A flush is not finished: it makes room.
-            self.complete_receive(oldest, WcStatus::Flushed, host);
-        }
-        self.rq.post(wr)?;
-        let _ = self.flush(host);
-        Ok(())
-    }
-
-    /// Passes to `fetch` the addresses of other objects that the next small message and its answer will access, so that the
-    /// processor can load them in advance.
-    #[inline]
-    pub fn prefetch(&self, fetch: impl Fn(*const u8)) {
-        self.rq.prefetch(&fetch);
-        self.sq.prefetch(&fetch);
-    }
-
-    /// Returns how many receives wait in the queue pair's own queue.
-    pub const fn receives_posted(&self) -> u32 {
-        self.rq.len()
-    }
-
-    /// Returns `true` if the stream is being ended, by either side or by an error, and is not gone.
-    pub const fn is_ending(&self) -> bool {
-        self.life.is_ending()
-    }
 }
 
 #[cfg(test)]

@@ -146,6 +146,7 @@ impl Rx {
     }
 }
 
+/// Receive.
 impl QueuePair {
     /// Returns whether the stream may be read now.
     pub const fn rx_interest(&self) -> RxInterest {

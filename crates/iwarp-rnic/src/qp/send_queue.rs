@@ -1,6 +1,6 @@
-//! The send queue: posting, which request may start next, completion in order, flush.
+//! The send queue: what is posted, which request may start next, completion in order, flush.
 
-use super::{Host, QpConfig, QueuePair, State};
+use super::QpConfig;
 use crate::limits::MAX_MESSAGE;
 use crate::storage::{Ring, filled};
 use crate::{AllocError, Cqe, PostError, SendFlags, SendOp, SendWr, Sge, WcStatus};
@@ -253,7 +253,7 @@ impl SendQueue {
     }
 
     /// Appends a request that was checked by [`check`](Self::check).
-    fn push(&mut self, wr: &SendWr<'_>, len: u32) -> Result<(), PostError> {
+    pub(super) fn push(&mut self, wr: &SendWr<'_>, len: u32) -> Result<(), PostError> {
         let inline = wr.flags.contains(SendFlags::INLINE);
         let num_sge = if inline { 0 } else { wr.sges.len() as u8 };
         let slot = Slot {
@@ -288,7 +288,7 @@ impl SendQueue {
     }
 
     /// Checks a request against the sizes of the queue; returns its length.
-    fn check(&self, wr: &SendWr<'_>) -> Result<u32, PostError> {
+    pub(super) fn check(&self, wr: &SendWr<'_>) -> Result<u32, PostError> {
         if self.slots.is_full() {
             return Err(PostError::QueueFull);
         }
@@ -501,71 +501,14 @@ impl SendQueue {
     pub(super) const fn len(&self) -> u32 {
         self.slots.len()
     }
-}
 
-impl QueuePair {
-    /// Queues a send work request (`ibv_post_send(3)`). In state ERR it completes as flushed at once, or behind those that are
-    /// still to be flushed ([`completions_due`](Self::completions_due)).
-    ///
-    /// Nothing is transmitted by this call: see [`wants_tx`](Self::wants_tx). Inline data are copied here;
-    /// other local memory is read when the request is transmitted and must not change before it completes.
-    #[inline]
-    pub fn post_send<H: Host>(&mut self, wr: &SendWr<'_>, host: &mut H) -> Result<(), PostError> {
-        if !self.life.starts_requests() {
-            return self.post_out_of_operation(wr, host);
-        }
-        let len = self.sq.check(wr)?;
-        self.sq.push(wr, len)
+    /// Returns how many more requests it takes.
+    pub(super) const fn room(&self) -> u32 {
+        self.slots.capacity().saturating_sub(self.slots.len())
     }
 
-    /// As [`post_send`](Self::post_send), for a queue pair that is not in RTS with a stream.
-    #[cold]
-    fn post_out_of_operation<H: Host>(
-        &mut self,
-        wr: &SendWr<'_>,
-        host: &mut H,
-    ) -> Result<(), PostError> {
-        if !self.life.takes_sends() {
-            return Err(PostError::InvalidState);
-        }
-        let len = match self.sq.check(wr) {
-            // A flush that is not finished makes room.
-            Err(PostError::QueueFull) if self.state() == State::Error => {
-                let _ = self.flush(host);
-                self.sq.check(wr)?
-            }
-            checked => checked?,
-        };
-        self.sq.push(wr, len)?;
-        if self.state() == State::Error {
-            let _ = self.flush(host);
-        }
-        Ok(())
-    }
-
-    /// Returns `Ok` if all of these would be accepted, one after the other; otherwise the index of the first that would not,
-    /// and the reason.
-    pub fn check_sends(&self, wrs: &[SendWr<'_>]) -> Result<(), (usize, PostError)> {
-        if !self.life.takes_sends() {
-            return Err((0, PostError::InvalidState));
-        }
-        for (i, wr) in wrs.iter().enumerate() {
-            self.sq.check(wr).map_err(|e| (i, e))?;
-        }
-        let room = self.sq.slots.capacity().saturating_sub(self.sq.len()) as usize;
-        if self.state() != State::Error && wrs.len() > room {
-            return Err((room, PostError::QueueFull));
-        }
-        Ok(())
-    }
-
-    /// Returns how many send work requests have no octet in a plan yet.
-    pub const fn sends_waiting(&self) -> u32 {
-        self.sq.len().saturating_sub(self.sq.started)
-    }
-
-    /// Returns how many send work requests have not completed.
-    pub const fn sends_outstanding(&self) -> u32 {
-        self.sq.len()
+    /// Returns how many requests have no octet in a plan yet.
+    pub(super) const fn unsent(&self) -> u32 {
+        self.slots.len().saturating_sub(self.started)
     }
 }

@@ -60,6 +60,7 @@ impl core::fmt::Display for InvalidTransition {
 
 impl core::error::Error for InvalidTransition {}
 
+/// State, and the end of a stream.
 impl QueuePair {
     /// Changes the state as `ibv_modify_qp` does. A change to ERR flushes everything; a change to RESET drops everything. Both
     /// ask for the end of the stream ([`StreamWish::Leave`]). If the stream is ending already, ERR leaves it alone.

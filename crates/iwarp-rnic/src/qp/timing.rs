@@ -5,6 +5,7 @@ use super::life::Due;
 use super::{Events, Host, QueuePair, Rtr};
 use crate::Time;
 
+/// Time.
 impl QueuePair {
     /// Returns when to call [`on_time`](Self::on_time) next; `None` if nothing is due at any time.
     ///

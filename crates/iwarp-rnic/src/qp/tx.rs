@@ -158,6 +158,7 @@ impl Tx {
     }
 }
 
+/// Transmit.
 impl QueuePair {
     /// Returns `true` if the stream would end inside an FPDU now: a plan was begun and not all of it is known to be written.
     pub const fn has_unwritten(&self) -> bool {

@@ -4,7 +4,7 @@
 use crate::memory::{HostRange, MemoryTable};
 use crate::qp::*;
 use crate::receive_queue::{SharedReceiveQueue, TakenRecv};
-use crate::{Access, Cqe, RecvWr, SendFlags, SendOp, SendWr, Sge, Time, WcStatus};
+use crate::{Access, Cqe, PostError, RecvWr, SendFlags, SendOp, SendWr, Sge, Time, WcStatus};
 use iwarp_proto::crc32c::{self, Crc32cFn};
 use iwarp_proto::ddp::{Header, Stag, TaggedHeader, UntaggedHeader};
 use iwarp_proto::mpa::framing::{FpduOptions, MarkerClock, decode_fpdu, encode_fpdu};

@@ -3,7 +3,7 @@
 use super::harness::*;
 use crate::qp::*;
 use crate::receive_queue::SharedReceiveQueue;
-use crate::{Access, RecvWr, WcFlags, WcOpcode, WcStatus};
+use crate::{Access, PostError, RecvWr, WcFlags, WcOpcode, WcStatus};
 use iwarp_proto::ddp::Header;
 use iwarp_proto::rdmap::{Immediate, Opcode, TerminateCode as Code};
 

@@ -2,7 +2,7 @@
 
 use super::harness::*;
 use crate::qp::*;
-use crate::{Access, SendFlags, SendOp, SendWr, WcStatus};
+use crate::{Access, PostError, SendFlags, SendOp, SendWr, WcStatus};
 use iwarp_proto::ddp::{Header, Stag};
 use iwarp_proto::rdmap::{Immediate, Opcode, ReadRequest, TerminateCode as Code};
 use std::vec;

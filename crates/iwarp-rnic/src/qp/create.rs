@@ -1,0 +1,88 @@
+//! How a queue pair is made.
+
+use super::{
+    CreateError, Events, QpConfig, QueuePair, StreamTimes, acknowledge, life, response, rx,
+    send_queue, tx,
+};
+use crate::Access;
+use crate::boxed::try_box;
+use crate::counters::Counters;
+use crate::limits::{MAX_INLINE, MAX_IRD, MAX_ORD, MAX_QP_WR, MAX_SGE};
+use crate::receive_queue::ReceiveQueue;
+use alloc::boxed::Box;
+
+/// What a queue pair allocates.
+struct Queues {
+    sq: send_queue::SendQueue,
+    rq: ReceiveQueue,
+    responses: response::ResponseQueue,
+}
+
+impl Queues {
+    fn new(c: &QpConfig) -> Result<Self, CreateError> {
+        if c.max_send_wr > MAX_QP_WR
+            || c.max_recv_wr > MAX_QP_WR
+            || c.max_send_sge > MAX_SGE
+            || c.max_recv_sge > MAX_SGE
+            || c.max_inline > MAX_INLINE
+            || c.max_ird > MAX_IRD
+            || c.max_ord > MAX_ORD
+        {
+            return Err(CreateError::Invalid);
+        }
+        let rq_depth = if c.shared_receive { 0 } else { c.max_recv_wr };
+        Ok(Self {
+            sq: send_queue::SendQueue::new(c)?,
+            rq: ReceiveQueue::new(rq_depth, c.max_recv_sge)?,
+            responses: response::ResponseQueue::new(c.max_ird)?,
+        })
+    }
+}
+
+/// Create.
+impl QueuePair {
+    /// Makes a queue pair in state RESET.
+    pub fn new(config: QpConfig) -> Result<Self, CreateError> {
+        Ok(Self::with(config, Queues::new(&config)?))
+    }
+
+    /// Makes a queue pair in state RESET, in memory of its own, so that it needs little of the stack.
+    pub fn boxed(config: QpConfig) -> Result<Box<Self>, CreateError> {
+        let queues = Queues::new(&config)?;
+        Ok(try_box(move || Self::with(config, queues))?)
+    }
+
+    #[inline(always)]
+    fn with(config: QpConfig, queues: Queues) -> Self {
+        Self {
+            config,
+            life: life::Life::NEW,
+            sq: queues.sq,
+            rq: queues.rq,
+            responses: queues.responses,
+            acknowledge: acknowledge::Acknowledge::default(),
+            remote: Access::all(),
+            tx: tx::Tx::default(),
+            rx: rx::Rx::default(),
+            events: Events::empty(),
+            fault: None,
+            counters: Counters::default(),
+            times: StreamTimes::NONE,
+        }
+    }
+
+    /// Sets what a peer may do through this queue pair: REMOTE_READ, REMOTE_WRITE and REMOTE_ATOMIC of `access`, as
+    /// `qp_access_flags` of `ibv_modify_qp(3)`. A new queue pair allows all that a region allows.
+    pub const fn set_remote_access(&mut self, access: Access) {
+        self.remote = access;
+    }
+
+    /// Allows the program to change octets while they are being sent (`true`), as hypervisors do that copy a running guest.
+    ///
+    /// Payload is then copied before its CRC is computed, and the peer gets some state of it. Without the copy the CRC would be
+    /// wrong and the peer would end the stream. Hardware reads memory once and has no such problem, so programs rely on it. This
+    /// costs up to a tenth of the bandwidth.
+    pub const fn set_snapshot(&mut self, on: bool) {
+        self.config.snapshot = on;
+    }
+}

@@ -1,0 +1,63 @@
+//! What a queue pair tells about itself.
+
+use super::{Events, Fault, QpConfig, QueuePair, State};
+use crate::counters::Counters;
+use crate::memory::Accessor;
+
+/// Look.
+impl QueuePair {
+    /// Returns the sizes it was created with.
+    pub const fn config(&self) -> &QpConfig {
+        &self.config
+    }
+
+    /// Returns its state.
+    pub const fn state(&self) -> State {
+        self.life.state()
+    }
+
+    /// Returns its counters.
+    pub const fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Returns why the stream ended, if it ended in error.
+    pub const fn fault(&self) -> Option<Fault> {
+        self.fault
+    }
+
+    /// Takes the events since the last call.
+    pub const fn take_events(&mut self) -> Events {
+        let events = self.events;
+        self.events = Events::empty();
+        events
+    }
+
+    /// The identity with which it accesses memory.
+    pub const fn accessor(&self) -> Accessor {
+        Accessor {
+            pd: self.config.pd,
+            qp: self.config.qp_num,
+        }
+    }
+
+    /// Returns how many send work requests have no octet in a plan yet.
+    pub const fn sends_waiting(&self) -> u32 {
+        self.sq.unsent()
+    }
+
+    /// Returns how many send work requests have not completed.
+    pub const fn sends_outstanding(&self) -> u32 {
+        self.sq.len()
+    }
+
+    /// Returns how many receives wait in the queue pair's own queue.
+    pub const fn receives_posted(&self) -> u32 {
+        self.rq.len()
+    }
+
+    /// Returns `true` if the stream is being ended, by either side or by an error, and is not gone.
+    pub const fn is_ending(&self) -> bool {
+        self.life.is_ending()
+    }
+}

@@ -1,0 +1,103 @@
+//! Posting of work requests.
+
+use super::{Host, QueuePair, State};
+use crate::{PostError, RecvWr, SendWr, WcStatus};
+
+/// Post.
+impl QueuePair {
+    /// Queues a send work request (`ibv_post_send(3)`). In state ERR it completes as flushed at once, or behind those that are
+    /// still to be flushed ([`completions_due`](Self::completions_due)).
+    ///
+    /// Nothing is transmitted by this call: see [`wants_tx`](Self::wants_tx). Inline data are copied here;
+    /// other local memory is read when the request is transmitted and must not change before it completes.
+    #[inline]
+    pub fn post_send<H: Host>(&mut self, wr: &SendWr<'_>, host: &mut H) -> Result<(), PostError> {
+        if !self.life.starts_requests() {
+            return self.post_out_of_operation(wr, host);
+        }
+        let len = self.sq.check(wr)?;
+        self.sq.push(wr, len)
+    }
+
+    /// As [`post_send`](Self::post_send), for a queue pair that is not in RTS with a stream.
+    #[cold]
+    fn post_out_of_operation<H: Host>(
+        &mut self,
+        wr: &SendWr<'_>,
+        host: &mut H,
+    ) -> Result<(), PostError> {
+        if !self.life.takes_sends() {
+            return Err(PostError::InvalidState);
+        }
+        let len = match self.sq.check(wr) {
+            // A flush that is not finished makes room.
+            Err(PostError::QueueFull) if self.state() == State::Error => {
+                let _ = self.flush(host);
+                self.sq.check(wr)?
+            }
+            checked => checked?,
+        };
+        self.sq.push(wr, len)?;
+        if self.state() == State::Error {
+            let _ = self.flush(host);
+        }
+        Ok(())
+    }
+
+    /// Returns `Ok` if all of these would be accepted, one after the other; otherwise the index of the first that would not,
+    /// and the reason.
+    pub fn check_sends(&self, wrs: &[SendWr<'_>]) -> Result<(), (usize, PostError)> {
+        if !self.life.takes_sends() {
+            return Err((0, PostError::InvalidState));
+        }
+        for (i, wr) in wrs.iter().enumerate() {
+            self.sq.check(wr).map_err(|e| (i, e))?;
+        }
+        let room = self.sq.room() as usize;
+        if self.state() != State::Error && wrs.len() > room {
+            return Err((room, PostError::QueueFull));
+        }
+        Ok(())
+    }
+
+    /// Queues a receive (`ibv_post_recv(3)`). In state ERR it completes as flushed at once, or behind those that are still to be
+    /// flushed ([`completions_due`](Self::completions_due)).
+    pub fn post_recv<H: Host>(&mut self, wr: &RecvWr<'_>, host: &mut H) -> Result<(), PostError> {
+        if self.config.shared_receive {
+            return Err(PostError::UsesSharedReceiveQueue);
+        }
+        if self.state() == State::Reset {
+            return Err(PostError::InvalidState);
+        }
+        if self.state() == State::Error {
+            return self.post_recv_flushed(wr, host);
+        }
+        self.rq.post(wr)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn post_recv_flushed<H: Host>(
+        &mut self,
+        wr: &RecvWr<'_>,
+        host: &mut H,
+    ) -> Result<(), PostError> {
+        if self.rq.is_full()
+            && let Some(oldest) = self.rq.flush_one()
+        {
+            // A flush is not finished: it makes room.
+            self.complete_receive(oldest, WcStatus::Flushed, host);
+        }
+        self.rq.post(wr)?;
+        let _ = self.flush(host);
+        Ok(())
+    }
+
+    /// Passes to `fetch` the addresses of other objects that the next small message and its answer will access, so that the
+    /// processor can load them in advance.
+    #[inline]
+    pub fn prefetch(&self, fetch: impl Fn(*const u8)) {
+        self.rq.prefetch(&fetch);
+        self.sq.prefetch(&fetch);
+    }
+}
