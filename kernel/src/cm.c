@@ -251,12 +251,17 @@ int rnic_connect(struct iw_cm_id *id, struct iw_cm_conn_param *param)
 
 /* ---- the responder ---- */
 
-static void leave_listener(struct connection *connection)
+/* Nobody but its work has the connection from here on, until iw_cm gets it. The listener stays. */
+static void no_longer_half_open(struct connection *connection)
 {
-	struct listener *listener = connection->listener;
-
-	mutex_lock(&listener->lock);
+	mutex_lock(&connection->listener->lock);
 	list_del(&connection->entry);
+	mutex_unlock(&connection->listener->lock);
+}
+
+static void leave(struct listener *listener)
+{
+	mutex_lock(&listener->lock);
 	listener->count--;
 	wake_up(&listener->changed);
 	mutex_unlock(&listener->lock);
@@ -269,7 +274,8 @@ static void request_work(struct work_struct *work)
 		.event = IW_CM_EVENT_CONNECT_REQUEST,
 		.provider_data = connection,
 	};
-	struct iw_cm_id *id = connection->listener->id;
+	struct listener *listener = connection->listener;
+	struct iw_cm_id *id = listener->id;
 	struct rk_mpa_peer peer = {};
 	int result = read_frame(connection, &peer);
 
@@ -283,12 +289,16 @@ static void request_work(struct work_struct *work)
 		/* Initiators in hardware try revision 1 only after a reset. */
 		sock_no_linger(connection->socket->sk);
 	}
-	/* The listener goes only when all of these works have left it, so its identifier is still there. */
+	no_longer_half_open(connection);
+	/*
+	 * The listener goes only when all of these works have left it, so its identifier is still there. The connection may be accepted and
+	 * freed before this call returns.
+	 */
 	if (!result)
 		result = id->event_handler(id, &event);
-	leave_listener(connection);
 	if (result)
 		free_connection(connection);
+	leave(listener);
 }
 
 static void add_half_open(struct listener *listener, struct socket *socket)
