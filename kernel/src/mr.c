@@ -114,7 +114,8 @@ struct ib_mr *rnic_reg_user_mr(struct ib_pd *pd, u64 start, u64 len, u64 iova, i
 
 	if (!len || !udata || udata->inlen < sizeof(request) || udata->outlen < sizeof(answer))
 		return ERR_PTR(-EINVAL);
-	if (rights & ~(RIGHTS | IB_ACCESS_OPTIONAL))
+	/* Programs ask for atomic operations without having any. No peer gets that right. */
+	if (rights & ~(RIGHTS | IB_ACCESS_REMOTE_ATOMIC | IB_ACCESS_OPTIONAL))
 		return ERR_PTR(-EOPNOTSUPP);
 	result = ib_copy_from_udata(&request, udata, sizeof(request));
 	if (result)

@@ -144,7 +144,8 @@ static int change(struct rnic_qp *qp, enum ib_qp_state to)
 			qp->reset = true;
 		return result;
 	case IB_QPS_INIT:
-		return rk_qp_modify(qp->engine, RK_STATE_INIT);
+		/* Programs that change states themselves go through all of them when they are connected. */
+		return state_of(qp) == IB_QPS_RTS ? 0 : rk_qp_modify(qp->engine, RK_STATE_INIT);
 	case IB_QPS_RTR:
 		return state_of(qp) <= IB_QPS_RTS ? 0 : -EINVAL;
 	case IB_QPS_RTS:
