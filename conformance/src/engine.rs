@@ -15,7 +15,8 @@ use xtask::process::Log;
 use crate::boot::{Boot, Parts};
 use crate::complaints;
 use crate::siw::guest::Guest;
-use crate::siw::image::{self, Needs};
+use crate::siw::image::{self};
+use crate::siw::needs::{self, Needs};
 
 /// Arguments of `cargo xtask kernel engine`.
 #[derive(Args)]
@@ -42,7 +43,7 @@ const TESTS_LIMIT: u64 = 1200;
 pub(crate) fn command(args: &EngineArgs) -> Result<Outcome> {
     let context = Context::new(false, true)?;
     let mut log = Log::create(&context.log_dir().join("kernel-test.log"), LIMIT)?;
-    image::require_packages(Needs::Guest, &mut log)?;
+    needs::require_packages(Needs::Guest, &mut log)?;
     let Parts {
         kernel,
         object,

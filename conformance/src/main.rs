@@ -9,9 +9,14 @@ mod apps;
 mod boot;
 mod complaints;
 mod device;
+mod ends;
 mod engine;
+mod excuses;
 mod hostile;
 mod kernel;
+mod matrix;
+mod programs;
+mod rows;
 mod siw;
 
 use std::process::ExitCode;

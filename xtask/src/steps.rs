@@ -125,6 +125,12 @@ pub(crate) const STEPS: &[Step] = &[
         limit: minutes(30),
         run: apps,
     },
+    Step {
+        name: "module",
+        about: "programs of the distribution on the kernel module, in an emulated machine",
+        limit: minutes(15),
+        run: module,
+    },
     // After `apps`, which has compiled the same programs in release mode.
     Step {
         name: "deb",
@@ -267,6 +273,11 @@ fn tshark(context: &Context, log: &mut Log) -> Result<Outcome> {
 
 fn apps(context: &Context, log: &mut Log) -> Result<Outcome> {
     log.run_program(program(&context.root, CONFORMANCE).args(["apps", "--step"]))
+}
+
+fn module(context: &Context, log: &mut Log) -> Result<Outcome> {
+    let words = ["kernel", "test", "--step", "--with", "itself", "--few"];
+    log.run_program(program(&context.root, CONFORMANCE).args(words))
 }
 
 fn fuzz_smoke(context: &Context, log: &mut Log) -> Result<Outcome> {

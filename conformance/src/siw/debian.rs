@@ -24,6 +24,8 @@ const PROGRAM_PACKAGES: &[&str] = &[
     "ibverbs-utils",
     "ibverbs-providers",
     "perftest",
+    "qperf",
+    "libfabric-bin",
     "iproute2",
     "open-iscsi",
     "e2fsprogs",

@@ -7,6 +7,7 @@ use super::cases::{Case, Settings, We};
 use super::guest::{Guest, Net};
 use super::lab::Lab;
 use super::programs;
+use crate::programs as common;
 
 /// The measured programs: name, octets of a message, number of messages.
 const PROGRAMS: &[(&str, u32, u32)] = &[
@@ -52,7 +53,8 @@ pub(super) fn table(lab: &Lab) -> Result<String> {
                 we: *we,
                 run: Box::new(|_, _| Ok(String::new())),
             };
-            let all = (0..ROUNDS).map(|_| programs::measure(lab, &case, name, size, rounds));
+            let all = (0..ROUNDS)
+                .map(|_| programs::measure(lab, &case, &common::measurement(name, size, rounds)));
             text.push_str(&column(all));
         }
         let all = (0..ROUNDS).map(|round| alone(lab, name, size, rounds, round));
@@ -77,16 +79,15 @@ fn column(all: impl Iterator<Item = Result<String>>) -> String {
 /// Runs one measurement with both ends in the guest.
 fn alone(lab: &Lab, name: &str, size: u32, rounds: u32, round: usize) -> Result<String> {
     let address = Guest::address(Net::Tap);
-    let port = 7200 + round;
-    let words = programs::words(name, size, rounds, Net::Tap).replace("{port}", &port.to_string());
-    let server = lab.guest.start_command(&words, programs::LIMIT)?;
-    let listens = format!(
-        "for i in $(seq 200); do grep -q ':{port:04X} 00000000:0000 0A' /proc/net/tcp && exit 0; usleep 50000; done; exit 1"
-    );
-    lab.guest.must(&listens, 30)?;
+    let port = 7200 + u16::try_from(round)?;
+    let words = common::perftest_words(name, size, rounds)
+        .replace("{port}", &port.to_string())
+        .replace("{device}", &format!("-d {}", programs::device(Net::Tap)));
+    let mut server = lab.guest.start_command(&words, common::LIMIT)?;
+    lab.guest.listens(port, &mut server)?;
     let client = lab
         .guest
-        .run(&format!("{words} {address}"), programs::LIMIT)?;
+        .run(&format!("{words} {address}"), common::LIMIT)?;
     let _ = server.wait_at_most(5)?;
-    programs::value(&client.text, name, size).with_context(|| client.text.clone())
+    common::value(&client.text, name, size).with_context(|| client.text.clone())
 }

@@ -5,7 +5,7 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 
 use super::image::{Image, sbin};
+use super::lab::LISTEN_LIMIT;
 use xtask::process::Log;
 
 /// Longest time that the guest may take to boot. It is emulated, and this machine may be busy.
@@ -21,10 +22,11 @@ const BOOT_LIMIT: Duration = Duration::from_secs(300);
 
 /// The guest's addresses.
 pub(crate) const GUEST_USER: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
-const GUEST_TAP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
+pub(crate) const GUEST_TAP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 /// The guest's address for this machine's 127.0.0.1.
 const HOST_USER: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
-const HOST_TAP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
+pub(crate) const HOST_TAP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
+pub(crate) const HOST_TAP_V6: Ipv6Addr = Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 1);
 
 /// Ports on which the guest may listen. Over the user-mode network QEMU forwards a free port of this machine to each.
 pub(crate) const GUEST_PORTS: std::ops::Range<u16> = 7100..7116;
@@ -47,10 +49,37 @@ impl Net {
     }
 }
 
+/// Which end of a cable between two guests one has. The cable is a TCP connection between the two QEMUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cable {
+    /// This QEMU listens at a port of this machine.
+    Listens(u16),
+    /// This one connects to it.
+    Connects(u16),
+}
+
+impl Cable {
+    /// QEMU's options for a card at this end.
+    fn options(self) -> [String; 4] {
+        let (how, number) = match self {
+            Self::Listens(port) => (format!("listen=127.0.0.1:{port}"), 4),
+            Self::Connects(port) => (format!("connect=127.0.0.1:{port}"), 5),
+        };
+        [
+            "-netdev".to_owned(),
+            format!("socket,id=cable,{how}"),
+            "-device".to_owned(),
+            card("cable", number),
+        ]
+    }
+}
+
 /// How a guest is started.
 pub(crate) struct Machine {
     /// Adds the TAP device, which needs root.
     pub(crate) tap: bool,
+    /// Adds a card that is connected to another guest.
+    pub(crate) cable: Option<Cable>,
     /// Keeps all packets of the user-mode network.
     pub(crate) record: bool,
     /// The processor, as QEMU's option `-cpu` has it.
@@ -80,6 +109,7 @@ impl Guest {
     ) -> Result<Self> {
         let &Machine {
             tap,
+            cable,
             record,
             cpu,
             ref arguments,
@@ -124,6 +154,9 @@ impl Guest {
                 "-device",
                 &format!("{},{plain}", card("tap", 3)),
             ]);
+        }
+        if let Some(cable) = cable {
+            command.args(cable.options());
         }
         if record {
             let file = cache.join("user-network.pcap");
@@ -174,6 +207,16 @@ impl Guest {
             device,
         ]))?;
         log.run(ip().args(["-n", namespace, "link", "set", device, "up"]))?;
+        log.run(ip().args([
+            "-n",
+            namespace,
+            "addr",
+            "add",
+            &format!("{HOST_TAP_V6}/64"),
+            "dev",
+            device,
+            "nodad",
+        ]))?;
         log.run(ip().args(["-n", namespace, "link", "set", "lo", "up"]))
     }
 
@@ -234,6 +277,20 @@ impl Guest {
             stream,
             seen: Vec::new(),
         })
+    }
+
+    /// Waits until a program in the guest listens.
+    ///
+    /// # Errors
+    /// When it does not in time.
+    pub(crate) fn listens(&self, port: u16, server: &mut Running) -> Result<()> {
+        let command = format!(
+            "for i in $(seq 200); do grep -q ':{port:04X} 0*:0000 0A' /proc/net/tcp /proc/net/tcp6 && exit 0; usleep 50000; done; exit 1"
+        );
+        if self.run(&command, LISTEN_LIMIT.as_secs())?.code != 0 {
+            bail!("the guest's server does not listen: {}", server.said());
+        }
+        Ok(())
     }
 
     /// Returns the namespace of the TAP device.
@@ -425,7 +482,7 @@ pub(crate) fn ip() -> Command {
 }
 
 /// Returns ports of 127.0.0.1 that are free at the moment.
-fn free_ports(count: usize) -> Result<Vec<u16>> {
+pub(crate) fn free_ports(count: usize) -> Result<Vec<u16>> {
     let listeners: Vec<_> = (0..count)
         .map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))
         .collect::<std::io::Result<_>>()?;

@@ -14,17 +14,32 @@ use super::guest::{Guest, Net, Output, tied};
 use super::image::sbin;
 
 /// Where the built programs are.
-pub(super) struct Host {
+pub(crate) struct Host {
     /// The `iwarp` command.
     pub(super) iwarp: PathBuf,
     /// The program of `guest/peer.c`, compiled for this machine.
     pub(super) peer: PathBuf,
     /// The directory with our `libibverbs.so.1` and `librdmacm.so.1`.
-    pub(super) libraries: PathBuf,
+    pub(crate) libraries: PathBuf,
+}
+
+impl Host {
+    /// Where a program is: one of ours, or one of this machine's.
+    ///
+    /// # Errors
+    /// When it is not installed.
+    pub(crate) fn program(&self, name: &str) -> Result<PathBuf> {
+        match name {
+            "iwarp" => Ok(self.iwarp.clone()),
+            "peer" => Ok(self.peer.clone()),
+            other => xtask::context::find_program(other)
+                .with_context(|| format!("{other} is not installed")),
+        }
+    }
 }
 
 /// A running program on our side. It is killed when the value is dropped.
-pub(super) struct Program {
+pub(crate) struct Program {
     child: Child,
     lines: Receiver<String>,
     seen: String,
@@ -36,7 +51,7 @@ impl Program {
     ///
     /// # Errors
     /// When it cannot be started.
-    pub(super) fn start(
+    pub(crate) fn start(
         guest: &Guest,
         net: Net,
         program: &Path,
@@ -115,7 +130,7 @@ impl Program {
     ///
     /// # Errors
     /// When waiting for the process fails.
-    pub(super) fn wait(mut self, limit: u64) -> Result<Output> {
+    pub(crate) fn wait(mut self, limit: u64) -> Result<Output> {
         let end = Instant::now() + Duration::from_secs(limit);
         loop {
             let left = end.saturating_duration_since(Instant::now());
@@ -166,7 +181,7 @@ impl Program {
     }
 
     /// Returns what the program has written so far.
-    pub(super) fn said(&mut self) -> &str {
+    pub(crate) fn said(&mut self) -> &str {
         while let Ok(line) = self.lines.recv_timeout(Duration::from_millis(50)) {
             self.seen.push_str(&line);
             self.seen.push('\n');

@@ -9,50 +9,12 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 
 use super::debian::{self, Kernel, KernelFiles};
 use super::{archive, constants};
 use xtask::context::{Context, find_program};
 use xtask::process::Log;
-
-/// Programs that this machine must have for any guest, and the package of each.
-const GUEST_TOOLS: &[(&str, &str)] = &[
-    ("qemu-system-x86_64", "qemu-system-x86"),
-    ("busybox", "busybox-static"),
-    ("depmod", "kmod"),
-    ("modprobe", "kmod"),
-    ("setpriv", "util-linux"),
-    ("gcc", "gcc"),
-    ("make", "make"),
-    ("readelf", "binutils"),
-    ("apt-get", "apt"),
-    ("dpkg-deb", "dpkg"),
-    ("xz", "xz-utils"),
-    ("ip", "iproute2"),
-];
-/// Files that this machine must have for any guest, and the package of each: a library of the kernel's build tools.
-const GUEST_FILES: &[(&str, &str)] = &[("/usr/lib/x86_64-linux-gnu/libelf.so.1", "libelf1")];
-/// Programs that this machine must have for the cases with siw, and the package of each.
-const TOOLS: &[(&str, &str)] = &[
-    ("tcpdump", "tcpdump"),
-    ("tshark", "tshark"),
-    ("rping", "rdmacm-utils"),
-    ("ib_write_bw", "perftest"),
-    ("tgtd", "tgt"),
-    ("iscsi-inq", "libiscsi-bin"),
-    ("qemu-img", "qemu-utils"),
-    ("debugfs", "e2fsprogs"),
-];
-/// Files that this machine must have for them, and the package of each: headers for `guest/peer.c`, and QEMU's iSER driver.
-const FILES: &[(&str, &str)] = &[
-    ("/usr/include/rdma/rdma_cma.h", "librdmacm-dev"),
-    ("/usr/include/infiniband/verbs.h", "libibverbs-dev"),
-    (
-        "/usr/lib/x86_64-linux-gnu/qemu/block-iscsi.so",
-        "qemu-block-extra",
-    ),
-];
 
 /// Kernel modules of every guest. The modules that they depend on are added.
 const FIRST_MODULES: &[&str] = &["virtio_net", "crc32c_generic", "crc32c_intel", "libcrc32c"];
@@ -99,6 +61,11 @@ const PROGRAMS: &[&str] = &[
     "rdma_xclient",
     "rdma_xserver",
     "rstream",
+    "riostream",
+    "rcopy",
+    "cmtime",
+    "qperf",
+    "fi_pingpong",
     "ibv_devinfo",
     "ib_write_bw",
     "ib_write_lat",
@@ -131,43 +98,6 @@ impl KernelFiles {
             release: self.name.clone(),
         }
     }
-}
-
-/// What a guest needs of this machine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Needs {
-    /// To build and run a guest.
-    Guest,
-    /// To run the cases with siw too.
-    Siw,
-}
-
-/// Returns the packages that this machine lacks.
-pub(crate) fn missing_packages(needs: Needs) -> Vec<&'static str> {
-    let program = |name: &str| {
-        find_program(name).is_some()
-            || ["/usr/sbin", "/sbin"]
-                .iter()
-                .any(|dir| Path::new(dir).join(name).exists())
-    };
-    let (tools, files) = match needs {
-        Needs::Guest => (&[][..], &[][..]),
-        Needs::Siw => (TOOLS, FILES),
-    };
-    let mut names: Vec<&str> = GUEST_TOOLS
-        .iter()
-        .chain(tools)
-        .filter(|(name, _)| !program(name))
-        .chain(
-            GUEST_FILES
-                .iter()
-                .chain(files)
-                .filter(|(path, _)| !Path::new(path).exists()),
-        )
-        .map(|(_, package)| *package)
-        .collect();
-    names.dedup();
-    names
 }
 
 /// Builds the guest's files, except those that exist from an earlier run.
@@ -524,7 +454,9 @@ impl Stage<'_> {
                 if !seen.insert(name.to_owned()) {
                     continue;
                 }
+                // Where several packages have a library, a link to one of them is made when they are installed.
                 let library = find(self.programs, |file| file == name)
+                    .or_else(|| find(self.programs, |file| is_version_of(file, name)))
                     .with_context(|| format!("no package has the library {name}"))?;
                 self.executable(&library, &format!("{LIBRARIES}/{name}"))?;
                 queue.push_back(library);
@@ -554,6 +486,12 @@ fn find(dir: &Path, is_it: impl Fn(&str) -> bool + Copy) -> Option<PathBuf> {
     later.iter().find_map(|dir| find(dir, is_it))
 }
 
+/// Whether a file is a version of a library, such as `libx.so.1.16` of `libx.so.1`.
+fn is_version_of(file: &str, library: &str) -> bool {
+    file.strip_prefix(library)
+        .is_some_and(|rest| rest.starts_with('.'))
+}
+
 /// Returns the libraries that `readelf -d` lists as needed.
 fn needed(shown: &str) -> impl Iterator<Item = &str> {
     shown
@@ -567,35 +505,16 @@ pub(crate) fn sbin(name: &str) -> PathBuf {
     find_program(name).unwrap_or_else(|| Path::new("/usr/sbin").join(name))
 }
 
-/// Installs missing packages as root. An ordinary user gets an error that names them.
-///
-/// # Errors
-/// When packages are missing and cannot be installed.
-pub(crate) fn require_packages(needs: Needs, log: &mut Log) -> Result<()> {
-    let missing = missing_packages(needs);
-    if missing.is_empty() {
-        return Ok(());
-    }
-    if !rustix::process::geteuid().is_root() {
-        bail!("these packages are needed: {}", missing.join(" "));
-    }
-    log.say(format!("installing {}", missing.join(", ")));
-    log.run(Command::new("apt-get").args(["-qq", "update"]))?;
-    log.run(
-        Command::new("apt-get")
-            .env("DEBIAN_FRONTEND", "noninteractive")
-            .args(["-qq", "-y", "--no-install-recommends", "install"])
-            .args(&missing),
-    )?;
-    match missing_packages(needs)[..] {
-        [] => Ok(()),
-        ref still => bail!("these packages are needed: {}", still.join(" ")),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn versions_of_a_library_are_known() {
+        assert!(is_version_of("libx.so.1.16", "libx.so.1"));
+        assert!(!is_version_of("libx.so.12", "libx.so.1"));
+        assert!(!is_version_of("libx.so.1", "libx.so.1"));
+    }
 
     #[test]
     fn needed_libraries_are_read() {

@@ -14,7 +14,7 @@ use super::host::{Host, Program};
 use super::image::sbin;
 
 /// Longest time from the start of a server until it listens.
-pub(super) const LISTEN_LIMIT: Duration = Duration::from_secs(30);
+pub(crate) const LISTEN_LIMIT: Duration = Duration::from_secs(30);
 
 /// The running guest, our programs, and the recordings. All cases work with it.
 pub(super) struct Lab {
@@ -86,7 +86,7 @@ impl Both {
 }
 
 /// Returns the last lines of an output, joined into one line.
-fn last_lines(text: &str) -> String {
+pub(crate) fn last_lines(text: &str) -> String {
     let lines: Vec<&str> = text
         .lines()
         .map(str::trim)
@@ -124,7 +124,7 @@ impl Lab {
                 let port = self.next_port();
                 let theirs = fill(theirs, Guest::address(case.net), port);
                 let mut theirs = self.guest.start_command(&theirs, limit)?;
-                self.guest_listens(port, &mut theirs)?;
+                self.guest.listens(port, &mut theirs)?;
                 let at = self.guest.reach(case.net, port)?;
                 let ours = self.our_program(case, &fill(ours, at.ip(), at.port()))?;
                 Ok(Pair { ours, theirs })
@@ -185,12 +185,7 @@ impl Lab {
     fn our_program(&self, case: &Case, words: &str) -> Result<Program> {
         let mut words = words.split_whitespace().map(str::to_owned);
         let name = words.next().context("no program")?;
-        let program = match name.as_str() {
-            "iwarp" => self.host.iwarp.clone(),
-            "peer" => self.host.peer.clone(),
-            other => xtask::context::find_program(other)
-                .with_context(|| format!("{other} is not installed"))?,
-        };
+        let program = self.host.program(&name)?;
         let mut settings = case.settings.to_vec();
         let libraries = self.host.libraries.to_string_lossy();
         if name != "iwarp" {
@@ -236,16 +231,6 @@ impl Lab {
         self.port.set((turn + 1) % (ports.end - ports.start));
         ports.start + turn
     }
-
-    fn guest_listens(&self, port: u16, server: &mut Running) -> Result<()> {
-        let command = format!(
-            "for i in $(seq 200); do grep -q ':{port:04X} 00000000:0000 0A' /proc/net/tcp && exit 0; usleep 50000; done; exit 1"
-        );
-        if self.guest.run(&command, LISTEN_LIMIT.as_secs())?.code != 0 {
-            bail!("the guest's server does not listen: {}", server.said());
-        }
-        Ok(())
-    }
 }
 
 /// A recording of packets.
@@ -273,7 +258,7 @@ impl Capture {
 }
 
 /// Replaces `{addr}` and `{port}`.
-fn fill(words: &str, address: impl ToString, port: u16) -> String {
+pub(crate) fn fill(words: &str, address: impl ToString, port: u16) -> String {
     words
         .replace("{addr}", &address.to_string())
         .replace("{port}", &port.to_string())
@@ -284,7 +269,7 @@ impl Program {
     ///
     /// # Errors
     /// When the program does not listen in time, or has ended.
-    pub(super) fn listens(&mut self, port: u16, limit: Duration) -> Result<()> {
+    pub(crate) fn listens(&mut self, port: u16, limit: Duration) -> Result<()> {
         let start = Instant::now();
         let wanted = format!(":{port:04X} ");
         while start.elapsed() < limit {

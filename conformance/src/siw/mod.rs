@@ -10,10 +10,11 @@ mod constants;
 pub(crate) mod debian;
 mod figures;
 pub(crate) mod guest;
-mod host;
+pub(crate) mod host;
 pub(crate) mod image;
 mod iser;
-mod lab;
+pub(crate) mod lab;
+pub(crate) mod needs;
 mod operations;
 mod programs;
 mod wire;
@@ -25,7 +26,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 
-use cases::{Case, We};
+use crate::excuses;
+use crate::rows::{Once, Rows};
+use cases::Case;
 use guest::{Guest, Machine, Net};
 use host::Host;
 use lab::Lab;
@@ -96,7 +99,7 @@ pub(crate) fn command(args: &SiwArgs) -> Result<()> {
     // The kernel's build needs absolute paths.
     let cache = cache.canonicalize()?;
 
-    image::require_packages(image::Needs::Siw, &mut log)?;
+    needs::require_packages(needs::Needs::Siw, &mut log)?;
     let host = our_programs(&context, &cache, &mut log)?;
     let start = Instant::now();
     let image = image::build(&context, &cache, &mut log)?;
@@ -113,6 +116,7 @@ pub(crate) fn command(args: &SiwArgs) -> Result<()> {
     let start = Instant::now();
     let machine = Machine {
         tap,
+        cable: None,
         record: args.capture,
         cpu: "max",
         arguments: "mitigations=off".to_owned(),
@@ -155,7 +159,7 @@ pub(crate) fn command(args: &SiwArgs) -> Result<()> {
 }
 
 /// Builds the `iwarp` command, the C library and the program `peer` for this machine.
-fn our_programs(context: &Context, cache: &Path, log: &mut Log) -> Result<Host> {
+pub(crate) fn our_programs(context: &Context, cache: &Path, log: &mut Log) -> Result<Host> {
     log.say("building our programs");
     log.run(cargo(&context.root).args([
         "build",
@@ -195,7 +199,7 @@ fn our_programs(context: &Context, cache: &Path, log: &mut Log) -> Result<Host> 
 }
 
 /// Runs a case once. Returns its result and the messages of the guest's kernel.
-fn once(lab: &Lab, case: &Case) -> Result<(Result<String>, String)> {
+fn once(lab: &Lab, case: &Case) -> Result<Once> {
     let capture = if lab.record && case.net == Net::Tap {
         Some(lab.capture(&case.title())?)
     } else {
@@ -208,9 +212,6 @@ fn once(lab: &Lab, case: &Case) -> Result<(Result<String>, String)> {
     Ok((result, lab.guest.kernel_messages()))
 }
 
-/// How often a case may be repeated because of a fault of the other side (see [`excuse`]).
-const ATTEMPTS: usize = 6;
-
 /// Returns the known fault of the other side that made the case fail, if it is one. These faults happen by chance, so the case is
 /// run again.
 fn excuse(case: &Case, kernel: &str, error: &str) -> Option<&'static str> {
@@ -219,28 +220,20 @@ fn excuse(case: &Case, kernel: &str, error: &str) -> Option<&'static str> {
     if case.net == Net::User && kernel.contains("siw: crc error") {
         return Some("siw cannot read a CRC that is split over segments");
     }
-    // perftest's server closes its first listener before it opens the second. On a slow machine its client may connect in between.
-    let refused = match case.we {
-        We::Connect => error.contains("Failed to resolve RDMA CM address"),
-        We::Serve => {
-            case.name.starts_with("ib_")
-                && error.contains("Failed to connect through RDMA CM")
-                && error.contains("Connection refused")
-        }
-    };
-    if refused {
-        return Some("perftest's server did not listen yet for the second connection");
-    }
-    None
+    excuses::of_programs(error)
 }
 
-fn is_broken(kernel: &str) -> bool {
-    kernel.contains("BUG:") || kernel.contains("Oops")
+/// The message of a kernel that cannot go on. Warnings of siw's own do not count.
+pub(crate) fn broken(kernel: &str) -> Option<String> {
+    kernel
+        .lines()
+        .find(|line| line.contains("BUG:") || line.contains("Oops"))
+        .map(str::to_owned)
 }
 
 /// Runs the cases in groups of one driver setting, and prints the table. Returns how many failed.
 fn run(lab: &Lab, cases: impl Iterator<Item = Case>, log: &mut Log) -> Result<usize> {
-    let mut rows: Vec<(String, Result<String>, Duration)> = Vec::new();
+    let mut rows = Rows::default();
     // Discards the kernel messages of the boot.
     lab.guest.kernel_messages();
     let mut driver: Option<&'static str> = None;
@@ -249,81 +242,16 @@ fn run(lab: &Lab, cases: impl Iterator<Item = Case>, log: &mut Log) -> Result<us
             lab.guest.load_siw(case.driver)?;
             driver = Some(case.driver);
         }
-        let start = Instant::now();
-        let mut excuses = Vec::new();
-        let (mut result, said) = loop {
-            log.line(format!("==> {}", case.title()));
-            let (result, said) = once(lab, &case)?;
-            log.line(&said);
-            let excuse = match &result {
-                Err(error) => excuse(&case, &said, &format!("{error:#}")),
-                Ok(_) => None,
-            };
-            match excuse {
-                Some(excuse) if excuses.len() < ATTEMPTS => {
-                    log.line(format!("again: {excuse}"));
-                    excuses.push(excuse);
-                }
-                _ => break (result, said),
-            }
-        };
-        if let Ok(note) = &mut result {
-            for excuse in excuses {
-                *note = format!("{note} (again: {excuse})").trim_start().to_owned();
-            }
-        }
-        if is_broken(&said) {
-            result = Err(anyhow::anyhow!(
-                "the guest's kernel is broken: {}",
-                said.lines().next().unwrap_or_default()
-            ));
-        }
-        let time = start.elapsed();
-        match &result {
-            Ok(note) => log.say(format!(
-                "passed {:>5.1} s  {}  {note}",
-                time.as_secs_f64(),
-                case.title()
-            )),
-            Err(error) => log.say(format!(
-                "FAILED {:>5.1} s  {}  {error:#}",
-                time.as_secs_f64(),
-                case.title()
-            )),
-        }
-        rows.push((case.title(), result, time));
-        if is_broken(&said) {
+        let said = rows.run(
+            case.title(),
+            log,
+            |_| once(lab, &case),
+            |said, error| excuse(&case, said, error),
+            broken,
+        )?;
+        if broken(&said).is_some() {
             break;
         }
     }
-    println!("\n{:52} {:6} {:>7}  note", "case", "result", "seconds");
-    let mut failed = 0;
-    for (title, result, time) in &rows {
-        let (word, note) = match result {
-            Ok(note) => ("passed", note.clone()),
-            Err(error) => {
-                failed += 1;
-                (
-                    "FAILED",
-                    format!("{error:#}")
-                        .lines()
-                        .next()
-                        .unwrap_or_default()
-                        .chars()
-                        .take(100)
-                        .collect(),
-                )
-            }
-        };
-        println!(
-            "{}",
-            format!("{title:52} {word:6} {:>7.1}  {note}", time.as_secs_f64()).trim_end()
-        );
-    }
-    println!(
-        "\n{} passed, {failed} failed; log: {}",
-        rows.len() - failed,
-        log.path().display()
-    );
-    Ok(failed)
+    Ok(rows.print(log))
 }

@@ -1,0 +1,171 @@
+//! The two ends of a connection: our library on this machine, or a device in a guest.
+
+use std::cell::Cell;
+use std::fmt::Display;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::siw::guest::{Guest, HOST_TAP, HOST_TAP_V6, Net, Output, Running};
+use crate::siw::host::{self, Host};
+use crate::siw::lab::{LISTEN_LIMIT, fill};
+
+/// The family of the addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Family {
+    V4,
+    V6,
+}
+
+impl Display for Family {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(match self {
+            Self::V4 => "IPv4",
+            Self::V6 => "IPv6",
+        })
+    }
+}
+
+/// Where programs run.
+pub(crate) enum End<'a> {
+    /// On this machine, on our library, in the network namespace of a guest's TAP device.
+    Library { host: &'a Host, guest: &'a Guest },
+    /// In a guest, on a device that has these addresses.
+    Device {
+        guest: &'a Guest,
+        device: &'static str,
+        v4: Ipv4Addr,
+        v6: Ipv6Addr,
+    },
+}
+
+/// A program at one end. It is killed when the value is dropped.
+pub(crate) enum Process {
+    Here(host::Program),
+    There(Running),
+}
+
+impl Process {
+    /// Waits for its end, for at most `limit` seconds. After that the exit code in the result is 124.
+    ///
+    /// # Errors
+    /// When it cannot be waited for.
+    pub(crate) fn wait(self, limit: u64) -> Result<Output> {
+        match self {
+            Self::Here(program) => program.wait(limit),
+            Self::There(running) => running.wait_at_most(limit),
+        }
+    }
+
+    /// What it has written so far.
+    pub(crate) fn said(&mut self) -> String {
+        match self {
+            Self::Here(program) => program.said().to_owned(),
+            Self::There(running) => running.said(),
+        }
+    }
+}
+
+/// Ports for servers, in turn, so that a case does not meet connections that an earlier one left behind.
+#[derive(Default)]
+pub(crate) struct Ports(Cell<u16>);
+
+impl Ports {
+    const FIRST: u16 = 7100;
+    const COUNT: u16 = 1000;
+
+    fn next(&self) -> u16 {
+        let turn = self.0.get();
+        self.0.set((turn + 1) % Self::COUNT);
+        Self::FIRST + turn
+    }
+}
+
+impl End<'_> {
+    /// The address at which the other end reaches it.
+    pub(crate) fn address(&self, family: Family) -> IpAddr {
+        match (self, family) {
+            (Self::Library { .. }, Family::V4) => HOST_TAP.into(),
+            (Self::Library { .. }, Family::V6) => HOST_TAP_V6.into(),
+            (Self::Device { v4, .. }, Family::V4) => (*v4).into(),
+            (Self::Device { v6, .. }, Family::V6) => (*v6).into(),
+        }
+    }
+
+    /// A port for a server here.
+    ///
+    /// # Errors
+    /// When this machine has none.
+    pub(crate) fn port(&self, ports: &Ports) -> Result<u16> {
+        match self {
+            Self::Library { .. } => Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?
+                .local_addr()?
+                .port()),
+            Self::Device { .. } => Ok(ports.next()),
+        }
+    }
+
+    /// Starts a program. `{addr}` and `{port}` are replaced, and `{device}` by the option that names the device.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub(crate) fn start(
+        &self,
+        words: &str,
+        address: IpAddr,
+        port: u16,
+        limit: u64,
+    ) -> Result<Process> {
+        let words = fill(words, address, port);
+        match self {
+            Self::Library { host, guest } => {
+                let words = words.replace("{device}", "");
+                let mut words = words.split_whitespace().map(str::to_owned);
+                let name = words.next().context("no program")?;
+                let program = host.program(&name)?;
+                let libraries = host.libraries.to_string_lossy();
+                let settings = [("LD_LIBRARY_PATH", &*libraries)];
+                let words: Vec<String> = words.collect();
+                host::Program::start(guest, Net::Tap, &program, &words, &settings)
+                    .map(Process::Here)
+            }
+            Self::Device { guest, device, .. } => {
+                let words = words.replace("{device}", &format!("-d {device}"));
+                // A shell starts it.
+                let words = words.replace(';', "\\;");
+                guest.start_command(&words, limit).map(Process::There)
+            }
+        }
+    }
+
+    /// Waits until a program listens.
+    ///
+    /// # Errors
+    /// When it does not in time, or has ended.
+    pub(crate) fn listens(&self, server: &mut Process, port: u16) -> Result<()> {
+        match (self, server) {
+            (Self::Library { .. }, Process::Here(program)) => program.listens(port, LISTEN_LIMIT),
+            (Self::Device { guest, .. }, Process::There(running)) => guest.listens(port, running),
+            _ => bail!("a program of another end"),
+        }
+    }
+
+    /// Runs a shell script here, which must succeed.
+    ///
+    /// # Errors
+    /// When it fails.
+    pub(crate) fn shell(&self, script: &str) -> Result<()> {
+        match self {
+            Self::Library { .. } => {
+                let out = std::process::Command::new("sh")
+                    .args(["-c", script])
+                    .output()?;
+                if !out.status.success() {
+                    bail!("{script}: {}", String::from_utf8_lossy(&out.stderr).trim());
+                }
+                Ok(())
+            }
+            Self::Device { guest, .. } => guest.must(script, 60).map(drop),
+        }
+    }
+}

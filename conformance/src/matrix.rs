@@ -1,0 +1,308 @@
+//! The programs of the distribution between our module in a guest and a peer: itself, our library on this machine, or the kernel's siw in
+//! a second guest. Each runs in both directions, and with both families of addresses where it can.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::path::Path;
+
+use anyhow::{Result, bail};
+use clap::ValueEnum;
+use xtask::context::Context;
+use xtask::process::Log;
+
+use crate::boot::Boot;
+use crate::complaints;
+use crate::device;
+use crate::ends::{End, Family, Ports};
+use crate::excuses;
+use crate::programs::{self, Program};
+use crate::rows::{Once, Rows};
+use crate::siw;
+use crate::siw::guest::{Cable, GUEST_TAP, GUEST_USER, Guest, Machine, free_ports};
+use crate::siw::image::Image;
+use crate::siw::needs::{self, Needs};
+
+/// Whom the module talks to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Peer {
+    /// Both ends on the module, in one guest
+    Itself,
+    /// Our library on this machine, over a TAP device (needs root)
+    Library,
+    /// The kernel's siw in a second guest
+    Siw,
+}
+
+/// Rows whose names are these are enough to see that the module works.
+const FEW: &[&str] = &[
+    "rping",
+    "ucmatose",
+    "rstream",
+    "ib_write_bw-65536",
+    "ib_read_lat-64",
+    "ib_send_bw-4096",
+];
+
+/// Which rows run.
+pub(crate) struct Choice<'a> {
+    pub(crate) peers: &'a [Peer],
+    /// Only those whose titles contain one of these.
+    pub(crate) only: &'a [String],
+    /// Only [`FEW`].
+    pub(crate) few: bool,
+}
+
+/// A network card of a guest, the device on it, and their addresses.
+struct Card {
+    netdev: &'static str,
+    device: &'static str,
+    v4: Ipv4Addr,
+    v6: Ipv6Addr,
+}
+
+const fn v6(net: u16, host: u16) -> Ipv6Addr {
+    Ipv6Addr::new(net, 0, 0, 0, 0, 0, 0, host)
+}
+
+const USER: Card = Card {
+    netdev: "user0",
+    device: "iwarp0",
+    v4: GUEST_USER,
+    v6: v6(0xfd02, 15),
+};
+const TAP: Card = Card {
+    netdev: "tap0",
+    device: "iwarp1",
+    v4: GUEST_TAP,
+    v6: v6(0xfd77, 2),
+};
+const CABLE: Card = Card {
+    netdev: "cable0",
+    device: "iwarp2",
+    v4: Ipv4Addr::new(10, 78, 0, 1),
+    v6: v6(0xfd78, 1),
+};
+const SIW: Card = Card {
+    netdev: "cable0",
+    device: "siw0",
+    v4: Ipv4Addr::new(10, 78, 0, 2),
+    v6: v6(0xfd78, 2),
+};
+
+impl Card {
+    /// Makes the device.
+    fn link(&self, guest: &Guest, kind: &str) -> Result<()> {
+        let Self {
+            netdev, device, v6, ..
+        } = self;
+        let script = format!(
+            "rdma link add {device} type {kind} netdev {netdev} && /usr/bin/ip -6 addr add {v6}/64 dev {netdev} nodad
+            for i in $(seq 50); do [ -e /dev/infiniband/rdma_cm ] && exit 0; sleep 0.1; done; exit 1"
+        );
+        guest.must(&script, 60).map(drop)
+    }
+
+    const fn end<'a>(&self, guest: &'a Guest) -> End<'a> {
+        End::Device {
+            guest,
+            device: self.device,
+            v4: self.v4,
+            v6: self.v6,
+        }
+    }
+}
+
+/// Boots what the peers need, runs the rows, and prints the table. Returns how many failed.
+///
+/// # Errors
+/// When a guest cannot be started, or the module leaves memory when it goes.
+pub(crate) fn run(
+    context: &Context,
+    choice: &Choice<'_>,
+    boot: &Boot,
+    image: &Image,
+    cache: &Path,
+    log: &mut Log,
+) -> Result<usize> {
+    let wants = |peer| choice.peers.contains(&peer);
+    let host = if wants(Peer::Library) {
+        if !rustix::process::geteuid().is_root() {
+            bail!("the TAP device needs root");
+        }
+        needs::require_packages(Needs::Siw, log)?;
+        Some(siw::our_programs(context, cache, log)?)
+    } else {
+        None
+    };
+    let port = free_ports(1)?.first().copied().unwrap_or_default();
+    let machine = Machine {
+        tap: wants(Peer::Library),
+        cable: wants(Peer::Siw).then_some(Cable::Listens(port)),
+        ..boot.machine()
+    };
+    log.say(format!("booting Linux {}", image.release));
+    let guest = Guest::start(image, cache, &machine, log)?;
+    guest.must("insmod /lib/iwarp/iwarp_rnic.ko", 60)?;
+    USER.link(&guest, "iwarp")?;
+    let other = if wants(Peer::Siw) {
+        CABLE.link(&guest, "iwarp")?;
+        Some(siw_guest(boot, image, cache, port, log)?)
+    } else {
+        None
+    };
+    if wants(Peer::Library) {
+        TAP.link(&guest, "iwarp")?;
+    }
+    guest.kernel_messages();
+    let mut matrix = Matrix {
+        guest: &guest,
+        boot,
+        choice,
+        ports: Ports::default(),
+        rows: Rows::default(),
+    };
+    if wants(Peer::Itself) {
+        let end = USER.end(&guest);
+        matrix.between(&end, &end, "module->module", None, log)?;
+    }
+    if let Some(host) = &host {
+        let (ours, library) = (
+            TAP.end(&guest),
+            End::Library {
+                host,
+                guest: &guest,
+            },
+        );
+        matrix.between(&ours, &library, "module->library", None, log)?;
+        matrix.between(&library, &ours, "library->module", None, log)?;
+    }
+    if let Some(other) = &other {
+        let (ours, siw) = (CABLE.end(&guest), SIW.end(other));
+        matrix.between(&ours, &siw, "module->siw", Some(other), log)?;
+        matrix.between(&siw, &ours, "siw->module", Some(other), log)?;
+    }
+    let failed = matrix.rows.print(log);
+    device::unload(&guest, boot.limit(60))?;
+    boot.look_for_leaks(&guest, log)?;
+    Ok(failed)
+}
+
+/// The second guest, with siw.
+fn siw_guest(boot: &Boot, image: &Image, cache: &Path, port: u16, log: &mut Log) -> Result<Guest> {
+    let cache = cache.join("second");
+    std::fs::create_dir_all(&cache)?;
+    let machine = Machine {
+        cable: Some(Cable::Connects(port)),
+        ..boot.machine()
+    };
+    log.say("booting the guest with siw");
+    let guest = Guest::start(image, &cache, &machine, log)?;
+    guest.must("insmod /lib/siw/siw.ko", 60)?;
+    SIW.link(&guest, "siw")?;
+    guest.kernel_messages();
+    Ok(guest)
+}
+
+/// The rows of one boot.
+struct Matrix<'a> {
+    guest: &'a Guest,
+    boot: &'a Boot,
+    choice: &'a Choice<'a>,
+    ports: Ports,
+    rows: Rows,
+}
+
+impl Matrix<'_> {
+    /// Runs all programs from one end to the other.
+    fn between(
+        &mut self,
+        client: &End<'_>,
+        server: &End<'_>,
+        direction: &str,
+        siw: Option<&Guest>,
+        log: &mut Log,
+    ) -> Result<()> {
+        for program in programs::all(true) {
+            for family in [Family::V4, Family::V6] {
+                let title = format!("{} {direction} {family}", program.name);
+                let left_out = family == Family::V6 && !program.rules.v6
+                    || self.choice.few && !FEW.contains(&program.name.as_str())
+                    || !self.choice.only.is_empty()
+                        && !self.choice.only.iter().any(|text| title.contains(text));
+                if left_out {
+                    continue;
+                }
+                let guest = self.guest;
+                let (ports, limit) = (&self.ports, self.boot.limit(program.rules.limit));
+                let said = self.rows.run(
+                    title,
+                    log,
+                    |log| {
+                        let result = talk(ports, client, server, &program, family, limit, log);
+                        once(guest, siw, result)
+                    },
+                    |_, error| excuses::of_programs(error),
+                    |said| complaints::first(said).map(str::to_owned),
+                )?;
+                if complaints::first(&said).is_some_and(|line| line.contains("BUG:")) {
+                    bail!("the guest's kernel cannot go on");
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The result of a row, with what the kernels said. That of siw may warn; it must not be broken.
+fn once(guest: &Guest, siw: Option<&Guest>, mut result: Result<String>) -> Result<Once> {
+    if let Some(other) = siw {
+        let said = other.kernel_messages();
+        if let Some(line) = siw::broken(&said) {
+            bail!("siw's kernel cannot go on: {line}");
+        }
+        if let (Err(error), false) = (&result, said.is_empty()) {
+            result = Err(anyhow::anyhow!("{error:#} | siw's kernel: {}", said.trim()));
+        }
+    }
+    Ok((result, guest.kernel_messages()))
+}
+
+/// Runs both ends of a program, and checks what they wrote.
+fn talk(
+    ports: &Ports,
+    client: &End<'_>,
+    server: &End<'_>,
+    program: &Program,
+    family: Family,
+    limit: u64,
+    log: &mut Log,
+) -> Result<String> {
+    let (port, address) = (server.port(ports)?, server.address(family));
+    client.shell(program.rules.before)?;
+    let mut serving = server.start(&program.server, address, port, limit)?;
+    server.listens(&mut serving, port)?;
+    let asked = client
+        .start(&program.client, address, port, limit)?
+        .wait(limit)?;
+    let answered = if program.rules.stays {
+        let text = serving.said();
+        drop(serving);
+        siw::guest::Output { code: 0, text }
+    } else {
+        // After the client has failed the server may wait for ever.
+        serving.wait(if asked.code == 0 { limit } else { 5 })?
+    };
+    log.line(&answered.text);
+    log.line(&asked.text);
+    if (asked.code, answered.code) != (0, 0) {
+        bail!(
+            "client ended with {}: {} | server with {}: {}",
+            asked.code,
+            siw::lab::last_lines(&asked.text),
+            answered.code,
+            siw::lab::last_lines(&answered.text),
+        );
+    }
+    let note = program.judge(&answered, &asked)?;
+    server.shell(program.rules.after)?;
+    Ok(note)
+}

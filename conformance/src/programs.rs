@@ -1,0 +1,366 @@
+//! Unmodified programs of the distribution: how both ends are started, and what they must say. The matrices of siw and of our module take
+//! their rows from here.
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::siw::guest::Output;
+
+/// A program and the command lines of its server and its client. `{addr}`, `{port}` and `{device}` are replaced.
+#[derive(Debug, Clone)]
+pub(crate) struct Program {
+    /// Its name in the table.
+    pub(crate) name: String,
+    pub(crate) server: String,
+    pub(crate) client: String,
+    /// The sizes of a measurement: each has a row in the client's table.
+    pub(crate) sizes: Vec<u32>,
+    pub(crate) rules: Rules,
+}
+
+/// How a program is treated.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rules {
+    /// The client says all of this.
+    pub(crate) says: &'static [&'static str],
+    /// What both ends must not say.
+    pub(crate) never: &'static [&'static str],
+    /// The server does not end by itself.
+    pub(crate) stays: bool,
+    /// It can use IPv6.
+    pub(crate) v6: bool,
+    /// It is in our module's matrix only: siw's matrix has enough of the kind.
+    pub(crate) more: bool,
+    /// Seconds that it may take in an emulated machine.
+    pub(crate) limit: u64,
+    /// A shell script that runs before it, at the client's end.
+    pub(crate) before: &'static str,
+    /// A shell script that runs after it, at the server's end.
+    pub(crate) after: &'static str,
+}
+
+/// Seconds that a program may take in the emulated machine.
+pub(crate) const LIMIT: u64 = 60;
+/// Seconds for one that goes through many sizes.
+const LONG: u64 = 300;
+
+const PLAIN: Rules = Rules {
+    says: &[],
+    never: &["mismatch"],
+    stays: false,
+    v6: true,
+    more: false,
+    limit: LIMIT,
+    before: "true",
+    after: "true",
+};
+const MORE: Rules = Rules {
+    more: true,
+    ..PLAIN
+};
+
+/// A row of the table: name, server, client, rules.
+type Row = (&'static str, &'static str, &'static str, Rules);
+
+/// The programs of rdma-core and libfabric, and qperf.
+const PROGRAMS: &[Row] = &[
+    (
+        "rping",
+        "rping -s -a {addr} -p {port} -C 10 -S 64 -V",
+        "rping -c -a {addr} -p {port} -C 10 -S 64 -V",
+        PLAIN,
+    ),
+    (
+        "rping-65000",
+        "rping -s -a {addr} -p {port} -C 3 -S 65000 -V",
+        "rping -c -a {addr} -p {port} -C 3 -S 65000 -V",
+        PLAIN,
+    ),
+    (
+        "rping-4096",
+        "rping -s -a {addr} -p {port} -C 10 -S 4096 -V",
+        "rping -c -a {addr} -p {port} -C 10 -S 4096 -V",
+        MORE,
+    ),
+    (
+        "rping -v",
+        "rping -s -a {addr} -p {port} -C 10 -v",
+        "rping -c -a {addr} -p {port} -C 10 -v",
+        Rules {
+            says: &["ping data: rdma-ping-9"],
+            ..MORE
+        },
+    ),
+    (
+        // A client would call rdma_establish(), which the kernel's rdma_cm refuses for RNICs.
+        "rping -q (server)",
+        "rping -s -a {addr} -p {port} -C 10 -V -q",
+        "rping -c -a {addr} -p {port} -C 10 -V",
+        MORE,
+    ),
+    (
+        "rping -P",
+        "rping -s -P -a {addr} -p {port}",
+        "rping -c -a {addr} -p {port} -C 10 -V",
+        Rules {
+            stays: true,
+            ..MORE
+        },
+    ),
+    (
+        "ucmatose",
+        "ucmatose -b {addr} -p {port} -c 3 -C 5 -S 1000",
+        "ucmatose -s {addr} -p {port} -c 3 -C 5 -S 1000",
+        PLAIN,
+    ),
+    (
+        "ucmatose -m",
+        "ucmatose -b {addr} -p {port} -c 10 -C 10 -m",
+        "ucmatose -s {addr} -p {port} -c 10 -C 10 -m",
+        Rules {
+            says: &["data transfers complete", "return status 0"],
+            ..MORE
+        },
+    ),
+    (
+        "cmtime",
+        "cmtime -b {addr} -p {port}",
+        "cmtime -s {addr} -p {port} -c 50",
+        Rules {
+            says: &["create qp", "disconnect", "destroy"],
+            never: &["event:", "failure", "error"],
+            stays: true,
+            ..MORE
+        },
+    ),
+    (
+        "rdma_client",
+        "rdma_server -s {addr} -p {port}",
+        "rdma_client -s {addr} -p {port}",
+        PLAIN,
+    ),
+    (
+        "rdma_xclient",
+        "rdma_xserver -p {port} -c r",
+        "rdma_xclient -s {addr} -p {port} -c r",
+        Rules {
+            // Its server takes any IPv4 address.
+            v6: false,
+            ..PLAIN
+        },
+    ),
+    (
+        "rstream",
+        "rstream -b {addr} -p {port} -S 65536 -C 20 -I 20 -T v",
+        "rstream -s {addr} -p {port} -S 65536 -C 20 -I 20 -T v",
+        PLAIN,
+    ),
+    (
+        "rstream-64",
+        "rstream -b {addr} -p {port} -S 64 -C 1 -I 100 -T v",
+        "rstream -s {addr} -p {port} -S 64 -C 1 -I 100 -T v",
+        PLAIN,
+    ),
+    (
+        "rstream -T a",
+        "rstream -b {addr} -p {port} -S 65536 -C 20 -I 5 -T a",
+        "rstream -s {addr} -p {port} -S 65536 -C 20 -I 5 -T a",
+        Rules {
+            says: &["usec/xfer"],
+            ..MORE
+        },
+    ),
+    (
+        "riostream",
+        "riostream -b {addr} -p {port} -S 65536 -C 20 -I 20 -T v",
+        "riostream -s {addr} -p {port} -S 65536 -C 20 -I 20 -T v",
+        Rules {
+            says: &["usec/xfer"],
+            ..MORE
+        },
+    ),
+    (
+        "rcopy",
+        "rcopy -p {port}",
+        "rcopy /tmp/iwarp-source {addr}:/tmp/iwarp-copy -p {port}",
+        Rules {
+            stays: true,
+            // It looks for the path after the first colon.
+            v6: false,
+            before: "seq 400000 > /tmp/iwarp-source",
+            after: "seq 400000 | cmp - /tmp/iwarp-copy && rm /tmp/iwarp-copy",
+            ..MORE
+        },
+    ),
+    (
+        "qperf -cm1",
+        "qperf -lp {port}",
+        "qperf -lp {port} -cm1 -t 1 {addr} rc_bw rc_bi_bw rc_lat rc_rdma_write_bw rc_rdma_write_lat rc_rdma_write_poll_lat rc_rdma_read_bw rc_rdma_read_lat",
+        Rules {
+            stays: true,
+            v6: false,
+            says: &[
+                "rc_bw:",
+                "rc_bi_bw:",
+                "rc_lat:",
+                "rc_rdma_write_bw:",
+                "rc_rdma_write_lat:",
+                "rc_rdma_write_poll_lat:",
+                "rc_rdma_read_bw:",
+                "rc_rdma_read_lat:",
+            ],
+            never: &["errors", "failed"],
+            limit: LONG,
+            ..MORE
+        },
+    ),
+    (
+        "fi_pingpong verbs",
+        "fi_pingpong -B {port} -p verbs -e msg -S all -I 5 -c",
+        "fi_pingpong -P {port} -p verbs -e msg -S all -I 5 -c {addr}",
+        Rules {
+            v6: false,
+            says: &["\n6m "],
+            limit: LONG,
+            ..MORE
+        },
+    ),
+    (
+        "fi_pingpong verbs;ofi_rxm",
+        "fi_pingpong -B {port} -p verbs;ofi_rxm -e rdm -S all -I 5 -c",
+        "fi_pingpong -P {port} -p verbs;ofi_rxm -e rdm -S all -I 5 -c {addr}",
+        Rules {
+            v6: false,
+            says: &["\n6m "],
+            limit: LONG,
+            ..MORE
+        },
+    ),
+];
+
+/// Programs of perftest. With `-R` they use IPv4 only.
+const PERFTEST: &[&str] = &[
+    "ib_write_bw",
+    "ib_read_bw",
+    "ib_send_bw",
+    "ib_write_lat",
+    "ib_read_lat",
+    "ib_send_lat",
+];
+/// Which of them wait for events.
+const EVENTS: &[&str] = &["ib_read_bw", "ib_send_bw", "ib_read_lat", "ib_send_lat"];
+
+/// The command line of a perftest program. The client's has the address behind it.
+pub(crate) fn perftest_words(name: &str, size: u32, rounds: u32) -> String {
+    // The default queue of the bandwidth tests is longer than the shortest test here, which has 10 messages.
+    let depth = if name.ends_with("_bw") { " -t 8" } else { "" };
+    format!("{name} -R -F -p {{port}} -s {size} -n {rounds}{depth} {{device}}")
+}
+
+fn perftest(name: String, words: String, sizes: Vec<u32>, more: bool) -> Program {
+    let rules = Rules {
+        v6: false,
+        more,
+        limit: if sizes.len() > 1 { LONG } else { LIMIT },
+        ..PLAIN
+    };
+    Program {
+        name,
+        client: format!("{words} {{addr}}"),
+        server: words,
+        sizes,
+        rules,
+    }
+}
+
+/// A perftest program with messages of one size.
+pub(crate) fn measurement(name: &str, size: u32, rounds: u32) -> Program {
+    let words = perftest_words(name, size, rounds);
+    perftest(format!("{name}-{size}"), words, vec![size], false)
+}
+
+/// All rows, or only those of siw's matrix.
+pub(crate) fn all(more: bool) -> Vec<Program> {
+    let mut all: Vec<Program> = PROGRAMS
+        .iter()
+        .map(|&(name, server, client, rules)| Program {
+            name: name.to_owned(),
+            server: server.to_owned(),
+            client: client.to_owned(),
+            sizes: Vec::new(),
+            rules,
+        })
+        .collect();
+    for name in PERFTEST {
+        let bandwidth = name.ends_with("_bw");
+        let sizes: &[u32] = if bandwidth {
+            &[2, 4096, 65536, 1 << 20]
+        } else {
+            &[2, 64, 65536, 1 << 20]
+        };
+        for &size in sizes {
+            let rounds = if size >= 1 << 20 { 10 } else { 100 };
+            all.push(measurement(name, size, rounds));
+        }
+        let mut option = |option: &str, rounds: u32, sizes: Vec<u32>| {
+            let depth = if bandwidth { " -t 4" } else { "" };
+            let words = format!("{name} -R -F -p {{port}} {option} -n {rounds}{depth} {{device}}");
+            all.push(perftest(format!("{name} {option}"), words, sizes, true));
+        };
+        option("-a", 5, (1..=23).map(|power| 1 << power).collect());
+        if EVENTS.contains(name) {
+            let size = if bandwidth { 65536 } else { 2 };
+            option("-e", 100, vec![size]);
+        }
+        if bandwidth {
+            option("-q 8", 20, vec![65536]);
+            option("-b", 100, vec![65536]);
+        }
+    }
+    all.retain(|program| more || !program.rules.more);
+    all
+}
+
+impl Program {
+    /// Checks what both ends wrote, and returns a note: what the client measured.
+    ///
+    /// # Errors
+    /// When one of them says that something is wrong, or the client does not say what it must.
+    pub(crate) fn judge(&self, server: &Output, client: &Output) -> Result<String> {
+        for text in [&server.text, &client.text] {
+            if text.contains("verify") && text.contains("fail") {
+                bail!("{text}");
+            }
+            if let Some(word) = self.rules.never.iter().find(|word| text.contains(**word)) {
+                bail!("{word:?} in: {text}");
+            }
+        }
+        if let Some(word) = self
+            .rules
+            .says
+            .iter()
+            .find(|word| !client.text.contains(**word))
+        {
+            bail!("no {word:?} in: {}", client.text);
+        }
+        let mut note = String::new();
+        for size in &self.sizes {
+            note = value(&client.text, &self.name, *size)
+                .with_context(|| format!("no result for {size} in: {}", client.text))?;
+        }
+        Ok(note)
+    }
+}
+
+/// Returns the average bandwidth in MB/s or the typical latency in microseconds, with its unit.
+pub(crate) fn value(text: &str, name: &str, size: u32) -> Option<String> {
+    let row: Vec<&str> = text
+        .lines()
+        .map(|line| line.split_whitespace().collect::<Vec<_>>())
+        .find(|words| words.first().and_then(|word| word.parse().ok()) == Some(size))?;
+    // Columns of a row: size, rounds, then peak and average, or minimum, maximum and typical.
+    if name.contains("_bw") {
+        row.get(3).map(|value| format!("{value} MB/s"))
+    } else {
+        row.get(4).map(|value| format!("{value} us"))
+    }
+}
