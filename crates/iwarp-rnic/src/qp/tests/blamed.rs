@@ -4,6 +4,8 @@
 use super::harness::*;
 use crate::qp::*;
 use crate::{SendFlags, SendOp, WcStatus};
+use iwarp_proto::ddp::{Header, Stag, UntaggedHeader};
+use iwarp_proto::rdmap::{Opcode, Terminate, TerminateCode};
 use proptest::prelude::*;
 use std::collections::VecDeque;
 use std::vec;
@@ -366,4 +368,59 @@ proptest! {
         let done = asks.iter().zip(&got).filter(|(ask, g)| takes(ask) && g.1 == WcStatus::Success);
         prop_assert!(done.count() <= delivered);
     }
+}
+
+/// The peer refuses the last of these requests, by the number of its message.
+fn refused_by_number(rig: &mut Rig, opcode: Opcode, msn: u32) {
+    let header = Header::Untagged(UntaggedHeader {
+        last: true,
+        opcode,
+        invalidate_stag: Stag(0),
+        qn: 0,
+        msn,
+        mo: 0,
+    });
+    let terminate = Terminate::about(TerminateCode::DDP_UNTAGGED_NO_BUFFER, 18, header, None);
+    let mut octets = vec![0; Terminate::MAX_LEN];
+    let n = terminate.emit(&mut octets);
+    let ulpdu = untagged(Opcode::TERMINATE, 2, 1, 0, true, &octets[..n]);
+    assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Failed);
+}
+
+#[test]
+fn a_read_that_is_not_answered_is_no_success_though_a_later_send_was_refused() {
+    let mut rig = waiting(STREAM);
+    let mr = rig.mr(8, ALL);
+    let read = SendOp::Read {
+        remote_addr: 0,
+        rkey: 7,
+    };
+    rig.post(1, SendOp::Send, &[]);
+    rig.post(2, read, &[mr.sge()]);
+    rig.post(3, SendOp::Send, &[]);
+    rig.post(4, SendOp::Send, &[]);
+    rig.sent();
+    refused_by_number(&mut rig, Opcode::SEND, 3);
+    let [first, read, between, last] = [0, 1, 2, 3].map(|i| rig.host.sends[i].status);
+    assert_eq!(first, WcStatus::Success);
+    assert_eq!((read, between), (WcStatus::Flushed, WcStatus::Flushed));
+    assert!(!matches!(last, WcStatus::Success | WcStatus::Flushed));
+}
+
+#[test]
+fn immediate_data_of_a_write_have_a_number() {
+    let mut rig = waiting(STREAM);
+    let op = SendOp::WriteImm {
+        remote_addr: 0,
+        rkey: 7,
+        imm: 1,
+    };
+    rig.post(1, SendOp::Send, &[]);
+    rig.post(2, op, &[]);
+    rig.post(3, SendOp::Send, &[]);
+    rig.sent();
+    refused_by_number(&mut rig, Opcode::IMMEDIATE, 2);
+    let [first, blamed, last] = [0, 1, 2].map(|i| rig.host.sends[i].status);
+    assert_eq!((first, last), (WcStatus::Success, WcStatus::Flushed));
+    assert!(!matches!(blamed, WcStatus::Success | WcStatus::Flushed));
 }

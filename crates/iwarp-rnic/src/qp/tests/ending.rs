@@ -142,6 +142,12 @@ fn an_end_inside_a_message_is_a_fault() {
         rig.assert_ended(Blame::Transport, Code::MPA_CONNECTION_LOST);
         assert!(rig.qp.take_events().contains(Events::FATAL));
     }
+    let mut rig = Rig::new();
+    let mr = rig.mr(8, ALL);
+    let write = tagged(Opcode::WRITE, mr.stag, mr.at, false, &[1]);
+    assert_eq!(rig.rx_ulpdu(&write), RxStatus::Ok);
+    rig.eof();
+    rig.assert_ended(Blame::Transport, Code::MPA_CONNECTION_LOST);
     // Between the FPDUs of one message, too.
     let mut rig = Rig::new();
     let mr = rig.mr(8, ALL);

@@ -323,3 +323,23 @@ fn an_octet_that_comes_is_summed_once() {
         }
     }
 }
+
+/// Markers stand where they do, however often an FPDU is offered.
+#[test]
+fn a_held_send_on_a_stream_with_markers() {
+    let stream = StreamConfig {
+        markers_tx: true,
+        markers_rx: true,
+        ..STREAM
+    };
+    let mut rig = Rig::with(QpConfig::default(), stream);
+    let mr = rig.mr(1000, ALL);
+    for msn in 1..4 {
+        assert_eq!(rig.rx_ulpdu(&send(msn, &[7; 1000])), RxStatus::Held);
+        assert_eq!(rig.again(), RxStatus::Held);
+        rig.recv(u64::from(msn), &[mr.sge()]);
+        assert_eq!(rig.again(), RxStatus::Ok);
+    }
+    let all = [1, 2, 3].map(|id| (id, WcStatus::Success));
+    assert_eq!(brief(&rig.host.recvs), all);
+}

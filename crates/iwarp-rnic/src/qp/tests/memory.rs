@@ -59,10 +59,11 @@ fn a_type_2_window_lives_from_bind_to_invalidation() {
     rig.post(1, SendOp::Bind(bind(mw, new, &mr, 8, 16)), &[]);
     assert!(rig.sent().is_empty());
     assert_eq!(brief(&rig.host.sends), [(1, WcStatus::Success)]);
-    assert_eq!(
-        rig.table.deregister(Stag(mr.stag)).unwrap_err(),
-        MemoryError::Busy
-    );
+    let region = Stag(mr.stag);
+    let gone = rig.table.deregister(region);
+    assert_eq!(gone.unwrap_err(), MemoryError::Busy);
+    let changed = rig.table.reregister(region, None, None, Some(ALL));
+    assert_eq!(changed.unwrap_err(), MemoryError::Busy);
     assert_eq!(write(&mut rig, new, mr.at + 8, &[1; 16]), RxStatus::Ok);
     rig.recv(2, &[]);
     assert_eq!(send_inv(&mut rig, 1, new), RxStatus::Ok);

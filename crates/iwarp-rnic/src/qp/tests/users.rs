@@ -1,9 +1,9 @@
 //! Who uses memory: invalidations complete when nobody does, and deregistration is refused before.
 
 use super::harness::*;
-use crate::memory::{Crc32c, HostRange, MemoryError};
+use crate::memory::{Crc32c, HostRange, MemoryError, WindowType};
 use crate::qp::{RxInterest, RxPlan, RxStatus, StreamConfig, TxFill};
-use crate::{Access, FastRegister, SendFlags, SendOp, SendWr, Sge, WcFlags, WcStatus};
+use crate::{Access, Bind, FastRegister, SendFlags, SendOp, SendWr, Sge, WcFlags, WcStatus};
 use iwarp_proto::ddp::{Header, Stag, UntaggedHeader};
 use iwarp_proto::rdmap::Opcode;
 use std::vec;
@@ -211,4 +211,50 @@ fn a_fast_registration_needs_no_table_of_its_own() {
     assert_eq!(a.fill(), TxFill::Ready);
     assert_eq!(brief(&a.host.sends), [(1, WcStatus::Success)]);
     assert!(a.table.info(stag).unwrap().valid);
+}
+
+#[test]
+fn memory_of_a_plan_is_not_exchanged_while_the_plan_is_written() {
+    let mut a = Rig::with(Default::default(), PLAIN);
+    let mr = a.mr(100_000, ALL);
+    let write = SendOp::Write {
+        remote_addr: 0,
+        rkey: 7,
+    };
+    a.post(1, write, &[mr.sge()]);
+    assert_eq!(a.fill(), TxFill::Ready);
+    let who = a.qp.accessor();
+    a.plan.runs(&a.table, who, 512, |_| ()).unwrap();
+    let stag = Stag(mr.stag);
+    let changed = a.table.reregister(stag, None, None, Some(Access::empty()));
+    assert_eq!(changed.err(), Some(MemoryError::InUse));
+    a.plan.release(&a.table);
+    let changed = a.table.reregister(stag, None, None, Some(Access::empty()));
+    assert!(changed.is_ok());
+}
+
+#[test]
+fn a_window_stays_while_a_read_lands_in_it() {
+    let mut a = Rig::with(Default::default(), PLAIN);
+    let mr = a.mr(65536, ALL);
+    let random = a.random();
+    let mw = a.table.allocate_window(WindowType::Type1, PD, random);
+    let mw = mw.unwrap();
+    let bind = Bind {
+        mw_stag: mw,
+        new_stag: mw,
+        mr_stag: Stag(mr.stag),
+        addr: mr.at,
+        len: 65536,
+        access: Access::REMOTE_WRITE,
+    };
+    let who = a.qp.accessor();
+    a.table.bind(&bind, who).unwrap();
+    let mut plan = reads_directly(&mut a, mw, mr.at);
+    let gone = a.table.deallocate_window(mw);
+    assert_eq!(gone, Err(MemoryError::InUse));
+    assert_eq!(a.table.bind(&bind, who), Err(MemoryError::InUse));
+    plan.release(&a.table);
+    assert_eq!(a.table.deallocate_window(mw), Ok(()));
+    assert!(a.table.deregister(Stag(mr.stag)).is_ok());
 }
