@@ -509,3 +509,25 @@ fn clock() {
     assert_eq!(MarkerClock::at(u64::MAX).offset(), 511);
     assert_eq!(MarkerClock::at(1024 + 20), MarkerClock::at(20));
 }
+
+#[test]
+fn an_fpdu_with_markers_has_64_kib_at_most() {
+    let mut out = vec![0; 70000];
+    let (mut fit, mut over) = (0, 0);
+    for start in (0..512).step_by(4) {
+        let next = MarkerClock::at(start).next_marker_in();
+        for ulpdu_len in 65004..65032 {
+            let total = fpdu_len_with_markers(next, ulpdu_len);
+            let clock = &mut MarkerClock::at(start);
+            let result = encode_fpdu(&vec![0; ulpdu_len], &MARKERS, clock, &mut out);
+            let want = match total <= 65536 {
+                true => Ok(total),
+                false => Err(FramingError::UlpduTooLong),
+            };
+            assert_eq!(result, want, "{ulpdu_len} octets at {start}");
+            fit += u32::from(total == 65536);
+            over += u32::from(total > 65536);
+        }
+    }
+    assert!(fit > 100 && over > 100, "{fit} {over}");
+}

@@ -552,3 +552,20 @@ fn odd_rtr_replies() {
         .unwrap();
     assert_eq!(a.rtr, Some(Rtr::Write));
 }
+
+#[test]
+fn a_small_wish_takes_nothing_away() {
+    // The initiator serves as many Reads as it has offered, however few the responder wants, and more if it can and is asked.
+    for (ord, ird) in [(0, 16), (4, 16), (16, 16), (20, 20)] {
+        let reply = EnhancedPrefix {
+            ird: 16,
+            ord,
+            peer_to_peer: true,
+            rtr_write: true,
+            ..EnhancedPrefix::default()
+        };
+        let initiator = Initiator::new(BASE, b"").unwrap();
+        let reply = frame(FrameKind::Reply, 2, 0x50, &prefix(reply));
+        assert_eq!(accepted(&initiator, &reply).ird, ird);
+    }
+}

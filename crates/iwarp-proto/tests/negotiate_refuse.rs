@@ -319,6 +319,9 @@ fn rejections() {
     //# The initiator MUST pass the responder provided IRD and ORD to the ULP for
     //# both MPA Accept and Reject messages.
     assert_eq!(reply.ulp_private_data(), b"sorry");
+    // As in an acceptance, the flag for CRCs is that of the request.
+    let crc = reply.header().flags.has(Flags::CRC);
+    assert!(crc && reply.header().flags.has(Flags::REJECT));
     assert_eq!(
         i.on_reply(&reply),
         Ok(Outcome::Rejected {

@@ -1,0 +1,48 @@
+//! MPA negotiation: which RTR message it is, and what that needs.
+
+mod peers;
+
+use iwarp_proto::mpa::negotiate::*;
+use iwarp_proto::mpa::startup::*;
+use peers::*;
+
+#[test]
+fn an_rtr_message_by_read_has_a_place() {
+    let reads = LocalParams {
+        rtr_offer: RtrSet::only(Rtr::Read),
+        ord: 0,
+        ..BASE
+    };
+    let none = LocalParams {
+        rtr_offer: RtrSet::only(Rtr::Read),
+        ird: 0,
+        ..BASE
+    };
+    let request = EnhancedPrefix {
+        ird: 4,
+        ord: 0,
+        peer_to_peer: true,
+        rtr_read: true,
+        ..EnhancedPrefix::default()
+    };
+    let request = frame(FrameKind::Request, 2, 0x50, &prefix(request));
+    let pending = Responder::on_request(&parse(&request), &none).unwrap();
+    let mut out = [0; MAX_FRAME_LEN];
+    let (n, agreed) = pending.accept(&none, b"", &mut out).unwrap();
+    assert_eq!((agreed.ird, agreed.rtr), (1, Some(Rtr::Read)));
+    assert_eq!(parse(&out[..n]).prefix().unwrap().unwrap().ird, 1);
+    let (ours, theirs) = connect(reads, none);
+    assert_eq!((ours.rtr, ours.ord, theirs.ird), (Some(Rtr::Read), 1, 1));
+}
+
+#[test]
+fn a_write_is_preferred_to_a_read_and_that_to_a_send() {
+    let set = |send, write, read| RtrSet { send, write, read }.preferred();
+    for send in [false, true] {
+        assert_eq!(set(send, true, true), Some(Rtr::Write));
+        assert_eq!(set(send, true, false), Some(Rtr::Write));
+        assert_eq!(set(send, false, true), Some(Rtr::Read));
+    }
+    assert_eq!(set(true, false, false), Some(Rtr::Send));
+    assert_eq!(set(false, false, false), None);
+}
