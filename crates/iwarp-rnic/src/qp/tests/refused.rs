@@ -226,7 +226,21 @@ fn wrong_marker() {
     fpdu[3] = 8;
     assert_eq!(rig.rx(&fpdu), RxStatus::Failed);
     rig.assert_ended(Blame::Peer, Code::MPA_MARKER);
-    assert_eq!(rig.qp.counters().marker_errors, 1);
+    let counters = rig.qp.counters();
+    assert_eq!((counters.marker_errors, counters.crc_errors), (1, 0));
+    // With CRCs the same octet is an error of the CRC.
+    let both = StreamConfig {
+        markers_tx: true,
+        markers_rx: true,
+        ..STREAM
+    };
+    let mut rig = Rig::with(QpConfig::default(), both);
+    let mut fpdu = rig.fpdu(&send(1, &[]));
+    fpdu[3] = 8;
+    assert_eq!(rig.rx(&fpdu), RxStatus::Failed);
+    rig.assert_ended(Blame::Peer, Code::MPA_CRC);
+    let counters = rig.qp.counters();
+    assert_eq!((counters.marker_errors, counters.crc_errors), (0, 1));
 }
 
 #[test]

@@ -560,3 +560,21 @@ fn ulpdus_longer_than_may_be_sent_are_taken() {
         }
     }
 }
+
+/// Some peers look at the STag of an empty Write, and zero is never one.
+#[test]
+fn an_empty_write_without_a_key_has_an_stag() {
+    for (rkey, len, want) in [(0, 0, 1), (0, 4, 0), (7, 0, 7), (7, 4, 7)] {
+        let mut rig = Rig::new();
+        let mr = rig.mr(4, ALL);
+        let write = SendOp::Write {
+            remote_addr: 0,
+            rkey,
+        };
+        rig.post(1, write, &[mr.part(0, len)]);
+        let Header::Tagged(h) = rig.sent()[0].0 else {
+            panic!("a Write is tagged");
+        };
+        assert_eq!(h.stag, Stag(want), "key {rkey}, {len} octets");
+    }
+}

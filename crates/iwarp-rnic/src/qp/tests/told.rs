@@ -239,3 +239,34 @@ fn the_answer_to_an_atomic_names_its_request() {
         }
     }
 }
+
+#[test]
+fn a_read_into_memory_that_may_not_be_written_asks_nothing() {
+    for parts in [1, 2] {
+        let mut rig = Rig::new();
+        let bad = rig.mr(8, Access::empty());
+        let good = rig.mr(8, Access::LOCAL_WRITE);
+        let sinks = [good.sge(), bad.sge()];
+        rig.post(1, read_of(&good), &sinks[2 - parts..]);
+        let sent = rig.sent();
+        let opcodes: Vec<_> = sent.iter().map(|(h, _)| h.opcode()).collect();
+        assert_eq!(opcodes, [Opcode::TERMINATE]);
+        assert_eq!(brief(&rig.host.sends), [(1, WcStatus::LocalProtection)]);
+        rig.assert_ended(Blame::Local, Code::RDMAP_LOCAL_CATASTROPHIC);
+    }
+}
+
+#[test]
+fn sinks_have_names_that_no_program_uses() {
+    let mut rig = Rig::new();
+    let mr = rig.mr(8, Access::LOCAL_WRITE);
+    rig.qp.tx.next_sink = u32::MAX;
+    for id in 0..2 {
+        rig.post(id, read_of(&mr), &[mr.sge()]);
+    }
+    let sent = rig.sent();
+    let requests = sent.iter().filter_map(|(_, p)| ReadRequest::parse(p));
+    let sinks: Vec<_> = requests.map(|r| r.sink_stag).collect();
+    // Not zero and one, which mean "no STag" and "nothing" in requests.
+    assert_eq!(sinks, [Stag(u32::MAX), Stag(2)]);
+}
