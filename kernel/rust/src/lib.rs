@@ -2,7 +2,8 @@
 //!
 //! C code drives `iwarp-rnic` through the `rk_*` functions of this crate, and this crate calls the `iwarp_*` functions that the C code
 //! brings along. `kernel/engine.h` declares both sides. All `unsafe` of the Rust side of a kernel module is here:
-//! [`runtime`] (allocator, panic handler, CRC, completions), [`device`] (memory table), [`queue_pair`] and [`startup`] (MPA).
+//! [`runtime`] (allocator, panic handler, CRC, completions), [`device`] (memory table), [`queue_pair`], [`octets`] (its stream),
+//! and [`startup`] (MPA).
 #![no_std]
 #![deny(
     unsafe_code,
@@ -17,6 +18,8 @@ extern crate alloc;
 #[allow(unsafe_code)]
 pub mod device;
 pub mod error;
+#[allow(unsafe_code)]
+pub mod octets;
 #[allow(unsafe_code)]
 pub mod queue_pair;
 #[allow(unsafe_code)]

@@ -1,4 +1,4 @@
-//! A queue pair with its plans and its staging.
+//! A queue pair with its plans and its staging: made, changed, given requests, and freed.
 //!
 //! Invariant: pointers come from C under the contract of `kernel/engine.h`: a queue pair is what `rk_qp_new` has returned, and one call
 //! at a time has it, because C takes the queue pair's lock around each. Runs that a call hands out stay valid until the call
@@ -13,18 +13,17 @@ use core::time::Duration;
 
 use iwarp_rnic::memory::{ListedPages, Stag};
 use iwarp_rnic::qp::{
-    CreateError, Env, QpConfig, QueuePair, ReceiverNotReady, Run, RxBuffer, RxInterest, RxPlan,
-    RxSizes, RxStatus, State, StreamConfig, StreamTimes, StreamWish, TxFill, TxPlan,
+    CreateError, QpConfig, QueuePair, ReceiverNotReady, Run, RxBuffer, RxPlan, RxSizes, State,
+    StreamConfig, StreamTimes, StreamWish, TxPlan,
 };
 use iwarp_rnic::{Access, FastRegister, RecvWr, SendFlags, SendOp, SendWr, Sge, Time, Work};
 
-use crate::device::Device;
-use crate::error::{EFAULT, EINVAL, EPROTO, code};
-use crate::runtime::{CRC32C, Owner, place, remove};
+use crate::error::{EINVAL, code};
+use crate::runtime::{Owner, place, remove};
 use crate::startup::Mpa;
 
 /// Runs of one plan for one call of the socket.
-const RUNS: usize = 512;
+pub(crate) const RUNS: usize = 512;
 /// Runs of a plan for receiving.
 const RX_RUNS: usize = 64;
 /// Each queue pair has its own staging: as little as takes any FPDU, and 32 KiB for one read.
@@ -36,13 +35,13 @@ const STAGING: RxSizes = RxSizes {
 /// A queue pair as C has it.
 #[derive(Debug)]
 pub struct Qp {
-    machine: Box<QueuePair>,
-    owner: Owner,
-    staging: Box<RxBuffer>,
-    rx: RxPlan,
-    tx: Box<TxPlan>,
-    tx_runs: Vec<Kvec>,
-    rx_runs: Vec<Kvec>,
+    pub(crate) machine: Box<QueuePair>,
+    pub(crate) owner: Owner,
+    pub(crate) staging: Box<RxBuffer>,
+    pub(crate) rx: RxPlan,
+    pub(crate) tx: Box<TxPlan>,
+    pub(crate) tx_runs: Vec<Kvec>,
+    pub(crate) rx_runs: Vec<Kvec>,
 }
 
 /// A run of octets: `struct kvec`.
@@ -59,7 +58,7 @@ impl Kvec {
         len: 0,
     };
 
-    const fn of(run: &Run<'_>) -> Self {
+    pub(crate) const fn of(run: &Run<'_>) -> Self {
         Self {
             base: run.fragment.as_ptr(),
             len: run.fragment.len(),
@@ -431,184 +430,4 @@ pub unsafe extern "C" fn rk_post_recv(
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_complete_due(qp: &mut Qp) -> bool {
     qp.machine.completions_due() && qp.machine.complete_due(&mut qp.owner) == Work::More
-}
-
-/// Returns `true` if there is something to send.
-// SAFETY: the prefix `rk_` belongs to this crate.
-#[unsafe(no_mangle)]
-pub extern "C" fn rk_wants_tx(qp: &Qp) -> bool {
-    !qp.tx.is_done() || qp.machine.wants_tx()
-}
-
-/// Fills the plan, if all of the last one is written. Returns `enum rk_fill`.
-// SAFETY: the prefix `rk_` belongs to this crate.
-#[unsafe(no_mangle)]
-pub extern "C" fn rk_tx_fill(qp: &mut Qp, device: &Device) -> c_int {
-    if !qp.tx.is_done() {
-        return 1;
-    }
-    let mut env = Env {
-        memory: &device.table,
-        crc32c: CRC32C,
-        host: &mut qp.owner,
-    };
-    match qp.machine.tx_fill(&mut qp.tx, &mut env) {
-        TxFill::Idle => 0,
-        TxFill::Ready => 1,
-        TxFill::Memory => 2,
-        TxFill::More => 3,
-    }
-}
-
-/// Carries out the request that needs the memory table for itself.
-// SAFETY: the prefix `rk_` belongs to this crate.
-#[unsafe(no_mangle)]
-pub extern "C" fn rk_tx_memory(qp: &mut Qp, device: &mut Device) {
-    qp.machine.tx_memory(&mut device.table, &mut qp.owner);
-}
-
-/// Hands out the runs of the plan that are to be written together. Returns how many there are, or an error number.
-// SAFETY: the prefix `rk_` belongs to this crate.
-#[unsafe(no_mangle)]
-pub extern "C" fn rk_tx_runs(qp: &mut Qp, device: &Device, runs: &mut *const Kvec) -> c_int {
-    let who = qp.machine.accessor();
-    let mut count = 0;
-    let mut slots = qp.tx_runs.iter_mut();
-    let visit = |run: Run<'_>| {
-        if let Some(slot) = slots.next() {
-            *slot = Kvec::of(&run);
-            count += 1;
-        }
-    };
-    match qp.tx.runs(&device.table, who, RUNS, visit) {
-        Ok(()) => {
-            *runs = qp.tx_runs.as_ptr();
-            count
-        }
-        Err(_) => EFAULT,
-    }
-}
-
-/// Reports that the socket took so many octets of the runs. The memory that they named is not used any more.
-// SAFETY: the prefix `rk_` belongs to this crate.
-#[unsafe(no_mangle)]
-pub extern "C" fn rk_tx_written(qp: &mut Qp, device: &Device, octets: usize) {
-    qp.tx.release(&device.table);
-    qp.machine.tx_written(&mut qp.tx, octets, &mut qp.owner);
-}
-
-/// Returns `true` if the queue pair waits until nobody uses memory that is being invalidated or registered.
-// SAFETY: the prefix `rk_` belongs to this crate.
-#[unsafe(no_mangle)]
-pub extern "C" fn rk_waits_for_memory(qp: &Qp) -> bool {
-    qp.machine.waits_for_memory()
-}
-
-/// Lets a queue pair that waits for memory try again.
-// SAFETY: the prefix `rk_` belongs to this crate.
-#[unsafe(no_mangle)]
-pub extern "C" fn rk_retry_memory(qp: &mut Qp) {
-    qp.machine.retry_memory();
-}
-
-/// Hands out the runs to which the next octets should be read. Returns how many there are.
-// SAFETY: the prefix `rk_` belongs to this crate.
-#[unsafe(no_mangle)]
-pub extern "C" fn rk_rx_plan(qp: &mut Qp, device: &Device, runs: &mut *const Kvec) -> c_int {
-    let mut count = 0;
-    let mut slots = qp.rx_runs.iter_mut();
-    let visit = |run: Run<'_>| {
-        if let Some(slot) = slots.next() {
-            *slot = Kvec::of(&run);
-            count += 1;
-        }
-    };
-    qp.machine
-        .rx_plan(&mut qp.staging, &device.table, &mut qp.rx, visit);
-    *runs = qp.rx_runs.as_ptr();
-    count
-}
-
-/// Processes octets that were read to the runs. Returns `enum rk_rx` or an error number.
-// SAFETY: the prefix `rk_` belongs to this crate.
-#[unsafe(no_mangle)]
-pub extern "C" fn rk_rx_filled(qp: &mut Qp, device: &Device, mut octets: usize) -> c_int {
-    let mut env = Env {
-        memory: &device.table,
-        crc32c: CRC32C,
-        host: &mut qp.owner,
-    };
-    loop {
-        let status = qp
-            .machine
-            .rx_filled(&mut qp.staging, &mut qp.rx, octets, &mut env);
-        // C hands over less at a time than the staging holds: that is the limit.
-        if status != RxStatus::More {
-            return number(status);
-        }
-        octets = 0;
-    }
-}
-
-/// Processes octets that are in memory. Says in `taken` how many of them are done with, and returns `enum rk_rx` or an error number.
-///
-/// # Safety
-/// `at` names `len` readable octets, if any.
-// SAFETY: the prefix `rk_` belongs to this crate.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rk_rx_input(
-    qp: &mut Qp,
-    device: &Device,
-    at: *const u8,
-    len: usize,
-    taken: &mut usize,
-) -> c_int {
-    let mut env = Env {
-        memory: &device.table,
-        crc32c: CRC32C,
-        host: &mut qp.owner,
-    };
-    let mut octets: &[u8] = match len {
-        0 => &[],
-        // SAFETY: the caller promises it.
-        _ => unsafe { slice::from_raw_parts(at, len) },
-    };
-    *taken = 0;
-    loop {
-        let (count, status) = qp.machine.rx_input(octets, &mut qp.staging, &mut env);
-        *taken = taken.wrapping_add(count);
-        // A packet is the limit.
-        if status != RxStatus::More {
-            return number(status);
-        }
-        octets = octets.get(count..).unwrap_or(&[]);
-    }
-}
-
-/// Returns whether the stream should be read now, as `enum rk_rx_interest`.
-// SAFETY: the prefix `rk_` belongs to this crate.
-#[unsafe(no_mangle)]
-pub extern "C" fn rk_rx_interest(qp: &Qp) -> c_int {
-    match qp.machine.rx_interest() {
-        RxInterest::Read => 0,
-        RxInterest::Held | RxInterest::Waits => 1,
-        RxInterest::Discard => 2,
-        RxInterest::None => 3,
-    }
-}
-
-const fn number(status: RxStatus) -> c_int {
-    match status {
-        RxStatus::Ok | RxStatus::More => 0,
-        RxStatus::Held => 1,
-        RxStatus::Waits => 2,
-        RxStatus::Failed => EPROTO,
-    }
-}
-
-/// Reports that the peer has closed its direction, and that everything before that was read.
-// SAFETY: the prefix `rk_` belongs to this crate.
-#[unsafe(no_mangle)]
-pub extern "C" fn rk_rx_eof(qp: &mut Qp) {
-    qp.machine.rx_eof(&mut qp.staging, &mut qp.owner);
 }
