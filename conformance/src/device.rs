@@ -3,7 +3,7 @@
 //! A case is a shell script for the guest. After each the guest's kernel must not have complained, and a case that leaves the module
 //! loaded fails: when it goes, it says whether memory is left.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -15,6 +15,7 @@ use xtask::process::Log;
 
 use crate::boot::{Boot, Parts};
 use crate::complaints;
+use crate::endings;
 use crate::excuses;
 use crate::hostile;
 use crate::matrix::{self, Choice, Peer};
@@ -253,9 +254,7 @@ pub(crate) fn command(args: &TestArgs) -> Result<Outcome> {
         };
     }
     log.say(format!("booting Linux {}", image.release));
-    let guest = Guest::start(&image, &cache, &args.boot.machine(), &mut log)?;
-    args.boot.forget_leaks(&guest)?;
-    guest.kernel_messages();
+    let mut guest = start(&image, &cache, &args.boot, &mut log)?;
     if let Some(command) = &args.exec {
         let script = format!("{}insmod $MODULE; set +e\n{command}", prelude());
         println!("{}", guest.run(&script, LIMIT.as_secs())?.text);
@@ -263,7 +262,7 @@ pub(crate) fn command(args: &TestArgs) -> Result<Outcome> {
         return Ok(Outcome::Passed);
     }
     let mut failed = 0;
-    let cases = CASES.iter().chain(hostile::CASES);
+    let cases = CASES.iter().chain(endings::CASES).chain(hostile::CASES);
     for (name, script) in cases.filter(|(name, _)| args.is_wanted(name)) {
         let script = format!("ENTRIES={}\n{script}", args.entries);
         let limit = args
@@ -274,6 +273,9 @@ pub(crate) fn command(args: &TestArgs) -> Result<Outcome> {
             Err(error) => {
                 failed += 1;
                 log.say(format!("FAILED  {name}: {error:#}"));
+                // What it has left, a module that cannot be unloaded perhaps, is no matter of the next.
+                drop(guest);
+                guest = start(&image, &cache, &args.boot, &mut log)?;
             }
         }
     }
@@ -292,6 +294,14 @@ fn unable(log: &mut Log) -> Option<String> {
     }
     // Other distributions have no such kernel.
     Kernel::newest(log).err().map(|error| format!("{error:#}"))
+}
+
+/// Boots a guest, and forgets what it has said until then.
+fn start(image: &Image, cache: &Path, boot: &Boot, log: &mut Log) -> Result<Guest> {
+    let guest = Guest::start(image, cache, &boot.machine(), log)?;
+    boot.forget_leaks(&guest)?;
+    guest.kernel_messages();
+    Ok(guest)
 }
 
 /// The guest's files, or why they cannot be made here.

@@ -9,6 +9,7 @@ mod apps;
 mod boot;
 mod complaints;
 mod device;
+mod endings;
 mod ends;
 mod engine;
 mod excuses;

@@ -97,9 +97,11 @@ static int send_frame(struct socket *socket, const u8 *frame, size_t octets)
 /* Reads the peer's frame, and nothing behind it, and checks it. */
 static int read_frame(struct connection *connection, struct rk_mpa_peer *peer)
 {
+	unsigned long end = jiffies + PATIENCE;
 	u8 part[64];
 
 	for (;;) {
+		long left = end - jiffies;
 		struct msghdr message = {};
 		struct kvec run = { .iov_base = part };
 		int count = rk_mpa_missing(connection->mpa);
@@ -108,6 +110,10 @@ static int read_frame(struct connection *connection, struct rk_mpa_peer *peer)
 			return rk_mpa_check(connection->mpa, peer);
 		if (count < 0)
 			return count;
+		if (left <= 0)
+			return -ETIMEDOUT;
+		/* All of the frame has this time, so that one octet now and then does not keep us. */
+		connection->socket->sk->sk_rcvtimeo = left;
 		run.iov_len = min_t(size_t, count, sizeof(part));
 		count = kernel_recvmsg(connection->socket, &message, &run, 1, run.iov_len, 0);
 		if (count <= 0)
@@ -141,7 +147,7 @@ static int begin(struct rnic_qp *qp, struct connection *connection, struct iw_cm
 	tcp_sock_set_nodelay(sk);
 	lock_sock(sk);
 	spin_lock_bh(&qp->lock);
-	qp->reset = false;
+	qp->given_up = false;
 	result = rk_qp_begin(qp->engine, connection->mpa, tcp_sk(sk)->mss_cache, ktime_get_ns());
 	spin_unlock_bh(&qp->lock);
 	if (!result && octets) {

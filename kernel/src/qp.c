@@ -7,6 +7,8 @@
 #include "rnic.h"
 
 #define MAX_NUMBER 0xffffff
+/* How long the peer may take to close the connection of a queue pair that is destroyed. */
+#define PATIENCE (2 * HZ)
 
 static void last_reference(struct kref *ref)
 {
@@ -141,7 +143,7 @@ static int change(struct rnic_qp *qp, enum ib_qp_state to)
 	case IB_QPS_RESET:
 		result = rk_qp_modify(qp->engine, RK_STATE_RESET);
 		if (!result)
-			qp->reset = true;
+			qp->given_up = true;
 		return result;
 	case IB_QPS_INIT:
 		/* Programs that change states themselves go through all of them when they are connected. */
@@ -200,9 +202,8 @@ int rnic_query_qp(struct ib_qp *base, struct ib_qp_attr *attributes, int mask,
 
 int rnic_destroy_qp(struct ib_qp *base, struct ib_udata *udata)
 {
-	struct rnic_qp *qp = to_qp(base);
-
 	struct rnic_device *device = to_device(base->device);
+	struct rnic_qp *qp = to_qp(base);
 
 	spin_lock_bh(&qp->lock);
 	rk_qp_modify(qp->engine, RK_STATE_ERROR);
@@ -214,8 +215,14 @@ int rnic_destroy_qp(struct ib_qp *base, struct ib_udata *udata)
 	xa_unlock_bh(&device->qps);
 	rnic_stream_kick(qp);
 	rnic_qp_put(base);
-	/* The stream and the connection manager hold references. */
-	wait_for_completion(&qp->unused);
+	/* The stream and the connection manager hold references. What they do has limits, but a peer may never close. */
+	if (!wait_for_completion_timeout(&qp->unused, PATIENCE)) {
+		spin_lock_bh(&qp->lock);
+		qp->given_up = true;
+		spin_unlock_bh(&qp->lock);
+		rnic_stream_kick(qp);
+		wait_for_completion(&qp->unused);
+	}
 	rnic_stream_free(qp);
 	free_parts(qp);
 	return 0;

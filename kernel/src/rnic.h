@@ -124,8 +124,8 @@ struct rnic_qp {
 	/* Has the work done at a time that the engine has named. */
 	struct timer_list timer;
 	bool closed_by_peer;
-	/* A program has reset the queue pair since it was connected. Guarded by `lock`. */
-	bool reset;
+	/* The connection is not wanted any more, whatever the peer does: the queue pair was reset, or is destroyed. Guarded by `lock`. */
+	bool given_up;
 	bool shut;
 	/* Receives were flushed after the queue pair went to the error state. */
 	bool flushed;

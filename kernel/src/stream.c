@@ -323,10 +323,10 @@ static void detach(struct rnic_qp *qp, bool reset)
 	rnic_qp_put(&qp->base);
 }
 
-/* Whether the engine has given up its stream, or TCP has, and nothing more can be sent. Called with the lock. */
+/* Whether the stream is given up: on request, or because TCP has ended and the engine wants nothing of it. Called with the lock. */
 static bool is_dead(const struct rnic_qp *qp, const struct sock *sk)
 {
-	return qp->reset ||
+	return qp->given_up ||
 	       (rk_rx_interest(qp->engine) == RK_RX_NONE && sk->sk_state == TCP_CLOSE);
 }
 
