@@ -1,13 +1,16 @@
-//! A value in memory of its own, by an allocation that can fail.
+//! Values and octets in memory of their own, by an allocation that can fail.
 //!
-//! `Box::new` ends the program if there is no memory, and makes the value on the stack first, where a kernel has little room.
+//! `Box::new` ends the program if there is no memory, and makes the value on the stack first, where a kernel has little room. A vector that
+//! is filled with zeros touches all its pages; from the operating system they come as zeros, and real memory belongs to those only that
+//! are used.
 //!
-//! Invariant: memory from the allocator has the layout of the value that is written to it.
+//! Invariant: memory from the allocator has the layout of what is written to it.
 #![allow(unsafe_code)]
 
 use crate::AllocError;
-use alloc::alloc::{Layout, alloc};
+use alloc::alloc::{Layout, alloc, alloc_zeroed};
 use alloc::boxed::Box;
+use alloc::vec::Vec;
 
 /// Allocates memory for a value, and then makes the value. If there is no memory, `make` is dropped with all that it has.
 #[inline]
@@ -25,6 +28,21 @@ pub(crate) fn try_box<T>(make: impl FnOnce() -> T) -> Result<Box<T>, AllocError>
     }
 }
 
+/// Makes a vector of `n` zeros.
+pub(crate) fn zeros(n: usize) -> Result<Vec<u8>, AllocError> {
+    if n == 0 {
+        return Ok(Vec::new());
+    }
+    let layout = Layout::array::<u8>(n).map_err(|_| AllocError)?;
+    // SAFETY: the layout is not empty.
+    let at = unsafe { alloc_zeroed(layout) };
+    if at.is_null() {
+        return Err(AllocError);
+    }
+    // SAFETY: `n` octets with a value, in memory of this layout from the allocator that vectors use.
+    Ok(unsafe { Vec::from_raw_parts(at, n, n) })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -39,6 +57,16 @@ mod tests {
         assert_eq!((Rc::strong_count(&shared), one.1[99]), (2, 7));
         drop(one);
         assert_eq!(Rc::strong_count(&shared), 1);
+    }
+
+    #[test]
+    fn octets_are_zeros_and_may_be_written() {
+        for n in [0, 1, 300_000] {
+            let mut octets = zeros(n).unwrap();
+            assert_eq!((octets.len(), octets.iter().any(|o| *o != 0)), (n, false));
+            octets.fill(1);
+        }
+        assert_eq!(zeros(usize::MAX), Err(AllocError));
     }
 
     #[test]

@@ -34,6 +34,7 @@ mod boxed;
 pub mod counters;
 pub mod cq;
 pub mod limits;
+mod list;
 pub mod memory;
 pub mod qp;
 pub mod receive_queue;

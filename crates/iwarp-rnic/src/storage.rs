@@ -174,58 +174,6 @@ impl<T: Copy + Default> Ring<T> {
     }
 }
 
-/// A list that never grows.
-#[derive(Debug)]
-pub(crate) struct List<T> {
-    items: Vec<T>,
-    len: usize,
-}
-
-impl<T: Copy + Default> List<T> {
-    pub(crate) fn new(capacity: usize) -> Result<Self, AllocError> {
-        Ok(Self {
-            items: filled(capacity)?,
-            len: 0,
-        })
-    }
-
-    /// Returns how many values there are.
-    #[inline]
-    pub(crate) const fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Returns how many values there is room for.
-    #[inline]
-    pub(crate) const fn room(&self) -> usize {
-        self.items.len().saturating_sub(self.len)
-    }
-
-    /// Appends a value. The caller has looked for room; without it nothing happens.
-    #[inline]
-    pub(crate) fn push(&mut self, value: T) {
-        debug_assert!(self.room() > 0, "the list is full");
-        if let Some(item) = self.items.get_mut(self.len) {
-            *item = value;
-            self.len = self.len.wrapping_add(1);
-        }
-    }
-
-    #[inline]
-    pub(crate) fn get(&self, i: usize) -> Option<&T> {
-        self.as_slice().get(i)
-    }
-
-    #[inline]
-    pub(crate) fn as_slice(&self) -> &[T] {
-        self.items.get(..self.len).unwrap_or(&[])
-    }
-
-    pub(crate) const fn clear(&mut self) {
-        self.len = 0;
-    }
-}
-
 /// Makes a vector of `n` default values. Returns an error instead of aborting if there is no memory.
 pub(crate) fn filled<T: Clone + Default>(n: usize) -> Result<Vec<T>, AllocError> {
     let mut v = Vec::new();
@@ -239,18 +187,6 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::collections::VecDeque;
-
-    #[test]
-    fn list_takes_what_it_has_room_for() {
-        let mut list = List::new(2).unwrap();
-        assert_eq!((list.room(), list.get(0)), (2, None));
-        list.push(7);
-        list.push(8);
-        assert_eq!((list.room(), list.as_slice()), (0, &[7, 8][..]));
-        assert_eq!((list.get(1), list.get(2)), (Some(&8), None));
-        list.clear();
-        assert_eq!((list.room(), list.get(0)), (2, None));
-    }
 
     proptest! {
         #[test]

@@ -1,10 +1,9 @@
 //! Staging: a buffer for octets that have come from the stream and are not processed yet.
 
 use crate::AllocError;
-use crate::boxed::try_box;
+use crate::boxed::{try_box, zeros};
 use crate::limits::{MAX_FPDU, MAX_SGE, RX_DIRECT_TAIL, RX_READ_MAX, RX_STAGING};
 use crate::memory::{Memory, MemoryTable, Users};
-use crate::storage::filled;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use iwarp_proto::ddp::Stag;
@@ -63,11 +62,11 @@ impl RxBuffer {
     pub fn with(sizes: RxSizes) -> Result<Box<Self>, AllocError> {
         let sizes = sizes.raised();
         let buffer = Self {
-            data: filled(sizes.staging)?,
+            data: zeros(sizes.staging)?,
             start: 0,
             end: 0,
             read_max: sizes.read_max,
-            unmarked: filled(usize::from(u16::MAX))?,
+            unmarked: zeros(usize::from(u16::MAX))?,
         };
         try_box(move || buffer)
     }

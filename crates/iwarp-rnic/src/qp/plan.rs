@@ -4,13 +4,14 @@
 //! are named by STag. They are resolved when they are written: if the stream was blocked and the region was deregistered
 //! meanwhile, that is noticed.
 
-use crate::boxed::try_box;
+use crate::boxed::{try_box, zeros};
 use crate::limits::{
     MAX_FPDU, MAX_SGE, TX_COPY_MAX, TX_PLAN_BYTES, TX_PLAN_CUTS, TX_PLAN_MESSAGES, TX_PLAN_PIECES,
     TX_SCRATCH,
 };
+use crate::list::List;
 use crate::memory::{AccessError, Accessor, Fragment, Memory, MemoryTable, Users};
-use crate::storage::{List, filled};
+use crate::storage::filled;
 use crate::{Access, AllocError};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -173,7 +174,7 @@ impl TxPlan {
     pub fn with(sizes: TxSizes) -> Result<Box<Self>, AllocError> {
         let sizes = sizes.raised();
         let plan = Self {
-            scratch: filled(sizes.scratch)?,
+            scratch: zeros(sizes.scratch)?,
             used: 0,
             open: 0,
             pieces: List::new(sizes.pieces)?,

@@ -1,6 +1,7 @@
 //! The send queue: what is posted, which request may start next, completion in order, flush.
 
 use super::QpConfig;
+use crate::boxed::zeros;
 use crate::limits::MAX_MESSAGE;
 use crate::storage::{Ring, filled};
 use crate::{AllocError, Cqe, PostError, SendFlags, SendOp, SendWr, Sge, WcStatus};
@@ -108,7 +109,7 @@ impl SendQueue {
         Ok(Self {
             slots: Ring::new(c.max_send_wr)?,
             sges: filled(depth.saturating_mul(c.max_send_sge as usize))?,
-            inline: filled(depth.saturating_mul(c.max_inline as usize))?,
+            inline: zeros(depth.saturating_mul(c.max_inline as usize))?,
             max_sge: c.max_send_sge,
             max_inline: c.max_inline,
             signal_all: c.signal_all,

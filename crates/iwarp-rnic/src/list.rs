@@ -1,0 +1,90 @@
+//! A list of fixed room.
+//!
+//! Its memory has no value before it is needed, because few lists get as long as they may: what nobody touches is no real memory.
+//!
+//! Invariant: the first `len` items have values.
+#![allow(unsafe_code)]
+
+use crate::AllocError;
+use alloc::vec::Vec;
+use core::mem::MaybeUninit;
+
+/// A list that never grows.
+#[derive(Debug)]
+pub(crate) struct List<T> {
+    items: Vec<MaybeUninit<T>>,
+    len: usize,
+}
+
+impl<T: Copy> List<T> {
+    pub(crate) fn new(capacity: usize) -> Result<Self, AllocError> {
+        let mut items = Vec::new();
+        items.try_reserve_exact(capacity).map_err(|_| AllocError)?;
+        // SAFETY: there is room for so many, and what need not have a value may be anything.
+        unsafe { items.set_len(capacity) };
+        Ok(Self { items, len: 0 })
+    }
+
+    /// Returns how many values there are.
+    #[inline]
+    pub(crate) const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Returns how many values there is room for.
+    #[inline]
+    pub(crate) const fn room(&self) -> usize {
+        self.items.len().saturating_sub(self.len)
+    }
+
+    /// Appends a value. The caller has looked for room; without it nothing happens.
+    #[inline]
+    pub(crate) fn push(&mut self, value: T) {
+        debug_assert!(self.room() > 0, "the list is full");
+        if let Some(item) = self.items.get_mut(self.len) {
+            item.write(value);
+            self.len = self.len.wrapping_add(1);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, i: usize) -> Option<&T> {
+        if i >= self.len {
+            return None;
+        }
+        // SAFETY: it has a value, as the module's invariant says.
+        self.items
+            .get(i)
+            .map(|item| unsafe { item.assume_init_ref() })
+    }
+
+    #[inline]
+    pub(crate) fn as_slice(&self) -> &[T] {
+        let items = self.items.get(..self.len).unwrap_or(&[]);
+        // SAFETY: these have values, as the module's invariant says, and `MaybeUninit` has the layout of what it holds.
+        unsafe { core::slice::from_raw_parts(items.as_ptr().cast(), items.len()) }
+    }
+
+    pub(crate) const fn clear(&mut self) {
+        self.len = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_takes_what_it_has_room_for() {
+        let mut list = List::new(2).unwrap();
+        assert_eq!((list.room(), list.get(0)), (2, None));
+        list.push(7);
+        assert_eq!((list.len(), list.as_slice()), (1, &[7][..]));
+        list.push(8);
+        assert_eq!((list.room(), list.as_slice()), (0, &[7, 8][..]));
+        assert_eq!((list.get(1), list.get(2)), (Some(&8), None));
+        list.clear();
+        assert_eq!((list.room(), list.get(0)), (2, None));
+        assert!(List::<u64>::new(usize::MAX).is_err());
+    }
+}
