@@ -7,41 +7,46 @@ use crate::{AllocError, PostError, RecvWr, Sge};
 use alloc::vec::Vec;
 
 /// A receive that was taken from its queue and is being filled.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Default)]
 pub struct TakenRecv {
     /// The `wr_id` of the work request.
     pub wr_id: u64,
-    sges: [Sge; MAX_SGE as usize],
+    /// Its first element; an empty one if there is none.
+    first: Sge,
+    /// All elements, if there are several.
+    several: Vec<Sge>,
     num_sge: u8,
     /// Sum of the elements' lengths.
     pub len: u64,
 }
 
-impl Default for TakenRecv {
-    fn default() -> Self {
-        Self {
-            wr_id: 0,
-            sges: [Sge::default(); MAX_SGE as usize],
-            num_sge: 0,
-            len: 0,
-        }
-    }
-}
-
 impl TakenRecv {
+    /// Makes room for a request of at most `max_sge` elements. Requests of queues that allow more do not fit.
+    pub fn new(max_sge: u32) -> Result<Self, AllocError> {
+        let room = match max_sge.min(MAX_SGE) {
+            0 | 1 => 0,
+            several => several as usize,
+        };
+        Ok(Self {
+            several: filled(room)?,
+            ..Self::default()
+        })
+    }
+
     /// Its elements.
     #[inline]
     pub fn sges(&self) -> &[Sge] {
-        self.sges.get(..self.num_sge as usize).unwrap_or(&[])
+        match self.num_sge {
+            0 => &[],
+            1 => core::slice::from_ref(&self.first),
+            several => self.several.get(..several as usize).unwrap_or(&[]),
+        }
     }
 
-    /// The first of them.
+    /// The first of them. If there are none, it has no octets.
     #[inline(always)]
-    pub(crate) const fn first(&self) -> Option<&Sge> {
-        match self.num_sge {
-            0 => None,
-            _ => self.sges.first(),
-        }
+    pub(crate) const fn first(&self) -> &Sge {
+        &self.first
     }
 }
 
@@ -134,11 +139,9 @@ impl ReceiveQueue {
         taken.num_sge = slot.num_sge;
         taken.len = slot.len;
         // Nearly always there is one element.
-        if let (Some(to), Some(from)) = (taken.sges.first_mut(), self.sges.get(at)) {
-            *to = *from;
-        }
-        if slot.num_sge > 1 {
-            self.take_elements(at, taken);
+        match self.sges.get(at) {
+            Some(first) if slot.num_sge == 1 => taken.first = *first,
+            _ => self.take_elements(at, taken),
         }
         true
     }
@@ -147,7 +150,8 @@ impl ReceiveQueue {
     fn take_elements(&self, at: usize, taken: &mut TakenRecv) {
         let end = at.wrapping_add(taken.num_sge as usize);
         let from = self.sges.get(at..end).unwrap_or(&[]);
-        for (to, from) in taken.sges.iter_mut().zip(from) {
+        taken.first = from.first().copied().unwrap_or_default();
+        for (to, from) in taken.several.iter_mut().zip(from) {
             *to = *from;
         }
     }
@@ -255,9 +259,9 @@ impl SharedReceiveQueue {
         if depth == 0 || depth > MAX_QP_WR || depth < self.queue.len() || self.limit > depth {
             return Err(SrqError::Invalid);
         }
-        let mut queue =
-            ReceiveQueue::new(depth, self.queue.max_sge).map_err(|_| SrqError::OutOfMemory)?;
-        let mut taken = TakenRecv::default();
+        let max_sge = self.queue.max_sge;
+        let mut queue = ReceiveQueue::new(depth, max_sge).map_err(|_| SrqError::OutOfMemory)?;
+        let mut taken = TakenRecv::new(max_sge).map_err(|_| SrqError::OutOfMemory)?;
         while self.queue.take(&mut taken) {
             // It fits: the length was compared above.
             let _ = queue.post(&RecvWr {
@@ -293,7 +297,7 @@ mod tests {
         queue.post(&wr).unwrap();
         assert_eq!(next(&queue), (first, second));
         queue.post(&wr).unwrap();
-        let mut taken = TakenRecv::default();
+        let mut taken = TakenRecv::new(MAX_SGE).unwrap();
         assert!(queue.take(&mut taken));
         assert_eq!(next(&queue), (second, first));
         assert!(queue.take(&mut taken));
@@ -316,7 +320,7 @@ mod tests {
             .unwrap();
         }
         srq.set_limit(2).unwrap();
-        let mut taken = TakenRecv::default();
+        let mut taken = TakenRecv::new(MAX_SGE).unwrap();
         assert_eq!(srq.take(&mut taken), (true, false));
         assert_eq!(srq.take(&mut taken), (true, true));
         assert_eq!(
@@ -364,19 +368,24 @@ mod tests {
 
     #[test]
     fn resize_keeps_requests() {
-        let mut srq = SharedReceiveQueue::new(2, 2).unwrap();
-        srq.post(&RecvWr {
-            wr_id: 7,
-            sges: &[Sge {
-                addr: 1,
-                len: 9,
-                lkey: 3,
-            }],
-        })
-        .unwrap();
+        let mut srq = SharedReceiveQueue::new(3, 2).unwrap();
+        let sge = |addr| Sge {
+            addr,
+            len: 9,
+            lkey: 3,
+        };
+        let lists: [&[Sge]; 3] = [&[], &[sge(1)], &[sge(2), sge(3)]];
+        for (wr_id, sges) in (7..).zip(lists) {
+            srq.post(&RecvWr { wr_id, sges }).unwrap();
+        }
         srq.resize(8).unwrap();
-        let mut taken = TakenRecv::default();
-        assert!(srq.take(&mut taken).0);
-        assert_eq!((taken.wr_id, taken.len), (7, 9));
+        let mut taken = TakenRecv::new(2).unwrap();
+        for (wr_id, sges) in (7..).zip(lists) {
+            assert!(srq.take(&mut taken).0);
+            let addr = sges.first().map_or(0, |sge| sge.addr);
+            assert_eq!((taken.wr_id, taken.len), (wr_id, 9 * sges.len() as u64));
+            assert_eq!((taken.sges(), taken.first().addr), (sges, addr));
+        }
+        assert!(!srq.take(&mut taken).0);
     }
 }

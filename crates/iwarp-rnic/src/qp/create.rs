@@ -8,13 +8,15 @@ use crate::Access;
 use crate::boxed::try_box;
 use crate::counters::Counters;
 use crate::limits::{MAX_INLINE, MAX_IRD, MAX_ORD, MAX_QP_WR, MAX_SGE};
-use crate::receive_queue::ReceiveQueue;
+use crate::receive_queue::{ReceiveQueue, TakenRecv};
 use alloc::boxed::Box;
 
 /// What a queue pair allocates.
 struct Queues {
     sq: send_queue::SendQueue,
     rq: ReceiveQueue,
+    /// Room for the receive that is being filled.
+    receive: TakenRecv,
     responses: response::ResponseQueue,
 }
 
@@ -30,10 +32,15 @@ impl Queues {
         {
             return Err(CreateError::Invalid);
         }
-        let rq_depth = if c.shared_receive { 0 } else { c.max_recv_wr };
+        // What a shared queue allows is not known here.
+        let (rq_depth, receive) = match c.shared_receive {
+            true => (0, TakenRecv::new(MAX_SGE)?),
+            false => (c.max_recv_wr, TakenRecv::new(c.max_recv_sge)?),
+        };
         Ok(Self {
             sq: send_queue::SendQueue::new(c)?,
             rq: ReceiveQueue::new(rq_depth, c.max_recv_sge)?,
+            receive,
             responses: response::ResponseQueue::new(c.max_ird)?,
         })
     }
@@ -63,7 +70,7 @@ impl QueuePair {
             acknowledge: acknowledge::Acknowledge::default(),
             remote: Access::all(),
             tx: tx::Tx::default(),
-            rx: rx::Rx::default(),
+            rx: rx::Rx::new(queues.receive),
             events: Events::empty(),
             fault: None,
             counters: Counters::default(),

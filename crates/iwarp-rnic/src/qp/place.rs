@@ -72,7 +72,7 @@ impl<'a, M: Memory> Places<'a, M> {
             return self.copy(range, Access::REMOTE_WRITE, src);
         }
         let (first, off) = match target {
-            Target::Receive { off } => (self.receive.first(), off),
+            Target::Receive { off } => (Some(self.receive.first()), off),
             Target::Sink { seq, off } => (self.sends.first_of(seq), off),
             Target::Tagged { .. } => (None, 0),
         };

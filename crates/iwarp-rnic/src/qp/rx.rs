@@ -14,6 +14,7 @@ use crate::Cqe;
 use crate::limits::{RX_DIRECT_TAIL, RX_READ_MAX};
 use crate::memory::{Fragment, Memory, MemoryTable};
 use crate::receive_queue::TakenRecv;
+use core::mem;
 use iwarp_proto::ddp::{Header, Stag};
 use iwarp_proto::mpa::framing::MarkerClock;
 
@@ -86,8 +87,9 @@ pub(super) struct Rx {
     pub(super) rtr_send_expected: bool,
 }
 
-impl Default for Rx {
-    fn default() -> Self {
+impl Rx {
+    /// Receives are taken from their queue to `receive`.
+    pub(super) const fn new(receive: TakenRecv) -> Self {
         Self {
             crc: false,
             markers: false,
@@ -96,7 +98,7 @@ impl Default for Rx {
             large: 0,
             missed: None,
             msn: [1; 4],
-            receive: TakenRecv::default(),
+            receive,
             receiving: false,
             message_off: 0,
             immediate: None,
@@ -107,20 +109,17 @@ impl Default for Rx {
             rtr_send_expected: false,
         }
     }
-}
 
-impl Rx {
     pub(super) fn start(&mut self, stream: &StreamConfig) {
-        *self = Self {
-            crc: stream.crc,
-            markers: stream.markers_rx,
-            rtr_send_expected: stream.rtr_send_expected,
-            ..Self::default()
-        };
+        self.reset();
+        self.crc = stream.crc;
+        self.markers = stream.markers_rx;
+        self.rtr_send_expected = stream.rtr_send_expected;
     }
 
+    /// Forgets the stream.
     pub(super) fn reset(&mut self) {
-        *self = Self::default();
+        *self = Self::new(mem::take(&mut self.receive));
     }
 
     /// This many FPDUs have come whole.
