@@ -24,6 +24,10 @@ const FRAME_MAX: usize = 20 + 512;
 
 /// How long the initiator's first FPDU may take, where it has to send one.
 const FIRST_FPDU: Duration = Duration::from_secs(10);
+/// How long a responder waits for the initiator to speak, where that one need not: as the library does. siw is such an initiator.
+const SPEAK_FIRST: Duration = Duration::from_millis(200);
+/// How old a connection has to be for its end, as the library has it, for siw's sake.
+const MATURITY: Duration = Duration::from_millis(50);
 
 /// One side of a start-up.
 #[derive(Debug)]
@@ -274,8 +278,9 @@ impl Mpa {
         let agreed = self.agreed.as_ref()?;
         let times = StreamTimes {
             reminders: StreamTimes::REMINDERS,
+            maturity: MATURITY,
+            speak_first: (!agreed.peer_to_peer).then_some(SPEAK_FIRST),
             first_fpdu: agreed.peer_to_peer.then_some(FIRST_FPDU),
-            ..StreamTimes::NONE
         };
         let initiator = self.initiator.is_some();
         Some(StreamConfig::agreed(agreed, initiator, emss, times))
