@@ -305,7 +305,10 @@ fn start(image: &Image, cache: &Path, boot: &Boot, log: &mut Log) -> Result<Gues
 }
 
 /// The guest's files, or why they cannot be made here.
-fn prepare(
+///
+/// # Errors
+/// When something does not build.
+pub(crate) fn prepare(
     context: &Context,
     boot: &Boot,
     log: &mut Log,

@@ -12,6 +12,7 @@ use xtask::process::Log;
 
 use crate::device::{self, TestArgs};
 use crate::engine::{self, EngineArgs};
+use crate::kernel_bench::{self, BenchArgs};
 
 /// Arguments of `cargo xtask kernel`.
 #[derive(Args)]
@@ -30,6 +31,8 @@ enum What {
     Engine(EngineArgs),
     /// Run programs on the module, in an emulated machine
     Test(TestArgs),
+    /// Measure the module against the kernel's siw, in an emulated machine
+    Bench(BenchArgs),
 }
 
 /// Arguments of `cargo xtask kernel build`.
@@ -53,6 +56,7 @@ pub(crate) fn command(args: &KernelArgs) -> Result<Outcome> {
         What::DebugKernel => debug_kernel(),
         What::Engine(args) => engine::command(args),
         What::Test(args) => device::command(args),
+        What::Bench(args) => kernel_bench::command(args),
     }
 }
 

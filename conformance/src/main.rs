@@ -15,6 +15,7 @@ mod engine;
 mod excuses;
 mod hostile;
 mod kernel;
+mod kernel_bench;
 mod matrix;
 mod programs;
 mod rows;

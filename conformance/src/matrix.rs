@@ -52,7 +52,7 @@ pub(crate) struct Choice<'a> {
 }
 
 /// A network card of a guest, the device on it, and their addresses.
-struct Card {
+pub(crate) struct Card {
     netdev: &'static str,
     device: &'static str,
     v4: Ipv4Addr,
@@ -63,7 +63,8 @@ const fn v6(net: u16, host: u16) -> Ipv6Addr {
     Ipv6Addr::new(net, 0, 0, 0, 0, 0, 0, host)
 }
 
-const USER: Card = Card {
+/// The card for the user-mode network.
+pub(crate) const USER: Card = Card {
     netdev: "user0",
     device: "iwarp0",
     v4: GUEST_USER,
@@ -90,7 +91,10 @@ const SIW: Card = Card {
 
 impl Card {
     /// Makes the device.
-    fn link(&self, guest: &Guest, kind: &str) -> Result<()> {
+    ///
+    /// # Errors
+    /// When the driver does not take the card.
+    pub(crate) fn link(&self, guest: &Guest, kind: &str) -> Result<()> {
         let Self {
             netdev, device, v6, ..
         } = self;
@@ -101,7 +105,8 @@ impl Card {
         guest.must(&script, 60).map(drop)
     }
 
-    const fn end<'a>(&self, guest: &'a Guest) -> End<'a> {
+    /// This card's end of a connection.
+    pub(crate) const fn end<'a>(&self, guest: &'a Guest) -> End<'a> {
         End::Device {
             guest,
             device: self.device,
@@ -238,7 +243,7 @@ impl Matrix<'_> {
                     log,
                     |log| {
                         let result = talk(ports, client, server, &program, family, limit, log);
-                        once(guest, siw, result)
+                        once(guest, siw, result.map(|(note, _)| note))
                     },
                     |_, error| excuses::of_programs(error),
                     |said| complaints::first(said).map(str::to_owned),
@@ -266,8 +271,8 @@ fn once(guest: &Guest, siw: Option<&Guest>, mut result: Result<String>) -> Resul
     Ok((result, guest.kernel_messages()))
 }
 
-/// Runs both ends of a program, and checks what they wrote.
-fn talk(
+/// Runs both ends of a program, and checks what they wrote. Returns the note for the table, and all that the client wrote.
+pub(crate) fn talk(
     ports: &Ports,
     client: &End<'_>,
     server: &End<'_>,
@@ -275,7 +280,7 @@ fn talk(
     family: Family,
     limit: u64,
     log: &mut Log,
-) -> Result<String> {
+) -> Result<(String, String)> {
     let (port, address) = (server.port(ports)?, server.address(family));
     client.shell(program.rules.before)?;
     let mut serving = server.start(&program.server, address, port, limit)?;
@@ -304,5 +309,5 @@ fn talk(
     }
     let note = program.judge(&answered, &asked)?;
     server.shell(program.rules.after)?;
-    Ok(note)
+    Ok((note, asked.text))
 }

@@ -189,7 +189,8 @@ pub(crate) fn device(
     log: &mut Log,
 ) -> Result<Image> {
     debian::fetch_programs(programs_dir, log)?;
-    let siw = siw(kernel, &cache.join("siw"), false, log)?;
+    let stock = siw(kernel, &cache.join("siw"), false, log)?;
+    let parameters = siw(kernel, &cache.join("siw-parameters"), true, log)?;
     let root = cache.join("device-root");
     if root.exists() {
         std::fs::remove_dir_all(&root)?;
@@ -200,7 +201,8 @@ pub(crate) fn device(
         log,
     };
     stage.skeleton()?;
-    stage.copy(&siw, "usr/lib/siw/siw.ko")?;
+    stage.copy(&stock, "usr/lib/siw/siw.ko")?;
+    stage.copy(&parameters, "usr/lib/siw/siw-parameters.ko")?;
     stage.copy(module, "usr/lib/iwarp/iwarp_rnic.ko")?;
     stage.kernel_modules(kernel, MODULES)?;
     let files = context.root.join("conformance/guest");

@@ -1,0 +1,297 @@
+//! `cargo xtask kernel bench`: the module against the kernel's siw, and plain TCP beside them, in one guest.
+//!
+//! Both drivers run the same programs one after the other, with both ends in the guest; which of them is first changes with each round. A figure is
+//! the median of the rounds. The guest's processors are emulated, so figures can be compared only with each other.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use clap::Args;
+use xtask::context::Context;
+use xtask::outcome::Outcome;
+use xtask::process::Log;
+
+use crate::boot::Boot;
+use crate::device;
+use crate::ends::{Family, Ports};
+use crate::matrix::{self, USER};
+use crate::programs::{self, Program, Rules};
+use crate::siw::guest::Guest;
+use crate::siw::needs::{self, Needs};
+
+/// Arguments of `cargo xtask kernel bench`.
+#[derive(Args)]
+pub(crate) struct BenchArgs {
+    /// How often each is measured
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    rounds: usize,
+    /// Measure only rows whose names contain one of these
+    #[arg(long, value_name = "TEXT", num_args = 1..)]
+    only: Vec<String>,
+    #[command(flatten)]
+    boot: Boot,
+}
+
+/// Everything together; it only ends a hang.
+const LIMIT: Duration = Duration::from_secs(4 * 3600);
+/// Seconds for one program.
+const PROGRAM_LIMIT: u64 = 120;
+
+/// The programs of perftest: name, octets of a message, messages.
+const PERFTEST: &[(&str, u32, u32)] = &[
+    ("ib_read_lat", 64, 1000),
+    ("ib_send_lat", 64, 1000),
+    ("ib_write_lat", 64, 1000),
+    ("ib_write_bw", 4096, 2000),
+    ("ib_write_bw", 65536, 500),
+    ("ib_write_bw", 1 << 20, 50),
+    ("ib_read_bw", 4096, 2000),
+    ("ib_read_bw", 65536, 500),
+    ("ib_read_bw", 1 << 20, 50),
+    ("ib_send_bw", 4096, 2000),
+    ("ib_send_bw", 65536, 500),
+    ("ib_send_bw", 1 << 20, 50),
+];
+
+/// The row of connections, and that of plain TCP.
+const CONNECTIONS: &str = "1,000 connections";
+const TCP: &str = "plain TCP, 64 KiB";
+/// A server that stays, and a client that says how long all took: by the guest's clock, in seconds.
+const CMTIME: (&str, &str) = (
+    "cmtime -b {addr} -p {port}",
+    "cut -d' ' -f1 /proc/uptime\ncmtime -s {addr} -p {port} -c 1000\ncut -d' ' -f1 /proc/uptime",
+);
+/// A server that stays, and a client that sends 64 KiB at a time by TCP of the kernel.
+const QPERF: (&str, &str) = (
+    "qperf -lp {port}",
+    "qperf -lp {port} -t 2 -m 64K {addr} tcp_bw",
+);
+
+/// A driver: its name, and the commands that load it without and with CRC, and unload it.
+struct Driver {
+    name: &'static str,
+    kind: &'static str,
+    load: [&'static str; 2],
+    unload: &'static str,
+}
+
+const DRIVERS: [Driver; 2] = [
+    Driver {
+        name: "module",
+        kind: "iwarp",
+        load: [
+            "insmod /lib/iwarp/iwarp_rnic.ko mpa_crc=0",
+            "insmod /lib/iwarp/iwarp_rnic.ko mpa_crc=1",
+        ],
+        unload: "rmmod iwarp_rnic",
+    },
+    Driver {
+        name: "siw",
+        kind: "siw",
+        load: [
+            "insmod /lib/siw/siw.ko",
+            "insmod /lib/siw/siw-parameters.ko mpa_crc_required=1",
+        ],
+        unload: "rdma link delete iwarp0 && rmmod siw",
+    },
+];
+const CRC: [&str; 2] = ["no CRC", "CRC"];
+
+/// The figures of one row, driver and setting.
+type Figures = BTreeMap<(String, &'static str, &'static str), Vec<f64>>;
+
+/// Builds, boots, measures, and prints the table.
+///
+/// # Errors
+/// When something does not build, the guest does not start, or a driver does not load.
+pub(crate) fn command(args: &BenchArgs) -> Result<Outcome> {
+    let context = Context::new(false, true)?;
+    let mut log = Log::create(&context.log_dir().join("kernel-bench.log"), LIMIT)?;
+    needs::require_packages(Needs::Guest, &mut log)?;
+    let (image, cache) = match device::prepare(&context, &args.boot, &mut log)? {
+        Ok(prepared) => prepared,
+        Err(why) => return Ok(Outcome::Skipped(why)),
+    };
+    log.say(format!("booting Linux {}", image.release));
+    let guest = Guest::start(&image, &cache, &args.boot.machine(), &mut log)?;
+    let rows: Vec<Program> = rows()
+        .into_iter()
+        .filter(|row| {
+            args.only.is_empty()
+                || args
+                    .only
+                    .iter()
+                    .any(|text| row.name.contains(text.as_str()))
+        })
+        .collect();
+    let mut figures = Figures::new();
+    let ports = Ports::default();
+    for round in 0..args.rounds {
+        for (crc, setting) in CRC.iter().enumerate() {
+            for turn in 0..DRIVERS.len() {
+                let driver = &DRIVERS[(turn + round) % DRIVERS.len()];
+                log.say(format!(
+                    "round {} of {}: {}, {setting}",
+                    round + 1,
+                    args.rounds,
+                    driver.name
+                ));
+                guest.must(driver.load[crc], 60)?;
+                USER.link(&guest, driver.kind)?;
+                for row in &rows {
+                    measure(
+                        &guest,
+                        &ports,
+                        row,
+                        (driver.name, setting),
+                        &mut figures,
+                        &mut log,
+                    );
+                }
+                guest.must(driver.unload, 120)?;
+            }
+        }
+    }
+    print(&rows, &figures, &mut log);
+    Ok(Outcome::Passed)
+}
+
+/// What is measured on each driver.
+fn rows() -> Vec<Program> {
+    let mut rows: Vec<Program> = PERFTEST
+        .iter()
+        .map(|&(name, size, rounds)| programs::measurement(name, size, rounds))
+        .collect();
+    let all_well = Rules {
+        never: &["event:", "failure", "error"],
+        ..programs::STAYS
+    };
+    rows.push(Program::new(CONNECTIONS, CMTIME, all_well));
+    rows.push(Program::new(TCP, QPERF, programs::STAYS));
+    rows
+}
+
+/// Runs a row once, and notes the figure. What fails is only told: siw has faults that happen by chance.
+fn measure(
+    guest: &Guest,
+    ports: &Ports,
+    row: &Program,
+    (driver, setting): (&'static str, &'static str),
+    figures: &mut Figures,
+    log: &mut Log,
+) {
+    let end = USER.end(guest);
+    let result = matrix::talk(ports, &end, &end, row, Family::V4, PROGRAM_LIMIT, log)
+        .and_then(|(note, said)| figure(row, &note, &said).context("no figure"));
+    match result {
+        Ok(figure) => figures
+            .entry((row.name.clone(), driver, setting))
+            .or_default()
+            .push(figure),
+        Err(error) => log.say(format!("{} on {driver}: {error:#}", row.name)),
+    }
+}
+
+/// The figure in what a client said: of perftest it is in the note already.
+fn figure(row: &Program, note: &str, said: &str) -> Option<f64> {
+    let number = |text: &str| {
+        text.parse::<f64>()
+            .ok()
+            .filter(|value| value.is_finite() && *value > 0.0)
+    };
+    match row.name.as_str() {
+        CONNECTIONS => {
+            let times: Vec<f64> = said
+                .lines()
+                .filter_map(|line| number(line.trim()))
+                .collect();
+            Some(times.last()? - times.first()?)
+        }
+        TCP => {
+            let row = said
+                .lines()
+                .find_map(|line| line.trim().strip_prefix("bw"))?;
+            let words: Vec<&str> = row.split_whitespace().collect();
+            let scale = match *words.get(2)? {
+                "GB/sec" => 1000.0,
+                "MB/sec" => 1.0,
+                _ => return None,
+            };
+            Some(number(words.get(1)?)? * scale)
+        }
+        _ => number(note.split_whitespace().next()?),
+    }
+}
+
+fn unit(name: &str) -> &'static str {
+    match name {
+        CONNECTIONS => "s",
+        _ if name == TCP || name.contains("_bw") => "MB/s",
+        _ => "µs",
+    }
+}
+
+fn median(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied()
+}
+
+/// Prints a table in Markdown. A ratio is the module's figure divided by siw's.
+fn print(rows: &[Program], figures: &Figures, log: &mut Log) {
+    let mut text = String::from(
+        "| | unit | siw, no CRC | module, no CRC | ratio | siw, CRC | module, CRC | ratio |\n\
+         | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |\n",
+    );
+    for row in rows {
+        let _ = write!(text, "| {} | {} |", row.name, unit(&row.name));
+        for setting in CRC {
+            let of = |driver| {
+                figures
+                    .get(&(row.name.clone(), driver, setting))
+                    .and_then(|values| median(values))
+            };
+            let (siw, module) = (of("siw"), of("module"));
+            let show =
+                |value: Option<f64>| value.map_or("–".to_owned(), |value| format!("{value:.1}"));
+            let ratio = match (siw, module) {
+                (Some(siw), Some(module)) => format!("{:.2}", module / siw),
+                _ => "–".to_owned(),
+            };
+            let _ = write!(text, " {} | {} | {ratio} |", show(siw), show(module));
+        }
+        text.push('\n');
+    }
+    log.say(text);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_found() {
+        let row = |name| Program::new(name, CMTIME, programs::STAYS);
+        assert_eq!(
+            figure(&row(CONNECTIONS), "", "10.50\ncreate id : 1 2\n12.75\n"),
+            Some(2.25)
+        );
+        for (said, value) in [("1.5 GB", 1500.0), ("92.5 MB", 92.5)] {
+            let said = format!("tcp_bw:\n    bw  =  {said}/sec\n");
+            assert_eq!(figure(&row(TCP), "", &said), Some(value));
+        }
+        assert_eq!(
+            figure(&row("ib_write_bw-4096"), "12.5 MB/s", ""),
+            Some(12.5)
+        );
+        assert_eq!(figure(&row("ib_write_lat-64"), "inf us", ""), None);
+    }
+
+    #[test]
+    fn the_median_is_in_the_middle() {
+        assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(&[]), None);
+    }
+}
