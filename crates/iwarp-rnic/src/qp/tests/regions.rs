@@ -300,3 +300,21 @@ fn a_refused_fast_registration_changes_nothing() {
     // What was refused leaves nothing behind.
     assert_eq!(rig.table.fast_register(&wr, PD), Ok(()));
 }
+
+#[test]
+fn only_its_own_queue_pair_invalidates_a_window() {
+    for remote in [true, false] {
+        let mut rig = Rig::new();
+        let mr = rig.mr(64, ALL);
+        let mw = Stag(window(&mut rig, &mr, mr.at, 8));
+        let own = rig.qp.accessor();
+        let other = Accessor {
+            qp: own.qp + 1,
+            ..own
+        };
+        let refused = rig.table.invalidate(mw, other, remote);
+        assert_eq!(refused, Err(AccessError::NotAssociated));
+        assert!(rig.table.info(mw).unwrap().valid);
+        assert_eq!(rig.table.invalidate(mw, own, remote), Ok(true));
+    }
+}

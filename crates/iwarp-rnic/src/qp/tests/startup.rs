@@ -2,7 +2,7 @@
 
 use super::harness::*;
 use crate::qp::*;
-use crate::{Access, FastRegister, SendOp, WcStatus};
+use crate::{Access, FastRegister, PostError, RecvWr, SendFlags, SendOp, WcStatus};
 use iwarp_proto::ddp::Stag;
 use iwarp_proto::mpa::negotiate::Agreed;
 use iwarp_proto::rdmap::{Opcode, TerminateCode as Code};
@@ -315,4 +315,43 @@ fn each_side_gets_its_part_of_an_agreement() {
     for rtr in [None, Some(Rtr::Write), Some(Rtr::Read)] {
         assert!(!of(&Agreed { rtr, ..agreed }, false).rtr_send_expected);
     }
+}
+
+#[test]
+fn a_queue_pair_has_limits() {
+    use crate::limits::{MAX_INLINE, MAX_IRD, MAX_ORD, MAX_QP_WR, MAX_SGE};
+    let sizes: [fn(&mut QpConfig); 7] = [
+        |c| c.max_send_wr = MAX_QP_WR + 1,
+        |c| c.max_recv_wr = MAX_QP_WR + 1,
+        |c| c.max_send_sge = MAX_SGE + 1,
+        |c| c.max_recv_sge = MAX_SGE + 1,
+        |c| c.max_inline = MAX_INLINE + 1,
+        |c| c.max_ird = MAX_IRD + 1,
+        |c| c.max_ord = MAX_ORD + 1,
+    ];
+    for (i, change) in sizes.into_iter().enumerate() {
+        let mut config = QpConfig::default();
+        change(&mut config);
+        let refused = QueuePair::new(config).err();
+        assert_eq!(refused, Some(CreateError::Invalid), "size {i}");
+    }
+}
+
+#[test]
+fn a_queue_pair_in_reset_takes_no_requests() {
+    let mut rig = Rig::fresh(QpConfig::default());
+    let wr = RecvWr {
+        wr_id: 1,
+        sges: &[],
+    };
+    let receive = |rig: &mut Rig| rig.qp.post_recv(&wr, &mut rig.host);
+    let refused = Err(PostError::InvalidState);
+    assert_eq!(receive(&mut rig), refused);
+    let send = rig.try_post(1, SendOp::Send, SendFlags::empty(), &[]);
+    assert_eq!(send, refused);
+    // Receives may be posted before there is a stream, Sends may not.
+    rig.qp.modify(State::Init, &mut rig.host).unwrap();
+    assert_eq!(receive(&mut rig), Ok(()));
+    let send = rig.try_post(1, SendOp::Send, SendFlags::empty(), &[]);
+    assert_eq!(send, refused);
 }
