@@ -4,7 +4,7 @@
  *
  * The peer is a process with plain TCP, which knows as much of MPA as set-up needs. The programs connect to it or wait for it, and leave by
  * destroying their queue pair, by their end, or because they are killed: with nothing sent, with more sent than the peer's window takes, when they have
- * disconnected, and when the peer has broken a rule. For each it prints how long that took. Exit status: 0 unless one took longer than LIMIT, or a step has failed.
+ * disconnected, when the peer has broken a rule, and when it has reset the connection after all. For each it prints how long that took. Exit status: 0 unless one took longer than LIMIT, or a step has failed.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -24,8 +24,8 @@
 enum way { DESTROYS, EXITS, IS_KILLED, WAYS };
 static const char *const ways[WAYS] = { "destroys its queue pair", "exits", "is killed" };
 
-enum state { IDLE, DISCONNECTED, BROKEN, BUSY, STATES };
-static const char *const states[STATES] = { "", ", has disconnected", ", has had no FPDU but nonsense", ", has much to send" };
+enum state { IDLE, DISCONNECTED, BROKEN, BUSY, RESET, STATES };
+static const char *const states[STATES] = { "", ", has disconnected", ", has had no FPDU but nonsense", ", has much to send", ", has much to send and a reset" };
 
 static struct sockaddr_in address;
 static unsigned char memory[OCTETS];
@@ -108,6 +108,15 @@ static void send_nonsense(int s)
 	must(send(s, nonsense, sizeof nonsense, 0) != sizeof nonsense, "nonsense");
 }
 
+static void reset(int s)
+{
+	struct linger at_once = { .l_onoff = 1 };
+
+	usleep(200000);
+	setsockopt(s, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+	close(s);
+}
+
 static pid_t start_peer(int connects, enum state state)
 {
 	int listener = socket(AF_INET, SOCK_STREAM, 0), on = 1;
@@ -123,6 +132,8 @@ static pid_t start_peer(int connects, enum state state)
 
 		if (state == BROKEN)
 			send_nonsense(s);
+		if (state == RESET)
+			reset(s);
 		for (;;)
 			pause();
 	}
@@ -196,7 +207,7 @@ static void program(enum way way, int responder, enum state state)
 
 	must(!channel, "the channel");
 	id = connected(channel, responder);
-	if (state == BUSY)
+	if (state == BUSY || state == RESET)
 		write_much(id);
 	else if (state == DISCONNECTED)
 		must(rdma_disconnect(id), "disconnecting");

@@ -3,11 +3,77 @@
 use crate::device::Case;
 
 /// The cases.
-pub(crate) const CASES: &[Case] = &[(
-    "a peer that never closes does not keep a program that leaves",
-    "insmod $MODULE; links
+pub(crate) const CASES: &[Case] = &[
+    (
+        "a peer that never closes, or resets, does not keep a program that leaves",
+        "insmod $MODULE; links
         echo N > /sys/module/iwarp_rnic/parameters/peer_to_peer
         stubborn 10.0.2.15 7300
         rdma resource | grep 'iwarp0: pd 0 cq 0 qp 0 cm_id 0 mr 0 ctx 0'
         rmmod iwarp_rnic",
-)];
+    ),
+    (
+        "memory is deregistered under Writes, and completion queues overflow",
+        "insmod $MODULE; links
+        revoking 10.0.2.15 7300 20
+        rdma resource | grep 'iwarp0: pd 0 cq 0 qp 0 cm_id 0 mr 0 ctx 0'
+        rmmod iwarp_rnic",
+    ),
+    (
+        "a link is deleted under load",
+        "insmod $MODULE; links
+        rping -s -P -a 10.0.2.15 -p 7100 -S 60000 & server=$!
+        listening 1BBC
+        rping -c -a 10.0.2.15 -p 7100 -S 60000 & client=$!
+        ib_write_bw -R -p 7400 -D 100 & bandwidth=$!
+        sleep 2
+        ib_write_bw -R -p 7400 -D 100 10.0.2.15 & other=$!
+        sleep 3
+        rdma link delete iwarp0
+        ! rdma link | grep iwarp0
+        kill -9 $server $client $bandwidth $other || true
+        wait $server $client $bandwidth $other || true
+        rdma link add iwarp0 type iwarp netdev user0
+        pair 'rping -s -a 10.0.2.15 -p 7100 -C 3 -V' 'rping -c -a 10.0.2.15 -p 7100 -C 3 -V'
+        rmmod iwarp_rnic",
+    ),
+    (
+        "the module is unloaded under load",
+        "insmod $MODULE; links
+        rping -s -P -a 10.0.2.15 -p 7100 -S 60000 & server=$!
+        listening 1BBC
+        rping -c -a 10.0.2.15 -p 7100 -S 60000 & client=$!
+        ucmatose -b 10.0.2.15 -c 100 & waiting=$!
+        sleep 3
+        rmmod iwarp_rnic
+        kill -9 $server $client $waiting || true
+        wait $server $client $waiting || true",
+    ),
+    (
+        "a network device is down for a while under load, and is removed under load",
+        "insmod $MODULE; links
+        rping -s -a 10.0.2.15 -p 7100 -S 60000 -C 300 & server=$!
+        listening 1BBC
+        rping -c -a 10.0.2.15 -p 7100 -S 60000 -C 300 & client=$!
+        sleep 1
+        ip link set user0 down
+        sleep 2
+        ip link set user0 up
+        wait $client
+        wait $server
+        ip link add link user0 name vlan7 type vlan id 7
+        ip addr add 10.0.7.15/24 dev vlan7
+        ip link set vlan7 up
+        rdma link add iwarp7 type iwarp netdev vlan7
+        rping -s -P -a 10.0.7.15 -p 7100 -S 60000 & server=$!
+        listening 1BBC
+        rping -c -a 10.0.7.15 -p 7100 -S 60000 & client=$!
+        sleep 2
+        ip link delete vlan7
+        for i in $(seq 100); do if ! rdma link | grep -q iwarp7; then break; fi; sleep 0.1; done
+        ! rdma link | grep iwarp7
+        kill -9 $server $client || true
+        wait $server $client || true
+        rmmod iwarp_rnic",
+    ),
+];

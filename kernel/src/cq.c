@@ -7,7 +7,6 @@
  * nothing back but the two words of flags.
  */
 #include <linux/log2.h>
-#include <linux/vmalloc.h>
 #include <rdma/uverbs_ioctl.h>
 
 #include "rnic.h"
@@ -138,7 +137,7 @@ int rnic_create_cq(struct ib_cq *base, const struct ib_cq_init_attr *attributes,
 	struct rnic_cq *cq = to_cq(base);
 	struct siw_uresp_create_cq answer = {};
 	size_t octets;
-	int result = -ENOMEM;
+	int result;
 
 	if (attributes->flags)
 		return -EOPNOTSUPP;
@@ -147,29 +146,20 @@ int rnic_create_cq(struct ib_cq *base, const struct ib_cq_init_attr *attributes,
 	answer.num_cqe = roundup_pow_of_two(attributes->cqe);
 	octets = array_size(answer.num_cqe, sizeof(struct siw_cqe)) + sizeof(struct siw_cq_ctrl);
 	spin_lock_init(&cq->lock);
-	cq->ring = vmalloc_user(octets);
+	cq->ring = rnic_share(context, octets, &cq->mapping, &answer.cq_key);
 	if (!cq->ring)
 		return -ENOMEM;
 	cq->control = (struct siw_cq_ctrl *)&cq->ring[answer.num_cqe];
 	base->cqe = answer.num_cqe;
-	cq->mapping = rnic_map(context, cq->ring, octets, &answer.cq_key);
-	if (!cq->mapping)
-		goto no_mapping;
 	result = ib_copy_to_udata(udata, &answer, sizeof(answer));
-	if (!result)
-		return 0;
-	rdma_user_mmap_entry_remove(cq->mapping);
-no_mapping:
-	vfree(cq->ring);
+	if (result)
+		rdma_user_mmap_entry_remove(cq->mapping);
 	return result;
 }
 
 int rnic_destroy_cq(struct ib_cq *base, struct ib_udata *udata)
 {
-	struct rnic_cq *cq = to_cq(base);
-
-	rdma_user_mmap_entry_remove(cq->mapping);
-	vfree(cq->ring);
+	rdma_user_mmap_entry_remove(to_cq(base)->mapping);
 	return 0;
 }
 

@@ -162,6 +162,14 @@ static void dealloc_ucontext(struct ib_ucontext *context)
 {
 }
 
+/*
+ * The device may go while programs have it open: the core destroys their objects first. What they have mapped stays theirs until they
+ * unmap it, because a mapping of such memory keeps its pages.
+ */
+static void disassociate_ucontext(struct ib_ucontext *context)
+{
+}
+
 /* Kernels from 6.11 on pass all attributes of the call. */
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 11, 0)
 static int create_cq(struct ib_cq *cq, const struct ib_cq_init_attr *attributes,
@@ -214,6 +222,7 @@ static const struct ib_device_ops device_ops = {
 	.dealloc_pd = dealloc_pd,
 	.alloc_ucontext = alloc_ucontext,
 	.dealloc_ucontext = dealloc_ucontext,
+	.disassociate_ucontext = disassociate_ucontext,
 	.mmap = rnic_mmap,
 	.mmap_free = rnic_mmap_free,
 	.create_cq = create_cq,

@@ -10,22 +10,27 @@ struct mapping {
 	void *at;
 };
 
-/* Makes memory available to a program under a key. Returns NULL if there is no memory or no key left. */
-struct rdma_user_mmap_entry *rnic_map(struct rnic_ucontext *context, void *at, size_t octets,
-				      u64 *key)
+/*
+ * Makes zeroed memory that a program can map with the key. Removing the entry frees it, as soon as no call maps it at that moment: such a call
+ * has a reference.
+ */
+void *rnic_share(struct rnic_ucontext *context, size_t octets, struct rdma_user_mmap_entry **entry,
+		 u64 *key)
 {
 	struct mapping *mapping = kzalloc(sizeof(*mapping), GFP_KERNEL);
 
 	*key = SIW_INVAL_UOBJ_KEY;
 	if (!mapping)
 		return NULL;
-	mapping->at = at;
-	if (rdma_user_mmap_entry_insert(&context->base, &mapping->base, octets)) {
+	mapping->at = vmalloc_user(octets);
+	if (!mapping->at || rdma_user_mmap_entry_insert(&context->base, &mapping->base, octets)) {
+		vfree(mapping->at);
 		kfree(mapping);
 		return NULL;
 	}
 	*key = rdma_user_mmap_get_offset(&mapping->base);
-	return &mapping->base;
+	*entry = &mapping->base;
+	return mapping->at;
 }
 
 int rnic_mmap(struct ib_ucontext *context, struct vm_area_struct *area)
@@ -46,5 +51,8 @@ int rnic_mmap(struct ib_ucontext *context, struct vm_area_struct *area)
 
 void rnic_mmap_free(struct rdma_user_mmap_entry *entry)
 {
-	kfree(container_of(entry, struct mapping, base));
+	struct mapping *mapping = container_of(entry, struct mapping, base);
+
+	vfree(mapping->at);
+	kfree(mapping);
 }

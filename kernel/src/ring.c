@@ -7,7 +7,6 @@
  * index says which entry is the next.
  */
 #include <linux/log2.h>
-#include <linux/vmalloc.h>
 
 #include "rnic.h"
 
@@ -27,17 +26,13 @@ int rnic_ring_make(struct rnic_ring *ring, struct rnic_ucontext *context, u32 co
 		   u64 *key)
 {
 	ring->count = count;
-	ring->at = vmalloc_user(array_size(count, entry));
-	if (!ring->at)
-		return -ENOMEM;
-	ring->mapping = rnic_map(context, ring->at, array_size(count, entry), key);
-	return ring->mapping ? 0 : -ENOMEM;
+	ring->at = rnic_share(context, array_size(count, entry), &ring->mapping, key);
+	return ring->at ? 0 : -ENOMEM;
 }
 
 void rnic_ring_free(struct rnic_ring *ring)
 {
 	rdma_user_mmap_entry_remove(ring->mapping);
-	vfree(ring->at);
 }
 
 /* A request that the engine would not take. The program gets a completion, and the connection ends. */

@@ -177,8 +177,8 @@ int rnic_device_add(const char *name, struct net_device *netdev);
 void rnic_memory_unused(struct rnic_device *device);
 
 /* map.c */
-struct rdma_user_mmap_entry *rnic_map(struct rnic_ucontext *context, void *at, size_t octets,
-				      u64 *key);
+void *rnic_share(struct rnic_ucontext *context, size_t octets, struct rdma_user_mmap_entry **entry,
+		 u64 *key);
 int rnic_mmap(struct ib_ucontext *context, struct vm_area_struct *area);
 void rnic_mmap_free(struct rdma_user_mmap_entry *entry);
 
