@@ -1,4 +1,4 @@
-//! CRC32C of memory that programs, peers and the kernel may change meanwhile.
+//! CRC32C by the instructions of x86-64, also of memory that programs, peers and the kernel may change meanwhile.
 //!
 //! Such memory must not be read by accesses that the compiler knows: to it they would be data races. So it is read by assembly
 //! here, and needs no copy. Long inputs are folded with carry-less multiplication: the 64 octets that remain have the
@@ -162,9 +162,9 @@ unsafe fn fold_wide(state: u32, from: *const u8, steps: usize, rest: &mut [u8; R
     }
 }
 
-/// Moves the 16 octets of one register on and adds those at the place they get to.
-macro_rules! fold_into {
-    ($register:literal, $place:literal) => {
+/// Moves the 16 octets of one register on, by the factors in another.
+macro_rules! move_on {
+    ($register:literal) => {
         concat!(
             "movdqa xmm8, ",
             $register,
@@ -172,11 +172,20 @@ macro_rules! fold_into {
             "\n pclmulqdq ",
             $register,
             ", xmm9, 0x11",
-            "\n movdqu xmm10, ",
-            $place,
             "\n pxor ",
             $register,
-            ", xmm8",
+            ", xmm8\n",
+        )
+    };
+}
+
+/// Moves the 16 octets of one register on and adds those at the place they get to.
+macro_rules! fold_into {
+    ($register:literal, $place:literal) => {
+        concat!(
+            move_on!($register),
+            "movdqu xmm10, ",
+            $place,
             "\n pxor ",
             $register,
             ", xmm10",
@@ -187,21 +196,7 @@ macro_rules! fold_into {
 /// Moves the 16 octets of one register on to another.
 macro_rules! merge {
     ($register:literal, $other:literal) => {
-        concat!(
-            "movdqa xmm8, ",
-            $register,
-            "\n pclmulqdq xmm8, xmm9, 0x00",
-            "\n pclmulqdq ",
-            $register,
-            ", xmm9, 0x11",
-            "\n pxor ",
-            $other,
-            ", xmm8",
-            "\n pxor ",
-            $other,
-            ", ",
-            $register,
-        )
+        concat!(move_on!($register), "pxor ", $other, ", ", $register)
     };
 }
 
