@@ -20,7 +20,7 @@
 //! `&self`, so that queue pairs do not wait for each other; `state` orders them. An invalidation ends an STag at once, and is
 //! complete when nobody uses the memory any more.
 //!
-//! Files: `slots` (where entries are), `table` (registration), `entry` and `state` (one STag), `access` (every check, users, invalidation), `window`.
+//! Files: `slots` (where entries are), `table` (registration), `entry` and `state` (one STag), `access` (every check, users, invalidation), `window`, `sum` (CRCs).
 
 mod access;
 mod copy;
