@@ -24,6 +24,9 @@ pub const TX_COPY_MAX: u32 = 2048;
 /// Payload that is sent from where it lies is copied in parts of this size when its CRC is computed, because it may change at any
 /// time. Smaller parts cost more calls of the CRC function, larger ones more of the first-level cache.
 pub const SUM_PART: usize = 4096;
+/// Payload in segments of at least this many octets is summed while it is copied, if there is a function for that. With shorter ones the
+/// call and the octets behind the last whole step cost more than the second look at them.
+pub const SUM_COPY_MIN: u32 = 1280;
 /// Scratch of one transmit plan: headers, trailers, copied payload.
 pub const TX_SCRATCH: usize = 288 * 1024;
 /// A plan is closed when it holds this many octets: about five 64 KiB loopback segments. Larger plans only delay the first

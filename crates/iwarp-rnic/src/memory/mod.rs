@@ -44,7 +44,7 @@ pub use iwarp_proto::ddp::Stag;
 pub use pages::{ListedPages, PagePlace, Pages};
 pub use slots::{Room, RoomSize};
 pub use span::{Fragment, Fragments, Memory, Span, Word};
-pub use sum::{Crc32c, SharedCrc32cFn};
+pub use sum::{CopyingCrc32cFn, Crc32c, SharedCrc32cFn};
 pub use table::MemoryTable;
 pub(crate) use users::Users;
 pub use window::WindowType;

@@ -343,6 +343,16 @@ pub(crate) mod tests {
         crc32c::append(crc, unsafe { core::slice::from_raw_parts(from, len) })
     }
 
+    /// # Safety
+    /// As [`CopyingCrc32cFn`](crate::memory::CopyingCrc32cFn), and nobody changes the octets.
+    unsafe fn sum_and_copy(crc: u32, from: *const u8, to: *mut u8, len: usize) -> u32 {
+        // SAFETY: as the caller promises.
+        unsafe {
+            to.copy_from_nonoverlapping(from, len);
+            sum_in_place(crc, to, len)
+        }
+    }
+
     fn pattern(len: usize) -> Vec<u8> {
         (0..len).map(|i| (i * 7 + i / 256) as u8).collect()
     }
@@ -363,6 +373,13 @@ pub(crate) mod tests {
             span.read(&mut back);
             prop_assert_eq!(&back[..n], &flat[from..from + n]);
             prop_assert_eq!(&back[n..], &[0x11; 3]);
+            let mut again = vec![0x11; n + 3];
+            let crc = span.read_summed(sum_and_copy, 7, &mut again);
+            prop_assert_eq!(crc, crc32c::append(7, &flat[from..from + n]));
+            prop_assert_eq!(&again, &back);
+            // Less than all of it.
+            let crc = span.read_summed(sum_and_copy, 7, &mut again[..n.min(at as usize)]);
+            prop_assert_eq!(crc, crc32c::append(7, &back[..n.min(at as usize)]));
             let mut room = [0; crate::limits::SUM_PART];
             let copied = Crc32c::new(crc32c::append);
             // SAFETY: it reads what it is given and nothing else.

@@ -13,7 +13,7 @@
 
 use super::copy::copy;
 use super::pages::ListedPages;
-use super::sum::Crc32c;
+use super::sum::{CopyingCrc32cFn, Crc32c};
 use crate::limits::SUM_PART;
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -236,6 +236,21 @@ impl<'t, M: Memory> Span<'t, M> {
                 to = to.add(from.len);
             }
         });
+    }
+
+    /// As [`read`](Self::read), and continues a CRC over what it has copied.
+    #[inline]
+    pub(crate) fn read_summed(&self, f: CopyingCrc32cFn, mut crc: u32, dst: &mut [u8]) -> u32 {
+        let n = dst.len().min(self.len as usize);
+        let mut to = dst.as_mut_ptr();
+        self.each(n as u32, |from| {
+            // SAFETY: as in `read`.
+            unsafe {
+                crc = f(crc, from.at, to, from.len);
+                to = to.add(from.len);
+            }
+        });
+        crc
     }
 
     /// Copies octets in. Copies as many as both sides have.

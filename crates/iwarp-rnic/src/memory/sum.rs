@@ -14,11 +14,18 @@ use iwarp_proto::crc32c::Crc32cFn;
 /// `len` octets at `from` are readable until it returns.
 pub type SharedCrc32cFn = unsafe fn(crc: u32, from: *const u8, len: usize) -> u32;
 
+/// As [`SharedCrc32cFn`], and copies the octets from `from` to `to` as it goes. The CRC is that of the copy.
+///
+/// # Safety
+/// `len` octets at `from` are readable until it returns, as many at `to` are writable, and the two do not overlap.
+pub type CopyingCrc32cFn = unsafe fn(crc: u32, from: *const u8, to: *mut u8, len: usize) -> u32;
+
 /// The functions that compute CRC32C (RFC 5044 section 4.4).
 #[derive(Debug, Clone, Copy)]
 pub struct Crc32c {
     octets: Crc32cFn,
     shared: Option<SharedCrc32cFn>,
+    copying: Option<CopyingCrc32cFn>,
 }
 
 impl Crc32c {
@@ -28,6 +35,7 @@ impl Crc32c {
         Self {
             octets,
             shared: None,
+            copying: None,
         }
     }
 
@@ -40,6 +48,20 @@ impl Crc32c {
     pub const unsafe fn with_shared(self, shared: SharedCrc32cFn) -> Self {
         Self {
             shared: Some(shared),
+            ..self
+        }
+    }
+
+    /// Adds a function that copies octets of registered memory and sums them at the same time. Without it they are copied first.
+    ///
+    /// # Safety
+    /// It computes the same CRC of what it has written, reads and writes nothing but the octets it is given, each once, and reads those as
+    /// [`SharedCrc32cFn`] says.
+    #[inline]
+    #[must_use]
+    pub const unsafe fn with_copying(self, copying: CopyingCrc32cFn) -> Self {
+        Self {
+            copying: Some(copying),
             ..self
         }
     }
@@ -60,5 +82,11 @@ impl Crc32c {
     #[inline]
     pub(crate) const fn shared(&self) -> Option<SharedCrc32cFn> {
         self.shared
+    }
+
+    /// Returns the function that copies registered memory as it sums, if there is one.
+    #[inline]
+    pub(crate) const fn copying(&self) -> Option<CopyingCrc32cFn> {
+        self.copying
     }
 }

@@ -5,8 +5,8 @@ use super::place::for_each_part;
 use super::plan::TxPlan;
 use super::tx::Tx;
 use crate::counters::Counters;
-use crate::limits::SUM_PART;
-use crate::memory::{AccessError, Accessor, Crc32c, Memory, MemoryTable, Span};
+use crate::limits::{SUM_COPY_MIN, SUM_PART};
+use crate::memory::{AccessError, Accessor, CopyingCrc32cFn, Crc32c, Memory, MemoryTable, Span};
 use crate::{Access, Sge};
 use core::convert::Infallible;
 use iwarp_proto::ddp::{Header, Stag, UNTAGGED_HEADER_LEN};
@@ -95,6 +95,15 @@ impl<M> Wire<'_, M> {
     const fn copies(&self, len: u32, remote: bool) -> bool {
         // Anybody may write to a response's source at any time, and its CRC must cover what is sent.
         len <= self.copy_max || self.markers || (self.crc.is_some() && (self.snapshot || remote))
+    }
+
+    /// Returns the function that sums segments of up to this length while they are copied, if that pays and there is one.
+    #[inline]
+    fn copying(&self, longest: u32) -> Option<CopyingCrc32cFn> {
+        match longest >= SUM_COPY_MIN {
+            true => self.crc.and_then(|crc| crc.copying()),
+            false => None,
+        }
     }
 
     /// Returns how many octets of scratch the FPDU of a segment may need.
@@ -300,7 +309,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         Ok(())
     }
 
-    /// Appends one FPDU without markers whose payload is all of this.
+    /// Appends one FPDU without markers whose payload is a copy of all of this, summed together with its header.
     #[inline(always)]
     fn append_span(mut self, header: &Header, span: Span<'_, M>) {
         let Ok(()) = self.append_plain::<Infallible>(header, span.len(), |out| {
@@ -308,6 +317,23 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
             Ok(())
         });
         self.count_payload(span.len());
+    }
+
+    /// The same, summed while it is copied.
+    #[inline(never)]
+    fn append_summed(mut self, header: &Header, span: Span<'_, M>, f: CopyingCrc32cFn) {
+        let len = span.len();
+        let Ok(()) = self.append_around::<Infallible>(
+            header,
+            len,
+            len as usize,
+            |sum| {
+                sum.crc = span.read_summed(f, sum.crc, sum.room);
+                Ok(())
+            },
+            |plan| plan.add_scratch(len as usize),
+        );
+        self.count_payload(len);
     }
 
     /// Appends segments of a message, the first one and then as many as the plan takes. The caller has asked for room for the first. `off` is
@@ -438,12 +464,31 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         header: impl Fn(u32, bool) -> Header,
     ) {
         // Later segments are not longer than the first one.
-        match self.wire.copies(cut(span.len(), room).0, remote) {
-            true => self.copied_segments(span, remote, off, room, header),
+        let longest = cut(span.len(), room).0;
+        match self.wire.copies(longest, remote) {
+            true => match self.wire.copying(longest) {
+                Some(f) => self.summed_segments(span, remote, off, room, header, f),
+                None => self.copied_segments(span, remote, off, room, header, None),
+            },
             false => self.referred_segments(span, place, remote, off, room, header),
         }
     }
 
+    /// A function of its own, so that the loop over short segments needs no registers for a call.
+    #[inline(never)]
+    fn summed_segments(
+        &mut self,
+        span: Span<'_, M>,
+        remote: bool,
+        off: &mut u32,
+        room: u32,
+        header: impl Fn(u32, bool) -> Header,
+        f: CopyingCrc32cFn,
+    ) {
+        self.copied_segments(span, remote, off, room, header, Some(f));
+    }
+
+    /// They are summed while they are copied if there is `f`.
     #[inline(always)]
     fn copied_segments(
         &mut self,
@@ -452,12 +497,17 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         off: &mut u32,
         room: u32,
         header: impl Fn(u32, bool) -> Header,
+        f: Option<CopyingCrc32cFn>,
     ) {
         let w = self.wire;
         loop {
             let (len, last) = cut(rest.len(), room);
             let (now, later) = rest.split_at(len);
-            Out::new(self.tx, self.counters, self.plan, w).append_span(&header(*off, last), now);
+            let out = Out::new(self.tx, self.counters, self.plan, w);
+            match f {
+                Some(f) => out.append_summed(&header(*off, last), now, f),
+                None => out.append_span(&header(*off, last), now),
+            }
             *off = off.wrapping_add(len);
             if last || !self.plan.has_room(w.scratch(room, remote)) {
                 return;
@@ -534,6 +584,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         let Ok(()) = self.append_around::<Infallible>(
             header,
             len,
+            SUM_PART,
             |sum| {
                 sum.add(span);
                 Ok(())
@@ -565,37 +616,38 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
                 Ok(())
             });
         };
-        self.append_around(header, len, check, add)
+        self.append_around(header, len, SUM_PART, check, add)
     }
 
-    /// Appends an FPDU whose payload lies elsewhere. `visit` adds it to the sum, and `refer` to the plan. If `visit` fails, the plan does
-    /// not change.
+    /// Appends an FPDU with `len` octets of payload. `visit` adds it to the sum, with so much room behind the header, and `refer` to the
+    /// plan. If `visit` fails, the plan does not change.
     #[inline(always)]
     fn append_around<E>(
         &mut self,
         header: &Header,
         len: u32,
+        room: usize,
         visit: impl FnOnce(&mut Sum<'_>) -> Result<(), E>,
         refer: impl FnOnce(&mut TxPlan),
     ) -> Result<(), E> {
         let ulpdu_len = header.len().wrapping_add(len as usize);
         let head_len = MPA_LEN_FIELD.wrapping_add(header.len());
-        // Parts of the payload may be summed behind the header. There is room: the caller asked for it.
-        let room = self.plan.scratch(head_len.wrapping_add(SUM_PART));
+        // It is there: the caller asked for it.
+        let room = self.plan.scratch(head_len.wrapping_add(room));
         let room = room.unwrap_or_default();
         let (head, room) = room.split_at_mut_checked(head_len).unwrap_or_default();
         emit_head(head, header, ulpdu_len);
         let mut sum = Sum {
             f: self.wire.crc,
             crc: self.wire.crc.map_or(0, |f| f.append(0, head)),
-            room: room.first_chunk_mut(),
+            room,
         };
         visit(&mut sum)?;
         let crc = sum.crc;
         let start = self.plan.len();
         self.plan.add_scratch(head_len);
         refer(self.plan);
-        // Pad and CRC. The octets that they belong to lie elsewhere.
+        // Pad and CRC.
         let trailer_len = pad_len(ulpdu_len).wrapping_add(CRC_LEN);
         if let Some(out) = self.plan.scratch(trailer_len)
             && let Some((zeros, trailer)) = out.split_last_chunk_mut::<CRC_LEN>()
@@ -610,19 +662,20 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
     }
 }
 
-/// The CRC of an FPDU that is not copied.
+/// The CRC of an FPDU whose payload is not summed together with its header.
 struct Sum<'r> {
     /// There may be none.
     f: Option<Crc32c>,
     crc: u32,
-    room: Option<&'r mut [u8; SUM_PART]>,
+    /// The scratch behind the header.
+    room: &'r mut [u8],
 }
 
 impl Sum<'_> {
     /// Continues it over the octets of registered memory.
     #[inline]
     fn add(&mut self, span: Span<'_, impl Memory>) {
-        if let (Some(f), Some(room)) = (self.f, &mut self.room) {
+        if let (Some(f), Some(room)) = (self.f, self.room.first_chunk_mut()) {
             self.crc = span.crc32c(f, self.crc, room);
         }
     }

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::harness::*;
+use crate::limits::SUM_COPY_MIN;
 use crate::memory::Crc32c;
 use crate::qp::*;
 use crate::{Access, SendFlags, SendOp, SendWr, Sge};
@@ -15,6 +16,8 @@ std::thread_local! {
     static SUMMED: Cell<u64> = const { Cell::new(0) };
     /// Those of them that were summed where they lie.
     static IN_PLACE: Cell<u64> = const { Cell::new(0) };
+    /// Those of them that were summed while they were copied.
+    static COPYING: Cell<u64> = const { Cell::new(0) };
 }
 
 fn counting(crc: u32, octets: &[u8]) -> u32 {
@@ -30,15 +33,33 @@ unsafe fn counting_in_place(crc: u32, from: *const u8, len: usize) -> u32 {
     counting(crc, unsafe { core::slice::from_raw_parts(from, len) })
 }
 
+/// # Safety
+/// As [`CopyingCrc32cFn`](crate::memory::CopyingCrc32cFn). Nobody changes the octets: one thread runs these tests.
+unsafe fn counting_and_copying(crc: u32, from: *const u8, to: *mut u8, len: usize) -> u32 {
+    COPYING.set(COPYING.get() + len as u64);
+    // SAFETY: the caller has promised that they are readable, and that there is room for them.
+    let octets = unsafe {
+        to.copy_from_nonoverlapping(from, len);
+        core::slice::from_raw_parts(to, len)
+    };
+    counting(crc, octets)
+}
+
 const COPIED: Crc32c = Crc32c::new(counting);
 // SAFETY: it reads what it is given and nothing else.
 const AT_REST: Crc32c = unsafe { COPIED.with_shared(counting_in_place) };
+// SAFETY: it reads and writes what it is given and nothing else.
+const ON_THE_WAY: Crc32c = unsafe { AT_REST.with_copying(counting_and_copying) };
+
+/// Most octets of a message that are copied before they are summed.
+const SHORT: u64 = SUM_COPY_MIN as u64;
 
 /// Sends everything, and compares the octets that were summed with those that the CRCs cover. Returns how many of them were summed
 /// where they lie.
 fn sums_each_octet_once(rig: &mut Rig, crc32c: Crc32c) -> u64 {
     SUMMED.set(0);
     IN_PLACE.set(0);
+    COPYING.set(0);
     let before = *rig.qp.counters();
     let mut octets = Vec::new();
     while rig.qp.wants_tx() {
@@ -103,14 +124,15 @@ fn what_is_sent_is_summed_once() {
                 rkey: 7,
             };
             for op in [SendOp::Send, write] {
-                for crc32c in [COPIED, AT_REST] {
+                for crc32c in [COPIED, AT_REST, ON_THE_WAY] {
                     let mut rig = rig(markers, emss, snapshot);
                     let mr = rig.mr(long, Access::LOCAL_WRITE);
                     let sges: Vec<Sge> = lens.iter().map(|len| mr.part(0, *len)).collect();
                     rig.post(1, op, &sges);
                     let in_place = sums_each_octet_once(&mut rig, crc32c);
-                    // Long segments that are not copied are summed in place, if there is a way.
                     let whole: u64 = lens.iter().map(|len| u64::from(*len)).sum();
+                    assert_eq!(rig.qp.counters().tx_payload, whole);
+                    // Long segments that are not copied are summed in place, if there is a way.
                     let refers = emss > 2048 && !markers && !snapshot && whole > 2048;
                     let least = whole.saturating_sub(2048);
                     match refers && crc32c.shared().is_some() {
@@ -119,6 +141,16 @@ fn what_is_sent_is_summed_once() {
                             "{in_place} of {lens:?}"
                         ),
                         false => assert_eq!(in_place, 0, "{lens:?}"),
+                    }
+                    // One element that is copied is summed on the way, but for the last segment, which may be too short for that.
+                    let copies = crc32c.copying().is_some() && !markers && lens.len() == 1;
+                    let on_the_way = COPYING.get();
+                    match copies && !refers && whole >= SHORT {
+                        true => assert!(
+                            (whole - SHORT..=whole).contains(&on_the_way),
+                            "{on_the_way} of {lens:?}"
+                        ),
+                        false => assert!(on_the_way <= 2048, "{on_the_way} of {lens:?}"),
                     }
                 }
             }
@@ -151,7 +183,11 @@ fn inline_data_and_requests_are_summed_once() {
 
 #[test]
 fn answers_are_summed_once() {
-    for (markers, emss) in [(false, 1460), (false, 65_000), (true, 1460)] {
+    let cases = [(false, 1460), (false, 65_000), (true, 1460)];
+    for ((markers, emss), crc32c) in cases
+        .into_iter()
+        .flat_map(|c| [(c, AT_REST), (c, ON_THE_WAY)])
+    {
         for len in [8, 5000, 150_000] {
             let mut rig = rig(markers, emss, false);
             let mr = rig.mr(150_000, ALL);
@@ -166,7 +202,13 @@ fn answers_are_summed_once() {
             );
             assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Ok);
             // The peer may change what it reads, so it is copied.
-            assert_eq!(sums_each_octet_once(&mut rig, AT_REST), 0);
+            assert_eq!(sums_each_octet_once(&mut rig, crc32c), 0);
+            assert_eq!(rig.qp.counters().tx_payload, u64::from(len));
+            let least = match markers || crc32c.copying().is_none() || len < SUM_COPY_MIN {
+                true => 0,
+                false => u64::from(len) - SHORT,
+            };
+            assert!(COPYING.get() >= least, "{} of {len}", COPYING.get());
         }
     }
 }
