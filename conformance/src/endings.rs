@@ -76,4 +76,13 @@ pub(crate) const CASES: &[Case] = &[
         wait $server $client || true
         rmmod iwarp_rnic",
     ),
+    (
+        "a thousand connections come and go",
+        "insmod $MODULE; links
+        for i in $(seq 10); do
+            pair 'ucmatose -b 10.0.2.15 -c 100' 'ucmatose -s 10.0.2.15 -c 100'
+        done
+        rdma resource | grep 'iwarp0: pd 0 cq 0 qp 0 cm_id 0 mr 0 ctx 0'
+        rmmod iwarp_rnic",
+    ),
 ];

@@ -5,6 +5,9 @@
 
 #include "rnic.h"
 
+/* The library takes the key of one page for the sign that there is no key. Mappings begin behind it. */
+#define FIRST_PAGE (SIW_INVAL_UOBJ_KEY / PAGE_SIZE + 1)
+
 struct mapping {
 	struct rdma_user_mmap_entry base;
 	void *at;
@@ -23,7 +26,8 @@ void *rnic_share(struct rnic_ucontext *context, size_t octets, struct rdma_user_
 	if (!mapping)
 		return NULL;
 	mapping->at = vmalloc_user(octets);
-	if (!mapping->at || rdma_user_mmap_entry_insert(&context->base, &mapping->base, octets)) {
+	if (!mapping->at || rdma_user_mmap_entry_insert_range(&context->base, &mapping->base, octets,
+							      FIRST_PAGE, U32_MAX)) {
 		vfree(mapping->at);
 		kfree(mapping);
 		return NULL;
