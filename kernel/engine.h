@@ -111,6 +111,16 @@ enum rk_rx_interest {
 	RK_RX_NONE,		/* there is no stream */
 };
 
+/* What rk_take_events() returns. */
+enum rk_event {
+	RK_EVENT_ESTABLISHED = 1,
+	RK_EVENT_SQ_DRAINED = 2,
+	RK_EVENT_FATAL = 4,
+	RK_EVENT_ACCESS = 8,
+	RK_EVENT_REQUEST = 16,
+	RK_EVENT_LAST_WQE = 32,
+};
+
 struct rk_qp_config {
 	u32 qp_num;
 	u32 pd;
@@ -258,6 +268,8 @@ int rk_post_recv(struct rk_qp *qp, u64 wr_id, const struct rk_sge *sges, u32 cou
  * may be dropped in between.
  */
 bool rk_complete_due(struct rk_qp *qp);
+/* What has happened since the last call: RK_EVENT_*, and perhaps more. */
+u32 rk_take_events(struct rk_qp *qp);
 
 /*
  * Time is nanoseconds of any clock that does not go back, ktime_get_ns() for instance. After each call that takes the queue pair, rk_poll_at() says

@@ -6,14 +6,7 @@
  * target of the Writes is deregistered, or their source, or nobody takes completions any more. The connection must end with an error, and not an octet of a
  * deregistered target may change after the call has returned. Exit status: 0 if that was so.
  */
-#include <arpa/inet.h>
-#include <errno.h>
-#include <poll.h>
-#include <rdma/rdma_cma.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
+#include "pair.h"
 
 #define WRITES 32
 #define OCTETS (64 * 1024)
@@ -24,83 +17,29 @@ static const char *const whats[WHATS] = { "the target is deregistered", "the sou
 static struct sockaddr_in address;
 static unsigned char from[OCTETS], to[WRITES * OCTETS], copy[WRITES * OCTETS];
 
-static void must(int bad, const char *what)
-{
-	if (bad) {
-		printf("failed %s: %s\n", what, strerror(errno));
-		exit(1);
-	}
-}
-
-static struct rdma_cm_id *event(struct rdma_event_channel *channel, enum rdma_cm_event_type wanted)
-{
-	struct rdma_cm_event *event;
-	struct rdma_cm_id *id;
-
-	must(rdma_get_cm_event(channel, &event), "an event");
-	must(event->event != wanted, rdma_event_str(event->event));
-	id = event->id;
-	rdma_ack_cm_event(event);
-	return id;
-}
-
-struct pair {
-	struct rdma_event_channel *ours, *theirs;
-	struct rdma_cm_id *listener, *writer, *target;
-	struct ibv_cq *cq, *other;
-};
-
-static void make_queue_pair(struct rdma_cm_id *id, struct ibv_cq *cq)
-{
-	struct ibv_qp_init_attr attr = {
-		.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .cap = { WRITES, 4, 1, 1, 0 }, .sq_sig_all = 1
-	};
-
-	must(rdma_create_qp(id, NULL, &attr), "a queue pair");
-}
+static struct ibv_cq *cq, *other;
 
 /* `entries`: of the writer's completion queue. */
 static struct pair connect_pair(int entries)
 {
-	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1 };
-	struct pair pair = { .ours = rdma_create_event_channel(), .theirs = rdma_create_event_channel() };
+	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RC, .cap = { WRITES, 4, 1, 1, 0 }, .sq_sig_all = 1 };
+	struct ibv_qp_init_attr theirs = attr;
+	struct pair pair = begin_pair(&address);
 
-	must(!pair.ours || !pair.theirs, "a channel");
-	must(rdma_create_id(pair.theirs, &pair.listener, NULL, RDMA_PS_TCP) ||
-		     rdma_bind_addr(pair.listener, (struct sockaddr *)&address) || rdma_listen(pair.listener, 1), "listening");
-	must(rdma_create_id(pair.ours, &pair.writer, NULL, RDMA_PS_TCP) ||
-		     rdma_resolve_addr(pair.writer, NULL, (struct sockaddr *)&address, 2000), "the address");
-	event(pair.ours, RDMA_CM_EVENT_ADDR_RESOLVED);
-	must(rdma_resolve_route(pair.writer, 2000), "the route");
-	event(pair.ours, RDMA_CM_EVENT_ROUTE_RESOLVED);
-	pair.cq = ibv_create_cq(pair.writer->verbs, entries, NULL, NULL, 0);
-	pair.other = ibv_create_cq(pair.writer->verbs, 16, NULL, NULL, 0);
-	must(!pair.cq || !pair.other, "a completion queue");
-	make_queue_pair(pair.writer, pair.cq);
-	must(rdma_connect(pair.writer, &param), "connecting");
-	pair.target = event(pair.theirs, RDMA_CM_EVENT_CONNECT_REQUEST);
-	make_queue_pair(pair.target, pair.other);
-	must(rdma_accept(pair.target, &param), "accepting");
-	event(pair.theirs, RDMA_CM_EVENT_ESTABLISHED);
-	event(pair.ours, RDMA_CM_EVENT_ESTABLISHED);
+	cq = ibv_create_cq(pair.writer->verbs, entries, NULL, NULL, 0);
+	other = ibv_create_cq(pair.writer->verbs, 16, NULL, NULL, 0);
+	must(!cq || !other, "a completion queue");
+	attr.send_cq = attr.recv_cq = cq;
+	theirs.send_cq = theirs.recv_cq = other;
+	join_pair(&pair, attr, theirs);
 	return pair;
 }
 
 static void take_apart(struct pair *pair)
 {
-	struct rdma_cm_event *left;
-
-	rdma_destroy_qp(pair->writer);
-	rdma_destroy_qp(pair->target);
-	must(ibv_destroy_cq(pair->cq) || ibv_destroy_cq(pair->other), "the end of the completion queues");
-	/* An identifier goes only when its events are taken. */
-	for (struct pollfd ready = { pair->ours->fd, POLLIN, 0 }; poll(&ready, 1, 0) > 0 && !rdma_get_cm_event(pair->ours, &left);)
-		rdma_ack_cm_event(left);
-	for (struct pollfd ready = { pair->theirs->fd, POLLIN, 0 }; poll(&ready, 1, 0) > 0 && !rdma_get_cm_event(pair->theirs, &left);)
-		rdma_ack_cm_event(left);
-	must(rdma_destroy_id(pair->writer) || rdma_destroy_id(pair->target) || rdma_destroy_id(pair->listener), "the end of the identifiers");
-	rdma_destroy_event_channel(pair->ours);
-	rdma_destroy_event_channel(pair->theirs);
+	end_queue_pairs(pair);
+	must(ibv_destroy_cq(cq) || ibv_destroy_cq(other), "the end of the completion queues");
+	end_pair(pair);
 }
 
 /* Posts a Write to one of the places. Returns 0 when the queue is full, or takes nothing any more. */
@@ -122,7 +61,7 @@ static enum ibv_wc_status write_on(struct pair *pair, unsigned turns, uint32_t l
 	for (unsigned done = 0, idle = 0; done < turns && idle < 100000;) {
 		while (*posted < WRITES && post(pair, done + *posted, lkey, rkey))
 			++*posted;
-		if (ibv_poll_cq(pair->cq, 1, &wc) == 1) {
+		if (ibv_poll_cq(cq, 1, &wc) == 1) {
 			if (wc.status)
 				return wc.status;
 			--*posted;

@@ -22,6 +22,7 @@
 #define MAX_CQ 65536
 #define MAX_MR (1 << 20)
 #define MAX_PD 65536
+#define MAX_SRQ 65536
 
 static DEFINE_IDA(pd_numbers);
 
@@ -41,6 +42,9 @@ static int query_device(struct ib_device *base, struct ib_device_attr *attribute
 	attributes->max_mr = MAX_MR;
 	attributes->max_mr_size = ~0ull;
 	attributes->max_pd = MAX_PD;
+	attributes->max_srq = MAX_SRQ;
+	attributes->max_srq_wr = RNIC_MAX_WR;
+	attributes->max_srq_sge = SIW_MAX_SGE;
 	attributes->max_send_sge = SIW_MAX_SGE;
 	attributes->max_recv_sge = SIW_MAX_SGE;
 	attributes->max_sge_rd = 1;
@@ -229,6 +233,11 @@ static const struct ib_device_ops device_ops = {
 	.destroy_cq = rnic_destroy_cq,
 	.poll_cq = rnic_poll_cq,
 	.req_notify_cq = rnic_req_notify_cq,
+	.create_srq = rnic_create_srq,
+	.modify_srq = rnic_modify_srq,
+	.query_srq = rnic_query_srq,
+	.destroy_srq = rnic_destroy_srq,
+	.post_srq_recv = rnic_post_srq_recv,
 	.create_qp = rnic_create_qp,
 	.modify_qp = rnic_modify_qp,
 	.query_qp = rnic_query_qp,
@@ -250,6 +259,7 @@ static const struct ib_device_ops device_ops = {
 
 	INIT_RDMA_OBJ_SIZE(ib_cq, rnic_cq, base),
 	INIT_RDMA_OBJ_SIZE(ib_qp, rnic_qp, base),
+	INIT_RDMA_OBJ_SIZE(ib_srq, rnic_srq, base),
 	INIT_RDMA_OBJ_SIZE(ib_pd, rnic_pd, base),
 	INIT_RDMA_OBJ_SIZE(ib_ucontext, rnic_ucontext, base),
 };

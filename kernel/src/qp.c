@@ -55,9 +55,9 @@ static int check(const struct ib_qp_init_attr *attributes, const struct ib_udata
 {
 	const struct ib_qp_cap *cap = &attributes->cap;
 
-	if (attributes->qp_type != IB_QPT_RC || attributes->create_flags || attributes->srq)
+	if (attributes->qp_type != IB_QPT_RC || attributes->create_flags)
 		return -EOPNOTSUPP;
-	if (cap->max_send_wr > RNIC_MAX_WR || cap->max_recv_wr > RNIC_MAX_WR ||
+	if (cap->max_send_wr > RNIC_MAX_WR || (!attributes->srq && cap->max_recv_wr > RNIC_MAX_WR) ||
 	    cap->max_send_sge > SIW_MAX_SGE ||
 	    cap->max_recv_sge > SIW_MAX_SGE || cap->max_inline_data > SIW_MAX_INLINE || !attributes->send_cq ||
 	    !attributes->recv_cq || udata->outlen < sizeof(struct siw_uresp_create_qp))
@@ -92,7 +92,8 @@ int rnic_create_qp(struct ib_qp *base, struct ib_qp_init_attr *attributes, struc
 	init_completion(&qp->unused);
 	rnic_stream_init(qp);
 	answer.num_sqe = roundup_pow_of_two(max(attributes->cap.max_send_wr, 1u));
-	answer.num_rqe = roundup_pow_of_two(max(attributes->cap.max_recv_wr, 1u));
+	if (!attributes->srq)
+		answer.num_rqe = roundup_pow_of_two(max(attributes->cap.max_recv_wr, 1u));
 	result = xa_alloc_cyclic_bh(&device->qps, &number, NULL, XA_LIMIT(1, MAX_NUMBER),
 				    &device->next_qp, GFP_KERNEL);
 	if (result < 0)
@@ -101,7 +102,7 @@ int rnic_create_qp(struct ib_qp *base, struct ib_qp_init_attr *attributes, struc
 	answer.qp_id = number;
 	result = rnic_ring_make(&qp->sq, context, answer.num_sqe, sizeof(struct siw_sqe),
 				&answer.sq_key);
-	if (!result)
+	if (!result && !attributes->srq)
 		result = rnic_ring_make(&qp->rq, context, answer.num_rqe, sizeof(struct siw_rqe),
 					&answer.rq_key);
 	if (!result)
@@ -196,6 +197,7 @@ int rnic_query_qp(struct ib_qp *base, struct ib_qp_attr *attributes, int mask,
 	init->qp_type = base->qp_type;
 	init->send_cq = base->send_cq;
 	init->recv_cq = base->recv_cq;
+	init->srq = base->srq;
 	init->cap = qp->cap;
 	return 0;
 }

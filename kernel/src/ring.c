@@ -130,15 +130,24 @@ void rnic_take_sends(struct rnic_qp *qp)
 	}
 }
 
-/* Called by the engine, which has the queue pair's lock. */
-bool iwarp_take_receive(void *owner, struct rk_receive *receive)
+/* The receive that so many others are in front of. */
+static struct siw_rqe *receive_at(const struct rnic_ring *ring, u32 ahead)
 {
-	struct rnic_qp *qp = owner;
-	struct rnic_ring *ring = &qp->rq;
-	struct siw_rqe *entry = (struct siw_rqe *)ring->at + (ring->next & (ring->count - 1));
+	return (struct siw_rqe *)ring->at + ((ring->next + ahead) & (ring->count - 1));
+}
+
+bool rnic_receive_waits(const struct rnic_ring *ring, u32 ahead)
+{
+	return ring->count && smp_load_acquire(&receive_at(ring, ahead)->flags) & SIW_WQE_VALID;
+}
+
+/* Takes the next receive. The caller has the lock of the ring's owner. */
+bool rnic_take_receive(struct rnic_ring *ring, struct rk_receive *receive)
+{
+	struct siw_rqe *entry = receive_at(ring, 0);
 	struct siw_rqe copy;
 
-	if (!ring->count || !(smp_load_acquire(&entry->flags) & SIW_WQE_VALID))
+	if (!rnic_receive_waits(ring, 0))
 		return false;
 	copy_entry((u64 *)&copy, (const u64 *)entry, sizeof(copy));
 	ring->next++;
@@ -149,7 +158,17 @@ bool iwarp_take_receive(void *owner, struct rk_receive *receive)
 	return true;
 }
 
-/* Ends receives of a queue pair in error, a limited number. Returns true if there may be more. Called with the lock. */
+/* Called by the engine, which has the queue pair's lock. */
+bool iwarp_take_receive(void *owner, struct rk_receive *receive)
+{
+	struct rnic_qp *qp = owner;
+
+	if (qp->base.srq)
+		return rnic_srq_take(to_srq(qp->base.srq), receive);
+	return rnic_take_receive(&qp->rq, receive);
+}
+
+/* Ends receives of a queue pair in error, a limited number, but not those that it shares. Returns true if there may be more. Called with the lock. */
 bool rnic_flush_receives(struct rnic_qp *qp)
 {
 	struct rk_completion completion = {
@@ -162,7 +181,7 @@ bool rnic_flush_receives(struct rnic_qp *qp)
 	if (rk_qp_state(qp->engine) != RK_STATE_ERROR)
 		return false;
 	for (budget = RNIC_SENDS_AT_ONCE; budget; budget--) {
-		if (!iwarp_take_receive(qp, &receive))
+		if (!rnic_take_receive(&qp->rq, &receive))
 			return false;
 		completion.wr_id = receive.wr_id;
 		iwarp_complete(qp, true, &completion);

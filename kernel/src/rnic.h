@@ -100,6 +100,18 @@ struct rnic_ring {
 	struct rdma_user_mmap_entry *mapping;
 };
 
+/* A shared receive queue. See srq.c. */
+struct rnic_srq {
+	struct ib_srq base;
+	u32 max_sge;
+	/* Guards what follows. */
+	spinlock_t lock;
+	struct rnic_ring ring;
+	/* The program wants to hear once when fewer receives wait; 0: it does not. */
+	u32 limit;
+	bool tell_limit;
+};
+
 /* A queue pair, with its connection. */
 struct rnic_qp {
 	struct ib_qp base;
@@ -149,6 +161,11 @@ static inline struct rnic_qp *to_qp(struct ib_qp *qp)
 static inline struct rnic_cq *to_cq(struct ib_cq *cq)
 {
 	return container_of(cq, struct rnic_cq, base);
+}
+
+static inline struct rnic_srq *to_srq(struct ib_srq *srq)
+{
+	return container_of(srq, struct rnic_srq, base);
 }
 
 static inline struct rnic_device *to_device(struct ib_device *device)
@@ -202,7 +219,21 @@ int rnic_ring_make(struct rnic_ring *ring, struct rnic_ucontext *context, u32 co
 void rnic_ring_free(struct rnic_ring *ring);
 bool rnic_sends_wait(const struct rnic_qp *qp);
 void rnic_take_sends(struct rnic_qp *qp);
+bool rnic_receive_waits(const struct rnic_ring *ring, u32 ahead);
+bool rnic_take_receive(struct rnic_ring *ring, struct rk_receive *receive);
 bool rnic_flush_receives(struct rnic_qp *qp);
+
+/* srq.c */
+int rnic_create_srq(struct ib_srq *base, struct ib_srq_init_attr *attributes,
+		    struct ib_udata *udata);
+int rnic_modify_srq(struct ib_srq *base, struct ib_srq_attr *attributes,
+		    enum ib_srq_attr_mask mask, struct ib_udata *udata);
+int rnic_query_srq(struct ib_srq *base, struct ib_srq_attr *attributes);
+int rnic_destroy_srq(struct ib_srq *base, struct ib_udata *udata);
+int rnic_post_srq_recv(struct ib_srq *base, const struct ib_recv_wr *requests,
+		       const struct ib_recv_wr **bad);
+bool rnic_srq_take(struct rnic_srq *srq, struct rk_receive *receive);
+void rnic_srq_notify(struct rnic_srq *srq);
 
 /* qp.c */
 void rnic_qp_get(struct ib_qp *qp);

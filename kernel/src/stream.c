@@ -436,6 +436,35 @@ static void set_timer(struct rnic_qp *qp, u64 at, bool waits)
 		timer_reduce(&qp->timer, jiffies + 1 + (at > now ? nsecs_to_jiffies(at - now) : 0));
 }
 
+/* What the engine tells of a queue pair, and the event that programs know for it. */
+static const struct {
+	enum rk_event what;
+	enum ib_event_type event;
+} qp_events[] = {
+	{ RK_EVENT_ESTABLISHED, IB_EVENT_COMM_EST },
+	{ RK_EVENT_ACCESS, IB_EVENT_QP_ACCESS_ERR },
+	{ RK_EVENT_REQUEST, IB_EVENT_QP_REQ_ERR },
+	{ RK_EVENT_FATAL, IB_EVENT_QP_FATAL },
+	{ RK_EVENT_SQ_DRAINED, IB_EVENT_SQ_DRAINED },
+	{ RK_EVENT_LAST_WQE, IB_EVENT_QP_LAST_WQE_REACHED },
+};
+
+/* Without locks, because a handler may call back. */
+static void raise(struct rnic_qp *qp, u32 events)
+{
+	struct ib_event event = { .device = qp->base.device, .element.qp = &qp->base };
+	size_t i;
+
+	/* To the engine all receives are shared, but only those of a shared queue stay behind. */
+	if (!qp->base.srq)
+		events &= ~RK_EVENT_LAST_WQE;
+	for (i = 0; i < ARRAY_SIZE(qp_events); i++) {
+		event.event = qp_events[i].event;
+		if (events & qp_events[i].what && qp->base.event_handler)
+			qp->base.event_handler(&event, qp->base.qp_context);
+	}
+}
+
 /*
  * What follows from a call of the engine: completions that are due, events, and the end of the stream. Any context, with none of our locks but
  * the socket's.
@@ -443,11 +472,13 @@ static void set_timer(struct rnic_qp *qp, u64 at, bool waits)
 void rnic_settle(struct rnic_qp *qp)
 {
 	bool more, act, waits;
+	u32 events = 0;
 	u64 at;
 
 	do {
 		spin_lock_bh(&qp->lock);
 		more = rk_complete_due(qp->engine);
+		events |= rk_take_events(qp->engine);
 		act = rk_qp_wish(qp->engine) != RK_WISH_KEEP || (qp->shut && qp->closed_by_peer) ||
 		      (rk_qp_state(qp->engine) == RK_STATE_ERROR && !qp->flushed);
 		waits = rk_rx_interest(qp->engine) == RK_RX_WAIT;
@@ -458,10 +489,14 @@ void rnic_settle(struct rnic_qp *qp)
 		spin_lock_bh(&qp->lock);
 		if (rk_qp_state(qp->engine) != RK_STATE_ERROR) {
 			rk_qp_modify(qp->engine, RK_STATE_ERROR);
+			events |= rk_take_events(qp->engine);
 			act = true;
 		}
 		spin_unlock_bh(&qp->lock);
 	}
+	raise(qp, events);
+	if (qp->base.srq)
+		rnic_srq_notify(to_srq(qp->base.srq));
 	if (!READ_ONCE(qp->sk))
 		return;
 	if (act)

@@ -207,7 +207,9 @@ pub(crate) fn device(
     stage.kernel_modules(kernel, MODULES)?;
     let files = context.root.join("conformance/guest");
     stage.first_programs(&files, cache)?;
-    for program in ["peer", "hostile", "failing", "stubborn", "revoking"] {
+    for program in [
+        "peer", "hostile", "failing", "stubborn", "revoking", "sharing",
+    ] {
         stage.compile(program, &files, cache, &["-lrdmacm", "-libverbs"])?;
     }
     stage.user_space()?;

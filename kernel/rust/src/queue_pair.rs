@@ -13,8 +13,8 @@ use core::time::Duration;
 
 use iwarp_rnic::memory::{ListedPages, Stag};
 use iwarp_rnic::qp::{
-    CreateError, QpConfig, QueuePair, ReceiverNotReady, Run, RxBuffer, RxPlan, RxSizes, State,
-    StreamConfig, StreamTimes, StreamWish, TxPlan,
+    CreateError, Events, QpConfig, QueuePair, ReceiverNotReady, Run, RxBuffer, RxPlan, RxSizes,
+    State, StreamConfig, StreamTimes, StreamWish, TxPlan,
 };
 use iwarp_rnic::{Access, FastRegister, RecvWr, SendFlags, SendOp, SendWr, Sge, Time, Work};
 
@@ -423,6 +423,23 @@ pub unsafe extern "C" fn rk_post_recv(
     let sges = unsafe { elements(sges, count) };
     let request = RecvWr { wr_id, sges };
     code(qp.machine.post_recv(&request, &mut qp.owner))
+}
+
+// `enum rk_event`.
+const _: () = assert!(
+    Events::ESTABLISHED.bits() == 1
+        && Events::SQ_DRAINED.bits() == 2
+        && Events::FATAL.bits() == 4
+        && Events::ACCESS_ERROR.bits() == 8
+        && Events::REQUEST_ERROR.bits() == 16
+        && Events::LAST_WQE.bits() == 32
+);
+
+/// Returns what has happened to the queue pair since the last call.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_take_events(qp: &mut Qp) -> u32 {
+    qp.machine.take_events().bits()
 }
 
 /// Writes some of the completions that are due. Returns `true` if there are more.

@@ -1,0 +1,207 @@
+/* Shared receive queues, and the events of queue pairs.
+ *
+ * sharing ADDR PORT
+ *
+ * Four queue pairs of this process take receives from one queue, and a peer of each sends to it. Exit status: 0 if each receive went to one
+ * message, the events came when they should, and a queue pair that ended left the receives to the others.
+ */
+#include "pair.h"
+
+#define PAIRS 4
+#define RECEIVES 32
+#define LIMIT 8
+#define OCTETS 64
+
+static struct pair pairs[PAIRS];
+static struct ibv_cq *sent, *received;
+static struct ibv_srq *srq;
+static struct ibv_mr *mr;
+/* The first half is sent from, a place for each pair; each receive has a place in the second half. */
+static unsigned char memory[2][RECEIVES][OCTETS];
+
+static void post_receives(unsigned from, unsigned count)
+{
+	for (unsigned i = from; i < from + count; i++) {
+		struct ibv_sge sge = { (uintptr_t)memory[1][i % RECEIVES], OCTETS, mr->lkey };
+		struct ibv_recv_wr wr = { .wr_id = i, .sg_list = &sge, .num_sge = 1 }, *bad;
+
+		must(ibv_post_srq_recv(srq, &wr, &bad), "a receive");
+	}
+}
+
+static void send_by(unsigned pair, unsigned char what)
+{
+	struct ibv_sge sge = { (uintptr_t)memory[0][pair], OCTETS, mr->lkey };
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_wc wc;
+
+	memset(memory[0][pair], what, OCTETS);
+	must(ibv_post_send(pairs[pair].writer->qp, &wr, &bad), "a Send");
+	while (!ibv_poll_cq(sent, 1, &wc))
+		;
+	must(wc.status != IBV_WC_SUCCESS, "the completion of a Send");
+}
+
+/* Waits for a message of one pair, and looks at it. */
+static void expect(unsigned pair, unsigned wr_id, unsigned char what)
+{
+	struct ibv_wc wc;
+	int got = 0;
+
+	for (int i = 0; i < 100000 && !(got = ibv_poll_cq(received, 1, &wc)); i++)
+		usleep(100);
+	must(!got || wc.status, "a message");
+	must(wc.wr_id != wr_id || wc.byte_len != OCTETS || wc.qp_num != pairs[pair].target->qp->qp_num, "which receive was taken");
+	for (int i = 0; i < OCTETS; i++)
+		must(memory[1][wr_id % RECEIVES][i] != what, "the octets of a message");
+}
+
+static int waits_for_event(void)
+{
+	struct pollfd ready = { srq->context->async_fd, POLLIN, 0 };
+
+	return poll(&ready, 1, 0);
+}
+
+/* Takes events until one is `wanted`; those of a queue pair have to be of this one. */
+static void expect_event(enum ibv_event_type wanted, const struct ibv_qp *qp)
+{
+	struct ibv_async_event event;
+	struct pollfd ready = { srq->context->async_fd, POLLIN, 0 };
+
+	do {
+		must(poll(&ready, 1, 10000) != 1 || ibv_get_async_event(srq->context, &event), ibv_event_type_str(wanted));
+		printf("event: %s\n", ibv_event_type_str(event.event_type));
+		must(event.event_type == IBV_EVENT_SRQ_LIMIT_REACHED ? event.element.srq != srq : qp && event.element.qp != qp, "whose event it is");
+		ibv_ack_async_event(&event);
+	} while (event.event_type != wanted);
+}
+
+static void connect_pairs(struct sockaddr_in address)
+{
+	for (unsigned i = 0; i < PAIRS; i++) {
+		struct ibv_qp_init_attr ours = { .qp_type = IBV_QPT_RC, .cap = { 4, 1, 1, 1, 0 } }, theirs = ours;
+
+		pairs[i] = begin_pair(&address);
+		if (!i) {
+			struct ibv_srq_init_attr attr = { .attr = { .max_wr = RECEIVES, .max_sge = 1 } };
+			struct rdma_cm_id *id = pairs[i].writer;
+
+			sent = ibv_create_cq(id->verbs, 16, NULL, NULL, 0);
+			received = ibv_create_cq(id->verbs, 2 * RECEIVES, NULL, NULL, 0);
+			srq = ibv_create_srq(id->pd, &attr);
+			mr = ibv_reg_mr(id->pd, memory, sizeof memory, IBV_ACCESS_LOCAL_WRITE);
+			must(!sent || !received || !srq || !mr, "a shared receive queue");
+			must(attr.attr.max_wr < RECEIVES, "its size");
+		}
+		ours.send_cq = ours.recv_cq = sent;
+		theirs.send_cq = theirs.recv_cq = received;
+		theirs.srq = srq;
+		join_pair(&pairs[i], ours, theirs);
+		address.sin_port = htons(ntohs(address.sin_port) + 1);
+	}
+}
+
+static void set_limit(void)
+{
+	struct ibv_srq_attr attr = { .srq_limit = LIMIT, .max_wr = RECEIVES };
+
+	must(ibv_modify_srq(srq, &attr, IBV_SRQ_LIMIT), "the limit");
+	must(!ibv_modify_srq(srq, &attr, IBV_SRQ_MAX_WR), "a size that changes");
+	attr.srq_limit = 100000;
+	must(!ibv_modify_srq(srq, &attr, IBV_SRQ_LIMIT), "a limit beyond the size");
+}
+
+/* A message of every pair in turn; the event comes with the first that leaves fewer receives than the limit, and only with that. */
+static void receive_in_turn(void)
+{
+	post_receives(0, RECEIVES);
+	set_limit();
+	for (unsigned i = 0; i < RECEIVES; i++) {
+		send_by(i % PAIRS, (unsigned char)(i + 1));
+		expect(i % PAIRS, i, (unsigned char)(i + 1));
+		if (i < RECEIVES - LIMIT)
+			must(waits_for_event(), "no event yet");
+		else if (i == RECEIVES - LIMIT)
+			expect_event(IBV_EVENT_SRQ_LIMIT_REACHED, NULL);
+		else
+			must(waits_for_event(), "one event");
+	}
+	printf("passed: receives are shared, and the limit is told\n");
+}
+
+/* A message that finds no receive waits for one. */
+static void wait_for_receive(void)
+{
+	send_by(1, 77);
+	usleep(200000);
+	post_receives(RECEIVES, 1);
+	expect(1, RECEIVES, 77);
+	printf("passed: a Send waits for a receive\n");
+}
+
+/* What one queue pair leaves behind when it ends is for the others. */
+static void end_one(void)
+{
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_ERR };
+	struct ibv_wc wc;
+
+	post_receives(RECEIVES + 1, 2);
+	must(ibv_modify_qp(pairs[0].target->qp, &attr, IBV_QP_STATE), "the error state");
+	expect_event(IBV_EVENT_QP_LAST_WQE_REACHED, pairs[0].target->qp);
+	usleep(100000);
+	must(ibv_poll_cq(received, 1, &wc), "a shared receive was flushed");
+	send_by(2, 99);
+	expect(2, RECEIVES + 1, 99);
+	printf("passed: an ended queue pair leaves the receives to the others\n");
+}
+
+/* A Write to memory that was never granted. */
+static void write_badly(void)
+{
+	struct ibv_sge sge = { (uintptr_t)memory[0][3], OCTETS, mr->lkey };
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE }, *bad;
+
+	wr.wr.rdma.remote_addr = (uintptr_t)memory;
+	wr.wr.rdma.rkey = mr->rkey + 1;
+	must(ibv_post_send(pairs[3].writer->qp, &wr, &bad), "a Write");
+	expect_event(IBV_EVENT_QP_ACCESS_ERR, pairs[3].target->qp);
+	printf("passed: a refused access is told\n");
+}
+
+static void take_apart(void)
+{
+	must(!ibv_destroy_srq(srq), "a queue in use that is destroyed");
+	while (waits_for_event()) {
+		struct ibv_async_event event;
+
+		must(ibv_get_async_event(srq->context, &event), "an event");
+		ibv_ack_async_event(&event);
+	}
+	for (unsigned i = 0; i < PAIRS; i++)
+		end_queue_pairs(&pairs[i]);
+	must(ibv_destroy_srq(srq), "the end of the shared queue");
+	must(ibv_destroy_cq(sent) || ibv_destroy_cq(received) || ibv_dereg_mr(mr), "the end");
+	for (unsigned i = 0; i < PAIRS; i++)
+		end_pair(&pairs[i]);
+}
+
+int main(int argc, char **argv)
+{
+	struct sockaddr_in address = { .sin_family = AF_INET };
+
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	if (argc != 3)
+		return 2;
+	address.sin_port = htons((unsigned short)atoi(argv[2]));
+	must(inet_pton(AF_INET, argv[1], &address.sin_addr) != 1, "the address");
+	connect_pairs(address);
+	while (waits_for_event())
+		expect_event(IBV_EVENT_COMM_EST, NULL);
+	receive_in_turn();
+	wait_for_receive();
+	end_one();
+	write_badly();
+	take_apart();
+	return 0;
+}

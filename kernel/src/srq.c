@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+/*
+ * Shared receive queues: rings of receives that several queue pairs take from. As with the rings of a queue pair, the program fills entries
+ * without a system call, and may write anything there at any time.
+ */
+#include <linux/log2.h>
+#include <rdma/uverbs_ioctl.h>
+
+#include "rnic.h"
+
+int rnic_create_srq(struct ib_srq *base, struct ib_srq_init_attr *attributes,
+		    struct ib_udata *udata)
+{
+	struct ib_srq_attr *wanted = &attributes->attr;
+	struct rnic_srq *srq = to_srq(base);
+	struct siw_uresp_create_srq answer = {};
+	struct rnic_ucontext *context;
+	int result;
+
+	if (!udata || attributes->srq_type != IB_SRQT_BASIC)
+		return -EOPNOTSUPP;
+	if (!wanted->max_wr || wanted->max_wr > RNIC_MAX_WR || wanted->max_sge > SIW_MAX_SGE ||
+	    wanted->srq_limit > wanted->max_wr || udata->outlen < sizeof(answer))
+		return -EINVAL;
+	context = rdma_udata_to_drv_context(udata, struct rnic_ucontext, base);
+	spin_lock_init(&srq->lock);
+	answer.num_rqe = roundup_pow_of_two(wanted->max_wr);
+	result = rnic_ring_make(&srq->ring, context, answer.num_rqe, sizeof(struct siw_rqe),
+				&answer.srq_key);
+	if (result)
+		return result;
+	wanted->max_wr = answer.num_rqe;
+	srq->max_sge = wanted->max_sge;
+	srq->limit = wanted->srq_limit;
+	result = ib_copy_to_udata(udata, &answer, sizeof(answer));
+	if (result)
+		rnic_ring_free(&srq->ring);
+	return result;
+}
+
+/* The limit can be set. The size cannot change: a program's library maps the ring once. */
+int rnic_modify_srq(struct ib_srq *base, struct ib_srq_attr *attributes,
+		    enum ib_srq_attr_mask mask, struct ib_udata *udata)
+{
+	struct rnic_srq *srq = to_srq(base);
+
+	if (mask & ~IB_SRQ_LIMIT)
+		return -EOPNOTSUPP;
+	if (attributes->srq_limit > srq->ring.count)
+		return -EINVAL;
+	spin_lock_bh(&srq->lock);
+	srq->limit = attributes->srq_limit;
+	spin_unlock_bh(&srq->lock);
+	return 0;
+}
+
+int rnic_query_srq(struct ib_srq *base, struct ib_srq_attr *attributes)
+{
+	struct rnic_srq *srq = to_srq(base);
+
+	spin_lock_bh(&srq->lock);
+	attributes->srq_limit = srq->limit;
+	spin_unlock_bh(&srq->lock);
+	attributes->max_wr = srq->ring.count;
+	attributes->max_sge = srq->max_sge;
+	return 0;
+}
+
+int rnic_destroy_srq(struct ib_srq *base, struct ib_udata *udata)
+{
+	rnic_ring_free(&to_srq(base)->ring);
+	return 0;
+}
+
+/* Kernel clients have no queues here yet. */
+int rnic_post_srq_recv(struct ib_srq *base, const struct ib_recv_wr *requests,
+		       const struct ib_recv_wr **bad)
+{
+	*bad = requests;
+	return -EOPNOTSUPP;
+}
+
+/* Takes the oldest receive. Called with a queue pair's lock, so bottom halves are off. */
+bool rnic_srq_take(struct rnic_srq *srq, struct rk_receive *receive)
+{
+	bool taken;
+
+	spin_lock(&srq->lock);
+	taken = rnic_take_receive(&srq->ring, receive);
+	/* The program fills entries in order, so fewer wait than the limit if the last of so many is not filled. */
+	if (srq->limit && !rnic_receive_waits(&srq->ring, srq->limit - 1)) {
+		srq->limit = 0;
+		srq->tell_limit = true;
+	}
+	spin_unlock(&srq->lock);
+	return taken;
+}
+
+/* Tells that fewer receives wait than the program wants. Called without locks, because a handler may call back. */
+void rnic_srq_notify(struct rnic_srq *srq)
+{
+	struct ib_event event = {
+		.device = srq->base.device,
+		.element.srq = &srq->base,
+		.event = IB_EVENT_SRQ_LIMIT_REACHED,
+	};
+	bool tell;
+
+	spin_lock_bh(&srq->lock);
+	tell = srq->tell_limit;
+	srq->tell_limit = false;
+	spin_unlock_bh(&srq->lock);
+	if (tell && srq->base.event_handler)
+		srq->base.event_handler(&event, srq->base.srq_context);
+}
