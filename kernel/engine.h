@@ -248,6 +248,8 @@ struct rk_mpa *rk_mpa_new(int initiator, const struct rk_mpa_params *params, con
 			  size_t len);
 void rk_mpa_free(struct rk_mpa *mpa);		/* NULL is allowed */
 size_t rk_mpa_request(const struct rk_mpa *mpa, const u8 **frame);
+/* The peer has closed instead of answering, as one does that does not know revision 2: 0 if there is a request for revision 1 now. */
+int rk_mpa_retry(struct rk_mpa *mpa);
 int rk_mpa_missing(const struct rk_mpa *mpa);
 int rk_mpa_push(struct rk_mpa *mpa, const u8 *octets, size_t len);
 int rk_mpa_check(struct rk_mpa *mpa, struct rk_mpa_peer *peer);	/* -ECONNREFUSED: the peer's program has refused */

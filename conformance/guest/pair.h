@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static void must(int bad, const char *what)
+static inline void must(int bad, const char *what)
 {
 	if (bad) {
 		printf("failed %s: %s\n", what, strerror(errno));
@@ -19,7 +19,7 @@ static void must(int bad, const char *what)
 	}
 }
 
-static struct rdma_cm_id *event(struct rdma_event_channel *channel, enum rdma_cm_event_type wanted)
+static inline struct rdma_cm_id *event(struct rdma_event_channel *channel, enum rdma_cm_event_type wanted)
 {
 	struct rdma_cm_event *event;
 	struct rdma_cm_id *id;
@@ -38,7 +38,7 @@ struct pair {
 };
 
 /* Listens, and resolves the way to there: `writer` has a device then. */
-static struct pair begin_pair(struct sockaddr_in *address)
+static inline struct pair begin_pair(struct sockaddr_in *address)
 {
 	struct pair pair = { .ours = rdma_create_event_channel(), .theirs = rdma_create_event_channel() };
 
@@ -54,7 +54,7 @@ static struct pair begin_pair(struct sockaddr_in *address)
 }
 
 /* Makes both queue pairs and connects them. */
-static void join_pair(struct pair *pair, struct ibv_qp_init_attr writer, struct ibv_qp_init_attr target)
+static inline void join_pair(struct pair *pair, struct ibv_qp_init_attr writer, struct ibv_qp_init_attr target)
 {
 	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1 };
 
@@ -67,7 +67,7 @@ static void join_pair(struct pair *pair, struct ibv_qp_init_attr writer, struct 
 	event(pair->ours, RDMA_CM_EVENT_ESTABLISHED);
 }
 
-static void take_events(struct rdma_event_channel *channel)
+static inline void take_events(struct rdma_event_channel *channel)
 {
 	struct pollfd ready = { channel->fd, POLLIN, 0 };
 	struct rdma_cm_event *left;
@@ -76,14 +76,14 @@ static void take_events(struct rdma_event_channel *channel)
 		rdma_ack_cm_event(left);
 }
 
-static void end_queue_pairs(struct pair *pair)
+static inline void end_queue_pairs(struct pair *pair)
 {
 	rdma_destroy_qp(pair->writer);
 	rdma_destroy_qp(pair->target);
 }
 
 /* An identifier goes only when its events are taken. */
-static void end_pair(struct pair *pair)
+static inline void end_pair(struct pair *pair)
 {
 	take_events(pair->ours);
 	take_events(pair->theirs);

@@ -183,6 +183,13 @@ const CASES: &[Case] = &[
         rmmod iwarp_rnic",
     ),
     (
+        "a peer that knows MPA revision 1 only, and peers that give no answer",
+        "insmod $MODULE; links
+        elder 10.0.2.15 7300
+        rdma resource | grep 'iwarp0: pd 0 cq 0 qp 0 cm_id 0 mr 0 ctx 0'
+        rmmod iwarp_rnic",
+    ),
+    (
         "rping between two programs, with both families",
         "insmod $MODULE; links
         pair 'rping -s -a 10.0.2.15 -p 7100 -C 10 -S 4000 -V' 'rping -c -a 10.0.2.15 -p 7100 -C 10 -S 4000 -V'

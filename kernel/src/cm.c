@@ -172,29 +172,60 @@ static int begin(struct rnic_qp *qp, struct connection *connection, struct iw_cm
 
 /* ---- the initiator ---- */
 
-static int exchange(struct connection *connection, struct iw_cm_event *event)
+/* Connects from this address, and sends the request. */
+static int send_request(struct connection *connection, struct sockaddr_storage *local)
 {
 	struct iw_cm_id *id = connection->id;
-	struct rk_mpa_peer peer = {};
 	const u8 *request;
 	size_t octets;
 	int result;
 
 	sock_set_reuseaddr(connection->socket->sk);
-	result = kernel_bind(connection->socket, (struct sockaddr *)&id->m_local_addr,
-			     address_size(&id->m_local_addr));
+	result = kernel_bind(connection->socket, (struct sockaddr *)local, address_size(local));
 	if (result)
 		return result;
 	result = kernel_connect(connection->socket, (struct sockaddr *)&id->m_remote_addr,
 				address_size(&id->m_remote_addr), 0);
 	if (result)
 		return result;
-	addresses(connection->socket, event);
 	octets = rk_mpa_request(connection->mpa, &request);
-	result = send_frame(connection->socket, request, octets);
+	return send_frame(connection->socket, request, octets);
+}
+
+/* Connects once more, from another port, if the peer may only have disliked the revision. */
+static int try_again(struct connection *connection)
+{
+	struct sockaddr_storage local = connection->id->m_local_addr;
+	int result = rk_mpa_retry(connection->mpa);
+
 	if (result)
 		return result;
-	result = read_frame(connection, &peer);
+	sock_release(connection->socket);
+	connection->socket = NULL;
+	/* The port has the same place in both families. */
+	((struct sockaddr_in *)&local)->sin_port = 0;
+	result = make_socket(connection->id->device, &local, &connection->socket);
+	if (result) {
+		connection->socket = NULL;
+		return result;
+	}
+	return send_request(connection, &local);
+}
+
+static int exchange(struct connection *connection, struct iw_cm_event *event)
+{
+	struct rk_mpa_peer peer = {};
+	int result = send_request(connection, &connection->id->m_local_addr);
+
+	if (!result)
+		result = read_frame(connection, &peer);
+	if (result == -ECONNRESET || result == -EPIPE) {
+		result = try_again(connection);
+		if (!result)
+			result = read_frame(connection, &peer);
+	}
+	if (result == -ECONNREFUSED || !result)
+		addresses(connection->socket, event);
 	event->private_data = (void *)peer.private_data;
 	event->private_data_len = min_t(u32, peer.private_data_len, MAX_PRIVATE_DATA);
 	event->ird = min_t(u16, peer.ord, U8_MAX);

@@ -208,7 +208,7 @@ pub(crate) fn device(
     let files = context.root.join("conformance/guest");
     stage.first_programs(&files, cache)?;
     for program in [
-        "peer", "hostile", "failing", "stubborn", "revoking", "sharing",
+        "peer", "hostile", "failing", "stubborn", "revoking", "sharing", "elder",
     ] {
         stage.compile(program, &files, cache, &["-lrdmacm", "-libverbs"])?;
     }

@@ -61,7 +61,7 @@ fn plain_when_nothing_enhanced_is_wanted() {
     //# For this version of
     //# the specification, senders MUST set this field to one.
     assert_eq!(i.request_octets(), b"MPA ID Req Frame\x40\x01\x00\x00");
-    assert_eq!(i.retry_with_revision_1(), None);
+    assert!(i.retry_with_revision_1().is_none());
 }
 
 #[test]

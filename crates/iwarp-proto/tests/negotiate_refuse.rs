@@ -193,16 +193,15 @@ fn fallback_to_revision_1() {
     //# unenhanced MPA protocol as defined in [RFC5044] if this protocol
     //# is compatible with the application, and let the ULP deal with ORD
     //# and IRD and peer-to-peer negotiations.
-    let i = Initiator::new(BASE, b"").unwrap();
-    let again = i.retry_with_revision_1().unwrap();
-    let i = Initiator::new(again, b"").unwrap();
-    assert_eq!(i.request_octets(), b"MPA ID Req Frame\x40\x01\x00\x00");
-    assert_eq!(i.retry_with_revision_1(), None);
+    let i = Initiator::new(BASE, b"hello").unwrap();
+    let i = i.retry_with_revision_1().unwrap();
+    assert_eq!(i.request_octets(), b"MPA ID Req Frame\x40\x01\x00\x05hello");
+    assert!(i.retry_with_revision_1().is_none());
     let old = LocalParams {
         revision: 1,
         ..BASE
     };
-    let (ours, _) = connect(again, old);
+    let (ours, _) = connect(old, old);
     assert_eq!((ours.revision, ours.enhanced, ours.rtr), (1, false, None));
     for revision in [0, 3, 255] {
         let e = Initiator::new(LocalParams { revision, ..BASE }, b"").unwrap_err();

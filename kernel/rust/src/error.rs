@@ -14,6 +14,8 @@ pub const EFAULT: c_int = -14;
 pub const EBUSY: c_int = -16;
 /// An argument is not valid, or the object is in a state that does not allow the call.
 pub const EINVAL: c_int = -22;
+/// The peer has ended the connection.
+pub const ECONNRESET: c_int = -104;
 /// The peer's program has refused a connection.
 pub const ECONNREFUSED: c_int = -111;
 /// The stream has failed.

@@ -16,7 +16,7 @@ use iwarp_proto::mpa::startup::{
 };
 use iwarp_rnic::qp::{StreamConfig, StreamTimes};
 
-use crate::error::{ECONNREFUSED, EINVAL, EPROTO};
+use crate::error::{ECONNREFUSED, ECONNRESET, EINVAL, EPROTO};
 use crate::runtime::{place, remove};
 
 /// The longest frame: header and 512 octets of private data.
@@ -144,6 +144,21 @@ pub extern "C" fn rk_mpa_request(mpa: &Mpa, frame: &mut *const u8) -> usize {
     };
     *frame = request.as_ptr();
     request.len()
+}
+
+/// If the peer has closed instead of answering: makes the request once more, for MPA revision 1 and the next connection. Returns 0, or
+/// `ECONNRESET` if that was tried already, or some of an answer has come.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_mpa_retry(mpa: &mut Mpa) -> c_int {
+    let initiator = mpa.initiator.as_ref().filter(|_| mpa.reader.is_empty());
+    match initiator.and_then(Initiator::retry_with_revision_1) {
+        Some(again) => {
+            mpa.initiator = Some(again);
+            0
+        }
+        None => ECONNRESET,
+    }
 }
 
 /// Returns how many octets to read next, 0 if the peer's frame is complete, or an error number.

@@ -3,7 +3,7 @@
 use super::{Agreed, LocalParams, Rtr, RtrSet, emit_frame, min};
 use crate::mpa::startup::{
     EnhancedPrefix, Flags, FrameKind, MAX_FRAME_LEN, MAX_REVISION, NO_NEGOTIATION, ReplyFrame,
-    StartupError,
+    RequestFrame, StartupError,
 };
 use core::fmt;
 
@@ -149,19 +149,23 @@ impl Initiator {
     /// If the peer closed or reset the connection instead of replying: returns what to reconnect with, once. A responder
     /// without RFC 6581 closes on an enhanced request. Returns `None` if there is nothing left to try.
     ///
-    /// The caller adds the same private data to a new [`Initiator`]. The ULP then decides about IRD, ORD and the connection
-    /// model.
-    pub fn retry_with_revision_1(&self) -> Option<LocalParams> {
+    /// The private data are the same. The ULP then decides about IRD, ORD and the connection model.
+    pub fn retry_with_revision_1(&self) -> Option<Self> {
         //= rfc6581 section 10
         //# In this case, the
         //# initiator MAY attempt to establish an RDMA connection using the
         //# unenhanced MPA protocol as defined in [RFC5044] if this protocol
         //# is compatible with the application, and let the ULP deal with ORD
         //# and IRD and peer-to-peer negotiations.
-        self.enhanced.then_some(LocalParams {
+        if !self.enhanced {
+            return None;
+        }
+        let request = RequestFrame::parse(self.request_octets()).ok()??;
+        let params = LocalParams {
             revision: 1,
             ..self.params
-        })
+        };
+        Self::new(params, request.ulp_private_data()).ok()
     }
 
     /// Checks the reply. After an error, send the Terminate of [`StartupError::terminate`], if any, and close.

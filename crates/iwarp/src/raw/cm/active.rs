@@ -65,7 +65,6 @@ pub(super) struct Active {
     qp: QueuePair,
     peer: SocketAddr,
     local: Option<SocketAddr>,
-    private_data: Vec<u8>,
     engine: Arc<Engine>,
     state: Mutex<State>,
 }
@@ -132,7 +131,6 @@ impl Active {
             qp,
             peer,
             local,
-            private_data: p.private_data.clone(),
             engine: engine()?,
             state: Mutex::new(State {
                 stage: Stage::New,
@@ -416,11 +414,7 @@ impl Active {
 
     /// The peer closed instead of replying. Peers of revision 1 do so on revision 2: try once more with 1.
     fn retry_or_end(self: &Arc<Self>, s: &mut State) -> Next {
-        let again = s
-            .initiator
-            .retry_with_revision_1()
-            .and_then(|p| Initiator::new(p, &self.private_data).ok());
-        let Some(again) = again else {
+        let Some(again) = s.initiator.retry_with_revision_1() else {
             return Next::End(End::failed(CmEventKind::Rejected, libc::ECONNRESET));
         };
         s.initiator = again;
