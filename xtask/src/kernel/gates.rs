@@ -29,6 +29,7 @@ pub(crate) const SET_UP: &[&str] = &[
     "rk_mpa_new",
     "rk_mpa_free",
     "rk_mpa_request",
+    "rk_mpa_retry",
     "rk_mpa_missing",
     "rk_mpa_push",
     "rk_mpa_check",
