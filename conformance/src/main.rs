@@ -20,6 +20,7 @@ mod matrix;
 mod programs;
 mod rows;
 mod siw;
+mod suite;
 
 use std::process::ExitCode;
 

@@ -20,6 +20,7 @@ use crate::siw;
 use crate::siw::guest::{Cable, GUEST_TAP, GUEST_USER, Guest, Machine, free_ports};
 use crate::siw::image::Image;
 use crate::siw::needs::{self, Needs};
+use crate::suite;
 
 /// Whom the module talks to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -49,6 +50,14 @@ pub(crate) struct Choice<'a> {
     pub(crate) only: &'a [String],
     /// Only [`FEW`].
     pub(crate) few: bool,
+}
+
+impl Choice<'_> {
+    /// Whether a row runs, by its name without the ends, and its title.
+    fn wants(&self, name: &str, title: &str) -> bool {
+        (!self.few || FEW.contains(&name))
+            && (self.only.is_empty() || self.only.iter().any(|text| title.contains(text)))
+    }
 }
 
 /// A network card of a guest, the device on it, and their addresses.
@@ -168,6 +177,7 @@ pub(crate) fn run(
     if wants(Peer::Itself) {
         let end = USER.end(&guest);
         matrix.between(&end, &end, "module->module", None, log)?;
+        matrix.suite(log)?;
     }
     if let Some(host) = &host {
         let (ours, library) = (
@@ -229,11 +239,8 @@ impl Matrix<'_> {
         for program in programs::all(true) {
             for family in [Family::V4, Family::V6] {
                 let title = format!("{} {direction} {family}", program.name);
-                let left_out = family == Family::V6 && !program.rules.v6
-                    || self.choice.few && !FEW.contains(&program.name.as_str())
-                    || !self.choice.only.is_empty()
-                        && !self.choice.only.iter().any(|text| title.contains(text));
-                if left_out {
+                let can = family == Family::V4 || program.rules.v6;
+                if !can || !self.choice.wants(&program.name, &title) {
                     continue;
                 }
                 let guest = self.guest;
@@ -248,13 +255,40 @@ impl Matrix<'_> {
                     |_, error| excuses::of_programs(error),
                     |said| complaints::first(said).map(str::to_owned),
                 )?;
-                if complaints::first(&said).is_some_and(|line| line.contains("BUG:")) {
-                    bail!("the guest's kernel cannot go on");
-                }
+                can_go_on(&said)?;
             }
         }
         Ok(())
     }
+
+    /// Runs rdma-core's own tests.
+    fn suite(&mut self, log: &mut Log) -> Result<()> {
+        let title = "rdma-core's own tests (pyverbs) module->module".to_owned();
+        if !self.choice.wants("pyverbs", &title) {
+            return Ok(());
+        }
+        let (guest, limit) = (self.guest, self.boot.limit(suite::LIMIT));
+        let said = self.rows.run(
+            title,
+            log,
+            |_| {
+                let result = suite::run(guest, USER.device, USER.netdev, limit);
+                once(guest, None, result)
+            },
+            |_, _| None,
+            |said| complaints::first(said).map(str::to_owned),
+        )?;
+        can_go_on(&said)
+    }
+}
+
+/// # Errors
+/// When the guest's kernel is broken.
+fn can_go_on(said: &str) -> Result<()> {
+    if complaints::first(said).is_some_and(|line| line.contains("BUG:")) {
+        bail!("the guest's kernel cannot go on");
+    }
+    Ok(())
 }
 
 /// The result of a row, with what the kernels said. That of siw may warn; it must not be broken.

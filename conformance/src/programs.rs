@@ -219,9 +219,10 @@ const PROGRAMS: &[Row] = &[
         },
     ),
     (
+        // Without a device the server takes the first, which the client may not reach.
         "fi_pingpong verbs",
-        "fi_pingpong -B {port} -p verbs -e msg -S all -I 5 -c",
-        "fi_pingpong -P {port} -p verbs -e msg -S all -I 5 -c {addr}",
+        "fi_pingpong -B {port} -p verbs -e msg -S all -I 5 -c {device}",
+        "fi_pingpong -P {port} -p verbs -e msg -S all -I 5 -c {device} {addr}",
         Rules {
             v6: false,
             says: &["\n6m "],
@@ -231,8 +232,8 @@ const PROGRAMS: &[Row] = &[
     ),
     (
         "fi_pingpong verbs;ofi_rxm",
-        "fi_pingpong -B {port} -p verbs;ofi_rxm -e rdm -S all -I 5 -c",
-        "fi_pingpong -P {port} -p verbs;ofi_rxm -e rdm -S all -I 5 -c {addr}",
+        "fi_pingpong -B {port} -p verbs;ofi_rxm -e rdm -S all -I 5 -c {device}",
+        "fi_pingpong -P {port} -p verbs;ofi_rxm -e rdm -S all -I 5 -c {device} {addr}",
         Rules {
             v6: false,
             says: &["\n6m "],

@@ -188,6 +188,9 @@ int rnic_query_qp(struct ib_qp *base, struct ib_qp_attr *attributes, int mask,
 	spin_lock_bh(&qp->lock);
 	attributes->qp_state = state_of(qp);
 	spin_unlock_bh(&qp->lock);
+	/* Programs expect that a new queue pair of an RNIC is there already: nobody has to take it to INIT before it is connected. */
+	if (attributes->qp_state == IB_QPS_RESET)
+		attributes->qp_state = IB_QPS_INIT;
 	attributes->cur_qp_state = attributes->qp_state;
 	attributes->cap = qp->cap;
 	attributes->path_mtu = ib_mtu_int_to_enum(to_device(base->device)->netdev->mtu);

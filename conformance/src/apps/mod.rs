@@ -44,7 +44,7 @@ mod mpi;
 mod perftest;
 mod pingpong;
 mod program;
-mod pyverbs;
+pub(crate) mod pyverbs;
 mod qperf;
 mod rdmacm;
 mod rsockets;

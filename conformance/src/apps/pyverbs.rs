@@ -15,9 +15,23 @@ use super::stage::{Stage, WIRE_V4};
 const TESTS: &str = "/usr/share/doc/rdma-core/tests";
 /// Debian's own Python, for which the package's modules are built.
 const PYTHON: &str = "/usr/bin/python3";
-const RUNNER: &str = include_str!("pyverbs.py");
+/// What runs the tests and notes their results.
+pub(crate) const RUNNER: &str = include_str!("pyverbs.py");
 
-/// The beginnings of the messages of skipped tests, and the reason that each means.
+/// Which tests need not pass.
+pub(crate) struct Expected {
+    /// The beginnings of the messages of skipped tests, and the reason that each means.
+    pub(crate) reasons: &'static [(&'static str, &'static str)],
+    /// Tests that fail instead of skipping themselves, and the reason.
+    pub(crate) impossible: &'static [(&'static str, &'static str)],
+}
+
+/// With our library.
+const EXPECTED: Expected = Expected {
+    reasons: REASONS,
+    impossible: IMPOSSIBLE,
+};
+
 const REASONS: &[(&str, &str)] = &[
     ("Create QP type 4 ", "needs unreliable datagrams"),
     ("Create UD QP ", "needs unreliable datagrams"),
@@ -50,7 +64,6 @@ const REASONS: &[(&str, &str)] = &[
     ),
 ];
 
-/// Tests that fail instead of skipping themselves, and the reason.
 const IMPOSSIBLE: &[(&str, &str)] = &[(
     "test_rdmacm.CMTestCase.test_rdmacm_async_udp_traffic",
     "needs unreliable datagrams",
@@ -73,7 +86,7 @@ pub(super) fn cases() -> Vec<Case> {
 fn suite(stage: &Stage) -> Result<Verdict> {
     match unpack(stage)? {
         Some(why) => Ok(Verdict::skipped(why)),
-        None => check(&run(stage, &[], &[PYTHON])?),
+        None => verdict(&run(stage, &[], &[PYTHON])?),
     }
 }
 
@@ -124,8 +137,8 @@ enum Meaning {
     Skipped(&'static str),
 }
 
-fn meaning(what: &str, name: &str, why: &str) -> Result<Meaning> {
-    let impossible = IMPOSSIBLE.iter().find(|(test, _)| *test == name);
+fn meaning(expected: &Expected, what: &str, name: &str, why: &str) -> Result<Meaning> {
+    let impossible = expected.impossible.iter().find(|(test, _)| *test == name);
     match (what, impossible) {
         ("failed", Some((_, reason))) => Ok(Meaning::Skipped(reason)),
         ("passed", Some(_)) => bail!("{name} passes: it is not impossible any more"),
@@ -133,7 +146,11 @@ fn meaning(what: &str, name: &str, why: &str) -> Result<Meaning> {
         ("skipped", _) if name.starts_with("test_mlx5") || name.starts_with("test_efa") => {
             Ok(Meaning::Foreign)
         }
-        ("skipped", _) => match REASONS.iter().find(|(begin, _)| why.starts_with(begin)) {
+        ("skipped", _) => match expected
+            .reasons
+            .iter()
+            .find(|(begin, _)| why.starts_with(begin))
+        {
             Some((_, reason)) => Ok(Meaning::Skipped(reason)),
             None => bail!("{name} is skipped for a reason that is not known: {why}"),
         },
@@ -141,8 +158,16 @@ fn meaning(what: &str, name: &str, why: &str) -> Result<Meaning> {
     }
 }
 
-/// Checks all results. The note counts them for each file.
-pub(super) fn check(results: &str) -> Result<Verdict> {
+/// The verdict on results with our library.
+pub(super) fn verdict(results: &str) -> Result<Verdict> {
+    check(&EXPECTED, results).map(Verdict::passed)
+}
+
+/// Checks all results. Returns a note that counts them for each file.
+///
+/// # Errors
+/// When a test fails or is skipped that should pass.
+pub(crate) fn check(expected: &Expected, results: &str) -> Result<String> {
     let mut files: BTreeMap<&str, Counts> = BTreeMap::new();
     let (mut passed, mut skipped, mut foreign) = (0, 0, 0);
     let mut failures = Vec::new();
@@ -156,7 +181,7 @@ pub(super) fn check(results: &str) -> Result<Verdict> {
             continue;
         }
         let file = name.split('.').next().unwrap_or(name);
-        match meaning(what, name, why) {
+        match meaning(expected, what, name, why) {
             Ok(Meaning::Foreign) => foreign += 1,
             Ok(Meaning::Passed) => {
                 passed += 1;
@@ -191,7 +216,7 @@ pub(super) fn check(results: &str) -> Result<Verdict> {
             let _ = write!(note, ", {n} skipped ({reason})");
         }
     }
-    Ok(Verdict::passed(note))
+    Ok(note)
 }
 
 #[cfg(test)]
@@ -205,9 +230,7 @@ mod tests {
                     skipped\ttest_mlx5_cq.X.y\twhatever\n\
                     failed\ttest_rdmacm.CMTestCase.test_rdmacm_async_udp_traffic\tException()\n\
                     end\t4\t\n";
-        let Verdict::Passed(note) = check(good).unwrap() else {
-            panic!("not passed")
-        };
+        let note = check(&EXPECTED, good).unwrap();
         assert!(
             note.starts_with("1 passed, 2 skipped, 1 of other"),
             "{note}"
@@ -221,7 +244,7 @@ mod tests {
             "passed\ttest_pd.A.b\t\nfailed\ttest_pd.A.c\tException()\nend\t2\t\n",
             "passed\ttest_rdmacm.CMTestCase.test_rdmacm_async_udp_traffic\t\nend\t1\t\n",
         ] {
-            assert!(check(bad).is_err(), "{bad}");
+            assert!(check(&EXPECTED, bad).is_err(), "{bad}");
         }
     }
 }

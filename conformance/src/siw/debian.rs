@@ -26,6 +26,7 @@ const PROGRAM_PACKAGES: &[&str] = &[
     "perftest",
     "qperf",
     "libfabric-bin",
+    "python3-pyverbs",
     "iproute2",
     "open-iscsi",
     "e2fsprogs",

@@ -13,6 +13,7 @@ use anyhow::{Context as _, Result};
 
 use super::debian::{self, Kernel, KernelFiles};
 use super::{archive, constants};
+use crate::suite;
 use xtask::context::{Context, find_program};
 use xtask::process::Log;
 
@@ -213,6 +214,7 @@ pub(crate) fn device(
         stage.compile(program, &files, cache, &["-lrdmacm", "-libverbs"])?;
     }
     stage.user_space()?;
+    suite::add(&mut stage)?;
     let initramfs = cache.join("device.cpio");
     archive::write(&root, &initramfs)?;
     Ok(kernel.booting(initramfs))
@@ -252,10 +254,11 @@ fn siw(kernel: &KernelFiles, dir: &Path, parameters: bool, log: &mut Log) -> Res
 }
 
 /// The file system while it is being put together.
-struct Stage<'a> {
-    root: &'a Path,
-    programs: &'a Path,
-    log: &'a mut Log,
+pub(crate) struct Stage<'a> {
+    pub(crate) root: &'a Path,
+    /// The folder of Debian's programs.
+    pub(crate) programs: &'a Path,
+    pub(crate) log: &'a mut Log,
 }
 
 impl Stage<'_> {
@@ -268,7 +271,11 @@ impl Stage<'_> {
         Ok(())
     }
 
-    fn executable(&self, from: &Path, to: &str) -> Result<()> {
+    /// Copies a program.
+    ///
+    /// # Errors
+    /// When it is not there.
+    pub(crate) fn executable(&self, from: &Path, to: &str) -> Result<()> {
         self.copy(from, to)?;
         std::fs::set_permissions(self.root.join(to), std::fs::Permissions::from_mode(0o755))?;
         Ok(())
@@ -449,6 +456,18 @@ impl Stage<'_> {
         let unwinder = find(self.programs, |name| name == "libgcc_s.so.1").context("no libgcc")?;
         self.executable(&unwinder, &format!("{LIBRARIES}/libgcc_s.so.1"))?;
 
+        self.libraries(queue)?;
+        // Programs name their loader by its path.
+        let loader = "ld-linux-x86-64.so.2";
+        let library = find(self.programs, |file| file == loader).context("no loader")?;
+        self.executable(&library, &format!("usr/lib64/{loader}"))
+    }
+
+    /// Copies the libraries that files need.
+    ///
+    /// # Errors
+    /// When no package has one of them.
+    pub(crate) fn libraries(&mut self, mut queue: VecDeque<PathBuf>) -> Result<()> {
         let mut seen = BTreeSet::new();
         while let Some(file) = queue.pop_front() {
             let shown = self
@@ -466,10 +485,7 @@ impl Stage<'_> {
                 queue.push_back(library);
             }
         }
-        // Programs name their loader by its path.
-        let loader = "ld-linux-x86-64.so.2";
-        let library = find(self.programs, |file| file == loader).context("no loader")?;
-        self.executable(&library, &format!("usr/lib64/{loader}"))
+        Ok(())
     }
 }
 
@@ -477,7 +493,7 @@ impl Stage<'_> {
 const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 
 /// Looks for a file below `dir`. A link counts if its target exists.
-fn find(dir: &Path, is_it: impl Fn(&str) -> bool + Copy) -> Option<PathBuf> {
+pub(crate) fn find(dir: &Path, is_it: impl Fn(&str) -> bool + Copy) -> Option<PathBuf> {
     let mut later = Vec::new();
     for entry in std::fs::read_dir(dir).ok()?.flatten() {
         let path = entry.path();

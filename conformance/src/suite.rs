@@ -1,0 +1,168 @@
+//! rdma-core's own tests, from Debian's package python3-pyverbs, in a guest.
+//!
+//! They connect a device to itself. What siw's interface can carry must pass, and each test that is skipped or fails must have a reason
+//! that is listed here. siw's own results are the same.
+
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+
+use crate::apps::pyverbs::{self, Expected};
+use crate::siw::guest::Guest;
+use crate::siw::image::{Stage, find};
+
+/// Where the package has the tests, and where the guest has them. The larger ones are compressed in the package.
+const TESTS: (&str, &str) = ("usr/share/doc/rdma-core/tests", "usr/share/tests");
+/// The modules of Python that they use.
+const PYVERBS: &str = "usr/lib/python3/dist-packages/pyverbs";
+
+/// Seconds that they may take in an emulated machine.
+pub(crate) const LIMIT: u64 = 300;
+
+/// What siw's interface cannot carry.
+const EXPECTED: Expected = Expected {
+    reasons: &[
+        ("Create AH ", DATAGRAMS),
+        ("Create QP type 4 ", DATAGRAMS),
+        ("Create UD QP ", DATAGRAMS),
+        ("Create UC QP ", "needs unreliable connections"),
+        ("Create Raw Packet QP ", RAW_PACKETS),
+        ("Create QP type 8 ", RAW_PACKETS),
+        ("To Create RAW QP ", RAW_PACKETS),
+        ("Create XRCD ", "needs extended reliable connections"),
+        ("Multicast ", "needs multicast"),
+        ("Atomic operations ", "needs atomic operations"),
+        ("Extended CQ ", EXTENDED),
+        ("Create Extended CQ ", EXTENDED),
+        ("Extended QP ", EXTENDED),
+        ("Parent Domain ", EXTENDED),
+        (
+            "Create RC QP with",
+            "asks at random for flags of other devices",
+        ),
+        ("Reg MR with MW access ", WINDOWS),
+        ("Create memory window ", WINDOWS),
+        ("Create custom mr with additional access ", WINDOWS),
+        (
+            "ODP is not supported",
+            "needs regions whose pages may be absent",
+        ),
+        (
+            "There are no huge pages ",
+            "needs huge pages on the machine",
+        ),
+        ("Device memory ", "needs memory on the device"),
+        ("Allocating dmabuf ", "needs a graphics device"),
+        ("cuda-python ", "needs a graphics device"),
+        ("All gid indices populated", "needs a GID that is not there"),
+    ],
+    impossible: &[
+        ("test_cq_events.CqEventsTestCase.test_cq_events_rc", BY_HAND),
+        ("test_mr.MRTest.test_mr_rereg_access", BY_HAND),
+        ("test_mr.MRTest.test_mr_rereg_access_bad_flow", BY_HAND),
+        ("test_mr.MRTest.test_mr_rereg_addr", BY_HAND),
+        ("test_mr.MRTest.test_mr_rereg_pd", BY_HAND),
+        (
+            "test_relaxed_ordering.RoTestCase.test_ro_rc_traffic",
+            BY_HAND,
+        ),
+        (
+            "test_rdmacm.CMTestCase.test_rdmacm_async_traffic",
+            "asks for InfiniBand's time-out",
+        ),
+        (
+            "test_rdmacm.CMTestCase.test_rdmacm_async_traffic_external_qp",
+            "calls rdma_establish(), which the kernel's rdma_cm refuses for RNICs",
+        ),
+        (
+            "test_rdmacm.CMTestCase.test_rdmacm_async_udp_traffic",
+            DATAGRAMS,
+        ),
+    ],
+};
+const DATAGRAMS: &str = "needs unreliable datagrams";
+const RAW_PACKETS: &str = "needs raw packets";
+const WINDOWS: &str = "needs memory windows";
+const EXTENDED: &str = "needs an object that rdma-core's provider for siw does not make";
+/// A queue pair of an RNIC gets its TCP connection from the connection manager.
+const BY_HAND: &str = "connects queue pairs without librdmacm";
+
+/// Runs them on a device, and returns the note for the table. Some tests read the name of the network device in sysfs, below the device of the
+/// card. A software device is below none, so a folder with that name covers its own for the time.
+///
+/// # Errors
+/// When a test fails, or is skipped for a reason that is not known.
+pub(crate) fn run(guest: &Guest, device: &str, netdev: &str, limit: u64) -> Result<String> {
+    let script = format!(
+        "set -e; rm -rf /tmp/class /tmp/results; mkdir -p /tmp/class/{device}/device/net/{netdev}
+        for file in /sys/class/infiniband/{device}/*; do ln -s $(readlink -f $file) /tmp/class/{device}/; done
+        unshare -m sh -c 'mount -o bind /tmp/class /sys/class/infiniband && cd /tmp &&
+        python3 -B -W ignore {tests}/runner.py {tests} results --dev {device} --port 1 --gid 0' >/tmp/said 2>&1
+        cat /tmp/results",
+        tests = format_args!("/{}", TESTS.1),
+    );
+    let results = guest.must(&script, limit)?;
+    let note = pyverbs::check(&EXPECTED, &results)?;
+    Ok(note.lines().next().unwrap_or_default().to_owned())
+}
+
+/// Copies Python, the tests, and what runs them.
+///
+/// # Errors
+/// When a package has changed.
+pub(crate) fn add(stage: &mut Stage<'_>) -> Result<()> {
+    let python = find(&stage.programs.join("usr/bin"), is_python).context("no Python")?;
+    let version = python
+        .file_name()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned();
+    stage.executable(&python, "usr/bin/python3")?;
+    let modules = format!("usr/lib/{version}");
+    copy_folder(stage, &modules, &modules)?;
+    copy_folder(stage, PYVERBS, PYVERBS)?;
+    copy_folder(stage, TESTS.0, TESTS.1)?;
+    let tests = stage.root.join(TESTS.1);
+    stage
+        .log
+        .run(Command::new("gunzip").arg("-rf").arg(&tests))?;
+    std::fs::write(tests.join("runner.py"), pyverbs::RUNNER)?;
+    let mut files = VecDeque::from([python]);
+    for folder in [&modules, PYVERBS] {
+        shared_objects(&stage.root.join(folder), &mut files)?;
+    }
+    stage.libraries(files)
+}
+
+/// Whether a file is the interpreter, such as python3.11.
+fn is_python(name: &str) -> bool {
+    name.strip_prefix("python3.")
+        .is_some_and(|minor| minor.bytes().all(|c| c.is_ascii_digit()))
+}
+
+fn copy_folder(stage: &mut Stage<'_>, from: &str, to: &str) -> Result<()> {
+    let to = stage.root.join(to);
+    std::fs::create_dir_all(to.parent().context("a folder in the guest")?)?;
+    stage.log.run(
+        Command::new("cp")
+            .arg("-r")
+            .arg(stage.programs.join(from))
+            .arg(&to),
+    )
+}
+
+/// Finds the modules that are written in C.
+fn shared_objects(dir: &Path, files: &mut VecDeque<PathBuf>) -> Result<()> {
+    for entry in std::fs::read_dir(dir)? {
+        let entry = entry?;
+        let (path, kind) = (entry.path(), entry.file_type()?);
+        if kind.is_dir() {
+            shared_objects(&path, files)?;
+        } else if kind.is_file() && path.extension().is_some_and(|end| end == "so") {
+            files.push_back(path);
+        }
+    }
+    Ok(())
+}
