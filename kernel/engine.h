@@ -322,7 +322,7 @@ void rk_qp_stream_gone(struct rk_qp *qp);
 void rk_stream_failed(struct rk_qp *qp);
 
 /* What the module brings along. */
-void *iwarp_alloc(size_t size, size_t align);	/* process context only */
+void *iwarp_alloc(size_t size, size_t align, bool zeroed);	/* process context only */
 void iwarp_free(void *at);
 void iwarp_panic(const char *text, size_t text_len, const char *file, size_t file_len, u32 line);
 u32 iwarp_crc32c(u32 crc, const u8 *octets, size_t len);

@@ -29,7 +29,7 @@ static bool shall_fail(void)
 }
 
 /* Objects are made in process context only. Large rings come from vmalloc. */
-void *iwarp_alloc(size_t size, size_t align)
+void *iwarp_alloc(size_t size, size_t align, bool zeroed)
 {
 	void *at;
 
@@ -39,7 +39,7 @@ void *iwarp_alloc(size_t size, size_t align)
 	/* Memory of a power of two is aligned by it. */
 	if (align > ARCH_KMALLOC_MINALIGN)
 		size = roundup_pow_of_two(max(size, align));
-	at = kvmalloc(size, GFP_KERNEL);
+	at = kvmalloc(size, zeroed ? GFP_KERNEL | __GFP_ZERO : GFP_KERNEL);
 	if (at)
 		atomic_long_inc(&iwarp_allocations);
 	return at;

@@ -14,7 +14,7 @@ use core::time::Duration;
 use iwarp_rnic::memory::{ListedPages, Stag};
 use iwarp_rnic::qp::{
     CreateError, Events, QpConfig, QueuePair, ReceiverNotReady, Run, RxBuffer, RxPlan, RxSizes,
-    State, StreamConfig, StreamTimes, StreamWish, TxPlan,
+    State, StreamConfig, StreamTimes, StreamWish, TxPlan, TxSizes,
 };
 use iwarp_rnic::{Access, FastRegister, RecvWr, SendFlags, SendOp, SendWr, Sge, Time, Work};
 
@@ -30,6 +30,16 @@ const RX_RUNS: usize = 64;
 const STAGING: RxSizes = RxSizes {
     staging: 0,
     read_max: 32 * 1024,
+};
+
+/// Each has its own plan, too, which takes as much as one call may send at most (`SEND_AT_ONCE` of stream.c).
+const PLAN: TxSizes = TxSizes {
+    scratch: 0,
+    bytes: 256 * 1024,
+    pieces: RUNS,
+    messages: RUNS,
+    cuts: 256,
+    ..TxSizes::DEFAULT
 };
 
 /// A queue pair as C has it.
@@ -201,7 +211,7 @@ fn make(config: &Config, owner: *mut c_void) -> Result<Qp, CreateError> {
         owner: Owner::new(owner)?,
         staging: RxBuffer::with(STAGING)?,
         rx: RxPlan::new(RX_RUNS),
-        tx: TxPlan::new()?,
+        tx: TxPlan::with(PLAN)?,
         tx_runs: room(RUNS)?,
         rx_runs: room(RX_RUNS)?,
     })

@@ -13,7 +13,7 @@ use iwarp_rnic::receive_queue::{ReceiveQueue, TakenRecv};
 use iwarp_rnic::{AllocError, Cqe, RecvWr, Sge};
 
 unsafe extern "C" {
-    fn iwarp_alloc(size: usize, align: usize) -> *mut u8;
+    fn iwarp_alloc(size: usize, align: usize, zeroed: bool) -> *mut u8;
     fn iwarp_free(at: *mut u8);
     fn iwarp_crc32c(crc: u32, octets: *const u8, len: usize) -> u32;
     fn iwarp_take_receive(owner: *mut c_void, receive: *mut Receive) -> bool;
@@ -28,7 +28,13 @@ struct Kernel;
 unsafe impl GlobalAlloc for Kernel {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the function takes any size and any power of two as alignment.
-        unsafe { iwarp_alloc(layout.size(), layout.align()) }
+        unsafe { iwarp_alloc(layout.size(), layout.align(), false) }
+    }
+
+    /// The kernel zeroes what it gives away, if it is configured to, so it should not be done twice.
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: as above.
+        unsafe { iwarp_alloc(layout.size(), layout.align(), true) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, _: Layout) {
