@@ -121,13 +121,16 @@ enum rk_event {
 	RK_EVENT_LAST_WQE = 32,
 };
 
+/* A Send that finds no receive ends the connection. */
+#define RK_HOLD_NOT U32_MAX
+
 struct rk_qp_config {
 	u32 qp_num;
 	u32 pd;
 	u32 max_send_wr;
 	u32 max_recv_wr;
 	u32 most_completions;	/* that one call writes: see rk_complete_due(); 0: 256 */
-	u32 hold_ms;		/* how long a Send waits for a receive; 0: two seconds */
+	u32 hold_ms;		/* how long a Send waits for a receive; 0: two seconds, or RK_HOLD_NOT */
 	u32 max_sge;
 	u32 max_inline;
 	u16 max_ird;

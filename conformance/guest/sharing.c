@@ -1,9 +1,10 @@
 /* Shared receive queues, and the events of queue pairs.
  *
- * sharing ADDR PORT
+ * sharing ADDR PORT [impatient]
  *
  * Four queue pairs of this process take receives from one queue, and a peer of each sends to it. Exit status: 0 if each receive went to one
- * message, the events came when they should, and a queue pair that ended left the receives to the others.
+ * message, the events came when they should, and a queue pair that ended left the receives to the others. `impatient`: a Send that finds no
+ * receive has to end its connection instead of waiting.
  */
 #include "pair.h"
 
@@ -140,6 +141,22 @@ static void wait_for_receive(void)
 	printf("passed: a Send waits for a receive\n");
 }
 
+static void end_by_want(void)
+{
+	struct ibv_sge sge = { (uintptr_t)memory[0], OCTETS, mr->lkey };
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND }, *bad;
+	struct ibv_qp_init_attr init;
+	struct ibv_qp_attr attr = {};
+
+	must(ibv_post_send(pairs[1].writer->qp, &wr, &bad), "a Send");
+	for (int i = 0; i < 100 && attr.qp_state != IBV_QPS_ERR; i++) {
+		usleep(10000);
+		must(ibv_query_qp(pairs[1].target->qp, &attr, IBV_QP_STATE, &init), "the state");
+	}
+	must(attr.qp_state != IBV_QPS_ERR, "the end of a connection without a receive");
+	printf("passed: a Send that finds no receive ends its connection\n");
+}
+
 /* What one queue pair leaves behind when it ends is for the others. */
 static void end_one(void)
 {
@@ -191,17 +208,21 @@ int main(int argc, char **argv)
 	struct sockaddr_in address = { .sin_family = AF_INET };
 
 	setvbuf(stdout, NULL, _IOLBF, 0);
-	if (argc != 3)
+	if (argc != 3 && argc != 4)
 		return 2;
 	address.sin_port = htons((unsigned short)atoi(argv[2]));
 	must(inet_pton(AF_INET, argv[1], &address.sin_addr) != 1, "the address");
 	connect_pairs(address);
 	while (waits_for_event())
 		expect_event(IBV_EVENT_COMM_EST, NULL);
-	receive_in_turn();
-	wait_for_receive();
-	end_one();
-	write_badly();
+	if (argc == 4) {
+		end_by_want();
+	} else {
+		receive_in_turn();
+		wait_for_receive();
+		end_one();
+		write_badly();
+	}
 	take_apart();
 	return 0;
 }

@@ -179,6 +179,8 @@ const CASES: &[Case] = &[
         "receives are shared, and programs are told of limits and errors",
         "insmod $MODULE; links
         sharing 10.0.2.15 7300
+        echo 0 > /sys/module/iwarp_rnic/parameters/rnr_wait_ms
+        sharing 10.0.2.15 7300 impatient
         rdma resource | grep 'iwarp0: pd 0 cq 0 qp 0 cm_id 0 mr 0 ctx 0'
         rmmod iwarp_rnic",
     ),

@@ -32,6 +32,9 @@ MODULE_PARM_DESC(mpa_markers, "Ask the peer for markers");
 bool rnic_peer_to_peer = true;
 module_param_named(peer_to_peer, rnic_peer_to_peer, bool, 0644);
 MODULE_PARM_DESC(peer_to_peer, "Ask for the peer-to-peer model, in which either side may send first");
+unsigned int rnic_rnr_wait_ms = 2000;
+module_param_named(rnr_wait_ms, rnic_rnr_wait_ms, uint, 0644);
+MODULE_PARM_DESC(rnr_wait_ms, "How long a Send waits for a receive; 0: the connection ends at once");
 
 /* Every loaded module has an entry beside this one's in /sys/module. */
 static bool other_driver_is_loaded(void)

@@ -45,6 +45,7 @@ static int make_engine(struct rnic_qp *qp, const struct ib_qp_init_attr *attribu
 		.max_ord = RNIC_MAX_READS,
 		.signal_all = attributes->sq_sig_type == IB_SIGNAL_ALL_WR,
 		.shared_receive = true,
+		.hold_ms = rnic_rnr_wait_ms ? rnic_rnr_wait_ms : RK_HOLD_NOT,
 	};
 
 	qp->engine = rk_qp_new(&config, qp);

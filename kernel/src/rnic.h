@@ -44,6 +44,8 @@ extern unsigned int rnic_mpa_revision;
 extern bool rnic_mpa_crc;
 extern bool rnic_mpa_markers;
 extern bool rnic_peer_to_peer;
+/* It holds for queue pairs that are made afterwards. */
+extern unsigned int rnic_rnr_wait_ms;
 
 /* A device. It belongs to one network device for all of its life. */
 struct rnic_device {

@@ -85,6 +85,9 @@ fn room(count: usize) -> Result<Vec<Kvec>, CreateError> {
     Ok(runs)
 }
 
+/// `RK_HOLD_NOT`: a Send that finds no receive ends the connection.
+const HOLD_NOT: u32 = u32::MAX;
+
 /// Sizes of a queue pair: `struct rk_qp_config`.
 #[derive(Debug)]
 #[repr(C)]
@@ -95,7 +98,7 @@ pub struct Config {
     max_recv_wr: u32,
     /// Most completions that a call writes; zero for the default.
     most_completions: u32,
-    /// How long a Send waits for a receive, in milliseconds; zero for the default.
+    /// How long a Send waits for a receive, in milliseconds; zero for the default, or [`HOLD_NOT`].
     hold_ms: u32,
     max_sge: u32,
     max_inline: u32,
@@ -190,13 +193,20 @@ impl Config {
         if self.most_completions != 0 {
             config.budget.completions = self.most_completions;
         }
-        if let Some(wait) = milliseconds(self.hold_ms) {
-            config.receiver_not_ready = ReceiverNotReady::Hold {
-                limit: wait,
-                after_close: wait,
-            };
-        }
+        config.receiver_not_ready = receiver_not_ready(self.hold_ms);
         config
+    }
+}
+
+/// What C's `hold_ms` says.
+fn receiver_not_ready(hold_ms: u32) -> ReceiverNotReady {
+    match (milliseconds(hold_ms), ReceiverNotReady::default()) {
+        (Some(_), _) if hold_ms == HOLD_NOT => ReceiverNotReady::Terminate,
+        (Some(limit), ReceiverNotReady::Hold { after_close, .. }) => ReceiverNotReady::Hold {
+            limit,
+            after_close: after_close.min(limit),
+        },
+        (_, default) => default,
     }
 }
 
