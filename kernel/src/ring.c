@@ -53,6 +53,18 @@ static struct siw_sqe *next_send(const struct rnic_qp *qp)
 	return (struct siw_sqe *)qp->sq.at + (qp->sq.next & (qp->sq.count - 1));
 }
 
+/*
+ * Whether the program has filled the next entry. It fills an entry, and rings only if the one in front of that has been taken. So whoever has
+ * taken one and is about to stop has to look once more behind a barrier, or neither would see what the other has done.
+ */
+static bool is_filled(const struct siw_sqe *entry)
+{
+	if (smp_load_acquire(&entry->flags) & SIW_WQE_VALID)
+		return true;
+	smp_mb();
+	return smp_load_acquire(&entry->flags) & SIW_WQE_VALID;
+}
+
 bool rnic_sends_wait(const struct rnic_qp *qp)
 {
 	return rk_qp_state(qp->engine) >= RK_STATE_RTS && READ_ONCE(next_send(qp)->flags) & SIW_WQE_VALID;
@@ -117,7 +129,7 @@ void rnic_take_sends(struct rnic_qp *qp)
 		struct siw_sqe copy;
 		int result;
 
-		if (!(smp_load_acquire(&entry->flags) & SIW_WQE_VALID))
+		if (!is_filled(entry))
 			return;
 		copy_entry((u64 *)&copy, (const u64 *)entry, sizeof(copy));
 		result = post(qp, &copy);
