@@ -259,7 +259,7 @@ static void connect_work(struct work_struct *work)
 int rnic_connect(struct iw_cm_id *id, struct iw_cm_conn_param *param)
 {
 	struct rk_mpa_params params = parameters(param->ird, param->ord);
-	struct ib_qp *qp = rnic_get_qp(id->device, param->qpn);
+	struct rnic_qp *qp = rnic_find_qp(id->device, param->qpn);
 	struct connection *connection;
 	int result;
 
@@ -278,8 +278,8 @@ int rnic_connect(struct iw_cm_id *id, struct iw_cm_conn_param *param)
 		return result;
 	}
 	connection->id = id;
-	connection->qp = to_qp(qp);
-	rnic_qp_get(qp);
+	connection->qp = qp;
+	rnic_qp_get(&qp->base);
 	id->add_ref(id);
 	INIT_WORK(&connection->work, connect_work);
 	queue_work(rnic_waits, &connection->work);
@@ -487,15 +487,13 @@ int rnic_accept(struct iw_cm_id *id, struct iw_cm_conn_param *param)
 {
 	struct connection *connection = id->provider_data;
 	struct iw_cm_event event = { .event = IW_CM_EVENT_ESTABLISHED };
-	struct ib_qp *base = rnic_get_qp(id->device, param->qpn);
+	struct rnic_qp *qp = rnic_find_qp(id->device, param->qpn);
 	const u8 *reply;
-	struct rnic_qp *qp;
 	int result = -EINVAL;
 
 	id->provider_data = NULL;
-	if (!base)
+	if (!qp)
 		goto free;
-	qp = to_qp(base);
 	result = rk_mpa_accept(connection->mpa, min_t(u32, param->ird, RNIC_MAX_READS),
 			       min_t(u32, param->ord, RNIC_MAX_READS), param->private_data,
 			       param->private_data_len, &reply);

@@ -25,12 +25,33 @@ void rnic_qp_put(struct ib_qp *qp)
 	kref_put(&to_qp(qp)->ref, last_reference);
 }
 
-/* Finds a queue pair. The caller takes its reference itself (iw_cm holds the number only while it does so). */
-struct ib_qp *rnic_get_qp(struct ib_device *device, int number)
+/*
+ * Finds a queue pair, and takes the reference that iw_cm is going to take: a program may name any number, also of a queue pair that is about
+ * to be destroyed.
+ */
+struct ib_qp *rnic_iw_get_qp(struct ib_device *base, int number)
 {
-	struct rnic_qp *qp = xa_load(&to_device(device)->qps, number);
+	struct rnic_device *device = to_device(base);
+	struct rnic_qp *qp;
+	unsigned long flags;
 
+	xa_lock_irqsave(&device->qps, flags);
+	qp = xa_load(&device->qps, number);
+	if (qp)
+		kref_get(&qp->ref);
+	xa_unlock_irqrestore(&device->qps, flags);
 	return qp ? &qp->base : NULL;
+}
+
+/* iw_cm calls this for what it has just found, and nowhere else. */
+void rnic_iw_add_ref(struct ib_qp *qp)
+{
+}
+
+/* Finds the queue pair of a call of iw_cm, which has a reference to it. */
+struct rnic_qp *rnic_find_qp(struct ib_device *device, int number)
+{
+	return xa_load(&to_device(device)->qps, number);
 }
 
 static int make_engine(struct rnic_qp *qp, const struct ib_qp_init_attr *attributes)
@@ -217,7 +238,9 @@ int rnic_destroy_qp(struct ib_qp *base, struct ib_udata *udata)
 	/* No longer found from here on, so the number of references cannot grow from nothing. */
 	xa_lock_bh(&device->qps);
 	__xa_erase(&device->qps, base->qp_num);
+	spin_lock(&qp->lock);
 	rk_qp_counters(qp->engine, device->gone);
+	spin_unlock(&qp->lock);
 	xa_unlock_bh(&device->qps);
 	rnic_stream_kick(qp);
 	rnic_qp_put(base);

@@ -240,7 +240,9 @@ void rnic_srq_notify(struct rnic_srq *srq);
 /* qp.c */
 void rnic_qp_get(struct ib_qp *qp);
 void rnic_qp_put(struct ib_qp *qp);
-struct ib_qp *rnic_get_qp(struct ib_device *device, int number);
+struct ib_qp *rnic_iw_get_qp(struct ib_device *base, int number);
+void rnic_iw_add_ref(struct ib_qp *qp);
+struct rnic_qp *rnic_find_qp(struct ib_device *device, int number);
 int rnic_create_qp(struct ib_qp *base, struct ib_qp_init_attr *attributes, struct ib_udata *udata);
 int rnic_modify_qp(struct ib_qp *base, struct ib_qp_attr *attributes, int mask,
 		   struct ib_udata *udata);
