@@ -27,11 +27,6 @@ const FAULTS: &[Fault] = &[
         &["Correlation coefficient r^2", "produce a report"],
         "perftest could not find out how fast the processor is",
     ),
-    // It ends with what rpoll() has told: 16 is POLLHUP.
-    (
-        &["client ended with 16: name      bytes"],
-        "rstream takes the end of the connection for an error before it reads what came first",
-    ),
 ];
 
 /// The fault of the programs that made them fail, if it is one, from what they wrote.

@@ -239,7 +239,8 @@ impl Matrix<'_> {
         for program in programs::all(true) {
             for family in [Family::V4, Family::V6] {
                 let title = format!("{} {direction} {family}", program.name);
-                let can = family == Family::V4 || program.rules.v6;
+                let can = (family == Family::V4 || program.rules.v6)
+                    && (siw.is_none() || program.rules.siw);
                 if !can || !self.choice.wants(&program.name, &title) {
                     continue;
                 }
