@@ -19,7 +19,10 @@
 
 /* ---- sending ---- */
 
-/* Fills the plan and hands out what to send. Returns the number of runs, 0 if there is nothing, or an error. Called with the lock. */
+/*
+ * Fills the plan and hands out what to send. Returns the number of runs, 0 if there is nothing, -EAGAIN if local requests had enough of this
+ * call, or another error. Called with the lock.
+ */
 static int next_runs(struct rnic_device *device, struct rnic_qp *qp, const struct kvec **runs)
 {
 	int fill, count = 0;
@@ -30,6 +33,8 @@ static int next_runs(struct rnic_device *device, struct rnic_qp *qp, const struc
 		if (fill == RK_FILL_READY)
 			count = rk_tx_runs(qp->engine, device->engine, runs);
 		read_unlock(&device->table_lock);
+		if (fill == RK_FILL_MORE)
+			return -EAGAIN;
 		if (fill != RK_FILL_MEMORY)
 			return count;
 		write_lock(&device->table_lock);
