@@ -180,7 +180,10 @@ bool iwarp_take_receive(void *owner, struct rk_receive *receive)
 	return rnic_take_receive(&qp->rq, receive);
 }
 
-/* Ends receives of a queue pair in error, a limited number, but not those that it shares. Returns true if there may be more. Called with the lock. */
+/*
+ * Ends receives of a queue pair in error, a limited number, but not those that it shares. Returns true if there may be more. Called with the
+ * lock.
+ */
 bool rnic_flush_receives(struct rnic_qp *qp)
 {
 	struct rk_completion completion = {
