@@ -44,13 +44,18 @@ impl Default for RxSizes {
 /// that FPDU's queue pair.
 #[derive(Debug)]
 pub struct RxBuffer {
+    /// The staging, and behind it room for one ULPDU without its markers. A single allocation of this size comes zeroed from the system, and
+    /// what is never used of it is never touched. Smaller pieces would have to be zeroed by hand.
     data: Vec<u8>,
+    /// Octets of staging.
+    staging: usize,
     start: usize,
     end: usize,
     read_max: usize,
-    /// Room for one ULPDU without its markers.
-    unmarked: Vec<u8>,
 }
+
+/// Octets of one ULPDU, at most: what its length field can say.
+const UNMARKED: usize = u16::MAX as usize;
 
 impl RxBuffer {
     /// Makes an empty buffer of the [usual sizes](RxSizes::DEFAULT). It takes about 320 KiB of memory; share buffers between queue pairs.
@@ -62,11 +67,11 @@ impl RxBuffer {
     pub fn with(sizes: RxSizes) -> Result<Box<Self>, AllocError> {
         let sizes = sizes.raised();
         let buffer = Self {
-            data: zeros(sizes.staging)?,
+            data: zeros(sizes.staging.saturating_add(UNMARKED))?,
+            staging: sizes.staging,
             start: 0,
             end: 0,
             read_max: sizes.read_max,
-            unmarked: zeros(usize::from(u16::MAX))?,
         };
         try_box(move || buffer)
     }
@@ -96,16 +101,15 @@ impl RxBuffer {
     /// Room for one ULPDU without its markers.
     #[inline]
     pub(super) fn unmarked(&mut self) -> &mut [u8] {
-        &mut self.unmarked
+        self.data.get_mut(self.staging..).unwrap_or(&mut [])
     }
 
     /// Returns the octets and the room for an unmarked ULPDU together.
     #[inline]
     pub(super) fn octets_and_unmarked(&mut self) -> (&[u8], &mut [u8]) {
-        (
-            self.data.get(self.start..self.end).unwrap_or(&[]),
-            &mut self.unmarked,
-        )
+        let at = self.staging.min(self.data.len());
+        let (staging, unmarked) = self.data.split_at_mut(at);
+        (staging.get(self.start..self.end).unwrap_or(&[]), unmarked)
     }
 
     #[inline]
@@ -119,15 +123,15 @@ impl RxBuffer {
 
     /// Notes that `n` octets were read into [`room`](Self::room).
     pub(super) fn filled(&mut self, n: usize) {
-        self.end = self.end.saturating_add(n).min(self.data.len());
+        self.end = self.end.saturating_add(n).min(self.staging);
     }
 
     /// Keeps octets behind those that are in it. Returns how many: all of one FPDU.
     pub(super) fn keep(&mut self, octets: &[u8]) -> usize {
-        if self.data.len().saturating_sub(self.end) < octets.len() {
+        if self.staging.saturating_sub(self.end) < octets.len() {
             self.move_to_front();
         }
-        let room = self.data.get_mut(self.end..).unwrap_or(&mut []);
+        let room = self.data.get_mut(self.end..self.staging).unwrap_or(&mut []);
         let n = room.len().min(octets.len());
         if let (Some(to), Some(from)) = (room.get_mut(..n), octets.get(..n)) {
             to.copy_from_slice(from);
@@ -140,17 +144,17 @@ impl RxBuffer {
     pub(super) fn room(&mut self, most: usize) -> &mut [u8] {
         let most = most.min(self.read_max);
         // A part of an FPDU moves to the front when the space behind it runs out.
-        if self.start > 0 && self.data.len().saturating_sub(self.end) < most {
+        if self.start > 0 && self.staging.saturating_sub(self.end) < most {
             self.move_to_front();
         }
-        let end = self.end.saturating_add(most).min(self.data.len());
+        let end = self.end.saturating_add(most).min(self.staging);
         self.data.get_mut(self.end..end).unwrap_or(&mut [])
     }
 
-    /// Returns `true` if nothing was ever put into it.
+    /// Returns `true` if nothing was ever put into the staging.
     #[cfg(test)]
     pub(super) fn is_untouched(&self) -> bool {
-        self.data.iter().all(|octet| *octet == 0)
+        self.data.iter().take(self.staging).all(|octet| *octet == 0)
     }
 
     fn move_to_front(&mut self) {
@@ -224,11 +228,11 @@ mod tests {
     #[test]
     fn sizes_that_are_too_small_are_raised() {
         let mut buffer = RxBuffer::with(NONE).unwrap();
-        assert!(buffer.data.len() >= MAX_FPDU + buffer.read_max);
+        assert!(buffer.staging >= MAX_FPDU + buffer.read_max);
         assert_eq!(buffer.room(usize::MAX).len(), RX_DIRECT_TAIL);
-        assert_eq!(buffer.unmarked.len(), 65_535);
+        assert_eq!(buffer.unmarked().len(), 65_535);
         let usual = RxBuffer::new().unwrap();
-        assert_eq!(usual.data.len(), RX_STAGING);
+        assert_eq!(usual.staging, RX_STAGING);
     }
 
     #[test]
