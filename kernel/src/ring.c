@@ -65,11 +65,6 @@ static bool is_filled(const struct siw_sqe *entry)
 	return smp_load_acquire(&entry->flags) & SIW_WQE_VALID;
 }
 
-bool rnic_sends_wait(const struct rnic_qp *qp)
-{
-	return rk_qp_state(qp->engine) >= RK_STATE_RTS && READ_ONCE(next_send(qp)->flags) & SIW_WQE_VALID;
-}
-
 static int post(struct rnic_qp *qp, const struct siw_sqe *entry)
 {
 	struct rk_send send = {
@@ -114,13 +109,14 @@ static int post(struct rnic_qp *qp, const struct siw_sqe *entry)
 }
 
 /*
- * Hands over what the program has posted, as far as the engine has room. Called with the queue pair's lock; the rest is taken when
- * requests have completed.
+ * Hands over what the program has posted, as far as the engine has room. Called with the queue pair's lock; what is left is taken when
+ * requests have completed. The program rings the doorbell for what it adds, unless it sees that something is left.
  */
 void rnic_take_sends(struct rnic_qp *qp)
 {
 	u32 budget;
 
+	qp->sends_left = false;
 	/* A program posts before that only by mistake. */
 	if (rk_qp_state(qp->engine) < RK_STATE_RTS)
 		return;
@@ -134,12 +130,13 @@ void rnic_take_sends(struct rnic_qp *qp)
 		copy_entry((u64 *)&copy, (const u64 *)entry, sizeof(copy));
 		result = post(qp, &copy);
 		if (result == -ENOMEM)
-			return;
+			break;
 		qp->sq.next++;
 		smp_store_release(&entry->flags, 0);
 		if (result)
 			refuse(qp, copy.id);
 	}
+	qp->sends_left = true;
 }
 
 /* The receive that so many others are in front of. */

@@ -126,6 +126,8 @@ struct rnic_qp {
 	struct rk_qp *engine;
 	struct rnic_ring sq;
 	struct rnic_ring rq;
+	/* The engine had no room for all of the program's requests. */
+	bool sends_left;
 
 	/* Held while the connection is given and taken away, and by those who need it meanwhile and may sleep. */
 	struct mutex mutex;
@@ -219,7 +221,6 @@ int rnic_dereg_mr(struct ib_mr *base, struct ib_udata *udata);
 int rnic_ring_make(struct rnic_ring *ring, struct rnic_ucontext *context, u32 count, size_t entry,
 		   u64 *key);
 void rnic_ring_free(struct rnic_ring *ring);
-bool rnic_sends_wait(const struct rnic_qp *qp);
 void rnic_take_sends(struct rnic_qp *qp);
 bool rnic_receive_waits(const struct rnic_ring *ring, u32 ahead);
 bool rnic_take_receive(struct rnic_ring *ring, struct rk_receive *receive);

@@ -242,8 +242,8 @@ static void data_ready(struct sock *sk)
 	more = receive(qp, sk);
 	rnic_settle(qp);
 	spin_lock_bh(&qp->lock);
-	/* An answer may have made room for requests that wait in the program's ring. */
-	due = rk_wants_tx(qp->engine) || rnic_sends_wait(qp);
+	/* An answer may have made room for requests. A new request comes with its own doorbell: its program is about to send it. */
+	due = rk_wants_tx(qp->engine) || qp->sends_left;
 	spin_unlock_bh(&qp->lock);
 	if (due)
 		tasklet_schedule(&qp->sender);
@@ -433,12 +433,15 @@ static void timer_expired(struct timer_list *timer)
  */
 static void set_timer(struct rnic_qp *qp, u64 at, bool waits)
 {
-	u64 now = ktime_get_ns();
+	u64 now;
 
-	if (waits)
+	if (waits) {
 		timer_reduce(&qp->timer, jiffies + 1);
-	else if (at != RK_NEVER)
+	} else if (at != RK_NEVER) {
+		/* Some clocks take microseconds to be read. */
+		now = ktime_get_ns();
 		timer_reduce(&qp->timer, jiffies + 1 + (at > now ? nsecs_to_jiffies(at - now) : 0));
+	}
 }
 
 /* What the engine tells of a queue pair, and the event that programs know for it. */

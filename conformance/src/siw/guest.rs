@@ -135,8 +135,9 @@ impl Guest {
             .arg(&image.kernel)
             .arg("-initrd")
             .arg(&image.initramfs)
-            // On a busy host the emulated timer is too late for the kernel's check of it, which would panic.
-            .args(["-append", &format!("console=ttyS0 loglevel=4 panic=-1 no_timer_check rdinit=/init net.ifnames=0 {arguments}")])
+            // On a busy host the emulated timer is too late for the kernel's check of it, which would panic. And the cycle counter seems to
+            // be wrong when it is compared with a slower clock: then the kernel reads that one, which takes microseconds.
+            .args(["-append", &format!("console=ttyS0 loglevel=4 panic=-1 no_timer_check tsc=reliable rdinit=/init net.ifnames=0 {arguments}")])
             .args(["-chardev", &format!("file,id=console,path={}", console.display()), "-serial", "chardev:console"])
             .args(["-device", "virtio-rng-pci"])
             .args(["-netdev", &user, "-device", &card("user", 1)])
