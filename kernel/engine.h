@@ -18,6 +18,7 @@
 #include <linux/uio.h>
 
 struct rk_device;
+struct rk_area;
 struct rk_qp;
 struct rk_mpa;
 struct rk_slots;
@@ -239,7 +240,13 @@ u32 rk_register_pages(struct rk_device *device, const u64 *list, u64 first, u64 
 u32 rk_allocate_fast(struct rk_device *device, const u64 *list, u32 most_pages, u32 pd, u32 random);
 int rk_deregister(struct rk_device *device, u32 stag);
 struct rk_qp *rk_qp_new(const struct rk_qp_config *config, void *owner);
-void rk_qp_free(struct rk_qp *qp);		/* NULL is allowed */
+void rk_qp_free(struct rk_qp *qp);		/* NULL is allowed; without an area */
+/*
+ * Work areas are half a megabyte. Queue pairs share them: the octets of a stream are sent and received while an area is lent to its queue pair. It
+ * keeps the area while something of the stream is in it: runs that are not written yet, or a part of an FPDU.
+ */
+struct rk_area *rk_area_new(void);
+void rk_area_free(struct rk_area *area);	/* NULL is allowed */
 int rk_qp_start(struct rk_qp *qp, const struct rk_stream *stream, u64 now);	/* as rk_on_time() */
 int rk_qp_begin(struct rk_qp *qp, const struct rk_mpa *mpa, u32 emss, u64 now);	/* instead, after MPA start-up */
 
@@ -285,7 +292,14 @@ void rk_on_time(struct rk_qp *qp, u64 now);
 /* Before rk_on_time(), if nothing is read because a Send waits for a receive, and the peer has closed behind it. */
 void rk_sender_closed(struct rk_qp *qp);
 
+/* Areas. Queue pairs of different devices share none. */
+void rk_area_lend(struct rk_qp *qp, struct rk_area *area);	/* to one that has none */
+bool rk_area_is_lent(const struct rk_qp *qp);
+struct rk_area *rk_area_take_back(struct rk_qp *qp);	/* NULL: it keeps its area, or has none */
+
 /*
+ * The calls from here to rk_rx_eof need an area, but for rk_rx_interest and the first two about memory. Without one they do nothing.
+ *
  * Sending: fill, take the runs, write them in order, and report how many octets were taken. The runs stay valid until that report, also
  * without the queue pair's lock, as long as only one context sends.
  */
@@ -321,6 +335,7 @@ void rk_rx_eof(struct rk_qp *qp);
 void rk_qp_close(struct rk_qp *qp);
 int rk_qp_wish(const struct rk_qp *qp);
 void rk_qp_shutdown_done(struct rk_qp *qp);
+/* After rk_tx_written() for runs that were handed out, be it with no octets. What is left in the area is dropped. */
 void rk_qp_stream_gone(struct rk_qp *qp);
 void rk_stream_failed(struct rk_qp *qp);
 

@@ -1,10 +1,14 @@
 /* A peer that sets up a connection and then neither reads nor closes, and programs that leave all the same.
  *
  * stubborn ADDR PORT
+ * stubborn ADDR PORT COUNT COMMAND...
  *
  * The peer is a process with plain TCP, which knows as much of MPA as set-up needs. The programs connect to it or wait for it, and leave by
  * destroying their queue pair, by their end, or because they are killed: with nothing sent, with more sent than the peer's window takes, when they have
  * disconnected, when the peer has broken a rule, and when it has reset the connection after all. For each it prints how long that took. Exit status: 0 unless one took longer than LIMIT, or a step has failed.
+ *
+ * With COUNT, so many programs have more to send than their peers read, all at a time, and stay. Meanwhile the command runs; its exit status is that
+ * of this program.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -21,7 +25,7 @@
 #define WRITES 64
 #define OCTETS (256 * 1024)
 
-enum way { DESTROYS, EXITS, IS_KILLED, WAYS };
+enum way { DESTROYS, EXITS, IS_KILLED, WAYS, STAYS = WAYS };
 static const char *const ways[WAYS] = { "destroys its queue pair", "exits", "is killed" };
 
 enum state { IDLE, DISCONNECTED, BROKEN, BUSY, RESET, STATES };
@@ -218,6 +222,9 @@ static void program(enum way way, int responder, enum state state)
 		rdma_destroy_qp(id);
 	else if (way == IS_KILLED)
 		raise(SIGKILL);
+	else if (way == STAYS)
+		for (;;)
+			pause();
 	_exit(0);
 }
 
@@ -244,15 +251,49 @@ static int leaves(enum way way, int responder, enum state state)
 	return in_time;
 }
 
+#define MOST 64
+
+static int beside(int count, char **command)
+{
+	pid_t all[2 * MOST], one;
+	int status;
+	char octet;
+
+	must(pipe(leaving), "a pipe");
+	for (int i = 0; i < count; i++) {
+		address.sin_port = htons((unsigned short)(ntohs(address.sin_port) + 1));
+		all[2 * i] = start_peer(0, BUSY);
+		all[2 * i + 1] = fork();
+		if (!all[2 * i + 1])
+			program(STAYS, 0, BUSY);
+	}
+	for (int i = 0; i < count; i++)
+		must(read(leaving[0], &octet, 1) != 1, "the programs");
+	one = fork();
+	if (!one) {
+		execvp(command[0], command);
+		_exit(127);
+	}
+	must(waitpid(one, &status, 0) != one, "waiting");
+	/* Each takes its time, so they go together. */
+	for (int i = 0; i < 2 * count; i++)
+		kill(all[i], SIGKILL);
+	for (int i = 0; i < 2 * count; i++)
+		waitpid(all[i], NULL, 0);
+	return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+}
+
 int main(int argc, char **argv)
 {
 	int good = 1;
 
 	setvbuf(stdout, NULL, _IOLBF, 0);
-	if (argc != 3)
+	if (argc != 3 && argc < 5)
 		return 2;
 	address = (struct sockaddr_in){ .sin_family = AF_INET, .sin_port = htons((unsigned short)atoi(argv[2])) };
 	must(inet_pton(AF_INET, argv[1], &address.sin_addr) != 1, "the address");
+	if (argc > 3)
+		return atoi(argv[3]) > MOST ? 2 : beside(atoi(argv[3]), argv + 4);
 	for (enum way way = 0; way < WAYS; way++)
 		for (int responder = 0; responder < 2; responder++)
 			for (enum state state = 0; state < (responder ? BUSY : STATES); state++) {

@@ -13,6 +13,17 @@ pub(crate) const CASES: &[Case] = &[
         rmmod iwarp_rnic",
     ),
     (
+        "programs whose peers read nothing keep no other program from sending",
+        "insmod $MODULE; links
+        echo N > /sys/module/iwarp_rnic/parameters/peer_to_peer
+        rping -s -a 10.0.2.15 -p 7100 -C 20 -S 60000 & server=$!
+        listening 1BBC
+        stubborn 10.0.2.15 7300 40 rping -c -a 10.0.2.15 -p 7100 -C 20 -S 60000 -V
+        wait $server
+        rdma resource | grep 'iwarp0: pd 0 cq 0 qp 0 cm_id 0 mr 0 ctx 0'
+        rmmod iwarp_rnic",
+    ),
+    (
         "memory is deregistered under Writes, and completion queues overflow",
         "insmod $MODULE; links
         revoking 10.0.2.15 7300 20

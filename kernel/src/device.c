@@ -195,6 +195,7 @@ static void dealloc_driver(struct ib_device *base)
 	struct rnic_device *device = to_device(base);
 
 	xa_destroy(&device->qps);
+	rnic_areas_free(device);
 	rk_device_free(device->engine);
 	netdev_put(device->netdev, &device->tracker);
 }
@@ -292,6 +293,7 @@ int rnic_device_add(const char *name, struct net_device *netdev)
 	if (!device->engine)
 		goto no_engine;
 	rwlock_init(&device->table_lock);
+	spin_lock_init(&device->area_lock);
 	mutex_init(&device->registering);
 	xa_init_flags(&device->qps, XA_FLAGS_ALLOC | XA_FLAGS_LOCK_BH);
 	device->netdev = netdev;

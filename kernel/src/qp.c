@@ -89,6 +89,8 @@ static int check(const struct ib_qp_init_attr *attributes, const struct ib_udata
 
 static void free_parts(struct rnic_qp *qp)
 {
+	if (qp->engine)
+		rnic_area_end(qp);
 	rk_qp_free(qp->engine);
 	rnic_ring_free(&qp->sq);
 	rnic_ring_free(&qp->rq);
@@ -127,6 +129,8 @@ int rnic_create_qp(struct ib_qp *base, struct ib_qp_init_attr *attributes, struc
 	if (!result && !attributes->srq)
 		result = rnic_ring_make(&qp->rq, context, answer.num_rqe, sizeof(struct siw_rqe),
 					&answer.rq_key);
+	if (!result)
+		result = rnic_area_prepare(device);
 	if (!result)
 		result = make_engine(qp, attributes);
 	if (!result)

@@ -26,6 +26,8 @@
 #define RNIC_MAX_READS 128
 /* Entries of a ring that are handled with a lock held. */
 #define RNIC_SENDS_AT_ONCE 64
+/* Most work areas that a device keeps for whoever needs one: 8 MiB. */
+#define RNIC_AREAS 16
 
 /* Kernels before 6.2 have one word for both directions of a copy. */
 #ifndef ITER_SOURCE
@@ -55,6 +57,11 @@ struct rnic_device {
 	/* The memory table. Queue pairs read it, and registrations write it. */
 	struct rk_device *engine;
 	rwlock_t table_lock;
+	/* Work areas that no queue pair has, and how many there are with those that are lent. See area.c. */
+	spinlock_t area_lock;
+	struct rk_area *areas[RNIC_AREAS];
+	unsigned int areas_free;
+	atomic_t areas_made;
 	/* One registration at a time, so that room in the table is not taken by another. */
 	struct mutex registering;
 	/* Queue pairs by number. */
@@ -196,6 +203,14 @@ static inline bool rnic_can_carry(const struct net_device *netdev)
 /* device.c */
 int rnic_device_add(const char *name, struct net_device *netdev);
 void rnic_memory_unused(struct rnic_device *device);
+
+/* area.c */
+int rnic_area_prepare(struct rnic_device *device);
+bool rnic_area_take(struct rnic_qp *qp);
+bool rnic_area_bring(struct rnic_qp *qp);
+void rnic_area_give(struct rnic_qp *qp);
+void rnic_area_end(struct rnic_qp *qp);
+void rnic_areas_free(struct rnic_device *device);
 
 /* map.c */
 void *rnic_share(struct rnic_ucontext *context, size_t octets, struct rdma_user_mmap_entry **entry,

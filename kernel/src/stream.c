@@ -75,7 +75,9 @@ static int transmit(struct rnic_qp *qp, struct sock *sk)
 
 		spin_lock_bh(&qp->lock);
 		rnic_take_sends(qp);
-		count = next_runs(device, qp, &runs);
+		count = rnic_area_take(qp) ? next_runs(device, qp, &runs) : -EAGAIN;
+		if (count <= 0)
+			rnic_area_give(qp);
 		spin_unlock_bh(&qp->lock);
 		if (count <= 0)
 			return count;
@@ -199,10 +201,9 @@ static int take_packet(read_descriptor_t *descriptor, struct sk_buff *skb, unsig
 	return consumed;
 }
 
-/* Tells the engine that the peer has closed, once everything before that was read. Called with the socket's lock. */
+/* Tells the engine that the peer has closed, once everything before that was read. Called with the socket's lock, and the queue pair's. */
 static void look_for_end(struct rnic_qp *qp, struct sock *sk)
 {
-	spin_lock_bh(&qp->lock);
 	if (qp->closed_by_peer || !skb_queue_empty(&sk->sk_receive_queue)) {
 		/* Known already, or still to be read. */
 	} else if (sk->sk_err) {
@@ -211,7 +212,6 @@ static void look_for_end(struct rnic_qp *qp, struct sock *sk)
 		qp->closed_by_peer = true;
 		rk_rx_eof(qp->engine);
 	}
-	spin_unlock_bh(&qp->lock);
 }
 
 /* Reads what has come. Called with the socket's lock. Returns true if there is more. */
@@ -219,14 +219,22 @@ static bool receive(struct rnic_qp *qp, struct sock *sk)
 {
 	read_descriptor_t descriptor = { .arg.data = qp, .count = RECEIVE_AT_ONCE };
 	int interest;
+	bool ready;
 
 	spin_lock_bh(&qp->lock);
 	interest = rk_rx_interest(qp->engine);
+	ready = rnic_area_take(qp);
 	spin_unlock_bh(&qp->lock);
+	/* The work brings an area. */
+	if (!ready)
+		return true;
 	/* What the engine could not take is offered again, also while it waits. */
 	if (interest != RK_RX_NONE)
 		tcp_read_sock(sk, &descriptor, take_packet);
+	spin_lock_bh(&qp->lock);
 	look_for_end(qp, sk);
+	rnic_area_give(qp);
+	spin_unlock_bh(&qp->lock);
 	return !descriptor.count && interest == RK_RX_READ && !skb_queue_empty(&sk->sk_receive_queue);
 }
 
@@ -321,6 +329,7 @@ static void detach(struct rnic_qp *qp, bool reset)
 	written(device, qp, 0);
 	spin_lock_bh(&qp->lock);
 	rk_qp_stream_gone(qp->engine);
+	rnic_area_give(qp);
 	spin_unlock_bh(&qp->lock);
 	rnic_settle(qp);
 	id->event_handler(id, &event);
@@ -374,7 +383,7 @@ static void retry(struct rnic_qp *qp)
 	}
 	if (rk_waits_for_memory(qp->engine))
 		rk_retry_memory(qp->engine);
-	if (rk_rx_interest(qp->engine) == RK_RX_WAIT) {
+	if (rk_rx_interest(qp->engine) == RK_RX_WAIT && rnic_area_take(qp)) {
 		read_lock(&device->table_lock);
 		rk_rx_input(qp->engine, device->engine, NULL, 0, &taken);
 		read_unlock(&device->table_lock);
@@ -382,23 +391,36 @@ static void retry(struct rnic_qp *qp)
 	spin_unlock_bh(&qp->lock);
 }
 
+/* Receives and sends what softirq and system calls have left. The caller has the mutex. */
+static void go_on(struct rnic_qp *qp)
+{
+	int result;
+	bool more;
+
+	if (!rnic_area_bring(qp)) {
+		/* There is no memory now. */
+		timer_reduce(&qp->timer, jiffies + 1);
+		return;
+	}
+	lock_sock(qp->sk);
+	retry(qp);
+	more = receive(qp, qp->sk);
+	result = transmit(qp, qp->sk);
+	release_sock(qp->sk);
+	if (result && result != -EAGAIN)
+		failed(qp);
+	if (more || result == -EAGAIN)
+		rnic_stream_kick(qp);
+}
+
 static void stream_work(struct work_struct *work)
 {
 	struct rnic_qp *qp = container_of(work, struct rnic_qp, work);
-	int result = 0;
 	bool more;
 
 	mutex_lock(&qp->mutex);
 	if (qp->sk) {
-		lock_sock(qp->sk);
-		retry(qp);
-		more = receive(qp, qp->sk);
-		result = transmit(qp, qp->sk);
-		release_sock(qp->sk);
-		if (result && result != -EAGAIN)
-			failed(qp);
-		if (more || result == -EAGAIN)
-			rnic_stream_kick(qp);
+		go_on(qp);
 		end_stream(qp);
 	}
 	do {

@@ -72,3 +72,30 @@ int never_spoken_to(struct pair *pair)
 	EXPECT(b->receives == 1 && b->last_receive.status);
 	return 0;
 }
+
+/* What is left of a stream that broke in the middle of a plan stays in the area, and none of it gets onto the next stream. */
+int used_again(struct pair *pair)
+{
+	const struct rk_stream stream = { .initiator = 1, .ird = 16, .ord = 16, .emss = 1460 };
+	struct end *a = &pair->a;
+	const struct kvec *runs;
+
+	EXPECT(!post(a, RK_WRITE, 1, &pair->b));
+	EXPECT(rk_tx_fill(a->qp, a->device) == RK_FILL_READY);
+	EXPECT(rk_tx_runs(a->qp, a->device, &runs) > 0);
+	rk_tx_written(a->qp, a->device, 100);
+	EXPECT(!rk_area_take_back(a->qp) && rk_area_is_lent(a->qp));
+	rk_stream_failed(a->qp);
+	rk_qp_stream_gone(a->qp);
+	EXPECT(a->sends == 1 && a->failures == 1);
+	EXPECT(!rk_qp_modify(a->qp, RK_STATE_RESET));
+	EXPECT(!rk_qp_start(a->qp, &stream, START));
+	EXPECT(!rk_wants_tx(a->qp) && rk_tx_fill(a->qp, a->device) == RK_FILL_IDLE);
+	EXPECT(rk_area_take_back(a->qp) == a->area && !rk_area_is_lent(a->qp));
+	/* Without an area nothing is sent, and nothing is lost. */
+	EXPECT(!post(a, RK_WRITE, 2, &pair->b));
+	EXPECT(rk_tx_fill(a->qp, a->device) == RK_FILL_IDLE && rk_wants_tx(a->qp));
+	rk_area_lend(a->qp, a->area);
+	EXPECT(rk_tx_fill(a->qp, a->device) == RK_FILL_READY);
+	return 0;
+}

@@ -26,6 +26,7 @@ static const struct test tests[] = {
 	{ "memory flush in steps", flush_in_steps, .most_completions = 16 },
 	{ "memory held too long", held_too_long, .hold_ms = 300 },
 	{ "memory never spoken to", never_spoken_to, .first_fpdu_ms = 50 },
+	{ "memory used again", used_again },
 	{ "memory beyond the end", beyond_the_end, .crc = true },
 	{ "memory wrong CRC", wrong_crc, .crc = true },
 	{ "tcp writes", over_tcp_writes, .tcp = true },

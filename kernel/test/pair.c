@@ -57,13 +57,18 @@ static int end_make(struct end *end, const char *name, u32 qp_num, const struct 
 		return -ENOMEM;
 	end->stag = rk_register(end->device, (unsigned long)end->buffer, BUFFER, PD, ALL_RIGHTS,
 				get_random_u32());
+	end->area = rk_area_new();
 	end->qp = rk_qp_new(&config, end);
-	return end->stag && end->qp ? 0 : -ENOMEM;
+	if (!end->stag || !end->area || !end->qp)
+		return -ENOMEM;
+	rk_area_lend(end->qp, end->area);
+	return 0;
 }
 
 static void end_free(struct end *end)
 {
 	rk_qp_free(end->qp);
+	rk_area_free(end->area);
 	if (end->stag)
 		WARN_ON(rk_deregister(end->device, end->stag));
 	rk_device_free(end->device);

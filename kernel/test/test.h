@@ -25,6 +25,7 @@
 struct end {
 	const char *name;
 	struct rk_device *device;
+	struct rk_area *area;
 	struct rk_qp *qp;
 	/* Guards the queue pair, and what completions change. */
 	spinlock_t lock;
@@ -108,6 +109,7 @@ int page_lists(struct pair *pair);
 int flush_in_steps(struct pair *pair);
 int held_too_long(struct pair *pair);
 int never_spoken_to(struct pair *pair);
+int used_again(struct pair *pair);
 
 /* stream.c */
 int over_tcp_open(struct pair *pair);

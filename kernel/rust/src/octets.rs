@@ -1,5 +1,7 @@
 //! The octets of a queue pair's stream: what is to be sent, and what was received.
 //!
+//! Without an [area](crate::area) there is nothing to be sent, and nothing is taken.
+//!
 //! Invariant: as of [`queue_pair`](crate::queue_pair).
 
 use core::ffi::c_int;
@@ -7,23 +9,27 @@ use core::slice;
 
 use iwarp_rnic::qp::{Env, Run, RxInterest, RxStatus, TxFill};
 
+use crate::area::RUNS;
 use crate::device::Device;
 use crate::error::{EFAULT, EPROTO};
-use crate::queue_pair::{Kvec, Qp, RUNS};
+use crate::queue_pair::{Kvec, Qp};
 use crate::runtime::CRC32C;
 
 /// Returns `true` if there is something to send.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_wants_tx(qp: &Qp) -> bool {
-    !qp.tx.is_done() || qp.machine.wants_tx()
+    qp.area.as_ref().is_some_and(|area| !area.tx.is_done()) || qp.machine.wants_tx()
 }
 
 /// Fills the plan, if all of the last one is written. Returns `enum rk_fill`.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_tx_fill(qp: &mut Qp, device: &Device) -> c_int {
-    if !qp.tx.is_done() {
+    let Some(area) = &mut qp.area else {
+        return 0;
+    };
+    if !area.tx.is_done() {
         return 1;
     }
     let mut env = Env {
@@ -31,7 +37,7 @@ pub extern "C" fn rk_tx_fill(qp: &mut Qp, device: &Device) -> c_int {
         crc32c: CRC32C,
         host: &mut qp.owner,
     };
-    match qp.machine.tx_fill(&mut qp.tx, &mut env) {
+    match qp.machine.tx_fill(&mut area.tx, &mut env) {
         TxFill::Idle => 0,
         TxFill::Ready => 1,
         TxFill::Memory => 2,
@@ -51,17 +57,20 @@ pub extern "C" fn rk_tx_memory(qp: &mut Qp, device: &mut Device) {
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_tx_runs(qp: &mut Qp, device: &Device, runs: &mut *const Kvec) -> c_int {
     let who = qp.machine.accessor();
+    let Some(area) = qp.area.as_deref_mut() else {
+        return 0;
+    };
     let mut count = 0;
-    let mut slots = qp.tx_runs.iter_mut();
+    let mut slots = area.tx_runs.iter_mut();
     let visit = |run: Run<'_>| {
         if let Some(slot) = slots.next() {
             *slot = Kvec::of(&run);
             count += 1;
         }
     };
-    match qp.tx.runs(&device.table, who, RUNS, visit) {
+    match area.tx.runs(&device.table, who, RUNS, visit) {
         Ok(()) => {
-            *runs = qp.tx_runs.as_ptr();
+            *runs = area.tx_runs.as_ptr();
             count
         }
         Err(_) => EFAULT,
@@ -72,8 +81,10 @@ pub extern "C" fn rk_tx_runs(qp: &mut Qp, device: &Device, runs: &mut *const Kve
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_tx_written(qp: &mut Qp, device: &Device, octets: usize) {
-    qp.tx.release(&device.table);
-    qp.machine.tx_written(&mut qp.tx, octets, &mut qp.owner);
+    if let Some(area) = &mut qp.area {
+        area.tx.release(&device.table);
+        qp.machine.tx_written(&mut area.tx, octets, &mut qp.owner);
+    }
 }
 
 /// Returns `true` if the queue pair waits until nobody uses memory that is being invalidated or registered.
@@ -94,8 +105,11 @@ pub extern "C" fn rk_retry_memory(qp: &mut Qp) {
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_rx_plan(qp: &mut Qp, device: &Device, runs: &mut *const Kvec) -> c_int {
+    let Some(area) = qp.area.as_deref_mut() else {
+        return 0;
+    };
     let mut count = 0;
-    let mut slots = qp.rx_runs.iter_mut();
+    let mut slots = area.rx_runs.iter_mut();
     let visit = |run: Run<'_>| {
         if let Some(slot) = slots.next() {
             *slot = Kvec::of(&run);
@@ -103,8 +117,8 @@ pub extern "C" fn rk_rx_plan(qp: &mut Qp, device: &Device, runs: &mut *const Kve
         }
     };
     qp.machine
-        .rx_plan(&mut qp.staging, &device.table, &mut qp.rx, visit);
-    *runs = qp.rx_runs.as_ptr();
+        .rx_plan(&mut area.staging, &device.table, &mut area.rx, visit);
+    *runs = area.rx_runs.as_ptr();
     count
 }
 
@@ -112,6 +126,9 @@ pub extern "C" fn rk_rx_plan(qp: &mut Qp, device: &Device, runs: &mut *const Kve
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_rx_filled(qp: &mut Qp, device: &Device, mut octets: usize) -> c_int {
+    let Some(area) = qp.area.as_deref_mut() else {
+        return 0;
+    };
     let mut env = Env {
         memory: &device.table,
         crc32c: CRC32C,
@@ -120,7 +137,7 @@ pub extern "C" fn rk_rx_filled(qp: &mut Qp, device: &Device, mut octets: usize) 
     loop {
         let status = qp
             .machine
-            .rx_filled(&mut qp.staging, &mut qp.rx, octets, &mut env);
+            .rx_filled(&mut area.staging, &mut area.rx, octets, &mut env);
         // C hands over less at a time than the staging holds: that is the limit.
         if status != RxStatus::More {
             return number(status);
@@ -142,6 +159,10 @@ pub unsafe extern "C" fn rk_rx_input(
     len: usize,
     taken: &mut usize,
 ) -> c_int {
+    *taken = 0;
+    let Some(area) = &mut qp.area else {
+        return 0;
+    };
     let mut env = Env {
         memory: &device.table,
         crc32c: CRC32C,
@@ -152,9 +173,8 @@ pub unsafe extern "C" fn rk_rx_input(
         // SAFETY: the caller promises it.
         _ => unsafe { slice::from_raw_parts(at, len) },
     };
-    *taken = 0;
     loop {
-        let (count, status) = qp.machine.rx_input(octets, &mut qp.staging, &mut env);
+        let (count, status) = qp.machine.rx_input(octets, &mut area.staging, &mut env);
         *taken = taken.wrapping_add(count);
         // A packet is the limit.
         if status != RxStatus::More {
@@ -189,5 +209,7 @@ const fn number(status: RxStatus) -> c_int {
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_rx_eof(qp: &mut Qp) {
-    qp.machine.rx_eof(&mut qp.staging, &mut qp.owner);
+    if let Some(area) = &mut qp.area {
+        qp.machine.rx_eof(&mut area.staging, &mut qp.owner);
+    }
 }

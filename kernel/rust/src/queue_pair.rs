@@ -1,11 +1,10 @@
-//! A queue pair with its plans and its staging: made, changed, given requests, and freed.
+//! A queue pair: made, changed, given requests, and freed.
 //!
 //! Invariant: pointers come from C under the contract of `kernel/engine.h`: a queue pair is what `rk_qp_new` has returned, and one call
 //! at a time has it, because C takes the queue pair's lock around each. Runs that a call hands out stay valid until the call
 //! that reports them as written or filled; C may use them without the lock.
 
 use alloc::boxed::Box;
-use alloc::vec::Vec;
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
 use core::slice;
@@ -13,45 +12,23 @@ use core::time::Duration;
 
 use iwarp_rnic::memory::{ListedPages, Stag};
 use iwarp_rnic::qp::{
-    CreateError, Events, QpConfig, QueuePair, ReceiverNotReady, Run, RxBuffer, RxPlan, RxSizes,
-    State, StreamConfig, StreamTimes, StreamWish, TxPlan, TxSizes,
+    CreateError, Events, QpConfig, QueuePair, ReceiverNotReady, Run, State, StreamConfig,
+    StreamTimes, StreamWish,
 };
 use iwarp_rnic::{Access, FastRegister, RecvWr, SendFlags, SendOp, SendWr, Sge, Time, Work};
 
+use crate::area::Lent;
 use crate::error::{EINVAL, code};
 use crate::runtime::{Owner, place, remove};
 use crate::startup::Mpa;
-
-/// Runs of one plan for one call of the socket.
-pub(crate) const RUNS: usize = 512;
-/// Runs of a plan for receiving.
-const RX_RUNS: usize = 64;
-/// Each queue pair has its own staging: as little as takes any FPDU, and 32 KiB for one read.
-const STAGING: RxSizes = RxSizes {
-    staging: 0,
-    read_max: 32 * 1024,
-};
-
-/// Each has its own plan, too, which takes as much as one call may send at most (`SEND_AT_ONCE` of stream.c).
-const PLAN: TxSizes = TxSizes {
-    scratch: 0,
-    bytes: 256 * 1024,
-    pieces: RUNS,
-    messages: RUNS,
-    cuts: 256,
-    ..TxSizes::DEFAULT
-};
 
 /// A queue pair as C has it.
 #[derive(Debug)]
 pub struct Qp {
     pub(crate) machine: Box<QueuePair>,
     pub(crate) owner: Owner,
-    pub(crate) staging: Box<RxBuffer>,
-    pub(crate) rx: RxPlan,
-    pub(crate) tx: Box<TxPlan>,
-    pub(crate) tx_runs: Vec<Kvec>,
-    pub(crate) rx_runs: Vec<Kvec>,
+    /// Lent to it while it sends or receives.
+    pub(crate) area: Option<Lent>,
 }
 
 /// A run of octets: `struct kvec`.
@@ -63,7 +40,7 @@ pub struct Kvec {
 }
 
 impl Kvec {
-    const NOTHING: Self = Self {
+    pub(crate) const NOTHING: Self = Self {
         base: null_mut(),
         len: 0,
     };
@@ -74,15 +51,6 @@ impl Kvec {
             len: run.fragment.len(),
         }
     }
-}
-
-/// Makes room for `count` runs.
-fn room(count: usize) -> Result<Vec<Kvec>, CreateError> {
-    let mut runs = Vec::new();
-    runs.try_reserve_exact(count)
-        .map_err(|_| CreateError::OutOfMemory)?;
-    runs.resize_with(count, || Kvec::NOTHING);
-    Ok(runs)
 }
 
 /// `RK_HOLD_NOT`: a Send that finds no receive ends the connection.
@@ -219,18 +187,14 @@ fn make(config: &Config, owner: *mut c_void) -> Result<Qp, CreateError> {
     Ok(Qp {
         machine: QueuePair::boxed(config.of_engine())?,
         owner: Owner::new(owner)?,
-        staging: RxBuffer::with(STAGING)?,
-        rx: RxPlan::new(RX_RUNS),
-        tx: TxPlan::with(PLAN)?,
-        tx_runs: room(RUNS)?,
-        rx_runs: room(RX_RUNS)?,
+        area: None,
     })
 }
 
 /// Frees a queue pair.
 ///
 /// # Safety
-/// `qp` is null or came from [`rk_qp_new`].
+/// `qp` is null or came from [`rk_qp_new`], and has no area.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rk_qp_free(qp: *mut Qp) {
@@ -374,6 +338,10 @@ pub extern "C" fn rk_qp_shutdown_done(qp: &mut Qp) {
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_qp_stream_gone(qp: &mut Qp) {
+    // A later stream does not go on with what was left of this one.
+    if let Some(area) = &mut qp.area {
+        area.clear();
+    }
     qp.machine.stream_gone(&mut qp.owner);
 }
 

@@ -22,6 +22,8 @@ pub(crate) const SET_UP: &[&str] = &[
     "rk_register_pages",
     "rk_allocate_fast",
     "rk_deregister",
+    "rk_area_new",
+    "rk_area_free",
     "rk_qp_new",
     "rk_qp_free",
     "rk_qp_start",

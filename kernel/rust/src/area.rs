@@ -1,0 +1,146 @@
+//! Work areas: what a queue pair needs while octets of its stream are on their way, a plan and staging.
+//!
+//! They are large, and between messages there is nothing in them, so queue pairs share them: C lends one to a queue pair that is about to send or
+//! receive, and takes it back when nothing of the stream is left in it.
+//!
+//! Invariant: pointers come from C under the contract of `kernel/engine.h`: an area is what `rk_area_new` has returned, and it is either
+//! in C's hands or lent to one queue pair.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::ops::{Deref, DerefMut};
+use core::ptr::{NonNull, null_mut};
+
+use iwarp_rnic::qp::{CreateError, RxBuffer, RxPlan, RxSizes, TxPlan, TxSizes};
+
+use crate::queue_pair::{Kvec, Qp};
+use crate::runtime::{place, remove};
+
+/// Runs of one plan for one call of the socket.
+pub(crate) const RUNS: usize = 512;
+/// Runs of a plan for receiving.
+const RX_RUNS: usize = 64;
+/// As little staging as takes any FPDU, and 32 KiB for one read.
+const STAGING: RxSizes = RxSizes {
+    staging: 0,
+    read_max: 32 * 1024,
+};
+
+/// A plan takes as much as one call may send at most (`SEND_AT_ONCE` of stream.c).
+const PLAN: TxSizes = TxSizes {
+    scratch: 0,
+    bytes: 256 * 1024,
+    pieces: RUNS,
+    messages: RUNS,
+    cuts: 256,
+    ..TxSizes::DEFAULT
+};
+
+/// A work area as C has it.
+#[derive(Debug)]
+pub struct Area {
+    pub(crate) staging: Box<RxBuffer>,
+    pub(crate) rx: RxPlan,
+    pub(crate) tx: Box<TxPlan>,
+    pub(crate) tx_runs: Vec<Kvec>,
+    pub(crate) rx_runs: Vec<Kvec>,
+}
+
+impl Area {
+    fn new() -> Result<Self, CreateError> {
+        Ok(Self {
+            staging: RxBuffer::with(STAGING)?,
+            rx: RxPlan::new(RX_RUNS),
+            tx: TxPlan::with(PLAN)?,
+            tx_runs: room(RUNS)?,
+            rx_runs: room(RX_RUNS)?,
+        })
+    }
+
+    /// Nothing of a stream is in it.
+    fn is_unused(&self) -> bool {
+        self.tx.is_done() && self.staging.is_empty()
+    }
+}
+
+/// Makes room for `count` runs.
+fn room(count: usize) -> Result<Vec<Kvec>, CreateError> {
+    let mut runs = Vec::new();
+    runs.try_reserve_exact(count)
+        .map_err(|_| CreateError::OutOfMemory)?;
+    runs.resize_with(count, || Kvec::NOTHING);
+    Ok(runs)
+}
+
+/// An area that C has lent.
+#[derive(Debug)]
+pub(crate) struct Lent(NonNull<Area>);
+
+impl Lent {
+    /// Drops what is in it, because the stream is gone. Its memory has been released.
+    pub(crate) fn clear(&mut self) {
+        self.tx.clear();
+        self.staging.clear();
+    }
+}
+
+impl Deref for Lent {
+    type Target = Area;
+
+    fn deref(&self) -> &Area {
+        // SAFETY: C has lent it to the queue pair that has this value, and leaves it alone until it gets it back.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl DerefMut for Lent {
+    fn deref_mut(&mut self) -> &mut Area {
+        // SAFETY: as above, and one call at a time has the queue pair.
+        unsafe { self.0.as_mut() }
+    }
+}
+
+/// Makes an area. Returns null if there is no memory.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_area_new() -> *mut Area {
+    Area::new().map_or(null_mut(), |area| place(move || area))
+}
+
+/// Frees an area that no queue pair has.
+///
+/// # Safety
+/// `area` is null or came from [`rk_area_new`], and is not lent.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rk_area_free(area: *mut Area) {
+    // SAFETY: the caller promises it.
+    unsafe { remove(area) }
+}
+
+/// Lends an area to a queue pair that has none.
+///
+/// # Safety
+/// `area` came from [`rk_area_new`], and nobody uses it until [`rk_area_take_back`] returns it.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rk_area_lend(qp: &mut Qp, area: *mut Area) {
+    qp.area = NonNull::new(area).map(Lent);
+}
+
+/// Returns `true` if the queue pair has an area.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_area_is_lent(qp: &Qp) -> bool {
+    qp.area.is_some()
+}
+
+/// Takes the area back, unless something of the stream is in it. Returns null if the queue pair keeps it, or has none.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_area_take_back(qp: &mut Qp) -> *mut Area {
+    match qp.area.take_if(|area| area.is_unused()) {
+        Some(Lent(area)) => area.as_ptr(),
+        None => null_mut(),
+    }
+}
