@@ -201,8 +201,9 @@ int rnic_modify_qp(struct ib_qp *base, struct ib_qp_attr *attributes, int mask,
 	result = change(qp, attributes->qp_state);
 	spin_unlock_bh(&qp->lock);
 	rnic_settle(qp);
-	/* What has to be sent or closed now may sleep, and who asks may have to hurry. */
-	rnic_stream_kick(qp);
+	/* What an end sends and closes may sleep, and who asks may have to hurry. */
+	if (attributes->qp_state == IB_QPS_RESET || attributes->qp_state > IB_QPS_RTS)
+		rnic_stream_kick(qp);
 	return result;
 }
 
