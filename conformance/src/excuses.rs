@@ -22,6 +22,11 @@ const FAULTS: &[Fault] = &[
         ],
         NOT_LISTENING,
     ),
+    // The end closes the channel while a thread still looks at the last event. Newer versions of rdma-core wait for that thread.
+    (
+        &["rdma_get_cm_event: Bad file descriptor"],
+        "rping asked for events on a channel that it had closed",
+    ),
     // It compares two clocks in the end. Where other processes take the processor meanwhile it gives up, and its peer's queue is flushed.
     (
         &["Correlation coefficient r^2", "produce a report"],
@@ -78,6 +83,10 @@ mod tests {
         ),
         (
             "Correlation coefficient r^2: 0.53 < 0.9\nCan't produce a report\n",
+            true,
+        ),
+        (
+            "client DISCONNECT EVENT...\nrdma_get_cm_event: Bad file descriptor\n",
             true,
         ),
         ("Correlation coefficient r^2: 0.89 < 0.9\n", false),

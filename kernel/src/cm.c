@@ -1,54 +1,32 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * Connections for iw_cm: who connects, listens, accepts and rejects. The frames of MPA start-up are made and read by the engine (rk_mpa_*);
- * here their octets are moved, by works that may wait.
+ * Connections for iw_cm: who connects, accepts and rejects; listen.c has who listens. The frames of MPA start-up are made and read by the
+ * engine (rk_mpa_*); here their octets are moved.
  *
- * A connection belongs to its work until iw_cm has been told of it. A responder's then belongs to the identifier that iw_cm has made,
+ * Programs take the n-th request for the n-th connection, so connections keep their order: TCP's begin in the calls of the program, and what
+ * follows is done in turns, which are works of one ordered queue and never wait for a peer. The socket queues a turn when something has
+ * come, and the timer when it is too late for that. A turn that is queued keeps its place, and none is queued before there is something to do:
+ * so turns have the order in which things have come.
+ *
+ * A connection belongs to its turns until iw_cm has been told of it. A responder's then belongs to the identifier that iw_cm has made,
  * which accepts or rejects it, once.
  */
 #include <linux/slab.h>
-#include <net/sock.h>
 #include <net/tcp.h>
-#include <rdma/iw_cm.h>
 
-#include "rnic.h"
+#include "cm.h"
 
 /* How long the peer may take for TCP's connection, and for a frame. */
 #define PATIENCE (10 * HZ)
 /* Octets of private data that iw_cm passes on. */
 #define MAX_PRIVATE_DATA 255
-/* Connections whose request has not come yet, for one listener. */
-#define MAX_HALF_OPEN 128
 
-struct listener {
-	struct iw_cm_id *id;
-	struct socket *socket;
-	void (*data_ready)(struct sock *sk);
-	struct work_struct work;
-	/* Guards the list of connections whose request has not come yet. */
-	struct mutex lock;
-	struct list_head half_open;
-	unsigned int count;
-	bool closing;
-	wait_queue_head_t changed;
-};
-
-struct connection {
-	struct work_struct work;
-	struct iw_cm_id *id;		/* of an initiator */
-	struct rnic_qp *qp;		/* of an initiator */
-	struct listener *listener;	/* of a responder, until iw_cm knows of it */
-	struct list_head entry;
-	struct socket *socket;
-	struct rk_mpa *mpa;
-};
-
-static size_t address_size(const struct sockaddr_storage *address)
+size_t rnic_address_size(const struct sockaddr_storage *address)
 {
 	return address->ss_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
 }
 
-static struct rk_mpa_params parameters(u32 ird, u32 ord)
+struct rk_mpa_params rnic_mpa_params(u32 ird, u32 ord)
 {
 	return (struct rk_mpa_params){
 		.revision = rnic_mpa_revision,
@@ -62,7 +40,57 @@ static struct rk_mpa_params parameters(u32 ird, u32 ord)
 	};
 }
 
-static void free_connection(struct connection *connection)
+/* A socket in the network namespace of the device, for the family of an address. */
+int rnic_make_socket(struct ib_device *base, const struct sockaddr_storage *address,
+		     struct socket **socket)
+{
+	struct net *net = dev_net(to_device(base)->netdev);
+	int result = sock_create_kern(net, address->ss_family, SOCK_STREAM, IPPROTO_TCP, socket);
+
+	if (result)
+		*socket = NULL;
+	return result;
+}
+
+/* ---- turns ---- */
+
+static void queue_turn(struct rnic_connection *connection)
+{
+	queue_work(rnic_order, &connection->work);
+}
+
+static void too_late(struct timer_list *timer)
+{
+	queue_turn(container_of(timer, struct rnic_connection, timer));
+}
+
+static void something_came(struct sock *sk)
+{
+	struct rnic_connection *connection;
+
+	read_lock_bh(&sk->sk_callback_lock);
+	connection = sk->sk_user_data;
+	if (connection)
+		queue_turn(connection);
+	read_unlock_bh(&sk->sk_callback_lock);
+}
+
+struct rnic_connection *rnic_connection_new(struct rk_mpa *mpa, work_func_t turn)
+{
+	struct rnic_connection *connection = mpa ? kzalloc(sizeof(*connection), GFP_KERNEL) : NULL;
+
+	if (!connection) {
+		rk_mpa_free(mpa);
+		return NULL;
+	}
+	connection->mpa = mpa;
+	INIT_WORK(&connection->work, turn);
+	timer_setup(&connection->timer, too_late, 0);
+	return connection;
+}
+
+/* Frees a connection that is not watched, with its socket if it still has one. */
+void rnic_connection_free(struct rnic_connection *connection)
 {
 	if (connection->socket)
 		sock_release(connection->socket);
@@ -70,38 +98,79 @@ static void free_connection(struct connection *connection)
 	kfree(connection);
 }
 
-/* A socket in the network namespace of the device, for the family of an address. */
-static int make_socket(struct ib_device *base, const struct sockaddr_storage *address,
-		       struct socket **socket)
+/*
+ * From here on the connection has a turn for each thing that comes. What is there already gets one now, for no call tells of it: octets, or
+ * that the socket is not in the state any more in which nothing has happened yet.
+ */
+void rnic_watch(struct rnic_connection *connection, int idle)
 {
-	struct net *net = dev_net(to_device(base)->netdev);
-	int result = sock_create_kern(net, address->ss_family, SOCK_STREAM, IPPROTO_TCP, socket);
+	struct sock *sk = connection->socket->sk;
 
-	if (result)
-		return result;
-	(*socket)->sk->sk_rcvtimeo = PATIENCE;
-	(*socket)->sk->sk_sndtimeo = PATIENCE;
-	return 0;
+	lock_sock(sk);
+	write_lock_bh(&sk->sk_callback_lock);
+	connection->data_ready = sk->sk_data_ready;
+	connection->state_change = sk->sk_state_change;
+	sk->sk_user_data = connection;
+	sk->sk_data_ready = something_came;
+	sk->sk_state_change = something_came;
+	write_unlock_bh(&sk->sk_callback_lock);
+	if (sk->sk_state != idle || !skb_queue_empty(&sk->sk_receive_queue))
+		queue_turn(connection);
+	release_sock(sk);
 }
 
-/* Sends a frame in one piece. */
+/* No turn comes any more, and the socket is as it was. Called in the last turn. */
+void rnic_unwatch(struct rnic_connection *connection)
+{
+	struct sock *sk;
+
+	if (!connection->data_ready)
+		return;
+	sk = connection->socket->sk;
+	write_lock_bh(&sk->sk_callback_lock);
+	sk->sk_data_ready = connection->data_ready;
+	sk->sk_state_change = connection->state_change;
+	sk->sk_user_data = NULL;
+	write_unlock_bh(&sk->sk_callback_lock);
+	connection->data_ready = NULL;
+	del_timer_sync(&connection->timer);
+	/* It may be queued again, but does not run: only this turn does. */
+	cancel_work(&connection->work);
+}
+
+/* Sets the deadline for what comes next. All of a frame has this time, so that one octet now and then does not keep us. */
+void rnic_give_time(struct rnic_connection *connection)
+{
+	connection->deadline = jiffies + PATIENCE;
+	mod_timer(&connection->timer, connection->deadline);
+}
+
+/* What a turn has come to: -EAGAIN if it has to wait for another one, unless it is too late for that. */
+int rnic_in_time(const struct rnic_connection *connection, int result)
+{
+	return result == -EAGAIN && time_after_eq(jiffies, connection->deadline) ? -ETIMEDOUT : result;
+}
+
+/* ---- frames ---- */
+
+/* Sends a frame in one piece. A fresh connection has room for it. */
 static int send_frame(struct socket *socket, const u8 *frame, size_t octets)
 {
-	struct msghdr message = { .msg_flags = MSG_NOSIGNAL };
+	struct msghdr message = { .msg_flags = MSG_DONTWAIT | MSG_NOSIGNAL };
 	struct kvec run = { .iov_base = (void *)frame, .iov_len = octets };
 	int sent = kernel_sendmsg(socket, &message, &run, 1, octets);
 
-	return sent < 0 ? sent : sent == octets ? 0 : -ECONNABORTED;
+	if (sent >= 0 || sent == -EAGAIN)
+		return sent == octets ? 0 : -ECONNABORTED;
+	return sent;
 }
 
-/* Reads the peer's frame, and nothing behind it, and checks it. */
-static int read_frame(struct connection *connection, struct rk_mpa_peer *peer)
+/* Reads what is there of the peer's frame, and nothing behind it. Returns -EAGAIN if that is not all; checks all. */
+int rnic_read_frame(struct rnic_connection *connection, struct rk_mpa_peer *peer)
 {
-	unsigned long end = jiffies + PATIENCE;
 	u8 part[64];
 
 	for (;;) {
-		long left = end - jiffies;
 		struct msghdr message = {};
 		struct kvec run = { .iov_base = part };
 		int count = rk_mpa_missing(connection->mpa);
@@ -110,14 +179,11 @@ static int read_frame(struct connection *connection, struct rk_mpa_peer *peer)
 			return rk_mpa_check(connection->mpa, peer);
 		if (count < 0)
 			return count;
-		if (left <= 0)
-			return -ETIMEDOUT;
-		/* All of the frame has this time, so that one octet now and then does not keep us. */
-		connection->socket->sk->sk_rcvtimeo = left;
 		run.iov_len = min_t(size_t, count, sizeof(part));
-		count = kernel_recvmsg(connection->socket, &message, &run, 1, run.iov_len, 0);
+		count = kernel_recvmsg(connection->socket, &message, &run, 1, run.iov_len,
+				       MSG_DONTWAIT);
 		if (count <= 0)
-			return count == -EAGAIN ? -ETIMEDOUT : count ? count : -ECONNRESET;
+			return count ? count : -ECONNRESET;
 		count = rk_mpa_push(connection->mpa, part, count);
 		if (count)
 			return count;
@@ -130,11 +196,20 @@ static void addresses(struct socket *socket, struct iw_cm_event *event)
 	kernel_getpeername(socket, (struct sockaddr *)&event->remote_addr);
 }
 
+/* Who the peer is, and what its program says. */
+void rnic_tell_of(const struct rnic_connection *connection, const struct rk_mpa_peer *peer,
+		  struct iw_cm_event *event)
+{
+	addresses(connection->socket, event);
+	event->private_data = (void *)peer->private_data;
+	event->private_data_len = min_t(u32, peer->private_data_len, MAX_PRIVATE_DATA);
+}
+
 /*
  * Puts the queue pair into operation on the connection, which it takes over. A responder's reply goes out when everything is in place that
  * the peer's first octets need. Called with the queue pair's mutex.
  */
-static int begin(struct rnic_qp *qp, struct connection *connection, struct iw_cm_id *id,
+static int begin(struct rnic_qp *qp, struct rnic_connection *connection, struct iw_cm_id *id,
 		 const u8 *reply, size_t octets)
 {
 	struct sock *sk = connection->socket->sk;
@@ -172,77 +247,94 @@ static int begin(struct rnic_qp *qp, struct connection *connection, struct iw_cm
 
 /* ---- the initiator ---- */
 
-/* Connects from this address, and sends the request. */
-static int send_request(struct connection *connection, struct sockaddr_storage *local)
+/* Makes a socket that begins to connect from this address. A turn follows when TCP has come to something. */
+static int start(struct rnic_connection *connection, struct sockaddr_storage *local)
 {
 	struct iw_cm_id *id = connection->id;
-	const u8 *request;
-	size_t octets;
-	int result;
+	int result = rnic_make_socket(id->device, local, &connection->socket);
 
+	if (result)
+		return result;
 	sock_set_reuseaddr(connection->socket->sk);
-	result = kernel_bind(connection->socket, (struct sockaddr *)local, address_size(local));
+	result = kernel_bind(connection->socket, (struct sockaddr *)local, rnic_address_size(local));
 	if (result)
 		return result;
 	result = kernel_connect(connection->socket, (struct sockaddr *)&id->m_remote_addr,
-				address_size(&id->m_remote_addr), 0);
-	if (result)
+				rnic_address_size(&id->m_remote_addr), O_NONBLOCK);
+	if (result != -EINPROGRESS)
 		return result;
-	octets = rk_mpa_request(connection->mpa, &request);
-	return send_frame(connection->socket, request, octets);
+	rnic_give_time(connection);
+	rnic_watch(connection, TCP_SYN_SENT);
+	return 0;
 }
 
 /* Connects once more, from another port, if the peer may only have disliked the revision. */
-static int try_again(struct connection *connection)
+static int try_again(struct rnic_connection *connection)
 {
 	struct sockaddr_storage local = connection->id->m_local_addr;
 	int result = rk_mpa_retry(connection->mpa);
 
 	if (result)
 		return result;
+	rnic_unwatch(connection);
 	sock_release(connection->socket);
-	connection->socket = NULL;
+	connection->requested = false;
 	/* The port has the same place in both families. */
 	((struct sockaddr_in *)&local)->sin_port = 0;
-	result = make_socket(connection->id->device, &local, &connection->socket);
-	if (result) {
-		connection->socket = NULL;
-		return result;
-	}
-	return send_request(connection, &local);
+	return start(connection, &local);
 }
 
-static int exchange(struct connection *connection, struct iw_cm_event *event)
+/* Sends the request as soon as there is a connection. Returns -EAGAIN while there is none. */
+static int send_request(struct rnic_connection *connection)
 {
-	struct rk_mpa_peer peer = {};
-	int result = send_request(connection, &connection->id->m_local_addr);
+	struct iw_cm_id *id = connection->id;
+	const u8 *request;
+	size_t octets;
+	/* Asks how it went, for it was called before. */
+	int result = kernel_connect(connection->socket, (struct sockaddr *)&id->m_remote_addr,
+				    rnic_address_size(&id->m_remote_addr), O_NONBLOCK);
 
-	if (!result)
-		result = read_frame(connection, &peer);
-	if (result == -ECONNRESET || result == -EPIPE) {
-		result = try_again(connection);
-		if (!result)
-			result = read_frame(connection, &peer);
-	}
-	if (result == -ECONNREFUSED || !result)
-		addresses(connection->socket, event);
-	event->private_data = (void *)peer.private_data;
-	event->private_data_len = min_t(u32, peer.private_data_len, MAX_PRIVATE_DATA);
-	event->ird = min_t(u16, peer.ord, U8_MAX);
-	event->ord = min_t(u16, peer.ird, U8_MAX);
+	if (result)
+		return result == -EALREADY ? -EAGAIN : result;
+	octets = rk_mpa_request(connection->mpa, &request);
+	result = send_frame(connection->socket, request, octets);
+	connection->requested = !result;
+	rnic_give_time(connection);
 	return result;
 }
 
-static void connect_work(struct work_struct *work)
+static int take_turn(struct rnic_connection *connection, struct rk_mpa_peer *peer)
 {
-	struct connection *connection = container_of(work, struct connection, work);
+	int result = connection->requested ? 0 : send_request(connection);
+
+	if (!result)
+		result = rnic_read_frame(connection, peer);
+	if (result == -ECONNRESET || result == -EPIPE) {
+		result = try_again(connection);
+		if (!result)
+			result = -EAGAIN;
+	}
+	return rnic_in_time(connection, result);
+}
+
+static void connect_turn(struct work_struct *work)
+{
+	struct rnic_connection *connection = container_of(work, struct rnic_connection, work);
 	struct iw_cm_event event = { .event = IW_CM_EVENT_CONNECT_REPLY };
 	struct iw_cm_id *id = connection->id;
 	struct rnic_qp *qp = connection->qp;
+	struct rk_mpa_peer peer = {};
 
+	event.status = take_turn(connection, &peer);
+	if (event.status == -EAGAIN)
+		return;
+	rnic_unwatch(connection);
 	event.local_addr = id->local_addr;
 	event.remote_addr = id->remote_addr;
-	event.status = exchange(connection, &event);
+	if ((event.status == -ECONNREFUSED && connection->socket) || !event.status)
+		rnic_tell_of(connection, &peer, &event);
+	event.ird = min_t(u16, peer.ord, U8_MAX);
+	event.ord = min_t(u16, peer.ird, U8_MAX);
 	/* The end of the stream can be told only after its beginning. */
 	mutex_lock(&qp->mutex);
 	if (!event.status)
@@ -253,239 +345,42 @@ static void connect_work(struct work_struct *work)
 	rnic_stream_kick(qp);
 	id->rem_ref(id);
 	rnic_qp_put(&qp->base);
-	free_connection(connection);
+	rnic_connection_free(connection);
 }
 
 int rnic_connect(struct iw_cm_id *id, struct iw_cm_conn_param *param)
 {
-	struct rk_mpa_params params = parameters(param->ird, param->ord);
+	struct rk_mpa_params params = rnic_mpa_params(param->ird, param->ord);
 	struct rnic_qp *qp = rnic_find_qp(id->device, param->qpn);
-	struct connection *connection;
+	struct rnic_connection *connection;
 	int result;
 
 	if (!qp || id->m_remote_addr.ss_family != id->m_local_addr.ss_family)
 		return -EINVAL;
-	connection = kzalloc(sizeof(*connection), GFP_KERNEL);
+	connection = rnic_connection_new(rk_mpa_new(true, &params, param->private_data,
+						    param->private_data_len),
+					 connect_turn);
 	if (!connection)
 		return -ENOMEM;
-	connection->mpa = rk_mpa_new(true, &params, param->private_data, param->private_data_len);
-	result = -ENOMEM;
-	if (connection->mpa)
-		result = make_socket(id->device, &id->m_remote_addr, &connection->socket);
-	if (result) {
-		connection->socket = NULL;
-		free_connection(connection);
-		return result;
-	}
 	connection->id = id;
 	connection->qp = qp;
+	/* Its first turn may be its last, and come at once. */
 	rnic_qp_get(&qp->base);
 	id->add_ref(id);
-	INIT_WORK(&connection->work, connect_work);
-	queue_work(rnic_waits, &connection->work);
-	return 0;
-}
-
-/* ---- the responder ---- */
-
-/* Nobody but its work has the connection from here on, until iw_cm gets it. The listener stays. */
-static void no_longer_half_open(struct connection *connection)
-{
-	mutex_lock(&connection->listener->lock);
-	list_del(&connection->entry);
-	mutex_unlock(&connection->listener->lock);
-}
-
-static void leave(struct listener *listener)
-{
-	mutex_lock(&listener->lock);
-	listener->count--;
-	wake_up(&listener->changed);
-	mutex_unlock(&listener->lock);
-}
-
-static void request_work(struct work_struct *work)
-{
-	struct connection *connection = container_of(work, struct connection, work);
-	struct iw_cm_event event = {
-		.event = IW_CM_EVENT_CONNECT_REQUEST,
-		.provider_data = connection,
-	};
-	struct listener *listener = connection->listener;
-	struct iw_cm_id *id = listener->id;
-	struct rk_mpa_peer peer = {};
-	int result = read_frame(connection, &peer);
-
-	if (!result) {
-		addresses(connection->socket, &event);
-		event.private_data = (void *)peer.private_data;
-		event.private_data_len = min_t(u32, peer.private_data_len, MAX_PRIVATE_DATA);
-		event.ird = min_t(u16, peer.ird, U8_MAX);
-		event.ord = min_t(u16, peer.ord, U8_MAX);
-	} else if (result == -EPROTO) {
-		/* Initiators in hardware try revision 1 only after a reset. */
-		sock_no_linger(connection->socket->sk);
+	result = start(connection, &id->m_local_addr);
+	if (result) {
+		id->rem_ref(id);
+		rnic_qp_put(&qp->base);
+		rnic_connection_free(connection);
 	}
-	no_longer_half_open(connection);
-	/*
-	 * The listener goes only when all of these works have left it, so its identifier is still there. The connection may be accepted and
-	 * freed before this call returns.
-	 */
-	if (!result)
-		result = id->event_handler(id, &event);
-	if (result)
-		free_connection(connection);
-	leave(listener);
-}
-
-static void add_half_open(struct listener *listener, struct socket *socket)
-{
-	struct rk_mpa_params params = parameters(RNIC_MAX_READS, RNIC_MAX_READS);
-	struct connection *connection = kzalloc(sizeof(*connection), GFP_KERNEL);
-	bool refused;
-
-	if (!connection) {
-		sock_release(socket);
-		return;
-	}
-	connection->socket = socket;
-	connection->listener = listener;
-	connection->mpa = rk_mpa_new(false, &params, NULL, 0);
-	socket->sk->sk_rcvtimeo = PATIENCE;
-	socket->sk->sk_sndtimeo = PATIENCE;
-	INIT_WORK(&connection->work, request_work);
-	mutex_lock(&listener->lock);
-	refused = !connection->mpa || listener->closing || listener->count >= MAX_HALF_OPEN;
-	if (!refused) {
-		list_add(&connection->entry, &listener->half_open);
-		listener->count++;
-		queue_work(rnic_waits, &connection->work);
-	}
-	mutex_unlock(&listener->lock);
-	if (refused)
-		free_connection(connection);
-}
-
-static void accept_work(struct work_struct *work)
-{
-	struct listener *listener = container_of(work, struct listener, work);
-	struct socket *socket;
-
-	while (!kernel_accept(listener->socket, &socket, O_NONBLOCK)) {
-		/* Inherited from the listener. */
-		write_lock_bh(&socket->sk->sk_callback_lock);
-		socket->sk->sk_data_ready = listener->data_ready;
-		socket->sk->sk_user_data = NULL;
-		write_unlock_bh(&socket->sk->sk_callback_lock);
-		add_half_open(listener, socket);
-	}
-}
-
-static void listener_ready(struct sock *sk)
-{
-	struct listener *listener;
-
-	read_lock_bh(&sk->sk_callback_lock);
-	listener = sk->sk_user_data;
-	/* A connection inherits this function before it is accepted. */
-	if (listener && sk->sk_state == TCP_LISTEN)
-		queue_work(rnic_works, &listener->work);
-	read_unlock_bh(&sk->sk_callback_lock);
-}
-
-/* Whether rdma_cm asks every device for a listener at this address: everywhere, and the loopback address. */
-static bool is_shared(const struct sockaddr_storage *address)
-{
-	const struct in6_addr *in6 = &((const struct sockaddr_in6 *)address)->sin6_addr;
-	__be32 in = ((const struct sockaddr_in *)address)->sin_addr.s_addr;
-
-	if (address->ss_family == AF_INET)
-		return in == htonl(INADDR_ANY) || ipv4_is_loopback(in);
-	return ipv6_addr_any(in6) || ipv6_addr_loopback(in6);
-}
-
-static int open_listener(struct listener *listener, struct iw_cm_id *id, int backlog)
-{
-	struct sock *sk;
-	int result = make_socket(id->device, &id->m_local_addr, &listener->socket);
-
-	if (result)
-		return result;
-	sk = listener->socket->sk;
-	sock_set_reuseaddr(sk);
-	/* Each device has a socket of its own, for what comes to that device. */
-	if (is_shared(&id->m_local_addr))
-		sk->sk_bound_dev_if = to_device(id->device)->netdev->ifindex;
-	if (id->m_local_addr.ss_family == AF_INET6)
-		ip6_sock_set_v6only(sk);
-	result = kernel_bind(listener->socket, (struct sockaddr *)&id->m_local_addr,
-			     address_size(&id->m_local_addr));
-	if (!result) {
-		write_lock_bh(&sk->sk_callback_lock);
-		listener->data_ready = sk->sk_data_ready;
-		sk->sk_user_data = listener;
-		sk->sk_data_ready = listener_ready;
-		write_unlock_bh(&sk->sk_callback_lock);
-		result = kernel_listen(listener->socket, backlog);
-	}
-	if (result)
-		sock_release(listener->socket);
 	return result;
 }
 
-int rnic_create_listen(struct iw_cm_id *id, int backlog)
-{
-	struct listener *listener = kzalloc(sizeof(*listener), GFP_KERNEL);
-	int result;
-
-	if (!listener)
-		return -ENOMEM;
-	listener->id = id;
-	mutex_init(&listener->lock);
-	INIT_LIST_HEAD(&listener->half_open);
-	init_waitqueue_head(&listener->changed);
-	INIT_WORK(&listener->work, accept_work);
-	result = open_listener(listener, id, backlog);
-	if (result) {
-		kfree(listener);
-		return result;
-	}
-	id->add_ref(id);
-	id->provider_data = listener;
-	return 0;
-}
-
-int rnic_destroy_listen(struct iw_cm_id *id)
-{
-	struct listener *listener = id->provider_data;
-	struct sock *sk = listener->socket->sk;
-	struct connection *connection;
-
-	write_lock_bh(&sk->sk_callback_lock);
-	sk->sk_data_ready = listener->data_ready;
-	sk->sk_user_data = NULL;
-	write_unlock_bh(&sk->sk_callback_lock);
-	cancel_work_sync(&listener->work);
-	/* Those that wait for a request wake up, and leave. */
-	mutex_lock(&listener->lock);
-	listener->closing = true;
-	list_for_each_entry(connection, &listener->half_open, entry)
-		kernel_sock_shutdown(connection->socket, SHUT_RDWR);
-	mutex_unlock(&listener->lock);
-	wait_event(listener->changed, !READ_ONCE(listener->count));
-	/* The last one may still hold the lock. */
-	mutex_lock(&listener->lock);
-	mutex_unlock(&listener->lock);
-	sock_release(listener->socket);
-	id->provider_data = NULL;
-	kfree(listener);
-	id->rem_ref(id);
-	return 0;
-}
+/* ---- the responder's program ---- */
 
 int rnic_accept(struct iw_cm_id *id, struct iw_cm_conn_param *param)
 {
-	struct connection *connection = id->provider_data;
+	struct rnic_connection *connection = id->provider_data;
 	struct iw_cm_event event = { .event = IW_CM_EVENT_ESTABLISHED };
 	struct rnic_qp *qp = rnic_find_qp(id->device, param->qpn);
 	const u8 *reply;
@@ -508,13 +403,13 @@ int rnic_accept(struct iw_cm_id *id, struct iw_cm_conn_param *param)
 	if (!result)
 		rnic_stream_kick(qp);
 free:
-	free_connection(connection);
+	rnic_connection_free(connection);
 	return result;
 }
 
 int rnic_reject(struct iw_cm_id *id, const void *private_data, u8 octets)
 {
-	struct connection *connection = id->provider_data;
+	struct rnic_connection *connection = id->provider_data;
 	const u8 *reply;
 	int result;
 
@@ -522,6 +417,6 @@ int rnic_reject(struct iw_cm_id *id, const void *private_data, u8 octets)
 	result = rk_mpa_reject(connection->mpa, private_data, octets, &reply);
 	if (result > 0)
 		result = send_frame(connection->socket, reply, result);
-	free_connection(connection);
+	rnic_connection_free(connection);
 	return result;
 }

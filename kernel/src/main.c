@@ -18,7 +18,7 @@
 #define OTHER_DRIVER "siw"
 
 struct workqueue_struct *rnic_works;
-struct workqueue_struct *rnic_waits;
+struct workqueue_struct *rnic_order;
 
 unsigned int rnic_mpa_revision = 2;
 module_param_named(mpa_revision, rnic_mpa_revision, uint, 0644);
@@ -127,8 +127,8 @@ static void free_queues(void)
 {
 	if (rnic_works)
 		destroy_workqueue(rnic_works);
-	if (rnic_waits)
-		destroy_workqueue(rnic_waits);
+	if (rnic_order)
+		destroy_workqueue(rnic_order);
 }
 
 static int __init rnic_init(void)
@@ -136,8 +136,8 @@ static int __init rnic_init(void)
 	int result = -ENOMEM;
 
 	rnic_works = alloc_workqueue("iwarp_rnic", WQ_UNBOUND | WQ_MEM_RECLAIM, 0);
-	rnic_waits = alloc_workqueue("iwarp_rnic_cm", WQ_UNBOUND, 0);
-	if (!rnic_works || !rnic_waits)
+	rnic_order = alloc_ordered_workqueue("iwarp_rnic_cm", WQ_MEM_RECLAIM);
+	if (!rnic_works || !rnic_order)
 		goto no_notifier;
 	result = register_module_notifier(&module_notifier);
 	if (result)

@@ -209,7 +209,7 @@ pub(crate) fn device(
     let files = context.root.join("conformance/guest");
     stage.first_programs(&files, cache)?;
     for program in [
-        "peer", "hostile", "failing", "stubborn", "revoking", "sharing", "elder",
+        "peer", "hostile", "failing", "stubborn", "revoking", "sharing", "elder", "in_order",
     ] {
         stage.compile(program, &files, cache, &["-lrdmacm", "-libverbs"])?;
     }

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+/*
+ * Listeners, and their connections until iw_cm has been told what the peer asks for. cm.c says in which order.
+ *
+ * A connection is half open until its request is complete. A listener goes when the last of these has left it.
+ */
+#include <linux/slab.h>
+
+#include "cm.h"
+
+/* Connections whose request has not come yet, for one listener. */
+#define MAX_HALF_OPEN 128
+
+struct listener {
+	struct iw_cm_id *id;
+	struct socket *socket;
+	void (*data_ready)(struct sock *sk);
+	struct work_struct work;
+	/* Guards the list of connections whose request has not come yet. */
+	struct mutex lock;
+	struct list_head half_open;
+	unsigned int count;
+	bool closing;
+	wait_queue_head_t changed;
+};
+
+/* ---- requests ---- */
+
+/* Nobody but its turn has the connection from here on, until iw_cm gets it. The listener stays. */
+static void no_longer_half_open(struct rnic_connection *connection)
+{
+	mutex_lock(&connection->listener->lock);
+	list_del(&connection->entry);
+	mutex_unlock(&connection->listener->lock);
+	rnic_unwatch(connection);
+}
+
+static void leave(struct listener *listener)
+{
+	mutex_lock(&listener->lock);
+	listener->count--;
+	wake_up(&listener->changed);
+	mutex_unlock(&listener->lock);
+}
+
+static void request_turn(struct work_struct *work)
+{
+	struct rnic_connection *connection = container_of(work, struct rnic_connection, work);
+	struct iw_cm_event event = {
+		.event = IW_CM_EVENT_CONNECT_REQUEST,
+		.provider_data = connection,
+	};
+	struct listener *listener = connection->listener;
+	struct iw_cm_id *id = listener->id;
+	struct rk_mpa_peer peer = {};
+	int result = -ECONNABORTED;
+
+	if (!READ_ONCE(listener->closing))
+		result = rnic_in_time(connection, rnic_read_frame(connection, &peer));
+	if (result == -EAGAIN)
+		return;
+	no_longer_half_open(connection);
+	if (!result) {
+		rnic_tell_of(connection, &peer, &event);
+		event.ird = min_t(u16, peer.ird, U8_MAX);
+		event.ord = min_t(u16, peer.ord, U8_MAX);
+		/*
+		 * The listener goes only when all connections have left it, so its identifier is still there. This one may be accepted and
+		 * freed before the call returns.
+		 */
+		result = id->event_handler(id, &event);
+	} else if (result == -EPROTO) {
+		/* Initiators in hardware try revision 1 only after a reset. */
+		sock_no_linger(connection->socket->sk);
+	}
+	if (result)
+		rnic_connection_free(connection);
+	leave(listener);
+}
+
+static void add_half_open(struct listener *listener, struct socket *socket)
+{
+	struct rk_mpa_params params = rnic_mpa_params(RNIC_MAX_READS, RNIC_MAX_READS);
+	struct rnic_connection *connection;
+	bool refused;
+
+	connection = rnic_connection_new(rk_mpa_new(false, &params, NULL, 0), request_turn);
+	if (!connection) {
+		sock_release(socket);
+		return;
+	}
+	connection->socket = socket;
+	connection->listener = listener;
+	mutex_lock(&listener->lock);
+	refused = listener->closing || listener->count >= MAX_HALF_OPEN;
+	if (!refused) {
+		list_add(&connection->entry, &listener->half_open);
+		listener->count++;
+		rnic_give_time(connection);
+		rnic_watch(connection, TCP_ESTABLISHED);
+	}
+	mutex_unlock(&listener->lock);
+	if (refused)
+		rnic_connection_free(connection);
+}
+
+/* Takes one connection, and the next one in another turn: so those who have sent their request leave before many more are half open. */
+static void accept_turn(struct work_struct *work)
+{
+	struct listener *listener = container_of(work, struct listener, work);
+	struct socket *socket;
+
+	if (kernel_accept(listener->socket, &socket, O_NONBLOCK))
+		return;
+	/* Inherited from the listener. */
+	write_lock_bh(&socket->sk->sk_callback_lock);
+	socket->sk->sk_data_ready = listener->data_ready;
+	socket->sk->sk_user_data = NULL;
+	write_unlock_bh(&socket->sk->sk_callback_lock);
+	add_half_open(listener, socket);
+	queue_work(rnic_order, &listener->work);
+}
+
+/* ---- listeners ---- */
+
+static void listener_ready(struct sock *sk)
+{
+	struct listener *listener;
+
+	read_lock_bh(&sk->sk_callback_lock);
+	listener = sk->sk_user_data;
+	/* A connection inherits this function before it is accepted. */
+	if (listener && sk->sk_state == TCP_LISTEN)
+		queue_work(rnic_order, &listener->work);
+	read_unlock_bh(&sk->sk_callback_lock);
+}
+
+/* Whether rdma_cm asks every device for a listener at this address: everywhere, and the loopback address. */
+static bool is_shared(const struct sockaddr_storage *address)
+{
+	const struct in6_addr *in6 = &((const struct sockaddr_in6 *)address)->sin6_addr;
+	__be32 in = ((const struct sockaddr_in *)address)->sin_addr.s_addr;
+
+	if (address->ss_family == AF_INET)
+		return in == htonl(INADDR_ANY) || ipv4_is_loopback(in);
+	return ipv6_addr_any(in6) || ipv6_addr_loopback(in6);
+}
+
+static int open_listener(struct listener *listener, struct iw_cm_id *id, int backlog)
+{
+	struct sock *sk;
+	int result = rnic_make_socket(id->device, &id->m_local_addr, &listener->socket);
+
+	if (result)
+		return result;
+	sk = listener->socket->sk;
+	sock_set_reuseaddr(sk);
+	/* Each device has a socket of its own, for what comes to that device. */
+	if (is_shared(&id->m_local_addr))
+		sk->sk_bound_dev_if = to_device(id->device)->netdev->ifindex;
+	if (id->m_local_addr.ss_family == AF_INET6)
+		ip6_sock_set_v6only(sk);
+	result = kernel_bind(listener->socket, (struct sockaddr *)&id->m_local_addr,
+			     rnic_address_size(&id->m_local_addr));
+	if (!result) {
+		write_lock_bh(&sk->sk_callback_lock);
+		listener->data_ready = sk->sk_data_ready;
+		sk->sk_user_data = listener;
+		sk->sk_data_ready = listener_ready;
+		write_unlock_bh(&sk->sk_callback_lock);
+		result = kernel_listen(listener->socket, backlog);
+	}
+	if (result)
+		sock_release(listener->socket);
+	return result;
+}
+
+int rnic_create_listen(struct iw_cm_id *id, int backlog)
+{
+	struct listener *listener = kzalloc(sizeof(*listener), GFP_KERNEL);
+	int result;
+
+	if (!listener)
+		return -ENOMEM;
+	listener->id = id;
+	mutex_init(&listener->lock);
+	INIT_LIST_HEAD(&listener->half_open);
+	init_waitqueue_head(&listener->changed);
+	INIT_WORK(&listener->work, accept_turn);
+	result = open_listener(listener, id, backlog);
+	if (result) {
+		kfree(listener);
+		return result;
+	}
+	id->add_ref(id);
+	id->provider_data = listener;
+	return 0;
+}
+
+int rnic_destroy_listen(struct iw_cm_id *id)
+{
+	struct listener *listener = id->provider_data;
+	struct sock *sk = listener->socket->sk;
+	struct rnic_connection *connection;
+
+	write_lock_bh(&sk->sk_callback_lock);
+	sk->sk_data_ready = listener->data_ready;
+	sk->sk_user_data = NULL;
+	write_unlock_bh(&sk->sk_callback_lock);
+	cancel_work_sync(&listener->work);
+	/* Those that wait for a request leave in another turn. */
+	mutex_lock(&listener->lock);
+	WRITE_ONCE(listener->closing, true);
+	list_for_each_entry(connection, &listener->half_open, entry)
+		queue_work(rnic_order, &connection->work);
+	mutex_unlock(&listener->lock);
+	wait_event(listener->changed, !READ_ONCE(listener->count));
+	/* The last one may still hold the lock. */
+	mutex_lock(&listener->lock);
+	mutex_unlock(&listener->lock);
+	sock_release(listener->socket);
+	id->provider_data = NULL;
+	kfree(listener);
+	id->rem_ref(id);
+	return 0;
+}
