@@ -5,6 +5,7 @@
  * The peer is a process with plain TCP. For each way to answer, a program connects; what it hears and how often it has connected must be right.
  * Exit status: 0 if so.
  */
+#include "frame.h"
 #include "pair.h"
 
 #include <signal.h>
@@ -24,15 +25,6 @@ static const struct {
 
 static const char greeting[] = "hello", reply[] = "welcome";
 
-/* The head of an MPA frame: key, flags, revision, and the octets of private data that follow. */
-struct frame {
-	char key[16];
-	unsigned char flags, revision;
-	unsigned char high, low;
-	char data[512];
-};
-#define HEAD 20
-
 static void answer(int s, struct frame *frame)
 {
 	memcpy(frame->key, "MPA ID Rep Frame", sizeof frame->key);
@@ -48,17 +40,14 @@ static void peer(int listener, enum way way, int told)
 		struct linger at_once = { .l_onoff = way == RESETS };
 		int s = accept(listener, NULL, NULL);
 		struct frame frame;
-		size_t octets;
 
-		must(write(told, "!", 1) != 1 || recv(s, &frame, HEAD, MSG_WAITALL) != HEAD, "a request");
-		octets = (size_t)frame.low;
-		must(frame.high || recv(s, frame.data, octets, MSG_WAITALL) != (ssize_t)octets, "its private data");
+		must(write(told, "!", 1) != 1 || read_frame(s, &frame), "a request");
 		if (way == CLOSES_IN_THE_MIDDLE) {
 			must(send(s, "MPA ID", 6, 0) != 6, "half an answer");
 			/* The octets come before the end. */
 			usleep(100000);
 		} else if (way != ALWAYS_CLOSES && frame.revision == 1) {
-			must(octets != sizeof greeting || memcmp(frame.data, greeting, octets), "the private data of revision 1");
+			must(data_octets(&frame) != sizeof greeting || memcmp(frame.data, greeting, sizeof greeting), "the private data of revision 1");
 			answer(s, &frame);
 			continue;
 		}

@@ -21,6 +21,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "frame.h"
+
 #define LIMIT 8.0 /* seconds */
 #define WRITES 64
 #define OCTETS (256 * 1024)
@@ -53,25 +55,6 @@ static double now(void)
 }
 
 /* ---- the peer ---- */
-
-/* The head of an MPA frame: key, flags, revision, and the octets of private data that follow. */
-struct frame {
-	char key[16];
-	unsigned char flags, revision;
-	unsigned char high, low;
-	unsigned char data[512];
-};
-#define HEAD 20
-
-static int read_frame(int s, struct frame *frame)
-{
-	int octets;
-
-	if (recv(s, frame, HEAD, MSG_WAITALL) != HEAD)
-		return -1;
-	octets = frame->high << 8 | frame->low;
-	return octets > (int)sizeof frame->data || recv(s, frame->data, (size_t)octets, MSG_WAITALL) != octets ? -1 : 0;
-}
 
 /* Answers a request with what it asks for. */
 static int answer(int listener)
