@@ -1,6 +1,6 @@
-//! The kernel that a guest boots for our module: Debian's as it is, or one from Debian's source that looks for faults.
+//! The kernel that a guest boots for our module: one of Debian's as it is, or one from Debian's source that looks for faults.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
@@ -9,13 +9,13 @@ use xtask::kernel::{self, Kind, debug};
 use xtask::process::Log;
 
 use crate::complaints;
-use crate::siw::debian::{Kernel, KernelFiles};
+use crate::siw::debian::{Kernel, KernelFiles, NEWER, OLDER};
 use crate::siw::guest::{Guest, Machine};
 
 /// The kernel, and how it is booted.
 #[derive(Args)]
 pub(crate) struct Boot {
-    /// Debian's kernel, or one from its source that looks for faults (see `debug-kernel`)
+    /// Debian's kernel 6.12, its older one, or one from its source that looks for faults (see `debug-kernel`)
     #[arg(long, value_enum, default_value_t = Flavour::Debian)]
     kernel: Flavour,
     /// When the kernel lets another thread run: none, voluntary or full
@@ -27,6 +27,9 @@ pub(crate) struct Boot {
 enum Flavour {
     /// As the distribution ships it.
     Debian,
+    /// That of Debian 12.
+    #[value(name = "6.1")]
+    Older,
     /// With sanitizers and checks of locks, which make it several times slower.
     Debug,
 }
@@ -51,7 +54,7 @@ impl Boot {
     pub(crate) fn parts(&self, context: &Context, log: &mut Log) -> Result<Result<Parts, String>> {
         log.say("building the engine");
         let kind = match self.kernel {
-            Flavour::Debian => Kind::Plain,
+            Flavour::Debian | Flavour::Older => Kind::Plain,
             Flavour::Debug => Kind::Checked,
         };
         let object = match kernel::build(context, kind, log)? {
@@ -63,14 +66,10 @@ impl Boot {
         // The kernel's build needs absolute paths.
         let cache = cache.canonicalize()?;
         let (kernel, dir) = match self.kernel {
-            Flavour::Debian => {
-                log.say("fetching Debian's kernel");
-                let dir = cache.join("kernel");
-                std::fs::create_dir_all(&dir)?;
-                let kernel = Kernel::newest(log)?;
-                kernel.fetch(&dir, log)?;
-                kernel.fetch_siw(&dir, log)?;
-                (kernel.files(&dir), cache.clone())
+            Flavour::Debian => (shipped(NEWER, &cache, log)?, cache.clone()),
+            Flavour::Older => {
+                let dir = cache.join("older");
+                (shipped(OLDER, &dir, log)?, dir)
             }
             Flavour::Debug => (
                 debug::build(context, log)?.into(),
@@ -106,7 +105,7 @@ impl Boot {
     /// Seconds for what takes `seconds` on Debian's kernel.
     pub(crate) fn limit(&self, seconds: u64) -> u64 {
         match self.kernel {
-            Flavour::Debian => seconds,
+            Flavour::Debian | Flavour::Older => seconds,
             Flavour::Debug => 8 * seconds,
         }
     }
@@ -154,6 +153,17 @@ impl Boot {
             None => Ok(()),
         }
     }
+}
+
+/// A kernel as Debian ships it, below `cache`.
+fn shipped(series: &'static str, cache: &Path, log: &mut Log) -> Result<KernelFiles> {
+    log.say("fetching Debian's kernel");
+    let dir = cache.join("kernel");
+    std::fs::create_dir_all(&dir)?;
+    let kernel = Kernel::newest(series, log)?;
+    kernel.fetch(&dir, log)?;
+    kernel.fetch_siw(&dir, log)?;
+    Ok(kernel.files(&dir))
 }
 
 /// Where the kernel names what it has found.

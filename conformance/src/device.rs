@@ -19,7 +19,7 @@ use crate::endings;
 use crate::excuses;
 use crate::hostile;
 use crate::matrix::{self, Choice, Peer};
-use crate::siw::debian::Kernel;
+use crate::siw::debian::{Kernel, NEWER};
 use crate::siw::guest::Guest;
 use crate::siw::image::{self, Image};
 use crate::siw::needs::{self, Needs};
@@ -323,7 +323,9 @@ fn unable(log: &mut Log) -> Option<String> {
         return Some(format!("not installed: {}", lacking.join(", ")));
     }
     // Other distributions have no such kernel.
-    Kernel::newest(log).err().map(|error| format!("{error:#}"))
+    Kernel::newest(NEWER, log)
+        .err()
+        .map(|error| format!("{error:#}"))
 }
 
 /// Boots a guest, and forgets what it has said until then.

@@ -11,8 +11,10 @@ use xtask::kernel::debug::DebugKernel;
 use xtask::kernel::headers::Release;
 use xtask::process::Log;
 
-/// The Linux release whose driver is tested: the newest that bookworm has, and trixie's own.
-const RELEASE: &str = "6.12";
+/// The series of Linux whose driver is tested: the newest that bookworm has, and trixie's own.
+pub(crate) const NEWER: &str = "6.12";
+/// Bookworm's own.
+pub(crate) const OLDER: &str = "6.1";
 
 /// Where the kernel's source has the driver.
 const SIW: &str = "drivers/infiniband/sw/siw";
@@ -47,38 +49,26 @@ const UNWANTED: &[&str] = &[
 pub(crate) struct Kernel {
     /// Its packages. Image, headers and source share their version.
     pub(crate) release: Release,
+    series: &'static str,
 }
 
 impl Kernel {
-    /// The newest kernel of [`RELEASE`] for which image and source have the same version.
+    /// The newest kernel of a series for which image and source have the same version.
     ///
     /// # Errors
     /// When apt knows of none.
-    pub(crate) fn newest(log: &mut Log) -> Result<Self> {
-        let source = format!("linux-source-{RELEASE}");
+    pub(crate) fn newest(series: &'static str, log: &mut Log) -> Result<Self> {
+        let source = format!("linux-source-{series}");
         let shown = log.run_and_read(Command::new("apt-cache").args(["show", &source]))?;
         let versions: Vec<&str> = fields(&shown, "Version").collect();
-        let names = log.run_and_read(
-            Command::new("apt-cache").args(["pkgnames", &format!("linux-image-{RELEASE}.")]),
-        )?;
-        // apt shows the newest first.
-        for version in versions {
-            let upstream = version.split('-').next().unwrap_or(version);
-            let found = names.lines().find_map(|line| {
-                let name = line.strip_prefix("linux-image-")?;
-                let rest = name.strip_prefix(upstream)?;
-                let flavour = rest
-                    .strip_prefix("+deb")?
-                    .trim_start_matches(|c: char| c.is_ascii_digit());
-                (flavour == "-amd64").then_some(name)
-            });
-            if let Some(name) = found {
-                let release = Release::named(name, log)?;
-                return Ok(Self { release });
+        for name in Release::names(series, log)? {
+            let release = Release::named(&name, log)?;
+            if versions.contains(&release.version.as_str()) {
+                return Ok(Self { release, series });
             }
         }
         bail!(
-            "apt knows no kernel {RELEASE} with its source; is bookworm-security or trixie in its sources?"
+            "apt knows no kernel {series} with its source; is bookworm-security or trixie in its sources?"
         );
     }
 
@@ -101,7 +91,7 @@ impl Kernel {
         if self.siw_source(dir).exists() {
             return Ok(());
         }
-        let tree = format!("linux-source-{RELEASE}");
+        let tree = format!("linux-source-{}", self.series);
         let archive = dir.join("source");
         std::fs::create_dir_all(&archive)?;
         fetch(&archive, &[format!("{tree}={}", self.release.version)], log)?;
@@ -117,7 +107,7 @@ impl Kernel {
 
     /// Returns the directory of siw's source, as Debian ships it.
     fn siw_source(&self, dir: &Path) -> PathBuf {
-        dir.join(format!("linux-source-{RELEASE}/{SIW}"))
+        dir.join(format!("linux-source-{}/{SIW}", self.series))
     }
 
     /// Where everything of it is, if its packages are below `dir`.

@@ -18,9 +18,16 @@ use xtask::context::{Context, find_program};
 use xtask::process::Log;
 
 /// Kernel modules of every guest. The modules that they depend on are added.
-const FIRST_MODULES: &[&str] = &["virtio_net", "crc32c_generic", "crc32c_intel", "libcrc32c"];
+const FIRST_MODULES: &[&str] = &[
+    "virtio_pci",
+    "virtio_net",
+    "crc32c_generic",
+    "crc32c_intel",
+    "libcrc32c",
+];
 /// Kernel modules of the guest with siw. The modules that they depend on are added.
 const MODULES: &[&str] = &[
+    "virtio_pci",
     "virtio_net",
     "crc32c_generic",
     "crc32c_intel",
@@ -110,7 +117,7 @@ pub(crate) fn build(context: &Context, cache: &Path, log: &mut Log) -> Result<Im
     let programs_dir = cache.join("programs");
     log.say("fetching Debian's kernel, siw's source and the guest's programs");
     std::fs::create_dir_all(&kernel_dir)?;
-    let kernel = Kernel::newest(log)?;
+    let kernel = Kernel::newest(debian::NEWER, log)?;
     kernel.fetch(&kernel_dir, log)?;
     kernel.fetch_siw(&kernel_dir, log)?;
     debian::fetch_programs(&programs_dir, log)?;

@@ -1,5 +1,6 @@
 //! Debian's kernels: what a module is built against, from packages that are unpacked and not installed.
 
+use std::cmp::Reverse;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -29,12 +30,19 @@ impl Release {
     /// # Errors
     /// When apt does not answer.
     pub fn newest(series: &str, log: &mut Log) -> Result<Option<Self>> {
+        let names = Self::names(series, log)?;
+        names.first().map(|name| Self::named(name, log)).transpose()
+    }
+
+    /// What `uname -r` says of the kernels of a series, the newest first.
+    ///
+    /// # Errors
+    /// When apt does not answer.
+    pub fn names(series: &str, log: &mut Log) -> Result<Vec<String>> {
         let names = log.run_and_read(
             Command::new("apt-cache").args(["pkgnames", &format!("linux-headers-{series}.")]),
         )?;
-        newest(&names)
-            .map(|name| Self::named(name, log))
-            .transpose()
+        Ok(newest_first(&names))
     }
 
     /// The kernel of which `uname -r` says `name`.
@@ -93,16 +101,19 @@ impl Release {
     }
 }
 
-/// The newest of the packages that `apt-cache pkgnames` lists, without variants such as real time.
-fn newest(names: &str) -> Option<&str> {
-    names
+/// The kernels of the packages that `apt-cache pkgnames` lists, without variants such as real time.
+fn newest_first(names: &str) -> Vec<String> {
+    let mut names: Vec<String> = names
         .lines()
         .filter_map(|line| line.strip_prefix("linux-headers-"))
         .filter(|name| {
             name.strip_suffix("-amd64")
                 .is_some_and(|rest| rest.ends_with(|c: char| c.is_ascii_digit()))
         })
-        .max_by_key(|name| numbers(name))
+        .map(str::to_owned)
+        .collect();
+    names.sort_by_key(|name| Reverse(numbers(name)));
+    names
 }
 
 /// The numbers of a version, because text would be ordered by its first digits.
@@ -117,14 +128,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_kernel_is_found_by_its_numbers() {
+    fn kernels_are_ordered_by_their_numbers() {
         let names = "linux-headers-6.12.9+deb12-amd64\nlinux-headers-6.12.117+deb12-amd64\n\
             linux-headers-6.12.117+deb12-common\nlinux-headers-6.12.118+deb12-rt-amd64\n\
             linux-headers-6.12.118+deb12-cloud-amd64\n";
-        assert_eq!(newest(names), Some("6.12.117+deb12-amd64"));
+        assert_eq!(
+            newest_first(names),
+            ["6.12.117+deb12-amd64", "6.12.9+deb12-amd64"]
+        );
         let names = "linux-headers-6.1.0-9-amd64\nlinux-headers-6.1.0-56-amd64\n";
-        assert_eq!(newest(names), Some("6.1.0-56-amd64"));
-        assert_eq!(newest(""), None);
+        assert_eq!(newest_first(names), ["6.1.0-56-amd64", "6.1.0-9-amd64"]);
+        assert!(newest_first("").is_empty());
     }
 
     #[test]
