@@ -88,6 +88,18 @@ pub(crate) const CASES: &[Case] = &[
         rmmod iwarp_rnic",
     ),
     (
+        "more idle clients than a listener has room for do not shut out others",
+        "insmod $MODULE; links
+        ucmatose -b 10.0.2.15 -c 1 & server=$!
+        listening 1D2F
+        for i in $(seq 150); do sleep 12 | nc 10.0.2.15 7471 & idle=\"$idle $!\"; done
+        sleep 2
+        ucmatose -s 10.0.2.15 -c 1
+        wait $server
+        kill $idle || true
+        rmmod iwarp_rnic",
+    ),
+    (
         "a thousand connections come and go",
         "insmod $MODULE; links
         for i in $(seq 10); do

@@ -8,7 +8,7 @@
 
 #include "cm.h"
 
-/* Connections whose request has not come yet, for one listener. */
+/* Connections whose request has not come yet, for one listener. More of them wait in TCP's backlog until one of these leaves. */
 #define MAX_HALF_OPEN 128
 
 struct listener {
@@ -39,6 +39,9 @@ static void leave(struct listener *listener)
 {
 	mutex_lock(&listener->lock);
 	listener->count--;
+	/* There is room for another one. */
+	if (!listener->closing)
+		queue_work(rnic_order, &listener->work);
 	wake_up(&listener->changed);
 	mutex_unlock(&listener->lock);
 }
@@ -92,7 +95,7 @@ static void add_half_open(struct listener *listener, struct socket *socket)
 	connection->socket = socket;
 	connection->listener = listener;
 	mutex_lock(&listener->lock);
-	refused = listener->closing || listener->count >= MAX_HALF_OPEN;
+	refused = listener->closing;
 	if (!refused) {
 		list_add(&connection->entry, &listener->half_open);
 		listener->count++;
@@ -110,7 +113,8 @@ static void accept_turn(struct work_struct *work)
 	struct listener *listener = container_of(work, struct listener, work);
 	struct socket *socket;
 
-	if (kernel_accept(listener->socket, &socket, O_NONBLOCK))
+	/* Both change in turns of the same queue. */
+	if (listener->count >= MAX_HALF_OPEN || kernel_accept(listener->socket, &socket, O_NONBLOCK))
 		return;
 	/* Inherited from the listener. */
 	write_lock_bh(&socket->sk->sk_callback_lock);
@@ -207,13 +211,14 @@ int rnic_destroy_listen(struct iw_cm_id *id)
 	sk->sk_data_ready = listener->data_ready;
 	sk->sk_user_data = NULL;
 	write_unlock_bh(&sk->sk_callback_lock);
-	cancel_work_sync(&listener->work);
 	/* Those that wait for a request leave in another turn. */
 	mutex_lock(&listener->lock);
 	WRITE_ONCE(listener->closing, true);
 	list_for_each_entry(connection, &listener->half_open, entry)
 		queue_work(rnic_order, &connection->work);
 	mutex_unlock(&listener->lock);
+	/* None of them has it queued again from here on. */
+	cancel_work_sync(&listener->work);
 	wait_event(listener->changed, !READ_ONCE(listener->count));
 	/* The last one may still hold the lock. */
 	mutex_lock(&listener->lock);
