@@ -200,10 +200,11 @@ int rnic_modify_qp(struct ib_qp *base, struct ib_qp_attr *attributes, int mask,
 	spin_lock_bh(&qp->lock);
 	result = change(qp, attributes->qp_state);
 	spin_unlock_bh(&qp->lock);
-	rnic_settle(qp);
-	/* What an end sends and closes may sleep, and who asks may have to hurry. */
+	/* An end closes the connection here: a work would only make it later. */
 	if (attributes->qp_state == IB_QPS_RESET || attributes->qp_state > IB_QPS_RTS)
-		rnic_stream_kick(qp);
+		rnic_stream_turn(qp);
+	else
+		rnic_settle(qp);
 	return result;
 }
 
@@ -247,7 +248,7 @@ int rnic_destroy_qp(struct ib_qp *base, struct ib_udata *udata)
 	rk_qp_counters(qp->engine, device->gone);
 	spin_unlock(&qp->lock);
 	xa_unlock_bh(&device->qps);
-	rnic_stream_kick(qp);
+	rnic_stream_turn(qp);
 	rnic_qp_put(base);
 	/* The stream and the connection manager hold references. What they do has limits, but a peer may never close. */
 	if (!wait_for_completion_timeout(&qp->unused, PATIENCE)) {

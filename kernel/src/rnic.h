@@ -276,6 +276,7 @@ void rnic_stream_free(struct rnic_qp *qp);
 void rnic_stream_attach(struct rnic_qp *qp, struct socket *socket, struct iw_cm_id *id);
 int rnic_stream_send(struct rnic_qp *qp);
 void rnic_stream_kick(struct rnic_qp *qp);
+void rnic_stream_turn(struct rnic_qp *qp);
 void rnic_settle(struct rnic_qp *qp);
 
 /* cm.c */

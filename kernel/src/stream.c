@@ -261,6 +261,13 @@ unlock:
 	read_unlock_bh(&sk->sk_callback_lock);
 }
 
+/* A FIN comes with data_ready, too. */
+static void state_change(struct sock *sk)
+{
+	if (sk->sk_state == TCP_CLOSE)
+		data_ready(sk);
+}
+
 static void write_space(struct sock *sk)
 {
 	struct rnic_qp *qp;
@@ -298,7 +305,7 @@ void rnic_stream_attach(struct rnic_qp *qp, struct socket *socket, struct iw_cm_
 	sk->sk_user_data = qp;
 	sk->sk_data_ready = data_ready;
 	sk->sk_write_space = write_space;
-	sk->sk_state_change = data_ready;
+	sk->sk_state_change = state_change;
 	write_unlock_bh(&sk->sk_callback_lock);
 	WRITE_ONCE(qp->sk, sk);
 }
@@ -413,9 +420,9 @@ static void go_on(struct rnic_qp *qp)
 		rnic_stream_kick(qp);
 }
 
-static void stream_work(struct work_struct *work)
+/* Does all that is due now. May sleep. */
+void rnic_stream_turn(struct rnic_qp *qp)
 {
-	struct rnic_qp *qp = container_of(work, struct rnic_qp, work);
 	bool more;
 
 	mutex_lock(&qp->mutex);
@@ -433,6 +440,13 @@ static void stream_work(struct work_struct *work)
 	} while (more);
 	mutex_unlock(&qp->mutex);
 	rnic_settle(qp);
+}
+
+static void stream_work(struct work_struct *work)
+{
+	struct rnic_qp *qp = container_of(work, struct rnic_qp, work);
+
+	rnic_stream_turn(qp);
 	rnic_qp_put(&qp->base);
 }
 
