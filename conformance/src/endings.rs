@@ -31,6 +31,15 @@ pub(crate) const CASES: &[Case] = &[
         rmmod iwarp_rnic",
     ),
     (
+        "a connection ends though megabytes of it are unread",
+        "echo 4096 4194304 6291456 > /proc/sys/net/ipv4/tcp_rmem
+        insmod $MODULE rnr_wait_ms=500; links
+        unread 10.0.2.15 7300
+        rdma resource | grep 'iwarp0: pd 0 cq 0 qp 0 cm_id 0 mr 0 ctx 0'
+        rmmod iwarp_rnic
+        echo 4096 131072 6291456 > /proc/sys/net/ipv4/tcp_rmem",
+    ),
+    (
         "a link is deleted under load",
         "insmod $MODULE; links
         rping -s -P -a 10.0.2.15 -p 7100 -S 60000 & server=$!

@@ -234,8 +234,11 @@ static bool receive(struct rnic_qp *qp, struct sock *sk)
 	spin_lock_bh(&qp->lock);
 	look_for_end(qp, sk);
 	rnic_area_give(qp);
+	interest = rk_rx_interest(qp->engine);
 	spin_unlock_bh(&qp->lock);
-	return !descriptor.count && interest == RK_RX_READ && !skb_queue_empty(&sk->sk_receive_queue);
+	/* What is thrown away is read to its end, too: while it fills the queue the peer can send nothing that would call again. */
+	return !descriptor.count && (interest == RK_RX_READ || interest == RK_RX_DISCARD) &&
+	       !skb_queue_empty(&sk->sk_receive_queue);
 }
 
 static void data_ready(struct sock *sk)

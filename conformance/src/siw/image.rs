@@ -217,6 +217,7 @@ pub(crate) fn device(
     stage.first_programs(&files, cache)?;
     for program in [
         "peer", "hostile", "failing", "stubborn", "revoking", "sharing", "elder", "in_order",
+        "unread",
     ] {
         stage.compile(program, &files, cache, &["-lrdmacm", "-libverbs"])?;
     }
