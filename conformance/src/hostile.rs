@@ -1,4 +1,4 @@
-//! The module against those who break rules: programs that write anything into the rings, and a kernel that has no memory.
+//! The module against those who break rules: programs that write anything into the rings, peers that send anything, and a kernel that has no memory.
 
 use crate::device::Case;
 
@@ -20,6 +20,17 @@ pub(crate) const CASES: &[Case] = &[
         wait $hostile || true
         done
         for i in $(seq 100); do if rdma resource | grep 'ctx 0'; then break; fi; sleep 0.1; done
+        rdma resource | grep 'iwarp0: pd 0 cq 0 qp 0 cm_id 0 mr 0 ctx 0'
+        rmmod iwarp_rnic",
+    ),
+    (
+        "peers that break each rule get the Terminate for it, and others go on",
+        "insmod $MODULE; links
+        rping -s -a 10.0.2.15 -p 7200 -C 2000 -S 4096 & server=$!
+        listening 1C20
+        rping -c -a 10.0.2.15 -p 7200 -C 2000 -S 4096 -v >/dev/null & client=$!
+        violating 10.0.2.15 7300
+        wait $client; wait $server
         rdma resource | grep 'iwarp0: pd 0 cq 0 qp 0 cm_id 0 mr 0 ctx 0'
         rmmod iwarp_rnic",
     ),

@@ -216,7 +216,15 @@ pub(crate) fn device(
     let files = context.root.join("conformance/guest");
     stage.first_programs(&files, cache)?;
     for program in [
-        "peer", "hostile", "failing", "stubborn", "revoking", "sharing", "elder", "in_order",
+        "peer",
+        "hostile",
+        "failing",
+        "stubborn",
+        "revoking",
+        "sharing",
+        "elder",
+        "in_order",
+        "violating",
         "unread",
     ] {
         stage.compile(program, &files, cache, &["-lrdmacm", "-libverbs"])?;

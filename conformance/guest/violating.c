@@ -1,0 +1,327 @@
+/* A peer that breaks the rules of MPA, DDP and RDMAP, and what the module answers.
+ *
+ * violating ADDR PORT
+ *
+ * The peer is a plain TCP socket of this process, the other end a queue pair of it. Each violation has a connection of its own: the peer must
+ * get the Terminate that the RFCs name for it and then the end of the stream, the program a disconnect and its receive back with the right
+ * status, and no octet of its memory may change. Exit status: 0 if that was so. First a Write without a fault must arrive, so that it is known
+ * that nothing else is wrong with what the peer sends.
+ */
+#include "frame.h"
+#include "pair.h"
+
+#include <sys/time.h>
+
+#define OCTETS 64
+#define PATIENCE 20 /* seconds */
+
+/* RDMAP's operations (RFC 5040 section 4.4, RFC 7306 section 4.1). */
+enum op { WRITE, READ, READ_RESPONSE, SEND, SEND_INV, TERMINATE = 7, ATOMIC = 10, ATOMIC_RESPONSE };
+
+/* What the Terminate names: layer, type, code (RFC 5040 section 4.8). */
+#define PROTECTION(code) (0x0100 | (code))
+#define OPERATION(code) (0x0200 | (code))
+#define TAGGED(code) (0x1100 | (code))
+#define UNTAGGED(code) (0x1200 | (code))
+#define MPA(code) (0x2000 | (code))
+
+/* Memory that the peer names: unknown, with all rights, with none, and of another protection domain. */
+enum where { UNKNOWN, ALL, LOCAL, FOREIGN, PLACES };
+
+/* Octets of a header without a tag that are changed: the number of the queue, that of the message, its offset; and the atomic operation. */
+#define CHANGED(where, to) .changed = 1, .at = (where), .octet = (to)
+enum { DDP_CONTROL = 0, RDMAP_CONTROL = 1, QN = 9, MSN = 13, MO = 17, ATOMIC_OP = 21 };
+
+#define WRAPS INT64_MAX
+
+struct violation {
+	const char *name;
+	int answer;
+	enum op op;
+	enum where where;
+	int64_t offset;
+	int payload;
+	/* One octet of the ULPDU is another, only so many octets of it are sent, or its sum is wrong. */
+	int changed, at, octet;
+	int cut, length;
+	int bad_sum;
+	/* The status of the receive, unless it is flushed. */
+	enum ibv_wc_status receive;
+};
+
+static const struct violation violations[] = {
+	{ "a Write to no such STag", TAGGED(0), WRITE, UNKNOWN },
+	{ "a Write behind the end", TAGGED(1), WRITE, ALL, 60 },
+	{ "a Write before the start", TAGGED(1), WRITE, ALL, -4 },
+	{ "a Write whose offset wraps", TAGGED(3), WRITE, ALL, WRAPS },
+	{ "a Write without the right", PROTECTION(2), WRITE, LOCAL },
+	{ "a Write into another domain", TAGGED(2), WRITE, FOREIGN },
+	{ "a Read of no such STag", PROTECTION(0), READ, UNKNOWN },
+	{ "a Read behind the end", PROTECTION(1), READ, ALL, 60 },
+	{ "a Read whose offset wraps", PROTECTION(4), READ, ALL, WRAPS },
+	{ "a Read without the right", PROTECTION(2), READ, LOCAL },
+	{ "a Read from another domain", PROTECTION(3), READ, FOREIGN },
+	{ "a short Read Request", OPERATION(0xff), READ, ALL, .payload = 20 },
+	{ "a Read Response that nobody asked for", OPERATION(6), READ_RESPONSE, ALL },
+	{ "an atomic at no such STag", PROTECTION(0), ATOMIC, UNKNOWN },
+	/* The module gives no peer the right to these, whatever the program asks for. */
+	{ "an atomic without the right", PROTECTION(2), ATOMIC, ALL },
+	{ "an atomic in another domain", PROTECTION(3), ATOMIC, FOREIGN },
+	{ "no such atomic", OPERATION(6), ATOMIC, ALL, CHANGED(ATOMIC_OP, 1) },
+	{ "an Atomic Response that nobody asked for", OPERATION(6), ATOMIC_RESPONSE },
+	{ "an invalidation of no such STag", PROTECTION(9), SEND_INV, UNKNOWN, .receive = IBV_WC_LOC_ACCESS_ERR },
+	{ "an invalidation of a memory region", PROTECTION(9), SEND_INV, ALL, .receive = IBV_WC_LOC_ACCESS_ERR },
+	{ "an invalidation in another domain", PROTECTION(9), SEND_INV, FOREIGN, .receive = IBV_WC_LOC_ACCESS_ERR },
+	{ "a message number that is skipped", UNTAGGED(3), SEND, CHANGED(MSN, 2) },
+	{ "a message number that is repeated", UNTAGGED(3), SEND, CHANGED(MSN, 0) },
+	{ "an offset in a first segment", UNTAGGED(4), SEND, CHANGED(MO, 8) },
+	{ "no such queue", UNTAGGED(1), SEND, CHANGED(QN, 4) },
+	{ "another operation's queue", OPERATION(6), SEND, CHANGED(QN, 1) },
+	{ "no such operation", OPERATION(6), SEND, CHANGED(RDMAP_CONTROL, 0x4c) },
+	{ "a Write without a tag", OPERATION(6), SEND, CHANGED(RDMAP_CONTROL, 0x40) },
+	{ "no such version of DDP", UNTAGGED(6), SEND, CHANGED(DDP_CONTROL, 0x42) },
+	{ "no such version of DDP, with a tag", TAGGED(4), WRITE, ALL, CHANGED(DDP_CONTROL, 0xc3) },
+	{ "no such version of RDMAP", OPERATION(5), SEND, CHANGED(RDMAP_CONTROL, 0x83) },
+	{ "half a header", MPA(3), SEND, .cut = 1, .length = 4 },
+	{ "an empty ULPDU", MPA(3), SEND, .cut = 1 },
+	{ "a wrong CRC", MPA(2), WRITE, ALL, .bad_sum = 1 },
+	{ "a Send that is too long", UNTAGGED(5), SEND, .payload = OCTETS + 1, .receive = IBV_WC_LOC_LEN_ERR },
+};
+
+static const struct violation sound = { "a Write without a fault", -1, WRITE, ALL };
+static const struct violation empty = { "a Write of nothing", -1, WRITE, ALL, .cut = 1, .length = 14 };
+
+static unsigned char memory[PLACES][OCTETS] __attribute__((aligned(8)));
+static unsigned char received[OCTETS]; /* What a Send may change. */
+
+/* ---- the peer ---- */
+
+static uint32_t crc32c(const unsigned char *octets, size_t n)
+{
+	uint32_t sum = ~0u;
+
+	while (n--) {
+		sum ^= *octets++;
+		for (int bit = 0; bit < 8; bit++)
+			sum = sum >> 1 ^ (sum & 1 ? 0x82f63b78 : 0);
+	}
+	return ~sum;
+}
+
+static unsigned char *put(unsigned char *to, uint64_t value, int octets)
+{
+	while (octets--)
+		*to++ = (unsigned char)(value >> 8 * octets);
+	return to;
+}
+
+/* The header of a Read Request or an Atomic Request behind DDP's. What the answer would be put into has no STag that is known. */
+static unsigned char *request(unsigned char *to, enum op op, uint32_t stag, uint64_t offset)
+{
+	if (op == READ) {
+		to = put(put(put(to, 0x11223300, 4), 0, 8), 8, 4);
+		return put(put(to, stag, 4), offset, 8);
+	}
+	to = put(put(put(put(to, 0, 4), 1, 4), stag, 4), offset, 8);
+	return put(put(put(put(to, 1, 8), ~0ull, 8), 0, 8), ~0ull, 8);
+}
+
+/* Writes the ULPDU. Returns its octets. */
+static size_t ulpdu(const struct violation *what, unsigned char *to, uint32_t stag, uint64_t offset)
+{
+	static const unsigned char queues[] = { [READ] = 1, [ATOMIC] = 1, [ATOMIC_RESPONSE] = 3 };
+	int tagged = what->op == WRITE || what->op == READ_RESPONSE;
+	unsigned char *end = put(put(to, tagged ? 0xc1 : 0x41, 1), 0x40 | what->op, 1);
+	unsigned char *body;
+
+	if (tagged)
+		end = put(put(end, stag, 4), offset, 8);
+	else
+		end = put(put(put(put(end, what->op == SEND_INV ? stag : 0, 4), queues[what->op], 4), 1, 4), 0, 4);
+	body = end;
+	if (what->op == READ || what->op == ATOMIC) {
+		end = request(end, what->op, stag, offset);
+	} else {
+		memset(end, 7, OCTETS + 1);
+		end += what->op == ATOMIC_RESPONSE ? 12 : 8;
+	}
+	if (what->payload)
+		end = body + what->payload;
+	if (what->changed)
+		to[what->at] = (unsigned char)what->octet;
+	return what->cut ? (size_t)what->length : (size_t)(end - to);
+}
+
+static void send_fpdu(int s, const struct violation *what, uint32_t stag, uint64_t offset)
+{
+	unsigned char fpdu[256] = {};
+	size_t octets = ulpdu(what, fpdu + 2, stag, offset), padded = (2 + octets + 3) & ~(size_t)3;
+	uint32_t sum;
+
+	put(fpdu, octets, 2);
+	memset(fpdu + 2 + octets, 0, padded - 2 - octets);
+	sum = crc32c(fpdu, padded) ^ (what->bad_sum ? 0x10 : 0);
+	/* The sum begins with its lowest octet (RFC 5044 section 4.4, as iSCSI's). */
+	for (int i = 0; i < 4; i++)
+		fpdu[padded + i] = (unsigned char)(sum >> 8 * i);
+	must(send(s, fpdu, padded + 4, 0) != (ssize_t)padded + 4, "sending");
+}
+
+/* Reads a Terminate and the end of the stream. Returns what it names. */
+static int read_terminate(int s)
+{
+	unsigned char fpdu[2048];
+	size_t octets, padded;
+	uint32_t sum = 0;
+
+	must(recv(s, fpdu, 2, MSG_WAITALL) != 2, "a Terminate");
+	octets = (size_t)(fpdu[0] << 8 | fpdu[1]);
+	padded = (2 + octets + 3) & ~(size_t)3;
+	must(octets < 20 || padded + 4 > sizeof fpdu, "the length of a Terminate");
+	must(recv(s, fpdu + 2, padded + 2, MSG_WAITALL) != (ssize_t)padded + 2, "the rest of a Terminate");
+	for (int i = 4; i--;)
+		sum = sum << 8 | fpdu[padded + i];
+	must(sum != crc32c(fpdu, padded), "the sum of a Terminate");
+	must(fpdu[2] != 0x41 || fpdu[3] != (0x40 | TERMINATE) || fpdu[11] != 2, "the header of a Terminate");
+	must(recv(s, fpdu + padded + 4, 1, 0) != 0, "the end of the stream");
+	return fpdu[20] << 8 | fpdu[21];
+}
+
+/* Connects by TCP and asks, by MPA of revision 1 with CRC. */
+static int ask(const struct sockaddr_in *address)
+{
+	struct frame frame = { .key = "MPA ID Req Frame", .flags = 0x40, .revision = 1 };
+	struct timeval patience = { .tv_sec = PATIENCE };
+	int s = socket(AF_INET, SOCK_STREAM, 0);
+
+	setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+	must(connect(s, (const struct sockaddr *)address, sizeof *address), "connecting");
+	must(send(s, &frame, HEAD, 0) != HEAD, "a request");
+	return s;
+}
+
+/* ---- the program ---- */
+
+struct program {
+	struct rdma_event_channel *channel;
+	struct rdma_cm_id *listener, *id;
+	struct ibv_cq *cq;
+	struct ibv_pd *foreign;
+	struct ibv_mr *regions[PLACES], *received;
+	int wrong; /* Answers. */
+};
+
+/* Takes the connection: a queue pair with one receive, and the memory. */
+static void take(struct program *program)
+{
+	int rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RC, .cap = { 1, 1, 1, 1, 0 } };
+	struct rdma_conn_param param = { .responder_resources = 4, .initiator_depth = 4 };
+	struct ibv_recv_wr wr = { .wr_id = 5, .num_sge = 1 }, *bad;
+	struct ibv_sge sge;
+
+	program->id = event(program->channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+	program->cq = ibv_create_cq(program->id->verbs, 4, NULL, NULL, 0);
+	must(!program->cq, "a completion queue");
+	attr.send_cq = attr.recv_cq = program->cq;
+	must(rdma_create_qp(program->id, NULL, &attr), "a queue pair");
+	program->foreign = ibv_alloc_pd(program->id->verbs);
+	must(!program->foreign, "a protection domain");
+	program->regions[ALL] = ibv_reg_mr(program->id->qp->pd, memory[ALL], OCTETS, rights);
+	program->regions[LOCAL] = ibv_reg_mr(program->id->qp->pd, memory[LOCAL], OCTETS, IBV_ACCESS_LOCAL_WRITE);
+	program->regions[FOREIGN] = ibv_reg_mr(program->foreign, memory[FOREIGN], OCTETS, rights);
+	program->received = ibv_reg_mr(program->id->qp->pd, received, OCTETS, IBV_ACCESS_LOCAL_WRITE);
+	must(!program->regions[ALL] || !program->regions[LOCAL] || !program->regions[FOREIGN] || !program->received, "the regions");
+	sge = (struct ibv_sge){ (uintptr_t)received, OCTETS, program->received->lkey };
+	wr.sg_list = &sge;
+	must(ibv_post_recv(program->id->qp, &wr, &bad) || rdma_accept(program->id, &param), "accepting");
+	event(program->channel, RDMA_CM_EVENT_ESTABLISHED);
+}
+
+static void expect_receive(struct program *program, enum ibv_wc_status status)
+{
+	struct ibv_wc wc = {};
+	int n = 0;
+
+	for (int i = 0; !n && i < PATIENCE * 1000; i++) {
+		n = ibv_poll_cq(program->cq, 1, &wc);
+		if (!n)
+			usleep(1000);
+	}
+	must(n != 1 || wc.wr_id != 5, "a completion");
+	if (wc.status != status) {
+		printf("the receive has ended with %s, which is wrong\n", ibv_wc_status_str(wc.status));
+		program->wrong++;
+	}
+}
+
+static void leave(struct program *program)
+{
+	rdma_destroy_qp(program->id);
+	for (enum where i = ALL; i < PLACES; i++)
+		must(ibv_dereg_mr(program->regions[i]), "the end of a region");
+	must(ibv_dereg_mr(program->received) || ibv_dealloc_pd(program->foreign) || ibv_destroy_cq(program->cq) || rdma_destroy_id(program->id), "the end of the program's connection");
+}
+
+static uint64_t offset_of(const struct violation *what)
+{
+	if (what->offset == WRAPS)
+		return UINT64_MAX - 3;
+	return what->where == UNKNOWN ? 0 : (uintptr_t)memory[what->where] + (uint64_t)what->offset;
+}
+
+static void try(struct program *program, const struct sockaddr_in *address, const struct violation *what)
+{
+	struct frame frame;
+	uint32_t stag;
+	int s = ask(address);
+
+	take(program);
+	must(read_frame(s, &frame) || memcmp(frame.key, "MPA ID Rep Frame", sizeof frame.key) || !(frame.flags & 0x40), "the reply");
+	stag = what->where == UNKNOWN ? 0x12345678 : program->regions[what->where]->rkey;
+	/* Before it has got one whole FPDU a responder may send nothing, no Terminate either (RFC 5044 section 7.1.2). */
+	if (what->bad_sum)
+		send_fpdu(s, &empty, stag, offset_of(&empty));
+	send_fpdu(s, what, stag, offset_of(what));
+	if (what == &sound) {
+		for (int i = 0; *(volatile unsigned char *)memory[ALL] != 7 && i < PATIENCE * 1000; i++)
+			usleep(1000);
+		must(memory[ALL][0] != 7 || memory[ALL][7] != 7 || memory[ALL][8], "what was written");
+		memset(memory, 0, sizeof memory);
+	} else {
+		int answer = read_terminate(s);
+
+		printf("%s: %04x%s\n", what->name, answer, answer == what->answer ? "" : ", which is wrong");
+		program->wrong += answer != what->answer;
+	}
+	close(s);
+	event(program->channel, RDMA_CM_EVENT_DISCONNECTED);
+	expect_receive(program, what->receive ? what->receive : IBV_WC_WR_FLUSH_ERR);
+	for (size_t i = 0; i < sizeof memory; i++)
+		must(memory[i / OCTETS][i % OCTETS], "memory that has not changed");
+	leave(program);
+}
+
+int main(int argc, char **argv)
+{
+	struct sockaddr_in address = { .sin_family = AF_INET };
+	struct program program = { .channel = rdma_create_event_channel() };
+
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	if (argc != 3 || inet_pton(AF_INET, argv[1], &address.sin_addr) != 1) {
+		fprintf(stderr, "usage: violating ADDR PORT\n");
+		return 2;
+	}
+	address.sin_port = htons((unsigned short)atoi(argv[2]));
+	must(!program.channel || rdma_create_id(program.channel, &program.listener, NULL, RDMA_PS_TCP) ||
+		     rdma_bind_addr(program.listener, (struct sockaddr *)&address) || rdma_listen(program.listener, 4),
+	     "listening");
+	try(&program, &address, &sound);
+	for (size_t i = 0; i < sizeof violations / sizeof *violations; i++)
+		try(&program, &address, &violations[i]);
+	must(rdma_destroy_id(program.listener), "the end of the listener");
+	rdma_destroy_event_channel(program.channel);
+	must(program.wrong, "the answers");
+	printf("%zu violations were answered\n", sizeof violations / sizeof *violations);
+	return 0;
+}
