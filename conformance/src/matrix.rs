@@ -155,6 +155,7 @@ pub(crate) fn run(
     };
     log.say(format!("booting Linux {}", image.release));
     let guest = Guest::start(image, cache, &machine, log)?;
+    boot.forget_leaks(&guest)?;
     guest.must("insmod /lib/iwarp/iwarp_rnic.ko", 60)?;
     USER.link(&guest, "iwarp")?;
     let other = if wants(Peer::Siw) {
