@@ -1,43 +1,68 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
  * Completion queues. The ring is shared with a program, which takes entries without a system call: a full slot has the flag
- * SIW_WQE_VALID, and the program clears it. The word behind the last entry says when the program wants an event.
+ * SIW_WQE_VALID, and the program clears it. The word behind the last entry says when the program wants an event. Queues of clients in the
+ * kernel have the same ring in memory that is not shared, with the kernel's words in its entries; poll_cq takes them.
  *
  * What the program writes there can disturb itself only: the kernel's own index decides where the next entry goes, and the kernel reads
  * nothing back but the two words of flags.
  */
 #include <linux/log2.h>
+#include <linux/mm.h>
 #include <rdma/uverbs_ioctl.h>
 
 #include "rnic.h"
 
-/* Outcomes as the engine numbers them (WcStatus), and siw's word for each. */
-static const u16 siw_status[] = {
-	SIW_WC_SUCCESS,
-	SIW_WC_LOC_LEN_ERR,
-	SIW_WC_LOC_QP_OP_ERR,
-	SIW_WC_LOC_PROT_ERR,
-	SIW_WC_WR_FLUSH_ERR,
-	SIW_WC_GENERAL_ERR,		/* of a bind, which siw's interface does not have */
-	SIW_WC_BAD_RESP_ERR,
-	SIW_WC_LOC_ACCESS_ERR,
-	SIW_WC_REM_INV_REQ_ERR,
-	SIW_WC_REM_ACCESS_ERR,
+/* A word of siw's interface, and the kernel's for the same. */
+struct words {
+	u16 siw;
+	u16 kernel;
 };
 
-/* Operations as the engine numbers them (WcOpcode), and siw's word for each. */
-static const u8 siw_opcode[] = {
-	SIW_OP_SEND,
-	SIW_OP_WRITE,
-	SIW_OP_READ,
-	SIW_OP_COMP_AND_SWAP,
-	SIW_OP_FETCH_AND_ADD,
-	SIW_OP_SEND,			/* of a bind, which siw's interface does not have */
-	SIW_OP_INVAL_STAG,
-	SIW_OP_REG_MR,
-	SIW_OP_RECEIVE,
-	SIW_OP_RECEIVE,
+/* Outcomes as the engine numbers them (WcStatus). siw's interface has no binds. */
+static const struct words statuses[] = {
+	{ SIW_WC_SUCCESS, IB_WC_SUCCESS },
+	{ SIW_WC_LOC_LEN_ERR, IB_WC_LOC_LEN_ERR },
+	{ SIW_WC_LOC_QP_OP_ERR, IB_WC_LOC_QP_OP_ERR },
+	{ SIW_WC_LOC_PROT_ERR, IB_WC_LOC_PROT_ERR },
+	{ SIW_WC_WR_FLUSH_ERR, IB_WC_WR_FLUSH_ERR },
+	{ SIW_WC_GENERAL_ERR, IB_WC_MW_BIND_ERR },
+	{ SIW_WC_BAD_RESP_ERR, IB_WC_BAD_RESP_ERR },
+	{ SIW_WC_LOC_ACCESS_ERR, IB_WC_LOC_ACCESS_ERR },
+	{ SIW_WC_REM_INV_REQ_ERR, IB_WC_REM_INV_REQ_ERR },
+	{ SIW_WC_REM_ACCESS_ERR, IB_WC_REM_ACCESS_ERR },
+	/* Any other. */
+	{ SIW_WC_GENERAL_ERR, IB_WC_GENERAL_ERR },
 };
+
+/* Operations as the engine numbers them (WcOpcode). */
+static const struct words opcodes[] = {
+	{ SIW_OP_SEND, IB_WC_SEND },
+	{ SIW_OP_WRITE, IB_WC_RDMA_WRITE },
+	{ SIW_OP_READ, IB_WC_RDMA_READ },
+	{ SIW_OP_COMP_AND_SWAP, IB_WC_COMP_SWAP },
+	{ SIW_OP_FETCH_AND_ADD, IB_WC_FETCH_ADD },
+	{ SIW_OP_SEND, IB_WC_SEND },		/* a bind */
+	{ SIW_OP_INVAL_STAG, IB_WC_LOCAL_INV },
+	{ SIW_OP_REG_MR, IB_WC_REG_MR },
+	{ SIW_OP_RECEIVE, IB_WC_RECV },
+	{ SIW_OP_RECEIVE, IB_WC_RECV },
+};
+
+static bool is_kernels(const struct rnic_cq *cq)
+{
+	return !cq->mapping;
+}
+
+static u16 word(const struct rnic_cq *cq, struct words words)
+{
+	return is_kernels(cq) ? words.kernel : words.siw;
+}
+
+static struct siw_cqe *slot(const struct rnic_cq *cq, u32 index)
+{
+	return &cq->ring[index & (cq->base.cqe - 1)];
+}
 
 /* Puts a completion into the ring. The caller holds the queue pair's lock, and notifies when it has dropped that. */
 static void put(struct rnic_cq *cq, struct rnic_qp *qp, const struct rk_completion *from)
@@ -46,21 +71,19 @@ static void put(struct rnic_cq *cq, struct rnic_qp *qp, const struct rk_completi
 	unsigned long flags;
 
 	spin_lock_irqsave(&cq->lock, flags);
-	entry = &cq->ring[cq->next & (cq->base.cqe - 1)];
-	/* The program has not taken what is there. */
+	entry = slot(cq, cq->next);
+	/* The owner has not taken what is there. */
 	if (smp_load_acquire(&entry->flags) & SIW_WQE_VALID) {
 		cq->overflowed = true;
 		goto unlock;
 	}
 	cq->next++;
 	WRITE_ONCE(entry->id, from->wr_id);
-	WRITE_ONCE(entry->opcode,
-		   from->opcode < ARRAY_SIZE(siw_opcode) ? siw_opcode[from->opcode] : SIW_OP_SEND);
-	WRITE_ONCE(entry->status,
-		   from->status < ARRAY_SIZE(siw_status) ? siw_status[from->status] : SIW_WC_GENERAL_ERR);
+	WRITE_ONCE(entry->opcode, word(cq, opcodes[min_t(u32, from->opcode, ARRAY_SIZE(opcodes) - 1)]));
+	WRITE_ONCE(entry->status, word(cq, statuses[min_t(u32, from->status, ARRAY_SIZE(statuses) - 1)]));
 	WRITE_ONCE(entry->bytes, from->byte_len);
 	WRITE_ONCE(entry->imm_data, from->imm_or_stag);
-	WRITE_ONCE(entry->qp_id, qp->base.qp_num);
+	WRITE_ONCE(entry->qp_id, is_kernels(cq) ? (uintptr_t)&qp->base : qp->base.qp_num);
 	smp_store_release(&entry->flags,
 			  SIW_WQE_VALID | (from->flags & RK_WC_WITH_INV ? SIW_WQE_REM_INVAL : 0));
 	cq->written = true;
@@ -129,11 +152,10 @@ bool rnic_cq_notify(struct rnic_cq *cq)
 	return !overflowed;
 }
 
+/* `udata` is NULL for a client in the kernel. */
 int rnic_create_cq(struct ib_cq *base, const struct ib_cq_init_attr *attributes,
 		   struct ib_udata *udata)
 {
-	struct rnic_ucontext *context =
-		rdma_udata_to_drv_context(udata, struct rnic_ucontext, base);
 	struct rnic_cq *cq = to_cq(base);
 	struct siw_uresp_create_cq answer = {};
 	size_t octets;
@@ -141,40 +163,101 @@ int rnic_create_cq(struct ib_cq *base, const struct ib_cq_init_attr *attributes,
 
 	if (attributes->flags)
 		return -EOPNOTSUPP;
-	if (!attributes->cqe || attributes->cqe > RNIC_MAX_CQE || udata->outlen < sizeof(answer))
+	if (!attributes->cqe || attributes->cqe > RNIC_MAX_CQE ||
+	    (udata && udata->outlen < sizeof(answer)))
 		return -EINVAL;
 	answer.num_cqe = roundup_pow_of_two(attributes->cqe);
 	octets = array_size(answer.num_cqe, sizeof(struct siw_cqe)) + sizeof(struct siw_cq_ctrl);
 	spin_lock_init(&cq->lock);
-	cq->ring = rnic_share(context, octets, &cq->mapping, &answer.cq_key);
+	cq->ring = rnic_queue_memory(rnic_context_of(udata), octets, &cq->mapping, &answer.cq_key);
 	if (!cq->ring)
 		return -ENOMEM;
 	cq->control = (struct siw_cq_ctrl *)&cq->ring[answer.num_cqe];
 	base->cqe = answer.num_cqe;
+	if (!udata)
+		return 0;
 	result = ib_copy_to_udata(udata, &answer, sizeof(answer));
 	if (result)
-		rdma_user_mmap_entry_remove(cq->mapping);
+		rnic_queue_memory_free(cq->ring, cq->mapping);
 	return result;
 }
 
 int rnic_destroy_cq(struct ib_cq *base, struct ib_udata *udata)
 {
-	rdma_user_mmap_entry_remove(to_cq(base)->mapping);
+	rnic_queue_memory_free(to_cq(base)->ring, to_cq(base)->mapping);
 	return 0;
 }
 
-/* Kernel clients have no queues here yet. */
-int rnic_poll_cq(struct ib_cq *base, int count, struct ib_wc *completions)
+/* ---- queues of clients in the kernel ---- */
+
+static bool is_full(const struct siw_cqe *entry)
 {
-	return -EOPNOTSUPP;
+	return smp_load_acquire(&entry->flags) & SIW_WQE_VALID;
 }
 
-/* Programs write their wish themselves; this is for those that ask by the system call. */
+static void hand_over(struct siw_cqe *entry, struct ib_wc *completion)
+{
+	*completion = (struct ib_wc){
+		.wr_id = entry->id,
+		.status = entry->status,
+		.opcode = entry->opcode,
+		.byte_len = entry->bytes,
+		.qp = entry->base_qp,
+		.port_num = RNIC_PORT,
+	};
+	if (entry->flags & SIW_WQE_REM_INVAL) {
+		completion->wc_flags = IB_WC_WITH_INVALIDATE;
+		completion->ex.invalidate_rkey = entry->inval_stag;
+	}
+	smp_store_release(&entry->flags, 0);
+}
+
+/* Any context. */
+int rnic_poll_cq(struct ib_cq *base, int count, struct ib_wc *completions)
+{
+	struct rnic_cq *cq = to_cq(base);
+	unsigned long flags;
+	int taken;
+
+	if (!is_kernels(cq))
+		return -EOPNOTSUPP;
+	spin_lock_irqsave(&cq->lock, flags);
+	for (taken = 0; taken < count && is_full(slot(cq, cq->taken)); taken++)
+		hand_over(slot(cq, cq->taken++), &completions[taken]);
+	spin_unlock_irqrestore(&cq->lock, flags);
+	return taken;
+}
+
+/*
+ * Asks for a call at the next completion. Returns 1 if some are there already and the client wants to know that. Programs write their wish
+ * themselves; for them this is the way by the system call. Any context.
+ */
 int rnic_req_notify_cq(struct ib_cq *base, enum ib_cq_notify_flags flags)
 {
 	bool solicited = (flags & IB_CQ_SOLICITED_MASK) == IB_CQ_SOLICITED;
+	struct rnic_cq *cq = to_cq(base);
 
-	smp_store_mb(to_cq(base)->control->flags,
-		     solicited ? SIW_NOTIFY_SOLICITED : SIW_NOTIFY_ALL);
-	return 0;
+	smp_store_mb(cq->control->flags, solicited ? SIW_NOTIFY_SOLICITED : SIW_NOTIFY_ALL);
+	return is_kernels(cq) && flags & IB_CQ_REPORT_MISSED_EVENTS &&
+	       is_full(slot(cq, READ_ONCE(cq->taken)));
+}
+
+/* Takes out what is left of a queue pair that goes: its client may have freed what the entries name. Others move up. */
+void rnic_cq_forget(struct rnic_cq *cq, const struct rnic_qp *qp)
+{
+	unsigned long flags;
+	u32 from, to;
+
+	if (!is_kernels(cq))
+		return;
+	spin_lock_irqsave(&cq->lock, flags);
+	for (from = to = cq->taken; from != cq->next; from++) {
+		struct siw_cqe entry = *slot(cq, from);
+
+		slot(cq, from)->flags = 0;
+		if (entry.base_qp != &qp->base)
+			*slot(cq, to++) = entry;
+	}
+	cq->next = to;
+	spin_unlock_irqrestore(&cq->lock, flags);
 }

@@ -34,7 +34,9 @@ static int query_device(struct ib_device *base, struct ib_device_attr *attribute
 	if (udata->inlen || udata->outlen)
 		return -EINVAL;
 	memset(attributes, 0, sizeof(*attributes));
+	attributes->device_cap_flags = IB_DEVICE_MEM_MGT_EXTENSIONS;
 	attributes->kernel_cap_flags = IBK_ALLOW_USER_UNREG;
+	attributes->max_fast_reg_page_list_len = RNIC_MAX_FAST_PAGES;
 	attributes->max_qp = MAX_QP;
 	attributes->max_qp_wr = RNIC_MAX_WR;
 	attributes->max_cq = MAX_CQ;
@@ -179,13 +181,13 @@ static void disassociate_ucontext(struct ib_ucontext *context)
 static int create_cq(struct ib_cq *cq, const struct ib_cq_init_attr *attributes,
 		     struct uverbs_attr_bundle *call)
 {
-	return call ? rnic_create_cq(cq, attributes, &call->driver_udata) : -EOPNOTSUPP;
+	return rnic_create_cq(cq, attributes, call ? &call->driver_udata : NULL);
 }
 #else
 static int create_cq(struct ib_cq *cq, const struct ib_cq_init_attr *attributes,
 		     struct ib_udata *udata)
 {
-	return udata ? rnic_create_cq(cq, attributes, udata) : -EOPNOTSUPP;
+	return rnic_create_cq(cq, attributes, udata);
 }
 #endif
 
@@ -248,6 +250,8 @@ static const struct ib_device_ops device_ops = {
 	.reg_user_mr = rnic_reg_user_mr,
 	.dereg_mr = rnic_dereg_mr,
 	.get_dma_mr = rnic_get_dma_mr,
+	.alloc_mr = rnic_alloc_mr,
+	.map_mr_sg = rnic_map_mr_sg,
 	.iw_add_ref = rnic_iw_add_ref,
 	.iw_rem_ref = rnic_qp_put,
 	.iw_get_qp = rnic_iw_get_qp,

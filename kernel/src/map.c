@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-/* The rings that are shared with programs: memory of vmalloc_user(), which a program maps by a key that it was told. */
+/*
+ * Memory of queues. Rings that are shared with programs are memory of vmalloc_user(), which a program maps by a key that it was told. Clients in
+ * the kernel share nothing.
+ */
+#include <linux/mm.h>
 #include <linux/slab.h>
 #include <linux/vmalloc.h>
+#include <rdma/uverbs_ioctl.h>
 
 #include "rnic.h"
 
@@ -17,8 +22,8 @@ struct mapping {
  * Makes zeroed memory that a program can map with the key. Removing the entry frees it, as soon as no call maps it at that moment: such a call
  * has a reference.
  */
-void *rnic_share(struct rnic_ucontext *context, size_t octets, struct rdma_user_mmap_entry **entry,
-		 u64 *key)
+static void *share(struct rnic_ucontext *context, size_t octets, struct rdma_user_mmap_entry **entry,
+		   u64 *key)
 {
 	struct mapping *mapping = kzalloc(sizeof(*mapping), GFP_KERNEL);
 
@@ -35,6 +40,27 @@ void *rnic_share(struct rnic_ucontext *context, size_t octets, struct rdma_user_
 	*key = rdma_user_mmap_get_offset(&mapping->base);
 	*entry = &mapping->base;
 	return mapping->at;
+}
+
+/* The context of a program that calls, or NULL for a client in the kernel. */
+struct rnic_ucontext *rnic_context_of(struct ib_udata *udata)
+{
+	return udata ? rdma_udata_to_drv_context(udata, struct rnic_ucontext, base) : NULL;
+}
+
+/* Makes zeroed memory for a queue, shared with the program if there is one. Without one there is no mapping either. */
+void *rnic_queue_memory(struct rnic_ucontext *context, size_t octets,
+			struct rdma_user_mmap_entry **mapping, u64 *key)
+{
+	return context ? share(context, octets, mapping, key) : kvzalloc(octets, GFP_KERNEL);
+}
+
+void rnic_queue_memory_free(void *at, struct rdma_user_mmap_entry *mapping)
+{
+	if (mapping)
+		rdma_user_mmap_entry_remove(mapping);
+	else
+		kvfree(at);
 }
 
 int rnic_mmap(struct ib_ucontext *context, struct vm_area_struct *area)

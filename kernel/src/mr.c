@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-/* Memory of programs: pinned pages, whose addresses the engine gets as a list. */
+/*
+ * Memory regions: pinned pages of programs, whose addresses the engine gets as a list; pages that a client in the kernel lists for each
+ * registration by work request; and all of memory, for such clients only.
+ */
 #include <linux/delay.h>
 #include <linux/mm.h>
 #include <linux/random.h>
@@ -9,8 +12,6 @@
 
 #include "rnic.h"
 
-/* Rights that the interface can carry. */
-#define RIGHTS (IB_ACCESS_LOCAL_WRITE | IB_ACCESS_REMOTE_WRITE | IB_ACCESS_REMOTE_READ)
 /* How long a deregistration waits for those who are in the middle of the memory, in milliseconds. */
 #define PATIENCE_MS 1000
 
@@ -57,6 +58,15 @@ static int list_pages(struct rnic_mr *mr)
 	return i == count ? 0 : -EINVAL;
 }
 
+static struct rnic_mr *new_mr(struct ib_pd *pd)
+{
+	struct rnic_mr *mr = kzalloc(sizeof(*mr), GFP_KERNEL);
+
+	if (mr)
+		mr->base.device = pd->device;
+	return mr;
+}
+
 static void free_mr(struct rnic_mr *mr)
 {
 	ib_umem_release(mr->umem);
@@ -64,11 +74,22 @@ static void free_mr(struct rnic_mr *mr)
 	kfree(mr);
 }
 
-static int add_to_table(struct rnic_mr *mr, struct rnic_pd *pd, u64 len, u64 iova, u32 rights,
-			u8 key)
+/* Called with the table's lock. Returns an STag, or 0. */
+static u32 enter(struct rk_device *engine, struct rnic_mr *mr, u32 pd, u32 rights, u32 random)
 {
-	struct rnic_device *device = to_device(pd->base.device);
-	/* The number is hard to guess; the key is the program's. */
+	if (mr->umem)
+		return rk_register_pages(engine, mr->pages, ib_umem_offset(mr->umem),
+					 mr->base.length, mr->base.iova, pd, rights, random);
+	if (mr->pages)
+		return rk_allocate_fast(engine, mr->pages, mr->most, pd, random);
+	/* All of memory. */
+	return rk_register(engine, 0, U64_MAX, pd, rights, random);
+}
+
+static int add_to_table(struct rnic_mr *mr, struct ib_pd *pd, u32 rights, u8 key)
+{
+	struct rnic_device *device = to_device(pd->device);
+	/* The number is hard to guess; the key is the owner's. */
 	u32 random = (get_random_u32() & ~0xffu) | key;
 	int result;
 
@@ -77,8 +98,7 @@ static int add_to_table(struct rnic_mr *mr, struct rnic_pd *pd, u64 len, u64 iov
 	if (result)
 		goto unlock;
 	write_lock_bh(&device->table_lock);
-	mr->base.lkey = rk_register_pages(device->engine, mr->pages, ib_umem_offset(mr->umem), len,
-					  iova, pd->number, rights, random);
+	mr->base.lkey = enter(device->engine, mr, to_pd(pd)->number, rights, random);
 	write_unlock_bh(&device->table_lock);
 	mr->base.rkey = mr->base.lkey;
 	if (!mr->base.lkey)
@@ -115,15 +135,14 @@ struct ib_mr *rnic_reg_user_mr(struct ib_pd *pd, u64 start, u64 len, u64 iova, i
 	if (!len || !udata || udata->inlen < sizeof(request) || udata->outlen < sizeof(answer))
 		return ERR_PTR(-EINVAL);
 	/* Programs ask for atomic operations without having any. No peer gets that right. */
-	if (rights & ~(RIGHTS | IB_ACCESS_REMOTE_ATOMIC | IB_ACCESS_OPTIONAL))
+	if (rights & ~(RNIC_RIGHTS | IB_ACCESS_REMOTE_ATOMIC | IB_ACCESS_OPTIONAL))
 		return ERR_PTR(-EOPNOTSUPP);
 	result = ib_copy_from_udata(&request, udata, sizeof(request));
 	if (result)
 		return ERR_PTR(result);
-	mr = kzalloc(sizeof(*mr), GFP_KERNEL);
+	mr = new_mr(pd);
 	if (!mr)
 		return ERR_PTR(-ENOMEM);
-	mr->base.device = pd->device;
 	/* Counts against the limit of locked memory. */
 	mr->umem = ib_umem_get(pd->device, start, len, rights);
 	if (IS_ERR(mr->umem)) {
@@ -134,7 +153,9 @@ struct ib_mr *rnic_reg_user_mr(struct ib_pd *pd, u64 start, u64 len, u64 iova, i
 	result = list_pages(mr);
 	if (result)
 		goto free;
-	result = add_to_table(mr, to_pd(pd), len, iova, rights & RIGHTS, request.stag_key);
+	mr->base.length = len;
+	mr->base.iova = iova;
+	result = add_to_table(mr, pd, rights & RNIC_RIGHTS, request.stag_key);
 	if (result)
 		goto free;
 	answer.stag = mr->base.lkey;
@@ -150,7 +171,7 @@ free:
 /* The pages may go only when no peer and no request of this machine can touch them any more. */
 int rnic_dereg_mr(struct ib_mr *base, struct ib_udata *udata)
 {
-	struct rnic_mr *mr = container_of(base, struct rnic_mr, base);
+	struct rnic_mr *mr = to_mr(base);
 	int result = remove_from_table(mr);
 
 	if (result)
@@ -159,8 +180,66 @@ int rnic_dereg_mr(struct ib_mr *base, struct ib_udata *udata)
 	return 0;
 }
 
-/* For clients in the kernel, which have no queues here yet. Without this function rdma_cm would not take the device. */
+/* Puts a region of a client in the kernel into the table, or frees it. */
+static struct ib_mr *finish(struct rnic_mr *mr, struct ib_pd *pd, u32 rights)
+{
+	int result = add_to_table(mr, pd, rights, 0);
+
+	if (!result)
+		return &mr->base;
+	free_mr(mr);
+	return ERR_PTR(result);
+}
+
+/*
+ * All of memory, by the kernel's addresses: the core makes such a region for each protection domain of a client in the kernel. Peers have rights
+ * there only if the client insists; a program never has such a region.
+ */
 struct ib_mr *rnic_get_dma_mr(struct ib_pd *pd, int rights)
 {
-	return ERR_PTR(-EOPNOTSUPP);
+	struct rnic_mr *mr;
+
+	if (pd->uobject || rights & ~RNIC_RIGHTS)
+		return ERR_PTR(-EOPNOTSUPP);
+	mr = new_mr(pd);
+	if (!mr)
+		return ERR_PTR(-ENOMEM);
+	return finish(mr, pd, rights);
+}
+
+/* A region that gets pages and rights by work requests. */
+struct ib_mr *rnic_alloc_mr(struct ib_pd *pd, enum ib_mr_type type, u32 most)
+{
+	struct rnic_mr *mr;
+
+	if (type != IB_MR_TYPE_MEM_REG)
+		return ERR_PTR(-EOPNOTSUPP);
+	if (!most || most > RNIC_MAX_FAST_PAGES)
+		return ERR_PTR(-EINVAL);
+	mr = new_mr(pd);
+	if (!mr)
+		return ERR_PTR(-ENOMEM);
+	mr->most = most;
+	mr->pages = kvcalloc(most, sizeof(*mr->pages), GFP_KERNEL);
+	if (mr->pages)
+		return finish(mr, pd, 0);
+	free_mr(mr);
+	return ERR_PTR(-ENOMEM);
+}
+
+static int list_page(struct ib_mr *base, u64 address)
+{
+	struct rnic_mr *mr = to_mr(base);
+
+	if (mr->listed == mr->most)
+		return -ENOMEM;
+	mr->pages[mr->listed++] = address;
+	return 0;
+}
+
+/* Lists pages for the next registration. The client knows that the last one has ended. Any context. */
+int rnic_map_mr_sg(struct ib_mr *base, struct scatterlist *list, int count, unsigned int *offset)
+{
+	to_mr(base)->listed = 0;
+	return ib_sg_to_pages(base, list, count, offset, list_page);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-/* Queue pairs of programs: made, found by number, changed, destroyed, and the doorbell. */
+/* Queue pairs: made, found by number, changed, destroyed. */
 #include <linux/log2.h>
 #include <linux/module.h>
 #include <rdma/uverbs_ioctl.h>
@@ -82,7 +82,7 @@ static int check(const struct ib_qp_init_attr *attributes, const struct ib_udata
 	if (cap->max_send_wr > RNIC_MAX_WR || (!attributes->srq && cap->max_recv_wr > RNIC_MAX_WR) ||
 	    cap->max_send_sge > SIW_MAX_SGE ||
 	    cap->max_recv_sge > SIW_MAX_SGE || cap->max_inline_data > SIW_MAX_INLINE || !attributes->send_cq ||
-	    !attributes->recv_cq || udata->outlen < sizeof(struct siw_uresp_create_qp))
+	    !attributes->recv_cq || (udata && udata->outlen < sizeof(struct siw_uresp_create_qp)))
 		return -EINVAL;
 	return 0;
 }
@@ -96,21 +96,37 @@ static void free_parts(struct rnic_qp *qp)
 	rnic_ring_free(&qp->rq);
 }
 
+/*
+ * Makes the rings that have to be there. The engine has a queue for requests of its own, and clients in the kernel post to that; the engine asks
+ * for receives of both.
+ */
+static int make_rings(struct rnic_qp *qp, struct rnic_ucontext *context, bool receives,
+		      struct siw_uresp_create_qp *answer)
+{
+	int result = 0;
+
+	qp->sq.count = answer->num_sqe;
+	if (context)
+		result = rnic_ring_make(&qp->sq, context, answer->num_sqe, sizeof(struct siw_sqe),
+					&answer->sq_key);
+	if (!result && receives)
+		result = rnic_ring_make(&qp->rq, context, answer->num_rqe, sizeof(struct siw_rqe),
+					&answer->rq_key);
+	return result;
+}
+
+/* `udata` is NULL for a client in the kernel. */
 int rnic_create_qp(struct ib_qp *base, struct ib_qp_init_attr *attributes, struct ib_udata *udata)
 {
 	struct rnic_device *device = to_device(base->device);
-	struct rnic_ucontext *context;
 	struct siw_uresp_create_qp answer = {};
 	struct rnic_qp *qp = to_qp(base);
 	u32 number;
 	int result;
 
-	if (!udata)
-		return -EOPNOTSUPP;
 	result = check(attributes, udata);
 	if (result)
 		return result;
-	context = rdma_udata_to_drv_context(udata, struct rnic_ucontext, base);
 	spin_lock_init(&qp->lock);
 	kref_init(&qp->ref);
 	init_completion(&qp->unused);
@@ -124,16 +140,12 @@ int rnic_create_qp(struct ib_qp *base, struct ib_qp_init_attr *attributes, struc
 		return result;
 	base->qp_num = number;
 	answer.qp_id = number;
-	result = rnic_ring_make(&qp->sq, context, answer.num_sqe, sizeof(struct siw_sqe),
-				&answer.sq_key);
-	if (!result && !attributes->srq)
-		result = rnic_ring_make(&qp->rq, context, answer.num_rqe, sizeof(struct siw_rqe),
-					&answer.rq_key);
+	result = make_rings(qp, rnic_context_of(udata), !attributes->srq, &answer);
 	if (!result)
 		result = rnic_area_prepare(device);
 	if (!result)
 		result = make_engine(qp, attributes);
-	if (!result)
+	if (!result && udata)
 		result = ib_copy_to_udata(udata, &answer, sizeof(answer));
 	if (result) {
 		xa_erase_bh(&device->qps, number);
@@ -259,24 +271,8 @@ int rnic_destroy_qp(struct ib_qp *base, struct ib_udata *udata)
 		wait_for_completion(&qp->unused);
 	}
 	rnic_stream_free(qp);
+	rnic_cq_forget(to_cq(base->send_cq), qp);
+	rnic_cq_forget(to_cq(base->recv_cq), qp);
 	free_parts(qp);
 	return 0;
-}
-
-/* The doorbell: a program has filled entries of its ring, and passes none here. */
-int rnic_post_send(struct ib_qp *base, const struct ib_send_wr *requests,
-		   const struct ib_send_wr **bad)
-{
-	if (requests) {
-		*bad = requests;
-		return -EOPNOTSUPP;
-	}
-	return rnic_stream_send(to_qp(base));
-}
-
-int rnic_post_recv(struct ib_qp *base, const struct ib_recv_wr *requests,
-		   const struct ib_recv_wr **bad)
-{
-	*bad = requests;
-	return -EOPNOTSUPP;
 }

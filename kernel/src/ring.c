@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
  * Send and receive queues of programs: rings of siw's entries, which a program fills without a system call. An entry is full while it
- * has the flag SIW_WQE_VALID.
+ * has the flag SIW_WQE_VALID. Clients in the kernel have such rings for receives only, in memory of their own; post.c fills them.
  *
  * The program may write anything there at any time. So each entry is copied once, by whole words, and the copy is checked; the kernel's own
  * index says which entry is the next.
@@ -12,6 +12,7 @@
 
 static_assert(sizeof(struct siw_sqe) == 120 && sizeof(struct siw_rqe) == 112);
 static_assert(sizeof(struct siw_sge) == sizeof(struct rk_sge) && RK_RECEIVE_SGES == SIW_MAX_SGE);
+static_assert(sizeof(struct siw_sge) == sizeof(struct ib_sge));
 
 /* Copies an entry while somebody may change it: each word is read once. */
 static void copy_entry(u64 *to, const u64 *from, size_t octets)
@@ -26,13 +27,13 @@ int rnic_ring_make(struct rnic_ring *ring, struct rnic_ucontext *context, u32 co
 		   u64 *key)
 {
 	ring->count = count;
-	ring->at = rnic_share(context, array_size(count, entry), &ring->mapping, key);
+	ring->at = rnic_queue_memory(context, array_size(count, entry), &ring->mapping, key);
 	return ring->at ? 0 : -ENOMEM;
 }
 
 void rnic_ring_free(struct rnic_ring *ring)
 {
-	rdma_user_mmap_entry_remove(ring->mapping);
+	rnic_queue_memory_free(ring->at, ring->mapping);
 }
 
 /* A request that the engine would not take. The program gets a completion, and the connection ends. */
@@ -117,8 +118,8 @@ void rnic_take_sends(struct rnic_qp *qp)
 	u32 budget;
 
 	qp->sends_left = false;
-	/* A program posts before that only by mistake. */
-	if (rk_qp_state(qp->engine) < RK_STATE_RTS)
+	/* A program posts before that only by mistake. Clients in the kernel have no ring. */
+	if (rk_qp_state(qp->engine) < RK_STATE_RTS || !qp->sq.at)
 		return;
 	for (budget = RNIC_SENDS_AT_ONCE; budget; budget--) {
 		struct siw_sqe *entry = next_send(qp);
@@ -148,6 +149,23 @@ static struct siw_rqe *receive_at(const struct rnic_ring *ring, u32 ahead)
 bool rnic_receive_waits(const struct rnic_ring *ring, u32 ahead)
 {
 	return ring->count && smp_load_acquire(&receive_at(ring, ahead)->flags) & SIW_WQE_VALID;
+}
+
+/* Fills the next entry for a client in the kernel. The caller has the lock of the ring's owner. */
+int rnic_ring_add_receive(struct rnic_ring *ring, const struct ib_recv_wr *request)
+{
+	struct siw_rqe *entry = (struct siw_rqe *)ring->at + (ring->filled & (ring->count - 1));
+
+	if (!ring->count || request->num_sge > SIW_MAX_SGE)
+		return -EINVAL;
+	if (entry->flags & SIW_WQE_VALID)
+		return -ENOMEM;
+	entry->id = request->wr_id;
+	entry->num_sge = request->num_sge;
+	memcpy(entry->sge, request->sg_list, request->num_sge * sizeof(*entry->sge));
+	smp_store_release(&entry->flags, SIW_WQE_VALID);
+	ring->filled++;
+	return 0;
 }
 
 /* Takes the next receive. The caller has the lock of the ring's owner. */

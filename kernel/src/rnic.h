@@ -28,6 +28,10 @@
 #define RNIC_SENDS_AT_ONCE 64
 /* Most work areas that a device keeps for whoever needs one: 8 MiB. */
 #define RNIC_AREAS 16
+/* Pages of a region for fast registration: 4 MiB. */
+#define RNIC_MAX_FAST_PAGES 1024
+/* Rights of regions. */
+#define RNIC_RIGHTS (IB_ACCESS_LOCAL_WRITE | IB_ACCESS_REMOTE_WRITE | IB_ACCESS_REMOTE_READ)
 
 /* Kernels before 6.2 have one word for both directions of a copy. */
 #ifndef ITER_SOURCE
@@ -93,19 +97,25 @@ struct rnic_cq {
 	struct siw_cqe *ring;
 	struct siw_cq_ctrl *control;
 	u32 next;
+	/* Of a client in the kernel: the oldest entry that it has not taken. */
+	u32 taken;
 	/* Something was written since the last look, and something for which a program that waits for solicited events is told. */
 	bool written;
 	bool solicited;
 	bool overflowed;
 	bool overflow_told;
+	/* NULL: it belongs to a client in the kernel. */
 	struct rdma_user_mmap_entry *mapping;
 };
 
-/* A ring of a program's requests. See ring.c. */
+/* A ring of requests. See ring.c. */
 struct rnic_ring {
 	void *at;
 	u32 count;
 	u32 next;
+	/* Of a client in the kernel: the entry that is filled next. */
+	u32 filled;
+	/* NULL: it belongs to a client in the kernel. */
 	struct rdma_user_mmap_entry *mapping;
 };
 
@@ -131,6 +141,7 @@ struct rnic_qp {
 	/* Guards the engine's queue pair and the rings. */
 	spinlock_t lock;
 	struct rk_qp *engine;
+	/* Without memory for a client in the kernel, whose requests go to the engine's own queue. */
 	struct rnic_ring sq;
 	struct rnic_ring rq;
 	/* The engine had no room for all of the program's requests. */
@@ -140,7 +151,7 @@ struct rnic_qp {
 	struct mutex mutex;
 	struct socket *socket;
 	struct iw_cm_id *id;
-	/* The socket's, while there is one. Sending needs its lock; see stream.c. */
+	/* The socket's, while there is one; it changes with `lock`. Sending needs the socket's own lock; see stream.c. */
 	struct sock *sk;
 	struct tasklet_struct sender;
 	struct work_struct work;
@@ -157,11 +168,15 @@ struct rnic_qp {
 	void (*state_change)(struct sock *sk);
 };
 
+/* A region: of a program, of a client that registers fast, or all of memory. See mr.c. */
 struct rnic_mr {
 	struct ib_mr base;
 	struct ib_umem *umem;
 	/* The address of each page. */
 	u64 *pages;
+	/* For fast registration: how many pages there may be, and how many the client has listed. */
+	u32 most;
+	u32 listed;
 };
 
 static inline struct rnic_qp *to_qp(struct ib_qp *qp)
@@ -189,6 +204,11 @@ static inline struct rnic_pd *to_pd(struct ib_pd *pd)
 	return container_of(pd, struct rnic_pd, base);
 }
 
+static inline struct rnic_mr *to_mr(struct ib_mr *mr)
+{
+	return container_of(mr, struct rnic_mr, base);
+}
+
 static inline struct rnic_ucontext *to_ucontext(struct ib_ucontext *context)
 {
 	return container_of(context, struct rnic_ucontext, base);
@@ -213,8 +233,10 @@ void rnic_area_end(struct rnic_qp *qp);
 void rnic_areas_free(struct rnic_device *device);
 
 /* map.c */
-void *rnic_share(struct rnic_ucontext *context, size_t octets, struct rdma_user_mmap_entry **entry,
-		 u64 *key);
+struct rnic_ucontext *rnic_context_of(struct ib_udata *udata);
+void *rnic_queue_memory(struct rnic_ucontext *context, size_t octets,
+			struct rdma_user_mmap_entry **mapping, u64 *key);
+void rnic_queue_memory_free(void *at, struct rdma_user_mmap_entry *mapping);
 int rnic_mmap(struct ib_ucontext *context, struct vm_area_struct *area);
 void rnic_mmap_free(struct rdma_user_mmap_entry *entry);
 
@@ -225,11 +247,14 @@ int rnic_destroy_cq(struct ib_cq *base, struct ib_udata *udata);
 int rnic_poll_cq(struct ib_cq *base, int count, struct ib_wc *completions);
 int rnic_req_notify_cq(struct ib_cq *base, enum ib_cq_notify_flags flags);
 bool rnic_cq_notify(struct rnic_cq *cq);
+void rnic_cq_forget(struct rnic_cq *cq, const struct rnic_qp *qp);
 
 /* mr.c */
 struct ib_mr *rnic_reg_user_mr(struct ib_pd *pd, u64 start, u64 len, u64 iova, int rights,
 			       struct ib_udata *udata);
 struct ib_mr *rnic_get_dma_mr(struct ib_pd *pd, int rights);
+struct ib_mr *rnic_alloc_mr(struct ib_pd *pd, enum ib_mr_type type, u32 most);
+int rnic_map_mr_sg(struct ib_mr *base, struct scatterlist *list, int count, unsigned int *offset);
 int rnic_dereg_mr(struct ib_mr *base, struct ib_udata *udata);
 
 /* ring.c */
@@ -237,6 +262,7 @@ int rnic_ring_make(struct rnic_ring *ring, struct rnic_ucontext *context, u32 co
 		   u64 *key);
 void rnic_ring_free(struct rnic_ring *ring);
 void rnic_take_sends(struct rnic_qp *qp);
+int rnic_ring_add_receive(struct rnic_ring *ring, const struct ib_recv_wr *request);
 bool rnic_receive_waits(const struct rnic_ring *ring, u32 ahead);
 bool rnic_take_receive(struct rnic_ring *ring, struct rk_receive *receive);
 bool rnic_flush_receives(struct rnic_qp *qp);
@@ -248,8 +274,6 @@ int rnic_modify_srq(struct ib_srq *base, struct ib_srq_attr *attributes,
 		    enum ib_srq_attr_mask mask, struct ib_udata *udata);
 int rnic_query_srq(struct ib_srq *base, struct ib_srq_attr *attributes);
 int rnic_destroy_srq(struct ib_srq *base, struct ib_udata *udata);
-int rnic_post_srq_recv(struct ib_srq *base, const struct ib_recv_wr *requests,
-		       const struct ib_recv_wr **bad);
 bool rnic_srq_take(struct rnic_srq *srq, struct rk_receive *receive);
 void rnic_srq_notify(struct rnic_srq *srq);
 
@@ -265,16 +289,21 @@ int rnic_modify_qp(struct ib_qp *base, struct ib_qp_attr *attributes, int mask,
 int rnic_query_qp(struct ib_qp *base, struct ib_qp_attr *attributes, int mask,
 		  struct ib_qp_init_attr *init);
 int rnic_destroy_qp(struct ib_qp *base, struct ib_udata *udata);
+
+/* post.c */
 int rnic_post_send(struct ib_qp *base, const struct ib_send_wr *requests,
 		   const struct ib_send_wr **bad);
 int rnic_post_recv(struct ib_qp *base, const struct ib_recv_wr *requests,
 		   const struct ib_recv_wr **bad);
+int rnic_post_srq_recv(struct ib_srq *base, const struct ib_recv_wr *requests,
+		       const struct ib_recv_wr **bad);
 
 /* stream.c */
 void rnic_stream_init(struct rnic_qp *qp);
 void rnic_stream_free(struct rnic_qp *qp);
 void rnic_stream_attach(struct rnic_qp *qp, struct socket *socket, struct iw_cm_id *id);
 int rnic_stream_send(struct rnic_qp *qp);
+void rnic_stream_push(struct rnic_qp *qp);
 void rnic_stream_kick(struct rnic_qp *qp);
 void rnic_stream_turn(struct rnic_qp *qp);
 void rnic_settle(struct rnic_qp *qp);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
  * Shared receive queues: rings of receives that several queue pairs take from. As with the rings of a queue pair, the program fills entries
- * without a system call, and may write anything there at any time.
+ * without a system call, and may write anything there at any time. For clients in the kernel post.c fills them.
  */
 #include <linux/log2.h>
 #include <rdma/uverbs_ioctl.h>
@@ -14,24 +14,24 @@ int rnic_create_srq(struct ib_srq *base, struct ib_srq_init_attr *attributes,
 	struct ib_srq_attr *wanted = &attributes->attr;
 	struct rnic_srq *srq = to_srq(base);
 	struct siw_uresp_create_srq answer = {};
-	struct rnic_ucontext *context;
 	int result;
 
-	if (!udata || attributes->srq_type != IB_SRQT_BASIC)
+	if (attributes->srq_type != IB_SRQT_BASIC)
 		return -EOPNOTSUPP;
 	if (!wanted->max_wr || wanted->max_wr > RNIC_MAX_WR || wanted->max_sge > SIW_MAX_SGE ||
-	    wanted->srq_limit > wanted->max_wr || udata->outlen < sizeof(answer))
+	    wanted->srq_limit > wanted->max_wr || (udata && udata->outlen < sizeof(answer)))
 		return -EINVAL;
-	context = rdma_udata_to_drv_context(udata, struct rnic_ucontext, base);
 	spin_lock_init(&srq->lock);
 	answer.num_rqe = roundup_pow_of_two(wanted->max_wr);
-	result = rnic_ring_make(&srq->ring, context, answer.num_rqe, sizeof(struct siw_rqe),
-				&answer.srq_key);
+	result = rnic_ring_make(&srq->ring, rnic_context_of(udata), answer.num_rqe,
+				sizeof(struct siw_rqe), &answer.srq_key);
 	if (result)
 		return result;
 	wanted->max_wr = answer.num_rqe;
 	srq->max_sge = wanted->max_sge;
 	srq->limit = wanted->srq_limit;
+	if (!udata)
+		return 0;
 	result = ib_copy_to_udata(udata, &answer, sizeof(answer));
 	if (result)
 		rnic_ring_free(&srq->ring);
@@ -70,14 +70,6 @@ int rnic_destroy_srq(struct ib_srq *base, struct ib_udata *udata)
 {
 	rnic_ring_free(&to_srq(base)->ring);
 	return 0;
-}
-
-/* Kernel clients have no queues here yet. */
-int rnic_post_srq_recv(struct ib_srq *base, const struct ib_recv_wr *requests,
-		       const struct ib_recv_wr **bad)
-{
-	*bad = requests;
-	return -EOPNOTSUPP;
 }
 
 /* Takes the oldest receive. Called with a queue pair's lock, so bottom halves are off. */

@@ -133,6 +133,63 @@ int rnic_stream_send(struct rnic_qp *qp)
 	return 0;
 }
 
+/* Sends, unless somebody else has the socket. Bottom halves are off. Returns -EAGAIN if that is so, or if there may be more to do. */
+static int try_to_send(struct rnic_qp *qp, struct sock *sk)
+{
+	int result = -EAGAIN;
+
+	/* A handler of completions may post while the stack has the socket for this very processor. */
+	if (!spin_trylock(&sk->sk_lock.slock))
+		return result;
+	/* The connection may have been taken away before. */
+	if (!sock_owned_by_user(sk) && READ_ONCE(qp->sk) == sk)
+		result = transmit(qp, sk);
+	spin_unlock(&sk->sk_lock.slock);
+	return result;
+}
+
+/* The socket of a connection, with a reference, or NULL. */
+static struct sock *get_socket(struct rnic_qp *qp)
+{
+	struct sock *sk;
+
+	spin_lock_bh(&qp->lock);
+	sk = qp->sk;
+	if (sk)
+		sock_hold(sk);
+	spin_unlock_bh(&qp->lock);
+	return sk;
+}
+
+/*
+ * Sends what a client in the kernel has posted: here if that is possible, or soon. Any context, also with interrupts off, when nothing that takes
+ * and leaves locks of bottom halves can be called.
+ */
+void rnic_stream_push(struct rnic_qp *qp)
+{
+	struct sock *sk;
+	int result;
+
+	if (irqs_disabled()) {
+		tasklet_schedule(&qp->sender);
+		return;
+	}
+	sk = get_socket(qp);
+	if (!sk) {
+		/* Requests were flushed if the queue pair is in error. */
+		rnic_settle(qp);
+		return;
+	}
+	local_bh_disable();
+	result = try_to_send(qp, sk);
+	local_bh_enable();
+	sock_put(sk);
+	if (result == -EAGAIN)
+		tasklet_schedule(&qp->sender);
+	else
+		after_transmit(qp, result);
+}
+
 /* Sends answers. It runs on the processor that has received, behind the stack. */
 static void send_tasklet(struct tasklet_struct *tasklet)
 {
@@ -140,8 +197,10 @@ static void send_tasklet(struct tasklet_struct *tasklet)
 	struct sock *sk = READ_ONCE(qp->sk);
 	int result = -EAGAIN;
 
-	if (!sk)
+	if (!sk) {
+		rnic_settle(qp);
 		return;
+	}
 	bh_lock_sock(sk);
 	if (!sock_owned_by_user(sk))
 		result = transmit(qp, sk);
@@ -328,7 +387,9 @@ static void detach(struct rnic_qp *qp, bool reset)
 	sk->sk_state_change = qp->state_change;
 	sk->sk_user_data = NULL;
 	write_unlock_bh(&sk->sk_callback_lock);
+	spin_lock_bh(&qp->lock);
 	WRITE_ONCE(qp->sk, NULL);
+	spin_unlock_bh(&qp->lock);
 	tasklet_kill(&qp->sender);
 	qp->socket = NULL;
 	qp->id = NULL;

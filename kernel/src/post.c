@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+/*
+ * Work requests of clients in the kernel, and the doorbell of programs. Requests are posted in any context up to softirq, also with interrupts
+ * off and from handlers of completions. What is posted together is sent together.
+ */
+#include <linux/log2.h>
+
+#include "rnic.h"
+
+static_assert(sizeof(struct ib_sge) == sizeof(struct rk_sge));
+
+/* ---- sends ---- */
+
+static u32 flags_of(const struct ib_send_wr *request)
+{
+	return (request->send_flags & IB_SEND_SIGNALED ? RK_SIGNALED : 0) |
+	       (request->send_flags & IB_SEND_SOLICITED ? RK_SOLICITED : 0) |
+	       (request->send_flags & IB_SEND_FENCE ? RK_FENCE : 0);
+}
+
+static void name_peers_memory(struct rk_send *send, const struct ib_send_wr *request)
+{
+	send->remote_addr = rdma_wr(request)->remote_addr;
+	send->rkey = rdma_wr(request)->rkey;
+}
+
+/* The pages that ib_map_mr_sg() has put into the region's list. */
+static void name_pages(struct rk_send *send, const struct ib_reg_wr *request)
+{
+	const struct rnic_mr *mr = to_mr(request->mr);
+
+	send->rkey = request->key;
+	send->remote_addr = mr->base.iova;
+	send->len = mr->base.length;
+	send->access = request->access & RNIC_RIGHTS;
+	send->first = mr->base.iova & (mr->base.page_size - 1);
+	send->num_pages = mr->listed;
+	send->page_shift = ilog2(mr->base.page_size);
+}
+
+/* Says in the engine's words what is asked for. */
+static int translate(const struct ib_send_wr *request, struct rk_send *send)
+{
+	switch (request->opcode) {
+	case IB_WR_SEND:
+		send->op = RK_SEND;
+		return 0;
+	case IB_WR_SEND_WITH_INV:
+		send->op = RK_SEND_INV;
+		send->rkey = request->ex.invalidate_rkey;
+		return 0;
+	case IB_WR_RDMA_WRITE:
+		send->op = RK_WRITE;
+		name_peers_memory(send, request);
+		return 0;
+	case IB_WR_RDMA_READ:
+		send->op = RK_READ;
+		name_peers_memory(send, request);
+		return 0;
+	case IB_WR_LOCAL_INV:
+		send->op = RK_LOCAL_INV;
+		send->rkey = request->ex.invalidate_rkey;
+		return 0;
+	case IB_WR_REG_MR:
+		send->op = RK_FAST_REG;
+		name_pages(send, reg_wr(request));
+		return 0;
+	default:
+		return -EOPNOTSUPP;
+	}
+}
+
+/* Copies data that go with the request. The elements have addresses of the kernel. */
+static int copy_inline(const struct ib_send_wr *request, struct rk_send *send, u8 *data)
+{
+	int i;
+
+	if (send->op == RK_READ)
+		return -EINVAL;
+	for (i = 0; i < request->num_sge; i++) {
+		const struct ib_sge *sge = &request->sg_list[i];
+
+		if (sge->length > SIW_MAX_INLINE - send->inline_len)
+			return -EINVAL;
+		memcpy(data + send->inline_len, (const void *)(uintptr_t)sge->addr, sge->length);
+		send->inline_len += sge->length;
+	}
+	send->flags |= RK_INLINE;
+	send->inline_data = data;
+	send->num_sge = 0;
+	return 0;
+}
+
+/* Called with the lock. */
+static int post_one(struct rnic_qp *qp, const struct ib_send_wr *request)
+{
+	u8 data[SIW_MAX_INLINE];
+	struct rk_send send = {
+		.wr_id = request->wr_id,
+		.flags = flags_of(request),
+		.sges = (const struct rk_sge *)request->sg_list,
+		.num_sge = request->num_sge,
+	};
+	int result = translate(request, &send);
+
+	if (!result && request->send_flags & IB_SEND_INLINE)
+		result = copy_inline(request, &send, data);
+	return result ? result : rk_post_send(qp->engine, &send);
+}
+
+/* A program's doorbell passes no requests: it has filled entries of its ring. */
+int rnic_post_send(struct ib_qp *base, const struct ib_send_wr *requests,
+		   const struct ib_send_wr **bad)
+{
+	struct rnic_qp *qp = to_qp(base);
+	unsigned long flags;
+	int result = 0;
+
+	if (qp->sq.at && !requests)
+		return rnic_stream_send(qp);
+	if (qp->sq.at) {
+		*bad = requests;
+		return -EOPNOTSUPP;
+	}
+	spin_lock_irqsave(&qp->lock, flags);
+	for (; requests; requests = requests->next) {
+		result = post_one(qp, requests);
+		if (result) {
+			*bad = requests;
+			break;
+		}
+	}
+	spin_unlock_irqrestore(&qp->lock, flags);
+	rnic_stream_push(qp);
+	return result;
+}
+
+/* ---- receives ---- */
+
+/* Called with the lock of the ring's owner. */
+static int fill(struct rnic_ring *ring, const struct ib_recv_wr *requests,
+		const struct ib_recv_wr **bad)
+{
+	int result = 0;
+
+	for (; requests; requests = requests->next) {
+		/* Programs fill their rings themselves. */
+		result = ring->mapping ? -EOPNOTSUPP : rnic_ring_add_receive(ring, requests);
+		if (result) {
+			*bad = requests;
+			break;
+		}
+	}
+	return result;
+}
+
+int rnic_post_recv(struct ib_qp *base, const struct ib_recv_wr *requests,
+		   const struct ib_recv_wr **bad)
+{
+	struct rnic_qp *qp = to_qp(base);
+	unsigned long flags;
+	bool awaited;
+	int result;
+
+	spin_lock_irqsave(&qp->lock, flags);
+	result = fill(&qp->rq, requests, bad);
+	/* A Send may wait for a receive, and a queue pair in error has to flush it. */
+	awaited = rk_rx_interest(qp->engine) == RK_RX_WAIT ||
+		  rk_qp_state(qp->engine) == RK_STATE_ERROR;
+	spin_unlock_irqrestore(&qp->lock, flags);
+	if (awaited)
+		rnic_stream_kick(qp);
+	return result;
+}
+
+/* A Send that waits for a receive of this queue is tried again with the next tick. */
+int rnic_post_srq_recv(struct ib_srq *base, const struct ib_recv_wr *requests,
+		       const struct ib_recv_wr **bad)
+{
+	struct rnic_srq *srq = to_srq(base);
+	unsigned long flags;
+	int result;
+
+	spin_lock_irqsave(&srq->lock, flags);
+	result = fill(&srq->ring, requests, bad);
+	spin_unlock_irqrestore(&srq->lock, flags);
+	return result;
+}
