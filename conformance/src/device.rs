@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use xtask::context::Context;
-use xtask::kernel::module::{self, DEVICE};
+use xtask::kernel::module::{self, CLIENT, DEVICE};
 use xtask::outcome::Outcome;
 use xtask::process::Log;
 
@@ -192,6 +192,14 @@ const CASES: &[Case] = &[
         rmmod iwarp_rnic",
     ),
     (
+        "a client in the kernel: requests in each context, registration, invalidation, shared receives",
+        "insmod $MODULE; links
+        insmod /lib/iwarp/iwarp_client_test.ko || true
+        dmesg | grep 'iwarp_client_test: .* tests, 0 failed'
+        ! dmesg | grep 'iwarp_client_test: FAILED'
+        rmmod iwarp_rnic",
+    ),
+    (
         "rping between two programs, with both families",
         "insmod $MODULE; links
         pair 'rping -s -a 10.0.2.15 -p 7100 -C 10 -S 4000 -V' 'rping -c -a 10.0.2.15 -p 7100 -C 10 -S 4000 -V'
@@ -355,10 +363,15 @@ pub(crate) fn prepare(
         Err(why) => return Ok(Err(why)),
     };
     log.say(format!("building the module for {}", kernel.name));
-    let folder = dir.join("device");
-    let module = module::build(context, DEVICE, &object, &kernel.headers, &folder, log)?;
+    let mut modules = Vec::new();
+    for (module, folder) in [(DEVICE, "device"), (CLIENT, "client")] {
+        let (headers, folder) = (&kernel.headers, dir.join(folder));
+        modules.push(module::build(
+            context, module, &object, headers, &folder, log,
+        )?);
+    }
     log.say("building the file system");
-    let image = image::device(context, &dir, &programs, &kernel, &module, log)?;
+    let image = image::device(context, &dir, &programs, &kernel, &modules, log)?;
     Ok(Ok((image, dir)))
 }
 

@@ -184,7 +184,7 @@ pub(crate) fn small(
     Ok(kernel.booting(initramfs))
 }
 
-/// Builds a guest with RDMA programs and our module `iwarp_rnic` in `/lib/iwarp`, and siw, which is not loaded, in `/lib/siw`.
+/// Builds a guest with RDMA programs and modules of ours in `/lib/iwarp`, and siw, which is not loaded, in `/lib/siw`.
 ///
 /// # Errors
 /// When packages cannot be fetched, or the driver or the file system cannot be built.
@@ -193,7 +193,7 @@ pub(crate) fn device(
     cache: &Path,
     programs_dir: &Path,
     kernel: &KernelFiles,
-    module: &Path,
+    modules: &[PathBuf],
     log: &mut Log,
 ) -> Result<Image> {
     debian::fetch_programs(programs_dir, log)?;
@@ -211,7 +211,10 @@ pub(crate) fn device(
     stage.skeleton()?;
     stage.copy(&stock, "usr/lib/siw/siw.ko")?;
     stage.copy(&parameters, "usr/lib/siw/siw-parameters.ko")?;
-    stage.copy(module, "usr/lib/iwarp/iwarp_rnic.ko")?;
+    for module in modules {
+        let name = module.file_name().context("a module has a name")?;
+        stage.copy(module, &format!("usr/lib/iwarp/{}", name.to_string_lossy()))?;
+    }
     stage.kernel_modules(kernel, MODULES)?;
     let files = context.root.join("conformance/guest");
     stage.first_programs(&files, cache)?;

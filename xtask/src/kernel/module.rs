@@ -15,10 +15,12 @@ use crate::process::Log;
 pub const DEVICE: &str = "iwarp_rnic";
 /// The module that tries the engine and does not stay loaded.
 pub const TEST: &str = "iwarp_engine_test";
+/// The module that is a client of an RDMA device, and does not stay loaded.
+pub const CLIENT: &str = "iwarp_client_test";
 
 /// Below `kernel/`: the folders with C, each with all of its files.
 const FOLDERS: &[&str] = &["", "src"];
-/// The tests of the engine. The source package does not have them.
+/// The modules that test. The source package does not have them.
 const TEST_FOLDER: &str = "test";
 /// The engine's object as Kbuild expects it.
 const ENGINE: &str = "engine.o_shipped";
@@ -70,7 +72,7 @@ pub fn build(
     log: &mut Log,
 ) -> Result<PathBuf> {
     let mut folders = FOLDERS.to_vec();
-    if module == TEST {
+    if module == TEST || module == CLIENT {
         folders.push(TEST_FOLDER);
     }
     assemble(context, object, dir, &folders)?;

@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+/* Tests of the verbs of clients in the kernel. */
+#define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
+#include <linux/delay.h>
+#include <linux/hrtimer.h>
+
+#include "client.h"
+
+/* Lists the pages of a part of the buffer, and makes the request that registers them with a new key. */
+static int prepare(struct end *end, struct ib_reg_wr *request, u32 from, u32 len)
+{
+	struct scatterlist list[2];
+	u32 first = len / 2;
+
+	/* Two pieces, of which the second begins in the middle of a page or in the next one. */
+	sg_init_table(list, 2);
+	sg_set_buf(&list[0], end->buffer + from, first);
+	sg_set_buf(&list[1], end->buffer + from + first, len - first);
+	EXPECT(ib_dma_map_sg(end->id->device, list, 2, DMA_BIDIRECTIONAL) == 2);
+	EXPECT(ib_map_mr_sg(end->mr, list, 2, NULL, PAGE_SIZE) == 2);
+	EXPECT(end->mr->length == len);
+	ib_update_fast_reg_key(end->mr, ib_inc_rkey(end->mr->rkey));
+	*request = (struct ib_reg_wr){
+		.wr.opcode = IB_WR_REG_MR,
+		.mr = end->mr,
+		.key = end->mr->rkey,
+		.access = IB_ACCESS_LOCAL_WRITE | IB_ACCESS_REMOTE_WRITE | IB_ACCESS_REMOTE_READ,
+	};
+	return 0;
+}
+
+static void fill(u8 *at, size_t len, u32 seed)
+{
+	size_t i;
+
+	for (i = 0; i < len; i++)
+		at[i] = (seed + i * 2654435761u) >> 13;
+}
+
+static int sends(struct pair *pair)
+{
+	u32 i;
+
+	for (i = 0; i < 4; i++) {
+		EXPECT(!post_receive(&pair->b, i, i * 8192, 8192));
+		EXPECT(!post_receive(&pair->a, i, 32768 + i * 8192, 8192));
+	}
+	fill(pair->a.buffer, 32768, 1);
+	for (i = 0; i < 4; i++) {
+		EXPECT(!post_send(&pair->a, 100 + i, i * 8192, 8192 - i, 0));
+		EXPECT(!expect(&pair->a, 100 + i, IB_WC_SEND));
+		EXPECT(!expect(&pair->b, i, IB_WC_RECV));
+		EXPECT(!memcmp(pair->a.buffer + i * 8192, pair->b.buffer + i * 8192, 8192 - i));
+		EXPECT(!post_send(&pair->b, 200 + i, i * 8192, 8192, 0));
+		EXPECT(!expect(&pair->b, 200 + i, IB_WC_SEND));
+		EXPECT(!expect(&pair->a, i, IB_WC_RECV));
+	}
+	return memcmp(pair->a.buffer + 32768, pair->b.buffer, 32768) ? -EIO : 0;
+}
+
+/* Data that go with the request may be changed at once. */
+static int inline_send(struct pair *pair)
+{
+	u8 sent[64];
+
+	EXPECT(!post_receive(&pair->b, 1, 0, 64));
+	fill(pair->a.buffer, 64, 2);
+	memcpy(sent, pair->a.buffer, 64);
+	EXPECT(!post_send(&pair->a, 2, 0, 64, IB_SEND_INLINE));
+	memset(pair->a.buffer, 0, 64);
+	EXPECT(post_send(&pair->a, 2, 0, 4096, IB_SEND_INLINE));
+	EXPECT(!expect(&pair->a, 2, IB_WC_SEND));
+	EXPECT(!expect(&pair->b, 1, IB_WC_RECV));
+	return memcmp(pair->b.buffer, sent, 64) ? -EIO : 0;
+}
+
+/* A handler is called once for each wish, and is told of what has come before the wish. */
+static int wishes(struct pair *pair)
+{
+	struct end *b = &pair->b;
+	u32 i;
+
+	for (i = 0; i < 4; i++)
+		EXPECT(!post_receive(b, i, 0, 64));
+	EXPECT(!ib_req_notify_cq(b->cq, IB_CQ_SOLICITED));
+	EXPECT(!post_send(&pair->a, 9, 0, 64, 0));
+	EXPECT(!expect(&pair->a, 9, IB_WC_SEND));
+	EXPECT(!expect(b, 0, IB_WC_RECV));
+	EXPECT(!atomic_read(&b->calls));
+	EXPECT(!post_send(&pair->a, 9, 0, 64, IB_SEND_SOLICITED));
+	EXPECT(!post_send(&pair->a, 9, 0, 64, IB_SEND_SOLICITED));
+	EXPECT(!expect(b, 1, IB_WC_RECV));
+	EXPECT(!expect(b, 2, IB_WC_RECV));
+	EXPECT(atomic_read(&b->calls) == 1);
+	EXPECT(!ib_req_notify_cq(b->cq, IB_CQ_NEXT_COMP | IB_CQ_REPORT_MISSED_EVENTS));
+	EXPECT(!post_send(&pair->a, 9, 0, 64, 0));
+	for (i = 0; atomic_read(&b->calls) != 2 && i < 10000; i++)
+		usleep_range(100, 200);
+	EXPECT(atomic_read(&b->calls) == 2);
+	EXPECT(ib_req_notify_cq(b->cq, IB_CQ_NEXT_COMP | IB_CQ_REPORT_MISSED_EVENTS) == 1);
+	return expect(b, 3, IB_WC_RECV);
+}
+
+/* A registration and the Send that tells of it are one list. The peer writes, reads, and takes the right back. */
+static int registration(struct pair *pair)
+{
+	const u32 from = 1000, len = 20000;
+	struct end *a = &pair->a, *b = &pair->b;
+	struct ib_sge sge = part(a, 0, 64);
+	struct ib_send_wr send = {
+		.wr_id = 1,
+		.sg_list = &sge,
+		.num_sge = 1,
+		.opcode = IB_WR_SEND,
+		.send_flags = IB_SEND_SIGNALED,
+	};
+	struct ib_reg_wr request;
+	struct ib_wc wc;
+
+	EXPECT(!prepare(a, &request, from, len));
+	request.wr.next = &send;
+	EXPECT(!post_receive(b, 2, 0, 64));
+	EXPECT(!ib_post_send(a->id->qp, &request.wr, NULL));
+	EXPECT(!expect(a, 1, IB_WC_SEND));
+	EXPECT(!expect(b, 2, IB_WC_RECV));
+	fill(b->buffer, len, 3);
+	EXPECT(!post_rdma(b, IB_WR_RDMA_WRITE, 3, part(b, 0, len), a->mr->iova, a->mr->rkey));
+	EXPECT(!expect(b, 3, IB_WC_RDMA_WRITE));
+	EXPECT(!post_rdma(b, IB_WR_RDMA_READ, 4, part(b, 32768, len), a->mr->iova, a->mr->rkey));
+	EXPECT(!expect(b, 4, IB_WC_RDMA_READ));
+	EXPECT(!memcmp(b->buffer, a->buffer + from, len));
+	EXPECT(!memcmp(b->buffer, b->buffer + 32768, len));
+	/* Send with Invalidate. */
+	EXPECT(!post_receive(a, 5, 40000, 64));
+	sge = part(b, 0, 64);
+	send.opcode = IB_WR_SEND_WITH_INV;
+	send.ex.invalidate_rkey = a->mr->rkey;
+	EXPECT(!ib_post_send(b->id->qp, &send, NULL));
+	EXPECT(!expect(b, 1, IB_WC_SEND));
+	EXPECT(!next(a, &wc));
+	EXPECT(wc.wr_id == 5 && !wc.status && wc.wc_flags == IB_WC_WITH_INVALIDATE);
+	EXPECT(wc.ex.invalidate_rkey == a->mr->rkey);
+	/* It is over. */
+	EXPECT(!post_rdma(b, IB_WR_RDMA_READ, 6, part(b, 32768, len), a->mr->iova, a->mr->rkey));
+	EXPECT(!next(b, &wc));
+	EXPECT(wc.wr_id == 6 && wc.status == IB_WC_REM_ACCESS_ERR);
+	return 0;
+}
+
+/* Pages are registered, ended by a request, and registered with another key: again and again. */
+static int local_invalidation(struct pair *pair)
+{
+	struct end *a = &pair->a, *b = &pair->b;
+	struct ib_reg_wr request;
+	u32 i;
+
+	for (i = 0; i < 20; i++) {
+		struct ib_send_wr end = {
+			.wr_id = 2,
+			.opcode = IB_WR_LOCAL_INV,
+			.send_flags = IB_SEND_SIGNALED,
+		};
+
+		EXPECT(!prepare(a, &request, i * 100, 8000));
+		request.wr.wr_id = 1;
+		request.wr.send_flags = IB_SEND_SIGNALED;
+		EXPECT(!ib_post_send(a->id->qp, &request.wr, NULL));
+		EXPECT(!expect(a, 1, IB_WC_REG_MR));
+		fill(b->buffer, 8000, i);
+		EXPECT(!post_rdma(b, IB_WR_RDMA_WRITE, 3, part(b, 0, 8000), a->mr->iova,
+				  a->mr->rkey));
+		/* A Read behind the Write comes back when that is placed. */
+		EXPECT(!post_rdma(b, IB_WR_RDMA_READ, 4, part(b, 20000, 8000), a->mr->iova,
+				  a->mr->rkey));
+		EXPECT(!expect(b, 3, IB_WC_RDMA_WRITE));
+		EXPECT(!expect(b, 4, IB_WC_RDMA_READ));
+		EXPECT(!memcmp(a->buffer + i * 100, b->buffer, 8000));
+		EXPECT(!memcmp(b->buffer + 20000, b->buffer, 8000));
+		end.ex.invalidate_rkey = a->mr->rkey;
+		EXPECT(!ib_post_send(a->id->qp, &end, NULL));
+		EXPECT(!expect(a, 2, IB_WC_LOCAL_INV));
+	}
+	return 0;
+}
+
+/* With interrupts off nothing can be sent at once. */
+static int interrupts_off(struct pair *pair)
+{
+	unsigned long flags;
+	int i, result;
+
+	for (i = 0; i < 20; i++) {
+		fill(pair->a.buffer, 1000, i);
+		local_irq_save(flags);
+		result = post_receive(&pair->b, i, 0, 1000);
+		if (!result)
+			result = post_send(&pair->a, 50, 0, 1000, 0);
+		local_irq_restore(flags);
+		EXPECT(!result);
+		EXPECT(!expect(&pair->a, 50, IB_WC_SEND));
+		EXPECT(!expect(&pair->b, i, IB_WC_RECV));
+		EXPECT(!memcmp(pair->a.buffer, pair->b.buffer, 1000));
+	}
+	return 0;
+}
+
+/* A timer of softirq that posts. */
+struct ticker {
+	struct hrtimer timer;
+	struct pair *pair;
+	int result;
+	struct completion done;
+};
+
+static enum hrtimer_restart tick(struct hrtimer *timer)
+{
+	struct ticker *ticker = container_of(timer, struct ticker, timer);
+
+	ticker->result = post_send(&ticker->pair->a, 60, 0, 1000, 0);
+	complete(&ticker->done);
+	return HRTIMER_NORESTART;
+}
+
+static int in_timer(struct pair *pair)
+{
+	struct ticker ticker = { .pair = pair };
+	int i;
+
+	hrtimer_init_on_stack(&ticker.timer, CLOCK_MONOTONIC, HRTIMER_MODE_REL_SOFT);
+	ticker.timer.function = tick;
+	for (i = 0; i < 20; i++) {
+		init_completion(&ticker.done);
+		EXPECT(!post_receive(&pair->b, i, 0, 1000));
+		hrtimer_start(&ticker.timer, ns_to_ktime(100 * NSEC_PER_USEC), HRTIMER_MODE_REL_SOFT);
+		wait_for_completion(&ticker.done);
+		EXPECT(!ticker.result);
+		EXPECT(!expect(&pair->a, 60, IB_WC_SEND));
+		EXPECT(!expect(&pair->b, i, IB_WC_RECV));
+	}
+	hrtimer_cancel(&ticker.timer);
+	destroy_hrtimer_on_stack(&ticker.timer);
+	return 0;
+}
+
+/* A Send waits for its receive, and goes on at once when that is posted. */
+static int late_receive(struct pair *pair)
+{
+	fill(pair->a.buffer, 1000, 4);
+	EXPECT(!post_send(&pair->a, 1, 0, 1000, 0));
+	EXPECT(!expect(&pair->a, 1, IB_WC_SEND));
+	msleep(50);
+	EXPECT(!post_receive(&pair->b, 2, 0, 1000));
+	EXPECT(!expect(&pair->b, 2, IB_WC_RECV));
+	return memcmp(pair->a.buffer, pair->b.buffer, 1000) ? -EIO : 0;
+}
+
+/* What waits is flushed in order, and what is posted afterwards too. */
+static int flushes(struct pair *pair)
+{
+	struct end *b = &pair->b;
+	struct ib_wc wc;
+	u32 i;
+
+	for (i = 0; i < 8; i++)
+		EXPECT(!post_receive(b, i, 0, 64));
+	EXPECT(!rdma_disconnect(pair->a.id));
+	EXPECT(!await(b, RDMA_CM_EVENT_DISCONNECTED));
+	for (i = 0; i < 8; i++) {
+		EXPECT(!next(b, &wc));
+		EXPECT(wc.status == IB_WC_WR_FLUSH_ERR && wc.wr_id == i);
+	}
+	EXPECT(!post_receive(b, 100, 0, 64));
+	EXPECT(!post_send(b, 101, 0, 64, 0));
+	for (i = 0; i < 2; i++) {
+		EXPECT(!next(b, &wc));
+		EXPECT(wc.status == IB_WC_WR_FLUSH_ERR && (wc.wr_id == 100 || wc.wr_id == 101));
+	}
+	return 0;
+}
+
+/* Nothing is left in a completion queue of a queue pair that is gone. */
+static int forgotten(struct pair *pair)
+{
+	struct ib_wc wc;
+	u32 i;
+
+	for (i = 0; i < 4; i++)
+		EXPECT(!post_receive(&pair->b, i, 0, 64));
+	for (i = 0; i < 4; i++) {
+		EXPECT(!post_send(&pair->a, i, 0, 64, 0));
+		EXPECT(!expect(&pair->a, i, IB_WC_SEND));
+	}
+	EXPECT(!expect(&pair->b, 0, IB_WC_RECV));
+	rdma_disconnect(pair->b.id);
+	rdma_destroy_qp(pair->b.id);
+	EXPECT(!ib_poll_cq(pair->b.cq, 1, &wc));
+	return 0;
+}
+
+const struct test tests[] = {
+	{ "sends", sends },
+	{ "sends to shared receives", sends, .srq = true },
+	{ "inline", inline_send },
+	{ "wishes for events", wishes },
+	{ "registration", registration },
+	{ "local invalidation", local_invalidation },
+	{ "interrupts off", interrupts_off },
+	{ "in softirq", in_timer },
+	{ "late receive", late_receive },
+	{ "late shared receive", late_receive, .srq = true },
+	{ "flushes", flushes },
+	{ "forgotten", forgotten },
+};
+
+const int test_count = ARRAY_SIZE(tests);
