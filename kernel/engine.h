@@ -43,6 +43,7 @@ enum rk_op {
 	RK_READ,
 	RK_LOCAL_INV,
 	RK_FAST_REG,
+	RK_READ_INV,	/* the STag of the only element ends behind the answer */
 };
 
 enum rk_send_flags {

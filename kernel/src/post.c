@@ -57,6 +57,13 @@ static int translate(const struct ib_send_wr *request, struct rk_send *send)
 		send->op = RK_READ;
 		name_peers_memory(send, request);
 		return 0;
+	case IB_WR_RDMA_READ_WITH_INV:
+		/* What ends is the memory that the data land in, and nothing else. */
+		if (request->num_sge != 1 || request->ex.invalidate_rkey != request->sg_list[0].lkey)
+			return -EINVAL;
+		send->op = RK_READ_INV;
+		name_peers_memory(send, request);
+		return 0;
 	case IB_WR_LOCAL_INV:
 		send->op = RK_LOCAL_INV;
 		send->rkey = request->ex.invalidate_rkey;
@@ -75,7 +82,7 @@ static int copy_inline(const struct ib_send_wr *request, struct rk_send *send, u
 {
 	int i;
 
-	if (send->op == RK_READ)
+	if (send->op == RK_READ || send->op == RK_READ_INV)
 		return -EINVAL;
 	for (i = 0; i < request->num_sge; i++) {
 		const struct ib_sge *sge = &request->sg_list[i];

@@ -183,6 +183,46 @@ static int local_invalidation(struct pair *pair)
 	return 0;
 }
 
+static int register_pages(struct end *end, u32 from, u32 len)
+{
+	struct ib_reg_wr request;
+
+	EXPECT(!prepare(end, &request, from, len));
+	request.wr.wr_id = 1;
+	request.wr.send_flags = IB_SEND_SIGNALED;
+	EXPECT(!ib_post_send(end->id->qp, &request.wr, NULL));
+	return expect(end, 1, IB_WC_REG_MR);
+}
+
+/* Data land in registered pages, and the registration ends with them: so the pages can be registered again at once. */
+static int read_with_invalidate(struct pair *pair)
+{
+	const u32 len = 20000;
+	struct end *a = &pair->a, *b = &pair->b;
+	struct ib_sge sink;
+	struct ib_wc wc;
+	u32 i;
+
+	EXPECT(!register_pages(b, 100, len));
+	for (i = 0; i < 20; i++) {
+		EXPECT(!register_pages(a, i * 100, len));
+		sink = (struct ib_sge){
+			.addr = a->mr->iova,
+			.length = len,
+			.lkey = a->mr->lkey,
+		};
+		fill(b->buffer + 100, len, i);
+		EXPECT(!post_rdma(a, IB_WR_RDMA_READ_WITH_INV, 3, sink, b->mr->iova, b->mr->rkey));
+		EXPECT(!expect(a, 3, IB_WC_RDMA_READ));
+		EXPECT(!memcmp(a->buffer + i * 100, b->buffer + 100, len));
+	}
+	/* Nothing lands there any more. */
+	EXPECT(!post_rdma(a, IB_WR_RDMA_READ, 4, sink, b->mr->iova, b->mr->rkey));
+	EXPECT(!next(a, &wc));
+	EXPECT(wc.wr_id == 4 && wc.status == IB_WC_LOC_PROT_ERR);
+	return 0;
+}
+
 /* With interrupts off nothing can be sent at once. */
 static int interrupts_off(struct pair *pair)
 {
@@ -304,6 +344,7 @@ const struct test tests[] = {
 	{ "wishes for events", wishes },
 	{ "registration", registration },
 	{ "local invalidation", local_invalidation },
+	{ "read with invalidate", read_with_invalidate },
 	{ "interrupts off", interrupts_off },
 	{ "in softirq", in_timer },
 	{ "late receive", late_receive },

@@ -23,8 +23,13 @@ const GUEST_TOOLS: &[(&str, &str)] = &[
     ("xz", "xz-utils"),
     ("ip", "iproute2"),
 ];
-/// Files that this machine must have for any guest, and the package of each: a library of the kernel's build tools.
-const GUEST_FILES: &[(&str, &str)] = &[("/usr/lib/x86_64-linux-gnu/libelf.so.1", "libelf1")];
+/// Files that this machine must have for any guest, and the package of each: a library of the kernel's build tools, and headers for
+/// `guest/peer.c`.
+const GUEST_FILES: &[(&str, &str)] = &[
+    ("/usr/lib/x86_64-linux-gnu/libelf.so.1", "libelf1"),
+    ("/usr/include/rdma/rdma_cma.h", "librdmacm-dev"),
+    ("/usr/include/infiniband/verbs.h", "libibverbs-dev"),
+];
 /// Programs that this machine must have for the cases with siw, and the package of each.
 const TOOLS: &[(&str, &str)] = &[
     ("tcpdump", "tcpdump"),
@@ -36,15 +41,11 @@ const TOOLS: &[(&str, &str)] = &[
     ("qemu-img", "qemu-utils"),
     ("debugfs", "e2fsprogs"),
 ];
-/// Files that this machine must have for them, and the package of each: headers for `guest/peer.c`, and QEMU's iSER driver.
-const FILES: &[(&str, &str)] = &[
-    ("/usr/include/rdma/rdma_cma.h", "librdmacm-dev"),
-    ("/usr/include/infiniband/verbs.h", "libibverbs-dev"),
-    (
-        "/usr/lib/x86_64-linux-gnu/qemu/block-iscsi.so",
-        "qemu-block-extra",
-    ),
-];
+/// Files that this machine must have for them, and the package of each: QEMU's iSER driver.
+const FILES: &[(&str, &str)] = &[(
+    "/usr/lib/x86_64-linux-gnu/qemu/block-iscsi.so",
+    "qemu-block-extra",
+)];
 
 /// What a guest needs of this machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -110,6 +110,14 @@ pub enum SendOp {
         /// The peer's STag.
         rkey: u32,
     },
+    /// RDMA Read into one local element. When the answer is whole, the STag of the element is invalidated, before the request completes: RDMA
+    /// Read with Invalidate Local STag, which is a matter of the local side alone (the RDMA verbs, `IB_WR_RDMA_READ_WITH_INV` of the kernel).
+    ReadInv {
+        /// Tagged offset at the peer.
+        remote_addr: u64,
+        /// The peer's STag.
+        rkey: u32,
+    },
     /// Add to eight octets at the peer; the old value lands in the local elements, in host order.
     FetchAdd {
         /// Tagged offset at the peer, a multiple of 8.
@@ -167,7 +175,7 @@ impl SendOp {
     pub const fn has_response(&self) -> bool {
         matches!(
             self,
-            Self::Read { .. } | Self::FetchAdd { .. } | Self::CmpSwap { .. }
+            Self::Read { .. } | Self::ReadInv { .. } | Self::FetchAdd { .. } | Self::CmpSwap { .. }
         )
     }
 
@@ -184,7 +192,7 @@ impl SendOp {
         match self {
             Self::Send | Self::SendImm(_) | Self::SendInv(_) => WcOpcode::Send,
             Self::Write { .. } | Self::WriteImm { .. } => WcOpcode::Write,
-            Self::Read { .. } => WcOpcode::Read,
+            Self::Read { .. } | Self::ReadInv { .. } => WcOpcode::Read,
             Self::FetchAdd { .. } => WcOpcode::FetchAdd,
             Self::CmpSwap { .. } => WcOpcode::CmpSwap,
             Self::LocalInvalidate { .. } => WcOpcode::LocalInvalidate,

@@ -302,6 +302,7 @@ impl Engine {
                 &[],
             ),
             7 => post(SendOp::Read { remote_addr, rkey }, &[]),
+            16 => post(SendOp::ReadInv { remote_addr, rkey }, &sges),
             8 => self.qp.close(&mut self.host),
             9 => self.time_passes(),
             10 => drop(self.qp.modify(State::Sqd, &mut self.host)),

@@ -378,6 +378,7 @@ pub unsafe extern "C" fn rk_post_send(qp: &mut Qp, send: &Send) -> c_int {
         4 => SendOp::LocalInvalidate { stag: Stag(rkey) },
         // SAFETY: the caller promises it.
         5 => SendOp::FastRegister(unsafe { send.fast_register(access) }),
+        6 => SendOp::ReadInv { remote_addr, rkey },
         _ => return EINVAL,
     };
     // SAFETY: the caller promises it.

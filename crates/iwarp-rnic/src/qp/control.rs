@@ -309,9 +309,8 @@ impl QueuePair {
                 &r.original.to_ne_bytes(),
             )
             .map_err(|_| Refusal::Sink)?;
-        self.answered(env.host);
         self.advance_msn(h.qn);
-        Ok(Step::Next)
+        Ok(self.answered(env))
     }
 
     fn immediate<H: Host>(

@@ -5,11 +5,12 @@ use super::admit::Refusal;
 use super::fault::RxFault;
 use super::life::Heard;
 use super::place::Target;
-use super::rx::Step;
+use super::rx::{Ended, Step};
+use super::send_queue::Awaited;
 use super::{Direction, Env, Events, Host, QueuePair};
-use crate::{Cqe, WcFlags, WcOpcode, WcStatus};
+use crate::{Cqe, Sge, WcFlags, WcOpcode, WcStatus};
 use iwarp_proto::ddp::{
-    Header, HeaderError, TAGGED_HEADER_LEN, TaggedHeader, UNTAGGED_HEADER_LEN, UntaggedHeader,
+    Header, HeaderError, Stag, TAGGED_HEADER_LEN, TaggedHeader, UNTAGGED_HEADER_LEN, UntaggedHeader,
 };
 use iwarp_proto::rdmap::{Opcode, ReadRequest};
 
@@ -119,7 +120,7 @@ impl QueuePair {
     #[inline(never)]
     fn receive_read_response<H: Host>(&mut self, ulpdu: &[u8], env: &mut Env<'_, H>) -> Step {
         match self.read_response(ulpdu, env) {
-            Ok(()) => Step::Next,
+            Ok(step) => step,
             Err(refusal) => self.refuse_segment(refusal, ulpdu, env.host),
         }
     }
@@ -182,14 +183,13 @@ impl QueuePair {
         &mut self,
         ulpdu: &[u8],
         env: &mut Env<'_, H>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<Step, Refusal> {
         let h = TaggedHeader::decode(ulpdu).ok_or(Refusal::Header(HeaderError::TooShort))?;
         let payload = ulpdu.get(TAGGED_HEADER_LEN..).unwrap_or(&[]);
         let len = payload.len() as u32;
         let target = self.admit_read_response(h, len)?;
         self.place(target, payload, env)?;
-        self.finish_read_response(h, len, env.host);
-        Ok(())
+        Ok(self.finish_read_response(h, len, env))
     }
 
     /// Places the payload of a whole segment.
@@ -248,12 +248,14 @@ impl QueuePair {
     ) -> Step {
         match *header {
             Header::Tagged(h) if h.opcode == Opcode::READ_RESPONSE => {
-                self.finish_read_response(h, payload, env.host);
+                self.finish_read_response(h, payload, env)
             }
-            Header::Tagged(h) => self.finish_write(h, payload),
-            Header::Untagged(h) => return self.finish_send(h, payload, env),
+            Header::Tagged(h) => {
+                self.finish_write(h, payload);
+                Step::Next
+            }
+            Header::Untagged(h) => self.finish_send(h, payload, env),
         }
-        Step::Next
     }
 
     #[inline(always)]
@@ -269,15 +271,21 @@ impl QueuePair {
     //# is delivered.
     /// All payload of a segment of the oldest request's answer is placed.
     #[inline]
-    fn finish_read_response<H: Host>(&mut self, h: TaggedHeader, payload: u32, host: &mut H) {
+    fn finish_read_response<H: Host>(
+        &mut self,
+        h: TaggedHeader,
+        payload: u32,
+        env: &mut Env<'_, H>,
+    ) -> Step {
         self.count_payload(payload);
         if self.rx.rtr_response_due {
             self.rx.rtr_response_due = false;
         } else if h.last {
-            self.answered(host);
+            return self.answered(env);
         } else if let Some(awaited) = self.sq.awaited.front_mut() {
             awaited.received = awaited.received.saturating_add(payload);
         }
+        Step::Next
     }
 
     /// All payload of a segment of an RDMA Write is placed.
@@ -325,29 +333,67 @@ impl QueuePair {
     }
 
     /// The answer to the oldest request is complete.
-    pub(super) fn answered<H: Host>(&mut self, host: &mut H) {
-        if let Some(awaited) = self.sq.awaited.pop() {
-            self.counters.rx_messages = self.counters.rx_messages.wrapping_add(1);
-            //= rfc5040 section 5.2.2
-            //# The RDMAP layer MUST Deliver the RDMA Read Response Message to the ULP.
-            //= rfc5040 section 5.5
-            //# RDMA Read Response Messages MUST be Delivered to the ULP at the Remote
-            //# Peer after they are Delivered to RDMAP by DDP and in the order that the
-            //# they were Delivered to RDMAP.
-            //= rfc5040 section 5.5
-            //# An RDMA Read operation MUST NOT be Completed at the Local Peer until the
-            //# DDP layer Delivers the associated incoming RDMA Read Response Message.
-            //= rfc5040 section 5.5
-            //# This simplifies Local Peer Completion processing for RDMA Reads in that
-            //# a Delivered RDMA Read Response MUST be sufficient to Complete the RDMA
-            //# Read operation.
-            if self.acknowledge.on {
-                self.acknowledged(&awaited, host);
-            } else {
-                self.complete_request(awaited.seq, host);
+    pub(super) fn answered<H: Host>(&mut self, env: &mut Env<'_, H>) -> Step {
+        let Some(awaited) = self.sq.awaited.pop() else {
+            return Step::Next;
+        };
+        self.counters.rx_messages = self.counters.rx_messages.wrapping_add(1);
+        if awaited.invalidates {
+            return self.answered_with_invalidate(&awaited, env);
+        }
+        self.complete_answered(&awaited, env.host);
+        Step::Next
+    }
+
+    /// Completes a request whose answer is delivered.
+    #[inline]
+    fn complete_answered<H: Host>(&mut self, awaited: &Awaited, host: &mut H) {
+        //= rfc5040 section 5.2.2
+        //# The RDMAP layer MUST Deliver the RDMA Read Response Message to the ULP.
+        //= rfc5040 section 5.5
+        //# RDMA Read Response Messages MUST be Delivered to the ULP at the Remote
+        //# Peer after they are Delivered to RDMAP by DDP and in the order that the
+        //# they were Delivered to RDMAP.
+        //= rfc5040 section 5.5
+        //# An RDMA Read operation MUST NOT be Completed at the Local Peer until the
+        //# DDP layer Delivers the associated incoming RDMA Read Response Message.
+        //= rfc5040 section 5.5
+        //# This simplifies Local Peer Completion processing for RDMA Reads in that
+        //# a Delivered RDMA Read Response MUST be sufficient to Complete the RDMA
+        //# Read operation.
+        if self.acknowledge.on {
+            self.acknowledged(awaited, host);
+        } else {
+            self.complete_request(awaited.seq, host);
+        }
+        // It may have been the last one for which a send queue that is being drained waited.
+        self.note_drained();
+    }
+
+    /// Ends the STag of a Read's sink, and completes the Read: later, if the memory is in use.
+    #[cold]
+    #[inline(never)]
+    fn answered_with_invalidate<H: Host>(
+        &mut self,
+        awaited: &Awaited,
+        env: &mut Env<'_, H>,
+    ) -> Step {
+        // Such a Read is posted with one element.
+        let sink = self.sq.first_of(awaited.seq).map_or(Stag(0), Sge::stag);
+        match env.memory.invalidate(sink, self.accessor(), false) {
+            Ok(true) => {
+                self.complete_answered(awaited, env.host);
+                Step::Next
             }
-            // It may have been the last one for which a send queue that is being drained waited.
-            self.note_drained();
+            Ok(false) => {
+                self.rx.ending = Some((sink, Ended::Read(*awaited)));
+                Step::Again
+            }
+            // Another request has ended it meanwhile, or it is none that requests can end.
+            Err(_) => {
+                self.fail_request(awaited.seq, WcStatus::LocalProtection, env.host);
+                Step::Failed
+            }
         }
     }
 
@@ -429,24 +475,27 @@ impl QueuePair {
         cqe.flags |= WcFlags::WITH_INV;
         cqe.imm_or_stag = stag.0;
         if !complete {
-            self.rx.ending = Some((stag, cqe));
+            self.rx.ending = Some((stag, Ended::Receive(cqe)));
             return Step::Again;
         }
         self.finish_other(cqe, env.host);
         Step::Next
     }
 
-    /// Completes a Send with Invalidate whose STag was in use. Returns `false` if it still is.
+    /// Completes what has ended an STag that was in use. Returns `false` if it still is.
     #[inline]
     pub(super) fn end_invalidation<H: Host>(&mut self, env: &mut Env<'_, H>) -> bool {
-        let Some((stag, cqe)) = self.rx.ending else {
+        let Some((stag, ended)) = self.rx.ending else {
             return true;
         };
         if !env.memory.is_unused(stag) {
             return false;
         }
         self.rx.ending = None;
-        self.finish_other(cqe, env.host);
+        match ended {
+            Ended::Receive(cqe) => self.finish_other(cqe, env.host),
+            Ended::Read(awaited) => self.complete_answered(&awaited, env.host),
+        }
         true
     }
 

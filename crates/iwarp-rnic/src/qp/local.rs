@@ -4,8 +4,8 @@
 //! it may be in a system call. Then the request waits at the head of the send queue, and so do those behind it. Nobody polls for
 //! the end of that: the driver asks [`MemoryTable::take_unused`] after each piece of work that uses memory, and calls
 //! [`QueuePair::retry_memory`] for the queue pairs that wait. The queue pair's own plans do not make it wait for ever, because they use
-//! memory only during a write or a read, and a stream that is blocked writes nothing. Send with Invalidate waits in the same
-//! way before it completes (`deliver`).
+//! memory only during a write or a read, and a stream that is blocked writes nothing. Send with Invalidate and Read with Invalidate wait in
+//! the same way before they complete (`deliver`).
 
 use super::{Env, Host, QueuePair, TxFill};
 use crate::memory::{MemoryError, MemoryTable};

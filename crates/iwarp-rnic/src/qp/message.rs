@@ -69,7 +69,7 @@ impl QueuePair {
                     let out = Out::new(&mut self.tx, &mut self.counters, plan, w);
                     out.send_small(seq, slot, self.sq.sge_at(place))
                 }
-                SendOp::Read { remote_addr, rkey } => {
+                SendOp::Read { remote_addr, rkey } | SendOp::ReadInv { remote_addr, rkey } => {
                     self.ask_read(seq, place, (remote_addr, rkey), plan, w)
                 }
                 _ => self.begin(seq, place, plan, w),
@@ -331,6 +331,7 @@ impl QueuePair {
             return Begun::Failed(status);
         }
         let len = slot.len;
+        let invalidates = matches!(slot.op, SendOp::ReadInv { .. });
         let sink_stag = self.next_sink();
         let request = ReadRequest {
             sink_stag,
@@ -357,7 +358,10 @@ impl QueuePair {
         //# the order they were submitted by the ULP.
         let msn = self.emit_read(&request, plan, w);
         // There is room: `may_ask` compared the number with the ORD.
-        let awaited = Awaited::read(seq, sink_stag, len, msn);
+        let awaited = Awaited {
+            invalidates,
+            ..Awaited::read(seq, sink_stag, len, msn)
+        };
         let _ = self.sq.awaited.push(awaited);
         self.acknowledge.asked();
         Begun::Whole
@@ -408,7 +412,7 @@ impl QueuePair {
             received: 0,
             msn,
             atomic: true,
-            probe: false,
+            ..Awaited::default()
         });
         self.acknowledge.asked();
         Ok(())

@@ -9,6 +9,7 @@ use super::direct::Direct;
 use super::life::Hold;
 use super::place::Places;
 use super::plan::Run;
+use super::send_queue::Awaited;
 use super::{Env, Events, Host, QueuePair, StreamConfig};
 use crate::Cqe;
 use crate::limits::{RX_DIRECT_TAIL, RX_READ_MAX};
@@ -27,7 +28,7 @@ pub enum RxInterest {
     Held,
     /// The queue pair is done: read and discard until the peer closes.
     Discard,
-    /// An STag that the peer has invalidated is still in use: do not read, until
+    /// An STag that a Send or the answer to a Read has invalidated is still in use: do not read, until
     /// [`waits_for_memory`](QueuePair::waits_for_memory) has ended.
     Waits,
     /// There is no stream.
@@ -45,7 +46,7 @@ pub enum RxStatus {
     More,
     /// A Send waits for a receive. Call again, as for `More`, when one is posted.
     Held,
-    /// An STag that the peer has invalidated is still in use. Call again, as for `More`, when
+    /// An STag that a Send or the answer to a Read has invalidated is still in use. Call again, as for `More`, when
     /// [`MemoryTable::take_unused`] has said so.
     Waits,
     /// The stream has failed; a Terminate may wait to be sent.
@@ -57,6 +58,15 @@ pub enum RxStatus {
 pub(super) struct Missed {
     pub(super) header: Header,
     pub(super) ulpdu_len: u16,
+}
+
+/// What completes when nobody uses the memory of an STag any more.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Ended {
+    /// The receive of a Send with Invalidate, with this completion.
+    Receive(Cqe),
+    /// A Read with Invalidate.
+    Read(Awaited),
 }
 
 #[derive(Debug)]
@@ -78,8 +88,8 @@ pub(super) struct Rx {
     pub(super) message_off: u32,
     /// Immediate data that belong to the Send that follows.
     pub(super) immediate: Option<u32>,
-    /// A Send with Invalidate that is placed. It completes when nobody uses the memory of this STag.
-    pub(super) ending: Option<(Stag, Cqe)>,
+    /// A message that is placed and has ended this STag, whose memory is still in use. Nothing behind it is processed before.
+    pub(super) ending: Option<(Stag, Ended)>,
     /// Octets of the RDMA Write message in progress, and of the last whole one.
     pub(super) write_len: u32,
     pub(super) last_write_len: u32,

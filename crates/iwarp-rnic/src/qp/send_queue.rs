@@ -50,6 +50,8 @@ pub(super) struct Awaited {
     pub(super) atomic: bool,
     /// It belongs to no request of the program: it asks whether the requests up to `seq` are placed.
     pub(super) probe: bool,
+    /// A Read whose sink's own STag ends with the answer.
+    pub(super) invalidates: bool,
 }
 
 impl Awaited {
@@ -63,6 +65,7 @@ impl Awaited {
             msn,
             atomic: false,
             probe: false,
+            invalidates: false,
         }
     }
 }
@@ -318,6 +321,8 @@ impl SendQueue {
             SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } if len < 8 => {
                 Err(PostError::InvalidRequest)
             }
+            // The STag to invalidate is that of the only element.
+            SendOp::ReadInv { .. } if wr.sges.len() != 1 => Err(PostError::InvalidRequest),
             _ if wr.op.has_response() && !self.takes_reads() => Err(PostError::InvalidRequest),
             // Eight octets come back, however long the elements are.
             SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } => Ok(8),

@@ -1,11 +1,14 @@
 //! Who uses memory: invalidations complete when nobody does, and deregistration is refused before.
 
 use super::harness::*;
-use crate::memory::{Crc32c, HostRange, MemoryError, WindowType};
+use crate::memory::{Crc32c, HostRange, MemoryError, Users, WindowType};
 use crate::qp::{RxInterest, RxPlan, RxStatus, StreamConfig, TxFill};
-use crate::{Access, Bind, FastRegister, SendFlags, SendOp, SendWr, Sge, WcFlags, WcStatus};
+use crate::{
+    Access, Bind, FastRegister, PostError, SendFlags, SendOp, SendWr, Sge, WcFlags, WcOpcode,
+    WcStatus,
+};
 use iwarp_proto::ddp::{Header, Stag, UntaggedHeader};
-use iwarp_proto::rdmap::Opcode;
+use iwarp_proto::rdmap::{Opcode, ReadRequest};
 use std::vec;
 use std::vec::Vec;
 
@@ -176,6 +179,144 @@ fn a_send_with_invalidate_completes_when_nobody_uses_the_memory() {
     assert_eq!(done, [(5, WcFlags::WITH_INV), (6, WcFlags::empty())]);
     assert_eq!(a.host.recvs[0].imm_or_stag, stag.0);
     assert_eq!(a.qp.rx_interest(), RxInterest::Read);
+}
+
+/// Posts a Read with Invalidate of `len` octets into a fast-registration region, and transmits the request. Returns the STag and the answer.
+fn asks_with_invalidate(rig: &mut Rig, wr_id: u64, len: u32) -> (Stag, Vec<u8>) {
+    let (stag, at) = fast(rig, len);
+    let sink = Sge {
+        addr: at,
+        len,
+        lkey: stag.0,
+    };
+    rig.post(wr_id, READ_INV, &[sink]);
+    (stag, answer_of(rig, len))
+}
+
+/// Transmits a Read Request, and returns its answer.
+fn answer_of(rig: &mut Rig, len: u32) -> Vec<u8> {
+    let (_, asked) = rig.sent().remove(0);
+    let request = ReadRequest::parse(&asked).unwrap();
+    let sink = request.sink_stag.0;
+    let payload = vec![7; len as usize];
+    let ulpdu = tagged(Opcode::READ_RESPONSE, sink, 0, true, &payload);
+    rig.fpdu(&ulpdu)
+}
+
+const READ_INV: SendOp = SendOp::ReadInv {
+    remote_addr: 0x1000,
+    rkey: 77,
+};
+
+#[test]
+fn a_read_with_invalidate_ends_its_sink_behind_the_answer() {
+    let mut a = Rig::with(Default::default(), PLAIN);
+    let (stag, answer) = asks_with_invalidate(&mut a, 1, 300);
+    // Until the last octet has come, it is valid.
+    assert_eq!(a.rx(&answer[..200]), RxStatus::Ok);
+    assert!(a.table.info(stag).unwrap().valid);
+    assert_eq!(a.rx(&answer[200..]), RxStatus::Ok);
+    assert!(!a.table.info(stag).unwrap().valid);
+    let done: Vec<_> = a.host.sends.iter().map(|c| (c.wr_id, c.opcode)).collect();
+    assert_eq!(done, [(1, WcOpcode::Read)]);
+    assert_eq!(a.host.sends[0].status, WcStatus::Success);
+    assert_eq!(a.host.sends[0].byte_len, 300);
+    // A plain Read leaves its sink as it is.
+    let mr = a.mr(64, ALL);
+    a.post(
+        2,
+        SendOp::Read {
+            remote_addr: 0,
+            rkey: 77,
+        },
+        &[mr.sge()],
+    );
+    let answer = answer_of(&mut a, 64);
+    assert_eq!(a.rx(&answer), RxStatus::Ok);
+    assert!(a.table.info(Stag(mr.stag)).unwrap().valid);
+    assert_eq!(brief(&a.host.sends)[1..], [(2, WcStatus::Success)]);
+}
+
+#[test]
+fn a_read_with_invalidate_completes_when_nobody_uses_the_memory() {
+    let mut a = Rig::with(Default::default(), PLAIN);
+    let (stag, answer) = asks_with_invalidate(&mut a, 1, 300);
+    let who = a.qp.accessor();
+    // Another queue pair is in a system call with the memory.
+    let mut user = Users::new([Stag(0)]);
+    let at = a.table.info(stag).unwrap().iova;
+    let used = user.check(&a.table, (stag, at, 8), Access::LOCAL_WRITE, who);
+    assert!(used.is_ok());
+    a.recv(6, &[]);
+    let behind = a.fpdu(&send(1, &[]));
+    assert_eq!(a.rx(&[answer, behind].concat()), RxStatus::Waits);
+    assert_eq!(a.qp.rx_interest(), RxInterest::Waits);
+    assert!(a.qp.waits_for_memory() && !a.table.info(stag).unwrap().valid);
+    // Neither the Read is complete, nor is what came behind it delivered.
+    assert_eq!(brief(&a.host.sends), []);
+    assert_eq!(brief(&a.host.recvs), []);
+    assert_eq!(a.again(), RxStatus::Waits);
+    user.release(&a.table);
+    assert!(a.table.take_unused());
+    a.qp.retry_memory();
+    assert_eq!(a.again(), RxStatus::Ok);
+    assert_eq!(brief(&a.host.sends), [(1, WcStatus::Success)]);
+    assert_eq!(brief(&a.host.recvs), [(6, WcStatus::Success)]);
+    assert!(!a.qp.waits_for_memory());
+}
+
+#[test]
+fn the_end_of_the_stream_flushes_a_read_that_waits_for_memory() {
+    let mut a = Rig::with(Default::default(), PLAIN);
+    let (stag, answer) = asks_with_invalidate(&mut a, 1, 300);
+    let who = a.qp.accessor();
+    let mut user = Users::new([Stag(0)]);
+    let at = a.table.info(stag).unwrap().iova;
+    let used = user.check(&a.table, (stag, at, 8), Access::LOCAL_WRITE, who);
+    assert!(used.is_ok());
+    assert_eq!(a.rx(&answer), RxStatus::Waits);
+    a.qp.stream_failed(&mut a.host);
+    assert_eq!(brief(&a.host.sends), [(1, WcStatus::Flushed)]);
+    assert!(!a.qp.waits_for_memory());
+    user.release(&a.table);
+    assert_eq!(brief(&a.host.sends).len(), 1);
+}
+
+#[test]
+fn a_read_whose_sink_cannot_be_invalidated_fails() {
+    // The program has ended the STag itself; another is an ordinary region's.
+    let mut a = Rig::with(Default::default(), PLAIN);
+    let (stag, answer) = asks_with_invalidate(&mut a, 1, 64);
+    let who = a.qp.accessor();
+    assert_eq!(a.table.invalidate(stag, who, false), Ok(true));
+    assert_eq!(a.rx(&answer), RxStatus::Failed);
+    assert_eq!(a.host.sends[0].status, WcStatus::LocalProtection);
+
+    let mut a = Rig::with(Default::default(), PLAIN);
+    let mr = a.mr(64, ALL);
+    a.post(1, READ_INV, &[mr.sge()]);
+    let answer = answer_of(&mut a, 64);
+    assert_eq!(a.rx(&answer), RxStatus::Failed);
+    assert_eq!(brief(&a.host.sends), [(1, WcStatus::LocalProtection)]);
+    assert!(a.table.info(Stag(mr.stag)).unwrap().valid);
+}
+
+#[test]
+fn a_read_with_invalidate_has_one_element() {
+    let mut a = Rig::with(Default::default(), PLAIN);
+    let (stag, at) = fast(&mut a, 64);
+    let sink = Sge {
+        addr: at,
+        len: 8,
+        lkey: stag.0,
+    };
+    for sinks in [&[][..], &[sink, sink]] {
+        let wr = SendWr::new(1, READ_INV, sinks);
+        let refused = a.qp.post_send(&wr, &mut a.host);
+        assert_eq!(refused, Err(PostError::InvalidRequest));
+    }
+    let wr = SendWr::new(1, READ_INV, core::slice::from_ref(&sink));
+    assert_eq!(a.qp.post_send(&wr, &mut a.host), Ok(()));
 }
 
 #[test]
