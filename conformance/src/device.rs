@@ -17,12 +17,14 @@ use crate::boot::{Boot, Parts};
 use crate::complaints;
 use crate::endings;
 use crate::excuses;
+use crate::guide;
 use crate::hostile;
 use crate::matrix::{self, Choice, Peer};
 use crate::siw::debian::{Kernel, NEWER};
 use crate::siw::guest::Guest;
 use crate::siw::image::{self, Image};
 use crate::siw::needs::{self, Needs};
+use crate::storage;
 
 /// Arguments of `cargo xtask kernel test`.
 #[derive(Args)]
@@ -36,6 +38,9 @@ pub(crate) struct TestArgs {
     /// Run programs between the module and these peers instead of the cases
     #[arg(long, value_enum, value_name = "PEER", num_args = 1..)]
     with: Vec<Peer>,
+    /// Run storage of the kernel (NVMe, NFS and iSER) instead: its own cases, or with peers disks and files between them
+    #[arg(long, conflicts_with = "few")]
+    storage: bool,
     /// With peers: only a few programs
     #[arg(long, requires = "with")]
     few: bool,
@@ -53,12 +58,25 @@ impl TestArgs {
     fn is_wanted(&self, name: &str) -> bool {
         self.only.is_empty() || self.only.iter().any(|text| name.contains(text.as_str()))
     }
+
+    /// The cases to run.
+    fn cases(&self) -> impl Iterator<Item = &'static Case> {
+        let cases: &[&[Case]] = if self.storage {
+            &[storage::CASES]
+        } else {
+            &[CASES, endings::CASES, hostile::CASES]
+        };
+        cases
+            .iter()
+            .flat_map(|cases| cases.iter())
+            .filter(|(name, _)| self.is_wanted(name))
+    }
 }
 
 /// Everything together; it only ends a hang.
 const LIMIT: Duration = Duration::from_secs(3600);
 /// Seconds for one case in the guest, which is emulated.
-const CASE_LIMIT: u64 = 120;
+const CASE_LIMIT: u64 = 180;
 /// Entries that a hostile process gets rid of at least.
 const ENTRIES_PER_SECOND: u64 = 2000;
 /// What the module says of memory that is left when it goes.
@@ -67,7 +85,9 @@ const LEFT: &str = "were not freed";
 const GONE: &str = "no allocation of the engine is left";
 
 /// For all cases: ends at the first command that fails, and knows the module's file. `links` makes two devices, `listening` waits until
-/// somebody listens at a port (in hexadecimal), and `pair` runs a server and its client, again if what failed is excused.
+/// somebody listens at a port (in hexadecimal), `pair` runs a server and its client, again if what failed is excused, and
+/// `unused`
+/// waits until clients in the kernel have left the device: what stays are completion queues that it keeps for all of them.
 const PRELUDE: &str = "set -e; MODULE=/lib/iwarp/iwarp_rnic.ko
 links() {
     rdma link add iwarp0 type iwarp netdev user0
@@ -87,6 +107,14 @@ pair() {
         excused /tmp/client || return 1
         kill -9 $server; wait $server || true
     done
+    return 1
+}
+unused() {
+    for i in $(seq 100); do
+        if rdma resource | grep 'iwarp0: pd 0 cq [0-9]* qp 0 cm_id 0 mr 0'; then return; fi
+        sleep 0.1
+    done
+    rdma resource
     return 1
 }
 ";
@@ -276,7 +304,7 @@ pub(crate) fn command(args: &TestArgs) -> Result<Outcome> {
         return Ok(Outcome::Skipped(why));
     }
     needs::require_packages(Needs::Guest, &mut log)?;
-    let (image, cache) = match prepare(&context, &args.boot, &mut log)? {
+    let (image, cache) = match prepare(&context, &args.boot, args.storage, &mut log)? {
         Ok(prepared) => prepared,
         Err(why) => return Ok(Outcome::Skipped(why)),
     };
@@ -285,6 +313,7 @@ pub(crate) fn command(args: &TestArgs) -> Result<Outcome> {
             peers: &args.with,
             only: &args.only,
             few: args.few,
+            storage: args.storage,
         };
         return match matrix::run(&context, &choice, &args.boot, &image, &cache, &mut log)? {
             0 => Ok(Outcome::Passed),
@@ -300,8 +329,7 @@ pub(crate) fn command(args: &TestArgs) -> Result<Outcome> {
         return Ok(Outcome::Passed);
     }
     let mut failed = 0;
-    let cases = CASES.iter().chain(endings::CASES).chain(hostile::CASES);
-    for (name, script) in cases.filter(|(name, _)| args.is_wanted(name)) {
+    for (name, script) in args.cases() {
         let script = format!("ENTRIES={}\n{script}", args.entries);
         let limit = args
             .boot
@@ -314,6 +342,15 @@ pub(crate) fn command(args: &TestArgs) -> Result<Outcome> {
                 // What it has left, a module that cannot be unloaded perhaps, is no matter of the next.
                 drop(guest);
                 guest = start(&image, &cache, &args.boot, &mut log)?;
+            }
+        }
+    }
+    if args.storage && args.is_wanted(guide::NAME) {
+        match guide::run(&image, &cache, &args.boot, &mut log) {
+            Ok(()) => log.say(format!("passed  {}", guide::NAME)),
+            Err(error) => {
+                failed += 1;
+                log.say(format!("FAILED  {}: {error:#}", guide::NAME));
             }
         }
     }
@@ -344,13 +381,14 @@ fn start(image: &Image, cache: &Path, boot: &Boot, log: &mut Log) -> Result<Gues
     Ok(guest)
 }
 
-/// The guest's files, or why they cannot be made here.
+/// The guest's files, with what storage needs if that is wanted, or why they cannot be made here.
 ///
 /// # Errors
 /// When something does not build.
 pub(crate) fn prepare(
     context: &Context,
     boot: &Boot,
+    storage: bool,
     log: &mut Log,
 ) -> Result<Result<(Image, PathBuf), String>> {
     let Parts {
@@ -371,7 +409,7 @@ pub(crate) fn prepare(
         )?);
     }
     log.say("building the file system");
-    let image = image::device(context, &dir, &programs, &kernel, &modules, log)?;
+    let image = image::device(context, &dir, &programs, &kernel, &modules, storage, log)?;
     Ok(Ok((image, dir)))
 }
 

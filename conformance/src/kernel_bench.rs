@@ -31,6 +31,9 @@ pub(crate) struct BenchArgs {
     /// Measure only rows whose names contain one of these
     #[arg(long, value_name = "TEXT", num_args = 1..)]
     only: Vec<String>,
+    /// Measure storage of the kernel (NVMe and NFS), with the same over TCP beside it
+    #[arg(long)]
+    storage: bool,
     #[command(flatten)]
     boot: Boot,
 }
@@ -73,6 +76,68 @@ const QPERF: (&str, &str) = (
     "qperf -lp {port} -t 2 -m 64K {addr} tcp_bw",
 );
 
+/// What is measured of storage: a name, the client's command, and the word and the unit of the figure. The disk keeps nothing and answers at once.
+const STORAGE: &[(&str, &str, &str, &str)] = &[
+    (
+        "NVMe, random reads of 4 KiB, one at a time",
+        "nvme-disk measure {addr} {port} randread 4k 1",
+        "latency",
+        "µs",
+    ),
+    (
+        "NVMe, random reads of 4 KiB, 32 at a time",
+        "nvme-disk measure {addr} {port} randread 4k 32",
+        "operations",
+        "1/s",
+    ),
+    (
+        "NVMe, random writes of 4 KiB, 32 at a time",
+        "nvme-disk measure {addr} {port} randwrite 4k 32",
+        "operations",
+        "1/s",
+    ),
+    (
+        "NVMe, sequential reads of 128 KiB, 8 at a time",
+        "nvme-disk measure {addr} {port} read 128k 8",
+        "bandwidth",
+        "MB/s",
+    ),
+    (
+        "NVMe, sequential writes of 128 KiB, 8 at a time",
+        "nvme-disk measure {addr} {port} write 128k 8",
+        "bandwidth",
+        "MB/s",
+    ),
+    (
+        "NFS 4.2, 5,000 files copied to the server",
+        "nfs-disk measure {addr} {port} 5000",
+        "seconds",
+        "s",
+    ),
+];
+/// What the same rows are called over TCP, where neither driver has a part, and what comes before their commands.
+const OVER_TCP: (&str, &str) = (" (TCP)", "TRANSPORT=tcp ");
+
+fn storage() -> Vec<Program> {
+    let row = |&(name, client, ..): &(&str, &str, &str, &str)| {
+        let (tcp, transport) = OVER_TCP;
+        let over_tcp = format!("{name}{tcp}");
+        [
+            programs::storage_measurement(name, client, ""),
+            programs::storage_measurement(&over_tcp, client, transport),
+        ]
+    };
+    STORAGE.iter().flat_map(row).collect()
+}
+
+/// The row of storage with this name, over RDMA or TCP.
+fn storage_row(
+    name: &str,
+) -> Option<&'static (&'static str, &'static str, &'static str, &'static str)> {
+    let name = name.strip_suffix(OVER_TCP.0).unwrap_or(name);
+    STORAGE.iter().find(|row| row.0 == name)
+}
+
 /// A driver: its name, and the commands that load it without and with CRC, and unload it.
 struct Driver {
     name: &'static str,
@@ -114,13 +179,13 @@ pub(crate) fn command(args: &BenchArgs) -> Result<Outcome> {
     let context = Context::new(false, true)?;
     let mut log = Log::create(&context.log_dir().join("kernel-bench.log"), LIMIT)?;
     needs::require_packages(Needs::Guest, &mut log)?;
-    let (image, cache) = match device::prepare(&context, &args.boot, &mut log)? {
+    let (image, cache) = match device::prepare(&context, &args.boot, args.storage, &mut log)? {
         Ok(prepared) => prepared,
         Err(why) => return Ok(Outcome::Skipped(why)),
     };
     log.say(format!("booting Linux {}", image.release));
     let guest = Guest::start(&image, &cache, &args.boot.machine(), &mut log)?;
-    let rows: Vec<Program> = rows()
+    let rows: Vec<Program> = if args.storage { storage() } else { rows() }
         .into_iter()
         .filter(|row| {
             args.only.is_empty()
@@ -188,8 +253,9 @@ fn measure(
     log: &mut Log,
 ) {
     let end = USER.end(guest);
+    let limit = PROGRAM_LIMIT.max(row.rules.limit);
     for _ in 0..ATTEMPTS {
-        let result = matrix::talk(ports, &end, &end, row, Family::V4, PROGRAM_LIMIT, log)
+        let result = matrix::talk(ports, &end, &end, row, Family::V4, limit, log)
             .and_then(|(note, said)| figure(row, &note, &said).context("no figure"));
         match result {
             Ok(figure) => {
@@ -215,6 +281,11 @@ fn figure(row: &Program, note: &str, said: &str) -> Option<f64> {
             .ok()
             .filter(|value| value.is_finite() && *value > 0.0)
     };
+    if let Some((_, _, word, _)) = storage_row(&row.name) {
+        let mut words = said.split_whitespace();
+        words.find(|found| found == word)?;
+        return number(words.next()?);
+    }
     match row.name.as_str() {
         CONNECTIONS => {
             let times: Vec<f64> = said
@@ -240,6 +311,9 @@ fn figure(row: &Program, note: &str, said: &str) -> Option<f64> {
 }
 
 fn unit(name: &str) -> &'static str {
+    if let Some((_, _, _, unit)) = storage_row(name) {
+        return unit;
+    }
     match name {
         CONNECTIONS => "s",
         _ if name == TCP || name.contains("_bw") => "MB/s",
@@ -301,6 +375,19 @@ mod tests {
             Some(12.5)
         );
         assert_eq!(figure(&row("ib_write_lat-64"), "inf us", ""), None);
+        let said = "disk\nbandwidth 1.5 operations 300 latency 22.5\n";
+        for row in storage() {
+            let (said, figure) = (said, figure(&row, "", said));
+            let wanted = match unit(&row.name) {
+                "µs" => Some(22.5),
+                "1/s" => Some(300.0),
+                "MB/s" => Some(1.5),
+                _ => None,
+            };
+            assert_eq!(figure, wanted, "{} in {said}", row.name);
+        }
+        let copied = storage().pop().unwrap();
+        assert_eq!(figure(&copied, "", "seconds 3.5\n"), Some(3.5));
     }
 
     #[test]

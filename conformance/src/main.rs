@@ -13,6 +13,7 @@ mod endings;
 mod ends;
 mod engine;
 mod excuses;
+mod guide;
 mod hostile;
 mod kernel;
 mod kernel_bench;
@@ -20,6 +21,7 @@ mod matrix;
 mod programs;
 mod rows;
 mod siw;
+mod storage;
 mod suite;
 
 use std::process::ExitCode;

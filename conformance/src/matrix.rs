@@ -50,6 +50,8 @@ pub(crate) struct Choice<'a> {
     pub(crate) only: &'a [String],
     /// Only [`FEW`].
     pub(crate) few: bool,
+    /// Storage of the kernel instead of programs.
+    pub(crate) storage: bool,
 }
 
 impl Choice<'_> {
@@ -85,7 +87,8 @@ const TAP: Card = Card {
     v4: GUEST_TAP,
     v6: v6(0xfd77, 2),
 };
-const CABLE: Card = Card {
+/// The card for a cable to another guest.
+pub(crate) const CABLE: Card = Card {
     netdev: "cable0",
     device: "iwarp2",
     v4: Ipv4Addr::new(10, 78, 0, 1),
@@ -180,7 +183,7 @@ pub(crate) fn run(
         matrix.between(&end, &end, "module->module", None, log)?;
         matrix.suite(log)?;
     }
-    if let Some(host) = &host {
+    if let (Some(host), false) = (&host, choice.storage) {
         let (ours, library) = (
             TAP.end(&guest),
             End::Library {
@@ -196,7 +199,17 @@ pub(crate) fn run(
         matrix.between(&ours, &siw, "module->siw", Some(other), log)?;
         matrix.between(&siw, &ours, "siw->module", Some(other), log)?;
     }
-    let failed = matrix.rows.print(log);
+    let mut failed = matrix.rows.print(log);
+    drop(other);
+    let guest = match host {
+        Some(host) if choice.storage => {
+            let wants = |title: &str| choice.wants("", title);
+            let (guest, more) = siw::iser(guest, host, cache, wants, log)?;
+            failed += more;
+            guest
+        }
+        _ => guest,
+    };
     device::unload(&guest, boot.limit(60))?;
     boot.look_for_leaks(&guest, log)?;
     Ok(failed)
@@ -237,7 +250,12 @@ impl Matrix<'_> {
         siw: Option<&Guest>,
         log: &mut Log,
     ) -> Result<()> {
-        for program in programs::all(true) {
+        let programs = if self.choice.storage {
+            programs::storage()
+        } else {
+            programs::all(true)
+        };
+        for program in programs {
             for family in [Family::V4, Family::V6] {
                 let title = format!("{} {direction} {family}", program.name);
                 let can = (family == Family::V4 || program.rules.v6)
@@ -266,7 +284,7 @@ impl Matrix<'_> {
     /// Runs rdma-core's own tests.
     fn suite(&mut self, log: &mut Log) -> Result<()> {
         let title = "rdma-core's own tests (pyverbs) module->module".to_owned();
-        if !self.choice.wants("pyverbs", &title) {
+        if self.choice.storage || !self.choice.wants("pyverbs", &title) {
             return Ok(());
         }
         let (guest, limit) = (self.guest, self.boot.limit(suite::LIMIT));
@@ -317,8 +335,23 @@ pub(crate) fn talk(
     limit: u64,
     log: &mut Log,
 ) -> Result<(String, String)> {
-    let (port, address) = (server.port(ports)?, server.address(family));
     client.shell(program.rules.before)?;
+    let result = talk_once(ports, client, server, program, family, limit, log);
+    server.shell(program.rules.after)?;
+    result
+}
+
+/// As [`talk`], without what runs before and after.
+fn talk_once(
+    ports: &Ports,
+    client: &End<'_>,
+    server: &End<'_>,
+    program: &Program,
+    family: Family,
+    limit: u64,
+    log: &mut Log,
+) -> Result<(String, String)> {
+    let (port, address) = (server.port(ports)?, server.address(family));
     let mut serving = server.start(&program.server, address, port, limit)?;
     server.listens(&mut serving, port)?;
     let asked = client
@@ -344,6 +377,5 @@ pub(crate) fn talk(
         );
     }
     let note = program.judge(&answered, &asked)?;
-    server.shell(program.rules.after)?;
     Ok((note, asked.text))
 }

@@ -70,6 +70,53 @@ const MORE: Rules = Rules {
 /// A row of the table: name, server, client, rules.
 type Row = (&'static str, &'static str, &'static str, Rules);
 
+/// For storage of the kernel, which is set up and ended by scripts.
+const STORAGE_RULES: Rules = Rules {
+    stays: true,
+    limit: LONG,
+    ..PLAIN
+};
+
+/// Storage of the kernel: what is written is read back with checksums.
+const STORAGE: &[Row] = &[
+    (
+        "nvme",
+        "nvme-target serve {addr} {port} 32",
+        "nvme-disk use {addr} {port}",
+        Rules {
+            before: "nvme-disk disconnect 2>/dev/null || true",
+            after: "nvme-target down disk",
+            ..STORAGE_RULES
+        },
+    ),
+    (
+        "nfs-4.2",
+        "nfs-server serve {port}",
+        "nfs-disk use {addr} {port} 4.2",
+        NFS,
+    ),
+    (
+        "nfs-3",
+        "nfs-server serve {port}",
+        "nfs-disk use {addr} {port} 3",
+        NFS,
+    ),
+    (
+        "iser",
+        "iser-target serve {addr} {port} 96",
+        "iser-disk use {addr} {port}",
+        Rules {
+            after: "iser-target down iqn.2024-01.example:target",
+            ..STORAGE_RULES
+        },
+    ),
+];
+const NFS: Rules = Rules {
+    before: "umount /mnt 2>/dev/null || true; rm -rf /tmp/tree",
+    after: "nfs-server down",
+    ..STORAGE_RULES
+};
+
 /// The programs of rdma-core and libfabric, and qperf.
 const PROGRAMS: &[Row] = &[
     (
@@ -290,12 +337,31 @@ pub(crate) fn measurement(name: &str, size: u32, rounds: u32) -> Program {
     perftest(format!("{name}-{size}"), words, vec![size], false)
 }
 
+fn programs(rows: &[Row]) -> Vec<Program> {
+    rows.iter()
+        .map(|&(name, server, client, rules)| Program::new(name, (server, client), rules))
+        .collect()
+}
+
+/// The rows of storage.
+pub(crate) fn storage() -> Vec<Program> {
+    programs(STORAGE)
+}
+
+/// A measurement of storage: its name, the client's command, and what comes before both commands.
+pub(crate) fn storage_measurement(name: &str, client: &str, transport: &str) -> Program {
+    let (server, rules) = if client.starts_with("nfs") {
+        ("nfs-server serve {port}", NFS)
+    } else {
+        ("nvme-target serve {addr} {port} 0", STORAGE[0].3)
+    };
+    let ends = [server, client].map(|words| format!("{transport}{words}"));
+    Program::new(name, (&ends[0], &ends[1]), rules)
+}
+
 /// All rows, or only those of siw's matrix.
 pub(crate) fn all(more: bool) -> Vec<Program> {
-    let mut all: Vec<Program> = PROGRAMS
-        .iter()
-        .map(|&(name, server, client, rules)| Program::new(name, (server, client), rules))
-        .collect();
+    let mut all = programs(PROGRAMS);
     for name in PERFTEST {
         let bandwidth = name.ends_with("_bw");
         let sizes: &[u32] = if bandwidth {

@@ -58,9 +58,10 @@ static int translate(const struct ib_send_wr *request, struct rk_send *send)
 		name_peers_memory(send, request);
 		return 0;
 	case IB_WR_RDMA_READ_WITH_INV:
-		/* What ends is the memory that the data land in, and nothing else. */
-		if (request->num_sge != 1 || request->ex.invalidate_rkey != request->sg_list[0].lkey)
-			return -EINVAL;
+		/*
+		 * What ends is the memory that the data land in. The kernel's rdma_rw_ctx_post() gives the region a new key
+		 * after it has written invalidate_rkey, so that is not looked at.
+		 */
 		send->op = RK_READ_INV;
 		name_peers_memory(send, request);
 		return 0;

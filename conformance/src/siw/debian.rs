@@ -32,6 +32,13 @@ const PROGRAM_PACKAGES: &[&str] = &[
     "iproute2",
     "open-iscsi",
     "e2fsprogs",
+    "nvme-cli",
+    "fio",
+    "nfs-kernel-server",
+    "nfs-common",
+    "rpcbind",
+    "netbase",
+    "mount",
 ];
 
 /// Beginnings of the names of packages that are left out although others depend on them. The guest does not need them.

@@ -87,6 +87,39 @@ const PROGRAMS: &[&str] = &[
     "mkfs.ext4",
 ];
 
+/// What a guest has besides for storage.
+const STORAGE: Extra = Extra {
+    modules: &["nvme-tcp", "nvmet-tcp", "nfsd", "nfsv3", "nfsv4", "rpcrdma"],
+    programs: &[
+        "ss",
+        "nvme",
+        "fio",
+        "exportfs",
+        "mount",
+        "mount.nfs",
+        "rpc.mountd",
+        "rpcbind",
+    ],
+    scripts: &[
+        "nvme-target",
+        "nvme-disk",
+        "nfs-server",
+        "nfs-disk",
+        "iser-target",
+        "iser-disk",
+    ],
+    settings: &["etc/netconfig", "etc/rpc", "etc/services", "etc/protocols"],
+};
+
+/// What not every guest has: it makes the file system twice as large.
+#[derive(Default)]
+struct Extra {
+    modules: &'static [&'static str],
+    programs: &'static [&'static str],
+    scripts: &'static [&'static str],
+    settings: &'static [&'static str],
+}
+
 /// The files that a guest is started from.
 pub(crate) struct Image {
     /// The kernel.
@@ -148,7 +181,7 @@ pub(crate) fn build(context: &Context, cache: &Path, log: &mut Log) -> Result<Im
     let source = context.root.join("conformance/guest");
     stage.first_programs(&source, cache)?;
     stage.siw_files(&source, cache)?;
-    stage.user_space()?;
+    stage.user_space(PROGRAMS)?;
     let initramfs = cache.join("initramfs.cpio");
     archive::write(&root, &initramfs)?;
     Ok(files.booting(initramfs))
@@ -194,8 +227,10 @@ pub(crate) fn device(
     programs_dir: &Path,
     kernel: &KernelFiles,
     modules: &[PathBuf],
+    storage: bool,
     log: &mut Log,
 ) -> Result<Image> {
+    let extra = if storage { STORAGE } else { Extra::default() };
     debian::fetch_programs(programs_dir, log)?;
     let stock = siw(kernel, &cache.join("siw"), false, log)?;
     let parameters = siw(kernel, &cache.join("siw-parameters"), true, log)?;
@@ -213,9 +248,15 @@ pub(crate) fn device(
     stage.copy(&parameters, "usr/lib/siw/siw-parameters.ko")?;
     for module in modules {
         let name = module.file_name().context("a module has a name")?;
-        stage.copy(module, &format!("usr/lib/iwarp/{}", name.to_string_lossy()))?;
+        let name = name.to_string_lossy();
+        stage.copy(module, &format!("usr/lib/iwarp/{name}"))?;
+        // Where modprobe finds it.
+        stage.copy(
+            module,
+            &format!("usr/lib/modules/{}/updates/{name}", kernel.name),
+        )?;
     }
-    stage.kernel_modules(kernel, MODULES)?;
+    stage.kernel_modules(kernel, &[MODULES, extra.modules].concat())?;
     let files = context.root.join("conformance/guest");
     stage.first_programs(&files, cache)?;
     for program in [
@@ -232,7 +273,11 @@ pub(crate) fn device(
     ] {
         stage.compile(program, &files, cache, &["-lrdmacm", "-libverbs"])?;
     }
-    stage.user_space()?;
+    stage.scripts(&files, extra.scripts)?;
+    stage.user_space(&[PROGRAMS, extra.programs].concat())?;
+    for settings in extra.settings {
+        stage.copy(&programs_dir.join(settings), settings)?;
+    }
     suite::add(&mut stage)?;
     let initramfs = cache.join("device.cpio");
     archive::write(&root, &initramfs)?;
@@ -327,8 +372,11 @@ impl Stage<'_> {
             symlink(target, self.root.join(link))?;
         }
         for (file, text) in [
-            ("passwd", "root:x:0:0:root:/:/bin/sh\n"),
-            ("group", "root:x:0:\n"),
+            (
+                "passwd",
+                "root:x:0:0:root:/:/bin/sh\n_rpc:x:100:65534::/run:/bin/false\n",
+            ),
+            ("group", "root:x:0:\nnogroup:x:65534:\n"),
             ("hosts", "127.0.0.1 localhost guest\n"),
             ("nsswitch.conf", "hosts: files\n"),
             ("fstab", ""),
@@ -409,10 +457,15 @@ impl Stage<'_> {
 
     /// Copies the scripts for the cases with siw, and builds the program that is the peer of ours.
     fn siw_files(&mut self, source: &Path, cache: &Path) -> Result<()> {
-        for script in ["siw-load", "iser-disk", "iser-target"] {
-            self.executable(&source.join(script), &format!("usr/bin/{script}"))?;
-        }
+        self.scripts(source, &["siw-load", "iser-disk", "iser-target"])?;
         self.compile("peer", source, cache, &["-lrdmacm", "-libverbs"])
+    }
+
+    fn scripts(&self, source: &Path, names: &[&str]) -> Result<()> {
+        for name in names {
+            self.executable(&source.join(name), &format!("usr/bin/{name}"))?;
+        }
+        Ok(())
     }
 
     fn compile(
@@ -434,10 +487,10 @@ impl Stage<'_> {
     }
 
     /// Copies Debian's programs and the libraries that they need.
-    fn user_space(&mut self) -> Result<()> {
+    fn user_space(&mut self, programs: &[&str]) -> Result<()> {
         let dirs = ["usr/bin", "usr/sbin", "bin", "sbin"];
         let mut queue = VecDeque::new();
-        for name in PROGRAMS {
+        for name in programs {
             let found = dirs
                 .iter()
                 .map(|dir| self.programs.join(dir).join(name))

@@ -141,6 +141,8 @@ pub(crate) fn command(args: &SiwArgs) -> Result<()> {
         chosen
             .into_iter()
             .filter(|case| tap || case.net == Net::User),
+        Case::title,
+        |parameters| lab.guest.load_siw(parameters),
         &mut log,
     )?;
     if args.figures && tap {
@@ -231,19 +233,45 @@ pub(crate) fn broken(kernel: &str) -> Option<String> {
         .map(str::to_owned)
 }
 
+/// Runs the cases of iSER between our library and whatever device the guest has. Gives the guest back, with how many failed.
+///
+/// # Errors
+/// When the guest is gone.
+pub(crate) fn iser(
+    guest: Guest,
+    host: Host,
+    cache: &Path,
+    wants: impl Fn(&str) -> bool,
+    log: &mut Log,
+) -> Result<(Guest, usize)> {
+    let lab = Lab::new(guest, host, cache.join("captures"), false)?;
+    let chosen = iser::cases()
+        .into_iter()
+        .filter(|case| wants(&case.title()));
+    let title = |case: &Case| case.title().replace("siw", "module");
+    let failed = run(&lab, chosen, title, |_| Ok(()), log)?;
+    Ok((lab.guest, failed))
+}
+
 /// Runs the cases in groups of one driver setting, and prints the table. Returns how many failed.
-fn run(lab: &Lab, cases: impl Iterator<Item = Case>, log: &mut Log) -> Result<usize> {
+fn run(
+    lab: &Lab,
+    cases: impl Iterator<Item = Case>,
+    title: impl Fn(&Case) -> String,
+    load: impl Fn(&str) -> Result<()>,
+    log: &mut Log,
+) -> Result<usize> {
     let mut rows = Rows::default();
     // Discards the kernel messages of the boot.
     lab.guest.kernel_messages();
     let mut driver: Option<&'static str> = None;
     for case in cases {
         if driver != Some(case.driver) {
-            lab.guest.load_siw(case.driver)?;
+            load(case.driver)?;
             driver = Some(case.driver);
         }
         let said = rows.run(
-            case.title(),
+            title(&case),
             log,
             |_| once(lab, &case),
             |said, error| excuse(&case, said, error),

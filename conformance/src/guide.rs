@@ -1,0 +1,151 @@
+//! The commands of `docs/storage.md`, as they stand there, in two guests with a cable between them.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result, bail};
+use xtask::process::Log;
+
+use crate::boot::Boot;
+use crate::complaints;
+use crate::siw::guest::{Cable, Guest, Machine, free_ports};
+use crate::siw::image::Image;
+
+const GUIDE: &str = include_str!("../../docs/storage.md");
+/// The name of the case.
+pub(crate) const NAME: &str = "the commands of the guide to storage";
+/// Seconds for one machine's commands of a section, and for what follows.
+const LIMIT: u64 = 180;
+
+/// What the guide's readers have: an address, a card of this name, configfs where it belongs, and a name for NVMe.
+const MACHINE: &str = "ip addr add ADDRESS/24 dev cable0
+/usr/bin/ip link property add dev cable0 altname eth0
+modprobe configfs; grep -q ' configfs ' /proc/mounts || mount -t configfs configfs /sys/kernel/config
+nvme-disk host";
+
+/// A section: its heading, what the server has before, what the client does with the result, and the end.
+struct Section {
+    heading: &'static str,
+    before: &'static str,
+    use_it: &'static str,
+    end: &'static str,
+}
+
+const SECTIONS: [Section; 2] = [
+    Section {
+        heading: "NVMe over RDMA in ten commands",
+        before: "modprobe brd rd_nr=1 rd_size=32768",
+        use_it: "for i in $(seq 100); do [ -b /dev/nvme0n1 ] && break; sleep 0.1; done
+            nvme-disk verify /dev/nvme0n1; nvme disconnect -n disk; rmmod nvme_rdma iwarp_rnic",
+        end: "nvme-target down disk; rmmod iwarp_rnic",
+    },
+    Section {
+        heading: "NFS over RDMA in eight commands",
+        before: "nfs-server daemons",
+        use_it: "grep ' /mnt nfs4 .*vers=4.2.*proto=rdma' /proc/mounts
+            nfs-disk tree; nfs-disk unmount; rmmod iwarp_rnic",
+        end: "nfs-server down; rmmod rpcrdma iwarp_rnic",
+    },
+];
+
+/// Who runs a block of commands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Who {
+    Server,
+    Client,
+}
+
+/// The blocks of commands below a heading, in their order.
+fn blocks(text: &str, heading: &str) -> Result<Vec<(Who, String)>> {
+    let (_, rest) = text
+        .split_once(&format!("\n## {heading}\n"))
+        .with_context(|| format!("the guide has no section {heading}"))?;
+    let section = rest.split("\n## ").next().unwrap_or_default();
+    let mut blocks = Vec::new();
+    let mut who = None;
+    let mut block: Option<String> = None;
+    for line in section.lines() {
+        match &mut block {
+            Some(commands) if line == "```" => {
+                blocks.push((who.context("whose commands are these?")?, commands.clone()));
+                block = None;
+            }
+            Some(commands) => *commands += &format!("{line}\n"),
+            None if line == "```sh" => block = Some(String::new()),
+            None if line.starts_with("On the server") => who = Some(Who::Server),
+            None if line.starts_with("On the client") => who = Some(Who::Client),
+            None => {}
+        }
+    }
+    Ok(blocks)
+}
+
+/// Boots two guests, and runs each section.
+///
+/// # Errors
+/// When a command fails, data differ, or a kernel complains.
+pub(crate) fn run(image: &Image, cache: &Path, boot: &Boot, log: &mut Log) -> Result<()> {
+    let port = free_ports(1)?.first().copied().unwrap_or_default();
+    let start = |end: &str, cable, address: &str, log: &mut Log| -> Result<Guest> {
+        let cache = cache.join(end);
+        std::fs::create_dir_all(&cache)?;
+        let machine = Machine {
+            cable: Some(cable),
+            ..boot.machine()
+        };
+        let guest = Guest::start(image, &cache, &machine, log)?;
+        guest.must(&MACHINE.replace("ADDRESS", address), LIMIT)?;
+        guest.kernel_messages();
+        Ok(guest)
+    };
+    let server = start("server", Cable::Listens(port), "192.0.2.1", log)?;
+    let client = start("client", Cable::Connects(port), "192.0.2.2", log)?;
+    let limit = boot.limit(LIMIT);
+    for section in &SECTIONS {
+        server.must(section.before, limit)?;
+        for (who, commands) in blocks(GUIDE, section.heading)? {
+            let guest = match who {
+                Who::Server => &server,
+                Who::Client => &client,
+            };
+            guest.must(&format!("set -ex\n{commands}"), limit)?;
+        }
+        let said = client.must(&format!("set -ex\n{}", section.use_it), limit)?;
+        log.line(&said);
+        server.must(&format!("set -ex\n{}", section.end), limit)?;
+        for guest in [&server, &client] {
+            let said = guest.kernel_messages();
+            log.line(&said);
+            if let Some(line) = complaints::first(&said) {
+                bail!("{}: {line}", section.heading);
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_guide_has_as_many_commands_as_it_says() {
+        for (section, commands) in SECTIONS.iter().zip([10, 8]) {
+            let blocks = blocks(GUIDE, section.heading).unwrap();
+            let who: Vec<Who> = blocks.iter().map(|(who, _)| *who).collect();
+            assert_eq!(who, [Who::Server, Who::Client]);
+            let lines: usize = blocks.iter().map(|(_, text)| text.lines().count()).sum();
+            assert_eq!(lines, commands, "{}", section.heading);
+        }
+    }
+
+    #[test]
+    fn commands_need_somebody_who_runs_them() {
+        assert!(blocks("\n## A\n```sh\nls\n```\n", "A").is_err());
+        assert!(blocks("", "A").is_err());
+        let text = "\n## A\nOn the client, now:\n```sh\nls\n```\n## B\n```sh\nrm\n```\n";
+        assert_eq!(
+            blocks(text, "A").unwrap(),
+            [(Who::Client, "ls\n".to_owned())]
+        );
+    }
+}
