@@ -90,6 +90,7 @@ impl Boot {
         Machine {
             tap: false,
             cable: None,
+            disk: None,
             record: false,
             // Without these two the kernel copies by `rep movsb`, which the emulator carries out octet by octet.
             cpu: "max,-erms,-fsrm",

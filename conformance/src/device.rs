@@ -15,6 +15,7 @@ use xtask::process::Log;
 
 use crate::boot::{Boot, Parts};
 use crate::complaints;
+use crate::cuts;
 use crate::endings;
 use crate::excuses;
 use crate::guide;
@@ -120,7 +121,7 @@ unused() {
 ";
 
 /// What all scripts begin with.
-fn prelude() -> String {
+pub(crate) fn prelude() -> String {
     format!("{}{PRELUDE}", excuses::as_shell())
 }
 
@@ -345,6 +346,10 @@ pub(crate) fn command(args: &TestArgs) -> Result<Outcome> {
             }
         }
     }
+    if args.storage {
+        let wanted = |name: &str| args.is_wanted(name);
+        failed += cuts::run(&image, &cache, &args.boot, &wanted, &mut log)?;
+    }
     if args.storage && args.is_wanted(guide::NAME) {
         match guide::run(&image, &cache, &args.boot, &mut log) {
             Ok(()) => log.say(format!("passed  {}", guide::NAME)),
@@ -442,7 +447,7 @@ pub(crate) fn unload(guest: &Guest, limit: u64) -> Result<()> {
 }
 
 /// One line of a script, with `! command` as a command that fails if `command` succeeds.
-fn expect_failure(line: &str) -> String {
+pub(crate) fn expect_failure(line: &str) -> String {
     match line.trim().strip_prefix("! ") {
         Some(command) => format!("if {command}; then exit 1; fi\n"),
         None => format!("{line}\n"),
@@ -450,7 +455,7 @@ fn expect_failure(line: &str) -> String {
 }
 
 /// Whether the kernel is content, and the module has gone with all of its memory.
-fn verdict(said: &str) -> Result<()> {
+pub(crate) fn verdict(said: &str) -> Result<()> {
     let left = || said.lines().find(|line| line.contains(LEFT));
     if let Some(line) = complaints::first(said).or_else(left) {
         bail!("the guest's kernel: {line}");

@@ -8,6 +8,7 @@
 mod apps;
 mod boot;
 mod complaints;
+mod cuts;
 mod device;
 mod endings;
 mod ends;

@@ -154,6 +154,7 @@ pub(crate) fn run(
     let machine = Machine {
         tap: wants(Peer::Library),
         cable: wants(Peer::Siw).then_some(Cable::Listens(port)),
+        disk: None,
         ..boot.machine()
     };
     log.say(format!("booting Linux {}", image.release));
@@ -221,6 +222,7 @@ fn siw_guest(boot: &Boot, image: &Image, cache: &Path, port: u16, log: &mut Log)
     std::fs::create_dir_all(&cache)?;
     let machine = Machine {
         cable: Some(Cable::Connects(port)),
+        disk: None,
         ..boot.machine()
     };
     log.say("booting the guest with siw");

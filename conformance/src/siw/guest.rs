@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -80,6 +80,8 @@ pub(crate) struct Machine {
     pub(crate) tap: bool,
     /// Adds a card that is connected to another guest.
     pub(crate) cable: Option<Cable>,
+    /// Adds this file as a disk, `/dev/vda`. What the guest has written is in it when QEMU is killed.
+    pub(crate) disk: Option<PathBuf>,
     /// Keeps all packets of the user-mode network.
     pub(crate) record: bool,
     /// The processor, as QEMU's option `-cpu` has it.
@@ -110,6 +112,7 @@ impl Guest {
         let &Machine {
             tap,
             cable,
+            ref disk,
             record,
             cpu,
             ref arguments,
@@ -159,6 +162,14 @@ impl Guest {
         }
         if let Some(cable) = cable {
             command.args(cable.options());
+        }
+        if let Some(disk) = disk {
+            command.args([
+                "-drive",
+                &format!("if=none,id=disk,format=raw,file={}", disk.display()),
+                "-device",
+                "virtio-blk-pci,drive=disk",
+            ]);
         }
         if record {
             let file = cache.join("user-network.pcap");
@@ -347,11 +358,18 @@ impl Guest {
     }
 }
 
+impl Guest {
+    /// Takes the power away. The value is good for nothing any more.
+    pub(crate) fn kill(&mut self) {
+        let _ = self.qemu.kill();
+        let _ = self.qemu.wait();
+    }
+}
+
 impl Drop for Guest {
     fn drop(&mut self) {
         // The kernel removes the TAP device when QEMU ends.
-        let _ = self.qemu.kill();
-        let _ = self.qemu.wait();
+        self.kill();
         if let Some(namespace) = &self.namespace {
             let _ = ip().args(["netns", "del", namespace]).status();
         }
@@ -431,6 +449,11 @@ impl Running {
             .set_read_timeout(Some(Duration::from_millis(300)));
         while matches!(self.more(), Ok(true)) {}
         String::from_utf8_lossy(&self.seen).trim().to_owned()
+    }
+
+    /// Whether the command has ended, as far as [`said`](Self::said) has read.
+    pub(crate) fn is_over(&self) -> bool {
+        self.seen.contains(&0)
     }
 
     fn more(&mut self) -> Result<bool> {

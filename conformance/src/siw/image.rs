@@ -89,9 +89,16 @@ const PROGRAMS: &[&str] = &[
 
 /// What a guest has besides for storage.
 const STORAGE: Extra = Extra {
-    modules: &["nvme-tcp", "nvmet-tcp", "nfsd", "nfsv3", "nfsv4", "rpcrdma"],
+    modules: &[
+        "nvme-tcp",
+        "nvmet-tcp",
+        "nfsd",
+        "nfsv3",
+        "nfsv4",
+        "rpcrdma",
+        "virtio_blk",
+    ],
     programs: &[
-        "ss",
         "nvme",
         "fio",
         "exportfs",

@@ -117,6 +117,7 @@ pub(crate) fn command(args: &SiwArgs) -> Result<()> {
     let machine = Machine {
         tap,
         cable: None,
+        disk: None,
         record: args.capture,
         cpu: "max",
         arguments: "mitigations=off".to_owned(),

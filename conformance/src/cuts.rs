@@ -1,0 +1,364 @@
+//! Storage of the kernel on the module when the network between two machines is cut, or the server's machine is lost.
+//!
+//! Server and client are two guests with a cable between them. Inside one guest nothing can be cut: what two of its addresses say to each other stays in the guest
+//! when a card is down. The server's disk is a file, so what the server has acknowledged must be there when it was killed and
+//! starts again.
+
+use std::fs::File;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use xtask::process::Log;
+
+use crate::boot::Boot;
+use crate::device::{expect_failure, prelude, verdict};
+use crate::siw::guest::{Cable, Guest, Machine, Output, Running, free_ports};
+use crate::siw::image::Image;
+
+/// What happens to the two machines.
+struct Cut {
+    name: &'static str,
+    /// What the server does at first.
+    server: &'static str,
+    /// What the client does meanwhile.
+    client: &'static str,
+    /// When the client says [`KILL`], the server is killed and started anew, and does this.
+    again: Option<&'static str>,
+    /// What the server does in the end.
+    end: &'static str,
+}
+
+/// By this the client asks for the end of the server.
+const KILL: &str = "now kill the server";
+/// Octets of the server's disk.
+const DISK: u64 = 64 << 20;
+/// Seconds for one cut.
+const LIMIT: u64 = 300;
+
+/// For all scripts: `loaded` loads the module and makes a link for the cable, `down N` takes the cable away for so many seconds, in the
+/// midst of the load, and `killed` waits until the load has begun and asks for the end of the server.
+const PRELUDE: &str = "
+loaded() {
+    modprobe virtio_blk
+    insmod $MODULE
+    rdma link add iwarp0 type iwarp netdev cable0
+}
+down() {
+    sleep 2
+    ip link set cable0 down
+    kill -0 $load
+    sleep $1
+    kill -0 $load
+    ip link set cable0 up
+}
+killed() {
+    sleep 2
+    kill -0 $load
+    echo now kill the server
+}
+";
+
+const CUTS: &[Cut] = &[
+    Cut {
+        name: "NVMe over RDMA: the network is down for 5 s under load",
+        server: "loaded; nvme-target up one 10.78.0.2 4420 /dev/vda",
+        client: "loaded
+            disk=$(nvme-disk connect 10.78.0.2 4420 one --reconnect-delay=1)
+            nvme-disk verify $disk --loops=2 & load=$!
+            down 5
+            wait $load
+            nvme-disk state live
+            nvme-disk disconnect
+            unused
+            rmmod iwarp_rnic",
+        again: None,
+        end: "nvme-target down one; unused; rmmod iwarp_rnic",
+    },
+    Cut {
+        name: "NVMe over RDMA: the network is down for 60 s under load",
+        server: "loaded; nvme-target up one 10.78.0.2 4420 /dev/vda",
+        client: "loaded
+            disk=$(nvme-disk connect 10.78.0.2 4420 one --reconnect-delay=1)
+            nvme-disk verify $disk --loops=2 & load=$!
+            (sleep 50; nvme-disk state connecting) & state=$!
+            down 60
+            wait $state
+            wait $load
+            nvme-disk state live
+            nvme-disk disconnect
+            unused
+            rmmod iwarp_rnic",
+        again: None,
+        end: "nvme-target down one; unused; rmmod iwarp_rnic",
+    },
+    Cut {
+        name: "NVMe over RDMA: the server is killed under load and comes back with its disk",
+        server: "loaded; nvme-target up one 10.78.0.2 4420 /dev/vda",
+        client: "loaded
+            disk=$(nvme-disk connect 10.78.0.2 4420 one --reconnect-delay=1)
+            nvme-disk verify $disk --loops=2 & load=$!
+            killed
+            nvme-disk state connecting
+            wait $load
+            nvme-disk state live
+            nvme-disk disconnect
+            unused
+            rmmod iwarp_rnic",
+        again: Some("loaded; nvme-target up one 10.78.0.2 4420 /dev/vda"),
+        end: "nvme-target down one; unused; rmmod iwarp_rnic",
+    },
+    Cut {
+        name: "NVMe over RDMA: the server is killed under load and has no target any more",
+        server: "loaded; nvme-target up one 10.78.0.2 4420 /dev/vda",
+        client: "loaded
+            disk=$(nvme-disk connect 10.78.0.2 4420 one --reconnect-delay=1 --ctrl-loss-tmo=5)
+            nvme-disk verify $disk --loops=9 & load=$!
+            killed
+            ! wait $load
+            for i in $(seq 100); do [ -e /sys/class/nvme/nvme0 ] || break; sleep 0.1; done
+            rmmod nvme_rdma
+            unused
+            rmmod iwarp_rnic",
+        again: Some("loaded"),
+        end: "rmmod iwarp_rnic",
+    },
+    Cut {
+        name: "NFS 4.2 over RDMA: the network is down for 5 s under load",
+        server: "loaded; mkfs.ext4 -q -F /dev/vda; nfs-server up 20049 /dev/vda",
+        client: "loaded
+            nfs-disk mount 10.78.0.2 20049 4.2
+            nfs-disk tree & load=$!
+            down 5
+            wait $load
+            nfs-disk unmount
+            unused
+            rmmod iwarp_rnic",
+        again: None,
+        end: "nfs-server down; unused; rmmod iwarp_rnic",
+    },
+    Cut {
+        name: "NFS 3 over RDMA: the network is down for 60 s under load",
+        server: "loaded; mkfs.ext4 -q -F /dev/vda; nfs-server up 20049 /dev/vda",
+        client: "loaded
+            nfs-disk mount 10.78.0.2 20049 3
+            nfs-disk tree & load=$!
+            down 60
+            wait $load
+            nfs-disk unmount
+            unused
+            rmmod iwarp_rnic",
+        again: None,
+        end: "nfs-server down; unused; rmmod iwarp_rnic",
+    },
+    Cut {
+        name: "NFS 3 over RDMA: the server is killed under load and comes back with its disk",
+        server: "loaded; mkfs.ext4 -q -F /dev/vda; nfs-server up 20049 /dev/vda",
+        client: "loaded
+            nfs-disk mount 10.78.0.2 20049 3
+            nfs-disk tree & load=$!
+            killed
+            wait $load
+            nfs-disk unmount
+            unused
+            rmmod iwarp_rnic",
+        again: Some("loaded; nfs-server up 20049 /dev/vda"),
+        end: "nfs-server down; unused; rmmod iwarp_rnic",
+    },
+    Cut {
+        name: "NFS 4.2 over RDMA: the server is killed under load and comes back with its disk",
+        server: "loaded; mkfs.ext4 -q -F /dev/vda; nfs-server up 20049 /dev/vda",
+        client: "loaded
+            nfs-disk mount 10.78.0.2 20049 4.2
+            nfs-disk tree & load=$!
+            killed
+            wait $load
+            nfs-disk unmount
+            unused
+            rmmod iwarp_rnic",
+        again: Some("loaded; nfs-server up 20049 /dev/vda"),
+        end: "nfs-server down; unused; rmmod iwarp_rnic",
+    },
+    Cut {
+        name: "iSER: the network is down for 60 s under load",
+        server: "loaded; iser-target up iqn.2024-01.example:target 10.78.0.2 3260 96",
+        client: "loaded
+            iser-disk daemon & daemon=$!
+            iser-disk discover 10.78.0.2 3260
+            disk=$(iser-disk login | sed -n 's/^disk //p')
+            iser-disk fill $disk & load=$!
+            down 60
+            wait $load
+            iser-disk check $disk
+            iser-disk logout
+            iser-disk forget
+            kill -9 $daemon
+            wait $daemon || true
+            unused
+            rmmod iwarp_rnic",
+        again: None,
+        end: "iser-target down iqn.2024-01.example:target; unused; rmmod iwarp_rnic",
+    },
+];
+
+/// The two machines, and what they are made from.
+struct Pair<'a> {
+    image: &'a Image,
+    cache: &'a Path,
+    boot: &'a Boot,
+    port: u16,
+    server: Guest,
+    client: Guest,
+}
+
+impl<'a> Pair<'a> {
+    /// Boots both. The client's end of the cable listens, so that another server can take the place of one that was killed.
+    fn start(image: &'a Image, cache: &'a Path, boot: &'a Boot, log: &mut Log) -> Result<Self> {
+        let port = free_ports(1)?.first().copied().unwrap_or_default();
+        let machine = Machine {
+            cable: Some(Cable::Listens(port)),
+            ..boot.machine()
+        };
+        let client = guest(image, &cache.join("client"), boot, &machine, log)?;
+        let server = Self::server(image, cache, boot, port, log)?;
+        Ok(Self {
+            image,
+            cache,
+            boot,
+            port,
+            server,
+            client,
+        })
+    }
+
+    /// Boots a server with the disk as it is.
+    fn server(image: &Image, cache: &Path, boot: &Boot, port: u16, log: &mut Log) -> Result<Guest> {
+        let disk = cache.join("server.disk");
+        File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&disk)?
+            .set_len(DISK)?;
+        let machine = Machine {
+            cable: Some(Cable::Connects(port)),
+            disk: Some(disk),
+            ..boot.machine()
+        };
+        guest(image, &cache.join("server"), boot, &machine, log)
+    }
+
+    /// Does what the cut says, and looks at data and messages of both ends.
+    ///
+    /// # Errors
+    /// When a command fails, data differ, a kernel complains, or a module leaves memory.
+    fn cut(&mut self, cut: &Cut, log: &mut Log) -> Result<()> {
+        let limit = self.boot.limit(LIMIT);
+        log.line(on(&self.server, cut.server, limit)?);
+        let mut running = self.client.start_command(&script(cut.client), limit)?;
+        if let Some(again) = cut.again {
+            wait_for_kill(&mut running, limit)?;
+            // The old one must be gone before the new one takes the disk and the cable.
+            self.server.kill();
+            self.server = Self::server(self.image, self.cache, self.boot, self.port, log)?;
+            log.line(on(&self.server, again, limit)?);
+        }
+        let out = running.wait()?;
+        log.line(&out.text);
+        if out.code != 0 {
+            log.line(self.client.kernel_messages());
+            bail!("client: {}", failure(&out));
+        }
+        log.line(on(&self.server, cut.end, limit)?);
+        for guest in [&self.server, &self.client] {
+            let said = guest.kernel_messages();
+            log.line(&said);
+            verdict(&said)?;
+        }
+        Ok(())
+    }
+}
+
+/// Boots one machine, and forgets what it has said until then.
+fn guest(
+    image: &Image,
+    cache: &Path,
+    boot: &Boot,
+    machine: &Machine,
+    log: &mut Log,
+) -> Result<Guest> {
+    std::fs::create_dir_all(cache)?;
+    let guest = Guest::start(image, cache, machine, log)?;
+    boot.forget_leaks(&guest)?;
+    guest.kernel_messages();
+    Ok(guest)
+}
+
+/// Waits until the client asks for the end of the server.
+fn wait_for_kill(client: &mut Running, limit: u64) -> Result<()> {
+    let end = Instant::now() + Duration::from_secs(limit);
+    loop {
+        let said = client.said();
+        if said.contains(KILL) {
+            return Ok(());
+        }
+        if Instant::now() > end || client.is_over() {
+            bail!("client: {}", said.lines().last().unwrap_or_default());
+        }
+    }
+}
+
+/// A script as the guest runs it.
+fn script(lines: &str) -> String {
+    let lines: String = lines.lines().map(expect_failure).collect();
+    format!("{}{PRELUDE}set -x\n{lines}", prelude())
+}
+
+/// Runs a script on the server, and returns what it says.
+fn on(server: &Guest, lines: &str, limit: u64) -> Result<String> {
+    let out = server.run(&script(lines), limit)?;
+    if out.code != 0 {
+        bail!("server: {}", failure(&out));
+    }
+    Ok(out.text)
+}
+
+/// How a script has failed.
+fn failure(out: &Output) -> String {
+    let last = out.text.lines().last().unwrap_or_default();
+    format!("exit {}: {last}", out.code)
+}
+
+/// Runs the cuts that are wanted, and returns how many have failed.
+///
+/// # Errors
+/// When a guest does not start, or memory is lost.
+pub(crate) fn run(
+    image: &Image,
+    cache: &Path,
+    boot: &Boot,
+    wanted: &dyn Fn(&str) -> bool,
+    log: &mut Log,
+) -> Result<u32> {
+    let cuts: Vec<&Cut> = CUTS.iter().filter(|cut| wanted(cut.name)).collect();
+    if cuts.is_empty() {
+        return Ok(0);
+    }
+    let mut pair = Pair::start(image, cache, boot, log)?;
+    let mut failed = 0;
+    for cut in cuts {
+        match pair.cut(cut, log) {
+            Ok(()) => log.say(format!("passed  {}", cut.name)),
+            Err(error) => {
+                failed += 1;
+                log.say(format!("FAILED  {}: {error:#}", cut.name));
+                drop(pair);
+                pair = Pair::start(image, cache, boot, log)?;
+            }
+        }
+    }
+    for guest in [&pair.server, &pair.client] {
+        boot.look_for_leaks(guest, log)?;
+    }
+    Ok(failed)
+}
