@@ -23,21 +23,23 @@ struct Cut {
     server: &'static str,
     /// What the client does meanwhile.
     client: &'static str,
-    /// When the client says [`KILL`], the server is killed and started anew, and does this.
-    again: Option<&'static str>,
+    /// What the server does when it was killed and is started anew.
+    again: &'static str,
     /// What the server does in the end.
     end: &'static str,
 }
 
-/// By this the client asks for the end of the server.
-const KILL: &str = "now kill the server";
+/// Lines by which the client asks for what it cannot do itself.
+const PULL: &str = "@pull the cable";
+const PUT: &str = "@put the cable back";
+const KILL: &str = "@kill the server";
 /// Octets of the server's disk.
 const DISK: u64 = 64 << 20;
 /// Seconds for one cut.
 const LIMIT: u64 = 300;
 
-/// For all scripts: `loaded` loads the module and makes a link for the cable, `down N` takes the cable away for so many seconds, in the
-/// midst of the load, and `killed` waits until the load has begun and asks for the end of the server.
+/// For all scripts: `loaded` loads the module and makes a link for the cable, `down N` pulls the cable for so many seconds, in the
+/// midst of the load, and `killed` kills the server then.
 const PRELUDE: &str = "
 loaded() {
     modprobe virtio_blk
@@ -46,16 +48,16 @@ loaded() {
 }
 down() {
     sleep 2
-    ip link set cable0 down
     kill -0 $load
+    echo '@pull the cable'
     sleep $1
     kill -0 $load
-    ip link set cable0 up
+    echo '@put the cable back'
 }
 killed() {
     sleep 2
     kill -0 $load
-    echo now kill the server
+    echo '@kill the server'
 }
 ";
 
@@ -72,7 +74,7 @@ const CUTS: &[Cut] = &[
             nvme-disk disconnect
             unused
             rmmod iwarp_rnic",
-        again: None,
+        again: "",
         end: "nvme-target down one; unused; rmmod iwarp_rnic",
     },
     Cut {
@@ -89,7 +91,7 @@ const CUTS: &[Cut] = &[
             nvme-disk disconnect
             unused
             rmmod iwarp_rnic",
-        again: None,
+        again: "",
         end: "nvme-target down one; unused; rmmod iwarp_rnic",
     },
     Cut {
@@ -105,7 +107,7 @@ const CUTS: &[Cut] = &[
             nvme-disk disconnect
             unused
             rmmod iwarp_rnic",
-        again: Some("loaded; nvme-target up one 10.78.0.2 4420 /dev/vda"),
+        again: "loaded; nvme-target up one 10.78.0.2 4420 /dev/vda",
         end: "nvme-target down one; unused; rmmod iwarp_rnic",
     },
     Cut {
@@ -120,7 +122,7 @@ const CUTS: &[Cut] = &[
             rmmod nvme_rdma
             unused
             rmmod iwarp_rnic",
-        again: Some("loaded"),
+        again: "loaded",
         end: "rmmod iwarp_rnic",
     },
     Cut {
@@ -134,7 +136,7 @@ const CUTS: &[Cut] = &[
             nfs-disk unmount
             unused
             rmmod iwarp_rnic",
-        again: None,
+        again: "",
         end: "nfs-server down; unused; rmmod iwarp_rnic",
     },
     Cut {
@@ -148,7 +150,7 @@ const CUTS: &[Cut] = &[
             nfs-disk unmount
             unused
             rmmod iwarp_rnic",
-        again: None,
+        again: "",
         end: "nfs-server down; unused; rmmod iwarp_rnic",
     },
     Cut {
@@ -162,7 +164,7 @@ const CUTS: &[Cut] = &[
             nfs-disk unmount
             unused
             rmmod iwarp_rnic",
-        again: Some("loaded; nfs-server up 20049 /dev/vda"),
+        again: "loaded; nfs-server up 20049 /dev/vda",
         end: "nfs-server down; unused; rmmod iwarp_rnic",
     },
     Cut {
@@ -176,7 +178,7 @@ const CUTS: &[Cut] = &[
             nfs-disk unmount
             unused
             rmmod iwarp_rnic",
-        again: Some("loaded; nfs-server up 20049 /dev/vda"),
+        again: "loaded; nfs-server up 20049 /dev/vda",
         end: "nfs-server down; unused; rmmod iwarp_rnic",
     },
     Cut {
@@ -196,7 +198,7 @@ const CUTS: &[Cut] = &[
             wait $daemon || true
             unused
             rmmod iwarp_rnic",
-        again: None,
+        again: "",
         end: "iser-target down iqn.2024-01.example:target; unused; rmmod iwarp_rnic",
     },
 ];
@@ -219,7 +221,7 @@ impl<'a> Pair<'a> {
             cable: Some(Cable::Listens(port)),
             ..boot.machine()
         };
-        let client = guest(image, &cache.join("client"), boot, &machine, log)?;
+        let client = guest(image, &cache.join("cut-client"), boot, &machine, log)?;
         let server = Self::server(image, cache, boot, port, log)?;
         Ok(Self {
             image,
@@ -245,7 +247,7 @@ impl<'a> Pair<'a> {
             disk: Some(disk),
             ..boot.machine()
         };
-        guest(image, &cache.join("server"), boot, &machine, log)
+        guest(image, &cache.join("cut-server"), boot, &machine, log)
     }
 
     /// Does what the cut says, and looks at data and messages of both ends.
@@ -255,15 +257,8 @@ impl<'a> Pair<'a> {
     fn cut(&mut self, cut: &Cut, log: &mut Log) -> Result<()> {
         let limit = self.boot.limit(LIMIT);
         log.line(on(&self.server, cut.server, limit)?);
-        let mut running = self.client.start_command(&script(cut.client), limit)?;
-        if let Some(again) = cut.again {
-            wait_for_kill(&mut running, limit)?;
-            // The old one must be gone before the new one takes the disk and the cable.
-            self.server.kill();
-            self.server = Self::server(self.image, self.cache, self.boot, self.port, log)?;
-            log.line(on(&self.server, again, limit)?);
-        }
-        let out = running.wait()?;
+        let running = self.client.start_command(&script(cut.client), limit)?;
+        let out = self.attend(running, cut, limit, log)?;
         log.line(&out.text);
         if out.code != 0 {
             log.line(self.client.kernel_messages());
@@ -276,6 +271,41 @@ impl<'a> Pair<'a> {
             verdict(&said)?;
         }
         Ok(())
+    }
+    /// Does what the client asks for until its script has ended.
+    fn attend(
+        &mut self,
+        mut running: Running,
+        cut: &Cut,
+        limit: u64,
+        log: &mut Log,
+    ) -> Result<Output> {
+        // The guest itself ends the script at its limit, unless it hangs.
+        let end = Instant::now() + Duration::from_secs(limit + 30);
+        let mut done = 0;
+        while !running.is_over() {
+            if Instant::now() > end {
+                bail!("the client does not answer");
+            }
+            let said = running.said();
+            for wish in said.lines().filter(|line| line.starts_with('@')).skip(done) {
+                done += 1;
+                log.line(wish);
+                match wish {
+                    PULL => self.client.plug(false)?,
+                    PUT => self.client.plug(true)?,
+                    KILL => {
+                        // The old one must be gone before the new one takes the disk and the cable.
+                        self.server.kill();
+                        self.server =
+                            Self::server(self.image, self.cache, self.boot, self.port, log)?;
+                        log.line(on(&self.server, cut.again, limit)?);
+                    }
+                    _ => bail!("nobody can {wish}"),
+                }
+            }
+        }
+        running.wait()
     }
 }
 
@@ -292,20 +322,6 @@ fn guest(
     boot.forget_leaks(&guest)?;
     guest.kernel_messages();
     Ok(guest)
-}
-
-/// Waits until the client asks for the end of the server.
-fn wait_for_kill(client: &mut Running, limit: u64) -> Result<()> {
-    let end = Instant::now() + Duration::from_secs(limit);
-    loop {
-        let said = client.said();
-        if said.contains(KILL) {
-            return Ok(());
-        }
-        if Instant::now() > end || client.is_over() {
-            bail!("client: {}", said.lines().last().unwrap_or_default());
-        }
-    }
 }
 
 /// A script as the guest runs it.

@@ -57,9 +57,9 @@ pub(crate) const CASES: &[Case] = &[
         "insmod $MODULE; links
         nvme-target up one 10.0.2.15 4420 32
         disk=$(nvme-disk connect 10.0.2.15 4420 one)
-        nvme-disk verify $disk --loops=3 & load=$!
+        nvme-disk verify $disk --loops=9 & load=$!
         for i in 1 2 3; do
-            sleep 2
+            sleep 1
             echo 1 > /sys/class/nvme/nvme0/reset_controller
             nvme-disk state live
         done

@@ -4,7 +4,7 @@
 //! own process id. Other programs of the machine are not touched.
 
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{BufRead as _, BufReader, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -94,6 +94,7 @@ pub(crate) struct Machine {
 pub(crate) struct Guest {
     qemu: Child,
     agent: SocketAddr,
+    monitor: SocketAddr,
     forwards: Vec<(u16, u16)>,
     namespace: Option<String>,
 }
@@ -118,9 +119,13 @@ impl Guest {
             ref arguments,
         } = machine;
         let console = cache.join("console.log");
-        let ports = free_ports(GUEST_PORTS.len() + 1)?;
-        let forwards: Vec<_> = GUEST_PORTS.zip(ports.iter().copied()).collect();
-        let agent = SocketAddr::from((Ipv4Addr::LOCALHOST, *ports.last().context("no port")?));
+        let mut ports = free_ports(GUEST_PORTS.len() + 2)?.into_iter();
+        let mut here = || -> Result<SocketAddr> {
+            let port = ports.next().context("no port")?;
+            Ok((Ipv4Addr::LOCALHOST, port).into())
+        };
+        let (agent, monitor) = (here()?, here()?);
+        let forwards: Vec<_> = GUEST_PORTS.zip(ports).collect();
         let user = forwards.iter().fold(
             "user,id=user,ipv6=off,net=10.0.2.0/24,host=10.0.2.2".to_owned(),
             |text, (guest, here)| {
@@ -142,6 +147,7 @@ impl Guest {
             // be wrong when it is compared with a slower clock: then the kernel reads that one, which takes microseconds.
             .args(["-append", &format!("console=ttyS0 loglevel=4 panic=-1 no_timer_check tsc=reliable rdinit=/init net.ifnames=0 {arguments}")])
             .args(["-chardev", &format!("file,id=console,path={}", console.display()), "-serial", "chardev:console"])
+            .args(["-monitor", &format!("tcp:{monitor},server=on,wait=off")])
             .args(["-device", "virtio-rng-pci"])
             .args(["-netdev", &user, "-device", &card("user", 1)])
             .args([
@@ -188,6 +194,7 @@ impl Guest {
         let mut guest = Self {
             qemu,
             agent,
+            monitor,
             forwards,
             namespace: None,
         };
@@ -359,6 +366,23 @@ impl Guest {
 }
 
 impl Guest {
+    /// Pulls the cable out of the card, or puts it back.
+    ///
+    /// # Errors
+    /// When QEMU does not take the command.
+    pub(crate) fn plug(&self, is_in: bool) -> Result<()> {
+        let word = if is_in { "on" } else { "off" };
+        let mut stream = TcpStream::connect_timeout(&self.monitor, Duration::from_secs(10))?;
+        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+        let mut prompts = BufReader::new(stream.try_clone()?);
+        // A prompt comes before the command, and one when it is done. QEMU repeats the command between them.
+        for command in [Some(format!("set_link cable {word}\n")), None] {
+            prompts.read_until(b')', &mut Vec::new())?;
+            stream.write_all(command.unwrap_or_default().as_bytes())?;
+        }
+        Ok(())
+    }
+
     /// Takes the power away. The value is good for nothing any more.
     pub(crate) fn kill(&mut self) {
         let _ = self.qemu.kill();
