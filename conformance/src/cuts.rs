@@ -13,7 +13,7 @@ use xtask::process::Log;
 
 use crate::boot::Boot;
 use crate::device::{expect_failure, prelude, verdict};
-use crate::siw::guest::{Cable, Guest, Machine, Output, Running, free_ports};
+use crate::siw::guest::{Cable, Guest, Machine, Output, Running};
 use crate::siw::image::Image;
 
 /// What happens to the two machines.
@@ -208,33 +208,40 @@ struct Pair<'a> {
     image: &'a Image,
     cache: &'a Path,
     boot: &'a Boot,
-    port: u16,
+    /// The server's end.
+    cable: Cable,
     server: Guest,
     client: Guest,
 }
 
 impl<'a> Pair<'a> {
-    /// Boots both. The client's end of the cable listens, so that another server can take the place of one that was killed.
+    /// Boots both.
     fn start(image: &'a Image, cache: &'a Path, boot: &'a Boot, log: &mut Log) -> Result<Self> {
-        let port = free_ports(1)?.first().copied().unwrap_or_default();
+        let [end, cable] = Cable::ends()?;
         let machine = Machine {
-            cable: Some(Cable::Listens(port)),
+            cable: Some(end),
             ..boot.machine()
         };
         let client = guest(image, &cache.join("cut-client"), boot, &machine, log)?;
-        let server = Self::server(image, cache, boot, port, log)?;
+        let server = Self::server(image, cache, boot, cable, log)?;
         Ok(Self {
             image,
             cache,
             boot,
-            port,
+            cable,
             server,
             client,
         })
     }
 
     /// Boots a server with the disk as it is.
-    fn server(image: &Image, cache: &Path, boot: &Boot, port: u16, log: &mut Log) -> Result<Guest> {
+    fn server(
+        image: &Image,
+        cache: &Path,
+        boot: &Boot,
+        cable: Cable,
+        log: &mut Log,
+    ) -> Result<Guest> {
         let disk = cache.join("server.disk");
         File::options()
             .create(true)
@@ -243,7 +250,7 @@ impl<'a> Pair<'a> {
             .open(&disk)?
             .set_len(DISK)?;
         let machine = Machine {
-            cable: Some(Cable::Connects(port)),
+            cable: Some(cable),
             disk: Some(disk),
             ..boot.machine()
         };
@@ -298,7 +305,7 @@ impl<'a> Pair<'a> {
                         // The old one must be gone before the new one takes the disk and the cable.
                         self.server.kill();
                         self.server =
-                            Self::server(self.image, self.cache, self.boot, self.port, log)?;
+                            Self::server(self.image, self.cache, self.boot, self.cable, log)?;
                         log.line(on(&self.server, cut.again, limit)?);
                     }
                     _ => bail!("nobody can {wish}"),

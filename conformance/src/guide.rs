@@ -7,7 +7,7 @@ use xtask::process::Log;
 
 use crate::boot::Boot;
 use crate::complaints;
-use crate::siw::guest::{Cable, Guest, Machine, free_ports};
+use crate::siw::guest::{Cable, Guest, Machine};
 use crate::siw::image::Image;
 
 const GUIDE: &str = include_str!("../../docs/storage.md");
@@ -84,7 +84,7 @@ fn blocks(text: &str, heading: &str) -> Result<Vec<(Who, String)>> {
 /// # Errors
 /// When a command fails, data differ, or a kernel complains.
 pub(crate) fn run(image: &Image, cache: &Path, boot: &Boot, log: &mut Log) -> Result<()> {
-    let port = free_ports(1)?.first().copied().unwrap_or_default();
+    let [first, second] = Cable::ends()?;
     let start = |end: &str, cable, address: &str, log: &mut Log| -> Result<Guest> {
         let cache = cache.join(end);
         std::fs::create_dir_all(&cache)?;
@@ -97,8 +97,8 @@ pub(crate) fn run(image: &Image, cache: &Path, boot: &Boot, log: &mut Log) -> Re
         guest.kernel_messages();
         Ok(guest)
     };
-    let server = start("server", Cable::Listens(port), "192.0.2.1", log)?;
-    let client = start("client", Cable::Connects(port), "192.0.2.2", log)?;
+    let server = start("server", first, "192.0.2.1", log)?;
+    let client = start("client", second, "192.0.2.2", log)?;
     let limit = boot.limit(LIMIT);
     for section in &SECTIONS {
         server.must(section.before, limit)?;

@@ -17,7 +17,7 @@ use crate::excuses;
 use crate::programs::{self, Program};
 use crate::rows::{Once, Rows};
 use crate::siw;
-use crate::siw::guest::{Cable, GUEST_TAP, GUEST_USER, Guest, Machine, free_ports};
+use crate::siw::guest::{Cable, GUEST_TAP, GUEST_USER, Guest, Machine};
 use crate::siw::image::Image;
 use crate::siw::needs::{self, Needs};
 use crate::suite;
@@ -150,10 +150,10 @@ pub(crate) fn run(
     } else {
         None
     };
-    let port = free_ports(1)?.first().copied().unwrap_or_default();
+    let [first, second] = Cable::ends()?;
     let machine = Machine {
         tap: wants(Peer::Library),
-        cable: wants(Peer::Siw).then_some(Cable::Listens(port)),
+        cable: wants(Peer::Siw).then_some(first),
         disk: None,
         ..boot.machine()
     };
@@ -164,7 +164,7 @@ pub(crate) fn run(
     USER.link(&guest, "iwarp")?;
     let other = if wants(Peer::Siw) {
         CABLE.link(&guest, "iwarp")?;
-        Some(siw_guest(boot, image, cache, port, log)?)
+        Some(siw_guest(boot, image, cache, second, log)?)
     } else {
         None
     };
@@ -217,11 +217,17 @@ pub(crate) fn run(
 }
 
 /// The second guest, with siw.
-fn siw_guest(boot: &Boot, image: &Image, cache: &Path, port: u16, log: &mut Log) -> Result<Guest> {
+fn siw_guest(
+    boot: &Boot,
+    image: &Image,
+    cache: &Path,
+    second: Cable,
+    log: &mut Log,
+) -> Result<Guest> {
     let cache = cache.join("second");
     std::fs::create_dir_all(&cache)?;
     let machine = Machine {
-        cable: Some(Cable::Connects(port)),
+        cable: Some(second),
         disk: None,
         ..boot.machine()
     };

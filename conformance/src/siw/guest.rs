@@ -5,7 +5,7 @@
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read, Write};
-use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -49,27 +49,45 @@ impl Net {
     }
 }
 
-/// Which end of a cable between two guests one has. The cable is a TCP connection between the two QEMUs.
+/// One end of a cable between two guests. Each frame is a datagram from one QEMU to the other, so nothing stays behind of a frame when an end is
+/// gone, as it does when the cable is a TCP connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Cable {
-    /// This QEMU listens at a port of this machine.
-    Listens(u16),
-    /// This one connects to it.
-    Connects(u16),
+pub(crate) struct Cable {
+    /// The last octet of the card's address: 4 for the first end, 5 for the second.
+    card: u8,
+    /// Ports of this machine: that of this end, and that of the other.
+    ports: [u16; 2],
 }
 
 impl Cable {
+    /// Both ends of a cable.
+    ///
+    /// # Errors
+    /// When no ports are free.
+    pub(crate) fn ends() -> Result<[Self; 2]> {
+        let bind = || UdpSocket::bind((Ipv4Addr::LOCALHOST, 0));
+        let (first, second) = (bind()?, bind()?);
+        let (first, second) = (first.local_addr()?.port(), second.local_addr()?.port());
+        Ok([
+            Self {
+                card: 4,
+                ports: [first, second],
+            },
+            Self {
+                card: 5,
+                ports: [second, first],
+            },
+        ])
+    }
+
     /// QEMU's options for a card at this end.
     fn options(self) -> [String; 4] {
-        let (how, number) = match self {
-            Self::Listens(port) => (format!("listen=127.0.0.1:{port}"), 4),
-            Self::Connects(port) => (format!("connect=127.0.0.1:{port}"), 5),
-        };
+        let [here, there] = self.ports;
         [
             "-netdev".to_owned(),
-            format!("socket,id=cable,{how}"),
+            format!("socket,id=cable,udp=127.0.0.1:{there},localaddr=127.0.0.1:{here}"),
             "-device".to_owned(),
-            card("cable", number),
+            card("cable", self.card),
         ]
     }
 }
