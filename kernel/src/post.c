@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * Work requests of clients in the kernel, and the doorbell of programs. Requests are posted in any context up to softirq, also with interrupts
- * off and from handlers of completions. What is posted together is sent together.
+ * Work requests of clients in the kernel, and the doorbell of programs. Requests are posted in any context, also with interrupts off, in
+ * interrupts (a disk's, when it has read what a peer wants) and from handlers of completions. What is posted together is sent together.
+ *
+ * An interrupt may come while its processor has the queue pair's lock, so with interrupts off that lock is not taken: sends are put
+ * on a list, from which whoever has the lock next takes them, and receives go into their ring, which has a lock for that.
  */
+#include <linux/llist.h>
 #include <linux/log2.h>
+#include <linux/slab.h>
 
 #include "rnic.h"
 
@@ -116,12 +121,74 @@ static int post_one(struct rnic_qp *qp, const struct ib_send_wr *request)
 	return result ? result : rk_post_send(qp->engine, &send);
 }
 
+/* A request on its way to the engine. */
+struct late_send {
+	struct llist_node node;
+	struct rk_send send;
+	struct ib_sge sges[SIW_MAX_SGE];
+	u8 data[SIW_MAX_INLINE];
+};
+
+/* Keeps a request for the engine. What the engine will not take then has a completion with an error. Any context. */
+static int post_late(struct rnic_qp *qp, const struct ib_send_wr *request)
+{
+	struct late_send *late;
+	int result;
+
+	if (request->num_sge > SIW_MAX_SGE)
+		return -EINVAL;
+	late = kzalloc(sizeof(*late), GFP_ATOMIC);
+	if (!late)
+		return -ENOMEM;
+	late->send.wr_id = request->wr_id;
+	late->send.flags = flags_of(request);
+	late->send.sges = (const struct rk_sge *)late->sges;
+	late->send.num_sge = request->num_sge;
+	if (request->num_sge)
+		memcpy(late->sges, request->sg_list, request->num_sge * sizeof(*late->sges));
+	result = translate(request, &late->send);
+	if (!result && request->send_flags & IB_SEND_INLINE)
+		result = copy_inline(request, &late->send, late->data);
+	if (result)
+		kfree(late);
+	else
+		llist_add(&late->node, &qp->late);
+	return result;
+}
+
+/* Hands over what was posted with interrupts off, in its order. Called with the lock. */
+void rnic_take_late(struct rnic_qp *qp)
+{
+	struct llist_node *list = llist_reverse_order(llist_del_all(&qp->late));
+	struct late_send *late, *next;
+
+	llist_for_each_entry_safe(late, next, list, node) {
+		if (rk_post_send(qp->engine, &late->send))
+			rnic_refuse(qp, late->send.wr_id);
+		kfree(late);
+	}
+}
+
+/* With interrupts off: what was posted is sent by the tasklet. */
+static int post_all_late(struct rnic_qp *qp, const struct ib_send_wr *requests,
+			 const struct ib_send_wr **bad)
+{
+	int result = 0;
+
+	for (; requests && !result; requests = requests->next) {
+		result = post_late(qp, requests);
+		if (result)
+			*bad = requests;
+	}
+	tasklet_schedule(&qp->sender);
+	return result;
+}
+
 /* A program's doorbell passes no requests: it has filled entries of its ring. */
 int rnic_post_send(struct ib_qp *base, const struct ib_send_wr *requests,
 		   const struct ib_send_wr **bad)
 {
 	struct rnic_qp *qp = to_qp(base);
-	unsigned long flags;
 	int result = 0;
 
 	if (qp->sq.at && !requests)
@@ -130,7 +197,10 @@ int rnic_post_send(struct ib_qp *base, const struct ib_send_wr *requests,
 		*bad = requests;
 		return -EOPNOTSUPP;
 	}
-	spin_lock_irqsave(&qp->lock, flags);
+	if (irqs_disabled())
+		return post_all_late(qp, requests, bad);
+	spin_lock_bh(&qp->lock);
+	rnic_take_late(qp);
 	for (; requests; requests = requests->next) {
 		result = post_one(qp, requests);
 		if (result) {
@@ -138,19 +208,21 @@ int rnic_post_send(struct ib_qp *base, const struct ib_send_wr *requests,
 			break;
 		}
 	}
-	spin_unlock_irqrestore(&qp->lock, flags);
+	spin_unlock_bh(&qp->lock);
 	rnic_stream_push(qp);
 	return result;
 }
 
 /* ---- receives ---- */
 
-/* Called with the lock of the ring's owner. */
+/* Any context. */
 static int fill(struct rnic_ring *ring, const struct ib_recv_wr *requests,
 		const struct ib_recv_wr **bad)
 {
+	unsigned long flags;
 	int result = 0;
 
+	spin_lock_irqsave(&ring->filling, flags);
 	for (; requests; requests = requests->next) {
 		/* Programs fill their rings themselves. */
 		result = ring->mapping ? -EOPNOTSUPP : rnic_ring_add_receive(ring, requests);
@@ -159,6 +231,7 @@ static int fill(struct rnic_ring *ring, const struct ib_recv_wr *requests,
 			break;
 		}
 	}
+	spin_unlock_irqrestore(&ring->filling, flags);
 	return result;
 }
 
@@ -166,16 +239,19 @@ int rnic_post_recv(struct ib_qp *base, const struct ib_recv_wr *requests,
 		   const struct ib_recv_wr **bad)
 {
 	struct rnic_qp *qp = to_qp(base);
-	unsigned long flags;
+	int result = fill(&qp->rq, requests, bad);
 	bool awaited;
-	int result;
 
-	spin_lock_irqsave(&qp->lock, flags);
-	result = fill(&qp->rq, requests, bad);
+	if (irqs_disabled()) {
+		/* The tasklet sees whether it is awaited. */
+		tasklet_schedule(&qp->sender);
+		return result;
+	}
+	spin_lock_bh(&qp->lock);
 	/* A Send may wait for a receive, and a queue pair in error has to flush it. */
 	awaited = rk_rx_interest(qp->engine) == RK_RX_WAIT ||
 		  rk_qp_state(qp->engine) == RK_STATE_ERROR;
-	spin_unlock_irqrestore(&qp->lock, flags);
+	spin_unlock_bh(&qp->lock);
 	if (awaited)
 		rnic_stream_kick(qp);
 	return result;
@@ -185,12 +261,5 @@ int rnic_post_recv(struct ib_qp *base, const struct ib_recv_wr *requests,
 int rnic_post_srq_recv(struct ib_srq *base, const struct ib_recv_wr *requests,
 		       const struct ib_recv_wr **bad)
 {
-	struct rnic_srq *srq = to_srq(base);
-	unsigned long flags;
-	int result;
-
-	spin_lock_irqsave(&srq->lock, flags);
-	result = fill(&srq->ring, requests, bad);
-	spin_unlock_irqrestore(&srq->lock, flags);
-	return result;
+	return fill(&to_srq(base)->ring, requests, bad);
 }

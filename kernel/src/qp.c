@@ -128,6 +128,7 @@ int rnic_create_qp(struct ib_qp *base, struct ib_qp_init_attr *attributes, struc
 	if (result)
 		return result;
 	spin_lock_init(&qp->lock);
+	init_llist_head(&qp->late);
 	kref_init(&qp->ref);
 	init_completion(&qp->unused);
 	rnic_stream_init(qp);

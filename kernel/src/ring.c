@@ -27,6 +27,7 @@ int rnic_ring_make(struct rnic_ring *ring, struct rnic_ucontext *context, u32 co
 		   u64 *key)
 {
 	ring->count = count;
+	spin_lock_init(&ring->filling);
 	ring->at = rnic_queue_memory(context, array_size(count, entry), &ring->mapping, key);
 	return ring->at ? 0 : -ENOMEM;
 }
@@ -36,8 +37,8 @@ void rnic_ring_free(struct rnic_ring *ring)
 	rnic_queue_memory_free(ring->at, ring->mapping);
 }
 
-/* A request that the engine would not take. The program gets a completion, and the connection ends. */
-static void refuse(struct rnic_qp *qp, u64 wr_id)
+/* A request that the engine would not take. Its owner gets a completion, and the connection ends. Called with the lock. */
+void rnic_refuse(struct rnic_qp *qp, u64 wr_id)
 {
 	struct rk_completion completion = {
 		.wr_id = wr_id,
@@ -117,6 +118,7 @@ void rnic_take_sends(struct rnic_qp *qp)
 {
 	u32 budget;
 
+	rnic_take_late(qp);
 	qp->sends_left = false;
 	/* A program posts before that only by mistake. Clients in the kernel have no ring. */
 	if (rk_qp_state(qp->engine) < RK_STATE_RTS || !qp->sq.at)
@@ -135,7 +137,7 @@ void rnic_take_sends(struct rnic_qp *qp)
 		qp->sq.next++;
 		smp_store_release(&entry->flags, 0);
 		if (result)
-			refuse(qp, copy.id);
+			rnic_refuse(qp, copy.id);
 	}
 	qp->sends_left = true;
 }
@@ -151,14 +153,14 @@ bool rnic_receive_waits(const struct rnic_ring *ring, u32 ahead)
 	return ring->count && smp_load_acquire(&receive_at(ring, ahead)->flags) & SIW_WQE_VALID;
 }
 
-/* Fills the next entry for a client in the kernel. The caller has the lock of the ring's owner. */
+/* Fills the next entry for a client in the kernel. The caller has the lock for that. */
 int rnic_ring_add_receive(struct rnic_ring *ring, const struct ib_recv_wr *request)
 {
 	struct siw_rqe *entry = (struct siw_rqe *)ring->at + (ring->filled & (ring->count - 1));
 
 	if (!ring->count || request->num_sge > SIW_MAX_SGE)
 		return -EINVAL;
-	if (entry->flags & SIW_WQE_VALID)
+	if (smp_load_acquire(&entry->flags) & SIW_WQE_VALID)
 		return -ENOMEM;
 	entry->id = request->wr_id;
 	entry->num_sge = request->num_sge;

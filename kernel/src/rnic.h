@@ -113,8 +113,9 @@ struct rnic_ring {
 	void *at;
 	u32 count;
 	u32 next;
-	/* Of a client in the kernel: the entry that is filled next. */
+	/* Of a client in the kernel: the entry that is filled next, and who may fill it. Interrupts are off under this lock. */
 	u32 filled;
+	spinlock_t filling;
 	/* NULL: it belongs to a client in the kernel. */
 	struct rdma_user_mmap_entry *mapping;
 };
@@ -144,6 +145,8 @@ struct rnic_qp {
 	/* Without memory for a client in the kernel, whose requests go to the engine's own queue. */
 	struct rnic_ring sq;
 	struct rnic_ring rq;
+	/* What a client in the kernel has posted with interrupts off; see post.c. */
+	struct llist_head late;
 	/* The engine had no room for all of the program's requests. */
 	bool sends_left;
 
@@ -261,6 +264,8 @@ int rnic_dereg_mr(struct ib_mr *base, struct ib_udata *udata);
 int rnic_ring_make(struct rnic_ring *ring, struct rnic_ucontext *context, u32 count, size_t entry,
 		   u64 *key);
 void rnic_ring_free(struct rnic_ring *ring);
+void rnic_take_late(struct rnic_qp *qp);
+void rnic_refuse(struct rnic_qp *qp, u64 wr_id);
 void rnic_take_sends(struct rnic_qp *qp);
 int rnic_ring_add_receive(struct rnic_ring *ring, const struct ib_recv_wr *request);
 bool rnic_receive_waits(const struct rnic_ring *ring, u32 ahead);

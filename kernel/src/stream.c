@@ -162,18 +162,13 @@ static struct sock *get_socket(struct rnic_qp *qp)
 }
 
 /*
- * Sends what a client in the kernel has posted: here if that is possible, or soon. Any context, also with interrupts off, when nothing that takes
- * and leaves locks of bottom halves can be called.
+ * Sends what a client in the kernel has posted: here if that is possible, or soon. Any context with interrupts on.
  */
 void rnic_stream_push(struct rnic_qp *qp)
 {
 	struct sock *sk;
 	int result;
 
-	if (irqs_disabled()) {
-		tasklet_schedule(&qp->sender);
-		return;
-	}
 	sk = get_socket(qp);
 	if (!sk) {
 		/* Requests were flushed if the queue pair is in error. */
@@ -190,13 +185,22 @@ void rnic_stream_push(struct rnic_qp *qp)
 		after_transmit(qp, result);
 }
 
-/* Sends answers. It runs on the processor that has received, behind the stack. */
+/* Sends answers, and what was posted with interrupts off. It runs on the processor that has received, behind the stack. */
 static void send_tasklet(struct tasklet_struct *tasklet)
 {
 	struct rnic_qp *qp = from_tasklet(qp, tasklet, sender);
 	struct sock *sk = READ_ONCE(qp->sk);
 	int result = -EAGAIN;
+	bool awaited;
 
+	spin_lock_bh(&qp->lock);
+	rnic_take_late(qp);
+	/* A receive that was posted with interrupts off may be one to flush, or one that a Send waits for. */
+	awaited = rk_rx_interest(qp->engine) == RK_RX_WAIT ||
+		  rk_qp_state(qp->engine) == RK_STATE_ERROR;
+	spin_unlock_bh(&qp->lock);
+	if (awaited)
+		rnic_stream_kick(qp);
 	if (!sk) {
 		rnic_settle(qp);
 		return;
