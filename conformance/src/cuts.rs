@@ -188,7 +188,7 @@ const CUTS: &[Cut] = &[
             iser-disk daemon & daemon=$!
             iser-disk discover 10.78.0.2 3260
             disk=$(iser-disk login | sed -n 's/^disk //p')
-            iser-disk fill $disk & load=$!
+            (for i in 1 2 3; do iser-disk fill $disk; done) & load=$!
             down 60
             wait $load
             iser-disk check $disk
