@@ -42,6 +42,9 @@ pub(crate) struct TestArgs {
     /// Run storage of the kernel (NVMe, NFS and iSER) instead: its own cases, or with peers disks and files between them
     #[arg(long, conflicts_with = "few")]
     storage: bool,
+    /// With storage: run NVMe, NFS and perftest at the same time for so many minutes instead, and see that memory and descriptors stay as they are
+    #[arg(long, value_name = "MINUTES", requires = "storage", conflicts_with_all = ["with", "only"], value_parser = clap::value_parser!(u64).range(3..=1440))]
+    load: Option<u64>,
     /// With peers: only a few programs
     #[arg(long, requires = "with")]
     few: bool,
@@ -298,7 +301,8 @@ const CASES: &[Case] = &[
 /// When something does not build, the guest does not start, or a case fails.
 pub(crate) fn command(args: &TestArgs) -> Result<Outcome> {
     let context = Context::new(false, true)?;
-    let mut log = Log::create(&context.log_dir().join("kernel-device.log"), LIMIT)?;
+    let limit = LIMIT + storage::longest_load(args.load.unwrap_or(0));
+    let mut log = Log::create(&context.log_dir().join("kernel-device.log"), limit)?;
     if args.step
         && let Some(why) = unable(&mut log)
     {
@@ -327,6 +331,11 @@ pub(crate) fn command(args: &TestArgs) -> Result<Outcome> {
         let script = format!("{}insmod $MODULE; set +e\n{command}", prelude());
         println!("{}", guest.run(&script, LIMIT.as_secs())?.text);
         println!("{}", guest.kernel_messages());
+        return Ok(Outcome::Passed);
+    }
+    if let Some(minutes) = args.load {
+        storage::load(&guest, minutes, &mut log)?;
+        args.boot.look_for_leaks(&guest, &mut log)?;
         return Ok(Outcome::Passed);
     }
     let mut failed = 0;

@@ -3,7 +3,42 @@
 //! Client and server are in one guest: what needs two is in `cuts`. The scripts `nvme-target`, `nvme-disk`, `nfs-server`, `nfs-disk`, `iser-target` and `iser-disk` do the steps; what is
 //! written is read back with checksums. Disks and files between the module and its peers are rows of `programs`.
 
-use crate::device::Case;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use xtask::process::Log;
+
+use crate::device::{Case, unload};
+use crate::siw::guest::Guest;
+
+/// How long starting and ending of a mixed load may take, in seconds, and each of its minutes: a round ends when what is under way has ended.
+const LOAD_ENDS: u64 = 600;
+const LOAD_MINUTE: u64 = 240;
+
+/// The longest that a load of so many minutes may take.
+pub(crate) fn longest_load(minutes: u64) -> Duration {
+    Duration::from_secs(LOAD_ENDS + minutes * LOAD_MINUTE)
+}
+
+/// NVMe, NFS and perftest at the same time for so many minutes. Says a table of what was free and open after each of them.
+///
+/// # Errors
+/// When something of it fails, memory or descriptors have grown, or the kernel complains.
+pub(crate) fn load(guest: &Guest, minutes: u64, log: &mut Log) -> Result<()> {
+    let script = format!(
+        "set -e; insmod /lib/iwarp/iwarp_rnic.ko; rdma link add iwarp0 type iwarp netdev user0; mixed-load {minutes}"
+    );
+    let out = guest.run(&script, longest_load(minutes).as_secs())?;
+    log.line(&out.text);
+    for row in out.text.lines().filter(|line| line.starts_with('|')) {
+        log.say(row);
+    }
+    if out.code != 0 {
+        let last = out.text.lines().last().context("no output")?;
+        bail!("exit {}: {last}", out.code);
+    }
+    unload(guest, LOAD_ENDS)
+}
 
 /// The cases.
 pub(crate) const CASES: &[Case] = &[

@@ -126,6 +126,55 @@ static void tell_overflow(struct rnic_cq *cq)
 		cq->base.event_handler(&event, cq->base.cq_context);
 }
 
+static void call_handler(void *info)
+{
+	struct rnic_cq *cq = info;
+
+	cq->base.comp_handler(&cq->base, cq->base.cq_context);
+}
+
+static void call_and_count(void *info)
+{
+	struct rnic_cq *cq = info;
+
+	call_handler(cq);
+	/* The queue may be freed behind this. */
+	atomic_dec_return_release(&cq->calls);
+}
+
+/*
+ * Notes whether messages come faster than the client takes them: more than one for a call of its handler. Called with the lock, when the
+ * handler is due.
+ */
+static void judge_load(struct rnic_cq *cq)
+{
+	if (cq->received > 1)
+		cq->busy = RNIC_BUSY_CALLS;
+	else if (cq->busy)
+		cq->busy--;
+	cq->received = 0;
+}
+
+/*
+ * Calls the handler of a client in the kernel on the processor of the queue's completion vector, as the interrupt of an RNIC would. What
+ * has to be done then shares no processor with what has come. Returns false if that is this processor or one that is off.
+ */
+static bool call_elsewhere(struct rnic_cq *cq)
+{
+	bool called = false;
+
+	preempt_disable();
+	if (cq->base.comp_vector != smp_processor_id() && cpu_online(cq->base.comp_vector)) {
+		called = true;
+		atomic_inc(&cq->calls);
+		/* One that has not begun yet is enough. */
+		if (smp_call_function_single_async(cq->base.comp_vector, &cq->call))
+			atomic_dec(&cq->calls);
+	}
+	preempt_enable();
+	return called;
+}
+
 /*
  * Tells about what was written. Called without the queue pair's lock, because a handler may call back. Returns false if the queue has
  * overflowed: its queue pairs are no good any more.
@@ -133,22 +182,26 @@ static void tell_overflow(struct rnic_cq *cq)
 bool rnic_cq_notify(struct rnic_cq *cq)
 {
 	unsigned long flags;
-	bool event = false, overflowed, tell;
+	bool event = false, busy, overflowed, tell;
 
 	spin_lock_irqsave(&cq->lock, flags);
 	if (cq->written) {
 		event = wanted(cq);
 		cq->written = false;
 		cq->solicited = false;
+		if (event)
+			judge_load(cq);
 	}
+	busy = cq->busy;
 	overflowed = cq->overflowed;
 	tell = overflowed && !cq->overflow_told;
 	cq->overflow_told = overflowed;
 	spin_unlock_irqrestore(&cq->lock, flags);
 	if (tell)
 		tell_overflow(cq);
-	if (event && cq->base.comp_handler)
-		cq->base.comp_handler(&cq->base, cq->base.cq_context);
+	/* A single small request is answered soonest where it has come. */
+	if (event && cq->base.comp_handler && !(busy && call_elsewhere(cq)))
+		call_handler(cq);
 	return !overflowed;
 }
 
@@ -169,6 +222,7 @@ int rnic_create_cq(struct ib_cq *base, const struct ib_cq_init_attr *attributes,
 	answer.num_cqe = roundup_pow_of_two(attributes->cqe);
 	octets = array_size(answer.num_cqe, sizeof(struct siw_cqe)) + sizeof(struct siw_cq_ctrl);
 	spin_lock_init(&cq->lock);
+	INIT_CSD(&cq->call, call_and_count, cq);
 	cq->ring = rnic_queue_memory(rnic_context_of(udata), octets, &cq->mapping, &answer.cq_key);
 	if (!cq->ring)
 		return -ENOMEM;
@@ -184,6 +238,8 @@ int rnic_create_cq(struct ib_cq *base, const struct ib_cq_init_attr *attributes,
 
 int rnic_destroy_cq(struct ib_cq *base, struct ib_udata *udata)
 {
+	while (atomic_read_acquire(&to_cq(base)->calls))
+		cpu_relax();
 	rnic_queue_memory_free(to_cq(base)->ring, to_cq(base)->mapping);
 	return 0;
 }
@@ -222,8 +278,10 @@ int rnic_poll_cq(struct ib_cq *base, int count, struct ib_wc *completions)
 	if (!is_kernels(cq))
 		return -EOPNOTSUPP;
 	spin_lock_irqsave(&cq->lock, flags);
-	for (taken = 0; taken < count && is_full(slot(cq, cq->taken)); taken++)
+	for (taken = 0; taken < count && is_full(slot(cq, cq->taken)); taken++) {
 		hand_over(slot(cq, cq->taken++), &completions[taken]);
+		cq->received += completions[taken].opcode == IB_WC_RECV;
+	}
 	spin_unlock_irqrestore(&cq->lock, flags);
 	return taken;
 }

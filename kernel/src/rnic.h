@@ -9,6 +9,7 @@
 #include <linux/mutex.h>
 #include <linux/net.h>
 #include <linux/netdevice.h>
+#include <linux/smp.h>
 #include <linux/spinlock.h>
 #include <linux/timer.h>
 #include <linux/uio.h>
@@ -26,6 +27,8 @@
 #define RNIC_MAX_READS 128
 /* Entries of a ring that are handled with a lock held. */
 #define RNIC_SENDS_AT_ONCE 64
+/* Calls of a completion queue's handler for which the queue counts as busy after it was. */
+#define RNIC_BUSY_CALLS 64
 /* Most work areas that a device keeps for whoever needs one: 8 MiB. */
 #define RNIC_AREAS 16
 /* Pages of a region for fast registration: 4 MiB. */
@@ -104,6 +107,12 @@ struct rnic_cq {
 	bool solicited;
 	bool overflowed;
 	bool overflow_told;
+	/* Of a client in the kernel: what it has received since its handler was called, and for how many more calls it counts as busy. */
+	u32 received;
+	u32 busy;
+	/* Calls the handler on another processor, and how many such calls are not over. */
+	call_single_data_t call;
+	atomic_t calls;
 	/* NULL: it belongs to a client in the kernel. */
 	struct rdma_user_mmap_entry *mapping;
 };

@@ -114,6 +114,7 @@ const STORAGE: Extra = Extra {
         "nfs-disk",
         "iser-target",
         "iser-disk",
+        "mixed-load",
     ],
     settings: &["etc/netconfig", "etc/rpc", "etc/services", "etc/protocols"],
 };
