@@ -164,11 +164,11 @@ static bool call_elsewhere(struct rnic_cq *cq)
 	bool called = false;
 
 	preempt_disable();
-	if (cq->base.comp_vector != smp_processor_id() && cpu_online(cq->base.comp_vector)) {
+	if (cq->processor != smp_processor_id() && cpu_online(cq->processor)) {
 		called = true;
 		atomic_inc(&cq->calls);
 		/* One that has not begun yet is enough. */
-		if (smp_call_function_single_async(cq->base.comp_vector, &cq->call))
+		if (smp_call_function_single_async(cq->processor, &cq->call))
 			atomic_dec(&cq->calls);
 	}
 	preempt_enable();
@@ -219,6 +219,7 @@ int rnic_create_cq(struct ib_cq *base, const struct ib_cq_init_attr *attributes,
 	if (!attributes->cqe || attributes->cqe > RNIC_MAX_CQE ||
 	    (udata && udata->outlen < sizeof(answer)))
 		return -EINVAL;
+	cq->processor = attributes->comp_vector % nr_cpu_ids;
 	answer.num_cqe = roundup_pow_of_two(attributes->cqe);
 	octets = array_size(answer.num_cqe, sizeof(struct siw_cqe)) + sizeof(struct siw_cq_ctrl);
 	spin_lock_init(&cq->lock);

@@ -110,6 +110,8 @@ struct rnic_cq {
 	/* Of a client in the kernel: what it has received since its handler was called, and for how many more calls it counts as busy. */
 	u32 received;
 	u32 busy;
+	/* The processor of its completion vector. */
+	u32 processor;
 	/* Calls the handler on another processor, and how many such calls are not over. */
 	call_single_data_t call;
 	atomic_t calls;

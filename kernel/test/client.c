@@ -25,6 +25,8 @@ static void completed(struct ib_cq *cq, void *context)
 {
 	struct end *end = context;
 
+	WRITE_ONCE(end->processor, raw_smp_processor_id());
+	smp_mb__before_atomic();
 	atomic_inc(&end->calls);
 }
 
@@ -55,7 +57,7 @@ int await(struct end *end, enum rdma_cm_event_type event)
 static int make_objects(struct end *end, bool srq)
 {
 	struct ib_device *device = end->id->device;
-	struct ib_cq_init_attr cq = { .cqe = 4 * REQUESTS };
+	struct ib_cq_init_attr cq = { .cqe = 4 * REQUESTS, .comp_vector = VECTOR };
 	struct ib_srq_init_attr shared = { .attr.max_wr = REQUESTS, .attr.max_sge = 2 };
 	struct ib_qp_init_attr qp = {
 		.cap = {

@@ -28,8 +28,9 @@ struct end {
 	u8 *buffer;
 	struct completion happened;
 	enum rdma_cm_event_type event;
-	/* Calls of the handler of completions. */
+	/* Calls of the handler of completions, and the processor of the last. */
 	atomic_t calls;
+	int processor;
 };
 
 struct pair {
@@ -44,6 +45,9 @@ struct test {
 	/* The second end has a shared receive queue. */
 	bool srq;
 };
+
+/* The completion vector of all queues. */
+#define VECTOR 1
 
 /* client.c */
 int await(struct end *end, enum rdma_cm_event_type event);

@@ -282,6 +282,148 @@ static int in_timer(struct pair *pair)
 	return 0;
 }
 
+/* An interrupt that posts, as a disk's does: as many as are outstanding at most, and then no more. */
+#define INTERRUPTS 2000
+#define OUTSTANDING 8
+#define OF_INTERRUPT 70
+
+struct disk {
+	struct hrtimer timer;
+	struct end *end;
+	atomic_t room;
+	int posted;
+	int result;
+};
+
+static enum hrtimer_restart interrupt(struct hrtimer *timer)
+{
+	struct disk *disk = container_of(timer, struct disk, timer);
+
+	if (atomic_dec_if_positive(&disk->room) >= 0) {
+		disk->result |= post_send(disk->end, OF_INTERRUPT, 0, 8, 0);
+		WRITE_ONCE(disk->posted, disk->posted + 1);
+	}
+	hrtimer_forward_now(timer, ns_to_ktime(50 * NSEC_PER_USEC));
+	return disk->posted < INTERRUPTS ? HRTIMER_RESTART : HRTIMER_NORESTART;
+}
+
+/* Takes what is complete. What an interrupt has sent, and what has come of it, makes room for the next. */
+static int take(struct end *end, struct disk *disk, int *sent, int *received)
+{
+	struct ib_wc wc;
+
+	while (ib_poll_cq(end->cq, 1, &wc)) {
+		EXPECT(wc.status == IB_WC_SUCCESS);
+		if (wc.opcode == IB_WC_RECV) {
+			EXPECT(!post_receive(end, 1, 4096, 64));
+			++*received;
+		} else {
+			++*sent;
+		}
+		if (wc.wr_id == OF_INTERRUPT)
+			atomic_inc(&disk->room);
+	}
+	return 0;
+}
+
+/* Sends, and so receives on the same processor, until the disk has posted all of its own. */
+static int send_beside(struct pair *pair, struct disk *disk)
+{
+	int from_a = 0, at_b = 0, from_b = 0, at_a = 0, posted = 0;
+	unsigned long limit = jiffies + PATIENCE;
+
+	while (READ_ONCE(disk->posted) < INTERRUPTS || from_b < INTERRUPTS || at_a < INTERRUPTS ||
+	       at_b < posted || from_a < posted) {
+		EXPECT(time_before(jiffies, limit));
+		if (READ_ONCE(disk->posted) < INTERRUPTS && posted - at_b < OUTSTANDING &&
+		    posted - from_a < OUTSTANDING) {
+			EXPECT(!post_send(&pair->a, 1, 0, 64, 0));
+			posted++;
+		}
+		EXPECT(!take(&pair->a, disk, &from_a, &at_a));
+		EXPECT(!take(&pair->b, disk, &from_b, &at_b));
+		cond_resched();
+	}
+	return disk->result;
+}
+
+/* A disk's interrupt comes while its processor has the queue pair. */
+static int in_interrupts(struct pair *pair)
+{
+	struct disk disk = { .end = &pair->b, .room = ATOMIC_INIT(OUTSTANDING) };
+	int i, result;
+
+	for (i = 0; i < 3 * OUTSTANDING; i++) {
+		EXPECT(!post_receive(&pair->a, 1, 4096, 64));
+		EXPECT(!post_receive(&pair->b, 1, 4096, 64));
+	}
+	hrtimer_init_on_stack(&disk.timer, CLOCK_MONOTONIC, HRTIMER_MODE_REL_PINNED_HARD);
+	disk.timer.function = interrupt;
+	migrate_disable();
+	hrtimer_start(&disk.timer, ns_to_ktime(50 * NSEC_PER_USEC), HRTIMER_MODE_REL_PINNED_HARD);
+	result = send_beside(pair, &disk);
+	migrate_enable();
+	hrtimer_cancel(&disk.timer);
+	destroy_hrtimer_on_stack(&disk.timer);
+	return result;
+}
+
+/* Sends messages together, and takes them together. The processor of the handler's call, which is one for all, or an error. */
+static int processor_for(struct pair *pair, int messages)
+{
+	struct end *b = &pair->b;
+	int i, calls = atomic_read(&b->calls);
+
+	for (i = 0; i < messages; i++)
+		EXPECT(!post_receive(b, i, 0, 64));
+	EXPECT(!ib_req_notify_cq(b->cq, IB_CQ_NEXT_COMP));
+	for (i = 0; i < messages; i++)
+		EXPECT(!post_send(&pair->a, i, 0, 64, 0));
+	for (i = 0; i < messages; i++)
+		EXPECT(!expect(&pair->a, i, IB_WC_SEND));
+	for (i = 0; atomic_read(&b->calls) == calls && i < 100000; i++)
+		usleep_range(100, 200);
+	EXPECT(atomic_read(&b->calls) == calls + 1);
+	for (i = 0; i < messages; i++)
+		EXPECT(!expect(b, i, IB_WC_RECV));
+	return READ_ONCE(b->processor);
+}
+
+/* Under load the handler is called on the completion vector's processor, and else where the message has come. */
+static int vectors_under_load(struct pair *pair)
+{
+	int i, result, elsewhere = 0;
+
+	if (!cpu_online(VECTOR))
+		return 0;
+	for (i = 0; i < 10; i++) {
+		result = processor_for(pair, 8);
+		EXPECT(result >= 0);
+		result = processor_for(pair, 1);
+		EXPECT(result == VECTOR);
+	}
+	/* Long after the load. */
+	for (i = 0; i < 200; i++) {
+		result = processor_for(pair, 1);
+		EXPECT(result >= 0);
+		elsewhere += result != VECTOR;
+	}
+	EXPECT(elsewhere);
+	return 0;
+}
+
+/* Keeps to a processor that is not the vector's. */
+static int vectors(struct pair *pair)
+{
+	int result;
+
+	if (set_cpus_allowed_ptr(current, cpumask_of(!VECTOR)))
+		return -EIO;
+	result = vectors_under_load(pair);
+	set_cpus_allowed_ptr(current, cpu_possible_mask);
+	return result;
+}
+
 /* A Send waits for its receive, and goes on at once when that is posted. */
 static int late_receive(struct pair *pair)
 {
@@ -347,6 +489,8 @@ const struct test tests[] = {
 	{ "read with invalidate", read_with_invalidate },
 	{ "interrupts off", interrupts_off },
 	{ "in softirq", in_timer },
+	{ "in an interrupt", in_interrupts },
+	{ "completion vectors", vectors },
 	{ "late receive", late_receive },
 	{ "late shared receive", late_receive, .srq = true },
 	{ "flushes", flushes },
