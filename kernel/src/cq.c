@@ -13,6 +13,11 @@
 
 #include "rnic.h"
 
+/* Calls of a handler for which its queue counts as busy after it was. */
+#define BUSY_CALLS 64
+/* A queue is crowded when more messages than this come for one call of its handler. */
+#define FEW 3
+
 /* A word of siw's interface, and the kernel's for the same. */
 struct words {
 	u16 siw;
@@ -142,16 +147,19 @@ static void call_and_count(void *info)
 	atomic_dec_return_release(&cq->calls);
 }
 
-/*
- * Notes whether messages come faster than the client takes them: more than one for a call of its handler. Called with the lock, when the
- * handler is due.
- */
+/* For how many more calls of the handler the queue counts as busy, if that is so when more than `few` messages came for the last one. */
+static u32 calls_left(const struct rnic_cq *cq, u32 few, u32 left)
+{
+	if (cq->received > few)
+		return BUSY_CALLS;
+	return left ? left - 1 : 0;
+}
+
+/* Notes whether messages come faster than the client takes them. Called with the lock, when the handler is due. */
 static void judge_load(struct rnic_cq *cq)
 {
-	if (cq->received > 1)
-		cq->busy = RNIC_BUSY_CALLS;
-	else if (cq->busy)
-		cq->busy--;
+	cq->busy = calls_left(cq, 1, cq->busy);
+	WRITE_ONCE(cq->crowded, calls_left(cq, FEW, cq->crowded));
 	cq->received = 0;
 }
 
@@ -184,6 +192,9 @@ bool rnic_cq_notify(struct rnic_cq *cq)
 	unsigned long flags;
 	bool event = false, busy, overflowed, tell;
 
+	/* What another processor writes now, that one tells about. */
+	if (!READ_ONCE(cq->written) && !READ_ONCE(cq->overflowed))
+		return true;
 	spin_lock_irqsave(&cq->lock, flags);
 	if (cq->written) {
 		event = wanted(cq);

@@ -9,6 +9,7 @@
 #include <linux/llist.h>
 #include <linux/log2.h>
 #include <linux/slab.h>
+#include <net/sock.h>
 
 #include "rnic.h"
 
@@ -180,7 +181,7 @@ static int post_all_late(struct rnic_qp *qp, const struct ib_send_wr *requests,
 		if (result)
 			*bad = requests;
 	}
-	tasklet_schedule(&qp->sender);
+	rnic_send_soon(qp);
 	return result;
 }
 
@@ -189,6 +190,7 @@ int rnic_post_send(struct ib_qp *base, const struct ib_send_wr *requests,
 		   const struct ib_send_wr **bad)
 {
 	struct rnic_qp *qp = to_qp(base);
+	struct sock *sk;
 	int result = 0;
 
 	if (qp->sq.at && !requests)
@@ -208,8 +210,18 @@ int rnic_post_send(struct ib_qp *base, const struct ib_send_wr *requests,
 			break;
 		}
 	}
-	spin_unlock_bh(&qp->lock);
-	rnic_stream_push(qp);
+	sk = qp->sk;
+	if (sk)
+		sock_hold(sk);
+	spin_unlock(&qp->lock);
+	if (sk) {
+		rnic_stream_push(qp, sk);
+		sock_put(sk);
+	} else {
+		/* Requests were flushed if the queue pair is in error. */
+		rnic_settle(qp);
+	}
+	local_bh_enable();
 	return result;
 }
 

@@ -27,8 +27,6 @@
 #define RNIC_MAX_READS 128
 /* Entries of a ring that are handled with a lock held. */
 #define RNIC_SENDS_AT_ONCE 64
-/* Calls of a completion queue's handler for which the queue counts as busy after it was. */
-#define RNIC_BUSY_CALLS 64
 /* Most work areas that a device keeps for whoever needs one: 8 MiB. */
 #define RNIC_AREAS 16
 /* Pages of a region for fast registration: 4 MiB. */
@@ -107,9 +105,13 @@ struct rnic_cq {
 	bool solicited;
 	bool overflowed;
 	bool overflow_told;
-	/* Of a client in the kernel: what it has received since its handler was called, and for how many more calls it counts as busy. */
+	/*
+	 * Of a client in the kernel: what it has received since its handler was called, and for how many more calls the queue counts as busy
+	 * (messages come faster than they are taken) and as crowded (many at a time).
+	 */
 	u32 received;
 	u32 busy;
+	u32 crowded;
 	/* The processor of its completion vector. */
 	u32 processor;
 	/* Calls the handler on another processor, and how many such calls are not over. */
@@ -143,6 +145,16 @@ struct rnic_srq {
 	bool tell_limit;
 };
 
+/* Who sends for a queue pair; see send.c. */
+enum rnic_tx {
+	/* Something was posted that nobody has begun to send. */
+	RNIC_TX_DUE,
+	/* A call sends, and looks at RNIC_TX_DUE when it has cleared this bit. */
+	RNIC_TX_SENDING,
+	/* Octets are being received, and the stack has the socket. The receiver looks at RNIC_TX_DUE when it has cleared this bit. */
+	RNIC_TX_RECEIVING,
+};
+
 /* A queue pair, with its connection. */
 struct rnic_qp {
 	struct ib_qp base;
@@ -167,7 +179,10 @@ struct rnic_qp {
 	struct iw_cm_id *id;
 	/* The socket's, while there is one; it changes with `lock`. Sending needs the socket's own lock; see stream.c. */
 	struct sock *sk;
+	/* Bits of `enum rnic_tx`. */
+	unsigned long tx;
 	struct tasklet_struct sender;
+	struct work_struct send_work;
 	struct work_struct work;
 	/* Has the work done at a time that the engine has named. */
 	struct timer_list timer;
@@ -314,15 +329,25 @@ int rnic_post_recv(struct ib_qp *base, const struct ib_recv_wr *requests,
 int rnic_post_srq_recv(struct ib_srq *base, const struct ib_recv_wr *requests,
 		       const struct ib_recv_wr **bad);
 
+/* send.c */
+int rnic_transmit(struct rnic_qp *qp, struct sock *sk);
+void rnic_written(struct rnic_device *device, struct rnic_qp *qp, size_t octets);
+int rnic_stream_send(struct rnic_qp *qp);
+void rnic_stream_push(struct rnic_qp *qp, struct sock *sk);
+void rnic_stream_fails(struct rnic_qp *qp);
+void rnic_send_init(struct rnic_qp *qp);
+void rnic_send_soon(struct rnic_qp *qp);
+void rnic_send_tasklet(struct tasklet_struct *tasklet);
+void rnic_receive_begins(struct rnic_qp *qp);
+void rnic_receive_ends(struct rnic_qp *qp, bool due);
+
 /* stream.c */
 void rnic_stream_init(struct rnic_qp *qp);
 void rnic_stream_free(struct rnic_qp *qp);
 void rnic_stream_attach(struct rnic_qp *qp, struct socket *socket, struct iw_cm_id *id);
-int rnic_stream_send(struct rnic_qp *qp);
-void rnic_stream_push(struct rnic_qp *qp);
 void rnic_stream_kick(struct rnic_qp *qp);
 void rnic_stream_turn(struct rnic_qp *qp);
-void rnic_settle(struct rnic_qp *qp);
+bool rnic_settle(struct rnic_qp *qp);
 
 /* cm.c */
 int rnic_connect(struct iw_cm_id *id, struct iw_cm_conn_param *param);

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * A queue pair's TCP connection in full operation: octets in and out, and the end. kernel/README.md has the order of locks.
+ * A queue pair's TCP connection in full operation: octets in, and the end; send.c has octets out. kernel/README.md has the order of locks.
  *
- * Receiving happens in softirq, in sk_data_ready, where the stack has the socket's lock. Sending happens where it is asked for: in the
- * program's system call, or in a tasklet for answers. Whoever has the socket's lock is the only sender. What may sleep is done by a work.
+ * Receiving happens in softirq, in sk_data_ready, where the stack has the socket's lock. What may sleep is done by a work.
  */
 #include <linux/skbuff.h>
 #include <linux/tcp.h>
@@ -13,204 +12,8 @@
 
 #include "rnic.h"
 
-/* Octets that one call sends or receives. Whoever wants to go on lets others have the processor first. */
-#define SEND_AT_ONCE (256 * 1024)
+/* Octets that one call receives. Whoever wants to go on lets others have the processor first. */
 #define RECEIVE_AT_ONCE (256 * 1024)
-
-/* ---- sending ---- */
-
-/*
- * Fills the plan and hands out what to send. Returns the number of runs, 0 if there is nothing, -EAGAIN if local requests had enough of this
- * call, or another error. Called with the lock.
- */
-static int next_runs(struct rnic_device *device, struct rnic_qp *qp, const struct kvec **runs)
-{
-	int fill, count = 0;
-
-	for (;;) {
-		read_lock(&device->table_lock);
-		fill = rk_tx_fill(qp->engine, device->engine);
-		if (fill == RK_FILL_READY)
-			count = rk_tx_runs(qp->engine, device->engine, runs);
-		read_unlock(&device->table_lock);
-		if (fill == RK_FILL_MORE)
-			return -EAGAIN;
-		if (fill != RK_FILL_MEMORY)
-			return count;
-		write_lock(&device->table_lock);
-		rk_tx_memory(qp->engine, device->engine);
-		write_unlock(&device->table_lock);
-	}
-}
-
-/* Notes how much was sent, and lets those go on who waited for that memory. */
-static void written(struct rnic_device *device, struct rnic_qp *qp, size_t octets)
-{
-	bool unused;
-
-	spin_lock_bh(&qp->lock);
-	read_lock(&device->table_lock);
-	rk_tx_written(qp->engine, device->engine, octets);
-	unused = rk_take_unused(device->engine);
-	read_unlock(&device->table_lock);
-	spin_unlock_bh(&qp->lock);
-	if (unused)
-		rnic_memory_unused(device);
-}
-
-/*
- * Sends what is due, without sleeping. The caller has the socket's lock. Returns -EAGAIN if there may be more to do. Without room in the
- * socket it returns 0, because sk_write_space calls again.
- */
-static int transmit(struct rnic_qp *qp, struct sock *sk)
-{
-	struct rnic_device *device = to_device(qp->base.device);
-	size_t done = 0;
-
-	while (done < SEND_AT_ONCE) {
-		struct msghdr message = { .msg_flags = MSG_DONTWAIT | MSG_NOSIGNAL };
-		const struct kvec *runs;
-		size_t octets = 0;
-		int count, i;
-
-		spin_lock_bh(&qp->lock);
-		rnic_take_sends(qp);
-		count = rnic_area_take(qp) ? next_runs(device, qp, &runs) : -EAGAIN;
-		if (count <= 0)
-			rnic_area_give(qp);
-		spin_unlock_bh(&qp->lock);
-		if (count <= 0)
-			return count;
-		for (i = 0; i < count; i++)
-			octets += runs[i].iov_len;
-		iov_iter_kvec(&message.msg_iter, ITER_SOURCE, runs, count, octets);
-		count = tcp_sendmsg_locked(sk, &message, octets);
-		if (count <= 0)
-			return count == -EAGAIN ? 0 : count;
-		written(device, qp, count);
-		done += count;
-	}
-	return -EAGAIN;
-}
-
-static void failed(struct rnic_qp *qp)
-{
-	spin_lock_bh(&qp->lock);
-	rk_stream_failed(qp->engine);
-	spin_unlock_bh(&qp->lock);
-}
-
-/* Does what follows from sending. */
-static void after_transmit(struct rnic_qp *qp, int result)
-{
-	if (result && result != -EAGAIN)
-		failed(qp);
-	rnic_settle(qp);
-	if (result == -EAGAIN)
-		rnic_stream_kick(qp);
-}
-
-/* Sends in the system call of the program. */
-int rnic_stream_send(struct rnic_qp *qp)
-{
-	struct sock *sk;
-	int result = 0;
-
-	mutex_lock(&qp->mutex);
-	sk = qp->sk;
-	if (sk) {
-		lock_sock(sk);
-		result = transmit(qp, sk);
-		release_sock(sk);
-	} else {
-		/* Without a connection, requests are flushed if the queue pair is in error. */
-		spin_lock_bh(&qp->lock);
-		rnic_take_sends(qp);
-		spin_unlock_bh(&qp->lock);
-	}
-	mutex_unlock(&qp->mutex);
-	after_transmit(qp, result);
-	return 0;
-}
-
-/* Sends, unless somebody else has the socket. Bottom halves are off. Returns -EAGAIN if that is so, or if there may be more to do. */
-static int try_to_send(struct rnic_qp *qp, struct sock *sk)
-{
-	int result = -EAGAIN;
-
-	/* A handler of completions may post while the stack has the socket for this very processor. */
-	if (!spin_trylock(&sk->sk_lock.slock))
-		return result;
-	/* The connection may have been taken away before. */
-	if (!sock_owned_by_user(sk) && READ_ONCE(qp->sk) == sk)
-		result = transmit(qp, sk);
-	spin_unlock(&sk->sk_lock.slock);
-	return result;
-}
-
-/* The socket of a connection, with a reference, or NULL. */
-static struct sock *get_socket(struct rnic_qp *qp)
-{
-	struct sock *sk;
-
-	spin_lock_bh(&qp->lock);
-	sk = qp->sk;
-	if (sk)
-		sock_hold(sk);
-	spin_unlock_bh(&qp->lock);
-	return sk;
-}
-
-/*
- * Sends what a client in the kernel has posted: here if that is possible, or soon. Any context with interrupts on.
- */
-void rnic_stream_push(struct rnic_qp *qp)
-{
-	struct sock *sk;
-	int result;
-
-	sk = get_socket(qp);
-	if (!sk) {
-		/* Requests were flushed if the queue pair is in error. */
-		rnic_settle(qp);
-		return;
-	}
-	local_bh_disable();
-	result = try_to_send(qp, sk);
-	local_bh_enable();
-	sock_put(sk);
-	if (result == -EAGAIN)
-		tasklet_schedule(&qp->sender);
-	else
-		after_transmit(qp, result);
-}
-
-/* Sends answers, and what was posted with interrupts off. It runs on the processor that has received, behind the stack. */
-static void send_tasklet(struct tasklet_struct *tasklet)
-{
-	struct rnic_qp *qp = from_tasklet(qp, tasklet, sender);
-	struct sock *sk = READ_ONCE(qp->sk);
-	int result = -EAGAIN;
-	bool awaited;
-
-	spin_lock_bh(&qp->lock);
-	rnic_take_late(qp);
-	/* A receive that was posted with interrupts off may be one to flush, or one that a Send waits for. */
-	awaited = rk_rx_interest(qp->engine) == RK_RX_WAIT ||
-		  rk_qp_state(qp->engine) == RK_STATE_ERROR;
-	spin_unlock_bh(&qp->lock);
-	if (awaited)
-		rnic_stream_kick(qp);
-	if (!sk) {
-		rnic_settle(qp);
-		return;
-	}
-	bh_lock_sock(sk);
-	if (!sock_owned_by_user(sk))
-		result = transmit(qp, sk);
-	bh_unlock_sock(sk);
-	after_transmit(qp, result);
-}
 
 /* ---- receiving ---- */
 
@@ -307,20 +110,16 @@ static bool receive(struct rnic_qp *qp, struct sock *sk)
 static void data_ready(struct sock *sk)
 {
 	struct rnic_qp *qp;
-	bool more, due;
+	bool more;
 
 	read_lock_bh(&sk->sk_callback_lock);
 	qp = sk->sk_user_data;
 	if (!qp)
 		goto unlock;
+	rnic_receive_begins(qp);
 	more = receive(qp, sk);
-	rnic_settle(qp);
-	spin_lock_bh(&qp->lock);
 	/* An answer may have made room for requests. A new request comes with its own doorbell: its program is about to send it. */
-	due = rk_wants_tx(qp->engine) || qp->sends_left;
-	spin_unlock_bh(&qp->lock);
-	if (due)
-		tasklet_schedule(&qp->sender);
+	rnic_receive_ends(qp, rnic_settle(qp));
 	if (more || sk->sk_state == TCP_CLOSE)
 		rnic_stream_kick(qp);
 unlock:
@@ -342,7 +141,7 @@ static void write_space(struct sock *sk)
 	qp = sk->sk_user_data;
 	if (qp && sk_stream_is_writeable(sk)) {
 		clear_bit(SOCK_NOSPACE, &sk->sk_socket->flags);
-		tasklet_schedule(&qp->sender);
+		rnic_send_soon(qp);
 	}
 	read_unlock_bh(&sk->sk_callback_lock);
 }
@@ -401,7 +200,7 @@ static void detach(struct rnic_qp *qp, bool reset)
 		sock_no_linger(sk);
 	sock_release(socket);
 	/* What a plan names is not used any more. */
-	written(device, qp, 0);
+	rnic_written(device, qp, 0);
 	spin_lock_bh(&qp->lock);
 	rk_qp_stream_gone(qp->engine);
 	rnic_area_give(qp);
@@ -480,10 +279,10 @@ static void go_on(struct rnic_qp *qp)
 	lock_sock(qp->sk);
 	retry(qp);
 	more = receive(qp, qp->sk);
-	result = transmit(qp, qp->sk);
+	result = rnic_transmit(qp, qp->sk);
 	release_sock(qp->sk);
 	if (result && result != -EAGAIN)
-		failed(qp);
+		rnic_stream_fails(qp);
 	if (more || result == -EAGAIN)
 		rnic_stream_kick(qp);
 }
@@ -578,12 +377,12 @@ static void raise(struct rnic_qp *qp, u32 events)
 }
 
 /*
- * What follows from a call of the engine: completions that are due, events, and the end of the stream. Any context, with none of our locks but
- * the socket's.
+ * What follows from a call of the engine: completions that are due, events, and the end of the stream. Returns true if there is something to
+ * send. Any context, with none of our locks but the socket's.
  */
-void rnic_settle(struct rnic_qp *qp)
+bool rnic_settle(struct rnic_qp *qp)
 {
-	bool more, act, waits;
+	bool more, act, waits, due;
 	u32 events = 0;
 	u64 at;
 
@@ -595,6 +394,7 @@ void rnic_settle(struct rnic_qp *qp)
 		      (rk_qp_state(qp->engine) == RK_STATE_ERROR && !qp->flushed);
 		waits = rk_rx_interest(qp->engine) == RK_RX_WAIT;
 		at = rk_poll_at(qp->engine);
+		due = rk_wants_tx(qp->engine) || qp->sends_left;
 		spin_unlock_bh(&qp->lock);
 	} while (more);
 	if (!rnic_cq_notify(to_cq(qp->base.send_cq)) | !rnic_cq_notify(to_cq(qp->base.recv_cq))) {
@@ -610,16 +410,17 @@ void rnic_settle(struct rnic_qp *qp)
 	if (qp->base.srq)
 		rnic_srq_notify(to_srq(qp->base.srq));
 	if (!READ_ONCE(qp->sk))
-		return;
+		return false;
 	if (act)
 		rnic_stream_kick(qp);
 	set_timer(qp, at, waits);
+	return due;
 }
 
 void rnic_stream_init(struct rnic_qp *qp)
 {
 	mutex_init(&qp->mutex);
-	tasklet_setup(&qp->sender, send_tasklet);
+	rnic_send_init(qp);
 	INIT_WORK(&qp->work, stream_work);
 	timer_setup(&qp->timer, timer_expired, 0);
 }

@@ -249,20 +249,28 @@ static int run(const struct test *test)
 	return error;
 }
 
-static int __init client_test_init(void)
+/* Runs tests, and returns how many have failed. */
+static int run_all(const struct test *list, int count)
 {
 	int i, failed = 0;
 
-	for (i = 0; i < test_count; i++) {
-		int error = run(&tests[i]);
+	for (i = 0; i < count; i++) {
+		int error = run(&list[i]);
 
 		if (error)
-			pr_err("FAILED %s: %d\n", tests[i].name, error);
+			pr_err("FAILED %s: %d\n", list[i].name, error);
 		else
-			pr_info("passed %s\n", tests[i].name);
+			pr_info("passed %s\n", list[i].name);
 		failed += !!error;
 	}
-	pr_info("%d tests, %d failed\n", i, failed);
+	return failed;
+}
+
+static int __init client_test_init(void)
+{
+	int failed = run_all(tests, test_count) + run_all(sender_tests, sender_test_count);
+
+	pr_info("%d tests, %d failed\n", test_count + sender_test_count, failed);
 	return -ECANCELED;
 }
 

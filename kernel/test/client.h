@@ -63,4 +63,8 @@ int expect(struct end *end, u64 wr_id, enum ib_wc_opcode opcode);
 extern const struct test tests[];
 extern const int test_count;
 
+/* senders.c */
+extern const struct test sender_tests[];
+extern const int sender_test_count;
+
 #endif
