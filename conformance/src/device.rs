@@ -42,8 +42,9 @@ pub(crate) struct TestArgs {
     /// Run storage of the kernel (NVMe, NFS and iSER) instead: its own cases, or with peers disks and files between them
     #[arg(long, conflicts_with = "few")]
     storage: bool,
-    /// With storage: run NVMe, NFS and perftest at the same time for so many minutes instead, and see that memory and descriptors stay as they are
-    #[arg(long, value_name = "MINUTES", requires = "storage", conflicts_with_all = ["with", "only"], value_parser = clap::value_parser!(u64).range(3..=1440))]
+    /// With storage: run NVMe, NFS and perftest at the same time for so many minutes instead, and see that memory and descriptors stay as they are. NFS makes
+    /// more regions in its first minutes
+    #[arg(long, value_name = "MINUTES", requires = "storage", conflicts_with_all = ["with", "only"], value_parser = clap::value_parser!(u64).range(30..=1440))]
     load: Option<u64>,
     /// With peers: only a few programs
     #[arg(long, requires = "with")]

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use xtask::process::Log;
 
-use crate::device::{Case, unload};
+use crate::device::{Case, prelude, unload};
 use crate::siw::guest::Guest;
 
 /// How long starting and ending of a mixed load may take, in seconds, and each of its minutes: a round ends when what is under way has ended.
@@ -26,7 +26,8 @@ pub(crate) fn longest_load(minutes: u64) -> Duration {
 /// When something of it fails, memory or descriptors have grown, or the kernel complains.
 pub(crate) fn load(guest: &Guest, minutes: u64, log: &mut Log) -> Result<()> {
     let script = format!(
-        "set -e; insmod /lib/iwarp/iwarp_rnic.ko; rdma link add iwarp0 type iwarp netdev user0; mixed-load {minutes}"
+        "cat > /tmp/prelude <<'END'\n{}END\nset -e; insmod /lib/iwarp/iwarp_rnic.ko; rdma link add iwarp0 type iwarp netdev user0; mixed-load {minutes}",
+        prelude()
     );
     let out = guest.run(&script, longest_load(minutes).as_secs())?;
     log.line(&out.text);
