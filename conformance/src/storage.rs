@@ -57,6 +57,25 @@ pub(crate) const CASES: &[Case] = &[
         rmmod iwarp_rnic",
     ),
     (
+        "NVMe over RDMA: host and target have to know each other's secret",
+        "insmod $MODULE; links
+        nvme-disk host
+        host=$(cat /etc/nvme/hostnqn)
+        key=$(nvme gen-dhchap-key -m 1 -n $host)
+        mine=$(nvme gen-dhchap-key -m 1 -n one)
+        nvme-target up one 10.0.2.15 4420 32
+        nvme-target secret one $host $key $mine
+        ! nvme-disk connect 10.0.2.15 4420 one
+        ! nvme-disk connect 10.0.2.15 4420 one --dhchap-secret=$mine
+        ! nvme-disk connect 10.0.2.15 4420 one --dhchap-secret=$key --dhchap-ctrl-secret=$key
+        disk=$(nvme-disk connect 10.0.2.15 4420 one --dhchap-secret=$key --dhchap-ctrl-secret=$mine)
+        nvme-disk verify $disk
+        nvme-disk disconnect
+        nvme-target down one
+        unused
+        rmmod iwarp_rnic",
+    ),
+    (
         "NVMe over RDMA: the target leaves and comes back under load",
         "insmod $MODULE; links
         nvme-target up one 10.0.2.15 4420 32
