@@ -1,35 +1,48 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /* Tests of who sends for a queue pair, when several processors ask for it (src/send.c). What is asked for and sent by nobody ends in a hang. */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
+#include <linux/delay.h>
 #include <linux/kthread.h>
+#include <linux/random.h>
 #include <linux/sched/task.h>
 
 #include "client.h"
 
-/* Messages of each poster, and how many are on their way at most: few, so that all posters wait soon for one that was not sent. */
-#define POSTS 5000
-#define ON_THEIR_WAY 3
+/* In a round each poster posts one message. Nothing else is under way that would have a forgotten one sent, too. */
+#define ROUNDS 2000
 #define POSTERS 2
+/* Microseconds from the announcement of a round to its first post, and from there to the last: one may post at each point of the other's sending. */
+#define AHEAD 100
+#define JITTER 40
 
-struct posters {
+/* A round that is announced, and when it begins. */
+struct round {
+	atomic_t number;
+	ktime_t start;
+};
+
+struct poster {
 	struct end *end;
-	atomic_t room;
+	struct round *round;
 	bool failed;
 };
 
-static int poster(void *data)
+static int post_in_rounds(void *data)
 {
-	struct posters *posters = data;
+	struct poster *poster = data;
 	int i;
 
-	for (i = 0; i < POSTS && !kthread_should_stop(); i++) {
-		while (atomic_dec_if_positive(&posters->room) < 0) {
+	for (i = 1; i <= ROUNDS; i++) {
+		while (atomic_read_acquire(&poster->round->number) < i) {
 			if (kthread_should_stop())
 				return 0;
-			cond_resched();
+			usleep_range(10, 30);
 		}
-		if (post_send(posters->end, i, 0, 64, 0))
-			WRITE_ONCE(posters->failed, true);
+		while (ktime_before(ktime_get(), poster->round->start))
+			cpu_relax();
+		udelay(get_random_u32_below(JITTER));
+		if (post_send(poster->end, i, 0, 64, 0))
+			WRITE_ONCE(poster->failed, true);
 	}
 	return 0;
 }
@@ -51,51 +64,68 @@ static int take(struct end *end, int *sent, int *received)
 	return 0;
 }
 
-/* Answers each message until all of them have come, and all answers. */
-static int answer_all(struct pair *pair, struct posters *posters)
+/* Begins each round when all messages of the one before have come. */
+static int lead(struct pair *pair, const struct poster *posters, struct round *round)
 {
-	int from_a = 0, at_b = 0, from_b = 0, at_a = 0, answers = 0;
 	unsigned long limit = jiffies + PATIENCE;
+	int sent = 0, received = 0;
 
-	while (at_a < POSTERS * POSTS || from_a < POSTERS * POSTS || from_b < POSTERS * POSTS) {
+	for (;;) {
 		EXPECT(time_before(jiffies, limit));
-		EXPECT(!READ_ONCE(posters->failed));
-		EXPECT(!take(&pair->a, &from_a, &at_a));
-		EXPECT(!take(&pair->b, &from_b, &at_b));
-		for (; answers < at_b; answers++) {
-			EXPECT(!post_send(&pair->b, 1, 0, 64, 0));
-			atomic_inc(&posters->room);
+		EXPECT(!READ_ONCE(posters[0].failed) && !READ_ONCE(posters[1].failed));
+		EXPECT(!take(&pair->a, &sent, &received));
+		EXPECT(!take(&pair->b, &sent, &received));
+		if (sent == atomic_read(&round->number) * POSTERS && received == sent) {
+			if (sent == ROUNDS * POSTERS)
+				return 0;
+			round->start = ktime_add_us(ktime_get(), AHEAD);
+			atomic_inc_return_release(&round->number);
 		}
-		cond_resched();
+		usleep_range(20, 40);
 	}
-	return 0;
 }
 
-/* Two processors post for one queue pair, which receives meanwhile. */
-static int posters(struct pair *pair)
+/* Two processors post at the same time, for these ends. */
+static int two_posters(struct pair *pair, struct end *first, struct end *second)
 {
-	struct posters posters = { .end = &pair->a, .room = ATOMIC_INIT(ON_THEIR_WAY) };
+	struct round round = {};
+	struct poster posters[POSTERS] = {
+		{ .end = first, .round = &round },
+		{ .end = second, .round = &round },
+	};
 	struct task_struct *tasks[POSTERS];
 	int i, result;
 
-	for (i = 0; i < 4 * ON_THEIR_WAY; i++) {
+	for (i = 0; i < 2 * POSTERS; i++) {
 		EXPECT(!post_receive(&pair->a, 1, 4096, 64));
 		EXPECT(!post_receive(&pair->b, 1, 4096, 64));
 	}
 	for (i = 0; i < POSTERS; i++) {
-		tasks[i] = kthread_create(poster, &posters, "poster/%d", i);
+		tasks[i] = kthread_create(post_in_rounds, &posters[i], "poster/%d", i);
 		if (IS_ERR(tasks[i]))
 			break;
 		get_task_struct(tasks[i]);
 		kthread_bind(tasks[i], i % num_online_cpus());
 		wake_up_process(tasks[i]);
 	}
-	result = i < POSTERS ? -ENOMEM : answer_all(pair, &posters);
+	result = i < POSTERS ? -ENOMEM : lead(pair, posters, &round);
 	while (i--) {
 		kthread_stop(tasks[i]);
 		put_task_struct(tasks[i]);
 	}
 	return result;
+}
+
+/* One processor posts while another one sends for the same queue pair. */
+static int while_sending(struct pair *pair)
+{
+	return two_posters(pair, &pair->a, &pair->a);
+}
+
+/* One processor posts while its queue pair receives what another one sends. */
+static int while_receiving(struct pair *pair)
+{
+	return two_posters(pair, &pair->a, &pair->b);
 }
 
 /* Many messages at a time: then the queue counts as crowded, and what their client posts is sent by a work. */
@@ -143,7 +173,8 @@ static int crowded(struct pair *pair)
 }
 
 const struct test sender_tests[] = {
-	{ "posters on two processors", posters },
+	{ "posted while another processor sends", while_sending },
+	{ "posted while another processor receives", while_receiving },
 	{ "answers to many messages at a time", crowded },
 };
 
