@@ -237,6 +237,8 @@ const CASES: &[Case] = &[
         pair 'rping -s -a 10.0.2.15 -p 7100 -C 10 -S 4000 -V' 'rping -c -a 10.0.2.15 -p 7100 -C 10 -S 4000 -V'
         /usr/bin/ip -6 addr add fd00::1/64 dev user0 nodad
         pair 'rping -s -a fd00::1 -p 7100 -C 10 -V' 'rping -c -a fd00::1 -p 7100 -C 10 -V'
+        pair 'rping -s -a :: -p 7100 -C 10 -V' 'rping -c -a fd00::1 -p 7100 -C 10 -V'
+        pair 'rping -s -a :: -p 7100 -C 10 -V' 'rping -c -a 10.0.2.15 -p 7100 -C 10 -V'
         rmmod iwarp_rnic",
     ),
     (
