@@ -39,7 +39,7 @@ pub(crate) struct TestArgs {
     /// Run programs between the module and these peers instead of the cases
     #[arg(long, value_enum, value_name = "PEER", num_args = 1..)]
     with: Vec<Peer>,
-    /// Run storage of the kernel (NVMe, NFS and iSER) instead: its own cases, or with peers disks and files between them
+    /// Run storage of the kernel (NVMe, NFS, SMB, iSER and rnbd) instead: its own cases, or with peers disks and files between them
     #[arg(long, conflicts_with = "few")]
     storage: bool,
     /// With storage: run NVMe, NFS and perftest at the same time for so many minutes instead, and see that memory and descriptors stay as they are

@@ -118,6 +118,19 @@ const STORAGE: &[Row] = &[
         },
     ),
     (
+        "rnbd",
+        "rnbd-server serve {port} 32",
+        "rnbd-disk use {addr} {port}",
+        Rules {
+            // rtrs writes with immediate data, which siw refuses.
+            siw: false,
+            rebuilt: true,
+            before: "rnbd-disk unmap 2>/dev/null || true",
+            after: "rnbd-server down",
+            ..STORAGE_RULES
+        },
+    ),
+    (
         "iser",
         "iser-target serve {addr} {port} 96",
         "iser-disk use {addr} {port}",

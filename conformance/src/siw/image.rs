@@ -128,6 +128,8 @@ const STORAGE: Extra = Extra {
         "nfs-disk",
         "smb-server",
         "smb-disk",
+        "rnbd-server",
+        "rnbd-disk",
         "iser-target",
         "iser-disk",
         "mixed-load",

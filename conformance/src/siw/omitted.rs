@@ -37,21 +37,39 @@ pub(crate) const SIW: Omitted = Omitted {
     modules: &["drivers/infiniband/sw/siw/siw.ko"],
 };
 
-/// SMB, which Debian builds without SMB Direct. Kernel 6.1 has it in other folders.
+/// SMB, which Debian builds without SMB Direct (kernel 6.1 has it in other folders), and rnbd with rtrs.
 pub(crate) const STORAGE: Omitted = Omitted {
-    folders: &["fs/smb"],
+    folders: &[
+        "fs/smb",
+        "drivers/infiniband/ulp/rtrs",
+        "drivers/block/rnbd",
+    ],
     besides: &[
         "fs/nls/nls_ucs2_data.h",
         "fs/nls/nls_ucs2_utils.h",
         "include/linux/asn1_ber_bytecode.h",
     ],
     tools: &["scripts/asn1_compiler"],
-    options: &["CONFIG_CIFS_SMB_DIRECT=y", "CONFIG_SMB_SERVER_SMBDIRECT=y"],
+    options: &[
+        "CONFIG_CIFS_SMB_DIRECT=y",
+        "CONFIG_SMB_SERVER_SMBDIRECT=y",
+        "CONFIG_INFINIBAND_RTRS=m",
+        "CONFIG_INFINIBAND_RTRS_CLIENT=m",
+        "CONFIG_INFINIBAND_RTRS_SERVER=m",
+        "CONFIG_BLK_DEV_RNBD=y",
+        "CONFIG_BLK_DEV_RNBD_CLIENT=m",
+        "CONFIG_BLK_DEV_RNBD_SERVER=m",
+    ],
     modules: &[
         "fs/smb/common/cifs_arc4.ko",
         "fs/smb/common/cifs_md4.ko",
         "fs/smb/client/cifs.ko",
         "fs/smb/server/ksmbd.ko",
+        "drivers/infiniband/ulp/rtrs/rtrs-core.ko",
+        "drivers/infiniband/ulp/rtrs/rtrs-client.ko",
+        "drivers/infiniband/ulp/rtrs/rtrs-server.ko",
+        "drivers/block/rnbd/rnbd-client.ko",
+        "drivers/block/rnbd/rnbd-server.ko",
     ],
 };
 
@@ -165,6 +183,10 @@ impl Omitted {
         let mut flags = String::new();
         for option in self.options {
             flags += &define(option).with_context(|| format!("{option} is no option"))?;
+        }
+        // rnbd looks for the headers of rtrs in the kernel's source, which is not where this is built.
+        for folder in self.folders {
+            flags += &format!(" -I{}", dir.join(folder).display());
         }
         let mut command = Command::new("make");
         command
