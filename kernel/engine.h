@@ -44,6 +44,8 @@ enum rk_op {
 	RK_LOCAL_INV,
 	RK_FAST_REG,
 	RK_READ_INV,	/* the STag of the only element ends behind the answer */
+	RK_WRITE_IMM,	/* RFC 7306 */
+	RK_SEND_IMM,	/* the immediate data are a message of their own in front of the Send */
 };
 
 enum rk_send_flags {
@@ -180,6 +182,7 @@ struct rk_send {
 	u32 page_shift;
 	const u8 *inline_data;	/* with RK_INLINE: the data, which are copied */
 	u32 inline_len;
+	u32 imm;		/* immediate data */
 };
 
 struct rk_receive {

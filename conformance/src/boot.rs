@@ -116,6 +116,11 @@ impl Boot {
         self.kernel == Flavour::Debug
     }
 
+    /// Whether the guest has the modules of [`omitted::STORAGE`](crate::siw::omitted::STORAGE).
+    pub(crate) fn rebuilds(&self) -> bool {
+        self.kernel == Flavour::Debian
+    }
+
     /// Forgets memory that nobody knows of since the boot, which is no matter of ours.
     ///
     /// # Errors
@@ -163,7 +168,7 @@ fn shipped(series: &'static str, cache: &Path, log: &mut Log) -> Result<KernelFi
     std::fs::create_dir_all(&dir)?;
     let kernel = Kernel::newest(series, log)?;
     kernel.fetch(&dir, log)?;
-    kernel.fetch_siw(&dir, log)?;
+    kernel.fetch_source(&dir, log)?;
     Ok(kernel.files(&dir))
 }
 

@@ -39,7 +39,7 @@ pub(crate) struct TestArgs {
     /// Run programs between the module and these peers instead of the cases
     #[arg(long, value_enum, value_name = "PEER", num_args = 1..)]
     with: Vec<Peer>,
-    /// Run storage of the kernel (NVMe, NFS and iSER) instead: its own cases, or with peers disks and files between them
+    /// Run storage of the kernel (NVMe, NFS, SMB, iSER and rnbd) instead: its own cases, or with peers disks and files between them
     #[arg(long, conflicts_with = "few")]
     storage: bool,
     /// With storage: run NVMe, NFS and perftest at the same time for so many minutes instead, and see that memory and descriptors stay as they are. NFS makes
@@ -238,6 +238,8 @@ const CASES: &[Case] = &[
         pair 'rping -s -a 10.0.2.15 -p 7100 -C 10 -S 4000 -V' 'rping -c -a 10.0.2.15 -p 7100 -C 10 -S 4000 -V'
         /usr/bin/ip -6 addr add fd00::1/64 dev user0 nodad
         pair 'rping -s -a fd00::1 -p 7100 -C 10 -V' 'rping -c -a fd00::1 -p 7100 -C 10 -V'
+        pair 'rping -s -a :: -p 7100 -C 10 -V' 'rping -c -a fd00::1 -p 7100 -C 10 -V'
+        pair 'rping -s -a :: -p 7100 -C 10 -V' 'rping -c -a 10.0.2.15 -p 7100 -C 10 -V'
         rmmod iwarp_rnic",
     ),
     (

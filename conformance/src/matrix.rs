@@ -267,7 +267,8 @@ impl Matrix<'_> {
             for family in [Family::V4, Family::V6] {
                 let title = format!("{} {direction} {family}", program.name);
                 let can = (family == Family::V4 || program.rules.v6)
-                    && (siw.is_none() || program.rules.siw);
+                    && (siw.is_none() || program.rules.siw)
+                    && (self.boot.rebuilds() || !program.rules.rebuilt);
                 if !can || !self.choice.wants(&program.name, &title) {
                     continue;
                 }

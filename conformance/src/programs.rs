@@ -32,6 +32,8 @@ pub(crate) struct Rules {
     pub(crate) more: bool,
     /// The kernel's siw has what it needs.
     pub(crate) siw: bool,
+    /// It needs modules that Debian leaves out, which are not rebuilt for all kernels.
+    pub(crate) rebuilt: bool,
     /// Seconds that it may take in an emulated machine.
     pub(crate) limit: u64,
     /// A shell script that runs before it, at the client's end.
@@ -53,6 +55,7 @@ const PLAIN: Rules = Rules {
     v6: true,
     more: false,
     siw: true,
+    rebuilt: false,
     limit: LIMIT,
     before: "true",
     after: "true",
@@ -100,6 +103,32 @@ const STORAGE: &[Row] = &[
         "nfs-server serve {port}",
         "nfs-disk use {addr} {port} 3",
         NFS,
+    ),
+    (
+        "smb",
+        "smb-server serve {port}",
+        "smb-disk use {addr} {port}",
+        Rules {
+            // ksmbd listens for RDMA on IPv4 only.
+            v6: false,
+            rebuilt: true,
+            before: "umount /mnt 2>/dev/null || true; rm -rf /tmp/tree",
+            after: "smb-server down",
+            ..STORAGE_RULES
+        },
+    ),
+    (
+        "rnbd",
+        "rnbd-server serve {port} 32",
+        "rnbd-disk use {addr} {port}",
+        Rules {
+            // rtrs writes with immediate data, which siw refuses.
+            siw: false,
+            rebuilt: true,
+            before: "rnbd-disk unmap 2>/dev/null || true",
+            after: "rnbd-server down",
+            ..STORAGE_RULES
+        },
     ),
     (
         "iser",

@@ -190,10 +190,29 @@ int rnic_read_frame(struct rnic_connection *connection, struct rk_mpa_peer *peer
 	}
 }
 
+/*
+ * Turns an IPv4 address that an IPv6 socket has as a mapped one into what it is: rdma_cm looks for the network device with that address.
+ * A listener at all addresses of IPv6 takes connections of IPv4 too, unless its owner wants one family only.
+ */
+static void unmap(struct sockaddr_storage *address)
+{
+	const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)address;
+	struct sockaddr_in in = {
+		.sin_family = AF_INET,
+		.sin_port = in6->sin6_port,
+		.sin_addr.s_addr = in6->sin6_addr.s6_addr32[3],
+	};
+
+	if (address->ss_family == AF_INET6 && ipv6_addr_v4mapped(&in6->sin6_addr))
+		memcpy(address, &in, sizeof(in));
+}
+
 static void addresses(struct socket *socket, struct iw_cm_event *event)
 {
 	kernel_getsockname(socket, (struct sockaddr *)&event->local_addr);
 	kernel_getpeername(socket, (struct sockaddr *)&event->remote_addr);
+	unmap(&event->local_addr);
+	unmap(&event->remote_addr);
 }
 
 /* Who the peer is, and what its program says. */
@@ -268,20 +287,28 @@ static int start(struct rnic_connection *connection, struct sockaddr_storage *lo
 	return 0;
 }
 
+/* Begins again with another socket, and from a port that the system chooses. */
+static int start_elsewhere(struct rnic_connection *connection)
+{
+	struct sockaddr_storage local = connection->id->m_local_addr;
+
+	sock_release(connection->socket);
+	connection->socket = NULL;
+	/* The port has the same place in both families. */
+	((struct sockaddr_in *)&local)->sin_port = 0;
+	return start(connection, &local);
+}
+
 /* Connects once more, from another port, if the peer may only have disliked the revision. */
 static int try_again(struct rnic_connection *connection)
 {
-	struct sockaddr_storage local = connection->id->m_local_addr;
 	int result = rk_mpa_retry(connection->mpa);
 
 	if (result)
 		return result;
 	rnic_unwatch(connection);
-	sock_release(connection->socket);
 	connection->requested = false;
-	/* The port has the same place in both families. */
-	((struct sockaddr_in *)&local)->sin_port = 0;
-	return start(connection, &local);
+	return start_elsewhere(connection);
 }
 
 /* Sends the request as soon as there is a connection. Returns -EAGAIN while there is none. */
@@ -368,6 +395,9 @@ int rnic_connect(struct iw_cm_id *id, struct iw_cm_conn_param *param)
 	rnic_qp_get(&qp->base);
 	id->add_ref(id);
 	result = start(connection, &id->m_local_addr);
+	/* rtrs asks for one port for all connections of a session. Ports of InfiniBand allow that; TCP's do not, for they lead to one peer. */
+	if (result == -EADDRNOTAVAIL && connection->socket && !qp->base.uobject)
+		result = start_elsewhere(connection);
 	if (result) {
 		id->rem_ref(id);
 		rnic_qp_put(&qp->base);

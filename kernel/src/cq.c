@@ -51,8 +51,11 @@ static const struct words opcodes[] = {
 	{ SIW_OP_INVAL_STAG, IB_WC_LOCAL_INV },
 	{ SIW_OP_REG_MR, IB_WC_REG_MR },
 	{ SIW_OP_RECEIVE, IB_WC_RECV },
-	{ SIW_OP_RECEIVE, IB_WC_RECV },
+	{ SIW_OP_RECEIVE, IB_WC_RECV_RDMA_WITH_IMM },
 };
+
+/* A flag of an entry for a client in the kernel: it has immediate data. siw's interface does not carry them to programs. */
+#define WITH_IMM BIT(7)
 
 static bool is_kernels(const struct rnic_cq *cq)
 {
@@ -67,6 +70,14 @@ static u16 word(const struct rnic_cq *cq, struct words words)
 static struct siw_cqe *slot(const struct rnic_cq *cq, u32 index)
 {
 	return &cq->ring[index & (cq->base.cqe - 1)];
+}
+
+/* What an entry says beside its operation. */
+static u8 flags_of(const struct rnic_cq *cq, u32 flags)
+{
+	if (flags & RK_WC_WITH_INV)
+		return SIW_WQE_REM_INVAL;
+	return flags & RK_WC_WITH_IMM && is_kernels(cq) ? WITH_IMM : 0;
 }
 
 /* Puts a completion into the ring. The caller holds the queue pair's lock, and notifies when it has dropped that. */
@@ -89,8 +100,7 @@ static void put(struct rnic_cq *cq, struct rnic_qp *qp, const struct rk_completi
 	WRITE_ONCE(entry->bytes, from->byte_len);
 	WRITE_ONCE(entry->imm_data, from->imm_or_stag);
 	WRITE_ONCE(entry->qp_id, is_kernels(cq) ? (uintptr_t)&qp->base : qp->base.qp_num);
-	smp_store_release(&entry->flags,
-			  SIW_WQE_VALID | (from->flags & RK_WC_WITH_INV ? SIW_WQE_REM_INVAL : 0));
+	smp_store_release(&entry->flags, SIW_WQE_VALID | flags_of(cq, from->flags));
 	cq->written = true;
 	cq->solicited |= from->status || from->flags & RK_WC_SOLICITED;
 unlock:
@@ -276,6 +286,9 @@ static void hand_over(struct siw_cqe *entry, struct ib_wc *completion)
 	if (entry->flags & SIW_WQE_REM_INVAL) {
 		completion->wc_flags = IB_WC_WITH_INVALIDATE;
 		completion->ex.invalidate_rkey = entry->inval_stag;
+	} else if (entry->flags & WITH_IMM) {
+		completion->wc_flags = IB_WC_WITH_IMM;
+		completion->ex.imm_data = cpu_to_be32(entry->imm_data);
 	}
 	smp_store_release(&entry->flags, 0);
 }
@@ -292,7 +305,7 @@ int rnic_poll_cq(struct ib_cq *base, int count, struct ib_wc *completions)
 	spin_lock_irqsave(&cq->lock, flags);
 	for (taken = 0; taken < count && is_full(slot(cq, cq->taken)); taken++) {
 		hand_over(slot(cq, cq->taken++), &completions[taken]);
-		cq->received += completions[taken].opcode == IB_WC_RECV;
+		cq->received += !!(completions[taken].opcode & IB_WC_RECV);
 	}
 	spin_unlock_irqrestore(&cq->lock, flags);
 	return taken;

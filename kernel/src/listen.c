@@ -162,7 +162,7 @@ static int open_listener(struct listener *listener, struct iw_cm_id *id, int bac
 	/* Each device has a socket of its own, for what comes to that device. */
 	if (is_shared(&id->m_local_addr))
 		sk->sk_bound_dev_if = to_device(id->device)->netdev->ifindex;
-	if (id->m_local_addr.ss_family == AF_INET6)
+	if (id->m_local_addr.ss_family == AF_INET6 && id->afonly)
 		ip6_sock_set_v6only(sk);
 	result = kernel_bind(listener->socket, (struct sockaddr *)&id->m_local_addr,
 			     rnic_address_size(&id->m_local_addr));

@@ -55,8 +55,17 @@ static int translate(const struct ib_send_wr *request, struct rk_send *send)
 		send->op = RK_SEND_INV;
 		send->rkey = request->ex.invalidate_rkey;
 		return 0;
+	case IB_WR_SEND_WITH_IMM:
+		send->op = RK_SEND_IMM;
+		send->imm = be32_to_cpu(request->ex.imm_data);
+		return 0;
 	case IB_WR_RDMA_WRITE:
 		send->op = RK_WRITE;
+		name_peers_memory(send, request);
+		return 0;
+	case IB_WR_RDMA_WRITE_WITH_IMM:
+		send->op = RK_WRITE_IMM;
+		send->imm = be32_to_cpu(request->ex.imm_data);
 		name_peers_memory(send, request);
 		return 0;
 	case IB_WR_RDMA_READ:

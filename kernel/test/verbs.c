@@ -147,6 +147,67 @@ static int registration(struct pair *pair)
 	return 0;
 }
 
+static int expect_immediate(struct end *end, u64 wr_id, enum ib_wc_opcode opcode, u32 data)
+{
+	struct ib_wc wc;
+
+	EXPECT(!next(end, &wc));
+	EXPECT(wc.status == IB_WC_SUCCESS && wc.wr_id == wr_id && wc.opcode == opcode);
+	EXPECT(wc.wc_flags == IB_WC_WITH_IMM && wc.ex.imm_data == cpu_to_be32(data));
+	return 0;
+}
+
+/* Immediate data come with a Write, with a Write of no octets, and with a Send. What takes those of a Write needs no memory. */
+static int immediate(struct pair *pair)
+{
+	const u32 from = 1000, len = 20000;
+	struct end *a = &pair->a, *b = &pair->b;
+	struct ib_recv_wr empty = {};
+	struct ib_sge sge = part(b, 0, len);
+	struct ib_rdma_wr write = {
+		.wr = {
+			.wr_id = 10,
+			.sg_list = &sge,
+			.num_sge = 1,
+			.opcode = IB_WR_RDMA_WRITE_WITH_IMM,
+			.send_flags = IB_SEND_SIGNALED,
+			.ex.imm_data = cpu_to_be32(0x01020304),
+		},
+	};
+	struct ib_reg_wr request;
+
+	for (empty.wr_id = 0; empty.wr_id < 2; empty.wr_id++)
+		EXPECT(!ib_post_recv(a->id->qp, &empty, NULL));
+	EXPECT(!post_receive(a, 2, 40000, 64));
+	EXPECT(!prepare(a, &request, from, len));
+	EXPECT(!ib_post_send(a->id->qp, &request.wr, NULL));
+	fill(b->buffer, len, 7);
+	write.remote_addr = a->mr->iova;
+	write.rkey = a->mr->rkey;
+	EXPECT(!ib_post_send(b->id->qp, &write.wr, NULL));
+	EXPECT(!expect(b, 10, IB_WC_RDMA_WRITE));
+	EXPECT(!expect_immediate(a, 0, IB_WC_RECV_RDMA_WITH_IMM, 0x01020304));
+	EXPECT(!memcmp(a->buffer + from, b->buffer, len));
+	/* It names no memory at all. */
+	write.wr.sg_list = NULL;
+	write.wr.num_sge = 0;
+	write.wr.ex.imm_data = cpu_to_be32(5);
+	write.remote_addr = 0;
+	write.rkey = 0;
+	EXPECT(!ib_post_send(b->id->qp, &write.wr, NULL));
+	EXPECT(!expect(b, 10, IB_WC_RDMA_WRITE));
+	EXPECT(!expect_immediate(a, 1, IB_WC_RECV_RDMA_WITH_IMM, 5));
+	sge.length = 64;
+	write.wr.sg_list = &sge;
+	write.wr.num_sge = 1;
+	write.wr.opcode = IB_WR_SEND_WITH_IMM;
+	write.wr.ex.imm_data = cpu_to_be32(0xfffefdfc);
+	EXPECT(!ib_post_send(b->id->qp, &write.wr, NULL));
+	EXPECT(!expect(b, 10, IB_WC_SEND));
+	EXPECT(!expect_immediate(a, 2, IB_WC_RECV, 0xfffefdfc));
+	return memcmp(a->buffer + 40000, b->buffer, 64) ? -EIO : 0;
+}
+
 /* Pages are registered, ended by a request, and registered with another key: again and again. */
 static int local_invalidation(struct pair *pair)
 {
@@ -485,6 +546,7 @@ const struct test tests[] = {
 	{ "inline", inline_send },
 	{ "wishes for events", wishes },
 	{ "registration", registration },
+	{ "immediate data", immediate },
 	{ "local invalidation", local_invalidation },
 	{ "read with invalidate", read_with_invalidate },
 	{ "interrupts off", interrupts_off },

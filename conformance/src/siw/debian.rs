@@ -6,6 +6,7 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 
+use super::omitted::{self, Omitted};
 use xtask::debian::{fetch, fields};
 use xtask::kernel::debug::DebugKernel;
 use xtask::kernel::headers::Release;
@@ -15,9 +16,6 @@ use xtask::process::Log;
 pub(crate) const NEWER: &str = "6.12";
 /// Bookworm's own.
 pub(crate) const OLDER: &str = "6.1";
-
-/// Where the kernel's source has the driver.
-const SIW: &str = "drivers/infiniband/sw/siw";
 
 /// Packages with the guest's programs. The packages of their libraries are found by apt.
 const PROGRAM_PACKAGES: &[&str] = &[
@@ -39,6 +37,8 @@ const PROGRAM_PACKAGES: &[&str] = &[
     "rpcbind",
     "netbase",
     "mount",
+    "ksmbd-tools",
+    "cifs-utils",
 ];
 
 /// Beginnings of the names of packages that are left out although others depend on them. The guest does not need them.
@@ -89,32 +89,53 @@ impl Kernel {
         self.release.fetch(dir, &[image], log)
     }
 
-    /// Downloads the kernel's source and unpacks siw's part of it below `dir`.
+    /// What is built for it.
+    fn omitted(&self) -> &'static [Omitted] {
+        match self.series {
+            NEWER => &[omitted::SIW, omitted::STORAGE],
+            _ => &[omitted::SIW],
+        }
+    }
+
+    /// Downloads the kernel's source and unpacks below `dir` what modules are built from.
     ///
     /// # Errors
     /// When apt or the unpacking fails.
-    pub(crate) fn fetch_siw(&self, dir: &Path, log: &mut Log) -> Result<()> {
-        // tar takes half a minute to look through the whole source, so it runs only once.
-        if self.siw_source(dir).exists() {
+    pub(crate) fn fetch_source(&self, dir: &Path, log: &mut Log) -> Result<()> {
+        let tree = format!("linux-source-{}", self.series);
+        let parts: Vec<String> = self
+            .omitted()
+            .iter()
+            .flat_map(Omitted::source)
+            .map(|part| format!("{tree}/{part}"))
+            .collect();
+        // tar takes half a minute to look through the whole source, so it runs only once, for all parts.
+        let stamp = dir.join("unpacked");
+        let state = format!("{}\n{}", self.release.version, parts.join("\n"));
+        if std::fs::read_to_string(&stamp).is_ok_and(|text| text == state) {
             return Ok(());
         }
-        let tree = format!("linux-source-{}", self.series);
         let archive = dir.join("source");
         std::fs::create_dir_all(&archive)?;
         fetch(&archive, &[format!("{tree}={}", self.release.version)], log)?;
+        if self.source(dir).exists() {
+            std::fs::remove_dir_all(self.source(dir))?;
+        }
         log.run(
             Command::new("tar")
                 .arg("-C")
                 .arg(dir)
                 .arg("-xf")
                 .arg(archive.join(format!("usr/src/{tree}.tar.xz")))
-                .arg(format!("{tree}/{SIW}")),
-        )
+                .args(parts),
+        )?;
+        std::fs::write(stamp, state)?;
+        Ok(())
     }
 
-    /// Returns the directory of siw's source, as Debian ships it.
-    fn siw_source(&self, dir: &Path) -> PathBuf {
-        dir.join(format!("linux-source-{}/{SIW}", self.series))
+    /// Returns the directory of the source, as Debian ships it.
+    fn source(&self, dir: &Path) -> PathBuf {
+        dir.join(format!("linux-source-{}", self.series))
     }
 
     /// Where everything of it is, if its packages are below `dir`.
@@ -124,7 +145,8 @@ impl Kernel {
             image: dir.join(format!("boot/vmlinuz-{name}")),
             headers: self.release.headers(dir),
             modules: dir.to_owned(),
-            siw: self.siw_source(dir),
+            source: self.source(dir),
+            storage: self.series == NEWER,
             name,
         }
     }
@@ -140,8 +162,10 @@ pub(crate) struct KernelFiles {
     pub(crate) headers: PathBuf,
     /// The folder with `lib/modules`.
     pub(crate) modules: PathBuf,
-    /// The source of siw.
-    pub(crate) siw: PathBuf,
+    /// The source, or as much of it as modules are built from.
+    pub(crate) source: PathBuf,
+    /// Whether [`omitted::STORAGE`] can be built for it.
+    pub(crate) storage: bool,
 }
 
 impl From<DebugKernel> for KernelFiles {
@@ -150,8 +174,10 @@ impl From<DebugKernel> for KernelFiles {
             name: kernel.name,
             image: kernel.image,
             modules: kernel.modules,
-            siw: kernel.source.join(SIW),
-            headers: kernel.source,
+            headers: kernel.source.clone(),
+            source: kernel.source,
+            // What is built for Debian's kernel is enough of these.
+            storage: false,
         }
     }
 }

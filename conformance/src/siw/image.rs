@@ -11,8 +11,9 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
+use super::archive;
 use super::debian::{self, Kernel, KernelFiles};
-use super::{archive, constants};
+use super::omitted::{self, SIW, Variant};
 use crate::suite;
 use xtask::context::{Context, find_program};
 use xtask::process::Log;
@@ -97,6 +98,15 @@ const STORAGE: Extra = Extra {
         "nfsv4",
         "rpcrdma",
         "virtio_blk",
+        "ksmbd",
+        "cifs",
+        "nls_utf8",
+        // What both of them ask for by name.
+        "cmac",
+        "ccm",
+        "gcm",
+        "ghash_generic",
+        "ctr",
     ],
     programs: &[
         "nvme",
@@ -106,17 +116,33 @@ const STORAGE: Extra = Extra {
         "mount.nfs",
         "rpc.mountd",
         "rpcbind",
+        "ksmbd.adduser",
+        "ksmbd.control",
+        "ksmbd.mountd",
+        "mount.cifs",
     ],
     scripts: &[
         "nvme-target",
         "nvme-disk",
         "nfs-server",
         "nfs-disk",
+        "smb-server",
+        "smb-disk",
+        "rnbd-server",
+        "rnbd-disk",
         "iser-target",
         "iser-disk",
         "mixed-load",
     ],
-    settings: &["etc/netconfig", "etc/rpc", "etc/services", "etc/protocols"],
+    settings: &[
+        "etc/netconfig",
+        "etc/rpc",
+        "etc/services",
+        "etc/protocols",
+        // ksmbd.adduser writes passwords in UTF-16.
+        "usr/lib/x86_64-linux-gnu/gconv/gconv-modules",
+        "usr/lib/x86_64-linux-gnu/gconv/UTF-16.so",
+    ],
 };
 
 /// What not every guest has: it makes the file system twice as large.
@@ -160,7 +186,7 @@ pub(crate) fn build(context: &Context, cache: &Path, log: &mut Log) -> Result<Im
     std::fs::create_dir_all(&kernel_dir)?;
     let kernel = Kernel::newest(debian::NEWER, log)?;
     kernel.fetch(&kernel_dir, log)?;
-    kernel.fetch_siw(&kernel_dir, log)?;
+    kernel.fetch_source(&kernel_dir, log)?;
     debian::fetch_programs(&programs_dir, log)?;
 
     log.say(format!(
@@ -168,8 +194,7 @@ pub(crate) fn build(context: &Context, cache: &Path, log: &mut Log) -> Result<Im
         kernel.release.name
     ));
     let files = kernel.files(&kernel_dir);
-    let stock = siw(&files, &cache.join("siw"), false, log)?;
-    let parameters = siw(&files, &cache.join("siw-parameters"), true, log)?;
+    let siw = siw(&files, cache, log)?;
 
     log.say("building the file system");
     let root = cache.join("root");
@@ -182,9 +207,7 @@ pub(crate) fn build(context: &Context, cache: &Path, log: &mut Log) -> Result<Im
         log,
     };
     stage.skeleton()?;
-    for (name, source) in [("siw.ko", &stock), ("siw-parameters.ko", &parameters)] {
-        stage.copy(source, &format!("usr/lib/siw/{name}"))?;
-    }
+    stage.siw_modules(&siw)?;
     stage.kernel_modules(&files, MODULES)?;
     let source = context.root.join("conformance/guest");
     stage.first_programs(&source, cache)?;
@@ -240,8 +263,12 @@ pub(crate) fn device(
 ) -> Result<Image> {
     let extra = if storage { STORAGE } else { Extra::default() };
     debian::fetch_programs(programs_dir, log)?;
-    let stock = siw(kernel, &cache.join("siw"), false, log)?;
-    let parameters = siw(kernel, &cache.join("siw-parameters"), true, log)?;
+    let siw = siw(kernel, cache, log)?;
+    let rebuilt = if storage && kernel.storage {
+        omitted::STORAGE.build(kernel, &cache.join("storage"), Variant::Stock, log)?
+    } else {
+        Vec::new()
+    };
     let root = cache.join("device-root");
     if root.exists() {
         std::fs::remove_dir_all(&root)?;
@@ -252,17 +279,16 @@ pub(crate) fn device(
         log,
     };
     stage.skeleton()?;
-    stage.copy(&stock, "usr/lib/siw/siw.ko")?;
-    stage.copy(&parameters, "usr/lib/siw/siw-parameters.ko")?;
+    stage.siw_modules(&siw)?;
     for module in modules {
         let name = module.file_name().context("a module has a name")?;
-        let name = name.to_string_lossy();
-        stage.copy(module, &format!("usr/lib/iwarp/{name}"))?;
-        // Where modprobe finds it.
-        stage.copy(
-            module,
-            &format!("usr/lib/modules/{}/updates/{name}", kernel.name),
-        )?;
+        stage.copy(module, &format!("usr/lib/iwarp/{}", name.to_string_lossy()))?;
+    }
+    for module in modules.iter().chain(&rebuilt) {
+        let name = module.file_name().context("a module has a name")?;
+        // Where modprobe finds it first.
+        let updates = format!("usr/lib/modules/{}/updates", kernel.name);
+        stage.copy(module, &format!("{updates}/{}", name.to_string_lossy()))?;
     }
     stage.kernel_modules(kernel, &[MODULES, extra.modules].concat())?;
     let files = context.root.join("conformance/guest");
@@ -292,37 +318,19 @@ pub(crate) fn device(
     Ok(kernel.booting(initramfs))
 }
 
-/// Builds the driver in `dir`: unchanged, or with module parameters. Returns the path of the module.
-fn siw(kernel: &KernelFiles, dir: &Path, parameters: bool, log: &mut Log) -> Result<PathBuf> {
-    let module = dir.join("siw.ko");
-    let stamp = dir.join("built-for");
-    let wanted = format!("{} {}", kernel.name, include_str!("constants.rs"));
-    if module.exists() && std::fs::read_to_string(&stamp).is_ok_and(|text| text == wanted) {
-        return Ok(module);
-    }
-    if dir.exists() {
-        std::fs::remove_dir_all(dir)?;
-    }
-    log.run(Command::new("cp").arg("-r").arg(&kernel.siw).arg(dir))?;
-    if parameters {
-        constants::to_parameters(dir)?;
-    }
-    log.run(
-        Command::new("make")
-            .arg("-C")
-            .arg(&kernel.headers)
-            .arg(format!("M={}", dir.display()))
-            // Debian's configuration leaves siw out.
-            .args([
-                "CONFIG_RDMA_SIW=m",
-                "CONFIG_DEBUG_INFO_BTF_MODULES=",
-                "modules",
-            ]),
-    )
-    .context("siw does not build")?;
-    log.run(Command::new("strip").arg("--strip-debug").arg(&module))?;
-    std::fs::write(stamp, wanted)?;
-    Ok(module)
+/// Builds siw unchanged and with module parameters, below `cache`.
+fn siw(kernel: &KernelFiles, cache: &Path, log: &mut Log) -> Result<[(&'static str, PathBuf); 2]> {
+    let mut build = |name: &str, variant| -> Result<PathBuf> {
+        let mut modules = SIW.build(kernel, &cache.join(name), variant, log)?;
+        modules.pop().context("siw is one module")
+    };
+    Ok([
+        ("siw", build("siw", Variant::Stock)?),
+        (
+            "siw-parameters",
+            build("siw-parameters", Variant::Parameters)?,
+        ),
+    ])
 }
 
 /// The file system while it is being put together.
@@ -461,6 +469,14 @@ impl Stage<'_> {
     fn first_programs(&mut self, source: &Path, cache: &Path) -> Result<()> {
         self.executable(&source.join("init"), "init")?;
         self.compile("agent", source, cache, &["-static"])
+    }
+
+    /// Copies siw, which is not loaded by modprobe.
+    fn siw_modules(&self, modules: &[(&str, PathBuf)]) -> Result<()> {
+        for (name, module) in modules {
+            self.copy(module, &format!("usr/lib/siw/{name}.ko"))?;
+        }
+        Ok(())
     }
 
     /// Copies the scripts for the cases with siw, and builds the program that is the peer of ours.

@@ -15,6 +15,7 @@ pub(crate) mod image;
 mod iser;
 pub(crate) mod lab;
 pub(crate) mod needs;
+pub(crate) mod omitted;
 mod operations;
 mod programs;
 mod wire;

@@ -114,6 +114,8 @@ pub struct Send {
     /// Octets that go with the request, if it is `INLINE`.
     inline_data: *const u8,
     inline_len: u32,
+    /// Immediate data.
+    imm: u32,
 }
 
 impl Send {
@@ -379,6 +381,12 @@ pub unsafe extern "C" fn rk_post_send(qp: &mut Qp, send: &Send) -> c_int {
         // SAFETY: the caller promises it.
         5 => SendOp::FastRegister(unsafe { send.fast_register(access) }),
         6 => SendOp::ReadInv { remote_addr, rkey },
+        7 => SendOp::WriteImm {
+            remote_addr,
+            rkey,
+            imm: send.imm,
+        },
+        8 => SendOp::SendImm(send.imm),
         _ => return EINVAL,
     };
     // SAFETY: the caller promises it.

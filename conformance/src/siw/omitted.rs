@@ -1,0 +1,244 @@
+//! Kernel modules that Debian's configuration leaves out, and modules that it builds without RDMA: built here from Debian's source of the kernel,
+//! against its headers.
+//!
+//! To add one, add its folder, its options and its files to a row below.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+
+use super::constants;
+use super::debian::KernelFiles;
+use xtask::process::Log;
+
+/// Modules that are built together. Paths begin at the root of the kernel's source.
+pub(crate) struct Omitted {
+    /// The folders with the modules.
+    folders: &'static [&'static str],
+    /// What these folders, and the tools, include from elsewhere.
+    besides: &'static [&'static str],
+    /// Programs of the kernel's build that Debian does not ship, without `.c`.
+    tools: &'static [&'static str],
+    /// Options of the configuration. The kernel's build reads them, and so does the source.
+    options: &'static [&'static str],
+    /// The modules.
+    modules: &'static [&'static str],
+}
+
+/// siw's folder.
+const SIW_DIR: &str = "drivers/infiniband/sw/siw";
+/// siw, which Debian leaves out.
+pub(crate) const SIW: Omitted = Omitted {
+    folders: &[SIW_DIR],
+    besides: &[],
+    tools: &[],
+    options: &["CONFIG_RDMA_SIW=m"],
+    modules: &["drivers/infiniband/sw/siw/siw.ko"],
+};
+
+/// SMB, which Debian builds without SMB Direct (kernel 6.1 has it in other folders), and rnbd with rtrs.
+pub(crate) const STORAGE: Omitted = Omitted {
+    folders: &[
+        "fs/smb",
+        "drivers/infiniband/ulp/rtrs",
+        "drivers/block/rnbd",
+    ],
+    besides: &[
+        "fs/nls/nls_ucs2_data.h",
+        "fs/nls/nls_ucs2_utils.h",
+        "include/linux/asn1_ber_bytecode.h",
+    ],
+    tools: &["scripts/asn1_compiler"],
+    options: &[
+        "CONFIG_CIFS_SMB_DIRECT=y",
+        "CONFIG_SMB_SERVER_SMBDIRECT=y",
+        "CONFIG_INFINIBAND_RTRS=m",
+        "CONFIG_INFINIBAND_RTRS_CLIENT=m",
+        "CONFIG_INFINIBAND_RTRS_SERVER=m",
+        "CONFIG_BLK_DEV_RNBD=y",
+        "CONFIG_BLK_DEV_RNBD_CLIENT=m",
+        "CONFIG_BLK_DEV_RNBD_SERVER=m",
+    ],
+    modules: &[
+        "fs/smb/common/cifs_arc4.ko",
+        "fs/smb/common/cifs_md4.ko",
+        "fs/smb/client/cifs.ko",
+        "fs/smb/server/ksmbd.ko",
+        "drivers/infiniband/ulp/rtrs/rtrs-core.ko",
+        "drivers/infiniband/ulp/rtrs/rtrs-client.ko",
+        "drivers/infiniband/ulp/rtrs/rtrs-server.ko",
+        "drivers/block/rnbd/rnbd-client.ko",
+        "drivers/block/rnbd/rnbd-server.ko",
+    ],
+};
+
+/// How the source is changed before it is built.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Variant {
+    /// It is not.
+    Stock,
+    /// Constants of siw become module parameters.
+    Parameters,
+}
+
+impl Omitted {
+    /// What is needed of the kernel's source.
+    pub(crate) fn source(&self) -> impl Iterator<Item = String> {
+        let files = self.folders.iter().chain(self.besides);
+        let tools = self.tools.iter().map(|tool| format!("{tool}.c"));
+        files.map(|&file| file.to_owned()).chain(tools)
+    }
+
+    /// Builds the modules in `dir`, unless they are there. Returns their paths.
+    ///
+    /// # Errors
+    /// When they do not build.
+    pub(crate) fn build(
+        &self,
+        kernel: &KernelFiles,
+        dir: &Path,
+        variant: Variant,
+        log: &mut Log,
+    ) -> Result<Vec<PathBuf>> {
+        let modules: Vec<PathBuf> = self.modules.iter().map(|name| dir.join(name)).collect();
+        let stamp = dir.join("built-for");
+        let wanted = self.wanted(&kernel.name, variant);
+        if modules.iter().all(|module| module.exists())
+            && std::fs::read_to_string(&stamp).is_ok_and(|text| text == wanted)
+        {
+            return Ok(modules);
+        }
+        if dir.exists() {
+            std::fs::remove_dir_all(dir)?;
+        }
+        self.copy_source(&kernel.source, dir, log)?;
+        if variant == Variant::Parameters {
+            constants::to_parameters(&dir.join(SIW_DIR))?;
+        }
+        self.build_tools(kernel, &dir.join("include"), log)?;
+        log.run(&mut self.make(&kernel.headers, dir)?)
+            .with_context(|| format!("{} does not build", self.folders.join(" ")))?;
+        for module in &modules {
+            log.run(Command::new("strip").arg("--strip-debug").arg(module))?;
+        }
+        std::fs::write(stamp, wanted)?;
+        Ok(modules)
+    }
+
+    /// What the stamp of a build says: all that it was made from, except what this program does.
+    fn wanted(&self, kernel: &str, variant: Variant) -> String {
+        let source: Vec<String> = self.source().collect();
+        let changes = match variant {
+            Variant::Stock => "",
+            Variant::Parameters => include_str!("constants.rs"),
+        };
+        [
+            kernel,
+            &source.join(" "),
+            &self.options.join(" "),
+            &self.modules.join(" "),
+            changes,
+        ]
+        .join("\n")
+    }
+
+    /// Copies the source, because a build writes beside it, and names the folders in one file, so that modules find each other's symbols.
+    fn copy_source(&self, source: &Path, dir: &Path, log: &mut Log) -> Result<()> {
+        for name in self.folders.iter().chain(self.besides) {
+            let to = dir.join(name);
+            std::fs::create_dir_all(to.parent().context("a path below a folder")?)?;
+            log.run(Command::new("cp").arg("-r").arg(source.join(name)).arg(to))?;
+        }
+        let folders: Vec<String> = self.folders.iter().map(|name| format!("{name}/")).collect();
+        std::fs::write(
+            dir.join("Kbuild"),
+            format!("obj-y += {}\n", folders.join(" ")),
+        )?;
+        Ok(())
+    }
+
+    /// Puts the tools where the kernel's build looks for them, in the unpacked package.
+    fn build_tools(&self, kernel: &KernelFiles, include: &Path, log: &mut Log) -> Result<()> {
+        for tool in self.tools {
+            let program = kernel.headers.join(tool);
+            if program.exists() {
+                continue;
+            }
+            log.run(
+                Command::new("gcc")
+                    .arg("-O1")
+                    .arg("-I")
+                    .arg(include)
+                    .arg("-o")
+                    .arg(program)
+                    .arg(kernel.source.join(format!("{tool}.c"))),
+            )?;
+        }
+        Ok(())
+    }
+
+    /// The kernel's `make` for all folders.
+    fn make(&self, headers: &Path, dir: &Path) -> Result<Command> {
+        let mut flags = String::new();
+        for option in self.options {
+            flags += &define(option).with_context(|| format!("{option} is no option"))?;
+        }
+        // rnbd looks for the headers of rtrs in the kernel's source, which is not where this is built.
+        for folder in self.folders {
+            flags += &format!(" -I{}", dir.join(folder).display());
+        }
+        let mut command = Command::new("make");
+        command
+            .arg("-C")
+            .arg(headers)
+            .arg(format!("M={}", dir.display()))
+            .arg(format!("-j{}", std::thread::available_parallelism()?))
+            .args(self.options)
+            .arg(format!("KCFLAGS={flags}"))
+            .args(["CONFIG_DEBUG_INFO_BTF_MODULES=", "modules"]);
+        Ok(command)
+    }
+}
+
+/// The compiler's option for an option of the configuration: `include/generated/autoconf.h` has it for those that the kernel was built with.
+fn define(option: &str) -> Option<String> {
+    match option.split_once('=')? {
+        (name, "y") => Some(format!(" -D{name}=1")),
+        (name, "m") => Some(format!(" -D{name}_MODULE=1")),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_defined_as_the_kernel_does() {
+        assert_eq!(define("CONFIG_A=y").unwrap(), " -DCONFIG_A=1");
+        assert_eq!(define("CONFIG_A=m").unwrap(), " -DCONFIG_A_MODULE=1");
+        assert!(define("CONFIG_A").is_none());
+        assert!(define("CONFIG_A=n").is_none());
+    }
+
+    #[test]
+    fn modules_are_in_the_folders_that_are_built() {
+        for omitted in [SIW, STORAGE] {
+            for module in omitted.modules {
+                assert!(omitted.folders.iter().any(|dir| module.starts_with(dir)));
+            }
+        }
+    }
+
+    #[test]
+    fn a_stamp_tells_apart_what_is_built_differently() {
+        let stamp = |variant| SIW.wanted("6.12.1", variant);
+        assert_ne!(stamp(Variant::Stock), stamp(Variant::Parameters));
+        assert_ne!(
+            stamp(Variant::Stock),
+            STORAGE.wanted("6.12.1", Variant::Stock)
+        );
+        assert_ne!(stamp(Variant::Stock), SIW.wanted("6.12.2", Variant::Stock));
+    }
+}
