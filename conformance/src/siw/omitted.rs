@@ -47,6 +47,7 @@ pub(crate) const STORAGE: Omitted = Omitted {
     besides: &[
         "fs/nls/nls_ucs2_data.h",
         "fs/nls/nls_ucs2_utils.h",
+        "include/linux/asn1.h",
         "include/linux/asn1_ber_bytecode.h",
     ],
     tools: &["scripts/asn1_compiler"],
