@@ -131,6 +131,11 @@ impl Hall {
             ends,
             reader: FrameReader::new(FrameKind::Request),
         };
+        if self.is_greeting() {
+            // Requests of older connections may have come, too, and this one must not overtake them. The poller reports all of them in the
+            // order in which they came. Programs such as `ib_send_bw -q 8` take the n-th request for the n-th connection of the client.
+            return self.greet(ctx, starting);
+        }
         // Often the request is there already.
         match starting.read() {
             Read::NeedMore => self.greet(ctx, starting),
@@ -144,6 +149,15 @@ impl Hall {
                 tracing::debug!(error = %e, "connection broke during start-up");
             }
         }
+    }
+
+    /// Returns `true` if the request of an older connection has not been read yet.
+    fn is_greeting(&self) -> bool {
+        let mut all = self.starting.lock();
+        while all.front().is_some_and(|oldest| oldest.strong_count() == 0) {
+            all.pop_front();
+        }
+        !all.is_empty()
     }
 
     /// Waits for the request.

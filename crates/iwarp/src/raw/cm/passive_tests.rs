@@ -1,9 +1,55 @@
-//! Requests whose peer has gone.
+//! Requests whose peer has gone, and the order of requests.
 
 use super::super::super::testing;
 use super::super::create_event_channel;
 use super::*;
 use std::io::{Read, Write};
+
+/// A request of revision 1 without private data (RFC 5044 section 7.1.1).
+const REQUEST: &[u8; 20] = b"MPA ID Req Frame\x40\x01\x00\x00";
+
+/// Two requests have come before either is read, and the second connection is accepted only now. The program gets the first one first.
+#[test]
+fn a_request_does_not_overtake_that_of_an_older_connection() {
+    let ctx = testing::context();
+    let channel = create_event_channel().unwrap();
+    let id = CmId::create(&channel, Some(&ctx));
+    id.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    id.listen(8).unwrap();
+    let hall = match &id.inner.state.lock().phase {
+        Phase::Listening(l) => Arc::clone(&l.hall),
+        _ => unreachable!("it listens"),
+    };
+    let nursery = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let connect = || {
+        let peer = std::net::TcpStream::connect(nursery.local_addr().unwrap()).unwrap();
+        let (accepted, address) = nursery.accept().unwrap();
+        accepted.set_nonblocking(true).unwrap();
+        (peer, accepted, address)
+    };
+    let has_come = |at: &std::net::TcpStream| {
+        let mut frame = [0; REQUEST.len()];
+        while at.peek(&mut frame).ok() != Some(REQUEST.len()) {}
+    };
+    let (mut first, accepted, first_address) = connect();
+    let watched = accepted.try_clone().unwrap();
+    let stream = TcpStream::from_socket(accepted.into()).unwrap();
+    hall.welcome(stream, first_address);
+    let greeting = hall.starting.lock()[0].upgrade().unwrap();
+    // The progress thread cannot read the first request before the second connection is accepted.
+    let slot = greeting.starting.lock();
+    first.write_all(REQUEST).unwrap();
+    has_come(&watched);
+    let (mut second, accepted, second_address) = connect();
+    second.write_all(REQUEST).unwrap();
+    has_come(&accepted);
+    let stream = TcpStream::from_socket(accepted.into()).unwrap();
+    hall.welcome(stream, second_address);
+    drop(slot);
+    let event = channel.next(Some(Duration::from_secs(10))).unwrap();
+    assert_eq!(event.id.addresses().1, Some(first_address));
+    channel.next(Some(Duration::from_secs(10))).unwrap();
+}
 
 /// A peer that asks and resets at once: its request is an event like any other, and says who it was.
 #[test]
@@ -20,8 +66,7 @@ fn a_request_names_its_peer_even_if_that_has_gone() {
     let nursery = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let mut peer = std::net::TcpStream::connect(nursery.local_addr().unwrap()).unwrap();
     let (mut accepted, address) = nursery.accept().unwrap();
-    // A request of revision 1 without private data (RFC 5044 section 7.1.1).
-    peer.write_all(b"MPA ID Req Frame\x40\x01\x00\x00").unwrap();
+    peer.write_all(REQUEST).unwrap();
     let mut frame = [0u8; 20];
     accepted.read_exact(&mut frame).unwrap();
     let mut reader = FrameReader::new(FrameKind::Request);
