@@ -269,6 +269,22 @@ const CASES: &[Case] = &[
         rmmod iwarp_rnic",
     ),
     (
+        "ports that rdma_cm chooses may be taken by TCP",
+        "insmod $MODULE; links
+        range=$(cat /proc/sys/net/ipv4/ip_local_port_range)
+        echo 40000 40063 > /proc/sys/net/ipv4/ip_local_port_range
+        for port in $(seq 40000 40031); do nc -l -p $port >/dev/null 2>&1 & taken=\"$taken $!\"; listening $(printf %X $port); done
+        for server_port in $(seq 7101 7112); do
+            rping -s -a 10.0.2.15 -p $server_port -C 1 & server=$!
+            listening $(printf %X $server_port)
+            rping -c -a 10.0.2.15 -p $server_port -C 1
+            wait $server
+        done
+        kill $taken
+        echo $range > /proc/sys/net/ipv4/ip_local_port_range
+        rmmod iwarp_rnic",
+    ),
+    (
         "requests come in the order of the calls, on a busy machine",
         "insmod $MODULE; links
         (set +x; while :; do :; done) & first=$!

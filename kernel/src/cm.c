@@ -299,6 +299,23 @@ static int start_elsewhere(struct rnic_connection *connection)
 	return start(connection, &local);
 }
 
+/*
+ * Returns true if TCP cannot use the port of the connection, and may use another one. rdma_cm chooses ports without asking TCP, so a socket may
+ * have the port already. rtrs asks for one port for all connections of a session, which lead to one peer. A port that the system never
+ * chooses is one that the client wants to be seen with.
+ */
+static bool is_taken(const struct iw_cm_id *id, int result)
+{
+	struct net *net = dev_net(to_device(id->device)->netdev);
+	/* The port has the same place in both families. */
+	int low, high, port = ntohs(((const struct sockaddr_in *)&id->m_local_addr)->sin_port);
+
+	if (result != -EADDRINUSE && result != -EADDRNOTAVAIL)
+		return false;
+	inet_get_local_port_range(net, &low, &high);
+	return port >= low && port <= high;
+}
+
 /* Connects once more, from another port, if the peer may only have disliked the revision. */
 static int try_again(struct rnic_connection *connection)
 {
@@ -395,8 +412,7 @@ int rnic_connect(struct iw_cm_id *id, struct iw_cm_conn_param *param)
 	rnic_qp_get(&qp->base);
 	id->add_ref(id);
 	result = start(connection, &id->m_local_addr);
-	/* rtrs asks for one port for all connections of a session. Ports of InfiniBand allow that; TCP's do not, for they lead to one peer. */
-	if (result == -EADDRNOTAVAIL && connection->socket && !qp->base.uobject)
+	if (is_taken(id, result))
 		result = start_elsewhere(connection);
 	if (result) {
 		id->rem_ref(id);
