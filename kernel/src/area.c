@@ -6,6 +6,7 @@
  */
 #include <linux/cpumask.h>
 #include <linux/minmax.h>
+#include <linux/sched/mm.h>
 
 #include "rnic.h"
 
@@ -22,11 +23,13 @@ static bool put(struct rnic_device *device, struct rk_area *area)
 	return room;
 }
 
-/* Process context. */
+/* Process context. The kernel must not wait for storage when it looks for memory: that may be storage which waits for this area. */
 static struct rk_area *make(struct rnic_device *device)
 {
+	unsigned int flags = memalloc_noio_save();
 	struct rk_area *area = rk_area_new();
 
+	memalloc_noio_restore(flags);
 	if (area)
 		atomic_inc(&device->areas_made);
 	return area;

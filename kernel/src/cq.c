@@ -90,7 +90,7 @@ static void put(struct rnic_cq *cq, struct rnic_qp *qp, const struct rk_completi
 	entry = slot(cq, cq->next);
 	/* The owner has not taken what is there. */
 	if (smp_load_acquire(&entry->flags) & SIW_WQE_VALID) {
-		cq->overflowed = true;
+		WRITE_ONCE(cq->overflowed, true);
 		goto unlock;
 	}
 	cq->next++;
@@ -101,7 +101,7 @@ static void put(struct rnic_cq *cq, struct rnic_qp *qp, const struct rk_completi
 	WRITE_ONCE(entry->imm_data, from->imm_or_stag);
 	WRITE_ONCE(entry->qp_id, is_kernels(cq) ? (uintptr_t)&qp->base : qp->base.qp_num);
 	smp_store_release(&entry->flags, SIW_WQE_VALID | flags_of(cq, from->flags));
-	cq->written = true;
+	WRITE_ONCE(cq->written, true);
 	cq->solicited |= from->status || from->flags & RK_WC_SOLICITED;
 unlock:
 	spin_unlock_irqrestore(&cq->lock, flags);
@@ -208,7 +208,7 @@ bool rnic_cq_notify(struct rnic_cq *cq)
 	spin_lock_irqsave(&cq->lock, flags);
 	if (cq->written) {
 		event = wanted(cq);
-		cq->written = false;
+		WRITE_ONCE(cq->written, false);
 		cq->solicited = false;
 		if (event)
 			judge_load(cq);

@@ -18,6 +18,7 @@
 #define OTHER_DRIVER "siw"
 
 struct workqueue_struct *rnic_works;
+struct workqueue_struct *rnic_sends;
 struct workqueue_struct *rnic_order;
 
 unsigned int rnic_mpa_revision = 2;
@@ -127,6 +128,8 @@ static void free_queues(void)
 {
 	if (rnic_works)
 		destroy_workqueue(rnic_works);
+	if (rnic_sends)
+		destroy_workqueue(rnic_sends);
 	if (rnic_order)
 		destroy_workqueue(rnic_order);
 }
@@ -136,8 +139,10 @@ static int __init rnic_init(void)
 	int result = -ENOMEM;
 
 	rnic_works = alloc_workqueue("iwarp_rnic", WQ_UNBOUND | WQ_MEM_RECLAIM, 0);
+	/* Memory may become free only by what is sent, so this does not wait behind works that need memory. */
+	rnic_sends = alloc_workqueue("iwarp_rnic_tx", WQ_UNBOUND | WQ_MEM_RECLAIM, 0);
 	rnic_order = alloc_ordered_workqueue("iwarp_rnic_cm", WQ_MEM_RECLAIM);
-	if (!rnic_works || !rnic_order)
+	if (!rnic_works || !rnic_sends || !rnic_order)
 		goto no_notifier;
 	result = register_module_notifier(&module_notifier);
 	if (result)

@@ -220,12 +220,16 @@ int rnic_post_send(struct ib_qp *base, const struct ib_send_wr *requests,
 		}
 	}
 	sk = qp->sk;
-	if (sk)
+	if (sk) {
 		sock_hold(sk);
+		/* Another processor may destroy the queue pair when these requests are complete. */
+		rnic_qp_get(&qp->base);
+	}
 	spin_unlock(&qp->lock);
 	if (sk) {
 		rnic_stream_push(qp, sk);
 		sock_put(sk);
+		rnic_qp_put(&qp->base);
 	} else {
 		/* Requests were flushed if the queue pair is in error. */
 		rnic_settle(qp);

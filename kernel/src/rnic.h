@@ -42,8 +42,9 @@
 struct iw_cm_conn_param;
 struct iw_cm_id;
 
-/* What soon has to be done in process context, and the turns of connections, one after the other. */
+/* What soon has to be done in process context, what is sent together, and the turns of connections, one after the other. */
 extern struct workqueue_struct *rnic_works;
+extern struct workqueue_struct *rnic_sends;
 extern struct workqueue_struct *rnic_order;
 
 /* Parameters of the module. They hold for connections that are made afterwards. */

@@ -102,6 +102,9 @@ int rnic_transmit(struct rnic_qp *qp, struct sock *sk)
 			octets += runs[i].iov_len;
 		iov_iter_kvec(&message.msg_iter, ITER_SOURCE, runs, count, octets);
 		count = tcp_sendmsg_locked(sk, &message, octets);
+		/* It had no memory: nothing is on its way whose acknowledgement would call. */
+		if (count == -EAGAIN && tcp_rtx_and_write_queues_empty(sk))
+			timer_reduce(&qp->timer, jiffies + 1);
 		if (count <= 0)
 			return count == -EAGAIN ? 0 : count;
 		sent = count;
@@ -151,25 +154,27 @@ int rnic_stream_send(struct rnic_qp *qp)
 }
 
 /*
- * Sends once. The caller has RNIC_TX_SENDING. Returns false if the stack has the socket on another processor and `wait` is not set. If a process
- * has the socket, the queue pair's work sends when that process is done.
+ * Sends once. The caller has RNIC_TX_SENDING. Returns -EBUSY if the stack has the socket on another processor and `wait` is not set, and -EAGAIN
+ * if the queue pair's work goes on: there is more than one call may send, or a process has the socket.
  */
-static bool send_once(struct rnic_qp *qp, struct sock *sk, bool wait)
+static int send_once(struct rnic_qp *qp, struct sock *sk, bool wait)
 {
 	int result = 0;
 
 	if (wait)
 		bh_lock_sock(sk);
 	else if (!spin_trylock(&sk->sk_lock.slock))
-		return false;
-	/* The connection may have been taken away before. */
+		return -EBUSY;
 	if (sock_owned_by_user(sk))
 		result = -EAGAIN;
 	else if (READ_ONCE(qp->sk) == sk)
 		result = rnic_transmit(qp, sk);
+	else
+		/* The connection was taken away. The tasklet finds the next one, or ends what was posted late. */
+		tasklet_schedule(&qp->sender);
 	bh_unlock_sock(sk);
 	after_transmit(qp, result);
-	return true;
+	return result;
 }
 
 /* Returns true if another call is going to look at RNIC_TX_DUE, which the caller has set. */
@@ -185,17 +190,16 @@ static bool is_seen(struct rnic_qp *qp)
  */
 static bool send_due(struct rnic_qp *qp, struct sock *sk, bool wait)
 {
-	bool sent = true;
-	int turns;
+	int turns, result = 0;
 
 	set_bit(RNIC_TX_DUE, &qp->tx);
-	for (turns = TURNS; turns && sent; turns--) {
+	for (turns = TURNS; turns && !result; turns--) {
 		if (is_seen(qp) || test_and_set_bit(RNIC_TX_SENDING, &qp->tx))
 			return false;
 		clear_bit(RNIC_TX_DUE, &qp->tx);
 		smp_mb__after_atomic();
-		sent = send_once(qp, sk, wait);
-		if (!sent)
+		result = send_once(qp, sk, wait);
+		if (result == -EBUSY)
 			set_bit(RNIC_TX_DUE, &qp->tx);
 		clear_bit_unlock(RNIC_TX_SENDING, &qp->tx);
 		smp_mb__after_atomic();
@@ -208,7 +212,7 @@ static bool send_due(struct rnic_qp *qp, struct sock *sk, bool wait)
 /* Has the work send. Any context. */
 static void queue(struct rnic_qp *qp)
 {
-	if (kref_get_unless_zero(&qp->ref) && !queue_work(rnic_works, &qp->send_work))
+	if (kref_get_unless_zero(&qp->ref) && !queue_work(rnic_sends, &qp->send_work))
 		rnic_qp_put(&qp->base);
 }
 
