@@ -203,7 +203,8 @@ impl Hall {
         self.engine.after(timeout, token, 0);
     }
 
-    /// Gives up the connection that has been in start-up for longest. Returns `false` if there is none.
+    /// Gives up the connection that has been in start-up for longest, unless its request has come and nobody has read it yet. Returns `false` if
+    /// there is no connection in start-up.
     fn give_up_oldest(&self, why: &str) -> bool {
         // The lock is dropped before the connection, which takes others.
         let oldest = loop {
@@ -214,6 +215,7 @@ impl Hall {
                 break oldest;
             }
         };
+        Arc::clone(&oldest).ready(true, false, false);
         oldest.give_up(why);
         true
     }

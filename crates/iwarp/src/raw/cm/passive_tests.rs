@@ -8,6 +8,13 @@ use std::io::{Read, Write};
 /// A request of revision 1 without private data (RFC 5044 section 7.1.1).
 const REQUEST: &[u8; 20] = b"MPA ID Req Frame\x40\x01\x00\x00";
 
+fn hall_of(listener: &CmId) -> Arc<Hall> {
+    match &listener.inner.state.lock().phase {
+        Phase::Listening(l) => Arc::clone(&l.hall),
+        _ => unreachable!("it listens"),
+    }
+}
+
 /// Two requests have come before either is read, and the second connection is accepted only now. The program gets the first one first.
 #[test]
 fn a_request_does_not_overtake_that_of_an_older_connection() {
@@ -16,10 +23,7 @@ fn a_request_does_not_overtake_that_of_an_older_connection() {
     let id = CmId::create(&channel, Some(&ctx));
     id.bind(([127, 0, 0, 1], 0).into()).unwrap();
     id.listen(8).unwrap();
-    let hall = match &id.inner.state.lock().phase {
-        Phase::Listening(l) => Arc::clone(&l.hall),
-        _ => unreachable!("it listens"),
-    };
+    let hall = hall_of(&id);
     let nursery = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let connect = || {
         let peer = std::net::TcpStream::connect(nursery.local_addr().unwrap()).unwrap();
@@ -51,6 +55,57 @@ fn a_request_does_not_overtake_that_of_an_older_connection() {
     channel.next(Some(Duration::from_secs(10))).unwrap();
 }
 
+/// The oldest connection is given up where there are too many, but not if its request has come and only nobody has read it.
+#[test]
+fn a_connection_whose_request_has_come_is_not_given_up() {
+    let ctx = testing::context();
+    let channel = create_event_channel().unwrap();
+    let id = CmId::create(&channel, Some(&ctx));
+    id.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    id.listen(8).unwrap();
+    let hall = hall_of(&id);
+    let nursery = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let connect = || {
+        let peer = std::net::TcpStream::connect(nursery.local_addr().unwrap()).unwrap();
+        let (accepted, address) = nursery.accept().unwrap();
+        accepted.set_nonblocking(true).unwrap();
+        let seen = accepted.try_clone().unwrap();
+        // The poller does not know it.
+        let greeting = Arc::new(Greeting {
+            hall: Arc::clone(&hall),
+            ctx: ctx.clone(),
+            token: hall.engine.token(),
+            starting: Mutex::new(Some(Starting {
+                flow: None,
+                stream: TcpStream::from_socket(accepted.into()).unwrap(),
+                ends: Ends {
+                    local: nursery.local_addr().unwrap(),
+                    peer: address,
+                },
+                reader: FrameReader::new(FrameKind::Request),
+            })),
+        });
+        hall.starting.lock().push_back(Arc::downgrade(&greeting));
+        (peer, seen, greeting)
+    };
+    let (mut silent, _, _first) = connect();
+    let (mut asking, seen, _second) = connect();
+    asking.write_all(REQUEST).unwrap();
+    let mut frame = [0; REQUEST.len()];
+    while seen.peek(&mut frame).ok() != Some(REQUEST.len()) {}
+    assert!(hall.give_up_oldest("there are too many"));
+    assert!(hall.give_up_oldest("there are too many"));
+    assert!(!hall.give_up_oldest("there are too many"));
+    let event = channel.next(Some(Duration::from_secs(10))).unwrap();
+    assert_eq!(
+        event.id.addresses().1,
+        Some(asking.local_addr().unwrap()),
+        "the one that asks"
+    );
+    let reset = silent.read(&mut frame).unwrap_err();
+    assert_eq!(reset.kind(), std::io::ErrorKind::ConnectionReset);
+}
+
 /// A peer that asks and resets at once: its request is an event like any other, and says who it was.
 #[test]
 fn a_request_names_its_peer_even_if_that_has_gone() {
@@ -59,10 +114,7 @@ fn a_request_names_its_peer_even_if_that_has_gone() {
     let id = CmId::create(&channel, Some(&ctx));
     id.bind(([127, 0, 0, 1], 0).into()).unwrap();
     id.listen(1).unwrap();
-    let hall = match &id.inner.state.lock().phase {
-        Phase::Listening(l) => Arc::clone(&l.hall),
-        _ => unreachable!("it listens"),
-    };
+    let hall = hall_of(&id);
     let nursery = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let mut peer = std::net::TcpStream::connect(nursery.local_addr().unwrap()).unwrap();
     let (mut accepted, address) = nursery.accept().unwrap();
