@@ -15,6 +15,22 @@ fn hall_of(listener: &CmId) -> Arc<Hall> {
     }
 }
 
+/// A peer's socket, and what is accepted for it, with the peer's address.
+fn connect(
+    nursery: &std::net::TcpListener,
+) -> (std::net::TcpStream, std::net::TcpStream, SocketAddr) {
+    let peer = std::net::TcpStream::connect(nursery.local_addr().unwrap()).unwrap();
+    let (accepted, address) = nursery.accept().unwrap();
+    accepted.set_nonblocking(true).unwrap();
+    (peer, accepted, address)
+}
+
+/// Waits until a request can be read.
+fn has_come(at: &std::net::TcpStream) {
+    let mut frame = [0; REQUEST.len()];
+    while at.peek(&mut frame).ok() != Some(REQUEST.len()) {}
+}
+
 /// Two requests have come before either is read, and the second connection is accepted only now. The program gets the first one first.
 #[test]
 fn a_request_does_not_overtake_that_of_an_older_connection() {
@@ -25,17 +41,7 @@ fn a_request_does_not_overtake_that_of_an_older_connection() {
     id.listen(8).unwrap();
     let hall = hall_of(&id);
     let nursery = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let connect = || {
-        let peer = std::net::TcpStream::connect(nursery.local_addr().unwrap()).unwrap();
-        let (accepted, address) = nursery.accept().unwrap();
-        accepted.set_nonblocking(true).unwrap();
-        (peer, accepted, address)
-    };
-    let has_come = |at: &std::net::TcpStream| {
-        let mut frame = [0; REQUEST.len()];
-        while at.peek(&mut frame).ok() != Some(REQUEST.len()) {}
-    };
-    let (mut first, accepted, first_address) = connect();
+    let (mut first, accepted, first_address) = connect(&nursery);
     let watched = accepted.try_clone().unwrap();
     let stream = TcpStream::from_socket(accepted.into()).unwrap();
     hall.welcome(stream, first_address);
@@ -44,7 +50,7 @@ fn a_request_does_not_overtake_that_of_an_older_connection() {
     let slot = greeting.starting.lock();
     first.write_all(REQUEST).unwrap();
     has_come(&watched);
-    let (mut second, accepted, second_address) = connect();
+    let (mut second, accepted, second_address) = connect(&nursery);
     second.write_all(REQUEST).unwrap();
     has_come(&accepted);
     let stream = TcpStream::from_socket(accepted.into()).unwrap();
@@ -65,10 +71,8 @@ fn a_connection_whose_request_has_come_is_not_given_up() {
     id.listen(8).unwrap();
     let hall = hall_of(&id);
     let nursery = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let connect = || {
-        let peer = std::net::TcpStream::connect(nursery.local_addr().unwrap()).unwrap();
-        let (accepted, address) = nursery.accept().unwrap();
-        accepted.set_nonblocking(true).unwrap();
+    let greet = || {
+        let (peer, accepted, address) = connect(&nursery);
         let seen = accepted.try_clone().unwrap();
         // The poller does not know it.
         let greeting = Arc::new(Greeting {
@@ -88,11 +92,10 @@ fn a_connection_whose_request_has_come_is_not_given_up() {
         hall.starting.lock().push_back(Arc::downgrade(&greeting));
         (peer, seen, greeting)
     };
-    let (mut silent, _, _first) = connect();
-    let (mut asking, seen, _second) = connect();
+    let (mut silent, _, _first) = greet();
+    let (mut asking, seen, _second) = greet();
     asking.write_all(REQUEST).unwrap();
-    let mut frame = [0; REQUEST.len()];
-    while seen.peek(&mut frame).ok() != Some(REQUEST.len()) {}
+    has_come(&seen);
     assert!(hall.give_up_oldest("there are too many"));
     assert!(hall.give_up_oldest("there are too many"));
     assert!(!hall.give_up_oldest("there are too many"));
@@ -102,7 +105,7 @@ fn a_connection_whose_request_has_come_is_not_given_up() {
         Some(asking.local_addr().unwrap()),
         "the one that asks"
     );
-    let reset = silent.read(&mut frame).unwrap_err();
+    let reset = silent.read(&mut [0]).unwrap_err();
     assert_eq!(reset.kind(), std::io::ErrorKind::ConnectionReset);
 }
 
