@@ -222,6 +222,17 @@ int expect(struct end *end, u64 wr_id, enum ib_wc_opcode opcode)
 	return 0;
 }
 
+/* Waits until the handler of completions has been called so many times in all, and not more often. */
+int told(const struct end *end, int calls)
+{
+	unsigned long limit = jiffies + PATIENCE;
+
+	while (atomic_read(&end->calls) < calls && time_before(jiffies, limit))
+		usleep_range(100, 200);
+	EXPECT(atomic_read(&end->calls) == calls);
+	return 0;
+}
+
 /* ---- the run ---- */
 
 static int run(const struct test *test)

@@ -58,6 +58,7 @@ int post_rdma(struct end *end, enum ib_wr_opcode opcode, u64 wr_id, struct ib_sg
 	      u64 remote_addr, u32 rkey);
 int next(struct end *end, struct ib_wc *wc);
 int expect(struct end *end, u64 wr_id, enum ib_wc_opcode opcode);
+int told(const struct end *end, int calls);
 
 /* verbs.c */
 extern const struct test tests[];

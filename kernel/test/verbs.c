@@ -94,9 +94,7 @@ static int wishes(struct pair *pair)
 	EXPECT(atomic_read(&b->calls) == 1);
 	EXPECT(!ib_req_notify_cq(b->cq, IB_CQ_NEXT_COMP | IB_CQ_REPORT_MISSED_EVENTS));
 	EXPECT(!post_send(&pair->a, 9, 0, 64, 0));
-	for (i = 0; atomic_read(&b->calls) != 2 && i < 10000; i++)
-		usleep_range(100, 200);
-	EXPECT(atomic_read(&b->calls) == 2);
+	EXPECT(!told(b, 2));
 	EXPECT(ib_req_notify_cq(b->cq, IB_CQ_NEXT_COMP | IB_CQ_REPORT_MISSED_EVENTS) == 1);
 	return expect(b, 3, IB_WC_RECV);
 }
@@ -442,9 +440,7 @@ static int processor_for(struct pair *pair, int messages)
 		EXPECT(!post_send(&pair->a, i, 0, 64, 0));
 	for (i = 0; i < messages; i++)
 		EXPECT(!expect(&pair->a, i, IB_WC_SEND));
-	for (i = 0; atomic_read(&b->calls) == calls && i < 100000; i++)
-		usleep_range(100, 200);
-	EXPECT(atomic_read(&b->calls) == calls + 1);
+	EXPECT(!told(b, calls + 1));
 	for (i = 0; i < messages; i++)
 		EXPECT(!expect(b, i, IB_WC_RECV));
 	return READ_ONCE(b->processor);
