@@ -1,4 +1,4 @@
-//! Our own C programs on the library, compiled with Debian's headers: every kind of misuse, an exchange that uses every
+//! Our own C programs on the library, compiled with Debian's headers: every kind of misuse, addresses, an exchange that uses every
 //! operation, and events for solicited completions.
 
 mod common;
@@ -79,6 +79,11 @@ fn misused_verbs_return_the_right_errors() {
 #[test]
 fn a_misused_connection_manager_returns_the_right_errors() {
     passes("misuse_cm");
+}
+
+#[test]
+fn names_and_addresses_are_looked_up_as_librdmacm_does() {
+    passes("addresses");
 }
 
 #[test]

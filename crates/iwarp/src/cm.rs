@@ -37,6 +37,7 @@
 
 pub use crate::raw::cm::ConnectionParameters;
 
+use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::raw::Context;
 use crate::raw::cm::{CmEvent, CmEventChannel, CmEventKind, CmId, create_event_channel};
@@ -46,8 +47,19 @@ use std::net::SocketAddr;
 use std::ops::Deref;
 use std::time::Duration;
 
-/// The device's own time limits end a set-up earlier; this one only guards against a mistake in them.
-const SET_UP: Duration = Duration::from_secs(60);
+/// Returns the time after which a blocking call gives up a set-up. The limits of the device end it earlier; this one only guards
+/// against a mistake in them. It is twice as long as an attempt, because one with MPA revision 1 may follow one with revision 2.
+fn set_up_limit(config: &Config) -> Duration {
+    const MARGIN: Duration = Duration::from_secs(30);
+    let attempt = [
+        config.connect_timeout,
+        config.answer_timeout,
+        config.handshake_timeout,
+    ];
+    let attempt = attempt.into_iter().fold(MARGIN, Duration::saturating_add);
+    attempt.saturating_mul(2)
+}
+
 /// The private data that tell a peer that its request cannot be answered for lack of descriptors.
 const NO_DESCRIPTORS: &[u8] = b"the listener has no file descriptors left";
 
@@ -166,7 +178,10 @@ impl ConnectionRequest {
         parameters: &ConnectionParameters,
     ) -> Result<Connection> {
         self.start(&qp, parameters)?;
-        let event = self.channel.next(Some(SET_UP))?;
+        let ctx = self.id.context();
+        let event = self
+            .channel
+            .next(ctx.map(|ctx| set_up_limit(ctx.config())))?;
         Connection::settle(&self.id, &self.channel, qp, event)
     }
 
@@ -257,7 +272,7 @@ impl Connector {
     pub fn connect(&self, peer: SocketAddr, qp: QueuePair) -> Result<Connection> {
         let (id, channel) = self.start(peer, &qp)?;
         loop {
-            let event = channel.next(Some(SET_UP))?;
+            let event = channel.next(Some(set_up_limit(self.ctx.config())))?;
             if !is_preliminary(event.kind) {
                 return Connection::settle(&id, &channel, qp, event);
             }
@@ -415,5 +430,33 @@ impl Deref for Connection {
 
     fn deref(&self) -> &QueuePair {
         &self.qp
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A blocking `connect` gave up after 60 s, however long the program at the other end was allowed to take.
+    #[test]
+    fn the_limits_of_the_device_come_first() {
+        for seconds in [0, 60, 3600, u64::MAX] {
+            let limit = Duration::from_secs(seconds);
+            let longer = |config: &Config| {
+                let whole = set_up_limit(config);
+                whole > limit || whole == Duration::MAX
+            };
+            let patient = [
+                Config {
+                    answer_timeout: limit,
+                    ..Config::default()
+                },
+                Config {
+                    connect_timeout: limit,
+                    ..Config::default()
+                },
+            ];
+            assert!(patient.iter().all(longer), "{limit:?}");
+        }
     }
 }

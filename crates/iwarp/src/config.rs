@@ -61,7 +61,8 @@ pub struct Config {
     /// See [`ReceiverNotReady`] (`IWARP_RNR_TIMEOUT_MS`; 0 terminates; default 2000).
     pub receiver_not_ready: ReceiverNotReady,
     /// How long TCP may take to connect (`IWARP_CONNECT_TIMEOUT_MS`; default 15,000 ms). The kernel may give up earlier, if the
-    /// next hop does not answer, or nobody does for as long as `tcp_syn_retries` says.
+    /// next hop does not answer, or nobody does for as long as `tcp_syn_retries` says. A peer whose TCP has not acknowledged the MPA
+    /// request within this time is given up, too.
     pub connect_timeout: Duration,
     /// How long a peer may take to send its MPA request (`IWARP_MPA_TIMEOUT_MS`; default 5000 ms). A peer whose request was rejected
     /// has this time to close the connection; then this end closes it.

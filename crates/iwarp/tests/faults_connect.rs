@@ -139,6 +139,60 @@ fn tcp_that_does_not_connect_is_given_up() {
     assert!(start.elapsed() >= wait);
 }
 
+/// A listener whose host is gone once TCP is connected: it takes no segment with data, and so acknowledges none.
+fn deaf_listener() -> (socket2::Socket, SocketAddr) {
+    const LOAD_PACKET_LENGTH: u16 = 0x80;
+    const JUMP_IF_GREATER: u16 = 0x25;
+    const RETURN: u16 = 0x06;
+    // From the TCP header on; one with all options that a connection begins with has 40 octets.
+    const WITHOUT_DATA: u32 = 60;
+    let op = socket2::SockFilter::new;
+    let listener =
+        socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    listener
+        .attach_filter(&[
+            op(LOAD_PACKET_LENGTH, 0, 0, 0),
+            op(JUMP_IF_GREATER, 0, 1, WITHOUT_DATA),
+            op(RETURN, 0, 0, 0),
+            op(RETURN, 0, 0, u32::MAX),
+        ])
+        .unwrap();
+    listener.bind(&SocketAddr::new(V4, 0).into()).unwrap();
+    listener.listen(8).unwrap();
+    let address = listener.local_addr().unwrap().as_socket().unwrap();
+    (listener, address)
+}
+
+#[test]
+fn a_request_that_is_never_acknowledged_is_given_up_early() {
+    let (listener, address) = deaf_listener();
+    let mut impatient = config();
+    impatient.connect_timeout = Duration::from_millis(500);
+    impatient.answer_timeout = LIMIT * 10;
+    let end = End::new(V4, &impatient);
+    let start = Instant::now();
+    // As long as the private data may be: without them the request is hardly longer than a header of TCP.
+    end.connect(address, &[7; 200]);
+    end.expect_failure(CmEventKind::Unreachable, libc::ETIMEDOUT);
+    assert!(start.elapsed() >= impatient.connect_timeout);
+    drop(listener);
+}
+
+/// The limit for the acknowledgement is not one for the answer.
+#[test]
+fn a_request_that_is_acknowledged_has_the_time_of_the_answer() {
+    let (listener, address) = listener(V4);
+    let mut impatient = config();
+    impatient.connect_timeout = Duration::from_millis(50);
+    impatient.answer_timeout = LIMIT;
+    let end = End::new(V4, &impatient);
+    end.connect(address, b"");
+    let (mut wire, _) = incoming(&listener);
+    std::thread::sleep(impatient.connect_timeout * 8);
+    wire.write(&Hello::enhanced(true, false).octets(FrameKind::Reply));
+    end.expect(CmEventKind::Established);
+}
+
 #[test]
 fn a_responder_that_closes_in_the_middle_of_its_reply() {
     others_are_served(|| {

@@ -379,7 +379,10 @@ fn addresses_that_are_not_ours() {
         let channel = create_event_channel().unwrap();
         let id = CmId::create(&channel, None);
         let foreign: SocketAddr = "203.0.113.77:0".parse().unwrap();
-        assert!(matches!(id.bind(foreign), Err(Error::NoDevice)));
+        assert_eq!(id.bind(foreign).unwrap_err().errno(), libc::EADDRNOTAVAIL);
+        let here: SocketAddr = "127.0.0.1:9".parse().unwrap();
+        let from_there = id.resolve_addr(Some(foreign), here);
+        assert_eq!(from_there.unwrap_err().errno(), libc::EADDRNOTAVAIL);
         let ctx = context(V4, &config());
         let id = CmId::create(&channel, Some(&ctx));
         assert!(matches!(id.bind(foreign), Err(Error::Io(_))));

@@ -1,18 +1,22 @@
 //! Look-ups: `rdma_getaddrinfo(3)`, `rdma_get_devices(3)`.
 
-use super::sockaddr;
 use crate::abi::cma::*;
 use crate::abi::verbs::*;
 use crate::device;
 use crate::guard::{EINVAL, ENOMEM, Errno, Res, minus_one, pointer, value};
-use std::ffi::{c_char, c_int};
-use std::ptr::null_mut;
+use std::ffi::{c_char, c_int, c_uint};
+use std::ptr::{null, null_mut};
 
 const PASSIVE: c_int = 1;
 const NUMERICHOST: c_int = 2;
 const FAMILY: c_int = 8;
+/// `AF_IB`: InfiniBand addresses, which no device here has.
+const AF_IB: c_int = 27;
 const QPT_RC: c_int = 2;
+const QPT_UC: c_int = 3;
 const QPT_UD: c_int = 4;
+const QPT_XRC_SEND: c_int = 9;
+const QPT_XRC_RECV: c_int = 10;
 
 unsafe fn allocate<T>() -> Res<*mut T> {
     let p = libc::calloc(1, size_of::<T>()).cast::<T>();
@@ -29,66 +33,98 @@ unsafe fn copy_address(
     Ok(to.cast())
 }
 
-/// Returns the address that getaddrinfo finds first.
+/// What the hints mean to getaddrinfo. The address family holds whether or not `RAI_FAMILY` is set, as with librdmacm.
+fn socket_hints(hints: &rdma_addrinfo) -> Result<libc::addrinfo, c_int> {
+    // SAFETY: integers and pointers, for which zero is a value.
+    let mut c: libc::addrinfo = unsafe { std::mem::zeroed() };
+    if hints.ai_flags & PASSIVE != 0 {
+        c.ai_flags |= libc::AI_PASSIVE;
+    }
+    if hints.ai_flags & NUMERICHOST != 0 {
+        c.ai_flags |= libc::AI_NUMERICHOST;
+    }
+    if hints.ai_family != AF_IB {
+        c.ai_family = hints.ai_family;
+    } else if hints.ai_flags & (FAMILY | NUMERICHOST) == FAMILY | NUMERICHOST {
+        // The name is a GID that is to be returned as an address of InfiniBand.
+        return Err(libc::EAI_FAMILY);
+    }
+    c.ai_socktype = match hints.ai_qp_type {
+        QPT_RC | QPT_UC | QPT_XRC_SEND | QPT_XRC_RECV => libc::SOCK_STREAM,
+        QPT_UD => libc::SOCK_DGRAM,
+        _ => 0,
+    };
+    c.ai_protocol = match (hints.ai_port_space as c_uint, c.ai_socktype) {
+        (PS_TCP, _) | (PS_IB, libc::SOCK_STREAM) => libc::IPPROTO_TCP,
+        (PS_UDP | PS_IPOIB, _) | (PS_IB, libc::SOCK_DGRAM) => libc::IPPROTO_UDP,
+        _ => 0,
+    };
+    Ok(c)
+}
+
+/// Fills in the address that getaddrinfo finds first, and what follows from it.
 unsafe fn look_up(
     node: *const c_char,
     service: *const c_char,
     hints: Option<&rdma_addrinfo>,
     to: &mut rdma_addrinfo,
 ) -> Result<(), c_int> {
-    let mut c: libc::addrinfo = std::mem::zeroed();
-    c.ai_socktype = libc::SOCK_STREAM;
-    if let Some(hints) = hints {
-        if hints.ai_flags & PASSIVE != 0 {
-            c.ai_flags |= libc::AI_PASSIVE;
-        }
-        if hints.ai_flags & NUMERICHOST != 0 {
-            c.ai_flags |= libc::AI_NUMERICHOST;
-        }
-        if hints.ai_flags & FAMILY != 0 {
-            c.ai_family = hints.ai_family;
-        }
-    }
+    let given = hints.map(socket_hints).transpose()?;
+    let given = given.as_ref().map_or(null(), std::ptr::from_ref);
     let mut found = null_mut();
-    let status = libc::getaddrinfo(node, service, &raw const c, &raw mut found);
+    let status = libc::getaddrinfo(node, service, given, &raw mut found);
     if status != 0 {
         return Err(status);
     }
     let first = &*found;
-    let copied = copy_address(first.ai_addr, first.ai_addrlen);
-    let (family, len) = (first.ai_family, first.ai_addrlen);
+    let (family, kind, protocol) = (first.ai_family, first.ai_socktype, first.ai_protocol);
+    let (copied, len) = (
+        copy_address(first.ai_addr, first.ai_addrlen),
+        first.ai_addrlen,
+    );
     libc::freeaddrinfo(found);
     let address = copied.map_err(|_| libc::EAI_MEMORY)?;
+    to.ai_flags &= PASSIVE;
     to.ai_family = family;
     if to.ai_flags & PASSIVE != 0 {
-        to.ai_src_addr = address;
-        to.ai_src_len = len;
+        (to.ai_src_addr, to.ai_src_len) = (address, len);
     } else {
-        to.ai_dst_addr = address;
-        to.ai_dst_len = len;
+        (to.ai_dst_addr, to.ai_dst_len) = (address, len);
+    }
+    if to.ai_qp_type == 0 {
+        to.ai_qp_type = match kind {
+            libc::SOCK_STREAM => QPT_RC,
+            libc::SOCK_DGRAM => QPT_UD,
+            _ => 0,
+        };
+    }
+    if to.ai_port_space == 0 {
+        to.ai_port_space = match protocol {
+            libc::IPPROTO_TCP => PS_TCP as c_int,
+            libc::IPPROTO_UDP => PS_UDP as c_int,
+            _ => 0,
+        };
     }
     Ok(())
 }
 
-/// Fills in what follows from the hints.
-unsafe fn complete(to: &mut rdma_addrinfo, hints: Option<&rdma_addrinfo>) -> Res<()> {
-    (to.ai_qp_type, to.ai_port_space) =
-        match hints.map_or((0, 0), |h| (h.ai_qp_type, h.ai_port_space)) {
-            (0, 0) => (QPT_RC, PS_TCP as c_int),
-            (QPT_UD, 0) => (QPT_UD, PS_UDP as c_int),
-            (ty, 0) => (ty, PS_TCP as c_int),
-            (0, ps) if ps == PS_UDP as c_int => (QPT_UD, ps),
-            (0, ps) => (QPT_RC, ps),
-            given => given,
-        };
-    let Some(hints) = hints else { return Ok(()) };
-    if to.ai_flags & PASSIVE == 0 && hints.ai_src_len > 0 && !hints.ai_src_addr.is_null() {
+/// Copies the addresses of the hints to where the look-up has left none.
+unsafe fn copy_hints(to: &mut rdma_addrinfo, hints: &rdma_addrinfo, named: bool) -> Res<()> {
+    let given = |address: *mut libc::sockaddr, len| !address.is_null() && len > 0;
+    if !named && given(hints.ai_dst_addr, hints.ai_dst_len) {
+        to.ai_dst_addr = copy_address(hints.ai_dst_addr, hints.ai_dst_len)?;
+        to.ai_dst_len = hints.ai_dst_len;
+    }
+    if to.ai_src_len == 0 && given(hints.ai_src_addr, hints.ai_src_len) {
         to.ai_src_addr = copy_address(hints.ai_src_addr, hints.ai_src_len)?;
         to.ai_src_len = hints.ai_src_len;
     }
     Ok(())
 }
 
+/// Translates names to addresses, with the rules of librdmacm: there is one result, made from what getaddrinfo finds first. Without
+/// a name and a service it is a copy of the hints. Returns the codes of getaddrinfo for names that are not found, and -1 with `errno`
+/// for other errors.
 pub(crate) unsafe extern "C" fn rdma_getaddrinfo(
     node: *const c_char,
     service: *const c_char,
@@ -98,23 +134,26 @@ pub(crate) unsafe extern "C" fn rdma_getaddrinfo(
     let mut status = 0;
     let result = minus_one(|| {
         let hints = hints.as_ref();
-        if res.is_null() {
+        let named = !node.is_null() || !service.is_null();
+        if res.is_null() || !(named || hints.is_some()) {
             return Err(EINVAL);
         }
         let to = allocate::<rdma_addrinfo>()?;
-        (*to).ai_flags = hints.map_or(0, |h| h.ai_flags);
-        let filled = if !node.is_null() || !service.is_null() {
-            look_up(node, service, hints, &mut *to)
-        } else {
-            copy_hints(&mut *to, hints).map_err(|_| libc::EAI_NONAME)
-        };
-        if let Err(code) = filled {
+        if let Some(hints) = hints {
+            (*to).ai_flags = hints.ai_flags;
+            (*to).ai_family = hints.ai_family;
+            (*to).ai_qp_type = hints.ai_qp_type;
+            (*to).ai_port_space = hints.ai_port_space;
+        }
+        if named && let Err(code) = look_up(node, service, hints, &mut *to) {
             rdma_freeaddrinfo(to);
             // The codes of getaddrinfo are passed on, because programs print them with gai_strerror.
             status = code;
             return Err(Errno(libc::EADDRNOTAVAIL));
         }
-        if let Err(e) = complete(&mut *to, hints) {
+        if let Some(hints) = hints
+            && let Err(e) = copy_hints(&mut *to, hints, named)
+        {
             rdma_freeaddrinfo(to);
             return Err(e);
         }
@@ -122,26 +161,6 @@ pub(crate) unsafe extern "C" fn rdma_getaddrinfo(
         Ok(0)
     });
     if status != 0 { status } else { result }
-}
-
-/// Without a name the addresses are in the hints.
-unsafe fn copy_hints(to: &mut rdma_addrinfo, hints: Option<&rdma_addrinfo>) -> Res<()> {
-    let hints = hints.ok_or(EINVAL)?;
-    let passive = hints.ai_flags & PASSIVE != 0;
-    let (from, len) = if passive {
-        (hints.ai_src_addr, hints.ai_src_len)
-    } else {
-        (hints.ai_dst_addr, hints.ai_dst_len)
-    };
-    sockaddr::read(from)?;
-    let address = copy_address(from, len)?;
-    to.ai_family = c_int::from((*address).sa_family);
-    if passive {
-        (to.ai_src_addr, to.ai_src_len) = (address, len);
-    } else {
-        (to.ai_dst_addr, to.ai_dst_len) = (address, len);
-    }
-    Ok(())
 }
 
 pub(crate) unsafe extern "C" fn rdma_freeaddrinfo(res: *mut rdma_addrinfo) {

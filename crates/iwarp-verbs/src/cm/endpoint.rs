@@ -10,6 +10,7 @@ use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, minus_one, value};
 use crate::{cq, qp, srq};
 use std::ffi::c_int;
 use std::ptr::null_mut;
+use std::time::Duration;
 
 fn last_error() -> Errno {
     std::io::Error::last_os_error().into()
@@ -245,6 +246,8 @@ pub(crate) unsafe extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
 
 const QPT_RC: u32 = 2;
 const RAI_PASSIVE: c_int = 1;
+/// How long the next hop may take to answer, as in librdmacm.
+const RESOLVE_LIMIT: Duration = Duration::from_secs(2);
 
 unsafe fn create_ep(
     id: *mut rdma_cm_id,
@@ -266,9 +269,10 @@ unsafe fn create_ep(
         return Ok(());
     }
     let source = sockaddr::read_optional(res.ai_src_addr)?;
+    let peer = sockaddr::read(res.ai_dst_addr)?;
     object
         .raw
-        .resolve_addr(source, sockaddr::read(res.ai_dst_addr)?)?;
+        .resolve_addr_within(source, peer, RESOLVE_LIMIT)?;
     id::complete(id)?;
     object.raw.resolve_route()?;
     id::complete(id)?;

@@ -13,6 +13,7 @@ use std::collections::HashMap;
 use std::ffi::{c_int, c_uint, c_void};
 use std::net::SocketAddr;
 use std::ptr::null_mut;
+use std::time::Duration;
 
 /// Our part of an identifier.
 pub(crate) struct Id {
@@ -304,11 +305,13 @@ pub(crate) unsafe extern "C" fn rdma_resolve_addr(
     id: *mut rdma_cm_id,
     source: *mut libc::sockaddr,
     peer: *mut libc::sockaddr,
-    _timeout_ms: c_int,
+    timeout_ms: c_int,
 ) -> c_int {
     minus_one(|| {
         let (source, peer) = (sockaddr::read_optional(source)?, sockaddr::read(peer)?);
-        find(id)?.raw.resolve_addr(source, peer)?;
+        // A negative time is a very long one, as in the kernel.
+        let limit = Duration::from_millis(u64::from(timeout_ms as u32));
+        find(id)?.raw.resolve_addr_within(source, peer, limit)?;
         refresh(id);
         complete(id)
     })
@@ -373,7 +376,7 @@ pub(crate) unsafe extern "C" fn rdma_set_option(
                 object.endpoint.lock().ack_timeout = Some(*data.cast::<u8>());
                 show_timeout(id, object);
             }
-            (OPTION_ID, _) => return Err(EINVAL),
+            (OPTION_ID, ID_TOS | ID_ACK_TIMEOUT) => return Err(EINVAL),
             // Paths of InfiniBand.
             (OPTION_IB, _) => return Err(UNSUPPORTED),
             _ => return Err(Errno(libc::ENOSYS)),

@@ -1,8 +1,10 @@
 //! Socket addresses between C and Rust.
 
-use crate::guard::{EINVAL, Errno, Res};
+use crate::guard::{EINVAL, Res};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
+/// Reads an address. As with librdmacm, an address of a family that has no devices is `EINVAL`.
+///
 /// # Safety
 /// `from` is NULL or an address of its family's size.
 pub(crate) unsafe fn read(from: *const libc::sockaddr) -> Res<SocketAddr> {
@@ -26,7 +28,7 @@ pub(crate) unsafe fn read(from: *const libc::sockaddr) -> Res<SocketAddr> {
             )
             .into())
         }
-        _ => Err(Errno(libc::EAFNOSUPPORT)),
+        _ => Err(EINVAL),
     }
 }
 
@@ -34,12 +36,12 @@ unsafe fn c_int_family(from: *const libc::sockaddr) -> i32 {
     i32::from((*from).sa_family)
 }
 
-/// As [`read`], but NULL and an unspecified family mean no address.
+/// As [`read`], but NULL means no address.
 ///
 /// # Safety
 /// As [`read`].
 pub(crate) unsafe fn read_optional(from: *const libc::sockaddr) -> Res<Option<SocketAddr>> {
-    if from.is_null() || c_int_family(from) == libc::AF_UNSPEC {
+    if from.is_null() {
         return Ok(None);
     }
     read(from).map(Some)
@@ -88,7 +90,9 @@ mod tests {
         unsafe {
             assert_eq!(read(std::ptr::null()), Err(EINVAL));
             let none: libc::sockaddr_storage = std::mem::zeroed();
-            assert_eq!(read_optional((&raw const none).cast()), Ok(None));
+            assert_eq!(read((&raw const none).cast()), Err(EINVAL));
+            assert_eq!(read_optional((&raw const none).cast()), Err(EINVAL));
+            assert_eq!(read_optional(std::ptr::null()), Ok(None));
         }
     }
 }

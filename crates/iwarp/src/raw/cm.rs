@@ -1,13 +1,14 @@
 //! Connection management as in rdma_cm (`rdma_cm(7)`): identifiers, events, and MPA start-up below them.
 //!
 //! An identifier is bound, resolved, connected, or listens. The results arrive as events on its channel.
-//! `id` holds the identifiers, `active` and `passive` the two sides of MPA start-up (RFC 5044 section 7.1, RFC 6581).
+//! `id` holds the identifiers, `resolve` the look-up of addresses, `active` and `passive` the two sides of MPA start-up (RFC 5044 section 7.1, RFC 6581).
 
 mod active;
 mod id;
 mod overtaken;
 mod passive;
 mod refused;
+mod resolve;
 mod startup;
 mod timewait;
 

@@ -1,11 +1,13 @@
 //! What the tests against misbehaving peers share: registered memory, one end of a connection, a pair of connected ends in
-//! one process, and a check that unrelated connections are still served. The hand-written peer is in `wire`.
+//! one process, and a check that unrelated connections are still served. The hand-written peer is in `wire`, a network of two
+//! hosts in `net`.
 #![allow(
     dead_code,
     unreachable_pub,
     reason = "each test binary uses only some of these items"
 )]
 
+pub mod net;
 pub mod wire;
 
 use iwarp::raw::cm::{

@@ -26,6 +26,7 @@ const TIMER_CONNECT: u32 = TIMERS_END;
 const TIMER_REPLY: u32 = TIMERS_END + 1;
 const TIMER_AGAIN: u32 = TIMERS_END + 2;
 const TIMER_MAPPER: u32 = TIMERS_END + 3;
+const TIMER_ACKNOWLEDGED: u32 = TIMERS_END + 4;
 /// Pauses before a connect that TCP refused is tried again. Some programs tell their peer a port and listen on it only
 /// afterwards. Where a network resolves addresses, that takes longer than listening does; here it does not.
 const REFUSED_PAUSES: [Duration; 4] = [
@@ -321,8 +322,15 @@ impl Active {
         //# 10. MPA implementations SHOULD implement a reasonable timeout while waiting
         //# for the entire set of startup frames; this prevents certain
         //# denial-of-service attacks.
-        let limit = self.ctx.config().answer_timeout;
-        self.engine.after(limit, s.token, TIMER_REPLY);
+        // The answer is the program's, and has a long limit. That the request is acknowledged is TCP's, and has the limit of its connect: if the
+        // peer's host has gone since, the program need not wait for the long one.
+        let config = self.ctx.config();
+        self.engine
+            .after(config.answer_timeout, s.token, TIMER_REPLY);
+        if config.connect_timeout < config.answer_timeout {
+            self.engine
+                .after(config.connect_timeout, s.token, TIMER_ACKNOWLEDGED);
+        }
         s.stage = Stage::Reply(starting);
     }
 
@@ -531,7 +539,7 @@ impl Source for Active {
         matches!(
             (&self.state.lock().stage, kind),
             (Stage::Tcp(_), TIMER_CONNECT)
-                | (Stage::Reply(_), TIMER_REPLY)
+                | (Stage::Reply(_), TIMER_REPLY | TIMER_ACKNOWLEDGED)
                 | (Stage::Refused, TIMER_AGAIN)
                 | (Stage::Mapper(..), TIMER_MAPPER)
         )
@@ -560,10 +568,15 @@ impl Source for Active {
         }
         {
             let mut s = self.state.lock();
-            if !matches!(
-                (&s.stage, kind),
-                (Stage::Tcp(_), TIMER_CONNECT) | (Stage::Reply(_), TIMER_REPLY)
-            ) {
+            let over = match (&s.stage, kind) {
+                (Stage::Tcp(_), TIMER_CONNECT) | (Stage::Reply(_), TIMER_REPLY) => true,
+                (Stage::Reply(starting), TIMER_ACKNOWLEDGED) => {
+                    let waiting = starting.stream.unacknowledged_bytes();
+                    waiting.is_ok_and(|octets| octets > 0)
+                }
+                _ => false,
+            };
+            if !over {
                 return;
             }
             self.cancel_locked(&mut s);

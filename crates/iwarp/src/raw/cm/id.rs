@@ -4,10 +4,11 @@ use super::super::context::Context;
 use super::super::qp::{CmSink, Handover, QueuePair};
 use super::active::Active;
 use super::passive::{Listening, Requested};
+use super::resolve::Resolving;
 use super::{CmEvent, CmEventChannel, CmEventKind};
 use super::{overtaken, startup, timewait};
 use crate::config::Config;
-use crate::device::{Device, source_address};
+use crate::device::Device;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::sys::connect::{Bound, Sharing};
@@ -33,6 +34,8 @@ pub struct ConnectionParameters {
 
 pub(super) enum Phase {
     Idle,
+    /// The next hop to the peer has not answered yet.
+    Resolving(Arc<Resolving>),
     /// The address is resolved: a device is known.
     Resolved,
     /// The route is resolved, too.
@@ -233,12 +236,15 @@ impl CmId {
     /// device is known afterwards. Connections that are left of an earlier program do not keep a port.
     ///
     /// # Errors
-    /// [`Error::InvalidState`], [`Error::NoDevice`], and the operating system's: address in use, not of this host.
+    /// [`Error::InvalidState`]; [`Error::NoDevice`] if no device has the address; the operating system's: address in use, not of this
+    /// host.
     pub fn bind(&self, address: SocketAddr) -> Result<()> {
         let mut s = self.inner.state.lock();
         if s.bound.is_some() || !matches!(s.phase, Phase::Idle) {
             return Err(Error::InvalidState("the identifier is bound already"));
         }
+        // Before the look for a device, because an address of another host is an error of its own.
+        let bound = Bound::bind(address, s.only_v6, s.sharing)?;
         if !address.ip().is_unspecified() {
             match s.adopt_device(address.ip()) {
                 // Like the wildcard it may be bound to without a device: libfabric does so to find out what there is.
@@ -246,43 +252,8 @@ impl CmId {
                 adopted => adopted?,
             }
         }
-        let bound = Bound::bind(address, s.only_v6, s.sharing)?;
         s.local = Some(bound.local_addr()?);
         s.bound = Some(bound);
-        Ok(())
-    }
-
-    /// Resolves a peer's address (`rdma_resolve_addr(3)`): finds the source address and so the device. The event
-    /// [`CmEventKind::AddrResolved`] follows.
-    ///
-    /// # Errors
-    /// [`Error::InvalidState`], [`Error::NoDevice`], and the operating system's: no route.
-    pub fn resolve_addr(&self, source: Option<SocketAddr>, peer: SocketAddr) -> Result<()> {
-        {
-            let mut s = self.inner.state.lock();
-            if !matches!(s.phase, Phase::Idle | Phase::Failed) {
-                return Err(Error::InvalidState(
-                    "an address is resolved once, before connecting",
-                ));
-            }
-            let source_ip = match (s.local, source) {
-                (Some(bound), _) if !bound.ip().is_unspecified() => bound.ip(),
-                (_, Some(source)) if !source.ip().is_unspecified() => source.ip(),
-                _ => source_address(peer)?,
-            };
-            s.adopt_device(source_ip)?;
-            let port = s
-                .local
-                .map_or_else(|| source.map_or(0, |a| a.port()), |a| a.port());
-            let mut local = SocketAddr::new(source_ip, port);
-            if let (SocketAddr::V6(local), SocketAddr::V6(peer)) = (&mut local, peer) {
-                local.set_scope_id(peer.scope_id());
-            }
-            s.local = Some(local);
-            s.peer = Some(peer);
-            s.phase = Phase::Resolved;
-        }
-        self.emit(CmEventKind::AddrResolved, 0);
         Ok(())
     }
 
@@ -484,6 +455,7 @@ impl CmId {
             std::mem::replace(&mut s.phase, Phase::Destroyed)
         };
         match phase {
+            Phase::Resolving(resolving) => resolving.cancel(),
             Phase::Connecting(active) => active.cancel(),
             Phase::Listening(listening) => listening.stop(),
             Phase::Requested(requested) => requested.reject(&[]),
@@ -503,11 +475,11 @@ impl CmId {
         }
     }
 
-    fn emit(&self, kind: CmEventKind, status: i32) {
+    pub(super) fn emit(&self, kind: CmEventKind, status: i32) {
         self.push(self.event(kind, status));
     }
 
-    fn event(&self, kind: CmEventKind, status: i32) -> CmEvent {
+    pub(super) fn event(&self, kind: CmEventKind, status: i32) -> CmEvent {
         CmEvent {
             kind,
             status,
@@ -592,7 +564,7 @@ impl CmId {
 }
 
 impl IdState {
-    fn adopt_device(&mut self, ip: IpAddr) -> Result<()> {
+    pub(super) fn adopt_device(&mut self, ip: IpAddr) -> Result<()> {
         if self.own_context {
             return Ok(());
         }
@@ -681,6 +653,7 @@ impl Drop for CmIdInner {
         }
         // Dropped without `destroy`: a listener must not go on accepting without a program.
         match std::mem::replace(&mut self.state.get_mut().phase, Phase::Destroyed) {
+            Phase::Resolving(resolving) => resolving.cancel(),
             Phase::Connecting(active) => active.cancel(),
             Phase::Listening(listening) => listening.stop(),
             Phase::Requested(requested) => requested.reject(&[]),

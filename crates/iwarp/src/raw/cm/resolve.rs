@@ -1,0 +1,187 @@
+//! Resolving a peer's address (`rdma_resolve_addr(3)`): the source address and the device at once, and the next hop when it answers.
+//!
+//! The kernel's connection manager asks for the link address of the next hop, and a host that is down is an event of resolving the
+//! address, after the time that the program gave. Here TCP would find that out, seconds later and as another event.
+
+use super::CmEventKind;
+use super::id::{CmId, CmIdInner, IdState, Phase, engine};
+use crate::device::source_address;
+use crate::engine::{Engine, Source};
+use crate::error::{Error, Result};
+use crate::sys::connect::{Bound, canonical};
+use crate::sys::neighbour::NextHop;
+use parking_lot::Mutex;
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// Pauses between two looks at the next hop; on a local network it answers within the first.
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
+const LAST_PAUSE: Duration = Duration::from_millis(50);
+
+impl CmId {
+    /// Resolves a peer's address: finds the source address and so the device. The event [`CmEventKind::AddrResolved`] follows.
+    /// If the next hop does not answer, connecting fails.
+    ///
+    /// # Errors
+    /// [`Error::InvalidState`]; [`Error::InvalidArgument`]: addresses of two families; [`Error::NoDevice`]; the operating system's: no
+    /// route, and for a source address not of this host or in use.
+    pub fn resolve_addr(&self, source: Option<SocketAddr>, peer: SocketAddr) -> Result<()> {
+        self.inner.state.lock().prepare(source, peer)?;
+        self.emit(CmEventKind::AddrResolved, 0);
+        Ok(())
+    }
+
+    /// Resolves a peer's address as [`resolve_addr`](Self::resolve_addr) does, and waits until the next hop has answered
+    /// (`rdma_resolve_addr(3)`). If it has not within `limit`, the event is [`CmEventKind::AddrError`] with `ETIMEDOUT`, and the identifier
+    /// may resolve an address again. Does not block.
+    ///
+    /// # Errors
+    /// As [`resolve_addr`](Self::resolve_addr).
+    pub fn resolve_addr_within(
+        &self,
+        source: Option<SocketAddr>,
+        peer: SocketAddr,
+        limit: Duration,
+    ) -> Result<()> {
+        let mut s = self.inner.state.lock();
+        let local = s.prepare(source, peer)?;
+        if let Some(hop) = NextHop::unanswered(local.ip(), canonical(peer)) {
+            let resolving = Resolving::begin(self, hop, limit);
+            s.phase = resolving
+                .as_ref()
+                .map_or(Phase::Idle, |r| Phase::Resolving(Arc::clone(r)));
+            return resolving.map(|_| ());
+        }
+        drop(s);
+        self.emit(CmEventKind::AddrResolved, 0);
+        Ok(())
+    }
+}
+
+impl IdState {
+    /// Finds source address and device. Returns the source address.
+    fn prepare(&mut self, source: Option<SocketAddr>, peer: SocketAddr) -> Result<SocketAddr> {
+        if !matches!(self.phase, Phase::Idle | Phase::Failed) {
+            return Err(Error::InvalidState(
+                "an address is resolved once, before connecting",
+            ));
+        }
+        let of_one_family = |a: &SocketAddr| canonical(*a).is_ipv4() == canonical(peer).is_ipv4();
+        let any = |a: &SocketAddr| a.ip().is_unspecified();
+        // A socket that is bound to `::` connects to IPv4 peers, too.
+        let usable = |a: &SocketAddr| of_one_family(a) || (any(a) && a.is_ipv6());
+        // The address of an earlier attempt stays if it can.
+        let own = self.local.filter(|a| self.bound.is_some() || usable(a));
+        if !own.as_ref().is_none_or(usable) || !source.as_ref().is_none_or(of_one_family) {
+            return Err(Error::InvalidArgument(
+                "source and destination are of two address families",
+            ));
+        }
+        let source_ip = match (own, source) {
+            (Some(own), _) if !any(&own) => own.ip(),
+            (_, Some(source)) if !any(&source) => source.ip(),
+            _ => source_address(peer)?,
+        };
+        self.adopt_device(source_ip).or_else(|e| {
+            if let (Error::NoDevice, Some(source)) = (&e, source) {
+                check_is_local(source)?;
+            }
+            Err(e)
+        })?;
+        let port = own.or(source).map_or(0, |a| a.port());
+        let mut local = SocketAddr::new(source_ip, port);
+        if let (SocketAddr::V6(local), SocketAddr::V6(peer)) = (&mut local, peer) {
+            local.set_scope_id(peer.scope_id());
+        }
+        if own.is_none() && port != 0 {
+            self.bound = Some(Bound::bind(local, self.only_v6, self.sharing)?);
+        }
+        self.local = Some(local);
+        self.peer = Some(peer);
+        self.phase = Phase::Resolved;
+        Ok(local)
+    }
+}
+
+/// An address of another host is an error of its own, which comes before that of an address without a device.
+fn check_is_local(source: SocketAddr) -> Result<()> {
+    let mut free = source;
+    free.set_port(0);
+    UdpSocket::bind(free)?;
+    Ok(())
+}
+
+/// A next hop that has not answered yet.
+pub(super) struct Resolving {
+    id: Weak<CmIdInner>,
+    engine: Arc<Engine>,
+    token: u64,
+    hop: NextHop,
+    until: Instant,
+    pause: Mutex<Duration>,
+}
+
+impl Resolving {
+    fn begin(id: &CmId, hop: NextHop, limit: Duration) -> Result<Arc<Self>> {
+        let engine = engine()?;
+        let token = engine.token();
+        let now = Instant::now();
+        let this = Arc::new(Self {
+            id: Arc::downgrade(&id.inner),
+            engine,
+            token,
+            hop,
+            until: now.checked_add(limit).unwrap_or(now),
+            pause: Mutex::new(FIRST_PAUSE),
+        });
+        let source = Arc::clone(&this) as Arc<dyn Source>;
+        this.engine.add_timed(token, source);
+        this.engine.after(FIRST_PAUSE.min(limit), token, 0);
+        Ok(this)
+    }
+
+    /// Ends the attempt without an event.
+    pub(super) fn cancel(&self) {
+        self.engine.forget(self.token);
+    }
+
+    fn finish(&self, kind: CmEventKind, status: i32) {
+        self.engine.forget(self.token);
+        let Some(id) = self.id.upgrade().map(|inner| CmId { inner }) else {
+            return;
+        };
+        // Kept until the event is there, so that `destroy` either prevents it or finds it.
+        let mut s = id.inner.state.lock();
+        match &s.phase {
+            Phase::Resolving(other) if std::ptr::eq(Arc::as_ptr(other), self) => {}
+            _ => return,
+        }
+        s.phase = match kind {
+            CmEventKind::AddrResolved => Phase::Resolved,
+            _ => Phase::Idle,
+        };
+        let channel = id.put(id.event(kind, status));
+        drop(s);
+        channel.wake();
+    }
+}
+
+impl Source for Resolving {
+    fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
+        true
+    }
+
+    fn timer(self: Arc<Self>, _: u32) {
+        if !self.hop.is_open() {
+            return self.finish(CmEventKind::AddrResolved, 0);
+        }
+        let left = self.until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return self.finish(CmEventKind::AddrError, libc::ETIMEDOUT);
+        }
+        let mut pause = self.pause.lock();
+        *pause = (*pause * 2).min(LAST_PAUSE);
+        self.engine.after(pause.min(left), self.token, 0);
+    }
+}

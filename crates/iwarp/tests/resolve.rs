@@ -1,0 +1,121 @@
+//! Resolving addresses of peers whose next hop answers, and of those whose does not, as `rdma_resolve_addr(3)` has it.
+
+mod common;
+
+use common::net::{FAR, NEAR, inside, ip};
+use common::*;
+use iwarp::raw::cm::CmEventChannel;
+use iwarp::raw::cm::{CmEventKind, CmId, create_event_channel};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+/// Shorter than the kernel asks for a neighbour.
+const SHORT: Duration = Duration::from_millis(600);
+
+fn identifier() -> (CmId, CmEventChannel) {
+    let channel = create_event_channel().unwrap();
+    (CmId::create(&channel, None), channel)
+}
+
+/// Resolves an address with a new identifier. Returns the event and its status.
+fn resolve(peer: &str, limit: Duration) -> (CmEventKind, i32) {
+    let (id, channel) = identifier();
+    let start = Instant::now();
+    id.resolve_addr_within(None, format!("{peer}:9").parse().unwrap(), limit)
+        .unwrap();
+    let event = channel.next(Some(LIMIT)).unwrap();
+    assert!(event.id.is_same(&id));
+    if event.kind == CmEventKind::AddrError {
+        assert!(start.elapsed() >= limit, "{peer}: too early");
+    }
+    id.destroy();
+    (event.kind, event.status)
+}
+
+const RESOLVED: (CmEventKind, i32) = (CmEventKind::AddrResolved, 0);
+const DEAD: (CmEventKind, i32) = (CmEventKind::AddrError, libc::ETIMEDOUT);
+
+#[test]
+fn a_dead_neighbour_is_an_error_of_resolving_its_address() {
+    inside(
+        "a_dead_neighbour_is_an_error_of_resolving_its_address",
+        |net| {
+            let far = FAR.to_string();
+            // Twice: the first time the kernel has to ask.
+            assert_eq!(resolve(&far, LIMIT), RESOLVED);
+            assert_eq!(resolve(&far, Duration::ZERO), RESOLVED);
+            assert_eq!(resolve(&NEAR.to_string(), Duration::ZERO), RESOLVED);
+            assert_eq!(resolve("10.9.7.9", SHORT), DEAD);
+            // Longer than the kernel asks: it then asks anew, and in the end somebody is there.
+            assert_eq!(resolve("10.9.7.9", Duration::from_secs(4)), DEAD);
+            let late = std::thread::spawn(|| resolve("10.9.7.8", LIMIT));
+            std::thread::sleep(SHORT);
+            net.at_far(|| ip("addr add 10.9.7.8/24 dev far"));
+            assert_eq!(late.join().unwrap(), RESOLVED);
+        },
+    );
+}
+
+#[test]
+fn a_gateway_answers_for_those_behind_it() {
+    inside("a_gateway_answers_for_those_behind_it", |_| {
+        ip(&format!("route add 10.8.1.0/24 via {FAR}"));
+        ip("route add 10.8.2.0/24 via 10.9.7.9");
+        assert_eq!(resolve("10.8.1.5", LIMIT), RESOLVED);
+        assert_eq!(resolve("10.8.2.5", SHORT), DEAD);
+        // Where there are no link addresses, nothing is asked.
+        ip("link set near arp off");
+        assert_eq!(resolve("10.9.7.10", Duration::ZERO), RESOLVED);
+    });
+}
+
+#[test]
+fn neighbours_with_ipv6() {
+    inside("neighbours_with_ipv6", |net| {
+        ip("addr add fd09::1/64 dev near nodad");
+        net.at_far(|| ip("addr add fd09::2/64 dev far nodad"));
+        assert_eq!(resolve("[fd09::2]", LIMIT), RESOLVED);
+        assert_eq!(resolve("[fd09::9]", SHORT), DEAD);
+    });
+}
+
+#[test]
+fn an_identifier_may_resolve_again_or_go_away() {
+    inside("an_identifier_may_resolve_again_or_go_away", |net| {
+        let dead: SocketAddr = "10.9.7.9:9".parse().unwrap();
+        let (id, channel) = identifier();
+        id.resolve_addr_within(None, dead, SHORT).unwrap();
+        for early in [
+            id.resolve_addr_within(None, dead, SHORT),
+            id.resolve_route(),
+            id.listen(1),
+        ] {
+            assert!(early.is_err(), "before the event");
+        }
+        let event = channel.next(Some(LIMIT)).unwrap();
+        assert_eq!((event.kind, event.status), DEAD);
+        id.resolve_route().unwrap_err();
+        // The next address is another one's.
+        let server = net.at_far(|| Server::new(FAR, &config()));
+        id.resolve_addr_within(None, server.address, LIMIT).unwrap();
+        assert_eq!(
+            channel.next(Some(LIMIT)).unwrap().kind,
+            CmEventKind::AddrResolved
+        );
+        id.resolve_route().unwrap();
+        assert_eq!(
+            channel.next(Some(LIMIT)).unwrap().kind,
+            CmEventKind::RouteResolved
+        );
+        id.destroy();
+
+        let before = sockets();
+        let (id, channel) = identifier();
+        id.resolve_addr_within(None, dead, SHORT).unwrap();
+        assert!(sockets() > before);
+        id.destroy();
+        until("its sockets are closed", || sockets() == before);
+        std::thread::sleep(SHORT * 2);
+        assert!(channel.is_empty(), "an event of a destroyed identifier");
+    });
+}
