@@ -108,6 +108,12 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     })
 }
 
+/// Codes of the port's width and speed: one lane of 10 Gb/s. TCP has no speed of its own, and programs expect some number.
+const WIDTH_1X: u8 = 1;
+const SPEED_QDR: u8 = 4;
+/// The speed that the codes mean, in units of 100 Mb/s.
+const PORT_SPEED: u64 = 100;
+
 fn port(c: &crate::device::ContextObject) -> ibv_port_attr {
     let device = &c.device.device;
     // IB's MTU codes: 256 << (code - 1).
@@ -129,9 +135,9 @@ fn port(c: &crate::device::ContextObject) -> ibv_port_attr {
     a.max_msg_sz = LIMITS.max_message;
     a.pkey_tbl_len = 1;
     a.max_vl_num = 1;
-    // 1X of 10 Gb/s.
-    a.active_width = 1;
-    a.active_speed = 4;
+    a.active_width = WIDTH_1X;
+    a.active_speed = SPEED_QDR;
+    a.active_speed_ex = u32::from(SPEED_QDR);
     a.phys_state = 5;
     // Ethernet.
     a.link_layer = 2;
@@ -155,6 +161,22 @@ pub(crate) unsafe extern "C" fn query_port(
             to.cast::<u8>(),
             len.min(size_of::<ibv_port_attr>()),
         );
+        Ok(())
+    })
+}
+
+/// `ibv_query_port_speed(3)`: in units of 100 Mb/s.
+pub(crate) unsafe extern "C" fn ibv_query_port_speed(
+    c: *mut ibv_context,
+    port_num: u32,
+    to: *mut u64,
+) -> c_int {
+    code(|| {
+        checked_context(c)?;
+        if port_num != 1 || to.is_null() {
+            return Err(EINVAL);
+        }
+        *to = PORT_SPEED;
         Ok(())
     })
 }

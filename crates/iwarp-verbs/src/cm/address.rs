@@ -4,22 +4,24 @@ use super::sockaddr;
 use crate::abi::cma::*;
 use crate::abi::verbs::*;
 use crate::device;
-use crate::guard::{EINVAL, ENOMEM, Errno, Res, minus_one, pointer, value};
+use crate::guard::{EINVAL, ENOMEM, Errno, Res, UNSUPPORTED, minus_one, pointer, value};
 use std::ffi::{c_char, c_int};
 use std::ptr::null_mut;
 
 const PASSIVE: c_int = 1;
 const NUMERICHOST: c_int = 2;
 const FAMILY: c_int = 8;
+/// Asks InfiniBand's subnet administration instead of the resolver (since rdma-core 56).
+pub(super) const SUBNET: c_int = 0x10;
 const QPT_RC: c_int = 2;
 const QPT_UD: c_int = 4;
 
-unsafe fn allocate<T>() -> Res<*mut T> {
+pub(super) unsafe fn allocate<T>() -> Res<*mut T> {
     let p = libc::calloc(1, size_of::<T>()).cast::<T>();
     if p.is_null() { Err(ENOMEM) } else { Ok(p) }
 }
 
-unsafe fn copy_address(
+pub(super) unsafe fn copy_address(
     from: *const libc::sockaddr,
     len: libc::socklen_t,
 ) -> Res<*mut libc::sockaddr> {
@@ -100,6 +102,9 @@ pub(crate) unsafe extern "C" fn rdma_getaddrinfo(
         let hints = hints.as_ref();
         if res.is_null() {
             return Err(EINVAL);
+        }
+        if hints.is_some_and(|h| h.ai_flags & SUBNET != 0) {
+            return Err(UNSUPPORTED);
         }
         let to = allocate::<rdma_addrinfo>()?;
         (*to).ai_flags = hints.map_or(0, |h| h.ai_flags);
