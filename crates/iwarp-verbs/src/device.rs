@@ -251,6 +251,7 @@ fn make(
     vctx.create_qp_ex = Some(qp::create_qp_ex);
     vctx.create_srq_ex = Some(srq::create_srq_ex);
     vctx.advise_mr = Some(mr::advise_mr);
+    vctx.alloc_null_mr = Some(mr::alloc_null_mr);
     let c = &mut vctx.context;
     c.device = device.c();
     c.cmd_fd = cmd.as_raw_fd();

@@ -157,6 +157,23 @@ pub(crate) unsafe extern "C" fn ibv_dereg_mr(m: *mut ibv_mr) -> c_int {
     })
 }
 
+/// `ibv_alloc_null_mr(3)`: a region that swallows what is written and reads as zeros. It has no key for the peer.
+pub(crate) unsafe extern "C" fn alloc_null_mr(p: *mut ibv_pd) -> *mut ibv_mr {
+    pointer(|| {
+        let pd = pd::find(p)?;
+        let stag = context((*p).context).raw.register_null(pd.number)?;
+        pd.users.add();
+        let own = Mr {
+            dm: None,
+            imported: false,
+            dm_object: 0,
+        };
+        let mr = create(p, stag, null_mut(), usize::MAX, own);
+        (*mr).rkey = 0;
+        Ok(mr)
+    })
+}
+
 const CHANGE_TRANSLATION: c_int = 1;
 const CHANGE_PD: c_int = 2;
 const CHANGE_ACCESS: c_int = 4;
