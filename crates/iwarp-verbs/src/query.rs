@@ -21,9 +21,11 @@ const VENDOR_ID: u32 = 0x69_57_00;
 /// Window types 1 and 2B, events on notification, resizing of shared receive queues, GUIDs.
 const CAPS: c_uint = 1 << 11 | 1 << 13 | 1 << 17 | 1 << 21 | 1 << 24;
 
-/// Registration on demand, of ranges; reliable connections may use such memory for everything.
+/// Registration on demand, of ranges; reliable connections may use such memory for everything, and unreliable ones for what they have:
+/// Sends, receives, Writes, shared receives.
 const ODP_SUPPORT: u64 = 1;
 const ODP_RC: u64 = 0x3f;
+const ODP_UC: u64 = 0x27;
 
 fn attributes(c: &crate::device::ContextObject) -> ibv_device_attr {
     let guid = c.device.device.guid.to_be();
@@ -92,7 +94,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         }
         let mut a: ibv_device_attr_ex = std::mem::zeroed();
         a.orig_attr = attributes(context(c));
-        a.odp_caps = [ODP_SUPPORT, ODP_RC, 0];
+        a.odp_caps = [ODP_SUPPORT, ODP_RC | ODP_UC << 32, 0];
         a.completion_timestamp_mask = u64::MAX;
         a.hca_core_clock = 1_000_000;
         a.device_cap_flags_ex = u64::from(CAPS);

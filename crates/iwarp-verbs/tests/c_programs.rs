@@ -1,5 +1,5 @@
 //! Our own C programs on the library, compiled with Debian's headers: every kind of misuse, an exchange that uses every
-//! operation, events for solicited completions, and what later headers than Debian's declare.
+//! operation, events for solicited completions, unreliable connections, and what later headers than Debian's declare.
 
 mod common;
 
@@ -94,4 +94,9 @@ fn solicited_events_come_only_for_solicited_completions_and_failures() {
 #[test]
 fn programs_of_later_releases_find_their_functions() {
     passes("recent");
+}
+
+#[test]
+fn unreliable_connections_lose_what_is_not_taken_and_nothing_else() {
+    passes("unreliable");
 }

@@ -616,6 +616,7 @@ pub(crate) mod value {
     pub(crate) const QPS_ERR: c_uint = 6;
 
     pub(crate) const QPT_RC: c_uint = 2;
+    pub(crate) const QPT_UC: c_uint = 3;
 
     pub(crate) const SEND_FENCE: c_uint = 1;
     pub(crate) const SEND_SIGNALED: c_uint = 2;
