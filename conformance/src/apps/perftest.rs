@@ -24,6 +24,8 @@ struct Program {
     events: bool,
     /// `true` if it works without `-R`.
     by_number: bool,
+    /// `true` if it has unreliable connections, which are always made without `-R`.
+    unreliable: bool,
 }
 
 const fn program(name: &'static str) -> Program {
@@ -33,12 +35,14 @@ const fn program(name: &'static str) -> Program {
         all_sizes: true,
         events: true,
         by_number: true,
+        unreliable: false,
     }
 }
 
 const PROGRAMS: &[Program] = &[
     Program {
         events: false,
+        unreliable: true,
         ..program("ib_write_bw")
     },
     program("ib_read_bw"),
@@ -53,6 +57,7 @@ const PROGRAMS: &[Program] = &[
     Program {
         latency: true,
         events: false,
+        unreliable: true,
         ..program("ib_write_lat")
     },
     Program {
@@ -61,6 +66,7 @@ const PROGRAMS: &[Program] = &[
     },
     Program {
         latency: true,
+        unreliable: true,
         ..program("ib_send_lat")
     },
     Program {
@@ -98,6 +104,10 @@ fn of_program(program: &'static Program) -> Vec<Case> {
         out.push(("without `-R`", vec!["-x", "0", "-n", count], 1));
         let v6 = vec!["-x", "0", "-d", "iwarp1", "-n", count];
         out.push(("without `-R`, IPv6 GIDs", v6, 1));
+    }
+    if program.unreliable {
+        let options = vec!["-c", "UC", "-x", "0", "-n", count];
+        out.push(("`-c UC`", options, 1));
     }
     out.into_iter()
         .map(|(what, options, rows)| {

@@ -9,6 +9,7 @@ use super::stage::Stage;
 pub(super) fn cases() -> Vec<Case> {
     let rc = "ibv_rc_pingpong";
     let srq = "ibv_srq_pingpong";
+    let uc = "ibv_uc_pingpong";
     let list: Vec<(&'static str, &str, Vec<&str>)> = vec![
         (rc, "`-g 0 -c`", vec!["-c"]),
         (rc, "`-e`", vec!["-c", "-e"]),
@@ -21,6 +22,9 @@ pub(super) fn cases() -> Vec<Case> {
         (rc, "IPv6 GIDs", vec!["-c", "-d", "iwarp1"]),
         (srq, "`-g 0`", vec![]),
         (srq, "`-e`", vec!["-e"]),
+        (uc, "`-g 0 -c`", vec!["-c"]),
+        (uc, "`-e -s 65536`", vec!["-e", "-s", "65536"]),
+        (uc, "IPv6 GIDs", vec!["-c", "-d", "iwarp1"]),
     ];
     list.into_iter()
         .map(|(program, what, options)| {

@@ -35,7 +35,6 @@ const EXPECTED: Expected = Expected {
 const REASONS: &[(&str, &str)] = &[
     ("Create QP type 4 ", "needs unreliable datagrams"),
     ("Create UD QP ", "needs unreliable datagrams"),
-    ("Create UC QP ", "needs unreliable connections"),
     ("Create Raw Packet QP ", "needs raw packets"),
     ("Create QP type 8 ", "needs raw packets"),
     ("To Create RAW QP ", "needs raw packets"),

@@ -12,10 +12,10 @@
 
 use crate::errno::{Errno, Result};
 use crate::poll::{Sets, poll, select};
-use crate::{address, calls};
+use crate::{address, calls, repoll};
 use libc::{
-    c_int, c_long, c_void, fd_set, iovec, msghdr, nfds_t, off_t, pollfd, size_t, sockaddr,
-    socklen_t, ssize_t,
+    c_int, c_long, c_void, epoll_event, fd_set, iovec, msghdr, nfds_t, off_t, pollfd, size_t,
+    sockaddr, socklen_t, ssize_t,
 };
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -262,6 +262,38 @@ pub unsafe extern "C" fn rpoll(fds: *mut pollfd, n: nfds_t, timeout: c_int) -> c
         };
         let timeout = u64::try_from(timeout).ok().map(Duration::from_millis);
         Ok(poll(fds, timeout)? as c_int)
+    })
+}
+
+pub unsafe extern "C" fn repoll_create(flags: c_int) -> c_int {
+    guarded(-1, || repoll::create(flags))
+}
+
+pub unsafe extern "C" fn repoll_ctl(
+    set: c_int,
+    op: c_int,
+    fd: c_int,
+    event: *mut epoll_event,
+) -> c_int {
+    // SAFETY: the contract of the C function.
+    code(|| repoll::control(set, op, fd, unsafe { event.as_ref() }))
+}
+
+pub unsafe extern "C" fn repoll_wait(
+    set: c_int,
+    to: *mut epoll_event,
+    max: c_int,
+    timeout: c_int,
+) -> c_int {
+    guarded(-1, || {
+        let max = usize::try_from(max).map_err(|_| Errno::INVAL)?;
+        let to = match to.is_null() {
+            true => return Err(Errno(libc::EFAULT)),
+            // SAFETY: the contract of the C function: room for `max` events.
+            false => unsafe { std::slice::from_raw_parts_mut(to, max) },
+        };
+        let timeout = u64::try_from(timeout).ok().map(Duration::from_millis);
+        Ok(repoll::wait(set, to, timeout)? as c_int)
     })
 }
 

@@ -4,7 +4,7 @@ use crate::errno::{Errno, Result};
 use crate::options::{self, Options};
 use crate::socket::{Phase, Socket, State, last_goodbyes};
 use crate::stream::Gather;
-use crate::{fork, table};
+use crate::{fork, repoll, table};
 use libc::c_int;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::RawFd;
@@ -95,7 +95,9 @@ pub fn shutdown(fd: RawFd, how: c_int) -> Result<()> {
 /// # Errors
 /// EBADF.
 pub fn close(fd: RawFd) -> Result<()> {
-    let socket = table::remove(fd)?;
+    let Ok(socket) = table::remove(fd) else {
+        return repoll::close(fd);
+    };
     if socket.is_foreign() {
         // The socket belongs to the parent: threads that are not here may hold its locks, and its peer must not notice anything.
         std::mem::forget(socket);

@@ -28,6 +28,7 @@ mod fork;
 mod notify;
 mod options;
 mod poll;
+mod repoll;
 mod service;
 mod settings;
 mod socket;

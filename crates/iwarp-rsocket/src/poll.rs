@@ -1,7 +1,7 @@
-//! `rpoll` and `rselect`: any mixture of rsockets and ordinary descriptors.
+//! `rpoll` and `rselect`: any mixture of rsockets and ordinary descriptors. `repoll` waits here, too.
 
 use crate::errno::{Errno, Result};
-use crate::notify::{Entered, Waiter, sys_poll};
+use crate::notify::{Entered, Waiter, Waiters, sys_poll};
 use crate::settings::Settings;
 use crate::socket::{Socket, looked_in_vain};
 use crate::table;
@@ -14,11 +14,32 @@ use std::time::{Duration, Instant};
 /// # Errors
 /// EINTR: a signal handler ran; and those of poll(2).
 pub fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<usize> {
+    poll_unchanged(fds, timeout, None)
+}
+
+/// What ends a wait besides the events and the time: the list of descriptors that it was given is not true any more.
+pub(crate) struct Watch<'a> {
+    /// Notified after each change.
+    pub(crate) waiters: &'a Arc<Waiters>,
+    /// Returns `true` if the list has changed since it was given.
+    pub(crate) changed: &'a dyn Fn() -> bool,
+}
+
+/// As [`poll`], but returns 0 as soon as `watch` tells of a change.
+///
+/// # Errors
+/// As [`poll`].
+pub(crate) fn poll_unchanged(
+    fds: &mut [pollfd],
+    timeout: Option<Duration>,
+    watch: Option<&Watch<'_>>,
+) -> Result<usize> {
+    let changed = || watch.is_some_and(|w| (w.changed)());
     let sockets: Vec<_> = fds
         .iter()
         .map(|f| table::find(f.fd).filter(|s| !s.is_foreign()))
         .collect();
-    if sockets.iter().all(Option::is_none) {
+    if watch.is_none() && sockets.iter().all(Option::is_none) {
         return sys_poll(fds, timeout);
     }
     // An ordinary descriptor keeps its position; the position of an rsocket stays empty. The last one is for waking up.
@@ -50,6 +71,9 @@ pub fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<usize> {
             return Ok(n);
         }
         let now = Instant::now();
+        if changed() {
+            return Ok(0);
+        }
         looked_in_vain();
         if deadline.is_some_and(|d| now >= d) {
             return Ok(0);
@@ -62,12 +86,17 @@ pub fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<usize> {
     let _entered: Vec<Entered> = sockets
         .iter()
         .flatten()
-        .map(|s| s.waiters().enter(&waiter))
+        .map(|s| s.waiters())
+        .chain(watch.map(|w| w.waiters))
+        .map(|waiters| waiters.enter(&waiter))
         .collect();
     if let Some(last) = set.last_mut() {
         last.fd = waiter.raw_fd();
     }
     loop {
+        if changed() {
+            return Ok(0);
+        }
         let n = look(fds, &sockets, false, true);
         let now = Instant::now();
         let left = deadline.map(|d| d.saturating_duration_since(now));

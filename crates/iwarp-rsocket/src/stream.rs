@@ -126,6 +126,7 @@ impl Stream {
             send_cq: cq.clone(),
             recv_cq: cq.clone(),
             srq: None,
+            unreliable: false,
             max_send_wr: sq,
             max_recv_wr: rq,
             max_send_sge: 2,

@@ -153,6 +153,7 @@ fn a_listener_survives_clients_that_are_no_rsockets() {
             send_cq: cq.clone(),
             recv_cq: cq,
             srq: None,
+            unreliable: false,
             max_send_wr: 8,
             max_recv_wr: 8,
             max_send_sge: 1,

@@ -251,6 +251,7 @@ fn make(
     vctx.create_qp_ex = Some(qp::create_qp_ex);
     vctx.create_srq_ex = Some(srq::create_srq_ex);
     vctx.advise_mr = Some(mr::advise_mr);
+    vctx.alloc_null_mr = Some(mr::alloc_null_mr);
     let c = &mut vctx.context;
     c.device = device.c();
     c.cmd_fd = cmd.as_raw_fd();
@@ -374,10 +375,11 @@ pub(crate) unsafe extern "C" fn ibv_close_device(c: *mut ibv_context) -> c_int {
 }
 
 /// Marks an object as belonging to a context, for [`ibv_close_device`].
-pub(crate) const KINDS_WITH_CONTEXT: [Kind; 9] = [
+pub(crate) const KINDS_WITH_CONTEXT: [Kind; 10] = [
     Kind::Pd,
     Kind::Td,
     Kind::Mr,
+    Kind::Buf,
     Kind::Mw,
     Kind::Dm,
     Kind::Channel,
@@ -395,4 +397,9 @@ pub(crate) unsafe extern "C" fn unsupported_pointer() -> *mut c_void {
 /// For functions that this device does not have: EOPNOTSUPP.
 pub(crate) unsafe extern "C" fn unsupported_code() -> c_int {
     code(|| Err(UNSUPPORTED))
+}
+
+/// For functions that this device does not have: -1 and EOPNOTSUPP.
+pub(crate) unsafe extern "C" fn unsupported_minus_one() -> c_int {
+    minus_one(|| Err(UNSUPPORTED))
 }

@@ -1,10 +1,11 @@
-//! Every exported symbol and its version. The list is Debian 12's (rdma-core 44); a test compares it with the built library.
+//! Every exported symbol and its version. The public ones are those of rdma-core 65, which has all of Debian 12's (version 44); tests
+//! compare them with the built library. `private` has the symbols whose version changes from release to release.
 //!
 //! A Rust function cannot carry a symbol version, so each export is a jump written in assembly, whose `.symver` gives
 //! the name and version. The version nodes themselves come from `symbols.map`.
 
 use crate::cm;
-use crate::{cq, device, events, kern, misc, mr, pd, private, qp, query, rsocket, srq};
+use crate::{cq, device, events, kern, misc, mr, mr_ex, pd, private, qp, query, rsocket, srq};
 
 #[cfg(target_arch = "x86_64")]
 macro_rules! jump {
@@ -19,6 +20,7 @@ macro_rules! jump {
     };
 }
 
+/// `function => "name" "@@" "version"`; `"@@"` makes the version the one that a linker takes, `"@"` an older one.
 macro_rules! export {
     ($($f:path => $name:literal $at:literal $version:literal;)*) => { $(
         std::arch::global_asm!(
@@ -35,16 +37,8 @@ macro_rules! export {
     )* }
 }
 
-// The only object. Providers set it, and nothing reads it.
-std::arch::global_asm!(
-    ".pushsection .data.verbs_allow_disassociate_destroy,\"aw\",@progbits",
-    ".globl __sv_allow_disassociate",
-    ".type __sv_allow_disassociate,@object",
-    "__sv_allow_disassociate: .byte 0",
-    ".size __sv_allow_disassociate, 1",
-    ".symver __sv_allow_disassociate, verbs_allow_disassociate_destroy@@IBVERBS_PRIVATE_34",
-    ".popsection",
-);
+#[path = "exports_private.rs"]
+mod private_symbols;
 
 export! {
     kern::ibv_copy_path_rec_from_kern => "ibv_copy_path_rec_from_kern" "@@" "IBVERBS_1.0";
@@ -122,76 +116,27 @@ export! {
     misc::ibv_is_fork_initialized => "ibv_is_fork_initialized" "@@" "IBVERBS_1.13";
     mr::ibv_unimport_dm => "ibv_unimport_dm" "@@" "IBVERBS_1.13";
     qp::ibv_query_qp_data_in_order => "ibv_query_qp_data_in_order" "@@" "IBVERBS_1.14";
-    private::zero => "__ioctl_final_num_attrs" "@@" "IBVERBS_PRIVATE_34";
-    private::verbs_log => "__verbs_log" "@@" "IBVERBS_PRIVATE_34";
-    private::pointer => "_verbs_init_and_alloc_context" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "execute_ioctl" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_advise_mr" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_alloc_dm" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_alloc_mw" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_alloc_pd" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_attach_mcast" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_close_xrcd" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_create_ah" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_create_counters" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_create_cq" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_create_cq_ex" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_create_flow" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_create_flow_action_esp" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_create_qp" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_create_qp_ex" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_create_qp_ex2" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_create_rwq_ind_table" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_create_srq" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_create_srq_ex" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_create_wq" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_dealloc_mw" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_dealloc_pd" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_dereg_mr" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_destroy_ah" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_destroy_counters" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_destroy_cq" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_destroy_flow" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_destroy_flow_action" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_destroy_qp" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_destroy_rwq_ind_table" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_destroy_srq" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_destroy_wq" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_detach_mcast" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_free_dm" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_get_context" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_modify_cq" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_modify_flow_action_esp" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_modify_qp" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_modify_qp_ex" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_modify_srq" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_modify_wq" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_open_qp" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_open_xrcd" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_poll_cq" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_post_recv" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_post_send" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_post_srq_recv" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_query_context" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_query_device_any" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_query_mr" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_query_port" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_query_qp" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_query_srq" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_read_counters" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_reg_dm_mr" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_reg_dmabuf_mr" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_reg_mr" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_req_notify_cq" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_rereg_mr" "@@" "IBVERBS_PRIVATE_34";
-    private::command => "ibv_cmd_resize_cq" "@@" "IBVERBS_PRIVATE_34";
-    query::ibv_query_gid_type => "ibv_query_gid_type" "@@" "IBVERBS_PRIVATE_34";
-    private::read_ibdev_sysfs_file => "ibv_read_ibdev_sysfs_file" "@@" "IBVERBS_PRIVATE_34";
-    private::nothing => "verbs_init_cq" "@@" "IBVERBS_PRIVATE_34";
-    private::pointer => "verbs_open_device" "@@" "IBVERBS_PRIVATE_34";
-    private::verbs_register_driver => "verbs_register_driver_34" "@@" "IBVERBS_PRIVATE_34";
-    private::nothing => "verbs_set_ops" "@@" "IBVERBS_PRIVATE_34";
-    private::nothing => "verbs_uninit_context" "@@" "IBVERBS_PRIVATE_34";
+    mr_ex::ibv_reg_mr_ex => "ibv_reg_mr_ex" "@@" "IBVERBS_1.15";
+    // Hints for the PCIe bus, for which a device has to be on one.
+    device::unsupported_pointer => "ibv_alloc_dmah" "@@" "IBVERBS_1.15";
+    device::unsupported_code => "ibv_dealloc_dmah" "@@" "IBVERBS_1.15";
+    device::unsupported_minus_one => "ibv_dm_export_dmabuf_fd" "@@" "IBVERBS_1.16";
+    query::ibv_query_port_speed => "ibv_query_port_speed" "@@" "IBVERBS_1.16";
+    mr_ex::ibv_alloc_buf => "ibv_alloc_buf" "@@" "IBVERBS_1.17";
+    mr_ex::ibv_free_buf => "ibv_free_buf" "@@" "IBVERBS_1.17";
+    mr_ex::ibv_reg_buf_mr => "ibv_reg_buf_mr" "@@" "IBVERBS_1.17";
+    mr_ex::ibv_export_buf_dmabuf_fd => "ibv_export_buf_dmabuf_fd" "@@" "IBVERBS_1.18";
+    // Counters of completions, which rdma-core has for devices that count by themselves.
+    device::unsupported_code => "_ibv_query_comp_cntr_caps" "@@" "IBVERBS_1.18";
+    device::unsupported_pointer => "ibv_create_comp_cntr" "@@" "IBVERBS_1.18";
+    device::unsupported_code => "ibv_destroy_comp_cntr" "@@" "IBVERBS_1.18";
+    device::unsupported_code => "ibv_inc_comp_cntr" "@@" "IBVERBS_1.18";
+    device::unsupported_code => "ibv_inc_err_comp_cntr" "@@" "IBVERBS_1.18";
+    device::unsupported_code => "ibv_qp_attach_comp_cntr" "@@" "IBVERBS_1.18";
+    device::unsupported_code => "ibv_read_comp_cntr" "@@" "IBVERBS_1.18";
+    device::unsupported_code => "ibv_read_err_comp_cntr" "@@" "IBVERBS_1.18";
+    device::unsupported_code => "ibv_set_comp_cntr" "@@" "IBVERBS_1.18";
+    device::unsupported_code => "ibv_set_err_comp_cntr" "@@" "IBVERBS_1.18";
     rsocket::raccept => "raccept" "@@" "RDMACM_1.0";
     rsocket::rbind => "rbind" "@@" "RDMACM_1.0";
     rsocket::rclose => "rclose" "@@" "RDMACM_1.0";
@@ -260,6 +205,12 @@ export! {
     cm::connect::rdma_get_remote_ece => "rdma_get_remote_ece" "@@" "RDMACM_1.3";
     cm::connect::rdma_reject_ece => "rdma_reject_ece" "@@" "RDMACM_1.3";
     cm::connect::rdma_set_local_ece => "rdma_set_local_ece" "@@" "RDMACM_1.3";
+    cm::lookup::rdma_query_addrinfo => "rdma_query_addrinfo" "@@" "RDMACM_1.4";
+    cm::lookup::rdma_resolve_addrinfo => "rdma_resolve_addrinfo" "@@" "RDMACM_1.4";
+    cm::lookup::rdma_write_cm_event => "rdma_write_cm_event" "@@" "RDMACM_1.4";
+    rsocket::repoll_create => "repoll_create" "@@" "RDMACM_1.5";
+    rsocket::repoll_ctl => "repoll_ctl" "@@" "RDMACM_1.5";
+    rsocket::repoll_wait => "repoll_wait" "@@" "RDMACM_1.5";
     // Programs built for versions before 1.1 pass structures of another layout. No such programs are left.
     device::unsupported_code => "ibv_ack_async_event" "@" "IBVERBS_1.0";
     device::unsupported_code => "ibv_ack_cq_events" "@" "IBVERBS_1.0";

@@ -28,6 +28,7 @@ mod guard;
 mod kern;
 mod misc;
 mod mr;
+mod mr_ex;
 mod mw;
 mod object;
 mod pd;

@@ -35,7 +35,7 @@ pub(crate) unsafe extern "C" fn ibv_port_state_str(state: c_uint) -> *const c_ch
 }
 
 pub(crate) unsafe extern "C" fn ibv_event_type_str(event: c_uint) -> *const c_char {
-    const NAMES: [&CStr; 20] = [
+    const NAMES: [&CStr; 21] = [
         c"CQ error",
         c"local work queue catastrophic error",
         c"invalid request local work queue error",
@@ -56,6 +56,7 @@ pub(crate) unsafe extern "C" fn ibv_event_type_str(event: c_uint) -> *const c_ch
         c"client reregistration",
         c"GID table change",
         c"WQ fatal",
+        c"device link speed change",
     ];
     name(&NAMES, event, c"unknown")
 }
@@ -88,6 +89,30 @@ pub(crate) unsafe extern "C" fn ibv_wc_status_str(status: c_uint) -> *const c_ch
         c"TM software rendezvous",
     ];
     name(&NAMES, status, c"unknown")
+}
+
+/// Returns the name of an operation. The header of rdma-core declares it since version 57.
+pub(crate) unsafe extern "C" fn ibv_wr_opcode_str(opcode: c_uint) -> *const c_char {
+    // Numbers 12 and 13 belong to no operation.
+    const NAMES: [&CStr; 16] = [
+        c"rdma-write",
+        c"rdma-write-with-imm",
+        c"send",
+        c"send-with-imm",
+        c"rdma-read",
+        c"atomic-cmp-and-swp",
+        c"atomic-fetch-and-add",
+        c"local-inv",
+        c"bind-mw",
+        c"send-with-inv",
+        c"tso",
+        c"driver1",
+        c"unknown",
+        c"unknown",
+        c"flush",
+        c"atomic-write",
+    ];
+    name(&NAMES, opcode, c"unknown")
 }
 
 /// The rates: `enum ibv_rate`, multiple of 2.5 Gb/s if it is one, and Mb/s.

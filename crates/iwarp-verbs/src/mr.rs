@@ -48,7 +48,11 @@ pub(crate) fn rights(access: c_uint) -> Res<Access> {
     Ok(Access::from_bits_truncate(access & RIGHTS))
 }
 
-unsafe fn register(
+/// Registers memory and makes the object for it.
+///
+/// # Safety
+/// As `ibv_reg_mr(3)`.
+pub(crate) unsafe fn register(
     p: *mut ibv_pd,
     addr: u64,
     len: usize,
@@ -150,6 +154,23 @@ pub(crate) unsafe extern "C" fn ibv_dereg_mr(m: *mut ibv_mr) -> c_int {
         }
         object::free::<ibv_mr, Mr>(m);
         Ok(())
+    })
+}
+
+/// `ibv_alloc_null_mr(3)`: a region that swallows what is written and reads as zeros. It has no key for the peer.
+pub(crate) unsafe extern "C" fn alloc_null_mr(p: *mut ibv_pd) -> *mut ibv_mr {
+    pointer(|| {
+        let pd = pd::find(p)?;
+        let stag = context((*p).context).raw.register_null(pd.number)?;
+        pd.users.add();
+        let own = Mr {
+            dm: None,
+            imported: false,
+            dm_object: 0,
+        };
+        let mr = create(p, stag, null_mut(), usize::MAX, own);
+        (*mr).rkey = 0;
+        Ok(mr)
     })
 }
 
@@ -305,7 +326,8 @@ pub(crate) struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    fn new(len: usize, align: usize) -> Res<Self> {
+    /// Allocates `len` zeros, of which there must be one at least.
+    pub(crate) fn new(len: usize, align: usize) -> Res<Self> {
         let layout = Layout::from_size_align(len, align.max(64)).map_err(|_| EINVAL)?;
         // SAFETY: the layout has a size above zero, as the caller has checked.
         let start = unsafe { std::alloc::alloc_zeroed(layout) };
@@ -316,6 +338,11 @@ impl DeviceMemory {
             start: start as usize,
             layout,
         })
+    }
+
+    /// Returns its address and its size in octets.
+    pub(crate) const fn range(&self) -> (usize, usize) {
+        (self.start, self.layout.size())
     }
 }
 

@@ -19,6 +19,7 @@ pub(crate) enum Kind {
     Pd,
     Td,
     Mr,
+    Buf,
     Mw,
     Dm,
     Ah,

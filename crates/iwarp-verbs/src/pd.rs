@@ -127,7 +127,11 @@ pub(crate) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
     })
 }
 
-/// Custom allocators are for buffers that hardware shares; there are none here.
+/// `enum ibv_parent_domain_init_attr_mask`: custom allocators, their context, and that buffers may lie in memory which a confidential guest
+/// shares with its host (since rdma-core 65).
+const PARENT_ATTRIBUTES: u32 = 7;
+
+/// Custom allocators are for buffers that hardware shares; there are none here. All memory is as good as shared.
 pub(crate) unsafe extern "C" fn alloc_parent_domain(
     c: *mut ibv_context,
     attr: *mut ibv_parent_domain_init_attr,
@@ -135,7 +139,7 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
     pointer(|| {
         checked_context(c)?;
         let attr = &*attr;
-        if attr.comp_mask & !3 != 0 {
+        if attr.comp_mask & !PARENT_ATTRIBUTES != 0 {
             return Err(UNSUPPORTED);
         }
         let parent = find(attr.pd)?;

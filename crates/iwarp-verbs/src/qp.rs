@@ -71,12 +71,23 @@ fn check_sizes(cap: &ibv_qp_cap) -> Res<()> {
     Ok(())
 }
 
+/// Operations of the `ibv_wr_*` interface that unreliable connections have: Write, Send, with immediate data, and those on local keys.
+const UC_OPS: u64 = 0x38f;
+
+/// Unreliable connections are connected by GID and number only, as with the kernel: the connection manager has none.
+fn check_type(qp_type: c_uint, ops: Option<u64>, is_managed: bool) -> Res<()> {
+    match qp_type {
+        QPT_RC => Ok(()),
+        QPT_UC if !is_managed && ops.unwrap_or_default() & !UC_OPS == 0 => Ok(()),
+        _ => Err(UNSUPPORTED),
+    }
+}
+
 unsafe fn create(p: *mut ibv_pd, wanted: &Wanted, cap: &mut ibv_qp_cap) -> Res<*mut ibv_qp> {
     let pd = pd::find(p)?;
     check_sizes(cap)?;
-    if wanted.qp_type != QPT_RC {
-        return Err(UNSUPPORTED);
-    }
+    let ctx = context((*p).context);
+    check_type(wanted.qp_type, wanted.ops, ctx.is_shared())?;
     let send_cq = cq::find(wanted.send_cq)?;
     let recv_cq = cq::find(wanted.recv_cq)?;
     let srq = if wanted.srq.is_null() {
@@ -92,6 +103,7 @@ unsafe fn create(p: *mut ibv_pd, wanted: &Wanted, cap: &mut ibv_qp_cap) -> Res<*
         send_cq: send_cq.raw.clone(),
         recv_cq: recv_cq.raw.clone(),
         srq: srq.map(|s| s.raw.clone()),
+        unreliable: wanted.qp_type == QPT_UC,
         max_send_wr: cap.max_send_wr,
         max_recv_wr: if srq.is_some() { 0 } else { cap.max_recv_wr },
         max_send_sge: cap.max_send_sge.max(1),
@@ -101,7 +113,6 @@ unsafe fn create(p: *mut ibv_pd, wanted: &Wanted, cap: &mut ibv_qp_cap) -> Res<*
         max_ird: query::RD_ATOMIC,
         max_ord: query::RD_ATOMIC,
     };
-    let ctx = context((*p).context);
     // A queue pair on a context of the program's own may be connected by GID and number. The connection manager's contexts are for
     // identifiers.
     let raw = if ctx.is_shared() {
@@ -136,7 +147,7 @@ unsafe fn create(p: *mut ibv_pd, wanted: &Wanted, cap: &mut ibv_qp_cap) -> Res<*
     c.qp_base.handle = raw.num();
     c.qp_base.qp_num = raw.num();
     c.qp_base.state = QPS_RESET;
-    c.qp_base.qp_type = QPT_RC;
+    c.qp_base.qp_type = wanted.qp_type;
     c.qp_base.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
     c.qp_base.cond = libc::PTHREAD_COND_INITIALIZER;
     if wanted.ops.is_some() {
@@ -191,7 +202,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         let a = &mut *attr;
         check_sizes(&a.cap)?;
         let known = ATTR_PD | ATTR_SEND_OPS_FLAGS | ATTR_CREATE_FLAGS;
-        if a.comp_mask & !known != 0 || a.qp_type != QPT_RC {
+        if a.comp_mask & !known != 0 {
             return Err(UNSUPPORTED);
         }
         if a.comp_mask & ATTR_CREATE_FLAGS != 0 && a.create_flags != 0 {

@@ -11,7 +11,7 @@ use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
 
-/// `enum ibv_qp_create_send_ops_flags` without segmentation offload (10) and atomic write (12).
+/// `enum ibv_qp_create_send_ops_flags` without segmentation offload (10), flush (11) and atomic write (12).
 const OPS: u64 = 0x3ff;
 
 struct Built {
@@ -72,6 +72,7 @@ pub(crate) fn fill(c: &mut ibv_qp_ex) {
     c.wr_complete = Some(wr_complete);
     c.wr_abort = Some(wr_abort);
     c.wr_atomic_write = Some(wr_atomic_write);
+    c.wr_flush = Some(wr_flush);
 }
 
 unsafe fn builder<'a>(q: *mut ibv_qp_ex) -> &'a Builder {
@@ -170,6 +171,10 @@ unsafe extern "C" fn wr_send_tso(q: *mut ibv_qp_ex, _: *mut c_void, _: u16, _: u
 }
 
 unsafe extern "C" fn wr_atomic_write(q: *mut ibv_qp_ex, _: u32, _: u64, _: *const c_void) {
+    begin(q, Err(UNSUPPORTED));
+}
+
+unsafe extern "C" fn wr_flush(q: *mut ibv_qp_ex, _: u32, _: u64, _: usize, _: u8, _: u8) {
     begin(q, Err(UNSUPPORTED));
 }
 

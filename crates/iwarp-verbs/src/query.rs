@@ -21,9 +21,11 @@ const VENDOR_ID: u32 = 0x69_57_00;
 /// Window types 1 and 2B, events on notification, resizing of shared receive queues, GUIDs.
 const CAPS: c_uint = 1 << 11 | 1 << 13 | 1 << 17 | 1 << 21 | 1 << 24;
 
-/// Registration on demand, of ranges; reliable connections may use such memory for everything.
+/// Registration on demand, of ranges; reliable connections may use such memory for everything, and unreliable ones for what they have:
+/// Sends, receives, Writes, shared receives.
 const ODP_SUPPORT: u64 = 1;
 const ODP_RC: u64 = 0x3f;
+const ODP_UC: u64 = 0x27;
 
 fn attributes(c: &crate::device::ContextObject) -> ibv_device_attr {
     let guid = c.device.device.guid.to_be();
@@ -92,7 +94,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         }
         let mut a: ibv_device_attr_ex = std::mem::zeroed();
         a.orig_attr = attributes(context(c));
-        a.odp_caps = [ODP_SUPPORT, ODP_RC, 0];
+        a.odp_caps = [ODP_SUPPORT, ODP_RC | ODP_UC << 32, 0];
         a.completion_timestamp_mask = u64::MAX;
         a.hca_core_clock = 1_000_000;
         a.device_cap_flags_ex = u64::from(CAPS);
@@ -107,6 +109,12 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         Ok(())
     })
 }
+
+/// Codes of the port's width and speed: one lane of 10 Gb/s. TCP has no speed of its own, and programs expect some number.
+const WIDTH_1X: u8 = 1;
+const SPEED_QDR: u8 = 4;
+/// The speed that the codes mean, in units of 100 Mb/s.
+const PORT_SPEED: u64 = 100;
 
 fn port(c: &crate::device::ContextObject) -> ibv_port_attr {
     let device = &c.device.device;
@@ -129,9 +137,9 @@ fn port(c: &crate::device::ContextObject) -> ibv_port_attr {
     a.max_msg_sz = LIMITS.max_message;
     a.pkey_tbl_len = 1;
     a.max_vl_num = 1;
-    // 1X of 10 Gb/s.
-    a.active_width = 1;
-    a.active_speed = 4;
+    a.active_width = WIDTH_1X;
+    a.active_speed = SPEED_QDR;
+    a.active_speed_ex = u32::from(SPEED_QDR);
     a.phys_state = 5;
     // Ethernet.
     a.link_layer = 2;
@@ -155,6 +163,22 @@ pub(crate) unsafe extern "C" fn query_port(
             to.cast::<u8>(),
             len.min(size_of::<ibv_port_attr>()),
         );
+        Ok(())
+    })
+}
+
+/// `ibv_query_port_speed(3)`: in units of 100 Mb/s.
+pub(crate) unsafe extern "C" fn ibv_query_port_speed(
+    c: *mut ibv_context,
+    port_num: u32,
+    to: *mut u64,
+) -> c_int {
+    code(|| {
+        checked_context(c)?;
+        if port_num != 1 || to.is_null() {
+            return Err(EINVAL);
+        }
+        *to = PORT_SPEED;
         Ok(())
     })
 }

@@ -1,5 +1,5 @@
 //! Our own C programs on the library, compiled with Debian's headers: every kind of misuse, addresses, an exchange that uses every
-//! operation, and events for solicited completions.
+//! operation, events for solicited completions, unreliable connections, and what later headers than Debian's declare.
 
 mod common;
 
@@ -94,4 +94,14 @@ fn an_exchange_uses_every_operation() {
 #[test]
 fn solicited_events_come_only_for_solicited_completions_and_failures() {
     passes("solicited");
+}
+
+#[test]
+fn programs_of_later_releases_find_their_functions() {
+    passes("recent");
+}
+
+#[test]
+fn unreliable_connections_lose_what_is_not_taken_and_nothing_else() {
+    passes("unreliable");
 }

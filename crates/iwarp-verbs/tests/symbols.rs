@@ -1,23 +1,24 @@
-//! The exported symbols and their versions are exactly those of Debian 12's `libibverbs` and `librdmacm`.
+//! The exported symbols and their versions are exactly those of rdma-core 65's `libibverbs` and `librdmacm`, with the private versions of
+//! earlier releases; and all of those that the installed rdma-core has are among them.
+//!
+//! `symbols.txt` has the public ones, as `readelf` prints them. `symbols-private.txt` has each private symbol with the numbers of its
+//! versions (`IBVERBS_PRIVATE_NN`).
 
 mod common;
 
 use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-#[test]
-fn exports_are_debians() {
-    if !common::installed("readelf") {
-        return;
-    }
+/// Returns the symbols that a library defines: name, `@@` or `@`, version.
+fn exported(library: &Path) -> BTreeSet<String> {
     let out = Command::new("readelf")
         .args(["--dyn-syms", "-W"])
-        .arg(common::library())
+        .arg(library)
         .output()
         .unwrap();
     let text = String::from_utf8(out.stdout).unwrap();
-    let got: BTreeSet<&str> = text
-        .lines()
+    text.lines()
         .filter_map(|line| {
             // The columns are: number, value, size, type, binding, visibility, section, name.
             let columns: Vec<&str> = line.split_whitespace().collect();
@@ -26,21 +27,80 @@ fn exports_are_debians() {
                 [number, _, _, _, "GLOBAL", _, section, name]
                     if number.ends_with(':') && !["UND", "ABS"].contains(&section) =>
                 {
-                    Some(name)
+                    Some(name.to_owned())
                 }
                 _ => None,
             }
         })
-        .filter(|name| *name != "Name")
-        .collect();
-    let want: BTreeSet<&str> = include_str!("symbols.txt").lines().collect();
-    assert_eq!(want.len(), 248);
+        .filter(|name| name != "Name")
+        .collect()
+}
+
+/// Returns the tables of this test in the form of [`exported`]. The first version of a private symbol is its default.
+fn wanted() -> BTreeSet<String> {
+    let public = include_str!("symbols.txt").lines().map(str::to_owned);
+    let private = include_str!("symbols-private.txt").lines();
+    let private = private.flat_map(|line| {
+        let mut words = line.split(' ');
+        let name = words.next().unwrap_or_default();
+        words.enumerate().map(move |(i, version)| {
+            let at = if i == 0 { "@@" } else { "@" };
+            format!("{name}{at}IBVERBS_PRIVATE_{version}")
+        })
+    });
+    public.chain(private).collect()
+}
+
+#[test]
+fn exports_are_those_of_rdma_core() {
+    if !common::installed("readelf") {
+        return;
+    }
+    let (got, want) = (exported(&common::library()), wanted());
+    assert_eq!(want.len(), 202 + 398);
     let missing: Vec<_> = want.difference(&got).collect();
     let extra: Vec<_> = got.difference(&want).collect();
     assert!(
         missing.is_empty() && extra.is_empty(),
         "missing {missing:?}, extra {extra:?}"
     );
+}
+
+/// Where the installed rdma-core has its libraries.
+fn installed_libraries() -> Vec<PathBuf> {
+    let folders = [
+        format!("/usr/lib/{}-linux-gnu", std::env::consts::ARCH),
+        "/usr/lib64".to_owned(),
+        "/usr/lib".to_owned(),
+    ];
+    let names = ["libibverbs.so.1", "librdmacm.so.1"];
+    let paths = folders
+        .iter()
+        .flat_map(|dir| names.iter().map(move |name| Path::new(dir).join(name)));
+    paths.filter(|path| path.exists()).collect()
+}
+
+#[test]
+fn whatever_the_installed_rdma_core_exports_is_here_too() {
+    if !common::installed("readelf") {
+        return;
+    }
+    let libraries = installed_libraries();
+    assert!(
+        libraries.len() >= 2 || std::env::var_os("IWARP_REQUIRE_RDMA_TOOLS").is_none(),
+        "libibverbs1 and librdmacm1 are required"
+    );
+    // Releases differ in which version is the default.
+    let plain = |set: BTreeSet<String>| -> BTreeSet<String> {
+        set.into_iter().map(|s| s.replace("@@", "@")).collect()
+    };
+    let ours = plain(exported(&common::library()));
+    for library in libraries {
+        let theirs = plain(exported(&library));
+        assert!(theirs.len() > 50, "{}: {theirs:?}", library.display());
+        let missing: Vec<_> = theirs.difference(&ours).collect();
+        assert!(missing.is_empty(), "{}: {missing:?}", library.display());
+    }
 }
 
 #[test]

@@ -96,6 +96,7 @@ impl QueuePairBuilder {
             send_cq: send_cq.clone(),
             recv_cq: recv_cq.clone(),
             srq: self.srq,
+            unreliable: false,
             max_send_wr: self.max_send_wr,
             max_recv_wr: self.max_recv_wr,
             max_send_sge: self.max_send_sge,

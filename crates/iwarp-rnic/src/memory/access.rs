@@ -139,6 +139,11 @@ impl<M: Memory> MemoryTable<M> {
     ) -> Result<Held<'_, M>, AccessError> {
         let entry = self.entry(stag).ok_or(AccessError::InvalidStag)?;
         let (memory, hold) = self.enter_counted(entry, stag, need, who)?;
+        // Every access to a null region begins anew.
+        let to = match &entry.kind {
+            Kind::Null { .. } => 0,
+            _ => to,
+        };
         let part = Some(entry.reach());
         let span = self.reach(entry, (memory, part), (to, len), need, who)?;
         Ok(Held {
@@ -229,6 +234,8 @@ impl<M: Memory> MemoryTable<M> {
         let hold = Hold { table: self, stag };
         let memory = match &entry.kind {
             Kind::Region { memory, .. } | Kind::Fast(memory) => Some(memory),
+            Kind::Null { sink, .. } if need.contains(Access::LOCAL_WRITE) => Some(sink),
+            Kind::Null { zeros, .. } => Some(zeros),
             // A window gives rights to the peer. The elements of local requests name regions.
             Kind::Window { .. } if !need.intersects(Access::REMOTE) => {
                 return Err(AccessError::AccessDenied);

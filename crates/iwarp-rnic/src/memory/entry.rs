@@ -20,6 +20,13 @@ pub(super) enum Kind<M> {
     },
     /// A region whose range and rights are given by a work request.
     Fast(M),
+    /// A null region: what is written is lost, and what is read is zero (`ibv_alloc_null_mr(3)`).
+    Null {
+        /// What is read.
+        zeros: M,
+        /// What is written to.
+        sink: M,
+    },
     /// A memory window.
     Window {
         ty: WindowType,
@@ -100,6 +107,19 @@ impl<M> Entry<M> {
         self.state = State::new(true, stag);
     }
 
+    /// Makes it a null region, valid with this STag. Every tagged offset is inside, and the peer has no rights.
+    pub(super) fn be_null(&mut self, stag: Stag, pd: u32, (zeros, sink): (M, M)) {
+        self.kind = Kind::Null { zeros, sink };
+        self.pd = pd;
+        self.set_reach(Reach {
+            access: Access::LOCAL_WRITE,
+            base: 0,
+            len: u64::MAX,
+            offset: 0,
+        });
+        self.state = State::new(true, stag);
+    }
+
     /// Makes it a fast-registration region or a window, which is not valid yet.
     pub(super) fn be_invalid(&mut self, stag: Stag, pd: u32, kind: Kind<M>) {
         self.kind = kind;
@@ -112,7 +132,7 @@ impl<M> Entry<M> {
     #[inline]
     pub(super) fn clear_region(&mut self) -> Result<M, MemoryError> {
         match core::mem::replace(&mut self.kind, Kind::Free) {
-            Kind::Region { memory, .. } | Kind::Fast(memory) => {
+            Kind::Region { memory, .. } | Kind::Fast(memory) | Kind::Null { zeros: memory, .. } => {
                 self.state = State::free();
                 Ok(memory)
             }
@@ -174,11 +194,11 @@ impl<M> Entry<M> {
         }
     }
 
-    /// Returns its memory. A window has none of its own, and a free slot none.
+    /// Returns its memory. A window has none of its own, a null region none that is one thing, and a free slot none.
     pub(super) const fn memory(&self) -> Option<&M> {
         match &self.kind {
             Kind::Region { memory, .. } | Kind::Fast(memory) => Some(memory),
-            Kind::Window { .. } | Kind::Free => None,
+            Kind::Window { .. } | Kind::Null { .. } | Kind::Free => None,
         }
     }
 }

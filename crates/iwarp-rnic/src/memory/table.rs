@@ -140,6 +140,23 @@ impl<M: Memory> MemoryTable<M> {
         })
     }
 
+    /// Makes a null region: what local requests write there is lost, and what they read is zero. Each access begins anew at the first octet
+    /// of `sink` or of `zeros`, whatever tagged offset it names; nothing is ever written to `zeros`. An access that is longer than its
+    /// memory is refused. The peer may not access it.
+    ///
+    /// [`deregister`](Self::deregister) gives `zeros` back.
+    pub fn register_null(
+        &mut self,
+        zeros: M,
+        sink: M,
+        pd: u32,
+        random: u32,
+    ) -> Result<Stag, MemoryError> {
+        self.slots.take(random, |entry, stag| {
+            entry.be_null(stag, pd, (zeros, sink));
+        })
+    }
+
     /// Reserves memory for fast registration: it has an STag but no range or rights before
     /// [`fast_register`](Self::fast_register). The memory may be without pages until then ([`Pages::listed`](super::Pages::listed)).
     pub fn allocate_fast(&mut self, memory: M, pd: u32, random: u32) -> Result<Stag, MemoryError> {

@@ -168,7 +168,8 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Checks a segment of a Send. Its message takes a receive, if this is its first segment; `false` if there is none.
+    /// Checks a segment of a Send. Its message takes a receive, if this is its first segment; `false` if there is none, so that the message
+    /// waits, or is lost if [`drops`](Self::drops).
     #[inline(always)]
     pub(super) fn admit_send<H: Host>(
         &mut self,
@@ -205,7 +206,8 @@ impl QueuePair {
             //= rfc5041 section 7.1
             //# DDP implementations SHOULD NOT permit system faults to occur repeatedly or
             //# frequently.
-            if !self.take_receive(host) {
+            // What begins without a receive ends without one.
+            if self.rx.dropping || !self.take_receive(host) {
                 self.no_receive(Header::Untagged(h), ulpdu_len)?;
                 return Ok(false);
             }
@@ -228,19 +230,36 @@ impl QueuePair {
         Err(Refusal::TooLong)
     }
 
-    /// A message needs a receive, and none is posted: holds it or refuses it, as the policy says.
+    /// Returns `true` if messages are lost that cannot be taken, and the stream goes on.
+    pub(super) fn drops(&self) -> bool {
+        self.config.receiver_not_ready == ReceiverNotReady::Drop
+    }
+
+    /// A message needs a receive, and none is posted: holds it, drops it or refuses it, as the policy says.
     #[cold]
     pub(super) fn no_receive(&mut self, header: Header, ulpdu_len: u16) -> Result<(), Refusal> {
         let missed = Missed { header, ulpdu_len };
-        if self.config.receiver_not_ready == ReceiverNotReady::Terminate {
-            return Err(Refusal::Protocol(TerminateCode::DDP_UNTAGGED_NO_BUFFER));
+        match self.config.receiver_not_ready {
+            ReceiverNotReady::Terminate => {
+                return Err(Refusal::Protocol(TerminateCode::DDP_UNTAGGED_NO_BUFFER));
+            }
+            ReceiverNotReady::Drop => {
+                self.count_lost(u64::from(!self.rx.dropping));
+                self.rx.dropping = true;
+                return Ok(());
+            }
+            ReceiverNotReady::Hold { .. } => {}
         }
         // The same message may be offered many times before a receive is posted.
         if self.rx.missed != Some(missed) {
             self.rx.missed = Some(missed);
-            self.counters.receiver_not_ready = self.counters.receiver_not_ready.wrapping_add(1);
+            self.count_lost(1);
         }
         Ok(())
+    }
+
+    const fn count_lost(&mut self, messages: u64) {
+        self.counters.receiver_not_ready = self.counters.receiver_not_ready.wrapping_add(messages);
     }
 
     /// The error of a segment that is refused, with its header as far as there is one, and with what it asks for if it is a Read Request.

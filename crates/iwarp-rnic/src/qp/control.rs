@@ -334,12 +334,18 @@ impl QueuePair {
             self.advance_msn(0);
             return Ok(Step::Next);
         }
+        if self.drops() && self.has_lost_write() {
+            return Ok(self.lose_immediate());
+        }
         //= rfc7306 section 6.3
         //# One Immediate Data or Immediate Data with SE Message MUST consume
         if !self.take_receive(env.host) {
             let ulpdu_len = UNTAGGED_HEADER_LEN.wrapping_add(payload.len());
             self.no_receive(Header::Untagged(h), ulpdu_len as u16)?;
-            return Ok(Step::Hold);
+            return Ok(match self.rx.dropping {
+                true => self.lose_immediate(),
+                false => Step::Hold,
+            });
         }
         self.advance_msn(0);
         //= rfc7306 section 6.3
@@ -355,6 +361,15 @@ impl QueuePair {
         }
         self.finish_other(cqe, env.host);
         Ok(Step::Next)
+    }
+
+    /// Passes over immediate data that stand for a message which is lost.
+    #[cold]
+    fn lose_immediate(&mut self) -> Step {
+        self.rx.dropping = false;
+        self.rx.last_write_len = 0;
+        self.advance_msn(0);
+        Step::Next
     }
 }
 

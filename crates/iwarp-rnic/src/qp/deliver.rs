@@ -83,8 +83,29 @@ impl QueuePair {
     pub(super) fn receive_write<H: Host>(&mut self, ulpdu: &[u8], env: &mut Env<'_, H>) -> Step {
         match self.write(ulpdu, env) {
             Ok(()) => Step::Next,
-            Err(refusal) => self.refuse_segment(refusal, ulpdu, env.host),
+            Err(refusal) => self.refuse_write(refusal, ulpdu, env.host),
         }
+    }
+
+    /// Memory has refused a segment of a Write, or the segment is invalid.
+    #[cold]
+    #[inline(never)]
+    fn refuse_write<H: Host>(&mut self, refusal: Refusal, ulpdu: &[u8], host: &mut H) -> Step {
+        match (refusal, TaggedHeader::decode(ulpdu)) {
+            (Refusal::Memory(_), Some(h)) if self.drops() => {
+                let payload = ulpdu.len().saturating_sub(TAGGED_HEADER_LEN) as u32;
+                self.rx.lost_write = Some(self.counters.rx_messages);
+                self.finish_write(h, payload);
+                Step::Next
+            }
+            _ => self.refuse_segment(refusal, ulpdu, host),
+        }
+    }
+
+    /// Returns `true` if the last whole message is an RDMA Write that is lost, so that its immediate data are lost, too.
+    pub(super) fn has_lost_write(&self) -> bool {
+        let lost = self.rx.lost_write;
+        lost.is_some_and(|before| before.wrapping_add(1) == self.counters.rx_messages)
     }
 
     /// As [`receive_ulpdu`](Self::receive_ulpdu), for a ULPDU whose control octets are those of a Send.
@@ -98,12 +119,27 @@ impl QueuePair {
         let len = payload.len() as u32;
         match self.admit_send(h, len, ulpdu.len() as u16, env.host) {
             Ok(true) => {}
-            Ok(false) => return Step::Hold,
+            Ok(false) => return self.without_receive(h, len, env),
             Err(refusal) => return self.refuse_segment(refusal, ulpdu, env.host),
         }
         match self.place(Target::Receive { off: h.mo }, payload, env) {
             Ok(()) => self.finish_send(h, len, env),
             Err(refusal) => self.refuse_segment(refusal, ulpdu, env.host),
+        }
+    }
+
+    /// Goes on after a whole segment of a Send that has no receive.
+    #[cold]
+    #[inline(never)]
+    fn without_receive<H: Host>(
+        &mut self,
+        h: UntaggedHeader,
+        payload: u32,
+        env: &mut Env<'_, H>,
+    ) -> Step {
+        match self.rx.dropping {
+            true => self.finish_send(h, payload, env),
+            false => Step::Hold,
         }
     }
 
@@ -408,8 +444,7 @@ impl QueuePair {
         self.advance_msn(0);
         self.rx.last_write_len = 0;
         if !self.rx.receiving {
-            self.rx.rtr_send_expected = false;
-            return Step::Next;
+            return self.end_without_receive();
         }
         if h.opcode.invalidates() {
             return self.deliver_with_invalidate(h, byte_len, payload, env);
@@ -423,6 +458,18 @@ impl QueuePair {
         //# to RDMAP.
         let cqe = self.send_cqe(h, byte_len);
         self.finish_receive(cqe, env.host);
+        Step::Next
+    }
+
+    /// Ends a Send that had no receive: the RTR message, or one that is lost.
+    #[cold]
+    const fn end_without_receive(&mut self) -> Step {
+        if self.rx.dropping {
+            self.rx.dropping = false;
+            self.rx.immediate = None;
+        } else {
+            self.rx.rtr_send_expected = false;
+        }
         Step::Next
     }
 

@@ -116,6 +116,10 @@ impl QueuePair {
         payload: u32,
         env: &mut Env<'_, H>,
     ) -> Result<Begun, Refusal> {
+        // What may be lost is decided about a whole segment.
+        if self.drops() {
+            return Ok(Begun::No);
+        }
         let header = Header::parse(ulpdu).map_err(Refusal::Header)?;
         if !self.life.has_heard() {
             self.hear(ulpdu);

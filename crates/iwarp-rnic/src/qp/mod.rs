@@ -75,6 +75,9 @@ pub enum ReceiverNotReady {
     },
     /// End the stream, as RFC 5041 section 7.1 has it.
     Terminate,
+    /// The queue pair is an unreliable connection, as InfiniBand knows it: the message is lost, and so is an RDMA Write that memory
+    /// refuses. Both ends go on. The sender is not told, and has to be of the same kind, so that its requests need no answer.
+    Drop,
 }
 
 impl Default for ReceiverNotReady {

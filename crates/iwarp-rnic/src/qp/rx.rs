@@ -90,6 +90,10 @@ pub(super) struct Rx {
     pub(super) immediate: Option<u32>,
     /// A message that is placed and has ended this STag, whose memory is still in use. Nothing behind it is processed before.
     pub(super) ending: Option<(Stag, Ended)>,
+    /// The untagged message in progress is lost ([`ReceiverNotReady::Drop`](super::ReceiverNotReady::Drop)).
+    pub(super) dropping: bool,
+    /// The number of messages that were whole when an RDMA Write was refused that is lost.
+    pub(super) lost_write: Option<u64>,
     /// Octets of the RDMA Write message in progress, and of the last whole one.
     pub(super) write_len: u32,
     pub(super) last_write_len: u32,
@@ -113,6 +117,8 @@ impl Rx {
             message_off: 0,
             immediate: None,
             ending: None,
+            dropping: false,
+            lost_write: None,
             write_len: 0,
             last_write_len: 0,
             rtr_response_due: false,
@@ -377,6 +383,7 @@ impl QueuePair {
         buffer.is_empty()
             && self.rx.direct.is_none()
             && !self.rx.receiving
+            && !self.rx.dropping
             && self.rx.write_len == 0
             && !in_answer
             // Immediate data of a Send without the Send.

@@ -21,5 +21,6 @@ mod stream;
 mod summed;
 mod timing;
 mod told;
+mod unreliable;
 mod users;
 mod vectors;

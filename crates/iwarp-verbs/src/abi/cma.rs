@@ -86,12 +86,13 @@ c_structs! { ALL;
     }
 }
 
-/// Parameters of an event: of a connection, or of a datagram identifier.
+/// Parameters of an event: of a connection, of a datagram identifier, or of the program.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) union event_param {
     pub(crate) conn: rdma_conn_param,
     pub(crate) ud: rdma_ud_param,
+    pub(crate) arg: u64,
 }
 
 pub(crate) const PS_IPOIB: c_uint = 0x0002;

@@ -1,10 +1,14 @@
-//! The C structures, by hand. Names and fields are those of `infiniband/verbs.h` and `rdma/rdma_cma.h` (rdma-core 44)
-//! on systems with 64 bits.
+//! The C structures, by hand. Names and fields are those of `infiniband/verbs.h` and `rdma/rdma_cma.h` on systems with 64 bits:
+//! of rdma-core 44, with what was added up to version 65. `recent` has the structures that are new as a whole.
+//!
+//! Structures that a program passes with their size, or with a mask, may be longer here than in the program. `verbs_context` ends
+//! in front where that of version 44 does: its later fields are called by no inline function, and `sz` says that they are missing.
 //!
 //! `c_struct!` also notes every field's place, so that a test compares all of them with what the C compiler says.
 #![allow(non_camel_case_types, non_snake_case, missing_docs, reason = "C names")]
 
 pub(crate) mod cma;
+pub(crate) mod recent;
 pub(crate) mod verbs;
 
 /// The position of a field: name, offset, size.

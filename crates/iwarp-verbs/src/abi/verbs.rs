@@ -266,7 +266,7 @@ c_structs! { ALL;
         cond: libc::pthread_cond_t,
         events_completed: u32,
     }
-    struct ibv_qp_ex [264 + MUTEX + COND] {
+    struct ibv_qp_ex [272 + MUTEX + COND] {
         qp_base: ibv_qp,
         comp_mask: u64,
         wr_id: u64,
@@ -292,6 +292,7 @@ c_structs! { ALL;
         wr_complete: Option<unsafe extern "C" fn(*mut ibv_qp_ex) -> c_int>,
         wr_abort: Option<unsafe extern "C" fn(*mut ibv_qp_ex)>,
         wr_atomic_write: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, *const c_void)>,
+        wr_flush: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, usize, u8, u8)>,
     }
     struct ibv_data_buf [16] {
         addr: *mut c_void,
@@ -493,7 +494,7 @@ c_structs! { ALL;
         xrc_odp_caps: u32,
         phys_port_cnt_ex: u32,
     }
-    struct ibv_port_attr [52] {
+    struct ibv_port_attr [56] {
         state: c_uint,
         max_mtu: c_uint,
         active_mtu: c_uint,
@@ -516,6 +517,7 @@ c_structs! { ALL;
         link_layer: u8,
         flags: u8,
         port_cap_flags2: u16,
+        active_speed_ex: u32,
     }
     struct ibv_gid_entry [32] {
         gid: [u64; 2],
@@ -614,6 +616,7 @@ pub(crate) mod value {
     pub(crate) const QPS_ERR: c_uint = 6;
 
     pub(crate) const QPT_RC: c_uint = 2;
+    pub(crate) const QPT_UC: c_uint = 3;
 
     pub(crate) const SEND_FENCE: c_uint = 1;
     pub(crate) const SEND_SIGNALED: c_uint = 2;

@@ -3,7 +3,7 @@
 use crate::abi::cma::*;
 use crate::abi::verbs::*;
 use crate::device;
-use crate::guard::{EINVAL, ENOMEM, Errno, Res, minus_one, pointer, value};
+use crate::guard::{EINVAL, ENOMEM, Errno, Res, UNSUPPORTED, minus_one, pointer, value};
 use std::ffi::{c_char, c_int, c_uint};
 use std::ptr::{null, null_mut};
 
@@ -12,18 +12,20 @@ const NUMERICHOST: c_int = 2;
 const FAMILY: c_int = 8;
 /// `AF_IB`: InfiniBand addresses, which no device here has.
 const AF_IB: c_int = 27;
+/// Asks InfiniBand's subnet administration instead of the resolver (since rdma-core 56).
+pub(super) const SUBNET: c_int = 0x10;
 const QPT_RC: c_int = 2;
 const QPT_UC: c_int = 3;
 const QPT_UD: c_int = 4;
 const QPT_XRC_SEND: c_int = 9;
 const QPT_XRC_RECV: c_int = 10;
 
-unsafe fn allocate<T>() -> Res<*mut T> {
+pub(super) unsafe fn allocate<T>() -> Res<*mut T> {
     let p = libc::calloc(1, size_of::<T>()).cast::<T>();
     if p.is_null() { Err(ENOMEM) } else { Ok(p) }
 }
 
-unsafe fn copy_address(
+pub(super) unsafe fn copy_address(
     from: *const libc::sockaddr,
     len: libc::socklen_t,
 ) -> Res<*mut libc::sockaddr> {
@@ -137,6 +139,9 @@ pub(crate) unsafe extern "C" fn rdma_getaddrinfo(
         let named = !node.is_null() || !service.is_null();
         if res.is_null() || !(named || hints.is_some()) {
             return Err(EINVAL);
+        }
+        if hints.is_some_and(|h| h.ai_flags & SUBNET != 0) {
+            return Err(UNSUPPORTED);
         }
         let to = allocate::<rdma_addrinfo>()?;
         if let Some(hints) = hints {

@@ -131,6 +131,9 @@ pub(crate) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_ev
 /// The event if the connection is up, and the program has to move its queue pair to RTS and call `rdma_establish(3)`.
 const CONNECT_RESPONSE: c_uint = 5;
 
+/// An event that the program has written itself (`rdma_write_cm_event(3)`).
+pub(super) const USER: c_uint = 18;
+
 const fn number(kind: CmEventKind) -> c_uint {
     match kind {
         CmEventKind::AddrResolved => 0,
@@ -143,6 +146,9 @@ const fn number(kind: CmEventKind) -> c_uint {
         CmEventKind::Established => 9,
         CmEventKind::Disconnected => 10,
         CmEventKind::TimewaitExit => 15,
+        CmEventKind::AddrinfoResolved => 16,
+        CmEventKind::AddrinfoError => 17,
+        CmEventKind::User(_) => USER,
         // Kinds that C programs do not know.
         _ => 3,
     }
@@ -203,7 +209,10 @@ unsafe fn deliver(event: CmEvent) -> Option<*mut rdma_cm_event> {
     };
     let response = event.kind == CmEventKind::Established && object.endpoint.lock().external_qp;
     let mut param: event_param = std::mem::zeroed();
-    param.conn = conn;
+    match event.kind {
+        CmEventKind::User(arg) => param.arg = arg,
+        _ => param.conn = conn,
+    }
     let c = rdma_cm_event {
         id,
         listen_id: listener,
@@ -213,7 +222,7 @@ unsafe fn deliver(event: CmEvent) -> Option<*mut rdma_cm_event> {
             number(event.kind)
         },
         // Positive numbers are reasons of InfiniBand; errno is negative.
-        status: -event.status,
+        status: event.status.wrapping_neg(),
         param,
     };
     let own = Event {
@@ -311,6 +320,9 @@ pub(crate) unsafe extern "C" fn rdma_event_str(event: c_uint) -> *const c_char {
         13 => c"RDMA_CM_EVENT_MULTICAST_ERROR",
         14 => c"RDMA_CM_EVENT_ADDR_CHANGE",
         15 => c"RDMA_CM_EVENT_TIMEWAIT_EXIT",
+        16 => c"RDMA_CM_EVENT_ADDRINFO_RESOLVED",
+        17 => c"RDMA_CM_EVENT_ADDRINFO_ERROR",
+        USER => c"RDMA_CM_EVENT_USER",
         _ => c"UNKNOWN EVENT",
     };
     name.as_ptr()

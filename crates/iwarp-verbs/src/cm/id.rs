@@ -1,6 +1,7 @@
 //! Identifiers: creation, addresses, options.
 
 use super::channel::{self, DELIVERY};
+use super::lookup::Lookup;
 use super::sockaddr;
 use crate::abi::cma::*;
 use crate::abi::verbs::*;
@@ -13,6 +14,7 @@ use std::collections::HashMap;
 use std::ffi::{c_int, c_uint, c_void};
 use std::net::SocketAddr;
 use std::ptr::null_mut;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Our part of an identifier.
@@ -22,6 +24,7 @@ pub(crate) struct Id {
     pub(crate) synchronous: bool,
     pub(crate) events: Unacknowledged,
     pub(crate) endpoint: Mutex<Endpoint>,
+    pub(crate) lookup: Arc<Lookup>,
 }
 
 /// Objects that were made for the program.
@@ -97,6 +100,7 @@ fn new_object(
             channel: if synchronous { channel as usize } else { 0 },
             ..Endpoint::default()
         }),
+        lookup: Arc::default(),
     };
     let id = object::create(Kind::CmId, c, own);
     raw.set_user_data(id as u64);

@@ -350,6 +350,49 @@ static void write_a_long_list(struct end *e, struct target to)
 	CHECK(memcmp(e->buffer + BACK, expected, total) == 0);
 }
 
+/* A null region takes what is read and gives zeros to what is written. The peer reads both sides of a part. */
+static void swallow(struct end *e, struct target to)
+{
+	struct ibv_mr *null = ibv_alloc_null_mr(e->pd);
+	struct ibv_sge parts[3] = { { .addr = 0, .length = 100 }, { .length = 200 }, { .addr = 12345, .length = SIZE - 300 } };
+	struct ibv_send_wr wr = { .opcode = IBV_WR_RDMA_READ, .sg_list = parts, .num_sge = 3 }, *bad;
+
+	NEED(null);
+	CHECK(null->pd == e->pd && null->length == SIZE_MAX);
+	parts[0].lkey = parts[2].lkey = null->lkey;
+	parts[1].lkey = e->mr->lkey;
+	parts[1].addr = (uintptr_t)e->buffer;
+	wr.send_flags = IBV_SEND_SIGNALED;
+	wr.wr.rdma.remote_addr = to.addr;
+	wr.wr.rdma.rkey = to.rkey;
+	fill(e, 5);
+	post(e, (struct ibv_send_wr){ .opcode = IBV_WR_RDMA_WRITE, .wr = wr.wr }, SIZE);
+	wait_for(e);
+	memset(e->buffer, 0x77, SIZE);
+	NEED(ibv_post_send(e->id->qp, &wr, &bad) == 0);
+	wait_for(e);
+	for (int i = 0; i < SIZE; i++)
+		if (e->buffer[i] != (i < 200 ? (char)((i + 100) * 7 + 5) : 0x77))
+			NEED(!"a part of a Read");
+	/* What went into the region does not come out of it. */
+	wr.opcode = IBV_WR_RDMA_WRITE;
+	parts[1].length = 1;
+	parts[2].length = SIZE - 101;
+	NEED(ibv_post_send(e->id->qp, &wr, &bad) == 0);
+	wait_for(e);
+	wr.opcode = IBV_WR_RDMA_READ;
+	post(e, wr, SIZE);
+	wait_for(e);
+	CHECK(e->buffer[100] == (char)(100 * 7 + 5));
+	e->buffer[100] = 0;
+	for (int i = 0; i < SIZE; i++)
+		if (e->buffer[i])
+			NEED(!"zeros");
+	CODE(IBV_REREG_MR_ERR_INPUT, ibv_rereg_mr(null, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 0));
+	CODE(0, ibv_dereg_mr(null));
+	CODE(EINVAL, ibv_dereg_mr(null));
+}
+
 static void use(struct end *e, struct target to)
 {
 	int round;
@@ -412,6 +455,7 @@ int main(void)
 	pthread_barrier_wait(&ready);
 	to = connect_to(&e);
 	write_a_long_list(&e, to);
+	swallow(&e, to);
 	use(&e, to);
 	CODE(0, rdma_disconnect(e.id));
 	acknowledge(expect(&e, RDMA_CM_EVENT_DISCONNECTED));

@@ -172,6 +172,10 @@ static void wrong_order(void)
 	CODE(0, ibv_destroy_ah(ah));
 	CODE(EINVAL, ibv_destroy_ah(ah));
 	domain_attr.pd = p;
+	domain_attr.comp_mask = 1 << 3;
+	IS_NULL(EOPNOTSUPP, ibv_alloc_parent_domain(context, &domain_attr));
+	/* Bit 2 allows memory that a confidential guest shares; later headers have it. */
+	domain_attr.comp_mask = 1 << 2;
 	domain = ibv_alloc_parent_domain(context, &domain_attr);
 	NEED(domain);
 	CODE(EBUSY, ibv_dealloc_pd(p));

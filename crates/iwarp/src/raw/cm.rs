@@ -44,6 +44,12 @@ pub enum CmEventKind {
     Disconnected,
     /// A second has passed since [`Disconnected`](Self::Disconnected): no more events come. A destroyed identifier does not get it.
     TimewaitExit,
+    /// The program has given this event itself, with a value of its own ([`CmId::write_event`]).
+    User(u64),
+    /// Names were resolved (`rdma_resolve_addrinfo(3)`).
+    AddrinfoResolved,
+    /// Names were not resolved; `status` says why.
+    AddrinfoError,
 }
 
 /// An event of an identifier.

@@ -12,6 +12,7 @@ use crate::capture::{Recorder, RecorderLimits};
 use crate::config::Config;
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::sys::null::{NULL_LEN, null_memory};
 use crate::sys::probe::probe_range;
 use crate::sys::{exit, fork, fork::Origin};
 use iwarp_rnic::counters::Counters;
@@ -202,6 +203,26 @@ impl Context {
         };
         table.deregister(Stag(stag))?;
         Ok(())
+    }
+
+    /// Makes a null region (`ibv_alloc_null_mr(3)`) and returns its lkey: what receives and Reads write there is lost, and what is sent from
+    /// there is zero. Every address is inside. A peer cannot access it.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`]: there is no address space for it; [`Error::Memory`].
+    pub fn register_null(&self, pd: u32) -> Result<u32> {
+        let memory = null_memory().map_err(|error| {
+            tracing::warn!(%error, "no memory for a null region");
+            Error::OutOfMemory
+        })?;
+        // SAFETY: both ranges stay mapped as long as the process lives. Only the second is written to.
+        let range = |addr| unsafe { HostRange::new(addr, NULL_LEN) }.ok_or(Error::OutOfMemory);
+        let (zeros, sink) = (range(memory.zeros)?, range(memory.sink)?);
+        let random = random_u32()?;
+        let stag = self
+            .table_with_room()?
+            .register_null(zeros, sink, pd, random)?;
+        Ok(stag.0)
     }
 
     /// Reserves memory for fast registration by work request ([`FastRegister`]).

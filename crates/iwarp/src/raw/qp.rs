@@ -61,6 +61,9 @@ pub struct QpAttributes {
     pub recv_cq: CompletionQueue,
     /// Used instead of a receive queue of its own.
     pub srq: Option<SharedReceiveQueue>,
+    /// An unreliable connection (`IBV_QPT_UC`): Sends, and Writes with immediate data, are lost if the other end has no receive for them, and
+    /// Writes if its memory refuses them. Nothing is acknowledged, and there are no Reads and atomics; `max_ird` and `max_ord` are 0.
+    pub unreliable: bool,
     /// Send work requests outstanding.
     pub max_send_wr: u32,
     /// Receive work requests outstanding.
@@ -77,6 +80,11 @@ pub struct QpAttributes {
     pub max_ird: u16,
     /// Most outbound RDMA Reads and atomics it will ever have outstanding.
     pub max_ord: u16,
+}
+
+/// Returns `true` if nothing is acknowledged.
+fn is_unreliable(machine: &Machine) -> bool {
+    machine.config().receiver_not_ready == Policy::Drop
 }
 
 /// A stream that has finished MPA start-up, for [`QpInner::attach`].
@@ -218,6 +226,7 @@ impl QueuePair {
         number: impl FnOnce(&dyn Fn(u32) -> bool) -> Result<u32>,
     ) -> Result<Self> {
         let policy = match ctx.config.receiver_not_ready {
+            _ if a.unreliable => Policy::Drop,
             ReceiverNotReady::Hold(limit) => Policy::Hold {
                 limit,
                 after_close: HOLD_CLOSED,
@@ -233,8 +242,8 @@ impl QueuePair {
                 max_send_sge: a.max_send_sge,
                 max_recv_sge: a.max_recv_sge,
                 max_inline: a.max_inline,
-                max_ird: a.max_ird,
-                max_ord: a.max_ord,
+                max_ird: if a.unreliable { 0 } else { a.max_ird },
+                max_ord: if a.unreliable { 0 } else { a.max_ord },
                 signal_all: a.signal_all,
                 shared_receive: a.srq.is_some(),
                 receiver_not_ready: policy,
@@ -475,7 +484,8 @@ impl QueuePair {
     /// it is INIT, and does not wait for the peer: requests posted in RTS are sent when the connection is there. The peer has to
     /// do the same. Does nothing if there is a connection already.
     ///
-    /// Sends and Writes of such a queue pair complete when the peer has placed them, as such programs expect.
+    /// Sends and Writes of such a queue pair complete when the peer has placed them, as such programs expect. Those of an unreliable one
+    /// complete when they are sent.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`]: the peer is itself; [`Error::InvalidState`]: not INIT, RTR or RTS.
@@ -488,7 +498,9 @@ impl QueuePair {
             g.machine.await_stream().map_err(|_| {
                 Error::InvalidState("a peer is named at the change from INIT to RTR")
             })?;
-            g.machine.complete_when_placed();
+            if !is_unreliable(&g.machine) {
+                g.machine.complete_when_placed();
+            }
             g.machine.hide_connection();
         }
         self.inner.ctx.peers()?.connect(self, gid, num)
@@ -648,7 +660,7 @@ impl QpInner {
                     "the queue pair is destroyed or has a connection already",
                 ));
             }
-            if self.ctx.config.placed {
+            if self.ctx.config.placed && !is_unreliable(&g.machine) {
                 g.machine.complete_when_placed();
             }
             let stream = StreamConfig {

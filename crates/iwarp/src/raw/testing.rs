@@ -25,6 +25,7 @@ pub(super) fn queue_pair(
         send_cq: send.clone(),
         recv_cq: recv.clone(),
         srq: None,
+        unreliable: false,
         max_send_wr: 1,
         max_recv_wr: 1,
         max_send_sge: 1,

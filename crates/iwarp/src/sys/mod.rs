@@ -12,6 +12,7 @@ pub(crate) mod interfaces;
 pub(crate) mod limits;
 pub(crate) mod mapping;
 pub(crate) mod neighbour;
+pub(crate) mod null;
 pub(crate) mod poller;
 pub(crate) mod prefetch;
 pub(crate) mod probe;

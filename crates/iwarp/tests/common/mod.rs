@@ -242,6 +242,7 @@ pub fn queue_pair(
         send_cq: cq.clone(),
         recv_cq: cq.clone(),
         srq: srq.cloned(),
+        unreliable: false,
         max_send_wr: 128,
         max_recv_wr: 128,
         max_send_sge: 4,

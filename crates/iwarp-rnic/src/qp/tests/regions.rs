@@ -318,3 +318,100 @@ fn only_its_own_queue_pair_invalidates_a_window() {
         assert_eq!(rig.table.invalidate(mw, own, remote), Ok(true));
     }
 }
+
+/// A null region, and its two ranges of 64 octets each: that which is read, and that which is written to. Here they hold a pattern.
+fn null(rig: &mut Rig) -> (Stag, [Mr; 2]) {
+    let (zeros, sink) = (rig.range(64), rig.range(64));
+    let (from, to) = (zeros.addr(), sink.addr());
+    let random = rig.random();
+    let stag = rig.table.register_null(zeros, sink, PD, random).unwrap();
+    let ranges = [from, to].map(|at| Mr {
+        stag: stag.0,
+        at,
+        len: 64,
+    });
+    (stag, ranges)
+}
+
+#[test]
+fn a_null_region_takes_everything_and_gives_zeros() {
+    let mut rig = Rig::new();
+    let (null, [zeros, sink]) = null(&mut rig);
+    let (source, before) = (rig.read(&zeros), rig.read(&sink));
+    let info = rig.table.info(null).unwrap();
+    assert_eq!((info.len, info.valid), (u64::MAX, true));
+    let access = |rig: &Rig, to, len, need, pd| {
+        let who = Accessor {
+            pd,
+            ..rig.qp.accessor()
+        };
+        rig.table.access((null, to, len), need, who, |span| {
+            let mut out = std::vec![7; len as usize];
+            span.read(&mut out);
+            span.write(&[9; 64][..len as usize]);
+            out
+        })
+    };
+    // Any offset will do, and what was written is not read.
+    for to in [0, 1 << 40, u64::MAX - 3] {
+        let written = access(&rig, to, 3, Access::LOCAL_WRITE, PD);
+        assert_eq!(written.map(|octets| octets.len()), Ok(3));
+    }
+    assert_eq!(rig.read(&sink)[..3], [9; 3]);
+    assert_eq!(rig.read(&sink)[3..], before[3..]);
+    {
+        let who = rig.qp.accessor();
+        let read = rig.table.check(null, 5, 64, Access::empty(), who);
+        let mut out = [7; 64];
+        read.unwrap().span().read(&mut out);
+        assert_eq!(out[..], source);
+    }
+    let too_long = access(&rig, 0, 65, Access::LOCAL_WRITE, PD);
+    assert_eq!(too_long, Err(AccessError::BaseOrBounds));
+    let elsewhere = access(&rig, 0, 1, Access::LOCAL_WRITE, PD + 1);
+    assert_eq!(elsewhere, Err(AccessError::NotAssociated));
+    for need in [
+        Access::REMOTE_READ,
+        Access::REMOTE_WRITE,
+        Access::REMOTE_ATOMIC,
+    ] {
+        let remote = access(&rig, 0, 1, need, PD);
+        assert_eq!(remote, Err(AccessError::AccessDenied));
+    }
+    // Nobody but the program ends it, nothing is bound to it, and it is not changed.
+    for remote in [true, false] {
+        let ended = rig.table.invalidate(null, rig.qp.accessor(), remote);
+        assert_eq!(ended, Err(AccessError::AccessDenied));
+    }
+    let changed = rig.table.reregister(null, None, None, Some(ALL));
+    assert_eq!(changed.unwrap_err(), MemoryError::NoSuchStag);
+    let random = rig.random();
+    let mw = rig
+        .table
+        .allocate_window(WindowType::Type2, PD, random)
+        .unwrap();
+    let bind = Bind {
+        mw_stag: mw,
+        new_stag: mw,
+        mr_stag: null,
+        addr: 0,
+        len: 8,
+        access: Access::REMOTE_READ,
+    };
+    rig.post(1, SendOp::Bind(bind), &[]);
+    rig.sent();
+    assert_eq!(brief(&rig.host.sends), [(1, WcStatus::MwBind)]);
+    assert!(rig.table.deregister(null).is_ok());
+    assert!(rig.table.info(null).is_none_or(|info| !info.valid));
+}
+
+#[test]
+fn a_peer_that_names_a_null_region_is_refused() {
+    let mut rig = Rig::new();
+    let (null, ranges) = null(&mut rig);
+    let before = ranges.each_ref().map(|mr| rig.read(mr));
+    let write = tagged(Opcode::WRITE, null.0, 0, true, &[1; 8]);
+    assert_eq!(rig.rx_ulpdu(&write), RxStatus::Failed);
+    rig.assert_ended(Blame::Peer, Code::RDMAP_ACCESS);
+    assert_eq!(ranges.each_ref().map(|mr| rig.read(mr)), before);
+}

@@ -475,6 +475,25 @@ impl CmId {
         }
     }
 
+    /// Gives an event of the program's own (`rdma_write_cm_event(3)`), for example to wake a thread that waits for events.
+    /// `status` is passed on as it is.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: the connection manager alone gives events of this kind, or the identifier was destroyed.
+    pub fn write_event(&self, kind: CmEventKind, status: i32) -> Result<()> {
+        use CmEventKind::{AddrinfoError, AddrinfoResolved, User};
+        if !matches!(kind, User(_) | AddrinfoResolved | AddrinfoError) {
+            return Err(Error::InvalidArgument(
+                "programs give only user events and those of names",
+            ));
+        }
+        if matches!(self.inner.state.lock().phase, Phase::Destroyed) {
+            return Err(Error::InvalidArgument("the identifier was destroyed"));
+        }
+        self.emit(kind, status);
+        Ok(())
+    }
+
     pub(super) fn emit(&self, kind: CmEventKind, status: i32) {
         self.push(self.event(kind, status));
     }

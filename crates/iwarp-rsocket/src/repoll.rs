@@ -1,0 +1,272 @@
+//! `repoll_create`, `repoll_ctl` and `repoll_wait`: sets of rsockets and ordinary descriptors, used as `epoll(7)` is.
+//!
+//! Differences from the kernel's sets: events are level-triggered, as in rdma-core (`EPOLLET` is accepted and has no effect), and
+//! a set cannot be in another set, nor in a call of `rpoll`.
+//!
+//! Invariant: a change of a set first changes its version, then notifies. A wait enters the list of waiters, then looks at the
+//! version, then sleeps. So a wait never sleeps on an old list.
+
+use crate::errno::{Errno, Result};
+use crate::fork;
+use crate::notify::Waiters;
+use crate::poll::{Watch, poll_unchanged};
+use crate::socket::Socket;
+use crate::table;
+use libc::{c_int, epoll_event, pollfd};
+use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, eventfd};
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::{Arc, LazyLock, Weak};
+use std::time::{Duration, Instant};
+
+/// Events that `poll` knows, too. Both have the same values.
+const EVENTS: u32 = 0xffff;
+const ONE_SHOT: u32 = libc::EPOLLONESHOT as u32;
+
+/// A descriptor in a set.
+struct Entry {
+    events: u32,
+    data: u64,
+    /// The rsocket that had this number. An entry does not outlive it, although another may get the number.
+    socket: Option<Weak<Socket>>,
+    /// It was given once, and `repoll_ctl` has not set it again.
+    spent: bool,
+}
+
+impl Entry {
+    fn new(fd: RawFd, event: &epoll_event) -> Self {
+        Self {
+            events: event.events,
+            data: event.u64,
+            socket: table::find(fd).map(|s| Arc::downgrade(&s)),
+            spent: false,
+        }
+    }
+
+    /// Returns `false` if the descriptor is another one by now.
+    fn is_current(&self, fd: RawFd) -> bool {
+        match (&self.socket, table::find(fd)) {
+            (Some(then), Some(now)) => std::ptr::eq(then.as_ptr(), Arc::as_ptr(&now)),
+            (then, now) => then.is_none() && now.is_none(),
+        }
+    }
+}
+
+#[derive(Default)]
+struct Entries {
+    by_number: BTreeMap<RawFd, Entry>,
+    version: u64,
+    /// Where the next list begins, so that a short list of events does not always name the same descriptors.
+    first: RawFd,
+    /// The set was destroyed while a thread waited.
+    closed: bool,
+}
+
+impl Entries {
+    /// Drops entries of closed rsockets, and lists the rest.
+    fn list(&mut self) -> Vec<pollfd> {
+        self.by_number.retain(|fd, entry| entry.is_current(*fd));
+        let later = self.by_number.range(self.first..);
+        later
+            .chain(self.by_number.range(..self.first))
+            .filter(|(_, entry)| !entry.spent)
+            .map(|(fd, entry)| pollfd {
+                fd: *fd,
+                events: (entry.events & EVENTS) as i16,
+                revents: 0,
+            })
+            .collect()
+    }
+
+    /// Writes the events that were found. Returns how many there are.
+    fn collect(&mut self, found: &[pollfd], to: &mut [epoll_event]) -> usize {
+        let mut n = 0;
+        for f in found.iter().filter(|f| f.revents != 0) {
+            if f.revents & libc::POLLNVAL != 0 {
+                // A closed descriptor leaves the set by itself.
+                self.by_number.remove(&f.fd);
+                continue;
+            }
+            let Some(entry) = self.by_number.get_mut(&f.fd) else {
+                continue;
+            };
+            let Some(place) = to.get_mut(n) else {
+                self.first = f.fd;
+                break;
+            };
+            *place = epoll_event {
+                events: u32::from(f.revents as u16),
+                u64: entry.data,
+            };
+            entry.spent = entry.events & ONE_SHOT != 0;
+            n += 1;
+        }
+        n
+    }
+}
+
+/// A set.
+struct PollSet {
+    /// Never readable. It gives the set a number that no other descriptor has.
+    number: OwnedFd,
+    entries: Mutex<Entries>,
+    waiters: Arc<Waiters>,
+    generation: u32,
+}
+
+static SETS: LazyLock<Mutex<HashMap<RawFd, Arc<PollSet>>>> = LazyLock::new(Mutex::default);
+
+fn find(number: RawFd) -> Result<Arc<PollSet>> {
+    let set = SETS.lock().get(&number).cloned().ok_or(Errno::BADF)?;
+    if set.generation != fork::generation() {
+        return Err(Errno::NOTSUP);
+    }
+    Ok(set)
+}
+
+/// Makes an empty set and returns its number. `flags` may have `EPOLL_CLOEXEC` and, as in rdma-core, `O_NONBLOCK`.
+///
+/// # Errors
+/// EINVAL: other flags; EMFILE: no descriptors left.
+pub(crate) fn create(flags: c_int) -> Result<RawFd> {
+    if flags & !(libc::EPOLL_CLOEXEC | libc::O_NONBLOCK) != 0 {
+        return Err(Errno::INVAL);
+    }
+    fork::install();
+    let how = match flags & libc::EPOLL_CLOEXEC {
+        0 => EventfdFlags::empty(),
+        _ => EventfdFlags::CLOEXEC,
+    };
+    let set = PollSet {
+        number: eventfd(0, how | EventfdFlags::NONBLOCK)?,
+        entries: Mutex::default(),
+        waiters: Arc::default(),
+        generation: fork::generation(),
+    };
+    let number = set.number.as_raw_fd();
+    SETS.lock().insert(number, Arc::new(set));
+    Ok(number)
+}
+
+/// Changes a set, as `epoll_ctl(2)`. Waits that are in progress see it.
+///
+/// # Errors
+/// EBADF, EEXIST, ENOENT, and EINVAL: an unknown operation, or `fd` is a set.
+pub(crate) fn control(
+    number: RawFd,
+    op: c_int,
+    fd: RawFd,
+    event: Option<&epoll_event>,
+) -> Result<()> {
+    let set = find(number)?;
+    if fd < 0 {
+        return Err(Errno::BADF);
+    }
+    if SETS.lock().contains_key(&fd) {
+        return Err(Errno::INVAL);
+    }
+    {
+        let mut entries = set.entries.lock();
+        // A number that was closed and given to another descriptor is not in the set.
+        if entries
+            .by_number
+            .get(&fd)
+            .is_some_and(|e| !e.is_current(fd))
+        {
+            entries.by_number.remove(&fd);
+        }
+        let known = entries.by_number.contains_key(&fd);
+        let fault = Errno(libc::EFAULT);
+        match (op, known) {
+            (libc::EPOLL_CTL_ADD, false) => {
+                if table::find(fd).is_none() && !is_open(fd) {
+                    return Err(Errno::BADF);
+                }
+                let entry = Entry::new(fd, event.ok_or(fault)?);
+                entries.by_number.insert(fd, entry);
+            }
+            (libc::EPOLL_CTL_ADD, true) => return Err(Errno(libc::EEXIST)),
+            (libc::EPOLL_CTL_MOD, true) => {
+                let entry = Entry::new(fd, event.ok_or(fault)?);
+                entries.by_number.insert(fd, entry);
+            }
+            (libc::EPOLL_CTL_DEL, true) => {
+                entries.by_number.remove(&fd);
+            }
+            (libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL, false) => {
+                return Err(Errno(libc::ENOENT));
+            }
+            _ => return Err(Errno::INVAL),
+        }
+        entries.version += 1;
+    }
+    set.waiters.notify();
+    Ok(())
+}
+
+fn is_open(fd: RawFd) -> bool {
+    // SAFETY: reads a flag of a descriptor; a bad number only fails.
+    unsafe { libc::fcntl(fd, libc::F_GETFD) >= 0 }
+}
+
+/// Waits for events of a set, as `epoll_wait(2)`; `None` waits without limit. Returns how many were written, 0 at the end of the time.
+///
+/// # Errors
+/// EBADF; EINVAL: no room for an event; EINTR: a signal handler ran.
+pub(crate) fn wait(
+    number: RawFd,
+    to: &mut [epoll_event],
+    timeout: Option<Duration>,
+) -> Result<usize> {
+    let set = find(number)?;
+    if to.is_empty() {
+        return Err(Errno::INVAL);
+    }
+    let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
+    loop {
+        let (mut list, version) = {
+            let mut entries = set.entries.lock();
+            if entries.closed {
+                return Err(Errno::BADF);
+            }
+            (entries.list(), entries.version)
+        };
+        let watch = Watch {
+            waiters: &set.waiters,
+            changed: &|| set.entries.lock().version != version,
+        };
+        let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
+        let n = poll_unchanged(&mut list, left, Some(&watch))?;
+        let written = match n {
+            0 => 0,
+            _ => set.entries.lock().collect(&list, to),
+        };
+        if written > 0 {
+            return Ok(written);
+        }
+        if deadline.is_some_and(|d| Instant::now() >= d) {
+            return Ok(0);
+        }
+    }
+}
+
+/// Destroys a set. The descriptors in it stay open.
+///
+/// # Errors
+/// EBADF: there is no such set.
+pub(crate) fn close(number: RawFd) -> Result<()> {
+    let set = SETS.lock().remove(&number).ok_or(Errno::BADF)?;
+    if set.generation != fork::generation() {
+        // The parent's: a thread that is not here may hold its lock. Dropping it closes this process's descriptor.
+        return Ok(());
+    }
+    // Waits in progress end with EBADF when they look again; the descriptor is closed when the last one has left.
+    {
+        let mut entries = set.entries.lock();
+        entries.version += 1;
+        entries.closed = true;
+    }
+    set.waiters.notify();
+    Ok(())
+}

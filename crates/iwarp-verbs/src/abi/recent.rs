@@ -1,0 +1,34 @@
+//! Structures that `infiniband/verbs.h` got after rdma-core 44. Debian 12's header does not have them.
+
+use super::c_structs;
+use super::verbs::ibv_context;
+use std::ffi::{c_int, c_void};
+
+c_structs! { ALL;
+    struct ibv_dmah [8] {
+        context: *mut ibv_context,
+    }
+    struct ibv_mr_init_attr [72] {
+        length: usize,
+        access: c_int,
+        comp_mask: u64,
+        iova: u64,
+        addr: *mut c_void,
+        fd: c_int,
+        fd_offset: u64,
+        dmah: *mut ibv_dmah,
+        buf: *mut ibv_buf,
+    }
+}
+
+/// `struct ibv_buf`, which programs know only by its address. [`crate::mr_ex`] has what is behind it.
+#[repr(C)]
+pub(crate) struct ibv_buf {
+    context: *mut ibv_context,
+}
+
+impl ibv_buf {
+    pub(crate) const fn new(context: *mut ibv_context) -> Self {
+        Self { context }
+    }
+}

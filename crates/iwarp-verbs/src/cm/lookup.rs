@@ -1,0 +1,197 @@
+//! Look-ups whose end is an event: `rdma_resolve_addrinfo(3)` and `rdma_query_addrinfo(3)`, and the program's own events,
+//! `rdma_write_cm_event(3)`. They came with rdma-core 57.
+//!
+//! A resolver blocks for seconds if no server answers it, so each look-up has a thread.
+
+use super::address::{self, SUBNET, copy_address, rdma_freeaddrinfo, rdma_getaddrinfo};
+use super::channel::USER;
+use super::id::{complete, find};
+use crate::abi::cma::*;
+use crate::guard::{EBUSY, EINVAL, Errno, Res, UNSUPPORTED, minus_one};
+use iwarp::raw::cm::{CmEventKind, CmId};
+use parking_lot::Mutex;
+use std::ffi::{CStr, CString, c_char, c_int, c_uint};
+use std::ptr::{null, null_mut};
+use std::sync::Arc;
+
+/// The look-up of an identifier. The thread that works on it keeps it alive, but not the identifier.
+#[derive(Default)]
+pub(crate) struct Lookup(Mutex<State>);
+
+#[derive(Default)]
+enum State {
+    #[default]
+    None,
+    Running,
+    /// The program has not asked for the result yet.
+    Found(Addresses),
+}
+
+/// A list of `rdma_getaddrinfo`, which is freed with this value.
+struct Addresses(*mut rdma_addrinfo);
+
+// SAFETY: the list belongs to this value alone, and is memory from the C library.
+unsafe impl Send for Addresses {}
+
+impl Drop for Addresses {
+    fn drop(&mut self) {
+        // SAFETY: made by `rdma_getaddrinfo` or `Question::new`, and freed only here.
+        unsafe { rdma_freeaddrinfo(self.0) };
+    }
+}
+
+impl Addresses {
+    /// Gives the list to the program, which frees it.
+    const fn into_raw(self) -> *mut rdma_addrinfo {
+        let list = self.0;
+        std::mem::forget(self);
+        list
+    }
+}
+
+/// A copy of what the program asks for, because its memory need not outlive the call.
+struct Question {
+    node: Option<CString>,
+    service: Option<CString>,
+    hints: Option<Addresses>,
+}
+
+impl Question {
+    unsafe fn new(
+        node: *const c_char,
+        service: *const c_char,
+        hints: *const rdma_addrinfo,
+    ) -> Res<Self> {
+        let text = |p: *const c_char| (!p.is_null()).then(|| CStr::from_ptr(p).to_owned());
+        let hints = hints.as_ref().map(|h| Self::copy(h)).transpose()?;
+        Ok(Self {
+            node: text(node),
+            service: text(service),
+            hints,
+        })
+    }
+
+    unsafe fn copy(from: &rdma_addrinfo) -> Res<Addresses> {
+        let to = Addresses(address::allocate::<rdma_addrinfo>()?);
+        let h = &mut *to.0;
+        h.ai_flags = from.ai_flags;
+        h.ai_family = from.ai_family;
+        h.ai_qp_type = from.ai_qp_type;
+        h.ai_port_space = from.ai_port_space;
+        if !from.ai_src_addr.is_null() {
+            h.ai_src_addr = copy_address(from.ai_src_addr, from.ai_src_len)?;
+            h.ai_src_len = from.ai_src_len;
+        }
+        if !from.ai_dst_addr.is_null() {
+            h.ai_dst_addr = copy_address(from.ai_dst_addr, from.ai_dst_len)?;
+            h.ai_dst_len = from.ai_dst_len;
+        }
+        Ok(to)
+    }
+
+    /// Blocks until there is an answer. An error is an errno for the event.
+    fn ask(&self) -> Res<Addresses> {
+        let text = |t: &Option<CString>| t.as_ref().map_or(null(), |t| t.as_ptr());
+        let hints = self.hints.as_ref().map_or(null(), |h| h.0.cast_const());
+        let mut found = null_mut();
+        // SAFETY: pointers to parts of this value.
+        let status = unsafe {
+            rdma_getaddrinfo(text(&self.node), text(&self.service), hints, &raw mut found)
+        };
+        match status {
+            0 => Ok(Addresses(found)),
+            libc::EAI_AGAIN => Err(Errno(libc::EAGAIN)),
+            libc::EAI_MEMORY => Err(Errno(libc::ENOMEM)),
+            // Names that do not exist, and services. EAI_SYSTEM has its reason in errno, and -1 is a number of getaddrinfo, too.
+            _ => Err(Errno(libc::EADDRNOTAVAIL)),
+        }
+    }
+}
+
+/// Looks up, keeps the result, and gives the event.
+fn run(question: &Question, lookup: &Lookup, id: &CmId) {
+    let (state, kind, errno) = match question.ask() {
+        Ok(found) => (State::Found(found), CmEventKind::AddrinfoResolved, 0),
+        Err(Errno(errno)) => (State::None, CmEventKind::AddrinfoError, errno),
+    };
+    *lookup.0.lock() = state;
+    // An identifier that was destroyed meanwhile has no events any more.
+    if id.write_event(kind, errno).is_err() {
+        tracing::debug!("an identifier was destroyed during its look-up");
+    }
+}
+
+pub(crate) unsafe extern "C" fn rdma_resolve_addrinfo(
+    id: *mut rdma_cm_id,
+    node: *const c_char,
+    service: *const c_char,
+    hints: *const rdma_addrinfo,
+) -> c_int {
+    minus_one(|| {
+        let object = find(id)?;
+        let flags = hints.as_ref().map_or(0, |h| h.ai_flags);
+        if flags & SUBNET != 0 {
+            // Subnet administration belongs to InfiniBand; with `RAI_DNS` the request contradicts itself.
+            return Err(UNSUPPORTED);
+        }
+        let question = Question::new(node, service, hints)?;
+        let (lookup, raw) = (Arc::clone(&object.lookup), object.raw.clone());
+        {
+            let mut state = lookup.0.lock();
+            // A result that the program has not taken counts as one that it still wants.
+            if !matches!(*state, State::None) {
+                return Err(EBUSY);
+            }
+            *state = State::Running;
+        }
+        let thread = std::thread::Builder::new().name("iwarp-lookup".into());
+        let own = Arc::clone(&lookup);
+        if let Err(e) = thread.spawn(move || run(&question, &own, &raw)) {
+            *lookup.0.lock() = State::None;
+            return Err(e.into());
+        }
+        complete(id)
+    })
+}
+
+pub(crate) unsafe extern "C" fn rdma_query_addrinfo(
+    id: *mut rdma_cm_id,
+    to: *mut *mut rdma_addrinfo,
+) -> c_int {
+    minus_one(|| {
+        let object = find(id)?;
+        if to.is_null() {
+            return Err(EINVAL);
+        }
+        let mut state = object.lookup.0.lock();
+        match std::mem::take(&mut *state) {
+            State::Found(found) => {
+                *to = found.into_raw();
+                Ok(0)
+            }
+            other => {
+                *state = other;
+                Err(Errno(libc::ENOENT))
+            }
+        }
+    })
+}
+
+pub(crate) unsafe extern "C" fn rdma_write_cm_event(
+    id: *mut rdma_cm_id,
+    event: c_uint,
+    status: c_int,
+    arg: u64,
+) -> c_int {
+    minus_one(|| {
+        let object = find(id)?;
+        if event != USER {
+            return Err(EINVAL);
+        }
+        // Delivery turns an errno into a negative status, and this status is to arrive as it is.
+        object
+            .raw
+            .write_event(CmEventKind::User(arg), status.wrapping_neg())?;
+        Ok(0)
+    })
+}
