@@ -6,9 +6,9 @@ use crate::device::context;
 use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, code, pointer};
 use crate::object::{self, Kind, Object, Unacknowledged};
 use crate::qp_ex::Builder;
-use crate::{cq, events, pd, qp_ex, query, srq};
-use iwarp::LIMITS;
+use crate::{cq, events, face, pd, qp_ex, query, srq};
 use iwarp::raw::{QpAttributes, QueuePair};
+use iwarp::{Face, LIMITS};
 use iwarp_rnic::Access;
 use iwarp_rnic::qp::State;
 use parking_lot::Mutex;
@@ -73,8 +73,10 @@ fn check_sizes(cap: &ibv_qp_cap) -> Res<()> {
 
 unsafe fn create(p: *mut ibv_pd, wanted: &Wanted, cap: &mut ibv_qp_cap) -> Res<*mut ibv_qp> {
     let pd = pd::find(p)?;
+    let ctx = context((*p).context);
     check_sizes(cap)?;
     if wanted.qp_type != QPT_RC {
+        face::type_refused(ctx.device.face, wanted.qp_type);
         return Err(UNSUPPORTED);
     }
     let send_cq = cq::find(wanted.send_cq)?;
@@ -101,7 +103,6 @@ unsafe fn create(p: *mut ibv_pd, wanted: &Wanted, cap: &mut ibv_qp_cap) -> Res<*
         max_ird: query::RD_ATOMIC,
         max_ord: query::RD_ATOMIC,
     };
-    let ctx = context((*p).context);
     // A queue pair on a context of the program's own may be connected by GID and number. The connection manager's contexts are for
     // identifiers.
     let raw = if ctx.is_shared() {
@@ -181,7 +182,7 @@ pub(crate) unsafe extern "C" fn ibv_create_qp(
 }
 
 pub(crate) unsafe extern "C" fn create_qp_ex(
-    _: *mut ibv_context,
+    c: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
     pointer(|| {
@@ -191,7 +192,11 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         let a = &mut *attr;
         check_sizes(&a.cap)?;
         let known = ATTR_PD | ATTR_SEND_OPS_FLAGS | ATTR_CREATE_FLAGS;
-        if a.comp_mask & !known != 0 || a.qp_type != QPT_RC {
+        if a.qp_type != QPT_RC {
+            face::type_refused(context(c).device.face, a.qp_type);
+            return Err(UNSUPPORTED);
+        }
+        if a.comp_mask & !known != 0 {
             return Err(UNSUPPORTED);
         }
         if a.comp_mask & ATTR_CREATE_FLAGS != 0 && a.create_flags != 0 {
@@ -330,6 +335,14 @@ fn remember(to: &mut ibv_qp_attr, from: &ibv_qp_attr, mask: c_uint) -> Res<()> {
     Ok(())
 }
 
+/// Returns the state as the program sees it. A new queue pair takes receives as if it were INIT, and is called RESET.
+unsafe fn state_seen(q: *mut ibv_qp, qp: &QpObject) -> State {
+    match qp.raw.state() {
+        State::Init if (*q).state == QPS_RESET => State::Reset,
+        state => state,
+    }
+}
+
 pub(crate) unsafe extern "C" fn ibv_modify_qp(
     q: *mut ibv_qp,
     attr: *mut ibv_qp_attr,
@@ -351,15 +364,24 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
         if mask & QP_STATE != 0 {
             let to = to_state(attr.qp_state)?;
             // A connected queue pair of an RNIC is ready to send already, whatever steps the program still makes.
-            let connected = qp.raw.addresses().is_some() && matches!(to, State::Init | State::Rtr);
+            let has_peer = qp.raw.addresses().is_some();
+            let connected = has_peer && matches!(to, State::Init | State::Rtr);
+            let face = context((*q).context).device.face;
+            let required = face::required(face, state_seen(q, qp), to);
+            if !has_peer && mask & required != required {
+                return Err(EINVAL);
+            }
             let addressed = QP_AV | QP_DEST_QPN;
-            if to == State::Rtr && mask & addressed == addressed && !connected {
+            let managed = face == Face::Roce && attr.dest_qp_num == face::MANAGED_QPN;
+            if to == State::Rtr && mask & addressed == addressed && !connected && !managed {
                 if attr.ah_attr.is_global == 0 {
                     return Err(EINVAL);
                 }
-                let gid = attr.ah_attr.grh.dgid;
+                let grh = &attr.ah_attr.grh;
+                let own = query::gid(context((*q).context), 1, u32::from(grh.sgid_index))?;
+                let own = own.ok_or(EINVAL)?.gid;
                 qp.raw
-                    .connect_peer(crate::kern::octets(gid), attr.dest_qp_num)?;
+                    .connect_peer_from(own, crate::kern::octets(grh.dgid), attr.dest_qp_num)?;
             } else if !connected {
                 qp.raw.modify(to)?;
             }

@@ -1,11 +1,13 @@
 //! librdmacm: event channels, identifiers, connections (`rdma_cm(7)`).
 //!
 //! `channel` has event channels and events, `id` identifiers and addresses, `connect` the calls that make and end
-//! connections, `endpoint` queue pairs and the synchronous interface, `address` look-ups of names and devices.
+//! connections, `endpoint` queue pairs and the synchronous interface, `address` look-ups of names and devices, `roce` what is
+//! different if the device looks like a RoCE NIC.
 
 pub(crate) mod address;
 pub(crate) mod channel;
 pub(crate) mod connect;
 pub(crate) mod endpoint;
 pub(crate) mod id;
+mod roce;
 pub(crate) mod sockaddr;
