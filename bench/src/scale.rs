@@ -233,13 +233,14 @@ impl Rdma {
     /// Connects `n` queue pairs. At most `window` attempts are in progress at a time.
     fn connect(&mut self, to: SocketAddr, n: u32, window: usize) -> Result<()> {
         let parameters = ConnectionParameters::default();
-        let own = self.ctx.device().socket_addr(0);
+        let device = self.ctx.device();
+        let own = device.source_for(to).map(|ip| device.socket_addr(ip, 0));
         let (n, mut up) = (n as usize, 0);
         while up < n {
             while self.connections.len() < n && self.connections.len() - up < window.max(1) {
                 let qp = self.queue_pair()?;
                 let id = CmId::create(&self.channel, Some(&self.ctx));
-                id.resolve_addr(Some(own), to)?;
+                id.resolve_addr(own, to)?;
                 id.resolve_route()?;
                 id.set_queue_pair(Some(&qp));
                 id.connect(&parameters)?;

@@ -58,6 +58,12 @@ const PACKAGES: &[Package] = &[
         why: "measures and checks every operation through the C library",
     },
     Package {
+        name: "ucx-utils",
+        proof: Proof::Program("ucx_perftest"),
+        needed_by: &["apps"],
+        why: "UCX's transport for InfiniBand and RoCE through the C library",
+    },
+    Package {
         name: "qperf",
         proof: Proof::Program("qperf"),
         needed_by: &["apps"],

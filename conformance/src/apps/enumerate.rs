@@ -10,29 +10,52 @@ use super::stage::Stage;
 pub(super) fn cases() -> Vec<Case> {
     let needs: &[&str] = &["ibverbs-utils"];
     vec![
-        Case::new("ibv_devices", "no options", devices).needs(needs),
+        Case::new("ibv_devices", "no options", devices)
+            .needs(needs)
+            .wire(),
         Case::new("ibv_devinfo", "`-v`", devinfo).needs(needs),
+        Case::new("ibv_devinfo", "`--as roce`, `-v`", devinfo_of_roce)
+            .needs(needs)
+            .wire(),
         Case::new("ibv_asyncwatch", "`-d iwarp0`", asyncwatch).needs(needs),
     ]
 }
 
-/// The list has the device of 127.0.0.1, and no device twice.
+/// The list has one device for each interface, however many addresses it has: loopback and that of the case.
 fn devices(stage: &Stage) -> Result<Verdict> {
     let said = stage.start(&["ibv_devices"])?.success()?;
-    let names: Vec<&str> = said
+    let rows: Vec<Vec<&str>> = said
         .lines()
-        .filter_map(|line| line.split_whitespace().next())
-        .filter(|word| word.starts_with("iwarp"))
+        .map(|line| line.split_whitespace().collect::<Vec<_>>())
+        .filter(|words| words.first().is_some_and(|word| word.starts_with("iwarp")))
         .collect();
-    if !names.contains(&"iwarp0") {
-        bail!("iwarp0 is not in the list");
-    }
-    for (at, name) in names.iter().enumerate() {
-        if names[..at].contains(name) {
-            bail!("{name} is in the list twice");
+    match &rows[..] {
+        [lo, wire] if lo[0] == "iwarp0" && wire[0] == "iwarp1" && lo[1] != wire[1] => {
+            Ok(Verdict::passed("2 devices, 2 GUIDs"))
         }
+        _ => bail!("not two devices with GUIDs of their own: {rows:?}"),
     }
-    Ok(Verdict::passed(format!("{} devices", names.len())))
+}
+
+/// A RoCE NIC has each address at two indices, with two types.
+fn devinfo_of_roce(stage: &Stage) -> Result<Verdict> {
+    let said = stage
+        .start_with(&["--as", "roce"], None, &[], &["ibv_devinfo", "-v"])?
+        .success()?;
+    for (text, count) in [
+        ("InfiniBand (0)", 2),
+        ("PORT_ACTIVE (4)", 2),
+        ("::ffff:10.77.0.1, RoCE v2", 1),
+        ("fd77::1, RoCE v2", 1),
+        ("::ffff:127.0.0.1, RoCE v2", 1),
+        ("GID[  1]:", 2),
+    ] {
+        expect_lines(&said, text, count)?;
+    }
+    // It writes GIDs of RoCE v1 as groups.
+    let v4 = "0000:0000:0000:0000:0000:ffff:0a4d:0001, RoCE v1";
+    expect_lines(&said, v4, 1)?;
+    Ok(Verdict::passed("each address as RoCE v1 and v2"))
 }
 
 fn devinfo(stage: &Stage) -> Result<Verdict> {

@@ -50,6 +50,7 @@ mod rdmacm;
 mod rsockets;
 mod stage;
 mod table;
+mod ucx;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -106,6 +107,7 @@ fn all() -> Vec<Case> {
         fio::cases(),
         rsockets::cases(),
         fabric::cases(),
+        ucx::cases(),
         mpi::cases(),
         iser::cases(),
         migration::cases(),

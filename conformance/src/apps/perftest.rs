@@ -1,9 +1,9 @@
 //! perftest: every operation, connected by the connection manager (`-R`) and by GID and number.
 //!
 //! Some combinations do not exist in the programs themselves: the latency programs have no `-b` and `-q`, RDMA Write has no
-//! `-e`, atomics have one size and therefore no `-a`, and `-R` supports IPv4 only. `ib_send_bw` needs `-R` on iWARP: without it,
+//! `-e`, atomics have one size and therefore no `-a`, and `-R` supports IPv4 only. On an iWARP NIC `ib_send_bw` needs `-R`: without it,
 //! its server sends credits from a queue pair that it never moved from RTR to RTS, and with `-b` it does not deregister the
-//! memory for them.
+//! memory for them. On a RoCE NIC it moves the queue pair.
 //!
 //! For each row the programs compare the processor's cycle counter with the clock. If this comparison is interrupted, they report
 //! its correlation coefficient and, with `-F`, print 0 or infinity for the row (without `-F` some of them exit with 1).
@@ -22,7 +22,7 @@ struct Program {
     all_sizes: bool,
     /// `true` if it has `-e`.
     events: bool,
-    /// `true` if it works without `-R`.
+    /// `true` if it works without `-R` on an iWARP NIC.
     by_number: bool,
     /// `true` if it has unreliable connections, which are always made without `-R`.
     unreliable: bool,
@@ -89,6 +89,11 @@ fn of_program(program: &'static Program) -> Vec<Case> {
     let count = if program.latency { "200" } else { "500" };
     let few = if program.latency { "10" } else { "30" };
     let mut out: Vec<(&str, Vec<&str>, usize)> = vec![("`-R`", vec!["-R", "-n", count], 1)];
+    let roce = vec![
+        ("`--as roce`, without `-R`", vec!["-x", "1", "-n", count], 1),
+        ("`--as roce`, IPv6 GIDs", vec!["-x", "3", "-n", count], 1),
+        ("`--as roce`, `-R`", vec!["-R", "-n", count], 1),
+    ];
     if program.all_sizes {
         out.push(("`-R -a`", vec!["-R", "-a", "-n", few], SIZES));
     }
@@ -102,19 +107,25 @@ fn of_program(program: &'static Program) -> Vec<Case> {
     out.push(("`-R -D 3`", vec!["-R", "-D", "3"], 1));
     if program.by_number {
         out.push(("without `-R`", vec!["-x", "0", "-n", count], 1));
-        let v6 = vec!["-x", "0", "-d", "iwarp1", "-n", count];
+        let v6 = vec!["-x", "1", "-n", count];
         out.push(("without `-R`, IPv6 GIDs", v6, 1));
     }
     if program.unreliable {
         let options = vec!["-c", "UC", "-x", "0", "-n", count];
         out.push(("`-c UC`", options, 1));
     }
+    out.extend(roce);
     out.into_iter()
         .map(|(what, options, rows)| {
             // The latency programs calibrate the processor's counter for each size, which takes seconds on a busy machine.
             let long = program.latency && rows == SIZES;
+            let face = if what.starts_with("`--as roce`") {
+                "roce"
+            } else {
+                "rnic"
+            };
             let case = Case::new(program.name, what, move |stage| {
-                run(stage, program.name, &options, rows)
+                run(stage, program.name, face, &options, rows)
             });
             let case = case.needs(&["perftest"]).spins().limit(240);
             if long { case.long() } else { case }
@@ -123,20 +134,20 @@ fn of_program(program: &'static Program) -> Vec<Case> {
 }
 
 /// Runs both ends and checks the client's table.
-fn run(stage: &Stage, name: &str, options: &[&str], rows: usize) -> Result<Verdict> {
+fn run(stage: &Stage, name: &str, face: &str, options: &[&str], rows: usize) -> Result<Verdict> {
     let port = stage.port()?;
     let number = port.to_string();
     let mut words = vec![name, "-F", "-p", &number];
     words.extend(options);
-    if !options.contains(&"-d") {
-        words.extend(["-d", "iwarp0"]);
-    }
-    let server = stage.start(&words)?;
+    words.extend(["-d", "iwarp0"]);
+    let start = |words: &[&str]| stage.start_with(&["--as", face], None, &[], words);
+    let server = start(&words)?;
     stage.wait_for_port(port)?;
     words.push("127.0.0.1");
-    let said = stage.start(&words)?.success()?;
+    let said = start(&words)?.success()?;
     server.success()?;
-    expect(&said, "Transport type : IW")?;
+    let transport = if face == "roce" { "IB" } else { "IW" };
+    expect(&said, &format!("Transport type : {transport}"))?;
     expect(&said, "Link type       : Ethernet")?;
     let connected_by = if options.contains(&"-R") {
         "Data ex. method : rdma_cm"

@@ -19,32 +19,43 @@ pub(super) fn cases() -> Vec<Case> {
             "`-e -N -s 65536`",
             vec!["-c", "-e", "-N", "-s", "65536"],
         ),
-        (rc, "IPv6 GIDs", vec!["-c", "-d", "iwarp1"]),
+        (rc, "IPv6 GIDs", vec!["-c", "-g", "1"]),
         (srq, "`-g 0`", vec![]),
         (srq, "`-e`", vec!["-e"]),
         (uc, "`-g 0 -c`", vec!["-c"]),
         (uc, "`-e -s 65536`", vec!["-e", "-s", "65536"]),
         (uc, "IPv6 GIDs", vec!["-c", "-d", "iwarp1"]),
     ];
-    list.into_iter()
-        .map(|(program, what, options)| {
-            Case::new(program, what, move |stage| run(stage, program, &options))
-                .needs(&["ibverbs-utils"])
+    let as_rnic = list.into_iter().map(|(program, what, options)| {
+        Case::new(program, what, move |stage| {
+            run(stage, program, "rnic", &options)
         })
+    });
+    // Indices 0 and 1 are 127.0.0.1, 2 and 3 are ::1.
+    let as_roce = ["0", "1", "2", "3"].map(|index| {
+        Case::new(rc, format!("`--as roce`, `-g {index} -c`"), move |stage| {
+            run(stage, rc, "roce", &["-c", "-g", index])
+        })
+    });
+    let needs: &[&str] = &["ibverbs-utils"];
+    as_rnic
+        .chain(as_roce)
+        .map(|case| case.needs(needs))
         .collect()
 }
 
 /// Runs both ends three times: these programs exit at once after the last message, and errors at that moment do not happen every time.
-fn run(stage: &Stage, program: &str, options: &[&str]) -> Result<Verdict> {
+fn run(stage: &Stage, program: &str, face: &str, options: &[&str]) -> Result<Verdict> {
+    let start = |words: &[&str]| stage.start_with(&["--as", face], None, &[], words);
     for _ in 0..3 {
         let port = stage.port()?;
         let number = port.to_string();
         let mut words = vec![program, "-g", "0", "-n", "500", "-p", &number];
         words.extend(options);
-        let server = stage.start(&words)?;
+        let server = start(&words)?;
         stage.wait_for_port(port)?;
         words.push("127.0.0.1");
-        let client = stage.start(&words)?;
+        let client = start(&words)?;
         for said in [client.success()?, server.success()?] {
             expect(&said, "500 iters in")?;
         }

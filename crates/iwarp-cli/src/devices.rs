@@ -1,16 +1,16 @@
-//! `iwarp devices`: lists the devices of this machine.
+//! `iwarp devices`: lists the devices of this machine, with their addresses below them.
 
 use crate::error::{Context as _, Error, Result};
 use crate::out;
 use clap::Args;
-use iwarp::{Device, LIMITS};
+use iwarp::{Config, Device, DeviceAddress, Face, LIMITS};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 
 /// Arguments of `iwarp devices`.
 #[derive(Debug, Args)]
 #[command(after_help = "EXAMPLES:
-  iwarp devices            one line per device
+  iwarp devices            each device, and below it its addresses and where they are in its GID table
   iwarp devices -v         with all limits
   iwarp devices --json     as JSON, for programs")]
 pub(crate) struct DevicesArgs {
@@ -25,8 +25,9 @@ pub(crate) struct DevicesArgs {
 /// Lists the devices.
 pub(crate) fn run(args: &DevicesArgs) -> Result<()> {
     let list = Device::list().context("cannot list the network interfaces")?;
+    let face = Config::from_env().face;
     if args.json {
-        let list: Vec<_> = list.iter().map(as_json).collect();
+        let list: Vec<_> = list.iter().map(|d| as_json(d, face)).collect();
         let text = serde_json::to_string_pretty(&json!({ "devices": list })).context("JSON")?;
         out::line(format_args!("{text}"));
         return Ok(());
@@ -36,7 +37,10 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<()> {
             "no device: no interface with an address is up, or IWARP_BIND excludes them all",
         ));
     }
-    out::line(format_args!("{}", as_text(&list, args.verbose).trim_end()));
+    out::line(format_args!(
+        "{}",
+        as_text(&list, face, args.verbose).trim_end()
+    ));
     Ok(())
 }
 
@@ -59,39 +63,64 @@ fn limits() -> [(&'static str, u64); 8] {
     ]
 }
 
-fn as_json(d: &Device) -> Value {
+fn as_json(d: &Device, face: Face) -> Value {
     let limits: serde_json::Map<_, _> = limits()
         .into_iter()
         .map(|(k, v)| (k.to_owned(), v.into()))
         .collect();
+    let address = |a: &DeviceAddress| json!({ "address": shown(d, a), "gid_indices": gid_indices(d, a, face) });
     json!({
         "name": d.name,
-        "address": d.ip.to_string(),
         "interface": d.interface,
         "mtu": d.mtu,
         "loopback": d.loopback,
         "guid": guid(d),
+        "addresses": d.addresses.iter().map(address).collect::<Vec<_>>(),
         "limits": limits,
     })
 }
 
-fn as_text(list: &[Device], verbose: bool) -> String {
+/// Returns an address as programs take it: a link-local one with its interface.
+fn shown(d: &Device, a: &DeviceAddress) -> String {
+    match a.scope_id {
+        0 => a.ip.to_string(),
+        _ => format!("{}%{}", a.ip, d.interface),
+    }
+}
+
+/// Returns where the address is in the GID table.
+fn gid_indices(d: &Device, a: &DeviceAddress, face: Face) -> Vec<u32> {
+    let table = d.gids(face).into_iter();
+    table
+        .filter(|e| e.gid == a.gid())
+        .map(|e| e.index)
+        .collect()
+}
+
+fn as_text(list: &[Device], face: Face, verbose: bool) -> String {
     let width =
         |f: fn(&Device) -> usize, head: &str| list.iter().map(f).max().unwrap_or(0).max(head.len());
-    let (n, a, i) = (
+    let (n, i) = (
         width(|d| d.name.len(), "DEVICE"),
-        width(|d| d.ip.to_string().len(), "ADDRESS"),
         width(|d| d.interface.len(), "INTERFACE"),
     );
     let mut out = String::new();
-    let mut line = |cells: [&str; 5]| {
-        let [name, ip, interface, mtu, guid] = cells;
-        let _ = writeln!(out, "{name:n$}  {ip:a$}  {interface:i$}  {mtu:>6}  {guid}");
+    let mut line = |cells: [&str; 4]| {
+        let [name, interface, mtu, guid] = cells;
+        let _ = writeln!(out, "{name:n$}  {interface:i$}  {mtu:>6}  {guid}");
     };
-    line(["DEVICE", "ADDRESS", "INTERFACE", "MTU", "GUID"]);
+    line(["DEVICE", "INTERFACE", "MTU", "GUID"]);
     for d in list {
-        let (ip, mtu) = (d.ip.to_string(), d.mtu.to_string());
-        line([&d.name, &ip, &d.interface, &mtu, &guid(d)]);
+        line([&d.name, &d.interface, &d.mtu.to_string(), &guid(d)]);
+        for a in &d.addresses {
+            let indices = gid_indices(d, a, face);
+            let indices: Vec<String> = indices.iter().map(u32::to_string).collect();
+            let gid = match &indices[..] {
+                [] => "no GID".to_owned(),
+                some => format!("GID {}", some.join(", ")),
+            };
+            line(["", &format!("{gid:10}  {}", shown(d, a)), "", ""]);
+        }
     }
     if verbose {
         out.push_str("\nLimits, the same for all devices:\n");
@@ -99,7 +128,8 @@ fn as_text(list: &[Device], verbose: bool) -> String {
             let _ = writeln!(out, "  {name:12} {value}");
         }
     }
-    out
+    out.lines()
+        .fold(String::new(), |text, line| text + line.trim_end() + "\n")
 }
 
 #[cfg(test)]
@@ -110,16 +140,30 @@ mod tests {
     fn loopback_is_listed_in_both_forms() {
         let list = Device::list().unwrap();
         let lo = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
-        let text = as_text(&list, true);
-        let row = text.lines().find(|l| l.contains("127.0.0.1")).unwrap();
-        assert!(
-            row.starts_with(&lo.name) && row.ends_with(&guid(&lo)),
-            "{text}"
-        );
+        let text = as_text(&list, Face::Rnic, true);
+        let row = text.lines().position(|l| l.starts_with(&lo.name)).unwrap();
+        let rows: Vec<&str> = text.lines().skip(row).collect();
+        assert!(rows[0].ends_with(&guid(&lo)), "{text}");
+        let below = |rows: &[&str]| rows[1].split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(below(&rows), "GID 0 127.0.0.1", "{text}");
         assert!(text.contains("max_inline"));
-        assert!(!as_text(&list, false).contains("max_inline"));
-        let j = as_json(&lo);
-        assert_eq!(j["address"], "127.0.0.1");
+        let text = as_text(std::slice::from_ref(&lo), Face::Roce, false);
+        assert!(!text.contains("max_inline"));
+        let rows: Vec<&str> = text.lines().skip(1).collect();
+        assert_eq!(below(&rows), "GID 0, 1 127.0.0.1", "{text}");
+        let j = as_json(&lo, Face::Roce);
+        assert_eq!(j["addresses"][0]["address"], "127.0.0.1");
+        assert_eq!(j["addresses"][0]["gid_indices"], json!([0, 1]));
         assert_eq!(j["limits"]["max_sge"], LIMITS.max_sge);
+    }
+
+    #[test]
+    fn a_link_local_address_names_its_interface() {
+        for d in Device::list().unwrap() {
+            for a in &d.addresses {
+                let local = shown(&d, a).contains(&format!("%{}", d.interface));
+                assert_eq!(local, a.scope_id != 0, "{a:?}");
+            }
+        }
     }
 }

@@ -122,9 +122,9 @@ fn every_opcode(ip: &str, markers: bool, crc: bool, file: &Path) {
     config.capture = Some(file.to_path_buf());
     // With the segment size of loopback most messages would have a single segment.
     config.mss = Some(9000);
-    let device = Device::by_address(ip.parse().unwrap()).unwrap();
-    let ctx = Context::open(&device, config).unwrap();
-    let listener = Listener::bind(&ctx, SocketAddr::new(device.ip, 0)).unwrap();
+    let ip = ip.parse().unwrap();
+    let ctx = Context::open(&Device::by_address(ip).unwrap(), config).unwrap();
+    let listener = Listener::bind(&ctx, SocketAddr::new(ip, 0)).unwrap();
     let address = listener.local_addr();
     let receives = 8;
     let server = std::thread::spawn({

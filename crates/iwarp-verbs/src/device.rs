@@ -5,7 +5,7 @@ use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, code, minus_one, pointer, se
 use crate::object::{self, Kind};
 use crate::{cq, mr, mw, pd, post, qp, query, srq};
 use iwarp::raw::Context;
-use iwarp::{Config, Device};
+use iwarp::{Config, Device, Face};
 use parking_lot::Mutex;
 use std::cell::UnsafeCell;
 use std::collections::HashMap;
@@ -14,12 +14,20 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::null_mut;
 use std::sync::{Arc, LazyLock};
 
+/// `enum ibv_node_type` and `enum ibv_transport_type`.
+const NODE_CA: c_int = 1;
+const NODE_RNIC: c_int = 4;
+const TRANSPORT_IB: c_int = 0;
+const TRANSPORT_IWARP: c_int = 1;
+
 /// A device as programs see it. Providers' libraries look at the words behind the public part to see if it is theirs.
 #[repr(C)]
 pub(crate) struct DeviceObject {
     c: UnsafeCell<ibv_device>,
     not_a_provider: [usize; 8],
+    /// The device as it was when it was first listed. Its addresses may have changed since: see [`Self::current`].
     pub(crate) device: Device,
+    pub(crate) face: Face,
 }
 
 // SAFETY: the public part is written once, before the object is shared; the rest is never written.
@@ -29,21 +37,36 @@ impl DeviceObject {
     pub(crate) const fn c(&self) -> *mut ibv_device {
         self.c.get()
     }
+
+    /// Returns the device as it is now.
+    pub(crate) fn current(&self) -> Res<Device> {
+        Ok(self.device.current()?.ok_or(iwarp::Error::NoDevice)?)
+    }
+
+    /// Returns `true` if it is the object for this device: for the same interface, whatever addresses that has now.
+    fn is_for(&self, device: &Device, face: Face) -> bool {
+        let identity = |d: &Device| (d.guid, d.index, d.name.clone(), d.interface.clone());
+        self.face == face && identity(&self.device) == identity(device)
+    }
 }
 
 /// Devices are never freed: programs keep pointers to them.
 static DEVICES: Mutex<Vec<&'static DeviceObject>> = Mutex::new(Vec::new());
 
-/// The lists of devices. Interfaces change rarely, so each different list is kept once.
-fn device_object(device: Device) -> &'static DeviceObject {
+/// Returns the object for a device. Each device has one, which programs may compare by address.
+fn device_object(device: Device, face: Face) -> &'static DeviceObject {
     let mut devices = DEVICES.lock();
-    if let Some(known) = devices.iter().find(|d| d.device == device) {
+    if let Some(known) = devices.iter().find(|d| d.is_for(&device, face)) {
         return known;
     }
+    let (node_type, transport_type) = match face {
+        Face::Rnic => (NODE_RNIC, TRANSPORT_IWARP),
+        Face::Roce => (NODE_CA, TRANSPORT_IB),
+    };
     let mut c = ibv_device {
         _ops: [0; 2],
-        node_type: 4,
-        transport_type: 1,
+        node_type,
+        transport_type,
         name: [0; 64],
         dev_name: [0; 64],
         dev_path: [0; 256],
@@ -63,6 +86,7 @@ fn device_object(device: Device) -> &'static DeviceObject {
         c: UnsafeCell::new(c),
         not_a_provider: [0; 8],
         device,
+        face,
     }));
     debug_assert_eq!(object.not_a_provider, [0; 8]);
     devices.push(object);
@@ -79,7 +103,10 @@ pub(crate) fn fill(to: &mut [c_char], text: &str) {
 
 /// All devices of this host.
 pub(crate) fn devices() -> Res<Vec<&'static DeviceObject>> {
-    Ok(Device::list()?.into_iter().map(device_object).collect())
+    let face = Config::from_env().face;
+    crate::face::listed(face);
+    let object = |device| device_object(device, face);
+    Ok(Device::list()?.into_iter().map(object).collect())
 }
 
 pub(crate) unsafe extern "C" fn ibv_get_device_list(num: *mut c_int) -> *mut *mut ibv_device {
@@ -296,9 +323,9 @@ fn make(
 pub(crate) unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
     pointer(|| {
         let device = device_of(device)?;
-        // An address can be opened only while the host has it.
-        let device = device_object(device.device.clone());
-        let raw = Context::open(&device.device, Config::from_env())?;
+        let mut config = Config::from_env();
+        config.face = device.face;
+        let raw = Context::open(&device.current()?, config)?;
         make(raw, device, Arc::default(), new_cmd_fd()?, false, true)
     })
 }
@@ -314,7 +341,7 @@ pub(crate) fn shared_context(raw: &Context) -> Res<*mut ibv_context> {
             return Ok(*c as *mut ibv_context);
         }
     }
-    let device = device_object(raw.device().clone());
+    let device = device_object(raw.device().clone(), raw.config().face);
     let c = make(
         raw.clone(),
         device,
@@ -334,7 +361,7 @@ pub(crate) unsafe extern "C" fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_con
             Some(known) => (known.raw.clone(), Arc::clone(&known.handles)),
             None => return Err(EINVAL),
         };
-        let device = device_object(raw.device().clone());
+        let device = device_object(raw.device().clone(), raw.config().face);
         // On success the descriptor is ours (ibv_import_device(3)).
         make(
             raw,

@@ -21,6 +21,7 @@ mod cm;
 mod cq;
 mod device;
 mod events;
+mod face;
 // The versions have a meaning in the C library only.
 #[cfg(not(test))]
 mod exports;

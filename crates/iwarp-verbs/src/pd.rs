@@ -4,6 +4,7 @@ use crate::abi::verbs::*;
 use crate::device::{checked_context, context};
 use crate::guard::{EBUSY, EINVAL, UNSUPPORTED, code, minus_one, pointer};
 use crate::object::{self, Kind, Object, Users};
+use crate::query;
 use std::ffi::c_int;
 
 #[derive(Debug)]
@@ -164,7 +165,9 @@ pub(crate) unsafe extern "C" fn ibv_create_ah(
         let pd = find(p)?;
         let attr = &*attr;
         // Ethernet routes by GID only.
-        if attr.port_num != 1 || attr.is_global == 0 || attr.grh.sgid_index != 0 {
+        let index = u32::from(attr.grh.sgid_index);
+        let own = query::gid(context((*p).context), u32::from(attr.port_num), index)?;
+        if attr.is_global == 0 || own.is_none() {
             return Err(EINVAL);
         }
         pd.users.add();

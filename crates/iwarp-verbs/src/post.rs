@@ -180,6 +180,7 @@ unsafe fn send_some<const W: usize, const S: usize>(
         for _ in 0..i {
             bad = (*bad).next;
         }
+        crate::face::post_failed(&qp.raw, &e);
         return Err((bad, e.into()));
     }
     match stop {

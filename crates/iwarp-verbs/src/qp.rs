@@ -6,9 +6,9 @@ use crate::device::context;
 use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, code, pointer};
 use crate::object::{self, Kind, Object, Unacknowledged};
 use crate::qp_ex::Builder;
-use crate::{cq, events, pd, qp_ex, query, srq};
-use iwarp::LIMITS;
+use crate::{cq, events, face, pd, qp_ex, query, srq};
 use iwarp::raw::{QpAttributes, QueuePair};
+use iwarp::{Face, LIMITS};
 use iwarp_rnic::Access;
 use iwarp_rnic::qp::State;
 use parking_lot::Mutex;
@@ -85,9 +85,10 @@ fn check_type(qp_type: c_uint, ops: Option<u64>, is_managed: bool) -> Res<()> {
 
 unsafe fn create(p: *mut ibv_pd, wanted: &Wanted, cap: &mut ibv_qp_cap) -> Res<*mut ibv_qp> {
     let pd = pd::find(p)?;
-    check_sizes(cap)?;
     let ctx = context((*p).context);
-    check_type(wanted.qp_type, wanted.ops, ctx.is_shared())?;
+    check_sizes(cap)?;
+    check_type(wanted.qp_type, wanted.ops, ctx.is_shared())
+        .inspect_err(|_| face::type_refused(ctx.device.face, wanted.qp_type))?;
     let send_cq = cq::find(wanted.send_cq)?;
     let recv_cq = cq::find(wanted.recv_cq)?;
     let srq = if wanted.srq.is_null() {
@@ -341,6 +342,14 @@ fn remember(to: &mut ibv_qp_attr, from: &ibv_qp_attr, mask: c_uint) -> Res<()> {
     Ok(())
 }
 
+/// Returns the state as the program sees it. A new queue pair takes receives as if it were INIT, and is called RESET.
+unsafe fn state_seen(q: *mut ibv_qp, qp: &QpObject) -> State {
+    match qp.raw.state() {
+        State::Init if (*q).state == QPS_RESET => State::Reset,
+        state => state,
+    }
+}
+
 pub(crate) unsafe extern "C" fn ibv_modify_qp(
     q: *mut ibv_qp,
     attr: *mut ibv_qp_attr,
@@ -362,15 +371,24 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
         if mask & QP_STATE != 0 {
             let to = to_state(attr.qp_state)?;
             // A connected queue pair of an RNIC is ready to send already, whatever steps the program still makes.
-            let connected = qp.raw.addresses().is_some() && matches!(to, State::Init | State::Rtr);
+            let has_peer = qp.raw.addresses().is_some();
+            let connected = has_peer && matches!(to, State::Init | State::Rtr);
+            let face = context((*q).context).device.face;
+            let required = face::required(face, state_seen(q, qp), to);
+            if !has_peer && mask & required != required {
+                return Err(EINVAL);
+            }
             let addressed = QP_AV | QP_DEST_QPN;
-            if to == State::Rtr && mask & addressed == addressed && !connected {
+            let managed = face == Face::Roce && attr.dest_qp_num == face::MANAGED_QPN;
+            if to == State::Rtr && mask & addressed == addressed && !connected && !managed {
                 if attr.ah_attr.is_global == 0 {
                     return Err(EINVAL);
                 }
-                let gid = attr.ah_attr.grh.dgid;
+                let grh = &attr.ah_attr.grh;
+                let own = query::gid(context((*q).context), 1, u32::from(grh.sgid_index))?;
+                let own = own.ok_or(EINVAL)?.gid;
                 qp.raw
-                    .connect_peer(crate::kern::octets(gid), attr.dest_qp_num)?;
+                    .connect_peer_from(own, crate::kern::octets(grh.dgid), attr.dest_qp_num)?;
             } else if !connected {
                 qp.raw.modify(to)?;
             }

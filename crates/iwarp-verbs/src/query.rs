@@ -3,17 +3,19 @@
 use crate::abi::verbs::*;
 use crate::device::{checked_context, context, fill};
 use crate::guard::{EINVAL, Errno, Res, code, minus_one, value};
-use iwarp::LIMITS;
+use iwarp::{GidEntry, GidKind, LIMITS};
 use std::ffi::{c_int, c_uint, c_void};
 
 /// RDMA Reads and atomics that a queue pair has room for, in each direction.
 pub(crate) const RD_ATOMIC: u16 = 64;
+/// The only entry of the P_Key table: the default partition.
+pub(crate) const PKEY: u16 = 0xffff;
 /// Octets of emulated device memory per allocation.
 pub(crate) const MAX_DM: u64 = 1 << 20;
-/// Entries of the GID table; the first is filled.
-const GID_TABLE: u32 = 4;
-/// GID types as in sysfs and in `struct ibv_gid_entry`.
+/// GID types as `ibv_query_gid_type` returns them, and as in `struct ibv_gid_entry`.
+const GID_TYPE_SYSFS_IB_ROCE_V1: c_uint = 0;
 const GID_TYPE_SYSFS_ROCE_V2: c_uint = 1;
+const GID_TYPE_ROCE_V1: u32 = 1;
 const GID_TYPE_ROCE_V2: u32 = 2;
 /// The vendor: "iW" and a zero, so that no program takes it for a vendor with an interface of its own.
 const VENDOR_ID: u32 = 0x69_57_00;
@@ -116,22 +118,24 @@ const SPEED_QDR: u8 = 4;
 /// The speed that the codes mean, in units of 100 Mb/s.
 const PORT_SPEED: u64 = 100;
 
-fn port(c: &crate::device::ContextObject) -> ibv_port_attr {
-    let device = &c.device.device;
-    // IB's MTU codes: 256 << (code - 1).
-    let mtu = match device.mtu {
+/// Returns the largest MTU of InfiniBand that fits: the code whose MTU is 256 << (code - 1).
+pub(crate) const fn mtu_code(mtu: u32) -> c_uint {
+    match mtu {
         4096.. => 5,
         2048.. => 4,
         1024.. => 3,
         512.. => 2,
         _ => 1,
-    };
+    }
+}
+
+fn port(c: &crate::device::ContextObject) -> ibv_port_attr {
     // SAFETY: integers only.
     let mut a: ibv_port_attr = unsafe { std::mem::zeroed() };
     a.state = 4;
     a.max_mtu = 5;
-    a.active_mtu = mtu;
-    a.gid_tbl_len = GID_TABLE as c_int;
+    a.active_mtu = mtu_code(c.raw.device().mtu);
+    a.gid_tbl_len = c.device.face.gid_table_len() as c_int;
     // Connection management, device management, IP based GIDs.
     a.port_cap_flags = 1 << 16 | 1 << 19 | 1 << 26;
     a.max_msg_sz = LIMITS.max_message;
@@ -192,12 +196,25 @@ pub(crate) unsafe extern "C" fn ibv_query_port(
     query_port(c, port_num, to, 48)
 }
 
-/// The GID table of a port: entry 0 is the device's address.
-fn gid(c: &crate::device::ContextObject, port_num: u32, index: u32) -> Res<Option<[u8; 16]>> {
-    if port_num != 1 || index >= GID_TABLE {
+/// Looks up an entry of a port's GID table, which has the addresses that the device has now. Returns `None` for an empty entry.
+pub(crate) fn gid(
+    c: &crate::device::ContextObject,
+    port_num: u32,
+    index: u32,
+) -> Res<Option<GidEntry>> {
+    if port_num != 1 || index >= c.device.face.gid_table_len() {
         return Err(EINVAL);
     }
-    Ok((index == 0).then(|| c.device.device.gid()))
+    Ok(gids(c)?.into_iter().find(|entry| entry.index == index))
+}
+
+/// Returns all entries that are not empty.
+fn gids(c: &crate::device::ContextObject) -> Res<Vec<GidEntry>> {
+    match c.device.device.current()? {
+        Some(device) => Ok(device.gids(c.device.face)),
+        // An interface that is down has no addresses.
+        None => Ok(Vec::new()),
+    }
 }
 
 pub(crate) unsafe extern "C" fn ibv_query_gid(
@@ -208,20 +225,24 @@ pub(crate) unsafe extern "C" fn ibv_query_gid(
 ) -> c_int {
     minus_one(|| {
         let index = u32::try_from(index).map_err(|_| EINVAL)?;
-        *to = gid(checked_context(c)?, u32::from(port_num), index)?.unwrap_or_default();
+        let entry = gid(checked_context(c)?, u32::from(port_num), index)?;
+        *to = entry.map_or([0; 16], |entry| entry.gid);
         Ok(0)
     })
 }
 
-fn entry(c: &crate::device::ContextObject, index: u32, gid: [u8; 16]) -> ibv_gid_entry {
+fn entry(c: &crate::device::ContextObject, from: &GidEntry) -> ibv_gid_entry {
     // SAFETY: any 16 octets are two integers.
-    let gid = unsafe { std::mem::transmute::<[u8; 16], [u64; 2]>(gid) };
+    let gid = unsafe { std::mem::transmute::<[u8; 16], [u64; 2]>(from.gid) };
     let name = std::ffi::CString::new(c.device.device.interface.as_str()).unwrap_or_default();
     ibv_gid_entry {
         gid,
-        gid_index: index,
+        gid_index: from.index,
         port_num: 1,
-        gid_type: GID_TYPE_ROCE_V2,
+        gid_type: match from.kind {
+            GidKind::RoceV1 => GID_TYPE_ROCE_V1,
+            GidKind::RoceV2 => GID_TYPE_ROCE_V2,
+        },
         // SAFETY: a C string.
         ndev_ifindex: unsafe { libc::if_nametoindex(name.as_ptr()) },
     }
@@ -241,7 +262,7 @@ pub(crate) unsafe extern "C" fn _ibv_query_gid_ex(
         }
         let c = checked_context(c)?;
         *to = match gid(c, port_num, index)? {
-            Some(gid) => entry(c, index, gid),
+            Some(found) => entry(c, &found),
             None => return Err(Errno(libc::ENODATA)),
         };
         Ok(())
@@ -260,11 +281,12 @@ pub(crate) unsafe extern "C" fn _ibv_query_gid_table(
             return Err(EINVAL);
         }
         let c = checked_context(c)?;
-        let Some(gid) = gid(c, 1, 0)? else {
-            return Ok(0);
-        };
-        *to = entry(c, 0, gid);
-        Ok(1)
+        let mut written = 0;
+        for found in gids(c)?.iter().take(max) {
+            *to.add(written) = entry(c, found);
+            written += 1;
+        }
+        Ok(written as isize)
     });
     result.unwrap_or_else(|e: Errno| -(e.0 as isize))
 }
@@ -276,8 +298,12 @@ pub(crate) unsafe extern "C" fn ibv_query_gid_type(
     to: *mut c_uint,
 ) -> c_int {
     minus_one(|| {
-        gid(checked_context(c)?, u32::from(port_num), index)?;
-        *to = GID_TYPE_SYSFS_ROCE_V2;
+        let found = gid(checked_context(c)?, u32::from(port_num), index)?;
+        *to = match found.map(|entry| entry.kind) {
+            Some(GidKind::RoceV2) => GID_TYPE_SYSFS_ROCE_V2,
+            // Empty entries, too, as with rdma-core.
+            Some(GidKind::RoceV1) | None => GID_TYPE_SYSFS_IB_ROCE_V1,
+        };
         Ok(0)
     })
 }
@@ -293,7 +319,7 @@ pub(crate) unsafe extern "C" fn ibv_query_pkey(
         if port_num != 1 || index != 0 {
             return Err(EINVAL);
         }
-        *to = 0xffff;
+        *to = PKEY.to_be();
         Ok(0)
     })
 }
@@ -305,7 +331,7 @@ pub(crate) unsafe extern "C" fn ibv_get_pkey_index(
 ) -> c_int {
     minus_one(|| {
         checked_context(c)?;
-        if port_num == 1 && pkey == 0xffff {
+        if port_num == 1 && u16::from_be(pkey) == PKEY {
             Ok(0)
         } else {
             Err(EINVAL)

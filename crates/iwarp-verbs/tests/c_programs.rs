@@ -42,12 +42,20 @@ fn compile(name: &str, folder: &common::Folder) -> PathBuf {
 
 /// Compiles and runs a program. Its last line must say that no check failed.
 fn passes(name: &str) {
+    passes_as(name, "rnic");
+}
+
+/// Compiles and runs a program with this face of the devices, which is its argument, too. Its last line must say that no check
+/// failed. Returns what it has written to standard error; nothing if the headers are missing.
+fn passes_as(name: &str, face: &str) -> Option<String> {
     if !headers_installed() {
-        return;
+        return None;
     }
-    let folder = common::Folder::new(name);
+    let folder = common::Folder::new(&format!("{name}-{face}"));
     let exe = compile(name, &folder);
     let mut child = Command::new(exe)
+        .arg(face)
+        .env("IWARP_AS", face)
         .env("LD_LIBRARY_PATH", &folder.0)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -69,6 +77,22 @@ fn passes(name: &str) {
         "{}\n{said}{complaints}",
         out.status
     );
+    Some(complaints.into_owned())
+}
+
+/// The programs do in each face what a program for the other one would do, several times. It gets one hint.
+#[test]
+fn devices_look_like_iwarp_nics_or_like_roce_nics() {
+    for (face, other) in [("rnic", "roce"), ("roce", "rnic")] {
+        let Some(said) = passes_as("face", face) else {
+            return;
+        };
+        let hints: Vec<&str> = said.lines().filter(|l| l.contains("IWARP_AS")).collect();
+        let [hint] = hints[..] else {
+            panic!("{face}: {said}");
+        };
+        assert!(hint.contains(&format!("--as {other}")), "{hint}");
+    }
 }
 
 #[test]

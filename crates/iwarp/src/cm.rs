@@ -306,12 +306,10 @@ impl Connector {
         Ok((id, channel))
     }
 
-    /// Returns the device's own address, unless the peer is of another family or only one of the two is on the loopback.
+    /// Returns the device's own address, if it has one of the peer's kind.
     fn default_source(&self, peer: SocketAddr) -> Option<SocketAddr> {
-        let own = self.ctx.device().socket_addr(0);
-        let fits =
-            own.is_ipv4() == peer.is_ipv4() && own.ip().is_loopback() == peer.ip().is_loopback();
-        fits.then_some(own)
+        let device = self.ctx.device();
+        device.source_for(peer).map(|ip| device.socket_addr(ip, 0))
     }
 }
 

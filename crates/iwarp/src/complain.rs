@@ -9,8 +9,8 @@ static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
 /// Most different texts that are kept. Further ones are not reported.
 const MANY: usize = 64;
 
-/// Reports `text`, once in a process.
-pub(crate) fn once(text: String) {
+/// Reports `text`, once in a process: by a `tracing` warning, or on standard error in a program without a subscriber.
+pub fn once(text: String) {
     {
         let mut said = SAID.lock();
         if said.len() >= MANY || said.contains(&text) {

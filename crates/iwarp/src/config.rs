@@ -45,6 +45,33 @@ impl Alignment {
     }
 }
 
+/// What programs on the C libraries take the devices for. The wire is iWARP in both cases.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Face {
+    /// An iWARP NIC: node type RNIC, transport iWARP. This is the default.
+    #[default]
+    Rnic,
+    /// A RoCE NIC: node type CA, transport InfiniBand, link layer Ethernet. For programs that use nothing else.
+    Roce,
+}
+
+impl Face {
+    /// Returns its name as a value of `IWARP_AS`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Rnic => "rnic",
+            Self::Roce => "roce",
+        }
+    }
+
+    /// Returns the face that a value of `IWARP_AS` or `iwarp run --as` names.
+    pub fn named(name: &str) -> Option<Self> {
+        [Self::Rnic, Self::Roce]
+            .into_iter()
+            .find(|face| face.name() == name)
+    }
+}
+
 /// Settings of an opened device. [`Config::from_env`] reads them from `IWARP_*` variables.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -107,6 +134,8 @@ pub struct Config {
     pub placed: bool,
     /// Prints counters to standard error when the process ends (`IWARP_STATS=on|off`; default off).
     pub stats: bool,
+    /// For programs on the C libraries: what they take the device for (`IWARP_AS=rnic|roce`; default rnic). See [`Face`].
+    pub face: Face,
 }
 
 impl Default for Config {
@@ -132,6 +161,7 @@ impl Default for Config {
             snapshot: true,
             placed: false,
             stats: false,
+            face: Face::Rnic,
         }
     }
 }
@@ -203,6 +233,7 @@ impl Config {
         }
         c.capture = vars.path("IWARP_CAPTURE").map(PathBuf::from);
         c.capture_bytes = vars.number("IWARP_CAPTURE_BYTES");
+        c.face = vars.face("IWARP_AS", c.face);
         c.align = vars.alignment("IWARP_ALIGN", c.align);
         c.port_mapper = vars.port_mapper("IWARP_PORT_MAPPER");
         let mss = vars.within("IWARP_MSS", 128..=u64::from(u32::MAX));
@@ -280,6 +311,16 @@ impl Variables<'_> {
         }
     }
 
+    fn face(&self, name: &str, default: Face) -> Face {
+        let Some(text) = self.text(name) else {
+            return default;
+        };
+        Face::named(&text).unwrap_or_else(|| {
+            self.complain(format!("{name}={text}: neither rnic nor roce; it is rnic"));
+            default
+        })
+    }
+
     fn port_mapper(&self, name: &str) -> Option<u16> {
         match self.text(name).as_deref() {
             None | Some("off" | "0") => None,
@@ -324,6 +365,7 @@ mod tests {
             ("IWARP_MPA_TIMEOUT_MS", "2"),
             ("IWARP_ANSWER_TIMEOUT_MS", "3"),
             ("IWARP_LINGER_MS", "4"),
+            ("IWARP_AS", "roce"),
         ]);
         let want = Config {
             crc: false,
@@ -339,6 +381,7 @@ mod tests {
             handshake_timeout: Duration::from_millis(2),
             answer_timeout: Duration::from_millis(3),
             linger: Duration::from_millis(4),
+            face: Face::Roce,
             ..Config::default()
         };
         assert_eq!((c, complaints), (want, vec![]));
@@ -367,6 +410,7 @@ mod tests {
             ("IWARP_ALIGN", "yes"),
             ("IWARP_PORT_MAPPER", "99999"),
             ("IWARP_MSS", "x"),
+            ("IWARP_AS", "ib"),
         ] {
             let (c, complaints) = lookup(&[(name, value)]);
             assert_eq!(c, Config::default(), "{name}={value}");

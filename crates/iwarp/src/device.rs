@@ -1,12 +1,14 @@
-//! Devices: one software RNIC for each usable interface address.
+//! Devices: one software RNIC for each network interface that has an address.
+
+mod guid;
+mod known;
 
 use crate::complain;
+use crate::config::Face;
 use crate::error::{Error, Result};
 use crate::sys::connect::canonical;
 use crate::sys::interfaces::{self, InterfaceAddress};
-use parking_lot::Mutex;
-use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 /// The limits of a device. They are the same for all devices of this crate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,34 +44,61 @@ pub const LIMITS: Limits = Limits {
     max_ord: iwarp_rnic::limits::MAX_ORD,
 };
 
-/// A software RNIC on one address of this host.
-///
-/// Devices need no privileges and no set-up: they are derived from the interfaces that are up.
+/// An address of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Device {
-    /// `iwarp0`, `iwarp1` …, in the order of the interfaces, link-local addresses last; `IWARP_DEVICE_NAME` replaces the
-    /// stem. In one process an address keeps its name, and gets a new one if it appears later than others.
-    pub name: String,
-    /// The number in its name.
-    pub index: u32,
-    /// Its address.
+pub struct DeviceAddress {
+    /// The address.
     pub ip: IpAddr,
     /// Scope number of a link-local IPv6 address; zero for all other addresses.
     pub scope_id: u32,
+    /// Its place among the addresses that have GIDs. In one process an address keeps its place. `None` if the device has more than
+    /// [`MAX_GID_ADDRESSES`] addresses and all places are taken: then it can be used, but not by GID.
+    pub place: Option<u32>,
+}
+
+impl DeviceAddress {
+    /// Returns it as a GID: the IPv6 address, or the IPv4 address mapped into IPv6.
+    pub const fn gid(&self) -> [u8; 16] {
+        gid_of(self.ip)
+    }
+}
+
+/// Returns an address as a GID: an IPv6 address as it is, an IPv4 address mapped into IPv6.
+pub(crate) const fn gid_of(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+        IpAddr::V6(ip) => ip.octets(),
+    }
+}
+
+/// A software RNIC on one network interface of this host.
+///
+/// Devices need no privileges and no set-up: they are derived from the interfaces that are up and have an address. A value
+/// describes the interface at the moment of asking; [`current`](Self::current) asks again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Device {
+    /// `iwarp0`, `iwarp1` …, in the order of the interfaces, those that have only link-local addresses last; `IWARP_DEVICE_NAME`
+    /// replaces the stem. In one process an interface keeps its name, and gets a new one if it appears later than others.
+    pub name: String,
+    /// The number in its name.
+    pub index: u32,
+    /// The interface's addresses, at least one: IPv4 before IPv6, link-local addresses last.
+    pub addresses: Vec<DeviceAddress>,
     /// Name of the network interface.
     pub interface: String,
     /// MTU of the interface, in octets.
     pub mtu: u32,
-    /// Is it on a loopback interface?
+    /// Is it a loopback interface?
     pub loopback: bool,
-    /// EUI-64 made from the interface's MAC, or from its name if it has none.
+    /// EUI-64 made from the interface's MAC. If it has none, or has that of another interface as VLANs do, it is made from names.
     pub guid: u64,
 }
 
 impl Device {
-    /// Lists all devices, in a stable order. `IWARP_BIND` (addresses or interface names, separated by commas) restricts the
-    /// list; an entry that is neither is reported as by [`Config::from_env`](crate::Config::from_env).
+    /// Lists all devices, in a stable order. `IWARP_BIND` (addresses or interface names, separated by commas) restricts their
+    /// addresses; an entry that is neither is reported as by [`Config::from_env`](crate::Config::from_env).
     ///
     /// # Errors
     /// The operating system's error if it cannot list interfaces.
@@ -87,16 +116,8 @@ impl Device {
     /// # Errors
     /// As [`list`](Self::list).
     pub fn list_as(stem: &str, bind: &str) -> Result<Vec<Self>> {
+        let stem = usable_stem(stem);
         let wanted = wanted(bind);
-        let stem = if stem.is_empty() || Self::is_stem(stem) {
-            stem
-        } else {
-            complain::once(format!(
-                "IWARP_DEVICE_NAME={stem}: not a name for devices ({STEM_RULE}); it is {STEM}"
-            ));
-            ""
-        };
-        let stem = if stem.is_empty() { STEM } else { stem };
         let mut addresses = interfaces::addresses()?;
         for unknown in wanted
             .iter()
@@ -110,25 +131,7 @@ impl Device {
         addresses.retain(|a| wanted.is_empty() || wanted.iter().any(|w| w.matches(a)));
         // Link-local addresses appear a second or two after their interface. At the end they renumber no other device.
         addresses.sort_by_key(|a| a.scope_id() != 0);
-        let mut known = NUMBERS.lock();
-        let known = known.get_or_insert_with(HashMap::new);
-        let known = known.entry(bind.to_owned()).or_default();
-        let mut list = Vec::new();
-        for a in addresses {
-            let index = number(known, &a);
-            list.push(Self {
-                name: format!("{stem}{index}"),
-                index,
-                ip: a.ip,
-                scope_id: a.scope_id(),
-                guid: guid(a.mac, &a.name, a.ip),
-                interface: a.name,
-                mtu: a.mtu,
-                loopback: a.loopback,
-            });
-        }
-        list.sort_by_key(|device| device.index);
-        Ok(list)
+        Ok(known::devices(stem, bind, &addresses))
     }
 
     /// Returns `true` if device names can begin with this text. A number follows it, and C programs have room for 63 octets.
@@ -155,10 +158,15 @@ impl Device {
     pub fn by_address(ip: IpAddr) -> Result<Self> {
         let ip = ip.to_canonical();
         let list = Self::list()?;
-        let exact = list.iter().position(|d| d.ip == ip);
+        let exact = list.iter().position(|d| d.address(ip).is_some());
+        let of_kind = |d: &Self| {
+            d.addresses
+                .iter()
+                .any(|a| a.ip.is_ipv4() == ip.is_ipv4() && a.ip.is_loopback())
+        };
         let at = exact.or_else(|| {
             list.iter()
-                .position(|d| ip.is_loopback() && d.loopback && d.ip.is_ipv4() == ip.is_ipv4())
+                .position(|d| ip.is_loopback() && d.loopback && of_kind(d))
         });
         at.and_then(|i| list.into_iter().nth(i))
             .ok_or(Error::NoDevice)
@@ -172,21 +180,134 @@ impl Device {
         Self::by_address(source_address(peer)?)
     }
 
-    /// Returns the socket address of the device with this port.
-    pub fn socket_addr(&self, port: u16) -> SocketAddr {
-        match self.ip {
-            IpAddr::V4(ip) => SocketAddr::from((ip, port)),
-            IpAddr::V6(ip) => std::net::SocketAddrV6::new(ip, port, 0, self.scope_id).into(),
+    /// Describes the same interface as it is now. Returns `None` if it is not up any more, or has no address left.
+    ///
+    /// # Errors
+    /// As [`list`](Self::list).
+    pub fn current(&self) -> Result<Option<Self>> {
+        let all = Self::list()?;
+        Ok(all.into_iter().find(|d| d.interface == self.interface))
+    }
+
+    /// Returns its first address.
+    pub fn ip(&self) -> IpAddr {
+        let first = self.addresses.first();
+        first.map_or(Ipv6Addr::UNSPECIFIED.into(), |a| a.ip)
+    }
+
+    /// Finds one of its addresses.
+    pub fn address(&self, ip: IpAddr) -> Option<&DeviceAddress> {
+        self.addresses.iter().find(|a| a.ip == ip)
+    }
+
+    /// Returns the socket address of `ip` with this port. A link-local address is valid on one interface only; it is taken for one on
+    /// this device's interface.
+    pub fn socket_addr(&self, ip: IpAddr, port: u16) -> SocketAddr {
+        match ip {
+            IpAddr::V4(ip) => (ip, port).into(),
+            IpAddr::V6(v6) => {
+                let known = self.address(ip).map_or(0, |a| a.scope_id);
+                SocketAddrV6::new(v6, port, 0, known).into()
+            }
         }
     }
 
-    /// Returns the device's GID: its IPv6 address, or its IPv4 address mapped into IPv6.
-    pub const fn gid(&self) -> [u8; 16] {
-        match self.ip {
-            IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
-            IpAddr::V6(ip) => ip.octets(),
+    /// Returns the device's address from which a connection to `peer` should come: of the peer's family, on the loopback if the peer
+    /// is, and link-local if the peer is. Of several it is the one that the kernel would choose, or the first. Returns `None` if the
+    /// device has none.
+    pub fn source_for(&self, peer: SocketAddr) -> Option<IpAddr> {
+        let kind = |ip: IpAddr| (ip.is_ipv4(), ip.is_loopback(), is_link_local(ip));
+        let wanted = kind(peer.ip().to_canonical());
+        let mut fitting = self.addresses.iter().map(|a| a.ip);
+        let mut fitting = fitting.by_ref().filter(|ip| kind(*ip) == wanted);
+        let first = fitting.next()?;
+        let rest: Vec<IpAddr> = fitting.collect();
+        if rest.is_empty() {
+            return Some(first);
+        }
+        let chosen = source_address(peer).ok();
+        Some(chosen.filter(|ip| rest.contains(ip)).unwrap_or(first))
+    }
+
+    /// Returns the GID table that the device shows in this [`Face`], without its empty entries. An RNIC has each address once. A RoCE
+    /// NIC has each address at two indices, as RoCE v1 and as RoCE v2.
+    pub fn gids(&self, face: Face) -> Vec<GidEntry> {
+        let of_address = |a: &DeviceAddress| {
+            let place = a.place?;
+            let kinds = face.gid_kinds();
+            let (first, gid) = (place * kinds.len() as u32, a.gid());
+            Some(
+                kinds
+                    .iter()
+                    .zip(first..)
+                    .map(move |(&kind, index)| GidEntry { index, gid, kind }),
+            )
+        };
+        let mut table: Vec<GidEntry> = self
+            .addresses
+            .iter()
+            .filter_map(of_address)
+            .flatten()
+            .collect();
+        table.sort_by_key(|entry| entry.index);
+        table
+    }
+}
+
+/// Addresses of one device that can have GIDs.
+pub const MAX_GID_ADDRESSES: u32 = 32;
+
+/// An entry of a GID table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct GidEntry {
+    /// Where it is in the table.
+    pub index: u32,
+    /// The GID: an address, IPv4 addresses mapped into IPv6.
+    pub gid: [u8; 16],
+    /// What the table says of it.
+    pub kind: GidKind,
+}
+
+/// The type of a GID. It says how a RoCE NIC packs what it sends for it; here all connections are iWARP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GidKind {
+    /// RoCE v1: Ethernet frames.
+    RoceV1,
+    /// RoCE v2: UDP.
+    RoceV2,
+}
+
+impl Face {
+    /// The types under which each address is in the GID table, one after the other. Programs look for RoCE v2 where they look for
+    /// addresses, so an RNIC's GIDs have this type.
+    const fn gid_kinds(self) -> &'static [GidKind] {
+        match self {
+            Self::Rnic => &[GidKind::RoceV2],
+            Self::Roce => &[GidKind::RoceV1, GidKind::RoceV2],
         }
     }
+
+    /// Returns the length of the GID tables, empty entries included.
+    pub const fn gid_table_len(self) -> u32 {
+        MAX_GID_ADDRESSES * self.gid_kinds().len() as u32
+    }
+}
+
+fn is_link_local(ip: IpAddr) -> bool {
+    matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
+}
+
+fn usable_stem(stem: &str) -> &str {
+    if Device::is_stem(stem) {
+        return stem;
+    }
+    if !stem.is_empty() {
+        complain::once(format!(
+            "IWARP_DEVICE_NAME={stem}: not a name for devices ({STEM_RULE}); it is {STEM}"
+        ));
+    }
+    STEM
 }
 
 /// The stem of device names if none is chosen.
@@ -218,29 +339,12 @@ fn wanted(bind: &str) -> Vec<Wanted<'_>> {
         .collect()
 }
 
-/// An address of an interface. Each has a number of its own.
-type Key = (IpAddr, String);
-
-/// The addresses that have a number, for each value of `IWARP_BIND`; the number is the position in the list.
-static NUMBERS: Mutex<Option<HashMap<String, Vec<Key>>>> = Mutex::new(None);
-
-/// Returns the number of an address, and gives a new address the next number.
-fn number(known: &mut Vec<Key>, a: &InterfaceAddress) -> u32 {
-    let at = known
-        .iter()
-        .position(|(ip, name)| *ip == a.ip && *name == a.name);
-    at.unwrap_or_else(|| {
-        known.push((a.ip, a.name.clone()));
-        known.len() - 1
-    }) as u32
-}
-
 /// Returns the source address that the kernel chooses for a peer. Sends nothing.
 pub(crate) fn source_address(peer: SocketAddr) -> Result<IpAddr> {
     let peer = canonical(peer);
     let any: SocketAddr = match peer {
-        SocketAddr::V4(_) => (std::net::Ipv4Addr::UNSPECIFIED, 0).into(),
-        SocketAddr::V6(_) => (std::net::Ipv6Addr::UNSPECIFIED, 0).into(),
+        SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
+        SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
     };
     let probe = std::net::UdpSocket::bind(any)?;
     // Connecting a datagram socket only looks up the route. Port 0 cannot be connected to.
@@ -251,44 +355,9 @@ pub(crate) fn source_address(peer: SocketAddr) -> Result<IpAddr> {
     Ok(probe.local_addr()?.ip())
 }
 
-fn guid(mac: Option<[u8; 6]>, name: &str, ip: IpAddr) -> u64 {
-    if let Some([a, b, c, d, e, f]) = mac
-        && [a, b, c, d, e, f] != [0; 6]
-    {
-        return u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f]);
-    }
-    // Locally administered, and the same every time: FNV-1a over name and address.
-    let mut hash = 0xcbf2_9ce4_8422_2325u64;
-    for byte in name.bytes().chain(ip.to_string().bytes()) {
-        hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-    }
-    hash & 0x00ff_ffff_ffff_ffff | 0x0200_0000_0000_0000
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_address_keeps_its_number_when_others_come_and_go() {
-        let address = |ip: &str, name: &str| InterfaceAddress {
-            name: name.into(),
-            ip: ip.parse().unwrap(),
-            index: 1,
-            prefix_len: 8,
-            up: true,
-            running: true,
-            mtu: 1500,
-            mac: None,
-            loopback: false,
-        };
-        let (lo, eth) = (address("127.0.0.1", "lo"), address("10.0.0.1", "eth0"));
-        let late = address("fe80::1", "br0");
-        let mut known = Vec::new();
-        assert_eq!([&lo, &eth].map(|a| number(&mut known, a)), [0, 1]);
-        assert_eq!([&late, &lo, &eth].map(|a| number(&mut known, a)), [2, 0, 1]);
-        assert_eq!([&eth, &late].map(|a| number(&mut known, a)), [1, 2]);
-    }
 
     #[test]
     fn an_address_may_be_written_in_any_way() {
@@ -301,6 +370,7 @@ mod tests {
             running: true,
             mtu: 1500,
             mac: None,
+            shares_mac: false,
             loopback: false,
         };
         let found = |bind: &str| wanted(bind).iter().any(|w| w.matches(&a));
@@ -326,16 +396,23 @@ mod tests {
     }
 
     #[test]
-    fn loopback_has_a_device_with_a_stable_name() {
+    fn loopback_is_one_device_with_a_stable_name() {
         let list = Device::list().unwrap();
-        let lo = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
+        let ip = "127.0.0.1".parse().unwrap();
+        let lo = Device::by_address(ip).unwrap();
         assert!(lo.loopback && lo.guid != 0);
         assert_eq!(Device::by_name(&lo.name).unwrap(), lo);
+        assert_eq!(lo.current().unwrap().as_ref(), Some(&lo));
         assert_eq!(list[lo.index as usize], lo);
-        assert_eq!(
-            Device::by_address("127.9.9.9".parse().unwrap()).unwrap(),
-            lo
-        );
+        for other in ["127.9.9.9", "::ffff:127.0.0.1"] {
+            assert_eq!(Device::by_address(other.parse().unwrap()).unwrap(), lo);
+        }
+        if list
+            .iter()
+            .any(|d| d.address("::1".parse().unwrap()).is_some())
+        {
+            assert_eq!(Device::by_address("::1".parse().unwrap()).unwrap(), lo);
+        }
         assert_eq!(
             Device::route_to("127.0.0.1:7".parse().unwrap()).unwrap(),
             lo
@@ -344,6 +421,83 @@ mod tests {
             Device::by_address("192.0.2.1".parse().unwrap()),
             Err(Error::NoDevice)
         ));
-        assert_eq!(lo.gid()[10..], [0xff, 0xff, 127, 0, 0, 1]);
+        assert_eq!(
+            lo.address(ip).unwrap().gid()[10..],
+            [0xff, 0xff, 127, 0, 0, 1]
+        );
+    }
+
+    #[test]
+    fn an_interface_has_one_device_with_a_guid_of_its_own() {
+        let list = Device::list().unwrap();
+        for (at, device) in list.iter().enumerate() {
+            for other in &list[..at] {
+                assert_ne!(other.interface, device.interface);
+                assert_ne!(other.guid, device.guid, "{other:?} {device:?}");
+            }
+        }
+        let all = interfaces::addresses().unwrap();
+        let count: usize = list.iter().map(|d| d.addresses.len()).sum();
+        assert_eq!(count, all.len());
+    }
+
+    /// A device with these addresses, whose interface has the index 7.
+    fn with(addresses: &[&str]) -> Device {
+        let address = |(at, text): (usize, &&str)| {
+            let ip = text.parse().unwrap();
+            DeviceAddress {
+                ip,
+                scope_id: if is_link_local(ip) { 7 } else { 0 },
+                place: Some(at as u32),
+            }
+        };
+        Device {
+            name: "iwarp0".into(),
+            index: 0,
+            addresses: addresses.iter().enumerate().map(address).collect(),
+            interface: "eth0".into(),
+            mtu: 1500,
+            loopback: false,
+            guid: 1,
+        }
+    }
+
+    #[test]
+    fn connections_start_at_an_address_of_the_peers_kind() {
+        let device = with(&["192.0.2.1", "2001:db8::1", "fe80::1"]);
+        for (peer, source) in [
+            ("192.0.2.9:1", Some("192.0.2.1")),
+            ("[::ffff:192.0.2.9]:1", Some("192.0.2.1")),
+            ("[2001:db8::9]:1", Some("2001:db8::1")),
+            ("[fe80::9%7]:1", Some("fe80::1")),
+            ("127.0.0.1:1", None),
+            ("[::1]:1", None),
+        ] {
+            let source: Option<IpAddr> = source.map(|ip| ip.parse().unwrap());
+            assert_eq!(device.source_for(peer.parse().unwrap()), source, "{peer}");
+        }
+        let local = device.socket_addr("fe80::1".parse().unwrap(), 9);
+        assert_eq!(local, "[fe80::1%7]:9".parse().unwrap());
+        // Where the kernel would choose neither, the first.
+        let device = with(&["198.51.100.1", "198.51.100.2"]);
+        let source = device.source_for("198.51.100.9:1".parse().unwrap());
+        assert_eq!(source, Some("198.51.100.1".parse().unwrap()));
+    }
+
+    #[test]
+    fn a_roce_nic_has_each_address_twice() {
+        let mut device = with(&["192.0.2.1", "2001:db8::1"]);
+        let table = |device: &Device, face| -> Vec<(u32, GidKind, [u8; 16])> {
+            let table = device.gids(face).into_iter();
+            table.map(|e| (e.index, e.kind, e.gid)).collect()
+        };
+        let [v4, v6] = [0, 1].map(|i: usize| device.addresses[i].gid());
+        let (v1, v2) = (GidKind::RoceV1, GidKind::RoceV2);
+        assert_eq!(table(&device, Face::Rnic), [(0, v2, v4), (1, v2, v6)]);
+        let twice = [(0, v1, v4), (1, v2, v4), (2, v1, v6), (3, v2, v6)];
+        assert_eq!(table(&device, Face::Roce), twice);
+        device.addresses[0].place = None;
+        assert_eq!(table(&device, Face::Roce), twice[2..]);
+        assert_eq!([Face::Rnic, Face::Roce].map(Face::gid_table_len), [32, 64]);
     }
 }

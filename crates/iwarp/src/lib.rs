@@ -119,8 +119,8 @@ pub mod tokio;
 mod verbs;
 
 pub use capture::{Recorder, RecorderLimits};
-pub use config::{Alignment, Config, ReceiverNotReady};
-pub use device::{Device, LIMITS, Limits};
+pub use config::{Alignment, Config, Face, ReceiverNotReady};
+pub use device::{Device, DeviceAddress, GidEntry, GidKind, LIMITS, Limits, MAX_GID_ADDRESSES};
 pub use error::{Error, Result};
 pub use iwarp_rnic::counters::Counters;
 pub use iwarp_rnic::memory::{Stag, WindowType};

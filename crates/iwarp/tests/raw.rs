@@ -349,7 +349,7 @@ impl Numbered {
 
     fn connect(&self, other: &Self) {
         self.qp
-            .connect_peer(self.ctx.device().gid(), other.qp.num())
+            .connect_peer(gid("127.0.0.1"), other.qp.num())
             .unwrap();
         self.qp.modify(State::Rts).unwrap();
     }
@@ -376,6 +376,46 @@ impl Numbered {
         self.qp.destroy();
         self.ctx.deregister(self.mem.stag).unwrap();
     }
+}
+
+/// Returns an address of the loopback device as a GID.
+fn gid(ip: &str) -> [u8; 16] {
+    let ip = ip.parse().unwrap();
+    let device = Device::by_address(ip).unwrap();
+    device.address(ip).unwrap().gid()
+}
+
+/// Peers reach a queue pair under each GID of its device, although its number has only one port.
+#[test]
+fn numbered_queue_pairs_are_reached_under_each_gid() {
+    let lo = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
+    for address in &lo.addresses {
+        let [a, b] = numbered_pair();
+        let gid = address.gid();
+        for (me, other) in [(&a, &b), (&b, &a)] {
+            me.qp.connect_peer_from(gid, gid, other.qp.num()).unwrap();
+            me.qp.modify(State::Rts).unwrap();
+        }
+        assert_eq!(a.write(&b, 1).status, WcStatus::Success);
+        let (local, peer) = a.qp.addresses().unwrap();
+        assert_eq!([local.ip(), peer.ip()], [address.ip; 2]);
+        a.destroy();
+        b.destroy();
+    }
+}
+
+#[test]
+fn a_gid_of_another_device_is_refused() {
+    let [a, b] = numbered_pair();
+    let foreign = "::ffff:192.0.2.1".parse::<std::net::Ipv6Addr>().unwrap();
+    let refused =
+        a.qp.connect_peer_from(foreign.octets(), gid("127.0.0.1"), b.qp.num());
+    assert!(
+        matches!(refused, Err(iwarp::Error::InvalidArgument(_))),
+        "{refused:?}"
+    );
+    a.destroy();
+    b.destroy();
 }
 
 fn numbered_pair() -> [Numbered; 2] {
@@ -407,9 +447,8 @@ fn by_number(client_first: bool) {
         }
         assert_eq!(end.qp.state(), State::Rts);
     }
-    let gid = ends[0].ctx.device().gid();
     assert!(
-        ends[0].qp.connect_peer(gid, 7).is_ok(),
+        ends[0].qp.connect_peer(gid("127.0.0.1"), 7).is_ok(),
         "connect_peer fails on a connected queue pair"
     );
     for end in &ends {

@@ -5,6 +5,7 @@
 //! `iwarp run` becomes the program, so that signals, exit code and terminal are the program's own.
 
 mod bundle;
+mod cover;
 mod library;
 mod missing;
 mod sysfs;
@@ -12,7 +13,7 @@ mod sysfs;
 use crate::error::{Context as _, Error, Result};
 use crate::units;
 use clap::{Args, ValueEnum};
-use iwarp::Device;
+use iwarp::{Config, Device, Face};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -40,6 +41,9 @@ pub(crate) struct Settings {
     /// Stem of the device names [default: iwarp, which gives iwarp0, iwarp1 …]
     #[arg(long, value_name = "NAME", value_parser = stem)]
     device_name: Option<String>,
+    /// What programs take the devices for: iWARP NICs or RoCE NICs. The wire is iWARP in both cases [default: rnic]
+    #[arg(long = "as", value_name = "rnic|roce", value_parser = face)]
+    face: Option<Face>,
     /// Offer only these addresses or interfaces as devices (separated by commas)
     #[arg(long, value_name = "ADDR|IFACE")]
     bind: Option<String>,
@@ -73,6 +77,11 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
+    /// Returns the face that the program will see.
+    fn face(&self) -> Face {
+        self.face.unwrap_or_else(|| Config::from_env().face)
+    }
+
     /// Returns the variables to set, in a fixed order.
     fn variables(&self, libs: &library::Libraries) -> Result<Vec<(&'static str, OsString)>> {
         let mut vars: Vec<(&'static str, OsString)> = Vec::new();
@@ -98,6 +107,7 @@ impl Settings {
         let mut set = |name, value: Option<OsString>| vars.extend(value.map(|v| (name, v)));
         let text = |v: Option<String>| v.map(OsString::from);
         set("IWARP_DEVICE_NAME", text(self.device_name.clone()));
+        set("IWARP_AS", text(self.face.map(|f| f.name().into())));
         set("IWARP_BIND", text(self.bind.clone()));
         set("IWARP_CRC", text(self.crc.map(|s| s.name().into())));
         set("IWARP_MARKERS", text(self.markers.map(|s| s.name().into())));
@@ -121,6 +131,10 @@ impl Settings {
     }
 }
 
+fn face(text: &str) -> std::result::Result<Face, String> {
+    Face::named(text).ok_or_else(|| "neither rnic nor roce".to_owned())
+}
+
 fn stem(text: &str) -> std::result::Result<String, String> {
     if Device::is_stem(text) {
         return Ok(text.to_owned());
@@ -142,12 +156,14 @@ fn joined<'a>(first: impl IntoIterator<Item = &'a PathBuf>, rest: Option<OsStrin
   iwarp run --stats -- ib_write_bw -R -d iwarp0
   iwarp run --capture trace.pcapng -- qperf HOST -cm1 rc_bw
   iwarp run --rsockets -- iperf3 -s
+  iwarp run --as roce -- ucx_perftest -d iwarp1:1 -x rc_verbs -t am_lat
 
 Programs that are setuid ignore LD_LIBRARY_PATH, so they use the system's libraries.")]
 pub(crate) struct RunArgs {
     #[command(flatten)]
     settings: Settings,
-    /// Show the devices in /sys/class/infiniband, too, for programs that look there by themselves
+    /// Show the devices in /sys/class/infiniband and /dev/infiniband, too, for programs that look there by themselves. With
+    /// `--as roce` that is done anyway where the machine allows it
     #[arg(long)]
     sysfs: bool,
     /// The program and its arguments
@@ -184,9 +200,10 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     }
     let libs = library::find(false)?;
     let vars = args.settings.variables(&libs)?;
-    if args.sysfs {
-        let list = devices(&vars)?;
-        sysfs::show(&list)?;
+    let face = args.settings.face();
+    // Programs for RoCE NICs often look there; those for iWARP NICs hardly ever.
+    if args.sysfs || face == Face::Roce {
+        sysfs::show(&devices(&vars)?, face, args.sysfs)?;
     }
     let error = Command::new(program).args(rest).envs(vars).exec();
     let code = match error.kind() {
@@ -238,6 +255,8 @@ mod tests {
             "iwarp",
             "--crc",
             "off",
+            "--as",
+            "roce",
             "--stats",
             "--capture",
             "/x/y.pcapng",
@@ -261,6 +280,7 @@ mod tests {
         };
         assert!(get("LD_LIBRARY_PATH").unwrap().starts_with("/lib/iwarp"));
         assert_eq!(get("IWARP_CRC"), Some("off"));
+        assert_eq!(get("IWARP_AS"), Some("roce"));
         assert_eq!(get("IWARP_STATS"), Some("1"));
         assert_eq!(get("IWARP_CAPTURE"), Some("/x/y.pcapng"));
         assert_eq!(get("IWARP_MARKERS"), None);
@@ -275,6 +295,7 @@ mod tests {
             assert!(parse("--device-name", bad).is_err(), "{bad}");
         }
         assert!(parse("--device-name", "siw").is_ok());
+        assert!(parse("--as", "ib").is_err());
         let run = parse("--capture-bytes", "4M").ok().unwrap();
         assert_eq!(run.args.settings.capture_bytes, Some(4 << 20));
         assert!(parse("--capture-bytes", "4X").is_err());

@@ -1,107 +1,100 @@
-//! `iwarp run --sysfs`: the devices in `/sys/class/infiniband`, for programs that look there by themselves.
+//! The devices in `/sys/class/infiniband` and `/dev/infiniband`, for programs that look there by themselves.
 //!
-//! A program cannot add devices to the kernel's sysfs. It therefore gets a mount namespace in which a small file system covers
-//! `/sys/class`. The machine's other classes are bound into it unchanged; `infiniband` is ours. An ordinary user may do that
-//! in a user namespace, in which the user keeps the same number and gains no rights.
+//! In `/dev/infiniband` a program finds what it looks for with `access`, `stat` and `open`: a character device for each RDMA device, and one
+//! for the connection manager. They are the null device: nobody speaks to the kernel through them, because programs
+//! use our libraries for that.
 
+use super::cover;
 use crate::error::{Context as _, Error, Result};
-use iwarp::Device;
-use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags,
-    OpenTreeFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen, mount_change, move_mount,
-    open_tree,
-};
-use rustix::thread::UnshareFlags;
+use iwarp::{Device, Face, GidKind};
 use std::fs;
-use std::net::{IpAddr, Ipv6Addr};
-use std::os::fd::AsRawFd as _;
+use std::net::Ipv6Addr;
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 const CLASSES: &str = "/sys/class";
+const NODES: &str = "/dev";
+/// The folders in `/sys/class` and `/dev` that are ours.
 const OURS: &str = "infiniband";
+const OUR_VERBS: &str = "infiniband_verbs";
+/// The numbers that `/sys` names for the first device of the kernel's verbs.
+const MAJOR: u32 = 231;
+const FIRST_MINOR: u32 = 192;
 
-/// Shows the devices to this process and its children.
+/// Shows the devices to this process and its children. Without `needed` the program may run without them: where the machine allows neither
+/// mounts nor user namespaces, there is a warning only.
 ///
 /// # Errors
-/// When the machine allows neither mounts nor user namespaces.
-pub(super) fn show(devices: &[Device]) -> Result<()> {
-    enter().map_err(|e| {
-        Error::failed(format!(
-            "--sysfs needs a mount namespace, by root or in a user namespace: {e}"
-        ))
-    })?;
-    cover(devices).context("covering /sys/class")
+/// When the machine does not allow it, and it is needed; or when it fails halfway.
+pub(super) fn show(devices: &[Device], face: Face, needed: bool) -> Result<()> {
+    match cover::enter() {
+        Ok(()) => {}
+        Err(e) if needed => {
+            return Err(Error::failed(format!(
+                "--sysfs needs a mount namespace, by root or in a user namespace: {e}"
+            )));
+        }
+        Err(e) => {
+            tracing::warn!(
+                "the devices are not in /sys/class/infiniband and /dev/infiniband, which takes a mount namespace ({e}): programs that look \
+                 there do not find them"
+            );
+            return Ok(());
+        }
+    }
+    let in_classes = |root: &Path| {
+        fill(&root.join(OURS), devices, face)?;
+        fill_verbs(&root.join(OUR_VERBS), devices)?;
+        Ok([OURS, OUR_VERBS].map(Into::into).into())
+    };
+    cover::cover(Path::new(CLASSES), in_classes).context("covering /sys/class")?;
+    show_nodes(devices).context("covering /dev")
 }
 
-/// Enters namespaces of our own.
-fn enter() -> std::io::Result<()> {
-    let user = rustix::process::geteuid();
-    let group = rustix::process::getegid();
-    if unshare(UnshareFlags::NEWNS).is_ok() {
-        // File systems that are mounted here must not appear outside.
-        mount_change(
-            "/",
-            MountPropagationFlags::PRIVATE | MountPropagationFlags::REC,
-        )?;
-        return Ok(());
+/// Returns the names in `/dev/infiniband`.
+fn nodes(devices: &[Device]) -> Vec<String> {
+    let of_devices = devices.iter().map(|d| format!("uverbs{}", d.index));
+    of_devices.chain(["rdma_cm".to_owned()]).collect()
+}
+
+fn show_nodes(devices: &[Device]) -> std::io::Result<()> {
+    let nodes = nodes(devices);
+    cover::cover(Path::new(NODES), |root| {
+        let dir = root.join(OURS);
+        fs::create_dir(&dir)?;
+        for node in &nodes {
+            fs::write(dir.join(node), "")?;
+        }
+        Ok(vec![OURS.into()])
+    })?;
+    let null = Path::new("/dev/null");
+    for node in &nodes {
+        cover::bind(null, &Path::new(NODES).join(OURS).join(node))?;
     }
-    unshare(UnshareFlags::NEWUSER | UnshareFlags::NEWNS)?;
-    // Without this the kernel does not let us set the group. A kernel before 3.19 has no such file, and needs none.
-    let _ = fs::write("/proc/self/setgroups", "deny");
-    fs::write("/proc/self/uid_map", format!("{0} {0} 1", user.as_raw()))?;
-    fs::write("/proc/self/gid_map", format!("{0} {0} 1", group.as_raw()))?;
     Ok(())
 }
 
-#[expect(
-    deprecated,
-    reason = "unsafe only where threads share descriptors that are unshared; here are neither"
-)]
-fn unshare(flags: UnshareFlags) -> std::io::Result<()> {
-    Ok(rustix::thread::unshare(flags)?)
-}
-
-fn cover(devices: &[Device]) -> std::io::Result<()> {
-    let system = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
-    fsconfig_set_string(&system, "mode", "0755")?;
-    fsconfig_create(&system)?;
-    let mount = fsmount(
-        &system,
-        FsMountFlags::FSMOUNT_CLOEXEC,
-        MountAttrFlags::MOUNT_ATTR_NODEV | MountAttrFlags::MOUNT_ATTR_NOSUID,
-    )?;
-    // The file system is filled before it becomes visible.
-    let root = PathBuf::from(format!("/proc/self/fd/{}", mount.as_raw_fd()));
-    fill(&root.join(OURS), devices)?;
-    let mut classes = Vec::new();
-    for class in fs::read_dir(CLASSES)? {
-        let name = class?.file_name();
-        if name == OURS {
-            continue;
-        }
-        let flags = OpenTreeFlags::OPEN_TREE_CLONE
-            | OpenTreeFlags::OPEN_TREE_CLOEXEC
-            | OpenTreeFlags::AT_RECURSIVE;
-        let tree = open_tree(rustix::fs::CWD, Path::new(CLASSES).join(&name), flags)?;
-        fs::create_dir(root.join(&name))?;
-        classes.push((name, tree));
-    }
-    let source_is_descriptor = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
-    move_mount(&mount, "", rustix::fs::CWD, CLASSES, source_is_descriptor)?;
-    for (name, tree) in classes {
-        let to = Path::new(CLASSES).join(name);
-        move_mount(&tree, "", rustix::fs::CWD, to, source_is_descriptor)?;
+/// Writes what the kernel would show of its verbs for each device.
+fn fill_verbs(dir: &Path, devices: &[Device]) -> std::io::Result<()> {
+    fs::create_dir(dir)?;
+    fs::write(dir.join("abi_version"), "6\n")?;
+    for device in devices {
+        let at = dir.join(format!("uverbs{}", device.index));
+        fs::create_dir(&at)?;
+        let minor = FIRST_MINOR + device.index;
+        fs::write(at.join("ibdev"), format!("{}\n", device.name))?;
+        fs::write(at.join("dev"), format!("{MAJOR}:{minor}\n"))?;
+        fs::write(at.join("abi_version"), "1\n")?;
     }
     Ok(())
 }
 
 /// Writes the files that the kernel would show for each device.
-fn fill(dir: &Path, devices: &[Device]) -> std::io::Result<()> {
+fn fill(dir: &Path, devices: &[Device], face: Face) -> std::io::Result<()> {
     fs::create_dir(dir)?;
     for device in devices {
         let at = dir.join(&device.name);
-        for (name, text) in files(device) {
+        for (name, text) in files(device, face) {
             let file = at.join(name);
             fs::create_dir_all(file.parent().unwrap_or(&at))?;
             fs::write(file, format!("{text}\n"))?;
@@ -123,14 +116,14 @@ fn in_groups(groups: impl IntoIterator<Item = u16>) -> String {
 }
 
 /// Returns names and contents of the files, with the values that `ibv_query_device` and similar calls report.
-fn files(device: &Device) -> Vec<(String, String)> {
+fn files(device: &Device, face: Face) -> Vec<(String, String)> {
     let guid = in_groups([48, 32, 16, 0].map(|shift| (device.guid >> shift) as u16));
-    let gid = match device.ip {
-        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
-        IpAddr::V6(ip) => ip,
+    let node_type = match face {
+        Face::Rnic => "4: RNIC",
+        Face::Roce => "1: CA",
     };
     let mut files: Vec<(String, String)> = [
-        ("node_type", "4: RNIC"),
+        ("node_type", node_type),
         ("node_guid", guid.as_str()),
         ("sys_image_guid", guid.as_str()),
         ("node_desc", "iwarp"),
@@ -147,24 +140,32 @@ fn files(device: &Device) -> Vec<(String, String)> {
         ("ports/1/sm_sl", "0"),
         ("ports/1/cap_mask", "0x04090000"),
         ("ports/1/pkeys/0", "0xffff"),
-        ("ports/1/gid_attrs/types/0", "RoCE v2"),
-        ("ports/1/gid_attrs/ndevs/0", device.interface.as_str()),
     ]
     .map(|(name, text)| (name.to_owned(), text.to_owned()))
     .into();
-    for index in 0..GID_TABLE {
-        let gid = if index == 0 {
-            gid
-        } else {
-            Ipv6Addr::UNSPECIFIED
-        };
-        files.push((format!("ports/1/gids/{index}"), in_groups(gid.segments())));
-    }
+    files.extend(gid_files(device, face));
     files
 }
 
-/// Size of the GID table. Only the first entry is used.
-const GID_TABLE: u32 = 4;
+/// Returns the files of the GID table. Empty entries are zeros; only the others have attributes.
+fn gid_files(device: &Device, face: Face) -> Vec<(String, String)> {
+    let table = device.gids(face);
+    let mut files = Vec::new();
+    for index in 0..face.gid_table_len() {
+        let entry = table.iter().find(|entry| entry.index == index);
+        let gid = entry.map_or(Ipv6Addr::UNSPECIFIED, |entry| entry.gid.into());
+        files.push((format!("ports/1/gids/{index}"), in_groups(gid.segments())));
+        let Some(entry) = entry else { continue };
+        let kind = match entry.kind {
+            GidKind::RoceV1 => "IB/RoCE v1",
+            GidKind::RoceV2 => "RoCE v2",
+        };
+        for (name, text) in [("types", kind), ("ndevs", &device.interface)] {
+            files.push((format!("ports/1/gid_attrs/{name}/{index}"), text.to_owned()));
+        }
+    }
+    files
+}
 
 #[cfg(test)]
 mod tests {
@@ -174,7 +175,7 @@ mod tests {
     fn files_look_like_the_kernels() {
         let dir = std::env::temp_dir().join(format!("iwarp-sysfs-{}", std::process::id()));
         let lo = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
-        fill(&dir, std::slice::from_ref(&lo)).unwrap();
+        fill(&dir, std::slice::from_ref(&lo), Face::Rnic).unwrap();
         let at = dir.join(&lo.name);
         let read = |name: &str| fs::read_to_string(at.join(name)).unwrap();
         assert_eq!(
@@ -182,9 +183,10 @@ mod tests {
             "0000:0000:0000:0000:0000:ffff:7f00:0001\n"
         );
         assert_eq!(
-            read("ports/1/gids/3"),
+            read("ports/1/gids/31"),
             "0000:0000:0000:0000:0000:0000:0000:0000\n"
         );
+        assert!(!at.join("ports/1/gid_attrs/types/31").exists());
         assert_eq!(read("node_guid").len(), 20);
         assert_eq!(
             read("ports/1/gid_attrs/ndevs/0"),
@@ -192,6 +194,12 @@ mod tests {
         );
         let net = fs::read_link(at.join("device/net").join(&lo.interface)).unwrap();
         assert_eq!(net, Path::new("../../../../net").join(&lo.interface));
+        fs::remove_dir_all(&dir).unwrap();
+        fill(&dir, std::slice::from_ref(&lo), Face::Roce).unwrap();
+        assert_eq!(read("node_type"), "1: CA\n");
+        assert_eq!(read("ports/1/gids/0"), read("ports/1/gids/1"));
+        assert_eq!(read("ports/1/gid_attrs/types/0"), "IB/RoCE v1\n");
+        assert_eq!(read("ports/1/gid_attrs/types/1"), "RoCE v2\n");
         fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -70,10 +70,7 @@ fn listen_at(
 ) -> std::result::Result<(Context, Listener), (String, iwarp::Error)> {
     let device = device_for(ip).map_err(|e| (ip.to_string(), e))?;
     // A link-local address is valid on one interface only, and the device knows on which.
-    let at = match device.ip == ip {
-        true => device.socket_addr(port),
-        false => SocketAddr::new(ip, port),
-    };
+    let at = device.socket_addr(ip, port);
     Context::open(&device, config.clone())
         .and_then(|ctx| {
             let listener = Listener::bind(&ctx, at)?;

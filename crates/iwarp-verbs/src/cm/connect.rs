@@ -1,6 +1,7 @@
 //! Connections: connect, accept, reject, disconnect, and their relatives.
 
 use super::id::{self, IdObject, complete, drop_event, find};
+use super::roce;
 use crate::abi::cma::*;
 use crate::abi::verbs::value as v;
 use crate::abi::verbs::*;
@@ -155,8 +156,9 @@ pub(crate) unsafe extern "C" fn rdma_init_qp_attr(
 ) -> c_int {
     minus_one(|| {
         let object = find(id)?;
-        object.raw.context().ok_or(EINVAL)?;
+        let ctx = object.raw.context().ok_or(EINVAL)?;
         let bits = match (*attr).qp_state {
+            _ if roce::is_face_of(&ctx) => roce::attributes(&ctx, &object.raw, &mut *attr)?,
             v::QPS_INIT => v::QP_STATE | v::QP_ACCESS_FLAGS | v::QP_PKEY_INDEX | v::QP_PORT,
             v::QPS_RTR | v::QPS_RTS => v::QP_STATE | v::QP_ACCESS_FLAGS,
             _ => return Err(EINVAL),

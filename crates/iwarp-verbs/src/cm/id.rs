@@ -2,12 +2,13 @@
 
 use super::channel::{self, DELIVERY};
 use super::lookup::Lookup;
-use super::sockaddr;
+use super::{roce, sockaddr};
 use crate::abi::cma::*;
 use crate::abi::verbs::*;
 use crate::device;
 use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, minus_one, value};
 use crate::object::{self, Kind, Object, Unacknowledged};
+use crate::query::PKEY;
 use iwarp::raw::cm::CmId;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -46,6 +47,8 @@ pub(crate) struct Endpoint {
     pub(crate) qp: usize,
     /// The shared receive queue that `rdma_create_srq` made.
     pub(crate) srq: usize,
+    /// The path record, on a device that looks like a RoCE NIC.
+    path: Option<Box<ibv_sa_path_rec>>,
 }
 
 /// A copy of `struct ibv_qp_init_attr`.
@@ -187,7 +190,21 @@ pub(crate) unsafe fn refresh(id: *mut rdma_cm_id) {
         }
         (*id).route.addr.ibaddr.sgid = gid_of(local);
         (*id).route.addr.ibaddr.dgid = gid_of(peer);
-        (*id).route.addr.ibaddr.pkey = 0xffff;
+        (*id).route.addr.ibaddr.pkey = PKEY;
+    }
+    show_path(id, object);
+}
+
+/// Shows the path record as soon as there is a peer.
+unsafe fn show_path(id: *mut rdma_cm_id, object: &IdObject) {
+    let mut endpoint = object.endpoint.lock();
+    if endpoint.path.is_none()
+        && let Some(ctx) = object.raw.context()
+        && roce::is_face_of(&ctx)
+        && let Some(path) = roce::path(&ctx, &object.raw)
+    {
+        (*id).route.path_rec = &raw mut **endpoint.path.insert(Box::new(path));
+        (*id).route.num_paths = 1;
     }
 }
 

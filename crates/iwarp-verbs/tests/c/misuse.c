@@ -254,7 +254,9 @@ static void bad_queries(void)
 	MINUS_ONE(EINVAL, ibv_query_gid(context, 1, 1000, &none));
 	MINUS_ONE(EINVAL, ibv_query_gid(context, 9, 0, &none));
 	MINUS_ONE(EINVAL, ibv_query_gid(context, 1, -1, &none));
-	CODE(ENODATA, ibv_query_gid_ex(context, 1, 1, &entry, 0));
+	NEED(ibv_query_port(context, 1, &port) == 0);
+	CODE(ENODATA, ibv_query_gid_ex(context, 1, port.gid_tbl_len - 1, &entry, 0));
+	CODE(EINVAL, ibv_query_gid_ex(context, 1, port.gid_tbl_len, &entry, 0));
 	CODE(EINVAL, ibv_query_gid_ex(context, 1, 0, &entry, 1));
 	MINUS_ONE(EINVAL, ibv_query_pkey(context, 1, 5, &pkey));
 	CODE(EINVAL, ibv_query_device(context, NULL));

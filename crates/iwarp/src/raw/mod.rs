@@ -30,6 +30,7 @@ pub(crate) mod testing;
 mod timer;
 mod waiting;
 
+pub use crate::complain::once as complain_once;
 pub use crate::progress::in_vain::looked_in_vain;
 pub use channel::CompletionChannel;
 pub use context::Context;

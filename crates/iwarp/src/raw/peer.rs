@@ -2,8 +2,8 @@
 //! (`ibv_modify_qp(3)` to RTR with an address) instead of using the connection manager.
 //!
 //! iWARP has no such way to connect: an MPA connection needs a port and two roles. So the number carries the port. The low 16
-//! bits of an addressable queue pair's number are the TCP port of a listener on its device's address; the address is the
-//! GID. Each side learns of the other at RTR, and neither waits for the other. The side with the smaller (GID, number) connects
+//! bits of an addressable queue pair's number are a TCP port on which its device listens, with each of its addresses; the address is
+//! the GID. Each side learns of the other at RTR, and neither waits for the other. The side with the smaller (GID, number) connects
 //! and the other accepts; requests posted meanwhile wait. The MPA private data name both numbers, so a listener answers
 //! only those peers that one of its queue pairs has named.
 //!
@@ -14,13 +14,14 @@ use super::cm::{
 };
 use super::context::{Context, ContextInner, random_u32};
 use super::qp::QueuePair;
+use crate::device::{Device, gid_of};
 use crate::engine::{Engine, Source};
 use crate::error::{Error, Result};
 use crate::sys::clock::now_ns;
 use crate::sys::poller::Interest;
 use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -32,6 +33,8 @@ const EARLY_MAX: usize = 1024;
 /// How long an early request waits for its queue pair, and a connector for its peer.
 const PATIENCE: Duration = Duration::from_secs(30);
 const RETRY: Duration = Duration::from_millis(50);
+/// How many ports are tried until one is free on all addresses.
+const PORT_ATTEMPTS: usize = 16;
 
 /// The peer of a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,10 +43,31 @@ struct Address {
     num: u32,
 }
 
+/// A port on which the device listens.
 struct Port {
-    id: CmId,
+    /// One for each address.
+    listeners: Vec<(IpAddr, CmId)>,
     port: u16,
     used: [bool; PER_PORT],
+}
+
+impl Port {
+    /// Listens on one more address, and on the first of them chooses the port.
+    fn listen(&mut self, peers: &Peers, ctx: &Context, device: &Device, ip: IpAddr) -> Result<()> {
+        let id = CmId::create(&peers.channel, Some(ctx));
+        let at = device.socket_addr(ip, self.port);
+        if let Err(e) = id.bind(at).and_then(|()| id.listen(0)) {
+            id.destroy();
+            return Err(e);
+        }
+        self.port = id.addresses().0.map_or(0, |a| a.port());
+        self.listeners.push((ip, id));
+        Ok(())
+    }
+
+    fn close(&self) {
+        self.listeners.iter().for_each(|(_, id)| id.destroy());
+    }
 }
 
 /// A queue pair between RTR and its connection.
@@ -53,6 +77,8 @@ enum Waiting {
     /// We connect; `id` is the attempt in progress.
     Connecting {
         qp: QueuePair,
+        /// The address that the peer knows us by.
+        own: IpAddr,
         peer: Address,
         id: Option<CmId>,
         since: u64,
@@ -106,9 +132,7 @@ impl Peers {
     pub(super) fn stop(&self) {
         self.engine.remove(&*self.channel, self.token);
         let state = std::mem::take(&mut *self.state.lock());
-        for port in &state.ports {
-            port.id.destroy();
-        }
+        state.ports.iter().for_each(Port::close);
         for id in &state.up {
             id.destroy();
         }
@@ -137,18 +161,56 @@ impl Peers {
                 }
             }
             if round == 0 {
-                let id = CmId::create(&self.channel, Some(&ctx));
-                id.bind(ctx.device().socket_addr(0))?;
-                id.listen(0)?;
-                let port = id.addresses().0.map_or(0, |a| a.port());
-                state.ports.push(Port {
-                    id,
-                    port,
-                    used: [false; PER_PORT],
-                });
+                state.ports.push(self.open_port(&ctx)?);
             }
         }
         Err(Error::OutOfMemory)
+    }
+
+    /// Listens on a port that is free on all addresses of the device that have GIDs.
+    fn open_port(&self, ctx: &Context) -> Result<Port> {
+        let device = ctx.device().current()?.ok_or(Error::NoDevice)?;
+        let mut attempt = self.listen_on_all(ctx, &device);
+        for _ in 1..PORT_ATTEMPTS {
+            match attempt {
+                Err(ref e) if e.errno() == libc::EADDRINUSE => {}
+                _ => break,
+            }
+            attempt = self.listen_on_all(ctx, &device);
+        }
+        attempt
+    }
+
+    fn listen_on_all(&self, ctx: &Context, device: &Device) -> Result<Port> {
+        let mut port = Port {
+            listeners: Vec::new(),
+            port: 0,
+            used: [false; PER_PORT],
+        };
+        for ip in device.addresses.iter().filter(|a| a.place.is_some()) {
+            if let Err(e) = port.listen(self, ctx, device, ip.ip) {
+                port.close();
+                return Err(e);
+            }
+        }
+        match port.port {
+            0 => Err(Error::NoDevice),
+            _ => Ok(port),
+        }
+    }
+
+    /// Listens for the peers of this queue pair on one more address, which the device has got since the port was opened.
+    fn listen_also(&self, ctx: &Context, num: u32, ip: IpAddr) -> Result<()> {
+        let mut state = self.state.lock();
+        let port = state.ports.iter_mut().find(|p| p.port == num as u16);
+        let Some(port) = port.filter(|p| !p.listeners.iter().any(|l| l.0 == ip)) else {
+            return Ok(());
+        };
+        let device = ctx.device().current()?.ok_or(Error::NoDevice)?;
+        if device.address(ip).is_none() {
+            return Err(Error::InvalidArgument("the GID is none of this device"));
+        }
+        port.listen(self, ctx, &device, ip)
     }
 
     /// Handles a queue pair that is gone.
@@ -161,7 +223,9 @@ impl Peers {
             }
             // A listener without queue pairs is closed, so that no peer connects to it.
             let idle = state.ports.iter().position(|p| !p.used.contains(&true));
-            let idle = idle.map(|i| state.ports.swap_remove(i).id);
+            if let Some(i) = idle {
+                state.ports.swap_remove(i).close();
+            }
             let early = state.early.remove(&num).map(|e| e.0);
             let attempt = match state.waiting.remove(&num) {
                 Some(Waiting::Connecting { id, .. }) => id,
@@ -172,18 +236,26 @@ impl Peers {
                 .iter()
                 .position(|id| id.queue_pair().is_none_or(|qp| qp.num() == num));
             let up = up.map(|i| state.up.swap_remove(i));
-            [idle, early, attempt, up]
+            [early, attempt, up]
         };
         for id in gone.into_iter().flatten() {
             id.destroy();
         }
     }
 
-    /// Handles a queue pair that has become RTR with this peer.
-    pub(super) fn connect(self: &Arc<Self>, qp: &QueuePair, gid: [u8; 16], num: u32) -> Result<()> {
+    /// Handles a queue pair that has become RTR with this peer, which knows it by the GID `own`.
+    pub(super) fn connect(
+        self: &Arc<Self>,
+        qp: &QueuePair,
+        own: [u8; 16],
+        gid: [u8; 16],
+        num: u32,
+    ) -> Result<()> {
         let ctx = self.context().ok_or(Error::NoDevice)?;
+        let ip = Ipv6Addr::from(own).to_canonical();
+        self.listen_also(&ctx, qp.num(), ip)?;
         let own = Address {
-            gid: ctx.device().gid(),
+            gid: own,
             num: qp.num(),
         };
         let peer = Address { gid, num };
@@ -195,6 +267,7 @@ impl Peers {
         if own < peer {
             let entry = Waiting::Connecting {
                 qp: qp.clone(),
+                own: ip,
                 peer,
                 id: None,
                 since: now_ns(),
@@ -238,13 +311,17 @@ impl Peers {
     }
 
     fn try_connect(self: &Arc<Self>, num: u32) {
-        let (qp, peer) = match self.state.lock().waiting.get(&num) {
+        let (qp, own, peer) = match self.state.lock().waiting.get(&num) {
             Some(Waiting::Connecting {
-                qp, peer, id: None, ..
-            }) => (qp.clone(), *peer),
+                qp,
+                own,
+                peer,
+                id: None,
+                ..
+            }) => (qp.clone(), *own, *peer),
             _ => return,
         };
-        let attempt = self.attempt(&qp, peer);
+        let attempt = self.attempt(&qp, own, peer);
         let mut state = self.state.lock();
         match attempt {
             Ok(attempt) => {
@@ -264,17 +341,16 @@ impl Peers {
         }
     }
 
-    fn attempt(&self, qp: &QueuePair, peer: Address) -> Result<CmId> {
+    fn attempt(&self, qp: &QueuePair, own: IpAddr, peer: Address) -> Result<CmId> {
         let ctx = self.context().ok_or(Error::NoDevice)?;
         let id = CmId::create(&self.channel, Some(&ctx));
-        let device = ctx.device();
-        let port = peer.num as u16;
-        let ip = Ipv6Addr::from(peer.gid);
-        let address = match ip.to_ipv4_mapped() {
-            Some(v4) => SocketAddr::from((v4, port)),
-            None => SocketAddrV6::new(ip, port, 0, device.scope_id).into(),
-        };
-        id.resolve_addr(Some(device.socket_addr(0)), address)?;
+        let own = ctx.device().socket_addr(own, 0);
+        let mut address = SocketAddr::new(Ipv6Addr::from(peer.gid).to_canonical(), peer.num as u16);
+        // A GID has no scope: a link-local peer is on the network of the address that it knows.
+        if let (SocketAddr::V6(to), SocketAddr::V6(own)) = (&mut address, own) {
+            to.set_scope_id(own.scope_id());
+        }
+        id.resolve_addr(Some(own), address)?;
         id.resolve_route()?;
         id.set_queue_pair(Some(qp));
         let mut data = MAGIC.to_vec();
@@ -415,10 +491,7 @@ fn sender(event: &CmEvent) -> Option<(Address, u32)> {
     let rest = event.private_data.strip_prefix(&MAGIC)?;
     let (from, rest) = rest.split_first_chunk()?;
     let (to, _) = rest.split_first_chunk()?;
-    let gid = match event.id.addresses().1?.ip().to_canonical() {
-        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
-        IpAddr::V6(ip) => ip.octets(),
-    };
+    let gid = gid_of(event.id.addresses().1?.ip().to_canonical());
     Some((
         Address {
             gid,

@@ -18,6 +18,7 @@ use super::source::Drives;
 use super::srq::SharedReceiveQueue;
 use crate::capture::Flow;
 use crate::config::ReceiverNotReady;
+use crate::device::gid_of;
 use crate::engine::{Engine, Source};
 use crate::error::{Error, Result};
 use crate::progress::baton::Baton;
@@ -33,7 +34,7 @@ use iwarp_rnic::qp::{
 };
 use iwarp_rnic::{Access, PostError, RecvWr, SendWr, Time};
 use parking_lot::Mutex;
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -484,12 +485,30 @@ impl QueuePair {
     /// it is INIT, and does not wait for the peer: requests posted in RTS are sent when the connection is there. The peer has to
     /// do the same. Does nothing if there is a connection already.
     ///
+    /// The peer has to know this end by the GID of the address that [`Device::source_for`](crate::Device::source_for) chooses.
+    /// [`connect_peer_from`](Self::connect_peer_from) chooses another.
+    ///
     /// Sends and Writes of such a queue pair complete when the peer has placed them, as such programs expect. Those of an unreliable one
     /// complete when they are sent.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: the peer is itself; [`Error::InvalidState`]: not INIT, RTR or RTS.
+    /// [`Error::InvalidArgument`]: the peer is itself, or the device has no address of its kind; [`Error::InvalidState`]: not INIT,
+    /// RTR or RTS.
     pub fn connect_peer(&self, gid: [u8; 16], num: u32) -> Result<()> {
+        let peer = Ipv6Addr::from(gid).to_canonical();
+        let device = &self.inner.ctx.device;
+        let own = device.source_for(SocketAddr::new(peer, num as u16));
+        let own = own.ok_or(Error::InvalidArgument(
+            "the device has no address of the peer's kind",
+        ))?;
+        self.connect_peer_from(gid_of(own), gid, num)
+    }
+
+    /// As [`connect_peer`](Self::connect_peer), for a peer that knows this end by the GID `own` of the device.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: the peer is itself, or the device does not have this GID; [`Error::InvalidState`]: not INIT, RTR or RTS.
+    pub fn connect_peer_from(&self, own: [u8; 16], gid: [u8; 16], num: u32) -> Result<()> {
         {
             let mut g = self.inner.state.lock();
             if g.link.is_some() {
@@ -503,7 +522,7 @@ impl QueuePair {
             }
             g.machine.hide_connection();
         }
-        self.inner.ctx.peers()?.connect(self, gid, num)
+        self.inner.ctx.peers()?.connect(self, own, gid, num)
     }
 
     /// Destroys it (`ibv_destroy_qp(3)`): its completions and asynchronous events are dropped, its connection is closed in

@@ -240,7 +240,7 @@ pub(crate) fn devices(walk: &MemoryWalk) -> Vec<DeviceReport> {
     }
     for ctx in stats::opened() {
         let counters = ctx.totals().unwrap_or_default();
-        add(&ctx.device.name, ctx.device.ip, &counters, Some(&ctx));
+        add(&ctx.device.name, ctx.device.ip(), &counters, Some(&ctx));
     }
     all.into_values().collect()
 }

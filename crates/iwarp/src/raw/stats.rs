@@ -43,12 +43,12 @@ pub(super) fn closed(ctx: &ContextInner, counters: &Counters) {
     let mut all = CLOSED.lock();
     let known = all
         .iter_mut()
-        .find(|c| c.name == device.name && c.address == device.ip && c.print == print);
+        .find(|c| c.name == device.name && c.address == device.ip() && c.print == print);
     match known {
         Some(known) => known.counters.add(counters),
         None => all.push(Closed {
             name: device.name.clone(),
-            address: device.ip,
+            address: device.ip(),
             counters: *counters,
             print,
         }),

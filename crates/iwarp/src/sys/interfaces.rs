@@ -27,6 +27,8 @@ pub(crate) struct InterfaceAddress {
     pub(crate) mtu: u32,
     /// Ethernet address, if it has one.
     pub(crate) mac: Option<[u8; 6]>,
+    /// An interface with a lower index has the same Ethernet address, as the one below a VLAN has.
+    pub(crate) shares_mac: bool,
     /// The interface is administratively up (always true in this list).
     pub(crate) up: bool,
     /// It has a carrier.
@@ -58,7 +60,7 @@ impl InterfaceAddress {
 pub(crate) fn addresses() -> io::Result<Vec<InterfaceAddress>> {
     let list = List::get()?;
     let unusable = unusable_v6();
-    let mut macs: HashMap<String, [u8; 6]> = HashMap::new();
+    let mut macs: HashMap<String, (i32, [u8; 6])> = HashMap::new();
     let mut mtus: HashMap<String, u32> = HashMap::new();
     let mut found = Vec::new();
     for entry in list.entries() {
@@ -87,6 +89,7 @@ pub(crate) fn addresses() -> io::Result<Vec<InterfaceAddress>> {
             prefix_len: entry.prefix_len(ip),
             mtu: 0,
             mac: None,
+            shares_mac: false,
             up: true,
             running: flags & libc::IFF_RUNNING as u32 != 0,
             loopback: flags & libc::IFF_LOOPBACK as u32 != 0,
@@ -95,10 +98,10 @@ pub(crate) fn addresses() -> io::Result<Vec<InterfaceAddress>> {
     }
     for address in &mut found {
         // A MAC of zeros (loopback) means none.
-        address.mac = macs
-            .get(&address.name)
-            .copied()
-            .filter(|mac| *mac != [0; 6]);
+        if let Some((index, mac)) = macs.get(&address.name).filter(|m| m.1 != [0; 6]) {
+            address.mac = Some(*mac);
+            address.shares_mac = macs.values().any(|(i, m)| m == mac && i < index);
+        }
         address.mtu = match mtus.get(&address.name) {
             Some(mtu) => *mtu,
             None => {
@@ -181,7 +184,8 @@ impl Entry<'_> {
         }
     }
 
-    fn mac(&self) -> Option<[u8; 6]> {
+    /// Index and Ethernet address of the interface.
+    fn mac(&self) -> Option<(i32, [u8; 6])> {
         let address = self.raw.ifa_addr;
         // SAFETY: the pointer is null or a socket address of the list, which begins with its family.
         if address.is_null() || i32::from(unsafe { (*address).sa_family }) != libc::AF_PACKET {
@@ -193,7 +197,7 @@ impl Entry<'_> {
             return None;
         }
         let [a, b, c, d, e, f, ..] = link.sll_addr;
-        Some([a, b, c, d, e, f])
+        Some((link.sll_ifindex, [a, b, c, d, e, f]))
     }
 }
 
@@ -365,6 +369,7 @@ garbage
             prefix_len: 64,
             mtu: 1500,
             mac: None,
+            shares_mac: false,
             up: true,
             running: true,
             loopback: false,

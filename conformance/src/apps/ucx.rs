@@ -1,0 +1,105 @@
+//! UCX, which uses InfiniBand and RoCE NICs and passes over iWARP NICs. It looks for their nodes in `/dev/infiniband` by itself.
+//!
+//! The rows use UCX's lower layer (UCT), where two processes exchange the addresses of queue pairs over TCP. The upper layer (UCP) does so
+//! with unreliable datagrams of the NIC, which iWARP does not have. UCX knows by a table of its own which NICs have atomics, and ours is not in it.
+
+use anyhow::{Result, bail};
+
+use super::case::{Case, Verdict, expect, expect_lines};
+use super::stage::{Stage, WIRE_V4};
+
+const NEEDS: &[&str] = &["ucx-utils"];
+const ROCE: &[&str] = &["--as", "roce"];
+/// What `--sysfs` says where the machine forbids to show the nodes.
+const FORBIDDEN: &str = "needs a mount namespace";
+
+/// The cases of this file.
+pub(super) fn cases() -> Vec<Case> {
+    let tests: [&'static [&'static str]; 6] = [
+        &["am_lat", "-s", "8"],
+        &["am_bw", "-s", "4096", "-D", "bcopy"],
+        &["am_bw", "-s", "4096", "-D", "zcopy"],
+        &["put_lat", "-s", "8"],
+        &["put_bw", "-s", "65536", "-D", "zcopy"],
+        &["get", "-s", "65536", "-D", "zcopy"],
+    ];
+    let perftest = tests.map(|test| {
+        let what = format!("`--as roce`, `-x rc_verbs -t {}`", test.join(" "));
+        let case = Case::new("ucx_perftest", what, move |stage| perftest(stage, test));
+        case.spins()
+    });
+    [
+        Case::new("ucx_info", "`--as roce`, `-d`", info),
+        Case::new("ucx_info", "`-d`: a hint, as iWARP NIC", hint),
+    ]
+    .into_iter()
+    .chain(perftest)
+    .map(|case| case.needs(NEEDS).wire())
+    .collect()
+}
+
+/// Returns why the machine does not allow to show the nodes, if it does not.
+fn forbidden(stage: &Stage) -> Result<Option<Verdict>> {
+    let options = [ROCE, &["--sysfs"]].concat();
+    match stage.start_with(&options, None, &[], &["true"])?.end()? {
+        (0, _) => Ok(None),
+        (_, said) if said.contains(FORBIDDEN) => Ok(Some(Verdict::skipped(
+            "needs a mount namespace: root, or unprivileged user namespaces",
+        ))),
+        (code, said) => bail!("exit code {code}: {said}"),
+    }
+}
+
+/// Each device has the transport for reliable connections.
+fn info(stage: &Stage) -> Result<Verdict> {
+    if let Some(skipped) = forbidden(stage)? {
+        return Ok(skipped);
+    }
+    let said = stage
+        .start_with(ROCE, None, &[], &["ucx_info", "-d"])?
+        .success()?;
+    expect_lines(&said, "Transport: rc_verbs", 2)?;
+    for text in ["Device: iwarp0:1", "Device: iwarp1:1"] {
+        expect(&said, text)?;
+    }
+    Ok(Verdict::passed("rc_verbs on 2 devices"))
+}
+
+/// UCX says nothing of iWARP NICs. The library does, once.
+fn hint(stage: &Stage) -> Result<Verdict> {
+    let said = stage.start(&["ucx_info", "-d"])?.success()?;
+    if said.contains("rc_verbs") {
+        bail!("it uses an iWARP NIC");
+    }
+    expect_lines(
+        &said,
+        "UCX passes over iWARP NICs; try `iwarp run --as roce`",
+        1,
+    )?;
+    Ok(Verdict::passed("one hint"))
+}
+
+/// Measures with one operation. The programs end with an error if a queue pair fails.
+fn perftest(stage: &Stage, test: &[&str]) -> Result<Verdict> {
+    if let Some(skipped) = forbidden(stage)? {
+        return Ok(skipped);
+    }
+    let port = stage.port()?;
+    let number = port.to_string();
+    #[rustfmt::skip]
+    let options = ["-p", &number, "-d", "iwarp1:1", "-x", "rc_verbs", "-n", "2000", "-t"];
+    let mut words = vec!["ucx_perftest"];
+    words.extend(options);
+    words.extend(test);
+    let server = stage.start_with(ROCE, None, &[], &words)?;
+    stage.wait_for_port(port)?;
+    words.insert(1, WIRE_V4);
+    let said = stage.start_with(ROCE, None, &[], &words)?.success()?;
+    server.success()?;
+    let last = said.lines().find(|line| line.starts_with("Final:"));
+    let done = last.and_then(|line| line.split_whitespace().nth(1));
+    if done != Some("2000") {
+        bail!("not 2000 iterations: {last:?}");
+    }
+    Ok(Verdict::passed("2000 iterations"))
+}

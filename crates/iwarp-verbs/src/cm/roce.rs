@@ -1,0 +1,87 @@
+//! What identifiers show on a device that looks like a RoCE NIC ([`Face::Roce`]), as `rdma_cm(7)` has it for InfiniBand's transport: a
+//! path record, and attributes for programs that move their queue pair themselves. Connections are made in the same way in both
+//! faces, so none of the values but the addresses has an effect.
+
+use super::id::gid_of;
+use crate::abi::verbs::value as v;
+use crate::abi::verbs::*;
+use crate::face;
+use crate::guard::{EINVAL, Res};
+use crate::query::{self, PKEY, RD_ATOMIC};
+use iwarp::raw::Context;
+use iwarp::raw::cm::CmId;
+use iwarp::{Face, GidKind};
+use std::ffi::c_uint;
+
+/// "Exactly this value", for the fields of a path record that may be limits.
+const EXACTLY: u8 = 2;
+/// `IBV_RATE_10_GBPS`, which the port's width and speed give, too.
+const RATE: u8 = 3;
+const HOP_LIMIT: u8 = 64;
+
+/// Returns `true` if the device looks like a RoCE NIC.
+pub(super) fn is_face_of(ctx: &Context) -> bool {
+    ctx.config().face == Face::Roce
+}
+
+/// Makes the record of the path to the peer. Returns `None` as long as there is no peer.
+pub(super) fn path(ctx: &Context, id: &CmId) -> Option<ibv_sa_path_rec> {
+    let (local, peer) = id.addresses();
+    peer?;
+    // SAFETY: integers only.
+    let mut path: ibv_sa_path_rec = unsafe { std::mem::zeroed() };
+    path.dgid = gid_of(peer);
+    path.sgid = gid_of(local);
+    path.hop_limit = HOP_LIMIT;
+    path.reversible = 1;
+    path.numb_path = 1;
+    path.pkey = PKEY.to_be();
+    path.mtu_selector = EXACTLY;
+    path.mtu = query::mtu_code(ctx.device().mtu) as u8;
+    path.rate_selector = EXACTLY;
+    path.rate = RATE;
+    path.packet_life_time_selector = EXACTLY;
+    Some(path)
+}
+
+/// Fills in the attributes for the change to `attr.qp_state`. Returns which they are.
+pub(super) fn attributes(ctx: &Context, id: &CmId, attr: &mut ibv_qp_attr) -> Res<c_uint> {
+    let bits = match attr.qp_state {
+        v::QPS_INIT => face::TO_INIT,
+        v::QPS_RTR => {
+            attr.ah_attr = route(ctx, id)?;
+            attr.path_mtu = query::mtu_code(ctx.device().mtu);
+            attr.dest_qp_num = face::MANAGED_QPN;
+            attr.rq_psn = 0;
+            attr.max_dest_rd_atomic = RD_ATOMIC as u8;
+            attr.min_rnr_timer = 0;
+            face::TO_RTR
+        }
+        v::QPS_RTS => {
+            attr.timeout = 0;
+            attr.retry_cnt = 7;
+            attr.rnr_retry = 7;
+            attr.sq_psn = 0;
+            attr.max_rd_atomic = RD_ATOMIC as u8;
+            face::TO_RTS
+        }
+        _ => return Err(EINVAL),
+    };
+    Ok(v::QP_STATE | bits)
+}
+
+fn route(ctx: &Context, id: &CmId) -> Res<ibv_ah_attr> {
+    let (local, peer) = id.addresses();
+    let own = crate::kern::octets(gid_of(local));
+    let mut table = ctx.device().gids(Face::Roce).into_iter();
+    let own = table.find(|e| e.kind == GidKind::RoceV2 && e.gid == own);
+    // SAFETY: integers only.
+    let mut to: ibv_ah_attr = unsafe { std::mem::zeroed() };
+    to.is_global = 1;
+    to.port_num = 1;
+    to.grh.dgid = gid_of(Some(peer.ok_or(EINVAL)?));
+    to.grh.hop_limit = HOP_LIMIT;
+    // Other addresses of the loopback network than 127.0.0.1 are in no table. The connection manager does not need the index.
+    to.grh.sgid_index = own.map_or(0, |e| e.index as u8);
+    Ok(to)
+}

@@ -1,0 +1,108 @@
+//! What differs between the faces ([`Face`]) besides names and tables, and hints to programs that do not get on with the one they see.
+//!
+//! As a RoCE NIC the device belongs to InfiniBand's transport, whose changes of state need more attributes than iWARP's. A program
+//! that leaves one out would fail on hardware, so it fails here, too. iWARP uses none of the values but the peer's address.
+//!
+//! A program that refuses a kind of NIC mostly does so in silence. The library hints at the other face where it can tell: when a call
+//! fails that would not fail there, or when a library is loaded that is known to look for one kind only.
+
+use crate::abi::verbs::value::*;
+use iwarp::Face;
+use iwarp::raw::{QueuePair, complain_once};
+use iwarp_rnic::PostError;
+use iwarp_rnic::qp::State;
+use std::ffi::c_uint;
+use std::sync::Once;
+
+/// A number that no queue pair has. At the change to RTR it says that the connection manager connects the queue pair.
+pub(crate) const MANAGED_QPN: u32 = 0;
+
+/// The attributes that come with a change to INIT, RTR and RTS.
+pub(crate) const TO_INIT: c_uint = QP_PKEY_INDEX | QP_PORT | QP_ACCESS_FLAGS;
+pub(crate) const TO_RTR: c_uint =
+    QP_AV | QP_PATH_MTU | QP_DEST_QPN | QP_RQ_PSN | QP_MAX_DEST_RD_ATOMIC | QP_MIN_RNR_TIMER;
+pub(crate) const TO_RTS: c_uint =
+    QP_TIMEOUT | QP_RETRY_CNT | QP_RNR_RETRY | QP_SQ_PSN | QP_MAX_QP_RD_ATOMIC;
+
+/// Returns the attributes that must come with this change of a reliable connection.
+pub(crate) const fn required(face: Face, from: State, to: State) -> c_uint {
+    match (face, from, to) {
+        (Face::Roce, State::Reset, State::Init) => TO_INIT,
+        (Face::Roce, State::Init, State::Rtr) => TO_RTR,
+        (Face::Roce, State::Rtr, State::Rts) => TO_RTS,
+        _ => 0,
+    }
+}
+
+/// A request was not posted. Programs for InfiniBand alone leave a queue pair of an iWARP NIC in RTR and send from it.
+#[cold]
+pub(crate) fn post_failed(qp: &QueuePair, error: &iwarp::Error) {
+    let early = matches!(error, iwarp::Error::Post(PostError::InvalidState))
+        && qp.state() == State::Rtr
+        && qp.context().config().face == Face::Rnic;
+    if early {
+        complain_once(format!(
+            "the program sends from a queue pair that it has not moved to RTS; {}",
+            other(Face::Roce)
+        ));
+    }
+}
+
+/// A queue pair of this type was not created, because iWARP does not have it.
+pub(crate) fn type_refused(face: Face, qp_type: c_uint) {
+    if face == Face::Roce {
+        complain_once(format!(
+            "the program asks for a queue pair of type {qp_type}, and the wire has only reliable connections (type {QPT_RC}); if it \
+             cannot go on, {}",
+            other(Face::Rnic)
+        ));
+    }
+}
+
+/// The devices were listed.
+pub(crate) fn listed(face: Face) {
+    static ONCE: Once = Once::new();
+    if face == Face::Rnic {
+        ONCE.call_once(|| {
+            let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+            if let Some(user) = infiniband_only(&maps) {
+                complain_once(format!(
+                    "{user} passes over iWARP NICs; {}",
+                    other(Face::Roce)
+                ));
+            }
+        });
+    }
+}
+
+/// The advice at the end of a hint.
+fn other(face: Face) -> String {
+    let name = face.name();
+    format!("try `iwarp run --as {name}` (IWARP_AS={name})")
+}
+
+/// Libraries that use the verbs and pass over iWARP NICs without a word, by the beginning of their file's name.
+const INFINIBAND_ONLY: [(&str, &str); 1] = [("libuct_ib", "UCX")];
+
+/// Returns the name of such a library, if one is among the mapped files.
+fn infiniband_only(maps: &str) -> Option<&'static str> {
+    let mut files = maps.lines().filter_map(|line| line.rsplit('/').next());
+    files.find_map(|file| {
+        let known = INFINIBAND_ONLY.iter().find(|k| file.starts_with(k.0))?;
+        Some(known.1)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_are_known_by_their_files() {
+        let maps = "7f00-7f01 r--p 00000000 08:01 1234 /usr/lib/libibverbs.so.1\n\
+                    7f02-7f03 r-xp 00000000 00:00 0\n";
+        assert_eq!(infiniband_only(maps), None);
+        let ucx = format!("{maps}7f04-7f05 r-xp 0 08:01 99 /usr/lib/ucx/libuct_ib.so.0.0.0\n");
+        assert_eq!(infiniband_only(&ucx), Some("UCX"));
+    }
+}

@@ -1,0 +1,73 @@
+//! GUIDs of devices. Programs tell devices apart by them, on one host and among hosts. So no two interfaces may have the same GUID,
+//! and an interface has to have the same one each time.
+
+use crate::sys::interfaces::InterfaceAddress;
+use std::fs;
+use std::sync::OnceLock;
+
+/// Returns the GUID of the device on an address's interface: an EUI-64 of its MAC, or a number of the same kind that is "locally
+/// administered" and made of names.
+pub(super) fn guid(a: &InterfaceAddress) -> u64 {
+    match a.mac {
+        Some([a0, b, c, d, e, f]) if !a.shares_mac => {
+            u64::from_be_bytes([a0 ^ 2, b, c, 0xff, 0xfe, d, e, f])
+        }
+        Some(mac) => local(&[&mac, a.name.as_bytes()]),
+        None => local(&[host(), a.name.as_bytes()]),
+    }
+}
+
+/// FNV-1a of the parts, marked as locally administered.
+fn local(parts: &[&[u8]]) -> u64 {
+    let mut hash = 0xcbf2_9ce4_8422_2325u64;
+    for byte in parts.iter().flat_map(|part| part.iter()) {
+        hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    }
+    hash & 0x00ff_ffff_ffff_ffff | 0x0200_0000_0000_0000
+}
+
+/// Returns what tells this host from others. Its number alone is not enough, because containers may share it with their host.
+fn host() -> &'static [u8] {
+    static HOST: OnceLock<Vec<u8>> = OnceLock::new();
+    HOST.get_or_init(|| {
+        let files = ["/etc/machine-id", "/proc/sys/kernel/hostname"];
+        files.map(|f| fs::read(f).unwrap_or_default()).concat()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interfaces_that_share_a_mac_have_guids_of_their_own() {
+        let mac = Some([0x52, 0x54, 0, 0x12, 0x34, 0x56]);
+        let on = |name: &str, mac, shares_mac| {
+            guid(&InterfaceAddress {
+                name: name.into(),
+                ip: "10.0.0.1".parse().unwrap(),
+                index: 1,
+                prefix_len: 8,
+                up: true,
+                running: true,
+                mtu: 1500,
+                mac,
+                shares_mac,
+                loopback: false,
+            })
+        };
+        assert_eq!(on("eth0", mac, false), 0x5054_00ff_fe12_3456);
+        let others = [
+            on("eth0", mac, false),
+            on("eth0.5", mac, true),
+            on("eth0.6", mac, true),
+            on("tun0", None, false),
+            on("tun1", None, false),
+        ];
+        for (at, guid) in others.iter().enumerate() {
+            assert!(!others[..at].contains(guid), "{others:x?}");
+        }
+        assert_eq!(on("tun1", None, false), others[4]);
+        assert_eq!(others[1] >> 56, 2, "locally administered");
+    }
+}

@@ -1,0 +1,155 @@
+//! What has been listed before in this process: interfaces keep their numbers, and addresses their places in the GID table.
+//!
+//! Programs remember device names and GID indices. An address that comes or goes must not change those of others.
+
+use super::guid::guid;
+use super::{Device, DeviceAddress, MAX_GID_ADDRESSES};
+use crate::sys::interfaces::InterfaceAddress;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+/// An interface that has been listed. Its number is its position among all of them.
+struct Known {
+    interface: String,
+    /// The addresses that have places; the place is the position.
+    places: Vec<IpAddr>,
+}
+
+/// The interfaces that have been listed, for each value of `IWARP_BIND`.
+static KNOWN: Mutex<Option<HashMap<String, Vec<Known>>>> = Mutex::new(None);
+
+/// Makes the devices of these addresses.
+pub(super) fn devices(stem: &str, bind: &str, addresses: &[InterfaceAddress]) -> Vec<Device> {
+    let mut known = KNOWN.lock();
+    let known = known.get_or_insert_with(HashMap::new);
+    grouped(known.entry(bind.to_owned()).or_default(), stem, addresses)
+}
+
+fn grouped(known: &mut Vec<Known>, stem: &str, addresses: &[InterfaceAddress]) -> Vec<Device> {
+    let mut list: Vec<Device> = Vec::new();
+    for a in addresses {
+        let index = number(known, &a.name);
+        if list.iter().any(|d| d.index == index) {
+            continue;
+        }
+        let own: Vec<_> = addresses.iter().filter(|o| o.name == a.name).collect();
+        let known = &mut known[index as usize];
+        list.push(Device {
+            name: format!("{stem}{index}"),
+            index,
+            addresses: placed(&mut known.places, &own),
+            guid: guid(a),
+            interface: a.name.clone(),
+            mtu: a.mtu,
+            loopback: a.loopback,
+        });
+    }
+    list.sort_by_key(|device| device.index);
+    list
+}
+
+/// Returns the number of an interface, and gives a new one the next number.
+fn number(known: &mut Vec<Known>, interface: &str) -> u32 {
+    let at = known.iter().position(|k| k.interface == interface);
+    at.unwrap_or_else(|| {
+        known.push(Known {
+            interface: interface.to_owned(),
+            places: Vec::new(),
+        });
+        known.len() - 1
+    }) as u32
+}
+
+/// Gives each address its place.
+fn placed(places: &mut Vec<IpAddr>, own: &[&InterfaceAddress]) -> Vec<DeviceAddress> {
+    let is_there = |ip: IpAddr| own.iter().any(|a| a.ip == ip);
+    let mut place = |ip: IpAddr| {
+        if let Some(at) = places.iter().position(|p| *p == ip) {
+            return Some(at as u32);
+        }
+        if places.len() < MAX_GID_ADDRESSES as usize {
+            places.push(ip);
+            return Some(places.len() as u32 - 1);
+        }
+        // All places were given away. One whose address has gone is free again.
+        let at = places.iter().position(|p| !is_there(*p))?;
+        places[at] = ip;
+        Some(at as u32)
+    };
+    let address = |a: &&InterfaceAddress| DeviceAddress {
+        ip: a.ip,
+        scope_id: a.scope_id(),
+        place: place(a.ip),
+    };
+    own.iter().map(address).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(ip: &str, name: &str) -> InterfaceAddress {
+        InterfaceAddress {
+            name: name.into(),
+            ip: ip.parse().unwrap(),
+            index: 1,
+            prefix_len: 8,
+            up: true,
+            running: true,
+            mtu: 1500,
+            mac: None,
+            shares_mac: false,
+            loopback: false,
+        }
+    }
+
+    /// The names of the devices, with the places of their addresses.
+    fn listed(known: &mut Vec<Known>, addresses: &[&InterfaceAddress]) -> Vec<(String, Vec<u32>)> {
+        let addresses: Vec<_> = addresses.iter().map(|a| (*a).clone()).collect();
+        let places = |d: &Device| d.addresses.iter().map(|a| a.place.unwrap()).collect();
+        let list = grouped(known, "x", &addresses);
+        list.iter().map(|d| (d.name.clone(), places(d))).collect()
+    }
+
+    #[test]
+    fn names_and_places_stay_when_others_come_and_go() {
+        let lo = address("127.0.0.1", "lo");
+        let (v4, v6) = (address("10.0.0.1", "eth0"), address("2001:db8::1", "eth0"));
+        let late = address("10.0.0.2", "eth0");
+        let bridge = address("fe80::1", "br0");
+        let mut known = Vec::new();
+        let mut list = |addresses: &[&InterfaceAddress]| listed(&mut known, addresses);
+        let device = |name: &str, places: &[u32]| (name.to_owned(), places.to_vec());
+        assert_eq!(
+            list(&[&lo, &v4, &v6]),
+            [device("x0", &[0]), device("x1", &[0, 1])]
+        );
+        assert_eq!(
+            list(&[&bridge, &late, &v6]),
+            [device("x1", &[2, 1]), device("x2", &[0])]
+        );
+        assert_eq!(
+            list(&[&v4, &bridge]),
+            [device("x1", &[0]), device("x2", &[0])]
+        );
+    }
+
+    #[test]
+    fn places_of_addresses_that_have_gone_are_used_when_none_is_left() {
+        let all: Vec<_> = (0..=MAX_GID_ADDRESSES)
+            .map(|n| address(&format!("10.0.0.{n}"), "eth0"))
+            .collect();
+        let mut places = Vec::new();
+        let all: Vec<&InterfaceAddress> = all.iter().collect();
+        let mut placed = |own: &[&InterfaceAddress]| -> Vec<Option<u32>> {
+            placed(&mut places, own).iter().map(|a| a.place).collect()
+        };
+        let first = placed(&all);
+        assert_eq!(first[0], Some(0));
+        assert_eq!(first[MAX_GID_ADDRESSES as usize], None);
+        let without_first = placed(&all[1..]);
+        assert_eq!(without_first[0], Some(1));
+        assert_eq!(without_first.last(), Some(&Some(0)));
+    }
+}
