@@ -24,7 +24,7 @@ pub(super) fn cases() -> Vec<Case> {
         (srq, "`-e`", vec!["-e"]),
         (uc, "`-g 0 -c`", vec!["-c"]),
         (uc, "`-e -s 65536`", vec!["-e", "-s", "65536"]),
-        (uc, "IPv6 GIDs", vec!["-c", "-d", "iwarp1"]),
+        (uc, "IPv6 GIDs", vec!["-c", "-g", "1"]),
     ];
     let as_rnic = list.into_iter().map(|(program, what, options)| {
         Case::new(program, what, move |stage| {
