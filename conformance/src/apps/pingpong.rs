@@ -1,4 +1,5 @@
-//! The pingpong programs of libibverbs. They exchange GIDs and queue pair numbers over a TCP connection of their own, without rdma_cm.
+//! The pingpong programs of libibverbs. They exchange addresses and queue pair numbers over a TCP connection of their own, without
+//! rdma_cm. The addresses are GIDs with `-g`, and LIDs without it.
 
 use anyhow::Result;
 
@@ -22,7 +23,17 @@ pub(super) fn cases() -> Vec<Case> {
         (srq, "`-g 0`", vec![]),
         (srq, "`-e`", vec!["-e"]),
     ];
-    list.into_iter()
+    let by_lid: Vec<(&'static str, &str, Vec<&str>)> = vec![
+        (rc, "by LID", vec!["-c"]),
+        // A device without IPv4 has LID 0, which stands for the device itself.
+        (rc, "by LID 0", vec!["-c", "-d", "iwarp1"]),
+        (srq, "by LID", vec!["-e"]),
+    ];
+    let list = list.into_iter().map(|(program, what, mut options)| {
+        options.extend(["-g", "0"]);
+        (program, what, options)
+    });
+    list.chain(by_lid)
         .map(|(program, what, options)| {
             Case::new(program, what, move |stage| run(stage, program, &options))
                 .needs(&["ibverbs-utils"])
@@ -35,7 +46,7 @@ fn run(stage: &Stage, program: &str, options: &[&str]) -> Result<Verdict> {
     for _ in 0..3 {
         let port = stage.port()?;
         let number = port.to_string();
-        let mut words = vec![program, "-g", "0", "-n", "500", "-p", &number];
+        let mut words = vec![program, "-n", "500", "-p", &number];
         words.extend(options);
         let server = stage.start(&words)?;
         stage.wait_for_port(port)?;

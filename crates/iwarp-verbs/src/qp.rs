@@ -2,13 +2,13 @@
 
 use crate::abi::verbs::value::*;
 use crate::abi::verbs::*;
-use crate::device::context;
+use crate::device::{ContextObject, context};
 use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, code, pointer};
 use crate::object::{self, Kind, Object, Unacknowledged};
 use crate::qp_ex::Builder;
 use crate::{cq, events, pd, qp_ex, query, srq};
 use iwarp::LIMITS;
-use iwarp::raw::{QpAttributes, QueuePair};
+use iwarp::raw::{QpAttributes, QueuePair, Retry};
 use iwarp_rnic::Access;
 use iwarp_rnic::qp::State;
 use parking_lot::Mutex;
@@ -273,6 +273,36 @@ fn to_state(state: c_uint) -> Res<State> {
 /// Every bit of `enum ibv_qp_attr_mask`.
 const KNOWN_MASK: c_uint = ((1 << 21) - 1) | 1 << 25;
 
+/// Returns the GID of the port that an address names: by its GID, or by its LID if it has no global route header.
+fn gid_of_peer(c: &ContextObject, address: &ibv_ah_attr) -> Res<[u8; 16]> {
+    if address.is_global == 0 {
+        return c.device.device.gid_of_lid(address.dlid).ok_or(EINVAL);
+    }
+    let index = u32::from(address.grh.sgid_index);
+    // An entry of the table that is empty is no address to send from.
+    query::gid(c, 1, index)?.ok_or(EINVAL)?;
+    Ok(crate::kern::octets(address.grh.dgid))
+}
+
+/// Copies the attributes about retries that the mask names.
+fn retry_of(mut retry: Retry, from: &ibv_qp_attr, mask: c_uint) -> Retry {
+    for (bit, to, value) in [
+        (QP_TIMEOUT, &mut retry.timeout, from.timeout),
+        (QP_RETRY_CNT, &mut retry.retry_cnt, from.retry_cnt),
+        (QP_RNR_RETRY, &mut retry.rnr_retry, from.rnr_retry),
+        (
+            QP_MIN_RNR_TIMER,
+            &mut retry.min_rnr_timer,
+            from.min_rnr_timer,
+        ),
+    ] {
+        if mask & bit != 0 {
+            *to = value;
+        }
+    }
+    retry
+}
+
 /// Copies the attributes that the mask names.
 fn remember(to: &mut ibv_qp_attr, from: &ibv_qp_attr, mask: c_uint) -> Res<()> {
     if mask & QP_PORT != 0 {
@@ -348,23 +378,24 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
         let mut remembered = qp.attributes.lock();
         let mut next = *remembered;
         remember(&mut next, attr, mask)?;
+        let retry = retry_of(qp.raw.retry(), attr, mask);
+        if !retry.is_valid() {
+            return Err(EINVAL);
+        }
         if mask & QP_STATE != 0 {
             let to = to_state(attr.qp_state)?;
             // A connected queue pair of an RNIC is ready to send already, whatever steps the program still makes.
             let connected = qp.raw.addresses().is_some() && matches!(to, State::Init | State::Rtr);
             let addressed = QP_AV | QP_DEST_QPN;
             if to == State::Rtr && mask & addressed == addressed && !connected {
-                if attr.ah_attr.is_global == 0 {
-                    return Err(EINVAL);
-                }
-                let gid = attr.ah_attr.grh.dgid;
-                qp.raw
-                    .connect_peer(crate::kern::octets(gid), attr.dest_qp_num)?;
+                let gid = gid_of_peer(context((*q).context), &attr.ah_attr)?;
+                qp.raw.connect_peer(gid, attr.dest_qp_num)?;
             } else if !connected {
                 qp.raw.modify(to)?;
             }
             (*q).state = attr.qp_state;
         }
+        qp.raw.set_retry(retry)?;
         if mask & QP_ACCESS_FLAGS != 0 {
             qp.raw
                 .set_remote_access(Access::from_bits_truncate(attr.qp_access_flags));

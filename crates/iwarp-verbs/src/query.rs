@@ -123,6 +123,7 @@ fn port(c: &crate::device::ContextObject) -> ibv_port_attr {
     a.state = 4;
     a.max_mtu = 5;
     a.active_mtu = mtu;
+    a.lid = device.lid();
     a.gid_tbl_len = GID_TABLE as c_int;
     // Connection management, device management, IP based GIDs.
     a.port_cap_flags = 1 << 16 | 1 << 19 | 1 << 26;
@@ -169,7 +170,11 @@ pub(crate) unsafe extern "C" fn ibv_query_port(
 }
 
 /// The GID table of a port: entry 0 is the device's address.
-fn gid(c: &crate::device::ContextObject, port_num: u32, index: u32) -> Res<Option<[u8; 16]>> {
+pub(crate) fn gid(
+    c: &crate::device::ContextObject,
+    port_num: u32,
+    index: u32,
+) -> Res<Option<[u8; 16]>> {
     if port_num != 1 || index >= GID_TABLE {
         return Err(EINVAL);
     }

@@ -125,6 +125,7 @@ fn in_groups(groups: impl IntoIterator<Item = u16>) -> String {
 /// Returns names and contents of the files, with the values that `ibv_query_device` and similar calls report.
 fn files(device: &Device) -> Vec<(String, String)> {
     let guid = in_groups([48, 32, 16, 0].map(|shift| (device.guid >> shift) as u16));
+    let lid = format!("{:#x}", device.lid());
     let gid = match device.ip {
         IpAddr::V4(ip) => ip.to_ipv6_mapped(),
         IpAddr::V6(ip) => ip,
@@ -141,7 +142,7 @@ fn files(device: &Device) -> Vec<(String, String)> {
         ("ports/1/phys_state", "5: LinkUp"),
         ("ports/1/link_layer", "Ethernet"),
         ("ports/1/rate", "10 Gb/sec (1X QDR)"),
-        ("ports/1/lid", "0x0"),
+        ("ports/1/lid", lid.as_str()),
         ("ports/1/lid_mask_count", "0"),
         ("ports/1/sm_lid", "0x0"),
         ("ports/1/sm_sl", "0"),

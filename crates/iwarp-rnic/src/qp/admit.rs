@@ -232,13 +232,16 @@ impl QueuePair {
     #[cold]
     pub(super) fn no_receive(&mut self, header: Header, ulpdu_len: u16) -> Result<(), Refusal> {
         let missed = Missed { header, ulpdu_len };
-        if self.config.receiver_not_ready == ReceiverNotReady::Terminate {
+        if self.receiver_not_ready() == ReceiverNotReady::Terminate {
             return Err(Refusal::Protocol(TerminateCode::DDP_UNTAGGED_NO_BUFFER));
         }
         // The same message may be offered many times before a receive is posted.
         if self.rx.missed != Some(missed) {
             self.rx.missed = Some(missed);
             self.counters.receiver_not_ready = self.counters.receiver_not_ready.wrapping_add(1);
+            if let Header::Untagged(h) = header {
+                self.holds(h.msn);
+            }
         }
         Ok(())
     }
