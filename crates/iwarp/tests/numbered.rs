@@ -407,3 +407,27 @@ fn what_is_no_peer_and_no_time_is_refused() {
     assert_eq!(a.qp.state(), State::Init);
     a.destroy();
 }
+
+/// A queue pair that holds a Send reads nothing, and notices by the reset that its peer has gone.
+#[test]
+fn a_request_fails_as_unanswered_when_the_peer_breaks_off() {
+    let [a, b] = numbered_pair();
+    a.connect(&b);
+    b.connect(&a);
+    for end in [&a, &b] {
+        let wr = SendWr::inline(4, &[b"held"]).signaled();
+        end.qp.post_send(&[wr]).unwrap();
+    }
+    let end = Instant::now() + WAIT.unwrap();
+    while [&a, &b].map(|e| e.qp.counters().receiver_not_ready) != [1, 1] {
+        assert!(Instant::now() < end, "the Sends are not held");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    b.qp.abort();
+    let cqe = poll(&a.cq);
+    let unanswered = WcStatus::TransportRetryExceeded;
+    assert_eq!((cqe.wr_id, cqe.status), (4, unanswered));
+    assert_eq!(a.qp.state(), State::Error);
+    a.destroy();
+    b.destroy();
+}

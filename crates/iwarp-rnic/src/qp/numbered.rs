@@ -15,7 +15,7 @@ use super::acknowledge::{Look, Sought};
 use super::headers::empty_write_header;
 use super::plan::TxPlan;
 use super::segment::{Out, Wire};
-use super::{Host, QueuePair, ReceiverNotReady};
+use super::{Host, QueuePair, ReceiverNotReady, State};
 use crate::WcStatus;
 use crate::memory::Memory;
 use core::convert::Infallible;
@@ -118,10 +118,18 @@ impl QueuePair {
     /// The peer has not answered in the time that the program gives it: the oldest request that is not done completes with
     /// [`WcStatus::TransportRetryExceeded`], those behind it as flushed, and the stream, if there is one, is reset.
     pub fn peer_is_absent<H: Host>(&mut self, host: &mut H) {
-        if let Some(seq) = self.sq.first_not_done() {
+        self.blame_absent_peer();
+        self.abort(host);
+    }
+
+    /// If the stream ends now, it is because the peer does not answer: the oldest request that is not done gets
+    /// [`WcStatus::TransportRetryExceeded`] then. An error that is known already stays.
+    pub fn blame_absent_peer(&mut self) {
+        if let Some(seq) = self.sq.first_not_done()
+            && self.state() != State::Error
+        {
             self.sq.fail(seq, WcStatus::TransportRetryExceeded, 0);
         }
-        self.abort(host);
     }
 
     /// What happens to a Send for which no receive is posted.

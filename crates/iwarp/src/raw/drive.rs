@@ -204,6 +204,10 @@ pub(super) fn broken(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, Guarded>, after: 
     if g.link.is_none() {
         return;
     }
+    if g.machine.is_connectionless() {
+        // The program knows of no stream that could break, only of a peer that does not answer.
+        g.machine.blame_absent_peer();
+    }
     g.machine.stream_failed(&mut DriveHost::new(qp, after));
     qp.drop_link(g, after);
 }
