@@ -307,34 +307,6 @@ fn a_queue_pair_is_its_own_peer_again_and_again() {
     }
 }
 
-/// A report about the end of the stream before a reset comes late, when the next stream holds a Send already.
-#[test]
-fn the_end_of_an_earlier_stream_does_not_concern_the_next_one() {
-    let a = Numbered::new(&device());
-    for _ in 0..30 {
-        a.connect(&a);
-        a.qp.modify(State::Error).unwrap();
-        a.qp.modify(State::Reset).unwrap();
-        a.qp.modify(State::Init).unwrap();
-        a.connect(&a);
-        let wr = SendWr::inline(4, &[b"held"]).signaled();
-        a.qp.post_send(&[wr]).unwrap();
-        let end = Instant::now() + Duration::from_millis(20);
-        while Instant::now() < end {
-            assert_eq!(a.cq.poll(&mut [Cqe::default()]).unwrap(), 0);
-        }
-        a.qp.post_recv(&[RecvWr {
-            wr_id: 3,
-            sges: &[a.mem.sge(64)],
-        }])
-        .unwrap();
-        assert_eq!(statuses(&a.cq, [3, 4]), [WcStatus::Success; 2]);
-        a.qp.modify(State::Reset).unwrap();
-        a.qp.modify(State::Init).unwrap();
-    }
-    a.destroy();
-}
-
 #[test]
 fn a_request_waits_for_an_absent_peer_as_long_as_it_should() {
     let [a, b] = numbered_pair();
