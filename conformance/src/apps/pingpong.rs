@@ -1,4 +1,5 @@
-//! The pingpong programs of libibverbs. They exchange GIDs and queue pair numbers over a TCP connection of their own, without rdma_cm.
+//! The pingpong programs of libibverbs. They exchange addresses and queue pair numbers over a TCP connection of their own, without
+//! rdma_cm. The addresses are GIDs with `-g`, and LIDs without it.
 
 use anyhow::Result;
 
@@ -26,7 +27,12 @@ pub(super) fn cases() -> Vec<Case> {
         (uc, "`-e -s 65536`", vec!["-e", "-s", "65536"]),
         (uc, "IPv6 GIDs", vec!["-c", "-g", "1"]),
     ];
-    let as_rnic = list.into_iter().map(|(program, what, options)| {
+    let by_gid = list.into_iter().map(|(program, what, options)| {
+        let options = [&["-g", "0"], &options[..]].concat();
+        (program, what, options)
+    });
+    let by_lid = [(rc, "by LID", vec!["-c"]), (srq, "by LID", vec!["-e"])];
+    let as_rnic = by_gid.chain(by_lid).map(|(program, what, options)| {
         Case::new(program, what, move |stage| {
             run(stage, program, "rnic", &options)
         })
@@ -50,7 +56,7 @@ fn run(stage: &Stage, program: &str, face: &str, options: &[&str]) -> Result<Ver
     for _ in 0..3 {
         let port = stage.port()?;
         let number = port.to_string();
-        let mut words = vec![program, "-g", "0", "-n", "500", "-p", &number];
+        let mut words = vec![program, "-n", "500", "-p", &number];
         words.extend(options);
         let server = start(&words)?;
         stage.wait_for_port(port)?;

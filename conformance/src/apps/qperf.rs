@@ -1,4 +1,5 @@
-//! qperf: all its tests of reliable connections, connected by rdma_cm (`-cm1`). qperf uses rdma_cm with IPv4 only.
+//! qperf: all its tests of reliable connections, connected by rdma_cm (`-cm1`), and by LIDs that it exchanges itself. qperf uses
+//! rdma_cm with IPv4 only.
 
 use anyhow::{Context as _, Result, bail};
 
@@ -24,20 +25,27 @@ const TESTS: &[(&str, &str)] = &[
 /// The cases of this file.
 pub(super) fn cases() -> Vec<Case> {
     vec![
-        Case::new("qperf", "`-cm1`, all `rc_*` and `ver_rc_*` tests", all)
-            .needs(&["qperf"])
-            .spins()
-            .limit(150),
+        case("`-cm1`, all `rc_*` and `ver_rc_*` tests", &["-cm1"]),
+        case("by LID, the same tests", &[]),
     ]
 }
 
+fn case(what: &str, options: &'static [&'static str]) -> Case {
+    Case::new("qperf", what, move |stage| all(stage, options))
+        .needs(&["qperf"])
+        .spins()
+        .limit(150)
+}
+
 /// Runs all tests one after another against a single server.
-fn all(stage: &Stage) -> Result<Verdict> {
+fn all(stage: &Stage, options: &[&str]) -> Result<Verdict> {
     let port = stage.port()?;
     let number = port.to_string();
     let server = stage.start(&["qperf", "-lp", &number])?;
     stage.wait_for_port(port)?;
-    let mut words = vec!["qperf", "-lp", &number, "-cm1", "-t", "1", "127.0.0.1"];
+    let mut words = vec!["qperf", "-lp", &number];
+    words.extend(options);
+    words.extend(["-t", "1", "127.0.0.1"]);
     words.extend(TESTS.iter().map(|(name, _)| *name));
     let said = stage.start(&words)?.success()?;
     for (name, metric) in TESTS {

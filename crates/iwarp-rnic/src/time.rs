@@ -10,6 +10,9 @@ impl Time {
     /// The beginning of the caller's clock: earlier than or at the same time as any other moment.
     pub const ZERO: Self = Self(0);
 
+    /// The last moment of all: what is due then is never due.
+    pub const NEVER: Self = Self(u64::MAX);
+
     /// Makes a moment from nanoseconds of the caller's clock.
     #[inline]
     pub const fn from_nanos(nanos: u64) -> Self {

@@ -370,8 +370,10 @@ pub enum WcStatus {
     RemoteAccess,
     /// The peer could not carry it out.
     RemoteOperation,
-    /// The connection broke before it was done.
+    /// The peer has not answered.
     TransportRetryExceeded,
+    /// The peer has posted no receive for it.
+    ReceiverNotReady,
     /// The connection ended for another reason that is fatal.
     Fatal,
     /// The peer did not answer in time.

@@ -326,6 +326,7 @@ pub(crate) const fn wc_status(status: WcStatus) -> c_uint {
         WcStatus::RemoteAccess => 10,
         WcStatus::RemoteOperation => 11,
         WcStatus::TransportRetryExceeded => 12,
+        WcStatus::ReceiverNotReady => 13,
         WcStatus::Fatal => 19,
         WcStatus::ResponseTimeout => 20,
         WcStatus::General => 21,

@@ -2,12 +2,12 @@
 
 use crate::abi::verbs::value::*;
 use crate::abi::verbs::*;
-use crate::device::context;
+use crate::device::{ContextObject, context};
 use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, code, pointer};
 use crate::object::{self, Kind, Object, Unacknowledged};
 use crate::qp_ex::Builder;
 use crate::{cq, events, face, pd, qp_ex, query, srq};
-use iwarp::raw::{QpAttributes, QueuePair};
+use iwarp::raw::{QpAttributes, QueuePair, Retry};
 use iwarp::{Face, LIMITS};
 use iwarp_rnic::Access;
 use iwarp_rnic::qp::State;
@@ -285,6 +285,35 @@ fn to_state(state: c_uint) -> Res<State> {
 /// Every bit of `enum ibv_qp_attr_mask`.
 const KNOWN_MASK: c_uint = ((1 << 21) - 1) | 1 << 25;
 
+/// Returns the GIDs of both ends of a path, ours first: named by GID, or by LID if there is no global route header.
+fn gids_of_path(c: &ContextObject, path: &ibv_ah_attr) -> Res<([u8; 16], [u8; 16])> {
+    if path.is_global == 0 {
+        return c.device.device.path_to_lid(path.dlid).ok_or(EINVAL);
+    }
+    // An entry of the table that is empty is no address to send from.
+    let own = query::gid(c, 1, u32::from(path.grh.sgid_index))?.ok_or(EINVAL)?;
+    Ok((own.gid, crate::kern::octets(path.grh.dgid)))
+}
+
+/// Copies the attributes about retries that the mask names.
+fn retry_of(mut retry: Retry, from: &ibv_qp_attr, mask: c_uint) -> Retry {
+    for (bit, to, value) in [
+        (QP_TIMEOUT, &mut retry.timeout, from.timeout),
+        (QP_RETRY_CNT, &mut retry.retry_cnt, from.retry_cnt),
+        (QP_RNR_RETRY, &mut retry.rnr_retry, from.rnr_retry),
+        (
+            QP_MIN_RNR_TIMER,
+            &mut retry.min_rnr_timer,
+            from.min_rnr_timer,
+        ),
+    ] {
+        if mask & bit != 0 {
+            *to = value;
+        }
+    }
+    retry
+}
+
 /// Copies the attributes that the mask names.
 fn remember(to: &mut ibv_qp_attr, from: &ibv_qp_attr, mask: c_uint) -> Res<()> {
     if mask & QP_PORT != 0 {
@@ -368,6 +397,10 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
         let mut remembered = qp.attributes.lock();
         let mut next = *remembered;
         remember(&mut next, attr, mask)?;
+        let retry = retry_of(qp.raw.retry(), attr, mask);
+        if !retry.is_valid() {
+            return Err(EINVAL);
+        }
         if mask & QP_STATE != 0 {
             let to = to_state(attr.qp_state)?;
             // A connected queue pair of an RNIC is ready to send already, whatever steps the program still makes.
@@ -381,19 +414,14 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
             let addressed = QP_AV | QP_DEST_QPN;
             let managed = face == Face::Roce && attr.dest_qp_num == face::MANAGED_QPN;
             if to == State::Rtr && mask & addressed == addressed && !connected && !managed {
-                if attr.ah_attr.is_global == 0 {
-                    return Err(EINVAL);
-                }
-                let grh = &attr.ah_attr.grh;
-                let own = query::gid(context((*q).context), 1, u32::from(grh.sgid_index))?;
-                let own = own.ok_or(EINVAL)?.gid;
-                qp.raw
-                    .connect_peer_from(own, crate::kern::octets(grh.dgid), attr.dest_qp_num)?;
+                let (own, peer) = gids_of_path(context((*q).context), &attr.ah_attr)?;
+                qp.raw.connect_peer_from(own, peer, attr.dest_qp_num)?;
             } else if !connected {
                 qp.raw.modify(to)?;
             }
             (*q).state = attr.qp_state;
         }
+        qp.raw.set_retry(retry)?;
         if mask & QP_ACCESS_FLAGS != 0 {
             qp.raw
                 .set_remote_access(Access::from_bits_truncate(attr.qp_access_flags));

@@ -136,6 +136,7 @@ fn port(c: &crate::device::ContextObject) -> ibv_port_attr {
     a.max_mtu = 5;
     a.active_mtu = mtu_code(c.raw.device().mtu);
     a.gid_tbl_len = c.device.face.gid_table_len() as c_int;
+    a.lid = c.device.device.lid(c.device.face);
     // Connection management, device management, IP based GIDs.
     a.port_cap_flags = 1 << 16 | 1 << 19 | 1 << 26;
     a.max_msg_sz = LIMITS.max_message;

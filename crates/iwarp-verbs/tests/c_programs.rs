@@ -1,5 +1,6 @@
 //! Our own C programs on the library, compiled with Debian's headers: every kind of misuse, addresses, an exchange that uses every
-//! operation, events for solicited completions, unreliable connections, and what later headers than Debian's declare.
+//! operation, events for solicited completions, queue pairs that are connected by number, unreliable connections, and what later headers
+//! than Debian's declare.
 
 mod common;
 
@@ -128,4 +129,9 @@ fn programs_of_later_releases_find_their_functions() {
 #[test]
 fn unreliable_connections_lose_what_is_not_taken_and_nothing_else() {
     passes("unreliable");
+}
+
+#[test]
+fn queue_pairs_connected_by_number_keep_the_promises_of_the_verbs() {
+    passes("numbered");
 }

@@ -101,6 +101,7 @@ mod device;
 #[cfg(not(loom))]
 mod engine;
 mod error;
+mod lid;
 #[cfg(not(loom))]
 mod memory;
 #[cfg(not(loom))]

@@ -118,6 +118,7 @@ fn in_groups(groups: impl IntoIterator<Item = u16>) -> String {
 /// Returns names and contents of the files, with the values that `ibv_query_device` and similar calls report.
 fn files(device: &Device, face: Face) -> Vec<(String, String)> {
     let guid = in_groups([48, 32, 16, 0].map(|shift| (device.guid >> shift) as u16));
+    let lid = format!("{:#x}", device.lid(face));
     let node_type = match face {
         Face::Rnic => "4: RNIC",
         Face::Roce => "1: CA",
@@ -134,7 +135,7 @@ fn files(device: &Device, face: Face) -> Vec<(String, String)> {
         ("ports/1/phys_state", "5: LinkUp"),
         ("ports/1/link_layer", "Ethernet"),
         ("ports/1/rate", "10 Gb/sec (1X QDR)"),
-        ("ports/1/lid", "0x0"),
+        ("ports/1/lid", lid.as_str()),
         ("ports/1/lid_mask_count", "0"),
         ("ports/1/sm_lid", "0x0"),
         ("ports/1/sm_sl", "0"),

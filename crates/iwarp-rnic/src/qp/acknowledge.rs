@@ -10,6 +10,7 @@
 //! Only the peer's own words complete a request: the answer to a later Read or probe, or a Terminate about a later request. The
 //! end of the stream, however orderly, does not: octets that TCP has acknowledged may lie in a buffer that nobody reads any more.
 
+use super::numbered::Rnr;
 use super::plan::TxPlan;
 use super::segment::Wire;
 use super::send_queue::Awaited;
@@ -37,6 +38,10 @@ pub(super) struct Acknowledge {
     probing: bool,
     /// The peer has refused a request, and it is not known yet which.
     sought: Option<(Sought, Verdict)>,
+    /// The stream leads back to this queue pair.
+    pub(super) own_peer: bool,
+    /// How Sends that find no receive are tried again.
+    pub(super) rnr: Rnr,
 }
 
 impl Acknowledge {
@@ -172,12 +177,9 @@ impl QueuePair {
             return None;
         }
         match terminate.ddp_header {
-            Some(Header::Untagged(h)) if h.qn == 0 => Some(Sought::Message {
-                msn: h.msn,
-                // The sequence number after the last message is known, so count back from it.
-                next: self.tx.msn.first().copied().unwrap_or(1),
-                newer: 0,
-            }),
+            Some(Header::Untagged(h)) if h.qn == 0 => {
+                Some(Sought::message(h.msn, self.next_send_msn()))
+            }
             Some(Header::Tagged(header)) if header.opcode == Opcode::WRITE => Some(Sought::Write {
                 header,
                 segment_len: terminate.ddp_segment_len,
@@ -188,6 +190,11 @@ impl QueuePair {
             }
             _ => None,
         }
+    }
+
+    /// Returns the sequence number of the next message on queue 0.
+    pub(super) fn next_send_msn(&self) -> u32 {
+        self.tx.msn.first().copied().unwrap_or(1)
     }
 
     /// The peer has refused a request with this verdict; it is looked for before anything is flushed.
@@ -226,7 +233,7 @@ impl QueuePair {
     /// Looks at one more request.
     ///
     /// If several requests fit, it is the oldest of them, so that no request is taken for placed that may have been refused.
-    fn look_at(&self, sought: &mut Sought) -> Look {
+    pub(super) fn look_at(&self, sought: &mut Sought) -> Look {
         let (fits, seq) = match sought {
             Sought::Message { msn, next, newer } => {
                 let Some((seq, slot)) = self.sq.started_from_end(*newer) else {
@@ -293,6 +300,14 @@ pub(super) enum Sought {
     Oldest { older: u32 },
 }
 
+impl Sought {
+    /// The message with this sequence number, if `next` is that of the message after the last one: count back from it.
+    pub(super) const fn message(msn: u32, next: u32) -> Self {
+        let newer = 0;
+        Self::Message { msn, next, newer }
+    }
+}
+
 /// With what a request ends that the peer has refused.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Verdict {
@@ -301,7 +316,7 @@ pub(super) struct Verdict {
 }
 
 /// What one look has shown.
-enum Look {
+pub(super) enum Look {
     Other,
     Found(u32),
     End,

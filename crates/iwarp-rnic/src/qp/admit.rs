@@ -239,7 +239,7 @@ impl QueuePair {
     #[cold]
     pub(super) fn no_receive(&mut self, header: Header, ulpdu_len: u16) -> Result<(), Refusal> {
         let missed = Missed { header, ulpdu_len };
-        match self.config.receiver_not_ready {
+        match self.receiver_not_ready() {
             ReceiverNotReady::Terminate => {
                 return Err(Refusal::Protocol(TerminateCode::DDP_UNTAGGED_NO_BUFFER));
             }
@@ -254,6 +254,9 @@ impl QueuePair {
         if self.rx.missed != Some(missed) {
             self.rx.missed = Some(missed);
             self.count_lost(1);
+            if let Header::Untagged(h) = header {
+                self.holds(h.msn);
+            }
         }
         Ok(())
     }

@@ -199,7 +199,7 @@ impl QueuePair {
 
     /// Processes a whole segment of a Write.
     #[inline(always)]
-    fn write<H: Host>(&mut self, ulpdu: &[u8], env: &Env<'_, H>) -> Result<(), Refusal> {
+    fn write<H: Host>(&mut self, ulpdu: &[u8], env: &mut Env<'_, H>) -> Result<(), Refusal> {
         let h = TaggedHeader::decode(ulpdu).ok_or(Refusal::Header(HeaderError::TooShort))?;
         let payload = ulpdu.get(TAGGED_HEADER_LEN..).unwrap_or(&[]);
         let len = payload.len() as u32;
@@ -210,6 +210,9 @@ impl QueuePair {
         };
         self.place(target, payload, env)?;
         self.finish_write(h, len);
+        if len == 0 {
+            self.heed(h, env.host);
+        }
         Ok(())
     }
 

@@ -282,8 +282,9 @@ impl QueuePair {
         //# Since each of these errors represents a failure of the sending ULP or
         //# protocol, DDP SHOULD enable the ULP to send one additional DDP Message
         //# before terminating the DDP Stream.
-        if let (Some(status), Some(seq)) = (fault.request, self.sq.first_awaited()) {
-            self.sq.fail(seq, status, 0);
+        match (fault.request, self.sq.first_awaited()) {
+            (Some(status), Some(seq)) => self.sq.fail(seq, status, 0),
+            _ => self.tell_own_requests(&fault.terminate, host),
         }
         if self.rx.receiving {
             self.rx.receiving = false;
@@ -335,6 +336,13 @@ impl QueuePair {
         self.turn(|life| life.fail(message), host);
     }
 
+    /// Tells the sender of the request that a Terminate is about, if that is this queue pair: nobody will receive the Terminate.
+    fn tell_own_requests<H: Host>(&mut self, terminate: &Terminate, host: &mut H) {
+        if self.acknowledge.own_peer {
+            self.refused_by_peer(terminate, host);
+        }
+    }
+
     /// A region was deregistered between a Read Request and its answer. `request` is the oldest that is not answered, advanced
     /// to where it failed.
     pub(super) fn fail_response<H: Host>(
@@ -361,6 +369,7 @@ impl QueuePair {
         });
         self.events |= Events::ACCESS_ERROR | Events::FATAL;
         let terminate = Terminate::about(code, len as u16, header, Some(*request));
+        self.tell_own_requests(&terminate, host);
         self.end_with(&terminate, host);
     }
 
@@ -377,8 +386,23 @@ impl QueuePair {
             code,
         });
         self.events |= Events::FATAL;
+        self.refused_by_peer(terminate, host);
+        //= rfc5040 section 6.2.1
+        //# The peer SHOULD perform a graceful LLP
+        //# teardown to ensure the Terminate Message is successfully Delivered.
+        // It is not answered: there is one Terminate per stream.
+        self.turn(Life::terminated, host);
+    }
+
+    /// Fails the request that a Terminate of the peer is about, or has it looked for.
+    fn refused_by_peer<H: Host>(&mut self, terminate: &Terminate, host: &mut H) {
+        let code = terminate.code;
+        let no_receive = self.is_connectionless() && code == TerminateCode::DDP_UNTAGGED_NO_BUFFER;
         let verdict = Verdict {
-            status: status_of(code),
+            status: match no_receive {
+                true => WcStatus::ReceiverNotReady,
+                false => status_of(code),
+            },
             vendor_err: u32::from(code.layer) << 12
                 | u32::from(code.etype) << 8
                 | u32::from(code.code),
@@ -387,11 +411,6 @@ impl QueuePair {
             Some(seq) => self.refuse(seq, verdict, host),
             None => self.seek(self.sought(terminate), verdict),
         }
-        //= rfc5040 section 6.2.1
-        //# The peer SHOULD perform a graceful LLP
-        //# teardown to ensure the Terminate Message is successfully Delivered.
-        // It is not answered: there is one Terminate per stream.
-        self.turn(Life::terminated, host);
     }
 
     /// Finds the send work request that a Terminate is about: one that waits for an answer.

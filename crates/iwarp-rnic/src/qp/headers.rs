@@ -179,12 +179,12 @@ pub(super) const fn response_header(request: &ReadRequest, off: u32, last: bool)
     })
 }
 
-/// Returns the header of a zero-length RDMA Write.
-pub(super) const fn empty_write_header() -> Header {
+/// Returns the header of a zero-length RDMA Write with this tagged offset, which no receiver checks.
+pub(super) const fn empty_write_header(to: u64) -> Header {
     Header::Tagged(TaggedHeader {
         last: true,
         opcode: Opcode::WRITE,
         stag: STAG_OF_NOTHING,
-        to: 0,
+        to,
     })
 }

@@ -447,7 +447,7 @@ impl QueuePair {
             }
             Rtr::Write => {
                 let mut out = Out::new(&mut self.tx, &mut self.counters, plan, w);
-                let Ok(()) = out.append::<Infallible>(&empty_write_header(), 0, |_| Ok(()));
+                let Ok(()) = out.append::<Infallible>(&empty_write_header(0), 0, |_| Ok(()));
             }
             Rtr::Read => {
                 self.emit_empty_read(STAG_OF_NOTHING, plan, w);

@@ -2,7 +2,7 @@
 //!
 //! [`QueuePair`] says how it is driven, with a whole driver as an example.
 //!
-//! Files: `create`, `post`, `look`, `send_queue` (in-order completion, flush), `acknowledge` (completion when placed), `next` (which
+//! Files: `create`, `post`, `look`, `send_queue` (in-order completion, flush), `acknowledge` (completion when placed), `numbered` (peers that are known by number), `next` (which
 //! message goes next), `tx`, `message`, `answer`, `headers`, `segment` and `plan` (FPDUs out), `rx`, `buffer`, `frames`, `direct`, `admit`, `place`,
 //! `deliver` and `control` (FPDUs in), `response` (inbound Reads and atomics), `fault` (errors, Terminate), `life` (the states and the
 //! phases of a stream, one type) and `state` (what follows from its transitions).
@@ -23,6 +23,8 @@ mod rx;
 mod timing;
 
 mod acknowledge;
+
+mod numbered;
 
 mod look;
 
@@ -67,7 +69,7 @@ pub enum ReceiverNotReady {
     /// Read no further until a receive is posted; TCP's flow control stops the peer. If none is posted in time, the stream
     /// ends as with [`Terminate`](Self::Terminate).
     Hold {
-        /// How long the Send waits.
+        /// How long the Send waits; [`Duration::MAX`] is for ever.
         limit: Duration,
         /// How long it waits if its sender has closed its direction. Nothing is read behind a held Send, so the driver has to
         /// look for that ([`QueuePair::sender_closed`]); [`QueuePair::poll_at`] names a time for it as often as this.

@@ -3,6 +3,7 @@
 //! A Terminate that is due is the last message. A message that was begun is finished before another starts, because some receivers
 //! cannot handle interleaved tagged messages. Then come the RTR message, answers to the peer up to a limit, and the send queue.
 
+use super::numbered::Note;
 use super::send_queue::Slot;
 use super::tx::Job;
 use super::{QueuePair, Rtr};
@@ -22,6 +23,8 @@ pub(super) enum Next {
     Rtr(Rtr),
     /// Answers to the peer. After so many, what goes next is another question.
     Responses(u32),
+    /// What the peer has to know about receives that are not posted.
+    Note(Note),
     /// A zero-length Read that asks whether the peer has placed what was sent.
     Probe,
     /// Requests of the program that are messages. After so many, what goes next is another question.
@@ -56,6 +59,9 @@ impl QueuePair {
             return Next::Rtr(rtr);
         }
         let request = self.startable();
+        if let Some(note) = self.note(request.is_some()) {
+            return Next::Note(note);
+        }
         if !self.responses.is_empty() {
             let most = match request {
                 Some(_) => RESPONSE_BURST.saturating_sub(self.tx.responses_in_row),

@@ -338,6 +338,15 @@ impl SendQueue {
         }
     }
 
+    /// Returns the oldest request that is not done, whether or not it was started.
+    pub(super) fn first_not_done(&self) -> Option<u32> {
+        let mut index = self.acknowledged;
+        while self.slots.get(index)?.done {
+            index = index.wrapping_add(1);
+        }
+        Some(self.front_seq.wrapping_add(index))
+    }
+
     /// Returns how many requests were started and are not acknowledged.
     pub(super) const fn unacknowledged(&self) -> u32 {
         self.started.saturating_sub(self.acknowledged)

@@ -105,6 +105,7 @@ impl QueuePair {
         self.times = stream.times;
         self.tx.start(&stream);
         self.rx.start(&stream);
+        self.acknowledge.rnr.start();
         Ok(())
     }
 

@@ -9,6 +9,7 @@ mod ending;
 mod harness;
 mod input;
 mod memory;
+mod numbered;
 mod pages;
 mod receiving;
 mod refused;

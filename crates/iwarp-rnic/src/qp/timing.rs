@@ -14,12 +14,13 @@ impl QueuePair {
     /// earlier answer may be left as it is: `on_time` ignores what is not due.
     #[inline]
     pub fn poll_at(&self) -> Option<Time> {
-        self.life.poll_at()
+        self.life.poll_at().filter(|at| *at != Time::NEVER)
     }
 
     /// Does what is due at this time. Afterwards [`poll_at`](Self::poll_at) names a later time or none.
     pub fn on_time<H: Host>(&mut self, now: Time, host: &mut H) {
-        let held = self.config.receiver_not_ready;
+        self.heed_own_hold(host);
+        let held = self.receiver_not_ready();
         while let Some(due) = self.life.due(now, &self.times, held) {
             match due {
                 Due::Reminder => self.remind(),

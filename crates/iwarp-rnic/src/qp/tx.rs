@@ -276,6 +276,7 @@ impl QueuePair {
             match one {
                 Next::Rtr(rtr) => self.emit_rtr(rtr, plan, w),
                 Next::Probe => self.emit_probe(plan, w),
+                Next::Note(note) => self.emit_note(note, plan, w),
                 _ => {
                     if let Some(terminate) = self.life.take_terminate() {
                         self.emit_terminate(&terminate, plan, w);

@@ -300,16 +300,18 @@ static void bad_modification(void)
 	CODE(EINVAL, modify(qp, IBV_QP_MAX_DEST_RD_ATOMIC, (struct ibv_qp_attr){ .max_dest_rd_atomic = 255 }));
 	CODE(EINVAL, modify(qp, IBV_QP_CUR_STATE | IBV_QP_STATE,
 			    (struct ibv_qp_attr){ .cur_qp_state = IBV_QPS_RTS, .qp_state = IBV_QPS_INIT }));
-	/* A route must be global, and a queue pair cannot be connected to itself. */
-	CODE(EINVAL, modify(qp, IBV_QP_STATE | IBV_QP_AV | IBV_QP_DEST_QPN,
-			    (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .dest_qp_num = 77 }));
-	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .dest_qp_num = qp->qp_num };
+	/* Entry 3 of the GID table is empty, and no host has the GID of zeroes. */
+	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .dest_qp_num = 77 };
 	attr.ah_attr.is_global = 1;
 	attr.ah_attr.grh.dgid = gid;
+	attr.ah_attr.grh.sgid_index = 3;
+	CODE(EINVAL, ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_DEST_QPN));
+	attr.ah_attr.grh.sgid_index = 0;
+	memset(&attr.ah_attr.grh.dgid, 0, sizeof(attr.ah_attr.grh.dgid));
 	CODE(EINVAL, ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_DEST_QPN));
 	/* The failed calls have not changed the state, and the queue pair can still be used. */
 	CODE(0, ibv_query_qp(qp, &attr, IBV_QP_STATE, &init));
-	CHECK(attr.qp_state == IBV_QPS_INIT || attr.qp_state == IBV_QPS_RTR);
+	CHECK(attr.qp_state == IBV_QPS_INIT);
 	CODE(0, modify(qp, IBV_QP_STATE, (struct ibv_qp_attr){ .qp_state = IBV_QPS_ERR }));
 	CODE(EINVAL, modify(qp, IBV_QP_STATE, (struct ibv_qp_attr){ .qp_state = IBV_QPS_INIT }));
 	CODE(EINVAL, modify(qp, IBV_QP_STATE, (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS }));

@@ -401,6 +401,14 @@ impl ContextInner {
         }
     }
 
+    /// A queue pair does not want the peer any more that it was to be connected to.
+    pub(super) fn abandon_peer(&self, num: u32) {
+        let peers = self.peers.lock().clone();
+        if let Some(peers) = peers.filter(|peers| peers.is_ours()) {
+            peers.abandon(num);
+        }
+    }
+
     /// Adds `past` and the counters of the queue pairs that exist.
     fn sum(
         past: MutexGuard<'_, Counters>,

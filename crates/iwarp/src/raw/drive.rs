@@ -204,6 +204,10 @@ pub(super) fn broken(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, Guarded>, after: 
     if g.link.is_none() {
         return;
     }
+    if g.machine.is_connectionless() {
+        // The program knows of no stream that could break, only of a peer that does not answer.
+        g.machine.blame_absent_peer();
+    }
     g.machine.stream_failed(&mut DriveHost::new(qp, after));
     qp.drop_link(g, after);
 }
@@ -461,11 +465,12 @@ fn process(
 }
 
 /// The stream has an error or is closed in both directions. Reading tells what it is, but a held stream is not read, and
-/// would be reported for ever.
+/// would be reported for ever. The report may come late, when the queue pair has been reset and has another stream already.
 pub(super) fn hung_up(qp: &Arc<QpInner>) {
     let mut after = After::default();
     let mut g = qp.state.lock();
-    if g.link.is_some() && g.machine.rx_interest() == RxInterest::Held {
+    let held = g.machine.rx_interest() == RxInterest::Held;
+    if held && g.link.as_ref().is_some_and(|l| l.stream.is_hung_up()) {
         broken(qp, &mut g, &mut after);
         qp.settle(&mut g, &mut after);
     }

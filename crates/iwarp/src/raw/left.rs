@@ -4,15 +4,10 @@
 //! answered for some time. Programs that connect by number rely on that: the end that is done first exits while the other
 //! still looks for its last completions, where a flushed receive would be an error.
 
-use super::after::After;
-use super::drive;
+use super::after::{After, DriveHost};
 use super::qp::{Guarded, QpInner, TIMER_LEFT};
 use crate::sys::poller::Interest;
 use std::sync::Arc;
-use std::time::Duration;
-
-/// How long a request without a peer takes to fail; about as long as InfiniBand's retries with common settings.
-const RETRIES: Duration = Duration::from_millis(500);
 
 /// Which part of a stream has ended while the program was not told.
 #[derive(Debug, Clone, Copy, Default)]
@@ -44,9 +39,12 @@ pub(super) fn leave(qp: &Arc<QpInner>, g: &mut Guarded) {
 /// Handles requests that no peer will answer.
 pub(super) fn send(g: &mut Guarded) {
     let Some(link) = &g.link else { return };
-    if g.left.rx && !g.left.timer && g.machine.sends_outstanding() > 0 {
+    if !g.left.rx || g.left.timer || g.machine.sends_outstanding() == 0 {
+        return;
+    }
+    if let Some(limit) = g.retry.gone_after() {
         g.left.timer = true;
-        link.engine.after(RETRIES, link.token, TIMER_LEFT);
+        link.engine.after(limit, link.token, TIMER_LEFT);
     }
 }
 
@@ -57,7 +55,8 @@ pub(super) fn timer(qp: &Arc<QpInner>) {
     if !g.left.timer {
         return;
     }
-    drive::broken(qp, &mut g, &mut after);
+    g.machine
+        .peer_is_absent(&mut DriveHost::new(qp, &mut after));
     qp.settle(&mut g, &mut after);
     drop(g);
     after.run(qp);

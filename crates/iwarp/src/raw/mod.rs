@@ -6,6 +6,7 @@
 
 pub mod cm;
 
+mod absent;
 mod after;
 mod channel;
 mod closing;
@@ -17,10 +18,12 @@ mod events;
 mod late;
 mod left;
 mod linger;
+mod numbered;
 mod peer;
 mod pool;
 mod qp;
 pub(crate) mod report;
+mod retry;
 mod silence;
 mod source;
 mod srq;
@@ -37,4 +40,5 @@ pub use context::Context;
 pub use cq::{CompletionQueue, CqError};
 pub use events::{AsyncEvent, AsyncEventKind, EventQueue};
 pub use qp::{QpAttributes, QueuePair};
+pub use retry::Retry;
 pub use srq::SharedReceiveQueue;

@@ -7,18 +7,25 @@
 //! and the other accepts; requests posted meanwhile wait. The MPA private data name both numbers, so a listener answers
 //! only those peers that one of its queue pairs has named.
 //!
-//! An early request waits for its queue pair, and an early connector tries again, both for a bounded time.
+//! An early request waits for its queue pair for a bounded time, and an early connector tries again as long as its queue pair waits
+//! (`absent` says when a request has waited for long enough).
+//!
+//! A queue pair that is its own peer gets a TCP socket that is connected to itself. MPA start-up, which needs two ends, is left out:
+//! there is nothing to agree on.
 
+use super::absent;
 use super::cm::{
     CmEvent, CmEventChannel, CmEventKind, CmId, ConnectionParameters, create_event_channel,
 };
 use super::context::{Context, ContextInner, random_u32};
-use super::qp::QueuePair;
+use super::qp::{Handover, QpInner, QueuePair};
 use crate::device::{Device, gid_of};
 use crate::engine::{Engine, Source};
 use crate::error::{Error, Result};
 use crate::sys::clock::now_ns;
+use crate::sys::connect::connect_to_itself;
 use crate::sys::poller::Interest;
+use iwarp_rnic::qp::{State as QpState, StreamConfig, StreamTimes};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -30,11 +37,14 @@ const MAGIC: [u8; 8] = *b"iwarp-qp";
 const PER_PORT: usize = 256;
 /// Early requests kept per device.
 const EARLY_MAX: usize = 1024;
-/// How long an early request waits for its queue pair, and a connector for its peer.
+/// How long an early request waits for its queue pair. Its sender then tries again.
 const PATIENCE: Duration = Duration::from_secs(30);
-const RETRY: Duration = Duration::from_millis(50);
 /// How many ports are tried until one is free on all addresses.
 const PORT_ATTEMPTS: usize = 16;
+/// The pause before a connector tries again is an eighth of the time that it has waited, within these limits.
+const PAUSES: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(250)];
+/// In the number of a timer: it is time to look whether the peer of this queue pair is absent. Queue pair numbers have 24 bits.
+const LOOK: u32 = 1 << 24;
 
 /// The peer of a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -73,16 +83,30 @@ impl Port {
 /// A queue pair between RTR and its connection.
 enum Waiting {
     /// The peer connects.
-    ForPeer { qp: QueuePair, peer: Address },
+    ForPeer { qp: Weak<QpInner>, peer: Address },
     /// We connect; `id` is the attempt in progress.
     Connecting {
-        qp: QueuePair,
+        qp: Weak<QpInner>,
         /// The address that the peer knows us by.
         own: IpAddr,
         peer: Address,
         id: Option<CmId>,
         since: u64,
     },
+}
+
+impl Waiting {
+    fn for_peer(qp: &QueuePair, peer: Address) -> Self {
+        let qp = Arc::downgrade(&qp.inner);
+        Self::ForPeer { qp, peer }
+    }
+
+    fn queue_pair(&self) -> Option<QueuePair> {
+        let (Self::ForPeer { qp, .. } | Self::Connecting { qp, .. }) = self;
+        Some(QueuePair {
+            inner: qp.upgrade()?,
+        })
+    }
 }
 
 #[derive(Default)]
@@ -215,7 +239,7 @@ impl Peers {
 
     /// Handles a queue pair that is gone.
     pub(super) fn forget(&self, num: u32) {
-        let gone = {
+        let idle = {
             let mut state = self.state.lock();
             let port = num as u16;
             if let Some(p) = state.ports.iter_mut().find(|p| p.port == port) {
@@ -223,9 +247,18 @@ impl Peers {
             }
             // A listener without queue pairs is closed, so that no peer connects to it.
             let idle = state.ports.iter().position(|p| !p.used.contains(&true));
-            if let Some(i) = idle {
-                state.ports.swap_remove(i).close();
-            }
+            idle.map(|i| state.ports.swap_remove(i))
+        };
+        if let Some(port) = idle {
+            port.close();
+        }
+        self.abandon(num);
+    }
+
+    /// Handles a queue pair that does not want its peer any more.
+    pub(super) fn abandon(&self, num: u32) {
+        let gone = {
+            let mut state = self.state.lock();
             let early = state.early.remove(&num).map(|e| e.0);
             let attempt = match state.waiting.remove(&num) {
                 Some(Waiting::Connecting { id, .. }) => id,
@@ -241,6 +274,11 @@ impl Peers {
         for id in gone.into_iter().flatten() {
             id.destroy();
         }
+    }
+
+    /// Looks after this time whether the peer of a queue pair is absent.
+    pub(super) fn look_for(&self, num: u32, left: Duration) {
+        self.engine.after(left, self.token, LOOK | num);
     }
 
     /// Handles a queue pair that has become RTR with this peer, which knows it by the GID `own`.
@@ -259,14 +297,12 @@ impl Peers {
             num: qp.num(),
         };
         let peer = Address { gid, num };
-        if own == peer {
-            return Err(Error::InvalidArgument(
-                "a queue pair cannot be connected to itself",
-            ));
+        if qp.is_known_as(gid, num) {
+            return join(&ctx, qp, ip);
         }
         if own < peer {
             let entry = Waiting::Connecting {
-                qp: qp.clone(),
+                qp: Arc::downgrade(&qp.inner),
                 own: ip,
                 peer,
                 id: None,
@@ -281,50 +317,55 @@ impl Peers {
             match state.early.remove(&own.num) {
                 Some((id, from, _)) if from == peer => Some(id),
                 _ => {
-                    state.waiting.insert(
-                        own.num,
-                        Waiting::ForPeer {
-                            qp: qp.clone(),
-                            peer,
-                        },
-                    );
+                    state.waiting.insert(own.num, Waiting::for_peer(qp, peer));
                     None
                 }
             }
         };
         if let Some(id) = early {
-            self.accept(&id, qp);
+            self.accept(&id, qp, peer);
         }
         Ok(())
     }
 
-    fn accept(&self, id: &CmId, qp: &QueuePair) {
+    fn accept(&self, id: &CmId, qp: &QueuePair, peer: Address) {
         id.set_queue_pair(Some(qp));
         match id.accept(&ConnectionParameters::default()) {
             Ok(()) => self.state.lock().up.push(id.clone()),
             Err(error) => {
                 tracing::debug!(qp = qp.num(), %error, "cannot accept the peer");
                 id.destroy();
-                qp.inner.fail_connection();
+                // It may come again.
+                if matches!(qp.state(), QpState::Rtr | QpState::Rts) && qp.addresses().is_none() {
+                    let entry = Waiting::for_peer(qp, peer);
+                    self.state.lock().waiting.insert(qp.num(), entry);
+                }
             }
         }
     }
 
     fn try_connect(self: &Arc<Self>, num: u32) {
-        let (qp, own, peer) = match self.state.lock().waiting.get(&num) {
-            Some(Waiting::Connecting {
-                qp,
-                own,
-                peer,
-                id: None,
-                ..
-            }) => (qp.clone(), *own, *peer),
+        let (qp, own, peer, since) = match self.state.lock().waiting.get(&num) {
+            Some(
+                waiting @ Waiting::Connecting {
+                    own,
+                    peer,
+                    id: None,
+                    since,
+                    ..
+                },
+            ) => (waiting.queue_pair(), *own, *peer, *since),
             _ => return,
         };
-        let attempt = self.attempt(&qp, own, peer);
-        let mut state = self.state.lock();
-        match attempt {
+        let Some(qp) = qp else { return };
+        if matches!(qp.state(), QpState::Reset | QpState::Error) {
+            // It has failed by itself, and does not want its peer any more.
+            self.abandon(num);
+            return;
+        }
+        match self.attempt(&qp, own, peer) {
             Ok(attempt) => {
+                let mut state = self.state.lock();
                 if let Some(Waiting::Connecting { id, .. }) = state.waiting.get_mut(&num) {
                     *id = Some(attempt);
                 } else {
@@ -333,12 +374,18 @@ impl Peers {
                 }
             }
             Err(error) => {
+                // There may be no route now, or no descriptor.
                 tracing::debug!(qp = num, %error, "cannot connect to the peer");
-                state.waiting.remove(&num);
-                drop(state);
-                qp.inner.fail_connection();
+                self.try_again(num, since);
             }
         }
+    }
+
+    /// Tries again after a pause.
+    fn try_again(&self, num: u32, since: u64) {
+        let waited = Duration::from_nanos(now_ns().saturating_sub(since));
+        let pause = (waited / 8).clamp(PAUSES[0], PAUSES[1]);
+        self.engine.after(pause, self.token, num);
     }
 
     fn attempt(&self, qp: &QueuePair, own: IpAddr, peer: Address) -> Result<CmId> {
@@ -389,10 +436,10 @@ impl Peers {
         let qp = {
             let mut state = self.state.lock();
             match state.waiting.get(&to) {
-                Some(Waiting::ForPeer { qp, peer }) if *peer == from => {
-                    let qp = qp.clone();
+                Some(waiting @ Waiting::ForPeer { peer, .. }) if *peer == from => {
+                    let qp = waiting.queue_pair();
                     state.waiting.remove(&to);
-                    Some(qp)
+                    qp
                 }
                 None if exists && state.early.len() < EARLY_MAX => {
                     let old = state.early.insert(to, (event.id.clone(), from, now_ns()));
@@ -407,7 +454,7 @@ impl Peers {
             }
         };
         match qp {
-            Some(qp) => self.accept(&event.id, &qp),
+            Some(qp) => self.accept(&event.id, &qp, from),
             None => event.id.destroy(),
         }
     }
@@ -424,42 +471,25 @@ impl Peers {
         }
     }
 
-    /// Handles a failed attempt: the peer may not be RTR yet, or may not listen yet. Tries again for a while.
+    /// Handles a failed attempt: the peer may not be RTR yet, or may not listen yet.
     fn failed(self: &Arc<Self>, event: &CmEvent) {
-        let lost = {
+        let entry = {
             let mut state = self.state.lock();
             state.up.retain(|id| !id.is_same(&event.id));
-            let entry = state.waiting.iter_mut().find_map(|(num, w)| match w {
-                Waiting::Connecting { id, qp, since, .. }
+            state.waiting.iter_mut().find_map(|(num, w)| match w {
+                Waiting::Connecting { id, since, .. }
                     if id.as_ref().is_some_and(|i| i.is_same(&event.id)) =>
                 {
                     *id = None;
-                    Some((*num, qp.clone(), *since))
+                    Some((*num, *since))
                 }
                 _ => None,
-            });
-            match entry {
-                Some((num, qp, since))
-                    if now_ns().saturating_sub(since) > PATIENCE.as_nanos() as u64 =>
-                {
-                    state.waiting.remove(&num);
-                    Some(qp)
-                }
-                Some((num, ..)) => {
-                    self.engine.after(RETRY, self.token, num);
-                    None
-                }
-                None => None,
-            }
+            })
         };
         event.id.destroy();
-        if let Some(qp) = lost {
-            tracing::debug!(
-                qp = qp.num(),
-                status = event.status,
-                "the peer cannot be reached"
-            );
-            qp.inner.fail_connection();
+        if let Some((num, since)) = entry {
+            tracing::debug!(qp = num, status = event.status, "no connection to the peer");
+            self.try_again(num, since);
         }
     }
 
@@ -484,6 +514,32 @@ impl Peers {
             id.destroy();
         }
     }
+}
+
+/// Connects a queue pair to itself, at this address of the device.
+fn join(ctx: &Context, qp: &QueuePair, ip: IpAddr) -> Result<()> {
+    let (stream, ends) = connect_to_itself(ctx.device().socket_addr(ip, 0))?;
+    let (config, sizes) = (ctx.config(), qp.config());
+    qp.inner.attach(Handover {
+        stream,
+        ends,
+        watched: None,
+        config: StreamConfig {
+            initiator: true,
+            crc: config.crc,
+            markers_tx: config.markers,
+            markers_rx: config.markers,
+            ird: sizes.max_ird,
+            ord: sizes.max_ord.min(sizes.max_ird),
+            rtr: None,
+            rtr_send_expected: false,
+            emss: config.mss.unwrap_or(536),
+            times: StreamTimes::NONE,
+        },
+        // A record of it would have each packet twice, in the same direction.
+        flow: None,
+        cm: None,
+    })
 }
 
 /// Returns the sender of a request and the queue pair that it names; `None` if that is not one of ours.
@@ -512,7 +568,13 @@ impl Source for Peers {
     fn timer(self: Arc<Self>, kind: u32) {
         match kind {
             0 => self.expire(),
-            num => self.try_connect(num),
+            num if num & LOOK == 0 => self.try_connect(num),
+            look => {
+                let num = look & !LOOK;
+                if let Some(qp) = self.context().and_then(|ctx| ctx.queue_pair(num)) {
+                    absent::timer(&qp.inner);
+                }
+            }
         }
     }
 }

@@ -6,6 +6,7 @@
 //! locked during a system call, without `state`, and unlocks it before it takes `state` again. Events, wake-ups and callbacks
 //! happen after all locks are dropped.
 
+use super::absent::{self, Absent};
 use super::after::{After, DriveHost};
 use super::context::{Context, ContextInner};
 use super::cork::{Cork, FLUSH_AFTER, Verdict};
@@ -13,12 +14,12 @@ use super::cq::CompletionQueue;
 use super::drive;
 use super::late::Late;
 use super::left::Left;
+use super::retry::Retry;
 use super::silence::Silence;
 use super::source::Drives;
 use super::srq::SharedReceiveQueue;
 use crate::capture::Flow;
 use crate::config::ReceiverNotReady;
-use crate::device::gid_of;
 use crate::engine::{Engine, Source};
 use crate::error::{Error, Result};
 use crate::progress::baton::Baton;
@@ -34,7 +35,7 @@ use iwarp_rnic::qp::{
 };
 use iwarp_rnic::{Access, PostError, RecvWr, SendWr, Time};
 use parking_lot::Mutex;
-use std::net::{Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -84,7 +85,7 @@ pub struct QpAttributes {
 }
 
 /// Returns `true` if nothing is acknowledged.
-fn is_unreliable(machine: &Machine) -> bool {
+pub(super) fn is_unreliable(machine: &Machine) -> bool {
     machine.config().receiver_not_ready == Policy::Drop
 }
 
@@ -173,6 +174,10 @@ pub(super) struct Guarded {
     /// Plans of large messages since the size of segments was asked for.
     pub(super) mss_age: u8,
     pub(super) silence: Silence,
+    /// How long requests wait for a peer that is known by number.
+    pub(super) retry: Retry,
+    /// Requests wait for a peer that has not come.
+    pub(super) absent: Absent,
 }
 
 impl Guarded {
@@ -276,6 +281,8 @@ impl QueuePair {
                     ending: None,
                     mss_age: 0,
                     silence: Silence::default(),
+                    retry: Retry::default(),
+                    absent: Absent::default(),
                 }),
                 tx: Baton::new(),
                 rx: Baton::new(),
@@ -380,9 +387,15 @@ impl QueuePair {
             if to == State::Reset {
                 self.inner.late.forget();
             }
+            if matches!(to, State::Reset | State::Error) {
+                g.absent = Absent::default();
+            }
             result
         };
         after.run(&self.inner);
+        if matches!(to, State::Reset | State::Error) {
+            self.inner.ctx.abandon_peer(self.num());
+        }
         if to == State::Reset {
             // Completions from before must not be taken for those of the next connection.
             self.inner.send_cq.inner.purge(self.num());
@@ -481,50 +494,6 @@ impl QueuePair {
         self.inner.with_machine(|machine, host| machine.abort(host));
     }
 
-    /// Connects it to a peer known by GID and queue pair number, as a change to RTR with an address does. It becomes RTR at once if
-    /// it is INIT, and does not wait for the peer: requests posted in RTS are sent when the connection is there. The peer has to
-    /// do the same. Does nothing if there is a connection already.
-    ///
-    /// The peer has to know this end by the GID of the address that [`Device::source_for`](crate::Device::source_for) chooses.
-    /// [`connect_peer_from`](Self::connect_peer_from) chooses another.
-    ///
-    /// Sends and Writes of such a queue pair complete when the peer has placed them, as such programs expect. Those of an unreliable one
-    /// complete when they are sent.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`]: the peer is itself, or the device has no address of its kind; [`Error::InvalidState`]: not INIT,
-    /// RTR or RTS.
-    pub fn connect_peer(&self, gid: [u8; 16], num: u32) -> Result<()> {
-        let peer = Ipv6Addr::from(gid).to_canonical();
-        let device = &self.inner.ctx.device;
-        let own = device.source_for(SocketAddr::new(peer, num as u16));
-        let own = own.ok_or(Error::InvalidArgument(
-            "the device has no address of the peer's kind",
-        ))?;
-        self.connect_peer_from(gid_of(own), gid, num)
-    }
-
-    /// As [`connect_peer`](Self::connect_peer), for a peer that knows this end by the GID `own` of the device.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`]: the peer is itself, or the device does not have this GID; [`Error::InvalidState`]: not INIT, RTR or RTS.
-    pub fn connect_peer_from(&self, own: [u8; 16], gid: [u8; 16], num: u32) -> Result<()> {
-        {
-            let mut g = self.inner.state.lock();
-            if g.link.is_some() {
-                return Ok(());
-            }
-            g.machine.await_stream().map_err(|_| {
-                Error::InvalidState("a peer is named at the change from INIT to RTR")
-            })?;
-            if !is_unreliable(&g.machine) {
-                g.machine.complete_when_placed();
-            }
-            g.machine.hide_connection();
-        }
-        self.inner.ctx.peers()?.connect(self, own, gid, num)
-    }
-
     /// Destroys it (`ibv_destroy_qp(3)`): its completions and asynchronous events are dropped, its connection is closed in
     /// the background. Other handles to it find it in the error state and can post nothing. In a forked child it does nothing:
     /// the queue pair is the parent's.
@@ -592,6 +561,9 @@ impl QpInner {
             .polls()
             .wrapping_add(self.recv_cq.inner.polls());
         let verdict = g.cork.post(polls, wrs.len(), bytes, room);
+        if guard.link.is_none() {
+            absent::begin(self, &mut guard);
+        }
         self.complete_due(&mut guard, after);
         (Ok(()), verdict)
     }
@@ -704,6 +676,7 @@ impl QpInner {
             (g.held_since, g.timer, g.ending) = (0, None, None);
             (g.eof, g.established, g.left) = (false, false, Left::default());
             (g.mss_age, g.silence) = (0, Silence::default());
+            g.absent = Absent::default();
             // Timers of an earlier connection do not count any more.
             g.cork = Cork::default();
             // Under the lock, so that nobody changes the interest before it exists.

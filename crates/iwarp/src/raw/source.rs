@@ -118,7 +118,39 @@ impl Source for QpInner {
 
 #[cfg(test)]
 mod tests {
+    use super::super::testing;
     use super::*;
+    use iwarp_rnic::qp::{RxInterest, State};
+    use iwarp_rnic::{SendFlags, SendOp, SendWr};
+    use std::time::{Duration, Instant};
+
+    /// The end of a stream is reported late, when the queue pair was reset and its next stream holds a Send already.
+    #[test]
+    fn a_late_report_of_a_hang_up_does_not_end_the_next_stream() {
+        let ctx = testing::context();
+        let cq = ctx.create_cq(4, None).unwrap();
+        let qp = testing::queue_pair(&ctx, &cq, &cq);
+        qp.modify(State::Init).unwrap();
+        let gid = ctx.device().addresses[0].gid();
+        qp.connect_peer(gid, qp.num()).unwrap();
+        qp.modify(State::Rts).unwrap();
+        let wr = SendWr {
+            wr_id: 1,
+            op: SendOp::Send,
+            flags: SendFlags::SIGNALED,
+            sges: &[],
+            inline: &[],
+        };
+        qp.post_send(&[wr]).unwrap();
+        let end = Instant::now() + Duration::from_secs(20);
+        while qp.inner.state.lock().machine.rx_interest() != RxInterest::Held {
+            assert!(Instant::now() < end, "the Send is not held");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Arc::clone(&qp.inner).ready(false, false, true);
+        assert_eq!(qp.state(), State::Rts);
+        qp.destroy();
+    }
 
     #[test]
     fn a_look_is_answered_once() {

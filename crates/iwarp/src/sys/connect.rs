@@ -135,6 +135,32 @@ pub(crate) fn connect(peer: SocketAddr, local: Option<SocketAddr>) -> Result<Con
     start_connect(socket, peer)
 }
 
+/// How long a socket may take to connect to itself. It is connected when `connect` returns, unless this host is very busy.
+const ITSELF_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Connects one socket to itself, on a free port of `address`: what is sent on it is received on it. TCP calls that a simultaneous
+/// open (RFC 9293 section 3.5), with one socket in both roles.
+///
+/// # Errors
+/// No descriptor, no port; `address` not of this host; `TimedOut` if something on this host filters the packets.
+pub(crate) fn connect_to_itself(address: SocketAddr) -> Result<(TcpStream, Ends), NetError> {
+    let mut address = canonical(address);
+    address.set_port(0);
+    let socket = tcp_socket(&address)?;
+    // The port is taken now, because the address to connect to has it.
+    socket.bind(&SockAddr::from(address))?;
+    let local = address_of(&socket)?;
+    let connecting = start_connect(socket, local)?;
+    if !wait_fd(&connecting, Interest::WRITE, Some(ITSELF_PATIENCE))? {
+        return Err(io::Error::from_raw_os_error(libc::ETIMEDOUT).into());
+    }
+    if let Some(error) = connecting.stream.take_error()? {
+        return Err(error.into());
+    }
+    let peer = connecting.stream.peer_addr()?;
+    Ok((connecting.stream, Ends { local, peer }))
+}
+
 fn start_connect(socket: Socket, peer: SocketAddr) -> Result<Connecting, NetError> {
     let stream = TcpStream::from_socket(socket)?;
     match stream.socket().connect(&SockAddr::from(peer)) {

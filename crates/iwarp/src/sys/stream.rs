@@ -7,6 +7,7 @@
 use super::connect::canonical;
 use super::raw_slice::RawSlice;
 use super::sockopt::tcp_info;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use socket2::{SockRef, Socket, TcpKeepalive};
 use std::io;
 use std::net::{Shutdown, SocketAddr};
@@ -184,8 +185,17 @@ impl TcpStream {
 
     /// Returns `true` if the peer has closed its direction, even if unread octets come before the end.
     pub(crate) fn peer_closed(&self) -> bool {
-        use rustix::event::{PollFd, PollFlags, Timespec, poll};
-        let mut fds = [PollFd::new(&self.socket, PollFlags::RDHUP)];
+        self.has_any_of(PollFlags::RDHUP)
+    }
+
+    /// Returns `true` if it has an error or is closed in both directions. Sends and reads nothing.
+    pub(crate) fn is_hung_up(&self) -> bool {
+        self.has_any_of(PollFlags::empty())
+    }
+
+    /// Returns `true` if one of these events is there, an error, or the end of both directions.
+    fn has_any_of(&self, events: PollFlags) -> bool {
+        let mut fds = [PollFd::new(&self.socket, events)];
         // A poll that fails says nothing about the peer.
         poll(&mut fds, Some(&Timespec::default())).is_ok() && !fds[0].revents().is_empty()
     }

@@ -1,0 +1,230 @@
+//! What InfiniBand's verbs promise of a queue pair that is connected by GID and number, and iWARP has no message for: an absent
+//! peer, a receiver that is not ready, and a queue pair that is its own peer.
+//!
+//! On InfiniBand a sender is told by each attempt that no receive is posted. It tries again `rnr_retry` times, and each time it
+//! waits for the time that the receiver has chosen (`min_rnr_timer`); seven means that it never gives up. Here the receiver holds
+//! the Send, and nothing behind it is read. Two notes between the two ends make that look the same to programs:
+//!
+//! * A sender that gives up says in front of its first request how often it tries. The receiver then knows how long to hold a Send.
+//! * A receiver that holds a Send says which one. The requests before it complete, although the probe behind it is not answered.
+//!
+//! A note is a zero-length RDMA Write, whose tagged offset has its content. A zero-length Write is never refused (RFC 5040
+//! section 7.2), and a peer that knows no notes takes no notice.
+
+use super::acknowledge::{Look, Sought};
+use super::headers::empty_write_header;
+use super::plan::TxPlan;
+use super::segment::{Out, Wire};
+use super::{Host, QueuePair, ReceiverNotReady, State};
+use crate::WcStatus;
+use crate::memory::Memory;
+use core::convert::Infallible;
+use core::time::Duration;
+use iwarp_proto::ddp::TaggedHeader;
+
+/// The upper halves of the tagged offsets of notes.
+const RETRIES: u32 = u32::from_be_bytes(*b"rnr#");
+const HELD: u32 = u32::from_be_bytes(*b"held");
+/// `rnr_retry` of a sender that tries for ever.
+pub(super) const FOR_EVER: u8 = 7;
+
+/// Patience with receivers that are not ready.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rnr {
+    /// How often our Sends are tried again.
+    ours: u8,
+    /// What the peer knows of that.
+    told: u8,
+    /// How often the peer's Sends are tried again.
+    peers: u8,
+    /// How long the peer waits before each attempt.
+    timer: Duration,
+    /// The message that is held, if the peer is to be told.
+    holds: Option<u32>,
+    /// The last of our messages that the peer has told of.
+    held: u32,
+}
+
+/// A note to the peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Note {
+    /// Our Sends are tried so often.
+    Retries(u8),
+    /// The message with this sequence number on queue 0 waits for a receive.
+    Held(u32),
+}
+
+impl Note {
+    const fn tagged_offset(self) -> u64 {
+        let (kind, content) = match self {
+            Self::Retries(count) => (RETRIES, count as u32),
+            Self::Held(msn) => (HELD, msn),
+        };
+        (kind as u64) << 32 | content as u64
+    }
+
+    const fn of(tagged_offset: u64) -> Option<Self> {
+        let content = tagged_offset as u32;
+        match (tagged_offset >> 32) as u32 {
+            RETRIES if content <= FOR_EVER as u32 => Some(Self::Retries(content as u8)),
+            HELD => Some(Self::Held(content)),
+            _ => None,
+        }
+    }
+}
+
+impl Default for Rnr {
+    fn default() -> Self {
+        Self {
+            ours: FOR_EVER,
+            told: FOR_EVER,
+            peers: FOR_EVER,
+            timer: Duration::ZERO,
+            holds: None,
+            held: 0,
+        }
+    }
+}
+
+impl Rnr {
+    /// A new stream begins: neither side has told anything.
+    pub(super) const fn start(&mut self) {
+        self.told = FOR_EVER;
+        self.peers = FOR_EVER;
+        self.holds = None;
+        self.held = 0;
+    }
+}
+
+/// Queue pairs that are connected by number.
+impl QueuePair {
+    /// Sets how often a Send is tried again that finds no receive (`rnr_retry` of `ibv_modify_qp(3)`): 7, and whatever is above, is for
+    /// ever. It holds for requests that start later.
+    pub const fn set_rnr_retry(&mut self, count: u8) {
+        self.acknowledge.rnr.ours = if count > FOR_EVER { FOR_EVER } else { count };
+    }
+
+    /// Sets how long the peer has to wait before it tries a Send again that has found no receive (`min_rnr_timer` of
+    /// `ibv_modify_qp(3)`).
+    pub const fn set_min_rnr_timer(&mut self, timer: Duration) {
+        self.acknowledge.rnr.timer = timer;
+    }
+
+    /// Tells whether the stream leads back to this queue pair, which is then its own peer.
+    pub const fn set_own_peer(&mut self, is_own_peer: bool) {
+        self.acknowledge.own_peer = is_own_peer;
+    }
+
+    /// The peer has not answered in the time that the program gives it: the oldest request that is not done completes with
+    /// [`WcStatus::TransportRetryExceeded`], those behind it as flushed, and the stream, if there is one, is reset.
+    pub fn peer_is_absent<H: Host>(&mut self, host: &mut H) {
+        self.blame_absent_peer();
+        self.abort(host);
+    }
+
+    /// If the stream ends now, it is because the peer does not answer: the oldest request that is not done gets
+    /// [`WcStatus::TransportRetryExceeded`] then. An error that is known already stays.
+    pub fn blame_absent_peer(&mut self) {
+        if let Some(seq) = self.sq.first_not_done()
+            && self.state() != State::Error
+        {
+            self.sq.fail(seq, WcStatus::TransportRetryExceeded, 0);
+        }
+    }
+
+    /// What happens to a Send for which no receive is posted.
+    pub(super) fn receiver_not_ready(&self) -> ReceiverNotReady {
+        if !self.is_connectionless() || self.drops() {
+            return self.config.receiver_not_ready;
+        }
+        let Rnr { peers, timer, .. } = self.acknowledge.rnr;
+        match peers {
+            0 => ReceiverNotReady::Terminate,
+            FOR_EVER => ReceiverNotReady::Hold {
+                limit: Duration::MAX,
+                after_close: Duration::MAX,
+            },
+            count => {
+                let limit = timer.saturating_mul(u32::from(count));
+                ReceiverNotReady::Hold {
+                    limit,
+                    after_close: limit,
+                }
+            }
+        }
+    }
+
+    /// The message with this sequence number meets no receive, and is held from now on.
+    pub(super) const fn holds(&mut self, msn: u32) {
+        if self.is_connectionless() {
+            self.acknowledge.rnr.holds = Some(msn);
+        }
+    }
+
+    /// Returns what the peer has to be told; if a `request` is next, before that.
+    #[inline]
+    pub(super) const fn note(&self, request: bool) -> Option<Note> {
+        let Rnr {
+            ours, told, holds, ..
+        } = self.acknowledge.rnr;
+        match holds {
+            Some(msn) if !self.acknowledge.own_peer => Some(Note::Held(msn)),
+            _ if request && ours != told && self.is_connectionless() => Some(Note::Retries(ours)),
+            _ => None,
+        }
+    }
+
+    /// Writes a note into the plan.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn emit_note(&mut self, note: Note, plan: &mut TxPlan, w: &Wire<'_, impl Memory>) {
+        match note {
+            Note::Retries(count) => self.acknowledge.rnr.told = count,
+            Note::Held(_) => self.acknowledge.rnr.holds = None,
+        }
+        let header = empty_write_header(note.tagged_offset());
+        let mut out = Out::new(&mut self.tx, &mut self.counters, plan, w);
+        let Ok(()) = out.append::<Infallible>(&header, 0, |_| Ok(()));
+    }
+
+    /// A zero-length Write has come. It may be a note.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn heed<H: Host>(&mut self, h: TaggedHeader, host: &mut H) {
+        if !self.is_connectionless() {
+            return;
+        }
+        match Note::of(h.to) {
+            Some(Note::Retries(count)) => self.acknowledge.rnr.peers = count,
+            Some(Note::Held(msn)) => self.is_held(msn, host),
+            None => {}
+        }
+    }
+
+    /// Does the same without a note if the queue pair is its own peer: it would wait behind the message that it is about.
+    pub(super) fn heed_own_hold<H: Host>(&mut self, host: &mut H) {
+        if self.acknowledge.own_peer
+            && let Some(msn) = self.acknowledge.rnr.holds.take()
+        {
+            self.is_held(msn, host);
+        }
+    }
+
+    /// A message of ours waits for a receive: the peer has processed the requests before it.
+    fn is_held<H: Host>(&mut self, msn: u32, host: &mut H) {
+        // Each message is looked for once, whatever the peer sends.
+        let is_new = (msn.wrapping_sub(self.acknowledge.rnr.held) as i32) > 0;
+        if !is_new {
+            return;
+        }
+        self.acknowledge.rnr.held = msn;
+        let mut sought = Sought::message(msn, self.next_send_msn());
+        loop {
+            match self.look_at(&mut sought) {
+                Look::Other => {}
+                Look::End => return,
+                Look::Found(seq) => return self.complete_before(seq, host),
+            }
+        }
+    }
+}

@@ -1,0 +1,302 @@
+//! Queue pairs that are connected by number: notes about receives that are not posted, absent peers, and queue pairs that are their
+//! own peer.
+
+use super::harness::*;
+use crate::qp::*;
+use crate::{Access, SendOp, Time, WcStatus};
+use core::time::Duration;
+use iwarp_proto::ddp::Header;
+use iwarp_proto::rdmap::{Opcode, TerminateCode as Code};
+
+const MS: Duration = Duration::from_millis(1);
+
+fn numbered(rig: &mut Rig) {
+    rig.qp.complete_when_placed();
+    rig.qp.hide_connection();
+}
+
+/// Two ends that know each other by number, and a region of the first one.
+fn ends() -> (Rig, Rig, Mr) {
+    let (mut a, mut b) = pair(STREAM);
+    numbered(&mut a);
+    numbered(&mut b);
+    let mr = a.mr(64, Access::LOCAL_WRITE);
+    (a, b, mr)
+}
+
+fn write(rig: &mut Rig, wr_id: u64, mr: &Mr, to: &Mr) {
+    let op = SendOp::Write {
+        remote_addr: to.sge().addr,
+        rkey: to.sge().lkey,
+    };
+    rig.post(wr_id, op, &[mr.part(0, 8)]);
+}
+
+/// A queue pair in RTS that is its own peer, with a region that it may do anything with.
+fn own_peer() -> (Rig, Mr) {
+    let mut rig = Rig::fresh(QpConfig::default());
+    numbered(&mut rig);
+    rig.qp.set_own_peer(true);
+    rig.start(STREAM);
+    let mr = rig.mr(64, Access::all() - Access::ZERO_BASED);
+    (rig, mr)
+}
+
+/// Moves octets from the queue pair to itself until it is quiet.
+fn circulate(rig: &mut Rig) {
+    for _ in 0..100 {
+        let octets = rig.octets_out();
+        if octets.is_empty() {
+            return;
+        }
+        let _ = rig.rx(&octets);
+    }
+    panic!("it talks for ever");
+}
+
+#[test]
+fn what_was_posted_before_a_held_send_completes() {
+    let (mut a, mut b, mr) = ends();
+    let target = b.mr(64, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
+    b.recv(20, &[target.part(0, 8)]);
+    write(&mut a, 1, &mr, &target);
+    for wr_id in 2..5 {
+        a.post(wr_id, SendOp::Send, &[mr.part(0, 8)]);
+    }
+    shuttle(&mut a, &mut b, 1000);
+    let done = |ids: &[u64]| {
+        ids.iter()
+            .map(|id| (*id, WcStatus::Success))
+            .collect::<std::vec::Vec<_>>()
+    };
+    assert_eq!(brief(&a.host.sends), done(&[1, 2]));
+    b.recv(21, &[target.part(0, 8)]);
+    assert_eq!(b.again(), RxStatus::Held);
+    shuttle(&mut a, &mut b, 1000);
+    assert_eq!(brief(&a.host.sends), done(&[1, 2, 3]));
+    b.recv(22, &[target.part(0, 8)]);
+    assert_eq!(b.again(), RxStatus::Ok);
+    shuttle(&mut a, &mut b, 1000);
+    assert_eq!(brief(&a.host.sends), done(&[1, 2, 3, 4]));
+}
+
+#[test]
+fn a_send_is_held_for_ever_unless_its_sender_gives_up() {
+    let (mut a, mut b, mr) = ends();
+    b.qp.set_min_rnr_timer(MS);
+    a.post(1, SendOp::Send, &[mr.part(0, 8)]);
+    shuttle(&mut a, &mut b, 1000);
+    b.qp.on_time(Time::from_nanos(1), &mut b.host);
+    assert_eq!(b.qp.poll_at(), None);
+    b.qp.sender_closed();
+    b.wait_for_a_receive();
+    assert_eq!(b.qp.state(), State::Rts);
+    let target = b.mr(64, Access::LOCAL_WRITE);
+    b.recv(20, &[target.part(0, 8)]);
+    assert_eq!(b.again(), RxStatus::Ok);
+    assert_eq!(brief(&b.host.recvs), [(20, WcStatus::Success)]);
+}
+
+#[test]
+fn a_sender_that_gives_up_says_so_once_before_its_first_request() {
+    let (mut a, mut b, mr) = ends();
+    a.qp.set_rnr_retry(3);
+    b.qp.set_min_rnr_timer(MS);
+    assert!(!a.qp.wants_tx(), "nothing is to be sent before a request");
+    for wr_id in 1..3 {
+        a.post(wr_id, SendOp::Send, &[mr.part(0, 8)]);
+    }
+    let octets = a.octets_out();
+    let _ = b.rx(&octets);
+    let start = Time::from_nanos(1);
+    b.qp.on_time(start, &mut b.host);
+    assert_eq!(b.qp.poll_at(), Some(start.after(3 * MS)));
+    b.qp.on_time(start.after(2 * MS), &mut b.host);
+    assert_eq!(b.qp.state(), State::Rts);
+    b.qp.on_time(start.after(3 * MS), &mut b.host);
+    b.assert_ended(Blame::Peer, Code::DDP_UNTAGGED_NO_BUFFER);
+    shuttle(&mut a, &mut b, 1000);
+    assert_eq!(
+        brief(&a.host.sends),
+        [(1, WcStatus::ReceiverNotReady), (2, WcStatus::Flushed)]
+    );
+}
+
+#[test]
+fn a_sender_that_does_not_try_again_is_refused_at_once() {
+    let (mut a, mut b, mr) = ends();
+    a.qp.set_rnr_retry(0);
+    a.post(1, SendOp::Send, &[mr.part(0, 8)]);
+    let sent = a.octets_out();
+    assert_eq!(b.rx(&sent), RxStatus::Failed);
+    shuttle(&mut a, &mut b, 1000);
+    assert_eq!(brief(&a.host.sends), [(1, WcStatus::ReceiverNotReady)]);
+}
+
+#[test]
+fn a_note_goes_in_front_and_only_once() {
+    let (mut a, _, mr) = ends();
+    a.qp.set_rnr_retry(3);
+    for wr_id in 1..3 {
+        a.post(wr_id, SendOp::Send, &[mr.part(0, 8)]);
+    }
+    let opcodes: std::vec::Vec<_> = a.sent().iter().map(|(h, _)| h.opcode()).collect();
+    let expected = [
+        Opcode::WRITE,
+        Opcode::SEND,
+        Opcode::SEND,
+        Opcode::READ_REQUEST,
+    ];
+    assert_eq!(opcodes, expected);
+}
+
+#[test]
+fn notes_that_make_no_sense_change_nothing() {
+    let note = |to: u64| tagged(Opcode::WRITE, 1, to, true, &[]);
+    let kind = |name: &[u8; 4], content: u32| {
+        u64::from(u32::from_be_bytes(*name)) << 32 | u64::from(content)
+    };
+    let (mut a, _, mr) = ends();
+    a.post(1, SendOp::Send, &[mr.part(0, 8)]);
+    let _ = a.octets_out();
+    // Its only message has number 1; there are no retries beyond seven.
+    for to in [
+        kind(b"held", 0),
+        kind(b"held", 1),
+        kind(b"held", 2),
+        kind(b"held", u32::MAX),
+        kind(b"rnr#", 8),
+        kind(b"rnr#", 0x0100_0003),
+        kind(b"else", 1),
+    ] {
+        assert_eq!(a.rx_ulpdu(&note(to)), RxStatus::Ok);
+    }
+    assert_eq!(brief(&a.host.sends), []);
+    assert_eq!(a.rx_ulpdu(&send(1, b"abcd")), RxStatus::Held);
+    a.wait_for_a_receive();
+    assert_eq!(a.qp.state(), State::Rts);
+    // A connection of the connection manager knows no notes.
+    let mut rig = Rig::new();
+    assert_eq!(rig.rx_ulpdu(&note(kind(b"rnr#", 0))), RxStatus::Ok);
+    assert_eq!(rig.rx_ulpdu(&send(1, b"abcd")), RxStatus::Held);
+    assert_eq!(rig.sent(), []);
+}
+
+#[test]
+fn an_absent_peer_fails_the_oldest_request_and_flushes_the_rest() {
+    let mut rig = Rig::fresh(QpConfig::default());
+    numbered(&mut rig);
+    let mr = rig.mr(64, Access::LOCAL_WRITE);
+    rig.qp.modify(State::Init, &mut rig.host).unwrap();
+    rig.qp.await_stream().unwrap();
+    rig.qp.modify(State::Rts, &mut rig.host).unwrap();
+    rig.recv(9, &[mr.part(0, 8)]);
+    for wr_id in 1..3 {
+        rig.post(wr_id, SendOp::Send, &[mr.part(0, 8)]);
+    }
+    rig.qp.peer_is_absent(&mut rig.host);
+    assert_eq!(
+        brief(&rig.host.sends),
+        [
+            (1, WcStatus::TransportRetryExceeded),
+            (2, WcStatus::Flushed)
+        ]
+    );
+    assert_eq!(brief(&rig.host.recvs), [(9, WcStatus::Flushed)]);
+    assert_eq!(rig.qp.state(), State::Error);
+}
+
+#[test]
+fn a_queue_pair_serves_its_own_requests() {
+    let (mut rig, mr) = own_peer();
+    rig.recv(20, &[mr.part(8, 8)]);
+    rig.write(&mr, 0, 7);
+    rig.post(1, SendOp::Send, &[mr.part(0, 8)]);
+    let read = SendOp::Read {
+        remote_addr: mr.part(0, 8).addr,
+        rkey: mr.sge().lkey,
+    };
+    rig.post(2, read, &[mr.part(16, 8)]);
+    let add = SendOp::FetchAdd {
+        remote_addr: mr.part(24, 8).addr,
+        rkey: mr.sge().lkey,
+        add: 3,
+        mask: 0,
+    };
+    rig.post(3, add, &[mr.part(32, 8)]);
+    circulate(&mut rig);
+    let success = WcStatus::Success;
+    assert_eq!(brief(&rig.host.recvs), [(20, success)]);
+    assert_eq!(
+        brief(&rig.host.sends),
+        [(1, success), (2, success), (3, success)]
+    );
+    let memory = rig.read(&mr);
+    assert_eq!((memory[8], memory[16]), (7, 7));
+    // The region begins with the values 0, 1, 2 …
+    assert_eq!((memory[24], memory[32]), (27, 24));
+}
+
+/// On InfiniBand the requester is told why its request was refused. Here both are one queue pair.
+#[test]
+fn a_queue_pair_refuses_its_own_request_with_the_reason() {
+    for kind in 0..3 {
+        let (mut rig, mr) = own_peer();
+        let wrong = mr.sge().lkey ^ 0x100;
+        write(&mut rig, 1, &mr, &mr);
+        let remote_addr = mr.sge().addr;
+        let (op, status) = match kind {
+            0 => (
+                SendOp::Write {
+                    remote_addr,
+                    rkey: wrong,
+                },
+                WcStatus::RemoteAccess,
+            ),
+            1 => (
+                SendOp::Read {
+                    remote_addr,
+                    rkey: wrong,
+                },
+                WcStatus::RemoteAccess,
+            ),
+            _ => {
+                rig.recv(20, &[mr.part(0, 4)]);
+                (SendOp::Send, WcStatus::RemoteInvalidRequest)
+            }
+        };
+        rig.post(2, op, &[mr.part(0, 8)]);
+        write(&mut rig, 3, &mr, &mr);
+        circulate(&mut rig);
+        assert_eq!(
+            brief(&rig.host.sends),
+            [(1, WcStatus::Success), (2, status), (3, WcStatus::Flushed)]
+        );
+        if kind == 2 {
+            assert_eq!(brief(&rig.host.recvs), [(20, WcStatus::LocalLength)]);
+        }
+        assert_eq!(rig.qp.state(), State::Error);
+    }
+}
+
+#[test]
+fn a_queue_pair_that_holds_its_own_send_completes_what_came_before() {
+    let (mut rig, mr) = own_peer();
+    write(&mut rig, 1, &mr, &mr);
+    rig.post(2, SendOp::Send, &[mr.part(0, 8)]);
+    circulate(&mut rig);
+    assert_eq!(rig.qp.rx_interest(), RxInterest::Held);
+    // The driver calls this when a hold begins.
+    rig.qp.on_time(Time::from_nanos(1), &mut rig.host);
+    assert_eq!(brief(&rig.host.sends), [(1, WcStatus::Success)]);
+    assert!(
+        rig.sent()
+            .iter()
+            .all(|(h, _)| matches!(h, Header::Untagged(_)))
+    );
+    rig.recv(20, &[mr.part(8, 8)]);
+    assert_eq!(rig.again(), RxStatus::Ok);
+    circulate(&mut rig);
+    assert_eq!(brief(&rig.host.sends)[1..], [(2, WcStatus::Success)]);
+    assert_eq!(brief(&rig.host.recvs), [(20, WcStatus::Success)]);
+}

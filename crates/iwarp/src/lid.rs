@@ -1,0 +1,96 @@
+//! Local identifiers (LIDs), for programs that exchange LIDs and queue pair numbers instead of GIDs, as on InfiniBand.
+//!
+//! On InfiniBand a subnet manager gives each port a LID, and a LID has a meaning within the subnet only. Here nobody gives them:
+//! a LID is the low half of the device's first IPv4 address, and the high half takes the place of the subnet. So a peer that names its
+//! LID can be reached if the high halves of both addresses are the same, and no table is needed.
+//!
+//! LID 0 means no LID, and many programs for Ethernet exchange it without looking. It stands for the device itself, so that
+//! they reach each other on one host.
+
+use crate::config::Face;
+use crate::device::{Device, gid_of};
+use std::net::{IpAddr, Ipv4Addr};
+
+impl Device {
+    /// Returns the LID of the device's port: the low 16 bits of its first IPv4 address. A device without one has none (0), and neither
+    /// has a RoCE NIC.
+    pub fn lid(&self, face: Face) -> u16 {
+        match (face, self.first_v4()) {
+            (Face::Rnic, Some(ip)) => {
+                let [_, _, high, low] = ip.octets();
+                u16::from_be_bytes([high, low])
+            }
+            _ => 0,
+        }
+    }
+
+    /// Returns the GIDs of both ends of a path to the port with this LID, ours first. The port has the IPv4 address with the high half
+    /// of ours and this low half. LID 0 is this device. `None` if this device has no LIDs. Whether there is such a port is not known.
+    pub fn path_to_lid(&self, lid: u16) -> Option<([u8; 16], [u8; 16])> {
+        if lid == 0 {
+            return Some((gid_of(self.ip()), gid_of(self.ip())));
+        }
+        let own = self.first_v4()?;
+        let [a, b, ..] = own.octets();
+        let [c, d] = lid.to_be_bytes();
+        let peer = Ipv4Addr::new(a, b, c, d);
+        Some((gid_of(own.into()), gid_of(peer.into())))
+    }
+
+    fn first_v4(&self) -> Option<Ipv4Addr> {
+        self.addresses.iter().find_map(|a| match a.ip {
+            IpAddr::V4(ip) => Some(ip),
+            IpAddr::V6(_) => None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(ips: &[&str]) -> Device {
+        let mut lo = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
+        let like = lo.addresses[0].clone();
+        let address = |ip: &&str| {
+            let mut address = like.clone();
+            address.ip = ip.parse().unwrap();
+            address
+        };
+        lo.addresses = ips.iter().map(address).collect();
+        lo
+    }
+
+    fn gid(ip: &str) -> [u8; 16] {
+        gid_of(ip.parse().unwrap())
+    }
+
+    #[test]
+    fn ports_of_one_network_find_each_other_by_lid() {
+        let (a, b) = (device(&["10.1.2.3", "10.9.9.9"]), device(&["10.1.200.4"]));
+        assert_eq!((a.lid(Face::Rnic), b.lid(Face::Rnic)), (0x0203, 0xc804));
+        let (one, other) = (gid("10.1.2.3"), gid("10.1.200.4"));
+        assert_eq!(a.path_to_lid(0xc804), Some((one, other)));
+        assert_eq!(b.path_to_lid(0x0203), Some((other, one)));
+        assert_eq!(a.path_to_lid(0x0203), Some((one, one)));
+    }
+
+    #[test]
+    fn lid_0_is_the_device_itself() {
+        for ips in [&["127.0.0.1", "::1"][..], &["10.1.2.3"], &["2001:db8::1"]] {
+            let own = gid(ips[0]);
+            assert_eq!(device(ips).path_to_lid(0), Some((own, own)), "{ips:?}");
+        }
+    }
+
+    #[test]
+    fn a_device_without_ipv4_has_no_lid() {
+        let device = device(&["2001:db8::1"]);
+        assert_eq!((device.lid(Face::Rnic), device.path_to_lid(7)), (0, None));
+    }
+
+    #[test]
+    fn a_roce_nic_has_no_lid() {
+        assert_eq!(device(&["10.1.2.3"]).lid(Face::Roce), 0);
+    }
+}

@@ -1,0 +1,138 @@
+//! How long a queue pair that is connected by number waits for its peer: `timeout`, `retry_cnt`, `rnr_retry` and `min_rnr_timer` of
+//! `ibv_modify_qp(3)`, with the codes of the InfiniBand specification (sections 9.7.5.2.8 and 9.9.2.1).
+
+use std::time::Duration;
+
+/// How long requests wait for a peer that does not answer, and Sends for a receive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Retry {
+    /// `timeout`: an attempt takes 4.096 µs · 2^`timeout`; 0 waits for ever. At most 31.
+    pub timeout: u8,
+    /// `retry_cnt`: attempts after the first. At most 7.
+    pub retry_cnt: u8,
+    /// `rnr_retry`: attempts after the first if the peer has posted no receive; 7 is for ever. At most 7.
+    pub rnr_retry: u8,
+    /// `min_rnr_timer`: the code of the time that the peer waits before such an attempt. At most 31.
+    pub min_rnr_timer: u8,
+}
+
+impl Default for Retry {
+    /// What most programs use: about half a second for an answer, and any time for a receive.
+    fn default() -> Self {
+        Self {
+            timeout: 14,
+            retry_cnt: 7,
+            rnr_retry: 7,
+            min_rnr_timer: 12,
+        }
+    }
+}
+
+/// The shortest time after which a peer that has not come counts as absent. To connect, programs need time of the processor, which
+/// hardware does not. It is about four times what most programs set, and InfiniBand's timers may take four times what is set.
+const ABSENT_MIN: Duration = Duration::from_secs(2);
+
+/// The times of `min_rnr_timer`, in hundredths of a millisecond.
+const RNR_TIMER: [u32; 32] = [
+    65_536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536,
+    2048, 3072, 4096, 6144, 8192, 12_288, 16_384, 24_576, 32_768, 49_152,
+];
+
+impl Retry {
+    /// Returns `true` if each value is within its range.
+    pub fn is_valid(&self) -> bool {
+        self.timeout <= 31 && self.retry_cnt <= 7 && self.rnr_retry <= 7 && self.min_rnr_timer <= 31
+    }
+
+    /// Returns how long a request waits for the answer of a peer that has gone; `None` if it waits for ever.
+    pub fn gone_after(&self) -> Option<Duration> {
+        if self.timeout == 0 {
+            return None;
+        }
+        let attempt = 4096u64 << self.timeout.min(31);
+        let all = attempt.saturating_mul(u64::from(self.retry_cnt) + 1);
+        Some(Duration::from_nanos(all))
+    }
+
+    /// Returns how long a request waits for a peer that has not come: the same, but two seconds at least.
+    pub fn absent_after(&self) -> Option<Duration> {
+        Some(self.gone_after()?.max(ABSENT_MIN))
+    }
+
+    /// Returns the time that `min_rnr_timer` means.
+    pub fn rnr_timer(&self) -> Duration {
+        let code = usize::from(self.min_rnr_timer) % RNR_TIMER.len();
+        Duration::from_micros(u64::from(RNR_TIMER[code]) * 10)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_codes_mean_what_infiniband_says() {
+        let with = |timeout, retry_cnt| Retry {
+            timeout,
+            retry_cnt,
+            ..Retry::default()
+        };
+        assert_eq!(with(0, 7).gone_after(), None);
+        assert_eq!(with(0, 7).absent_after(), None);
+        assert_eq!(with(1, 0).gone_after(), Some(Duration::from_nanos(8192)));
+        assert_eq!(with(1, 0).absent_after(), Some(ABSENT_MIN));
+        assert_eq!(
+            with(20, 7).absent_after(),
+            Some(Duration::from_nanos(8 * (4096 << 20)))
+        );
+        assert_eq!(
+            with(31, 7).absent_after().map(|d| d.as_secs()),
+            Some(8 * 8796)
+        );
+        let timer = |min_rnr_timer| {
+            let retry = Retry {
+                min_rnr_timer,
+                ..Retry::default()
+            };
+            retry.rnr_timer().as_micros()
+        };
+        assert_eq!(
+            [0, 1, 12, 18, 31].map(timer),
+            [655_360, 10, 640, 5120, 491_520]
+        );
+        for (code, pair) in RNR_TIMER.windows(2).enumerate().skip(1) {
+            assert!(pair[0] < pair[1], "{code}");
+        }
+    }
+
+    #[test]
+    fn values_have_as_many_bits_as_in_the_verbs() {
+        let good = Retry {
+            timeout: 31,
+            retry_cnt: 7,
+            rnr_retry: 7,
+            min_rnr_timer: 31,
+        };
+        assert!(good.is_valid() && Retry::default().is_valid());
+        for bad in [
+            Retry {
+                timeout: 32,
+                ..good
+            },
+            Retry {
+                retry_cnt: 8,
+                ..good
+            },
+            Retry {
+                rnr_retry: 8,
+                ..good
+            },
+            Retry {
+                min_rnr_timer: 32,
+                ..good
+            },
+        ] {
+            assert!(!bad.is_valid(), "{bad:?}");
+        }
+    }
+}
