@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result, bail};
 
 use super::case::{Case, Verdict, expect, expect_lines};
 use super::program::Program;
-use super::stage::Stage;
+use super::stage::{Stage, WIRE_V4};
 
 const NEEDS: &[&str] = &["rdmacm-utils"];
 
@@ -36,6 +36,11 @@ pub(super) fn cases() -> Vec<Case> {
             Ok(Verdict::passed("6 sizes"))
         }),
         Case::new("rping", "`-P` with 16 clients", persistent),
+        Case::new("rping", "loopback, `--bind` another interface", |stage| {
+            rping_under(stage, &["--bind", WIRE_V4], "127.0.0.1", 10, &["-V"])
+        })
+        .wire(),
+        Case::new("rping", "to a host that is down", dead_neighbour).wire(),
         cmatose(
             "`-c 10 -C 10`",
             "127.0.0.1",
@@ -70,18 +75,43 @@ pub(super) fn cases() -> Vec<Case> {
 
 /// Runs a server and a client that exchange `count` pings. With `-v` both print each ping.
 fn rping(stage: &Stage, address: &str, count: usize, options: &[&str]) -> Result<Verdict> {
+    rping_under(stage, &[], address, count, options)
+}
+
+/// The same with options of `iwarp run`.
+fn rping_under(
+    stage: &Stage,
+    run: &[&str],
+    address: &str,
+    count: usize,
+    options: &[&str],
+) -> Result<Verdict> {
     let (port, pings) = (stage.port()?, count.to_string());
     let number = port.to_string();
     let common = ["-a", address, "-p", &number, "-C", &pings, "-v"];
-    let server = stage.start(&[&["rping", "-s"], &common[..], options].concat())?;
+    let start = |role| {
+        let words = [&["rping", role], &common[..], options].concat();
+        stage.start_with(run, None, &[], &words)
+    };
+    let server = start("-s")?;
     stage.wait_for_port(port)?;
-    let client = stage.start(&[&["rping", "-c"], &common[..], options].concat())?;
-    let said = client.success()?;
+    let said = start("-c")?.success()?;
     expect_lines(&said, "ping data: rdma-ping-", count)?;
     expect(&said, &format!("rdma-ping-{}", count - 1))?;
     let said = server.success()?;
     expect_lines(&said, "server ping data: rdma-ping-", count)?;
     Ok(Verdict::passed(format!("{count} pings")))
+}
+
+/// Nobody on the wire has the address. rping gives 2 s for it to be resolved; TCP alone would take longer to find out.
+fn dead_neighbour(stage: &Stage) -> Result<Verdict> {
+    let client = stage.start(&["rping", "-c", "-a", "10.77.0.9", "-C", "1"])?;
+    let (code, said) = client.end()?;
+    if code == 0 {
+        bail!("it reports success");
+    }
+    expect(&said, "RDMA_CM_EVENT_ADDR_ERROR, error -110")?;
+    Ok(Verdict::passed("ADDR_ERROR"))
 }
 
 /// Connects 16 clients to one server (`-P`). The clients start one after another: rping's server keeps only one connection request

@@ -151,7 +151,8 @@ impl Device {
             .ok_or(Error::NoDevice)
     }
 
-    /// Finds the device with this address. For another address of a loopback network (127.0.0.2) it is the loopback device.
+    /// Finds the device with this address. For another address of a loopback network (127.0.0.2) it is the loopback device. If
+    /// `IWARP_BIND` leaves that out, it is the first device: every device reaches its own host.
     ///
     /// # Errors
     /// [`Error::NoDevice`] if it is not an address of this host.
@@ -168,6 +169,7 @@ impl Device {
             list.iter()
                 .position(|d| ip.is_loopback() && d.loopback && of_kind(d))
         });
+        let at = at.or_else(|| (ip.is_loopback() && !list.is_empty()).then_some(0));
         at.and_then(|i| list.into_iter().nth(i))
             .ok_or(Error::NoDevice)
     }
