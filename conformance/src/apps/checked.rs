@@ -26,7 +26,7 @@ const PERFTEST: &str = include_str!("perftest.supp");
 const RUSTIX: &str = include_str!("rustix.supp");
 const INSTRUMENTED: &str = "-Zsanitizer=address";
 /// C programs of crates/iwarp-verbs/tests/c.
-const OWN: [&str; 3] = ["exchange", "misuse", "misuse_cm"];
+const OWN: [&str; 4] = ["exchange", "misuse", "misuse_cm", "unreliable"];
 
 /// The cases of this file.
 pub(super) fn cases() -> Vec<Case> {

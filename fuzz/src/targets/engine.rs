@@ -145,10 +145,11 @@ impl Engine {
             max_ird: 3,
             max_ord: 3,
             shared_receive: is(SHARED),
-            receiver_not_ready: if is(TERMINATE) {
-                ReceiverNotReady::Terminate
-            } else {
-                ReceiverNotReady::default()
+            // To the policy it is all one where receives come from, so both bits together mean the third one.
+            receiver_not_ready: match (is(TERMINATE), is(SHARED)) {
+                (true, true) => ReceiverNotReady::Drop,
+                (true, false) => ReceiverNotReady::Terminate,
+                (false, _) => ReceiverNotReady::default(),
             },
             budget: Budget {
                 completions: 2,
