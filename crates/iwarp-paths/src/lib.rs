@@ -1,7 +1,8 @@
 //! `LD_PRELOAD=libiwarp_paths.so`: a program finds the RDMA devices below `/sys/class` and `/dev` without the kernel having any.
 //!
-//! This library has functions of the same names as the C library, those that take a path. A path in one of [`FOLDERS`] is looked for
-//! in the folder that the environment variable `IWARP_PATHS` names; everything else stays as it is. `iwarp run` fills that folder. It
+//! This library has functions of the same names as the C library, those that take a path. Paths below
+//! `/sys/class/infiniband`, `/sys/class/infiniband_verbs` and `/dev/infiniband` are looked for in the folder that the environment
+//! variable `IWARP_PATHS` names; everything else stays as it is. `iwarp run` fills that folder. It
 //! prefers mounts, which also programs see that are linked statically or call the kernel themselves.
 //!
 //! Invariant of the `unsafe` code: paths are C strings, as the functions' manual pages ask for. The pointer that `dlsym` returns for a
