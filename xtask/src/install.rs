@@ -24,6 +24,8 @@ pub struct Built {
     pub verbs: PathBuf,
     /// The preload library `librspreload.so`.
     pub preload: Option<PathBuf>,
+    /// The preload library `libiwarp_paths.so`.
+    pub paths: PathBuf,
 }
 
 /// Builds everything in release mode.
@@ -33,7 +35,7 @@ pub struct Built {
 pub fn build(context: &Context) -> Result<Built> {
     let mut command = cargo(&context.root);
     command.args(["build", "--release"]);
-    for name in ["iwarp-cli", "iwarp-verbs", "iwarp-rspreload"] {
+    for name in ["iwarp-cli", "iwarp-verbs", "iwarp-rspreload", "iwarp-paths"] {
         command.args(["--package", name]);
     }
     run(&mut command)?;
@@ -43,6 +45,7 @@ pub fn build(context: &Context) -> Result<Built> {
         command: dir.join("iwarp"),
         verbs: dir.join("libiwarp_verbs.so"),
         preload: preload.into_iter().find(|p| p.exists()),
+        paths: dir.join("libiwarp_paths.so"),
     })
 }
 
@@ -96,7 +99,8 @@ pub fn bundle(context: &Context, output: Option<&Path>) -> Result<()> {
     let fresh = output.with_extension("new");
     fs::copy(&built.command, &fresh).with_context(|| format!("writing {}", fresh.display()))?;
     let mut file = fs::OpenOptions::new().append(true).open(&fresh)?;
-    file.write_all(&bundle_tail([&verbs, &second_name, &preload]))?;
+    let paths = fs::read(&built.paths).context("reading the library for paths")?;
+    file.write_all(&bundle_tail([&verbs, &second_name, &preload, &paths]))?;
     drop(file);
     fs::set_permissions(&fresh, fs::Permissions::from_mode(0o755))?;
     fs::rename(&fresh, output).with_context(|| format!("writing {}", output.display()))?;
@@ -122,7 +126,7 @@ fn second_name(context: &Context, verbs: &Path) -> Result<Vec<u8>> {
 }
 
 /// Returns what follows the command in a bundle: the parts, their lengths, and [`MAGIC`].
-fn bundle_tail(parts: [&[u8]; 3]) -> Vec<u8> {
+fn bundle_tail(parts: [&[u8]; 4]) -> Vec<u8> {
     let mut tail = parts.concat();
     for part in parts {
         tail.extend_from_slice(&(part.len() as u64).to_le_bytes());
@@ -137,11 +141,11 @@ mod tests {
 
     #[test]
     fn the_tail_ends_with_lengths_and_magic() {
-        let tail = bundle_tail([b"abc", b"d", b"ef"]);
-        assert_eq!(&tail[..6], b"abcdef");
-        assert_eq!(tail[6..14], 3u64.to_le_bytes());
-        assert_eq!(tail[14..22], 1u64.to_le_bytes());
-        assert_eq!(tail[22..30], 2u64.to_le_bytes());
-        assert_eq!(&tail[30..], MAGIC);
+        let tail = bundle_tail([b"abc", b"d", b"ef", b"ghij"]);
+        assert_eq!(&tail[..10], b"abcdefghij");
+        for (at, length) in [3u64, 1, 2, 4].into_iter().enumerate() {
+            assert_eq!(tail[10 + at * 8..18 + at * 8], length.to_le_bytes());
+        }
+        assert_eq!(&tail[42..], MAGIC);
     }
 }

@@ -75,6 +75,7 @@ pub fn files(context: &Context, built: &Built) -> Result<Vec<File>> {
     ];
     let preload = built.preload.iter();
     files.extend(preload.map(|from| File::copy(from, "lib/iwarp/librspreload.so")));
+    files.push(File::copy(&built.paths, "lib/iwarp/libiwarp_paths.so"));
 
     let documents = context.target.join("documents");
     let _ = fs::remove_dir_all(&documents);

@@ -151,6 +151,11 @@ impl Stage {
         self.prefix.join("lib/iwarp")
     }
 
+    /// Returns the path of the command `iwarp`.
+    pub(super) fn command_path(&self) -> String {
+        self.prefix.join("bin/iwarp").display().to_string()
+    }
+
     /// Returns a port that nothing uses.
     ///
     /// It is below the range of ephemeral ports. It is also below 32768, because tgtd keeps ports in signed 16-bit integers.
@@ -187,7 +192,7 @@ impl Stage {
         variables: &[(&str, &str)],
         words: &[&str],
     ) -> Result<Program> {
-        let iwarp = self.prefix.join("bin/iwarp").display().to_string();
+        let iwarp = self.command_path();
         let mut all = vec![iwarp.as_str(), "run"];
         all.extend(options);
         all.push("--");

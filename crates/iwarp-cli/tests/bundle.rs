@@ -67,7 +67,7 @@ fn prepared() -> Scratch {
     let mut bytes = std::fs::read(env!("CARGO_BIN_EXE_iwarp")).unwrap();
     let parts = [&first, &second].map(|part| std::fs::read(part).unwrap());
     bytes.extend(parts.concat());
-    for len in [parts[0].len(), parts[1].len(), 0] {
+    for len in [parts[0].len(), parts[1].len(), 0, 0] {
         bytes.extend((len as u64).to_le_bytes());
     }
     bytes.extend(b"iwarplib");

@@ -4,6 +4,10 @@ mod common;
 
 use common::{Scratch, iwarp, text};
 use std::path::Path;
+use std::process::Command;
+
+/// Where a machine does not allow this, the program gets a preload library instead, which these tests do not have.
+const FORBIDDEN: &str = "needs a mount namespace";
 
 #[test]
 fn only_the_program_sees_the_devices_in_sysfs() {
@@ -34,7 +38,7 @@ fn only_the_program_sees_the_devices_in_sysfs() {
         .output()
         .unwrap();
     let error = text(&out.stderr);
-    if error.contains("needs a mount namespace") {
+    if error.contains(FORBIDDEN) {
         eprintln!("skipped: {error}");
         return;
     }
@@ -93,9 +97,79 @@ fn as_a_roce_nic_the_devices_are_shown_unasked() {
     assert!(out.status.success());
     let said = text(&out.stdout);
     let lines: Vec<&str> = said.lines().collect();
-    if text(&out.stderr).contains("takes a mount namespace") {
+    if text(&out.stderr).contains(FORBIDDEN) {
         assert_eq!(lines, ["roce"]);
         return;
     }
     assert_eq!(lines, ["1: CA", "IB/RoCE v1", "RoCE v2", "node", "roce"]);
+}
+
+/// Returns a command that runs `iwarp` where no mount namespace can be made: in a user namespace that allows none. Returns `None`
+/// where that cannot be made either.
+fn without_mounts(args: &[&str]) -> Option<Command> {
+    let script = "echo 0 > /proc/sys/user/max_mnt_namespaces && exec \"$@\"";
+    let unshare = |words: &[&str]| {
+        let mut command = Command::new("unshare");
+        command
+            .args(["--user", "--map-root-user", "sh", "-c", script, "sh"])
+            .args(words);
+        command
+    };
+    let works = unshare(&["true"]).output();
+    if !works.is_ok_and(|out| out.status.success()) {
+        eprintln!("skipped: no user namespaces here");
+        return None;
+    }
+    let mut words = vec![env!("CARGO_BIN_EXE_iwarp")];
+    words.extend(args);
+    Some(unshare(&words))
+}
+
+/// Without mounts the devices are in a folder of the user's, and the program gets the library that looks there. The same devices are in
+/// the same folder the next time.
+#[test]
+fn without_mounts_the_devices_are_in_a_folder() {
+    let scratch = Scratch::new();
+    let library = scratch.path("libiwarp_verbs.so");
+    std::fs::write(&library, b"").unwrap();
+    let script = "echo $IWARP_PATHS; cd $IWARP_PATHS; cat sys/class/infiniband/iwarp0/node_type; test -c dev/infiniband/rdma_cm && \
+                  echo node; echo $LD_PRELOAD";
+    let run = |option: &str, value: &str| {
+        let args = ["run", "--bind", "127.0.0.1", option, value];
+        let args: Vec<&str> = args.into_iter().filter(|word| !word.is_empty()).collect();
+        let args = [&args[..], &["--", "sh", "-c", script]].concat();
+        let mut command = without_mounts(&args)?;
+        command
+            .env("IWARP_LIBRARY", &library)
+            .env("XDG_RUNTIME_DIR", scratch.path(""))
+            .env_remove("LD_PRELOAD");
+        Some(command.output().unwrap())
+    };
+    let Some(out) = run("--sysfs", "") else {
+        return;
+    };
+    assert!(text(&out.stderr).contains(FORBIDDEN) && !out.status.success());
+    let out = run("--as", "roce").unwrap();
+    assert!(out.status.success(), "most programs run without");
+    assert!(text(&out.stderr).contains(FORBIDDEN));
+
+    let paths = scratch.path("libiwarp_paths.so");
+    std::fs::write(&paths, b"").unwrap();
+    let mut folders = Vec::new();
+    for _ in 0..2 {
+        let out = run("--as", "roce").unwrap();
+        let said = text(&out.stdout);
+        let lines: Vec<&str> = said.lines().collect();
+        assert_eq!(lines.len(), 4, "{said}{}", text(&out.stderr));
+        assert_eq!(lines[1..3], ["1: CA", "node"]);
+        assert_eq!(Path::new(lines[3]), paths);
+        folders.push(lines[0].to_owned());
+    }
+    assert_eq!(folders[0], folders[1]);
+    let made = std::fs::read_dir(Path::new(&folders[0]).parent().unwrap()).unwrap();
+    let names: Vec<_> = made.map(|entry| entry.unwrap().file_name()).collect();
+    let folders = names
+        .iter()
+        .filter(|n| n.to_string_lossy().contains("devices-"));
+    assert_eq!(folders.count(), 1, "{names:?}");
 }

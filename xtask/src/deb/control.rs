@@ -130,7 +130,8 @@ fn depends(context: &Context, stage: &Path) -> Result<String> {
             .arg("-O")
             .arg(stage.join("usr/bin/iwarp"))
             .arg(lib.join("libibverbs.so.1"))
-            .arg(lib.join("librspreload.so")),
+            .arg(lib.join("librspreload.so"))
+            .arg(lib.join("libiwarp_paths.so")),
     )?;
     let Some(depends) = text.strip_prefix("shlibs:Depends=") else {
         bail!("dpkg-shlibdeps says {text:?}");

@@ -15,7 +15,7 @@ use xtask::process::cargo;
 use super::output;
 
 /// The crates whose programs and libraries are in the package.
-const ROOTS: [&str; 3] = ["iwarp-cli", "iwarp-verbs", "iwarp-rspreload"];
+const ROOTS: [&str; 4] = ["iwarp-cli", "iwarp-verbs", "iwarp-rspreload", "iwarp-paths"];
 /// Beginnings of the names of files with licences.
 const NAMES: [&str; 5] = ["LICENSE", "LICENCE", "COPYING", "NOTICE", "COPYRIGHT"];
 

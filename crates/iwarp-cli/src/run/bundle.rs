@@ -6,7 +6,9 @@
 //! descriptors. That needs one more library, because the loader knows a preloaded file by the one name that is written in
 //! it. The additional library has the name `librdmacm.so.1`, contains nothing, and depends on the first.
 
-use super::library::{Libraries, NAMES, PRELOAD_BUILT, Verbs, check_trusted, private_dir};
+use super::library::{
+    Beside, Libraries, NAMES, PATHS_BUILT, PRELOAD_BUILT, Verbs, check_trusted, private_dir,
+};
 use crate::error::{Context as _, Error, Result};
 use rustix::fs::{MemfdFlags, SealFlags, StatVfsMountFlags};
 use std::fs;
@@ -17,8 +19,10 @@ use std::path::{Path, PathBuf};
 
 /// The last octets of a bundle, behind the lengths of the parts.
 const MAGIC: &[u8; 8] = b"iwarplib";
-/// Three lengths of 8 octets, little endian, and [`MAGIC`].
-const TAIL: usize = 32;
+/// The parts of a bundle.
+const PARTS: usize = 4;
+/// The lengths of the parts in 8 octets each, little endian, and [`MAGIC`].
+const TAIL: usize = PARTS * 8 + MAGIC.len();
 /// The lowest descriptor for a file in memory. Scripts use small numbers themselves (`exec 3>file`).
 const FIRST_DESCRIPTOR: i32 = 100;
 const HELP: &str = "set TMPDIR to a folder of yours that is not mounted noexec, put this file into one, or set \
@@ -32,6 +36,8 @@ struct Bundle {
     second_name: Vec<u8>,
     /// `librspreload.so`; empty if there is none.
     preload: Vec<u8>,
+    /// `libiwarp_paths.so`; empty if there is none.
+    paths: Vec<u8>,
 }
 
 /// Takes the libraries out of the command's own file. Returns `None` if it carries none.
@@ -78,10 +84,11 @@ impl Bundle {
     fn read(exe: &Path) -> io::Result<Option<Self>> {
         let mut file = fs::File::open(exe)?;
         let len = file.metadata()?.len();
-        let Some([verbs, second_name, preload]) = lengths(&mut file, len) else {
+        let Some(lengths) = lengths(&mut file, len) else {
             return Ok(None);
         };
-        let start = len - TAIL as u64 - verbs - second_name - preload;
+        let start = len - TAIL as u64 - lengths.iter().sum::<u64>();
+        let [verbs, second_name, preload, paths] = lengths;
         file.seek(SeekFrom::Start(start))?;
         let mut part = |len: u64| {
             let mut octets = Vec::new();
@@ -95,6 +102,7 @@ impl Bundle {
             verbs: part(verbs)?,
             second_name: part(second_name)?,
             preload: part(preload)?,
+            paths: part(paths)?,
         }))
     }
 
@@ -119,13 +127,14 @@ impl Bundle {
             symlink(verbs, &fresh)?;
             fs::rename(&fresh, &link)?;
         }
-        let preload = (!self.preload.is_empty()).then(|| dir.join(PRELOAD_BUILT));
-        if let Some(file) = &preload {
-            put(&self.preload, file)?;
-        }
+        let beside = self.beside(|name, octets| {
+            let file = dir.join(name);
+            put(octets, &file)?;
+            Ok(file)
+        })?;
         Ok(Libraries {
             verbs: Verbs::Folder(dir.to_owned()),
-            preload,
+            beside,
         })
     }
 
@@ -141,25 +150,37 @@ impl Bundle {
             keep(NAMES[0], &self.verbs)?,
             keep(NAMES[1], &self.second_name)?,
         ];
-        let preload = match self.preload.as_slice() {
-            [] => None,
-            octets => Some(keep(PRELOAD_BUILT, octets)?),
-        };
+        let beside = self.beside(keep)?;
         Ok(Libraries {
             verbs: Verbs::Memory { files, _held: held },
-            preload,
+            beside,
+        })
+    }
+
+    /// Puts those libraries in place that the bundle has besides the first.
+    fn beside(
+        &self,
+        mut place: impl FnMut(&str, &[u8]) -> io::Result<PathBuf>,
+    ) -> io::Result<Beside> {
+        let mut part = |name: &str, octets: &[u8]| match octets {
+            [] => Ok(None),
+            _ => place(name, octets).map(Some),
+        };
+        Ok(Beside {
+            rsockets: part(PRELOAD_BUILT, &self.preload)?,
+            paths: part(PATHS_BUILT, &self.paths)?,
         })
     }
 }
 
 /// Reads the lengths of the libraries at the end of a bundle. Returns `None` if the file is not a bundle.
-fn lengths(file: &mut fs::File, len: u64) -> Option<[u64; 3]> {
+fn lengths(file: &mut fs::File, len: u64) -> Option<[u64; PARTS]> {
     let mut tail = [0u8; TAIL];
     let rest = len.checked_sub(TAIL as u64)?;
     file.seek(SeekFrom::Start(rest)).ok()?;
     file.read_exact(&mut tail).ok()?;
     let (words, magic) = tail.split_at(TAIL - MAGIC.len());
-    let mut lengths = [0; 3];
+    let mut lengths = [0; PARTS];
     for (length, word) in lengths.iter_mut().zip(words.chunks_exact(8)) {
         *length = u64::from_le_bytes(word.try_into().ok()?);
     }
@@ -214,9 +235,9 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt as _;
 
-    const PARTS: [&[u8]; 3] = [b"LIBRARY", b"NAME", b"PRE"];
+    const PARTS: [&[u8]; super::PARTS] = [b"LIBRARY", b"NAME", b"PRE", b"PATHS"];
 
-    fn bytes(parts: [&[u8]; 3]) -> Vec<u8> {
+    fn bytes(parts: [&[u8]; super::PARTS]) -> Vec<u8> {
         let mut bytes = b"program".to_vec();
         bytes.extend(parts.concat());
         for part in parts {
@@ -249,13 +270,15 @@ mod tests {
             for name in NAMES {
                 assert_eq!(fs::read(folder.join(name)).unwrap(), PARTS[0]);
             }
-            assert_eq!(fs::read(libs.preload.unwrap()).unwrap(), PARTS[2]);
-            assert_eq!(fs::read_dir(&folder).unwrap().count(), 3);
+            let Beside { rsockets, paths } = libs.beside;
+            assert_eq!(fs::read(rsockets.unwrap()).unwrap(), PARTS[2]);
+            assert_eq!(fs::read(paths.unwrap()).unwrap(), PARTS[3]);
+            assert_eq!(fs::read_dir(&folder).unwrap().count(), 4);
         }
         // A new version of the same length in the same place.
-        fs::write(&exe, bytes([b"library", b"NAME", b""])).unwrap();
+        fs::write(&exe, bytes([b"library", b"NAME", b"", b""])).unwrap();
         let libs = find(&exe, true).unwrap().unwrap();
-        assert!(libs.preload.is_none());
+        assert!(libs.beside.rsockets.is_none() && libs.beside.paths.is_none());
         assert_eq!(
             fs::read(dir.join("iwarp-lib").join(NAMES[1])).unwrap(),
             b"library"
@@ -278,7 +301,7 @@ mod tests {
             ("short", b"x"),
             ("cut", &cut),
             ("huge", &huge),
-            ("empty", &bytes([b"", b"NAME", b""])),
+            ("empty", &bytes([b"", b"NAME", b"", b""])),
         ] {
             let (dir, exe) = bundle(name, bytes);
             assert!(find(&exe, true).unwrap().is_none(), "{name}");

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 pub(super) const NAMES: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
 const BUILT: &str = "libiwarp_verbs.so";
 pub(super) const PRELOAD_BUILT: &str = "librspreload.so";
+pub(super) const PATHS_BUILT: &str = "libiwarp_paths.so";
 /// The variable that names a library file in another place.
 const VARIABLE: &str = "IWARP_LIBRARY";
 
@@ -23,8 +24,31 @@ const VARIABLE: &str = "IWARP_LIBRARY";
 pub(super) struct Libraries {
     /// The library with both names.
     pub(super) verbs: Verbs,
+    /// The libraries that may be preloaded.
+    pub(super) beside: Beside,
+}
+
+/// The libraries that programs load only if they are named in `LD_PRELOAD`.
+#[derive(Debug, Default)]
+pub(super) struct Beside {
     /// `librspreload.so`.
-    pub(super) preload: Option<PathBuf>,
+    pub(super) rsockets: Option<PathBuf>,
+    /// `libiwarp_paths.so`.
+    pub(super) paths: Option<PathBuf>,
+}
+
+impl Beside {
+    /// Looks for them in a folder. Their paths are absolute, because the program may change its working directory.
+    fn in_folder(dir: &Path) -> Self {
+        let first = |names: &[&str]| {
+            let found = |name: &&str| dir.join(name).canonicalize().ok();
+            names.iter().find_map(found)
+        };
+        Self {
+            rsockets: first(&[PRELOAD_BUILT, "libiwarp_rspreload.so"]),
+            paths: first(&[PATHS_BUILT]),
+        }
+    }
 }
 
 /// How the loader finds the library.
@@ -40,9 +64,9 @@ pub(super) enum Verbs {
 }
 
 impl Libraries {
-    fn in_folder(dir: PathBuf, preload: Option<PathBuf>) -> Self {
+    fn in_folder(dir: PathBuf, beside: Beside) -> Self {
         let verbs = Verbs::Folder(dir);
-        Self { verbs, preload }
+        Self { verbs, beside }
     }
 }
 
@@ -58,21 +82,24 @@ pub(super) fn find(lasting: bool) -> Result<Libraries> {
         if !fs::metadata(file).context(named(file))?.is_file() {
             return Err(Error::failed(format!("{}: not a file", named(file))));
         }
-        return linked(file, preload_in(file.parent().unwrap_or(Path::new(""))));
+        return linked(
+            file,
+            Beside::in_folder(file.parent().unwrap_or(Path::new(""))),
+        );
     }
     let exe = std::env::current_exe().context("looking for this command's own file")?;
     let here = exe.parent().unwrap_or(Path::new("/"));
     let installed = here.join("../lib/iwarp");
     if NAMES.iter().all(|n| installed.join(n).exists()) {
         let dir = installed.canonicalize().context("the library folder")?;
-        let preload = Some(dir.join(PRELOAD_BUILT)).filter(|p| p.exists());
-        return Ok(Libraries::in_folder(dir, preload));
+        let beside = Beside::in_folder(&dir);
+        return Ok(Libraries::in_folder(dir, beside));
     }
     // Test binaries and examples lie one folder deeper.
     for dir in [here, here.parent().unwrap_or(here)] {
         let built = dir.join(BUILT);
         if built.exists() {
-            return linked(&built, preload_in(dir));
+            return linked(&built, Beside::in_folder(dir));
         }
     }
     if let Some(libs) = bundle::find(&exe, lasting)? {
@@ -81,20 +108,12 @@ pub(super) fn find(lasting: bool) -> Result<Libraries> {
     Err(Error::Advice(missing::advice(&exe)))
 }
 
-/// Returns the preload library in a folder. Its path is absolute, because the program may change its working directory.
-fn preload_in(dir: &Path) -> Option<PathBuf> {
-    let names = [PRELOAD_BUILT, "libiwarp_rspreload.so"];
-    names
-        .iter()
-        .find_map(|name| dir.join(name).canonicalize().ok())
-}
-
 fn named(file: &Path) -> String {
     format!("{VARIABLE}={}", file.display())
 }
 
 /// Makes a folder with links to a library file under its two names.
-fn linked(file: &Path, preload: Option<PathBuf>) -> Result<Libraries> {
+fn linked(file: &Path, libraries: Beside) -> Result<Libraries> {
     let file = file
         .canonicalize()
         .context(format!("the library {}", file.display()))?;
@@ -108,7 +127,7 @@ fn linked(file: &Path, preload: Option<PathBuf>) -> Result<Libraries> {
             Ok(dir)
         });
         match made {
-            Ok(dir) => return Ok(Libraries::in_folder(dir, preload)),
+            Ok(dir) => return Ok(Libraries::in_folder(dir, libraries)),
             Err(e) => reasons.push(e.to_string()),
         }
     }
@@ -153,9 +172,15 @@ pub(super) fn check_trusted(dir: &Path) -> std::io::Result<()> {
     Err(std::io::Error::other("somebody else may write to it"))
 }
 
-/// Makes a folder of this user's own for one version of a file, and returns its path.
+/// Returns a path in a folder of this user's own, for one version of a file.
 pub(super) fn private_dir(file: &Path) -> Result<PathBuf> {
     let meta = fs::metadata(file).context("the library file")?;
+    let (dev, ino, mtime) = (meta.dev(), meta.ino(), meta.mtime());
+    Ok(user_dir()?.join(format!("{dev:x}-{ino:x}-{mtime:x}")))
+}
+
+/// Makes a folder of this user's own, and returns its path.
+pub(super) fn user_dir() -> Result<PathBuf> {
     let base = std::env::var_os("XDG_RUNTIME_DIR")
         .map(PathBuf::from)
         .filter(|p| p.is_dir());
@@ -175,12 +200,7 @@ pub(super) fn private_dir(file: &Path) -> Result<PathBuf> {
             dir.display()
         )));
     }
-    Ok(dir.join(format!(
-        "{:x}-{:x}-{:x}",
-        meta.dev(),
-        meta.ino(),
-        meta.mtime()
-    )))
+    Ok(dir)
 }
 
 #[cfg(test)]
@@ -201,7 +221,7 @@ mod tests {
         fs::write(&file, b"x").unwrap();
         // The second time stands for the next process.
         for _ in 0..2 {
-            let Verbs::Folder(folder) = linked(&file, None).unwrap().verbs else {
+            let Verbs::Folder(folder) = linked(&file, Beside::default()).unwrap().verbs else {
                 panic!("in memory")
             };
             for name in NAMES {

@@ -20,7 +20,7 @@ pub(super) fn advice(exe: &Path) -> String {
         None => "\nThen start ~/.local/bin/iwarp.".to_owned(),
     };
     format!(
-        "the libraries for RDMA programs (libibverbs.so.1, librdmacm.so.1, librspreload.so) are not installed.\n\
+        "the libraries for RDMA programs (libibverbs.so.1, librdmacm.so.1, librspreload.so, libiwarp_paths.so) are not installed.\n\
          `cargo install` installs the command alone, because Cargo cannot install libraries. To add them:\n\
          \n  git clone --branch v{version} {repository}\n  cd iwarp\n  cargo xtask install --prefix {prefix}\n\
          \nThe Debian package `iwarp` contains them, too. If you have built them already, set \

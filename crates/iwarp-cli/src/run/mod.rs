@@ -18,6 +18,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use sysfs::Shown;
 
 /// On or off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -85,7 +86,6 @@ impl Settings {
     /// Returns the variables to set, in a fixed order.
     fn variables(&self, libs: &library::Libraries) -> Result<Vec<(&'static str, OsString)>> {
         let mut vars: Vec<(&'static str, OsString)> = Vec::new();
-        let inherited = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty());
         let mut preloaded = Vec::new();
         match &libs.verbs {
             library::Verbs::Folder(dir) => vars.push((
@@ -95,15 +95,13 @@ impl Settings {
             library::Verbs::Memory { files, .. } => preloaded.extend(files),
         }
         if self.rsockets {
-            preloaded.push(libs.preload.as_ref().ok_or_else(|| {
+            preloaded.push(libs.beside.rsockets.as_ref().ok_or_else(|| {
                 Error::failed(
                     "librspreload.so is not beside the other library: build it there with `cargo build --release -p iwarp-rspreload`",
                 )
             })?);
         }
-        if !preloaded.is_empty() {
-            vars.push(("LD_PRELOAD", joined(preloaded, inherited("LD_PRELOAD"))));
-        }
+        preload(&mut vars, preloaded);
         let mut set = |name, value: Option<OsString>| vars.extend(value.map(|v| (name, v)));
         let text = |v: Option<String>| v.map(OsString::from);
         set("IWARP_DEVICE_NAME", text(self.device_name.clone()));
@@ -140,6 +138,26 @@ fn stem(text: &str) -> std::result::Result<String, String> {
         return Ok(text.to_owned());
     }
     Err("letters, digits, '_', '-' and '.', at most 48 of them".to_owned())
+}
+
+/// Returns a variable of this process, if it has a value.
+fn inherited(name: &str) -> Option<OsString> {
+    std::env::var_os(name).filter(|v| !v.is_empty())
+}
+
+/// Adds libraries to those that the loader loads before the program.
+fn preload<'a>(
+    vars: &mut Vec<(&'static str, OsString)>,
+    files: impl IntoIterator<Item = &'a PathBuf>,
+) {
+    let mut files = files.into_iter().peekable();
+    if files.peek().is_none() {
+        return;
+    }
+    let at = vars.iter().position(|v| v.0 == "LD_PRELOAD");
+    let rest = at.map(|at| vars.remove(at).1);
+    let rest = rest.or_else(|| inherited("LD_PRELOAD"));
+    vars.push(("LD_PRELOAD", joined(files, rest)));
 }
 
 /// Returns a path list with `first` in front.
@@ -199,11 +217,21 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         )));
     }
     let libs = library::find(false)?;
-    let vars = args.settings.variables(&libs)?;
+    let mut vars = args.settings.variables(&libs)?;
     let face = args.settings.face();
     // Programs for RoCE NICs often look there; those for iWARP NICs hardly ever.
     if args.sysfs || face == Face::Roce {
-        sysfs::show(&devices(&vars)?, face, args.sysfs)?;
+        let paths = libs.beside.paths.as_ref();
+        match sysfs::show(&devices(&vars)?, face, paths.is_some()) {
+            Ok(Shown::Mounted) => {}
+            Ok(Shown::Copied(tree)) => {
+                vars.push(("IWARP_PATHS", tree.into()));
+                preload(&mut vars, paths);
+            }
+            Err(e) if args.sysfs => return Err(e),
+            // Most programs do not look there.
+            Err(e) => tracing::warn!("{e}"),
+        }
     }
     let error = Command::new(program).args(rest).envs(vars).exec();
     let code = match error.kind() {
@@ -270,7 +298,7 @@ mod tests {
         assert_eq!(run.args.command, ["prog", "-v", "--crc", "on"]);
         let libs = library::Libraries {
             verbs: library::Verbs::Folder("/lib/iwarp".into()),
-            preload: None,
+            beside: library::Beside::default(),
         };
         let vars = run.args.settings.variables(&libs).unwrap();
         let get = |n: &str| {
@@ -306,7 +334,7 @@ mod tests {
         let run = Run::parse_from(["iwarp", "--rsockets", "--", "prog"]);
         let libs = library::Libraries {
             verbs: library::Verbs::Folder("/lib/iwarp".into()),
-            preload: None,
+            beside: library::Beside::default(),
         };
         assert!(run.args.settings.variables(&libs).is_err());
     }

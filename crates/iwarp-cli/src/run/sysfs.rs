@@ -3,52 +3,67 @@
 //! In `/dev/infiniband` a program finds what it looks for with `access`, `stat` and `open`: a character device for each RDMA device, and one
 //! for the connection manager. They are the null device: nobody speaks to the kernel through them, because programs
 //! use our libraries for that.
+//!
+//! Where the machine allows it, mounts show them ([`cover`]). Elsewhere, as in most containers, a preload library sends the program
+//! to a folder that has them. Programs that are linked statically or call the kernel themselves pass by that library.
 
 use super::cover;
+use super::library::{check_trusted, user_dir};
 use crate::error::{Context as _, Error, Result};
 use iwarp::{Device, Face, GidKind};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 use std::fs;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::io;
 use std::net::Ipv6Addr;
-use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::os::unix::fs::{DirBuilderExt as _, symlink};
+use std::path::{Path, PathBuf};
 
 const CLASSES: &str = "/sys/class";
 const NODES: &str = "/dev";
 /// The folders in `/sys/class` and `/dev` that are ours.
 const OURS: &str = "infiniband";
 const OUR_VERBS: &str = "infiniband_verbs";
+/// What a node is.
+const NULL: &str = "/dev/null";
 /// The numbers that `/sys` names for the first device of the kernel's verbs.
 const MAJOR: u32 = 231;
 const FIRST_MINOR: u32 = 192;
 
-/// Shows the devices to this process and its children. Without `needed` the program may run without them: where the machine allows neither
-/// mounts nor user namespaces, there is a warning only.
+/// How the devices are shown.
+#[derive(Debug)]
+pub(super) enum Shown {
+    /// By mounts, to this process and its children.
+    Mounted,
+    /// In this folder, to programs with the preload library.
+    Copied(PathBuf),
+}
+
+/// Shows the devices. With `preload` there is a library for programs on machines that allow neither mounts nor user namespaces.
 ///
 /// # Errors
-/// When the machine does not allow it, and it is needed; or when it fails halfway.
-pub(super) fn show(devices: &[Device], face: Face, needed: bool) -> Result<()> {
+/// When the machine does not allow it, and there is no such library, or no place for the folder; or when it fails halfway.
+pub(super) fn show(devices: &[Device], face: Face, preload: bool) -> Result<Shown> {
     match cover::enter() {
-        Ok(()) => {}
-        Err(e) if needed => {
-            return Err(Error::failed(format!(
-                "--sysfs needs a mount namespace, by root or in a user namespace: {e}"
-            )));
+        Ok(()) => mount(devices, face).map(|()| Shown::Mounted),
+        Err(_) if preload => {
+            let tree = copy(devices, face).context("the devices in a folder of this user")?;
+            Ok(Shown::Copied(tree))
         }
-        Err(e) => {
-            tracing::warn!(
-                "the devices are not in /sys/class/infiniband and /dev/infiniband, which takes a mount namespace ({e}): programs that look \
-                 there do not find them"
-            );
-            return Ok(());
-        }
+        Err(e) => Err(Error::failed(format!(
+            "the devices cannot be shown in /sys/class/infiniband and /dev/infiniband: that needs a mount namespace ({e}), or the library \
+             libiwarp_paths.so beside the other libraries"
+        ))),
     }
+}
+
+fn mount(devices: &[Device], face: Face) -> Result<()> {
     let in_classes = |root: &Path| {
-        fill(&root.join(OURS), devices, face)?;
-        fill_verbs(&root.join(OUR_VERBS), devices)?;
+        fill_classes(root, devices, face)?;
         Ok([OURS, OUR_VERBS].map(Into::into).into())
     };
     cover::cover(Path::new(CLASSES), in_classes).context("covering /sys/class")?;
-    show_nodes(devices).context("covering /dev")
+    mount_nodes(devices).context("covering /dev")
 }
 
 /// Returns the names in `/dev/infiniband`.
@@ -57,7 +72,7 @@ fn nodes(devices: &[Device]) -> Vec<String> {
     of_devices.chain(["rdma_cm".to_owned()]).collect()
 }
 
-fn show_nodes(devices: &[Device]) -> std::io::Result<()> {
+fn mount_nodes(devices: &[Device]) -> io::Result<()> {
     let nodes = nodes(devices);
     cover::cover(Path::new(NODES), |root| {
         let dir = root.join(OURS);
@@ -67,15 +82,66 @@ fn show_nodes(devices: &[Device]) -> std::io::Result<()> {
         }
         Ok(vec![OURS.into()])
     })?;
-    let null = Path::new("/dev/null");
     for node in &nodes {
-        cover::bind(null, &Path::new(NODES).join(OURS).join(node))?;
+        cover::bind(Path::new(NULL), &Path::new(NODES).join(OURS).join(node))?;
     }
     Ok(())
 }
 
+/// Makes a folder that has what is to be seen below `/`, and returns its path. The same devices are in the same folder each time. Whoever uses
+/// it sees the old one or the new one, never a part.
+fn copy(devices: &[Device], face: Face) -> Result<PathBuf> {
+    let dir = user_dir()?;
+    let mut hash = DefaultHasher::new();
+    format!("{devices:?} {face:?}").hash(&mut hash);
+    let name = format!("devices-{:016x}", hash.finish());
+    let (last, fresh) = (
+        dir.join(&name),
+        dir.join(format!(".{name}.{}", std::process::id())),
+    );
+    let filled = fill_tree(&fresh, devices, face).and_then(|()| put_in_place(&fresh, &last));
+    let _ = fs::remove_dir_all(&fresh);
+    filled.context(dir.display())?;
+    Ok(last)
+}
+
+fn fill_tree(root: &Path, devices: &[Device], face: Face) -> io::Result<()> {
+    let folder = |path: &Path| {
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create(path)
+    };
+    let below = |path: &str| root.join(path.trim_start_matches('/'));
+    folder(&below(CLASSES))?;
+    fill_classes(&below(CLASSES), devices, face)?;
+    let dir = below(NODES).join(OURS);
+    folder(&dir)?;
+    for node in nodes(devices) {
+        symlink(NULL, dir.join(node))?;
+    }
+    Ok(())
+}
+
+/// Gives a new folder its name. An old one of that name gets the name of the new one.
+fn put_in_place(fresh: &Path, last: &Path) -> io::Result<()> {
+    match renameat_with(CWD, fresh, CWD, last, RenameFlags::NOREPLACE) {
+        Err(rustix::io::Errno::EXIST) => {
+            check_trusted(last)?;
+            Ok(renameat_with(CWD, fresh, CWD, last, RenameFlags::EXCHANGE)?)
+        }
+        done => Ok(done?),
+    }
+}
+
+/// Writes the folders of `/sys/class`.
+fn fill_classes(root: &Path, devices: &[Device], face: Face) -> io::Result<()> {
+    fill(&root.join(OURS), devices, face)?;
+    fill_verbs(&root.join(OUR_VERBS), devices)
+}
+
 /// Writes what the kernel would show of its verbs for each device.
-fn fill_verbs(dir: &Path, devices: &[Device]) -> std::io::Result<()> {
+fn fill_verbs(dir: &Path, devices: &[Device]) -> io::Result<()> {
     fs::create_dir(dir)?;
     fs::write(dir.join("abi_version"), "6\n")?;
     for device in devices {
@@ -90,7 +156,7 @@ fn fill_verbs(dir: &Path, devices: &[Device]) -> std::io::Result<()> {
 }
 
 /// Writes the files that the kernel would show for each device.
-fn fill(dir: &Path, devices: &[Device], face: Face) -> std::io::Result<()> {
+fn fill(dir: &Path, devices: &[Device], face: Face) -> io::Result<()> {
     fs::create_dir(dir)?;
     for device in devices {
         let at = dir.join(&device.name);

@@ -279,7 +279,10 @@ static void by_manager(void)
 	event(channel, RDMA_CM_EVENT_ESTABLISHED);
 	exchange(&a, &b, "through the manager");
 	exchange(&b, &a, "and back");
+	/* Both ends are told, which those of queue pairs that are connected by number are not. */
 	NEED(rdma_disconnect(client) == 0);
+	event(channel, RDMA_CM_EVENT_DISCONNECTED);
+	event(channel, RDMA_CM_EVENT_DISCONNECTED);
 	NEED(rdma_destroy_id(client) == 0 && rdma_destroy_id(server) == 0 && rdma_destroy_id(listener) == 0);
 	unmake(&a);
 	unmake(&b);

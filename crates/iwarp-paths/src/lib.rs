@@ -1,0 +1,206 @@
+//! `LD_PRELOAD=libiwarp_paths.so`: a program finds the RDMA devices below `/sys/class` and `/dev` without the kernel having any.
+//!
+//! This library has functions of the same names as the C library, those that take a path. Paths below
+//! `/sys/class/infiniband`, `/sys/class/infiniband_verbs` and `/dev/infiniband` are looked for in the folder that the environment
+//! variable `IWARP_PATHS` names; everything else stays as it is. `iwarp run` fills that folder. It
+//! prefers mounts, which also programs see that are linked statically or call the kernel themselves.
+//!
+//! Invariant of the `unsafe` code: paths are C strings, as the functions' manual pages ask for. The pointer that `dlsym` returns for a
+//! name is the function of that name, and its type here is that of its manual page. Paths that are not ours are passed on as they
+//! came. No function allocates: allocators open files themselves when they start.
+#![allow(
+    clippy::missing_safety_doc,
+    reason = "the contracts are those of the C library's functions"
+)]
+#![allow(
+    missing_docs,
+    reason = "the manual pages of the C library describe these functions"
+)]
+
+use libc::{c_char, c_int, c_uint, c_void, mode_t, size_t, ssize_t};
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// The folders that are looked for elsewhere.
+const FOLDERS: [&[u8]; 3] = [
+    b"/sys/class/infiniband",
+    b"/sys/class/infiniband_verbs",
+    b"/dev/infiniband",
+];
+/// The variable with the folder that has them.
+const VARIABLE: &CStr = c"IWARP_PATHS";
+
+/// Room for the path of a file that is looked for elsewhere.
+struct Room([u8; libc::PATH_MAX as usize]);
+
+impl Room {
+    const fn new() -> Self {
+        Self([0; libc::PATH_MAX as usize])
+    }
+
+    /// Returns where the C library has to look for a path that is ours.
+    ///
+    /// # Safety
+    /// `path` is a C string.
+    unsafe fn seen(&mut self, path: *const c_char) -> *const c_char {
+        // SAFETY: the caller's promise.
+        let octets = unsafe { CStr::from_ptr(path) }.to_bytes();
+        // SAFETY: the name is a C string.
+        let folder = unsafe { libc::getenv(VARIABLE.as_ptr()) };
+        if folder.is_null() {
+            return path;
+        }
+        // SAFETY: a value of the environment is a C string.
+        let folder = unsafe { CStr::from_ptr(folder) }.to_bytes();
+        match self.joined(folder, octets) {
+            Some(joined) => joined.as_ptr(),
+            None => path,
+        }
+    }
+
+    /// Writes the path below the folder. Returns `None` if there is no folder, or if the whole is too long for a path.
+    fn joined(&mut self, folder: &[u8], path: &[u8]) -> Option<&CStr> {
+        let len = folder.len() + path.len();
+        if folder.is_empty() || len >= self.0.len() {
+            return None;
+        }
+        self.0[..folder.len()].copy_from_slice(folder);
+        self.0[folder.len()..len].copy_from_slice(path);
+        self.0[len] = 0;
+        CStr::from_bytes_with_nul(&self.0[..=len]).ok()
+    }
+}
+
+/// Returns `true` if a path is passed on as it came.
+///
+/// # Safety
+/// `path` is null or a C string.
+unsafe fn is_other(path: *const c_char) -> bool {
+    // SAFETY: the caller's promise.
+    path.is_null() || !is_ours(unsafe { CStr::from_ptr(path) }.to_bytes())
+}
+
+/// Returns `true` for one of the folders and for what is in it.
+fn is_ours(path: &[u8]) -> bool {
+    FOLDERS.iter().any(|folder| {
+        let rest = path.strip_prefix(*folder);
+        rest.is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
+    })
+}
+
+/// Returns the function that the name would have without this library, or null. Later calls take it from `cache`.
+fn next(cache: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
+    let known = cache.load(Ordering::Acquire);
+    if !known.is_null() {
+        return known;
+    }
+    // SAFETY: the name is valid. RTLD_NEXT searches the libraries behind this one.
+    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+    cache.store(found, Ordering::Release);
+    found
+}
+
+fn unknown<T>(failed: T) -> T {
+    // SAFETY: the C library returns a valid address for each thread.
+    unsafe { *libc::__errno_location() = libc::ENOSYS };
+    failed
+}
+
+/// Functions of the C library: arguments in front of the path, the path, arguments behind it, and the result of a failure.
+macro_rules! functions {
+    ($($name:ident, $text:literal, ($($first:ident: $f:ty),*) path ($($arg:ident: $t:ty),*) -> $r:ty, $failed:expr;)*) => { $(
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        pub unsafe extern "C" fn $name($($first: $f,)* path: *const c_char $(, $arg: $t)*) -> $r {
+            static CACHE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+            let function = next(&CACHE, $text);
+            if function.is_null() {
+                return unknown($failed);
+            }
+            type Function = unsafe extern "C" fn($($f,)* *const c_char $(, $t)*) -> $r;
+            // SAFETY: the file's invariant.
+            let function = unsafe { std::mem::transmute::<*mut c_void, Function>(function) };
+            // SAFETY: the caller's promise.
+            if unsafe { is_other(path) } {
+                // SAFETY: the caller's promise.
+                return unsafe { function($($first,)* path $(, $arg)*) };
+            }
+            let mut room = Room::new();
+            // SAFETY: the caller's promise.
+            unsafe { function($($first,)* room.seen(path) $(, $arg)*) }
+        }
+    )* };
+}
+
+// In C the mode of `open` is one of the arguments that may be missing. It is passed in the same place.
+functions! {
+    access, c"access", () path (mode: c_int) -> c_int, -1;
+    euidaccess, c"euidaccess", () path (mode: c_int) -> c_int, -1;
+    eaccess, c"eaccess", () path (mode: c_int) -> c_int, -1;
+    faccessat, c"faccessat", (dir: c_int) path (mode: c_int, flags: c_int) -> c_int, -1;
+    open, c"open", () path (flags: c_int, mode: mode_t) -> c_int, -1;
+    open64, c"open64", () path (flags: c_int, mode: mode_t) -> c_int, -1;
+    __open_2, c"__open_2", () path (flags: c_int) -> c_int, -1;
+    __open64_2, c"__open64_2", () path (flags: c_int) -> c_int, -1;
+    openat, c"openat", (dir: c_int) path (flags: c_int, mode: mode_t) -> c_int, -1;
+    openat64, c"openat64", (dir: c_int) path (flags: c_int, mode: mode_t) -> c_int, -1;
+    __openat_2, c"__openat_2", (dir: c_int) path (flags: c_int) -> c_int, -1;
+    __openat64_2, c"__openat64_2", (dir: c_int) path (flags: c_int) -> c_int, -1;
+    fopen, c"fopen", () path (mode: *const c_char) -> *mut c_void, std::ptr::null_mut();
+    fopen64, c"fopen64", () path (mode: *const c_char) -> *mut c_void, std::ptr::null_mut();
+    opendir, c"opendir", () path () -> *mut c_void, std::ptr::null_mut();
+    scandir, c"scandir", () path (list: *mut c_void, filter: *mut c_void, compare: *mut c_void) -> c_int, -1;
+    scandir64, c"scandir64", () path (list: *mut c_void, filter: *mut c_void, compare: *mut c_void) -> c_int, -1;
+    stat, c"stat", () path (to: *mut c_void) -> c_int, -1;
+    stat64, c"stat64", () path (to: *mut c_void) -> c_int, -1;
+    lstat, c"lstat", () path (to: *mut c_void) -> c_int, -1;
+    lstat64, c"lstat64", () path (to: *mut c_void) -> c_int, -1;
+    fstatat, c"fstatat", (dir: c_int) path (to: *mut c_void, flags: c_int) -> c_int, -1;
+    fstatat64, c"fstatat64", (dir: c_int) path (to: *mut c_void, flags: c_int) -> c_int, -1;
+    statx, c"statx", (dir: c_int) path (flags: c_int, mask: c_uint, to: *mut c_void) -> c_int, -1;
+    __xstat, c"__xstat", (version: c_int) path (to: *mut c_void) -> c_int, -1;
+    __xstat64, c"__xstat64", (version: c_int) path (to: *mut c_void) -> c_int, -1;
+    __lxstat, c"__lxstat", (version: c_int) path (to: *mut c_void) -> c_int, -1;
+    __lxstat64, c"__lxstat64", (version: c_int) path (to: *mut c_void) -> c_int, -1;
+    readlink, c"readlink", () path (to: *mut c_char, room: size_t) -> ssize_t, -1;
+    readlinkat, c"readlinkat", (dir: c_int) path (to: *mut c_char, room: size_t) -> ssize_t, -1;
+    realpath, c"realpath", () path (to: *mut c_char) -> *mut c_char, std::ptr::null_mut();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_our_folders_are_looked_for_elsewhere() {
+        for ours in [
+            "/sys/class/infiniband",
+            "/sys/class/infiniband/",
+            "/sys/class/infiniband/iwarp0/node_type",
+            "/sys/class/infiniband_verbs/uverbs0",
+            "/dev/infiniband/rdma_cm",
+        ] {
+            assert!(is_ours(ours.as_bytes()), "{ours}");
+        }
+        for other in [
+            "",
+            "/",
+            "/dev",
+            "/dev/infiniband2",
+            "/sys/class/infiniband_mad",
+            "dev/infiniband",
+        ] {
+            assert!(!is_ours(other.as_bytes()), "{other}");
+        }
+    }
+
+    #[test]
+    fn a_path_that_does_not_fit_stays_as_it_is() {
+        let mut room = Room::new();
+        let joined = room.joined(b"/tmp/x", b"/dev/infiniband");
+        assert_eq!(joined, Some(c"/tmp/x/dev/infiniband"));
+        assert_eq!(room.joined(b"", b"/dev/infiniband"), None);
+        let long = vec![b'x'; libc::PATH_MAX as usize - 15];
+        assert_eq!(room.joined(&long, b"/dev/infiniband"), None);
+        assert!(room.joined(&long[1..], b"/dev/infiniband").is_some());
+    }
+}
