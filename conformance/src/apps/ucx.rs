@@ -54,7 +54,7 @@ fn info(stage: &Stage) -> Result<Verdict> {
 fn info_without_mounts(stage: &Stage) -> Result<Verdict> {
     let iwarp = stage.command_path();
     #[rustfmt::skip]
-    let namespace = ["unshare", "--user", "--map-root-user", "sh", "-c", WITHOUT_MOUNTS, "sh"];
+    let namespace = ["unshare", "--user", "--map-current-user", "--keep-caps", "sh", "-c", WITHOUT_MOUNTS, "sh"];
     let probe = [&namespace[..], &["true"]].concat();
     if stage.start_plain(&probe)?.end()?.0 != 0 {
         return Ok(Verdict::skipped("needs unprivileged user namespaces"));
