@@ -96,7 +96,8 @@ impl QueuePair {
                 let payload = ulpdu.len().saturating_sub(TAGGED_HEADER_LEN) as u32;
                 self.rx.lost_write = Some(self.counters.rx_messages);
                 self.finish_write(h, payload);
-                Step::Next
+                // Not `Next`: as this never lets the loop over small messages go on, the loop keeps what it needs in registers.
+                Step::Again
             }
             _ => self.refuse_segment(refusal, ulpdu, host),
         }
