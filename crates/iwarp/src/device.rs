@@ -180,6 +180,11 @@ impl Device {
         }
     }
 
+    /// Returns the index of its interface; 0 if that is gone.
+    pub(crate) fn interface_index(&self) -> u32 {
+        interfaces::index_of(&self.interface).unwrap_or(0)
+    }
+
     /// Returns the device's GID: its IPv6 address, or its IPv4 address mapped into IPv6.
     pub const fn gid(&self) -> [u8; 16] {
         match self.ip {

@@ -28,6 +28,7 @@ mod stats;
 #[cfg(test)]
 pub(crate) mod testing;
 mod timer;
+mod ud;
 mod waiting;
 
 pub use crate::progress::in_vain::looked_in_vain;
@@ -37,3 +38,4 @@ pub use cq::{CompletionQueue, CqError};
 pub use events::{AsyncEvent, AsyncEventKind, EventQueue};
 pub use qp::{QpAttributes, QueuePair};
 pub use srq::SharedReceiveQueue;
+pub use ud::{UdAddress, UdAttributes, UdDrops, UdEvent, UdQueuePair, UdSendWr};
