@@ -9,6 +9,7 @@ use super::stage::Stage;
 pub(super) fn cases() -> Vec<Case> {
     let rc = "ibv_rc_pingpong";
     let srq = "ibv_srq_pingpong";
+    let ud = "ibv_ud_pingpong";
     let list: Vec<(&'static str, &str, Vec<&str>)> = vec![
         (rc, "`-g 0 -c`", vec!["-c"]),
         (rc, "`-e`", vec!["-c", "-e"]),
@@ -21,6 +22,10 @@ pub(super) fn cases() -> Vec<Case> {
         (rc, "IPv6 GIDs", vec!["-c", "-d", "iwarp1"]),
         (srq, "`-g 0`", vec![]),
         (srq, "`-e`", vec!["-e"]),
+        (ud, "`-g 0`", vec![]),
+        (ud, "`-e`", vec!["-e"]),
+        (ud, "`-s 4096`", vec!["-s", "4096"]),
+        (ud, "IPv6 GIDs", vec!["-d", "iwarp1"]),
     ];
     list.into_iter()
         .map(|(program, what, options)| {

@@ -374,7 +374,7 @@ pub(crate) unsafe extern "C" fn ibv_close_device(c: *mut ibv_context) -> c_int {
 }
 
 /// Marks an object as belonging to a context, for [`ibv_close_device`].
-pub(crate) const KINDS_WITH_CONTEXT: [Kind; 9] = [
+pub(crate) const KINDS_WITH_CONTEXT: [Kind; 10] = [
     Kind::Pd,
     Kind::Td,
     Kind::Mr,
@@ -384,6 +384,7 @@ pub(crate) const KINDS_WITH_CONTEXT: [Kind; 9] = [
     Kind::Cq,
     Kind::Srq,
     Kind::Qp,
+    Kind::UdQp,
 ];
 
 /// For functions that this device does not have: NULL and EOPNOTSUPP.

@@ -26,6 +26,7 @@ pub(crate) enum Kind {
     Cq,
     Srq,
     Qp,
+    UdQp,
     CmChannel,
     CmId,
     CmEvent,

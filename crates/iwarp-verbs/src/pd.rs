@@ -2,8 +2,9 @@
 
 use crate::abi::verbs::*;
 use crate::device::{checked_context, context};
-use crate::guard::{EBUSY, EINVAL, UNSUPPORTED, code, minus_one, pointer};
+use crate::guard::{EBUSY, EINVAL, Errno, UNSUPPORTED, code, minus_one, pointer};
 use crate::object::{self, Kind, Object, Users};
+use iwarp::raw::UdAddress;
 use std::ffi::c_int;
 
 #[derive(Debug)]
@@ -152,6 +153,13 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
     })
 }
 
+/// An address handle.
+pub(crate) struct Ah {
+    /// Number of its protection domain.
+    pub(crate) pd: u32,
+    pub(crate) address: UdAddress,
+}
+
 pub(crate) unsafe extern "C" fn ibv_create_ah(
     p: *mut ibv_pd,
     attr: *mut ibv_ah_attr,
@@ -163,22 +171,33 @@ pub(crate) unsafe extern "C" fn ibv_create_ah(
         if attr.port_num != 1 || attr.is_global == 0 || attr.grh.sgid_index != 0 {
             return Err(EINVAL);
         }
+        let source = context((*p).context).device.device.gid();
+        let grh = &attr.grh;
+        let gid = crate::kern::octets(grh.dgid);
+        let address = UdAddress::new(source, gid, grh.traffic_class, grh.hop_limit)?;
         pd.users.add();
         let ah = ibv_ah {
             context: (*p).context,
             pd: p,
             handle: 0,
         };
-        Ok(object::create(Kind::Ah, ah, ()))
+        Ok(object::create(
+            Kind::Ah,
+            ah,
+            Ah {
+                pd: pd.number,
+                address,
+            },
+        ))
     })
 }
 
 pub(crate) unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
     code(|| {
-        object::find::<ibv_ah, ()>(Kind::Ah, ah)?;
+        object::find::<ibv_ah, Ah>(Kind::Ah, ah)?;
         object::retire(Kind::Ah, ah)?;
         find((*ah).pd)?.users.remove();
-        object::free::<ibv_ah, ()>(ah);
+        object::free::<ibv_ah, Ah>(ah);
         Ok(())
     })
 }
@@ -194,14 +213,27 @@ unsafe fn from_wc(
         return Err(EINVAL);
     }
     let mut attr: ibv_ah_attr = std::mem::zeroed();
-    let word = u32::from_be((*grh).version_tclass_flow);
     attr.is_global = 1;
     attr.port_num = port_num;
     attr.sl = (*wc).sl;
-    attr.grh.dgid = (*grh).sgid;
-    attr.grh.flow_label = word & 0xf_ffff;
-    attr.grh.traffic_class = (word >> 20) as u8;
     attr.grh.hop_limit = 64;
+    let octets = grh.cast::<[u8; 40]>().read_unaligned();
+    if octets[0] >> 4 == 6 {
+        let word = u32::from_be((*grh).version_tclass_flow);
+        attr.grh.dgid = (*grh).sgid;
+        attr.grh.flow_label = word & 0xf_ffff;
+        attr.grh.traffic_class = (word >> 20) as u8;
+        return Ok(attr);
+    }
+    // RoCE v2 over IPv4: the IP header is in the last 20 octets.
+    if octets[20] != 0x45 {
+        return Err(Errno(libc::EPROTONOSUPPORT));
+    }
+    let mut sender = [0; 16];
+    sender[10..12].fill(0xff);
+    sender[12..].copy_from_slice(&octets[32..36]);
+    attr.grh.dgid = std::mem::transmute::<[u8; 16], [u64; 2]>(sender);
+    attr.grh.traffic_class = octets[21];
     Ok(attr)
 }
 

@@ -3,10 +3,10 @@
 use crate::abi::verbs::value::*;
 use crate::abi::verbs::*;
 use crate::device::context;
-use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, code, pointer};
+use crate::guard::{EINVAL, Res, UNSUPPORTED, code, pointer};
 use crate::object::{self, Kind, Object, Unacknowledged};
 use crate::qp_ex::Builder;
-use crate::{cq, events, pd, qp_ex, query, srq};
+use crate::{cq, events, pd, qp_ex, query, srq, ud};
 use iwarp::LIMITS;
 use iwarp::raw::{QpAttributes, QueuePair};
 use iwarp_rnic::Access;
@@ -48,17 +48,17 @@ const ATTR_SEND_OPS_FLAGS: u32 = 1 << 6;
 const ATTR_CREATE_FLAGS: u32 = 1 << 2;
 
 /// Inline data that every queue pair takes, in octets.
-const INLINE_MIN: u32 = 32;
+pub(crate) const INLINE_MIN: u32 = 32;
 
 /// The steps that both ways of creating a queue pair share.
-struct Wanted {
-    qp_context: *mut c_void,
-    send_cq: *mut ibv_cq,
-    recv_cq: *mut ibv_cq,
-    srq: *mut ibv_srq,
+pub(crate) struct Wanted {
+    pub(crate) qp_context: *mut c_void,
+    pub(crate) send_cq: *mut ibv_cq,
+    pub(crate) recv_cq: *mut ibv_cq,
+    pub(crate) srq: *mut ibv_srq,
     qp_type: c_uint,
-    sig_all: bool,
-    ops: Option<u64>,
+    pub(crate) sig_all: bool,
+    pub(crate) ops: Option<u64>,
 }
 
 /// More than the device can do is an error for every type.
@@ -74,6 +74,9 @@ fn check_sizes(cap: &ibv_qp_cap) -> Res<()> {
 unsafe fn create(p: *mut ibv_pd, wanted: &Wanted, cap: &mut ibv_qp_cap) -> Res<*mut ibv_qp> {
     let pd = pd::find(p)?;
     check_sizes(cap)?;
+    if wanted.qp_type == QPT_UD {
+        return ud::create(p, wanted, cap);
+    }
     if wanted.qp_type != QPT_RC {
         return Err(UNSUPPORTED);
     }
@@ -191,7 +194,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         let a = &mut *attr;
         check_sizes(&a.cap)?;
         let known = ATTR_PD | ATTR_SEND_OPS_FLAGS | ATTR_CREATE_FLAGS;
-        if a.comp_mask & !known != 0 || a.qp_type != QPT_RC {
+        if a.comp_mask & !known != 0 || ![QPT_RC, QPT_UD].contains(&a.qp_type) {
             return Err(UNSUPPORTED);
         }
         if a.comp_mask & ATTR_CREATE_FLAGS != 0 && a.create_flags != 0 {
@@ -214,35 +217,46 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
 }
 
 pub(crate) unsafe extern "C" fn ibv_qp_to_qp_ex(q: *mut ibv_qp) -> *mut ibv_qp_ex {
-    match find(q) {
-        Ok(qp) if qp.builder.is_some() => q.cast(),
-        _ => null_mut(),
+    let extended = match ud::find(q) {
+        Ok(qp) => qp.builder.is_some(),
+        Err(_) => find(q).is_ok_and(|qp| qp.builder.is_some()),
+    };
+    match extended {
+        true => q.cast(),
+        false => null_mut(),
     }
 }
 
 pub(crate) unsafe extern "C" fn ibv_destroy_qp(q: *mut ibv_qp) -> c_int {
     code(|| {
+        if let Ok(qp) = ud::find(q) {
+            return ud::destroy(q, qp);
+        }
         let qp = find(q)?;
         qp.raw.destroy();
         events::forget(&context((*q).context).raw, qp.raw.clone());
         // Acknowledging an event finds the object, so it is retired only afterwards.
         qp.asynchronous.wait();
         object::retire(Kind::Qp, q.cast::<ibv_qp_ex>())?;
-        let c = &*q;
-        if let Ok(pd) = pd::find(c.pd) {
-            pd.users.remove();
-        }
-        for cq in [c.send_cq, c.recv_cq] {
-            if let Ok(cq) = cq::find(cq) {
-                cq.users.remove();
-            }
-        }
-        if let Ok(srq) = srq::find(c.srq) {
-            srq.users.remove();
-        }
+        leave_users(&*q);
         object::free::<ibv_qp_ex, Qp>(q.cast());
         Ok(())
     })
+}
+
+/// A queue pair is gone: what it was made with may be destroyed.
+pub(crate) unsafe fn leave_users(c: &ibv_qp) {
+    if let Ok(pd) = pd::find(c.pd) {
+        pd.users.remove();
+    }
+    for cq in [c.send_cq, c.recv_cq] {
+        if let Ok(cq) = cq::find(cq) {
+            cq.users.remove();
+        }
+    }
+    if let Ok(srq) = srq::find(c.srq) {
+        srq.users.remove();
+    }
 }
 
 pub(crate) const fn state_of(state: State) -> c_uint {
@@ -257,7 +271,7 @@ pub(crate) const fn state_of(state: State) -> c_uint {
     }
 }
 
-fn to_state(state: c_uint) -> Res<State> {
+pub(crate) fn to_state(state: c_uint) -> Res<State> {
     Ok(match state {
         QPS_RESET => State::Reset,
         QPS_INIT => State::Init,
@@ -336,8 +350,11 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
     mask: c_int,
 ) -> c_int {
     code(|| {
-        let qp = find(q)?;
         let mask = mask as c_uint;
+        if let Ok(qp) = ud::find(q) {
+            return ud::modify(q, qp, attr, mask);
+        }
+        let qp = find(q)?;
         if attr.is_null() || mask & !KNOWN_MASK != 0 {
             return Err(EINVAL);
         }
@@ -381,6 +398,9 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
     code(|| {
+        if let Ok(qp) = ud::find(q) {
+            return ud::query(q, qp, attr, init);
+        }
         let qp = find(q)?;
         let state = state_of(qp.raw.state());
         let mut a = *qp.attributes.lock();
@@ -412,7 +432,7 @@ pub(crate) unsafe extern "C" fn ibv_query_qp_data_in_order(
 
 pub(crate) unsafe extern "C" fn ibv_query_ece(q: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
     code(|| {
-        find(q)?;
+        ud::find(q).map(|_| ()).or_else(|_| find(q).map(|_| ()))?;
         *ece = ibv_ece {
             vendor_id: 0,
             options: 0,
@@ -424,7 +444,7 @@ pub(crate) unsafe extern "C" fn ibv_query_ece(q: *mut ibv_qp, ece: *mut ibv_ece)
 
 pub(crate) unsafe extern "C" fn ibv_set_ece(q: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
     code(|| {
-        find(q)?;
+        ud::find(q).map(|_| ()).or_else(|_| find(q).map(|_| ()))?;
         if (*ece).comp_mask != 0 {
             return Err(EINVAL);
         }
@@ -434,12 +454,4 @@ pub(crate) unsafe extern "C" fn ibv_set_ece(q: *mut ibv_qp, ece: *mut ibv_ece) -
             Ok(())
         }
     })
-}
-
-pub(crate) unsafe extern "C" fn ibv_attach_mcast(
-    _: *mut ibv_qp,
-    _gid: *const c_void,
-    _lid: u16,
-) -> c_int {
-    code(|| Err(Errno(libc::EOPNOTSUPP)))
 }

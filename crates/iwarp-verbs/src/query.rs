@@ -21,9 +21,11 @@ const VENDOR_ID: u32 = 0x69_57_00;
 /// Window types 1 and 2B, events on notification, resizing of shared receive queues, GUIDs.
 const CAPS: c_uint = 1 << 11 | 1 << 13 | 1 << 17 | 1 << 21 | 1 << 24;
 
-/// Registration on demand, of ranges; reliable connections may use such memory for everything.
+/// Registration on demand, of ranges; reliable connections may use such memory for everything they do.
 const ODP_SUPPORT: u64 = 1;
 const ODP_RC: u64 = 0x3f;
+/// Datagrams: Sends, and receives of either kind of queue.
+const ODP_UD: u64 = 0x23;
 
 fn attributes(c: &crate::device::ContextObject) -> ibv_device_attr {
     let guid = c.device.device.guid.to_be();
@@ -52,6 +54,10 @@ fn attributes(c: &crate::device::ContextObject) -> ibv_device_attr {
     // Atomic with respect to other queue pairs of this process and to the CPU: ATOMIC_GLOB.
     a.atomic_cap = 2;
     a.max_mw = LIMITS.max_mr as c_int;
+    // Memberships are limited by the system, which counts them for each socket.
+    a.max_mcast_grp = 1 << 16;
+    a.max_mcast_qp_attach = 1 << 16;
+    a.max_total_mcast_qp_attach = 1 << 21;
     a.max_ah = 1 << 16;
     a.max_srq = 1 << 16;
     a.max_srq_wr = LIMITS.max_qp_wr as c_int;
@@ -92,7 +98,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         }
         let mut a: ibv_device_attr_ex = std::mem::zeroed();
         a.orig_attr = attributes(context(c));
-        a.odp_caps = [ODP_SUPPORT, ODP_RC, 0];
+        a.odp_caps = [ODP_SUPPORT, ODP_RC, ODP_UD];
         a.completion_timestamp_mask = u64::MAX;
         a.hca_core_clock = 1_000_000;
         a.device_cap_flags_ex = u64::from(CAPS);

@@ -1,5 +1,5 @@
 //! Our own C programs on the library, compiled with Debian's headers: every kind of misuse, an exchange that uses every
-//! operation, and events for solicited completions.
+//! operation, events for solicited completions, and datagrams.
 
 mod common;
 
@@ -89,4 +89,9 @@ fn an_exchange_uses_every_operation() {
 #[test]
 fn solicited_events_come_only_for_solicited_completions_and_failures() {
     passes("solicited");
+}
+
+#[test]
+fn datagrams_go_both_ways_and_to_groups() {
+    passes("datagrams");
 }

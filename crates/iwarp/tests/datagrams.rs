@@ -85,7 +85,7 @@ impl End {
     }
 
     fn address(&self) -> UdAddress {
-        UdAddress::new(self.ctx.device().gid(), 0, 0).unwrap()
+        UdAddress::new(self.ctx.device().gid(), self.ctx.device().gid(), 0, 0).unwrap()
     }
 
     fn sge(&self, slot: usize, offset: usize, len: usize) -> Sge {
@@ -440,7 +440,7 @@ fn a_group_reaches_who_is_attached() {
     }
     let pieces: [&[u8]; 1] = [b"to all"];
     let wr = UdSendWr {
-        to: UdAddress::new(group, 0, 1).unwrap(),
+        to: UdAddress::new(ends[0].ctx.device().gid(), group, 0, 1).unwrap(),
         remote_qp: MULTICAST_QP,
         ..request(&ends[0], &pieces)
     };
@@ -592,7 +592,7 @@ fn a_thread_that_sleeps_is_woken() {
     let a = End::on(&ctx, None);
     qp.set_qkey(QKEY);
     qp.modify(State::Init).unwrap();
-    let memory = vec![0u8; 100];
+    let memory = [0u8; 100];
     let addr = memory.as_ptr() as u64;
     // SAFETY: as in `End::on`.
     let lkey = unsafe { ctx.register(addr, 100, addr, pd, Access::LOCAL_WRITE) }.unwrap();

@@ -210,7 +210,7 @@ static void bad_creation(void)
 	IS_NULL(EOPNOTSUPP, ibv_create_cq_ex(context, &cq_attr));
 	IS_NULL(EINVAL, ibv_create_qp(pd, NULL));
 	IS_NULL(EINVAL, ibv_create_qp(NULL, &attr));
-	attr.qp_type = IBV_QPT_UD;
+	attr.qp_type = IBV_QPT_RAW_PACKET;
 	IS_NULL(EOPNOTSUPP, ibv_create_qp(pd, &attr));
 	attr = qp_attributes();
 	attr.cap.max_send_wr = 0x7fffffff;

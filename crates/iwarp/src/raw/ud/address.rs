@@ -17,17 +17,25 @@ const UDP_PROTOCOL: u8 = 17;
 /// A peer or a multicast group, and how datagrams to it are carried (`ibv_create_ah(3)`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UdAddress {
+    /// The address of the device that it is sent from.
+    pub(super) source: IpAddr,
     pub(super) ip: IpAddr,
     pub(super) route: Route,
 }
 
 impl UdAddress {
-    /// Makes the address of a GID. `traffic_class` and `hop_limit` go into the IP header; 0 stands for the system's default.
+    /// Makes the address of `gid`, for datagrams from the GID `source` of a device. `traffic_class` and `hop_limit` go into the IP header; 0
+    /// stands for the system's default.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: datagrams cannot be sent to this GID.
-    pub fn new(gid: [u8; 16], traffic_class: u8, hop_limit: u8) -> Result<Self> {
-        let ip = ip_of(gid);
+    /// [`Error::InvalidArgument`]: datagrams cannot be sent to this GID, or not from this source.
+    pub fn new(source: [u8; 16], gid: [u8; 16], traffic_class: u8, hop_limit: u8) -> Result<Self> {
+        let (source, ip) = (ip_of(source), ip_of(gid));
+        if source.is_ipv6() != ip.is_ipv6() {
+            return Err(Error::InvalidArgument(
+                "both GIDs stand for IPv4 addresses, or both for IPv6 addresses",
+            ));
+        }
         if ip.is_unspecified() || ip == IpAddr::V4(Ipv4Addr::BROADCAST) {
             return Err(Error::InvalidArgument(
                 "a datagram goes to the GID of a device or of a multicast group",
@@ -37,7 +45,7 @@ impl UdAddress {
             traffic_class,
             hop_limit,
         };
-        Ok(Self { ip, route })
+        Ok(Self { source, ip, route })
     }
 
     /// Returns the address that its GID stands for.
@@ -137,10 +145,13 @@ mod tests {
 
     #[test]
     fn some_gids_are_no_destination() {
-        let made = |text: &str| UdAddress::new(text.parse::<Ipv6Addr>().unwrap().octets(), 0, 1);
+        let gid = |text: &str| text.parse::<Ipv6Addr>().unwrap().octets();
+        let made = |text: &str| UdAddress::new(gid("fe80::2"), gid(text), 0, 1);
+        let of_v4 = UdAddress::new(gid("::ffff:10.0.0.1"), gid("::ffff:255.255.255.255"), 0, 1);
+        assert!(of_v4.is_err());
         assert!(made("::").is_err());
         assert!(made("::ffff:0.0.0.0").is_err());
-        assert!(made("::ffff:255.255.255.255").is_err());
+        assert!(made("::ffff:10.0.0.2").is_err(), "of the other family");
         assert!(made("fe80::1").is_ok());
     }
 

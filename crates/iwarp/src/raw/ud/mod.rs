@@ -12,11 +12,14 @@
 //! connection. Lock order: `state`, then the memory table, then shared receive queue, then completion queue. Which threads drive the
 //! sockets is decided as for connections (`source`, `members`).
 //!
-//! Files: `address` (GIDs, routing header), `queue` (send queue), `send`, `receive`, `seen`, `group` (multicast), `members`, `source`.
+//! Files: `address` (GIDs, routing header), `numbers`, `life` (states, completions, the end), `queue` (send queue), `send`, `receive`, `seen`,
+//! `group` (multicast), `members`, `source`.
 
 mod address;
 mod group;
+mod life;
 mod members;
+mod numbers;
 mod queue;
 mod receive;
 mod seen;
@@ -25,40 +28,34 @@ mod source;
 
 pub use address::UdAddress;
 pub(super) use members::Members;
+pub(super) use numbers::{Numbers, add_counters};
 pub use queue::UdSendWr;
 
 use super::context::{Context, ContextInner, random_u32};
 use super::cq::{CompletionQueue, Owed};
-use super::events::AsyncEventKind;
 use super::source::Drives;
 use super::srq::SharedReceiveQueue;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::progress::baton::Baton;
-use crate::sys::datagram::{Batch, Bind, DatagramSocket};
+use crate::sys::datagram::{Batch, DatagramSocket};
 use crate::sys::fork::Origin;
 use crate::sys::poller::Interest;
 use group::Groups;
-use iwarp_proto::datagram::MULTICAST_QP;
 use iwarp_rnic::counters::Counters;
 use iwarp_rnic::memory::Accessor;
 use iwarp_rnic::qp::State;
 use iwarp_rnic::receive_queue::{ReceiveQueue, TakenRecv};
-use iwarp_rnic::{Cqe, PostError, RecvWr, WcOpcode, WcStatus};
-use parking_lot::{Mutex, MutexGuard, RwLock};
+use iwarp_rnic::{PostError, RecvWr};
+use parking_lot::Mutex;
 use queue::SendQueue;
 use seen::Seen;
 use std::cell::Cell;
-use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 
 /// Octets that a socket may buffer in each direction, if the system allows so many (`net.core.rmem_max`, `wmem_max`).
 const SOCKET_BUFFER: usize = 1 << 20;
-/// Completions that a flush writes before other threads may have the queue pair.
-const FLUSH_STEP: usize = 1024;
-/// Ports that are tried before it is said that there is no number left.
-const PORTS_TRIED: u32 = 8;
 
 /// The attributes of a new datagram queue pair.
 #[derive(Debug, Clone)]
@@ -107,7 +104,7 @@ pub struct UdDrops {
     pub unsent: u64,
 }
 
-/// Something that happened to a datagram queue pair ([`AsyncEventKind::Datagram`]).
+/// Something that happened to a datagram queue pair ([`AsyncEventKind::Datagram`](super::AsyncEventKind::Datagram)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UdEvent {
     /// It failed, because a completion queue overflowed.
@@ -370,7 +367,7 @@ impl UdInner {
             drops: UdDrops::default(),
         });
         let interface = ctx.device.interface_index();
-        let (socket, num) = bind(ctx, interface)?;
+        let (socket, num) = numbers::bind(ctx, interface)?;
         let inner = Arc::new(Self {
             ctx: Arc::clone(ctx),
             num,
@@ -407,19 +404,6 @@ impl UdInner {
     }
 }
 
-/// Makes a socket, and takes a number that contains its port.
-fn bind(ctx: &ContextInner, interface: u32) -> Result<(DatagramSocket, u32)> {
-    let at = ctx.device.socket_addr(0);
-    for _ in 0..PORTS_TRIED {
-        let socket = DatagramSocket::bind(Bind::Address(at), interface, SOCKET_BUFFER)?;
-        let port = socket.local_addr()?.port();
-        if let Some(num) = ctx.take_ud_number(port, random_u32()?) {
-            return Ok((socket, num));
-        }
-    }
-    Err(Error::OutOfMemory)
-}
-
 impl UdInner {
     fn is_destroyed(&self) -> bool {
         self.destroyed.load(Ordering::Acquire)
@@ -430,176 +414,6 @@ impl UdInner {
             pd: self.pd,
             qp: self.num,
         }
-    }
-
-    /// Does what a change to the state `to` does.
-    fn enter(&self, g: &mut MutexGuard<'_, Guarded>, to: State, due: &mut Due) {
-        let before = std::mem::replace(&mut g.state, to);
-        match to {
-            State::Reset => {
-                g.sends.clear();
-                g.rq.clear();
-                g.seen.clear();
-                g.epoch += 1;
-                g.blocked_since = None;
-            }
-            State::Error => {
-                if before != State::Error && self.srq.is_some() {
-                    due.events.push(UdEvent::LastWqeReached);
-                }
-                self.flush(g, due);
-            }
-            State::Sqd if before != State::Sqd && g.in_flight == 0 => {
-                due.events.push(UdEvent::SqDrained);
-            }
-            _ => {}
-        }
-    }
-
-    /// A local error ended the request in front: the send queue is in error, and receives go on.
-    fn fail_send(&self, g: &mut MutexGuard<'_, Guarded>, status: WcStatus, due: &mut Due) {
-        if let Some(wr) = g.sends.pop() {
-            self.complete_send(g, wr.wr_id, status, due);
-        }
-        g.state = State::Sqe;
-        self.flush_sends(g, due);
-    }
-
-    /// Completes all requests as flushed: the send queue, then the receive queue.
-    fn flush(&self, g: &mut MutexGuard<'_, Guarded>, due: &mut Due) {
-        self.flush_sends(g, due);
-        let mut written = 0;
-        while let Some(wr_id) = g.rq.flush_one() {
-            self.complete_receive(g, failed(wr_id, WcStatus::Flushed, WcOpcode::Recv), due);
-            written += 1;
-            if written % FLUSH_STEP == 0 {
-                MutexGuard::bump(g);
-            }
-        }
-    }
-
-    fn flush_sends(&self, g: &mut MutexGuard<'_, Guarded>, due: &mut Due) {
-        g.epoch += 1;
-        g.blocked_since = None;
-        let mut written = 0;
-        while let Some(wr) = g.sends.pop() {
-            self.complete_send(g, wr.wr_id, WcStatus::Flushed, due);
-            written += 1;
-            if written % FLUSH_STEP == 0 {
-                MutexGuard::bump(g);
-            }
-        }
-    }
-
-    fn complete_send(&self, g: &mut Guarded, wr_id: u64, status: WcStatus, due: &mut Due) {
-        g.counters.completions += 1;
-        let cqe = Cqe {
-            qp_num: self.num,
-            ..failed(wr_id, status, WcOpcode::Send)
-        };
-        let cq = &self.send_cq.inner;
-        cq.push(&mut cq.ring.lock(), cqe, &mut due.send);
-    }
-
-    fn complete_receive(&self, g: &mut Guarded, cqe: Cqe, due: &mut Due) {
-        g.counters.completions += 1;
-        let cqe = Cqe {
-            qp_num: self.num,
-            ..cqe
-        };
-        let cq = &self.recv_cq.inner;
-        cq.push(&mut cq.ring.lock(), cqe, &mut due.recv);
-    }
-
-    /// Raises events and wakes waiting threads. Call it without locks.
-    fn settle(self: &Arc<Self>, due: Due) {
-        if !due.recv.is_nothing() || !due.send.is_nothing() {
-            let mut overflow = self.send_cq.inner.settle(due.send);
-            overflow |= self.recv_cq.inner.settle(due.recv);
-            if let (true, Some(srq)) = (due.recv.srq_limit, &self.srq) {
-                srq.inner.tell_limit();
-            }
-            if overflow {
-                super::after::overflowed([&self.send_cq, &self.recv_cq]);
-            }
-        }
-        for event in due.events {
-            let handle = UdQueuePair {
-                inner: Arc::clone(self),
-            };
-            self.ctx.raise(AsyncEventKind::Datagram(handle, event));
-        }
-        if self.is_destroyed() {
-            self.forget_events();
-        }
-    }
-
-    /// A completion queue of it has overflowed: it cannot report reliably any more.
-    pub(super) fn fail(self: &Arc<Self>) {
-        let mut due = Due::default();
-        {
-            let mut g = self.state.lock();
-            if g.state == State::Error || self.is_destroyed() {
-                return;
-            }
-            due.events.push(UdEvent::Fatal);
-            self.enter(&mut g, State::Error, &mut due);
-        }
-        self.settle(due);
-    }
-
-    fn destroy(self: &Arc<Self>) {
-        if self.origin.is_foreign() {
-            return;
-        }
-        {
-            let mut g = self.state.lock();
-            if self.destroyed.swap(true, Ordering::AcqRel) {
-                return;
-            }
-            self.enter(&mut g, State::Reset, &mut Due::default());
-        }
-        self.leave();
-        self.send_cq.inner.datagrams.detach(self);
-        self.recv_cq.inner.datagrams.detach(self);
-        self.send_cq.inner.purge(self.num);
-        self.recv_cq.inner.purge(self.num);
-        self.forget_events();
-    }
-
-    /// Gives its number and its sockets back.
-    fn leave(&self) {
-        self.groups.leave_all(&self.engine);
-        self.engine.remove(&self.socket, self.token);
-        let counters = self.state.lock().counters;
-        self.ctx.leave_ud(self.num, &counters);
-    }
-
-    /// Drops asynchronous events about it that no thread has taken: they would keep it, and through it the device, forever.
-    fn forget_events(self: &Arc<Self>) {
-        self.ctx.async_events.retain(|event| match &event.kind {
-            AsyncEventKind::Datagram(qp, _) => !Arc::ptr_eq(&qp.inner, self),
-            _ => true,
-        });
-    }
-}
-
-impl Drop for UdInner {
-    fn drop(&mut self) {
-        // Dropped without `destroy`.
-        if !self.is_destroyed() && !self.origin.is_foreign() {
-            self.leave();
-        }
-    }
-}
-
-/// A completion without data.
-fn failed(wr_id: u64, status: WcStatus, opcode: WcOpcode) -> Cqe {
-    Cqe {
-        wr_id,
-        status,
-        opcode,
-        ..Cqe::default()
     }
 }
 
@@ -616,59 +430,6 @@ fn with_room<R>(f: impl FnOnce(&mut Batch) -> R) -> R {
     let result = f(&mut room);
     let _ = ROOM.try_with(|cell| cell.set(Some(room)));
     result
-}
-
-/// The datagram queue pairs of a device, by number.
-#[derive(Default)]
-pub(super) struct Numbers(RwLock<HashMap<u32, Weak<UdInner>>>);
-
-impl Numbers {
-    pub(super) fn contains(&self, num: u32) -> bool {
-        self.0.read().contains_key(&num)
-    }
-
-    /// Takes a number that contains `port` and is not `used` otherwise; its other bits begin at `random`. `None` if there is none.
-    pub(super) fn take(&self, port: u16, random: u32, used: impl Fn(u32) -> bool) -> Option<u32> {
-        let mut all = self.0.write();
-        let numbers = (0..=0xff).map(|i| (random.wrapping_add(i) & 0xff) << 16 | u32::from(port));
-        // 0 and 1 belong to management on other transports.
-        let num = numbers.into_iter().find(|num| {
-            *num > 1 && *num != MULTICAST_QP && !used(*num) && !all.contains_key(num)
-        })?;
-        all.insert(num, Weak::new());
-        Some(num)
-    }
-
-    fn set(&self, qp: &Arc<UdInner>) {
-        self.0.write().insert(qp.num, Arc::downgrade(qp));
-    }
-
-    pub(super) fn remove(&self, num: u32) {
-        self.0.write().remove(&num);
-    }
-
-    /// Returns those that exist; `None` if the list is locked and `wait` is `false`.
-    pub(super) fn all(&self, wait: bool) -> Option<Vec<Arc<UdInner>>> {
-        let all = match wait {
-            true => self.0.read(),
-            false => self.0.try_read()?,
-        };
-        Some(all.values().filter_map(Weak::upgrade).collect())
-    }
-}
-
-/// Adds the counters of queue pairs; if not `wait`, of those that are not locked.
-pub(super) fn add_counters(mut sum: Counters, qps: &[Arc<UdInner>], wait: bool) -> Counters {
-    for qp in qps {
-        let locked = match wait {
-            true => Some(qp.state.lock()),
-            false => qp.state.try_lock(),
-        };
-        if let Some(g) = locked {
-            sum.add(&g.counters);
-        }
-    }
-    sum
 }
 
 impl std::fmt::Debug for UdQueuePair {

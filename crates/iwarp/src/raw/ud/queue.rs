@@ -205,7 +205,7 @@ mod tests {
             wr_id,
             immediate: None,
             flags: SendFlags::INLINE,
-            to: UdAddress::new([1; 16], 0, 0).unwrap(),
+            to: UdAddress::new([1; 16], [1; 16], 0, 0).unwrap(),
             remote_qp: 2,
             remote_qkey: 3,
             sges: &[],

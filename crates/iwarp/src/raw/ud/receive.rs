@@ -4,7 +4,8 @@
 //! receive that it fills and the counters.
 
 use super::address::{GRH_LEN, write_grh};
-use super::{Due, Guarded, UdInner, failed, with_room};
+use super::life::failed;
+use super::{Due, Guarded, UdInner, with_room};
 use crate::crc::crc32c_append;
 use crate::sys::datagram::{BATCH, Batch, DatagramSocket};
 use iwarp_proto::datagram::{HEADER_LEN, Header, Malformed};

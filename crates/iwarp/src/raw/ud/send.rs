@@ -60,9 +60,8 @@ impl UdInner {
         if !takes || self.is_destroyed() {
             return Err((0, PostError::InvalidState));
         }
-        let v6 = self.ctx.device.ip.is_ipv6();
         let check = |g: &Guarded, wr: &UdSendWr<'_>| match g.sends.check(wr) {
-            Ok(()) if wr.to.ip.is_ipv6() != v6 => Err(PostError::InvalidRequest),
+            Ok(()) if wr.to.source != self.ctx.device.ip => Err(PostError::InvalidRequest),
             checked => checked,
         };
         if whole {
