@@ -84,8 +84,7 @@ impl UdQueuePair {
 
 impl UdInner {
     fn attach_group(self: &Arc<Self>, ip: IpAddr) -> Result<()> {
-        let device = &self.ctx.device;
-        if !ip.is_multicast() || ip.is_ipv6() != device.ip.is_ipv6() {
+        if !ip.is_multicast() || ip.is_ipv6() != self.ip.is_ipv6() {
             return Err(Error::InvalidArgument(
                 "a multicast group of the device's IP version is needed",
             ));

@@ -59,7 +59,8 @@ impl Members {
 
     fn drive_now(&self, driving: bool) -> bool {
         let (few, others) = self.few();
-        for qp in few.iter().flatten() {
+        // In a forked child the queue pairs are the parent's, and their locks may have been copied while they were held.
+        for qp in few.iter().flatten().filter(|qp| !qp.origin.is_foreign()) {
             if driving {
                 qp.drives.note();
             }

@@ -51,6 +51,7 @@ use parking_lot::Mutex;
 use queue::SendQueue;
 use seen::Seen;
 use std::cell::Cell;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -148,6 +149,8 @@ pub(crate) struct UdInner {
     send_cq: CompletionQueue,
     recv_cq: CompletionQueue,
     srq: Option<SharedReceiveQueue>,
+    /// The address of its socket.
+    ip: IpAddr,
     /// Index of the device's interface.
     interface: u32,
     socket: DatagramSocket,
@@ -367,7 +370,8 @@ impl UdInner {
             drops: UdDrops::default(),
         });
         let interface = ctx.device.interface_index();
-        let (socket, num) = numbers::bind(ctx, interface)?;
+        let at = ctx.device.socket_addr(0);
+        let (socket, num) = numbers::bind(ctx, at, interface)?;
         let inner = Arc::new(Self {
             ctx: Arc::clone(ctx),
             num,
@@ -377,6 +381,7 @@ impl UdInner {
             send_cq: a.send_cq.clone(),
             recv_cq: a.recv_cq.clone(),
             srq: a.srq.clone(),
+            ip: at.ip(),
             interface,
             socket,
             engine: Arc::clone(&engine),

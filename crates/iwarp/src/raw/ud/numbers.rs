@@ -8,14 +8,18 @@ use iwarp_proto::datagram::MULTICAST_QP;
 use iwarp_rnic::counters::Counters;
 use parking_lot::RwLock;
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 
 /// Ports that are tried before it is said that there is no number left.
 const PORTS_TRIED: u32 = 8;
 
-/// Makes a socket, and takes a number that contains its port.
-pub(super) fn bind(ctx: &ContextInner, interface: u32) -> Result<(DatagramSocket, u32)> {
-    let at = ctx.device.socket_addr(0);
+/// Makes a socket at an address, whose port the system chooses, and takes a number that contains the port.
+pub(super) fn bind(
+    ctx: &ContextInner,
+    at: SocketAddr,
+    interface: u32,
+) -> Result<(DatagramSocket, u32)> {
     for _ in 0..PORTS_TRIED {
         let socket = DatagramSocket::bind(Bind::Address(at), interface, SOCKET_BUFFER)?;
         let port = socket.local_addr()?.port();

@@ -30,7 +30,7 @@ impl UdInner {
             return false;
         }
         self.rx.drive(|| {
-            self.read(&self.socket, self.ctx.device.ip, self.num);
+            self.read(&self.socket, self.ip, self.num);
             self.groups.read(|group| {
                 let number = iwarp_proto::datagram::MULTICAST_QP;
                 self.read(group.socket(), group.ip(), number);

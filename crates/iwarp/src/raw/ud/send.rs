@@ -61,7 +61,7 @@ impl UdInner {
             return Err((0, PostError::InvalidState));
         }
         let check = |g: &Guarded, wr: &UdSendWr<'_>| match g.sends.check(wr) {
-            Ok(()) if wr.to.source != self.ctx.device.ip => Err(PostError::InvalidRequest),
+            Ok(()) if wr.to.source != self.ip => Err(PostError::InvalidRequest),
             checked => checked,
         };
         if whole {
