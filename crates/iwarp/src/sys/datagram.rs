@@ -155,7 +155,8 @@ impl DatagramSocket {
                     self.socket.as_raw_fd(),
                     headers.as_mut_ptr(),
                     batch.len as u32,
-                    flags,
+                    // C libraries differ in the type.
+                    flags as _,
                 )
             };
             match usize::try_from(sent) {
@@ -187,7 +188,7 @@ impl DatagramSocket {
                 self.socket.as_raw_fd(),
                 headers.as_mut_ptr(),
                 most as u32,
-                libc::MSG_DONTWAIT,
+                libc::MSG_DONTWAIT as _,
                 std::ptr::null_mut(),
             )
         };
