@@ -3,7 +3,7 @@
 //! Some combinations do not exist in the programs themselves: the latency programs have no `-b` and `-q`, RDMA Write has no
 //! `-e`, atomics have one size and therefore no `-a`, and `-R` supports IPv4 only. On an iWARP NIC `ib_send_bw` needs `-R`: without it,
 //! its server sends credits from a queue pair that it never moved from RTR to RTS, and with `-b` it does not deregister the
-//! memory for them. On a RoCE NIC it moves the queue pair.
+//! memory for them. With datagrams (`-c UD`) the same holds, and there is no `-R`. On a RoCE NIC it moves the queue pair.
 //!
 //! For each row the programs compare the processor's cycle counter with the clock. If this comparison is interrupted, they report
 //! its correlation coefficient and, with `-F`, print 0 or infinity for the row (without `-F` some of them exit with 1).
@@ -26,6 +26,8 @@ struct Program {
     by_number: bool,
     /// `true` if it has unreliable connections, which are always made without `-R`.
     unreliable: bool,
+    /// `true` if it works with datagrams.
+    datagrams: bool,
 }
 
 const fn program(name: &'static str) -> Program {
@@ -36,6 +38,7 @@ const fn program(name: &'static str) -> Program {
         events: true,
         by_number: true,
         unreliable: false,
+        datagrams: false,
     }
 }
 
@@ -67,6 +70,7 @@ const PROGRAMS: &[Program] = &[
     Program {
         latency: true,
         unreliable: true,
+        datagrams: true,
         ..program("ib_send_lat")
     },
     Program {
@@ -105,6 +109,13 @@ fn of_program(program: &'static Program) -> Vec<Case> {
         out.push(("`-R -b`", vec!["-R", "-b", "-n", count], 1));
     }
     out.push(("`-R -D 3`", vec!["-R", "-D", "3"], 1));
+    if program.datagrams {
+        out.push(("`-c UD`", vec!["-c", "UD", "-x", "0", "-n", count], 1));
+        let events = vec!["-c", "UD", "-e", "-x", "0", "-n", count];
+        out.push(("`-c UD -e`", events, 1));
+        let v6 = vec!["-c", "UD", "-x", "1", "-n", count];
+        out.push(("`-c UD`, IPv6 GIDs", v6, 1));
+    }
     if program.by_number {
         out.push(("without `-R`", vec!["-x", "0", "-n", count], 1));
         let v6 = vec!["-x", "1", "-n", count];

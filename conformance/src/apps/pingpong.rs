@@ -11,6 +11,7 @@ pub(super) fn cases() -> Vec<Case> {
     let rc = "ibv_rc_pingpong";
     let srq = "ibv_srq_pingpong";
     let uc = "ibv_uc_pingpong";
+    let ud = "ibv_ud_pingpong";
     let list: Vec<(&'static str, &str, Vec<&str>)> = vec![
         (rc, "`-g 0 -c`", vec!["-c"]),
         (rc, "`-e`", vec!["-c", "-e"]),
@@ -26,12 +27,20 @@ pub(super) fn cases() -> Vec<Case> {
         (uc, "`-g 0 -c`", vec!["-c"]),
         (uc, "`-e -s 65536`", vec!["-e", "-s", "65536"]),
         (uc, "IPv6 GIDs", vec!["-c", "-g", "1"]),
+        (ud, "`-g 0`", vec![]),
+        (ud, "`-e`", vec!["-e"]),
+        (ud, "`-s 4096`", vec!["-s", "4096"]),
+        (ud, "IPv6 GIDs", vec!["-g", "1"]),
     ];
     let by_gid = list.into_iter().map(|(program, what, options)| {
         let options = [&["-g", "0"], &options[..]].concat();
         (program, what, options)
     });
-    let by_lid = [(rc, "by LID", vec!["-c"]), (srq, "by LID", vec!["-e"])];
+    let by_lid = [
+        (rc, "by LID", vec!["-c"]),
+        (srq, "by LID", vec!["-e"]),
+        (ud, "by LID", vec![]),
+    ];
     let as_rnic = by_gid.chain(by_lid).map(|(program, what, options)| {
         Case::new(program, what, move |stage| {
             run(stage, program, "rnic", &options)
@@ -43,9 +52,15 @@ pub(super) fn cases() -> Vec<Case> {
             run(stage, rc, "roce", &["-c", "-g", index])
         })
     });
+    let datagrams_as_roce = ["1", "3"].map(|index| {
+        Case::new(ud, format!("`--as roce`, `-g {index}`"), move |stage| {
+            run(stage, ud, "roce", &["-g", index])
+        })
+    });
     let needs: &[&str] = &["ibverbs-utils"];
     as_rnic
         .chain(as_roce)
+        .chain(datagrams_as_roce)
         .map(|case| case.needs(needs))
         .collect()
 }

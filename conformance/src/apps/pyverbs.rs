@@ -33,24 +33,20 @@ const EXPECTED: Expected = Expected {
 };
 
 const REASONS: &[(&str, &str)] = &[
-    ("Create QP type 4 ", "needs unreliable datagrams"),
-    ("Create UD QP ", "needs unreliable datagrams"),
     ("Create Raw Packet QP ", "needs raw packets"),
     ("Create QP type 8 ", "needs raw packets"),
     ("To Create RAW QP ", "needs raw packets"),
     ("Must be run by root ", "needs raw packets"),
     ("Create XRCD ", "needs extended reliable connections"),
-    ("Multicast ", "needs multicast"),
     ("Extended CQ ", "needs tag matching"),
     (
         "Extended QP ",
-        "needs unreliable datagrams or atomic writes",
+        "needs atomic writes or extended reliable connections",
     ),
     (
         "ODP implicit ",
         "needs a region of the whole address space, in which a peer could name what is not mapped",
     ),
-    ("ODP is unavailable", "needs unreliable datagrams"),
     (
         "There are no huge pages ",
         "needs huge pages on the machine",
@@ -63,17 +59,32 @@ const REASONS: &[(&str, &str)] = &[
     ),
 ];
 
-const IMPOSSIBLE: &[(&str, &str)] = &[(
-    "test_rdmacm.CMTestCase.test_rdmacm_async_udp_traffic",
-    "needs unreliable datagrams",
-)];
+const IMPOSSIBLE: &[(&str, &str)] = &[
+    (
+        "test_rdmacm.CMTestCase.test_rdmacm_async_udp_traffic",
+        MANAGED,
+    ),
+    (
+        "test_rdmacm.CMTestCase.test_rdmacm_async_multicast_traffic",
+        MANAGED,
+    ),
+    (
+        "test_rdmacm.CMTestCase.test_rdmacm_async_ex_multicast_traffic",
+        MANAGED,
+    ),
+    (
+        "test_rdmacm.CMTestCase.test_rdmacm_async_ex_leave_multicast_traffic",
+        MANAGED,
+    ),
+];
+const MANAGED: &str = "needs datagrams by rdma_cm";
 
 /// The cases of this file.
 pub(super) fn cases() -> Vec<Case> {
     vec![
         Case::new(
             "pyverbs",
-            "rdma-core's own tests that need no datagrams, XRC, raw packets, multicast or tag matching",
+            "rdma-core's own tests that need no datagrams by rdma_cm, XRC, raw packets or tag matching",
             suite,
         )
             .needs(&["python3-pyverbs", "iproute2"])

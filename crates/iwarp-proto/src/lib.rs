@@ -8,6 +8,7 @@
 //! | [`ddp`] | tagged and untagged headers, STags, queues | RFC 5041 |
 //! | [`rdmap`] | opcodes, Read Request, atomics, Immediate Data, Terminate | RFC 5040, RFC 7306 |
 //! | [`crc32c`] | the checksum of FPDUs | RFC 5044 §4.4 |
+//! | [`datagram`] | unreliable datagrams over UDP, a framing of our own | docs/wire.md |
 //!
 //! Nothing here does I/O, allocates, reads a clock or panics because of what a peer sent. Each frame type comes twice: a
 //! *view* reads and writes fields in place in any container of octets, and a *value* is a plain struct that is parsed
@@ -26,6 +27,7 @@
 )]
 
 pub mod crc32c;
+pub mod datagram;
 pub mod ddp;
 pub mod mpa;
 pub mod rdmap;

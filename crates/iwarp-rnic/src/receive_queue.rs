@@ -50,6 +50,17 @@ impl TakenRecv {
     }
 }
 
+/// Whether a receive for a datagram could be taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Taken {
+    /// It was.
+    Yes,
+    /// None is posted.
+    None,
+    /// The oldest is too small, and stays.
+    TooSmall,
+}
+
 #[derive(Debug, Clone, Copy, Default)]
 struct Slot {
     wr_id: u64,
@@ -144,6 +155,18 @@ impl ReceiveQueue {
             _ => self.take_elements(at, taken),
         }
         true
+    }
+
+    /// Takes the oldest request into `taken`, if its elements have room for `len` octets.
+    pub fn take_if_fits(&mut self, taken: &mut TakenRecv, len: u64) -> Taken {
+        match self.ring.get(0) {
+            None => Taken::None,
+            Some(slot) if slot.len < len => Taken::TooSmall,
+            Some(_) => match self.take(taken) {
+                true => Taken::Yes,
+                false => Taken::None,
+            },
+        }
     }
 
     #[inline(never)]
@@ -254,6 +277,16 @@ impl SharedReceiveQueue {
         (got, due)
     }
 
+    /// Takes the oldest request, if its elements have room for `len` octets. The second result is `true` if the limit event is due.
+    pub fn take_if_fits(&mut self, taken: &mut TakenRecv, len: u64) -> (Taken, bool) {
+        let got = self.queue.take_if_fits(taken, len);
+        let due = got == Taken::Yes && self.limit != 0 && self.queue.len() < self.limit;
+        if due {
+            self.limit = 0;
+        }
+        (got, due)
+    }
+
     /// Changes the depth and keeps the waiting requests.
     pub fn resize(&mut self, depth: u32) -> Result<(), SrqError> {
         if depth == 0 || depth > MAX_QP_WR || depth < self.queue.len() || self.limit > depth {
@@ -303,6 +336,27 @@ mod tests {
         assert!(queue.take(&mut taken));
         assert_eq!(next(&queue), (first, first), "an empty one starts over");
         assert!(told(&ReceiveQueue::new(0, 1).unwrap()).is_empty());
+    }
+
+    #[test]
+    fn a_request_that_is_too_small_stays() {
+        let mut srq = SharedReceiveQueue::new(2, 1).unwrap();
+        let mut taken = TakenRecv::new(1).unwrap();
+        assert_eq!(srq.take_if_fits(&mut taken, 0), (Taken::None, false));
+        for wr_id in [5, 6] {
+            let sges = [Sge {
+                addr: 0,
+                len: 10,
+                lkey: 1,
+            }];
+            srq.post(&RecvWr { wr_id, sges: &sges }).unwrap();
+        }
+        srq.set_limit(2).unwrap();
+        assert_eq!(srq.take_if_fits(&mut taken, 11), (Taken::TooSmall, false));
+        assert_eq!(srq.take_if_fits(&mut taken, 10), (Taken::Yes, true));
+        assert_eq!((taken.wr_id, taken.len), (5, 10));
+        assert_eq!(srq.take_if_fits(&mut taken, 0), (Taken::Yes, false));
+        assert_eq!(taken.wr_id, 6);
     }
 
     #[test]

@@ -405,6 +405,8 @@ bitflags! {
     /// Further facts about a completion.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct WcFlags: u32 {
+        /// A datagram: its receive begins with a global routing header, and the completion names its sender ([`Cqe::src_qp`]).
+        const GRH = 1;
         /// `imm_or_stag` holds immediate data, in host order.
         const WITH_IMM = 1 << 1;
         /// `imm_or_stag` holds the STag that the peer invalidated.
@@ -431,10 +433,20 @@ pub struct Cqe {
     pub flags: WcFlags,
     /// Immediate data or invalidated STag, see `flags`.
     pub imm_or_stag: u32,
-    /// For a remote error: layer, type and code of the peer's Terminate, as `0x00LTCC`.
+    /// For a remote error: layer, type and code of the peer's Terminate, as `0x00LTCC`. For a datagram: see [`src_qp`](Self::src_qp).
     pub vendor_err: u32,
     /// Time at which it was written, in nanoseconds of the caller's clock; zero if the caller has none.
     pub timestamp_ns: u64,
+}
+
+impl Cqe {
+    /// Returns the number of the queue pair that sent a datagram; 0 if the completion is not that of a datagram's receive.
+    pub const fn src_qp(&self) -> u32 {
+        match self.flags.contains(WcFlags::GRH) {
+            true => self.vendor_err,
+            false => 0,
+        }
+    }
 }
 
 /// Why a work request was not accepted. Nothing was queued.

@@ -6,7 +6,7 @@ use crate::guard::{EBUSY, EINVAL, Errno, Res, UNSUPPORTED, code, pointer, value}
 use crate::object::{self, Kind, Object, Unacknowledged, Users};
 use crate::{events, pd, post, wait};
 use iwarp::raw::{CompletionChannel, CompletionQueue};
-use iwarp_rnic::{Cqe, WcFlags};
+use iwarp_rnic::Cqe;
 use parking_lot::lock_api::RawMutex as _;
 use parking_lot::{Mutex, RawMutex};
 use std::cell::Cell;
@@ -140,7 +140,7 @@ unsafe fn create(c: *mut ibv_context, wanted: &Wanted) -> Res<*mut ibv_cq_ex> {
     cq.read_byte_len = Some(read_byte_len);
     cq.read_imm_data = Some(read_imm_data);
     cq.read_qp_num = Some(read_qp_num);
-    cq.read_src_qp = Some(read_zero_u32);
+    cq.read_src_qp = Some(read_src_qp);
     cq.read_wc_flags = Some(read_wc_flags);
     cq.read_slid = Some(read_zero_u32);
     cq.read_sl = Some(read_zero_u8);
@@ -378,7 +378,7 @@ unsafe extern "C" fn read_opcode(c: *mut ibv_cq_ex) -> u32 {
 }
 
 unsafe extern "C" fn read_vendor_err(c: *mut ibv_cq_ex) -> u32 {
-    trusted(c).current.get().vendor_err
+    post::vendor_err(&trusted(c).current.get())
 }
 
 unsafe extern "C" fn read_byte_len(c: *mut ibv_cq_ex) -> u32 {
@@ -393,8 +393,12 @@ unsafe extern "C" fn read_qp_num(c: *mut ibv_cq_ex) -> u32 {
     trusted(c).current.get().qp_num
 }
 
+unsafe extern "C" fn read_src_qp(c: *mut ibv_cq_ex) -> u32 {
+    trusted(c).current.get().src_qp()
+}
+
 unsafe extern "C" fn read_wc_flags(c: *mut ibv_cq_ex) -> u32 {
-    (trusted(c).current.get().flags & (WcFlags::WITH_IMM | WcFlags::WITH_INV)).bits()
+    post::wc_flags(&trusted(c).current.get())
 }
 
 unsafe extern "C" fn read_zero_u32(_: *mut ibv_cq_ex) -> u32 {

@@ -402,7 +402,7 @@ pub(crate) unsafe extern "C" fn ibv_close_device(c: *mut ibv_context) -> c_int {
 }
 
 /// Marks an object as belonging to a context, for [`ibv_close_device`].
-pub(crate) const KINDS_WITH_CONTEXT: [Kind; 10] = [
+pub(crate) const KINDS_WITH_CONTEXT: [Kind; 11] = [
     Kind::Pd,
     Kind::Td,
     Kind::Mr,
@@ -413,6 +413,7 @@ pub(crate) const KINDS_WITH_CONTEXT: [Kind; 10] = [
     Kind::Cq,
     Kind::Srq,
     Kind::Qp,
+    Kind::UdQp,
 ];
 
 /// For functions that this device does not have: NULL and EOPNOTSUPP.

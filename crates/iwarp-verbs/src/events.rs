@@ -3,8 +3,10 @@
 use crate::abi::verbs::*;
 use crate::device::context;
 use crate::guard::value;
-use crate::{cq, qp, srq, wait};
-use iwarp::raw::{AsyncEventKind, CompletionQueue, Context, QueuePair, SharedReceiveQueue};
+use crate::{cq, qp, srq, ud, wait};
+use iwarp::raw::{
+    AsyncEventKind, CompletionQueue, Context, QueuePair, SharedReceiveQueue, UdEvent, UdQueuePair,
+};
 use parking_lot::Mutex;
 use std::ffi::{c_int, c_uint};
 
@@ -69,6 +71,16 @@ impl Subject for QueuePair {
     }
 }
 
+impl Subject for UdQueuePair {
+    fn is(&self, kind: &AsyncEventKind) -> bool {
+        matches!(kind, AsyncEventKind::Datagram(qp, _) if qp.is_same(self))
+    }
+
+    fn disown(&self) {
+        self.set_user_data(0);
+    }
+}
+
 /// Notes that an object is being destroyed: from now on no event about it is delivered.
 pub(crate) fn forget(ctx: &Context, subject: impl Subject) {
     let _delivery = DELIVERY.lock();
@@ -95,6 +107,9 @@ unsafe fn take(c: *mut ibv_context, was_read: bool) -> Option<ibv_async_event> {
             K::CommunicationEstablished(qp) => (qp.user_data(), COMM_EST),
             K::SqDrained(qp) => (qp.user_data(), SQ_DRAINED),
             K::LastWqeReached(qp) => (qp.user_data(), QP_LAST_WQE_REACHED),
+            K::Datagram(qp, UdEvent::Fatal) => (qp.user_data(), QP_FATAL),
+            K::Datagram(qp, UdEvent::SqDrained) => (qp.user_data(), SQ_DRAINED),
+            K::Datagram(qp, UdEvent::LastWqeReached) => (qp.user_data(), QP_LAST_WQE_REACHED),
             K::SrqLimitReached(srq) => (srq.user_data(), SRQ_LIMIT_REACHED),
             _ => continue,
         };
@@ -120,7 +135,11 @@ unsafe fn counter<'a>(event: &ibv_async_event) -> Option<&'a crate::object::Unac
     match event.event_type {
         CQ_ERR => cq::find(event.element.cq).ok().map(|cq| &cq.asynchronous),
         QP_FATAL | QP_REQ_ERR | QP_ACCESS_ERR | COMM_EST | SQ_DRAINED | QP_LAST_WQE_REACHED => {
-            qp::find(event.element.qp).ok().map(|qp| &qp.asynchronous)
+            let qp = event.element.qp;
+            match ud::find(qp) {
+                Ok(qp) => Some(&qp.asynchronous),
+                Err(_) => qp::find(qp).ok().map(|qp| &qp.asynchronous),
+            }
         }
         SRQ_ERR | SRQ_LIMIT_REACHED => srq::find(event.element.srq)
             .ok()

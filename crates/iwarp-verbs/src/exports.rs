@@ -5,7 +5,7 @@
 //! the name and version. The version nodes themselves come from `symbols.map`.
 
 use crate::cm;
-use crate::{cq, device, events, kern, misc, mr, mr_ex, pd, private, qp, query, rsocket, srq};
+use crate::{cq, device, events, kern, misc, mr, mr_ex, pd, private, qp, query, rsocket, srq, ud};
 
 #[cfg(target_arch = "x86_64")]
 macro_rules! jump {
@@ -53,7 +53,7 @@ export! {
     events::ibv_ack_async_event => "ibv_ack_async_event" "@@" "IBVERBS_1.1";
     cq::ibv_ack_cq_events => "ibv_ack_cq_events" "@@" "IBVERBS_1.1";
     pd::ibv_alloc_pd => "ibv_alloc_pd" "@@" "IBVERBS_1.1";
-    qp::ibv_attach_mcast => "ibv_attach_mcast" "@@" "IBVERBS_1.1";
+    ud::ibv_attach_mcast => "ibv_attach_mcast" "@@" "IBVERBS_1.1";
     device::ibv_close_device => "ibv_close_device" "@@" "IBVERBS_1.1";
     kern::ibv_copy_ah_attr_from_kern => "ibv_copy_ah_attr_from_kern" "@@" "IBVERBS_1.1";
     pd::ibv_create_ah => "ibv_create_ah" "@@" "IBVERBS_1.1";
@@ -67,7 +67,7 @@ export! {
     cq::ibv_destroy_cq => "ibv_destroy_cq" "@@" "IBVERBS_1.1";
     qp::ibv_destroy_qp => "ibv_destroy_qp" "@@" "IBVERBS_1.1";
     srq::ibv_destroy_srq => "ibv_destroy_srq" "@@" "IBVERBS_1.1";
-    qp::ibv_attach_mcast => "ibv_detach_mcast" "@@" "IBVERBS_1.1";
+    ud::ibv_detach_mcast => "ibv_detach_mcast" "@@" "IBVERBS_1.1";
     misc::ibv_fork_range => "ibv_dofork_range" "@@" "IBVERBS_1.1";
     misc::ibv_fork_range => "ibv_dontfork_range" "@@" "IBVERBS_1.1";
     misc::ibv_event_type_str => "ibv_event_type_str" "@@" "IBVERBS_1.1";

@@ -48,12 +48,12 @@ pub(crate) fn post_failed(qp: &QueuePair, error: &iwarp::Error) {
     }
 }
 
-/// A queue pair of this type was not created, because iWARP does not have it.
+/// A queue pair was not created. Where its type is one that iWARP does not have, another face may keep the program from asking.
 pub(crate) fn type_refused(face: Face, qp_type: c_uint) {
-    if face == Face::Roce {
+    if face == Face::Roce && ![QPT_RC, QPT_UC, QPT_UD].contains(&qp_type) {
         complain_once(format!(
-            "the program asks for a queue pair of type {qp_type}, and the wire has only reliable connections (type {QPT_RC}); if it \
-             cannot go on, {}",
+            "the program asks for a queue pair of type {qp_type}, and the wire has only connections and datagrams (types {QPT_RC} to \
+             {QPT_UD}); if it cannot go on, {}",
             other(Face::Rnic)
         ));
     }

@@ -40,4 +40,5 @@ mod qp_ex;
 mod query;
 mod rsocket;
 mod srq;
+mod ud;
 mod wait;

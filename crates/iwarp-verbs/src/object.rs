@@ -27,6 +27,7 @@ pub(crate) enum Kind {
     Cq,
     Srq,
     Qp,
+    UdQp,
     CmChannel,
     CmId,
     CmEvent,

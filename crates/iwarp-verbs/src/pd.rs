@@ -2,9 +2,10 @@
 
 use crate::abi::verbs::*;
 use crate::device::{checked_context, context};
-use crate::guard::{EBUSY, EINVAL, UNSUPPORTED, code, minus_one, pointer};
+use crate::guard::{EBUSY, EINVAL, Errno, Res, UNSUPPORTED, code, minus_one, pointer};
 use crate::object::{self, Kind, Object, Users};
-use crate::query;
+use crate::{qp, query};
+use iwarp::raw::UdAddress;
 use std::ffi::c_int;
 
 #[derive(Debug)]
@@ -22,7 +23,7 @@ pub(crate) type PdObject = Object<ibv_pd, Pd>;
 
 /// # Safety
 /// As [`object::find`].
-pub(crate) unsafe fn find<'a>(pd: *mut ibv_pd) -> crate::guard::Res<&'a PdObject> {
+pub(crate) unsafe fn find<'a>(pd: *mut ibv_pd) -> Res<&'a PdObject> {
     object::find(Kind::Pd, pd)
 }
 
@@ -96,7 +97,7 @@ pub(crate) unsafe extern "C" fn ibv_unimport_pd(p: *mut ibv_pd) {
     });
 }
 
-unsafe fn find_td<'a>(td: *mut ibv_td) -> crate::guard::Res<&'a Object<ibv_td, Users>> {
+unsafe fn find_td<'a>(td: *mut ibv_td) -> Res<&'a Object<ibv_td, Users>> {
     object::find(Kind::Td, td)
 }
 
@@ -157,58 +158,96 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
     })
 }
 
+/// An address handle.
+pub(crate) struct Ah {
+    /// Number of its protection domain.
+    pub(crate) pd: u32,
+    pub(crate) address: UdAddress,
+}
+
+unsafe fn create_ah(p: *mut ibv_pd, attr: &ibv_ah_attr) -> Res<*mut ibv_ah> {
+    let pd = find(p)?;
+    let c = context((*p).context);
+    if attr.port_num != 1 {
+        return Err(EINVAL);
+    }
+    let (source, gid) = qp::gids_of_path(c, attr)?;
+    let (class, hops) = match attr.is_global {
+        0 => (0, 0),
+        _ => (attr.grh.traffic_class, attr.grh.hop_limit),
+    };
+    let address = UdAddress::new(source, gid, class, hops)?;
+    pd.users.add();
+    let ah = ibv_ah {
+        context: (*p).context,
+        pd: p,
+        handle: 0,
+    };
+    Ok(object::create(
+        Kind::Ah,
+        ah,
+        Ah {
+            pd: pd.number,
+            address,
+        },
+    ))
+}
+
 pub(crate) unsafe extern "C" fn ibv_create_ah(
     p: *mut ibv_pd,
     attr: *mut ibv_ah_attr,
 ) -> *mut ibv_ah {
-    pointer(|| {
-        let pd = find(p)?;
-        let attr = &*attr;
-        // Ethernet routes by GID only.
-        let index = u32::from(attr.grh.sgid_index);
-        let own = query::gid(context((*p).context), u32::from(attr.port_num), index)?;
-        if attr.is_global == 0 || own.is_none() {
-            return Err(EINVAL);
-        }
-        pd.users.add();
-        let ah = ibv_ah {
-            context: (*p).context,
-            pd: p,
-            handle: 0,
-        };
-        Ok(object::create(Kind::Ah, ah, ()))
-    })
+    pointer(|| create_ah(p, &*attr))
 }
 
 pub(crate) unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
     code(|| {
-        object::find::<ibv_ah, ()>(Kind::Ah, ah)?;
+        object::find::<ibv_ah, Ah>(Kind::Ah, ah)?;
         object::retire(Kind::Ah, ah)?;
         find((*ah).pd)?.users.remove();
-        object::free::<ibv_ah, ()>(ah);
+        object::free::<ibv_ah, Ah>(ah);
         Ok(())
     })
 }
 
-/// Makes the peer's address from a datagram's completion.
+/// Makes the peer's address from a datagram's completion. The answer comes from the address that the datagram was sent to.
 unsafe fn from_wc(
+    c: *mut ibv_context,
     port_num: u8,
     wc: *mut ibv_wc,
     grh: *mut ibv_grh,
-) -> crate::guard::Res<ibv_ah_attr> {
+) -> Res<ibv_ah_attr> {
     // Bit 0: the completion has a global routing header.
-    if wc.is_null() || grh.is_null() || (*wc).wc_flags & 1 == 0 {
+    if port_num != 1 || wc.is_null() || grh.is_null() || (*wc).wc_flags & 1 == 0 {
         return Err(EINVAL);
     }
     let mut attr: ibv_ah_attr = std::mem::zeroed();
-    let word = u32::from_be((*grh).version_tclass_flow);
     attr.is_global = 1;
     attr.port_num = port_num;
     attr.sl = (*wc).sl;
-    attr.grh.dgid = (*grh).sgid;
-    attr.grh.flow_label = word & 0xf_ffff;
-    attr.grh.traffic_class = (word >> 20) as u8;
     attr.grh.hop_limit = 64;
+    let octets = grh.cast::<[u8; 40]>().read_unaligned();
+    if octets[0] >> 4 == 6 {
+        let word = u32::from_be((*grh).version_tclass_flow);
+        attr.grh.dgid = (*grh).sgid;
+        attr.grh.sgid_index = query::index_for(context(c), crate::kern::octets((*grh).dgid))?;
+        attr.grh.flow_label = word & 0xf_ffff;
+        attr.grh.traffic_class = (word >> 20) as u8;
+        return Ok(attr);
+    }
+    // RoCE v2 over IPv4: the IP header is in the last 20 octets.
+    if octets[20] != 0x45 {
+        return Err(Errno(libc::EPROTONOSUPPORT));
+    }
+    let mapped = |from: usize| {
+        let mut gid = [0; 16];
+        gid[10..12].fill(0xff);
+        gid[12..].copy_from_slice(&octets[from..from + 4]);
+        gid
+    };
+    attr.grh.dgid = std::mem::transmute::<[u8; 16], [u64; 2]>(mapped(32));
+    attr.grh.sgid_index = query::index_for(context(c), mapped(36))?;
+    attr.grh.traffic_class = octets[21];
     Ok(attr)
 }
 
@@ -221,7 +260,7 @@ pub(crate) unsafe extern "C" fn ibv_init_ah_from_wc(
 ) -> c_int {
     minus_one(|| {
         checked_context(c)?;
-        *to = from_wc(port_num, wc, grh)?;
+        *to = from_wc(c, port_num, wc, grh)?;
         Ok(0)
     })
 }
@@ -232,8 +271,9 @@ pub(crate) unsafe extern "C" fn ibv_create_ah_from_wc(
     grh: *mut ibv_grh,
     port_num: u8,
 ) -> *mut ibv_ah {
-    match from_wc(port_num, wc, grh) {
-        Ok(mut attr) => ibv_create_ah(p, &raw mut attr),
-        Err(e) => pointer(|| Err(e)),
-    }
+    pointer(|| {
+        find(p)?;
+        let attr = from_wc((*p).context, port_num, wc, grh)?;
+        create_ah(p, &attr)
+    })
 }

@@ -1,13 +1,13 @@
 //! The fast paths: posting and polling. C work requests are converted on the stack; nothing is allocated.
 
-use crate::abi::verbs::value::{SEND_FENCE, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED};
+use crate::abi::verbs::value::{QPT_UD, SEND_FENCE, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED};
 use crate::abi::verbs::*;
 use crate::cq::Cq;
 use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, code, value};
-use crate::mw;
 use crate::object::{self, Object};
 use crate::qp::QpObject;
 use crate::srq::SrqObject;
+use crate::{mw, ud};
 use iwarp_rnic::limits::MAX_SGE;
 use iwarp_rnic::memory::Stag;
 use iwarp_rnic::{Cqe, RecvWr, SendFlags, SendOp, SendWr, Sge, WcFlags, WcOpcode, WcStatus};
@@ -25,8 +25,8 @@ pub(crate) unsafe fn qp<'a>(q: *mut ibv_qp) -> &'a QpObject {
 
 const WR_RDMA_WRITE: c_uint = 0;
 const WR_RDMA_WRITE_WITH_IMM: c_uint = 1;
-const WR_SEND: c_uint = 2;
-const WR_SEND_WITH_IMM: c_uint = 3;
+pub(crate) const WR_SEND: c_uint = 2;
+pub(crate) const WR_SEND_WITH_IMM: c_uint = 3;
 const WR_RDMA_READ: c_uint = 4;
 const WR_ATOMIC_CMP_AND_SWP: c_uint = 5;
 const WR_ATOMIC_FETCH_AND_ADD: c_uint = 6;
@@ -85,17 +85,17 @@ unsafe fn op_of(wr: &ibv_send_wr) -> Res<SendOp> {
     })
 }
 
-const FLAGS: c_uint = SEND_FENCE | SEND_SIGNALED | SEND_SOLICITED | SEND_INLINE;
+pub(crate) const FLAGS: c_uint = SEND_FENCE | SEND_SIGNALED | SEND_SOLICITED | SEND_INLINE;
 
 /// Returns the program's octets of one element, for inline data.
-unsafe fn octets<'a>(sge: &ibv_sge) -> &'a [u8] {
+pub(crate) unsafe fn octets<'a>(sge: &ibv_sge) -> &'a [u8] {
     if sge.length == 0 {
         return &[];
     }
     std::slice::from_raw_parts(sge.addr as *const u8, sge.length as usize)
 }
 
-fn count(n: c_int) -> Res<usize> {
+pub(crate) fn count(n: c_int) -> Res<usize> {
     usize::try_from(n)
         .ok()
         .filter(|n| *n <= MAX_SGE as usize)
@@ -107,7 +107,7 @@ fn count(n: c_int) -> Res<usize> {
 /// # Safety
 /// The whole list: all elements have been written.
 #[inline]
-const unsafe fn written<T>(list: &[MaybeUninit<T>]) -> &[T] {
+pub(crate) const unsafe fn written<T>(list: &[MaybeUninit<T>]) -> &[T] {
     &*(std::ptr::from_ref(list) as *const [T])
 }
 
@@ -195,6 +195,9 @@ pub(crate) unsafe extern "C" fn post_send(
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
     code(|| {
+        if (*q).qp_type == QPT_UD {
+            return ud::post_send(q, wr, bad);
+        }
         let qp = qp(q);
         let mut at = wr;
         while !at.is_null() {
@@ -296,6 +299,10 @@ pub(crate) unsafe extern "C" fn post_recv(
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
     code(|| {
+        if (*q).qp_type == QPT_UD {
+            let qp = ud::trusted(q);
+            return recv_list(wr, bad, |wrs| qp.raw.post_recv(wrs));
+        }
         let qp = qp(q);
         recv_list(wr, bad, |wrs| qp.raw.post_recv(wrs))
     })
@@ -357,18 +364,34 @@ pub(crate) const fn imm_or_stag(cqe: &Cqe) -> u32 {
     }
 }
 
+/// Returns `enum ibv_wc_flags` of a completion.
+pub(crate) const fn wc_flags(cqe: &Cqe) -> c_uint {
+    let shown = WcFlags::GRH
+        .union(WcFlags::WITH_IMM)
+        .union(WcFlags::WITH_INV);
+    cqe.flags.bits() & shown.bits()
+}
+
+/// Returns what a completion says about an error. Datagrams have their sender there.
+pub(crate) const fn vendor_err(cqe: &Cqe) -> u32 {
+    match cqe.flags.contains(WcFlags::GRH) {
+        true => 0,
+        false => cqe.vendor_err,
+    }
+}
+
 #[inline]
 const fn to_wc(cqe: &Cqe) -> ibv_wc {
     ibv_wc {
         wr_id: cqe.wr_id,
         status: wc_status(cqe.status),
         opcode: wc_opcode(cqe.opcode),
-        vendor_err: cqe.vendor_err,
+        vendor_err: vendor_err(cqe),
         byte_len: cqe.byte_len,
         imm_data: imm_or_stag(cqe),
         qp_num: cqe.qp_num,
-        src_qp: 0,
-        wc_flags: cqe.flags.bits() & (WcFlags::WITH_IMM.bits() | WcFlags::WITH_INV.bits()),
+        src_qp: cqe.src_qp(),
+        wc_flags: wc_flags(cqe),
         pkey_index: 0,
         slid: 0,
         sl: 0,

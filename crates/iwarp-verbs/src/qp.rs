@@ -3,10 +3,10 @@
 use crate::abi::verbs::value::*;
 use crate::abi::verbs::*;
 use crate::device::{ContextObject, context};
-use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, code, pointer};
+use crate::guard::{EINVAL, Res, UNSUPPORTED, code, pointer};
 use crate::object::{self, Kind, Object, Unacknowledged};
 use crate::qp_ex::Builder;
-use crate::{cq, events, face, pd, qp_ex, query, srq};
+use crate::{cq, events, face, pd, qp_ex, query, srq, ud};
 use iwarp::raw::{QpAttributes, QueuePair, Retry};
 use iwarp::{Face, LIMITS};
 use iwarp_rnic::Access;
@@ -48,17 +48,17 @@ const ATTR_SEND_OPS_FLAGS: u32 = 1 << 6;
 const ATTR_CREATE_FLAGS: u32 = 1 << 2;
 
 /// Inline data that every queue pair takes, in octets.
-const INLINE_MIN: u32 = 32;
+pub(crate) const INLINE_MIN: u32 = 32;
 
 /// The steps that both ways of creating a queue pair share.
-struct Wanted {
-    qp_context: *mut c_void,
-    send_cq: *mut ibv_cq,
-    recv_cq: *mut ibv_cq,
-    srq: *mut ibv_srq,
+pub(crate) struct Wanted {
+    pub(crate) qp_context: *mut c_void,
+    pub(crate) send_cq: *mut ibv_cq,
+    pub(crate) recv_cq: *mut ibv_cq,
+    pub(crate) srq: *mut ibv_srq,
     qp_type: c_uint,
-    sig_all: bool,
-    ops: Option<u64>,
+    pub(crate) sig_all: bool,
+    pub(crate) ops: Option<u64>,
 }
 
 /// More than the device can do is an error for every type.
@@ -74,11 +74,12 @@ fn check_sizes(cap: &ibv_qp_cap) -> Res<()> {
 /// Operations of the `ibv_wr_*` interface that unreliable connections have: Write, Send, with immediate data, and those on local keys.
 const UC_OPS: u64 = 0x38f;
 
-/// Unreliable connections are connected by GID and number only, as with the kernel: the connection manager has none.
+/// Unreliable connections and datagrams are for GID and number only, as with the kernel's iWARP: the connection manager has none.
 fn check_type(qp_type: c_uint, ops: Option<u64>, is_managed: bool) -> Res<()> {
     match qp_type {
         QPT_RC => Ok(()),
         QPT_UC if !is_managed && ops.unwrap_or_default() & !UC_OPS == 0 => Ok(()),
+        QPT_UD if !is_managed && ops.unwrap_or_default() & !ud::OPS == 0 => Ok(()),
         _ => Err(UNSUPPORTED),
     }
 }
@@ -89,6 +90,9 @@ unsafe fn create(p: *mut ibv_pd, wanted: &Wanted, cap: &mut ibv_qp_cap) -> Res<*
     check_sizes(cap)?;
     check_type(wanted.qp_type, wanted.ops, ctx.is_shared())
         .inspect_err(|_| face::type_refused(ctx.device.face, wanted.qp_type))?;
+    if wanted.qp_type == QPT_UD {
+        return ud::create(p, wanted, cap);
+    }
     let send_cq = cq::find(wanted.send_cq)?;
     let recv_cq = cq::find(wanted.recv_cq)?;
     let srq = if wanted.srq.is_null() {
@@ -226,35 +230,46 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
 }
 
 pub(crate) unsafe extern "C" fn ibv_qp_to_qp_ex(q: *mut ibv_qp) -> *mut ibv_qp_ex {
-    match find(q) {
-        Ok(qp) if qp.builder.is_some() => q.cast(),
-        _ => null_mut(),
+    let extended = match ud::find(q) {
+        Ok(qp) => qp.builder.is_some(),
+        Err(_) => find(q).is_ok_and(|qp| qp.builder.is_some()),
+    };
+    match extended {
+        true => q.cast(),
+        false => null_mut(),
     }
 }
 
 pub(crate) unsafe extern "C" fn ibv_destroy_qp(q: *mut ibv_qp) -> c_int {
     code(|| {
+        if let Ok(qp) = ud::find(q) {
+            return ud::destroy(q, qp);
+        }
         let qp = find(q)?;
         qp.raw.destroy();
         events::forget(&context((*q).context).raw, qp.raw.clone());
         // Acknowledging an event finds the object, so it is retired only afterwards.
         qp.asynchronous.wait();
         object::retire(Kind::Qp, q.cast::<ibv_qp_ex>())?;
-        let c = &*q;
-        if let Ok(pd) = pd::find(c.pd) {
-            pd.users.remove();
-        }
-        for cq in [c.send_cq, c.recv_cq] {
-            if let Ok(cq) = cq::find(cq) {
-                cq.users.remove();
-            }
-        }
-        if let Ok(srq) = srq::find(c.srq) {
-            srq.users.remove();
-        }
+        leave_users(&*q);
         object::free::<ibv_qp_ex, Qp>(q.cast());
         Ok(())
     })
+}
+
+/// A queue pair is gone: what it was made with may be destroyed.
+pub(crate) unsafe fn leave_users(c: &ibv_qp) {
+    if let Ok(pd) = pd::find(c.pd) {
+        pd.users.remove();
+    }
+    for cq in [c.send_cq, c.recv_cq] {
+        if let Ok(cq) = cq::find(cq) {
+            cq.users.remove();
+        }
+    }
+    if let Ok(srq) = srq::find(c.srq) {
+        srq.users.remove();
+    }
 }
 
 pub(crate) const fn state_of(state: State) -> c_uint {
@@ -269,7 +284,7 @@ pub(crate) const fn state_of(state: State) -> c_uint {
     }
 }
 
-fn to_state(state: c_uint) -> Res<State> {
+pub(crate) fn to_state(state: c_uint) -> Res<State> {
     Ok(match state {
         QPS_RESET => State::Reset,
         QPS_INIT => State::Init,
@@ -286,7 +301,7 @@ fn to_state(state: c_uint) -> Res<State> {
 const KNOWN_MASK: c_uint = ((1 << 21) - 1) | 1 << 25;
 
 /// Returns the GIDs of both ends of a path, ours first: named by GID, or by LID if there is no global route header.
-fn gids_of_path(c: &ContextObject, path: &ibv_ah_attr) -> Res<([u8; 16], [u8; 16])> {
+pub(crate) fn gids_of_path(c: &ContextObject, path: &ibv_ah_attr) -> Res<([u8; 16], [u8; 16])> {
     if path.is_global == 0 {
         return c.device.device.path_to_lid(path.dlid).ok_or(EINVAL);
     }
@@ -385,8 +400,11 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
     mask: c_int,
 ) -> c_int {
     code(|| {
-        let qp = find(q)?;
         let mask = mask as c_uint;
+        if let Ok(qp) = ud::find(q) {
+            return ud::modify(q, qp, attr, mask);
+        }
+        let qp = find(q)?;
         if attr.is_null() || mask & !KNOWN_MASK != 0 {
             return Err(EINVAL);
         }
@@ -438,6 +456,9 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
     code(|| {
+        if let Ok(qp) = ud::find(q) {
+            return ud::query(q, qp, attr, init);
+        }
         let qp = find(q)?;
         let state = state_of(qp.raw.state());
         let mut a = *qp.attributes.lock();
@@ -469,7 +490,7 @@ pub(crate) unsafe extern "C" fn ibv_query_qp_data_in_order(
 
 pub(crate) unsafe extern "C" fn ibv_query_ece(q: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
     code(|| {
-        find(q)?;
+        ud::find(q).map(|_| ()).or_else(|_| find(q).map(|_| ()))?;
         *ece = ibv_ece {
             vendor_id: 0,
             options: 0,
@@ -481,7 +502,7 @@ pub(crate) unsafe extern "C" fn ibv_query_ece(q: *mut ibv_qp, ece: *mut ibv_ece)
 
 pub(crate) unsafe extern "C" fn ibv_set_ece(q: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
     code(|| {
-        find(q)?;
+        ud::find(q).map(|_| ()).or_else(|_| find(q).map(|_| ()))?;
         if (*ece).comp_mask != 0 {
             return Err(EINVAL);
         }
@@ -491,12 +512,4 @@ pub(crate) unsafe extern "C" fn ibv_set_ece(q: *mut ibv_qp, ece: *mut ibv_ece) -
             Ok(())
         }
     })
-}
-
-pub(crate) unsafe extern "C" fn ibv_attach_mcast(
-    _: *mut ibv_qp,
-    _gid: *const c_void,
-    _lid: u16,
-) -> c_int {
-    code(|| Err(Errno(libc::EOPNOTSUPP)))
 }

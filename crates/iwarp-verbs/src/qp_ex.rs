@@ -1,8 +1,10 @@
 //! The `ibv_wr_*` interface (`ibv_wr_post(3)`): requests are built one by one between `ibv_wr_start` and `ibv_wr_complete`.
 
+use crate::abi::verbs::value::QPT_UD;
 use crate::abi::verbs::*;
 use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, code, value};
-use crate::{mw, post};
+use crate::{mw, post, ud};
+use iwarp::raw::UdSendWr;
 use iwarp_rnic::memory::Stag;
 use iwarp_rnic::{SendFlags, SendOp, SendWr, Sge};
 use parking_lot::RawMutex;
@@ -21,6 +23,8 @@ struct Built {
     sges: Range<usize>,
     inline: Range<usize>,
     is_inline: bool,
+    /// Where a datagram goes.
+    target: Option<ud::Target>,
 }
 
 #[derive(Default)]
@@ -75,8 +79,16 @@ pub(crate) fn fill(c: &mut ibv_qp_ex) {
     c.wr_flush = Some(wr_flush);
 }
 
+unsafe fn is_ud(q: *mut ibv_qp_ex) -> bool {
+    (*q).qp_base.qp_type == QPT_UD
+}
+
 unsafe fn builder<'a>(q: *mut ibv_qp_ex) -> &'a Builder {
-    match &post::qp(q.cast()).builder {
+    let builder = match is_ud(q) {
+        true => &ud::trusted(q.cast()).builder,
+        false => &post::qp(q.cast()).builder,
+    };
+    match builder {
         Some(builder) => builder,
         // Only queue pairs that have a batch have these functions.
         None => unreachable!("a queue pair without the extended interface"),
@@ -102,6 +114,7 @@ unsafe fn begin(q: *mut ibv_qp_ex, op: Res<SendOp>) {
             sges: 0..0,
             inline: 0..0,
             is_inline: false,
+            target: None,
         });
         Ok(())
     });
@@ -178,8 +191,15 @@ unsafe extern "C" fn wr_flush(q: *mut ibv_qp_ex, _: u32, _: u64, _: usize, _: u8
     begin(q, Err(UNSUPPORTED));
 }
 
-unsafe extern "C" fn wr_set_ud_addr(q: *mut ibv_qp_ex, _: *mut ibv_ah, _: u32, _: u32) {
-    with(q, |_| Err(EINVAL));
+unsafe extern "C" fn wr_set_ud_addr(q: *mut ibv_qp_ex, ah: *mut ibv_ah, qpn: u32, qkey: u32) {
+    with(q, |batch| {
+        if !is_ud(q) {
+            return Err(EINVAL);
+        }
+        let wr = batch.wrs.last_mut().ok_or(EINVAL)?;
+        wr.target = Some(ud::target(ud::trusted(q.cast()), ah, qpn, qkey)?);
+        Ok(())
+    });
 }
 
 unsafe extern "C" fn wr_set_xrc_srqn(q: *mut ibv_qp_ex, _: u32) {
@@ -219,7 +239,10 @@ unsafe extern "C" fn wr_set_inline_data_list(
     n: usize,
     list: *const ibv_data_buf,
 ) {
-    let max = post::qp(q.cast()).raw.config().max_inline as usize;
+    let max = match is_ud(q) {
+        true => ud::trusted(q.cast()).max_inline,
+        false => post::qp(q.cast()).raw.config().max_inline,
+    } as usize;
     with(q, |batch| {
         let wr = batch.wrs.last_mut().ok_or(EINVAL)?;
         let from = batch.inline.len();
@@ -256,6 +279,9 @@ unsafe fn submit(q: *mut ibv_qp_ex, batch: &Batch) -> Res<()> {
     if let Some(e) = batch.error {
         return Err(e);
     }
+    if is_ud(q) {
+        return submit_ud(q, batch);
+    }
     let n = batch.wrs.len();
     // A batch of usual size needs no allocation.
     let (mut few_pieces, mut few) = ([&[][..]; FEW], [EMPTY; FEW]);
@@ -288,6 +314,40 @@ unsafe fn submit(q: *mut ibv_qp_ex, batch: &Batch) -> Res<()> {
         .post_send_all(list)
         .map_err(|(_, e)| e)?;
     Ok(())
+}
+
+/// Does the same for datagrams.
+unsafe fn submit_ud(q: *mut ibv_qp_ex, batch: &Batch) -> Res<()> {
+    let pieces: Vec<&[u8]> = batch
+        .wrs
+        .iter()
+        .map(|wr| &batch.inline[wr.inline.clone()])
+        .collect();
+    let mut list = Vec::with_capacity(pieces.len());
+    for (wr, piece) in batch.wrs.iter().zip(&pieces) {
+        let immediate = match wr.op {
+            SendOp::Send => None,
+            SendOp::SendImm(immediate) => Some(immediate),
+            _ => return Err(EINVAL),
+        };
+        let target = wr.target.ok_or(EINVAL)?;
+        let mut to = UdSendWr {
+            wr_id: wr.wr_id,
+            immediate,
+            flags: wr.flags,
+            to: target.to,
+            remote_qp: target.qpn,
+            remote_qkey: target.qkey,
+            sges: &batch.sges[wr.sges.clone()],
+            inline: &[],
+        };
+        if wr.is_inline {
+            to.flags |= SendFlags::INLINE;
+            to.inline = std::slice::from_ref(piece);
+        }
+        list.push(to);
+    }
+    ud::post_all(q.cast(), &list)
 }
 
 /// Requests of a batch that fit on the stack.

@@ -5,6 +5,7 @@ use crate::device::{checked_context, context, fill};
 use crate::guard::{EINVAL, Errno, Res, code, minus_one, value};
 use iwarp::{GidEntry, GidKind, LIMITS};
 use std::ffi::{c_int, c_uint, c_void};
+use std::net::Ipv6Addr;
 
 /// RDMA Reads and atomics that a queue pair has room for, in each direction.
 pub(crate) const RD_ATOMIC: u16 = 64;
@@ -24,10 +25,11 @@ const VENDOR_ID: u32 = 0x69_57_00;
 const CAPS: c_uint = 1 << 11 | 1 << 13 | 1 << 17 | 1 << 21 | 1 << 24;
 
 /// Registration on demand, of ranges; reliable connections may use such memory for everything, and unreliable ones for what they have:
-/// Sends, receives, Writes, shared receives.
+/// Sends, receives, Writes, shared receives. Datagrams are Sends, and receives of either kind of queue.
 const ODP_SUPPORT: u64 = 1;
 const ODP_RC: u64 = 0x3f;
 const ODP_UC: u64 = 0x27;
+const ODP_UD: u64 = 0x23;
 
 fn attributes(c: &crate::device::ContextObject) -> ibv_device_attr {
     let guid = c.device.device.guid.to_be();
@@ -56,6 +58,10 @@ fn attributes(c: &crate::device::ContextObject) -> ibv_device_attr {
     // Atomic with respect to other queue pairs of this process and to the CPU: ATOMIC_GLOB.
     a.atomic_cap = 2;
     a.max_mw = LIMITS.max_mr as c_int;
+    // Memberships are limited by the system, which counts them for each socket.
+    a.max_mcast_grp = 1 << 16;
+    a.max_mcast_qp_attach = 1 << 16;
+    a.max_total_mcast_qp_attach = 1 << 21;
     a.max_ah = 1 << 16;
     a.max_srq = 1 << 16;
     a.max_srq_wr = LIMITS.max_qp_wr as c_int;
@@ -96,7 +102,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         }
         let mut a: ibv_device_attr_ex = std::mem::zeroed();
         a.orig_attr = attributes(context(c));
-        a.odp_caps = [ODP_SUPPORT, ODP_RC | ODP_UC << 32, 0];
+        a.odp_caps = [ODP_SUPPORT, ODP_RC | ODP_UC << 32, ODP_UD];
         a.completion_timestamp_mask = u64::MAX;
         a.hca_core_clock = 1_000_000;
         a.device_cap_flags_ex = u64::from(CAPS);
@@ -207,6 +213,25 @@ pub(crate) fn gid(
         return Err(EINVAL);
     }
     Ok(gids(c)?.into_iter().find(|entry| entry.index == index))
+}
+
+/// Returns the index from which a datagram that was sent to this GID is answered. If it is a group's GID, that is the first address of
+/// its kind. An address that has several indices is answered from the last, which is RoCE v2.
+///
+/// # Errors
+/// EINVAL if the device does not have the address any more.
+pub(crate) fn index_for(c: &crate::device::ContextObject, to: [u8; 16]) -> Res<u8> {
+    let table = gids(c)?;
+    let is_v4 = |gid: [u8; 16]| Ipv6Addr::from(gid).to_canonical().is_ipv4();
+    let own = match Ipv6Addr::from(to).to_canonical().is_multicast() {
+        true => table
+            .iter()
+            .map(|e| e.gid)
+            .find(|gid| is_v4(*gid) == is_v4(to)),
+        false => Some(to),
+    };
+    let entry = table.iter().rfind(|entry| Some(entry.gid) == own);
+    entry.and_then(|e| u8::try_from(e.index).ok()).ok_or(EINVAL)
 }
 
 /// Returns all entries that are not empty.

@@ -1,6 +1,6 @@
 //! Our own C programs on the library, compiled with Debian's headers: every kind of misuse, addresses, an exchange that uses every
-//! operation, events for solicited completions, queue pairs that are connected by number, unreliable connections, and what later headers
-//! than Debian's declare.
+//! operation, events for solicited completions, queue pairs that are connected by number, unreliable connections, datagrams, and what
+//! later headers than Debian's declare.
 
 mod common;
 
@@ -134,4 +134,9 @@ fn unreliable_connections_lose_what_is_not_taken_and_nothing_else() {
 #[test]
 fn queue_pairs_connected_by_number_keep_the_promises_of_the_verbs() {
     passes("numbered");
+}
+
+#[test]
+fn datagrams_go_both_ways_and_to_groups() {
+    passes("datagrams");
 }

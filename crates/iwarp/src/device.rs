@@ -214,6 +214,11 @@ impl Device {
         }
     }
 
+    /// Returns the index of its interface; 0 if that is gone.
+    pub(crate) fn interface_index(&self) -> u32 {
+        interfaces::index_of(&self.interface).unwrap_or(0)
+    }
+
     /// Returns the device's address from which a connection to `peer` should come: of the peer's family, on the loopback if the peer
     /// is, and link-local if the peer is. Of several it is the one that the kernel would choose, or the first. Returns `None` if the
     /// device has none.

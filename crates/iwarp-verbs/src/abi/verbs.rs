@@ -568,6 +568,7 @@ c_structs! { ALL;
 pub(crate) union send_wr_target {
     pub(crate) rdma: rdma_target,
     pub(crate) atomic: atomic_target,
+    pub(crate) ud: ud_target,
 }
 
 #[repr(C)]
@@ -584,6 +585,14 @@ pub(crate) struct atomic_target {
     pub(crate) compare_add: u64,
     pub(crate) swap: u64,
     pub(crate) rkey: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct ud_target {
+    pub(crate) ah: *mut ibv_ah,
+    pub(crate) remote_qpn: u32,
+    pub(crate) remote_qkey: u32,
 }
 
 #[repr(C)]
@@ -617,6 +626,7 @@ pub(crate) mod value {
 
     pub(crate) const QPT_RC: c_uint = 2;
     pub(crate) const QPT_UC: c_uint = 3;
+    pub(crate) const QPT_UD: c_uint = 4;
 
     pub(crate) const SEND_FENCE: c_uint = 1;
     pub(crate) const SEND_SIGNALED: c_uint = 2;
@@ -625,9 +635,11 @@ pub(crate) mod value {
 
     pub(crate) const QP_STATE: c_uint = 1;
     pub(crate) const QP_CUR_STATE: c_uint = 1 << 1;
+    pub(crate) const QP_EN_SQD_ASYNC_NOTIFY: c_uint = 1 << 2;
     pub(crate) const QP_ACCESS_FLAGS: c_uint = 1 << 3;
     pub(crate) const QP_PKEY_INDEX: c_uint = 1 << 4;
     pub(crate) const QP_PORT: c_uint = 1 << 5;
+    pub(crate) const QP_QKEY: c_uint = 1 << 6;
     pub(crate) const QP_AV: c_uint = 1 << 7;
     pub(crate) const QP_PATH_MTU: c_uint = 1 << 8;
     pub(crate) const QP_TIMEOUT: c_uint = 1 << 9;

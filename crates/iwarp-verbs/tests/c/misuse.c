@@ -203,7 +203,7 @@ static void bad_creation(void)
 	struct ibv_qp_init_attr attr = qp_attributes();
 	struct ibv_qp_init_attr_ex ex = { 0 };
 	struct ibv_srq_init_attr srq_attr = { .attr = { .max_wr = 0x7fffffff, .max_sge = 1 } };
-	struct ibv_ah_attr ah_attr = { .port_num = 1 };
+	struct ibv_ah_attr ah_attr = { .is_global = 1, .port_num = 1 };
 	struct ibv_alloc_dm_attr dm_attr = { .length = 0 };
 	struct ibv_cq_init_attr_ex cq_attr = { .cqe = 16, .wc_flags = 1ull << 40 };
 
@@ -214,7 +214,7 @@ static void bad_creation(void)
 	IS_NULL(EOPNOTSUPP, ibv_create_cq_ex(context, &cq_attr));
 	IS_NULL(EINVAL, ibv_create_qp(pd, NULL));
 	IS_NULL(EINVAL, ibv_create_qp(NULL, &attr));
-	attr.qp_type = IBV_QPT_UD;
+	attr.qp_type = IBV_QPT_RAW_PACKET;
 	IS_NULL(EOPNOTSUPP, ibv_create_qp(pd, &attr));
 	attr = qp_attributes();
 	attr.cap.max_send_wr = 0x7fffffff;

@@ -1,6 +1,6 @@
 //! Work that is done after all locks are dropped, and the state machine's way to completion queues meanwhile.
 
-use super::cq::{CqInner, Owed};
+use super::cq::{CompletionQueue, CqInner, Owed};
 use super::events::AsyncEventKind;
 use super::linger::{self, Farewell};
 use super::qp::{CmSink, Link, QpInner, QueuePair};
@@ -53,7 +53,8 @@ impl After {
         let mut overflow = qp.send_cq.inner.settle(self.send);
         overflow |= qp.recv_cq.inner.settle(self.recv);
         if overflow {
-            overflowed(qp);
+            tracing::warn!(qp = qp.num, "completion queue overflow");
+            overflowed([&qp.send_cq, &qp.recv_cq]);
         }
         if self.waits {
             qp.ctx.wait_for_memory(qp);
@@ -123,10 +124,12 @@ impl After {
 
 /// A completion queue has lost completions, so its queue pairs cannot report reliably any more.
 #[cold]
-fn overflowed(qp: &Arc<QpInner>) {
-    tracing::warn!(qp = qp.num, "completion queue overflow");
-    for cq in [&qp.send_cq, &qp.recv_cq] {
+pub(super) fn overflowed(queues: [&CompletionQueue; 2]) {
+    for cq in queues {
         if cq.inner.is_dead() {
+            for member in cq.inner.datagrams.all() {
+                member.fail();
+            }
             for member in cq.inner.members() {
                 member.with_machine(|machine, host| machine.abort(host));
             }

@@ -240,7 +240,9 @@ impl QpInner {
             | AsyncEventKind::CommunicationEstablished(qp)
             | AsyncEventKind::SqDrained(qp)
             | AsyncEventKind::LastWqeReached(qp) => !Arc::ptr_eq(&qp.inner, self),
-            AsyncEventKind::CqError(_) | AsyncEventKind::SrqLimitReached(_) => true,
+            AsyncEventKind::CqError(_)
+            | AsyncEventKind::SrqLimitReached(_)
+            | AsyncEventKind::Datagram(..) => true,
         });
     }
 }

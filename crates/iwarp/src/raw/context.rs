@@ -7,6 +7,7 @@ use super::peer::Peers;
 use super::qp::{QpAttributes, QpInner, QueuePair};
 use super::srq::SharedReceiveQueue;
 use super::stats;
+use super::ud;
 use super::waiting::Waiting;
 use crate::capture::{Recorder, RecorderLimits};
 use crate::config::Config;
@@ -43,6 +44,8 @@ pub(crate) struct ContextInner {
     next_pd: AtomicU32,
     /// Queue pairs that are connected by number; made with the first of them.
     peers: Mutex<Option<Arc<Peers>>>,
+    /// Datagram queue pairs.
+    pub(super) datagrams: ud::Numbers,
     pub(super) waiting: Waiting,
     /// Totals of queue pairs that are gone.
     past: Mutex<Counters>,
@@ -78,6 +81,7 @@ impl Context {
             next_qp: AtomicU32::new(random_u32()? & 0x00ff_ffff),
             next_pd: AtomicU32::new(1),
             peers: Mutex::new(None),
+            datagrams: ud::Numbers::default(),
             waiting: Waiting::default(),
             past: Mutex::default(),
             origin: Origin::here(),
@@ -371,10 +375,24 @@ impl ContextInner {
         make: impl FnOnce(u32) -> Result<Arc<QpInner>>,
     ) -> Result<Arc<QpInner>> {
         let mut qps = self.qps.write();
-        let num = number(&|num| qps.contains_key(&num))?;
+        let num = number(&|num| qps.contains_key(&num) || self.datagrams.contains(num))?;
         let qp = make(num)?;
         qps.insert(num, Arc::downgrade(&qp));
         Ok(qp)
+    }
+
+    /// Takes a number that contains `port` for a datagram queue pair.
+    pub(super) fn take_ud_number(&self, port: u16, random: u32) -> Option<u32> {
+        let qps = self.qps.read();
+        self.datagrams
+            .take(port, random, |num| qps.contains_key(&num))
+    }
+
+    /// A datagram queue pair is gone.
+    pub(super) fn leave_ud(&self, num: u32, counters: &Counters) {
+        let mut past = self.past.lock();
+        self.datagrams.remove(num);
+        past.add(counters);
     }
 
     /// The next number that is not `taken`.
@@ -436,11 +454,15 @@ impl ContextInner {
     pub(super) fn totals(&self) -> Option<Counters> {
         if self.is_ours() {
             let past = self.past.lock();
-            return Some(Self::sum(past, self.qps.read(), |qp| Some(qp.counters())));
+            let datagrams = self.datagrams.all(true)?;
+            let sum = Self::sum(past, self.qps.read(), |qp| Some(qp.counters()));
+            return Some(ud::add_counters(sum, &datagrams, true));
         }
         let past = self.past.try_lock()?;
+        let datagrams = self.datagrams.all(false)?;
         let qps = self.qps.try_read()?;
-        Some(Self::sum(past, qps, QpInner::counters_if_free))
+        let sum = Self::sum(past, qps, QpInner::counters_if_free);
+        Some(ud::add_counters(sum, &datagrams, false))
     }
 
     /// The numbers of its queue pairs, in no order. `None` in a child of the process that opened it, if the list is locked.

@@ -4,6 +4,7 @@ use super::channel::CompletionChannel;
 use super::context::ContextInner;
 use super::events::AsyncEventKind;
 use super::qp::QpInner;
+use super::ud::Members;
 use crate::engine::Engine;
 use crate::error::Result;
 use crate::progress::busy_poll::BusyPoll;
@@ -56,6 +57,8 @@ pub(crate) struct CqInner {
     channel: Option<CompletionChannel>,
     /// Queue pairs whose completions go to this queue. Polling drives their sockets.
     qps: RwLock<Vec<Weak<QpInner>>>,
+    /// The datagram queue pairs among them.
+    pub(super) datagrams: Members,
     /// `true` if `qps` has more than [`POLL_DIRECTLY`] entries. A hint.
     many: AtomicBool,
     empty_polls: AtomicU32,
@@ -99,6 +102,7 @@ impl CompletionQueue {
             ready: AtomicBool::new(false),
             channel: channel.cloned(),
             qps: RwLock::default(),
+            datagrams: Members::default(),
             many: AtomicBool::new(false),
             empty_polls: AtomicU32::new(0),
             serve_all_at: AtomicU32::new(SERVE_ALL_EVERY),
@@ -262,12 +266,9 @@ impl CompletionQueue {
 
     /// Returns how many queue pairs send their completions to this queue.
     pub fn queue_pairs(&self) -> usize {
-        self.inner
-            .qps
-            .read()
-            .iter()
-            .filter(|q| q.strong_count() > 0)
-            .count()
+        let connected = self.inner.qps.read();
+        let connected = connected.iter().filter(|q| q.strong_count() > 0).count();
+        connected + self.inner.datagrams.len()
     }
 
     /// Wakes a task at the next completion. Poll once more after this, then wait.
@@ -538,6 +539,7 @@ impl CqInner {
                 serve_all = true;
             }
         }
+        serve_all |= self.datagrams.drive(driving);
         let mut others = false;
         for qp in few.iter().flatten() {
             if driving {
@@ -557,6 +559,7 @@ impl CqInner {
     /// Gives the sockets to the progress thread, because the caller is going to wait.
     pub(super) fn hand_over(&self) {
         self.send_deferred();
+        self.datagrams.hand_over();
         for qp in self.qps.read().iter().take(POLL_DIRECTLY) {
             if let Some(qp) = qp.upgrade() {
                 qp.drives.take();

@@ -1,6 +1,6 @@
 //! Queues of events with a pollable descriptor, and the asynchronous events of a device.
 
-use super::{CompletionQueue, QueuePair, SharedReceiveQueue};
+use super::{CompletionQueue, QueuePair, SharedReceiveQueue, UdEvent, UdQueuePair};
 use crate::error::{Error, Result};
 use crate::progress::wakers::Wakers;
 use crate::sys::eventfd::EventFd;
@@ -178,6 +178,8 @@ pub enum AsyncEventKind {
     LastWqeReached(QueuePair),
     /// Fewer receives than the limit wait in a shared receive queue.
     SrqLimitReached(SharedReceiveQueue),
+    /// Something happened to a datagram queue pair.
+    Datagram(UdQueuePair, UdEvent),
 }
 
 /// An asynchronous event of a device.

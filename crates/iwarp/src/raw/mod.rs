@@ -31,6 +31,7 @@ mod stats;
 #[cfg(test)]
 pub(crate) mod testing;
 mod timer;
+mod ud;
 mod waiting;
 
 pub use crate::complain::once as complain_once;
@@ -42,3 +43,4 @@ pub use events::{AsyncEvent, AsyncEventKind, EventQueue};
 pub use qp::{QpAttributes, QueuePair};
 pub use retry::Retry;
 pub use srq::SharedReceiveQueue;
+pub use ud::{UdAddress, UdAttributes, UdDrops, UdEvent, UdQueuePair, UdSendWr};

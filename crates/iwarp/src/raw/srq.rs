@@ -5,7 +5,7 @@ use super::events::AsyncEventKind;
 use super::qp::QpInner;
 use crate::error::Result;
 use iwarp_rnic::RecvWr;
-use iwarp_rnic::receive_queue::{SharedReceiveQueue as Queue, TakenRecv};
+use iwarp_rnic::receive_queue::{SharedReceiveQueue as Queue, Taken, TakenRecv};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -136,6 +136,11 @@ impl SrqInner {
     /// Takes a receive. Returns whether there was one, and whether [`tell_limit`](Self::tell_limit) must be called, without locks.
     pub(super) fn take(&self, taken: &mut TakenRecv) -> (bool, bool) {
         self.state.lock().queue.take(taken)
+    }
+
+    /// Takes a receive with room for `len` octets; otherwise as [`take`](Self::take).
+    pub(super) fn take_if_fits(&self, taken: &mut TakenRecv, len: u64) -> (Taken, bool) {
+        self.state.lock().queue.take_if_fits(taken, len)
     }
 
     /// Fewer receives than the limit wait.

@@ -223,7 +223,8 @@ unsafe fn read_ip(address: *const libc::sockaddr) -> Option<IpAddr> {
     }
 }
 
-fn index_of(name: &str) -> Option<u32> {
+/// Returns the index of an interface; `None` if there is none of this name.
+pub(crate) fn index_of(name: &str) -> Option<u32> {
     let request = std::ffi::CString::new(name).ok()?;
     // SAFETY: a valid C string.
     match unsafe { libc::if_nametoindex(request.as_ptr()) } {

@@ -5,6 +5,7 @@
 
 pub(crate) mod clock;
 pub(crate) mod connect;
+pub(crate) mod datagram;
 pub(crate) mod eventfd;
 pub(crate) mod exit;
 pub(crate) mod fork;

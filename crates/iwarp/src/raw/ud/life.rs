@@ -1,0 +1,199 @@
+//! States of a datagram queue pair, what completes when they change, and its end.
+
+use super::{Due, Guarded, UdEvent, UdInner, UdQueuePair};
+use crate::raw::after;
+use crate::raw::events::AsyncEventKind;
+use iwarp_rnic::qp::State;
+use iwarp_rnic::{Cqe, WcOpcode, WcStatus};
+use parking_lot::MutexGuard;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Completions that a flush writes before other threads may have the queue pair.
+const FLUSH_STEP: usize = 1024;
+
+impl UdInner {
+    /// Does what a change to the state `to` does.
+    pub(super) fn enter(&self, g: &mut MutexGuard<'_, Guarded>, to: State, due: &mut Due) {
+        let before = std::mem::replace(&mut g.state, to);
+        match to {
+            State::Reset => {
+                g.sends.clear();
+                g.rq.clear();
+                g.seen.clear();
+                g.epoch += 1;
+                g.blocked_since = None;
+            }
+            State::Error => {
+                if before != State::Error && self.srq.is_some() {
+                    due.events.push(UdEvent::LastWqeReached);
+                }
+                self.flush(g, due);
+            }
+            State::Sqd if before != State::Sqd && g.in_flight == 0 => {
+                due.events.push(UdEvent::SqDrained);
+            }
+            _ => {}
+        }
+    }
+
+    /// A local error ended the request in front: the send queue is in error, and receives go on.
+    pub(super) fn fail_send(
+        &self,
+        g: &mut MutexGuard<'_, Guarded>,
+        status: WcStatus,
+        due: &mut Due,
+    ) {
+        if let Some(wr) = g.sends.pop() {
+            self.complete_send(g, wr.wr_id, status, due);
+        }
+        g.state = State::Sqe;
+        self.flush_sends(g, due);
+    }
+
+    /// Completes all requests as flushed: the send queue, then the receive queue.
+    pub(super) fn flush(&self, g: &mut MutexGuard<'_, Guarded>, due: &mut Due) {
+        self.flush_sends(g, due);
+        let mut written = 0;
+        while let Some(wr_id) = g.rq.flush_one() {
+            self.complete_receive(g, failed(wr_id, WcStatus::Flushed, WcOpcode::Recv), due);
+            written += 1;
+            if written % FLUSH_STEP == 0 {
+                MutexGuard::bump(g);
+            }
+        }
+    }
+
+    pub(super) fn flush_sends(&self, g: &mut MutexGuard<'_, Guarded>, due: &mut Due) {
+        g.epoch += 1;
+        g.blocked_since = None;
+        let mut written = 0;
+        while let Some(wr) = g.sends.pop() {
+            self.complete_send(g, wr.wr_id, WcStatus::Flushed, due);
+            written += 1;
+            if written % FLUSH_STEP == 0 {
+                MutexGuard::bump(g);
+            }
+        }
+    }
+
+    pub(super) fn complete_send(
+        &self,
+        g: &mut Guarded,
+        wr_id: u64,
+        status: WcStatus,
+        due: &mut Due,
+    ) {
+        g.counters.completions += 1;
+        let cqe = Cqe {
+            qp_num: self.num,
+            ..failed(wr_id, status, WcOpcode::Send)
+        };
+        let cq = &self.send_cq.inner;
+        cq.push(&mut cq.ring.lock(), cqe, &mut due.send);
+    }
+
+    pub(super) fn complete_receive(&self, g: &mut Guarded, cqe: Cqe, due: &mut Due) {
+        g.counters.completions += 1;
+        let cqe = Cqe {
+            qp_num: self.num,
+            ..cqe
+        };
+        let cq = &self.recv_cq.inner;
+        cq.push(&mut cq.ring.lock(), cqe, &mut due.recv);
+    }
+
+    /// Raises events and wakes waiting threads. Call it without locks.
+    pub(super) fn settle(self: &Arc<Self>, due: Due) {
+        if !due.recv.is_nothing() || !due.send.is_nothing() {
+            let mut overflow = self.send_cq.inner.settle(due.send);
+            overflow |= self.recv_cq.inner.settle(due.recv);
+            if let (true, Some(srq)) = (due.recv.srq_limit, &self.srq) {
+                srq.inner.tell_limit();
+            }
+            if overflow {
+                after::overflowed([&self.send_cq, &self.recv_cq]);
+            }
+        }
+        for event in due.events {
+            let handle = UdQueuePair {
+                inner: Arc::clone(self),
+            };
+            self.ctx.raise(AsyncEventKind::Datagram(handle, event));
+        }
+        if self.is_destroyed() {
+            self.forget_events();
+        }
+    }
+
+    /// A completion queue of it has overflowed: it cannot report reliably any more.
+    pub(in crate::raw) fn fail(self: &Arc<Self>) {
+        let mut due = Due::default();
+        {
+            let mut g = self.state.lock();
+            if g.state == State::Error || self.is_destroyed() {
+                return;
+            }
+            due.events.push(UdEvent::Fatal);
+            self.enter(&mut g, State::Error, &mut due);
+        }
+        self.settle(due);
+    }
+
+    pub(super) fn destroy(self: &Arc<Self>) {
+        if self.origin.is_foreign() {
+            return;
+        }
+        {
+            let mut g = self.state.lock();
+            if self.destroyed.swap(true, Ordering::AcqRel) {
+                return;
+            }
+            self.enter(&mut g, State::Reset, &mut Due::default());
+        }
+        self.leave();
+        self.send_cq.inner.datagrams.detach(self);
+        self.recv_cq.inner.datagrams.detach(self);
+        self.send_cq.inner.purge(self.num);
+        self.recv_cq.inner.purge(self.num);
+        self.forget_events();
+    }
+
+    /// Gives its number and its sockets back.
+    fn leave(&self) {
+        self.groups.leave_all(&self.engine);
+        for local in self.locals.all().iter() {
+            self.engine.remove(&local.socket, local.token);
+        }
+        self.engine.forget(self.timer);
+        let counters = self.state.lock().counters;
+        self.ctx.leave_ud(self.num, &counters);
+    }
+
+    /// Drops asynchronous events about it that no thread has taken: they would keep it, and through it the device, forever.
+    fn forget_events(self: &Arc<Self>) {
+        self.ctx.async_events.retain(|event| match &event.kind {
+            AsyncEventKind::Datagram(qp, _) => !Arc::ptr_eq(&qp.inner, self),
+            _ => true,
+        });
+    }
+}
+
+impl Drop for UdInner {
+    fn drop(&mut self) {
+        // Dropped without `destroy`.
+        if !self.is_destroyed() && !self.origin.is_foreign() {
+            self.leave();
+        }
+    }
+}
+
+/// A completion without data.
+pub(super) fn failed(wr_id: u64, status: WcStatus, opcode: WcOpcode) -> Cqe {
+    Cqe {
+        wr_id,
+        status,
+        opcode,
+        ..Cqe::default()
+    }
+}

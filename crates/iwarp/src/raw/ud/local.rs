@@ -1,0 +1,119 @@
+//! The addresses at which a queue pair is reached: a socket for each, all with the port that the queue pair's number contains.
+//!
+//! A datagram leaves by the socket of the address that its handle names. No socket has an address of another interface, so nothing that
+//! was sent to one is received.
+
+use super::source::Watch;
+use super::{SOCKET_BUFFER, UdInner};
+use crate::device::Device;
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::sys::datagram::{Bind, DatagramSocket};
+use crate::sys::poller::Interest;
+use parking_lot::RwLock;
+use std::io::{self, ErrorKind};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+/// One of the addresses.
+pub(super) struct Local {
+    pub(super) ip: IpAddr,
+    pub(super) socket: DatagramSocket,
+    pub(super) token: u64,
+}
+
+impl Local {
+    fn bind(device: &Device, ip: IpAddr, port: u16, engine: &Engine) -> io::Result<Self> {
+        let at = Bind::Address(device.socket_addr(ip, port));
+        let socket = DatagramSocket::bind(at, device.interface_index(), SOCKET_BUFFER)?;
+        let token = engine.token();
+        Ok(Self { ip, socket, token })
+    }
+}
+
+/// Makes a socket at each address of the device that has a GID, with one port that the system chooses. `None` if the port is taken at one
+/// of them; another attempt gets another port.
+pub(super) fn bind_all(device: &Device, engine: &Engine) -> Result<Option<(Vec<Local>, u16)>> {
+    let (mut list, mut port) = (Vec::new(), 0);
+    for address in device.addresses.iter().filter(|a| a.place.is_some()) {
+        match Local::bind(device, address.ip, port, engine) {
+            Ok(local) => {
+                port = local.socket.local_addr()?.port();
+                list.push(local);
+            }
+            Err(e) if e.kind() == ErrorKind::AddrInUse && port != 0 => return Ok(None),
+            // It has just gone.
+            Err(e) if e.kind() == ErrorKind::AddrNotAvailable => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    match list.is_empty() {
+        true => Err(Error::NoDevice),
+        false => Ok(Some((list, port))),
+    }
+}
+
+/// The addresses of a queue pair. They become more, but not fewer: an address that the device has lost may come back.
+pub(super) struct Locals(RwLock<Arc<[Arc<Local>]>>);
+
+impl Locals {
+    pub(super) fn new(list: Vec<Local>) -> Self {
+        Self(RwLock::new(list.into_iter().map(Arc::new).collect()))
+    }
+
+    pub(super) fn all(&self) -> Arc<[Arc<Local>]> {
+        Arc::clone(&self.0.read())
+    }
+
+    pub(super) fn at(&self, ip: IpAddr) -> Option<Arc<Local>> {
+        self.0.read().iter().find(|local| local.ip == ip).cloned()
+    }
+
+    fn push(&self, local: Local) {
+        let mut list = self.0.write();
+        *list = list.iter().cloned().chain([Arc::new(local)]).collect();
+    }
+}
+
+impl UdInner {
+    /// Has the engine watch all of its sockets.
+    pub(super) fn watch(self: &Arc<Self>) -> io::Result<()> {
+        for local in self.locals.all().iter() {
+            let source = Watch::own(self);
+            let engine = &self.engine;
+            engine.add(&local.socket, local.token, Interest::READ, source)?;
+        }
+        Ok(())
+    }
+
+    /// Makes it reachable at one more address, which the device has got since the queue pair was made. Does nothing if it is already.
+    pub(super) fn reach_at(self: &Arc<Self>, ip: IpAddr) -> Result<()> {
+        if self.locals.at(ip).is_some() {
+            return Ok(());
+        }
+        if self.origin.is_foreign() {
+            return Err(Error::InvalidState("the queue pair is the parent's"));
+        }
+        let device = self.ctx.device.current()?.ok_or(Error::NoDevice)?;
+        if device.address(ip).is_none() {
+            return Err(Error::InvalidArgument("the GID is none of this device"));
+        }
+        let g = self.state.lock();
+        if self.is_destroyed() {
+            return Err(Error::InvalidState("the queue pair is destroyed"));
+        }
+        if self.locals.at(ip).is_some() {
+            // Another thread was quicker.
+            return Ok(());
+        }
+        let local = Local::bind(&device, ip, self.num as u16, &self.engine)?;
+        let source = Watch::own(self);
+        self.engine
+            .add(&local.socket, local.token, Interest::READ, source)?;
+        if g.resting {
+            self.engine.pause(&local.socket);
+        }
+        self.locals.push(local);
+        Ok(())
+    }
+}

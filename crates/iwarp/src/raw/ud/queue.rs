@@ -1,0 +1,278 @@
+//! The send queue of a datagram queue pair: a ring of fixed size, with room for elements and inline data.
+
+use super::address::UdAddress;
+use crate::error::{Error, Result};
+use iwarp_proto::datagram::PAYLOAD_MAX;
+use iwarp_rnic::memory::{Accessor, MemoryTable};
+use iwarp_rnic::{Access, PostError, SendFlags, Sge, WcStatus};
+use std::collections::VecDeque;
+
+/// A send work request of a datagram (`ibv_post_send(3)`). Its elements are copied when it is posted.
+#[derive(Debug, Clone, Copy)]
+pub struct UdSendWr<'a> {
+    /// A number of the program's, which comes back in the completion.
+    pub wr_id: u64,
+    /// Immediate data in host order.
+    pub immediate: Option<u32>,
+    /// Options. A fence has no meaning here.
+    pub flags: SendFlags,
+    /// Where it goes.
+    pub to: UdAddress,
+    /// Number of the queue pair that it is for; of no meaning for a group.
+    pub remote_qp: u32,
+    /// The key of that queue pair. If its highest bit is set, the key of the sending queue pair is used instead.
+    pub remote_qkey: u32,
+    /// The payload, unless it is inline.
+    pub sges: &'a [Sge],
+    /// The payload if [`SendFlags::INLINE`] is set; pieces are joined.
+    pub inline: &'a [&'a [u8]],
+}
+
+/// A request that waits.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Waiting {
+    pub(super) wr_id: u64,
+    pub(super) immediate: Option<u32>,
+    pub(super) flags: SendFlags,
+    pub(super) to: UdAddress,
+    pub(super) remote_qp: u32,
+    pub(super) qkey: u32,
+    /// Elements, or octets of inline data.
+    count: usize,
+    /// Octets of payload. It may be more than a datagram carries.
+    pub(super) len: u64,
+}
+
+pub(super) struct SendQueue {
+    ring: VecDeque<Waiting>,
+    depth: usize,
+    /// The slot of the oldest request.
+    head: usize,
+    max_sge: usize,
+    max_inline: usize,
+    sges: Vec<Sge>,
+    inline: Vec<u8>,
+}
+
+fn filled<T: Clone>(len: usize, value: T) -> Result<Vec<T>> {
+    let mut list = Vec::new();
+    list.try_reserve_exact(len)
+        .map_err(|_| Error::OutOfMemory)?;
+    list.resize(len, value);
+    Ok(list)
+}
+
+impl SendQueue {
+    pub(super) fn new(depth: u32, max_sge: u32, max_inline: u32) -> Result<Self> {
+        let (depth, max_sge, max_inline) = (depth as usize, max_sge as usize, max_inline as usize);
+        let mut ring = VecDeque::new();
+        ring.try_reserve_exact(depth)
+            .map_err(|_| Error::OutOfMemory)?;
+        Ok(Self {
+            ring,
+            depth,
+            head: 0,
+            max_sge,
+            max_inline,
+            sges: filled(depth * max_sge, Sge::default())?,
+            inline: filled(depth * max_inline, 0)?,
+        })
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.ring.len()
+    }
+
+    pub(super) fn room(&self) -> usize {
+        self.depth - self.ring.len()
+    }
+
+    /// The request that is `at` places behind the oldest.
+    pub(super) fn get(&self, at: usize) -> Option<&Waiting> {
+        self.ring.get(at)
+    }
+
+    const fn slot(&self, at: usize) -> usize {
+        (self.head + at) % self.depth
+    }
+
+    /// Returns `Ok` if a request fits the queue, whether it is full or not.
+    pub(super) fn check(&self, wr: &UdSendWr<'_>) -> Result<(), PostError> {
+        if wr.flags.contains(SendFlags::INLINE) {
+            let len: usize = wr.inline.iter().map(|piece| piece.len()).sum();
+            if len > self.max_inline {
+                return Err(PostError::InlineTooLong);
+            }
+        } else if wr.sges.len() > self.max_sge {
+            return Err(PostError::TooManySges);
+        }
+        Ok(())
+    }
+
+    /// Appends a request.
+    pub(super) fn push(&mut self, wr: &UdSendWr<'_>, qkey: u32) -> Result<(), PostError> {
+        self.check(wr)?;
+        if self.room() == 0 {
+            return Err(PostError::QueueFull);
+        }
+        let slot = self.slot(self.ring.len());
+        let (count, len) = if wr.flags.contains(SendFlags::INLINE) {
+            let mut to = &mut self.inline[slot * self.max_inline..];
+            let mut len = 0;
+            for piece in wr.inline {
+                let (now, rest) = to.split_at_mut(piece.len());
+                now.copy_from_slice(piece);
+                (to, len) = (rest, len + piece.len());
+            }
+            (len, len as u64)
+        } else {
+            let to = &mut self.sges[slot * self.max_sge..];
+            to[..wr.sges.len()].copy_from_slice(wr.sges);
+            let len = wr.sges.iter().map(|sge| u64::from(sge.len)).sum();
+            (wr.sges.len(), len)
+        };
+        self.ring.push_back(Waiting {
+            wr_id: wr.wr_id,
+            immediate: wr.immediate,
+            flags: wr.flags,
+            to: wr.to,
+            remote_qp: wr.remote_qp,
+            qkey,
+            count,
+            len,
+        });
+        Ok(())
+    }
+
+    /// Copies the payload of a request into `to`, which has as many octets.
+    ///
+    /// # Errors
+    /// The status with which it completes: a message that is too long, or a key that does not allow it.
+    pub(super) fn copy_payload(
+        &self,
+        at: usize,
+        memory: &MemoryTable,
+        who: Accessor,
+        mut to: &mut [u8],
+    ) -> Result<(), WcStatus> {
+        let Some(wr) = self.ring.get(at) else {
+            return Ok(());
+        };
+        let slot = self.slot(at);
+        if wr.flags.contains(SendFlags::INLINE) {
+            let from = slot * self.max_inline;
+            to.copy_from_slice(&self.inline[from..from + wr.count]);
+            return Ok(());
+        }
+        let from = slot * self.max_sge;
+        for sge in &self.sges[from..from + wr.count] {
+            let (now, rest) = to.split_at_mut(sge.len as usize);
+            let range = (sge.stag(), sge.addr, sge.len);
+            memory
+                .access(range, Access::empty(), who, |span| span.read(now))
+                .map_err(|_| WcStatus::LocalProtection)?;
+            to = rest;
+        }
+        Ok(())
+    }
+
+    /// Takes the oldest request.
+    pub(super) fn pop(&mut self) -> Option<Waiting> {
+        let wr = self.ring.pop_front()?;
+        self.head = self.slot(1);
+        Some(wr)
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.ring.clear();
+        self.head = 0;
+    }
+}
+
+impl Waiting {
+    /// Returns `true` if a datagram can carry it.
+    pub(super) const fn fits(&self) -> bool {
+        self.len <= PAYLOAD_MAX as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn inline<'a>(wr_id: u64, pieces: &'a [&'a [u8]]) -> UdSendWr<'a> {
+        UdSendWr {
+            wr_id,
+            immediate: None,
+            flags: SendFlags::INLINE,
+            to: UdAddress::new([1; 16], [1; 16], 0, 0).unwrap(),
+            remote_qp: 2,
+            remote_qkey: 3,
+            sges: &[],
+            inline: pieces,
+        }
+    }
+
+    #[test]
+    fn inline_data_stay_with_their_request() {
+        let mut queue = SendQueue::new(3, 1, 4).unwrap();
+        let (memory, who) = (MemoryTable::new(), Accessor { pd: 1, qp: 2 });
+        for round in 0..10u8 {
+            let wide = [round; 4];
+            for wr_id in 0..3 {
+                let pieces: [&[u8]; 2] = [&wide[..1], &wide[1..=wr_id]];
+                queue.push(&inline(wr_id as u64, &pieces), 9).unwrap();
+            }
+            assert_eq!(queue.push(&inline(3, &[]), 9), Err(PostError::QueueFull));
+            // One is taken, and one more comes in its place.
+            assert_eq!(queue.pop().unwrap().wr_id, 0);
+            queue.push(&inline(3, &[&[0xee]]), 9).unwrap();
+            for (at, len) in [(0, 2), (1, 3)] {
+                let mut to = vec![0; len];
+                queue.copy_payload(at, &memory, who, &mut to).unwrap();
+                assert_eq!(to, vec![round; len]);
+            }
+            let mut last = [0];
+            queue.copy_payload(2, &memory, who, &mut last).unwrap();
+            assert_eq!(last, [0xee]);
+            while queue.pop().is_some() {}
+        }
+    }
+
+    #[test]
+    fn what_the_queue_was_not_made_for_is_refused() {
+        let queue = SendQueue::new(1, 1, 4).unwrap();
+        let long = inline(0, &[&[0; 3], &[0; 2]]);
+        assert_eq!(queue.check(&long), Err(PostError::InlineTooLong));
+        let several = UdSendWr {
+            flags: SendFlags::empty(),
+            sges: &[Sge::default(); 2],
+            ..long
+        };
+        assert_eq!(queue.check(&several), Err(PostError::TooManySges));
+    }
+
+    #[test]
+    fn memory_that_is_not_registered_is_not_sent() {
+        let mut queue = SendQueue::new(1, 1, 0).unwrap();
+        let sges = [Sge {
+            addr: 0x1000,
+            len: 4,
+            lkey: 77,
+        }];
+        let wr = UdSendWr {
+            flags: SendFlags::empty(),
+            sges: &sges,
+            inline: &[],
+            ..inline(0, &[])
+        };
+        queue.push(&wr, 1).unwrap();
+        let copied = queue.copy_payload(
+            0,
+            &MemoryTable::new(),
+            Accessor { pd: 1, qp: 2 },
+            &mut [0; 4],
+        );
+        assert_eq!(copied, Err(WcStatus::LocalProtection));
+    }
+}

@@ -1,0 +1,314 @@
+//! Sending: requests become datagrams, several for each system call.
+//!
+//! Run by the holder of the direction's baton. The payload is copied into the thread's room, so memory may be deregistered as soon as the
+//! copy is made, and what is sent is what the CRC was computed over.
+
+use super::address::UdAddress;
+use super::group::GROUP_PORT;
+use super::local::Local;
+use super::queue::UdSendWr;
+use super::{Due, Guarded, UdEvent, UdInner, with_room};
+use crate::crc::crc32c_append;
+use crate::sys::clock::now_ns;
+use crate::sys::datagram::{BATCH, Batch};
+use crate::sys::poller::Interest;
+use iwarp_proto::datagram::{HEADER_LEN, Header, MULTICAST_QP};
+use iwarp_rnic::qp::State;
+use iwarp_rnic::{PostError, SendFlags, WcStatus};
+use parking_lot::MutexGuard;
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long requests wait for room in the socket's buffer. Then they are dropped, as the network may do, so that a link that is stuck
+/// does not keep a program from its completions.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// The timer of that time.
+pub(super) const TIMER_BLOCKED: u32 = 1;
+/// The bit of a Q_Key in a request that asks for the queue pair's own.
+const OWN_QKEY: u32 = 1 << 31;
+
+impl UdInner {
+    /// Sends what waits, or leaves it to the thread that sends already.
+    pub(super) fn drive_tx(self: &Arc<Self>) -> bool {
+        if self.origin.is_foreign() {
+            return false;
+        }
+        self.tx.drive(|| self.send_waiting())
+    }
+
+    /// Queues requests, all of them or none if `whole`.
+    pub(super) fn post(
+        self: &Arc<Self>,
+        wrs: &[UdSendWr<'_>],
+        whole: bool,
+    ) -> Result<(), (usize, PostError)> {
+        // An address may be new. One that cannot be used is found out below.
+        let mut locals = self.locals.all();
+        for wr in wrs {
+            if !is_among(&locals, wr) {
+                if let Err(error) = self.reach_at(wr.to.source) {
+                    tracing::debug!(qp = self.num, %error, "no datagrams from this address");
+                }
+                locals = self.locals.all();
+            }
+        }
+        let mut due = Due::default();
+        let result = self.post_locked(wrs, whole, &locals, &mut due);
+        self.settle(due);
+        result
+    }
+
+    fn post_locked(
+        &self,
+        wrs: &[UdSendWr<'_>],
+        whole: bool,
+        locals: &[Arc<Local>],
+        due: &mut Due,
+    ) -> Result<(), (usize, PostError)> {
+        let mut g = self.state.lock();
+        let takes = matches!(g.state, State::Rts | State::Sqd | State::Sqe | State::Error);
+        if !takes || self.is_destroyed() {
+            return Err((0, PostError::InvalidState));
+        }
+        let check = |g: &Guarded, wr: &UdSendWr<'_>| match g.sends.check(wr) {
+            Ok(()) if !is_among(locals, wr) => Err(PostError::InvalidRequest),
+            checked => checked,
+        };
+        if whole {
+            for (i, wr) in wrs.iter().enumerate() {
+                check(&g, wr).map_err(|e| (i, e))?;
+            }
+            if wrs.len() > g.sends.room() {
+                return Err((g.sends.room(), PostError::QueueFull));
+            }
+        }
+        let flushes = matches!(g.state, State::Sqe | State::Error);
+        for (i, wr) in wrs.iter().enumerate() {
+            check(&g, wr).map_err(|e| (i, e))?;
+            let qkey = match wr.remote_qkey & OWN_QKEY {
+                0 => wr.remote_qkey,
+                _ => g.qkey,
+            };
+            g.sends.push(wr, qkey).map_err(|e| (i, e))?;
+            if flushes {
+                self.flush_sends(&mut g, due);
+            }
+        }
+        Ok(())
+    }
+
+    fn send_waiting(self: &Arc<Self>) {
+        let mut due = Due::default();
+        with_room(|batch| {
+            loop {
+                batch.clear();
+                let (epoch, local) = self.fill(batch, &mut due);
+                let Some(local) = local.filter(|_| batch.len() > 0) else {
+                    return;
+                };
+                let sent = local.socket.send(batch);
+                if !self.account(epoch, sent, &local, &mut due) {
+                    return;
+                }
+            }
+        });
+        self.settle(due);
+    }
+
+    /// Makes datagrams of the next requests that leave by one socket. Returns the epoch of the send queue, and the socket.
+    fn fill(&self, batch: &mut Batch, due: &mut Due) -> (u64, Option<Arc<Local>>) {
+        let mut g = self.state.lock();
+        let source = g.sends.get(0).map(|wr| wr.to.source);
+        let local = source.and_then(|ip| self.locals.at(ip));
+        while g.state == State::Rts && batch.len() < BATCH {
+            let at = batch.len();
+            if at > 0 && g.sends.get(at).map(|wr| wr.to.source) != source {
+                break;
+            }
+            match self.make(&g, at, batch) {
+                Some(Ok(())) => {}
+                Some(Err(status)) if at == 0 => self.fail_send(&mut g, status, due),
+                // Those in front of the bad one are sent first.
+                Some(Err(_)) | None => break,
+            }
+        }
+        g.in_flight = batch.len();
+        (g.epoch, local)
+    }
+
+    /// Adds the request `at` places behind the oldest to the batch; `None` if there is none.
+    fn make(&self, g: &Guarded, at: usize, batch: &mut Batch) -> Option<Result<(), WcStatus>> {
+        let wr = g.sends.get(at)?;
+        if !wr.fits() {
+            return Some(Err(WcStatus::LocalLength));
+        }
+        let datagram = batch.room(HEADER_LEN + wr.len as usize)?;
+        let payload = &mut datagram[HEADER_LEN..];
+        let memory = self.ctx.memory.read();
+        let copied = g.sends.copy_payload(at, &memory, self.accessor(), payload);
+        drop(memory);
+        if let Err(status) = copied {
+            return Some(Err(status));
+        }
+        let (to, destination) = self.destination(&wr.to, wr.remote_qp);
+        let header = Header {
+            destination,
+            source: self.num,
+            qkey: wr.qkey,
+            immediate: wr.immediate,
+            solicited: wr.flags.contains(SendFlags::SOLICITED),
+            sequence: g.sequence.wrapping_add(at as u32),
+        };
+        // The number of the other queue pair is the program's, and may have more bits than there are.
+        if header.seal(crc32c_append, datagram).is_err() {
+            return Some(Err(WcStatus::LocalQpOperation));
+        }
+        batch.commit(to, wr.to.route);
+        Some(Ok(()))
+    }
+
+    /// Returns the socket and the number that a datagram goes to.
+    fn destination(&self, to: &UdAddress, remote_qp: u32) -> (SocketAddr, u32) {
+        let (port, number) = match to.ip.is_multicast() {
+            true => (GROUP_PORT, MULTICAST_QP),
+            false => (remote_qp as u16, remote_qp),
+        };
+        let socket = match to.ip {
+            IpAddr::V4(ip) => (ip, port).into(),
+            IpAddr::V6(ip) => {
+                // Of the addresses that need one: groups leave by the device's interface anyway.
+                let scope = match ip.is_unicast_link_local() {
+                    true => self.interface,
+                    false => 0,
+                };
+                SocketAddrV6::new(ip, port, 0, scope).into()
+            }
+        };
+        (socket, number)
+    }
+
+    /// Notes what the socket did with a batch. Returns `true` if there may be more to send.
+    fn account(
+        self: &Arc<Self>,
+        epoch: u64,
+        sent: std::io::Result<usize>,
+        local: &Arc<Local>,
+        due: &mut Due,
+    ) -> bool {
+        let mut g = self.state.lock();
+        g.in_flight = 0;
+        if g.epoch != epoch {
+            // They were flushed meanwhile.
+            return true;
+        }
+        let goes_on = match sent {
+            Ok(n) => {
+                self.complete_sent(&mut g, n, true, due);
+                true
+            }
+            Err(e) if e.kind() == ErrorKind::WouldBlock => self.wait_for_room(&mut g, local, due),
+            Err(error) => {
+                tracing::debug!(qp = self.num, %error, "a datagram is not sent");
+                self.complete_sent(&mut g, 1, false, due);
+                true
+            }
+        };
+        if g.state == State::Sqd && !due.events.contains(&UdEvent::SqDrained) {
+            due.events.push(UdEvent::SqDrained);
+        }
+        goes_on
+    }
+
+    /// Completes the oldest `n` requests, which were sent, or are not going to be.
+    fn complete_sent(
+        &self,
+        g: &mut MutexGuard<'_, Guarded>,
+        n: usize,
+        were_sent: bool,
+        due: &mut Due,
+    ) {
+        g.blocked_since = None;
+        for _ in 0..n {
+            let Some(wr) = g.sends.pop() else { return };
+            if were_sent {
+                let counters = &mut g.counters;
+                counters.tx_messages += 1;
+                counters.tx_fpdus += 1;
+                counters.tx_payload += wr.len;
+                counters.tx_bytes += wr.len + HEADER_LEN as u64;
+            } else {
+                g.drops.unsent += 1;
+            }
+            // A number was used for it, whatever became of it.
+            g.sequence = g.sequence.wrapping_add(1);
+            if self.signal_all || wr.flags.contains(SendFlags::SIGNALED) {
+                self.complete_send(g, wr.wr_id, WcStatus::Success, due);
+            }
+        }
+    }
+
+    /// The socket's buffer is full. Returns `true` if requests were dropped, because it has been full for too long.
+    fn wait_for_room(
+        self: &Arc<Self>,
+        g: &mut MutexGuard<'_, Guarded>,
+        local: &Arc<Local>,
+        due: &mut Due,
+    ) -> bool {
+        let now = now_ns();
+        let since = *g.blocked_since.get_or_insert(now);
+        let waited = Duration::from_nanos(now.saturating_sub(since));
+        if waited >= PATIENCE {
+            let all = g.sends.len();
+            self.complete_sent(g, all, false, due);
+            return true;
+        }
+        if since == now {
+            self.engine.after(PATIENCE, self.timer, TIMER_BLOCKED);
+        }
+        self.watch_room(g, Some(local));
+        false
+    }
+
+    /// Has the engine watch for room in the buffer of this socket, or of none any more.
+    fn watch_room(&self, g: &mut Guarded, wanted: Option<&Arc<Local>>) {
+        let watched = g.watches_room.as_ref().map(|local| local.token);
+        if watched == wanted.map(|local| local.token) {
+            return;
+        }
+        if let Some(old) = g.watches_room.take() {
+            // If that fails, it is watched for once more than needed.
+            let _ = self.engine.modify(&old.socket, old.token, Interest::READ);
+        }
+        let Some(local) = wanted else { return };
+        self.wake(g);
+        let both = Interest {
+            readable: true,
+            writable: true,
+        };
+        if self.engine.modify(&local.socket, local.token, both).is_ok() {
+            g.watches_room = Some(Arc::clone(local));
+        }
+    }
+
+    /// The socket has room again, or the time for it is over.
+    pub(super) fn room_or_late(self: &Arc<Self>) {
+        {
+            let mut g = self.state.lock();
+            // It is watched for again if it is still full.
+            self.watch_room(&mut g, None);
+        }
+        self.drive_tx();
+    }
+
+    /// Returns `true` if requests wait for room in the socket's buffer.
+    pub(super) fn is_blocked(&self) -> bool {
+        self.state.lock().blocked_since.is_some()
+    }
+}
+
+/// Returns `true` if the source of a request is one of these addresses.
+fn is_among(locals: &[Arc<Local>], wr: &UdSendWr<'_>) -> bool {
+    locals.iter().any(|local| local.ip == wr.to.source)
+}
