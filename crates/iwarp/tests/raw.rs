@@ -1,60 +1,18 @@
 //! The objects of `iwarp::raw`, end to end over loopback in one process: all operations with each framing option, and connection
 //! management.
 
+#[path = "common/words.rs"]
+mod words;
+
 use iwarp::raw::cm::{CmEvent, CmEventKind, CmId, ConnectionParameters, create_event_channel};
 use iwarp::raw::{CompletionQueue, Context, QpAttributes, QueuePair};
 use iwarp::{Config, Device, State};
-use iwarp_rnic::{Access, Cqe, RecvWr, SendFlags, SendOp, SendWr, Sge, WcOpcode, WcStatus};
+use iwarp_rnic::{Cqe, RecvWr, SendFlags, SendOp, SendWr, Sge, WcOpcode, WcStatus};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
+use words::{Mem, poll};
 
 const WAIT: Option<Duration> = Some(Duration::from_secs(10));
-
-/// Registered memory that both ends may access at any time.
-struct Mem {
-    words: Box<[u64]>,
-    stag: u32,
-}
-
-impl Mem {
-    fn new(ctx: &Context, pd: u32, len: usize) -> Self {
-        let words = vec![0u64; len.div_ceil(8)].into_boxed_slice();
-        let access = Access::all() - Access::ZERO_BASED;
-        let addr = words.as_ptr() as u64;
-        // SAFETY: the memory lives until the end of the test, and is read only after completions.
-        let stag =
-            unsafe { ctx.register(addr, (words.len() * 8) as u64, addr, pd, access) }.unwrap();
-        Self { words, stag }
-    }
-
-    fn addr(&self) -> u64 {
-        self.words.as_ptr() as u64
-    }
-
-    fn sge(&self, len: u32) -> Sge {
-        Sge {
-            addr: self.addr(),
-            len,
-            lkey: self.stag,
-        }
-    }
-
-    fn fill(&self, seed: u64) {
-        for (i, w) in self.words.iter().enumerate() {
-            // SAFETY: the test owns the memory between operations.
-            unsafe {
-                std::ptr::from_ref(w)
-                    .cast_mut()
-                    .write_volatile(seed.wrapping_add(i as u64 * 0x9e37_79b9))
-            };
-        }
-    }
-
-    fn word(&self, i: usize) -> u64 {
-        // SAFETY: as above.
-        unsafe { std::ptr::from_ref(&self.words[i]).read_volatile() }
-    }
-}
 
 struct End {
     ctx: Context,
@@ -149,15 +107,6 @@ fn pair(config: &Config) -> (End, End) {
         id,
     };
     (client, server)
-}
-
-fn poll(cq: &CompletionQueue) -> Cqe {
-    let mut out = [Cqe::default()];
-    let start = Instant::now();
-    while cq.poll(&mut out).unwrap() == 0 {
-        assert!(start.elapsed() < Duration::from_secs(20), "no completion");
-    }
-    out[0]
 }
 
 fn send(end: &End, op: SendOp, sges: &[Sge]) {
