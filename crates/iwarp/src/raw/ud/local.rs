@@ -117,3 +117,73 @@ impl UdInner {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::raw::testing::context;
+    use crate::raw::{UdAddress, UdAttributes, UdQueuePair, UdSendWr};
+    use iwarp_rnic::SendFlags;
+    use iwarp_rnic::qp::State;
+    use std::net::Ipv6Addr;
+    use std::time::{Duration, Instant};
+
+    fn queue_pair() -> UdQueuePair {
+        let ctx = context();
+        let cq = ctx.create_cq(4, None).unwrap();
+        let qp = ctx.create_ud_qp(&UdAttributes {
+            pd: ctx.allocate_pd(),
+            send_cq: cq.clone(),
+            recv_cq: cq,
+            srq: None,
+            max_send_wr: 4,
+            max_recv_wr: 1,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline: 4,
+            signal_all: false,
+        });
+        let qp = qp.unwrap();
+        for to in [State::Init, State::Rtr, State::Rts] {
+            qp.modify(to).unwrap();
+        }
+        qp
+    }
+
+    /// As if the device had not had the address when the queue pair was made.
+    fn forget(qp: &UdQueuePair, ip: IpAddr) {
+        let local = qp.inner.locals.at(ip).unwrap();
+        qp.inner.engine.remove(&local.socket, local.token);
+        let mut list = qp.inner.locals.0.write();
+        *list = list.iter().filter(|l| l.ip != ip).cloned().collect();
+    }
+
+    #[test]
+    fn an_address_that_came_later_is_used_when_a_handle_names_it() {
+        let (a, b) = (queue_pair(), queue_pair());
+        let own = Ipv6Addr::LOCALHOST;
+        forget(&a, own.into());
+        let wr = UdSendWr {
+            wr_id: 1,
+            immediate: None,
+            flags: SendFlags::INLINE,
+            to: UdAddress::new(own.octets(), own.octets(), 0, 0).unwrap(),
+            remote_qp: b.num(),
+            remote_qkey: 0,
+            sges: &[],
+            inline: &[b"late"],
+        };
+        a.post_send(&[wr]).unwrap();
+        let local = a.inner.locals.at(own.into()).unwrap();
+        assert_eq!(local.socket.local_addr().unwrap().port(), a.num() as u16);
+        // It came from the port that the sender's number names: only a receive was missing.
+        let came = || {
+            b.inner.drive_rx();
+            b.drops().no_receive == 1
+        };
+        let start = Instant::now();
+        while !came() {
+            assert!(start.elapsed() < Duration::from_secs(10), "{:?}", b.drops());
+        }
+    }
+}
