@@ -1,7 +1,7 @@
 //! UCX, which uses InfiniBand and RoCE NICs and passes over iWARP NICs. It looks for their nodes in `/dev/infiniband` by itself.
 //!
 //! The rows use UCX's lower layer (UCT), where two processes exchange the addresses of queue pairs over TCP. The upper layer (UCP) does so
-//! with unreliable datagrams of the NIC, which iWARP does not have. UCX knows by a table of its own which NICs have atomics, and ours is not in it.
+//! with datagrams of the NIC, of which it drops ours unless it is told not to compare their destination. UCX knows by a table of its own which NICs have atomics, and ours is not in it.
 
 use anyhow::{Result, bail};
 

@@ -168,7 +168,8 @@ pub(crate) struct Ah {
 unsafe fn create_ah(p: *mut ibv_pd, attr: &ibv_ah_attr) -> Res<*mut ibv_ah> {
     let pd = find(p)?;
     let c = context((*p).context);
-    if attr.port_num != 1 {
+    // RoCE NICs refuse a handle without a GID, and so does every device if there is no LID either.
+    if attr.port_num != 1 || attr.is_global == 0 && attr.dlid == 0 {
         return Err(EINVAL);
     }
     let (source, gid) = qp::gids_of_path(c, attr)?;
