@@ -125,8 +125,7 @@ static int gids(struct ibv_context *context, struct ibv_gid_entry *entries)
 
 	NEED(ibv_query_port(context, 1, &port) == 0);
 	CHECK(port.link_layer == IBV_LINK_LAYER_ETHERNET && port.sm_lid == 0);
-	/* The low half of 127.0.0.1. RoCE NICs have none. */
-	CODE(roce ? 0 : 1, port.lid);
+	CHECK(!roce || port.lid == 0);
 	CODE(1, port.pkey_tbl_len);
 	CODE(0, ibv_query_pkey(context, 1, 0, &pkey));
 	CHECK(pkey == 0xffff && ibv_get_pkey_index(context, 1, pkey) == 0);
