@@ -144,9 +144,17 @@ impl QueuePair {
         }
     }
 
+    /// As [`receive_write`](Self::receive_write), outside of the loop over Writes that have payload: one without may be a note.
     #[inline(never)]
     fn receive_lone_write<H: Host>(&mut self, ulpdu: &[u8], env: &mut Env<'_, H>) -> Step {
-        self.receive_write(ulpdu, env)
+        let step = self.receive_write(ulpdu, env);
+        if step == Step::Next
+            && ulpdu.len() == TAGGED_HEADER_LEN
+            && let Some(h) = TaggedHeader::decode(ulpdu)
+        {
+            self.heed(h, env.host);
+        }
+        step
     }
 
     #[inline(never)]
@@ -200,7 +208,7 @@ impl QueuePair {
 
     /// Processes a whole segment of a Write.
     #[inline(always)]
-    fn write<H: Host>(&mut self, ulpdu: &[u8], env: &mut Env<'_, H>) -> Result<(), Refusal> {
+    fn write<H: Host>(&mut self, ulpdu: &[u8], env: &Env<'_, H>) -> Result<(), Refusal> {
         let h = TaggedHeader::decode(ulpdu).ok_or(Refusal::Header(HeaderError::TooShort))?;
         let payload = ulpdu.get(TAGGED_HEADER_LEN..).unwrap_or(&[]);
         let len = payload.len() as u32;
@@ -211,9 +219,6 @@ impl QueuePair {
         };
         self.place(target, payload, env)?;
         self.finish_write(h, len);
-        if len == 0 {
-            self.heed(h, env.host);
-        }
         Ok(())
     }
 

@@ -5,7 +5,7 @@ use super::rx::Step;
 use super::{Env, Host, QueuePair};
 use crate::memory::Crc32c;
 use core::mem;
-use iwarp_proto::ddp::Header;
+use iwarp_proto::ddp::{Header, TAGGED_HEADER_LEN};
 use iwarp_proto::mpa::framing::{
     CRC_LEN, FpduOptions, FramingError, MARKER_LEN, MPA_LEN_FIELD, decode_fpdu, fpdu_len,
     fpdu_len_with_markers,
@@ -56,10 +56,10 @@ fn beginning(octets: &[u8]) -> &[u8] {
     behind.get(..ulpdu_len).unwrap_or(behind)
 }
 
-/// Returns `true` if a segment is a Write.
+/// Returns `true` if a segment is a Write with payload. Those without are few, and may be notes.
 #[inline(always)]
 fn is_write(ulpdu: &[u8]) -> bool {
-    Header::is_any_of(ulpdu, &[Opcode::WRITE])
+    Header::is_any_of(ulpdu, &[Opcode::WRITE]) && ulpdu.len() > TAGGED_HEADER_LEN
 }
 
 /// Returns `true` if a segment is a Send.
@@ -197,6 +197,7 @@ impl QueuePair {
     }
 
     #[cold]
+    #[inline(never)]
     fn refuse_crc<H: Host>(&mut self, host: &mut H) -> Step {
         self.counters.crc_errors = self.counters.crc_errors.wrapping_add(1);
         self.fail_stream(&RxFault::crc(), host);
