@@ -83,7 +83,7 @@ impl QueuePair {
     pub(super) fn receive_write<H: Host>(&mut self, ulpdu: &[u8], env: &mut Env<'_, H>) -> Step {
         match self.write(ulpdu, env) {
             Ok(()) => Step::Next,
-            Err(refusal) => self.refuse_write(refusal, ulpdu, env.host),
+            Err(refusal) => self.refuse_segment(refusal, ulpdu, env.host),
         }
     }
 
@@ -96,8 +96,7 @@ impl QueuePair {
                 let payload = ulpdu.len().saturating_sub(TAGGED_HEADER_LEN) as u32;
                 self.rx.lost_write = Some(self.counters.rx_messages);
                 self.finish_write(h, payload);
-                // Not `Next`: as this never lets the loop over small messages go on, the loop keeps what it needs in registers.
-                Step::Again
+                Step::Next
             }
             _ => self.refuse_segment(refusal, ulpdu, host),
         }
@@ -144,17 +143,19 @@ impl QueuePair {
         }
     }
 
-    /// As [`receive_write`](Self::receive_write), outside of the loop over Writes that have payload: one without may be a note.
+    /// As [`receive_write`](Self::receive_write), outside of the loop: for a Write that may be lost, and for one without payload, which may
+    /// be a note.
     #[inline(never)]
     fn receive_lone_write<H: Host>(&mut self, ulpdu: &[u8], env: &mut Env<'_, H>) -> Step {
-        let step = self.receive_write(ulpdu, env);
-        if step == Step::Next
-            && ulpdu.len() == TAGGED_HEADER_LEN
+        if let Err(refusal) = self.write(ulpdu, env) {
+            return self.refuse_write(refusal, ulpdu, env.host);
+        }
+        if ulpdu.len() == TAGGED_HEADER_LEN
             && let Some(h) = TaggedHeader::decode(ulpdu)
         {
             self.heed(h, env.host);
         }
-        step
+        Step::Next
     }
 
     #[inline(never)]

@@ -102,7 +102,8 @@ impl QueuePair {
         let step = loop {
             // The FPDU need not be there yet. If it is, this is what the loops for each kind find, so one of them gets on.
             let ulpdu = beginning(run.rest);
-            let step = if is_write(ulpdu) {
+            // The loop over Writes ends the stream when one is refused, so those that may be lost go one by one.
+            let step = if is_write(ulpdu) && !self.drops() {
                 self.take_writes(&mut run, env)
             } else if is_send(ulpdu) {
                 self.take_sends(&mut run, env)
