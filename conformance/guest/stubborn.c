@@ -5,7 +5,8 @@
  *
  * The peer is a process with plain TCP, which knows as much of MPA as set-up needs. The programs connect to it or wait for it, and leave by
  * destroying their queue pair, by their end, or because they are killed: with nothing sent, with more sent than the peer's window takes, when they have
- * disconnected, when the peer has broken a rule, and when it has reset the connection after all. For each it prints how long that took. Exit status: 0 unless one took longer than LIMIT, or a step has failed.
+ * disconnected, when the peer has broken a rule, and when it has reset the connection after all. One disconnects, and waits to hear of the end.
+ * For each it prints how long that took. Exit status: 0 unless one took longer than LIMIT (who waits, LINGER more), or a step has failed.
  *
  * With COUNT, so many programs have more to send than their peers read, all at a time, and stay. Meanwhile the command runs; its exit status is that
  * of this program.
@@ -27,8 +28,10 @@
 #define WRITES 64
 #define OCTETS (256 * 1024)
 
-enum way { DESTROYS, EXITS, IS_KILLED, WAYS, STAYS = WAYS };
-static const char *const ways[WAYS] = { "destroys its queue pair", "exits", "is killed" };
+#define LINGER 60.0 /* seconds, the module's */
+
+enum way { DESTROYS, EXITS, IS_KILLED, WAYS, WAITS = WAYS, STAYS };
+static const char *const ways[WAYS + 1] = { "destroys its queue pair", "exits", "is killed", "waits to hear of the end" };
 
 enum state { IDLE, DISCONNECTED, BROKEN, BUSY, RESET, STATES };
 static const char *const states[STATES] = { "", ", has disconnected", ", has had no FPDU but nonsense", ", has much to send", ", has much to send and a reset" };
@@ -205,6 +208,8 @@ static void program(enum way way, int responder, enum state state)
 		rdma_destroy_qp(id);
 	else if (way == IS_KILLED)
 		raise(SIGKILL);
+	else if (way == WAITS)
+		wait_for(channel, RDMA_CM_EVENT_DISCONNECTED);
 	else if (way == STAYS)
 		for (;;)
 			pause();
@@ -213,20 +218,24 @@ static void program(enum way way, int responder, enum state state)
 
 static int leaves(enum way way, int responder, enum state state)
 {
-	pid_t peer = start_peer(responder, state), child = fork();
+	pid_t peer, child;
 	int status, in_time;
 	double since;
 	char octet;
 
+	must(pipe(leaving), "a pipe");
+	peer = start_peer(responder, state);
+	child = fork();
 	if (!child)
 		program(way, responder, state);
 	/* Its own end of the pipe goes with the program, so that an early end is seen. */
 	close(leaving[1]);
 	must(read(leaving[0], &octet, 1) != 1, "the program");
+	close(leaving[0]);
 	since = now();
 	must(waitpid(child, &status, 0) != child, "waiting");
 	since = now() - since;
-	in_time = since < LIMIT && (way == IS_KILLED ? WIFSIGNALED(status) : !status);
+	in_time = since < LIMIT + (way == WAITS ? LINGER : 0) && (way == IS_KILLED ? WIFSIGNALED(status) : !status);
 	printf("%s: a program that %s%s, and %s: %.1f s\n", in_time ? "passed" : "failed", responder ? "has accepted" : "has connected",
 	       states[state], ways[way], since);
 	kill(peer, SIGKILL);
@@ -279,10 +288,8 @@ int main(int argc, char **argv)
 		return atoi(argv[3]) > MOST ? 2 : beside(atoi(argv[3]), argv + 4);
 	for (enum way way = 0; way < WAYS; way++)
 		for (int responder = 0; responder < 2; responder++)
-			for (enum state state = 0; state < (responder ? BUSY : STATES); state++) {
-				must(pipe(leaving), "a pipe");
+			for (enum state state = 0; state < (responder ? BUSY : STATES); state++)
 				good &= leaves(way, responder, state);
-				close(leaving[0]);
-			}
+	good &= leaves(WAITS, 0, DISCONNECTED);
 	return !good;
 }

@@ -90,9 +90,9 @@ const LEFT: &str = "were not freed";
 const GONE: &str = "no allocation of the engine is left";
 
 /// For all cases: ends at the first command that fails, and knows the module's file. `links` makes two devices, `listening` waits until
-/// somebody listens at a port (in hexadecimal), `pair` runs a server and its client, again if what failed is excused, and
-/// `unused`
-/// waits until clients in the kernel have left the device: what stays are completion queues that it keeps for all of them.
+/// somebody listens at a port (in hexadecimal), `pair` runs a server and its client, again if what failed is excused, and `unused`
+/// waits until clients in the kernel have left the device, for at least 10 s or `TRIES` tenths of a second: what stays are completion queues that
+/// it keeps for all of them.
 const PRELUDE: &str = "set -e; MODULE=/lib/iwarp/iwarp_rnic.ko
 links() {
     rdma link add iwarp0 type iwarp netdev user0
@@ -115,7 +115,7 @@ pair() {
     return 1
 }
 unused() {
-    for i in $(seq 100); do
+    for i in $(seq ${TRIES:-100}); do
         if rdma resource | grep 'iwarp0: pd 0 cq [0-9]* qp 0 cm_id 0 mr 0'; then return; fi
         sleep 0.1
     done

@@ -14,6 +14,8 @@
 
 /* Octets that one call receives. Whoever wants to go on lets others have the processor first. */
 #define RECEIVE_AT_ONCE (256 * 1024)
+/* How long a connection that this end has closed waits for the peer. Until its end is told, a client of the kernel keeps the queue pair. */
+#define LINGER (60 * HZ)
 
 /* ---- receiving ---- */
 
@@ -218,6 +220,12 @@ static bool is_dead(const struct rnic_qp *qp, const struct sock *sk)
 	       (rk_rx_interest(qp->engine) == RK_RX_NONE && sk->sk_state == TCP_CLOSE);
 }
 
+/* Whether a connection that this end has closed is at its end: the peer has closed, too, or has had its time. TCP delivers the rest alone. */
+static bool has_waited(const struct rnic_qp *qp)
+{
+	return qp->shut && (qp->closed_by_peer || time_after_eq(jiffies, qp->leaves_at));
+}
+
 /* Does to the stream what the engine wishes. The caller has the mutex. */
 static void end_stream(struct rnic_qp *qp)
 {
@@ -235,10 +243,11 @@ static void end_stream(struct rnic_qp *qp)
 		wish = rk_qp_wish(qp->engine);
 		spin_unlock_bh(&qp->lock);
 		qp->shut = true;
+		qp->leaves_at = jiffies + LINGER;
 	}
 	if (wish == RK_WISH_ABORT)
 		detach(qp, true);
-	else if (wish == RK_WISH_LEAVE || (qp->shut && qp->closed_by_peer))
+	else if (wish == RK_WISH_LEAVE || has_waited(qp))
 		detach(qp, false);
 }
 
@@ -390,7 +399,7 @@ bool rnic_settle(struct rnic_qp *qp)
 		spin_lock_bh(&qp->lock);
 		more = rk_complete_due(qp->engine);
 		events |= rk_take_events(qp->engine);
-		act = rk_qp_wish(qp->engine) != RK_WISH_KEEP || (qp->shut && qp->closed_by_peer) ||
+		act = rk_qp_wish(qp->engine) != RK_WISH_KEEP || has_waited(qp) ||
 		      (rk_qp_state(qp->engine) == RK_STATE_ERROR && !qp->flushed);
 		waits = rk_rx_interest(qp->engine) == RK_RX_WAIT;
 		at = rk_poll_at(qp->engine);
@@ -413,6 +422,8 @@ bool rnic_settle(struct rnic_qp *qp)
 		return false;
 	if (act)
 		rnic_stream_kick(qp);
+	if (qp->shut)
+		timer_reduce(&qp->timer, qp->leaves_at);
 	set_timer(qp, at, waits);
 	return due;
 }
