@@ -2,7 +2,6 @@
 
 use super::after::{After, DriveHost};
 use super::events::AsyncEventKind;
-use super::left::Left;
 use super::linger::{self, Farewell};
 use super::qp::{Guarded, QpInner, Reach, TIMER_LINGER};
 use crate::sys::poller::Interest;
@@ -20,10 +19,10 @@ impl QpInner {
         self.follow_time(g, after);
         let events = g.machine.take_events();
         if !events.is_empty() {
-            g.established |= events.contains(Events::ESTABLISHED);
+            g.conn.established |= events.contains(Events::ESTABLISHED);
             after.events |= events;
             after.fault = g.machine.fault();
-            after.cm = g.cm.clone();
+            after.cm = g.conn.cm.clone();
         }
         match g.machine.stream_wish() {
             StreamWish::Keep => {}
@@ -46,8 +45,8 @@ impl QpInner {
                 after.closed_by_us = true;
                 // This may be reported before the events that another driver has taken.
                 after.fault = g.machine.fault();
-                after.cm = g.cm.clone();
-                if g.eof {
+                after.cm = g.conn.cm.clone();
+                if g.conn.eof {
                     self.drop_link(g, after);
                 }
             }
@@ -63,16 +62,16 @@ impl QpInner {
                 self.end_link(g, after, true);
             }
         }
-        if g.eof && !g.machine.wants_tx() {
+        if g.conn.eof && !g.machine.wants_tx() {
             self.drop_link(g, after);
         }
         // In any case, a peer that neither reads nor closes does not keep the connection forever.
-        if let (true, None, Some(link)) = (g.machine.is_ending(), g.ending, &g.link) {
+        if let (true, None, Some(link)) = (g.machine.is_ending(), g.conn.ending, &g.link) {
             link.engine
                 .after(self.ctx.config.linger, link.token, TIMER_LINGER);
-            g.ending = Some(linger::acknowledged(&g.machine, link));
+            g.conn.ending = Some(linger::acknowledged(&g.machine, link));
         }
-        after.established |= g.established;
+        after.established |= g.conn.established;
         after.waits |= g.machine.waits_for_memory();
         self.update_interest(g);
         // The last step, because other threads may have the queue pair meanwhile.
@@ -103,7 +102,7 @@ impl QpInner {
             flow.closed(reset);
         }
         after.events |= Events::DISCONNECTED;
-        after.cm = g.cm.clone();
+        after.cm = g.conn.cm.clone();
         self.drop_link(g, after);
     }
 
@@ -114,42 +113,39 @@ impl QpInner {
             after.dropped = Some(link);
         }
         g.end_hold();
-        // The end of this stream is not the end of the next one.
-        (g.eof, g.left) = (false, Left::default());
-        g.stalled = None;
-        g.partial = None;
+        g.conn.end();
         g.machine.stream_gone(&mut DriveHost::new(self, after));
     }
 
     pub(super) fn update_interest(&self, g: &mut MutexGuard<'_, Guarded>) {
         let g = &mut **g;
-        let Some(link) = g.link.as_ref().filter(|_| !g.left.rx) else {
+        let Some(link) = g.link.as_ref().filter(|_| !g.conn.left.rx) else {
             return;
         };
-        let readable = !g.eof
+        let readable = !g.conn.eof
             && matches!(
                 g.machine.rx_interest(),
                 RxInterest::Read | RxInterest::Discard
             );
         let want = Interest {
             readable,
-            writable: g.stalled.is_some(),
+            writable: g.conn.stalled.is_some(),
         };
-        if want == g.interest {
+        if want == g.conn.interest {
             return;
         }
-        let changed = if !g.resting {
+        let changed = if !g.conn.resting {
             link.engine.modify(&link.stream, link.token, want)
         } else if readable {
             // Kept until it is watched again. A driving thread writes, too.
             Ok(())
         } else {
             // The driving thread does not read now, and would not notice the end of the stream.
-            g.resting = false;
+            g.conn.resting = false;
             link.engine.resume(&link.stream, link.token, want)
         };
         if changed.is_ok() {
-            g.interest = want;
+            g.conn.interest = want;
         }
     }
 
@@ -167,7 +163,7 @@ impl QpInner {
             g.machine.close(&mut DriveHost::new(self, &mut after));
             let ours = g.link.as_ref().is_some_and(|l| !l.engine.is_foreign());
             // Of what happens from here on, only the end is reported.
-            (g.cm.take().filter(|_| g.link.is_some()), ours)
+            (g.conn.cm.take().filter(|_| g.link.is_some()), ours)
         };
         // Queued octets are still sent, as many as the socket takes, by this thread or by the one that is sending: this must be done
         // before the stream is taken away from it. Sending never blocks, so this waits only for the other thread's turn on a processor.
@@ -181,7 +177,7 @@ impl QpInner {
         let link = {
             let mut g = self.state.lock();
             let g = &mut *g;
-            g.stalled = None;
+            g.conn.stalled = None;
             // A plan that is not written to its end may be in the hands of the thread that was waited for in vain.
             g.machine.leave(&mut DriveHost::new(self, &mut after));
             let farewell = match g.machine.stream_wish() {
@@ -208,13 +204,13 @@ impl QpInner {
     pub(super) fn ending_timer(self: &Arc<Self>) {
         let mut after = After::default();
         let mut g = self.state.lock();
-        let (Some(before), Some(link)) = (g.ending, g.link.clone()) else {
+        let (Some(before), Some(link)) = (g.conn.ending, g.link.clone()) else {
             return;
         };
         let acknowledged = linger::acknowledged(&g.machine, &link);
         if acknowledged != before {
             // The peer still takes what was queued before the end.
-            g.ending = Some(acknowledged);
+            g.conn.ending = Some(acknowledged);
             link.engine
                 .after(self.ctx.config.linger, link.token, TIMER_LINGER);
             return;

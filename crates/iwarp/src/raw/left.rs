@@ -26,24 +26,24 @@ pub(super) fn leave(qp: &Arc<QpInner>, g: &mut Guarded) {
     tracing::trace!(qp = qp.num, "the peer has left");
     // A hang-up is reported whatever events are asked for.
     link.engine.pause(&link.stream);
-    g.resting = false;
-    g.interest = Interest {
+    g.conn.resting = false;
+    g.conn.interest = Interest {
         readable: false,
         writable: false,
     };
-    g.stalled = None;
-    g.left.rx = true;
+    g.conn.stalled = None;
+    g.conn.left.rx = true;
     send(g);
 }
 
 /// Handles requests that no peer will answer.
 pub(super) fn send(g: &mut Guarded) {
     let Some(link) = &g.link else { return };
-    if !g.left.rx || g.left.timer || g.machine.sends_outstanding() == 0 {
+    if !g.conn.left.rx || g.conn.left.timer || g.machine.sends_outstanding() == 0 {
         return;
     }
     if let Some(limit) = g.retry.gone_after() {
-        g.left.timer = true;
+        g.conn.left.timer = true;
         link.engine.after(limit, link.token, TIMER_LEFT);
     }
 }
@@ -52,7 +52,7 @@ pub(super) fn send(g: &mut Guarded) {
 pub(super) fn timer(qp: &Arc<QpInner>) {
     let mut after = After::default();
     let mut g = qp.state.lock();
-    if !g.left.timer {
+    if !g.conn.left.timer {
         return;
     }
     g.machine

@@ -18,6 +18,7 @@ mod events;
 mod late;
 mod left;
 mod linger;
+mod link_state;
 mod numbered;
 mod peer;
 mod pool;

@@ -9,13 +9,12 @@
 use super::absent::{self, Absent};
 use super::after::{After, DriveHost};
 use super::context::{Context, ContextInner};
-use super::cork::{Cork, FLUSH_AFTER, Verdict};
+use super::cork::{FLUSH_AFTER, Verdict};
 use super::cq::CompletionQueue;
 use super::drive;
 use super::late::Late;
-use super::left::Left;
+use super::link_state::LinkState;
 use super::retry::Retry;
-use super::silence::Silence;
 use super::source::Drives;
 use super::srq::SharedReceiveQueue;
 use crate::capture::Flow;
@@ -30,8 +29,8 @@ use crate::sys::poller::Interest;
 use crate::sys::stream::TcpStream;
 use iwarp_rnic::counters::Counters;
 use iwarp_rnic::qp::{
-    Budget, Events, Fault, QpConfig, QueuePair as Machine, ReceiverNotReady as Policy, RxBuffer,
-    RxInterest, State, StreamConfig, TxPlan,
+    Budget, Events, Fault, QpConfig, QueuePair as Machine, ReceiverNotReady as Policy, RxInterest,
+    State, StreamConfig,
 };
 use iwarp_rnic::{Access, PostError, RecvWr, SendWr, Time};
 use parking_lot::Mutex;
@@ -148,32 +147,9 @@ pub(super) enum Reach {
 pub(super) struct Guarded {
     pub(super) machine: Machine,
     pub(super) link: Option<Arc<Link>>,
-    /// A plan that the stream took in part.
-    pub(super) stalled: Option<Box<TxPlan>>,
-    /// Decides whether posting sends at once.
-    pub(super) cork: Cork,
-    /// A part of an FPDU.
-    pub(super) partial: Option<Box<RxBuffer>>,
-    pub(super) interest: Interest,
-    /// Application threads drive it, and the engine does not watch its socket.
-    pub(super) resting: bool,
-    pub(super) cm: Option<Weak<dyn CmSink>>,
-    /// When a Send began to wait for a receive, for statistics; zero if none waits.
-    pub(super) held_since: u64,
+    pub(super) conn: LinkState,
     /// How long Sends have waited that no longer wait, in nanoseconds.
     pub(super) held_ns: u64,
-    /// The earliest timer that is set for the state machine.
-    pub(super) timer: Option<Time>,
-    pub(super) eof: bool,
-    /// The peer has left, and the program is not told.
-    pub(super) left: Left,
-    /// The initiator's first message has come.
-    pub(super) established: bool,
-    /// The stream is being ended: octets that the peer's TCP had acknowledged when its timer was set.
-    pub(super) ending: Option<u64>,
-    /// Plans of large messages since the size of segments was asked for.
-    pub(super) mss_age: u8,
-    pub(super) silence: Silence,
     /// How long requests wait for a peer that is known by number.
     pub(super) retry: Retry,
     /// Requests wait for a peer that has not come.
@@ -188,7 +164,7 @@ impl Guarded {
 
     /// No Send waits for a receive any more.
     pub(super) fn end_hold(&mut self) {
-        let since = std::mem::take(&mut self.held_since);
+        let since = std::mem::take(&mut self.conn.held_since);
         if since != 0 {
             self.held_ns += now_ns().saturating_sub(since);
         }
@@ -266,21 +242,8 @@ impl QueuePair {
                 state: Mutex::new(Guarded {
                     machine,
                     link: None,
-                    stalled: None,
-                    cork: Cork::default(),
-                    partial: None,
-                    interest: Interest::NONE,
-                    resting: false,
-                    cm: None,
-                    held_since: 0,
+                    conn: LinkState::default(),
                     held_ns: 0,
-                    timer: None,
-                    eof: false,
-                    left: Left::default(),
-                    established: false,
-                    ending: None,
-                    mss_age: 0,
-                    silence: Silence::default(),
                     retry: Retry::default(),
                     absent: Absent::default(),
                 }),
@@ -517,7 +480,7 @@ impl QpInner {
             }
             Verdict::SendInBurst => {
                 self.drive_tx();
-                self.state.lock().cork.sent();
+                self.state.lock().conn.cork.sent();
             }
             Verdict::PutOff => self.put_off(),
             Verdict::Join => {}
@@ -537,13 +500,13 @@ impl QpInner {
         }
         let g = &mut *guard;
         if WHOLE && let Err(e) = g.machine.check_sends(wrs) {
-            return (Err(e), g.cork.send());
+            return (Err(e), g.conn.cork.send());
         }
         let mut bytes = 0;
         for (i, wr) in wrs.iter().enumerate() {
             let mut host = DriveHost::new(self, after);
             if let Err(e) = g.machine.post_send(wr, &mut host) {
-                return (Err((i, e)), g.cork.send());
+                return (Err((i, e)), g.conn.cork.send());
             }
             // Framing included, in round numbers. Reads and atomics send only a request.
             bytes += if wr.op.has_response() {
@@ -560,7 +523,7 @@ impl QpInner {
             .inner
             .polls()
             .wrapping_add(self.recv_cq.inner.polls());
-        let verdict = g.cork.post(polls, wrs.len(), bytes, room);
+        let verdict = g.conn.cork.post(polls, wrs.len(), bytes, room);
         if guard.link.is_none() {
             absent::begin(self, &mut guard);
         }
@@ -579,7 +542,7 @@ impl QpInner {
             let mut g = self.state.lock();
             // Without a connection nothing is late: the requests are sent when it is there.
             let Some(link) = g.link.clone() else { return };
-            if std::mem::replace(&mut g.cork.timer, true) {
+            if std::mem::replace(&mut g.conn.cork.timer, true) {
                 return;
             }
             link
@@ -589,7 +552,7 @@ impl QpInner {
 
     /// Sends requests that waited and that no poll has sent.
     pub(super) fn flush_timer(self: &Arc<Self>) {
-        self.state.lock().cork.timer = false;
+        self.state.lock().conn.cork.timer = false;
         self.drive_tx();
     }
 
@@ -671,14 +634,8 @@ impl QpInner {
                 flow.framed(handover.config.markers_tx, handover.config.markers_rx);
             }
             g.link = Some(Arc::clone(&link));
-            g.cm = handover.cm;
-            (g.interest, g.resting) = (Interest::READ, false);
-            (g.held_since, g.timer, g.ending) = (0, None, None);
-            (g.eof, g.established, g.left) = (false, false, Left::default());
-            (g.mss_age, g.silence) = (0, Silence::default());
+            g.conn = LinkState::new(handover.cm);
             g.absent = Absent::default();
-            // Timers of an earlier connection do not count any more.
-            g.cork = Cork::default();
             // Under the lock, so that nobody changes the interest before it exists.
             let source = Arc::clone(self) as Arc<dyn Source>;
             let watched = if handover.watched.is_some() {
@@ -689,7 +646,8 @@ impl QpInner {
             };
             if let Err(e) = watched {
                 // It cannot be driven: treat it as a stream that broke.
-                (g.link, g.cm) = (None, None);
+                g.link = None;
+                g.conn = LinkState::default();
                 g.machine
                     .stream_failed(&mut DriveHost::new(self, &mut after));
                 self.complete_due(&mut g, &mut after);

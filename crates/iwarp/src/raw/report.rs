@@ -129,8 +129,9 @@ fn look(ctx: &ContextInner, number: u32) -> Option<QpReport> {
 fn report(qp: &QpInner, g: &Guarded) -> QpReport {
     let machine = &g.machine;
     // A Send that is held when a connection ends is not held any more.
-    let held = g.held_since != 0 && g.link.is_some() && machine.rx_interest() == RxInterest::Held;
-    let held_ns = held.then(|| now_ns().saturating_sub(g.held_since));
+    let held =
+        g.conn.held_since != 0 && g.link.is_some() && machine.rx_interest() == RxInterest::Held;
+    let held_ns = held.then(|| now_ns().saturating_sub(g.conn.held_since));
     QpReport {
         number: qp.num,
         state: name_of(machine.state()),

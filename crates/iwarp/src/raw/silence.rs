@@ -29,7 +29,7 @@ pub(super) struct Silence {
 /// Something was sent: a later look checks whether it is answered.
 #[inline]
 pub(super) fn watch(qp: &QpInner, g: &mut Guarded) {
-    if !g.silence.watched {
+    if !g.conn.silence.watched {
         begin(qp, g);
     }
 }
@@ -37,7 +37,7 @@ pub(super) fn watch(qp: &QpInner, g: &mut Guarded) {
 #[cold]
 fn begin(qp: &QpInner, g: &mut Guarded) {
     if let (Some(limit), Some(link)) = (qp.ctx.config.peer_timeout, &g.link) {
-        g.silence.watched = true;
+        g.conn.silence.watched = true;
         link.engine
             .after_about(limit / LOOKS, link.token, TIMER_SILENCE);
     }
@@ -47,21 +47,21 @@ fn begin(qp: &QpInner, g: &mut Guarded) {
 pub(super) fn timer(qp: &Arc<QpInner>) {
     let mut after = After::default();
     let mut g = qp.state.lock();
-    let unanswered = std::mem::take(&mut g.silence).unanswered;
+    let unanswered = std::mem::take(&mut g.conn.silence).unanswered;
     let (Some(limit), Some(link)) = (qp.ctx.config.peer_timeout, g.link.clone()) else {
         return;
     };
     // If no octets are on their way, no answer is due, and the next ones start anew. A peer that has left is not waited for.
-    if g.left.rx || !link.stream.unacknowledged_bytes().is_ok_and(|n| n > 0) {
+    if g.conn.left.rx || !link.stream.unacknowledged_bytes().is_ok_and(|n| n > 0) {
         return;
     }
     let silent = link.stream.unanswered().unwrap_or_default();
-    g.silence.unanswered = match silent {
+    g.conn.silence.unanswered = match silent {
         Some(time) if time >= limit / LOOKS => unanswered + 1,
         _ => 0,
     };
     // The first look may come right after the octets.
-    if g.silence.unanswered <= LOOKS {
+    if g.conn.silence.unanswered <= LOOKS {
         watch(qp, &mut g);
         return;
     }

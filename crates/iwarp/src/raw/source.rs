@@ -59,13 +59,13 @@ impl Source for QpInner {
         let mut g = self.state.lock();
         let g = &mut *g;
         let Some(link) = &g.link else { return false };
-        if !g.interest.readable {
+        if !g.conn.interest.readable {
             // The driving thread does not read now, and would not notice the end of the stream.
             return false;
         }
-        if !g.resting {
+        if !g.conn.resting {
             link.engine.pause(&link.stream);
-            g.resting = true;
+            g.conn.resting = true;
         }
         true
     }
@@ -73,12 +73,15 @@ impl Source for QpInner {
     fn resume(&self) {
         let mut g = self.state.lock();
         let g = &mut *g;
-        if let (Some(link), true) = (&g.link, g.resting) {
+        if let (Some(link), true) = (&g.link, g.conn.resting) {
             // It cannot fail for lack of anything: the descriptor was in the set before.
-            if let Err(error) = link.engine.resume(&link.stream, link.token, g.interest) {
+            if let Err(error) = link
+                .engine
+                .resume(&link.stream, link.token, g.conn.interest)
+            {
                 tracing::error!(qp = self.num, %error, "the socket cannot be watched");
             }
-            g.resting = false;
+            g.conn.resting = false;
         }
     }
 

@@ -16,7 +16,7 @@ impl QpInner {
     pub(super) fn follow_time(self: &Arc<Self>, g: &mut Guarded, after: &mut After) {
         // Nearly always nothing is due at any time, and the clock is not read.
         if let Some(at) = g.machine.poll_at()
-            && g.timer.is_none_or(|timer| at < timer)
+            && g.conn.timer.is_none_or(|timer| at < timer)
         {
             self.follow_to(g, at, after);
         }
@@ -37,9 +37,9 @@ impl QpInner {
             g.machine.on_time(now, &mut DriveHost::new(self, after));
         }
         if let Some(at) = g.machine.poll_at()
-            && g.timer.is_none_or(|timer| at < timer)
+            && g.conn.timer.is_none_or(|timer| at < timer)
         {
-            g.timer = Some(at);
+            g.conn.timer = Some(at);
             link.engine.at(at.as_nanos(), link.token, TIMER_MACHINE);
         }
     }
@@ -49,7 +49,7 @@ impl QpInner {
         let mut g = self.state.lock();
         let awaits = g.link.is_some() && g.machine.poll_at().is_some();
         if !awaits {
-            g.timer = None;
+            g.conn.timer = None;
         }
         awaits
     }
@@ -60,11 +60,11 @@ impl QpInner {
         let mut g = self.state.lock();
         let now = Time::from_nanos(now_ns());
         let Some(link) = g.link.clone() else { return };
-        if g.timer.is_none_or(|timer| now < timer) {
+        if g.conn.timer.is_none_or(|timer| now < timer) {
             // An earlier one has replaced it.
             return;
         }
-        g.timer = None;
+        g.conn.timer = None;
         // Nothing is read behind a held Send, so the end has to be looked for.
         if g.machine.rx_interest() == RxInterest::Held && link.stream.peer_closed() {
             g.machine.sender_closed();

@@ -1,0 +1,77 @@
+//! What a queue pair keeps of its connection: a new connection begins with a new [`LinkState`].
+
+use super::cork::Cork;
+use super::left::Left;
+use super::qp::CmSink;
+use super::silence::Silence;
+use crate::sys::poller::Interest;
+use iwarp_rnic::Time;
+use iwarp_rnic::qp::{RxBuffer, TxPlan};
+use std::sync::Weak;
+
+/// The part of a connection's state that changes under the queue pair's lock.
+pub(super) struct LinkState {
+    /// A plan that the stream took in part.
+    pub(super) stalled: Option<Box<TxPlan>>,
+    /// Decides whether posting sends at once.
+    pub(super) cork: Cork,
+    /// A part of an FPDU.
+    pub(super) partial: Option<Box<RxBuffer>>,
+    /// What the engine looks for.
+    pub(super) interest: Interest,
+    /// Application threads drive it, and the engine does not watch its socket.
+    pub(super) resting: bool,
+    pub(super) cm: Option<Weak<dyn CmSink>>,
+    /// When a Send began to wait for a receive, for statistics; zero if none waits.
+    pub(super) held_since: u64,
+    /// The earliest timer that is set for the state machine.
+    pub(super) timer: Option<Time>,
+    /// The peer has closed its direction.
+    pub(super) eof: bool,
+    /// The peer has left, and the program is not told.
+    pub(super) left: Left,
+    /// The initiator's first message has come.
+    pub(super) established: bool,
+    /// The stream is being ended: octets that the peer's TCP had acknowledged when its timer was set.
+    pub(super) ending: Option<u64>,
+    /// Plans of large messages since the size of segments was asked for.
+    pub(super) mss_age: u8,
+    pub(super) silence: Silence,
+}
+
+impl LinkState {
+    /// That of a connection whose end `cm` is told of.
+    pub(super) fn new(cm: Option<Weak<dyn CmSink>>) -> Self {
+        Self {
+            stalled: None,
+            cork: Cork::default(),
+            partial: None,
+            interest: Interest::READ,
+            resting: false,
+            cm,
+            held_since: 0,
+            timer: None,
+            eof: false,
+            left: Left::default(),
+            established: false,
+            ending: None,
+            mss_age: 0,
+            silence: Silence::default(),
+        }
+    }
+
+    /// The stream is gone. What is still to be told stays.
+    pub(super) fn end(&mut self) {
+        *self = Self {
+            established: self.established,
+            ..Self::new(self.cm.take())
+        };
+    }
+}
+
+impl Default for LinkState {
+    /// That of no connection.
+    fn default() -> Self {
+        Self::new(None)
+    }
+}
