@@ -106,6 +106,7 @@ impl QueuePair {
         self.tx.start(&stream);
         self.rx.start(&stream);
         self.acknowledge.rnr.start();
+        self.xrc.start();
         Ok(())
     }
 

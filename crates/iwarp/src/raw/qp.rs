@@ -536,7 +536,7 @@ impl QpInner {
             return (Err((0, PostError::InvalidState)), Verdict::Send);
         }
         let g = &mut *guard;
-        if WHOLE && let Err(e) = g.machine.check_sends(wrs) {
+        if WHOLE && let Err(e) = g.machine.check_sends(wrs.iter()) {
             return (Err(e), g.cork.send());
         }
         let mut bytes = 0;
