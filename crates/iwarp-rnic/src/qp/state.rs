@@ -74,6 +74,7 @@ impl QueuePair {
             self.rq.clear();
             self.responses.clear();
             self.acknowledge.reset();
+            self.xrc.start();
             self.rx.reset();
             self.tx.job = None;
             self.events = Events::empty();

@@ -34,7 +34,7 @@ pub(super) struct Xrc {
 }
 
 impl Xrc {
-    /// A new stream begins: neither end has told anything.
+    /// The queue pair is reset, or a new stream begins: neither end has told anything.
     pub(super) const fn start(&mut self) {
         self.told = 0;
         self.named = None;
