@@ -230,6 +230,11 @@ impl QueuePair {
         self.inner.state.lock().machine.xrc_end()
     }
 
+    /// Returns the domain of a target.
+    pub fn xrc_domain(&self) -> Option<&XrcDomain> {
+        self.inner.xrc.as_ref().map(|target| &target.domain)
+    }
+
     /// As [`post_send`](Self::post_send), for requests that name shared receive queues of the peer.
     ///
     /// # Errors
