@@ -171,6 +171,14 @@ impl SendOp {
         )
     }
 
+    /// Returns `true` if its message takes a receive at the peer.
+    pub const fn takes_receive(&self) -> bool {
+        matches!(
+            self,
+            Self::Send | Self::SendImm(_) | Self::SendInv(_) | Self::WriteImm { .. }
+        )
+    }
+
     /// Returns `true` if the peer answers it (RDMA Read and atomics).
     pub const fn has_response(&self) -> bool {
         matches!(

@@ -3,7 +3,7 @@
 use crate::abi::verbs::*;
 use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, code, minus_one, pointer, set_errno, value};
 use crate::object::{self, Kind};
-use crate::{cq, mr, mw, pd, post, qp, query, srq};
+use crate::{cq, mr, mw, pd, post, qp_create, query, srq, xrc};
 use iwarp::raw::Context;
 use iwarp::{Config, Device, Face};
 use parking_lot::Mutex;
@@ -275,7 +275,11 @@ fn make(
     vctx.alloc_td = Some(pd::alloc_td);
     vctx.dealloc_td = Some(pd::dealloc_td);
     vctx.create_cq_ex = Some(cq::create_cq_ex);
-    vctx.create_qp_ex = Some(qp::create_qp_ex);
+    vctx.create_qp_ex = Some(qp_create::create_qp_ex);
+    vctx.open_qp = Some(xrc::open_qp);
+    vctx.open_xrcd = Some(xrc::open_xrcd);
+    vctx.close_xrcd = Some(xrc::close_xrcd);
+    vctx.get_srq_num = Some(xrc::get_srq_num);
     vctx.create_srq_ex = Some(srq::create_srq_ex);
     vctx.advise_mr = Some(mr::advise_mr);
     vctx.alloc_null_mr = Some(mr::alloc_null_mr);
@@ -402,7 +406,7 @@ pub(crate) unsafe extern "C" fn ibv_close_device(c: *mut ibv_context) -> c_int {
 }
 
 /// Marks an object as belonging to a context, for [`ibv_close_device`].
-pub(crate) const KINDS_WITH_CONTEXT: [Kind; 11] = [
+pub(crate) const KINDS_WITH_CONTEXT: [Kind; 12] = [
     Kind::Pd,
     Kind::Td,
     Kind::Mr,
@@ -414,6 +418,7 @@ pub(crate) const KINDS_WITH_CONTEXT: [Kind; 11] = [
     Kind::Srq,
     Kind::Qp,
     Kind::UdQp,
+    Kind::Xrcd,
 ];
 
 /// For functions that this device does not have: NULL and EOPNOTSUPP.

@@ -88,6 +88,12 @@ pub(crate) fn forget(ctx: &Context, subject: impl Subject) {
     ctx.async_events().retain(|event| !subject.is(&event.kind));
 }
 
+/// From now on the events of a queue pair are those of another object of the program's.
+pub(crate) fn hand_over(qp: &QueuePair, object: u64) {
+    let _delivery = DELIVERY.lock();
+    qp.set_user_data(object);
+}
+
 /// Takes one event, counted as delivered.
 unsafe fn take(c: *mut ibv_context, was_read: bool) -> Option<ibv_async_event> {
     use AsyncEventKind as K;

@@ -5,7 +5,9 @@
 //! the name and version. The version nodes themselves come from `symbols.map`.
 
 use crate::cm;
-use crate::{cq, device, events, kern, misc, mr, mr_ex, pd, private, qp, query, rsocket, srq, ud};
+use crate::{
+    cq, device, events, kern, misc, mr, mr_ex, pd, private, qp, qp_create, query, rsocket, srq, ud,
+};
 
 #[cfg(target_arch = "x86_64")]
 macro_rules! jump {
@@ -59,7 +61,7 @@ export! {
     pd::ibv_create_ah => "ibv_create_ah" "@@" "IBVERBS_1.1";
     pd::ibv_create_ah_from_wc => "ibv_create_ah_from_wc" "@@" "IBVERBS_1.1";
     cq::ibv_create_cq => "ibv_create_cq" "@@" "IBVERBS_1.1";
-    qp::ibv_create_qp => "ibv_create_qp" "@@" "IBVERBS_1.1";
+    qp_create::ibv_create_qp => "ibv_create_qp" "@@" "IBVERBS_1.1";
     srq::ibv_create_srq => "ibv_create_srq" "@@" "IBVERBS_1.1";
     pd::ibv_dealloc_pd => "ibv_dealloc_pd" "@@" "IBVERBS_1.1";
     mr::ibv_dereg_mr => "ibv_dereg_mr" "@@" "IBVERBS_1.1";

@@ -24,12 +24,23 @@ pub(crate) const TO_RTR: c_uint =
 pub(crate) const TO_RTS: c_uint =
     QP_TIMEOUT | QP_RETRY_CNT | QP_RNR_RETRY | QP_SQ_PSN | QP_MAX_QP_RD_ATOMIC;
 
-/// Returns the attributes that must come with this change of a reliable connection.
-pub(crate) const fn required(face: Face, from: State, to: State) -> c_uint {
+/// What only the receiving end of a reliable connection needs, and only the sending one.
+const RESPONDER: c_uint = QP_MAX_DEST_RD_ATOMIC | QP_MIN_RNR_TIMER;
+const REQUESTER: c_uint = QP_RETRY_CNT | QP_RNR_RETRY | QP_MAX_QP_RD_ATOMIC;
+
+/// Returns the attributes that must come with this change of a connected queue pair: the tables of the InfiniBand specification.
+pub(crate) const fn required(face: Face, qp_type: c_uint, from: State, to: State) -> c_uint {
     match (face, from, to) {
         (Face::Roce, State::Reset, State::Init) => TO_INIT,
-        (Face::Roce, State::Init, State::Rtr) => TO_RTR,
-        (Face::Roce, State::Rtr, State::Rts) => TO_RTS,
+        (Face::Roce, State::Init, State::Rtr) => match qp_type {
+            QPT_UC | QPT_XRC_SEND => TO_RTR & !RESPONDER,
+            _ => TO_RTR,
+        },
+        (Face::Roce, State::Rtr, State::Rts) => match qp_type {
+            QPT_UC => QP_SQ_PSN,
+            QPT_XRC_RECV => TO_RTS & !REQUESTER,
+            _ => TO_RTS,
+        },
         _ => 0,
     }
 }
@@ -50,10 +61,12 @@ pub(crate) fn post_failed(qp: &QueuePair, error: &iwarp::Error) {
 
 /// A queue pair was not created. Where its type is one that iWARP does not have, another face may keep the program from asking.
 pub(crate) fn type_refused(face: Face, qp_type: c_uint) {
-    if face == Face::Roce && ![QPT_RC, QPT_UC, QPT_UD].contains(&qp_type) {
+    if face == Face::Roce
+        && ![QPT_RC, QPT_UC, QPT_UD, QPT_XRC_SEND, QPT_XRC_RECV].contains(&qp_type)
+    {
         complain_once(format!(
             "the program asks for a queue pair of type {qp_type}, and the wire has only connections and datagrams (types {QPT_RC} to \
-             {QPT_UD}); if it cannot go on, {}",
+             {QPT_UD}, {QPT_XRC_SEND} and {QPT_XRC_RECV}); if it cannot go on, {}",
             other(Face::Rnic)
         ));
     }

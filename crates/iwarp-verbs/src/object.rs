@@ -26,6 +26,7 @@ pub(crate) enum Kind {
     Channel,
     Cq,
     Srq,
+    Xrcd,
     Qp,
     UdQp,
     CmChannel,

@@ -1,13 +1,16 @@
 //! The fast paths: posting and polling. C work requests are converted on the stack; nothing is allocated.
 
-use crate::abi::verbs::value::{QPT_UD, SEND_FENCE, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED};
+use crate::abi::verbs::value::{
+    QPT_UC, QPT_UD, QPT_XRC_RECV, QPT_XRC_SEND, SEND_FENCE, SEND_INLINE, SEND_SIGNALED,
+    SEND_SOLICITED,
+};
 use crate::abi::verbs::*;
 use crate::cq::Cq;
 use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, code, value};
 use crate::object::{self, Object};
 use crate::qp::QpObject;
 use crate::srq::SrqObject;
-use crate::{mw, ud};
+use crate::{mw, ud, xrc};
 use iwarp_rnic::limits::MAX_SGE;
 use iwarp_rnic::memory::Stag;
 use iwarp_rnic::{Cqe, RecvWr, SendFlags, SendOp, SendWr, Sge, WcFlags, WcOpcode, WcStatus};
@@ -116,6 +119,7 @@ pub(crate) const unsafe fn written<T>(list: &[MaybeUninit<T>]) -> &[T] {
 unsafe fn send_some<const W: usize, const S: usize>(
     qp: &QpObject,
     first: *mut ibv_send_wr,
+    post: impl Fn(&QpObject, &[SendWr<'_>], *mut ibv_send_wr) -> Result<(), (usize, iwarp::Error)>,
 ) -> Result<*mut ibv_send_wr, (*mut ibv_send_wr, Errno)> {
     // The arrays are not cleared: that would take as long as filling them.
     let mut sge_room = [const { MaybeUninit::<Sge>::uninit() }; S];
@@ -174,7 +178,7 @@ unsafe fn send_some<const W: usize, const S: usize>(
         at = wr.next;
     }
     let wrs = written(&wrs[..n]);
-    let posted = qp.raw.post_send(wrs);
+    let posted = post(qp, wrs, first);
     if let Err((i, e)) = posted {
         let mut bad = first;
         for _ in 0..i {
@@ -195,27 +199,63 @@ pub(crate) unsafe extern "C" fn post_send(
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
     code(|| {
-        if (*q).qp_type == QPT_UD {
-            return ud::post_send(q, wr, bad);
+        if (*q).qp_type > QPT_UC {
+            return send_special(q, wr, bad);
         }
         let qp = qp(q);
+        let plain = |qp: &QpObject, wrs: &[SendWr<'_>], _| qp.raw.post_send(wrs);
         let mut at = wr;
         while !at.is_null() {
             // Most programs post one request with few elements.
             let done = if (*at).next.is_null() && (0..=2).contains(&(*at).num_sge) {
-                send_some::<1, 2>(qp, at)
+                send_some::<1, 2>(qp, at, plain)
             } else {
-                send_some::<32, { 2 * MAX_SGE as usize }>(qp, at)
+                send_some::<32, { 2 * MAX_SGE as usize }>(qp, at, plain)
             };
-            at = done.map_err(|(wr, e)| {
-                if !bad.is_null() {
-                    *bad = wr;
-                }
-                e
-            })?;
+            at = rest(done, bad)?;
         }
         Ok(())
     })
+}
+
+/// Returns what is left of a list, or tells which request was refused.
+#[inline]
+unsafe fn rest(
+    done: Result<*mut ibv_send_wr, (*mut ibv_send_wr, Errno)>,
+    bad: *mut *mut ibv_send_wr,
+) -> Res<*mut ibv_send_wr> {
+    done.map_err(|(wr, e)| {
+        if !bad.is_null() {
+            *bad = wr;
+        }
+        e
+    })
+}
+
+/// Posts to a queue pair whose requests have more than those of other connections.
+#[inline(never)]
+unsafe fn send_special(
+    q: *mut ibv_qp,
+    wr: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+) -> Res<()> {
+    const MOST: usize = 8;
+    match (*q).qp_type {
+        QPT_UD => ud::post_send(q, wr, bad),
+        QPT_XRC_SEND => {
+            let mut at = wr;
+            while !at.is_null() {
+                let post = |qp: &QpObject, wrs: &[SendWr<'_>], first| {
+                    xrc::post_some::<MOST>(qp, wrs, first)
+                };
+                let done = send_some::<MOST, { 2 * MAX_SGE as usize }>(qp(q), at, post);
+                at = rest(done, bad)?;
+            }
+            Ok(())
+        }
+        // A target sends nothing.
+        _ => rest(Err((wr, EINVAL)), bad).map(|_| ()),
+    }
 }
 
 /// Converts receives and passes them to `post`, a few at a time.
@@ -302,6 +342,13 @@ pub(crate) unsafe extern "C" fn post_recv(
         if (*q).qp_type == QPT_UD {
             let qp = ud::trusted(q);
             return recv_list(wr, bad, |wrs| qp.raw.post_recv(wrs));
+        }
+        if [QPT_XRC_SEND, QPT_XRC_RECV].contains(&(*q).qp_type) {
+            // Receives are posted to the shared receive queues.
+            if !bad.is_null() {
+                *bad = wr;
+            }
+            return Err(EINVAL);
         }
         let qp = qp(q);
         recv_list(wr, bad, |wrs| qp.raw.post_recv(wrs))

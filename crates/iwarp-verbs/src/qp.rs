@@ -1,28 +1,30 @@
-//! Queue pairs: creation, `ibv_modify_qp(3)`, `ibv_query_qp(3)`.
+//! Queue pairs: `ibv_modify_qp(3)`, `ibv_query_qp(3)`, and their end. `qp_create` makes them.
 
 use crate::abi::verbs::value::*;
 use crate::abi::verbs::*;
 use crate::device::{ContextObject, context};
-use crate::guard::{EINVAL, Res, UNSUPPORTED, code, pointer};
-use crate::object::{self, Kind, Object, Unacknowledged};
+use crate::guard::{EINVAL, Res, UNSUPPORTED, code};
+use crate::object::{self, Kind, Object, Unacknowledged, Users};
 use crate::qp_ex::Builder;
-use crate::{cq, events, face, pd, qp_ex, query, srq, ud};
-use iwarp::raw::{QpAttributes, QueuePair, Retry};
-use iwarp::{Face, LIMITS};
+use crate::{events, face, qp_create, query, ud, xrc};
+use iwarp::Face;
+use iwarp::raw::{QueuePair, Retry};
 use iwarp_rnic::Access;
 use iwarp_rnic::qp::State;
 use parking_lot::Mutex;
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_int, c_uint};
 use std::ptr::null_mut;
 
 pub(crate) struct Qp {
     pub(crate) raw: QueuePair,
     pub(crate) asynchronous: Unacknowledged,
     /// What `ibv_query_qp` reports besides the state.
-    attributes: Mutex<ibv_qp_attr>,
-    sig_all: bool,
+    pub(crate) attributes: Mutex<ibv_qp_attr>,
+    pub(crate) sig_all: bool,
     /// The `ibv_wr_*` interface, if it was asked for.
     pub(crate) builder: Option<Builder>,
+    /// What the target of an extended reliable connection has besides.
+    pub(crate) target: Option<xrc::Target>,
 }
 
 // SAFETY: the attributes hold integers only; everything else is shared already.
@@ -43,192 +45,6 @@ pub(crate) unsafe fn find<'a>(qp: *mut ibv_qp) -> Res<&'a QpObject> {
     object::find(Kind::Qp, qp.cast())
 }
 
-const ATTR_PD: u32 = 1;
-const ATTR_SEND_OPS_FLAGS: u32 = 1 << 6;
-const ATTR_CREATE_FLAGS: u32 = 1 << 2;
-
-/// Inline data that every queue pair takes, in octets.
-pub(crate) const INLINE_MIN: u32 = 32;
-
-/// The steps that both ways of creating a queue pair share.
-pub(crate) struct Wanted {
-    pub(crate) qp_context: *mut c_void,
-    pub(crate) send_cq: *mut ibv_cq,
-    pub(crate) recv_cq: *mut ibv_cq,
-    pub(crate) srq: *mut ibv_srq,
-    qp_type: c_uint,
-    pub(crate) sig_all: bool,
-    pub(crate) ops: Option<u64>,
-}
-
-/// More than the device can do is an error for every type.
-fn check_sizes(cap: &ibv_qp_cap) -> Res<()> {
-    let wrs = cap.max_send_wr.max(cap.max_recv_wr);
-    let sges = cap.max_send_sge.max(cap.max_recv_sge);
-    if wrs > LIMITS.max_qp_wr || sges > LIMITS.max_sge || cap.max_inline_data > LIMITS.max_inline {
-        return Err(EINVAL);
-    }
-    Ok(())
-}
-
-/// Operations of the `ibv_wr_*` interface that unreliable connections have: Write, Send, with immediate data, and those on local keys.
-const UC_OPS: u64 = 0x38f;
-
-/// Unreliable connections and datagrams are for GID and number only, as with the kernel's iWARP: the connection manager has none.
-fn check_type(qp_type: c_uint, ops: Option<u64>, is_managed: bool) -> Res<()> {
-    match qp_type {
-        QPT_RC => Ok(()),
-        QPT_UC if !is_managed && ops.unwrap_or_default() & !UC_OPS == 0 => Ok(()),
-        QPT_UD if !is_managed && ops.unwrap_or_default() & !ud::OPS == 0 => Ok(()),
-        _ => Err(UNSUPPORTED),
-    }
-}
-
-unsafe fn create(p: *mut ibv_pd, wanted: &Wanted, cap: &mut ibv_qp_cap) -> Res<*mut ibv_qp> {
-    let pd = pd::find(p)?;
-    let ctx = context((*p).context);
-    check_sizes(cap)?;
-    check_type(wanted.qp_type, wanted.ops, ctx.is_shared())
-        .inspect_err(|_| face::type_refused(ctx.device.face, wanted.qp_type))?;
-    if wanted.qp_type == QPT_UD {
-        return ud::create(p, wanted, cap);
-    }
-    let send_cq = cq::find(wanted.send_cq)?;
-    let recv_cq = cq::find(wanted.recv_cq)?;
-    let srq = if wanted.srq.is_null() {
-        None
-    } else {
-        Some(srq::find(wanted.srq)?)
-    };
-    // Hardware grants some inline data whether asked or not, and programs rely on it.
-    cap.max_inline_data = cap.max_inline_data.max(INLINE_MIN);
-    let builder = wanted.ops.map(Builder::new).transpose()?;
-    let attributes = QpAttributes {
-        pd: pd.number,
-        send_cq: send_cq.raw.clone(),
-        recv_cq: recv_cq.raw.clone(),
-        srq: srq.map(|s| s.raw.clone()),
-        unreliable: wanted.qp_type == QPT_UC,
-        max_send_wr: cap.max_send_wr,
-        max_recv_wr: if srq.is_some() { 0 } else { cap.max_recv_wr },
-        max_send_sge: cap.max_send_sge.max(1),
-        max_recv_sge: cap.max_recv_sge.max(1),
-        max_inline: cap.max_inline_data,
-        signal_all: wanted.sig_all,
-        max_ird: query::RD_ATOMIC,
-        max_ord: query::RD_ATOMIC,
-    };
-    // A queue pair on a context of the program's own may be connected by GID and number. The connection manager's contexts are for
-    // identifiers.
-    let raw = if ctx.is_shared() {
-        ctx.raw.create_qp(&attributes)?
-    } else {
-        ctx.raw
-            .create_addressable_qp(&attributes)
-            .or_else(|_| ctx.raw.create_qp(&attributes))?
-    };
-    raw.set_snapshot(ctx.raw.config().snapshot);
-    // A queue pair of an RNIC accepts receives as soon as it exists.
-    raw.modify(State::Init)?;
-    cap.max_send_sge = cap.max_send_sge.max(1);
-    cap.max_recv_sge = if srq.is_some() {
-        0
-    } else {
-        cap.max_recv_sge.max(1)
-    };
-    pd.users.add();
-    send_cq.users.add();
-    recv_cq.users.add();
-    if let Some(srq) = srq {
-        srq.users.add();
-    }
-    let mut c: ibv_qp_ex = std::mem::zeroed();
-    c.qp_base.context = (*p).context;
-    c.qp_base.qp_context = wanted.qp_context;
-    c.qp_base.pd = p;
-    c.qp_base.send_cq = wanted.send_cq;
-    c.qp_base.recv_cq = wanted.recv_cq;
-    c.qp_base.srq = wanted.srq;
-    c.qp_base.handle = raw.num();
-    c.qp_base.qp_num = raw.num();
-    c.qp_base.state = QPS_RESET;
-    c.qp_base.qp_type = wanted.qp_type;
-    c.qp_base.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
-    c.qp_base.cond = libc::PTHREAD_COND_INITIALIZER;
-    if wanted.ops.is_some() {
-        qp_ex::fill(&mut c);
-    }
-    let mut attributes: ibv_qp_attr = std::mem::zeroed();
-    attributes.cap = *cap;
-    attributes.path_mtu = 3;
-    attributes.port_num = 1;
-    let own = Qp {
-        raw: raw.clone(),
-        asynchronous: Unacknowledged::default(),
-        attributes: Mutex::new(attributes),
-        sig_all: wanted.sig_all,
-        builder,
-    };
-    let qp = object::create(Kind::Qp, c, own);
-    raw.set_user_data(qp as u64);
-    Ok(qp.cast())
-}
-
-pub(crate) unsafe extern "C" fn ibv_create_qp(
-    p: *mut ibv_pd,
-    attr: *mut ibv_qp_init_attr,
-) -> *mut ibv_qp {
-    pointer(|| {
-        if attr.is_null() {
-            return Err(EINVAL);
-        }
-        let a = &mut *attr;
-        let wanted = Wanted {
-            qp_context: a.qp_context,
-            send_cq: a.send_cq,
-            recv_cq: a.recv_cq,
-            srq: a.srq,
-            qp_type: a.qp_type,
-            sig_all: a.sq_sig_all != 0,
-            ops: None,
-        };
-        create(p, &wanted, &mut a.cap)
-    })
-}
-
-pub(crate) unsafe extern "C" fn create_qp_ex(
-    _: *mut ibv_context,
-    attr: *mut ibv_qp_init_attr_ex,
-) -> *mut ibv_qp {
-    pointer(|| {
-        if attr.is_null() {
-            return Err(EINVAL);
-        }
-        let a = &mut *attr;
-        check_sizes(&a.cap)?;
-        let known = ATTR_PD | ATTR_SEND_OPS_FLAGS | ATTR_CREATE_FLAGS;
-        if a.comp_mask & !known != 0 {
-            return Err(UNSUPPORTED);
-        }
-        if a.comp_mask & ATTR_CREATE_FLAGS != 0 && a.create_flags != 0 {
-            return Err(UNSUPPORTED);
-        }
-        if a.comp_mask & ATTR_PD == 0 {
-            return Err(EINVAL);
-        }
-        let wanted = Wanted {
-            qp_context: a.qp_context,
-            send_cq: a.send_cq,
-            recv_cq: a.recv_cq,
-            srq: a.srq,
-            qp_type: a.qp_type,
-            sig_all: a.sq_sig_all != 0,
-            ops: (a.comp_mask & ATTR_SEND_OPS_FLAGS != 0).then_some(a.send_ops_flags),
-        };
-        create(a.pd, &wanted, &mut a.cap)
-    })
-}
-
 pub(crate) unsafe extern "C" fn ibv_qp_to_qp_ex(q: *mut ibv_qp) -> *mut ibv_qp_ex {
     let extended = match ud::find(q) {
         Ok(qp) => qp.builder.is_some(),
@@ -246,30 +62,17 @@ pub(crate) unsafe extern "C" fn ibv_destroy_qp(q: *mut ibv_qp) -> c_int {
             return ud::destroy(q, qp);
         }
         let qp = find(q)?;
-        qp.raw.destroy();
-        events::forget(&context((*q).context).raw, qp.raw.clone());
+        if !xrc::has_other_handles(q, qp) {
+            qp.raw.destroy();
+            events::forget(&context((*q).context).raw, qp.raw.clone());
+        }
         // Acknowledging an event finds the object, so it is retired only afterwards.
         qp.asynchronous.wait();
         object::retire(Kind::Qp, q.cast::<ibv_qp_ex>())?;
-        leave_users(&*q);
+        qp_create::each_used(&*q, qp.target.as_ref(), Users::remove);
         object::free::<ibv_qp_ex, Qp>(q.cast());
         Ok(())
     })
-}
-
-/// A queue pair is gone: what it was made with may be destroyed.
-pub(crate) unsafe fn leave_users(c: &ibv_qp) {
-    if let Ok(pd) = pd::find(c.pd) {
-        pd.users.remove();
-    }
-    for cq in [c.send_cq, c.recv_cq] {
-        if let Ok(cq) = cq::find(cq) {
-            cq.users.remove();
-        }
-    }
-    if let Ok(srq) = srq::find(c.srq) {
-        srq.users.remove();
-    }
 }
 
 pub(crate) const fn state_of(state: State) -> c_uint {
@@ -425,7 +228,7 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
             let has_peer = qp.raw.addresses().is_some();
             let connected = has_peer && matches!(to, State::Init | State::Rtr);
             let face = context((*q).context).device.face;
-            let required = face::required(face, state_seen(q, qp), to);
+            let required = face::required(face, (*q).qp_type, state_seen(q, qp), to);
             if !has_peer && mask & required != required {
                 return Err(EINVAL);
             }

@@ -1,10 +1,10 @@
 //! The `ibv_wr_*` interface (`ibv_wr_post(3)`): requests are built one by one between `ibv_wr_start` and `ibv_wr_complete`.
 
-use crate::abi::verbs::value::QPT_UD;
+use crate::abi::verbs::value::{QPT_UD, QPT_XRC_SEND};
 use crate::abi::verbs::*;
 use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, code, value};
 use crate::{mw, post, ud};
-use iwarp::raw::UdSendWr;
+use iwarp::raw::{UdSendWr, XrcSendWr};
 use iwarp_rnic::memory::Stag;
 use iwarp_rnic::{SendFlags, SendOp, SendWr, Sge};
 use parking_lot::RawMutex;
@@ -25,6 +25,8 @@ struct Built {
     is_inline: bool,
     /// Where a datagram goes.
     target: Option<ud::Target>,
+    /// The shared receive queue that it is for, on an extended reliable connection.
+    srq: u32,
 }
 
 #[derive(Default)]
@@ -83,6 +85,10 @@ unsafe fn is_ud(q: *mut ibv_qp_ex) -> bool {
     (*q).qp_base.qp_type == QPT_UD
 }
 
+unsafe fn is_xrc(q: *mut ibv_qp_ex) -> bool {
+    (*q).qp_base.qp_type == QPT_XRC_SEND
+}
+
 unsafe fn builder<'a>(q: *mut ibv_qp_ex) -> &'a Builder {
     let builder = match is_ud(q) {
         true => &ud::trusted(q.cast()).builder,
@@ -115,6 +121,7 @@ unsafe fn begin(q: *mut ibv_qp_ex, op: Res<SendOp>) {
             inline: 0..0,
             is_inline: false,
             target: None,
+            srq: 0,
         });
         Ok(())
     });
@@ -202,8 +209,14 @@ unsafe extern "C" fn wr_set_ud_addr(q: *mut ibv_qp_ex, ah: *mut ibv_ah, qpn: u32
     });
 }
 
-unsafe extern "C" fn wr_set_xrc_srqn(q: *mut ibv_qp_ex, _: u32) {
-    with(q, |_| Err(EINVAL));
+unsafe extern "C" fn wr_set_xrc_srqn(q: *mut ibv_qp_ex, srq: u32) {
+    with(q, |batch| {
+        if !is_xrc(q) {
+            return Err(EINVAL);
+        }
+        batch.wrs.last_mut().ok_or(EINVAL)?.srq = srq;
+        Ok(())
+    });
 }
 
 unsafe extern "C" fn wr_set_sge(q: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
@@ -309,11 +322,17 @@ unsafe fn submit(q: *mut ibv_qp_ex, batch: &Batch) -> Res<()> {
             to.inline = std::slice::from_ref(piece);
         }
     }
-    post::qp(q.cast())
-        .raw
-        .post_send_all(list)
-        .map_err(|(_, e)| e)?;
-    Ok(())
+    let qp = &post::qp(q.cast()).raw;
+    let posted = match is_xrc(q) {
+        false => qp.post_send_all(list),
+        true => {
+            let numbers = batch.wrs.iter().map(|built| built.srq);
+            let list = list.iter().zip(numbers);
+            let list: Vec<_> = list.map(|(wr, srq)| XrcSendWr { wr: *wr, srq }).collect();
+            qp.post_send_all_xrc(&list)
+        }
+    };
+    Ok(posted.map_err(|(_, e)| e)?)
 }
 
 /// Does the same for datagrams.

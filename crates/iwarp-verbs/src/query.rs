@@ -21,8 +21,8 @@ const GID_TYPE_ROCE_V2: u32 = 2;
 /// The vendor: "iW" and a zero, so that no program takes it for a vendor with an interface of its own.
 const VENDOR_ID: u32 = 0x69_57_00;
 
-/// Window types 1 and 2B, events on notification, resizing of shared receive queues, GUIDs.
-const CAPS: c_uint = 1 << 11 | 1 << 13 | 1 << 17 | 1 << 21 | 1 << 24;
+/// Window types 1 and 2B, events on notification, resizing of shared receive queues, GUIDs, extended reliable connections.
+const CAPS: c_uint = 1 << 11 | 1 << 13 | 1 << 17 | 1 << 20 | 1 << 21 | 1 << 24;
 
 /// Registration on demand, of ranges; reliable connections may use such memory for everything, and unreliable ones for what they have:
 /// Sends, receives, Writes, shared receives. Datagrams are Sends, and receives of either kind of queue.
@@ -103,6 +103,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         let mut a: ibv_device_attr_ex = std::mem::zeroed();
         a.orig_attr = attributes(context(c));
         a.odp_caps = [ODP_SUPPORT, ODP_RC | ODP_UC << 32, ODP_UD];
+        a.xrc_odp_caps = ODP_RC as u32;
         a.completion_timestamp_mask = u64::MAX;
         a.hca_core_clock = 1_000_000;
         a.device_cap_flags_ex = u64::from(CAPS);

@@ -4,12 +4,14 @@ use crate::abi::verbs::*;
 use crate::device::context;
 use crate::guard::{EBUSY, EINVAL, Res, UNSUPPORTED, code, pointer};
 use crate::object::{self, Kind, Object, Unacknowledged, Users};
-use crate::{events, pd};
+use crate::{cq, events, pd, xrc};
 use iwarp::raw::SharedReceiveQueue;
 use std::ffi::{c_int, c_uint};
 
 pub(crate) struct Srq {
     pub(crate) raw: SharedReceiveQueue,
+    /// Addresses of its XRC domain and its completion queue; zero if it belongs to no domain.
+    extended: (usize, usize),
     pub(crate) users: Users,
     pub(crate) asynchronous: Unacknowledged,
 }
@@ -22,16 +24,44 @@ pub(crate) unsafe fn find<'a>(srq: *mut ibv_srq) -> Res<&'a SrqObject> {
     object::find(Kind::Srq, srq)
 }
 
+/// What a queue of an XRC domain has besides: the domain, and the completion queue of its receives.
+struct Extended {
+    xrcd: *mut ibv_xrcd,
+    cq: *mut ibv_cq,
+}
+
+/// Calls `f` for the users of each object that a queue is made with. They cannot be destroyed as long as the queue lives.
+unsafe fn each_used(pd: *mut ibv_pd, extended: (usize, usize), f: impl Fn(&Users)) {
+    if let Ok(pd) = pd::find(pd) {
+        f(&pd.users);
+    }
+    let (xrcd, cq) = extended;
+    if let Ok(xrcd) = xrc::find(xrcd as *mut ibv_xrcd) {
+        f(&xrcd.users);
+    }
+    if let Ok(cq) = cq::find(cq as *mut ibv_cq) {
+        f(&cq.users);
+    }
+}
+
 unsafe fn create(
     p: *mut ibv_pd,
     srq_context: *mut std::ffi::c_void,
     attr: &mut ibv_srq_attr,
+    extended: Option<Extended>,
 ) -> Res<*mut ibv_srq> {
     let pd = pd::find(p)?;
-    let raw = context((*p).context)
-        .raw
-        .create_srq(pd.number, attr.max_wr, attr.max_sge.max(1))?;
-    pd.users.add();
+    let ctx = &context((*p).context).raw;
+    let (depth, max_sge) = (attr.max_wr, attr.max_sge.max(1));
+    let raw = match &extended {
+        None => ctx.create_srq(pd.number, depth, max_sge)?,
+        Some(Extended { xrcd, cq }) => {
+            let (domain, cq) = (&xrc::find(*xrcd)?.raw, &cq::find(*cq)?.raw);
+            ctx.create_xrc_srq(domain, cq, pd.number, depth, max_sge)?
+        }
+    };
+    let extended = extended.map_or((0, 0), |e| (e.xrcd as usize, e.cq as usize));
+    each_used(p, extended, Users::add);
     (attr.max_wr, attr.max_sge, _) = raw.attributes();
     let mut srq: ibv_srq = std::mem::zeroed();
     srq.context = (*p).context;
@@ -41,6 +71,7 @@ unsafe fn create(
     srq.cond = libc::PTHREAD_COND_INITIALIZER;
     let own = Srq {
         raw: raw.clone(),
+        extended,
         users: Users::default(),
         asynchronous: Unacknowledged::default(),
     };
@@ -57,30 +88,48 @@ pub(crate) unsafe extern "C" fn ibv_create_srq(
         if attr.is_null() {
             return Err(EINVAL);
         }
-        create(p, (*attr).srq_context, &mut (*attr).attr)
+        create(p, (*attr).srq_context, &mut (*attr).attr, None)
     })
 }
 
-const ATTR_TYPE: u32 = 1;
-const ATTR_PD: u32 = 2;
-/// The basic type only. Extended reliable connections and tag matching have others.
+pub(crate) const ATTR_TYPE: u32 = 1;
+pub(crate) const ATTR_PD: u32 = 2;
+pub(crate) const ATTR_XRCD: u32 = 4;
+pub(crate) const ATTR_CQ: u32 = 8;
 const TYPE_BASIC: c_uint = 0;
+pub(crate) const TYPE_XRC: c_uint = 1;
 
 pub(crate) unsafe extern "C" fn create_srq_ex(
     _: *mut ibv_context,
     attr: *mut ibv_srq_init_attr_ex,
 ) -> *mut ibv_srq {
     pointer(|| {
-        let mask = (*attr).comp_mask;
-        if mask & !(ATTR_TYPE | ATTR_PD) != 0
-            || (mask & ATTR_TYPE != 0 && (*attr).srq_type != TYPE_BASIC)
-        {
+        let attr = attr.as_mut().ok_or(EINVAL)?;
+        let mask = attr.comp_mask;
+        let ty = match mask & ATTR_TYPE {
+            0 => TYPE_BASIC,
+            _ => attr.srq_type,
+        };
+        // Tag matching has a type, and attributes, of its own.
+        let (required, allowed) = match ty {
+            TYPE_BASIC => (ATTR_PD, ATTR_PD | ATTR_TYPE),
+            TYPE_XRC => {
+                let all = ATTR_PD | ATTR_TYPE | ATTR_XRCD | ATTR_CQ;
+                (all, all)
+            }
+            _ => return Err(UNSUPPORTED),
+        };
+        if mask & !allowed != 0 {
             return Err(UNSUPPORTED);
         }
-        if mask & ATTR_PD == 0 {
+        if mask & required != required {
             return Err(EINVAL);
         }
-        create((*attr).pd, (*attr).srq_context, &mut (*attr).attr)
+        let extended = (ty == TYPE_XRC).then_some(Extended {
+            xrcd: attr.xrcd,
+            cq: attr.cq,
+        });
+        create(attr.pd, attr.srq_context, &mut attr.attr, extended)
     })
 }
 
@@ -125,13 +174,12 @@ pub(crate) unsafe extern "C" fn ibv_destroy_srq(s: *mut ibv_srq) -> c_int {
         if srq.users.any() {
             return Err(EBUSY);
         }
+        srq.raw.destroy();
         events::forget(&context((*s).context).raw, srq.raw.clone());
         // Acknowledging an event finds the object, so it is retired only afterwards.
         srq.asynchronous.wait();
         object::retire(Kind::Srq, s)?;
-        if let Ok(pd) = pd::find((*s).pd) {
-            pd.users.remove();
-        }
+        each_used((*s).pd, srq.extended, Users::remove);
         object::free::<ibv_srq, Srq>(s);
         Ok(())
     })

@@ -1,17 +1,16 @@
-//! Datagram queue pairs (`IBV_QPT_UD`): creation, `ibv_modify_qp(3)`, `ibv_query_qp(3)`, `ibv_attach_mcast(3)`, and posting.
+//! Datagram queue pairs (`IBV_QPT_UD`): `ibv_modify_qp(3)`, `ibv_query_qp(3)`, `ibv_attach_mcast(3)`, and posting.
 //!
 //! The functions of `qp` and `post` come here for queue pairs of this type.
 
 use crate::abi::verbs::value::*;
 use crate::abi::verbs::*;
-use crate::device::context;
 use crate::guard::{EINVAL, Res, code};
-use crate::object::{self, Kind, Object, Unacknowledged};
+use crate::object::{self, Kind, Object, Unacknowledged, Users};
 use crate::pd::Ah;
-use crate::qp::{INLINE_MIN, Wanted, leave_users, state_of, to_state};
-use crate::qp_ex::{self, Builder};
-use crate::{cq, events, pd, post, srq};
-use iwarp::raw::{UdAttributes, UdQueuePair, UdSendWr};
+use crate::qp::{state_of, to_state};
+use crate::qp_ex::Builder;
+use crate::{events, post, qp_create};
+use iwarp::raw::{UdQueuePair, UdSendWr};
 use iwarp_rnic::limits::MAX_SGE;
 use iwarp_rnic::qp::State;
 use iwarp_rnic::{SendFlags, Sge};
@@ -23,8 +22,8 @@ pub(crate) struct UdQp {
     pub(crate) raw: UdQueuePair,
     pub(crate) asynchronous: Unacknowledged,
     /// What `ibv_query_qp` reports besides state and Q_Key.
-    attributes: Mutex<ibv_qp_attr>,
-    sig_all: bool,
+    pub(crate) attributes: Mutex<ibv_qp_attr>,
+    pub(crate) sig_all: bool,
     pub(crate) max_inline: u32,
     /// The `ibv_wr_*` interface, if it was asked for.
     pub(crate) builder: Option<Builder>,
@@ -51,86 +50,13 @@ pub(crate) unsafe fn trusted<'a>(q: *mut ibv_qp) -> &'a UdObject {
 /// `IBV_QP_EX_WITH_SEND` and `IBV_QP_EX_WITH_SEND_WITH_IMM`.
 pub(crate) const OPS: u64 = 1 << 2 | 1 << 3;
 
-/// Creates a queue pair whose sizes and operations have been checked.
-pub(crate) unsafe fn create(
-    p: *mut ibv_pd,
-    wanted: &Wanted,
-    cap: &mut ibv_qp_cap,
-) -> Res<*mut ibv_qp> {
-    let pd = pd::find(p)?;
-    let send_cq = cq::find(wanted.send_cq)?;
-    let recv_cq = cq::find(wanted.recv_cq)?;
-    let srq = match wanted.srq.is_null() {
-        true => None,
-        false => Some(srq::find(wanted.srq)?),
-    };
-    let builder = wanted.ops.map(Builder::new).transpose()?;
-    cap.max_inline_data = cap.max_inline_data.max(INLINE_MIN);
-    cap.max_send_sge = cap.max_send_sge.max(1);
-    if srq.is_some() {
-        (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
-    } else {
-        cap.max_recv_sge = cap.max_recv_sge.max(1);
-    }
-    let raw = context((*p).context).raw.create_ud_qp(&UdAttributes {
-        pd: pd.number,
-        send_cq: send_cq.raw.clone(),
-        recv_cq: recv_cq.raw.clone(),
-        srq: srq.map(|s| s.raw.clone()),
-        max_send_wr: cap.max_send_wr,
-        max_recv_wr: cap.max_recv_wr,
-        max_send_sge: cap.max_send_sge,
-        max_recv_sge: cap.max_recv_sge,
-        max_inline: cap.max_inline_data,
-        signal_all: wanted.sig_all,
-    })?;
-    // A queue pair of an RNIC accepts receives as soon as it exists.
-    raw.modify(State::Init)?;
-    pd.users.add();
-    send_cq.users.add();
-    recv_cq.users.add();
-    if let Some(srq) = srq {
-        srq.users.add();
-    }
-    let mut c: ibv_qp_ex = std::mem::zeroed();
-    c.qp_base.context = (*p).context;
-    c.qp_base.qp_context = wanted.qp_context;
-    c.qp_base.pd = p;
-    c.qp_base.send_cq = wanted.send_cq;
-    c.qp_base.recv_cq = wanted.recv_cq;
-    c.qp_base.srq = wanted.srq;
-    c.qp_base.handle = raw.num();
-    c.qp_base.qp_num = raw.num();
-    c.qp_base.state = QPS_RESET;
-    c.qp_base.qp_type = QPT_UD;
-    c.qp_base.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
-    c.qp_base.cond = libc::PTHREAD_COND_INITIALIZER;
-    if builder.is_some() {
-        qp_ex::fill(&mut c);
-    }
-    let mut attributes: ibv_qp_attr = std::mem::zeroed();
-    attributes.cap = *cap;
-    attributes.port_num = 1;
-    let own = UdQp {
-        raw: raw.clone(),
-        asynchronous: Unacknowledged::default(),
-        attributes: Mutex::new(attributes),
-        sig_all: wanted.sig_all,
-        max_inline: cap.max_inline_data,
-        builder,
-    };
-    let qp = object::create(Kind::UdQp, c, own);
-    raw.set_user_data(qp as u64);
-    Ok(qp.cast())
-}
-
 pub(crate) unsafe fn destroy(q: *mut ibv_qp, qp: &UdObject) -> Res<()> {
     qp.raw.destroy();
     events::forget(&qp.raw.context(), qp.raw.clone());
     // Acknowledging an event finds the object, so it is retired only afterwards.
     qp.asynchronous.wait();
     object::retire(Kind::UdQp, q.cast::<ibv_qp_ex>())?;
-    leave_users(&*q);
+    qp_create::each_used(&*q, None, Users::remove);
     object::free::<ibv_qp_ex, UdQp>(q.cast());
     Ok(())
 }

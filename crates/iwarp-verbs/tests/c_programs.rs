@@ -1,6 +1,6 @@
 //! Our own C programs on the library, compiled with Debian's headers: every kind of misuse, addresses, an exchange that uses every
-//! operation, events for solicited completions, queue pairs that are connected by number, unreliable connections, datagrams, and what
-//! later headers than Debian's declare.
+//! operation, events for solicited completions, queue pairs that are connected by number, unreliable connections, extended reliable
+//! connections, datagrams, and what later headers than Debian's declare.
 
 mod common;
 
@@ -139,4 +139,11 @@ fn queue_pairs_connected_by_number_keep_the_promises_of_the_verbs() {
 #[test]
 fn datagrams_go_both_ways_and_to_groups() {
     passes("datagrams");
+}
+
+#[test]
+fn extended_reliable_connections_name_shared_receive_queues() {
+    for face in ["rnic", "roce"] {
+        passes_as("xrc", face);
+    }
 }

@@ -153,6 +153,11 @@ impl QueuePair {
         self.complete_through(end.wrapping_sub(1), host);
     }
 
+    /// Returns `true` if an RDMA Read or atomic of the program waits for its answer.
+    pub(super) fn awaits_answers(&self) -> bool {
+        self.sq.awaited.len() > u32::from(self.acknowledge.probing)
+    }
+
     /// Returns the program's oldest RDMA Read or atomic that waits for its answer.
     fn first_unanswered(&self) -> Option<u32> {
         let awaited = &self.sq.awaited;

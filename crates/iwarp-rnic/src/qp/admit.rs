@@ -208,7 +208,7 @@ impl QueuePair {
             //# frequently.
             // What begins without a receive ends without one.
             if self.rx.dropping || !self.take_receive(host) {
-                self.no_receive(Header::Untagged(h), ulpdu_len)?;
+                self.no_receive(Header::Untagged(h), ulpdu_len, host)?;
                 return Ok(false);
             }
         }
@@ -237,7 +237,13 @@ impl QueuePair {
 
     /// A message needs a receive, and none is posted: holds it, drops it or refuses it, as the policy says.
     #[cold]
-    pub(super) fn no_receive(&mut self, header: Header, ulpdu_len: u16) -> Result<(), Refusal> {
+    pub(super) fn no_receive<H: Host>(
+        &mut self,
+        header: Header,
+        ulpdu_len: u16,
+        host: &mut H,
+    ) -> Result<(), Refusal> {
+        self.check_queue(host)?;
         let missed = Missed { header, ulpdu_len };
         match self.receiver_not_ready() {
             ReceiverNotReady::Terminate => {

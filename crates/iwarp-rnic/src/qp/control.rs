@@ -341,7 +341,7 @@ impl QueuePair {
         //# One Immediate Data or Immediate Data with SE Message MUST consume
         if !self.take_receive(env.host) {
             let ulpdu_len = UNTAGGED_HEADER_LEN.wrapping_add(payload.len());
-            self.no_receive(Header::Untagged(h), ulpdu_len as u16)?;
+            self.no_receive(Header::Untagged(h), ulpdu_len as u16, env.host)?;
             return Ok(match self.rx.dropping {
                 true => self.lose_immediate(),
                 false => Step::Hold,

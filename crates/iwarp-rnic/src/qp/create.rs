@@ -1,8 +1,8 @@
 //! How a queue pair is made.
 
 use super::{
-    CreateError, Events, QpConfig, QueuePair, StreamTimes, acknowledge, life, response, rx,
-    send_queue, tx,
+    CreateError, Events, QpConfig, QueuePair, StreamTimes, XrcEnd, acknowledge, life, response, rx,
+    send_queue, tx, xrc,
 };
 use crate::Access;
 use crate::boxed::try_box;
@@ -68,6 +68,7 @@ impl QueuePair {
             rq: queues.rq,
             responses: queues.responses,
             acknowledge: acknowledge::Acknowledge::default(),
+            xrc: xrc::Xrc::default(),
             remote: Access::all(),
             tx: tx::Tx::default(),
             rx: rx::Rx::new(queues.receive),
@@ -80,8 +81,12 @@ impl QueuePair {
 
     /// Sets what a peer may do through this queue pair: REMOTE_READ, REMOTE_WRITE and REMOTE_ATOMIC of `access`, as
     /// `qp_access_flags` of `ibv_modify_qp(3)`. A new queue pair allows all that a region allows.
+    /// The initiator of an extended reliable connection allows nothing.
     pub const fn set_remote_access(&mut self, access: Access) {
-        self.remote = access;
+        self.remote = match self.xrc_end() {
+            Some(XrcEnd::Initiator) => Access::empty(),
+            _ => access,
+        };
     }
 
     /// Allows the program to change octets while they are being sent (`true`), as hypervisors do that copy a running guest.

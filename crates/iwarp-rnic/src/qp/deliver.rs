@@ -153,7 +153,10 @@ impl QueuePair {
         if ulpdu.len() == TAGGED_HEADER_LEN
             && let Some(h) = TaggedHeader::decode(ulpdu)
         {
-            self.heed(h, env.host);
+            return match self.heed(h, env.host) {
+                Ok(()) => Step::Next,
+                Err(refusal) => self.refuse_segment(refusal, ulpdu, env.host),
+            };
         }
         Step::Next
     }

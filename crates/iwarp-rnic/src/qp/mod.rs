@@ -2,7 +2,7 @@
 //!
 //! [`QueuePair`] says how it is driven, with a whole driver as an example.
 //!
-//! Files: `create`, `post`, `look`, `send_queue` (in-order completion, flush), `acknowledge` (completion when placed), `numbered` (peers that are known by number), `next` (which
+//! Files: `create`, `post`, `look`, `send_queue` (in-order completion, flush), `acknowledge` (completion when placed), `numbered` (peers that are known by number), `xrc` (extended reliable connections), `next` (which
 //! message goes next), `tx`, `message`, `answer`, `headers`, `segment` and `plan` (FPDUs out), `rx`, `buffer`, `frames`, `direct`, `admit`, `place`,
 //! `deliver` and `control` (FPDUs in), `response` (inbound Reads and atomics), `fault` (errors, Terminate), `life` (the states and the
 //! phases of a stream, one type) and `state` (what follows from its transitions).
@@ -25,6 +25,8 @@ mod timing;
 mod acknowledge;
 
 mod numbered;
+
+mod xrc;
 
 mod look;
 
@@ -54,6 +56,7 @@ pub use plan::{Run, RunKind, TxPlan, TxSizes};
 pub use rx::{RxInterest, RxStatus};
 pub use state::State;
 pub use tx::TxFill;
+pub use xrc::XrcEnd;
 
 use crate::counters::Counters;
 use crate::memory::{Crc32c, Memory, MemoryTable};
@@ -109,6 +112,14 @@ pub trait Host {
     fn complete(&mut self, direction: Direction, cqe: Cqe);
     /// Takes the oldest request of the shared receive queue. Returns `false` if there is none.
     fn take_shared_receive(&mut self, taken: &mut TakenRecv) -> bool;
+    /// Makes [`take_shared_receive`](Self::take_shared_receive) take from the shared receive queue with this number, and returns that queue's
+    /// protection domain; `None` if the number is that of no queue that the peer may use. Receives complete in the queue's completion queue then.
+    ///
+    /// Only the target of an extended reliable connection calls it ([`QueuePair::set_xrc`]).
+    fn select_shared_receive(&mut self, number: u32) -> Option<u32> {
+        let _ = number;
+        None
+    }
 }
 
 /// Memory, CRC function and host for one call.
@@ -376,6 +387,7 @@ pub struct QueuePair {
     rq: ReceiveQueue,
     responses: response::ResponseQueue,
     acknowledge: acknowledge::Acknowledge,
+    xrc: xrc::Xrc,
     /// What a peer may do to memory through this queue pair, if the region allows it, too.
     remote: Access,
     tx: tx::Tx,

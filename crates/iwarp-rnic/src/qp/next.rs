@@ -59,7 +59,7 @@ impl QueuePair {
             return Next::Rtr(rtr);
         }
         let request = self.startable();
-        if let Some(note) = self.note(request.is_some()) {
+        if let Some(note) = self.note(request.map(|(_, slot)| slot)) {
             return Next::Note(note);
         }
         if !self.responses.is_empty() {
@@ -78,7 +78,9 @@ impl QueuePair {
             None => Next::Nothing,
             Some((_, slot)) if slot.op.is_local() => Next::Local,
             // An answer or a probe may be due behind each.
-            Some(_) if self.acknowledge.on || !self.responses.is_empty() => Next::Requests(1),
+            Some(_) if self.acknowledge.on || !self.responses.is_empty() || self.names_queues() => {
+                Next::Requests(1)
+            }
             Some(_) => Next::Requests(u32::MAX),
         }
     }
@@ -104,7 +106,7 @@ impl QueuePair {
         }
         let (seq, slot) = self.sq.next()?;
         let waits = self.life.waits() && !slot.op.is_local();
-        (self.may_start(slot) && !waits).then_some((seq, slot))
+        (self.may_start(slot) && !waits && !self.waits_to_name(slot)).then_some((seq, slot))
     }
 
     /// Returns `true` if a request may start, as far as its own kind and the requests before it decide that.

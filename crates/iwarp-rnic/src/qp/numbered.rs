@@ -8,13 +8,17 @@
 //! * A sender that gives up says in front of its first request how often it tries. The receiver then knows how long to hold a Send.
 //! * A receiver that holds a Send says which one. The requests before it complete, although the probe behind it is not answered.
 //!
+//! A third one belongs to extended reliable connections (`xrc`), which need not be connected by number.
+//!
 //! A note is a zero-length RDMA Write, whose tagged offset has its content. A zero-length Write is never refused (RFC 5040
 //! section 7.2), and a peer that knows no notes takes no notice.
 
 use super::acknowledge::{Look, Sought};
+use super::admit::Refusal;
 use super::headers::empty_write_header;
 use super::plan::TxPlan;
 use super::segment::{Out, Wire};
+use super::send_queue::Slot;
 use super::{Host, QueuePair, ReceiverNotReady, State};
 use crate::WcStatus;
 use crate::memory::Memory;
@@ -25,6 +29,7 @@ use iwarp_proto::ddp::TaggedHeader;
 /// The upper halves of the tagged offsets of notes.
 const RETRIES: u32 = u32::from_be_bytes(*b"rnr#");
 const HELD: u32 = u32::from_be_bytes(*b"held");
+const QUEUE: u32 = u32::from_be_bytes(*b"xsrq");
 /// `rnr_retry` of a sender that tries for ever.
 pub(super) const FOR_EVER: u8 = 7;
 
@@ -52,6 +57,8 @@ pub(super) enum Note {
     Retries(u8),
     /// The message with this sequence number on queue 0 waits for a receive.
     Held(u32),
+    /// The messages from now on are for the shared receive queue with this number.
+    Queue(u32),
 }
 
 impl Note {
@@ -59,6 +66,7 @@ impl Note {
         let (kind, content) = match self {
             Self::Retries(count) => (RETRIES, count as u32),
             Self::Held(msn) => (HELD, msn),
+            Self::Queue(number) => (QUEUE, number),
         };
         (kind as u64) << 32 | content as u64
     }
@@ -68,6 +76,7 @@ impl Note {
         match (tagged_offset >> 32) as u32 {
             RETRIES if content <= FOR_EVER as u32 => Some(Self::Retries(content as u8)),
             HELD => Some(Self::Held(content)),
+            QUEUE => Some(Self::Queue(content)),
             _ => None,
         }
     }
@@ -163,14 +172,20 @@ impl QueuePair {
 
     /// Returns what the peer has to be told; if a `request` is next, before that.
     #[inline]
-    pub(super) const fn note(&self, request: bool) -> Option<Note> {
+    pub(super) const fn note(&self, request: Option<&Slot>) -> Option<Note> {
         let Rnr {
             ours, told, holds, ..
         } = self.acknowledge.rnr;
         match holds {
             Some(msn) if !self.acknowledge.own_peer => Some(Note::Held(msn)),
-            _ if request && ours != told && self.is_connectionless() => Some(Note::Retries(ours)),
-            _ => None,
+            _ => match request {
+                Some(_) if ours != told && self.is_connectionless() => Some(Note::Retries(ours)),
+                Some(slot) => match self.queue_to_tell(slot) {
+                    Some(number) => Some(Note::Queue(number)),
+                    None => None,
+                },
+                None => None,
+            },
         }
     }
 
@@ -181,24 +196,25 @@ impl QueuePair {
         match note {
             Note::Retries(count) => self.acknowledge.rnr.told = count,
             Note::Held(_) => self.acknowledge.rnr.holds = None,
+            Note::Queue(number) => self.xrc.has_told(number),
         }
         let header = empty_write_header(note.tagged_offset());
         let mut out = Out::new(&mut self.tx, &mut self.counters, plan, w);
         let Ok(()) = out.append::<Infallible>(&header, 0, |_| Ok(()));
     }
 
-    /// A zero-length Write has come. It may be a note.
+    /// A zero-length Write has come. It may be a note. Returns the reason if such a note is not allowed here.
     #[cold]
     #[inline(never)]
-    pub(super) fn heed<H: Host>(&mut self, h: TaggedHeader, host: &mut H) {
-        if !self.is_connectionless() {
-            return;
-        }
+    pub(super) fn heed<H: Host>(&mut self, h: TaggedHeader, host: &mut H) -> Result<(), Refusal> {
         match Note::of(h.to) {
+            Some(Note::Queue(number)) => return self.is_named(number, host),
+            _ if !self.is_connectionless() => {}
             Some(Note::Retries(count)) => self.acknowledge.rnr.peers = count,
             Some(Note::Held(msn)) => self.is_held(msn, host),
             None => {}
         }
+        Ok(())
     }
 
     /// Does the same without a note if the queue pair is its own peer: it would wait behind the message that it is about.

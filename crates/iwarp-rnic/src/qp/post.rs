@@ -46,15 +46,19 @@ impl QueuePair {
 
     /// Returns `Ok` if all of these would be accepted, one after the other; otherwise the index of the first that would not,
     /// and the reason.
-    pub fn check_sends(&self, wrs: &[SendWr<'_>]) -> Result<(), (usize, PostError)> {
+    pub fn check_sends<'a, 'b: 'a>(
+        &self,
+        wrs: impl ExactSizeIterator<Item = &'a SendWr<'b>>,
+    ) -> Result<(), (usize, PostError)> {
         if !self.life.takes_sends() {
             return Err((0, PostError::InvalidState));
         }
-        for (i, wr) in wrs.iter().enumerate() {
+        let number = wrs.len();
+        for (i, wr) in wrs.enumerate() {
             self.sq.check(wr).map_err(|e| (i, e))?;
         }
         let room = self.sq.room() as usize;
-        if self.state() != State::Error && wrs.len() > room {
+        if self.state() != State::Error && number > room {
             return Err((room, PostError::QueueFull));
         }
         Ok(())

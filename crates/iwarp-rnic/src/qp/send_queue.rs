@@ -18,6 +18,8 @@ pub(super) struct Slot {
     /// Octets of payload, or octets asked for by a Read or atomic.
     pub(super) len: u32,
     pub(super) done: bool,
+    /// The shared receive queue at the peer that it is for; 0 if it names none.
+    pub(super) srq: u32,
 }
 
 impl Default for Slot {
@@ -29,6 +31,7 @@ impl Default for Slot {
             num_sge: 0,
             len: 0,
             done: false,
+            srq: 0,
         }
     }
 }
@@ -267,6 +270,7 @@ impl SendQueue {
             num_sge,
             len,
             done: false,
+            srq: 0,
         };
         let at = self.slots.push(slot).map_err(|_| PostError::QueueFull)? as usize;
         if inline {
@@ -289,6 +293,15 @@ impl SendQueue {
             }
         }
         Ok(())
+    }
+
+    /// Names the shared receive queue at the peer that the last request is for.
+    pub(super) fn name_last(&mut self, srq: u32) {
+        if let Some(last) = self.slots.len().checked_sub(1)
+            && let Some(slot) = self.slots.get_mut(last)
+        {
+            slot.srq = srq;
+        }
     }
 
     /// Checks a request against the sizes of the queue; returns its length.

@@ -74,6 +74,7 @@ impl QueuePair {
             self.rq.clear();
             self.responses.clear();
             self.acknowledge.reset();
+            self.xrc.start();
             self.rx.reset();
             self.tx.job = None;
             self.events = Events::empty();
@@ -106,6 +107,7 @@ impl QueuePair {
         self.tx.start(&stream);
         self.rx.start(&stream);
         self.acknowledge.rnr.start();
+        self.xrc.start();
         Ok(())
     }
 

@@ -25,3 +25,4 @@ mod told;
 mod unreliable;
 mod users;
 mod vectors;
+mod xrc;

@@ -101,12 +101,12 @@ c_structs! { ALL;
         ABI_placeholder2: Slot,
         ibv_create_flow: Slot,
         ABI_placeholder1: Slot,
-        open_qp: Slot,
+        open_qp: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_open_attr) -> *mut ibv_qp>,
         create_qp_ex: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_init_attr_ex) -> *mut ibv_qp>,
-        get_srq_num: Slot,
+        get_srq_num: Option<unsafe extern "C" fn(*mut ibv_srq, *mut u32) -> c_int>,
         create_srq_ex: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_srq_init_attr_ex) -> *mut ibv_srq>,
-        open_xrcd: Slot,
-        close_xrcd: Slot,
+        open_xrcd: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_xrcd_init_attr) -> *mut ibv_xrcd>,
+        close_xrcd: Option<unsafe extern "C" fn(*mut ibv_xrcd) -> c_int>,
         _ABI_placeholder3: u64,
         sz: usize,
         context: ibv_context,
@@ -114,6 +114,21 @@ c_structs! { ALL;
     struct ibv_pd [16] {
         context: *mut ibv_context,
         handle: u32,
+    }
+    struct ibv_xrcd [8] {
+        context: *mut ibv_context,
+    }
+    struct ibv_xrcd_init_attr [12] {
+        comp_mask: u32,
+        fd: c_int,
+        oflags: c_int,
+    }
+    struct ibv_qp_open_attr [32] {
+        comp_mask: u32,
+        qp_num: u32,
+        xrcd: *mut ibv_xrcd,
+        qp_context: *mut c_void,
+        qp_type: c_uint,
     }
     struct ibv_td [8] {
         context: *mut ibv_context,
@@ -247,7 +262,7 @@ c_structs! { ALL;
         comp_mask: u32,
         srq_type: c_uint,
         pd: *mut ibv_pd,
-        xrcd: *mut c_void,
+        xrcd: *mut ibv_xrcd,
         cq: *mut ibv_cq,
         tm_cap: [u32; 2],
     }
@@ -327,7 +342,7 @@ c_structs! { ALL;
         send_flags: c_uint,
         imm_data: u32,
         wr: send_wr_target,
-        qp_type: c_uint,
+        qp_type: u32,
         bind_mw: send_wr_bind,
     }
     struct ibv_recv_wr [32] {
@@ -373,7 +388,7 @@ c_structs! { ALL;
         sq_sig_all: c_int,
         comp_mask: u32,
         pd: *mut ibv_pd,
-        xrcd: *mut c_void,
+        xrcd: *mut ibv_xrcd,
         create_flags: u32,
         max_tso_header: u16,
         rwq_ind_tbl: *mut c_void,
@@ -627,6 +642,8 @@ pub(crate) mod value {
     pub(crate) const QPT_RC: c_uint = 2;
     pub(crate) const QPT_UC: c_uint = 3;
     pub(crate) const QPT_UD: c_uint = 4;
+    pub(crate) const QPT_XRC_SEND: c_uint = 9;
+    pub(crate) const QPT_XRC_RECV: c_uint = 10;
 
     pub(crate) const SEND_FENCE: c_uint = 1;
     pub(crate) const SEND_SIGNALED: c_uint = 2;

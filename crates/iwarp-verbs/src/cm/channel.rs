@@ -178,6 +178,12 @@ unsafe fn deliver(event: CmEvent) -> Option<*mut rdma_cm_event> {
                 event.id.destroy();
                 return None;
             }
+            if !id::takes(listener, event.xrc) {
+                tracing::debug!("a request for another type of queue pair is rejected");
+                let _ = event.id.reject(&[]);
+                event.id.destroy();
+                return None;
+            }
             match id::of_request(listener, &event.id) {
                 Ok(id) => (id, listener),
                 Err(Errno(errno)) => {

@@ -5,9 +5,11 @@ use super::connect::same_device;
 use super::id::{self, IdObject, QpInit, find};
 use super::sockaddr;
 use crate::abi::cma::*;
+use crate::abi::verbs::value::{QPT_RC, QPT_XRC_RECV, QPT_XRC_SEND};
 use crate::abi::verbs::*;
 use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, minus_one, value};
-use crate::{cq, qp, srq};
+use crate::{cq, qp, qp_create, srq, xrc};
+use parking_lot::Mutex;
 use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::time::Duration;
@@ -36,23 +38,32 @@ unsafe fn make_cq(id: *mut rdma_cm_id, depth: u32) -> Res<(*mut ibv_comp_channel
     }
 }
 
-/// Makes the completion queues that the program did not pass.
-unsafe fn fill_cqs(id: *mut rdma_cm_id, object: &IdObject, attr: &mut ibv_qp_init_attr) -> Res<()> {
-    if attr.send_cq.is_null() {
+/// Makes the completion queues that the program did not pass, and that a queue pair of this type has. The target of an extended reliable
+/// connection has none, but the shared receive queue that `rdma_create_srq` makes for it has: that of receives.
+unsafe fn fill_cqs(
+    id: *mut rdma_cm_id,
+    object: &IdObject,
+    attr: &mut ibv_qp_init_attr_ex,
+) -> Res<()> {
+    if attr.send_cq.is_null() && attr.qp_type != QPT_XRC_RECV {
         if (*id).send_cq.is_null() {
             ((*id).send_cq_channel, (*id).send_cq) = make_cq(id, attr.cap.max_send_wr)?;
         }
         attr.send_cq = (*id).send_cq;
         object.endpoint.lock().made_cqs = true;
     }
-    if attr.recv_cq.is_null() {
-        if (*id).recv_cq.is_null() {
-            ((*id).recv_cq_channel, (*id).recv_cq) =
-                make_cq(id, attr.cap.max_recv_wr.max(srq_depth(id)))?;
-        }
+    if attr.recv_cq.is_null() && attr.qp_type != QPT_XRC_SEND {
+        fill_recv_cq(id, object, attr.cap.max_recv_wr.max(srq_depth(id)))?;
         attr.recv_cq = (*id).recv_cq;
-        object.endpoint.lock().made_cqs = true;
     }
+    Ok(())
+}
+
+unsafe fn fill_recv_cq(id: *mut rdma_cm_id, object: &IdObject, depth: u32) -> Res<()> {
+    if (*id).recv_cq.is_null() {
+        ((*id).recv_cq_channel, (*id).recv_cq) = make_cq(id, depth)?;
+    }
+    object.endpoint.lock().made_cqs = true;
     Ok(())
 }
 
@@ -60,7 +71,11 @@ unsafe fn srq_depth(id: *mut rdma_cm_id) -> u32 {
     srq::find((*id).srq).map_or(0, |s| s.raw.attributes().0)
 }
 
-unsafe fn destroy_cqs(id: *mut rdma_cm_id) {
+/// Destroys the completion queues that were made and that nobody uses any more.
+unsafe fn destroy_cqs(id: *mut rdma_cm_id, object: &IdObject) {
+    if !object.endpoint.lock().made_cqs {
+        return;
+    }
     for (cq, channel) in [
         (&raw mut (*id).send_cq, &raw mut (*id).send_cq_channel),
         (&raw mut (*id).recv_cq, &raw mut (*id).recv_cq_channel),
@@ -73,6 +88,7 @@ unsafe fn destroy_cqs(id: *mut rdma_cm_id) {
             }
         }
     }
+    object.endpoint.lock().made_cqs = !(*id).send_cq.is_null() || !(*id).recv_cq.is_null();
 }
 
 unsafe fn pd_of(id: *mut rdma_cm_id, pd: *mut ibv_pd) -> Res<*mut ibv_pd> {
@@ -86,29 +102,71 @@ unsafe fn pd_of(id: *mut rdma_cm_id, pd: *mut ibv_pd) -> Res<*mut ibv_pd> {
     Ok(pd)
 }
 
+/// The XRC domain for targets, and for their shared receive queues, that programs name none for: there is one for each device.
+unsafe fn default_xrcd(verbs: *mut ibv_context) -> Res<*mut ibv_xrcd> {
+    static DOMAINS: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
+    let mut domains = DOMAINS.lock();
+    if let Some((_, xrcd)) = domains.iter().find(|d| d.0 == verbs as usize) {
+        return Ok(*xrcd as *mut ibv_xrcd);
+    }
+    let mut attr = ibv_xrcd_init_attr {
+        comp_mask: 3,
+        fd: -1,
+        oflags: libc::O_CREAT,
+    };
+    let xrcd = made(xrc::open_xrcd(verbs, &raw mut attr))?;
+    domains.push((verbs as usize, xrcd as usize));
+    Ok(xrcd)
+}
+
+const ATTR_PD: u32 = 1;
+const ATTR_XRCD: u32 = 2;
+
 unsafe fn create_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr) -> Res<()> {
+    let mut ex: ibv_qp_init_attr_ex = std::mem::zeroed();
+    ex.qp_context = attr.qp_context;
+    ex.send_cq = attr.send_cq;
+    ex.recv_cq = attr.recv_cq;
+    ex.srq = attr.srq;
+    ex.cap = attr.cap;
+    ex.qp_type = attr.qp_type;
+    ex.sq_sig_all = attr.sq_sig_all;
+    ex.comp_mask = ATTR_PD;
+    ex.pd = pd;
+    create_qp_ex(id, &mut ex)?;
+    // The structure that the program gets back names the queues that were made.
+    (attr.send_cq, attr.recv_cq, attr.srq) = (ex.send_cq, ex.recv_cq, ex.srq);
+    attr.cap = ex.cap;
+    Ok(())
+}
+
+unsafe fn create_qp_ex(id: *mut rdma_cm_id, a: &mut ibv_qp_init_attr_ex) -> Res<()> {
     let object = find(id)?;
     if !(*id).qp.is_null() {
         return Err(EINVAL);
     }
-    let pd = pd_of(id, pd)?;
-    // The structure that the program gets back names the queues that were made.
-    let mut inner = *attr;
-    if inner.srq.is_null() {
-        inner.srq = (*id).srq;
+    let given = match a.comp_mask & ATTR_PD {
+        0 => null_mut(),
+        _ => a.pd,
+    };
+    let pd = pd_of(id, given)?;
+    a.comp_mask |= ATTR_PD;
+    a.pd = pd;
+    if a.srq.is_null() {
+        a.srq = (*id).srq;
     }
-    fill_cqs(id, object, &mut inner)?;
-    let made = made(qp::ibv_create_qp(pd, &raw mut inner));
-    let q = match made {
+    if a.qp_type == QPT_XRC_RECV && (a.comp_mask & ATTR_XRCD == 0 || a.xrcd.is_null()) {
+        a.xrcd = default_xrcd((*id).verbs)?;
+        a.comp_mask |= ATTR_XRCD;
+    }
+    fill_cqs(id, object, a)?;
+    let q = match made(qp_create::create_qp_ex((*id).verbs, a)) {
         Ok(q) => q,
         Err(e) => {
-            if object.endpoint.lock().made_cqs {
-                destroy_cqs(id);
-            }
+            destroy_cqs(id, object);
             return Err(e);
         }
     };
-    *attr = inner;
     object.raw.set_queue_pair(Some(&qp::find(q)?.raw));
     object.endpoint.lock().qp = q as usize;
     (*id).qp = q;
@@ -127,52 +185,12 @@ pub(crate) unsafe extern "C" fn rdma_create_qp(
     })
 }
 
-const ATTR_PD: u32 = 1;
-
 pub(crate) unsafe extern "C" fn rdma_create_qp_ex(
     id: *mut rdma_cm_id,
     attr: *mut ibv_qp_init_attr_ex,
 ) -> c_int {
     minus_one(|| {
-        let object = find(id)?;
-        if !(*id).qp.is_null() {
-            return Err(EINVAL);
-        }
-        let a = &mut *attr;
-        let pd = pd_of(
-            id,
-            if a.comp_mask & ATTR_PD != 0 {
-                a.pd
-            } else {
-                null_mut()
-            },
-        )?;
-        a.comp_mask |= ATTR_PD;
-        a.pd = pd;
-        let mut plain = ibv_qp_init_attr {
-            qp_context: a.qp_context,
-            send_cq: a.send_cq,
-            recv_cq: a.recv_cq,
-            srq: if a.srq.is_null() { (*id).srq } else { a.srq },
-            cap: a.cap,
-            qp_type: a.qp_type,
-            sq_sig_all: a.sq_sig_all,
-        };
-        fill_cqs(id, object, &mut plain)?;
-        (a.send_cq, a.recv_cq, a.srq) = (plain.send_cq, plain.recv_cq, plain.srq);
-        let q = match made(qp::create_qp_ex((*id).verbs, attr)) {
-            Ok(q) => q,
-            Err(e) => {
-                if object.endpoint.lock().made_cqs {
-                    destroy_cqs(id);
-                }
-                return Err(e);
-            }
-        };
-        object.raw.set_queue_pair(Some(&qp::find(q)?.raw));
-        object.endpoint.lock().qp = q as usize;
-        (*id).qp = q;
-        (*id).pd = pd;
+        create_qp_ex(id, attr.as_mut().ok_or(EINVAL)?)?;
         Ok(0)
     })
 }
@@ -185,9 +203,7 @@ pub(crate) unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
             qp::ibv_destroy_qp((*id).qp);
             (*id).qp = null_mut();
         }
-        if std::mem::take(&mut object.endpoint.lock().made_cqs) {
-            destroy_cqs(id);
-        }
+        destroy_cqs(id, object);
     });
 }
 
@@ -201,11 +217,17 @@ pub(crate) unsafe extern "C" fn rdma_create_srq(
         if !(*id).srq.is_null() {
             return Err(EINVAL);
         }
-        let pd = pd_of(id, pd)?;
-        let s = made(srq::ibv_create_srq(pd, attr))?;
-        object.endpoint.lock().srq = s as usize;
-        (*id).srq = s;
-        (*id).pd = pd;
+        let attr = attr.as_mut().ok_or(EINVAL)?;
+        let mut ex: ibv_srq_init_attr_ex = std::mem::zeroed();
+        ex.srq_context = attr.srq_context;
+        ex.attr = attr.attr;
+        ex.comp_mask = srq::ATTR_TYPE | srq::ATTR_PD;
+        ex.pd = pd;
+        if (*id).qp_type == QPT_XRC_RECV {
+            ex.srq_type = srq::TYPE_XRC;
+        }
+        create_srq_ex(id, object, &mut ex)?;
+        attr.attr = ex.attr;
         Ok(0)
     })
 }
@@ -219,19 +241,45 @@ pub(crate) unsafe extern "C" fn rdma_create_srq_ex(
         if !(*id).srq.is_null() {
             return Err(EINVAL);
         }
-        // Bit 1: a protection domain is given.
-        let given = if (*attr).comp_mask & 2 != 0 {
-            (*attr).pd
-        } else {
-            null_mut()
-        };
-        (*attr).pd = pd_of(id, given)?;
-        (*attr).comp_mask |= 2;
-        let s = made(srq::create_srq_ex((*id).verbs, attr))?;
-        object.endpoint.lock().srq = s as usize;
-        (*id).srq = s;
+        create_srq_ex(id, object, attr.as_mut().ok_or(EINVAL)?)?;
         Ok(0)
     })
+}
+
+/// Makes a shared receive queue, with what the program has not named: the protection domain, and for one of an XRC domain that domain and
+/// the completion queue.
+unsafe fn create_srq_ex(
+    id: *mut rdma_cm_id,
+    object: &IdObject,
+    attr: &mut ibv_srq_init_attr_ex,
+) -> Res<()> {
+    let given = match attr.comp_mask & srq::ATTR_PD {
+        0 => null_mut(),
+        _ => attr.pd,
+    };
+    attr.pd = pd_of(id, given)?;
+    attr.comp_mask |= srq::ATTR_PD;
+    if attr.comp_mask & srq::ATTR_TYPE != 0 && attr.srq_type == srq::TYPE_XRC {
+        if attr.comp_mask & srq::ATTR_XRCD == 0 || attr.xrcd.is_null() {
+            attr.xrcd = default_xrcd((*id).verbs)?;
+        }
+        if attr.comp_mask & srq::ATTR_CQ == 0 || attr.cq.is_null() {
+            fill_recv_cq(id, object, attr.attr.max_wr)?;
+            attr.cq = (*id).recv_cq;
+        }
+        attr.comp_mask |= srq::ATTR_XRCD | srq::ATTR_CQ;
+    }
+    let s = match made(srq::create_srq_ex((*id).verbs, attr)) {
+        Ok(s) => s,
+        Err(e) => {
+            destroy_cqs(id, object);
+            return Err(e);
+        }
+    };
+    object.endpoint.lock().srq = s as usize;
+    (*id).srq = s;
+    (*id).pd = attr.pd;
+    Ok(())
 }
 
 pub(crate) unsafe extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
@@ -241,10 +289,10 @@ pub(crate) unsafe extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
         if !(*id).srq.is_null() && srq::ibv_destroy_srq((*id).srq) == 0 {
             (*id).srq = null_mut();
         }
+        destroy_cqs(id, object);
     });
 }
 
-const QPT_RC: u32 = 2;
 const RAI_PASSIVE: c_int = 1;
 /// How long the next hop may take to answer, as in librdmacm.
 const RESOLVE_LIMIT: Duration = Duration::from_secs(2);
@@ -263,7 +311,7 @@ unsafe fn create_ep(
             (*id).pd = pd;
         }
         if !attr.is_null() {
-            (*attr).qp_type = QPT_RC;
+            (*attr).qp_type = (*id).qp_type;
             object.endpoint.lock().qp_init = Some(QpInit(*attr));
         }
         return Ok(());
@@ -278,7 +326,7 @@ unsafe fn create_ep(
     id::complete(id)?;
     if !attr.is_null() {
         // The type is that of the addresses, whatever the program left here.
-        (*attr).qp_type = QPT_RC;
+        (*attr).qp_type = (*id).qp_type;
         create_qp(id, pd, &mut *attr)?;
     }
     if res.ai_connect_len > 0 && !res.ai_connect.is_null() {
@@ -299,11 +347,14 @@ pub(crate) unsafe extern "C" fn rdma_create_ep(
             return Err(EINVAL);
         }
         let res = &*res;
-        // Reliable connections only.
-        if res.ai_qp_type != 0 && res.ai_qp_type != 2 {
-            return Err(UNSUPPORTED);
-        }
+        let qp_type = match res.ai_qp_type as u32 {
+            0 => QPT_RC,
+            known @ (QPT_RC | QPT_XRC_SEND | QPT_XRC_RECV) => known,
+            // The connection manager connects reliable connections only.
+            _ => return Err(UNSUPPORTED),
+        };
         let id = id::create(null_mut(), null_mut(), res.ai_port_space as u32)?;
+        (*id).qp_type = qp_type;
         if let Err(e) = create_ep(id, res, pd, attr) {
             rdma_destroy_ep(id);
             return Err(e);

@@ -4,11 +4,13 @@ use super::channel::{self, DELIVERY};
 use super::lookup::Lookup;
 use super::{roce, sockaddr};
 use crate::abi::cma::*;
+use crate::abi::verbs::value::QPT_XRC_RECV;
 use crate::abi::verbs::*;
 use crate::device;
 use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, minus_one, value};
 use crate::object::{self, Kind, Object, Unacknowledged};
 use crate::query::PKEY;
+use iwarp::raw::XrcEnd;
 use iwarp::raw::cm::CmId;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -141,6 +143,15 @@ pub(crate) unsafe extern "C" fn rdma_create_id(
         *to = create(channel, context, ps)?;
         Ok(0)
     })
+}
+
+/// Returns `true` if a request of this peer is for the type of queue pair that the listener is for. Others are rejected, as by the kernel.
+pub(crate) unsafe fn takes(listener: *mut rdma_cm_id, peer: Option<XrcEnd>) -> bool {
+    let wanted = match (*listener).qp_type {
+        QPT_XRC_RECV => Some(XrcEnd::Initiator),
+        _ => None,
+    };
+    peer == wanted
 }
 
 /// Makes the identifier of a request: on the listener's channel, or on one of its own if the listener is synchronous.

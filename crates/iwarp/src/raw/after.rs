@@ -28,6 +28,8 @@ pub(super) struct After {
     pub(super) waits: bool,
     /// Nobody uses memory any more for which some queue pair waits.
     pub(super) unused: bool,
+    /// The target of an extended reliable connection has delivered something.
+    pub(super) xrc: bool,
     /// The dropped connection must be ended in the background.
     pub(super) farewell: Option<Farewell>,
 }
@@ -41,6 +43,7 @@ impl After {
             && !self.closed_by_us
             && !self.waits
             && !self.unused
+            && !self.xrc
             && self.send.is_nothing()
             && self.recv.is_nothing();
         if !quiet {
@@ -55,6 +58,9 @@ impl After {
         if overflow {
             tracing::warn!(qp = qp.num, "completion queue overflow");
             overflowed([&qp.send_cq, &qp.recv_cq]);
+        }
+        if let (true, Some(target)) = (self.xrc, &qp.xrc) {
+            overflowed(&target.settle(qp));
         }
         if self.waits {
             qp.ctx.wait_for_memory(qp);
@@ -124,7 +130,7 @@ impl After {
 
 /// A completion queue has lost completions, so its queue pairs cannot report reliably any more.
 #[cold]
-pub(super) fn overflowed(queues: [&CompletionQueue; 2]) {
+pub(super) fn overflowed<'a>(queues: impl IntoIterator<Item = &'a CompletionQueue>) {
     for cq in queues {
         if cq.inner.is_dead() {
             for member in cq.inner.datagrams.all() {
@@ -172,6 +178,14 @@ impl Host for DriveHost<'_> {
         if self.qp.is_destroyed() {
             return;
         }
+        if direction == Direction::Recv
+            && let Some(target) = &self.qp.xrc
+        {
+            // It sends nothing that completes, so its receives need not wait for that.
+            self.ring = None;
+            target.complete(cqe, self.after);
+            return;
+        }
         if direction == Direction::Recv && self.qp.late.is_sending() {
             self.ring = None;
             self.qp.late.keep(cqe);
@@ -194,10 +208,16 @@ impl Host for DriveHost<'_> {
     fn take_shared_receive(&mut self, taken: &mut TakenRecv) -> bool {
         self.ring = None;
         let Some(srq) = &self.qp.srq else {
-            return false;
+            let target = self.qp.xrc.as_ref();
+            return target.is_some_and(|target| target.take(taken, self.after));
         };
         let (got, limit_reached) = srq.inner.take(taken);
         self.after.recv.srq_limit |= limit_reached;
         got
+    }
+
+    fn select_shared_receive(&mut self, number: u32) -> Option<u32> {
+        self.ring = None;
+        self.qp.xrc.as_ref()?.select(number)
     }
 }

@@ -189,6 +189,9 @@ impl QpInner {
         };
         self.send_cq.inner.detach(self);
         self.recv_cq.inner.detach(self);
+        if let Some(target) = &self.xrc {
+            target.leave(self);
+        }
         let counters = self.counters();
         self.ctx.leave_qp(self.num, &counters);
         self.forget_events();

@@ -1,7 +1,8 @@
 //! Connection management as in rdma_cm (`rdma_cm(7)`): identifiers, events, and MPA start-up below them.
 //!
 //! An identifier is bound, resolved, connected, or listens. The results arrive as events on its channel.
-//! `id` holds the identifiers, `resolve` the look-up of addresses, `active` and `passive` the two sides of MPA start-up (RFC 5044 section 7.1, RFC 6581).
+//! `id` holds the identifiers, `resolve` the look-up of addresses, `active` and `passive` the two sides of MPA start-up (RFC 5044 section 7.1, RFC 6581), `xrc` what they
+//! say of extended reliable connections.
 
 mod active;
 mod id;
@@ -11,6 +12,7 @@ mod refused;
 mod resolve;
 mod startup;
 mod timewait;
+mod xrc;
 
 pub use id::{CmId, ConnectionParameters};
 
@@ -18,6 +20,7 @@ use super::context::Context;
 use super::events::EventQueue;
 use crate::device::Device;
 use crate::error::Result;
+use iwarp_rnic::qp::XrcEnd;
 use std::sync::Arc;
 
 /// The kind of an event. Names as in `rdma_get_cm_event(3)`.
@@ -72,6 +75,8 @@ pub struct CmEvent {
     pub responder_resources: Option<u16>,
     /// RDMA Reads and atomics that the peer can serve; `None` if it did not say.
     pub initiator_depth: Option<u16>,
+    /// For a connection request: the peer is this end of an extended reliable connection, and the other end has to accept it.
+    pub xrc: Option<XrcEnd>,
 }
 
 /// A queue of connection events (`rdma_create_event_channel(3)`) with a pollable descriptor.

@@ -9,6 +9,7 @@ use super::srq::SharedReceiveQueue;
 use super::stats;
 use super::ud;
 use super::waiting::Waiting;
+use super::xrc;
 use crate::capture::{Recorder, RecorderLimits};
 use crate::config::Config;
 use crate::device::Device;
@@ -47,6 +48,8 @@ pub(crate) struct ContextInner {
     /// Datagram queue pairs.
     pub(super) datagrams: ud::Numbers,
     pub(super) waiting: Waiting,
+    /// XRC domains and their shared receive queues.
+    pub(super) xrc: xrc::Domains,
     /// Totals of queue pairs that are gone.
     past: Mutex<Counters>,
     /// The process that opened it.
@@ -83,6 +86,7 @@ impl Context {
             peers: Mutex::new(None),
             datagrams: ud::Numbers::default(),
             waiting: Waiting::default(),
+            xrc: xrc::Domains::default(),
             past: Mutex::default(),
             origin: Origin::here(),
         };

@@ -449,7 +449,14 @@ impl CqInner {
             .store(qps.len() > POLL_DIRECTLY, Ordering::Relaxed);
     }
 
+    /// Forgets a queue pair that is gone, and drops its completions.
     pub(super) fn detach(&self, qp: &Arc<QpInner>) {
+        self.leave(qp);
+        self.purge(qp.num);
+    }
+
+    /// Forgets a queue pair.
+    pub(super) fn leave(&self, qp: &Arc<QpInner>) {
         let gone = Arc::downgrade(qp);
         let mut qps = self.qps.write();
         if let Some(at) = qps.iter().rposition(|q| q.ptr_eq(&gone)) {
@@ -459,7 +466,6 @@ impl CqInner {
             .store(qps.len() > POLL_DIRECTLY, Ordering::Relaxed);
         drop(qps);
         self.deferred.lock().retain(|q| !q.ptr_eq(&gone));
-        self.purge(qp.num);
     }
 
     /// Drops the waiting completions of the queue pair `qp_num`. Other threads may have the ring in between.

@@ -34,6 +34,7 @@ pub(crate) mod testing;
 mod timer;
 mod ud;
 mod waiting;
+mod xrc;
 
 pub use crate::complain::once as complain_once;
 pub use crate::progress::in_vain::looked_in_vain;
@@ -41,7 +42,9 @@ pub use channel::CompletionChannel;
 pub use context::Context;
 pub use cq::{CompletionQueue, CqError};
 pub use events::{AsyncEvent, AsyncEventKind, EventQueue};
+pub use iwarp_rnic::qp::XrcEnd;
 pub use qp::{QpAttributes, QueuePair};
 pub use retry::Retry;
 pub use srq::SharedReceiveQueue;
 pub use ud::{UdAddress, UdAttributes, UdDrops, UdEvent, UdQueuePair, UdSendWr};
+pub use xrc::{XrcDomain, XrcSendWr, XrcTargetAttributes};

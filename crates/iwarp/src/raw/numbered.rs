@@ -37,7 +37,7 @@ impl QueuePair {
     /// As [`connect_peer`](Self::connect_peer), for a peer that knows this end by the GID `own` of the device.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: the GID is that of no host, or the device does not have the GID `own`; [`Error::InvalidState`]: not INIT,
+    /// [`Error::InvalidArgument`]: the GID is that of no host, or the device does not have the GID `own`, or the peer is itself and of an extended reliable connection; [`Error::InvalidState`]: not INIT,
     /// RTR or RTS. If the peer is itself, also the operating system's: no descriptors or ports left.
     pub fn connect_peer_from(&self, own: [u8; 16], gid: [u8; 16], num: u32) -> Result<()> {
         let ip = Ipv6Addr::from(gid).to_canonical();
@@ -50,6 +50,12 @@ impl QueuePair {
             if g.link.is_some() {
                 return Ok(());
             }
+            let own_peer = self.is_known_as(gid, num);
+            if own_peer && g.machine.xrc_end().is_some() {
+                return Err(Error::InvalidArgument(
+                    "an end of an extended reliable connection is not its own peer",
+                ));
+            }
             g.machine.await_stream().map_err(|_| {
                 Error::InvalidState("a peer is named at the change from INIT to RTR")
             })?;
@@ -57,7 +63,7 @@ impl QueuePair {
                 g.machine.complete_when_placed();
             }
             g.machine.hide_connection();
-            g.machine.set_own_peer(self.is_known_as(gid, num));
+            g.machine.set_own_peer(own_peer);
         }
         peers.connect(self, own, gid, num)
     }

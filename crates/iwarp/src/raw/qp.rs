@@ -17,6 +17,7 @@ use super::link_state::LinkState;
 use super::retry::Retry;
 use super::source::Drives;
 use super::srq::SharedReceiveQueue;
+use super::xrc::Target;
 use crate::capture::Flow;
 use crate::config::ReceiverNotReady;
 use crate::engine::{Engine, Source};
@@ -30,7 +31,7 @@ use crate::sys::stream::TcpStream;
 use iwarp_rnic::counters::Counters;
 use iwarp_rnic::qp::{
     Budget, Events, Fault, QpConfig, QueuePair as Machine, ReceiverNotReady as Policy, RxInterest,
-    State, StreamConfig,
+    State, StreamConfig, XrcEnd,
 };
 use iwarp_rnic::{Access, PostError, RecvWr, SendWr, Time};
 use parking_lot::Mutex;
@@ -81,6 +82,26 @@ pub struct QpAttributes {
     pub max_ird: u16,
     /// Most outbound RDMA Reads and atomics it will ever have outstanding.
     pub max_ord: u16,
+}
+
+/// A send work request, and how it is posted.
+pub(super) trait Request {
+    /// Returns the request as the verbs have it for every queue pair.
+    fn wr(&self) -> &SendWr<'_>;
+    /// Queues it.
+    fn post(&self, machine: &mut Machine, host: &mut DriveHost<'_>) -> Result<(), PostError>;
+}
+
+impl Request for SendWr<'_> {
+    #[inline]
+    fn wr(&self) -> &SendWr<'_> {
+        self
+    }
+
+    #[inline]
+    fn post(&self, machine: &mut Machine, host: &mut DriveHost<'_>) -> Result<(), PostError> {
+        machine.post_send(self, host)
+    }
 }
 
 /// Returns `true` if nothing is acknowledged.
@@ -179,6 +200,8 @@ pub(crate) struct QpInner {
     pub(super) send_cq: CompletionQueue,
     pub(super) recv_cq: CompletionQueue,
     pub(super) srq: Option<SharedReceiveQueue>,
+    /// It is the target of an extended reliable connection.
+    pub(super) xrc: Option<Target>,
     pub(super) state: Mutex<Guarded>,
     pub(super) tx: Baton,
     pub(super) rx: Baton,
@@ -202,9 +225,39 @@ impl QueuePair {
         Self::create_with(ctx, a, |taken| Ok(ctx.any_number(taken)))
     }
 
+    /// One end of an extended reliable connection: the target, or the initiator.
+    pub(super) fn create_xrc(
+        ctx: &Arc<ContextInner>,
+        a: &QpAttributes,
+        target: Option<Target>,
+        addressable: bool,
+    ) -> Result<Self> {
+        let end = match target {
+            Some(_) => XrcEnd::Target,
+            None => XrcEnd::Initiator,
+        };
+        let peers = addressable.then(|| ctx.peers()).transpose()?;
+        let number = |taken: &dyn Fn(u32) -> bool| match &peers {
+            Some(peers) => peers.number(taken),
+            None => Ok(ctx.any_number(taken)),
+        };
+        let qp = Self::create_as(ctx, a, target, number)?;
+        qp.inner.state.lock().machine.set_xrc(end);
+        Ok(qp)
+    }
+
     pub(super) fn create_with(
         ctx: &Arc<ContextInner>,
         a: &QpAttributes,
+        number: impl FnOnce(&dyn Fn(u32) -> bool) -> Result<u32>,
+    ) -> Result<Self> {
+        Self::create_as(ctx, a, None, number)
+    }
+
+    fn create_as(
+        ctx: &Arc<ContextInner>,
+        a: &QpAttributes,
+        target: Option<Target>,
         number: impl FnOnce(&dyn Fn(u32) -> bool) -> Result<u32>,
     ) -> Result<Self> {
         let policy = match ctx.config.receiver_not_ready {
@@ -227,7 +280,7 @@ impl QueuePair {
                 max_ird: if a.unreliable { 0 } else { a.max_ird },
                 max_ord: if a.unreliable { 0 } else { a.max_ord },
                 signal_all: a.signal_all,
-                shared_receive: a.srq.is_some(),
+                shared_receive: a.srq.is_some() || target.is_some(),
                 receiver_not_ready: policy,
                 snapshot: false,
                 budget: Budget::default(),
@@ -239,6 +292,7 @@ impl QueuePair {
                 send_cq: a.send_cq.clone(),
                 recv_cq: a.recv_cq.clone(),
                 srq: a.srq.clone(),
+                xrc: target,
                 state: Mutex::new(Guarded {
                     machine,
                     link: None,
@@ -374,10 +428,16 @@ impl QueuePair {
     /// [`Error::Post`] for the first request that is not accepted, with the number of those before it, which were.
     #[inline]
     pub fn post_send(&self, wrs: &[SendWr<'_>]) -> Result<(), (usize, Error)> {
+        self.post_list(wrs)
+    }
+
+    /// As [`post_send`](Self::post_send), for any kind of request.
+    #[inline]
+    pub(super) fn post_list<R: Request>(&self, wrs: &[R]) -> Result<(), (usize, Error)> {
         let mut after = After::default();
         let mut posted = 0;
         loop {
-            let (result, verdict) = self.inner.post::<false>(&wrs[posted..], &mut after);
+            let (result, verdict) = self.inner.post::<false, R>(&wrs[posted..], &mut after);
             self.inner.obey(verdict);
             match result {
                 Ok(()) => {
@@ -399,10 +459,15 @@ impl QueuePair {
     /// # Errors
     /// As [`post_send`](Self::post_send).
     pub fn post_send_all(&self, wrs: &[SendWr<'_>]) -> Result<(), (usize, Error)> {
+        self.post_whole_list(wrs)
+    }
+
+    /// As [`post_send_all`](Self::post_send_all), for any kind of request.
+    pub(super) fn post_whole_list<R: Request>(&self, wrs: &[R]) -> Result<(), (usize, Error)> {
         let mut after = After::default();
         let mut again = true;
         loop {
-            let (result, verdict) = self.inner.post::<true>(wrs, &mut after);
+            let (result, verdict) = self.inner.post::<true, R>(wrs, &mut after);
             self.inner.obey(verdict);
             match result {
                 // The queue may be full of requests that waited, and those have been sent now.
@@ -489,9 +554,9 @@ impl QpInner {
 
     /// Queues requests, all of them or none if `WHOLE`, and returns whether to send now. If the queue is full, it is sent now.
     #[inline]
-    fn post<const WHOLE: bool>(
+    fn post<const WHOLE: bool, R: Request>(
         self: &Arc<Self>,
-        wrs: &[SendWr<'_>],
+        wrs: &[R],
         after: &mut After,
     ) -> (Result<(), (usize, PostError)>, Verdict) {
         let mut guard = self.state.lock();
@@ -499,16 +564,17 @@ impl QpInner {
             return (Err((0, PostError::InvalidState)), Verdict::Send);
         }
         let g = &mut *guard;
-        if WHOLE && let Err(e) = g.machine.check_sends(wrs) {
+        if WHOLE && let Err(e) = g.machine.check_sends(wrs.iter().map(R::wr)) {
             return (Err(e), g.conn.cork.send());
         }
         let mut bytes = 0;
         for (i, wr) in wrs.iter().enumerate() {
             let mut host = DriveHost::new(self, after);
-            if let Err(e) = g.machine.post_send(wr, &mut host) {
+            if let Err(e) = wr.post(&mut g.machine, &mut host) {
                 return (Err((i, e)), g.conn.cork.send());
             }
             // Framing included, in round numbers. Reads and atomics send only a request.
+            let wr = wr.wr();
             bytes += if wr.op.has_response() {
                 64
             } else {
@@ -621,6 +687,9 @@ impl QpInner {
                 emss,
                 ..handover.config
             };
+            if let Some(target) = &self.xrc {
+                g.machine.set_default_pd(target.default_pd());
+            }
             let started = g.machine.start(stream, Time::from_nanos(now_ns()));
             if started.is_err() {
                 drop(g);

@@ -138,7 +138,7 @@ fn report(qp: &QpInner, g: &Guarded) -> QpReport {
         numbered: machine.is_connectionless(),
         pd: machine.config().pd,
         sends_outstanding: machine.sends_outstanding(),
-        receives_posted: qp.srq.is_none().then(|| machine.receives_posted()),
+        receives_posted: (qp.srq.is_none() && qp.xrc.is_none()).then(|| machine.receives_posted()),
         send_completions: 0,
         recv_completions: 0,
         held_ns,

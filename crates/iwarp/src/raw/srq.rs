@@ -3,6 +3,7 @@
 use super::context::ContextInner;
 use super::events::AsyncEventKind;
 use super::qp::QpInner;
+use super::xrc::XrcQueue;
 use crate::error::Result;
 use iwarp_rnic::RecvWr;
 use iwarp_rnic::receive_queue::{SharedReceiveQueue as Queue, Taken, TakenRecv};
@@ -12,7 +13,9 @@ use std::sync::{Arc, Weak};
 
 pub(crate) struct SrqInner {
     ctx: Arc<ContextInner>,
-    pd: u32,
+    pub(super) pd: u32,
+    /// What it is in an XRC domain, if it belongs to one.
+    pub(super) xrc: Option<XrcQueue>,
     /// For the program's own use.
     user: AtomicU64,
     state: Mutex<SrqState>,
@@ -22,6 +25,8 @@ struct SrqState {
     queue: Queue,
     /// Queue pairs that hold a Send until a receive is posted here.
     waiting: Vec<Weak<QpInner>>,
+    /// The program has destroyed it. Queue pairs of an XRC domain may still have it.
+    destroyed: bool,
 }
 
 /// A receive queue that several queue pairs draw from.
@@ -37,15 +42,27 @@ impl SharedReceiveQueue {
         depth: u32,
         max_sge: u32,
     ) -> Result<Self> {
+        Self::create_for(ctx, pd, depth, max_sge, None)
+    }
+
+    pub(super) fn create_for(
+        ctx: &Arc<ContextInner>,
+        pd: u32,
+        depth: u32,
+        max_sge: u32,
+        xrc: Option<XrcQueue>,
+    ) -> Result<Self> {
         let queue = Queue::new(depth, max_sge)?;
         let state = Mutex::new(SrqState {
             queue,
             waiting: Vec::new(),
+            destroyed: false,
         });
         Ok(Self {
             inner: Arc::new(SrqInner {
                 ctx: Arc::clone(ctx),
                 pd,
+                xrc,
                 user: AtomicU64::new(0),
                 state,
             }),
@@ -60,6 +77,27 @@ impl SharedReceiveQueue {
     /// Sets [`user_data`](Self::user_data).
     pub fn set_user_data(&self, value: u64) {
         self.inner.user.store(value, Ordering::Release);
+    }
+
+    /// Number by which peers name it (`ibv_get_srq_num(3)`); `None` if it belongs to no XRC domain.
+    pub fn num(&self) -> Option<u32> {
+        self.inner.xrc.as_ref().map(|xrc| xrc.number)
+    }
+
+    /// Destroys it (`ibv_destroy_srq(3)`): no message takes a receive from it any more, and no peer finds it. Messages that wait for it are refused.
+    /// Queue pairs that were created with it must be destroyed first.
+    pub fn destroy(&self) {
+        let waiting = {
+            let mut state = self.inner.state.lock();
+            state.destroyed = true;
+            std::mem::take(&mut state.waiting)
+        };
+        if let Some(xrc) = &self.inner.xrc {
+            xrc.leave();
+        }
+        for qp in waiting.iter().filter_map(Weak::upgrade) {
+            qp.drive_rx();
+        }
     }
 
     /// Protection domain.
@@ -135,7 +173,11 @@ impl SharedReceiveQueue {
 impl SrqInner {
     /// Takes a receive. Returns whether there was one, and whether [`tell_limit`](Self::tell_limit) must be called, without locks.
     pub(super) fn take(&self, taken: &mut TakenRecv) -> (bool, bool) {
-        self.state.lock().queue.take(taken)
+        let mut state = self.state.lock();
+        match state.destroyed {
+            true => (false, false),
+            false => state.queue.take(taken),
+        }
     }
 
     /// Takes a receive with room for `len` octets; otherwise as [`take`](Self::take).
@@ -155,7 +197,7 @@ impl SrqInner {
     /// Enters a queue pair that holds a Send: it is told when a receive is posted. Returns `false` if one is there already.
     pub(super) fn wait(&self, qp: &Arc<QpInner>) -> bool {
         let mut state = self.state.lock();
-        if !state.queue.is_empty() {
+        if state.destroyed || !state.queue.is_empty() {
             return false;
         }
         let weak = Arc::downgrade(qp);
@@ -163,6 +205,14 @@ impl SrqInner {
             state.waiting.push(weak);
         }
         true
+    }
+}
+
+impl Drop for SrqInner {
+    fn drop(&mut self) {
+        if let Some(xrc) = &self.xrc {
+            xrc.leave();
+        }
     }
 }
 

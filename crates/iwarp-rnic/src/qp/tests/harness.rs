@@ -44,6 +44,10 @@ pub(super) struct TestHost {
     pub(super) recvs: Vec<Cqe>,
     pub(super) srq: Option<SharedReceiveQueue>,
     pub(super) limit_events: u32,
+    /// The shared receive queues of an XRC domain, by number, each with its protection domain.
+    pub(super) domain: Vec<(u32, u32, SharedReceiveQueue)>,
+    /// The number of the one that receives are taken from.
+    pub(super) selected: Option<u32>,
 }
 
 impl Host for TestHost {
@@ -57,12 +61,20 @@ impl Host for TestHost {
     }
 
     fn take_shared_receive(&mut self, taken: &mut TakenRecv) -> bool {
-        let Some(srq) = &mut self.srq else {
+        let selected = self.selected;
+        let named = self.domain.iter_mut().find(|q| Some(q.0) == selected);
+        let Some(srq) = named.map(|q| &mut q.2).or(self.srq.as_mut()) else {
             return false;
         };
         let (got, limit) = srq.take(taken);
         self.limit_events += u32::from(limit);
         got
+    }
+
+    fn select_shared_receive(&mut self, number: u32) -> Option<u32> {
+        let found = self.domain.iter().find(|q| q.0 == number);
+        self.selected = found.map(|q| q.0);
+        found.map(|q| q.1)
     }
 }
 

@@ -542,22 +542,22 @@ fn a_list_of_requests_is_checked_as_a_whole() {
     };
     let good = wr(&sges[..1]);
     assert_eq!(
-        rig.qp.check_sends(&[good]),
+        rig.qp.check_sends([good].iter()),
         Err((0, PostError::InvalidState))
     );
     rig.start(STREAM);
-    assert_eq!(rig.qp.check_sends(&[good; 3]), Ok(()));
+    assert_eq!(rig.qp.check_sends([good; 3].iter()), Ok(()));
     assert_eq!(
-        rig.qp.check_sends(&[good; 4]),
+        rig.qp.check_sends([good; 4].iter()),
         Err((3, PostError::QueueFull))
     );
     assert_eq!(
-        rig.qp.check_sends(&[good, wr(&sges)]),
+        rig.qp.check_sends([good, wr(&sges)].iter()),
         Err((1, PostError::TooManySges))
     );
     rig.post(1, SendOp::Send, &sges[..1]);
     assert_eq!(
-        rig.qp.check_sends(&[good; 3]),
+        rig.qp.check_sends([good; 3].iter()),
         Err((2, PostError::QueueFull))
     );
     // Nothing was posted by looking.

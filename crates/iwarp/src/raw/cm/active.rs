@@ -2,9 +2,9 @@
 
 use super::super::context::{Context, random_u32};
 use super::super::qp::{CmSink, Handover, QueuePair, TIMERS_END};
-use super::CmEventKind;
 use super::id::{CmId, CmIdInner, ConnectionParameters, engine};
 use super::startup::{Read, Starting, local_params, record, stream_config};
+use super::{CmEventKind, xrc};
 use crate::engine::{Engine, Source};
 use crate::error::{Error, Result};
 use crate::portmap::{self, Found, Lookup};
@@ -123,7 +123,8 @@ impl Active {
         p: &ConnectionParameters,
     ) -> Result<Arc<Self>> {
         let params = local_params(ctx, p, Some(&qp.config()));
-        let initiator = Initiator::new(params, &p.private_data).map_err(|_| {
+        let private_data = xrc::wrap(qp.xrc_end(), &p.private_data);
+        let initiator = Initiator::new(params, &private_data).map_err(|_| {
             Error::InvalidArgument("private data: at most 512 octets, 508 with revision 2")
         })?;
         Ok(Arc::new(Self {
@@ -389,13 +390,19 @@ impl Active {
             Read::Frame => starting.reader.frame().map(|f| s.initiator.on_reply(&f)),
             _ => None,
         };
-        if let Some(Ok(Outcome::Accepted(agreed))) = outcome {
+        if let Some(Ok(Outcome::Accepted(agreed))) = outcome
+            && xrc::check(self.qp.xrc_end(), xrc::unwrap(&starting.private_data()).0).is_ok()
+        {
             // The socket stays watched: the queue pair takes the attempt's place.
             return Next::Answer(starting, token, agreed);
         }
         self.engine.remove(&starting.stream, token);
         match read {
             Read::Frame => match outcome {
+                // An ordinary queue pair has taken us for one of its kind.
+                Some(Ok(Outcome::Accepted(_))) => {
+                    Next::End(End::failed(CmEventKind::ConnectError, libc::EPROTO))
+                }
                 //= rfc5044 section 7.1.2
                 //= type=exception
                 //= reason=neither rdma_cm(3) nor our interface can hand the TCP connection of a rejected attempt to the program, so the connection manager closes it in place of the program, which the RFC allows
@@ -439,7 +446,7 @@ impl Active {
 
     /// The peer has replied. No locks are held, because the queue pair starts to work at once.
     fn answered(self: &Arc<Self>, starting: Starting, token: u64, agreed: &Agreed) -> End {
-        let private_data = starting.private_data();
+        let private_data = xrc::unwrap(&starting.private_data()).1.to_vec();
         let Some(id) = self.id.upgrade() else {
             self.engine.remove(&starting.stream, token);
             return End::failed(CmEventKind::ConnectError, libc::ECANCELED);

@@ -6,7 +6,7 @@ use super::active::Active;
 use super::passive::{Listening, Requested};
 use super::resolve::Resolving;
 use super::{CmEvent, CmEventChannel, CmEventKind};
-use super::{overtaken, startup, timewait};
+use super::{overtaken, startup, timewait, xrc};
 use crate::config::Config;
 use crate::device::Device;
 use crate::engine::Engine;
@@ -341,6 +341,9 @@ impl CmId {
                 s.qp.clone()
                     .ok_or(Error::InvalidState("create a queue pair first"))?;
             let ctx = s.ctx.clone().ok_or(Error::NoDevice)?;
+            if let Phase::Requested(requested) = &s.phase {
+                xrc::check(qp.xrc_end(), requested.peer_end)?;
+            }
             match std::mem::replace(&mut s.phase, Phase::Connected(false)) {
                 Phase::Requested(requested) => (requested, qp, ctx),
                 other => {
@@ -351,19 +354,16 @@ impl CmId {
         };
         let params = startup::local_params(&ctx, parameters, Some(&qp.config()));
         let mut frame = [0u8; MAX_FRAME_LEN];
-        let (n, agreed) =
-            match requested
-                .pending
-                .accept(&params, &parameters.private_data, &mut frame)
-            {
-                Ok(accepted) => accepted,
-                Err(_) => {
-                    self.inner.state.lock().phase = Phase::Requested(requested);
-                    return Err(Error::InvalidArgument(
-                        "private data: at most 512 octets, 508 with revision 2",
-                    ));
-                }
-            };
+        let private_data = xrc::wrap(qp.xrc_end(), &parameters.private_data);
+        let (n, agreed) = match requested.pending.accept(&params, &private_data, &mut frame) {
+            Ok(accepted) => accepted,
+            Err(_) => {
+                self.inner.state.lock().phase = Phase::Requested(requested);
+                return Err(Error::InvalidArgument(
+                    "private data: at most 512 octets, 508 with revision 2",
+                ));
+            }
+        };
         let gone = |e: String| {
             self.inner.state.lock().phase = Phase::Disconnected;
             Err(Error::ConnectionLost(e))
@@ -508,6 +508,7 @@ impl CmId {
             replied: false,
             responder_resources: None,
             initiator_depth: None,
+            xrc: None,
         }
     }
 

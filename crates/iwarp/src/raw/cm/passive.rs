@@ -5,7 +5,7 @@ use super::super::context::Context;
 use super::id::{CmId, CmIdInner, ConnectionParameters, Phase, engine, shared_context};
 use super::refused::RefusedList;
 use super::startup::{Read, Starting, local_params, record};
-use super::{CmEvent, CmEventKind};
+use super::{CmEvent, CmEventKind, xrc};
 use crate::device::Device;
 use crate::engine::{Engine, Source};
 use crate::error::Result;
@@ -14,6 +14,7 @@ use crate::sys::poller::Interest;
 use crate::sys::stream::TcpStream;
 use iwarp_proto::mpa::negotiate::{PendingRequest, Responder};
 use iwarp_proto::mpa::startup::{FrameKind, FrameReader, MAX_FRAME_LEN, NO_NEGOTIATION};
+use iwarp_rnic::qp::XrcEnd;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -249,7 +250,8 @@ impl Hall {
         let Some(listener) = self.id.upgrade().map(|inner| CmId { inner }) else {
             return;
         };
-        let private_data = frame.ulp_private_data().to_vec();
+        let (peer_end, private_data) = xrc::unwrap(frame.ulp_private_data());
+        let private_data = private_data.to_vec();
         let told = |v: Option<u16>| v.filter(|v| *v != NO_NEGOTIATION);
         let (responder_resources, initiator_depth) =
             (told(pending.peer_ord()), told(pending.peer_ird()));
@@ -263,6 +265,7 @@ impl Hall {
         let requested = Requested {
             starting,
             pending,
+            peer_end,
             _waiting: Waiting(waiting),
             refused: Arc::clone(&self.refused),
             timeout: ctx.config().handshake_timeout,
@@ -278,6 +281,7 @@ impl Hall {
             replied: false,
             responder_resources,
             initiator_depth,
+            xrc: peer_end,
         });
         drop(s);
         channel.wake();
@@ -414,6 +418,8 @@ impl Drop for Waiting {
 pub(super) struct Requested {
     pub(super) starting: Starting,
     pub(super) pending: PendingRequest,
+    /// Which end of an extended reliable connection the peer is.
+    pub(super) peer_end: Option<XrcEnd>,
     _waiting: Waiting,
     refused: Arc<RefusedList>,
     /// How long the initiator may take to close a connection that is rejected.

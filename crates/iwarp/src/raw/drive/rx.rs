@@ -380,6 +380,7 @@ fn resume(
 ) -> Option<RxStatus> {
     let ready = match &qp.srq {
         Some(srq) => !srq.inner.wait(qp),
+        None if qp.xrc.is_some() => qp.xrc.as_ref().is_some_and(|target| !target.wait(qp)),
         None => g.machine.receives_posted() > 0,
     };
     if !ready || g.conn.partial.is_none() {

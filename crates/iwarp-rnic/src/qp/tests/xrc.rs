@@ -1,0 +1,357 @@
+//! Extended reliable connections: which shared receive queue a message goes to, with which protection domain, and what is refused.
+
+use super::harness::*;
+use super::refused::refused;
+use crate::qp::*;
+use crate::receive_queue::SharedReceiveQueue;
+use crate::{Access, RecvWr, SendFlags, SendOp, SendWr, WcOpcode, WcStatus};
+use iwarp_proto::ddp::Header;
+use iwarp_proto::rdmap::{Immediate, Opcode, TerminateCode as Code};
+use std::vec::Vec;
+
+const TAG: u64 = u32::from_be_bytes(*b"xsrq") as u64;
+
+/// The note that the messages from now on are for this queue.
+fn note(number: u32) -> Vec<u8> {
+    tagged(Opcode::WRITE, 1, TAG << 32 | u64::from(number), true, &[])
+}
+
+fn target_config() -> QpConfig {
+    QpConfig {
+        shared_receive: true,
+        max_send_wr: 0,
+        max_recv_wr: 0,
+        ..QpConfig::default()
+    }
+}
+
+/// A target whose domain has the queues 10 and 11, the second of another protection domain.
+fn target() -> Rig {
+    let other = StreamConfig {
+        initiator: false,
+        ..STREAM
+    };
+    let mut rig = Rig::fresh(target_config());
+    rig.qp.set_xrc(XrcEnd::Target);
+    rig.start(other);
+    for (number, pd) in [(10, PD), (11, PD + 1)] {
+        let srq = SharedReceiveQueue::new(4, 2).unwrap();
+        rig.host.domain.push((number, pd, srq));
+    }
+    rig
+}
+
+fn ends() -> (Rig, Rig) {
+    let mut a = Rig::fresh(QpConfig::default());
+    a.qp.set_xrc(XrcEnd::Initiator);
+    a.start(STREAM);
+    (a, target())
+}
+
+fn numbered(rig: &mut Rig) {
+    rig.qp.complete_when_placed();
+    rig.qp.hide_connection();
+}
+
+fn post_srq(rig: &mut Rig, number: u32, wr_id: u64, mr: &Mr) {
+    let sges = [mr.sge()];
+    let queue = rig.host.domain.iter_mut().find(|q| q.0 == number).unwrap();
+    queue.2.post(&RecvWr { wr_id, sges: &sges }).unwrap();
+}
+
+fn post(rig: &mut Rig, wr_id: u64, op: SendOp, srq: u32, mr: &Mr) {
+    let wr = SendWr {
+        wr_id,
+        op,
+        flags: SendFlags::SIGNALED,
+        sges: &[mr.part(0, 8)],
+        inline: &[],
+    };
+    rig.qp.post_send_to(&wr, srq, &mut rig.host).unwrap();
+}
+
+fn write_to(mr: &Mr) -> SendOp {
+    SendOp::Write {
+        remote_addr: mr.at,
+        rkey: mr.stag,
+    }
+}
+
+fn read_from(mr: &Mr) -> SendOp {
+    SendOp::Read {
+        remote_addr: mr.at,
+        rkey: mr.stag,
+    }
+}
+
+#[test]
+fn messages_go_to_the_queues_that_they_name() {
+    for by_number in [false, true] {
+        let (mut a, mut b) = ends();
+        if by_number {
+            numbered(&mut a);
+            numbered(&mut b);
+        }
+        let from = a.mr(64, Access::LOCAL_WRITE);
+        let here = b.mr_in(PD, 64, ALL);
+        let there = b.mr_in(PD + 1, 64, ALL);
+        for wr_id in 0..3 {
+            post_srq(&mut b, 10, 100 + wr_id, &here);
+            post_srq(&mut b, 11, 200 + wr_id, &there);
+        }
+        for (wr_id, srq) in [(1, 10), (2, 11), (3, 11), (4, 10)] {
+            post(&mut a, wr_id, SendOp::Send, srq, &from);
+        }
+        post(&mut a, 5, SendOp::SendImm(9), 11, &from);
+        shuttle(&mut a, &mut b, 1000);
+        let ids: Vec<u64> = b.host.recvs.iter().map(|c| c.wr_id).collect();
+        assert_eq!(ids, [100, 200, 201, 101, 202]);
+        assert!(b.host.recvs.iter().all(|c| c.status == WcStatus::Success));
+        assert_eq!(b.host.recvs[4].imm_or_stag, 9);
+        assert_eq!(a.host.sends.len(), 5);
+        assert_eq!((a.qp.state(), b.qp.state()), (State::Rts, State::Rts));
+    }
+}
+
+#[test]
+fn a_note_goes_in_front_of_a_request_that_names_another_queue() {
+    let (mut a, _) = ends();
+    let mr = a.mr(64, Access::LOCAL_WRITE);
+    for (wr_id, srq) in [(1, 10), (2, 10), (3, 11)] {
+        post(&mut a, wr_id, SendOp::Send, srq, &mr);
+    }
+    // It names none, and needs none.
+    post(&mut a, 4, write_to(&mr), 0, &mr);
+    post(&mut a, 5, SendOp::Send, 11, &mr);
+    let told: Vec<u64> = a
+        .sent()
+        .iter()
+        .map(|(header, payload)| match header {
+            Header::Tagged(h) if payload.is_empty() => h.to & 0xffff_ffff,
+            _ => 0,
+        })
+        .collect();
+    assert_eq!(told, [10, 0, 0, 11, 0, 0, 0]);
+}
+
+#[test]
+fn a_write_with_immediate_data_takes_a_receive_of_the_named_queue() {
+    let (mut a, mut b) = ends();
+    let from = a.mr(64, Access::LOCAL_WRITE);
+    let here = b.mr_in(PD + 1, 64, ALL);
+    post_srq(&mut b, 11, 7, &here);
+    let op = SendOp::WriteImm {
+        remote_addr: here.at,
+        rkey: here.stag,
+        imm: 3,
+    };
+    post(&mut a, 1, op, 11, &from);
+    shuttle(&mut a, &mut b, 1000);
+    let cqe = b.host.recvs[0];
+    assert_eq!((cqe.wr_id, cqe.opcode), (7, WcOpcode::RecvWriteImm));
+    assert_eq!((cqe.imm_or_stag, cqe.byte_len), (3, 8));
+}
+
+/// The target has the protection domain of the queue that was named last, for Writes and Reads as for receives.
+#[test]
+fn memory_of_another_protection_domain_is_refused() {
+    for (number, good) in [(10, false), (11, true)] {
+        let (mut a, mut b) = ends();
+        let from = a.mr(64, Access::LOCAL_WRITE);
+        let there = b.mr_in(PD + 1, 64, ALL);
+        post(&mut a, 1, write_to(&there), number, &from);
+        shuttle(&mut a, &mut b, 1000);
+        match good {
+            true => assert_eq!(b.qp.state(), State::Rts),
+            false => b.assert_ended(Blame::Peer, Code::DDP_TAGGED_NOT_ASSOCIATED),
+        }
+    }
+}
+
+#[test]
+fn the_default_protection_domain_holds_until_a_queue_is_named() {
+    let (mut a, mut b) = ends();
+    let from = a.mr(64, Access::LOCAL_WRITE);
+    let there = b.mr_in(PD + 1, 64, ALL);
+    b.qp.set_default_pd(PD + 1);
+    post(&mut a, 1, write_to(&there), 0, &from);
+    shuttle(&mut a, &mut b, 1000);
+    assert_eq!(b.qp.state(), State::Rts);
+    let _ = b.rx_ulpdu(&note(10));
+    b.qp.set_default_pd(PD + 1);
+    assert_eq!(b.qp.accessor().pd, PD);
+}
+
+/// Otherwise the answer would be sent with the protection domain of the other queue.
+#[test]
+fn a_request_for_another_queue_waits_for_answers() {
+    let (mut a, mut b) = ends();
+    let to = a.mr(64, Access::LOCAL_WRITE);
+    let here = b.mr_in(PD, 64, ALL);
+    let there = b.mr_in(PD + 1, 64, ALL);
+    post_srq(&mut b, 11, 7, &there);
+    post(&mut a, 1, read_from(&here), 10, &to);
+    post(&mut a, 2, SendOp::Send, 11, &to);
+    let sent = a.octets_out();
+    let _ = b.rx(&sent);
+    assert!(b.host.recvs.is_empty());
+    shuttle(&mut a, &mut b, 1000);
+    assert_eq!(
+        brief(&a.host.sends),
+        [(1, WcStatus::Success), (2, WcStatus::Success)]
+    );
+    assert_eq!(brief(&b.host.recvs), [(7, WcStatus::Success)]);
+}
+
+#[test]
+fn a_queue_that_does_not_exist_is_refused_when_a_receive_is_needed() {
+    for before in [None, Some(12)] {
+        let mut b = target();
+        if let Some(number) = before {
+            // The note alone harms nobody.
+            assert_eq!(b.rx_ulpdu(&note(number)), RxStatus::Ok);
+        }
+        refused(&mut b, &send(1, b"to whom"), Code::DDP_UNTAGGED_INVALID_QN);
+        let mut b = target();
+        if let Some(number) = before {
+            assert_eq!(b.rx_ulpdu(&note(number)), RxStatus::Ok);
+        }
+        let imm = Immediate::plain(1).octets();
+        let imm = untagged(Opcode::IMMEDIATE, 0, 1, 0, true, &imm);
+        refused(&mut b, &imm, Code::DDP_UNTAGGED_INVALID_QN);
+    }
+}
+
+#[test]
+fn the_sender_learns_that_the_queue_does_not_exist() {
+    let (mut a, mut b) = ends();
+    numbered(&mut a);
+    numbered(&mut b);
+    let mr = a.mr(64, Access::LOCAL_WRITE);
+    let here = b.mr_in(PD, 64, ALL);
+    post_srq(&mut b, 10, 7, &here);
+    for (wr_id, srq) in [(1, 10), (2, 99), (3, 10)] {
+        post(&mut a, wr_id, SendOp::Send, srq, &mr);
+    }
+    shuttle(&mut a, &mut b, 1000);
+    assert_eq!(
+        brief(&a.host.sends),
+        [
+            (1, WcStatus::Success),
+            (2, WcStatus::RemoteInvalidRequest),
+            (3, WcStatus::Flushed)
+        ]
+    );
+    b.assert_ended(Blame::Peer, Code::DDP_UNTAGGED_INVALID_QN);
+}
+
+/// A Send is held, and then its queue is destroyed: it can never have a receive.
+#[test]
+fn a_queue_may_go_while_a_send_waits_for_it() {
+    let mut b = target();
+    let _ = b.rx_ulpdu(&note(10));
+    assert_eq!(b.rx_ulpdu(&send(1, b"hello")), RxStatus::Held);
+    assert_eq!(b.again(), RxStatus::Held);
+    b.host.domain.clear();
+    assert_eq!(b.again(), RxStatus::Failed);
+    b.assert_ended(Blame::Peer, Code::DDP_UNTAGGED_INVALID_QN);
+}
+
+#[test]
+fn a_held_send_goes_on_with_the_next_receive_of_its_queue() {
+    let (mut a, mut b) = ends();
+    numbered(&mut a);
+    numbered(&mut b);
+    let mr = a.mr(64, Access::LOCAL_WRITE);
+    let here = b.mr_in(PD, 64, ALL);
+    let there = b.mr_in(PD + 1, 64, ALL);
+    post_srq(&mut b, 11, 8, &there);
+    post(&mut a, 1, SendOp::Send, 10, &mr);
+    shuttle(&mut a, &mut b, 1000);
+    assert!(b.host.recvs.is_empty(), "the receive is another queue's");
+    post_srq(&mut b, 10, 7, &here);
+    assert_eq!(b.again(), RxStatus::Ok);
+    assert_eq!(brief(&b.host.recvs), [(7, WcStatus::Success)]);
+}
+
+#[test]
+fn a_note_in_the_middle_of_a_message_is_refused() {
+    let mut b = target();
+    let here = b.mr_in(PD, 64, ALL);
+    post_srq(&mut b, 10, 7, &here);
+    let _ = b.rx_ulpdu(&note(10));
+    let begin = untagged(Opcode::SEND, 0, 1, 0, false, b"half");
+    assert_eq!(b.rx_ulpdu(&begin), RxStatus::Ok);
+    refused(&mut b, &note(11), Code::RDMAP_UNEXPECTED_OPCODE);
+    assert_eq!(brief(&b.host.recvs), [(7, WcStatus::Flushed)]);
+}
+
+#[test]
+fn notes_without_messages_change_nothing_that_lasts() {
+    let mut b = target();
+    let here = b.mr_in(PD, 64, ALL);
+    post_srq(&mut b, 10, 7, &here);
+    for number in 0..10_000 {
+        let _ = b.rx_ulpdu(&note(number));
+    }
+    assert_eq!(b.rx_ulpdu(&note(10)), RxStatus::Ok);
+    assert_eq!(b.rx_ulpdu(&send(1, b"at last")), RxStatus::Ok);
+    assert_eq!(brief(&b.host.recvs), [(7, WcStatus::Success)]);
+    assert!(b.octets_out().is_empty(), "nothing is answered");
+}
+
+#[test]
+fn others_take_no_notice_of_a_note() {
+    let mut rig = Rig::new();
+    let mr = rig.mr(64, ALL);
+    rig.recv(1, &[mr.sge()]);
+    assert_eq!(rig.rx_ulpdu(&note(10)), RxStatus::Ok);
+    assert_eq!(rig.rx_ulpdu(&send(1, b"hello")), RxStatus::Ok);
+    assert_eq!(brief(&rig.host.recvs), [(1, WcStatus::Success)]);
+}
+
+#[test]
+fn an_initiator_takes_nothing() {
+    let begin = || {
+        let (mut a, _) = ends();
+        numbered(&mut a);
+        a.qp.set_remote_access(Access::all());
+        a
+    };
+    let mut a = begin();
+    refused(&mut a, &send(1, b"hello"), Code::DDP_UNTAGGED_NO_BUFFER);
+    let mut a = begin();
+    let mr = a.mr(64, ALL);
+    let write = tagged(Opcode::WRITE, mr.stag, mr.at, true, b"no");
+    refused(&mut a, &write, Code::RDMAP_ACCESS);
+    let mut a = begin();
+    let mr = a.mr(64, ALL);
+    let read = read_request(9, 8, mr.stag, mr.at);
+    let read = untagged(Opcode::READ_REQUEST, 1, 1, 0, true, &read);
+    assert_eq!(a.rx_ulpdu(&read), RxStatus::Failed);
+    a.assert_ended(Blame::Peer, Code::RDMAP_ACCESS);
+}
+
+/// A reset begins anew: what was told on the old stream is not known on the next one.
+#[test]
+fn a_new_stream_begins_with_a_note() {
+    let (mut a, mut b) = ends();
+    let mr = a.mr(64, Access::LOCAL_WRITE);
+    post(&mut a, 1, SendOp::Send, 10, &mr);
+    let sent = a.octets_out();
+    assert_eq!(b.rx(&sent), RxStatus::Held);
+    for rig in [&mut a, &mut b] {
+        rig.qp.modify(State::Reset, &mut rig.host).unwrap();
+        rig.qp.stream_gone(&mut rig.host);
+    }
+    a.start(STREAM);
+    post(&mut a, 2, SendOp::Send, 10, &mr);
+    let first = &a.sent()[0];
+    assert!(matches!(first.0, Header::Tagged(h) if h.to == TAG << 32 | 10));
+    b.offered.clear();
+    b.start(StreamConfig {
+        initiator: false,
+        ..STREAM
+    });
+    refused(&mut b, &send(1, b"to whom"), Code::DDP_UNTAGGED_INVALID_QN);
+}
