@@ -17,18 +17,23 @@ use std::sync::Once;
 /// A number that no queue pair has. At the change to RTR it says that the connection manager connects the queue pair.
 pub(crate) const MANAGED_QPN: u32 = 0;
 
-/// The attributes that come with a change to INIT, RTR and RTS.
+/// The attributes that come with a change to INIT, RTR and RTS. Unreliable connections have fewer of them: nothing is acknowledged, and
+/// there are no RDMA Reads.
 pub(crate) const TO_INIT: c_uint = QP_PKEY_INDEX | QP_PORT | QP_ACCESS_FLAGS;
-pub(crate) const TO_RTR: c_uint =
-    QP_AV | QP_PATH_MTU | QP_DEST_QPN | QP_RQ_PSN | QP_MAX_DEST_RD_ATOMIC | QP_MIN_RNR_TIMER;
+const TO_RTR_UNRELIABLE: c_uint = QP_AV | QP_PATH_MTU | QP_DEST_QPN | QP_RQ_PSN;
+pub(crate) const TO_RTR: c_uint = TO_RTR_UNRELIABLE | QP_MAX_DEST_RD_ATOMIC | QP_MIN_RNR_TIMER;
+const TO_RTS_UNRELIABLE: c_uint = QP_SQ_PSN;
 pub(crate) const TO_RTS: c_uint =
-    QP_TIMEOUT | QP_RETRY_CNT | QP_RNR_RETRY | QP_SQ_PSN | QP_MAX_QP_RD_ATOMIC;
+    TO_RTS_UNRELIABLE | QP_TIMEOUT | QP_RETRY_CNT | QP_RNR_RETRY | QP_MAX_QP_RD_ATOMIC;
 
-/// Returns the attributes that must come with this change of a reliable connection.
-pub(crate) const fn required(face: Face, from: State, to: State) -> c_uint {
+/// Returns the attributes that must come with this change of a connection of this type.
+pub(crate) const fn required(face: Face, qp_type: c_uint, from: State, to: State) -> c_uint {
+    let unreliable = qp_type == QPT_UC;
     match (face, from, to) {
         (Face::Roce, State::Reset, State::Init) => TO_INIT,
+        (Face::Roce, State::Init, State::Rtr) if unreliable => TO_RTR_UNRELIABLE,
         (Face::Roce, State::Init, State::Rtr) => TO_RTR,
+        (Face::Roce, State::Rtr, State::Rts) if unreliable => TO_RTS_UNRELIABLE,
         (Face::Roce, State::Rtr, State::Rts) => TO_RTS,
         _ => 0,
     }

@@ -425,7 +425,7 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
             let has_peer = qp.raw.addresses().is_some();
             let connected = has_peer && matches!(to, State::Init | State::Rtr);
             let face = context((*q).context).device.face;
-            let required = face::required(face, state_seen(q, qp), to);
+            let required = face::required(face, (*q).qp_type, state_seen(q, qp), to);
             if !has_peer && mask & required != required {
                 return Err(EINVAL);
             }
