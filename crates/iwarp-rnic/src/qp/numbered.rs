@@ -8,6 +8,8 @@
 //! * A sender that gives up says in front of its first request how often it tries. The receiver then knows how long to hold a Send.
 //! * A receiver that holds a Send says which one. The requests before it complete, although the probe behind it is not answered.
 //!
+//! A third note is the farewell of an end that leaves (see `farewell`).
+//!
 //! A note is a zero-length RDMA Write, whose tagged offset has its content. A zero-length Write is never refused (RFC 5040
 //! section 7.2), and a peer that knows no notes takes no notice.
 
@@ -25,6 +27,7 @@ use iwarp_proto::ddp::TaggedHeader;
 /// The upper halves of the tagged offsets of notes.
 const RETRIES: u32 = u32::from_be_bytes(*b"rnr#");
 const HELD: u32 = u32::from_be_bytes(*b"held");
+const DONE: u32 = u32::from_be_bytes(*b"done");
 /// `rnr_retry` of a sender that tries for ever.
 pub(super) const FOR_EVER: u8 = 7;
 
@@ -52,6 +55,8 @@ pub(super) enum Note {
     Retries(u8),
     /// The message with this sequence number on queue 0 waits for a receive.
     Held(u32),
+    /// So many of the peer's messages were processed, and we leave.
+    Done(u32),
 }
 
 impl Note {
@@ -59,6 +64,7 @@ impl Note {
         let (kind, content) = match self {
             Self::Retries(count) => (RETRIES, count as u32),
             Self::Held(msn) => (HELD, msn),
+            Self::Done(messages) => (DONE, messages),
         };
         (kind as u64) << 32 | content as u64
     }
@@ -68,6 +74,7 @@ impl Note {
         match (tagged_offset >> 32) as u32 {
             RETRIES if content <= FOR_EVER as u32 => Some(Self::Retries(content as u8)),
             HELD => Some(Self::Held(content)),
+            DONE => Some(Self::Done(content)),
             _ => None,
         }
     }
@@ -181,6 +188,7 @@ impl QueuePair {
         match note {
             Note::Retries(count) => self.acknowledge.rnr.told = count,
             Note::Held(_) => self.acknowledge.rnr.holds = None,
+            Note::Done(_) => self.farewell_said(),
         }
         let header = empty_write_header(note.tagged_offset());
         let mut out = Out::new(&mut self.tx, &mut self.counters, plan, w);
@@ -197,6 +205,7 @@ impl QueuePair {
         match Note::of(h.to) {
             Some(Note::Retries(count)) => self.acknowledge.rnr.peers = count,
             Some(Note::Held(msn)) => self.is_held(msn, host),
+            Some(Note::Done(arrived)) => self.peer_says_farewell(arrived, host),
             None => {}
         }
     }
