@@ -17,7 +17,8 @@ use std::sync::Once;
 /// A number that no queue pair has. At the change to RTR it says that the connection manager connects the queue pair.
 pub(crate) const MANAGED_QPN: u32 = 0;
 
-/// The attributes that come with a change to INIT, RTR and RTS.
+/// The attributes that come with a change to INIT, RTR and RTS. Unreliable connections have fewer of them: nothing is acknowledged, and
+/// there are no RDMA Reads.
 pub(crate) const TO_INIT: c_uint = QP_PKEY_INDEX | QP_PORT | QP_ACCESS_FLAGS;
 pub(crate) const TO_RTR: c_uint =
     QP_AV | QP_PATH_MTU | QP_DEST_QPN | QP_RQ_PSN | QP_MAX_DEST_RD_ATOMIC | QP_MIN_RNR_TIMER;

@@ -128,7 +128,9 @@ fn programs_of_later_releases_find_their_functions() {
 
 #[test]
 fn unreliable_connections_lose_what_is_not_taken_and_nothing_else() {
-    passes("unreliable");
+    for face in ["rnic", "roce"] {
+        passes_as("unreliable", face);
+    }
 }
 
 #[test]

@@ -400,3 +400,49 @@ fn a_request_fails_as_unanswered_when_the_peer_breaks_off() {
     a.destroy();
     b.destroy();
 }
+
+/// A program ends its queue pair as soon as it has the last message, and tells that to the peer in its own way. On InfiniBand the sender's
+/// request is complete by then, whatever the sender does next.
+#[test]
+fn a_message_that_has_arrived_completes_although_its_receiver_leaves_at_once() {
+    type End = fn(&QueuePair);
+    let ends: [End; 3] = [
+        QueuePair::destroy,
+        |qp| qp.modify(State::Error).unwrap(),
+        |qp| qp.modify(State::Reset).unwrap(),
+    ];
+    for round in 0..90 {
+        let [a, b] = numbered_pair();
+        let receive = RecvWr {
+            wr_id: 1,
+            sges: &[b.mem.sge(64)],
+        };
+        b.qp.post_recv(&[receive]).unwrap();
+        a.connect(&b);
+        b.connect(&a);
+        let sender_leaves = round % 2 == 0;
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let cqe = poll(&b.cq);
+                ends[round % ends.len()](&b.qp);
+                tell.send(()).unwrap();
+                assert_eq!((cqe.wr_id, cqe.status), (1, WcStatus::Success));
+            });
+            let wr = SendWr::inline(2, &[b"the last word"]).signaled();
+            a.qp.post_send(&[wr]).unwrap();
+            told.recv().unwrap();
+            if sender_leaves {
+                a.qp.modify(State::Error).unwrap();
+            }
+            let cqe = poll(&a.cq);
+            assert_eq!(
+                (cqe.wr_id, cqe.status),
+                (2, WcStatus::Success),
+                "round {round}"
+            );
+        });
+        a.destroy();
+        b.destroy();
+    }
+}

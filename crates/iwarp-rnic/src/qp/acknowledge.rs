@@ -10,6 +10,7 @@
 //! Only the peer's own words complete a request: the answer to a later Read or probe, or a Terminate about a later request. The
 //! end of the stream, however orderly, does not: octets that TCP has acknowledged may lie in a buffer that nobody reads any more.
 
+use super::farewell::Parting;
 use super::numbered::Rnr;
 use super::plan::TxPlan;
 use super::segment::Wire;
@@ -22,7 +23,7 @@ use crate::{Cqe, SendOp, WcStatus};
 use iwarp_proto::ddp::{Header, Stag, TAGGED_HEADER_LEN, TaggedHeader};
 use iwarp_proto::rdmap::{Opcode, Terminate, TerminateCode};
 
-/// Requests that may be sent before a probe follows, even if there are more to send.
+/// Messages that may be sent before a probe follows, even if there are more to send.
 const BURST: u32 = 16;
 
 /// The state of requests that were sent and not acknowledged.
@@ -32,8 +33,10 @@ pub(super) struct Acknowledge {
     pub(super) on: bool,
     /// Is there no connection as far as the program knows?
     connectionless: bool,
-    /// Requests since the last one whose answer acknowledges them.
-    unasked: u32,
+    /// Messages of Sends and Writes that were put into plans since the start of the stream; it wraps.
+    pub(super) sent: u32,
+    /// How many of them the last request acknowledges that was put into a plan and has an answer.
+    asked: u32,
     /// A probe is on its way. There is one at a time: the next one covers all that was sent meanwhile.
     probing: bool,
     /// The peer has refused a request, and it is not known yet which.
@@ -42,36 +45,55 @@ pub(super) struct Acknowledge {
     pub(super) own_peer: bool,
     /// How Sends that find no receive are tried again.
     pub(super) rnr: Rnr,
+    /// The farewell to the peer.
+    pub(super) parting: Parting,
+    /// The peer has said farewell.
+    pub(super) peer_left: bool,
 }
 
 impl Acknowledge {
     /// Forgets everything but the mode: the queue pair was reset. Only then may the next stream begin.
     pub(super) const fn reset(&mut self) {
-        self.unasked = 0;
+        self.asked = self.sent;
         self.probing = false;
         self.sought = None;
+        self.parting = Parting::No;
     }
 
-    /// A Send or Write was put into the plan.
+    /// A new stream begins: no message was sent, and nobody leaves.
+    pub(super) const fn start(&mut self) {
+        self.sent = 0;
+        self.asked = 0;
+        self.parting = Parting::No;
+        self.peer_left = false;
+        self.rnr.start();
+    }
+
+    /// A message of a Send or Write was put into the plan.
     pub(super) const fn sent(&mut self) {
-        // Where it would wrap, nobody has asked for the mode: it begins with a count of its own.
-        self.unasked = self.unasked.wrapping_add(1);
+        self.sent = self.sent.wrapping_add(1);
     }
 
     /// A request was put into the plan whose answer acknowledges what was sent before.
     pub(super) const fn asked(&mut self) {
-        self.unasked = 0;
+        self.asked = self.sent;
+    }
+
+    /// Returns how many messages were sent since then.
+    const fn unasked(&self) -> u32 {
+        // Where it would wrap, nobody has asked for the mode: it begins with a count of its own.
+        self.sent.wrapping_sub(self.asked)
     }
 
     /// Returns `true` if the peer is to be asked about requests, and is not being asked already.
     #[inline]
     pub(super) const fn is_due(&self) -> bool {
-        self.on && self.unasked > 0 && !self.probing
+        self.on && self.unasked() > 0 && !self.probing
     }
 
-    /// Returns `true` after `BURST` requests without a probe, so that a program that never pauses still gets completions.
+    /// Returns `true` after `BURST` messages without a probe, so that a program that never pauses still gets completions.
     pub(super) const fn is_impatient(&self) -> bool {
-        self.unasked >= BURST
+        self.unasked() >= BURST
     }
 }
 
@@ -83,7 +105,8 @@ impl QueuePair {
         if !self.acknowledge.on {
             self.acknowledge.on = true;
             // What is complete already needs no probe.
-            self.acknowledge.unasked = self.sq.unacknowledged();
+            let unacknowledged = self.sq.unacknowledged();
+            self.acknowledge.asked = self.acknowledge.sent.wrapping_sub(unacknowledged);
         }
     }
 
@@ -350,7 +373,7 @@ fn may_have_sent(slot: &Slot, h: &TaggedHeader, segment_len: Option<u16>) -> boo
 }
 
 /// Returns how many messages on queue 0 a request sends.
-const fn messages(op: &SendOp) -> u32 {
+pub(super) const fn messages(op: &SendOp) -> u32 {
     match op {
         SendOp::Send | SendOp::SendInv(_) | SendOp::WriteImm { .. } => 1,
         SendOp::SendImm(_) => 2,

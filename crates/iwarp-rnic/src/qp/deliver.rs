@@ -3,6 +3,7 @@
 
 use super::admit::Refusal;
 use super::fault::RxFault;
+use super::headers::STAG_OF_NOTHING;
 use super::life::Heard;
 use super::place::Target;
 use super::rx::{Ended, Step};
@@ -153,6 +154,10 @@ impl QueuePair {
         if ulpdu.len() == TAGGED_HEADER_LEN
             && let Some(h) = TaggedHeader::decode(ulpdu)
         {
+            if h.stag == STAG_OF_NOTHING {
+                // The protocol's own, such as a note: the peer's program has sent no message.
+                self.rx.writes = self.rx.writes.wrapping_sub(1);
+            }
             return match self.heed(h, env.host) {
                 Ok(()) => Step::Next,
                 Err(refusal) => self.refuse_segment(refusal, ulpdu, env.host),
@@ -349,6 +354,7 @@ impl QueuePair {
             //# (i.e., it is placed by the DDP layer).
             self.rx.last_write_len = message_len;
             self.rx.write_len = 0;
+            self.rx.writes = self.rx.writes.wrapping_add(1);
             self.counters.rx_messages = self.counters.rx_messages.wrapping_add(1);
         } else {
             self.rx.write_len = message_len;

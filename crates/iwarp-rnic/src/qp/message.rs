@@ -202,7 +202,10 @@ impl QueuePair {
         result.map_err(|_| WcStatus::LocalProtection)?;
         let stage = match slot.op {
             _ if end != slot.len => Stage::Body,
-            SendOp::WriteImm { .. } => Stage::ImmediateLast,
+            SendOp::WriteImm { .. } => {
+                self.acknowledge.sent();
+                Stage::ImmediateLast
+            }
             _ => {
                 self.sent(seq, plan);
                 return Ok(());
@@ -256,6 +259,7 @@ impl QueuePair {
         };
         self.emit_control(opcode, 0, Immediate::LEN, plan, w, |out| imm.emit(out));
         if first {
+            self.acknowledge.sent();
             let stage = Stage::Body;
             self.tx.job = Some(Job::Request { seq, off: 0, stage });
         } else {
@@ -444,6 +448,9 @@ impl QueuePair {
         match rtr {
             Rtr::Send => {
                 self.emit_control(Opcode::SEND, 0, 0, plan, w, |_| 0);
+                // The peer counts it, and no request waits for it.
+                self.acknowledge.sent();
+                self.acknowledge.asked();
             }
             Rtr::Write => {
                 let mut out = Out::new(&mut self.tx, &mut self.counters, plan, w);

@@ -2,7 +2,7 @@
 //!
 //! [`QueuePair`] says how it is driven, with a whole driver as an example.
 //!
-//! Files: `create`, `post`, `look`, `send_queue` (in-order completion, flush), `acknowledge` (completion when placed), `numbered` (peers that are known by number), `xrc` (extended reliable connections), `next` (which
+//! Files: `create`, `post`, `look`, `send_queue` (in-order completion, flush), `acknowledge` (completion when placed), `numbered` (peers that are known by number), `farewell` (what they learn when we leave), `xrc` (extended reliable connections), `next` (which
 //! message goes next), `tx`, `message`, `answer`, `headers`, `segment` and `plan` (FPDUs out), `rx`, `buffer`, `frames`, `direct`, `admit`, `place`,
 //! `deliver` and `control` (FPDUs in), `response` (inbound Reads and atomics), `fault` (errors, Terminate), `life` (the states and the
 //! phases of a stream, one type) and `state` (what follows from its transitions).
@@ -37,6 +37,7 @@ mod buffer;
 mod control;
 mod deliver;
 mod direct;
+mod farewell;
 mod fault;
 mod frames;
 mod headers;

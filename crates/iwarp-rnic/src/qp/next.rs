@@ -3,6 +3,7 @@
 //! A Terminate that is due is the last message. A message that was begun is finished before another starts, because some receivers
 //! cannot handle interleaved tagged messages. Then come the RTR message, answers to the peer up to a limit, and the send queue.
 
+use super::farewell::Parting;
 use super::numbered::Note;
 use super::send_queue::Slot;
 use super::tx::Job;
@@ -70,6 +71,11 @@ impl QueuePair {
             if most > 0 {
                 return Next::Responses(most);
             }
+        }
+        match self.acknowledge.parting {
+            Parting::No => {}
+            Parting::Due { .. } => return Next::Note(Note::Done(self.messages_arrived())),
+            Parting::Silent => return Next::Nothing,
         }
         if self.wants_probe() && (request.is_none() || self.acknowledge.is_impatient()) {
             return Next::Probe;

@@ -8,7 +8,8 @@
 //! * A sender that gives up says in front of its first request how often it tries. The receiver then knows how long to hold a Send.
 //! * A receiver that holds a Send says which one. The requests before it complete, although the probe behind it is not answered.
 //!
-//! A third one belongs to extended reliable connections (`xrc`), which need not be connected by number.
+//! A third note is the farewell of an end that leaves (see `farewell`).
+//! Another one belongs to extended reliable connections (`xrc`), which need not be connected by number.
 //!
 //! A note is a zero-length RDMA Write, whose tagged offset has its content. A zero-length Write is never refused (RFC 5040
 //! section 7.2), and a peer that knows no notes takes no notice.
@@ -30,6 +31,7 @@ use iwarp_proto::ddp::TaggedHeader;
 const RETRIES: u32 = u32::from_be_bytes(*b"rnr#");
 const HELD: u32 = u32::from_be_bytes(*b"held");
 const QUEUE: u32 = u32::from_be_bytes(*b"xsrq");
+const DONE: u32 = u32::from_be_bytes(*b"done");
 /// `rnr_retry` of a sender that tries for ever.
 pub(super) const FOR_EVER: u8 = 7;
 
@@ -59,6 +61,8 @@ pub(super) enum Note {
     Held(u32),
     /// The messages from now on are for the shared receive queue with this number.
     Queue(u32),
+    /// So many of the peer's messages were processed, and we leave.
+    Done(u32),
 }
 
 impl Note {
@@ -67,6 +71,7 @@ impl Note {
             Self::Retries(count) => (RETRIES, count as u32),
             Self::Held(msn) => (HELD, msn),
             Self::Queue(number) => (QUEUE, number),
+            Self::Done(messages) => (DONE, messages),
         };
         (kind as u64) << 32 | content as u64
     }
@@ -77,6 +82,7 @@ impl Note {
             RETRIES if content <= FOR_EVER as u32 => Some(Self::Retries(content as u8)),
             HELD => Some(Self::Held(content)),
             QUEUE => Some(Self::Queue(content)),
+            DONE => Some(Self::Done(content)),
             _ => None,
         }
     }
@@ -197,6 +203,7 @@ impl QueuePair {
             Note::Retries(count) => self.acknowledge.rnr.told = count,
             Note::Held(_) => self.acknowledge.rnr.holds = None,
             Note::Queue(number) => self.xrc.has_told(number),
+            Note::Done(_) => self.farewell_said(),
         }
         let header = empty_write_header(note.tagged_offset());
         let mut out = Out::new(&mut self.tx, &mut self.counters, plan, w);
@@ -212,6 +219,7 @@ impl QueuePair {
             _ if !self.is_connectionless() => {}
             Some(Note::Retries(count)) => self.acknowledge.rnr.peers = count,
             Some(Note::Held(msn)) => self.is_held(msn, host),
+            Some(Note::Done(arrived)) => self.peer_says_farewell(arrived, host),
             None => {}
         }
         Ok(())

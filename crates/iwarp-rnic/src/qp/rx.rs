@@ -97,6 +97,8 @@ pub(super) struct Rx {
     /// Octets of the RDMA Write message in progress, and of the last whole one.
     pub(super) write_len: u32,
     pub(super) last_write_len: u32,
+    /// RDMA Writes of the peer's program that are whole, modulo 2^32.
+    pub(super) writes: u32,
     pub(super) rtr_response_due: bool,
     pub(super) rtr_send_expected: bool,
 }
@@ -121,6 +123,7 @@ impl Rx {
             lost_write: None,
             write_len: 0,
             last_write_len: 0,
+            writes: 0,
             rtr_response_due: false,
             rtr_send_expected: false,
         }

@@ -10,6 +10,7 @@
 //! program are accepted, too, because some programs make them although they use the connection manager. SQE exists for
 //! datagrams only and is never entered.
 
+use super::farewell::Parting;
 use super::life::Life;
 use super::{Direction, Events, Host, QueuePair, StreamConfig, StreamWish};
 use crate::{Cqe, Time, WcOpcode, WcStatus, Work};
@@ -106,7 +107,7 @@ impl QueuePair {
         self.times = stream.times;
         self.tx.start(&stream);
         self.rx.start(&stream);
-        self.acknowledge.rnr.start();
+        self.acknowledge.start();
         self.xrc.start();
         Ok(())
     }
@@ -193,14 +194,15 @@ impl QueuePair {
         }
     }
 
-    /// Returns `true` if neither requests nor answers hold up a graceful end. Requests that wait for the peer's first FPDU are
+    /// Returns `true` if neither requests, answers nor a farewell hold up a graceful end. Requests that wait for the peer's first FPDU are
     /// given up.
     fn queue_is_done(&self) -> bool {
         let requests = self.sq.nothing_unsent()
             || !self.life.starts_requests()
             || self.life.waits() && !self.has_startable();
         let answers = self.tx.answer_until;
-        requests && answers.is_none_or(|mark| self.responses.has_served(mark))
+        let farewell = matches!(self.acknowledge.parting, Parting::Due { .. });
+        requests && !farewell && answers.is_none_or(|mark| self.responses.has_served(mark))
     }
 
     //= rfc5041 section 6.2.2

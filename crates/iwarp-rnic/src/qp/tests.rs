@@ -6,6 +6,7 @@ mod blamed;
 mod bounded;
 mod cut;
 mod ending;
+mod farewell;
 mod harness;
 mod input;
 mod memory;

@@ -10,8 +10,18 @@ use parking_lot::MutexGuard;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// How often a thread that destroys a queue pair yields to the thread that writes for it.
-const WRITER_TURNS: u32 = 10_000;
+/// How often a thread that ends a connection yields to the thread that reads or writes for it.
+const TURNS: u32 = 10_000;
+
+/// Drives a direction of a socket, which returns `false` while another thread does. Reading and writing never block, so this waits only for the
+/// other thread's turn on a processor.
+fn in_turn(drive: impl Fn() -> bool) {
+    let mut turns = 0;
+    while !drive() && turns < TURNS {
+        turns += 1;
+        std::thread::yield_now();
+    }
+}
 
 impl QpInner {
     /// Does what the state machine asks for after it has changed. The rest is left in `after`.
@@ -153,6 +163,7 @@ impl QpInner {
         if self.origin.is_foreign() {
             return;
         }
+        self.take_leave(false);
         let mut after = After::default();
         let (cm, link) = {
             let mut g = self.state.lock();
@@ -168,11 +179,7 @@ impl QpInner {
         // Queued octets are still sent, as many as the socket takes, by this thread or by the one that is sending: this must be done
         // before the stream is taken away from it. Sending never blocks, so this waits only for the other thread's turn on a processor.
         if link {
-            let mut turns = 0;
-            while !self.drive_tx() && turns < WRITER_TURNS {
-                turns += 1;
-                std::thread::yield_now();
-            }
+            in_turn(|| self.drive_tx());
         }
         let link = {
             let mut g = self.state.lock();
@@ -203,6 +210,25 @@ impl QpInner {
             cm.qp_event(Events::DISCONNECTED, None);
         }
     }
+
+    /// Prepares a queue pair whose peer is known by number for the end of its connection, which a change of state or its destruction is
+    /// about to bring: it takes what has arrived, which may be the answers to its requests, and tells the peer which messages have
+    /// arrived. Does nothing to other queue pairs. If `then_silent`, no request starts afterwards.
+    pub(super) fn take_leave(self: &Arc<Self>, then_silent: bool) {
+        let ends_by_number = {
+            let g = self.state.lock();
+            let ours = g.link.as_ref().is_some_and(|l| !l.engine.is_foreign());
+            ours && g.machine.is_connectionless()
+        };
+        if !ends_by_number {
+            return;
+        }
+        in_turn(|| self.drive_rx());
+        if self.state.lock().machine.say_farewell(then_silent) {
+            in_turn(|| self.drive_tx());
+        }
+    }
+
     /// The stream is being ended, and some time has passed.
     pub(super) fn ending_timer(self: &Arc<Self>) {
         let mut after = After::default();

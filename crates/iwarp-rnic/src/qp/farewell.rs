@@ -1,0 +1,107 @@
+//! The farewell of a queue pair that is connected by GID and number and leaves: it tells the peer which of its messages have arrived.
+//!
+//! On InfiniBand a responder acknowledges a message when it has placed it. A program may therefore destroy its queue pair as soon as it has
+//! the last message, and the sender's request still completes. Here the sender learns that from the answer to a probe
+//! (see `acknowledge`), which stands behind the message in the stream: a queue pair that is destroyed in between never reads the
+//! probe, and the request would fail although its message has arrived.
+//!
+//! So the end that leaves sends one more note (see `numbered`), behind its answers: how many messages of the peer it has processed. The peer
+//! completes exactly these. Messages are Sends, immediate data and RDMA Writes; both ends count them from the start of the stream. Zero-length
+//! Writes with the STag that stands for nothing are the protocol's own and are not counted.
+
+use super::acknowledge::messages;
+use super::send_queue::Slot;
+use super::tx::{Job, Stage};
+use super::{Host, QueuePair};
+use crate::SendOp;
+
+/// How far a queue pair that leaves has got with its farewell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Parting {
+    /// It does not leave, or has said farewell.
+    #[default]
+    No,
+    /// The farewell is due as soon as the peer's requests are answered. If `then_silent`, nothing is sent behind it.
+    Due { then_silent: bool },
+    /// Nothing is sent any more.
+    Silent,
+}
+
+impl QueuePair {
+    /// Tells the peer which of its messages have arrived, before the queue pair leaves the stream. If `then_silent`, no request starts
+    /// afterwards. Returns `false` if no farewell is sent: the peer is not known by number, needs none, or the stream is in the middle of one
+    /// of our messages or not in operation.
+    ///
+    /// The driver writes what is due ([`tx_fill`](Self::tx_fill)), and then calls [`close`](Self::close), or [`modify`](Self::modify) with
+    /// ERR or RESET.
+    pub fn say_farewell(&mut self, then_silent: bool) -> bool {
+        let is_wanted = self.is_connectionless()
+            && self.acknowledge.on
+            && !self.acknowledge.own_peer
+            && self.life.may_send()
+            && self.tx.job.is_none()
+            && self.messages_arrived() != 0;
+        if is_wanted {
+            self.acknowledge.parting = Parting::Due { then_silent };
+        }
+        is_wanted
+    }
+
+    /// Returns how many messages of the peer were processed since the start of the stream, modulo 2^32.
+    pub(super) const fn messages_arrived(&self) -> u32 {
+        let [on_queue_0, ..] = self.rx.msn;
+        self.rx.writes.wrapping_add(on_queue_0.wrapping_sub(1))
+    }
+
+    /// The farewell was put into the plan.
+    pub(super) const fn farewell_said(&mut self) {
+        self.acknowledge.parting = match self.acknowledge.parting {
+            Parting::Due { then_silent: true } | Parting::Silent => Parting::Silent,
+            _ => Parting::No,
+        };
+    }
+
+    /// The peer leaves, and has processed this many of our messages: their requests complete.
+    pub(super) fn peer_says_farewell<H: Host>(&mut self, arrived: u32, host: &mut H) {
+        // A peer leaves once. What it claims beyond what was sent is not true.
+        let beyond = arrived.wrapping_sub(self.acknowledge.sent) as i32;
+        if core::mem::replace(&mut self.acknowledge.peer_left, true) || beyond > 0 {
+            return;
+        }
+        let mut end = self.acknowledge.sent;
+        let mut newer = 0;
+        while let Some((seq, slot)) = self.sq.started_from_end(newer) {
+            newer = newer.saturating_add(1);
+            let (whole, in_part) = self.messages_sent(seq, slot);
+            if whole != 0 && !in_part && arrived.wrapping_sub(end) as i32 >= 0 {
+                return self.complete_before(seq.wrapping_add(1), host);
+            }
+            end = end.wrapping_sub(whole);
+        }
+    }
+
+    /// Returns how many whole messages of a request that was started were put into plans, and `true` if others of it were not.
+    fn messages_sent(&self, seq: u32, slot: &Slot) -> (u32, bool) {
+        match self.tx.job {
+            Some(Job::Request {
+                seq: unsent, stage, ..
+            }) if unsent == seq => {
+                let whole = match (slot.op, stage) {
+                    (SendOp::SendImm(_), Stage::Body)
+                    | (SendOp::WriteImm { .. }, Stage::ImmediateLast) => 1,
+                    _ => 0,
+                };
+                (whole, true)
+            }
+            _ => (messages(&slot.op).wrapping_add(writes(&slot.op)), false),
+        }
+    }
+}
+
+/// Returns how many RDMA Writes a request sends.
+const fn writes(op: &SendOp) -> u32 {
+    match op {
+        SendOp::Write { .. } | SendOp::WriteImm { .. } => 1,
+        _ => 0,
+    }
+}

@@ -1,0 +1,317 @@
+//! The farewell of a queue pair that is connected by number: which requests of the peer it completes, and when it is said.
+
+use super::harness::*;
+use crate::qp::*;
+use crate::{Access, SendOp, WcStatus};
+use iwarp_proto::ddp::{Header, TaggedHeader};
+use iwarp_proto::rdmap::Opcode;
+use std::vec::Vec;
+
+/// Two ends that know each other by number, a region of the first one, and one of the second one, which has posted receives.
+fn ends() -> (Rig, Rig, Mr, Mr) {
+    let (mut a, mut b) = pair(STREAM);
+    for rig in [&mut a, &mut b] {
+        rig.qp.complete_when_placed();
+        rig.qp.hide_connection();
+    }
+    let mr = a.mr(4096, Access::LOCAL_WRITE);
+    let target = b.mr(4096, ALL);
+    for wr_id in 100..108 {
+        b.recv(wr_id, &[target.part(0, 8)]);
+    }
+    (a, b, mr, target)
+}
+
+fn write(to: &Mr) -> SendOp {
+    let sge = to.sge();
+    SendOp::Write {
+        remote_addr: sge.addr,
+        rkey: sge.lkey,
+    }
+}
+
+fn write_imm(to: &Mr) -> SendOp {
+    let sge = to.sge();
+    SendOp::WriteImm {
+        remote_addr: sge.addr,
+        rkey: sge.lkey,
+        imm: 9,
+    }
+}
+
+/// Gives the first segments of a stream to a queue pair.
+fn give(rig: &mut Rig, segments: &[(Header, Vec<u8>)]) {
+    for (header, payload) in segments {
+        assert_eq!(rig.rx_ulpdu(&with_payload(header, payload)), RxStatus::Ok);
+    }
+}
+
+/// It says farewell and closes, and the other end hears that. Returns whether there was a farewell.
+fn leave(rig: &mut Rig, other: &mut Rig) -> bool {
+    let said = rig.qp.say_farewell(false);
+    rig.qp.close(&mut rig.host);
+    let octets = rig.octets_out();
+    let _ = other.rx(&octets);
+    said
+}
+
+fn done(rig: &Rig) -> Vec<u64> {
+    assert!(
+        rig.host
+            .sends
+            .iter()
+            .all(|cqe| cqe.status == WcStatus::Success)
+    );
+    rig.host.sends.iter().map(|cqe| cqe.wr_id).collect()
+}
+
+fn opcodes(segments: &[(Header, Vec<u8>)]) -> Vec<Opcode> {
+    segments.iter().map(|(h, _)| h.opcode()).collect()
+}
+
+fn farewell(messages: u32) -> Vec<u8> {
+    let kind = u64::from(u32::from_be_bytes(*b"done"));
+    let to = kind << 32 | u64::from(messages);
+    tagged(Opcode::WRITE, 1, to, true, &[])
+}
+
+/// How far the peer has got decides, message by message. The note in front is no message.
+#[test]
+fn requests_complete_whose_messages_have_arrived() {
+    let expected: [&[u64]; 11] = [
+        &[],
+        &[],
+        &[1],
+        &[1, 2],
+        &[1, 2],
+        &[1, 2, 3],
+        &[1, 2, 3],
+        &[1, 2, 3, 4],
+        &[1, 2, 3, 4, 5],
+        &[1, 2, 3, 4, 5, 6],
+        &[1, 2, 3, 4, 5, 6],
+    ];
+    for (arrived, expected) in expected.iter().enumerate() {
+        let (mut a, mut b, mr, target) = ends();
+        a.qp.set_rnr_retry(3);
+        let sge = [mr.part(0, 8)];
+        a.post(1, write(&target), &sge);
+        a.post(2, SendOp::Send, &sge);
+        a.post(3, SendOp::SendImm(7), &sge);
+        a.post(4, write_imm(&target), &sge);
+        // Without octets.
+        a.post(5, write(&target), &[]);
+        a.post(6, SendOp::Send, &[]);
+        let segments = a.sent();
+        let sent = [
+            Opcode::WRITE,
+            Opcode::WRITE,
+            Opcode::SEND,
+            Opcode::IMMEDIATE,
+            Opcode::SEND,
+            Opcode::WRITE,
+            Opcode::IMMEDIATE,
+            Opcode::WRITE,
+            Opcode::SEND,
+            Opcode::READ_REQUEST,
+        ];
+        assert_eq!(opcodes(&segments), sent);
+        give(&mut b, &segments[..arrived]);
+        assert_eq!(leave(&mut b, &mut a), arrived > 1, "{arrived}");
+        assert_eq!(done(&a), *expected, "{arrived}");
+        assert_eq!(a.qp.state(), State::Rts);
+    }
+}
+
+/// What was acknowledged before by the answers to probes is not counted twice.
+#[test]
+fn a_farewell_goes_on_where_acknowledgements_ended() {
+    let (mut a, mut b, mr, target) = ends();
+    for wr_id in 1..4 {
+        a.post(wr_id, write(&target), &[mr.part(0, 8)]);
+        a.post(wr_id + 10, SendOp::Send, &[mr.part(0, 8)]);
+        shuttle(&mut a, &mut b, 1000);
+    }
+    assert_eq!(done(&a), [1, 11, 2, 12, 3, 13]);
+    a.post(4, write(&target), &[mr.part(0, 8)]);
+    a.post(14, SendOp::Send, &[mr.part(0, 8)]);
+    let segments = a.sent();
+    give(&mut b, &segments[..1]);
+    assert!(leave(&mut b, &mut a));
+    assert_eq!(done(&a)[6..], [4]);
+}
+
+#[test]
+fn a_request_of_which_a_part_has_arrived_is_not_done() {
+    let (mut a, mut b, _, _) = ends();
+    let (mr, target) = (a.mr(1 << 20, Access::LOCAL_WRITE), b.mr(1 << 20, ALL));
+    a.post(1, write(&target), &[mr.part(0, 8)]);
+    a.post(2, write(&target), &[mr.sge()]);
+    // One plan does not hold all of it.
+    assert_eq!(a.fill(), TxFill::Ready);
+    let octets = a.write_some(1 << 20);
+    assert_eq!(b.rx(&octets), RxStatus::Ok);
+    assert!(leave(&mut b, &mut a));
+    assert_eq!(done(&a), [1]);
+}
+
+#[test]
+fn a_read_that_is_not_answered_ends_what_a_farewell_completes() {
+    let (mut a, mut b, mr, target) = ends();
+    let read = SendOp::Read {
+        remote_addr: target.at,
+        rkey: target.stag,
+    };
+    a.post(1, write(&target), &[mr.part(0, 8)]);
+    a.post(2, read, &[mr.part(8, 8)]);
+    a.post(3, SendOp::Send, &[mr.part(0, 8)]);
+    let segments = a.sent();
+    assert_eq!(a.rx_ulpdu(&farewell(2)), RxStatus::Ok);
+    assert_eq!(done(&a), [1], "the answer may still come");
+    give(&mut b, &segments[..3]);
+    // The answer goes in front of the farewell.
+    assert!(b.qp.say_farewell(false));
+    let said = b.sent();
+    assert_eq!(opcodes(&said), [Opcode::READ_RESPONSE, Opcode::WRITE]);
+    give(&mut a, &said[..1]);
+    assert_eq!(done(&a), [1, 2]);
+}
+
+#[test]
+fn nothing_follows_a_farewell_that_ends_everything() {
+    let (mut a, mut b, mr, target) = ends();
+    a.post(1, SendOp::Send, &[mr.part(0, 8)]);
+    let segments = a.sent();
+    give(&mut b, &segments);
+    assert!(b.qp.say_farewell(true));
+    b.post(7, SendOp::Send, &[target.part(0, 8)]);
+    assert_eq!(
+        opcodes(&b.sent()),
+        [Opcode::READ_RESPONSE, Opcode::WRITE],
+        "the request stays"
+    );
+    assert!(!b.qp.wants_tx());
+    b.qp.modify(State::Error, &mut b.host).unwrap();
+    assert_eq!(brief(&b.host.sends), [(7, WcStatus::Flushed)]);
+    // A queue pair that is used again begins anew.
+    b.qp.stream_gone(&mut b.host);
+    b.qp.modify(State::Reset, &mut b.host).unwrap();
+    b.qp.modify(State::Init, &mut b.host).unwrap();
+    b.host.sends.clear();
+    b.start(STREAM);
+    b.post(8, SendOp::Send, &[target.part(0, 8)]);
+    let segments = b.sent();
+    assert_eq!(opcodes(&segments), [Opcode::SEND, Opcode::READ_REQUEST]);
+    assert_eq!(b.rx_ulpdu(&farewell(1)), RxStatus::Ok);
+    assert_eq!(brief(&b.host.sends), [(8, WcStatus::Success)]);
+}
+
+#[test]
+fn what_is_queued_follows_a_farewell_at_a_graceful_end() {
+    let (mut a, mut b, mr, target) = ends();
+    a.post(1, SendOp::Send, &[mr.part(0, 8)]);
+    let segments = a.sent();
+    give(&mut b, &segments[..1]);
+    b.post(7, SendOp::Send, &[target.part(0, 8)]);
+    assert!(b.qp.say_farewell(false));
+    b.qp.close(&mut b.host);
+    let said = opcodes(&b.sent());
+    assert_eq!(said[..2], [Opcode::WRITE, Opcode::SEND]);
+    assert_eq!(b.qp.stream_wish(), StreamWish::ShutdownWrite);
+}
+
+/// A farewell is due although there is nothing else to send, and the graceful end waits for it.
+#[test]
+fn a_graceful_end_waits_for_the_farewell() {
+    let (mut a, mut b, mr, _) = ends();
+    a.post(1, SendOp::Send, &[mr.part(0, 8)]);
+    let segments = a.sent();
+    give(&mut b, &segments[..1]);
+    assert!(b.qp.say_farewell(false));
+    b.qp.close(&mut b.host);
+    assert_eq!(b.qp.stream_wish(), StreamWish::Keep);
+    assert_eq!(opcodes(&b.sent()), [Opcode::WRITE]);
+    assert_eq!(b.qp.stream_wish(), StreamWish::ShutdownWrite);
+}
+
+#[test]
+fn false_farewells_complete_nothing() {
+    for claim in [0, 3, 4, 1 << 31, u32::MAX] {
+        let (mut a, _, mr, _) = ends();
+        for wr_id in 1..3 {
+            a.post(wr_id, SendOp::Send, &[mr.part(0, 8)]);
+        }
+        let _ = a.sent();
+        assert_eq!(a.rx_ulpdu(&farewell(claim)), RxStatus::Ok);
+        assert_eq!(done(&a), [], "{claim}");
+        // There is one farewell in a stream, so that no peer makes us look through the queue again and again.
+        assert_eq!(a.rx_ulpdu(&farewell(2)), RxStatus::Ok);
+        assert_eq!(done(&a), [], "{claim}");
+    }
+    // The largest claim that is true.
+    let (mut a, _, mr, _) = ends();
+    for wr_id in 1..3 {
+        a.post(wr_id, SendOp::Send, &[mr.part(0, 8)]);
+    }
+    let _ = a.sent();
+    assert_eq!(a.rx_ulpdu(&farewell(2)), RxStatus::Ok);
+    assert_eq!(done(&a), [1, 2]);
+}
+
+#[test]
+fn only_queue_pairs_connected_by_number_say_farewell() {
+    let (mut a, mut b) = pair(STREAM);
+    a.qp.complete_when_placed();
+    b.qp.complete_when_placed();
+    let (mr, target) = (a.mr(64, Access::LOCAL_WRITE), b.mr(64, ALL));
+    b.recv(100, &[target.part(0, 8)]);
+    a.post(1, SendOp::Send, &[mr.part(0, 8)]);
+    let segments = a.sent();
+    give(&mut b, &segments[..1]);
+    assert!(!b.qp.say_farewell(false));
+    // Nor do they heed one.
+    assert_eq!(a.rx_ulpdu(&farewell(1)), RxStatus::Ok);
+    assert_eq!(done(&a), []);
+    // A queue pair that is its own peer has nobody to tell.
+    let (mut a, mut b, mr, _) = ends();
+    b.qp.set_own_peer(true);
+    a.post(1, SendOp::Send, &[mr.part(0, 8)]);
+    let segments = a.sent();
+    give(&mut b, &segments[..1]);
+    assert!(!b.qp.say_farewell(false));
+}
+
+/// The driver would have to send the rest of the message first, which may be long.
+#[test]
+fn nothing_can_be_said_in_the_middle_of_a_message() {
+    let (mut a, mut b, mr, _) = ends();
+    a.post(1, SendOp::Send, &[mr.part(0, 8)]);
+    let segments = a.sent();
+    give(&mut b, &segments[..1]);
+    let (from, to) = (b.mr(1 << 20, Access::LOCAL_WRITE), a.mr(1 << 20, ALL));
+    b.post(2, write(&to), &[from.sge()]);
+    assert_eq!(b.fill(), TxFill::Ready);
+    assert!(!b.qp.say_farewell(true));
+}
+
+/// The protocol's own zero-length Writes have the STag that stands for nothing.
+#[test]
+fn only_the_programs_writes_count() {
+    let (_, mut b, _, target) = ends();
+    let header = |stag: u32| {
+        Header::Tagged(TaggedHeader {
+            last: true,
+            opcode: Opcode::WRITE,
+            stag: iwarp_proto::ddp::Stag(stag),
+            to: 0,
+        })
+    };
+    give(&mut b, &[(header(1), Vec::new())]);
+    assert!(!b.qp.say_farewell(false), "nothing has arrived");
+    give(&mut b, &[(header(target.stag), Vec::new())]);
+    assert!(b.qp.say_farewell(false));
+    let Header::Tagged(said) = b.sent()[0].0 else {
+        panic!("no note");
+    };
+    assert_eq!(said.to as u32, 1);
+}
