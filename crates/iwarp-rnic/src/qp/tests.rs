@@ -10,6 +10,7 @@ mod harness;
 mod input;
 mod memory;
 mod numbered;
+mod on_demand;
 mod pages;
 mod receiving;
 mod refused;
