@@ -1,10 +1,11 @@
 //! Memory regions, and device memory, which is ordinary memory here.
 
 use crate::abi::verbs::*;
-use crate::device::{checked_context, context};
+use crate::device::{ContextObject, checked_context, context};
 use crate::guard::{EBUSY, EINVAL, ENOMEM, Errno, Res, UNSUPPORTED, code, pointer};
 use crate::object::{self, Kind, Object, Users};
 use crate::{pd, query};
+use iwarp::raw::{Prefetch, prefetch};
 use iwarp_rnic::Access;
 use iwarp_rnic::memory::Stag;
 use std::alloc::Layout;
@@ -23,6 +24,8 @@ const OPTIONAL: c_uint = 0x3ff0_0000;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Handle {
     stag: u32,
+    /// Where it lies in this process.
+    addr: u64,
     length: usize,
 }
 
@@ -41,7 +44,6 @@ unsafe fn find<'a>(mr: *mut ibv_mr) -> Res<&'a MrObject> {
 }
 
 pub(crate) fn rights(access: c_uint) -> Res<Access> {
-    // Memory is never pinned here, so each registration is on demand.
     if access & !(RIGHTS | ON_DEMAND | HUGETLB | OPTIONAL) != 0 {
         return Err(EINVAL);
     }
@@ -60,20 +62,23 @@ pub(crate) unsafe fn register(
     access: c_uint,
 ) -> Res<*mut ibv_mr> {
     let pd = pd::find(p)?;
-    if access & ON_DEMAND != 0 && len == usize::MAX {
-        // The whole address space is refused, because a peer could name memory that is not mapped.
-        return Err(UNSUPPORTED);
-    }
+    let on_demand = access & ON_DEMAND != 0;
     let access = rights(access)?;
     let ctx = context((*p).context);
-    let stag = ctx
-        .raw
-        .register(addr, len as u64, iova, pd.number, access)?;
+    let (size, number) = (len as u64, pd.number);
+    let stag = match on_demand {
+        true => ctx
+            .raw
+            .register_on_demand(addr, size, iova, number, access)?,
+        false => ctx.raw.register(addr, size, iova, number, access)?,
+    };
     pd.users.add();
-    ctx.handles
-        .mrs
-        .lock()
-        .insert(Stag(stag).index(), Handle { stag, length: len });
+    let handle = Handle {
+        stag,
+        addr,
+        length: len,
+    };
+    ctx.handles.mrs.lock().insert(Stag(stag).index(), handle);
     Ok(create(
         p,
         stag,
@@ -205,12 +210,13 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
         } else {
             None
         };
+        let ctx = context((*m).context);
         let access = if flags & CHANGE_ACCESS != 0 {
+            stays_on_demand(ctx, (*m).lkey, access as c_uint)?;
             Some(rights(access as c_uint)?)
         } else {
             None
         };
-        let ctx = context((*m).context);
         let stag = ctx.raw.reregister(
             (*m).lkey,
             translation.then_some((addr as u64, len as u64, addr as u64)),
@@ -230,14 +236,21 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
             }
             (*m).pd = p;
         }
-        let length = (*m).length;
-        ctx.handles
-            .mrs
-            .lock()
-            .insert((*m).handle, Handle { stag, length });
+        let (addr, length) = ((*m).addr as u64, (*m).length);
+        let handle = Handle { stag, addr, length };
+        ctx.handles.mrs.lock().insert((*m).handle, handle);
         Ok(())
     });
     if result == 0 { 0 } else { ERR_INPUT }
+}
+
+/// A region whose pages may be missing stays one, and so do others: as with other devices that changes by a new registration only.
+fn stays_on_demand(ctx: &ContextObject, lkey: u32, access: c_uint) -> Res<()> {
+    let is = ctx.raw.region(lkey).is_some_and(|region| region.on_demand);
+    match is == (access & ON_DEMAND != 0) {
+        true => Ok(()),
+        false => Err(UNSUPPORTED),
+    }
 }
 
 pub(crate) unsafe extern "C" fn ibv_import_mr(p: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
@@ -278,7 +291,8 @@ const PREFETCH_WRITE: c_uint = 1;
 const PREFETCH_NO_FAULT: c_uint = 2;
 const ADVISE_FLUSH: u32 = 1;
 
-/// Advice to prefetch (`ibv_advise_mr(3)`). The arguments are checked; the processor brings the pages in by itself.
+/// Advice to prefetch (`ibv_advise_mr(3)`). The pages of on-demand regions are brought in before it returns, whether or not the program wants to wait for
+/// that. Those of other regions are there already, or come at their first use. Without faults nothing is to be brought in.
 pub(crate) unsafe extern "C" fn advise_mr(
     p: *mut ibv_pd,
     advice: c_uint,
@@ -295,7 +309,8 @@ pub(crate) unsafe extern "C" fn advise_mr(
             return Err(EINVAL);
         }
         let ctx = context((*p).context);
-        for sge in std::slice::from_raw_parts(list, n as usize) {
+        let list = std::slice::from_raw_parts(list, n as usize);
+        for sge in list {
             let bad = Errno(libc::EFAULT);
             let region = ctx
                 .raw
@@ -313,9 +328,23 @@ pub(crate) unsafe extern "C" fn advise_mr(
             if !inside || (advice == PREFETCH_WRITE && !writable) {
                 return Err(bad);
             }
+            if region.on_demand && advice != PREFETCH_NO_FAULT {
+                let handles = ctx.handles.mrs.lock();
+                let start = handles.get(&Stag(sge.lkey).index()).ok_or(bad)?.addr;
+                drop(handles);
+                bring_in(start.wrapping_add(offset), sge.length.into(), advice)?;
+            }
         }
         Ok(())
     })
+}
+
+fn bring_in(addr: u64, len: u64, advice: c_uint) -> Res<()> {
+    let how = match advice {
+        PREFETCH_WRITE => Prefetch::Write,
+        _ => Prefetch::Read,
+    };
+    prefetch(addr, len, how).map_err(|e| Errno(e.raw_os_error().unwrap_or(libc::EIO)))
 }
 
 /// Ordinary memory that stands for device memory.
@@ -501,10 +530,12 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
         let stag = ctx.raw.register(at, len as u64, 0, pd.number, access)?;
         pd.users.add();
         dm.users.add();
-        ctx.handles
-            .mrs
-            .lock()
-            .insert(Stag(stag).index(), Handle { stag, length: len });
+        let handle = Handle {
+            stag,
+            addr: at,
+            length: len,
+        };
+        ctx.handles.mrs.lock().insert(Stag(stag).index(), handle);
         let own = Mr {
             dm: Some(Arc::clone(&dm.memory)),
             imported: false,

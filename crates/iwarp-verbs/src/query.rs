@@ -24,9 +24,9 @@ const VENDOR_ID: u32 = 0x69_57_00;
 /// Window types 1 and 2B, events on notification, resizing of shared receive queues, GUIDs, extended reliable connections.
 const CAPS: c_uint = 1 << 11 | 1 << 13 | 1 << 17 | 1 << 20 | 1 << 21 | 1 << 24;
 
-/// Registration on demand, of ranges; reliable connections may use such memory for everything, and unreliable ones for what they have:
+/// Registration on demand, of ranges and of the whole address space; reliable connections may use such memory for everything, and unreliable ones for what they have:
 /// Sends, receives, Writes, shared receives. Datagrams are Sends, and receives of either kind of queue.
-const ODP_SUPPORT: u64 = 1;
+const ODP_SUPPORT: u64 = 1 | 1 << 1;
 const ODP_RC: u64 = 0x3f;
 const ODP_UC: u64 = 0x27;
 const ODP_UD: u64 = 0x23;

@@ -1,10 +1,11 @@
 //! Accesses by STag: every check, who uses an entry, and the end of an STag by invalidation.
 
-use super::AccessError;
 use super::entry::{Entry, Kind, Reach, RegionInfo};
+use super::on_demand::Reached;
 use super::span::{Memory, Span};
 use super::table::MemoryTable;
 use super::window::WindowType;
+use super::{AccessError, Pager};
 use crate::Access;
 use core::sync::atomic::Ordering;
 use iwarp_proto::ddp::Stag;
@@ -27,12 +28,14 @@ impl<M: Memory> MemoryTable<M> {
             iova: reach.base,
             len: reach.len,
             valid,
+            on_demand: e.is_on_demand(),
         })
     }
 
     /// Checks an access to `len` octets at tagged offset `to`, and lets `f` have the memory. No invalidation of it completes meanwhile.
     ///
-    /// A zero-length access is not checked at all (RFC 5041 section 5.2, RFC 5040 section 7.2).
+    /// A zero-length access is not checked at all (RFC 5041 section 5.2, RFC 5040 section 7.2). Memory of an on-demand region is
+    /// [refused](AccessError::NotMapped), because it may be gone when `f` looks.
     #[inline(always)]
     pub fn access<R>(
         &self,
@@ -43,12 +46,12 @@ impl<M: Memory> MemoryTable<M> {
     ) -> Result<R, AccessError> {
         match self.check_uncounted((stag, to, len), need, who) {
             Ok(span) => Ok(f(span)),
-            Err(Miss::Counted) => Ok(f(self.check_counted(stag, to, len, need, who)?.span())),
+            Err(Miss::Counted) => Ok(f(self.check_held(stag, to, len, need, who)?.span())),
             Err(Miss::Refused(e)) => Err(e),
         }
     }
 
-    /// Returns `Ok` if [`access`](Self::access) would be allowed.
+    /// Returns `Ok` if [`read`](Self::read) or [`write`](Self::write) would be allowed. Pages of an on-demand region may be missing nevertheless.
     #[inline]
     pub fn permits(
         &self,
@@ -56,7 +59,11 @@ impl<M: Memory> MemoryTable<M> {
         need: Access,
         who: Accessor,
     ) -> Result<(), AccessError> {
-        self.access((stag, to, len), need, who, |_| ())
+        match self.check_uncounted((stag, to, len), need, who) {
+            Ok(_) => Ok(()),
+            Err(Miss::Counted) => self.check_counted(stag, to, len, need, who).map(drop),
+            Err(Miss::Refused(e)) => Err(e),
+        }
     }
 
     /// Checks an access as [`access`](Self::access) does. It lasts until the result is dropped.
@@ -71,7 +78,7 @@ impl<M: Memory> MemoryTable<M> {
     ) -> Result<Held<'_, M>, AccessError> {
         match self.check_uncounted((stag, to, len), need, who) {
             Ok(span) => Ok(Held::of(span)),
-            Err(Miss::Counted) => self.check_counted(stag, to, len, need, who),
+            Err(Miss::Counted) => self.check_held(stag, to, len, need, who),
             Err(Miss::Refused(e)) => Err(e),
         }
     }
@@ -90,7 +97,7 @@ impl<M: Memory> MemoryTable<M> {
 
     /// Checks an access that needs no count: to an ordinary region, which ends only while nobody borrows the table.
     #[inline(always)]
-    fn check_uncounted(
+    pub(super) fn check_uncounted(
         &self,
         (stag, to, len): (Stag, u64, u32),
         need: Access,
@@ -126,19 +133,20 @@ impl<M: Memory> MemoryTable<M> {
         }
     }
 
-    /// Checks an access that is counted.
+    /// Checks an access that is counted. Each argument by itself, here and where it is called: what is passed by reference would have to lie
+    /// in memory for accesses that need no count, too.
     #[cold]
     #[inline(never)]
-    fn check_counted(
+    pub(super) fn check_counted(
         &self,
         stag: Stag,
         to: u64,
         len: u32,
         need: Access,
         who: Accessor,
-    ) -> Result<Held<'_, M>, AccessError> {
+    ) -> Result<(Reached<'_, M>, Hold<'_, M>), AccessError> {
         let entry = self.entry(stag).ok_or(AccessError::InvalidStag)?;
-        let (memory, hold) = self.enter_counted(entry, stag, need, who)?;
+        let ((memory, pager), hold) = self.enter_counted(entry, stag, need, who)?;
         // Every access to a null region begins anew.
         let to = match &entry.kind {
             Kind::Null { .. } => 0,
@@ -146,8 +154,27 @@ impl<M: Memory> MemoryTable<M> {
         };
         let part = Some(entry.reach());
         let span = self.reach(entry, (memory, part), (to, len), need, who)?;
+        let reached = match pager {
+            None => Reached::Here(span),
+            Some(pager) => Reached::OnDemand(pager, span),
+        };
+        Ok((reached, hold))
+    }
+
+    /// The same for an access that lasts. The memory has to be there meanwhile.
+    #[cold]
+    #[inline(never)]
+    fn check_held(
+        &self,
+        stag: Stag,
+        to: u64,
+        len: u32,
+        need: Access,
+        who: Accessor,
+    ) -> Result<Held<'_, M>, AccessError> {
+        let (reached, hold) = self.check_counted(stag, to, len, need, who)?;
         Ok(Held {
-            span,
+            span: reached.here()?,
             _hold: Some(hold),
         })
     }
@@ -227,15 +254,15 @@ impl<M: Memory> MemoryTable<M> {
         stag: Stag,
         need: Access,
         who: Accessor,
-    ) -> Result<(&'t M, Hold<'t, M>), AccessError> {
+    ) -> Result<(Backing<'t, M>, Hold<'t, M>), AccessError> {
         if !self.enter(entry, stag) {
             return Err(AccessError::InvalidStag);
         }
         let hold = Hold { table: self, stag };
         let memory = match &entry.kind {
-            Kind::Region { memory, .. } | Kind::Fast(memory) => Some(memory),
-            Kind::Null { sink, .. } if need.contains(Access::LOCAL_WRITE) => Some(sink),
-            Kind::Null { zeros, .. } => Some(zeros),
+            Kind::Region { .. } | Kind::OnDemand { .. } | Kind::Fast(_) => entry.backing(),
+            Kind::Null { sink, .. } if need.contains(Access::LOCAL_WRITE) => Some((sink, None)),
+            Kind::Null { zeros, .. } => Some((zeros, None)),
             // A window gives rights to the peer. The elements of local requests name regions.
             Kind::Window { .. } if !need.intersects(Access::REMOTE) => {
                 return Err(AccessError::AccessDenied);
@@ -263,7 +290,7 @@ impl<M: Memory> MemoryTable<M> {
                 if qp.is_some_and(|qp| qp != who.qp) {
                     return Err(AccessError::NotAssociated);
                 }
-                parent.and_then(|parent| self.entry(parent)?.memory())
+                parent.and_then(|parent| self.entry(parent)?.backing())
             }
             Kind::Free => None,
         };
@@ -301,7 +328,7 @@ impl<M: Memory> MemoryTable<M> {
             Ok(span) => span,
             Err(Miss::Counted) => {
                 // Both a user of this call and the plan's: the second begins before the first ends.
-                let held = self.check_counted(stag, to, len, need, who)?;
+                let held = self.check_held(stag, to, len, need, who)?;
                 let entry = self.entry(stag).ok_or(AccessError::InvalidStag)?;
                 return match self.enter(entry, stag) {
                     true => Ok(held.span),
@@ -435,8 +462,11 @@ impl<M: Memory> MemoryTable<M> {
     }
 }
 
+/// The memory of a region, and how it is accessed if its pages may be missing.
+type Backing<'t, M> = (&'t M, Option<&'static Pager>);
+
 /// Why [`MemoryTable::check_uncounted`] has no memory.
-enum Miss {
+pub(super) enum Miss {
     /// It is not an ordinary region.
     Counted,
     Refused(AccessError),
@@ -464,7 +494,7 @@ impl<'t, M: Memory> Held<'t, M> {
 
 /// One user of an entry.
 #[derive(Debug)]
-struct Hold<'t, M: Memory> {
+pub(super) struct Hold<'t, M: Memory> {
     table: &'t MemoryTable<M>,
     stag: Stag,
 }

@@ -2,7 +2,7 @@
 
 use super::state::State;
 use super::window::WindowType;
-use super::{Memory, MemoryError};
+use super::{Memory, MemoryError, Pager};
 use crate::Access;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use iwarp_proto::ddp::Stag;
@@ -17,6 +17,13 @@ pub(super) enum Kind<M> {
         memory: M,
         /// The address that it was registered with.
         iova: u64,
+    },
+    /// An ordinary region whose pages may be missing.
+    OnDemand {
+        memory: M,
+        /// As of an ordinary region.
+        iova: u64,
+        pager: &'static Pager,
     },
     /// A region whose range and rights are given by a work request.
     Fast(M),
@@ -107,6 +114,23 @@ impl<M> Entry<M> {
         self.state = State::new(true, stag);
     }
 
+    /// Makes an ordinary region one whose pages may be missing.
+    pub(super) fn be_on_demand(&mut self, pager: &'static Pager) {
+        self.kind = match core::mem::replace(&mut self.kind, Kind::Free) {
+            Kind::Region { memory, iova } => Kind::OnDemand {
+                memory,
+                iova,
+                pager,
+            },
+            other => other,
+        };
+    }
+
+    /// Returns `true` if its pages may be missing.
+    pub(super) const fn is_on_demand(&self) -> bool {
+        matches!(self.kind, Kind::OnDemand { .. })
+    }
+
     /// Makes it a null region, valid with this STag. Every tagged offset is inside, and the peer has no rights.
     pub(super) fn be_null(&mut self, stag: Stag, pd: u32, (zeros, sink): (M, M)) {
         self.kind = Kind::Null { zeros, sink };
@@ -132,7 +156,10 @@ impl<M> Entry<M> {
     #[inline]
     pub(super) fn clear_region(&mut self) -> Result<M, MemoryError> {
         match core::mem::replace(&mut self.kind, Kind::Free) {
-            Kind::Region { memory, .. } | Kind::Fast(memory) | Kind::Null { zeros: memory, .. } => {
+            Kind::Region { memory, .. }
+            | Kind::OnDemand { memory, .. }
+            | Kind::Fast(memory)
+            | Kind::Null { zeros: memory, .. } => {
                 self.state = State::free();
                 Ok(memory)
             }
@@ -180,7 +207,7 @@ impl<M> Entry<M> {
         M: Memory,
     {
         let (len, offset) = match &self.kind {
-            Kind::Region { memory, .. } => (memory.len(), 0),
+            Kind::Region { memory, .. } | Kind::OnDemand { memory, .. } => (memory.len(), 0),
             _ => (
                 self.len.load(Ordering::Relaxed),
                 self.offset.load(Ordering::Relaxed),
@@ -194,10 +221,20 @@ impl<M> Entry<M> {
         }
     }
 
-    /// Returns its memory. A window has none of its own, a null region none that is one thing, and a free slot none.
+    /// Returns its memory. A window has none of its own, a null region none that is one thing, an on-demand region none that is
+    /// always there, and a free slot none.
     pub(super) const fn memory(&self) -> Option<&M> {
         match &self.kind {
             Kind::Region { memory, .. } | Kind::Fast(memory) => Some(memory),
+            Kind::OnDemand { .. } | Kind::Window { .. } | Kind::Null { .. } | Kind::Free => None,
+        }
+    }
+
+    /// Returns the memory of a region, and how it is accessed if its pages may be missing.
+    pub(super) const fn backing(&self) -> Option<(&M, Option<&'static Pager>)> {
+        match &self.kind {
+            Kind::Region { memory, .. } | Kind::Fast(memory) => Some((memory, None)),
+            Kind::OnDemand { memory, pager, .. } => Some((memory, Some(pager))),
             Kind::Window { .. } | Kind::Null { .. } | Kind::Free => None,
         }
     }
@@ -218,4 +255,6 @@ pub struct RegionInfo {
     pub len: u64,
     /// Whether it can be used now.
     pub valid: bool,
+    /// Whether its pages may be missing.
+    pub on_demand: bool,
 }

@@ -68,6 +68,10 @@ unsafe impl Memory for HostRange {
         place.wrapping_add(u64::from(count))
     }
 
+    fn address(place: u64) -> Option<u64> {
+        Some(place)
+    }
+
     #[inline]
     unsafe fn fragment<'t>(place: u64, len: u32) -> Fragment<'t> {
         let at = ptr::with_exposed_provenance_mut(place as usize);

@@ -20,12 +20,14 @@
 //! `&self`, so that queue pairs do not wait for each other; `state` orders them. An invalidation ends an STag at once, and is
 //! complete when nobody uses the memory any more.
 //!
-//! Files: `slots` (where entries are), `table` (registration), `entry` and `state` (one STag), `access` (every check, users, invalidation), `window`, `sum` (CRCs).
+//! Files: `slots` (where entries are), `table` (registration), `entry` and `state` (one STag), `access` (every check, users, invalidation), `window`, `sum` (CRCs),
+//! `on_demand` (copies by STag, and memory whose pages may be missing).
 
 mod access;
 mod copy;
 mod entry;
 mod host;
+mod on_demand;
 pub(crate) mod pages;
 mod slots;
 mod span;
@@ -41,6 +43,7 @@ pub use access::{Accessor, Held};
 pub use entry::RegionInfo;
 pub use host::HostRange;
 pub use iwarp_proto::ddp::Stag;
+pub use on_demand::{ExchangeFn, Pager, ReadFn, WriteFn};
 pub use pages::{ListedPages, PagePlace, Pages};
 pub use slots::{Room, RoomSize};
 pub use span::{Fragment, Fragments, Memory, Span, Word};
@@ -63,6 +66,8 @@ pub enum AccessError {
     ToWrap,
     /// Outside the region.
     BaseOrBounds,
+    /// Inside an on-demand region, but no memory is mapped there, or the mapping does not allow it.
+    NotMapped,
 }
 
 /// Why a registration, a bind or an invalidation is refused.

@@ -51,6 +51,11 @@ pub unsafe trait Memory: core::fmt::Debug {
     /// Returns the place `count` octets behind `place`.
     fn after(place: Self::Place, count: u32) -> Self::Place;
 
+    /// Returns the address of a place, `None` if it has none that a [`Pager`](super::Pager) could use.
+    fn address(_place: Self::Place) -> Option<u64> {
+        None
+    }
+
     /// Returns the octets from `place` on that lie together, at most `len`.
     ///
     /// # Safety
@@ -178,6 +183,11 @@ impl<'t, M: Memory> Span<'t, M> {
     #[inline]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// Returns the address of its first octet, if it has one.
+    pub(super) fn address(&self) -> Option<u64> {
+        M::address(self.place)
     }
 
     /// Splits it into the first `at` octets and the rest. If it is shorter, the first part is all of it.

@@ -19,6 +19,8 @@ use iwarp_proto::ddp::Stag;
 #[derive(Debug)]
 pub struct MemoryTable<M = HostRange> {
     pub(super) slots: Slots<M>,
+    /// Regions whose pages may be missing.
+    pub(super) on_demand: u32,
     /// Somebody waited until memory had no users, and it has none now.
     pub(super) unused: AtomicBool,
     #[cfg(feature = "planted-bugs")]
@@ -36,6 +38,7 @@ impl<M: Memory> MemoryTable<M> {
     pub const fn new() -> Self {
         Self {
             slots: Slots::new(),
+            on_demand: 0,
             unused: AtomicBool::new(false),
             #[cfg(feature = "planted-bugs")]
             skip_bounds: false,
@@ -60,7 +63,8 @@ impl<M: Memory> MemoryTable<M> {
     }
 
     /// Returns how many octets the regions in some slots of the table have, `None` if there are no such slots. Memory that two
-    /// regions share counts twice. Callers ask for a part at a time, because the table may have two million slots and is locked meanwhile.
+    /// regions share counts twice, and an on-demand region counts nothing, because none of its memory need be there. Callers ask for a
+    /// part at a time, because the table may have two million slots and is locked meanwhile.
     pub fn octets_in(&self, slots: Range<usize>) -> Option<u64> {
         let entries = self.slots.some(slots)?;
         let lengths = entries.filter_map(Entry::memory).map(Memory::len);
@@ -236,7 +240,11 @@ impl<M: Memory> MemoryTable<M> {
             return Err(MemoryError::NoSuchStag);
         }
         let rights = entry.access();
-        let Kind::Region { memory: held, iova } = &mut entry.kind else {
+        let (Kind::Region { memory: held, iova }
+        | Kind::OnDemand {
+            memory: held, iova, ..
+        }) = &mut entry.kind
+        else {
             return Err(MemoryError::NoSuchStag);
         };
         if entry.windows.load(Ordering::Relaxed) > 0 {
@@ -275,12 +283,18 @@ impl<M: Memory> MemoryTable<M> {
     /// Removes a region and gives its memory back. Fails with `Busy` while windows are bound to it, and with `InUse` while a plan
     /// that names it is being written or filled.
     pub fn deregister(&mut self, stag: Stag) -> Result<M, MemoryError> {
+        let left = &mut self.on_demand;
         self.slots.free(stag, |entry| {
             if entry.windows.load(Ordering::Relaxed) > 0 {
                 return Err(MemoryError::Busy);
             }
             entry.state.check_unused()?;
-            entry.clear_region()
+            let on_demand = entry.is_on_demand();
+            let memory = entry.clear_region()?;
+            if on_demand {
+                *left = left.wrapping_sub(1);
+            }
+            Ok(memory)
         })
     }
 

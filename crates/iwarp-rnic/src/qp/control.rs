@@ -209,10 +209,6 @@ impl QueuePair {
         if !self.remote.contains(Access::REMOTE_ATOMIC) {
             return Err(Refusal::Request(AccessError::AccessDenied));
         }
-        let span = env
-            .memory
-            .check(r.stag, r.to, 8, Access::REMOTE_ATOMIC, self.accessor())
-            .map_err(Refusal::Request)?;
         //= rfc7306 section 8.2
         //# The RDMAP layer MUST validate that the Remote Peer's Tagged ULP
         //# Buffer address references a ULP Buffer address that is 64-bit
@@ -249,15 +245,11 @@ impl QueuePair {
         //= rfc7306 section 5.2.1
         //# The Remote Tagged Offset MAY start at an arbitrary offset but MUST represent
         //# a ULP Buffer address that is 64-bit aligned.
-        let word = span.span();
-        let word = word
-            .word()
-            .ok_or(Refusal::Protocol(TerminateCode::RDMAP_CATASTROPHIC_STREAM))?;
         //= rfc7306 section 5
         //# An RNIC that supports Atomic Operations as specified in this document
         //# MUST implement both the FetchAdd operation as specified in Section 5.1.1
         //# and the CmpSwap operation as specified in Section 5.1.2.
-        Ok(word.update(|old| match r.op {
+        let change = |old| match r.op {
             AtomicOp::FETCH_ADD => masked_add(old, r.add_swap, r.add_swap_mask),
             //= rfc7306 section 5.1.2
             //# After the operation, the remote data Buffer MUST contain the "Original
@@ -267,7 +259,12 @@ impl QueuePair {
                 old & !r.add_swap_mask | r.add_swap & r.add_swap_mask
             }
             _ => old,
-        }))
+        };
+        let old = env
+            .memory
+            .update_word((r.stag, r.to), self.accessor(), change)
+            .map_err(Refusal::Request)?;
+        old.ok_or(Refusal::Protocol(TerminateCode::RDMAP_CATASTROPHIC_STREAM))
     }
 
     fn atomic_response<H: Host>(

@@ -116,8 +116,8 @@ impl QueuePair {
         payload: u32,
         env: &mut Env<'_, H>,
     ) -> Result<Begun, Refusal> {
-        // What may be lost is decided about a whole segment.
-        if self.drops() {
+        // What may be lost is decided about a whole segment, and memory whose pages may be missing is never read to directly.
+        if self.drops() || env.memory.has_on_demand() {
             return Ok(Begun::No);
         }
         let header = Header::parse(ulpdu).map_err(Refusal::Header)?;
@@ -174,7 +174,7 @@ impl QueuePair {
         let places = self.places(env.memory);
         // Where more is wanted, also if no octets are here, so that a region that was deregistered is noticed.
         let placed = places
-            .for_each(d.target, d.placed, want as u32, |_| {})
+            .permits(d.target, d.placed, want as u32)
             .and_then(|()| places.write(d.target, d.placed, here));
         if let Err(e) = placed {
             let refusal = Refusal::Memory(e);

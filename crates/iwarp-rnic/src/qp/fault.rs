@@ -192,7 +192,8 @@ pub(super) const fn rdmap_code(e: AccessError) -> TerminateCode {
         AccessError::NotAssociated => TerminateCode::RDMAP_STAG_NOT_ASSOCIATED,
         AccessError::AccessDenied => TerminateCode::RDMAP_ACCESS,
         AccessError::ToWrap => TerminateCode::RDMAP_TO_WRAP,
-        AccessError::BaseOrBounds => TerminateCode::RDMAP_BASE_BOUNDS,
+        // No code says that a page is missing. The peer cannot tell, and need not, why these octets are out of its reach.
+        AccessError::BaseOrBounds | AccessError::NotMapped => TerminateCode::RDMAP_BASE_BOUNDS,
     }
 }
 
@@ -203,7 +204,7 @@ pub(super) const fn tagged_code(e: AccessError) -> TerminateCode {
         AccessError::NotAssociated => TerminateCode::DDP_TAGGED_NOT_ASSOCIATED,
         AccessError::AccessDenied => TerminateCode::RDMAP_ACCESS,
         AccessError::ToWrap => TerminateCode::DDP_TAGGED_TO_WRAP,
-        AccessError::BaseOrBounds => TerminateCode::DDP_TAGGED_BASE_BOUNDS,
+        AccessError::BaseOrBounds | AccessError::NotMapped => TerminateCode::DDP_TAGGED_BASE_BOUNDS,
     }
 }
 

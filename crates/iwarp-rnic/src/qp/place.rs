@@ -1,7 +1,7 @@
 //! Places payload in memory: tagged buffers, receives, sinks of Reads.
 
 use super::send_queue::SendQueue;
-use crate::memory::{AccessError, Accessor, Memory, MemoryTable, Span};
+use crate::memory::{AccessError, Accessor, Memory, MemoryTable};
 use crate::receive_queue::TakenRecv;
 use crate::{Access, Sge};
 use iwarp_proto::ddp::Stag;
@@ -27,18 +27,11 @@ pub(super) struct Places<'a, M> {
 }
 
 impl<'a, M: Memory> Places<'a, M> {
-    /// Visits the memory behind `len` octets of a target that start `skip` octets into it, in order.
+    /// Returns `Ok` if `len` octets of a target that start `skip` octets into it may be written.
     #[inline]
-    pub(super) fn for_each(
-        &self,
-        target: Target,
-        skip: u32,
-        len: u32,
-        mut visit: impl FnMut(Span<'_, M>),
-    ) -> Result<(), AccessError> {
+    pub(super) fn permits(&self, target: Target, skip: u32, len: u32) -> Result<(), AccessError> {
         self.for_each_range(target, skip, len, |stag, to, len, need| {
-            self.memory
-                .access((stag, to, len), need, self.who, &mut visit)
+            self.memory.permits((stag, to, len), need, self.who)
         })
     }
 
@@ -68,8 +61,8 @@ impl<'a, M: Memory> Places<'a, M> {
     #[inline(always)]
     pub(super) fn write(&self, target: Target, skip: u32, src: &[u8]) -> Result<(), AccessError> {
         if let Target::Tagged { stag, to } = target {
-            let range = (stag, to.wrapping_add(u64::from(skip)), src.len() as u32);
-            return self.copy(range, Access::REMOTE_WRITE, src);
+            let to = to.wrapping_add(u64::from(skip));
+            return self.copy((stag, to), Access::REMOTE_WRITE, src);
         }
         let (first, off) = match target {
             Target::Receive { off } => (Some(self.receive.first()), off),
@@ -82,7 +75,7 @@ impl<'a, M: Memory> Places<'a, M> {
             && first.len.checked_sub(off).is_some_and(|room| len <= room)
         {
             let addr = first.addr.wrapping_add(u64::from(off));
-            return self.copy((first.stag(), addr, len), Access::LOCAL_WRITE, src);
+            return self.copy((first.stag(), addr), Access::LOCAL_WRITE, src);
         }
         let (sges, off) = self.list(target);
         // A copy of it, so that the compiler keeps the original in registers.
@@ -92,19 +85,17 @@ impl<'a, M: Memory> Places<'a, M> {
     #[inline(never)]
     fn write_parts(&self, sges: &[Sge], off: u32, mut src: &[u8]) -> Result<(), AccessError> {
         let mut parts = Parts::new(sges, off, src.len() as u32);
-        while let Some(part) = parts.next() {
-            let (now, later) = src.split_at_checked(part.2 as usize).unwrap_or((src, &[]));
-            self.copy(part, Access::LOCAL_WRITE, now)?;
+        while let Some((lkey, addr, len)) = parts.next() {
+            let (now, later) = src.split_at_checked(len as usize).unwrap_or((src, &[]));
+            self.copy((lkey, addr), Access::LOCAL_WRITE, now)?;
             src = later;
         }
         parts.end()
     }
 
     #[inline(always)]
-    fn copy(&self, range: (Stag, u64, u32), need: Access, src: &[u8]) -> Result<(), AccessError> {
-        self.memory.access(range, need, self.who, |span| {
-            span.write_last_octet_last(src)
-        })
+    fn copy(&self, at: (Stag, u64), need: Access, src: &[u8]) -> Result<(), AccessError> {
+        self.memory.write(at, need, self.who, src)
     }
 
     /// The elements of a target that is a list, and where in them it begins.

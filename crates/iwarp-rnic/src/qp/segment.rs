@@ -87,6 +87,8 @@ pub(super) struct Wire<'a, M> {
     pub(super) snapshot: bool,
     /// See [`TxSizes::copy_max`](super::plan::TxSizes::copy_max).
     pub(super) copy_max: u32,
+    /// There is memory whose pages may be missing, to which no plan may refer.
+    pub(super) copy_all: bool,
 }
 
 impl<M> Wire<'_, M> {
@@ -94,7 +96,10 @@ impl<M> Wire<'_, M> {
     #[inline]
     const fn copies(&self, len: u32, remote: bool) -> bool {
         // Anybody may write to a response's source at any time, and its CRC must cover what is sent.
-        len <= self.copy_max || self.markers || (self.crc.is_some() && (self.snapshot || remote))
+        len <= self.copy_max
+            || self.copy_all
+            || self.markers
+            || (self.crc.is_some() && (self.snapshot || remote))
     }
 
     /// Returns the function that sums segments of up to this length while they are copied, if that pays and there is one.
@@ -129,7 +134,7 @@ impl<M: Memory> Wire<'_, M> {
     #[inline(always)]
     pub(super) fn permits(&self, sge: &Sge, need: Access) -> bool {
         self.memory
-            .check(sge.stag(), sge.addr, sge.len, need, self.who)
+            .permits((sge.stag(), sge.addr, sge.len), need, self.who)
             .is_ok()
     }
 
@@ -298,14 +303,16 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
     #[cold]
     #[inline(never)]
     fn small_counted(
-        self,
+        mut self,
         header: Header,
-        (stag, to, len): (Stag, u64, u32),
+        range: (Stag, u64, u32),
         need: Access,
     ) -> Result<(), AccessError> {
         let w = self.wire;
-        let held = w.memory.check(stag, to, len, need, w.who)?;
-        self.append_span(&header, held.span());
+        self.append_plain(&header, range.2, |out| {
+            w.memory.read(range, need, w.who, out)
+        })?;
+        self.count_payload(range.2);
         Ok(())
     }
 
@@ -429,6 +436,12 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         let addr = sge.addr.wrapping_add(u64::from(*off));
         let range = (sge.stag(), addr, sge.len.wrapping_sub(*off));
         let Some(span) = w.memory.check_ordinary(range, need, w.who) else {
+            if w.copy_all {
+                // Whether the pages are there shows with each segment.
+                let sges = core::slice::from_ref(sge);
+                let source = Source { sges, remote };
+                return self.scattered_segments(source, off, sge.len, room, header);
+            }
             return self.counted_segments(range, remote, off, room, header);
         };
         self.span_segments(span, (range.0, addr), remote, off, room, header);
@@ -565,8 +578,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
                     .split_at_mut_checked(len as usize)
                     .unwrap_or_default();
                 out = later;
-                w.memory
-                    .access(range, source.need(), w.who, |span| span.read(now))
+                w.memory.read(range, source.need(), w.who, now)
             })
         })
     }

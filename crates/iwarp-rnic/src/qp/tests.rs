@@ -11,6 +11,7 @@ mod harness;
 mod input;
 mod memory;
 mod numbered;
+mod on_demand;
 mod pages;
 mod receiving;
 mod refused;

@@ -226,6 +226,7 @@ impl QueuePair {
             markers: self.tx.markers,
             snapshot: self.config.snapshot,
             copy_max: plan.copy_max(),
+            copy_all: env.memory.has_on_demand(),
         };
         self.retry_memory();
         self.tx.local_done = 0;

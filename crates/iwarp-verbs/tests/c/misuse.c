@@ -585,6 +585,7 @@ static void bad_advice(void)
 	struct ibv_mr *mr = ibv_reg_mr(pd, buffer, 4096, LOCAL | IBV_ACCESS_ON_DEMAND);
 	struct ibv_mr *readable = ibv_reg_mr(pd, buffer, 4096, IBV_ACCESS_ON_DEMAND);
 	struct ibv_pd *other = ibv_alloc_pd(context);
+	struct ibv_mr *all;
 	struct ibv_sge sge;
 
 	NEED(mr && readable && other);
@@ -599,8 +600,20 @@ static void bad_advice(void)
 	CODE(EFAULT, ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, &sge, 1));
 	sge.lkey = readable->lkey;
 	CODE(EFAULT, ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, 0, &sge, 1));
-	/* Implicit registration of the whole address space is not supported: a peer could access any address. */
-	IS_NULL(EOPNOTSUPP, ibv_reg_mr(pd, NULL, SIZE_MAX, LOCAL | IBV_ACCESS_ON_DEMAND));
+	/* The whole address space begins at address 0, and is on demand. */
+	IS_NULL(EINVAL, ibv_reg_mr(pd, buffer, SIZE_MAX, LOCAL | IBV_ACCESS_ON_DEMAND));
+	IS_NULL(EFAULT, ibv_reg_mr(pd, NULL, SIZE_MAX, LOCAL));
+	all = ibv_reg_mr(pd, NULL, SIZE_MAX, LOCAL | IBV_ACCESS_ON_DEMAND);
+	NEED(all);
+	sge = (struct ibv_sge){ (uintptr_t)buffer, 4096, all->lkey };
+	CODE(0, ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, IBV_ADVISE_MR_FLAG_FLUSH, &sge, 1));
+	sge.addr = 0;
+	CODE(EFAULT, ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, &sge, 1));
+	CODE(0, ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT, 0, &sge, 1));
+	/* Whether a region is on demand does not change. */
+	CODE(-1, ibv_rereg_mr(all, IBV_REREG_MR_CHANGE_ACCESS, pd, NULL, 0, LOCAL));
+	CODE(0, ibv_rereg_mr(all, IBV_REREG_MR_CHANGE_ACCESS, pd, NULL, 0, IBV_ACCESS_ON_DEMAND));
+	CODE(0, ibv_dereg_mr(all));
 	CODE(0, ibv_dereg_mr(mr));
 	CODE(0, ibv_dereg_mr(readable));
 	CODE(0, ibv_dealloc_pd(other));

@@ -15,6 +15,7 @@ use crate::config::Config;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::sys::null::{NULL_LEN, null_memory};
+use crate::sys::on_demand::PAGER;
 use crate::sys::probe::probe_range;
 use crate::sys::{exit, fork, fork::Origin};
 use iwarp_rnic::counters::Counters;
@@ -140,6 +141,34 @@ impl Context {
         Ok(table.register(range, iova, pd, access, random)?.0)
     }
 
+    /// Registers `len` octets at `addr` whose pages may come and go (`IBV_ACCESS_ON_DEMAND`), and returns the STag. Address 0 with a length of 2^64 - 1
+    /// is the whole address space.
+    ///
+    /// The range need not be mapped. An access to a page that is missing fails as one outside of the region does, at both ends. All payload of the device's queue
+    /// pairs is copied while there is such a region, and each access to it takes a system call.
+    ///
+    /// # Errors
+    /// As [`register`](Self::register), but never [`Error::BadAddress`].
+    ///
+    /// # Safety
+    /// Until [`deregister`](Self::deregister) has returned, no reference to memory of the range may exist while the RNIC or a peer
+    /// can access it.
+    pub unsafe fn register_on_demand(
+        &self,
+        addr: u64,
+        len: u64,
+        iova: u64,
+        pd: u32,
+        access: Access,
+    ) -> Result<u32> {
+        // SAFETY: the caller's promise. That the memory is mapped is not needed: the pager finds out.
+        let range = unsafe { Self::range(addr, len) }?;
+        let random = random_u32()?;
+        let mut table = self.table_with_room()?;
+        let stag = table.register_on_demand((range, &PAGER), iova, pd, access, random)?;
+        Ok(stag.0)
+    }
+
     /// Locks the memory table for one more entry. Slots that it lacks are allocated without the lock, because all connections of the
     /// device wait for that.
     fn table_with_room(&self) -> Result<RwLockWriteGuard<'_, MemoryTable>> {
@@ -161,12 +190,19 @@ impl Context {
             return Err(Error::BadAddress);
         }
         // SAFETY: the caller's promise.
+        unsafe { Self::range(addr, len) }
+    }
+
+    /// # Safety
+    /// As [`HostRange::new`].
+    unsafe fn range(addr: u64, len: u64) -> Result<HostRange> {
+        // SAFETY: the caller's promise.
         unsafe { HostRange::new(addr, len) }.ok_or(Error::InvalidArgument(
             "the range wraps around the address space",
         ))
     }
 
-    /// Changes a region (`ibv_rereg_mr(3)`); each `None` stays as it is. Returns the new STag.
+    /// Changes a region (`ibv_rereg_mr(3)`); each `None` stays as it is. An on-demand region stays one. Returns the new STag.
     ///
     /// # Errors
     /// As [`register`](Self::register); [`Error::Busy`] via `Memory` while windows are bound.
@@ -182,11 +218,16 @@ impl Context {
     ) -> Result<u32> {
         let memory = match memory {
             Some((addr, len, iova)) => {
-                let rights = access
-                    .or_else(|| self.region(stag).map(|r| r.access))
-                    .unwrap_or_default();
-                // SAFETY: the caller's promise.
-                Some((unsafe { self.checked_range(addr, len, rights) }?, iova))
+                let region = self.region(stag);
+                let rights = access.or(region.map(|r| r.access)).unwrap_or_default();
+                let range = if region.is_some_and(|r| r.on_demand) {
+                    // SAFETY: the caller's promise.
+                    unsafe { Self::range(addr, len) }
+                } else {
+                    // SAFETY: the caller's promise.
+                    unsafe { self.checked_range(addr, len, rights) }
+                };
+                Some((range?, iova))
             }
             None => None,
         };

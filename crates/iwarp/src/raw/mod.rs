@@ -38,6 +38,7 @@ mod xrc;
 
 pub use crate::complain::once as complain_once;
 pub use crate::progress::in_vain::looked_in_vain;
+pub use crate::sys::on_demand::{Prefetch, prefetch};
 pub use channel::CompletionChannel;
 pub use context::Context;
 pub use cq::{CompletionQueue, CqError};

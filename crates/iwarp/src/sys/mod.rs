@@ -14,6 +14,7 @@ pub(crate) mod limits;
 pub(crate) mod mapping;
 pub(crate) mod neighbour;
 pub(crate) mod null;
+pub(crate) mod on_demand;
 pub(crate) mod poller;
 pub(crate) mod prefetch;
 pub(crate) mod probe;

@@ -169,7 +169,7 @@ impl SendQueue {
             let (now, rest) = to.split_at_mut(sge.len as usize);
             let range = (sge.stag(), sge.addr, sge.len);
             memory
-                .access(range, Access::empty(), who, |span| span.read(now))
+                .read(range, Access::empty(), who, now)
                 .map_err(|_| WcStatus::LocalProtection)?;
             to = rest;
         }

@@ -162,7 +162,8 @@ impl UdInner {
         false
     }
 
-    /// Copies a message into the elements of the receive that was taken. Returns `false` if they do not allow it; then nothing is written.
+    /// Copies a message into the elements of the receive that was taken. Returns `false` if they do not allow it. Then nothing is
+    /// written, unless a page is missing.
     fn place(&self, g: &Guarded, memory: &MemoryTable, octets: &[u8]) -> bool {
         let who = self.accessor();
         let parts = || {
@@ -175,11 +176,7 @@ impl UdInner {
         };
         let need = Access::LOCAL_WRITE;
         parts().all(|(range, _)| memory.permits(range, need, who).is_ok())
-            && parts().all(|(range, now)| {
-                memory
-                    .access(range, need, who, |span| span.write(now))
-                    .is_ok()
-            })
+            && parts().all(|(range, now)| memory.write((range.0, range.1), need, who, now).is_ok())
     }
 }
 

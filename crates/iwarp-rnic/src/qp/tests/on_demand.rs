@@ -1,0 +1,225 @@
+//! On-demand regions. Their addresses are made up here: they lie nowhere, and the pager keeps the octets in a table of its own. So
+//! whatever touches the memory itself ends the test.
+#![allow(unsafe_code)]
+
+use super::harness::*;
+use crate::memory::{AccessError, Accessor, HostRange, MemoryError, Pager, WindowType};
+use crate::{Access, Bind, SendOp, Sge, WcStatus};
+use iwarp_proto::ddp::Stag;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::vec;
+use std::vec::Vec;
+
+std::thread_local! {
+    /// The octets of a test, which are on one thread.
+    static OCTETS: RefCell<BTreeMap<u64, u8>> = const { RefCell::new(BTreeMap::new()) };
+}
+
+/// The region's first address. It is aligned, and nothing is mapped there.
+const START: u64 = 0x1000;
+/// Its length.
+const LEN: u64 = 1 << 40;
+
+fn read(from: u64, to: &mut [u8]) -> bool {
+    OCTETS.with_borrow(|octets| {
+        (from..).zip(to).all(|(at, to)| match octets.get(&at) {
+            Some(octet) => {
+                *to = *octet;
+                true
+            }
+            None => false,
+        })
+    })
+}
+
+fn write(to: u64, from: &[u8]) -> bool {
+    OCTETS.with_borrow_mut(|octets| {
+        (to..)
+            .zip(from)
+            .all(|(at, from)| match octets.get_mut(&at) {
+                Some(octet) => {
+                    *octet = *from;
+                    true
+                }
+                None => false,
+            })
+    })
+}
+
+fn exchange(at: u64, old: u64, new: u64) -> Option<u64> {
+    let mut octets = [0; 8];
+    let found = read(at, &mut octets).then(|| u64::from_ne_bytes(octets))?;
+    if found == old {
+        write(at, &new.to_ne_bytes());
+    }
+    Some(found)
+}
+
+// SAFETY: they touch the table only.
+static PAGER: Pager = unsafe { Pager::new(read, write, exchange) };
+
+/// Maps `len` octets at an address: 0, 1, 2 ….
+fn map(from: u64, len: u64) {
+    OCTETS.with_borrow_mut(|octets| octets.extend((0..len).map(|i| (from + i, i as u8))));
+}
+
+fn content(from: u64, len: usize) -> Vec<u8> {
+    let mut out = vec![0; len];
+    assert!(read(from, &mut out));
+    out
+}
+
+fn region(rig: &mut Rig, access: Access) -> Stag {
+    // SAFETY: it is only accessed by the pager.
+    let range = unsafe { HostRange::new(START, LEN) }.unwrap();
+    let random = rig.random();
+    rig.table
+        .register_on_demand((range, &PAGER), START, PD, access, random)
+        .unwrap()
+}
+
+#[test]
+fn copies_go_through_the_pager_and_say_what_is_missing() {
+    let mut rig = Rig::new();
+    let stag = region(&mut rig, ALL);
+    map(START + 64, 64);
+    let who = rig.qp.accessor();
+    let mut out = [0; 16];
+    let range = |off: u64| (stag, START + off, 16);
+    let at = |off: u64| (stag, START + off);
+    let need = Access::REMOTE_WRITE;
+    assert_eq!(rig.table.read(range(70), need, who, &mut out), Ok(()));
+    assert_eq!(out, core::array::from_fn(|i| 6 + i as u8));
+    assert_eq!(rig.table.write(at(64), need, who, &[9; 16]), Ok(()));
+    assert_eq!(content(START + 64, 17), [&[9; 16][..], &[16]].concat());
+    let missing = Err(AccessError::NotMapped);
+    for off in [0, 60, 120, 1 << 30] {
+        assert_eq!(rig.table.read(range(off), need, who, &mut out), missing);
+        assert_eq!(rig.table.write(at(off), need, who, &out), missing);
+        // Whether pages are there shows at the access only.
+        assert_eq!(rig.table.permits(range(off), need, who), Ok(()));
+    }
+    // Nobody else borrows the memory, whether it is there or not.
+    let held = rig.table.check(stag, START + 64, 8, need, who);
+    assert_eq!(held.unwrap_err(), AccessError::NotMapped);
+    let seen = rig.table.access(range(64), need, who, |span| span.len());
+    assert_eq!(seen, missing.map(|()| 0));
+    // Bounds and domains come first.
+    let behind = rig.table.permits((stag, START + LEN - 8, 9), need, who);
+    assert_eq!(behind, Err(AccessError::BaseOrBounds));
+    let other = Accessor { pd: PD + 1, ..who };
+    let foreign = rig.table.permits(range(64), need, other);
+    assert_eq!(foreign, Err(AccessError::NotAssociated));
+}
+
+#[test]
+fn payload_is_copied_while_there_is_such_a_region() {
+    for copied in [false, true] {
+        let mut stream = STREAM;
+        (stream.crc, stream.emss) = (false, 60_000);
+        let mut rig = Rig::with(Default::default(), stream);
+        let key = copied.then(|| region(&mut rig, ALL));
+        assert_eq!(rig.table.has_on_demand(), copied);
+        let mr = rig.mr(60_000, ALL);
+        let (remote_addr, rkey) = (0, 5);
+        rig.post(1, SendOp::Write { remote_addr, rkey }, &[mr.sge()]);
+        assert_eq!(rig.fill(), crate::qp::TxFill::Ready);
+        // The octets are those at the time of the copy.
+        rig.write(&mr, 40_000, 0xff);
+        let sent = rig.sent();
+        let all: Vec<u8> = sent.into_iter().flat_map(|(_, payload)| payload).collect();
+        let wanted = if copied { 40_000u32 as u8 } else { 0xff };
+        assert_eq!((all.len(), all[40_000]), (60_000, wanted));
+        if let Some(key) = key {
+            assert!(rig.table.deregister(key).is_ok());
+            assert!(!rig.table.has_on_demand());
+        }
+    }
+}
+
+/// A message of many segments whose end is missing: it is refused where it becomes so, and nothing before is sent twice.
+#[test]
+fn a_hole_in_a_message_ends_it() {
+    for (mapped, segments) in [(0, 0), (5_000, 3)] {
+        let mut rig = Rig::new();
+        let stag = region(&mut rig, ALL);
+        map(START, mapped);
+        let sge = Sge {
+            addr: START,
+            len: 10_000,
+            lkey: stag.0,
+        };
+        rig.post(1, SendOp::Send, &[sge]);
+        let sent = rig.sent();
+        let payload: Vec<u8> = sent
+            .iter()
+            .filter(|(header, _)| header.opcode().is_send())
+            .flat_map(|(_, payload)| payload.clone())
+            .collect();
+        assert!(
+            payload
+                .iter()
+                .enumerate()
+                .all(|(i, octet)| *octet == i as u8)
+        );
+        let sends = sent.iter().filter(|(header, _)| header.opcode().is_send());
+        assert_eq!(sends.count(), segments, "{mapped}");
+        assert_eq!(brief(&rig.host.sends), [(1, WcStatus::LocalProtection)]);
+    }
+}
+
+#[test]
+fn windows_on_it_are_used_like_it() {
+    let mut rig = Rig::new();
+    let stag = region(&mut rig, ALL);
+    map(START + 64, 64);
+    let random = rig.random();
+    let mw = rig
+        .table
+        .allocate_window(WindowType::Type2, PD, random)
+        .unwrap();
+    let bind = Bind {
+        mw_stag: mw,
+        new_stag: mw,
+        mr_stag: stag,
+        addr: START + 64,
+        len: 128,
+        access: Access::REMOTE_READ | Access::REMOTE_WRITE,
+    };
+    let who = rig.qp.accessor();
+    assert_eq!(rig.table.bind(&bind, who), Ok(()));
+    assert_eq!(rig.table.deregister(stag).unwrap_err(), MemoryError::Busy);
+    assert!(rig.table.has_on_demand());
+    let need = Access::REMOTE_WRITE;
+    let write = |off| rig.table.write((mw, START + off), need, who, &[7; 8]);
+    assert_eq!(write(64), Ok(()));
+    assert_eq!(content(START + 64, 9), [7, 7, 7, 7, 7, 7, 7, 7, 8]);
+    assert_eq!(write(128), Err(AccessError::NotMapped));
+    assert_eq!(write(63), Err(AccessError::BaseOrBounds));
+    assert_eq!(write(185), Err(AccessError::BaseOrBounds));
+}
+
+#[test]
+fn words_are_changed_where_they_are_mapped_and_aligned() {
+    let mut rig = Rig::new();
+    let stag = region(&mut rig, ALL);
+    map(START + 64, 64);
+    let who = rig.qp.accessor();
+    let old = u64::from_ne_bytes([0, 1, 2, 3, 4, 5, 6, 7]);
+    let add = |off| {
+        rig.table
+            .update_word((stag, START + off), who, |word| word + 1)
+    };
+    assert_eq!(add(64), Ok(Some(old)));
+    assert_eq!(add(64), Ok(Some(old + 1)));
+    assert_eq!(add(65), Ok(None));
+    assert_eq!(add(128), Err(AccessError::NotMapped));
+    let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    let changed = rig.table.reregister(stag, None, None, Some(rights));
+    assert_eq!(changed.unwrap().0, stag);
+    let add = rig.table.update_word((stag, START + 64), who, |word| word);
+    assert_eq!(add, Err(AccessError::AccessDenied));
+    // It is one on demand still.
+    assert!(rig.table.info(stag).unwrap().on_demand);
+}
