@@ -1,6 +1,6 @@
 //! Our own C programs on the library, compiled with Debian's headers: every kind of misuse, addresses, an exchange that uses every
-//! operation, events for solicited completions, queue pairs that are connected by number, unreliable connections, datagrams, and what
-//! later headers than Debian's declare.
+//! operation, events for solicited completions, queue pairs that are connected by number, unreliable connections, datagrams with and
+//! without the connection manager, and what later headers than Debian's declare.
 
 mod common;
 
@@ -139,4 +139,11 @@ fn queue_pairs_connected_by_number_keep_the_promises_of_the_verbs() {
 #[test]
 fn datagrams_go_both_ways_and_to_groups() {
     passes("datagrams");
+}
+
+#[test]
+fn identifiers_for_datagrams_tell_where_to_send_to() {
+    for face in ["rnic", "roce"] {
+        passes_as("datagram_ids", face);
+    }
 }

@@ -2,9 +2,11 @@
 
 use super::channel;
 use super::connect::same_device;
+use super::datagram;
 use super::id::{self, IdObject, QpInit, find};
 use super::sockaddr;
 use crate::abi::cma::*;
+use crate::abi::verbs::value::QPT_UD;
 use crate::abi::verbs::*;
 use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, minus_one, value};
 use crate::{cq, qp, srq};
@@ -91,6 +93,7 @@ unsafe fn create_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, attr: &mut ibv_qp_init
     if !(*id).qp.is_null() {
         return Err(EINVAL);
     }
+    check_type(object, attr.qp_type)?;
     let pd = pd_of(id, pd)?;
     // The structure that the program gets back names the queues that were made.
     let mut inner = *attr;
@@ -109,11 +112,40 @@ unsafe fn create_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, attr: &mut ibv_qp_init
         }
     };
     *attr = inner;
-    object.raw.set_queue_pair(Some(&qp::find(q)?.raw));
+    adopt(id, object, q, pd)
+}
+
+/// Makes a new queue pair that of the identifier. One that cannot be used is destroyed.
+unsafe fn adopt(
+    id: *mut rdma_cm_id,
+    object: &IdObject,
+    q: *mut ibv_qp,
+    pd: *mut ibv_pd,
+) -> Res<()> {
+    if object.raw.is_for_datagrams() {
+        if let Err(e) = datagram::make_ready(object, q) {
+            let _ = object.raw.set_datagram_queue_pair(None);
+            qp::ibv_destroy_qp(q);
+            if object.endpoint.lock().made_cqs {
+                destroy_cqs(id);
+            }
+            return Err(e);
+        }
+    } else {
+        object.raw.set_queue_pair(Some(&qp::find(q)?.raw));
+    }
     object.endpoint.lock().qp = q as usize;
     (*id).qp = q;
     (*id).pd = pd;
     Ok(())
+}
+
+/// A queue pair for datagrams belongs to an identifier for datagrams, and no other.
+fn check_type(object: &IdObject, qp_type: u32) -> Res<()> {
+    match object.raw.is_for_datagrams() == (qp_type == QPT_UD) {
+        true => Ok(()),
+        false => Err(EINVAL),
+    }
 }
 
 pub(crate) unsafe extern "C" fn rdma_create_qp(
@@ -139,6 +171,7 @@ pub(crate) unsafe extern "C" fn rdma_create_qp_ex(
             return Err(EINVAL);
         }
         let a = &mut *attr;
+        check_type(object, a.qp_type)?;
         let pd = pd_of(
             id,
             if a.comp_mask & ATTR_PD != 0 {
@@ -169,10 +202,7 @@ pub(crate) unsafe extern "C" fn rdma_create_qp_ex(
                 return Err(e);
             }
         };
-        object.raw.set_queue_pair(Some(&qp::find(q)?.raw));
-        object.endpoint.lock().qp = q as usize;
-        (*id).qp = q;
-        (*id).pd = pd;
+        adopt(id, object, q, pd)?;
         Ok(0)
     })
 }
@@ -181,6 +211,9 @@ pub(crate) unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
     value((), || {
         let Ok(object) = find(id) else { return };
         object.endpoint.lock().qp = 0;
+        if object.raw.is_for_datagrams() {
+            let _ = object.raw.set_datagram_queue_pair(None);
+        }
         if !(*id).qp.is_null() {
             qp::ibv_destroy_qp((*id).qp);
             (*id).qp = null_mut();
@@ -244,7 +277,6 @@ pub(crate) unsafe extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
     });
 }
 
-const QPT_RC: u32 = 2;
 const RAI_PASSIVE: c_int = 1;
 /// How long the next hop may take to answer, as in librdmacm.
 const RESOLVE_LIMIT: Duration = Duration::from_secs(2);
@@ -263,7 +295,7 @@ unsafe fn create_ep(
             (*id).pd = pd;
         }
         if !attr.is_null() {
-            (*attr).qp_type = QPT_RC;
+            (*attr).qp_type = (*id).qp_type;
             object.endpoint.lock().qp_init = Some(QpInit(*attr));
         }
         return Ok(());
@@ -278,7 +310,7 @@ unsafe fn create_ep(
     id::complete(id)?;
     if !attr.is_null() {
         // The type is that of the addresses, whatever the program left here.
-        (*attr).qp_type = QPT_RC;
+        (*attr).qp_type = (*id).qp_type;
         create_qp(id, pd, &mut *attr)?;
     }
     if res.ai_connect_len > 0 && !res.ai_connect.is_null() {
@@ -299,11 +331,12 @@ pub(crate) unsafe extern "C" fn rdma_create_ep(
             return Err(EINVAL);
         }
         let res = &*res;
-        // Reliable connections only.
-        if res.ai_qp_type != 0 && res.ai_qp_type != 2 {
+        let id = id::create(null_mut(), null_mut(), res.ai_port_space as u32)?;
+        // Reliable connections and datagrams only, each with its own port space.
+        if res.ai_qp_type != 0 && res.ai_qp_type as u32 != (*id).qp_type {
+            rdma_destroy_ep(id);
             return Err(UNSUPPORTED);
         }
-        let id = id::create(null_mut(), null_mut(), res.ai_port_space as u32)?;
         if let Err(e) = create_ep(id, res, pd, attr) {
             rdma_destroy_ep(id);
             return Err(e);
