@@ -221,9 +221,12 @@ static void *serve(void *arg)
 	CODE(0, rdma_get_request(listener, &id));
 	NEED(id->qp && id->qp->qp_type == IBV_QPT_UD);
 	CODE(0, rdma_accept(id, NULL));
+	NEED(!id->event);
+	rdma_destroy_ep(id);
 	CODE(0, rdma_get_request(listener, &id));
 	CODE(0, rdma_reject(id, NULL, 0));
-	return id;
+	rdma_destroy_ep(id);
+	return NULL;
 }
 
 /* The synchronous interface: rdma_connect waits for the answer. */
