@@ -2,7 +2,7 @@
 //!
 //! An identifier is bound, resolved, connected, or listens. The results arrive as events on its channel.
 //! `id` holds the identifiers, `resolve` the look-up of addresses, `active` and `passive` the two sides of MPA start-up (RFC 5044 section 7.1, RFC 6581),
-//! `sidr` identifiers for datagrams.
+//! `sink` the events of queue pairs, `sidr` identifiers for datagrams.
 
 mod active;
 mod id;
@@ -11,6 +11,7 @@ mod passive;
 mod refused;
 mod resolve;
 mod sidr;
+mod sink;
 mod startup;
 mod timewait;
 

@@ -7,7 +7,7 @@ use super::passive::{Listening, Requested};
 use super::resolve::Resolving;
 use super::sidr::{Asked, Asking, Datagrams, Serving};
 use super::{CmEvent, CmEventChannel, CmEventKind};
-use super::{overtaken, startup, timewait};
+use super::{startup, timewait};
 use crate::config::Config;
 use crate::device::Device;
 use crate::engine::Engine;
@@ -15,7 +15,6 @@ use crate::error::{Error, Result};
 use crate::sys::connect::{Bound, Sharing};
 use crate::sys::fork::Origin;
 use iwarp_proto::mpa::startup::MAX_FRAME_LEN;
-use iwarp_rnic::qp::{Blame, Events, Fault};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -87,9 +86,9 @@ pub(super) struct IdState {
     pub(super) only_v6: Option<bool>,
     pub(super) sharing: Sharing,
     /// The program has asked for the end of the connection.
-    leaving: bool,
+    pub(super) leaving: bool,
     /// The connection ended before its Established event was given. The value is the status of the event of its end.
-    ended_early: Option<i32>,
+    pub(super) ended_early: Option<i32>,
     /// Device contexts are shared between identifiers unless the program brings its own.
     pub(super) own_context: bool,
     /// `None` for connections.
@@ -102,7 +101,7 @@ pub(crate) struct CmIdInner {
     /// For the program's own use.
     user: AtomicU64,
     serial: u64,
-    this: Weak<Self>,
+    pub(super) this: Weak<Self>,
     origin: Origin,
 }
 
@@ -696,73 +695,6 @@ impl CmEvent {
     }
 }
 
-impl CmSink for CmIdInner {
-    fn qp_event(&self, events: Events, fault: Option<Fault>) {
-        let over = events.intersects(Events::DISCONNECTED | Events::FATAL);
-        let (established, ended) = {
-            let mut s = self.state.lock();
-            match s.phase {
-                Phase::Connecting(_) | Phase::Accepting if over => {
-                    s.ended_early.get_or_insert(status_of(fault));
-                    (false, None)
-                }
-                Phase::Connected(told) if over => {
-                    s.phase = Phase::Disconnected;
-                    (false, Some(told))
-                }
-                Phase::Connected(false) if events.contains(Events::ESTABLISHED) => {
-                    s.phase = Phase::Connected(true);
-                    if let Some((local, peer)) = s.qp.as_ref().and_then(QueuePair::addresses) {
-                        s.local = Some(local);
-                        s.peer = Some(peer);
-                    }
-                    (true, None)
-                }
-                _ => (false, None),
-            }
-        };
-        let (kind, status) = match ended {
-            None if established => (CmEventKind::Established, 0),
-            None => return,
-            // First message and end came together: the program has to see both.
-            Some(false) if events.contains(Events::ESTABLISHED) => {
-                self.push_own(CmEventKind::Established, 0);
-                (CmEventKind::Disconnected, status_of(fault))
-            }
-            Some(false) => (CmEventKind::ConnectError, libc::ECONNRESET),
-            Some(true) => (CmEventKind::Disconnected, status_of(fault)),
-        };
-        if kind != CmEventKind::Disconnected {
-            self.push_own(kind, status);
-        } else if !(self.has_unseen_success() && overtaken::begin(Weak::clone(&self.this), status))
-        {
-            self.disconnected(status);
-        }
-    }
-
-    fn first_message_overdue(&self) {
-        {
-            let mut s = self.state.lock();
-            if !matches!(s.phase, Phase::Connected(false)) {
-                return;
-            }
-            s.phase = Phase::Disconnected;
-        }
-        self.push_own(CmEventKind::Unreachable, libc::ETIMEDOUT);
-    }
-}
-
-/// A disconnect has status zero unless the connection broke.
-fn status_of(fault: Option<Fault>) -> i32 {
-    match fault {
-        Some(Fault {
-            blame: Blame::Transport,
-            ..
-        }) => libc::ECONNRESET,
-        _ => 0,
-    }
-}
-
 impl Drop for CmIdInner {
     fn drop(&mut self) {
         if self.origin.is_foreign() {
@@ -770,46 +702,6 @@ impl Drop for CmIdInner {
         }
         // Dropped without `destroy`: a listener must not go on accepting without a program.
         std::mem::replace(&mut self.state.get_mut().phase, Phase::Destroyed).end();
-    }
-}
-
-impl CmIdInner {
-    pub(super) fn timewait_over(&self) {
-        self.put_after_the_end(CmEventKind::TimewaitExit, 0);
-    }
-
-    /// Gives the event of the connection's end.
-    pub(super) fn disconnected(&self, status: i32) {
-        self.put_after_the_end(CmEventKind::Disconnected, status);
-        timewait::begin(Weak::clone(&self.this));
-    }
-
-    fn put_after_the_end(&self, kind: CmEventKind, status: i32) {
-        let Some(id) = self.this.upgrade().map(|inner| CmId { inner }) else {
-            return;
-        };
-        // Kept until the event is there, so that `destroy` either prevents it or finds it.
-        let s = self.state.lock();
-        if !matches!(s.phase, Phase::Disconnected) {
-            return;
-        }
-        let channel = id.put(id.event(kind, status));
-        drop(s);
-        channel.wake();
-    }
-
-    /// Returns `true` if the peer has ended the connection and the program has not taken all completions of its messages.
-    pub(super) fn has_unseen_success(&self) -> bool {
-        let s = self.state.lock();
-        let qp = s.qp.clone().filter(|_| !s.leaving);
-        drop(s);
-        qp.is_some_and(|qp| qp.has_unseen_success())
-    }
-
-    fn push_own(&self, kind: CmEventKind, status: i32) {
-        if let Some(inner) = self.this.upgrade() {
-            CmId { inner }.emit(kind, status);
-        }
     }
 }
 
