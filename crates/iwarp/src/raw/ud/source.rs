@@ -106,22 +106,43 @@ impl Source for Watch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::raw::source::Drives;
+    use crate::raw::testing::context;
+    use crate::raw::{UdAttributes, UdQueuePair};
+
+    fn queue_pair() -> UdQueuePair {
+        let ctx = context();
+        let cq = ctx.create_cq(1, None).unwrap();
+        let attributes = UdAttributes {
+            pd: ctx.allocate_pd(),
+            send_cq: cq.clone(),
+            recv_cq: cq,
+            srq: None,
+            max_send_wr: 1,
+            max_recv_wr: 1,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline: 0,
+            signal_all: false,
+        };
+        ctx.create_ud_qp(&attributes).unwrap()
+    }
 
     #[test]
     fn sockets_of_one_queue_pair_are_asked_about_one_by_one() {
-        let (drives, seen) = (Drives::default(), [const { AtomicU32::new(0) }; 2]);
-        let news = || seen.each_ref().map(|seen| drives.is_news(seen));
-        assert_eq!(news(), [false, false]);
-        drives.note();
-        assert_eq!(news(), [true, true]);
-        assert_eq!(news(), [false, false]);
+        let qp = queue_pair().inner;
+        let (sockets, of_group) = ([Watch::own(&qp), Watch::own(&qp)], Watch::group(&qp));
+        let driven = || sockets.each_ref().map(|socket| socket.is_driven());
+        assert_eq!(driven(), [false, false]);
+        qp.drives.note();
+        assert_eq!(driven(), [true, true]);
+        assert_eq!(driven(), [false, false]);
         // A thread that waits next does not count as driving.
-        drives.note();
-        drives.take();
-        assert_eq!(news(), [false, false]);
-        drives.note();
-        assert!(drives.is_news(&seen[1]));
-        assert!(drives.is_news(&seen[0]));
+        qp.drives.note();
+        qp.drives.take();
+        assert_eq!(driven(), [false, false]);
+        qp.drives.note();
+        assert!(sockets[1].is_driven());
+        assert!(sockets[0].is_driven());
+        assert!(!of_group.is_driven(), "the engine always watches it");
     }
 }
