@@ -49,6 +49,11 @@ pub const TARGETS: &[Target] = &[
         run: targets::stream,
         len_max: 4096,
     },
+    Target {
+        name: "datagrams",
+        run: targets::datagrams,
+        len_max: 512,
+    },
 ];
 
 #[cfg(test)]

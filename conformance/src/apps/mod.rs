@@ -35,6 +35,7 @@
 
 mod case;
 mod checked;
+mod datagrams;
 mod enumerate;
 mod fabric;
 mod fio;
@@ -101,6 +102,7 @@ fn all() -> Vec<Case> {
     [
         enumerate::cases(),
         rdmacm::cases(),
+        datagrams::cases(),
         pingpong::cases(),
         perftest::cases(),
         qperf::cases(),

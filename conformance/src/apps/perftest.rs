@@ -3,7 +3,8 @@
 //! Some combinations do not exist in the programs themselves: the latency programs have no `-b` and `-q`, RDMA Write has no
 //! `-e`, atomics have one size and therefore no `-a`, and `-R` supports IPv4 only. On an iWARP NIC `ib_send_bw` needs `-R`: without it,
 //! its server sends credits from a queue pair that it never moved from RTR to RTS, and with `-b` it does not deregister the
-//! memory for them. With datagrams (`-c UD`) the same holds, and there is no `-R`. On a RoCE NIC it moves the queue pair.
+//! memory for them. With datagrams (`-c UD`) it does not leave room for a routing header in front of the credits, with `-R` either. On a RoCE NIC
+//! it sends no credits, and moves the queue pair.
 //!
 //! For each row the programs compare the processor's cycle counter with the clock. If this comparison is interrupted, they report
 //! its correlation coefficient and, with `-F`, print 0 or infinity for the row (without `-F` some of them exit with 1).
@@ -93,11 +94,16 @@ fn of_program(program: &'static Program) -> Vec<Case> {
     let count = if program.latency { "200" } else { "500" };
     let few = if program.latency { "10" } else { "30" };
     let mut out: Vec<(&str, Vec<&str>, usize)> = vec![("`-R`", vec!["-R", "-n", count], 1)];
-    let roce = vec![
+    let mut roce = vec![
         ("`--as roce`, without `-R`", vec!["-x", "1", "-n", count], 1),
         ("`--as roce`, IPv6 GIDs", vec!["-x", "3", "-n", count], 1),
         ("`--as roce`, `-R`", vec!["-R", "-n", count], 1),
     ];
+    if program.name.starts_with("ib_send") {
+        // Nothing but the socket's buffer keeps datagrams for a receiver that waits for the processor: all of these fit.
+        let options = vec!["-R", "-c", "UD", "-s", "64", "-n", count];
+        roce.push(("`--as roce`, `-R -c UD`", options, 1));
+    }
     if program.all_sizes {
         out.push(("`-R -a`", vec!["-R", "-a", "-n", few], SIZES));
     }
@@ -115,6 +121,7 @@ fn of_program(program: &'static Program) -> Vec<Case> {
         out.push(("`-c UD -e`", events, 1));
         let v6 = vec!["-c", "UD", "-x", "1", "-n", count];
         out.push(("`-c UD`, IPv6 GIDs", v6, 1));
+        out.push(("`-R -c UD`", vec!["-R", "-c", "UD", "-n", count], 1));
     }
     if program.by_number {
         out.push(("without `-R`", vec!["-x", "0", "-n", count], 1));

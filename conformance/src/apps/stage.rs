@@ -290,15 +290,37 @@ impl Stage {
         Ok(())
     }
 
+    /// Waits until a socket for datagrams has the port.
+    ///
+    /// # Errors
+    /// When none has it before the case's limit.
+    pub(super) fn wait_for_datagrams(&self, port: u16) -> Result<()> {
+        while !self.has(&["udp", "udp6"], UNCONNECTED, port) {
+            if Instant::now() >= self.deadline {
+                bail!("nothing receives datagrams on port {port}");
+            }
+            thread::sleep(POLL_INTERVAL);
+        }
+        Ok(())
+    }
+
     /// Returns `true` if something listens on the port.
     pub(super) fn listens(&self, port: u16) -> bool {
+        self.has(&["tcp", "tcp6"], LISTEN, port)
+    }
+
+    /// Returns `true` if one of these tables of the kernel has a socket in this state on the port.
+    fn has(&self, tables: &[&str], state: &str, port: u16) -> bool {
         let process = self
             .holder
             .as_ref()
             .map_or_else(|| "self".into(), |holder| holder.inside.to_string());
-        ["tcp", "tcp6"].iter().any(|table| {
-            std::fs::read_to_string(format!("/proc/{process}/net/{table}"))
-                .is_ok_and(|text| text.lines().skip(1).any(|line| is_listener(line, port)))
+        tables.iter().any(|table| {
+            std::fs::read_to_string(format!("/proc/{process}/net/{table}")).is_ok_and(|text| {
+                text.lines()
+                    .skip(1)
+                    .any(|line| is_socket(line, state, port))
+            })
         })
     }
 
@@ -373,12 +395,15 @@ fn is_free(port: u16) -> bool {
         && TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).is_ok()
 }
 
-/// Returns `true` if a line of `/proc/net/tcp` is a listener on the port.
-fn is_listener(line: &str, port: u16) -> bool {
-    const LISTEN: &str = "0A";
+/// States in the kernel's tables: a listener of TCP, and a socket of UDP without a peer.
+const LISTEN: &str = "0A";
+const UNCONNECTED: &str = "07";
+
+/// Returns `true` if a line of `/proc/net/tcp` or `udp` is a socket in this state on the port.
+fn is_socket(line: &str, state: &str, port: u16) -> bool {
     let words: Vec<&str> = line.split_whitespace().collect();
     let at = words.get(1).and_then(|local| local.rsplit_once(':'));
-    words.get(3) == Some(&LISTEN)
+    words.get(3) == Some(&state)
         && at.and_then(|(_, hex)| u16::from_str_radix(hex, 16).ok()) == Some(port)
 }
 
@@ -398,10 +423,14 @@ mod tests {
     #[test]
     fn listeners_are_found_in_the_kernels_table() {
         let line = "   0: 0100007F:1C06 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1 1";
+        let is_listener = |line: &str, port| is_socket(line, LISTEN, port);
         assert!(is_listener(line, 0x1c06));
         assert!(!is_listener(line, 0x1c07));
         assert!(!is_listener(&line.replace(" 0A ", " 01 "), 0x1c06));
         let v6 = "   1: 00000000000000000000000001000000:0050 00000000000000000000000000000000:0000 0A 0:0 00:0 0 0 0 1 1";
         assert!(is_listener(v6, 80));
+        let udp = "  277: 0100007F:1C06 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 1 2";
+        assert!(is_socket(udp, UNCONNECTED, 0x1c06));
+        assert!(!is_socket(udp, UNCONNECTED, 0x1c07) && !is_listener(udp, 0x1c06));
     }
 }

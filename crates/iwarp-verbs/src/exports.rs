@@ -169,8 +169,8 @@ export! {
     cm::endpoint::rdma_get_request => "rdma_get_request" "@@" "RDMACM_1.0";
     cm::id::rdma_get_src_port => "rdma_get_src_port" "@@" "RDMACM_1.0";
     cm::address::rdma_getaddrinfo => "rdma_getaddrinfo" "@@" "RDMACM_1.0";
-    cm::connect::rdma_join_multicast => "rdma_join_multicast" "@@" "RDMACM_1.0";
-    cm::connect::rdma_leave_multicast => "rdma_leave_multicast" "@@" "RDMACM_1.0";
+    cm::datagram::rdma_join_multicast => "rdma_join_multicast" "@@" "RDMACM_1.0";
+    cm::datagram::rdma_leave_multicast => "rdma_leave_multicast" "@@" "RDMACM_1.0";
     cm::id::rdma_listen => "rdma_listen" "@@" "RDMACM_1.0";
     cm::id::rdma_migrate_id => "rdma_migrate_id" "@@" "RDMACM_1.0";
     cm::connect::rdma_notify => "rdma_notify" "@@" "RDMACM_1.0";
@@ -201,7 +201,7 @@ export! {
     rsocket::rsocket => "rsocket" "@@" "RDMACM_1.0";
     rsocket::rwrite => "rwrite" "@@" "RDMACM_1.0";
     rsocket::rwritev => "rwritev" "@@" "RDMACM_1.0";
-    cm::connect::rdma_join_multicast_ex => "rdma_join_multicast_ex" "@@" "RDMACM_1.1";
+    cm::datagram::rdma_join_multicast_ex => "rdma_join_multicast_ex" "@@" "RDMACM_1.1";
     cm::connect::rdma_establish => "rdma_establish" "@@" "RDMACM_1.2";
     cm::connect::rdma_init_qp_attr => "rdma_init_qp_attr" "@@" "RDMACM_1.2";
     cm::connect::rdma_get_remote_ece => "rdma_get_remote_ece" "@@" "RDMACM_1.3";

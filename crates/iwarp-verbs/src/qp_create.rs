@@ -26,6 +26,8 @@ const ATTR_PD: u32 = 1;
 const ATTR_XRCD: u32 = 1 << 1;
 const ATTR_CREATE_FLAGS: u32 = 1 << 2;
 const ATTR_SEND_OPS_FLAGS: u32 = 1 << 6;
+/// `IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`: a datagram queue pair does not receive what it sends to groups.
+const BLOCK_SELF_MCAST_LB: u32 = 1 << 1;
 
 /// Inline data that every queue pair takes that sends, in octets. Hardware grants some whether asked or not, and programs rely on it.
 const INLINE_MIN: u32 = 32;
@@ -57,12 +59,12 @@ fn check_sizes(cap: &ibv_qp_cap) -> Res<()> {
 /// Operations of the `ibv_wr_*` interface that unreliable connections have: Write, Send, with immediate data, and those on local keys.
 const UC_OPS: u64 = 0x38f;
 
-/// Unreliable connections and datagrams are for GID and number only, as with the kernel's iWARP: the connection manager has none.
+/// Unreliable connections are for GID and number only, as with the kernel's iWARP: the connection manager has none.
 fn check_type(qp_type: c_uint, ops: Option<u64>, is_managed: bool) -> Res<()> {
     match qp_type {
         QPT_RC | QPT_XRC_SEND => Ok(()),
         QPT_UC if !is_managed && ops.unwrap_or_default() & !UC_OPS == 0 => Ok(()),
-        QPT_UD if !is_managed && ops.unwrap_or_default() & !ud::OPS == 0 => Ok(()),
+        QPT_UD if ops.unwrap_or_default() & !ud::OPS == 0 => Ok(()),
         // It sends nothing.
         QPT_XRC_RECV if ops.unwrap_or_default() == 0 => Ok(()),
         _ => Err(UNSUPPORTED),
@@ -359,7 +361,12 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         if a.comp_mask & !known != 0 {
             return Err(UNSUPPORTED);
         }
-        if a.comp_mask & ATTR_CREATE_FLAGS != 0 && a.create_flags != 0 {
+        let flags = match a.comp_mask & ATTR_CREATE_FLAGS {
+            0 => 0,
+            _ => a.create_flags,
+        };
+        let deaf_to_itself = flags == BLOCK_SELF_MCAST_LB && a.qp_type == QPT_UD;
+        if flags != 0 && !deaf_to_itself {
             return Err(UNSUPPORTED);
         }
         let (context, pd, xrcd) = owner(a)?;
@@ -375,6 +382,10 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
             sig_all: a.sq_sig_all != 0,
             ops: (a.comp_mask & ATTR_SEND_OPS_FLAGS != 0).then_some(a.send_ops_flags),
         };
-        create(&wanted, &mut a.cap)
+        let q = create(&wanted, &mut a.cap)?;
+        if deaf_to_itself {
+            ud::find(q)?.raw.set_deaf_to_itself(true);
+        }
+        Ok(q)
     })
 }

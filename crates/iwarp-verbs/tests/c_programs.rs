@@ -1,6 +1,6 @@
 //! Our own C programs on the library, compiled with Debian's headers: every kind of misuse, addresses, an exchange that uses every
 //! operation, events for solicited completions, queue pairs that are connected by number, unreliable connections, extended reliable
-//! connections, datagrams, and what later headers than Debian's declare.
+//! connections, datagrams with and without the connection manager, and what later headers than Debian's declare.
 
 mod common;
 
@@ -147,5 +147,12 @@ fn datagrams_go_both_ways_and_to_groups() {
 fn extended_reliable_connections_name_shared_receive_queues() {
     for face in ["rnic", "roce"] {
         passes_as("xrc", face);
+    }
+}
+
+#[test]
+fn identifiers_for_datagrams_tell_where_to_send_to() {
+    for face in ["rnic", "roce"] {
+        passes_as("datagram_ids", face);
     }
 }

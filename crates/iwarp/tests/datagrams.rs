@@ -525,6 +525,12 @@ fn a_group_reaches_who_is_attached() {
         assert_eq!(octets[GRH..], *b"to all");
         assert_eq!(octets[36..40], group[12..]);
     }
+    // If it does not want its own, others still get them.
+    ends[0].qp.set_deaf_to_itself(true);
+    ends.iter().take(2).for_each(|end| end.receive(0, 100));
+    ends[0].qp.post_send(&[wr]).unwrap();
+    assert_eq!(ends[1].next().byte_len as usize, GRH + 6);
+    ends[0].poll_until(|end| end.qp.drops().own == 1);
     // Who is detached, or was never attached, is not reached: the next is the first that comes.
     ends[1].qp.detach_group(group).unwrap();
     assert!(ends[1].qp.detach_group(group).is_err());

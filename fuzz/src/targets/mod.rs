@@ -1,5 +1,6 @@
 //! The targets, one file each.
 
+mod datagrams;
 mod engine;
 mod fpdu;
 mod startup;
@@ -7,6 +8,7 @@ mod stream;
 mod terminate;
 mod ulpdu;
 
+pub use datagrams::datagrams;
 pub use engine::engine;
 pub use fpdu::fpdu;
 pub use startup::startup;

@@ -1,9 +1,10 @@
 //! Event channels and events.
 
+use super::datagram;
 use super::id::{self, IdObject};
 use crate::abi::cma::*;
 use crate::guard::{EINVAL, Errno, Res, minus_one, pointer, value};
-use crate::object::{self, Kind, Object};
+use crate::object::{self, Kind, Object, Unacknowledged};
 use crate::{query, wait};
 use iwarp::raw::cm::{CmEvent, CmEventChannel, CmEventKind, create_event_channel};
 use parking_lot::Mutex;
@@ -64,6 +65,8 @@ pub(crate) type ChannelObject = Object<rdma_event_channel, Channel>;
 pub(crate) struct Event {
     /// The object whose acknowledgement it counts for. For a request that is the listener.
     counted: *mut rdma_cm_id,
+    /// The group that it is about, which counts it, too.
+    group: Option<Arc<Unacknowledged>>,
     _private_data: Vec<u8>,
 }
 
@@ -131,6 +134,8 @@ pub(crate) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_ev
 /// The event if the connection is up, and the program has to move its queue pair to RTS and call `rdma_establish(3)`.
 const CONNECT_RESPONSE: c_uint = 5;
 
+pub(super) const MULTICAST_JOIN: c_uint = 12;
+pub(super) const MULTICAST_ERROR: c_uint = 13;
 /// An event that the program has written itself (`rdma_write_cm_event(3)`).
 pub(super) const USER: c_uint = 18;
 
@@ -145,6 +150,8 @@ const fn number(kind: CmEventKind) -> c_uint {
         CmEventKind::Rejected => 8,
         CmEventKind::Established => 9,
         CmEventKind::Disconnected => 10,
+        CmEventKind::MulticastJoin(_) => MULTICAST_JOIN,
+        CmEventKind::MulticastError(_) => MULTICAST_ERROR,
         CmEventKind::TimewaitExit => 15,
         CmEventKind::AddrinfoResolved => 16,
         CmEventKind::AddrinfoError => 17,
@@ -196,9 +203,48 @@ unsafe fn deliver(event: CmEvent) -> Option<*mut rdma_cm_event> {
     };
     let counted = if listener.is_null() { id } else { listener };
     let object: &IdObject = object::trusted(counted);
+    let (param, group) = parameters(object::trusted(id), &event);
     object.events.delivered();
-    let private_data = event.private_data;
-    let conn = rdma_conn_param {
+    let response = event.kind == CmEventKind::Established && object.endpoint.lock().external_qp;
+    let c = rdma_cm_event {
+        id,
+        listen_id: listener,
+        event: if response {
+            CONNECT_RESPONSE
+        } else {
+            number(event.kind)
+        },
+        status: datagram::status_of(&event),
+        param,
+    };
+    let own = Event {
+        counted,
+        group,
+        _private_data: event.private_data,
+    };
+    Some(object::create(Kind::CmEvent, c, own))
+}
+
+/// Makes the parameters of an event, which point into its private data, and counts the event for the group that it is about.
+fn parameters(id: &IdObject, event: &CmEvent) -> (event_param, Option<Arc<Unacknowledged>>) {
+    // SAFETY: integers and pointers, for which zero is a value.
+    let mut param: event_param = unsafe { std::mem::zeroed() };
+    let mut group = None;
+    match event.kind {
+        CmEventKind::User(arg) => param.arg = arg,
+        _ if id.raw.is_for_datagrams() => {
+            let mut ud = datagram::parameters(id, event);
+            group = datagram::joined(id, event.kind, &mut ud);
+            param.ud = ud;
+        }
+        _ => param.conn = connection(event),
+    }
+    (param, group)
+}
+
+fn connection(event: &CmEvent) -> rdma_conn_param {
+    let private_data = &event.private_data;
+    rdma_conn_param {
         private_data: if private_data.is_empty() {
             null_mut()
         } else {
@@ -212,30 +258,7 @@ unsafe fn deliver(event: CmEvent) -> Option<*mut rdma_cm_event> {
         rnr_retry_count: 0,
         srq: 0,
         qp_num: 0,
-    };
-    let response = event.kind == CmEventKind::Established && object.endpoint.lock().external_qp;
-    let mut param: event_param = std::mem::zeroed();
-    match event.kind {
-        CmEventKind::User(arg) => param.arg = arg,
-        _ => param.conn = conn,
     }
-    let c = rdma_cm_event {
-        id,
-        listen_id: listener,
-        event: if response {
-            CONNECT_RESPONSE
-        } else {
-            number(event.kind)
-        },
-        // Positive numbers are reasons of InfiniBand; errno is negative.
-        status: event.status.wrapping_neg(),
-        param,
-    };
-    let own = Event {
-        counted,
-        _private_data: private_data,
-    };
-    Some(object::create(Kind::CmEvent, c, own))
 }
 
 /// Takes one event, counted as delivered.
@@ -293,7 +316,11 @@ pub(crate) unsafe fn acknowledge(event: *mut rdma_cm_event) -> Res<()> {
     let object: &Object<rdma_cm_event, Event> = object::find(Kind::CmEvent, event)?;
     object::retire(Kind::CmEvent, event)?;
     let counted = object.counted;
+    let group = object.group.clone();
     object::free::<rdma_cm_event, Event>(event);
+    if let Some(group) = group {
+        group.acknowledged(1);
+    }
     // Afterwards, because destroying the identifier may have waited for it.
     if let Ok(id) = id::find(counted) {
         id.events.acknowledged(1);
@@ -322,8 +349,8 @@ pub(crate) unsafe extern "C" fn rdma_event_str(event: c_uint) -> *const c_char {
         9 => c"RDMA_CM_EVENT_ESTABLISHED",
         10 => c"RDMA_CM_EVENT_DISCONNECTED",
         11 => c"RDMA_CM_EVENT_DEVICE_REMOVAL",
-        12 => c"RDMA_CM_EVENT_MULTICAST_JOIN",
-        13 => c"RDMA_CM_EVENT_MULTICAST_ERROR",
+        MULTICAST_JOIN => c"RDMA_CM_EVENT_MULTICAST_JOIN",
+        MULTICAST_ERROR => c"RDMA_CM_EVENT_MULTICAST_ERROR",
         14 => c"RDMA_CM_EVENT_ADDR_CHANGE",
         15 => c"RDMA_CM_EVENT_TIMEWAIT_EXIT",
         16 => c"RDMA_CM_EVENT_ADDRINFO_RESOLVED",

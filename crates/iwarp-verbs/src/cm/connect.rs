@@ -1,12 +1,12 @@
 //! Connections: connect, accept, reject, disconnect, and their relatives.
 
 use super::id::{self, IdObject, complete, drop_event, find};
-use super::roce;
+use super::{datagram, roce};
 use crate::abi::cma::*;
 use crate::abi::verbs::value as v;
 use crate::abi::verbs::*;
 use crate::device;
-use crate::guard::{EINVAL, Res, UNSUPPORTED, minus_one};
+use crate::guard::{EINVAL, Res, minus_one};
 use crate::query::RD_ATOMIC;
 use iwarp::raw::cm::ConnectionParameters;
 use std::ffi::{c_int, c_uint, c_void};
@@ -68,8 +68,11 @@ pub(crate) unsafe extern "C" fn rdma_connect(
     minus_one(|| {
         let object = find(id)?;
         let parameters = parameters(object, p)?;
-        choose_qp(id, object, p)?;
-        object.endpoint.lock().external_qp = (*id).qp.is_null();
+        // A question about datagrams names no queue pair.
+        if !object.raw.is_for_datagrams() {
+            choose_qp(id, object, p)?;
+            object.endpoint.lock().external_qp = (*id).qp.is_null();
+        }
         drop_event(id)?;
         object.raw.connect(&parameters)?;
         complete(id)
@@ -79,6 +82,11 @@ pub(crate) unsafe extern "C" fn rdma_connect(
 pub(crate) unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, p: *mut rdma_conn_param) -> c_int {
     minus_one(|| {
         let object = find(id)?;
+        if object.raw.is_for_datagrams() {
+            datagram::accept(id, p)?;
+            // No event follows.
+            return Ok(0);
+        }
         let parameters = parameters(object, p)?;
         choose_qp(id, object, p)?;
         drop_event(id)?;
@@ -157,6 +165,10 @@ pub(crate) unsafe extern "C" fn rdma_init_qp_attr(
     minus_one(|| {
         let object = find(id)?;
         let ctx = object.raw.context().ok_or(EINVAL)?;
+        if object.raw.is_for_datagrams() {
+            *mask = (v::QP_STATE | datagram::attributes(&mut *attr)?) as c_int;
+            return Ok(0);
+        }
         let bits = match (*attr).qp_state {
             _ if roce::is_face_of(&ctx) => roce::attributes(&ctx, &object.raw, &mut *attr)?,
             v::QPS_INIT => v::QP_STATE | v::QP_ACCESS_FLAGS | v::QP_PKEY_INDEX | v::QP_PORT,
@@ -199,36 +211,6 @@ pub(crate) unsafe extern "C" fn rdma_set_local_ece(
         // There is no vendor, so there is nothing to agree on.
         Ok(0)
     })
-}
-
-unsafe fn no_multicast(id: *mut rdma_cm_id) -> c_int {
-    minus_one(|| {
-        find(id)?;
-        Err(UNSUPPORTED)
-    })
-}
-
-pub(crate) unsafe extern "C" fn rdma_join_multicast(
-    id: *mut rdma_cm_id,
-    _: *mut libc::sockaddr,
-    _: *mut c_void,
-) -> c_int {
-    no_multicast(id)
-}
-
-pub(crate) unsafe extern "C" fn rdma_join_multicast_ex(
-    id: *mut rdma_cm_id,
-    _: *mut c_void,
-    _: *mut c_void,
-) -> c_int {
-    no_multicast(id)
-}
-
-pub(crate) unsafe extern "C" fn rdma_leave_multicast(
-    id: *mut rdma_cm_id,
-    _: *mut libc::sockaddr,
-) -> c_int {
-    no_multicast(id)
 }
 
 /// Returns `true` if the context belongs to the connection manager.

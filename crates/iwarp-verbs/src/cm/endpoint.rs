@@ -2,10 +2,11 @@
 
 use super::channel;
 use super::connect::same_device;
+use super::datagram;
 use super::id::{self, IdObject, QpInit, find};
 use super::sockaddr;
 use crate::abi::cma::*;
-use crate::abi::verbs::value::{QPT_RC, QPT_XRC_RECV, QPT_XRC_SEND};
+use crate::abi::verbs::value::{QPT_RC, QPT_UD, QPT_XRC_RECV, QPT_XRC_SEND};
 use crate::abi::verbs::*;
 use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, minus_one, value};
 use crate::{cq, qp, qp_create, srq, xrc};
@@ -145,6 +146,7 @@ unsafe fn create_qp_ex(id: *mut rdma_cm_id, a: &mut ibv_qp_init_attr_ex) -> Res<
     if !(*id).qp.is_null() {
         return Err(EINVAL);
     }
+    check_type(object, a.qp_type)?;
     let given = match a.comp_mask & ATTR_PD {
         0 => null_mut(),
         _ => a.pd,
@@ -167,11 +169,38 @@ unsafe fn create_qp_ex(id: *mut rdma_cm_id, a: &mut ibv_qp_init_attr_ex) -> Res<
             return Err(e);
         }
     };
-    object.raw.set_queue_pair(Some(&qp::find(q)?.raw));
+    adopt(id, object, q, pd)
+}
+
+/// Makes a new queue pair that of the identifier. One that cannot be used is destroyed.
+unsafe fn adopt(
+    id: *mut rdma_cm_id,
+    object: &IdObject,
+    q: *mut ibv_qp,
+    pd: *mut ibv_pd,
+) -> Res<()> {
+    if object.raw.is_for_datagrams() {
+        if let Err(e) = datagram::make_ready(object, q) {
+            let _ = object.raw.set_datagram_queue_pair(None);
+            qp::ibv_destroy_qp(q);
+            destroy_cqs(id, object);
+            return Err(e);
+        }
+    } else {
+        object.raw.set_queue_pair(Some(&qp::find(q)?.raw));
+    }
     object.endpoint.lock().qp = q as usize;
     (*id).qp = q;
     (*id).pd = pd;
     Ok(())
+}
+
+/// A queue pair for datagrams belongs to an identifier for datagrams, and no other.
+fn check_type(object: &IdObject, qp_type: u32) -> Res<()> {
+    match object.raw.is_for_datagrams() == (qp_type == QPT_UD) {
+        true => Ok(()),
+        false => Err(EINVAL),
+    }
 }
 
 pub(crate) unsafe extern "C" fn rdma_create_qp(
@@ -199,6 +228,9 @@ pub(crate) unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
     value((), || {
         let Ok(object) = find(id) else { return };
         object.endpoint.lock().qp = 0;
+        if object.raw.is_for_datagrams() {
+            let _ = object.raw.set_datagram_queue_pair(None);
+        }
         if !(*id).qp.is_null() {
             qp::ibv_destroy_qp((*id).qp);
             (*id).qp = null_mut();
@@ -336,6 +368,18 @@ unsafe fn create_ep(
     Ok(())
 }
 
+/// Sets the type of an identifier's queue pair to the one that the address information names: that of its port space, or either end of an
+/// extended reliable connection.
+unsafe fn choose_type(id: *mut rdma_cm_id, wanted: u32) -> Res<()> {
+    match wanted {
+        QPT_XRC_SEND | QPT_XRC_RECV if (*id).qp_type == QPT_RC => (*id).qp_type = wanted,
+        0 => {}
+        same if same == (*id).qp_type => {}
+        _ => return Err(UNSUPPORTED),
+    }
+    Ok(())
+}
+
 pub(crate) unsafe extern "C" fn rdma_create_ep(
     to: *mut *mut rdma_cm_id,
     res: *mut rdma_addrinfo,
@@ -347,14 +391,11 @@ pub(crate) unsafe extern "C" fn rdma_create_ep(
             return Err(EINVAL);
         }
         let res = &*res;
-        let qp_type = match res.ai_qp_type as u32 {
-            0 => QPT_RC,
-            known @ (QPT_RC | QPT_XRC_SEND | QPT_XRC_RECV) => known,
-            // The connection manager connects reliable connections only.
-            _ => return Err(UNSUPPORTED),
-        };
         let id = id::create(null_mut(), null_mut(), res.ai_port_space as u32)?;
-        (*id).qp_type = qp_type;
+        if let Err(e) = choose_type(id, res.ai_qp_type as u32) {
+            rdma_destroy_ep(id);
+            return Err(e);
+        }
         if let Err(e) = create_ep(id, res, pd, attr) {
             rdma_destroy_ep(id);
             return Err(e);

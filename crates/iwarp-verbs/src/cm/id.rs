@@ -1,10 +1,11 @@
 //! Identifiers: creation, addresses, options.
 
 use super::channel::{self, DELIVERY};
+use super::datagram::{self, Joined};
 use super::lookup::Lookup;
 use super::{roce, sockaddr};
 use crate::abi::cma::*;
-use crate::abi::verbs::value::QPT_XRC_RECV;
+use crate::abi::verbs::value::{QPT_RC, QPT_UD, QPT_XRC_RECV};
 use crate::abi::verbs::*;
 use crate::device;
 use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, minus_one, value};
@@ -28,6 +29,8 @@ pub(crate) struct Id {
     pub(crate) events: Unacknowledged,
     pub(crate) endpoint: Mutex<Endpoint>,
     pub(crate) lookup: Arc<Lookup>,
+    /// Multicast groups that it has joined.
+    pub(crate) groups: Mutex<Vec<Joined>>,
 }
 
 /// Objects that were made for the program.
@@ -37,6 +40,8 @@ pub(crate) struct Endpoint {
     pub(crate) channel: usize,
     /// Queue pair attributes for connections to a passive end point.
     pub(crate) qp_init: Option<QpInit>,
+    /// `RDMA_OPTION_ID_TOS`: the traffic class of datagrams.
+    pub(crate) tos: u8,
     /// `RDMA_OPTION_ID_ACK_TIMEOUT`.
     pub(crate) ack_timeout: Option<u8>,
     /// It connects, and the program moves the queue pair itself.
@@ -96,7 +101,10 @@ fn new_object(
     c.channel = channel;
     c.context = context;
     c.ps = ps;
-    c.qp_type = 2;
+    c.qp_type = match raw.is_for_datagrams() {
+        true => QPT_UD,
+        false => QPT_RC,
+    };
     let own = Id {
         raw: raw.clone(),
         synchronous,
@@ -106,6 +114,7 @@ fn new_object(
             ..Endpoint::default()
         }),
         lookup: Arc::default(),
+        groups: Mutex::default(),
     };
     let id = object::create(Kind::CmId, c, own);
     raw.set_user_data(id as u64);
@@ -117,19 +126,21 @@ pub(crate) unsafe fn create(
     context: *mut c_void,
     ps: c_uint,
 ) -> Res<*mut rdma_cm_id> {
-    match ps {
-        PS_TCP | PS_IB => {}
-        // Identifiers for datagrams can be made. They have no device to be bound to.
-        PS_UDP | PS_IPOIB => return Err(Errno(libc::EPROTONOSUPPORT)),
-        _ => return Err(EINVAL),
-    }
     let synchronous = channel.is_null();
     let channel = if synchronous {
         channel::create()?
     } else {
         channel
     };
-    let raw = CmId::create(&channel::find(channel)?.queue, None);
+    let raw = match datagram::create_raw(&channel::find(channel)?.queue, ps) {
+        Ok(raw) => raw,
+        Err(e) => {
+            if synchronous {
+                channel::destroy(channel);
+            }
+            return Err(e);
+        }
+    };
     Ok(new_object(&raw, channel, context, ps, synchronous))
 }
 
@@ -303,6 +314,8 @@ pub(crate) unsafe fn complete(id: *mut rdma_cm_id) -> Res<c_int> {
         0 => Ok(0),
         // A refusal's status may be a reason instead of an errno.
         _ if (*event).event == 8 => Err(Errno(libc::ECONNREFUSED)),
+        // The listener of a port for datagrams names no queue pair.
+        reason if reason > 0 => Err(Errno(libc::ECONNREFUSED)),
         errno => Err(Errno(errno.abs())),
     }
 }
@@ -403,7 +416,9 @@ pub(crate) unsafe extern "C" fn rdma_set_option(
         match (level, name) {
             (OPTION_ID, ID_AFONLY) => object.raw.set_only_v6(int()? != 0),
             (OPTION_ID, ID_REUSEADDR) => object.raw.set_reuse_address(int()? != 0),
-            (OPTION_ID, ID_TOS) if len == 1 && !data.is_null() => {}
+            (OPTION_ID, ID_TOS) if len == 1 && !data.is_null() => {
+                object.endpoint.lock().tos = *data.cast::<u8>();
+            }
             (OPTION_ID, ID_ACK_TIMEOUT) if len == 1 && !data.is_null() => {
                 object.endpoint.lock().ack_timeout = Some(*data.cast::<u8>());
                 show_timeout(id, object);

@@ -12,6 +12,7 @@ use iwarp::raw::Context;
 use iwarp::raw::cm::CmId;
 use iwarp::{Face, GidKind};
 use std::ffi::c_uint;
+use std::net::SocketAddr;
 
 /// "Exactly this value", for the fields of a path record that may be limits.
 const EXACTLY: u8 = 2;
@@ -72,16 +73,30 @@ pub(super) fn attributes(ctx: &Context, id: &CmId, attr: &mut ibv_qp_attr) -> Re
 
 fn route(ctx: &Context, id: &CmId) -> Res<ibv_ah_attr> {
     let (local, peer) = id.addresses();
+    let gid = gid_of(Some(peer.ok_or(EINVAL)?));
+    // Other addresses of the loopback network than 127.0.0.1 are in no table. The connection manager does not need the index.
+    Ok(handle_to(gid, index_of(ctx, local)))
+}
+
+/// Returns the index of an address in the GID table of its device, as RoCE v2; `None` if the table does not have it.
+pub(super) fn index_of(ctx: &Context, local: Option<SocketAddr>) -> Option<u32> {
     let own = crate::kern::octets(gid_of(local));
-    let mut table = ctx.device().gids(Face::Roce).into_iter();
-    let own = table.find(|e| e.kind == GidKind::RoceV2 && e.gid == own);
+    // The addresses may have changed since the context was opened.
+    let device = ctx.device().current().ok()??;
+    let mut table = device.gids(ctx.config().face).into_iter();
+    table
+        .find(|e| e.kind == GidKind::RoceV2 && e.gid == own)
+        .map(|e| e.index)
+}
+
+/// Returns the attributes of an address handle for datagrams from this entry of the GID table.
+pub(super) fn handle_to(gid: [u64; 2], index: Option<u32>) -> ibv_ah_attr {
     // SAFETY: integers only.
     let mut to: ibv_ah_attr = unsafe { std::mem::zeroed() };
     to.is_global = 1;
     to.port_num = 1;
-    to.grh.dgid = gid_of(Some(peer.ok_or(EINVAL)?));
+    to.grh.dgid = gid;
     to.grh.hop_limit = HOP_LIMIT;
-    // Other addresses of the loopback network than 127.0.0.1 are in no table. The connection manager does not need the index.
-    to.grh.sgid_index = own.map_or(0, |e| e.index as u8);
-    Ok(to)
+    to.grh.sgid_index = index.and_then(|i| u8::try_from(i).ok()).unwrap_or(0);
+    to
 }

@@ -2,7 +2,7 @@
 //!
 //! An identifier is bound, resolved, connected, or listens. The results arrive as events on its channel.
 //! `id` holds the identifiers, `resolve` the look-up of addresses, `active` and `passive` the two sides of MPA start-up (RFC 5044 section 7.1, RFC 6581), `xrc` what they
-//! say of extended reliable connections.
+//! say of extended reliable connections, `sink` the events of queue pairs, `sidr` identifiers for datagrams.
 
 mod active;
 mod id;
@@ -10,11 +10,15 @@ mod overtaken;
 mod passive;
 mod refused;
 mod resolve;
+mod sidr;
+mod sink;
 mod startup;
 mod timewait;
 mod xrc;
 
 pub use id::{CmId, ConnectionParameters};
+pub use iwarp_proto::sidr::DEFAULT_QKEY;
+pub use sidr::DatagramEnd;
 
 use super::context::Context;
 use super::events::EventQueue;
@@ -37,7 +41,7 @@ pub enum CmEventKind {
     ConnectRequest,
     /// The attempt failed; `status` says why.
     ConnectError,
-    /// The peer did not answer.
+    /// The peer did not answer; or, for datagrams, it did not name a queue pair.
     Unreachable,
     /// The peer refused.
     Rejected,
@@ -45,6 +49,10 @@ pub enum CmEventKind {
     Established,
     /// The connection is over.
     Disconnected,
+    /// A multicast group was joined; the value is the program's ([`CmId::join_multicast`]).
+    MulticastJoin(u64),
+    /// A multicast group was not joined; `status` says why.
+    MulticastError(u64),
     /// A second has passed since [`Disconnected`](Self::Disconnected): no more events come. A destroyed identifier does not get it.
     TimewaitExit,
     /// The program has given this event itself, with a value of its own ([`CmId::write_event`]).
@@ -77,6 +85,11 @@ pub struct CmEvent {
     pub initiator_depth: Option<u16>,
     /// For a connection request: the peer is this end of an extended reliable connection, and the other end has to accept it.
     pub xrc: Option<XrcEnd>,
+    /// For an identifier for datagrams, with [`Established`](CmEventKind::Established) and the events of multicast: where to send to.
+    pub datagrams: Option<DatagramEnd>,
+    /// For an identifier for datagrams, with [`Unreachable`](CmEventKind::Unreachable): the status of InfiniBand's SIDR reply that says why, such as 1
+    /// if nothing serves the port and 2 if the program there has rejected the request. Zero if there was no answer.
+    pub service_status: u8,
 }
 
 /// A queue of connection events (`rdma_create_event_channel(3)`) with a pollable descriptor.

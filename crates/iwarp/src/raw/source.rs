@@ -28,6 +28,14 @@ impl Drives {
         self.count.store(count.wrapping_add(1), Ordering::Relaxed);
     }
 
+    /// Returns `true` if one has done so since the last call with this `seen`, and since the last [`take`](Self::take). For queue pairs with
+    /// several descriptors, each of which the engine asks about.
+    pub(super) fn is_news(&self, seen: &AtomicU32) -> bool {
+        let count = self.count.load(Ordering::Relaxed);
+        let is_news = seen.swap(count, Ordering::Relaxed) != count;
+        is_news && self.seen.load(Ordering::Relaxed) != count
+    }
+
     /// Returns `true` if one has done so since the last call.
     pub(super) fn take(&self) -> bool {
         let count = self.count.load(Ordering::Relaxed);

@@ -20,6 +20,7 @@ pub(crate) mod prefetch;
 pub(crate) mod probe;
 pub(crate) mod raw_slice;
 pub(crate) mod secure;
+pub(crate) mod service;
 pub(crate) mod sockopt;
 pub(crate) mod stream;
 pub(crate) mod thread;

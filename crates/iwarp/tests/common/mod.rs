@@ -7,6 +7,7 @@
     reason = "each test binary uses only some of these items"
 )]
 
+pub mod lossy;
 pub mod net;
 pub mod wire;
 

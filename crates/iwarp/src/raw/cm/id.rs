@@ -5,8 +5,9 @@ use super::super::qp::{CmSink, Handover, QueuePair};
 use super::active::Active;
 use super::passive::{Listening, Requested};
 use super::resolve::Resolving;
+use super::sidr::{Asked, Asking, Datagrams, Serving};
 use super::{CmEvent, CmEventChannel, CmEventKind};
-use super::{overtaken, startup, timewait, xrc};
+use super::{startup, timewait, xrc};
 use crate::config::Config;
 use crate::device::Device;
 use crate::engine::Engine;
@@ -14,7 +15,6 @@ use crate::error::{Error, Result};
 use crate::sys::connect::{Bound, Sharing};
 use crate::sys::fork::Origin;
 use iwarp_proto::mpa::startup::MAX_FRAME_LEN;
-use iwarp_rnic::qp::{Blame, Events, Fault};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -48,10 +48,32 @@ pub(super) enum Phase {
     Accepting,
     /// A peer's request waits for an answer.
     Requested(Box<Requested>),
-    /// Accepted or connected; `bool`: the event "established" has been given.
+    /// For datagrams: it asks a listener for its queue pair.
+    Asking(Arc<Asking>),
+    /// For datagrams: it listens.
+    Serving(Arc<Serving>),
+    /// For datagrams: a peer's request waits for an answer.
+    Asked(Box<Asked>),
+    /// Accepted or connected; `bool`: the event "established" has been given. For datagrams: the question was answered.
     Connected(bool),
     Disconnected,
     Destroyed,
+}
+
+impl Phase {
+    /// The identifier is gone: a listener stops, a request is refused, an attempt ends.
+    fn end(self) {
+        match self {
+            Self::Resolving(resolving) => resolving.cancel(),
+            Self::Connecting(active) => active.cancel(),
+            Self::Listening(listening) => listening.stop(),
+            Self::Requested(requested) => requested.reject(&[]),
+            Self::Asking(asking) => asking.cancel(),
+            Self::Serving(serving) => serving.stop(),
+            // Dropping a request for datagrams rejects it.
+            _ => {}
+        }
+    }
 }
 
 pub(super) struct IdState {
@@ -64,11 +86,13 @@ pub(super) struct IdState {
     pub(super) only_v6: Option<bool>,
     pub(super) sharing: Sharing,
     /// The program has asked for the end of the connection.
-    leaving: bool,
+    pub(super) leaving: bool,
     /// The connection ended before its Established event was given. The value is the status of the event of its end.
-    ended_early: Option<i32>,
+    pub(super) ended_early: Option<i32>,
     /// Device contexts are shared between identifiers unless the program brings its own.
-    own_context: bool,
+    pub(super) own_context: bool,
+    /// `None` for connections.
+    pub(super) datagrams: Option<Datagrams>,
 }
 
 pub(crate) struct CmIdInner {
@@ -77,7 +101,7 @@ pub(crate) struct CmIdInner {
     /// For the program's own use.
     user: AtomicU64,
     serial: u64,
-    this: Weak<Self>,
+    pub(super) this: Weak<Self>,
     origin: Origin,
 }
 
@@ -109,6 +133,16 @@ impl CmId {
     /// Makes an identifier whose events go to `channel`. With a context, only its device is used. Otherwise the device is found by
     /// address, and all such identifiers share its context.
     pub fn create(channel: &CmEventChannel, ctx: Option<&Context>) -> Self {
+        Self::new(channel, ctx, None)
+    }
+
+    /// Makes an identifier for datagrams (`RDMA_PS_UDP`), as [`create`](Self::create) does for connections. Its ports are those of UDP.
+    /// [`connect`](Self::connect) asks a listener which queue pair serves its port, and [`accept`](Self::accept) answers that.
+    pub fn create_for_datagrams(channel: &CmEventChannel, ctx: Option<&Context>) -> Self {
+        Self::new(channel, ctx, Some(Datagrams::default()))
+    }
+
+    fn new(channel: &CmEventChannel, ctx: Option<&Context>, datagrams: Option<Datagrams>) -> Self {
         let state = IdState {
             phase: Phase::Idle,
             ctx: ctx.cloned(),
@@ -121,6 +155,7 @@ impl CmId {
             leaving: false,
             ended_early: None,
             own_context: ctx.is_some(),
+            datagrams,
         };
         Self {
             inner: Arc::new_cyclic(|this| CmIdInner {
@@ -148,6 +183,25 @@ impl CmId {
             s.local = Some(requested.starting.ends.local);
             s.peer = Some(requested.starting.ends.peer);
             s.phase = Phase::Requested(Box::new(requested));
+        }
+        id
+    }
+
+    /// The identifier of a peer's request for datagrams, with its address and the peer's.
+    pub(super) fn of_datagram_request(
+        channel: &CmEventChannel,
+        ctx: Context,
+        own: bool,
+        (local, peer): (SocketAddr, SocketAddr),
+        asked: Asked,
+    ) -> Self {
+        let id = Self::create_for_datagrams(channel, Some(&ctx));
+        {
+            let mut s = id.inner.state.lock();
+            s.own_context = own;
+            s.local = Some(local);
+            s.peer = Some(peer);
+            s.phase = Phase::Asked(Box::new(asked));
         }
         id
     }
@@ -202,6 +256,11 @@ impl CmId {
         (s.local, s.peer)
     }
 
+    /// Returns `true` if it is for datagrams.
+    pub fn is_for_datagrams(&self) -> bool {
+        self.inner.state.lock().datagrams.is_some()
+    }
+
     /// Its queue pair.
     pub fn queue_pair(&self) -> Option<QueuePair> {
         self.inner.state.lock().qp.clone()
@@ -240,20 +299,23 @@ impl CmId {
     /// host.
     pub fn bind(&self, address: SocketAddr) -> Result<()> {
         let mut s = self.inner.state.lock();
-        if s.bound.is_some() || !matches!(s.phase, Phase::Idle) {
+        if s.is_bound() || !matches!(s.phase, Phase::Idle) {
             return Err(Error::InvalidState("the identifier is bound already"));
         }
         // Before the look for a device, because an address of another host is an error of its own.
-        let bound = Bound::bind(address, s.only_v6, s.sharing)?;
+        let local = s.take_port(address)?;
         if !address.ip().is_unspecified() {
             match s.adopt_device(address.ip()) {
                 // Like the wildcard it may be bound to without a device: libfabric does so to find out what there is.
                 Err(Error::NoDevice) if address.ip().is_loopback() => {}
-                adopted => adopted?,
+                Err(e) => {
+                    s.give_port_back();
+                    return Err(e);
+                }
+                Ok(()) => {}
             }
         }
-        s.local = Some(bound.local_addr()?);
-        s.bound = Some(bound);
+        s.local = Some(local);
         Ok(())
     }
 
@@ -281,6 +343,9 @@ impl CmId {
     /// # Errors
     /// [`Error::InvalidState`]: not resolved, or without a queue pair. [`Error::InvalidArgument`]: private data too long.
     pub fn connect(&self, parameters: &ConnectionParameters) -> Result<()> {
+        if self.is_for_datagrams() {
+            return self.ask(parameters);
+        }
         let active = {
             let mut s = self.inner.state.lock();
             if !matches!(s.phase, Phase::Routed | Phase::Failed) {
@@ -314,6 +379,9 @@ impl CmId {
     /// # Errors
     /// [`Error::InvalidState`]: not bound. The operating system's: port in use.
     pub fn listen(&self, backlog: u32) -> Result<()> {
+        if self.is_for_datagrams() {
+            return self.serve(backlog);
+        }
         let mut s = self.inner.state.lock();
         if !matches!(s.phase, Phase::Idle) {
             return Err(Error::InvalidState("only a bound identifier can listen"));
@@ -335,6 +403,9 @@ impl CmId {
     /// # Errors
     /// [`Error::InvalidState`]: no request, no queue pair; the request stays. [`Error::ConnectionLost`]: the peer has gone.
     pub fn accept(&self, parameters: &ConnectionParameters) -> Result<()> {
+        if self.is_for_datagrams() {
+            return self.accept_with_own(parameters);
+        }
         let (requested, qp, ctx) = {
             let mut s = self.inner.state.lock();
             let qp =
@@ -407,6 +478,9 @@ impl CmId {
     /// # Errors
     /// [`Error::InvalidState`]: no request.
     pub fn reject(&self, private_data: &[u8]) -> Result<()> {
+        if self.is_for_datagrams() {
+            return self.reject_datagrams(private_data);
+        }
         let requested = {
             let mut s = self.inner.state.lock();
             match std::mem::replace(&mut s.phase, Phase::Disconnected) {
@@ -429,7 +503,9 @@ impl CmId {
         let qp = {
             let mut s = self.inner.state.lock();
             match s.phase {
-                Phase::Connected(_) | Phase::Accepting | Phase::Disconnected => {
+                Phase::Connected(_) | Phase::Accepting | Phase::Disconnected
+                    if s.datagrams.is_none() =>
+                {
                     s.leaving = true;
                     s.qp.clone()
                 }
@@ -448,19 +524,15 @@ impl CmId {
         if self.inner.origin.is_foreign() {
             return;
         }
-        let phase = {
+        let (phase, datagrams) = {
             let mut s = self.inner.state.lock();
             s.bound = None;
             s.qp = None;
-            std::mem::replace(&mut s.phase, Phase::Destroyed)
+            let datagrams = s.datagrams.as_mut().map(std::mem::take);
+            (std::mem::replace(&mut s.phase, Phase::Destroyed), datagrams)
         };
-        match phase {
-            Phase::Resolving(resolving) => resolving.cancel(),
-            Phase::Connecting(active) => active.cancel(),
-            Phase::Listening(listening) => listening.stop(),
-            Phase::Requested(requested) => requested.reject(&[]),
-            _ => {}
-        }
+        phase.end();
+        drop(datagrams);
         let mut orphans = Vec::new();
         self.channel().retain(|event| {
             let mine = event.concerns(self);
@@ -509,11 +581,13 @@ impl CmId {
             responder_resources: None,
             initiator_depth: None,
             xrc: None,
+            datagrams: None,
+            service_status: 0,
         }
     }
 
     /// Gives an event. Call it with no lock held; else [`put`](Self::put).
-    fn push(&self, event: CmEvent) {
+    pub(super) fn push(&self, event: CmEvent) {
         self.put(event).wake();
     }
 
@@ -584,6 +658,29 @@ impl CmId {
 }
 
 impl IdState {
+    /// Returns `true` if it has a port.
+    pub(super) fn is_bound(&self) -> bool {
+        self.bound.is_some() || self.datagrams.as_ref().is_some_and(Datagrams::is_bound)
+    }
+
+    /// Binds it to an address, whose port is one of TCP or of UDP. Returns the address with the port that was picked.
+    pub(super) fn take_port(&mut self, address: SocketAddr) -> Result<SocketAddr> {
+        if let Some(datagrams) = &mut self.datagrams {
+            return datagrams.bind(address, self.only_v6, self.sharing);
+        }
+        let bound = Bound::bind(address, self.only_v6, self.sharing)?;
+        let local = bound.local_addr()?;
+        self.bound = Some(bound);
+        Ok(local)
+    }
+
+    fn give_port_back(&mut self) {
+        self.bound = None;
+        if let Some(datagrams) = &mut self.datagrams {
+            datagrams.unbind();
+        }
+    }
+
     pub(super) fn adopt_device(&mut self, ip: IpAddr) -> Result<()> {
         if self.own_context {
             return Ok(());
@@ -599,126 +696,13 @@ impl CmEvent {
     }
 }
 
-impl CmSink for CmIdInner {
-    fn qp_event(&self, events: Events, fault: Option<Fault>) {
-        let over = events.intersects(Events::DISCONNECTED | Events::FATAL);
-        let (established, ended) = {
-            let mut s = self.state.lock();
-            match s.phase {
-                Phase::Connecting(_) | Phase::Accepting if over => {
-                    s.ended_early.get_or_insert(status_of(fault));
-                    (false, None)
-                }
-                Phase::Connected(told) if over => {
-                    s.phase = Phase::Disconnected;
-                    (false, Some(told))
-                }
-                Phase::Connected(false) if events.contains(Events::ESTABLISHED) => {
-                    s.phase = Phase::Connected(true);
-                    if let Some((local, peer)) = s.qp.as_ref().and_then(QueuePair::addresses) {
-                        s.local = Some(local);
-                        s.peer = Some(peer);
-                    }
-                    (true, None)
-                }
-                _ => (false, None),
-            }
-        };
-        let (kind, status) = match ended {
-            None if established => (CmEventKind::Established, 0),
-            None => return,
-            // First message and end came together: the program has to see both.
-            Some(false) if events.contains(Events::ESTABLISHED) => {
-                self.push_own(CmEventKind::Established, 0);
-                (CmEventKind::Disconnected, status_of(fault))
-            }
-            Some(false) => (CmEventKind::ConnectError, libc::ECONNRESET),
-            Some(true) => (CmEventKind::Disconnected, status_of(fault)),
-        };
-        if kind != CmEventKind::Disconnected {
-            self.push_own(kind, status);
-        } else if !(self.has_unseen_success() && overtaken::begin(Weak::clone(&self.this), status))
-        {
-            self.disconnected(status);
-        }
-    }
-
-    fn first_message_overdue(&self) {
-        {
-            let mut s = self.state.lock();
-            if !matches!(s.phase, Phase::Connected(false)) {
-                return;
-            }
-            s.phase = Phase::Disconnected;
-        }
-        self.push_own(CmEventKind::Unreachable, libc::ETIMEDOUT);
-    }
-}
-
-/// A disconnect has status zero unless the connection broke.
-fn status_of(fault: Option<Fault>) -> i32 {
-    match fault {
-        Some(Fault {
-            blame: Blame::Transport,
-            ..
-        }) => libc::ECONNRESET,
-        _ => 0,
-    }
-}
-
 impl Drop for CmIdInner {
     fn drop(&mut self) {
         if self.origin.is_foreign() {
             return;
         }
         // Dropped without `destroy`: a listener must not go on accepting without a program.
-        match std::mem::replace(&mut self.state.get_mut().phase, Phase::Destroyed) {
-            Phase::Resolving(resolving) => resolving.cancel(),
-            Phase::Connecting(active) => active.cancel(),
-            Phase::Listening(listening) => listening.stop(),
-            Phase::Requested(requested) => requested.reject(&[]),
-            _ => {}
-        }
-    }
-}
-
-impl CmIdInner {
-    pub(super) fn timewait_over(&self) {
-        self.put_after_the_end(CmEventKind::TimewaitExit, 0);
-    }
-
-    /// Gives the event of the connection's end.
-    pub(super) fn disconnected(&self, status: i32) {
-        self.put_after_the_end(CmEventKind::Disconnected, status);
-        timewait::begin(Weak::clone(&self.this));
-    }
-
-    fn put_after_the_end(&self, kind: CmEventKind, status: i32) {
-        let Some(id) = self.this.upgrade().map(|inner| CmId { inner }) else {
-            return;
-        };
-        // Kept until the event is there, so that `destroy` either prevents it or finds it.
-        let s = self.state.lock();
-        if !matches!(s.phase, Phase::Disconnected) {
-            return;
-        }
-        let channel = id.put(id.event(kind, status));
-        drop(s);
-        channel.wake();
-    }
-
-    /// Returns `true` if the peer has ended the connection and the program has not taken all completions of its messages.
-    pub(super) fn has_unseen_success(&self) -> bool {
-        let s = self.state.lock();
-        let qp = s.qp.clone().filter(|_| !s.leaving);
-        drop(s);
-        qp.is_some_and(|qp| qp.has_unseen_success())
-    }
-
-    fn push_own(&self, kind: CmEventKind, status: i32) {
-        if let Some(inner) = self.this.upgrade() {
-            CmId { inner }.emit(kind, status);
-        }
+        std::mem::replace(&mut self.state.get_mut().phase, Phase::Destroyed).end();
     }
 }
 

@@ -273,15 +273,12 @@ impl Hall {
         let channel = listener.channel();
         let id = CmId::of_request(&channel, ctx, self.ctx.is_some(), requested);
         let channel = listener.put(CmEvent {
-            kind: CmEventKind::ConnectRequest,
-            status: 0,
-            id,
             listener: Some(listener.clone()),
             private_data,
-            replied: false,
             responder_resources,
             initiator_depth,
             xrc: peer_end,
+            ..id.event(CmEventKind::ConnectRequest, 0)
         });
         drop(s);
         channel.wake();

@@ -8,7 +8,7 @@ use super::id::{CmId, CmIdInner, IdState, Phase, engine};
 use crate::device::source_address;
 use crate::engine::{Engine, Source};
 use crate::error::{Error, Result};
-use crate::sys::connect::{Bound, canonical};
+use crate::sys::connect::canonical;
 use crate::sys::neighbour::NextHop;
 use parking_lot::Mutex;
 use std::net::{SocketAddr, UdpSocket};
@@ -72,7 +72,7 @@ impl IdState {
         // A socket that is bound to `::` connects to IPv4 peers, too.
         let usable = |a: &SocketAddr| of_one_family(a) || (any(a) && a.is_ipv6());
         // The address of an earlier attempt stays if it can.
-        let own = self.local.filter(|a| self.bound.is_some() || usable(a));
+        let own = self.local.filter(|a| self.is_bound() || usable(a));
         if !own.as_ref().is_none_or(usable) || !source.as_ref().is_none_or(of_one_family) {
             return Err(Error::InvalidArgument(
                 "source and destination are of two address families",
@@ -95,7 +95,7 @@ impl IdState {
             local.set_scope_id(peer.scope_id());
         }
         if own.is_none() && port != 0 {
-            self.bound = Some(Bound::bind(local, self.only_v6, self.sharing)?);
+            self.take_port(local)?;
         }
         self.local = Some(local);
         self.peer = Some(peer);

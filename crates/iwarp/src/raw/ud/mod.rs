@@ -95,12 +95,14 @@ pub struct UdDrops {
     pub qkey: u64,
     /// Received while the queue pair was not ready to receive.
     pub state: u64,
-    /// Received a second time.
+    /// Received a second time, or so late that they may be copies: 1024 later ones of their sender have come.
     pub copies: u64,
     /// Received while no receive was posted.
     pub no_receive: u64,
     /// Received, and larger than the posted receive, which has to have 40 octets for the routing header, too.
     pub too_long: u64,
+    /// Its own datagrams to groups, which [`UdQueuePair::set_deaf_to_itself`] keeps out.
+    pub own: u64,
     /// Not sent, because the system refused them or its buffer was full for too long.
     pub unsent: u64,
 }
@@ -160,6 +162,8 @@ pub(crate) struct UdInner {
     tx: Baton,
     rx: Baton,
     drives: Drives,
+    /// It does not receive what it sends to groups.
+    deaf_to_itself: AtomicBool,
     /// Changed with `state` locked.
     destroyed: AtomicBool,
     origin: Origin,
@@ -231,6 +235,12 @@ impl UdQueuePair {
     /// Sets the key that datagrams to it must have.
     pub fn set_qkey(&self, qkey: u32) {
         self.inner.state.lock().qkey = qkey;
+    }
+
+    /// Sets whether it receives what it sends itself to groups that it is attached to (`IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`). Other queue pairs of
+    /// this host receive that in any case.
+    pub fn set_deaf_to_itself(&self, deaf: bool) {
+        self.inner.deaf_to_itself.store(deaf, Ordering::Relaxed);
     }
 
     /// Returns the number of its next datagram.
@@ -363,7 +373,7 @@ impl UdInner {
             rq: ReceiveQueue::new(a.max_recv_wr, a.max_recv_sge)?,
             // A shared receive queue may have larger requests than this queue pair.
             taken: TakenRecv::new(iwarp_rnic::limits::MAX_SGE)?,
-            seen: Seen::new(),
+            seen: Seen::default(),
             counters: Counters::default(),
             drops: UdDrops::default(),
         });
@@ -387,6 +397,7 @@ impl UdInner {
             tx: Baton::new(),
             rx: Baton::new(),
             drives: Drives::default(),
+            deaf_to_itself: AtomicBool::new(false),
             destroyed: AtomicBool::new(false),
             origin: Origin::here(),
         });

@@ -1,14 +1,14 @@
 //! Receiving: datagrams are checked, and fill posted receives.
 //!
-//! Run by the holder of the direction's baton. Nothing here answers a datagram, allocates for one, or lets it change anything but the
-//! receive that it fills and the counters.
+//! Run by the holder of the direction's baton. Nothing here answers a datagram or lets it change anything but the receive that it fills, the
+//! counters and what is remembered of its sender. Memory is allocated for a new sender alone (`seen`).
 
 use super::address::{GRH_LEN, write_grh};
 use super::life::failed;
 use super::{Due, Guarded, UdInner, with_room};
 use crate::crc::crc32c_append;
 use crate::sys::datagram::{BATCH, Batch, DatagramSocket};
-use iwarp_proto::datagram::{HEADER_LEN, Header, Malformed};
+use iwarp_proto::datagram::{HEADER_LEN, Header, MULTICAST_QP, Malformed};
 use iwarp_rnic::memory::MemoryTable;
 use iwarp_rnic::qp::State;
 use iwarp_rnic::receive_queue::Taken;
@@ -16,6 +16,7 @@ use iwarp_rnic::{Access, Cqe, WcFlags, WcOpcode, WcStatus};
 use parking_lot::MutexGuard;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// System calls of one turn. Then other queue pairs get theirs.
 const TURNS: usize = 16;
@@ -34,8 +35,7 @@ impl UdInner {
                 self.read(&local.socket, local.ip, self.num);
             }
             self.groups.read(|group| {
-                let number = iwarp_proto::datagram::MULTICAST_QP;
-                self.read(group.socket(), group.ip(), number);
+                self.read(group.socket(), group.ip(), MULTICAST_QP);
             });
         })
     }
@@ -98,6 +98,11 @@ impl UdInner {
             g.drops.foreign += 1;
             return;
         }
+        let is_own = || header.source == self.num && self.locals.at(from.ip()).is_some();
+        if number == MULTICAST_QP && self.deaf_to_itself.load(Ordering::Relaxed) && is_own() {
+            g.drops.own += 1;
+            return;
+        }
         if !matches!(g.state, State::Rtr | State::Rts | State::Sqd | State::Sqe) {
             g.drops.state += 1;
             return;
@@ -107,14 +112,14 @@ impl UdInner {
             return;
         }
         let from_ip = from.ip();
-        let Some(place) = g.seen.look(from, header.source, header.sequence) else {
+        if g.seen.is_copy(from, header.source, header.sequence) {
             g.drops.copies += 1;
             return;
-        };
+        }
         if !self.take(g, octets.len(), due) {
             return;
         }
-        g.seen.note(place);
+        g.seen.note(from, header.source, header.sequence);
         let payload = octets.len() - GRH_LEN;
         if let Some(grh) = octets.first_chunk_mut() {
             write_grh(grh, from_ip, to, route, payload);

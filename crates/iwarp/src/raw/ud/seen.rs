@@ -1,86 +1,254 @@
 //! Which datagrams were delivered lately, so that a datagram that the network has doubled is delivered once.
 //!
-//! A fixed number of places, each for the last datagram whose sender and sequence number lead there. The datagrams of one sender have
-//! consecutive numbers and so places of their own: a copy is noticed if it comes among the next [`PLACES`] of them. Of several senders
-//! each may take a place from another, and then a late copy is delivered. So memory is bounded whoever sends, and nothing that is new is
-//! taken for a copy unless 64 bits of a keyed hash are equal.
+//! Each sender counts its datagrams. For each of the last [`SENDERS_MAX`] senders there is a window of the [`WINDOW`] numbers up to the newest
+//! one that was delivered, with a bit for each. A number in the window with its bit set is a copy. An older number may be one, and is
+//! taken for one: what comes so late counts as lost. So memory is bounded whoever sends.
 
-use std::hash::{BuildHasher, RandomState};
+use std::collections::HashMap;
 use std::net::SocketAddr;
 
-/// Datagrams that are remembered.
-const PLACES: usize = 1024;
+/// Numbers that are remembered of each sender.
+const WINDOW: usize = 1024;
+/// Senders that are remembered. If more send, the one that has been silent for longest is forgotten.
+const SENDERS_MAX: usize = 256;
+/// A number that is farther from the newest one than this belongs to another queue pair with the same number and address, which has begun
+/// to count somewhere else.
+const JUMP: u32 = 1 << 16;
 
-pub(super) struct Seen {
-    /// A key that no peer knows.
-    key: RandomState,
-    /// The mark of the datagram of each place; zero if there is none.
-    places: Box<[u64]>,
+const BITS: usize = u64::BITS as usize;
+const _: () = assert!(WINDOW.is_power_of_two() && WINDOW < JUMP as usize);
+
+/// The address and the queue pair number of a sender.
+type Sender = (SocketAddr, u32);
+
+struct Window {
+    newest: u32,
+    /// Whether the numbers up to the newest were delivered. A number's place is its lower bits.
+    delivered: [u64; WINDOW / BITS],
+    /// When it was used last, counted in datagrams.
+    used: u64,
 }
 
-impl Seen {
-    pub(super) fn new() -> Self {
+/// Where a number is, seen from the newest one.
+enum Place {
+    /// So much newer.
+    Ahead(u32),
+    /// In the window.
+    Within,
+    /// Older than the window.
+    Behind,
+    /// Of another queue pair.
+    Elsewhere,
+}
+
+impl Window {
+    const fn new(newest: u32) -> Self {
         Self {
-            key: RandomState::new(),
-            places: vec![0; PLACES].into_boxed_slice(),
+            newest,
+            delivered: [0; WINDOW / BITS],
+            used: 0,
         }
     }
 
+    const fn place(&self, sequence: u32) -> Place {
+        let (ahead, behind) = (
+            sequence.wrapping_sub(self.newest),
+            self.newest.wrapping_sub(sequence),
+        );
+        if behind < WINDOW as u32 {
+            Place::Within
+        } else if behind <= JUMP {
+            Place::Behind
+        } else if ahead <= JUMP {
+            Place::Ahead(ahead)
+        } else {
+            Place::Elsewhere
+        }
+    }
+
+    const fn bit(sequence: u32) -> (usize, u64) {
+        let at = sequence as usize % WINDOW;
+        (at / BITS, 1 << (at % BITS))
+    }
+
+    fn has(&self, sequence: u32) -> bool {
+        let (word, bit) = Self::bit(sequence);
+        self.delivered[word] & bit != 0
+    }
+
+    fn set(&mut self, sequence: u32, delivered: bool) {
+        let (word, bit) = Self::bit(sequence);
+        match delivered {
+            true => self.delivered[word] |= bit,
+            false => self.delivered[word] &= !bit,
+        }
+    }
+
+    fn note(&mut self, sequence: u32) {
+        match self.place(sequence) {
+            Place::Ahead(by) => {
+                // The places of the numbers in between belonged to others.
+                for i in 0..by.min(WINDOW as u32) {
+                    self.set(sequence.wrapping_sub(i), false);
+                }
+                self.newest = sequence;
+            }
+            Place::Elsewhere => *self = Self::new(sequence),
+            Place::Within | Place::Behind => {}
+        }
+        self.set(sequence, true);
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Seen {
+    /// Keyed by a secret, so that no peer can choose numbers that collide.
+    windows: HashMap<Sender, Window>,
+    /// Datagrams that were noted.
+    clock: u64,
+}
+
+impl Seen {
     pub(super) fn clear(&mut self) {
-        self.places.fill(0);
+        self.windows.clear();
     }
 
-    /// Returns where a datagram belongs, and its mark, if it was not seen yet.
-    pub(super) fn look(
-        &self,
-        from: SocketAddr,
-        source: u32,
-        sequence: u32,
-    ) -> Option<(usize, u64)> {
-        let sender = self.key.hash_one((from, source));
-        let place = (sender as usize).wrapping_add(sequence as usize) % PLACES;
-        let mark = self.key.hash_one((sender, sequence)) | 1;
-        (self.places[place] != mark).then_some((place, mark))
+    /// Returns `true` if a datagram was delivered already, or is so old that it may have been.
+    pub(super) fn is_copy(&self, from: SocketAddr, source: u32, sequence: u32) -> bool {
+        let Some(window) = self.windows.get(&(from, source)) else {
+            return false;
+        };
+        match window.place(sequence) {
+            Place::Within => window.has(sequence),
+            Place::Behind => true,
+            Place::Ahead(_) | Place::Elsewhere => false,
+        }
     }
 
-    /// Notes that the datagram of a [`look`](Self::look) was delivered.
-    pub(super) fn note(&mut self, (place, mark): (usize, u64)) {
-        self.places[place] = mark;
+    /// Notes that a datagram was delivered. It allocates for a sender that was not remembered.
+    pub(super) fn note(&mut self, from: SocketAddr, source: u32, sequence: u32) {
+        self.clock += 1;
+        let sender = (from, source);
+        if !self.windows.contains_key(&sender) {
+            self.make_room();
+        }
+        let window = self
+            .windows
+            .entry(sender)
+            .or_insert_with(|| Window::new(sequence));
+        window.note(sequence);
+        window.used = self.clock;
+    }
+
+    fn make_room(&mut self) {
+        if self.windows.len() < SENDERS_MAX {
+            return;
+        }
+        let silent = self.windows.iter().min_by_key(|(_, window)| window.used);
+        if let Some(sender) = silent.map(|(sender, _)| *sender) {
+            self.windows.remove(&sender);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    fn from(port: u16) -> SocketAddr {
+        SocketAddr::from(([10, 0, 0, 1], port))
+    }
+
+    /// Returns `true` if the datagram is new, and notes it.
+    fn arrives(seen: &mut Seen, port: u16, sequence: u32) -> bool {
+        let is_new = !seen.is_copy(from(port), 3, sequence);
+        if is_new {
+            seen.note(from(port), 3, sequence);
+        }
+        is_new
+    }
 
     #[test]
-    fn a_copy_is_noticed_among_the_next_of_its_sender() {
-        let mut seen = Seen::new();
-        let from = SocketAddr::from(([10, 0, 0, 1], 7));
+    fn a_copy_is_noticed_however_late() {
+        let mut seen = Seen::default();
         let first = u32::MAX - 5;
-        for i in 0..PLACES as u32 {
+        for i in 0..5000 {
             let sequence = first.wrapping_add(i);
-            let place = seen.look(from, 3, sequence).expect("it is new");
-            seen.note(place);
-            assert!(seen.look(from, 3, sequence).is_none());
-            assert!(seen.look(from, 3, first).is_none(), "after {i} others");
+            assert!(arrives(&mut seen, 7, sequence));
+            assert!(!arrives(&mut seen, 7, sequence));
+            assert!(!arrives(&mut seen, 7, first), "after {i} others");
         }
-        let next = first.wrapping_add(PLACES as u32);
-        let place = seen.look(from, 3, next).unwrap();
-        seen.note(place);
-        assert!(seen.look(from, 3, first).is_some(), "its place is taken");
+    }
+
+    #[test]
+    fn what_was_overtaken_is_delivered_within_the_window() {
+        let mut seen = Seen::default();
+        let newest = 100 + WINDOW as u32;
+        assert!(arrives(&mut seen, 7, 100));
+        assert!(arrives(&mut seen, 7, newest));
+        assert!(arrives(&mut seen, 7, 101));
+        assert!(!arrives(&mut seen, 7, 101));
+        assert!(!arrives(&mut seen, 7, 99), "it may be a copy");
+        // The place of a number that is out of the window is free again.
+        assert!(arrives(&mut seen, 7, newest + 1));
+        assert!(arrives(&mut seen, 7, newest - 1));
+    }
+
+    #[test]
+    fn another_queue_pair_with_the_same_number_is_heard() {
+        let mut seen = Seen::default();
+        let begin = 1 << 30;
+        assert!(arrives(&mut seen, 7, begin));
+        for other in [begin - JUMP - 1, begin + JUMP, 5, u32::MAX] {
+            assert!(arrives(&mut seen, 7, other));
+            assert!(!arrives(&mut seen, 7, other));
+        }
     }
 
     #[test]
     fn senders_are_told_apart() {
-        let mut seen = Seen::new();
-        let from = |port| SocketAddr::from(([10, 0, 0, 1], port));
-        let place = seen.look(from(1), 3, 9).unwrap();
-        seen.note(place);
-        assert!(seen.look(from(2), 3, 9).is_some());
-        assert!(seen.look(from(1), 4, 9).is_some());
-        assert!(seen.look(from(1), 3, 9).is_none());
+        let mut seen = Seen::default();
+        seen.note(from(1), 3, 9);
+        assert!(!seen.is_copy(from(2), 3, 9));
+        assert!(!seen.is_copy(from(1), 4, 9));
+        assert!(seen.is_copy(from(1), 3, 9));
         seen.clear();
-        assert!(seen.look(from(1), 3, 9).is_some());
+        assert!(!seen.is_copy(from(1), 3, 9));
+    }
+
+    #[test]
+    fn the_sender_that_is_silent_for_longest_is_forgotten() {
+        let mut seen = Seen::default();
+        for port in 1..=SENDERS_MAX as u16 {
+            assert!(arrives(&mut seen, port, 9));
+        }
+        assert!(arrives(&mut seen, 1, 10));
+        assert!(arrives(&mut seen, 1000, 9));
+        assert_eq!(seen.windows.len(), SENDERS_MAX);
+        assert!(!arrives(&mut seen, 1, 9), "it was not silent");
+        assert!(!arrives(&mut seen, 3, 9));
+        assert!(!seen.is_copy(from(2), 3, 9));
+    }
+
+    proptest! {
+        /// Against a list of everything that was delivered.
+        #[test]
+        fn nothing_is_delivered_twice(begin in any::<u32>(), steps in proptest::collection::vec(-1500i32..1500, 1..400)) {
+            let mut seen = Seen::default();
+            let (mut delivered, mut at, mut newest) = (BTreeSet::new(), 0i32, 0i32);
+            for step in steps {
+                at = (newest + step).max(at - 1200);
+                let sequence = begin.wrapping_add(at as u32);
+                let is_new = arrives(&mut seen, 7, sequence);
+                prop_assert!(!is_new || delivered.insert(at), "{at} is delivered twice");
+                if is_new {
+                    newest = if delivered.len() == 1 { at } else { newest.max(at) };
+                }
+                // Nothing new within the window is lost.
+                prop_assert!(delivered.contains(&at) || newest - at >= WINDOW as i32);
+            }
+        }
     }
 }

@@ -1,0 +1,119 @@
+//! The programs of Debian's package rdmacm-utils for datagrams: `udaddy` finds a queue pair by the connection manager, `mckey` joins a multicast
+//! group.
+
+use anyhow::{Result, bail};
+
+use super::case::{Case, Verdict, expect, expect_lines};
+use super::stage::{Stage, WIRE_V4, WIRE_V6};
+
+const NEEDS: &[&str] = &["rdmacm-utils"];
+/// The port of `udaddy`, which has no option for it.
+const PORT: u16 = 7174;
+
+/// The cases of this file.
+pub(super) fn cases() -> Vec<Case> {
+    let addresses = |what, face, address, options: &'static [&str]| {
+        Case::new("udaddy", what, move |stage| {
+            udaddy(stage, face, address, options)
+        })
+    };
+    let groups = |what, face, (group, address), options: &'static [&str], more| {
+        Case::new("mckey", what, move |stage| {
+            mckey(stage, face, (group, address), options, more)
+        })
+    };
+    // Loopback has no groups of IPv6.
+    let v4 = ("239.1.2.3", "127.0.0.1");
+    let v6 = ("ff05::77", WIRE_V6);
+    let many = &["-c", "4", "-C", "50", "-S", "2000"];
+    let several = &["-c", "3", "-C", "20", "-S", "1000"];
+    vec![
+        addresses("no options", "rnic", "127.0.0.1", &[]),
+        addresses("`-c 4 -C 50 -S 2000`", "rnic", "127.0.0.1", many),
+        addresses("IPv6", "rnic", "::1", &[]),
+        addresses("another interface", "rnic", WIRE_V4, &[]).wire(),
+        addresses("`--as roce`", "roce", "127.0.0.1", &[]),
+        addresses("`--as roce`, IPv6", "roce", "::1", many),
+        Case::new("udaddy", "without a server", nobody),
+        Case::new("udaddy", "`-P ipoib` is refused", refused),
+        groups("`-m 239.1.2.3`", "rnic", v4, &[], &[]),
+        groups("`-c 3 -C 20 -S 1000`", "rnic", v4, several, &[]),
+        groups("`-o`: its sender only sends", "rnic", v4, &[], &["-o"]),
+        groups("`-l`: no loopback", "rnic", v4, &["-l"], &[]),
+        groups("IPv6", "rnic", v6, &[], &[]).wire(),
+        groups("`--as roce`", "roce", v4, &[], &[]),
+        groups("`--as roce`, IPv6", "roce", v6, several, &["-o"]).wire(),
+    ]
+    .into_iter()
+    .map(|case| case.needs(NEEDS))
+    .collect()
+}
+
+/// Runs both ends. The server answers each datagram to the address that it came from.
+fn udaddy(stage: &Stage, face: &str, address: &str, options: &[&str]) -> Result<Verdict> {
+    let start = |role: &str| {
+        let words = [&["udaddy", role, address], options].concat();
+        stage.start_with(&["--as", face], None, &[], &words)
+    };
+    let server = start("-b")?;
+    stage.wait_for_datagrams(PORT)?;
+    let client = start("-s")?;
+    for said in [client.success()?, server.success()?] {
+        expect(&said, "data transfers complete")?;
+        expect(&said, "return status 0")?;
+    }
+    Ok(Verdict::passed("both ends"))
+}
+
+/// The status is that of InfiniBand for a service that is not there.
+fn nobody(stage: &Stage) -> Result<Verdict> {
+    let (code, said) = stage.start(&["udaddy", "-s", "127.0.0.1"])?.end()?;
+    if code == 0 {
+        bail!("it reports success");
+    }
+    expect(&said, "RDMA_CM_EVENT_UNREACHABLE, error: 1")?;
+    Ok(Verdict::passed("UNREACHABLE"))
+}
+
+fn refused(stage: &Stage) -> Result<Verdict> {
+    let words = ["udaddy", "-P", "ipoib", "-b", "127.0.0.1"];
+    let (code, said) = stage.start(&words)?.end()?;
+    if code == 0 {
+        bail!("it reports success");
+    }
+    expect(
+        &said,
+        "udaddy: listen request failed: Protocol not supported",
+    )?;
+    expect(&said, "RDMA_PS_UDP")?;
+    Ok(Verdict::passed("EPROTONOSUPPORT"))
+}
+
+/// Runs a receiver, and a sender as soon as the receiver has joined the group. Both pause for 3 s after joining.
+fn mckey(
+    stage: &Stage,
+    face: &str,
+    (group, address): (&str, &str),
+    options: &[&str],
+    of_sender: &[&str],
+) -> Result<Verdict> {
+    let start = |more: &[&str]| {
+        let words = ["stdbuf", "-oL", "mckey", "-m", group, "-b", address];
+        let words = [&words[..], options, more].concat();
+        stage.start_with(&["--as", face], None, &[], &words)
+    };
+    let at = options.iter().position(|word| *word == "-c");
+    let count = at.map_or(1, |at| options[at + 1].parse().unwrap_or(1));
+    let mut receiver = start(&[])?;
+    receiver.wait_for("receiving data transfers")?;
+    let sender = start(&[&["-s"], of_sender].concat())?;
+    for said in [sender.success()?, receiver.success()?] {
+        expect_lines(&said, "mckey: joined dgid: ", count)?;
+        expect(&said, "data transfers complete")?;
+        expect(&said, "return status 0")?;
+        if said.contains("failure") {
+            bail!("a call failed");
+        }
+    }
+    Ok(Verdict::passed("both ends"))
+}

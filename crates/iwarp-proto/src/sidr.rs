@@ -1,0 +1,344 @@
+//! Service ID resolution (SIDR): how the connection manager finds the datagram queue pair that serves a UDP port.
+//!
+//! InfiniBand has two messages for this, a request and a reply (InfiniBand Architecture Specification, volume 1, section 12.11). No RFC has
+//! them for iWARP, so this framing is the project's own; docs/wire.md describes it for other implementations. A listener has no state for
+//! a requester before that has shown, with a cookie, that it receives what is sent to its address.
+//!
+//! ```text
+//!  0      4 5 6 7 8      16       24    28     32             212    252   256
+//!  │ iWSR │v│t│s│n│ id    │ cookie │ qpn │ qkey │ private data │ 0 …  │ CRC │
+//! ```
+//! Every message has [`MESSAGE_LEN`] octets, so nothing that is sent to a listener makes it send more than it received.
+//!
+//! [`Requester`] decides when a request is sent again and what an incoming message means. It does no I/O and reads no clock.
+
+use crate::crc32c::Crc32cFn;
+use crate::wire::{be32, be64, put};
+
+/// Octets of a message, as of a management datagram of InfiniBand.
+pub const MESSAGE_LEN: usize = 256;
+/// The version of this framing.
+pub const VERSION: u8 = 1;
+/// Most octets of private data in a request: what `rdma_connect(3)` can send on InfiniBand.
+pub const REQUEST_DATA_MAX: usize = 180;
+/// Most octets of private data in a reply: what `rdma_accept(3)` and `rdma_reject(3)` can send on InfiniBand.
+pub const REPLY_DATA_MAX: usize = 136;
+/// The key of queue pairs for datagrams that the connection manager makes, unless a program chooses another (`RDMA_UDP_QKEY`).
+pub const DEFAULT_QKEY: u32 = 0x0123_4567;
+
+const MAGIC: [u8; 4] = *b"iWSR";
+const TYPE_REQUEST: u8 = 1;
+const TYPE_CHALLENGE: u8 = 2;
+const TYPE_REPLY: u8 = 3;
+/// The largest queue pair number: they have 24 bits.
+const QP_MAX: u32 = 0x00ff_ffff;
+
+/// Where the fields are.
+mod field {
+    use core::ops::Range;
+
+    pub(super) const MAGIC: Range<usize> = 0..4;
+    /// Version, type, status, length of the private data.
+    pub(super) const HEAD: Range<usize> = 4..8;
+    pub(super) const ID: Range<usize> = 8..16;
+    pub(super) const COOKIE: Range<usize> = 16..24;
+    pub(super) const QP: Range<usize> = 24..28;
+    pub(super) const QKEY: Range<usize> = 28..32;
+    pub(super) const DATA: Range<usize> = 32..212;
+    pub(super) const CRC: Range<usize> = 252..256;
+}
+
+const _: () = assert!(
+    field::CRC.end == MESSAGE_LEN
+        && field::DATA.end == field::DATA.start + REQUEST_DATA_MAX
+        && REPLY_DATA_MAX <= REQUEST_DATA_MAX
+);
+
+/// Why a listener does not name a queue pair. The numbers are those of InfiniBand's SIDR reply.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Refusal(u8);
+
+impl Refusal {
+    /// Nothing serves this port here.
+    pub const UNSUPPORTED: Self = Self(1);
+    /// The program has rejected the request.
+    pub const REJECTED: Self = Self(2);
+
+    /// Returns the number, which is not zero.
+    pub const fn code(self) -> u8 {
+        self.0
+    }
+}
+
+/// What a reply says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answer {
+    /// Datagrams for this queue pair have to have this key.
+    QueuePair {
+        /// Its number, 24 bits.
+        num: u32,
+        /// Its Q_Key.
+        qkey: u32,
+    },
+    /// There is none.
+    Refused(Refusal),
+}
+
+/// The kind of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Asks for the queue pair of the port that the message is sent to.
+    Request,
+    /// Asks the requester to send its request again with this message's cookie.
+    Challenge,
+    /// Answers a request.
+    Reply(Answer),
+}
+
+/// A message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Message<'a> {
+    /// What it is.
+    pub kind: Kind,
+    /// A random number of the requester's, which all messages about one request have.
+    pub id: u64,
+    /// In a challenge, a number that is hard to guess. In a request, that of the last challenge, or zero. In a reply, that of the request.
+    pub cookie: u64,
+    /// The program's private data; empty in a challenge.
+    pub private_data: &'a [u8],
+}
+
+/// Why octets are no message of this framing. The receiver drops them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Malformed {
+    /// Not as long as a message, or without its beginning.
+    Foreign,
+    /// Another version.
+    Version(u8),
+    /// The CRC is wrong.
+    Crc,
+    /// A type that this version does not have, a value that the type does not allow, or something else than zero where nothing is.
+    Field,
+}
+
+/// Private data that are longer than the kind of message carries, or a queue pair number of more than 24 bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unsendable;
+
+impl<'a> Message<'a> {
+    /// Writes the message.
+    ///
+    /// # Errors
+    /// [`Unsendable`].
+    pub fn seal(&self, crc: Crc32cFn) -> Result<[u8; MESSAGE_LEN], Unsendable> {
+        let (kind, status, qp, qkey) = match self.kind {
+            Kind::Request => (TYPE_REQUEST, 0, 0, 0),
+            Kind::Challenge => (TYPE_CHALLENGE, 0, 0, 0),
+            Kind::Reply(Answer::QueuePair { num, qkey }) => (TYPE_REPLY, 0, num, qkey),
+            Kind::Reply(Answer::Refused(Refusal(code))) => (TYPE_REPLY, code, 0, 0),
+        };
+        let length = self.private_data.len();
+        if length > data_max(kind) || qp > QP_MAX {
+            return Err(Unsendable);
+        }
+        let mut to = [0; MESSAGE_LEN];
+        put(&mut to, field::MAGIC, &MAGIC);
+        put(&mut to, field::HEAD, &[VERSION, kind, status, length as u8]);
+        put(&mut to, field::ID, &self.id.to_be_bytes());
+        put(&mut to, field::COOKIE, &self.cookie.to_be_bytes());
+        put(&mut to, field::QP, &qp.to_be_bytes());
+        put(&mut to, field::QKEY, &qkey.to_be_bytes());
+        let room = to.get_mut(field::DATA).unwrap_or_default();
+        for (to, from) in room.iter_mut().zip(self.private_data) {
+            *to = *from;
+        }
+        let sum = sum(crc, &to);
+        put(&mut to, field::CRC, &sum.to_be_bytes());
+        Ok(to)
+    }
+
+    /// Reads a message. Every octet has been checked.
+    ///
+    /// # Errors
+    /// Why it has to be dropped.
+    pub fn open(crc: Crc32cFn, octets: &'a [u8]) -> Result<Self, Malformed> {
+        let octets: &[u8; MESSAGE_LEN] = octets.try_into().map_err(|_| Malformed::Foreign)?;
+        if octets.get(field::MAGIC) != Some(&MAGIC) {
+            return Err(Malformed::Foreign);
+        }
+        let [version, kind, status, length] = be32(octets, field::HEAD).to_be_bytes();
+        if version != VERSION {
+            return Err(Malformed::Version(version));
+        }
+        if be32(octets, field::CRC) != sum(crc, octets) {
+            return Err(Malformed::Crc);
+        }
+        let num = be32(octets, field::QP);
+        let qkey = be32(octets, field::QKEY);
+        let is_empty = (status, num, qkey) == (0, 0, 0);
+        let kind_is = match kind {
+            TYPE_REQUEST if is_empty => Kind::Request,
+            TYPE_CHALLENGE if is_empty => Kind::Challenge,
+            TYPE_REPLY if status == 0 && num <= QP_MAX => {
+                Kind::Reply(Answer::QueuePair { num, qkey })
+            }
+            TYPE_REPLY if num == 0 && qkey == 0 => Kind::Reply(Answer::Refused(Refusal(status))),
+            _ => return Err(Malformed::Field),
+        };
+        let length = usize::from(length);
+        let behind = octets.get(field::DATA.start..field::CRC.start);
+        let (private_data, rest) = behind
+            .and_then(|room| room.split_at_checked(length))
+            .ok_or(Malformed::Field)?;
+        if length > data_max(kind) || rest.iter().any(|octet| *octet != 0) {
+            return Err(Malformed::Field);
+        }
+        Ok(Self {
+            kind: kind_is,
+            id: be64(octets, field::ID),
+            cookie: be64(octets, field::COOKIE),
+            private_data,
+        })
+    }
+}
+
+/// Returns how many octets of private data a message of this type carries.
+const fn data_max(kind: u8) -> usize {
+    match kind {
+        TYPE_REQUEST => REQUEST_DATA_MAX,
+        TYPE_REPLY => REPLY_DATA_MAX,
+        _ => 0,
+    }
+}
+
+fn sum(crc: Crc32cFn, message: &[u8; MESSAGE_LEN]) -> u32 {
+    crc(0, message.get(..field::CRC.start).unwrap_or_default())
+}
+
+/// The first pause before a request is sent again, in nanoseconds. Each pause is twice as long as the one before.
+const FIRST_PAUSE_NS: u64 = 200_000_000;
+/// The longest pause: 4 s, as the kernel's connection manager has it.
+const LAST_PAUSE_NS: u64 = 4_000_000_000;
+/// Challenges that are answered at once. A listener needs one, or two if it changes its cookies meanwhile. Beyond that the request waits
+/// for its next time, so that no listener can make the requester send without end.
+const CHALLENGES_MAX: u32 = 4;
+
+/// How long a requester waits, in nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Patience {
+    /// For any message of the listener's.
+    pub silence_ns: u64,
+    /// For the reply, if there was a challenge. The listener's program may take its time.
+    pub answer_ns: u64,
+}
+
+/// What a requester has to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Due {
+    /// Send the request, and ask again at this time.
+    Send(u64),
+    /// Nothing; ask again at this time.
+    Wait(u64),
+    /// Give up: the time is over.
+    TimedOut,
+}
+
+/// What an incoming message means to a requester.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Heard {
+    /// Nothing.
+    Nothing,
+    /// The request has to be sent now, with the new cookie.
+    Challenge,
+    /// The answer. The exchange is over.
+    Answer(Answer),
+}
+
+/// The requester's side of an exchange. Times are nanoseconds of any clock that does not go back.
+#[derive(Debug, Clone)]
+pub struct Requester {
+    id: u64,
+    cookie: u64,
+    patience: Patience,
+    began: u64,
+    next: u64,
+    pause: u64,
+    challenges: u32,
+}
+
+impl Requester {
+    /// Begins an exchange at the time `now`. `id` is random.
+    pub const fn new(id: u64, patience: Patience, now: u64) -> Self {
+        Self {
+            id,
+            cookie: 0,
+            patience,
+            began: now,
+            next: now,
+            pause: FIRST_PAUSE_NS,
+            challenges: 0,
+        }
+    }
+
+    /// Returns the request as it is to be sent now.
+    ///
+    /// # Errors
+    /// [`Unsendable`]: the private data are too long.
+    pub fn request(
+        &self,
+        crc: Crc32cFn,
+        private_data: &[u8],
+    ) -> Result<[u8; MESSAGE_LEN], Unsendable> {
+        let request = Message {
+            kind: Kind::Request,
+            id: self.id,
+            cookie: self.cookie,
+            private_data,
+        };
+        request.seal(crc)
+    }
+
+    /// Returns what has to be done at the time `now`.
+    pub fn due(&mut self, now: u64) -> Due {
+        let limit = match self.challenges {
+            0 => self.patience.silence_ns,
+            _ => self.patience.answer_ns,
+        };
+        let end = self.began.saturating_add(limit);
+        if now >= end {
+            return Due::TimedOut;
+        }
+        if now < self.next {
+            return Due::Wait(self.next.min(end));
+        }
+        self.next = now.saturating_add(self.pause);
+        self.pause = self.pause.saturating_mul(2).min(LAST_PAUSE_NS);
+        Due::Send(self.next.min(end))
+    }
+
+    /// Takes a message that came from the listener's address.
+    pub fn hear(&mut self, message: &Message<'_>) -> Heard {
+        if message.id != self.id {
+            return Heard::Nothing;
+        }
+        match message.kind {
+            Kind::Challenge if message.cookie != self.cookie => {
+                self.cookie = message.cookie;
+                self.challenges = self.challenges.saturating_add(1);
+                match self.challenges <= CHALLENGES_MAX {
+                    true => Heard::Challenge,
+                    false => Heard::Nothing,
+                }
+            }
+            // A reply to a request that this requester did not send has another cookie, and so has one that somebody guesses.
+            Kind::Reply(answer) if message.cookie == self.cookie && self.challenges > 0 => {
+                Heard::Answer(answer)
+            }
+            _ => Heard::Nothing,
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "sidr_tests.rs"]
+mod tests;

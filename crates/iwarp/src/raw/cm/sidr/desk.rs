@@ -1,0 +1,191 @@
+//! What a listener for datagrams does with a request: whom it challenges, which requests are copies, and when it has enough.
+//!
+//! It keeps nothing for a sender that has not returned a cookie, so nobody fills it in the name of others. A reply is kept for a
+//! while, because it may be lost, and then the request comes again.
+
+use iwarp_proto::sidr::{MESSAGE_LEN, Message};
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasher, RandomState};
+use std::net::SocketAddr;
+
+/// Replies that are kept, and for how long at most. A requester sends again for 64 s at most, unless it is configured otherwise.
+const REPLIES_MAX: usize = 1024;
+const REPLY_LIFE_NS: u64 = 64_000_000_000;
+/// A cookie holds for once to twice this time.
+const COOKIE_LIFE_NS: u64 = 64_000_000_000;
+
+/// Which request a message is about: the requester's address, and its number for it.
+pub(super) type Key = (SocketAddr, u64);
+
+/// A sealed reply.
+pub(super) type Reply = Box<[u8; MESSAGE_LEN]>;
+
+/// What has to be done about a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Advice {
+    /// Send a challenge with this cookie.
+    Challenge(u64),
+    /// Nothing.
+    Ignore,
+    /// Send this reply again.
+    Again(Reply),
+    /// It is new, and counts as waiting until it is answered.
+    New,
+}
+
+enum Entry {
+    Waiting,
+    Answered(Reply),
+}
+
+pub(super) struct Desk {
+    /// A key that no peer knows.
+    secret: RandomState,
+    entries: HashMap<Key, Entry>,
+    /// Those that are answered, with the times of their replies, the oldest first.
+    answered: VecDeque<(Key, u64)>,
+    waiting: usize,
+    waiting_max: usize,
+}
+
+impl Desk {
+    /// Makes one at which `waiting_max` requests can wait for the program's answer.
+    pub(super) fn new(waiting_max: usize) -> Self {
+        Self {
+            secret: RandomState::new(),
+            entries: HashMap::new(),
+            answered: VecDeque::new(),
+            waiting: 0,
+            waiting_max,
+        }
+    }
+
+    fn cookie(&self, key: Key, epoch: u64) -> u64 {
+        // Zero is no cookie.
+        self.secret.hash_one((key, epoch)) | 1
+    }
+
+    /// Takes a request that came at the time `now`, in nanoseconds.
+    pub(super) fn take(&mut self, peer: SocketAddr, request: &Message<'_>, now: u64) -> Advice {
+        let key = (peer, request.id);
+        let epoch = now / COOKIE_LIFE_NS;
+        let current = self.cookie(key, epoch);
+        let before = self.cookie(key, epoch.wrapping_sub(1));
+        if request.cookie != current && request.cookie != before {
+            return Advice::Challenge(current);
+        }
+        match self.entries.get(&key) {
+            Some(Entry::Waiting) => return Advice::Ignore,
+            Some(Entry::Answered(reply)) => return Advice::Again(reply.clone()),
+            None => {}
+        }
+        // It comes again, and there may be room then.
+        if self.waiting >= self.waiting_max {
+            return Advice::Ignore;
+        }
+        self.waiting += 1;
+        self.entries.insert(key, Entry::Waiting);
+        Advice::New
+    }
+
+    /// Keeps the reply to a request that waits.
+    pub(super) fn answer(&mut self, key: Key, reply: Reply, now: u64) {
+        self.waiting = self.waiting.saturating_sub(1);
+        self.entries.insert(key, Entry::Answered(reply));
+        self.answered.push_back((key, now));
+        while let Some((oldest, at)) = self.answered.front() {
+            let is_late = now.saturating_sub(*at) >= REPLY_LIFE_NS;
+            if self.answered.len() <= REPLIES_MAX && !is_late {
+                break;
+            }
+            self.entries.remove(oldest);
+            self.answered.pop_front();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use iwarp_proto::sidr::Kind;
+
+    fn reply() -> Reply {
+        Box::new([7; MESSAGE_LEN])
+    }
+
+    fn peer(n: u8) -> SocketAddr {
+        ([10, 0, 0, n], 99).into()
+    }
+
+    fn request(id: u64, cookie: u64) -> Message<'static> {
+        Message {
+            kind: Kind::Request,
+            id,
+            cookie,
+            private_data: &[],
+        }
+    }
+
+    fn cookie_for(desk: &mut Desk, peer: SocketAddr, id: u64, now: u64) -> u64 {
+        match desk.take(peer, &request(id, 0), now) {
+            Advice::Challenge(cookie) => cookie,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn arrive(desk: &mut Desk, id: u64, now: u64) -> Advice {
+        let cookie = cookie_for(desk, peer(1), id, now);
+        desk.take(peer(1), &request(id, cookie), now)
+    }
+
+    #[test]
+    fn a_request_needs_the_cookie_that_was_sent_to_its_address() {
+        let mut desk = Desk::new(9);
+        let cookie = cookie_for(&mut desk, peer(1), 5, 0);
+        for (from, id) in [(peer(2), 5), (peer(1), 6)] {
+            let advice = desk.take(from, &request(id, cookie), 0);
+            assert!(matches!(advice, Advice::Challenge(other) if other != cookie));
+        }
+        assert!(desk.entries.is_empty(), "nothing is kept for strangers");
+        let late = COOKIE_LIFE_NS;
+        assert_eq!(desk.take(peer(1), &request(5, cookie), late), Advice::New);
+        let later = 2 * COOKIE_LIFE_NS;
+        let advice = desk.take(peer(1), &request(5, cookie), later);
+        assert!(matches!(advice, Advice::Challenge(_)), "{advice:?}");
+        let other = Desk::new(9).cookie((peer(1), 5), 0);
+        assert_ne!(other, cookie, "another listener has another secret");
+    }
+
+    #[test]
+    fn a_request_that_comes_again_gets_its_reply_again() {
+        let mut desk = Desk::new(9);
+        assert_eq!(arrive(&mut desk, 5, 0), Advice::New);
+        assert_eq!(arrive(&mut desk, 5, 1), Advice::Ignore, "it waits");
+        desk.answer((peer(1), 5), reply(), 2);
+        assert_eq!(arrive(&mut desk, 5, 3), Advice::Again(reply()));
+        assert_eq!(arrive(&mut desk, 6, 3), Advice::New, "another one");
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded() {
+        let mut desk = Desk::new(3);
+        for id in 0..3 {
+            assert_eq!(arrive(&mut desk, id, 0), Advice::New);
+        }
+        assert_eq!(arrive(&mut desk, 3, 0), Advice::Ignore, "no room");
+        desk.answer((peer(1), 0), reply(), 0);
+        assert_eq!(arrive(&mut desk, 3, 0), Advice::New);
+        let mut desk = Desk::new(1);
+        for id in 0..3000 {
+            assert_eq!(arrive(&mut desk, id, 0), Advice::New);
+            desk.answer((peer(1), id), reply(), 0);
+        }
+        assert_eq!(desk.entries.len(), REPLIES_MAX);
+        assert_eq!(arrive(&mut desk, 2999, 0), Advice::Again(reply()));
+        // Old ones go when the next is answered.
+        let late = REPLY_LIFE_NS;
+        arrive(&mut desk, 9999, late);
+        desk.answer((peer(1), 9999), reply(), late);
+        assert_eq!((desk.entries.len(), desk.waiting), (1, 0));
+    }
+}

@@ -1,0 +1,216 @@
+//! The listener: reads requests, hands them to the program, and sends its answers.
+
+use super::super::id::{CmId, CmIdInner, Phase, engine, shared_context};
+use super::super::{CmEvent, CmEventKind};
+use super::desk::{Advice, Desk, Key};
+use crate::crc::crc32c_append;
+use crate::device::Device;
+use crate::engine::{Engine, Source};
+use crate::error::{Error, Result};
+use crate::raw::context::Context;
+use crate::sys::clock::now_ns;
+use crate::sys::poller::Interest;
+use crate::sys::service::{Arrival, ServiceSocket};
+use iwarp_proto::sidr::{Answer, Kind, MESSAGE_LEN, Message, Refusal};
+use parking_lot::Mutex;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Weak};
+
+/// Requests that may wait for an answer if the program asks for fewer.
+const BACKLOG_MIN: u32 = 128;
+/// Requests that may wait at most. Each is an identifier and an event.
+const BACKLOG_MAX: u32 = 65_536;
+/// Messages that are read in a row. Then other sockets get their turn.
+const TURN: usize = 64;
+
+/// A listener's socket.
+pub(in crate::raw::cm) struct Serving {
+    token: u64,
+    hall: Arc<Hall>,
+}
+
+/// What requests need of their listener to be answered. They keep the socket, and with it the port, because an answer comes from there.
+struct Hall {
+    id: Weak<CmIdInner>,
+    engine: Arc<Engine>,
+    socket: Arc<ServiceSocket>,
+    /// The device that the listener is confined to, if the program chose it.
+    ctx: Option<Context>,
+    desk: Mutex<Desk>,
+}
+
+impl Serving {
+    pub(super) fn start(
+        id: &CmId,
+        socket: Arc<ServiceSocket>,
+        backlog: u32,
+        ctx: Option<Context>,
+    ) -> Result<Arc<Self>> {
+        let engine = engine()?;
+        let token = engine.token();
+        let waiting_max = backlog.clamp(BACKLOG_MIN, BACKLOG_MAX) as usize;
+        let this = Arc::new(Self {
+            token,
+            hall: Arc::new(Hall {
+                id: Arc::downgrade(&id.inner),
+                engine: Arc::clone(&engine),
+                socket,
+                ctx,
+                desk: Mutex::new(Desk::new(waiting_max)),
+            }),
+        });
+        let source = Arc::clone(&this) as Arc<dyn Source>;
+        engine.add(&*this.hall.socket, token, Interest::READ, source)?;
+        Ok(this)
+    }
+
+    pub(in crate::raw::cm) fn stop(&self) {
+        self.hall.engine.remove(&*self.hall.socket, self.token);
+    }
+}
+
+impl Source for Serving {
+    fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
+        let mut octets = [0; MESSAGE_LEN];
+        for _ in 0..TURN {
+            match self.hall.socket.receive(&mut octets) {
+                Ok(None) => break,
+                Ok(Some(came)) => self.hall.arrived(&octets, &came),
+                // About an answer that was sent before: what has come is still there.
+                Err(_) => {}
+            }
+        }
+        true
+    }
+
+    fn timer(self: Arc<Self>, _: u32) {}
+}
+
+impl Hall {
+    fn arrived(self: &Arc<Self>, octets: &[u8; MESSAGE_LEN], came: &Arrival) {
+        let (MESSAGE_LEN, Some(to)) = (came.len, came.to) else {
+            return;
+        };
+        let request = match Message::open(crc32c_append, octets) {
+            Ok(request) if request.kind == Kind::Request => request,
+            _ => return,
+        };
+        let advice = self.desk.lock().take(came.peer, &request, now_ns());
+        match advice {
+            Advice::Ignore => {}
+            Advice::Again(reply) => self.send(&reply, to, came.peer),
+            Advice::Challenge(cookie) => {
+                let challenge = Message {
+                    kind: Kind::Challenge,
+                    cookie,
+                    private_data: &[],
+                    ..request
+                };
+                if let Ok(challenge) = challenge.seal(crc32c_append) {
+                    self.send(&challenge, to, came.peer);
+                }
+            }
+            Advice::New => self.deliver(&request, to, came.peer),
+        }
+    }
+
+    /// Sends a message. If it cannot be sent it is lost, and the requester asks again.
+    fn send(&self, octets: &[u8; MESSAGE_LEN], from: IpAddr, to: SocketAddr) {
+        if let Err(error) = self.socket.send_from(octets, from, to) {
+            tracing::debug!(%to, %error, "an answer is not sent");
+        }
+    }
+
+    /// Finds the device that has this address among its GIDs. Datagrams to other addresses of this host would reach no queue pair.
+    fn context_of(&self, ip: IpAddr) -> Result<Context> {
+        let ctx = match &self.ctx {
+            Some(ctx) => ctx.clone(),
+            None => shared_context(&Device::by_address(ip)?)?,
+        };
+        let has_gid = |device: &Device| device.address(ip).is_some_and(|a| a.place.is_some());
+        // The address may be newer than the context.
+        if has_gid(ctx.device()) || ctx.inner.device.current()?.is_some_and(|d| has_gid(&d)) {
+            return Ok(ctx);
+        }
+        Err(Error::NoDevice)
+    }
+
+    /// Tells the program of a new request.
+    fn deliver(self: &Arc<Self>, request: &Message<'_>, to: IpAddr, peer: SocketAddr) {
+        let mut asked = Asked {
+            hall: Arc::clone(self),
+            key: (peer, request.id),
+            cookie: request.cookie,
+            to,
+            is_answered: false,
+        };
+        let listener = self.id.upgrade().map(|inner| CmId { inner });
+        let (Some(listener), Ok(ctx)) = (listener, self.context_of(to)) else {
+            tracing::debug!(%to, "a request came to an address without a device");
+            let answer = Answer::Refused(Refusal::UNSUPPORTED);
+            // An answer without private data can always be made.
+            let _ = asked.answer(answer, &[]);
+            return;
+        };
+        let mut local = SocketAddr::new(to, 0);
+        if let (SocketAddr::V6(local), SocketAddr::V6(peer)) = (&mut local, peer) {
+            local.set_scope_id(peer.scope_id());
+        }
+        // Kept until the event is there, so that `destroy` either prevents it or finds it.
+        let s = listener.inner.state.lock();
+        if !matches!(s.phase, Phase::Serving(_)) {
+            drop(s);
+            return;
+        }
+        local.set_port(s.local.map_or(0, |a| a.port()));
+        let channel = listener.channel();
+        let id = CmId::of_datagram_request(&channel, ctx, self.ctx.is_some(), (local, peer), asked);
+        let channel = listener.put(CmEvent {
+            listener: Some(listener.clone()),
+            private_data: request.private_data.to_vec(),
+            ..id.event(CmEventKind::ConnectRequest, 0)
+        });
+        drop(s);
+        channel.wake();
+    }
+}
+
+/// A peer's request. Dropping it rejects it.
+pub(in crate::raw::cm) struct Asked {
+    hall: Arc<Hall>,
+    key: Key,
+    cookie: u64,
+    /// The address that the request came to.
+    to: IpAddr,
+    is_answered: bool,
+}
+
+impl Asked {
+    /// Sends the answer, and keeps it for the case that the request comes again.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: the answer cannot be sent; the request stays.
+    pub(super) fn answer(&mut self, answer: Answer, private_data: &[u8]) -> Result<()> {
+        let (peer, id) = self.key;
+        let reply = Message {
+            kind: Kind::Reply(answer),
+            id,
+            cookie: self.cookie,
+            private_data,
+        };
+        let reply = reply.seal(crc32c_append)?;
+        self.is_answered = true;
+        let now = now_ns();
+        self.hall.desk.lock().answer(self.key, Box::new(reply), now);
+        self.hall.send(&reply, self.to, peer);
+        Ok(())
+    }
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        if !self.is_answered {
+            let _ = self.answer(Answer::Refused(Refusal::REJECTED), &[]);
+        }
+    }
+}
