@@ -74,7 +74,8 @@ fn check_sizes(cap: &ibv_qp_cap) -> Res<()> {
 /// Operations of the `ibv_wr_*` interface that unreliable connections have: Write, Send, with immediate data, and those on local keys.
 const UC_OPS: u64 = 0x38f;
 
-/// Unreliable connections and datagrams are for GID and number only, as with the kernel's iWARP: the connection manager has none.
+/// Unreliable connections and datagrams are for GID and number only. An identifier of an iWARP NIC has none, as with the kernel's iWARP.
+/// On a RoCE NIC a program may make them with the context of an identifier: UCX hands the number of one to `rdma_connect`.
 fn check_type(qp_type: c_uint, ops: Option<u64>, is_managed: bool) -> Res<()> {
     match qp_type {
         QPT_RC => Ok(()),
@@ -88,7 +89,8 @@ unsafe fn create(p: *mut ibv_pd, wanted: &Wanted, cap: &mut ibv_qp_cap) -> Res<*
     let pd = pd::find(p)?;
     let ctx = context((*p).context);
     check_sizes(cap)?;
-    check_type(wanted.qp_type, wanted.ops, ctx.is_shared())
+    let is_managed = ctx.is_shared() && ctx.device.face == Face::Rnic;
+    check_type(wanted.qp_type, wanted.ops, is_managed)
         .inspect_err(|_| face::type_refused(ctx.device.face, wanted.qp_type))?;
     if wanted.qp_type == QPT_UD {
         return ud::create(p, wanted, cap);

@@ -9,6 +9,7 @@ mod overtaken;
 mod passive;
 mod refused;
 mod resolve;
+mod stand_in;
 mod startup;
 mod timewait;
 

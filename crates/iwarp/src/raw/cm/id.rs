@@ -5,6 +5,7 @@ use super::super::qp::{CmSink, Handover, QueuePair};
 use super::active::Active;
 use super::passive::{Listening, Requested};
 use super::resolve::Resolving;
+use super::stand_in::StandIn;
 use super::{CmEvent, CmEventChannel, CmEventKind};
 use super::{overtaken, startup, timewait};
 use crate::config::Config;
@@ -58,6 +59,8 @@ pub(super) struct IdState {
     pub(super) phase: Phase,
     pub(super) ctx: Option<Context>,
     pub(super) qp: Option<QueuePair>,
+    /// Owns `qp` if that is not the program's.
+    pub(super) stand_in: Option<StandIn>,
     pub(super) bound: Option<Bound>,
     pub(super) local: Option<SocketAddr>,
     pub(super) peer: Option<SocketAddr>,
@@ -113,6 +116,7 @@ impl CmId {
             phase: Phase::Idle,
             ctx: ctx.cloned(),
             qp: None,
+            stand_in: None,
             bound: None,
             local: None,
             peer: None,
@@ -209,7 +213,11 @@ impl CmId {
 
     /// Sets the queue pair that the connection will use; it replaces an earlier one. The program makes the queue pair.
     pub fn set_queue_pair(&self, qp: Option<&QueuePair>) {
-        self.inner.state.lock().qp = qp.cloned();
+        let mut s = self.inner.state.lock();
+        s.qp = qp.cloned();
+        let before = s.stand_in.take();
+        drop(s);
+        drop(before);
     }
 
     /// Returns `true` if both handles mean the same identifier.
@@ -448,11 +456,12 @@ impl CmId {
         if self.inner.origin.is_foreign() {
             return;
         }
-        let phase = {
+        let (phase, stand_in) = {
             let mut s = self.inner.state.lock();
             s.bound = None;
             s.qp = None;
-            std::mem::replace(&mut s.phase, Phase::Destroyed)
+            let phase = std::mem::replace(&mut s.phase, Phase::Destroyed);
+            (phase, s.stand_in.take())
         };
         match phase {
             Phase::Resolving(resolving) => resolving.cancel(),
@@ -461,6 +470,7 @@ impl CmId {
             Phase::Requested(requested) => requested.reject(&[]),
             _ => {}
         }
+        drop(stand_in);
         let mut orphans = Vec::new();
         self.channel().retain(|event| {
             let mine = event.concerns(self);
