@@ -421,6 +421,8 @@ bitflags! {
         const WITH_INV = 1 << 3;
         /// The peer asked for a solicited event.
         const SOLICITED = 1 << 8;
+        /// A datagram that came over IPv4: the routing header is an IPv4 header in its last 20 octets. Without it, it is an IPv6 header.
+        const IPV4 = 1 << 9;
     }
 }
 

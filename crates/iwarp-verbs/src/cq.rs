@@ -143,7 +143,7 @@ unsafe fn create(c: *mut ibv_context, wanted: &Wanted) -> Res<*mut ibv_cq_ex> {
     cq.read_src_qp = Some(read_src_qp);
     cq.read_wc_flags = Some(read_wc_flags);
     cq.read_slid = Some(read_zero_u32);
-    cq.read_sl = Some(read_zero_u8);
+    cq.read_sl = Some(read_sl);
     cq.read_dlid_path_bits = Some(read_zero_u8);
     cq.read_completion_ts = Some(read_completion_ts);
     cq.read_completion_wallclock_ns = Some(read_wallclock);
@@ -403,6 +403,10 @@ unsafe extern "C" fn read_wc_flags(c: *mut ibv_cq_ex) -> u32 {
 
 unsafe extern "C" fn read_zero_u32(_: *mut ibv_cq_ex) -> u32 {
     0
+}
+
+unsafe extern "C" fn read_sl(c: *mut ibv_cq_ex) -> u8 {
+    post::service_level(&trusted(c).current.get())
 }
 
 unsafe extern "C" fn read_zero_u8(_: *mut ibv_cq_ex) -> u8 {

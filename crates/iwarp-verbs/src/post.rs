@@ -419,6 +419,23 @@ pub(crate) const fn wc_flags(cqe: &Cqe) -> c_uint {
     cqe.flags.bits() & shown.bits()
 }
 
+/// Returns the service level of a completion. Of a datagram it says which routing header the receive has, because iWARP has no service
+/// levels, and because NICs for RoCE v2 (mlx5) do so. UCX before 1.19 takes the header's kind from here.
+pub(crate) const fn service_level(cqe: &Cqe) -> u8 {
+    /// A UDP header follows the routing header.
+    const OVER_UDP: u8 = 1 << 3;
+    const IPV6: u8 = 1;
+    const IPV4: u8 = 2;
+    match (
+        cqe.flags.contains(WcFlags::GRH),
+        cqe.flags.contains(WcFlags::IPV4),
+    ) {
+        (false, _) => 0,
+        (true, false) => OVER_UDP | IPV6,
+        (true, true) => OVER_UDP | IPV4,
+    }
+}
+
 /// Returns what a completion says about an error. Datagrams have their sender there.
 pub(crate) const fn vendor_err(cqe: &Cqe) -> u32 {
     match cqe.flags.contains(WcFlags::GRH) {
@@ -441,7 +458,7 @@ const fn to_wc(cqe: &Cqe) -> ibv_wc {
         wc_flags: wc_flags(cqe),
         pkey_index: 0,
         slid: 0,
-        sl: 0,
+        sl: service_level(cqe),
         dlid_path_bits: 0,
     }
 }

@@ -15,8 +15,8 @@ use crate::qp_ex::{self, Builder};
 use crate::srq::SrqObject;
 use crate::ud::UdQp;
 use crate::{cq, face, pd, query, srq, ud, xrc};
-use iwarp::LIMITS;
 use iwarp::raw::{QpAttributes, QueuePair, UdAttributes};
+use iwarp::{Face, LIMITS};
 use iwarp_rnic::qp::State;
 use parking_lot::Mutex;
 use std::ffi::{c_uint, c_void};
@@ -59,7 +59,8 @@ fn check_sizes(cap: &ibv_qp_cap) -> Res<()> {
 /// Operations of the `ibv_wr_*` interface that unreliable connections have: Write, Send, with immediate data, and those on local keys.
 const UC_OPS: u64 = 0x38f;
 
-/// Unreliable connections are for GID and number only, as with the kernel's iWARP: the connection manager has none.
+/// Unreliable connections are for GID and number only. An identifier of an iWARP NIC has none, as with the kernel's iWARP. On a RoCE NIC
+/// a program may make them with the context of an identifier.
 fn check_type(qp_type: c_uint, ops: Option<u64>, is_managed: bool) -> Res<()> {
     match qp_type {
         QPT_RC | QPT_XRC_SEND => Ok(()),
@@ -243,7 +244,8 @@ pub(crate) unsafe fn each_used(c: &ibv_qp, target: Option<&xrc::Target>, f: impl
 unsafe fn create(wanted: &Wanted, cap: &mut ibv_qp_cap) -> Res<*mut ibv_qp> {
     let ctx = context(wanted.context);
     check_sizes(cap)?;
-    check_type(wanted.qp_type, wanted.ops, ctx.is_shared())
+    let is_managed = ctx.is_shared() && ctx.device.face == Face::Rnic;
+    check_type(wanted.qp_type, wanted.ops, is_managed)
         .inspect_err(|_| face::type_refused(ctx.device.face, wanted.qp_type))?;
     let builder = wanted.ops.map(Builder::new).transpose()?;
     adjust(cap, wanted.qp_type, !wanted.srq.is_null());

@@ -1,6 +1,7 @@
 //! Our own C programs on the library, compiled with Debian's headers: every kind of misuse, addresses, an exchange that uses every
-//! operation, events for solicited completions, queue pairs that are connected by number, unreliable connections, extended reliable
-//! connections, datagrams with and without the connection manager, and what later headers than Debian's declare.
+//! operation, events for solicited completions, queue pairs that are connected by number, connections without queue pairs, unreliable
+//! connections, extended reliable connections, datagrams with and without the connection manager, and what later headers than Debian's
+//! declare.
 
 mod common;
 
@@ -93,6 +94,13 @@ fn devices_look_like_iwarp_nics_or_like_roce_nics() {
             panic!("{face}: {said}");
         };
         assert!(hint.contains(&format!("--as {other}")), "{hint}");
+    }
+}
+
+#[test]
+fn a_roce_nic_connects_identifiers_without_queue_pairs_and_an_iwarp_nic_does_not() {
+    for face in ["rnic", "roce"] {
+        passes_as("stand_in", face);
     }
 }
 

@@ -213,11 +213,13 @@ fn a_datagram_arrives_with_its_sender() {
         assert_eq!((got.qp_num, got.opcode), (b.qp.num(), WcOpcode::Recv));
         assert_eq!(got.byte_len as usize, SLOT);
         assert_eq!((got.src_qp(), got.imm_or_stag), (a.qp.num(), 0xaabb_ccdd));
-        let flags = WcFlags::GRH | WcFlags::WITH_IMM | WcFlags::SOLICITED;
+        let ip: IpAddr = ip.parse().unwrap();
+        let mut flags = WcFlags::GRH | WcFlags::WITH_IMM | WcFlags::SOLICITED;
+        flags.set(WcFlags::IPV4, ip.is_ipv4());
         assert_eq!(got.flags, flags);
         let octets = b.octets(1, SLOT);
         assert_eq!(octets[GRH..], text);
-        match ip.parse().unwrap() {
+        match ip {
             IpAddr::V4(_) => assert_eq!(octets[32..40], [127, 0, 0, 1, 127, 0, 0, 1]),
             IpAddr::V6(_) => assert_eq!(octets[8..24], a.gid),
         }

@@ -42,7 +42,8 @@ unsafe fn parameters(object: &IdObject, p: *const rdma_conn_param) -> Res<Connec
     Ok(to)
 }
 
-/// Gives the connection its queue pair: the identifier's, or the one whose number is in the parameters.
+/// Gives the connection its queue pair: the identifier's, or the one whose number is in the parameters. On a device that looks like a
+/// RoCE NIC the number may be any, because InfiniBand's connection manager only passes it on. UCX hands over the number of a datagram queue pair.
 unsafe fn choose_qp(id: *mut rdma_cm_id, object: &IdObject, p: *const rdma_conn_param) -> Res<()> {
     if !(*id).qp.is_null() {
         id::show_timeout(id, object);
@@ -56,8 +57,11 @@ unsafe fn choose_qp(id: *mut rdma_cm_id, object: &IdObject, p: *const rdma_conn_
     }
     let num = p.as_ref().map(|p| p.qp_num).ok_or(EINVAL)?;
     let ctx = object.raw.context().ok_or(EINVAL)?;
-    let qp = ctx.queue_pair(num).ok_or(EINVAL)?;
-    object.raw.set_queue_pair(Some(&qp));
+    match ctx.queue_pair(num) {
+        Some(qp) => object.raw.set_queue_pair(Some(&qp)),
+        None if roce::is_face_of(&ctx) => object.raw.use_stand_in(RD_ATOMIC)?,
+        None => return Err(EINVAL),
+    }
     Ok(())
 }
 

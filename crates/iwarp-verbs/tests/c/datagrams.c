@@ -101,6 +101,12 @@ static void receive(struct ibv_qp *qp, int slot)
 	CODE(0, qp->srq ? ibv_post_srq_recv(qp->srq, &wr, &bad) : ibv_post_recv(qp, &wr, &bad));
 }
 
+/* The service level of a received datagram, as mlx5 has it for RoCE v2: 8 for its UDP header, and 1 for IPv6 or 2 for IPv4. */
+static uint8_t level_of(const unsigned char *grh)
+{
+	return grh[0] >> 4 == 6 ? 9 : 10;
+}
+
 static struct ibv_wc next(struct ibv_cq *cq)
 {
 	struct ibv_wc wc;
@@ -110,6 +116,7 @@ static struct ibv_wc next(struct ibv_cq *cq)
 		n = ibv_poll_cq(cq, 1, &wc);
 	} while (n == 0);
 	NEED(n == 1 && wc.status == IBV_WC_SUCCESS);
+	CHECK(wc.sl == (wc.opcode & IBV_WC_RECV ? level_of(memory[wc.wr_id]) : 0));
 	return wc;
 }
 
@@ -172,6 +179,7 @@ int main(void)
 	union ibv_gid gids[2];
 	struct ibv_srq *srq;
 	struct ibv_wc wc;
+	uint8_t level;
 
 	NEED(list && list[0] && (context = ibv_open_device(list[0])));
 	NEED(ibv_query_gid(context, 1, 0, &gid) == 0 && (pd = ibv_alloc_pd(context)));
@@ -208,7 +216,9 @@ int main(void)
 	NEED(ibv_wc_read_byte_len(cq_ex) == GRH + 5 && ibv_wc_read_vendor_err(cq_ex) == 0);
 	NEED(ntohl(ibv_wc_read_imm_data(cq_ex)) == 5);
 	wc = (struct ibv_wc){ .wc_flags = IBV_WC_GRH, .src_qp = ibv_wc_read_src_qp(cq_ex) };
+	level = ibv_wc_read_sl(cq_ex);
 	ibv_end_poll(cq_ex);
+	NEED(level == level_of(memory[0]));
 	NEED(memcmp(memory[0] + GRH, "there", 5) == 0);
 
 	/* And back to its sender. */

@@ -2,7 +2,7 @@
 //!
 //! An identifier is bound, resolved, connected, or listens. The results arrive as events on its channel.
 //! `id` holds the identifiers, `resolve` the look-up of addresses, `active` and `passive` the two sides of MPA start-up (RFC 5044 section 7.1, RFC 6581), `xrc` what they
-//! say of extended reliable connections, `sink` the events of queue pairs, `sidr` identifiers for datagrams.
+//! say of extended reliable connections, `sink` the events of queue pairs, `stand_in` connections without the program's queue pair, `sidr` identifiers for datagrams.
 
 mod active;
 mod id;
@@ -12,6 +12,7 @@ mod refused;
 mod resolve;
 mod sidr;
 mod sink;
+mod stand_in;
 mod startup;
 mod timewait;
 mod xrc;

@@ -6,6 +6,7 @@ use super::active::Active;
 use super::passive::{Listening, Requested};
 use super::resolve::Resolving;
 use super::sidr::{Asked, Asking, Datagrams, Serving};
+use super::stand_in::StandIn;
 use super::{CmEvent, CmEventChannel, CmEventKind};
 use super::{startup, timewait, xrc};
 use crate::config::Config;
@@ -80,6 +81,8 @@ pub(super) struct IdState {
     pub(super) phase: Phase,
     pub(super) ctx: Option<Context>,
     pub(super) qp: Option<QueuePair>,
+    /// Owns `qp` if that is not the program's.
+    pub(super) stand_in: Option<StandIn>,
     pub(super) bound: Option<Bound>,
     pub(super) local: Option<SocketAddr>,
     pub(super) peer: Option<SocketAddr>,
@@ -147,6 +150,7 @@ impl CmId {
             phase: Phase::Idle,
             ctx: ctx.cloned(),
             qp: None,
+            stand_in: None,
             bound: None,
             local: None,
             peer: None,
@@ -268,7 +272,11 @@ impl CmId {
 
     /// Sets the queue pair that the connection will use; it replaces an earlier one. The program makes the queue pair.
     pub fn set_queue_pair(&self, qp: Option<&QueuePair>) {
-        self.inner.state.lock().qp = qp.cloned();
+        let mut s = self.inner.state.lock();
+        s.qp = qp.cloned();
+        let before = s.stand_in.take();
+        drop(s);
+        drop(before);
     }
 
     /// Returns `true` if both handles mean the same identifier.
@@ -524,15 +532,16 @@ impl CmId {
         if self.inner.origin.is_foreign() {
             return;
         }
-        let (phase, datagrams) = {
+        let (phase, datagrams, stand_in) = {
             let mut s = self.inner.state.lock();
             s.bound = None;
             s.qp = None;
             let datagrams = s.datagrams.as_mut().map(std::mem::take);
-            (std::mem::replace(&mut s.phase, Phase::Destroyed), datagrams)
+            let phase = std::mem::replace(&mut s.phase, Phase::Destroyed);
+            (phase, datagrams, s.stand_in.take())
         };
         phase.end();
-        drop(datagrams);
+        drop((datagrams, stand_in));
         let mut orphans = Vec::new();
         self.channel().retain(|event| {
             let mine = event.concerns(self);

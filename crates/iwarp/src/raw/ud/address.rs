@@ -7,6 +7,7 @@ use crate::device::gid_of;
 use crate::error::{Error, Result};
 use crate::sys::datagram::Route;
 use iwarp_proto::datagram::HEADER_LEN;
+use iwarp_rnic::WcFlags;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Octets in front of each datagram in its receive.
@@ -77,14 +78,15 @@ pub(super) fn ip_of(gid: [u8; 16]) -> IpAddr {
     ip
 }
 
-/// Writes the routing header of a datagram with `payload` octets. An IPv4 header is in the last 20 octets, behind zeros.
+/// Writes the routing header of a datagram with `payload` octets. An IPv4 header is in the last 20 octets, behind zeros. Returns the
+/// flags that tell the program of the header.
 pub(super) fn write_grh(
     to: &mut [u8; GRH_LEN],
     from: IpAddr,
     destination: IpAddr,
     route: Route,
     payload: usize,
-) {
+) -> WcFlags {
     let behind = (UDP_LEN + HEADER_LEN + payload) as u16;
     to.fill(0);
     if let (IpAddr::V4(from), IpAddr::V4(destination)) = (from, destination) {
@@ -99,7 +101,7 @@ pub(super) fn write_grh(
         header[16..20].copy_from_slice(&destination.octets());
         let sum = internet_checksum(header);
         header[10..12].copy_from_slice(&sum.to_be_bytes());
-        return;
+        return WcFlags::GRH | WcFlags::IPV4;
     }
     to[..4].copy_from_slice(&(6 << 28 | u32::from(route.traffic_class) << 20).to_be_bytes());
     to[4..6].copy_from_slice(&behind.to_be_bytes());
@@ -107,6 +109,7 @@ pub(super) fn write_grh(
     to[7] = route.hop_limit;
     to[8..24].copy_from_slice(&gid_of(from));
     to[24..].copy_from_slice(&gid_of(destination));
+    WcFlags::GRH
 }
 
 /// RFC 1071.
@@ -156,7 +159,8 @@ mod tests {
             hop_limit: 64,
         };
         let v4 = |last| IpAddr::V4(Ipv4Addr::new(192, 0, 2, last));
-        write_grh(&mut grh, v4(1), v4(2), route, 100);
+        let flags = write_grh(&mut grh, v4(1), v4(2), route, 100);
+        assert_eq!(flags, WcFlags::GRH | WcFlags::IPV4);
         assert_eq!(grh[..20], [0; 20]);
         let total = [0, 20 + 8 + 32 + 100];
         assert_eq!(grh[20..22], [0x45, 0x48]);
@@ -165,7 +169,8 @@ mod tests {
         assert_eq!(grh[32..], [192, 0, 2, 1, 192, 0, 2, 2]);
         assert_eq!(internet_checksum(&grh[20..]), 0, "its sum is right");
         let v6 = |last| IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last));
-        write_grh(&mut grh, v6(1), v6(2), route, 0);
+        let flags = write_grh(&mut grh, v6(1), v6(2), route, 0);
+        assert_eq!(flags, WcFlags::GRH);
         assert_eq!(grh[..8], [0x64, 0x80, 0, 0, 0, 40, 17, 64]);
         assert_eq!(grh[8..24], gid_of(v6(1)));
         assert_eq!(grh[24..], gid_of(v6(2)));

@@ -121,12 +121,13 @@ impl UdInner {
         }
         g.seen.note(from, header.source, header.sequence);
         let payload = octets.len() - GRH_LEN;
+        let mut flags = flags_of(&header);
         if let Some(grh) = octets.first_chunk_mut() {
-            write_grh(grh, from_ip, to, route, payload);
+            flags |= write_grh(grh, from_ip, to, route, payload);
         }
         let cqe = Cqe {
             byte_len: octets.len() as u32,
-            flags: flags_of(&header),
+            flags,
             imm_or_stag: header.immediate.unwrap_or(0),
             vendor_err: header.source,
             ..failed(g.taken.wr_id, WcStatus::Success, WcOpcode::Recv)
@@ -186,7 +187,7 @@ impl UdInner {
 }
 
 fn flags_of(header: &Header) -> WcFlags {
-    let mut flags = WcFlags::GRH;
+    let mut flags = WcFlags::empty();
     flags.set(WcFlags::WITH_IMM, header.immediate.is_some());
     flags.set(WcFlags::SOLICITED, header.solicited);
     flags

@@ -1,0 +1,223 @@
+/* Connections of the connection manager that have no queue pair, as UCX makes them on a RoCE NIC (the argument "roce"): the program hands
+ * over the number of a datagram queue pair, exchanges private data, and learns of the other end's death. An iWARP NIC refuses them. */
+#include <arpa/inet.h>
+#include <infiniband/verbs.h>
+#include <poll.h>
+#include <rdma/rdma_cma.h>
+#include <unistd.h>
+
+#include "check.h"
+
+enum { PRIVATE = 56, DEPTH = 3, QUIET_MS = 50 };
+
+static int roce;
+static struct rdma_event_channel *channel;
+
+/* How the connection ends. */
+enum ending { CLIENT_DISCONNECTS, SERVER_DISCONNECTS, CLIENT_IS_DESTROYED, SERVER_IS_DESTROYED };
+
+static struct rdma_cm_id *event(enum rdma_cm_event_type want, const char *private)
+{
+	struct rdma_cm_event *event;
+	struct rdma_cm_id *id;
+
+	NEED(rdma_get_cm_event(channel, &event) == 0);
+	if (event->event != want)
+		fprintf(stderr, "%s instead of %s\n", rdma_event_str(event->event), rdma_event_str(want));
+	CHECK(event->event == want);
+	if (private) {
+		CHECK(event->param.conn.private_data_len >= PRIVATE);
+		CHECK(event->param.conn.private_data && strcmp(event->param.conn.private_data, private) == 0);
+		CHECK(event->param.conn.responder_resources == DEPTH && event->param.conn.initiator_depth == DEPTH);
+	}
+	id = event->id;
+	NEED(rdma_ack_cm_event(event) == 0);
+	return id;
+}
+
+static int is_quiet(void)
+{
+	struct pollfd fd = { .fd = channel->fd, .events = POLLIN };
+
+	return poll(&fd, 1, QUIET_MS) == 0;
+}
+
+/* Makes a queue pair that is never used, on the context of the identifier. */
+static struct ibv_qp *dummy(struct rdma_cm_id *id)
+{
+	struct ibv_cq *cq = ibv_create_cq(id->verbs, 1, NULL, NULL, 0);
+	struct ibv_qp_init_attr attr = {
+		.send_cq = cq,
+		.recv_cq = cq,
+		.cap = { .max_send_wr = 2, .max_recv_wr = 2, .max_send_sge = 1, .max_recv_sge = 1 },
+		.qp_type = IBV_QPT_UD,
+	};
+	struct ibv_qp *qp;
+
+	NEED(cq && id->pd);
+	qp = ibv_create_qp(id->pd, &attr);
+	NEED(qp);
+	return qp;
+}
+
+static void drop(struct ibv_qp *qp)
+{
+	struct ibv_cq *cq = qp->send_cq;
+
+	CODE(0, ibv_destroy_qp(qp));
+	CODE(0, ibv_destroy_cq(cq));
+}
+
+static struct rdma_conn_param parameters(struct ibv_qp *qp, const char *private)
+{
+	struct rdma_conn_param param = {
+		.private_data = private,
+		.private_data_len = PRIVATE,
+		.responder_resources = DEPTH,
+		.initiator_depth = DEPTH,
+		/* A number that no queue pair of this process has. */
+		.qp_num = qp ? qp->qp_num : 0xfffffe,
+	};
+
+	return param;
+}
+
+static struct rdma_cm_id *resolved(struct sockaddr_in *at)
+{
+	struct rdma_cm_id *id;
+
+	NEED(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) == 0);
+	NEED(rdma_resolve_addr(id, NULL, (struct sockaddr *)at, 1000) == 0);
+	event(RDMA_CM_EVENT_ADDR_RESOLVED, NULL);
+	NEED(rdma_resolve_route(id, 1000) == 0);
+	event(RDMA_CM_EVENT_ROUTE_RESOLVED, NULL);
+	return id;
+}
+
+static void finish(struct rdma_cm_id *client, struct rdma_cm_id *server, enum ending ending)
+{
+	int by_client = ending == CLIENT_DISCONNECTS || ending == CLIENT_IS_DESTROYED;
+	struct rdma_cm_id *first = by_client ? client : server, *other = by_client ? server : client;
+
+	if (ending == CLIENT_DISCONNECTS || ending == SERVER_DISCONNECTS) {
+		CODE(0, rdma_disconnect(first));
+		event(RDMA_CM_EVENT_DISCONNECTED, NULL);
+		event(RDMA_CM_EVENT_DISCONNECTED, NULL);
+		CODE(0, rdma_disconnect(other));
+		NEED(rdma_destroy_id(first) == 0);
+	} else {
+		NEED(rdma_destroy_id(first) == 0);
+		CHECK(event(RDMA_CM_EVENT_DISCONNECTED, NULL) == other);
+	}
+	NEED(rdma_destroy_id(other) == 0);
+}
+
+static void connection(struct sockaddr_in *at, enum ending ending)
+{
+	char asks[PRIVATE] = "what the client says", answers[PRIVATE] = "what the server says";
+	struct rdma_cm_id *client = resolved(at), *server;
+	struct ibv_qp *a = dummy(client), *b;
+	struct rdma_conn_param param = parameters(a, asks);
+
+	if (!roce) {
+		MINUS_ONE(EINVAL, rdma_connect(client, &param));
+		drop(a);
+		NEED(rdma_destroy_id(client) == 0);
+		return;
+	}
+	MINUS_ONE(EINVAL, rdma_connect(client, NULL));
+	CODE(0, rdma_connect(client, &param));
+	server = event(RDMA_CM_EVENT_CONNECT_REQUEST, asks);
+	b = ending == SERVER_IS_DESTROYED ? NULL : dummy(server);
+	param = parameters(b, answers);
+	MINUS_ONE(EINVAL, rdma_accept(server, NULL));
+	CODE(0, rdma_accept(server, &param));
+	CHECK(event(RDMA_CM_EVENT_CONNECT_RESPONSE, answers) == client);
+	CODE(0, rdma_establish(client));
+	CHECK(event(RDMA_CM_EVENT_ESTABLISHED, NULL) == server);
+	CHECK(client->qp == NULL && server->qp == NULL);
+	/* It stays until one of them ends it, whatever happens to the queue pair whose number was named. */
+	drop(a);
+	if (b)
+		drop(b);
+	CHECK(is_quiet());
+	finish(client, server, ending);
+}
+
+/* The peer of a connection without a queue pair has one, and sends. Nothing takes what it sends, so the connection ends. */
+static void against_a_queue_pair(struct sockaddr_in *at)
+{
+	struct ibv_qp_init_attr attr = {
+		.cap = { .max_send_wr = 2, .max_recv_wr = 2, .max_send_sge = 1, .max_recv_sge = 1 },
+		.qp_type = IBV_QPT_RC,
+		.sq_sig_all = 1,
+	};
+	struct rdma_cm_id *client = resolved(at), *server;
+	char asks[PRIVATE] = "a real one", answers[PRIVATE] = "none";
+	struct rdma_conn_param param = parameters(NULL, asks);
+	struct ibv_send_wr wr = { .opcode = IBV_WR_SEND, .wr_id = 1 }, *bad;
+
+	NEED(rdma_create_qp(client, client->pd, &attr) == 0);
+	CODE(0, rdma_connect(client, &param));
+	server = event(RDMA_CM_EVENT_CONNECT_REQUEST, asks);
+	param = parameters(NULL, answers);
+	CODE(0, rdma_accept(server, &param));
+	/* Both come at the same time. */
+	event(RDMA_CM_EVENT_ESTABLISHED, NULL);
+	event(RDMA_CM_EVENT_ESTABLISHED, NULL);
+	CODE(0, ibv_post_send(client->qp, &wr, &bad));
+	event(RDMA_CM_EVENT_DISCONNECTED, NULL);
+	event(RDMA_CM_EVENT_DISCONNECTED, NULL);
+	rdma_destroy_qp(client);
+	NEED(rdma_destroy_id(client) == 0 && rdma_destroy_id(server) == 0);
+}
+
+/* A request that is refused, and one that is given up: the identifier connects again without a queue pair. */
+static void refused(struct sockaddr_in *at)
+{
+	char asks[PRIVATE] = "first", again[PRIVATE] = "second", no[PRIVATE] = "no";
+	struct rdma_cm_id *client = resolved(at), *server;
+	struct rdma_conn_param param = parameters(NULL, asks);
+	struct rdma_cm_event *refusal;
+
+	CODE(0, rdma_connect(client, &param));
+	server = event(RDMA_CM_EVENT_CONNECT_REQUEST, asks);
+	CODE(0, rdma_reject(server, no, PRIVATE));
+	NEED(rdma_get_cm_event(channel, &refusal) == 0);
+	CHECK(refusal->event == RDMA_CM_EVENT_REJECTED && strcmp(refusal->param.conn.private_data, no) == 0);
+	NEED(rdma_ack_cm_event(refusal) == 0 && rdma_destroy_id(server) == 0);
+	param = parameters(NULL, again);
+	CODE(0, rdma_connect(client, &param));
+	server = event(RDMA_CM_EVENT_CONNECT_REQUEST, again);
+	NEED(rdma_destroy_id(client) == 0);
+	param = parameters(NULL, again);
+	/* Whether its end is known already is chance. */
+	if (rdma_accept(server, &param) == 0) {
+		NEED(rdma_get_cm_event(channel, &refusal) == 0);
+		CHECK(refusal->event != RDMA_CM_EVENT_ESTABLISHED && refusal->id == server);
+		NEED(rdma_ack_cm_event(refusal) == 0);
+	}
+	NEED(rdma_destroy_id(server) == 0);
+}
+
+int main(int argc, char **argv)
+{
+	struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	struct rdma_cm_id *listener;
+	enum ending ending;
+
+	roce = argc > 1 && strcmp(argv[1], "roce") == 0;
+	channel = rdma_create_event_channel();
+	NEED(channel && rdma_create_id(channel, &listener, NULL, RDMA_PS_TCP) == 0);
+	NEED(rdma_bind_addr(listener, (struct sockaddr *)&at) == 0 && rdma_listen(listener, 1) == 0);
+	at.sin_port = rdma_get_src_port(listener);
+	for (ending = CLIENT_DISCONNECTS; ending <= SERVER_IS_DESTROYED; ending++)
+		connection(&at, ending);
+	if (roce) {
+		against_a_queue_pair(&at);
+		refused(&at);
+	}
+	NEED(rdma_destroy_id(listener) == 0);
+	rdma_destroy_event_channel(channel);
+	return result();
+}

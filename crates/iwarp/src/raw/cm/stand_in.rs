@@ -1,0 +1,67 @@
+//! Stand-in queue pairs: connections of identifiers whose program has no queue pair for them.
+//!
+//! On InfiniBand and RoCE the connection manager does not touch queue pairs. Some programs (UCX) use a connection of it only to exchange
+//! private data and to learn of the other end's death. They hand over the number of some queue pair that no message ever uses, and
+//! connect their real queue pairs by number. With iWARP a connection is a TCP stream, which only a queue pair can serve. So the
+//! identifier has a queue pair of its own, which nothing can be posted to: no peer can reach memory through it, because its protection
+//! domain has none, and a peer's Send ends the connection, because there is no receive.
+
+use super::super::context::Context;
+use super::super::qp::{QpAttributes, QueuePair};
+use super::id::CmId;
+use crate::error::{Error, Result};
+
+/// A queue pair that is destroyed with its identifier.
+pub(super) struct StandIn(QueuePair);
+
+impl StandIn {
+    /// Creates the queue pair. `depth` is the number of RDMA Reads that it says to serve and to issue.
+    fn create(ctx: &Context, depth: u16) -> Result<Self> {
+        // A queue pair needs room for a request, although there will be none.
+        let cq = ctx.create_cq(1, None)?;
+        let attributes = QpAttributes {
+            pd: ctx.allocate_pd(),
+            send_cq: cq.clone(),
+            recv_cq: cq,
+            srq: None,
+            unreliable: false,
+            max_send_wr: 1,
+            max_recv_wr: 1,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline: 0,
+            signal_all: false,
+            max_ird: depth,
+            max_ord: depth,
+        };
+        Ok(Self(ctx.create_qp(&attributes)?))
+    }
+}
+
+impl Drop for StandIn {
+    fn drop(&mut self) {
+        self.0.destroy();
+    }
+}
+
+impl CmId {
+    /// Gives the connection a queue pair of the identifier's own instead of one of the program's. It carries no messages. The connection
+    /// has private data, and its end is told at both ends. It takes the place of an earlier queue pair, and is destroyed with the
+    /// identifier.
+    ///
+    /// `depth` is what the other end is told of RDMA Reads at most, if the program asks for more or for as many as possible.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`] before the address is resolved; else as [`Context::create_qp`].
+    pub fn use_stand_in(&self, depth: u16) -> Result<()> {
+        let ctx = self.context().ok_or(Error::NoDevice)?;
+        let stand_in = StandIn::create(&ctx, depth)?;
+        let mut s = self.inner.state.lock();
+        s.qp = Some(stand_in.0.clone());
+        let before = s.stand_in.replace(stand_in);
+        // Its end may be told to this identifier, so the lock is dropped first.
+        drop(s);
+        drop(before);
+        Ok(())
+    }
+}
