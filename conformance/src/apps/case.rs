@@ -36,6 +36,7 @@ pub(super) struct Case {
     wire: bool,
     long: bool,
     spins: bool,
+    own_tmp: bool,
     limit: Duration,
     run: Run,
 }
@@ -54,6 +55,7 @@ impl Case {
             wire: false,
             long: false,
             spins: false,
+            own_tmp: false,
             limit: LIMIT,
             run: Box::new(run),
         }
@@ -80,6 +82,13 @@ impl Case {
     /// Runs the case while no other case runs, because its programs spin instead of sleeping.
     pub(super) fn spins(mut self) -> Self {
         self.spins = true;
+        self
+    }
+
+    /// Gives the case a folder `/tmp` of its own, because its programs use files of fixed names there. Without namespaces it is skipped: such
+    /// a file may be another user's.
+    pub(super) fn own_tmp(mut self) -> Self {
+        self.own_tmp = true;
         self
     }
 
@@ -112,6 +121,10 @@ impl Case {
         self.wire
     }
 
+    pub(super) fn needs_own_tmp(&self) -> bool {
+        self.own_tmp
+    }
+
     pub(super) fn is_spinning(&self) -> bool {
         self.spins
     }
@@ -125,6 +138,9 @@ impl Case {
     }
 
     pub(super) fn run(&self, stage: &Stage) -> Result<Verdict> {
+        if self.own_tmp && !stage.has_namespaces() {
+            return Ok(Verdict::skipped("needs namespaces, for a /tmp of its own"));
+        }
         (self.run)(stage)
     }
 }

@@ -1,5 +1,7 @@
 //! perftest: every operation, connected by the connection manager (`-R`) and by GID and number.
 //!
+//! Extended reliable connections (`-c XRC`) are made without `-R` only, because the programs say so. Both ends use files of fixed names in `/tmp`.
+//!
 //! Some combinations do not exist in the programs themselves: the latency programs have no `-b` and `-q`, RDMA Write has no
 //! `-e`, atomics have one size and therefore no `-a`, and `-R` supports IPv4 only. On an iWARP NIC `ib_send_bw` needs `-R`: without it,
 //! its server sends credits from a queue pair that it never moved from RTR to RTS, and with `-b` it does not deregister the
@@ -81,6 +83,9 @@ const PROGRAMS: &[Program] = &[
     },
 ];
 
+/// The options for extended reliable connections.
+const XRC: [&str; 2] = ["-c", "XRC"];
+
 /// Number of sizes of `-a`: the powers of two from 2 octets to 8 MiB.
 const SIZES: usize = 23;
 
@@ -133,6 +138,20 @@ fn of_program(program: &'static Program) -> Vec<Case> {
         out.push(("`-c UC`", options, 1));
     }
     out.extend(roce);
+    // Where it does not work as an iWARP NIC, that has nothing to do with the kind of connection.
+    let extended = match program.by_number {
+        true => "`-c XRC`",
+        false => "`--as roce`, `-c XRC`",
+    };
+    out.push((extended, vec![XRC[0], XRC[1], "-x", "0", "-n", count], 1));
+    if !program.latency {
+        let both = match program.by_number {
+            true => "`-c XRC -b -q 4`",
+            false => "`--as roce`, `-c XRC -b -q 4`",
+        };
+        let options = vec![XRC[0], XRC[1], "-b", "-q", "4", "-x", "0", "-n", count];
+        out.push((both, options, 1));
+    }
     out.into_iter()
         .map(|(what, options, rows)| {
             // The latency programs calibrate the processor's counter for each size, which takes seconds on a busy machine.
@@ -142,10 +161,12 @@ fn of_program(program: &'static Program) -> Vec<Case> {
             } else {
                 "rnic"
             };
+            let extended = options.starts_with(&XRC);
             let case = Case::new(program.name, what, move |stage| {
                 run(stage, program.name, face, &options, rows)
             });
             let case = case.needs(&["perftest"]).spins().limit(240);
+            let case = if extended { case.own_tmp() } else { case };
             if long { case.long() } else { case }
         })
         .collect()

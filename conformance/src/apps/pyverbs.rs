@@ -37,12 +37,8 @@ const REASONS: &[(&str, &str)] = &[
     ("Create QP type 8 ", "needs raw packets"),
     ("To Create RAW QP ", "needs raw packets"),
     ("Must be run by root ", "needs raw packets"),
-    ("Create XRCD ", "needs extended reliable connections"),
     ("Extended CQ ", "needs tag matching"),
-    (
-        "Extended QP ",
-        "needs atomic writes or extended reliable connections",
-    ),
+    ("Extended QP ", "needs atomic writes"),
     (
         "ODP implicit ",
         "needs a region of the whole address space, in which a peer could name what is not mapped",
@@ -64,7 +60,7 @@ pub(super) fn cases() -> Vec<Case> {
     vec![
         Case::new(
             "pyverbs",
-            "rdma-core's own tests that need no XRC, raw packets or tag matching",
+            "rdma-core's own tests that need no raw packets or tag matching",
             suite,
         )
         .needs(&["python3-pyverbs", "iproute2"])
@@ -216,7 +212,7 @@ mod tests {
     #[test]
     fn results_are_counted_and_unknown_skips_are_failures() {
         let good = "passed\ttest_pd.PDTest.test_alloc_pd\t\n\
-                    skipped\ttest_cq.CQTest.test_x\tCreate XRCD is not supported\n\
+                    skipped\ttest_cq.CQTest.test_x\tCreate Raw Packet QP is not supported\n\
                     skipped\ttest_mlx5_cq.X.y\twhatever\n\
                     failed\ttest_rdmacm.CMTestCase.test_impossible\tException()\n\
                     end\t4\t\n";
@@ -229,7 +225,7 @@ mod tests {
             note.starts_with("1 passed, 2 skipped, 1 of other"),
             "{note}"
         );
-        assert!(note.contains("test_cq: 0 passed, 1 skipped (needs extended"));
+        assert!(note.contains("test_cq: 0 passed, 1 skipped (needs raw"));
         for bad in [
             "",
             "end\t0\t\n",

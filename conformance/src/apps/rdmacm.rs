@@ -67,6 +67,13 @@ pub(super) fn cases() -> Vec<Case> {
             "127.0.0.1",
             &["-c", "r"],
         ),
+        example(
+            "rdma_xclient",
+            "`-c x`, with `rdma_xserver`",
+            "rdma_xserver",
+            "127.0.0.1",
+            &["-c", "x"],
+        ),
     ]
     .into_iter()
     .map(|case| case.needs(NEEDS))

@@ -120,7 +120,10 @@ impl Stage {
         let deadline = Instant::now() + case.time();
         let holder = match setting.isolation {
             Isolation::Nothing => None,
-            kind => Some(Holder::start(kind, case, &dir, deadline)?),
+            kind => {
+                let keep = [setting.home, setting.prefix];
+                Some(Holder::start(kind, case, &dir, &keep, deadline)?)
+            }
         };
         let mut name: String = case
             .name()
@@ -139,6 +142,11 @@ impl Stage {
             port: Cell::new(first_port(number)),
             outputs: RefCell::new(Vec::new()),
         })
+    }
+
+    /// Returns `true` if the programs run in namespaces of their own.
+    pub(super) fn has_namespaces(&self) -> bool {
+        self.holder.is_some()
     }
 
     /// Returns the directory in which the programs start and to which they may write.
@@ -347,7 +355,14 @@ impl Stage {
 }
 
 impl Holder {
-    fn start(kind: Isolation, case: &Case, dir: &Path, deadline: Instant) -> Result<Self> {
+    /// `keep` are folders that the programs need besides `dir`.
+    fn start(
+        kind: Isolation,
+        case: &Case,
+        dir: &Path,
+        keep: &[&Path],
+        deadline: Instant,
+    ) -> Result<Self> {
         let mut script = String::from("set -e; ip link set lo up; ");
         if case.needs_wire() {
             script.push_str(
@@ -355,6 +370,9 @@ impl Holder {
                  ip addr add 10.77.0.1/24 dev wire0; ip addr add fd77::1/64 dev wire0 nodad; \
                  ip link set wire0 up; ip link set wire1 up; ",
             );
+        }
+        if case.needs_own_tmp() {
+            script.push_str(&own_tmp(dir, keep));
         }
         // `sleep` ends by itself, so the namespaces do not stay for ever if this program is killed.
         let _ = write!(
@@ -380,6 +398,26 @@ impl Holder {
             inside,
         })
     }
+}
+
+/// Returns the commands that put a folder of the case's directory in the place of `/tmp`. The folders of `keep` stay where they are, as they may
+/// be in `/tmp`, too.
+fn own_tmp(dir: &Path, keep: &[&Path]) -> String {
+    let new = dir.join("tmp");
+    let mut script = format!("mkdir -m 1777 {}; ", new.display());
+    for folder in keep {
+        if let Ok(below) = folder.strip_prefix("/tmp") {
+            let to = new.join(below);
+            let _ = write!(
+                script,
+                "mkdir -p {to}; mount --bind {folder} {to}; ",
+                to = to.display(),
+                folder = folder.display()
+            );
+        }
+    }
+    let _ = write!(script, "mount --rbind {} /tmp; ", new.display());
+    script
 }
 
 /// Returns the first port of a case. Each case has other ports, because connections of an earlier case may still be in TIME_WAIT.
