@@ -70,6 +70,12 @@ const PACKAGES: &[Package] = &[
         why: "drives every operation through the C library",
     },
     Package {
+        name: "dapl2-utils",
+        proof: Proof::Program("dapltest"),
+        needed_by: &["apps"],
+        why: "DAPL over rdma_cm, and over queue pairs that it connects itself",
+    },
+    Package {
         name: "fio",
         proof: Proof::Program("fio"),
         needed_by: &["apps"],

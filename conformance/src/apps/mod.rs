@@ -33,8 +33,10 @@
 //! `--bless` writes the table in `docs/programs.md`. It replaces the row of a program if all cases of that program ran.
 //! A unit test fails when the table and the cases differ.
 
+mod by_number;
 mod case;
 mod checked;
+mod dapl;
 mod datagrams;
 mod enumerate;
 mod fabric;
@@ -105,7 +107,9 @@ fn all() -> Vec<Case> {
         datagrams::cases(),
         pingpong::cases(),
         perftest::cases(),
+        by_number::cases(),
         qperf::cases(),
+        dapl::cases(),
         fio::cases(),
         rsockets::cases(),
         fabric::cases(),

@@ -87,7 +87,7 @@ const PROGRAMS: &[Program] = &[
 const XRC: [&str; 2] = ["-c", "XRC"];
 
 /// Number of sizes of `-a`: the powers of two from 2 octets to 8 MiB.
-const SIZES: usize = 23;
+pub(super) const SIZES: usize = 23;
 
 /// The cases of this file.
 pub(super) fn cases() -> Vec<Case> {
@@ -173,7 +173,13 @@ fn of_program(program: &'static Program) -> Vec<Case> {
 }
 
 /// Runs both ends and checks the client's table.
-fn run(stage: &Stage, name: &str, face: &str, options: &[&str], rows: usize) -> Result<Verdict> {
+pub(super) fn run(
+    stage: &Stage,
+    name: &str,
+    face: &str,
+    options: &[&str],
+    rows: usize,
+) -> Result<Verdict> {
     let port = stage.port()?;
     let number = port.to_string();
     let mut words = vec![name, "-F", "-p", &number];
@@ -199,7 +205,7 @@ fn run(stage: &Stage, name: &str, face: &str, options: &[&str], rows: usize) -> 
         bail!("{} rows instead of {rows}", results.len());
     }
     for (at, (size, _)) in results.iter().enumerate() {
-        if rows == SIZES && *size != 2 << at {
+        if rows > 1 && *size != 2 << at {
             bail!("row {at} is for {size} octets");
         }
     }

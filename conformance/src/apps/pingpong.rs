@@ -40,8 +40,14 @@ pub(super) fn cases() -> Vec<Case> {
     });
     let by_lid = [
         (rc, "by LID", vec!["-c"]),
+        (rc, "by LID, `-e -N`", vec!["-c", "-e", "-N"]),
         (srq, "by LID", vec!["-e"]),
+        (uc, "by LID", vec!["-c"]),
+        (uc, "by LID, `-e`", vec!["-c", "-e"]),
         (ud, "by LID", vec![]),
+        (ud, "by LID, `-e`", vec!["-c", "-e"]),
+        (rc, "by LID, `-j`", vec!["-j"]),
+        (rc, "by LID, `-t`", vec!["-c", "-t"]),
     ];
     let as_rnic = by_gid.chain(by_lid).map(|(program, what, options)| {
         Case::new(program, what, move |stage| {
@@ -57,6 +63,24 @@ pub(super) fn cases() -> Vec<Case> {
     let datagrams_as_roce = ["1", "3"].map(|index| {
         Case::new(ud, format!("`--as roce`, `-g {index}`"), move |stage| {
             run(stage, ud, "roce", &["-g", index])
+        })
+    });
+    // LID 0 is that of every RoCE NIC, and stands for the device itself.
+    let by_lid_as_roce = [rc, srq, uc].map(|program| {
+        Case::new(program, "`--as roce`, by LID", move |stage| {
+            run(stage, program, "roce", &["-c", "-e"])
+        })
+    });
+    let others_as_roce = [
+        (srq, "1", "-e"),
+        (srq, "3", "-c"),
+        (uc, "1", "-e"),
+        (uc, "3", "-c"),
+    ]
+    .map(|(program, index, option)| {
+        let what = format!("`--as roce`, `-g {index} {option}`");
+        Case::new(program, what, move |stage| {
+            run(stage, program, "roce", &["-g", index, option])
         })
     });
     let needs: &[&str] = &["ibverbs-utils"];
@@ -76,6 +100,8 @@ pub(super) fn cases() -> Vec<Case> {
         .chain(as_roce)
         .chain(datagrams_as_roce)
         .chain(extended)
+        .chain(by_lid_as_roce)
+        .chain(others_as_roce)
         .map(|case| case.needs(needs))
         .collect()
 }

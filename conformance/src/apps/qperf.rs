@@ -1,5 +1,5 @@
-//! qperf: all its tests of reliable connections, connected by rdma_cm (`-cm1`), and by LIDs that it exchanges itself. qperf uses
-//! rdma_cm with IPv4 only.
+//! qperf: its tests of reliable connections, connected by rdma_cm (`-cm1`), and all its tests, connected by LIDs that it exchanges itself.
+//! qperf uses rdma_cm with IPv4 only. As RoCE NIC it has no datagrams: it sends them to LID 0.
 
 use anyhow::{Context as _, Result, bail};
 
@@ -7,7 +7,7 @@ use super::case::{Case, Verdict};
 use super::stage::Stage;
 
 /// The tests, and for each the row of its output that has the result.
-const TESTS: &[(&str, &str)] = &[
+const RELIABLE: &[(&str, &str)] = &[
     ("rc_bw", "bw"),
     ("rc_bi_bw", "bw"),
     ("rc_lat", "latency"),
@@ -22,33 +22,76 @@ const TESTS: &[(&str, &str)] = &[
     ("ver_rc_fetch_add", "msg_rate"),
 ];
 
+/// The tests of unreliable connections.
+const UNRELIABLE: &[(&str, &str)] = &[
+    ("uc_bw", "recv_bw"),
+    ("uc_bi_bw", "recv_bw"),
+    ("uc_lat", "latency"),
+    ("uc_rdma_write_bw", "recv_bw"),
+    ("uc_rdma_write_lat", "latency"),
+    ("uc_rdma_write_poll_lat", "latency"),
+];
+
+/// The tests of datagrams.
+const DATAGRAMS: &[(&str, &str)] = &[
+    ("ud_bw", "recv_bw"),
+    ("ud_bi_bw", "recv_bw"),
+    ("ud_lat", "latency"),
+];
+
 /// The cases of this file.
 pub(super) fn cases() -> Vec<Case> {
     vec![
-        case("`-cm1`, all `rc_*` and `ver_rc_*` tests", &["-cm1"]),
-        case("by LID, the same tests", &[]),
+        case(
+            "`-cm1`, all `rc_*` and `ver_rc_*` tests",
+            "rnic",
+            &["-cm1"],
+            RELIABLE,
+        ),
+        case("by LID, the same tests", "rnic", &[], RELIABLE),
+        case("by LID, all `uc_*` tests", "rnic", &[], UNRELIABLE),
+        case("by LID, all `ud_*` tests", "rnic", &[], DATAGRAMS),
+        case(
+            "`--as roce`, by LID, all `rc_*` and `ver_rc_*` tests",
+            "roce",
+            &[],
+            RELIABLE,
+        )
+        .long(),
+        case(
+            "`--as roce`, by LID, all `uc_*` tests",
+            "roce",
+            &[],
+            UNRELIABLE,
+        ),
     ]
 }
 
-fn case(what: &str, options: &'static [&'static str]) -> Case {
-    Case::new("qperf", what, move |stage| all(stage, options))
+fn case(
+    what: &str,
+    face: &'static str,
+    options: &'static [&'static str],
+    tests: &'static [(&'static str, &'static str)],
+) -> Case {
+    Case::new("qperf", what, move |stage| all(stage, face, options, tests))
         .needs(&["qperf"])
         .spins()
         .limit(150)
 }
 
 /// Runs all tests one after another against a single server.
-fn all(stage: &Stage, options: &[&str]) -> Result<Verdict> {
+fn all(stage: &Stage, face: &str, options: &[&str], tests: &[(&str, &str)]) -> Result<Verdict> {
+    let start = |words: &[&str]| stage.start_with(&["--as", face], None, &[], words);
     let port = stage.port()?;
     let number = port.to_string();
-    let server = stage.start(&["qperf", "-lp", &number])?;
+    let server = start(&["qperf", "-lp", &number])?;
     stage.wait_for_port(port)?;
     let mut words = vec!["qperf", "-lp", &number];
     words.extend(options);
     words.extend(["-t", "1", "127.0.0.1"]);
-    words.extend(TESTS.iter().map(|(name, _)| *name));
-    let said = stage.start(&words)?.success()?;
-    for (name, metric) in TESTS {
+    words.extend(tests.iter().map(|(name, _)| *name));
+    let said = start(&words)?.success()?;
+    for (name, metric) in tests {
         let value =
             value_of(&said, name, metric).with_context(|| format!("{name} has no result"))?;
         if value <= 0.0 {
@@ -58,11 +101,9 @@ fn all(stage: &Stage, options: &[&str]) -> Result<Verdict> {
     if said.contains("errors") {
         bail!("operations failed: {said}");
     }
-    stage
-        .start(&["qperf", "-lp", &number, "127.0.0.1", "quit"])?
-        .success()?;
+    start(&["qperf", "-lp", &number, "127.0.0.1", "quit"])?.success()?;
     server.success()?;
-    Ok(Verdict::passed(format!("{} tests", TESTS.len())))
+    Ok(Verdict::passed(format!("{} tests", tests.len())))
 }
 
 /// Returns the number after `metric =` in the lines of a test.

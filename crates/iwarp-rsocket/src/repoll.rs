@@ -270,3 +270,40 @@ pub(crate) fn close(number: RawFd) -> Result<()> {
     set.waiters.notify();
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::notify::Waiter;
+    use std::os::fd::AsFd as _;
+
+    /// A wait sleeps for up to the interval between looks, so it would see the change in the end, but late.
+    #[test]
+    fn each_change_of_a_set_wakes_its_waits() {
+        let number = create(0).unwrap();
+        let set = find(number).unwrap();
+        let (reader, _writer) = std::io::pipe().unwrap();
+        let fd = reader.as_fd().as_raw_fd();
+        let waiter = Waiter::of_thread().unwrap();
+        let _entered = set.waiters.enter(&waiter);
+        let event = epoll_event { events: 1, u64: 0 };
+        for op in [
+            libc::EPOLL_CTL_ADD,
+            libc::EPOLL_CTL_MOD,
+            libc::EPOLL_CTL_DEL,
+        ] {
+            let before = set.entries.lock().version;
+            control(number, op, fd, Some(&event)).unwrap();
+            assert!(waiter.take_signal(), "{op} wakes nobody");
+            assert_ne!(set.entries.lock().version, before, "{op} is no change");
+        }
+        // What is refused changes nothing.
+        assert_eq!(
+            control(number, libc::EPOLL_CTL_DEL, fd, None),
+            Err(Errno(libc::ENOENT))
+        );
+        assert!(!waiter.take_signal());
+        close(number).unwrap();
+        assert!(waiter.take_signal(), "the end wakes nobody");
+    }
+}

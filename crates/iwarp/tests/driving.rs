@@ -204,8 +204,9 @@ fn fpdus_grow_with_the_segments_of_the_stream() {
     assert!(last <= first, "{fpdus:?}");
     let mtu = std::fs::read_to_string("/sys/class/net/lo/mtu").unwrap();
     if mtu.trim() == "65536" {
-        // An FPDU carries at most 64,752 octets of payload.
-        assert_eq!(last, 17, "{fpdus:?}");
+        // An FPDU carries at most 64,752 octets of payload. Where a socket takes a plan in parts, the next one begins with a shorter FPDU, so
+        // one Write or another may need one more.
+        assert_eq!(fpdus.iter().min(), Some(&17), "{fpdus:?}");
     }
 }
 

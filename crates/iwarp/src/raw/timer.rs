@@ -56,6 +56,8 @@ impl QpInner {
 
     /// The timer has expired.
     pub(super) fn time_has_come(self: &Arc<Self>) {
+        // The process may have been stopped meanwhile: what has come is looked at before the clock is believed.
+        self.drive_rx();
         let mut after = After::default();
         let mut g = self.state.lock();
         let now = Time::from_nanos(now_ns());

@@ -553,6 +553,10 @@ impl Source for Active {
     }
 
     fn timer(self: Arc<Self>, kind: u32) {
+        if matches!(kind, TIMER_CONNECT | TIMER_REPLY | TIMER_ACKNOWLEDGED) && self.awaits(kind) {
+            // The process may have been stopped meanwhile: what has come is looked at before the clock is believed.
+            Arc::clone(&self).ready(true, true, false);
+        }
         if kind == TIMER_AGAIN {
             self.again();
             return;

@@ -31,6 +31,54 @@ fn has_come(at: &std::net::TcpStream) {
     while at.peek(&mut frame).ok() != Some(REQUEST.len()) {}
 }
 
+/// A peer's socket, what is accepted for it, and the connection in start-up, which the poller does not know.
+fn greet(
+    hall: &Arc<Hall>,
+    ctx: &Context,
+    nursery: &std::net::TcpListener,
+) -> (std::net::TcpStream, std::net::TcpStream, Arc<Greeting>) {
+    let (peer, accepted, address) = connect(nursery);
+    let seen = accepted.try_clone().unwrap();
+    let greeting = Arc::new(Greeting {
+        hall: Arc::clone(hall),
+        ctx: ctx.clone(),
+        token: hall.engine.token(),
+        starting: Mutex::new(Some(Starting {
+            flow: None,
+            stream: TcpStream::from_socket(accepted.into()).unwrap(),
+            ends: Ends {
+                local: nursery.local_addr().unwrap(),
+                peer: address,
+            },
+            reader: FrameReader::new(FrameKind::Request),
+        })),
+    });
+    hall.starting.lock().push_back(Arc::downgrade(&greeting));
+    (peer, seen, greeting)
+}
+
+/// A process that was stopped finds the request and the expired timer at the same moment.
+#[test]
+fn a_request_that_has_come_counts_although_its_time_is_over() {
+    let ctx = testing::context();
+    let channel = create_event_channel().unwrap();
+    let id = CmId::create(&channel, Some(&ctx));
+    id.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    id.listen(8).unwrap();
+    let hall = hall_of(&id);
+    let nursery = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (mut silent, _, first) = greet(&hall, &ctx, &nursery);
+    let (mut asking, seen, second) = greet(&hall, &ctx, &nursery);
+    asking.write_all(REQUEST).unwrap();
+    has_come(&seen);
+    first.timer(0);
+    second.timer(0);
+    let event = channel.next(Some(Duration::from_secs(10))).unwrap();
+    assert_eq!(event.id.addresses().1, Some(asking.local_addr().unwrap()));
+    let reset = silent.read(&mut [0]).unwrap_err();
+    assert_eq!(reset.kind(), std::io::ErrorKind::ConnectionReset);
+}
+
 /// Two requests have come before either is read, and the second connection is accepted only now. The program gets the first one first.
 #[test]
 fn a_request_does_not_overtake_that_of_an_older_connection() {
@@ -71,29 +119,8 @@ fn a_connection_whose_request_has_come_is_not_given_up() {
     id.listen(8).unwrap();
     let hall = hall_of(&id);
     let nursery = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let greet = || {
-        let (peer, accepted, address) = connect(&nursery);
-        let seen = accepted.try_clone().unwrap();
-        // The poller does not know it.
-        let greeting = Arc::new(Greeting {
-            hall: Arc::clone(&hall),
-            ctx: ctx.clone(),
-            token: hall.engine.token(),
-            starting: Mutex::new(Some(Starting {
-                flow: None,
-                stream: TcpStream::from_socket(accepted.into()).unwrap(),
-                ends: Ends {
-                    local: nursery.local_addr().unwrap(),
-                    peer: address,
-                },
-                reader: FrameReader::new(FrameKind::Request),
-            })),
-        });
-        hall.starting.lock().push_back(Arc::downgrade(&greeting));
-        (peer, seen, greeting)
-    };
-    let (mut silent, _, _first) = greet();
-    let (mut asking, seen, _second) = greet();
+    let (mut silent, _, _first) = greet(&hall, &ctx, &nursery);
+    let (mut asking, seen, _second) = greet(&hall, &ctx, &nursery);
     asking.write_all(REQUEST).unwrap();
     has_come(&seen);
     assert!(hall.give_up_oldest("there are too many"));

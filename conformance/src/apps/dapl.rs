@@ -1,0 +1,186 @@
+//! uDAPL, an older interface on top of the verbs, with its own tests: `dtest` and `dapltest`. Its providers connect in three ways: `cma` by
+//! rdma_cm, `scm` by queue pair numbers over TCP, and `ucm` by queue pair numbers in datagrams of the NIC.
+//!
+//! The programs choose a provider by a line of a file, which the case writes. They pass over loopback: `cma` wants a listener to have a
+//! device, and `scm` listens on the first address that is not loopback's. `dapltest` exits with 0 whatever happens, so its output decides.
+//! It cannot name a server to `ucm`, which expects a LID and a queue pair number where `dapltest` puts an IPv4 address; `dtest` tells
+//! its peer both over TCP. As RoCE NIC, where the LID is 0, `dtest` takes that for no answer.
+
+use anyhow::{Result, bail};
+
+use super::case::{Case, Verdict, expect, expect_lines};
+use super::program::Program;
+use super::stage::{Stage, WIRE_V4};
+
+/// The provider's name, its library, and what it names the device by: an interface or the NIC.
+const PROVIDERS: &[(&str, &str, &str)] = &[
+    ("cma", "libdaplofa.so.2", "wire0 0"),
+    ("scm", "libdaploscm.so.2", "iwarp1 1"),
+    ("ucm", "libdaploucm.so.2", "iwarp1 1"),
+];
+/// The port on which the server of `dtest` tells its client the address of the provider.
+const DTEST_PORT: u16 = 15828;
+
+/// The cases of this file.
+pub(super) fn cases() -> Vec<Case> {
+    let dtests = [
+        ("cma", "rnic"),
+        ("scm", "rnic"),
+        ("ucm", "rnic"),
+        ("cma", "roce"),
+        ("scm", "roce"),
+    ]
+    .map(|(provider, face)| {
+        Case::new("dtest", what(face, provider), move |stage| {
+            dtest(stage, face, provider)
+        })
+    });
+    let dapltests = [
+        ("cma", "rnic"),
+        ("scm", "rnic"),
+        ("cma", "roce"),
+        ("scm", "roce"),
+    ]
+    .map(|(provider, face)| {
+        let what = format!(
+            "{}: transactions, performance, limits",
+            what(face, provider)
+        );
+        Case::new("dapltest", what, move |stage| {
+            dapltest(stage, face, provider)
+        })
+        .limit(120)
+    });
+    dtests
+        .into_iter()
+        .chain(dapltests)
+        .map(|case| case.needs(&["dapl2-utils"]).wire())
+        .collect()
+}
+
+fn what(face: &str, provider: &str) -> String {
+    match face {
+        "roce" => format!("`--as roce`, `{provider}`"),
+        _ => format!("`{provider}`"),
+    }
+}
+
+/// A stage with a file of providers, and how the NIC looks.
+struct Setting<'a> {
+    stage: &'a Stage,
+    face: &'a str,
+    /// The path of the file.
+    providers: String,
+}
+
+impl<'a> Setting<'a> {
+    fn new(stage: &'a Stage, face: &'a str) -> Result<Self> {
+        let path = stage.dir().join("dat.conf");
+        let lines = PROVIDERS.iter().map(|(name, library, device)| {
+            format!("{name} u2.0 nonthreadsafe default {library} dapl.2.0 \"{device}\" \"\"\n")
+        });
+        std::fs::write(&path, lines.collect::<String>())?;
+        Ok(Self {
+            stage,
+            face,
+            providers: path.display().to_string(),
+        })
+    }
+
+    fn start(&self, words: &[&str]) -> Result<Program> {
+        let variables = [("DAT_OVERRIDE", self.providers.as_str())];
+        let all = [&["stdbuf", "-oL"], words].concat();
+        self.stage
+            .start_with(&["--as", self.face], None, &variables, &all)
+    }
+}
+
+/// Both ends write, read and send to each other, with each of the program's ways to wait.
+fn dtest(stage: &Stage, face: &str, provider: &str) -> Result<Verdict> {
+    let setting = Setting::new(stage, face)?;
+    const WAYS: [&[&str]; 3] = [&[], &["-c"], &["-p"]];
+    for way in WAYS {
+        let common = ["dtest", "-P", provider, "-b", "65536", "-B", "20"];
+        let server = [&common[..], way].concat();
+        let client = [&server[..], &["-h", WIRE_V4]].concat();
+        let server = setting.start(&server)?;
+        stage.wait_for_port(DTEST_PORT)?;
+        let client = setting.start(&client)?;
+        for (program, peer) in [(client, "server"), (server, "client")] {
+            let said = program.success()?;
+            expect(
+                &said,
+                &format!("RDMA write buffer contains: {peer} RDMA write data"),
+            )?;
+            expect(
+                &said,
+                &format!("RDMA read buffer contains: {peer} RDMA read data"),
+            )?;
+            expect(&said, "DAPL Test Complete. PASSED")?;
+        }
+    }
+    Ok(Verdict::passed(format!("{} ways to wait", WAYS.len())))
+}
+
+/// The operations of a transaction that uses each kind, and whose data are checked.
+const TRANSACTION: &str = "client RW 4096 1 server RW 2048 4 client RR 4096 2 client SR 1024 4 server SR 4096 2 client SR 1024 3 -f server SR 2048 1 -f";
+
+fn dapltest(stage: &Stage, face: &str, provider: &str) -> Result<Verdict> {
+    let setting = Setting::new(stage, face)?;
+    let mut server = setting.start(&["dapltest", "-T", "S", "-D", provider])?;
+    server.wait_for("Service Point Ready")?;
+    let run = |test: &str| -> Result<String> {
+        let words: Vec<&str> = test.split_whitespace().collect();
+        let to = ["-D", provider, "-s", WIRE_V4];
+        let all = [&["dapltest", "-T"], &words[..1], &to, &words[1..]].concat();
+        let said = setting.start(&all)?.success()?;
+        blameless(&said)?;
+        Ok(said)
+    };
+    let said = run(&format!("T -V -t 2 -w 4 -i 100 {TRANSACTION}"))?;
+    expect(&said, "Stats ---- : 2 threads, 4 EPs")?;
+    for kind in ["Send", "Recv", "RDMA Read", "RDMA Write"] {
+        let line = said
+            .lines()
+            .find(|line| line.starts_with(&format!("Total {kind}")));
+        if line.is_none_or(|line| line.contains(" 0.00 MB/Sec")) {
+            bail!("no data: {line:?}");
+        }
+    }
+    let said = run("T -P -i 20 client SR 256 server SR 256")?;
+    // Its clock counts in hundredths of a second.
+    if !said.contains("Test completed successfully") {
+        expect(&said, "Stats ---- : 1 threads, 1 EPs")?;
+    }
+    // The last request of a performance test is a Send whose receiver destroys its queue pair at once.
+    const PERFORMANCES: usize = 20;
+    for n in 0..PERFORMANCES {
+        let operation = ["RW", "RR"][n % 2];
+        let how = ["b", "p"][n / 2 % 2];
+        let said = run(&format!("P -m {how} -i 100 {operation} 4096 2"))?;
+        expect(&said, &format!("raw: {operation}, 100, 4096, 2"))?;
+    }
+    let limits = ["dapltest", "-T", "L", "-D", provider, "-w", "2", "-m", "20"];
+    let said = setting.start(&limits)?.success()?;
+    expect_lines(&said, "Limitation Test ", 10)?;
+    expect(&said, "OK - stopping now")?;
+    run("Q")?;
+    let said = server.success()?;
+    blameless(&said)?;
+    expect_lines(&said, "Finished performance test.  Exiting", PERFORMANCES)?;
+    Ok(Verdict::passed(format!(
+        "2 transactions, {PERFORMANCES} performance tests, the limits"
+    )))
+}
+
+/// Fails if the program complains. Its exit code is 0 in any case.
+fn blameless(said: &str) -> Result<()> {
+    let words = ["rror", "ailed", "FAIL", "bad ", "Cannot", "Warning"];
+    match said
+        .lines()
+        .find(|line| words.iter().any(|word| line.contains(word)))
+    {
+        Some(line) => bail!("it says: {line}"),
+        None => Ok(()),
+    }
+}
