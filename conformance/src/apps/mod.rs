@@ -38,6 +38,7 @@ mod checked;
 mod enumerate;
 mod fabric;
 mod fio;
+mod gloo;
 mod iser;
 mod migration;
 mod mpi;
@@ -45,6 +46,7 @@ mod perftest;
 mod pingpong;
 mod program;
 pub(crate) mod pyverbs;
+mod pyverbs_skips;
 mod qperf;
 mod rdmacm;
 mod rsockets;
@@ -109,6 +111,7 @@ fn all() -> Vec<Case> {
         fabric::cases(),
         ucx::cases(),
         mpi::cases(),
+        gloo::cases(),
         iser::cases(),
         migration::cases(),
         pyverbs::cases(),
