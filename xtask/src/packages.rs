@@ -100,6 +100,18 @@ const PACKAGES: &[Package] = &[
         why: "rdma-core's own tests",
     },
     Package {
+        name: "libgloo-dev",
+        proof: Proof::File("/usr/include/gloo/algorithm.h"),
+        needed_by: &["apps"],
+        why: "collectives of several processes, as PyTorch uses them",
+    },
+    Package {
+        name: "g++",
+        proof: Proof::Program("g++"),
+        needed_by: &["apps"],
+        why: "compiles our program for gloo",
+    },
+    Package {
         name: "libibverbs-dev",
         proof: Proof::File("/usr/include/infiniband/verbs.h"),
         needed_by: &[],

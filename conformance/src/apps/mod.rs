@@ -41,6 +41,7 @@ mod datagrams;
 mod enumerate;
 mod fabric;
 mod fio;
+mod gloo;
 mod iser;
 mod migration;
 mod mpi;
@@ -48,6 +49,7 @@ mod perftest;
 mod pingpong;
 mod program;
 pub(crate) mod pyverbs;
+mod pyverbs_skips;
 mod qperf;
 mod rdmacm;
 mod rsockets;
@@ -115,6 +117,7 @@ fn all() -> Vec<Case> {
         fabric::cases(),
         ucx::cases(),
         mpi::cases(),
+        gloo::cases(),
         iser::cases(),
         migration::cases(),
         pyverbs::cases(),

@@ -1,0 +1,222 @@
+// Runs gloo's collectives over its ibverbs transport, and checks every result.
+//
+// Arguments: a folder that all processes share, this process's rank, the number of processes, the device, and the index of its
+// GID. Each collective runs with several lengths and twice with each, because gloo keeps its connections and buffers in between. The process
+// prints a line for each collective whose results were all right, and ends with 1 at the first that was not.
+#include <gloo/allgather_ring.h>
+#include <gloo/allreduce_bcube.h>
+#include <gloo/allreduce_halving_doubling.h>
+#include <gloo/allreduce_ring.h>
+#include <gloo/allreduce_ring_chunked.h>
+#include <gloo/barrier_all_to_all.h>
+#include <gloo/barrier_all_to_one.h>
+#include <gloo/broadcast_one_to_all.h>
+#include <gloo/pairwise_exchange.h>
+#include <gloo/reduce_scatter.h>
+#include <gloo/rendezvous/context.h>
+#include <gloo/rendezvous/file_store.h>
+#include <gloo/transport/ibverbs/device.h>
+
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+using Words = std::vector<uint64_t>;
+using Shared = std::shared_ptr<gloo::rendezvous::Context>;
+
+static std::string folder;
+static int own_rank, ranks;
+static gloo::Algorithm *between;
+
+// Algorithms and their memory stay until the process ends: gloo ends a process that destroys a buffer whose last Send is not complete, and
+// an algorithm does not wait for that.
+template <typename Algorithm> static Algorithm &keep(Algorithm *algorithm)
+{
+	return *algorithm;
+}
+
+static void leave()
+{
+	fflush(nullptr);
+	_exit(0);
+}
+
+// Ends this process when all ranks have come here. The first to end breaks its connections, which gloo takes for an error at the others.
+[[noreturn]] static void end()
+{
+	std::set_terminate(leave);
+	std::string begin = folder + "/end.";
+	std::ofstream(begin + std::to_string(own_rank)) << "here";
+	for (int rank = 0; rank < ranks; rank++)
+		while (access((begin + std::to_string(rank)).c_str(), F_OK))
+			usleep(1000);
+	leave();
+	abort();
+}
+
+// The word that a rank starts with. Sums of these tell which ranks took part.
+static uint64_t word(int rank, size_t at, int round)
+{
+	return (1ULL << (8 * rank)) + (static_cast<uint64_t>(at) << 40) + static_cast<uint64_t>(round) * 16;
+}
+
+static uint64_t sum(size_t at, int round)
+{
+	uint64_t all = 0;
+	for (int rank = 0; rank < ranks; rank++)
+		all += word(rank, at, round);
+	return all;
+}
+
+static void expect(const char *name, size_t length, size_t at, uint64_t is, uint64_t wanted)
+{
+	if (is == wanted)
+		return;
+	fprintf(stderr, "%s of %zu words: word %zu is %llx instead of %llx\n", name, length, at,
+		static_cast<unsigned long long>(is), static_cast<unsigned long long>(wanted));
+	exit(1);
+}
+
+// Fills the words of this rank anew. Some algorithms read them, or what they keep from the last run, when other ranks are done already, over TCP as
+// well. So all ranks wait for each other first.
+static void fill(Words &words, int round)
+{
+	between->run();
+	for (size_t at = 0; at < words.size(); at++)
+		words[at] = word(own_rank, at, round);
+}
+
+// Words of a collective. gloo tests none of less than ten itself: with fewer words than ranks, `AllreduceBcube` gives wrong sums now and then.
+static const size_t lengths[] = { 10, 100, 4096, 100000 };
+
+template <typename Algorithm> static void allreduce(const char *name, const Shared &context)
+{
+	for (size_t length : lengths) {
+		Words &words = *new Words(length);
+		Algorithm &algorithm =
+			keep(new Algorithm(context, std::vector<uint64_t *>{ words.data() }, static_cast<int>(length)));
+		for (int round = 0; round < 2; round++) {
+			fill(words, round);
+			algorithm.run();
+			for (size_t at = 0; at < length; at++)
+				expect(name, length, at, words[at], sum(at, round));
+		}
+	}
+	printf("%s: correct\n", name);
+}
+
+static void allgather(const Shared &context)
+{
+	for (size_t length : lengths) {
+		Words &mine = *new Words(length), &all = *new Words(length * ranks);
+		auto &algorithm = keep(new gloo::AllgatherRing<uint64_t>(context, { mine.data() }, all.data(),
+									 static_cast<int>(length)));
+		for (int round = 0; round < 2; round++) {
+			fill(mine, round);
+			algorithm.run();
+			for (size_t at = 0; at < all.size(); at++)
+				expect("allgather", length, at, all[at],
+				       word(static_cast<int>(at / length), at % length, round));
+		}
+	}
+	puts("allgather_ring: correct");
+}
+
+static void broadcast(const Shared &context)
+{
+	for (int root = 0; root < ranks; root++) {
+		for (size_t length : lengths) {
+			Words &words = *new Words(length);
+			auto &algorithm = keep(
+				new gloo::BroadcastOneToAll<uint64_t>(context, { words.data() }, length, root));
+			for (int round = 0; round < 2; round++) {
+				fill(words, round);
+				algorithm.run();
+				for (size_t at = 0; at < length; at++)
+					expect("broadcast", length, at, words[at], word(root, at, round));
+			}
+		}
+	}
+	puts("broadcast_one_to_all: correct");
+}
+
+static void reduce_scatter(const Shared &context)
+{
+	for (size_t length : lengths) {
+		Words &words = *new Words(length * ranks);
+		auto &algorithm = keep(new gloo::ReduceScatterHalvingDoubling<uint64_t>(
+			context, { words.data() }, static_cast<int>(words.size()),
+			std::vector<int>(ranks, static_cast<int>(length))));
+		for (int round = 0; round < 2; round++) {
+			fill(words, round);
+			algorithm.run();
+			for (size_t at = 0; at < length; at++)
+				expect("reduce_scatter", length, at, words[at], sum(own_rank * length + at, round));
+		}
+	}
+	puts("reduce_scatter: correct");
+}
+
+// gloo keeps the octets of this one to itself, so what shows is that every exchange ends.
+static void pairwise_exchange(const Shared &context)
+{
+	int destinations = 0;
+	while (1 << destinations < ranks)
+		destinations++;
+	auto &algorithm = keep(new gloo::PairwiseExchange(context, destinations * 65536, destinations));
+	for (int round = 0; round < 20; round++)
+		algorithm.run();
+	puts("pairwise_exchange: correct");
+}
+
+// Each rank leaves a file before the barrier. Behind it, those of all ranks are there.
+static void barrier(const char *name, gloo::Algorithm &algorithm)
+{
+	for (int round = 0; round < 20; round++) {
+		std::string begin = folder + "/" + name + "." + std::to_string(round) + ".";
+		if (round % ranks == own_rank)
+			usleep(20000);
+		std::ofstream(begin + std::to_string(own_rank)) << "here";
+		algorithm.run();
+		for (int rank = 0; rank < ranks; rank++) {
+			if (access((begin + std::to_string(rank)).c_str(), F_OK)) {
+				fprintf(stderr, "%s: left before rank %d came\n", name, rank);
+				exit(1);
+			}
+		}
+	}
+	printf("%s: correct\n", name);
+}
+
+int main(int, char **argv)
+{
+	folder = argv[1];
+	own_rank = atoi(argv[2]);
+	ranks = atoi(argv[3]);
+	gloo::transport::ibverbs::attr attr = { argv[4], 1, atoi(argv[5]) };
+	auto device = gloo::transport::ibverbs::CreateDevice(attr);
+	gloo::rendezvous::FileStore store(folder);
+	auto context = std::make_shared<gloo::rendezvous::Context>(own_rank, ranks);
+	context->connectFullMesh(store, device);
+
+	between = new gloo::BarrierAllToAll(context);
+	allreduce<gloo::AllreduceRing<uint64_t>>("allreduce_ring", context);
+	allreduce<gloo::AllreduceRingChunked<uint64_t>>("allreduce_ring_chunked", context);
+	allreduce<gloo::AllreduceHalvingDoubling<uint64_t>>("allreduce_halving_doubling", context);
+	allreduce<gloo::AllreduceBcube<uint64_t>>("allreduce_bcube", context);
+	allgather(context);
+	broadcast(context);
+	reduce_scatter(context);
+	pairwise_exchange(context);
+	barrier("barrier_all_to_all", keep(new gloo::BarrierAllToAll(context)));
+	barrier("barrier_all_to_one", keep(new gloo::BarrierAllToOne(context)));
+	puts("all: correct");
+	end();
+}

@@ -1,0 +1,67 @@
+//! gloo, the library of collectives that PyTorch uses, over its `ibverbs` transport: four processes, with a program that checks every
+//! result (`gloo.cc`).
+//!
+//! gloo exchanges GIDs and queue pair numbers through files and connects the queue pairs itself. The collectives here are those that its transport has;
+//! its newer interface (`gloo::allreduce()` and others), which `torch.distributed` calls, says itself that it has none over ibverbs.
+
+use anyhow::Result;
+
+use super::case::{Case, Verdict, expect};
+use super::stage::{Stage, WIRE_V4, WIRE_V6};
+
+const NEEDS: &[&str] = &["libgloo-dev", "libibverbs-dev", "g++"];
+const SOURCE: &str = include_str!("gloo.cc");
+const RANKS: usize = 4;
+/// What each process reports when it has checked the results.
+const COLLECTIVES: [&str; 10] = [
+    "allreduce_ring",
+    "allreduce_ring_chunked",
+    "allreduce_halving_doubling",
+    "allreduce_bcube",
+    "allgather_ring",
+    "broadcast_one_to_all",
+    "reduce_scatter",
+    "pairwise_exchange",
+    "barrier_all_to_all",
+    "barrier_all_to_one",
+];
+
+/// The cases of this file.
+pub(super) fn cases() -> Vec<Case> {
+    let ways: [(&'static str, &'static [&'static str], &'static str); 3] = [
+        ("4 processes, 10 collectives", &["--bind", WIRE_V4], "0"),
+        ("IPv6", &["--bind", WIRE_V6], "0"),
+        ("`--as roce`", &["--as", "roce", "--bind", WIRE_V4], "1"),
+    ];
+    ways.into_iter()
+        .map(|(what, options, index)| {
+            let case = Case::new("gloo", what, move |stage| {
+                collectives(stage, options, index)
+            });
+            case.needs(NEEDS).wire()
+        })
+        .collect()
+}
+
+fn collectives(stage: &Stage, options: &[&str], index: &str) -> Result<Verdict> {
+    std::fs::write(stage.dir().join("gloo.cc"), SOURCE)?;
+    #[rustfmt::skip]
+    let compile = ["g++", "-std=c++14", "-O1", "-o", "collectives", "gloo.cc", "-lgloo", "-libverbs", "-pthread"];
+    stage.start_plain(&compile)?.success()?;
+    stage.start_plain(&["mkdir", "store"])?.success()?;
+    let ranks = RANKS.to_string();
+    let processes: Vec<_> = (0..RANKS)
+        .map(|rank| {
+            let rank = rank.to_string();
+            let words = ["./collectives", "store", &rank, &ranks, "iwarp0", index];
+            stage.start_with(options, None, &[], &words)
+        })
+        .collect::<Result<_>>()?;
+    for process in processes {
+        let said = process.success()?;
+        for name in COLLECTIVES {
+            expect(&said, &format!("{name}: correct\n"))?;
+        }
+    }
+    Ok(Verdict::passed(format!("{RANKS} processes")))
+}
