@@ -474,3 +474,27 @@ fn groups_are_joined_and_left() {
     let event = expect(&channel, CmEventKind::MulticastError(14));
     assert_eq!(event.status, libc::EINVAL);
 }
+
+#[test]
+fn a_forked_child_does_not_answer_for_its_parent() {
+    common::alone("a_forked_child_does_not_answer_for_its_parent", || {
+        let listener = Listener::new(V4, 0);
+        let requester = Requester::new((V4, listener.port).into(), None);
+        requester.connect(b"");
+        let request = listener.request();
+        // SAFETY: no other thread of this process holds a lock now: the progress thread sleeps, the harness waits.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0);
+        if child == 0 {
+            drop((request, listener, requester));
+            // SAFETY: leaves without the harness's ends, which are the parent's.
+            unsafe { libc::_exit(0) };
+        }
+        let mut status = 0;
+        // SAFETY: the child is ours, `status` a valid place.
+        let ended = unsafe { libc::waitpid(child, &raw mut status, 0) };
+        assert_eq!((ended, status), (child, 0));
+        request.id.accept_datagrams(7, 8, b"").unwrap();
+        expect(&requester.channel, CmEventKind::Established);
+    });
+}
