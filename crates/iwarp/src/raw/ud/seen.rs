@@ -129,15 +129,16 @@ impl Seen {
     pub(super) fn note(&mut self, from: SocketAddr, source: u32, sequence: u32) {
         self.clock += 1;
         let sender = (from, source);
-        if !self.windows.contains_key(&sender) {
-            self.make_room();
+        if let Some(window) = self.windows.get_mut(&sender) {
+            window.note(sequence);
+            window.used = self.clock;
+            return;
         }
-        let window = self
-            .windows
-            .entry(sender)
-            .or_insert_with(|| Window::new(sequence));
+        self.make_room();
+        let mut window = Window::new(sequence);
         window.note(sequence);
         window.used = self.clock;
+        self.windows.insert(sender, window);
     }
 
     fn make_room(&mut self) {

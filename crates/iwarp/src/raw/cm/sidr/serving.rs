@@ -9,6 +9,7 @@ use crate::engine::{Engine, Source};
 use crate::error::{Error, Result};
 use crate::raw::context::Context;
 use crate::sys::clock::now_ns;
+use crate::sys::fork::Origin;
 use crate::sys::poller::Interest;
 use crate::sys::service::{Arrival, ServiceSocket};
 use iwarp_proto::sidr::{Answer, Kind, MESSAGE_LEN, Message, Refusal};
@@ -143,6 +144,7 @@ impl Hall {
             cookie: request.cookie,
             to,
             is_answered: false,
+            origin: Origin::here(),
         };
         let listener = self.id.upgrade().map(|inner| CmId { inner });
         let (Some(listener), Ok(ctx)) = (listener, self.context_of(to)) else {
@@ -175,7 +177,7 @@ impl Hall {
     }
 }
 
-/// A peer's request. Dropping it rejects it.
+/// A peer's request. Dropping it rejects it, but not in a forked child.
 pub(in crate::raw::cm) struct Asked {
     hall: Arc<Hall>,
     key: Key,
@@ -183,6 +185,7 @@ pub(in crate::raw::cm) struct Asked {
     /// The address that the request came to.
     to: IpAddr,
     is_answered: bool,
+    origin: Origin,
 }
 
 impl Asked {
@@ -209,7 +212,8 @@ impl Asked {
 
 impl Drop for Asked {
     fn drop(&mut self) {
-        if !self.is_answered {
+        // In a forked child it is the parent's, who will answer it.
+        if !self.is_answered && !self.origin.is_foreign() {
             let _ = self.answer(Answer::Refused(Refusal::REJECTED), &[]);
         }
     }
