@@ -50,6 +50,7 @@ mod rdmacm;
 mod rsockets;
 mod stage;
 mod table;
+mod ucp;
 mod ucx;
 
 use std::path::{Path, PathBuf};
@@ -108,6 +109,7 @@ fn all() -> Vec<Case> {
         rsockets::cases(),
         fabric::cases(),
         ucx::cases(),
+        ucp::cases(),
         mpi::cases(),
         iser::cases(),
         migration::cases(),

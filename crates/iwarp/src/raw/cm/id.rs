@@ -44,6 +44,8 @@ pub(super) enum Phase {
     /// An attempt has failed: it may connect again, to the same address or to another.
     Failed,
     Connecting(Arc<Active>),
+    /// The peer has accepted, and the program has not taken the connection yet ([`CmId::establish`]).
+    Answered(Box<Handover>),
     Listening(Arc<Listening>),
     /// In the client-server model: the answer is sent, the event is about to be given.
     Accepting,
@@ -412,6 +414,8 @@ impl CmId {
     /// Refuses a peer's request (`rdma_reject(3)`), with up to 508 octets that say why. The connection stays open in the background until
     /// the peer closes it, at most for [`Config::handshake_timeout`](crate::Config::handshake_timeout).
     ///
+    /// A connection that waits for [`establish`](Self::establish) is closed instead: MPA has no frame that could carry the octets.
+    ///
     /// # Errors
     /// [`Error::InvalidState`]: no request.
     pub fn reject(&self, private_data: &[u8]) -> Result<()> {
@@ -419,6 +423,7 @@ impl CmId {
             let mut s = self.inner.state.lock();
             match std::mem::replace(&mut s.phase, Phase::Disconnected) {
                 Phase::Requested(requested) => requested,
+                Phase::Answered(_) => return Ok(()),
                 other => {
                     s.phase = other;
                     return Err(Error::InvalidState("there is no request to reject"));
@@ -434,6 +439,9 @@ impl CmId {
     /// # Errors
     /// [`Error::InvalidState`]: never connected.
     pub fn disconnect(&self) -> Result<()> {
+        if self.give_up_answer() {
+            return Ok(());
+        }
         let qp = {
             let mut s = self.inner.state.lock();
             match s.phase {
@@ -522,7 +530,7 @@ impl CmId {
     }
 
     /// Gives an event. Call it with no lock held; else [`put`](Self::put).
-    fn push(&self, event: CmEvent) {
+    pub(super) fn push(&self, event: CmEvent) {
         self.put(event).wake();
     }
 
@@ -716,12 +724,15 @@ impl CmIdInner {
         channel.wake();
     }
 
-    /// Returns `true` if the peer has ended the connection and the program has not taken all completions of its messages.
+    /// Returns `true` if the peer has ended the connection and the program has not taken all completions of its messages. A stand-in's program has
+    /// messages on other queue pairs, which nobody knows here, so it may always have some left.
     pub(super) fn has_unseen_success(&self) -> bool {
         let s = self.state.lock();
-        let qp = s.qp.clone().filter(|_| !s.leaving);
+        let by_peer = !s.leaving;
+        let is_stand_in = s.stand_in.is_some();
+        let qp = s.qp.clone();
         drop(s);
-        qp.is_some_and(|qp| qp.has_unseen_success())
+        by_peer && (is_stand_in || qp.is_some_and(|qp| qp.has_unseen_success()))
     }
 
     fn push_own(&self, kind: CmEventKind, status: i32) {
