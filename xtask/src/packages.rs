@@ -269,13 +269,16 @@ fn missing() -> Vec<&'static Package> {
 
 /// Installs missing packages where that is possible, and lists the packages that are still missing.
 pub fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
-    let wanted = missing();
-    if !wanted.is_empty()
-        && context.install
-        && rustix::process::geteuid().is_root()
-        && find_program("apt-get").is_some()
-    {
-        let names: Vec<_> = wanted.iter().map(|package| package.name).collect();
+    // A package may take the place of an older one of the table, which is then missing. So there is a second look.
+    for _ in 0..2 {
+        let names: Vec<_> = missing().iter().map(|package| package.name).collect();
+        if names.is_empty()
+            || !context.install
+            || !rustix::process::geteuid().is_root()
+            || find_program("apt-get").is_none()
+        {
+            break;
+        }
         log.say(format!("installing {}", names.join(", ")));
         if let Err(error) = install(log, &names) {
             // Without network the step does not fail. The steps that need the package are skipped.
@@ -317,18 +320,38 @@ pub fn install_peers(context: &Context) {
     }
 }
 
+/// Installs all at once, and one after the other if that fails: a package that cannot be had must not cost the others.
 fn install(log: &mut Log, names: &[&str]) -> Result<()> {
-    let apt = || {
-        let mut command = Command::new("apt-get");
-        command.env("DEBIAN_FRONTEND", "noninteractive");
-        command
+    log.run(apt().arg("update"))?;
+    let Err(error) = install_together(log, names) else {
+        return Ok(());
     };
-    log.run(apt().args(["-q", "update"]))?;
+    log.say(format!("not all at once: {error:#}"));
+    let mut failed = Vec::new();
+    for name in names {
+        if let Err(error) = install_together(log, &[name]) {
+            log.say(format!("{name}: {error:#}"));
+            failed.push(*name);
+        }
+    }
+    anyhow::ensure!(failed.is_empty(), "{}", failed.join(", "));
+    Ok(())
+}
+
+fn install_together(log: &mut Log, names: &[&str]) -> Result<()> {
     log.run(
         apt()
-            .args(["-q", "-y", "--no-install-recommends", "install"])
+            .args(["-y", "--no-install-recommends", "install"])
             .args(names),
     )
+}
+
+fn apt() -> Command {
+    let mut command = Command::new("apt-get");
+    command
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .arg("--quiet");
+    command
 }
 
 #[cfg(test)]
