@@ -64,6 +64,12 @@ const PACKAGES: &[Package] = &[
         why: "UCX's transport for InfiniBand and RoCE through the C library",
     },
     Package {
+        name: "libucx-dev",
+        proof: Proof::File("/usr/include/ucp/api/ucp.h"),
+        needed_by: &["apps"],
+        why: "compiles UCX's examples and our own program on it",
+    },
+    Package {
         name: "qperf",
         proof: Proof::Program("qperf"),
         needed_by: &["apps"],
@@ -131,13 +137,25 @@ const PACKAGES: &[Package] = &[
     },
     Package {
         name: "openmpi-bin",
-        proof: Proof::Program("mpirun"),
+        proof: Proof::Program("mpirun.openmpi"),
         needed_by: &["apps"],
-        why: "MPI over libfabric over verbs",
+        why: "MPI over libfabric and over UCX",
     },
     Package {
         name: "libopenmpi-dev",
-        proof: Proof::Program("mpicc"),
+        proof: Proof::Program("mpicc.openmpi"),
+        needed_by: &["apps"],
+        why: "compiles the MPI program",
+    },
+    Package {
+        name: "mpich",
+        proof: Proof::Program("mpirun.mpich"),
+        needed_by: &["apps"],
+        why: "another MPI over UCX",
+    },
+    Package {
+        name: "libmpich-dev",
+        proof: Proof::Program("mpicc.mpich"),
         needed_by: &["apps"],
         why: "compiles the MPI program",
     },

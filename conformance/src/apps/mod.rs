@@ -55,6 +55,7 @@ mod rdmacm;
 mod rsockets;
 mod stage;
 mod table;
+mod ucp;
 mod ucx;
 
 use std::path::{Path, PathBuf};
@@ -116,6 +117,7 @@ fn all() -> Vec<Case> {
         rsockets::cases(),
         fabric::cases(),
         ucx::cases(),
+        ucp::cases(),
         mpi::cases(),
         gloo::cases(),
         iser::cases(),

@@ -1,59 +1,144 @@
-//! Open MPI over libfabric over verbs, with a program that checks what it computes (`exchange.c`).
+//! MPI programs, with one that checks what it computes (`exchange.c`): Open MPI over libfabric over verbs, and Open MPI and MPICH over UCX.
 //!
 //! Open MPI reaches libfabric by `--mca mtl ofi`. Its other way, `--mca btl ofi`, excludes the provider of reliable datagrams over
-//! verbs (`verbs;ofi_rxm`) by name, and the other providers over verbs need unreliable datagrams, which iWARP does not have.
+//! verbs (`verbs;ofi_rxm`) by name. It reaches UCX by `--mca pml ucx`, and Debian's MPICH knows no other network. Its `btl openib` needs
+//! the connection manager for Ethernet, with which Debian does not build it.
 
 use anyhow::{Context as _, Result, bail};
 
 use super::case::{Case, Verdict, expect};
 use super::stage::{Stage, WIRE_V4, WIRE_V6};
 
-const NEEDS: &[&str] = &["openmpi-bin", "libopenmpi-dev"];
+const OPEN_MPI: &[&str] = &["openmpi-bin", "libopenmpi-dev"];
+const MPICH: &[&str] = &["mpich", "libmpich-dev"];
 const SOURCE: &str = include_str!("exchange.c");
 /// The parts that `exchange.c` reports. It reports a part when all ranks have checked it.
 const PARTS: [&str; 5] = ["ring", "allreduce", "alltoall", "neighbours", "windows"];
+/// Without shared memory, which ranks on one machine would use for everything.
+const OVER_UCX: &[(&str, &str)] = &[("UCX_TLS", "rc,self"), ("UCX_NET_DEVICES", "iwarp1:1")];
+const OVER_UD: &[(&str, &str)] = &[("UCX_TLS", "ud,self"), ("UCX_NET_DEVICES", "iwarp1:1")];
+#[rustfmt::skip]
+const OFI: &[&str] = &[
+    "--oversubscribe", "--mca", "plm", "isolated", "--mca", "pml", "cm", "--mca", "mtl", "ofi",
+    "--mca", "mtl_ofi_provider_include", "verbs;ofi_rxm",
+    // Without this, ranks on one machine use shared memory for put and get.
+    "--mca", "osc", "pt2pt",
+];
+#[rustfmt::skip]
+const UCX: &[&str] = &[
+    "--oversubscribe", "--mca", "plm", "isolated", "--mca", "pml", "ucx", "--mca", "osc", "ucx",
+];
+
+/// One of the implementations of MPI, and how its messages travel.
+#[derive(Clone, Copy)]
+struct Way {
+    compiler: &'static str,
+    launcher: &'static str,
+    /// Options of the launcher.
+    options: &'static [&'static str],
+    /// Options of `iwarp run`.
+    run: &'static [&'static str],
+    variables: &'static [(&'static str, &'static str)],
+}
+
+const OPEN_MPI_OVER_OFI: Way = Way {
+    compiler: "mpicc.openmpi",
+    launcher: "mpirun.openmpi",
+    options: OFI,
+    // Offer a single address. Open MPI distributes the ranks over all devices, and ranks on devices of different address families
+    // could not connect.
+    run: &["--bind", WIRE_V4],
+    variables: &[],
+};
+const OPEN_MPI_OVER_OFI_V6: Way = Way {
+    run: &["--bind", WIRE_V6],
+    ..OPEN_MPI_OVER_OFI
+};
+const OPEN_MPI_OVER_UCX: Way = Way {
+    options: UCX,
+    run: &["--as", "roce"],
+    variables: OVER_UCX,
+    ..OPEN_MPI_OVER_OFI
+};
+const OPEN_MPI_OVER_UD: Way = Way {
+    variables: OVER_UD,
+    ..OPEN_MPI_OVER_UCX
+};
+const MPICH_OVER_UCX: Way = Way {
+    compiler: "mpicc.mpich",
+    launcher: "mpirun.mpich",
+    options: &["-launcher", "fork"],
+    ..OPEN_MPI_OVER_UCX
+};
 
 /// The cases of this file.
 pub(super) fn cases() -> Vec<Case> {
-    vec![
-        Case::new(
+    let open_mpi = [
+        case(
             "mpirun",
             "`--mca mtl ofi`, 4 ranks: ring, allreduce, alltoall, neighbours, windows",
-            |stage| exchange(stage, 4, 1 << 18, WIRE_V4),
+            OPEN_MPI_OVER_OFI,
         ),
-        Case::new("mpirun", "IPv6", |stage| {
-            exchange(stage, 4, 1 << 18, WIRE_V6)
-        }),
-        Case::new("mpirun", "8 ranks, messages up to 8 MiB", |stage| {
-            exchange(stage, 8, 1 << 21, WIRE_V4)
-        })
-        .long(),
-    ]
-    .into_iter()
-    .map(|case| case.needs(NEEDS).wire())
-    .collect()
+        case("mpirun", "IPv6", OPEN_MPI_OVER_OFI_V6),
+        long("mpirun", "8 ranks, messages up to 8 MiB", OPEN_MPI_OVER_OFI),
+        case(
+            "mpirun",
+            "`--as roce`, `--mca pml ucx --mca osc ucx`, 4 ranks, the same",
+            OPEN_MPI_OVER_UCX,
+        ),
+        long(
+            "mpirun",
+            "`--as roce`, `--mca pml ucx --mca osc ucx`, 8 ranks, messages up to 8 MiB",
+            OPEN_MPI_OVER_UCX,
+        ),
+        long(
+            "mpirun",
+            "`--as roce`, `--mca pml ucx --mca osc ucx`, `UCX_TLS=ud`, 8 ranks, messages up to 8 MiB",
+            OPEN_MPI_OVER_UD,
+        ),
+    ];
+    let mpich = [
+        case(
+            "mpirun.mpich",
+            "`--as roce`, 4 ranks over UCX: ring, allreduce, alltoall, neighbours, windows",
+            MPICH_OVER_UCX,
+        ),
+        long(
+            "mpirun.mpich",
+            "`--as roce`, 8 ranks, messages up to 8 MiB",
+            MPICH_OVER_UCX,
+        ),
+    ];
+    let open_mpi = open_mpi.map(|case| case.needs(OPEN_MPI));
+    let mpich = mpich.map(|case| case.needs(MPICH));
+    open_mpi.into_iter().chain(mpich).map(Case::wire).collect()
+}
+
+fn case(program: &'static str, what: &str, way: Way) -> Case {
+    Case::new(program, what, move |stage| exchange(stage, way, 4, 1 << 18))
+}
+
+fn long(program: &'static str, what: &str, way: Way) -> Case {
+    let run = move |stage: &Stage| exchange(stage, way, 8, 1 << 21);
+    Case::new(program, what, run).long().limit(180)
 }
 
 /// Runs `exchange.c`. `longest` is the length of the longest message to a neighbour, in words of 4 octets.
-fn exchange(stage: &Stage, ranks: usize, longest: usize, address: &str) -> Result<Verdict> {
+fn exchange(stage: &Stage, way: Way, ranks: usize, longest: usize) -> Result<Verdict> {
     std::fs::write(stage.dir().join("exchange.c"), SOURCE)?;
     stage
-        .start_plain(&["mpicc", "-O2", "-o", "exchange", "exchange.c"])?
+        .start_plain(&[way.compiler, "-O2", "-o", "exchange", "exchange.c"])?
         .success()?;
     let (count, longest) = (ranks.to_string(), longest.to_string());
     let dir = stage.dir().display().to_string();
-    // Offer a single address. Open MPI distributes the ranks over all devices, and ranks on devices of different address families
-    // could not connect.
-    let options = ["--bind", address, "--stats"];
-    #[rustfmt::skip]
-    let words = [
-        "mpirun", "-np", &count, "--oversubscribe", "--mca", "plm", "isolated",
-        "--mca", "pml", "cm", "--mca", "mtl", "ofi", "--mca", "mtl_ofi_provider_include", "verbs;ofi_rxm",
-        // Without this, ranks on one machine use shared memory for put and get.
-        "--mca", "osc", "pt2pt", "./exchange", &longest,
-    ];
+    let mut variables = vec![("TMPDIR", dir.as_str())];
+    variables.extend(way.variables);
+    let mut words = vec![way.launcher, "-np", &count];
+    words.extend(way.options);
+    words.extend(["./exchange", &longest]);
+    let run = [way.run, &["--stats"]].concat();
     let said = stage
-        .start_with(&options, None, &[("TMPDIR", &dir)], &words)?
+        .start_with(&run, None, &variables, &words)?
         .success()?;
     for part in PARTS {
         expect(&said, &format!("{part}: correct on {ranks} ranks"))?;

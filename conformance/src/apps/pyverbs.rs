@@ -57,7 +57,6 @@ const EXPECTED: Expected = Expected {
     impossible: &[],
 };
 
-
 /// The cases of this file.
 pub(super) fn cases() -> Vec<Case> {
     vec![

@@ -1,7 +1,8 @@
-//! UCX, which uses InfiniBand and RoCE NICs and passes over iWARP NICs. It looks for their nodes in `/dev/infiniband` by itself.
+//! UCX's tools for its devices and its lower layer (UCT), where two processes exchange the addresses of queue pairs over TCP. `ucp` has the
+//! cases of the upper layer.
 //!
-//! The rows use UCX's lower layer (UCT), where two processes exchange the addresses of queue pairs over TCP. The upper layer (UCP) does so
-//! with datagrams of the NIC, of which it drops ours unless it is told not to compare their destination. UCX knows by a table of its own which NICs have atomics, and ours is not in it.
+//! UCX uses InfiniBand and RoCE NICs and passes over iWARP NICs. It looks for their nodes in `/dev/infiniband` by itself. It knows by a
+//! table of its own which NICs have atomics, and ours is not in it.
 
 use anyhow::{Result, bail};
 
@@ -43,7 +44,7 @@ pub(super) fn cases() -> Vec<Case> {
     .collect()
 }
 
-/// Each device has the transport for reliable connections.
+/// Each device has the transports for reliable connections and for datagrams, and there is the connection manager.
 fn info(stage: &Stage) -> Result<Verdict> {
     let said = stage
         .start_with(ROCE, None, &[], &["ucx_info", "-d"])?
@@ -70,10 +71,14 @@ fn info_without_mounts(stage: &Stage) -> Result<Verdict> {
 
 fn lists_devices(said: &str) -> Result<Verdict> {
     expect_lines(said, "Transport: rc_verbs", 2)?;
+    expect_lines(said, "Transport: ud_verbs", 2)?;
+    expect_lines(said, "Connection manager: rdmacm", 1)?;
     for text in ["Device: iwarp0:1", "Device: iwarp1:1"] {
         expect(said, text)?;
     }
-    Ok(Verdict::passed("rc_verbs on 2 devices"))
+    Ok(Verdict::passed(
+        "rc_verbs and ud_verbs on 2 devices, rdmacm",
+    ))
 }
 
 /// UCX says nothing of iWARP NICs. The library does, once.

@@ -134,15 +134,15 @@ pub(crate) unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
     })
 }
 
-/// Needed only if the program moves the queue pair itself. It is done by the time the event comes.
+/// Needed only if the program moves the queue pair itself, or has none. Where the program has one, it is done by the time the event comes.
 pub(crate) unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
     minus_one(|| {
-        find(id)?;
-        if (*id).qp.is_null() {
-            Ok(0)
-        } else {
-            Err(EINVAL)
+        let object = find(id)?;
+        if !(*id).qp.is_null() {
+            return Err(EINVAL);
         }
+        object.raw.establish()?;
+        Ok(0)
     })
 }
 

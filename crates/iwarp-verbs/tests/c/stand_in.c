@@ -133,6 +133,8 @@ static void connection(struct sockaddr_in *at, enum ending ending)
 	MINUS_ONE(EINVAL, rdma_accept(server, NULL));
 	CODE(0, rdma_accept(server, &param));
 	CHECK(event(RDMA_CM_EVENT_CONNECT_RESPONSE, answers) == client);
+	/* The server may use it only when the client has taken it. */
+	CHECK(is_quiet());
 	CODE(0, rdma_establish(client));
 	CHECK(event(RDMA_CM_EVENT_ESTABLISHED, NULL) == server);
 	CHECK(client->qp == NULL && server->qp == NULL);
@@ -142,6 +144,41 @@ static void connection(struct sockaddr_in *at, enum ending ending)
 		drop(b);
 	CHECK(is_quiet());
 	finish(client, server, ending);
+}
+
+/* The client does not take the connection that the server has accepted. */
+static void not_taken(struct sockaddr_in *at, int how)
+{
+	char asks[PRIVATE] = "may I?", answers[PRIVATE] = "you may";
+	struct rdma_cm_id *client = resolved(at), *server;
+	struct rdma_conn_param param = parameters(NULL, asks);
+
+	CODE(0, rdma_connect(client, &param));
+	server = event(RDMA_CM_EVENT_CONNECT_REQUEST, asks);
+	param = parameters(NULL, answers);
+	CODE(0, rdma_accept(server, &param));
+	CHECK(event(RDMA_CM_EVENT_CONNECT_RESPONSE, answers) == client);
+	switch (how) {
+	case 0:
+		CODE(0, rdma_disconnect(client));
+		CHECK(event(RDMA_CM_EVENT_DISCONNECTED, NULL) == client);
+		break;
+	case 1:
+		CODE(0, rdma_reject(client, NULL, 0));
+		break;
+	case 2:
+		NEED(rdma_destroy_id(client) == 0);
+		break;
+	case 3:
+		/* The server goes meanwhile. */
+		NEED(rdma_destroy_id(server) == 0);
+		CODE(0, rdma_establish(client));
+		CHECK(event(RDMA_CM_EVENT_DISCONNECTED, NULL) == client);
+		NEED(rdma_destroy_id(client) == 0);
+		return;
+	}
+	CHECK(event(RDMA_CM_EVENT_CONNECT_ERROR, NULL) == server);
+	NEED(rdma_destroy_id(server) == 0 && (how == 2 || rdma_destroy_id(client) == 0));
 }
 
 /* The peer of a connection without a queue pair has one, and sends. Nothing takes what it sends, so the connection ends. */
@@ -205,6 +242,7 @@ int main(int argc, char **argv)
 	struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	struct rdma_cm_id *listener;
 	enum ending ending;
+	int how;
 
 	roce = argc > 1 && strcmp(argv[1], "roce") == 0;
 	channel = rdma_create_event_channel();
@@ -214,6 +252,8 @@ int main(int argc, char **argv)
 	for (ending = CLIENT_DISCONNECTS; ending <= SERVER_IS_DESTROYED; ending++)
 		connection(&at, ending);
 	if (roce) {
+		for (how = 0; how < 4; how++)
+			not_taken(&at, how);
 		against_a_queue_pair(&at);
 		refused(&at);
 	}

@@ -451,16 +451,24 @@ impl Active {
             self.engine.remove(&starting.stream, token);
             return End::failed(CmEventKind::ConnectError, libc::ECANCELED);
         };
+        let id = CmId { inner: id };
         let told = |v: u16| (v != NO_NEGOTIATION).then_some(v);
         let (peer_ird, peer_ord) = (told(agreed.peer_ird), told(agreed.peer_ord));
-        let handover = Handover {
+        let mut handover = Handover {
             stream: starting.stream,
             ends: starting.ends,
             watched: Some(token),
             config: stream_config(agreed, true, &self.ctx),
             flow: starting.flow,
-            cm: Some(Arc::downgrade(&id) as Weak<dyn CmSink>),
+            cm: Some(Arc::downgrade(&id.inner) as Weak<dyn CmSink>),
         };
+        // The first message would tell the peer that the connection is up.
+        if agreed.peer_to_peer && id.has_stand_in() {
+            self.engine.remove(&handover.stream, token);
+            handover.watched = None;
+            id.answered(handover, private_data, (peer_ird, peer_ord));
+            return End::Established;
+        }
         //= rfc5044 section 7.1
         //# A DDP endpoint MUST be "bound" to the MPA connection at entry to this phase.
         //= rfc5044 section 7.1.2
@@ -473,7 +481,7 @@ impl Active {
             tracing::debug!(error = %e, "queue pair does not take the connection");
             return End::failed(CmEventKind::ConnectError, e.errno());
         }
-        if !(CmId { inner: id }).established(private_data, peer_ird, peer_ord) {
+        if !id.established(private_data, peer_ird, peer_ord) {
             // It was destroyed meanwhile.
             self.qp.inner.fail_connection();
         }

@@ -44,6 +44,8 @@ pub(super) enum Phase {
     /// An attempt has failed: it may connect again, to the same address or to another.
     Failed,
     Connecting(Arc<Active>),
+    /// The peer has accepted, and the program has not taken the connection yet ([`CmId::establish`]).
+    Answered(Box<Handover>),
     Listening(Arc<Listening>),
     /// In the client-server model: the answer is sent, the event is about to be given.
     Accepting,
@@ -483,6 +485,8 @@ impl CmId {
     /// Refuses a peer's request (`rdma_reject(3)`), with up to 508 octets that say why. The connection stays open in the background until
     /// the peer closes it, at most for [`Config::handshake_timeout`](crate::Config::handshake_timeout).
     ///
+    /// A connection that waits for [`establish`](Self::establish) is closed instead: MPA has no frame that could carry the octets.
+    ///
     /// # Errors
     /// [`Error::InvalidState`]: no request.
     pub fn reject(&self, private_data: &[u8]) -> Result<()> {
@@ -493,6 +497,7 @@ impl CmId {
             let mut s = self.inner.state.lock();
             match std::mem::replace(&mut s.phase, Phase::Disconnected) {
                 Phase::Requested(requested) => requested,
+                Phase::Answered(_) => return Ok(()),
                 other => {
                     s.phase = other;
                     return Err(Error::InvalidState("there is no request to reject"));
@@ -508,6 +513,9 @@ impl CmId {
     /// # Errors
     /// [`Error::InvalidState`]: never connected.
     pub fn disconnect(&self) -> Result<()> {
+        if self.give_up_answer() {
+            return Ok(());
+        }
         let qp = {
             let mut s = self.inner.state.lock();
             match s.phase {

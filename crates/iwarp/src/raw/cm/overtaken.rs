@@ -3,7 +3,8 @@
 //! A program that finds its completion queue empty and then looks for events may find that the peer has gone, although the peer's
 //! last message came in between. libfabric's `ofi_rxm` then destroys the queue pair, and with it the completion for which the
 //! program waits for ever. Kernels have the same gap, but the event takes longer there than a look at a queue. So it waits here until the
-//! program has taken the completions, for a short time: others take none until they hear of the end.
+//! program has taken the completions, for a short time: others take none until they hear of the end. Programs whose messages go over other queue
+//! pairs than the connection's (`stand_in`) get all of this time: UCX throws away what an end point has received and the program has not asked for.
 
 use super::id::CmIdInner;
 use crate::engine::{Engine, Source};

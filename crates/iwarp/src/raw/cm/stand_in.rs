@@ -5,10 +5,15 @@
 //! connect their real queue pairs by number. With iWARP a connection is a TCP stream, which only a queue pair can serve. So the
 //! identifier has a queue pair of its own, which nothing can be posted to: no peer can reach memory through it, because its protection
 //! domain has none, and a peer's Send ends the connection, because there is no receive.
+//!
+//! On InfiniBand the accepting program hears that the connection is up when the connecting program has taken the answer and says so
+//! (`rdma_establish(3)`). UCX relies on that: it fails if data of the accepting end come first. So the initiator's first message, which tells
+//! the responder the same (RFC 6581 section 9.2), waits for the program, too.
 
 use super::super::context::Context;
-use super::super::qp::{QpAttributes, QueuePair};
-use super::id::CmId;
+use super::super::qp::{Handover, QpAttributes, QueuePair};
+use super::id::{CmId, Phase};
+use super::{CmEvent, CmEventKind};
 use crate::error::{Error, Result};
 
 /// A queue pair that is destroyed with its identifier.
@@ -63,5 +68,76 @@ impl CmId {
         drop(s);
         drop(before);
         Ok(())
+    }
+
+    /// Takes a connection without a queue pair of the program's own ([`use_stand_in`](Self::use_stand_in)) that the peer has accepted
+    /// (`rdma_establish(3)`). Only then the peer gets the event Established. For other connections there is nothing to do.
+    ///
+    /// # Errors
+    /// [`Error::ConnectionLost`]: it cannot be watched.
+    pub fn establish(&self) -> Result<()> {
+        let (handover, qp) = {
+            let mut s = self.inner.state.lock();
+            match std::mem::replace(&mut s.phase, Phase::Connected(true)) {
+                Phase::Answered(handover) => (handover, s.qp.clone()),
+                other => {
+                    s.phase = other;
+                    return Ok(());
+                }
+            }
+        };
+        let attached = qp.map(|qp| qp.inner.attach(*handover));
+        if let Some(Err(e)) = attached {
+            self.inner.state.lock().phase = Phase::Disconnected;
+            return Err(Error::ConnectionLost(e.to_string()));
+        }
+        Ok(())
+    }
+
+    /// Returns `true` if the connection will be that of a stand-in.
+    pub(super) fn has_stand_in(&self) -> bool {
+        self.inner.state.lock().stand_in.is_some()
+    }
+
+    /// The peer has accepted. The program is told, and the stream waits for [`establish`](Self::establish). Nothing watches it meanwhile, so
+    /// its end is seen afterwards. If the identifier was destroyed, the stream is closed.
+    pub(super) fn answered(
+        &self,
+        handover: Handover,
+        private_data: Vec<u8>,
+        (peer_ird, peer_ord): (Option<u16>, Option<u16>),
+    ) {
+        {
+            let mut s = self.inner.state.lock();
+            if !matches!(s.phase, Phase::Connecting(_)) {
+                return;
+            }
+            s.local = Some(handover.ends.local);
+            s.phase = Phase::Answered(Box::new(handover));
+        }
+        self.push(CmEvent {
+            private_data,
+            responder_resources: peer_ord,
+            initiator_depth: peer_ird,
+            ..self.event(CmEventKind::Established, 0)
+        });
+    }
+
+    /// Closes a connection that waits for [`establish`](Self::establish), and gives the event of its end. Returns `false` if none waits.
+    pub(super) fn give_up_answer(&self) -> bool {
+        let handover = {
+            let mut s = self.inner.state.lock();
+            match std::mem::replace(&mut s.phase, Phase::Disconnected) {
+                Phase::Answered(handover) => handover,
+                other => {
+                    s.phase = other;
+                    return false;
+                }
+            }
+        };
+        // In this order, as at the end of other connections: the program knows of the end before the peer does.
+        self.inner.disconnected(0);
+        drop(handover);
+        true
     }
 }
