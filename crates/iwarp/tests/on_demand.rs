@@ -245,7 +245,14 @@ fn a_peer_is_refused_what_is_not_mapped() {
             let (op, len) = operation(op, to, rkey);
             client.post(1, op, &[sge(from, len, lkey)]);
             let cqe = client.poll();
-            assert_eq!((cqe.wr_id, cqe.status), (1, case.status), "{}", case.name);
+            assert_eq!(cqe.wr_id, 1, "{}", case.name);
+            // A Write is complete when TCP has it, unless the answer to it comes while this thread is still in the system call.
+            let overtaken = case.status == WcStatus::Success && cqe.status == WcStatus::Flushed;
+            assert!(
+                cqe.status == case.status || overtaken,
+                "{}: {cqe:?}",
+                case.name
+            );
             client.expect_disconnected();
             server.expect_disconnected();
             let fault = server.qp.fault().unwrap();
