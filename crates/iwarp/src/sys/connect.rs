@@ -4,13 +4,14 @@
 //! Running out of descriptors is an error kind of its own ([`NetError::TooManyFiles`]): the level-triggered poller would report
 //! the same waiting connection without end, so the thread that accepts must pause instead of trying again at once.
 
+use super::option;
 use super::poller::{Interest, wait_fd};
 use super::stream::TcpStream;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 /// Why a socket could not be made or used.
@@ -176,17 +177,13 @@ fn start_connect(socket: Socket, peer: SocketAddr) -> Result<Connecting, NetErro
 /// With a source address but no source port, lets the kernel choose the port at connect time, so that ports are shared
 /// between different destinations. Without it, a busy client runs out of ports early. Failure changes nothing else.
 fn choose_port_late(socket: &Socket) {
-    let on: libc::c_int = 1;
-    // SAFETY: the option takes one int, which is valid for the length given. The IPv4 level is the right one for both families.
-    unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::IPPROTO_IP,
-            libc::IP_BIND_ADDRESS_NO_PORT,
-            (&raw const on).cast(),
-            size_of::<libc::c_int>() as libc::socklen_t,
-        );
-    }
+    // The IPv4 level is the right one for both families.
+    let _ = option::set(
+        socket,
+        libc::IPPROTO_IP,
+        libc::IP_BIND_ADDRESS_NO_PORT,
+        1i32,
+    );
 }
 
 impl Connecting {

@@ -1,6 +1,7 @@
 //! Tests of connect and accept, over loopback.
 
 use super::*;
+use std::os::fd::AsRawFd as _;
 
 const LONG: Option<Duration> = Some(Duration::from_secs(10));
 

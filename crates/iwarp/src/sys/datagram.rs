@@ -4,6 +4,7 @@
 //! until the call has returned, and are described to the kernel with their real sizes. What the kernel has written is read only as far as
 //! it says that it wrote.
 
+use super::option;
 use socket2::{Domain, Protocol, SockAddr, SockAddrStorage, Socket, Type};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -63,19 +64,29 @@ impl DatagramSocket {
         let _ = this.socket.set_send_buffer_size(buffer);
         if this.v6 {
             this.socket.set_only_v6(true)?;
-            this.option(libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1i32)?;
-            this.option(libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT, 1i32)?;
+            option::set(
+                &this.socket,
+                libc::IPPROTO_IPV6,
+                libc::IPV6_RECVTCLASS,
+                1i32,
+            )?;
+            option::set(
+                &this.socket,
+                libc::IPPROTO_IPV6,
+                libc::IPV6_RECVHOPLIMIT,
+                1i32,
+            )?;
             this.socket.set_multicast_if_v6(interface)?;
         } else {
-            this.option(libc::IPPROTO_IP, libc::IP_RECVTOS, 1i32)?;
-            this.option(libc::IPPROTO_IP, libc::IP_RECVTTL, 1i32)?;
+            option::set(&this.socket, libc::IPPROTO_IP, libc::IP_RECVTOS, 1i32)?;
+            option::set(&this.socket, libc::IPPROTO_IP, libc::IP_RECVTTL, 1i32)?;
             // Routers may cut datagrams, too: the path is not asked for its MTU, which would cost the first datagrams.
             let never = libc::IP_PMTUDISC_DONT;
-            this.option(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, never)?;
+            option::set(&this.socket, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, never)?;
             // SAFETY: plain numbers.
             let mut by: libc::ip_mreqn = unsafe { std::mem::zeroed() };
             by.imr_ifindex = interface as i32;
-            this.option(libc::IPPROTO_IP, libc::IP_MULTICAST_IF, by)?;
+            option::set(&this.socket, libc::IPPROTO_IP, libc::IP_MULTICAST_IF, by)?;
         }
         match to {
             Bind::Address(_) => this.socket.bind(&address.into())?,
@@ -92,32 +103,14 @@ impl DatagramSocket {
         match group {
             IpAddr::V4(group) => {
                 // Otherwise it receives what any socket of the host has joined, on any interface.
-                self.option(libc::IPPROTO_IP, libc::IP_MULTICAST_ALL, 0i32)?;
+                option::set(&self.socket, libc::IPPROTO_IP, libc::IP_MULTICAST_ALL, 0i32)?;
                 let by = socket2::InterfaceIndexOrAddress::Index(interface);
                 self.socket.join_multicast_v4_n(&group, &by)
             }
             IpAddr::V6(group) => {
-                self.option(libc::IPPROTO_IPV6, IPV6_MULTICAST_ALL, 0i32)?;
+                option::set(&self.socket, libc::IPPROTO_IPV6, IPV6_MULTICAST_ALL, 0i32)?;
                 self.socket.join_multicast_v6(&group, interface)
             }
-        }
-    }
-
-    /// Sets an option whose value is a plain number, or a structure of them that the kernel defines.
-    fn option<T: Copy>(&self, level: i32, name: i32, value: T) -> io::Result<()> {
-        // SAFETY: the kernel reads as many octets as the value has.
-        let status = unsafe {
-            libc::setsockopt(
-                self.socket.as_raw_fd(),
-                level,
-                name,
-                (&raw const value).cast(),
-                size_of::<T>() as libc::socklen_t,
-            )
-        };
-        match status {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
         }
     }
 

@@ -15,6 +15,7 @@ pub(crate) mod mapping;
 pub(crate) mod neighbour;
 pub(crate) mod null;
 pub(crate) mod on_demand;
+mod option;
 pub(crate) mod poller;
 pub(crate) mod prefetch;
 pub(crate) mod probe;

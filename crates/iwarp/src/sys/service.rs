@@ -4,6 +4,7 @@
 //! are described to the kernel with their real sizes. What the kernel has written is read only as far as it says that it wrote.
 
 use super::connect::{Sharing, canonical};
+use super::option;
 use socket2::{Domain, Protocol, SockAddr, SockAddrStorage, Socket, Type};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -53,9 +54,14 @@ impl ServiceSocket {
             if let Some(only_v6) = only_v6 {
                 this.socket.set_only_v6(only_v6)?;
             }
-            this.switch_on(libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO)?;
+            option::set(
+                &this.socket,
+                libc::IPPROTO_IPV6,
+                libc::IPV6_RECVPKTINFO,
+                1i32,
+            )?;
         } else {
-            this.switch_on(libc::IPPROTO_IP, libc::IP_PKTINFO)?;
+            option::set(&this.socket, libc::IPPROTO_IP, libc::IP_PKTINFO, 1i32)?;
         }
         this.socket.set_reuse_address(sharing == Sharing::Shared)?;
         this.socket.bind(&address.into())?;
@@ -68,24 +74,6 @@ impl ServiceSocket {
     /// The operating system's.
     pub(crate) fn claim(&self) -> io::Result<()> {
         self.socket.set_reuse_address(false)
-    }
-
-    fn switch_on(&self, level: i32, name: i32) -> io::Result<()> {
-        let on = 1i32;
-        // SAFETY: the kernel reads as many octets as the value has.
-        let status = unsafe {
-            libc::setsockopt(
-                self.socket.as_raw_fd(),
-                level,
-                name,
-                (&raw const on).cast(),
-                size_of::<i32>() as libc::socklen_t,
-            )
-        };
-        match status {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
     }
 
     /// Returns the address that it is bound to.
