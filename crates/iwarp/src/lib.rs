@@ -96,11 +96,15 @@ mod capture;
 pub mod cm;
 mod complain;
 mod config;
+#[cfg(not(loom))]
+pub mod connection;
 mod crc;
 mod device;
 #[cfg(not(loom))]
 mod engine;
 mod error;
+#[cfg_attr(loom, allow(dead_code, reason = "the models use a part"))]
+mod failure;
 mod lid;
 #[cfg(not(loom))]
 mod memory;
@@ -119,10 +123,18 @@ pub mod tokio;
 #[cfg(not(loom))]
 mod verbs;
 
+/// Plain data: what a [`Region`] has as elements. Its derive macro makes a structure plain data.
+pub use bytemuck;
 pub use capture::{Recorder, RecorderLimits};
 pub use config::{Alignment, Config, Face, ReceiverNotReady};
+#[cfg(not(loom))]
+pub use connection::{
+    Batch, Channel, Connection, Endpoint, Incoming, Listener, Message, Operation, Options, Region,
+    RemoteRegion, Stream, Window, connect, listen,
+};
 pub use device::{Device, DeviceAddress, GidEntry, GidKind, LIMITS, Limits, MAX_GID_ADDRESSES};
 pub use error::{Error, Result};
+pub use failure::{OperationError, Refusal, RequestKind};
 pub use iwarp_rnic::counters::Counters;
 pub use iwarp_rnic::memory::{Stag, WindowType};
 pub use iwarp_rnic::qp::{Blame, Fault, State};
