@@ -319,6 +319,10 @@ impl Wait for Submit<'_, '_> {
         }
     }
 
+    fn step(&self) -> u8 {
+        u8::from(matches!(self.stage, Stage::Posted(_)))
+    }
+
     fn router(&self) -> &Router {
         &self.batch.connection.inner.router
     }

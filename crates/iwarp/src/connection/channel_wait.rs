@@ -234,6 +234,10 @@ impl Wait for Sending<'_> {
         }
     }
 
+    fn step(&self) -> u8 {
+        u8::from(self.has_credit) + self.operation.step()
+    }
+
     fn router(&self) -> &Router {
         &self.shared.connection.inner.router
     }

@@ -246,6 +246,7 @@ impl Connection {
         self.inner.endpoint.share(len, rights)
     }
 
+    #[inline]
     fn operation<'a, Y: super::operation::Yield>(
         &'a self,
         request: Result<Request<'a>>,
@@ -293,6 +294,7 @@ impl Connection {
     }
 
     /// Writes elements to the beginning of the peer's region. The peer's program takes no part.
+    #[inline]
     pub fn write<'a, T: Pod>(
         &'a self,
         payload: impl Into<Payload<'a, T>>,

@@ -100,8 +100,8 @@ enum Local<'a> {
 pub(super) struct Request<'a> {
     pub(super) kind: RequestKind,
     op: SendOp,
-    /// Octets in front of those of `local`, for a channel.
-    header: Option<[u8; HEADER]>,
+    /// Octets in front of those of `local`, for a channel; zeros for none.
+    header: [u8; HEADER],
     local: Local<'a>,
     octets: u64,
     held: Held,
@@ -116,7 +116,7 @@ impl<'a> Request<'a> {
         Self {
             kind,
             op,
-            header: None,
+            header: [0; HEADER],
             local: Local::None,
             octets: 0,
             held,
@@ -124,6 +124,7 @@ impl<'a> Request<'a> {
     }
 
     /// A request that sends a payload.
+    #[inline]
     pub(super) fn sending<T: Pod>(
         connection: &Connection,
         kind: RequestKind,
@@ -149,7 +150,7 @@ impl<'a> Request<'a> {
         Ok(Self {
             kind,
             op,
-            header: None,
+            header: [0; HEADER],
             local,
             octets,
             held,
@@ -169,7 +170,7 @@ impl<'a> Request<'a> {
         Ok(Self {
             kind: RequestKind::Read,
             op,
-            header: None,
+            header: [0; HEADER],
             local: Local::Region(sge),
             octets,
             held: Held::One(region.memory),
@@ -191,7 +192,7 @@ impl<'a> Request<'a> {
         Ok(Self {
             kind,
             op,
-            header: None,
+            header: [0; HEADER],
             local: Local::Answer(len),
             octets,
             held: Held::Nothing,
@@ -200,14 +201,28 @@ impl<'a> Request<'a> {
 
     /// Puts a header in front of the octets. Copied ones may be shorter by that.
     pub(super) fn with_header(mut self, header: [u8; HEADER]) -> Self {
-        self.header = Some(header);
+        self.header = header;
         self.octets += HEADER as u64;
         self
     }
 
+    #[cold]
+    fn span(&self, connection: &Connection) -> Box<tracing::Span> {
+        Box::new(tracing::debug_span!(
+            parent: &connection.inner.span,
+            "operation",
+            kind = self.kind.name(),
+            octets = self.octets
+        ))
+    }
+
     /// Posts it. `id` is its slot.
+    #[inline]
     fn post(&self, inner: &Inner, id: SlotId) -> Result<()> {
-        let header = self.header.as_ref().map_or([].as_slice(), |h| h.as_slice());
+        let header = match self.header {
+            [0, ..] => [].as_slice(),
+            _ => self.header.as_slice(),
+        };
         let (inline, elements);
         let mut wr = SendWr::new(id.wr_id(), self.op, &[]).with_flags(SendFlags::SIGNALED);
         match &self.local {
@@ -374,19 +389,18 @@ pub struct Operation<'a, Y: Yield> {
     ticket: Option<u64>,
     priority: Priority,
     result: Y,
-    span: tracing::Span,
+    /// Only if spans are recorded, so that it costs nothing otherwise.
+    span: Option<Box<tracing::Span>>,
 }
 
 impl<'a, Y: Yield> Operation<'a, Y> {
+    #[inline]
     pub(super) fn new(connection: &'a Connection, request: Result<Request<'a>>, result: Y) -> Self {
         let span = match &request {
-            Ok(request) => tracing::debug_span!(
-                parent: &connection.inner.span,
-                "operation",
-                kind = request.kind.name(),
-                octets = request.octets
-            ),
-            Err(_) => tracing::Span::none(),
+            Ok(request) if tracing::enabled!(tracing::Level::DEBUG) => {
+                Some(request.span(connection))
+            }
+            _ => None,
         };
         Self {
             connection,
@@ -402,6 +416,7 @@ impl<'a, Y: Yield> Operation<'a, Y> {
 
     /// Posts the request now, if there is room in the send queue. Otherwise it is posted when it is awaited or waited for. An error
     /// is returned then, too.
+    #[inline]
     pub fn started(mut self) -> Self {
         if matches!(self.stage, Stage::New)
             && !self.connection.inner.router.origin.is_foreign()
@@ -417,6 +432,7 @@ impl<'a, Y: Yield> Operation<'a, Y> {
     /// # Errors
     /// Those of the call that made it: [`Error::Refused`] if it does not fit, [`Error::Operation`] if it failed, [`Error::Closed`] if
     /// the connection was closed before.
+    #[inline]
     pub fn wait(mut self) -> Result<Y::Output> {
         block(&mut self, None)
     }
@@ -461,6 +477,7 @@ impl<'a, Y: Yield> Operation<'a, Y> {
     }
 
     /// Posts the request if there is room.
+    #[inline]
     fn try_post(&mut self) -> Result<()> {
         let inner = &self.connection.inner;
         let request = match &mut self.request {
@@ -477,7 +494,7 @@ impl<'a, Y: Yield> Operation<'a, Y> {
                 return Err(inner.failure(request.kind, request.octets, WcStatus::Flushed));
             }
         };
-        let _entered = self.span.enter();
+        let _entered = self.span.as_ref().map(|span| span.enter());
         if let Err(error) = request.post(inner, id) {
             request.held = inner.router.withdraw(id);
             return Err(match error {
@@ -496,6 +513,7 @@ impl<'a, Y: Yield> Operation<'a, Y> {
     }
 
     /// Looks whether the posted request has ended.
+    #[inline]
     fn collect(&mut self, id: SlotId) -> Poll<Result<Y::Output>> {
         let inner = &self.connection.inner;
         if Y::ANSWERS {
@@ -509,7 +527,7 @@ impl<'a, Y: Yield> Operation<'a, Y> {
             return Poll::Pending;
         };
         self.stage = Stage::Over;
-        let _entered = self.span.enter();
+        let _entered = self.span.as_ref().map(|span| span.enter());
         tracing::trace!(?status, "completed");
         Poll::Ready(match (status, &self.request) {
             (WcStatus::Success, _) => self.result.finish(held),
@@ -522,6 +540,7 @@ impl<'a, Y: Yield> Operation<'a, Y> {
 impl<Y: Yield> Wait for Operation<'_, Y> {
     type Output = Y::Output;
 
+    #[inline]
     fn look(&mut self) -> Poll<Result<Y::Output>> {
         if matches!(self.stage, Stage::New)
             && let Err(error) = self.try_post()
@@ -550,6 +569,10 @@ impl<Y: Yield> Wait for Operation<'_, Y> {
             Stage::New => router.wait_for_room(&mut self.ticket, waker),
             Stage::Over => {}
         }
+    }
+
+    fn step(&self) -> u8 {
+        u8::from(self.posted)
     }
 
     fn router(&self) -> &Router {

@@ -98,6 +98,7 @@ impl Router {
     }
 
     /// Refuses in a forked child, where a thread that does not exist may hold the locks.
+    #[inline]
     pub(super) fn check_process(&self) -> Result<(), Error> {
         match self.origin.is_foreign() {
             true => Err(Error::Refused(Refusal::Forked)),
@@ -107,6 +108,7 @@ impl Router {
 
     /// Takes a slot and `places` places of the send queue, for a request that keeps `held`, if what `priority` leaves for others is left
     /// then.
+    #[inline]
     pub(super) fn enter(
         &self,
         places: u32,
@@ -190,6 +192,7 @@ impl Router {
     }
 
     /// Returns how a request has ended, and what it kept, and frees its slot. `None`: it has not ended.
+    #[inline]
     pub(super) fn collect(&self, id: SlotId) -> Option<(WcStatus, Held)> {
         let mut state = self.state.lock();
         let status = match state.slots.get(id.index())?.stage {
@@ -371,8 +374,8 @@ impl Router {
             }
         });
         if let Some(mut due) = due {
-            call_all(due.wakers.drain(..));
             due.freed.clear();
+            call_all(due.wakers.drain(..));
             self.lists.lock().push(due);
         }
     }

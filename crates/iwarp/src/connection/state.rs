@@ -127,6 +127,7 @@ pub(super) const fn receive_id(buffer: u32) -> u64 {
 
 impl State {
     /// Frees a slot; returns what it kept.
+    #[inline]
     pub(super) fn release(&mut self, id: u32) -> Held {
         let Some(slot) = self.slots.get_mut(id as usize) else {
             return Held::Nothing;
@@ -139,6 +140,7 @@ impl State {
     }
 
     /// Takes the next one off the list that waits for room, if there is some.
+    #[inline]
     pub(super) fn spare(&mut self) -> Option<Waker> {
         match self.places > 0 && !self.free.is_empty() {
             true => self.room.next(),

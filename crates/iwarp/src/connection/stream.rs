@@ -185,6 +185,10 @@ impl Wait for Posting<'_> {
         self.0.register(waker);
     }
 
+    fn step(&self) -> u8 {
+        self.0.step()
+    }
+
     fn router(&self) -> &super::router::Router {
         self.0.router()
     }

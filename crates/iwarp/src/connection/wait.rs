@@ -19,6 +19,11 @@ pub(super) trait Wait {
     /// Registers a waker for the moment when it is worth to look again.
     fn register(&mut self, waker: &Waker);
 
+    /// Returns how far it is. A waker that was registered at one step does not serve for the next.
+    fn step(&self) -> u8 {
+        0
+    }
+
     /// Returns who routes its completion.
     fn router(&self) -> &Router;
 }
@@ -29,12 +34,24 @@ pub(super) fn poll<W: Wait>(what: &mut W, waker: &Waker) -> Poll<Result<W::Outpu
     if done.is_ready() {
         return done;
     }
-    what.register(waker);
-    what.router().watch();
-    // It may have happened after the last look and before the waker was registered.
-    what.look()
+    register_and_look(what, waker)
 }
 
+/// Registers a waker, and looks once more: it may have happened after the last look and before the waker was registered. If that look
+/// leads to the next step, such as from waiting for room to a posted request, the waker is registered for that.
+fn register_and_look<W: Wait>(what: &mut W, waker: &Waker) -> Poll<Result<W::Output>> {
+    loop {
+        let step = what.step();
+        what.register(waker);
+        what.router().watch();
+        let done = what.look();
+        if done.is_ready() || what.step() == step {
+            return done;
+        }
+    }
+}
+
+#[inline]
 fn look_and_drive<W: Wait>(what: &mut W) -> Poll<Result<W::Output>> {
     what.router().check_process()?;
     let done = what.look();
@@ -50,10 +67,16 @@ fn look_and_drive<W: Wait>(what: &mut W) -> Poll<Result<W::Output>> {
 ///
 /// # Errors
 /// [`Error::TimedOut`], and those of what is waited for.
+#[inline]
 pub(super) fn block<W: Wait>(what: &mut W, timeout: Option<Duration>) -> Result<W::Output> {
-    if let Poll::Ready(done) = look_and_drive(what) {
-        return done;
+    match look_and_drive(what) {
+        Poll::Ready(done) => done,
+        Poll::Pending => sleep(what, timeout),
     }
+}
+
+/// Waits for something that is not there yet.
+fn sleep<W: Wait>(what: &mut W, timeout: Option<Duration>) -> Result<W::Output> {
     let begin = Instant::now();
     let deadline = timeout.and_then(|t| begin.checked_add(t));
     let limit = timeout.unwrap_or(Duration::MAX);
@@ -66,9 +89,7 @@ pub(super) fn block<W: Wait>(what: &mut W, timeout: Option<Duration>) -> Result<
         return done;
     }
     loop {
-        with_thread_waker(|waker| what.register(waker));
-        what.router().watch();
-        if let Poll::Ready(done) = what.look() {
+        if let Poll::Ready(done) = with_thread_waker(|waker| register_and_look(what, waker)) {
             return done;
         }
         match deadline {

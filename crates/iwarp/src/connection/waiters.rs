@@ -55,6 +55,7 @@ impl Waiters {
     }
 
     /// Returns `true` if `ticket` may take what there is: it is the first one, it was woken, or nobody waits.
+    #[inline]
     pub(super) fn may_take(&self, ticket: Option<u64>) -> bool {
         match (self.list.front(), ticket) {
             (None, _) => true,
@@ -64,11 +65,13 @@ impl Waiters {
     }
 
     /// Takes the first waiter off the list. The caller wakes it when nothing is locked.
+    #[inline]
     pub(super) fn next(&mut self) -> Option<Waker> {
         self.list.pop_front().map(|(_, waker)| waker)
     }
 
     /// Takes a waiter off that needs to wait no longer. Returns its waker, for the caller to drop when nothing is locked.
+    #[inline]
     pub(super) fn leave(&mut self, ticket: Option<u64>) -> (Place, Option<Waker>) {
         let Some(at) = ticket.and_then(|ticket| self.position(ticket)) else {
             return (Place::Woken, None);

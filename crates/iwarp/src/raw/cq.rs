@@ -420,11 +420,16 @@ impl CqInner {
     #[cold]
     fn send_deferred_now(&self) {
         self.has_deferred.store(false, Ordering::Release);
-        let list = std::mem::take(&mut *self.deferred.lock());
-        for qp in list.iter().filter_map(Weak::upgrade) {
+        let mut list = std::mem::take(&mut *self.deferred.lock());
+        for qp in list.drain(..).filter_map(|qp| qp.upgrade()) {
             // Clear the mark first: a request posted after that is sent now, or puts the queue pair on the list again.
             self.defers(&qp).swap(false, Ordering::AcqRel);
             qp.drive_tx();
+        }
+        // The list keeps its memory, so that the next entry allocates nothing.
+        let mut deferred = self.deferred.lock();
+        if deferred.capacity() == 0 {
+            *deferred = list;
         }
     }
 
