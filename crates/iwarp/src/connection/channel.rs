@@ -33,7 +33,7 @@ pub(super) struct Shared {
 
 /// A message channel over a connection. A clone is another handle to it, and any number of tasks and threads may use it.
 ///
-/// Messages arrive whole, in order, and without a copy: a [`ChannelMessage`] reads as a slice of octets. A sender waits while the
+/// Messages arrive whole, in order, and without a copy: a [`ChannelMessage`](super::ChannelMessage) reads as a slice of octets. A sender waits while the
 /// receiver has no room, for as long as it takes. When the last handle is dropped, the peer receives what was sent, and then the end.
 ///
 /// ```
