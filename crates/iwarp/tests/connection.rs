@@ -243,6 +243,8 @@ fn a_region_is_given_out_only_if_nobody_uses_it() {
     assert!(region.get_mut().is_none());
     drop(clone);
     let sent = a.send(&region).started();
+    // The request has it until its end is known.
+    assert!(region.get_mut().is_none());
     sent.wait().unwrap();
     assert!(region.get_mut().is_some());
     assert_eq!(*b.recv().wait_for(LIMIT).unwrap(), *b"in place");

@@ -135,7 +135,10 @@ fn cancellation_at_every_await() {
             drop(batch);
             let _ = poll_and_drop(a.bind(&sink, ALL), polls);
             // A request behind them has completed, so they have, too.
+            let begin = std::time::Instant::now();
             a.get(&token).wait_for(LIMIT).unwrap();
+            // At its limit a wait looks once more, which would hide that.
+            assert!(begin.elapsed() < LIMIT, "a wake-up was lost");
             // The thread that has routed that may still be freeing the regions.
             for region in [&mut source, &mut sink] {
                 let begin = std::time::Instant::now();
