@@ -45,6 +45,7 @@ use crate::verbs::QueuePair;
 use std::io;
 use std::net::SocketAddr;
 use std::ops::Deref;
+use std::task::Waker;
 use std::time::Duration;
 
 /// Returns the time after which a blocking call gives up a set-up. The limits of the device end it earlier; this one only guards
@@ -412,6 +413,16 @@ impl Connection {
     pub async fn disconnected(&self) -> Result<()> {
         let event = self.channel.recv().await;
         self.ended(&event)
+    }
+
+    /// Wakes a task when the connection has ended. Ask [`try_ended`](Self::try_ended) once more after this, then wait.
+    pub(crate) fn wake_at_end(&self, waker: &Waker) {
+        self.channel.wake_at_next(waker);
+    }
+
+    /// Returns how the connection has ended, once. `None` if it has not, or if another call has taken the news.
+    pub(crate) fn try_ended(&self) -> Option<Result<()>> {
+        Some(self.ended(&self.channel.try_next()?))
     }
 
     fn ended(&self, event: &CmEvent) -> Result<()> {

@@ -1,5 +1,6 @@
 //! Errors of the public API, with the errno that the C library reports for each.
 
+use crate::failure::{OperationError, Refusal};
 use crate::sys::connect::NetError;
 use iwarp_rnic::cq::CqSizeError;
 use iwarp_rnic::memory::MemoryError;
@@ -41,6 +42,12 @@ pub enum Error {
     Handshake(String),
     /// The connection or its queue pair has failed; the text says why (ECONNRESET).
     ConnectionLost(String),
+    /// A request of a [`connection`](crate::connection) does not fit its memory or its queue, so nothing was posted (EINVAL).
+    Refused(Refusal),
+    /// A request of a [`connection`](crate::connection) was posted and has failed; the value says which and why (EIO).
+    Operation(OperationError),
+    /// The connection has ended gracefully: either side has closed it (ENOTCONN).
+    Closed,
     /// A completion queue overflowed: completions are lost, and its queue pairs are in the error state (EOVERFLOW).
     CompletionQueueOverflow,
     /// Nothing is ready, and the caller does not want to wait (EAGAIN).
@@ -66,6 +73,9 @@ impl Error {
             Self::TimedOut(_) => libc::ETIMEDOUT,
             Self::Handshake(_) => libc::EPROTO,
             Self::ConnectionLost(_) => libc::ECONNRESET,
+            Self::Refused(_) => libc::EINVAL,
+            Self::Operation(_) => libc::EIO,
+            Self::Closed => libc::ENOTCONN,
             Self::CompletionQueueOverflow => libc::EOVERFLOW,
             Self::WouldBlock => libc::EAGAIN,
             Self::Io(e) => e.raw_os_error().unwrap_or(libc::EIO),
@@ -102,6 +112,9 @@ impl fmt::Display for Error {
             Self::TimedOut(what) => write!(f, "timed out: {what}"),
             Self::Handshake(what) => write!(f, "connection set-up failed: {what}"),
             Self::ConnectionLost(what) => write!(f, "connection lost: {what}"),
+            Self::Refused(e) => e.fmt(f),
+            Self::Operation(e) => e.fmt(f),
+            Self::Closed => f.write_str("the connection was closed"),
             Self::CompletionQueueOverflow => {
                 f.write_str("completion queue overflow: poll faster or create it larger")
             }
@@ -115,6 +128,8 @@ impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Post(e) => Some(e),
+            Self::Refused(e) => Some(e),
+            Self::Operation(e) => Some(e),
             Self::Memory(e) => Some(e),
             Self::Io(e) => Some(e),
             _ => None,

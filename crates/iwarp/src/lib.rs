@@ -5,42 +5,38 @@
 //!
 //! # A complete program
 //!
-//! The server grants 4 KiB of memory. The client writes to it, and the server's program takes no part in that.
+//! The server shares a table. The client writes to it, and the server's program takes no part in that.
 //!
 //! ```
-//! use iwarp::cm::{ConnectionParameters, Connector, Listener};
-//! use iwarp::{Access, Config, Context, Cqe, Device, ProtectionDomain, RemoteMemory, SendWr};
+//! use iwarp::{Access, Endpoint, RemoteRegion};
 //!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let ctx = Context::open(&Device::by_address("127.0.0.1".parse()?)?, Config::default())?;
-//! let (pd, cq) = (ProtectionDomain::new(&ctx), ctx.create_cq(16, None)?);
-//! let granted = pd.allocate(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
-//! let server_qp = pd.queue_pair().build(&cq, &cq)?;
-//! let client_qp = pd.queue_pair().build(&cq, &cq)?;
-//! let listener = Listener::bind(&ctx, "127.0.0.1:0".parse()?)?;
+//! # fn main() -> iwarp::Result<()> {
+//! let endpoint = Endpoint::local([127, 0, 0, 1].into())?;
+//! let table = endpoint.share::<u64>(512, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
+//! let listener = endpoint.listen("127.0.0.1:0").private_data(table.remote().to_bytes()).bind()?;
 //! let address = listener.local_addr();
-//! let private_data = granted.remote().to_bytes().to_vec();
-//! let server = std::thread::spawn(move || {
-//!     let parameters = ConnectionParameters { private_data, ..Default::default() };
-//!     listener.accept(None)?.accept(server_qp, &parameters)?.wait_disconnected(None)
-//! });
+//! let server = std::thread::spawn(move || listener.accept().wait()?.closed().wait());
 //!
-//! let client = Connector::new(&ctx).connect(address, client_qp)?;
-//! let there = RemoteMemory::from_bytes(client.private_data()).ok_or("no memory granted")?;
-//! let source = pd.allocate(5, Access::empty())?;
-//! source.write_at(0, b"hello")?;
-//! let elements = [source.sge(..)?];
-//! let write = SendWr::write(1, there.addr, there.rkey, &elements).signaled();
-//! client.post_send(&[write]).map_err(|(_, error)| error)?;
-//! cq.wait(&mut [Cqe::default()], None)?;
-//! drop(client); // disconnects gracefully
+//! let connection = iwarp::connect(address).wait()?;
+//! let there = RemoteRegion::<u64>::from_bytes(connection.private_data())?;
+//! connection.write(&[1, 2, 3], &there).wait()?;
+//! assert_eq!(connection.get(&there.at(2)?).wait()?, 3);
+//! drop(connection); // disconnects gracefully
 //! server.join().unwrap()?;
-//! assert_eq!(granted.to_vec(..5)?, b"hello");
+//! assert_eq!(table.get(1)?, 2);
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! # Objects
+//! # Two layers
+//!
+//! - Module [`connection`]: [`connect`] and [`listen`] make a [`Connection`], whose requests are calls. Each is a future for any
+//!   runtime and has a blocking [`wait`](Operation::wait); tasks and threads share a connection. Memory is a [`Region`] of plain
+//!   elements, and the peer's is a [`RemoteRegion`]. [`Channel`] and [`Stream`] are messages and octets with flow control.
+//! - The explicit verbs below it, with the objects of the C interface: a program chooses completion queues, posts work requests and
+//!   looks for completions.
+//!
+//! # Objects of the explicit verbs
 //!
 //! - A [`Device`] is an address of this machine. [`Context::open`] opens it with a [`Config`], which has the settings.
 //! - A [`ProtectionDomain`] ties memory and queue pairs together: a queue pair uses the memory of its own domain only.
@@ -68,7 +64,7 @@
 //!
 //! A peer reaches only memory that was registered with remote rights ([`Access`]), only within the bounds of the region,
 //! and only over queue pairs of the same protection domain. It may change such memory at any time until the region is
-//! dropped. Therefore the crate never gives out a reference to the memory of a region: octets are copied in and out
+//! dropped. Therefore the crate gives out no reference to memory that a peer may write: octets are copied in and out
 //! ([`MemoryRegion::read_at`], [`MemoryRegion::write_at`]), and words are atomic ([`MemoryRegion::load_u64`]). Treat what
 //! is there as input from the network. A region is freed when its last handle is dropped; a peer that accesses it later
 //! loses its connection.
@@ -78,13 +74,16 @@
 //! # Errors
 //!
 //! - A call that cannot be carried out returns an [`Error`]; [`Error::errno`] is what the C library reports for it.
+//! - A request of a [`Connection`] that does not fit is an [`Error::Refused`]; one that was posted and has failed is an
+//!   [`Error::Operation`], which says which request it was, whose fault it is, and what to do.
 //! - A work request that fails has a [`WcStatus`] in its completion. The queue pair is then in the error state, and all
 //!   other requests complete as [`WcStatus::Flushed`]; [`raw::QueuePair::fault`] says which end is to blame and why.
 //! - A completion queue that overflows fails its queue pairs; [`CompletionQueue::poll`] and the waits report it.
 //!
 //! # Features
 //!
-//! - `tokio`: the module `tokio`. Off by default.
+//! - `tokio`: the module `tokio`; tokio's traits for [`Stream`]. Off by default.
+//! - `serde`: [`RemoteRegion`] as a value of serde. Off by default.
 //!
 //! # Settings
 //!
@@ -96,11 +95,15 @@ mod capture;
 pub mod cm;
 mod complain;
 mod config;
+#[cfg(not(loom))]
+pub mod connection;
 mod crc;
 mod device;
 #[cfg(not(loom))]
 mod engine;
 mod error;
+#[cfg_attr(loom, allow(dead_code, reason = "the models use a part"))]
+mod failure;
 mod lid;
 #[cfg(not(loom))]
 mod memory;
@@ -119,10 +122,18 @@ pub mod tokio;
 #[cfg(not(loom))]
 mod verbs;
 
+/// Plain data: what a [`Region`] has as elements. Numbers and arrays of them are; a structure can be, by the crate's traits.
+pub use bytemuck;
 pub use capture::{Recorder, RecorderLimits};
 pub use config::{Alignment, Config, Face, ReceiverNotReady};
+#[cfg(not(loom))]
+pub use connection::{
+    Batch, Channel, Connection, Endpoint, Incoming, Listener, Message, Operation, Options, Region,
+    RemoteRegion, Stream, Window, connect, listen,
+};
 pub use device::{Device, DeviceAddress, GidEntry, GidKind, LIMITS, Limits, MAX_GID_ADDRESSES};
 pub use error::{Error, Result};
+pub use failure::{OperationError, Refusal, RequestKind};
 pub use iwarp_rnic::counters::Counters;
 pub use iwarp_rnic::memory::{Stag, WindowType};
 pub use iwarp_rnic::qp::{Blame, Fault, State};

@@ -53,6 +53,7 @@ impl ProtectionDomain {
         let stag = unsafe { self.ctx.register(addr, len as u64, addr, self.num, access) }?;
         let inner = RegionInner {
             ctx: self.ctx.clone(),
+            pd: self.num,
             stag,
             access,
             base: if access.contains(Access::ZERO_BASED) {
@@ -85,6 +86,7 @@ impl ProtectionDomain {
 #[derive(Debug)]
 struct RegionInner {
     ctx: Context,
+    pd: u32,
     stag: u32,
     access: Access,
     /// Tagged offset of the first octet: what elements and peers call its address.
@@ -234,7 +236,26 @@ impl MemoryRegion {
         Ok((start, end - start))
     }
 
-    fn pointer(&self, offset: usize, len: usize) -> Result<*mut u8> {
+    /// Returns `true` if it was allocated in this protection domain. Domains of one device have different numbers.
+    pub(crate) fn is_of(&self, pd: &ProtectionDomain) -> bool {
+        self.inner.pd == pd.num && self.inner.ctx.is_same(&pd.ctx)
+    }
+
+    /// Returns `true` if both handles name the same memory.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
+    /// Returns `true` if no other handle names this memory, which is then this handle's alone while it is borrowed.
+    pub(crate) fn is_only_handle(&mut self) -> bool {
+        Arc::get_mut(&mut self.inner).is_some()
+    }
+
+    /// Returns where `len` octets at `offset` lie. The address stays valid as long as a handle to the memory.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: outside the region.
+    pub(crate) fn pointer(&self, offset: usize, len: usize) -> Result<*mut u8> {
         let (start, _) = self.resolve(offset..offset.saturating_add(len))?;
         // SAFETY: inside the mapping, or one past its end for an empty range.
         Ok(unsafe { self.inner.mapping.as_ptr().add(start) })

@@ -146,6 +146,11 @@ thread_local! {
     static WAKER: Waker = Waker::from(Arc::new(Unpark(std::thread::current())));
 }
 
+/// Calls `f` with a waker that unparks this thread.
+pub(crate) fn with_thread_waker<R>(f: impl FnOnce(&Waker) -> R) -> R {
+    WAKER.with(f)
+}
+
 impl From<CqError> for Error {
     fn from(e: CqError) -> Self {
         match e {
@@ -179,7 +184,7 @@ impl CompletionQueue {
         }
         let mut wait = self.waits();
         loop {
-            WAKER.with(|waker| self.wake_wait(&mut wait, waker));
+            with_thread_waker(|waker| self.wake_wait(&mut wait, waker));
             // A completion may have come after the poll and before the waker was set.
             let n = self.take_ready(out)?;
             if n > 0 {

@@ -60,21 +60,73 @@ fn run(name: &str) -> String {
 
 #[test]
 fn hello() {
-    let out = run("hello");
-    assert!(
-        out.contains("client heard: you said 'hello over RDMA'"),
-        "{out}"
-    );
+    for name in ["hello", "hello_verbs"] {
+        let out = run(name);
+        assert!(
+            out.contains("client heard: you said 'hello over RDMA'"),
+            "{out}"
+        );
+    }
 }
 
 #[test]
 fn kv() {
     let out = run("kv");
     assert!(
+        out.contains("colour = Some(\"blue\")") && out.contains("size = None"),
+        "{out}"
+    );
+    assert!(out.contains("200 reads of a changing value"), "{out}");
+}
+
+#[test]
+fn kv_verbs() {
+    let out = run("kv_verbs");
+    assert!(
         out.contains("colour = blue") && out.contains("size is not there"),
         "{out}"
     );
     assert!(out.contains("200 reads of a changing value"), "{out}");
+}
+
+#[test]
+fn rpc() {
+    let out = run("rpc");
+    assert!(out.contains("100 of 100 answers are right"), "{out}");
+}
+
+#[test]
+fn work_queue() {
+    let out = run("work_queue");
+    assert!(out.contains("1000 of 1000 results are right"), "{out}");
+}
+
+/// The ratio is for people to read. Here it only has to run.
+#[test]
+fn cost() {
+    let out = Command::new(example("cost"))
+        .args(["1", "2000"])
+        .output()
+        .expect("runs");
+    let out = String::from_utf8_lossy(&out.stdout);
+    assert_eq!(out.matches("ratio").count(), 2, "{out}");
+}
+
+/// Each of them fits on a page.
+#[test]
+fn examples_are_short() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
+    for (name, most) in [
+        ("hello", 25),
+        ("rpc", 100),
+        ("kv", 100),
+        ("work_queue", 100),
+        ("file_transfer", 100),
+    ] {
+        let text = std::fs::read_to_string(folder.join(name).with_extension("rs")).expect("text");
+        let lines = text.lines().filter(|line| !line.starts_with("//!")).count();
+        assert!(lines <= most, "{name}: {lines} lines");
+    }
 }
 
 #[test]
@@ -85,8 +137,10 @@ fn counter() {
 
 #[test]
 fn file_transfer() {
-    let out = run("file_transfer");
-    assert!(out.contains("the copy is the same"), "{out}");
+    for name in ["file_transfer", "file_transfer_verbs"] {
+        let out = run(name);
+        assert!(out.contains("the copy is the same"), "{out}");
+    }
 }
 
 #[test]
@@ -97,10 +151,10 @@ fn echo_async() {
 
 #[test]
 fn wrong_arguments_are_refused() {
-    let out = Command::new(example("hello"))
+    let out = Command::new(example("hello_verbs"))
         .arg("x")
         .output()
         .expect("runs");
     assert!(!out.status.success());
-    assert!(String::from_utf8_lossy(&out.stderr).contains("usage: hello"));
+    assert!(String::from_utf8_lossy(&out.stderr).contains("usage: hello_verbs"));
 }

@@ -254,6 +254,12 @@ impl Context {
         Ok(())
     }
 
+    /// Returns when no access to registered memory is in progress that had begun before the call.
+    pub(crate) fn wait_for_accesses(&self) {
+        // Accesses hold the table for reading.
+        drop(self.inner.memory.write());
+    }
+
     /// Makes a null region (`ibv_alloc_null_mr(3)`) and returns its lkey: what receives and Reads write there is lost, and what is sent from
     /// there is zero. Every address is inside. A peer cannot access it.
     ///

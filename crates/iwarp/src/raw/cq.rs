@@ -194,14 +194,23 @@ impl CompletionQueue {
     /// Polls for at most `limit` if a completion is likely to come soon. Returns `true` if there is one, or if the queue has
     /// overflowed. Blocking waits call this before they sleep.
     pub(crate) fn busy_poll(&self, limit: Duration) -> bool {
+        self.busy_poll_until(limit, || false)
+    }
+
+    /// Does the same, and ends as soon as `done` returns `true`: another thread may have taken the completion that the caller
+    /// waits for.
+    pub(crate) fn busy_poll_until(&self, limit: Duration, done: impl Fn() -> bool) -> bool {
         let window = self.inner.window().min(limit);
         if window.is_zero() || !self.inner.busy.is_worth_it() {
             return false;
         }
         let found = busy_poll(window, || {
             self.inner.drive(true, false);
-            let ring = self.inner.ring.lock();
-            !ring.is_empty() || ring.overflowed()
+            let found = {
+                let ring = self.inner.ring.lock();
+                !ring.is_empty() || ring.overflowed()
+            };
+            found || done()
         });
         if found {
             self.inner.busy.hit();
@@ -411,11 +420,16 @@ impl CqInner {
     #[cold]
     fn send_deferred_now(&self) {
         self.has_deferred.store(false, Ordering::Release);
-        let list = std::mem::take(&mut *self.deferred.lock());
-        for qp in list.iter().filter_map(Weak::upgrade) {
+        let mut list = std::mem::take(&mut *self.deferred.lock());
+        for qp in list.drain(..).filter_map(|qp| qp.upgrade()) {
             // Clear the mark first: a request posted after that is sent now, or puts the queue pair on the list again.
             self.defers(&qp).swap(false, Ordering::AcqRel);
             qp.drive_tx();
+        }
+        // The list keeps its memory, so that the next entry allocates nothing.
+        let mut deferred = self.deferred.lock();
+        if deferred.capacity() == 0 {
+            *deferred = list;
         }
     }
 

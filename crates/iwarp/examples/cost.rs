@@ -1,0 +1,207 @@
+//! What the calls of a connection cost beside the explicit verbs: 64-octet RDMA Writes, in alternating rounds.
+//!
+//! ```sh
+//! cargo run --release --example cost             # 15 rounds
+//! cargo run --release --example cost 5 20000     # 5 rounds of 20,000 Writes
+//! ```
+//!
+//! Both programs do the same: one Write at a time with a completion each, up to 64 on their way; then lists of 16 Writes with one
+//! completion. Printed are the medians of the rates, and the median of the ratios of rounds that followed each other.
+
+use iwarp::cm::{Connector, Listener};
+use iwarp::{
+    Access, CompletionQueue, Config, Context, Cqe, Device, MemoryRegion, ProtectionDomain,
+    RemoteMemory, Result, SendWr, WcStatus,
+};
+use iwarp::{Connection, Region, RemoteRegion};
+use std::collections::VecDeque;
+use std::time::Instant;
+
+const OCTETS: usize = 64;
+const WINDOW: usize = 64;
+const LIST: usize = 16;
+
+/// The explicit verbs, connected within this process.
+struct Explicit {
+    connection: iwarp::cm::Connection,
+    cq: CompletionQueue,
+    source: MemoryRegion,
+    there: RemoteMemory,
+    _peer: (iwarp::cm::Connection, MemoryRegion),
+}
+
+impl Explicit {
+    fn new() -> Result<Self> {
+        let device = Device::by_address([127, 0, 0, 1].into())?;
+        let ctx = Context::open(&device, Config::from_env())?;
+        let pd = ProtectionDomain::new(&ctx);
+        let listener = Listener::bind(&ctx, ([127, 0, 0, 1], 0).into())?;
+        let to = listener.local_addr();
+        let other = ctx.create_cq(16, None)?;
+        let target = pd.allocate(OCTETS, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+        let there = target.remote();
+        let cq = ctx.create_cq(256, None)?;
+        let qp = pd.queue_pair().build(&cq, &cq)?;
+        let theirs = pd.queue_pair().build(&other, &other)?;
+        let (accepted, connection) = std::thread::scope(|scope| {
+            let server = scope.spawn(|| listener.accept(None)?.accept(theirs, &Default::default()));
+            let connection = Connector::new(&ctx).connect(to, qp);
+            (
+                server.join().expect("the server does not panic"),
+                connection,
+            )
+        });
+        Ok(Self {
+            connection: connection?,
+            cq,
+            source: pd.allocate(OCTETS, Access::empty())?,
+            there,
+            _peer: (accepted?, target),
+        })
+    }
+
+    /// Takes completions; returns how many Writes they stand for.
+    fn take(&self, writes: usize) -> Result<usize> {
+        let mut done = [Cqe::default(); 16];
+        let n = self.cq.wait(&mut done, None)?;
+        let good = done[..n].iter().all(|d| d.status == WcStatus::Success);
+        assert!(good, "{done:?}");
+        Ok(n * writes)
+    }
+
+    fn singly(&self, writes: usize) -> Result<()> {
+        let elements = [self.source.sge(..)?];
+        let wr = SendWr::write(1, self.there.addr, self.there.rkey, &elements).signaled();
+        let mut outstanding = 0;
+        for _ in 0..writes {
+            if outstanding == WINDOW {
+                outstanding -= self.take(1)?;
+            }
+            self.connection.post_send(&[wr]).map_err(|(_, e)| e)?;
+            outstanding += 1;
+        }
+        while outstanding > 0 {
+            outstanding -= self.take(1)?;
+        }
+        Ok(())
+    }
+
+    fn listed(&self, writes: usize) -> Result<()> {
+        let elements = [self.source.sge(..)?];
+        let wr = SendWr::write(1, self.there.addr, self.there.rkey, &elements);
+        let mut list = [wr; LIST];
+        list[LIST - 1] = wr.signaled();
+        for _ in 0..writes / LIST {
+            self.connection.post_send(&list).map_err(|(_, e)| e)?;
+            self.take(LIST)?;
+        }
+        Ok(())
+    }
+}
+
+/// The calls of a connection, within this process.
+struct Calls {
+    connection: Connection,
+    source: Region<u8>,
+    there: RemoteRegion<u8>,
+    _peer: (Connection, Region<u8>),
+}
+
+impl Calls {
+    fn new() -> Result<Self> {
+        let listener = iwarp::listen("127.0.0.1:0").bind()?;
+        let to = listener.local_addr();
+        let server = std::thread::spawn(move || listener.accept().wait());
+        let connection = iwarp::connect(to).wait()?;
+        let accepted = server.join().expect("the server does not panic")?;
+        let target = accepted.share::<u8>(OCTETS, Access::REMOTE_WRITE)?;
+        Ok(Self {
+            source: connection.allocate(OCTETS)?,
+            connection,
+            there: target.remote(),
+            _peer: (accepted, target),
+        })
+    }
+
+    fn singly(&self, writes: usize) -> Result<()> {
+        let mut on_their_way = VecDeque::with_capacity(WINDOW);
+        for _ in 0..writes {
+            if on_their_way.len() == WINDOW
+                && let Some(oldest) = on_their_way.pop_front()
+            {
+                iwarp::Operation::wait(oldest)?;
+            }
+            on_their_way.push_back(self.connection.write(&self.source, &self.there).started());
+        }
+        on_their_way
+            .into_iter()
+            .try_for_each(iwarp::Operation::wait)
+    }
+
+    fn listed(&self, writes: usize) -> Result<()> {
+        let mut batch = self.connection.batch();
+        for _ in 0..writes / LIST {
+            for _ in 0..LIST {
+                batch.write(&self.source, &self.there)?;
+            }
+            batch.submit().wait()?;
+        }
+        Ok(())
+    }
+}
+
+/// Returns millions of Writes in a second.
+fn rate(writes: usize, round: impl FnOnce(usize) -> Result<()>) -> Result<f64> {
+    let start = Instant::now();
+    round(writes)?;
+    Ok(writes as f64 / start.elapsed().as_secs_f64() / 1e6)
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn compare(
+    name: &str,
+    rounds: usize,
+    writes: usize,
+    calls: impl Fn(usize) -> Result<()>,
+    explicit: impl Fn(usize) -> Result<()>,
+) -> Result<()> {
+    let (mut ours, mut theirs, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        let (a, b) = (rate(writes, &explicit)?, rate(writes, &calls)?);
+        theirs.push(a);
+        ours.push(b);
+        ratios.push(b / a);
+    }
+    let (ours, theirs, ratio) = (median(ours), median(theirs), median(ratios));
+    println!("{name}: {ours:.2} M/s by calls, {theirs:.2} M/s by verbs, ratio {ratio:.2}");
+    Ok(())
+}
+
+fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
+    let mut args = std::env::args().skip(1);
+    let rounds = args.next().map_or(Ok(15), |n| n.parse())?;
+    let writes = args.next().map_or(Ok(200_000), |n| n.parse())?;
+    if rounds == 0 || writes < LIST {
+        return Err("usage: cost [ROUNDS [WRITES]]".into());
+    }
+    let (calls, verbs) = (Calls::new()?, Explicit::new()?);
+    compare(
+        "one at a time",
+        rounds,
+        writes,
+        |n| calls.singly(n),
+        |n| verbs.singly(n),
+    )?;
+    compare(
+        "lists of 16",
+        rounds,
+        writes,
+        |n| calls.listed(n),
+        |n| verbs.listed(n),
+    )?;
+    Ok(())
+}

@@ -1,0 +1,343 @@
+//! Batches: requests that are posted together and have one completion.
+
+use super::handle::Connection;
+use super::operation::{Carried, Payload};
+use super::region::Region;
+use super::remote::RemoteRegion;
+use super::router::{Entry, Held, Priority, Router, SlotId};
+use super::wait::{Wait, waits};
+use crate::error::{Error, Result};
+use crate::failure::{Refusal, RequestKind};
+use crate::memory::MemoryRegion;
+use bytemuck::Pod;
+use iwarp_rnic::{Access, PostError, SendFlags, SendOp, SendWr, Sge, WcStatus};
+use std::ops::Range;
+use std::task::{Poll, Waker};
+
+/// Requests that are posted in one go.
+const CHUNK: usize = 16;
+
+#[derive(Debug)]
+enum Local {
+    Region(Sge),
+    /// Octets of the batch's own copies.
+    Copied(Range<usize>),
+}
+
+#[derive(Debug)]
+struct Entered {
+    op: SendOp,
+    local: Local,
+}
+
+/// Requests that complete together. Only the last one is signaled, so they cost less than as many operations.
+///
+/// A batch is used again and again, and allocates nothing then: [`submit`](Self::submit) empties it. Requests start in the order in
+/// which they were added.
+#[derive(Debug)]
+pub struct Batch<'a> {
+    connection: &'a Connection,
+    entries: Vec<Entered>,
+    copies: Vec<u8>,
+    held: Vec<MemoryRegion>,
+    octets: u64,
+}
+
+impl<'a> Batch<'a> {
+    pub(super) const fn new(connection: &'a Connection) -> Self {
+        Self {
+            connection,
+            entries: Vec::new(),
+            copies: Vec::new(),
+            held: Vec::new(),
+            octets: 0,
+        }
+    }
+
+    /// Returns how many requests it has.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Returns `true` if it has no requests.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Removes all requests.
+    pub fn clear(&mut self) {
+        self.entries.clear();
+        self.copies.clear();
+        self.held.clear();
+        self.octets = 0;
+    }
+
+    fn enter<T: Pod>(&mut self, op: SendOp, payload: Payload<'_, T>) -> Result<()> {
+        let inner = &self.connection.inner;
+        let (requests, room) = (self.entries.len() + 1, inner.send_depth as usize);
+        if requests > room {
+            return Err(Error::Refused(Refusal::BatchTooLong { requests, room }));
+        }
+        let octets = payload.octets();
+        let local = match payload.0 {
+            Carried::Copied(elements) => {
+                let octets: &[u8] = bytemuck::cast_slice(elements);
+                let (len, most) = (octets.len(), inner.max_inline as usize);
+                if len > most {
+                    let octets = len;
+                    return Err(Error::Refused(Refusal::TooLongToCopy { octets, most }));
+                }
+                let start = self.copies.len();
+                self.copies.extend_from_slice(octets);
+                Local::Copied(start..start + len)
+            }
+            Carried::Region(region) => {
+                inner.check_own(&region)?;
+                let sge = region.sge()?;
+                self.hold(region.memory);
+                Local::Region(sge)
+            }
+        };
+        self.octets = self.octets.saturating_add(octets);
+        self.entries.push(Entered { op, local });
+        Ok(())
+    }
+
+    /// Keeps memory until the batch has completed. Requests that follow each other often use the same.
+    fn hold(&mut self, memory: MemoryRegion) {
+        if self.held.last().is_none_or(|last| !last.is_same(&memory)) {
+            self.held.push(memory);
+        }
+    }
+
+    /// Adds a message; see [`Connection::send`]. The program's own octets may be as many as fit into a request
+    /// ([`Options::max_inline`](super::Options::max_inline)).
+    ///
+    /// # Errors
+    /// [`Error::Refused`]: it does not fit. The batch stays as it was.
+    pub fn send<'p>(&mut self, payload: impl Into<Payload<'p, u8>>) -> Result<()> {
+        self.enter(SendOp::Send, payload.into())
+    }
+
+    /// Adds a Write; see [`Connection::write`], and [`send`](Self::send) for how long the program's own octets may be.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub fn write<'p, T: Pod>(
+        &mut self,
+        payload: impl Into<Payload<'p, T>>,
+        to: &RemoteRegion<T>,
+    ) -> Result<()> {
+        let payload = payload.into();
+        let (remote_addr, rkey) = to.target(Access::REMOTE_WRITE, payload.octets())?;
+        self.enter(SendOp::Write { remote_addr, rkey }, payload)
+    }
+
+    /// Adds a Read of all elements of the peer's region; see [`Connection::read_into`].
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub fn read_into<T: Pod>(
+        &mut self,
+        into: impl Into<Region<T>>,
+        from: &RemoteRegion<T>,
+    ) -> Result<()> {
+        let into = into.into();
+        let (octets, room) = (from.octets(), into.octets() as u64);
+        if octets > room {
+            return Err(Error::Refused(Refusal::TooLong { octets, room }));
+        }
+        let (remote_addr, rkey) = from.target(Access::REMOTE_READ, octets)?;
+        let into = into.slice(..from.len())?;
+        self.enter(SendOp::Read { remote_addr, rkey }, Payload::from(into))
+    }
+
+    /// Posts all requests, and waits until all have completed. An empty batch has completed at once. The batch is empty afterwards.
+    pub const fn submit<'b>(&'b mut self) -> Submit<'b, 'a> {
+        Submit {
+            batch: self,
+            stage: Stage::New,
+            ticket: None,
+        }
+    }
+
+    /// Posts all; on failure, returns how many were posted.
+    fn post(&self, id: SlotId) -> Result<(), (usize, Error)> {
+        let count = self.entries.len();
+        for (n, chunk) in self.entries.chunks(CHUNK).enumerate() {
+            let first = n * CHUNK;
+            let mut sges = [[Sge::default()]; CHUNK];
+            let mut copies = [[[].as_slice()]; CHUNK];
+            for ((entry, sge), copy) in chunk.iter().zip(&mut sges).zip(&mut copies) {
+                match &entry.local {
+                    Local::Region(element) => *sge = [*element],
+                    Local::Copied(range) => {
+                        *copy = [self.copies.get(range.clone()).unwrap_or_default()];
+                    }
+                }
+            }
+            let mut wrs = [SendWr::new(id.wr_id(), SendOp::Send, &[]); CHUNK];
+            for (i, (entry, wr)) in chunk.iter().zip(&mut wrs).enumerate() {
+                wr.op = entry.op;
+                match entry.local {
+                    Local::Region(_) => wr.sges = sges.get(i).map_or(&[], |sge| sge.as_slice()),
+                    Local::Copied(_) => {
+                        wr.inline = copies.get(i).map_or(&[], |copy| copy.as_slice());
+                        wr.flags = SendFlags::INLINE;
+                    }
+                }
+                if first + i + 1 == count {
+                    wr.flags |= SendFlags::SIGNALED;
+                }
+            }
+            let wrs = wrs.get(..chunk.len()).unwrap_or_default();
+            let posted = self.connection.inner.qp().post_send(wrs);
+            posted.map_err(|(n, error)| (first + n, error))?;
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+enum Stage {
+    New,
+    Posted(SlotId),
+    Over,
+}
+
+/// Waits for a batch. See [`Batch::submit`]. Dropping it is as sound as dropping an [`Operation`](super::Operation): if the batch was not
+/// posted yet, it keeps its requests; if it was, they are carried out.
+#[must_use = "it does nothing unless it is awaited or waited for"]
+#[derive(Debug)]
+pub struct Submit<'b, 'a> {
+    batch: &'b mut Batch<'a>,
+    stage: Stage,
+    ticket: Option<u64>,
+}
+
+waits!(['b, 'a] Submit<'b, 'a>, ());
+
+impl Submit<'_, '_> {
+    fn failure(&self, status: WcStatus) -> Error {
+        let inner = &self.batch.connection.inner;
+        inner.failure(RequestKind::Batch, self.batch.octets, status)
+    }
+
+    fn try_post(&mut self) -> Result<()> {
+        let inner = &self.batch.connection.inner;
+        let places = u32::try_from(self.batch.entries.len()).unwrap_or(u32::MAX);
+        let mut held = Held::Many(std::mem::take(&mut self.batch.held));
+        let entry = inner
+            .router
+            .enter(places, Priority::Normal, &mut held, &mut self.ticket);
+        let id = match entry {
+            Entry::Taken(id) => id,
+            Entry::Full | Entry::Ended => {
+                self.take_back(held);
+                return match entry {
+                    Entry::Ended => Err(self.failure(WcStatus::Flushed)),
+                    _ => Ok(()),
+                };
+            }
+        };
+        match self.batch.post(id) {
+            Ok(()) => {
+                self.stage = Stage::Posted(id);
+                Ok(())
+            }
+            Err((0, error)) => {
+                let held = inner.router.withdraw(id);
+                self.take_back(held);
+                Err(match error {
+                    Error::Post(PostError::InvalidState) => self.failure(WcStatus::Flushed),
+                    Error::Post(error) => Error::Refused(Refusal::Post(error)),
+                    error => error,
+                })
+            }
+            // The first ones are on their way, and keep their memory.
+            Err(_) => {
+                inner.router.abandon(id);
+                Err(self.failure(WcStatus::Flushed))
+            }
+        }
+    }
+
+    fn take_back(&mut self, held: Held) {
+        if let Held::Many(held) = held {
+            self.batch.held = held;
+        }
+    }
+}
+
+impl Wait for Submit<'_, '_> {
+    type Output = ();
+
+    fn look(&mut self) -> Poll<Result<()>> {
+        if self.batch.is_empty() && matches!(self.stage, Stage::New) {
+            self.stage = Stage::Over;
+            return Poll::Ready(Ok(()));
+        }
+        if matches!(self.stage, Stage::New)
+            && let Err(error) = self.try_post()
+        {
+            self.stage = Stage::Over;
+            return Poll::Ready(Err(error));
+        }
+        let id = match self.stage {
+            Stage::Posted(id) => id,
+            Stage::New => return Poll::Pending,
+            Stage::Over => {
+                return Poll::Ready(Err(Error::InvalidState("the batch has ended already")));
+            }
+        };
+        let Some((status, held)) = self.router().collect(id) else {
+            return Poll::Pending;
+        };
+        self.stage = Stage::Over;
+        self.take_back(held);
+        let result = match status {
+            WcStatus::Success => Ok(()),
+            status => Err(self.failure(status)),
+        };
+        self.batch.clear();
+        Poll::Ready(result)
+    }
+
+    fn is_likely(&self) -> bool {
+        match self.stage {
+            Stage::Posted(id) => self.router().is_done(id),
+            _ => false,
+        }
+    }
+
+    fn register(&mut self, waker: &Waker) {
+        let router = &self.batch.connection.inner.router;
+        match self.stage {
+            Stage::Posted(id) => router.wait_for_end_of(id, waker),
+            Stage::New => router.wait_for_room(&mut self.ticket, waker),
+            Stage::Over => {}
+        }
+    }
+
+    fn step(&self) -> u8 {
+        u8::from(matches!(self.stage, Stage::Posted(_)))
+    }
+
+    fn router(&self) -> &Router {
+        &self.batch.connection.inner.router
+    }
+}
+
+impl Drop for Submit<'_, '_> {
+    fn drop(&mut self) {
+        let router = &self.batch.connection.inner.router;
+        match self.stage {
+            Stage::Posted(id) => {
+                router.abandon(id);
+                self.batch.clear();
+            }
+            Stage::New => router.leave_room(self.ticket),
+            Stage::Over => {}
+        }
+    }
+}

@@ -1,0 +1,372 @@
+//! What a program waits for on a channel: that it is open, that a message is sent, and that one arrives.
+
+use super::channel::{Channel, PLACES, Shared};
+use super::channel_state::{State, VERSION, header, kind};
+use super::operation::{Carried, Done, HEADER, Operation, Payload, Request};
+use super::receive::Message;
+use super::router::{Priority, Router, call_all};
+use super::wait::{Wait, waits};
+use super::waiters::{Place, Waiters};
+use crate::error::{Error, Result};
+use crate::failure::{Refusal, RequestKind};
+use iwarp_rnic::SendOp;
+use std::ops::Deref;
+use std::sync::{Arc, Weak};
+use std::task::{Poll, Waker};
+
+/// Waits until a channel is open. See [`Channel::open`].
+#[must_use = "it does nothing unless it is awaited or waited for"]
+#[derive(Debug)]
+pub struct Open {
+    shared: Arc<Shared>,
+    greeted: bool,
+    ticket: Option<u64>,
+}
+
+waits!([] Open, Channel);
+
+impl Open {
+    pub(super) const fn new(shared: Arc<Shared>) -> Self {
+        Self {
+            shared,
+            greeted: false,
+            ticket: None,
+        }
+    }
+
+    fn greet(&mut self) -> Result<()> {
+        let connection = &self.shared.connection;
+        let size = connection.inner.message_size.to_be_bytes();
+        let hello = Payload::from(&size);
+        let request = Request::sending(connection, RequestKind::Send, SendOp::Send, hello)?;
+        let request = request.with_header(header(kind::HELLO, VERSION, self.shared.window));
+        let mut hello = Operation::new(connection, Ok(request), Done).started();
+        if let Poll::Ready(Err(error)) = hello.look() {
+            return Err(error);
+        }
+        self.greeted = true;
+        Ok(())
+    }
+
+    fn check(&self) -> Result<()> {
+        let depth = self.shared.connection.inner.send_depth;
+        match self.shared.window >= 2 && depth > PLACES {
+            true => Ok(()),
+            false => Err(Error::InvalidArgument(
+                "a channel needs 6 receive buffers and a send queue of 4 at least",
+            )),
+        }
+    }
+}
+
+impl Wait for Open {
+    type Output = Channel;
+
+    fn look(&mut self) -> Poll<Result<Channel>> {
+        self.check()?;
+        // The end that has connected speaks first, as MPA wants it.
+        if self.shared.connection.is_initiator() && !self.greeted {
+            self.greet()?;
+        }
+        let ended = self.shared.pump()?;
+        if self.shared.state.lock().window == 0 {
+            return match ended {
+                true => Poll::Ready(Err(self.shared.connection.inner.no_message())),
+                false => Poll::Pending,
+            };
+        }
+        if !self.greeted {
+            self.greet()?;
+        }
+        let shared = Arc::clone(&self.shared);
+        Poll::Ready(Ok(Channel { shared }))
+    }
+
+    fn is_likely(&self) -> bool {
+        self.router().has_message()
+    }
+
+    fn register(&mut self, waker: &Waker) {
+        let router = &self.shared.connection.inner.router;
+        router.wait_for_message(&mut self.ticket, waker);
+    }
+
+    fn router(&self) -> &Router {
+        &self.shared.connection.inner.router
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.router().leave_readers(self.ticket);
+    }
+}
+
+/// The places in lists of one wait. They outlive the wait where it is begun anew for each poll.
+#[derive(Debug, Default)]
+pub(super) struct Tickets {
+    /// Among those who wait for messages on the connection.
+    connection: Option<u64>,
+    /// Among those who wait for the same on the channel.
+    channel: Option<u64>,
+    /// Among those who wait for room in the send queue.
+    room: Option<u64>,
+}
+
+/// Sends a message. See [`Channel::send`]. Dropping it is as sound as dropping an [`Operation`]: the message is sent, or it is not.
+#[must_use = "it does nothing unless it is awaited or waited for"]
+#[derive(Debug)]
+pub struct Sending<'a> {
+    shared: &'a Shared,
+    operation: Operation<'a, Done>,
+    has_credit: bool,
+    tickets: Tickets,
+}
+
+waits!(['a] Sending<'a>, ());
+
+impl<'a> Sending<'a> {
+    pub(super) fn new(shared: &'a Shared, payload: Payload<'a, u8>, mut tickets: Tickets) -> Self {
+        let request = shared.request(payload);
+        let mut operation = Operation::new(&shared.connection, request, Done);
+        operation.set_ticket(tickets.room.take());
+        Self {
+            shared,
+            operation: operation.priority(Priority::Leaves(PLACES)),
+            has_credit: false,
+            tickets,
+        }
+    }
+
+    /// Posts it if that is possible now. Returns `true` if it is posted: then the program's own octets are copied.
+    pub(super) fn post(&mut self) -> Poll<Result<()>> {
+        match self.look() {
+            Poll::Pending if !self.operation.is_posted() => Poll::Pending,
+            Poll::Pending => Poll::Ready(Ok(())),
+            done => done,
+        }
+    }
+
+    /// Gives up for now, and keeps the places in lists for the next attempt.
+    pub(super) fn pause(mut self) -> Tickets {
+        let mut tickets = std::mem::take(&mut self.tickets);
+        tickets.room = self.operation.take_ticket();
+        tickets
+    }
+}
+
+impl Shared {
+    /// Takes somebody's places off the lists.
+    fn leave(&self, tickets: &Tickets, of: fn(&mut State) -> &mut Waiters) {
+        let router = &self.connection.inner.router;
+        if router.origin.is_foreign() {
+            return;
+        }
+        router.leave_readers(tickets.connection);
+        router.leave_room(tickets.room);
+        if tickets.channel.is_none() {
+            return;
+        }
+        let mut state = self.state.lock();
+        let (place, gone) = of(&mut state).leave(tickets.channel);
+        let next = match place {
+            Place::Woken => [state.next_writer(), state.next_reader()],
+            Place::Waiting => [None, None],
+        };
+        drop(state);
+        drop(gone);
+        call_all(next.into_iter().flatten());
+    }
+
+    fn request<'a>(&self, payload: Payload<'a, u8>) -> Result<Request<'a>> {
+        let octets = payload.octets();
+        let most = self.state.lock().most;
+        let room = most as u64;
+        if octets > room {
+            return Err(Error::Refused(Refusal::TooLong { octets, room }));
+        }
+        if let Carried::Copied(copied) = &payload.0 {
+            let most = self.connection.message_size() - HEADER;
+            if copied.len() > most {
+                let octets = copied.len();
+                return Err(Error::Refused(Refusal::TooLongToCopy { octets, most }));
+            }
+        }
+        let request = Request::sending(&self.connection, RequestKind::Send, SendOp::Send, payload)?;
+        Ok(request.with_header(header(kind::DATA, 0, 0)))
+    }
+}
+
+impl Wait for Sending<'_> {
+    type Output = ();
+
+    fn look(&mut self) -> Poll<Result<()>> {
+        let ended = self.shared.pump()?;
+        if !self.has_credit && !ended && !self.operation.is_refused() {
+            if !self.shared.take_credit(&mut self.tickets.channel)? {
+                return Poll::Pending;
+            }
+            self.has_credit = true;
+        }
+        let done = self.operation.look();
+        if done.is_ready() && !self.operation.was_posted() && self.has_credit {
+            self.has_credit = false;
+            self.shared.return_credit();
+        }
+        done
+    }
+
+    fn is_likely(&self) -> bool {
+        self.operation.is_likely() || (!self.has_credit && self.router().has_message())
+    }
+
+    fn register(&mut self, waker: &Waker) {
+        let router = &self.shared.connection.inner.router;
+        if !self.has_credit {
+            router.wait_for_message(&mut self.tickets.connection, waker);
+            let waker = waker.clone();
+            let mut state = self.shared.state.lock();
+            let old = state.writers.wait(&mut self.tickets.channel, waker);
+            drop(state);
+            drop(old);
+        } else {
+            self.operation.register(waker);
+        }
+    }
+
+    fn step(&self) -> u8 {
+        u8::from(self.has_credit) + self.operation.step()
+    }
+
+    fn router(&self) -> &Router {
+        &self.shared.connection.inner.router
+    }
+}
+
+impl Drop for Sending<'_> {
+    fn drop(&mut self) {
+        if self.router().origin.is_foreign() {
+            return;
+        }
+        if self.has_credit && !self.operation.was_posted() {
+            self.shared.return_credit();
+        }
+        self.shared.leave(&self.tickets, |state| &mut state.writers);
+    }
+}
+
+/// A message of a channel, where it has landed. It reads as a slice of octets. When it is dropped, the peer may send another one.
+#[derive(Debug)]
+pub struct ChannelMessage {
+    message: Option<Message>,
+    back: Weak<Shared>,
+}
+
+impl Deref for ChannelMessage {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        let octets = self.message.as_deref().unwrap_or_default();
+        octets.get(HEADER..).unwrap_or_default()
+    }
+}
+
+impl AsRef<[u8]> for ChannelMessage {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl Drop for ChannelMessage {
+    fn drop(&mut self) {
+        // Its receive is posted again before the peer hears of it.
+        self.message = None;
+        if let Some(shared) = self.back.upgrade()
+            && !shared.connection.inner.router.origin.is_foreign()
+        {
+            shared.owe();
+        }
+    }
+}
+
+/// Waits for a message. See [`Channel::recv`].
+#[must_use = "it does nothing unless it is awaited or waited for"]
+#[derive(Debug)]
+pub struct Receiving<'a> {
+    shared: &'a Arc<Shared>,
+    tickets: Tickets,
+}
+
+waits!(['a] Receiving<'a>, Option<ChannelMessage>);
+
+impl<'a> Receiving<'a> {
+    pub(super) const fn new(shared: &'a Arc<Shared>, tickets: Tickets) -> Self {
+        Self { shared, tickets }
+    }
+
+    /// Gives up for now, and keeps the places in lists for the next attempt.
+    pub(super) fn pause(mut self) -> Tickets {
+        std::mem::take(&mut self.tickets)
+    }
+}
+
+impl Wait for Receiving<'_> {
+    type Output = Option<ChannelMessage>;
+
+    fn look(&mut self) -> Poll<Result<Option<ChannelMessage>>> {
+        let ended = match self.shared.pump() {
+            Ok(ended) => ended,
+            // What came before the end is not lost.
+            Err(error) if self.shared.state.lock().inbox.is_empty() => {
+                return Poll::Ready(Err(error));
+            }
+            Err(_) => true,
+        };
+        let mut state = self.shared.state.lock();
+        if !ended && !state.readers.may_take(self.tickets.channel) {
+            return Poll::Pending;
+        }
+        let message = match state.inbox.pop_front() {
+            Some(message) => message,
+            None if state.peer_finished => return Poll::Ready(Ok(None)),
+            None if ended => {
+                drop(state);
+                return Poll::Ready(Err(self.shared.connection.inner.no_message()));
+            }
+            None => return Poll::Pending,
+        };
+        let gone = state.readers.leave(self.tickets.channel.take()).1;
+        let next = state.next_reader();
+        drop(state);
+        drop(gone);
+        call_all(next);
+        Poll::Ready(Ok(Some(ChannelMessage {
+            message: Some(message),
+            back: Arc::downgrade(self.shared),
+        })))
+    }
+
+    fn is_likely(&self) -> bool {
+        self.router().has_message()
+    }
+
+    fn register(&mut self, waker: &Waker) {
+        let router = &self.shared.connection.inner.router;
+        router.wait_for_message(&mut self.tickets.connection, waker);
+        let waker = waker.clone();
+        let mut state = self.shared.state.lock();
+        let old = state.readers.wait(&mut self.tickets.channel, waker);
+        drop(state);
+        drop(old);
+    }
+
+    fn router(&self) -> &Router {
+        &self.shared.connection.inner.router
+    }
+}
+
+impl Drop for Receiving<'_> {
+    fn drop(&mut self) {
+        self.shared.leave(&self.tickets, |state| &mut state.readers);
+    }
+}

@@ -1,0 +1,393 @@
+//! Endpoints, and how connections are made of them.
+
+use super::handle::{Connection, Parts};
+use super::listener::Listen;
+use super::receive::Buffers;
+use super::region::Region;
+use super::router::Router;
+use crate::cm::{self, ConnectionParameters, Connector};
+use crate::config::Config;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::memory::ProtectionDomain;
+use crate::raw::Context;
+use crate::verbs::QueuePair;
+use bytemuck::Pod;
+use iwarp_rnic::Access;
+use std::future::Future;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::pin::Pin;
+use std::sync::Arc;
+
+/// The smallest message size: a word, for the answers of atomics.
+const LEAST_MESSAGE: u32 = 64;
+/// Most octets of a message that is copied, and most receive buffers: what the device can.
+const MOST_MESSAGE: u32 = 1 << 30;
+
+/// The sizes of a connection, and what else is seldom set. All of it has a default.
+#[derive(Debug, Clone)]
+#[must_use = "options do nothing by themselves"]
+pub struct Options {
+    pub(super) send_depth: u32,
+    pub(super) receives: u32,
+    pub(super) message_size: u32,
+    pub(super) max_inline: u32,
+    pub(super) inbound: u16,
+    pub(super) outbound: u16,
+    pub(super) private_data: Vec<u8>,
+    pub(super) config: Option<Config>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            send_depth: 128,
+            receives: 64,
+            message_size: 4096,
+            max_inline: 256,
+            inbound: 16,
+            outbound: 16,
+            private_data: Vec::new(),
+            config: None,
+        }
+    }
+}
+
+impl Options {
+    /// Makes options with the defaults.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets how many requests may be on their way; default 128, at least 1. Further ones wait for room.
+    pub fn send_depth(mut self, requests: u32) -> Self {
+        self.send_depth = requests;
+        self
+    }
+
+    /// Sets how many receive buffers there are; default 64. With 0 the connection receives no messages.
+    pub fn receives(mut self, buffers: u32) -> Self {
+        self.receives = buffers;
+        self
+    }
+
+    /// Sets the octets of a receive buffer, and of the longest message that is copied when it is sent; default 4096, 64 to 2^30. A longer
+    /// message of the peer ends the connection. Memory that is never used takes no space.
+    pub fn message_size(mut self, octets: u32) -> Self {
+        self.message_size = octets;
+        self
+    }
+
+    /// Sets how many octets are copied into a request itself; default 256, at most 1024. Longer ones are copied into memory.
+    pub fn max_inline(mut self, octets: u32) -> Self {
+        self.max_inline = octets;
+        self
+    }
+
+    /// Sets how many RDMA Reads and atomics may be on their way from the peer (`inbound`) and to the peer (`outbound`); default 16
+    /// each, at most 4096.
+    pub fn reads(mut self, inbound: u16, outbound: u16) -> Self {
+        self.inbound = inbound;
+        self.outbound = outbound;
+        self
+    }
+
+    /// Sets the private data that the peer gets when the connection is made, for example the token of a region.
+    pub fn private_data(mut self, octets: impl AsRef<[u8]>) -> Self {
+        self.private_data = octets.as_ref().to_vec();
+        self
+    }
+
+    /// Sets the settings of the device that is opened; default [`Config::from_env`]. An [`Endpoint`] that is open already keeps its own.
+    pub fn config(mut self, config: Config) -> Self {
+        self.config = Some(config);
+        self
+    }
+
+    /// Connects with these options; see [`connect`](crate::connect).
+    pub fn connect(self, to: impl ToSocketAddrs) -> Connect {
+        Connect::new(None, to).options(self)
+    }
+
+    /// Listens with these options; see [`listen`](crate::listen).
+    pub fn listen(self, at: impl ToSocketAddrs) -> Listen {
+        Listen::new(None, at).options(self)
+    }
+
+    fn open(&self, device: &Device) -> Result<Endpoint> {
+        let config = self.config.clone().unwrap_or_else(Config::from_env);
+        Ok(Endpoint {
+            pd: ProtectionDomain::new(&Context::open(device, config)?),
+        })
+    }
+
+    /// Opens the device with this address.
+    pub(super) fn open_local(&self, ip: IpAddr) -> Result<Endpoint> {
+        self.open(&Device::by_address(ip)?)
+    }
+
+    /// Returns what the connection manager needs to know.
+    pub(super) fn parameters(&self) -> ConnectionParameters {
+        ConnectionParameters {
+            private_data: self.private_data.clone(),
+            ..Default::default()
+        }
+    }
+
+    /// Makes a queue pair with posted receives, and all that a connection needs besides.
+    pub(super) fn prepare(&self, endpoint: &Endpoint) -> Result<Prepared> {
+        if !(LEAST_MESSAGE..=MOST_MESSAGE).contains(&self.message_size) {
+            return Err(Error::InvalidArgument(
+                "`message_size` is from 64 to 2^30 octets",
+            ));
+        }
+        if self.send_depth == 0 {
+            return Err(Error::InvalidArgument("`send_depth` is at least 1"));
+        }
+        let ctx = endpoint.pd.context();
+        // One completion for each request and receive: it cannot overflow.
+        let capacity = self.send_depth.saturating_add(self.receives).max(1);
+        let cq = ctx.create_cq(capacity, None)?;
+        let qp = endpoint.pd.queue_pair();
+        let qp = qp.depth(self.send_depth, self.receives).max_sge(2, 1);
+        let qp = qp.reads(self.inbound, self.outbound);
+        let qp = qp.max_inline(self.max_inline).build(&cq, &cq)?;
+        let buffers = Buffers::new(&endpoint.pd, self.message_size, self.receives)?;
+        buffers.post_all(&qp)?;
+        Ok(Prepared {
+            qp,
+            router: Router::new(ctx, cq, self.send_depth, self.receives),
+            buffers,
+            endpoint: endpoint.clone(),
+        })
+    }
+}
+
+/// A queue pair with all that belongs to it, before it is connected.
+pub(super) struct Prepared {
+    qp: QueuePair,
+    router: Arc<Router>,
+    buffers: Buffers,
+    endpoint: Endpoint,
+}
+
+impl Prepared {
+    /// Takes out the queue pair, which the connection manager connects.
+    pub(super) fn split(self) -> (QueuePair, Unconnected) {
+        let rest = Unconnected {
+            router: self.router,
+            buffers: self.buffers,
+            endpoint: self.endpoint,
+        };
+        (self.qp, rest)
+    }
+}
+
+/// A connection without its queue pair.
+pub(super) struct Unconnected {
+    router: Arc<Router>,
+    buffers: Buffers,
+    endpoint: Endpoint,
+}
+
+impl Unconnected {
+    pub(super) fn finish(
+        self,
+        cm: cm::Connection,
+        options: &Options,
+        initiator: bool,
+    ) -> Connection {
+        Connection::new(Parts {
+            cm,
+            router: self.router,
+            buffers: self.buffers,
+            endpoint: self.endpoint,
+            message_size: options.message_size,
+            max_inline: options.max_inline,
+            send_depth: options.send_depth,
+            initiator,
+        })
+    }
+}
+
+/// An opened device with memory of its own: connections of one endpoint use its regions. Cheap to clone; a clone is another handle.
+///
+/// [`connect`](crate::connect) and [`listen`](crate::listen) open an endpoint themselves. A program makes one to share a region before
+/// it listens, or to use the same regions for several connections.
+///
+/// ```
+/// use iwarp::{Access, Endpoint, Options};
+/// # fn main() -> iwarp::Result<()> {
+/// let endpoint = Endpoint::local("127.0.0.1".parse().unwrap())?;
+/// let table = endpoint.share::<u64>(1024, Access::REMOTE_READ)?;
+/// let listener = endpoint.listen("127.0.0.1:0").private_data(table.remote().to_bytes()).bind()?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct Endpoint {
+    pd: ProtectionDomain,
+}
+
+impl Endpoint {
+    /// Opens the device with this address, with the settings of [`Config::from_env`].
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`]; the operating system's: no descriptors left.
+    pub fn local(ip: IpAddr) -> Result<Self> {
+        Options::new().open_local(ip)
+    }
+
+    /// Opens the device that reaches `peer`, with the settings of [`Config::from_env`].
+    ///
+    /// # Errors
+    /// As [`local`](Self::local); the operating system's if there is no route.
+    pub fn towards(peer: SocketAddr) -> Result<Self> {
+        Options::new().open(&Device::route_to(peer)?)
+    }
+
+    /// Opens a device with these settings.
+    ///
+    /// # Errors
+    /// As [`local`](Self::local).
+    pub fn open(device: &Device, config: Config) -> Result<Self> {
+        Options::new().config(config).open(device)
+    }
+
+    /// Returns its device.
+    pub fn device(&self) -> &Device {
+        self.pd.context().device()
+    }
+
+    pub(super) const fn pd(&self) -> &ProtectionDomain {
+        &self.pd
+    }
+
+    /// Allocates a local region of `len` zeroed elements. Peers cannot access it, except through a
+    /// [`Window`](super::Window).
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`]; [`Error::InvalidArgument`]: too long, or elements without octets; [`Error::Memory`]: too many regions.
+    pub fn allocate<T: Pod>(&self, len: usize) -> Result<Region<T>> {
+        Region::allocate(&self.pd, len, Access::empty())
+    }
+
+    /// Allocates a region of `len` zeroed elements that peers of all connections of this endpoint may access with these rights:
+    /// `REMOTE_READ`, `REMOTE_WRITE`, `REMOTE_ATOMIC`. They need its token ([`Region::remote`]).
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate); [`Error::InvalidArgument`]: other rights.
+    pub fn share<T: Pod>(&self, len: usize, rights: Access) -> Result<Region<T>> {
+        Region::allocate(&self.pd, len, rights)
+    }
+
+    /// Connects from this endpoint; see [`connect`](crate::connect).
+    pub fn connect(&self, to: impl ToSocketAddrs) -> Connect {
+        Connect::new(Some(self), to)
+    }
+
+    /// Listens with this endpoint; see [`listen`](crate::listen).
+    pub fn listen(&self, at: impl ToSocketAddrs) -> Listen {
+        Listen::new(Some(self), at)
+    }
+}
+
+/// Resolves an address or a name.
+pub(super) fn resolve(address: impl ToSocketAddrs) -> Result<Vec<SocketAddr>> {
+    let all: Vec<SocketAddr> = address.to_socket_addrs()?.collect();
+    match all.is_empty() {
+        true => Err(Error::InvalidArgument("the name has no address")),
+        false => Ok(all),
+    }
+}
+
+/// A connection that is about to be made: await it, or [`wait`](Self::wait) for it. Made by [`connect`](crate::connect).
+#[must_use = "it does nothing unless it is awaited or waited for"]
+#[derive(Debug)]
+pub struct Connect {
+    endpoint: Option<Endpoint>,
+    to: Result<Vec<SocketAddr>>,
+    options: Options,
+}
+
+impl Connect {
+    pub(super) fn new(endpoint: Option<&Endpoint>, to: impl ToSocketAddrs) -> Self {
+        Self {
+            endpoint: endpoint.cloned(),
+            to: resolve(to),
+            options: Options::default(),
+        }
+    }
+
+    /// Sets all options.
+    pub fn options(mut self, options: Options) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// Sets the private data; see [`Options::private_data`].
+    pub fn private_data(mut self, octets: impl AsRef<[u8]>) -> Self {
+        self.options = self.options.private_data(octets);
+        self
+    }
+
+    fn start(&self, to: SocketAddr) -> Result<(Connector, QueuePair, Unconnected)> {
+        let endpoint = match &self.endpoint {
+            Some(endpoint) => endpoint.clone(),
+            None => self.options.open(&Device::route_to(to)?)?,
+        };
+        let mut connector = Connector::new(endpoint.pd.context());
+        connector = connector.private_data(&self.options.private_data);
+        let (qp, rest) = self.options.prepare(&endpoint)?.split();
+        Ok((connector, qp, rest))
+    }
+
+    /// Connects, and blocks until the connection is up. If a name has several addresses, they are tried one after the other.
+    ///
+    /// # Errors
+    /// [`Error::Rejected`], [`Error::TimedOut`], [`Error::Handshake`], [`Error::NoDevice`]; the operating system's, such as connection refused;
+    /// [`Error::InvalidArgument`]: an option is out of range.
+    pub fn wait(mut self) -> Result<Connection> {
+        let mut last = Err(Error::NoDevice);
+        for to in std::mem::replace(&mut self.to, Ok(Vec::new()))? {
+            last = self.try_one(to);
+            if last.is_ok() {
+                break;
+            }
+        }
+        last
+    }
+
+    fn try_one(&self, to: SocketAddr) -> Result<Connection> {
+        let (connector, qp, rest) = self.start(to)?;
+        let cm = connector.connect(to, qp)?;
+        Ok(rest.finish(cm, &self.options, true))
+    }
+
+    async fn run(mut self) -> Result<Connection> {
+        let mut last = Err(Error::NoDevice);
+        for to in std::mem::replace(&mut self.to, Ok(Vec::new()))? {
+            last = self.run_one(to).await;
+            if last.is_ok() {
+                break;
+            }
+        }
+        last
+    }
+
+    async fn run_one(&self, to: SocketAddr) -> Result<Connection> {
+        let (connector, qp, rest) = self.start(to)?;
+        let cm = connector.connect_async(to, qp).await?;
+        Ok(rest.finish(cm, &self.options, true))
+    }
+}
+
+/// Connects in a task of any runtime. Dropping the future ends the attempt.
+impl IntoFuture for Connect {
+    type Output = Result<Connection>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.run())
+    }
+}

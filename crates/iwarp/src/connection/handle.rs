@@ -1,0 +1,521 @@
+//! A connection: its operations, and what all of its handles share.
+
+use super::batch::Batch;
+use super::endpoint::Endpoint;
+use super::operation::{Bound, Done, Element, Elements, Operation, Payload, Request};
+use super::receive::{Buffers, Recv};
+use super::region::{REMOTE, Region};
+use super::remote::RemoteRegion;
+use super::router::{Router, SlotId};
+use super::wait::{Wait, waits};
+use super::window::{BoundWindow, Window};
+use crate::cm;
+use crate::error::{Error, Result};
+use crate::failure::{OperationError, Refusal, RequestKind};
+use crate::memory::MemoryRegion;
+use crate::raw::QueuePair;
+use bytemuck::Pod;
+use iwarp_rnic::qp::Fault;
+use iwarp_rnic::{Access, SendOp, Sge, WcStatus};
+use parking_lot::Mutex;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock, Weak};
+use std::task::{Poll, Wake, Waker};
+
+/// How a connection has ended.
+#[derive(Debug, Clone)]
+enum Ended {
+    Gracefully,
+    Lost(String),
+    Os(i32),
+}
+
+/// What the handles of a connection share.
+#[derive(Debug)]
+pub(super) struct Inner {
+    // Fields are dropped in this order. The queue pair goes first, so that nothing uses the memory of what follows.
+    cm: cm::Connection,
+    pub(super) router: Arc<Router>,
+    pub(super) buffers: Buffers,
+    staging: OnceLock<MemoryRegion>,
+    endpoint: Endpoint,
+    pub(super) message_size: u32,
+    pub(super) max_inline: u32,
+    pub(super) send_depth: u32,
+    initiator: bool,
+    ended: Mutex<Option<Ended>>,
+    pub(super) span: tracing::Span,
+}
+
+/// What a new connection is made of.
+pub(super) struct Parts {
+    pub(super) cm: cm::Connection,
+    pub(super) router: Arc<Router>,
+    pub(super) buffers: Buffers,
+    pub(super) endpoint: Endpoint,
+    pub(super) message_size: u32,
+    pub(super) max_inline: u32,
+    pub(super) send_depth: u32,
+    pub(super) initiator: bool,
+}
+
+/// Takes note of the end of a connection, and does not keep it.
+struct AtEnd(Weak<Inner>);
+
+impl Wake for AtEnd {
+    fn wake(self: Arc<Self>) {
+        if let Some(inner) = self.0.upgrade() {
+            inner.note_end();
+        }
+    }
+}
+
+impl Inner {
+    pub(super) fn qp(&self) -> &QueuePair {
+        self.cm.qp()
+    }
+
+    fn note_end(&self) {
+        let Some(how) = self.cm.try_ended() else {
+            return;
+        };
+        let how = match how {
+            Ok(()) => Ended::Gracefully,
+            Err(Error::Io(error)) => Ended::Os(error.raw_os_error().unwrap_or(libc::EIO)),
+            Err(Error::ConnectionLost(why)) => Ended::Lost(why),
+            Err(other) => Ended::Lost(other.to_string()),
+        };
+        tracing::debug!(parent: &self.span, ?how, "the connection has ended");
+        *self.ended.lock() = Some(how);
+        self.router.end();
+    }
+
+    /// Returns the error of a request that was posted, or would have been.
+    pub(super) fn failure(&self, request: RequestKind, octets: u64, status: WcStatus) -> Error {
+        let fault = self.qp().fault();
+        if status == WcStatus::Flushed && fault.is_none() {
+            return Error::Closed;
+        }
+        let error = OperationError {
+            request,
+            octets,
+            peer: self.cm.addresses().1,
+            status,
+            fault,
+        };
+        tracing::debug!(parent: &self.span, %error, "a request has failed");
+        Error::Operation(error)
+    }
+
+    /// Refuses regions of other endpoints: the queue pair could not use them.
+    pub(super) fn check_own<T>(&self, region: &Region<T>) -> Result<()> {
+        match region.memory.is_of(self.endpoint.pd()) {
+            true => Ok(()),
+            false => Err(Error::Refused(Refusal::ForeignRegion)),
+        }
+    }
+
+    /// Returns memory in which each slot of the router has a place for one message.
+    pub(super) fn staging(&self) -> Result<&MemoryRegion> {
+        if let Some(staging) = self.staging.get() {
+            return Ok(staging);
+        }
+        let octets = (self.message_size as usize)
+            .checked_mul(self.send_depth as usize)
+            .ok_or(Error::OutOfMemory)?;
+        let staging = self.endpoint.pd().allocate(octets, Access::LOCAL_WRITE)?;
+        Ok(self.staging.get_or_init(|| staging))
+    }
+
+    pub(super) const fn staging_at(&self, id: SlotId) -> usize {
+        id.index() * self.message_size as usize
+    }
+
+    pub(super) fn staging_sge(
+        &self,
+        staging: &MemoryRegion,
+        id: SlotId,
+        len: usize,
+    ) -> Result<Sge> {
+        let at = self.staging_at(id);
+        staging.sge(at..at + len)
+    }
+
+    pub(super) fn read_staging(&self, id: SlotId, out: &mut [u8]) -> Result<()> {
+        self.staging()?.read_at(self.staging_at(id), out)
+    }
+}
+
+/// A connection to a peer. A clone is another handle to it: any number of tasks and threads may use one connection at the same time.
+/// It is disconnected gracefully when the last handle is dropped; requests whose operations were dropped before may then not be
+/// carried out. [`close`](Self::close) ends it for all handles.
+///
+/// The calls below make an [`Operation`]: a future for any runtime, with [`wait`](Operation::wait) for threads. They check lengths and
+/// rights, so that a mistake is an [`Error::Refused`] and costs nothing. A posted request that fails is an [`Error::Operation`]; the
+/// connection has ended then.
+///
+/// An operation has completed when its octets may be used again. A Send or Write may not have reached the peer's program at that time;
+/// Reads and atomics have been answered.
+#[derive(Debug, Clone)]
+pub struct Connection {
+    pub(super) inner: Arc<Inner>,
+}
+
+impl Connection {
+    pub(super) fn new(parts: Parts) -> Self {
+        let (local, peer) = parts.cm.addresses();
+        let span = tracing::debug_span!("connection", ?local, ?peer, qp = parts.cm.qp().num());
+        let inner = Arc::new_cyclic(|weak: &Weak<Inner>| {
+            parts
+                .cm
+                .wake_at_end(&Waker::from(Arc::new(AtEnd(weak.clone()))));
+            Inner {
+                cm: parts.cm,
+                router: parts.router,
+                buffers: parts.buffers,
+                staging: OnceLock::new(),
+                endpoint: parts.endpoint,
+                message_size: parts.message_size,
+                max_inline: parts.max_inline,
+                send_depth: parts.send_depth,
+                initiator: parts.initiator,
+                ended: Mutex::new(None),
+                span,
+            }
+        });
+        // It may have ended before the waker was there, or before the handle was.
+        inner.note_end();
+        Self { inner }
+    }
+
+    /// Returns the private data that the peer sent when it accepted; empty at the accepting end, where
+    /// [`Incoming::private_data`](super::Incoming::private_data) has them.
+    pub fn private_data(&self) -> &[u8] {
+        self.inner.cm.private_data()
+    }
+
+    /// Returns the address of this end.
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.inner.cm.addresses().0
+    }
+
+    /// Returns the peer's address.
+    pub fn peer_addr(&self) -> Option<SocketAddr> {
+        self.inner.cm.addresses().1
+    }
+
+    /// Returns its endpoint, whose regions it can use.
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.inner.endpoint
+    }
+
+    /// Returns the longest message that it receives, and that it copies, in octets: [`Options::message_size`](super::Options::message_size).
+    pub fn message_size(&self) -> usize {
+        self.inner.message_size as usize
+    }
+
+    /// Returns how many messages it can have in receive buffers: [`Options::receives`](super::Options::receives).
+    pub fn receives(&self) -> usize {
+        self.inner.buffers.count()
+    }
+
+    /// Returns `true` if this end has connected, and `false` if it has accepted.
+    pub fn is_initiator(&self) -> bool {
+        self.inner.initiator
+    }
+
+    /// Returns why it has ended, and which end is to blame; `None` if it has not, or gracefully.
+    pub fn fault(&self) -> Option<Fault> {
+        self.inner.qp().fault()
+    }
+
+    /// Allocates a local region of `len` zeroed elements; see [`Endpoint::allocate`].
+    ///
+    /// # Errors
+    /// As [`Endpoint::allocate`].
+    pub fn allocate<T: Pod>(&self, len: usize) -> Result<Region<T>> {
+        self.inner.endpoint.allocate(len)
+    }
+
+    /// Allocates a region that peers may access; see [`Endpoint::share`].
+    ///
+    /// # Errors
+    /// As [`Endpoint::share`].
+    pub fn share<T: Pod>(&self, len: usize, rights: Access) -> Result<Region<T>> {
+        self.inner.endpoint.share(len, rights)
+    }
+
+    #[inline]
+    fn operation<'a, Y: super::operation::Yield>(
+        &'a self,
+        request: Result<Request<'a>>,
+        result: Y,
+    ) -> Operation<'a, Y> {
+        Operation::new(self, request, result)
+    }
+
+    /// Sends a message. Octets of the program may be as many as [`message_size`](Self::message_size); a region may have up to 2 GiB. The
+    /// peer needs a receive buffer that is long enough.
+    pub fn send<'a>(&'a self, payload: impl Into<Payload<'a, u8>>) -> Operation<'a, Done> {
+        let payload = payload.into();
+        let request = Request::sending(self, RequestKind::Send, SendOp::Send, payload);
+        self.operation(request, Done)
+    }
+
+    /// Sends a message with immediate data ([`Message::immediate`](super::Message::immediate)). The peer has to be an `iwarp`, too.
+    pub fn send_with_immediate<'a>(
+        &'a self,
+        payload: impl Into<Payload<'a, u8>>,
+        immediate: u32,
+    ) -> Operation<'a, Done> {
+        let (op, payload) = (SendOp::SendImm(immediate), payload.into());
+        let request = Request::sending(self, RequestKind::Send, op, payload);
+        self.operation(request, Done)
+    }
+
+    /// Sends a message, and invalidates the peer's window: this end gives its rights back.
+    pub fn send_with_invalidate<'a, T: Pod>(
+        &'a self,
+        payload: impl Into<Payload<'a, u8>>,
+        window: &RemoteRegion<T>,
+    ) -> Operation<'a, Done> {
+        let (op, payload) = (SendOp::SendInv(window.rkey()), payload.into());
+        let request = Request::sending(self, RequestKind::Send, op, payload);
+        self.operation(request, Done)
+    }
+
+    /// Waits for a message. Dropping the future, or a time limit, loses none.
+    ///
+    /// # Errors
+    /// [`Error::Closed`], or why the connection has ended, when all messages are taken.
+    pub const fn recv(&self) -> Recv<'_> {
+        Recv::new(self)
+    }
+
+    /// Writes elements to the beginning of the peer's region. The peer's program takes no part.
+    #[inline]
+    pub fn write<'a, T: Pod>(
+        &'a self,
+        payload: impl Into<Payload<'a, T>>,
+        to: &RemoteRegion<T>,
+    ) -> Operation<'a, Done> {
+        let payload = payload.into();
+        let target = to.target(Access::REMOTE_WRITE, payload.octets());
+        let request = target.and_then(|(remote_addr, rkey)| {
+            let op = SendOp::Write { remote_addr, rkey };
+            Request::sending(self, RequestKind::Write, op, payload)
+        });
+        self.operation(request, Done)
+    }
+
+    /// Writes elements to the beginning of the peer's region, and tells the peer's program by a message without octets
+    /// ([`Message::is_of_write`](super::Message::is_of_write)). The peer has to be an `iwarp`, too.
+    pub fn write_with_immediate<'a, T: Pod>(
+        &'a self,
+        payload: impl Into<Payload<'a, T>>,
+        to: &RemoteRegion<T>,
+        immediate: u32,
+    ) -> Operation<'a, Done> {
+        let payload = payload.into();
+        let target = to.target(Access::REMOTE_WRITE, payload.octets());
+        let request = target.and_then(|(remote_addr, rkey)| {
+            let op = SendOp::WriteImm {
+                remote_addr,
+                rkey,
+                imm: immediate,
+            };
+            Request::sending(self, RequestKind::Write, op, payload)
+        });
+        self.operation(request, Done)
+    }
+
+    /// Reads all elements of the peer's region into the beginning of a local one.
+    pub fn read_into<T: Pod>(
+        &self,
+        into: impl Into<Region<T>>,
+        from: &RemoteRegion<T>,
+    ) -> Operation<'_, Done> {
+        let (into, octets) = (into.into(), from.octets());
+        let room = into.octets() as u64;
+        let target = match octets <= room {
+            true => from.target(Access::REMOTE_READ, octets),
+            false => Err(Error::Refused(Refusal::TooLong { octets, room })),
+        };
+        let request = target.and_then(|(remote_addr, rkey)| {
+            let op = SendOp::Read { remote_addr, rkey };
+            Request::into_region(self, op, into, octets)
+        });
+        self.operation(request, Done)
+    }
+
+    /// Reads all elements of the peer's region into a new vector. They may have as many octets as [`message_size`](Self::message_size).
+    pub fn read<T: Pod>(&self, from: &RemoteRegion<T>) -> Operation<'_, Elements<T>> {
+        let request = self.reading(from, from.octets());
+        let len = if request.is_ok() { from.len() } else { 0 };
+        let out = vec![T::zeroed(); len];
+        self.operation(request, Elements { out })
+    }
+
+    /// Reads the first element of the peer's region.
+    pub fn get<T: Pod>(&self, from: &RemoteRegion<T>) -> Operation<'_, Element<T>> {
+        let request = self.reading(from, size_of::<T>() as u64);
+        let out = T::zeroed();
+        self.operation(request, Element { out })
+    }
+
+    fn reading<T: Pod>(&self, from: &RemoteRegion<T>, octets: u64) -> Result<Request<'_>> {
+        let (remote_addr, rkey) = from.target(Access::REMOTE_READ, octets)?;
+        let op = SendOp::Read { remote_addr, rkey };
+        Request::into_staging(self, RequestKind::Read, op, octets)
+    }
+
+    /// Adds to a word of the peer's, atomically; returns the old value. The region has one element. The peer has to be an `iwarp`, too.
+    pub fn fetch_add(&self, word: &RemoteRegion<u64>, add: u64) -> Operation<'_, Element<u64>> {
+        let request = word.word().and_then(|(remote_addr, rkey)| {
+            let op = SendOp::FetchAdd {
+                remote_addr,
+                rkey,
+                add,
+                mask: 0,
+            };
+            Request::into_staging(self, RequestKind::FetchAdd, op, 8)
+        });
+        self.operation(request, Element { out: 0 })
+    }
+
+    /// Writes `swap` into a word of the peer's if it is `compare`, atomically; returns the old value. The region has one element. The
+    /// peer has to be an `iwarp`, too.
+    pub fn compare_swap(
+        &self,
+        word: &RemoteRegion<u64>,
+        compare: u64,
+        swap: u64,
+    ) -> Operation<'_, Element<u64>> {
+        let request = word.word().and_then(|(remote_addr, rkey)| {
+            let op = SendOp::CmpSwap {
+                remote_addr,
+                rkey,
+                compare,
+                swap,
+                compare_mask: u64::MAX,
+                swap_mask: u64::MAX,
+            };
+            Request::into_staging(self, RequestKind::CompareSwap, op, 8)
+        });
+        self.operation(request, Element { out: 0 })
+    }
+
+    /// Gives the peer rights to a part of a region, until the [`Window`] is dropped. Only this connection's peer has them.
+    pub fn bind<T: Pod>(
+        &self,
+        region: impl Into<Region<T>>,
+        rights: Access,
+    ) -> Operation<'_, Bound<T>> {
+        let region = region.into();
+        let octets = region.octets() as u64;
+        let addr = region.remote();
+        let bound = match REMOTE.contains(rights) && !rights.is_empty() {
+            true => self.window(&region),
+            false => Err(Error::InvalidArgument("a window has remote rights only")),
+        };
+        let (request, stag) = match bound {
+            Ok(bound) => {
+                let stag = bound.stag_when_bound().0;
+                (Ok(bound.binding(addr.address(), octets, rights)), stag)
+            }
+            Err(error) => (Err(error), 0),
+        };
+        let token = RemoteRegion::from_parts(addr.address(), octets, stag, rights);
+        self.operation(request, Bound { token, region })
+    }
+
+    fn window<T: Pod>(&self, region: &Region<T>) -> Result<BoundWindow> {
+        self.inner.router.check_process()?;
+        self.inner.check_own(region)?;
+        let pd = self.inner.endpoint.pd();
+        BoundWindow::new(pd.context(), pd.number(), &region.memory)
+    }
+
+    /// Ends a window by a request, after all requests that were posted before. Dropping the window ends it at once.
+    pub fn invalidate<T: Pod>(&self, window: Window<T>) -> Operation<'_, Done> {
+        let request = Ok(window.bound.invalidating());
+        self.operation(request, Done)
+    }
+
+    /// Begins a batch: requests that complete together, for the last per cent of speed.
+    pub const fn batch(&self) -> Batch<'_> {
+        Batch::new(self)
+    }
+
+    /// Ends the connection for all handles: requests that TCP takes at once are sent, and the others fail. Wait for operations before, and
+    /// for [`closed`](Self::closed) afterwards. Does not block.
+    ///
+    /// # Errors
+    /// [`Refusal::Forked`].
+    pub fn close(&self) -> Result<()> {
+        self.inner.router.check_process()?;
+        match self.inner.cm.disconnect() {
+            // It has ended already.
+            Ok(()) | Err(Error::InvalidState(_)) => {}
+            Err(error) => return Err(error),
+        }
+        self.inner.router.end();
+        Ok(())
+    }
+
+    /// Waits until the connection has ended, by either side.
+    ///
+    /// # Errors
+    /// [`Error::ConnectionLost`] with the reason, or the operating system's, if the end was not graceful.
+    pub const fn closed(&self) -> Closed<'_> {
+        Closed {
+            connection: self,
+            ticket: None,
+        }
+    }
+}
+
+/// Waits for the end of a connection. See [`Connection::closed`].
+#[must_use = "it does nothing unless it is awaited or waited for"]
+#[derive(Debug)]
+pub struct Closed<'a> {
+    connection: &'a Connection,
+    ticket: Option<u64>,
+}
+
+waits!(['a] Closed<'a>, ());
+
+impl Wait for Closed<'_> {
+    type Output = ();
+
+    fn look(&mut self) -> Poll<Result<()>> {
+        match self.connection.inner.ended.lock().clone() {
+            None => Poll::Pending,
+            Some(Ended::Gracefully) => Poll::Ready(Ok(())),
+            Some(Ended::Lost(why)) => Poll::Ready(Err(Error::ConnectionLost(why))),
+            Some(Ended::Os(errno)) => {
+                Poll::Ready(Err(Error::Io(io::Error::from_raw_os_error(errno))))
+            }
+        }
+    }
+
+    fn is_likely(&self) -> bool {
+        self.connection.inner.ended.lock().is_some()
+    }
+
+    fn register(&mut self, waker: &Waker) {
+        let router = &self.connection.inner.router;
+        router.wait_for_end(&mut self.ticket, waker);
+    }
+
+    fn router(&self) -> &Router {
+        &self.connection.inner.router
+    }
+}
+
+impl Drop for Closed<'_> {
+    fn drop(&mut self) {
+        self.connection.inner.router.leave_mourners(self.ticket);
+    }
+}

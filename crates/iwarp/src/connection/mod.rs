@@ -1,0 +1,93 @@
+//! Connections whose requests are calls: futures for tasks, and blocking calls for threads.
+//!
+//! [`connect`] and [`listen`] make a [`Connection`], which any number of tasks and threads share. Its calls (`send`, `recv`, `write`,
+//! `read_into`, `get`, `fetch_add`, …) are [`Operation`]s: await one, or [`wait`](Operation::wait) for it. Memory is a [`Region`] of
+//! plain elements, and a peer's memory is a [`RemoteRegion`], the token that the peer has sent. On top are a [`Channel`] for messages,
+//! and a [`Stream`] for octets.
+//!
+//! ```
+//! # fn main() -> iwarp::Result<()> {
+//! let listener = iwarp::listen("127.0.0.1:0").bind()?;
+//! let address = listener.local_addr();
+//! let server = std::thread::spawn(move || -> iwarp::Result<()> {
+//!     let connection = listener.accept().wait()?;
+//!     let question = connection.recv().wait()?;
+//!     connection.send(&question.to_ascii_uppercase()).wait()?;
+//!     connection.closed().wait()
+//! });
+//! let connection = iwarp::connect(address).wait()?;
+//! connection.send("hello").wait()?;
+//! assert_eq!(&*connection.recv().wait()?, b"HELLO");
+//! drop(connection);
+//! server.join().unwrap()
+//! # }
+//! ```
+//!
+//! # Safety
+//!
+//! A program needs no `unsafe`. Requests own what they use: a [`Region`] is counted, and a request holds it until it has completed, also
+//! if its operation was dropped. A reference to memory is given out only where nobody can write it: a received [`Message`], and
+//! [`Region::get_mut`] of a region that is not shared and not used. All else is copied in and out, and words are atomic.
+
+mod batch;
+mod channel;
+mod channel_state;
+mod channel_wait;
+mod endpoint;
+mod exclusive;
+mod handle;
+mod listener;
+mod operation;
+mod receive;
+mod region;
+mod remote;
+mod router;
+mod state;
+mod stream;
+mod wait;
+mod waiters;
+mod window;
+
+pub use batch::{Batch, Submit};
+pub use channel::Channel;
+pub use channel_wait::{ChannelMessage, Open, Receiving, Sending};
+pub use endpoint::{Connect, Endpoint, Options};
+pub use handle::{Closed, Connection};
+pub use listener::{Accept, Incoming, Listen, Listener};
+pub use operation::{Bound, Done, Element, Elements, Operation, Payload};
+pub use receive::{Message, Recv};
+pub use region::Region;
+pub use remote::RemoteRegion;
+pub use stream::{ReadHalf, Stream, WriteHalf};
+pub use window::Window;
+
+pub use crate::failure::{OperationError, Refusal, RequestKind};
+
+use std::net::ToSocketAddrs;
+
+/// Connects to a listener: await the result, or [`wait`](Connect::wait) for it. The device that reaches the address is opened with the
+/// settings of [`Config::from_env`](crate::Config::from_env). A name is resolved at once, which may block.
+///
+/// ```no_run
+/// # async fn run() -> iwarp::Result<()> {
+/// let connection = iwarp::connect("192.0.2.7:7171").await?;
+/// # Ok(())
+/// # }
+/// ```
+pub fn connect(to: impl ToSocketAddrs) -> Connect {
+    Connect::new(None, to)
+}
+
+/// Listens on an address of this host; port 0 picks a free port. [`bind`](Listen::bind) begins. The device with the address is opened
+/// with the settings of [`Config::from_env`](crate::Config::from_env).
+///
+/// ```
+/// # fn main() -> iwarp::Result<()> {
+/// let listener = iwarp::listen("127.0.0.1:0").bind()?;
+/// println!("listening on {}", listener.local_addr());
+/// # Ok(())
+/// # }
+/// ```
+pub fn listen(at: impl ToSocketAddrs) -> Listen {
+    Listen::new(None, at)
+}

@@ -1,0 +1,235 @@
+//! Memory of typed elements, as whole regions and parts of them, all counted.
+//!
+//! Elements are plain data: every pattern of octets is a valid value, because a peer may write any. They are copied in and out
+//! as octets, so no reference to memory exists that a peer or the RNIC may write; [`Region::get_mut`] is in `exclusive.rs`.
+
+use super::remote::RemoteRegion;
+use crate::error::{Error, Result};
+use crate::failure::Refusal;
+use crate::memory::{MemoryRegion, ProtectionDomain};
+use bytemuck::Pod;
+use iwarp_rnic::{Access, Sge};
+use std::marker::PhantomData;
+use std::ops::{Bound, RangeBounds};
+
+/// The rights that a peer can have.
+pub(crate) const REMOTE: Access = Access::REMOTE_READ
+    .union(Access::REMOTE_WRITE)
+    .union(Access::REMOTE_ATOMIC);
+
+/// Registered memory of elements `T`, or a part of such memory. A clone or a [slice](Self::slice) names the same memory. It is
+/// freed when the last of them is gone and no request uses it any more; requests hold it until they have completed.
+///
+/// A region is local, and requests use it as source and destination, or [shared](super::Endpoint::share): then peers may access it,
+/// too, at any time. Treat what is there as input from the network.
+#[derive(Debug)]
+pub struct Region<T> {
+    pub(super) memory: MemoryRegion,
+    /// First octet of the part.
+    pub(super) at: usize,
+    /// Elements of the part.
+    pub(super) len: usize,
+    elements: PhantomData<fn() -> T>,
+}
+
+impl<T> Clone for Region<T> {
+    fn clone(&self) -> Self {
+        Self {
+            memory: self.memory.clone(),
+            at: self.at,
+            len: self.len,
+            elements: PhantomData,
+        }
+    }
+}
+
+impl<T> From<&Self> for Region<T> {
+    fn from(region: &Self) -> Self {
+        region.clone()
+    }
+}
+
+/// Resolves a range of elements; returns the first one and how many there are.
+pub(super) fn resolve(range: impl RangeBounds<usize>, len: usize) -> Result<(usize, usize)> {
+    let start = match range.start_bound() {
+        Bound::Included(s) => *s,
+        Bound::Excluded(s) => s.saturating_add(1),
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(e) => e.saturating_add(1),
+        Bound::Excluded(e) => *e,
+        Bound::Unbounded => len,
+    };
+    if start > end || end > len {
+        return Err(Error::Refused(Refusal::OutOfRange {
+            end: end.max(start) as u64,
+            len: len as u64,
+        }));
+    }
+    Ok((start, end - start))
+}
+
+impl<T: Pod> Region<T> {
+    pub(super) fn allocate(pd: &ProtectionDomain, len: usize, shared: Access) -> Result<Self> {
+        if !REMOTE.contains(shared) {
+            return Err(Error::InvalidArgument(
+                "a region is shared with remote rights only",
+            ));
+        }
+        if size_of::<T>() == 0 {
+            return Err(Error::InvalidArgument("elements have at least one octet"));
+        }
+        let octets = len
+            .checked_mul(size_of::<T>())
+            .ok_or(Error::InvalidArgument("the region is too long"))?;
+        let memory = pd.allocate(octets, Access::LOCAL_WRITE | Access::MW_BIND | shared)?;
+        Ok(Self::part(memory, 0, len))
+    }
+
+    /// `len` elements at octet `at`, which the caller has checked.
+    pub(super) const fn part(memory: MemoryRegion, at: usize, len: usize) -> Self {
+        Self {
+            memory,
+            at,
+            len,
+            elements: PhantomData,
+        }
+    }
+
+    /// Returns how many elements it has.
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Returns `true` if it has no elements.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Returns how many octets it has.
+    pub const fn octets(&self) -> usize {
+        self.len * size_of::<T>()
+    }
+
+    /// Returns what a peer may do to this memory.
+    pub fn shared(&self) -> Access {
+        self.memory.access() & REMOTE
+    }
+
+    /// Returns a part of it, by elements.
+    ///
+    /// # Errors
+    /// [`Refusal::OutOfRange`].
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Self> {
+        let (start, len) = resolve(range, self.len)?;
+        let at = self.at + start * size_of::<T>();
+        Ok(Self::part(self.memory.clone(), at, len))
+    }
+
+    /// Returns the same memory as octets.
+    pub fn bytes(&self) -> Region<u8> {
+        Region::part(self.memory.clone(), self.at, self.octets())
+    }
+
+    /// Returns what a peer has to know to access it, with the rights that it was shared with.
+    pub fn remote(&self) -> RemoteRegion<T> {
+        let there = self.memory.remote();
+        let addr = there.addr + self.at as u64;
+        RemoteRegion::from_parts(addr, self.octets() as u64, there.rkey, self.shared())
+    }
+
+    pub(super) fn sge(&self) -> Result<Sge> {
+        self.memory.sge(self.at..self.at + self.octets())
+    }
+
+    fn offset(&self, index: usize, count: usize) -> Result<usize> {
+        let (start, _) = resolve(index..index.saturating_add(count), self.len)?;
+        Ok(self.at + start * size_of::<T>())
+    }
+
+    /// Copies elements out, from `index` on. If a peer or a request writes them at the same time, the result is a mix of old and
+    /// new octets.
+    ///
+    /// # Errors
+    /// [`Refusal::OutOfRange`].
+    pub fn read_at(&self, index: usize, out: &mut [T]) -> Result<()> {
+        let at = self.offset(index, out.len())?;
+        self.memory.read_at(at, bytemuck::cast_slice_mut(out))
+    }
+
+    /// Copies elements in, from `index` on.
+    ///
+    /// # Errors
+    /// [`Refusal::OutOfRange`].
+    pub fn write_at(&self, index: usize, elements: &[T]) -> Result<()> {
+        let at = self.offset(index, elements.len())?;
+        self.memory.write_at(at, bytemuck::cast_slice(elements))
+    }
+
+    /// Copies one element out.
+    ///
+    /// # Errors
+    /// As [`read_at`](Self::read_at).
+    pub fn get(&self, index: usize) -> Result<T> {
+        let mut one = T::zeroed();
+        self.read_at(index, std::slice::from_mut(&mut one))?;
+        Ok(one)
+    }
+
+    /// Copies one element in.
+    ///
+    /// # Errors
+    /// As [`write_at`](Self::write_at).
+    pub fn set(&self, index: usize, element: T) -> Result<()> {
+        self.write_at(index, &[element])
+    }
+
+    /// Copies all elements out into a new vector.
+    ///
+    /// # Errors
+    /// As [`read_at`](Self::read_at).
+    pub fn to_vec(&self) -> Result<Vec<T>> {
+        let mut out = vec![T::zeroed(); self.len];
+        self.read_at(0, &mut out)?;
+        Ok(out)
+    }
+}
+
+impl Region<u8> {
+    /// Loads one octet, with acquire ordering: what a peer's RDMA Write placed before this octet is visible afterwards.
+    ///
+    /// # Errors
+    /// [`Refusal::OutOfRange`].
+    pub fn load(&self, index: usize) -> Result<u8> {
+        self.memory.load_u8(self.offset(index, 1)?)
+    }
+}
+
+/// Words are atomic, also towards the peer's [`fetch_add`](super::Connection::fetch_add) and
+/// [`compare_swap`](super::Connection::compare_swap).
+impl Region<u64> {
+    /// Loads a word, with acquire ordering.
+    ///
+    /// # Errors
+    /// [`Refusal::OutOfRange`].
+    pub fn load(&self, index: usize) -> Result<u64> {
+        self.memory.load_u64(self.offset(index, 1)?)
+    }
+
+    /// Stores a word, with release ordering.
+    ///
+    /// # Errors
+    /// [`Refusal::OutOfRange`].
+    pub fn store(&self, index: usize, value: u64) -> Result<()> {
+        self.memory.store_u64(self.offset(index, 1)?, value)
+    }
+
+    /// Adds to a word, and returns the old value.
+    ///
+    /// # Errors
+    /// [`Refusal::OutOfRange`].
+    pub fn fetch_add(&self, index: usize, add: u64) -> Result<u64> {
+        self.memory.fetch_add_u64(self.offset(index, 1)?, add)
+    }
+}

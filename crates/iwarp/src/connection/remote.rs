@@ -1,0 +1,332 @@
+//! What a peer has shared: typed tokens that carry length and rights, and are checked before anything is posted.
+
+use super::region::{REMOTE, resolve};
+use crate::error::{Error, Result};
+use crate::failure::Refusal;
+use bytemuck::Pod;
+use iwarp_rnic::Access;
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::RangeBounds;
+
+/// Layout of a token; all numbers are in big-endian order.
+mod token {
+    pub(super) const VERSION: u8 = 1;
+    /// Offsets: tagged offset (8), octets (8), STag (4), size of an element (4), version (1), rights (1), zeros (2).
+    pub(super) const ADDR: usize = 0;
+    pub(super) const OCTETS: usize = 8;
+    pub(super) const RKEY: usize = 16;
+    pub(super) const ELEMENT: usize = 20;
+    pub(super) const VERSION_AT: usize = 24;
+    pub(super) const RIGHTS: usize = 25;
+    pub(super) const RESERVED: usize = 26;
+    pub(super) const LEN: usize = 28;
+}
+
+/// Elements `T` in a peer's memory: the target of Writes, Reads and atomics. It is a token that the peer has made by
+/// [`Region::remote`](super::Region::remote) and sent as octets, for example in the private data of the connection.
+///
+/// What the peer really allows is decided by the peer. The token carries length and rights so that a mistake is found before
+/// anything is posted, because a request that the peer refuses ends the connection.
+pub struct RemoteRegion<T> {
+    addr: u64,
+    octets: u64,
+    rkey: u32,
+    rights: Access,
+    elements: PhantomData<fn() -> T>,
+}
+
+impl<T> Clone for RemoteRegion<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for RemoteRegion<T> {}
+
+impl<T> PartialEq for RemoteRegion<T> {
+    fn eq(&self, other: &Self) -> bool {
+        let parts = |r: &Self| (r.addr, r.octets, r.rkey, r.rights);
+        parts(self) == parts(other)
+    }
+}
+
+impl<T> Eq for RemoteRegion<T> {}
+
+impl<T> fmt::Debug for RemoteRegion<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RemoteRegion")
+            .field("addr", &format_args!("{:#x}", self.addr))
+            .field("octets", &self.octets)
+            .field("rkey", &format_args!("{:#x}", self.rkey))
+            .field("rights", &self.rights)
+            .finish()
+    }
+}
+
+impl<T: Pod> RemoteRegion<T> {
+    /// Length of [`to_bytes`](Self::to_bytes) in octets.
+    pub const ENCODED_LEN: usize = token::LEN;
+
+    pub(super) const fn from_parts(addr: u64, octets: u64, rkey: u32, rights: Access) -> Self {
+        Self {
+            addr,
+            octets,
+            rkey,
+            rights,
+            elements: PhantomData,
+        }
+    }
+
+    /// Encodes it. The result is small enough for private data.
+    pub fn to_bytes(&self) -> [u8; token::LEN] {
+        let mut out = [0; token::LEN];
+        out[token::ADDR..token::OCTETS].copy_from_slice(&self.addr.to_be_bytes());
+        out[token::OCTETS..token::RKEY].copy_from_slice(&self.octets.to_be_bytes());
+        out[token::RKEY..token::ELEMENT].copy_from_slice(&self.rkey.to_be_bytes());
+        // Elements of 4 GiB and more exist in no region.
+        let element = u32::try_from(size_of::<T>()).unwrap_or(u32::MAX);
+        out[token::ELEMENT..token::VERSION_AT].copy_from_slice(&element.to_be_bytes());
+        out[token::VERSION_AT] = token::VERSION;
+        // The remote rights are among the lowest eight bits.
+        out[token::RIGHTS] = self.rights.bits().to_le_bytes()[0];
+        out
+    }
+
+    /// Decodes the result of [`to_bytes`](Self::to_bytes); octets behind it are ignored.
+    ///
+    /// # Errors
+    /// [`Refusal::BadToken`]: too short, of an unknown version, of elements of another size, or contradictory.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let bad = |what| Error::Refused(Refusal::BadToken(what));
+        let bytes: &[u8; token::LEN] = bytes.first_chunk().ok_or(bad("too few octets"))?;
+        let word = |at: usize| {
+            let octets: [u8; 8] = std::array::from_fn(|i| bytes[at + i]);
+            u64::from_be_bytes(octets)
+        };
+        let half = |at: usize| {
+            let octets: [u8; 4] = std::array::from_fn(|i| bytes[at + i]);
+            u32::from_be_bytes(octets)
+        };
+        if bytes[token::VERSION_AT] != token::VERSION {
+            return Err(bad("the peer's version of tokens is not known"));
+        }
+        let rights = Access::from_bits(u32::from(bytes[token::RIGHTS]));
+        let rights = rights.filter(|r| REMOTE.contains(*r));
+        let rights = rights.ok_or(bad("it has rights that are not known"))?;
+        if bytes[token::RESERVED..] != [0; 2] {
+            return Err(bad("reserved octets are not zero"));
+        }
+        let size = size_of::<T>() as u64;
+        if size == 0 || u64::from(half(token::ELEMENT)) != size {
+            return Err(bad("its elements have another size"));
+        }
+        let (addr, octets) = (word(token::ADDR), word(token::OCTETS));
+        if !octets.is_multiple_of(size) || addr.checked_add(octets).is_none() {
+            return Err(bad("its length cannot be"));
+        }
+        Ok(Self::from_parts(addr, octets, half(token::RKEY), rights))
+    }
+
+    /// Returns how many elements it has. It is 0 if they are more than this machine can count.
+    pub fn len(&self) -> usize {
+        usize::try_from(self.octets / size_of::<T>() as u64).unwrap_or(0)
+    }
+
+    /// Returns `true` if it has no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns how many octets it has.
+    pub const fn octets(&self) -> u64 {
+        self.octets
+    }
+
+    /// Returns what the peer has granted.
+    pub const fn rights(&self) -> Access {
+        self.rights
+    }
+
+    /// Returns a part of it, by elements.
+    ///
+    /// # Errors
+    /// [`Refusal::OutOfRange`].
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Self> {
+        let (start, len) = resolve(range, self.len())?;
+        let size = size_of::<T>() as u64;
+        Ok(Self {
+            addr: self.addr + start as u64 * size,
+            octets: len as u64 * size,
+            ..*self
+        })
+    }
+
+    /// Returns the element at `index`, as a region of one element.
+    ///
+    /// # Errors
+    /// [`Refusal::OutOfRange`].
+    pub fn at(&self, index: usize) -> Result<Self> {
+        self.slice(index..=index)
+    }
+
+    /// Returns the same memory as octets.
+    pub const fn bytes(&self) -> RemoteRegion<u8> {
+        RemoteRegion {
+            addr: self.addr,
+            octets: self.octets,
+            rkey: self.rkey,
+            rights: self.rights,
+            elements: PhantomData,
+        }
+    }
+
+    /// Returns the tagged offset and the STag, for a request that needs `needs` and moves `octets`.
+    pub(super) fn target(&self, needs: Access, octets: u64) -> Result<(u64, u32)> {
+        if !self.rights.contains(needs) {
+            return Err(Error::Refused(Refusal::NotGranted {
+                needs,
+                granted: self.rights,
+            }));
+        }
+        if octets > self.octets {
+            let room = self.octets;
+            return Err(Error::Refused(Refusal::TooLong { octets, room }));
+        }
+        Ok((self.addr, self.rkey))
+    }
+
+    /// Returns the tagged offset of the first octet.
+    pub(super) const fn address(&self) -> u64 {
+        self.addr
+    }
+
+    /// Returns the STag, which is enough for an invalidation.
+    pub(super) const fn rkey(&self) -> u32 {
+        self.rkey
+    }
+}
+
+impl RemoteRegion<u64> {
+    /// Returns the target of an atomic operation.
+    pub(super) fn word(&self) -> Result<(u64, u32)> {
+        let target = self.target(Access::REMOTE_ATOMIC, 8)?;
+        match self.octets == 8 && self.addr.is_multiple_of(8) {
+            true => Ok(target),
+            false => Err(Error::Refused(Refusal::NotOneWord)),
+        }
+    }
+}
+
+/// As octets of [`to_bytes`](RemoteRegion::to_bytes).
+#[cfg(feature = "serde")]
+impl<T: Pod> serde::Serialize for RemoteRegion<T> {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(&self.to_bytes())
+    }
+}
+
+#[cfg(feature = "serde")]
+impl<'de, T: Pod> serde::Deserialize<'de> for RemoteRegion<T> {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_bytes(Octets(PhantomData))
+    }
+}
+
+/// Takes octets, or a sequence of them from formats that have no octets.
+#[cfg(feature = "serde")]
+struct Octets<T>(PhantomData<fn() -> T>);
+
+#[cfg(feature = "serde")]
+impl<'de, T: Pod> serde::de::Visitor<'de> for Octets<T> {
+    type Value = RemoteRegion<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the {} octets of a remote region", token::LEN)
+    }
+
+    fn visit_bytes<E: serde::de::Error>(self, bytes: &[u8]) -> Result<Self::Value, E> {
+        RemoteRegion::from_bytes(bytes).map_err(E::custom)
+    }
+
+    fn visit_seq<A: serde::de::SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+        let mut octets = [0; token::LEN];
+        for (i, octet) in octets.iter_mut().enumerate() {
+            let next = seq.next_element()?;
+            *octet = next.ok_or_else(|| serde::de::Error::invalid_length(i, &self))?;
+        }
+        RemoteRegion::from_bytes(&octets).map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_has_these_octets_and_comes_back() {
+        let rights = Access::REMOTE_READ | Access::REMOTE_WRITE;
+        let region = RemoteRegion::<u64>::from_parts(0x0102_0304, 16, 0x0a0b_0c0d, rights);
+        let bytes = region.to_bytes();
+        let expected = [
+            0, 0, 0, 0, 1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0, 16, 10, 11, 12, 13, 0, 0, 0, 8, 1, 6, 0, 0,
+        ];
+        assert_eq!(bytes, expected);
+        assert_eq!(RemoteRegion::from_bytes(&bytes).unwrap(), region);
+        let json = serde_json::to_string(&region).unwrap();
+        let back: RemoteRegion<u64> = serde_json::from_str(&json).unwrap();
+        assert_eq!(back, region);
+        assert!(serde_json::from_str::<RemoteRegion<u64>>("[1,2]").is_err());
+    }
+
+    #[test]
+    fn a_token_that_is_not_one_is_refused() {
+        let good = RemoteRegion::<u64>::from_parts(8, 16, 1, Access::REMOTE_READ).to_bytes();
+        assert!(RemoteRegion::<u64>::from_bytes(&good[..27]).is_err());
+        assert!(RemoteRegion::<u32>::from_bytes(&good).is_err());
+        let changed = [
+            (24, 2),
+            (25, 1),
+            (25, 0x80),
+            (26, 1),
+            (27, 1),
+            (15, 3),
+            (23, 16),
+        ];
+        for (at, value) in changed {
+            let mut bad = good;
+            bad[at] = value;
+            assert!(
+                matches!(
+                    RemoteRegion::<u64>::from_bytes(&bad),
+                    Err(Error::Refused(Refusal::BadToken(_)))
+                ),
+                "{at}"
+            );
+        }
+        let mut wraps = good;
+        wraps[..8].fill(0xff);
+        assert!(RemoteRegion::<u64>::from_bytes(&wraps).is_err());
+    }
+
+    #[test]
+    fn parts_and_rights_are_checked() {
+        let region = RemoteRegion::<u64>::from_parts(64, 32, 1, Access::REMOTE_READ);
+        let part = region.slice(1..3).unwrap();
+        assert_eq!(
+            part.target(Access::REMOTE_READ, 16).unwrap(),
+            (72, 1),
+            "elements, not octets"
+        );
+        assert!(region.slice(3..5).is_err() && region.at(4).is_err());
+        #[allow(clippy::reversed_empty_ranges, reason = "it has to be refused")]
+        let reversed = region.slice(3..1);
+        assert!(reversed.is_err());
+        assert!(part.target(Access::REMOTE_READ, 17).is_err());
+        assert!(part.target(Access::REMOTE_WRITE, 1).is_err());
+        let atomic = RemoteRegion::<u64>::from_parts(64, 32, 1, Access::REMOTE_ATOMIC);
+        assert!(atomic.word().is_err() && atomic.at(1).unwrap().word().is_ok());
+        let odd = RemoteRegion::<u64>::from_parts(65, 8, 1, Access::REMOTE_ATOMIC);
+        assert!(odd.word().is_err());
+    }
+}

@@ -1,0 +1,383 @@
+//! Streams of octets over a channel, for programs that only want a fast pipe.
+//!
+//! What is written is copied and sent at once, in messages of at most the size that both ends copy. What is read is copied from the
+//! receive buffer in which it has landed.
+
+use super::channel::Channel;
+use super::channel_wait::{ChannelMessage, Receiving, Sending, Tickets};
+use super::operation::Payload;
+use super::wait::{Wait, block};
+use crate::error::{Error, Result};
+use std::io;
+use std::task::{Poll, Waker};
+
+/// A stream of octets in both directions over a [`Channel`]: [`std::io::Read`] and [`std::io::Write`], and with the feature `tokio`
+/// tokio's `AsyncRead` and `AsyncWrite`, too.
+///
+/// A write returns when its octets are copied and posted; it waits while the peer has no room. Nothing is held back, so `flush` does
+/// nothing. When the stream is dropped, the peer reads what was written, and then the end. An end of the connection without that is an
+/// error, so a stream that was cut is never taken for a whole one.
+///
+/// ```
+/// use iwarp::{Channel, Stream};
+/// use std::io::{Read, Write};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let listener = iwarp::listen("127.0.0.1:0").bind()?;
+/// let address = listener.local_addr();
+/// let server = std::thread::spawn(move || -> std::io::Result<String> {
+///     let mut stream = Stream::from(Channel::open(listener.accept().wait()?).wait()?);
+///     let mut text = String::new();
+///     stream.read_to_string(&mut text)?;
+///     Ok(text)
+/// });
+/// let mut stream = Stream::from(Channel::open(iwarp::connect(address).wait()?).wait()?);
+/// stream.write_all(b"a fast pipe")?;
+/// drop(stream);
+/// assert_eq!(server.join().unwrap()?, "a fast pipe");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Stream {
+    read: ReadHalf,
+    write: WriteHalf,
+}
+
+impl From<Channel> for Stream {
+    fn from(channel: Channel) -> Self {
+        Self {
+            read: ReadHalf {
+                channel: channel.clone(),
+                current: None,
+                tickets: Tickets::default(),
+                over: false,
+            },
+            write: WriteHalf {
+                channel,
+                tickets: Tickets::default(),
+            },
+        }
+    }
+}
+
+impl Stream {
+    /// Returns the channel, for what its connection can besides.
+    pub const fn channel(&self) -> &Channel {
+        &self.write.channel
+    }
+
+    /// Returns two halves, for two threads or tasks.
+    pub fn into_split(self) -> (ReadHalf, WriteHalf) {
+        (self.read, self.write)
+    }
+
+    /// Tells the peer that no more octets come. Reading goes on.
+    ///
+    /// # Errors
+    /// As those of [`Channel::finish`].
+    pub fn finish(&self) -> Result<()> {
+        self.write.finish()
+    }
+}
+
+/// The half of a [`Stream`] that reads.
+#[derive(Debug)]
+pub struct ReadHalf {
+    channel: Channel,
+    /// The message that is being read, and how many octets of it were read.
+    current: Option<(ChannelMessage, usize)>,
+    tickets: Tickets,
+    over: bool,
+}
+
+impl ReadHalf {
+    /// Copies octets of the message that is being read. Returns `None` if there is none.
+    fn copy(&mut self, mut put: impl FnMut(&[u8]) -> usize) -> Option<usize> {
+        let (message, at) = self.current.as_mut()?;
+        let n = put(message.get(*at..).unwrap_or_default());
+        *at += n;
+        if *at >= message.len() {
+            self.current = None;
+        }
+        Some(n)
+    }
+
+    /// Makes a message the one that is being read; `None` is the end.
+    fn next(&mut self, message: Option<ChannelMessage>) {
+        self.over = message.is_none();
+        self.current = message.filter(|m| !m.is_empty()).map(|m| (m, 0));
+    }
+
+    /// Waits for a message to read in a task. Ready means that there is one, or that the end is reached.
+    #[cfg_attr(
+        not(feature = "tokio"),
+        expect(dead_code, reason = "tokio's traits use it")
+    )]
+    pub(super) fn poll_fill(&mut self, waker: &Waker) -> Poll<Result<()>> {
+        while self.current.is_none() && !self.over {
+            let tickets = std::mem::take(&mut self.tickets);
+            let mut wait = Receiving::new(&self.channel.shared, tickets);
+            match super::wait::poll(&mut wait, waker) {
+                Poll::Pending => {
+                    self.tickets = wait.pause();
+                    return Poll::Pending;
+                }
+                Poll::Ready(message) => {
+                    drop(wait);
+                    self.next(message?);
+                }
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Copies what is there, by `put`, which returns how many octets it took. Returns 0 at the end.
+    pub(super) fn take(&mut self, put: impl FnMut(&[u8]) -> usize) -> usize {
+        self.copy(put).unwrap_or(0)
+    }
+}
+
+impl io::Read for ReadHalf {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        while self.current.is_none() && !self.over && !out.is_empty() {
+            let mut wait = Receiving::new(&self.channel.shared, Tickets::default());
+            let message = block(&mut wait, None)?;
+            drop(wait);
+            self.next(message);
+        }
+        Ok(self.take(|octets| {
+            let n = octets.len().min(out.len());
+            out[..n].copy_from_slice(&octets[..n]);
+            n
+        }))
+    }
+}
+
+impl Drop for ReadHalf {
+    fn drop(&mut self) {
+        let tickets = std::mem::take(&mut self.tickets);
+        drop(Receiving::new(&self.channel.shared, tickets));
+    }
+}
+
+/// The half of a [`Stream`] that writes.
+#[derive(Debug)]
+pub struct WriteHalf {
+    channel: Channel,
+    tickets: Tickets,
+}
+
+/// Posts a message, and does not wait until it has completed.
+struct Posting<'a>(Sending<'a>);
+
+impl Wait for Posting<'_> {
+    type Output = ();
+
+    fn look(&mut self) -> Poll<Result<()>> {
+        self.0.post()
+    }
+
+    fn is_likely(&self) -> bool {
+        self.0.is_likely()
+    }
+
+    fn register(&mut self, waker: &Waker) {
+        self.0.register(waker);
+    }
+
+    fn step(&self) -> u8 {
+        self.0.step()
+    }
+
+    fn router(&self) -> &super::router::Router {
+        self.0.router()
+    }
+}
+
+impl WriteHalf {
+    /// Tells the peer that no more octets come.
+    ///
+    /// # Errors
+    /// As those of [`Channel::finish`].
+    pub fn finish(&self) -> Result<()> {
+        self.channel.finish().wait()
+    }
+
+    /// Returns as many octets as one message carries.
+    fn piece<'a>(&self, octets: &'a [u8]) -> &'a [u8] {
+        let most = self.channel.most_copied().min(octets.len());
+        &octets[..most]
+    }
+
+    /// Writes in a task.
+    #[cfg_attr(
+        not(feature = "tokio"),
+        expect(dead_code, reason = "tokio's traits use it")
+    )]
+    pub(super) fn poll_write(&mut self, octets: &[u8], waker: &Waker) -> Poll<Result<usize>> {
+        if octets.is_empty() {
+            return Poll::Ready(Ok(0));
+        }
+        let piece = self.piece(octets);
+        let tickets = std::mem::take(&mut self.tickets);
+        let sending = Sending::new(&self.channel.shared, Payload::from(piece), tickets);
+        let mut posting = Posting(sending);
+        let posted = super::wait::poll(&mut posting, waker);
+        match posted {
+            Poll::Pending => {
+                self.tickets = posting.0.pause();
+                Poll::Pending
+            }
+            Poll::Ready(result) => Poll::Ready(result.map(|()| piece.len())),
+        }
+    }
+
+    /// Tells the peer in a task that no more octets come.
+    #[cfg_attr(
+        not(feature = "tokio"),
+        expect(dead_code, reason = "tokio's traits use it")
+    )]
+    pub(super) fn poll_finish(&mut self, waker: &Waker) -> Poll<Result<()>> {
+        // It goes before all that waits, and needs no answer, so posting it is enough.
+        if self.channel.is_finished() {
+            return Poll::Ready(Ok(()));
+        }
+        match super::wait::poll(&mut self.channel.finish(), waker) {
+            Poll::Ready(Err(Error::Closed)) | Poll::Pending => Poll::Ready(Ok(())),
+            done => done,
+        }
+    }
+}
+
+impl io::Write for WriteHalf {
+    fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
+        if octets.is_empty() {
+            return Ok(0);
+        }
+        let piece = self.piece(octets);
+        let shared = &self.channel.shared;
+        let sending = Sending::new(shared, Payload::from(piece), Tickets::default());
+        block(&mut Posting(sending), None)?;
+        Ok(piece.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for WriteHalf {
+    fn drop(&mut self) {
+        let tickets = std::mem::take(&mut self.tickets);
+        drop(Sending::new(
+            &self.channel.shared,
+            Payload::from(&[]),
+            tickets,
+        ));
+    }
+}
+
+impl io::Read for Stream {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        self.read.read(out)
+    }
+}
+
+impl io::Write for Stream {
+    fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
+        self.write.write(octets)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl From<Error> for io::Error {
+    /// Keeps the error as its source; the kind follows from it.
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Io(error) => error,
+            error => {
+                let kind = Self::from_raw_os_error(error.errno()).kind();
+                Self::new(kind, error)
+            }
+        }
+    }
+}
+
+#[cfg(feature = "tokio")]
+mod asynchronous {
+    use super::{ReadHalf, Stream, WriteHalf};
+    use std::io::{Error, Result};
+    use std::pin::Pin;
+    use std::task::{Context, Poll, ready};
+    use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+    impl AsyncRead for ReadHalf {
+        fn poll_read(
+            self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+            out: &mut ReadBuf<'_>,
+        ) -> Poll<Result<()>> {
+            let this = self.get_mut();
+            if out.remaining() > 0 {
+                ready!(this.poll_fill(cx.waker()))?;
+            }
+            this.take(|octets| {
+                let n = octets.len().min(out.remaining());
+                out.put_slice(&octets[..n]);
+                n
+            });
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    impl AsyncWrite for WriteHalf {
+        fn poll_write(
+            self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+            octets: &[u8],
+        ) -> Poll<Result<usize>> {
+            let written = Self::poll_write(self.get_mut(), octets, cx.waker());
+            written.map(|done| done.map_err(Error::from))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+            let done = self.get_mut().poll_finish(cx.waker());
+            done.map(|done| done.map_err(Error::from))
+        }
+    }
+
+    impl AsyncRead for Stream {
+        fn poll_read(
+            self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+            out: &mut ReadBuf<'_>,
+        ) -> Poll<Result<()>> {
+            Pin::new(&mut self.get_mut().read).poll_read(cx, out)
+        }
+    }
+
+    impl AsyncWrite for Stream {
+        fn poll_write(
+            self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+            octets: &[u8],
+        ) -> Poll<Result<usize>> {
+            AsyncWrite::poll_write(Pin::new(&mut self.get_mut().write), cx, octets)
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+            Pin::new(&mut self.get_mut().write).poll_shutdown(cx)
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! The two ways to wait: as a future of any runtime, and by blocking the thread.
+
+use super::router::Router;
+use crate::error::{Error, Result};
+use crate::verbs::with_thread_waker;
+use std::task::{Poll, Waker};
+use std::time::{Duration, Instant};
+
+/// Something to wait for.
+pub(super) trait Wait {
+    type Output;
+
+    /// Starts it if that has not happened, and looks whether it is done. Reads no socket.
+    fn look(&mut self) -> Poll<Result<Self::Output>>;
+
+    /// Returns `true` if [`look`](Self::look) is likely to return something. Cheap.
+    fn is_likely(&self) -> bool;
+
+    /// Registers a waker for the moment when it is worth to look again.
+    fn register(&mut self, waker: &Waker);
+
+    /// Returns how far it is. A waker that was registered at one step does not serve for the next.
+    fn step(&self) -> u8 {
+        0
+    }
+
+    /// Returns who routes its completion.
+    fn router(&self) -> &Router;
+}
+
+/// Polls in a task.
+pub(super) fn poll<W: Wait>(what: &mut W, waker: &Waker) -> Poll<Result<W::Output>> {
+    let done = look_and_drive(what);
+    if done.is_ready() {
+        return done;
+    }
+    register_and_look(what, waker)
+}
+
+/// Registers a waker, and looks once more: it may have happened after the last look and before the waker was registered. If that look
+/// leads to the next step, such as from waiting for room to a posted request, the waker is registered for that.
+fn register_and_look<W: Wait>(what: &mut W, waker: &Waker) -> Poll<Result<W::Output>> {
+    loop {
+        let step = what.step();
+        what.register(waker);
+        what.router().watch();
+        let done = what.look();
+        if done.is_ready() || what.step() == step {
+            return done;
+        }
+    }
+}
+
+#[inline]
+fn look_and_drive<W: Wait>(what: &mut W) -> Poll<Result<W::Output>> {
+    what.router().check_process()?;
+    let done = what.look();
+    if done.is_ready() {
+        return done;
+    }
+    what.router().drive();
+    what.look()
+}
+
+/// Blocks the thread until it is done; `None` waits without limit. The thread polls for a moment before it sleeps, if the last waits
+/// were short.
+///
+/// # Errors
+/// [`Error::TimedOut`], and those of what is waited for.
+#[inline]
+pub(super) fn block<W: Wait>(what: &mut W, timeout: Option<Duration>) -> Result<W::Output> {
+    match look_and_drive(what) {
+        Poll::Ready(done) => done,
+        Poll::Pending => sleep(what, timeout),
+    }
+}
+
+/// Waits for something that is not there yet.
+fn sleep<W: Wait>(what: &mut W, timeout: Option<Duration>) -> Result<W::Output> {
+    let begin = Instant::now();
+    let deadline = timeout.and_then(|t| begin.checked_add(t));
+    let limit = timeout.unwrap_or(Duration::MAX);
+    let busy = {
+        let what = &*what;
+        let cq = &what.router().cq;
+        cq.busy_poll_until(limit, || what.is_likely())
+    };
+    if busy && let Poll::Ready(done) = look_and_drive(what) {
+        return done;
+    }
+    loop {
+        if let Poll::Ready(done) = with_thread_waker(|waker| register_and_look(what, waker)) {
+            return done;
+        }
+        match deadline {
+            None => std::thread::park(),
+            Some(deadline) => {
+                let left = deadline.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return Err(Error::TimedOut("what was waited for did not happen"));
+                }
+                std::thread::park_timeout(left);
+            }
+        }
+        if let Poll::Ready(done) = look_and_drive(what) {
+            what.router().cq.slept(begin.elapsed());
+            return done;
+        }
+    }
+}
+
+/// Makes a type with [`Wait`] a future, and gives it the blocking calls.
+macro_rules! waits {
+    ([$($generics:tt)*] $type:ty, $output:ty) => {
+        impl<$($generics)*> $type {
+            /// Blocks the thread until it is done.
+            ///
+            /// # Errors
+            /// Those of the call that made it.
+            pub fn wait(mut self) -> $crate::error::Result<$output> {
+                $crate::connection::wait::block(&mut self, None)
+            }
+
+            /// Blocks the thread until it is done, for at most `limit`.
+            ///
+            /// # Errors
+            /// [`Error::TimedOut`](crate::Error::TimedOut): then it is given up, as a future that is dropped. Those of the call
+            /// that made it.
+            pub fn wait_for(mut self, limit: std::time::Duration) -> $crate::error::Result<$output> {
+                $crate::connection::wait::block(&mut self, Some(limit))
+            }
+        }
+
+        impl<$($generics)*> std::future::Future for $type {
+            type Output = $crate::error::Result<$output>;
+
+            fn poll(
+                self: std::pin::Pin<&mut Self>,
+                cx: &mut std::task::Context<'_>,
+            ) -> std::task::Poll<Self::Output> {
+                $crate::connection::wait::poll(self.get_mut(), cx.waker())
+            }
+        }
+    };
+}
+
+pub(super) use waits;

@@ -1,0 +1,291 @@
+//! Why a request of a connection was refused or has failed: which request it was, whose fault it is, and what to do.
+
+use iwarp_rnic::qp::{Blame, Fault};
+use iwarp_rnic::{Access, PostError, WcStatus};
+use std::fmt;
+use std::net::SocketAddr;
+
+/// The kind of a request on a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RequestKind {
+    /// A Send, with or without immediate data or invalidation.
+    Send,
+    /// An RDMA Write, with or without immediate data.
+    Write,
+    /// An RDMA Read.
+    Read,
+    /// An atomic addition.
+    FetchAdd,
+    /// An atomic compare and swap.
+    CompareSwap,
+    /// The bind of a memory window.
+    Bind,
+    /// The invalidation of a local window.
+    Invalidate,
+    /// A batch of requests with one completion.
+    Batch,
+    /// A posted receive.
+    Receive,
+}
+
+impl RequestKind {
+    /// Returns its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Send => "Send",
+            Self::Write => "RDMA Write",
+            Self::Read => "RDMA Read",
+            Self::FetchAdd => "FetchAdd",
+            Self::CompareSwap => "CompareSwap",
+            Self::Bind => "bind of a memory window",
+            Self::Invalidate => "invalidation of a memory window",
+            Self::Batch => "batch",
+            Self::Receive => "receive",
+        }
+    }
+}
+
+impl fmt::Display for RequestKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Why a request was not posted. The program has to change the request; the connection is as it was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The destination has less room than the source has octets.
+    TooLong {
+        /// Octets that are to be moved.
+        octets: u64,
+        /// Octets that the destination has room for.
+        room: u64,
+    },
+    /// The program's own octets are too many to be copied. Put them into a region.
+    TooLongToCopy {
+        /// Octets that are to be sent.
+        octets: usize,
+        /// The longest message that is copied: [`Options::message_size`](crate::Options::message_size).
+        most: usize,
+    },
+    /// The peer has not granted this right.
+    NotGranted {
+        /// The right that the request needs.
+        needs: Access,
+        /// The rights that the remote region has.
+        granted: Access,
+    },
+    /// A range is not inside the region.
+    OutOfRange {
+        /// First element after the range.
+        end: u64,
+        /// Elements of the region.
+        len: u64,
+    },
+    /// A region belongs to another endpoint than the connection.
+    ForeignRegion,
+    /// An atomic operation needs one word, at a multiple of 8.
+    NotOneWord,
+    /// A batch has more requests than the send queue has room for.
+    BatchTooLong {
+        /// Requests of the batch.
+        requests: usize,
+        /// Room of the send queue: [`Options::send_depth`](crate::Options::send_depth).
+        room: usize,
+    },
+    /// The octets are no token of a remote region, or of one with other elements; the text says what is wrong.
+    BadToken(&'static str),
+    /// The queue pair does not take the request.
+    Post(PostError),
+    /// The connection was made by the parent of this forked process.
+    Forked,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TooLong { octets, room } => {
+                write!(f, "{octets} octets do not fit into {room}: use a slice")
+            }
+            Self::TooLongToCopy { octets, most } => write!(
+                f,
+                "{octets} octets are not copied (at most {most}): put them into a region, or set a larger `message_size`"
+            ),
+            Self::NotGranted { needs, granted } => write!(
+                f,
+                "the peer has not granted {needs:?} for this region, only {granted:?}: it has to share it with more rights"
+            ),
+            Self::OutOfRange { end, len } => {
+                write!(
+                    f,
+                    "the range ends at element {end}, and the region has {len}"
+                )
+            }
+            Self::ForeignRegion => f.write_str(
+                "the region belongs to another endpoint: allocate it by this connection, or by its endpoint",
+            ),
+            Self::NotOneWord => f.write_str(
+                "an atomic operation needs one word at a multiple of 8: use a slice of length 1",
+            ),
+            Self::BatchTooLong { requests, room } => write!(
+                f,
+                "a batch of {requests} requests does not fit into a send queue of {room}: set a larger `send_depth`, or split it"
+            ),
+            Self::BadToken(what) => write!(f, "not a token of a remote region: {what}"),
+            Self::Post(e) => write!(f, "request not taken: {e}"),
+            Self::Forked => f.write_str(
+                "the connection belongs to the parent of this process: connect after the fork",
+            ),
+        }
+    }
+}
+
+impl std::error::Error for Refusal {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Post(e) => Some(e),
+            _ => None,
+        }
+    }
+}
+
+/// A request that was posted and has failed. The connection has ended, and all other requests fail, too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OperationError {
+    pub(crate) request: RequestKind,
+    pub(crate) octets: u64,
+    pub(crate) peer: Option<SocketAddr>,
+    pub(crate) status: WcStatus,
+    pub(crate) fault: Option<Fault>,
+}
+
+impl OperationError {
+    /// Returns which kind of request has failed.
+    pub const fn request(&self) -> RequestKind {
+        self.request
+    }
+
+    /// Returns how many octets the request was to move.
+    pub const fn octets(&self) -> u64 {
+        self.octets
+    }
+
+    /// Returns the peer's address.
+    pub const fn peer_addr(&self) -> Option<SocketAddr> {
+        self.peer
+    }
+
+    /// Returns the status of its completion. [`WcStatus::Flushed`] means that the request was not carried out, because the
+    /// connection had ended for another reason, which [`fault`](Self::fault) tells.
+    pub const fn status(&self) -> WcStatus {
+        self.status
+    }
+
+    /// Returns why the connection has ended; `None` if it was closed gracefully.
+    pub const fn fault(&self) -> Option<Fault> {
+        self.fault
+    }
+
+    /// Returns which end is to blame; `None` if the connection was closed gracefully.
+    pub const fn blame(&self) -> Option<Blame> {
+        match self.fault {
+            Some(fault) => Some(fault.blame),
+            None => None,
+        }
+    }
+
+    /// Returns what the program can do, in one sentence.
+    pub const fn advice(&self) -> &'static str {
+        match (self.status, self.blame()) {
+            (WcStatus::LocalProtection | WcStatus::LocalAccess, _) => {
+                "keep the region until the request has completed"
+            }
+            (WcStatus::LocalLength, _) => {
+                "the receive is shorter than the message: set a larger `message_size` at this end"
+            }
+            (WcStatus::MwBind, _) => "bind a part of a region of this endpoint",
+            (WcStatus::RemoteAccess, _) => {
+                "ask the peer for a token of a region that it still shares, with this right"
+            }
+            (WcStatus::RemoteInvalidRequest | WcStatus::RemoteOperation, _) => {
+                "the peer cannot carry it out: compare what both ends expect"
+            }
+            (WcStatus::ReceiverNotReady | WcStatus::TransportRetryExceeded, _) => {
+                "the peer has to post receives in time"
+            }
+            (_, Some(Blame::Transport)) => "connect again",
+            (_, Some(Blame::PeerTerminated)) => "the peer's log says what it refused",
+            (_, Some(Blame::Peer)) => "the peer's program or RNIC is at fault",
+            (_, Some(Blame::Local)) => "look for the first request that has failed",
+            (_, None) => "the connection was closed before it was done: wait for requests first",
+        }
+    }
+}
+
+/// Returns what a status means.
+const fn describe(status: WcStatus) -> &'static str {
+    match status {
+        WcStatus::Success => "it succeeded",
+        WcStatus::LocalLength => "a length does not fit",
+        WcStatus::LocalQpOperation => "the queue pair cannot carry it out",
+        WcStatus::LocalProtection | WcStatus::LocalAccess => "local memory does not allow it",
+        WcStatus::Flushed => "it was not carried out, because the connection has ended",
+        WcStatus::MwBind => "the bind is not allowed",
+        WcStatus::BadResponse => "the peer's answer does not fit",
+        WcStatus::RemoteInvalidRequest => "the peer says that it is invalid",
+        WcStatus::RemoteAccess => "the peer's memory does not allow it",
+        WcStatus::RemoteOperation => "the peer cannot carry it out",
+        WcStatus::TransportRetryExceeded => "the peer has not answered",
+        WcStatus::ReceiverNotReady => "the peer has posted no receive for it",
+        WcStatus::ResponseTimeout => "the peer did not answer in time",
+        WcStatus::Fatal | WcStatus::General => "the connection has failed",
+    }
+}
+
+impl fmt::Display for OperationError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {} octets", self.request, self.octets)?;
+        if let Some(peer) = self.peer {
+            write!(f, " ({peer})")?;
+        }
+        write!(f, ": {}", describe(self.status))?;
+        if let Some(fault) = self.fault {
+            write!(f, "; {fault}")?;
+        }
+        write!(f, "; {}", self.advice())
+    }
+}
+
+impl std::error::Error for OperationError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_says_which_request_whose_fault_and_what_to_do() {
+        let fault = Fault {
+            blame: Blame::PeerTerminated,
+            code: iwarp_proto::rdmap::TerminateCode::MPA_CONNECTION_LOST,
+        };
+        let error = OperationError {
+            request: RequestKind::Write,
+            octets: 64,
+            peer: Some(([192, 0, 2, 7], 7171).into()),
+            status: WcStatus::RemoteAccess,
+            fault: Some(fault),
+        };
+        let text = error.to_string();
+        for part in [
+            "RDMA Write of 64 octets (192.0.2.7:7171)",
+            "the peer's memory does not allow it",
+            "terminated by the peer",
+            "still shares",
+        ] {
+            assert!(text.contains(part), "{text}");
+        }
+        assert_eq!(error.blame(), Some(Blame::PeerTerminated));
+    }
+}

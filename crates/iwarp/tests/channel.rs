@@ -1,0 +1,263 @@
+//! Channels and streams: messages in order and whole, flow control, the end, and peers that break the rules.
+
+use iwarp::{Channel, Connection, Error, Options, Stream};
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn pair_with(options: &Options) -> (Connection, Connection) {
+    let listener = options.clone().listen("127.0.0.1:0").bind().unwrap();
+    let to = listener.local_addr();
+    std::thread::scope(|scope| {
+        let accepted = scope.spawn(|| listener.accept().wait().unwrap());
+        let connected = options.clone().connect(to).wait().unwrap();
+        (connected, accepted.join().unwrap())
+    })
+}
+
+fn channels(options: &Options) -> (Channel, Channel) {
+    let (a, b) = pair_with(options);
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| Channel::open(b).wait_for(LIMIT).unwrap());
+        let one = Channel::open(a).wait_for(LIMIT).unwrap();
+        (one, other.join().unwrap())
+    })
+}
+
+fn streams() -> (Stream, Stream) {
+    let (a, b) = channels(&Options::new());
+    (a.into(), b.into())
+}
+
+/// A message of `len` octets that all depend on `n`.
+fn message(n: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|i| (n * 31 + i) as u8).collect()
+}
+
+/// Few receives, so that the sender has to wait again and again, in both directions at once.
+#[test]
+fn messages_in_order_with_little_room() {
+    for receives in [6, 7, 64] {
+        let (a, b) = channels(&Options::new().receives(receives).send_depth(6));
+        std::thread::scope(|scope| {
+            for channel in [&a, &b] {
+                scope.spawn(move || {
+                    for n in 0..600 {
+                        channel.send(&message(n, n)).wait_for(LIMIT).unwrap();
+                    }
+                    channel.finish().wait_for(LIMIT).unwrap();
+                    assert!(channel.send("late").wait().is_err());
+                });
+                scope.spawn(move || {
+                    let mut kept = Vec::new();
+                    for n in 0..600 {
+                        let one = channel.recv().wait_for(LIMIT).unwrap().unwrap();
+                        assert_eq!(*one, message(n, n), "message {n}");
+                        // A program may keep some for a while.
+                        kept.push(one);
+                        if kept.len() == 2 {
+                            kept.clear();
+                        }
+                    }
+                    kept.clear();
+                    assert!(channel.recv().wait_for(LIMIT).unwrap().is_none());
+                    assert!(channel.recv().wait_for(LIMIT).unwrap().is_none());
+                });
+            }
+        });
+    }
+}
+
+/// A receiver that takes its time is waited for, longer than a Send would wait for a receive.
+#[test]
+fn a_slow_receiver_is_no_error() {
+    let mut config = iwarp::Config::default();
+    config.receiver_not_ready = iwarp::ReceiverNotReady::Terminate;
+    let (a, b) = channels(&Options::new().receives(8).config(config));
+    let sender = std::thread::spawn(move || {
+        for n in 0..100 {
+            a.send(&message(n, 100)).wait_for(LIMIT).unwrap();
+        }
+    });
+    std::thread::sleep(Duration::from_millis(50));
+    for n in 0..100 {
+        assert_eq!(*b.recv().wait_for(LIMIT).unwrap().unwrap(), message(n, 100));
+    }
+    assert!(b.recv().wait_for(LIMIT).unwrap().is_none());
+    sender.join().unwrap();
+}
+
+#[test]
+fn regions_are_sent_as_they_are() {
+    let (a, b) = channels(&Options::new().message_size(5008));
+    let region = a.connection().allocate::<u8>(6000).unwrap();
+    region.write_at(0, &message(3, 6000)).unwrap();
+    assert_eq!(a.max_len(), 5000);
+    assert!(matches!(a.send(&region).wait(), Err(Error::Refused(_))));
+    a.send(region.slice(..5000).unwrap()).wait().unwrap();
+    a.send(&message(4, 5000)).wait().unwrap();
+    assert!(a.send(&message(4, 5001)).wait().is_err());
+    let one = b.recv().wait_for(LIMIT).unwrap().unwrap();
+    assert_eq!(*one, message(3, 5000));
+    assert_eq!(
+        *b.recv().wait_for(LIMIT).unwrap().unwrap(),
+        message(4, 5000)
+    );
+}
+
+/// Only what was finished is a whole: a peer that just leaves is an error.
+#[test]
+fn an_end_without_finish_is_an_error() {
+    let (a, b) = channels(&Options::new());
+    a.send("first").wait().unwrap();
+    a.connection().close().unwrap();
+    assert_eq!(*b.recv().wait_for(LIMIT).unwrap().unwrap(), *b"first");
+    assert!(b.recv().wait_for(LIMIT).is_err());
+    assert!(b.send("x").wait_for(LIMIT).is_err());
+    assert!(a.recv().wait_for(LIMIT).is_err());
+}
+
+#[test]
+fn peers_that_break_the_rules_end_the_channel() {
+    let hello = |window: u32, size: u32| {
+        let mut octets = vec![1, 1, 0, 0];
+        octets.extend(window.to_be_bytes());
+        octets.extend(size.to_be_bytes());
+        octets
+    };
+    let good = hello(4, 100);
+    let first: [&[u8]; 8] = [
+        &[],
+        b"GET / HTTP/1.1",
+        &hello(0, 100),
+        &hello(1 << 20, 100),
+        &hello(4, 8),
+        &good[..8],
+        &[2, 0, 0, 0, 0, 0, 0, 0],
+        &[1, 2, 0, 0, 0, 0, 0, 4, 0, 0, 0, 100],
+    ];
+    for octets in first {
+        let (a, b) = pair_with(&Options::new());
+        a.send(octets).wait().unwrap();
+        let refused = Channel::open(b).wait_for(LIMIT);
+        assert!(matches!(refused, Err(Error::Handshake(_))), "{octets:?}");
+    }
+    let second: [&[u8]; 5] = [
+        &good,
+        &[3, 0, 0, 0, 0, 0, 0, 1],
+        &[3, 0, 0, 0, 255, 255, 255, 255],
+        &[2, 0, 1, 0, 0, 0, 0, 0],
+        &[9, 0, 0, 0, 0, 0, 0, 0],
+    ];
+    for octets in second {
+        let (a, b) = pair_with(&Options::new());
+        a.send(&good).wait().unwrap();
+        let b = Channel::open(b).wait_for(LIMIT).unwrap();
+        a.send(&[2, 0, 0, 0, 0, 0, 0, 0, 7]).wait().unwrap();
+        a.send(octets).wait().unwrap();
+        // What came before the mistake is not lost.
+        assert_eq!(*b.recv().wait_for(LIMIT).unwrap().unwrap(), [7]);
+        let broken = b.recv().wait_for(LIMIT);
+        assert!(matches!(broken, Err(Error::Handshake(_))), "{octets:?}");
+        assert!(b.send("x").wait_for(LIMIT).is_err());
+    }
+    // More data than the window of two allows.
+    let (a, b) = pair_with(&Options::new().receives(6));
+    a.send(&good).wait().unwrap();
+    let b = Channel::open(b).wait_for(LIMIT).unwrap();
+    for _ in 0..6 {
+        let _ = a.send(&[2, 0, 0, 0, 0, 0, 0, 0]).wait_for(LIMIT);
+    }
+    let mut kept = Vec::new();
+    let error = loop {
+        match b.recv().wait_for(LIMIT) {
+            Ok(message) => kept.push(message),
+            Err(error) => break error,
+        }
+        assert!(kept.len() < 3, "the third one was one too many");
+    };
+    assert!(matches!(error, Error::Handshake(_)), "{error}");
+}
+
+#[test]
+fn a_channel_needs_some_room() {
+    for options in [Options::new().receives(5), Options::new().send_depth(3)] {
+        let (a, _b) = pair_with(&options);
+        let refused = Channel::open(a).wait_for(LIMIT);
+        assert!(matches!(refused, Err(Error::InvalidArgument(_))));
+    }
+}
+
+#[test]
+fn a_stream_in_threads() {
+    use std::io::{Read, Write};
+    let (a, b) = streams();
+    let data = message(1, 3_000_000);
+    let ((mut from_a, mut to_b), (mut from_b, mut to_a)) = (a.into_split(), b.into_split());
+    std::thread::scope(|scope| {
+        for to in [&mut to_b, &mut to_a] {
+            let data = &data;
+            scope.spawn(move || {
+                for piece in data.chunks(10_007) {
+                    to.write_all(piece).unwrap();
+                }
+                to.flush().unwrap();
+                assert_eq!(to.write(&[]).unwrap(), 0);
+                to.finish().unwrap();
+            });
+        }
+        for from in [&mut from_a, &mut from_b] {
+            let data = &data;
+            scope.spawn(move || {
+                let mut back = Vec::new();
+                from.read_to_end(&mut back).unwrap();
+                assert!(back == *data, "{} octets", back.len());
+            });
+        }
+    });
+}
+
+#[test]
+fn a_stream_in_tasks() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = { runtime }.worker_threads(2).enable_time().build().unwrap();
+    runtime.block_on(async {
+        let (a, mut b) = streams();
+        let (mut from, mut to) = tokio::io::split(a);
+        let data = message(2, 1_000_000);
+        let copy = data.clone();
+        let writer = tokio::spawn(async move {
+            to.write_all(&copy).await.unwrap();
+            to.shutdown().await.unwrap();
+            to.shutdown().await.unwrap();
+        });
+        let echo = tokio::spawn(async move {
+            let mut all = Vec::new();
+            b.read_to_end(&mut all).await.unwrap();
+            b.write_all(&all).await.unwrap();
+            b.flush().await.unwrap();
+        });
+        let mut back = Vec::new();
+        let read = from.read_to_end(&mut back);
+        tokio::time::timeout(LIMIT, read).await.unwrap().unwrap();
+        assert!(back == data);
+        writer.await.unwrap();
+        echo.await.unwrap();
+    });
+}
+
+/// A stream that was cut is an error for the reader, and its source says why.
+#[test]
+fn a_cut_stream_is_an_error() {
+    use std::io::{Read, Write};
+    let (a, mut b) = streams();
+    a.channel().connection().close().unwrap();
+    let error = b.read_to_end(&mut Vec::new()).unwrap_err();
+    let source = error.get_ref().unwrap().downcast_ref::<Error>().unwrap();
+    assert!(
+        matches!(source, Error::Closed | Error::Operation(_)),
+        "{source}"
+    );
+    assert!(b.write_all(b"x").is_err());
+}

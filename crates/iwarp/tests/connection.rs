@@ -1,0 +1,343 @@
+//! Connections whose requests are calls: each kind of request, by blocking and as a future; lengths and rights; errors.
+
+use iwarp::connection::{Refusal, RequestKind};
+use iwarp::{Access, Connection, Endpoint, Error, Options, RemoteRegion, WcStatus};
+use std::future::Future;
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Connects two ends with these options: the one that connects, then the one that accepts.
+fn pair_with(options: &Options) -> (Connection, Connection) {
+    let listener = options.clone().listen("127.0.0.1:0").bind().unwrap();
+    let to = listener.local_addr();
+    std::thread::scope(|scope| {
+        let accepted = scope.spawn(|| listener.accept().wait().unwrap());
+        let connected = options.clone().connect(to).wait().unwrap();
+        (connected, accepted.join().unwrap())
+    })
+}
+
+fn pair() -> (Connection, Connection) {
+    pair_with(&Options::new())
+}
+
+/// Runs a future on one thread, with a time limit that is reached only if a wake-up is lost.
+fn run<F: Future>(future: F) -> F::Output {
+    let runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = { runtime }.enable_time().build().unwrap();
+    let bounded = async { tokio::time::timeout(LIMIT, future).await };
+    runtime.block_on(bounded).expect("a wake-up was lost")
+}
+
+#[test]
+fn messages_by_blocking() {
+    let (a, b) = pair();
+    assert!(a.is_initiator() && !b.is_initiator());
+    let server = std::thread::spawn(move || {
+        for n in 0..500_u32 {
+            let message = b.recv().wait_for(LIMIT).unwrap();
+            assert_eq!(*message, n.to_be_bytes());
+            b.send(&message.to_vec()).wait_for(LIMIT).unwrap();
+        }
+        b.closed().wait_for(LIMIT).unwrap();
+        assert!(matches!(b.recv().wait(), Err(Error::Closed)));
+        assert!(matches!(b.send("late").wait(), Err(Error::Closed)));
+    });
+    for n in 0..500_u32 {
+        a.send(&n.to_be_bytes()).wait_for(LIMIT).unwrap();
+        assert_eq!(*a.recv().wait_for(LIMIT).unwrap(), n.to_be_bytes());
+    }
+    drop(a);
+    server.join().unwrap();
+}
+
+#[test]
+fn messages_in_tasks() {
+    run(async {
+        let listener = iwarp::listen("127.0.0.1:0").bind().unwrap();
+        let connect = iwarp::connect(listener.local_addr());
+        let (a, b) = tokio::join!(listener.accept().into_future(), connect.into_future());
+        let (a, b) = (a.unwrap(), b.unwrap());
+        let echo = async {
+            while let Ok(message) = a.recv().await {
+                a.send(&message.to_vec()).await.unwrap();
+            }
+        };
+        let ask = async {
+            for n in 0..500_u32 {
+                b.send(&n.to_be_bytes()).await.unwrap();
+                assert_eq!(*b.recv().await.unwrap(), n.to_be_bytes());
+            }
+            b.close().unwrap();
+        };
+        tokio::join!(echo, ask);
+        a.closed().await.unwrap();
+    });
+}
+
+/// Short ones travel in the request, longer ones by the staging, and regions as they are.
+#[test]
+fn payloads_of_each_kind() {
+    let (a, b) = pair_with(&Options::new().message_size(10_000));
+    let long: Vec<u8> = (0..10_000_u32).map(|n| n as u8).collect();
+    let region = a.allocate::<u8>(10_000).unwrap();
+    region.write_at(0, &long).unwrap();
+    a.send("text").wait().unwrap();
+    a.send(&long).wait().unwrap();
+    a.send(&region).wait().unwrap();
+    a.send(region.slice(5..7).unwrap()).wait().unwrap();
+    a.send(&[]).wait().unwrap();
+    a.send_with_immediate("x", 0xdead_beef).wait().unwrap();
+    let next = || b.recv().wait_for(LIMIT).unwrap();
+    assert_eq!(*next(), *b"text");
+    assert_eq!(*next(), *long);
+    assert_eq!(*next(), *long);
+    assert_eq!(*next(), [5, 6]);
+    assert!(next().is_empty());
+    let last = next();
+    assert_eq!((&*last, last.immediate()), (&b"x"[..], Some(0xdead_beef)));
+    assert!(b.recv().now().unwrap().is_none());
+    let refused = a.send(&vec![0; 10_001]).wait();
+    assert!(matches!(
+        refused,
+        Err(Error::Refused(Refusal::TooLongToCopy { most: 10_000, .. }))
+    ));
+}
+
+#[test]
+fn one_sided_requests() {
+    let endpoint = Endpoint::local("127.0.0.1".parse().unwrap()).unwrap();
+    let all = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+    let table = endpoint.share::<u64>(100, all).unwrap();
+    let listener = endpoint.listen("127.0.0.1:0");
+    let listener = listener.private_data(table.remote().to_bytes());
+    let listener = listener.bind().unwrap();
+    let to = listener.local_addr();
+    let server = std::thread::spawn(move || listener.accept().wait().unwrap());
+    let a = iwarp::connect(to).wait().unwrap();
+    let b = server.join().unwrap();
+    let remote = RemoteRegion::<u64>::from_bytes(a.private_data()).unwrap();
+    assert_eq!((remote.len(), remote.rights()), (100, all));
+
+    a.write(&[1_u64, 2, 3], &remote).wait().unwrap();
+    // A Read behind a Write sees what that has written.
+    assert_eq!(
+        a.read(&remote.slice(..4).unwrap()).wait().unwrap(),
+        [1, 2, 3, 0]
+    );
+    assert_eq!(a.get(&remote.at(1).unwrap()).wait().unwrap(), 2);
+    let mine = a.allocate::<u64>(10).unwrap();
+    a.read_into(mine.slice(5..).unwrap(), &remote.slice(..3).unwrap())
+        .wait()
+        .unwrap();
+    assert_eq!(mine.to_vec().unwrap(), [0, 0, 0, 0, 0, 1, 2, 3, 0, 0]);
+    let word = remote.at(99).unwrap();
+    assert_eq!(a.fetch_add(&word, 5).wait().unwrap(), 0);
+    assert_eq!(a.fetch_add(&word, 5).wait().unwrap(), 5);
+    assert_eq!(a.compare_swap(&word, 9, 1).wait().unwrap(), 10);
+    assert_eq!(a.compare_swap(&word, 10, 7).wait().unwrap(), 10);
+    assert_eq!(table.load(99).unwrap(), 7);
+    a.write_with_immediate(&[9_u64], &remote, 77)
+        .wait()
+        .unwrap();
+    let news = b.recv().wait_for(LIMIT).unwrap();
+    assert!(news.is_of_write() && news.is_empty());
+    assert_eq!((news.immediate(), table.load(0).unwrap()), (Some(77), 9));
+}
+
+/// What does not fit is found before it is posted, and the connection goes on.
+#[test]
+fn mistakes_cost_nothing() {
+    let (a, b) = pair();
+    let readable = b.share::<u64>(4, Access::REMOTE_READ).unwrap();
+    let token = readable.remote();
+    let refused = |result: iwarp::Result<()>| match result {
+        Err(Error::Refused(why)) => why,
+        other => panic!("{other:?}"),
+    };
+    let why = refused(a.write(&[1_u64], &token).wait());
+    assert!(matches!(why, Refusal::NotGranted { .. }));
+    let small = a.allocate::<u64>(3).unwrap();
+    let why = refused(a.read_into(&small, &token).wait());
+    let (octets, room) = (32, 24);
+    assert_eq!(why, Refusal::TooLong { octets, room });
+    let foreign = b.allocate::<u64>(4).unwrap();
+    let why = refused(a.read_into(&foreign, &token).wait());
+    assert_eq!(why, Refusal::ForeignRegion);
+    let word = a.fetch_add(&token.at(0).unwrap(), 1).wait().map(drop);
+    assert!(matches!(refused(word), Refusal::NotGranted { .. }));
+    let atomic = b.share::<u64>(4, Access::REMOTE_ATOMIC).unwrap().remote();
+    let word = a.fetch_add(&atomic, 1).wait().map(drop);
+    assert_eq!(refused(word), Refusal::NotOneWord);
+    assert!(a.share::<u8>(1, Access::LOCAL_WRITE).is_err());
+    assert!(a.allocate::<[u64; 0]>(1).is_err());
+    assert_eq!(a.get(&token).wait().unwrap(), 0);
+}
+
+/// The error says which request it was, whose fault it is, and what to do.
+#[test]
+fn a_refused_request_ends_the_connection_and_says_why() {
+    let (a, b) = pair();
+    let region = b.share::<u8>(64, Access::REMOTE_WRITE).unwrap();
+    let token = region.remote();
+    drop(region);
+    // The Write may complete when TCP has taken it.
+    let _ = a.write(&[1_u8; 64], &token).wait_for(LIMIT);
+    let error = loop {
+        match a.write(&[1_u8; 64], &token).wait_for(LIMIT) {
+            Ok(()) => {}
+            Err(Error::Operation(error)) => break error,
+            Err(other) => panic!("{other}"),
+        }
+    };
+    assert_eq!(error.request(), RequestKind::Write);
+    assert_eq!(error.peer_addr(), a.peer_addr());
+    assert!(error.fault().is_some());
+    let text = Error::Operation(error).to_string();
+    assert!(text.contains("RDMA Write of 64 octets"), "{text}");
+    assert!(a.closed().wait_for(LIMIT).is_err());
+    let late = a.send("x").wait();
+    assert!(matches!(late, Err(Error::Operation(e)) if e.status() == WcStatus::Flushed));
+    assert!(
+        matches!(a.recv().wait(), Err(Error::Operation(e)) if e.request() == RequestKind::Receive)
+    );
+}
+
+#[test]
+fn a_window_ends_with_its_guard() {
+    let (a, b) = pair();
+    let region = b.allocate::<u32>(16).unwrap();
+    let part = region.slice(4..8).unwrap();
+    let window = b.bind(&part, Access::REMOTE_WRITE).wait().unwrap();
+    a.write(&[1_u32, 2, 3, 4], &window.remote()).wait().unwrap();
+    // The peer gives its rights back, and with the message they are over.
+    let token = window.remote();
+    a.send_with_invalidate("done", &token).wait().unwrap();
+    let message = b.recv().wait_for(LIMIT).unwrap();
+    assert!(window.is_invalidated_by(&message) && *message == *b"done");
+    assert_eq!(part.to_vec().unwrap(), [1, 2, 3, 4]);
+    drop((message, window));
+    // By a request, in order.
+    let window = b.bind(&part, Access::REMOTE_READ).wait().unwrap();
+    assert_eq!(a.get(&window.remote()).wait().unwrap(), 1);
+    b.invalidate(window).wait().unwrap();
+    // By the guard. Afterwards the region is nobody else's.
+    let window = b.bind(&part, Access::REMOTE_READ).wait().unwrap();
+    let token = window.remote();
+    drop((window, part));
+    let mut region = region;
+    assert_eq!(region.get_mut().unwrap()[4..8], [1, 2, 3, 4]);
+    assert!(a.get(&token).wait_for(LIMIT).is_err());
+    assert!(b.bind(&region, Access::LOCAL_WRITE).wait().is_err());
+}
+
+#[test]
+fn a_region_is_given_out_only_if_nobody_uses_it() {
+    let (a, b) = pair();
+    let mut shared = a.share::<u8>(8, Access::REMOTE_READ).unwrap();
+    assert!(shared.get_mut().is_none());
+    let mut region = a.allocate::<u8>(8).unwrap();
+    region.get_mut().unwrap().copy_from_slice(b"in place");
+    let clone = region.clone();
+    assert!(region.get_mut().is_none());
+    drop(clone);
+    let sent = a.send(&region).started();
+    // The request has it until its end is known.
+    assert!(region.get_mut().is_none());
+    sent.wait().unwrap();
+    assert!(region.get_mut().is_some());
+    assert_eq!(*b.recv().wait_for(LIMIT).unwrap(), *b"in place");
+}
+
+#[test]
+fn batches() {
+    let (a, b) = pair();
+    let there = b
+        .share::<u64>(1000, Access::REMOTE_WRITE | Access::REMOTE_READ)
+        .unwrap();
+    let token = there.remote();
+    let source = a.allocate::<u64>(1000).unwrap();
+    let mut batch = a.batch();
+    for round in 0..50_u64 {
+        for i in 0..100 {
+            source.set(i, round * 1000 + i as u64).unwrap();
+            let (from, to) = (source.slice(i..=i).unwrap(), token.at(i).unwrap());
+            batch.write(&from, &to).unwrap();
+        }
+        batch.write(&[round], &token.at(999).unwrap()).unwrap();
+        let back = a.allocate::<u64>(100).unwrap();
+        batch
+            .read_into(&back, &token.slice(..100).unwrap())
+            .unwrap();
+        assert_eq!(batch.len(), 102);
+        batch.submit().wait().unwrap();
+        assert!(batch.is_empty());
+        let expected: Vec<u64> = (0..100).map(|i| round * 1000 + i).collect();
+        assert_eq!(back.to_vec().unwrap(), expected);
+        assert_eq!(there.load(999).unwrap(), round);
+    }
+    batch.submit().wait().unwrap();
+    for _ in 0..128 {
+        batch.send("x").unwrap();
+    }
+    let full = batch.send("x");
+    assert!(matches!(
+        full,
+        Err(Error::Refused(Refusal::BatchTooLong {
+            requests: 129,
+            room: 128
+        }))
+    ));
+    let reader = std::thread::spawn(move || {
+        for _ in 0..128 {
+            assert_eq!(*b.recv().wait_for(LIMIT).unwrap(), *b"x");
+        }
+    });
+    run(batch.submit().into_future()).unwrap();
+    reader.join().unwrap();
+}
+
+#[test]
+fn options_out_of_range_are_refused() {
+    for options in [
+        Options::new().send_depth(0),
+        Options::new().message_size(63),
+        Options::new().send_depth(1 << 20),
+        Options::new().max_inline(1 << 20),
+    ] {
+        let listener = iwarp::listen("127.0.0.1:0").bind().unwrap();
+        let result = options.connect(listener.local_addr()).wait();
+        assert!(
+            matches!(result, Err(Error::InvalidArgument(_))),
+            "{result:?}"
+        );
+    }
+    assert!(iwarp::connect("no colon").wait().is_err());
+    assert!(matches!(
+        iwarp::listen("192.0.2.1:0").bind(),
+        Err(Error::NoDevice)
+    ));
+}
+
+/// Private data travel both ways, and a peer can be refused.
+#[test]
+fn who_connects_can_be_looked_at() {
+    let listener = iwarp::listen("127.0.0.1:0").private_data("welcome");
+    let listener = listener.bind().unwrap();
+    let to = listener.local_addr();
+    let server = std::thread::spawn(move || {
+        let first = listener.wait_incoming(Some(LIMIT)).unwrap();
+        assert_eq!(first.private_data(), b"a stranger");
+        first.reject("not you").unwrap();
+        let second = listener.wait_incoming(Some(LIMIT)).unwrap();
+        assert_eq!(second.private_data(), b"a friend");
+        second.wait().unwrap()
+    });
+    let refused = iwarp::connect(to).private_data("a stranger").wait();
+    assert!(matches!(refused, Err(Error::Rejected(why)) if why == b"not you"));
+    let connection = iwarp::connect(to).private_data("a friend").wait().unwrap();
+    assert_eq!(connection.private_data(), b"welcome");
+    drop(server.join().unwrap());
+    connection.closed().wait_for(LIMIT).unwrap();
+}

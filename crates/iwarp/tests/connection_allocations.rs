@@ -1,0 +1,106 @@
+//! Operations allocate nothing once a connection is in use: the allocations of the thread that makes them are counted.
+
+use iwarp::{Access, Options};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+/// Counts the allocations of each thread.
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+fn count() {
+    // A thread that ends has no counter any more.
+    let _ = ALLOCATIONS.try_with(|n| n.set(n.get() + 1));
+}
+
+// SAFETY: all is passed on to the system's allocator. The counter is a plain number that needs no allocation.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+
+    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count();
+        // SAFETY: the caller's promise.
+        unsafe { System.realloc(ptr, layout, size) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// Operations of one kind that are counted.
+const TIMES: u64 = 2000;
+/// Lists that grow when two threads route at the same time for the first time. It does not depend on the number of operations.
+const GROWTH: u64 = 16;
+
+fn steady(what: &str, mut operation: impl FnMut()) {
+    for _ in 0..200 {
+        operation();
+    }
+    let before = ALLOCATIONS.get();
+    for _ in 0..TIMES {
+        operation();
+    }
+    let allocations = ALLOCATIONS.get() - before;
+    assert!(allocations <= GROWTH, "{what}: {allocations} in {TIMES}");
+}
+
+#[test]
+fn operations_allocate_nothing() {
+    let listener = Options::new().listen("127.0.0.1:0").bind().unwrap();
+    let to = listener.local_addr();
+    let server = std::thread::spawn(move || listener.accept().wait().unwrap());
+    let a = iwarp::connect(to).wait().unwrap();
+    let b = server.join().unwrap();
+    let all = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+    let target = b.share::<u64>(64, all).unwrap();
+    let token = target.remote();
+    let word = token.at(3).unwrap();
+    let region = a.allocate::<u64>(64).unwrap();
+    let echo = std::thread::spawn(move || {
+        while let Ok(message) = b.recv().wait() {
+            b.send(&[message.len() as u8; 8]).wait().unwrap();
+        }
+    });
+    steady("write of a region", || {
+        a.write(&region, &token).wait().unwrap()
+    });
+    steady("write of copies", || {
+        a.write(&[1_u64; 64], &token).wait().unwrap()
+    });
+    steady("read", || a.read_into(&region, &token).wait().unwrap());
+    steady("get", || {
+        a.get(&token).wait().unwrap();
+    });
+    steady("fetch_add", || {
+        a.fetch_add(&word, 1).wait().unwrap();
+    });
+    steady("send and recv", || {
+        a.send("hello").wait().unwrap();
+        assert_eq!(a.recv().wait().unwrap().len(), 8);
+    });
+    let mut batch = a.batch();
+    steady("batch", || {
+        for _ in 0..16 {
+            batch.write(&region, &token).unwrap();
+        }
+        batch.submit().wait().unwrap();
+    });
+    steady("started", || {
+        let two = [(); 2].map(|()| a.write(&region, &token).started());
+        two.into_iter().for_each(|write| write.wait().unwrap());
+    });
+    drop(a);
+    echo.join().unwrap();
+}

@@ -1,0 +1,385 @@
+//! Connections under misuse: forgotten and dropped operations, wakers that panic, forks, peers that leave in the middle, full queues, and
+//! many threads and tasks at once.
+
+use iwarp::connection::Refusal;
+use iwarp::{Access, Connection, Error, Options};
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(60);
+const ALL: Access = Access::REMOTE_READ
+    .union(Access::REMOTE_WRITE)
+    .union(Access::REMOTE_ATOMIC);
+
+fn pair_with(options: &Options) -> (Connection, Connection) {
+    let listener = options.clone().listen("127.0.0.1:0").bind().unwrap();
+    let to = listener.local_addr();
+    std::thread::scope(|scope| {
+        let accepted = scope.spawn(|| listener.accept().wait().unwrap());
+        let connected = options.clone().connect(to).wait().unwrap();
+        (connected, accepted.join().unwrap())
+    })
+}
+
+fn pair() -> (Connection, Connection) {
+    pair_with(&Options::new())
+}
+
+/// Polls a future up to `polls` times, then drops it. Returns its result if it was done by then.
+fn poll_and_drop<F: Future>(future: F, polls: usize) -> Option<F::Output> {
+    let mut future = pin!(future);
+    let mut context = Context::from_waker(Waker::noop());
+    for _ in 0..polls {
+        if let Poll::Ready(done) = future.as_mut().poll(&mut context) {
+            return Some(done);
+        }
+    }
+    None
+}
+
+/// Some places of the queue are lost, and nothing else.
+#[test]
+fn forgotten_operations_cost_their_places_only() {
+    let (a, b) = pair_with(&Options::new().send_depth(8));
+    let target = b.share::<u64>(16, ALL).unwrap();
+    let source = a.allocate::<u64>(1).unwrap();
+    for i in 0..6 {
+        let write = a.write(&source, &target.remote().at(i).unwrap());
+        std::mem::forget(write.started());
+    }
+    std::mem::forget(a.recv());
+    std::mem::forget(a.send("never posted"));
+    let mut batch = a.batch();
+    batch.send("never posted").unwrap();
+    std::mem::forget(batch.submit());
+    for n in 0..100 {
+        assert_eq!(
+            a.fetch_add(&target.remote().at(9).unwrap(), 1)
+                .wait_for(LIMIT)
+                .unwrap(),
+            n
+        );
+    }
+    b.send("still here").wait().unwrap();
+    assert_eq!(*a.recv().wait_for(LIMIT).unwrap(), *b"still here");
+}
+
+/// Handles may be dropped in any order; what others still need stays.
+#[test]
+fn drops_in_any_order() {
+    for order in 0..120 {
+        let (a, b) = pair();
+        b.send("kept").wait().unwrap();
+        let message = a.recv().wait_for(LIMIT).unwrap();
+        let region = a.allocate::<u64>(4).unwrap();
+        let window = a.bind(&region, ALL).wait().unwrap();
+        let element = window.remote().at(0).unwrap();
+        b.write(&[order], &element).wait().unwrap();
+        // The answer tells that the Write is placed, so the window may go.
+        assert_eq!(b.get(&element).wait().unwrap(), order);
+        let mut handles: Vec<Box<dyn std::any::Any>> = vec![
+            Box::new(message),
+            Box::new(a.clone()),
+            Box::new(region),
+            Box::new(window),
+            Box::new(a),
+        ];
+        let mut choice = order as usize;
+        while !handles.is_empty() {
+            let which = choice % handles.len();
+            choice /= handles.len().max(1);
+            drop(handles.swap_remove(which));
+        }
+        b.closed().wait_for(LIMIT).unwrap();
+    }
+}
+
+/// A message outlives its connection.
+#[test]
+fn a_message_keeps_its_octets() {
+    let (a, b) = pair();
+    b.send("what was said").wait().unwrap();
+    let message = a.recv().wait_for(LIMIT).unwrap();
+    drop(a);
+    b.closed().wait_for(LIMIT).unwrap();
+    drop(b);
+    assert_eq!(*message, *b"what was said");
+}
+
+/// At each point where it can wait, an operation can be dropped: its request is carried out or not, and its region is free afterwards.
+#[test]
+fn cancellation_at_every_await() {
+    for depth in [1, 2, 8] {
+        let (a, b) = pair_with(&Options::new().send_depth(depth));
+        let target = b.share::<u64>(4, ALL).unwrap();
+        let token = target.remote();
+        let word = token.at(3).unwrap();
+        let mut added = 0..=0;
+        for polls in 0..200 {
+            let polls = polls % 4;
+            let mut source = a.allocate::<u64>(1).unwrap();
+            let mut sink = a.allocate::<u64>(4).unwrap();
+            let _ = poll_and_drop(a.write(&source, &token), polls);
+            let _ = poll_and_drop(a.read_into(&sink, &token), polls);
+            let _ = poll_and_drop(a.get(&token), polls);
+            let add = poll_and_drop(a.fetch_add(&word, 1), polls);
+            let least = added.start() + u64::from(add.is_some());
+            added = least..=added.end() + u64::from(polls > 0);
+            let mut batch = a.batch();
+            batch.write(&source, &token).unwrap();
+            let _ = poll_and_drop(batch.submit(), polls);
+            drop(batch);
+            let _ = poll_and_drop(a.bind(&sink, ALL), polls);
+            // A request behind them has completed, so they have, too.
+            let begin = std::time::Instant::now();
+            a.get(&token).wait_for(LIMIT).unwrap();
+            // At its limit a wait looks once more, which would hide that.
+            assert!(begin.elapsed() < LIMIT, "a wake-up was lost");
+            // The thread that has routed that may still be freeing the regions.
+            for region in [&mut source, &mut sink] {
+                let begin = std::time::Instant::now();
+                while region.get_mut().is_none() {
+                    assert!(begin.elapsed() < LIMIT, "{polls} polls, depth {depth}");
+                    std::thread::yield_now();
+                }
+            }
+        }
+        let sum = a.fetch_add(&word, 0).wait_for(LIMIT).unwrap();
+        assert!(added.contains(&sum), "{sum} is not in {added:?}");
+    }
+}
+
+/// Receives that are given up lose no message, and the order stays.
+#[test]
+fn cancelled_receives_lose_nothing() {
+    let (a, b) = pair();
+    let sender = std::thread::spawn(move || {
+        for n in 0..2000_u32 {
+            b.send(&n.to_be_bytes()).wait_for(LIMIT).unwrap();
+        }
+        b
+    });
+    let mut expected = 0_u32;
+    while expected < 2000 {
+        let got = match expected % 3 {
+            0 => a.recv().wait_for(Duration::from_micros(10)),
+            1 => poll_and_drop(a.recv(), 2).unwrap_or(Err(Error::WouldBlock)),
+            _ => a.recv().wait_for(LIMIT),
+        };
+        if let Ok(message) = got {
+            assert_eq!(*message, expected.to_be_bytes());
+            expected += 1;
+        } else if expected % 3 != 2 {
+            // Somebody else waits meanwhile, and gives up, too.
+            drop(a.recv().wait_for(Duration::ZERO).map(|message| {
+                assert_eq!(*message, expected.to_be_bytes());
+                expected += 1;
+            }));
+        }
+    }
+    sender.join().unwrap();
+}
+
+struct Panics(AtomicU64);
+
+impl Wake for Panics {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        panic!("as this test wants it");
+    }
+}
+
+/// A waker that panics harms nobody else.
+#[test]
+fn a_panic_in_a_waker() {
+    let (a, b) = pair();
+    let panics = Arc::new(Panics(AtomicU64::new(0)));
+    let waker = Waker::from(Arc::clone(&panics));
+    for n in 0..50_u32 {
+        let mut first = pin!(a.recv());
+        let mut context = Context::from_waker(&waker);
+        assert!(first.as_mut().poll(&mut context).is_pending());
+        std::thread::scope(|scope| {
+            let second = scope.spawn(|| a.recv().wait_for(LIMIT));
+            b.send(&n.to_be_bytes()).wait_for(LIMIT).unwrap();
+            b.send(&n.to_be_bytes()).wait_for(LIMIT).unwrap();
+            assert_eq!(*second.join().unwrap().unwrap(), n.to_be_bytes());
+        });
+        let mut context = Context::from_waker(Waker::noop());
+        let got = loop {
+            if let Poll::Ready(message) = first.as_mut().poll(&mut context) {
+                break message.unwrap();
+            }
+        };
+        assert_eq!(*got, n.to_be_bytes());
+    }
+    assert!(panics.0.load(Ordering::Relaxed) > 0);
+}
+
+/// A forked child can do nothing with a connection, and does no harm to it.
+#[test]
+fn a_forked_child_leaves_the_connection_alone() {
+    let (a, b) = pair();
+    let region = a.allocate::<u8>(8).unwrap();
+    let posted = a.send(&region).started();
+    // SAFETY: the child calls functions that take no lock of the parent, and leaves by `_exit`.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let refused =
+            |result: Result<(), Error>| matches!(result, Err(Error::Refused(Refusal::Forked)));
+        let good = refused(a.send("x").wait())
+            && refused(a.recv().wait().map(drop))
+            && refused(a.closed().wait())
+            && refused(a.close())
+            && refused(a.bind(&region, ALL).wait().map(drop));
+        drop((posted, region));
+        drop((a, b));
+        // SAFETY: it ends the process at once.
+        unsafe { libc::_exit(i32::from(!good)) };
+    }
+    let mut status = 0;
+    // SAFETY: a valid place for the status of a child of ours.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert!(
+        libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0,
+        "{status}"
+    );
+    posted.wait_for(LIMIT).unwrap();
+    assert_eq!(b.recv().wait_for(LIMIT).unwrap().len(), 8);
+    b.send("the parent goes on").wait().unwrap();
+    assert_eq!(*a.recv().wait_for(LIMIT).unwrap(), *b"the parent goes on");
+}
+
+/// Everybody who waits hears of the end, whatever was on its way.
+#[test]
+fn a_peer_that_leaves_in_the_middle() {
+    for round in 0..40_u64 {
+        let (a, b) = pair_with(&Options::new().send_depth(4).receives(4));
+        let token = b.share::<u64>(64, ALL).unwrap().remote();
+        let region = b.share::<u64>(64, ALL).unwrap();
+        let token = if round % 2 == 0 {
+            region.remote()
+        } else {
+            token
+        };
+        let (word, a) = (token.at(0).unwrap(), &a);
+        std::thread::scope(|scope| {
+            for task in 0..12 {
+                scope.spawn(move || {
+                    let buffer = a.allocate::<u64>(64).unwrap();
+                    loop {
+                        let done = match task % 4 {
+                            0 => a.write(&buffer, &token).wait_for(LIMIT),
+                            1 => a.read_into(&buffer, &token).wait_for(LIMIT),
+                            2 => a.fetch_add(&word, 1).wait_for(LIMIT).map(drop),
+                            _ => a.recv().wait_for(LIMIT).map(drop),
+                        };
+                        match done {
+                            Ok(()) => {}
+                            Err(Error::TimedOut(_)) => panic!("a wake-up was lost"),
+                            Err(_) => break,
+                        }
+                    }
+                });
+            }
+            let _ = b.send("x").wait_for(LIMIT);
+            std::thread::sleep(Duration::from_micros(round * 100));
+            match round % 3 {
+                0 => drop(b),
+                1 => b.close().unwrap(),
+                _ => a.close().unwrap(),
+            }
+        });
+        let _ = a.closed().wait_for(LIMIT);
+        assert!(!matches!(
+            a.closed().wait_for(LIMIT),
+            Err(Error::TimedOut(_))
+        ));
+    }
+}
+
+/// Any number of threads share a connection whose queue is nearly always full.
+#[test]
+fn many_threads_and_little_room() {
+    for depth in [1, 3, 128] {
+        let (a, b) = pair_with(&Options::new().send_depth(depth));
+        let target = b.share::<u64>(64, ALL).unwrap();
+        let token = target.remote();
+        let heard = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for thread in 0..8 {
+                let (a, token) = (a.clone(), token);
+                scope.spawn(move || {
+                    let mine = token.at(thread).unwrap();
+                    let counter = token.at(63).unwrap();
+                    for n in 0..100_u64 {
+                        a.write(&[n], &mine).wait_for(LIMIT).unwrap();
+                        assert_eq!(a.get(&mine).wait_for(LIMIT).unwrap(), n);
+                        a.fetch_add(&counter, 1).wait_for(LIMIT).unwrap();
+                        a.send(&n.to_be_bytes()).wait_for(LIMIT).unwrap();
+                    }
+                });
+            }
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..200 {
+                        let message = b.recv().wait_for(LIMIT).unwrap();
+                        let n = u64::from_be_bytes(message[..].try_into().unwrap());
+                        heard.fetch_add(n, Ordering::Relaxed);
+                    }
+                });
+            }
+        });
+        assert_eq!(target.load(63).unwrap(), 800);
+        assert_eq!(heard.load(Ordering::Relaxed), 8 * 4950);
+        assert!(b.recv().now().unwrap().is_none());
+    }
+}
+
+/// The same with tasks, some of which are cancelled at random.
+#[test]
+fn many_tasks_some_of_which_give_up() {
+    let runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = { runtime }.worker_threads(3).enable_time().build().unwrap();
+    let (a, b) = pair_with(&Options::new().send_depth(4));
+    let target = b.share::<u64>(64, ALL).unwrap();
+    let token = target.remote();
+    runtime.block_on(async {
+        let mut tasks = Vec::new();
+        for task in 0..32_u64 {
+            let a = a.clone();
+            tasks.push(tokio::spawn(async move {
+                let counter = token.at(0).unwrap();
+                let mut seed = task.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+                let mut added = 0;
+                while added < 50 {
+                    seed ^= seed << 13;
+                    seed ^= seed >> 7;
+                    seed ^= seed << 17;
+                    match seed % 3 {
+                        // Given up while it waits for room, or for its answer.
+                        0 => {
+                            let read = a.get(&counter);
+                            let limit = Duration::from_micros(seed % 50);
+                            let _ = tokio::time::timeout(limit, read).await;
+                        }
+                        1 => drop(a.get(&counter).started()),
+                        _ => {
+                            a.fetch_add(&counter, 1).await.unwrap();
+                            added += 1;
+                        }
+                    }
+                }
+            }));
+        }
+        for task in tasks {
+            let done = tokio::time::timeout(LIMIT, task).await;
+            done.expect("a wake-up was lost").unwrap();
+        }
+    });
+    assert_eq!(target.load(0).unwrap(), 32 * 50);
+}
