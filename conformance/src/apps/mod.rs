@@ -35,6 +35,9 @@
 
 mod case;
 mod checked;
+mod crates;
+mod crates_examples;
+mod crates_known;
 mod enumerate;
 mod fabric;
 mod fio;
@@ -115,6 +118,7 @@ fn all() -> Vec<Case> {
         iser::cases(),
         migration::cases(),
         pyverbs::cases(),
+        crates::cases(),
         checked::cases(),
     ]
     .into_iter()
