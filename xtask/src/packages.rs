@@ -118,6 +118,18 @@ const PACKAGES: &[Package] = &[
         why: "compiles our program for gloo",
     },
     Package {
+        name: "cmake",
+        proof: Proof::Program("cmake"),
+        needed_by: &["apps"],
+        why: "build scripts of published crates for RDMA",
+    },
+    Package {
+        name: "libclang-dev",
+        proof: Proof::File("/usr/share/doc/libclang-dev"),
+        needed_by: &["apps"],
+        why: "the same build scripts read C headers with it",
+    },
+    Package {
         name: "libibverbs-dev",
         proof: Proof::File("/usr/include/infiniband/verbs.h"),
         needed_by: &[],

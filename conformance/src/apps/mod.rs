@@ -36,6 +36,9 @@
 mod by_number;
 mod case;
 mod checked;
+mod crates;
+mod crates_examples;
+mod crates_known;
 mod dapl;
 mod datagrams;
 mod enumerate;
@@ -123,6 +126,7 @@ fn all() -> Vec<Case> {
         iser::cases(),
         migration::cases(),
         pyverbs::cases(),
+        crates::cases(),
         checked::cases(),
     ]
     .into_iter()

@@ -340,10 +340,21 @@ pub(crate) unsafe extern "C" fn rdma_bind_addr(
 ) -> c_int {
     minus_one(|| {
         let address = sockaddr::read(address)?;
-        find(id)?.raw.bind(address)?;
+        find(id)?
+            .raw
+            .bind(address)
+            .map_err(|error| in_use(address, error.into()))?;
         refresh(id);
         Ok(0)
     })
+}
+
+/// Returns the error of a failed bind as Linux's connection manager has it: for a wildcard address a port that is in use is `EADDRNOTAVAIL`.
+fn in_use(address: SocketAddr, error: Errno) -> Errno {
+    if address.ip().is_unspecified() && error == Errno(libc::EADDRINUSE) {
+        return Errno(libc::EADDRNOTAVAIL);
+    }
+    error
 }
 
 pub(crate) unsafe extern "C" fn rdma_resolve_addr(

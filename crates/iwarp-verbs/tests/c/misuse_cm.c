@@ -110,11 +110,12 @@ static void shared_addresses(void)
 static void addresses(void)
 {
 	struct rdma_cm_id *id = new_id(), *other = new_id();
-	struct sockaddr_in at = loopback(0), away = loopback(0);
+	struct sockaddr_in at = loopback(0), away = loopback(0), any = loopback(0);
 	struct sockaddr strange = { .sa_family = AF_UNIX };
 	struct rdma_addrinfo hints = { .ai_flags = RAI_NUMERICHOST, .ai_port_space = RDMA_PS_TCP }, *info;
 
 	away.sin_addr.s_addr = inet_addr("192.0.2.254");
+	any.sin_addr.s_addr = htonl(INADDR_ANY);
 	MINUS_ONE(EINVAL, rdma_bind_addr(id, &strange));
 	MINUS_ONE(EINVAL, rdma_bind_addr(id, NULL));
 	MINUS_ONE(EINVAL, rdma_resolve_addr(id, NULL, NULL, 1000));
@@ -122,9 +123,12 @@ static void addresses(void)
 	MINUS_ONE(EINVAL, rdma_bind_addr(id, (struct sockaddr *)&at));
 	at.sin_port = rdma_get_src_port(id);
 	CHECK(at.sin_port != 0);
+	any.sin_port = at.sin_port;
 	MINUS_ONE(EADDRINUSE, rdma_bind_addr(other, (struct sockaddr *)&at));
+	MINUS_ONE(EADDRNOTAVAIL, rdma_bind_addr(other, (struct sockaddr *)&any));
 	CODE(0, rdma_listen(id, 1));
 	MINUS_ONE(EADDRINUSE, rdma_bind_addr(other, (struct sockaddr *)&at));
+	MINUS_ONE(EADDRNOTAVAIL, rdma_bind_addr(other, (struct sockaddr *)&any));
 	MINUS_ONE(EADDRNOTAVAIL, rdma_bind_addr(other, (struct sockaddr *)&away));
 	/* A listener cannot connect. */
 	MINUS_ONE(EINVAL, rdma_resolve_addr(id, NULL, (struct sockaddr *)&at, 1000));

@@ -1,0 +1,389 @@
+//! Crates for RDMA from crates.io: their own tests and examples, unmodified, in both faces of our devices.
+//!
+//! The versions are pinned, and so are those of their dependencies, by the lock files that the crates were published with. Cargo downloads and
+//! builds them when the case runs; the case is skipped where the registry cannot be reached. Every test must pass but those in
+//! `crates.txt`, and those must fail as it says there.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::Value;
+use xtask::context::Context;
+use xtask::process::cargo;
+
+use super::case::{Case, Verdict};
+use super::crates_examples as examples;
+use super::crates_known::{Known, known};
+use super::stage::{Stage, WIRE_V4};
+
+/// Build time counts, too.
+const LIMIT_S: u64 = 1800;
+/// Seconds after which a single test counts as hanging.
+const TEST_LIMIT_S: &str = "60";
+/// All need the headers. Their build scripts call cmake and, by bindgen, libclang.
+const NEEDS: &[&str] = &["libibverbs-dev", "librdmacm-dev", "libclang-dev", "cmake"];
+
+/// Runs a crate's examples, whose executables are found by their names. Returns how many passed.
+type Examples = fn(&Stage, View, &BTreeMap<String, String>) -> Result<usize>;
+
+/// A published crate.
+struct Published {
+    name: &'static str,
+    version: &'static str,
+    /// Its features, as cargo takes them.
+    features: &'static str,
+    /// Files of tests that no device has a part in.
+    without: &'static [&'static str],
+    /// Limits the devices to the interface with this address.
+    bind: Option<&'static str>,
+    examples: Examples,
+}
+
+/// What our devices are to programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Face {
+    Rnic,
+    Roce,
+}
+
+impl Face {
+    /// Returns the name that `iwarp run --as` takes.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Rnic => "rnic",
+            Self::Roce => "roce",
+        }
+    }
+}
+
+/// How programs see our devices.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct View {
+    pub(super) face: Face,
+    /// The address to whose interface the devices are limited.
+    bind: Option<&'static str>,
+}
+
+impl View {
+    /// Returns the options of `iwarp run`.
+    pub(super) fn options(self) -> Vec<&'static str> {
+        let mut options = vec!["--as", self.face.name()];
+        options.extend(
+            self.bind
+                .map(|address| ["--bind", address])
+                .iter()
+                .flatten(),
+        );
+        options
+    }
+}
+
+/// The cases of this file.
+pub(super) fn cases() -> Vec<Case> {
+    let all = [
+        Published {
+            name: "sideway",
+            version: "0.4.3",
+            features: "",
+            // It compares the compiler's messages.
+            without: &["compiletest"],
+            // The tests need a device that has more than a link-local address.
+            bind: Some(WIRE_V4),
+            examples: examples::sideway,
+        },
+        Published {
+            name: "ibverbs",
+            version: "0.9.2",
+            features: "",
+            without: &[],
+            bind: None,
+            examples: examples::ibverbs,
+        },
+    ];
+    all.into_iter()
+        .map(|published| {
+            let what = format!("{}: its tests and examples, both faces", published.version);
+            Case::new(published.name, what, move |stage| check(stage, &published))
+                .needs(NEEDS)
+                .wire()
+                .long()
+                .limit(LIMIT_S)
+        })
+        .collect()
+}
+
+fn check(stage: &Stage, published: &Published) -> Result<Verdict> {
+    let Some(source) = download(stage, published)? else {
+        return Ok(Verdict::skipped("the registry crates.io is out of reach"));
+    };
+    let built = build(stage, published, &source)?;
+    let mut note = String::new();
+    for face in [Face::Rnic, Face::Roce] {
+        let view = View {
+            face,
+            bind: published.bind,
+        };
+        let (passed, failed) = tests(stage, published, view, &source, &built.tests)?;
+        let examples = (published.examples)(stage, view, &built.examples)?;
+        let name = face.name();
+        let _ = write!(
+            note,
+            "{name}: {passed} tests passed, {failed} failed as expected, {examples} examples passed; "
+        );
+    }
+    Ok(Verdict::passed(note.trim_end_matches("; ")))
+}
+
+/// Gets the crate and its dependencies. Returns a copy of the crate's source, or `None` if the registry cannot be reached.
+///
+/// The copy is in the case's folder: below the target folder cargo would count it to our own workspace.
+fn download(stage: &Stage, published: &Published) -> Result<Option<PathBuf>> {
+    let id = format!("{}@{}", published.name, published.version);
+    // It unpacks the source, too.
+    if !succeeds(cargo(stage.dir()).args(["info", "--quiet", &id]))? {
+        return Ok(None);
+    }
+    let folder = format!("{}-{}", published.name, published.version);
+    let source = stage.dir().join("source");
+    let copy = [unpacked(&folder)?, source.clone()];
+    if !succeeds(Command::new("cp").arg("-r").args(copy))? {
+        bail!("cannot copy the source of {id}");
+    }
+    let fetched = succeeds(cargo(&source).args(["fetch", "--quiet", "--locked"]))?;
+    Ok(fetched.then_some(source))
+}
+
+fn succeeds(command: &mut Command) -> Result<bool> {
+    let program = command.get_program().to_owned();
+    let status = command.stdin(Stdio::null()).stdout(Stdio::null()).status();
+    Ok(status
+        .with_context(|| format!("cannot start {}", program.display()))?
+        .success())
+}
+
+/// Returns where cargo has unpacked a crate.
+fn unpacked(folder: &str) -> Result<PathBuf> {
+    let home = std::env::var_os("CARGO_HOME")
+        .map(PathBuf::from)
+        .or_else(|| Some(std::env::home_dir()?.join(".cargo")))
+        .context("cargo's own folder")?;
+    let registries = home.join("registry/src");
+    for registry in std::fs::read_dir(&registries)? {
+        let path = registry?.path().join(folder);
+        if path.is_dir() {
+            return Ok(path);
+        }
+    }
+    bail!("cargo has no {folder} in {}", registries.display())
+}
+
+/// The executables in the case's folder, by their names.
+#[derive(Default)]
+struct Built {
+    tests: BTreeMap<String, String>,
+    examples: BTreeMap<String, String>,
+}
+
+/// Builds the tests and examples, with a target folder that all cases and runs share.
+fn build(stage: &Stage, published: &Published, source: &Path) -> Result<Built> {
+    let target = Context::new(false, false)?.target.join("crates");
+    let output = cargo(source)
+        .env("CARGO_TARGET_DIR", target)
+        // So cargo builds dependencies, too: what newer compilers warn of is an error to some crates.
+        .env("RUSTFLAGS", "--cap-lints=allow")
+        .args(["test", "--no-run", "--locked", "--quiet"])
+        .args(["--message-format=json", "--features", published.features])
+        .stdin(Stdio::null())
+        .output()?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("{} does not build: {said}", published.name);
+    }
+    let mut built = Built::default();
+    for line in String::from_utf8_lossy(&output.stdout).lines() {
+        let Ok(message) = serde_json::from_str::<Value>(line) else {
+            continue;
+        };
+        let Some((kind, name, file)) = executable(&message) else {
+            continue;
+        };
+        let own = stage.dir().join(format!("{kind}-{name}"));
+        std::fs::copy(file, &own)?;
+        let all = if kind == "example" {
+            &mut built.examples
+        } else {
+            &mut built.tests
+        };
+        all.insert(name.to_owned(), own.display().to_string());
+    }
+    for name in published.without {
+        built.tests.remove(*name);
+    }
+    Ok(built)
+}
+
+/// Returns the kind, name and path of the executable that a message of cargo is about.
+fn executable(message: &Value) -> Option<(&str, &str, &str)> {
+    let target = &message["target"];
+    let kind = target["kind"][0].as_str()?;
+    Some((
+        kind,
+        target["name"].as_str()?,
+        message["executable"].as_str()?,
+    ))
+}
+
+/// Runs each test in a process of its own. Returns how many passed, and how many failed as they are known to.
+fn tests(
+    stage: &Stage,
+    published: &Published,
+    view: View,
+    source: &Path,
+    executables: &BTreeMap<String, String>,
+) -> Result<(usize, usize)> {
+    let mut results = BTreeMap::new();
+    for (file, path) in executables {
+        let list = stage.start_with(
+            &view.options(),
+            None,
+            &[],
+            &[path, "--list", "--format=terse"],
+        )?;
+        for name in names(&list.success()?) {
+            let words = ["timeout", TEST_LIMIT_S, path, "--exact", name];
+            let root = [("CARGO_MANIFEST_DIR", source.to_str().unwrap_or_default())];
+            let ended = stage
+                .start_with(&view.options(), None, &root, &words)?
+                .end();
+            results.insert(format!("{file}::{name}"), failure(ended));
+        }
+    }
+    judge(&known(published.name, view.face), &results)
+}
+
+/// Returns the names of the tests in a list.
+fn names(list: &str) -> impl Iterator<Item = &str> {
+    list.lines().filter_map(|line| line.strip_suffix(": test"))
+}
+
+/// Returns what a test said if it did not pass.
+fn failure(ended: Result<(i32, String)>) -> Option<String> {
+    match ended {
+        // A test that is ignored does not pass.
+        Ok((0, said)) if said.contains("test result: ok. 1 passed") => None,
+        Ok((code, said)) => Some(format!("exit code {code}: {said}")),
+        Err(error) => Some(error.to_string()),
+    }
+}
+
+/// Returns the line that says where a test panicked, and the one after it with the reason; or the last line. The case's log has all.
+fn brief(said: &str) -> String {
+    let mut lines = said
+        .lines()
+        .skip_while(|line| !line.contains("panicked at"));
+    match (lines.next(), lines.next()) {
+        (Some(place), Some(reason)) => format!("{place} {reason}"),
+        _ => said.lines().last().unwrap_or_default().to_owned(),
+    }
+}
+
+/// Compares all results with what is known. Returns how many passed, and how many failed as they are known to.
+///
+/// # Errors
+/// When a test fails that should pass or fails otherwise than it should; when one passes that is known to fail, or does not exist.
+fn judge(known: &[Known], results: &BTreeMap<String, Option<String>>) -> Result<(usize, usize)> {
+    let mut wrong = Vec::new();
+    for row in known {
+        match results.get(row.test) {
+            None => wrong.push(format!("there is no {}", row.test)),
+            Some(None) => wrong.push(format!("{} passes: it is not to fail any more", row.test)),
+            Some(Some(said)) if !said.contains(row.says) => {
+                wrong.push(format!(
+                    "{} does not say {:?}: {}",
+                    row.test,
+                    row.says,
+                    brief(said)
+                ));
+            }
+            Some(Some(_)) => {}
+        }
+    }
+    for (test, failure) in results {
+        if let Some(said) = failure
+            && known.iter().all(|row| row.test != test)
+        {
+            wrong.push(format!("{test}: {}", brief(said)));
+        }
+    }
+    if !wrong.is_empty() {
+        bail!("{} of the tests: {}", wrong.len(), wrong.join("; "));
+    }
+    let passed = results.len() - known.len();
+    if passed == 0 {
+        bail!("no test passed");
+    }
+    Ok((passed, known.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KNOWN: [Known; 1] = [Known {
+        test: "lib::b",
+        says: "not so",
+    }];
+
+    fn results(all: &[(&str, Option<&str>)]) -> BTreeMap<String, Option<String>> {
+        let owned =
+            |(name, said): &(&str, Option<&str>)| (name.to_string(), said.map(String::from));
+        all.iter().map(owned).collect()
+    }
+
+    #[test]
+    fn tests_fail_as_they_are_known_to_or_not_at_all() {
+        let good = results(&[("lib::a", None), ("lib::b", Some("it is not so"))]);
+        assert_eq!(judge(&KNOWN, &good).unwrap(), (1, 1));
+        let bad: [&[(&str, Option<&str>)]; 5] = [
+            &[("lib::a", None)],
+            &[("lib::a", None), ("lib::b", None)],
+            &[("lib::a", None), ("lib::b", Some("something else"))],
+            &[
+                ("lib::a", Some("it is not so")),
+                ("lib::b", Some("it is not so")),
+            ],
+            &[("lib::b", Some("it is not so"))],
+        ];
+        for rows in bad {
+            assert!(judge(&KNOWN, &results(rows)).is_err(), "{rows:?}");
+        }
+    }
+
+    #[test]
+    fn a_test_passes_if_it_ran_and_was_right() {
+        let ok = "test result: ok. 1 passed; 0 failed";
+        assert_eq!(failure(Ok((0, ok.into()))), None);
+        for (code, said) in [
+            (101, ok),
+            (0, "test result: ok. 0 passed; 0 failed; 1 ignored"),
+            (0, ""),
+        ] {
+            assert!(failure(Ok((code, said.into()))).is_some(), "{code} {said}");
+        }
+        assert!(failure(Err(anyhow::anyhow!("signal 11"))).is_some());
+        let list = "a::b: test\nc: benchmark\nd: test\n";
+        assert_eq!(names(list).collect::<Vec<_>>(), ["a::b", "d"]);
+    }
+
+    #[test]
+    fn executables_are_found_in_cargos_messages() {
+        let text = r#"{"reason":"compiler-artifact","target":{"kind":["example"],"name":"x"},"executable":"/x"}"#;
+        let message = serde_json::from_str(text).unwrap();
+        assert_eq!(executable(&message), Some(("example", "x", "/x")));
+        let none = text.replace("\"/x\"", "null");
+        assert_eq!(executable(&serde_json::from_str(&none).unwrap()), None);
+    }
+}

@@ -1,0 +1,82 @@
+//! The examples of published crates, with checks of what they write.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, Result};
+
+use super::case::{expect, expect_lines};
+use super::crates::{Face, View};
+use super::stage::{Stage, WIRE_V4};
+
+/// The executables by the names of the examples.
+type Executables = BTreeMap<String, String>;
+
+/// The only device that sideway's examples see.
+const DEVICE: &str = "iwarp0";
+
+fn path<'a>(all: &'a Executables, name: &str) -> Result<&'a str> {
+    let found = all.get(name).map(String::as_str);
+    found.with_context(|| format!("the crate has no example {name}"))
+}
+
+/// Runs a program of an example to its end.
+fn run(stage: &Stage, view: View, words: &[&str]) -> Result<String> {
+    stage
+        .start_with(&view.options(), None, &[], words)?
+        .success()
+}
+
+/// Runs both ends of an example that exchanges messages and ends. `own` are the words that both ends get.
+fn pair(
+    stage: &Stage,
+    view: View,
+    example: &str,
+    own: &[&str],
+    client: &[&str],
+) -> Result<[String; 2]> {
+    let port = stage.port()?;
+    let number = port.to_string();
+    let mut words = vec![example, "-p", &number];
+    words.extend(own);
+    let server = stage.start_with(&view.options(), None, &[], &words)?;
+    stage.wait_for_port(port)?;
+    words.extend(client);
+    Ok([run(stage, view, &words)?, server.success()?])
+}
+
+/// sideway: all of its five examples.
+pub(super) fn sideway(stage: &Stage, view: View, all: &Executables) -> Result<usize> {
+    let gids = run(stage, view, &[path(all, "show_gids")?])?;
+    expect_lines(&gids, WIRE_V4, if view.face == Face::Roce { 2 } else { 1 })?;
+    let devices = run(stage, view, &[path(all, "ibv_devinfo")?])?;
+    expect(&devices, "Active (4)")?;
+    let node = if view.face == Face::Roce {
+        "InfiniBand (0)"
+    } else {
+        "iWARP (1)"
+    };
+    expect(&devices, node)?;
+    // With RoCE NICs the first index is version 1.
+    let index = if view.face == Face::Roce { "1" } else { "0" };
+    for name in ["rc_pingpong", "rc_pingpong_split"] {
+        let own = ["-d", DEVICE, "-g", index];
+        for said in pair(stage, view, path(all, name)?, &own, &[WIRE_V4])? {
+            expect(&said, "1000 iters in ")?;
+        }
+    }
+    let own = ["-b", WIRE_V4];
+    for more in [&[][..], &["-q"]] {
+        let words = [&own[..], more].concat();
+        let [said, _] = pair(stage, view, path(all, "cmtime")?, &words, &["-s", WIRE_V4])?;
+        expect_lines(&said, " Disconnect ", 1)?;
+    }
+    Ok(5)
+}
+
+/// ibverbs: its example uses index 1 of the first device's GIDs, which is `::1` of loopback, or RoCE version 2 of its IPv4 address.
+pub(super) fn ibverbs(stage: &Stage, view: View, all: &Executables) -> Result<usize> {
+    let said = run(stage, view, &[path(all, "loopback")?])?;
+    expect_lines(&said, "sent", 1)?;
+    expect_lines(&said, "received", 1)?;
+    Ok(1)
+}
