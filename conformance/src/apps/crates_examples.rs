@@ -11,7 +11,7 @@ use super::stage::{Stage, WIRE_V4};
 /// The executables by the names of the examples.
 type Executables = BTreeMap<String, String>;
 
-/// The only device that sideway's examples see.
+/// The first device, and the only one that sideway's examples see.
 const DEVICE: &str = "iwarp0";
 
 fn path<'a>(all: &'a Executables, name: &str) -> Result<&'a str> {
@@ -79,4 +79,14 @@ pub(super) fn ibverbs(stage: &Stage, view: View, all: &Executables) -> Result<us
     expect_lines(&said, "sent", 1)?;
     expect_lines(&said, "received", 1)?;
     Ok(1)
+}
+
+/// async-rdma: the list of devices and the remote procedure calls. `client` and `server` use immediate data, see `crates.txt`.
+pub(super) fn async_rdma(stage: &Stage, view: View, all: &Executables) -> Result<usize> {
+    let devices = run(stage, view, &[path(all, "devices")?])?;
+    expect_lines(&devices, DEVICE, 1)?;
+    let said = run(stage, view, &[path(all, "rpc")?])?;
+    expect(&said, "response: hello")?;
+    expect(&said, "response: world")?;
+    Ok(2)
 }
