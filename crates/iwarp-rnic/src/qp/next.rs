@@ -72,13 +72,10 @@ impl QueuePair {
                 return Next::Responses(most);
             }
         }
-        match self.acknowledge.parting {
-            Parting::No => {}
-            Parting::Due { .. } => return Next::Note(Note::Done(self.messages_arrived())),
-            Parting::Silent => return Next::Nothing,
-        }
-        if self.wants_probe() && (request.is_none() || self.acknowledge.is_impatient()) {
-            return Next::Probe;
+        if self.acknowledge.on
+            && let Some(next) = self.next_about_requests(request.is_some())
+        {
+            return next;
         }
         match request {
             None => Next::Nothing,
@@ -89,6 +86,19 @@ impl QueuePair {
             }
             Some(_) => Next::Requests(u32::MAX),
         }
+    }
+
+    /// Returns what goes in front of requests whose completion waits until the peer has them: a farewell, or a probe. `more` says whether
+    /// a request may start.
+    #[inline]
+    fn next_about_requests(&self, more: bool) -> Option<Next> {
+        match self.acknowledge.parting {
+            Parting::No => {}
+            Parting::Due { .. } => return Some(Next::Note(Note::Done(self.messages_arrived()))),
+            Parting::Silent => return Some(Next::Nothing),
+        }
+        let probe = self.wants_probe() && (!more || self.acknowledge.is_impatient());
+        probe.then_some(Next::Probe)
     }
 
     /// As [`next_message`](Self::next_message), where messages may not be started and continued.
