@@ -32,7 +32,7 @@ pub(crate) fn spawn_without_signals(
 
 thread_local! {
     /// The time of the last call of [`kept_from_processor`], the processor time at that moment, and how often the thread had slept.
-    static BEFORE: Cell<(u64, u64, i64)> = const { Cell::new((0, 0, 0)) };
+    static BEFORE: Cell<(u64, u64, libc::c_long)> = const { Cell::new((0, 0, 0)) };
 }
 
 /// Returns for how long the calling thread was kept from a processor since the last call, in nanoseconds. 0 if it has slept
@@ -47,7 +47,7 @@ pub(crate) fn kept_from_processor() -> u64 {
     // SAFETY: initialised by the successful call above.
     let usage = unsafe { usage.assume_init() };
     let used = nanoseconds(usage.ru_utime) + nanoseconds(usage.ru_stime);
-    let (now, sleeps) = (now_ns(), i64::from(usage.ru_nvcsw));
+    let (now, sleeps) = (now_ns(), usage.ru_nvcsw);
     // A thread that is ending has no place to note it.
     let before = BEFORE.try_with(|before| before.replace((now, used, sleeps)));
     match before {
