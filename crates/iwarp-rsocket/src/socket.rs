@@ -17,7 +17,6 @@ use crate::settings::Settings;
 use crate::stream::Stream;
 use iwarp::raw::cm::{CmEvent, CmEventChannel, CmEventKind, CmId, create_event_channel};
 use parking_lot::Mutex;
-use std::cell::Cell;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -53,17 +52,9 @@ pub(crate) struct State {
     error: Option<Errno>,
 }
 
-thread_local! {
-    static IN_VAIN: Cell<u32> = const { Cell::new(0) };
-}
-
-/// Counts calls that found nothing: those that would have to wait on a nonblocking socket, and polls before a sleep. A program
+/// Call it after calls that found nothing: those that would have to wait on a nonblocking socket, and polls before a sleep. A program
 /// that spins like this yields its processor now and then, because its peer may need it to answer.
-pub(crate) fn looked_in_vain() {
-    let looks = IN_VAIN.get();
-    IN_VAIN.set(looks.wrapping_add(1));
-    iwarp::raw::looked_in_vain(looks);
-}
+pub(crate) use iwarp::raw::looked_in_vain;
 
 pub(crate) struct Socket {
     fd: RawFd,

@@ -265,7 +265,7 @@ impl SpinGuard {
     /// # Errors
     /// As [`SpinGuard::turn`].
     pub(crate) fn turn_of_its_own(&mut self) -> Result<()> {
-        looked_in_vain(self.spins);
+        looked_in_vain();
         self.turn()
     }
 

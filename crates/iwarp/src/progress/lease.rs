@@ -90,12 +90,15 @@ impl Lease {
     /// Renews it after `busy`. The next renewal may come so much later by `answer`.
     #[inline]
     fn renew(&self, now: u64, busy: u64, answer: u64, kept: impl FnOnce() -> u64) {
-        let gap = now.saturating_sub(self.renewed.load(Ordering::Relaxed));
+        let mut gap = now.saturating_sub(self.renewed.load(Ordering::Relaxed));
+        let dense = self.patience.load(Ordering::Relaxed) + busy;
+        if gap > dense {
+            gap = gap.saturating_sub(kept());
+        }
         let credit = self.credit.load(Ordering::Relaxed);
-        let credit = if gap <= self.patience.load(Ordering::Relaxed) + busy {
-            (credit + gap / SHARE).min(MOST)
-        } else {
-            credit.saturating_sub(gap.saturating_sub(kept()))
+        let credit = match gap <= dense {
+            true => (credit + gap / SHARE).min(MOST),
+            false => credit.saturating_sub(gap),
         };
         self.credit.store(credit, Ordering::Relaxed);
         self.patience.store(DENSE + answer, Ordering::Relaxed);

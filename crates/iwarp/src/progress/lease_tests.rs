@@ -57,6 +57,12 @@ fn waiting_for_the_processor_is_no_pause() {
         lease.drive(last + 50 * MS, 0, || kept);
         assert_eq!(lease.end(last + 50 * MS).is_some(), remains);
     }
+    // Threads that take turns on one processor poll as densely as it allows.
+    let lease = Lease::new();
+    for turn in 1..1000 {
+        lease.drive(turn * 150_000, 0, || 75_000);
+    }
+    assert!(lease.end(999 * 150_000).is_some());
 }
 
 /// A program that looks now and then leaves nothing unserved.

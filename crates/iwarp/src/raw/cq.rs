@@ -8,7 +8,7 @@ use super::ud::Members;
 use crate::engine::{self, Engine};
 use crate::error::Result;
 use crate::progress::busy_poll::BusyPoll;
-use crate::progress::in_vain::{looked_before_sleep, looked_in_vain};
+use crate::progress::in_vain::looked_in_vain;
 use crate::progress::lease::Lease;
 use crate::progress::wakers::{Registration, Wakers};
 use crate::sys::clock::now_ns;
@@ -153,11 +153,11 @@ impl CompletionQueue {
             return Ok(0);
         }
         self.inner.send_deferred();
-        let looks = self.inner.progress();
+        self.inner.progress();
         if self.inner.ready.load(Ordering::Acquire) {
             return self.take(out);
         }
-        looked_in_vain(looks);
+        looked_in_vain();
         Ok(0)
     }
 
@@ -333,17 +333,16 @@ impl Owed {
 pub(super) fn busy_poll(window: Duration, mut look: impl FnMut(u64) -> bool) -> bool {
     let mut now = now_ns();
     let end = now.saturating_add(u64::try_from(window.as_nanos()).unwrap_or(u64::MAX));
-    for turn in 0u32.. {
+    loop {
         if look(now) {
             return true;
         }
-        looked_before_sleep(turn);
+        looked_in_vain();
         now = now_ns();
         if now >= end {
-            break;
+            return false;
         }
     }
-    false
 }
 
 impl Drop for CqInner {
@@ -547,8 +546,8 @@ impl CqInner {
         is_time
     }
 
-    /// Drives the sockets in an empty poll. Returns how many empty polls there were before.
-    fn progress(&self) -> u32 {
+    /// Drives the sockets in an empty poll.
+    fn progress(&self) {
         let polls = count(&self.empty_polls);
         if self.is_time_to_renew(1) && !self.many.load(Ordering::Relaxed) {
             self.lease.drive(now_ns(), 0, kept_from_processor);
@@ -559,7 +558,6 @@ impl CqInner {
         if serve_all {
             self.note_served(polls, served);
         }
-        polls
     }
 
     /// Drives the sockets for a caller that polls again and again, and knows the time.
