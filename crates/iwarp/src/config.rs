@@ -111,6 +111,9 @@ pub struct Config {
     /// times this at most, or two minutes later if the peer's window was closed. A peer that answers may take any time.
     /// `None` (0) waits without limit.
     pub peer_timeout: Option<Duration>,
+    /// How many progress threads the process may have (`IWARP_PROGRESS_THREADS`; 1 to 64; default half of the processors, at most 8). The first one starts with
+    /// the first socket, another one when each has 16 connections. Of several devices, that counts on which the connection is made.
+    pub progress_threads: u16,
     /// Records all connections to this pcapng file (`IWARP_CAPTURE`). `%p` in the name becomes the process number.
     pub capture: Option<PathBuf>,
     /// Stops recording before the file is larger than this many octets (`IWARP_CAPTURE_BYTES`).
@@ -152,6 +155,7 @@ impl Default for Config {
             speak_first: Some(Duration::from_millis(200)),
             linger: Duration::from_secs(5),
             peer_timeout: Some(Duration::from_secs(60)),
+            progress_threads: Self::progress_threads_by_default(),
             capture: None,
             capture_bytes: None,
             mss: None,
@@ -171,8 +175,15 @@ impl Config {
     pub(crate) const PORT_MAPPER_PORT: u16 = 3935;
     /// The longest keep-alive time of Linux.
     const PEER_TIMEOUT_MAX_S: u64 = 32_767;
+    /// More progress threads than this serve no program.
+    const PROGRESS_THREADS_MAX: u64 = 64;
     /// The longest window for busy polling. Longer ones only cost CPU time.
     const BUSY_POLL_MAX_US: u64 = 1000;
+
+    fn progress_threads_by_default() -> u16 {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        (processors / 2).clamp(1, 8) as u16
+    }
 
     /// Returns the defaults, changed by the `IWARP_*` environment variables. A value that cannot be understood is ignored and
     /// reported once: by a `tracing` warning, or on standard error in a program without a subscriber.
@@ -230,6 +241,9 @@ impl Config {
         }
         if let Some(us) = vars.within("IWARP_BUSY_POLL_US", 0..=Self::BUSY_POLL_MAX_US) {
             c.busy_poll = Duration::from_micros(us);
+        }
+        if let Some(n) = vars.within("IWARP_PROGRESS_THREADS", 1..=Self::PROGRESS_THREADS_MAX) {
+            c.progress_threads = n as u16;
         }
         c.capture = vars.path("IWARP_CAPTURE").map(PathBuf::from);
         c.capture_bytes = vars.number("IWARP_CAPTURE_BYTES");
@@ -360,6 +374,7 @@ mod tests {
             ("IWARP_ALIGN", "off"),
             ("IWARP_PORT_MAPPER", "on"),
             ("IWARP_BUSY_POLL_US", "70"),
+            ("IWARP_PROGRESS_THREADS", "3"),
             ("IWARP_PEER_TIMEOUT_S", "0"),
             ("IWARP_CONNECT_TIMEOUT_MS", "0"),
             ("IWARP_MPA_TIMEOUT_MS", "2"),
@@ -376,6 +391,7 @@ mod tests {
             align: Alignment::Off,
             port_mapper: Some(3935),
             busy_poll: Duration::from_micros(70),
+            progress_threads: 3,
             peer_timeout: None,
             connect_timeout: Duration::from_millis(1),
             handshake_timeout: Duration::from_millis(2),
@@ -406,6 +422,7 @@ mod tests {
             ("IWARP_LINGER_MS", "1.5"),
             ("IWARP_PEER_TIMEOUT_S", "1m"),
             ("IWARP_BUSY_POLL_US", "x"),
+            ("IWARP_PROGRESS_THREADS", "all"),
             ("IWARP_CAPTURE_BYTES", "4M"),
             ("IWARP_ALIGN", "yes"),
             ("IWARP_PORT_MAPPER", "99999"),

@@ -1,10 +1,14 @@
-//! The engine: one epoll set, one table of timers and one progress thread for a process.
+//! The engine: an epoll set, a table of timers and a progress thread. A process has one, and more if it has many connections.
 //!
 //! The threads that are running already move the octets: posting threads write, polling threads read. The progress thread
 //! (`progress_thread`) does what no other thread does, and sleeps meanwhile. Who drives what is said by leases
 //! ([`crate::progress::lease`]): each completion queue has one for the sockets of its queue pairs, and the whole set has one,
 //! [`everything`], for threads that poll all of it because their queues have many queue pairs. The engine starts with the first
 //! socket and belongs to one process: after a fork the child gets an engine of its own when it needs one.
+//!
+//! The first engine serves everything but the connections of queue pairs, and the first of these. When each engine has
+//! [`CONNECTIONS_EACH`], the next connection starts another one, up to [`Config::progress_threads`](crate::Config::progress_threads).
+//! So the target of many peers uses more than one processor, and a process with few connections has one thread.
 
 mod progress_thread;
 mod sources;
@@ -24,6 +28,7 @@ use std::cell::Cell;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use timers::Timers;
 
@@ -32,24 +37,44 @@ use timers::Timers;
 const BATCH: usize = 32;
 const WAKE_TOKEN: u64 = 0;
 
-static CURRENT: Mutex<Option<Arc<Engine>>> = Mutex::new(None);
+/// Connections that an engine has before another one is started.
+const CONNECTIONS_EACH: usize = 16;
+
+/// The engines of this process, in the order in which they were started.
+static ENGINES: Mutex<Vec<Arc<Engine>>> = Mutex::new(Vec::new());
 static EVERYTHING: Lease = Lease::new();
 
-/// The lease of threads that drive everything by [`Engine::poll_once`].
+/// The lease of threads that drive everything by [`poll_all`].
 pub(crate) const fn everything() -> &'static Lease {
     &EVERYTHING
 }
 
-/// Has the progress thread look again at leases, one of which the caller has given back.
+/// Has the progress threads look again at leases, one of which the caller has given back.
 #[cold]
 pub(crate) fn wake_up() {
-    if let Ok(engine) = Engine::current() {
+    for engine in all() {
         engine.wake_up();
     }
 }
 
+/// Serves whatever is ready in the whole process, without waiting: for application threads that poll many queue pairs. Returns
+/// `false` if other threads are driving all of it.
+pub(crate) fn poll_all() -> bool {
+    all().fold(false, |served, engine| engine.poll_once() | served)
+}
+
+/// The engines of this process. No lock is held in between.
+fn all() -> impl Iterator<Item = Arc<Engine>> {
+    (0..).map_while(|at| {
+        let engines = ENGINES.lock();
+        engines.get(at).filter(|e| !e.is_foreign()).cloned()
+    })
+}
+
 pub(crate) struct Engine {
     generation: u32,
+    /// Connections of queue pairs that it serves.
+    connections: AtomicUsize,
     poller: Poller,
     /// Wakes the progress thread.
     wake: EventFd,
@@ -64,29 +89,69 @@ thread_local! {
 }
 
 impl Engine {
-    /// The engine of this process. Starts it if there is none yet.
+    /// The first engine of this process. Starts it if there is none yet.
     pub(crate) fn current() -> io::Result<Arc<Self>> {
-        let generation = fork::generation();
-        let mut current = CURRENT.lock();
-        if let Some(engine) = current.as_ref() {
-            if engine.generation == generation {
+        let mut engines = ENGINES.lock();
+        if let Some(engine) = engines.first() {
+            if !engine.is_foreign() {
                 return Ok(Arc::clone(engine));
             }
-            // A child of the process that started it: its thread does not exist here, and its epoll set is shared
-            // with the parent. Leak it, because dropping what it refers to would touch the parent's sockets.
-            std::mem::forget(current.take());
+            // A child of the process that started them: their threads do not exist here, and their epoll sets are shared
+            // with the parent. Leak them, because dropping what they refer to would touch the parent's sockets.
+            std::mem::forget(std::mem::take(&mut *engines));
         }
         let open_files = limits::raise_open_files();
         tracing::debug!(limit = open_files.now, "engine starts");
-        let engine = Arc::new(Self::new(generation)?);
+        let engine = Self::start()?;
+        engines.push(Arc::clone(&engine));
+        // Not under the lock: it works on files, and a child that is forked meanwhile would inherit the lock as held.
+        drop(engines);
+        crate::stat::start(&engine);
+        Ok(engine)
+    }
+
+    /// The engine for another connection: the one that has the fewest, or a new one, if each has its share and there may be more.
+    pub(crate) fn for_connection(most: usize) -> io::Result<Arc<Self>> {
+        let first = Self::current()?;
+        let mut engines = ENGINES.lock();
+        let idlest = engines.iter().min_by_key(|engine| engine.connections());
+        let idlest = idlest.cloned().unwrap_or(first);
+        if idlest.connections() < CONNECTIONS_EACH || engines.len() >= most {
+            return Ok(idlest);
+        }
+        match Self::start() {
+            Ok(engine) => {
+                tracing::debug!(engines = engines.len() + 1, "another engine starts");
+                engines.push(Arc::clone(&engine));
+                Ok(engine)
+            }
+            Err(error) => {
+                // For lack of descriptors or threads. One engine can serve any number of connections.
+                tracing::warn!(%error, "no further engine can be started");
+                Ok(idlest)
+            }
+        }
+    }
+
+    fn start() -> io::Result<Arc<Self>> {
+        let engine = Arc::new(Self::new(fork::generation())?);
         let worker = Arc::clone(&engine);
         // All signals stay with the application's threads.
         crate::sys::thread::spawn_without_signals("iwarp-progress", move || worker.run())?;
-        *current = Some(Arc::clone(&engine));
-        // Not under the lock: it works on files, and a child that is forked meanwhile would inherit the lock as held.
-        drop(current);
-        crate::stat::start(&engine);
         Ok(engine)
+    }
+
+    fn connections(&self) -> usize {
+        self.connections.load(Ordering::Relaxed)
+    }
+
+    /// A connection of a queue pair comes, until [`leaves`](Self::leaves).
+    pub(crate) fn joins(&self) {
+        self.connections.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn leaves(&self) {
+        self.connections.fetch_sub(1, Ordering::Relaxed);
     }
 
     fn new(generation: u32) -> io::Result<Self> {
@@ -95,6 +160,7 @@ impl Engine {
         poller.add(&wake, WAKE_TOKEN, Interest::READ)?;
         Ok(Self {
             generation,
+            connections: AtomicUsize::new(0),
             poller,
             wake,
             parker: Parker::new(),
@@ -204,9 +270,8 @@ impl Engine {
         self.parker.unpark_with(|| self.wake.signal());
     }
 
-    /// Serves whatever is ready, without waiting: for application threads that poll many queue pairs. Returns `false` if other
-    /// threads are driving all of it.
-    pub(crate) fn poll_once(&self) -> bool {
+    /// Serves whatever is ready, without waiting. Returns `false` if other threads are driving all of it.
+    fn poll_once(&self) -> bool {
         // Nothing is kept for a thread that is ending.
         let kept = EVENTS.try_with(Cell::take).ok().flatten();
         let mut events = kept.unwrap_or_else(|| Box::new(Events::with_capacity(BATCH)));

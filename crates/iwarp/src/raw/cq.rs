@@ -5,7 +5,7 @@ use super::context::ContextInner;
 use super::events::AsyncEventKind;
 use super::qp::QpInner;
 use super::ud::Members;
-use crate::engine::{self, Engine};
+use crate::engine;
 use crate::error::Result;
 use crate::progress::busy_poll::BusyPoll;
 use crate::progress::in_vain::looked_in_vain;
@@ -619,7 +619,7 @@ impl CqInner {
     fn serve_all(&self) -> bool {
         let many = self.many.load(Ordering::Relaxed);
         let begin = if many { now_ns() } else { 0 };
-        let served = Engine::current().is_ok_and(|engine| engine.poll_once());
+        let served = engine::poll_all();
         if many {
             let now = now_ns();
             let busy = now.saturating_sub(begin);

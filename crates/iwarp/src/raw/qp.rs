@@ -139,6 +139,12 @@ pub(super) struct Link {
     pub(super) start: Instant,
 }
 
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.engine.leaves();
+    }
+}
+
 impl Link {
     /// Looks whether the peer's TCP answers. `quiet` is the time without an acknowledgement of anything new.
     pub(super) fn reach(&self, quiet: Duration) -> Reach {
@@ -657,8 +663,8 @@ impl QpInner {
 
     /// Hands over a stream that has finished MPA start-up.
     pub(crate) fn attach(self: &Arc<Self>, handover: Handover) -> Result<()> {
-        let engine = Engine::current()?;
-        let token = handover.watched.unwrap_or_else(|| engine.token());
+        let (engine, watched) = self.place(&handover)?;
+        let token = watched.unwrap_or_else(|| engine.token());
         if let Some(limit) = self.ctx.config.peer_timeout {
             let asks = handover.stream.keep_alive(limit);
             debug_assert!(asks.is_ok(), "{asks:?}");
@@ -673,6 +679,7 @@ impl QpInner {
             engine: Arc::clone(&engine),
             start: Instant::now(),
         });
+        engine.joins();
         let mut after = After::default();
         {
             let mut g = self.state.lock();
@@ -710,7 +717,7 @@ impl QpInner {
             g.absent = Absent::default();
             // Under the lock, so that nobody changes the interest before it exists.
             let source = Arc::clone(self) as Arc<dyn Source>;
-            let watched = if handover.watched.is_some() {
+            let watched = if watched.is_some() {
                 engine.hand_on(token, source);
                 Ok(())
             } else {
@@ -734,6 +741,20 @@ impl QpInner {
         // The engine will report what has come already.
         self.drive_tx();
         Ok(())
+    }
+
+    /// Chooses the engine for a new connection. Returns it, and the token under which it watches the stream already.
+    fn place(&self, handover: &Handover) -> Result<(Arc<Engine>, Option<u64>)> {
+        let first = Engine::current()?;
+        let engine = Engine::for_connection(self.ctx.config.progress_threads.into())?;
+        let watched = match handover.watched {
+            Some(token) if !Arc::ptr_eq(&engine, &first) => {
+                first.remove(&handover.stream, token);
+                None
+            }
+            watched => watched,
+        };
+        Ok((engine, watched))
     }
 
     /// Octets in a segment, for which FPDUs are made.

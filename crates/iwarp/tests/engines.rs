@@ -1,0 +1,122 @@
+//! A process with many connections has several progress threads (ARCHITECTURE.md, "Which thread drives").
+
+mod common;
+
+use common::{End, LIMIT, Mem, V4, Watchdog, alone, config, pair, until};
+use iwarp::{SendOp, WcStatus};
+use std::time::Instant;
+
+/// Connections with both ends here: twice as many belong to the process.
+const PAIRS: u64 = 40;
+/// Connections that an engine has before another one starts.
+const EACH: usize = 16;
+
+/// Returns how many progress threads this process has.
+fn progress_threads() -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    tasks
+        .filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok())
+        .filter(|name| name.trim() == "iwarp-progress")
+        .count()
+}
+
+struct Connection {
+    client: End,
+    server: End,
+    mine: Mem,
+    theirs: Mem,
+}
+
+impl Connection {
+    fn new(threads: u16) -> Self {
+        let mut config = config();
+        config.progress_threads = threads;
+        let (client, server) = pair(V4, &config);
+        let (mine, theirs) = (client.mem(64), server.mem(64));
+        Self {
+            client,
+            server,
+            mine,
+            theirs,
+        }
+    }
+
+    /// Writes a value and adds to another one; the target's program does nothing.
+    fn post(&self, value: u64) {
+        self.mine.set(0, value);
+        let (remote_addr, rkey) = (self.theirs.addr(), self.theirs.stag);
+        let write = SendOp::Write { remote_addr, rkey };
+        self.client.post(value, write, &[self.mine.sge(8)]);
+        let add = SendOp::FetchAdd {
+            remote_addr: remote_addr + 8,
+            rkey,
+            add: value,
+            mask: 0,
+        };
+        let result = iwarp::Sge {
+            addr: self.mine.addr() + 16,
+            ..self.mine.sge(8)
+        };
+        self.client.post(value, add, &[result]);
+    }
+}
+
+/// All connections move data at the same time, are served by threads of their own, and end.
+#[test]
+fn many_connections_share_several_threads() {
+    alone("many_connections_share_several_threads", || {
+        let _watchdog = Watchdog::new();
+        let few: Vec<_> = (0..EACH as u64 / 2).map(|_| Connection::new(4)).collect();
+        assert_eq!(progress_threads(), 1, "one is enough for so many");
+        let mut all = few;
+        all.extend((all.len() as u64..PAIRS).map(|_| Connection::new(4)));
+        assert_eq!(progress_threads(), 4);
+        let mut sum = 0;
+        for round in 1..=50 {
+            sum += round;
+            for connection in &all {
+                connection.post(round);
+            }
+            for connection in &all {
+                connection.client.expect_status(round, WcStatus::Success);
+                connection.client.expect_status(round, WcStatus::Success);
+                assert_eq!(connection.theirs.word(0), round);
+                assert_eq!(connection.theirs.word(1), sum);
+                assert_eq!(connection.mine.word(2), sum - round);
+            }
+        }
+        // The end of a connection is noticed by whichever thread serves it, and makes room for others.
+        for connection in &all {
+            connection.client.id.disconnect().unwrap();
+        }
+        for connection in &all {
+            connection.server.expect_disconnected();
+        }
+        drop(all);
+        let begin = Instant::now();
+        let again = Connection::new(4);
+        assert!(begin.elapsed() < LIMIT);
+        assert_eq!(progress_threads(), 4, "they stay");
+        again.post(7);
+        until("the Write and the FetchAdd", || {
+            again.theirs.word(1) == 7 && again.theirs.word(0) == 7
+        });
+    });
+}
+
+#[test]
+fn one_thread_serves_any_number() {
+    alone("one_thread_serves_any_number", || {
+        let _watchdog = Watchdog::new();
+        let all: Vec<_> = (0..PAIRS).map(|_| Connection::new(1)).collect();
+        assert_eq!(progress_threads(), 1);
+        for connection in &all {
+            connection.post(5);
+        }
+        for connection in &all {
+            connection.client.expect_status(5, WcStatus::Success);
+            connection.client.expect_status(5, WcStatus::Success);
+            assert_eq!(connection.theirs.word(1), 5);
+        }
+    });
+}
