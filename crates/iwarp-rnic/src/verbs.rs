@@ -88,6 +88,17 @@ pub enum SendOp {
         /// The peer's STag.
         rkey: u32,
     },
+    /// RDMA Write of eight octets that the target stores at once (`IBV_WR_ATOMIC_WRITE`). It completes when they are placed: from its start on,
+    /// that holds for all requests of the queue pair ([`complete_when_placed`](crate::qp::QueuePair::complete_when_placed)).
+    ///
+    /// On the wire it is an RDMA Write in one segment. A target of this crate stores eight octets by one instruction wherever they are
+    /// aligned in its memory; other targets give no promise.
+    AtomicWrite {
+        /// Tagged offset at the peer, a multiple of 8.
+        remote_addr: u64,
+        /// The peer's STag.
+        rkey: u32,
+    },
     /// RDMA Write, then Immediate Data (RFC 7306 section 6).
     WriteImm {
         /// Tagged offset at the peer.
@@ -167,6 +178,7 @@ impl SendOp {
                 | Self::SendImm(_)
                 | Self::SendInv(_)
                 | Self::Write { .. }
+                | Self::AtomicWrite { .. }
                 | Self::WriteImm { .. }
         )
     }
@@ -200,6 +212,7 @@ impl SendOp {
         match self {
             Self::Send | Self::SendImm(_) | Self::SendInv(_) => WcOpcode::Send,
             Self::Write { .. } | Self::WriteImm { .. } => WcOpcode::Write,
+            Self::AtomicWrite { .. } => WcOpcode::AtomicWrite,
             Self::Read { .. } | Self::ReadInv { .. } => WcOpcode::Read,
             Self::FetchAdd { .. } => WcOpcode::FetchAdd,
             Self::CmpSwap { .. } => WcOpcode::CmpSwap,
@@ -403,6 +416,7 @@ pub enum WcOpcode {
     Bind,
     LocalInvalidate,
     FastRegister,
+    AtomicWrite,
     /// A receive that took a Send.
     Recv,
     /// A receive that took the immediate data of an RDMA Write.

@@ -36,6 +36,7 @@ const WR_ATOMIC_FETCH_AND_ADD: c_uint = 6;
 const WR_LOCAL_INV: c_uint = 7;
 const WR_BIND_MW: c_uint = 8;
 const WR_SEND_WITH_INV: c_uint = 9;
+const WR_ATOMIC_WRITE: c_uint = 15;
 
 pub(crate) const fn fetch_add(remote_addr: u64, rkey: u32, add: u64) -> SendOp {
     SendOp::FetchAdd {
@@ -65,6 +66,7 @@ unsafe fn op_of(wr: &ibv_send_wr) -> Res<SendOp> {
         WR_SEND => SendOp::Send,
         WR_RDMA_WRITE => SendOp::Write { remote_addr, rkey },
         WR_RDMA_READ => SendOp::Read { remote_addr, rkey },
+        WR_ATOMIC_WRITE => SendOp::AtomicWrite { remote_addr, rkey },
         WR_RDMA_WRITE_WITH_IMM => SendOp::WriteImm {
             remote_addr,
             rkey,
@@ -397,6 +399,7 @@ pub(crate) const fn wc_opcode(opcode: WcOpcode) -> c_uint {
         WcOpcode::Bind => 5,
         // No work request of this interface registers memory.
         WcOpcode::LocalInvalidate | WcOpcode::FastRegister => 6,
+        WcOpcode::AtomicWrite => 9,
         WcOpcode::Recv => 128,
         WcOpcode::RecvWriteImm => 129,
     }

@@ -23,6 +23,8 @@ const VENDOR_ID: u32 = 0x69_57_00;
 
 /// Window types 1 and 2B, events on notification, resizing of shared receive queues, GUIDs, extended reliable connections.
 const CAPS: c_uint = 1 << 11 | 1 << 13 | 1 << 17 | 1 << 20 | 1 << 21 | 1 << 24;
+/// `IB_UVERBS_DEVICE_ATOMIC_WRITE`, which only the extended capabilities have room for.
+const CAP_ATOMIC_WRITE: u64 = 1 << 40;
 
 /// Registration on demand, of ranges and of the whole address space; reliable connections may use such memory for everything, and unreliable ones for what they have:
 /// Sends, receives, Writes, shared receives. Datagrams are Sends, and receives of either kind of queue.
@@ -106,7 +108,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         a.xrc_odp_caps = ODP_RC as u32;
         a.completion_timestamp_mask = u64::MAX;
         a.hca_core_clock = 1_000_000;
-        a.device_cap_flags_ex = u64::from(CAPS);
+        a.device_cap_flags_ex = u64::from(CAPS) | CAP_ATOMIC_WRITE;
         a.max_dm_size = MAX_DM;
         a.phys_port_cnt_ex = 1;
         std::ptr::write_bytes(to.cast::<u8>(), 0, size);

@@ -124,6 +124,9 @@ impl QueuePair {
                 if !plan.has_room(w.scratch(len, false)) {
                     return Begun::NoRoom;
                 }
+                if matches!(slot.op, SendOp::AtomicWrite { .. }) {
+                    self.complete_when_placed();
+                }
                 self.send_payload(seq, place, 0, plan, w)
             }
         };

@@ -334,6 +334,12 @@ impl SendQueue {
             SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } if len < 8 => {
                 Err(PostError::InvalidRequest)
             }
+            // The target stores one aligned word, and the answer to a Read tells when it has.
+            SendOp::AtomicWrite { remote_addr, .. }
+                if len != 8 || remote_addr % 8 != 0 || !self.takes_reads() =>
+            {
+                Err(PostError::InvalidRequest)
+            }
             // The STag to invalidate is that of the only element.
             SendOp::ReadInv { .. } if wr.sges.len() != 1 => Err(PostError::InvalidRequest),
             _ if wr.op.has_response() && !self.takes_reads() => Err(PostError::InvalidRequest),

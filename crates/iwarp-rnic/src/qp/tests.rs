@@ -2,6 +2,7 @@
 
 mod acknowledged;
 mod aligning;
+mod atomic_write;
 mod blamed;
 mod bounded;
 mod cut;
