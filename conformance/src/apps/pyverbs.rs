@@ -9,6 +9,7 @@ use std::fmt::Write as _;
 use anyhow::{Context as _, Result, bail};
 
 use super::case::{Case, Verdict};
+use super::huge_pages::HugePages;
 use super::pyverbs_skips::{REASONS, Skip};
 use super::stage::{Stage, WIRE_V4};
 
@@ -16,6 +17,8 @@ use super::stage::{Stage, WIRE_V4};
 const TESTS: &str = "/usr/share/doc/rdma-core/tests";
 /// Debian's own Python, for which the package's modules are built.
 const PYTHON: &str = "/usr/bin/python3";
+/// Pages of 2 MiB for the tests of huge pages: one for each end of a connection, and those of ends that Python has not freed yet.
+const HUGE_PAGES: u64 = 16;
 /// What runs the tests and notes their results.
 pub(crate) const RUNNER: &str = include_str!("pyverbs.py");
 
@@ -101,6 +104,8 @@ pub(super) fn run(stage: &Stage, variables: &[(&str, &str)], words: &[&str]) -> 
     if may.0 == 0 {
         options.push("--sysfs");
     }
+    // Without them the tests that need them skip themselves.
+    let _huge_pages = HugePages::reserve(HUGE_PAGES);
     let mut all = words.to_vec();
     all.extend(["-B", "-W", "ignore", "runner.py", "tests", "results"]);
     all.extend(["--dev", "iwarp0", "--port", "1"]);

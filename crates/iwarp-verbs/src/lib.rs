@@ -26,6 +26,7 @@ mod face;
 #[cfg(not(test))]
 mod exports;
 mod guard;
+mod huge;
 mod kern;
 mod misc;
 mod mr;
