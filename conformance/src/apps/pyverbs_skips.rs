@@ -31,19 +31,6 @@ pub(super) const REASONS: Reasons = Reasons::Exact(SKIPS);
 
 const SKIPS: &[Skip] = &[
     Skip {
-        message: "Extended CQ is not supported",
-        reason: "needs tag matching",
-        tests: &[(
-            "test_tag_matching.TMTest",
-            &[
-                "test_tm_no_tag",
-                "test_tm_rndv",
-                "test_tm_traffic",
-                "test_tm_unexpected_tag",
-            ],
-        )],
-    },
-    Skip {
         message: "Create QP type 8 is not supported",
         reason: RAW_PACKETS,
         tests: &[

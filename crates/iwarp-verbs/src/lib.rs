@@ -42,6 +42,7 @@ mod qp_ex;
 mod query;
 mod rsocket;
 mod srq;
+mod srq_ops;
 mod ud;
 mod wait;
 mod xrc;

@@ -386,6 +386,7 @@ pub(crate) const fn wc_status(status: WcStatus) -> c_uint {
         WcStatus::Fatal => 19,
         WcStatus::ResponseTimeout => 20,
         WcStatus::General => 21,
+        WcStatus::TagMatching => 22,
     }
 }
 
@@ -402,6 +403,11 @@ pub(crate) const fn wc_opcode(opcode: WcOpcode) -> c_uint {
         WcOpcode::AtomicWrite => 9,
         WcOpcode::Recv => 128,
         WcOpcode::RecvWriteImm => 129,
+        WcOpcode::TagAdd => 130,
+        WcOpcode::TagRemove => 131,
+        WcOpcode::TagSync => 132,
+        WcOpcode::TagRecv => 133,
+        WcOpcode::TagNone => 134,
     }
 }
 
@@ -418,7 +424,10 @@ pub(crate) const fn imm_or_stag(cqe: &Cqe) -> u32 {
 pub(crate) const fn wc_flags(cqe: &Cqe) -> c_uint {
     let shown = WcFlags::GRH
         .union(WcFlags::WITH_IMM)
-        .union(WcFlags::WITH_INV);
+        .union(WcFlags::WITH_INV)
+        .union(WcFlags::TAG_SYNC)
+        .union(WcFlags::TAG_MATCH)
+        .union(WcFlags::TAG_DATA);
     cqe.flags.bits() & shown.bits()
 }
 
@@ -439,9 +448,9 @@ pub(crate) const fn service_level(cqe: &Cqe) -> u8 {
     }
 }
 
-/// Returns what a completion says about an error. Datagrams have their sender there.
+/// Returns what a completion says about an error. Datagrams have their sender there, and matched messages what their sender has added.
 pub(crate) const fn vendor_err(cqe: &Cqe) -> u32 {
-    match cqe.flags.contains(WcFlags::GRH) {
+    match cqe.flags.intersects(WcFlags::GRH.union(WcFlags::TAG_MATCH)) {
         true => 0,
         false => cqe.vendor_err,
     }

@@ -116,6 +116,10 @@ impl Parts<'_> {
         if srq.is_some_and(|srq| srq.raw.num().is_some()) {
             return Err(EINVAL);
         }
+        let matches_tags = srq.is_some_and(|srq| srq.raw.tag_cq().is_some());
+        if matches_tags && wanted.qp_type != QPT_RC {
+            return Err(EINVAL);
+        }
         Ok(Parts {
             pd: pd::find(wanted.pd)?,
             send_cq,

@@ -281,10 +281,8 @@ impl<'t, M: Memory> Span<'t, M> {
     /// looking at its last octet. Eight octets that are aligned in memory become visible at once, because they may be an atomic write.
     #[inline]
     pub fn write_last_octet_last(&self, src: &[u8]) {
-        if let Ok(octets) = <[u8; 8]>::try_from(src)
-            && let Some(word) = self.word()
-        {
-            return word.store(octets);
+        if src.len() == size_of::<u64>() && self.write_word(src) {
+            return;
         }
         let n = src.len().min(self.len as usize);
         let Some((last, head)) = src.get(..n).and_then(|s| s.split_last()) else {
@@ -298,6 +296,18 @@ impl<'t, M: Memory> Span<'t, M> {
         };
         // SAFETY: the last octet of the span; an octet is always aligned.
         unsafe { AtomicU8::from_ptr(end.fragment().at) }.store(*last, Ordering::Release);
+    }
+
+    /// Stores eight octets at once. Returns `false` if that is not possible: there is no such word.
+    #[inline(never)]
+    fn write_word(&self, src: &[u8]) -> bool {
+        match (<[u8; 8]>::try_from(src), self.word()) {
+            (Ok(octets), Some(word)) => {
+                word.store(octets);
+                true
+            }
+            _ => false,
+        }
     }
 
     /// Continues a CRC over the octets. If there is no function for registered memory, they are copied to `room` part by part.

@@ -354,7 +354,6 @@ pub(super) enum Look {
 /// the header alone; not every peer returns it.
 fn may_have_sent(slot: &Slot, h: &TaggedHeader, segment_len: Option<u16>) -> bool {
     let (SendOp::Write { remote_addr, rkey }
-    | SendOp::AtomicWrite { remote_addr, rkey }
     | SendOp::WriteImm {
         remote_addr, rkey, ..
     }) = slot.op

@@ -279,7 +279,9 @@ impl QueuePair {
     #[inline(always)]
     pub(super) fn take_receive<H: Host>(&mut self, host: &mut H) -> bool {
         self.rx.receiving = if self.config.shared_receive {
-            host.take_shared_receive(&mut self.rx.receive)
+            // The one that the last message did not need, or the next.
+            core::mem::take(&mut self.tagged.spare)
+                || host.take_shared_receive(&mut self.rx.receive)
         } else {
             self.rq.take(&mut self.rx.receive)
         };
@@ -396,6 +398,9 @@ impl QueuePair {
         if awaited.invalidates {
             return self.answered_with_invalidate(&awaited, env);
         }
+        if awaited.own {
+            self.answered_own(&awaited, env.host);
+        }
         self.complete_answered(&awaited, env.host);
         Step::Next
     }
@@ -476,6 +481,9 @@ impl QueuePair {
         //# are Delivered to RDMAP by DDP and in the order that they were Delivered
         //# to RDMAP.
         let cqe = self.send_cqe(h, byte_len);
+        if self.config.match_tags {
+            return self.deliver_tagged(h, cqe, payload, env);
+        }
         self.finish_receive(cqe, env.host);
         Step::Next
     }
@@ -538,6 +546,9 @@ impl QueuePair {
             let header = Some(Header::Untagged(h));
             return self.refuse_known(Refusal::Invalidation, header, ulpdu_len as u16, env.host);
         };
+        if self.config.match_tags {
+            cqe.opcode = WcOpcode::TagNone;
+        }
         cqe.flags |= WcFlags::WITH_INV;
         cqe.imm_or_stag = stag.0;
         if !complete {

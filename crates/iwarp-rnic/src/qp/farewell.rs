@@ -101,7 +101,7 @@ impl QueuePair {
 /// Returns how many RDMA Writes a request sends.
 const fn writes(op: &SendOp) -> u32 {
     match op {
-        SendOp::Write { .. } | SendOp::AtomicWrite { .. } | SendOp::WriteImm { .. } => 1,
+        SendOp::Write { .. } | SendOp::WriteImm { .. } => 1,
         _ => 0,
     }
 }

@@ -22,10 +22,7 @@ pub(super) const fn peer_stag(rkey: u32, len: u32) -> Stag {
 /// Returns `true` if a request's payload goes into a buffer that the peer has named.
 #[inline]
 const fn is_tagged(slot: &Slot) -> bool {
-    matches!(
-        slot.op,
-        SendOp::Write { .. } | SendOp::AtomicWrite { .. } | SendOp::WriteImm { .. }
-    )
+    matches!(slot.op, SendOp::Write { .. } | SendOp::WriteImm { .. })
 }
 
 /// Returns how long the headers of a Send or RDMA Write are.
@@ -77,7 +74,6 @@ pub(super) const fn payload_header(slot: &Slot, msn: u32, off: u32, last: bool) 
         //# At the Data Source, DDP MUST set the STag field to the value specified
         //# by the ULP.
         SendOp::Write { remote_addr, rkey }
-        | SendOp::AtomicWrite { remote_addr, rkey }
         | SendOp::WriteImm {
             remote_addr, rkey, ..
         } => Header::Tagged(TaggedHeader {

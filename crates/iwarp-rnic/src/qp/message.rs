@@ -12,7 +12,7 @@ use super::headers::{
 };
 use super::plan::{Milestone, TxPlan};
 use super::segment::{Out, Source, Wire, cut};
-use super::send_queue::{Awaited, SendQueue, Slot};
+use super::send_queue::{Awaited, Kind, SendQueue, Slot};
 use super::tx::{Job, Stage};
 use super::{Host, QueuePair, Rtr};
 use crate::limits::CONTROL_MAX;
@@ -123,9 +123,6 @@ impl QueuePair {
                 let len = cut(slot.len, self.payload_room(slot)).0;
                 if !plan.has_room(w.scratch(len, false)) {
                     return Begun::NoRoom;
-                }
-                if matches!(slot.op, SendOp::AtomicWrite { .. }) {
-                    self.complete_when_placed();
                 }
                 self.send_payload(seq, place, 0, plan, w)
             }
@@ -339,6 +336,7 @@ impl QueuePair {
         }
         let len = slot.len;
         let invalidates = matches!(slot.op, SendOp::ReadInv { .. });
+        let own = slot.kind == Kind::Internal;
         let sink_stag = self.next_sink();
         let request = ReadRequest {
             sink_stag,
@@ -367,6 +365,7 @@ impl QueuePair {
         // There is room: `may_ask` compared the number with the ORD.
         let awaited = Awaited {
             invalidates,
+            own,
             ..Awaited::read(seq, sink_stag, len, msn)
         };
         let _ = self.sq.awaited.push(awaited);

@@ -1,12 +1,15 @@
 //! The send queue: what is posted, which request may start next, completion in order, flush.
 
 use super::QpConfig;
+use super::tagged::OWN_REQUESTS;
 use crate::boxed::zeros;
 use crate::limits::MAX_MESSAGE;
 use crate::storage::{Ring, filled};
-use crate::{AllocError, Cqe, PostError, SendFlags, SendOp, SendWr, Sge, WcStatus};
+use crate::tags::MAX_TAG_SGE;
+use crate::{AllocError, Cqe, PostError, SendFlags, SendOp, SendWr, Sge, WcOpcode, WcStatus};
 use alloc::vec::Vec;
 use iwarp_proto::ddp::Stag;
+use iwarp_proto::tag_matching::Tmh;
 
 /// A posted send work request.
 #[derive(Debug, Clone, Copy)]
@@ -20,6 +23,19 @@ pub(super) struct Slot {
     pub(super) done: bool,
     /// The shared receive queue at the peer that it is for; 0 if it names none.
     pub(super) srq: u32,
+    pub(super) kind: Kind,
+}
+
+/// What a request is besides its operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Kind {
+    /// Nothing.
+    #[default]
+    Ordinary,
+    /// The Write of an atomic write.
+    AtomicWrite,
+    /// It is our own, and completes nothing for the program.
+    Internal,
 }
 
 impl Default for Slot {
@@ -32,6 +48,7 @@ impl Default for Slot {
             len: 0,
             done: false,
             srq: 0,
+            kind: Kind::Ordinary,
         }
     }
 }
@@ -55,6 +72,8 @@ pub(super) struct Awaited {
     pub(super) probe: bool,
     /// A Read whose sink's own STag ends with the answer.
     pub(super) invalidates: bool,
+    /// A Read of our own.
+    pub(super) own: bool,
 }
 
 impl Awaited {
@@ -69,6 +88,7 @@ impl Awaited {
             atomic: false,
             probe: false,
             invalidates: false,
+            own: false,
         }
     }
 }
@@ -94,6 +114,12 @@ pub(super) struct SendQueue {
     max_sge: u32,
     max_inline: u32,
     signal_all: bool,
+    /// How many requests of the program there is room for.
+    limit: u32,
+    /// Requests of our own in `slots`. They have room besides those of the program.
+    internal: u32,
+    /// Reads of our own that did not get their answer, and why.
+    flushed: Ring<(u32, WcStatus)>,
     /// Sequence number of the front slot.
     front_seq: u32,
     /// How many slots from the front have been started.
@@ -111,14 +137,24 @@ pub(super) struct SendQueue {
 
 impl SendQueue {
     pub(super) fn new(c: &QpConfig) -> Result<Self, AllocError> {
-        let depth = c.max_send_wr as usize;
+        let (own, own_sge, own_inline) = match c.match_tags {
+            true => (OWN_REQUESTS, MAX_TAG_SGE, Tmh::LEN as u32),
+            false => (0, 0, 0),
+        };
+        let slots = c.max_send_wr.saturating_add(own);
+        let max_sge = c.max_send_sge.max(own_sge);
+        let max_inline = c.max_inline.max(own_inline);
+        let depth = slots as usize;
         Ok(Self {
-            slots: Ring::new(c.max_send_wr)?,
-            sges: filled(depth.saturating_mul(c.max_send_sge as usize))?,
-            inline: zeros(depth.saturating_mul(c.max_inline as usize))?,
-            max_sge: c.max_send_sge,
-            max_inline: c.max_inline,
+            slots: Ring::new(slots)?,
+            sges: filled(depth.saturating_mul(max_sge as usize))?,
+            inline: zeros(depth.saturating_mul(max_inline as usize))?,
+            max_sge,
+            max_inline,
+            limit: c.max_send_wr,
+            flushed: Ring::new(own)?,
             signal_all: c.signal_all,
+            internal: 0,
             front_seq: 0,
             started: 0,
             acknowledged: 0,
@@ -271,6 +307,7 @@ impl SendQueue {
             len,
             done: false,
             srq: 0,
+            kind: Kind::Ordinary,
         };
         let at = self.slots.push(slot).map_err(|_| PostError::QueueFull)? as usize;
         if inline {
@@ -304,9 +341,34 @@ impl SendQueue {
         }
     }
 
+    /// Says what the last request is besides its operation.
+    pub(super) fn mark_last(&mut self, kind: Kind) {
+        if let Some(last) = self.slots.len().checked_sub(1)
+            && let Some(slot) = self.slots.get_mut(last)
+        {
+            slot.kind = kind;
+        }
+    }
+
+    /// Checks what is special about an atomic write: the target stores one aligned word, and the answer to a Read tells when it has.
+    pub(super) fn check_atomic_write(&self, wr: &SendWr<'_>) -> Result<SendOp, PostError> {
+        let len: u64 = match wr.flags.contains(SendFlags::INLINE) {
+            true => wr.inline.iter().map(|p| p.len() as u64).sum(),
+            false => wr.sges.iter().map(|s| u64::from(s.len)).sum(),
+        };
+        match wr.op {
+            SendOp::AtomicWrite { remote_addr, rkey }
+                if len == 8 && remote_addr.is_multiple_of(8) && self.takes_reads() =>
+            {
+                Ok(SendOp::Write { remote_addr, rkey })
+            }
+            _ => Err(PostError::InvalidRequest),
+        }
+    }
+
     /// Checks a request against the sizes of the queue; returns its length.
     pub(super) fn check(&self, wr: &SendWr<'_>) -> Result<u32, PostError> {
-        if self.slots.is_full() {
+        if self.room() == 0 {
             return Err(PostError::QueueFull);
         }
         let inline = wr.flags.contains(SendFlags::INLINE);
@@ -332,12 +394,6 @@ impl SendQueue {
         }
         match wr.op {
             SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } if len < 8 => {
-                Err(PostError::InvalidRequest)
-            }
-            // The target stores one aligned word, and the answer to a Read tells when it has.
-            SendOp::AtomicWrite { remote_addr, .. }
-                if len != 8 || remote_addr % 8 != 0 || !self.takes_reads() =>
-            {
                 Err(PostError::InvalidRequest)
             }
             // The STag to invalidate is that of the only element.
@@ -454,6 +510,9 @@ impl SendQueue {
         let Some(slot) = self.slots.front() else {
             return;
         };
+        if slot.kind != Kind::Ordinary {
+            return self.take_special(emit);
+        }
         // It is read in place, because slots are large.
         let told = self.signal_all || slot.flags.contains(SendFlags::SIGNALED);
         let cqe = told.then(|| Cqe {
@@ -466,6 +525,26 @@ impl SendQueue {
         self.front_seq = self.front_seq.wrapping_add(1);
         if let Some(cqe) = cqe {
             emit(cqe);
+        }
+    }
+
+    /// The same for a request of another kind.
+    #[cold]
+    #[inline(never)]
+    fn take_special(&mut self, emit: &mut impl FnMut(Cqe)) {
+        let Some(slot) = self.slots.pop() else {
+            return;
+        };
+        self.front_seq = self.front_seq.wrapping_add(1);
+        if slot.kind == Kind::Internal {
+            self.internal = self.internal.wrapping_sub(1);
+        } else if self.signal_all || slot.flags.contains(SendFlags::SIGNALED) {
+            emit(Cqe {
+                wr_id: slot.wr_id,
+                opcode: WcOpcode::AtomicWrite,
+                byte_len: slot.len,
+                ..Cqe::default()
+            });
         }
     }
 
@@ -502,9 +581,14 @@ impl SendQueue {
             self.flushing = true;
             let failed = self.failed.filter(|failed| failed.seq == self.front_seq);
             let Some(slot) = self.retire() else { break };
+            let status = failed.map_or(WcStatus::Flushed, |failed| failed.status);
+            if slot.kind == Kind::Internal {
+                self.flush_own(&slot, status);
+                continue;
+            }
             emit(Cqe {
                 wr_id: slot.wr_id,
-                status: failed.map_or(WcStatus::Flushed, |failed| failed.status),
+                status,
                 vendor_err: failed.map_or(0, |failed| failed.vendor_err),
                 opcode: slot.op.wc_opcode(),
                 ..Cqe::default()
@@ -516,10 +600,20 @@ impl SendQueue {
         n
     }
 
+    #[cold]
+    fn flush_own(&mut self, slot: &Slot, status: WcStatus) {
+        self.internal = self.internal.wrapping_sub(1);
+        if matches!(slot.op, SendOp::Read { .. }) {
+            // There is room for all that the queue has room for.
+            let _ = self.flushed.push((slot.wr_id as u32, status));
+        }
+    }
+
     /// Drops everything without completions.
     pub(super) fn clear(&mut self) {
         self.front_seq = self.front_seq.wrapping_add(self.slots.len());
         self.slots.clear();
+        self.internal = 0;
         self.started = 0;
         self.acknowledged = 0;
         self.failed = None;
@@ -536,9 +630,28 @@ impl SendQueue {
         self.slots.len()
     }
 
-    /// Returns how many more requests it takes.
+    /// Returns how many more requests of the program it takes.
     pub(super) const fn room(&self) -> u32 {
-        self.slots.capacity().saturating_sub(self.slots.len())
+        let used = self.slots.len().wrapping_sub(self.internal);
+        self.limit.saturating_sub(used)
+    }
+
+    /// Returns how many requests of our own it has.
+    pub(super) const fn own_requests(&self) -> u32 {
+        self.internal
+    }
+
+    /// Appends a request of our own.
+    pub(super) fn push_own(&mut self, wr: &SendWr<'_>, len: u32) -> Result<(), PostError> {
+        self.push(wr, len)?;
+        self.mark_last(Kind::Internal);
+        self.internal = self.internal.wrapping_add(1);
+        Ok(())
+    }
+
+    /// Takes the `wr_id` of a Read of our own that was flushed, and its status.
+    pub(super) fn next_flushed(&mut self) -> Option<(u32, WcStatus)> {
+        self.flushed.pop()
     }
 
     /// Returns how many requests have no octet in a plan yet.

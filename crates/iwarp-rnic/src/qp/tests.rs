@@ -23,6 +23,7 @@ mod sending;
 mod startup;
 mod stream;
 mod summed;
+mod tagged;
 mod timing;
 mod told;
 mod unreliable;

@@ -130,7 +130,7 @@ impl Tx {
     #[inline]
     pub(super) fn begin_payload(&mut self, slot: &Slot) -> u32 {
         match slot.op {
-            SendOp::Write { .. } | SendOp::AtomicWrite { .. } | SendOp::WriteImm { .. } => 0,
+            SendOp::Write { .. } | SendOp::WriteImm { .. } => 0,
             //= rfc5040 section 5.3
             //# The Local Peer MUST issue Send Message Type Messages in the order they
             //# were submitted by the ULP.
@@ -312,6 +312,10 @@ impl QueuePair {
         self.life.written(!plan.is_done());
         if plan.is_done() {
             plan.clear();
+            if self.config.match_tags {
+                // The send queue may have room for what waits.
+                self.start_reads(host);
+            }
             self.note_drained();
         }
     }

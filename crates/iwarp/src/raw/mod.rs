@@ -29,6 +29,7 @@ mod silence;
 mod source;
 mod srq;
 mod stats;
+mod tags;
 #[cfg(test)]
 pub(crate) mod testing;
 mod timer;
@@ -47,5 +48,6 @@ pub use iwarp_rnic::qp::XrcEnd;
 pub use qp::{QpAttributes, QueuePair};
 pub use retry::Retry;
 pub use srq::SharedReceiveQueue;
+pub use tags::{TagOperation, TagRequest};
 pub use ud::{UdAddress, UdAttributes, UdDrops, UdEvent, UdQueuePair, UdSendWr};
 pub use xrc::{XrcDomain, XrcSendWr, XrcTargetAttributes};

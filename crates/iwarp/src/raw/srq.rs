@@ -1,6 +1,7 @@
 //! Shared receive queues (`ibv_create_srq(3)`).
 
 use super::context::ContextInner;
+use super::cq::CompletionQueue;
 use super::events::AsyncEventKind;
 use super::qp::QpInner;
 use super::xrc::XrcQueue;
@@ -16,6 +17,8 @@ pub(crate) struct SrqInner {
     pub(super) pd: u32,
     /// What it is in an XRC domain, if it belongs to one.
     pub(super) xrc: Option<XrcQueue>,
+    /// Where it completes, if it matches tags.
+    pub(super) tags: Option<CompletionQueue>,
     /// For the program's own use.
     user: AtomicU64,
     state: Mutex<SrqState>,
@@ -42,17 +45,20 @@ impl SharedReceiveQueue {
         depth: u32,
         max_sge: u32,
     ) -> Result<Self> {
-        Self::create_for(ctx, pd, depth, max_sge, None)
+        Self::create_for(ctx, pd, (depth, max_sge), None, None)
     }
 
     pub(super) fn create_for(
         ctx: &Arc<ContextInner>,
         pd: u32,
-        depth: u32,
-        max_sge: u32,
+        (depth, max_sge): (u32, u32),
         xrc: Option<XrcQueue>,
+        tags: Option<(&CompletionQueue, u32)>,
     ) -> Result<Self> {
-        let queue = Queue::new(depth, max_sge)?;
+        let mut queue = Queue::new(depth, max_sge)?;
+        if let Some((_, max_tags)) = tags {
+            queue.match_tags(max_tags)?;
+        }
         let state = Mutex::new(SrqState {
             queue,
             waiting: Vec::new(),
@@ -63,6 +69,7 @@ impl SharedReceiveQueue {
                 ctx: Arc::clone(ctx),
                 pd,
                 xrc,
+                tags: tags.map(|(cq, _)| cq.clone()),
                 user: AtomicU64::new(0),
                 state,
             }),
@@ -112,7 +119,7 @@ impl SharedReceiveQueue {
     /// which were queued, is in the first part of the pair.
     pub fn post(&self, wrs: &[RecvWr<'_>]) -> Result<(), (usize, crate::Error)> {
         let mut result = Ok(());
-        let waiting = {
+        {
             let mut state = self.inner.state.lock();
             for (i, wr) in wrs.iter().enumerate() {
                 if let Err(e) = state.queue.post(wr) {
@@ -120,11 +127,8 @@ impl SharedReceiveQueue {
                     break;
                 }
             }
-            std::mem::take(&mut state.waiting)
-        };
-        for qp in waiting.iter().filter_map(Weak::upgrade) {
-            qp.drive_rx();
         }
+        self.inner.drive_waiting();
         result
     }
 
@@ -178,6 +182,29 @@ impl SrqInner {
             true => (false, false),
             false => state.queue.take(taken),
         }
+    }
+
+    /// Lets `f` have the queue. Returns `None` if it is destroyed.
+    pub(super) fn with_queue<R>(&self, f: impl FnOnce(&mut Queue) -> Option<R>) -> Option<R> {
+        let mut state = self.state.lock();
+        match state.destroyed {
+            true => None,
+            false => f(&mut state.queue),
+        }
+    }
+
+    /// Lets the queue pairs go on that have waited for a receive. Call it without locks.
+    pub(super) fn drive_waiting(&self) {
+        let waiting = std::mem::take(&mut self.state.lock().waiting);
+        for qp in waiting.iter().filter_map(Weak::upgrade) {
+            qp.drive_rx();
+        }
+    }
+
+    /// Returns `true` if [`drive_waiting`](Self::drive_waiting) has something to do.
+    pub(super) fn has_waiting(&self) -> bool {
+        let state = self.state.lock();
+        !state.waiting.is_empty() && !state.queue.is_empty()
     }
 
     /// Takes a receive with room for `len` octets; otherwise as [`take`](Self::take).
