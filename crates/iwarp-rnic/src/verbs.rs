@@ -153,7 +153,7 @@ pub enum SendOp {
     Bind(Bind),
     /// Give a fast-registration region its range, rights and key.
     FastRegister(FastRegister),
-    /// RDMA Write of eight octets that the target stores at once (`IBV_WR_ATOMIC_WRITE`). It completes when they are placed: from its posting on,
+    /// RDMA Write of eight octets that the target stores at once (`IBV_WR_ATOMIC_WRITE`). It completes when they are placed: from its start on,
     /// that holds for all requests of the queue pair ([`complete_when_placed`](crate::qp::QueuePair::complete_when_placed)).
     ///
     /// On the wire it is an RDMA Write in one segment. A target of this crate stores eight octets by one instruction wherever they are
@@ -197,6 +197,11 @@ impl SendOp {
             self,
             Self::Read { .. } | Self::ReadInv { .. } | Self::FetchAdd { .. } | Self::CmpSwap { .. }
         )
+    }
+
+    /// Returns `true` if it is complete only when the peer has answered it, or a Read behind it.
+    pub(crate) const fn needs_answer(&self) -> bool {
+        self.has_response() || matches!(self, Self::AtomicWrite { .. })
     }
 
     /// Returns `true` if it sends nothing: binds, fast registrations and local invalidations.

@@ -281,9 +281,15 @@ impl<'t, M: Memory> Span<'t, M> {
     /// looking at its last octet. Eight octets that are aligned in memory become visible at once, because they may be an atomic write.
     #[inline]
     pub fn write_last_octet_last(&self, src: &[u8]) {
-        if src.len() == size_of::<u64>() && self.write_word(src) {
-            return;
+        match self.len {
+            8 => self.write_eight(src),
+            _ => self.write_others_first(src),
         }
+    }
+
+    /// The same, where nothing is stored at once but the last octet.
+    #[inline(always)]
+    fn write_others_first(&self, src: &[u8]) {
         let n = src.len().min(self.len as usize);
         let Some((last, head)) = src.get(..n).and_then(|s| s.split_last()) else {
             return;
@@ -298,15 +304,13 @@ impl<'t, M: Memory> Span<'t, M> {
         unsafe { AtomicU8::from_ptr(end.fragment().at) }.store(*last, Ordering::Release);
     }
 
-    /// Stores eight octets at once. Returns `false` if that is not possible: there is no such word.
+    /// The same for eight octets. It ends here and does not come back to the other way, which therefore costs nothing more.
+    #[cold]
     #[inline(never)]
-    fn write_word(&self, src: &[u8]) -> bool {
+    fn write_eight(self, src: &[u8]) {
         match (<[u8; 8]>::try_from(src), self.word()) {
-            (Ok(octets), Some(word)) => {
-                word.store(octets);
-                true
-            }
-            _ => false,
+            (Ok(octets), Some(word)) => word.store(octets),
+            _ => self.write_others_first(src),
         }
     }
 

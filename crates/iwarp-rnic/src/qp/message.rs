@@ -104,6 +104,9 @@ impl QueuePair {
         plan: &mut TxPlan,
         w: &Wire<'_, impl Memory>,
     ) -> Begun {
+        if self.sq.start_atomic_write(seq) {
+            self.complete_when_placed();
+        }
         let Some(slot) = self.sq.at(place) else {
             return Begun::Failed(WcStatus::LocalQpOperation);
         };

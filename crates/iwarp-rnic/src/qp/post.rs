@@ -1,8 +1,7 @@
 //! Posting of work requests.
 
-use super::send_queue::Kind;
 use super::{Host, QueuePair, State};
-use crate::{PostError, RecvWr, SendOp, SendWr, WcStatus};
+use crate::{PostError, RecvWr, SendWr, WcStatus};
 
 /// Post.
 impl QueuePair {
@@ -15,9 +14,6 @@ impl QueuePair {
     pub fn post_send<H: Host>(&mut self, wr: &SendWr<'_>, host: &mut H) -> Result<(), PostError> {
         if !self.life.starts_requests() {
             return self.post_out_of_operation(wr, host);
-        }
-        if matches!(wr.op, SendOp::AtomicWrite { .. }) {
-            return self.post_atomic_write(wr, host);
         }
         let len = self.sq.check(wr)?;
         self.sq.push(wr, len)
@@ -32,9 +28,6 @@ impl QueuePair {
     ) -> Result<(), PostError> {
         if !self.life.takes_sends() {
             return Err(PostError::InvalidState);
-        }
-        if matches!(wr.op, SendOp::AtomicWrite { .. }) {
-            return self.post_atomic_write(wr, host);
         }
         let len = match self.sq.check(wr) {
             // A flush that is not finished makes room.
@@ -51,22 +44,6 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Queues an atomic write: a Write that completes when it is placed.
-    #[cold]
-    #[inline(never)]
-    fn post_atomic_write<H: Host>(
-        &mut self,
-        wr: &SendWr<'_>,
-        host: &mut H,
-    ) -> Result<(), PostError> {
-        let op = self.sq.check_atomic_write(wr)?;
-        self.post_send(&SendWr { op, ..*wr }, host)?;
-        // If it was flushed already, it was the last one, and there is none.
-        self.sq.mark_last(Kind::AtomicWrite);
-        self.complete_when_placed();
-        Ok(())
-    }
-
     /// Returns `Ok` if all of these would be accepted, one after the other; otherwise the index of the first that would not,
     /// and the reason.
     pub fn check_sends<'a, 'b: 'a>(
@@ -78,9 +55,6 @@ impl QueuePair {
         }
         let number = wrs.len();
         for (i, wr) in wrs.enumerate() {
-            if matches!(wr.op, SendOp::AtomicWrite { .. }) {
-                self.sq.check_atomic_write(wr).map_err(|e| (i, e))?;
-            }
             self.sq.check(wr).map_err(|e| (i, e))?;
         }
         let room = self.sq.room() as usize;

@@ -114,7 +114,7 @@ pub(super) struct SendQueue {
     max_sge: u32,
     max_inline: u32,
     signal_all: bool,
-    /// How many requests of the program there is room for.
+    /// How many requests there may be: those of the program, and the `internal` ones that are there.
     limit: u32,
     /// Requests of our own in `slots`. They have room besides those of the program.
     internal: u32,
@@ -296,6 +296,7 @@ impl SendQueue {
     }
 
     /// Appends a request that was checked by [`check`](Self::check).
+    #[inline]
     pub(super) fn push(&mut self, wr: &SendWr<'_>, len: u32) -> Result<(), PostError> {
         let inline = wr.flags.contains(SendFlags::INLINE);
         let num_sge = if inline { 0 } else { wr.sges.len() as u8 };
@@ -341,34 +342,10 @@ impl SendQueue {
         }
     }
 
-    /// Says what the last request is besides its operation.
-    pub(super) fn mark_last(&mut self, kind: Kind) {
-        if let Some(last) = self.slots.len().checked_sub(1)
-            && let Some(slot) = self.slots.get_mut(last)
-        {
-            slot.kind = kind;
-        }
-    }
-
-    /// Checks what is special about an atomic write: the target stores one aligned word, and the answer to a Read tells when it has.
-    pub(super) fn check_atomic_write(&self, wr: &SendWr<'_>) -> Result<SendOp, PostError> {
-        let len: u64 = match wr.flags.contains(SendFlags::INLINE) {
-            true => wr.inline.iter().map(|p| p.len() as u64).sum(),
-            false => wr.sges.iter().map(|s| u64::from(s.len)).sum(),
-        };
-        match wr.op {
-            SendOp::AtomicWrite { remote_addr, rkey }
-                if len == 8 && remote_addr.is_multiple_of(8) && self.takes_reads() =>
-            {
-                Ok(SendOp::Write { remote_addr, rkey })
-            }
-            _ => Err(PostError::InvalidRequest),
-        }
-    }
-
     /// Checks a request against the sizes of the queue; returns its length.
+    #[inline]
     pub(super) fn check(&self, wr: &SendWr<'_>) -> Result<u32, PostError> {
-        if self.room() == 0 {
+        if self.slots.len() >= self.limit {
             return Err(PostError::QueueFull);
         }
         let inline = wr.flags.contains(SendFlags::INLINE);
@@ -398,11 +375,35 @@ impl SendQueue {
             }
             // The STag to invalidate is that of the only element.
             SendOp::ReadInv { .. } if wr.sges.len() != 1 => Err(PostError::InvalidRequest),
-            _ if wr.op.has_response() && !self.takes_reads() => Err(PostError::InvalidRequest),
+            _ if wr.op.needs_answer() && !self.may_be_answered(&wr.op, len) => {
+                Err(PostError::InvalidRequest)
+            }
             // Eight octets come back, however long the elements are.
             SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } => Ok(8),
             _ => Ok(len as u32),
         }
+    }
+
+    /// Returns `true` if the peer can be asked about a request of `len` octets. An atomic write is one aligned word.
+    #[inline(never)]
+    const fn may_be_answered(&self, op: &SendOp, len: u64) -> bool {
+        let fits = match op {
+            SendOp::AtomicWrite { remote_addr, .. } => len == 8 && remote_addr.is_multiple_of(8),
+            _ => true,
+        };
+        fits && self.takes_reads()
+    }
+
+    /// If this request is an atomic write, returns `true`, and lets it go on as an RDMA Write.
+    pub(super) fn start_atomic_write(&mut self, seq: u32) -> bool {
+        if let Some(slot) = self.slots.get_mut(seq.wrapping_sub(self.front_seq))
+            && let SendOp::AtomicWrite { remote_addr, rkey } = slot.op
+        {
+            slot.op = SendOp::Write { remote_addr, rkey };
+            slot.kind = Kind::AtomicWrite;
+            return true;
+        }
+        false
     }
 
     /// Returns the request that was started last, if it is not complete.
@@ -537,7 +538,7 @@ impl SendQueue {
         };
         self.front_seq = self.front_seq.wrapping_add(1);
         if slot.kind == Kind::Internal {
-            self.internal = self.internal.wrapping_sub(1);
+            self.own_left();
         } else if self.signal_all || slot.flags.contains(SendFlags::SIGNALED) {
             emit(Cqe {
                 wr_id: slot.wr_id,
@@ -602,7 +603,7 @@ impl SendQueue {
 
     #[cold]
     fn flush_own(&mut self, slot: &Slot, status: WcStatus) {
-        self.internal = self.internal.wrapping_sub(1);
+        self.own_left();
         if matches!(slot.op, SendOp::Read { .. }) {
             // There is room for all that the queue has room for.
             let _ = self.flushed.push((slot.wr_id as u32, status));
@@ -613,6 +614,7 @@ impl SendQueue {
     pub(super) fn clear(&mut self) {
         self.front_seq = self.front_seq.wrapping_add(self.slots.len());
         self.slots.clear();
+        self.limit = self.limit.wrapping_sub(self.internal);
         self.internal = 0;
         self.started = 0;
         self.acknowledged = 0;
@@ -632,8 +634,7 @@ impl SendQueue {
 
     /// Returns how many more requests of the program it takes.
     pub(super) const fn room(&self) -> u32 {
-        let used = self.slots.len().wrapping_sub(self.internal);
-        self.limit.saturating_sub(used)
+        self.limit.saturating_sub(self.slots.len())
     }
 
     /// Returns how many requests of our own it has.
@@ -642,11 +643,24 @@ impl SendQueue {
     }
 
     /// Appends a request of our own.
+    #[cold]
+    #[inline(never)]
     pub(super) fn push_own(&mut self, wr: &SendWr<'_>, len: u32) -> Result<(), PostError> {
         self.push(wr, len)?;
-        self.mark_last(Kind::Internal);
+        if let Some(last) = self.slots.len().checked_sub(1)
+            && let Some(slot) = self.slots.get_mut(last)
+        {
+            slot.kind = Kind::Internal;
+        }
         self.internal = self.internal.wrapping_add(1);
+        self.limit = self.limit.wrapping_add(1);
         Ok(())
+    }
+
+    /// One of them has left the queue.
+    const fn own_left(&mut self) {
+        self.internal = self.internal.wrapping_sub(1);
+        self.limit = self.limit.wrapping_sub(1);
     }
 
     /// Takes the `wr_id` of a Read of our own that was flushed, and its status.

@@ -63,10 +63,11 @@ impl QueuePair {
     pub(super) fn deliver_tagged<H: Host>(
         &mut self,
         h: UntaggedHeader,
-        cqe: Cqe,
+        byte_len: u32,
         segment_len: u32,
         env: &mut Env<'_, H>,
     ) -> Step {
+        let cqe = self.send_cqe(h, byte_len);
         let mut octets = [0; HEADERS_LEN];
         let wanted = cqe.byte_len.min(HEADERS_LEN as u32);
         let message = octets.get_mut(..wanted as usize).unwrap_or_default();
