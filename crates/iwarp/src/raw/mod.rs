@@ -45,6 +45,7 @@ pub use context::Context;
 pub use cq::{CompletionQueue, CqError};
 pub use events::{AsyncEvent, AsyncEventKind, EventQueue};
 pub use iwarp_rnic::qp::XrcEnd;
+pub use iwarp_rnic::tags::{MAX_TAG_SGE, MAX_TAGS, TaggedBuffer};
 pub use qp::{QpAttributes, QueuePair};
 pub use retry::Retry;
 pub use srq::SharedReceiveQueue;

@@ -6,6 +6,7 @@ use super::events::AsyncEventKind;
 use super::qp::QpInner;
 use super::xrc::XrcQueue;
 use crate::error::Result;
+use crate::progress::baton::Baton;
 use iwarp_rnic::RecvWr;
 use iwarp_rnic::receive_queue::{SharedReceiveQueue as Queue, Taken, TakenRecv};
 use parking_lot::Mutex;
@@ -21,6 +22,8 @@ pub(crate) struct SrqInner {
     pub(super) tags: Option<CompletionQueue>,
     /// For the program's own use.
     user: AtomicU64,
+    /// Whose thread drives those that have waited.
+    turn: Baton,
     state: Mutex<SrqState>,
 }
 
@@ -71,6 +74,7 @@ impl SharedReceiveQueue {
                 xrc,
                 tags: tags.map(|(cq, _)| cq.clone()),
                 user: AtomicU64::new(0),
+                turn: Baton::new(),
                 state,
             }),
         })
@@ -119,7 +123,7 @@ impl SharedReceiveQueue {
     /// which were queued, is in the first part of the pair.
     pub fn post(&self, wrs: &[RecvWr<'_>]) -> Result<(), (usize, crate::Error)> {
         let mut result = Ok(());
-        {
+        let somebody_waits = {
             let mut state = self.inner.state.lock();
             for (i, wr) in wrs.iter().enumerate() {
                 if let Err(e) = state.queue.post(wr) {
@@ -127,8 +131,11 @@ impl SharedReceiveQueue {
                     break;
                 }
             }
+            !state.waiting.is_empty()
+        };
+        if somebody_waits {
+            self.inner.drive_waiting();
         }
-        self.inner.drive_waiting();
         result
     }
 
@@ -194,11 +201,16 @@ impl SrqInner {
     }
 
     /// Lets the queue pairs go on that have waited for a receive. Call it without locks.
+    ///
+    /// Such a queue pair may give a receive back for which others have begun to wait meanwhile. Then this goes round again, instead of
+    /// calling itself as often as there are queue pairs.
     pub(super) fn drive_waiting(&self) {
-        let waiting = std::mem::take(&mut self.state.lock().waiting);
-        for qp in waiting.iter().filter_map(Weak::upgrade) {
-            qp.drive_rx();
-        }
+        self.turn.drive(|| {
+            let waiting = std::mem::take(&mut self.state.lock().waiting);
+            for qp in waiting.iter().filter_map(Weak::upgrade) {
+                qp.drive_rx();
+            }
+        });
     }
 
     /// Returns `true` if [`drive_waiting`](Self::drive_waiting) has something to do.
