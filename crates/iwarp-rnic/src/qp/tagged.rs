@@ -250,7 +250,7 @@ impl QueuePair {
         host.with_shared_receive(|queue| queue.tags()?.next_read(qp_num, sink))?
     }
 
-    /// A Read of our own was answered: tells the sender, and completes the buffer.
+    /// A Read of our own was answered: tells the sender, and completes the buffer. When that message is written, more Reads may start.
     #[cold]
     #[inline(never)]
     pub(super) fn answered_own<H: Host>(&mut self, awaited: &Awaited, host: &mut H) {
@@ -270,7 +270,6 @@ impl QueuePair {
             // There is room: the Read was begun with a place for it.
             let _ = self.sq.push_own(&wr, Tmh::LEN as u32);
         }
-        self.start_reads(host);
     }
 
     /// Ends a rendezvous, and completes its buffer with this status.
