@@ -45,6 +45,7 @@ mod enumerate;
 mod fabric;
 mod fio;
 mod gloo;
+mod huge_pages;
 mod iser;
 mod migration;
 mod mpi;

@@ -31,24 +31,6 @@ pub(super) const REASONS: Reasons = Reasons::Exact(SKIPS);
 
 const SKIPS: &[Skip] = &[
     Skip {
-        message: "Extended QP is not supported on this device",
-        reason: "needs atomic writes",
-        tests: &[("test_qpex.QpExTestCase", &["test_qp_ex_rc_atomic_write"])],
-    },
-    Skip {
-        message: "Extended CQ is not supported",
-        reason: "needs tag matching",
-        tests: &[(
-            "test_tag_matching.TMTest",
-            &[
-                "test_tm_no_tag",
-                "test_tm_rndv",
-                "test_tm_traffic",
-                "test_tm_unexpected_tag",
-            ],
-        )],
-    },
-    Skip {
         message: "Create QP type 8 is not supported",
         reason: RAW_PACKETS,
         tests: &[

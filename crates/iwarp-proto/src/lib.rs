@@ -9,6 +9,7 @@
 //! | [`rdmap`] | opcodes, Read Request, atomics, Immediate Data, Terminate | RFC 5040, RFC 7306 |
 //! | [`crc32c`] | the checksum of FPDUs | RFC 5044 §4.4 |
 //! | [`datagram`] | unreliable datagrams over UDP, a framing of our own | docs/wire.md |
+//! | [`tag_matching`] | the headers of messages that are matched by tag | docs/wire.md |
 //! | [`sidr`] | which datagram queue pair serves a port, messages of our own | docs/wire.md |
 //!
 //! Nothing here does I/O, allocates, reads a clock or panics because of what a peer sent. Each frame type comes twice: a
@@ -33,5 +34,6 @@ pub mod ddp;
 pub mod mpa;
 pub mod rdmap;
 pub mod sidr;
+pub mod tag_matching;
 
 mod wire;

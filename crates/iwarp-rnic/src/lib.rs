@@ -9,6 +9,7 @@
 //!
 //! * [`memory`] — the STag table, what memory is, and (in `span` and the kinds of memory) the crate's only `unsafe`.
 //! * [`cq`], [`receive_queue`] — queues that several queue pairs share.
+//! * [`tags`] — buffers of a shared receive queue that messages are matched with.
 //! * [`qp`] — one queue pair: posting, transmitting (`qp::tx`), receiving (`qp::rx`).
 //!
 //! Memory is allocated when objects are created. The paths that a peer or a work
@@ -39,6 +40,7 @@ pub mod memory;
 pub mod qp;
 pub mod receive_queue;
 mod storage;
+pub mod tags;
 mod time;
 mod verbs;
 

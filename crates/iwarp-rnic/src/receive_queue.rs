@@ -3,6 +3,7 @@
 
 use crate::limits::{MAX_QP_WR, MAX_SGE};
 use crate::storage::{Ring, filled};
+use crate::tags::{MAX_TAGS, TagList};
 use crate::{AllocError, PostError, RecvWr, Sge};
 use alloc::vec::Vec;
 
@@ -31,6 +32,30 @@ impl TakenRecv {
             several: filled(room)?,
             ..Self::default()
         })
+    }
+
+    /// Takes over a request with these elements, cut to `len` octets in all.
+    pub(crate) fn fill(&mut self, wr_id: u64, sges: &[Sge], len: u32) {
+        let mut left = len;
+        let mut number = 0u8;
+        self.first = Sge::default();
+        self.len = 0;
+        for sge in sges.iter().take(self.several.len().max(1)) {
+            let part = Sge {
+                len: sge.len.min(left),
+                ..*sge
+            };
+            left = left.wrapping_sub(part.len);
+            self.len = self.len.wrapping_add(u64::from(part.len));
+            if number == 0 {
+                self.first = part;
+            }
+            if let Some(to) = self.several.get_mut(number as usize) {
+                *to = part;
+            }
+            number = number.wrapping_add(1);
+        }
+        (self.wr_id, self.num_sge) = (wr_id, number);
     }
 
     /// Its elements.
@@ -206,6 +231,8 @@ impl ReceiveQueue {
 pub struct SharedReceiveQueue {
     queue: ReceiveQueue,
     limit: u32,
+    /// The buffers that messages are matched with, if it is a queue for that.
+    tags: Option<TagList>,
 }
 
 /// Why a shared receive queue cannot be as asked for.
@@ -224,7 +251,25 @@ impl SharedReceiveQueue {
             return Err(SrqError::Invalid);
         }
         let queue = ReceiveQueue::new(depth, max_sge).map_err(|_| SrqError::OutOfMemory)?;
-        Ok(Self { queue, limit: 0 })
+        Ok(Self {
+            queue,
+            limit: 0,
+            tags: None,
+        })
+    }
+
+    /// Makes it a queue whose messages are matched with the tags of buffers, up to `max_tags` of them.
+    pub fn match_tags(&mut self, max_tags: u32) -> Result<(), SrqError> {
+        if max_tags == 0 || max_tags > MAX_TAGS {
+            return Err(SrqError::Invalid);
+        }
+        self.tags = Some(TagList::new(max_tags).map_err(|_| SrqError::OutOfMemory)?);
+        Ok(())
+    }
+
+    /// Returns the tagged buffers, if it is a queue that has them.
+    pub const fn tags(&mut self) -> Option<&mut TagList> {
+        self.tags.as_mut()
     }
 
     /// Requests it can hold.

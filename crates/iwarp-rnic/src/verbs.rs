@@ -153,6 +153,17 @@ pub enum SendOp {
     Bind(Bind),
     /// Give a fast-registration region its range, rights and key.
     FastRegister(FastRegister),
+    /// RDMA Write of eight octets that the target stores at once (`IBV_WR_ATOMIC_WRITE`). It completes when they are placed: from its start on,
+    /// that holds for all requests of the queue pair ([`complete_when_placed`](crate::qp::QueuePair::complete_when_placed)).
+    ///
+    /// On the wire it is an RDMA Write in one segment. A target of this crate stores eight octets by one instruction wherever they are
+    /// aligned in its memory; other targets give no promise.
+    AtomicWrite {
+        /// Tagged offset at the peer, a multiple of 8.
+        remote_addr: u64,
+        /// The peer's STag.
+        rkey: u32,
+    },
 }
 
 /// A send queue has a slot for each request, so they are kept small.
@@ -168,6 +179,7 @@ impl SendOp {
                 | Self::SendInv(_)
                 | Self::Write { .. }
                 | Self::WriteImm { .. }
+                | Self::AtomicWrite { .. }
         )
     }
 
@@ -187,6 +199,11 @@ impl SendOp {
         )
     }
 
+    /// Returns `true` if it is complete only when the peer has answered it, or a Read behind it.
+    pub(crate) const fn needs_answer(&self) -> bool {
+        self.has_response() || matches!(self, Self::AtomicWrite { .. })
+    }
+
     /// Returns `true` if it sends nothing: binds, fast registrations and local invalidations.
     pub const fn is_local(&self) -> bool {
         matches!(
@@ -200,6 +217,7 @@ impl SendOp {
         match self {
             Self::Send | Self::SendImm(_) | Self::SendInv(_) => WcOpcode::Send,
             Self::Write { .. } | Self::WriteImm { .. } => WcOpcode::Write,
+            Self::AtomicWrite { .. } => WcOpcode::AtomicWrite,
             Self::Read { .. } | Self::ReadInv { .. } => WcOpcode::Read,
             Self::FetchAdd { .. } => WcOpcode::FetchAdd,
             Self::CmpSwap { .. } => WcOpcode::CmpSwap,
@@ -388,6 +406,8 @@ pub enum WcStatus {
     ResponseTimeout,
     /// Something else.
     General,
+    /// A tagged buffer is not in the list any more (`IBV_WC_TM_ERR`).
+    TagMatching,
 }
 
 /// The operation that a completion is about.
@@ -403,10 +423,19 @@ pub enum WcOpcode {
     Bind,
     LocalInvalidate,
     FastRegister,
+    AtomicWrite,
     /// A receive that took a Send.
     Recv,
     /// A receive that took the immediate data of an RDMA Write.
     RecvWriteImm,
+    /// A tagged buffer was posted, was taken away, the list was synchronized.
+    TagAdd,
+    TagRemove,
+    TagSync,
+    /// A message with a tag: in the buffer that it matched, or in a receive because it matched none.
+    TagRecv,
+    /// A receive that took a message without a tag, on a queue that matches tags.
+    TagNone,
 }
 
 bitflags! {
@@ -419,6 +448,12 @@ bitflags! {
         const WITH_IMM = 1 << 1;
         /// `imm_or_stag` holds the STag that the peer invalidated.
         const WITH_INV = 1 << 3;
+        /// The program does not know all messages that matched no tag, so that buffers that it posts are not matched.
+        const TAG_SYNC = 1 << 4;
+        /// The message has matched a tagged buffer, and the completion has its tag ([`Cqe::tag`]).
+        const TAG_MATCH = 1 << 5;
+        /// The payload is in the tagged buffer.
+        const TAG_DATA = 1 << 6;
         /// The peer asked for a solicited event.
         const SOLICITED = 1 << 8;
         /// A datagram that came over IPv4: the routing header is an IPv4 header in its last 20 octets. Without it, it is an IPv6 header.
@@ -445,7 +480,8 @@ pub struct Cqe {
     pub imm_or_stag: u32,
     /// For a remote error: layer, type and code of the peer's Terminate, as `0x00LTCC`. For a datagram: see [`src_qp`](Self::src_qp).
     pub vendor_err: u32,
-    /// Time at which it was written, in nanoseconds of the caller's clock; zero if the caller has none.
+    /// Time at which it was written, in nanoseconds of the caller's clock; zero if the caller has none. On a queue without a clock a
+    /// matched message has its tag here: see [`tag`](Self::tag).
     pub timestamp_ns: u64,
 }
 
@@ -455,6 +491,15 @@ impl Cqe {
         match self.flags.contains(WcFlags::GRH) {
             true => self.vendor_err,
             false => 0,
+        }
+    }
+
+    /// Returns the tag of a message that has matched a buffer, and what its sender has written beside it. They are there on queues without
+    /// a clock, so that completions need no more room.
+    pub const fn tag(&self) -> Option<(u64, u32)> {
+        match self.flags.contains(WcFlags::TAG_MATCH) {
+            true => Some((self.timestamp_ns, self.vendor_err)),
+            false => None,
         }
     }
 }

@@ -244,6 +244,7 @@ impl World {
             max_ord: stream.ord + rng.pick(&[0, 0, 3]),
             signal_all: rng.chance(15),
             shared_receive: shared,
+            match_tags: false,
             receiver_not_ready: policy,
             snapshot: rng.chance(30),
             budget: Budget {

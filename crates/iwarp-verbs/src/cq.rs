@@ -96,8 +96,10 @@ struct Wanted {
 }
 
 /// All fields that a completion of a connected queue pair can have.
-const WC_FLAGS: u64 = 0x7f | 1 << 7 | 1 << 11;
+const WC_FLAGS: u64 = 0x7f | 1 << 7 | WC_TM_INFO | 1 << 11;
 const WC_TIMESTAMP: u64 = 1 << 7 | 1 << 11;
+/// The tag of a message, for which completions have room if they have no time.
+const WC_TM_INFO: u64 = 1 << 10;
 
 unsafe fn create(c: *mut ibv_context, wanted: &Wanted) -> Res<*mut ibv_cq_ex> {
     let ctx = checked_context(c)?;
@@ -147,6 +149,7 @@ unsafe fn create(c: *mut ibv_context, wanted: &Wanted) -> Res<*mut ibv_cq_ex> {
     cq.read_dlid_path_bits = Some(read_zero_u8);
     cq.read_completion_ts = Some(read_completion_ts);
     cq.read_completion_wallclock_ns = Some(read_wallclock);
+    cq.read_tm_info = Some(read_tm_info);
     let own = Cq {
         raw: raw.clone(),
         users: Users::default(),
@@ -187,6 +190,9 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     pointer(|| {
         let attr = &*attr;
         if attr.comp_mask & !3 != 0 || attr.wc_flags & !WC_FLAGS != 0 {
+            return Err(UNSUPPORTED);
+        }
+        if attr.wc_flags & WC_TM_INFO != 0 && attr.wc_flags & WC_TIMESTAMP != 0 {
             return Err(UNSUPPORTED);
         }
         // Single-threaded use is a hint. Overruns cannot be ignored.
@@ -411,6 +417,13 @@ unsafe extern "C" fn read_sl(c: *mut ibv_cq_ex) -> u8 {
 
 unsafe extern "C" fn read_zero_u8(_: *mut ibv_cq_ex) -> u8 {
     0
+}
+
+unsafe extern "C" fn read_tm_info(c: *mut ibv_cq_ex, to: *mut ibv_wc_tm_info) {
+    let (tag, app_ctx) = trusted(c).current.get().tag().unwrap_or_default();
+    // As its sender has written it.
+    let r#priv = app_ctx.to_be();
+    to.write(ibv_wc_tm_info { tag, r#priv });
 }
 
 unsafe extern "C" fn read_completion_ts(c: *mut ibv_cq_ex) -> u64 {

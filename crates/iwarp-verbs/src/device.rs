@@ -3,7 +3,7 @@
 use crate::abi::verbs::*;
 use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, code, minus_one, pointer, set_errno, value};
 use crate::object::{self, Kind};
-use crate::{cq, mr, mw, pd, post, qp_create, query, srq, xrc};
+use crate::{cq, mr, mw, pd, post, qp_create, query, srq, srq_ops, xrc};
 use iwarp::raw::Context;
 use iwarp::{Config, Device, Face};
 use parking_lot::Mutex;
@@ -281,6 +281,7 @@ fn make(
     vctx.close_xrcd = Some(xrc::close_xrcd);
     vctx.get_srq_num = Some(xrc::get_srq_num);
     vctx.create_srq_ex = Some(srq::create_srq_ex);
+    vctx.post_srq_ops = Some(srq_ops::post_srq_ops);
     vctx.advise_mr = Some(mr::advise_mr);
     vctx.alloc_null_mr = Some(mr::alloc_null_mr);
     let c = &mut vctx.context;

@@ -26,6 +26,7 @@ mod face;
 #[cfg(not(test))]
 mod exports;
 mod guard;
+mod huge;
 mod kern;
 mod misc;
 mod mr;
@@ -41,6 +42,7 @@ mod qp_ex;
 mod query;
 mod rsocket;
 mod srq;
+mod srq_ops;
 mod ud;
 mod wait;
 mod xrc;

@@ -4,7 +4,7 @@ use crate::abi::verbs::*;
 use crate::device::{ContextObject, checked_context, context};
 use crate::guard::{EBUSY, EINVAL, ENOMEM, Errno, Res, UNSUPPORTED, code, pointer};
 use crate::object::{self, Kind, Object, Users};
-use crate::{pd, query};
+use crate::{huge, pd, query};
 use iwarp::raw::{Prefetch, prefetch};
 use iwarp_rnic::Access;
 use iwarp_rnic::memory::Stag;
@@ -50,6 +50,15 @@ pub(crate) fn rights(access: c_uint) -> Res<Access> {
     Ok(Access::from_bits_truncate(access & RIGHTS))
 }
 
+/// Checks what `IBV_ACCESS_HUGETLB` promises of an on-demand region: all its pages are huge. A region of all addresses cannot promise
+/// that. Where the system does not say, the program is believed; nothing here depends on it.
+fn check_huge(addr: u64, len: usize) -> Res<()> {
+    match huge::is_huge(addr, len as u64) {
+        Ok(false) => Err(EINVAL),
+        Ok(true) | Err(_) => Ok(()),
+    }
+}
+
 /// Registers memory and makes the object for it.
 ///
 /// # Safety
@@ -63,6 +72,9 @@ pub(crate) unsafe fn register(
 ) -> Res<*mut ibv_mr> {
     let pd = pd::find(p)?;
     let on_demand = access & ON_DEMAND != 0;
+    if on_demand && access & HUGETLB != 0 {
+        check_huge(addr, len)?;
+    }
     let access = rights(access)?;
     let ctx = context((*p).context);
     let (size, number) = (len as u64, pd.number);

@@ -36,6 +36,7 @@ const WR_ATOMIC_FETCH_AND_ADD: c_uint = 6;
 const WR_LOCAL_INV: c_uint = 7;
 const WR_BIND_MW: c_uint = 8;
 const WR_SEND_WITH_INV: c_uint = 9;
+const WR_ATOMIC_WRITE: c_uint = 15;
 
 pub(crate) const fn fetch_add(remote_addr: u64, rkey: u32, add: u64) -> SendOp {
     SendOp::FetchAdd {
@@ -65,6 +66,7 @@ unsafe fn op_of(wr: &ibv_send_wr) -> Res<SendOp> {
         WR_SEND => SendOp::Send,
         WR_RDMA_WRITE => SendOp::Write { remote_addr, rkey },
         WR_RDMA_READ => SendOp::Read { remote_addr, rkey },
+        WR_ATOMIC_WRITE => SendOp::AtomicWrite { remote_addr, rkey },
         WR_RDMA_WRITE_WITH_IMM => SendOp::WriteImm {
             remote_addr,
             rkey,
@@ -384,6 +386,7 @@ pub(crate) const fn wc_status(status: WcStatus) -> c_uint {
         WcStatus::Fatal => 19,
         WcStatus::ResponseTimeout => 20,
         WcStatus::General => 21,
+        WcStatus::TagMatching => 22,
     }
 }
 
@@ -397,8 +400,14 @@ pub(crate) const fn wc_opcode(opcode: WcOpcode) -> c_uint {
         WcOpcode::Bind => 5,
         // No work request of this interface registers memory.
         WcOpcode::LocalInvalidate | WcOpcode::FastRegister => 6,
+        WcOpcode::AtomicWrite => 9,
         WcOpcode::Recv => 128,
         WcOpcode::RecvWriteImm => 129,
+        WcOpcode::TagAdd => 130,
+        WcOpcode::TagRemove => 131,
+        WcOpcode::TagSync => 132,
+        WcOpcode::TagRecv => 133,
+        WcOpcode::TagNone => 134,
     }
 }
 
@@ -415,7 +424,10 @@ pub(crate) const fn imm_or_stag(cqe: &Cqe) -> u32 {
 pub(crate) const fn wc_flags(cqe: &Cqe) -> c_uint {
     let shown = WcFlags::GRH
         .union(WcFlags::WITH_IMM)
-        .union(WcFlags::WITH_INV);
+        .union(WcFlags::WITH_INV)
+        .union(WcFlags::TAG_SYNC)
+        .union(WcFlags::TAG_MATCH)
+        .union(WcFlags::TAG_DATA);
     cqe.flags.bits() & shown.bits()
 }
 
@@ -436,9 +448,9 @@ pub(crate) const fn service_level(cqe: &Cqe) -> u8 {
     }
 }
 
-/// Returns what a completion says about an error. Datagrams have their sender there.
+/// Returns what a completion says about an error. Datagrams have their sender there, and matched messages what their sender has added.
 pub(crate) const fn vendor_err(cqe: &Cqe) -> u32 {
-    match cqe.flags.contains(WcFlags::GRH) {
+    match cqe.flags.intersects(WcFlags::GRH.union(WcFlags::TAG_MATCH)) {
         true => 0,
         false => cqe.vendor_err,
     }

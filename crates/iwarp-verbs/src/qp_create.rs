@@ -30,7 +30,7 @@ const ATTR_SEND_OPS_FLAGS: u32 = 1 << 6;
 const BLOCK_SELF_MCAST_LB: u32 = 1 << 1;
 
 /// Inline data that every queue pair takes that sends, in octets. Hardware grants some whether asked or not, and programs rely on it.
-const INLINE_MIN: u32 = 32;
+pub(crate) const INLINE_MIN: u32 = 32;
 
 /// What the program asks for, besides the sizes.
 struct Wanted {
@@ -114,6 +114,10 @@ impl Parts<'_> {
         };
         // The queues of an XRC domain are for its targets.
         if srq.is_some_and(|srq| srq.raw.num().is_some()) {
+            return Err(EINVAL);
+        }
+        let matches_tags = srq.is_some_and(|srq| srq.raw.tag_cq().is_some());
+        if matches_tags && wanted.qp_type != QPT_RC {
             return Err(EINVAL);
         }
         Ok(Parts {

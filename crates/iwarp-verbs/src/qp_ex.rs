@@ -13,8 +13,11 @@ use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
 
-/// `enum ibv_qp_create_send_ops_flags` without segmentation offload (10), flush (11) and atomic write (12).
-const OPS: u64 = 0x3ff;
+/// `enum ibv_qp_create_send_ops_flags` without segmentation offload (10) and flush (11).
+const OPS: u64 = 0x3ff | 1 << 12;
+/// Octets of an atomic write. Every queue pair that sends takes so many as inline data.
+const ATOMIC_WRITE_LEN: usize = 8;
+const _: () = assert!(ATOMIC_WRITE_LEN <= crate::qp_create::INLINE_MIN as usize);
 
 struct Built {
     wr_id: u64,
@@ -190,8 +193,14 @@ unsafe extern "C" fn wr_send_tso(q: *mut ibv_qp_ex, _: *mut c_void, _: u16, _: u
     begin(q, Err(UNSUPPORTED));
 }
 
-unsafe extern "C" fn wr_atomic_write(q: *mut ibv_qp_ex, _: u32, _: u64, _: *const c_void) {
-    begin(q, Err(UNSUPPORTED));
+unsafe extern "C" fn wr_atomic_write(
+    q: *mut ibv_qp_ex,
+    rkey: u32,
+    remote_addr: u64,
+    octets: *const c_void,
+) {
+    begin(q, Ok(SendOp::AtomicWrite { remote_addr, rkey }));
+    wr_set_inline_data(q, octets.cast_mut(), ATOMIC_WRITE_LEN);
 }
 
 unsafe extern "C" fn wr_flush(q: *mut ibv_qp_ex, _: u32, _: u64, _: usize, _: u8, _: u8) {

@@ -4,6 +4,7 @@ use crate::abi::verbs::*;
 use crate::device::{checked_context, context, fill};
 use crate::guard::{EINVAL, Errno, Res, code, minus_one, value};
 use iwarp::{GidEntry, GidKind, LIMITS};
+use iwarp_rnic::tags::{MAX_TAG_SGE, MAX_TAGS};
 use std::ffi::{c_int, c_uint, c_void};
 use std::net::Ipv6Addr;
 
@@ -23,6 +24,14 @@ const VENDOR_ID: u32 = 0x69_57_00;
 
 /// Window types 1 and 2B, events on notification, resizing of shared receive queues, GUIDs, extended reliable connections.
 const CAPS: c_uint = 1 << 11 | 1 << 13 | 1 << 17 | 1 << 20 | 1 << 21 | 1 << 24;
+/// `IB_UVERBS_DEVICE_ATOMIC_WRITE`, which only the extended capabilities have room for.
+const CAP_ATOMIC_WRITE: u64 = 1 << 40;
+
+/// Tag matching (`struct ibv_tm_caps`): octets of a request for a rendezvous, which has nothing but the two headers that the receiver needs and as
+/// much again for its program; buffers in a list; on reliable connections; requests to the list, which are carried out at once; elements of a buffer.
+const TM_CAPS: [u32; 5] = [64, MAX_TAGS, 1, MAX_TAG_OPS, MAX_TAG_SGE];
+/// Requests to a list of tags that a program may have outstanding.
+pub(crate) const MAX_TAG_OPS: u32 = 1024;
 
 /// Registration on demand, of ranges and of the whole address space; reliable connections may use such memory for everything, and unreliable ones for what they have:
 /// Sends, receives, Writes, shared receives. Datagrams are Sends, and receives of either kind of queue.
@@ -106,7 +115,8 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         a.xrc_odp_caps = ODP_RC as u32;
         a.completion_timestamp_mask = u64::MAX;
         a.hca_core_clock = 1_000_000;
-        a.device_cap_flags_ex = u64::from(CAPS);
+        a.device_cap_flags_ex = u64::from(CAPS) | CAP_ATOMIC_WRITE;
+        a.tm_caps = TM_CAPS;
         a.max_dm_size = MAX_DM;
         a.phys_port_cnt_ex = 1;
         std::ptr::write_bytes(to.cast::<u8>(), 0, size);

@@ -4,13 +4,14 @@ use crate::abi::verbs::*;
 use crate::device::context;
 use crate::guard::{EBUSY, EINVAL, Res, UNSUPPORTED, code, pointer};
 use crate::object::{self, Kind, Object, Unacknowledged, Users};
-use crate::{cq, events, pd, xrc};
+use crate::{cq, events, pd, query, xrc};
 use iwarp::raw::SharedReceiveQueue;
 use std::ffi::{c_int, c_uint};
+use std::ptr::null_mut;
 
 pub(crate) struct Srq {
     pub(crate) raw: SharedReceiveQueue,
-    /// Addresses of its XRC domain and its completion queue; zero if it belongs to no domain.
+    /// Addresses of its XRC domain and its completion queue; zero if it has none.
     extended: (usize, usize),
     pub(crate) users: Users,
     pub(crate) asynchronous: Unacknowledged,
@@ -24,10 +25,11 @@ pub(crate) unsafe fn find<'a>(srq: *mut ibv_srq) -> Res<&'a SrqObject> {
     object::find(Kind::Srq, srq)
 }
 
-/// What a queue of an XRC domain has besides: the domain, and the completion queue of its receives.
+/// What a queue has besides that completes by itself: the completion queue of its receives, and the XRC domain or the number of tagged buffers.
 struct Extended {
     xrcd: *mut ibv_xrcd,
     cq: *mut ibv_cq,
+    max_tags: u32,
 }
 
 /// Calls `f` for the users of each object that a queue is made with. They cannot be destroyed as long as the queue lives.
@@ -55,7 +57,10 @@ unsafe fn create(
     let (depth, max_sge) = (attr.max_wr, attr.max_sge.max(1));
     let raw = match &extended {
         None => ctx.create_srq(pd.number, depth, max_sge)?,
-        Some(Extended { xrcd, cq }) => {
+        Some(Extended { xrcd, cq, max_tags }) if xrcd.is_null() => {
+            ctx.create_tag_srq(&cq::find(*cq)?.raw, pd.number, depth, max_sge, *max_tags)?
+        }
+        Some(Extended { xrcd, cq, .. }) => {
             let (domain, cq) = (&xrc::find(*xrcd)?.raw, &cq::find(*cq)?.raw);
             ctx.create_xrc_srq(domain, cq, pd.number, depth, max_sge)?
         }
@@ -98,6 +103,8 @@ pub(crate) const ATTR_XRCD: u32 = 4;
 pub(crate) const ATTR_CQ: u32 = 8;
 const TYPE_BASIC: c_uint = 0;
 pub(crate) const TYPE_XRC: c_uint = 1;
+const ATTR_TM: u32 = 16;
+const TYPE_TM: c_uint = 2;
 
 pub(crate) unsafe extern "C" fn create_srq_ex(
     _: *mut ibv_context,
@@ -110,11 +117,14 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
             0 => TYPE_BASIC,
             _ => attr.srq_type,
         };
-        // Tag matching has a type, and attributes, of its own.
         let (required, allowed) = match ty {
             TYPE_BASIC => (ATTR_PD, ATTR_PD | ATTR_TYPE),
             TYPE_XRC => {
                 let all = ATTR_PD | ATTR_TYPE | ATTR_XRCD | ATTR_CQ;
+                (all, all)
+            }
+            TYPE_TM => {
+                let all = ATTR_PD | ATTR_TYPE | ATTR_CQ | ATTR_TM;
                 (all, all)
             }
             _ => return Err(UNSUPPORTED),
@@ -125,11 +135,32 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
         if mask & required != required {
             return Err(EINVAL);
         }
-        let extended = (ty == TYPE_XRC).then_some(Extended {
-            xrcd: attr.xrcd,
-            cq: attr.cq,
-        });
+        let extended = match ty {
+            TYPE_XRC => {
+                xrc::find(attr.xrcd)?;
+                Some(Extended {
+                    xrcd: attr.xrcd,
+                    cq: attr.cq,
+                    max_tags: 0,
+                })
+            }
+            TYPE_TM => Some(tag_matching(attr)?),
+            _ => None,
+        };
         create(attr.pd, attr.srq_context, &mut attr.attr, extended)
+    })
+}
+
+/// Returns what a queue that matches tags has besides.
+fn tag_matching(attr: &ibv_srq_init_attr_ex) -> Res<Extended> {
+    let [max_tags, max_ops] = attr.tm_cap;
+    if max_ops > query::MAX_TAG_OPS {
+        return Err(EINVAL);
+    }
+    Ok(Extended {
+        xrcd: null_mut(),
+        cq: attr.cq,
+        max_tags,
     })
 }
 

@@ -240,6 +240,7 @@ const fn describe(status: WcStatus) -> &'static str {
         WcStatus::TransportRetryExceeded => "the peer has not answered",
         WcStatus::ReceiverNotReady => "the peer has posted no receive for it",
         WcStatus::ResponseTimeout => "the peer did not answer in time",
+        WcStatus::TagMatching => "the tagged buffer is not in the list any more",
         WcStatus::Fatal | WcStatus::General => "the connection has failed",
     }
 }

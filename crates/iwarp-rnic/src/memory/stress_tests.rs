@@ -1,5 +1,5 @@
 //! Fast registrations, invalidations and accesses by many threads at once: no access sees a mixture of two registrations, and none
-//! goes on when an invalidation is complete.
+//! goes on when an invalidation is complete. No thread sees a part of a word that is written.
 #![allow(unsafe_code)]
 
 use super::{Accessor, HostRange, MemoryTable};
@@ -12,6 +12,7 @@ use std::{thread, vec};
 const WHO: Accessor = Accessor { pd: 1, qp: 1 };
 /// Registrations that differ in every field.
 const WAYS: u64 = 5;
+const ALL: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE);
 /// Octets between the ranges of two registrations.
 const STRIDE: u64 = 4096;
 
@@ -116,4 +117,59 @@ fn no_access_sees_a_mixture_or_outlives_an_invalidation() {
         }
     });
     assert!(seen.load(Ordering::Relaxed) > 0);
+}
+
+/// Eight octets that are aligned may be an atomic write: nobody sees some of the old and some of the new ones.
+#[test]
+fn eight_aligned_octets_are_seen_whole() {
+    let mut octets = [0u64; 4];
+    let base = octets.as_mut_ptr().expose_provenance() as u64;
+    // SAFETY: `octets` lives until the threads have ended, and is only accessed through raw pointers meanwhile.
+    let range = unsafe { HostRange::new(base, 32) }.unwrap();
+    let mut table = MemoryTable::new();
+    let stag = table
+        .register(range, base, WHO.pd, ALL, 0x1234_5600)
+        .unwrap();
+    let table = &table;
+    let stop = &AtomicBool::new(false);
+    let place = |at: u64, octet: u8| {
+        let octets = [octet; 8];
+        let range = (stag, base + at);
+        table
+            .write(range, Access::REMOTE_WRITE, WHO, &octets)
+            .unwrap();
+    };
+    thread::scope(|scope| {
+        let reader = scope.spawn(move || {
+            let at: *mut u64 = core::ptr::with_exposed_provenance_mut((base + 8) as usize);
+            // SAFETY: the word is registered memory, and all threads access it by atomic instructions.
+            let word = unsafe { AtomicU64::from_ptr(at) };
+            let mut seen = 0u64;
+            let mut last = 0;
+            while !stop.load(Ordering::Relaxed) || seen < 100 {
+                let now = word.load(Ordering::Acquire);
+                assert_eq!(now, u64::from_ne_bytes([now as u8; 8]), "a mixture");
+                seen += u64::from(now != last);
+                last = now;
+            }
+        });
+        let _stop = Stop(stop);
+        let mut rounds = 0u64;
+        while rounds < 50_000 && !reader.is_finished() {
+            rounds += 1;
+            place(8, rounds as u8);
+        }
+        // The reader wants to have seen some changes, however seldom it runs.
+        stop.store(true, Ordering::Relaxed);
+        while !reader.is_finished() {
+            rounds += 1;
+            place(8, rounds as u8);
+        }
+    });
+    // Where they are not aligned they are placed, too.
+    place(1, 0x77);
+    let mut copy = [0; 32];
+    let span = table.check(stag, base, 32, Access::empty(), WHO).unwrap();
+    span.span().read(&mut copy);
+    assert_eq!(copy[1..9], [0x77; 8]);
 }

@@ -2,7 +2,7 @@
 
 use super::{
     CreateError, Events, QpConfig, QueuePair, StreamTimes, XrcEnd, acknowledge, life, response, rx,
-    send_queue, tx, xrc,
+    send_queue, tagged, tx, xrc,
 };
 use crate::Access;
 use crate::boxed::try_box;
@@ -18,6 +18,7 @@ struct Queues {
     /// Room for the receive that is being filled.
     receive: TakenRecv,
     responses: response::ResponseQueue,
+    tagged: tagged::Tagged,
 }
 
 impl Queues {
@@ -42,6 +43,7 @@ impl Queues {
             rq: ReceiveQueue::new(rq_depth, c.max_recv_sge)?,
             receive,
             responses: response::ResponseQueue::new(c.max_ird)?,
+            tagged: tagged::Tagged::new(c.match_tags)?,
         })
     }
 }
@@ -72,6 +74,7 @@ impl QueuePair {
             remote: Access::all(),
             tx: tx::Tx::default(),
             rx: rx::Rx::new(queues.receive),
+            tagged: queues.tagged,
             events: Events::empty(),
             fault: None,
             counters: Counters::default(),

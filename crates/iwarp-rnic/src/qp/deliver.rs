@@ -279,7 +279,9 @@ impl QueuePair {
     #[inline(always)]
     pub(super) fn take_receive<H: Host>(&mut self, host: &mut H) -> bool {
         self.rx.receiving = if self.config.shared_receive {
-            host.take_shared_receive(&mut self.rx.receive)
+            // The one that the last message did not need, or the next.
+            core::mem::take(&mut self.tagged.spare)
+                || host.take_shared_receive(&mut self.rx.receive)
         } else {
             self.rq.take(&mut self.rx.receive)
         };
@@ -393,8 +395,8 @@ impl QueuePair {
             return Step::Next;
         };
         self.counters.rx_messages = self.counters.rx_messages.wrapping_add(1);
-        if awaited.invalidates {
-            return self.answered_with_invalidate(&awaited, env);
+        if awaited.invalidates | awaited.own {
+            return self.answered_special(&awaited, env);
         }
         self.complete_answered(&awaited, env.host);
         Step::Next
@@ -423,6 +425,18 @@ impl QueuePair {
         }
         // It may have been the last one for which a send queue that is being drained waited.
         self.note_drained();
+    }
+
+    /// As [`answered`](Self::answered), for a Read with Invalidate or one of our own.
+    #[cold]
+    #[inline(never)]
+    fn answered_special<H: Host>(&mut self, awaited: &Awaited, env: &mut Env<'_, H>) -> Step {
+        if awaited.invalidates {
+            return self.answered_with_invalidate(awaited, env);
+        }
+        self.answered_own(awaited, env.host);
+        self.complete_answered(awaited, env.host);
+        Step::Next
     }
 
     /// Ends the STag of a Read's sink, and completes the Read: later, if the memory is in use.
@@ -468,6 +482,9 @@ impl QueuePair {
         if h.opcode.invalidates() {
             return self.deliver_with_invalidate(h, byte_len, payload, env);
         }
+        if self.config.match_tags {
+            return self.deliver_tagged(h, byte_len, payload, env);
+        }
         //= rfc5040 section 5.3
         //# At the Remote Peer, the Send Message Type MUST be Delivered to the
         //# Remote Peer's ULP in the order they were sent.
@@ -494,7 +511,7 @@ impl QueuePair {
 
     /// The completion of a Send.
     #[inline(always)]
-    fn send_cqe(&mut self, h: UntaggedHeader, byte_len: u32) -> Cqe {
+    pub(super) fn send_cqe(&mut self, h: UntaggedHeader, byte_len: u32) -> Cqe {
         //= rfc5041 section 5.4
         //# At the Data Sink, DDP MUST provide the ULP Message Length to the ULP
         //# when an Untagged DDP Message is Delivered.
@@ -538,6 +555,9 @@ impl QueuePair {
             let header = Some(Header::Untagged(h));
             return self.refuse_known(Refusal::Invalidation, header, ulpdu_len as u16, env.host);
         };
+        if self.config.match_tags {
+            cqe.opcode = WcOpcode::TagNone;
+        }
         cqe.flags |= WcFlags::WITH_INV;
         cqe.imm_or_stag = stag.0;
         if !complete {

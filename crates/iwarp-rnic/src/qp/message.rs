@@ -12,7 +12,7 @@ use super::headers::{
 };
 use super::plan::{Milestone, TxPlan};
 use super::segment::{Out, Source, Wire, cut};
-use super::send_queue::{Awaited, SendQueue, Slot};
+use super::send_queue::{Awaited, Kind, SendQueue, Slot};
 use super::tx::{Job, Stage};
 use super::{Host, QueuePair, Rtr};
 use crate::limits::CONTROL_MAX;
@@ -104,6 +104,9 @@ impl QueuePair {
         plan: &mut TxPlan,
         w: &Wire<'_, impl Memory>,
     ) -> Begun {
+        if self.sq.start_atomic_write(seq) {
+            self.complete_when_placed();
+        }
         let Some(slot) = self.sq.at(place) else {
             return Begun::Failed(WcStatus::LocalQpOperation);
         };
@@ -336,6 +339,7 @@ impl QueuePair {
         }
         let len = slot.len;
         let invalidates = matches!(slot.op, SendOp::ReadInv { .. });
+        let own = slot.kind == Kind::Internal;
         let sink_stag = self.next_sink();
         let request = ReadRequest {
             sink_stag,
@@ -364,6 +368,7 @@ impl QueuePair {
         // There is room: `may_ask` compared the number with the ORD.
         let awaited = Awaited {
             invalidates,
+            own,
             ..Awaited::read(seq, sink_stag, len, msn)
         };
         let _ = self.sq.awaited.push(awaited);

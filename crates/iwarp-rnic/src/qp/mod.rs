@@ -4,7 +4,7 @@
 //!
 //! Files: `create`, `post`, `look`, `send_queue` (in-order completion, flush), `acknowledge` (completion when placed), `numbered` (peers that are known by number), `farewell` (what they learn when we leave), `xrc` (extended reliable connections), `next` (which
 //! message goes next), `tx`, `message`, `answer`, `headers`, `segment` and `plan` (FPDUs out), `rx`, `buffer`, `frames`, `direct`, `admit`, `place`,
-//! `deliver` and `control` (FPDUs in), `response` (inbound Reads and atomics), `fault` (errors, Terminate), `life` (the states and the
+//! `deliver` and `control` (FPDUs in), `tagged` (messages that are matched by tag), `response` (inbound Reads and atomics), `fault` (errors, Terminate), `life` (the states and the
 //! phases of a stream, one type) and `state` (what follows from its transitions).
 
 // The documentation shows the methods of a queue pair in the order of these modules.
@@ -49,6 +49,7 @@ mod plan;
 mod response;
 mod segment;
 mod send_queue;
+mod tagged;
 
 pub use buffer::{RxBuffer, RxPlan, RxSizes};
 pub use fault::{Blame, Fault};
@@ -61,7 +62,7 @@ pub use xrc::XrcEnd;
 
 use crate::counters::Counters;
 use crate::memory::{Crc32c, Memory, MemoryTable};
-use crate::receive_queue::{ReceiveQueue, TakenRecv};
+use crate::receive_queue::{ReceiveQueue, SharedReceiveQueue, TakenRecv};
 use crate::{Access, AllocError, Cqe, Time};
 use bitflags::bitflags;
 use core::time::Duration;
@@ -113,6 +114,15 @@ pub trait Host {
     fn complete(&mut self, direction: Direction, cqe: Cqe);
     /// Takes the oldest request of the shared receive queue. Returns `false` if there is none.
     fn take_shared_receive(&mut self, taken: &mut TakenRecv) -> bool;
+    /// Lets `f` have the shared receive queue; `None` if there is none. Only queue pairs that match tags call it
+    /// ([`QpConfig::match_tags`]).
+    fn with_shared_receive<R>(
+        &mut self,
+        f: impl FnOnce(&mut SharedReceiveQueue) -> R,
+    ) -> Option<R> {
+        let _ = f;
+        None
+    }
     /// Makes [`take_shared_receive`](Self::take_shared_receive) take from the shared receive queue with this number, and returns that queue's
     /// protection domain; `None` if the number is that of no queue that the peer may use. Receives complete in the queue's completion queue then.
     ///
@@ -159,6 +169,8 @@ pub struct QpConfig {
     pub signal_all: bool,
     /// Receives come from a shared receive queue.
     pub shared_receive: bool,
+    /// That queue matches messages with tags ([`tags`](crate::tags)).
+    pub match_tags: bool,
     /// See [`ReceiverNotReady`].
     pub receiver_not_ready: ReceiverNotReady,
     /// Payload that is sent with a CRC is copied first. See [`QueuePair::set_snapshot`].
@@ -231,6 +243,7 @@ impl Default for QpConfig {
             max_ord: 16,
             signal_all: false,
             shared_receive: false,
+            match_tags: false,
             receiver_not_ready: ReceiverNotReady::default(),
             snapshot: false,
             budget: Budget::default(),
@@ -393,6 +406,7 @@ pub struct QueuePair {
     remote: Access,
     tx: tx::Tx,
     rx: rx::Rx,
+    tagged: tagged::Tagged,
     events: Events,
     fault: Option<Fault>,
     counters: Counters,

@@ -1,12 +1,15 @@
 //! The send queue: what is posted, which request may start next, completion in order, flush.
 
 use super::QpConfig;
+use super::tagged::OWN_REQUESTS;
 use crate::boxed::zeros;
 use crate::limits::MAX_MESSAGE;
 use crate::storage::{Ring, filled};
-use crate::{AllocError, Cqe, PostError, SendFlags, SendOp, SendWr, Sge, WcStatus};
+use crate::tags::MAX_TAG_SGE;
+use crate::{AllocError, Cqe, PostError, SendFlags, SendOp, SendWr, Sge, WcOpcode, WcStatus};
 use alloc::vec::Vec;
 use iwarp_proto::ddp::Stag;
+use iwarp_proto::tag_matching::Tmh;
 
 /// A posted send work request.
 #[derive(Debug, Clone, Copy)]
@@ -20,6 +23,19 @@ pub(super) struct Slot {
     pub(super) done: bool,
     /// The shared receive queue at the peer that it is for; 0 if it names none.
     pub(super) srq: u32,
+    pub(super) kind: Kind,
+}
+
+/// What a request is besides its operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Kind {
+    /// Nothing.
+    #[default]
+    Ordinary,
+    /// The Write of an atomic write.
+    AtomicWrite,
+    /// It is our own, and completes nothing for the program.
+    Internal,
 }
 
 impl Default for Slot {
@@ -32,6 +48,7 @@ impl Default for Slot {
             len: 0,
             done: false,
             srq: 0,
+            kind: Kind::Ordinary,
         }
     }
 }
@@ -55,6 +72,8 @@ pub(super) struct Awaited {
     pub(super) probe: bool,
     /// A Read whose sink's own STag ends with the answer.
     pub(super) invalidates: bool,
+    /// A Read of our own.
+    pub(super) own: bool,
 }
 
 impl Awaited {
@@ -69,6 +88,7 @@ impl Awaited {
             atomic: false,
             probe: false,
             invalidates: false,
+            own: false,
         }
     }
 }
@@ -94,6 +114,12 @@ pub(super) struct SendQueue {
     max_sge: u32,
     max_inline: u32,
     signal_all: bool,
+    /// How many requests there may be: those of the program, and the `internal` ones that are there.
+    limit: u32,
+    /// Requests of our own in `slots`. They have room besides those of the program.
+    internal: u32,
+    /// Reads of our own that did not get their answer, and why.
+    flushed: Ring<(u32, WcStatus)>,
     /// Sequence number of the front slot.
     front_seq: u32,
     /// How many slots from the front have been started.
@@ -111,14 +137,24 @@ pub(super) struct SendQueue {
 
 impl SendQueue {
     pub(super) fn new(c: &QpConfig) -> Result<Self, AllocError> {
-        let depth = c.max_send_wr as usize;
+        let (own, own_sge, own_inline) = match c.match_tags {
+            true => (OWN_REQUESTS, MAX_TAG_SGE, Tmh::LEN as u32),
+            false => (0, 0, 0),
+        };
+        let slots = c.max_send_wr.saturating_add(own);
+        let max_sge = c.max_send_sge.max(own_sge);
+        let max_inline = c.max_inline.max(own_inline);
+        let depth = slots as usize;
         Ok(Self {
-            slots: Ring::new(c.max_send_wr)?,
-            sges: filled(depth.saturating_mul(c.max_send_sge as usize))?,
-            inline: zeros(depth.saturating_mul(c.max_inline as usize))?,
-            max_sge: c.max_send_sge,
-            max_inline: c.max_inline,
+            slots: Ring::new(slots)?,
+            sges: filled(depth.saturating_mul(max_sge as usize))?,
+            inline: zeros(depth.saturating_mul(max_inline as usize))?,
+            max_sge,
+            max_inline,
+            limit: c.max_send_wr,
+            flushed: Ring::new(own)?,
             signal_all: c.signal_all,
+            internal: 0,
             front_seq: 0,
             started: 0,
             acknowledged: 0,
@@ -260,6 +296,7 @@ impl SendQueue {
     }
 
     /// Appends a request that was checked by [`check`](Self::check).
+    #[inline]
     pub(super) fn push(&mut self, wr: &SendWr<'_>, len: u32) -> Result<(), PostError> {
         let inline = wr.flags.contains(SendFlags::INLINE);
         let num_sge = if inline { 0 } else { wr.sges.len() as u8 };
@@ -271,6 +308,7 @@ impl SendQueue {
             len,
             done: false,
             srq: 0,
+            kind: Kind::Ordinary,
         };
         let at = self.slots.push(slot).map_err(|_| PostError::QueueFull)? as usize;
         if inline {
@@ -305,8 +343,9 @@ impl SendQueue {
     }
 
     /// Checks a request against the sizes of the queue; returns its length.
+    #[inline]
     pub(super) fn check(&self, wr: &SendWr<'_>) -> Result<u32, PostError> {
-        if self.slots.is_full() {
+        if self.slots.len() >= self.limit {
             return Err(PostError::QueueFull);
         }
         let inline = wr.flags.contains(SendFlags::INLINE);
@@ -336,11 +375,35 @@ impl SendQueue {
             }
             // The STag to invalidate is that of the only element.
             SendOp::ReadInv { .. } if wr.sges.len() != 1 => Err(PostError::InvalidRequest),
-            _ if wr.op.has_response() && !self.takes_reads() => Err(PostError::InvalidRequest),
+            _ if wr.op.needs_answer() && !self.may_be_answered(&wr.op, len) => {
+                Err(PostError::InvalidRequest)
+            }
             // Eight octets come back, however long the elements are.
             SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } => Ok(8),
             _ => Ok(len as u32),
         }
+    }
+
+    /// Returns `true` if the peer can be asked about a request of `len` octets. An atomic write is one aligned word.
+    #[inline(never)]
+    const fn may_be_answered(&self, op: &SendOp, len: u64) -> bool {
+        let fits = match op {
+            SendOp::AtomicWrite { remote_addr, .. } => len == 8 && remote_addr.is_multiple_of(8),
+            _ => true,
+        };
+        fits && self.takes_reads()
+    }
+
+    /// If this request is an atomic write, returns `true`, and lets it go on as an RDMA Write.
+    pub(super) fn start_atomic_write(&mut self, seq: u32) -> bool {
+        if let Some(slot) = self.slots.get_mut(seq.wrapping_sub(self.front_seq))
+            && let SendOp::AtomicWrite { remote_addr, rkey } = slot.op
+        {
+            slot.op = SendOp::Write { remote_addr, rkey };
+            slot.kind = Kind::AtomicWrite;
+            return true;
+        }
+        false
     }
 
     /// Returns the request that was started last, if it is not complete.
@@ -448,6 +511,9 @@ impl SendQueue {
         let Some(slot) = self.slots.front() else {
             return;
         };
+        if slot.kind != Kind::Ordinary {
+            return self.take_special(emit);
+        }
         // It is read in place, because slots are large.
         let told = self.signal_all || slot.flags.contains(SendFlags::SIGNALED);
         let cqe = told.then(|| Cqe {
@@ -460,6 +526,26 @@ impl SendQueue {
         self.front_seq = self.front_seq.wrapping_add(1);
         if let Some(cqe) = cqe {
             emit(cqe);
+        }
+    }
+
+    /// The same for a request of another kind.
+    #[cold]
+    #[inline(never)]
+    fn take_special(&mut self, emit: &mut impl FnMut(Cqe)) {
+        let Some(slot) = self.slots.pop() else {
+            return;
+        };
+        self.front_seq = self.front_seq.wrapping_add(1);
+        if slot.kind == Kind::Internal {
+            self.own_left();
+        } else if self.signal_all || slot.flags.contains(SendFlags::SIGNALED) {
+            emit(Cqe {
+                wr_id: slot.wr_id,
+                opcode: WcOpcode::AtomicWrite,
+                byte_len: slot.len,
+                ..Cqe::default()
+            });
         }
     }
 
@@ -496,9 +582,14 @@ impl SendQueue {
             self.flushing = true;
             let failed = self.failed.filter(|failed| failed.seq == self.front_seq);
             let Some(slot) = self.retire() else { break };
+            let status = failed.map_or(WcStatus::Flushed, |failed| failed.status);
+            if slot.kind == Kind::Internal {
+                self.flush_own(&slot, status);
+                continue;
+            }
             emit(Cqe {
                 wr_id: slot.wr_id,
-                status: failed.map_or(WcStatus::Flushed, |failed| failed.status),
+                status,
                 vendor_err: failed.map_or(0, |failed| failed.vendor_err),
                 opcode: slot.op.wc_opcode(),
                 ..Cqe::default()
@@ -510,10 +601,21 @@ impl SendQueue {
         n
     }
 
+    #[cold]
+    fn flush_own(&mut self, slot: &Slot, status: WcStatus) {
+        self.own_left();
+        if matches!(slot.op, SendOp::Read { .. }) {
+            // There is room for all that the queue has room for.
+            let _ = self.flushed.push((slot.wr_id as u32, status));
+        }
+    }
+
     /// Drops everything without completions.
     pub(super) fn clear(&mut self) {
         self.front_seq = self.front_seq.wrapping_add(self.slots.len());
         self.slots.clear();
+        self.limit = self.limit.wrapping_sub(self.internal);
+        self.internal = 0;
         self.started = 0;
         self.acknowledged = 0;
         self.failed = None;
@@ -530,9 +632,40 @@ impl SendQueue {
         self.slots.len()
     }
 
-    /// Returns how many more requests it takes.
+    /// Returns how many more requests of the program it takes.
     pub(super) const fn room(&self) -> u32 {
-        self.slots.capacity().saturating_sub(self.slots.len())
+        self.limit.saturating_sub(self.slots.len())
+    }
+
+    /// Returns how many requests of our own it has.
+    pub(super) const fn own_requests(&self) -> u32 {
+        self.internal
+    }
+
+    /// Appends a request of our own.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn push_own(&mut self, wr: &SendWr<'_>, len: u32) -> Result<(), PostError> {
+        self.push(wr, len)?;
+        if let Some(last) = self.slots.len().checked_sub(1)
+            && let Some(slot) = self.slots.get_mut(last)
+        {
+            slot.kind = Kind::Internal;
+        }
+        self.internal = self.internal.wrapping_add(1);
+        self.limit = self.limit.wrapping_add(1);
+        Ok(())
+    }
+
+    /// One of them has left the queue.
+    const fn own_left(&mut self) {
+        self.internal = self.internal.wrapping_sub(1);
+        self.limit = self.limit.wrapping_sub(1);
+    }
+
+    /// Takes the `wr_id` of a Read of our own that was flushed, and its status.
+    pub(super) fn next_flushed(&mut self) -> Option<(u32, WcStatus)> {
+        self.flushed.pop()
     }
 
     /// Returns how many requests have no octet in a plan yet.

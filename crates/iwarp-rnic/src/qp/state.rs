@@ -77,6 +77,9 @@ impl QueuePair {
             self.acknowledge.reset();
             self.xrc.start();
             self.rx.reset();
+            if self.config.match_tags {
+                self.forget_reads(host);
+            }
             self.tx.job = None;
             self.events = Events::empty();
             self.fault = None;
@@ -265,6 +268,9 @@ impl QueuePair {
         if let Some(wr_id) = self.rx.abandon_receive() {
             self.complete_receive(wr_id, WcStatus::Flushed, host);
         }
+        if core::mem::take(&mut self.tagged.spare) {
+            self.complete_receive(self.rx.receive.wr_id, WcStatus::Flushed, host);
+        }
         let most = self.config.budget.completions();
         if !self.look_for_refused(most, host) {
             return Work::More;
@@ -276,6 +282,9 @@ impl QueuePair {
             counters.completions = counters.completions.wrapping_add(1);
             host.complete(Direction::Send, Cqe { qp_num, ..cqe });
         });
+        if self.config.match_tags {
+            self.flush_reads(host);
+        }
         for _ in sent..most {
             match self.rq.flush_one() {
                 Some(wr_id) => self.complete_receive(wr_id, WcStatus::Flushed, host),

@@ -2,6 +2,7 @@
 
 mod acknowledged;
 mod aligning;
+mod atomic_write;
 mod blamed;
 mod bounded;
 mod cut;
@@ -22,6 +23,7 @@ mod sending;
 mod startup;
 mod stream;
 mod summed;
+mod tagged;
 mod timing;
 mod told;
 mod unreliable;

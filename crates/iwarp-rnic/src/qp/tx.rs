@@ -312,6 +312,10 @@ impl QueuePair {
         self.life.written(!plan.is_done());
         if plan.is_done() {
             plan.clear();
+            if self.config.match_tags {
+                // The send queue may have room for what waits.
+                self.start_reads(host);
+            }
             self.note_drained();
         }
     }

@@ -11,6 +11,13 @@ fn c_name<'a>(layout: &Layout, field: &'a str) -> &'a str {
     match (layout.name, field) {
         ("rdma_addr", "ibaddr") => "addr.ibaddr",
         ("rdma_cm_event", "param") => "param",
+        ("ibv_ops_wr", "unexpected_cnt") => "tm.unexpected_cnt",
+        ("ibv_ops_wr", "handle") => "tm.handle",
+        ("ibv_ops_wr", "recv_wr_id") => "tm.add.recv_wr_id",
+        ("ibv_ops_wr", "sg_list") => "tm.add.sg_list",
+        ("ibv_ops_wr", "num_sge") => "tm.add.num_sge",
+        ("ibv_ops_wr", "tag") => "tm.add.tag",
+        ("ibv_ops_wr", "mask") => "tm.add.mask",
         (_, f) => f.strip_prefix("r#").unwrap_or(f),
     }
 }

@@ -87,7 +87,7 @@ c_structs! { ALL;
         dealloc_td: Option<unsafe extern "C" fn(*mut ibv_td) -> c_int>,
         alloc_td: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_td_init_attr) -> *mut ibv_td>,
         modify_cq: Slot,
-        post_srq_ops: Slot,
+        post_srq_ops: Option<unsafe extern "C" fn(*mut ibv_srq, *mut ibv_ops_wr, *mut *mut ibv_ops_wr) -> c_int>,
         destroy_rwq_ind_table: Slot,
         create_rwq_ind_table: Slot,
         destroy_wq: Slot,
@@ -222,8 +222,12 @@ c_structs! { ALL;
         read_completion_ts: Option<ReadU64>,
         read_cvlan: Option<ReadU16>,
         read_flow_tag: Option<ReadU32>,
-        read_tm_info: Slot,
+        read_tm_info: Option<unsafe extern "C" fn(*mut ibv_cq_ex, *mut ibv_wc_tm_info)>,
         read_completion_wallclock_ns: Option<ReadU64>,
+    }
+    struct ibv_wc_tm_info [16] {
+        tag: u64,
+        r#priv: u32,
     }
     struct ibv_poll_cq_attr [4] {
         comp_mask: u32,
@@ -265,6 +269,19 @@ c_structs! { ALL;
         xrcd: *mut ibv_xrcd,
         cq: *mut ibv_cq,
         tm_cap: [u32; 2],
+    }
+    struct ibv_ops_wr [72] {
+        wr_id: u64,
+        next: *mut ibv_ops_wr,
+        opcode: c_uint,
+        flags: c_int,
+        unexpected_cnt: u32,
+        handle: u32,
+        recv_wr_id: u64,
+        sg_list: *mut ibv_sge,
+        num_sge: c_int,
+        tag: u64,
+        mask: u64,
     }
     struct ibv_qp [72 + MUTEX + COND] {
         context: *mut ibv_context,

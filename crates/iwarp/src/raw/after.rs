@@ -8,7 +8,7 @@ use iwarp_rnic::Cqe;
 use iwarp_rnic::cq::CompletionQueue as Ring;
 use iwarp_rnic::memory::HostRange;
 use iwarp_rnic::qp::{Direction, Events, Fault, Host};
-use iwarp_rnic::receive_queue::TakenRecv;
+use iwarp_rnic::receive_queue::{SharedReceiveQueue as Queue, TakenRecv};
 use parking_lot::MutexGuard;
 use std::sync::{Arc, Weak};
 
@@ -30,6 +30,8 @@ pub(super) struct After {
     pub(super) unused: bool,
     /// The target of an extended reliable connection has delivered something.
     pub(super) xrc: bool,
+    /// The shared receive queue has got a receive back for which other queue pairs wait.
+    pub(super) returned: bool,
     /// The dropped connection must be ended in the background.
     pub(super) farewell: Option<Farewell>,
 }
@@ -44,6 +46,7 @@ impl After {
             && !self.waits
             && !self.unused
             && !self.xrc
+            && !self.returned
             && self.send.is_nothing()
             && self.recv.is_nothing();
         if !quiet {
@@ -61,6 +64,9 @@ impl After {
         }
         if let (true, Some(target)) = (self.xrc, &qp.xrc) {
             overflowed(&target.settle(qp));
+        }
+        if let (true, Some(srq)) = (self.returned, &qp.srq) {
+            srq.inner.drive_waiting();
         }
         if self.waits {
             qp.ctx.wait_for_memory(qp);
@@ -214,6 +220,14 @@ impl Host for DriveHost<'_> {
         let (got, limit_reached) = srq.inner.take(taken);
         self.after.recv.srq_limit |= limit_reached;
         got
+    }
+
+    fn with_shared_receive<R>(&mut self, f: impl FnOnce(&mut Queue) -> R) -> Option<R> {
+        self.ring = None;
+        let srq = &self.qp.srq.as_ref()?.inner;
+        let result = srq.with_queue(|queue| Some(f(queue)));
+        self.after.returned |= srq.has_waiting();
+        result
     }
 
     fn select_shared_receive(&mut self, number: u32) -> Option<u32> {

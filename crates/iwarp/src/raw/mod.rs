@@ -29,6 +29,7 @@ mod silence;
 mod source;
 mod srq;
 mod stats;
+mod tags;
 #[cfg(test)]
 pub(crate) mod testing;
 mod timer;
@@ -44,8 +45,10 @@ pub use context::Context;
 pub use cq::{CompletionQueue, CqError};
 pub use events::{AsyncEvent, AsyncEventKind, EventQueue};
 pub use iwarp_rnic::qp::XrcEnd;
+pub use iwarp_rnic::tags::{MAX_TAG_SGE, MAX_TAGS, TaggedBuffer};
 pub use qp::{QpAttributes, QueuePair};
 pub use retry::Retry;
 pub use srq::SharedReceiveQueue;
+pub use tags::{TagOperation, TagRequest};
 pub use ud::{UdAddress, UdAttributes, UdDrops, UdEvent, UdQueuePair, UdSendWr};
 pub use xrc::{XrcDomain, XrcSendWr, XrcTargetAttributes};

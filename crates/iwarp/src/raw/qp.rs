@@ -274,6 +274,12 @@ impl QueuePair {
             },
             ReceiverNotReady::Terminate => Policy::Terminate,
         };
+        let tag_cq = a.srq.as_ref().and_then(SharedReceiveQueue::tag_cq);
+        if a.unreliable && tag_cq.is_some() {
+            return Err(Error::InvalidArgument(
+                "tags are matched on reliable connections only",
+            ));
+        }
         let inner = ctx.enter_qp(number, |num| {
             let machine = Machine::new(QpConfig {
                 qp_num: num,
@@ -287,6 +293,7 @@ impl QueuePair {
                 max_ord: if a.unreliable { 0 } else { a.max_ord },
                 signal_all: a.signal_all,
                 shared_receive: a.srq.is_some() || target.is_some(),
+                match_tags: tag_cq.is_some(),
                 receiver_not_ready: policy,
                 snapshot: false,
                 budget: Budget::default(),
@@ -296,7 +303,7 @@ impl QueuePair {
                 num,
                 user: AtomicU64::new(0),
                 send_cq: a.send_cq.clone(),
-                recv_cq: a.recv_cq.clone(),
+                recv_cq: tag_cq.unwrap_or(&a.recv_cq).clone(),
                 srq: a.srq.clone(),
                 xrc: target,
                 state: Mutex::new(Guarded {

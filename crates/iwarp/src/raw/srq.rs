@@ -1,10 +1,12 @@
 //! Shared receive queues (`ibv_create_srq(3)`).
 
 use super::context::ContextInner;
+use super::cq::CompletionQueue;
 use super::events::AsyncEventKind;
 use super::qp::QpInner;
 use super::xrc::XrcQueue;
 use crate::error::Result;
+use crate::progress::baton::Baton;
 use iwarp_rnic::RecvWr;
 use iwarp_rnic::receive_queue::{SharedReceiveQueue as Queue, Taken, TakenRecv};
 use parking_lot::Mutex;
@@ -16,8 +18,12 @@ pub(crate) struct SrqInner {
     pub(super) pd: u32,
     /// What it is in an XRC domain, if it belongs to one.
     pub(super) xrc: Option<XrcQueue>,
+    /// Where it completes, if it matches tags.
+    pub(super) tags: Option<CompletionQueue>,
     /// For the program's own use.
     user: AtomicU64,
+    /// Whose thread drives those that have waited.
+    turn: Baton,
     state: Mutex<SrqState>,
 }
 
@@ -42,17 +48,20 @@ impl SharedReceiveQueue {
         depth: u32,
         max_sge: u32,
     ) -> Result<Self> {
-        Self::create_for(ctx, pd, depth, max_sge, None)
+        Self::create_for(ctx, pd, (depth, max_sge), None, None)
     }
 
     pub(super) fn create_for(
         ctx: &Arc<ContextInner>,
         pd: u32,
-        depth: u32,
-        max_sge: u32,
+        (depth, max_sge): (u32, u32),
         xrc: Option<XrcQueue>,
+        tags: Option<(&CompletionQueue, u32)>,
     ) -> Result<Self> {
-        let queue = Queue::new(depth, max_sge)?;
+        let mut queue = Queue::new(depth, max_sge)?;
+        if let Some((_, max_tags)) = tags {
+            queue.match_tags(max_tags)?;
+        }
         let state = Mutex::new(SrqState {
             queue,
             waiting: Vec::new(),
@@ -63,7 +72,9 @@ impl SharedReceiveQueue {
                 ctx: Arc::clone(ctx),
                 pd,
                 xrc,
+                tags: tags.map(|(cq, _)| cq.clone()),
                 user: AtomicU64::new(0),
+                turn: Baton::new(),
                 state,
             }),
         })
@@ -112,7 +123,7 @@ impl SharedReceiveQueue {
     /// which were queued, is in the first part of the pair.
     pub fn post(&self, wrs: &[RecvWr<'_>]) -> Result<(), (usize, crate::Error)> {
         let mut result = Ok(());
-        let waiting = {
+        let somebody_waits = {
             let mut state = self.inner.state.lock();
             for (i, wr) in wrs.iter().enumerate() {
                 if let Err(e) = state.queue.post(wr) {
@@ -120,10 +131,10 @@ impl SharedReceiveQueue {
                     break;
                 }
             }
-            std::mem::take(&mut state.waiting)
+            !state.waiting.is_empty()
         };
-        for qp in waiting.iter().filter_map(Weak::upgrade) {
-            qp.drive_rx();
+        if somebody_waits {
+            self.inner.drive_waiting();
         }
         result
     }
@@ -178,6 +189,34 @@ impl SrqInner {
             true => (false, false),
             false => state.queue.take(taken),
         }
+    }
+
+    /// Lets `f` have the queue. Returns `None` if it is destroyed.
+    pub(super) fn with_queue<R>(&self, f: impl FnOnce(&mut Queue) -> Option<R>) -> Option<R> {
+        let mut state = self.state.lock();
+        match state.destroyed {
+            true => None,
+            false => f(&mut state.queue),
+        }
+    }
+
+    /// Lets the queue pairs go on that have waited for a receive. Call it without locks.
+    ///
+    /// Such a queue pair may give a receive back for which others have begun to wait meanwhile. Then this goes round again, instead of
+    /// calling itself as often as there are queue pairs.
+    pub(super) fn drive_waiting(&self) {
+        self.turn.drive(|| {
+            let waiting = std::mem::take(&mut self.state.lock().waiting);
+            for qp in waiting.iter().filter_map(Weak::upgrade) {
+                qp.drive_rx();
+            }
+        });
+    }
+
+    /// Returns `true` if [`drive_waiting`](Self::drive_waiting) has something to do.
+    pub(super) fn has_waiting(&self) -> bool {
+        let state = self.state.lock();
+        !state.waiting.is_empty() && !state.queue.is_empty()
     }
 
     /// Takes a receive with room for `len` octets; otherwise as [`take`](Self::take).

@@ -150,7 +150,8 @@ impl Context {
             domain: domain.clone(),
             cq: cq.clone(),
         };
-        let srq = SharedReceiveQueue::create_for(&self.inner, pd, depth, max_sge, Some(xrc))?;
+        let srq =
+            SharedReceiveQueue::create_for(&self.inner, pd, (depth, max_sge), Some(xrc), None)?;
         let entry = Entry {
             queue: Arc::downgrade(&srq.inner),
             domain: domain.address(),

@@ -114,7 +114,7 @@ fn the_last_receive_comes_before_its_event() {
     };
     let mut rig = Rig::with(config, STREAM);
     let mr = rig.mr(64, ALL);
-    let mut srq = crate::receive_queue::SharedReceiveQueue::new(4, 1).unwrap();
+    let mut srq = SharedReceiveQueue::new(4, 1).unwrap();
     srq.post(&RecvWr {
         wr_id: 1,
         sges: &[mr.sge()],

@@ -71,6 +71,13 @@ impl Host for TestHost {
         got
     }
 
+    fn with_shared_receive<R>(
+        &mut self,
+        f: impl FnOnce(&mut SharedReceiveQueue) -> R,
+    ) -> Option<R> {
+        self.srq.as_mut().map(f)
+    }
+
     fn select_shared_receive(&mut self, number: u32) -> Option<u32> {
         let found = self.domain.iter().find(|q| q.0 == number);
         self.selected = found.map(|q| q.0);

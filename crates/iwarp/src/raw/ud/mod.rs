@@ -187,6 +187,15 @@ impl Context {
     /// # Errors
     /// [`Error::OutOfMemory`]; [`Error::NoDevice`]: the device has no address any more; the operating system's: no descriptors or ports left.
     pub fn create_ud_qp(&self, attributes: &UdAttributes) -> Result<UdQueuePair> {
+        if attributes
+            .srq
+            .as_ref()
+            .is_some_and(|srq| srq.tag_cq().is_some())
+        {
+            return Err(Error::InvalidArgument(
+                "tags are matched on reliable connections only",
+            ));
+        }
         let inner = UdInner::create(&self.inner, attributes)?;
         Ok(UdQueuePair { inner })
     }

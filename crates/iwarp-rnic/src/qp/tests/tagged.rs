@@ -1,0 +1,360 @@
+//! Messages on a shared receive queue that matches tags.
+
+use super::harness::*;
+use crate::qp::*;
+use crate::receive_queue::{SharedReceiveQueue, TakenRecv};
+use crate::tags::TaggedBuffer;
+use crate::{Access, RecvWr, SendFlags, SendOp, WcFlags, WcOpcode, WcStatus};
+use iwarp_proto::ddp::Header;
+use iwarp_proto::rdmap::Opcode;
+use iwarp_proto::tag_matching::{Operation, Tmh};
+use std::vec;
+use std::vec::Vec;
+
+/// A queue pair whose shared receive queue has room for so many receives, and for 32 tagged buffers.
+fn receiver(depth: u32) -> Rig {
+    let config = QpConfig {
+        shared_receive: true,
+        match_tags: true,
+        // What a rendezvous needs is not the program's.
+        max_send_wr: 0,
+        max_send_sge: 0,
+        max_inline: 0,
+        ..QpConfig::default()
+    };
+    let stream = StreamConfig {
+        initiator: false,
+        ..STREAM
+    };
+    let mut rig = Rig::with(config, stream);
+    let mut srq = SharedReceiveQueue::new(depth, 2).unwrap();
+    srq.match_tags(32).unwrap();
+    rig.host.srq = Some(srq);
+    rig
+}
+
+fn srq(rig: &mut Rig) -> &mut SharedReceiveQueue {
+    rig.host.srq.as_mut().unwrap()
+}
+
+fn receive(rig: &mut Rig, wr_id: u64, mr: &Mr) {
+    let sges = [mr.sge()];
+    let wr = RecvWr { wr_id, sges: &sges };
+    srq(rig).post(&wr).unwrap();
+}
+
+fn post_tag(rig: &mut Rig, wr_id: u64, tag: u64, sges: &[crate::Sge]) -> u32 {
+    let buffer = TaggedBuffer {
+        wr_id,
+        tag,
+        mask: u64::MAX,
+        sges,
+    };
+    srq(rig).tags().unwrap().add(&buffer).unwrap()
+}
+
+fn message(operation: Operation, tag: u64, payload: &[u8]) -> Vec<u8> {
+    let header = Tmh {
+        operation,
+        app_ctx: 0xabcd_0123,
+        tag,
+    };
+    [&header.octets()[..], payload].concat()
+}
+
+fn request(tag: u64, va: u64, rkey: u32, len: u32) -> Vec<u8> {
+    let rvh = [
+        &va.to_be_bytes()[..],
+        &rkey.to_be_bytes(),
+        &len.to_be_bytes(),
+    ];
+    message(Operation::Rendezvous, tag, &rvh.concat())
+}
+
+/// Identifier, status, operation, length and flags of the receives that have completed.
+fn told(rig: &Rig) -> Vec<(u64, WcStatus, WcOpcode, u32, WcFlags)> {
+    let cqes = rig.host.recvs.iter();
+    cqes.map(|c| (c.wr_id, c.status, c.opcode, c.byte_len, c.flags))
+        .collect()
+}
+
+const MATCH: WcFlags = WcFlags::TAG_MATCH;
+const DATA: WcFlags = WcFlags::TAG_DATA;
+
+#[test]
+fn an_eager_message_lands_in_its_buffer_without_its_header() {
+    let mut rig = receiver(4);
+    let (pool, a, b) = (rig.mr(600, ALL), rig.mr(300, ALL), rig.mr(300, ALL));
+    receive(&mut rig, 90, &pool);
+    post_tag(&mut rig, 1, 7, &[a.part(0, 300), b.part(10, 250)]);
+    let before = (rig.read(&a), rig.read(&b));
+    let payload: Vec<u8> = (0..500u32).map(|i| (i * 7) as u8).collect();
+    let octets = message(Operation::Eager, 7, &payload);
+    // Whatever the segments are, also if they cut the header.
+    for (mo, end) in [(0, 3), (3, 3), (3, 20), (20, 516)] {
+        let part = &octets[mo as usize..end];
+        let ulpdu = untagged(Opcode::SEND, 0, 1, mo, end == 516, part);
+        assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Ok);
+    }
+    assert_eq!(
+        told(&rig),
+        [(1, WcStatus::Success, WcOpcode::TagRecv, 500, MATCH | DATA)]
+    );
+    assert_eq!(rig.host.recvs[0].tag(), Some((7, 0xabcd_0123)));
+    assert_eq!(rig.read(&a), payload[..300]);
+    let after = rig.read(&b);
+    assert_eq!(after[10..210], payload[300..]);
+    assert_eq!(
+        (&after[..10], &after[210..]),
+        (&before.1[..10], &before.1[210..])
+    );
+    // The receive serves again.
+    assert_eq!(srq(&mut rig).len(), 1);
+}
+
+#[test]
+fn other_messages_are_whole_in_a_receive() {
+    let mut rig = receiver(4);
+    let pool = rig.mr(64, ALL);
+    let target = rig.mr(64, ALL);
+    post_tag(&mut rig, 1, 7, &[target.sge()]);
+    let before = rig.read(&target);
+    let unexpected = message(Operation::Eager, 8, b"payload");
+    let cases = [
+        (&unexpected, WcOpcode::TagRecv),
+        (&message(Operation::NoTag, 7, b"payload"), WcOpcode::TagNone),
+        (&message(Operation::Finish, 7, b""), WcOpcode::TagNone),
+        (&b"short".to_vec(), WcOpcode::TagNone),
+        (&Vec::new(), WcOpcode::TagNone),
+    ];
+    for (i, (octets, opcode)) in cases.into_iter().enumerate() {
+        receive(&mut rig, 90 + i as u64, &pool);
+        let msn = 1 + i as u32;
+        assert_eq!(rig.rx_ulpdu(&send(msn, octets)), RxStatus::Ok);
+        let none = WcFlags::empty();
+        let want = (
+            90 + i as u64,
+            WcStatus::Success,
+            opcode,
+            octets.len() as u32,
+            none,
+        );
+        assert_eq!(told(&rig)[i], want);
+        assert_eq!(rig.host.recvs[i].tag(), None);
+        assert_eq!(rig.read(&pool)[..octets.len()], octets[..]);
+    }
+    assert_eq!(rig.read(&target), before);
+    assert!(!srq(&mut rig).tags().unwrap().is_synchronized());
+}
+
+#[test]
+fn a_rendezvous_reads_and_tells_the_sender() {
+    let (mut a, mut b) = (Rig::new(), receiver(4));
+    let source = a.mr(1000, ALL);
+    for at in 0..1000 {
+        a.write(&source, at, (at * 3) as u8);
+    }
+    let (finish, out) = (a.mr(64, ALL), a.mr(64, ALL));
+    a.recv(50, &[finish.sge()]);
+    let (pool, sink) = (b.mr(64, ALL), b.mr(2000, Access::LOCAL_WRITE));
+    receive(&mut b, 90, &pool);
+    post_tag(&mut b, 1, 7, &[sink.part(100, 700), sink.part(900, 700)]);
+    let before = b.read(&sink);
+    let octets = request(7, source.at, source.stag, 1000);
+    for (at, octet) in (0..).zip(&octets) {
+        a.write(&out, at, *octet);
+    }
+    a.post(2, SendOp::Send, &[out.part(0, octets.len() as u32)]);
+    shuttle(&mut a, &mut b, 1000);
+    let ok = WcStatus::Success;
+    assert_eq!(
+        told(&b),
+        [
+            (1, ok, WcOpcode::TagRecv, 1000, MATCH),
+            (1, ok, WcOpcode::TagRecv, 1000, DATA)
+        ]
+    );
+    let placed = b.read(&sink);
+    let expected: Vec<u8> = (0..1000u32).map(|at| (at * 3) as u8).collect();
+    assert_eq!(placed[100..800], expected[..700]);
+    assert_eq!(placed[900..1200], expected[700..]);
+    for range in [0..100, 800..900, 1200..2000] {
+        assert_eq!(placed[range.clone()], before[range]);
+    }
+    // The program of the receiver has sent nothing, and hears of nothing.
+    assert_eq!(brief(&b.host.sends), []);
+    assert_eq!(brief(&a.host.recvs), [(50, ok)]);
+    let header = Tmh::parse(&a.read(&finish)).unwrap();
+    let want = Tmh {
+        operation: Operation::Finish,
+        app_ctx: 0xabcd_0123,
+        tag: 7,
+    };
+    assert_eq!((header, a.host.recvs[0].byte_len), (want, 16));
+    assert_eq!(srq(&mut b).len(), 1);
+}
+
+#[test]
+fn many_rendezvous_wait_for_their_turn() {
+    const MANY: u64 = 30;
+    let (mut a, mut b) = (Rig::new(), receiver(40));
+    let (source, out) = (a.mr(64, ALL), a.mr(32, ALL));
+    let finish = a.mr(16, ALL);
+    let (pool, sink) = (b.mr(64, ALL), b.mr(64, ALL));
+    receive(&mut b, 90, &pool);
+    for round in 0..3 {
+        for wr_id in 0..MANY {
+            a.recv(wr_id, &[finish.sge()]);
+            post_tag(&mut b, wr_id, 7, &[sink.sge()]);
+        }
+        for (at, octet) in (0..).zip(&request(7, source.at, source.stag, 64)) {
+            a.write(&out, at, *octet);
+        }
+        for wr_id in 0..MANY {
+            a.post(wr_id, SendOp::Send, &[out.sge()]);
+        }
+        shuttle(&mut a, &mut b, 700);
+        let done = round * MANY as usize + MANY as usize;
+        let told = told(&b);
+        let valid: Vec<u64> = told.iter().filter(|c| c.4 == DATA).map(|c| c.0).collect();
+        assert_eq!(told.len(), 2 * done);
+        assert_eq!(valid.len(), done);
+        assert!(valid[done - MANY as usize..].iter().copied().eq(0..MANY));
+        assert_eq!(a.host.recvs.len(), done);
+    }
+    assert_eq!((brief(&b.host.sends), srq(&mut b).len()), (vec![], 1));
+}
+
+#[test]
+fn a_refused_read_ends_all_of_them() {
+    let (mut a, mut b) = (Rig::new(), receiver(40));
+    let out = a.mr(32, ALL);
+    let (pool, sink) = (b.mr(64, ALL), b.mr(64, ALL));
+    receive(&mut b, 90, &pool);
+    for wr_id in 0..20 {
+        post_tag(&mut b, wr_id, 7, &[sink.sge()]);
+    }
+    // The sender names memory that is not its own.
+    for (at, octet) in (0..).zip(&request(7, 0x1000, out.stag ^ 1, 8)) {
+        a.write(&out, at, *octet);
+    }
+    for wr_id in 0..20 {
+        a.post(wr_id, SendOp::Send, &[out.sge()]);
+    }
+    shuttle(&mut a, &mut b, 1000);
+    assert_eq!(b.qp.state(), State::Error);
+    let failed: Vec<_> = told(&b).into_iter().filter(|c| c.4 != MATCH).collect();
+    assert_eq!(failed[0].1, WcStatus::RemoteAccess);
+    assert!(failed[1..].iter().all(|c| c.1 == WcStatus::Flushed));
+    let matched = told(&b).len() - failed.len();
+    assert_eq!(matched, failed.len(), "each has ended once");
+    // The receive is the queue's again, and the list has room for all but those that are still posted.
+    assert_eq!(srq(&mut b).len(), 1);
+    let free = (0..40).filter(|wr_id| {
+        let buffer = TaggedBuffer {
+            wr_id: *wr_id,
+            tag: 9,
+            mask: u64::MAX,
+            sges: &[],
+        };
+        srq(&mut b).tags().unwrap().add(&buffer).is_ok()
+    });
+    assert_eq!(free.count(), 32 - (20 - matched));
+}
+
+#[test]
+fn a_message_that_does_not_fit_ends_the_stream() {
+    let long = message(Operation::Eager, 7, &[1; 33]);
+    for octets in [long, request(7, 0x1000, 1, 33)] {
+        let mut rig = receiver(4);
+        let (pool, target) = (rig.mr(64, ALL), rig.mr(32, ALL));
+        receive(&mut rig, 90, &pool);
+        post_tag(&mut rig, 1, 7, &[target.sge()]);
+        let before = rig.read(&target);
+        let _ = rig.rx_ulpdu(&send(1, &octets));
+        assert_eq!(rig.qp.state(), State::Error);
+        let told = told(&rig);
+        assert_eq!(
+            (told.len(), told[0].0, told[0].1),
+            (1, 1, WcStatus::LocalLength)
+        );
+        assert_eq!(rig.read(&target), before);
+        assert_eq!(srq(&mut rig).len(), 1);
+    }
+}
+
+#[test]
+fn a_receive_that_is_not_needed_is_not_lost() {
+    let mut rig = receiver(1);
+    let (pool, target) = (rig.mr(64, ALL), rig.mr(64, ALL));
+    receive(&mut rig, 90, &pool);
+    post_tag(&mut rig, 1, 7, &[target.sge()]);
+    post_tag(&mut rig, 2, 7, &[target.sge()]);
+    let octets = message(Operation::Eager, 7, &[5; 8]);
+    let first = untagged(Opcode::SEND, 0, 1, 0, false, &octets[..4]);
+    assert_eq!(rig.rx_ulpdu(&first), RxStatus::Ok);
+    // The queue is full again before the message is whole.
+    receive(&mut rig, 91, &pool);
+    let rest = untagged(Opcode::SEND, 0, 1, 4, true, &octets[4..]);
+    assert_eq!(rig.rx_ulpdu(&rest), RxStatus::Ok);
+    assert_eq!(srq(&mut rig).len(), 1);
+    // The next message takes the one that was kept.
+    assert_eq!(rig.rx_ulpdu(&send(2, b"none")), RxStatus::Ok);
+    assert_eq!(brief(&rig.host.recvs)[1..], [(90, WcStatus::Success)]);
+    let again = untagged(Opcode::SEND, 0, 3, 0, false, &octets[..4]);
+    assert_eq!(rig.rx_ulpdu(&again), RxStatus::Ok);
+    receive(&mut rig, 92, &pool);
+    let rest = untagged(Opcode::SEND, 0, 3, 4, true, &octets[4..]);
+    assert_eq!(rig.rx_ulpdu(&rest), RxStatus::Ok);
+    rig.qp.modify(State::Error, &mut rig.host).unwrap();
+    assert_eq!(
+        brief(&rig.host.recvs)[2..],
+        [(2, WcStatus::Success), (91, WcStatus::Flushed)]
+    );
+}
+
+#[test]
+fn a_reset_frees_the_buffers_of_rendezvous() {
+    let mut rig = receiver(4);
+    let (pool, target) = (rig.mr(64, ALL), rig.mr(64, ALL));
+    receive(&mut rig, 90, &pool);
+    let handle = post_tag(&mut rig, 1, 7, &[target.sge()]);
+    assert_eq!(
+        rig.rx_ulpdu(&send(1, &request(7, 0x1000, 1, 8))),
+        RxStatus::Ok
+    );
+    let sent = rig.sent();
+    assert!(matches!(sent[0].0, Header::Untagged(h) if h.opcode == Opcode::READ_REQUEST));
+    rig.qp.modify(State::Reset, &mut rig.host).unwrap();
+    assert_eq!(rig.host.recvs.len(), 1);
+    let tags = srq(&mut rig).tags().unwrap();
+    assert_eq!(tags.end_read(handle), None);
+    assert_eq!(tags.next_read(1, &mut TakenRecv::default()), None);
+}
+
+#[test]
+fn the_programs_requests_have_their_room() {
+    let config = QpConfig {
+        shared_receive: true,
+        match_tags: true,
+        max_send_wr: 2,
+        ..QpConfig::default()
+    };
+    let mut rig = Rig::with(config, STREAM);
+    rig.host.srq = receiver(4).host.srq;
+    let (pool, target) = (rig.mr(64, ALL), rig.mr(64, ALL));
+    receive(&mut rig, 90, &pool);
+    for wr_id in 0..4 {
+        post_tag(&mut rig, wr_id, 7, &[target.sge()]);
+    }
+    for msn in 1..5 {
+        assert_eq!(
+            rig.rx_ulpdu(&send(msn, &request(7, 0x1000, 1, 8))),
+            RxStatus::Ok
+        );
+    }
+    rig.post(1, SendOp::Send, &[target.sge()]);
+    rig.post(2, SendOp::Send, &[target.sge()]);
+    let third = rig.try_post(3, SendOp::Send, SendFlags::SIGNALED, &[target.sge()]);
+    assert_eq!(third, Err(crate::PostError::QueueFull));
+}

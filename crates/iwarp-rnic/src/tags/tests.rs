@@ -1,0 +1,324 @@
+//! The list by itself: which buffer a message gets, and what becomes of handles.
+
+use super::*;
+use proptest::prelude::*;
+use std::collections::VecDeque;
+use std::vec::Vec;
+
+fn sge(len: u32) -> Sge {
+    Sge {
+        addr: 0x1000,
+        len,
+        lkey: 7,
+    }
+}
+
+fn buffer(wr_id: u64, tag: u64, mask: u64, sges: &[Sge]) -> TaggedBuffer<'_> {
+    TaggedBuffer {
+        wr_id,
+        tag,
+        mask,
+        sges,
+    }
+}
+
+fn header(operation: Operation, tag: u64) -> Option<Tmh> {
+    Some(Tmh {
+        operation,
+        app_ctx: 5,
+        tag,
+    })
+}
+
+fn room() -> TakenRecv {
+    TakenRecv::new(MAX_TAG_SGE).unwrap()
+}
+
+/// An eager message of `len` octets behind its header.
+fn eager(list: &mut TagList, tag: u64, len: u32, taken: &mut TakenRecv) -> Arrival {
+    list.arrive(1, (header(Operation::Eager, tag), None), len, true, taken)
+}
+
+fn request(list: &mut TagList, qp_num: u32, tag: u64, len: u32) -> Arrival {
+    let rvh = Rvh {
+        va: 0x2000,
+        rkey: 9,
+        len,
+    };
+    let headers = (header(Operation::Rendezvous, tag), Some(rvh));
+    list.arrive(qp_num, headers, 16, true, &mut room())
+}
+
+#[test]
+fn the_oldest_buffer_with_the_tag_is_taken() {
+    let mut list = TagList::new(4).unwrap();
+    let mut taken = room();
+    let (low, all) = (0xff, u64::MAX);
+    for (wr_id, tag, mask) in [(1, 5, all), (2, 6, low), (3, 6, all), (4, 5, low)] {
+        list.add(&buffer(wr_id, tag, mask, &[sge(8)])).unwrap();
+    }
+    // The sender's tag is cut by the mask, and the buffer's is not.
+    for (tag, wr_id) in [(0x106, 2), (6, 3), (0x105, 4), (5, 1)] {
+        assert_eq!(eager(&mut list, tag, 8, &mut taken), Arrival::Eager);
+        assert_eq!((taken.wr_id, taken.len), (wr_id, 8));
+    }
+    assert_eq!(eager(&mut list, 5, 8, &mut taken), Arrival::Unexpected);
+}
+
+#[test]
+fn what_has_no_tag_takes_no_buffer_and_is_not_counted() {
+    let mut list = TagList::new(1).unwrap();
+    list.add(&buffer(1, 0, 0, &[sge(64)])).unwrap();
+    let mut taken = room();
+    for operation in [Operation::NoTag, Operation::Finish, Operation::Other(9)] {
+        let headers = (header(operation, 0), None);
+        let arrival = list.arrive(1, headers, 8, true, &mut taken);
+        assert_eq!(arrival, Arrival::NoTag, "{operation:?}");
+    }
+    assert_eq!(
+        list.arrive(1, (None, None), 0, true, &mut taken),
+        Arrival::NoTag
+    );
+    // A request without its second header.
+    let headers = (header(Operation::Rendezvous, 0), None);
+    assert_eq!(
+        list.arrive(1, headers, 15, true, &mut taken),
+        Arrival::NoTag
+    );
+    assert!(list.is_synchronized());
+    assert_eq!(eager(&mut list, 0, 64, &mut taken), Arrival::Eager);
+}
+
+#[test]
+fn buffers_wait_until_the_program_knows_what_came_before() {
+    let mut list = TagList::new(4).unwrap();
+    let mut taken = room();
+    list.add(&buffer(1, 1, u64::MAX, &[sge(8)])).unwrap();
+    assert_eq!(eager(&mut list, 2, 8, &mut taken), Arrival::Unexpected);
+    assert!(!list.is_synchronized());
+    // The message came before this buffer, so the next one must not get it.
+    list.add(&buffer(2, 2, u64::MAX, &[sge(8)])).unwrap();
+    assert_eq!(eager(&mut list, 2, 8, &mut taken), Arrival::Unexpected);
+    // What was posted before is matched all the same.
+    assert_eq!(eager(&mut list, 1, 8, &mut taken), Arrival::Eager);
+    list.synchronize(1);
+    assert_eq!(eager(&mut list, 2, 8, &mut taken), Arrival::Unexpected);
+    list.synchronize(3);
+    assert!(list.is_synchronized());
+    assert_eq!(eager(&mut list, 2, 8, &mut taken), Arrival::Eager);
+    assert_eq!(taken.wr_id, 2);
+}
+
+#[test]
+fn handles_are_those_of_one_use() {
+    let mut list = TagList::new(2).unwrap();
+    let mut taken = room();
+    let first = list.add(&buffer(1, 1, u64::MAX, &[])).unwrap();
+    let second = list.add(&buffer(2, 2, u64::MAX, &[])).unwrap();
+    assert_eq!(list.add(&buffer(3, 3, u64::MAX, &[])), Err(TagError::Full));
+    assert_eq!(
+        list.add(&buffer(3, 3, u64::MAX, &[sge(1); 5])),
+        Err(TagError::Invalid)
+    );
+    assert_eq!(list.remove(first), Ok(()));
+    assert_eq!(list.remove(first), Err(TagError::Gone));
+    let third = list.add(&buffer(3, 3, u64::MAX, &[])).unwrap();
+    assert_ne!(first, third);
+    assert_eq!(list.remove(first), Err(TagError::Gone));
+    // Taken by a message.
+    assert_eq!(eager(&mut list, 2, 0, &mut taken), Arrival::Eager);
+    assert_eq!(list.remove(second), Err(TagError::Gone));
+    assert_eq!(list.remove(500), Err(TagError::Invalid));
+    assert_eq!(list.end_read(third), None, "it is not read into");
+    assert_eq!(list.remove(third), Ok(()));
+}
+
+#[test]
+fn more_than_the_buffer_ends_it() {
+    let mut list = TagList::new(2).unwrap();
+    list.add(&buffer(1, 1, u64::MAX, &[sge(8), sge(8)]))
+        .unwrap();
+    assert_eq!(eager(&mut list, 1, 17, &mut room()), Arrival::TooLong(1));
+    list.add(&buffer(2, 1, u64::MAX, &[sge(8), sge(8)]))
+        .unwrap();
+    assert_eq!(request(&mut list, 1, 1, u32::MAX), Arrival::TooLong(2));
+    assert_eq!(list.next_read(1, &mut room()), None);
+    assert!(list.is_synchronized());
+}
+
+#[test]
+fn rendezvous_are_read_in_their_order_for_each_queue_pair() {
+    let mut list = TagList::new(4).unwrap();
+    for wr_id in 0..4 {
+        list.add(&buffer(wr_id, 0, 0, &[sge(10), sge(10)])).unwrap();
+    }
+    for (qp_num, len) in [(1, 12), (2, 20), (1, 3), (1, 0)] {
+        assert!(matches!(
+            request(&mut list, qp_num, 7, len),
+            Arrival::Rendezvous(_)
+        ));
+    }
+    let mut sink = room();
+    let mut handles = Vec::new();
+    for (len, lens) in [(12, &[10, 2][..]), (3, &[3, 0]), (0, &[0, 0])] {
+        let read = list.next_read(1, &mut sink).unwrap();
+        assert_eq!((read.source.len, sink.len), (len, u64::from(len)));
+        let got: Vec<u32> = sink.sges().iter().map(|sge| sge.len).collect();
+        assert_eq!(got, lens);
+        handles.push(read.handle);
+    }
+    assert_eq!(list.next_read(1, &mut sink), None);
+    // A handle of a buffer that is read into takes nothing away.
+    assert_eq!(list.remove(handles[0]), Err(TagError::Gone));
+    let done = list.end_read(handles[0]).unwrap();
+    assert_eq!((done.wr_id, done.len, done.request.tag), (0, 12, 7));
+    assert_eq!(done.request.app_ctx, 5);
+    assert_eq!(list.end_read(handles[0]), None);
+    list.forget(1);
+    assert_eq!(list.end_read(handles[1]), None);
+    assert_eq!(
+        list.next_read(2, &mut sink).map(|read| read.source.len),
+        Some(20)
+    );
+}
+
+#[test]
+fn without_reads_a_rendezvous_is_the_programs() {
+    let mut list = TagList::new(1).unwrap();
+    list.add(&buffer(1, 7, u64::MAX, &[sge(8)])).unwrap();
+    let headers = (header(Operation::Rendezvous, 7), Some(Rvh::default()));
+    let arrival = list.arrive(1, headers, 16, false, &mut room());
+    assert_eq!(arrival, Arrival::Unexpected);
+    assert!(!list.is_synchronized());
+}
+
+#[derive(Debug, Clone)]
+enum Op {
+    Add(u64, u64),
+    Remove(usize),
+    Eager(u64),
+    Request(u32, u64),
+    Read(u32),
+    End(usize),
+    Forget(u32),
+    Synchronize,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        4 => (0u64..4, prop_oneof![Just(3u64), Just(1), Just(0)]).prop_map(|(tag, mask)| Op::Add(tag & mask, mask)),
+        1 => (0usize..20).prop_map(Op::Remove),
+        2 => (0u64..4).prop_map(Op::Eager),
+        2 => (0u32..2, 0u64..4).prop_map(|(qp, tag)| Op::Request(qp, tag)),
+        2 => (0u32..2).prop_map(Op::Read),
+        2 => (0usize..20).prop_map(Op::End),
+        1 => (0u32..2).prop_map(Op::Forget),
+        1 => Just(Op::Synchronize),
+    ]
+}
+
+/// The same in the simplest way.
+#[derive(Default)]
+struct Model {
+    /// Handle, `wr_id`, tag, mask, and whether it waits.
+    posted: Vec<(u32, u64, u64, u64, bool)>,
+    /// Queue pair and `wr_id`.
+    matched: VecDeque<(u32, u64)>,
+    /// Queue pair, `wr_id` and handle.
+    reading: Vec<(u32, u64, u32)>,
+    unexpected: u32,
+    handled: u32,
+}
+
+impl Model {
+    fn take(&mut self, tag: u64) -> Option<u64> {
+        let fits = |b: &&(u32, u64, u64, u64, bool)| !b.4 && tag & b.3 == b.2;
+        let found = self.posted.iter().find(fits).map(|b| b.1);
+        match found {
+            Some(wr_id) => self.posted.retain(|b| b.1 != wr_id),
+            None => self.unexpected += 1,
+        }
+        found
+    }
+
+    fn used(&self) -> usize {
+        self.posted.len() + self.matched.len() + self.reading.len()
+    }
+}
+
+proptest! {
+    #[test]
+    fn it_does_what_a_simple_list_does(ops in proptest::collection::vec(op(), 0..120)) {
+        const ROOM: usize = 5;
+        let mut list = TagList::new(ROOM as u32).unwrap();
+        let mut model = Model::default();
+        let mut handles = Vec::new();
+        let mut taken = room();
+        for (wr_id, op) in (0u64..).zip(ops) {
+            match op {
+                Op::Add(tag, mask) => {
+                    let added = list.add(&buffer(wr_id, tag, mask, &[sge(8)]));
+                    prop_assert_eq!(added.is_ok(), model.used() < ROOM);
+                    if let Ok(handle) = added {
+                        prop_assert!(!handles.contains(&handle));
+                        handles.push(handle);
+                        let waits = model.handled != model.unexpected;
+                        model.posted.push((handle, wr_id, tag, mask, waits));
+                    }
+                }
+                Op::Remove(i) => {
+                    let Some(handle) = handles.get(i).copied() else { continue };
+                    let there = model.posted.iter().any(|b| b.0 == handle);
+                    let want = if there { Ok(()) } else { Err(TagError::Gone) };
+                    prop_assert_eq!(list.remove(handle), want);
+                    model.posted.retain(|b| b.0 != handle);
+                }
+                Op::Eager(tag) => {
+                    let arrival = eager(&mut list, tag, 8, &mut taken);
+                    match model.take(tag) {
+                        Some(wr_id) => prop_assert_eq!((arrival, taken.wr_id), (Arrival::Eager, wr_id)),
+                        None => prop_assert_eq!(arrival, Arrival::Unexpected),
+                    }
+                }
+                Op::Request(qp, tag) => {
+                    let arrival = request(&mut list, qp, tag, 8);
+                    match model.take(tag) {
+                        Some(wr_id) => {
+                            prop_assert_eq!(arrival, Arrival::Rendezvous(wr_id));
+                            model.matched.push_back((qp, wr_id));
+                        }
+                        None => prop_assert_eq!(arrival, Arrival::Unexpected),
+                    }
+                }
+                Op::Read(qp) => {
+                    let read = list.next_read(qp, &mut taken);
+                    let at = model.matched.iter().position(|m| m.0 == qp);
+                    let want = at.and_then(|at| model.matched.remove(at));
+                    prop_assert_eq!(read.map(|_| taken.wr_id), want.map(|m| m.1));
+                    if let (Some(read), Some((qp, wr_id))) = (read, want) {
+                        model.reading.push((qp, wr_id, read.handle));
+                    }
+                }
+                Op::End(i) => {
+                    let Some(handle) = handles.get(i).copied() else { continue };
+                    let want = model.reading.iter().find(|r| r.2 == handle).map(|r| r.1);
+                    prop_assert_eq!(list.end_read(handle).map(|done| done.wr_id), want);
+                    model.reading.retain(|r| r.2 != handle);
+                }
+                Op::Forget(qp) => {
+                    list.forget(qp);
+                    model.matched.retain(|m| m.0 != qp);
+                    model.reading.retain(|r| r.0 != qp);
+                }
+                Op::Synchronize => {
+                    list.synchronize(model.unexpected);
+                    model.handled = model.unexpected;
+                    for posted in &mut model.posted {
+                        posted.4 = false;
+                    }
+                }
+            }
+            prop_assert_eq!(list.is_synchronized(), model.handled == model.unexpected);
+        }
+    }
+}
