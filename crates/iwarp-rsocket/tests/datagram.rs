@@ -158,6 +158,11 @@ fn waiting_ends_by_flag_time_and_datagram() {
     // The flags at creation.
     let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     let r = Rs(rs::socket(libc::AF_INET, libc::SOCK_DGRAM | flags, libc::IPPROTO_UDP).unwrap());
+    // Without the flag the call below would never return.
+    assert_ne!(
+        rs::control(r.0, libc::F_GETFL, 0).unwrap() & libc::O_NONBLOCK,
+        0
+    );
     assert_eq!(rs::recv(r.0, &mut out, 0), Err(Errno::AGAIN));
     assert_eq!(rs::control(r.0, libc::F_GETFD, 0), Ok(libc::FD_CLOEXEC));
     rs::control(r.0, libc::F_SETFD, 0).unwrap();
