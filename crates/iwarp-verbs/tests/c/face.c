@@ -154,6 +154,24 @@ static int gids(struct ibv_context *context, struct ibv_gid_entry *entries)
 	return count;
 }
 
+/* A new queue pair takes receives as iWARP NIC, and as RoCE NIC not before it is in INIT. */
+static void refuses_until_init(struct end *e)
+{
+	struct ibv_sge sge = { (uintptr_t)e->buffer, LENGTH, e->mr->lkey };
+	struct ibv_recv_wr wr = { .sg_list = &sge, .num_sge = 1 }, *bad = NULL;
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RESET };
+	struct ibv_qp_init_attr init;
+
+	CODE(roce ? EINVAL : 0, ibv_post_recv(e->qp, &wr, &bad));
+	if (!roce)
+		return;
+	CHECK(bad == &wr);
+	CODE(0, ibv_query_qp(e->qp, &attr, IBV_QP_STATE, &init));
+	CODE(IBV_QPS_RESET, attr.qp_state);
+	attr.qp_state = IBV_QPS_RTR;
+	CODE(EINVAL, ibv_modify_qp(e->qp, &attr, TO_RTR_IB));
+}
+
 static void to_init(struct end *e)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
@@ -311,6 +329,7 @@ int main(int argc, char **argv)
 	make(&a, context);
 	IS_NULL(EOPNOTSUPP, new_qp(&a, IBV_QPT_RAW_PACKET));
 	IS_NULL(EOPNOTSUPP, new_qp(&a, IBV_QPT_RAW_PACKET));
+	refuses_until_init(&a);
 	unmake(&a);
 	CODE(0, ibv_close_device(context));
 	by_manager();
