@@ -17,7 +17,7 @@ use xtask::process::cargo;
 use super::case::{Case, Verdict};
 use super::crates_examples as examples;
 use super::crates_known::{Known, known};
-use super::stage::{Stage, WIRE_V4};
+use super::stage::{Stage, WIRE, WIRE_V4};
 
 /// Build time counts, too.
 const LIMIT_S: u64 = 1800;
@@ -39,7 +39,7 @@ struct Published {
     without: &'static [&'static str],
     /// What our devices are to it.
     faces: &'static [Face],
-    /// Limits the devices to the interface with this address.
+    /// Limits the devices to this address, or to this interface.
     bind: Option<&'static str>,
     examples: Examples,
 }
@@ -65,7 +65,7 @@ impl Face {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct View {
     pub(super) face: Face,
-    /// The address to whose interface the devices are limited.
+    /// The address or interface to which the devices are limited.
     bind: Option<&'static str>,
 }
 
@@ -117,8 +117,9 @@ pub(super) fn cases() -> Vec<Case> {
                 "rmr_timeout::timeout_check::main",
                 "imm::write_with_imm::main",
             ],
-            faces: &[Face::Roce],
-            bind: None,
+            // It takes the last device and index 1 of its GIDs. The last one of the stage has only a link-local address.
+            faces: BOTH,
+            bind: Some(WIRE),
             examples: examples::async_rdma,
         },
     ];

@@ -8,105 +8,117 @@ use anyhow::Result;
 use super::case::{Case, Verdict, expect};
 use super::stage::Stage;
 
+const RC: &str = "ibv_rc_pingpong";
+const SRQ: &str = "ibv_srq_pingpong";
+const UC: &str = "ibv_uc_pingpong";
+const UD: &str = "ibv_ud_pingpong";
+const XSRQ: &str = "ibv_xsrq_pingpong";
+
 /// The cases of this file.
 pub(super) fn cases() -> Vec<Case> {
-    let rc = "ibv_rc_pingpong";
-    let srq = "ibv_srq_pingpong";
-    let uc = "ibv_uc_pingpong";
-    let ud = "ibv_ud_pingpong";
-    let list: Vec<(&'static str, &str, Vec<&str>)> = vec![
-        (rc, "`-g 0 -c`", vec!["-c"]),
-        (rc, "`-e`", vec!["-c", "-e"]),
-        (rc, "`-N`", vec!["-c", "-N"]),
-        (
-            rc,
-            "`-e -N -s 65536`",
-            vec!["-c", "-e", "-N", "-s", "65536"],
-        ),
-        (rc, "IPv6 GIDs", vec!["-c", "-g", "1"]),
-        (srq, "`-g 0`", vec![]),
-        (srq, "`-e`", vec!["-e"]),
-        (uc, "`-g 0 -c`", vec!["-c"]),
-        (uc, "`-e -s 65536`", vec!["-e", "-s", "65536"]),
-        (uc, "IPv6 GIDs", vec!["-c", "-g", "1"]),
-        (ud, "`-g 0`", vec![]),
-        (ud, "`-e`", vec!["-e"]),
-        (ud, "`-s 4096`", vec!["-s", "4096"]),
-        (ud, "IPv6 GIDs", vec!["-g", "1"]),
+    by_gid()
+        .chain(by_lid())
+        .chain(as_roce())
+        .chain(extended())
+        .chain(others_as_roce())
+        .map(|case| case.needs(&["ibverbs-utils"]))
+        .collect()
+}
+
+fn case(
+    program: &'static str,
+    what: impl Into<String>,
+    face: &'static str,
+    options: &[&'static str],
+) -> Case {
+    let options = options.to_vec();
+    Case::new(program, what, move |stage| {
+        run(stage, program, face, &options)
+    })
+}
+
+fn by_gid() -> impl Iterator<Item = Case> {
+    let list: [(&str, &str, &[&str]); 14] = [
+        (RC, "`-g 0 -c`", &["-c"]),
+        (RC, "`-e`", &["-c", "-e"]),
+        (RC, "`-N`", &["-c", "-N"]),
+        (RC, "`-e -N -s 65536`", &["-c", "-e", "-N", "-s", "65536"]),
+        (RC, "IPv6 GIDs", &["-c", "-g", "1"]),
+        (SRQ, "`-g 0`", &[]),
+        (SRQ, "`-e`", &["-e"]),
+        (UC, "`-g 0 -c`", &["-c"]),
+        (UC, "`-e -s 65536`", &["-e", "-s", "65536"]),
+        (UC, "IPv6 GIDs", &["-c", "-g", "1"]),
+        (UD, "`-g 0`", &[]),
+        (UD, "`-e`", &["-e"]),
+        (UD, "`-s 4096`", &["-s", "4096"]),
+        (UD, "IPv6 GIDs", &["-g", "1"]),
     ];
-    let by_gid = list.into_iter().map(|(program, what, options)| {
-        let options = [&["-g", "0"], &options[..]].concat();
-        (program, what, options)
-    });
-    let by_lid = [
-        (rc, "by LID", vec!["-c"]),
-        (rc, "by LID, `-e -N`", vec!["-c", "-e", "-N"]),
-        (srq, "by LID", vec!["-e"]),
-        (uc, "by LID", vec!["-c"]),
-        (uc, "by LID, `-e`", vec!["-c", "-e"]),
-        (ud, "by LID", vec![]),
-        (ud, "by LID, `-e`", vec!["-c", "-e"]),
-        (rc, "by LID, `-j`", vec!["-j"]),
-        (rc, "by LID, `-t`", vec!["-c", "-t"]),
+    list.into_iter().map(|(program, what, options)| {
+        // Of two indices the programs take the later one.
+        let options = [&["-g", "0"], options].concat();
+        case(program, what, "rnic", &options)
+    })
+}
+
+fn by_lid() -> impl Iterator<Item = Case> {
+    let list: [(&str, &str, &[&str]); 9] = [
+        (RC, "by LID", &["-c"]),
+        (RC, "by LID, `-e -N`", &["-c", "-e", "-N"]),
+        (SRQ, "by LID", &["-e"]),
+        (UC, "by LID", &["-c"]),
+        (UC, "by LID, `-e`", &["-c", "-e"]),
+        (UD, "by LID", &[]),
+        (UD, "by LID, `-e`", &["-c", "-e"]),
+        (RC, "by LID, `-j`", &["-j"]),
+        (RC, "by LID, `-t`", &["-c", "-t"]),
     ];
-    let as_rnic = by_gid.chain(by_lid).map(|(program, what, options)| {
-        Case::new(program, what, move |stage| {
-            run(stage, program, "rnic", &options)
-        })
+    list.into_iter()
+        .map(|(program, what, options)| case(program, what, "rnic", options))
+}
+
+/// Indices 0 and 1 are 127.0.0.1, 2 and 3 are ::1.
+fn as_roce() -> impl Iterator<Item = Case> {
+    let connections = ["0", "1", "2", "3"].map(|index| {
+        let what = format!("`--as roce`, `-g {index} -c`");
+        case(RC, what, "roce", &["-c", "-g", index])
     });
-    // Indices 0 and 1 are 127.0.0.1, 2 and 3 are ::1.
-    let as_roce = ["0", "1", "2", "3"].map(|index| {
-        Case::new(rc, format!("`--as roce`, `-g {index} -c`"), move |stage| {
-            run(stage, rc, "roce", &["-c", "-g", index])
-        })
+    let datagrams = ["1", "3"].map(|index| {
+        let what = format!("`--as roce`, `-g {index}`");
+        case(UD, what, "roce", &["-g", index])
     });
-    let datagrams_as_roce = ["1", "3"].map(|index| {
-        Case::new(ud, format!("`--as roce`, `-g {index}`"), move |stage| {
-            run(stage, ud, "roce", &["-g", index])
-        })
-    });
+    connections.into_iter().chain(datagrams)
+}
+
+fn others_as_roce() -> impl Iterator<Item = Case> {
     // LID 0 is that of every RoCE NIC, and stands for the device itself.
-    let by_lid_as_roce = [rc, srq, uc].map(|program| {
-        Case::new(program, "`--as roce`, by LID", move |stage| {
-            run(stage, program, "roce", &["-c", "-e"])
-        })
-    });
-    let others_as_roce = [
-        (srq, "1", "-e"),
-        (srq, "3", "-c"),
-        (uc, "1", "-e"),
-        (uc, "3", "-c"),
+    let by_lid =
+        [RC, SRQ, UC].map(|program| case(program, "`--as roce`, by LID", "roce", &["-c", "-e"]));
+    let by_gid = [
+        (SRQ, "1", "-e"),
+        (SRQ, "3", "-c"),
+        (UC, "1", "-e"),
+        (UC, "3", "-c"),
     ]
     .map(|(program, index, option)| {
         let what = format!("`--as roce`, `-g {index} {option}`");
-        Case::new(program, what, move |stage| {
-            run(stage, program, "roce", &["-g", index, option])
-        })
+        case(program, what, "roce", &["-g", index, option])
     });
-    let needs: &[&str] = &["ibverbs-utils"];
-    let extended = [
-        ("`-g 0`", "rnic", &["-g", "0"][..]),
+    by_lid.into_iter().chain(by_gid)
+}
+
+fn extended() -> impl Iterator<Item = Case> {
+    let list: [(&str, &str, &[&str]); 6] = [
+        ("`-g 0`", "rnic", &["-g", "0"]),
         ("`-e`", "rnic", &["-g", "0", "-e"]),
         ("`-s 65536`", "rnic", &["-g", "0", "-s", "65536"]),
         ("IPv6 GIDs", "rnic", &["-g", "1"]),
         ("by LID", "rnic", &[]),
         ("`--as roce`, `-g 1`", "roce", &["-g", "1"]),
-    ]
-    .map(|(what, face, options)| {
-        let run = move |stage: &Stage| run(stage, XSRQ, face, options);
-        Case::new(XSRQ, what, run).own_tmp()
-    });
-    as_rnic
-        .chain(as_roce)
-        .chain(datagrams_as_roce)
-        .chain(extended)
-        .chain(by_lid_as_roce)
-        .chain(others_as_roce)
-        .map(|case| case.needs(needs))
-        .collect()
+    ];
+    list.into_iter()
+        .map(|(what, face, options)| case(XSRQ, what, face, options).own_tmp())
 }
-
-const XSRQ: &str = "ibv_xsrq_pingpong";
 
 /// Runs both ends three times: these programs exit at once after the last message, and errors at that moment do not happen every time.
 fn run(stage: &Stage, program: &str, face: &str, options: &[&str]) -> Result<Verdict> {

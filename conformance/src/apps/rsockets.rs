@@ -1,4 +1,4 @@
-//! Stream sockets over RDMA (rsockets): rdma-core's own programs for them, and TCP programs with the preload library.
+//! Sockets over RDMA (rsockets): rdma-core's own programs for streams and datagrams, and TCP programs with the preload library.
 
 use std::path::Path;
 
@@ -60,6 +60,7 @@ pub(super) fn cases() -> Vec<Case> {
             .limit(120)
         })
         .collect();
+    cases.extend(datagram_cases());
     cases.push(Case::new("rcopy", "a file of 64 MiB", rcopy).needs(rdmacm));
     for (what, address) in [
         ("over `librspreload.so`, both directions", "127.0.0.1"),
@@ -76,6 +77,66 @@ pub(super) fn cases() -> Vec<Case> {
         cases.push(case.needs(&["netcat-openbsd"]));
     }
     cases
+}
+
+fn datagram_cases() -> Vec<Case> {
+    const V4: &str = "127.0.0.1";
+    // Each end spins in a loop of nonblocking calls unless it is told something else.
+    let case = |what, address, server: &'static [&str], client: &'static [&str]| {
+        Case::new("udpong", what, move |stage| {
+            datagrams(stage, address, server, client)
+        })
+        .needs(&["rdmacm-utils"])
+    };
+    let echo: &[&str] = &["-T", "b", "-T", "e", "-C", "2000"];
+    let polled: &[&str] = &["-T", "a", "-T", "e", "-C", "2000", "-S", "200"];
+    let bulk: &[&str] = &["-T", "a", "-B", "65536", "-S", "2000"];
+    let server_is_udp = "its server with `-T s`, a UDP socket";
+    let client_is_udp = "its client with `-T s`, a UDP socket";
+    let (plain, plain_echo) = (&["-T", "s"], &["-T", "s", "-T", "e", "-C", "2000"]);
+    vec![
+        case("`-S 1000`", V4, &[], &["-S", "1000"]).spins(),
+        case("`-T e`", V4, &[], &["-T", "e", "-C", "2000"]).spins(),
+        case("`-T b`", V4, &["-T", "b"], &["-T", "b", "-S", "64"]),
+        case("`-T b -T e`", V4, &["-T", "b"], echo),
+        case("`-T a -T e`", V4, &["-T", "a"], polled),
+        case("`-T a -B 65536 -S 2000`", V4, bulk, bulk),
+        case("IPv6, `-T b -T e`", "::1", &["-T", "b"], echo),
+        case("IPv6, `-T a -T e`", "::1", &["-T", "a"], polled),
+        case(server_is_udp, V4, plain, echo).spins(),
+        case(client_is_udp, V4, &["-T", "b"], plain_echo).spins(),
+    ]
+}
+
+/// Runs udpong and checks that its client prints a row of results. The row tells how many datagrams arrived at the server, in a
+/// test with echoes how many went both ways; its client sends each of these again until it has come back.
+fn datagrams(stage: &Stage, address: &str, server: &[&str], client: &[&str]) -> Result<Verdict> {
+    let port = stage.port()?;
+    let number = port.to_string();
+    // The server does not end by itself, so what it says must not stay in its buffer.
+    let words = ["stdbuf", "-oL", "udpong", "-b", address, "-p", &number];
+    let words = [&words[..], server].concat();
+    let mut server = stage.start(&words)?;
+    stage.wait_for_datagrams(port)?;
+    let words = [&["udpong", "-s", address, "-p", &number], client].concat();
+    let said = stage.start(&words)?.success()?;
+    expect_lines(&said, "usec/xfer", 1)?;
+    let Some(row) = said.lines().find(|line| is_datagram_row(line)) else {
+        bail!("no row of results");
+    };
+    server.wait_for(&format!("client login from {address}"))?;
+    let columns: Vec<&str> = row.split_whitespace().collect();
+    Ok(Verdict::passed(format!("{} transfers", columns[2])))
+}
+
+/// Returns `true` for a row of results: name, size, transfers, total, time, rate, time of a transfer. The time of a transfer is
+/// infinite if none arrived.
+fn is_datagram_row(line: &str) -> bool {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    words.len() == 7
+        && words[6]
+            .parse::<f64>()
+            .is_ok_and(|time| time > 0.0 && time.is_finite())
 }
 
 /// Runs both ends and checks that the client prints `rows` rows, one for each size.
@@ -224,5 +285,11 @@ mod tests {
             "name      bytes   xfers   iters   total       time     Gb/sec    usec/xfer"
         ));
         assert!(!is_row(""));
+        assert!(is_datagram_row(
+            "custom    1000    4k      3m          0.02s      1.13       7.04"
+        ));
+        assert!(!is_datagram_row(
+            "custom    64      0       0           0.05s      0.00        inf"
+        ));
     }
 }

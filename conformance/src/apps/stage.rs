@@ -19,6 +19,8 @@ use super::program::{POLL_INTERVAL, Program};
 /// The addresses of the interface that [`Case::wire`] gives.
 pub(super) const WIRE_V4: &str = "10.77.0.1";
 pub(super) const WIRE_V6: &str = "fd77::1";
+/// The interface that has both.
+pub(super) const WIRE: &str = "wire0";
 
 /// The user and group `nobody` of every distribution.
 const NOBODY: &str = "65534";

@@ -12,6 +12,7 @@
 
 use crate::errno::{Errno, Result};
 use crate::poll::{Sets, poll, select};
+use crate::table::{self, Entry};
 use crate::{address, calls, repoll};
 use libc::{
     c_int, c_long, c_void, epoll_event, fd_set, iovec, msghdr, nfds_t, off_t, pollfd, size_t,
@@ -139,8 +140,14 @@ pub unsafe extern "C" fn raccept(fd: c_int, addr: *mut sockaddr, len: *mut sockl
 }
 
 pub unsafe extern "C" fn rconnect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
-    // SAFETY: the contract of the C function.
-    code(|| calls::connect(fd, unsafe { address::read(addr, len) }?))
+    code(|| {
+        if let Entry::Datagram(socket) = table::get(fd)? {
+            // SAFETY: the contract of the C function.
+            return unsafe { socket.connect_raw(addr, len) };
+        }
+        // SAFETY: the contract of the C function.
+        calls::connect(fd, unsafe { address::read(addr, len) }?)
+    })
 }
 
 pub unsafe extern "C" fn rshutdown(fd: c_int, how: c_int) -> c_int {
@@ -166,12 +173,10 @@ pub unsafe extern "C" fn rrecvfrom(
 ) -> ssize_t {
     count(|| {
         // SAFETY: the contract of the C function.
-        let n = calls::recv(fd, unsafe { octets_mut(buf, len) }?, flags)?;
-        if n > 0
-            && let Ok(peer) = calls::peer_address(fd)
-        {
+        let (n, from) = calls::recv_from(fd, unsafe { octets_mut(buf, len) }?, flags)?;
+        if let Some(from) = from {
             // SAFETY: the contract of the C function.
-            unsafe { address::write(peer, addr, addrlen) };
+            unsafe { address::write(from, addr, addrlen) };
         }
         Ok(n)
     })
@@ -181,6 +186,10 @@ pub unsafe extern "C" fn rrecvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> 
     count(|| {
         // SAFETY: the contract of the C function.
         let msg = unsafe { msg.as_mut() }.ok_or(Errno(libc::EFAULT))?;
+        if let Entry::Datagram(socket) = table::get(fd)? {
+            // SAFETY: the contract of the C function.
+            return unsafe { socket.receive_raw(msg, flags) };
+        }
         // SAFETY: the contract of the C function.
         let n = unsafe { recv_pieces(fd, msg.msg_iov, msg.msg_iovlen, flags) }?;
         // A stream has neither addresses nor control data.
@@ -190,6 +199,10 @@ pub unsafe extern "C" fn rrecvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> 
 }
 
 pub unsafe extern "C" fn rread(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t {
+    if len == 0 && matches!(table::get(fd), Ok(Entry::Datagram(_))) {
+        // Unlike `recv(2)`, `read(2)` leaves the datagram then.
+        return 0;
+    }
     // SAFETY: the contract of the C function.
     unsafe { rrecv(fd, buf, len, 0) }
 }
@@ -217,23 +230,29 @@ pub unsafe extern "C" fn rsendto(
     to: *const sockaddr,
     tolen: socklen_t,
 ) -> ssize_t {
-    if !to.is_null() || tolen != 0 {
-        return count(|| {
-            if calls::is_rsocket(fd) {
-                Err(Errno::ISCONN)
-            } else {
-                Err(Errno::BADF)
+    count(|| {
+        // SAFETY: the contract of the C function.
+        let data = unsafe { octets(buf, len) }?;
+        match table::get(fd)? {
+            Entry::Stream(_) if !to.is_null() || tolen != 0 => Err(Errno::ISCONN),
+            Entry::Datagram(_) if !to.is_null() => {
+                // SAFETY: the contract of the C function.
+                let to = unsafe { address::read(to, tolen) }?;
+                calls::send_to(fd, data, flags, to)
             }
-        });
-    }
-    // SAFETY: the contract of the C function.
-    unsafe { rsend(fd, buf, len, flags) }
+            _ => calls::send(fd, data, flags),
+        }
+    })
 }
 
 pub unsafe extern "C" fn rsendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
     count(|| {
         // SAFETY: the contract of the C function.
         let msg = unsafe { msg.as_ref() }.ok_or(Errno(libc::EFAULT))?;
+        if let Entry::Datagram(socket) = table::get(fd)? {
+            // SAFETY: the contract of the C function.
+            return unsafe { socket.send_raw(msg, flags) };
+        }
         if !msg.msg_control.is_null() && msg.msg_controllen > 0 {
             return Err(Errno::NOTSUP);
         }

@@ -1,31 +1,41 @@
 //! The calls on sockets by number, as a program sees them.
 
+use crate::datagram::Datagram;
 use crate::errno::{Errno, Result};
 use crate::options::{self, Options};
 use crate::socket::{Phase, Socket, State, last_goodbyes};
 use crate::stream::Gather;
-use crate::{fork, repoll, table};
+use crate::table::{self, Entry};
+use crate::{fork, repoll};
 use libc::c_int;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::RawFd;
 use std::sync::{Arc, Once};
 
-/// Creates a stream socket (`socket(2)`). `SOCK_NONBLOCK` and `SOCK_CLOEXEC` may be added to the type.
+/// Creates a socket (`socket(2)`) of type `SOCK_STREAM` or `SOCK_DGRAM`. `SOCK_NONBLOCK` and `SOCK_CLOEXEC` may be added to the
+/// type.
 ///
 /// # Errors
-/// EAFNOSUPPORT: neither IPv4 nor IPv6. EPROTONOSUPPORT: not a stream; rsockets of datagrams need unreliable
-/// queue pairs, which iWARP does not have. EMFILE.
+/// EAFNOSUPPORT: neither IPv4 nor IPv6. EPROTONOSUPPORT: another type, or a protocol that does not fit. EMFILE.
 pub fn socket(domain: c_int, ty: c_int, protocol: c_int) -> Result<RawFd> {
     if domain != libc::AF_INET && domain != libc::AF_INET6 {
         return Err(Errno(libc::EAFNOSUPPORT));
     }
-    let kind = ty & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC);
-    if kind != libc::SOCK_STREAM || (protocol != 0 && protocol != libc::IPPROTO_TCP) {
-        return Err(Errno(libc::EPROTONOSUPPORT));
+    let flags = ty & (libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC);
+    match (ty & !flags, protocol) {
+        (libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => {
+            prepare();
+            let nonblocking = flags & libc::SOCK_NONBLOCK != 0;
+            let options = Options::new(nonblocking, flags & libc::SOCK_CLOEXEC != 0);
+            let socket = Socket::create(domain, options)?;
+            Ok(table::insert(Entry::Stream(Arc::new(socket))))
+        }
+        (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => {
+            let socket = Datagram::create(domain, flags)?;
+            Ok(table::insert(Entry::Datagram(Arc::new(socket))))
+        }
+        _ => Err(Errno(libc::EPROTONOSUPPORT)),
     }
-    prepare();
-    let options = Options::new(ty & libc::SOCK_NONBLOCK != 0, ty & libc::SOCK_CLOEXEC != 0);
-    Ok(table::insert(Arc::new(Socket::create(domain, options)?)))
 }
 
 /// Done once for a process.
@@ -40,7 +50,7 @@ fn prepare() {
 
 extern "C" fn at_exit() {
     // A panic must not unwind into the C library.
-    let _ = std::panic::catch_unwind(|| last_goodbyes(table::all()));
+    let _ = std::panic::catch_unwind(|| last_goodbyes(table::all_streams()));
 }
 
 /// Returns `true` if this is the number of an rsocket.
@@ -53,25 +63,28 @@ pub fn is_rsocket(fd: RawFd) -> bool {
 /// # Errors
 /// EBADF, EINVAL, EADDRINUSE, EADDRNOTAVAIL, EAFNOSUPPORT.
 pub fn bind(fd: RawFd, address: SocketAddr) -> Result<()> {
-    table::get(fd)?.bind(address)
+    match table::get(fd)? {
+        Entry::Stream(socket) => socket.bind(address),
+        Entry::Datagram(socket) => socket.bind(address),
+    }
 }
 
 /// Listens (`listen(2)`).
 ///
 /// # Errors
-/// EBADF, EINVAL, EADDRINUSE.
+/// EBADF, EINVAL, EADDRINUSE, EOPNOTSUPP (a datagram socket).
 pub fn listen(fd: RawFd, backlog: c_int) -> Result<()> {
-    table::get(fd)?.listen(backlog)
+    table::get_stream(fd)?.listen(backlog)
 }
 
 /// Accepts a connection (`accept(2)`), and returns the peer's address with it.
 ///
 /// # Errors
-/// EBADF, EINVAL, EAGAIN, EINTR.
+/// EBADF, EINVAL, EAGAIN, EINTR, EOPNOTSUPP (a datagram socket).
 pub fn accept(fd: RawFd) -> Result<(RawFd, Option<SocketAddr>)> {
-    let socket = table::get(fd)?.accept()?;
+    let socket = table::get_stream(fd)?.accept()?;
     let peer = socket.addresses().1.ok();
-    Ok((table::insert(socket), peer))
+    Ok((table::insert(Entry::Stream(socket)), peer))
 }
 
 /// Connects (`connect(2)`).
@@ -79,7 +92,10 @@ pub fn accept(fd: RawFd) -> Result<(RawFd, Option<SocketAddr>)> {
 /// # Errors
 /// EBADF, EINPROGRESS, EALREADY, EISCONN, ECONNREFUSED, ETIMEDOUT, ENETUNREACH, ENODEV, EPROTO, EINTR.
 pub fn connect(fd: RawFd, address: SocketAddr) -> Result<()> {
-    table::get(fd)?.connect(address)
+    match table::get(fd)? {
+        Entry::Stream(socket) => socket.connect(address),
+        Entry::Datagram(socket) => socket.connect(address),
+    }
 }
 
 /// Closes one or both directions (`shutdown(2)`).
@@ -87,16 +103,22 @@ pub fn connect(fd: RawFd, address: SocketAddr) -> Result<()> {
 /// # Errors
 /// EBADF, ENOTCONN, EINVAL.
 pub fn shutdown(fd: RawFd, how: c_int) -> Result<()> {
-    table::get(fd)?.shutdown(how)
+    match table::get(fd)? {
+        Entry::Stream(socket) => socket.shutdown(how),
+        Entry::Datagram(socket) => socket.shutdown(how),
+    }
 }
 
-/// Closes (`close(2)`). What was sent still arrives; the call blocks until it is on its way.
+/// Closes (`close(2)`). What was sent on a stream still arrives; the call blocks until it is on its way.
 ///
 /// # Errors
 /// EBADF.
 pub fn close(fd: RawFd) -> Result<()> {
-    let Ok(socket) = table::remove(fd) else {
-        return repoll::close(fd);
+    let socket = match table::remove(fd) {
+        Ok(Entry::Stream(socket)) => socket,
+        // The descriptor is closed when the last call on it in another thread has returned.
+        Ok(Entry::Datagram(_)) => return Ok(()),
+        Err(_) => return repoll::close(fd),
     };
     if socket.is_foreign() {
         // The socket belongs to the parent: threads that are not here may hold its locks, and its peer must not notice anything.
@@ -109,10 +131,12 @@ pub fn close(fd: RawFd) -> Result<()> {
     Ok(())
 }
 
-/// Receives (`recv(2)`), with `MSG_PEEK`, `MSG_DONTWAIT`, `MSG_WAITALL`. Returns zero at the end of the stream.
+/// Receives (`recv(2)`), with `MSG_PEEK`, `MSG_DONTWAIT`, `MSG_WAITALL`. Returns zero at the end of the stream. A datagram socket
+/// receives one datagram, with all flags that the kernel knows: what does not fit is lost, and with `MSG_TRUNC` its whole length
+/// is returned.
 ///
 /// # Errors
-/// EBADF, ENOTCONN, EAGAIN, EINTR, ECONNRESET, EOPNOTSUPP (`MSG_OOB`).
+/// EBADF, ENOTCONN, EAGAIN, EINTR, ECONNRESET, EOPNOTSUPP (`MSG_OOB`). A datagram socket that is connected: ECONNREFUSED.
 pub fn recv(fd: RawFd, out: &mut [u8], flags: c_int) -> Result<usize> {
     recv_vectored(fd, &mut [out], flags)
 }
@@ -122,10 +146,31 @@ pub fn recv(fd: RawFd, out: &mut [u8], flags: c_int) -> Result<usize> {
 /// # Errors
 /// As [`recv`].
 pub fn recv_vectored(fd: RawFd, out: &mut [&mut [u8]], flags: c_int) -> Result<usize> {
+    match table::get(fd)? {
+        Entry::Stream(socket) => recv_stream(&socket, out, flags),
+        Entry::Datagram(socket) => Ok(socket.receive(out, flags)?.0),
+    }
+}
+
+/// As [`recv`], and returns the sender of the datagram, or the peer of the stream (`recvfrom(2)`).
+///
+/// # Errors
+/// As [`recv`].
+pub fn recv_from(fd: RawFd, out: &mut [u8], flags: c_int) -> Result<(usize, Option<SocketAddr>)> {
+    match table::get(fd)? {
+        Entry::Stream(socket) => {
+            let n = recv_stream(&socket, &mut [out], flags)?;
+            let peer = (n > 0).then(|| socket.addresses().1.ok()).flatten();
+            Ok((n, peer))
+        }
+        Entry::Datagram(socket) => socket.receive(&mut [out], flags),
+    }
+}
+
+fn recv_stream(socket: &Socket, out: &mut [&mut [u8]], flags: c_int) -> Result<usize> {
     if flags & libc::MSG_OOB != 0 {
         return Err(Errno::NOTSUP);
     }
-    let socket = table::get(fd)?;
     let peek = flags & libc::MSG_PEEK != 0;
     let total: usize = out.iter().map(|o| o.len()).sum();
     let all = flags & libc::MSG_WAITALL != 0;
@@ -186,10 +231,11 @@ fn place_at<'a>(out: &'a mut [&mut [u8]], mut at: usize) -> &'a mut [u8] {
     &mut []
 }
 
-/// Sends (`send(2)`), with `MSG_DONTWAIT`. It never raises `SIGPIPE`.
+/// Sends (`send(2)`), with `MSG_DONTWAIT`. It never raises `SIGPIPE`. A datagram socket sends one datagram.
 ///
 /// # Errors
-/// EBADF, ENOTCONN, EAGAIN, EINTR, EPIPE, ECONNRESET, EOPNOTSUPP (`MSG_OOB`).
+/// EBADF, ENOTCONN, EAGAIN, EINTR, EPIPE, ECONNRESET, EOPNOTSUPP (`MSG_OOB`). A datagram socket: EDESTADDRREQ (not connected),
+/// EMSGSIZE (more than 65,507 octets over IPv4, 65,527 over IPv6), ECONNREFUSED, EAGAIN, ENETUNREACH and others of the kernel.
 pub fn send(fd: RawFd, data: &[u8], flags: c_int) -> Result<usize> {
     send_vectored(fd, &[data], flags)
 }
@@ -199,13 +245,30 @@ pub fn send(fd: RawFd, data: &[u8], flags: c_int) -> Result<usize> {
 /// # Errors
 /// As [`send`].
 pub fn send_vectored(fd: RawFd, data: &[&[u8]], flags: c_int) -> Result<usize> {
+    match table::get(fd)? {
+        Entry::Stream(socket) => send_stream(&socket, data, flags),
+        Entry::Datagram(socket) => socket.send(data, flags, None),
+    }
+}
+
+/// Sends a datagram to an address (`sendto(2)`), whether or not the socket is connected.
+///
+/// # Errors
+/// As [`send`]. EISCONN: a stream socket.
+pub fn send_to(fd: RawFd, data: &[u8], flags: c_int, to: SocketAddr) -> Result<usize> {
+    match table::get(fd)? {
+        Entry::Stream(_) => Err(Errno::ISCONN),
+        Entry::Datagram(socket) => socket.send(&[data], flags, Some(to)),
+    }
+}
+
+fn send_stream(socket: &Socket, data: &[&[u8]], flags: c_int) -> Result<usize> {
     if flags & libc::MSG_OOB != 0 {
         return Err(Errno::NOTSUP);
     }
-    let socket = table::get(fd)?;
     let mut data = Gather::new(data);
     let total = data.left();
-    let result = until_sent(&socket, flags, |s| {
+    let result = until_sent(socket, flags, |s| {
         s.stream()?.send(&mut data)?;
         Ok(data.left() == 0)
     });
@@ -239,7 +302,8 @@ fn finished(result: Result<()>, done: usize) -> Result<usize> {
 /// the offset that the peer writes to: the given one, or the buffer's address.
 ///
 /// # Errors
-/// EBADF, EINVAL: not connected or a bad length, ENOMEM: the peer has no room (`RDMA_IOMAPSIZE`), EFAULT.
+/// EBADF, EINVAL: not connected or a bad length, ENOMEM: the peer has no room (`RDMA_IOMAPSIZE`), EFAULT, EOPNOTSUPP: a datagram
+/// socket.
 ///
 /// # Safety
 /// The buffer stays mapped until [`iounmap`] or [`close`] has returned. The peer may change it at any time, so the
@@ -251,7 +315,7 @@ pub unsafe fn iomap(
     writable: bool,
     offset: Option<u64>,
 ) -> Result<u64> {
-    table::get(fd)?.with_state(|s| {
+    table::get_stream(fd)?.with_state(|s| {
         let Phase::Connected(stream) = &mut s.phase else {
             return Err(Errno::INVAL);
         };
@@ -267,7 +331,7 @@ pub unsafe fn iomap(
 /// # Errors
 /// EBADF, EINVAL: no such mapping.
 pub fn iounmap(fd: RawFd, buffer: *mut u8, len: usize) -> Result<()> {
-    table::get(fd)?.with_state(|s| match &mut s.phase {
+    table::get_stream(fd)?.with_state(|s| match &mut s.phase {
         Phase::Connected(stream) => stream.unmap(buffer as u64, len),
         _ => Err(Errno::INVAL),
     })
@@ -279,7 +343,7 @@ pub fn iounmap(fd: RawFd, buffer: *mut u8, len: usize) -> Result<()> {
 /// # Errors
 /// As [`send`].
 pub fn iowrite(fd: RawFd, data: &[u8], offset: u64, flags: c_int) -> Result<usize> {
-    let socket = table::get(fd)?;
+    let socket = table::get_stream(fd)?;
     let pieces = [data];
     let mut rest = Gather::new(&pieces);
     let mut at = offset;
@@ -297,7 +361,10 @@ pub fn iowrite(fd: RawFd, data: &[u8], offset: u64, flags: c_int) -> Result<usiz
 /// # Errors
 /// EBADF.
 pub fn local_address(fd: RawFd) -> Result<SocketAddr> {
-    let socket = table::get(fd)?;
+    let socket = match table::get(fd)? {
+        Entry::Stream(socket) => socket,
+        Entry::Datagram(socket) => return socket.local_address(),
+    };
     Ok(socket.addresses().0.unwrap_or_else(|| match socket.domain {
         libc::AF_INET6 => (Ipv6Addr::UNSPECIFIED, 0).into(),
         _ => (Ipv4Addr::UNSPECIFIED, 0).into(),
@@ -309,9 +376,13 @@ pub fn local_address(fd: RawFd) -> Result<SocketAddr> {
 /// # Errors
 /// EBADF, ENOTCONN.
 pub fn peer_address(fd: RawFd) -> Result<SocketAddr> {
-    let socket = table::get(fd)?;
-    socket.with_state(|s| socket.pump(s, true));
-    socket.addresses().1
+    match table::get(fd)? {
+        Entry::Stream(socket) => {
+            socket.with_state(|s| socket.pump(s, true));
+            socket.addresses().1
+        }
+        Entry::Datagram(socket) => socket.peer_address(),
+    }
 }
 
 /// Sets an option (`setsockopt(2)`, `rsocket(7)`).
@@ -319,7 +390,10 @@ pub fn peer_address(fd: RawFd) -> Result<SocketAddr> {
 /// # Errors
 /// EBADF, ENOPROTOOPT, EINVAL.
 pub fn set_option(fd: RawFd, level: c_int, name: c_int, value: &[u8]) -> Result<()> {
-    options::set(&table::get(fd)?, level, name, value)
+    match table::get(fd)? {
+        Entry::Stream(socket) => options::set(&socket, level, name, value),
+        Entry::Datagram(socket) => socket.set_option(level, name, value),
+    }
 }
 
 /// Gets an option (`getsockopt(2)`), as the octets that C programs expect.
@@ -327,7 +401,10 @@ pub fn set_option(fd: RawFd, level: c_int, name: c_int, value: &[u8]) -> Result<
 /// # Errors
 /// EBADF, ENOPROTOOPT.
 pub fn get_option(fd: RawFd, level: c_int, name: c_int) -> Result<Vec<u8>> {
-    options::get(&*table::get(fd)?, level, name)
+    match table::get(fd)? {
+        Entry::Stream(socket) => options::get(&socket, level, name),
+        Entry::Datagram(socket) => socket.get_option(level, name),
+    }
 }
 
 /// `F_GETFL`, `F_SETFL`, `F_GETFD`, `F_SETFD` (`fcntl(2)`).
@@ -335,7 +412,11 @@ pub fn get_option(fd: RawFd, level: c_int, name: c_int) -> Result<Vec<u8>> {
 /// # Errors
 /// EBADF, EINVAL: another command.
 pub fn control(fd: RawFd, command: c_int, argument: c_int) -> Result<c_int> {
-    table::get(fd)?.with_state(|s| {
+    let socket = match table::get(fd)? {
+        Entry::Stream(socket) => socket,
+        Entry::Datagram(socket) => return socket.control(command, argument),
+    };
+    socket.with_state(|s| {
         let o = &mut s.options;
         match command {
             libc::F_GETFL => Ok(libc::O_RDWR | if o.nonblocking { libc::O_NONBLOCK } else { 0 }),

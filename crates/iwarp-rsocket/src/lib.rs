@@ -1,6 +1,6 @@
-//! Stream sockets over RDMA: the calls of TCP sockets, carried by RDMA Writes.
+//! Sockets over RDMA: the calls of TCP sockets, carried by RDMA Writes, and those of UDP sockets.
 //!
-//! Both ends have to be rsockets: this crate's, or those of rdma-core's librdmacm on an iWARP device; both speak the same
+//! Both ends of a stream have to be rsockets: this crate's, or those of rdma-core's librdmacm on an iWARP device; both speak the same
 //! protocol. The number of a socket is that of no other descriptor of the process, so that [`poll()`] can take a mixture
 //! of both.
 //!
@@ -18,11 +18,16 @@
 //! - Memory has a fixed size for each connection: set `SO_RCVBUF` and `SO_SNDBUF` before connecting or listening.
 //! - [`close`] blocks until what was sent is on its way; with `SO_LINGER` of zero seconds it resets instead.
 //! - Sockets do not survive a fork: the child can only close them, which the peer does not notice.
-//! - There are no datagrams and no out-of-band data, and nothing raises `SIGPIPE`.
+//! - There is no out-of-band data, and nothing raises `SIGPIPE`.
+//!
+//! A datagram socket (`SOCK_DGRAM`) is a UDP socket of the kernel, because iWARP has no datagrams: its peer may be any UDP socket,
+//! no RDMA device is needed, it survives a fork, and `SO_RCVBUF` has the limits of the kernel. The options of `SOL_RDMA` have no
+//! effect on it, and `iomap` and its companions refuse it (`EOPNOTSUPP`).
 
 mod address;
 pub mod c_api;
 mod calls;
+mod datagram;
 mod errno;
 mod fork;
 mod notify;
@@ -38,8 +43,8 @@ mod wire;
 
 pub use calls::{
     accept, bind, close, connect, control, get_option, iomap, iounmap, iowrite, is_rsocket, listen,
-    local_address, peer_address, recv, recv_vectored, send, send_vectored, set_option, shutdown,
-    socket,
+    local_address, peer_address, recv, recv_from, recv_vectored, send, send_to, send_vectored,
+    set_option, shutdown, socket,
 };
 pub use errno::{Errno, Result};
 pub use options::{RDMA_INLINE, RDMA_IOMAPSIZE, RDMA_ROUTE, RDMA_RQSIZE, RDMA_SQSIZE, SOL_RDMA};

@@ -148,7 +148,10 @@ fn set_locked(
     let fixed = matches!(s.phase, Phase::Connecting(_) | Phase::Connected(_));
     let o = &mut s.options;
     match (level, name) {
-        (SOL_RDMA, _) => set_rdma(o, name, value, fixed)?,
+        (SOL_RDMA, RDMA_SQSIZE | RDMA_RQSIZE | RDMA_INLINE | RDMA_IOMAPSIZE) if fixed => {
+            return Err(Errno::INVAL);
+        }
+        (SOL_RDMA, _) => set_sizes(&mut o.sizes, name, value)?,
         (libc::SOL_SOCKET, libc::SO_KEEPALIVE) | (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => {
             return set_keep_alive(o, name, value);
         }
@@ -214,26 +217,39 @@ fn set_keep_alive(o: &mut Options, name: c_int, value: &[u8]) -> Result<Option<O
     Ok(o.keep_alive.then_some(Some(every)))
 }
 
-/// Sets an option of level `SOL_RDMA`. `fixed`: the sizes cannot change any more.
-fn set_rdma(o: &mut Options, name: c_int, value: &[u8], fixed: bool) -> Result<()> {
+/// Sets an option of level `SOL_RDMA`.
+///
+/// # Errors
+/// ENOPROTOOPT: not known; EINVAL: too short.
+pub(crate) fn set_sizes(sizes: &mut Sizes, name: c_int, value: &[u8]) -> Result<()> {
+    let number =
+        || -> Result<u16> { Ok(u16::try_from(int(value)?.clamp(0, 0xffff)).unwrap_or(u16::MAX)) };
     match name {
-        RDMA_SQSIZE | RDMA_RQSIZE | RDMA_INLINE | RDMA_IOMAPSIZE => {
-            if fixed {
-                return Err(Errno::INVAL);
-            }
-            let n = u16::try_from(int(value)?.clamp(0, 0xffff)).unwrap_or(u16::MAX);
-            match name {
-                RDMA_SQSIZE => o.sizes.send_queue = n,
-                RDMA_RQSIZE => o.sizes.receive_queue = n,
-                RDMA_INLINE => o.sizes.inline = n.min(MAX_INLINE),
-                _ => o.sizes.mappings = round_mappings(n),
-            }
-        }
+        RDMA_SQSIZE => sizes.send_queue = number()?,
+        RDMA_RQSIZE => sizes.receive_queue = number()?,
+        RDMA_INLINE => sizes.inline = number()?.min(MAX_INLINE),
+        RDMA_IOMAPSIZE => sizes.mappings = round_mappings(number()?),
         // The route is that of the kernel's routing table.
         RDMA_ROUTE => {}
         _ => return Err(Errno::NOPROTOOPT),
     }
     Ok(())
+}
+
+/// Gets an option of level `SOL_RDMA`.
+///
+/// # Errors
+/// ENOPROTOOPT: not known.
+pub(crate) fn get_sizes(sizes: &Sizes, name: c_int) -> Result<Vec<u8>> {
+    let number = match name {
+        RDMA_SQSIZE => sizes.send_queue,
+        RDMA_RQSIZE => sizes.receive_queue,
+        RDMA_INLINE => sizes.inline,
+        RDMA_IOMAPSIZE => sizes.mappings,
+        RDMA_ROUTE => return Ok(Vec::new()),
+        _ => return Err(Errno::NOPROTOOPT),
+    };
+    Ok(c_int::from(number).to_ne_bytes().to_vec())
 }
 
 /// Gets an option.
@@ -289,11 +305,7 @@ fn get_locked(socket: &Socket, s: &mut State, level: c_int, name: c_int) -> Resu
         (libc::IPPROTO_TCP, libc::TCP_INFO) => return Ok(tcp_info(s)),
         (libc::IPPROTO_IP, libc::IP_TOS) => o.tos,
         (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => c_int::from(o.only_v6.unwrap_or(false)),
-        (SOL_RDMA, RDMA_SQSIZE) => c_int::from(sizes.send_queue),
-        (SOL_RDMA, RDMA_RQSIZE) => c_int::from(sizes.receive_queue),
-        (SOL_RDMA, RDMA_INLINE) => c_int::from(sizes.inline),
-        (SOL_RDMA, RDMA_IOMAPSIZE) => c_int::from(sizes.mappings),
-        (SOL_RDMA, RDMA_ROUTE) => return Ok(Vec::new()),
+        (SOL_RDMA, _) => return get_sizes(&sizes, name),
         _ => return Err(Errno::NOPROTOOPT),
     };
     Ok(number.to_ne_bytes().to_vec())

@@ -1,4 +1,5 @@
-//! `rpoll` and `rselect`: any mixture of rsockets and ordinary descriptors. `repoll` waits here, too.
+//! `rpoll` and `rselect`: any mixture of rsockets and ordinary descriptors. `repoll` waits here, too. For the kernel a datagram
+//! socket is an ordinary descriptor, so it is one here.
 
 use crate::errno::{Errno, Result};
 use crate::notify::{Entered, Waiter, Waiters, sys_poll};
@@ -37,12 +38,12 @@ pub(crate) fn poll_unchanged(
     let changed = || watch.is_some_and(|w| (w.changed)());
     let sockets: Vec<_> = fds
         .iter()
-        .map(|f| table::find(f.fd).filter(|s| !s.is_foreign()))
+        .map(|f| table::find_stream(f.fd).filter(|s| !s.is_foreign()))
         .collect();
     if watch.is_none() && sockets.iter().all(Option::is_none) {
         return sys_poll(fds, timeout);
     }
-    // An ordinary descriptor keeps its position; the position of an rsocket stays empty. The last one is for waking up.
+    // An ordinary descriptor keeps its position, and so does a datagram socket, which is one; the position of a stream stays empty. The last one is for waking up.
     let mut set: Vec<pollfd> = fds
         .iter()
         .zip(&sockets)

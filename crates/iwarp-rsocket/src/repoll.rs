@@ -10,11 +10,11 @@ use crate::errno::{Errno, Result};
 use crate::fork;
 use crate::notify::Waiters;
 use crate::poll::{Watch, poll_unchanged};
-use crate::socket::Socket;
 use crate::table;
 use libc::{c_int, epoll_event, pollfd};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
+use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, LazyLock, Weak};
@@ -29,7 +29,7 @@ struct Entry {
     events: u32,
     data: u64,
     /// The rsocket that had this number. An entry does not outlive it, although another may get the number.
-    socket: Option<Weak<Socket>>,
+    socket: Option<Weak<dyn Any + Send + Sync>>,
     /// It was given once, and `repoll_ctl` has not set it again.
     spent: bool,
 }
@@ -39,7 +39,7 @@ impl Entry {
         Self {
             events: event.events,
             data: event.u64,
-            socket: table::find(fd).map(|s| Arc::downgrade(&s)),
+            socket: table::find(fd).map(|s| Arc::downgrade(&s.object())),
             spent: false,
         }
     }
@@ -47,7 +47,7 @@ impl Entry {
     /// Returns `false` if the descriptor is another one by now.
     fn is_current(&self, fd: RawFd) -> bool {
         match (&self.socket, table::find(fd)) {
-            (Some(then), Some(now)) => std::ptr::eq(then.as_ptr(), Arc::as_ptr(&now)),
+            (Some(then), Some(now)) => std::ptr::addr_eq(then.as_ptr(), Arc::as_ptr(&now.object())),
             (then, now) => then.is_none() && now.is_none(),
         }
     }

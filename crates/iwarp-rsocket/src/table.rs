@@ -1,15 +1,41 @@
 //! The sockets of this process by number.
 
+use crate::datagram::Datagram;
 use crate::errno::{Errno, Result};
 use crate::socket::Socket;
 use parking_lot::RwLock;
+use std::any::Any;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-static TABLE: RwLock<Vec<Option<Arc<Socket>>>> = RwLock::new(Vec::new());
+/// A socket of either type.
+#[derive(Clone)]
+pub(crate) enum Entry {
+    Stream(Arc<Socket>),
+    Datagram(Arc<Datagram>),
+}
+
+impl Entry {
+    fn number(&self) -> RawFd {
+        match self {
+            Self::Stream(socket) => socket.number(),
+            Self::Datagram(socket) => socket.number(),
+        }
+    }
+
+    /// Returns the socket as an object whose address tells it from another one that has had the same number.
+    pub(crate) fn object(self) -> Arc<dyn Any + Send + Sync> {
+        match self {
+            Self::Stream(socket) => socket,
+            Self::Datagram(socket) => socket,
+        }
+    }
+}
+
+static TABLE: RwLock<Vec<Option<Entry>>> = RwLock::new(Vec::new());
 
 /// Enters a socket and returns its number.
-pub(crate) fn insert(socket: Arc<Socket>) -> RawFd {
+pub(crate) fn insert(socket: Entry) -> RawFd {
     let number = socket.number();
     let index = usize::try_from(number).unwrap_or_default();
     let old = {
@@ -27,28 +53,46 @@ pub(crate) fn insert(socket: Arc<Socket>) -> RawFd {
 }
 
 /// Returns the socket with this number, if there is one.
-pub(crate) fn find(number: RawFd) -> Option<Arc<Socket>> {
+pub(crate) fn find(number: RawFd) -> Option<Entry> {
     let index = usize::try_from(number).ok()?;
     TABLE.read().get(index)?.clone()
+}
+
+/// Returns the stream socket with this number, if there is one.
+pub(crate) fn find_stream(number: RawFd) -> Option<Arc<Socket>> {
+    match find(number)? {
+        Entry::Stream(socket) => Some(socket),
+        Entry::Datagram(_) => None,
+    }
 }
 
 /// Returns the socket with this number, if this process may use it.
 ///
 /// # Errors
-/// EBADF: there is none. EOPNOTSUPP: it belongs to the parent of this process.
-pub(crate) fn get(number: RawFd) -> Result<Arc<Socket>> {
-    let socket = find(number).ok_or(Errno::BADF)?;
-    if socket.is_foreign() {
-        return Err(Errno::NOTSUP);
+/// EBADF: there is none. EOPNOTSUPP: it is a stream socket that belongs to the parent of this process.
+pub(crate) fn get(number: RawFd) -> Result<Entry> {
+    match find(number).ok_or(Errno::BADF)? {
+        Entry::Stream(socket) if socket.is_foreign() => Err(Errno::NOTSUP),
+        entry => Ok(entry),
     }
-    Ok(socket)
+}
+
+/// As [`get`], for calls that only stream sockets have.
+///
+/// # Errors
+/// As [`get`]. EOPNOTSUPP: it is a datagram socket.
+pub(crate) fn get_stream(number: RawFd) -> Result<Arc<Socket>> {
+    match get(number)? {
+        Entry::Stream(socket) => Ok(socket),
+        Entry::Datagram(_) => Err(Errno::NOTSUP),
+    }
 }
 
 /// Takes a socket off the table.
 ///
 /// # Errors
 /// EBADF: there is none.
-pub(crate) fn remove(number: RawFd) -> Result<Arc<Socket>> {
+pub(crate) fn remove(number: RawFd) -> Result<Entry> {
     let index = usize::try_from(number).map_err(|_| Errno::BADF)?;
     let mut table = TABLE.write();
     table
@@ -57,15 +101,17 @@ pub(crate) fn remove(number: RawFd) -> Result<Arc<Socket>> {
         .ok_or(Errno::BADF)
 }
 
-/// Returns all sockets of this process, for its end. Returns none if a thread has ended with the table locked.
-pub(crate) fn all() -> Vec<Arc<Socket>> {
+/// Returns all stream sockets of this process, for its end. Returns none if a thread has ended with the table locked.
+pub(crate) fn all_streams() -> Vec<Arc<Socket>> {
     let Some(table) = TABLE.try_read_for(std::time::Duration::from_millis(200)) else {
         return Vec::new();
     };
     table
         .iter()
         .flatten()
-        .filter(|s| !s.is_foreign())
-        .cloned()
+        .filter_map(|entry| match entry {
+            Entry::Stream(socket) if !socket.is_foreign() => Some(Arc::clone(socket)),
+            _ => None,
+        })
         .collect()
 }

@@ -189,7 +189,7 @@ fn a_listener_survives_clients_that_are_no_rsockets() {
 fn unsupported_kinds_of_sockets_are_refused() {
     let kind = |domain, ty, protocol| rs::socket(domain, ty, protocol).unwrap_err().0;
     assert_eq!(
-        kind(libc::AF_INET, libc::SOCK_DGRAM, 0),
+        kind(libc::AF_INET, libc::SOCK_DGRAM, libc::IPPROTO_TCP),
         libc::EPROTONOSUPPORT
     );
     assert_eq!(

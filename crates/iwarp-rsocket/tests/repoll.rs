@@ -155,6 +155,32 @@ fn closed_descriptors_leave_the_set() {
 }
 
 #[test]
+fn a_datagram_socket_is_in_a_set_until_it_is_closed() {
+    let datagram = || Rs(rs::socket(libc::AF_INET, libc::SOCK_DGRAM, 0).unwrap());
+    let set = Set::new();
+    let receiver = datagram();
+    rs::bind(receiver.0, "127.0.0.1:0".parse().unwrap()).unwrap();
+    set.add(receiver.0, IN, 1);
+    assert_eq!(set.wait(4, 20), Ok(vec![]));
+    let to = rs::local_address(receiver.0).unwrap();
+    let sender = datagram();
+    rs::send_to(sender.0, b"datagram", 0, to).unwrap();
+    assert_eq!(set.wait(4, 20_000), Ok(vec![(1, IN)]));
+    // The next socket has the number, unless another test takes it, and is not in the set.
+    let number = receiver.0;
+    drop(receiver);
+    let next = datagram();
+    if next.0 == number {
+        rs::bind(next.0, "127.0.0.1:0".parse().unwrap()).unwrap();
+        let to = rs::local_address(next.0).unwrap();
+        rs::send_to(sender.0, b"datagram", 0, to).unwrap();
+        assert_ne!(next.poll(libc::POLLIN, 20_000), 0);
+        assert_eq!(set.control(EPOLL_CTL_MOD, next.0, IN, 2), libc::ENOENT);
+    }
+    assert_eq!(set.wait(4, 20), Ok(vec![]));
+}
+
+#[test]
 fn wrong_calls() {
     let (c, _s) = pair();
     let (set, other) = (Set::new(), Set::new());

@@ -4,6 +4,7 @@
 //! rsocket functions of the `librdmacm.so.1` that the loader finds, for all others those of the C library. There is no RDMA in
 //! here. The program's descriptor is an open `/dev/null` for the kernel. Only this library knows that it stands for an rsocket.
 //!
+//! - Datagram sockets stay the kernel's, because those of rsockets are UDP sockets, too.
 //! - A `connect` that fails because the peer is no rsocket is repeated as ordinary TCP.
 //! - Operations that bypass these functions reach `/dev/null`: stdio streams on sockets, `splice`, `io_uring`. `epoll_ctl`
 //!   fails with EPERM; programs that can use `poll` or `select` instead do so.

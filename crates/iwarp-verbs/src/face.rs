@@ -46,6 +46,13 @@ pub(crate) const fn required(face: Face, qp_type: c_uint, from: State, to: State
     }
 }
 
+/// Returns `true` if a new queue pair accepts receives before the program has brought it to INIT. InfiniBand's verbs forbid that,
+/// and `ibv_post_recv` of RoCE NICs says EINVAL in RESET. iWARP's verbs leave the state to the NIC: it is called IDLE there, and
+/// receives may be posted in it, which programs for iWARP rely on.
+pub(crate) const fn receives_at_once(face: Face) -> bool {
+    matches!(face, Face::Rnic)
+}
+
 /// A request was not posted. Programs for InfiniBand alone leave a queue pair of an iWARP NIC in RTR and send from it.
 #[cold]
 pub(crate) fn post_failed(qp: &QueuePair, error: &iwarp::Error) {

@@ -189,7 +189,7 @@ fn remember(to: &mut ibv_qp_attr, from: &ibv_qp_attr, mask: c_uint) -> Res<()> {
     Ok(())
 }
 
-/// Returns the state as the program sees it. A new queue pair takes receives as if it were INIT, and is called RESET.
+/// Returns the state as the program sees it. A new queue pair of an RNIC takes receives as if it were INIT, and is called RESET.
 unsafe fn state_seen(q: *mut ibv_qp, qp: &QpObject) -> State {
     match qp.raw.state() {
         State::Init if (*q).state == QPS_RESET => State::Reset,

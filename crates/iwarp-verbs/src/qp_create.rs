@@ -264,8 +264,9 @@ unsafe fn create(wanted: &Wanted, cap: &mut ibv_qp_cap) -> Res<*mut ibv_qp> {
         }
         _ => (connected(ctx, wanted, cap)?, None),
     };
-    // A queue pair of an RNIC accepts receives as soon as it exists.
-    raw.modify(State::Init)?;
+    if face::receives_at_once(ctx.device.face) {
+        raw.modify(State::Init)?;
+    }
     let c = public(wanted, raw.num());
     each_used(&c.qp_base, target.as_ref(), Users::add);
     let own = Qp {
@@ -290,7 +291,9 @@ unsafe fn create_ud(
 ) -> Res<*mut ibv_qp> {
     let attributes = Parts::find(wanted)?.ud_attributes(wanted, cap);
     let raw = ctx.raw.create_ud_qp(&attributes)?;
-    raw.modify(State::Init)?;
+    if face::receives_at_once(ctx.device.face) {
+        raw.modify(State::Init)?;
+    }
     let c = public(wanted, raw.num());
     each_used(&c.qp_base, None, Users::add);
     let own = UdQp {

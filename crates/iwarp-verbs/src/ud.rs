@@ -61,7 +61,7 @@ pub(crate) unsafe fn destroy(q: *mut ibv_qp, qp: &UdObject) -> Res<()> {
     Ok(())
 }
 
-/// Returns the state from which the program changes it. A new one accepts receives, and yet the program has to bring it to INIT.
+/// Returns the state from which the program changes it. A new one of an RNIC accepts receives, and yet the program has to bring it to INIT.
 unsafe fn seen(q: *mut ibv_qp, qp: &UdObject) -> State {
     match qp.raw.state() {
         State::Init if (*q).state == QPS_RESET => State::Reset,

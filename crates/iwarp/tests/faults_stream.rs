@@ -382,6 +382,7 @@ fn responder_v6(end: &End) -> Wire {
     wire.write(&hello.octets(iwarp_proto::mpa::startup::FrameKind::Reply));
     end.expect(CmEventKind::Established);
     wire.expect(Opcode::WRITE);
+    wire.skips_reminders = true;
     wire
 }
 

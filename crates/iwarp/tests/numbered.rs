@@ -1,12 +1,15 @@
 //! Queue pairs that are connected by GID and number: to each other in either order, to a peer that comes late or never, and to
 //! themselves.
 
+#[path = "common/loopback.rs"]
+mod loopback;
 #[path = "common/words.rs"]
 mod words;
 
-use iwarp::raw::{CompletionQueue, Context, QpAttributes, QueuePair, Retry};
+use iwarp::raw::{CompletionQueue, Context, QueuePair, Retry};
 use iwarp::{Config, Device, Error, State};
 use iwarp_rnic::{Cqe, RecvWr, SendFlags, SendOp, SendWr, WcStatus};
+use loopback::{attributes, device, gid};
 use std::time::{Duration, Instant};
 use words::{Mem, poll};
 
@@ -29,21 +32,7 @@ impl Numbered {
     fn with(device: &Device, config: Config) -> Self {
         let ctx = Context::open(device, config).unwrap();
         let (pd, cq) = (ctx.allocate_pd(), ctx.create_cq(64, None).unwrap());
-        let attributes = QpAttributes {
-            pd,
-            send_cq: cq.clone(),
-            recv_cq: cq.clone(),
-            srq: None,
-            unreliable: false,
-            max_send_wr: 16,
-            max_recv_wr: 16,
-            max_send_sge: 1,
-            max_recv_sge: 1,
-            max_inline: 64,
-            signal_all: false,
-            max_ird: 1,
-            max_ord: 1,
-        };
+        let attributes = attributes(pd, &cq, 1);
         let qp = ctx.create_addressable_qp(&attributes).unwrap();
         qp.modify(State::Init).unwrap();
         let mem = Mem::new(&ctx, pd, 4096);
@@ -51,9 +40,7 @@ impl Numbered {
     }
 
     fn connect(&self, other: &Self) {
-        self.qp
-            .connect_peer(gid("127.0.0.1"), other.qp.num())
-            .unwrap();
+        self.qp.connect_peer(gid(), other.qp.num()).unwrap();
         self.qp.modify(State::Rts).unwrap();
     }
 
@@ -79,13 +66,6 @@ impl Numbered {
         self.qp.destroy();
         self.ctx.deregister(self.mem.stag).unwrap();
     }
-}
-
-/// Returns an address of the loopback device as a GID.
-fn gid(ip: &str) -> [u8; 16] {
-    let ip = ip.parse().unwrap();
-    let device = Device::by_address(ip).unwrap();
-    device.address(ip).unwrap().gid()
 }
 
 /// Peers reach a queue pair under each GID of its device, although its number has only one port. So does the queue pair itself.
@@ -118,8 +98,7 @@ fn numbered_queue_pairs_are_reached_under_each_gid() {
 fn a_gid_of_another_device_is_refused() {
     let [a, b] = numbered_pair();
     let foreign = "::ffff:192.0.2.1".parse::<std::net::Ipv6Addr>().unwrap();
-    let refused =
-        a.qp.connect_peer_from(foreign.octets(), gid("127.0.0.1"), b.qp.num());
+    let refused = a.qp.connect_peer_from(foreign.octets(), gid(), b.qp.num());
     assert!(
         matches!(refused, Err(Error::InvalidArgument(_))),
         "{refused:?}"
@@ -156,7 +135,7 @@ fn by_number(client_first: bool) {
         }
         assert_eq!(end.qp.state(), State::Rts);
     }
-    let gid = gid("127.0.0.1");
+    let gid = gid();
     assert!(
         ends[0].qp.connect_peer(gid, 7).is_ok(),
         "connect_peer fails on a connected queue pair"
@@ -273,10 +252,6 @@ fn statuses<const N: usize>(cq: &CompletionQueue, ids: [u64; N]) -> [WcStatus; N
     })
 }
 
-fn device() -> Device {
-    Device::by_address("127.0.0.1".parse().unwrap()).unwrap()
-}
-
 #[test]
 fn a_queue_pair_is_its_own_peer_again_and_again() {
     for (markers, crc) in [(false, true), (true, true), (false, false)] {
@@ -350,7 +325,7 @@ fn a_queue_pair_that_waits_is_not_kept() {
     let a = Numbered::new(&device());
     let Numbered { ctx, cq, qp, mem } = a;
     let num = qp.num();
-    qp.connect_peer(gid("127.0.0.1"), num ^ 1 << 23).unwrap();
+    qp.connect_peer(gid(), num ^ 1 << 23).unwrap();
     drop((qp, cq));
     let end = Instant::now() + WAIT.unwrap();
     while ctx.queue_pair(num).is_some() {

@@ -1,5 +1,7 @@
 //! Extended reliable connections: by number and by the connection manager, to several shared receive queues, and what is refused.
 
+#[path = "common/loopback.rs"]
+mod loopback;
 #[path = "common/words.rs"]
 mod words;
 
@@ -7,25 +9,20 @@ use iwarp::raw::cm::{
     CmEvent, CmEventChannel, CmEventKind, CmId, ConnectionParameters, create_event_channel,
 };
 use iwarp::raw::{
-    AsyncEventKind, CompletionQueue, Context, QpAttributes, QueuePair, Retry, SharedReceiveQueue,
-    XrcDomain, XrcSendWr, XrcTargetAttributes,
+    AsyncEventKind, CompletionQueue, Context, QueuePair, Retry, SharedReceiveQueue, XrcDomain,
+    XrcSendWr, XrcTargetAttributes,
 };
-use iwarp::{Config, Device, Error, State};
+use iwarp::{Config, Error, State};
 use iwarp_rnic::{Cqe, PostError, RecvWr, SendFlags, SendOp, SendWr, WcOpcode, WcStatus};
+use loopback::{attributes, device, gid};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::time::Duration;
 use words::{Mem, poll};
 
 const LIMIT: Duration = Duration::from_secs(20);
-
-fn device() -> Device {
-    Device::by_address([127, 0, 0, 1].into()).unwrap()
-}
-
-fn gid() -> [u8; 16] {
-    device().address([127, 0, 0, 1].into()).unwrap().gid()
-}
+/// RDMA Reads and atomics outstanding, each way.
+const DEPTH: u16 = 4;
 
 /// A shared receive queue of a domain, with a completion queue, a protection domain and memory of its own.
 struct Queue {
@@ -77,7 +74,7 @@ impl Side {
 
     fn target(&self, addressable: bool) -> QueuePair {
         let attributes = XrcTargetAttributes {
-            max_ird: 4,
+            max_ird: DEPTH,
             addressable,
         };
         let qp = self
@@ -101,7 +98,7 @@ impl Initiator {
     fn new(addressable: bool) -> Self {
         let ctx = Context::open(&device(), Config::default()).unwrap();
         let (pd, cq) = (ctx.allocate_pd(), ctx.create_cq(64, None).unwrap());
-        let attributes = attributes(pd, &cq);
+        let attributes = attributes(pd, &cq, DEPTH);
         let qp = ctx.create_xrc_initiator(&attributes, addressable).unwrap();
         qp.modify(State::Init).unwrap();
         let mem = Mem::new(&ctx, pd, 64);
@@ -117,24 +114,6 @@ impl Initiator {
             inline: &[],
         };
         self.qp.post_send_xrc(&[XrcSendWr { wr, srq }]).unwrap();
-    }
-}
-
-fn attributes(pd: u32, cq: &CompletionQueue) -> QpAttributes {
-    QpAttributes {
-        pd,
-        send_cq: cq.clone(),
-        recv_cq: cq.clone(),
-        srq: None,
-        unreliable: false,
-        max_send_wr: 16,
-        max_recv_wr: 16,
-        max_send_sge: 1,
-        max_recv_sge: 1,
-        max_inline: 64,
-        signal_all: false,
-        max_ird: 4,
-        max_ord: 4,
     }
 }
 
@@ -357,7 +336,7 @@ fn other_queue_pairs_do_not_reach_a_target() {
     let cq = b.ctx.create_cq(4, None).unwrap();
     let qp = b
         .ctx
-        .create_addressable_qp(&attributes(b.ctx.allocate_pd(), &cq))
+        .create_addressable_qp(&attributes(b.ctx.allocate_pd(), &cq, DEPTH))
         .unwrap();
     qp.modify(State::Init).unwrap();
     qp.connect_peer(gid(), target.num()).unwrap();
@@ -526,7 +505,7 @@ fn a_server_that_accepts_with_another_kind_is_refused_and_may_try_again() {
     id.connect(&with_data(b"")).unwrap();
     let request = expect(&channels[1], CmEventKind::ConnectRequest);
     let cq = b.ctx.create_cq(4, None).unwrap();
-    let wrong = b.ctx.create_qp(&attributes(1, &cq)).unwrap();
+    let wrong = b.ctx.create_qp(&attributes(1, &cq, DEPTH)).unwrap();
     request.id.set_queue_pair(Some(&wrong));
     let refused = request.id.accept(&with_data(b""));
     assert!(
@@ -539,7 +518,10 @@ fn a_server_that_accepts_with_another_kind_is_refused_and_may_try_again() {
     expect(&channels[0], CmEventKind::Established);
     // The reverse: an ordinary client, and a server that wants to accept it with a target.
     let client = Initiator::new(false);
-    let ordinary = client.ctx.create_qp(&attributes(1, &client.cq)).unwrap();
+    let ordinary = client
+        .ctx
+        .create_qp(&attributes(1, &client.cq, DEPTH))
+        .unwrap();
     let (other, others, second) = managed(&ordinary, &b.ctx);
     other.connect(&with_data(b"")).unwrap();
     let event = expect(&others[1], CmEventKind::ConnectRequest);

@@ -6,10 +6,11 @@ use super::datagram;
 use super::id::{self, IdObject, QpInit, find};
 use super::sockaddr;
 use crate::abi::cma::*;
-use crate::abi::verbs::value::{QPT_RC, QPT_UD, QPT_XRC_RECV, QPT_XRC_SEND};
+use crate::abi::verbs::value::{QPS_INIT, QPT_RC, QPT_UD, QPT_XRC_RECV, QPT_XRC_SEND};
 use crate::abi::verbs::*;
 use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, minus_one, value};
 use crate::{cq, qp, qp_create, srq, xrc};
+use iwarp_rnic::qp::State;
 use parking_lot::Mutex;
 use std::ffi::c_int;
 use std::ptr::null_mut;
@@ -179,19 +180,31 @@ unsafe fn adopt(
     q: *mut ibv_qp,
     pd: *mut ibv_pd,
 ) -> Res<()> {
-    if object.raw.is_for_datagrams() {
-        if let Err(e) = datagram::make_ready(object, q) {
+    let ready = match object.raw.is_for_datagrams() {
+        true => datagram::make_ready(object, q),
+        false => make_ready(object, q),
+    };
+    if let Err(e) = ready {
+        if object.raw.is_for_datagrams() {
             let _ = object.raw.set_datagram_queue_pair(None);
-            qp::ibv_destroy_qp(q);
-            destroy_cqs(id, object);
-            return Err(e);
         }
-    } else {
-        object.raw.set_queue_pair(Some(&qp::find(q)?.raw));
+        qp::ibv_destroy_qp(q);
+        destroy_cqs(id, object);
+        return Err(e);
     }
     object.endpoint.lock().qp = q as usize;
     (*id).qp = q;
     (*id).pd = pd;
+    Ok(())
+}
+
+/// Brings a connected queue pair to INIT, as `rdma_create_qp(3)` does, and lets the identifier name it. The program may post
+/// receives from now on, whatever the device looks like.
+unsafe fn make_ready(object: &IdObject, q: *mut ibv_qp) -> Res<()> {
+    let raw = &qp::find(q)?.raw;
+    raw.modify(State::Init)?;
+    (*q).state = QPS_INIT;
+    object.raw.set_queue_pair(Some(raw));
     Ok(())
 }
 

@@ -154,6 +154,24 @@ static int gids(struct ibv_context *context, struct ibv_gid_entry *entries)
 	return count;
 }
 
+/* A new queue pair takes receives as iWARP NIC, and as RoCE NIC not before it is in INIT. */
+static void refuses_until_init(struct end *e)
+{
+	struct ibv_sge sge = { (uintptr_t)e->buffer, LENGTH, e->mr->lkey };
+	struct ibv_recv_wr wr = { .sg_list = &sge, .num_sge = 1 }, *bad = NULL;
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RESET };
+	struct ibv_qp_init_attr init;
+
+	CODE(roce ? EINVAL : 0, ibv_post_recv(e->qp, &wr, &bad));
+	if (!roce)
+		return;
+	CHECK(bad == &wr);
+	CODE(0, ibv_query_qp(e->qp, &attr, IBV_QP_STATE, &init));
+	CODE(IBV_QPS_RESET, attr.qp_state);
+	attr.qp_state = IBV_QPS_RTR;
+	CODE(EINVAL, ibv_modify_qp(e->qp, &attr, TO_RTR_IB));
+}
+
 static void to_init(struct end *e)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
@@ -290,6 +308,34 @@ static void by_manager(void)
 	rdma_destroy_event_channel(channel);
 }
 
+/* A queue pair that rdma_create_qp has made is in INIT, so it takes receives before there is a connection. */
+static void made_by_manager(void)
+{
+	struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	struct ibv_qp_init_attr init = {
+		.cap = { .max_send_wr = 1, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1 },
+		.qp_type = IBV_QPT_RC,
+	};
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	struct ibv_recv_wr wr = { 0 }, *bad;
+	struct ibv_qp_attr attr;
+	struct rdma_cm_id *id;
+
+	NEED(channel && rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) == 0);
+	/* Nothing connects, so any port will do. */
+	at.sin_port = htons(9);
+	NEED(rdma_resolve_addr(id, NULL, (struct sockaddr *)&at, 1000) == 0);
+	event(channel, RDMA_CM_EVENT_ADDR_RESOLVED);
+	NEED(rdma_create_qp(id, NULL, &init) == 0);
+	CODE(IBV_QPS_INIT, id->qp->state);
+	CODE(0, ibv_query_qp(id->qp, &attr, IBV_QP_STATE, &init));
+	CODE(IBV_QPS_INIT, attr.qp_state);
+	CODE(0, ibv_post_recv(id->qp, &wr, &bad));
+	rdma_destroy_qp(id);
+	NEED(rdma_destroy_id(id) == 0);
+	rdma_destroy_event_channel(channel);
+}
+
 int main(int argc, char **argv)
 {
 	struct ibv_gid_entry entries[GIDS];
@@ -311,8 +357,10 @@ int main(int argc, char **argv)
 	make(&a, context);
 	IS_NULL(EOPNOTSUPP, new_qp(&a, IBV_QPT_RAW_PACKET));
 	IS_NULL(EOPNOTSUPP, new_qp(&a, IBV_QPT_RAW_PACKET));
+	refuses_until_init(&a);
 	unmake(&a);
 	CODE(0, ibv_close_device(context));
 	by_manager();
+	made_by_manager();
 	return result();
 }

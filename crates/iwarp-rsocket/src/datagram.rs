@@ -1,0 +1,232 @@
+//! Datagram sockets (`SOCK_DGRAM`): each is a UDP socket of the kernel.
+//!
+//! rdma-core sends the datagrams of rsockets by UD queue pairs, and finds these by a UDP socket beside them. iWARP has no
+//! datagrams, and a UD queue pair of this project is a UDP socket with a header. So a datagram goes into the UDP socket as
+//! it is, which leaves out a header and a limit of 4096 octets, and lets the other end be any UDP socket.
+//!
+//! The number of a datagram socket is the descriptor of its UDP socket. So its flags (`O_NONBLOCK`, `FD_CLOEXEC`), `poll` and
+//! forks are those of the kernel, and nothing here needs a lock but the options that only rsockets have.
+
+use crate::errno::{Errno, Result};
+use crate::options::{self, SOL_RDMA};
+use crate::settings::{Settings, Sizes};
+use libc::{c_int, c_void, msghdr, sockaddr, socklen_t};
+use parking_lot::Mutex;
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::{FdFlags, fcntl_getfd, fcntl_setfd};
+use rustix::net::{
+    self, AddressFamily, RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown,
+    SocketFlags, SocketType, ipproto,
+};
+use std::io::{IoSlice, IoSliceMut};
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+/// The longest value of an option that the kernel has, and more.
+const OPTION_MAX: usize = 1024;
+
+#[derive(Debug)]
+pub(crate) struct Datagram {
+    udp: OwnedFd,
+    /// The options of level `SOL_RDMA`. They are kept for programs that read them, and have no effect.
+    sizes: Mutex<Sizes>,
+}
+
+impl Datagram {
+    /// Makes a socket. `domain` is `AF_INET` or `AF_INET6`, `flags` are `SOCK_NONBLOCK` and `SOCK_CLOEXEC`.
+    ///
+    /// # Errors
+    /// Those of socket(2).
+    pub(crate) fn create(domain: c_int, flags: c_int) -> Result<Self> {
+        let family = match domain {
+            libc::AF_INET6 => AddressFamily::INET6,
+            _ => AddressFamily::INET,
+        };
+        let flags = SocketFlags::from_bits_truncate(flags.cast_unsigned());
+        Ok(Self {
+            udp: net::socket_with(family, SocketType::DGRAM, flags, Some(ipproto::UDP))?,
+            sizes: Mutex::new(Settings::get().sizes),
+        })
+    }
+
+    pub(crate) fn number(&self) -> RawFd {
+        self.udp.as_raw_fd()
+    }
+
+    /// # Errors
+    /// Those of bind(2).
+    pub(crate) fn bind(&self, address: SocketAddr) -> Result<()> {
+        Ok(net::bind(&self.udp, &address)?)
+    }
+
+    /// Sets where datagrams go that have no address, and the only address that datagrams come from.
+    ///
+    /// # Errors
+    /// Those of connect(2).
+    pub(crate) fn connect(&self, address: SocketAddr) -> Result<()> {
+        Ok(net::connect(&self.udp, &address)?)
+    }
+
+    /// As [`Self::connect`]. An address of the family `AF_UNSPEC` ends the association.
+    ///
+    /// # Errors
+    /// Those of connect(2).
+    ///
+    /// # Safety
+    /// `address` is null or points to `len` readable octets.
+    pub(crate) unsafe fn connect_raw(
+        &self,
+        address: *const sockaddr,
+        len: socklen_t,
+    ) -> Result<()> {
+        if address.is_null() {
+            return Err(Errno(libc::EFAULT));
+        }
+        // SAFETY: the caller's promise.
+        match unsafe { libc::connect(self.number(), address, len) } {
+            0 => Ok(()),
+            _ => Err(Errno::last()),
+        }
+    }
+
+    /// # Errors
+    /// EINVAL: no such direction; ENOTCONN.
+    pub(crate) fn shutdown(&self, how: c_int) -> Result<()> {
+        let how = match how {
+            libc::SHUT_RD => Shutdown::Read,
+            libc::SHUT_WR => Shutdown::Write,
+            libc::SHUT_RDWR => Shutdown::Both,
+            _ => return Err(Errno::INVAL),
+        };
+        Ok(net::shutdown(&self.udp, how)?)
+    }
+
+    /// Receives a datagram. What does not fit is lost. Returns the octets received, with `MSG_TRUNC` the octets of
+    /// the datagram, and its sender.
+    ///
+    /// # Errors
+    /// Those of recv(2).
+    pub(crate) fn receive(
+        &self,
+        out: &mut [&mut [u8]],
+        flags: c_int,
+    ) -> Result<(usize, Option<SocketAddr>)> {
+        let mut pieces: Vec<IoSliceMut<'_>> = out.iter_mut().map(|o| IoSliceMut::new(o)).collect();
+        let flags = RecvFlags::from_bits_retain(flags.cast_unsigned());
+        let mut control = RecvAncillaryBuffer::default();
+        let got = net::recvmsg(&self.udp, &mut pieces, &mut control, flags)?;
+        let from = got.address.and_then(|a| SocketAddr::try_from(a).ok());
+        Ok((got.bytes, from))
+    }
+
+    /// Sends a datagram, to the address it is connected to if there is no other.
+    ///
+    /// # Errors
+    /// Those of send(2): EMSGSIZE, EDESTADDRREQ, EAGAIN, ECONNREFUSED and others.
+    pub(crate) fn send(
+        &self,
+        data: &[&[u8]],
+        flags: c_int,
+        to: Option<SocketAddr>,
+    ) -> Result<usize> {
+        let pieces: Vec<IoSlice<'_>> = data.iter().map(|d| IoSlice::new(d)).collect();
+        let flags = SendFlags::from_bits_retain(flags.cast_unsigned()) | SendFlags::NOSIGNAL;
+        let mut control = SendAncillaryBuffer::default();
+        Ok(match to {
+            None => net::sendmsg(&self.udp, &pieces, &mut control, flags)?,
+            Some(to) => net::sendmsg_addr(&self.udp, &to, &pieces, &mut control, flags)?,
+        })
+    }
+
+    /// Receives a datagram with its control data, as `recvmsg(2)`.
+    ///
+    /// # Errors
+    /// Those of recvmsg(2).
+    ///
+    /// # Safety
+    /// What the header points to is valid, for the lengths that it names.
+    pub(crate) unsafe fn receive_raw(&self, message: &mut msghdr, flags: c_int) -> Result<usize> {
+        // SAFETY: the caller's promise.
+        let n = unsafe { libc::recvmsg(self.number(), message, flags) };
+        usize::try_from(n).map_err(|_| Errno::last())
+    }
+
+    /// Sends a datagram with its control data, as `sendmsg(2)`.
+    ///
+    /// # Errors
+    /// Those of sendmsg(2).
+    ///
+    /// # Safety
+    /// As [`Self::receive_raw`].
+    pub(crate) unsafe fn send_raw(&self, message: &msghdr, flags: c_int) -> Result<usize> {
+        // SAFETY: the caller's promise.
+        let n = unsafe { libc::sendmsg(self.number(), message, flags | libc::MSG_NOSIGNAL) };
+        usize::try_from(n).map_err(|_| Errno::last())
+    }
+
+    /// # Errors
+    /// Those of getsockname(2).
+    pub(crate) fn local_address(&self) -> Result<SocketAddr> {
+        Ok(SocketAddr::try_from(net::getsockname(&self.udp)?)?)
+    }
+
+    /// # Errors
+    /// ENOTCONN.
+    pub(crate) fn peer_address(&self) -> Result<SocketAddr> {
+        let peer = net::getpeername(&self.udp)?.ok_or(Errno::NOTCONN)?;
+        Ok(SocketAddr::try_from(peer)?)
+    }
+
+    /// # Errors
+    /// Those of setsockopt(2). ENOPROTOOPT: not known.
+    pub(crate) fn set_option(&self, level: c_int, name: c_int, value: &[u8]) -> Result<()> {
+        if level == SOL_RDMA {
+            return options::set_sizes(&mut self.sizes.lock(), name, value);
+        }
+        let len = socklen_t::try_from(value.len()).map_err(|_| Errno::INVAL)?;
+        // SAFETY: the pointer and the length are those of `value`.
+        match unsafe { libc::setsockopt(self.number(), level, name, value.as_ptr().cast(), len) } {
+            0 => Ok(()),
+            _ => Err(Errno::last()),
+        }
+    }
+
+    /// # Errors
+    /// Those of getsockopt(2). ENOPROTOOPT: not known.
+    pub(crate) fn get_option(&self, level: c_int, name: c_int) -> Result<Vec<u8>> {
+        if level == SOL_RDMA {
+            return options::get_sizes(&self.sizes.lock(), name);
+        }
+        let mut value = vec![0u8; OPTION_MAX];
+        let mut len = OPTION_MAX as socklen_t;
+        let to = value.as_mut_ptr().cast::<c_void>();
+        // SAFETY: the pointer and the length are those of `value`.
+        if unsafe { libc::getsockopt(self.number(), level, name, to, &raw mut len) } != 0 {
+            return Err(Errno::last());
+        }
+        value.truncate(len as usize);
+        Ok(value)
+    }
+
+    /// `F_GETFL`, `F_SETFL`, `F_GETFD`, `F_SETFD` (`fcntl(2)`).
+    ///
+    /// # Errors
+    /// EINVAL: another command.
+    pub(crate) fn control(&self, command: c_int, argument: c_int) -> Result<c_int> {
+        match command {
+            libc::F_GETFL => Ok(fcntl_getfl(&self.udp)?.bits().cast_signed()),
+            libc::F_SETFL => {
+                let flags = OFlags::from_bits_retain(argument.cast_unsigned());
+                fcntl_setfl(&self.udp, flags)?;
+                Ok(0)
+            }
+            libc::F_GETFD => Ok(fcntl_getfd(&self.udp)?.bits().cast_signed()),
+            libc::F_SETFD => {
+                let flags = FdFlags::from_bits_truncate(argument.cast_unsigned());
+                fcntl_setfd(&self.udp, flags)?;
+                Ok(0)
+            }
+            _ => Err(Errno::INVAL),
+        }
+    }
+}
