@@ -44,6 +44,7 @@ mod remote;
 mod router;
 mod state;
 mod stream;
+mod turns;
 mod wait;
 mod waiters;
 mod window;
