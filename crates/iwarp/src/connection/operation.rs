@@ -488,7 +488,7 @@ enum Stage {
 #[must_use = "it does nothing unless it is awaited, waited for, or started"]
 #[derive(Debug)]
 pub struct Operation<'a, Y: Yield> {
-    connection: &'a Connection,
+    inner: &'a Inner,
     request: Request<'a>,
     stage: Stage,
     ticket: Option<Ticket>,
@@ -519,7 +519,7 @@ impl<'a, Y: Yield> Operation<'a, Y> {
             false => None,
         };
         Self {
-            connection,
+            inner: &connection.inner,
             request,
             stage,
             ticket: None,
@@ -619,7 +619,7 @@ impl<'a, Y: Yield> Operation<'a, Y> {
     /// Takes the result of a request that has succeeded.
     #[inline]
     fn take_result(&mut self, id: SlotId) -> Result<Y::Output> {
-        let inner = &*self.connection.inner;
+        let inner = self.inner;
         if Y::ANSWERS {
             self.result.read(inner, id)?;
         }
@@ -633,12 +633,15 @@ impl<'a, Y: Yield> Operation<'a, Y> {
 
     /// Posts the request if there is room.
     fn try_post(&mut self) {
-        let inner = &*self.connection.inner;
+        let inner = self.inner;
         let id = match inner.router.enter(1, self.priority, &mut self.ticket) {
             Entry::Taken(id) => id,
             Entry::Full => return,
             Entry::Ended => return self.refuse(Error::Post(PostError::InvalidState)),
         };
+        // Before it is posted: what was written just now is slow to move.
+        self.stage = Stage::Posted(id);
+        self.posted = true;
         let posted = {
             let _entered = self.span.as_ref().map(|span| span.enter());
             tracing::trace!("posting");
@@ -646,10 +649,9 @@ impl<'a, Y: Yield> Operation<'a, Y> {
         };
         if let Err(error) = posted {
             inner.router.withdraw(id);
-            return self.refuse(error);
+            self.posted = false;
+            self.refuse(error);
         }
-        self.stage = Stage::Posted(id);
-        self.posted = true;
     }
 
     /// It was not posted.
@@ -667,7 +669,7 @@ impl<'a, Y: Yield> Operation<'a, Y> {
     #[cold]
     fn failure(&self, status: WcStatus) -> Error {
         let kind = self.request.op.kind();
-        let inner = &self.connection.inner;
+        let inner = self.inner;
         inner.failure(kind, self.request.octets, status)
     }
 
@@ -720,7 +722,7 @@ impl<Y: Yield> Wait for Operation<'_, Y> {
     }
 
     fn register(&mut self, waker: &Waker) {
-        let router = &self.connection.inner.router;
+        let router = &self.inner.router;
         match self.stage {
             Stage::Posted(id) => router.wait_for_end_of(id, waker),
             Stage::New => router.wait_for_room(&mut self.ticket, waker),
@@ -734,7 +736,7 @@ impl<Y: Yield> Wait for Operation<'_, Y> {
 
     #[inline]
     fn router(&self) -> &Router {
-        &self.connection.inner.router
+        &self.inner.router
     }
 }
 

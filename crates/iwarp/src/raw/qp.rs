@@ -447,7 +447,10 @@ impl QueuePair {
         if verdict != Verdict::Join {
             self.inner.obey(verdict);
         }
-        after.run(&self.inner);
+        // Passing it on copies it.
+        if !after.is_quiet() {
+            after.run(&self.inner);
+        }
         result.map_err(|(_, error)| error.into())
     }
 
