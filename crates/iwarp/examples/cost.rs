@@ -9,10 +9,10 @@
 //! awaited together, as futures and by completions; and lists of 16 with one completion. Printed are the medians of the rates, and the
 //! median of the ratios of rounds that followed each other.
 
-use iwarp::cm::{Connector, Listener};
-use iwarp::{
-    Access, CompletionQueue, Config, Context, Cqe, Device, MemoryRegion, ProtectionDomain,
-    RemoteMemory, Result, SendWr, WcStatus,
+use iwarp::verbs::cm::{Connector, Listener};
+use iwarp::verbs::{
+    Access, CompletionQueue, Config, Context, Cqe, Device, MemoryRegion, QpInitAttr, RemoteMemory,
+    Result, SendWr, WcStatus,
 };
 use iwarp::{Connection, Region, RemoteRegion};
 use std::collections::VecDeque;
@@ -29,26 +29,26 @@ const LIST: usize = 16;
 
 /// The explicit verbs, connected within this process.
 struct Explicit {
-    connection: iwarp::cm::Connection,
+    connection: iwarp::verbs::cm::Connection,
     cq: CompletionQueue,
     source: MemoryRegion,
     there: RemoteMemory,
-    _peer: (iwarp::cm::Connection, MemoryRegion),
+    _peer: (iwarp::verbs::cm::Connection, MemoryRegion),
 }
 
 impl Explicit {
     fn new() -> Result<Self> {
         let device = Device::by_address([127, 0, 0, 1].into())?;
         let ctx = Context::open(&device, Config::from_env())?;
-        let pd = ProtectionDomain::new(&ctx);
+        let pd = ctx.alloc_pd();
         let listener = Listener::bind(&ctx, ([127, 0, 0, 1], 0).into())?;
         let to = listener.local_addr();
         let other = ctx.create_cq(16, None)?;
-        let target = pd.allocate(OCTETS, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+        let target = pd.reg_mr(OCTETS, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         let there = target.remote();
         let cq = ctx.create_cq(256, None)?;
-        let qp = pd.queue_pair().build(&cq, &cq)?;
-        let theirs = pd.queue_pair().build(&other, &other)?;
+        let qp = pd.create_qp(&QpInitAttr::new(&cq, &cq))?;
+        let theirs = pd.create_qp(&QpInitAttr::new(&other, &other))?;
         let (accepted, connection) = std::thread::scope(|scope| {
             let server = scope.spawn(|| listener.accept(None)?.accept(theirs, &Default::default()));
             let connection = Connector::new(&ctx).connect(to, qp);
@@ -60,7 +60,7 @@ impl Explicit {
         Ok(Self {
             connection: connection?,
             cq,
-            source: pd.allocate(OCTETS, Access::empty())?,
+            source: pd.reg_mr(OCTETS, Access::empty())?,
             there,
             _peer: (accepted?, target),
         })
@@ -86,7 +86,7 @@ impl Explicit {
                     outstanding -= self.take(1)?;
                 }
             }
-            self.connection.post_send(&[wr]).map_err(|(_, e)| e)?;
+            self.connection.post_send(&[wr])?;
             outstanding += 1;
         }
         while outstanding > 0 {
@@ -101,7 +101,7 @@ impl Explicit {
         let mut list = [wr; LIST];
         list[LIST - 1] = wr.signaled();
         for _ in 0..writes / LIST {
-            self.connection.post_send(&list).map_err(|(_, e)| e)?;
+            self.connection.post_send(&list)?;
             self.take(LIST)?;
         }
         Ok(())

@@ -62,6 +62,8 @@ pub use remote::RemoteRegion;
 pub use stream::{ReadHalf, Stream, WriteHalf};
 pub use window::Window;
 
+pub(crate) use window::BoundWindow;
+
 pub use crate::failure::{OperationError, Refusal, RequestKind};
 
 use std::net::ToSocketAddrs;
