@@ -55,7 +55,10 @@ mod plain {
         assert!(!slots.withdraw(99) && slots.abandon(99, None) == (None, false));
         assert_eq!(slots.take(1, 0, true), Ok(id));
         assert_eq!(Tried::new(0).take(1, 0, true), Err(NoSlot::Full));
-        assert_eq!(Tried::new(u32::MAX).count(), MOST);
+        // Miri takes its time.
+        if !cfg!(miri) {
+            assert_eq!(Tried::new(u32::MAX).count(), MOST);
+        }
     }
 
     #[test]
