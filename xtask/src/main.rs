@@ -6,6 +6,7 @@
 mod compliance;
 mod deb;
 mod licences;
+mod miri;
 mod no_std;
 mod package;
 mod runner;

@@ -10,7 +10,7 @@ use xtask::outcome::Outcome;
 use xtask::packages;
 use xtask::process::{Log, cargo, program};
 
-use crate::{compliance, deb, licences, no_std, package, targets, tidy};
+use crate::{compliance, deb, licences, miri, no_std, package, targets, tidy};
 
 /// A step of `cargo xtask test`.
 pub(crate) struct Step {
@@ -88,6 +88,12 @@ pub(crate) const STEPS: &[Step] = &[
         about: "model check of the wake-up protocol",
         limit: minutes(30),
         run: loom,
+    },
+    Step {
+        name: "miri",
+        about: "no undefined behaviour in what needs no system call",
+        limit: minutes(60),
+        run: miri::run,
     },
     Step {
         name: "no-std",
@@ -364,7 +370,7 @@ fn failures(text: &str) -> Vec<&str> {
 }
 
 /// Adds up the passed tests of all `test result:` lines.
-fn tests_passed(text: &str) -> u64 {
+pub(crate) fn tests_passed(text: &str) -> u64 {
     text.lines()
         .filter_map(|line| line.trim().strip_prefix("test result:"))
         .filter_map(|rest| {

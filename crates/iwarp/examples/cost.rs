@@ -5,16 +5,22 @@
 //! cargo run --release --example cost 5 20000     # 5 rounds of 20,000 Writes
 //! ```
 //!
-//! Both programs do the same: one Write at a time with a completion each, up to 64 on their way; then lists of 16 Writes with one
-//! completion. Printed are the medians of the rates, and the median of the ratios of rounds that followed each other.
+//! Both programs do the same: Writes with a completion each, one after the other; the same with 64 on their way; 64 that are begun and
+//! awaited together, as futures and by completions; and lists of 16 with one completion. Printed are the medians of the rates, and the
+//! median of the ratios of rounds that followed each other.
 
-use iwarp::cm::{Connector, Listener};
-use iwarp::{
-    Access, CompletionQueue, Config, Context, Cqe, Device, MemoryRegion, ProtectionDomain,
-    RemoteMemory, Result, SendWr, WcStatus,
+use iwarp::verbs::cm::{Connector, Listener};
+use iwarp::verbs::{
+    Access, CompletionQueue, Config, Context, Cqe, Device, MemoryRegion, QpInitAttr, RemoteMemory,
+    Result, SendWr, WcStatus,
 };
 use iwarp::{Connection, Region, RemoteRegion};
 use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context as TaskContext, Poll, Wake, Waker};
+use std::thread::Thread;
 use std::time::Instant;
 
 const OCTETS: usize = 64;
@@ -23,26 +29,26 @@ const LIST: usize = 16;
 
 /// The explicit verbs, connected within this process.
 struct Explicit {
-    connection: iwarp::cm::Connection,
+    connection: iwarp::verbs::cm::Connection,
     cq: CompletionQueue,
     source: MemoryRegion,
     there: RemoteMemory,
-    _peer: (iwarp::cm::Connection, MemoryRegion),
+    _peer: (iwarp::verbs::cm::Connection, MemoryRegion),
 }
 
 impl Explicit {
     fn new() -> Result<Self> {
         let device = Device::by_address([127, 0, 0, 1].into())?;
         let ctx = Context::open(&device, Config::from_env())?;
-        let pd = ProtectionDomain::new(&ctx);
+        let pd = ctx.alloc_pd();
         let listener = Listener::bind(&ctx, ([127, 0, 0, 1], 0).into())?;
         let to = listener.local_addr();
         let other = ctx.create_cq(16, None)?;
-        let target = pd.allocate(OCTETS, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+        let target = pd.reg_mr(OCTETS, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         let there = target.remote();
         let cq = ctx.create_cq(256, None)?;
-        let qp = pd.queue_pair().build(&cq, &cq)?;
-        let theirs = pd.queue_pair().build(&other, &other)?;
+        let qp = pd.create_qp(&QpInitAttr::new(&cq, &cq))?;
+        let theirs = pd.create_qp(&QpInitAttr::new(&other, &other))?;
         let (accepted, connection) = std::thread::scope(|scope| {
             let server = scope.spawn(|| listener.accept(None)?.accept(theirs, &Default::default()));
             let connection = Connector::new(&ctx).connect(to, qp);
@@ -54,7 +60,7 @@ impl Explicit {
         Ok(Self {
             connection: connection?,
             cq,
-            source: pd.allocate(OCTETS, Access::empty())?,
+            source: pd.reg_mr(OCTETS, Access::empty())?,
             there,
             _peer: (accepted?, target),
         })
@@ -69,15 +75,18 @@ impl Explicit {
         Ok(n * writes)
     }
 
-    fn singly(&self, writes: usize) -> Result<()> {
+    /// Posts Writes one by one, and looks for completions when `window` are on their way: for `least` at a time.
+    fn windowed(&self, writes: usize, window: usize, least: usize) -> Result<()> {
         let elements = [self.source.sge(..)?];
         let wr = SendWr::write(1, self.there.addr, self.there.rkey, &elements).signaled();
         let mut outstanding = 0;
         for _ in 0..writes {
-            if outstanding == WINDOW {
-                outstanding -= self.take(1)?;
+            if outstanding == window {
+                while outstanding > window - least {
+                    outstanding -= self.take(1)?;
+                }
             }
-            self.connection.post_send(&[wr]).map_err(|(_, e)| e)?;
+            self.connection.post_send(&[wr])?;
             outstanding += 1;
         }
         while outstanding > 0 {
@@ -92,7 +101,7 @@ impl Explicit {
         let mut list = [wr; LIST];
         list[LIST - 1] = wr.signaled();
         for _ in 0..writes / LIST {
-            self.connection.post_send(&list).map_err(|(_, e)| e)?;
+            self.connection.post_send(&list)?;
             self.take(LIST)?;
         }
         Ok(())
@@ -123,7 +132,11 @@ impl Calls {
         })
     }
 
-    fn singly(&self, writes: usize) -> Result<()> {
+    fn one_by_one(&self, writes: usize) -> Result<()> {
+        (0..writes).try_for_each(|_| self.connection.write(&self.source, &self.there).wait())
+    }
+
+    fn windowed(&self, writes: usize) -> Result<()> {
         let mut on_their_way = VecDeque::with_capacity(WINDOW);
         for _ in 0..writes {
             if on_their_way.len() == WINDOW
@@ -138,6 +151,17 @@ impl Calls {
             .try_for_each(iwarp::Operation::wait)
     }
 
+    fn joined(&self, writes: usize) -> Result<()> {
+        let mut futures = Vec::with_capacity(WINDOW);
+        for _ in 0..writes / WINDOW {
+            futures.clear();
+            let write = || Some(self.connection.write(&self.source, &self.there));
+            futures.extend((0..WINDOW).map(|_| write()));
+            block_on(Join(&mut futures))?;
+        }
+        Ok(())
+    }
+
     fn listed(&self, writes: usize) -> Result<()> {
         let mut batch = self.connection.batch();
         for _ in 0..writes / LIST {
@@ -148,6 +172,55 @@ impl Calls {
         }
         Ok(())
     }
+}
+
+/// Awaits all of some futures.
+struct Join<'a, F>(&'a mut [Option<F>]);
+
+impl<F: Future<Output = Result<()>> + Unpin> Future for Join<'_, F> {
+    type Output = Result<()>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Result<()>> {
+        let mut all = true;
+        for slot in self.0.iter_mut() {
+            let Some(future) = slot else { continue };
+            match Pin::new(future).poll(cx)? {
+                Poll::Ready(()) => *slot = None,
+                Poll::Pending => all = false,
+            }
+        }
+        if all {
+            Poll::Ready(Ok(()))
+        } else {
+            Poll::Pending
+        }
+    }
+}
+
+/// Runs a future in this thread.
+fn block_on<F: Future>(future: F) -> F::Output {
+    struct Unpark(Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+
+        fn wake_by_ref(self: &Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    thread_local! {
+        static WAKER: Waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    }
+    let mut future = pin!(future);
+    WAKER.with(|waker| {
+        loop {
+            match future.as_mut().poll(&mut TaskContext::from_waker(waker)) {
+                Poll::Ready(done) => return done,
+                Poll::Pending => std::thread::park(),
+            }
+        }
+    })
 }
 
 /// Returns millions of Writes in a second.
@@ -185,16 +258,30 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
     let rounds = args.next().map_or(Ok(15), |n| n.parse())?;
     let writes = args.next().map_or(Ok(200_000), |n| n.parse())?;
-    if rounds == 0 || writes < LIST {
+    if rounds == 0 || writes < WINDOW {
         return Err("usage: cost [ROUNDS [WRITES]]".into());
     }
     let (calls, verbs) = (Calls::new()?, Explicit::new()?);
     compare(
-        "one at a time",
+        "one after the other",
+        rounds,
+        writes.div_ceil(10),
+        |n| calls.one_by_one(n),
+        |n| verbs.windowed(n, 1, 1),
+    )?;
+    compare(
+        "64 on their way",
         rounds,
         writes,
-        |n| calls.singly(n),
-        |n| verbs.singly(n),
+        |n| calls.windowed(n),
+        |n| verbs.windowed(n, WINDOW, 1),
+    )?;
+    compare(
+        "64 joined",
+        rounds,
+        writes,
+        |n| calls.joined(n),
+        |n| verbs.windowed(n, WINDOW, WINDOW),
     )?;
     compare(
         "lists of 16",

@@ -7,10 +7,10 @@
 //! cargo run --example counter add 192.0.2.7:7173 1000
 //! ```
 
-use iwarp::cm::{Connection, ConnectionParameters, Connector, Listener};
-use iwarp::{
-    Access, Config, Context, Cqe, Device, MemoryRegion, ProtectionDomain, RemoteMemory, Result,
-    SendWr, WcStatus,
+use iwarp::verbs::cm::{Connection, ConnectionParameters, Connector, Listener};
+use iwarp::verbs::{
+    Access, Config, Context, Cqe, Device, MemoryRegion, ProtectionDomain, QpInitAttr, RemoteMemory,
+    Result, SendWr, WcStatus,
 };
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -20,8 +20,8 @@ const WINDOW: usize = 8;
 
 /// Accepts clients, prints the counter when one leaves, and returns the counter when `clients` have left.
 fn serve(listener: &Listener, ctx: &Context, clients: usize) -> Result<u64> {
-    let pd = ProtectionDomain::new(ctx);
-    let counter = pd.allocate(8, Access::LOCAL_WRITE | Access::REMOTE_ATOMIC)?;
+    let pd = ctx.alloc_pd();
+    let counter = pd.reg_mr(8, Access::LOCAL_WRITE | Access::REMOTE_ATOMIC)?;
     std::thread::scope(|scope| {
         let mut threads = Vec::new();
         for number in 0..clients {
@@ -46,10 +46,10 @@ fn accept(
     ctx: &Context,
     pd: &ProtectionDomain,
     counter: &MemoryRegion,
-    request: iwarp::cm::ConnectionRequest,
+    request: iwarp::verbs::cm::ConnectionRequest,
 ) -> Result<Connection> {
     let cq = ctx.create_cq(1, None)?;
-    let qp = pd.queue_pair().build(&cq, &cq)?;
+    let qp = pd.create_qp(&QpInitAttr::new(&cq, &cq))?;
     let parameters = ConnectionParameters {
         private_data: counter.remote().to_bytes().to_vec(),
         ..Default::default()
@@ -60,18 +60,18 @@ fn accept(
 /// Adds one `times` times and returns the largest of the old values that the atomics returned.
 fn add(to: SocketAddr, times: usize) -> Result<u64> {
     let ctx = Context::open(&Device::route_to(to)?, Config::from_env())?;
-    let pd = ProtectionDomain::new(&ctx);
+    let pd = ctx.alloc_pd();
     let cq = ctx.create_cq(2 * WINDOW as u32, None)?;
-    let qp = pd.queue_pair().build(&cq, &cq)?;
+    let qp = pd.create_qp(&QpInitAttr::new(&cq, &cq))?;
     let connection = Connector::new(&ctx).connect(to, qp)?;
     let counter = RemoteMemory::from_bytes(connection.private_data())
         .ok_or(iwarp::Error::InvalidState("this server has no counter"))?;
     // Each outstanding addition has a word here for the old value.
-    let old = pd.allocate(8 * WINDOW, Access::LOCAL_WRITE)?;
-    let post = |slot: usize| {
+    let old = pd.reg_mr(8 * WINDOW, Access::LOCAL_WRITE)?;
+    let post = |slot: usize| -> Result<()> {
         let sges = [old.sge(8 * slot..8 * slot + 8)?];
         let wr = SendWr::fetch_add(slot as u64, counter.addr, counter.rkey, 1, &sges);
-        connection.post_send(&[wr.signaled()]).map_err(|(_, e)| e)
+        Ok(connection.post_send(&[wr.signaled()])?)
     };
     let mut posted = times.min(WINDOW);
     for slot in 0..posted {

@@ -6,10 +6,10 @@
 //! cargo run --example echo_async connect 192.0.2.7:7175
 //! ```
 
-use iwarp::cm::{ConnectionRequest, Connector, Listener};
-use iwarp::{
-    Access, CompletionQueue, Config, Context, Cqe, Device, MemoryRegion, ProtectionDomain,
-    QueuePair, RecvWr, Result, SendWr, WcOpcode, WcStatus,
+use iwarp::verbs::cm::{ConnectionRequest, Connector, Listener};
+use iwarp::verbs::{
+    Access, CompletionQueue, Config, Context, Cqe, Device, MemoryRegion, QpInitAttr, QueuePair,
+    RecvWr, Result, SendWr, WcOpcode, WcStatus,
 };
 use std::net::SocketAddr;
 
@@ -29,11 +29,11 @@ struct Messages {
 
 impl Messages {
     fn new(ctx: &Context) -> Result<(Self, QueuePair)> {
-        let pd = ProtectionDomain::new(ctx);
+        let pd = ctx.alloc_pd();
         let cq = ctx.create_cq(2 * SLOTS as u32, None)?;
-        let inbox = pd.allocate(SLOTS * LONGEST, Access::LOCAL_WRITE)?;
-        let outbox = pd.allocate(LONGEST, Access::LOCAL_WRITE)?;
-        let qp = pd.queue_pair().build(&cq, &cq)?;
+        let inbox = pd.reg_mr(SLOTS * LONGEST, Access::LOCAL_WRITE)?;
+        let outbox = pd.reg_mr(LONGEST, Access::LOCAL_WRITE)?;
+        let qp = pd.create_qp(&QpInitAttr::new(&cq, &cq))?;
         let this = Self { cq, inbox, outbox };
         for slot in 0..SLOTS {
             this.receive(&qp, slot)?;
@@ -41,12 +41,12 @@ impl Messages {
         Ok((this, qp))
     }
 
-    fn receive(&self, qp: &iwarp::raw::QueuePair, slot: usize) -> Result<()> {
+    fn receive(&self, qp: &QueuePair, slot: usize) -> Result<()> {
         let receive = RecvWr {
             wr_id: slot as u64,
             sges: &[self.inbox.sge(slot * LONGEST..(slot + 1) * LONGEST)?],
         };
-        qp.post_recv(&[receive]).map_err(|(_, e)| e)
+        Ok(qp.post_recv(&[receive])?)
     }
 
     /// Waits for a completion. Returns `None` when the peer has closed.
@@ -62,7 +62,7 @@ impl Messages {
     }
 
     /// Returns a received message and posts its receive again.
-    fn take(&self, qp: &iwarp::raw::QueuePair, done: &Cqe) -> Result<Vec<u8>> {
+    fn take(&self, qp: &QueuePair, done: &Cqe) -> Result<Vec<u8>> {
         let slot = done.wr_id as usize;
         let at = slot * LONGEST;
         let message = self.inbox.to_vec(at..at + done.byte_len as usize)?;
@@ -70,11 +70,10 @@ impl Messages {
         Ok(message)
     }
 
-    fn send(&self, qp: &iwarp::raw::QueuePair, message: &[u8]) -> Result<()> {
+    fn send(&self, qp: &QueuePair, message: &[u8]) -> Result<()> {
         self.outbox.write_at(0, message)?;
         let sges = [self.outbox.sge(..message.len())?];
-        qp.post_send(&[SendWr::send(0, &sges).signaled()])
-            .map_err(|(_, e)| e)
+        Ok(qp.post_send(&[SendWr::send(0, &sges).signaled()])?)
     }
 }
 

@@ -9,10 +9,10 @@
 //!
 //! This example shows only the principle. `iwarp cp` is a complete tool, with a ring of buffers, resuming and checksums.
 
-use iwarp::cm::{ConnectionParameters, Connector, Listener};
-use iwarp::{
-    Access, Config, Context, Cqe, Device, ProtectionDomain, RecvWr, RemoteMemory, Result, SendOp,
-    SendWr, WcFlags, WcStatus,
+use iwarp::verbs::cm::{ConnectionParameters, Connector, Listener};
+use iwarp::verbs::{
+    Access, Config, Context, Cqe, Device, QpInitAttr, RecvWr, RemoteMemory, Result, SendOp, SendWr,
+    WcFlags, WcStatus,
 };
 use std::net::SocketAddr;
 use std::path::Path;
@@ -24,18 +24,18 @@ const ROOM: usize = 64 << 20;
 const PIECE: usize = 1 << 20;
 
 fn serve(listener: &Listener, ctx: &Context, to: &Path) -> Result<()> {
-    let pd = ProtectionDomain::new(ctx);
+    let pd = ctx.alloc_pd();
     let cq = ctx.create_cq(16, None)?;
     // The kernel provides a page only when it is first written to, so a small file uses little of this.
-    let memory = pd.allocate(ROOM, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+    let memory = pd.reg_mr(ROOM, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
     let request = listener.accept(None)?;
-    let qp = pd.queue_pair().build(&cq, &cq)?;
+    let qp = pd.create_qp(&QpInitAttr::new(&cq, &cq))?;
     // A Write with immediate data consumes a receive, which needs no buffer.
     let receive = RecvWr {
         wr_id: 1,
         sges: &[],
     };
-    qp.post_recv(&[receive]).map_err(|(_, e)| e)?;
+    qp.post_recv(&[receive])?;
     let parameters = ConnectionParameters {
         private_data: memory.remote().to_bytes().to_vec(),
         ..Default::default()
@@ -59,20 +59,20 @@ fn serve(listener: &Listener, ctx: &Context, to: &Path) -> Result<()> {
 fn send(to: SocketAddr, file: &Path) -> Result<()> {
     let data = std::fs::read(file)?;
     let ctx = Context::open(&Device::route_to(to)?, Config::from_env())?;
-    let pd = ProtectionDomain::new(&ctx);
+    let pd = ctx.alloc_pd();
     let cq = ctx.create_cq(256, None)?;
-    let qp = pd.queue_pair().build(&cq, &cq)?;
+    let qp = pd.create_qp(&QpInitAttr::new(&cq, &cq))?;
     let connection = Connector::new(&ctx).connect(to, qp)?;
     let room = RemoteMemory::from_bytes(connection.private_data())
         .filter(|room| room.len >= data.len() as u64)
         .ok_or(iwarp::Error::InvalidArgument("the file does not fit"))?;
-    let memory = pd.allocate(data.len().max(1), Access::LOCAL_WRITE)?;
+    let memory = pd.reg_mr(data.len().max(1), Access::LOCAL_WRITE)?;
     memory.write_at(0, &data)?;
     let start = Instant::now();
     for at in (0..data.len()).step_by(PIECE) {
         let sges = [memory.sge(at..data.len().min(at + PIECE))?];
         let wr = SendWr::write(1, room.addr + at as u64, room.rkey, &sges);
-        connection.post_send(&[wr]).map_err(|(_, e)| e)?;
+        connection.post_send(&[wr])?;
     }
     let last = SendOp::WriteImm {
         remote_addr: room.addr,
@@ -80,7 +80,7 @@ fn send(to: SocketAddr, file: &Path) -> Result<()> {
         imm: data.len() as u32,
     };
     let last = SendWr::new(2, last, &[]).signaled();
-    connection.post_send(&[last]).map_err(|(_, e)| e)?;
+    connection.post_send(&[last])?;
     let mut done = [Cqe::default()];
     cq.wait(&mut done, Some(Duration::from_secs(60)))?;
     assert_eq!(done[0].status, WcStatus::Success, "{done:?}");

@@ -9,10 +9,10 @@
 //! Receives are posted before the connection is made, because each incoming message needs a posted receive. The program learns of
 //! every sent and received message by a completion.
 
-use iwarp::cm::{Connector, Listener};
-use iwarp::{
-    Access, CompletionQueue, Config, Context, Cqe, Device, MemoryRegion, ProtectionDomain,
-    QueuePair, RecvWr, Result, SendWr, WcStatus,
+use iwarp::verbs::cm::{Connector, Listener};
+use iwarp::verbs::{
+    Access, CompletionQueue, Config, Context, Cqe, Device, MemoryRegion, QpInitAttr, QueuePair,
+    RecvWr, Result, SendWr, WcStatus,
 };
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -30,23 +30,22 @@ struct End {
 impl End {
     /// Creates an end and its queue pair, with one receive posted.
     fn new(ctx: &Context) -> Result<(Self, QueuePair)> {
-        let pd = ProtectionDomain::new(ctx);
+        let pd = ctx.alloc_pd();
         let cq = ctx.create_cq(16, None)?;
-        let inbox = pd.allocate(LONGEST, Access::LOCAL_WRITE)?;
-        let qp = pd.queue_pair().build(&cq, &cq)?;
+        let inbox = pd.reg_mr(LONGEST, Access::LOCAL_WRITE)?;
+        let qp = pd.create_qp(&QpInitAttr::new(&cq, &cq))?;
         let receive = RecvWr {
             wr_id: 1,
             sges: &[inbox.sge(..)?],
         };
-        qp.post_recv(&[receive]).map_err(|(_, e)| e)?;
+        qp.post_recv(&[receive])?;
         let ctx = ctx.clone();
         Ok((Self { ctx, cq, inbox }, qp))
     }
 
     /// Posts a Send of a line. Inline data are copied when posted, so the caller may drop the line at once.
-    fn say(&self, qp: &iwarp::raw::QueuePair, line: &str) -> Result<()> {
-        qp.post_send(&[SendWr::inline(2, &[line.as_bytes()]).signaled()])
-            .map_err(|(_, e)| e)
+    fn say(&self, qp: &QueuePair, line: &str) -> Result<()> {
+        Ok(qp.post_send(&[SendWr::inline(2, &[line.as_bytes()]).signaled()])?)
     }
 
     /// Waits for a line from the peer. The completion of our own Send may come before it.

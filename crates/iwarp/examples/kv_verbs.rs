@@ -11,10 +11,10 @@
 //! bucket that was being changed, and reads it again. The client gets the address of the table from the private data of the
 //! connection.
 
-use iwarp::cm::{Connection, ConnectionParameters, Connector, Listener};
-use iwarp::{
-    Access, CompletionQueue, Config, Context, Cqe, Device, MemoryRegion, ProtectionDomain,
-    RemoteMemory, Result, SendWr, WcStatus,
+use iwarp::verbs::cm::{Connection, ConnectionParameters, Connector, Listener};
+use iwarp::verbs::{
+    Access, CompletionQueue, Config, Context, Cqe, Device, MemoryRegion, QpInitAttr, RemoteMemory,
+    Result, SendWr, WcStatus,
 };
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -78,8 +78,8 @@ impl Table {
 
 /// Serves the table to one client after the other until `clients` have left.
 fn serve(listener: &Listener, ctx: &Context, clients: usize) -> Result<()> {
-    let pd = ProtectionDomain::new(ctx);
-    let memory = pd.allocate(
+    let pd = ctx.alloc_pd();
+    let memory = pd.reg_mr(
         BUCKETS as usize * BUCKET,
         Access::LOCAL_WRITE | Access::REMOTE_READ,
     )?;
@@ -89,7 +89,7 @@ fn serve(listener: &Listener, ctx: &Context, clients: usize) -> Result<()> {
     let cq = ctx.create_cq(16, None)?;
     for _ in 0..clients {
         let request = listener.accept(None)?;
-        let qp = pd.queue_pair().build(&cq, &cq)?;
+        let qp = pd.create_qp(&QpInitAttr::new(&cq, &cq))?;
         let parameters = ConnectionParameters {
             private_data: table.0.remote().to_bytes().to_vec(),
             ..Default::default()
@@ -118,13 +118,13 @@ struct Client {
 impl Client {
     fn connect(to: SocketAddr) -> Result<Self> {
         let ctx = Context::open(&Device::route_to(to)?, Config::from_env())?;
-        let pd = ProtectionDomain::new(&ctx);
+        let pd = ctx.alloc_pd();
         let cq = ctx.create_cq(16, None)?;
-        let qp = pd.queue_pair().build(&cq, &cq)?;
+        let qp = pd.create_qp(&QpInitAttr::new(&cq, &cq))?;
         let connection = Connector::new(&ctx).connect(to, qp)?;
         let table = RemoteMemory::from_bytes(connection.private_data())
             .ok_or(iwarp::Error::InvalidState("this server has no table"))?;
-        let sink = pd.allocate(BUCKET, Access::LOCAL_WRITE)?;
+        let sink = pd.reg_mr(BUCKET, Access::LOCAL_WRITE)?;
         Ok(Self {
             connection,
             cq,
@@ -141,7 +141,7 @@ impl Client {
         let sges = [self.sink.sge(..)?];
         let read = SendWr::read(1, from.addr, from.rkey, &sges).signaled();
         loop {
-            self.connection.post_send(&[read]).map_err(|(_, e)| e)?;
+            self.connection.post_send(&[read])?;
             let mut done = [Cqe::default()];
             self.cq.wait(&mut done, Some(Duration::from_secs(30)))?;
             assert_eq!(done[0].status, WcStatus::Success);

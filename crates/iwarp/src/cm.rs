@@ -39,9 +39,9 @@ pub use crate::raw::cm::ConnectionParameters;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::owned::QueuePair;
 use crate::raw::Context;
 use crate::raw::cm::{CmEvent, CmEventChannel, CmEventKind, CmId, create_event_channel};
-use crate::verbs::QueuePair;
 use std::io;
 use std::net::SocketAddr;
 use std::ops::Deref;

@@ -33,29 +33,15 @@
 //! - Module [`connection`]: [`connect`] and [`listen`] make a [`Connection`], whose requests are calls. Each is a future for any
 //!   runtime and has a blocking [`wait`](Operation::wait); tasks and threads share a connection. Memory is a [`Region`] of plain
 //!   elements, and the peer's is a [`RemoteRegion`]. [`Channel`] and [`Stream`] are messages and octets with flow control.
-//! - The explicit verbs below it, with the objects of the C interface: a program chooses completion queues, posts work requests and
-//!   looks for completions.
-//!
-//! # Objects of the explicit verbs
-//!
-//! - A [`Device`] is an address of this machine. [`Context::open`] opens it with a [`Config`], which has the settings.
-//! - A [`ProtectionDomain`] ties memory and queue pairs together: a queue pair uses the memory of its own domain only.
-//! - A [`MemoryRegion`] owns memory that the RNIC may touch. [`MemoryRegion::sge`] names a part of it in a work request;
-//!   [`MemoryRegion::remote`] is what a peer has to know to reach it.
-//! - A [`QueuePair`] is one end of a connection. Work requests ([`SendWr`], [`RecvWr`]) are posted to it.
-//! - A [`CompletionQueue`] reports finished work requests as [`Cqe`]s. Several queue pairs may share one.
-//! - [`cm`] connects queue pairs: [`cm::Listener`] and [`cm::Connector`] give a [`cm::Connection`].
-//!
-//! Contexts, domains, regions and completion queues are handles: a clone names the same object. A queue pair has one
-//! owner and is destroyed when it is dropped. All of them may be used by several threads at once. [`raw`] has the same
-//! objects with memory by address, and everything else that the C library needs.
+//! - Module [`verbs`]: the objects and calls of the C interface, without `unsafe`. A program chooses completion queues, posts work
+//!   requests and looks for completions.
 //!
 //! # Blocking, polling, async
 //!
-//! - [`CompletionQueue::wait`] blocks the thread. It polls for up to [`Config::busy_poll`] before it sleeps.
-//! - [`CompletionQueue::poll`] never blocks. The polling thread reads the sockets itself, which gives the lowest latency.
-//! - [`CompletionQueue::completions`] is a future for any runtime. The feature `tokio` adds a module that watches events
-//!   in tokio's reactor.
+//! - Calls of a connection block ([`wait`](Operation::wait)), or are awaited in a task of any runtime. A thread that waits polls for up to
+//!   [`Config::busy_poll`] before it sleeps.
+//! - [`verbs::CompletionQueue::poll_cq`] never blocks. The polling thread reads the sockets itself, which gives the lowest latency.
+//! - The feature `tokio` adds a module that watches events in tokio's reactor.
 //!
 //! The crate starts one thread in each process, with the first socket. It moves octets when no thread of the program
 //! does, so a peer's Writes and Reads are served while the program computes or sleeps.
@@ -64,8 +50,8 @@
 //!
 //! A peer reaches only memory that was registered with remote rights ([`Access`]), only within the bounds of the region,
 //! and only over queue pairs of the same protection domain. It may change such memory at any time until the region is
-//! dropped. Therefore the crate gives out no reference to memory that a peer may write: octets are copied in and out
-//! ([`MemoryRegion::read_at`], [`MemoryRegion::write_at`]), and words are atomic ([`MemoryRegion::load_u64`]). Treat what
+//! dropped. Therefore the crate gives out no reference to memory that a peer may write: elements are copied in and out
+//! ([`Region::read_at`], [`Region::write_at`]), and words are atomic ([`Region::load`](Region#method.load-1)). Treat what
 //! is there as input from the network. A region is freed when its last handle is dropped; a peer that accesses it later
 //! loses its connection.
 //!
@@ -76,9 +62,10 @@
 //! - A call that cannot be carried out returns an [`Error`]; [`Error::errno`] is what the C library reports for it.
 //! - A request of a [`Connection`] that does not fit is an [`Error::Refused`]; one that was posted and has failed is an
 //!   [`Error::Operation`], which says which request it was, whose fault it is, and what to do.
-//! - A work request that fails has a [`WcStatus`] in its completion. The queue pair is then in the error state, and all
-//!   other requests complete as [`WcStatus::Flushed`]; [`raw::QueuePair::fault`] says which end is to blame and why.
-//! - A completion queue that overflows fails its queue pairs; [`CompletionQueue::poll`] and the waits report it.
+//! - By the verbs, a work request that fails has a [`verbs::WcStatus`] in its completion. The queue pair is then in the error
+//!   state, and all other requests complete as [`verbs::WcStatus::Flushed`]; [`verbs::QueuePair::fault`] says which end
+//!   is to blame and why.
+//! - A completion queue that overflows fails its queue pairs; [`verbs::CompletionQueue::poll_cq`] and the waits report it.
 //!
 //! # Features
 //!
@@ -92,6 +79,7 @@
 
 mod capture;
 #[cfg(not(loom))]
+#[doc(hidden)]
 pub mod cm;
 mod complain;
 mod config;
@@ -108,10 +96,13 @@ mod lid;
 #[cfg(not(loom))]
 mod memory;
 #[cfg(not(loom))]
+mod owned;
+#[cfg(not(loom))]
 mod portmap;
 #[cfg_attr(loom, allow(dead_code, reason = "the models use a part"))]
 mod progress;
 #[cfg(not(loom))]
+#[doc(hidden)]
 pub mod raw;
 #[cfg(not(loom))]
 pub mod stat;
@@ -120,7 +111,7 @@ mod sys;
 #[cfg(all(feature = "tokio", not(loom)))]
 pub mod tokio;
 #[cfg(not(loom))]
-mod verbs;
+pub mod verbs;
 
 /// Plain data: what a [`Region`] has as elements. Numbers and arrays of them are; a structure can be, by the crate's traits.
 pub use bytemuck;
@@ -134,19 +125,27 @@ pub use connection::{
 pub use device::{Device, DeviceAddress, GidEntry, GidKind, LIMITS, Limits, MAX_GID_ADDRESSES};
 pub use error::{Error, Result};
 pub use failure::{OperationError, Refusal, RequestKind};
-pub use iwarp_rnic::counters::Counters;
-pub use iwarp_rnic::memory::{Stag, WindowType};
-pub use iwarp_rnic::qp::{Blame, Fault, State};
+pub use iwarp_rnic::Access;
+pub use iwarp_rnic::qp::{Blame, Fault};
+
+/// What the C libraries and this project's own programs are built on: handles that are shared, memory by address, and numbers. Programs
+/// use [`verbs`].
+#[doc(hidden)]
 pub use iwarp_rnic::{
-    Access, Bind, Cqe, FastRegister, RecvWr, SendFlags, SendOp, SendWr, Sge, WcFlags, WcOpcode,
-    WcStatus,
+    Bind, Cqe, FastRegister, RecvWr, SendFlags, SendOp, SendWr, Sge, WcFlags, WcOpcode, WcStatus,
+    counters::Counters,
+    memory::{Stag, WindowType},
+    qp::State,
 };
 #[cfg(not(loom))]
+#[doc(hidden)]
 pub use memory::{MemoryRegion, ProtectionDomain, RemoteMemory};
 #[cfg(not(loom))]
-pub use raw::{CompletionChannel, CompletionQueue, Context, SharedReceiveQueue};
+#[doc(hidden)]
+pub use owned::{Completions, QueuePair, QueuePairBuilder};
 #[cfg(not(loom))]
-pub use verbs::{Completions, QueuePair, QueuePairBuilder};
+#[doc(hidden)]
+pub use raw::{CompletionChannel, CompletionQueue, Context, SharedReceiveQueue};
 
 /// The programs of the guide compile and run.
 #[cfg(all(doctest, not(loom)))]

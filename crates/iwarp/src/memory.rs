@@ -5,10 +5,10 @@
 //! them is ever formed: octets are copied in and out through raw pointers, words through atomics.
 
 use crate::error::{Error, Result};
+use crate::owned::QueuePairBuilder;
 use crate::raw::{Context, SharedReceiveQueue};
 use crate::sys::fork::Origin;
 use crate::sys::mapping::Mapping;
-use crate::verbs::QueuePairBuilder;
 use iwarp_rnic::memory::MemoryError;
 use iwarp_rnic::{Access, Sge};
 use std::mem::ManuallyDrop;

@@ -5,8 +5,9 @@
 //! completion channels that many completion queues share.
 
 use crate::error::Result;
+use crate::owned::room_in;
 use crate::raw::{AsyncEvent, CompletionChannel, CompletionQueue, Context, EventQueue};
-use crate::verbs::room_in;
+use crate::verbs;
 use iwarp_rnic::Cqe;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -72,12 +73,39 @@ impl EventSource for Context {
     }
 }
 
+impl sealed::Sealed for verbs::CompletionChannel {}
+impl EventSource for verbs::CompletionChannel {
+    type Event = verbs::CompletionQueue;
+
+    fn take(&self) -> Option<verbs::CompletionQueue> {
+        self.try_get_cq_event()
+    }
+
+    fn descriptor(&self) -> Result<OwnedFd> {
+        Ok(self.as_fd().try_clone_to_owned()?)
+    }
+}
+
+impl sealed::Sealed for verbs::Context {}
+/// The events are the asynchronous events of the device.
+impl EventSource for verbs::Context {
+    type Event = verbs::AsyncEvent;
+
+    fn take(&self) -> Option<verbs::AsyncEvent> {
+        self.try_get_async_event()
+    }
+
+    fn descriptor(&self) -> Result<OwnedFd> {
+        Ok(self.0.async_fd().try_clone_to_owned()?)
+    }
+}
+
 /// An event source in tokio's reactor.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> iwarp::Result<()> {
-/// use iwarp::{Config, Context, Device, tokio::Watched};
+/// use iwarp::{tokio::Watched, verbs::{Config, Context, Device}};
 /// # use std::time::Duration;
 /// let ctx = Context::open(&Device::by_address("127.0.0.1".parse().unwrap())?, Config::default())?;
 /// let events = Watched::new(ctx)?;
@@ -135,14 +163,34 @@ impl<S: EventSource> Watched<S> {
     }
 }
 
-impl Watched<CompletionChannel> {
+/// A completion channel: its events are completion queues.
+pub trait CompletionEvents: EventSource {
+    /// Returns the queue of an event.
+    #[doc(hidden)]
+    fn queue(event: &Self::Event) -> &CompletionQueue;
+}
+
+impl CompletionEvents for CompletionChannel {
+    fn queue(event: &CompletionQueue) -> &CompletionQueue {
+        event
+    }
+}
+
+impl CompletionEvents for verbs::CompletionChannel {
+    fn queue(event: &verbs::CompletionQueue) -> &CompletionQueue {
+        &event.0
+    }
+}
+
+impl<S: CompletionEvents> Watched<S> {
     /// Waits for completions of one queue that reports to this channel, and takes up to `out.len()` of them. It also takes the
     /// events of other queues that arrive meanwhile, so have one task for each channel.
     ///
     /// # Errors
     /// [`Error::CompletionQueueOverflow`](crate::Error::CompletionQueueOverflow),
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for an empty `out`, and those of [`next`](Self::next).
-    pub async fn completions(&self, cq: &CompletionQueue, out: &mut [Cqe]) -> Result<usize> {
+    pub async fn completions(&self, cq: &S::Event, out: &mut [Cqe]) -> Result<usize> {
+        let cq = S::queue(cq);
         room_in(out)?;
         loop {
             let n = cq.poll(out)?;

@@ -2,7 +2,7 @@
 //! many threads and tasks at once.
 
 use iwarp::connection::Refusal;
-use iwarp::{Access, Connection, Error, Options};
+use iwarp::{Error, Options};
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
@@ -10,36 +10,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(60);
-const ALL: Access = Access::REMOTE_READ
-    .union(Access::REMOTE_WRITE)
-    .union(Access::REMOTE_ATOMIC);
+#[path = "common/calls.rs"]
+mod calls;
 
-fn pair_with(options: &Options) -> (Connection, Connection) {
-    let listener = options.clone().listen("127.0.0.1:0").bind().unwrap();
-    let to = listener.local_addr();
-    std::thread::scope(|scope| {
-        let accepted = scope.spawn(|| listener.accept().wait().unwrap());
-        let connected = options.clone().connect(to).wait().unwrap();
-        (connected, accepted.join().unwrap())
-    })
-}
-
-fn pair() -> (Connection, Connection) {
-    pair_with(&Options::new())
-}
-
-/// Polls a future up to `polls` times, then drops it. Returns its result if it was done by then.
-fn poll_and_drop<F: Future>(future: F, polls: usize) -> Option<F::Output> {
-    let mut future = pin!(future);
-    let mut context = Context::from_waker(Waker::noop());
-    for _ in 0..polls {
-        if let Poll::Ready(done) = future.as_mut().poll(&mut context) {
-            return Some(done);
-        }
-    }
-    None
-}
+use calls::{ALL, LIMIT, pair, pair_with, poll_and_drop};
 
 /// Some places of the queue are lost, and nothing else.
 #[test]

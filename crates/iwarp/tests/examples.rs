@@ -109,7 +109,7 @@ fn cost() {
         .output()
         .expect("runs");
     let out = String::from_utf8_lossy(&out.stdout);
-    assert_eq!(out.matches("ratio").count(), 2, "{out}");
+    assert_eq!(out.matches("ratio").count(), 4, "{out}");
 }
 
 /// Each of them fits on a page.

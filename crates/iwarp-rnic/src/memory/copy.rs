@@ -15,7 +15,7 @@
 /// `len` octets at `from` are readable, as many at `to` are writable, and the two do not overlap.
 #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
 #[inline(always)]
-pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     use core::ffi::c_void;
 
     unsafe extern "C" {
@@ -46,19 +46,56 @@ pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// As above, octet by octet with atomic accesses, where there is no assembly.
+/// Copies octets out of registered memory.
+///
+/// # Safety
+/// As [`copy`]; nobody else accesses `to`.
+#[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
+#[inline(always)]
+pub(super) unsafe fn copy_out(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { copy(from, to, len) }
+}
+
+/// Copies octets into registered memory.
+///
+/// # Safety
+/// As [`copy`]; nobody writes to `from`.
+#[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
+#[inline(always)]
+pub(super) unsafe fn copy_in(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { copy(from, to, len) }
+}
+
+/// As above, octet by octet, where there is no assembly. Registered memory is accessed atomically, and memory of our own is not: it may be
+/// read-only, where an atomic may not be.
 ///
 /// # Safety
 /// As above.
 #[cfg(any(not(any(target_arch = "x86_64", target_arch = "aarch64")), miri))]
-pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+pub(super) unsafe fn copy_out(from: *const u8, to: *mut u8, len: usize) {
     use core::sync::atomic::{AtomicU8, Ordering};
 
     for i in 0..len {
         // SAFETY: inside both ranges; octets are always aligned.
         unsafe {
             let octet = AtomicU8::from_ptr(from.add(i).cast_mut()).load(Ordering::Relaxed);
-            AtomicU8::from_ptr(to.add(i)).store(octet, Ordering::Relaxed);
+            to.add(i).write(octet);
         }
+    }
+}
+
+/// As above, in the other direction.
+///
+/// # Safety
+/// As above.
+#[cfg(any(not(any(target_arch = "x86_64", target_arch = "aarch64")), miri))]
+pub(super) unsafe fn copy_in(from: *const u8, to: *mut u8, len: usize) {
+    use core::sync::atomic::{AtomicU8, Ordering};
+
+    for i in 0..len {
+        // SAFETY: inside both ranges; octets are always aligned.
+        unsafe { AtomicU8::from_ptr(to.add(i)).store(from.add(i).read(), Ordering::Relaxed) };
     }
 }

@@ -11,7 +11,7 @@
 //! Other threads, the peer and the kernel change this memory at any time. `memory` says how it is accessed nevertheless.
 #![allow(unsafe_code)]
 
-use super::copy::copy;
+use super::copy::{copy_in, copy_out};
 use super::pages::ListedPages;
 use super::sum::{CopyingCrc32cFn, Crc32c};
 use crate::limits::SUM_PART;
@@ -242,7 +242,7 @@ impl<'t, M: Memory> Span<'t, M> {
             // octets as `dst`, which is ours. The two cannot overlap: the program promised not to hold references into
             // registered memory.
             unsafe {
-                copy(from.at, to, from.len);
+                copy_out(from.at, to, from.len);
                 to = to.add(from.len);
             }
         });
@@ -271,7 +271,7 @@ impl<'t, M: Memory> Span<'t, M> {
         self.each(n as u32, |to| {
             // SAFETY: as in `read`, and the table gave the span for writing.
             unsafe {
-                copy(from, to.at, to.len);
+                copy_in(from, to.at, to.len);
                 from = from.add(to.len);
             }
         });

@@ -6,6 +6,7 @@ use super::region::Region;
 use super::remote::RemoteRegion;
 use super::router::{Entry, Held, Priority, Router, SlotId};
 use super::wait::{Wait, waits};
+use super::waiters::Ticket;
 use crate::error::{Error, Result};
 use crate::failure::{Refusal, RequestKind};
 use crate::memory::MemoryRegion;
@@ -92,7 +93,7 @@ impl<'a> Batch<'a> {
                 Local::Copied(start..start + len)
             }
             Carried::Region(region) => {
-                inner.check_own(&region)?;
+                inner.check_own(&region).map_err(|error| *error)?;
                 let sge = region.sge()?;
                 self.hold(region.memory);
                 Local::Region(sge)
@@ -129,8 +130,9 @@ impl<'a> Batch<'a> {
         to: &RemoteRegion<T>,
     ) -> Result<()> {
         let payload = payload.into();
-        let (remote_addr, rkey) = to.target(Access::REMOTE_WRITE, payload.octets())?;
-        self.enter(SendOp::Write { remote_addr, rkey }, payload)
+        to.check(Access::REMOTE_WRITE, payload.octets())
+            .map_err(|error| *error)?;
+        self.enter(to.target().write(), payload)
     }
 
     /// Adds a Read of all elements of the peer's region; see [`Connection::read_into`].
@@ -147,9 +149,10 @@ impl<'a> Batch<'a> {
         if octets > room {
             return Err(Error::Refused(Refusal::TooLong { octets, room }));
         }
-        let (remote_addr, rkey) = from.target(Access::REMOTE_READ, octets)?;
+        from.check(Access::REMOTE_READ, octets)
+            .map_err(|error| *error)?;
         let into = into.slice(..from.len())?;
-        self.enter(SendOp::Read { remote_addr, rkey }, Payload::from(into))
+        self.enter(from.target().read(), Payload::from(into))
     }
 
     /// Posts all requests, and waits until all have completed. An empty batch has completed at once. The batch is empty afterwards.
@@ -158,6 +161,7 @@ impl<'a> Batch<'a> {
             batch: self,
             stage: Stage::New,
             ticket: None,
+            held: Vec::new(),
         }
     }
 
@@ -206,13 +210,15 @@ enum Stage {
 }
 
 /// Waits for a batch. See [`Batch::submit`]. Dropping it is as sound as dropping an [`Operation`](super::Operation): if the batch was not
-/// posted yet, it keeps its requests; if it was, they are carried out.
+/// posted yet, it keeps its requests; if it was, they are carried out. If it is forgotten then, its regions are never freed.
 #[must_use = "it does nothing unless it is awaited or waited for"]
 #[derive(Debug)]
 pub struct Submit<'b, 'a> {
     batch: &'b mut Batch<'a>,
     stage: Stage,
-    ticket: Option<u64>,
+    ticket: Option<Ticket>,
+    /// The memory of its requests, from when they are posted until they have completed.
+    held: Vec<MemoryRegion>,
 }
 
 waits!(['b, 'a] Submit<'b, 'a>, ());
@@ -224,30 +230,23 @@ impl Submit<'_, '_> {
     }
 
     fn try_post(&mut self) -> Result<()> {
-        let inner = &self.batch.connection.inner;
+        let router = &self.batch.connection.inner.router;
         let places = u32::try_from(self.batch.entries.len()).unwrap_or(u32::MAX);
-        let mut held = Held::Many(std::mem::take(&mut self.batch.held));
-        let entry = inner
-            .router
-            .enter(places, Priority::Normal, &mut held, &mut self.ticket);
-        let id = match entry {
+        let id = match router.enter(places, Priority::Normal, &mut self.ticket) {
             Entry::Taken(id) => id,
-            Entry::Full | Entry::Ended => {
-                self.take_back(held);
-                return match entry {
-                    Entry::Ended => Err(self.failure(WcStatus::Flushed)),
-                    _ => Ok(()),
-                };
-            }
+            Entry::Full => return Ok(()),
+            Entry::Ended => return Err(self.failure(WcStatus::Flushed)),
         };
+        // From now on the batch may be cleared, if this is forgotten.
+        self.held = std::mem::take(&mut self.batch.held);
         match self.batch.post(id) {
             Ok(()) => {
                 self.stage = Stage::Posted(id);
                 Ok(())
             }
             Err((0, error)) => {
-                let held = inner.router.withdraw(id);
-                self.take_back(held);
+                router.withdraw(id);
+                self.batch.held = std::mem::take(&mut self.held);
                 Err(match error {
                     Error::Post(PostError::InvalidState) => self.failure(WcStatus::Flushed),
                     Error::Post(error) => Error::Refused(Refusal::Post(error)),
@@ -256,16 +255,16 @@ impl Submit<'_, '_> {
             }
             // The first ones are on their way, and keep their memory.
             Err(_) => {
-                inner.router.abandon(id);
+                self.abandon(id);
                 Err(self.failure(WcStatus::Flushed))
             }
         }
     }
 
-    fn take_back(&mut self, held: Held) {
-        if let Held::Many(held) = held {
-            self.batch.held = held;
-        }
+    fn abandon(&mut self, id: SlotId) {
+        let held = Held::Many(std::mem::take(&mut self.held));
+        let router = &self.batch.connection.inner.router;
+        router.abandon(id, Some(held));
     }
 }
 
@@ -290,22 +289,20 @@ impl Wait for Submit<'_, '_> {
                 return Poll::Ready(Err(Error::InvalidState("the batch has ended already")));
             }
         };
-        let Some((status, held)) = self.router().collect(id) else {
+        let Some(result) = self.router().collect(id) else {
             return Poll::Pending;
         };
         self.stage = Stage::Over;
-        self.take_back(held);
-        let result = match status {
-            WcStatus::Success => Ok(()),
-            status => Err(self.failure(status)),
-        };
+        // The list is used again.
+        self.batch.held = std::mem::take(&mut self.held);
+        let result = result.map_err(|status| self.failure(status));
         self.batch.clear();
         Poll::Ready(result)
     }
 
     fn is_likely(&self) -> bool {
         match self.stage {
-            Stage::Posted(id) => self.router().is_done(id),
+            Stage::Posted(id) => self.router().outcome(id).is_some(),
             _ => false,
         }
     }
@@ -330,13 +327,12 @@ impl Wait for Submit<'_, '_> {
 
 impl Drop for Submit<'_, '_> {
     fn drop(&mut self) {
-        let router = &self.batch.connection.inner.router;
         match self.stage {
             Stage::Posted(id) => {
-                router.abandon(id);
+                self.abandon(id);
                 self.batch.clear();
             }
-            Stage::New => router.leave_room(self.ticket),
+            Stage::New => self.router().leave_room(self.ticket),
             Stage::Over => {}
         }
     }

@@ -12,17 +12,16 @@ use super::channel_state::{MOST_CREDITS, State, header, kind};
 use super::channel_wait::{Open, Receiving, Sending, Tickets};
 use super::handle::Connection;
 use super::operation::{Done, HEADER, Operation, Payload, Request};
-use super::router::{Held, Inbox, Priority, call_all};
+use super::router::{Inbox, Priority, call_all};
+use super::waiters::Ticket;
 use crate::error::{Error, Result};
-use crate::failure::RequestKind;
-use iwarp_rnic::SendOp;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
 /// Receives that are not for data.
 const RESERVED: usize = 4;
 /// Places of the send queue that data leave for other messages.
-pub(super) const PLACES: u32 = 3;
+pub(super) const PLACES: u8 = 3;
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) connection: Connection,
@@ -151,9 +150,8 @@ impl Shared {
 
     /// A message that needs no credit.
     fn control(&self, kind: u8, number: u32) -> Operation<'_, Done> {
-        let request = Request::bare(RequestKind::Send, SendOp::Send, Held::Nothing);
-        let request = request.with_header(header(kind, 0, number));
-        let operation = Operation::new(&self.connection, Ok(request), Done);
+        let request = Request::empty().with_header(header(kind, 0, number));
+        let operation = Operation::new(&self.connection, Ok(()), request, Done);
         operation.priority(Priority::First)
     }
 
@@ -219,7 +217,7 @@ impl Shared {
     }
 
     /// Takes a credit, for a writer with this ticket.
-    pub(super) fn take_credit(&self, ticket: &mut Option<u64>) -> Result<bool> {
+    pub(super) fn take_credit(&self, ticket: &mut Option<Ticket>) -> Result<bool> {
         let mut state = self.state.lock();
         if state.finished {
             return Err(Error::InvalidState(

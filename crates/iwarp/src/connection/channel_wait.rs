@@ -2,14 +2,13 @@
 
 use super::channel::{Channel, PLACES, Shared};
 use super::channel_state::{State, VERSION, header, kind};
-use super::operation::{Carried, Done, HEADER, Operation, Payload, Request};
+use super::operation::{Carried, Checked, Done, HEADER, Op, Operation, Payload, refused};
 use super::receive::Message;
 use super::router::{Priority, Router, call_all};
 use super::wait::{Wait, waits};
-use super::waiters::{Place, Waiters};
+use super::waiters::{Place, Ticket, Waiters};
 use crate::error::{Error, Result};
-use crate::failure::{Refusal, RequestKind};
-use iwarp_rnic::SendOp;
+use crate::failure::Refusal;
 use std::ops::Deref;
 use std::sync::{Arc, Weak};
 use std::task::{Poll, Waker};
@@ -20,7 +19,7 @@ use std::task::{Poll, Waker};
 pub struct Open {
     shared: Arc<Shared>,
     greeted: bool,
-    ticket: Option<u64>,
+    ticket: Option<Ticket>,
 }
 
 waits!([] Open, Channel);
@@ -37,10 +36,9 @@ impl Open {
     fn greet(&mut self) -> Result<()> {
         let connection = &self.shared.connection;
         let size = connection.inner.message_size.to_be_bytes();
-        let hello = Payload::from(&size);
-        let request = Request::sending(connection, RequestKind::Send, SendOp::Send, hello)?;
-        let request = request.with_header(header(kind::HELLO, VERSION, self.shared.window));
-        let mut hello = Operation::new(connection, Ok(request), Done).started();
+        let hello = connection.sending(Ok(()), Op::Send, Payload::from(&size));
+        let hello = hello.with_header(header(kind::HELLO, VERSION, self.shared.window));
+        let mut hello = hello.started();
         if let Poll::Ready(Err(error)) = hello.look() {
             return Err(error);
         }
@@ -50,7 +48,7 @@ impl Open {
 
     fn check(&self) -> Result<()> {
         let depth = self.shared.connection.inner.send_depth;
-        match self.shared.window >= 2 && depth > PLACES {
+        match self.shared.window >= 2 && depth > PLACES.into() {
             true => Ok(()),
             false => Err(Error::InvalidArgument(
                 "a channel needs 6 receive buffers and a send queue of 4 at least",
@@ -106,11 +104,11 @@ impl Drop for Open {
 #[derive(Debug, Default)]
 pub(super) struct Tickets {
     /// Among those who wait for messages on the connection.
-    connection: Option<u64>,
+    connection: Option<Ticket>,
     /// Among those who wait for the same on the channel.
-    channel: Option<u64>,
+    channel: Option<Ticket>,
     /// Among those who wait for room in the send queue.
-    room: Option<u64>,
+    room: Option<Ticket>,
 }
 
 /// Sends a message. See [`Channel::send`]. Dropping it is as sound as dropping an [`Operation`]: the message is sent, or it is not.
@@ -127,8 +125,9 @@ waits!(['a] Sending<'a>, ());
 
 impl<'a> Sending<'a> {
     pub(super) fn new(shared: &'a Shared, payload: Payload<'a, u8>, mut tickets: Tickets) -> Self {
-        let request = shared.request(payload);
-        let mut operation = Operation::new(&shared.connection, request, Done);
+        let (checked, connection) = (shared.check(&payload), &shared.connection);
+        let operation = connection.sending(checked, Op::Send, payload);
+        let mut operation = operation.with_header(header(kind::DATA, 0, 0));
         operation.set_ticket(tickets.room.take());
         Self {
             shared,
@@ -178,22 +177,21 @@ impl Shared {
         call_all(next.into_iter().flatten());
     }
 
-    fn request<'a>(&self, payload: Payload<'a, u8>) -> Result<Request<'a>> {
+    fn check(&self, payload: &Payload<'_, u8>) -> Checked {
         let octets = payload.octets();
         let most = self.state.lock().most;
         let room = most as u64;
         if octets > room {
-            return Err(Error::Refused(Refusal::TooLong { octets, room }));
+            return refused(Refusal::TooLong { octets, room });
         }
         if let Carried::Copied(copied) = &payload.0 {
             let most = self.connection.message_size() - HEADER;
             if copied.len() > most {
                 let octets = copied.len();
-                return Err(Error::Refused(Refusal::TooLongToCopy { octets, most }));
+                return refused(Refusal::TooLongToCopy { octets, most });
             }
         }
-        let request = Request::sending(&self.connection, RequestKind::Send, SendOp::Send, payload)?;
-        Ok(request.with_header(header(kind::DATA, 0, 0)))
+        Ok(())
     }
 }
 

@@ -2,12 +2,15 @@
 
 use super::batch::Batch;
 use super::endpoint::Endpoint;
-use super::operation::{Bound, Done, Element, Elements, Operation, Payload, Request};
+use super::operation::{
+    Bound, Checked, Done, Element, Elements, Local, Op, Operation, Payload, Request, Yield, refused,
+};
 use super::receive::{Buffers, Recv};
 use super::region::{REMOTE, Region};
 use super::remote::RemoteRegion;
 use super::router::{Router, SlotId};
 use super::wait::{Wait, waits};
+use super::waiters::Ticket;
 use super::window::{BoundWindow, Window};
 use crate::cm;
 use crate::error::{Error, Result};
@@ -16,7 +19,7 @@ use crate::memory::MemoryRegion;
 use crate::raw::QueuePair;
 use bytemuck::Pod;
 use iwarp_rnic::qp::Fault;
-use iwarp_rnic::{Access, SendOp, Sge, WcStatus};
+use iwarp_rnic::{Access, Sge, WcStatus};
 use parking_lot::Mutex;
 use std::io;
 use std::net::SocketAddr;
@@ -109,10 +112,23 @@ impl Inner {
     }
 
     /// Refuses regions of other endpoints: the queue pair could not use them.
-    pub(super) fn check_own<T>(&self, region: &Region<T>) -> Result<()> {
+    #[inline]
+    pub(super) fn check_own<T>(&self, region: &Region<T>) -> Checked {
         match region.memory.is_of(self.endpoint.pd()) {
             true => Ok(()),
-            false => Err(Error::Refused(Refusal::ForeignRegion)),
+            false => refused(Refusal::ForeignRegion),
+        }
+    }
+
+    /// Refuses more octets than are copied.
+    #[inline]
+    pub(super) fn check_copied(&self, octets: u64) -> Checked {
+        match octets <= u64::from(self.message_size) {
+            true => Ok(()),
+            false => refused(Refusal::TooLongToCopy {
+                octets: usize::try_from(octets).unwrap_or(usize::MAX),
+                most: self.message_size as usize,
+            }),
         }
     }
 
@@ -246,21 +262,24 @@ impl Connection {
         self.inner.endpoint.share(len, rights)
     }
 
+    /// Makes an operation that sends a payload.
     #[inline]
-    fn operation<'a, Y: super::operation::Yield>(
+    pub(super) fn sending<'a, T: Pod>(
         &'a self,
-        request: Result<Request<'a>>,
-        result: Y,
-    ) -> Operation<'a, Y> {
-        Operation::new(self, request, result)
+        checked: Checked,
+        op: Op,
+        payload: Payload<'a, T>,
+    ) -> Operation<'a, Done> {
+        let checked = checked.and_then(|()| payload.check(self));
+        let octets = payload.octets();
+        let request = Request::new(op, Local::of(payload), octets);
+        Operation::new(self, checked, request, Done)
     }
 
     /// Sends a message. Octets of the program may be as many as [`message_size`](Self::message_size); a region may have up to 2 GiB. The
     /// peer needs a receive buffer that is long enough.
     pub fn send<'a>(&'a self, payload: impl Into<Payload<'a, u8>>) -> Operation<'a, Done> {
-        let payload = payload.into();
-        let request = Request::sending(self, RequestKind::Send, SendOp::Send, payload);
-        self.operation(request, Done)
+        self.sending(Ok(()), Op::Send, payload.into())
     }
 
     /// Sends a message with immediate data ([`Message::immediate`](super::Message::immediate)). The peer has to be an `iwarp`, too.
@@ -269,9 +288,7 @@ impl Connection {
         payload: impl Into<Payload<'a, u8>>,
         immediate: u32,
     ) -> Operation<'a, Done> {
-        let (op, payload) = (SendOp::SendImm(immediate), payload.into());
-        let request = Request::sending(self, RequestKind::Send, op, payload);
-        self.operation(request, Done)
+        self.sending(Ok(()), Op::SendImmediate(immediate), payload.into())
     }
 
     /// Sends a message, and invalidates the peer's window: this end gives its rights back.
@@ -280,9 +297,8 @@ impl Connection {
         payload: impl Into<Payload<'a, u8>>,
         window: &RemoteRegion<T>,
     ) -> Operation<'a, Done> {
-        let (op, payload) = (SendOp::SendInv(window.rkey()), payload.into());
-        let request = Request::sending(self, RequestKind::Send, op, payload);
-        self.operation(request, Done)
+        let op = Op::SendInvalidate(window.rkey());
+        self.sending(Ok(()), op, payload.into())
     }
 
     /// Waits for a message. Dropping the future, or a time limit, loses none.
@@ -301,12 +317,8 @@ impl Connection {
         to: &RemoteRegion<T>,
     ) -> Operation<'a, Done> {
         let payload = payload.into();
-        let target = to.target(Access::REMOTE_WRITE, payload.octets());
-        let request = target.and_then(|(remote_addr, rkey)| {
-            let op = SendOp::Write { remote_addr, rkey };
-            Request::sending(self, RequestKind::Write, op, payload)
-        });
-        self.operation(request, Done)
+        let checked = to.check(Access::REMOTE_WRITE, payload.octets());
+        self.sending(checked, Op::Write(to.target()), payload)
     }
 
     /// Writes elements to the beginning of the peer's region, and tells the peer's program by a message without octets
@@ -318,19 +330,13 @@ impl Connection {
         immediate: u32,
     ) -> Operation<'a, Done> {
         let payload = payload.into();
-        let target = to.target(Access::REMOTE_WRITE, payload.octets());
-        let request = target.and_then(|(remote_addr, rkey)| {
-            let op = SendOp::WriteImm {
-                remote_addr,
-                rkey,
-                imm: immediate,
-            };
-            Request::sending(self, RequestKind::Write, op, payload)
-        });
-        self.operation(request, Done)
+        let checked = to.check(Access::REMOTE_WRITE, payload.octets());
+        let op = Op::WriteImmediate(to.target(), immediate);
+        self.sending(checked, op, payload)
     }
 
     /// Reads all elements of the peer's region into the beginning of a local one.
+    #[inline]
     pub fn read_into<T: Pod>(
         &self,
         into: impl Into<Region<T>>,
@@ -338,50 +344,40 @@ impl Connection {
     ) -> Operation<'_, Done> {
         let (into, octets) = (into.into(), from.octets());
         let room = into.octets() as u64;
-        let target = match octets <= room {
-            true => from.target(Access::REMOTE_READ, octets),
-            false => Err(Error::Refused(Refusal::TooLong { octets, room })),
+        let checked = match octets <= room {
+            true => from.check(Access::REMOTE_READ, octets),
+            false => refused(Refusal::TooLong { octets, room }),
         };
-        let request = target.and_then(|(remote_addr, rkey)| {
-            let op = SendOp::Read { remote_addr, rkey };
-            Request::into_region(self, op, into, octets)
-        });
-        self.operation(request, Done)
+        let checked = checked.and_then(|()| self.inner.check_own(&into));
+        let local = Local::Region(into.memory, into.at);
+        let request = Request::new(Op::Read(from.target()), local, octets);
+        Operation::new(self, checked, request, Done)
     }
 
     /// Reads all elements of the peer's region into a new vector. They may have as many octets as [`message_size`](Self::message_size).
     pub fn read<T: Pod>(&self, from: &RemoteRegion<T>) -> Operation<'_, Elements<T>> {
-        let request = self.reading(from, from.octets());
-        let len = if request.is_ok() { from.len() } else { 0 };
+        let octets = from.octets();
+        let checked = from.check(Access::REMOTE_READ, octets);
+        let checked = checked.and_then(|()| self.inner.check_copied(octets));
+        // What is refused may be longer than memory.
+        let len = if checked.is_ok() { from.len() } else { 0 };
         let out = vec![T::zeroed(); len];
-        self.operation(request, Elements { out })
+        self.answered(checked, Op::Read(from.target()), octets, Elements { out })
     }
 
     /// Reads the first element of the peer's region.
+    #[inline]
     pub fn get<T: Pod>(&self, from: &RemoteRegion<T>) -> Operation<'_, Element<T>> {
-        let request = self.reading(from, size_of::<T>() as u64);
+        let octets = size_of::<T>() as u64;
+        let checked = from.check(Access::REMOTE_READ, octets);
         let out = T::zeroed();
-        self.operation(request, Element { out })
-    }
-
-    fn reading<T: Pod>(&self, from: &RemoteRegion<T>, octets: u64) -> Result<Request<'_>> {
-        let (remote_addr, rkey) = from.target(Access::REMOTE_READ, octets)?;
-        let op = SendOp::Read { remote_addr, rkey };
-        Request::into_staging(self, RequestKind::Read, op, octets)
+        self.answered(checked, Op::Read(from.target()), octets, Element { out })
     }
 
     /// Adds to a word of the peer's, atomically; returns the old value. The region has one element. The peer has to be an `iwarp`, too.
     pub fn fetch_add(&self, word: &RemoteRegion<u64>, add: u64) -> Operation<'_, Element<u64>> {
-        let request = word.word().and_then(|(remote_addr, rkey)| {
-            let op = SendOp::FetchAdd {
-                remote_addr,
-                rkey,
-                add,
-                mask: 0,
-            };
-            Request::into_staging(self, RequestKind::FetchAdd, op, 8)
-        });
-        self.operation(request, Element { out: 0 })
+        let op = Op::FetchAdd(word.target(), add);
+        self.answered(word.check_word(), op, 8, Element { out: 0 })
     }
 
     /// Writes `swap` into a word of the peer's if it is `compare`, atomically; returns the old value. The region has one element. The
@@ -392,18 +388,22 @@ impl Connection {
         compare: u64,
         swap: u64,
     ) -> Operation<'_, Element<u64>> {
-        let request = word.word().and_then(|(remote_addr, rkey)| {
-            let op = SendOp::CmpSwap {
-                remote_addr,
-                rkey,
-                compare,
-                swap,
-                compare_mask: u64::MAX,
-                swap_mask: u64::MAX,
-            };
-            Request::into_staging(self, RequestKind::CompareSwap, op, 8)
-        });
-        self.operation(request, Element { out: 0 })
+        let op = Op::CompareSwap(word.target(), compare, swap);
+        self.answered(word.check_word(), op, 8, Element { out: 0 })
+    }
+
+    /// Makes an operation whose answer is copied.
+    #[inline]
+    fn answered<Y: Yield>(
+        &self,
+        checked: Checked,
+        op: Op,
+        octets: u64,
+        result: Y,
+    ) -> Operation<'_, Y> {
+        let checked = checked.and_then(|()| self.inner.check_copied(octets));
+        let request = Request::new(op, Local::Answer, octets);
+        Operation::new(self, checked, request, result)
     }
 
     /// Gives the peer rights to a part of a region, until the [`Window`] is dropped. Only this connection's peer has them.
@@ -419,28 +419,29 @@ impl Connection {
             true => self.window(&region),
             false => Err(Error::InvalidArgument("a window has remote rights only")),
         };
-        let (request, stag) = match bound {
+        let (checked, request, stag) = match bound {
             Ok(bound) => {
                 let stag = bound.stag_when_bound().0;
-                (Ok(bound.binding(addr.address(), octets, rights)), stag)
+                let request = Request::binding(bound, addr.address(), octets, rights);
+                (Ok(()), request, stag)
             }
-            Err(error) => (Err(error), 0),
+            Err(error) => (Err(Box::new(error)), Request::empty(), 0),
         };
         let token = RemoteRegion::from_parts(addr.address(), octets, stag, rights);
-        self.operation(request, Bound { token, region })
+        Operation::new(self, checked, request, Bound { token, region })
     }
 
     fn window<T: Pod>(&self, region: &Region<T>) -> Result<BoundWindow> {
         self.inner.router.check_process()?;
-        self.inner.check_own(region)?;
+        self.inner.check_own(region).map_err(|error| *error)?;
         let pd = self.inner.endpoint.pd();
         BoundWindow::new(pd.context(), pd.number(), &region.memory)
     }
 
     /// Ends a window by a request, after all requests that were posted before. Dropping the window ends it at once.
     pub fn invalidate<T: Pod>(&self, window: Window<T>) -> Operation<'_, Done> {
-        let request = Ok(window.bound.invalidating());
-        self.operation(request, Done)
+        let request = Request::invalidating(window.bound);
+        Operation::new(self, Ok(()), request, Done)
     }
 
     /// Begins a batch: requests that complete together, for the last per cent of speed.
@@ -481,7 +482,7 @@ impl Connection {
 #[derive(Debug)]
 pub struct Closed<'a> {
     connection: &'a Connection,
-    ticket: Option<u64>,
+    ticket: Option<Ticket>,
 }
 
 waits!(['a] Closed<'a>, ());

@@ -44,6 +44,7 @@ mod remote;
 mod router;
 mod state;
 mod stream;
+mod turns;
 mod wait;
 mod waiters;
 mod window;
@@ -60,6 +61,8 @@ pub use region::Region;
 pub use remote::RemoteRegion;
 pub use stream::{ReadHalf, Stream, WriteHalf};
 pub use window::Window;
+
+pub(crate) use window::BoundWindow;
 
 pub use crate::failure::{OperationError, Refusal, RequestKind};
 

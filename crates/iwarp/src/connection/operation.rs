@@ -10,11 +10,13 @@ use super::region::Region;
 use super::remote::RemoteRegion;
 use super::router::{Entry, Held, Priority, Router, SlotId};
 use super::wait::{Wait, block, poll};
+use super::waiters::Ticket;
 use super::window::{BoundWindow, Window};
 use crate::error::{Error, Result};
 use crate::failure::{Refusal, RequestKind};
+use crate::memory::MemoryRegion;
 use bytemuck::Pod;
-use iwarp_rnic::{PostError, SendFlags, SendOp, SendWr, Sge, WcStatus};
+use iwarp_rnic::{Access, PostError, SendFlags, SendOp, SendWr, Sge, WcStatus};
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context as TaskContext, Poll, Waker};
@@ -74,133 +76,203 @@ impl<T> From<&Region<T>> for Payload<'_, T> {
 }
 
 impl<T: Pod> Payload<'_, T> {
+    #[inline]
     pub(super) const fn octets(&self) -> u64 {
         match &self.0 {
             Carried::Copied(elements) => size_of_val(*elements) as u64,
             Carried::Region(region) => region.octets() as u64,
         }
     }
+
+    /// Checks that a connection can send it.
+    #[inline]
+    pub(super) fn check(&self, connection: &Connection) -> Checked {
+        let inner = &connection.inner;
+        match &self.0 {
+            Carried::Copied(elements) => inner.check_copied(size_of_val(*elements) as u64),
+            Carried::Region(region) => inner.check_own(region),
+        }
+    }
+}
+
+/// Whether a request can be posted. A refusal is boxed, so that it costs nothing where there is none.
+pub(super) type Checked = Result<(), Box<Error>>;
+
+/// Makes a refusal.
+#[cold]
+pub(super) fn refused<T>(refusal: Refusal) -> Result<T, Box<Error>> {
+    Err(Box::new(Error::Refused(refusal)))
+}
+
+/// What a request does, without what the device can besides.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Op {
+    Send,
+    SendImmediate(u32),
+    SendInvalidate(u32),
+    Write(Target),
+    WriteImmediate(Target, u32),
+    Read(Target),
+    FetchAdd(Target, u64),
+    CompareSwap(Target, u64, u64),
+    /// To octets from this address on.
+    Bind(u64, Access),
+    Invalidate,
+}
+
+/// A place in the peer's memory. Packed, so that an operation fits into two cache lines.
+#[derive(Debug, Clone, Copy)]
+#[repr(Rust, packed(4))]
+pub(super) struct Target {
+    pub(super) addr: u64,
+    pub(super) rkey: u32,
+}
+
+impl Op {
+    const fn kind(self) -> RequestKind {
+        match self {
+            Self::Send | Self::SendImmediate(_) | Self::SendInvalidate(_) => RequestKind::Send,
+            Self::Write(_) | Self::WriteImmediate(..) => RequestKind::Write,
+            Self::Read(_) => RequestKind::Read,
+            Self::FetchAdd(..) => RequestKind::FetchAdd,
+            Self::CompareSwap(..) => RequestKind::CompareSwap,
+            Self::Bind(..) => RequestKind::Bind,
+            Self::Invalidate => RequestKind::Invalidate,
+        }
+    }
+
+    /// Returns what the queue pair is told. `window` is that of a bind or invalidation.
+    #[inline]
+    fn of_verbs(self, local: &Local<'_>, octets: u64) -> SendOp {
+        let window = match local {
+            Local::Window(window) => Some(window),
+            _ => None,
+        };
+        match (self, window) {
+            (Self::SendImmediate(value), _) => SendOp::SendImm(value),
+            (Self::SendInvalidate(stag), _) => SendOp::SendInv(stag),
+            (Self::Write(to), _) => to.write(),
+            (Self::WriteImmediate(to, imm), _) => SendOp::WriteImm {
+                remote_addr: to.addr,
+                rkey: to.rkey,
+                imm,
+            },
+            (Self::Read(from), _) => from.read(),
+            (Self::FetchAdd(word, add), _) => SendOp::FetchAdd {
+                remote_addr: word.addr,
+                rkey: word.rkey,
+                add,
+                mask: 0,
+            },
+            (Self::CompareSwap(word, compare, swap), _) => SendOp::CmpSwap {
+                remote_addr: word.addr,
+                rkey: word.rkey,
+                compare,
+                swap,
+                compare_mask: u64::MAX,
+                swap_mask: u64::MAX,
+            },
+            (Self::Bind(at, access), Some(window)) => SendOp::Bind(window.bind(at, octets, access)),
+            (Self::Invalidate, Some(window)) => SendOp::LocalInvalidate {
+                stag: window.stag_when_bound(),
+            },
+            // A bind and an invalidation have a window.
+            (Self::Send | Self::Bind(..) | Self::Invalidate, _) => SendOp::Send,
+        }
+    }
+}
+
+impl Target {
+    pub(super) const fn write(self) -> SendOp {
+        SendOp::Write {
+            remote_addr: self.addr,
+            rkey: self.rkey,
+        }
+    }
+
+    pub(super) const fn read(self) -> SendOp {
+        SendOp::Read {
+            remote_addr: self.addr,
+            rkey: self.rkey,
+        }
+    }
 }
 
 /// The local side of a request.
 #[derive(Debug)]
-enum Local<'a> {
+pub(super) enum Local<'a> {
     /// Nothing is moved.
     None,
     /// Copied when the request is posted: into the request, or into the slot's staging.
     Copied(&'a [u8]),
-    /// Octets of a region.
-    Region(Sge),
+    /// Octets of a region, from this one on.
+    Region(MemoryRegion, usize),
     /// The answer lands in the slot's staging.
-    Answer(u32),
+    Answer,
+    /// The window that is bound or ended.
+    Window(BoundWindow),
 }
 
-/// A request before it is posted.
+impl<'a> Local<'a> {
+    #[inline]
+    pub(super) fn of<T: Pod>(payload: Payload<'a, T>) -> Self {
+        match payload.0 {
+            Carried::Copied(elements) => Local::Copied(bytemuck::cast_slice(elements)),
+            Carried::Region(region) => Local::Region(region.memory, region.at),
+        }
+    }
+
+    /// Returns what has to be kept until the request has completed.
+    fn into_held(self) -> Option<Held> {
+        match self {
+            Local::Region(memory, _) => Some(Held::One(memory)),
+            Local::Window(window) => Some(Held::Window(window)),
+            Local::None | Local::Copied(_) | Local::Answer => None,
+        }
+    }
+}
+
+/// A request: what is posted, and what it keeps until it has completed.
 #[derive(Debug)]
 pub(super) struct Request<'a> {
-    pub(super) kind: RequestKind,
-    op: SendOp,
-    /// Octets in front of those of `local`, for a channel; zeros for none.
-    header: [u8; HEADER],
+    op: Op,
     local: Local<'a>,
     octets: u64,
-    held: Held,
+    /// Octets in front of those of `local`, for a channel; zeros for none.
+    header: [u8; HEADER],
 }
 
 /// Length of the header of a channel's message, in octets.
 pub(super) const HEADER: usize = 8;
 
 impl<'a> Request<'a> {
-    /// A request without octets of its own.
-    pub(super) const fn bare(kind: RequestKind, op: SendOp, held: Held) -> Self {
+    #[inline]
+    pub(super) const fn new(op: Op, local: Local<'a>, octets: u64) -> Self {
         Self {
-            kind,
             op,
+            local,
+            octets,
             header: [0; HEADER],
-            local: Local::None,
-            octets: 0,
-            held,
         }
     }
 
-    /// A request that sends a payload.
-    #[inline]
-    pub(super) fn sending<T: Pod>(
-        connection: &Connection,
-        kind: RequestKind,
-        op: SendOp,
-        payload: Payload<'a, T>,
-    ) -> Result<Self> {
-        let octets = payload.octets();
-        let (local, held) = match payload.0 {
-            Carried::Copied(elements) => {
-                let octets: &[u8] = bytemuck::cast_slice(elements);
-                let most = connection.inner.message_size as usize;
-                if octets.len() > most {
-                    let octets = octets.len();
-                    return Err(Error::Refused(Refusal::TooLongToCopy { octets, most }));
-                }
-                (Local::Copied(octets), Held::Nothing)
-            }
-            Carried::Region(region) => {
-                connection.inner.check_own(&region)?;
-                (Local::Region(region.sge()?), Held::One(region.memory))
-            }
-        };
-        Ok(Self {
-            kind,
-            op,
-            header: [0; HEADER],
-            local,
-            octets,
-            held,
-        })
+    /// A message without octets of its own.
+    pub(super) const fn empty() -> Self {
+        Self::new(Op::Send, Local::None, 0)
     }
 
-    /// A request whose answer lands in a region.
-    pub(super) fn into_region<T: Pod>(
-        connection: &Connection,
-        op: SendOp,
-        region: Region<T>,
-        octets: u64,
-    ) -> Result<Self> {
-        connection.inner.check_own(&region)?;
-        let mut sge = region.sge()?;
-        sge.len = u32::try_from(octets).unwrap_or(sge.len);
-        Ok(Self {
-            kind: RequestKind::Read,
-            op,
-            header: [0; HEADER],
-            local: Local::Region(sge),
-            octets,
-            held: Held::One(region.memory),
-        })
+    /// Binds a window to `octets` octets from `addr` on.
+    pub(super) const fn binding(window: BoundWindow, addr: u64, octets: u64, to: Access) -> Self {
+        Self::new(Op::Bind(addr, to), Local::Window(window), octets)
     }
 
-    /// A request whose answer lands in the slot's staging.
-    pub(super) fn into_staging(
-        connection: &Connection,
-        kind: RequestKind,
-        op: SendOp,
-        octets: u64,
-    ) -> Result<Self> {
-        let most = connection.inner.message_size;
-        let Some(len) = u32::try_from(octets).ok().filter(|len| *len <= most) else {
-            let (octets, most) = (usize::try_from(octets).unwrap_or(usize::MAX), most as usize);
-            return Err(Error::Refused(Refusal::TooLongToCopy { octets, most }));
-        };
-        Ok(Self {
-            kind,
-            op,
-            header: [0; HEADER],
-            local: Local::Answer(len),
-            octets,
-            held: Held::Nothing,
-        })
+    /// Ends a window, in the order of the other requests.
+    pub(super) const fn invalidating(window: BoundWindow) -> Self {
+        Self::new(Op::Invalidate, Local::Window(window), 0)
     }
 
     /// Puts a header in front of the octets. Copied ones may be shorter by that.
-    pub(super) fn with_header(mut self, header: [u8; HEADER]) -> Self {
+    pub(super) const fn with_header(mut self, header: [u8; HEADER]) -> Self {
         self.header = header;
         self.octets += HEADER as u64;
         self
@@ -211,7 +283,7 @@ impl<'a> Request<'a> {
         Box::new(tracing::debug_span!(
             parent: &connection.inner.span,
             "operation",
-            kind = self.kind.name(),
+            kind = self.op.kind().name(),
             octets = self.octets
         ))
     }
@@ -219,60 +291,89 @@ impl<'a> Request<'a> {
     /// Posts it. `id` is its slot.
     #[inline]
     fn post(&self, inner: &Inner, id: SlotId) -> Result<()> {
-        let header = match self.header {
-            [0, ..] => [].as_slice(),
-            _ => self.header.as_slice(),
-        };
+        let op = self.op.of_verbs(&self.local, self.octets);
+        let mut wr = SendWr::new(id.wr_id(), op, &[]).with_flags(SendFlags::SIGNALED);
         let (inline, elements);
-        let mut wr = SendWr::new(id.wr_id(), self.op, &[]).with_flags(SendFlags::SIGNALED);
         match &self.local {
-            Local::None if header.is_empty() => {}
-            Local::Copied(_) | Local::None if self.octets <= u64::from(inner.max_inline) => {
-                inline = [header, self.copied()];
+            Local::Region(memory, at) if self.header[0] == 0 => {
+                elements = [self.part_of(memory, *at)?];
+                wr.sges = &elements;
+            }
+            Local::Copied(octets)
+                if self.header[0] == 0 && self.octets <= u64::from(inner.max_inline) =>
+            {
+                inline = [*octets];
                 wr.inline = &inline;
                 wr = wr.with_flags(SendFlags::INLINE);
             }
-            Local::Copied(_) | Local::None => {
+            Local::Window(_) => {}
+            _ => return self.post_from_staging(inner, id, op),
+        }
+        inner.qp().post_more(&wr)
+    }
+
+    fn part_of(&self, memory: &MemoryRegion, at: usize) -> Result<Sge> {
+        let octets = self.octets - self.headed().len() as u64;
+        // What the region has is longer, and what is too long for an element is refused.
+        let octets = usize::try_from(octets).unwrap_or(usize::MAX);
+        memory.sge(at..at.saturating_add(octets))
+    }
+
+    const fn headed(&self) -> &[u8] {
+        match self.header {
+            [0, ..] => &[],
+            _ => &self.header,
+        }
+    }
+
+    /// Posts a request with a header, with many octets of the program, or with an answer: these have a place in the slot's staging.
+    fn post_from_staging(&self, inner: &Inner, id: SlotId, op: SendOp) -> Result<()> {
+        let header = self.headed();
+        let (copied, inline, elements);
+        let mut wr = SendWr::new(id.wr_id(), op, &[]).with_flags(SendFlags::SIGNALED);
+        copied = match self.local {
+            Local::Copied(octets) => octets,
+            _ => &[],
+        };
+        match &self.local {
+            Local::None | Local::Window(_) if header.is_empty() => {}
+            Local::Copied(_) | Local::None | Local::Window(_)
+                if self.octets <= u64::from(inner.max_inline) =>
+            {
+                inline = [header, copied];
+                wr.inline = &inline;
+                wr = wr.with_flags(SendFlags::INLINE);
+            }
+            local => {
                 let staging = inner.staging()?;
                 let at = inner.staging_at(id);
                 staging.write_at(at, header)?;
-                staging.write_at(at + header.len(), self.copied())?;
-                let len = header.len() + self.copied().len();
-                elements = [inner.staging_sge(staging, id, len)?, Sge::default()];
-                wr.sges = &elements[..1];
-            }
-            Local::Region(element) if header.is_empty() => {
-                elements = [*element, Sge::default()];
-                wr.sges = &elements[..1];
-            }
-            Local::Region(element) => {
-                let staging = inner.staging()?;
-                staging.write_at(inner.staging_at(id), header)?;
-                elements = [inner.staging_sge(staging, id, header.len())?, *element];
-                wr.sges = &elements;
-            }
-            Local::Answer(len) => {
-                let staging = inner.staging()?;
-                elements = [
-                    inner.staging_sge(staging, id, *len as usize)?,
-                    Sge::default(),
-                ];
-                wr.sges = &elements[..1];
+                staging.write_at(at + header.len(), copied)?;
+                let answer = match local {
+                    // At most as many octets as the staging has for a slot.
+                    Local::Answer => self.octets as usize,
+                    _ => 0,
+                };
+                let staged = header.len() + copied.len() + answer;
+                let staged = inner.staging_sge(staging, id, staged)?;
+                wr.sges = match local {
+                    Local::Region(memory, at) => {
+                        elements = [staged, self.part_of(memory, *at)?];
+                        &elements
+                    }
+                    _ => {
+                        elements = [staged, Sge::default()];
+                        &elements[..1]
+                    }
+                };
             }
         }
-        inner.qp().post_send(&[wr]).map_err(|(_, error)| error)
-    }
-
-    const fn copied(&self) -> &'a [u8] {
-        match self.local {
-            Local::Copied(octets) => octets,
-            _ => &[],
-        }
+        inner.qp().post_more(&wr)
     }
 }
 
 mod sealed {
-    use super::{Held, Inner, Result, SlotId};
+    use super::{Inner, Local, Result, SlotId};
 
     /// What an operation returns when its request has succeeded.
     pub trait Yield {
@@ -286,7 +387,7 @@ mod sealed {
         }
 
         /// Makes the result of the answer and of what the request has kept.
-        fn finish(&mut self, held: Held) -> Result<Self::Output>;
+        fn finish(&mut self, local: &mut Local<'_>) -> Result<Self::Output>;
     }
 }
 
@@ -299,7 +400,7 @@ pub struct Done;
 impl Yield for Done {
     type Output = ();
 
-    fn finish(&mut self, _held: Held) -> Result<()> {
+    fn finish(&mut self, _local: &mut Local<'_>) -> Result<()> {
         Ok(())
     }
 }
@@ -314,11 +415,12 @@ impl<T: Pod> Yield for Elements<T> {
     type Output = Vec<T>;
     const ANSWERS: bool = true;
 
+    #[inline]
     fn read(&mut self, inner: &Inner, id: SlotId) -> Result<()> {
         inner.read_staging(id, bytemuck::cast_slice_mut(&mut self.out))
     }
 
-    fn finish(&mut self, _held: Held) -> Result<Vec<T>> {
+    fn finish(&mut self, _local: &mut Local<'_>) -> Result<Vec<T>> {
         Ok(std::mem::take(&mut self.out))
     }
 }
@@ -337,7 +439,7 @@ impl<T: Pod> Yield for Element<T> {
         inner.read_staging(id, bytemuck::bytes_of_mut(&mut self.out))
     }
 
-    fn finish(&mut self, _held: Held) -> Result<T> {
+    fn finish(&mut self, _local: &mut Local<'_>) -> Result<T> {
         Ok(self.out)
     }
 }
@@ -352,8 +454,8 @@ pub struct Bound<T> {
 impl<T: Pod> Yield for Bound<T> {
     type Output = Window<T>;
 
-    fn finish(&mut self, held: Held) -> Result<Window<T>> {
-        let Held::Window(bound) = held else {
+    fn finish(&mut self, local: &mut Local<'_>) -> Result<Window<T>> {
+        let Local::Window(bound) = std::mem::replace(local, Local::None) else {
             return Err(Error::InvalidState("the window of a bind is gone"));
         };
         Ok(Window {
@@ -367,6 +469,8 @@ impl<T: Pod> Yield for Bound<T> {
 #[derive(Debug)]
 enum Stage {
     New,
+    /// It can never be posted.
+    Refused(Box<Error>),
     Posted(SlotId),
     Over,
 }
@@ -374,55 +478,67 @@ enum Stage {
 /// A request on a connection: a future, and a blocking call ([`wait`](Self::wait)).
 ///
 /// It is posted when it is first polled or waited for, or by [`started`](Self::started), which lets a program have several requests on
-/// their way. Requests of one task start in the order in which it posts them. If the send queue is full, the operation waits for room.
+/// their way. Requests of one task start in the order in which it posts them. If the send queue is full, the operation waits for room. An
+/// operation takes a place of the send queue from then until its result is taken or it is dropped: so a task that has started as many as
+/// [`Options::send_depth`](super::Options::send_depth) waits for one of them before it posts another one.
 ///
 /// Dropping an operation is sound at any time. If it was not posted yet, nothing happens. If it was, the request is carried out all the
 /// same, and its result is lost; regions that it uses are kept until then. Forgetting one ([`std::mem::forget`]) costs the connection a
-/// place of its send queue.
+/// place of its send queue, and its regions are never freed.
 #[must_use = "it does nothing unless it is awaited, waited for, or started"]
 #[derive(Debug)]
 pub struct Operation<'a, Y: Yield> {
-    connection: &'a Connection,
-    request: Result<Request<'a>, Option<Error>>,
+    inner: &'a Inner,
+    request: Request<'a>,
     stage: Stage,
-    posted: bool,
-    ticket: Option<u64>,
-    priority: Priority,
-    result: Y,
+    ticket: Option<Ticket>,
     /// Only if spans are recorded, so that it costs nothing otherwise.
     span: Option<Box<tracing::Span>>,
+    posted: bool,
+    priority: Priority,
+    result: Y,
 }
+
+/// Operations are moved about, into lists and tasks: that has to be cheap.
+const _: () = assert!(size_of::<Operation<'_, Done>>() <= 128);
 
 impl<'a, Y: Yield> Operation<'a, Y> {
     #[inline]
-    pub(super) fn new(connection: &'a Connection, request: Result<Request<'a>>, result: Y) -> Self {
-        let span = match &request {
-            Ok(request) if tracing::enabled!(tracing::Level::DEBUG) => {
-                Some(request.span(connection))
-            }
-            _ => None,
+    pub(super) fn new(
+        connection: &'a Connection,
+        checked: Checked,
+        request: Request<'a>,
+        result: Y,
+    ) -> Self {
+        let stage = match checked {
+            Ok(()) => Stage::New,
+            Err(error) => Stage::Refused(error),
+        };
+        let span = match tracing::enabled!(tracing::Level::DEBUG) {
+            true => Some(request.span(connection)),
+            false => None,
         };
         Self {
-            connection,
-            request: request.map_err(Some),
-            stage: Stage::New,
-            posted: false,
+            inner: &connection.inner,
+            request,
+            stage,
             ticket: None,
+            span,
+            posted: false,
             priority: Priority::Normal,
             result,
-            span,
         }
     }
 
     /// Posts the request now, if there is room in the send queue. Otherwise it is posted when it is awaited or waited for. An error
     /// is returned then, too.
+    ///
+    /// Requests that are started one right after the other may be sent together. They are sent when the program waits for something on the
+    /// connection, when enough have gathered, or after a tenth of a millisecond.
     #[inline]
     pub fn started(mut self) -> Self {
-        if matches!(self.stage, Stage::New)
-            && !self.connection.inner.router.origin.is_foreign()
-            && let Err(error) = self.try_post()
-        {
-            self.request = Err(Some(error));
+        if matches!(self.stage, Stage::New) && !self.router().origin.is_foreign() {
+            self.try_post();
         }
         self
     }
@@ -434,7 +550,10 @@ impl<'a, Y: Yield> Operation<'a, Y> {
     /// the connection was closed before.
     #[inline]
     pub fn wait(mut self) -> Result<Y::Output> {
-        block(&mut self, None)
+        match self.has_succeeded() {
+            Some(id) => self.take_result(id),
+            None => block(&mut self, None),
+        }
     }
 
     /// Blocks the thread until it is done, for at most `limit`.
@@ -445,6 +564,13 @@ impl<'a, Y: Yield> Operation<'a, Y> {
         block(&mut self, Some(limit))
     }
 
+    /// Puts a header in front of its octets.
+    pub(super) const fn with_header(mut self, header: [u8; HEADER]) -> Self {
+        self.request.header = header;
+        self.request.octets += HEADER as u64;
+        self
+    }
+
     /// Sets how it waits for room.
     pub(super) fn priority(mut self, priority: Priority) -> Self {
         self.priority = priority;
@@ -452,12 +578,12 @@ impl<'a, Y: Yield> Operation<'a, Y> {
     }
 
     /// Takes over a place among those who wait for room.
-    pub(super) const fn set_ticket(&mut self, ticket: Option<u64>) {
+    pub(super) const fn set_ticket(&mut self, ticket: Option<Ticket>) {
         self.ticket = ticket;
     }
 
     /// Gives the place among those who wait for room to the caller.
-    pub(super) const fn take_ticket(&mut self) -> Option<u64> {
+    pub(super) const fn take_ticket(&mut self) -> Option<Ticket> {
         self.ticket.take()
     }
 
@@ -473,67 +599,99 @@ impl<'a, Y: Yield> Operation<'a, Y> {
 
     /// Returns `true` if it can never be posted.
     pub(super) const fn is_refused(&self) -> bool {
-        self.request.is_err()
+        matches!(self.stage, Stage::Refused(_))
+    }
+
+    /// Returns the slot if the request has succeeded. Results are large: this is why they are looked at in the second place only.
+    #[inline]
+    fn has_succeeded(&self) -> Option<SlotId> {
+        match self.stage {
+            Stage::Posted(id)
+                if self.router().outcome(id) == Some(true)
+                    && !self.router().origin.is_foreign() =>
+            {
+                Some(id)
+            }
+            _ => None,
+        }
+    }
+
+    /// Takes the result of a request that has succeeded.
+    #[inline]
+    fn take_result(&mut self, id: SlotId) -> Result<Y::Output> {
+        let inner = self.inner;
+        if Y::ANSWERS {
+            self.result.read(inner, id)?;
+        }
+        self.stage = Stage::Over;
+        inner.router.give_back(id);
+        if let Some(span) = &self.span {
+            span.in_scope(|| tracing::trace!("completed"));
+        }
+        self.result.finish(&mut self.request.local)
     }
 
     /// Posts the request if there is room.
-    #[inline]
-    fn try_post(&mut self) -> Result<()> {
-        let inner = &self.connection.inner;
-        let request = match &mut self.request {
-            Ok(request) => request,
-            Err(error) => return Err(error.take().unwrap_or(Error::Closed)),
-        };
-        let entry = inner
-            .router
-            .enter(1, self.priority, &mut request.held, &mut self.ticket);
-        let id = match entry {
+    fn try_post(&mut self) {
+        let inner = self.inner;
+        let id = match inner.router.enter(1, self.priority, &mut self.ticket) {
             Entry::Taken(id) => id,
-            Entry::Full => return Ok(()),
-            Entry::Ended => {
-                return Err(inner.failure(request.kind, request.octets, WcStatus::Flushed));
-            }
+            Entry::Full => return,
+            Entry::Ended => return self.refuse(Error::Post(PostError::InvalidState)),
         };
-        let _entered = self.span.as_ref().map(|span| span.enter());
-        if let Err(error) = request.post(inner, id) {
-            request.held = inner.router.withdraw(id);
-            return Err(match error {
-                // The end of the connection is not known here yet.
-                Error::Post(PostError::InvalidState) => {
-                    inner.failure(request.kind, request.octets, WcStatus::Flushed)
-                }
-                Error::Post(error) => Error::Refused(Refusal::Post(error)),
-                error => error,
-            });
-        }
+        // Before it is posted: what was written just now is slow to move.
         self.stage = Stage::Posted(id);
         self.posted = true;
-        tracing::trace!("posted");
-        Ok(())
+        let posted = {
+            let _entered = self.span.as_ref().map(|span| span.enter());
+            tracing::trace!("posting");
+            self.request.post(inner, id)
+        };
+        if let Err(error) = posted {
+            inner.router.withdraw(id);
+            self.posted = false;
+            self.refuse(error);
+        }
     }
 
-    /// Looks whether the posted request has ended.
-    #[inline]
-    fn collect(&mut self, id: SlotId) -> Poll<Result<Y::Output>> {
-        let inner = &self.connection.inner;
-        if Y::ANSWERS {
-            match inner.router.outcome(id) {
-                None => return Poll::Pending,
-                Some(WcStatus::Success) => self.result.read(inner, id)?,
-                Some(_) => {}
-            }
-        }
-        let Some((status, held)) = inner.router.collect(id) else {
+    /// It was not posted.
+    #[cold]
+    fn refuse(&mut self, error: Error) {
+        let error = match error {
+            // The end of the connection may not be known here yet.
+            Error::Post(PostError::InvalidState) => self.failure(WcStatus::Flushed),
+            Error::Post(error) => Error::Refused(Refusal::Post(error)),
+            error => error,
+        };
+        self.stage = Stage::Refused(Box::new(error));
+    }
+
+    #[cold]
+    fn failure(&self, status: WcStatus) -> Error {
+        let kind = self.request.op.kind();
+        let inner = self.inner;
+        inner.failure(kind, self.request.octets, status)
+    }
+
+    /// Takes the error of a request that has failed, if it has ended.
+    #[cold]
+    fn take_failure(&mut self, id: SlotId) -> Poll<Error> {
+        let Some(result) = self.router().collect(id) else {
             return Poll::Pending;
         };
         self.stage = Stage::Over;
-        let _entered = self.span.as_ref().map(|span| span.enter());
-        tracing::trace!(?status, "completed");
-        Poll::Ready(match (status, &self.request) {
-            (WcStatus::Success, _) => self.result.finish(held),
-            (status, Ok(request)) => Err(inner.failure(request.kind, request.octets, status)),
-            (_, Err(_)) => Err(Error::Closed),
-        })
+        // One that has succeeded meanwhile has no result here; nobody comes here with such a one.
+        let status = result.err().unwrap_or_default();
+        Poll::Ready(self.failure(status))
+    }
+
+    /// Ends an operation that was not posted.
+    #[cold]
+    fn give_error(&mut self) -> Error {
+        match std::mem::replace(&mut self.stage, Stage::Over) {
+            Stage::Refused(error) => *error,
+            _ => Error::InvalidState("the operation has ended already"),
+        }
     }
 }
 
@@ -542,32 +700,33 @@ impl<Y: Yield> Wait for Operation<'_, Y> {
 
     #[inline]
     fn look(&mut self) -> Poll<Result<Y::Output>> {
-        if matches!(self.stage, Stage::New)
-            && let Err(error) = self.try_post()
-        {
-            self.stage = Stage::Over;
-            return Poll::Ready(Err(error));
+        if matches!(self.stage, Stage::New) {
+            self.try_post();
         }
         match self.stage {
-            Stage::Posted(id) => self.collect(id),
+            Stage::Posted(id) => match self.router().outcome(id) {
+                None => Poll::Pending,
+                Some(true) => Poll::Ready(self.take_result(id)),
+                Some(false) => self.take_failure(id).map(Err),
+            },
             Stage::New => Poll::Pending,
-            Stage::Over => Poll::Ready(Err(Error::InvalidState("the operation has ended already"))),
+            Stage::Refused(_) | Stage::Over => Poll::Ready(Err(self.give_error())),
         }
     }
 
     fn is_likely(&self) -> bool {
         match self.stage {
-            Stage::Posted(id) => self.router().is_done(id),
+            Stage::Posted(id) => self.router().outcome(id).is_some(),
             _ => false,
         }
     }
 
     fn register(&mut self, waker: &Waker) {
-        let router = &self.connection.inner.router;
+        let router = &self.inner.router;
         match self.stage {
             Stage::Posted(id) => router.wait_for_end_of(id, waker),
             Stage::New => router.wait_for_room(&mut self.ticket, waker),
-            Stage::Over => {}
+            Stage::Refused(_) | Stage::Over => {}
         }
     }
 
@@ -575,8 +734,9 @@ impl<Y: Yield> Wait for Operation<'_, Y> {
         u8::from(self.posted)
     }
 
+    #[inline]
     fn router(&self) -> &Router {
-        &self.connection.inner.router
+        &self.inner.router
     }
 }
 
@@ -589,32 +749,20 @@ impl<Y: Yield + Unpin> Future for Operation<'_, Y> {
 }
 
 impl<Y: Yield> Drop for Operation<'_, Y> {
+    #[inline]
     fn drop(&mut self) {
-        let router = &self.connection.inner.router;
         match self.stage {
-            Stage::Posted(id) => router.abandon(id),
-            Stage::New => router.leave_room(self.ticket),
-            Stage::Over => {}
+            Stage::Posted(id) => self.abandon(id),
+            Stage::New if self.ticket.is_some() => self.router().leave_room(self.ticket),
+            _ => {}
         }
     }
 }
 
-impl BoundWindow {
-    /// The request that binds it to a part of a region.
-    pub(super) fn binding<'a>(
-        self,
-        addr: u64,
-        octets: u64,
-        access: iwarp_rnic::Access,
-    ) -> Request<'a> {
-        let op = SendOp::Bind(self.bind(addr, octets, access));
-        Request::bare(RequestKind::Bind, op, Held::Window(self))
-    }
-
-    /// The request that ends it, in the order of the others.
-    pub(super) fn invalidating<'a>(self) -> Request<'a> {
-        let stag = self.stag_when_bound();
-        let op = SendOp::LocalInvalidate { stag };
-        Request::bare(RequestKind::Invalidate, op, Held::Window(self))
+impl<Y: Yield> Operation<'_, Y> {
+    #[cold]
+    fn abandon(&mut self, id: SlotId) {
+        let local = std::mem::replace(&mut self.request.local, Local::None);
+        self.router().abandon(id, local.into_held());
     }
 }

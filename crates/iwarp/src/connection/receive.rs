@@ -8,6 +8,7 @@ use super::exclusive::Filled;
 use super::handle::{Connection, Inner};
 use super::router::{Arrived, Inbox, Router, receive_id};
 use super::wait::{Wait, waits};
+use super::waiters::Ticket;
 use crate::error::{Error, Result};
 use crate::failure::RequestKind;
 use crate::memory::{MemoryRegion, ProtectionDomain};
@@ -149,7 +150,7 @@ impl Inner {
 #[derive(Debug)]
 pub struct Recv<'a> {
     connection: &'a Connection,
-    ticket: Option<u64>,
+    ticket: Option<Ticket>,
 }
 
 impl<'a> Recv<'a> {

@@ -1,5 +1,6 @@
 //! What a peer has shared: typed tokens that carry length and rights, and are checked before anything is posted.
 
+use super::operation::{Checked, Target, refused};
 use super::region::{REMOTE, resolve};
 use crate::error::{Error, Result};
 use crate::failure::Refusal;
@@ -181,19 +182,27 @@ impl<T: Pod> RemoteRegion<T> {
         }
     }
 
-    /// Returns the tagged offset and the STag, for a request that needs `needs` and moves `octets`.
-    pub(super) fn target(&self, needs: Access, octets: u64) -> Result<(u64, u32)> {
+    /// Checks a request that needs these rights and moves `octets`.
+    #[inline]
+    pub(super) fn check(&self, needs: Access, octets: u64) -> Checked {
         if !self.rights.contains(needs) {
-            return Err(Error::Refused(Refusal::NotGranted {
-                needs,
-                granted: self.rights,
-            }));
+            let granted = self.rights;
+            return refused(Refusal::NotGranted { needs, granted });
         }
         if octets > self.octets {
             let room = self.octets;
-            return Err(Error::Refused(Refusal::TooLong { octets, room }));
+            return refused(Refusal::TooLong { octets, room });
         }
-        Ok((self.addr, self.rkey))
+        Ok(())
+    }
+
+    /// Returns what a request needs to know that was [checked](Self::check).
+    #[inline]
+    pub(super) const fn target(&self) -> Target {
+        Target {
+            addr: self.addr,
+            rkey: self.rkey,
+        }
     }
 
     /// Returns the tagged offset of the first octet.
@@ -208,12 +217,12 @@ impl<T: Pod> RemoteRegion<T> {
 }
 
 impl RemoteRegion<u64> {
-    /// Returns the target of an atomic operation.
-    pub(super) fn word(&self) -> Result<(u64, u32)> {
-        let target = self.target(Access::REMOTE_ATOMIC, 8)?;
+    /// Checks the target of an atomic operation.
+    pub(super) fn check_word(&self) -> Checked {
+        self.check(Access::REMOTE_ATOMIC, 8)?;
         match self.octets == 8 && self.addr.is_multiple_of(8) {
-            true => Ok(target),
-            false => Err(Error::Refused(Refusal::NotOneWord)),
+            true => Ok(()),
+            false => refused(Refusal::NotOneWord),
         }
     }
 }
@@ -313,20 +322,18 @@ mod tests {
     fn parts_and_rights_are_checked() {
         let region = RemoteRegion::<u64>::from_parts(64, 32, 1, Access::REMOTE_READ);
         let part = region.slice(1..3).unwrap();
-        assert_eq!(
-            part.target(Access::REMOTE_READ, 16).unwrap(),
-            (72, 1),
-            "elements, not octets"
-        );
+        part.check(Access::REMOTE_READ, 16).unwrap();
+        let Target { addr, rkey } = part.target();
+        assert_eq!((addr, rkey), (72, 1), "elements, not octets");
         assert!(region.slice(3..5).is_err() && region.at(4).is_err());
         #[allow(clippy::reversed_empty_ranges, reason = "it has to be refused")]
         let reversed = region.slice(3..1);
         assert!(reversed.is_err());
-        assert!(part.target(Access::REMOTE_READ, 17).is_err());
-        assert!(part.target(Access::REMOTE_WRITE, 1).is_err());
+        assert!(part.check(Access::REMOTE_READ, 17).is_err());
+        assert!(part.check(Access::REMOTE_WRITE, 1).is_err());
         let atomic = RemoteRegion::<u64>::from_parts(64, 32, 1, Access::REMOTE_ATOMIC);
-        assert!(atomic.word().is_err() && atomic.at(1).unwrap().word().is_ok());
+        assert!(atomic.check_word().is_err() && atomic.at(1).unwrap().check_word().is_ok());
         let odd = RemoteRegion::<u64>::from_parts(65, 8, 1, Access::REMOTE_ATOMIC);
-        assert!(odd.word().is_err());
+        assert!(odd.check_word().is_err());
     }
 }

@@ -2,7 +2,7 @@
 
 use super::router::Router;
 use crate::error::{Error, Result};
-use crate::verbs::with_thread_waker;
+use crate::owned::with_thread_waker;
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -29,10 +29,30 @@ pub(super) trait Wait {
 }
 
 /// Polls in a task.
+#[inline]
 pub(super) fn poll<W: Wait>(what: &mut W, waker: &Waker) -> Poll<Result<W::Output>> {
-    let done = look_and_drive(what);
-    if done.is_ready() {
-        return done;
+    what.router().check_process()?;
+    let step = what.step();
+    match what.look() {
+        Poll::Ready(done) => Poll::Ready(done),
+        Poll::Pending => poll_later(what, what.step() != step, waker),
+    }
+}
+
+/// Goes on with something that is not there yet. `began` says that it was posted just now.
+fn poll_later<W: Wait>(what: &mut W, began: bool, waker: &Waker) -> Poll<Result<W::Output>> {
+    if began && what.router().lets_others_post() {
+        // The next poll looks for the completion.
+        waker.wake_by_ref();
+        return Poll::Pending;
+    }
+    // Otherwise the thread that writes the completion calls the waker.
+    if !what.router().is_watched() {
+        what.router().drive();
+        let done = what.look();
+        if done.is_ready() {
+            return done;
+        }
     }
     register_and_look(what, waker)
 }

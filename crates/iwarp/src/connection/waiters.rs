@@ -6,12 +6,16 @@
 //! of the program.
 
 use std::collections::VecDeque;
+use std::num::NonZeroU64;
 use std::task::Waker;
+
+/// The number of somebody in a list.
+pub(super) type Ticket = NonZeroU64;
 
 /// The waiters for one thing.
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
-    list: VecDeque<(u64, Waker)>,
+    list: VecDeque<(Ticket, Waker)>,
     last: u64,
 }
 
@@ -29,17 +33,18 @@ impl Waiters {
         self.list.is_empty()
     }
 
-    fn position(&self, ticket: u64) -> Option<usize> {
+    fn position(&self, ticket: Ticket) -> Option<usize> {
         self.list.iter().position(|(t, _)| *t == ticket)
     }
 
     /// Puts a waiter into the list: at the end if it has no ticket yet; where it is, with this waker, if it is there; and else at
     /// the front, because it was woken in vain. Returns a waker for the caller to drop when nothing is locked.
-    pub(super) fn wait(&mut self, ticket: &mut Option<u64>, waker: Waker) -> Option<Waker> {
+    pub(super) fn wait(&mut self, ticket: &mut Option<Ticket>, waker: Waker) -> Option<Waker> {
         let Some(ticket) = *ticket else {
             self.last += 1;
-            *ticket = Some(self.last);
-            self.list.push_back((self.last, waker));
+            let new = Ticket::MIN.saturating_add(self.last);
+            *ticket = Some(new);
+            self.list.push_back((new, waker));
             return None;
         };
         match self.position(ticket) {
@@ -56,7 +61,7 @@ impl Waiters {
 
     /// Returns `true` if `ticket` may take what there is: it is the first one, it was woken, or nobody waits.
     #[inline]
-    pub(super) fn may_take(&self, ticket: Option<u64>) -> bool {
+    pub(super) fn may_take(&self, ticket: Option<Ticket>) -> bool {
         match (self.list.front(), ticket) {
             (None, _) => true,
             (Some(_), None) => false,
@@ -72,7 +77,7 @@ impl Waiters {
 
     /// Takes a waiter off that needs to wait no longer. Returns its waker, for the caller to drop when nothing is locked.
     #[inline]
-    pub(super) fn leave(&mut self, ticket: Option<u64>) -> (Place, Option<Waker>) {
+    pub(super) fn leave(&mut self, ticket: Option<Ticket>) -> (Place, Option<Waker>) {
         let Some(at) = ticket.and_then(|ticket| self.position(ticket)) else {
             return (Place::Woken, None);
         };

@@ -11,7 +11,7 @@ use iwarp_rnic::{Access, Bind};
 
 /// A window that is bound, or about to be. Dropping it ends the peer's rights at once.
 #[derive(Debug)]
-pub(super) struct BoundWindow {
+pub(crate) struct BoundWindow {
     ctx: Context,
     stag: Stag,
     origin: Origin,
@@ -21,7 +21,7 @@ pub(super) struct BoundWindow {
 
 impl BoundWindow {
     /// Allocates a window for memory of a region.
-    pub(super) fn new(ctx: &Context, pd: u32, memory: &MemoryRegion) -> Result<Self> {
+    pub(crate) fn new(ctx: &Context, pd: u32, memory: &MemoryRegion) -> Result<Self> {
         Ok(Self {
             ctx: ctx.clone(),
             stag: ctx.allocate_window(WindowType::Type2, pd)?,
@@ -31,7 +31,7 @@ impl BoundWindow {
     }
 
     /// Returns what the bind says, and the STag afterwards.
-    pub(super) fn bind(&self, addr: u64, len: u64, access: Access) -> Bind {
+    pub(crate) fn bind(&self, addr: u64, len: u64, access: Access) -> Bind {
         Bind {
             mw_stag: self.stag,
             new_stag: self.stag_when_bound(),
@@ -43,7 +43,7 @@ impl BoundWindow {
     }
 
     /// Returns the STag that a peer uses.
-    pub(super) const fn stag_when_bound(&self) -> Stag {
+    pub(crate) const fn stag_when_bound(&self) -> Stag {
         self.stag.with_key(self.stag.key().wrapping_add(1))
     }
 }

@@ -39,8 +39,15 @@ pub(super) struct After {
 impl After {
     #[inline]
     pub(super) fn run(self, qp: &Arc<QpInner>) {
-        // Called four times for each message, and nearly always there is nothing to do.
-        let quiet = self.events.is_empty()
+        if !self.is_quiet() {
+            self.run_now(qp);
+        }
+    }
+
+    /// Returns `true` if there is nothing to do. It is asked four times for each message, and nearly always so.
+    #[inline]
+    pub(super) fn is_quiet(&self) -> bool {
+        self.events.is_empty()
             && self.dropped.is_none()
             && !self.closed_by_us
             && !self.waits
@@ -48,10 +55,7 @@ impl After {
             && !self.xrc
             && !self.returned
             && self.send.is_nothing()
-            && self.recv.is_nothing();
-        if !quiet {
-            self.run_now(qp);
-        }
+            && self.recv.is_nothing()
     }
 
     #[inline(never)]

@@ -18,6 +18,8 @@ const BURST_GAP_NS: u64 = 1_000;
 const REQUEST_NS: u64 = 100;
 /// Enough for one system call: as much as one plan holds. Each call ends with a short TCP segment.
 const ENOUGH_BYTES: u64 = TX_PLAN_BYTES as u64;
+/// Posts in a burst for which the clock is not read.
+const MOST_UNREAD: u8 = 15;
 /// How long a program may go without polling before its posts are sent anyway.
 pub(super) const FLUSH_AFTER: Duration = Duration::from_micros(100);
 
@@ -30,6 +32,9 @@ pub(super) struct Cork {
     last_ns: u64,
     /// Octets of payload that wait.
     bytes: u64,
+    /// Posts since the clock was read, and how many there may be.
+    unread: u8,
+    trust: u8,
     /// Requests wait, and the completion queue knows that.
     pub(super) put_off: bool,
     /// The timer is set.
@@ -62,6 +67,30 @@ impl Cork {
             return self.send();
         }
         self.judge(now_ns(), requests, bytes, room)
+    }
+
+    /// As [`post`](Self::post) for one request, of a program that polls before it waits. A burst is taken to go on for some posts without a
+    /// look at the clock, which costs as much as all the rest of a post: for one at first, and for more as long as it does. If it does
+    /// not, requests wait for the timer at most.
+    #[inline]
+    pub(super) fn post_more(&mut self, polls: u32, bytes: u64, room: bool) -> Verdict {
+        if polls == self.polls && self.put_off && self.unread < self.trust && room {
+            let waiting = self.bytes.saturating_add(bytes);
+            if waiting < ENOUGH_BYTES {
+                self.bytes = waiting;
+                self.unread += 1;
+                return Verdict::Join;
+            }
+        }
+        let unread = std::mem::take(&mut self.unread);
+        let verdict = self.post(polls, 1 + usize::from(unread), bytes, room);
+        self.trust = match verdict {
+            Verdict::Send | Verdict::PutOff => self.trust,
+            Verdict::Join => (2 * self.trust + 1).min(MOST_UNREAD),
+            Verdict::SendInBurst if room && self.bytes < ENOUGH_BYTES => 0,
+            Verdict::SendInBurst => self.trust,
+        };
+        verdict
     }
 
     fn judge(&mut self, now: u64, requests: usize, bytes: u64, room: bool) -> Verdict {
@@ -106,6 +135,39 @@ mod tests {
             assert_eq!(cork.post(poll, 1, 64, true), Verdict::Send);
         }
         assert_eq!(cork.post(4, 1, 64, true), Verdict::SendInBurst);
+    }
+
+    /// A program that polls before it waits: the clock is read seldom in a burst, and what ends a burst ends it here, too.
+    #[test]
+    fn a_burst_is_trusted_and_has_the_same_bounds() {
+        let burst = |cork: &mut Cork| {
+            // As if the posts before had followed each other quickly.
+            cork.trust = MOST_UNREAD;
+            cork.put_off = true;
+            (cork.polls, cork.posts) = (3, 9);
+        };
+        let mut cork = Cork::default();
+        burst(&mut cork);
+        for unread in 1..=MOST_UNREAD {
+            assert_eq!(cork.post_more(3, 64, true), Verdict::Join);
+            assert_eq!(cork.unread, unread);
+        }
+        // Now the clock is read, and the last reading was at the epoch.
+        assert_eq!(cork.post_more(3, 64, true), Verdict::SendInBurst);
+        assert_eq!((cork.unread, cork.trust, cork.put_off), (0, 0, false));
+
+        burst(&mut cork);
+        assert_eq!(cork.post_more(4, 64, true), Verdict::Send, "a poll in vain");
+        burst(&mut cork);
+        assert_eq!(cork.post_more(3, 64, false), Verdict::SendInBurst);
+        assert_eq!(cork.trust, MOST_UNREAD, "a full queue is no pause");
+        burst(&mut cork);
+        let enough = cork.post_more(3, ENOUGH_BYTES, true);
+        assert_eq!(enough, Verdict::SendInBurst);
+        burst(&mut cork);
+        cork.put_off = false;
+        cork.last_ns = u64::MAX;
+        assert_ne!(cork.post_more(3, 64, true), Verdict::Join, "nothing waits");
     }
 
     #[test]

@@ -302,6 +302,12 @@ impl CompletionQueue {
         self.inner.expect_wake();
     }
 
+    /// Sends what queue pairs have put off until the next poll without result.
+    #[inline]
+    pub(crate) fn send_put_off(&self) {
+        self.inner.send_deferred();
+    }
+
     /// Drops the channel events that were raised for this queue and not taken.
     pub fn forget_events(&self) {
         if let Some(channel) = &self.inner.channel {

@@ -447,13 +447,35 @@ impl QueuePair {
         self.post_list(wrs)
     }
 
+    /// As [`post_send`](Self::post_send) for one request, of a caller that polls before it waits for anything. So the clock need not be
+    /// read each time.
+    ///
+    /// # Errors
+    /// As [`post_send`](Self::post_send).
+    #[inline]
+    pub(crate) fn post_more(&self, wr: &SendWr<'_>) -> Result<()> {
+        let mut after = After::default();
+        let wrs = std::slice::from_ref(wr);
+        let (result, verdict) = self.inner.post::<false, true, _>(wrs, &mut after);
+        if verdict != Verdict::Join {
+            self.inner.obey(verdict);
+        }
+        // Passing it on copies it.
+        if !after.is_quiet() {
+            after.run(&self.inner);
+        }
+        result.map_err(|(_, error)| error.into())
+    }
+
     /// As [`post_send`](Self::post_send), for any kind of request.
     #[inline]
     pub(super) fn post_list<R: Request>(&self, wrs: &[R]) -> Result<(), (usize, Error)> {
         let mut after = After::default();
         let mut posted = 0;
         loop {
-            let (result, verdict) = self.inner.post::<false, R>(&wrs[posted..], &mut after);
+            let (result, verdict) = self
+                .inner
+                .post::<false, false, R>(&wrs[posted..], &mut after);
             self.inner.obey(verdict);
             match result {
                 Ok(()) => {
@@ -483,7 +505,7 @@ impl QueuePair {
         let mut after = After::default();
         let mut again = true;
         loop {
-            let (result, verdict) = self.inner.post::<true, R>(wrs, &mut after);
+            let (result, verdict) = self.inner.post::<true, false, R>(wrs, &mut after);
             self.inner.obey(verdict);
             match result {
                 // The queue may be full of requests that waited, and those have been sent now.
@@ -568,9 +590,10 @@ impl QpInner {
         }
     }
 
-    /// Queues requests, all of them or none if `WHOLE`, and returns whether to send now. If the queue is full, it is sent now.
+    /// Queues requests, all of them or none if `WHOLE`, and returns whether to send now. If the queue is full, it is sent now. With `MORE`
+    /// the caller polls before it waits.
     #[inline]
-    fn post<const WHOLE: bool, R: Request>(
+    fn post<const WHOLE: bool, const MORE: bool, R: Request>(
         self: &Arc<Self>,
         wrs: &[R],
         after: &mut After,
@@ -605,7 +628,10 @@ impl QpInner {
             .inner
             .polls()
             .wrapping_add(self.recv_cq.inner.polls());
-        let verdict = g.conn.cork.post(polls, wrs.len(), bytes, room);
+        let verdict = match MORE {
+            true => g.conn.cork.post_more(polls, bytes, room),
+            false => g.conn.cork.post(polls, wrs.len(), bytes, room),
+        };
         if guard.link.is_none() {
             absent::begin(self, &mut guard);
         }

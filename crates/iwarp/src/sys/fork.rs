@@ -84,11 +84,13 @@ pub(crate) struct Origin(u32);
 
 impl Origin {
     /// This process.
+    #[inline]
     pub(crate) fn here() -> Self {
         Self(generation())
     }
 
     /// Returns `true` if a fork lies between that process and this one.
+    #[inline]
     pub(crate) fn is_foreign(self) -> bool {
         self != Self::here()
     }

@@ -1,4 +1,4 @@
-//! Queue pairs for the safe interface, and waiting for completions, for threads and for async tasks.
+//! Queue pairs with one owner, and waiting for completions, for threads and for async tasks. The public layer above is `verbs`.
 
 use crate::error::{Error, Result};
 use crate::memory::ProtectionDomain;
@@ -117,6 +117,13 @@ impl QueuePairBuilder {
 pub struct QueuePair {
     raw: Raw,
     _pd: ProtectionDomain,
+}
+
+impl QueuePair {
+    /// Returns a handle to it, which does not own it.
+    pub(crate) fn handle(&self) -> Raw {
+        self.raw.clone()
+    }
 }
 
 impl Deref for QueuePair {

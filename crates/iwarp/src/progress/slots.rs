@@ -1,0 +1,374 @@
+//! Places for requests that are on their way: which are free, which have ended, and whose tasks wait for them.
+//!
+//! A request takes a slot before it is posted, and *places*: entries of the send queue, of which a batch needs several. Three parties use
+//! a slot, and each of them at any time:
+//!
+//! - the *operation* takes it, waits for its end, and gives it back by [`collect`](Slots::collect), or gives up by
+//!   [`abandon`](Slots::abandon);
+//! - the *router*, one thread at a time, tells by [`finish`](Slots::finish) that the request has ended;
+//! - operations that find no room wait in a list of the router's. [`crowd`](Slots::crowd) tells that this list is not empty.
+//!
+//! Nothing here is locked on the way of a request that nobody sleeps for. One atomic number, `room`, has the first slot of the free list,
+//! the free places, and whether somebody waits for them. So whoever gives back learns in the same step whether there is somebody to wake,
+//! and no wake-up is lost. A counter in it makes a free list that was changed twice differ from the one before. Wakers are cloned and
+//! dropped without a lock, because they are code of the program.
+
+use super::sync::{AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering};
+use std::sync::PoisonError;
+use std::task::Waker;
+
+/// Nobody has it.
+const FREE: u32 = 0;
+/// Its request is on its way, and nobody has asked to be woken.
+const POSTED: u32 = 1;
+/// The same, and a task or thread is woken at the end.
+const WAITING: u32 = 2;
+/// The same, and the operation is gone: the router gives the slot back.
+const ABANDONED: u32 = 3;
+/// The request has succeeded.
+const DONE: u32 = 4;
+/// The request has failed.
+const FAILED: u32 = 5;
+
+/// Layout of `room`: the first free slot (or [`NONE`]), the free places, the counter, and the mark that somebody waits.
+mod room {
+    pub(super) const BITS: u32 = 17;
+    pub(super) const MASK: u64 = (1 << BITS) - 1;
+    pub(super) const PLACES: u32 = BITS;
+    pub(super) const COUNTER: u32 = 2 * BITS;
+    pub(super) const CROWDED: u64 = 1 << 63;
+}
+
+/// There is no free slot.
+const NONE: u32 = room::MASK as u32;
+
+/// The largest number of slots and of places.
+pub(crate) const MOST: u32 = NONE - 1;
+
+/// What `room` says.
+#[derive(Debug, Clone, Copy)]
+struct Room(u64);
+
+impl Room {
+    const fn first(self) -> u32 {
+        (self.0 & room::MASK) as u32
+    }
+
+    const fn places(self) -> u32 {
+        (self.0 >> room::PLACES & room::MASK) as u32
+    }
+
+    const fn is_crowded(self) -> bool {
+        self.0 & room::CROWDED != 0
+    }
+
+    /// Returns the next value, with another free list and another number of places.
+    const fn next(self, first: u32, places: u32) -> Self {
+        let counter = (self.0 & !room::CROWDED) >> room::COUNTER;
+        let counter = (counter.wrapping_add(1) << room::COUNTER) & !room::CROWDED;
+        let rest = (places as u64) << room::PLACES | first as u64;
+        Self(self.0 & room::CROWDED | counter | rest)
+    }
+}
+
+/// What is needed seldom: when somebody sleeps, gives up, or when a request has failed.
+#[derive(Debug)]
+struct Rare<K, F> {
+    waker: Option<Waker>,
+    kept: Option<K>,
+    failure: Option<F>,
+}
+
+#[derive(Debug)]
+struct Slot<K, F> {
+    stage: AtomicU32,
+    /// The next free slot. It means something only while this one is free.
+    next: AtomicU32,
+    /// Places that its request has taken.
+    places: AtomicU32,
+    rare: Mutex<Rare<K, F>>,
+}
+
+impl<K, F> Slot<K, F> {
+    fn rare(&self) -> MutexGuard<'_, Rare<K, F>> {
+        self.rare.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What is due when a request has ended. The caller does it with nothing locked.
+#[derive(Debug)]
+pub(crate) struct Finished<K> {
+    /// To be called.
+    pub(crate) waker: Option<Waker>,
+    /// What an abandoned operation has left: to be dropped.
+    pub(crate) kept: Option<K>,
+    /// Places were given back, and somebody waits for them.
+    pub(crate) crowded: bool,
+}
+
+/// Why there is no slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NoSlot {
+    /// Too few places are free.
+    Full,
+    /// Others wait already.
+    Crowded,
+}
+
+/// See the head of the file. `K` is what an operation leaves behind when it gives up, and `F` says why a request has failed.
+#[derive(Debug)]
+pub(crate) struct Slots<K, F> {
+    slots: Box<[Slot<K, F>]>,
+    room: AtomicU64,
+    /// Slots in which somebody waits. It may be off by those that change at this moment.
+    waiting: AtomicU32,
+}
+
+impl<K, F> Slots<K, F> {
+    /// Makes `count` free slots and as many places, at most [`MOST`].
+    pub(crate) fn new(count: u32) -> Self {
+        let count = count.min(MOST);
+        let slot = |i: u32| Slot {
+            stage: AtomicU32::new(FREE),
+            next: AtomicU32::new(if i + 1 < count { i + 1 } else { NONE }),
+            places: AtomicU32::new(0),
+            rare: Mutex::new(Rare {
+                waker: None,
+                kept: None,
+                failure: None,
+            }),
+        };
+        let first = if count == 0 { NONE } else { 0 };
+        Self {
+            slots: (0..count).map(slot).collect(),
+            room: AtomicU64::new(Room(0).next(first, count).0),
+            waiting: AtomicU32::new(0),
+        }
+    }
+
+    fn slot(&self, id: u32) -> Option<&Slot<K, F>> {
+        self.slots.get(id as usize)
+    }
+
+    /// Returns how many slots there are.
+    pub(crate) fn count(&self) -> u32 {
+        // Not more than `MOST`.
+        self.slots.len() as u32
+    }
+
+    /// Takes a slot and `places` places, if `reserve` are left then. With `queue` it does not do so while others wait.
+    #[inline]
+    pub(crate) fn take(&self, places: u32, reserve: u32, queue: bool) -> Result<u32, NoSlot> {
+        let mut now = Room(self.room.load(Ordering::Acquire));
+        loop {
+            if queue && now.is_crowded() {
+                return Err(NoSlot::Crowded);
+            }
+            let first = now.first();
+            let enough = now.places() >= places.saturating_add(reserve);
+            let Some(slot) = self.slot(first).filter(|_| enough) else {
+                return Err(NoSlot::Full);
+            };
+            let next = slot.next.load(Ordering::Relaxed);
+            let then = now.next(next, now.places() - places);
+            match self.change(now, then) {
+                Ok(()) => {
+                    slot.places.store(places, Ordering::Relaxed);
+                    // Whoever posts the request passes this on to the router.
+                    slot.stage.store(POSTED, Ordering::Relaxed);
+                    return Ok(first);
+                }
+                Err(changed) => now = changed,
+            }
+        }
+    }
+
+    #[inline]
+    fn change(&self, from: Room, to: Room) -> Result<(), Room> {
+        let room = &self.room;
+        match room.compare_exchange_weak(from.0, to.0, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => Ok(()),
+            Err(changed) => Err(Room(changed)),
+        }
+    }
+
+    /// Gives a slot back. Returns `true` if somebody waits for room.
+    #[inline]
+    fn release(&self, id: u32, slot: &Slot<K, F>) -> bool {
+        let places = slot.places.load(Ordering::Relaxed);
+        slot.stage.store(FREE, Ordering::Relaxed);
+        let mut now = Room(self.room.load(Ordering::Relaxed));
+        loop {
+            slot.next.store(now.first(), Ordering::Relaxed);
+            match self.change(now, now.next(id, now.places() + places)) {
+                Ok(()) => return now.is_crowded(),
+                Err(changed) => now = changed,
+            }
+        }
+    }
+
+    /// Gives a slot back whose request was not posted, or has succeeded. Returns `true` if somebody waits for room.
+    #[inline]
+    pub(crate) fn withdraw(&self, id: u32) -> bool {
+        self.slot(id).is_some_and(|slot| self.release(id, slot))
+    }
+
+    /// Returns whether a request has succeeded; `None` if it has not ended.
+    #[inline]
+    pub(crate) fn outcome(&self, id: u32) -> Option<bool> {
+        match self.slot(id)?.stage.load(Ordering::Acquire) {
+            DONE => Some(true),
+            FAILED => Some(false),
+            _ => None,
+        }
+    }
+
+    /// Returns how a request has ended, and gives its slot back; `None` if it has not ended. Second, `true` if somebody waits for room.
+    #[inline]
+    pub(crate) fn collect(&self, id: u32) -> Option<(Result<(), F>, bool)> {
+        let slot = self.slot(id)?;
+        let result = match slot.stage.load(Ordering::Acquire) {
+            DONE => Ok(()),
+            FAILED => slot.rare().failure.take().map_or(Ok(()), Err),
+            _ => return None,
+        };
+        Some((result, self.release(id, slot)))
+    }
+
+    /// Registers a waker for the end of a request. Look once more after this, and then wait.
+    pub(crate) fn wait(&self, id: u32, waker: &Waker) {
+        let Some(slot) = self.slot(id) else {
+            return;
+        };
+        let waker = waker.clone();
+        let old = slot.rare().waker.replace(waker);
+        drop(old);
+        match exchange(&slot.stage, POSTED, WAITING) {
+            Ok(()) => {
+                self.waiting.fetch_add(1, Ordering::Relaxed);
+            }
+            Err(WAITING) => {}
+            // It has ended already.
+            Err(_) => {
+                let gone = slot.rare().waker.take();
+                drop(gone);
+            }
+        }
+    }
+
+    /// The operation gives up and leaves `kept` until the request has ended. If that has happened, it gets `kept` back, and the slot is
+    /// free. Second, `true` if somebody waits for room.
+    pub(crate) fn abandon(&self, id: u32, kept: Option<K>) -> (Option<K>, bool) {
+        let Some(slot) = self.slot(id) else {
+            return (kept, false);
+        };
+        if kept.is_some() {
+            slot.rare().kept = kept;
+        }
+        let mut stage = slot.stage.load(Ordering::Acquire);
+        loop {
+            match stage {
+                POSTED | WAITING => match exchange(&slot.stage, stage, ABANDONED) {
+                    Ok(()) => break,
+                    Err(changed) => stage = changed,
+                },
+                _ => {
+                    let kept = {
+                        let mut rare = slot.rare();
+                        rare.failure = None;
+                        rare.kept.take()
+                    };
+                    return (kept, self.release(id, slot));
+                }
+            }
+        }
+        if stage == WAITING {
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+            let gone = slot.rare().waker.take();
+            drop(gone);
+        }
+        (None, false)
+    }
+
+    /// A request has ended. Only one thread at a time calls this, and a request that has ended already stays as it is. Returns what is due,
+    /// if anything is.
+    #[inline]
+    pub(crate) fn finish(&self, id: u32, result: Result<(), F>) -> Option<Finished<K>> {
+        let slot = self.slot(id)?;
+        if matches!(slot.stage.load(Ordering::Acquire), FREE | DONE | FAILED) {
+            return None;
+        }
+        let stage = match result {
+            Ok(()) => DONE,
+            Err(failure) => {
+                slot.rare().failure = Some(failure);
+                FAILED
+            }
+        };
+        match slot.stage.swap(stage, Ordering::AcqRel) {
+            POSTED => None,
+            before => Some(self.settle(id, slot, before)),
+        }
+    }
+
+    /// A request has ended that somebody waits for, or nobody.
+    #[cold]
+    fn settle(&self, id: u32, slot: &Slot<K, F>, before: u32) -> Finished<K> {
+        let mut rare = slot.rare();
+        let waker = rare.waker.take();
+        if before == WAITING {
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+        }
+        if before != ABANDONED {
+            return Finished {
+                waker,
+                kept: None,
+                crowded: false,
+            };
+        }
+        rare.failure = None;
+        let kept = rare.kept.take();
+        drop(rare);
+        Finished {
+            waker,
+            kept,
+            crowded: self.release(id, slot),
+        }
+    }
+
+    /// Returns `true` if somebody waits for the end of a request.
+    pub(crate) fn somebody_waits(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) != 0
+    }
+
+    /// Returns `true` if there is a place.
+    pub(crate) fn has_room(&self) -> bool {
+        Room(self.room.load(Ordering::Acquire)).places() > 0
+    }
+
+    /// Returns a number that changes whenever a slot is taken or given back.
+    #[inline]
+    pub(crate) fn version(&self) -> u32 {
+        // Its lower half.
+        (self.room.load(Ordering::Relaxed) >> room::COUNTER) as u32
+    }
+
+    /// Tells that somebody waits for room. Look once more after this, and then wait.
+    pub(crate) fn crowd(&self) {
+        self.room.fetch_or(room::CROWDED, Ordering::AcqRel);
+    }
+
+    /// Tells that nobody waits for room any more.
+    pub(crate) fn uncrowd(&self) {
+        self.room.fetch_and(!room::CROWDED, Ordering::AcqRel);
+    }
+}
+
+fn exchange(stage: &AtomicU32, from: u32, to: u32) -> Result<(), u32> {
+    let changed = stage.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire);
+    changed.map(drop)
+}
+
+#[cfg(test)]
+#[path = "slots_tests.rs"]
+mod tests;

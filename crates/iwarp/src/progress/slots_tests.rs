@@ -1,0 +1,280 @@
+//! Tests and models of the slots.
+
+use super::*;
+use std::sync::Arc as StdArc;
+use std::sync::atomic::{AtomicU32 as Count, Ordering::SeqCst};
+use std::task::Wake;
+
+/// Counts how often it is woken.
+#[derive(Default)]
+struct Woken(Count);
+
+impl Wake for Woken {
+    fn wake(self: StdArc<Self>) {
+        self.0.fetch_add(1, SeqCst);
+    }
+}
+
+type Tried = Slots<StdArc<()>, u8>;
+
+#[cfg(not(loom))]
+mod plain {
+    use super::*;
+
+    /// Takes one place, if somebody may.
+    fn take(slots: &Tried) -> Option<u32> {
+        slots.take(1, 0, true).ok()
+    }
+
+    #[test]
+    fn a_request_has_its_slot_until_its_result_is_taken() {
+        let slots = Tried::new(2);
+        let (a, b) = (take(&slots).unwrap(), take(&slots).unwrap());
+        assert!(a != b && take(&slots).is_none() && !slots.has_room());
+        assert_eq!((slots.outcome(a), slots.collect(a)), (None, None));
+        assert!(slots.finish(a, Ok(())).is_none() && slots.finish(b, Err(7)).is_none());
+        assert_eq!(
+            (slots.outcome(a), slots.outcome(b)),
+            (Some(true), Some(false))
+        );
+        assert!(take(&slots).is_none());
+        assert_eq!(slots.collect(b), Some((Err(7), false)));
+        assert_eq!(slots.collect(a), Some((Ok(()), false)));
+        assert_eq!(slots.collect(a), None);
+        assert!(take(&slots).is_some() && take(&slots).is_some() && take(&slots).is_none());
+    }
+
+    #[test]
+    fn the_first_end_counts_and_strangers_change_nothing() {
+        let slots = Tried::new(1);
+        let id = take(&slots).unwrap();
+        assert!(slots.finish(id, Err(1)).is_none() && slots.finish(id, Ok(())).is_none());
+        assert_eq!(slots.collect(id), Some((Err(1), false)));
+        assert!(slots.finish(id, Ok(())).is_none() && slots.finish(99, Ok(())).is_none());
+        assert_eq!((slots.outcome(99), slots.collect(99)), (None, None));
+        assert!(!slots.withdraw(99) && slots.abandon(99, None) == (None, false));
+        assert_eq!(slots.take(1, 0, true), Ok(id));
+        assert_eq!(Tried::new(0).take(1, 0, true), Err(NoSlot::Full));
+        // Miri takes its time.
+        if !cfg!(miri) {
+            assert_eq!(Tried::new(u32::MAX).count(), MOST);
+        }
+    }
+
+    #[test]
+    fn places_are_counted_and_some_are_left_for_others() {
+        let slots = Tried::new(8);
+        assert_eq!(slots.take(9, 0, true), Err(NoSlot::Full));
+        assert_eq!(slots.take(u32::MAX, 1, true), Err(NoSlot::Full));
+        let batch = slots.take(6, 0, true).unwrap();
+        assert_eq!(slots.take(1, 2, true), Err(NoSlot::Full));
+        let one = slots.take(1, 1, true).unwrap();
+        assert_eq!(slots.take(2, 0, true), Err(NoSlot::Full));
+        assert!(!slots.withdraw(batch));
+        assert!(slots.take(7, 0, true).is_ok());
+        let version = slots.version();
+        assert!(!slots.withdraw(one) && slots.version() != version);
+    }
+
+    #[test]
+    fn who_waits_is_woken_once_and_who_gives_up_leaves_its_memory() {
+        let slots = Tried::new(4);
+        let woken = StdArc::new(Woken::default());
+        let waker = Waker::from(StdArc::clone(&woken));
+        let memory = StdArc::new(());
+        let ids = [(); 4].map(|()| take(&slots).unwrap());
+        slots.wait(ids[0], &waker);
+        slots.wait(ids[0], &waker);
+        assert!(slots.somebody_waits());
+        let due = slots.finish(ids[0], Ok(())).unwrap();
+        due.waker.unwrap().wake();
+        assert!(due.kept.is_none() && !slots.somebody_waits());
+        // It has ended: the waker is not kept.
+        slots.wait(ids[0], &waker);
+        assert!(!slots.somebody_waits() && StdArc::strong_count(&woken) == 2);
+        assert_eq!(woken.0.load(SeqCst), 1);
+
+        slots.wait(ids[1], &waker);
+        let kept = Some(StdArc::clone(&memory));
+        assert_eq!(slots.abandon(ids[1], kept), (None, false));
+        assert!(!slots.somebody_waits() && StdArc::strong_count(&woken) == 2);
+        assert_eq!(StdArc::strong_count(&memory), 2);
+        slots.crowd();
+        let due = slots.finish(ids[1], Err(3)).unwrap();
+        assert!(due.kept.is_some() && due.waker.is_none() && due.crowded);
+        drop(due);
+        assert_eq!(slots.take(1, 0, true), Err(NoSlot::Crowded));
+        assert_eq!(slots.take(1, 0, false), Ok(ids[1]));
+        slots.uncrowd();
+
+        assert!(slots.finish(ids[2], Err(9)).is_none());
+        let (kept, crowded) = slots.abandon(ids[2], Some(StdArc::clone(&memory)));
+        assert!(kept.is_some() && !crowded);
+        drop(kept);
+        assert_eq!(StdArc::strong_count(&memory), 1);
+        // The failure of the one before is forgotten.
+        let id = take(&slots).unwrap();
+        assert_eq!(id, ids[2]);
+        assert!(slots.finish(id, Ok(())).is_none());
+        assert_eq!(slots.collect(id), Some((Ok(()), false)));
+    }
+
+    /// Threads take and give back, and no slot has two owners.
+    #[test]
+    fn one_owner_each_under_load() {
+        let rounds = if cfg!(miri) { 60 } else { 20_000 };
+        let slots = Tried::new(3);
+        let owners = [const { Count::new(0) }; 3];
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..rounds {
+                        let Some(id) = take(&slots) else {
+                            std::thread::yield_now();
+                            continue;
+                        };
+                        assert_eq!(owners[id as usize].fetch_add(1, SeqCst), 0);
+                        owners[id as usize].fetch_sub(1, SeqCst);
+                        slots.withdraw(id);
+                    }
+                });
+            }
+        });
+        assert_eq!(
+            [(); 4].map(|()| take(&slots).is_some()),
+            [true, true, true, false]
+        );
+    }
+}
+
+#[cfg(loom)]
+mod models {
+    use super::*;
+    use loom::sync::Arc;
+    use loom::sync::atomic::AtomicBool;
+    use loom::thread;
+
+    /// Every interleaving of two threads: the operation waits as a future does, and the router ends its request.
+    #[test]
+    fn loom_slots_no_wake_up_is_lost() {
+        loom::model(|| {
+            let slots = Arc::new(Tried::new(1));
+            let id = slots.take(1, 0, true).unwrap();
+            let woken = StdArc::new(Woken::default());
+            let router = {
+                let slots = Arc::clone(&slots);
+                thread::spawn(move || {
+                    if let Some(due) = slots.finish(id, Err(5)) {
+                        due.waker.expect("somebody waits").wake();
+                    }
+                })
+            };
+            let waker = Waker::from(StdArc::clone(&woken));
+            slots.wait(id, &waker);
+            let seen = slots.collect(id);
+            router.join().unwrap();
+            match seen {
+                Some((result, _)) => assert_eq!(result, Err(5)),
+                None => {
+                    assert_eq!(woken.0.load(SeqCst), 1, "a wake-up was lost");
+                    assert_eq!(slots.collect(id), Some((Err(5), false)));
+                }
+            }
+            assert!(!slots.somebody_waits());
+            assert!(slots.take(1, 0, true).is_ok());
+        });
+    }
+
+    /// The operation gives up while the router ends its request: one of them frees the memory, and the slot is given back once.
+    #[test]
+    fn loom_slots_are_given_back_once() {
+        loom::model(|| {
+            let slots = Arc::new(Tried::new(1));
+            let id = slots.take(1, 0, true).unwrap();
+            let memory = StdArc::new(());
+            slots.wait(id, &Waker::from(StdArc::new(Woken::default())));
+            let router = {
+                let slots = Arc::clone(&slots);
+                thread::spawn(move || drop(slots.finish(id, Ok(()))))
+            };
+            drop(slots.abandon(id, Some(StdArc::clone(&memory))));
+            router.join().unwrap();
+            assert_eq!(StdArc::strong_count(&memory), 1, "memory is kept");
+            assert!(!slots.somebody_waits());
+            assert_eq!(slots.take(1, 0, true), Ok(id));
+            assert_eq!(
+                slots.take(1, 0, true),
+                Err(NoSlot::Full),
+                "given back twice"
+            );
+        });
+    }
+
+    /// Three threads and two slots: no slot has two owners, and none is lost.
+    #[test]
+    fn loom_slots_have_one_owner() {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(3);
+        builder.check(|| {
+            let slots = Arc::new(Tried::new(2));
+            let taken = Arc::new([AtomicBool::new(false), AtomicBool::new(false)]);
+            let others: Vec<_> = (0..2)
+                .map(|_| {
+                    let (slots, taken) = (Arc::clone(&slots), Arc::clone(&taken));
+                    thread::spawn(move || once(&slots, &taken))
+                })
+                .collect();
+            once(&slots, &taken);
+            for other in others {
+                other.join().unwrap();
+            }
+            assert!(slots.take(2, 0, true).is_ok(), "places are lost");
+        });
+        fn once(slots: &Tried, taken: &[AtomicBool; 2]) {
+            let Ok(id) = slots.take(1, 0, true) else {
+                return;
+            };
+            assert!(
+                !taken[id as usize].swap(true, Ordering::Relaxed),
+                "two owners"
+            );
+            taken[id as usize].store(false, Ordering::Relaxed);
+            slots.withdraw(id);
+        }
+    }
+
+    /// Somebody waits for room while the only place is given back.
+    fn room(wait: fn(&Tried, &AtomicBool)) {
+        loom::model(move || {
+            let slots = Arc::new(Tried::new(1));
+            let listed = Arc::new(AtomicBool::new(false));
+            let id = slots.take(1, 0, true).unwrap();
+            let other = {
+                let (slots, listed) = (Arc::clone(&slots), Arc::clone(&listed));
+                thread::spawn(move || slots.withdraw(id) && listed.swap(false, Ordering::Relaxed))
+            };
+            wait(&slots, &listed);
+            let got = slots.take(1, 0, false).is_ok();
+            let woken = other.join().unwrap();
+            assert!(got || woken, "room was forgotten");
+        });
+    }
+
+    #[test]
+    fn loom_slots_room_is_not_forgotten() {
+        room(|slots, listed| {
+            listed.store(true, Ordering::Relaxed);
+            slots.crowd();
+        });
+    }
+
+    /// Broken: the mark is set before the list has an entry.
+    #[test]
+    #[should_panic(expected = "room was forgotten")]
+    fn loom_slots_broken_crowd_is_caught() {
+        room(|slots, listed| {
+            slots.crowd();
+            listed.store(true, Ordering::Relaxed);
+        });
+    }
+}

@@ -1,0 +1,292 @@
+//! The safe explicit layer: what it does beyond `raw`, and that its objects work together.
+
+use iwarp::verbs::cm::{Connection, ConnectionParameters, Connector, Listener};
+use iwarp::verbs::{
+    Access, AsyncEvent, CompletionQueue, Config, Context, Cqe, Device, Error, PostError,
+    ProtectionDomain, QpInitAttr, RecvWr, SendOp, SendWr, State, WcOpcode, WcStatus,
+};
+use std::time::Duration;
+
+const LIMIT: Option<Duration> = Some(Duration::from_secs(60));
+
+fn open() -> Context {
+    let device = Device::by_address([127, 0, 0, 1].into()).unwrap();
+    Context::open(&device, Config::from_env()).unwrap()
+}
+
+/// Connects two queue pairs with these attributes: the one that connects, and the one that accepts.
+fn connect(
+    pd: &ProtectionDomain,
+    a: &QpInitAttr<'_>,
+    b: &QpInitAttr<'_>,
+) -> (Connection, Connection) {
+    let ctx = pd.context();
+    let listener = Listener::bind(&ctx, ([127, 0, 0, 1], 0).into()).unwrap();
+    let to = listener.local_addr();
+    std::thread::scope(|scope| {
+        let accepted = scope.spawn(|| {
+            let qp = pd.create_qp(b).unwrap();
+            let request = listener.accept(LIMIT).unwrap();
+            request
+                .accept(qp, &ConnectionParameters::default())
+                .unwrap()
+        });
+        let qp = pd.create_qp(a).unwrap();
+        assert_eq!(qp.query_qp(), State::Init);
+        let connected = Connector::new(&ctx).connect(to, qp).unwrap();
+        (connected, accepted.join().unwrap())
+    })
+}
+
+fn next(cq: &CompletionQueue) -> Cqe {
+    let mut done = [Cqe::default()];
+    cq.wait(&mut done, LIMIT).unwrap();
+    done[0]
+}
+
+/// How a program passes the failure on.
+fn question_mark(connection: &Connection, wrs: &[SendWr<'_>]) -> iwarp::Result<()> {
+    connection.post_send(wrs)?;
+    Ok(())
+}
+
+#[test]
+fn a_post_that_fails_says_how_far_it_came() {
+    let ctx = open();
+    let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(64, None).unwrap());
+    let attr = QpInitAttr::new(&cq, &cq).max_inline_data(16).max_sge(1, 1);
+    let (a, b) = connect(&pd, &attr, &attr);
+    let short = SendWr::inline(1, &[b"short"]);
+    let long = SendWr::inline(2, &[&[0; 17]]);
+    let inbox = pd.reg_mr(64, Access::LOCAL_WRITE).unwrap();
+    let receive = RecvWr {
+        wr_id: 3,
+        sges: &[inbox.sge(..).unwrap()],
+    };
+    b.post_recv(&[receive]).unwrap();
+    let failed = a.post_send(&[short.signaled(), long, short]).unwrap_err();
+    assert_eq!(failed.accepted(), 1);
+    assert!(
+        matches!(failed.error(), Error::Post(PostError::InlineTooLong)),
+        "{failed:?}"
+    );
+    assert!(
+        failed.to_string().contains("request 1 of the list"),
+        "{failed}"
+    );
+    assert!(std::error::Error::source(&failed).is_some());
+    let done = [next(&cq), next(&cq)];
+    assert!(done.iter().any(|d| d.wr_id == 1) && done.iter().any(|d| d.wr_id == 3));
+    assert_eq!(inbox.to_vec(..5).unwrap(), b"short");
+    let all = a.post_send_all(&[short, long]).unwrap_err();
+    assert_eq!(all.accepted(), 1, "the one that is not accepted");
+    assert!(matches!(question_mark(&a, &[long]), Err(Error::Post(_))));
+    let two = [inbox.sge(..1).unwrap(); 2];
+    let receive = RecvWr {
+        wr_id: 4,
+        sges: &two,
+    };
+    assert_eq!(b.post_recv(&[receive]).unwrap_err().accepted(), 0);
+    drop(a);
+    b.wait_disconnected(LIMIT).unwrap();
+    assert!(b.fault().is_none() && b.counters() != Default::default());
+}
+
+#[test]
+fn peers_share_a_receive_queue_and_a_channel() {
+    let ctx = open();
+    let pd = ctx.alloc_pd();
+    let channel = ctx.create_comp_channel().unwrap();
+    let cq = ctx.create_cq(8, Some(&channel)).unwrap();
+    cq.resize_cq(64).unwrap();
+    assert_eq!((cq.capacity(), cq.len(), cq.is_empty()), (64, 0, true));
+    let srq = pd.create_srq(8, 1).unwrap();
+    let inbox = pd.reg_mr(8 * 64, Access::LOCAL_WRITE).unwrap();
+    for slot in 0..4_usize {
+        let sges = [inbox.sge(slot * 64..(slot + 1) * 64).unwrap()];
+        let receive = RecvWr {
+            wr_id: slot as u64,
+            sges: &sges,
+        };
+        srq.post_srq_recv(&[receive]).unwrap();
+    }
+    assert_eq!((srq.len(), srq.query_srq().0), (4, 8));
+    srq.modify_srq(3).unwrap();
+    assert!(srq.modify_srq(9).is_err());
+    let theirs = ctx.create_cq(8, None).unwrap();
+    let mine = QpInitAttr::new(&cq, &cq).srq(&srq);
+    let peers = [(); 2].map(|()| connect(&pd, &QpInitAttr::new(&theirs, &theirs), &mine));
+    cq.req_notify_cq(false);
+    for (peer, _) in &peers {
+        peer.post_send(&[SendWr::inline(9, &[b"to whom it concerns"]).signaled()])
+            .unwrap();
+        assert_eq!(next(&theirs).status, WcStatus::Success);
+    }
+    assert!(channel.get_cq_event(LIMIT).unwrap().is_same(&cq));
+    assert!(channel.try_get_cq_event().is_none());
+    for _ in &peers {
+        let done = next(&cq);
+        assert_eq!(
+            (done.status, done.opcode),
+            (WcStatus::Success, WcOpcode::Recv)
+        );
+    }
+    // Others may come before it, such as that a connection is there.
+    loop {
+        if let AsyncEvent::SrqLimitReached(which) = ctx.get_async_event(LIMIT).unwrap() {
+            assert!(which.is_same(&srq));
+            break;
+        }
+    }
+    assert_eq!(srq.len(), 2);
+}
+
+#[test]
+fn a_window_lends_a_part_and_ends() {
+    let ctx = open();
+    let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(64, None).unwrap());
+    let theirs = ctx.create_cq(64, None).unwrap();
+    let (a, b) = connect(
+        &pd,
+        &QpInitAttr::new(&theirs, &theirs),
+        &QpInitAttr::new(&cq, &cq),
+    );
+    assert!(
+        pd.alloc_mw(&pd.reg_mr(8, Access::LOCAL_WRITE).unwrap())
+            .is_err()
+    );
+    let memory = pd
+        .reg_mr(64, Access::LOCAL_WRITE | Access::MW_BIND)
+        .unwrap();
+    assert!(ctx.alloc_pd().alloc_mw(&memory).is_err());
+    let window = pd.alloc_mw(&memory).unwrap();
+    assert!(window.bind_mw(0..65, Access::REMOTE_READ).is_err());
+    // The first message is that of the end that has connected.
+    a.post_send(&[SendWr::new(
+        1,
+        SendOp::Write {
+            remote_addr: 0,
+            rkey: 0,
+        },
+        &[],
+    )
+    .signaled()])
+        .unwrap();
+    assert_eq!(next(&theirs).status, WcStatus::Success);
+    let (bind, there) = window.bind_mw(16..32, Access::REMOTE_READ).unwrap();
+    b.post_send(&[SendWr::new(1, bind, &[]).signaled()])
+        .unwrap();
+    assert_eq!(next(&cq).status, WcStatus::Success);
+    assert_eq!((there.len, there.rkey), (16, window.rkey()));
+    memory.write_at(16, &[7; 16]).unwrap();
+    let sink = pd.reg_mr(16, Access::LOCAL_WRITE).unwrap();
+    let sges = [sink.sge(..).unwrap()];
+    let read = SendWr::read(2, there.addr, there.rkey, &sges).signaled();
+    a.post_send(&[read]).unwrap();
+    assert_eq!(next(&theirs).status, WcStatus::Success);
+    assert_eq!(sink.to_vec(..).unwrap(), [7; 16]);
+    // The region stays as long as the window, and the window's end is the end of the rights.
+    drop(memory);
+    a.post_send(&[read]).unwrap();
+    assert_eq!(next(&theirs).status, WcStatus::Success);
+    drop(window);
+    a.post_send(&[read]).unwrap();
+    assert_eq!(next(&theirs).status, WcStatus::RemoteAccess);
+    assert!(a.fault().is_some());
+    let number = b.qp_num();
+    loop {
+        if let AsyncEvent::QpAccessError(qp) = ctx.get_async_event(LIMIT).unwrap() {
+            assert_eq!(qp, number);
+            break;
+        }
+    }
+}
+
+#[tokio::test]
+async fn tasks_wait_for_completions_and_events() {
+    let ctx = open();
+    let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(64, None).unwrap());
+    let listener = Listener::bind_with_backlog(&ctx, ([127, 0, 0, 1], 0).into(), 4).unwrap();
+    let to = listener.local_addr();
+    let attr = QpInitAttr::new(&cq, &cq);
+    let server = async {
+        let request = listener.accept_async().await.unwrap();
+        assert_eq!(request.private_data(), b"hello");
+        let qp = pd.create_qp(&attr).unwrap();
+        let parameters = ConnectionParameters {
+            private_data: b"welcome".to_vec(),
+            ..Default::default()
+        };
+        request.accept_async(qp, &parameters).await.unwrap()
+    };
+    let client = async {
+        let connector = Connector::new(&ctx).private_data(b"hello").reads(1, 1);
+        let qp = pd.create_qp(&attr.clone().rd_atomic(1, 1)).unwrap();
+        connector.connect_async(to, qp).await.unwrap()
+    };
+    let (a, b) = tokio::join!(client, server);
+    assert_eq!(a.private_data(), b"welcome");
+    assert_eq!(a.addresses().1, Some(to));
+    let channel = ctx.create_comp_channel().unwrap();
+    let watched = iwarp::tokio::Watched::new(channel.clone()).unwrap();
+    let other = ctx.create_cq(4, Some(&channel)).unwrap();
+    let (c, d) = connect(&pd, &QpInitAttr::new(&other, &other), &attr);
+    c.post_send(&[SendWr::new(
+        5,
+        SendOp::Write {
+            remote_addr: 0,
+            rkey: 0,
+        },
+        &[],
+    )
+    .signaled()])
+        .unwrap();
+    let mut done = [Cqe::default()];
+    assert_eq!(watched.completions(&other, &mut done).await.unwrap(), 1);
+    assert_eq!(done[0].wr_id, 5);
+    a.post_send(&[SendWr::new(
+        6,
+        SendOp::Write {
+            remote_addr: 0,
+            rkey: 0,
+        },
+        &[],
+    )
+    .signaled()])
+        .unwrap();
+    assert_eq!(cq.completions(&mut done).await.unwrap(), 1);
+    assert_eq!(done[0].wr_id, 6);
+    a.disconnect().unwrap();
+    b.disconnected().await.unwrap();
+    drop((c, d));
+}
+
+#[test]
+fn what_is_dropped_first_does_not_matter() {
+    let ctx = open();
+    let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(64, None).unwrap());
+    let attr = QpInitAttr::new(&cq, &cq);
+    let (a, b) = connect(&pd, &attr, &attr);
+    let memory = pd.reg_mr(8, Access::empty()).unwrap();
+    let sges = [memory.sge(..).unwrap()];
+    let write = SendWr::write(1, 0, 1, &sges).signaled();
+    drop((ctx, pd, memory));
+    a.post_send(&[write]).unwrap();
+    // The memory is gone, and the request says so.
+    assert_eq!(next(&cq).status, WcStatus::LocalProtection);
+    drop(cq);
+    drop(a);
+    let _ = b.wait_disconnected(LIMIT);
+    // A queue pair that was never connected.
+    let ctx = open();
+    let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(1, None).unwrap());
+    let qp = pd
+        .create_qp(&QpInitAttr::new(&cq, &cq).cap(4, 4).sq_sig_all(true))
+        .unwrap();
+    assert!(
+        pd.create_qp(&QpInitAttr::new(&cq, &cq).cap(u32::MAX, 1))
+            .is_err()
+    );
+    drop((ctx, pd, cq));
+    assert!(qp.post_send(&[SendWr::inline(1, &[])]).is_err() && qp.qp_num() > 0);
+}
