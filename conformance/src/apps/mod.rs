@@ -43,6 +43,7 @@ mod dapl;
 mod datagrams;
 mod enumerate;
 mod fabric;
+mod faults;
 mod fio;
 mod gloo;
 mod iser;
@@ -125,6 +126,7 @@ fn all() -> Vec<Case> {
         gloo::cases(),
         iser::cases(),
         migration::cases(),
+        faults::cases(),
         pyverbs::cases(),
         crates::cases(),
         checked::cases(),

@@ -2,6 +2,7 @@
 
 use super::cq::{CompletionQueue, CqInner, Owed};
 use super::events::AsyncEventKind;
+use super::inject::Completion;
 use super::linger::{self, Farewell};
 use super::qp::{CmSink, Link, QpInner, QueuePair};
 use iwarp_rnic::Cqe;
@@ -30,6 +31,10 @@ pub(super) struct After {
     pub(super) unused: bool,
     /// The target of an extended reliable connection has delivered something.
     pub(super) xrc: bool,
+    /// An injected fault is due.
+    pub(super) act: bool,
+    /// A request was refused by an injected fault, so that trying it again would be wrong.
+    pub(super) refused: bool,
     /// The dropped connection must be ended in the background.
     pub(super) farewell: Option<Farewell>,
 }
@@ -44,6 +49,7 @@ impl After {
             && !self.waits
             && !self.unused
             && !self.xrc
+            && !self.act
             && self.send.is_nothing()
             && self.recv.is_nothing();
         if !quiet {
@@ -61,6 +67,9 @@ impl After {
         }
         if let (true, Some(target)) = (self.xrc, &qp.xrc) {
             overflowed(&target.settle(qp));
+        }
+        if let (true, Some(faults)) = (self.act, &qp.faults) {
+            faults.act(qp);
         }
         if self.waits {
             qp.ctx.wait_for_memory(qp);
@@ -174,7 +183,7 @@ impl Host for DriveHost<'_> {
     type Memory = HostRange;
 
     #[inline]
-    fn complete(&mut self, direction: Direction, cqe: Cqe) {
+    fn complete(&mut self, direction: Direction, mut cqe: Cqe) {
         if self.qp.is_destroyed() {
             return;
         }
@@ -191,6 +200,14 @@ impl Host for DriveHost<'_> {
             self.qp.late.keep(cqe);
             return;
         }
+        let mut lost = false;
+        if let Some(faults) = &self.qp.faults {
+            match faults.completed(direction, &mut cqe) {
+                Completion::Written => {}
+                Completion::ThenAct => self.after.act = true,
+                Completion::Lost => lost = true,
+            }
+        }
         let (cq, owed) = match direction {
             Direction::Send => (&*self.qp.send_cq.inner, &mut self.after.send),
             Direction::Recv => (&*self.qp.recv_cq.inner, &mut self.after.recv),
@@ -202,7 +219,21 @@ impl Host for DriveHost<'_> {
             self.run = 0;
         }
         let (_, ring) = self.ring.get_or_insert_with(|| (cq, cq.ring.lock()));
+        if lost {
+            cq.lose(ring, owed);
+            return;
+        }
         cq.push(ring, cqe, owed);
+    }
+
+    #[inline]
+    fn receiver_ready(&mut self) -> bool {
+        let Some(faults) = &self.qp.faults else {
+            return true;
+        };
+        let ready = faults.receiver_ready();
+        self.after.act |= !ready;
+        ready
     }
 
     fn take_shared_receive(&mut self, taken: &mut TakenRecv) -> bool {
