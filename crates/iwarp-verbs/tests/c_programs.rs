@@ -170,3 +170,8 @@ fn identifiers_for_datagrams_tell_where_to_send_to() {
 fn injected_faults_are_seen_as_the_verbs_say() {
     passes("faults");
 }
+
+#[test]
+fn injected_faults_are_seen_as_the_connection_manager_says() {
+    passes("faults_cm");
+}

@@ -2,9 +2,7 @@
  * peer is a queue pair on a device without any. */
 #include "check.h"
 
-#include <arpa/inet.h>
 #include <infiniband/verbs.h>
-#include <rdma/rdma_cma.h>
 #include <stdint.h>
 #include <time.h>
 #include <unistd.h>
@@ -19,7 +17,6 @@ struct end {
 	struct ibv_cq *cq;
 	struct ibv_qp *qp;
 	union ibv_gid gid;
-	int port_is_down;
 	char memory[SIZE];
 };
 
@@ -495,75 +492,33 @@ static void replays(void)
 	CODE(first, which("status=GENERAL_ERR,nth=1..390"));
 }
 
-static void await(struct rdma_event_channel *channel, enum rdma_cm_event_type type, int status)
+/* The log names the fault, the queue pair, the request and the seed. Rules that name another queue pair or peer do nothing. */
+static void logs(void)
 {
-	struct rdma_cm_event *event;
+	char name[] = "/tmp/iwarp-faults-XXXXXX", faults[160], want[160], text[1024];
+	int fd = mkstemp(name);
+	ssize_t n;
 
-	NEED(rdma_get_cm_event(channel, &event) == 0);
-	CODE((int)type, (int)event->event);
-	CODE(status, event->status);
-	CODE(0, rdma_ack_cm_event(event));
-}
-
-/* The connection manager opens its device once, so all of its faults are in one specification. */
-static void attempts(void)
-{
-	struct sockaddr_in to = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-	struct rdma_event_channel *channel, *listening;
-	struct rdma_cm_id *id, *server, *accepted;
-	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1 };
-	const struct ibv_qp_init_attr plain_attr = { .qp_type = IBV_QPT_RC,
-		.cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1 } };
-	struct ibv_qp_init_attr attr;
-	struct rdma_cm_event *event;
-	int i;
-
-	setenv("IWARP_FAULT", "seed=1;refuse,nth=1;unreachable,nth=1;stall=50ms,qp=3;reset,time=1000s;close,op=send", 1);
-	listening = rdma_create_event_channel();
-	channel = rdma_create_event_channel();
-	NEED(channel && listening && rdma_create_id(listening, &server, NULL, RDMA_PS_TCP) == 0);
-	NEED(rdma_bind_addr(server, (struct sockaddr *)&to) == 0 && rdma_listen(server, 4) == 0);
-	to.sin_port = rdma_get_src_port(server);
-	for (i = 0; i < 3; i++) {
-		NEED(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) == 0);
-		NEED(rdma_resolve_addr(id, NULL, (struct sockaddr *)&to, 1000) == 0);
-		await(channel, RDMA_CM_EVENT_ADDR_RESOLVED, 0);
-		NEED(rdma_resolve_route(id, 1000) == 0);
-		await(channel, RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
-		attr = plain_attr;
-		NEED(rdma_create_qp(id, NULL, &attr) == 0);
-		NEED(rdma_connect(id, &param) == 0);
-		if (i == 2)
-			break;
-		if (i == 0)
-			await(channel, RDMA_CM_EVENT_REJECTED, -ECONNREFUSED);
-		else
-			await(channel, RDMA_CM_EVENT_UNREACHABLE, -EHOSTUNREACH);
-		rdma_destroy_qp(id);
-		CODE(0, rdma_destroy_id(id));
-	}
-	NEED(rdma_get_cm_event(listening, &event) == 0);
-	CODE(RDMA_CM_EVENT_CONNECT_REQUEST, (int)event->event);
-	accepted = event->id;
-	attr = plain_attr;
-	NEED(rdma_ack_cm_event(event) == 0 && rdma_create_qp(accepted, NULL, &attr) == 0);
-	NEED(rdma_accept(accepted, &param) == 0);
-	await(channel, RDMA_CM_EVENT_ESTABLISHED, 0);
-	await(listening, RDMA_CM_EVENT_ESTABLISHED, 0);
-	{
-		struct ibv_send_wr wr = { .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED }, *bad;
-
-		CODE(0, ibv_post_send(id->qp, &wr, &bad));
-	}
-	await(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
-	await(listening, RDMA_CM_EVENT_DISCONNECTED, 0);
-	rdma_destroy_qp(id);
-	rdma_destroy_qp(accepted);
-	CODE(0, rdma_destroy_id(id));
-	CODE(0, rdma_destroy_id(accepted));
-	CODE(0, rdma_destroy_id(server));
-	rdma_destroy_event_channel(channel);
-	rdma_destroy_event_channel(listening);
+	NEED(fd >= 0);
+	snprintf(faults, sizeof(faults), "status=FATAL_ERR,qp=2;status=GENERAL_ERR,qp=1,peer=127.0.0.1/8,op=write,nth=2;"
+		"reset,peer=192.0.2.1;log=%s", name);
+	connected(faults, 7);
+	CODE(0, post(&faulty, &plain, IBV_WR_RDMA_READ, 1));
+	completes(&faulty, 1, IBV_WC_SUCCESS);
+	CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, 2));
+	completes(&faulty, 2, IBV_WC_SUCCESS);
+	CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, 3));
+	completes(&faulty, 3, IBV_WC_GENERAL_ERR);
+	n = read(fd, text, sizeof(text) - 1);
+	NEED(n > 0);
+	text[n] = 0;
+	snprintf(want, sizeof(want), " seed=7 rule=2 status=GENERAL_ERR qp=1 num=0x%06x peer=127.0.0.1:", faulty.qp->qp_num);
+	CHECK(strstr(text, want) != NULL);
+	CHECK(strstr(text, " op=write n=2\n") != NULL);
+	CHECK(strstr(text, "rule=1") == NULL && strstr(text, "rule=3") == NULL);
+	close(fd);
+	unlink(name);
+	done();
 }
 
 int main(void)
@@ -578,6 +533,6 @@ int main(void)
 	receivers_not_ready();
 	delays();
 	replays();
-	attempts();
+	logs();
 	return result();
 }
