@@ -223,6 +223,25 @@ static void statuses(void)
 		CODE(IBV_QPS_ERR, state(&faulty));
 		done();
 	}
+	/* Requests that are carried out together: those behind the failed one are flushed, although the peer has them. */
+	connected("status=REM_OP_ERR,op=write,nth=2", 7);
+	{
+		struct ibv_sge sge = { (uintptr_t)faulty.memory, 64, faulty.mr->lkey };
+		struct ibv_send_wr wr[8], *bad;
+
+		for (i = 0; i < 8; i++) {
+			wr[i] = (struct ibv_send_wr){ .wr_id = i, .next = i < 7 ? &wr[i + 1] : NULL, .sg_list = &sge,
+				.num_sge = 1, .opcode = IBV_WR_RDMA_WRITE };
+			wr[i].wr.rdma.remote_addr = (uintptr_t)plain.memory;
+			wr[i].wr.rdma.rkey = plain.mr->rkey;
+		}
+		CODE(0, ibv_post_send(faulty.qp, wr, &bad));
+	}
+	completes(&faulty, 0, IBV_WC_SUCCESS);
+	completes(&faulty, 1, IBV_WC_REM_OP_ERR);
+	for (i = 2; i < 8; i++)
+		completes(&faulty, i, IBV_WC_WR_FLUSH_ERR);
+	done();
 	connected("status=LOC_LEN_ERR,op=recv,nth=2", 7);
 	for (i = 1; i <= 3; i++)
 		CODE(0, receive(&faulty, i));
@@ -516,6 +535,18 @@ static void logs(void)
 	CHECK(strstr(text, want) != NULL);
 	CHECK(strstr(text, " op=write n=2\n") != NULL);
 	CHECK(strstr(text, "rule=1") == NULL && strstr(text, "rule=3") == NULL);
+	done();
+	/* A fault after so many octets comes after so many, also in the middle of a message. */
+	snprintf(faults, sizeof(faults), "reset,bytes=777;log=%s", name);
+	connected(faults, 7);
+	for (int id = 1; id < 20; id++)
+		CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, id));
+	while (next(&faulty).status == IBV_WC_SUCCESS)
+		;
+	n = read(fd, text, sizeof(text) - 1);
+	NEED(n > 0);
+	text[n] = 0;
+	CHECK(strstr(text, " reset qp=1 ") && strstr(text, " bytes=777\n"));
 	close(fd);
 	unlink(name);
 	done();
