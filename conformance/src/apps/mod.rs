@@ -43,6 +43,7 @@ mod dapl;
 mod datagrams;
 mod enumerate;
 mod fabric;
+mod faults;
 mod fio;
 mod gloo;
 mod huge_pages;
@@ -126,6 +127,7 @@ fn all() -> Vec<Case> {
         gloo::cases(),
         iser::cases(),
         migration::cases(),
+        faults::cases(),
         pyverbs::cases(),
         crates::cases(),
         checked::cases(),

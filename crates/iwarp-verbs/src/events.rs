@@ -5,7 +5,8 @@ use crate::device::context;
 use crate::guard::value;
 use crate::{cq, qp, srq, ud, wait};
 use iwarp::raw::{
-    AsyncEventKind, CompletionQueue, Context, QueuePair, SharedReceiveQueue, UdEvent, UdQueuePair,
+    AsyncEventKind, CompletionQueue, Context, PortEvent, QueuePair, SharedReceiveQueue, UdEvent,
+    UdQueuePair,
 };
 use parking_lot::Mutex;
 use std::ffi::{c_int, c_uint};
@@ -16,9 +17,20 @@ const QP_REQ_ERR: c_uint = 2;
 const QP_ACCESS_ERR: c_uint = 3;
 const COMM_EST: c_uint = 4;
 const SQ_DRAINED: c_uint = 5;
+const DEVICE_FATAL: c_uint = 8;
+const PORT_ACTIVE: c_uint = 9;
+const PORT_ERR: c_uint = 10;
+const LID_CHANGE: c_uint = 11;
+const PKEY_CHANGE: c_uint = 12;
+const SM_CHANGE: c_uint = 13;
 const SRQ_ERR: c_uint = 14;
 const SRQ_LIMIT_REACHED: c_uint = 15;
 const QP_LAST_WQE_REACHED: c_uint = 16;
+const CLIENT_REREGISTER: c_uint = 17;
+const GID_CHANGE: c_uint = 18;
+
+/// The number of the only port of a device.
+const PORT: c_int = 1;
 
 /// Taking an event and counting it is one step, as seen by the thread that destroys its object.
 static DELIVERY: Mutex<()> = Mutex::new(());
@@ -105,6 +117,9 @@ unsafe fn take(c: *mut ibv_context, was_read: bool) -> Option<ibv_async_event> {
         } else {
             queue.try_next()
         }?;
+        if let K::Port(what) = event.kind {
+            return Some(port_event(what));
+        }
         let (object, event_type) = match &event.kind {
             K::CqError(cq) => (cq.user_data(), CQ_ERR),
             K::QpFatal(qp) => (qp.user_data(), QP_FATAL),
@@ -133,6 +148,24 @@ unsafe fn take(c: *mut ibv_context, was_read: bool) -> Option<ibv_async_event> {
             counter.delivered();
             return Some(event);
         }
+    }
+}
+
+/// An event of the port, or of the device, which has no element.
+const fn port_event(what: PortEvent) -> ibv_async_event {
+    let event_type = match what {
+        PortEvent::Active => PORT_ACTIVE,
+        PortEvent::Error => PORT_ERR,
+        PortEvent::LidChange => LID_CHANGE,
+        PortEvent::PkeyChange => PKEY_CHANGE,
+        PortEvent::SmChange => SM_CHANGE,
+        PortEvent::ClientReregister => CLIENT_REREGISTER,
+        PortEvent::GidChange => GID_CHANGE,
+        _ => DEVICE_FATAL,
+    };
+    ibv_async_event {
+        element: async_element { port_num: PORT },
+        event_type,
     }
 }
 

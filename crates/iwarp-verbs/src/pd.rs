@@ -49,7 +49,7 @@ fn create(
 pub(crate) unsafe extern "C" fn ibv_alloc_pd(c: *mut ibv_context) -> *mut ibv_pd {
     pointer(|| {
         let ctx = checked_context(c)?;
-        let number = ctx.raw.allocate_pd();
+        let number = ctx.raw.try_allocate_pd()?;
         ctx.handles.pds.lock().insert(number, number);
         Ok(create(c, number, None, false))
     })

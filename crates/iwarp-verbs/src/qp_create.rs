@@ -176,14 +176,14 @@ unsafe fn connected(ctx: &ContextObject, wanted: &Wanted, cap: &ibv_qp_cap) -> R
     // A queue pair on a context of the program's own may be connected by GID and number. The connection manager's contexts are for
     // identifiers.
     let make = |addressable: bool| match wanted.qp_type {
-        QPT_XRC_SEND => ctx.raw.create_xrc_initiator(&attributes, addressable),
-        _ if addressable => ctx.raw.create_addressable_qp(&attributes),
+        QPT_XRC_SEND => match ctx.raw.create_xrc_initiator(&attributes, addressable) {
+            Err(_) if addressable => ctx.raw.create_xrc_initiator(&attributes, false),
+            made => made,
+        },
+        _ if addressable => ctx.raw.create_reachable_qp(&attributes),
         _ => ctx.raw.create_qp(&attributes),
     };
-    let raw = match ctx.is_shared() {
-        true => make(false)?,
-        false => make(true).or_else(|_| make(false))?,
-    };
+    let raw = make(!ctx.is_shared())?;
     raw.set_snapshot(ctx.raw.config().snapshot);
     Ok(raw)
 }

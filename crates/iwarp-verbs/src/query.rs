@@ -129,6 +129,11 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     })
 }
 
+/// Codes of the port's state, and of its physical one.
+const PORT_DOWN: c_uint = 1;
+const PORT_ACTIVE: c_uint = 4;
+const DISABLED: u8 = 3;
+const LINK_UP: u8 = 5;
 /// Codes of the port's width and speed: one lane of 10 Gb/s. TCP has no speed of its own, and programs expect some number.
 const WIDTH_1X: u8 = 1;
 const SPEED_QDR: u8 = 4;
@@ -149,7 +154,8 @@ pub(crate) const fn mtu_code(mtu: u32) -> c_uint {
 fn port(c: &crate::device::ContextObject) -> ibv_port_attr {
     // SAFETY: integers only.
     let mut a: ibv_port_attr = unsafe { std::mem::zeroed() };
-    a.state = 4;
+    let up = c.raw.is_port_up();
+    a.state = if up { PORT_ACTIVE } else { PORT_DOWN };
     a.max_mtu = 5;
     a.active_mtu = mtu_code(c.raw.device().mtu);
     a.gid_tbl_len = c.device.face.gid_table_len() as c_int;
@@ -162,7 +168,7 @@ fn port(c: &crate::device::ContextObject) -> ibv_port_attr {
     a.active_width = WIDTH_1X;
     a.active_speed = SPEED_QDR;
     a.active_speed_ex = u32::from(SPEED_QDR);
-    a.phys_state = 5;
+    a.phys_state = if up { LINK_UP } else { DISABLED };
     // Ethernet.
     a.link_layer = 2;
     a

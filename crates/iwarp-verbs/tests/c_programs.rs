@@ -164,3 +164,14 @@ fn identifiers_for_datagrams_tell_where_to_send_to() {
         passes_as("datagram_ids", face);
     }
 }
+
+/// Each kind of fault, as `iwarp run --fault` injects it.
+#[test]
+fn injected_faults_are_seen_as_the_verbs_say() {
+    passes("faults");
+}
+
+#[test]
+fn injected_faults_are_seen_as_the_connection_manager_says() {
+    passes("faults_cm");
+}

@@ -1,6 +1,7 @@
 //! Settings of a device, from code or from the environment.
 
 use crate::complain;
+use crate::fault;
 use std::cell::RefCell;
 use std::ffi::OsString;
 use std::ops::RangeInclusive;
@@ -139,6 +140,8 @@ pub struct Config {
     pub stats: bool,
     /// For programs on the C libraries: what they take the device for (`IWARP_AS=rnic|roce`; default rnic). See [`Face`].
     pub face: Face,
+    /// Injects faults, to test what a program does about them (`IWARP_FAULT`; default none). See [`fault`](crate::fault).
+    pub fault: Option<fault::Spec>,
 }
 
 impl Default for Config {
@@ -166,6 +169,7 @@ impl Default for Config {
             placed: false,
             stats: false,
             face: Face::Rnic,
+            fault: None,
         }
     }
 }
@@ -248,6 +252,7 @@ impl Config {
         c.capture = vars.path("IWARP_CAPTURE").map(PathBuf::from);
         c.capture_bytes = vars.number("IWARP_CAPTURE_BYTES");
         c.face = vars.face("IWARP_AS", c.face);
+        c.fault = vars.fault("IWARP_FAULT").or(c.fault);
         c.align = vars.alignment("IWARP_ALIGN", c.align);
         c.port_mapper = vars.port_mapper("IWARP_PORT_MAPPER");
         let mss = vars.within("IWARP_MSS", 128..=u64::from(u32::MAX));
@@ -333,6 +338,13 @@ impl Variables<'_> {
             self.complain(format!("{name}={text}: neither rnic nor roce; it is rnic"));
             default
         })
+    }
+
+    fn fault(&self, name: &str) -> Option<fault::Spec> {
+        let parsed = self.text(name)?.parse::<fault::Spec>();
+        parsed
+            .map_err(|e| self.complain(format!("{name}: no faults are injected: {e}")))
+            .ok()
     }
 
     fn port_mapper(&self, name: &str) -> Option<u16> {

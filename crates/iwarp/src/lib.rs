@@ -92,6 +92,11 @@ mod engine;
 mod error;
 #[cfg_attr(loom, allow(dead_code, reason = "the models use a part"))]
 mod failure;
+#[cfg_attr(
+    loom,
+    allow(dead_code, unused_imports, reason = "the models inject no faults")
+)]
+pub mod fault;
 mod lid;
 #[cfg(not(loom))]
 mod memory;

@@ -6,6 +6,7 @@
 
 mod bundle;
 mod cover;
+mod fault;
 mod library;
 mod missing;
 mod sysfs;
@@ -13,6 +14,7 @@ mod sysfs;
 use crate::error::{Context as _, Error, Result};
 use crate::units;
 use clap::{Args, ValueEnum};
+use fault::Asked;
 use iwarp::{Config, Device, Face};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt as _;
@@ -72,6 +74,10 @@ pub(crate) struct Settings {
     /// Print counters to stderr when a process ends
     #[arg(long)]
     stats: bool,
+    /// Inject faults, to test what the program does about them, for example 'reset,bytes=64K'; `--fault help` lists them. May be given several
+    /// times
+    #[arg(long, value_name = "SPEC", value_parser = fault::parse)]
+    fault: Vec<Asked>,
     /// Carry the program's ordinary TCP sockets over RDMA, too (rsockets)
     #[arg(long)]
     rsockets: bool,
@@ -125,6 +131,7 @@ impl Settings {
         );
         set("IWARP_PLACED", self.placed.then(|| "on".into()));
         set("IWARP_STATS", self.stats.then(|| "1".into()));
+        set("IWARP_FAULT", fault::joined(&self.fault)?.map(Into::into));
         Ok(vars)
     }
 }
@@ -174,6 +181,7 @@ fn joined<'a>(first: impl IntoIterator<Item = &'a PathBuf>, rest: Option<OsStrin
   iwarp run --stats -- ib_write_bw -R -d iwarp0
   iwarp run --capture trace.pcapng -- qperf HOST -cm1 rc_bw
   iwarp run --rsockets -- iperf3 -s
+  iwarp run --fault 'seed=7;status=REM_ACCESS_ERR,op=write,nth=100' -- ib_write_bw -R -d iwarp0 HOST
   iwarp run --as roce -- ucx_perftest -d iwarp1:1 -x rc_verbs -t am_lat
 
 Programs that are setuid ignore LD_LIBRARY_PATH, so they use the system's libraries.")]
@@ -186,7 +194,7 @@ pub(crate) struct RunArgs {
     sysfs: bool,
     /// The program and its arguments
     #[arg(
-        required = true,
+        required_unless_present = "fault",
         trailing_var_arg = true,
         allow_hyphen_values = true,
         value_name = "PROGRAM ARGS"
@@ -206,8 +214,12 @@ pub(crate) struct EnvArgs {
 
 /// Replaces this process by the program.
 pub(crate) fn run(args: &RunArgs) -> Result<()> {
+    if fault::wants_help(&args.settings.fault) {
+        fault::print_help();
+        return Ok(());
+    }
     let Some((program, rest)) = args.command.split_first() else {
-        return Err(Error::usage("which program?"));
+        return Err(Error::usage("which program? (see `iwarp run --help`)"));
     };
     // clap takes an unknown option for the program's name. Most likely it is misspelt.
     if program.as_encoded_bytes().starts_with(b"-") {
@@ -258,6 +270,10 @@ fn devices(vars: &[(&str, OsString)]) -> Result<Vec<Device>> {
 
 /// Prints what `run` would set, for `eval`.
 pub(crate) fn env(args: &EnvArgs) -> Result<()> {
+    if fault::wants_help(&args.settings.fault) {
+        fault::print_help();
+        return Ok(());
+    }
     let libs = library::find(true)?;
     for (name, value) in args.settings.variables(&libs)? {
         let value = value.to_string_lossy().replace('\'', r"'\''");
@@ -327,6 +343,34 @@ mod tests {
         let run = parse("--capture-bytes", "4M").ok().unwrap();
         assert_eq!(run.args.settings.capture_bytes, Some(4 << 20));
         assert!(parse("--capture-bytes", "4X").is_err());
+    }
+
+    #[test]
+    fn faults_are_checked_and_joined_before_the_program_runs() {
+        let with = |specs: &[&str]| {
+            let options = specs.iter().flat_map(|spec| ["--fault", *spec]);
+            let line = ["iwarp"].into_iter().chain(options).chain(["--", "prog"]);
+            Run::try_parse_from(line)
+        };
+        let libs = library::Libraries {
+            verbs: library::Verbs::Folder("/lib/iwarp".into()),
+            beside: library::Beside::default(),
+        };
+        let run = with(&["seed=1;reset,nth=2", "crc;log=a.log"]).ok().unwrap();
+        let vars = run.args.settings.variables(&libs).unwrap();
+        let fault = vars.iter().find(|v| v.0 == "IWARP_FAULT").unwrap();
+        let here = std::env::current_dir().unwrap();
+        let want = format!(
+            "seed=1;reset,nth=2;crc;log={}",
+            here.join("a.log").display()
+        );
+        assert_eq!(fault.1.to_str(), Some(&want[..]));
+        let e = with(&["reset,nth=0"]).err().unwrap().to_string();
+        assert!(e.contains("--fault") && e.contains("  ^\n"), "{e}");
+        // Each is right in itself.
+        let twice = with(&["seed=1;crc", "seed=2;crc"]).ok().unwrap();
+        assert!(twice.args.settings.variables(&libs).is_err());
+        assert!(with(&["help"]).is_ok_and(|run| fault::wants_help(&run.args.settings.fault)));
     }
 
     #[test]

@@ -278,7 +278,9 @@ impl QueuePair {
 
     #[inline(always)]
     pub(super) fn take_receive<H: Host>(&mut self, host: &mut H) -> bool {
-        self.rx.receiving = if self.config.shared_receive {
+        self.rx.receiving = if !host.receiver_ready() {
+            false
+        } else if self.config.shared_receive {
             // The one that the last message did not need, or the next.
             core::mem::take(&mut self.tagged.spare)
                 || host.take_shared_receive(&mut self.rx.receive)

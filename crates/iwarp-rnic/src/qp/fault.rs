@@ -319,6 +319,27 @@ impl QueuePair {
         self.end_with(&terminate, host);
     }
 
+    /// Ends the stream because this end could not carry out one of its own requests, whose completion the caller writes. All others are
+    /// flushed. For hosts that inject faults.
+    pub fn give_up<H: Host>(&mut self, host: &mut H) {
+        self.note_fault(Fault {
+            blame: Blame::Local,
+            code: TerminateCode::RDMAP_LOCAL_CATASTROPHIC,
+        });
+        let terminate = Terminate::new(TerminateCode::RDMAP_LOCAL_CATASTROPHIC);
+        self.end_with(&terminate, host);
+    }
+
+    /// Ends the stream as if the peer had accessed memory without permission (`access`), or broken the protocol. For hosts that inject
+    /// faults.
+    pub fn accuse_peer<H: Host>(&mut self, access: bool, host: &mut H) {
+        let fault = match access {
+            true => RxFault::peer(Terminate::new(TerminateCode::RDMAP_ACCESS)).access(),
+            false => RxFault::peer(Terminate::new(TerminateCode::RDMAP_UNEXPECTED_OPCODE)),
+        };
+        self.fail_stream(&fault, host);
+    }
+
     /// Ends the stream with a Terminate and flushes everything. If it is ending already, an earlier error was the first.
     fn end_with<H: Host>(&mut self, terminate: &Terminate, host: &mut H) {
         //= rfc5040 section 7.1

@@ -123,6 +123,12 @@ pub trait Host {
         let _ = f;
         None
     }
+    /// Returns `true` if a message that needs a receive may take one. Otherwise none is taken, as if none were posted, and
+    /// [`RxInterest::Held`] asks for another try. For hosts that inject faults.
+    #[inline]
+    fn receiver_ready(&mut self) -> bool {
+        true
+    }
     /// Makes [`take_shared_receive`](Self::take_shared_receive) take from the shared receive queue with this number, and returns that queue's
     /// protection domain; `None` if the number is that of no queue that the peer may use. Receives complete in the queue's completion queue then.
     ///

@@ -2,6 +2,7 @@
 
 use super::cq::{CompletionQueue, CqInner, Owed};
 use super::events::AsyncEventKind;
+use super::inject::Completion;
 use super::linger::{self, Farewell};
 use super::qp::{CmSink, Link, QpInner, QueuePair};
 use iwarp_rnic::Cqe;
@@ -32,6 +33,10 @@ pub(super) struct After {
     pub(super) xrc: bool,
     /// The shared receive queue has got a receive back for which other queue pairs wait.
     pub(super) returned: bool,
+    /// An injected fault is due.
+    pub(super) act: bool,
+    /// A request was refused by an injected fault, so that trying it again would be wrong.
+    pub(super) refused: bool,
     /// The dropped connection must be ended in the background.
     pub(super) farewell: Option<Farewell>,
 }
@@ -54,6 +59,7 @@ impl After {
             && !self.unused
             && !self.xrc
             && !self.returned
+            && !self.act
             && self.send.is_nothing()
             && self.recv.is_nothing()
     }
@@ -71,6 +77,9 @@ impl After {
         }
         if let (true, Some(srq)) = (self.returned, &qp.srq) {
             srq.inner.drive_waiting();
+        }
+        if let (true, Some(faults)) = (self.act, &qp.faults) {
+            faults.act(qp);
         }
         if self.waits {
             qp.ctx.wait_for_memory(qp);
@@ -184,7 +193,7 @@ impl Host for DriveHost<'_> {
     type Memory = HostRange;
 
     #[inline]
-    fn complete(&mut self, direction: Direction, cqe: Cqe) {
+    fn complete(&mut self, direction: Direction, mut cqe: Cqe) {
         if self.qp.is_destroyed() {
             return;
         }
@@ -201,6 +210,14 @@ impl Host for DriveHost<'_> {
             self.qp.late.keep(cqe);
             return;
         }
+        let mut lost = false;
+        if let Some(faults) = &self.qp.faults {
+            match faults.completed(direction, &mut cqe) {
+                Completion::Written => {}
+                Completion::ThenAct => self.after.act = true,
+                Completion::Lost => lost = true,
+            }
+        }
         let (cq, owed) = match direction {
             Direction::Send => (&*self.qp.send_cq.inner, &mut self.after.send),
             Direction::Recv => (&*self.qp.recv_cq.inner, &mut self.after.recv),
@@ -212,7 +229,21 @@ impl Host for DriveHost<'_> {
             self.run = 0;
         }
         let (_, ring) = self.ring.get_or_insert_with(|| (cq, cq.ring.lock()));
+        if lost {
+            cq.lose(ring, owed);
+            return;
+        }
         cq.push(ring, cqe, owed);
+    }
+
+    #[inline]
+    fn receiver_ready(&mut self) -> bool {
+        let Some(faults) = &self.qp.faults else {
+            return true;
+        };
+        let ready = faults.receiver_ready();
+        self.after.act |= !ready;
+        ready
     }
 
     fn take_shared_receive(&mut self, taken: &mut TakenRecv) -> bool {

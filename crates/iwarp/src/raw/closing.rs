@@ -2,6 +2,7 @@
 
 use super::after::{After, DriveHost};
 use super::events::AsyncEventKind;
+use super::inject::Way;
 use super::linger::{self, Farewell};
 use super::qp::{Guarded, QpInner, Reach, TIMER_LINGER};
 use crate::sys::poller::Interest;
@@ -133,13 +134,14 @@ impl QpInner {
             return;
         };
         let readable = !g.conn.eof
+            && self.passes(Way::In)
             && matches!(
                 g.machine.rx_interest(),
                 RxInterest::Read | RxInterest::Discard
             );
         let want = Interest {
             readable,
-            writable: g.conn.stalled.is_some(),
+            writable: g.conn.stalled.is_some() && self.passes(Way::Out),
         };
         if want == g.conn.interest {
             return;
@@ -267,6 +269,7 @@ impl QpInner {
             | AsyncEventKind::LastWqeReached(qp) => !Arc::ptr_eq(&qp.inner, self),
             AsyncEventKind::CqError(_)
             | AsyncEventKind::SrqLimitReached(_)
+            | AsyncEventKind::Port(_)
             | AsyncEventKind::Datagram(..) => true,
         });
     }

@@ -3,6 +3,7 @@
 use super::channel::CompletionChannel;
 use super::cq::CompletionQueue;
 use super::events::{AsyncEvent, AsyncEventKind, EventQueue};
+use super::inject::Plan;
 use super::peer::Peers;
 use super::qp::{QpAttributes, QpInner, QueuePair};
 use super::srq::SharedReceiveQueue;
@@ -51,6 +52,8 @@ pub(crate) struct ContextInner {
     pub(super) waiting: Waiting,
     /// XRC domains and their shared receive queues.
     pub(super) xrc: xrc::Domains,
+    /// The faults that are injected, if it was opened with any.
+    pub(super) faults: Option<Arc<Plan>>,
     /// Totals of queue pairs that are gone.
     past: Mutex<Counters>,
     /// The process that opened it.
@@ -73,7 +76,9 @@ impl Context {
             Some(path) => Some(shared_recorder(path, config.capture_bytes)?),
             None => None,
         };
+        let faults = config.fault.as_ref().map(Plan::of).transpose()?;
         let inner = ContextInner {
+            faults,
             device: device.clone(),
             config,
             memory: RwLock::new(MemoryTable::new()),
@@ -92,6 +97,9 @@ impl Context {
             origin: Origin::here(),
         };
         let inner = Arc::new(inner);
+        if let Some(plan) = &inner.faults {
+            plan.enter(&inner)?;
+        }
         stats::watch(&inner);
         Ok(Self { inner })
     }
@@ -116,6 +124,15 @@ impl Context {
         self.inner.next_pd.fetch_add(1, Ordering::Relaxed)
     }
 
+    /// Allocates a protection domain (`ibv_alloc_pd(3)`) and returns its number.
+    ///
+    /// # Errors
+    /// That of an injected fault ([`fault`](crate::fault)).
+    pub fn try_allocate_pd(&self) -> Result<u32> {
+        self.inner.create("pd")?;
+        Ok(self.allocate_pd())
+    }
+
     /// Registers `len` octets at `addr` and returns the STag, which is both lkey and rkey (`ibv_reg_mr(3)`).
     ///
     /// Tagged offsets start at `iova`. The range is checked to be mapped, and writable if a right writes.
@@ -136,6 +153,7 @@ impl Context {
     ) -> Result<u32> {
         // SAFETY: the caller's promise.
         let range = unsafe { self.checked_range(addr, len, access) }?;
+        self.inner.create("mr")?;
         let random = random_u32()?;
         let mut table = self.table_with_room()?;
         Ok(table.register(range, iova, pd, access, random)?.0)
@@ -163,6 +181,7 @@ impl Context {
     ) -> Result<u32> {
         // SAFETY: the caller's promise. That the memory is mapped is not needed: the pager finds out.
         let range = unsafe { Self::range(addr, len) }?;
+        self.inner.create("mr")?;
         let random = random_u32()?;
         let mut table = self.table_with_room()?;
         let stag = table.register_on_demand((range, &PAGER), iova, pd, access, random)?;
@@ -313,6 +332,7 @@ impl Context {
     /// # Errors
     /// [`Error::Memory`].
     pub fn allocate_window(&self, ty: WindowType, pd: u32) -> Result<Stag> {
+        self.inner.create("mw")?;
         let random = random_u32()?;
         Ok(self.table_with_room()?.allocate_window(ty, pd, random)?)
     }
@@ -330,6 +350,7 @@ impl Context {
     /// # Errors
     /// The operating system's error: no descriptors left.
     pub fn create_channel(&self) -> Result<CompletionChannel> {
+        self.inner.create("channel")?;
         CompletionChannel::create(self.inner.config.busy_poll)
     }
 
@@ -342,6 +363,7 @@ impl Context {
         capacity: u32,
         channel: Option<&CompletionChannel>,
     ) -> Result<CompletionQueue> {
+        self.inner.create("cq")?;
         CompletionQueue::create(&self.inner, capacity, channel)
     }
 
@@ -350,6 +372,7 @@ impl Context {
     /// # Errors
     /// [`Error::InvalidArgument`], [`Error::OutOfMemory`].
     pub fn create_srq(&self, pd: u32, depth: u32, max_sge: u32) -> Result<SharedReceiveQueue> {
+        self.inner.create("srq")?;
         SharedReceiveQueue::create(&self.inner, pd, depth, max_sge)
     }
 
@@ -370,6 +393,18 @@ impl Context {
     pub fn create_addressable_qp(&self, attributes: &QpAttributes) -> Result<QueuePair> {
         let peers = self.inner.peers()?;
         QueuePair::create_with(&self.inner, attributes, |taken| peers.number(taken))
+    }
+
+    /// Creates a queue pair that can be connected by its number if the device can listen for its peers, and one that cannot otherwise.
+    ///
+    /// # Errors
+    /// As [`create_qp`](Self::create_qp).
+    pub fn create_reachable_qp(&self, attributes: &QpAttributes) -> Result<QueuePair> {
+        let peers = self.inner.peers().ok();
+        QueuePair::create_with(&self.inner, attributes, |taken| {
+            let number = peers.and_then(|peers| peers.number(taken).ok());
+            Ok(number.unwrap_or_else(|| self.inner.any_number(taken)))
+        })
     }
 
     /// The queue pair with this number.

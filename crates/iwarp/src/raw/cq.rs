@@ -380,6 +380,16 @@ impl CqInner {
         owed.wake |= self.wakers.any();
     }
 
+    /// Loses a completion, as [`push`](Self::push) does when the ring is full.
+    #[cold]
+    pub(super) fn lose(&self, ring: &mut Ring, owed: &mut Owed) {
+        self.ready.store(true, Ordering::Release);
+        if let Pushed::Overflow { first } = ring.overflow() {
+            owed.overflow |= first;
+        }
+        owed.wake |= self.wakers.any();
+    }
+
     /// Raises the events that are due and wakes the waiting tasks. Call it without locks. Returns `true` if the queue overflowed
     /// just now.
     #[inline]

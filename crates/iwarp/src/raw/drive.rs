@@ -8,6 +8,7 @@ pub(super) use rx::rx;
 pub(super) use tx::tx;
 
 use super::after::{After, DriveHost};
+use super::inject::Way;
 use super::qp::{Guarded, QpInner};
 use iwarp_rnic::qp::RxInterest;
 use parking_lot::MutexGuard;
@@ -31,7 +32,7 @@ pub(super) fn broken(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, Guarded>, after: 
 pub(super) fn hung_up(qp: &Arc<QpInner>) {
     let mut after = After::default();
     let mut g = qp.state.lock();
-    let held = g.machine.rx_interest() == RxInterest::Held;
+    let held = g.machine.rx_interest() == RxInterest::Held || !qp.passes(Way::In);
     if held && g.link.as_ref().is_some_and(|l| l.stream.is_hung_up()) {
         broken(qp, &mut g, &mut after);
         qp.settle(&mut g, &mut after);

@@ -180,6 +180,30 @@ pub enum AsyncEventKind {
     SrqLimitReached(SharedReceiveQueue),
     /// Something happened to a datagram queue pair.
     Datagram(UdQueuePair, UdEvent),
+    /// Something happened to the port, or to the device. Only an injected fault causes it ([`fault`](crate::fault)).
+    Port(PortEvent),
+}
+
+/// What happened to a port, or to its device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PortEvent {
+    /// It is up again.
+    Active,
+    /// It is down.
+    Error,
+    /// Its LID has changed.
+    LidChange,
+    /// Its table of partition keys has changed.
+    PkeyChange,
+    /// Its subnet manager has changed.
+    SmChange,
+    /// The subnet manager has asked for all registrations again.
+    ClientReregister,
+    /// Its GID table has changed.
+    GidChange,
+    /// The device cannot go on.
+    DeviceFatal,
 }
 
 /// An asynchronous event of a device.

@@ -12,6 +12,7 @@ use super::context::{Context, ContextInner};
 use super::cork::{FLUSH_AFTER, Verdict};
 use super::cq::CompletionQueue;
 use super::drive;
+use super::inject::QpFaults;
 use super::late::Late;
 use super::link_state::LinkState;
 use super::retry::Retry;
@@ -33,7 +34,7 @@ use iwarp_rnic::qp::{
     Budget, Events, Fault, QpConfig, QueuePair as Machine, ReceiverNotReady as Policy, RxInterest,
     State, StreamConfig, XrcEnd,
 };
-use iwarp_rnic::{Access, PostError, RecvWr, SendWr, Time};
+use iwarp_rnic::{Access, PostError, RecvWr, SendOp, SendWr, Time};
 use parking_lot::Mutex;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -90,6 +91,8 @@ pub(super) trait Request {
     fn wr(&self) -> &SendWr<'_>;
     /// Queues it.
     fn post(&self, machine: &mut Machine, host: &mut DriveHost<'_>) -> Result<(), PostError>;
+    /// Returns it with another operation.
+    fn with_op(&self, op: SendOp) -> Self;
 }
 
 impl Request for SendWr<'_> {
@@ -101,6 +104,10 @@ impl Request for SendWr<'_> {
     #[inline]
     fn post(&self, machine: &mut Machine, host: &mut DriveHost<'_>) -> Result<(), PostError> {
         machine.post_send(self, host)
+    }
+
+    fn with_op(&self, op: SendOp) -> Self {
+        Self { op, ..*self }
     }
 }
 
@@ -218,6 +225,8 @@ pub(crate) struct QpInner {
     /// It waits with sending, and its completion queues know that: that of the send queue, that of receives.
     pub(super) deferred: [AtomicBool; 2],
     pub(super) origin: Origin,
+    /// The faults that are injected, if the device was opened with any.
+    pub(super) faults: Option<Box<QpFaults>>,
 }
 
 /// A reliable-connected queue pair.
@@ -266,6 +275,7 @@ impl QueuePair {
         target: Option<Target>,
         number: impl FnOnce(&dyn Fn(u32) -> bool) -> Result<u32>,
     ) -> Result<Self> {
+        ctx.create("qp")?;
         let policy = match ctx.config.receiver_not_ready {
             _ if a.unreliable => Policy::Drop,
             ReceiverNotReady::Hold(limit) => Policy::Hold {
@@ -321,6 +331,7 @@ impl QueuePair {
                 moved: Moved::default(),
                 deferred: [const { AtomicBool::new(false) }; 2],
                 origin: Origin::here(),
+                faults: ctx.faults.as_ref().map(|plan| QpFaults::new(plan, num)),
             }))
         })?;
         inner.send_cq.inner.attach(&inner);
@@ -457,6 +468,7 @@ impl QueuePair {
         let mut after = After::default();
         let wrs = std::slice::from_ref(wr);
         let (result, verdict) = self.inner.post::<false, true, _>(wrs, &mut after);
+        self.inner.act_before_sending(&mut after);
         if verdict != Verdict::Join {
             self.inner.obey(verdict);
         }
@@ -476,6 +488,7 @@ impl QueuePair {
             let (result, verdict) = self
                 .inner
                 .post::<false, false, R>(&wrs[posted..], &mut after);
+            self.inner.act_before_sending(&mut after);
             self.inner.obey(verdict);
             match result {
                 Ok(()) => {
@@ -483,7 +496,7 @@ impl QueuePair {
                     return Ok(());
                 }
                 // The queue may be full of requests that waited, and those have been sent now.
-                Err((n, PostError::QueueFull)) if n > 0 => posted += n,
+                Err((n, PostError::QueueFull)) if n > 0 && !after.refused => posted += n,
                 Err((n, e)) => {
                     after.run(&self.inner);
                     return Err((posted + n, e.into()));
@@ -506,10 +519,11 @@ impl QueuePair {
         let mut again = true;
         loop {
             let (result, verdict) = self.inner.post::<true, false, R>(wrs, &mut after);
+            self.inner.act_before_sending(&mut after);
             self.inner.obey(verdict);
             match result {
                 // The queue may be full of requests that waited, and those have been sent now.
-                Err((_, PostError::QueueFull)) if std::mem::take(&mut again) => {}
+                Err((_, PostError::QueueFull)) if !after.refused && std::mem::take(&mut again) => {}
                 result => {
                     after.run(&self.inner);
                     return result.map_err(|(n, e)| (n, e.into()));
@@ -533,6 +547,12 @@ impl QueuePair {
             }
             let mut host = DriveHost::new(&self.inner, &mut after);
             for (i, wr) in wrs.iter().enumerate() {
+                if let Some(faults) = &self.inner.faults
+                    && faults.refuses_receive()
+                {
+                    result = Err((i, PostError::QueueFull.into()));
+                    break;
+                }
                 if let Err(e) = g.machine.post_recv(wr, &mut host) {
                     result = Err((i, e.into()));
                     break;
@@ -606,10 +626,17 @@ impl QpInner {
         if WHOLE && let Err(e) = g.machine.check_sends(wrs.iter().map(R::wr)) {
             return (Err(e), g.conn.cork.send());
         }
+        if WHOLE && let Some(i) = self.first_refused(wrs) {
+            after.refused = true;
+            return (Err((i, PostError::QueueFull)), g.conn.cork.send());
+        }
         let mut bytes = 0;
         for (i, wr) in wrs.iter().enumerate() {
-            let mut host = DriveHost::new(self, after);
-            if let Err(e) = wr.post(&mut g.machine, &mut host) {
+            let posted = match &self.faults {
+                None => wr.post(&mut g.machine, &mut DriveHost::new(self, after)),
+                Some(faults) => self.post_faulty::<WHOLE, R>(faults, wr, &mut g.machine, after),
+            };
+            if let Err(e) = posted {
                 return (Err((i, e)), g.conn.cork.send());
             }
             // Framing included, in round numbers. Reads and atomics send only a request.
@@ -744,6 +771,10 @@ impl QpInner {
             }
             if let Some(flow) = &link.flow {
                 flow.framed(handover.config.markers_tx, handover.config.markers_rx);
+            }
+            if let Some(faults) = &self.faults {
+                faults.connected(link.ends.peer, handover.config.crc);
+                after.act |= faults.is_due();
             }
             g.link = Some(Arc::clone(&link));
             g.conn = LinkState::new(handover.cm);

@@ -126,6 +126,12 @@ impl SharedReceiveQueue {
         let somebody_waits = {
             let mut state = self.inner.state.lock();
             for (i, wr) in wrs.iter().enumerate() {
+                if let Some(plan) = &self.inner.ctx.faults
+                    && plan.refuses_shared_receive()
+                {
+                    result = Err((i, iwarp_rnic::PostError::QueueFull.into()));
+                    break;
+                }
                 if let Err(e) = state.queue.post(wr) {
                     result = Err((i, e.into()));
                     break;

@@ -10,8 +10,13 @@ use iwarp_rnic::qp::{StreamConfig, StreamTimes};
 
 /// On the loopback interface.
 pub(crate) fn context() -> Context {
+    context_with(Config::default())
+}
+
+/// The same with other settings.
+pub(super) fn context_with(config: Config) -> Context {
     let device = Device::by_address([127, 0, 0, 1].into()).unwrap();
-    Context::open(&device, Config::default()).unwrap()
+    Context::open(&device, config).unwrap()
 }
 
 /// With room for one request in either direction, in a protection domain of its own.

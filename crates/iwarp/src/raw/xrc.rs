@@ -15,7 +15,7 @@ use super::srq::{SharedReceiveQueue, SrqInner};
 use crate::error::{Error, Result};
 use iwarp_rnic::qp::{QueuePair as Machine, XrcEnd};
 use iwarp_rnic::receive_queue::TakenRecv;
-use iwarp_rnic::{Cqe, PostError, SendWr};
+use iwarp_rnic::{Cqe, PostError, SendOp, SendWr};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::fs::File;
@@ -79,6 +79,11 @@ impl Request for XrcSendWr<'_> {
 
     fn post(&self, machine: &mut Machine, host: &mut DriveHost<'_>) -> Result<(), PostError> {
         machine.post_send_to(&self.wr, self.srq, host)
+    }
+
+    fn with_op(&self, op: SendOp) -> Self {
+        let wr = SendWr { op, ..self.wr };
+        Self { wr, ..*self }
     }
 }
 

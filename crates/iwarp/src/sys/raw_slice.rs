@@ -94,6 +94,15 @@ impl RawSlice {
         }
     }
 
+    /// Returns the first `count` octets of the range; all if it has no more.
+    #[inline]
+    pub(crate) fn first(&self, count: usize) -> Self {
+        Self {
+            addr: self.addr,
+            len: self.len.min(count),
+        }
+    }
+
     /// Appends at most `limit` octets of the range to `out`, and returns how many.
     ///
     /// # Safety

@@ -2,6 +2,7 @@
 
 use super::{CompletionQueue, SharedReceiveQueue};
 use crate::raw::AsyncEventKind;
+use crate::raw::PortEvent;
 
 /// An asynchronous event of a device (`ibv_get_async_event(3)`). Queue pairs are named by their numbers ([`QueuePair::qp_num`](super::QueuePair::qp_num)).
 #[derive(Debug, Clone)]
@@ -21,6 +22,8 @@ pub enum AsyncEvent {
     SqDrained(u32),
     /// A queue pair in error has given back its last receive to the shared receive queue.
     LastWqeReached(u32),
+    /// Something happened to the port, or to the device.
+    Port(PortEvent),
     /// Fewer receives than the limit wait in a shared receive queue.
     SrqLimitReached(SharedReceiveQueue),
 }
@@ -39,6 +42,7 @@ impl AsyncEvent {
             AsyncEventKind::SqDrained(qp) => Self::SqDrained(qp.num()),
             AsyncEventKind::LastWqeReached(qp) => Self::LastWqeReached(qp.num()),
             AsyncEventKind::SrqLimitReached(srq) => Self::SrqLimitReached(SharedReceiveQueue(srq)),
+            AsyncEventKind::Port(event) => Self::Port(event),
             AsyncEventKind::Datagram(..) => return None,
         })
     }

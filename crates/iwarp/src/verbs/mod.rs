@@ -68,6 +68,7 @@ mod pd;
 mod qp;
 mod srq;
 
+pub use crate::raw::PortEvent;
 pub use context::Context;
 pub use cq::{CompletionChannel, CompletionQueue, Completions};
 pub use event::AsyncEvent;

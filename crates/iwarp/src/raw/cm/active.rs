@@ -147,9 +147,12 @@ impl Active {
     /// Starts the TCP connect. Errors of the peer come as events, even if they are known at once.
     pub(super) fn start(self: &Arc<Self>, bound: Option<Bound>) -> Result<()> {
         let mut s = self.state.lock();
-        let next = match self.ctx.config().port_mapper {
-            Some(port) => self.ask_mapper(&mut s, bound, port)?,
-            None => self.connect(&mut s, bound)?,
+        let faults = self.ctx.inner.faults.as_ref();
+        let refused = faults.and_then(|plan| plan.connect(self.peer));
+        let next = match (refused, self.ctx.config().port_mapper) {
+            (Some(errno), _) => Next::End(End::of_io(&io::Error::from_raw_os_error(errno))),
+            (None, Some(port)) => self.ask_mapper(&mut s, bound, port)?,
+            (None, None) => self.connect(&mut s, bound)?,
         };
         drop(s);
         if let Next::End(end) = next {

@@ -4,6 +4,7 @@
 //! stay valid because the memory table is locked for reading from the moment the runs are made until the system call has returned.
 
 use super::super::after::{After, DriveHost};
+use super::super::inject::Way;
 use super::super::left;
 use super::super::pool;
 use super::super::qp::{Guarded, Link, QpInner};
@@ -75,8 +76,15 @@ enum Look<'a> {
 /// Reads until nothing is there or the budget is spent.
 pub(in super::super) fn rx(qp: &Arc<QpInner>) {
     let mut after = After::default();
-    let g = qp.state.lock();
+    let mut g = qp.state.lock();
     if g.link.is_none() || g.conn.left.rx {
+        return;
+    }
+    if !qp.passes(Way::In) {
+        // The engine stops looking for octets.
+        qp.settle(&mut g, &mut after);
+        drop(g);
+        after.run(qp);
         return;
     }
     let mut g = match turns(qp, g, &mut after) {
@@ -217,8 +225,19 @@ fn look<'a>(
     );
     let waiting_tx = first && g.machine.wants_tx();
     drop(g);
+    if let Some(faults) = &qp.faults {
+        faults.limit(Way::In, &mut runs);
+    }
     // SAFETY: the module's invariant; `buffer` is ours and `memory` is locked.
     let result = unsafe { link.stream.recv_vectored_raw(&runs) };
+    if let (Some(faults), Ok(n @ 1..)) = (&qp.faults, &result) {
+        if buffer.is_empty() {
+            // SAFETY: as above; the plan names the memory that has just been written.
+            unsafe { faults.spoil_received(&runs, *n) };
+        }
+        faults.passed_octets(Way::In, *n);
+        after.act |= faults.is_due();
+    }
     if let Some(memory) = &memory {
         plan.release(memory);
         after.unused |= memory.take_unused();
@@ -384,6 +403,7 @@ fn resume(
         None if qp.xrc.is_some() => qp.xrc.as_ref().is_some_and(|target| !target.wait(qp)),
         None => g.machine.receives_posted() > 0,
     };
+    let ready = ready && qp.faults.as_ref().is_none_or(|faults| !faults.starves());
     if !ready || g.conn.partial.is_none() {
         return None;
     }

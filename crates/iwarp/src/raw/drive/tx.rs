@@ -4,6 +4,7 @@
 //! because the memory table is locked for reading from the moment the runs are made until the system call has returned.
 
 use super::super::after::{After, DriveHost};
+use super::super::inject::Way;
 use super::super::late;
 use super::super::left;
 use super::super::pool;
@@ -31,8 +32,11 @@ pub(in super::super) fn tx(qp: &Arc<QpInner>) {
     }
     let _ = g.conn.cork.send();
     if is_due(&g) {
-        g = turns(qp, g, &mut after);
-        silence::watch(qp, &mut g);
+        // A fault may hold it back.
+        if qp.passes(Way::Out) {
+            g = turns(qp, g, &mut after);
+            silence::watch(qp, &mut g);
+        }
     }
     qp.settle(&mut g, &mut after);
     drop(g);
@@ -53,7 +57,9 @@ fn turns<'a>(
     loop {
         let Some(link) = g.link.clone() else { break };
         let memory = qp.ctx.memory.read();
-        let plan = match g.conn.stalled.take() {
+        let stalled = g.conn.stalled.take();
+        let begins = stalled.is_none();
+        let plan = match stalled {
             Some(plan) => plan,
             None => match fill(qp, &mut g, &link, &memory, after) {
                 Filled::Ready(plan) => plan,
@@ -73,7 +79,7 @@ fn turns<'a>(
             },
         };
         let more;
-        (g, more) = write(qp, g, &link, memory, plan, after);
+        (g, more) = write(qp, g, &link, memory, (plan, begins), after);
         if !more || !is_due(&g) {
             break;
         }
@@ -130,14 +136,15 @@ fn fill(
     filled
 }
 
-/// Hands a plan to the socket, and accounts for what it took. Returns `false` if nothing more can be written now.
+/// Hands a plan to the socket, and accounts for what it took. Returns `false` if nothing more can be written now. `begins`: nothing of the
+/// plan was written before.
 #[inline]
 fn write<'a>(
     qp: &'a Arc<QpInner>,
     mut g: MutexGuard<'a, Guarded>,
     link: &Arc<Link>,
     memory: RwLockReadGuard<'_, MemoryTable>,
-    mut plan: Box<TxPlan>,
+    (mut plan, begins): (Box<TxPlan>, bool),
     after: &mut After,
 ) -> (MutexGuard<'a, Guarded>, bool) {
     let mut runs = pool::take_runs();
@@ -152,6 +159,15 @@ fn write<'a>(
         // The program deregistered memory that a request was sending from: the stream cannot go on.
         g.machine.leave(&mut DriveHost::new(qp, after));
         return (g, false);
+    }
+    // Kept until the system call has returned.
+    let mut _spoilt = None;
+    if let Some(faults) = &qp.faults {
+        faults.limit(Way::Out, &mut runs);
+        if begins {
+            // SAFETY: the module's invariant; `plan` is ours and `memory` is locked.
+            _spoilt = unsafe { faults.spoil_copy(&mut runs) };
+        }
     }
     qp.late.begin();
     drop(g);
@@ -177,13 +193,26 @@ fn write<'a>(
             .tx_written(&mut plan, *n, &mut DriveHost::new(qp, after));
     }
     late::deliver(qp, after);
+    let stops = qp.faults.is_some() && faulty_end(qp, &result, after);
     // If the connection has ended meanwhile, the rest of its plan must not be sent on the next one.
     if !linked || (result.is_ok() && plan.is_empty()) {
         pool::give_tx(plan);
-        return (g, linked);
+        return (g, linked && !stops);
     }
     let more = written(qp, &mut g, plan, result, after);
-    (g, more)
+    (g, more && !stops)
+}
+
+/// Counts what was sent for the faults. Returns `true` if one of them stops the sending.
+#[cold]
+fn faulty_end(qp: &QpInner, result: &io::Result<usize>, after: &mut After) -> bool {
+    let (Some(faults), Ok(n)) = (&qp.faults, result) else {
+        return false;
+    };
+    faults.passed_octets(Way::Out, *n);
+    let due = faults.is_due();
+    after.act |= due;
+    due || faults.holds(Way::Out)
 }
 
 /// The socket took a part of a plan, nothing of it, or is broken. Returns `false` if nothing more can be written now.

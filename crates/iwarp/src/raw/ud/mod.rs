@@ -366,6 +366,7 @@ impl UdQueuePair {
 
 impl UdInner {
     fn create(ctx: &Arc<ContextInner>, a: &UdAttributes) -> Result<Arc<Self>> {
+        ctx.create("qp")?;
         let engine = Engine::current()?;
         let guarded = Mutex::new(Guarded {
             state: State::Reset,

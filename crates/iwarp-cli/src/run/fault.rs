@@ -1,0 +1,54 @@
+//! `--fault`: the faults that are injected, checked before the program runs.
+
+use crate::error::{Context as _, Error, Result};
+use iwarp::fault::Spec;
+
+/// The value of one `--fault`.
+#[derive(Debug, Clone)]
+pub(super) enum Asked {
+    /// The list of faults.
+    Help,
+    /// Faults, as they were written.
+    Faults(String),
+}
+
+/// Checks one value. What is set for all rules may come with another one.
+pub(super) fn parse(text: &str) -> std::result::Result<Asked, String> {
+    if text == "help" {
+        return Ok(Asked::Help);
+    }
+    match text.parse::<Spec>() {
+        Ok(_) => Ok(Asked::Faults(text.to_owned())),
+        Err(e) => Err(format!("{e}\n(`iwarp run --fault help` lists the faults)")),
+    }
+}
+
+/// Returns `true` if the list was asked for.
+pub(super) fn wants_help(all: &[Asked]) -> bool {
+    all.iter().any(|asked| matches!(asked, Asked::Help))
+}
+
+/// Prints the list of faults.
+pub(super) fn print_help() {
+    crate::out::line(format_args!("{}", Spec::help().trim_end()));
+}
+
+/// Joins all values to one specification. The log file is named absolutely, because the program may change its directory before it opens a device.
+pub(super) fn joined(all: &[Asked]) -> Result<Option<String>> {
+    let texts: Vec<&str> = all
+        .iter()
+        .filter_map(|asked| match asked {
+            Asked::Faults(text) => Some(text.as_str()),
+            Asked::Help => None,
+        })
+        .collect();
+    if texts.is_empty() {
+        return Ok(None);
+    }
+    let spec: Spec = texts
+        .join(";")
+        .parse()
+        .map_err(|e: iwarp::fault::SpecError| Error::usage(format!("--fault: {}", e.mistake())))?;
+    let here = std::env::current_dir().context("the directory of the log")?;
+    Ok(Some(spec.logging_in(&here).to_string()))
+}

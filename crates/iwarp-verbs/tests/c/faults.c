@@ -1,0 +1,571 @@
+/* Each injected fault, as a program on the verbs sees it. A device that is opened with a specification in the environment has the faults, and the
+ * peer is a queue pair on a device without any. */
+#include "check.h"
+
+#include <infiniband/verbs.h>
+#include <stdint.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { SIZE = 4096, DEPTH = 64, SOON_MS = 20000 };
+
+/* One end of a connection, on a device of its own. */
+struct end {
+	struct ibv_context *context;
+	struct ibv_pd *pd;
+	struct ibv_mr *mr;
+	struct ibv_cq *cq;
+	struct ibv_qp *qp;
+	union ibv_gid gid;
+	char memory[SIZE];
+};
+
+static int specs;
+/* The last end that was made, and its peer. */
+static struct end faulty, plain;
+
+static double now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec + t.tv_nsec / 1e9;
+}
+
+static struct ibv_context *open_with(const char *faults)
+{
+	struct ibv_device **list = ibv_get_device_list(NULL);
+	struct ibv_context *context;
+	char spec[256];
+
+	NEED(list && list[0]);
+	if (faults) {
+		/* Each device has faults of its own, because no two specifications are the same. */
+		snprintf(spec, sizeof(spec), "%s;seed=7%*s;", faults, ++specs, "");
+		setenv("IWARP_FAULT", spec, 1);
+	} else {
+		unsetenv("IWARP_FAULT");
+	}
+	context = ibv_open_device(list[0]);
+	NEED(context);
+	unsetenv("IWARP_FAULT");
+	ibv_free_device_list(list);
+	return context;
+}
+
+static void make(struct end *e, const char *faults)
+{
+	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RC, .sq_sig_all = 1,
+		.cap = { .max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = 1, .max_recv_sge = 1 } };
+	struct ibv_qp_attr init = { .qp_state = IBV_QPS_INIT, .port_num = 1,
+		.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ };
+
+	e->context = open_with(faults);
+	e->pd = ibv_alloc_pd(e->context);
+	NEED(e->pd && ibv_query_gid(e->context, 1, 0, &e->gid) == 0);
+	e->mr = ibv_reg_mr(e->pd, e->memory, SIZE, init.qp_access_flags);
+	e->cq = ibv_create_cq(e->context, 4 * DEPTH, e, NULL, 0);
+	NEED(e->mr && e->cq);
+	attr.send_cq = attr.recv_cq = e->cq;
+	e->qp = ibv_create_qp(e->pd, &attr);
+	NEED(e->qp);
+	NEED(ibv_modify_qp(e->qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) == 0);
+}
+
+static void join(struct end *e, const struct end *peer, int rnr_retry)
+{
+	struct ibv_qp_attr a = { .qp_state = IBV_QPS_RTR, .dest_qp_num = peer->qp->qp_num, .min_rnr_timer = 1,
+		.path_mtu = IBV_MTU_1024, .max_dest_rd_atomic = 1,
+		.ah_attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = peer->gid } } };
+
+	NEED(ibv_modify_qp(e->qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+		IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER) == 0);
+	a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = rnr_retry,
+		.max_rd_atomic = 1 };
+	NEED(ibv_modify_qp(e->qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+		IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC) == 0);
+}
+
+/* Two ends that are connected, of which the first has faults. */
+static void connected(const char *faults, int rnr_retry)
+{
+	make(&faulty, faults);
+	make(&plain, NULL);
+	join(&faulty, &plain, 7);
+	join(&plain, &faulty, rnr_retry);
+}
+
+static void unmake(struct end *e)
+{
+	CODE(0, ibv_destroy_qp(e->qp));
+	CODE(0, ibv_destroy_cq(e->cq));
+	CODE(0, ibv_dereg_mr(e->mr));
+	CODE(0, ibv_dealloc_pd(e->pd));
+	CODE(0, ibv_close_device(e->context));
+}
+
+static void done(void)
+{
+	unmake(&faulty);
+	unmake(&plain);
+}
+
+static int post(struct end *e, const struct end *peer, enum ibv_wr_opcode opcode, uint64_t id)
+{
+	struct ibv_sge sge = { (uintptr_t)e->memory, 64, e->mr->lkey };
+	struct ibv_send_wr wr = { .wr_id = id, .sg_list = &sge, .num_sge = 1, .opcode = opcode }, *bad;
+
+	wr.wr.rdma.remote_addr = (uintptr_t)peer->memory;
+	wr.wr.rdma.rkey = peer->mr->rkey;
+	return ibv_post_send(e->qp, &wr, &bad);
+}
+
+static int receive(struct end *e, uint64_t id)
+{
+	struct ibv_sge sge = { (uintptr_t)e->memory, SIZE, e->mr->lkey };
+	struct ibv_recv_wr wr = { .wr_id = id, .sg_list = &sge, .num_sge = 1 }, *bad;
+
+	return ibv_post_recv(e->qp, &wr, &bad);
+}
+
+static struct ibv_wc next(struct end *e)
+{
+	struct ibv_wc wc;
+	int n, left;
+
+	for (left = SOON_MS; left > 0; left--) {
+		n = ibv_poll_cq(e->cq, 1, &wc);
+		NEED(n >= 0);
+		if (n)
+			return wc;
+		usleep(1000);
+	}
+	NEED(!"a completion came in time");
+	return wc;
+}
+
+/* Checks the next completion. */
+static void completes(struct end *e, uint64_t id, enum ibv_wc_status status)
+{
+	struct ibv_wc wc = next(e);
+
+	CODE((int)id, (int)wc.wr_id);
+	CODE((int)status, (int)wc.status);
+}
+
+static int state(const struct end *e)
+{
+	struct ibv_qp_attr a;
+	struct ibv_qp_init_attr i;
+
+	NEED(ibv_query_qp(e->qp, &a, IBV_QP_STATE, &i) == 0);
+	return a.qp_state;
+}
+
+static int port_state(const struct end *e)
+{
+	struct ibv_port_attr a;
+
+	NEED(ibv_query_port(e->context, 1, &a) == 0);
+	return a.state;
+}
+
+/* Waits for an event; those that come before it are other consequences of the same fault. */
+static void raises(struct end *e, enum ibv_event_type type)
+{
+	struct ibv_async_event event;
+	int found;
+
+	do {
+		NEED(ibv_get_async_event(e->context, &event) == 0);
+		found = event.event_type == type;
+		if (found && (type == IBV_EVENT_PORT_ERR || type == IBV_EVENT_PORT_ACTIVE))
+			CODE(1, event.element.port_num);
+		else if (found && type == IBV_EVENT_CQ_ERR)
+			CHECK(event.element.cq == e->cq);
+		else if (found && type <= IBV_EVENT_SQ_DRAINED)
+			CHECK(event.element.qp == e->qp);
+		ibv_ack_async_event(&event);
+	} while (!found);
+	checks++;
+}
+
+static void statuses(void)
+{
+	static const struct {
+		const char *name;
+		enum ibv_wc_status status;
+	} all[] = {
+		{ "LOC_LEN_ERR", IBV_WC_LOC_LEN_ERR }, { "LOC_QP_OP_ERR", IBV_WC_LOC_QP_OP_ERR },
+		{ "LOC_PROT_ERR", IBV_WC_LOC_PROT_ERR }, { "WR_FLUSH_ERR", IBV_WC_WR_FLUSH_ERR },
+		{ "MW_BIND_ERR", IBV_WC_MW_BIND_ERR }, { "BAD_RESP_ERR", IBV_WC_BAD_RESP_ERR },
+		{ "LOC_ACCESS_ERR", IBV_WC_LOC_ACCESS_ERR }, { "REM_INV_REQ_ERR", IBV_WC_REM_INV_REQ_ERR },
+		{ "REM_ACCESS_ERR", IBV_WC_REM_ACCESS_ERR }, { "REM_OP_ERR", IBV_WC_REM_OP_ERR },
+		{ "RETRY_EXC_ERR", IBV_WC_RETRY_EXC_ERR }, { "RNR_RETRY_EXC_ERR", IBV_WC_RNR_RETRY_EXC_ERR },
+		{ "FATAL_ERR", IBV_WC_FATAL_ERR }, { "RESP_TIMEOUT_ERR", IBV_WC_RESP_TIMEOUT_ERR },
+		{ "GENERAL_ERR", IBV_WC_GENERAL_ERR },
+	};
+	char faults[80];
+	size_t i;
+
+	for (i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+		snprintf(faults, sizeof(faults), "status=%s,op=write,nth=2", all[i].name);
+		connected(faults, 7);
+		CODE(0, receive(&faulty, 9));
+		CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, 1));
+		completes(&faulty, 1, IBV_WC_SUCCESS);
+		CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, 2));
+		CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, 3));
+		completes(&faulty, 2, all[i].status);
+		/* The receive and the request behind: which is first depends on when the request was posted. */
+		CODE(IBV_WC_WR_FLUSH_ERR, next(&faulty).status);
+		CODE(IBV_WC_WR_FLUSH_ERR, next(&faulty).status);
+		CODE(IBV_QPS_ERR, state(&faulty));
+		done();
+	}
+	/* Requests that are carried out together: those behind the failed one are flushed, although the peer has them. */
+	connected("status=REM_OP_ERR,op=write,nth=2", 7);
+	{
+		struct ibv_sge sge = { (uintptr_t)faulty.memory, 64, faulty.mr->lkey };
+		struct ibv_send_wr wr[8], *bad;
+
+		for (i = 0; i < 8; i++) {
+			wr[i] = (struct ibv_send_wr){ .wr_id = i, .next = i < 7 ? &wr[i + 1] : NULL, .sg_list = &sge,
+				.num_sge = 1, .opcode = IBV_WR_RDMA_WRITE };
+			wr[i].wr.rdma.remote_addr = (uintptr_t)plain.memory;
+			wr[i].wr.rdma.rkey = plain.mr->rkey;
+		}
+		CODE(0, ibv_post_send(faulty.qp, wr, &bad));
+	}
+	completes(&faulty, 0, IBV_WC_SUCCESS);
+	completes(&faulty, 1, IBV_WC_REM_OP_ERR);
+	for (i = 2; i < 8; i++)
+		completes(&faulty, i, IBV_WC_WR_FLUSH_ERR);
+	done();
+	connected("status=LOC_LEN_ERR,op=recv,nth=2", 7);
+	for (i = 1; i <= 3; i++)
+		CODE(0, receive(&faulty, i));
+	CODE(0, post(&plain, &faulty, IBV_WR_SEND, 1));
+	completes(&faulty, 1, IBV_WC_SUCCESS);
+	CODE(0, post(&plain, &faulty, IBV_WR_SEND, 2));
+	completes(&faulty, 2, IBV_WC_LOC_LEN_ERR);
+	completes(&faulty, 3, IBV_WC_WR_FLUSH_ERR);
+	done();
+}
+
+static void full_queues(void)
+{
+	struct ibv_sge sge;
+	struct ibv_send_wr wr[5], *bad = NULL;
+	struct ibv_srq_init_attr attr = { .attr = { .max_wr = 8, .max_sge = 1 } };
+	struct ibv_recv_wr recv = { .wr_id = 1 }, *bad_recv;
+	struct ibv_srq *srq;
+	int i;
+
+	connected("post,op=send,nth=3;post,op=recv,nth=2", 7);
+	CODE(0, receive(&faulty, 1));
+	CODE(ENOMEM, receive(&faulty, 2));
+	CODE(0, receive(&faulty, 3));
+	for (i = 0; i < 5; i++)
+		CODE(0, receive(&plain, i));
+	sge = (struct ibv_sge){ (uintptr_t)faulty.memory, 1, faulty.mr->lkey };
+	for (i = 0; i < 5; i++)
+		wr[i] = (struct ibv_send_wr){ .wr_id = i, .next = i < 4 ? &wr[i + 1] : NULL, .sg_list = &sge,
+			.num_sge = 1, .opcode = IBV_WR_SEND };
+	CODE(ENOMEM, ibv_post_send(faulty.qp, wr, &bad));
+	CHECK(bad == &wr[2]);
+	CODE(0, ibv_post_send(faulty.qp, bad, &bad));
+	for (i = 0; i < 5; i++)
+		completes(&faulty, i, IBV_WC_SUCCESS);
+	CODE(IBV_QPS_RTS, state(&faulty));
+	done();
+	make(&faulty, "post,nth=2");
+	srq = ibv_create_srq(faulty.pd, &attr);
+	NEED(srq);
+	CODE(0, ibv_post_srq_recv(srq, &recv, &bad_recv));
+	CODE(ENOMEM, ibv_post_srq_recv(srq, &recv, &bad_recv));
+	CHECK(bad_recv == &recv);
+	CODE(0, ibv_post_srq_recv(srq, &recv, &bad_recv));
+	CODE(0, ibv_destroy_srq(srq));
+	unmake(&faulty);
+}
+
+static void objects(void)
+{
+	struct ibv_qp_init_attr qp = { .qp_type = IBV_QPT_RC,
+		.cap = { .max_send_wr = 1, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1 } };
+	struct ibv_srq_init_attr srq = { .attr = { .max_wr = 8, .max_sge = 1 } };
+	struct ibv_pd *pd;
+
+	/* The first of each is that of the end itself. */
+	make(&faulty, "create=mr,nth=2;create=mw,errno=EPERM;create=cq,nth=2,errno=EAGAIN;create=srq;"
+		"create=qp,nth=2,errno=ENOSPC;create=channel,errno=EMFILE;create=pd,nth=2..3,errno=ENFILE");
+	IS_NULL(ENOMEM, ibv_reg_mr(faulty.pd, faulty.memory, 1, 0));
+	IS_NULL(EPERM, ibv_alloc_mw(faulty.pd, IBV_MW_TYPE_1));
+	IS_NULL(EAGAIN, ibv_create_cq(faulty.context, 1, NULL, NULL, 0));
+	IS_NULL(ENOMEM, ibv_create_srq(faulty.pd, &srq));
+	qp.send_cq = qp.recv_cq = faulty.cq;
+	IS_NULL(ENOSPC, ibv_create_qp(faulty.pd, &qp));
+	IS_NULL(EMFILE, ibv_create_comp_channel(faulty.context));
+	pd = ibv_alloc_pd(faulty.context);
+	if (pd) {
+		CODE(0, ibv_dealloc_pd(pd));
+		pd = ibv_alloc_pd(faulty.context);
+	}
+	CHECK(!pd && errno == ENFILE);
+	/* Each has failed once. */
+	pd = ibv_alloc_pd(faulty.context);
+	CHECK(pd);
+	CODE(0, ibv_dealloc_pd(pd));
+	unmake(&faulty);
+}
+
+static void events(void)
+{
+	static const struct {
+		const char *name;
+		enum ibv_event_type type;
+		int fails;
+	} all[] = {
+		{ "QP_FATAL", IBV_EVENT_QP_FATAL, 1 }, { "QP_REQ_ERR", IBV_EVENT_QP_REQ_ERR, 1 },
+		{ "QP_ACCESS_ERR", IBV_EVENT_QP_ACCESS_ERR, 1 }, { "COMM_EST", IBV_EVENT_COMM_EST, 0 },
+		{ "SQ_DRAINED", IBV_EVENT_SQ_DRAINED, 0 }, { "QP_LAST_WQE_REACHED", IBV_EVENT_QP_LAST_WQE_REACHED, 0 },
+		{ "PORT_ACTIVE", IBV_EVENT_PORT_ACTIVE, 0 }, { "PORT_ERR", IBV_EVENT_PORT_ERR, 0 },
+		{ "LID_CHANGE", IBV_EVENT_LID_CHANGE, 0 }, { "PKEY_CHANGE", IBV_EVENT_PKEY_CHANGE, 0 },
+		{ "SM_CHANGE", IBV_EVENT_SM_CHANGE, 0 }, { "CLIENT_REREGISTER", IBV_EVENT_CLIENT_REREGISTER, 0 },
+		{ "GID_CHANGE", IBV_EVENT_GID_CHANGE, 0 }, { "DEVICE_FATAL", IBV_EVENT_DEVICE_FATAL, 1 },
+	};
+	char faults[80];
+	size_t i;
+
+	for (i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+		snprintf(faults, sizeof(faults), "event=%s,op=write,nth=2", all[i].name);
+		connected(faults, 7);
+		CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, 1));
+		completes(&faulty, 1, IBV_WC_SUCCESS);
+		CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, 2));
+		raises(&faulty, all[i].type);
+		if (all[i].fails)
+			CHECK(next(&faulty).status != IBV_WC_SUCCESS);
+		else
+			completes(&faulty, 2, IBV_WC_SUCCESS);
+		CODE(all[i].fails ? IBV_QPS_ERR : IBV_QPS_RTS, state(&faulty));
+		done();
+	}
+}
+
+static void lost_connections(void)
+{
+	static const char *const all[] = { "reset,op=write,nth=2", "reset,bytes=300", "close,op=write,nth=2" };
+	size_t i;
+
+	for (i = 0; i < 3; i++) {
+		connected(all[i], 7);
+		CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, 1));
+		completes(&faulty, 1, IBV_WC_SUCCESS);
+		for (int id = 2; id < 8; id++)
+			CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, id));
+		while (next(&faulty).status == IBV_WC_SUCCESS)
+			;
+		CODE(IBV_QPS_ERR, state(&faulty));
+		done();
+	}
+}
+
+static void overflows(void)
+{
+	struct ibv_wc wc;
+	int n;
+
+	connected("cq-overflow,op=write,nth=2", 7);
+	CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, 1));
+	completes(&faulty, 1, IBV_WC_SUCCESS);
+	/* The queue is known to be empty when it loses a completion. */
+	CODE(0, ibv_poll_cq(faulty.cq, 1, &wc));
+	CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, 2));
+	while ((n = ibv_poll_cq(faulty.cq, 1, &wc)) == 0)
+		usleep(1000);
+	CHECK(n < 0);
+	raises(&faulty, IBV_EVENT_CQ_ERR);
+	CODE(IBV_QPS_ERR, state(&faulty));
+	done();
+}
+
+static void refusals(void)
+{
+	connected("remote-access,nth=2", 7);
+	CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, 1));
+	CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, 2));
+	CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, 3));
+	completes(&faulty, 1, IBV_WC_SUCCESS);
+	completes(&faulty, 2, IBV_WC_REM_ACCESS_ERR);
+	completes(&faulty, 3, IBV_WC_WR_FLUSH_ERR);
+	/* The peer has really refused it. */
+	raises(&plain, IBV_EVENT_QP_ACCESS_ERR);
+	done();
+	connected("crc,op=write,nth=2", 7);
+	CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, 1));
+	completes(&faulty, 1, IBV_WC_SUCCESS);
+	CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, 2));
+	CHECK(next(&faulty).status != IBV_WC_SUCCESS);
+	raises(&plain, IBV_EVENT_QP_REQ_ERR);
+	done();
+	connected("crc,op=recv,dir=in", 7);
+	CODE(0, receive(&faulty, 1));
+	CODE(0, receive(&faulty, 2));
+	CODE(0, post(&plain, &faulty, IBV_WR_SEND, 1));
+	completes(&faulty, 1, IBV_WC_SUCCESS);
+	CODE(0, post(&plain, &faulty, IBV_WR_SEND, 2));
+	completes(&faulty, 2, IBV_WC_WR_FLUSH_ERR);
+	raises(&faulty, IBV_EVENT_QP_REQ_ERR);
+	done();
+}
+
+static void receivers_not_ready(void)
+{
+	double begin;
+
+	/* A sender that does not try again is told at once. */
+	connected("rnr", 0);
+	CODE(0, receive(&faulty, 1));
+	CODE(0, post(&plain, &faulty, IBV_WR_SEND, 1));
+	completes(&plain, 1, IBV_WC_RNR_RETRY_EXC_ERR);
+	completes(&faulty, 1, IBV_WC_WR_FLUSH_ERR);
+	done();
+	/* One that tries for ever waits. */
+	connected("rnr=200ms", 7);
+	CODE(0, receive(&faulty, 1));
+	begin = now();
+	CODE(0, post(&plain, &faulty, IBV_WR_SEND, 1));
+	completes(&faulty, 1, IBV_WC_SUCCESS);
+	CHECK(now() - begin >= 0.2);
+	completes(&plain, 1, IBV_WC_SUCCESS);
+	done();
+}
+
+/* What is held back comes later, and comes. */
+static void delays(void)
+{
+	static const struct {
+		const char *faults;
+		double least;
+	} all[] = { { "delay=100ms,op=write,nth=2", 0.1 }, { "stall=200ms,op=write,nth=2", 0.2 },
+		{ "slow=8K", 0.05 }, { "port-down=200ms,op=write,nth=2", 0.2 } };
+	double begin;
+	size_t i;
+
+	for (i = 0; i < 4; i++) {
+		connected(all[i].faults, 7);
+		begin = now();
+		for (int id = 1; id < 10; id++) {
+			CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, id));
+			completes(&faulty, id, IBV_WC_SUCCESS);
+		}
+		if (now() - begin < all[i].least)
+			fprintf(stderr, "%s: %g s\n", all[i].faults, now() - begin);
+		CHECK(now() - begin >= all[i].least);
+		done();
+	}
+	/* Nothing passes in either direction until the port is up. */
+	connected("port-down=300ms,op=write,nth=2", 7);
+	CODE(IBV_PORT_ACTIVE, port_state(&faulty));
+	CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, 1));
+	completes(&faulty, 1, IBV_WC_SUCCESS);
+	begin = now();
+	CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, 2));
+	raises(&faulty, IBV_EVENT_PORT_ERR);
+	if (now() - begin < 0.2)
+		CODE(IBV_PORT_DOWN, port_state(&faulty));
+	CODE(IBV_PORT_ACTIVE, port_state(&plain));
+	raises(&faulty, IBV_EVENT_PORT_ACTIVE);
+	CHECK(now() - begin >= 0.3);
+	CODE(IBV_PORT_ACTIVE, port_state(&faulty));
+	completes(&faulty, 2, IBV_WC_SUCCESS);
+	done();
+	/* A fault that waits for a time alone. */
+	make(&faulty, "event=PORT_ERR,time=20ms");
+	raises(&faulty, IBV_EVENT_PORT_ERR);
+	unmake(&faulty);
+}
+
+/* The request that fails, of those that may. */
+static int which(const char *faults)
+{
+	int id;
+
+	connected(faults, 7);
+	for (id = 1; id < 400; id++) {
+		NEED(post(&faulty, &plain, IBV_WR_RDMA_WRITE, id) == 0);
+		if (next(&faulty).status != IBV_WC_SUCCESS)
+			break;
+	}
+	done();
+	return id;
+}
+
+static void replays(void)
+{
+	int first = which("status=GENERAL_ERR,p=3%");
+
+	CHECK(first < 400);
+	CODE(first, which("status=GENERAL_ERR,p=3%"));
+	first = which("status=GENERAL_ERR,nth=1..390");
+	CODE(first, which("status=GENERAL_ERR,nth=1..390"));
+}
+
+/* The log names the fault, the queue pair, the request and the seed. Rules that name another queue pair or peer do nothing. */
+static void logs(void)
+{
+	char name[] = "/tmp/iwarp-faults-XXXXXX", faults[160], want[160], text[1024];
+	int fd = mkstemp(name);
+	ssize_t n;
+
+	NEED(fd >= 0);
+	snprintf(faults, sizeof(faults), "status=FATAL_ERR,qp=2;status=GENERAL_ERR,qp=1,peer=127.0.0.1/8,op=write,nth=2;"
+		"reset,peer=192.0.2.1;log=%s", name);
+	connected(faults, 7);
+	CODE(0, post(&faulty, &plain, IBV_WR_RDMA_READ, 1));
+	completes(&faulty, 1, IBV_WC_SUCCESS);
+	CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, 2));
+	completes(&faulty, 2, IBV_WC_SUCCESS);
+	CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, 3));
+	completes(&faulty, 3, IBV_WC_GENERAL_ERR);
+	n = read(fd, text, sizeof(text) - 1);
+	NEED(n > 0);
+	text[n] = 0;
+	snprintf(want, sizeof(want), " seed=7 rule=2 status=GENERAL_ERR qp=1 num=0x%06x peer=127.0.0.1:", faulty.qp->qp_num);
+	CHECK(strstr(text, want) != NULL);
+	CHECK(strstr(text, " op=write n=2\n") != NULL);
+	CHECK(strstr(text, "rule=1") == NULL && strstr(text, "rule=3") == NULL);
+	done();
+	/* A fault after so many octets comes after so many, also in the middle of a message. */
+	snprintf(faults, sizeof(faults), "reset,bytes=777;log=%s", name);
+	connected(faults, 7);
+	for (int id = 1; id < 20; id++)
+		CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, id));
+	while (next(&faulty).status == IBV_WC_SUCCESS)
+		;
+	n = read(fd, text, sizeof(text) - 1);
+	NEED(n > 0);
+	text[n] = 0;
+	CHECK(strstr(text, " reset qp=1 ") && strstr(text, " bytes=777\n"));
+	close(fd);
+	unlink(name);
+	done();
+}
+
+int main(void)
+{
+	statuses();
+	full_queues();
+	objects();
+	events();
+	lost_connections();
+	overflows();
+	refusals();
+	receivers_not_ready();
+	delays();
+	replays();
+	logs();
+	return result();
+}

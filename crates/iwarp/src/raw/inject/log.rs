@@ -1,0 +1,86 @@
+//! The log of injected faults: a line for each, in one write, so that the lines of several processes do not mingle.
+
+use super::plan::{Plan, Taken};
+use crate::complain;
+use crate::error::Result;
+use parking_lot::Mutex;
+use std::fmt::Write as _;
+use std::fs::{File, OpenOptions};
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::path::Path;
+
+/// Where the lines go: to a file, or to standard error.
+pub(super) struct Log {
+    file: Option<Mutex<File>>,
+}
+
+/// Whom a fault has met, as far as that is known.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Place {
+    /// The queue pair: in the order of creation, and its number.
+    pub(super) qp: Option<(u32, u32)>,
+    pub(super) peer: Option<SocketAddr>,
+    pub(super) op: Option<&'static str>,
+    /// Octets that have passed on the connection in the direction that counts.
+    pub(super) octets: Option<u64>,
+}
+
+impl Log {
+    /// Opens the file for appending, because several processes may write to it.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub(super) fn open(file: Option<&Path>) -> Result<Self> {
+        let open = |path| OpenOptions::new().append(true).create(true).open(path);
+        let file = file.map(open).transpose()?.map(Mutex::new);
+        Ok(Self { file })
+    }
+
+    /// Says what is asked for, so that it can be replayed.
+    pub(super) fn begin(&self, plan: &Plan) {
+        let known = plan.spec.seed.is_some();
+        let seed = match known {
+            true => String::new(),
+            false => format!("seed={};", plan.seed),
+        };
+        self.line(plan, &format!("spec=\"{seed}{}\"", plan.spec));
+    }
+
+    /// Notes a fault.
+    pub(super) fn note(&self, plan: &Plan, taken: &Taken, place: &Place) {
+        let mut text = format!("rule={} {}", taken.rule + 1, taken.kind);
+        // Writing to a string never fails.
+        if let Some((ordinal, number)) = place.qp {
+            let _ = write!(text, " qp={ordinal} num={number:#08x}");
+        }
+        if let Some(peer) = place.peer {
+            let _ = write!(text, " peer={peer}");
+        }
+        if let Some(op) = place.op {
+            let _ = write!(text, " op={op}");
+        }
+        if taken.n > 0 {
+            let _ = write!(text, " n={}", taken.n);
+        }
+        if let Some(octets) = place.octets {
+            let _ = write!(text, " bytes={octets}");
+        }
+        self.line(plan, &text);
+    }
+
+    fn line(&self, plan: &Plan, text: &str) {
+        let age_us = plan.age() / 1000;
+        let (s, us) = (age_us / 1_000_000, age_us % 1_000_000);
+        let pid = std::process::id();
+        let line = format!(
+            "iwarp fault: pid={pid} t={s}.{us:06} seed={} {text}\n",
+            plan.seed
+        );
+        match &self.file {
+            // A full disk must not end the program that is tested.
+            Some(file) => drop(file.lock().write_all(line.as_bytes())),
+            None => complain::stderr(&line),
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! Which opportunities a plan takes, and what they depend on.
+
+use super::plan::{PROCESS, Plan};
+use crate::config::Config;
+use crate::raw::testing;
+use iwarp_rnic::{SendFlags, SendOp, SendWr, WcStatus};
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+fn plan(text: &str) -> Arc<Plan> {
+    Plan::of(&text.parse().unwrap()).unwrap()
+}
+
+/// The opportunities of a queue pair that the first rule takes, of `of`.
+fn taken(plan: &Plan, subject: u32, of: u64) -> Vec<u64> {
+    let mut count = 0;
+    let all = (0..of).filter_map(|_| plan.opportunity(0, subject, &mut count));
+    all.map(|taken| taken.n).collect()
+}
+
+#[test]
+fn opportunities_are_taken_as_the_rule_says() {
+    assert_eq!(taken(&plan("seed=100;reset"), 1, 5), [1]);
+    assert_eq!(taken(&plan("seed=101;reset,nth=3"), 1, 5), [3]);
+    assert_eq!(taken(&plan("seed=102;reset,every=2"), 1, 5), [2, 4]);
+    assert_eq!(taken(&plan("seed=103;reset,every=2,times=1"), 1, 5), [2]);
+    assert_eq!(taken(&plan("seed=104;reset,p=1"), 1, 3), [1, 2, 3]);
+    assert_eq!(taken(&plan("seed=105;reset,p=0"), 1, 300), [0u64; 0]);
+    assert_eq!(taken(&plan("seed=106;reset,bytes=1K"), 1, 9), [0u64; 0]);
+    assert_eq!(taken(&plan("seed=107;reset,time=1s"), 1, 9), [0u64; 0]);
+}
+
+#[test]
+fn a_time_is_a_condition_of_what_is_counted() {
+    assert_eq!(taken(&plan("seed=108;post,time=1000s"), 1, 9), [0u64; 0]);
+    assert_eq!(taken(&plan("seed=109;post,nth=2,time=0s"), 1, 9), [2]);
+}
+
+/// What one queue pair is met by depends neither on other queue pairs nor on other rules.
+#[test]
+fn the_seed_decides_and_nothing_else() {
+    let alone = plan("seed=110;reset,p=10%");
+    let both = plan("seed=110;reset,p=10%;crc,p=50%");
+    let first = taken(&alone, 1, 1000);
+    assert!((50..200).contains(&first.len()), "{}", first.len());
+    let mut counts = [0u64; 2];
+    let mut met = [Vec::new(), Vec::new()];
+    for _ in 0..1000 {
+        for (i, subject) in [2u32, 1].into_iter().enumerate() {
+            let found = both.opportunity(0, subject, &mut counts[i]);
+            met[i].extend(found.map(|taken| taken.n));
+        }
+    }
+    assert_eq!(met[1], first, "the same queue pair, among others");
+    assert_ne!(met[0], first, "another queue pair");
+    assert_ne!(taken(&plan("seed=111;reset,p=10%"), 1, 1000), first);
+}
+
+#[test]
+fn a_range_is_chosen_for_each_queue_pair() {
+    let plan = plan("seed=112;reset,bytes=1..1G,times=100");
+    let chosen: Vec<_> = (1..=8).map(|qp| plan.threshold(0, qp).unwrap()).collect();
+    let again: Vec<_> = (1..=8).map(|qp| plan.threshold(0, qp).unwrap()).collect();
+    assert_eq!(chosen, again);
+    let mut different = chosen;
+    different.sort_unstable();
+    different.dedup();
+    assert_eq!(different.len(), 8);
+}
+
+#[test]
+fn devices_with_the_same_specification_share_a_plan() {
+    assert!(Arc::ptr_eq(&plan("seed=113;crc"), &plan("seed=113;crc")));
+    assert!(!Arc::ptr_eq(&plan("seed=113;crc"), &plan("seed=114;crc")));
+}
+
+#[test]
+fn times_limit_the_whole_process() {
+    let plan = plan("seed=115;reset,nth=1,times=2");
+    let acted = (1..=5).filter(|qp| !taken(&plan, *qp, 1).is_empty());
+    assert_eq!(acted.count(), 2);
+    assert!(!plan.may(0));
+    assert!(plan.draw(0, PROCESS, 0, "a") != plan.draw(0, PROCESS, 0, "b"));
+}
+
+/// A queue pair with faults that is connected to a TCP socket, and the socket.
+fn connected(text: &str) -> (crate::raw::QueuePair, std::net::TcpStream) {
+    let config = Config {
+        fault: Some(text.parse().unwrap()),
+        ..Config::default()
+    };
+    let ctx = testing::context_with(config);
+    let cq = ctx.create_cq(8, None).unwrap();
+    let qp = testing::queue_pair(&ctx, &cq, &cq);
+    let peer = testing::connected(&qp);
+    peer.set_read_timeout(Some(Duration::from_secs(20)))
+        .unwrap();
+    (qp, peer)
+}
+
+const SEND: SendWr<'static> = SendWr {
+    wr_id: 1,
+    op: SendOp::Send,
+    flags: SendFlags::SIGNALED,
+    sges: &[],
+    inline: &[],
+};
+
+fn soon(what: &str, is: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !is() {
+        assert!(Instant::now() < end, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// While nothing may pass, the engine does not look for octets, which would be there all the time. Afterwards it does, and what waits is sent.
+#[test]
+fn a_stalled_socket_is_not_watched() {
+    let (qp, mut peer) = connected("seed=120;stall");
+    qp.post_send(&[SEND]).unwrap();
+    peer.write_all(&[0; 64]).unwrap();
+    let interest = || qp.inner.state.lock().conn.interest;
+    assert!(!interest().readable && !interest().writable);
+    qp.inner.drive_rx();
+    qp.inner.drive_tx();
+    peer.set_nonblocking(true).unwrap();
+    let nothing = peer.read(&mut [0; 64]).unwrap_err();
+    assert_eq!(nothing.kind(), ErrorKind::WouldBlock);
+    assert!(!interest().readable && !interest().writable);
+    // The peer's reset is noticed all the same, so that a hang-up is not reported for ever.
+    socket2::SockRef::from(&peer)
+        .set_linger(Some(Duration::ZERO))
+        .unwrap();
+    drop(peer);
+    soon("the reset is noticed", || {
+        qp.inner.state.lock().link.is_none()
+    });
+    qp.destroy();
+}
+
+#[test]
+fn what_a_delay_held_back_is_sent_when_its_time_is_over() {
+    let (qp, mut peer) = connected("seed=121;delay=30ms,nth=1");
+    let begin = Instant::now();
+    qp.post_send(&[SEND]).unwrap();
+    let n = peer.read(&mut [0; 64]).unwrap();
+    assert!(n > 0 && begin.elapsed() >= Duration::from_millis(30));
+    soon("the socket is watched", || {
+        qp.inner.state.lock().conn.interest.readable
+    });
+    qp.destroy();
+}
+
+/// The connection has no CRCs, so nobody would notice a flipped bit.
+#[test]
+fn a_bit_is_flipped_only_where_that_is_noticed() {
+    let (qp, mut peer) = connected("seed=122;crc,every=1");
+    qp.post_send(&[SEND]).unwrap();
+    let mut with = [0; 64];
+    let n = peer.read(&mut with).unwrap();
+    let (other, mut peer) = connected("seed=123;crc,nth=100");
+    other.post_send(&[SEND]).unwrap();
+    let mut without = [0; 64];
+    assert_eq!(peer.read(&mut without).unwrap(), n);
+    assert_eq!(with, without);
+    qp.destroy();
+    other.destroy();
+}
+
+/// A list of requests is accepted as far as the fault, and one that is posted as a whole not at all.
+#[test]
+fn a_refused_request_is_not_tried_again() {
+    let (qp, _peer) = connected("seed=124;post,nth=2");
+    let sends = [SEND, SEND];
+    let (accepted, error) = qp.post_send(&sends).unwrap_err();
+    assert_eq!((accepted, error.errno()), (1, libc::ENOMEM));
+    qp.destroy();
+    let (qp, _peer) = connected("seed=125;post,nth=1");
+    let (_, error) = qp.post_send_all(&[SEND]).unwrap_err();
+    assert_eq!(error.errno(), libc::ENOMEM);
+    assert_eq!(qp.counters().completions, 0);
+    qp.post_send_all(&[SEND]).unwrap();
+    qp.destroy();
+}
+
+/// A timed fault meets the queue pairs that are connected then, without any request.
+#[test]
+fn a_time_comes_by_itself() {
+    let (qp, mut peer) = connected("seed=126;reset,time=20ms");
+    let end = peer.read(&mut [0; 64]);
+    assert!(end.is_err_and(|e| e.kind() == ErrorKind::ConnectionReset));
+    soon("the program is told", || qp.state() == crate::State::Error);
+    qp.post_send(&[SEND]).unwrap();
+    let mut out = [iwarp_rnic::Cqe::default(); 1];
+    soon("it is flushed", || qp.inner.send_cq.len() == 1);
+    assert_eq!(qp.inner.send_cq.poll(&mut out), Ok(1));
+    assert_eq!(out[0].status, WcStatus::Flushed);
+    qp.destroy();
+}
