@@ -1,11 +1,7 @@
-//! The atomics and locks of this directory: the real ones, or those of `loom` when the models run.
+//! The atomics of this directory: the real ones, or those of `loom` when the models run.
 
 #[cfg(loom)]
-pub(crate) use loom::sync::atomic::{AtomicU8, Ordering, fence};
-#[cfg(loom)]
-pub(crate) use loom::sync::{Condvar, Mutex};
+pub(crate) use loom::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 
 #[cfg(not(loom))]
-pub(crate) use std::sync::atomic::{AtomicU8, Ordering, fence};
-#[cfg(not(loom))]
-pub(crate) use std::sync::{Condvar, Mutex};
+pub(crate) use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
