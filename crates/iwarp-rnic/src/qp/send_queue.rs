@@ -1,12 +1,14 @@
 //! The send queue: what is posted, which request may start next, completion in order, flush.
 
+mod own;
+
 use super::QpConfig;
 use super::tagged::OWN_REQUESTS;
 use crate::boxed::zeros;
 use crate::limits::MAX_MESSAGE;
 use crate::storage::{Ring, filled};
 use crate::tags::MAX_TAG_SGE;
-use crate::{AllocError, Cqe, PostError, SendFlags, SendOp, SendWr, Sge, WcOpcode, WcStatus};
+use crate::{AllocError, Cqe, PostError, SendFlags, SendOp, SendWr, Sge, WcStatus};
 use alloc::vec::Vec;
 use iwarp_proto::ddp::Stag;
 use iwarp_proto::tag_matching::Tmh;
@@ -384,28 +386,6 @@ impl SendQueue {
         }
     }
 
-    /// Returns `true` if the peer can be asked about a request of `len` octets. An atomic write is one aligned word.
-    #[inline(never)]
-    const fn may_be_answered(&self, op: &SendOp, len: u64) -> bool {
-        let fits = match op {
-            SendOp::AtomicWrite { remote_addr, .. } => len == 8 && remote_addr.is_multiple_of(8),
-            _ => true,
-        };
-        fits && self.takes_reads()
-    }
-
-    /// If this request is an atomic write, returns `true`, and lets it go on as an RDMA Write.
-    pub(super) fn start_atomic_write(&mut self, seq: u32) -> bool {
-        if let Some(slot) = self.slots.get_mut(seq.wrapping_sub(self.front_seq))
-            && let SendOp::AtomicWrite { remote_addr, rkey } = slot.op
-        {
-            slot.op = SendOp::Write { remote_addr, rkey };
-            slot.kind = Kind::AtomicWrite;
-            return true;
-        }
-        false
-    }
-
     /// Returns the request that was started last, if it is not complete.
     pub(super) const fn last_started(&self) -> Option<u32> {
         match self.started.checked_sub(1) {
@@ -529,26 +509,6 @@ impl SendQueue {
         }
     }
 
-    /// The same for a request of another kind.
-    #[cold]
-    #[inline(never)]
-    fn take_special(&mut self, emit: &mut impl FnMut(Cqe)) {
-        let Some(slot) = self.slots.pop() else {
-            return;
-        };
-        self.front_seq = self.front_seq.wrapping_add(1);
-        if slot.kind == Kind::Internal {
-            self.own_left();
-        } else if self.signal_all || slot.flags.contains(SendFlags::SIGNALED) {
-            emit(Cqe {
-                wr_id: slot.wr_id,
-                opcode: WcOpcode::AtomicWrite,
-                byte_len: slot.len,
-                ..Cqe::default()
-            });
-        }
-    }
-
     fn retire(&mut self) -> Option<Slot> {
         let slot = self.slots.pop()?;
         self.front_seq = self.front_seq.wrapping_add(1);
@@ -601,15 +561,6 @@ impl SendQueue {
         n
     }
 
-    #[cold]
-    fn flush_own(&mut self, slot: &Slot, status: WcStatus) {
-        self.own_left();
-        if matches!(slot.op, SendOp::Read { .. }) {
-            // There is room for all that the queue has room for.
-            let _ = self.flushed.push((slot.wr_id as u32, status));
-        }
-    }
-
     /// Drops everything without completions.
     pub(super) fn clear(&mut self) {
         self.front_seq = self.front_seq.wrapping_add(self.slots.len());
@@ -635,37 +586,6 @@ impl SendQueue {
     /// Returns how many more requests of the program it takes.
     pub(super) const fn room(&self) -> u32 {
         self.limit.saturating_sub(self.slots.len())
-    }
-
-    /// Returns how many requests of our own it has.
-    pub(super) const fn own_requests(&self) -> u32 {
-        self.internal
-    }
-
-    /// Appends a request of our own.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn push_own(&mut self, wr: &SendWr<'_>, len: u32) -> Result<(), PostError> {
-        self.push(wr, len)?;
-        if let Some(last) = self.slots.len().checked_sub(1)
-            && let Some(slot) = self.slots.get_mut(last)
-        {
-            slot.kind = Kind::Internal;
-        }
-        self.internal = self.internal.wrapping_add(1);
-        self.limit = self.limit.wrapping_add(1);
-        Ok(())
-    }
-
-    /// One of them has left the queue.
-    const fn own_left(&mut self) {
-        self.internal = self.internal.wrapping_sub(1);
-        self.limit = self.limit.wrapping_sub(1);
-    }
-
-    /// Takes the `wr_id` of a Read of our own that was flushed, and its status.
-    pub(super) fn next_flushed(&mut self) -> Option<(u32, WcStatus)> {
-        self.flushed.pop()
     }
 
     /// Returns how many requests have no octet in a plan yet.

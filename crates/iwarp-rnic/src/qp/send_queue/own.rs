@@ -1,0 +1,93 @@
+//! Requests that are more than they look: atomic writes, which go on as RDMA Writes, and those of our own for rendezvous, which have room
+//! besides the program's and complete nothing for it.
+
+use super::{Kind, SendQueue, Slot};
+use crate::{Cqe, PostError, SendFlags, SendOp, SendWr, WcOpcode, WcStatus};
+
+impl SendQueue {
+    /// If this request is an atomic write, returns `true`, and lets it go on as an RDMA Write.
+    pub(in super::super) fn start_atomic_write(&mut self, seq: u32) -> bool {
+        if let Some(slot) = self.slots.get_mut(seq.wrapping_sub(self.front_seq))
+            && let SendOp::AtomicWrite { remote_addr, rkey } = slot.op
+        {
+            slot.op = SendOp::Write { remote_addr, rkey };
+            slot.kind = Kind::AtomicWrite;
+            return true;
+        }
+        false
+    }
+
+    /// Returns `true` if the peer can be asked about a request of `len` octets. An atomic write is one aligned word.
+    #[inline(never)]
+    pub(super) const fn may_be_answered(&self, op: &SendOp, len: u64) -> bool {
+        let fits = match op {
+            SendOp::AtomicWrite { remote_addr, .. } => len == 8 && remote_addr.is_multiple_of(8),
+            _ => true,
+        };
+        fits && self.takes_reads()
+    }
+
+    /// Completes the front request as `take_front` does, where it is not an ordinary one.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn take_special(&mut self, emit: &mut impl FnMut(Cqe)) {
+        let Some(slot) = self.slots.pop() else {
+            return;
+        };
+        self.front_seq = self.front_seq.wrapping_add(1);
+        if slot.kind == Kind::Internal {
+            self.own_left();
+        } else if self.signal_all || slot.flags.contains(SendFlags::SIGNALED) {
+            emit(Cqe {
+                wr_id: slot.wr_id,
+                opcode: WcOpcode::AtomicWrite,
+                byte_len: slot.len,
+                ..Cqe::default()
+            });
+        }
+    }
+
+    /// Appends a request of our own.
+    #[cold]
+    #[inline(never)]
+    pub(in super::super) fn push_own(
+        &mut self,
+        wr: &SendWr<'_>,
+        len: u32,
+    ) -> Result<(), PostError> {
+        self.push(wr, len)?;
+        if let Some(last) = self.slots.len().checked_sub(1)
+            && let Some(slot) = self.slots.get_mut(last)
+        {
+            slot.kind = Kind::Internal;
+        }
+        self.internal = self.internal.wrapping_add(1);
+        self.limit = self.limit.wrapping_add(1);
+        Ok(())
+    }
+
+    /// One of them has left the queue.
+    pub(super) const fn own_left(&mut self) {
+        self.internal = self.internal.wrapping_sub(1);
+        self.limit = self.limit.wrapping_sub(1);
+    }
+
+    /// Returns how many requests of our own it has.
+    pub(in super::super) const fn own_requests(&self) -> u32 {
+        self.internal
+    }
+
+    /// Takes the `wr_id` of a Read of our own that was flushed, and its status.
+    pub(in super::super) fn next_flushed(&mut self) -> Option<(u32, WcStatus)> {
+        self.flushed.pop()
+    }
+
+    #[cold]
+    pub(super) fn flush_own(&mut self, slot: &Slot, status: WcStatus) {
+        self.own_left();
+        if matches!(slot.op, SendOp::Read { .. }) {
+            // There is room for all that the queue has room for.
+            let _ = self.flushed.push((slot.wr_id as u32, status));
+        }
+    }
+}
