@@ -81,30 +81,33 @@ pub(super) fn cases() -> Vec<Case> {
 
 fn datagram_cases() -> Vec<Case> {
     const V4: &str = "127.0.0.1";
-    // Each end spins in a loop of nonblocking calls unless it is told something else.
+    // Each end spins in a loop of nonblocking calls unless it is told something else. A client that waits for echoes asks again after
+    // 1 ms, and never ends once an echo is lost behind the others. So its server waits in the kernel, and the counts are small.
     let case = |what, address, server: &'static [&str], client: &'static [&str]| {
         Case::new("udpong", what, move |stage| {
             datagrams(stage, address, server, client)
         })
         .needs(&["rdmacm-utils"])
     };
-    let echo: &[&str] = &["-T", "b", "-T", "e", "-C", "2000"];
-    let polled: &[&str] = &["-T", "a", "-T", "e", "-C", "2000", "-S", "200"];
+    let echo: &[&str] = &["-T", "b", "-T", "e", "-C", "100"];
+    let polled: &[&str] = &["-T", "a", "-T", "e", "-C", "100", "-S", "200"];
     let bulk: &[&str] = &["-T", "a", "-B", "65536", "-S", "2000"];
     let server_is_udp = "its server with `-T s`, a UDP socket";
     let client_is_udp = "its client with `-T s`, a UDP socket";
-    let (plain, plain_echo) = (&["-T", "s"], &["-T", "s", "-T", "e", "-C", "2000"]);
+    let (plain, plain_echo) = (
+        &["-T", "s", "-T", "b"],
+        &["-T", "s", "-T", "e", "-C", "100"],
+    );
     vec![
         case("`-S 1000`", V4, &[], &["-S", "1000"]).spins(),
-        case("`-T e`", V4, &[], &["-T", "e", "-C", "2000"]).spins(),
         case("`-T b`", V4, &["-T", "b"], &["-T", "b", "-S", "64"]),
         case("`-T b -T e`", V4, &["-T", "b"], echo),
         case("`-T a -T e`", V4, &["-T", "a"], polled),
         case("`-T a -B 65536 -S 2000`", V4, bulk, bulk),
         case("IPv6, `-T b -T e`", "::1", &["-T", "b"], echo),
         case("IPv6, `-T a -T e`", "::1", &["-T", "a"], polled),
-        case(server_is_udp, V4, plain, echo).spins(),
-        case(client_is_udp, V4, &["-T", "b"], plain_echo).spins(),
+        case(server_is_udp, V4, plain, echo),
+        case(client_is_udp, V4, &["-T", "b"], plain_echo),
     ]
 }
 
