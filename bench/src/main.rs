@@ -12,6 +12,7 @@ mod peer;
 mod probe;
 mod rdma;
 mod scale;
+mod served;
 mod spin;
 mod stats;
 mod tcp;
@@ -58,6 +59,8 @@ enum Command {
     Idle(idle::IdleArgs),
     /// CPU time of a process that is the target of RDMA Writes
     Passive(idle::PassiveArgs),
+    /// How soon a process serves FetchAdds, by what its program does meanwhile
+    Served(served::ServedArgs),
     /// Facts about this machine
     Host,
 }
@@ -126,6 +129,8 @@ fn main() -> Result<()> {
         Command::Idle(a) => idle::idle(a)?,
         Command::Passive(a) if is_peer => idle::passive_peer(a)?,
         Command::Passive(a) => idle::passive(a)?,
+        Command::Served(a) if is_peer => served::peer(a)?,
+        Command::Served(a) => served::measure(a)?,
         Command::Host => host::facts(),
     };
     println!("{result}");

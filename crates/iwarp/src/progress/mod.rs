@@ -7,6 +7,7 @@
 pub(crate) mod baton;
 pub(crate) mod busy_poll;
 pub(crate) mod in_vain;
+pub(crate) mod lease;
 pub(crate) mod parker;
 pub(crate) mod slots;
 mod sync;

@@ -8,31 +8,42 @@ mod plain {
     use crate::sys::eventfd::EventFd;
     use crate::sys::poller::{Interest, wait_fd};
     use std::sync::atomic::{AtomicBool, AtomicU64};
+    use std::time::{Duration, Instant};
 
     const LONG: Duration = Duration::from_secs(10);
 
-    #[test]
-    fn times_out_and_does_not_sleep_on_work() {
-        let parker = Parker::default();
-        let start = Instant::now();
-        assert!(!parker.park_timeout(Duration::from_millis(15), || true));
-        assert!(start.elapsed() >= Duration::from_millis(15));
-        assert!(!parker.park_timeout(LONG, || false));
-        assert!(start.elapsed() < LONG);
-        assert!(!parker.unpark(), "nobody sleeps");
-        assert!(
-            !parker.park_timeout(Duration::ZERO, || true),
-            "no stale wake-up"
-        );
+    /// Sleeps as the progress thread does. Returns `true` if it was woken.
+    fn sleep(
+        parker: &Parker,
+        event: &EventFd,
+        time: Duration,
+        idle: impl FnOnce() -> bool,
+    ) -> bool {
+        let announced = parker.announce();
+        let woken = idle() && wait_fd(event, Interest::READ, Some(time)).expect("poll");
+        drop(announced);
+        event.drain();
+        woken
     }
 
     #[test]
-    fn an_unpark_between_look_and_sleep_counts() {
-        let parker = Parker::new();
+    fn times_out_and_does_not_sleep_on_work() {
+        let (parker, event) = (Parker::new(), EventFd::new().expect("eventfd"));
         let start = Instant::now();
-        assert!(parker.park_timeout(LONG, || {
-            assert!(parker.unpark());
-            assert!(!parker.unpark(), "one waker is enough");
+        assert!(!sleep(&parker, &event, Duration::from_millis(15), || true));
+        assert!(start.elapsed() >= Duration::from_millis(15));
+        assert!(!sleep(&parker, &event, LONG, || false));
+        assert!(start.elapsed() < LONG);
+        assert!(!parker.unpark_with(|| panic!("nobody sleeps")));
+    }
+
+    #[test]
+    fn a_wake_up_between_look_and_sleep_counts() {
+        let (parker, event) = (Parker::new(), EventFd::new().expect("eventfd"));
+        let start = Instant::now();
+        assert!(sleep(&parker, &event, LONG, || {
+            assert!(parker.unpark_with(|| event.signal()));
+            assert!(!parker.unpark_with(|| panic!("one waker is enough")));
             true
         }));
         assert!(start.elapsed() < LONG);
@@ -41,7 +52,7 @@ mod plain {
     #[test]
     fn never_sleeps_through_work() {
         const ITEMS: u64 = 20_000;
-        let parker = Parker::new();
+        let (parker, event) = (Parker::new(), EventFd::new().expect("eventfd"));
         let (queued, stop) = (AtomicU64::new(0), AtomicBool::new(false));
         std::thread::scope(|scope| {
             let sleeper = scope.spawn(|| {
@@ -51,7 +62,7 @@ mod plain {
                     let idle =
                         || queued.load(Ordering::Relaxed) == 0 && !stop.load(Ordering::Relaxed);
                     let start = Instant::now();
-                    parker.park_timeout(LONG, idle);
+                    sleep(&parker, &event, LONG, idle);
                     assert!(start.elapsed() < LONG, "slept through it");
                 }
                 done
@@ -61,7 +72,7 @@ mod plain {
                     scope.spawn(|| {
                         for _ in 0..ITEMS {
                             queued.fetch_add(1, Ordering::Relaxed);
-                            parker.unpark();
+                            parker.unpark_with(|| event.signal());
                         }
                     })
                 })
@@ -70,7 +81,7 @@ mod plain {
                 waker.join().expect("waker");
             }
             stop.store(true, Ordering::Relaxed);
-            parker.unpark();
+            parker.unpark_with(|| event.signal());
             assert_eq!(sleeper.join().expect("sleeper"), 2 * ITEMS);
         });
     }
@@ -93,23 +104,61 @@ mod plain {
 #[cfg(loom)]
 mod models {
     use super::*;
+    use crate::progress::lease::Lease;
     use loom::sync::atomic::AtomicBool;
+    use loom::sync::{Condvar, Mutex};
     use loom::thread;
     // Not the one of loom, which could not be dropped after a deadlock was found.
     use std::sync::Arc;
 
+    /// Stands for the descriptor on which the sleeper sleeps.
+    struct Event {
+        signalled: Mutex<bool>,
+        changed: Condvar,
+    }
+
+    impl Event {
+        fn new() -> Self {
+            Self {
+                signalled: Mutex::new(false),
+                changed: Condvar::new(),
+            }
+        }
+
+        fn signal(&self) {
+            *self.signalled.lock().expect("lock") = true;
+            self.changed.notify_one();
+        }
+
+        /// Sleeps without limit: a lost wake-up is a deadlock, which loom reports.
+        fn sleep(&self) {
+            let mut signalled = self.signalled.lock().expect("lock");
+            while !std::mem::take(&mut *signalled) {
+                signalled = self.changed.wait(signalled).expect("lock");
+            }
+        }
+
+        fn drain(&self) {
+            *self.signalled.lock().expect("lock") = false;
+        }
+    }
+
     struct Shared {
         parker: Parker,
+        event: Event,
         work: [AtomicBool; 2],
     }
 
-    /// A lost wake-up is a sleeper that sleeps for ever (loom's time-outs never expire): loom reports a deadlock.
-    fn model(wakers: usize, park: fn(&Shared, &dyn Fn() -> bool), unpark: fn(&Parker)) {
+    type Park = fn(&Shared, &dyn Fn() -> bool);
+    type Unpark = fn(&Shared);
+
+    fn model(wakers: usize, park: Park, unpark: Unpark) {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = (wakers > 1).then_some(3);
         builder.check(move || {
             let shared = Arc::new(Shared {
                 parker: Parker::new(),
+                event: Event::new(),
                 work: [AtomicBool::new(false), AtomicBool::new(wakers < 2)],
             });
             let threads: Vec<_> = (0..wakers)
@@ -117,7 +166,7 @@ mod models {
                     let shared = Arc::clone(&shared);
                     thread::spawn(move || {
                         shared.work[who].store(true, Ordering::Relaxed);
-                        unpark(&shared.parker);
+                        unpark(&shared);
                     })
                 })
                 .collect();
@@ -132,11 +181,16 @@ mod models {
     }
 
     fn park(shared: &Shared, idle: &dyn Fn() -> bool) {
-        shared.parker.park_timeout(Duration::MAX, idle);
+        let announced = shared.parker.announce();
+        if idle() {
+            shared.event.sleep();
+        }
+        drop(announced);
+        shared.event.drain();
     }
 
-    fn unpark(parker: &Parker) {
-        parker.unpark();
+    fn unpark(shared: &Shared) {
+        shared.parker.unpark_with(|| shared.event.signal());
     }
 
     #[test]
@@ -153,9 +207,9 @@ mod models {
     #[test]
     #[should_panic(expected = "deadlock")]
     fn loom_parker_broken_waker_is_caught() {
-        fn broken(parker: &Parker) {
-            if parker.state.load(Ordering::Acquire) == PARKED {
-                parker.unpark();
+        fn broken(shared: &Shared) {
+            if shared.parker.state.load(Ordering::Acquire) == PARKED {
+                unpark(shared);
             }
         }
         model(1, park, broken);
@@ -166,18 +220,97 @@ mod models {
     #[should_panic(expected = "deadlock")]
     fn loom_parker_broken_sleeper_is_caught() {
         fn broken(shared: &Shared, _: &dyn Fn() -> bool) {
-            shared.parker.park_timeout(Duration::MAX, || true);
+            park(shared, &|| true);
         }
         model(1, broken, unpark);
     }
 
-    /// Broken: wakes without the lock, between the sleeper's check and its sleep.
+    const NOW: u64 = 20_000_000;
+
+    /// One thread gives the lease back while the progress thread goes to sleep because of it.
+    fn lease_model(give_back: fn(&Lease, &Shared), park: fn(&Lease, &Shared)) {
+        loom::model(move || {
+            let lease = Arc::new(Lease::held(NOW));
+            let shared = Arc::new(Shared {
+                parker: Parker::new(),
+                event: Event::new(),
+                work: [AtomicBool::new(false), AtomicBool::new(false)],
+            });
+            let holder = {
+                let (lease, shared) = (Arc::clone(&lease), Arc::clone(&shared));
+                thread::spawn(move || give_back(&lease, &shared))
+            };
+            while lease.end(NOW).is_some() {
+                park(&lease, &shared);
+            }
+            holder.join().expect("holder");
+        });
+    }
+
+    fn hand_over(lease: &Lease, shared: &Shared) {
+        if lease.give_back() {
+            unpark(shared);
+        }
+    }
+
+    fn sleep_for(lease: &Lease, shared: &Shared) {
+        park(shared, &|| lease.end(NOW).is_some());
+    }
+
+    #[test]
+    fn loom_lease_given_back_wakes() {
+        lease_model(hand_over, sleep_for);
+    }
+
+    /// Broken: wakes first, and then gives the lease back.
     #[test]
     #[should_panic(expected = "deadlock")]
-    fn loom_parker_broken_wake_is_caught() {
-        fn broken(parker: &Parker) {
-            parker.unpark_with(|| parker.wake.notify_one());
+    fn loom_lease_broken_holder_is_caught() {
+        fn broken(lease: &Lease, shared: &Shared) {
+            unpark(shared);
+            lease.give_back();
         }
-        model(1, park, broken);
+        lease_model(broken, sleep_for);
+    }
+
+    /// Broken: looks at the lease before the announcement only.
+    #[test]
+    #[should_panic(expected = "deadlock")]
+    fn loom_lease_broken_sleeper_is_caught() {
+        fn broken(_: &Lease, shared: &Shared) {
+            park(shared, &|| true);
+        }
+        lease_model(hand_over, broken);
+    }
+
+    /// A thread polls again after a long pause while the progress thread looks. The time of that poll must not be taken together
+    /// with the credit from before the pause.
+    fn growth_model(renew: fn(&Lease, u64)) {
+        loom::model(move || {
+            let lease = Arc::new(Lease::held(NOW));
+            let later = NOW + 10_000_000;
+            let driver = {
+                let lease = Arc::clone(&lease);
+                thread::spawn(move || renew(&lease, later))
+            };
+            assert_eq!(lease.end(later), None, "the pause has cost it");
+            driver.join().expect("driver");
+            assert_eq!(lease.end(later), None);
+        });
+    }
+
+    #[test]
+    fn loom_lease_pause_costs_credit() {
+        growth_model(|lease, now| lease.drive(now, 0, || 0));
+    }
+
+    /// Broken: the time first, then the beginning.
+    #[test]
+    #[should_panic(expected = "the pause has cost it")]
+    fn loom_lease_broken_growth_is_caught() {
+        fn broken(lease: &Lease, now: u64) {
+            lease.renew_in_wrong_order(now);
+        }
+        growth_model(broken);
     }
 }

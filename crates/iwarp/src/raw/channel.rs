@@ -89,10 +89,8 @@ impl CompletionChannel {
         let waits = &*self.waits;
         let left_to_us = waits.armed.swap(0, Ordering::Relaxed) > 0;
         if waits.busy.is_worth_it() {
-            let found = busy_poll(waits.window.min(limit), || {
-                waits.each(|cq| {
-                    cq.drive(true, false);
-                });
+            let found = busy_poll(waits.window.min(limit), |now| {
+                waits.each(|cq| cq.drive_at(now));
                 !self.queue.is_empty()
             });
             if found {

@@ -5,12 +5,14 @@ use super::context::ContextInner;
 use super::events::AsyncEventKind;
 use super::qp::QpInner;
 use super::ud::Members;
-use crate::engine::Engine;
+use crate::engine::{self, Engine};
 use crate::error::Result;
 use crate::progress::busy_poll::BusyPoll;
 use crate::progress::in_vain::{looked_before_sleep, looked_in_vain};
+use crate::progress::lease::Lease;
 use crate::progress::wakers::{Registration, Wakers};
 use crate::sys::clock::now_ns;
+use crate::sys::thread::kept_from_processor;
 use iwarp_rnic::cq::{CompletionQueue as Ring, Pushed};
 use iwarp_rnic::{Cqe, Work};
 use parking_lot::{Mutex, MutexGuard, RwLock};
@@ -21,9 +23,12 @@ use std::time::Duration;
 
 /// Queue pairs whose sockets an empty poll reads one by one. If a queue has more of them, the poll asks `epoll`.
 const POLL_DIRECTLY: usize = 4;
-/// Empty polls between two notes to the progress thread that an application thread drives the sockets. Each note needs a clock
-/// reading, which costs a tenth of a poll.
-const NOTE_EVERY: u32 = 8;
+/// Empty polls and taken completions between two renewals of the lease. Each needs a clock reading, which costs a tenth of a poll.
+const RENEW_EVERY: u32 = 8;
+/// Octets that take longer to move than a poll in vain.
+const BULK: u64 = 4096;
+/// About as long takes one of many octets, in nanoseconds: it is read or written, and perhaps summed.
+const OCTET_NS: u64 = 1;
 /// Most empty polls before a poll also serves the sockets and timers of the rest of the process.
 const SERVE_ALL_EVERY: u32 = 64;
 
@@ -59,9 +64,12 @@ pub(crate) struct CqInner {
     qps: RwLock<Vec<Weak<QpInner>>>,
     /// The datagram queue pairs among them.
     pub(super) datagrams: Members,
-    /// `true` if `qps` has more than [`POLL_DIRECTLY`] entries. A hint.
+    /// `true` if it has more queue pairs of a kind than are read one by one. Polls then serve the whole process.
     many: AtomicBool,
-    empty_polls: AtomicU32,
+    /// By which its pollers drive the queue pairs, if there are not [`many`](Self::many).
+    lease: Lease,
+    /// Empty polls and taken completions since the lease was renewed. A hint.
+    unnoted: AtomicU32,
     /// The number of the empty poll that next serves the whole process, and its distance from the one before. Both are hints: a
     /// lost update costs one look.
     serve_all_at: AtomicU32,
@@ -70,15 +78,13 @@ pub(crate) struct CqInner {
     user: AtomicU64,
     timestamps: AtomicBool,
     /// Polls without result. From it a posting thread learns whether the program waits between posts.
-    polls: AtomicU32,
+    empty_polls: AtomicU32,
     /// Queue pairs that have put off sending until the next poll without result. Each stands here at most once, because that poll
     /// may never come: the program may look at another queue only.
     deferred: Mutex<Vec<Weak<QpInner>>>,
     has_deferred: AtomicBool,
     /// Tasks that wait for a completion.
     wakers: Wakers,
-    /// `true` if the program asked for an event that has not been raised. A hint: the ring has the exact answer.
-    armed: AtomicBool,
     /// Whether polling before a sleep has found completions in time so far.
     pub(super) busy: BusyPoll,
 }
@@ -104,16 +110,16 @@ impl CompletionQueue {
             qps: RwLock::default(),
             datagrams: Members::default(),
             many: AtomicBool::new(false),
-            empty_polls: AtomicU32::new(0),
+            lease: Lease::new(),
+            unnoted: AtomicU32::new(0),
             serve_all_at: AtomicU32::new(SERVE_ALL_EVERY),
             serve_all_after: AtomicU32::new(SERVE_ALL_EVERY),
             user: AtomicU64::new(0),
             timestamps: AtomicBool::new(false),
-            polls: AtomicU32::new(0),
+            empty_polls: AtomicU32::new(0),
             deferred: Mutex::default(),
             has_deferred: AtomicBool::new(false),
             wakers: Wakers::default(),
-            armed: AtomicBool::new(false),
             busy: BusyPoll::default(),
         };
         let inner = Arc::new(inner);
@@ -136,9 +142,9 @@ impl CompletionQueue {
         if self.inner.ready.load(Ordering::Acquire) {
             let n = self.take(out)?;
             if n > 0 {
-                if self.inner.many.load(Ordering::Relaxed) {
-                    // Without this note the progress thread finds the next completions first, and this thread never drives.
-                    Engine::note_poll_of_all();
+                // Without this the progress thread finds the next completions first, and this thread never drives.
+                if self.inner.is_time_to_renew(n as u32) {
+                    self.inner.lease().stay(now_ns(), n, kept_from_processor);
                 }
                 return Ok(n);
             }
@@ -146,7 +152,7 @@ impl CompletionQueue {
         if out.is_empty() {
             return Ok(0);
         }
-        self.inner.note_poll();
+        self.inner.send_deferred();
         let looks = self.inner.progress();
         if self.inner.ready.load(Ordering::Acquire) {
             return self.take(out);
@@ -179,11 +185,7 @@ impl CompletionQueue {
     /// Asks for one event on the channel at the next completion (`ibv_req_notify_cq(3)`). With `solicited_only` only a
     /// solicited or failed completion raises it. Completions that wait already raise no event, so poll once more afterwards.
     pub fn arm(&self, solicited_only: bool) {
-        {
-            let mut ring = self.inner.ring.lock();
-            ring.arm(solicited_only);
-            self.inner.armed.store(true, Ordering::Relaxed);
-        }
+        self.inner.ring.lock().arm(solicited_only);
         match &self.inner.channel {
             // A thread is going to wait on the channel, and drives the sockets before it sleeps.
             Some(channel) if channel.expects_wait() => self.inner.send_deferred(),
@@ -204,8 +206,8 @@ impl CompletionQueue {
         if window.is_zero() || !self.inner.busy.is_worth_it() {
             return false;
         }
-        let found = busy_poll(window, || {
-            self.inner.drive(true, false);
+        let found = busy_poll(window, |now| {
+            self.inner.drive_at(now);
             let found = {
                 let ring = self.inner.ring.lock();
                 !ring.is_empty() || ring.overflowed()
@@ -332,12 +334,13 @@ impl Owed {
 }
 
 /// Calls `look` until it returns `true`, for at most `window`. Returns `true` if it did.
-pub(super) fn busy_poll(window: Duration, mut look: impl FnMut() -> bool) -> bool {
+///
+/// `look` gets the time.
+pub(super) fn busy_poll(window: Duration, mut look: impl FnMut(u64) -> bool) -> bool {
     let mut now = now_ns();
     let end = now.saturating_add(u64::try_from(window.as_nanos()).unwrap_or(u64::MAX));
     for turn in 0u32.. {
-        Engine::note_empty_poll_at(now);
-        if look() {
+        if look(now) {
             return true;
         }
         looked_before_sleep(turn);
@@ -371,10 +374,7 @@ impl CqInner {
         self.ready.store(true, Ordering::Release);
         match ring.push(cqe) {
             Pushed::Quiet => {}
-            Pushed::Notify => {
-                self.armed.store(false, Ordering::Relaxed);
-                owed.notify = true;
-            }
+            Pushed::Notify => owed.notify = true,
             Pushed::Overflow { first } => owed.overflow |= first,
         }
         // A lost completion wakes waiting tasks, too: their next poll returns the overflow.
@@ -406,13 +406,7 @@ impl CqInner {
     /// Returns the number of polls without result.
     #[inline]
     pub(super) fn polls(&self) -> u32 {
-        self.polls.load(Ordering::Relaxed)
-    }
-
-    #[inline]
-    fn note_poll(&self) {
-        count(&self.polls);
-        self.send_deferred();
+        self.empty_polls.load(Ordering::Relaxed)
     }
 
     /// Sends for the queue pairs that have put off sending.
@@ -465,8 +459,18 @@ impl CqInner {
             qps.reserve(live + 1);
         }
         qps.push(Arc::downgrade(qp));
-        self.many
-            .store(qps.len() > POLL_DIRECTLY, Ordering::Relaxed);
+        drop(qps);
+        self.count_members();
+    }
+
+    /// Queue pairs have come or gone.
+    pub(super) fn count_members(&self) {
+        let many = self.qps.read().len() > POLL_DIRECTLY || self.datagrams.are_many();
+        if many && !self.many.swap(many, Ordering::Relaxed) && self.lease.give_back() {
+            // From now on polls do not drive the queue pairs one by one, so they must be in the set.
+            engine::wake_up();
+        }
+        self.many.store(many, Ordering::Relaxed);
     }
 
     /// Forgets a queue pair that is gone, and drops its completions.
@@ -482,9 +486,8 @@ impl CqInner {
         if let Some(at) = qps.iter().rposition(|q| q.ptr_eq(&gone)) {
             qps.swap_remove(at);
         }
-        self.many
-            .store(qps.len() > POLL_DIRECTLY, Ordering::Relaxed);
         drop(qps);
+        self.count_members();
         self.deferred.lock().retain(|q| !q.ptr_eq(&gone));
     }
 
@@ -521,21 +524,56 @@ impl CqInner {
         self.hand_over();
     }
 
+    /// The lease by which the pollers of this queue drive.
+    #[inline]
+    fn lease(&self) -> &Lease {
+        match self.many.load(Ordering::Relaxed) {
+            true => engine::everything(),
+            false => &self.lease,
+        }
+    }
+
+    /// Returns until when pollers of this queue drive the sockets of its queue pairs one by one; `None` if they do not, at `now`.
+    pub(super) fn driven_until(&self, now: u64) -> Option<u64> {
+        self.lease.end(now)
+    }
+
+    /// Returns `true` if its pollers have driven the sockets lately, and do not any more at `now`.
+    pub(super) fn was_driven(&self, now: u64) -> bool {
+        self.lease().has_ended_lately(now)
+    }
+
+    /// Counts empty polls or taken completions. Returns `true` if the lease has to be renewed.
+    #[inline]
+    fn is_time_to_renew(&self, count: u32) -> bool {
+        let unnoted = self.unnoted.load(Ordering::Relaxed).saturating_add(count);
+        let is_time = unnoted >= RENEW_EVERY;
+        let rest = if is_time { 0 } else { unnoted };
+        self.unnoted.store(rest, Ordering::Relaxed);
+        is_time
+    }
+
     /// Drives the sockets in an empty poll. Returns how many empty polls there were before.
-    pub(super) fn progress(&self) -> u32 {
+    fn progress(&self) -> u32 {
         let polls = count(&self.empty_polls);
-        // A program that has armed the queue polls once more and then waits. It will not be back, so it does not count as driving.
-        let driving = !self.armed.load(Ordering::Relaxed);
-        if driving && polls.is_multiple_of(NOTE_EVERY) {
-            Engine::note_empty_poll();
+        if self.is_time_to_renew(1) && !self.many.load(Ordering::Relaxed) {
+            self.lease.drive(now_ns(), 0, kept_from_processor);
         }
         let serve_all =
             polls.wrapping_sub(self.serve_all_at.load(Ordering::Relaxed)) < u32::MAX / 2;
-        let served = self.drive(driving, serve_all);
+        let served = self.drive(serve_all);
         if serve_all {
             self.note_served(polls, served);
         }
         polls
+    }
+
+    /// Drives the sockets for a caller that polls again and again, and knows the time.
+    pub(super) fn drive_at(&self, now: u64) {
+        if !self.many.load(Ordering::Relaxed) {
+            self.lease.drive(now, 0, kept_from_processor);
+        }
+        self.drive(false);
     }
 
     /// Sets when a poll next serves the whole process. If the last one found something, the next poll does it again, because more
@@ -551,9 +589,9 @@ impl CqInner {
             .store(polls.wrapping_add(after), Ordering::Relaxed);
     }
 
-    /// Reads and writes the sockets of this queue's queue pairs. `driving` says that the caller will be back soon. `serve_all`
-    /// asks to serve the whole process. Returns `true` if that was done and something was ready.
-    pub(super) fn drive(&self, driving: bool, mut serve_all: bool) -> bool {
+    /// Reads and writes the sockets of this queue's queue pairs. `serve_all` asks to serve the whole process. Returns `true` if that
+    /// was done and something was ready.
+    fn drive(&self, mut serve_all: bool) -> bool {
         let mut few: [Option<Arc<QpInner>>; POLL_DIRECTLY] = Default::default();
         {
             let qps = self.qps.read();
@@ -565,34 +603,44 @@ impl CqInner {
                 serve_all = true;
             }
         }
-        serve_all |= self.datagrams.drive(driving);
+        serve_all |= self.datagrams.drive();
         let mut others = false;
+        let mut moved = 0;
         for qp in few.iter().flatten() {
-            if driving {
-                qp.drives.note();
-            }
             // This also writes, if data wait to be written.
             qp.drive_rx();
             others |= qp.is_driven_elsewhere();
+            moved += qp.moved.take();
+        }
+        if moved >= BULK {
+            let busy = moved * OCTET_NS;
+            self.lease().drive(now_ns(), busy, kept_from_processor);
         }
         if others {
             // The thread that drives them may need this very processor, and this thread cannot help meanwhile.
             std::thread::yield_now();
         }
-        serve_all && Engine::current().is_ok_and(|engine| engine.poll_once())
+        serve_all && self.serve_all()
+    }
+
+    /// Serves the whole process. Returns `true` if something was ready.
+    fn serve_all(&self) -> bool {
+        let many = self.many.load(Ordering::Relaxed);
+        let begin = if many { now_ns() } else { 0 };
+        let served = Engine::current().is_ok_and(|engine| engine.poll_once());
+        if many {
+            let now = now_ns();
+            let busy = now.saturating_sub(begin);
+            engine::everything().drive(now, busy, kept_from_processor);
+        }
+        served
     }
 
     /// Gives the sockets to the progress thread, because the caller is going to wait.
     pub(super) fn hand_over(&self) {
         self.send_deferred();
-        self.datagrams.hand_over();
-        for qp in self.qps.read().iter().take(POLL_DIRECTLY) {
-            if let Some(qp) = qp.upgrade() {
-                qp.drives.take();
-            }
-        }
-        if let Ok(engine) = Engine::current() {
-            engine.hand_over();
+        if self.lease().give_back() {
+            engine::wake_up();
         }
     }
 }

@@ -1,7 +1,9 @@
 //! Tests of completion queues: the effects of polling, arming and waiting, and which tasks are woken.
 
+use super::super::qp::QueuePair;
 use super::super::testing;
 use super::*;
+use crate::engine::Source;
 use iwarp_rnic::qp::State;
 use iwarp_rnic::{RecvWr, WcStatus};
 use std::task::Wake;
@@ -38,17 +40,49 @@ fn arming_hands_the_queue_pairs_over() {
         let cq = ctx.create_cq(4, channel).unwrap();
         let qp = testing::queue_pair(&ctx, &cq, &cq);
         for solicited_only in [false, true] {
-            // A poll of an armed queue does not count as driving. Clear the mark as a completion does, so that this poll counts.
-            cq.inner.armed.store(false, Ordering::Relaxed);
-            assert_eq!(cq.poll(&mut [Cqe::default()]), Ok(0));
+            poll_until_driven(&cq, &qp);
             qp.inner.put_off();
             assert_eq!(cq.inner.deferred.lock().len(), 1);
-            let before = Engine::current().unwrap().times_handed_over();
             cq.arm(solicited_only);
-            assert!(!qp.inner.drives.take(), "it still counts as driven");
+            assert_eq!(qp.inner.driven_until(now_ns()), None);
             assert_eq!(cq.inner.deferred.lock().len(), 0, "not sent");
-            assert_ne!(Engine::current().unwrap().times_handed_over(), before);
+            // The poll that follows is the last one before the wait.
+            assert_eq!(cq.poll(&mut [Cqe::default()]), Ok(0));
+            assert_eq!(qp.inner.driven_until(now_ns()), None);
         }
+        qp.destroy();
+    }
+}
+
+/// Polls until the progress thread would leave the queue pair alone.
+fn poll_until_driven(cq: &CompletionQueue, qp: &QueuePair) {
+    let end = now_ns() + 20_000_000_000;
+    while qp.inner.driven_until(now_ns()).is_none() {
+        assert!(now_ns() < end, "it is never driven");
+        assert_eq!(cq.poll(&mut [Cqe::default()]), Ok(0));
+    }
+}
+
+/// The polls of a queue with many queue pairs drive the whole process, and not each of them: none of them may rest.
+#[test]
+fn queue_pairs_of_a_large_queue_are_not_driven_one_by_one() {
+    let ctx = testing::context();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let few: Vec<_> = (0..POLL_DIRECTLY)
+        .map(|_| testing::queue_pair(&ctx, &cq, &cq))
+        .collect();
+    poll_until_driven(&cq, &few[0]);
+    let one_more = testing::queue_pair(&ctx, &cq, &cq);
+    assert_eq!(few[0].inner.driven_until(now_ns()), None);
+    let end = now_ns() + 20_000_000_000;
+    while engine::everything().end(now_ns()).is_none() {
+        assert!(now_ns() < end, "nobody drives");
+        assert_eq!(cq.poll(&mut [Cqe::default()]), Ok(0));
+    }
+    assert_eq!(few[0].inner.driven_until(now_ns()), None);
+    one_more.destroy();
+    poll_until_driven(&cq, &few[0]);
+    for qp in few {
         qp.destroy();
     }
 }

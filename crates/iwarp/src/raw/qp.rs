@@ -15,7 +15,7 @@ use super::drive;
 use super::late::Late;
 use super::link_state::LinkState;
 use super::retry::Retry;
-use super::source::Drives;
+use super::source::Moved;
 use super::srq::SharedReceiveQueue;
 use super::xrc::Target;
 use crate::capture::Flow;
@@ -208,7 +208,7 @@ pub(crate) struct QpInner {
     pub(super) late: Late,
     /// Changed with `state` locked.
     pub(super) destroyed: AtomicBool,
-    pub(super) drives: Drives,
+    pub(super) moved: Moved,
     /// It waits with sending, and its completion queues know that: that of the send queue, that of receives.
     pub(super) deferred: [AtomicBool; 2],
     pub(super) origin: Origin,
@@ -305,7 +305,7 @@ impl QueuePair {
                 rx: Baton::new(),
                 late: Late::default(),
                 destroyed: AtomicBool::new(false),
-                drives: Drives::default(),
+                moved: Moved::default(),
                 deferred: [const { AtomicBool::new(false) }; 2],
                 origin: Origin::here(),
             }))

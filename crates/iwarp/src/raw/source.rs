@@ -1,5 +1,6 @@
 //! A queue pair as the engine sees it: readiness, timers, and pauses while application threads drive it.
 
+use super::cq::CompletionQueue;
 use super::drive;
 use super::left;
 use super::qp::{
@@ -9,38 +10,43 @@ use super::silence;
 use crate::engine::Source;
 use crate::sys::prefetch;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Tells the engine whether application threads drive a queue pair. Hints: a lost update costs a wake-up or a short delay.
+/// Counts what a queue pair moves, so that a thread that polls sees how long it was busy with that.
 #[derive(Debug, Default)]
-pub(super) struct Drives {
-    /// How often they have driven it.
-    count: AtomicU32,
-    /// The count when the engine last asked.
-    seen: AtomicU32,
+pub(super) struct Moved {
+    octets: AtomicU64,
+    /// The count when a poll last looked. A hint.
+    seen: AtomicU64,
 }
 
-impl Drives {
-    /// An application thread drives. It is called for every poll without result, so it uses no locked instruction.
+impl Moved {
+    /// So many octets were read or written. The caller has locked the queue pair's state.
     #[inline]
-    pub(super) fn note(&self) {
-        let count = self.count.load(Ordering::Relaxed);
-        self.count.store(count.wrapping_add(1), Ordering::Relaxed);
+    pub(super) fn add(&self, octets: usize) {
+        let before = self.octets.load(Ordering::Relaxed);
+        let now = before.wrapping_add(octets as u64);
+        self.octets.store(now, Ordering::Relaxed);
     }
 
-    /// Returns `true` if one has done so since the last call with this `seen`, and since the last [`take`](Self::take). For queue pairs with
-    /// several descriptors, each of which the engine asks about.
-    pub(super) fn is_news(&self, seen: &AtomicU32) -> bool {
-        let count = self.count.load(Ordering::Relaxed);
-        let is_news = seen.swap(count, Ordering::Relaxed) != count;
-        is_news && self.seen.load(Ordering::Relaxed) != count
+    /// Returns how many there were since the last call.
+    #[inline]
+    pub(super) fn take(&self) -> u64 {
+        let octets = self.octets.load(Ordering::Relaxed);
+        let before = self.seen.load(Ordering::Relaxed);
+        if octets == before {
+            return 0;
+        }
+        self.seen.store(octets, Ordering::Relaxed);
+        octets.wrapping_sub(before)
     }
+}
 
-    /// Returns `true` if one has done so since the last call.
-    pub(super) fn take(&self) -> bool {
-        let count = self.count.load(Ordering::Relaxed);
-        self.seen.swap(count, Ordering::Relaxed) != count
-    }
+/// Returns until when the pollers of these completion queues drive the sockets of a queue pair; `None` if they do not, at `now`.
+pub(super) fn driven_until(cqs: [&CompletionQueue; 2], now: u64) -> Option<u64> {
+    cqs.into_iter()
+        .filter_map(|cq| cq.inner.driven_until(now))
+        .max()
 }
 
 impl Source for QpInner {
@@ -59,8 +65,13 @@ impl Source for QpInner {
         }
     }
 
-    fn is_driven(&self) -> bool {
-        self.drives.take()
+    fn driven_until(&self, now: u64) -> Option<u64> {
+        driven_until([&self.send_cq, &self.recv_cq], now)
+    }
+
+    fn was_driven(&self, now: u64) -> bool {
+        let cqs = [&self.send_cq, &self.recv_cq];
+        cqs.into_iter().any(|cq| cq.inner.was_driven(now))
     }
 
     fn rest(&self) -> bool {
@@ -161,15 +172,5 @@ mod tests {
         Arc::clone(&qp.inner).ready(false, false, true);
         assert_eq!(qp.state(), State::Rts);
         qp.destroy();
-    }
-
-    #[test]
-    fn a_look_is_answered_once() {
-        let drives = Drives::default();
-        assert!(!drives.take());
-        drives.note();
-        drives.note();
-        assert!(drives.take());
-        assert!(!drives.take(), "nothing new");
     }
 }

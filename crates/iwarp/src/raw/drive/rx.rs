@@ -272,6 +272,7 @@ fn take_in(
         Ok(n) => {
             turn.more = n == plan.room() && turn.left > n;
             turn.left = turn.left.saturating_sub(n);
+            qp.moved.add(n);
             let status = filled(qp, g, &mut buffer, &mut plan, n, after);
             turn.unfinished = status == RxStatus::More;
         }

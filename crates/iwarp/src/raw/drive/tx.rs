@@ -172,6 +172,7 @@ fn write<'a>(
     let mut g = qp.state.lock();
     let linked = g.is_linked(link);
     if let (Ok(n), true) = (&result, linked) {
+        qp.moved.add(*n);
         g.machine
             .tx_written(&mut plan, *n, &mut DriveHost::new(qp, after));
     }

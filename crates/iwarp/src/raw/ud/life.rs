@@ -152,8 +152,10 @@ impl UdInner {
             self.enter(&mut g, State::Reset, &mut Due::default());
         }
         self.leave();
-        self.send_cq.inner.datagrams.detach(self);
-        self.recv_cq.inner.datagrams.detach(self);
+        for cq in [&self.send_cq, &self.recv_cq] {
+            cq.inner.datagrams.detach(self);
+            cq.inner.count_members();
+        }
         self.send_cq.inner.purge(self.num);
         self.recv_cq.inner.purge(self.num);
         self.forget_events();

@@ -50,34 +50,27 @@ impl Members {
         (few, list.len() > POLL_DIRECTLY)
     }
 
-    /// Reads and writes their sockets; if there are many, of the first few. `driving` says that the caller will be back soon. Returns
-    /// `true` if there are others, which are left to whoever serves the whole process.
-    #[inline]
-    pub(in super::super) fn drive(&self, driving: bool) -> bool {
-        self.any.load(Ordering::Acquire) && self.drive_now(driving)
+    /// Returns `true` if there are more than polls read one by one.
+    pub(in super::super) fn are_many(&self) -> bool {
+        self.list.read().len() > POLL_DIRECTLY
     }
 
-    fn drive_now(&self, driving: bool) -> bool {
+    /// Reads and writes their sockets; if there are many, of the first few. Returns `true` if there are others, which are left to
+    /// whoever serves the whole process.
+    #[inline]
+    pub(in super::super) fn drive(&self) -> bool {
+        self.any.load(Ordering::Acquire) && self.drive_now()
+    }
+
+    fn drive_now(&self) -> bool {
         let (few, others) = self.few();
         // In a forked child the queue pairs are the parent's, and their locks may have been copied while they were held.
         for qp in few.iter().flatten().filter(|qp| !qp.origin.is_foreign()) {
-            if driving {
-                qp.drives.note();
-            }
             qp.drive_rx();
             if qp.is_blocked() {
                 qp.drive_tx();
             }
         }
         others
-    }
-
-    /// The caller is going to wait, and drives them no more.
-    pub(in super::super) fn hand_over(&self) {
-        if self.any.load(Ordering::Acquire) {
-            for qp in self.few().0.iter().flatten() {
-                qp.drives.take();
-            }
-        }
     }
 }

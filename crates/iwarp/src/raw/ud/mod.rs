@@ -34,7 +34,6 @@ pub use queue::UdSendWr;
 
 use super::context::{Context, ContextInner, random_u32};
 use super::cq::{CompletionQueue, Owed};
-use super::source::Drives;
 use super::srq::SharedReceiveQueue;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
@@ -161,7 +160,6 @@ pub(crate) struct UdInner {
     groups: Groups,
     tx: Baton,
     rx: Baton,
-    drives: Drives,
     /// It does not receive what it sends to groups.
     deaf_to_itself: AtomicBool,
     /// Changed with `state` locked.
@@ -396,7 +394,6 @@ impl UdInner {
             groups: Groups::default(),
             tx: Baton::new(),
             rx: Baton::new(),
-            drives: Drives::default(),
             deaf_to_itself: AtomicBool::new(false),
             destroyed: AtomicBool::new(false),
             origin: Origin::here(),
@@ -405,6 +402,9 @@ impl UdInner {
         inner.send_cq.inner.datagrams.attach(&inner);
         if !inner.recv_cq.is_same(&inner.send_cq) {
             inner.recv_cq.inner.datagrams.attach(&inner);
+        }
+        for cq in [&inner.send_cq, &inner.recv_cq] {
+            cq.inner.count_members();
         }
         engine.add_timed(inner.timer, source::Watch::own(&inner));
         if let Err(e) = inner.watch() {

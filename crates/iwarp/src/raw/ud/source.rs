@@ -3,8 +3,8 @@
 use super::send::TIMER_BLOCKED;
 use super::{Guarded, UdInner};
 use crate::engine::Source;
+use crate::raw::source::driven_until;
 use crate::sys::poller::Interest;
-use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Weak};
 
 /// Stands for a queue pair in the engine's table, so that the engine does not keep one that the program has dropped.
@@ -12,15 +12,11 @@ pub(super) struct Watch {
     qp: Weak<UdInner>,
     /// It watches one of the queue pair's own sockets, and not that of a group.
     own: bool,
-    /// How often application threads had driven the queue pair when the engine last asked about this socket. All sockets share the count, so that
-    /// the answer about one does not make another one look idle.
-    seen: AtomicU32,
 }
 
 impl Watch {
     const fn new(qp: Weak<UdInner>, own: bool) -> Self {
-        let seen = AtomicU32::new(0);
-        Self { qp, own, seen }
+        Self { qp, own }
     }
 
     /// For the queue pair's own sockets.
@@ -68,9 +64,9 @@ impl Source for Watch {
         served
     }
 
-    fn is_driven(&self) -> bool {
-        let qp = self.qp.upgrade();
-        self.own && qp.is_some_and(|qp| qp.drives.is_news(&self.seen))
+    fn driven_until(&self, now: u64) -> Option<u64> {
+        let qp = self.qp.upgrade().filter(|_| self.own)?;
+        driven_until([&qp.send_cq, &qp.recv_cq], now)
     }
 
     fn rest(&self) -> bool {
@@ -100,49 +96,5 @@ impl Source for Watch {
         if let (TIMER_BLOCKED, Some(qp)) = (kind, self.qp.upgrade()) {
             qp.room_or_late();
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::raw::testing::context;
-    use crate::raw::{UdAttributes, UdQueuePair};
-
-    fn queue_pair() -> UdQueuePair {
-        let ctx = context();
-        let cq = ctx.create_cq(1, None).unwrap();
-        let attributes = UdAttributes {
-            pd: ctx.allocate_pd(),
-            send_cq: cq.clone(),
-            recv_cq: cq,
-            srq: None,
-            max_send_wr: 1,
-            max_recv_wr: 1,
-            max_send_sge: 1,
-            max_recv_sge: 1,
-            max_inline: 0,
-            signal_all: false,
-        };
-        ctx.create_ud_qp(&attributes).unwrap()
-    }
-
-    #[test]
-    fn sockets_of_one_queue_pair_are_asked_about_one_by_one() {
-        let qp = queue_pair().inner;
-        let (sockets, of_group) = ([Watch::own(&qp), Watch::own(&qp)], Watch::group(&qp));
-        let driven = || sockets.each_ref().map(|socket| socket.is_driven());
-        assert_eq!(driven(), [false, false]);
-        qp.drives.note();
-        assert_eq!(driven(), [true, true]);
-        assert_eq!(driven(), [false, false]);
-        // A thread that waits next does not count as driving.
-        qp.drives.note();
-        qp.drives.take();
-        assert_eq!(driven(), [false, false]);
-        qp.drives.note();
-        assert!(sockets[1].is_driven());
-        assert!(sockets[0].is_driven());
-        assert!(!of_group.is_driven(), "the engine always watches it");
     }
 }

@@ -1,0 +1,233 @@
+//! Measures how soon a process serves one-sided operations, by what its program does meanwhile: it waits, it polls now and then and
+//! sleeps or works between, or another of its threads polls another queue. The initiator sleeps between its operations, and waits for
+//! each completion without polling, as most programs do.
+
+use crate::peer::{self, Peer};
+use crate::rdma::{ALL, Link, STALL, posted};
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use iwarp::cm::{Connection, ConnectionParameters, Connector, Listener};
+use iwarp::{CompletionQueue, Context, Cqe, ProtectionDomain, RemoteMemory, SendWr, WcStatus};
+use iwarp_figures::Latencies;
+use serde_json::{Map, Value, json};
+use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+#[derive(Debug, Args)]
+pub(crate) struct ServedArgs {
+    /// Operations for each habit of the target; 200 more to warm up
+    #[arg(long, default_value_t = 2000)]
+    iters: u32,
+    /// Only this habit and `waits`, to which the others are compared
+    #[arg(long)]
+    only: Option<String>,
+    #[command(flatten)]
+    link: Link,
+}
+
+/// What the target's program does. The first one is what the others are compared to.
+const HABITS: [(&str, Habit); 7] = [
+    ("waits", Habit::Waits),
+    ("polls 16 times, sleeps 450 µs", Habit::Sleeps(450)),
+    ("polls 16 times, sleeps 1.95 ms", Habit::Sleeps(1950)),
+    ("polls 16 times, works 500 µs", Habit::Works(16, 500)),
+    ("polls once, works 100 µs", Habit::Works(1, 100)),
+    (
+        "another thread polls its idle queue and works",
+        Habit::Other,
+    ),
+    ("polls 32 times, waits 1 ms, works 200 µs", Habit::Loop),
+];
+
+#[derive(Debug, Clone, Copy)]
+enum Habit {
+    Waits,
+    Sleeps(u64),
+    Works(u32, u64),
+    Other,
+    Loop,
+}
+
+/// Operations before those that count.
+const WARM_UP: u32 = 200;
+/// Microseconds between two operations, at most.
+const PAUSE: u64 = 300;
+
+struct End {
+    pd: ProtectionDomain,
+    ctx: Context,
+    /// The queues of the two connections: the first one is used, the other one is idle.
+    cqs: [CompletionQueue; 2],
+}
+
+impl End {
+    fn new(link: &Link) -> Result<Self> {
+        let ctx = link.open()?;
+        Ok(Self {
+            pd: ProtectionDomain::new(&ctx),
+            cqs: [ctx.create_cq(64, None)?, ctx.create_cq(64, None)?],
+            ctx,
+        })
+    }
+
+    fn queue_pair(&self, cq: &CompletionQueue) -> Result<iwarp::QueuePair> {
+        Ok(self.pd.queue_pair().build(cq, cq)?)
+    }
+}
+
+fn is_chosen(a: &ServedArgs, name: &str, habit: Habit) -> bool {
+    let only = a.only.as_deref();
+    matches!(habit, Habit::Waits) || only.is_none_or(|only| name.contains(only))
+}
+
+/// The initiator.
+pub(crate) fn measure(a: &ServedArgs) -> Result<Value> {
+    let mut peer = Peer::start()?;
+    let end = End::new(&a.link)?;
+    let to = peer.address()?;
+    let connect = |cq| -> Result<Connection> {
+        Ok(Connector::new(&end.ctx).connect(to, end.queue_pair(cq)?)?)
+    };
+    let [connection, idle] = [connect(&end.cqs[0])?, connect(&end.cqs[1])?];
+    let mut rows = Map::new();
+    for (name, habit) in HABITS {
+        if !is_chosen(a, name, habit) {
+            continue;
+        }
+        peer.say(name)?;
+        peer.report()?;
+        let times = fetch_adds(&end, &connection, a.iters)?;
+        peer.say("enough")?;
+        peer.report()?;
+        rows.insert(name.to_owned(), summary(&times));
+    }
+    drop(idle);
+    Ok(Value::Object(rows))
+}
+
+/// Returns how long the operations took.
+fn fetch_adds(end: &End, connection: &Connection, iters: u32) -> Result<Latencies> {
+    let remote =
+        RemoteMemory::from_bytes(connection.private_data()).context("the peer names no memory")?;
+    let memory = end.pd.allocate(8, ALL)?;
+    let sges = [memory.sge(0..8)?];
+    let mut times = Latencies::default();
+    let mut random = 0x9E37_79B9_7F4A_7C15_u64;
+    for turn in 0..WARM_UP + iters {
+        let begin = Instant::now();
+        let wr = SendWr::fetch_add(1, remote.addr, remote.rkey, 1, &sges);
+        posted(connection.post_send(&[wr.signaled()]))?;
+        let mut done = [Cqe::default()];
+        end.cqs[0].wait(&mut done, Some(STALL))?;
+        if done[0].status != WcStatus::Success {
+            bail!("a FetchAdd failed: {:?}", done[0].status);
+        }
+        if turn >= WARM_UP {
+            times.record(begin.elapsed());
+        }
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        std::thread::sleep(Duration::from_micros(random % PAUSE));
+    }
+    Ok(times)
+}
+
+fn summary(times: &Latencies) -> Value {
+    let us = |share| times.quantile_us(share).unwrap_or(0.0);
+    json!({
+        "p50_us": us(0.5),
+        "p90_us": us(0.9),
+        "p99_us": us(0.99),
+    })
+}
+
+/// The target.
+pub(crate) fn peer(a: &ServedArgs) -> Result<Value> {
+    let end = End::new(&a.link)?;
+    let listener = Listener::bind(&end.ctx, (Ipv4Addr::LOCALHOST, 0).into())?;
+    peer::tell(listener.local_addr())?;
+    let memory = end.pd.allocate(8, ALL)?;
+    let parameters = ConnectionParameters {
+        private_data: memory.remote().to_bytes().to_vec(),
+        ..ConnectionParameters::default()
+    };
+    let accept = |cq| -> Result<Connection> {
+        let request = listener.accept(Some(STALL))?;
+        Ok(request.accept(end.queue_pair(cq)?, &parameters)?)
+    };
+    let connections = [accept(&end.cqs[0])?, accept(&end.cqs[1])?];
+    for (name, habit) in HABITS {
+        if !is_chosen(a, name, habit) {
+            continue;
+        }
+        let asked = peer::hear()?;
+        if asked != name {
+            bail!("the initiator asks for {asked:?} instead of {name:?}");
+        }
+        let enough = AtomicBool::new(false);
+        std::thread::scope(|scope| -> Result<()> {
+            let program = scope.spawn(|| follow(habit, &end.cqs, &enough));
+            peer::tell(json!({}))?;
+            let heard = peer::hear();
+            enough.store(true, Ordering::Relaxed);
+            program.join().expect("the program's thread")?;
+            heard.map(drop)
+        })?;
+        peer::tell(json!({}))?;
+    }
+    drop(connections);
+    Ok(json!({}))
+}
+
+/// Does what the program does, until it is enough.
+fn follow(habit: Habit, cqs: &[CompletionQueue; 2], enough: &AtomicBool) -> Result<()> {
+    let [used, idle] = cqs;
+    while !enough.load(Ordering::Relaxed) {
+        match habit {
+            Habit::Waits => wait(used, Duration::from_millis(50))?,
+            Habit::Sleeps(us) => {
+                poll(used, 16)?;
+                std::thread::sleep(Duration::from_micros(us));
+            }
+            Habit::Works(polls, us) => {
+                poll(used, polls)?;
+                work(us);
+            }
+            Habit::Other => {
+                poll(idle, 64)?;
+                work(500);
+            }
+            Habit::Loop => {
+                poll(used, 32)?;
+                wait(used, Duration::from_millis(1))?;
+                work(200);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Waits for a completion; none comes.
+fn wait(cq: &CompletionQueue, time: Duration) -> Result<()> {
+    match cq.wait(&mut [Cqe::default()], Some(time)) {
+        Ok(_) => bail!("a completion at the target"),
+        Err(iwarp::Error::TimedOut(..)) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn poll(cq: &CompletionQueue, times: u32) -> Result<()> {
+    for _ in 0..times {
+        cq.poll(&mut [Cqe::default()]).map_err(iwarp::Error::from)?;
+    }
+    Ok(())
+}
+
+fn work(us: u64) {
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_micros(us) {
+        std::hint::spin_loop();
+    }
+}

@@ -1,0 +1,280 @@
+//! The engine: one epoll set, one table of timers and one progress thread for a process.
+//!
+//! The threads that are running already move the octets: posting threads write, polling threads read. The progress thread
+//! (`progress_thread`) does what no other thread does, and sleeps meanwhile. Who drives what is said by leases
+//! ([`crate::progress::lease`]): each completion queue has one for the sockets of its queue pairs, and the whole set has one,
+//! [`everything`], for threads that poll all of it because their queues have many queue pairs. The engine starts with the first
+//! socket and belongs to one process: after a fork the child gets an engine of its own when it needs one.
+
+mod progress_thread;
+mod sources;
+mod timers;
+
+pub(crate) use sources::Source;
+
+use crate::progress::lease::Lease;
+use crate::progress::parker::Parker;
+use crate::sys::clock::now_ns;
+use crate::sys::eventfd::EventFd;
+use crate::sys::poller::{Events, Interest, Poller};
+use crate::sys::{fork, limits, prefetch};
+use parking_lot::Mutex;
+use sources::Sources;
+use std::cell::Cell;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+use timers::Timers;
+
+/// Events taken from the kernel at a time. Their answers are sent before the next are taken, and writing to a socket is cheaper
+/// while the processor's cache still has it from reading: with 128, echoes took a tenth longer.
+const BATCH: usize = 32;
+const WAKE_TOKEN: u64 = 0;
+
+static CURRENT: Mutex<Option<Arc<Engine>>> = Mutex::new(None);
+static EVERYTHING: Lease = Lease::new();
+
+/// The lease of threads that drive everything by [`Engine::poll_once`].
+pub(crate) const fn everything() -> &'static Lease {
+    &EVERYTHING
+}
+
+/// Has the progress thread look again at leases, one of which the caller has given back.
+#[cold]
+pub(crate) fn wake_up() {
+    if let Ok(engine) = Engine::current() {
+        engine.wake_up();
+    }
+}
+
+pub(crate) struct Engine {
+    generation: u32,
+    poller: Poller,
+    /// Wakes the progress thread.
+    wake: EventFd,
+    /// Tells whether the progress thread has to be woken.
+    parker: Parker,
+    sources: Sources,
+    timers: Timers,
+}
+
+thread_local! {
+    static EVENTS: Cell<Option<Box<Events>>> = const { Cell::new(None) };
+}
+
+impl Engine {
+    /// The engine of this process. Starts it if there is none yet.
+    pub(crate) fn current() -> io::Result<Arc<Self>> {
+        let generation = fork::generation();
+        let mut current = CURRENT.lock();
+        if let Some(engine) = current.as_ref() {
+            if engine.generation == generation {
+                return Ok(Arc::clone(engine));
+            }
+            // A child of the process that started it: its thread does not exist here, and its epoll set is shared
+            // with the parent. Leak it, because dropping what it refers to would touch the parent's sockets.
+            std::mem::forget(current.take());
+        }
+        let open_files = limits::raise_open_files();
+        tracing::debug!(limit = open_files.now, "engine starts");
+        let engine = Arc::new(Self::new(generation)?);
+        let worker = Arc::clone(&engine);
+        // All signals stay with the application's threads.
+        crate::sys::thread::spawn_without_signals("iwarp-progress", move || worker.run())?;
+        *current = Some(Arc::clone(&engine));
+        // Not under the lock: it works on files, and a child that is forked meanwhile would inherit the lock as held.
+        drop(current);
+        crate::stat::start(&engine);
+        Ok(engine)
+    }
+
+    fn new(generation: u32) -> io::Result<Self> {
+        let poller = Poller::new()?;
+        let wake = EventFd::new()?;
+        poller.add(&wake, WAKE_TOKEN, Interest::READ)?;
+        Ok(Self {
+            generation,
+            poller,
+            wake,
+            parker: Parker::new(),
+            sources: Sources::new(WAKE_TOKEN),
+            timers: Timers::default(),
+        })
+    }
+
+    /// A token for a source.
+    pub(crate) fn token(&self) -> u64 {
+        self.sources.token()
+    }
+
+    /// Watches a descriptor and keeps its source alive until [`remove`](Self::remove).
+    pub(crate) fn add(
+        &self,
+        fd: impl AsFd,
+        token: u64,
+        interest: Interest,
+        source: Arc<dyn Source>,
+    ) -> io::Result<()> {
+        self.sources.insert(token, source);
+        self.poller
+            .add(fd, token, interest)
+            .inspect_err(|_| self.sources.remove(token))
+    }
+
+    /// The descriptor that is watched under this token belongs to another source from now on.
+    pub(crate) fn hand_on(&self, token: u64, source: Arc<dyn Source>) {
+        self.sources.insert(token, source);
+    }
+
+    /// Returns `true` in a child of the process that started it. The epoll set and its sockets are then shared with the parent, and
+    /// a change here would be one there.
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.generation != fork::generation()
+    }
+
+    /// Keeps a source without a descriptor alive for its timers, until [`forget`](Self::forget).
+    pub(crate) fn add_timed(&self, token: u64, source: Arc<dyn Source>) {
+        self.sources.insert(token, source);
+    }
+
+    pub(crate) fn modify(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
+        if self.is_foreign() {
+            return Ok(());
+        }
+        self.poller.modify(fd, token, interest)
+    }
+
+    /// Takes a descriptor out of the set for a while; its source stays.
+    pub(crate) fn pause(&self, fd: impl AsFd) {
+        if !self.is_foreign() {
+            let _ = self.poller.remove(fd);
+        }
+    }
+
+    /// Watches a descriptor again after [`pause`](Self::pause). What has arrived meanwhile is reported.
+    pub(crate) fn resume(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
+        if self.is_foreign() {
+            return Ok(());
+        }
+        self.poller.add(fd, token, interest)
+    }
+
+    /// Watches a descriptor no more. Harmless if it was not watched.
+    pub(crate) fn remove(&self, fd: impl AsFd, token: u64) {
+        if !self.is_foreign() {
+            let _ = self.poller.remove(fd);
+        }
+        self.forget(token);
+    }
+
+    pub(crate) fn forget(&self, token: u64) {
+        // In a forked child the table's lock may have been copied while it was held, and no thread serves the table.
+        if !self.is_foreign() {
+            self.sources.remove(token);
+        }
+    }
+
+    /// Calls the source's `timer` after `delay`.
+    pub(crate) fn after(&self, delay: Duration, token: u64, kind: u32) {
+        let at = now_ns().saturating_add(u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX));
+        self.at(at, token, kind);
+    }
+
+    /// As [`after`](Self::after), up to a quarter later, so that one wake-up serves many sources.
+    pub(crate) fn after_about(&self, delay: Duration, token: u64, kind: u32) {
+        let delay = u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX);
+        let at = now_ns().saturating_add(delay);
+        let at = at
+            .checked_next_multiple_of((delay / 4).max(1))
+            .unwrap_or(at);
+        self.at(at, token, kind);
+    }
+
+    /// Calls the source's `timer` at a time in nanoseconds of [`now_ns`].
+    pub(crate) fn at(&self, at: u64, token: u64, kind: u32) {
+        if self.timers.set((at, token, kind)) {
+            // It sleeps until a later time, and waiting requests would be sent late.
+            self.wake_up();
+        }
+    }
+
+    /// Has the progress thread look again at timers and leases, one of which the caller has changed.
+    fn wake_up(&self) {
+        self.parker.unpark_with(|| self.wake.signal());
+    }
+
+    /// Serves whatever is ready, without waiting: for application threads that poll many queue pairs. Returns `false` if other
+    /// threads are driving all of it.
+    pub(crate) fn poll_once(&self) -> bool {
+        // Nothing is kept for a thread that is ending.
+        let kept = EVENTS.try_with(Cell::take).ok().flatten();
+        let mut events = kept.unwrap_or_else(|| Box::new(Events::with_capacity(BATCH)));
+        let ready = self.poller.wait_zero(&mut events).is_ok_and(|n| n > 0);
+        let served = ready && self.dispatch(&events, |_, source| Some(source));
+        let _ = EVENTS.try_with(|cell| cell.set(Some(events)));
+        served
+    }
+
+    /// Serves what is ready. Returns `false` if other threads are driving all of it.
+    ///
+    /// `takes` decides for each source whether the calling thread serves it, and gives it back if so.
+    fn dispatch(
+        &self,
+        events: &Events,
+        mut takes: impl FnMut(u64, Arc<dyn Source>) -> Option<Arc<dyn Source>>,
+    ) -> bool {
+        let mut served = false;
+        // With thousands of queue pairs nearly every access to the next one's state goes to memory. Asked for two turns ahead,
+        // it comes during the system calls of the others.
+        let mut sources = self.sources_of(events);
+        if let [Some(first), Some(second), ..] = &sources {
+            first.approach();
+            second.approach();
+            first.come_next();
+        }
+        for (at, event) in events.iter().enumerate() {
+            if let Some(Some(source)) = sources.get(at + 2) {
+                source.approach();
+            }
+            if let Some(Some(source)) = sources.get(at + 1) {
+                source.come_next();
+            }
+            let Some(source) = sources.get_mut(at).and_then(Option::take) else {
+                // It is gone, or it is the wake-up, which concerns the progress thread only.
+                served |= event.token != WAKE_TOKEN;
+                continue;
+            };
+            served |= match takes(event.token, source) {
+                Some(source) => source.ready(event.readable, event.writable, event.broken),
+                None => true,
+            };
+        }
+        served
+    }
+
+    /// The sources of a batch of events, in its order.
+    fn sources_of(&self, events: &Events) -> [Option<Arc<dyn Source>>; BATCH] {
+        let mut sources = [const { None }; BATCH];
+        self.sources.look(|known| {
+            for source in events.iter().filter_map(|event| known.get(&event.token)) {
+                prefetch::counts(source);
+            }
+            for (event, slot) in events.iter().zip(&mut sources) {
+                *slot = known.get(&event.token).cloned();
+            }
+        });
+        sources
+    }
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine")
+            .field("generation", &self.generation)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

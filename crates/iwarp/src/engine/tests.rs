@@ -1,0 +1,153 @@
+//! Tests of who is left alone, and which timers wake.
+
+use super::*;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Instant;
+
+const LONG: Duration = Duration::from_secs(10);
+
+/// A source that application threads drive until it is told that they do not.
+struct Driven {
+    engine: Arc<Engine>,
+    fd: EventFd,
+    token: u64,
+    driven: AtomicBool,
+    rests: AtomicBool,
+    served: AtomicU32,
+}
+
+impl Driven {
+    fn watch() -> Arc<Self> {
+        let engine = Engine::current().expect("engine");
+        let source = Arc::new(Self {
+            token: engine.token(),
+            engine: Arc::clone(&engine),
+            fd: EventFd::new().expect("eventfd"),
+            driven: AtomicBool::new(true),
+            rests: AtomicBool::new(false),
+            served: AtomicU32::new(0),
+        });
+        let watched = Arc::clone(&source) as Arc<dyn Source>;
+        engine
+            .add(&source.fd, source.token, Interest::READ, watched)
+            .expect("add");
+        source
+    }
+}
+
+impl Source for Driven {
+    fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
+        self.fd.drain();
+        self.served.fetch_add(1, Ordering::Relaxed);
+        true
+    }
+
+    fn driven_until(&self, now: u64) -> Option<u64> {
+        let driven = self.driven.load(Ordering::Relaxed);
+        driven.then_some(now + 1_000_000)
+    }
+
+    fn rest(&self) -> bool {
+        self.engine.pause(&self.fd);
+        self.rests.store(true, Ordering::Relaxed);
+        true
+    }
+
+    fn resume(&self) {
+        let watched = self.engine.resume(&self.fd, self.token, Interest::READ);
+        watched.expect("watched again");
+    }
+
+    fn timer(self: Arc<Self>, _: u32) {}
+}
+
+fn wait_for(what: &str, done: impl Fn() -> bool) {
+    let begin = Instant::now();
+    while !done() {
+        assert!(begin.elapsed() < LONG, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// What application threads drive is not served by the progress thread, until their lease is over. Then nothing was lost.
+#[test]
+fn what_is_driven_rests_until_the_lease_ends() {
+    let source = Driven::watch();
+    source.fd.signal();
+    wait_for("it does not rest", || source.rests.load(Ordering::Relaxed));
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(source.served.load(Ordering::Relaxed), 0);
+    source.driven.store(false, Ordering::Relaxed);
+    wait_for("nobody serves it", || {
+        source.served.load(Ordering::Relaxed) == 1
+    });
+    source.engine.remove(&source.fd, source.token);
+}
+
+/// While application threads drive the whole set, the progress thread serves nothing of it, but what a queue's pollers drive one
+/// by one is taken out of it. A lease that is given back counts at once.
+#[test]
+fn the_whole_set_is_left_to_who_drives_it() {
+    let all = everything();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                all.drive(now_ns(), 0, || 0);
+                std::thread::yield_now();
+            }
+        });
+        wait_for("no lease", || all.end(now_ns()).is_some());
+        let driven = Driven::watch();
+        driven.fd.signal();
+        wait_for("it does not rest", || driven.rests.load(Ordering::Relaxed));
+        stop.store(true, Ordering::Relaxed);
+        let other = Driven::watch();
+        other.driven.store(false, Ordering::Relaxed);
+        other.fd.signal();
+        if all.give_back() {
+            wake_up();
+        }
+        wait_for("nobody serves it", || {
+            other.served.load(Ordering::Relaxed) == 1
+        });
+        for source in [driven, other] {
+            source.engine.remove(&source.fd, source.token);
+        }
+    });
+}
+
+/// A source whose first timer means nothing.
+struct Forgetful {
+    told: Mutex<Vec<u32>>,
+}
+
+impl Source for Forgetful {
+    fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
+        true
+    }
+
+    fn awaits(&self, kind: u32) -> bool {
+        kind != 1
+    }
+
+    fn timer(self: Arc<Self>, kind: u32) {
+        self.told.lock().push(kind);
+    }
+}
+
+#[test]
+fn a_timer_that_means_nothing_is_forgotten() {
+    let engine = Engine::current().expect("engine");
+    let token = engine.token();
+    let source = Arc::new(Forgetful {
+        told: Mutex::default(),
+    });
+    engine.add_timed(token, Arc::clone(&source) as Arc<dyn Source>);
+    // Far enough away that the progress thread looks at it before.
+    engine.after(Duration::from_millis(300), token, 1);
+    engine.after(Duration::from_millis(600), token, 2);
+    wait_for("no timer", || !source.told.lock().is_empty());
+    assert_eq!(*source.told.lock(), [2]);
+    engine.forget(token);
+}
