@@ -16,8 +16,8 @@
 
 use super::sync::{AtomicU64, Ordering};
 
-/// Polls that follow each other within this time are dense. Not every poll is noted, so this is the time of several.
-const DENSE: u64 = 100_000;
+/// Renewals that follow each other within this time are dense. Not every poll renews, so this may be the time of several.
+const DENSE: u64 = 70_000;
 /// For each completion that a thread has taken it may be so much longer until it is back.
 const ANSWER: u64 = 10_000;
 /// At most so many completions count.
@@ -71,11 +71,12 @@ impl Lease {
 
     /// The calling thread drives the sockets now, and will be back soon. It has done so for about `busy` already.
     ///
-    /// `kept` tells for how long it was kept from its processor. It is only called after a pause.
+    /// `kept` tells for how long it was kept from its processor. It is only called after a pause. Returns the time since the last
+    /// renewal.
     #[inline]
-    pub(crate) fn drive(&self, now: u64, busy: u64, kept: impl FnOnce() -> u64) {
+    pub(crate) fn drive(&self, now: u64, busy: u64, kept: impl FnOnce() -> u64) -> u64 {
         self.driven.store(now, Ordering::Relaxed);
-        self.renew(now, busy, 0, kept);
+        self.renew(now, busy, 0, kept)
     }
 
     /// The calling thread has taken so many completions, and will be back when it has answered them. A thread that never drives
@@ -89,8 +90,9 @@ impl Lease {
 
     /// Renews it after `busy`. The next renewal may come so much later by `answer`.
     #[inline]
-    fn renew(&self, now: u64, busy: u64, answer: u64, kept: impl FnOnce() -> u64) {
-        let mut gap = now.saturating_sub(self.renewed.load(Ordering::Relaxed));
+    fn renew(&self, now: u64, busy: u64, answer: u64, kept: impl FnOnce() -> u64) -> u64 {
+        let time = now.saturating_sub(self.renewed.load(Ordering::Relaxed));
+        let mut gap = time;
         let dense = self.patience.load(Ordering::Relaxed) + busy;
         if gap > dense {
             gap = gap.saturating_sub(kept());
@@ -104,6 +106,7 @@ impl Lease {
         self.patience.store(DENSE + answer, Ordering::Relaxed);
         // Who reads this time finds the credit that belongs to it, or a later one.
         self.renewed.store(now, Ordering::Release);
+        time
     }
 
     /// Gives the lease back, because the calling thread is going to wait. Returns `true` if the progress thread may be asleep for

@@ -60,7 +60,7 @@ fn waiting_for_the_processor_is_no_pause() {
     // Threads that take turns on one processor poll as densely as it allows.
     let lease = Lease::new();
     for turn in 1..1000 {
-        lease.drive(turn * 150_000, 0, || 75_000);
+        lease.drive(turn * 150_000, 0, || 90_000);
     }
     assert!(lease.end(999 * 150_000).is_some());
 }

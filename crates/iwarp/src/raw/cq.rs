@@ -23,8 +23,11 @@ use std::time::Duration;
 
 /// Queue pairs whose sockets an empty poll reads one by one. If a queue has more of them, the poll asks `epoll`.
 const POLL_DIRECTLY: usize = 4;
-/// Empty polls and taken completions between two renewals of the lease. Each needs a clock reading, which costs a tenth of a poll.
+/// Most empty polls and taken completions between two renewals of the lease. Each needs a clock reading, which costs a tenth of a poll.
 const RENEW_EVERY: u32 = 8;
+/// Nanoseconds between two renewals, at least and at most: programs that look at many other things between two polls of a queue renew
+/// its lease more often.
+const RENEW_WITHIN: std::ops::Range<u64> = 10_000..30_000;
 /// Octets that take longer to move than a poll in vain.
 const BULK: u64 = 4096;
 /// About as long takes one of many octets, in nanoseconds: it is read or written, and perhaps summed.
@@ -70,6 +73,8 @@ pub(crate) struct CqInner {
     lease: Lease,
     /// Empty polls and taken completions since the lease was renewed. A hint.
     unnoted: AtomicU32,
+    /// How many of them there are from one renewal to the next. A hint.
+    renew_every: AtomicU32,
     /// The number of the empty poll that next serves the whole process, and its distance from the one before. Both are hints: a
     /// lost update costs one look.
     serve_all_at: AtomicU32,
@@ -112,6 +117,7 @@ impl CompletionQueue {
             many: AtomicBool::new(false),
             lease: Lease::new(),
             unnoted: AtomicU32::new(0),
+            renew_every: AtomicU32::new(RENEW_EVERY),
             serve_all_at: AtomicU32::new(SERVE_ALL_EVERY),
             serve_all_after: AtomicU32::new(SERVE_ALL_EVERY),
             user: AtomicU64::new(0),
@@ -556,17 +562,32 @@ impl CqInner {
     #[inline]
     fn is_time_to_renew(&self, count: u32) -> bool {
         let unnoted = self.unnoted.load(Ordering::Relaxed).saturating_add(count);
-        let is_time = unnoted >= RENEW_EVERY;
+        let is_time = unnoted >= self.renew_every.load(Ordering::Relaxed);
         let rest = if is_time { 0 } else { unnoted };
         self.unnoted.store(rest, Ordering::Relaxed);
         is_time
+    }
+
+    /// Sets how often the lease is renewed, by how long it took from one renewal to the next.
+    #[inline]
+    fn set_pace(&self, time: u64) {
+        let every = self.renew_every.load(Ordering::Relaxed);
+        let next = match time {
+            time if time < RENEW_WITHIN.start => (every * 2).min(RENEW_EVERY),
+            time if time >= RENEW_WITHIN.end => (every / 2).max(1),
+            _ => every,
+        };
+        if next != every {
+            self.renew_every.store(next, Ordering::Relaxed);
+        }
     }
 
     /// Drives the sockets in an empty poll.
     fn progress(&self) {
         let polls = count(&self.empty_polls);
         if self.is_time_to_renew(1) && !self.many.load(Ordering::Relaxed) {
-            self.lease.drive(now_ns(), 0, kept_from_processor);
+            let time = self.lease.drive(now_ns(), 0, kept_from_processor);
+            self.set_pace(time);
         }
         let serve_all =
             polls.wrapping_sub(self.serve_all_at.load(Ordering::Relaxed)) < u32::MAX / 2;

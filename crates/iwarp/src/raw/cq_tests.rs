@@ -63,6 +63,26 @@ fn poll_until_driven(cq: &CompletionQueue, qp: &QueuePair) {
     }
 }
 
+/// A program may look at many other things between two polls of one queue, as UCX does. It drives nevertheless.
+#[test]
+fn slow_polls_renew_the_lease_more_often() {
+    let ctx = testing::context();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let every = || cq.inner.renew_every.load(Ordering::Relaxed);
+    assert_eq!(every(), RENEW_EVERY);
+    for _ in 0..4 {
+        cq.inner.set_pace(RENEW_WITHIN.end);
+    }
+    assert_eq!(every(), 1);
+    assert!(cq.inner.is_time_to_renew(1), "with each poll");
+    cq.inner.set_pace(RENEW_WITHIN.start);
+    assert_eq!(every(), 1);
+    for _ in 0..4 {
+        cq.inner.set_pace(RENEW_WITHIN.start - 1);
+    }
+    assert_eq!(every(), RENEW_EVERY);
+}
+
 /// The polls of a queue with many queue pairs drive the whole process, and not each of them: none of them may rest.
 #[test]
 fn queue_pairs_of_a_large_queue_are_not_driven_one_by_one() {
