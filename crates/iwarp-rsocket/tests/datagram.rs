@@ -6,6 +6,7 @@ use common::{Rs, pair, pattern};
 use iwarp_rsocket as rs;
 use iwarp_rsocket::Errno;
 use std::net::{SocketAddr, UdpSocket};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 const DOMAINS: [(i32, &str); 2] = [(libc::AF_INET, "127.0.0.1:0"), (libc::AF_INET6, "[::1]:0")];
@@ -33,8 +34,17 @@ fn connected(domain: i32, at: &str) -> (Rs, Rs) {
     (a, b)
 }
 
+/// Tests of one process share their descriptors: what one of them closes, another one may get at once under the same number. So they
+/// run one after the other.
+fn alone() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    // A test that has failed leaves nothing behind that concerns the next one.
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 #[test]
 fn each_datagram_arrives_whole_with_its_sender() {
+    let _alone = alone();
     for (domain, at) in DOMAINS {
         let ((a, a_at), (b, b_at)) = (bound(domain, at), bound(domain, at));
         for len in [0, 1, 2049, 5000, 65_507] {
@@ -56,6 +66,7 @@ fn each_datagram_arrives_whole_with_its_sender() {
 
 #[test]
 fn a_connected_socket_hears_its_peer_only() {
+    let _alone = alone();
     for (domain, at) in DOMAINS {
         let (a, b) = connected(domain, at);
         let (stranger, _) = bound(domain, at);
@@ -79,6 +90,7 @@ fn a_connected_socket_hears_its_peer_only() {
 
 #[test]
 fn the_other_end_may_be_any_udp_socket() {
+    let _alone = alone();
     let plain = UdpSocket::bind("127.0.0.1:0").unwrap();
     plain
         .set_read_timeout(Some(Duration::from_millis(LONG_MS)))
@@ -105,6 +117,7 @@ fn the_other_end_may_be_any_udp_socket() {
 
 #[test]
 fn peeking_leaves_a_datagram_and_a_short_buffer_loses_its_end() {
+    let _alone = alone();
     let (a, b) = connected(libc::AF_INET, "127.0.0.1:0");
     for data in [&b"first one"[..], b"second", b"third"] {
         rs::send(a.0, data, 0).unwrap();
@@ -129,6 +142,7 @@ fn peeking_leaves_a_datagram_and_a_short_buffer_loses_its_end() {
 
 #[test]
 fn waiting_ends_by_flag_time_and_datagram() {
+    let _alone = alone();
     let (a, b) = connected(libc::AF_INET, "127.0.0.1:0");
     let mut out = [0; 16];
     let brief = [0i64.to_ne_bytes(), 20_000i64.to_ne_bytes()].concat();
@@ -172,6 +186,7 @@ fn waiting_ends_by_flag_time_and_datagram() {
 
 #[test]
 fn one_poll_waits_for_streams_and_datagrams() {
+    let _alone = alone();
     let (client, server) = pair();
     let (a, b) = connected(libc::AF_INET, "127.0.0.1:0");
     let entry = |fd, events| libc::pollfd {
@@ -205,6 +220,7 @@ fn one_poll_waits_for_streams_and_datagrams() {
 
 #[test]
 fn options_are_those_of_the_kernel_and_of_rsockets() {
+    let _alone = alone();
     let r = datagram(libc::AF_INET6);
     assert_eq!(r.get(libc::SOL_SOCKET, libc::SO_TYPE), libc::SOCK_DGRAM);
     assert_eq!(r.get(libc::SOL_SOCKET, libc::SO_DOMAIN), libc::AF_INET6);
@@ -236,6 +252,7 @@ fn options_are_those_of_the_kernel_and_of_rsockets() {
 
 #[test]
 fn calls_of_streams_are_refused() {
+    let _alone = alone();
     let r = datagram(libc::AF_INET);
     assert_eq!(rs::listen(r.0, 1), Err(Errno::NOTSUP));
     assert_eq!(rs::accept(r.0), Err(Errno::NOTSUP));
@@ -254,6 +271,7 @@ fn calls_of_streams_are_refused() {
 
 #[test]
 fn a_closed_number_is_no_socket_and_its_port_is_free() {
+    let _alone = alone();
     let (r, at) = bound(libc::AF_INET, "127.0.0.1:0");
     assert!(rs::is_rsocket(r.0));
     rs::close(r.0).unwrap();
@@ -269,6 +287,7 @@ fn a_closed_number_is_no_socket_and_its_port_is_free() {
 
 #[test]
 fn a_child_process_may_use_its_parents_socket() {
+    let _alone = alone();
     let (a, b) = connected(libc::AF_INET, "127.0.0.1:0");
     // SAFETY: the child calls only functions of this crate that take no lock, and ends without running exit handlers.
     let child = unsafe { libc::fork() };
