@@ -301,7 +301,9 @@ mod models {
 
     #[test]
     fn loom_lease_pause_costs_credit() {
-        growth_model(|lease, now| lease.drive(now, 0, || 0));
+        growth_model(|lease, now| {
+            lease.drive(now, 0, || 0);
+        });
     }
 
     /// Broken: the time first, then the beginning.
