@@ -1,21 +1,12 @@
 //! Fuzz targets: functions that take any octets and must not panic.
 //!
 //! A target also asserts what must be true for every input. For example, a parsed message can be written and parsed again.
-//! The same functions are run by `src/main.rs` on the stable toolchain and by libFuzzer (`fuzz_targets/`).
+//! The same functions are run by `src/main.rs` on the stable toolchain, guided by coverage if `cargo xtask fuzz` has built it, and by
+//! libFuzzer (`fuzz_targets/`).
 
-pub mod mutate;
 pub mod targets;
 
-/// A fuzz target and its name.
-#[derive(Debug, Clone, Copy)]
-pub struct Target {
-    /// The name on the command line, and of the directory in `seeds/`.
-    pub name: &'static str,
-    /// The function. It panics when it finds a bug.
-    pub run: fn(&[u8]),
-    /// The longest useful input, in octets.
-    pub len_max: usize,
-}
+use iwarp_fuzz_engine::{Suite, Target};
 
 /// All targets. A new one needs a function in [`targets`], a row here, an entry point in `fuzz_targets/`, and a seed.
 pub const TARGETS: &[Target] = &[
@@ -56,9 +47,24 @@ pub const TARGETS: &[Target] = &[
     },
 ];
 
+/// The targets with their seeds.
+pub const SUITE: Suite = Suite {
+    targets: TARGETS,
+    seeds: concat!(env!("CARGO_MANIFEST_DIR"), "/seeds"),
+};
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_target_has_seeds_that_pass() {
+        for target in TARGETS {
+            for data in iwarp_fuzz_engine::seeds(&SUITE, target).unwrap() {
+                (target.run)(&data);
+            }
+        }
+    }
 
     #[test]
     fn every_target_has_an_entry_point_for_libfuzzer() {

@@ -5,6 +5,7 @@
 
 mod compliance;
 mod deb;
+mod fuzz;
 mod licences;
 mod miri;
 mod no_std;
@@ -47,6 +48,8 @@ enum Command {
     /// Count the instructions of fixed work and compare them with recorded values
     #[command(disable_help_flag = true)]
     Instructions(Passed),
+    /// Search for inputs that break something, guided by coverage
+    Fuzz(fuzz::FuzzArgs),
     /// Build in release mode and put command, libraries, manual pages and completions below a prefix
     Install {
         /// Folder that gets bin/, lib/iwarp/ and share/
@@ -99,6 +102,7 @@ fn main() -> ExitCode {
             .and_then(|context| install::install(&context, &prefix).map(|()| true)),
         Command::Bundle { output } => Context::new(false, false)
             .and_then(|context| install::bundle(&context, output.as_deref()).map(|()| true)),
+        Command::Fuzz(args) => fuzz::command(&args),
         Command::Deb(args) => deb::command(&args),
         Command::Interop(args) => args.run(steps::CONFORMANCE, &[]),
         Command::Kernel(args) => args.run(steps::CONFORMANCE, &["kernel"]),

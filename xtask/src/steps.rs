@@ -10,7 +10,7 @@ use xtask::outcome::Outcome;
 use xtask::packages;
 use xtask::process::{Log, cargo, program};
 
-use crate::{compliance, deb, licences, miri, no_std, package, targets, tidy};
+use crate::{compliance, deb, fuzz, licences, miri, no_std, package, targets, tidy};
 
 /// A step of `cargo xtask test`.
 pub(crate) struct Step {
@@ -146,9 +146,9 @@ pub(crate) const STEPS: &[Step] = &[
     },
     Step {
         name: "fuzz-smoke",
-        about: "parsers survive changed captures and noise",
+        about: "a short search, guided by coverage, for inputs that break something",
         limit: minutes(10),
-        run: fuzz_smoke,
+        run: fuzz::step,
     },
     Step {
         name: "instructions",
@@ -284,25 +284,6 @@ fn apps(context: &Context, log: &mut Log) -> Result<Outcome> {
 fn module(context: &Context, log: &mut Log) -> Result<Outcome> {
     let words = ["kernel", "test", "--step", "--with", "itself", "--few"];
     log.run_program(program(&context.root, CONFORMANCE).args(words))
-}
-
-fn fuzz_smoke(context: &Context, log: &mut Log) -> Result<Outcome> {
-    // Built in debug mode, because release mode does not check arithmetic for overflow.
-    let inputs = if context.quick { "100000" } else { "1000000" };
-    let text = log.run_and_read(cargo(&context.root).args([
-        "run",
-        "--package",
-        "iwarp-fuzz",
-        "--bin",
-        "iwarp-fuzz",
-        "--",
-        "--inputs",
-        inputs,
-    ]))?;
-    for line in text.lines().filter(|line| line.contains(" inputs in ")) {
-        println!("  {line}");
-    }
-    Ok(Outcome::Passed)
 }
 
 fn instructions(context: &Context, log: &mut Log) -> Result<Outcome> {
