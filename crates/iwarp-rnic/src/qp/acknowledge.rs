@@ -104,10 +104,17 @@ impl QueuePair {
     pub fn complete_when_placed(&mut self) {
         if !self.acknowledge.on {
             self.acknowledge.on = true;
-            // What is complete already needs no probe.
-            let unacknowledged = self.sq.unacknowledged();
-            self.acknowledge.asked = self.acknowledge.sent.wrapping_sub(unacknowledged);
+            let open = self.open_messages();
+            self.acknowledge.asked = self.acknowledge.sent.wrapping_sub(open);
         }
+    }
+
+    /// Returns how many Sends and Writes were started and are not complete. What is complete already needs no probe, and neither does what has
+    /// an answer of its own: a probe for that alone would belong to no request.
+    fn open_messages(&self) -> u32 {
+        let started = (0..self.sq.unacknowledged()).filter_map(|i| self.sq.started_from(i));
+        let is_open = |slot: &Slot| !(slot.done || slot.op.has_response() || slot.op.is_local());
+        started.filter(|(_, slot)| is_open(slot)).count() as u32
     }
 
     /// Returns `true` if the program knows of no connection, only of a peer that has a number.

@@ -305,6 +305,38 @@ fn what_was_complete_before_the_mode_needs_no_probe() {
     assert_eq!(brief(&rig.host.sends), [(1, WcStatus::Success)]);
 }
 
+/// Found by fuzzing: requests with answers were counted as messages to ask about. When they were done there was no request that a probe
+/// belongs to, and so there was no end of probes.
+#[test]
+fn what_has_an_answer_needs_no_probe_when_the_mode_begins() {
+    for answered in [false, true] {
+        let mut rig = Rig::new();
+        let mr = rig.mr(64, ALL);
+        let read = SendOp::Read {
+            remote_addr: 0,
+            rkey: 7,
+        };
+        rig.post_flags(1, read, SendFlags::empty(), &[mr.part(0, 8)]);
+        let (opcodes, reads) = sends(&mut rig);
+        assert_eq!(opcodes, [Opcode::READ_REQUEST]);
+        if !answered {
+            rig.qp.complete_when_placed();
+            assert!(!rig.qp.wants_tx());
+        }
+        let sink = reads[0].sink_stag.0;
+        let ulpdu = tagged(Opcode::READ_RESPONSE, sink, reads[0].sink_to, true, &[5; 8]);
+        assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Ok);
+        rig.qp.complete_when_placed();
+        assert!(!rig.qp.wants_tx());
+        assert_eq!(rig.fill(), TxFill::Idle);
+        rig.post(2, SendOp::Send, &[mr.part(0, 8)]);
+        let (opcodes, probes) = sends(&mut rig);
+        assert_eq!(opcodes, [Opcode::SEND, Opcode::READ_REQUEST]);
+        answer(&mut rig, &probes[0]);
+        assert_eq!(brief(&rig.host.sends), [(2, WcStatus::Success)]);
+    }
+}
+
 #[test]
 fn reset_forgets_what_was_sent() {
     let mut rig = waiting(QpConfig::default(), STREAM);
