@@ -31,6 +31,11 @@ pub const TARGETS: &[Target] = &[
         len_max: 2048,
     },
     Target {
+        name: "pair",
+        run: targets::pair,
+        len_max: 1024,
+    },
+    Target {
         name: "terminate",
         run: targets::terminate,
         len_max: 128,

@@ -6,13 +6,14 @@ use iwarp_proto::crc32c::{self, Crc32cFn};
 use iwarp_proto::mpa::framing::{FpduOptions, MarkerClock, encode_fpdu};
 use iwarp_rnic::memory::{Crc32c, HostRange, MemoryTable, Stag, WindowType};
 use iwarp_rnic::qp::{
-    Budget, Direction, Env, Host, QpConfig, QueuePair, ReceiverNotReady, Rtr, Run, RxBuffer,
-    RxInterest, RxPlan, RxStatus, State, StreamConfig, StreamTimes, StreamWish, TxFill, TxPlan,
+    Budget, Direction, Env, Host, QpConfig, QueuePair, ReceiverNotReady, Rtr, Run, RxInterest,
+    RxPlan, RxStatus, State, StreamConfig, StreamTimes, StreamWish, TxFill,
 };
 use iwarp_rnic::receive_queue::TakenRecv;
 use iwarp_rnic::{Access, Bind, Cqe, RecvWr, SendFlags, SendOp, SendWr, Sge, Time};
 use std::time::Duration;
 
+use super::pool::{self, Lent};
 use super::print;
 
 // Bits of the first octet of the input, the options.
@@ -80,10 +81,9 @@ struct Engine {
     table: MemoryTable,
     crc32c: Crc32cFn,
     memory: Vec<u64>,
-    buffer: Box<RxBuffer>,
+    buffers: Lent,
     /// Octets that were offered and not taken.
     lent: Vec<u8>,
-    tx: Box<TxPlan>,
     rx: RxPlan,
     direct: bool,
     next: u64,
@@ -183,9 +183,8 @@ impl Engine {
             table: MemoryTable::new(),
             crc32c: if is(FRAMED) { crc32c::append } else { broken },
             memory,
-            buffer: RxBuffer::new().expect("memory"),
+            buffers: pool::take(),
             lent: Vec::new(),
-            tx: TxPlan::new().expect("memory"),
             rx: RxPlan::new(6),
             direct: is(DIRECT),
             next: 1,
@@ -311,7 +310,7 @@ impl Engine {
             12 => self.qp.set_emss(536),
             13 => drop(self.table.deregister(Stag(0x1000_0202))),
             15 => self.qp.sender_closed(),
-            14 => self.qp.rx_eof(&mut self.buffer, &mut self.host),
+            14 => self.qp.rx_eof(self.buffers.both().0, &mut self.host),
             _ => {}
         }
     }
@@ -339,7 +338,7 @@ impl Engine {
             host: &mut self.host,
         };
         self.qp
-            .rx_filled(&mut self.buffer, &mut self.rx, n, &mut env)
+            .rx_filled(self.buffers.both().0, &mut self.rx, n, &mut env)
     }
 
     /// Offers octets that lie in memory.
@@ -349,7 +348,9 @@ impl Engine {
             crc32c: Crc32c::new(self.crc32c),
             host: &mut self.host,
         };
-        let (n, status) = self.qp.rx_input(&self.lent, &mut self.buffer, &mut env);
+        let (n, status) = self
+            .qp
+            .rx_input(&self.lent, self.buffers.both().0, &mut env);
         self.lent.drain(..n);
         let all = matches!(status, RxStatus::Ok | RxStatus::Failed);
         assert!(!all || self.lent.is_empty(), "{status:?} leaves octets");
@@ -366,7 +367,7 @@ impl Engine {
             let mut runs = Vec::new();
             let visit = |run| runs.push(run);
             self.qp
-                .rx_plan(&mut self.buffer, &self.table, &mut self.rx, visit);
+                .rx_plan(self.buffers.both().0, &self.table, &mut self.rx, visit);
             let n = self.rx.room().min(octets.len());
             read_into(&runs, &octets[..n]);
             assert!(n > 0, "no room for octets");
@@ -380,8 +381,9 @@ impl Engine {
     /// Takes the octets that the queue pair sends, a few at a time, and does what it asks for with its stream.
     fn transmit(&mut self, most: usize) {
         let mut out = vec![0; 1 + most * 64];
+        let (_, tx) = self.buffers.both();
         for _ in 0..64 {
-            if self.tx.is_done() {
+            if tx.is_done() {
                 if !self.qp.wants_tx() {
                     break;
                 }
@@ -390,7 +392,7 @@ impl Engine {
                     crc32c: Crc32c::new(self.crc32c),
                     host: &mut self.host,
                 };
-                match self.qp.tx_fill(&mut self.tx, &mut env) {
+                match self.qp.tx_fill(tx, &mut env) {
                     TxFill::Idle => {
                         assert!(!self.qp.wants_tx(), "wants to send, and has nothing");
                         break;
@@ -404,11 +406,11 @@ impl Engine {
                 }
             }
             let who = self.qp.accessor();
-            match self.tx.copy_to(&self.table, who, &mut out) {
-                Ok(n) => self.qp.tx_written(&mut self.tx, n, &mut self.host),
+            match tx.copy_to(&self.table, who, &mut out) {
+                Ok(n) => self.qp.tx_written(tx, n, &mut self.host),
                 Err(_) => {
                     self.qp.abort(&mut self.host);
-                    self.tx.clear();
+                    tx.clear();
                     break;
                 }
             }

@@ -3,6 +3,8 @@
 mod datagrams;
 mod engine;
 mod fpdu;
+mod pair;
+mod pool;
 mod startup;
 mod stream;
 mod terminate;
@@ -11,6 +13,7 @@ mod ulpdu;
 pub use datagrams::datagrams;
 pub use engine::engine;
 pub use fpdu::fpdu;
+pub use pair::pair;
 pub use startup::startup;
 pub use stream::stream;
 pub use terminate::terminate;

@@ -109,12 +109,15 @@ impl QueuePair {
         }
     }
 
-    /// Returns how many Sends and Writes were started and are not complete. What is complete already needs no probe, and neither does what has
-    /// an answer of its own: a probe for that alone would belong to no request.
+    /// Returns how many Sends and Writes were started that need a probe: they are not complete, and there is no request with an answer behind
+    /// them, which tells of them, too. A probe for others would belong to no request when those are done.
     fn open_messages(&self) -> u32 {
-        let started = (0..self.sq.unacknowledged()).filter_map(|i| self.sq.started_from(i));
-        let is_open = |slot: &Slot| !(slot.done || slot.op.has_response() || slot.op.is_local());
-        started.filter(|(_, slot)| is_open(slot)).count() as u32
+        let newest_first = (0..self.sq.unacknowledged()).map_while(|i| self.sq.started_from_end(i));
+        newest_first
+            .map(|(_, slot)| slot)
+            .take_while(|slot| !slot.op.has_response())
+            .filter(|slot| !slot.done && !slot.op.is_local())
+            .count() as u32
     }
 
     /// Returns `true` if the program knows of no connection, only of a peer that has a number.

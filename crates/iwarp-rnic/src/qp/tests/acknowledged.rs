@@ -338,6 +338,28 @@ fn what_has_an_answer_needs_no_probe_when_the_mode_begins() {
 }
 
 #[test]
+fn an_answer_tells_of_messages_before_it_that_the_mode_found_unwritten() {
+    let mut rig = Rig::new();
+    let mr = rig.mr(64, ALL);
+    let read = SendOp::Read {
+        remote_addr: 0,
+        rkey: 7,
+    };
+    rig.post_flags(1, SendOp::Send, SendFlags::empty(), &[mr.part(0, 8)]);
+    rig.post(2, read, &[mr.part(8, 8)]);
+    assert_eq!(rig.fill(), TxFill::Ready);
+    rig.qp.complete_when_placed();
+    let (opcodes, reads) = sends(&mut rig);
+    assert_eq!(opcodes, [Opcode::SEND, Opcode::READ_REQUEST]);
+    let sink = reads[0].sink_stag.0;
+    let ulpdu = tagged(Opcode::READ_RESPONSE, sink, reads[0].sink_to, true, &[5; 8]);
+    assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Ok);
+    assert_eq!(brief(&rig.host.sends), [(2, WcStatus::Success)]);
+    assert!(!rig.qp.wants_tx());
+    assert_eq!(rig.fill(), TxFill::Idle);
+}
+
+#[test]
 fn reset_forgets_what_was_sent() {
     let mut rig = waiting(QpConfig::default(), STREAM);
     let mr = rig.mr(64, Access::LOCAL_WRITE);

@@ -1,0 +1,689 @@
+//! Two queue pairs that work with each other, over streams that arrive in pieces of any size. RFC 5040, 5041, 5044, 7306.
+//!
+//! The input is what the two programs and the network do. Whatever that is, every request and every receive completes exactly once and in
+//! order, what a completion promises is in memory, and nothing else is. If nothing has gone wrong on purpose, everything completes in the end.
+
+mod arena;
+mod end;
+mod program;
+
+use iwarp_rnic::qp::{
+    Budget, Direction, QpConfig, Rtr, RxInterest, State, StreamConfig, StreamTimes,
+};
+use iwarp_rnic::{PostError, RecvWr, SendFlags, SendOp, SendWr, Sge, WcOpcode};
+use std::time::Duration;
+
+use arena::{pattern, template};
+use end::{ARENA, EXPOSED, End, RECEIVES, SINKS, SLOT, SOURCE, Seen, WORDS};
+use program::{Message, Request};
+
+/// The longest list of commands, so that no input takes long.
+const COMMANDS_MAX: usize = 400;
+/// Octets that arrive at once when everything has to come to its end.
+const PIECE: usize = 4096;
+
+/// The connection and what happens on it.
+struct Pair {
+    ends: [End; 2],
+    /// Something was done that may end the connection, or end it before everything is done.
+    broken: bool,
+}
+
+/// The first four octets of the input are the options of the connection. The rest are commands: an octet that says what and at which end, and
+/// three octets of parameters.
+pub fn pair(data: &[u8]) {
+    let Some((options, commands)) = data.split_first_chunk::<4>() else {
+        return;
+    };
+    let mut pair = Pair::new(*options);
+    for command in commands.chunks_exact(4).take(COMMANDS_MAX) {
+        if let [what, a, b, c] = *command {
+            pair.command(what, [a, b, c]);
+        }
+    }
+    pair.finish();
+}
+
+const fn bit(octet: u8, n: u8) -> bool {
+    octet >> n & 1 != 0
+}
+
+impl Pair {
+    fn new([how, depth, budget, emss]: [u8; 4]) -> Self {
+        let rtr = match depth >> 6 {
+            0 => None,
+            1 => Some(Rtr::Send),
+            2 => Some(Rtr::Write),
+            _ => Some(Rtr::Read),
+        };
+        let ords = [u16::from(depth & 3), u16::from(depth >> 2 & 3)];
+        let emss = match emss & 7 {
+            0 => 536,
+            1 => 1460,
+            2 => 9000,
+            3 => 65483,
+            _ => 128 + u32::from(emss),
+        };
+        let ends = [0, 1].map(|side: usize| {
+            let initiator = side == 0;
+            let stream = StreamConfig {
+                initiator,
+                crc: bit(how, 0),
+                markers_tx: bit(how, 1 + side as u8),
+                markers_rx: bit(how, 2 - side as u8),
+                ird: ords[side ^ 1],
+                ord: ords[side],
+                rtr: rtr.filter(|_| initiator),
+                rtr_send_expected: !initiator && rtr == Some(Rtr::Send),
+                emss,
+                times: StreamTimes {
+                    reminders: [bit(how, 3).then(|| Duration::from_millis(50)), None, None],
+                    maturity: Duration::from_millis(50),
+                    speak_first: bit(how, 4).then(|| Duration::from_millis(200)),
+                    first_fpdu: None,
+                },
+            };
+            let count = |octet: u8| 1 + u32::from(octet & 15);
+            let config = QpConfig {
+                qp_num: side as u32 + 1,
+                max_send_wr: count(budget >> 4),
+                max_recv_wr: 8,
+                max_send_sge: 3,
+                max_recv_sge: 2,
+                max_inline: 64,
+                max_ird: ords[side ^ 1],
+                max_ord: ords[side],
+                signal_all: bit(how, 5),
+                snapshot: bit(how, 6),
+                budget: Budget {
+                    completions: count(budget),
+                    local_requests: 1,
+                    fpdus: count(budget),
+                },
+                ..QpConfig::default()
+            };
+            let mut end = End::new(config, stream);
+            if bit(how, 7) {
+                end.qp.complete_when_placed();
+            }
+            end
+        });
+        Self {
+            ends,
+            broken: false,
+        }
+    }
+
+    fn command(&mut self, what: u8, [a, b, c]: [u8; 3]) {
+        let side = usize::from(bit(what, 7));
+        let len = usize::from(u16::from_be_bytes([a, b]));
+        match what & 31 {
+            0..=11 => self.post(side, what & 31, [a, b, c]),
+            12..=14 => drop(self.post_receive(side)),
+            15..=18 => drop(self.transmit(side, len % 3000)),
+            19..=22 => {
+                self.ends[side].receive(len % 3000, bit(c, 0));
+            }
+            23 => self.broken |= self.ends[side].time_passes(),
+            24 => drop(self.modify(side, State::Sqd)),
+            25 => drop(self.modify(side, State::Rts)),
+            26 => self.ends[side].qp.set_emss(128 + u32::from(a) * 8),
+            27 => self.ends[side].qp.complete_when_placed(),
+            28 => {
+                self.broken = true;
+                let end = &mut self.ends[side];
+                end.qp.close(&mut end.host);
+            }
+            29 => {
+                self.broken = true;
+                let end = &mut self.ends[side];
+                match a % 3 {
+                    0 => end.qp.abort(&mut end.host),
+                    1 => drop(end.qp.modify(State::Error, &mut end.host)),
+                    _ => end.reset(),
+                }
+            }
+            30 => self.wrong(side, [a, b, c]),
+            // A bit changes on its way. Only the CRC can tell.
+            _ => {
+                let end = &mut self.ends[side];
+                let at = len % end.wire.len().max(1);
+                if end.crc
+                    && let Some(octet) = end.wire.get_mut(at)
+                {
+                    *octet ^= 1 << (c & 7);
+                    self.broken = true;
+                }
+            }
+        }
+        self.look();
+    }
+
+    fn modify(&mut self, side: usize, to: State) -> bool {
+        let end = &mut self.ends[side];
+        !end.gone && end.qp.modify(to, &mut end.host).is_ok()
+    }
+
+    /// Posts one request of a kind. One that has no room anywhere is left out.
+    fn post(&mut self, side: usize, kind: u8, [a, b, c]: [u8; 3]) {
+        let peer = self.ends[side ^ 1].keys;
+        let keys = self.ends[side].keys;
+        let flags = flags(c);
+        let len = usize::from(u16::from_be_bytes([a & 7, b])) % (SLOT + 1);
+        let from = SOURCE.0 + usize::from(a >> 3) * 64;
+        let from = from.min(SOURCE.0 + SOURCE.1 - len);
+        let data = template()[from..from + len].to_vec();
+        let word = WORDS.0 + usize::from(b & 7) * 8;
+        let target = EXPOSED.0 + usize::from(c) % (EXPOSED.1 / 8) * 8;
+        let target = target.min(EXPOSED.0 + EXPOSED.1 - len);
+        let (imm, sink) = (
+            u32::from(c) << 8 | u32::from(b),
+            self.ends[side].program.sink(),
+        );
+        let old: [u8; 8] = std::array::from_fn(|i| self.ends[side ^ 1].program.model[word + i]);
+        let old = u64::from_ne_bytes(old);
+        let (remote_addr, rkey) = (target as u64, peer.exposed);
+        let source = Source {
+            from,
+            len,
+            key: keys.source,
+        };
+        let plan = match kind {
+            0..=2 => Plan::sends(SendOp::Send, source, None),
+            3 => Plan::sends(SendOp::SendImm(imm), source, Some(imm)),
+            4 | 5 => Plan::writes(
+                SendOp::Write { remote_addr, rkey },
+                source,
+                target,
+                data.clone(),
+            ),
+            6 => Plan {
+                imm: Some(imm),
+                message: Some(WcOpcode::RecvWriteImm),
+                ..Plan::writes(
+                    SendOp::WriteImm {
+                        remote_addr,
+                        rkey,
+                        imm,
+                    },
+                    source,
+                    target,
+                    data.clone(),
+                )
+            },
+            7 => Plan::writes(
+                SendOp::AtomicWrite {
+                    remote_addr: word as u64,
+                    rkey: peer.words,
+                },
+                Source {
+                    len: 8,
+                    from: from & !7,
+                    ..source
+                },
+                word,
+                template()[from & !7..][..8].to_vec(),
+            ),
+            8 | 9 => Plan::reads(
+                SendOp::Read {
+                    remote_addr: from as u64,
+                    rkey: peer.source,
+                },
+                sink,
+                keys.sinks,
+                data.clone(),
+            ),
+            _ => {
+                let (remote_addr, rkey) = (word as u64, peer.words);
+                let value = u64::from_ne_bytes(std::array::from_fn(|i| pattern(len + i)));
+                let (op, new) = match kind {
+                    10 => {
+                        let add = SendOp::FetchAdd {
+                            remote_addr,
+                            rkey,
+                            add: value,
+                            mask: 0,
+                        };
+                        (add, old.wrapping_add(value))
+                    }
+                    _ => {
+                        let compare = if bit(c, 7) { old } else { value };
+                        let swap = SendOp::CmpSwap {
+                            remote_addr,
+                            rkey,
+                            compare,
+                            swap: value,
+                            compare_mask: u64::MAX,
+                            swap_mask: u64::MAX,
+                        };
+                        (swap, if compare == old { value } else { old })
+                    }
+                };
+                let mut plan = Plan::reads(op, sink, keys.sinks, old.to_ne_bytes().to_vec());
+                plan.change = Some((word, new.to_ne_bytes().to_vec()));
+                plan
+            }
+        };
+        let _ = self.carry_out(side, plan, flags, &data);
+    }
+
+    /// Posts a request, and notes what must come of it. Returns `true` if it was posted.
+    fn carry_out(&mut self, side: usize, plan: Plan, flags: SendFlags, data: &[u8]) -> bool {
+        let end = &mut self.ends[side];
+        if plan.needs_sink && plan.answer.is_none() {
+            return false;
+        }
+        let wr_id = end.program.number();
+        let (mut flags, mut inline) = (flags, &[][..]);
+        if flags.contains(SendFlags::INLINE) {
+            // Only what has octets of its own.
+            match plan.needs_sink
+                || plan.sges.is_empty()
+                || matches!(plan.op, SendOp::AtomicWrite { .. })
+            {
+                true => flags.remove(SendFlags::INLINE),
+                false => inline = data,
+            }
+        }
+        let pieces = [inline];
+        let wr = SendWr {
+            wr_id,
+            op: plan.op,
+            flags,
+            sges: &plan.sges,
+            inline: &pieces,
+        };
+        let posted = end.qp.post_send(&wr, &mut end.host);
+        match posted {
+            Ok(()) => {}
+            Err(PostError::QueueFull | PostError::InvalidState | PostError::InlineTooLong) => {
+                return false;
+            }
+            // Without answers there are no such requests.
+            Err(PostError::InvalidRequest) => {
+                assert!(
+                    plan.needs_sink || matches!(plan.op, SendOp::AtomicWrite { .. }),
+                    "{:?} is refused",
+                    plan.op
+                );
+                return false;
+            }
+            Err(error) => panic!("{:?} is refused: {error}", plan.op),
+        }
+        if plan.answer.is_some() {
+            end.program.use_sink();
+        }
+        let byte_len = plan.sges.iter().map(|sge| sge.len).sum();
+        end.program.requests.push_back(Request {
+            wr_id,
+            signaled: flags.contains(SendFlags::SIGNALED) || end.qp.config().signal_all,
+            opcode: plan.op.wc_opcode(),
+            byte_len,
+            answer: plan.answer,
+        });
+        let peer = &mut self.ends[side ^ 1].program;
+        if let Some((at, new)) = plan.change {
+            peer.model[at..at + new.len()].copy_from_slice(&new);
+        }
+        if let Some(opcode) = plan.message {
+            let data = if opcode == WcOpcode::Recv {
+                data.to_vec()
+            } else {
+                Vec::new()
+            };
+            peer.inbound.push_back(Message {
+                data,
+                imm: plan.imm,
+                opcode,
+                byte_len,
+            });
+        }
+        true
+    }
+
+    /// Posts a request that the peer or the queue pair must refuse.
+    fn wrong(&mut self, side: usize, [a, b, c]: [u8; 3]) {
+        let (keys, peer) = (self.ends[side].keys, self.ends[side ^ 1].keys);
+        let end = &mut self.ends[side];
+        let local = |key: u32| Sge {
+            addr: SOURCE.0 as u64,
+            len: 8,
+            lkey: key,
+        };
+        let (op, sge) = match a % 6 {
+            0 => (
+                SendOp::Write {
+                    remote_addr: u64::from(b),
+                    rkey: peer.exposed,
+                },
+                local(keys.source),
+            ),
+            1 => (
+                SendOp::Write {
+                    remote_addr: EXPOSED.0 as u64,
+                    rkey: peer.exposed ^ 1 << (c & 31),
+                },
+                local(keys.source),
+            ),
+            2 => (
+                SendOp::Read {
+                    remote_addr: u64::from(b) << 56,
+                    rkey: peer.source,
+                },
+                Sge {
+                    addr: SINKS.0 as u64,
+                    len: 8,
+                    lkey: keys.sinks,
+                },
+            ),
+            3 => (SendOp::Send, local(keys.source ^ 1 << (c & 31))),
+            4 => (SendOp::SendInv(peer.exposed), local(keys.source)),
+            _ => (
+                SendOp::Send,
+                Sge {
+                    addr: SOURCE.0 as u64,
+                    len: SLOT as u32 + 1,
+                    lkey: keys.source,
+                },
+            ),
+        };
+        let wr_id = end.program.number();
+        let wr = SendWr {
+            wr_id,
+            op,
+            flags: SendFlags::SIGNALED,
+            sges: &[sge],
+            inline: &[],
+        };
+        if end.qp.post_send(&wr, &mut end.host).is_ok() {
+            self.broken = true;
+            let (opcode, byte_len) = (op.wc_opcode(), sge.len);
+            end.program.requests.push_back(Request {
+                wr_id,
+                signaled: true,
+                opcode,
+                byte_len,
+                answer: None,
+            });
+        }
+    }
+
+    /// Posts a receive. Returns `true` if a message that was held goes on.
+    fn post_receive(&mut self, side: usize) -> bool {
+        let end = &mut self.ends[side];
+        let Some(slot) = end.program.receive() else {
+            return false;
+        };
+        let wr_id = end.program.number();
+        // Two elements, the second of which begins in the middle of a word.
+        let at = (RECEIVES.0 + slot * SLOT) as u64;
+        let lkey = end.keys.receives;
+        let sges = [
+            Sge {
+                addr: at,
+                len: 101,
+                lkey,
+            },
+            Sge {
+                addr: at + 101,
+                len: SLOT as u32 - 101,
+                lkey,
+            },
+        ];
+        if end
+            .qp
+            .post_recv(&RecvWr { wr_id, sges: &sges }, &mut end.host)
+            .is_ok()
+        {
+            end.program.use_receive();
+            end.program.receives.push_back((wr_id, slot));
+            if end.qp.rx_interest() == RxInterest::Held && !end.gone {
+                end.offer();
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Writes octets of one end to the wire.
+    fn transmit(&mut self, side: usize, most: usize) -> bool {
+        let octets = self.ends[side].transmit(most);
+        let peer = &mut self.ends[side ^ 1];
+        peer.wire.extend(&octets);
+        !octets.is_empty()
+    }
+
+    /// Looks at what both ends ask for and at all completions.
+    fn look(&mut self) {
+        for side in [0, 1] {
+            match self.ends[side].serve() {
+                Seen::Nothing => {}
+                Seen::Fin => self.ends[side ^ 1].fin = true,
+                Seen::Reset => self.ends[side ^ 1].reset(),
+            }
+        }
+        for side in [0, 1] {
+            self.completions(side);
+        }
+    }
+
+    fn completions(&mut self, side: usize) {
+        let end = &mut self.ends[side];
+        while let Some((direction, cqe)) = end.next_completion() {
+            let arena = &end.arena;
+            let octets = |at, len| arena.copy(at, len);
+            let ok = match direction {
+                Direction::Send => end.program.sent(&cqe, octets),
+                Direction::Recv => end.program.received(&cqe, octets),
+            };
+            assert!(
+                ok || self.broken,
+                "fails without a reason: {cqe:?} {:?}",
+                end.qp.fault()
+            );
+        }
+    }
+
+    /// Lets everything come to its end, then checks both ends.
+    fn finish(&mut self) {
+        for side in [0, 1] {
+            self.modify(side, State::Rts);
+        }
+        // The last request of each end completes the silent ones before it. There is room for it when those are sent, and the responder sends
+        // nothing before the initiator.
+        let mut last = [false; 2];
+        for _ in 0..3 {
+            self.work();
+            for side in [0, 1] {
+                let source = Source {
+                    from: SOURCE.0,
+                    len: 0,
+                    key: 0,
+                };
+                let plan = Plan::sends(SendOp::Send, source, None);
+                last[side] = last[side] || self.carry_out(side, plan, SendFlags::SIGNALED, &[]);
+            }
+        }
+        self.work();
+        for end in &self.ends {
+            let left = (end.program.requests.len(), end.program.inbound.len());
+            assert!(
+                self.broken || left == (0, 0),
+                "{left:?} are left: {:?}",
+                end.qp.fault()
+            );
+        }
+        if !self.broken {
+            self.compare(&[]);
+        }
+        self.end();
+        // Whatever went wrong, memory that nobody may write is as it was.
+        self.compare(&[EXPOSED, WORDS, SINKS, RECEIVES]);
+    }
+
+    /// Moves octets and posts receives until nothing happens any more.
+    fn work(&mut self) {
+        let mut moved = true;
+        let mut turns = 0;
+        while moved {
+            moved = false;
+            for side in [0, 1] {
+                moved |= self.post_receive(side);
+                self.look();
+                moved |= self.transmit(side, PIECE);
+                self.look();
+                moved |= self.ends[side ^ 1].receive(PIECE, turns % 2 == 0);
+                self.look();
+            }
+            turns += 1;
+            assert!(turns < 10_000, "the two do not come to an end");
+        }
+    }
+
+    /// Ends the connection: everything that was posted completes.
+    fn end(&mut self) {
+        self.broken = true;
+        for side in [0, 1] {
+            let end = &mut self.ends[side];
+            end.qp.close(&mut end.host);
+            self.look();
+        }
+        self.work();
+        for side in [0, 1] {
+            self.ends[side].reset();
+            self.look();
+            let end = &self.ends[side];
+            assert_eq!(end.qp.state(), State::Error);
+            let left = (end.qp.sends_outstanding(), end.qp.receives_posted());
+            assert_eq!(left, (0, 0), "not flushed");
+            assert!(
+                end.program.receives.is_empty(),
+                "receives without a completion"
+            );
+            let silent = end.program.requests.iter().all(|request| !request.signaled);
+            assert!(
+                silent,
+                "requests without a completion: {:?}",
+                end.program.requests
+            );
+        }
+    }
+
+    /// Compares the memory of both ends with what it must be, but for the ranges in `open`.
+    fn compare(&self, open: &[(usize, usize)]) {
+        for (side, end) in self.ends.iter().enumerate() {
+            let (mut now, must) = (end.arena.copy(0, ARENA), &end.program.model);
+            for &(at, len) in open {
+                now[at..at + len].copy_from_slice(&must[at..at + len]);
+            }
+            if now != *must {
+                let differs = (0..ARENA).find(|&at| now[at] != must[at]);
+                let at = differs.expect("they are not the same");
+                panic!(
+                    "octet {at:#x} of end {side} is {:#x}, not {:#x}",
+                    now[at], must[at]
+                );
+            }
+        }
+    }
+}
+
+/// Flags of a request from one octet.
+fn flags(octet: u8) -> SendFlags {
+    let mut flags = SendFlags::empty();
+    flags.set(SendFlags::SIGNALED, octet & 3 != 0);
+    flags.set(SendFlags::FENCE, bit(octet, 2));
+    flags.set(SendFlags::SOLICITED, bit(octet, 3));
+    flags.set(SendFlags::INLINE, bit(octet, 4));
+    flags
+}
+
+/// Octets that a request sends.
+#[derive(Clone, Copy)]
+struct Source {
+    from: usize,
+    len: usize,
+    key: u32,
+}
+
+impl Source {
+    /// Elements that have the octets: none, one or two.
+    fn sges(self) -> Vec<Sge> {
+        let sge = |from: usize, len: usize| Sge {
+            addr: from as u64,
+            len: len as u32,
+            lkey: self.key,
+        };
+        match self.len {
+            0 => Vec::new(),
+            len if len % 3 == 0 => vec![
+                sge(self.from, len / 3),
+                sge(self.from + len / 3, len - len / 3),
+            ],
+            len => vec![sge(self.from, len)],
+        }
+    }
+}
+
+/// A request and what must come of it.
+struct Plan {
+    op: SendOp,
+    sges: Vec<Sge>,
+    /// It has an answer, for which there must be a free slot.
+    needs_sink: bool,
+    /// The slot, and what must land there.
+    answer: Option<(usize, Vec<u8>)>,
+    /// What it changes in the peer's memory.
+    change: Option<(usize, Vec<u8>)>,
+    /// The opcode of the receive that it completes.
+    message: Option<WcOpcode>,
+    imm: Option<u32>,
+}
+
+impl Plan {
+    fn sends(op: SendOp, source: Source, imm: Option<u32>) -> Self {
+        Self {
+            op,
+            sges: source.sges(),
+            needs_sink: false,
+            answer: None,
+            change: None,
+            message: Some(WcOpcode::Recv),
+            imm,
+        }
+    }
+
+    fn writes(op: SendOp, source: Source, at: usize, data: Vec<u8>) -> Self {
+        Self {
+            change: Some((at, data)),
+            message: None,
+            ..Self::sends(op, source, None)
+        }
+    }
+
+    fn reads(op: SendOp, sink: Option<usize>, key: u32, data: Vec<u8>) -> Self {
+        let sges = match sink {
+            Some(slot) => Source {
+                from: SINKS.0 + slot * SLOT,
+                len: data.len(),
+                key,
+            }
+            .sges(),
+            None => Vec::new(),
+        };
+        Self {
+            op,
+            // An atomic has one element.
+            sges: if data.len() == 8 {
+                sges.into_iter().take(1).collect()
+            } else {
+                sges
+            },
+            needs_sink: true,
+            answer: sink.map(|slot| (slot, data)),
+            change: None,
+            message: None,
+            imm: None,
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! What the program of an end knows: its requests and receives in order, and the contents that all memory must have.
+
+use std::collections::VecDeque;
+
+use iwarp_rnic::{Cqe, WcFlags, WcOpcode, WcStatus};
+
+use super::arena::template;
+use super::end::{RECEIVES, SINKS, SLOT, SLOTS};
+
+/// A request that was posted and whose completion was not seen.
+#[derive(Debug)]
+pub(super) struct Request {
+    pub(super) wr_id: u64,
+    pub(super) signaled: bool,
+    pub(super) opcode: WcOpcode,
+    pub(super) byte_len: u32,
+    /// The slot in which its answer lands, and the answer.
+    pub(super) answer: Option<(usize, Vec<u8>)>,
+}
+
+/// A message that the peer has posted.
+#[derive(Debug)]
+pub(super) struct Message {
+    pub(super) data: Vec<u8>,
+    pub(super) imm: Option<u32>,
+    pub(super) opcode: WcOpcode,
+    pub(super) byte_len: u32,
+}
+
+/// The program of one end.
+#[derive(Debug)]
+pub(super) struct Program {
+    /// Requests, oldest first.
+    pub(super) requests: VecDeque<Request>,
+    /// Receives, oldest first: number and slot.
+    pub(super) receives: VecDeque<(u64, usize)>,
+    /// Messages that are to come, oldest first.
+    pub(super) inbound: VecDeque<Message>,
+    /// What this end's memory must hold.
+    pub(super) model: Vec<u8>,
+    free_sinks: Vec<usize>,
+    free_receives: Vec<usize>,
+    next: u64,
+    send_failed: bool,
+    receive_failed: bool,
+}
+
+impl Program {
+    pub(super) fn new() -> Self {
+        Self {
+            requests: VecDeque::new(),
+            receives: VecDeque::new(),
+            inbound: VecDeque::new(),
+            model: template().to_vec(),
+            free_sinks: (0..SLOTS).collect(),
+            free_receives: (0..SLOTS).collect(),
+            next: 0,
+            send_failed: false,
+            receive_failed: false,
+        }
+    }
+
+    /// Returns a new number for a request.
+    pub(super) const fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    /// Returns a free slot for an answer, and keeps it free until [`Self::use_sink`].
+    pub(super) fn sink(&self) -> Option<usize> {
+        self.free_sinks.last().copied()
+    }
+
+    /// Takes the slot that [`Self::sink`] returns.
+    pub(super) fn use_sink(&mut self) {
+        self.free_sinks.pop();
+    }
+
+    /// Returns a free slot for a receive, and keeps it free until [`Self::use_receive`].
+    pub(super) fn receive(&self) -> Option<usize> {
+        self.free_receives.last().copied()
+    }
+
+    /// Takes the slot that [`Self::receive`] returns.
+    pub(super) fn use_receive(&mut self) {
+        self.free_receives.pop();
+    }
+
+    fn store(&mut self, at: usize, data: &[u8]) {
+        self.model[at..at + data.len()].copy_from_slice(data);
+    }
+
+    /// Checks a completion of the send queue: each request completes once, in order, unless it is silent. `octets` reads this end's memory.
+    /// Returns `false` if it is a failure.
+    pub(super) fn sent(&mut self, cqe: &Cqe, octets: impl Fn(usize, usize) -> Vec<u8>) -> bool {
+        let ok = cqe.status == WcStatus::Success;
+        loop {
+            let request = self.requests.pop_front();
+            let request = request.expect("a completion of a request that was not posted");
+            let this = request.wr_id == cqe.wr_id;
+            assert!(this || !request.signaled, "{request:?} has no completion");
+            assert!(!ok || !self.send_failed, "success behind a failure");
+            if let Some((slot, data)) = request.answer {
+                // Requests before a failed one may have been answered or not.
+                if ok {
+                    let at = SINKS.0 + slot * SLOT;
+                    assert_eq!(octets(at, data.len()), data, "wrong answer");
+                    self.store(at, &data);
+                }
+                self.free_sinks.push(slot);
+            }
+            if this {
+                if ok {
+                    assert!(request.signaled, "a silent request completes");
+                    assert_eq!(
+                        (cqe.opcode, cqe.byte_len),
+                        (request.opcode, request.byte_len)
+                    );
+                } else {
+                    let flushed = cqe.status == WcStatus::Flushed;
+                    assert!(flushed || !self.send_failed, "a second failure: {cqe:?}");
+                    self.send_failed |= !flushed;
+                }
+                return ok;
+            }
+        }
+    }
+
+    /// Checks a completion of the receive queue: each receive completes once, in order, with the next message. Returns `false` if it is a
+    /// failure.
+    pub(super) fn received(&mut self, cqe: &Cqe, octets: impl Fn(usize, usize) -> Vec<u8>) -> bool {
+        let receive = self.receives.pop_front();
+        let (wr_id, slot) = receive.expect("a completion of a receive that was not posted");
+        assert_eq!(wr_id, cqe.wr_id, "receives complete out of order");
+        self.free_receives.push(slot);
+        if cqe.status != WcStatus::Success {
+            self.receive_failed = true;
+            return false;
+        }
+        assert!(!self.receive_failed, "success behind a failure");
+        let message = self
+            .inbound
+            .pop_front()
+            .expect("a message that nobody sent");
+        assert_eq!(
+            (cqe.opcode, cqe.byte_len),
+            (message.opcode, message.byte_len)
+        );
+        assert_eq!(cqe.flags.contains(WcFlags::WITH_IMM), message.imm.is_some());
+        assert!(message.imm.is_none_or(|imm| imm == cqe.imm_or_stag));
+        let at = RECEIVES.0 + slot * SLOT;
+        assert_eq!(
+            octets(at, message.data.len()),
+            message.data,
+            "wrong message"
+        );
+        self.store(at, &message.data);
+        true
+    }
+}
