@@ -6,6 +6,18 @@
 
 pub mod targets;
 
+// What is private in its crate is compiled into this one, too.
+#[path = "../../crates/iwarp-cli/src/ping/wire.rs"]
+#[allow(dead_code, reason = "targets use a part")]
+mod ping;
+#[path = "../../crates/iwarp/src/portmap/message.rs"]
+mod portmap;
+#[path = "../../crates/iwarp-rsocket/src/wire.rs"]
+#[allow(dead_code, reason = "targets use a part")]
+mod rsocket;
+#[path = "../../crates/iwarp-cli/src/text.rs"]
+mod text;
+
 use iwarp_fuzz_engine::{Suite, Target};
 
 /// All targets. A new one needs a function in [`targets`], a row here, an entry point in `fuzz_targets/`, and a seed.
@@ -49,6 +61,26 @@ pub const TARGETS: &[Target] = &[
         name: "datagrams",
         run: targets::datagrams,
         len_max: 512,
+    },
+    Target {
+        name: "rsockets",
+        run: targets::rsockets,
+        len_max: 64,
+    },
+    Target {
+        name: "portmap",
+        run: targets::portmap,
+        len_max: 80,
+    },
+    Target {
+        name: "ping",
+        run: targets::ping,
+        len_max: 128,
+    },
+    Target {
+        name: "tags",
+        run: targets::tags,
+        len_max: 48,
     },
 ];
 

@@ -10,9 +10,12 @@
 //! the connecting peer's mapped port (requests only); the accepting peer's port; the connecting peer's port; an association handle of
 //! 64 bits; addresses of 16 octets each, IPv4 in the first four: connecting, accepting, and in requests the connecting peer's mapped one.
 
+mod message;
+
+use message::{Kind, Message, REQUEST_LEN};
 use rustix::io::Errno;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
@@ -20,97 +23,6 @@ use std::time::Duration;
 pub(crate) const PAUSE: Duration = Duration::from_millis(500);
 /// Requests sent before the port is taken as not mapped.
 const REQUESTS: u32 = 4;
-const MESSAGE_LEN: usize = 48;
-const REQUEST_LEN: usize = 64;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Request,
-    Accept,
-    Ack,
-    Reject,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Message {
-    kind: Kind,
-    handle: u64,
-    /// The connecting peer, as its program sees it.
-    connecting: SocketAddr,
-    /// The listener: as the program knows it in requests, as it really is in accepts.
-    accepting: SocketAddr,
-}
-
-impl Message {
-    fn octets(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(REQUEST_LEN);
-        let kind = match self.kind {
-            Kind::Request => 0,
-            Kind::Accept => 1,
-            Kind::Ack => 2,
-            Kind::Reject => 3,
-        };
-        let version = if self.accepting.is_ipv4() { 4 } else { 6 };
-        let request = self.kind == Kind::Request;
-        // Our connecting port is not mapped.
-        let mapped = if request { self.connecting.port() } else { 0 };
-        out.extend([kind << 4 | version, 0]);
-        out.extend(mapped.to_be_bytes());
-        out.extend(self.accepting.port().to_be_bytes());
-        out.extend(self.connecting.port().to_be_bytes());
-        out.extend(self.handle.to_be_bytes());
-        out.extend(ip_octets(self.connecting.ip()));
-        out.extend(ip_octets(self.accepting.ip()));
-        if request {
-            out.extend(ip_octets(self.connecting.ip()));
-        }
-        out
-    }
-
-    /// Returns `None` if it is no message of version 0, or too short.
-    fn parse(octets: &[u8]) -> Option<Self> {
-        let octets = octets.get(..MESSAGE_LEN)?;
-        let first = *octets.first()?;
-        if first >> 6 != 0 {
-            return None;
-        }
-        let kind = match first >> 4 & 3 {
-            0 => Kind::Request,
-            1 => Kind::Accept,
-            2 => Kind::Ack,
-            _ => Kind::Reject,
-        };
-        let port = |at: usize| Some(u16::from_be_bytes(octets.get(at..at + 2)?.try_into().ok()?));
-        let ip = |at: usize| -> Option<IpAddr> {
-            let octets: [u8; 16] = octets.get(at..at + 16)?.try_into().ok()?;
-            match first & 15 {
-                4 => {
-                    let [a, b, c, d, ..] = octets;
-                    Some(Ipv4Addr::new(a, b, c, d).into())
-                }
-                6 => Some(Ipv6Addr::from(octets).into()),
-                _ => None,
-            }
-        };
-        Some(Self {
-            kind,
-            handle: u64::from_be_bytes(octets.get(8..16)?.try_into().ok()?),
-            connecting: SocketAddr::new(ip(16)?, port(6)?),
-            accepting: SocketAddr::new(ip(32)?, port(4)?),
-        })
-    }
-}
-
-fn ip_octets(ip: IpAddr) -> [u8; 16] {
-    match ip {
-        IpAddr::V4(v4) => {
-            let [a, b, c, d] = v4.octets();
-            [a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
-        }
-        IpAddr::V6(v6) => v6.octets(),
-    }
-}
-
 /// The state of a question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Found {
@@ -212,6 +124,7 @@ impl AsFd for Lookup {
 
 #[cfg(test)]
 mod tests {
+    use super::message::MESSAGE_LEN;
     use super::*;
 
     const V4: &str = "192.0.2.7:18515";

@@ -3,6 +3,7 @@
 mod datagrams;
 mod engine;
 mod fpdu;
+mod messages;
 mod pair;
 mod pool;
 mod startup;
@@ -13,6 +14,7 @@ mod ulpdu;
 pub use datagrams::datagrams;
 pub use engine::engine;
 pub use fpdu::fpdu;
+pub use messages::{ping, portmap, rsockets, tags};
 pub use pair::pair;
 pub use startup::startup;
 pub use stream::stream;

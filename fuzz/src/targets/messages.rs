@@ -1,0 +1,74 @@
+//! Messages of other floors than the wire's, whose octets come from a peer: rsockets, port mappers, `iwarp ping`, and the headers of tag
+//! matching.
+
+use iwarp_proto::tag_matching::{Rvh, Tmh};
+
+use super::print;
+use crate::{ping, portmap, rsocket};
+
+/// The private data of an rsocket's connection set-up, a message, and entries of the two directories.
+pub fn rsockets(data: &[u8]) {
+    match rsocket::Hello::decode(data) {
+        Ok(hello) => {
+            print(&hello);
+            assert!(hello.credits > 0 && hello.buffer.len > 0 && hello.directory.len >= 2);
+            // The number of mappings is sent with a loss that does not grow.
+            assert_eq!(rsocket::round_mappings(hello.mappings), hello.mappings);
+            assert_eq!(rsocket::Hello::decode(&hello.encode()), Ok(hello));
+        }
+        Err(error) => print(&error),
+    }
+    if let Some(octets) = data.first_chunk() {
+        let message = rsocket::Message::decode(*octets);
+        print(&message);
+        assert_eq!(rsocket::Message::decode(message.encode()), message);
+    }
+    if let Some(octets) = data.first_chunk() {
+        let window = rsocket::Window::from_native(octets);
+        assert_eq!(window.to_native(), *octets);
+    }
+    if let Some(octets) = data.first_chunk() {
+        let mapping = rsocket::Mapping::from_native(octets);
+        assert_eq!(mapping.to_native(), *octets);
+        for offset in [0, mapping.offset, u64::MAX, mapping.window.addr] {
+            let inside = mapping.find(offset);
+            assert!(inside.is_none_or(|at| at < u64::from(mapping.window.len)));
+        }
+    }
+}
+
+/// A message of a port mapper.
+pub fn portmap(data: &[u8]) {
+    let Some(message) = portmap::Message::parse(data) else {
+        return;
+    };
+    print(&message);
+    let octets = message.octets();
+    assert!(octets.len() <= portmap::REQUEST_LEN);
+    // Both addresses are of the version in the first octet, so nothing is lost.
+    assert_eq!(portmap::Message::parse(&octets), Some(message));
+}
+
+/// A buffer that a peer of `iwarp ping` names, and the text that it has in it.
+pub fn ping(data: &[u8]) {
+    if let Some(octets) = data.first_chunk() {
+        let info = ping::Info::decode(*octets);
+        print(&info);
+        assert_eq!(info.encode(), *octets);
+    }
+    let shown = ping::printable(data);
+    let harmless = |c: char| !c.is_control() && !matches!(c, '\u{202a}'..='\u{202e}');
+    assert!(shown.chars().all(harmless), "{shown:?}");
+    assert_eq!(crate::text::printable(&shown), shown, "twice");
+}
+
+/// The headers of a message that is matched by its tag.
+pub fn tags(data: &[u8]) {
+    if let Some(tmh) = Tmh::parse(data) {
+        print(&tmh);
+        assert_eq!(Tmh::parse(&tmh.octets()), Some(tmh));
+    }
+    if let Some(rvh) = Rvh::parse(data) {
+        print(&rvh);
+    }
+}
