@@ -15,15 +15,15 @@ use xtask::outcome::Outcome;
 use xtask::process::{Log, cargo};
 
 /// The packages with fuzz targets. Each has a program of its name.
-const PACKAGES: &[&str] = &["iwarp-fuzz"];
+const PACKAGES: &[&str] = &["iwarp-fuzz", "iwarp-fuzz-host"];
 
 /// Counters at edges, which guide the search, and calls at comparisons.
-const GUIDE: &str = "-Cpasses=sancov-module \
+const GUIDE: &str = "--cfg=fuzzing -Cpasses=sancov-module \
      -Cllvm-args=-sanitizer-coverage-level=3 \
      -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
      -Cllvm-args=-sanitizer-coverage-trace-compares";
 /// Counters of regions of the source, for the report.
-const MEASURE: &str = "-Cinstrument-coverage";
+const MEASURE: &str = "--cfg=fuzzing -Cinstrument-coverage";
 
 /// What `cargo xtask fuzz` is told.
 #[derive(Debug, Args)]
@@ -147,14 +147,12 @@ pub(crate) fn command(args: &FuzzArgs) -> Result<bool> {
     Ok(!found)
 }
 
-/// The step of `cargo xtask test`: a short search.
+/// The step of `cargo xtask test`: a short search. It leaves out the package whose dependencies take minutes to build.
 pub(crate) fn step(context: &Context, log: &mut Log) -> Result<Outcome> {
     let seconds = if context.quick { "1" } else { "3" };
-    for package in PACKAGES {
-        let mut command = program(context, package, &mut |command| log.run(command))?;
-        let text = log.run_and_read(command.args(["--seconds", seconds]))?;
-        text.lines().for_each(|line| println!("  {line}"));
-    }
+    let mut command = program(context, PACKAGES[0], &mut |command| log.run(command))?;
+    let text = log.run_and_read(command.args(["--seconds", seconds]))?;
+    text.lines().for_each(|line| println!("  {line}"));
     Ok(Outcome::Passed)
 }
 

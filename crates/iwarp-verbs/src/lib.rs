@@ -12,7 +12,7 @@
     reason = "C entry points have the manual page's contract"
 )]
 #![cfg_attr(
-    test,
+    any(test, fuzzing),
     allow(dead_code, unused_imports, reason = "what only the exports use")
 )]
 
@@ -23,8 +23,10 @@ mod device;
 mod events;
 mod face;
 // The versions have a meaning in the C library only.
-#[cfg(not(test))]
+#[cfg(not(any(test, fuzzing)))]
 mod exports;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod guard;
 mod huge;
 mod kern;

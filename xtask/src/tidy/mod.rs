@@ -18,7 +18,7 @@ use xtask::process::Log;
 const UNSAFE_MODULES: &str = "xtask/unsafe-modules.txt";
 
 /// Beginnings of the paths of files that others or programs wrote. They are not checked.
-const FOREIGN: &[&str] = &["Cargo.lock", "rfcs/rfc", "fuzz/seeds/"];
+const FOREIGN: &[&str] = &["Cargo.lock", "rfcs/rfc", "fuzz/seeds/", "fuzz/host/seeds/"];
 /// Endings of the names of files that are no text. They are not checked.
 const BINARY: &[&str] = &[".pcap", ".pcapng", ".bin", ".png"];
 
