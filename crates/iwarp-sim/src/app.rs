@@ -65,6 +65,7 @@ impl World {
             match self.call(e, |c| c.ep.qp.post_send(&wr, &mut c.host)) {
                 Ok(()) => {
                     self.log(|| format!("ep {e}: post {index} {:?} {:?}", op.op, op.flags));
+                    self.reach.posted(&op.op, op.flags);
                     if op.shared_sink.is_some() {
                         let peer = self.eps[e ^ 1].node;
                         self.nodes[peer].counter_posted += 1;
@@ -204,6 +205,7 @@ impl World {
             });
             return;
         }
+        self.reach.completed(cqe.opcode, cqe.status);
         match cqe.wr_id >> 56 {
             SEND => self.check_send(e, cqe),
             RECV | SHARED => self.check_receive(e, cqe),
@@ -249,6 +251,7 @@ impl World {
             End::Close(side) => self.close(2 * conn + side),
             End::Abort(side) => self.abort(2 * conn + side),
             End::Reset => self.reset_both(conn),
+            End::Forge(side, forgery) => self.forge(2 * conn + side, forgery),
         }
     }
 

@@ -166,6 +166,8 @@ impl World {
         let ep = &mut self.eps[e];
         let events = ep.qp.take_events();
         ep.events |= events;
+        self.reach.state(e, ep);
+        self.reach.events(events);
         if ep.gone {
             return;
         }
@@ -285,6 +287,7 @@ impl World {
                     fill
                 });
                 self.eps[e].tx_due = was_due;
+                self.reach.fill(fill);
                 match fill {
                     TxFill::Idle => {
                         if self.eps[e].qp.wants_tx() {
@@ -541,6 +544,7 @@ impl World {
 
     /// Checks that the status that the receive side returned agrees with the state of the queue pair.
     fn check_status(&mut self, e: usize, status: RxStatus) {
+        self.reach.receive(status);
         let qp = &self.eps[e].qp;
         let (held, state) = (qp.rx_interest() == RxInterest::Held, qp.state());
         let fits = match status {

@@ -6,15 +6,18 @@ use std::time::Duration;
 use iwarp_rnic::cq::CompletionQueue;
 use iwarp_rnic::memory::MemoryTable;
 use iwarp_rnic::qp::{
-    Budget, Events, QpConfig, QueuePair, ReceiverNotReady, Rtr, StreamConfig, StreamTimes,
+    Budget, Events, QpConfig, QueuePair, ReceiverNotReady, Rtr, State, StreamConfig, StreamTimes,
 };
 use iwarp_rnic::receive_queue::SharedReceiveQueue;
 use iwarp_rnic::{Access, Time};
 
+use crate::driver::Call;
+use crate::forge::Forgery;
 use crate::memory::ALL_RIGHTS;
 use crate::net::{Flip, Pipe, PipeConfig};
 use crate::plant::{Plant, Planted};
 use crate::raw::Arena;
+use crate::reach::Reach;
 use crate::rng::Rng;
 use crate::script::{Side, Target};
 use crate::world::{
@@ -42,6 +45,7 @@ impl World {
             failure: None,
             verbose,
             steps: 0,
+            reach: Reach::default(),
         };
         let nodes = if w.rng.chance(70) {
             2
@@ -113,7 +117,8 @@ impl World {
     fn fate(&mut self, crc: bool) -> Fate {
         let side = self.rng.index(2);
         let at = self.rng.below(3_000_000);
-        let end = match self.rng.below(6) {
+        let end = match self.rng.below(8) {
+            6 | 7 => End::Forge(side, self.rng.pick(Forgery::ALL)),
             0 => End::Abort(side),
             1 => End::Reset,
             2 => End::Close(2),
@@ -208,7 +213,8 @@ impl World {
             maturity: time(rng).unwrap_or_default(),
             // Where there is an RTR message, nobody need speak first.
             speak_first: time(rng).filter(|_| !rtr),
-            first_fpdu: None,
+            // With an RTR message the first FPDU comes soon, unless the connection is stalled.
+            first_fpdu: rtr.then_some(HOLD_TIME),
         }
     }
 
@@ -381,7 +387,8 @@ impl World {
             38..=57 => drop(us.write(self, them, Target::Exposed, false)),
             58..=65 => drop(us.write(self, them, Target::Exposed, true)),
             66..=80 if reads => drop(us.read(self, them, Target::Exposed)),
-            81..=88 if reads => drop(us.atomic(self, them, Target::Exposed)),
+            81..=85 if reads => drop(us.atomic(self, them, Target::Exposed)),
+            86..=88 if reads => drop(us.atomic_write(self, them)),
             89..=92 if reads => us.count(self, them),
             93..=96 => drop(us.episode(self, them, their_reads)),
             97..=99 => us.local_episode(self),
@@ -478,6 +485,22 @@ impl World {
         self.eps[e].receives = receives;
     }
 
+    /// Attaches the stream. Some programs change the states themselves, before or after that.
+    fn attach(&mut self, e: usize, stream: StreamConfig, now: Time) {
+        let way = self.rng.below(10);
+        if way < 3 {
+            self.call(e, |c| c.ep.qp.await_stream().expect("INIT awaits a stream"));
+        }
+        let rts = |c: &mut Call<'_>| c.ep.qp.modify(State::Rts, &mut c.host).expect("RTR, RTS");
+        if way == 0 {
+            self.call(e, rts);
+        }
+        self.call(e, |c| c.ep.qp.start(stream, now).expect("INIT becomes RTS"));
+        if matches!(way, 1 | 2) {
+            self.call(e, rts);
+        }
+    }
+
     /// Starts an endpoint.
     fn start(&mut self, e: usize) {
         let stream = self.eps[e].stream;
@@ -494,7 +517,7 @@ impl World {
         let now = Time::from_nanos(self.now);
         let started = self.call(e, |c| {
             // Programs move the queue pair to INIT, post receives, and then connect.
-            let init = c.ep.qp.modify(iwarp_rnic::qp::State::Init, &mut c.host);
+            let init = c.ep.qp.modify(State::Init, &mut c.host);
             init.is_ok()
         });
         assert!(started, "a fresh queue pair cannot become INIT");
@@ -505,7 +528,7 @@ impl World {
             let some = self.rng.range(1, 8);
             self.post_receives(e, some);
         }
-        self.call(e, |c| c.ep.qp.start(stream, now).expect("INIT becomes RTS"));
+        self.attach(e, stream, now);
         self.app_soon(e);
         self.receives_soon(e);
         let conn = e / 2;

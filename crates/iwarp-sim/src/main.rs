@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use clap::Parser;
 use iwarp_sim::plant::Plant;
+use iwarp_sim::reach::Summary;
 use iwarp_sim::run::run;
 use iwarp_sim::world::Pool;
 
@@ -29,6 +30,9 @@ struct Args {
     /// Plant a bug, which the checkers must find; `list` prints the names of the bugs
     #[arg(long, value_name = "BUG")]
     plant: Option<String>,
+    /// Print how many seeds have reached each state, operation, completion and error, and how many seeds are dull
+    #[arg(long)]
+    reach: bool,
     /// Stop after this many failures
     #[arg(long, default_value_t = 10)]
     failures: u64,
@@ -51,8 +55,7 @@ fn main() -> ExitCode {
         },
     };
     if let Some(seed) = args.seed {
-        let (failure, _) = run(seed, plant, Pool::default(), true);
-        return match failure {
+        return match run(seed, plant, Pool::default(), true).failure {
             None => {
                 println!("seed {seed} passes");
                 ExitCode::SUCCESS
@@ -66,6 +69,9 @@ fn main() -> ExitCode {
     many(&args, plant)
 }
 
+/// So many seeds have to reach everything that can be reached.
+const SEEDS_FOR_ALL: u64 = 10_000;
+
 fn many(args: &Args, plant: Option<Plant>) -> ExitCode {
     let start = Instant::now();
     let next = AtomicU64::new(args.start);
@@ -73,6 +79,7 @@ fn many(args: &Args, plant: Option<Plant>) -> ExitCode {
     let failed = AtomicU64::new(0);
     let passed = AtomicU64::new(0);
     let output = Mutex::new(());
+    let summary = Mutex::new(Summary::default());
     let jobs = match args.jobs {
         0 => std::thread::available_parallelism().map_or(1, usize::from),
         n => n,
@@ -86,9 +93,12 @@ fn many(args: &Args, plant: Option<Plant>) -> ExitCode {
                     if seed >= end || failed.load(Ordering::Relaxed) >= args.failures {
                         return;
                     }
-                    let (failure, rest) = run(seed, plant, std::mem::take(&mut pool), false);
-                    pool = rest;
-                    if let Some(text) = failure {
+                    let outcome = run(seed, plant, std::mem::take(&mut pool), false);
+                    pool = outcome.pool;
+                    if let Ok(mut summary) = summary.lock() {
+                        summary.add(outcome.reached);
+                    }
+                    if let Some(text) = outcome.failure {
                         failed.fetch_add(1, Ordering::Relaxed);
                         let _guard = output.lock();
                         println!("seed {seed} fails {text}");
@@ -102,8 +112,23 @@ fn many(args: &Args, plant: Option<Plant>) -> ExitCode {
     });
     let (passed, failed) = (passed.into_inner(), failed.into_inner());
     let seconds = start.elapsed().as_secs_f64();
+    let summary = summary.into_inner().unwrap_or_default();
+    if args.reach {
+        summary.print();
+    }
+    let missing = if args.seeds >= SEEDS_FOR_ALL && plant.is_none() {
+        summary.missing()
+    } else {
+        Vec::new()
+    };
+    for name in &missing {
+        println!("no seed reaches: {name}");
+    }
+    for name in summary.needless() {
+        println!("some seed reaches what the list says none can: {name}");
+    }
     println!("{passed} passed, {failed} failed in {seconds:.1} s");
-    if failed == 0 {
+    if failed == 0 && summary.needless().is_empty() && missing.is_empty() {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE

@@ -174,6 +174,11 @@ impl Pipe {
         self.taken += out.len() as u64;
     }
 
+    /// Returns the number of octets that were written.
+    pub const fn written(&self) -> u64 {
+        self.written
+    }
+
     /// Returns `true` if the flipped bit has been read.
     pub fn flip_was_read(&self) -> bool {
         self.flip.is_some_and(|flip| flip.at < self.taken)

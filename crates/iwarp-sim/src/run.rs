@@ -2,18 +2,33 @@
 
 use std::cmp::Reverse;
 
+use iwarp_rnic::qp::State;
+
 use crate::plant::Plant;
+use crate::reach::Reached;
 use crate::world::{End, Event, Fate, Pool, World};
 
 /// Limit of events. No correct run has as many, so a run that reaches it does not end by itself.
 const STEPS_MAX: u64 = 5_000_000;
 
-/// Runs a seed. Returns the text of the first failure, if any, and the buffers for the next run.
-pub fn run(seed: u64, plant: Option<Plant>, pool: Pool, verbose: bool) -> (Option<String>, Pool) {
+/// What comes of a run.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The text of the first failure, if any.
+    pub failure: Option<String>,
+    /// What the run has reached.
+    pub reached: Reached,
+    /// The buffers, for the next run.
+    pub pool: Pool,
+}
+
+/// Runs a seed.
+pub fn run(seed: u64, plant: Option<Plant>, pool: Pool, verbose: bool) -> Outcome {
     let mut world = World::generate(seed, plant, pool, verbose);
     world.describe();
     world.play();
     let failure = world.failure.take();
+    let reached = std::mem::take(&mut world.reach.reached);
     let mut pool = std::mem::take(&mut world.pool);
     // Connections that did not end keep their plans and buffers. Return those, too.
     for mut ep in world.eps.drain(..) {
@@ -28,7 +43,11 @@ pub fn run(seed: u64, plant: Option<Plant>, pool: Pool, verbose: bool) -> (Optio
     }
     pool.arenas
         .extend(world.nodes.drain(..).map(|node| node.arena));
-    (failure, pool)
+    Outcome {
+        failure,
+        reached,
+        pool,
+    }
 }
 
 impl World {
@@ -70,6 +89,27 @@ impl World {
         // If a completion event was lost, its completions were not polled, and the checks below miss them.
         if self.failure.is_none() {
             self.check_end();
+        }
+        for (i, conn) in self.conns.iter().enumerate() {
+            self.reach.ended(conn, &self.eps[2 * i..2 * i + 2]);
+        }
+        if self.failure.is_none() {
+            self.use_again();
+        }
+    }
+
+    /// Moves each queue pair to all states that a program may want for its next connection. Nothing may come of that.
+    fn use_again(&mut self) {
+        use State::{Error, Init, Reset, Rtr};
+        for e in 0..self.eps.len() {
+            for to in [Reset, Init, Error, Reset, Init, Rtr, Error] {
+                let before = self.eps[e].qp.counters().completions;
+                let changed = self.call(e, |c| c.ep.qp.modify(to, &mut c.host).is_ok());
+                let ep = &self.eps[e];
+                if !changed || ep.qp.state() != to || ep.qp.counters().completions != before {
+                    self.fail(|| format!("endpoint {e}: it does not become {to:?} again"));
+                }
+            }
         }
     }
 

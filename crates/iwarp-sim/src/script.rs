@@ -376,6 +376,32 @@ impl Side {
         index
     }
 
+    /// Adds a write of eight octets that are stored at once. Returns its index. From then on the requests of this side complete when they are
+    /// placed.
+    pub fn atomic_write(&mut self, w: &mut World, peer: &Self) -> usize {
+        let region = peer.exposed;
+        let off = region.off + 8 * w.rng.index(region.len / 8);
+        let mut flags = self.random_flags(w);
+        if self.reading.iter().any(|r| overlap(*r, (off, 8))) {
+            flags |= SendFlags::FENCE;
+        }
+        let r = self.src[0];
+        let from = r.off + w.rng.index(r.len - 8);
+        let sge = Sge {
+            addr: r.tagged(from),
+            len: 8,
+            lkey: r.stag,
+        };
+        let data = w.nodes[self.n].model[from..from + 8].to_vec();
+        let op = SendOp::AtomicWrite {
+            remote_addr: region.tagged(off),
+            rkey: region.stag,
+        };
+        let index = self.push(w, op, flags, vec![sge]);
+        self.changes(w, peer, index, off, &data);
+        index
+    }
+
     /// Adds an atomic that increments the counter of the peer's host, which all connections share.
     pub fn count(&mut self, w: &mut World, peer: &Self) {
         let (_, remote_addr, rkey) = w.nodes[peer.n].counter;

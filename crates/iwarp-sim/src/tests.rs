@@ -11,9 +11,9 @@ const PLANT_SEEDS: u64 = 300;
 fn seeds_pass() {
     let mut pool = Pool::default();
     for seed in 0..150 {
-        let (failure, rest) = run(seed, None, pool, false);
-        pool = rest;
-        assert_eq!(failure, None, "seed {seed}");
+        let outcome = run(seed, None, pool, false);
+        pool = outcome.pool;
+        assert_eq!(outcome.failure, None, "seed {seed}");
     }
 }
 
@@ -21,8 +21,10 @@ fn seeds_pass() {
 fn a_seed_is_the_same_run_every_time() {
     for plant in [Plant::DropCompletion, Plant::LoseWakeup] {
         for seed in 0..40 {
-            let once = run(seed, Some(plant), Pool::default(), false).0;
-            assert_eq!(once, run(seed, Some(plant), Pool::default(), false).0);
+            let once = run(seed, Some(plant), Pool::default(), false);
+            let again = run(seed, Some(plant), Pool::default(), false);
+            assert_eq!(once.failure, again.failure);
+            assert_eq!(once.reached, again.reached);
         }
     }
 }
@@ -33,9 +35,9 @@ fn every_planted_bug_is_found() {
         let mut pool = Pool::default();
         let mut found = 0;
         for seed in 0..PLANT_SEEDS {
-            let (failure, rest) = run(seed, Some(*plant), pool, false);
-            pool = rest;
-            found += u32::from(failure.is_some());
+            let outcome = run(seed, Some(*plant), pool, false);
+            pool = outcome.pool;
+            found += u32::from(outcome.failure.is_some());
         }
         assert!(found > 0, "{name} is not found in {PLANT_SEEDS} seeds");
     }

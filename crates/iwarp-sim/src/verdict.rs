@@ -5,7 +5,7 @@ use iwarp_rnic::WcStatus;
 use iwarp_rnic::qp::{Blame, Fault, State};
 
 use crate::check::refused_status;
-use crate::world::{Effect, Expect, Fate, World};
+use crate::world::{Effect, End, Expect, Fate, World};
 
 impl World {
     /// Checks everything after all connections have ended.
@@ -114,6 +114,7 @@ impl World {
         let unless = |right: bool| (!right).then_some(None);
         match self.conns[e / 2].fate {
             Fate::Close(..) => Some(None),
+            Fate::Clean(End::Forge(s, forgery)) => Some(Some(found(s ^ 1, forgery.code()))),
             // The end of a clean connection may be a reset.
             Fate::Clean(_) => unless(lost),
             Fate::Abort(..) | Fate::ToError(..) | Fate::Reset(_) | Fate::Stall(..) => {

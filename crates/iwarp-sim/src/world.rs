@@ -11,9 +11,11 @@ use iwarp_rnic::qp::{Events, QueuePair, RxBuffer, StreamConfig, TxPlan};
 use iwarp_rnic::receive_queue::SharedReceiveQueue;
 use iwarp_rnic::{SendFlags, SendOp, Sge, Time, WcFlags, WcOpcode, WcStatus};
 
+use crate::forge::Forgery;
 use crate::net::Pipe;
 use crate::plant::Planted;
 use crate::raw::Arena;
+use crate::reach::Reach;
 use crate::rng::{Rng, mix};
 
 /// Octets of one host's memory. Pages that are not used take no real memory.
@@ -180,6 +182,8 @@ pub enum End {
     Abort(usize),
     /// The network resets both directions.
     Reset,
+    /// One side sends an FPDU that breaks a rule.
+    Forge(usize, Forgery),
 }
 
 /// One connection: endpoints `2 * i` and `2 * i + 1`.
@@ -310,6 +314,7 @@ pub struct World {
     pub failure: Option<String>,
     pub verbose: bool,
     pub steps: u64,
+    pub reach: Reach,
 }
 
 /// Large buffers that are used again by the next run.

@@ -272,7 +272,7 @@ impl<'a> World<'a> {
                 2 if !self.mw.is_null() => remote.1 = (*self.mw).rkey,
                 _ => {}
             }
-            if matches!(wr.opcode, 5 | 6 | 15) && at % 8 != 0 {
+            if matches!(wr.opcode, 5 | 6 | 15) && !at.is_multiple_of(8) {
                 remote.0 &= !7;
             }
             wr.wr.atomic = atomic_target {

@@ -1,0 +1,442 @@
+//! What a run has reached: states, operations, completions, errors. A seed that reaches nothing but what nearly all reach is dull, and
+//! something that no seed reaches is not tested.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use iwarp_proto::rdmap::TerminateCode;
+use iwarp_rnic::qp::{Blame, Events, Fault, RxStatus, State, StreamWish, TxFill};
+use iwarp_rnic::{SendFlags, SendOp, WcOpcode, WcStatus};
+
+use crate::world::{Conn, End, Endpoint, Fate};
+
+/// The names of what one run has reached.
+pub type Reached = BTreeSet<String>;
+
+/// Notes what one run reaches.
+#[derive(Debug, Default)]
+pub struct Reach {
+    /// What was reached so far.
+    pub reached: Reached,
+    /// Numbers of what was noted already, so that a name is made only once.
+    known: BTreeSet<u64>,
+    /// The last state of each endpoint.
+    states: Vec<Option<State>>,
+}
+
+impl Reach {
+    /// Notes something of a kind. `number` tells it from others of its kind.
+    fn note(&mut self, kind: u8, number: u64, name: impl FnOnce() -> String) {
+        if self.known.insert(u64::from(kind) << 56 | number) {
+            self.reached.insert(name());
+        }
+    }
+
+    /// Notes the state of an endpoint, and how it came there.
+    pub fn state(&mut self, e: usize, ep: &Endpoint) {
+        if self.states.len() <= e {
+            self.states.resize(e + 1, None);
+        }
+        let now = ep.qp.state();
+        let before = self.states[e].replace(now);
+        if before != Some(now) {
+            let from = before.map_or(0, |s| s as u64 + 1);
+            self.note(1, from << 8 | now as u64, || transition(before, now));
+        }
+        let interest = ep.qp.rx_interest();
+        self.note(2, interest as u64, || named("reads", interest));
+        let wish = ep.qp.stream_wish();
+        self.note(3, wish_number(wish), || named("stream", wish));
+    }
+
+    /// Notes what a queue pair has told.
+    pub fn events(&mut self, events: Events) {
+        for (name, event) in events.iter_names() {
+            self.note(4, u64::from(event.bits()), || format!("event {name}"));
+        }
+    }
+
+    /// Notes the result of filling a plan.
+    pub fn fill(&mut self, fill: TxFill) {
+        self.note(5, fill as u64, || named("fills", fill));
+    }
+
+    /// Notes the result of receiving.
+    pub fn receive(&mut self, status: RxStatus) {
+        self.note(6, status as u64, || named("receives", status));
+    }
+
+    /// Notes a request that was posted.
+    pub fn posted(&mut self, op: &SendOp, flags: SendFlags) {
+        let (number, name) = operation(op);
+        self.note(7, number, || format!("posts {name}"));
+        for (name, flag) in flags.iter_names() {
+            self.note(8, u64::from(flag.bits()), || format!("flag {name}"));
+        }
+    }
+
+    /// Notes a completion.
+    pub fn completed(&mut self, opcode: WcOpcode, status: WcStatus) {
+        if status == WcStatus::Success {
+            self.note(9, opcode as u64, || named("completes", opcode));
+        }
+        self.note(10, status as u64, || named("status", status));
+    }
+
+    /// Notes how a connection has ended, and how it was set up.
+    pub fn ended(&mut self, conn: &Conn, ends: &[Endpoint]) {
+        let (number, name) = fate(conn.fate);
+        self.note(11, number, || format!("fate {name}"));
+        for ep in ends {
+            match ep.qp.fault() {
+                Some(Fault { blame, code }) => {
+                    let number = u64::from(u32::from(code.layer) << 16)
+                        | u64::from(u32::from(code.etype) << 8 | u32::from(code.code));
+                    self.note(12, (blame as u64) << 32 | number, || fault(blame, code));
+                }
+                None => self.note(13, 0, || "fault none".into()),
+            }
+            let stream = &ep.stream;
+            let rtr = stream.rtr.map_or(0, |rtr| rtr as u64 + 1);
+            self.note(14, rtr, || match stream.rtr {
+                Some(rtr) => named("RTR", rtr),
+                None => "RTR none".into(),
+            });
+            let framing = (stream.crc, stream.markers_tx, stream.markers_rx);
+            let number =
+                u64::from(framing.0) | u64::from(framing.1) << 1 | u64::from(framing.2) << 2;
+            self.note(15, number, || {
+                format!(
+                    "framing crc {} markers {}/{}",
+                    framing.0, framing.1, framing.2
+                )
+            });
+        }
+    }
+}
+
+fn named(kind: &str, value: impl std::fmt::Debug) -> String {
+    let text = format!("{value:?}");
+    // The names of variants, without their contents.
+    let name = text.split([' ', '(']).next().unwrap_or_default();
+    format!("{kind} {name}")
+}
+
+fn transition(from: Option<State>, to: State) -> String {
+    match from {
+        Some(from) => format!("state {from:?} to {to:?}"),
+        None => format!("state {to:?} at first"),
+    }
+}
+
+fn fault(blame: Blame, code: TerminateCode) -> String {
+    format!("fault {blame:?}: {code}")
+}
+
+const fn wish_number(wish: StreamWish) -> u64 {
+    match wish {
+        StreamWish::Keep => 0,
+        StreamWish::ShutdownWrite => 1,
+        StreamWish::Leave { .. } => 2,
+        StreamWish::Abort => 3,
+    }
+}
+
+const fn operation(op: &SendOp) -> (u64, &'static str) {
+    match op {
+        SendOp::Send => (0, "Send"),
+        SendOp::SendImm(_) => (1, "SendImm"),
+        SendOp::SendInv(_) => (2, "SendInv"),
+        SendOp::Write { .. } => (3, "Write"),
+        SendOp::WriteImm { .. } => (4, "WriteImm"),
+        SendOp::Read { .. } => (5, "Read"),
+        SendOp::ReadInv { .. } => (6, "ReadInv"),
+        SendOp::FetchAdd { mask: 0, .. } => (7, "FetchAdd"),
+        SendOp::FetchAdd { .. } => (8, "FetchAdd with a mask"),
+        SendOp::CmpSwap { .. } => (9, "CmpSwap"),
+        SendOp::LocalInvalidate { .. } => (10, "LocalInvalidate"),
+        SendOp::Bind(_) => (11, "Bind"),
+        SendOp::FastRegister(_) => (12, "FastRegister"),
+        SendOp::AtomicWrite { .. } => (13, "AtomicWrite"),
+        _ => (14, "something else"),
+    }
+}
+
+const fn fate(fate: Fate) -> (u64, &'static str) {
+    match fate {
+        Fate::Clean(End::Close(_)) => (0, "clean, then closed"),
+        Fate::Clean(End::Abort(_)) => (1, "clean, then aborted"),
+        Fate::Clean(End::Reset) => (2, "clean, then reset"),
+        Fate::Clean(End::Forge(..)) => (14, "clean, then a forged FPDU"),
+        Fate::Close(2, _) => (3, "closed by both in the middle"),
+        Fate::Close(..) => (4, "closed in the middle"),
+        Fate::Abort(..) => (5, "aborted"),
+        Fate::ToError(..) => (6, "modified to ERR"),
+        Fate::Reset(_) => (7, "reset"),
+        Fate::Flip(_) => (8, "a bit flipped"),
+        Fate::Stall(..) => (9, "a side stops reading"),
+        Fate::Illegal(_) => (10, "an illegal request"),
+        Fate::TooLong(_) => (11, "a receive too short"),
+        Fate::BadReceive(_) => (12, "a receive without memory"),
+        Fate::Starve(_) => (13, "a receive missing"),
+    }
+}
+
+/// What no run can reach, and why.
+const EXCEPTIONS: &[(&str, &str)] = &[
+    (
+        "status BadResponse",
+        "no peer here gives a wrong answer: the target `engine` of the fuzzer does",
+    ),
+    (
+        "status TransportRetryExceeded",
+        "only queue pairs that are connected by number",
+    ),
+    (
+        "status ReceiverNotReady",
+        "only queue pairs that are connected by number",
+    ),
+    (
+        "status ResponseTimeout",
+        "only queue pairs that are connected by number",
+    ),
+    ("status General", "an error of the RNIC itself"),
+    (
+        "status TagMatching",
+        "no queue here matches tags: the tests of `qp::tagged` do",
+    ),
+    (
+        "status LocalQpOperation",
+        "no program here posts what its queue pair cannot do",
+    ),
+    (
+        "receives Waits",
+        "nobody uses memory here while it is invalidated",
+    ),
+    (
+        "reads Waits",
+        "nobody uses memory here while it is invalidated",
+    ),
+    (
+        "event LAST_WQE",
+        "raised by the runtime's shared receive queues",
+    ),
+    (
+        "status RemoteOperation",
+        "only for what no RNIC sends, with a request under way: the unit tests of `qp::blamed` do",
+    ),
+    ("status Fatal", "as above"),
+    (
+        "fault Peer: RDMAP: local catastrophic error",
+        "an RNIC says so of itself",
+    ),
+    (
+        "fault Peer: RDMAP: unspecified protection error",
+        "no rule is without a code of its own",
+    ),
+    (
+        "fault Peer: RDMAP: catastrophic error, global",
+        "the RNIC would be broken",
+    ),
+    (
+        "fault Peer: RDMAP: STag cannot be invalidated (operation)",
+        "the other layout of the same code, which we only read",
+    ),
+    (
+        "fault Peer: RDMAP: unspecified operation error",
+        "only for malformed messages: the fuzzer's target `engine` makes them",
+    ),
+    (
+        "fault Peer: DDP: local catastrophic error",
+        "an RNIC says so of itself",
+    ),
+    (
+        "fault Peer: MPA: TCP connection lost",
+        "that is nobody's fault but the transport's",
+    ),
+    (
+        "fault Peer: MPA: invalid request or reply frame",
+        "set-up: see the module `setup`",
+    ),
+    (
+        "fault Peer: MPA: local catastrophic error",
+        "set-up: see the module `setup`",
+    ),
+    (
+        "fault Peer: MPA: insufficient IRD resources",
+        "set-up: see the module `setup`",
+    ),
+    (
+        "fault Peer: MPA: no matching RTR option",
+        "set-up: see the module `setup`",
+    ),
+];
+
+/// Returns everything that a queue pair can reach, as far as there is a list of it.
+fn universe() -> Vec<String> {
+    use State::{Error, Init, Reset, Rtr, Rts, Sqd};
+    let mut all = Vec::new();
+    for (from, to) in [(Init, Rtr), (Rtr, Rts), (Init, Rts), (Rts, Sqd), (Sqd, Rts)] {
+        all.push(transition(Some(from), to));
+    }
+    for from in [Init, Rts, Sqd, Rtr] {
+        all.push(transition(Some(from), Error));
+    }
+    all.push(transition(Some(Error), Reset));
+    all.push(transition(Some(Reset), Init));
+    let statuses = [
+        WcStatus::Success,
+        WcStatus::LocalLength,
+        WcStatus::LocalQpOperation,
+        WcStatus::LocalProtection,
+        WcStatus::Flushed,
+        WcStatus::MwBind,
+        WcStatus::BadResponse,
+        WcStatus::LocalAccess,
+        WcStatus::RemoteInvalidRequest,
+        WcStatus::RemoteAccess,
+        WcStatus::RemoteOperation,
+        WcStatus::TransportRetryExceeded,
+        WcStatus::ReceiverNotReady,
+        WcStatus::Fatal,
+        WcStatus::ResponseTimeout,
+        WcStatus::General,
+        WcStatus::TagMatching,
+    ];
+    all.extend(statuses.map(|status| named("status", status)));
+    let opcodes = [
+        WcOpcode::Send,
+        WcOpcode::Write,
+        WcOpcode::Read,
+        WcOpcode::CmpSwap,
+        WcOpcode::FetchAdd,
+        WcOpcode::Bind,
+        WcOpcode::LocalInvalidate,
+        WcOpcode::FastRegister,
+        WcOpcode::AtomicWrite,
+        WcOpcode::Recv,
+        WcOpcode::RecvWriteImm,
+    ];
+    all.extend(opcodes.map(|opcode| named("completes", opcode)));
+    for name in ["Read", "Held", "Discard", "Waits", "None"] {
+        all.push(format!("reads {name}"));
+    }
+    for name in ["Keep", "ShutdownWrite", "Leave", "Abort"] {
+        all.push(format!("stream {name}"));
+    }
+    for name in ["Ok", "More", "Held", "Waits", "Failed"] {
+        all.push(format!("receives {name}"));
+    }
+    for name in ["Idle", "Ready", "Memory", "More"] {
+        all.push(format!("fills {name}"));
+    }
+    for name in ["none", "Send", "Write", "Read"] {
+        all.push(format!("RTR {name}"));
+    }
+    all.extend(
+        Events::all()
+            .iter_names()
+            .map(|(name, _)| format!("event {name}")),
+    );
+    all.extend(
+        TerminateCode::ALL
+            .iter()
+            .map(|code| fault(Blame::Peer, *code)),
+    );
+    all
+}
+
+/// The sum of many runs.
+#[derive(Debug, Default)]
+pub struct Summary {
+    /// How many seeds have reached each thing.
+    counts: BTreeMap<String, u64>,
+    /// What each seed has reached, as numbers of names.
+    seeds: Vec<Vec<u32>>,
+    numbers: BTreeMap<String, u32>,
+}
+
+/// Something that fewer seeds than one of this many reach is not common.
+const COMMON: u64 = 10;
+
+impl Summary {
+    /// Adds what one seed has reached.
+    pub fn add(&mut self, reached: Reached) {
+        let mut seed = Vec::with_capacity(reached.len());
+        for name in reached {
+            let next = self.numbers.len() as u32;
+            seed.push(*self.numbers.entry(name.clone()).or_insert(next));
+            *self.counts.entry(name).or_default() += 1;
+        }
+        self.seeds.push(seed);
+    }
+
+    /// Returns the number of seeds that reach nothing but what at least one of [`COMMON`] seeds reaches.
+    fn dull(&self) -> usize {
+        let mut common = vec![false; self.numbers.len()];
+        for (name, number) in &self.numbers {
+            common[*number as usize] = self.counts[name] * COMMON >= self.seeds.len() as u64;
+        }
+        let is_dull = |seed: &&Vec<u32>| seed.iter().all(|number| common[*number as usize]);
+        self.seeds.iter().filter(is_dull).count()
+    }
+
+    /// Returns what no seed has reached, without what cannot be reached.
+    pub fn missing(&self) -> Vec<String> {
+        let excused = |name: &String| EXCEPTIONS.iter().any(|(exception, _)| exception == name);
+        let mut all = universe();
+        all.retain(|name| !self.counts.contains_key(name) && !excused(name));
+        all
+    }
+
+    /// Returns exceptions that some seed has reached, so that they are none.
+    pub fn needless(&self) -> Vec<&'static str> {
+        let names = EXCEPTIONS.iter().map(|(name, _)| *name);
+        names
+            .filter(|name| self.counts.contains_key(*name))
+            .collect()
+    }
+
+    /// Prints how many seeds have reached what.
+    pub fn print(&self) {
+        println!("{:>9} of {} seeds reach", "", self.seeds.len());
+        for (name, count) in &self.counts {
+            println!("{count:>9} {name}");
+        }
+        for (name, why) in EXCEPTIONS {
+            if !self.counts.contains_key(*name) {
+                println!("{:>9} {name} ({why})", "-");
+            }
+        }
+        for name in self.missing() {
+            println!("{:>9} {name}", "NONE");
+        }
+        println!(
+            "{} of {} seeds are dull: they reach only what one of {COMMON} seeds reaches",
+            self.dull(),
+            self.seeds.len()
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dull_seeds_and_missing_things_are_counted() {
+        let mut summary = Summary::default();
+        let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        for _ in 0..20 {
+            summary.add(set(&["status Success", "reads Read"]));
+        }
+        summary.add(set(&["status Success", "status MwBind"]));
+        assert_eq!(summary.dull(), 20, "one has reached something of its own");
+        let missing = summary.missing();
+        assert!(missing.contains(&"status RemoteAccess".to_owned()));
+        assert!(!missing.contains(&"status MwBind".to_owned()));
+        assert!(!missing.contains(&"status General".to_owned()), "excused");
+        assert!(summary.needless().is_empty());
+        summary.add(set(&["status General"]));
+        assert_eq!(summary.needless(), ["status General"]);
+    }
+}
