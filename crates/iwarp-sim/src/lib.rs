@@ -10,6 +10,7 @@
 //! * [`generate`](mod@generate), [`script`], [`illegal`], [`forge`], [`memory`] make hosts, options and programs from a seed, with the expected
 //!   outcome of each request;
 //! * [`net`] has the byte streams; [`driver`] does what a runtime does for a queue pair; [`app`] runs the programs;
+//! * [`setup`] sets connections up with a fault at every octet;
 //! * [`reach`] notes what each seed has reached;
 //! * [`check`] and [`verdict`] have the checkers; [`plant`] has bugs that are planted to show that the checkers find them.
 #![deny(unsafe_code)]
@@ -28,6 +29,7 @@ pub mod reach;
 pub mod rng;
 pub mod run;
 pub mod script;
+pub mod setup;
 pub mod verdict;
 pub mod world;
 

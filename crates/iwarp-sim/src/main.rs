@@ -9,6 +9,7 @@ use clap::Parser;
 use iwarp_sim::plant::Plant;
 use iwarp_sim::reach::Summary;
 use iwarp_sim::run::run;
+use iwarp_sim::setup::sweep;
 use iwarp_sim::world::Pool;
 
 /// Runs random verbs programs on simulated RNICs, and checks every completion and every octet of memory
@@ -30,6 +31,9 @@ struct Args {
     /// Plant a bug, which the checkers must find; `list` prints the names of the bugs
     #[arg(long, value_name = "BUG")]
     plant: Option<String>,
+    /// Instead of seeds: set up connections in all ways, with a reset, a stall and a close at every octet of each direction
+    #[arg(long)]
+    setup: bool,
     /// Print how many seeds have reached each state, operation, completion and error, and how many seeds are dull
     #[arg(long)]
     reach: bool,
@@ -54,6 +58,9 @@ fn main() -> ExitCode {
             }
         },
     };
+    if args.setup {
+        return setup();
+    }
     if let Some(seed) = args.seed {
         return match run(seed, plant, Pool::default(), true).failure {
             None => {
@@ -67,6 +74,23 @@ fn main() -> ExitCode {
         };
     }
     many(&args, plant)
+}
+
+/// Runs the sweep of set-up.
+fn setup() -> ExitCode {
+    let start = Instant::now();
+    let swept = sweep(None);
+    for failure in &swept.failures {
+        println!("{failure}");
+    }
+    let (runs, modes, failed) = (swept.runs, swept.modes, swept.failures.len());
+    let seconds = start.elapsed().as_secs_f64();
+    println!("set-up: {runs} runs of {modes} ways, {failed} failed in {seconds:.1} s");
+    if failed == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }
 
 /// So many seeds have to reach everything that can be reached.

@@ -1,0 +1,512 @@
+//! One end of a connection that is being set up: MPA start-up as the runtime does it, then a queue pair and a short program.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use iwarp_proto::mpa::negotiate::{Agreed, Initiator, LocalParams, Outcome, Responder};
+use iwarp_proto::mpa::startup::{FrameKind, FrameReader, MAX_FRAME_LEN, Progress};
+use iwarp_rnic::memory::{HostRange, MemoryTable};
+use iwarp_rnic::qp::{
+    Direction, Env, Events, Host, QpConfig, QueuePair, RxBuffer, RxInterest, State, StreamConfig,
+    StreamTimes, StreamWish, TxFill,
+};
+use iwarp_rnic::receive_queue::TakenRecv;
+use iwarp_rnic::{Access, Cqe, RecvWr, SendFlags, SendOp, SendWr, Sge, Time, WcStatus};
+
+use super::{Mode, SetupPlant};
+use crate::raw::Arena;
+use crate::world::{CRC32C, Pool};
+
+/// How long a responder waits for a request, and an initiator for the reply: those of the runtime.
+const REQUEST_LIMIT: Duration = Duration::from_secs(5);
+const REPLY_LIMIT: Duration = Duration::from_secs(60);
+
+/// Octets of memory: what is sent, where messages and answers land, and where the peer writes. Between them is memory that nobody may change.
+const ARENA: usize = 1024;
+const SOURCE: (usize, usize) = (64, 64);
+const SINK: (usize, usize) = (256, 64);
+const RECEIVE: (usize, usize) = (448, 64);
+const EXPOSED: (usize, usize) = (640, 64);
+/// The octets of the messages, and of the Write and the Read.
+const LEN: usize = 16;
+const PD: u32 = 1;
+
+/// Numbers of the requests.
+const RECV: u64 = 1;
+const SEND: u64 = 2;
+const WRITE: u64 = 3;
+const READ: u64 = 4;
+
+/// The octet at an offset of an end's memory before anything happens.
+const fn pattern(side: usize, at: usize) -> u8 {
+    (at as u8).wrapping_mul(7).wrapping_add(side as u8 * 101)
+}
+
+/// How far an end is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// It waits for the peer's frame until this time.
+    Startup(Option<Time>),
+    /// The queue pair has the stream.
+    Up,
+    /// Start-up has failed, and the connection is closed.
+    Failed,
+    /// The queue pair's stream is gone.
+    Gone,
+}
+
+/// What the other end and the network see of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Seen {
+    /// Nothing.
+    Nothing,
+    /// The end of the octets.
+    Fin,
+    /// A reset.
+    Reset,
+}
+
+#[derive(Debug, Default)]
+struct Completions(Vec<(Direction, Cqe)>);
+
+impl Host for Completions {
+    type Memory = HostRange;
+
+    fn complete(&mut self, direction: Direction, cqe: Cqe) {
+        self.0.push((direction, cqe));
+    }
+
+    fn take_shared_receive(&mut self, _: &mut TakenRecv) -> bool {
+        false
+    }
+}
+
+/// One end.
+#[derive(Debug)]
+pub(super) struct End {
+    side: usize,
+    mode: Mode,
+    plant: Option<SetupPlant>,
+    pub(super) phase: Phase,
+    reader: FrameReader,
+    initiator: Option<Box<Initiator>>,
+    /// The agreement, once there is one.
+    pub(super) agreed: Option<Agreed>,
+    /// Octets of the frame that it has sent.
+    pub(super) frame_len: u64,
+    /// What it has written and the network has not taken.
+    pub(super) out: VecDeque<u8>,
+    pub(super) qp: QueuePair,
+    table: MemoryTable,
+    arena: Arena,
+    host: Completions,
+    keys: [u32; 4],
+    peer: [u32; 4],
+    /// Requests that were posted.
+    posted: Vec<u64>,
+    lent: Vec<u8>,
+    /// A part of an FPDU, if one has come in part.
+    held: Option<Box<RxBuffer>>,
+    shut: bool,
+    pub(super) events: Events,
+}
+
+impl End {
+    pub(super) fn new(side: usize, mode: Mode, plant: Option<SetupPlant>) -> Self {
+        let limit = if side == 0 {
+            REPLY_LIMIT
+        } else {
+            REQUEST_LIMIT
+        };
+        let deadline = (plant != Some(SetupPlant::LoseDeadline)).then(|| Time::ZERO.after(limit));
+        let config = QpConfig {
+            qp_num: side as u32 + 1,
+            pd: PD,
+            max_send_wr: 4,
+            max_recv_wr: 2,
+            max_ird: 4,
+            max_ord: 4,
+            ..QpConfig::default()
+        };
+        let kind = if side == 0 {
+            FrameKind::Reply
+        } else {
+            FrameKind::Request
+        };
+        let mut end = Self {
+            side,
+            mode,
+            plant,
+            phase: Phase::Startup(deadline),
+            reader: FrameReader::new(kind),
+            initiator: None,
+            agreed: None,
+            frame_len: 0,
+            out: VecDeque::new(),
+            qp: QueuePair::new(config).expect("sizes within limits"),
+            table: MemoryTable::new(),
+            arena: Arena::new(ARENA),
+            host: Completions::default(),
+            keys: [0; 4],
+            peer: [0; 4],
+            posted: Vec::new(),
+            lent: Vec::new(),
+            held: None,
+            shut: false,
+            events: Events::empty(),
+        };
+        let octets: Vec<u8> = (0..ARENA).map(|at| pattern(side, at)).collect();
+        end.arena.write(0, &octets);
+        let remote = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let rights = [
+            Access::REMOTE_READ,
+            Access::LOCAL_WRITE,
+            Access::LOCAL_WRITE,
+            remote,
+        ];
+        for (i, ((at, len), access)) in [SOURCE, SINK, RECEIVE, EXPOSED]
+            .into_iter()
+            .zip(rights)
+            .enumerate()
+        {
+            let range = end.arena.range(at, len);
+            // The same numbers at both ends, so that each knows those of the other.
+            let random = 0x1000_0000 + 0x10100 * (i as u32 + 1);
+            let stag = end.table.register(range, at as u64, PD, access, random);
+            end.keys[i] = stag.expect("room in the table").0;
+        }
+        end.peer = end.keys;
+        end.post_receive();
+        if side == 0 {
+            let initiator = Initiator::new(mode.params(side), b"set-up").expect("sound parameters");
+            end.frame_len = initiator.request_octets().len() as u64;
+            end.out.extend(initiator.request_octets());
+            end.initiator = Some(Box::new(initiator));
+        }
+        end
+    }
+
+    fn sge(&self, region: usize, (at, _): (usize, usize)) -> Sge {
+        Sge {
+            addr: at as u64,
+            len: LEN as u32,
+            lkey: self.keys[region],
+        }
+    }
+
+    fn post_receive(&mut self) {
+        let ready = self.qp.modify(State::Init, &mut self.host);
+        ready.expect("a fresh queue pair becomes INIT");
+        let sges = [self.sge(2, RECEIVE)];
+        let wr = RecvWr {
+            wr_id: RECV,
+            sges: &sges,
+        };
+        self.qp
+            .post_recv(&wr, &mut self.host)
+            .expect("room for a receive");
+        self.posted.push(RECV);
+    }
+
+    /// Takes an octet of start-up. Returns what is seen of it.
+    pub(super) fn startup(&mut self, octet: u8, now: Time) -> Seen {
+        match self.reader.push(&[octet]) {
+            Ok(Progress::NeedMore) => return Seen::Nothing,
+            Ok(Progress::Frame { .. }) => {}
+            Err(error) => panic!("an honest frame is refused: {error}"),
+        }
+        let frame = self.reader.frame().expect("it is whole");
+        let params: LocalParams = self.mode.params(self.side);
+        let agreed = match &self.initiator {
+            Some(initiator) => match initiator.on_reply(&frame) {
+                Ok(Outcome::Accepted(agreed)) => agreed,
+                Ok(Outcome::Rejected { .. }) => {
+                    assert!(self.mode.rejects(), "rejected without a reason");
+                    self.phase = Phase::Failed;
+                    return Seen::Fin;
+                }
+                Err(error) => panic!("an honest reply is refused: {error}"),
+            },
+            None => {
+                let pending = Responder::on_request(&frame, &params).expect("an honest request");
+                let mut out = [0; MAX_FRAME_LEN];
+                if self.mode.rejects() {
+                    let len = pending.reject(b"no", &mut out);
+                    self.out.extend(&out[..len]);
+                    self.frame_len = len as u64;
+                    self.phase = Phase::Failed;
+                    return Seen::Nothing;
+                }
+                let accepted = pending.accept(&params, b"yes", &mut out);
+                let (len, agreed) = accepted.expect("the reply fits");
+                self.out.extend(&out[..len]);
+                self.frame_len = len as u64;
+                agreed
+            }
+        };
+        self.start(agreed, now);
+        Seen::Nothing
+    }
+
+    fn start(&mut self, mut agreed: Agreed, now: Time) {
+        self.agreed = Some(agreed);
+        if self.plant == Some(SetupPlant::WrongCrc) && self.side == 1 {
+            agreed.crc = !agreed.crc;
+        }
+        let overdue = agreed.peer_to_peer && self.plant != Some(SetupPlant::ForgetFirstFpdu);
+        let times = StreamTimes {
+            reminders: StreamTimes::REMINDERS,
+            maturity: Duration::from_millis(100),
+            speak_first: (!agreed.peer_to_peer).then_some(Duration::from_millis(200)),
+            first_fpdu: overdue.then_some(REQUEST_LIMIT),
+        };
+        let stream = StreamConfig::agreed(&agreed, self.side == 0, 536, times);
+        self.qp.start(stream, now).expect("INIT becomes RTS");
+        self.phase = Phase::Up;
+        self.post(SEND, SendOp::Send, (0, SOURCE));
+        if self.side == 0 {
+            let (remote_addr, rkey) = (EXPOSED.0 as u64, self.peer[3]);
+            self.post(WRITE, SendOp::Write { remote_addr, rkey }, (0, SOURCE));
+            if stream.ord > 0 {
+                let (remote_addr, rkey) = (SOURCE.0 as u64, self.peer[0]);
+                self.post(READ, SendOp::Read { remote_addr, rkey }, (1, SINK));
+            }
+        }
+    }
+
+    fn post(&mut self, wr_id: u64, op: SendOp, (region, place): (usize, (usize, usize))) {
+        let sges = [self.sge(region, place)];
+        let wr = SendWr {
+            wr_id,
+            op,
+            flags: SendFlags::SIGNALED,
+            sges: &sges,
+            inline: &[],
+        };
+        self.qp
+            .post_send(&wr, &mut self.host)
+            .expect("room in the send queue");
+        self.posted.push(wr_id);
+    }
+
+    /// Lets the program and the queue pair do what they can without the peer.
+    pub(super) fn work(&mut self, pool: &mut Pool) -> Seen {
+        if self.phase != Phase::Up {
+            return Seen::Nothing;
+        }
+        let mut plan = pool.plan();
+        for _ in 0..64 {
+            if !self.qp.wants_tx() {
+                break;
+            }
+            let mut env = Env {
+                memory: &self.table,
+                crc32c: CRC32C,
+                host: &mut self.host,
+            };
+            let fill = self.qp.tx_fill(&mut plan, &mut env);
+            if fill == TxFill::Memory {
+                self.qp.tx_memory(&mut self.table, &mut self.host);
+            }
+            while !plan.is_done() {
+                let mut octets = [0; 512];
+                let who = self.qp.accessor();
+                let n = plan
+                    .copy_to(&self.table, who, &mut octets)
+                    .expect("registered memory");
+                self.out.extend(&octets[..n]);
+                self.qp.tx_written(&mut plan, n, &mut self.host);
+            }
+        }
+        plan.clear();
+        pool.plans.push(plan);
+        self.serve()
+    }
+
+    fn serve(&mut self) -> Seen {
+        while self.qp.completions_due() {
+            let _ = self.qp.complete_due(&mut self.host);
+        }
+        self.events |= self.qp.take_events();
+        let seen = match self.qp.stream_wish() {
+            StreamWish::Keep => Seen::Nothing,
+            StreamWish::ShutdownWrite => {
+                self.shut = true;
+                self.qp.shutdown_done(&mut self.host);
+                Seen::Fin
+            }
+            StreamWish::Leave { cut: false, .. } => {
+                self.gone();
+                Seen::Fin
+            }
+            StreamWish::Leave { .. } | StreamWish::Abort => {
+                self.gone();
+                Seen::Reset
+            }
+        };
+        if self.phase == Phase::Up && self.shut && self.qp.rx_interest() == RxInterest::None {
+            self.gone();
+        }
+        seen
+    }
+
+    fn gone(&mut self) {
+        self.phase = Phase::Gone;
+        self.qp.stream_gone(&mut self.host);
+        while self.qp.completions_due() {
+            let _ = self.qp.complete_due(&mut self.host);
+        }
+        self.events |= self.qp.take_events();
+        if self.plant == Some(SetupPlant::StrayOctet) {
+            self.arena.write(1000, &[!pattern(self.side, 1000)]);
+        }
+    }
+
+    /// The network has reset the connection.
+    pub(super) fn reset(&mut self) {
+        match self.phase {
+            Phase::Startup(_) => self.phase = Phase::Failed,
+            Phase::Up => {
+                self.qp.stream_failed(&mut self.host);
+                self.gone();
+            }
+            Phase::Failed | Phase::Gone => {}
+        }
+    }
+
+    /// The peer has closed its direction.
+    pub(super) fn fin(&mut self, pool: &mut Pool) -> Seen {
+        match self.phase {
+            Phase::Startup(_) => {
+                self.phase = Phase::Failed;
+                Seen::Fin
+            }
+            Phase::Up => {
+                let mut buffer = self.held.take().unwrap_or_else(|| pool.buffer());
+                self.qp.rx_eof(&mut buffer, &mut self.host);
+                buffer.clear();
+                pool.buffers.push(buffer);
+                self.serve()
+            }
+            Phase::Failed | Phase::Gone => Seen::Nothing,
+        }
+    }
+
+    /// Takes one octet in full operation.
+    pub(super) fn receive(&mut self, octet: u8, pool: &mut Pool) -> Seen {
+        if self.phase != Phase::Up {
+            return Seen::Nothing;
+        }
+        if self.qp.rx_interest() == RxInterest::Read {
+            self.lent.push(octet);
+            let mut buffer = self.held.take().unwrap_or_else(|| pool.buffer());
+            let mut env = Env {
+                memory: &self.table,
+                crc32c: CRC32C,
+                host: &mut self.host,
+            };
+            let (n, _) = self.qp.rx_input(&self.lent, &mut buffer, &mut env);
+            self.lent.drain(..n);
+            if buffer.is_empty() {
+                pool.buffers.push(buffer);
+            } else {
+                self.held = Some(buffer);
+            }
+        }
+        self.serve()
+    }
+
+    /// Returns the next time at which something is due.
+    pub(super) fn due(&self) -> Option<Time> {
+        match self.phase {
+            Phase::Startup(deadline) => deadline,
+            Phase::Up => self.qp.poll_at(),
+            Phase::Failed | Phase::Gone => None,
+        }
+    }
+
+    /// Does what is due at this time.
+    pub(super) fn on_time(&mut self, now: Time) -> Seen {
+        match self.phase {
+            Phase::Startup(Some(at)) if at <= now => {
+                self.phase = Phase::Failed;
+                Seen::Reset
+            }
+            Phase::Up => {
+                self.qp.on_time(now, &mut self.host);
+                self.serve()
+            }
+            _ => Seen::Nothing,
+        }
+    }
+
+    /// Returns `true` if every request of the program has succeeded and the peer's message has come.
+    pub(super) fn is_done(&self) -> bool {
+        self.phase == Phase::Up
+            && self.posted.len() == self.host.0.len()
+            && self
+                .host
+                .0
+                .iter()
+                .all(|(_, cqe)| cqe.status == WcStatus::Success)
+    }
+
+    /// Closes gracefully.
+    pub(super) fn close(&mut self) -> Seen {
+        self.qp.close(&mut self.host);
+        self.serve()
+    }
+
+    /// Checks what must hold at the end, however that came. `peer` is the other end.
+    pub(super) fn check(&mut self, peer: &Self) -> Result<(), String> {
+        if self.phase == Phase::Failed {
+            // The program takes its queue pair back.
+            let _ = self.qp.modify(State::Error, &mut self.host);
+            while self.qp.completions_due() {
+                let _ = self.qp.complete_due(&mut self.host);
+            }
+        }
+        if self.plant == Some(SetupPlant::LoseCompletion) {
+            self.host.0.pop();
+        }
+        let mut ids: Vec<u64> = self.host.0.iter().map(|(_, cqe)| cqe.wr_id).collect();
+        ids.sort_unstable();
+        let mut posted = self.posted.clone();
+        posted.sort_unstable();
+        if ids != posted {
+            return Err(format!("posted {posted:?}, completed {ids:?}"));
+        }
+        if self.qp.state() != State::Error || self.qp.sends_outstanding() > 0 {
+            return Err(format!("ends in {:?}", self.qp.state()));
+        }
+        if let Some(fault) = self.qp.fault()
+            && fault.blame != iwarp_rnic::qp::Blame::Transport
+        {
+            return Err(format!("blames {fault:?}, but both ends are honest"));
+        }
+        self.check_memory(peer.side)
+    }
+
+    /// Compares memory with what the completions promise.
+    fn check_memory(&self, peer: usize) -> Result<(), String> {
+        let now = self.arena.copy(0, ARENA);
+        let theirs: Vec<u8> = (0..LEN).map(|i| pattern(peer, SOURCE.0 + i)).collect();
+        let mut must: Vec<u8> = (0..ARENA).map(|at| pattern(self.side, at)).collect();
+        for ((at, _), id) in [(SINK, READ), (RECEIVE, RECV), (EXPOSED, 0)] {
+            let part = &now[at..at + LEN];
+            let success = self
+                .host
+                .0
+                .iter()
+                .any(|(_, cqe)| cqe.wr_id == id && cqe.status == WcStatus::Success);
+            // What has not completed may be there or not, but not in part: it is one segment.
+            if success || part == theirs {
+                must[at..at + LEN].copy_from_slice(&theirs);
+            }
+        }
+        match (0..ARENA).find(|&i| now[i] != must[i]) {
+            Some(at) => Err(format!("octet {at} is {:#x}, not {:#x}", now[at], must[at])),
+            None => Ok(()),
+        }
+    }
+}
