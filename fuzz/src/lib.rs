@@ -43,6 +43,11 @@ pub const TARGETS: &[Target] = &[
         len_max: 2048,
     },
     Target {
+        name: "matching",
+        run: targets::matching,
+        len_max: 2048,
+    },
+    Target {
         name: "pair",
         run: targets::pair,
         len_max: 1024,

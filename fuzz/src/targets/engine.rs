@@ -9,7 +9,8 @@ use iwarp_rnic::qp::{
     Budget, Direction, Env, Host, QpConfig, QueuePair, ReceiverNotReady, Rtr, Run, RxInterest,
     RxPlan, RxStatus, State, StreamConfig, StreamTimes, StreamWish, TxFill,
 };
-use iwarp_rnic::receive_queue::TakenRecv;
+use iwarp_rnic::receive_queue::{SharedReceiveQueue, TakenRecv};
+use iwarp_rnic::tags::TaggedBuffer;
 use iwarp_rnic::{Access, Bind, Cqe, RecvWr, SendFlags, SendOp, SendWr, Sge, Time};
 use std::time::Duration;
 
@@ -52,6 +53,8 @@ struct FuzzHost {
     sends: Vec<u64>,
     completions: usize,
     shared: bool,
+    /// The shared receive queue, if it matches tags.
+    queue: Option<SharedReceiveQueue>,
 }
 
 impl Host for FuzzHost {
@@ -68,10 +71,20 @@ impl Host for FuzzHost {
         }
     }
 
-    fn take_shared_receive(&mut self, _: &mut TakenRecv) -> bool {
+    fn take_shared_receive(&mut self, taken: &mut TakenRecv) -> bool {
+        if let Some(queue) = &mut self.queue {
+            return queue.take(taken).0;
+        }
         // Every second call gets a receive without elements, so that some Sends are held and others go on.
         self.shared = !self.shared;
         self.shared
+    }
+
+    fn with_shared_receive<R>(
+        &mut self,
+        f: impl FnOnce(&mut SharedReceiveQueue) -> R,
+    ) -> Option<R> {
+        self.queue.as_mut().map(f)
     }
 }
 
@@ -89,15 +102,26 @@ struct Engine {
     next: u64,
     now: Time,
     sink: Sge,
+    /// Handles of tagged buffers.
+    handles: Vec<u32>,
 }
 
 /// The first octet of the input chooses the options, and the second the size of the pieces in which the stream arrives. The next eight
 /// choose what the program does after each piece. The rest is the stream that the peer sends.
 pub fn engine(data: &[u8]) {
+    run(data, false);
+}
+
+/// As [`engine`], with a shared receive queue that matches tags.
+pub fn matching(data: &[u8]) {
+    run(data, true);
+}
+
+fn run(data: &[u8], matches: bool) {
     let Some((&[options, piece, ref acts @ ..], stream)) = data.split_first_chunk::<10>() else {
         return;
     };
-    let mut engine = Engine::new(options);
+    let mut engine = Engine::new(options, matches);
     let framed;
     let stream = if options & FRAMED != 0 {
         framed = frame(stream, options);
@@ -137,16 +161,17 @@ fn frame(mut stream: &[u8], options: u8) -> Vec<u8> {
 }
 
 impl Engine {
-    fn new(options: u8) -> Self {
+    fn new(options: u8, matches: bool) -> Self {
         let is = |bit| options & bit != 0;
         let config = QpConfig {
             max_send_wr: 8,
             max_recv_wr: 4,
             max_ird: 3,
             max_ord: 3,
-            shared_receive: is(SHARED),
+            shared_receive: is(SHARED) || matches,
+            match_tags: matches,
             // To the policy it is all one where receives come from, so both bits together mean the third one.
-            receiver_not_ready: match (is(TERMINATE), is(SHARED)) {
+            receiver_not_ready: match (is(TERMINATE), is(SHARED) && !matches) {
                 (true, true) => ReceiverNotReady::Drop,
                 (true, false) => ReceiverNotReady::Terminate,
                 (false, _) => ReceiverNotReady::default(),
@@ -179,6 +204,11 @@ impl Engine {
                 sends: Vec::new(),
                 completions: 0,
                 shared: false,
+                queue: matches.then(|| {
+                    let mut queue = SharedReceiveQueue::new(8, 2).expect("memory");
+                    queue.match_tags(6).expect("memory");
+                    queue
+                }),
             },
             table: MemoryTable::new(),
             crc32c: if is(FRAMED) { crc32c::append } else { broken },
@@ -190,6 +220,7 @@ impl Engine {
             next: 1,
             now: Time::ZERO,
             sink: Sge::default(),
+            handles: Vec::new(),
         };
         engine.register();
         engine
@@ -310,8 +341,44 @@ impl Engine {
             12 => self.qp.set_emss(536),
             13 => drop(self.table.deregister(Stag(0x1000_0202))),
             15 => self.qp.sender_closed(),
+            17..=23 => self.tags(what >> 5, what % 32 - 17),
             14 => self.qp.rx_eof(self.buffers.both().0, &mut self.host),
             _ => {}
+        }
+    }
+
+    /// Does something with the queue that matches tags, and lets go on what waited for it.
+    fn tags(&mut self, number: u8, what: u8) {
+        let wr_id = self.next;
+        let sge = self.sink;
+        let sges = [
+            Sge { len: 100, ..sge },
+            Sge {
+                addr: sge.addr + 300,
+                len: 64 * u32::from(number),
+                ..sge
+            },
+        ];
+        let Some(queue) = &mut self.host.queue else {
+            return;
+        };
+        if what < 2 {
+            let _ = queue.post(&RecvWr { wr_id, sges: &sges });
+        } else if let Some(list) = queue.tags() {
+            let buffer = TaggedBuffer {
+                wr_id,
+                tag: u64::from(number),
+                mask: if what == 2 { 1 } else { u64::MAX },
+                sges: &sges,
+            };
+            match what {
+                2..=4 => self.handles.extend(list.add(&buffer)),
+                5 => drop(self.handles.pop().map(|handle| list.remove(handle))),
+                _ => list.synchronize(u32::from(number)),
+            }
+        }
+        if self.qp.rx_interest() == RxInterest::Held {
+            self.again();
         }
     }
 
@@ -479,7 +546,7 @@ mod tests {
             FRAMED | MARKERS | CRC,
             FRAMED | RESPONDER,
         ] {
-            let mut engine = Engine::new(options);
+            let mut engine = Engine::new(options, false);
             let mut ulpdu = vec![0xc1, 0x40, 0x10, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0x10, 0];
             ulpdu.extend_from_slice(b"octets");
             let mut input = (ulpdu.len() as u16).to_be_bytes().to_vec();

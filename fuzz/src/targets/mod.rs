@@ -12,7 +12,7 @@ mod terminate;
 mod ulpdu;
 
 pub use datagrams::datagrams;
-pub use engine::engine;
+pub use engine::{engine, matching};
 pub use fpdu::fpdu;
 pub use messages::{ping, portmap, rsockets, tags};
 pub use pair::pair;

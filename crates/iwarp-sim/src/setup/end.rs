@@ -108,6 +108,8 @@ pub(super) struct End {
     /// A part of an FPDU, if one has come in part.
     held: Option<Box<RxBuffer>>,
     shut: bool,
+    /// The stream has ended in the middle of an FPDU that it wanted to read.
+    cut: bool,
     pub(super) events: Events,
 }
 
@@ -153,6 +155,7 @@ impl End {
             lent: Vec::new(),
             held: None,
             shut: false,
+            cut: false,
             events: Events::empty(),
         };
         let octets: Vec<u8> = (0..ARENA).map(|at| pattern(side, at)).collect();
@@ -383,6 +386,8 @@ impl End {
             }
             Phase::Up => {
                 let mut buffer = self.held.take().unwrap_or_else(|| pool.buffer());
+                let reads = self.qp.rx_interest() == RxInterest::Read;
+                self.cut |= reads && !buffer.is_empty();
                 self.qp.rx_eof(&mut buffer, &mut self.host);
                 buffer.clear();
                 pool.buffers.push(buffer);
@@ -483,6 +488,9 @@ impl End {
             && fault.blame != iwarp_rnic::qp::Blame::Transport
         {
             return Err(format!("blames {fault:?}, but both ends are honest"));
+        }
+        if self.cut && self.qp.fault().is_none() {
+            return Err("half an FPDU is taken for the end of the stream".into());
         }
         self.check_memory(peer.side)
     }
