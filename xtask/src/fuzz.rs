@@ -238,6 +238,8 @@ fn table(report: &Value, root: &Path) -> Vec<String> {
     let mut sums = [0; 4];
     for file in files.into_iter().flatten() {
         let name = Path::new(file["filename"].as_str().unwrap_or_default());
+        // A module that is compiled into two crates has a path through the other one.
+        let name = name.canonicalize().unwrap_or_else(|_| name.to_owned());
         let Ok(name) = name.strip_prefix(root.join("crates")) else {
             continue;
         };

@@ -230,6 +230,18 @@ fn supervise(args: &Args, target: &Target) -> Result<(Report, Store), String> {
     }
     let seen = trace::read(&store.running()).map_err(|error| error.to_string())?;
     store.add_executions(seen.number)?;
+    if hangs && ends(args, target, &store, &seen.data)? {
+        eprintln!(
+            "target {}: it was stopped, but its input ends when it runs again: the machine is busy",
+            target.name
+        );
+        let executions = seen.number;
+        let report = Report {
+            executions,
+            ..Report::default()
+        };
+        return Ok((report, store));
+    }
     let failure = Failure {
         kind: if hangs { "hang" } else { "crash" },
         place: String::new(),
@@ -279,6 +291,30 @@ fn ended(mut child: Child) -> Result<(String, String, std::process::ExitStatus),
     let status = child.wait().map_err(|error| error.to_string())?;
     let text = |octets: &[u8]| String::from_utf8_lossy(octets).into_owned();
     Ok((text(&out), text(&err), status))
+}
+
+/// Returns `true` if an input ends in a process of its own. On a busy machine a worker may wait for long without being at fault.
+fn ends(args: &Args, target: &Target, store: &Store, data: &[u8]) -> Result<bool, String> {
+    let file = store.running().with_extension("again");
+    std::fs::write(&file, data).map_err(|error| error.to_string())?;
+    let mut command = again(args, target)?;
+    command.arg("--replay").arg(&file);
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = command.spawn().map_err(|error| error.to_string())?;
+    let start = Instant::now();
+    let ended = loop {
+        if let Ok(Some(status)) = child.try_wait() {
+            break status.success();
+        }
+        if start.elapsed() > 2 * HANG {
+            let _ = child.kill();
+            let _ = child.wait();
+            break false;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    let _ = std::fs::remove_file(&file);
+    Ok(ended)
 }
 
 /// Makes an input small that ends its process, with a process for each attempt.

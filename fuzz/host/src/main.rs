@@ -17,6 +17,7 @@ mod cp;
 mod measure;
 mod perf;
 mod service;
+mod sockets;
 
 use std::process::ExitCode;
 
@@ -43,6 +44,11 @@ const TARGETS: &[Target] = &[
         name: "perf-control",
         run: measure::control,
         len_max: 1024,
+    },
+    Target {
+        name: "rsocket-calls",
+        run: sockets::calls,
+        len_max: 256,
     },
     #[cfg(fuzzing)]
     Target {
