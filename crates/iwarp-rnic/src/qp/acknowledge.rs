@@ -104,20 +104,19 @@ impl QueuePair {
     pub fn complete_when_placed(&mut self) {
         if !self.acknowledge.on {
             self.acknowledge.on = true;
-            let open = self.open_messages();
+            let open = u32::from(self.has_open_messages());
             self.acknowledge.asked = self.acknowledge.sent.wrapping_sub(open);
         }
     }
 
-    /// Returns how many Sends and Writes were started that need a probe: they are not complete, and there is no request with an answer behind
-    /// them, which tells of them, too. A probe for others would belong to no request when those are done.
-    fn open_messages(&self) -> u32 {
-        let newest_first = (0..self.sq.unacknowledged()).map_while(|i| self.sq.started_from_end(i));
-        newest_first
+    /// Returns `true` if a Send or Write was started that needs a probe: it is not complete, and there is no request with an answer behind it,
+    /// which tells of it, too. A probe for others would belong to no request when those are done.
+    fn has_open_messages(&self) -> bool {
+        (0..self.sq.unacknowledged())
+            .map_while(|i| self.sq.started_from_end(i))
             .map(|(_, slot)| slot)
             .take_while(|slot| !slot.op.has_response())
-            .filter(|slot| !slot.done && !slot.op.is_local())
-            .count() as u32
+            .any(|slot| !slot.done && !slot.op.is_local())
     }
 
     /// Returns `true` if the program knows of no connection, only of a peer that has a number.
