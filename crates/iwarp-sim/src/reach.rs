@@ -221,10 +221,9 @@ const EXCEPTIONS: &[(&str, &str)] = &[
         "raised by the runtime's shared receive queues",
     ),
     (
-        "status RemoteOperation",
+        "status Fatal",
         "only for what no RNIC sends, with a request under way: the unit tests of `qp::blamed` do",
     ),
-    ("status Fatal", "as above"),
     (
         "fault Peer: RDMAP: local catastrophic error",
         "an RNIC says so of itself",
