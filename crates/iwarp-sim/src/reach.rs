@@ -217,10 +217,6 @@ const EXCEPTIONS: &[(&str, &str)] = &[
         "nobody uses memory here while it is invalidated",
     ),
     (
-        "event LAST_WQE",
-        "raised by the runtime's shared receive queues",
-    ),
-    (
         "status Fatal",
         "only for what no RNIC sends, with a request under way: the unit tests of `qp::blamed` do",
     ),
