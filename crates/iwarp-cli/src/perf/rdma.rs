@@ -357,7 +357,7 @@ impl RdmaSession {
                     Op::Write => SendWr::write(0, to, rkey, sge),
                     Op::Read => SendWr::read(0, to, rkey, sge),
                     Op::FetchAdd => SendWr::fetch_add(0, to, rkey, 1, sge),
-                    Op::Send | Op::Tcp => SendWr::send(0, sge),
+                    Op::Send | Op::Tcp | Op::TcpPolls => SendWr::send(0, sge),
                 };
             }
             // The completion of the last request stands for the whole list.

@@ -6,7 +6,7 @@ use super::control::{
 };
 use super::host::HostInfo;
 use super::point::{Link, Metric, Point, Role, Session, check_link, check_point, memory_of};
-use super::{local, pin, transport};
+use super::{host, local, pin, transport};
 use crate::error::{Context as _, Error, Result};
 use crate::service::{self, Budget, Gate, Guest, Share};
 use iwarp_figures::Latencies;
@@ -338,9 +338,12 @@ fn measure(
     check_point(point, &o.link)?;
     o.session.prepare(Role::Server, point, iters)?;
     c.say(&Reply::Ready {})?;
+    let before = host::cpu_us();
     match point.metric {
         Metric::Latency => o.session.latency(Role::Server, point, iters, hist)?,
         Metric::Bandwidth => drop(o.session.bandwidth(Role::Server, point, iters)?),
     }
-    c.say(&Reply::Done {})
+    c.say(&Reply::Done {
+        cpu_us: host::cpu_us() - before,
+    })
 }
