@@ -237,6 +237,10 @@ fn together(server: &Server<'_>, attacks: &[&Attack], rows: &mut Vec<Row>) {
             all.runs += 1;
             all.resident_kib = all.resident_kib.max(trial.resident_kib);
             rows.push(trial.row(server.kind, attack.name, attack.expect.name(), None));
+            // A server that has ended answers nothing.
+            if server.resident().is_err() {
+                break;
+            }
         }
         over.store(true, Ordering::Release);
         good.join()

@@ -137,6 +137,15 @@ impl Networks {
     }
 }
 
+/// The peers of one address.
+impl From<IpAddr> for Networks {
+    fn from(ip: IpAddr) -> Self {
+        let base = ip.to_canonical();
+        let prefix = if base.is_ipv4() { 32 } else { 128 };
+        Self(Some(vec![Network { base, prefix }]))
+    }
+}
+
 /// Parses networks and addresses, separated by commas: `10.0.0.0/8,2001:db8::/32,192.0.2.7`.
 impl FromStr for Networks {
     type Err = NetworksError;
@@ -233,6 +242,9 @@ mod tests {
         assert!(v4.contains(ip("255.1.2.3")) && !v4.contains(ip("::1")));
         let v6 = networks("::/0");
         assert!(v6.contains(ip("fe80::1")) && !v6.contains(ip("1.2.3.4")));
+        let one = Networks::from(ip("::ffff:192.0.2.7"));
+        assert_eq!(one, networks("192.0.2.7"));
+        assert!(one.contains(ip("192.0.2.7")) && !one.contains(ip("192.0.2.6")));
         assert_eq!(networks("::ffff:10.0.0.0/104"), networks("10.0.0.0/8"));
     }
 

@@ -316,7 +316,7 @@ fn open(
         ));
     }
     let share = budget.take(memory_of(&link) as usize)?;
-    let pending = transport(link.wire).listen(&link, c.here()?)?;
+    let pending = transport(link.wire).listen(&link, c.here()?, c.there()?)?;
     c.say(&Reply::Listening {
         port: pending.port(),
     })?;
