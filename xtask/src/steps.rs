@@ -132,6 +132,12 @@ pub(crate) const STEPS: &[Step] = &[
         run: apps,
     },
     Step {
+        name: "hostile",
+        about: "a peer that breaks the rules, against servers that serve a good client",
+        limit: minutes(10),
+        run: hostile,
+    },
+    Step {
         name: "module",
         about: "programs of the distribution on the kernel module, in an emulated machine",
         limit: minutes(15),
@@ -279,6 +285,10 @@ fn tshark(context: &Context, log: &mut Log) -> Result<Outcome> {
 
 fn apps(context: &Context, log: &mut Log) -> Result<Outcome> {
     log.run_program(program(&context.root, CONFORMANCE).args(["apps", "--step"]))
+}
+
+fn hostile(context: &Context, log: &mut Log) -> Result<Outcome> {
+    log.run_program(program(&context.root, CONFORMANCE).args(["hostile", "--quick"]))
 }
 
 fn module(context: &Context, log: &mut Log) -> Result<Outcome> {

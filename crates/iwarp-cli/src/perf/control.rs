@@ -12,7 +12,7 @@ use rustix::net::{SendFlags, send};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
-use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs as _};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream, ToSocketAddrs as _};
 use std::time::Duration;
 
 /// Version of the protocol. It changes with every incompatible change of the messages or of the measurements.
@@ -208,6 +208,12 @@ impl Control {
         let mut local = local.context("control connection")?;
         local.set_port(0);
         Ok(local)
+    }
+
+    /// Returns the address of the other end.
+    pub(crate) fn there(&self) -> Result<IpAddr> {
+        let peer = self.lines.get_ref().peer_addr();
+        Ok(peer.context("control connection")?.ip())
     }
 
     /// Sends one message.

@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use iwarp::raw::looked_in_vain;
 use iwarp_figures::Latencies;
 use serde::{Deserialize, Serialize};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 /// Largest message that a peer may ask for, in octets.
@@ -193,11 +193,11 @@ pub(crate) enum Role {
 
 /// A wire that can be listened on and connected to.
 pub(crate) trait Transport {
-    /// Server: starts listening on `ip` for exactly the connections of `link`.
+    /// Server: starts listening on `at` for exactly the connections of `link`, which come from the address `from`. Over TCP they say who they are.
     ///
     /// # Errors
     /// When the address cannot be bound or the link cannot be offered.
-    fn listen(&self, link: &Link, at: SocketAddr) -> Result<Box<dyn Pending>>;
+    fn listen(&self, link: &Link, at: SocketAddr, from: IpAddr) -> Result<Box<dyn Pending>>;
 
     /// Client: connects to where the peer's `listen` said it listens. Bounded by [`STALL`].
     ///

@@ -11,7 +11,7 @@ use iwarp_figures::Latencies;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use std::io::{ErrorKind, Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 /// What one `recv` asks for.
@@ -50,7 +50,7 @@ struct Connected {
 }
 
 impl Transport for Tcp {
-    fn listen(&self, link: &Link, at: SocketAddr) -> Result<Box<dyn Pending>> {
+    fn listen(&self, link: &Link, at: SocketAddr, _: IpAddr) -> Result<Box<dyn Pending>> {
         let listener = TcpListener::bind(at).context(format_args!("cannot listen on {at}"))?;
         listener
             .set_nonblocking(true)
@@ -349,8 +349,12 @@ mod tests {
     use super::*;
     use std::net::Ipv4Addr;
 
+    const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
     fn pair(link: &Link) -> (Box<dyn Session>, impl FnOnce() -> Box<dyn Session> + use<>) {
-        let pending = Tcp.listen(link, (Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let pending = Tcp
+            .listen(link, (Ipv4Addr::LOCALHOST, 0).into(), LOCAL)
+            .unwrap();
         let to = (Ipv4Addr::LOCALHOST, pending.port()).into();
         (Tcp.connect(link, to).unwrap(), move || {
             pending.accept().unwrap()
@@ -380,7 +384,9 @@ mod tests {
     #[test]
     fn strangers_do_not_get_in_between() {
         let l = link(2, 64);
-        let pending = Tcp.listen(&l, (Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let pending = Tcp
+            .listen(&l, (Ipv4Addr::LOCALHOST, 0).into(), LOCAL)
+            .unwrap();
         let to: SocketAddr = (Ipv4Addr::LOCALHOST, pending.port()).into();
         let silent: Vec<_> = (0..3).map(|_| TcpStream::connect(to).unwrap()).collect();
         let mut wrong = TcpStream::connect(to).unwrap();
