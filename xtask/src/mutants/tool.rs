@@ -71,7 +71,7 @@ impl Tool {
             // Each mutant is a small change.
             .env("CARGO_INCREMENTAL", "1")
             // A case that fails is not to be kept, and few are enough for a change that matters.
-            .env("PROPTEST_CASES", "32")
+            .env("PROPTEST_CASES", "16")
             .env("PROPTEST_FAILURE_PERSISTENCE", "off")
             .args(["mutants", "--in-place", "--dir"])
             .arg(&self.tree);
