@@ -291,6 +291,29 @@ fn exhaustive_control_octets() {
     }
 }
 
+/// The quick look at two octets agrees with the whole check of them, for every pair and every opcode, known or not.
+#[test]
+fn a_quick_look_finds_what_the_checks_allow() {
+    for control in 0..=u16::MAX {
+        let octets = control.to_be_bytes();
+        let parsed = Header::parse_opcode(&octets);
+        assert_eq!(
+            parsed.is_ok(),
+            Header::check_control(octets[0], octets[1]).is_ok()
+        );
+        for op in 0..=16 {
+            let found = Header::is_any_of(&octets, &[Opcode(op)]);
+            assert_eq!(found, parsed == Ok(Opcode(op)), "{control:04x} {op}");
+        }
+        let (sends, parsed) = (Header::is_any_of(&octets, &Opcode::SENDS), parsed.ok());
+        assert_eq!(sends, parsed.is_some_and(|op| Opcode::SENDS.contains(&op)));
+    }
+    for short in [&[][..], &[0x41]] {
+        assert!(!Header::is_any_of(short, &Opcode::SENDS));
+        assert_eq!(Header::parse_opcode(short), Err(HeaderError::TooShort));
+    }
+}
+
 #[test]
 fn views_show_what_values_refuse() {
     let octets = [0xff, 0xff, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 8, 0x77];

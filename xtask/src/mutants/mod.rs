@@ -200,9 +200,6 @@ fn measure(
     fs::create_dir_all(&out)?;
     command.arg("--output").arg(&out).arg("--colors=never");
     command.args(["--test-package", part.package]);
-    for judge in part.judges {
-        command.args(["--test-package", judge]);
-    }
     for word in part.programs {
         command.arg(format!("--cargo-arg={word}"));
     }
