@@ -4,6 +4,8 @@ use iwarp_proto::ddp::{
     Header, HeaderError, QueueNumber, Stag, TaggedHeader, TaggedView, UntaggedHeader, UntaggedView,
     header_len,
 };
+use iwarp_proto::mpa::framing::{FpduOptions, MarkerClock, encode_fpdu};
+use iwarp_proto::mpa::pretty;
 use iwarp_proto::rdmap::{
     AtomicOp, AtomicRequest, AtomicResponse, Immediate, Opcode, ReadRequest, Terminate,
     TerminateCode,
@@ -465,4 +467,32 @@ fn immediates() {
 #[test]
 fn terminate_max_len() {
     assert_eq!(Terminate::MAX_LEN, 52);
+}
+
+/// Prints one FPDU with this immediate value.
+fn printed(immediate: Immediate) -> String {
+    let opts = FpduOptions::default();
+    let header = Header::Untagged(UntaggedHeader {
+        opcode: Opcode::IMMEDIATE,
+        last: true,
+        msn: 1,
+        ..UntaggedHeader::default()
+    });
+    let mut ulpdu = [0; 26];
+    assert_eq!(header.emit(&mut ulpdu), 18);
+    ulpdu[18..].copy_from_slice(&immediate.octets());
+    let mut wire = [0; 64];
+    let len = encode_fpdu(&ulpdu, &opts, &mut MarkerClock::new(), &mut wire).unwrap();
+    pretty::Stream::new(&wire[..len], opts).to_string()
+}
+
+#[test]
+fn an_immediate_of_a_send_is_told_from_one_by_itself() {
+    let plain = printed(Immediate::plain(0x77));
+    assert!(
+        plain.contains(": 0x77") && !plain.contains("Send"),
+        "{plain}"
+    );
+    let before = printed(Immediate::before_send(0x77));
+    assert!(before.contains(": 0x77 before Send"), "{before}");
 }
