@@ -63,8 +63,17 @@ const LIMIT: Duration = Duration::from_secs(7 * 24 * 3600);
 const FAIL_FAST: &str =
     "--cargo-arg=--config=target.'cfg(unix)'.runner=['env', 'RUSTC_BOOTSTRAP=1']";
 
-/// What the step of `cargo xtask test` runs: a few mutants of what takes seconds to compile and test.
-const STEP: (&str, &[&str], u64) = ("proto", &["crates/iwarp-proto/src/**/*.rs"], 3);
+/// What the step of `cargo xtask test` runs: a few mutants of files that take seconds to compile and test and seldom change, so that a
+/// change elsewhere does not make the step run others.
+const STEP: (&str, &[&str], u64) = (
+    "proto",
+    &[
+        "crates/iwarp-proto/src/ddp/stag.rs",
+        "crates/iwarp-proto/src/rdmap/opcode.rs",
+        "crates/iwarp-proto/src/wire.rs",
+    ],
+    3,
+);
 
 /// Runs `cargo xtask mutants`. Returns `false` if there is a survivor, or if the list of equivalents is wrong.
 ///
