@@ -120,3 +120,43 @@ fn one_thread_serves_any_number() {
         }
     });
 }
+
+/// How often the one progress thread of this process has slept.
+fn sleeps() -> u64 {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let task = tasks
+        .map(|task| task.unwrap().path())
+        .find(|task| std::fs::read_to_string(task.join("comm")).unwrap().trim() == "iwarp-progress")
+        .unwrap();
+    let status = std::fs::read_to_string(task.join("status")).unwrap();
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    line.unwrap().trim().parse().unwrap()
+}
+
+/// A program polls one queue, and its peer uses a queue pair of another one, which nobody polls. The polls serve that, too, so the
+/// progress thread is not woken for each request as well: on one processor the two would take turns. It is woken when the polls
+/// pause, as they do beside other programs.
+#[test]
+fn polls_of_one_queue_serve_all_others() {
+    const REQUESTS: u64 = 2_000;
+    alone("polls_of_one_queue_serve_all_others", || {
+        let _watchdog = Watchdog::new();
+        let connection = Connection::new(1);
+        let (mut value, mut sum) = (0, 0);
+        until("polls that are not disturbed", || {
+            let before = sleeps();
+            for _ in 0..REQUESTS {
+                value += 1;
+                sum += value;
+                connection.post(value);
+                for _ in 0..2 {
+                    connection.client.expect_status(value, WcStatus::Success);
+                }
+            }
+            sleeps() - before < REQUESTS / 40
+        });
+        assert_eq!(connection.theirs.word(1), sum);
+    });
+}

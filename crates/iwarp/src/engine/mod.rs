@@ -21,6 +21,7 @@ use crate::progress::parker::Parker;
 use crate::sys::clock::now_ns;
 use crate::sys::eventfd::EventFd;
 use crate::sys::poller::{Events, Interest, Poller};
+use crate::sys::thread::kept_from_processor;
 use crate::sys::{fork, limits, prefetch};
 use parking_lot::Mutex;
 use sources::Sources;
@@ -57,10 +58,24 @@ pub(crate) fn wake_up() {
     }
 }
 
-/// Serves whatever is ready in the whole process, without waiting: for application threads that poll many queue pairs. Returns
-/// `false` if other threads are driving all of it.
-pub(crate) fn poll_all() -> bool {
-    all().fold(false, |served, engine| engine.poll_once() | served)
+/// Serves whatever is ready in the whole process, without waiting: for application threads that poll. Returns `false` if other
+/// threads are driving all of it.
+///
+/// The caller that polls densely then drives everything instead of the progress thread: a process with one engine gains no
+/// processor by both, and where there are few processors, the two would take turns on one. With several engines there is work for
+/// threads of their own, so this holds only for a caller that has no other way to its `many` queue pairs.
+pub(crate) fn poll_all(many: bool) -> bool {
+    let begin = now_ns();
+    let (mut served, mut engines) = (false, 0);
+    for engine in all() {
+        served |= engine.poll_once();
+        engines += 1;
+    }
+    if many || engines == 1 {
+        let now = now_ns();
+        everything().drive(now, now.saturating_sub(begin), kept_from_processor);
+    }
+    served
 }
 
 /// The engines of this process. No lock is held in between.

@@ -555,7 +555,7 @@ impl CqInner {
 
     /// Returns `true` if its pollers have driven the sockets lately, and do not any more at `now`.
     pub(super) fn was_driven(&self, now: u64) -> bool {
-        self.lease().has_ended_lately(now)
+        self.lease.has_ended_lately(now) || engine::everything().has_ended_lately(now)
     }
 
     /// Counts empty polls or taken completions. Returns `true` if the lease has to be renewed.
@@ -649,26 +649,14 @@ impl CqInner {
             // The thread that drives them may need this very processor, and this thread cannot help meanwhile.
             std::thread::yield_now();
         }
-        serve_all && self.serve_all()
-    }
-
-    /// Serves the whole process. Returns `true` if something was ready.
-    fn serve_all(&self) -> bool {
-        let many = self.many.load(Ordering::Relaxed);
-        let begin = if many { now_ns() } else { 0 };
-        let served = engine::poll_all();
-        if many {
-            let now = now_ns();
-            let busy = now.saturating_sub(begin);
-            engine::everything().drive(now, busy, kept_from_processor);
-        }
-        served
+        serve_all && engine::poll_all(self.many.load(Ordering::Relaxed))
     }
 
     /// Gives the sockets to the progress thread, because the caller is going to wait.
     pub(super) fn hand_over(&self) {
         self.send_deferred();
-        if self.lease().give_back() {
+        // Polls of a queue with few queue pairs also renew the lease of everything now and then.
+        if self.lease.give_back() | engine::everything().give_back() {
             engine::wake_up();
         }
     }
