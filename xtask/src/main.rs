@@ -7,6 +7,7 @@ mod compliance;
 mod deb;
 mod licences;
 mod miri;
+mod mutants;
 mod no_std;
 mod package;
 mod runner;
@@ -61,6 +62,8 @@ enum Command {
     },
     /// Build in release mode and write a Debian package
     Deb(deb::DebArgs),
+    /// Change the code in small ways and see whether the tests notice
+    Mutants(mutants::MutantsArgs),
     /// Run programs between us and other implementations
     #[command(disable_help_flag = true)]
     Interop(Passed),
@@ -100,6 +103,7 @@ fn main() -> ExitCode {
         Command::Bundle { output } => Context::new(false, false)
             .and_then(|context| install::bundle(&context, output.as_deref()).map(|()| true)),
         Command::Deb(args) => deb::command(&args),
+        Command::Mutants(args) => mutants::command(&args),
         Command::Interop(args) => args.run(steps::CONFORMANCE, &[]),
         Command::Kernel(args) => args.run(steps::CONFORMANCE, &["kernel"]),
         Command::Bench(args) => args.run(steps::BENCH, &["bench"]),

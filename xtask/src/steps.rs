@@ -10,7 +10,7 @@ use xtask::outcome::Outcome;
 use xtask::packages;
 use xtask::process::{Log, cargo, program};
 
-use crate::{compliance, deb, licences, miri, no_std, package, targets, tidy};
+use crate::{compliance, deb, licences, miri, mutants, no_std, package, targets, tidy};
 
 /// A step of `cargo xtask test`.
 pub(crate) struct Step {
@@ -155,6 +155,12 @@ pub(crate) const STEPS: &[Step] = &[
         about: "parsers survive changed captures and noise",
         limit: minutes(10),
         run: fuzz_smoke,
+    },
+    Step {
+        name: "mutants",
+        about: "tests notice small changes of the code, by a sample",
+        limit: minutes(10),
+        run: mutants::step,
     },
     Step {
         name: "instructions",
